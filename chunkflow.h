@@ -7585,11 +7585,6 @@ static void cf__schedule_settle(cf__schedule_maker *m) {
     m->tightest = least;
 }
 
-/* Whether nothing is limited, so that no unit ever waits for room. */
-static int cf__schedule_is_free(const cf__schedule_maker *m) {
-    return m->tightest.chunks == INT64_MAX && m->tightest.state == INT64_MAX && m->tightest.bytes == INT64_MAX;
-}
-
 /* Whether chunks or bytes are limited. */
 static int cf__schedule_is_limited(const cf__schedule_maker *m) {
     return m->tightest.chunks < INT64_MAX || m->tightest.bytes < INT64_MAX;
@@ -7706,7 +7701,6 @@ static void cf__schedule_collect_units(cf__schedule_maker *m) {
 /* Dearest unit first; equal ones keep their order, and a tree is as one. */
 static void cf__schedule_sort_units(cf__schedule_maker *m) {
     int64_t i, j, root = 0;
-    int is_sorted = 1;
     for (i = 0; i < m->n_units; i++) {
         double seconds = 0;
         for (j = 0; j < m->units[i].n; j++) seconds += cf__pipe_pass_seconds(&m->pipe, CF_F, m->units[i].first + j, 0);
@@ -7718,9 +7712,7 @@ static void cf__schedule_sort_units(cf__schedule_maker *m) {
         root = cf__pipe_has_parent(&m->pipe, m->units[i].first) ? root : i;
         m->unit_seconds[i] = m->unit_seconds[root];
         m->sorted[i] = (int32_t)i;
-        if (i > 0 && m->unit_seconds[i] < m->unit_seconds[i - 1]) is_sorted = 0;
     }
-    if (is_sorted) return;
     cf__sort_by_key(m->sorted, m->n_units, m->unit_seconds); /* cheapest first, and of equal ones the later first */
     for (i = 0; i < m->n_units; i++) m->spare[i] = m->units[m->sorted[m->n_units - 1 - i]];
     memcpy(m->units, m->spare, (size_t)m->n_units * sizeof *m->units);
@@ -8553,11 +8545,12 @@ static int cf__bounds_must_drop(const cf__bounds_paths *paths, int64_t chunk) {
 static void cf__bounds_add_replays(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t v,
                                    const cf__pipe_unit *unit, int64_t k) {
     int64_t first = v * paths->pipe->n + unit->first, t;
-    for (t = 0; t < unit->n - 1; t++) jobs->order[0][t] = (uint64_t)t;
-    cf__sort(&jobs->order[0], &jobs->order[1], unit->n - 1, paths->seconds[CF_R] + first, 0);
+    int32_t *dear = (int32_t *)jobs->order[0]; /* nothing is sorted yet; the dearest comes first */
+    for (t = 0; t < unit->n - 1; t++) dear[t] = (int32_t)t;
+    cf__sort_by_key(dear, unit->n - 1, paths->seconds[CF_R] + first);
     for (t = 0; t < unit->n - k; t++) {
         int64_t cell = first + k + t;
-        double seconds = paths->seconds[CF_R][first + (int64_t)jobs->order[0][t]];
+        double seconds = paths->seconds[CF_R][first + dear[unit->n - 2 - t]];
         jobs->replays += seconds;
         cf__bounds_add_job(jobs, paths->head[CF__PIPE_BACK][cell] + paths->seconds[CF__PIPE_BACK][cell], seconds,
                            cf__bounds_latest_start(paths, CF__PIPE_BACK, first));
@@ -8802,8 +8795,6 @@ typedef struct cf__dispatch_policy {
     int split;             /* backwards are cut into I and W */
     int evicts;            /* 0: places are set aside */
     int returns;           /* backwards and their replays go before forwards */
-    int hurries;           /* where nothing is limited: forwards of a unit that has started go by the longest way, and
-                              only its first and the first that it keeps in the order of units */
     double lead;           /* with that, forwards go first all the same while the next stage has less to run than this
                               many times what this one has at hand, so that the next one need not wait. 0: never */
     double rhythm;         /* 0: passes go as said above. Otherwise forwards and backwards go by their beats, in which
@@ -9004,17 +8995,11 @@ static int cf__dispatch_is_taken(const cf__dispatch *d, int64_t cell, int place)
     return d->missing[cf__dispatch_id(cell, place)] == CF__DISPATCH_TAKEN;
 }
 
-/* Whether a forward is the first of its unit or, where no unit waits, the first that is kept. */
-static int cf__dispatch_is_fresh(const cf__dispatch *d, int64_t chunk) {
-    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    return chunk == unit->first || (d->policy.hurries && chunk == unit->first + unit->n - unit->k);
-}
-
 /* A pass becomes a choice of its stage. */
 static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
     int place = cf__dispatch_place(id);
-    int is_fresh = place == CF_F && cf__dispatch_is_fresh(d, chunk);
+    int is_fresh = place == CF_F && chunk == cf__schedule_unit(d->maker, chunk)->first;
     cf__dispatch_push(&d->workers[stage], is_fresh ? CF__DISPATCH_FRESH + d->row_of[v] : CF__DISPATCH_BEGUN + place, id,
                       d->urgency);
 }
@@ -9093,12 +9078,11 @@ static int cf__dispatch_is_strict(const cf__dispatch *d) {
 }
 
 /* How urgent a pass is: forwards go in the order of units, and others by the longest way from their start to the end of
-   all. So do forwards of a unit that has started where no unit waits. An order that is followed is there already. */
+   all. An order that is followed is there already. */
 static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
     if (d->follows) return d->urgency[cf__dispatch_id(v * d->pipe->n + chunk, place)];
     if (d->policy.rhythm > 0) return cf__dispatch_beat(d, place, chunk, v);
-    if (place == CF_F && (!d->policy.hurries || cf__dispatch_is_fresh(d, chunk)))
-        return d->place[chunk] + (double)(chunk - cf__schedule_unit(d->maker, chunk)->first);
+    if (place == CF_F) return d->place[chunk] + (double)(chunk - cf__schedule_unit(d->maker, chunk)->first);
     return -cf__bounds_latest_start(d->paths, place, v * d->pipe->n + chunk);
 }
 
@@ -9411,11 +9395,6 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id) {
 
 /* ---- choosing a pass ---- */
 
-/* The way from the start of a pass to the end of all. */
-static double cf__dispatch_way(const cf__dispatch *d, int32_t id) {
-    return cf__bounds_latest_start(d->paths, cf__dispatch_place(id), cf__dispatch_cell(id));
-}
-
 /* The more urgent of two passes, and of equal ones the first; -1 stands for none. */
 static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) {
     if (a < 0 || b < 0) return a < 0 ? b : a;
@@ -9505,11 +9484,8 @@ static int32_t cf__dispatch_best_forward(cf__dispatch *d, int64_t stage) {
         int64_t v, chunk;
         if (id < 0) continue;
         v = cf__dispatch_stage(d, id, &chunk);
-        if (*cf__dispatch_kept(d, chunk, v) < 0 &&
-            !cf__dispatch_may_start(d, stage, cf__schedule_unit(d->maker, chunk), v))
-            continue;
-        if (best < 0 || !d->policy.hurries || cf__dispatch_is_strict(d)) best = cf__dispatch_prefer(d, best, id);
-        else if (cf__dispatch_way(d, best) < cf__dispatch_way(d, id)) best = id;
+        if (!cf__dispatch_may_start(d, stage, cf__schedule_unit(d->maker, chunk), v)) continue;
+        best = cf__dispatch_prefer(d, best, id);
     }
     return best;
 }
@@ -9546,7 +9522,8 @@ static int cf__dispatch_makes_room(const cf__dispatch *d, int64_t stage, int32_t
 static int cf__dispatch_goes_first(const cf__dispatch *d, int64_t stage, int32_t id, int32_t forward) {
     if (d->follows || d->policy.rhythm > 0) return d->urgency[id] <= d->urgency[forward];
     if (cf__dispatch_turns(d)) return cf__dispatch_is_ahead(d, stage);
-    return d->policy.returns || cf__dispatch_way(d, id) >= cf__dispatch_way(d, forward);
+    return d->policy.returns ||
+           d->urgency[id] <= -cf__bounds_latest_start(d->paths, CF_F, cf__dispatch_cell(forward));
 }
 
 /* Whether a forward goes first although a backward, or a replay, could run: until both have, the next stage has not
@@ -9597,7 +9574,7 @@ static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
         return;
     }
     cf__dispatch_pop(worker, CF__DISPATCH_FRESH + d->row_of[v], d->urgency);
-    if (*cf__dispatch_kept(d, chunk, v) < 0) cf__dispatch_start_on(d, stage, chunk, v);
+    cf__dispatch_start_on(d, stage, chunk, v);
 }
 
 /* A stage is free: what has arrived becomes a choice, and it takes a pass, or waits for the next one to come. */
@@ -9697,7 +9674,7 @@ enum {
 static const double cf__search_lead = 1.5;
 
 /* Candidates of one core search by default; dispatch takes some 150 ns for each pass. Those for K = 1 serve every K and
-   get most, and so do limits that the caller gives, under which schedules are further from their bounds. Where fewer
+   get most, and so do limits that the caller gives or lifts, since the default call is to be quick. Where fewer
    chunks fit than there are stages, the number falls in proportion: a search under half the limits rarely wins, so it
    should cost little, and the search under the given limits still makes all of it. Large problems get the fixed
    schedules and two dispatches. */
@@ -9705,15 +9682,15 @@ static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split)
     int64_t passes = cf__max(m->pipe.n * m->pipe.n_v * (3 + split), 1), stages = m->desc.shape.n_stages;
     int64_t room = 0, budget, s;
     const cf_limits *given = &m->desc.limits;
-    int is_given = cf__schedule_is_limited(m) && !m->by_default &&
-                   (given->chunks > 0 || given->chunks_by_stage != NULL || cf__schedule_has_bytes(&m->desc));
+    int is_given = !m->by_default &&
+                   (given->chunks != 0 || given->chunks_by_stage != NULL || cf__schedule_has_bytes(&m->desc));
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
     for (s = 0; s < stages; s++) {
         cf__pipe_room limits = cf__schedule_limits_of(m, s);
         if (limits.bytes < INT64_MAX) limits.chunks = cf__min(limits.chunks, limits.bytes / cf__max(m->most.bytes, 1));
         room = cf__max(room, limits.chunks);
     }
-    budget = cf__min(10000, cf__max((is_given ? 340000 : 260000) / passes, cf__min(40, 500000 / passes)));
+    budget = cf__min(10000, cf__max((is_given ? 380000 : 260000) / passes, cf__min(40, 500000 / passes)));
     if (m->desc.shape.k > 1) budget -= budget / 4;
     return cf__max(CF__SEARCH_FIXED + 2, budget * cf__min(room, stages) / stages);
 }
@@ -9934,18 +9911,13 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
     search->dispatch.policy = search->best_policy;
 }
 
-/* The most chunks that any stage may hold, or could. */
-static int64_t cf__search_most_room(const cf__schedule_maker *m) {
-    int64_t most = 0, s;
-    for (s = 0; s < m->desc.shape.n_stages; s++) most = cf__max(most, cf__schedule_limits_of(m, s).chunks);
-    return cf__min(most, 2 * m->pipe.n_v);
-}
-
 /* Orders that are good for equal passes and, followed, for others: forwards and backwards in turns, which fills a
    pipeline with room (ZB-V, ZB-H1). They drop nothing, and are for batches without groups. */
 static void cf__search_try_plans(cf__search *search, cf__dispatch_policy policy) {
     const cf__schedule_maker *m = &search->maker;
-    int64_t most = cf__search_most_room(m), i;
+    int64_t most = 0, i;
+    for (i = 0; i < m->desc.shape.n_stages; i++) most = cf__max(most, cf__schedule_limits_of(m, i).chunks);
+    most = cf__min(most, 2 * m->pipe.n_v);
     policy.evicts = 0;
     for (i = 0; i < 4 && policy.split && m->n_units == m->pipe.n && m->pipe.plan->branches == NULL; i++) {
         policy.ahead = i == 3 ? cf__max(most / 2 + most / 4, 1) : cf__max(most - i, 1);
@@ -9978,9 +9950,6 @@ static void cf__search_try_policies(cf__search *search) {
     policy.returns = 1;
     policy.lead = policy.evicts && m->desc.shape.n_virtual == 1 && CF__USES(leads) ? cf__search_lead : 0;
     cf__search_try_policy(search, policy);
-    policy.hurries = cf__schedule_is_free(m);
-    if (policy.hurries) cf__search_try_policy(search, policy);
-    policy.hurries = 0;
     policy.lead = 0;
     if (policy.evicts && CF__USES(leads)) cf__search_try_policy(search, policy);
 }
@@ -10011,11 +9980,9 @@ static void cf__search_shift(cf__schedule_maker *m, int64_t from, int64_t to) {
 static void cf__search_change_policy(cf__search *search) {
     cf__dispatch_policy *policy = &search->dispatch.policy;
     int64_t drawn = cf__search_below(search, 1 << 20);
-    if (policy->ahead > 0) policy->ahead = 1 + drawn % cf__search_most_room(&search->maker);
-    else if (policy->rhythm > 0) policy->rhythm *= 0.75 + (double)drawn / (1 << 21);
+    if (policy->rhythm > 0) policy->rhythm *= 0.75 + (double)drawn / (1 << 21);
     else if (policy->evicts && policy->returns && drawn % 4 > 0 && CF__USES(leads))
         policy->lead = cf__search_lead / 2 * (double)(drawn / 4 % 4);
-    else if (cf__schedule_is_free(&search->maker)) policy->hurries = !policy->hurries;
     else policy->returns = !policy->returns;
 }
 
@@ -10055,7 +10022,9 @@ static int cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     cf__dispatch_policy policy;
     memset(&policy, 0, sizeof policy);
-    if (cf__search_reaches(search, cf__search_find_bound(search, split, search->report.makespan))) return 0;
+    if (search->report.makespan < DBL_MAX &&
+        cf__search_reaches(search, cf__search_find_bound(search, split, search->report.makespan)))
+        return 0;
     cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.shape.k, 0);
     search->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, split);
     search->n_tried = 0;
