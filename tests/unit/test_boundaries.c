@@ -1226,11 +1226,18 @@ TEST(no_chunks_take_no_time) {
     tear_down();
 }
 
-/* Seconds that each fit into a double and together do not: graphs say so as schedules do. */
+/* Seconds that each fit into a double and together do not: graphs and simulations say so as schedules do. */
 TEST(seconds_that_do_not_add_up) {
+    cf_simulate_desc simulating = {0};
     cf_error error;
     set_up();
     plain_timing.latency = plain_timing.seconds_per_token = 1e307;
+    simulating.timing = &plain_timing;
+    POISON();
+    CHECK_INT(made(cf_simulate(plan, schedule, &simulating, ROOM, &error), release_timeline), CF_ERROR_OVERFLOW);
+    CHECK_STR(error.field, "timing");
+    CHECK_INT(cf_simulate(plan, schedule, &simulating, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "out");
     CHECK_INT(graph_with(&plain_graph, &error), CF_ERROR_OVERFLOW);
     CHECK_STR(error.field, "timing");
     CHECK_INT(order_with(&plain_order, &error), CF_ERROR_OVERFLOW);

@@ -513,33 +513,6 @@ TEST(graphs_without_anything) {
     cf_plan_free(plan);
 }
 
-/* One chunk has B on one stage, where all others have I and W. It is sound, but no graph has nodes for both. */
-TEST(schedules_that_are_split_in_part) {
-    cf_plan *plan = plan_of_groups();
-    cf_schedule_desc order = {0};
-    cf_schedule *schedule = NULL, *mixed;
-    cf_graph_desc desc = {0};
-    cf_graph *graph = NULL;
-    cf_error error;
-    int64_t i = 0, w;
-    order.kind = CF_SCHEDULE_ZERO_BUBBLE;
-    order.shape.n_stages = 2;
-    REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
-    mixed = naive_copy(schedule);
-    while (mixed->actions[i].pass != CF_I) i++;
-    mixed->actions[i].pass = CF_B;
-    for (w = i; mixed->actions[w].pass != CF_W || mixed->actions[w].chunk != mixed->actions[i].chunk;) w++;
-    mixed = naive_remove(mixed, 0, w);
-    CHECK_INT(cf_schedule_validate(plan, mixed, NULL, NULL, NULL), CF_OK);
-    desc.schedule = mixed;
-    REFUSED(cf_graph_make(plan, &desc, &graph, &error), CF_ERROR_SCHEDULE, "actions");
-    CHECK(strstr(error.text, "some backwards are split and some are not") != NULL);
-    CHECK(graph == NULL);
-    naive_free(mixed);
-    cf_schedule_free(schedule);
-    cf_plan_free(plan);
-}
-
 /* ---- schedules ---- */
 
 /* Each member alone is no negative number, and what all tokens take together passes 64 bits. */
@@ -766,85 +739,6 @@ TEST(a_list_that_ends_too_early) {
     cf_plan_free(plan);
 }
 
-/* ---- the simulator ---- */
-
-TEST(counts_for_the_simulator) {
-    cf_plan *plan = plan_of_groups();
-    cf_schedule *schedule = paper_of(plan, 2);
-    cf_schedule copy;
-    cf_timeline *timeline = NULL;
-    cf_error error;
-#define DAMAGE(change, code, field)                                                   \
-    do {                                                                              \
-        copy = *schedule;                                                             \
-        copy.change;                                                                  \
-        REFUSED(cf_simulate(plan, &copy, NULL, &timeline, &error), code, field);      \
-    } while (0)
-    DAMAGE(shape.n_stages = 0, CF_ERROR_SCHEDULE, "shape.n_stages");
-    DAMAGE(shape.n_virtual = 0, CF_ERROR_SCHEDULE, "shape.n_virtual");
-    DAMAGE(shape.n_virtual = CF_MAX_STAGES, CF_ERROR_SCHEDULE, "n_actions"); /* too few for as many */
-    DAMAGE(n_actions = -1, CF_ERROR_SCHEDULE, "n_actions");
-    DAMAGE(n_actions = CF_MAX_ACTIONS + 1, CF_ERROR_SCHEDULE, "first");
-    DAMAGE(first = NULL, CF_ERROR_SCHEDULE, "first");
-#undef DAMAGE
-    REFUSED(cf_simulate(plan, schedule, NULL, NULL, &error), CF_ERROR_ARGUMENT, "out");
-    CHECK(timeline == NULL);
-    CHECK_INT(cf_simulate(plan, schedule, NULL, &timeline, NULL), CF_OK);
-    cf_timeline_free(timeline);
-    cf_schedule_free(schedule);
-    cf_plan_free(plan);
-}
-
-/* Passes that are finite one by one, and not together. */
-TEST(times_that_cannot_be_added_up) {
-    cf_plan *plan = plan_of_groups();
-    cf_schedule *schedule = paper_of(plan, 2);
-    cf_simulate_desc simulate = {0};
-    cf_timeline *timeline = NULL;
-    cf_timing timing = {0};
-    cf_error error;
-    timing.all.forward.constant = 1e307;
-    simulate.timing = &timing;
-    REFUSED(cf_simulate(plan, schedule, &simulate, &timeline, &error), CF_ERROR_OVERFLOW, "timing");
-    CHECK(timeline == NULL);
-    timing.all.forward.constant = 1;
-    CHECK_INT(cf_simulate(plan, schedule, &simulate, &timeline, &error), CF_OK);
-    cf_timeline_free(timeline);
-    cf_schedule_free(schedule);
-    cf_plan_free(plan);
-}
-
-static cf_result measure(const cf_plan *plan, const cf_schedule *schedule, const double *start, const double *end,
-                         cf_timeline **timeline, cf_error *error) {
-    cf_simulate_desc desc = {0};
-    desc.start = start;
-    desc.end = end;
-    return cf_simulate(plan, schedule, &desc, timeline, error);
-}
-
-TEST(measured_times_are_finite) {
-    cf_plan *plan = plan_of_groups();
-    cf_schedule *schedule = paper_of(plan, 1);
-    cf_timeline *timeline = NULL;
-    double start[100], end[100];
-    cf_error error;
-    int64_t i;
-    REQUIRE(schedule->n_actions < COUNT(start));
-    for (i = 0; i < schedule->n_actions; i++) start[i] = (double)i, end[i] = (double)i + 1;
-    start[2] = (double)INFINITY;
-    REFUSED(measure(plan, schedule, start, end, &timeline, &error), CF_ERROR_ARGUMENT, "start");
-    start[2] = -(double)INFINITY;
-    REFUSED(measure(plan, schedule, start, end, &timeline, &error), CF_ERROR_ARGUMENT, "start");
-    CHECK_INT(error.item, 2);
-    start[2] = 2;
-    end[3] = (double)INFINITY;
-    REFUSED(measure(plan, schedule, start, end, &timeline, &error), CF_ERROR_ARGUMENT, "end");
-    CHECK_INT(error.item, 3);
-    CHECK(timeline == NULL);
-    cf_schedule_free(schedule);
-    cf_plan_free(plan);
-}
-
 /* ---- loads ---- */
 
 /* A plan of one rank made by hand whose chunks, far behind in their sequence, have scores past what can be counted. */
@@ -997,10 +891,9 @@ SUITE(refusals, CASE(every_item_has_its_name), CASE(a_batch_of_too_many_chunks),
       CASE(splits_and_outputs_of_models), CASE(unfused_operations_without_a_gate), CASE(buffers_of_tensor_parallelism),
       CASE(sums_of_memory_that_do_not_fit), CASE(each_cost_is_named), CASE(plans_that_do_not_hold_together),
       CASE(rows_that_cannot_be_added_up), CASE(rows_of_another_rank), CASE(graphs_without_anything),
-      CASE(schedules_that_are_split_in_part), CASE(bytes_that_cannot_be_added_up),
+      CASE(bytes_that_cannot_be_added_up),
       CASE(limits_on_bytes_bind_in_either_form), CASE(the_state_of_the_first_group_needs_its_bytes),
       CASE(placements_are_for_some_kinds), CASE(bytes_past_64_bits_are_past_the_limit),
       CASE(a_schedules_own_limits_bind), CASE(what_is_received_and_not_read), CASE(a_list_that_ends_too_early),
-      CASE(counts_for_the_simulator), CASE(times_that_cannot_be_added_up), CASE(measured_times_are_finite),
       CASE(scores_that_do_not_fit), CASE(loads_of_what_is_given_back_twice), CASE(prompts_below_zero),
       CASE(long_arrays_stop_where_they_are_told_to), CASE(writers_of_what_does_not_go_together));

@@ -485,6 +485,8 @@ TEST(measured_times_that_cannot_be_are_refused) {
     check_bad_times(plan, s, start, end, "start", 3);
     start[3] = -INFINITY;
     check_bad_times(plan, s, start, end, "start", 3);
+    start[3] = INFINITY;
+    check_bad_times(plan, s, start, end, "start", 3);
     start[3] = 3;
     end[5] = INFINITY;
     check_bad_times(plan, s, start, end, "end", 5);
