@@ -738,8 +738,6 @@ TEST(a_graph_has_backwards_of_one_form) {
     cf_plan_free(plan);
 }
 
-/* ---- names ---- */
-
 /* Times that are too long to be added up: by padding, pairs, a prefix or a transfer alone. The sequence has two chunks of
    16 rows, one of them with 15 of padding. */
 TEST(each_part_of_a_time_can_be_too_long) {
@@ -768,15 +766,8 @@ TEST(each_part_of_a_time_can_be_too_long) {
     cf_plan_free(plan);
 }
 
-TEST(names_of_edges) {
-    CHECK_STR(cf_edge_name(CF_EDGE_ACTIVATION), "activation");
-    CHECK_STR(cf_edge_name(CF_EDGE_STATE_GRADIENT), "state gradient");
-    CHECK_STR(cf_edge_name(CF_EDGE_SLOT), "slot");
-    CHECK_STR(cf_edge_name(CF_EDGE_COUNT), "?");
-}
-
 SUITE(graph, CASE(nodes_are_the_passes), CASE(edges_are_those_of_the_definitions),
       CASE(critical_path_is_the_simulators_bound), CASE(a_k_beyond_any_group), CASE(bounds_of_the_papers_example),
       CASE(an_executor_of_your_own), CASE(a_schedules_graph_has_its_passes), CASE(schedules_keep_to_their_graphs),
       CASE(a_wrong_schedule_makes_no_graph), CASE(a_graph_has_backwards_of_one_form), CASE(too_many_nodes_are_refused),
-      CASE(graph_options_are_checked), CASE(each_part_of_a_time_can_be_too_long), CASE(names_of_edges));
+      CASE(graph_options_are_checked), CASE(each_part_of_a_time_can_be_too_long));

@@ -440,22 +440,6 @@ TEST(limits_at_the_peak_and_below) {
 
 /* ---- options, memory, determinism ---- */
 
-TEST(names_and_defaults) {
-    const char *names[] = {"?", "paper", "gpipe", "1f1b", "interleaved", "zero-bubble", "best", "?"};
-    cf_schedule_desc desc, full;
-    int i;
-    memset(&desc, 0, sizeof desc);
-    full = cf_schedule_defaults(&desc);
-    for (i = 0; i < 8; i++) CHECK_STR(cf_schedule_kind_name((cf_schedule_kind)i), names[i]);
-    CHECK_INT(full.kind, CF_SCHEDULE_BEST);
-    CHECK_INT(full.shape.replay, CF_REPLAY_LOCAL);
-    CHECK_INT(full.shape.n_stages, 1);
-    CHECK_INT(full.shape.n_virtual, 1);
-    CHECK_INT(full.shape.k, 1);
-    desc.kind = CF_SCHEDULE_INTERLEAVED;
-    CHECK_INT(cf_schedule_defaults(&desc).shape.n_virtual, 2);
-}
-
 static void check_refused(const cf_plan *plan, const cf_schedule_desc *desc, cf_result code, const char *field) {
     cf_schedule *schedule = NULL;
     cf_error error = {0};
@@ -733,7 +717,7 @@ SUITE(schedule_pipeline, CASE(paper_example_of_1f1b), CASE(paper_example_of_stat
       CASE(closed_forms_for_equal_chunks), CASE(memory_of_equal_chunks), CASE(rules_hold_for_all_kinds),
       CASE(every_first_forward_first), CASE(refused_limits_say_what_would_do),
       CASE(inputs_that_cost_more_than_activations), CASE(limits_at_the_peak_and_below), CASE(limits_of_state),
-      CASE(names_and_defaults), CASE(bad_options_are_named), CASE(into_memory_of_the_size_asked),
+      CASE(bad_options_are_named), CASE(into_memory_of_the_size_asked),
       CASE(a_million_chunks), CASE(one_sequence_of_2_to_the_40_tokens), CASE(a_thousand_stages),
       CASE(order_is_that_of_any_unit_of_time), CASE(just_as_many_passes_as_there_may_be),
       CASE(paper_takes_the_shorter_of_its_orders));

@@ -426,18 +426,7 @@ TEST(write_refuses_bad_arguments) {
     cf_plan_free(plan);
 }
 
-TEST(names_of_methods) {
-    CHECK_STR(cf_pack_method_name(CF_PACK_BEST_FIT), "best-fit");
-    CHECK_STR(cf_pack_method_name(CF_PACK_FIRST_FIT), "first-fit");
-    CHECK_STR(cf_pack_method_name(CF_PACK_NEXT_FIT), "next-fit");
-    CHECK_STR(cf_pack_method_name((cf_pack_method)99), "?");
-    CHECK_STR(cf_split_method_name(CF_SPLIT_FULL), "full");
-    CHECK_STR(cf_split_method_name(CF_SPLIT_EVEN), "even");
-    CHECK_STR(cf_split_method_name(CF_SPLIT_COST), "cost");
-    CHECK_STR(cf_split_method_name((cf_split_method)99), "?");
-}
-
 SUITE(write, CASE(the_reader_takes_json), CASE(the_reader_takes_nothing_else), CASE(the_reader_finds_things),
       CASE(what_is_written_is_what_is_there), CASE(large_numbers_are_written_whole),
       CASE(metadata_is_written_row_by_row),
-      CASE(a_failing_callback_is_reported_at_every_call), CASE(write_refuses_bad_arguments), CASE(names_of_methods));
+      CASE(a_failing_callback_is_reported_at_every_call), CASE(write_refuses_bad_arguments));
