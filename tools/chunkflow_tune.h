@@ -189,8 +189,8 @@ typedef struct cf_cost_desc {
    These run beside the pass, a layer ahead (Zhao et al., PyTorch FSDP, 2023): the bytes of one layer are exposed, and
    what a pass over chunk_size tokens without a prefix is too short for. They are in its constant term. All three are
    untouched on failure.
-   Errors: as cf_model_validate and cf_parallel_validate, or the member; CF_ERROR_OVERFLOW ("gpu") where a time is not
-   finite. */
+   Errors: as cf_model_validate and cf_parallel_validate, or the member, as "gang" of a model with recurrent layers;
+   CF_ERROR_OVERFLOW ("gpu") where a time is not finite. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error);
 
@@ -229,7 +229,7 @@ CHUNKFLOW_TUNE_API cf_result cf_memory_limits(const cf_memory_desc *desc, const 
    >>tune    lengths, costs and bytes -> ChunkSize, K and schedule
    ================================================================================================================ */
 
-#define CF_MAX_CANDIDATES ((int64_t)1 << 18)
+#define CF_MAX_CANDIDATES ((int64_t)1 << 19)
 #define CF_MAX_TUNE_BATCHES 4096
 #define CF_TUNE_WINDOW (CF_STATE_SLOTS * 4096) /* state_window of a candidate that streams, unless one is given */
 #define CF_MAX_STAGE_BYTES ((int64_t)1 << 48) /* any member of cf_stage_bytes */
@@ -899,10 +899,11 @@ typedef struct cft__factor {
     double logits;      /* bytes for each: written and read about twice */
     double pair_flops;  /* for each number in a row of Q */
     double pair_bytes;  /* for each number in a row of K: a prefix is gone through once for each chunk */
+    double biases;      /* kernels that an expert's bias takes */
 } cft__factor;
 
 static const cft__factor cft__factors[CFT__KINDS] = {
-    {12, 2, 1, 1, 20, 4, 4}, {14, 2, 1, 2, 20, 10, 20}, {7, 8, 0, 0, 0, 0, 0}};
+    {12, 2, 1, 1, 20, 4, 4, 2}, {14, 2, 1, 2, 20, 10, 20, 6}, {7, 8, 0, 0, 0, 0, 0, 0}};
 
 /* Bytes of a collective that one GPU sends for each byte of the whole tensor. */
 static double cft__ring_share(int64_t ranks) { return (double)(ranks - 1) / (double)ranks; }
@@ -916,11 +917,12 @@ static double cft__expert_rows(const cf_cost_desc *desc, const cf_shard *shard) 
 
 /* Element-wise traffic of one token in the layers: norms and residuals read and write 20 h, rotation 4 (q + kv), SwiGLU
    6 f bytes; what a recurrent layer keeps is written and read once, and a row is copied to its experts and back.
-   Grouped products add no biases (TransformerEngine, issue 2766): what they wrote is read and written once more, and
-   its gradient read in backward; of that a third is counted in forward and two in backward. */
+   Grouped products add no biases (TransformerEngine, issue 2766). Megatron-LM's experts.py (d98e8a6) adds that of the
+   down product in float, expert by expert, joins the pieces and casts them: 28 h bytes forward, 40 h backward; and the
+   clamp before the activation is three passes: 16 f and 20 f. A third is counted in forward and two in backward. */
 static double cft__elementwise_bytes(const cf_cost_desc *desc, const cf_shard *shard) {
     int64_t bytes = 20 * shard->hidden / shard->sequence + 4 * (shard->q + shard->kv) + 6 * shard->ffn;
-    int64_t biases = desc->model->mlp_bias ? 2 * shard->hidden + 4 * shard->expert_ffn : 0;
+    int64_t biases = desc->model->mlp_bias ? (68 * shard->hidden + 36 * shard->expert_ffn) / 3 : 0;
     double experts = cft__expert_rows(desc, shard) * (double)(8 * shard->hidden + 6 * shard->expert_ffn + biases);
     if (shard->snapshot > 0) bytes += 4 * shard->elements - 4 * (shard->q + shard->kv);
     return cft__product((double)shard->layers, (double)bytes) + cft__product((double)shard->layers, experts);
@@ -938,6 +940,18 @@ static double cft__weights_of(const cf_shard *shard, int64_t matrices, double ex
 static double cft__partial_wave(const cf_gpu *gpu, const cf_shard *shard, int64_t chunk_size) {
     double blocks = cft__product((double)shard->heads, (double)chunk_size) / 128;
     return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
+}
+
+/* What heads narrower than 128 reach of the rate at 128, which is what a GPU's fractions are of. For each pair and head
+   there is one exponential, however narrow the head; a processor makes 16 in a cycle, 28.8 G/s, and products do not
+   hide it. H100: 0.75 forward, 0.86 backward at heads of 64, where FlashAttention-3 has 497 of 648 and 474 of 561
+   TFLOP/s (Shah et al., 2024, figures 5 and 6); B200: 0.67, where FlashAttention-4 has 762 of 1,362 (its pull request
+   2605). flops: of the products, for each column and pair. */
+static double cft__narrow_heads(const cf_gpu *gpu, const cf_shard *shard, double flops) {
+    double columns = (double)(shard->q + shard->out) / 2, exponential = gpu->flops / (double)gpu->processors / 28.8e9;
+    double width = columns / (double)cft__max(1, shard->heads);
+    if (shard->snapshot > 0 || !(columns > 0) || width >= 128) return 1;
+    return width * (128 * flops + exponential) / (128 * (width * flops + exponential));
 }
 
 /* Bytes/s of a group that spans `span` neighbouring ranks. */
@@ -996,7 +1010,7 @@ static cf_pass_cost cft__pair_seconds(const cf_cost_desc *desc, const cf_shard *
     const cft__factor *factor = &cft__factors[kind];
     double layers = (double)shard->layers, pair_bytes = 0, expand = 0, columns = (double)(shard->q + shard->out) / 2;
     double fraction = kind == CFT__FORWARD ? gpu->attention_forward : gpu->attention_backward;
-    double attention = cft__product(gpu->flops, fraction);
+    double attention = cft__product(gpu->flops, fraction) * cft__narrow_heads(gpu, shard, factor->pair_flops);
     cf_pass_cost cost = {0, 0, 0};
     cost.per_token = cft__product(factor->pair_flops * layers, cft__row_flops(shard)) / attention;
     if (shard->state_row == 0) return cost;
@@ -1014,17 +1028,25 @@ static cf_pass_cost cft__pair_seconds(const cf_cost_desc *desc, const cf_shard *
     return cost;
 }
 
-/* Seconds of one kind of work in the layers of one kind: amounts over rates. head: with the output head and the loss.
-   Experts take eight kernels more: router, choice, two copies, two transfers, two sums. */
+/* Kernels that a layer's experts take besides: router, choice, two copies, two transfers, two sums, and two products
+   for each expert in place of two for all (TransformerEngine's grouped linear calls cuBLAS for each: pull request 853,
+   issue 1386). biases: for each expert. */
+static double cft__expert_kernels(const cf_cost_desc *desc, const cf_shard *shard, double biases) {
+    double each = desc->model->mlp_bias ? 2 + biases : 2;
+    return shard->active > 0 ? 6 + cft__product(each, (double)shard->experts) : 0;
+}
+
+/* Seconds of one kind of work in the layers of one kind: amounts over rates. head: with output head and loss. */
 static cf_pass_cost cft__work_seconds(const cf_cost_desc *desc, const cf_shard *shard, cft__kind kind, int head) {
     const cf_gpu *gpu = desc->gpu;
     const cft__factor *factor = &cft__factors[kind];
-    double layers = (double)shard->layers, kernels = (factor->kernels + (shard->active > 0 ? 8 : 0)) * layers;
+    double layers = (double)shard->layers, experts = cft__expert_kernels(desc, shard, factor->biases);
     int64_t matrices = shard->mixer_weights + shard->mlp_weights;
     double weights = cft__weights_of(shard, matrices, (double)shard->experts);
     double active = cft__weights_of(shard, matrices, cft__expert_rows(desc, shard));
     double transfers = factor->transfers * CFT__COLLECTIVES * layers;
     double collectives = desc->parallel.tp > 1 ? transfers : 0, out;
+    double kernels = cft__product(factor->kernels + experts, layers);
     double token_bytes = cft__product(factor->elementwise, cft__elementwise_bytes(desc, shard));
     cf_pass_cost cost, pairs = cft__pair_seconds(desc, shard, kind);
     if (shard->active > 0 && desc->parallel.ep > 1) collectives += 2 * factor->transfers * layers;
@@ -1254,6 +1276,18 @@ static cf_result cft__check_estimate(const cf_cost_desc *full, int64_t count, co
     return cf_refuse(error, CF_ERROR_OVERFLOW, "gpu", -1, "is so slow that a pass or a transfer takes for ever");
 }
 
+/* A recurrent layer hands its state on from slice to slice, so ranks of a gang would run it one after the other, which
+   no time here knows. */
+static cf_result cft__check_gang(const cf_model *model, int64_t gang, const char *field, cf_error *error) {
+    int64_t k;
+    CFT__TRY(cft__range(gang, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, field, -1, error));
+    for (k = 0; gang > 1 && model != NULL && k < model->n_kinds; k++)
+        if (model->kinds[k].mixer >= CF_MIXER_DELTA && model->kinds[k].mixer <= CF_MIXER_MAMBA2)
+            return cf_refuse(error, CF_ERROR_ARGUMENT, field, -1,
+                             "recurrent layers hand on their state: ranks cannot share a sequence at once");
+    return CF_OK;
+}
+
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error) {
     cf_cost_desc full;
@@ -1272,7 +1306,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     if (full.gpus_per_node == 0) full.gpus_per_node = 8;
     CFT__TRY(cft__range(full.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
     CFT__TRY(cft__range(full.chunk_size, 0, CF_MAX_CHUNK_SIZE, CF_ERROR_LIMIT, "chunk_size", -1, error));
-    CFT__TRY(cft__range(full.gang, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "gang", -1, error));
+    CFT__TRY(cft__check_gang(full.model, full.gang, "gang", error));
     if (count != full.parallel.pp * full.parallel.n_virtual)
         return cf_fail(error, CF_ERROR_ARGUMENT, "count", -1, full.parallel.pp * full.parallel.n_virtual, count,
                        "must be the number of virtual stages");
@@ -1534,13 +1568,13 @@ static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
     return cf_parallel_validate(desc->model, split, NULL) == CF_OK;
 }
 
-/* The most of a node's GPUs that a layer's experts can lie on, where that is searched for and there are experts. */
-static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of) {
+/* The most GPUs, up to so many, that a layer's experts can lie on, where that is searched for and there are experts. */
+static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of, int64_t most) {
     cf_parallel split = *of;
     cf_parameters counted;
     if (desc->parallel.ep != 0 || cf_model_parameters(desc->model, &counted, NULL) != CF_OK) return desc->parallel.ep;
     if (counted.experts == 0) return 0;
-    for (split.ep = desc->gpus_per_node; split.ep > 1; split.ep--)
+    for (split.ep = cft__min(most, split.tp * split.dp); split.ep > 1; split.ep--)
         if (cf_parallel_validate(desc->model, &split, NULL) == CF_OK) return split.ep;
     return 0;
 }
@@ -1558,9 +1592,10 @@ static int64_t cft__add_split(const cf_tune_desc *desc, const cf_parallel *split
     return n;
 }
 
-/* Writes the splits to `out`, or only counts them where it is NULL: by rising tp, then pp, then gang. */
+/* Writes the splits to `out`, or only counts them where it is NULL: by rising tp, then pp, ep and gang. Experts lie on
+   as many GPUs of a node as they can, and on as many of all. */
 static int64_t cft__list_splits(const cf_tune_desc *desc, cf_tuning *out) {
-    int64_t n = 0, gpus = desc->n_gpus, most;
+    int64_t n = 0, i, gpus = desc->n_gpus, most;
     cf_parallel split = desc->parallel;
     if (gpus == 0) return cft__add_split(desc, &split, out, 0);
     for (split.tp = 1; split.tp <= gpus && split.tp <= desc->model->heads; split.tp++) {
@@ -1570,10 +1605,12 @@ static int64_t cft__list_splits(const cf_tune_desc *desc, cf_tuning *out) {
             split.ep = desc->parallel.ep;
             if (split.tp * split.pp * split.dp != gpus || !cft__split_fits(desc, &split)) continue;
             n = cft__add_split(desc, &split, out, n);
-            most = cft__most_ep(desc, &split);
-            if (most == split.ep) continue;
-            split.ep = most;
-            n = cft__add_split(desc, &split, out, n);
+            for (i = 0; i < 2; i++) {
+                most = cft__most_ep(desc, &split, i == 0 ? desc->gpus_per_node : gpus);
+                if (most == split.ep) continue;
+                split.ep = most;
+                n = cft__add_split(desc, &split, out, n);
+            }
         }
     }
     return n;
@@ -1801,9 +1838,9 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     CFT__TRY(cft__range(t->desc.context, 0, CF_MAX_LENGTH, CF_ERROR_LIMIT, "context", -1, error));
     if (!(t->desc.tolerance < 0)) CFT__TRY(cft__check_time(t->desc.tolerance, "tolerance", error));
     CFT__TRY(cft__range(t->desc.budget, 0, INT64_MAX, CF_ERROR_LIMIT, "budget", -1, error));
-    CFT__TRY(cft__range(t->desc.pack.gang, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "pack.gang", -1, error));
     if (desc->model == NULL && desc->bytes != NULL) CFT__TRY(cft__check_bytes(&t->desc, error));
     else CFT__TRY(cft__check_split(&t->desc, error));
+    CFT__TRY(cft__check_gang(desc->model, t->desc.pack.gang, "pack.gang", error));
     CFT__TRY(cft__check_lists(&t->desc, error));
     CFT__TRY(cft__check_costs(&t->desc, error));
     CFT__TRY(cft__check_memory(&t->desc, error));

@@ -97,6 +97,9 @@ test_usage() {
     refuses usage/empty/name 2 '--json: got an empty name' pack --chunk-size 8 --json= list
     refuses usage/flag/value 2 "--no-tails takes no value, got 'yes'" pack --chunk-size 8 --no-tails=yes list
     refuses usage/extra 2 "'other' is one operand too many" pack --chunk-size 8 list other
+    echo $((1 << 40)) >endless
+    refuses usage/endless 2 'endless: 134217728 chunks of a rank are more than .* 67108864' pack --chunk-size 8K endless
+    refuses usage/endless/ranks 2 '134217728 chunks of a rank' pack --chunk-size 8K --ranks 4 endless
     refuses usage/choice/method 2 "--method: got 'worst-fit', wanted best-fit\|first-fit\|next-fit" \
         pack --chunk-size 8 --method worst-fit list
     refuses usage/choice/split 2 "--split: got 'ful'" pack --chunk-size 8 --split ful list

@@ -205,6 +205,11 @@ printf '{"model_type": "mistral", "sliding_window": null, %s}\n' "$qwen" >whole.
 says config_no_window "mistral: " memory --config whole.json --chunk-size 4K
 refused config_no_file 2 "cannot open absent.json" memory --config absent.json --chunk-size 4K
 refused config_and_model 2 "exclude each other" memory --config qwen2.json --model qwen2.5-7b --chunk-size 4K
+echo 9 >nine
+# shellcheck disable=SC2086
+for command in "memory --chunk-size 4K" "plan --chunk-size 4K nine" "tune --gpu h200 nine"; do
+    refused lora_experts 2 "lora-experts needs --lora RANK" $command --model qwen3-30b-a3b --lora-experts
+done
 
 # Null is the same as not given; what nobody asks for may be anything; escapes spell the same names and words.
 printf '{"\\u006dodel_type": "qwe\\u006e2", %s, "head_dim": null, "attention_bias": null, "num_experts": null,

@@ -491,6 +491,10 @@ TEST(gathers_are_priced_by_model_and_gpu) {
     desc.gang = -1;
     CHECK_INT(cf_cost_estimate(&desc, &stage, 1, &timing, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "gang");
+    desc.model = cf_model_find("qwen3.5-27b"); /* whose states no rank can have at once */
+    for (desc.gang = 2; desc.gang >= 1; desc.gang--)
+        CHECK_INT(cf_cost_estimate(&desc, &stage, 1, &timing, NULL, &error), desc.gang > 1 ? CF_ERROR_ARGUMENT : CF_OK);
+    CHECK_STR(error.field, "gang");
 }
 
 /* ---- what is refused ---- */

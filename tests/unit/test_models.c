@@ -732,6 +732,11 @@ TEST(estimates_count_the_flops_of_kinds) {
     CHECK(near(cost.forward.per_pair, 4.0 * 12 * 4096, 1e-12)); /* and the other twelve layers see 128 rows each */
     window = cost.input.per_token - cost.forward.per_token;
     CHECK(near(window, (10.0 - 4.0) * 12 * 4096 * 128, 1e-9));
+    gpu.flops = 256 * 28.8e9; /* an exponential takes as long as 64 columns forward and 25.6 backward; heads of 64 */
+    cost = cost_of("llama-3.2-1b", &gpu, 1, 0, 0);
+    CHECK(near(cost.forward.per_pair * gpu.flops, 4.0 * 16 * 32 * 128 * (64 + 64) / (128 + 64), 1e-12));
+    CHECK(near(cost.input.per_pair * gpu.flops, 10.0 * 16 * 32 * 128 * (64 + 25.6) / (128 + 25.6), 1e-12));
+    gpu.flops = 1;
     cost = cost_of("qwen3.5-27b", &gpu, 1, 0, 0);
     CHECK(near(cost.forward.per_pair, 4.0 * 16 * 24 * 256, 1e-12));
     window = cost.input.per_token - cost.forward.per_token; /* 1.5 x 48 layers of 48 heads, 128 x 128 in blocks of 64 */
@@ -769,10 +774,18 @@ TEST(experts_send_and_are_read) {
     bare = *cf_model_find("gpt-oss-20b");
     bare.mlp_bias = 0;
     without = cost_of_model(&bare, &gpu, split(1, 1, 1), 0);
-    /* Of gate and up, and of what comes out: written, read and written forward, where the product alone writes; read
-       backward. */
+    /* Forward: bias times weight in float, its sum with the output, joined, cast; clamp of both halves, joined.
+       Backward: the cast's gradient and what splits it; bias and weight, two products and two sums; clamps, joins. */
     CHECK(near(cost.forward.per_token + cost.input.per_token - without.forward.per_token - without.input.per_token,
-               24.0 * 4 * ((2 * 2880 + 2880) * (2 + 2) + (2 * 2880 + 2880) * 2), 1e-6));
+               24.0 * 4 * 2880 * ((4 + (2 + 4 + 4) + 8 + (4 + 2)) + 2 * 8 + (6 + 6 + 4 + 2 * 12) + 2 * (6 + 4)), 1e-6));
+    gpu.bandwidth = 1e300;
+    gpu.launch = 1;
+    cost = cost_of("gpt-oss-20b", &gpu, 1, 0, 0); /* an expert: two products, a bias of two kernels, six backward */
+    CHECK(near(cost.forward.constant, 24 * (12 + 6 + 32 * 4) + 6, 1e-12));
+    CHECK(near(cost.input.constant, 24 * (14 + 6 + 32 * 8) + 6, 1e-12));
+    CHECK(near(cost_of("qwen3-30b-a3b", &gpu, 8, 0, 0).weight.constant, 48 * (7 + 6 + 16 * 2) + 6, 1e-12));
+    gpu.launch = 0;
+    gpu.bandwidth = 1;
     cost = cost_of("mixtral-8x7b", &gpu, 1, 0, 0);
     CHECK(near(cost.forward.constant, 2.0 * (32 * (4096.0 * (2 * 4096 + 2 * 1024) + 4096 * 8 + 8 * 3 * 4096.0 * 14336) +
                                              4096.0 * 32000), 1e-12));

@@ -1863,8 +1863,8 @@ TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
     }
 }
 
-/* With n_gpus an ep of 0 is tried as 1 and as the most of a node, where there are experts; one that is given stays. A
-   candidate's memory is that of its schedule, borders of recurrent layers included. */
+/* With n_gpus an ep of 0 is tried as 1, as the most of a node, of four GPUs here, and as that of all eight, where
+   there are experts; one that is given stays. A candidate's memory is its schedule's, recurrent borders included. */
 TEST(experts_are_tried_where_a_node_allows) {
     static const char *const names[] = {"qwen3.5-35b-a3b", "qwen3-8b"};
     const int64_t lengths[] = {40000, 900, 3000, 5000, 800, 700, 16000, 200}, size = 8192, k = 1;
@@ -1876,10 +1876,11 @@ TEST(experts_are_tried_where_a_node_allows) {
             cf_tune_desc desc = {0};
             cf_tuning *tuning = NULL;
             cf_error error;
-            int64_t whole = 0, spread = 0;
+            int64_t whole = 0, spread = 0, beyond = 0;
             desc.model = cf_model_find(names[m]);
             desc.gpu = cf_gpu_find("h200");
             desc.n_gpus = 8;
+            desc.gpus_per_node = 4;
             desc.parallel.tp = 1;
             desc.parallel.ep = given;
             desc.parallel.recompute = CF_RECOMPUTE_FULL;
@@ -1897,9 +1898,11 @@ TEST(experts_are_tried_where_a_node_allows) {
                 whole += split->ep > 1;
                 spread += split->ep == 1;
                 if (given > 0) CHECK_INT(split->ep, given);
-                if (split->ep > 1 && given == 0) CHECK_INT(split->ep, split->dp); /* of 8, which divide 256 experts */
+                if (split->ep > 1 && given == 0) /* of 8, which divide 256 experts */
+                    CHECK(split->ep == split->dp || (split->ep == 4 && split->dp == 8));
+                beyond += split->ep == 8;
             }
-            if (given == 0) CHECK(spread > 0 && (whole > 0) == (m == 0));
+            if (given == 0) CHECK(spread > 0 && whole == (m == 0 ? 4 : 0) && beyond == (m == 0));
             CHECK(tuning->winner >= 0);
             if (tuning->winner >= 0) CHECK(tuning->candidates[tuning->winner].bytes <= tuning->limit_bytes);
             cf_tuning_free(tuning);

@@ -31,12 +31,17 @@ printf '%-62s %9s %9s %10s\n' "setting" published estimated residual
 machine() { echo "{\"like\": $2}" >"$work/$1.json"; }
 machine a800 '"a100-80g", "nvlink": 200e9'
 machine h800 '"h100-80g", "nvlink": 200e9'
-machine hbm2e '"h100-80g", "bandwidth": 2.4e12'
-machine free '"h100-80g", "nvlink": 200e9, "network": 1e15'
+machine hbm2e '"h100-80g", "bandwidth": 2.4e12, "flops": 835e12'
+machine fp8 '"h100-80g", "flops": 1679e12, "gemm": 0.6, "attention_forward": 0.3, "attention_backward": 0.25,
+    "nvlink": 1e15, "network": 1e15'
 machine eight '"h100-80g", "network": 180e9'
-machine four '"h100-80g", "network": 166e9'
+machine flex '"h100-80g", "attention_forward": 0.51, "attention_backward": 0.38'
+machine four '"h100-80g", "network": 166e9, "attention_forward": 0.51, "attention_backward": 0.38'
 machine k2 '"h100-80g", "network": 180e9'
 machine nccl8 '"h100-80g", "nvlink": 373e9'
+machine nccl16 '"h100-80g", "network": 12.45e9'
+machine nccl8a '"a100-80g", "nvlink": 131e9'
+machine nccl8h '"h100-80g", "nvlink": 131e9'
 machine nccl8b '"b200", "nvlink": 745e9'
 machine nccl64b '"b200", "network": 41.4e9'
 machine rack '"gb200", "network": 900e9'
@@ -65,22 +70,22 @@ row "Llama 3.1 405B, 16,384 H100, TP 8, PP 16, 400 TFLOP/s [3]" 157.7 8192 2048 
     --pp 16 --dp 128 --zero 1 --chunk-sizes 8K --schedules interleaved --virtual 7 --recompute none $eager
 row "Qwen2.5-14B, 8 A800, TP 4, selective [5]" 1812 8192 16 --model qwen2.5-14b --gpu "$work/a800.json" --tp 4 --dp 2 --zero 1 \
     --chunk-sizes 8K --schedules 1f1b --recompute selective $eager
-row "Qwen3-30B-A3B, 16 A800, PP 2, EP 8, full [5]" 853 8192 16 --model qwen3-30b-a3b --gpu "$work/a800.json" --pp 2 --dp 8 \
+row "Qwen3-30B-A3B, 16 A800, PP 2, EP 8, full [5]" 853 8192 16 --model qwen3-30b-a3b --gpu "$work/nccl8a.json" --pp 2 --dp 8 \
     --ep 8 --zero 1 --chunk-sizes 8K --schedules 1f1b --recompute full $eager
-row "Qwen3-30B-A3B, 16 H800, PP 2, EP 8 [9]" 6325 8192 128 --model qwen3-30b-a3b --gpu "$work/h800.json" --pp 2 --dp 8 --ep 8 \
+row "Qwen3-30B-A3B, 16 H800, PP 2, EP 8 [9]" 6325 8192 128 --model qwen3-30b-a3b --gpu "$work/nccl8h.json" --pp 2 --dp 8 --ep 8 \
     --zero 1 --chunk-sizes 8K --schedules 1f1b --recompute none $eager
-sixteen="--model qwen3-30b-a3b --gpu h100-80g --dp 16 --ep 16 --zero 1 --chunk-sizes 4K --schedules 1f1b --recompute none"
-row "Qwen3-30B-A3B, 16 H100, EP 16, all-to-all [10]" 6355 4096 1024 $sixteen $eager
-row "the same with HybridEP [10]" 10607 4096 1024 $sixteen $eager
-row "the same with HybridEP beside compute [10]" 13011 4096 1024 $sixteen $eager
+sixteen="--model qwen3-30b-a3b --dp 16 --ep 16 --zero 1 --chunk-sizes 4K --schedules 1f1b --recompute none"
+row "Qwen3-30B-A3B, 16 H100, EP 16, all-to-all [10]" 6355 4096 1024 $sixteen --gpu "$work/nccl16.json" $eager
+row "the same with HybridEP [10]" 10607 4096 1024 $sixteen --gpu h100-80g $eager
+row "the same with HybridEP beside compute [10]" 13011 4096 1024 $sixteen --gpu h100-80g $eager
 fsdp="$eager --schedules 1f1b --zero 3"
 row "Qwen3-30B-A3B, 8 H100, EP 8, full [6]" 12040 4096 512 --model qwen3-30b-a3b --gpu h100-80g --dp 8 --ep 8 --chunk-sizes 16K \
     --recompute full $fsdp
 row "Nemotron-3-Nano-30B-A3B, 8 H100, EP 8, full [6]" 16789 4096 512 --model nemotron-3-nano-30b-a3b --gpu h100-80g --dp 8 \
     --ep 8 --chunk-sizes 16K --recompute full $fsdp
-row "gpt-oss-20b, 8 H100, EP 8 [6, 7]" 13058 4096 256 --model gpt-oss-20b --gpu h100-80g --dp 8 --ep 8 --chunk-sizes 8K \
+row "gpt-oss-20b, 8 H100, EP 8 [6, 7]" 13058 4096 256 --model gpt-oss-20b --gpu "$work/flex.json" --dp 8 --ep 8 --chunk-sizes 8K \
     --recompute none $fsdp
-row "gpt-oss-120b, 64 H100, EP 64 [6, 7]" 7626 4096 512 --model gpt-oss-120b --gpu h100-80g --dp 64 --ep 64 --chunk-sizes 8K \
+row "gpt-oss-120b, 64 H100, EP 64 [6, 7]" 7626 4096 512 --model gpt-oss-120b --gpu "$work/flex.json" --dp 64 --ep 64 --chunk-sizes 8K \
     --recompute none $fsdp
 row "the same, with the traffic of its gate [6, 7]" 7626 4096 512 --model gpt-oss-120b --gpu "$work/four.json" --dp 64 --ep 64 \
     --chunk-sizes 8K --recompute none $fsdp
@@ -93,9 +98,9 @@ for gpu in h100-80g "$work/eight.json"; do
     row "$also" 865 4096 2048 --gpu "$gpu" --dp 256 --virtual 4 --stage-layers $fours $layers
 done
 k2=3,3,3,3,3,3,3,3,3,3,3,3,3,2,2,2,2,2,2,2,2,2,2,2
-row "Kimi K2, 256 H100, PP 8, EP 32, full [6]" 924 4096 512 --model kimi-k2 --gpu h100-80g --pp 8 --dp 32 --ep 32 --zero 2 \
+row "Kimi K2, 256 H100, PP 8, EP 32, full [6]" 924 4096 256 --model kimi-k2 --gpu h100-80g --pp 8 --dp 32 --ep 32 --zero 2 \
     --chunk-sizes 4K --schedules interleaved --virtual 3 --stage-layers $k2 --recompute full $eager
-row "the same, with the traffic of its gate [6]" 924 4096 512 --model kimi-k2 --gpu "$work/k2.json" --pp 8 --dp 32 --ep 32 \
+row "the same, with the traffic of its gate [6]" 924 4096 256 --model kimi-k2 --gpu "$work/k2.json" --pp 8 --dp 32 --ep 32 \
     --zero 2 --chunk-sizes 4K --schedules interleaved --virtual 3 --stage-layers $k2 --recompute full $eager
 rack="--gpus-per-node 64 --zero 1"
 v3="--model deepseek-v3 --pp 4 --dp 64 --ep 64 --chunk-sizes 4K --schedules interleaved --virtual 4 --recompute none $rack
@@ -108,7 +113,7 @@ row "gpt-oss-120b, 64 GB200, EP 64, act [7, 8]" 15876 8192 1280 $oss --gpu "$wor
     --recompute act $rack $eager
 row "the same, four rows of 4,096, 26.04 [7, 8]" 16640 4096 1280 $oss --gpu "$work/rack.json" --dp 64 --ep 64 --chunk-sizes 16K \
     --recompute act $rack $eager
-row "gpt-oss-120b, 64 H100, PP 4, EP 8, act [7, 8]" 5630 4096 512 $oss --gpu "$work/nccl8.json" --pp 4 --dp 16 --ep 8 --zero 1 \
+row "gpt-oss-120b, 64 H100, PP 4, EP 8, act, 26.04.01 [7, 8]" 5824 4096 1280 $oss --gpu "$work/nccl8.json" --pp 4 --dp 16 --ep 8 --zero 1 \
     --chunk-sizes 4K --recompute act $eager
 row "gpt-oss-120b, 64 B200, EP 64, act [7, 8]" 8213 4096 512 $oss --gpu "$work/nccl64b.json" --dp 64 --ep 64 --zero 1 \
     --chunk-sizes 16K --recompute act $eager
@@ -120,12 +125,10 @@ row "Qwen3-30B-A3B, 8 GB200, EP 8, MXFP8, 26.06 [8, 11]" 40706 4096 512 --model 
     --ep 8 --chunk-sizes 16K --schedules 1f1b --recompute none $rack
 row "gpt-oss-120b, 64 GB200, EP 64, MXFP8, 26.06 [7, 8, 11]" 28947 4096 1280 $oss --gpu "$work/mxfp8.json" --dp 64 --ep 64 \
     --chunk-sizes 16K --recompute none $rack
-row "DeepSeek-V3, 2,048 H800, FP8, PP 16, EP 64 [4]" 1475 4096 15360 --model deepseek-v3 --gpu "$work/h800.json" --tp 1 --pp 16 \
-    --dp 128 --ep 64 --zero 1 --chunk-sizes 4K --schedules zero-bubble --recompute none \
-    --stage-layers 4,4,4,4,4,4,4,4,4,4,4,4,4,4,3,2
-row "the same, were traffic between nodes free [4]" 1475 4096 15360 --model deepseek-v3 --gpu "$work/free.json" --tp 1 --pp 16 \
-    --dp 128 --ep 64 --zero 1 --chunk-sizes 4K --schedules zero-bubble --recompute none \
-    --stage-layers 4,4,4,4,4,4,4,4,4,4,4,4,4,4,3,2
+v3="--model deepseek-v3 --mtp 1 --tp 1 --pp 16 --dp 128 --ep 64 --zero 1 --chunk-sizes 4K --schedules zero-bubble
+    --recompute layernorm --stage-layers 4,4,4,4,4,4,4,4,4,4,4,4,4,4,3,2"
+row "DeepSeek-V3, 2,048 H800, FP8, PP 16, EP 64, traffic hidden [4]" 1543 4096 15360 $v3 --gpu "$work/fp8.json"
+row "the same in bf16, and nothing hidden: as tune has it [4]" 1543 4096 15360 $v3 --gpu "$work/h800.json"
 }
 
 # Six commands on what people fine-tune: the seconds that each takes here. One that fails ends this.
@@ -171,13 +174,16 @@ six "DeepSeek-V3, 2,048 H800, tune: every split, 4K" 4096 "--batch 15360 --model
 cat <<'END'
 
 [1] torchtitan, docs/performance.md at 0413364: 64 A100 of 80 GB, FSDP2; whether torch.compile was on is not said there.
-[2] torchtitan, docs/performance.md, Table 1: H100 of 96 GB HBM2e (2.4 TB/s) with a power limit of 500 W. The table's h100-80g
-    has 3.35 TB/s and 700 W, so its estimates are of a faster GPU.
+[2] torchtitan, docs/performance.md, Table 1: H100 of 96 GB HBM2e (2.4 TB/s) with a power limit of 500 W, whose peak it says
+    lies between that of SXM and of NVL; here it is NVL's, 835 TFLOP/s. With SXM's the two are 61 and 41 % too fast.
 [3] The Llama 3 Herd of Models, 2024, Table 4: model FLOP/s, here over 6 x parameters + 6 x layers x hidden x 8192 FLOPs a
     token. Virtual stages are not given there: 7 of each stage, one or two layers each.
-[4] DeepSeek-V3's model card: 14.8 T tokens in 2.788 M GPU hours, all stages of training. They train in FP8 and hide all of the
-    experts' traffic behind compute (DualPipe); here it is bf16, and nothing of that traffic is hidden. That a token goes to
-    four nodes at most is counted. How layers are split there is not known here. So these two rows compare unlike things.
+[4] DeepSeek-V3's report, 2024: 180 thousand GPU hours a trillion tokens of 4K before training; batches of 15,360; FP8; norms and
+    MLA's up-projections made again (the second is not counted); a prediction layer; all-to-all hidden behind compute by
+    DualPipe, for which 20 of 132 processors send: so 112/132 of the peak, and no traffic. Products: 0.6 of FP8's peak, as
+    DeepGEMM's first README has for this model's shapes (1,093 to 1,297 of 1,979 TFLOP/s grouped, 590 to 1,358 else);
+    attention in bf16. Zero-bubble stands for DualPipe; no pass that quantizes is counted. How layers are split is not
+    known here.
 [5] ms-swift, Megatron-SWIFT's documentation and examples/megatron at 3602360: 9.04 and 9.6 s for 16 rows of 8,192 tokens, on
     A800 (docs/source_en/Megatron-SWIFT/Quick-start.md). The second is an untuned baseline, two micro-batches a rank of real
     text whose routes nobody balances: on the same split of as many H800, which have 3.2 times the peak, another trainer by
@@ -188,27 +194,37 @@ cat <<'END'
     its layers_per_stage makes (7, 4 and 3), not those of its table. 1,024 GPUs run four pipelines of eight micro-batches one
     after the other, of which one is estimated, with a step each; they lose 14 % to 256 by congestion, or whatever it is:
     no number here knows how large a network is.
-[7] gpt-oss in these trainers is limited by software. GB200, the same split: 16,640 in bf16, launched one by one (26.04); 28,947
-    in MXFP8 with the whole iteration in a graph and experts in one kernel (26.06); 18,304 with that and a slower attention
-    of cuDNN's (26.06.01, cudnn-frontend issue 256). B200: 8,047 with experts over eight nodes, 13,722 within one. On eight
-    B200 torchtitan goes from 182.5 to 653.5 TFLOP/s by compilation and batch (pull request 4604). AutoModel adds biases
-    expert by expert in float (moe/layers.py, _apply_bias); its FlexAttention's rate at heads of 64 is not known here.
+[7] gpt-oss in these trainers is limited by software. Its biases and its clamp are passes of their own, in float, and experts have
+    kernels of their own: estimates count that since 2026-11-27. What is left on Blackwell: 26.06.01 is as 26.06 but for a
+    known issue of cuDNN's (cudnn-frontend issue 256), and takes 20 microseconds a token more (18,304 for 28,947 tokens a
+    second). Were the containers before it as slow there, the estimates of 16,640 and 13,722 would be +2 and -5 % off. In
+    26.06 one kernel has experts, biases and clamp, of which the estimate makes passes: without these it would be 58 % too
+    fast. FlexAttention, which AutoModel has, reaches 0.85 of FlashAttention-3 forward and 0.76 backward on H100 (its
+    authors, GTC 2025).
 [8] Megatron-Bridge, docs/performance-summary-archive.md at 067f987 and its recipes: random balanced routes; 25.11 and bf16 where
     nothing else is said. Of what the recipes make again mla_up_proj (DeepSeek-V3) is not counted, about 3 % of the time. The
     recipe of B200 in 25.11 has EP 64 where its table has 8; 26.02, which says 64 in both, has 8,047. GB200: 64 GPUs of a
     rack have NVLink.
-[9] Pai-Megatron-Patch, issue 643: 10.36 s for 128 rows of 8,192 tokens, copies beyond an expert's share dropped.
+[9] Pai-Megatron-Patch, issue 643: 10.36 s for 128 rows of 8,192 tokens, copies beyond an expert's share dropped; all-to-all
+    (run_mcore_qwen3.sh), as in [5].
 [10] Megatron-Bridge, skills/nemo-mbridge-perf-expert-parallel-overlap and -moe-dispatcher-selection at 067f987: 41.25, 24.71 and
     20.15 s for 1,024 rows of 4,096 tokens, bf16, balanced. The estimate hides no traffic and fuses what HybridEP fuses.
 [11] MXFP8: twice the peak of bf16 in products, and attention in bf16; no pass that quantizes is counted. 26.06 has graphs of
     the whole iteration and hides traffic of experts beside compute; the estimate hides none.
 
 Nothing is fitted. Of a trainer like Megatron-LM dense models are within 8 %; PyTorch on A100 is 15 to 24 % slower than its
-estimate, and on H100 with less power than the table's 40 % and more. With experts, balanced and with the traffic that they had,
-ten settings of four models are within 25 %. Further off are DeepSeek-V3 on 1,024 H100 (+31 %), Kimi K2 (+26 %), H800 in FP8
-(-26 %), and three of Qwen3-30B-A3B that others of this table beat on like hardware (853, 6,325 and 6,355: routes not balanced,
-or nothing fused). gpt-oss is within 25 % where the network limits it, and 36 to 84 % too fast elsewhere.
+estimate. With experts and the traffic that they had 17 settings of seven models are within 25 %, DeepSeek-V3 in FP8 on 2,048 H800
+(+13 %) among them. Outside are
+    +39  8B in eager PyTorch at 500 W: norms and the like are kernels of their own, which torch.compile joins (+22 with it)
+    +30  DeepSeek-V3 on 1,024 H100: its 256 are at +13; what a network four times as large loses is in no number here
+    +28  gpt-oss-120b in AutoModel on 64 H100 with the traffic of its gate: not explained
+    +39, +54, +34, +26  gpt-oss-120b on Blackwell: [7]
+    +166  Qwen3-30B-A3B on 16 A800: routes that nobody balances, two micro-batches a rank [5]
+No figure was found for Qwen3-30B-A3B on H200, for Qwen3.5-35B-A3B, or for chunks of sequences of 128K.
 `chunkflow reproduce speedup` has the ChunkFlow paper's ratios beside ours, and `reproduce peaks` its memory.
-Before, Megatron's launches cost 5 microseconds; Qwen3-30B-A3B on A800 was taken for A100, gpt-oss on B200 for EP 8 (+198 %), its
-H100 for micro-batches of four without recomputation (+49 %); grouped biases and groups of nodes were not counted (H800: -40 %).
+Before 2026-11-27 (residual then): heads of 64 had the rate of 128; experts one kernel for all, and biases a third of the traffic;
+all-to-all a copy a node in [9] (+52), [10] (+81) and [5] (+201); Kimi K2 one pipeline of 16 micro-batches for two of 8, which its
+table has (+26); the 8B SXM's peak (+61, +41); gpt-oss on H100 25.11, whose recipe and table differ (+36), on Blackwell +68, +82,
++84, +59, in AutoModel +43 and +49; H800 bf16, nothing hidden, no prediction layer, and hours after pre-training in its figure
+(1,475: -26).
 END

@@ -208,8 +208,8 @@ typedef struct term_options {
 /* What cf_cost_estimate is asked: this model and split on a GPU. */
 cf_cost_desc modelling_costs(const modelling *m, const cf_gpu *gpu, const gpu_options *asked, int64_t chunk_size);
 
-/* Fills in the members that these options are about. */
-void modelling_take_terms(const term_options *asked, cf_memory_desc *out);
+/* Fills in the members that these options are about. Returns an exit code. */
+int modelling_take_terms(const char *command, const term_options *asked, cf_memory_desc *out);
 
 /* Bytes of a row of the layer with the most state, its gradient among them: what a ring's rows are made of. */
 int64_t modelling_row_bytes(const cf_memory_desc *desc);

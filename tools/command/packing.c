@@ -21,10 +21,27 @@ static void announce_memory(const packing *p, const cf_pack_desc *desc) {
             cli_commas(p->list.n_sequences), bytes / gib);
 }
 
+/* A schedule has a forward and a backward of each chunk of a rank: plans that none can hold are not even packed. */
+static int check_chunks(const packing *p, const cf_pack_desc *desc) {
+    double chunks = 0, longest = 0, ranks = desc->n_ranks > 1 ? (double)desc->n_ranks : 1;
+    int64_t i;
+
+    for (i = 0; i < p->list.n_sequences && !p->shares; i++) { /* which would have rows in common */
+        double own = (double)p->lengths[i] / (double)desc->chunk_size;
+        if (own > longest && desc->gang < 2) longest = own;
+        chunks += own / ranks;
+    }
+    if (chunks < longest) chunks = longest;
+    if (chunks <= (double)CF_MAX_ACTIONS / 2) return CLI_OK;
+    return cli_wrong("%s: %.0f chunks of a rank are more than a schedule can have, %lld", cli_input_name(p->list.path),
+                     chunks, (long long)CF_MAX_ACTIONS / 2);
+}
+
 /* Packs the lengths of `out`, whose list says where they come from. */
 static int pack_lengths(const packing_options *asked, packing *out) {
     cf_pack_desc desc;
     cf_error error;
+    int code;
 
     memset(&desc, 0, sizeof desc);
     desc.chunk_size = asked->chunk_size;
@@ -39,6 +56,8 @@ static int pack_lengths(const packing_options *asked, packing *out) {
     desc.cost = asked->cost;
     desc.gang_seconds = asked->gang_seconds;
     desc.shares = out->shares;
+    code = check_chunks(out, &desc);
+    if (code != CLI_OK) return code;
     announce_memory(out, &desc);
     if (cf_pack(out->lengths, out->list.n_sequences, &desc, &out->plan, &error) == CF_OK) return CLI_OK;
     return cli_error(&error, &out->list);

@@ -243,7 +243,7 @@ static int take_model(const char *command, const pipeline_options *asked, int64_
     if ((code = modelling_make(command, &model, &p->model)) != CLI_OK) return code;
     p->has_model = 1;
     p->memory.model = &p->model.model;
-    modelling_take_terms(&asked->terms, &p->memory);
+    if ((code = modelling_take_terms(command, &asked->terms, &p->memory)) != CLI_OK) return code;
     p->memory.parallel = p->model.parallel;
     if (!asked->token_bytes) p->gpu_bytes = asked->limit_bytes;
     if ((code = modelling_take_stream(command, asked->stream, &p->memory)) != CLI_OK) return code;
