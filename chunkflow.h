@@ -2448,7 +2448,7 @@ typedef struct cf__tree {
     int may_part;           /* rows may be copied: trees over several ranks */
     int64_t n_rows;         /* that are computed, and, with padding, at most: */
     int64_t most_rows;
-    int64_t most_chains;
+    int64_t most_nodes, most_chains;
     cf_error *error;
     /* of each sequence: which one it leaves (-1: none), after how many tokens, and two more for finding that */
     int32_t *with, *jump, *rank;
@@ -2458,7 +2458,7 @@ typedef struct cf__tree {
     int32_t *order;         /* (n) as in the plan */
     int32_t *stack;
     uint64_t *items, *spare; /* (n) */
-    cf__tree_node *nodes;   /* (2 n) in preorder */
+    cf__tree_node *nodes;   /* (most_nodes) in preorder */
     int32_t *chains;        /* (most_chains) likewise the first node of each: a group to be, follower by follower */
     int64_t n_nodes, n_chains;
 } cf__tree;
@@ -2469,12 +2469,13 @@ static int64_t cf__tree_depth(const cf__tree *t, int64_t i) {
     return depth >= t->desc->share_least ? depth : 0;
 }
 
-/* Checks what can be checked of each share by itself, and counts rows. */
+/* Checks what can be checked of each share by itself, and counts rows, and the most nodes and chains that there may
+   be: a node ends where sequences part, or is the last of its sequence, and then longer than a chunk if not small. */
 static cf_result cf__tree_measure(cf__tree *t) {
-    int64_t i, sharing = 0;
+    int64_t i, partings = 0, n_long = 0;
     for (i = 0; i < t->n; i++) {
         const cf_share *share = &t->shares[i];
-        int64_t most = t->lengths[i];
+        int64_t most = t->lengths[i], depth, own;
         if (share->tokens != 0) {
             CF__TRY(cf__inside(share->with, 0, t->n - 1, CF_ERROR_ARGUMENT, "shares.with", i,
                                "there is no such sequence", t->error));
@@ -2482,14 +2483,19 @@ static cf_result cf__tree_measure(cf__tree *t) {
         }
         CF__TRY(cf__inside(share->tokens, 0, most, CF_ERROR_ARGUMENT, "shares.tokens", i,
                            "is not in both of the sequences", t->error));
-        sharing += cf__tree_depth(t, i) > 0;
-        t->n_rows += t->lengths[i] - (t->may_part ? 0 : cf__tree_depth(t, i));
+        depth = cf__tree_depth(t, i);
+        own = t->lengths[i] - (t->may_part ? 0 : depth);
+        t->n_rows += own;
+        n_long += own > t->desc->chunk_size;
+        partings += depth > 0 &&
+                    (t->may_part || i == 0 || share->with != share[-1].with || share->tokens != share[-1].tokens);
     }
     if (!cf__add(t->n_rows, t->n * (t->desc->align - 1), &t->most_rows)) return cf__fail_size(t->error, "lengths");
-    t->most_chains = 2 * t->n;
+    t->most_nodes = t->n + partings;
+    t->most_chains = partings + n_long;
     /* Chains that end or part have more than a chunk of rows below their last parting to themselves. */
     if (t->desc->max_slices == 0) t->most_chains = cf__min(t->most_chains, 2 * (t->most_rows / t->desc->chunk_size));
-    if (sharing == 0) t->shares = NULL;
+    if (partings == 0) t->shares = NULL;
     return cf__range(t->n, 0, CF_MAX_SEQUENCES / 2, "n", t->error);
 }
 
@@ -2504,7 +2510,7 @@ static void cf__tree_layout(cf__tree *t, cf__carver *carver) {
     t->at = t->jump; /* both are of no use any more once everybody has been attached */
     t->order = t->rank;
     t->stack = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    t->nodes = (cf__tree_node *)cf__take(carver, 2 * n, sizeof(cf__tree_node));
+    t->nodes = (cf__tree_node *)cf__take(carver, t->most_nodes, sizeof(cf__tree_node));
     t->chains = (int32_t *)cf__take(carver, t->most_chains, sizeof(int32_t));
 }
 
@@ -4783,7 +4789,8 @@ static cf_block *cf__pack_object(void *job, cf__carver *carver) {
     cf_plan plan = p->head;
     plan.method = p->desc.method;
     plan.n_slices = p->n_dependent + p->n_items;
-    if (p->tree.shares != NULL) plan.n_slices = p->n_dependent + (p->tree.n_nodes > 0 ? p->tree.n_nodes : 2 * p->n);
+    if (p->tree.shares != NULL)
+        plan.n_slices = p->n_dependent + (p->tree.n_nodes > 0 ? p->tree.n_nodes : p->tree.most_nodes);
     p->plan = (cf_plan *)cf__take(carver, 1, sizeof(cf_plan));
     plan.chunks = (cf_chunk *)cf__take(carver, plan.n_chunks, sizeof(cf_chunk));
     plan.slices = (cf_slice *)cf__take(carver, plan.n_slices, sizeof(cf_slice));
