@@ -1731,7 +1731,6 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
    ================================================================================================================ */
 
 #define CF_MAX_NODES ((int64_t)1 << 28) /* nodes of a graph */
-#define CF_MAX_SUCCESSORS 4             /* edges that leave one node */
 
 /* A pass of one chunk on one virtual stage. */
 typedef struct cf_node {
@@ -12060,7 +12059,6 @@ CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *sche
 CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                     const cf_run_desc *desc, cf_runner **out, cf_error *error) {
     cf_runner r;
-    cf_allocator allocator;
     CF__TRY(cf__run_start(&r, plan, schedule, error));
     if (desc != NULL) r.desc = *desc;
     if (out == NULL) return cf__fail_null(error, "out");
@@ -12068,9 +12066,8 @@ CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *sche
     r.check.stage = stage;
     r.n_actions = schedule->first[stage + 1] - schedule->first[stage];
     if (r.n_actions > 0) r.actions = &schedule->actions[schedule->first[stage]];
-    CF__TRY(cf_allocator_resolve(r.desc.allocator, &allocator, error));
     if (r.desc.memory != NULL) CF__TRY(cf__make_into(&cf__run_recipe, &r, r.desc.memory, r.desc.bytes, error));
-    else CF__TRY(cf__make(&cf__run_recipe, &r, &allocator, error));
+    else CF__TRY(cf__make(&cf__run_recipe, &r, r.desc.allocator, error));
     *out = r.made;
     return CF_OK;
 }

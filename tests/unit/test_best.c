@@ -46,6 +46,16 @@ static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size, int6
     return plan;
 }
 
+/* A batch of the suite, and what it asks of a schedule. */
+static cf_plan *draw_batch(int i, suite_batch *batch, cf_schedule_desc *desc) {
+    cf_plan *plan = NULL;
+    suite_draw(i, batch);
+    CHECK_INT(cf_pack(batch->lengths, batch->n, &batch->pack, &plan, NULL), CF_OK);
+    *desc = batch->schedule;
+    desc->timing = &batch->timing;
+    return plan;
+}
+
 TEST(paper_example) {
     const int64_t lengths[] = {1, 1, 2, 4}, caps[] = {4, 4, 3, 2};
     const struct {
@@ -179,12 +189,8 @@ TEST(suite_is_near_the_bound) {
         cf_schedule_desc desc;
         cf_plan *plan = NULL;
         double makespan, bound = 0;
-        suite_draw(i, &batch);
-        CHECK_INT(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, NULL), CF_OK);
-        REQUIRE(plan != NULL);
-        desc = batch.schedule;
+        REQUIRE((plan = draw_batch(i, &batch, &desc)) != NULL);
         desc.kind = CF_SCHEDULE_BEST;
-        desc.timing = &batch.timing;
         desc.limits.chunks = CF_NO_LIMIT;
         desc.budget = plan->n_chunks > 100 ? 12 : 40;
         harness_note("batch %d, %s", i, suite_class_name(batch.class_id));
@@ -224,11 +230,7 @@ TEST(suite_is_never_worse_than_a_fixed_schedule) {
         int64_t limits[16], s;
         double best;
         size_t j;
-        suite_draw(i, &batch);
-        CHECK_INT(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, NULL), CF_OK);
-        REQUIRE(plan != NULL);
-        desc = batch.schedule;
-        desc.timing = &batch.timing;
+        REQUIRE((plan = draw_batch(i, &batch, &desc)) != NULL);
         desc.budget = 6;
         for (s = 0; s < desc.shape.n_stages; s++) limits[s] = desc.shape.n_stages - s + i % 4;
         desc.limits.chunks = CF_NO_LIMIT;
@@ -336,11 +338,7 @@ TEST(a_larger_limit_is_hardly_ever_worse) {
         cf_schedule_desc desc;
         cf_plan *plan = NULL;
         double least = 1e300;
-        suite_draw(i, &batch);
-        CHECK_INT(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, NULL), CF_OK);
-        REQUIRE(plan != NULL);
-        desc = batch.schedule;
-        desc.timing = &batch.timing;
+        REQUIRE((plan = draw_batch(i, &batch, &desc)) != NULL);
         desc.budget = harness_rounds(0, 12); /* 0: as many as by default */
         for (limit = 1; limit <= 16 && plan->n_chunks <= 64; limit++) {
             double makespan;
@@ -762,12 +760,8 @@ TEST(a_larger_budget_is_no_worse) {
         cf_schedule_desc desc;
         cf_plan *plan = NULL;
         double before = 1e300;
-        suite_draw(i, &batch);
-        CHECK_INT(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, NULL), CF_OK);
-        REQUIRE(plan != NULL);
-        desc = batch.schedule;
+        REQUIRE((plan = draw_batch(i, &batch, &desc)) != NULL);
         desc.kind = CF_SCHEDULE_BEST;
-        desc.timing = &batch.timing;
         for (desc.budget = 1; desc.budget <= 64; desc.budget *= 4) {
             double makespan = makespan_of(plan, &desc, NULL);
             CHECK(makespan <= before * (1 + 1e-12));

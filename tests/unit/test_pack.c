@@ -1069,29 +1069,6 @@ TEST(missing_arguments_are_named) {
     check_error_record(&error, CF_ERROR_ARGUMENT, "out", -1);
 }
 
-TEST(half_an_allocator_is_refused) {
-    const int64_t lengths[] = {5, 20};
-    harness_heap heap = {0};
-    cf_allocator allocator = {0};
-    cf_pack_desc desc = with_chunk_size(8);
-    cf_plan *plan;
-    cf_error error;
-    desc.allocator = &allocator;
-    plan = pack(lengths, 2, &desc); /* all zero: malloc */
-    cf_plan_free(plan);
-    allocator.user = &heap;
-    allocator.alloc = harness_alloc;
-    harness_poison(&plan, sizeof plan);
-    CHECK_INT(cf_pack(lengths, 2, &desc, &plan, &error), CF_ERROR_ARGUMENT);
-    check_error_record(&error, CF_ERROR_ARGUMENT, "allocator.release", -1);
-    allocator.alloc = NULL;
-    allocator.release = harness_release;
-    CHECK_INT(cf_pack(lengths, 2, &desc, &plan, &error), CF_ERROR_ARGUMENT);
-    check_error_record(&error, CF_ERROR_ARGUMENT, "allocator.alloc", -1);
-    CHECK_POISON(&plan, sizeof plan);
-    CHECK_INT(heap.calls, 0);
-}
-
 /* Nothing of this may be allocated or looped over: it is refused from the numbers alone. */
 TEST(overflow_and_limits_are_refused) {
     const int64_t longest[] = {CF_MAX_LENGTH};
@@ -1290,6 +1267,6 @@ SUITE(pack, CASE(paper_example_of_16_sequences), CASE(paper_example_of_four_sequ
       CASE(pack_into_needs_what_pack_size_says), CASE(memory_for_the_most_chunks_there_can_be),
       CASE(pack_into_refuses_bad_memory), CASE(free_takes_null), CASE(bad_options_are_named),
       CASE(errors_say_what_would_do), CASE(bad_costs_are_named), CASE(bad_lengths_are_named),
-      CASE(missing_arguments_are_named), CASE(half_an_allocator_is_refused), CASE(overflow_and_limits_are_refused),
+      CASE(missing_arguments_are_named), CASE(overflow_and_limits_are_refused),
       CASE(defaults_are_filled_in),
       CASE(packs_as_well_as_it_did));
