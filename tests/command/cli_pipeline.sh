@@ -1354,7 +1354,11 @@ test_check() {
     same plan/gang/alone "paper 0" "$(sed -n 's/^schedule *\([a-z]*\),.*/\1/p' out) $(grep -c '^in step' out)"
     same plan/gap/rounded 0.00 "$(sed -n 's/^gap *\([-0-9.]*\) .*/\1/p' out)"
     succeeds check/gang/alone check --plan pf.json mf.json
-    refuses compare/gang/stages 2 'has gangs: take paper and one stage' compare --chunk-size 8K --ranks 2 --gang 2 --stages 2 five
+    cf plan --chunk-size 8K --k 1 --stages 2 --ranks 2 --gang 2 --schedule paper --plan-json pg.json --all-ranks --json mg.json \
+        --summary five
+    dearest=$(sed -n 's/.*"makespan": \([0-9]*\).*/\1/p' mg.json | sort -n | tail -n 1)
+    cf compare --chunk-size 8K --k 1 --ranks 2 --gang 2 --stages 2 five
+    same compare/gang/stages "$dearest" "$(sed -n 's/^gangs .* 2 takes \([0-9,]*\) token.*/\1/p' out | tr -d ,)"
     refuses check/gang/broken 1 'gang' check pg3.json
     refuses check/all-ranks/other-plan 1 'n_chunks: is too large' check --plan p.json all.json
     refuses check/all-ranks/chart 2 'want the schedule of one rank' check --plan p2.json all.json --chart

@@ -9,8 +9,9 @@
    all, or with `ring` from neighbour to neighbour; in a backward dK and dV of rows of others go back to their owners.
    Gradients and loss are those of one process on whole sequences, for K = 1 and 2, with schedules that each rank makes
    by itself, with those of columns, and where the plan is made for ranks in step: with columns all ranks also meet in
-   every pass, which must be of one kind, or they abort (exit code 3). With `selfish` gradients are not sent back: they must not agree (exit code
-   1). With `stages` every two processes are a pipeline of a layer each, and half as many the ranks. */
+   every pass, which must be of one kind, or they abort (exit code 3). With `selfish` gradients are not sent back: they
+   must not agree (exit code 1). With `stages` every two processes are a pipeline of a layer each, and half as many the
+   ranks. */
 
 #include "ranks_mpi.h"
 

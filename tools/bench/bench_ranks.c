@@ -16,7 +16,7 @@
    exposed, a row at 400 TFLOP/s); "time" is the dearest rank with gangs / the mean without.
 
    And gangs in step, ChunkSize 8K, K 1 and 2, gathers priced: "in step" against ranks that run free with gangs, the
-   better of full slices and slices cut by cost; "dummies" and "as it is", the latter in columns, are plans of free ranks,
+   better of full slices and slices cut by cost; "dummies" and "as it is", which is in columns, are plans of free ranks,
    "no gangs" those in step without any. Prints tables, judges nothing. */
 
 #define _POSIX_C_SOURCE 200809L

@@ -136,44 +136,17 @@ typedef struct planned {
     cf_schedule_kind kind;
     int64_t k;
     packing packed;
-    cf_plan *columns;     /* with --lockstep, or gangs that are not scheduled by paper: of all ranks; or NULL */
-    double in_step;       /* how long all ranks take then */
+    cf_plan *columns;     /* where all ranks have one list; or NULL */
     pipeline pipe;
     pipeline_run run;
     int64_t *held; /* of held_make, where something needs it */
 } planned;
 
-/* In step: the list of the columns, *in_step how long it takes, and of it what pipe->rank runs. */
-static cf_result make_run_in_step(const planned *made, const pipeline *pipe, const pipeline_case *what,
-                                  pipeline_run *run, double *in_step, cf_error *error) {
-    pipeline all = *pipe;
-    pipeline_run whole, own;
-    cf_schedule *schedule = NULL;
-    cf_result result;
-
-    all.rank = 0;
-    result = pipeline_run_make(&all, made->columns, what, &whole, error);
-    if (result != CF_OK) return result;
-    result = cf_columns_schedule(made->packed.plan, whole.schedule, pipe->rank, NULL, &schedule, error);
-    if (result == CF_OK) result = pipeline_run_of(pipe, made->packed.plan, schedule, &own, error);
-    if (result == CF_OK) {
-        *run = own;
-        run->schedule = schedule;
-        run->report = whole.report;
-        *in_step = whole.timeline->makespan;
-    } else {
-        cf_schedule_free(schedule);
-    }
-    pipeline_run_free(&whole);
-    return result;
-}
-
 /* The schedule of pipe->rank. */
-static int make_run(const planned *made, const pipeline *pipe, pipeline_run *run, double *in_step) {
+static int make_run(const planned *made, const pipeline *pipe, pipeline_run *run) {
     const plan_options *asked = made->asked;
     pipeline_case what;
     cf_error error;
-    cf_result result;
 
     memset(&what, 0, sizeof what);
     what.kind = made->kind;
@@ -185,26 +158,7 @@ static int make_run(const planned *made, const pipeline *pipe, pipeline_run *run
     what.forwards_first = asked->forwards_first;
     what.forward_only = asked->forward_only;
     what.lower = asked->lower;
-    if (made->columns) result = make_run_in_step(made, pipe, &what, run, in_step, &error);
-    else result = pipeline_run_make(pipe, made->packed.plan, &what, run, &error);
-    return result == CF_OK ? CLI_OK : cli_error(&error, NULL);
-}
-
-/* A chunk is as dear as its forward on the first stage. */
-static int make_columns(planned *made) {
-    const cf_plan *plan = made->packed.plan;
-    cf_pass_cost cost = {0, 1, 0};
-    pipeline_costs costs;
-    cf_error error;
-
-    if (!made->asked->packing.lockstep && (made->asked->packing.gang < 2 || made->kind == CF_SCHEDULE_PAPER))
-        return CLI_OK;
-    if (pipeline_costs_make(&made->pipe, 1, plan->chunk_size, CF_RECOMPUTE_DEFAULT, &costs, &error) != CF_OK)
-        return cli_error(&error, NULL);
-    if (!made->pipe.unit_cost) cost = costs.stages ? costs.stages[0].forward : costs.timing.all.forward;
-    pipeline_costs_free(&costs);
-    if (cf_columns_make(plan, &cost, NULL, &made->columns, &error) != CF_OK) return cli_error(&error, NULL);
-    return CLI_OK;
+    return pipeline_run_make(pipe, made->packed.plan, &what, run, &error) == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -416,7 +370,7 @@ static void print_times(const planned *made) {
 
     if (made->columns)
         printf("in step           all ranks take %s%s; the times that follow are those of this rank alone\n",
-               pipeline_duration(made->in_step, made->pipe.unit_cost),
+               pipeline_duration(made->run.in_step, made->pipe.unit_cost),
                made->pipe.gang > 1 ? ", beside what gangs gather" : "");
     pipeline_print_times(timeline, made->pipe.unit_cost, 1);
     pipeline_print_speed(&made->pipe, made->packed.plan, timeline->makespan);
@@ -662,10 +616,9 @@ static int write_schedules(const planned *made, cli_output *to) {
     (void)cli_write(text, (size_t)n, to);
     for (pipe.rank = 0; pipe.rank < n_ranks && code == CLI_OK; pipe.rank++) {
         pipeline_run run = {0};
-        double in_step;
         cf_error error;
         if (pipe.rank > 0) (void)cli_write(",\n", 2, to);
-        code = make_run(made, &pipe, &run, &in_step);
+        code = make_run(made, &pipe, &run);
         if (code == CLI_OK)
             code = cli_written(cf_write_schedule_json(run.schedule, run.timeline, cli_write, to, &error), &error);
         pipeline_run_free(&run);
@@ -779,6 +732,7 @@ static int run(const void *given, char **operands, int n_operands) {
     pipeline_options pipeline_asked = asked->pipeline;
     packing_options priced = asked->packing;
     planned made;
+    cf_error error;
     int code = check_outputs(asked);
 
     (void)n_operands;
@@ -793,7 +747,10 @@ static int run(const void *given, char **operands, int n_operands) {
     code = pipeline_price_gangs(&made.pipe, &priced);
     if (code == CLI_OK) code = packing_make(&priced, operands[0], &made.packed);
     if (code == CLI_OK) pipeline_take_gangs(&made.pipe, made.packed.plan);
-    if (code == CLI_OK) code = make_columns(&made);
+    made.pipe.lockstep = priced.lockstep;
+    if (code == CLI_OK && pipeline_in_step(&made.pipe, made.packed.plan, made.kind) &&
+        pipeline_columns(&made.pipe, made.packed.plan, &made.columns, &error) != CF_OK)
+        code = cli_error(&error, NULL);
     if (code == CLI_OK) {
         const cf_plan *plan = made.columns ? made.columns : made.packed.plan;
         pipeline first = made.pipe;
@@ -801,7 +758,7 @@ static int run(const void *given, char **operands, int n_operands) {
         made.k = asked->k > 0         ? asked->k
                  : asked->forward_only ? 1
                  : pipeline_default_k(&first, plan, (cf_replay)asked->replay);
-        code = make_run(&made, &made.pipe, &made.run, &made.in_step);
+        code = make_run(&made, &made.pipe, &made.run);
         if (code == CLI_OK && asked->microbatch_order) code = order_microbatches(&made);
         if (code == CLI_OK) code = make_held(&made);
         if (code == CLI_OK) code = write_all(&made);

@@ -601,6 +601,48 @@ static cf_schedule_desc describe(const pipeline *p, const pipeline_case *what) {
     return desc;
 }
 
+int pipeline_in_step(const pipeline *p, const cf_plan *plan, cf_schedule_kind kind) {
+    int64_t rows;
+    return p->lockstep || (packing_gangs(plan, &rows) > 0 && (kind != CF_SCHEDULE_PAPER || p->n_stages > 1));
+}
+
+cf_result pipeline_columns(const pipeline *p, const cf_plan *plan, cf_plan **columns, cf_error *error) {
+    cf_pass_cost cost = {0, 1, 0};
+    pipeline_costs costs;
+    cf_result result = pipeline_costs_make(p, 1, plan->chunk_size, CF_RECOMPUTE_DEFAULT, &costs, error);
+
+    if (result != CF_OK) return result;
+    if (!p->unit_cost) cost = costs.stages ? costs.stages[0].forward : costs.timing.all.forward;
+    pipeline_costs_free(&costs);
+    return cf_columns_make(plan, &cost, NULL, columns, error);
+}
+
+static cf_result make_in_step(const pipeline *p, const cf_plan *plan, const pipeline_case *what, pipeline_run *out,
+                              cf_error *error) {
+    pipeline all = *p;
+    pipeline_run whole, own;
+    cf_plan *columns = NULL;
+    cf_schedule *schedule = NULL;
+    cf_result result = pipeline_columns(p, plan, &columns, error);
+
+    all.rank = all.lockstep = 0;
+    if (result == CF_OK) result = pipeline_run_make(&all, columns, what, &whole, error);
+    cf_plan_free(columns);
+    if (result != CF_OK) return result;
+    result = cf_columns_schedule(plan, whole.schedule, p->rank, NULL, &schedule, error);
+    if (result == CF_OK) result = pipeline_run_of(p, plan, schedule, &own, error);
+    if (result == CF_OK) {
+        *out = own;
+        out->schedule = schedule;
+        out->report = whole.report;
+        out->in_step = whole.timeline->makespan;
+    } else {
+        cf_schedule_free(schedule);
+    }
+    pipeline_run_free(&whole);
+    return result;
+}
+
 cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeline_case *what, pipeline_run *out,
                             cf_error *error) {
     cf_schedule_desc desc = describe(p, what);
@@ -609,6 +651,7 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     int64_t *limits = NULL, n_virtual = desc.shape.n_virtual;
     cf_result result;
 
+    if (pipeline_in_step(p, plan, what->kind)) return make_in_step(p, plan, what, out, error);
     memset(&fresh, 0, sizeof fresh);
     result = pipeline_costs_make(p, n_virtual, plan->chunk_size, what->recompute, &costs, error);
     if (result != CF_OK) return result;

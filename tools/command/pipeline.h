@@ -146,6 +146,7 @@ typedef struct pipeline {
     const pipeline_options *asked;
     int64_t budget;
     int64_t gang; /* most ranks that share a sequence */
+    int lockstep; /* 1: all ranks have one list of passes */
 } pipeline;
 
 /* `command` is for messages. Returns an exit code; after CLI_OK pipeline_close is due. */
@@ -201,12 +202,19 @@ typedef struct pipeline_run {
     cf_memory_report *memory; /* (n_stages) with a model; or NULL */
     int64_t fullest;          /* the stage whose total is the most */
     int held_down;            /* 1: without a limit of bytes it would not fit */
+    double in_step;           /* where all ranks have one list: how long they take, beside what gangs gather */
 } pipeline_run;
+
+/* Whether all ranks have one list: with lockstep, and where gangs are not scheduled by paper on one stage. */
+int pipeline_in_step(const pipeline *p, const cf_plan *plan, cf_schedule_kind kind);
+
+/* The columns that it is made of; a chunk is as dear as its forward on the first stage. To be given to cf_plan_free. */
+cf_result pipeline_columns(const pipeline *p, const cf_plan *plan, cf_plan **columns, cf_error *error);
 
 /* Where it is known what a GPU may hold, `best` is held to that, and so are other kinds where it was given as an
    option: what does not fit as asked is made again under the limits of cf_memory_limits, and stays as it is where that
-   does not help. On success pipeline_run_free is due; on failure *out is untouched. Where a limit is to blame,
-   error->text speaks of whole stages, as the options do. */
+   does not help. In step it is what p->rank has of the list of all. On success pipeline_run_free is due; on failure
+   *out is untouched. Where a limit is to blame, error->text speaks of whole stages, as the options do. */
 cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeline_case *what, pipeline_run *out,
                             cf_error *error);
 void pipeline_run_free(pipeline_run *run);
