@@ -9463,23 +9463,6 @@ static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe
            cf__dispatch_has_place(d, stage, unit);
 }
 
-/* With the first forward of a unit on virtual stage v the unit starts there. */
-static void cf__dispatch_start_on(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v) {
-    cf__dispatch_worker *worker = &d->workers[stage];
-    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    const cf__pipe_room takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 0 : unit->k);
-    int64_t i;
-    *cf__dispatch_kept(d, chunk, v) = unit->k;
-    d->rows[v].state -= takes.state;
-    cf__room_add(&worker->room, &takes, -1);
-    worker->free_bytes -= takes.bytes;
-    if (d->pipe->plan->branches == NULL) cf__dispatch_count_unit(d, unit, v);
-    d->rows[v].n_started++;
-    for (i = 0; d->policy.evicts && i < unit->n - unit->k; i++)
-        cf__dispatch_await_replay(d, stage, v * d->pipe->n + unit->first + i);
-    if (d->policy.evicts) cf__dispatch_evict(d, stage);
-}
-
 /* The forward to take next: one of a unit that has started, or the first of a row that may start; -1: none. */
 static int32_t cf__dispatch_best_forward(cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
@@ -9570,17 +9553,25 @@ static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     return best >= 0 ? best : weight;
 }
 
-/* Takes a chosen pass out of its queue. */
+/* Takes a chosen pass out of its queue. With the first forward of a unit on a virtual stage the unit starts there. */
 static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int queue = CF__DISPATCH_BEGUN + cf__dispatch_place(id);
-    int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
-    if (cf__dispatch_top(worker, queue) == id) {
-        cf__dispatch_pop(worker, queue, d->urgency);
-        return;
-    }
-    cf__dispatch_pop(worker, CF__DISPATCH_FRESH + d->row_of[v], d->urgency);
-    cf__dispatch_start_on(d, stage, chunk, v);
+    int64_t chunk, v = cf__dispatch_stage(d, id, &chunk), queue = CF__DISPATCH_BEGUN + cf__dispatch_place(id), i;
+    int starts = cf__dispatch_top(worker, queue) != id;
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    cf__pipe_room takes;
+    cf__dispatch_pop(worker, starts ? CF__DISPATCH_FRESH + d->row_of[v] : queue, d->urgency);
+    if (!starts) return;
+    takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 0 : unit->k);
+    *cf__dispatch_kept(d, chunk, v) = unit->k;
+    d->rows[v].state -= takes.state;
+    cf__room_add(&worker->room, &takes, -1);
+    worker->free_bytes -= takes.bytes;
+    if (d->pipe->plan->branches == NULL) cf__dispatch_count_unit(d, unit, v);
+    d->rows[v].n_started++;
+    for (i = 0; d->policy.evicts && i < unit->n - unit->k; i++)
+        cf__dispatch_await_replay(d, stage, v * d->pipe->n + unit->first + i);
+    if (d->policy.evicts) cf__dispatch_evict(d, stage);
 }
 
 /* A stage is free: what has arrived becomes a choice, and it takes a pass, or waits for the next one to come. */
@@ -9773,13 +9764,11 @@ static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
     cf_search_report *report = &search->report;
     const cf_schedule *trial = &search->trial;
     double makespan;
-    int is_fixed;
+    if (!cf__search_keeps(search)) return;
     cf__clock_list(&search->clock, search->listed);
     cf__clock_run(&search->clock);
     makespan = search->clock.makespan;
-    is_fixed = kind != CF_SCHEDULE_BEST && makespan < report->fixed_makespan;
-    if ((!is_fixed && !(makespan < report->makespan)) || !cf__search_keeps(search)) return;
-    if (is_fixed) {
+    if (kind != CF_SCHEDULE_BEST && makespan < report->fixed_makespan) {
         report->best_fixed = kind;
         report->fixed_makespan = makespan;
         report->runs_ahead = search->maker.pattern.runs_ahead;
