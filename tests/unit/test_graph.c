@@ -599,24 +599,6 @@ TEST(an_executor_of_your_own) {
 
 /* ---- options, memory, limits ---- */
 
-TEST(too_many_nodes_are_refused) {
-    enum { N = CF_MAX_NODES / (2 * (int64_t)CF_MAX_STAGES) + 1 }; /* chunks, each with F and B on every stage */
-    int64_t lengths[N], i;
-    cf_graph_desc desc = {0};
-    cf_plan *plan;
-    cf_graph *g = NULL;
-    cf_error error;
-    for (i = 0; i < N; i++) lengths[i] = 2;
-    plan = in_twos(lengths, N);
-    REQUIRE(plan != NULL);
-    desc.shape.n_stages = CF_MAX_STAGES;
-    CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_LIMIT);
-    CHECK_STR(error.field, "n_nodes");
-    CHECK_INT(error.wanted, CF_MAX_NODES);
-    CHECK(g == NULL);
-    cf_plan_free(plan);
-}
-
 TEST(graph_options_are_checked) {
     static const int64_t lengths[] = {5, 2};
     cf_graph_desc desc, good;
@@ -769,5 +751,5 @@ TEST(each_part_of_a_time_can_be_too_long) {
 SUITE(graph, CASE(nodes_are_the_passes), CASE(edges_are_those_of_the_definitions),
       CASE(critical_path_is_the_simulators_bound), CASE(a_k_beyond_any_group), CASE(bounds_of_the_papers_example),
       CASE(an_executor_of_your_own), CASE(a_schedules_graph_has_its_passes), CASE(schedules_keep_to_their_graphs),
-      CASE(a_wrong_schedule_makes_no_graph), CASE(a_graph_has_backwards_of_one_form), CASE(too_many_nodes_are_refused),
+      CASE(a_wrong_schedule_makes_no_graph), CASE(a_graph_has_backwards_of_one_form),
       CASE(graph_options_are_checked), CASE(each_part_of_a_time_can_be_too_long));

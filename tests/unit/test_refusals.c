@@ -62,7 +62,8 @@ TEST(every_item_has_its_name) {
     CHECK_NAMES(cf_recompute_name, cf_recompute, "none", "selective", "layernorm", "act", "mlp", "full");
     CHECK_NAMES(cf_placement_name, cf_placement, "loop", "v", "any");
     CHECK_NAMES(cf_replay_name, cf_replay, "pipeline", "local");
-    CHECK_NAMES(cf_schedule_kind_name, cf_schedule_kind, "paper", "gpipe", "1f1b", "interleaved", "zero-bubble", "best");
+    CHECK_NAMES(cf_schedule_kind_name, cf_schedule_kind, "paper", "gpipe", "1f1b", "interleaved", "zero-bubble",
+                "best");
     CHECK_STR(cf_edge_name(CF_EDGE_ACTIVATION), "activation");
     CHECK_STR(cf_edge_name(CF_EDGE_STATE_GRADIENT), "state gradient");
     CHECK_STR(cf_edge_name(CF_EDGE_SLOT), "slot");

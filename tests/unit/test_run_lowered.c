@@ -471,27 +471,6 @@ TEST(impossible_transfers_are_named) {
     cf_plan_free(plan);
 }
 
-TEST(lowered_runs_need_what_run_size_says) {
-    harness_rng rng = {53};
-    cf_plan *plan = naive_plan(&rng, 6, 1);
-    cf_schedule *s = draw(&rng, plan);
-    cf_run_desc desc;
-    cf_error error;
-    size_t bytes = 0;
-    REQUIRE(s != NULL);
-    memset(&desc, 0, sizeof desc);
-    REQUIRE(cf_run_size(plan, s, &bytes, &error) == CF_OK);
-    desc.memory = harness_guard_new(bytes);
-    desc.bytes = bytes - 1;
-    CHECK_INT(cf_run(plan, s, 0, &desc, NULL, &error), CF_ERROR_SPACE);
-    CHECK_POISON(desc.memory, bytes);
-    desc.bytes = bytes;
-    CHECK_INT(cf_run(plan, s, 0, &desc, NULL, &error), CF_OK);
-    harness_guard_free(desc.memory);
-    cf_schedule_free(s);
-    cf_plan_free(plan);
-}
-
 /* ---- one action at a time ---- */
 
 static int same_step(const cf_step *a, const cf_step *b) {
@@ -671,6 +650,6 @@ TEST(a_runner_that_cannot_start_is_not_made) {
 SUITE(run_lowered, CASE(every_tensor_is_where_it_is_read), CASE(a_failing_callback_ends_the_stage_cleanly),
       CASE(an_error_that_a_callback_raises_comes_out),
       CASE(damaged_lowered_lists_are_survived), CASE(impossible_transfers_are_named),
-      CASE(lowered_runs_need_what_run_size_says), CASE(runners_side_by_side_do_what_run_does),
+      CASE(runners_side_by_side_do_what_run_does),
       CASE(a_runner_can_be_closed_at_any_point), CASE(a_failed_runner_repeats_its_error),
       CASE(a_runner_that_cannot_start_is_not_made));

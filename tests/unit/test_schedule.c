@@ -187,57 +187,6 @@ TEST(random_plans_follow_algorithm_2) {
     }
 }
 
-/* ---- memory ---- */
-
-TEST(schedule_into_needs_exactly_what_schedule_size_says) {
-    static oracle_batch batch;
-    int i;
-    for (i = 0; i < 300; i++) {
-        uint64_t seed = 41000000 + (uint64_t)i;
-        harness_rng rng = {seed};
-        cf_plan *plan = NULL;
-        cf_schedule_desc desc = with_k(harness_between(&rng, 1, 4));
-        cf_schedule *made;
-        size_t need = 0;
-        int64_t extra;
-        oracle_draw(&rng, &batch, 20);
-        oracle_note(seed, &batch);
-        REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
-        made = schedule_of(plan, &desc);
-        REQUIRE(made != NULL);
-        REQUIRE(cf_schedule_size(plan, &desc, &need, NULL) == CF_OK);
-        for (extra = -1; extra <= 1; extra++) {
-            size_t bytes = (size_t)((int64_t)need + extra);
-            char *memory = (char *)(extra == 0 ? malloc(bytes) : harness_guard_new(bytes));
-            cf_schedule *schedule;
-            cf_error error;
-            harness_poison(&schedule, sizeof schedule);
-            harness_poison(&error, sizeof error);
-            if (extra < 0) {
-                CHECK_INT(cf_schedule_into(plan, &desc, memory, bytes, &schedule, &error), CF_ERROR_SPACE);
-                CHECK_STR(error.field, "bytes");
-                CHECK_INT(error.wanted, need);
-                CHECK_INT(error.got, bytes);
-                CHECK_POISON(&schedule, sizeof schedule);
-                CHECK_POISON(memory, bytes);
-            } else if (CHECK_INT(cf_schedule_into(plan, &desc, memory, bytes, &schedule, &error), CF_OK)) {
-                CHECK((char *)schedule == memory);
-                CHECK_POISON(&error, sizeof error);
-                CHECK_INT(schedule->n_actions, made->n_actions);
-                CHECK(memcmp(schedule->actions, made->actions, (size_t)made->n_actions * sizeof(cf_action)) == 0);
-                cf_schedule_free(schedule); /* does nothing */
-                CHECK_INT(schedule->n_actions, made->n_actions);
-            }
-            if (extra == 0) free(memory);
-            else harness_guard_free(memory);
-        }
-        cf_schedule_free(made);
-        cf_plan_free(plan);
-    }
-}
-
-/* ---- arguments ---- */
-
 static void check_refused(const cf_plan *plan, const cf_schedule_desc *desc, cf_result code, const char *field,
                           int64_t got) {
     cf_schedule *schedule;
@@ -321,5 +270,5 @@ TEST(schedule_defaults_are_filled_in) {
 }
 
 SUITE(schedule, CASE(paper_example_of_four_sequences), CASE(random_plans_follow_algorithm_2),
-      CASE(schedule_into_needs_exactly_what_schedule_size_says), CASE(schedule_refuses_bad_arguments),
+      CASE(schedule_refuses_bad_arguments),
       CASE(schedule_defaults_are_filled_in));

@@ -517,10 +517,11 @@ TEST(into_memory_of_the_size_asked) {
             memory = harness_guard_new(bytes);
             CHECK_INT(cf_schedule_into(problem.plan, &problem.desc, memory, bytes - 1, &placed, &error),
                       CF_ERROR_SPACE);
-            CHECK_INT(error.wanted, bytes);
+            CHECK(strcmp(error.field, "bytes") == 0 && error.wanted == (int64_t)bytes && error.got == error.wanted - 1);
+            CHECK(placed == NULL);
             CHECK_POISON(memory, bytes);
             CHECK_INT(cf_schedule_into(problem.plan, &problem.desc, memory, bytes, &placed, &error), CF_OK);
-            CHECK(harness_guard_ok(memory));
+            CHECK(harness_guard_ok(memory) && (void *)placed == memory);
             CHECK_INT(cf_schedule_make(problem.plan, &problem.desc, &made, &error), CF_OK);
             REQUIRE(placed != NULL && made != NULL);
             CHECK_INT(placed->n_actions, made->n_actions);
