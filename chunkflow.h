@@ -4292,15 +4292,15 @@ static void cf__pack_sort_groups(cf__packer *p) {
 /* What comes next, of groups that fit, in a block of as many ranks as a gang of this level has; n_runs if nothing does.
    That may be narrower than the block. */
 static int32_t cf__pack_next_group(cf__packer *p, int64_t level, int64_t room) {
+    int64_t width = cf__pack_widest(p) >> level;
     int32_t best = (int32_t)p->n_runs, at;
-    double most = -1, cost;
-    for (; cf__pack_widest(p) >> level > 0; level++) {
+    double most = -1, key;
+    for (; width > 0; width /= 2, level++) {
         at = cf__pack_largest_run(p, p->levels[level], p->levels[level + 1], room);
-        if (at >= p->levels[level + 1] || (best < p->n_runs && p->runs[at].size < p->runs[best].size)) continue;
-        cost = p->last_costs[p->sorted[p->runs[at].first]];
-        if (best < p->n_runs && p->runs[at].size == p->runs[best].size && !(cost > most)) continue;
-        best = at;
-        most = cost;
+        if (at >= p->levels[level + 1]) continue;
+        key = p->costs[p->sorted[p->runs[at].first]] - (double)(width * CF_MAX_CHUNKS);
+        if (key > most) best = at;
+        most = cf__most(most, key);
     }
     return best;
 }
@@ -4381,9 +4381,13 @@ static void cf__pack_open_cells(cf__packer *p) {
     p->first_extra = p->n_units;
 }
 
-/* What a unit's last chunk costs without its items. */
-static double cf__pack_bare_cost(const cf__packer *p, int64_t unit) {
-    return unit < p->head.n_groups ? p->last_costs[unit] : p->chunk_constant;
+/* A unit without its items, and what its last chunk costs then. */
+static void cf__pack_empty(cf__packer *p, int64_t id) {
+    const cf__pack_unit empty = cf__pack_empty_unit(p, id);
+    p->units[id].room = empty.room;
+    p->units[id].slices_left = empty.slices_left;
+    p->units[id].n_items = 0;
+    p->costs[id] = id < p->head.n_groups ? p->last_costs[id] : p->chunk_constant;
 }
 
 /* Deals the sequences that are in no band, and those of the units that end with column end - 1, out to these units,
@@ -4393,11 +4397,8 @@ static int cf__pack_deal(cf__packer *p, int64_t end, double most) {
     int32_t *heap = p->order, *aside = p->sorted, smallest = cf__pack_item_size(p, p->n_items - 1), id;
     int64_t i, n_heap = 0, n_aside;
     for (id = 0; id < p->n_units; id++) {
-        const cf__pack_unit empty = cf__pack_empty_unit(p, id);
-        if (p->units[id].column + empty.n_chunks != end) continue;
-        p->units[id].room = empty.room;
-        p->units[id].slices_left = empty.slices_left;
-        p->costs[id] = cf__pack_bare_cost(p, id);
+        if (p->units[id].column + p->units[id].n_chunks != end) continue;
+        cf__pack_empty(p, id);
         cf__heap_push(heap, n_heap++, id, p->costs);
     }
     memcpy(p->spare, p->unit_of, (size_t)p->n_items * sizeof *p->unit_of);
@@ -4422,19 +4423,6 @@ static int cf__pack_deal(cf__packer *p, int64_t end, double most) {
     return i == p->n_items;
 }
 
-/* Items of each unit, and what its last chunk costs with them. */
-static void cf__pack_count_items(cf__packer *p) {
-    int64_t i;
-    for (i = 0; i < p->n_units; i++) {
-        p->units[i].n_items = 0;
-        p->costs[i] = cf__pack_bare_cost(p, i);
-    }
-    for (i = 0; i < p->n_items; i++) {
-        p->units[p->unit_of[i]].n_items++;
-        p->costs[p->unit_of[i]] += p->item_costs[i];
-    }
-}
-
 /* Deals out what is in no band: to the last column of the last one, if that becomes dearer by less than a new one would
    cost; or to new ones, of which the dearest chunks come first. */
 static void cf__pack_add_columns(cf__packer *p) {
@@ -4453,7 +4441,11 @@ static void cf__pack_add_columns(cf__packer *p) {
         if (cf__pack_deal(p, p->n_bands + 1, DBL_MAX)) p->first_extra = first;
         else p->n_units = first;
     }
-    cf__pack_count_items(p);
+    for (i = 0; i < p->n_units; i++) cf__pack_empty(p, i);
+    for (i = 0; i < p->n_items; i++) {
+        cf__pack_fill(&p->units[p->unit_of[i]], cf__pack_item_size(p, i), 1);
+        p->costs[p->unit_of[i]] += p->item_costs[i];
+    }
     n = p->n_units - p->first_extra;
     p->head.n_steps = p->n_bands + cf__div_up(n, ranks);
     for (i = p->n_bands; i < p->head.n_steps; i++) p->columns[i] = 0;
@@ -4503,28 +4495,20 @@ static cf_result cf__pack_lay_out(cf__packer *p, double target, double *price) {
     return CF_OK;
 }
 
-/* Which sequences are spread: the choice that full slices are cheapest with. */
-static cf_result cf__pack_form_gangs_in_step(cf__packer *p, double *best) {
-    double most = DBL_MAX, best_most = most, price;
-    int tries;
-    cf__pack_cost_sequences(p);
-    for (*best = DBL_MAX, tries = 0; tries < 12; tries++, most = tries == 1 ? p->mean_cost : most * 0.7) {
-        cf__pack_choose_widths(p, tries == 11 ? best_most : most);
-        cf__pack_cut_gangs(p);
+static cf_result cf__pack_prepare_in_step(cf__packer *p) {
+    double target, best_target = DBL_MAX, most = DBL_MAX, best_most = most, best = DBL_MAX, full, dearest = 0, price;
+    int tries, n_tries = p->desc.gang > 1 ? 12 : 1; /* of widths; the last one is the best of the others */
+    int64_t i;
+    p->chunk_constant = p->weights.constant;
+    if (n_tries > 1) cf__pack_cost_sequences(p);
+    for (tries = 0; tries < n_tries; tries++, most = tries == 1 ? p->mean_cost : most * 0.7) {
+        if (n_tries > 1) cf__pack_choose_widths(p, tries + 1 == n_tries ? best_most : most);
+        if (n_tries > 1) cf__pack_cut_gangs(p);
         CF__TRY(cf__pack_lay_out(p, DBL_MAX, &price));
-        if (!(price < *best)) continue;
-        *best = price;
+        if (!(price < best)) continue;
+        best = price;
         best_most = most;
     }
-    return CF_OK;
-}
-
-static cf_result cf__pack_prepare_in_step(cf__packer *p) {
-    int64_t i;
-    int tries;
-    double target, best_target = DBL_MAX, best, full, dearest = 0, price;
-    p->chunk_constant = p->weights.constant;
-    CF__TRY(p->desc.gang > 1 ? cf__pack_form_gangs_in_step(p, &best) : cf__pack_lay_out(p, DBL_MAX, &best));
     full = p->chunk_constant + cf__pack_slice_cost(p, 0, p->desc.chunk_size);
     for (i = 0; i < p->n_bands && p->desc.split == CF_SPLIT_COST; i++) dearest = cf__most(dearest, p->columns[i]);
     for (tries = 0, target = full; tries < 40 && target > 0 && target < dearest; tries++, target *= 1.25) {
@@ -4533,7 +4517,7 @@ static cf_result cf__pack_prepare_in_step(cf__packer *p) {
         best = price;
         best_target = target;
     }
-    CF__TRY(cf__pack_lay_out(p, best_target, &best));
+    CF__TRY(cf__pack_lay_out(p, best_target, &price));
     for (i = 0; i < p->n_units; i++) {
         p->order[i] = (int32_t)i;
         p->costs[i] = -((double)p->units[i].rank * (double)p->head.n_steps + (double)p->units[i].column);
