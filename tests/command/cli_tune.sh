@@ -103,7 +103,8 @@ PYTHON
 fi
 
 # Twelve layers of gpt-oss and sixteen of Qwen3.5 need all rows; the others send the rows before two pieces, or in two rounds a
-# state and what it decays by, and both wait for the first byte.
+# state and what it decays by, and both wait for the first byte. Each GPU has blocks of 128 of its quarter of the rows, a head each,
+# and half a wave of its 132 processors more.
 name=tune_baseline_context_of_kinds
 if wanted $name; then
     echo 8192 >one
@@ -117,12 +118,12 @@ if wanted $name; then
     elif python - >why 2>&1 <<'PYTHON'
 import json
 rows, rate = 8192, 450e9 * 0.75
-for model, full, messages, sent in (("gpt-oss-20b", 12, 12, 12 * 2 * 127 * 2 * 2 * 8 * 64),
-                                    ("qwen3.5-27b", 16, 2 * 48, 48 * 2 * 2 * 4 * 48 * 128 * 128)):
+for model, heads, full, messages, sent in (("gpt-oss-20b", 64, 12, 12, 12 * 2 * 127 * 2 * 2 * 8 * 64),
+                                           ("qwen3.5-27b", 24, 16, 2 * 48, 48 * 2 * 2 * 4 * 48 * 128 * 128)):
     base, time = json.load(open("base." + model))["baseline"], json.load(open("time." + model))
     assert (base["context_parallel"], base["exchange"], base["recompute"]) == (4, "ring", "none"), base
-    def cost(p): return p["constant"] + (p["per_token"] * rows + p["per_pair"] * (rows * (rows + 1) // 2)) / 4
-    passes = sum(cost(time["stages"][0][p]) for p in "FB")
+    def cost(p, waves=1): return p["constant"] + (p["per_token"] * rows + p["per_pair"] * waves * (rows * (rows + 1) // 2)) / 4
+    passes = cost(time["stages"][0]["F"], 1 + 132 / (heads * rows / 4 / 128) / 2) + cost(time["stages"][0]["B"])
     kernels, waits = 2 * 3 * 3 * full * 5e-6, 2 * messages * 15e-6
     wanted = passes + kernels + waits + 3 * sent / rate + time["step_seconds"]
     assert abs(base["seconds"] / wanted - 1) < 2e-6, (model, base, wanted) # a chunk of 16M is nearly any

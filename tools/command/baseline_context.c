@@ -11,10 +11,12 @@
    Layers with a window need the rows before each piece and no more, those with chunks none; recurrent ones scan their
    states, in as many rounds as the group's size has bits (MaxText, pull request 4968). Latent attention sends K and V of
    each head, as TransformerEngine does, and experts lie on as many GPUs of a node as they can.
+   Each sequence is padded to a multiple of 2 cp x tp rows, as such trainers do for zigzag and sequence parallelism (verl,
+   preprocess_packed_seqs), and the last wave of blocks of attention is half empty, as that of a chunk is.
    The one that costs the sample's micro-batches less is taken. A pass's exposed seconds are charged by its rows, so
    their sum is right and a single pass's need not be. Gradients and optimizer states are divided over all cp x data
    GPUs, as in Megatron-LM's distributed optimizer. This is in favour of the baseline: kernels are as fast
-   as without. */
+   as without, and each has the rows of the longest micro-batch. */
 
 #include "baseline.h"
 #include "modelling.h"
@@ -84,6 +86,7 @@ typedef struct context_needs {
     double row;              /* bytes of these for each row, */
     int64_t widest;          /* and of one layer, at most */
     double messages, pieces; /* of the others: how many transfers there are, and their bytes, however many rows */
+    double heads;            /* of attention to all rows, on a GPU; 0: there is none */
 } context_needs;
 
 static cf_result find_needs(const cf_model *model, const cf_parallel *parallel, const context_way *way, int64_t stage,
@@ -99,6 +102,7 @@ static cf_result find_needs(const cf_model *model, const cf_parallel *parallel, 
         if (s.layers == 0) continue;
         if (s.state_row > 0) {
             out->layers += (double)s.layers;
+            out->heads = (double)s.heads;
             out->row += (double)(s.layers * row);
             if (row > out->widest) out->widest = row;
         } else if (s.mixer == CF_MIXER_WINDOW) {
@@ -136,6 +140,8 @@ static cf_stage_cost share_stage(const context_search *s, const context_way *way
     const cf_plan *sample = s->samples[way->packed];
     cf_stage_cost cost = *whole;
 
+    if (needs->heads > 0)
+        cost.forward.per_pair *= 1 + 64 * (double)(gpu->processors * way->cp) / (needs->heads * (double)s->chunk_size);
     scale(&cost.forward, 1 / (double)way->cp);
     scale(&cost.backward, 1 / (double)way->cp);
     add_transfers(way, sample, gpu, link, pieces, needs, ring, &cost.forward);
@@ -244,11 +250,21 @@ static cf_result make_costs(const context_search *s, const context_way *way, con
    The search
    ---------------------------------------------------------------------------------------------------------------- */
 
+/* Padding for the way, and a micro-batch that is no less than the longest sequence with it. */
+static void pad(const context_way *way, int64_t *align, int64_t *chunk_size) {
+    int64_t least = *align > 0 ? *align : 1, all = least;
+
+    while (all % (2 * way->cp * way->tp) != 0) all += least;
+    *align = all;
+    *chunk_size += (all - *chunk_size % all) % all;
+}
+
 /* Times a way on so many batches. *out: due to cf_tuning_free; NULL where it cannot be made. */
 static cf_result time_way(const context_search *s, context_way *way, int64_t n_batches, cf_tuning **out, int *ring,
                           cf_error *error) {
     cf_tune_desc desc = *s->desc;
     context_costs costs;
+    int64_t chunk_size = s->chunk_size;
     cf_result result = make_costs(s, way, &costs, error);
 
     *out = NULL;
@@ -265,7 +281,8 @@ static cf_result time_way(const context_search *s, context_way *way, int64_t n_b
     desc.bytes = costs.bytes;
     desc.limit_bytes = s->limit;
     desc.n_batches = n_batches;
-    baseline_take_form(&desc, way->packed, &s->chunk_size);
+    pad(way, &desc.pack.align, &chunk_size);
+    baseline_take_form(&desc, way->packed, &chunk_size);
     if (result == CF_OK) result = cf_tune(s->lengths, s->n, &desc, out, error);
     free(costs.stages);
     free(costs.bytes);
