@@ -8760,10 +8760,11 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
    than the stages after it need for one group, so the last virtual stage at which a group waits always holds one that
    goes on. For places there are two ways.
 
-   A fixed kind, and all pipeline replay, sets them aside: a unit starts when there are places for all that it will ever
-   keep there. This cannot deadlock. A unit that has started waits only for virtual stages further down, since its own
-   places are set aside. One that starts in a row of virtual stages leaves as much as a unit needs in each later row, so
-   that the first rows never fill the places of the last one, which waits for nobody.
+   A fixed kind sets them aside: a unit starts when there are places for all that it will ever keep there. This cannot
+   deadlock. A unit that has started waits only for virtual stages further down, since its own places are set aside. One
+   that starts in a row of virtual stages leaves as much as a unit needs in each later row, so that the first rows never
+   fill the places of the last one, which waits for nobody. `best` in pipeline replay also takes places as passes need
+   them, which keeps more of them in use and may end in a deadlock.
 
    In a plan with trees units start in order on every virtual stage, so that whoever waits for room waits for units that
    have all they need, but for those above it. A path keeps no more than K chunks, which fit beside what its groups
@@ -8784,6 +8785,8 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
 typedef struct cf__dispatch_policy {
     int split;             /* backwards are cut into I and W */
     int evicts;            /* 0: places are set aside */
+    double patience;       /* no: they are taken as passes need them, and rather than run a pass a stage stands idle for
+                              up to so much of that pass's time, if one that it likes better comes then. 0: not so */
     int returns;           /* backwards and their replays go before forwards */
     double lead;           /* with that, forwards go first all the same while the next stage has less to run than this
                               many times what this one has at hand, so that the next one need not wait. 0: never */
@@ -9225,19 +9228,25 @@ static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
     }
 }
 
-/* Whether a stage has a place for a chunk of the unit, or can make one. */
+/* Whether a stage has a place for a chunk of the unit, or can make one by eviction. */
 static int cf__dispatch_has_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit) {
     const cf__pipe_room *room = &d->workers[stage].room;
     return (room->chunks >= 1 && room->bytes >= cf__schedule_place(d->maker, unit)) ||
-           cf__dispatch_victim(d, stage) >= 0;
+           (d->policy.evicts && cf__dispatch_victim(d, stage) >= 0);
 }
 
-/* Whether a ready pass of a unit that has started may run. Where there is eviction, replays wait for a place and take
-   theirs in falling order. */
+/* Whether a unit that starts sets all its places aside. */
+static int cf__dispatch_sets_aside(const cf__dispatch *d) { return !d->policy.evicts && !(d->policy.patience > 0); }
+
+/* Whether a ready pass of a unit that has started may run. Where no places are set aside it may have to wait for one;
+   with eviction only replays do, and take theirs in falling order. */
 static int cf__dispatch_allows(cf__dispatch *d, int64_t stage, int32_t id) {
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
     const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
-    if (cf__dispatch_place(id) != CF_R || !d->policy.evicts) return 1;
+    if (!d->policy.evicts)
+        return cf__dispatch_sets_aside(d) || !cf__pipe_keeps(&unit, cf__dispatch_place(id), chunk) ||
+               cf__dispatch_has_place(d, stage, &unit);
+    if (cf__dispatch_place(id) != CF_R) return 1;
     if (cf__pipe_is_dropped(&unit, chunk + 1 - unit.first) &&
         !cf__dispatch_is_taken(d, v * d->pipe->n + chunk + 1, CF_R))
         return 0;
@@ -9323,9 +9332,10 @@ static void cf__dispatch_supply_all(cf__dispatch *d, int64_t stage, const cf__pi
 static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place,
                                     int64_t chunk, int64_t v) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    if (!d->policy.evicts || !cf__pipe_keeps(unit, place, chunk)) return;
+    if (cf__dispatch_sets_aside(d) || !cf__pipe_keeps(unit, place, chunk)) return;
     worker->room.chunks--;
     worker->room.bytes -= cf__schedule_place(d->maker, unit);
+    if (!d->policy.evicts) return;
     if (place == CF_F) cf__dispatch_push(worker, CF__DISPATCH_KEPT, (int32_t)(v * d->pipe->n + chunk), d->near);
     cf__dispatch_evict(d, stage);
 }
@@ -9339,7 +9349,8 @@ static void cf__dispatch_give_back(cf__dispatch *d, int64_t stage, const cf__pip
     int64_t before = chunk - cf__max(cf__schedule_unit(d->maker, chunk)->k, 1);
     int32_t replay = cf__dispatch_id(v * d->pipe->n + before, CF_R);
     const cf__pipe_unit *ends = chunk == unit->first ? cf__pattern_ends(d->maker, chunk) : NULL;
-    int stays = !d->policy.evicts && (chunk - unit->first >= cf__max(unit->k, 1) || (ends != NULL && ends->k == 0));
+    int stays = cf__dispatch_sets_aside(d) &&
+                (chunk - unit->first >= cf__max(unit->k, 1) || (ends != NULL && ends->k == 0));
     worker->room.chunks += !stays;
     if (d->maker->tightest.bytes < INT64_MAX) {
         worker->free_bytes += cf__schedule_beside(d->maker, unit, chunk - unit->first).bytes;
@@ -9438,7 +9449,7 @@ static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe
     if (d->policy.rhythm > 0 && !d->policy.split &&
         (double)d->rows[v].n_open >= cf__product(d->policy.rhythm, d->way[1][v] - d->way[0][v]))
         return 0;
-    takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 1 : unit->k);
+    takes = cf__schedule_takes(d->maker, unit, cf__dispatch_sets_aside(d) ? unit->k : d->policy.evicts);
     leaves = cf__dispatch_leaves(d, stage, v);
     if (takes.state > d->rows[v].state || takes.bytes > bytes - leaves.bytes) return 0;
     if (!d->policy.evicts) return takes.chunks <= worker->room.chunks - leaves.chunks;
@@ -9452,12 +9463,15 @@ static int32_t cf__dispatch_best_forward(cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     int32_t best = cf__dispatch_top(worker, CF__DISPATCH_BEGUN);
     int64_t row;
+    if (best >= 0 && !cf__dispatch_allows(d, stage, best)) best = -1;
     for (row = 0; row < d->maker->desc.shape.n_virtual; row++) {
         int32_t id = cf__dispatch_top(worker, CF__DISPATCH_FRESH + row);
         int64_t v, chunk;
         if (id < 0) continue;
         v = cf__dispatch_stage(d, id, &chunk);
-        if (!cf__dispatch_may_start(d, stage, cf__schedule_unit(d->maker, chunk), v)) continue;
+        if (!cf__dispatch_allows(d, stage, id) ||
+            !cf__dispatch_may_start(d, stage, cf__schedule_unit(d->maker, chunk), v))
+            continue;
         best = cf__dispatch_prefer(d, best, id);
     }
     return best;
@@ -9471,15 +9485,21 @@ static int32_t cf__dispatch_due(const cf__dispatch *d, cf__dispatch_worker *work
     return due;
 }
 
-/* Whether a stage that could run a W leaves it for later: the pass whose turn it is comes before that would end, and
-   the stage has time to wait for it. */
-static int cf__dispatch_defers(const cf__dispatch *d, int64_t stage, int32_t weight) {
+/* Whether a stage stands idle rather than run a pass, as one that it likes better comes soon. Where the order is strict
+   only W is left for later, while the pass whose turn it is comes before that would end and there is time to wait. */
+static int cf__dispatch_waits(const cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int32_t due = cf__dispatch_is_strict(d) ? cf__dispatch_due(d, worker) : -1;
-    double seconds = d->paths->seconds[CF__PIPE_W][cf__dispatch_cell(weight)];
-    if (due < 0 || d->missing[due] != 0 || (cf__dispatch_place(due) == CF_F && worker->room.chunks < 1)) return 0;
-    return d->ready_at[due] > d->now && d->ready_at[due] < d->now + seconds &&
-           d->ready_at[due] + worker->left <= d->least * (1 + 1e-9);
+    int strict = cf__dispatch_is_strict(d), place = cf__dispatch_place(id);
+    int32_t next = strict ? cf__dispatch_due(d, worker) : cf__dispatch_top(worker, CF__DISPATCH_COMING);
+    double seconds = d->paths->seconds[place][cf__dispatch_cell(id)];
+    if (next < 0 || d->missing[next] != 0 || d->ready_at[next] <= d->now) return 0;
+    if (strict)
+        return place == CF__PIPE_W && (cf__dispatch_place(next) != CF_F || worker->room.chunks >= 1) &&
+               d->ready_at[next] < d->now + seconds && d->ready_at[next] + worker->left <= d->least * (1 + 1e-9);
+    if (d->ready_at[next] - d->now >= d->policy.patience * seconds) return 0;
+    if (d->policy.returns && cf__dispatch_place(next) == CF__PIPE_BACK && place != CF__PIPE_BACK) return 1;
+    return cf__bounds_latest_start(d->paths, cf__dispatch_place(next), cf__dispatch_cell(next)) >
+           cf__bounds_latest_start(d->paths, place, cf__dispatch_cell(id));
 }
 
 /* Whether a stage runs a W because the next forward, whose turn it is, finds no room. */
@@ -9522,7 +9542,6 @@ static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     int32_t back = cf__dispatch_top(worker, CF__DISPATCH_RETURNING), best;
     int32_t forward = cf__dispatch_best_forward(d, stage);
     if (weight >= 0 && cf__dispatch_makes_room(d, stage, forward)) return weight;
-    if (weight >= 0 && cf__dispatch_defers(d, stage, weight)) weight = -1;
     if (replay >= 0 && !cf__dispatch_allows(d, stage, replay)) replay = -1;
     best = d->policy.evicts && back >= 0 ? back : cf__dispatch_prefer(d, replay, back);
     if (best < 0) best = forward;
@@ -9546,7 +9565,7 @@ static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__pipe_room takes;
     cf__dispatch_pop(worker, starts ? CF__DISPATCH_FRESH + d->row_of[v] : queue, d->urgency);
     if (!starts) return;
-    takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 0 : unit->k);
+    takes = cf__schedule_takes(d->maker, unit, cf__dispatch_sets_aside(d) ? unit->k : 0);
     *cf__dispatch_kept(d, chunk, v) = unit->k;
     d->rows[v].state -= takes.state;
     cf__room_add(&worker->room, &takes, -1);
@@ -9566,6 +9585,7 @@ static void cf__dispatch_decide(cf__dispatch *d, int64_t stage) {
         cf__dispatch_admit(d, stage, cf__dispatch_pop(worker, CF__DISPATCH_COMING, d->ready_at));
     id = cf__dispatch_best(d, stage);
     if (id < 0 && cf__dispatch_replays_early(d, stage)) id = cf__dispatch_best(d, stage);
+    if (id >= 0 && cf__dispatch_waits(d, stage, id)) id = -1;
     if (id >= 0) {
         cf__dispatch_claim(d, stage, id);
         cf__dispatch_take(d, stage, id);
@@ -9890,33 +9910,20 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
     search->dispatch.policy = search->best_policy;
 }
 
-/* Orders that are good for equal passes and, followed, for others: forwards and backwards in turns, which fills a
-   pipeline with room (ZB-V, ZB-H1). They drop nothing, and are for batches without groups. */
-static void cf__search_try_plans(cf__search *search, cf__dispatch_policy policy) {
-    const cf__schedule_maker *m = &search->maker;
-    int64_t most = 0, i;
-    for (i = 0; i < m->desc.shape.n_stages; i++) most = cf__max(most, cf__schedule_limits_of(m, i).chunks);
-    most = cf__min(most, 2 * m->pipe.n_v);
-    policy.evicts = 0;
-    for (i = 0; i < 4 && policy.split && m->n_units == m->pipe.n && m->pipe.plan->branches == NULL; i++) {
-        policy.ahead = i == 3 ? cf__max(most / 2 + most / 4, 1) : cf__max(most - i, 1);
-        cf__search_try_policy(search, policy);
-    }
-}
-
 /* On one row of virtual stages backwards go first, and forwards by what waits on the next stage. Equal chunks of which
    fewer fit on a stage than there are stages take up to 1.6 times as long with a lead, so it is tried without, too. On
    several rows, virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later,
    which keeps more. In a V the former keeps a third of what 1F1B does, and the last two are those of V-Half and V-Min
    (Qi et al., Pipeline Parallelism with Controllable Memory, 2024). These are for cut backwards without groups, and
-   drop nothing. */
+   drop nothing; so are forwards and backwards in turns, which fill a pipeline with room (ZB-V, ZB-H1). */
 static void cf__search_try_policies(cf__search *search) {
     static const double rhythms[][3] = {{1, 0, 0}, {1.2, 0, 0}, {1.5, 0, 0},  {2, 0, 0},
                                         {1, 0, 0}, {1, 1, 2.5}, {1.2, 1, 0}};
     const cf__schedule_maker *m = &search->maker;
     cf__dispatch_policy policy = search->dispatch.policy;
-    int evicts = policy.evicts, alone = m->n_units == m->pipe.n && m->pipe.plan->branches == NULL, i;
-    int n = policy.split && alone ? (int)CF__COUNT(rhythms) : (int)CF__SEARCH_DROPPING;
+    int evicts = policy.evicts, alone = policy.split && m->n_units == m->pipe.n && m->pipe.plan->branches == NULL, i;
+    int n = alone ? (int)CF__COUNT(rhythms) : (int)CF__SEARCH_DROPPING;
+    int64_t most = 0, s;
     for (i = 0; i < n && m->desc.shape.n_virtual > 1 && CF__USES(rhythms); i++) {
         policy.evicts = evicts && i < CF__SEARCH_DROPPING;
         policy.rhythm = rhythms[i][0] / (double)(3 * m->desc.shape.n_virtual);
@@ -9931,6 +9938,16 @@ static void cf__search_try_policies(cf__search *search) {
     cf__search_try_policy(search, policy);
     policy.lead = 0;
     if (policy.evicts && CF__USES(leads)) cf__search_try_policy(search, policy);
+    policy.evicts = 0;
+    policy.patience = 0.5;
+    if (!m->pipe.local || alone) cf__search_try_policy(search, policy);
+    policy.patience = 0;
+    for (s = 0; s < m->desc.shape.n_stages; s++) most = cf__max(most, cf__schedule_limits_of(m, s).chunks);
+    most = cf__min(cf__min(most, m->all.chunks), 2 * m->pipe.n_v);
+    for (i = 0; i < 4 && alone; i++) {
+        policy.ahead = i == 3 ? cf__max(most / 2 + most / 4, 1) : cf__max(most - i, 1);
+        cf__search_try_policy(search, policy);
+    }
 }
 
 /* ---- the walk ---- */
@@ -9962,6 +9979,7 @@ static void cf__search_change_policy(cf__search *search) {
     if (policy->rhythm > 0) policy->rhythm *= 0.75 + (double)drawn / (1 << 21);
     else if (policy->evicts && policy->returns && drawn % 4 > 0 && CF__USES(leads))
         policy->lead = cf__search_lead / 2 * (double)(drawn / 4 % 4);
+    else if (!policy->evicts && drawn % 2 > 0) policy->patience = drawn & 2 ? 0 : (double)drawn / (1 << 20);
     else policy->returns = !policy->returns;
 }
 
@@ -10020,7 +10038,6 @@ static int cf__search_core(cf__search *search, int split) {
         cf__search_set_order(m, 1);
         if (!cf__search_try_dispatch(search, search->makespan * (1 + 1e-9))) cf__search_set_order(m, 0);
     }
-    cf__search_try_plans(search, policy);
     search->dispatch.policy = search->best_policy;
     cf__search_walk(search);
     return 1;
