@@ -11082,11 +11082,11 @@ static uint16_t *cf__ranks_cell(const cf__ranks *k, int64_t rank, const cf_actio
     return &k->run[(rank * k->pipe.n_v + v) * k->pipe.n + a->chunk - rank * k->pipe.n];
 }
 
-/* Whether what a pass takes from another virtual stage has been made. In lowered lists its RECV comes before it. */
+/* Whether what a pass takes from another virtual stage has been made. */
 static int cf__ranks_has_input(const cf__ranks *k, int64_t rank, const cf_action *a) {
     int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
     int way = backward - (a->pass == CF_F || (a->pass == CF_R && !k->pipe.local));
-    if (k->schedules[rank]->lowered || !cf__pipe_leads(&k->pipe, way, a->stage)) return 1;
+    if (!cf__pipe_leads(&k->pipe, way, a->stage)) return 1;
     return *cf__ranks_cell(k, rank, a, a->stage + way) & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass);
 }
 

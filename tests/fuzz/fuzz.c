@@ -171,12 +171,29 @@ void fuzz_draw_stream(fuzz_input *in, cf_timing *timing, int wild) {
     timing->stream_exposed = wild > 0 && fuzz_chance(in, wild) ? fuzz_real(in) : (double)fuzz_between(in, 0, 8) / 8;
 }
 
+/* One stage that may keep no more bytes of trees than it must keeps as many, but for what one chunk is not full. */
+static void check_least(const cf_plan *plan, const cf_schedule_desc *desc, const cf_schedule *schedule) {
+    const cf_bytes *each = &desc->limits.per_token;
+    cf_simulate_desc how = {0};
+    cf_timeline *timeline = NULL;
+    int64_t chunk;
+    if (plan->branches == NULL || schedule->shape.n_stages * schedule->shape.n_virtual > 1) return;
+    how.limits.per_token = desc->limits.per_token;
+    if (cf_simulate(plan, schedule, &how, &timeline, NULL) != CF_OK) return;
+    chunk = plan->chunk_size * (each->activations + each->state + each->state_gradient + each->boundary);
+    FUZZ_CHECK(timeline->peak_bytes[0] + chunk >= desc->limits.bytes, "%lld bytes are kept, %lld are said to be needed",
+               (long long)timeline->peak_bytes[0], (long long)desc->limits.bytes);
+    cf_timeline_free(timeline);
+}
+
 cf_result fuzz_make_schedule(const cf_plan *plan, cf_schedule_desc *desc, cf_schedule **schedule, cf_error *error) {
     cf_limits *limits = &desc->limits;
+    int64_t *raised = NULL;
     int tries;
     for (tries = 0;; tries++) {
         cf_result result = cf_schedule_make(plan, desc, schedule, error);
         int64_t *limit = NULL;
+        if (result == CF_OK && raised == &limits->bytes) check_least(plan, desc, *schedule);
         if (result != CF_ERROR_INFEASIBLE) return result;
         if (strcmp(error->field, "limits.chunks") == 0 && limits->chunks_by_stage == NULL) limit = &limits->chunks;
         if (strcmp(error->field, "limits.state") == 0 && limits->state_by_stage == NULL) limit = &limits->state;
@@ -185,6 +202,7 @@ cf_result fuzz_make_schedule(const cf_plan *plan, cf_schedule_desc *desc, cf_sch
         FUZZ_CHECK(tries < 3 && error->wanted > *limit, "%s: %lld is too little, %lld is said to be enough",
                    error->field, (long long)*limit, (long long)error->wanted);
         *limit = error->wanted;
+        raised = limit;
         *error = fuzz_error();
     }
 }

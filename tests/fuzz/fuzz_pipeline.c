@@ -107,11 +107,11 @@ static void draw_limits(road *r) {
     cf_schedule_desc *d = &r->order;
     int i;
     if (fuzz_chance(&r->in, 4)) d->limits.chunks = fuzz_mostly(&r->in, -1, 8, r->wild);
-    if (fuzz_chance(&r->in, 4)) d->limits.per_token.activations = fuzz_mostly(&r->in, 0, 9, r->wild);
-    if (fuzz_chance(&r->in, 4)) d->limits.per_token.state = fuzz_mostly(&r->in, 0, 3, r->wild);
-    if (fuzz_chance(&r->in, 4)) d->limits.per_token.state_gradient = fuzz_mostly(&r->in, 0, 3, r->wild);
-    if (fuzz_chance(&r->in, 4)) d->limits.per_token.boundary = fuzz_mostly(&r->in, 0, 3, r->wild);
-    if (fuzz_chance(&r->in, 4)) d->limits.bytes = fuzz_mostly(&r->in, -1, 6000, r->wild);
+    if (fuzz_chance(&r->in, 2)) d->limits.per_token.activations = fuzz_mostly(&r->in, 0, 9, r->wild);
+    if (fuzz_chance(&r->in, 2)) d->limits.per_token.state = fuzz_mostly(&r->in, 0, 3, r->wild);
+    if (fuzz_chance(&r->in, 2)) d->limits.per_token.state_gradient = fuzz_mostly(&r->in, 0, 3, r->wild);
+    if (fuzz_chance(&r->in, 2)) d->limits.per_token.boundary = fuzz_mostly(&r->in, 0, 3, r->wild);
+    if (fuzz_chance(&r->in, 2)) d->limits.bytes = fuzz_mostly(&r->in, -1, fuzz_chance(&r->in, 2) ? 1 : 6000, r->wild);
     for (i = 0; i < MOST_STAGES; i++) {
         r->limits[i] = fuzz_mostly(&r->in, 0, 8, r->wild);
         r->limits_bytes[i] = fuzz_mostly(&r->in, 0, 6000, r->wild);

@@ -150,6 +150,13 @@ class Source:
     def text(self, begin, end):
         return squeeze("".join(self.tokens[begin:end]))
 
+    def never_holds(self, i, begin, end):
+        """Whether a token, or what stands around it, is a condition that no test can bring about."""
+        at = self.inside[i]
+        while at is not None and self.tokens[self.back(at)] != "CF__NEVER":
+            at = self.inside[at]
+        return at is not None or "CF__NEVER" in self.tokens[begin:end]
+
     def region(self, at):
         """The smallest whole expression around a token: what brackets, commas, semicolons and assignments cut off."""
         begin, end = at, at
@@ -306,14 +313,14 @@ def mutants_of_function(source, name, section, first, last):
         token = source.tokens[i]
         for other in token_mutants(source, i):
             begin, end = source.region(i)
-            if is_type_or_label(source, begin, end) or "CF__NEVER" in source.tokens[begin:end]:
+            if is_type_or_label(source, begin, end) or source.never_holds(i, begin, end):
                 continue
             after = squeeze("".join(source.tokens[begin:i]) + " " + other + " " + "".join(source.tokens[i + 1:end]))
             found.append(Mutant("token", name, section, begin, end, source.text(begin, end), after))
             if end - begin <= 2:
                 found[-1].widen(context_of(source, begin, first))
         for kind, begin, end, after in semantic_mutants(source, i):
-            if not is_type_or_label(source, begin, end) and "CF__NEVER" not in source.tokens[begin:end]:
+            if not is_type_or_label(source, begin, end) and not source.never_holds(i, begin, end):
                 found.append(Mutant(kind, name, section, begin, end, source.text(begin, end), squeeze(after)))
                 if end - begin <= 2:
                     found[-1].widen(context_of(source, begin, first))

@@ -660,6 +660,7 @@ TEST(gangs_that_do_not_meet_are_refused) {
     CHECK_INT(cf_schedule_validate(t.plan, broken, NULL, NULL, NULL), CF_OK);
     CHECK_INT(cf_ranks_validate(t.plan, all(&t), &free_but_gangs, NULL, &t.error), CF_ERROR_SCHEDULE);
     CHECK_STR(t.error.field, "actions");
+    CHECK_INT(t.error.item, -1);
     CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, NULL), CF_ERROR_SCHEDULE);
     REQUIRE(cf_schedule_make(t.plan, &order, &t.schedules[1], NULL) == CF_OK); /* drops nothing */
     CHECK_INT(cf_ranks_validate(t.plan, all(&t), &free_but_gangs, NULL, &t.error), CF_ERROR_SCHEDULE);

@@ -740,7 +740,9 @@ TEST(a_window_is_a_stage_s) {
 /* What a row costs for each token is nothing on the device. But the chunk in a pass has the fp32 sums that attention
    carries from block to block: of each query head a row of the output or of dQ, and two numbers. Counted one by one. */
 TEST(a_window_leaves_no_token_bytes_of_state) {
+    static const cf_layer near = {.mixer = CF_MIXER_WINDOW, .window = 64};
     cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
+    cf_model model = *desc.model;
     cf_token_bytes with, without;
     int head, number;
     REQUIRE(cf_memory_token_bytes(&desc, 0, &without, NULL) == CF_OK);
@@ -753,6 +755,13 @@ TEST(a_window_leaves_no_token_bytes_of_state) {
         for (number = 0; number < 128; number++) without.working += (int64_t)sizeof(float);
         without.working += 2 * (int64_t)sizeof(float);
     }
+    CHECK(memcmp(&with, &without, sizeof with) == 0);
+    model.kinds = &near; /* whose rows stay on the device, however long a sequence is */
+    model.n_kinds = 1;
+    desc.model = &model;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &with, NULL) == CF_OK);
+    desc.state_window = 0;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &without, NULL) == CF_OK);
     CHECK(memcmp(&with, &without, sizeof with) == 0);
 }
 

@@ -905,6 +905,7 @@ static cf_plan *pack_prompts(int64_t times, int64_t prompt, int64_t n, int64_t a
     }
     desc.chunk_size = chunk_size;
     desc.shares = shares;
+    desc.share_least = 1;
     if (cf_pack(lengths, times * n, &desc, &plan, &error) != CF_OK) FAIL("cf_pack: %s", error.text);
     if (cf_plan_validate(plan, lengths, times * n, NULL, &error) != CF_OK) FAIL("cf_plan_validate: %s", error.text);
     return plan;
@@ -948,14 +949,17 @@ static int64_t least_bytes(const cf_plan *plan) {
     return desc.limits.bytes;
 }
 
-/* What a branch held is given back when it ends, so that one more beside it needs nothing. */
+/* What a branch held is given back when it ends, so that one more beside it needs nothing, and one more tree neither. */
 TEST(siblings_take_turns_in_the_same_room) {
     cf_plan *two = pack_prompts(1, 32, 2, 64, 16), *many = pack_prompts(1, 32, 9, 64, 16);
-    REQUIRE(two != NULL && many != NULL);
+    cf_plan *trees = pack_prompts(3, 32, 4, 64, 16);
+    REQUIRE(two->branches != NULL && many->branches != NULL && trees->branches != NULL);
     CHECK(least_bytes(two) < 5000);
     CHECK_INT(least_bytes(many), least_bytes(two));
+    CHECK_INT(least_bytes(trees), least_bytes(two));
     cf_plan_free(two);
     cf_plan_free(many);
+    cf_plan_free(trees);
 }
 
 /* 4K, four times 8K, six times 4K each. */
@@ -1494,6 +1498,7 @@ TEST(damaged_slices_of_trees_are_refused_by_name) {
         without.array = NULL;                                                                                        \
         CHECK_INT(cf_plan_validate(&without, f.lengths, f.n, NULL, &error), CF_ERROR_PLAN);                          \
         CHECK_STR(error.field, #array);                                                                              \
+        CHECK_INT(error.item, -1);                                                                                   \
     } while (0)
 
 TEST(plans_of_trees_have_all_arrays) {

@@ -381,6 +381,7 @@ TEST(validate_refuses_bad_arguments) {
         less.array = NULL;                                                                        \
         CHECK_INT(cf_plan_validate(&less, known_lengths, N_KNOWN, NULL, &error), CF_ERROR_PLAN);  \
         CHECK_STR(error.field, #array);                                                           \
+        CHECK_INT(error.item, -1);                                                                \
     } while (0)
     REFUSE_WITHOUT(chunks);
     REFUSE_WITHOUT(slices);
