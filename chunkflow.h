@@ -9485,8 +9485,8 @@ static int32_t cf__dispatch_due(const cf__dispatch *d, cf__dispatch_worker *work
     return due;
 }
 
-/* Whether a stage stands idle rather than run a pass, as one that it likes better comes soon. Where the order is strict
-   only W is left for later, while the pass whose turn it is comes before that would end and there is time to wait. */
+/* Whether a stage stands idle rather than run a pass, as one that it likes better comes soon. Where an order is
+   followed only W is left for later, while the next pass comes before that would end and there is time to wait. */
 static int cf__dispatch_waits(const cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int strict = cf__dispatch_is_strict(d), place = cf__dispatch_place(id);
@@ -9494,7 +9494,7 @@ static int cf__dispatch_waits(const cf__dispatch *d, int64_t stage, int32_t id) 
     double seconds = d->paths->seconds[place][cf__dispatch_cell(id)];
     if (next < 0 || d->missing[next] != 0 || d->ready_at[next] <= d->now) return 0;
     if (strict)
-        return place == CF__PIPE_W && (cf__dispatch_place(next) != CF_F || worker->room.chunks >= 1) &&
+        return d->follows && place == CF__PIPE_W && (cf__dispatch_place(next) != CF_F || worker->room.chunks >= 1) &&
                d->ready_at[next] < d->now + seconds && d->ready_at[next] + worker->left <= d->least * (1 + 1e-9);
     if (d->ready_at[next] - d->now >= d->policy.patience * seconds) return 0;
     if (d->policy.returns && cf__dispatch_place(next) == CF__PIPE_BACK && place != CF__PIPE_BACK) return 1;
