@@ -794,20 +794,7 @@ TEST(loads_of_what_is_given_back_twice) {
     cf_plan_free(plan);
 }
 
-/* ---- loss weights and writers ---- */
-
-TEST(prompts_below_zero) {
-    const int64_t lengths[] = {4, 7}, prompts[] = {1, -1};
-    cf_loss_weights_desc how = {0};
-    double weights[2];
-    cf_error error;
-    how.mean = CF_MEAN_PROMPTS;
-    how.prompts = prompts;
-    harness_poison(weights, sizeof weights);
-    REFUSED(cf_loss_weights(lengths, 2, &how, weights, &error), CF_ERROR_ARGUMENT, "prompts");
-    CHECK(error.item == 1 && error.got == -1 && error.wanted == 0);
-    CHECK_POISON(weights, sizeof weights);
-}
+/* ---- writers ---- */
 
 /* Counts what it is given, and stops at a call. */
 typedef struct stopper {
@@ -901,5 +888,5 @@ SUITE(refusals, CASE(every_item_has_its_name), CASE(a_batch_of_too_many_chunks),
       CASE(limits_on_bytes_bind_in_either_form), CASE(the_state_of_the_first_group_needs_its_bytes),
       CASE(placements_are_for_some_kinds), CASE(bytes_past_64_bits_are_past_the_limit),
       CASE(a_schedules_own_limits_bind), CASE(what_is_received_and_not_read), CASE(a_list_that_ends_too_early),
-      CASE(scores_that_do_not_fit), CASE(loads_of_what_is_given_back_twice), CASE(prompts_below_zero),
+      CASE(scores_that_do_not_fit), CASE(loads_of_what_is_given_back_twice),
       CASE(long_arrays_stop_where_they_are_told_to), CASE(writers_of_what_does_not_go_together));
