@@ -2970,9 +2970,9 @@ static double cf__pack_slice_cost(const cf__packer *p, int64_t begin, int64_t le
 /* The longest slice from `begin` that is no dearer than the target: at most chunk_size, at least one alignment unit. */
 static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf_group *group, int64_t begin) {
     int64_t rest = group->tokens - begin, unit = p->desc.align;
-    int64_t low = 1, high = cf__div_up(cf__min(rest, p->desc.chunk_size), unit);
-    while (low < high) { /* in units: low fits (or is the least there is), high + 1 does not */
-        int64_t middle = low + (high - low + 1) / 2;
+    int64_t low = 1, high = cf__div_up(cf__min(rest, p->desc.chunk_size), unit), middle;
+    /* In units: low fits (or is the least there is), high + 1 does not. Often all fit, which is asked first. */
+    for (middle = high; low < high; middle = low + (high - low + 1) / 2) {
         double cost = cf__pack_slice_cost(p, p->from + begin, cf__min(middle * unit, rest));
         if (cost <= p->target) low = middle;
         else high = middle - 1;
