@@ -87,8 +87,8 @@ static int use(grove *g, int stage, cf_error *why) {
            fuzz_result(cf_run(g->plan, lowered, stage, &run, NULL, &error), &error) &&
            fuzz_result(cf_graph_make(g->plan, &order, &graph, &error), &error);
     if (fine)
-        FUZZ_CHECK(timeline->makespan >= timeline->bound * (1 - 1e-9), "makespan %.17g, bound %.17g", timeline->makespan,
-                   timeline->bound);
+        FUZZ_CHECK(timeline->makespan >= timeline->bound * (1 - 1e-9), "makespan %.17g, bound %.17g",
+                   timeline->makespan, timeline->bound);
     *why = error;
     cf_graph_free(graph);
     cf_schedule_free(lowered);

@@ -949,7 +949,7 @@ static int64_t least_bytes(const cf_plan *plan) {
     return desc.limits.bytes;
 }
 
-/* What a branch held is given back when it ends, so that one more beside it needs nothing, and one more tree neither. */
+/* What a branch held is given back when it ends, so that one more beside it needs nothing, nor does one more tree. */
 TEST(siblings_take_turns_in_the_same_room) {
     cf_plan *two = pack_prompts(1, 32, 2, 64, 16), *many = pack_prompts(1, 32, 9, 64, 16);
     cf_plan *trees = pack_prompts(3, 32, 4, 64, 16);
