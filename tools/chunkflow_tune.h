@@ -161,6 +161,8 @@ typedef struct cf_cost_desc {
     int stream;              /* 1: state is in host memory and passes stream it by layer
                                 (cf_memory_desc.state_window) */
     int64_t gang;            /* most ranks that share a sequence (cf_pack_desc.gang). 0, 1: none do */
+    int unfused;             /* 1: norms, rotation and SwiGLU are separate operations (cf_memory_desc.unfused), as
+                                PyTorch's own are without torch.compile */
 } cf_cost_desc;
 
 /* Seconds of every pass on every virtual stage, from FLOPs and rates.
@@ -915,17 +917,25 @@ static double cft__expert_rows(const cf_cost_desc *desc, const cf_shard *shard) 
     return more * (double)shard->active / (double)shard->expert_share;
 }
 
-/* Element-wise traffic of one token in the layers: norms and residuals read and write 20 h, rotation 4 (q + kv), SwiGLU
-   6 f bytes; what a recurrent layer keeps is written and read once, and a row is copied to its experts and back.
+/* Bytes of a norm for each number, of SwiGLU, and of the rotation. Unfused, a norm casts to float, squares, means,
+   scales, casts back and multiplies by its weights; a rotation is a product of complex floats between two casts. */
+static double cft__norm_bytes(const cf_cost_desc *desc) { return desc->unfused ? 36 : 4; }
+static double cft__glu_bytes(const cf_cost_desc *desc) { return desc->unfused ? 10 : 6; }
+static double cft__rotation_bytes(const cf_cost_desc *desc) { return desc->unfused ? 20 : 4; }
+
+/* Element-wise traffic of one token in the layers: two norms, two residuals of 6 h bytes, rotation, SwiGLU; what a
+   recurrent layer keeps is written and read once, and a row is copied to its experts and back.
    Grouped products add no biases (TransformerEngine, issue 2766). Megatron-LM's experts.py (d98e8a6) adds that of the
    down product in float, expert by expert, joins the pieces and casts them: 28 h bytes forward, 40 h backward; and the
    clamp before the activation is three passes: 16 f and 20 f. A third is counted in forward and two in backward. */
 static double cft__elementwise_bytes(const cf_cost_desc *desc, const cf_shard *shard) {
-    int64_t bytes = 20 * shard->hidden / shard->sequence + 4 * (shard->q + shard->kv) + 6 * shard->ffn;
+    double glu = cft__glu_bytes(desc), rotated = cft__rotation_bytes(desc) * (double)(shard->q + shard->kv);
+    double rows = (double)shard->hidden / (double)shard->sequence, kept = 4 * (double)shard->elements;
+    double bytes = cft__product(12 + 2 * cft__norm_bytes(desc), rows) + cft__product(glu, (double)shard->ffn);
     int64_t biases = desc->model->mlp_bias ? (68 * shard->hidden + 36 * shard->expert_ffn) / 3 : 0;
-    double experts = cft__expert_rows(desc, shard) * (double)(8 * shard->hidden + 6 * shard->expert_ffn + biases);
-    if (shard->snapshot > 0) bytes += 4 * shard->elements - 4 * (shard->q + shard->kv);
-    return cft__product((double)shard->layers, (double)bytes) + cft__product((double)shard->layers, experts);
+    double copy = (double)(8 * shard->hidden + biases) + cft__product(glu, (double)shard->expert_ffn);
+    bytes += (shard->snapshot > 0 ? kept : rotated) + cft__product(cft__expert_rows(desc, shard), copy);
+    return cft__product((double)shard->layers, bytes);
 }
 
 /* Weights of so many of a layer's matrices and of so many experts, in all layers: of those that are here, or of those
@@ -1046,7 +1056,8 @@ static cf_pass_cost cft__work_seconds(const cf_cost_desc *desc, const cf_shard *
     double active = cft__weights_of(shard, matrices, cft__expert_rows(desc, shard));
     double transfers = factor->transfers * CFT__COLLECTIVES * layers;
     double collectives = desc->parallel.tp > 1 ? transfers : 0, out;
-    double kernels = cft__product(factor->kernels + experts, layers);
+    double apart = desc->unfused ? 16 * factor->elementwise : 0; /* five more a norm and of rotation, SwiGLU's */
+    double kernels = cft__product(factor->kernels + experts + apart, layers);
     double token_bytes = cft__product(factor->elementwise, cft__elementwise_bytes(desc, shard));
     cf_pass_cost cost, pairs = cft__pair_seconds(desc, shard, kind);
     if (shard->active > 0 && desc->parallel.ep > 1) collectives += 2 * factor->transfers * layers;
@@ -1081,12 +1092,13 @@ static cf_pass_cost cft__modules_seconds(const cf_cost_desc *desc, const cf_shar
     int norms_only = desc->parallel.recompute == CF_RECOMPUTE_LAYERNORM;
     int mlp = desc->parallel.recompute == CF_RECOMPUTE_MLP;
     double layers = (double)shard->layers, transfers = mlp ? CFT__COLLECTIVES / 2 * layers : 0;
-    double bytes = (double)(8 * shard->hidden / shard->sequence + (norms_only ? 0 : 6 * shard->ffn));
-    double rows = cft__expert_rows(desc, shard);
+    double rows = cft__expert_rows(desc, shard), numbers = (double)shard->hidden / (double)shard->sequence;
+    double bytes = cft__product(2 * cft__norm_bytes(desc), numbers);
     double weights = mlp ? cft__weights_of(shard, shard->mlp_weights, (double)shard->experts) : 0;
     double active = mlp ? cft__weights_of(shard, shard->mlp_weights, rows) : 0;
     cf_pass_cost cost;
-    if (!norms_only) bytes += cft__product(rows, (double)(6 * shard->expert_ffn));
+    if (!norms_only)
+        bytes += cft__product(cft__glu_bytes(desc), (double)shard->ffn + cft__product(rows, (double)shard->expert_ffn));
     cost.constant = cft__product((norms_only ? 2 : mlp ? 5 : 3) * layers, gpu->launch) + 2 * weights / gpu->bandwidth;
     if (desc->parallel.tp > 1) cost.constant += cft__product(transfers, gpu->latency);
     cost.per_token = 2 * active / cft__product(gpu->flops, gpu->gemm) + cft__product(layers, bytes) / gpu->bandwidth;
@@ -2451,6 +2463,7 @@ static cf_result cft__set_up(cft__tuner *t, const cf_tune_candidate *c) {
         cost.chunk_size = c->chunk_size;
         cost.stream = c->state_window > 0;
         cost.gang = c->gang;
+        cost.unfused = t->memory.unfused;
         CFT__TRY(cf_cost_estimate(&cost, t->costs, t->split.pp * t->split.n_virtual, &t->timing, &t->step_seconds,
                                   t->error));
     }

@@ -748,6 +748,8 @@ TEST(estimates_count_the_flops_of_kinds) {
 TEST(experts_send_and_are_read) {
     cf_gpu gpu = only_flops();
     cf_stage_cost cost, without;
+    cf_cost_desc fixed = {0};
+    cf_timing timing;
     cf_model bare;
     gpu.flops = 1e300;
     gpu.nvlink = 100;
@@ -778,6 +780,15 @@ TEST(experts_send_and_are_read) {
        Backward: the cast's gradient and what splits it; bias and weight, two products and two sums; clamps, joins. */
     CHECK(near(cost.forward.per_token + cost.input.per_token - without.forward.per_token - without.input.per_token,
                24.0 * 4 * 2880 * ((4 + (2 + 4 + 4) + 8 + (4 + 2)) + 2 * 8 + (6 + 6 + 4 + 2 * 12) + 2 * (6 + 4)), 1e-6));
+    bare.mlp_bias = 0;
+    fixed.model = &bare;
+    fixed.gpu = &gpu;
+    fixed.unfused = 1; /* two norms of 36 bytes for 4, SwiGLU of 10 for 6, rotation of 20 for 4 */
+    REQUIRE(cf_cost_estimate(&fixed, &cost, 1, &timing, NULL, NULL) == CF_OK);
+    CHECK(near(cost.forward.per_token - without.forward.per_token,
+               24.0 * (2 * 32 * 2880 + 4 * 4 * 2880 + 16 * 64 * (64 + 8)), 1e-9));
+    CHECK(near(cost.input.per_token - without.input.per_token,
+               2 * (cost.forward.per_token - without.forward.per_token), 1e-9));
     gpu.bandwidth = 1e300;
     gpu.launch = 1;
     cost = cost_of("gpt-oss-20b", &gpu, 1, 0, 0); /* an expert: two products, a bias of two kernels, six backward */

@@ -61,7 +61,7 @@ row "Llama 3 8B, 64 A100, FSDP, every second layer again [1]" 2904 8192 64 --mod
 row "Llama 3 70B, 64 A100, FSDP, all layers again [1]" 331 8192 64 --model llama-3-70b --gpu a100-80g --dp 64 --zero 3 \
     --chunk-sizes 8K --schedules 1f1b --recompute full $eager
 row "Llama 3.1 8B, 8 H100, FSDP, half of the products again [2]" 5762 8192 16 --model llama-3-8b --gpu "$work/hbm2e.json" \
-    --dp 8 --zero 3 --chunk-sizes 16K --schedules 1f1b $half 16 $eager
+    --dp 8 --zero 3 --chunk-sizes 16K --schedules 1f1b $half 16 $eager --unfused
 row "the same with torch.compile [2]" 6667 8192 16 --model llama-3-8b --gpu "$work/hbm2e.json" --dp 8 --zero 3 \
     --chunk-sizes 16K --schedules 1f1b $half 16
 row "Llama 3.1 405B, 8,192 H100, TP 8, PP 16, 430 TFLOP/s [3]" 169.5 8192 2048 --model llama-3.1-405b --gpu h100-80g --tp 8 \
@@ -175,7 +175,8 @@ cat <<'END'
 
 [1] torchtitan, docs/performance.md at 0413364: 64 A100 of 80 GB, FSDP2; whether torch.compile was on is not said there.
 [2] torchtitan, docs/performance.md, Table 1: H100 of 96 GB HBM2e (2.4 TB/s) with a power limit of 500 W, whose peak it says
-    lies between that of SXM and of NVL; here it is NVL's, 835 TFLOP/s. With SXM's the two are 61 and 41 % too fast.
+    lies between that of SXM and of NVL; here it is NVL's, 835 TFLOP/s. With SXM's the two are 35 and 41 % too fast. Without
+    torch.compile norms, rotation and SwiGLU are separate operations (--unfused): +39 % without that.
 [3] The Llama 3 Herd of Models, 2024, Table 4: model FLOP/s, here over 6 x parameters + 6 x layers x hidden x 8192 FLOPs a
     token. Virtual stages are not given there: 7 of each stage, one or two layers each.
 [4] DeepSeek-V3's report, 2024: 180 thousand GPU hours a trillion tokens of 4K before training; batches of 15,360; FP8; norms and
@@ -215,7 +216,6 @@ cat <<'END'
 Nothing is fitted. Of a trainer like Megatron-LM dense models are within 8 %; PyTorch on A100 is 15 to 24 % slower than its
 estimate. With experts and the traffic that they had 17 settings of seven models are within 25 %, DeepSeek-V3 in FP8 on 2,048 H800
 (+13 %) among them. Outside are
-    +39  8B in eager PyTorch at 500 W: norms and the like are kernels of their own, which torch.compile joins (+22 with it)
     +30  DeepSeek-V3 on 1,024 H100: its 256 are at +13; what a network four times as large loses is in no number here
     +28  gpt-oss-120b in AutoModel on 64 H100 with the traffic of its gate: not explained
     +39, +54, +34, +26  gpt-oss-120b on Blackwell: [7]
@@ -224,7 +224,7 @@ No figure was found for Qwen3-30B-A3B on H200, for Qwen3.5-35B-A3B, or for chunk
 `chunkflow reproduce speedup` has the ChunkFlow paper's ratios beside ours, and `reproduce peaks` its memory.
 Before 2026-11-27 (residual then): heads of 64 had the rate of 128; experts one kernel for all, and biases a third of the traffic;
 all-to-all a copy a node in [9] (+52), [10] (+81) and [5] (+201); Kimi K2 one pipeline of 16 micro-batches for two of 8, which its
-table has (+26); the 8B SXM's peak (+61, +41); gpt-oss on H100 25.11, whose recipe and table differ (+36), on Blackwell +68, +82,
+table has (+26); the 8B SXM's peak and fused norms (+61, +41); gpt-oss on H100 25.11, whose recipe and table differ (+36), on Blackwell +68, +82,
 +84, +59, in AutoModel +43 and +49; H800 bf16, nothing hidden, no prediction layer, and hours after pre-training in its figure
 (1,475: -26).
 END

@@ -214,6 +214,7 @@ static cf_result make_costs(const context_search *s, const context_way *way, con
     desc.model = memory.model = s->desc->model;
     desc.gpu = s->desc->gpu;
     desc.gpus_per_node = s->desc->gpus_per_node;
+    desc.unfused = memory.unfused;
     desc.parallel = s->desc->parallel;
     desc.parallel.tp = way->tp;
     desc.parallel.pp = way->pp;

@@ -177,7 +177,7 @@ typedef struct term_options {
      .help = "how the loss treats logits: as Megatron-LM (the default), as\n"                                      \
      "plain PyTorch, in place, or never all at once"},                                                             \
     {.name = "--unfused", .kind = CLI_FLAG, .offset = offsetof(type, member.unfused),                              \
-     .help = "norms and SwiGLU as separate operations"},                                                           \
+     .help = "norms, rotation and SwiGLU as separate operations, in times, too"},                                                           \
     {.name = "--state-gradient", .value = "bf16|float", .kind = CLI_CHOICE,                                        \
      .offset = offsetof(type, member.state_gradient),                                                              \
      .help = "type of the gradients of K and V; default float"},                                                   \

@@ -338,6 +338,7 @@ static cf_result estimate_costs(const pipeline *p, int64_t n_virtual, int64_t ch
     desc.parallel = parallel_of(p, n_virtual, recompute);
     desc.stream = p->memory.state_window > 0;
     desc.gang = p->gang;
+    desc.unfused = p->memory.unfused;
     result = cf_cost_estimate(&desc, out->stages, p->n_stages * n_virtual, &out->timing, NULL, error);
     if (asked->latency.n > 0) out->timing.latency = p->timing.latency;
     if (asked->seconds_per_token.n > 0) out->timing.seconds_per_token = p->timing.seconds_per_token;

@@ -266,6 +266,7 @@ static cf_pack_desc price_gangs(const tune_job *job, const cf_tune_candidate *c,
     memset(&pack, 0, sizeof pack);
     cost.parallel = *split;
     cost.gang = c->gang;
+    cost.unfused = job->desc.memory.unfused;
     if (c->gang > 0 && cf_cost_estimate(&cost, &stage, 1, &timing, NULL, NULL) == CF_OK) cf_gang_costs(&timing, &pack);
     return pack;
 }
