@@ -1242,8 +1242,8 @@ typedef struct cf_schedule_desc {
    after it in its row, which is the most that `paper` keeps when it runs a constant number ahead. So stage s keeps at
    most (min(K, longest) + n_stages - 1 - s) x n_virtual chunks, and in a V with two rows every stage 2 x min(K,
    longest) + n_stages - 1. Of state, stage s holds on each virtual stage at most 2 x (tokens of the longest group) +
-   (n_stages - 1 - s) x chunk_size tokens. CF_NO_LIMIT as limits.state lifts the second, and as limits.chunks both: it
-   asks for the shortest schedule, whatever that holds.
+   (n_stages x n_virtual - 1 - s) x chunk_size tokens. CF_NO_LIMIT as limits.state lifts the second, and as
+   limits.chunks both: it asks for the shortest schedule, whatever that holds.
 
    Within the same limits `best` is never longer than
    - a fixed kind of as many virtual stages (`interleaved` with n_virtual above 1, `zero-bubble` with split_backward),
@@ -7517,12 +7517,12 @@ static int64_t cf__schedule_default_chunks(const cf__schedule_maker *m, int64_t 
 }
 
 /* Tokens of state that it holds by default on each virtual stage: two of the longest group, so that one can come while
-   another one goes, and a chunk for each stage after it. */
+   another one goes, and a chunk for each virtual stage after its first. */
 static int64_t cf__schedule_default_state(const cf__schedule_maker *m, int64_t stage) {
     int64_t state = 0;
     int overflow = 0;
     cf__add_product(&state, 2, m->most.state, &overflow);
-    cf__add_product(&state, m->desc.shape.n_stages - 1 - stage, m->pipe.plan->chunk_size, &overflow);
+    cf__add_product(&state, m->pipe.n_v - 1 - stage, m->pipe.plan->chunk_size, &overflow);
     return overflow ? INT64_MAX : m->most.state > 0 ? state : 0;
 }
 

@@ -443,7 +443,8 @@ double pipeline_state_over_default(const cf_plan *plan, const cf_schedule *s) {
         if (plan->groups[g].tokens > longest) longest = plan->groups[g].tokens;
     for (stage = 0; stage < s->shape.n_stages; stage++)
         for (v = 0; v < s->shape.n_stages * s->shape.n_virtual; v++) {
-            double limit = 2.0 * (double)longest + (double)(s->shape.n_stages - 1 - stage) * (double)plan->chunk_size,
+            double behind = (double)(s->shape.n_stages * s->shape.n_virtual - 1 - stage),
+                   limit = 2.0 * (double)longest + behind * (double)plan->chunk_size,
                    held = 0;
             for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
                 const cf_action *a = &s->actions[i];

@@ -54,7 +54,7 @@ int64_t pipeline_peak_bytes(const cf_plan *plan, const cf_schedule *schedule, co
 int64_t pipeline_peak_state(const cf_plan *plan, const cf_schedule *s, int64_t v);
 
 /* The most tokens of state that any virtual stage of a stage holds at once, over what it may hold by default: two of
-   the longest group, and a chunk for each stage behind. */
+   the longest group, and a chunk for each virtual stage behind its first. */
 double pipeline_state_over_default(const cf_plan *plan, const cf_schedule *schedule);
 
 #endif /* PIPELINE_H */

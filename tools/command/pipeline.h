@@ -36,7 +36,7 @@ typedef struct pipeline_options {
 
 /* Of commands that make schedules; one that does not says its own. */
 #define PIPELINE_LIMIT_DEFAULT "for best what paper keeps with that K, else none"
-#define PIPELINE_STATE_DEFAULT "for best two of the longest group and a chunk\nfor each stage behind, else none"
+#define PIPELINE_STATE_DEFAULT "for best two of the longest group and a chunk\nfor each virtual stage behind, else none"
 
 /* The entries of an option table; `member` is the pipeline_options in the command's options struct `type`. */
 #define PIPELINE_LIMIT_OPTIONS(type, member)                                                                       \
