@@ -1235,7 +1235,7 @@ typedef struct cf_schedule_desc {
    chunk may be dropped on any stage, a standalone one too; each stage keeps the inputs of at most 2 x n_stages x
    n_virtual dropped standalone chunks, and of as many more as it may keep whole; those of dropped chunks of groups are
    no more tokens than the state. So a stage can do with room for one chunk, but in plans with trees and in pipeline
-   replay each of its virtual stages needs that.
+   replay each of its virtual stages needs that. Through the pipeline all groups keep up to the same number everywhere.
 
    By default memory does not grow with the batch, unless bytes are limited, which replaces both of these limits. Of
    chunks, each virtual stage adds to the limit of its stage min(K, chunks of the longest group), and 1 for each stage
