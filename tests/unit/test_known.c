@@ -257,14 +257,15 @@ TEST(virtual_stages_in_rhythm) {
 
 /* Equal chunks in a V of two rows where F, I and W take 1, 1.21 and 0.645 and a transfer 0.024: the makespans of ZB-V
    (Qi et al., 2024) and, with less room, of their V-Half, and with whole backwards of their 1F1B-V. What is good for
-   equal passes is good for these, too. */
+   equal passes is good for these, too. The last ones are ZB-H1's on one row, where passes take 1 and a transfer 0.2. */
 TEST(a_v_of_unequal_passes) {
     static const struct {
         int64_t n_stages, n, limit;
         double published;
         int split;
     } cases[] = {{4, 8, 8, 49.670, 1},    {6, 12, 12, 75.170, 1}, {8, 16, 16, 101.226, 1}, {6, 12, 8, 85.923, 1},
-                 {8, 16, 10, 117.021, 1}, {4, 8, 6, 61.593, 0},   {6, 12, 10, 90.805, 0},  {8, 16, 12, 126.186, 0}};
+                 {8, 16, 10, 117.021, 1}, {4, 8, 6, 61.593, 0},   {6, 12, 10, 90.805, 0},  {8, 16, 12, 126.186, 0},
+                 {4, 4, 4, 16.200, 1},    {16, 16, 16, 69.000, 1}};
     const int64_t lengths[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     cf_timing timing = {0};
     int i;
@@ -273,12 +274,14 @@ TEST(a_v_of_unequal_passes) {
     timing.all.input.per_token = 1.21;
     timing.all.weight.per_token = 0.645;
     timing.latency = 0.024;
-    for (i = 0; i < 8; i++) {
+    for (i = 0; i < 10; i++) {
         cf_schedule_desc desc = {0};
         cf_plan *plan = pack(lengths, cases[i].n, 1, 0);
+        if (i == 8) timing.all.input.per_token = timing.all.weight.per_token = 1;
+        if (i == 8) timing.latency = 0.2;
         desc.shape.n_stages = cases[i].n_stages;
-        desc.shape.n_virtual = 2;
-        desc.shape.placement = CF_PLACEMENT_V;
+        desc.shape.n_virtual = i < 8 ? 2 : 1;
+        desc.shape.placement = i < 8 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
         desc.limits.chunks = cases[i].limit;
         desc.split_backward = cases[i].split;
         desc.timing = &timing;
