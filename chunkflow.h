@@ -299,7 +299,7 @@ typedef struct cf_pack_desc {
                                      chunks of all ranks cost about the same. Only for best fit, and without shares;
                                      split is by cost then, unless it is given */
     int64_t gang;                 /* most ranks that one sequence is spread over, at most n_ranks. 0, 1: it stays on one
-                                     rank. Only for best fit, and without shares */
+                                     rank. Only for best fit */
     double gang_seconds;          /* what it costs a pass that a row of K and V comes from another rank, beyond what is
                                      hidden beside other work, in units of the cost; for how widely to spread */
     cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: a row and a pair weigh so that
@@ -410,6 +410,11 @@ typedef struct cf_plan {
    them from columns (cf_columns_make), or make them by `paper` on one stage; all else is refused. Of eight choices of
    widths that one is taken with which the dearest rank is cheapest; no rank is given fewer than 512 tokens of a
    sequence, or fewer than an eighth of chunk_size where that is less.
+
+   A dear tree is spread in the same way, in place of being parted, and each of its groups has a share on each rank of
+   the gang. What hangs on a group's path without a group of its own is in rounds of leaves, of whose rows, in order,
+   each rank has as many; so a sequence may begin in the leaf of one rank and go on in that of the next. A leaf counts
+   all rows of the groups above it on its rank in its prefix. Trees are spread by ranks that run free and no max_slices.
 
    Time is near linear (a million lengths in tens of milliseconds, with gang in a second; CF_SPLIT_COST takes a few
    microseconds more for each slice of a long sequence). The plan depends only on the arguments, so every rank can
@@ -561,7 +566,8 @@ typedef struct cf_level {
 
    cu_seqlens and max_seqlen are what flash_attn_varlen_func and its like take, causal and aligned bottom-right: the
    first slice of a dependent chunk has `prefix` more keys than queries, and so sees the prefix and itself; all other
-   slices see only themselves. In a gang the prefix has the rows of other ranks, too, in order (cf_gang_pieces). Every
+   slices see only themselves. In a gang the prefix has the rows of other ranks, too, in order (cf_gang_pieces), and a
+   level of it is of the chunk's own group and counts from its first row. Every
    row is in one of the sequences, for a run of padding rows is a sequence of its own:
    no token sees padding, and no row of a result is left unwritten. Padding does need finite numbers in Q, K and V; its
    gradients are zero, since it has no loss. Of a group only the last chunk has any, so a state has none between tokens.
@@ -620,14 +626,15 @@ typedef struct cf_piece {
     int64_t tokens; /* its rows: so many times the bytes of a row go from rank to rank */
 } cf_piece;
 
-/* The pieces of a gang's sequence that lie before this chunk, by rising position: without a gap from the first row to
-   slices.begin. Those of rounds before are in states by now; those of its own round, the last ones, are made by ranks
+/* The pieces of a gang's sequence, or of the path through its tree, that lie before this chunk, by rising position:
+   without a gap from the first row to its first slice's begin. A leaf has no state: `row` counts in its chunk. Those of
+   rounds before are in states by now; those of its own round, the last ones, are made by ranks
    before it in the block while it runs, layer by layer. So in each layer of a pass the ranks of a round make K and V of
    their rows, and each gets those of the pieces, all at once or one after the other from its neighbour (a ring; any
    order will do, where attention merges blocks by their LSE). In a backward, gradients of pieces go back to the ranks
    that have them, and a rank goes on with those of its own rows once all behind it have sent theirs.
 
-   pieces: room for all of them, chunk->index x gang + gang - 1 at most, or NULL. Returns how many there are; 0 for a
+   pieces: room for all of them, as many as a call with NULL returns, or NULL. Returns how many there are; 0 for a
    chunk of no gang. The plan must be sound. */
 CHUNKFLOW_API int64_t cf_gang_pieces(const cf_plan *plan, int64_t chunk, cf_piece *pieces);
 
@@ -2443,6 +2450,7 @@ typedef struct cf__tree {
     const cf_pack_desc *desc; /* with defaults */
     const int64_t *lengths;
     const cf_share *shares; /* NULL: nothing is shared */
+    const int32_t *widths;  /* (n) of each root: ranks that its tree is spread over, a power of two. NULL: 1 */
     int64_t n;
     int may_part;           /* rows may be copied: trees over several ranks */
     int64_t n_rows;         /* that are computed, and, with padding, at most: */
@@ -2458,7 +2466,8 @@ typedef struct cf__tree {
     int32_t *stack;
     uint64_t *items, *spare; /* (n) */
     cf__tree_node *nodes;   /* (most_nodes) in preorder */
-    int32_t *chains;        /* (most_chains) likewise the first node of each: a group to be, follower by follower */
+    int32_t *chains;        /* (most_chains) likewise the first node of each: a group to be, follower by follower. There
+                               is one for each rank of a gang, side by side, and a node names the first */
     int64_t n_nodes, n_chains;
 } cf__tree;
 
@@ -2615,21 +2624,25 @@ static void cf__tree_add_up(cf__tree *t) {
 }
 
 static void cf__tree_make_chains(cf__tree *t) {
-    int32_t i;
+    int32_t i, part, width = 1;
     for (i = 0; i < t->n_nodes; i++) {
         cf__tree_node *node = &t->nodes[i], *parent = node->parent >= 0 ? &t->nodes[node->parent] : NULL;
+        if (parent == NULL && t->widths != NULL) width = t->widths[node->sequence];
         if (cf__tree_is_small(t, node, i)) continue;
         node->chain = parent != NULL && parent->follower == i ? parent->chain : (int32_t)t->n_chains;
-        if (node->chain == t->n_chains) t->chains[t->n_chains++] = i;
+        for (part = node->chain == t->n_chains ? width : 0; part > 0; part--) t->chains[t->n_chains++] = i;
     }
 }
 
+/* Trees in their order, but those of wider gangs first. */
 static void cf__tree_build(cf__tree *t) {
-    int64_t n_order = 0;
+    int64_t n_order = 0, width;
     int32_t i;
+    t->n_nodes = t->n_chains = 0;
     cf__tree_list_children(t);
-    for (i = 0; i < t->n; i++)
-        if (t->with[i] < 0) cf__tree_grow(t, i, &n_order);
+    for (width = t->widths != NULL ? CF_MAX_RANKS : 1; width > 0; width /= 2)
+        for (i = 0; i < t->n; i++)
+            if (t->with[i] < 0 && (t->widths == NULL || t->widths[i] == width)) cf__tree_grow(t, i, &n_order);
     cf__tree_add_up(t);
     cf__tree_make_chains(t);
 }
@@ -2885,7 +2898,7 @@ typedef struct cf__packer {
     int64_t n_rows, n_bands, first_extra; /* columns of bands; the first unit that is in none of them */
     int32_t levels[CF__PACK_LEVELS + 1]; /* first run of the widest gangs, of half as wide ones ... none, and the end */
     /* only with gangs; by sequence but for begins */
-    double *whole_costs;    /* (n) without the constant cost of its chunks */
+    double *whole_costs;    /* (n) without the constant cost of its chunks; of a root what all of its tree costs */
     int32_t *by_cost;       /* (n) the dearest first */
     int32_t *widths, *blocks; /* (n) ranks that it is spread over, and the first of them */
     int64_t *begins;        /* (n_dependent) where slices of shares begin */
@@ -2894,11 +2907,15 @@ typedef struct cf__packer {
     /* only where rows are shared: an item is a bush then, length << 32 | node */
     cf__pack_kin *kin;      /* (max_units) */
     int32_t *next_item;     /* (n_items) of the same unit; -1: none */
-    double *trunks;         /* (n) what the trunk of a part costs; only with more than one rank */
+    double *trunks;         /* (n) what the trunk of a part costs; only with more than one rank. With gangs, of a root:
+                               rows of its tree */
+    int32_t *n_parts, *widest; /* (n) with gangs, of a root: its chains; the most ranks for each and what hangs on it */
     uint64_t *third;        /* (n) beside items and spare */
     /* results */
     int64_t n_runs, n_units;
     int64_t n_shares, n_share_cuts; /* units 0 .. n_shares - 1 are shares of gangs, whose ranks are given */
+    int64_t end_leaves;     /* and in trees units n_chains .. end_leaves - 1 are leaves of gangs */
+    int64_t row, first_row, end_row; /* while writing bushes: rows so far, and those that the chunk has */
     int64_t n_wide;         /* by_cost[0 .. n_wide) has all sequences that are spread */
     int64_t first_free;     /* the items before this one stay in the units of their tree */
     cf_plan *plan;
@@ -2949,8 +2966,6 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
                         "ranks in step, and gangs, are packed by best fit");
     if (desc->lockstep && desc->shares != NULL)
         return cf__refuse(error, CF_ERROR_ARGUMENT, "lockstep", -1, "trees are not laid out for ranks in step");
-    if (desc->gang > 1 && desc->shares != NULL)
-        return cf__refuse(error, CF_ERROR_ARGUMENT, "gang", -1, "trees are not laid out so");
     CF__TRY(cf__check_real(desc->gang_seconds, "gang_seconds", -1, error));
     CF__TRY(cf__check_real(desc->cost.constant, "cost.constant", -1, error));
     CF__TRY(cf__check_real(desc->cost.per_token, "cost.per_token", -1, error));
@@ -3147,6 +3162,12 @@ static cf_result cf__pack_measure_trees(cf__packer *p) {
     p->item_tokens = t->most_rows;
     p->n_dependent = p->desc.split == CF_SPLIT_COST ? 2 * full + 1 : full;
     p->largest_group = p->n_dependent + p->n_items;
+    if (p->desc.gang > 1) { /* rounds of bushes but a chain's last are at least half full */
+        p->most_shares = 64 * p->desc.n_ranks;
+        t->most_chains += 2 * (p->most_shares + t->most_rows / p->desc.chunk_size);
+        p->n_dependent += 10 * p->most_shares + 2 * full;
+        p->most_extent = INT64_MAX / 2;
+    }
     p->head.n_groups = t->most_chains + p->n_items;
     p->max_units = t->most_chains + p->n_items;
     p->head.n_chunks = p->n_dependent + p->n_items;
@@ -3204,6 +3225,8 @@ static void cf__pack_layout_trees(cf__packer *p, cf__carver *carver) {
     p->kin = (cf__pack_kin *)cf__take(carver, p->max_units, sizeof(cf__pack_kin));
     p->next_item = (int32_t *)cf__take(carver, p->n_items, sizeof(int32_t));
     p->trunks = (double *)cf__take(carver, p->desc.n_ranks > 1 ? p->n : 0, sizeof(double));
+    p->widest = (int32_t *)cf__take(carver, p->desc.gang > 1 ? p->n : 0, sizeof(int32_t));
+    p->n_parts = (int32_t *)cf__take(carver, p->desc.gang > 1 ? p->n : 0, sizeof(int32_t));
     p->third = (uint64_t *)cf__take(carver, p->n, sizeof(uint64_t));
     p->tree.items = p->spare; /* items and units come after trees */
     p->tree.spare = p->third;
@@ -3307,26 +3330,8 @@ static cf_result cf__pack_collect_groups(cf__packer *p) {
         if (p->lengths[i] <= p->desc.chunk_size || cf__pack_is_spread(p, i)) continue;
         CF__TRY(cf__pack_plan_group(p, i, p->lengths[i], group));
         CF__TRY(cf__pack_cut_group(p, group, &n_cuts));
-        if (p->blocks != NULL) p->units[p->n_units - 1].rank = p->blocks[i];
     }
     p->head.n_groups = p->n_units;
-    p->n_dependent = n_cuts;
-    return CF_OK;
-}
-
-/* The same of chains. */
-static cf_result cf__pack_collect_chains(cf__packer *p) {
-    const cf__tree_node *nodes = p->tree.nodes;
-    int64_t i, n_cuts = 0;
-    for (i = 0; i < p->tree.n_chains; i++) {
-        const cf__tree_node *node = &nodes[p->tree.chains[i]], *last = node;
-        int64_t tokens = node->length;
-        for (; last->follower >= 0; tokens += last->length) last = &nodes[last->follower];
-        p->from = node->begin;
-        p->kin[i].parent = node->parent >= 0 ? nodes[node->parent].chain : -1;
-        CF__TRY(cf__pack_plan_group(p, node->sequence, tokens, &p->groups[i]));
-        CF__TRY(cf__pack_cut_group(p, &p->groups[i], &n_cuts));
-    }
     p->n_dependent = n_cuts;
     return CF_OK;
 }
@@ -3561,29 +3566,31 @@ static void cf__pack_assign_items(cf__packer *p) {
 
 /* ---- trees: the same for bushes ---- */
 
-/* The rank of a sequence, with gangs; or the chain that a bush hangs on, n_chains where it is a tree of its own. */
-static int64_t cf__pack_owner(const cf__packer *p, uint64_t item) {
+/* The chain that a bush hangs on, n_chains where it is a tree by itself; ranks: its rank, or that of a sequence. */
+static int64_t cf__pack_owner(const cf__packer *p, uint64_t item, int ranks) {
     int64_t id = cf__pack_item_sequence(item);
     int32_t parent;
-    if (p->blocks != NULL) return p->blocks[id];
+    if (ranks) return p->blocks[p->tree.shares != NULL ? p->tree.nodes[id].sequence : id];
     parent = p->tree.nodes[id].parent;
     return parent >= 0 ? p->tree.nodes[parent].chain : p->tree.n_chains;
 }
 
-/* Puts the items of each owner, 0 .. last, together, in their order. Returns where each one's begin in `first`. */
-static void cf__pack_part_items(cf__packer *p, int32_t *first, int64_t last) {
+/* Puts the items from p->first_free on of each owner, 0 .. last, together, in their order. Returns where each one's
+   begin in `first`. */
+static void cf__pack_part_items(cf__packer *p, int32_t *first, int64_t last, int ranks) {
     int64_t i;
-    int32_t sum = 0;
+    int32_t sum = (int32_t)p->first_free;
     memset(first, 0, (size_t)(last + 1) * sizeof *first);
-    for (i = 0; i < p->n_items; i++) first[cf__pack_owner(p, p->items[i])]++;
+    for (i = p->first_free; i < p->n_items; i++) first[cf__pack_owner(p, p->items[i], ranks)]++;
     for (i = 0; i <= last; i++) {
         sum += first[i];
         first[i] = sum - first[i];
     }
-    for (i = 0; i < p->n_items; i++) p->spare[first[cf__pack_owner(p, p->items[i])]++] = p->items[i];
-    memcpy(p->items, p->spare, (size_t)p->n_items * sizeof *p->items);
+    memcpy(p->spare, p->items, (size_t)p->n_items * sizeof *p->items);
+    for (i = p->first_free; i < p->n_items; i++)
+        p->items[first[cf__pack_owner(p, p->spare[i], ranks)]++] = p->spare[i];
     for (i = last; i > 0; i--) first[i] = first[i - 1];
-    first[0] = 0;
+    first[0] = (int32_t)p->first_free;
 }
 
 /* Fills items, longest first. */
@@ -3596,8 +3603,30 @@ static void cf__pack_collect_bushes(cf__packer *p, int32_t *first) {
             p->items[p->n_items++] = (uint64_t)node->rows << 32 | (uint64_t)i;
     }
     cf__pack_sort_and_bound(p);
-    cf__pack_part_items(p, first, t->n_chains);
+    cf__pack_part_items(p, first, t->n_chains, 0);
     p->first_free = first[t->n_chains];
+}
+
+/* Bushes first .. end - 1 of a chain that a gang shares: rounds of whole ones, of whose rows each rank has a part in a
+   leaf. A last round that has too few rows for that takes some bushes from the one before. */
+static void cf__pack_fill_rounds(cf__packer *p, int64_t chain, int64_t first, int64_t end) {
+    int64_t gang = p->groups[chain].gang, align = p->desc.align, part, next, rows, all = 0;
+    for (next = first; next < end; next++) all += cf__pack_item_size(p, next);
+    for (; first < end; first = next) {
+        for (rows = 0, next = first; next < end && rows + cf__pack_item_size(p, next) <= gang * p->desc.chunk_size;)
+            rows += cf__pack_item_size(p, next++);
+        for (; all > rows && all - rows < gang * align;) rows -= cf__pack_item_size(p, --next);
+        all -= rows;
+        cf__pack_assign(p, (int32_t)first, (int32_t)(next - first), (int32_t)p->n_units);
+        for (part = 0; part < gang; part++) {
+            const cf_group leaf = {rows / align * part / gang * align, p->n_units - part, 0,
+                                   rows / align * (part + 1) / gang * align, gang};
+            p->groups[p->n_units] = leaf; /* while packing: its first row, its round, and the row behind its last */
+            p->kin[p->n_units].parent = (int32_t)(chain + part);
+            p->units[cf__pack_open_unit(p)].room = 0;
+        }
+    }
+    p->end_leaves = p->n_units;
 }
 
 /* The bushes of each chain fill its tail, and leaves of their own; then those of none fill what is left. */
@@ -3608,6 +3637,10 @@ static void cf__pack_assign_bushes(cf__packer *p) {
     cf__bits_clear(&p->bins.used);
     for (i = 0; i < n_chains; i++) {
         int64_t leaf = p->n_units;
+        if (i < p->n_shares) {
+            cf__pack_fill_rounds(p, i, first[i], first[i + 1]);
+            continue;
+        }
         cf__pack_bins_insert(p, (int32_t)i);
         cf__pack_find_runs(p, first[i], first[i + 1]);
         cf__pack_best_fit(p);
@@ -3616,6 +3649,7 @@ static void cf__pack_assign_bushes(cf__packer *p) {
     }
     p->n_dependent += p->n_units - n_chains;
     p->head.n_groups = p->n_units;
+    if (p->desc.gang > 1) return; /* those of none have their ranks */
     for (i = 0; i < p->n_units && p->first_free < p->n_items; i++) cf__pack_bins_insert(p, (int32_t)i);
     cf__pack_find_runs(p, p->first_free, p->n_items);
     cf__pack_best_fit(p);
@@ -3716,7 +3750,7 @@ static void cf__pack_cost_units(cf__packer *p) {
     for (i = 0; i < p->n_items; i++) p->item_costs[i] = cf__pack_item_cost(p, p->items[i]);
     for (i = 0; i < p->n_units; i++) {
         const cf_group *group = cf__pack_is_cut(p, i) ? &p->groups[i] : NULL;
-        int64_t from = i < p->tree.n_chains ? p->tree.nodes[p->tree.chains[i]].begin : 0, at;
+        int64_t from = i < p->tree.n_chains ? p->tree.nodes[p->tree.chains[i]].begin / cf__max(group->gang, 1) : 0, at;
         double *cost = &p->costs[p->units[i].lead];
         p->costs[i] = 0;
         for (j = 0; group != NULL && j < group->n_chunks; from += p->cuts[at], j++) {
@@ -3727,7 +3761,10 @@ static void cf__pack_cost_units(cf__packer *p) {
         }
         *cost += cf__product(p->chunk_constant, (double)p->units[i].n_chunks);
     }
-    for (i = 0; i < p->n_items; i++) p->costs[p->units[p->unit_of[i]].lead] += p->item_costs[i];
+    for (i = 0; i < p->n_items; i++) {
+        int64_t unit = p->unit_of[i], n = unit >= p->tree.n_chains && unit < p->end_leaves ? p->groups[unit].gang : 1;
+        for (j = 0; j < n; j++) p->costs[p->units[unit + j].lead] += p->item_costs[i] / (double)n;
+    }
 }
 
 static double cf__pack_dearest(const cf__packer *p) {
@@ -4037,35 +4074,44 @@ static int64_t cf__pack_widest(const cf__packer *p) {
     return width;
 }
 
-/* Whether a gang may have so many ranks: its slices are not to be thin, and there must be a unit for each in a round
-   that leaves some behind. */
-static int cf__pack_may_spread(const cf__packer *p, int64_t sequence, int64_t width) {
+/* Rows of a sequence or, of a root, of its tree. */
+static int64_t cf__pack_whole_rows(const cf__packer *p, int64_t sequence) {
+    return p->tree.shares != NULL ? (int64_t)p->trunks[sequence] : p->lengths[sequence];
+}
+
+/* The most ranks that a gang may have: its slices are not to be thin, and there must be a unit for each in a round that
+   leaves some behind. */
+static int64_t cf__pack_most_ranks(const cf__packer *p, int64_t sequence) {
     int64_t least = cf__max(cf__min(512, p->desc.chunk_size / 8), 2 * p->desc.align);
-    return width <= p->desc.gang && p->desc.n_ranks % width == 0 && p->desc.chunk_size >= 2 * p->desc.align &&
-           p->lengths[sequence] / width >= least;
+    int64_t most = cf__min(cf__pack_whole_rows(p, sequence) / least, cf__pack_widest(p));
+    if (p->tree.shares != NULL) most = cf__min(most, p->widest[sequence]);
+    return p->desc.chunk_size >= 2 * p->desc.align ? most : 1;
 }
 
 /* About what a share costs, with replays as if K were 1 and backwards cost two forwards, and with transfers: of all
    rows that lie on other ranks, each round gets those before it and half of its own. */
 static double cf__pack_share_cost(const cf__packer *p, int64_t sequence, int64_t width) {
-    double n = (double)width, length = (double)p->lengths[sequence], cost = p->whole_costs[sequence] / n;
-    double rounds = (double)cf__div_up(p->lengths[sequence], width * p->desc.chunk_size);
+    int64_t rows = cf__pack_whole_rows(p, sequence);
+    double n = (double)width, length = (double)rows, cost = p->whole_costs[sequence] / n;
+    double rounds = (double)cf__div_up(rows, width * p->desc.chunk_size);
     double chunks = width > 1 ? rounds : length / (double)p->desc.chunk_size;
     double gathered = cf__product(length / n, (n - 1) * rounds / 2);
-    cost += cf__product(cost, (rounds - 1) / (3 * rounds));
+    if (rounds > 1) cost += cf__product(cost, (rounds - 1) / (3 * rounds));
     return cost + cf__product(p->chunk_constant, chunks) + cf__product(p->desc.gang_seconds, gathered);
 }
 
 /* Gives each sequence the fewest ranks that make a share no dearer than `most`, or as many as pay. */
 static void cf__pack_choose_widths(cf__packer *p, double most) {
-    int64_t i, left = p->most_shares, width;
+    int64_t i, left = p->most_shares, width, n, ranks;
     for (p->n_wide = i = 0; i < p->n; i++) {
         int32_t id = p->by_cost[i];
         double cost = cf__pack_share_cost(p, id, 1), wider;
-        for (width = 1; cost > most && cf__pack_may_spread(p, id, 2 * width); cost = wider, width *= 2)
+        ranks = cf__pack_most_ranks(p, id);
+        for (width = 1; cost > most && 2 * width <= ranks; cost = wider, width *= 2)
             if (!((wider = cf__pack_share_cost(p, id, 2 * width)) < cost)) break;
-        if (width > left) width = 1;
-        if (width > 1) left -= width, p->n_wide = i + 1;
+        n = p->tree.shares != NULL ? p->n_parts[id] : 1;
+        if (width * n > left) width = 1;
+        if (width > 1) left -= width * n, p->n_wide = i + 1;
         p->widths[id] = (int32_t)width;
     }
 }
@@ -4149,11 +4195,11 @@ static int64_t cf__pack_next_round(cf__packer *p, const cf_group *rest, int full
     return cf__pack_cut_round(p, rest, last, cut);
 }
 
-/* Cuts a sequence for its gang, and opens a unit for each share. */
-static void cf__pack_cut_gang(cf__packer *p, int64_t sequence) {
-    cf_group rest = {sequence, 0, 0, p->lengths[sequence], p->widths[sequence]};
+/* Cuts what a sequence has from p->from on for the gang of the root of its tree, and opens a unit for each share. */
+static void cf__pack_cut_gang(cf__packer *p, int64_t sequence, int64_t root, int64_t left) {
+    cf_group rest = {sequence, 0, 0, left, p->widths[root]};
     int64_t rounds, part, i, first = p->n_share_cuts, most = cf__pack_most_rounds(p, rest.tokens, rest.gang);
-    for (p->from = rounds = 0; rest.tokens > 0; rounds++, p->n_share_cuts += rest.gang) {
+    for (rounds = 0; rest.tokens > 0; rounds++, p->n_share_cuts += rest.gang) {
         int64_t tokens = cf__pack_next_round(p, &rest, rounds >= most / 2, p->n_share_cuts);
         p->from += tokens;
         rest.tokens -= tokens;
@@ -4165,23 +4211,63 @@ static void cf__pack_cut_gang(cf__packer *p, int64_t sequence) {
         share->first_chunk = first + part;
         share->n_chunks = rounds;
         for (i = 0; i < rounds; i++) share->tokens += p->cuts[cf__pack_cut(share, i)];
-        p->units[cf__pack_open_unit(p)].rank = (int32_t)(p->blocks[sequence] + part);
+        p->units[cf__pack_open_unit(p)].rank = (int32_t)(p->blocks[root] + part);
     }
     p->n_shares = p->n_units;
 }
 
-/* What each sequence costs, and which are the dearest. */
-static void cf__pack_cost_sequences(cf__packer *p) {
+/* What gangs need to know of trees, of whose branches item_costs says what they cost: each chain, and its bushes, must
+   have enough rows for all ranks. */
+static void cf__pack_cost_trees(cf__packer *p) {
+    const cf__tree *t = &p->tree;
+    cf_group *chain = p->groups; /* has rows of each chain, and of its bushes in n_chunks, which are not in use yet */
+    int64_t i, root = 0;
+    memset(chain, 0, (size_t)t->n_chains * sizeof *chain);
+    for (i = 0; i < p->n; i++) p->trunks[i] = p->widest[i] = p->n_parts[i] = 0;
+    for (i = 0; i < t->n_nodes; i++) {
+        const cf__tree_node *node = &t->nodes[i], *parent = node->parent >= 0 ? &t->nodes[node->parent] : NULL;
+        if (parent == NULL) p->whole_costs[root = node->sequence] = p->item_costs[node->sequence];
+        p->trunks[root] += (double)node->length;
+        if (node->chain >= 0) chain[node->chain].tokens += node->length;
+        else if (parent != NULL && parent->chain >= 0) chain[parent->chain].n_chunks += node->rows;
+    }
+    for (i = 0; i < t->n_chains && p->desc.max_slices == 0 && p->desc.chunk_size >= 6 * p->desc.align; i++, chain++) {
+        const cf__tree_node *node = &t->nodes[t->chains[i]];
+        int64_t most = cf__min(chain->tokens / 2, chain->n_chunks > 0 ? chain->n_chunks : INT64_MAX) / p->desc.align;
+        if (node->parent < 0) p->widest[root = node->sequence] = CF_MAX_RANKS;
+        p->widest[root] = (int32_t)cf__min(p->widest[root], most);
+        p->n_parts[root]++;
+    }
+}
+
+/* What each sequence or tree costs, how widely it may be spread, and which are the dearest. */
+static void cf__pack_cost_wholes(cf__packer *p) {
     int64_t i, begin, size = p->desc.chunk_size;
     p->weights.constant = 0;
     for (i = 0; i < p->n; i++) {
-        p->by_cost[i] = (int32_t)i;
-        p->blocks[i] = 0; /* until ranks are found */
-        for (p->whole_costs[i] = 0, begin = 0; begin < p->lengths[i]; begin += size)
+        p->whole_costs[i] = p->blocks[i] = 0; /* blocks: until ranks are found */
+        for (begin = 0; p->tree.shares == NULL && begin < p->lengths[i]; begin += size)
             p->whole_costs[i] += cf__pack_slice_cost(p, begin, cf__min(size, p->lengths[i] - begin));
-        p->mean_cost += p->whole_costs[i] / (double)p->desc.n_ranks;
+        p->by_cost[i] = (int32_t)i;
     }
+    if (p->tree.shares != NULL) cf__pack_cost_trees(p);
+    for (i = 0; i < p->n; i++) p->mean_cost += p->whole_costs[i] / (double)p->desc.n_ranks;
     cf__sort_by_key(p->by_cost, p->n, p->whole_costs);
+}
+
+/* Decides which of them are spread over how many ranks, and over which. */
+static void cf__pack_choose_gangs(cf__packer *p) {
+    double best = DBL_MAX, best_most = 0, most;
+    int tries;
+    p->chunk_constant = p->weights.constant;
+    cf__pack_cost_wholes(p);
+    for (tries = 0, most = p->mean_cost; tries < 8; tries++, most *= 0.75) {
+        double dearest = cf__pack_try_widths(p, most);
+        if (!(dearest < cf__product(best, 0.999))) continue; /* more gangs must pay */
+        best = dearest;
+        best_most = most;
+    }
+    (void)cf__pack_try_widths(p, best_most);
 }
 
 /* Cuts all sequences that are spread, the widest first. */
@@ -4192,38 +4278,57 @@ static void cf__pack_cut_gangs(cf__packer *p) {
     p->head.n_groups = p->most_groups;
     for (width = cf__pack_widest(p); width > 1; width /= 2)
         for (i = 0; i < p->n_wide; i++)
-            if (p->widths[p->by_cost[i]] == width) cf__pack_cut_gang(p, p->by_cost[i]);
+            if (p->widths[p->by_cost[i]] == width)
+                cf__pack_cut_gang(p, p->by_cost[i], p->by_cost[i], p->lengths[p->by_cost[i]]);
 }
 
-/* Decides which sequences are spread over how many ranks, and over which, and cuts them. */
-static void cf__pack_form_gangs(cf__packer *p) {
-    double constant = p->weights.constant, best = DBL_MAX, best_most = 0, most;
-    int tries;
-    p->chunk_constant = constant;
-    cf__pack_cost_sequences(p);
-    for (tries = 0, most = p->mean_cost; tries < 8; tries++, most *= 0.75) {
-        double dearest = cf__pack_try_widths(p, most);
-        if (!(dearest < cf__product(best, 0.999))) continue; /* more gangs must pay */
-        best = dearest;
-        best_most = most;
+/* Fills groups and cuts of trees, and opens a unit for each chain, or share of one. */
+static cf_result cf__pack_collect_chains(cf__packer *p) {
+    const cf__tree_node *nodes = p->tree.nodes;
+    int64_t i, root = 0, part, width;
+    for (i = 0; i < p->tree.n_chains; i += width) {
+        const cf__tree_node *node = &nodes[p->tree.chains[i]], *last = node;
+        int64_t tokens = node->length;
+        for (; last->follower >= 0; tokens += last->length) last = &nodes[last->follower];
+        if (node->parent < 0) root = node->sequence;
+        width = p->tree.widths != NULL ? p->tree.widths[root] : 1;
+        p->from = node->begin;
+        for (part = 0; part < width; part++)
+            p->kin[i + part].parent = node->parent >= 0 ? nodes[node->parent].chain + (int32_t)part : -1;
+        if (width > 1) {
+            cf__pack_cut_gang(p, node->sequence, root, tokens);
+            continue;
+        }
+        CF__TRY(cf__pack_plan_group(p, node->sequence, tokens, &p->groups[i]));
+        CF__TRY(cf__pack_cut_group(p, &p->groups[i], &p->n_share_cuts));
     }
-    (void)cf__pack_try_widths(p, best_most);
-    cf__pack_cut_gangs(p);
-    p->n_items = 0; /* they are collected later */
+    p->n_dependent = p->n_share_cuts;
+    return CF_OK;
+}
+
+/* Gives all but shares their ranks. */
+static void cf__pack_place_all(cf__packer *p) {
+    int64_t n_items = p->n_items, i;
+    p->weights.constant = 0; /* chunk_constant counts once for each chunk */
+    p->n_items = p->first_free; /* the others have no units yet */
+    cf__pack_gather_trees(p);
     cf__pack_cost_units(p);
     cf__pack_load_ranks(p, p->n_shares);
     (void)cf__pack_place_rest(p, p->n);
-    p->weights.constant = constant;
+    p->n_items = n_items;
+    for (i = 0; i < p->head.n_groups; i++) {
+        int32_t lead = p->units[i].lead;
+        if (i == lead && i >= p->n_shares) p->units[i].rank = p->blocks[p->groups[i].sequence];
+        p->costs[i] = -(double)(p->units[i].rank = p->units[lead].rank);
+        p->sorted[i] = (int32_t)i;
+    }
 }
 
-/* Packs each rank's sequences by themselves, in the chunks of that rank. */
-static void cf__pack_fill_ranks(cf__packer *p) {
-    int64_t i, rank, group = 0, unit;
-    cf__pack_part_items(p, p->starts, p->desc.n_ranks - 1);
-    for (i = 0; i < p->head.n_groups; i++) {
-        p->sorted[i] = (int32_t)i;
-        p->costs[i] = -(double)p->units[i].rank;
-    }
+/* Packs what each rank has by itself, and evens ranks out as far as the steps of the fullest one go. */
+static cf_result cf__pack_settle_gangs(cf__packer *p) {
+    int64_t rank, group = 0, unit;
+    cf__pack_place_all(p);
+    cf__pack_part_items(p, p->starts, p->desc.n_ranks - 1, 1);
     cf__sort_by_key(p->sorted, p->head.n_groups, p->costs);
     cf__bits_clear(&p->bins.used);
     for (rank = 0; rank < p->desc.n_ranks; rank++) {
@@ -4235,21 +4340,22 @@ static void cf__pack_fill_ranks(cf__packer *p) {
         for (; unit < p->n_units; unit++) p->units[unit].rank = (int32_t)rank;
         while (cf__pack_bins_take(p, 1) >= 0) continue;
     }
+    for (unit = 0; unit < p->n_units; unit++) p->order[unit] = (int32_t)unit;
+    if (p->tree.shares != NULL) cf__pack_order_trees(p);
+    cf__pack_cost_units(p);
+    cf__pack_load_ranks(p, p->n_units);
+    return cf__pack_settle_ranks(p);
 }
 
-/* Gangs, and then every rank by itself, evened out as far as the steps of the fullest one go. */
 static cf_result cf__pack_prepare_gangs(cf__packer *p) {
-    int64_t i;
-    cf__pack_form_gangs(p);
+    double constant = p->weights.constant;
+    cf__pack_choose_gangs(p);
+    cf__pack_cut_gangs(p);
+    p->weights.constant = constant;
     CF__TRY(cf__pack_collect_groups(p));
     cf__pack_collect_items(p);
     cf__pack_sort_and_bound(p);
-    cf__pack_fill_ranks(p);
-    p->weights.constant = 0; /* chunk_constant counts once for each chunk */
-    cf__pack_cost_units(p);
-    cf__pack_load_ranks(p, p->n_units);
-    for (i = 0; i < p->n_units; i++) p->order[i] = (int32_t)i;
-    return cf__pack_settle_ranks(p);
+    return cf__pack_settle_gangs(p);
 }
 
 /* ---- in step ----
@@ -4500,7 +4606,7 @@ static cf_result cf__pack_prepare_in_step(cf__packer *p) {
     int tries, n_tries = p->desc.gang > 1 ? 12 : 1; /* of widths; the last one is the best of the others */
     int64_t i;
     p->chunk_constant = p->weights.constant;
-    if (n_tries > 1) cf__pack_cost_sequences(p);
+    if (n_tries > 1) cf__pack_cost_wholes(p);
     for (tries = 0; tries < n_tries; tries++, most = tries == 1 ? p->mean_cost : most * 0.7) {
         if (n_tries > 1) cf__pack_choose_widths(p, tries + 1 == n_tries ? best_most : most);
         if (n_tries > 1) cf__pack_cut_gangs(p);
@@ -4599,42 +4705,53 @@ static int64_t cf__pack_put_slice(cf__packer *p, cf_chunk *chunk, const cf__tree
 }
 
 /* The chunks of a chain. Slices of one chunk go on from each other. */
-static void cf__pack_put_chain(cf__packer *p, int64_t id, cf_chunk *chunks) {
-    const int32_t *cuts = &p->cuts[p->groups[id].first_chunk];
+static void cf__pack_put_chain(cf__packer *p, int64_t id, cf_chunk *chunks, int64_t own) {
     const cf__tree_node *node = &p->tree.nodes[p->tree.chains[id]];
-    int64_t i, at = node->begin;
+    int64_t i;
     for (i = 0; i < p->groups[id].n_chunks; i++) {
-        int64_t end = at + cuts[i], last = -1;
-        chunks[i].prefix = at;
+        int64_t cut = cf__pack_cut(&p->groups[id], i), last = -1;
+        int64_t at = cf__pack_begin(p, &p->groups[id], cut, own), end = at + p->cuts[cut];
+        chunks[i].prefix = own;
+        own += p->cuts[cut];
         chunks[i].index = i;
         chunks[i].group = p->kin[id].group;
         while (at < end) {
             int64_t to = cf__min(end, node->begin + node->length);
+            if (at >= to) {
+                node = &p->tree.nodes[node->follower];
+                continue;
+            }
             last = cf__pack_put_slice(p, &chunks[i], node, at, to, last);
             at = to;
-            if (at == node->begin + node->length && node->follower >= 0) node = &p->tree.nodes[node->follower];
         }
     }
 }
 
-/* A bush. on: the last of the chain's slices in this chunk that it might see, -1: none; gets the last that it does. */
+/* A bush, or what this leaf has of it. on: the last of the chain's slices in this chunk that it might see, -1: none;
+   gets the last that it does. */
 static void cf__pack_put_bush(cf__packer *p, cf_chunk *chunk, int64_t id, int64_t *on) {
     const cf__tree_node *nodes = p->tree.nodes;
-    int64_t first = p->plan->n_slices, i;
+    int64_t first = -1, slice = p->plan->n_slices, i;
     while (*on >= 0 && p->plan->slices[*on].begin + p->plan->slices[*on].length > nodes[id].begin)
         *on = p->plan->through[*on].parent;
-    for (i = id; i < nodes[id].end; i++)
-        (void)cf__pack_put_slice(p, chunk, &nodes[i], nodes[i].begin, nodes[i].begin + nodes[i].length,
-                                 i == id ? *on : first + nodes[i].parent - id);
+    for (i = id; i < nodes[id].end; i++) {
+        int64_t begin = cf__max(p->first_row - p->row, 0), end = cf__min(nodes[i].length, p->end_row - p->row);
+        p->row += cf__pack_padded(p, nodes[i].length);
+        if (begin >= end) continue;
+        if (first < 0) first = i;
+        (void)cf__pack_put_slice(p, chunk, &nodes[i], nodes[i].begin + begin, nodes[i].begin + end,
+                                 i == id ? *on : nodes[i].parent >= first ? slice + nodes[i].parent - first : -1);
+    }
 }
 
-/* A group, behind those children that its parent has so far. */
-static void cf__pack_put_group(cf__packer *p, int64_t id, int64_t first_chunk) {
+/* A group, behind those children that its parent has so far. Returns how many rows the groups above it have on its
+   rank. */
+static int64_t cf__pack_put_group(cf__packer *p, int64_t id, int64_t first_chunk) {
     const cf__pack_kin *kin = &p->kin[id];
     cf_branch branch = {-1, -1, -1, -1, -1, kin->below};
     cf_group *group = &p->plan->groups[kin->group];
     memset(group, 0, sizeof *group);
-    if (cf__pack_is_cut(p, id)) *group = p->groups[id];
+    if (id < cf__max(p->end_leaves, p->tree.n_chains)) *group = p->groups[id];
     group->first_chunk = first_chunk;
     group->n_chunks = cf__pack_own_chunks(p, id);
     if (group->n_chunks == 1 && kin->parent >= 0 && kin->child < 0) group->tokens = 0; /* it is a leaf */
@@ -4645,25 +4762,32 @@ static void cf__pack_put_group(cf__packer *p, int64_t id, int64_t first_chunk) {
         parent->last_child = kin->group;
     }
     p->plan->branches[kin->group] = branch;
+    group = branch.parent >= 0 ? &p->plan->groups[branch.parent] : NULL;
+    return group != NULL ? p->plan->chunks[group->first_chunk].prefix + group->tokens : 0;
 }
 
 static void cf__pack_write_unit(cf__packer *p, int64_t id, int64_t first_chunk) {
     cf_plan *plan = p->plan;
     cf_chunk *chunk = &plan->chunks[first_chunk];
-    int64_t item, n_slices, chain = -1;
-    if (id < p->head.n_groups) cf__pack_put_group(p, id, first_chunk);
+    int64_t item = p->units[id].next_slice, first = plan->n_slices, chain = -1, own = 0;
+    int is_part = id >= p->tree.n_chains && id < p->end_leaves;
+    if (id < p->head.n_groups) own = cf__pack_put_group(p, id, first_chunk);
     if (cf__pack_is_cut(p, id)) {
-        cf__pack_put_chain(p, id, chunk);
+        cf__pack_put_chain(p, id, chunk, own);
         chunk += p->groups[id].n_chunks - 1;
         chain = plan->n_slices - 1;
     }
-    n_slices = plan->n_slices;
-    for (item = p->units[id].next_slice; item >= 0; item = p->next_item[item])
+    p->row = 0;
+    p->first_row = is_part ? p->groups[id].sequence : 0;
+    p->end_row = is_part ? p->groups[id].tokens : INT64_MAX;
+    if (is_part) item = p->units[p->groups[id].first_chunk].next_slice;
+    for (; item >= 0; item = p->next_item[item])
         cf__pack_put_bush(p, chunk, cf__pack_item_sequence(p->items[item]), &chain);
-    if (id < p->tree.n_chains || id >= p->head.n_groups) return;
+    if (id >= p->head.n_groups) return;
+    plan->groups[p->kin[id].group].sequence = plan->slices[first].sequence;
+    if (id < p->tree.n_chains) return;
     chunk->group = p->kin[id].group;
-    chunk->prefix = plan->slices[n_slices].begin;
-    plan->groups[chunk->group].sequence = plan->slices[n_slices].sequence;
+    chunk->prefix = is_part ? own : plan->slices[first].begin;
 }
 
 /* A group of lists, and room for the unit's items. */
@@ -4739,7 +4863,7 @@ static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n
     p->tree.lengths = lengths;
     p->tree.shares = n > 0 ? p->desc.shares : NULL;
     p->tree.n = n;
-    p->tree.may_part = p->desc.n_ranks > 1 && !p->desc.no_copies;
+    p->tree.may_part = p->desc.n_ranks > 1 && p->desc.gang < 2 && !p->desc.no_copies;
     p->tree.error = error;
     return cf__pack_measure(p);
 }
@@ -4748,11 +4872,19 @@ static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n
 static cf_result cf__pack_prepare_trees(cf__packer *p) {
     CF__TRY(cf__tree_attach_all(&p->tree));
     while (p->tree.may_part && cf__pack_part_trees(p)) continue;
+    if (p->desc.gang > 1) cf__pack_cost_branches(p); /* what that reads is gone later */
     cf__tree_build(&p->tree);
+    if (p->desc.gang > 1) {
+        cf__pack_choose_gangs(p);
+        p->tree.widths = p->widths;
+        cf__tree_build(&p->tree);
+    }
     p->head.n_groups = p->tree.n_chains;
     CF__TRY(cf__pack_collect_chains(p));
     cf__pack_assign_bushes(p);
     cf__pack_link_groups(p);
+    if (p->n_shares > 0) p->head.lower_bound = cf__div_up(p->tree.n_rows, p->desc.chunk_size); /* bushes are cut, too */
+    if (p->desc.gang > 1) return cf__pack_settle_gangs(p);
     cf__pack_order_trees(p);
     return cf__pack_spread(p);
 }
@@ -4840,6 +4972,23 @@ CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk) 
     if (c == NULL || c->group < 0) return 0;
     return plan->branches == NULL ? plan->slices[c->first_slice].length
            : plan->groups[c->group].tokens == 0 ? 0 : cf__plan_tree_tokens(plan, c);
+}
+
+/* Rows before a chunk that its first slice sees; in a gang those of other ranks, too. */
+static int64_t cf__plan_prefix(const cf_plan *plan, const cf_chunk *c) {
+    int gang = c->group >= 0 && plan->groups[c->group].gang > 0;
+    return gang ? cf__max(plan->slices[c->first_slice].begin, 0) : c->prefix;
+}
+
+/* The chunk before one of a gang in the order of its rows: that of the rank before, or the last one of the round
+   before or, from the first round on, of those that the parent has. -1: there is none. */
+static int64_t cf__plan_round_before(const cf_plan *plan, int64_t chunk) {
+    const cf_chunk *c = &plan->chunks[chunk];
+    int64_t gang = plan->groups[c->group].gang, parent = plan->branches != NULL ? plan->branches[c->group].parent : -1;
+    if (c->rank % gang > 0) return chunk - plan->n_steps;
+    if (c->index == 0 && parent < 0) return -1;
+    if (c->index == 0) chunk = plan->groups[parent].first_chunk + plan->groups[parent].n_chunks;
+    return chunk - 1 + (gang - 1) * plan->n_steps;
 }
 
 static double cf__plan_spread(double most, double sum, int64_t n) { return sum > 0 ? most / (sum / (double)n) : 0; }
@@ -5051,31 +5200,41 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
 }
 
 /* A share of a gang. Its neighbour is that of the next rank or, of the last rank, that of the first one: it has as many
-   chunks at the same steps, and its slices begin where these end, in the last case one round later. So all of them are
-   there, and leave no gap. */
+   chunks at the same steps, and so has its parent, which is of the same gang. So all of them are there. */
 static cf_result cf__plan_check_share(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_group *g = &plan->groups[id], *next;
-    int64_t i, part, last, first;
-    part = g->first_chunk / plan->n_steps % g->gang;
-    last = part + 1 == g->gang;
-    first = g->first_chunk + (last ? -part : 1) * plan->n_steps;
+    int64_t part = g->first_chunk / plan->n_steps % g->gang, first, up, over;
+    first = g->first_chunk + (part + 1 < g->gang ? 1 : -part) * plan->n_steps;
     CF__TRY(cf__plan_within(check, "chunks.group", first, 0, plan->n_groups - 1, plan->chunks[first].group,
                             "is no share of its gang"));
     next = &plan->groups[plan->chunks[first].group];
     CF__TRY(cf__plan_is(check, "groups.gang", id, next->gang, g->gang, "does not agree with the next share"));
-    CF__TRY(cf__plan_is(check, "groups.sequence", id, next->sequence, g->sequence, "is not the next share's"));
     CF__TRY(cf__plan_is(check, "groups.n_chunks", id, next->n_chunks, g->n_chunks, "is not the next share's"));
     CF__TRY(cf__plan_is(check, "groups.first_chunk", id, next->first_chunk, first, "is at another step than the next"));
-    for (i = 0; i < g->n_chunks; i++) {
-        const cf_slice *s = &plan->slices[plan->chunks[g->first_chunk + i].first_slice], *on;
-        int64_t end = s->begin + s->length, wanted = check->lengths[g->sequence];
-        on = &plan->slices[plan->chunks[first + (last ? cf__min(i + 1, g->n_chunks - 1) : i)].first_slice];
-        if (!last || i + 1 < g->n_chunks) wanted = on->begin;
-        CF__TRY(cf__plan_is(check, "groups.gang", id, wanted, end, "has a slice that ends where no other one begins"));
-        if (part == 0 && i == 0) CF__TRY(cf__plan_is(check, "groups.gang", id, 0, s->begin, "leaves out tokens"));
-    }
-    return part == 0 ? cf__plan_see(check, g->sequence, "groups.sequence", id) : CF_OK;
+    if (plan->branches == NULL)
+        return cf__plan_is(check, "groups.sequence", id, next->sequence, g->sequence, "is not the next share's");
+    up = plan->branches[id].parent;
+    over = plan->branches[next - plan->groups].parent;
+    CF__TRY(cf__plan_is(check, "branches.parent", id, over >= 0 ? plan->groups[over].first_chunk : -1,
+                        up >= 0 ? plan->groups[up].first_chunk + first - g->first_chunk : -1,
+                        "is not the next share's"));
+    return up < 0 ? CF_OK : cf__plan_is(check, "groups.gang", up, g->gang, plan->groups[up].gang, "is not its child's");
+}
+
+/* A chunk of a share of one sequence: its slice begins where that of the chunk before ends, and no tokens are left. */
+static cf_result cf__plan_check_round(const cf__plan_check *check, int64_t id) {
+    const cf_plan *plan = check->plan;
+    const cf_chunk *c = &plan->chunks[id];
+    const cf_group *g = &plan->groups[c->group];
+    const cf_slice *s = &plan->slices[c->first_slice], *on = NULL;
+    int64_t before = cf__plan_round_before(plan, id), length = check->lengths[g->sequence];
+    if (before >= 0) on = &plan->slices[plan->chunks[before].first_slice];
+    CF__TRY(cf__plan_is(check, "groups.gang", c->group, on != NULL ? on->begin + on->length : 0, s->begin,
+                        "has a slice that begins where no other one ends"));
+    if ((c->rank + 1) % g->gang > 0 || c->index + 1 < g->n_chunks) return CF_OK;
+    CF__TRY(cf__plan_is(check, "groups.gang", c->group, length, s->begin + s->length, "leaves out tokens"));
+    return cf__plan_see(check, g->sequence, "groups.sequence", c->group);
 }
 
 static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
@@ -5213,11 +5372,17 @@ static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t
     return CF_OK;
 }
 
-/* The slice that has a row of a path: the row lies in this group or above it, whose chunks and slices have been checked
-   and leave no gap. */
-static int64_t cf__plan_path_slice(const cf_plan *plan, int64_t group, int64_t row) {
-    const cf_group *g = &plan->groups[group];
-    int64_t low, high, i;
+/* The slice that has a row of a chunk's path: the row lies in its group or above it, whose chunks and slices have been
+   checked and leave no gap. In a gang it is the last one before the chunk that has such a row; -1: there is none. */
+static int64_t cf__plan_path_slice(const cf_plan *plan, const cf_chunk *c, int64_t row) {
+    const cf_group *g = &plan->groups[c->group];
+    int64_t low = c - plan->chunks, high, i, group = c->group;
+    while (g->gang > 0) {
+        if ((low = cf__plan_round_before(plan, low)) < 0) return -1;
+        c = &plan->chunks[low];
+        for (i = c->first_slice + c->n_slices - 1; i >= c->first_slice; i--)
+            if (plan->slices[i].begin <= row && row < plan->slices[i].begin + plan->slices[i].length) return i;
+    }
     while (plan->chunks[g->first_chunk].prefix > row) {
         group = plan->branches[group].parent;
         g = &plan->groups[group];
@@ -5255,10 +5420,11 @@ static cf_result cf__plan_find_up(const cf__plan_check *check, const cf_chunk *c
         return cf__plan_is(check, "slices.begin", id, plan->slices[*up].begin + plan->slices[*up].length, s->begin,
                            "is not where the slice that it goes on from ends");
     }
-    CF__TRY(cf__plan_within(check, "slices.begin", id, 0, c->prefix, s->begin, "is not on the path of its chunk"));
-    if (s->begin == 0) return CF_OK;
-    *up = cf__plan_path_slice(plan, c->group, s->begin - 1);
-    return CF_OK;
+    CF__TRY(cf__plan_within(check, "slices.begin", id, 0, cf__plan_prefix(plan, c), s->begin,
+                            "is not on the path of its chunk"));
+    if (s->begin > 0) *up = cf__plan_path_slice(plan, c, s->begin - 1);
+    return cf__plan_within(check, "slices.begin", id, s->begin > 0 ? 0 : -1, plan->n_slices, *up,
+                           "has rows before it that no other share has");
 }
 
 /* A slice of a tree: its sequences are among those of the slice that it goes on from, all of them that share its rows
@@ -5297,9 +5463,9 @@ static cf_result cf__plan_check_through(const cf__plan_check *check, const cf_ch
 static cf_result cf__plan_check_tree_chunk(const cf__plan_check *check, int64_t id, int64_t *tokens) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[id];
-    int64_t i, sees = c->prefix, left = cf_chunk_state_tokens(plan, id);
+    int64_t i, sees = cf__plan_prefix(plan, c), left = cf_chunk_state_tokens(plan, id);
     if (c->n_slices > 0)
-        CF__TRY(cf__plan_is(check, "slices.begin", c->first_slice, c->prefix, plan->slices[c->first_slice].begin,
+        CF__TRY(cf__plan_is(check, "slices.begin", c->first_slice, sees, plan->slices[c->first_slice].begin,
                             "is not where the chunk begins"));
     for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
         const cf_slice *s = &plan->slices[i];
@@ -5335,7 +5501,8 @@ static cf_result cf__plan_check_tree_group(const cf__plan_check *check, int64_t 
         end = plan->chunks[up->first_chunk].prefix + up->tokens;
         check->below[b->parent] = cf__max(check->below[b->parent], check->below[id] + g->n_chunks);
     }
-    CF__TRY(cf__plan_within(check, "chunks.prefix", g->first_chunk, leaf ? 1 : end, end, begin,
+    if (g->gang > 0) CF__TRY(cf__plan_check_share(check, id));
+    CF__TRY(cf__plan_within(check, "chunks.prefix", g->first_chunk, leaf && g->gang == 0 ? 1 : end, end, begin,
                             "is not where the parent's rows end"));
     CF__TRY(cf__plan_within(check, "groups.tokens", id, leaf ? 0 : g->n_chunks, leaf ? 0 : CF_MAX_LENGTH, g->tokens,
                             "is not what the group can have"));
@@ -5371,7 +5538,11 @@ static cf_result cf__plan_check_trees(const cf__plan_check *check) {
     int64_t i, tokens = 0;
     CF__TRY(cf__plan_check_order(check));
     for (i = plan->n_groups - 1; i >= 0; i--) CF__TRY(cf__plan_check_tree_group(check, i));
-    for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__plan_check_tree_chunk(check, i, &tokens));
+    for (i = 0; i < plan->n_chunks; i++) {
+        int64_t gang = plan->chunks[i].group >= 0 ? cf__max(plan->groups[plan->chunks[i].group].gang, 1) : 1, part;
+        for (part = 0; part < gang && plan->chunks[i].rank % gang == 0; part++) /* a round, in the order of its rows */
+            CF__TRY(cf__plan_check_tree_chunk(check, i + part * plan->n_steps, &tokens));
+    }
     return cf__plan_is(check, "through", -1, plan->n_tokens, tokens, "leave out tokens of some sequence");
 }
 
@@ -5397,6 +5568,9 @@ static cf_result cf__plan_check_body(void *job) {
     }
     if (plan->branches != NULL) return cf__plan_check_trees(check);
     for (i = 0; i < plan->n_groups; i++) CF__TRY(cf__plan_check_group(check, i));
+    for (i = 0; i < plan->n_chunks; i++)
+        if (plan->chunks[i].group >= 0 && plan->groups[plan->chunks[i].group].gang > 0)
+            CF__TRY(cf__plan_check_round(check, i));
     for (i = 0; i < plan->n_sequences; i++)
         if (check->lengths[i] > 0 && !check->seen[i])
             return cf__fail(check->error, CF_ERROR_PLAN, "slices.sequence", -1, i, 0, "is nowhere the one wanted");
@@ -5445,12 +5619,6 @@ typedef struct cf__metadata_job {
     double *more_weights;
     int32_t *more_rows, *more_sequences, *more_targets, *loss_rows, *key_ends, *level_q, *level_k;
 } cf__metadata_job;
-
-/* Rows before a chunk that its first slice sees; in a gang those of other ranks, too. */
-static int64_t cf__metadata_prefix(const cf_plan *plan, const cf_chunk *c) {
-    int gang = c->group >= 0 && plan->groups[c->group].gang > 0;
-    return gang ? cf__max(plan->slices[c->first_slice].begin, c->prefix) : c->prefix;
-}
 
 /* The next sequence, unless nothing is in it. */
 static void cf__metadata_add(cf__metadata_seqs *seqs, int64_t queries, int64_t keys) {
@@ -5577,17 +5745,16 @@ static void cf__metadata_fill_depth(const cf__metadata_job *job, const cf_plan *
    end. Those rows are the first ones of the chunk. */
 static int64_t cf__metadata_fill_path(const cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c,
                                       int64_t first, cf_level *level, cf__metadata_seqs *seqs) {
-    int64_t id = c->first_slice, end = id + c->n_slices, group = c->group, last = c->prefix, rows = 0;
-    while (plan->chunks[plan->groups[group].first_chunk].prefix > first) {
-        last = cf__min(last, plan->chunks[plan->groups[group].first_chunk].prefix);
-        group = plan->branches[group].parent;
-    }
+    int64_t id = c->first_slice, end = id + c->n_slices, group = c->group, last = job->out.prefix, rows = 0, at = 0;
+    for (; plan->groups[group].gang == 0 && (at = plan->chunks[plan->groups[group].first_chunk].prefix) > first;
+         group = plan->branches[group].parent)
+        last = cf__min(last, at);
     for (; id < end && plan->slices[id].begin > first; id = cf__metadata_below(plan, id, end)) {
         if (plan->slices[id].begin < last) last = plan->slices[id].begin;
         rows = cf__metadata_row_end(plan, cf__metadata_below(plan, id, end));
     }
     level->group = group;
-    level->first = first - plan->chunks[plan->groups[group].first_chunk].prefix;
+    level->first = first - at;
     cf__metadata_add(seqs, rows, last - first);
     cf__metadata_add(seqs, job->out.rows - rows, 0);
     return last;
@@ -5615,7 +5782,8 @@ static void cf__metadata_add_level(cf__metadata_job *job, const cf_plan *plan, c
 /* Whether one call says all: what sees anything but its own run sees all rows of the chunk's own group. */
 static int cf__metadata_is_plain(const cf_plan *plan, const cf_chunk *c) {
     int64_t id, end = c->first_slice + c->n_slices;
-    if (c->prefix > 0 && plan->branches[c->group].parent >= 0) return 0;
+    if (c->group >= 0 && plan->groups[c->group].gang == 0 && c->prefix > 0 && plan->branches[c->group].parent >= 0)
+        return 0;
     for (id = c->first_slice; id < end; id++)
         if (plan->slices[id].begin > 0 && id > c->first_slice && !cf__metadata_continues(plan, id)) return 0;
     return 1;
@@ -5625,7 +5793,7 @@ static void cf__metadata_add_levels(cf__metadata_job *job, const cf_plan *plan, 
     int64_t first = 0, id, depth, deepest = 0;
     job->out.n_levels = job->n_level_seqs = 0;
     if (plan->branches == NULL || cf__metadata_is_plain(plan, c)) return;
-    while (first < c->prefix) cf__metadata_add_level(job, plan, c, -1, &first);
+    while (first < job->out.prefix) cf__metadata_add_level(job, plan, c, -1, &first);
     for (id = c->first_slice; id < c->first_slice + c->n_slices; id++)
         deepest = cf__max(deepest, cf__metadata_depth(plan, id));
     for (depth = 0; depth < deepest; depth++) cf__metadata_add_level(job, plan, c, depth, &first);
@@ -5721,7 +5889,7 @@ static cf_result cf__metadata_measure(cf__metadata_job *job, const cf_plan *plan
     const cf_capacity *most = job->desc.capacity;
     job->out.chunk = chunk;
     job->out.tokens = c->tokens;
-    job->out.prefix = cf__metadata_prefix(plan, c);
+    job->out.prefix = cf__plan_prefix(plan, c);
     job->out.pairs = c->pairs;
     job->out.rows = c->padded;
     if (job->out.prefix + c->padded > INT32_MAX)
@@ -5838,18 +6006,30 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, con
 
 /* ---- gangs ---- */
 
+/* Walks the path of a chunk of a gang backwards, and with `end` fills in its pieces, which end there. */
+static int64_t cf__gang_walk(const cf_plan *plan, int64_t chunk, cf_piece *end) {
+    int64_t row = plan->slices[plan->chunks[chunk].first_slice].begin, n = 0, i;
+    while (row > 0 && (chunk = cf__plan_round_before(plan, chunk)) >= 0) {
+        const cf_chunk *c = &plan->chunks[chunk];
+        for (i = c->first_slice + (plan->branches != NULL ? c->n_slices : 1) - 1; i >= c->first_slice; i--) {
+            const cf_slice *s = &plan->slices[i];
+            const cf_chunk *first = &plan->chunks[plan->groups[c->group].first_chunk];
+            const cf_piece piece = {c->rank, chunk, c->prefix - first->prefix + s->offset, s->begin, s->length};
+            if (s->begin >= row || s->begin + s->length < row) continue;
+            row = s->begin;
+            n++;
+            if (end != NULL) *--end = piece;
+        }
+    }
+    return n;
+}
+
 CHUNKFLOW_API int64_t cf_gang_pieces(const cf_plan *plan, int64_t chunk, cf_piece *pieces) {
     const cf_chunk *c = plan != NULL && chunk >= 0 && chunk < plan->n_chunks ? &plan->chunks[chunk] : NULL;
-    int64_t gang = c != NULL && c->group >= 0 ? plan->groups[c->group].gang : 0, part, i, n;
-    if (gang == 0) return 0;
-    part = c->rank % gang;
-    n = c->index * gang + part;
-    for (i = 0; i < n && pieces != NULL; i++) {
-        const int64_t id = chunk - c->index + i / gang + (i % gang - part) * plan->n_steps;
-        const cf_slice *s = &plan->slices[plan->chunks[id].first_slice];
-        const cf_piece piece = {plan->chunks[id].rank, id, plan->chunks[id].prefix, s->begin, s->length};
-        pieces[i] = piece;
-    }
+    int64_t n;
+    if (c == NULL || c->group < 0 || plan->groups[c->group].gang == 0) return 0;
+    n = cf__gang_walk(plan, chunk, NULL);
+    if (pieces != NULL) (void)cf__gang_walk(plan, chunk, pieces + n);
     return n;
 }
 
@@ -7051,7 +7231,7 @@ static inline double cf__pipe_own_seconds(const cf__pipeline *pipe, int pass, in
     double compute = cf__pipe_compute_seconds(pipe, pass, chunk, v), moved, exposed;
     if (!(pipe->stream[pass] > 0) && !(pipe->gather[pass] > 0)) return compute;
     moved = cf__product(pipe->stream[pass], (double)c->prefix);
-    moved += cf__product(pipe->gather[pass], (double)(cf__metadata_prefix(pipe->plan, c) - c->prefix));
+    moved += cf__product(pipe->gather[pass], (double)cf__max(cf__plan_prefix(pipe->plan, c) - c->prefix, 0));
     exposed = cf__product(moved, pipe->timing.stream_exposed);
     return exposed + cf__most(compute, moved - exposed);
 }
@@ -11424,7 +11604,7 @@ static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id,
     cf_memory_load *load = &held->load;
     int64_t keys, scores = 0;
     int runs = way > 0 && a->pass < CF_COMPUTE_PASS_COUNT;
-    if (!cf__add(cf__metadata_prefix(sim->pipe.plan, c), c->padded, &keys) || !cf__mul(c->padded, keys, &scores) ||
+    if (!cf__add(cf__plan_prefix(sim->pipe.plan, c), c->padded, &keys) || !cf__mul(c->padded, keys, &scores) ||
         scores > INT64_MAX / 4)
         return cf__fail_size(error, "loads.live_scores");
     (way > 0 ? cf__pipe_hold : cf__pipe_let_go)(&sim->pipe, held, a, c);
@@ -12146,7 +12326,7 @@ CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *
         cf__metadata_add_rows(&job, &lists, c);
         cf__run_raise(&capacity->n_seqs, job.seqs.n + 1); /* a capacity may leave padding behind the last slice */
         cf__run_raise(&capacity->rows, c->padded);
-        cf__run_raise(&capacity->prefix, cf__metadata_prefix(plan, c));
+        cf__run_raise(&capacity->prefix, cf__plan_prefix(plan, c));
     }
     cf__run_raise(&capacity->slots, stats.peak_slots);
     cf__run_raise(&capacity->states, stats.peak_states);

@@ -1343,6 +1343,11 @@ test_check() {
     succeeds check/gang check --plan pg.json mg.json
     same check/gang/said 1 "$(grep -c 'mg.json: 2 ranks meet in all passes of their gangs' out)"
     succeeds check/gang/lockstep check --plan pg.json --lockstep mg.json
+    echo '64K + 8K 16' >trunk
+    cf plan --chunk-size 8K --k 1 --ranks 8 --gang 8 --schedule paper --plan-json pt.json --all-ranks --json mt.json --summary trunk
+    same plan/gang/tree 24 "$(grep -c '"gang": 8}' pt.json)"
+    succeeds check/gang/tree check --plan pt.json mt.json
+    same check/gang/tree/said 1 "$(grep -c 'mt.json: 8 ranks meet in all passes of their gangs' out)"
     cf plan --chunk-size 8K --k 1 --stages 2 --ranks 2 --lockstep --gang 2 --plan-json pg.json --all-ranks --json mg.json \
         --summary five
     same plan/lockstep/gang "2 5" "$(grep -c '"gang": 2}' pg.json) $(

@@ -9,15 +9,20 @@
    all, or with `ring` from neighbour to neighbour; in a backward dK and dV of rows of others go back to their owners.
    Gradients and loss are those of one process on whole sequences, for K = 1 and 2, with schedules that each rank makes
    by itself, with those of columns, and where the plan is made for ranks in step: with columns all ranks also meet in
-   every pass, which must be of one kind, or they abort (exit code 3). With `selfish` gradients are not sent back: they
-   must not agree (exit code 1). With `stages` every two processes are a pipeline of a layer each, and half as many the
-   ranks. */
+   every pass, which must be of one kind, or they abort (exit code 3). Then the same, of ranks that run free, where
+   sequences share what they begin with. With `selfish` gradients are not sent back: they must not agree (exit code 1).
+   With `stages` every two processes are a pipeline of a layer each, and half as many the ranks. */
 
 #include "ranks_mpi.h"
 
-enum { D = 4, LAYERS = 2, N = 9, CHUNK = 8, PARAMETERS = LAYERS * 3 * D * D, LONGEST = 200 };
+enum { D = 4, LAYERS = 2, N = 9, CHUNK = 8, PARAMETERS = LAYERS * 3 * D * D, LONGEST = 200, GATHERED = 4096 };
 
-static const int64_t lengths[N] = {151, 5, 19, 3, 8, 8, 70, 2, 6};
+static const int64_t lists[N] = {151, 5, 19, 3, 8, 8, 70, 2, 6};
+
+/* A trunk that most share, which leave it and each other at several places; and two that are no longer than a chunk. */
+static const int64_t trees[N] = {120, 133, 118, 96, 126, 139, 129, 7, 6};
+static const cf_share shares[N] = {{0, 0},   {0, 100}, {0, 100}, {0, 70}, {1, 110},
+                                   {0, 120}, {5, 124}, {0, 0},   {7, 4}};
 
 /* A row of K and V, or of their gradients. */
 typedef struct row {
@@ -33,10 +38,11 @@ typedef struct trainer {
     int rank, n_ranks, ring, selfish;
     int stage, n_stages; /* of a stage's processes those of all ranks stand behind each other */
     const cf_plan *plan;
+    const cf_share *shares; /* NULL: none */
     double parameters[PARAMETERS], gradients[PARAMETERS], loss;
     MPI_Comm comms[16]; /* of blocks of 2^i ranks */
     MPI_Comm all;       /* all ranks of this stage; MPI_COMM_NULL: they do not meet */
-    layer *states;      /* (n_groups x LAYERS) own rows of each group, and gradients that mates have sent */
+    layer *states;      /* (n_chunks x LAYERS) rows of each chunk, and gradients that others have added */
     unsigned char *kept; /* (n_chunks) */
     double (*between)[2][CHUNK][D]; /* (n_chunks) activations between the stages, and their gradients */
     int64_t n_exchanged;
@@ -60,17 +66,10 @@ static void times_back(const double *m, const double x[D], const double dy[D], d
         }
 }
 
-/* Weights of keys 0 .. at for a query. */
-static void weigh(const row *keys, int64_t at, const double q[D], double *p) {
-    double sum = 0;
-    int64_t j;
-    int i;
-    for (j = 0; j <= at; j++) {
-        double s = 0;
-        for (i = 0; i < D; i++) s += q[i] * keys[j].k[i];
-        sum += p[j] = exp(s);
-    }
-    for (j = 0; j <= at; j++) p[j] /= sum;
+/* The sequence whose tokens one has at a position. */
+static int64_t owner(const trainer *t, int64_t sequence, int64_t at) {
+    while (t->shares != NULL && at < t->shares[sequence].tokens) sequence = t->shares[sequence].with;
+    return sequence;
 }
 
 /* ---- the exchange ---- */
@@ -87,18 +86,26 @@ static MPI_Comm block_of(const trainer *t, int64_t gang) {
     return t->comms[i];
 }
 
-/* The chunk of the same round that a part of the gang has. */
-static int64_t mate(const trainer *t, int64_t chunk, int64_t part) {
-    return chunk + (part - t->rank % gang_of(t, chunk)) * t->plan->n_steps;
+static int64_t parent_of(const cf_plan *plan, int64_t group) {
+    return plan->branches != NULL ? plan->branches[group].parent : -1;
 }
 
-/* All rows that the gang has up to this round: the pieces of the last rank's chunk, and what that adds. */
+static layer *state_of(const trainer *t, int64_t chunk, int l) { return &t->states[chunk * LAYERS + l]; }
+
+/* The pieces of a chunk's path, in rows of their chunks. */
 static int64_t pieces_of(const trainer *t, int64_t chunk, cf_piece *pieces) {
-    int64_t last = mate(t, chunk, gang_of(t, chunk) - 1), n = cf_gang_pieces(t->plan, last, pieces);
-    const cf_slice *s = &t->plan->slices[t->plan->chunks[last].first_slice];
-    cf_piece own = {t->plan->chunks[last].rank, last, t->plan->chunks[last].prefix, s->begin, s->length};
-    pieces[n] = own;
-    return n + 1;
+    const cf_chunk *c = &t->plan->chunks[chunk];
+    int64_t n = cf_gang_pieces(t->plan, chunk, pieces), group = c->group, i;
+    for (i = 0; i < n; i++) {
+        const cf_chunk *of = &t->plan->chunks[pieces[i].chunk];
+        pieces[i].row -= of->prefix - t->plan->chunks[t->plan->groups[of->group].first_chunk].prefix;
+    }
+    for (; group >= 0 && gang_of(t, chunk) == 0; group = parent_of(t->plan, group))
+        for (i = t->plan->groups[group].first_chunk; t->plan->chunks[i].group == group && i < chunk; i++) {
+            const cf_piece own = {c->rank, i, 0, t->plan->chunks[i].prefix, cf_chunk_state_tokens(t->plan, i)};
+            pieces[n++] = own;
+        }
+    return n;
 }
 
 static void add_rows(row *to, const row *from, int64_t n) {
@@ -108,12 +115,12 @@ static void add_rows(row *to, const row *from, int64_t n) {
         for (d = 0; d < D; d++) to[i].k[d] += from[i].k[d], to[i].v[d] += from[i].v[d];
 }
 
-/* Adds up rows over the ranks of the gang. Of K and V each rank has its pieces, and zeros elsewhere, so the sum is a
+/* Adds up rows over the ranks of the gang. Of K and V each rank has its own, and zeros elsewhere, so the sum is a
    gather; of gradients each has a part of all. With `ring`, what a rank has goes round from neighbour to neighbour. */
 static void exchange(trainer *t, int64_t chunk, row *rows, int64_t n) {
     int gang = (int)gang_of(t, chunk), me = t->rank % gang, step;
     MPI_Comm comm = block_of(t, gang);
-    row passing[LONGEST];
+    static row passing[GATHERED];
     t->n_exchanged++;
     if (!t->ring) {
         MPI_Allreduce(MPI_IN_PLACE, rows, (int)n * 2 * D, MPI_DOUBLE, MPI_SUM, comm);
@@ -127,131 +134,177 @@ static void exchange(trainer *t, int64_t chunk, row *rows, int64_t n) {
     }
 }
 
-/* All rows of K and V that the gang has up to this round, of which `own` has this rank's. */
-static void gather_rows(trainer *t, int64_t chunk, const layer *own, row *all) {
-    static cf_piece pieces[LONGEST];
-    int64_t n = pieces_of(t, chunk, pieces), end = pieces[n - 1].begin + pieces[n - 1].tokens, i;
-    memset(all, 0, (size_t)end * sizeof *all);
-    for (i = 0; i < n; i++)
-        if (pieces[i].rank == t->rank)
-            memcpy(&all[pieces[i].begin], &own->rows[pieces[i].row], (size_t)pieces[i].tokens * sizeof *all);
-    exchange(t, chunk, all, end);
+/* The first chunk of a sequence or tree on the rank of a chunk. */
+static int64_t root_of(const trainer *t, int64_t chunk) {
+    int64_t root = t->plan->chunks[chunk].group;
+    while (parent_of(t->plan, root) >= 0) root = parent_of(t->plan, root);
+    return t->plan->groups[root].first_chunk;
 }
 
-/* Gradients of all rows go to those who have them. */
-static void return_gradients(trainer *t, int64_t chunk, row *all, layer *own) {
-    static cf_piece pieces[LONGEST];
-    int64_t n = pieces_of(t, chunk, pieces), end = pieces[n - 1].begin + pieces[n - 1].tokens, i;
-    if (!t->selfish) exchange(t, chunk, all, end);
-    for (i = 0; i < n; i++)
-        if (pieces[i].rank == t->rank)
-            add_rows(&own->gradients[pieces[i].row], &all[pieces[i].begin], pieces[i].tokens);
+/* Where a chunk's rows are among those that a gang exchanges: all of its chunks so far, round by round. */
+static int64_t place(const trainer *t, int64_t chunk) {
+    int64_t step = (chunk - root_of(t, chunk)) % t->plan->n_steps, gang = gang_of(t, chunk);
+    return (step * gang + t->plan->chunks[chunk].rank % gang) * CHUNK;
 }
 
-/* ---- a slice ---- */
+/* The rows of a chunk's path; or, back, their gradients on the way to those who have them. */
+static void gather(trainer *t, int64_t chunk, int l, row *path, int back) {
+    static cf_piece pieces[LONGEST];
+    static row all[GATHERED];
+    int64_t gang = gang_of(t, chunk), n = pieces_of(t, chunk, pieces), end, i, first;
+    end = gang > 0 ? place(t, chunk) / (gang * CHUNK) * gang * CHUNK + gang * CHUNK : 0;
+    if (end > GATHERED || n > LONGEST) MPI_Abort(MPI_COMM_WORLD, 5);
+    memset(all, 0, sizeof all);
+    first = gang > 0 ? root_of(t, chunk) : chunk + 1;
+    for (i = first; i <= chunk && !back; i++) memcpy(&all[place(t, i)], state_of(t, i, l)->rows, CHUNK * sizeof *all);
+    for (i = 0; i < n && back; i++) {
+        row *to = gang > 0 ? &all[place(t, pieces[i].chunk)] : state_of(t, pieces[i].chunk, l)->gradients;
+        if (t->selfish && pieces[i].rank != t->rank) continue;
+        add_rows(to + pieces[i].row, path + pieces[i].begin, pieces[i].tokens);
+    }
+    if (gang > 0 && !(back && t->selfish)) exchange(t, chunk, all, end);
+    for (i = 0; i < n && !back; i++) {
+        const row *from = gang > 0 ? &all[place(t, pieces[i].chunk)] : state_of(t, pieces[i].chunk, l)->rows;
+        memcpy(path + pieces[i].begin, from + pieces[i].row, (size_t)pieces[i].tokens * sizeof *path);
+    }
+    for (i = first; i <= chunk && back; i++) add_rows(state_of(t, i, l)->gradients, &all[place(t, i)], CHUNK);
+}
 
-/* Rows of a slice while a pass runs: what each layer takes, and all keys that its rows see. */
+/* ---- the rows of a chunk ---- */
+
+/* A chunk, or a sequence that is computed alone, while a pass runs: what each layer takes, and the path. */
 typedef struct work {
-    const cf_slice *s;
-    int first, end;       /* layers of the stage */
-    int64_t chunk;        /* of a gang; -1: its states have all rows before it */
-    layer *states;        /* (LAYERS) */
-    int64_t row0;         /* where its own rows begin in these */
+    int64_t chunk;        /* -1: a sequence */
+    const cf_slice *slices;
+    const cf_through *through;
+    int64_t n, first;     /* slices, and the number of the first */
+    layer *own;           /* (LAYERS) */
     double x[LAYERS + 1][LONGEST][D];
-    row keys[LAYERS][LONGEST];
+    row path[LAYERS][LONGEST], dpath[LONGEST];
     double dx[LONGEST][D]; /* gradient of x[l + 1] while layer l runs backward */
 } work;
 
+/* What a row of a slice sees: the path as far as its first slice in the chunk goes, what lies between, and itself. */
+static int64_t see(work *w, int l, int64_t slice, int64_t end, const row **keys, row **dkeys) {
+    const cf_slice *s = &w->slices[slice];
+    int64_t up = w->through != NULL ? w->through[slice].parent - w->first : -1, n = s->begin, i;
+    if (up >= 0) n = see(w, l, up, w->slices[up].length, keys, dkeys);
+    for (i = 0; i < n && up < 0; i++) keys[i] = &w->path[l][i], dkeys[i] = &w->dpath[i];
+    for (i = s->offset; i < s->offset + end; i++) keys[n] = &w->own[l].rows[i], dkeys[n++] = &w->own[l].gradients[i];
+    return n;
+}
+
+/* Weights of n keys for a query. */
+static void weigh(const row *const *keys, int64_t n, const double q[D], double *p) {
+    double sum = 0;
+    int64_t j;
+    int i;
+    for (j = 0; j < n; j++) {
+        double s = 0;
+        for (i = 0; i < D; i++) s += q[i] * keys[j]->k[i];
+        sum += p[j] = exp(s);
+    }
+    for (j = 0; j < n; j++) p[j] /= sum;
+}
+
+static int64_t rows_of(const work *w) { return w->slices[w->n - 1].offset + w->slices[w->n - 1].length; }
+
 static void forward_layer(trainer *t, work *w, int l) {
-    int64_t n = w->s->length, i, j;
+    const row *keys[LONGEST];
+    row *dkeys[LONGEST];
+    int64_t i, j, slice, n;
     double q[D], p[LONGEST];
     int d;
-    for (i = 0; i < n; i++) {
-        times(matrix(t->parameters, l, 1), w->x[l][i], w->states[l].rows[w->row0 + i].k);
-        times(matrix(t->parameters, l, 2), w->x[l][i], w->states[l].rows[w->row0 + i].v);
+    for (i = 0; i < rows_of(w); i++) {
+        times(matrix(t->parameters, l, 1), w->x[l][i], w->own[l].rows[i].k);
+        times(matrix(t->parameters, l, 2), w->x[l][i], w->own[l].rows[i].v);
     }
-    if (w->chunk >= 0) gather_rows(t, w->chunk, &w->states[l], w->keys[l]);
-    else memcpy(w->keys[l], w->states[l].rows, (size_t)(w->s->begin + n) * sizeof(row));
-    for (i = 0; i < n; i++) {
-        times(matrix(t->parameters, l, 0), w->x[l][i], q);
-        weigh(w->keys[l], w->s->begin + i, q, p);
-        for (d = 0; d < D; d++)
-            for (w->x[l + 1][i][d] = w->x[l][i][d], j = 0; j <= w->s->begin + i; j++)
-                w->x[l + 1][i][d] += p[j] * w->keys[l][j].v[d];
-    }
+    if (w->chunk >= 0) gather(t, w->chunk, l, w->path[l], 0);
+    for (slice = 0; slice < w->n; slice++)
+        for (i = w->slices[slice].offset; i < w->slices[slice].offset + w->slices[slice].length; i++) {
+            n = see(w, l, slice, i + 1 - w->slices[slice].offset, keys, dkeys);
+            times(matrix(t->parameters, l, 0), w->x[l][i], q);
+            weigh(keys, n, q, p);
+            for (d = 0; d < D; d++)
+                for (w->x[l + 1][i][d] = w->x[l][i][d], j = 0; j < n; j++) w->x[l + 1][i][d] += p[j] * keys[j]->v[d];
+        }
 }
 
 /* Attention of row i backward: adds to the gradients of all keys that it sees, and of its query. */
-static void backward_row(const trainer *t, const work *w, int l, int64_t i, row *dkeys, double dq[D]) {
-    const row *keys = w->keys[l];
-    int64_t at = w->s->begin + i, j;
+static void backward_row(const trainer *t, work *w, int l, int64_t slice, int64_t i, double dq[D]) {
+    const row *keys[LONGEST];
+    row *dkeys[LONGEST];
+    int64_t n = see(w, l, slice, i + 1 - w->slices[slice].offset, keys, dkeys), j;
     double q[D], p[LONGEST], dp[LONGEST], mean = 0;
     int d;
     times(matrix(t->parameters, l, 0), w->x[l][i], q);
-    weigh(keys, at, q, p);
-    for (j = 0; j <= at; j++) {
+    weigh(keys, n, q, p);
+    for (j = 0; j < n; j++) {
         for (dp[j] = 0, d = 0; d < D; d++) {
-            dp[j] += w->dx[i][d] * keys[j].v[d];
-            dkeys[j].v[d] += p[j] * w->dx[i][d];
+            dp[j] += w->dx[i][d] * keys[j]->v[d];
+            dkeys[j]->v[d] += p[j] * w->dx[i][d];
         }
         mean += p[j] * dp[j];
     }
-    for (j = 0; j <= at; j++)
+    for (j = 0; j < n; j++)
         for (d = 0; d < D; d++) {
-            dq[d] += p[j] * (dp[j] - mean) * keys[j].k[d];
-            dkeys[j].k[d] += p[j] * (dp[j] - mean) * q[d];
+            dq[d] += p[j] * (dp[j] - mean) * keys[j]->k[d];
+            dkeys[j]->k[d] += p[j] * (dp[j] - mean) * q[d];
         }
 }
 
 static void backward_layer(trainer *t, work *w, int l) {
-    row dkeys[LONGEST];
     double down[LONGEST][D];
-    int64_t n = w->s->length, i;
+    int64_t i, slice;
     double *dm = t->gradients + l * 3 * D * D;
-    memset(dkeys, 0, sizeof dkeys);
+    memset(w->dpath, 0, sizeof w->dpath);
     memcpy(down, w->dx, sizeof down);
-    for (i = 0; i < n; i++) {
-        double dq[D] = {0};
-        backward_row(t, w, l, i, dkeys, dq);
-        times_back(matrix(t->parameters, l, 0), w->x[l][i], dq, down[i], dm);
-    }
-    if (w->chunk >= 0) return_gradients(t, w->chunk, dkeys, &w->states[l]);
-    else add_rows(w->states[l].gradients, dkeys, w->s->begin + n);
-    for (i = 0; i < n; i++) {
-        const row *g = &w->states[l].gradients[w->row0 + i];
+    for (slice = 0; slice < w->n; slice++)
+        for (i = w->slices[slice].offset; i < w->slices[slice].offset + w->slices[slice].length; i++) {
+            double dq[D] = {0};
+            backward_row(t, w, l, slice, i, dq);
+            times_back(matrix(t->parameters, l, 0), w->x[l][i], dq, down[i], dm);
+        }
+    if (w->chunk >= 0) gather(t, w->chunk, l, w->dpath, 1);
+    for (i = 0; i < rows_of(w); i++) {
+        const row *g = &w->own[l].gradients[i];
         times_back(matrix(t->parameters, l, 1), w->x[l][i], g->k, down[i], dm + D * D);
         times_back(matrix(t->parameters, l, 2), w->x[l][i], g->v, down[i], dm + 2 * D * D);
     }
     memcpy(w->dx, down, sizeof down);
 }
 
-/* A slice forward, and with `back` also backward, with the gradients that its rows have in the states by then. at: its
-   rows between the stages, and their gradients. */
-static void run_slice(trainer *t, int64_t chunk, const cf_slice *s, layer *states, int64_t row0, int back,
-                      double (*const at[2])[D]) {
-    static work w;
-    int64_t i;
-    int l, d;
-    w.first = t->stage * LAYERS / t->n_stages;
-    w.end = (t->stage + 1) * LAYERS / t->n_stages;
-    w.s = s;
-    w.chunk = chunk;
-    w.states = states;
-    w.row0 = row0;
-    for (i = 0; i < s->length; i++)
-        for (d = 0; d < D; d++) w.x[0][i][d] = input(s->sequence, s->begin + i, d);
-    if (t->stage > 0) memcpy(w.x[w.first], at[0], (size_t)s->length * sizeof *at[0]);
-    for (l = w.first; l < w.end; l++) forward_layer(t, &w, l);
-    if (w.end < LAYERS) memcpy(at[0], w.x[w.end], (size_t)s->length * sizeof *at[0]);
-    if (!back) return;
-    for (i = 0; i < s->length && w.end == LAYERS; i++)
-        for (d = 0; d < D; d++) {
-            w.dx[i][d] = w.x[LAYERS][i][d] - target(s->sequence, s->begin + i, d);
-            t->loss += w.dx[i][d] * w.dx[i][d] / 2;
+/* What a row is given or, less what it has become, is to become, times the sequences that run through it. */
+static void losses(trainer *t, work *w, int back) {
+    int64_t i, slice;
+    int d;
+    for (slice = 0; slice < w->n; slice++)
+        for (i = 0; i < w->slices[slice].length; i++) {
+            const int64_t at = w->slices[slice].begin + i, from = owner(t, w->slices[slice].sequence, at);
+            const int64_t to = w->slices[slice].offset + i;
+            double n = w->through != NULL ? (double)w->through[slice].n : 1, off;
+            for (d = 0; d < D && !back; d++) w->x[0][to][d] = input(from, at, d);
+            for (d = 0; d < D && back; d++) {
+                off = w->x[LAYERS][to][d] - target(from, at, d);
+                w->dx[to][d] = n * off;
+                t->loss += n * off * off / 2;
+            }
         }
-    if (w.end < LAYERS) memcpy(w.dx, at[1], (size_t)s->length * sizeof *at[1]);
-    for (l = w.end - 1; l >= w.first; l--) backward_layer(t, &w, l);
-    if (t->stage > 0) memcpy(at[1], w.dx, (size_t)s->length * sizeof *at[1]);
+}
+
+/* Forward, and with `back` also backward, with the gradients that its rows have in the states by then. at: its rows
+   between the stages, and their gradients. */
+static void run_rows(trainer *t, work *w, int back, double (*const at)[CHUNK][D]) {
+    int first = t->stage * LAYERS / t->n_stages, end = (t->stage + 1) * LAYERS / t->n_stages, l;
+    losses(t, w, 0);
+    if (t->stage > 0) memcpy(w->x[first], at[0], sizeof at[0]);
+    for (l = first; l < end; l++) forward_layer(t, w, l);
+    if (end < LAYERS) memcpy(at[0], w->x[end], sizeof at[0]);
+    if (!back) return;
+    if (end == LAYERS) losses(t, w, 1);
+    else memcpy(w->dx, at[1], sizeof at[1]);
+    for (l = end - 1; l >= first; l--) backward_layer(t, w, l);
+    if (t->stage > 0) memcpy(at[1], w->dx, sizeof at[1]);
 }
 
 /* ---- passes ---- */
@@ -265,17 +318,14 @@ static void meet(const trainer *t, int kind) {
 }
 
 static void run_chunk(trainer *t, const cf_step *step, int back) {
-    static layer alone[LAYERS];
-    int64_t id = step->action.chunk, i;
-    for (i = 0; i < step->chunk->n_slices; i++) {
-        int grouped = step->chunk->group >= 0 && i == 0;
-        const cf_slice *s = &t->plan->slices[step->chunk->first_slice + i];
-        double (*const at[2])[D] = {&t->between[id][0][s->offset], &t->between[id][1][s->offset]};
-        if (!grouped) memset(alone, 0, sizeof alone);
-        run_slice(t, grouped && gang_of(t, id) > 0 ? id : -1, s,
-                  grouped ? &t->states[step->chunk->group * LAYERS] : alone, grouped ? step->chunk->prefix : 0, back,
-                  at);
-    }
+    static work w;
+    w.chunk = step->action.chunk;
+    w.first = step->chunk->first_slice;
+    w.n = step->chunk->n_slices;
+    w.slices = &t->plan->slices[w.first];
+    w.through = t->plan->through != NULL ? &t->plan->through[w.first] : NULL;
+    w.own = state_of(t, w.chunk, 0);
+    if (w.n > 0) run_rows(t, &w, back, t->between[w.chunk]);
 }
 
 static int forward(void *user, const cf_step *step) {
@@ -310,9 +360,11 @@ static int receive(void *user, const cf_step *step) {
 }
 
 /* Returns the largest difference from one process on whole sequences, against the largest gradient. */
-static double train(trainer *t, int64_t k, int lockstep, int64_t *widest) {
+static double train(trainer *t, int64_t k, int lockstep, int shared, int64_t *widest) {
     static trainer alone;
     static layer states[LAYERS];
+    static work w;
+    const int64_t *lengths = shared ? trees : lists;
     cf_pack_desc pack = {0};
     cf_run_desc run = {0};
     cf_plan *plan = NULL;
@@ -321,21 +373,29 @@ static double train(trainer *t, int64_t k, int lockstep, int64_t *widest) {
     int64_t i;
     memset(&alone, 0, sizeof alone);
     alone.n_stages = 1;
+    alone.shares = t->shares = shared ? shares : NULL;
     for (i = 0; i < PARAMETERS; i++) t->parameters[i] = alone.parameters[i] = number(i, 3, 99) / 3;
     for (i = 0; i < N; i++) {
         const cf_slice whole = {i, 0, lengths[i], 0};
         memset(states, 0, sizeof states);
-        run_slice(&alone, -1, &whole, states, 0, 1, NULL);
+        memset(&w, 0, sizeof w);
+        w.chunk = -1;
+        w.slices = &whole;
+        w.n = 1;
+        w.own = states;
+        run_rows(&alone, &w, 1, NULL);
     }
     pack.chunk_size = CHUNK;
     pack.n_ranks = pack.gang = t->n_ranks;
     pack.lockstep = lockstep;
+    pack.shares = t->shares;
+    pack.share_least = 2;
     need(cf_pack(lengths, N, &pack, &plan, &error), &error);
     schedule = schedule_of(plan, t->rank, t->n_stages, k, t->all == MPI_COMM_NULL, CF_SCHEDULE_BEST);
     for (*widest = i = 0; i < plan->n_groups; i++)
         if (plan->groups[i].gang > *widest) *widest = plan->groups[i].gang;
     t->plan = plan;
-    t->states = (layer *)calloc((size_t)(plan->n_groups * LAYERS) + 1, sizeof *t->states);
+    t->states = (layer *)calloc((size_t)(plan->n_chunks * LAYERS) + 1, sizeof *t->states);
     t->kept = (unsigned char *)calloc((size_t)plan->n_chunks + 1, 1);
     t->between = (double (*)[2][CHUNK][D])calloc((size_t)plan->n_chunks + 1, sizeof *t->between);
     run.user = t;
@@ -357,7 +417,7 @@ static double train(trainer *t, int64_t k, int lockstep, int64_t *widest) {
 int main(int argc, char **argv) {
     static trainer t;
     int rank, n_ranks, n_stages, failed = 0, turn, i;
-    static const char *const how[] = {"free", "in step as it is", "packed in step"};
+    static const char *const how[] = {"free", "in step as it is", "packed in step", "trees"};
     MPI_Comm comms[16], stage;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -368,7 +428,7 @@ int main(int argc, char **argv) {
     alarm(60);
     for (i = 0; i < 16 && 1 << i <= n_ranks; i++) MPI_Comm_split(MPI_COMM_WORLD, rank >> i, rank, &comms[i]);
     MPI_Comm_split(MPI_COMM_WORLD, rank / n_ranks, rank, &stage);
-    for (turn = n_stages > 1 ? 2 : 0; turn < 6; turn++) { /* schedules that ranks make by themselves have one stage */
+    for (turn = n_stages > 1 ? 2 : 0; turn < (n_stages > 1 ? 6 : 8); turn++) { /* of one stage ranks make their own */
         int64_t widest;
         double worst;
         memset(&t, 0, sizeof t);
@@ -378,9 +438,9 @@ int main(int argc, char **argv) {
         t.n_ranks = n_ranks;
         t.ring = argc > 1 && strcmp(argv[1], "ring") == 0;
         t.selfish = argc > 1 && strcmp(argv[1], "selfish") == 0;
-        t.all = turn < 2 ? MPI_COMM_NULL : stage;
+        t.all = turn < 2 || turn > 5 ? MPI_COMM_NULL : stage;
         memcpy(t.comms, comms, sizeof comms);
-        worst = train(&t, 1 + turn % 2, turn >= 4, &widest);
+        worst = train(&t, 1 + turn % 2, turn / 2 == 2, turn / 2 == 3, &widest);
         failed |= !(worst <= 1e-10) || widest != (n_ranks > 1 ? n_ranks : 0);
         if (rank == 0)
             printf("%d ranks of %d stages, gangs of up to %d, K %d, %s: gradients off by %.1e, %d exchanges\n", n_ranks,

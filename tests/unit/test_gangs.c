@@ -497,6 +497,94 @@ TEST(gathers_are_priced_by_model_and_gpu) {
     CHECK_STR(error.field, "gang");
 }
 
+/* ---- trees ---- */
+
+/* A forest in which one trunk is dear, and most sequences leave it or each other. */
+static void draw_trees(harness_rng *rng, gangs *t, cf_share *shares) {
+    int64_t i;
+    do draw(rng, t);
+    while (t->n < 2);
+    for (i = 0; i < t->n; i++) {
+        const int64_t with = i == 0 || harness_between(rng, 0, 4) == 0 ? 0 : harness_between(rng, 0, i - 1);
+        const cf_share share = {with, i == 0 ? 0 : harness_between(rng, 0, t->lengths[with])};
+        if (i == 0) t->lengths[0] += t->pack.chunk_size * harness_between(rng, 2, 30);
+        shares[i] = share;
+        if (i > 0) t->lengths[i] = shares[i].tokens + harness_between(rng, 0, 2 * t->pack.chunk_size);
+    }
+    t->pack.split = CF_SPLIT_FULL;
+    t->pack.shares = shares;
+    t->pack.lockstep = 0;
+    t->pack.share_least = 1;
+}
+
+/* Marks the rows of a slice in all sequences through it; returns whether none had been. */
+static int cover(const cf_plan *plan, int64_t slice, unsigned char **seen) {
+    const cf_slice *s = &plan->slices[slice];
+    int64_t i, at, ok = 1;
+    for (i = plan->through[slice].first; i < plan->through[slice].first + plan->through[slice].n; i++)
+        for (at = s->begin; at < s->begin + s->length; at++) ok &= seen[plan->order[i]][at]++ == 0;
+    return (int)ok;
+}
+
+/* Whether the pieces before a chunk are, one behind the other, rows of every sequence that runs through it; and how
+   many of them are the rank's own. */
+static int path_is_right(const cf_plan *plan, int64_t chunk, int64_t *own) {
+    static cf_piece pieces[4096];
+    const cf_chunk *c = &plan->chunks[chunk];
+    const cf_through *of = &plan->through[c->first_slice];
+    int64_t n = cf_gang_pieces(plan, chunk, NULL), i, at = 0, slice;
+    CHECK(n <= 4096 && cf_gang_pieces(plan, chunk, pieces) == n);
+    for (*own = i = 0; i < n; at += pieces[i++].tokens) {
+        const cf_chunk *from = &plan->chunks[pieces[i].chunk];
+        for (slice = from->first_slice; slice < from->first_slice + from->n_slices; slice++)
+            if (plan->slices[slice].begin == pieces[i].begin && plan->slices[slice].length == pieces[i].tokens &&
+                plan->through[slice].first <= of->first &&
+                of->first + of->n <= plan->through[slice].first + plan->through[slice].n)
+                break;
+        if (slice == from->first_slice + from->n_slices || pieces[i].begin != at || from->rank != pieces[i].rank)
+            return 0;
+        if (from->rank == c->rank) *own += pieces[i].tokens;
+    }
+    return at == plan->slices[c->first_slice].begin;
+}
+
+TEST(trees_over_gangs_have_every_row_once_and_meet) {
+    int i, n_gangs = 0, n_below = 0;
+    for (i = 0; i < harness_rounds(3000, 300); i++) {
+        harness_rng rng = {97000 + (uint64_t)i};
+        gangs t;
+        cf_share shares[24];
+        cf_validate_desc free_but_gangs = {.gangs_alone = 1};
+        unsigned char *seen[24];
+        int64_t j, own;
+        draw_trees(&rng, &t, shares);
+        harness_note("seed %d: chunk size %d, ranks %d, gang %d, align %d", 97000 + i, (int)t.pack.chunk_size,
+                     (int)t.pack.n_ranks, (int)t.pack.gang, (int)t.pack.align);
+        REQUIRE(pack(&t));
+        CHECK_INT(cf_plan_validate(t.plan, t.lengths, t.n, NULL, &t.error), CF_OK);
+        for (j = 0; j < t.n; j++) seen[j] = (unsigned char *)calloc((size_t)t.lengths[j] + 1, 1);
+        for (j = 0; j < t.plan->n_slices && t.plan->through != NULL; j++) CHECK(cover(t.plan, j, seen));
+        for (j = 0; j < t.n; j++) {
+            CHECK(t.plan->through == NULL || memchr(seen[j], 0, (size_t)t.lengths[j] + 1) == seen[j] + t.lengths[j]);
+            free(seen[j]);
+        }
+        for (j = 0; j < t.plan->n_chunks && t.plan->through != NULL; j++) {
+            if (gang_of(t.plan, j) == 0) continue;
+            CHECK(path_is_right(t.plan, j, &own));
+            CHECK(own <= t.plan->chunks[j].prefix);
+            n_below += t.plan->branches[t.plan->chunks[j].group].parent >= 0;
+            n_gangs++;
+        }
+        if (CHECK(schedule(&t, NULL))) {
+            CHECK(same_order(&t));
+            CHECK_INT(cf_ranks_validate(t.plan, all(&t), &free_but_gangs, NULL, &t.error), CF_OK);
+        }
+        drop(&t);
+    }
+    harness_report("%d chunks, %d below others", n_gangs, n_below);
+    CHECK(n_gangs > 2000 && n_below > 500);
+}
+
 /* ---- what is refused ---- */
 
 static void refused(cf_result result, const cf_error *e, cf_result code, const char *field) {
@@ -506,7 +594,6 @@ static void refused(cf_result result, const cf_error *e, cf_result code, const c
 
 TEST(gangs_that_cannot_be_are_named) {
     gangs t = {.lengths = {300, 20, 30}, .n = 3, .pack = {.chunk_size = 16, .n_ranks = 4, .gang = 5}};
-    const cf_share shares[3] = {{0, 0}, {0, 0}, {0, 0}};
     cf_schedule_desc order = {0};
     cf_schedule *none = NULL;
     cf_error *e = &t.error;
@@ -514,9 +601,6 @@ TEST(gangs_that_cannot_be_are_named) {
     t.pack.gang = -1;
     refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
     t.pack.gang = 2;
-    t.pack.shares = shares;
-    refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
-    t.pack.shares = NULL;
     t.pack.gang = 4;
     t.pack.method = CF_PACK_FIRST_FIT;
     refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "method");
@@ -715,7 +799,8 @@ TEST(gangs_survive_without_memory) {
     CHECK(fail_at > 2);
 }
 
-SUITE(gangs, CASE(plans_with_gangs_are_sound), CASE(packing_gangs_needs_what_pack_size_says),
+SUITE(gangs, CASE(plans_with_gangs_are_sound), CASE(trees_over_gangs_have_every_row_once_and_meet),
+      CASE(packing_gangs_needs_what_pack_size_says),
       CASE(gangs_even_out_giants), CASE(dear_transfers_make_gangs_narrow),
       CASE(chunks_of_gangs_see_the_rows_of_all_ranks), CASE(state_is_of_own_rows), CASE(memory_has_the_gathered_layer),
       CASE(widths_are_what_they_cost), CASE(gangs_stay_within_their_room),

@@ -92,12 +92,10 @@ typedef struct group_object {
     {.name = "sequence", .type = JSON_INT, .offset = offsetof(group_object, group.sequence)},               \
     {.name = "first_chunk", .type = JSON_INT, .offset = offsetof(group_object, group.first_chunk)},         \
     {.name = "n_chunks", .type = JSON_INT, .offset = offsetof(group_object, group.n_chunks)},               \
-    {.name = "tokens", .type = JSON_INT, .offset = offsetof(group_object, group.tokens)}
+    {.name = "tokens", .type = JSON_INT, .offset = offsetof(group_object, group.tokens)},                   \
+    {.name = "gang", .type = JSON_INT, .offset = offsetof(group_object, group.gang), .optional = 1}
 
-static const json_field group_fields[] = {
-    GROUP_FIELDS,
-    {.name = "gang", .type = JSON_INT, .offset = offsetof(group_object, group.gang), .optional = 1},
-    {.name = NULL}};
+static const json_field group_fields[] = {GROUP_FIELDS, {.name = NULL}};
 static const json_field tree_group_fields[] = {
     GROUP_FIELDS,
     {.name = "parent", .type = JSON_INT, .offset = offsetof(group_object, branch.parent)},
