@@ -9855,13 +9855,13 @@ enum {
    0.4 % more with twice as much. */
 static const double cf__search_lead = 1.5;
 
-/* Candidates of one core search by default; dispatch takes some 150 ns for each pass. Those for K = 1 serve every K and
-   get most, and so do limits that the caller gives or lifts, since the default call is to be quick. Where fewer
-   chunks fit than there are stages, the number falls in proportion: a search under half the limits rarely wins, so it
-   should cost little, and the search under the given limits still makes all of it. Large problems get the fixed
-   schedules and two dispatches. */
+/* Candidates of one core search by default; dispatch takes some 150 ns for each pass, and as long as for 64 passes
+   besides. Those for K = 1 serve every K and get most, and so do limits that the caller gives or lifts, since the
+   default call is to be quick. Where fewer chunks fit than there are stages, the number falls in proportion: a search
+   under half the limits rarely wins, so it should cost little, and the search under the given limits still makes all
+   of it. Large problems get the fixed schedules and two dispatches. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
-    int64_t passes = cf__max(m->pipe.n * m->pipe.n_v * (3 + split), 1), stages = m->desc.shape.n_stages;
+    int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split) + 64, stages = m->desc.shape.n_stages;
     int64_t room = 0, budget, s;
     const cf_limits *given = &m->desc.limits;
     int is_given = !m->by_default &&
@@ -9872,7 +9872,7 @@ static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split)
         if (limits.bytes < INT64_MAX) limits.chunks = cf__min(limits.chunks, limits.bytes / cf__max(m->most.bytes, 1));
         room = cf__max(room, limits.chunks);
     }
-    budget = cf__min(10000, cf__max((is_given ? 380000 : 260000) / passes, cf__min(40, 500000 / passes)));
+    budget = cf__min(10000, cf__max((is_given ? 380000 : 260000) / passes, cf__min(40, 1000000 / passes)));
     if (m->desc.shape.k > 1) budget -= budget / 4;
     return cf__max(CF__SEARCH_FIXED + 2, budget * cf__min(room, stages) / stages);
 }
