@@ -3162,8 +3162,9 @@ static cf_result cf__pack_measure_trees(cf__packer *p) {
     p->item_tokens = t->most_rows;
     p->n_dependent = p->desc.split == CF_SPLIT_COST ? 2 * full + 1 : full;
     p->largest_group = p->n_dependent + p->n_items;
-    if (p->desc.gang > 1) { /* rounds of bushes but a chain's last are at least half full */
-        p->most_shares = 64 * p->desc.n_ranks;
+    if (p->desc.gang > 1) { /* rounds, a chunk of a rank each, are half full of bushes but for a chain's last two */
+        p->most_shares = cf__min(64 * p->desc.n_ranks, t->most_chains * p->desc.gang);
+        p->largest_group += 10 * cf__min(p->most_shares / 2, t->most_chains) + 2 * full;
         t->most_chains += 2 * (p->most_shares + t->most_rows / p->desc.chunk_size);
         p->n_dependent += 10 * p->most_shares + 2 * full;
         p->most_extent = INT64_MAX / 2;
@@ -3174,7 +3175,7 @@ static cf_result cf__pack_measure_trees(cf__packer *p) {
     if (p->head.n_chunks > CF_MAX_CHUNKS)
         return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->head.n_chunks,
                         "the batch may need too many chunks");
-    if (p->desc.n_ranks > 1) p->head.n_chunks = cf__min(CF_MAX_CHUNKS, 2 * p->desc.n_ranks * p->head.n_chunks);
+    if (p->desc.n_ranks > 1) p->head.n_chunks = cf__min(CF_MAX_CHUNKS, 2 * p->desc.n_ranks * p->largest_group);
     return CF_OK;
 }
 

@@ -585,6 +585,37 @@ TEST(trees_over_gangs_have_every_row_once_and_meet) {
     CHECK(n_gangs > 2000 && n_below > 500);
 }
 
+/* With many more ranks than sequences that is no thousand times what it is without gangs. */
+TEST(trees_over_gangs_need_what_pack_size_says) {
+    int i;
+    for (i = 0; i < harness_rounds(1000, 100); i++) {
+        harness_rng rng = {98000 + (uint64_t)i};
+        gangs t;
+        cf_share shares[24];
+        cf_plan *other = NULL;
+        size_t bytes = 0, alone = 0;
+        void *memory;
+        draw_trees(&rng, &t, shares);
+        t.pack.split = (cf_split_method)(i % CF_SPLIT_COUNT);
+        harness_note("seed %d", 98000 + i);
+        REQUIRE(pack(&t) && cf_pack_size(t.lengths, t.n, &t.pack, &bytes, NULL) == CF_OK);
+        memory = malloc(bytes);
+        REQUIRE(memory != NULL);
+        if (CHECK_INT(cf_pack_into(t.lengths, t.n, &t.pack, memory, bytes, &other, NULL), CF_OK)) {
+            CHECK(other->n_chunks == t.plan->n_chunks && other->n_groups == t.plan->n_groups);
+            CHECK(memcmp(other->slices, t.plan->slices, (size_t)t.plan->n_slices * sizeof(cf_slice)) == 0);
+        }
+        free(memory);
+        t.pack.n_ranks = 512;
+        t.pack.gang = 8;
+        REQUIRE(cf_pack_size(t.lengths, t.n, &t.pack, &bytes, NULL) == CF_OK);
+        t.pack.gang = 1;
+        REQUIRE(cf_pack_size(t.lengths, t.n, &t.pack, &alone, NULL) == CF_OK);
+        CHECK(bytes < 20 * alone);
+        drop(&t);
+    }
+}
+
 /* ---- what is refused ---- */
 
 static void refused(cf_result result, const cf_error *e, cf_result code, const char *field) {
@@ -800,6 +831,7 @@ TEST(gangs_survive_without_memory) {
 }
 
 SUITE(gangs, CASE(plans_with_gangs_are_sound), CASE(trees_over_gangs_have_every_row_once_and_meet),
+      CASE(trees_over_gangs_need_what_pack_size_says),
       CASE(packing_gangs_needs_what_pack_size_says),
       CASE(gangs_even_out_giants), CASE(dear_transfers_make_gangs_narrow),
       CASE(chunks_of_gangs_see_the_rows_of_all_ranks), CASE(state_is_of_own_rows), CASE(memory_has_the_gathered_layer),
