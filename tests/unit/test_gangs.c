@@ -585,7 +585,8 @@ TEST(trees_over_gangs_have_every_row_once_and_meet) {
     CHECK(n_gangs > 2000 && n_below > 500);
 }
 
-/* With many more ranks than sequences that is no thousand times what it is without gangs. */
+/* With many more ranks than sequences that is tens of times what it is without gangs, where these are few chunks, and no
+   thousands. */
 TEST(trees_over_gangs_need_what_pack_size_says) {
     int i;
     for (i = 0; i < harness_rounds(1000, 100); i++) {
@@ -611,7 +612,7 @@ TEST(trees_over_gangs_need_what_pack_size_says) {
         REQUIRE(cf_pack_size(t.lengths, t.n, &t.pack, &bytes, NULL) == CF_OK);
         t.pack.gang = 1;
         REQUIRE(cf_pack_size(t.lengths, t.n, &t.pack, &alone, NULL) == CF_OK);
-        CHECK(bytes < 20 * alone);
+        CHECK(bytes < 100 * alone);
         drop(&t);
     }
 }
