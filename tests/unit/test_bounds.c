@@ -375,6 +375,16 @@ TEST(a_group_s_last_chunk_is_no_replay) {
                     CHECK(report.bound == report.makespan && report.n_tried > 0);
                     if (n_stages == 1) CHECK(report.bound == work);
                     cf_schedule_free(schedule);
+                    desc.limits.chunks = 1; /* whatever K is, one chunk is kept */
+                    REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
+                    for (work = 0, schedule->shape.k = k; schedule->shape.k > 0; schedule->shape.k -= k - 1) {
+                        cf_timeline *timeline = NULL;
+                        REQUIRE(cf_simulate(plan, schedule, NULL, &timeline, NULL) == CF_OK);
+                        CHECK(schedule->shape.k == k || timeline->bounds[0].value == work);
+                        work = timeline->bounds[0].value;
+                        cf_timeline_free(timeline);
+                    }
+                    cf_schedule_free(schedule);
                     cf_plan_free(plan);
                 }
             }

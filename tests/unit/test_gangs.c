@@ -617,6 +617,43 @@ TEST(trees_over_gangs_need_what_pack_size_says) {
     }
 }
 
+/* One number of a plan of trees over gangs is another one. What is taken all the same still has every row once, behind
+   the rows of its path. */
+TEST(damaged_trees_over_gangs_are_refused) {
+    int i, n_refused = 0, n_taken = 0;
+    for (i = 0; i < harness_rounds(1000, 100); i++) {
+        harness_rng rng = {97000 + (uint64_t)i};
+        gangs t;
+        cf_share shares[24];
+        int turn;
+        draw_trees(&rng, &t, shares);
+        REQUIRE(pack(&t));
+        for (turn = 0; turn < 30 && t.plan->branches != NULL; turn++) {
+            int64_t id = harness_between(&rng, 0, t.plan->n_groups - 1), j, own;
+            cf_group *g = &t.plan->groups[id];
+            cf_chunk *c = &t.plan->chunks[g->first_chunk + harness_between(&rng, 0, g->n_chunks - 1)];
+            int64_t *numbers[] = {&g->gang, &g->n_chunks, &g->first_chunk, &c->prefix, &t.plan->branches[id].parent,
+                                  &t.plan->slices[c->first_slice].begin, &t.plan->slices[c->first_slice].length};
+            int64_t *number = numbers[harness_between(&rng, 0, 6)], before = *number;
+            if (g->gang == 0) continue;
+            *number = harness_between(&rng, 0, 3) ? before + 2 * harness_between(&rng, 0, 1) - 1
+                                                  : harness_between(&rng, 0, 4);
+            if (cf_plan_validate(t.plan, t.lengths, t.n, NULL, NULL) == CF_OK) {
+                for (j = 0; j < t.plan->n_chunks; j++) CHECK(gang_of(t.plan, j) == 0 || path_is_right(t.plan, j, &own));
+                CHECK(*number == before || number == &g->gang);
+                n_taken++;
+            } else {
+                CHECK(*number != before);
+                n_refused++;
+            }
+            *number = before;
+        }
+        drop(&t);
+    }
+    harness_report("%d refused, %d taken", n_refused, n_taken);
+    CHECK(n_refused > 100);
+}
+
 /* ---- what is refused ---- */
 
 static void refused(cf_result result, const cf_error *e, cf_result code, const char *field) {
@@ -838,7 +875,7 @@ SUITE(gangs, CASE(plans_with_gangs_are_sound), CASE(trees_over_gangs_have_every_
       CASE(chunks_of_gangs_see_the_rows_of_all_ranks), CASE(state_is_of_own_rows), CASE(memory_has_the_gathered_layer),
       CASE(widths_are_what_they_cost), CASE(gangs_stay_within_their_room),
       CASE(ranks_take_as_long_alone_as_together), CASE(gathers_are_priced_by_model_and_gpu),
-      CASE(gangs_that_cannot_be_are_named),
+      CASE(gangs_that_cannot_be_are_named), CASE(damaged_trees_over_gangs_are_refused),
       CASE(random_damage_to_gangs_is_judged_as_by_the_oracle), CASE(ranks_are_even_with_all_that_gangs_cost),
       CASE(broken_gangs_are_refused), CASE(shares_of_two_gangs_are_no_gang),
       CASE(gangs_are_written_and_damaged_ones_survived),

@@ -140,6 +140,7 @@ TEST(empty_batches) {
         for (i = 0; i < COUNT(ranks); i++) {
             cf_pack_desc desc = with_chunk_size(16);
             cf_plan *nothing, *empty;
+            cf_plan_stats stats;
             desc.method = methods[m];
             desc.n_ranks = ranks[i];
             nothing = pack(NULL, 0, &desc);
@@ -152,6 +153,8 @@ TEST(empty_batches) {
             CHECK_INT(nothing->n_slices + empty->n_slices, 0);
             CHECK_INT(nothing->n_steps + empty->n_steps, 0);
             CHECK_INT(nothing->lower_bound + empty->lower_bound, 0);
+            cf_plan_measure(empty, NULL, &stats);
+            CHECK(stats.rank_token_spread == 0 && stats.chunk_cost_spread == 0 && stats.unit_cost_spread == 0);
             cf_plan_free(nothing);
             cf_plan_free(empty);
         }

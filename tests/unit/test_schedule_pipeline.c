@@ -279,12 +279,13 @@ TEST(refused_limits_say_what_would_do) {
     CHECK(refused > harness_rounds(20, 3));
 }
 
-/* A plan whose groups have chunks that are not full before their last one. */
+/* A plan whose groups have chunks that are not full before their last one, and last ones with padded rows. */
 static cf_plan *uneven_plan(harness_rng *rng) {
     int64_t lengths[8], n = harness_between(rng, 2, 8), i;
     cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
-    desc.chunk_size = harness_between(rng, 5, 20);
+    desc.align = harness_between(rng, 1, 4);
+    desc.chunk_size = desc.align * harness_between(rng, 5, 20);
     desc.split = harness_chance(rng, 0.5) ? CF_SPLIT_EVEN : CF_SPLIT_COST;
     desc.cost.per_token = 1;
     desc.cost.per_pair = 0.25;
@@ -413,6 +414,12 @@ TEST(limits_at_the_peak_and_below) {
         cf_schedule_desc desc;
         int64_t s, step;
         pipeline_draw(&rng, &problem);
+        if (seed % 2 == 0) {
+            cf_plan_free(problem.plan);
+            problem.plan = uneven_plan(&rng);
+            REQUIRE(problem.plan != NULL);
+            problem.desc.shape.rank = 0;
+        }
         pipeline_note(seed, &problem);
         desc = problem.desc;
         desc.limits.chunks = desc.limits.bytes = 0;
@@ -426,7 +433,7 @@ TEST(limits_at_the_peak_and_below) {
             cf_schedule *tight;
             for (s = 0; s < desc.shape.n_stages; s++) {
                 int64_t live = pipeline_peak_bytes(problem.plan, schedule, &desc.limits.per_token, s);
-                problem.limits_bytes[s] = live * (4 - step) / 4 + 1;
+                problem.limits_bytes[s] = step == 1 && live > 1 ? live - 1 : live * (4 - step) / 4 + 1;
             }
             desc.limits.bytes_by_stage = problem.limits_bytes;
             if (cf_schedule_make(problem.plan, &desc, &tight, NULL) != CF_OK) break;

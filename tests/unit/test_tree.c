@@ -137,6 +137,18 @@ static void check_cover(const forest *f, const cf_plan *plan) {
     CHECK(plan->n_chunks - plan->n_idle >= plan->lower_bound);
 }
 
+/* Of the children of a group, the one with the longest path comes last, so that nothing waits for it when all others
+   are done. */
+static void check_siblings(const cf_plan *plan) {
+    int64_t id, child, last;
+    for (id = 0; plan->branches != NULL && id < plan->n_groups; id++) {
+        if ((last = plan->branches[id].last_child) < 0) continue;
+        for (child = plan->branches[id].first_child; child >= 0; child = plan->branches[child].next)
+            CHECK(plan->groups[child].n_chunks + plan->branches[child].below <=
+                  plan->groups[last].n_chunks + plan->branches[last].below);
+    }
+}
+
 /* ---- metadata ---- */
 
 /* The slice of a path that has a row of it, among the groups from this one up. */
@@ -315,6 +327,7 @@ TEST(random_forests_are_what_their_tokens_say) {
         cf_plan *plan = pack(&f);
         if (plan == NULL) return;
         check_cover(&f, plan);
+        check_siblings(plan);
         check_metadata(&f, plan, (int)(round % 2));
         if (round % 16 == 0) check_into(&f, plan);
         cf_plan_free(plan);
@@ -1750,6 +1763,8 @@ TEST(shares_are_found_in_tokens) {
         CHECK_INT(cf_shares_find(tokens, sizeof(int32_t), f.lengths, f.n, shares, NULL, NULL), CF_OK);
         for (i = 0; i < f.n; i++)
             for (p = 0; p < shares[i].tokens; p++) CHECK_INT(f.tokens[i][p], f.tokens[shares[i].with][p]);
+        for (i = 0; i < f.n; i++) /* sequences that are alike keep their order */
+            CHECK(shares[i].tokens < f.lengths[i] || f.lengths[i] == 0 || shares[i].with < i);
         CHECK_INT(rows_with(f.lengths, f.n, shares), fresh);
     }
 }
