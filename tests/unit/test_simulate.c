@@ -425,6 +425,33 @@ TEST(json_carries_the_timeline) {
     cf_plan_free(plan);
 }
 
-SUITE(simulate, CASE(padded_rows_take_time), CASE(the_paper_example_by_numbers), CASE(transfers_by_hand),
+/* Measured times of one pass, and of none, which have no ends. */
+TEST(measured_times_of_few_passes) {
+    const int64_t length = 7;
+    const double start = 5, end = 7.5;
+    int64_t n;
+    for (n = 0; n < 2; n++) {
+        cf_pack_desc pack = {0};
+        cf_schedule_desc order = {0};
+        cf_simulate_desc desc = {0};
+        cf_timeline *timeline = NULL;
+        cf_schedule *schedule = NULL;
+        cf_plan *plan = NULL;
+        pack.chunk_size = 10;
+        order.shape.forward_only = 1;
+        desc.start = &start;
+        if (n > 0) desc.end = &end;
+        REQUIRE(cf_pack(&length, n, &pack, &plan, NULL) == CF_OK);
+        REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK && schedule->n_actions == n);
+        REQUIRE(cf_simulate(plan, schedule, &desc, &timeline, NULL) == CF_OK);
+        CHECK(timeline->makespan == (n > 0 ? 2.5 : 0) && timeline->busy == timeline->makespan);
+        cf_timeline_free(timeline);
+        cf_schedule_free(schedule);
+        cf_plan_free(plan);
+    }
+}
+
+SUITE(simulate, CASE(padded_rows_take_time), CASE(measured_times_of_few_passes), CASE(the_paper_example_by_numbers),
+      CASE(transfers_by_hand),
       CASE(streams_by_hand), CASE(agrees_with_independent_counts), CASE(bounds_hold_against_the_exact_optimum),
       CASE(json_carries_the_timeline));
