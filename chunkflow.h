@@ -4386,7 +4386,7 @@ static void cf__pack_sort_groups(cf__packer *p) {
         next += width;
         p->sorted[n++] = (int32_t)i;
         p->costs[i] = (double)(width * CF_MAX_CHUNKS + last);
-        if (cost > 0 && cost <= DBL_MAX) p->costs[i] += cost / (cost + full) / 2;
+        if (cost <= DBL_MAX) p->costs[i] += cost / (cost + full) / 2;
     }
     cf__sort_by_key(p->sorted, n, p->costs);
     p->n_runs = p->runs[0].next = 0;

@@ -548,6 +548,19 @@ static int path_is_right(const cf_plan *plan, int64_t chunk, int64_t *own) {
     return at == plan->slices[c->first_slice].begin;
 }
 
+/* Whether slices have every row of every sequence once; so it is if there are no trees. */
+static int every_row_once(const gangs *t) {
+    unsigned char *seen[24];
+    int64_t j, ok = 1;
+    for (j = 0; j < t->n; j++) seen[j] = (unsigned char *)calloc((size_t)t->lengths[j] + 1, 1);
+    for (j = 0; j < t->plan->n_slices && t->plan->through != NULL; j++) ok &= cover(t->plan, j, seen);
+    for (j = 0; j < t->n; j++) {
+        ok &= t->plan->through == NULL || memchr(seen[j], 0, (size_t)t->lengths[j] + 1) == seen[j] + t->lengths[j];
+        free(seen[j]);
+    }
+    return (int)ok;
+}
+
 TEST(trees_over_gangs_have_every_row_once_and_meet) {
     int i, n_gangs = 0, n_below = 0;
     for (i = 0; i < harness_rounds(3000, 300); i++) {
@@ -555,19 +568,13 @@ TEST(trees_over_gangs_have_every_row_once_and_meet) {
         gangs t;
         cf_share shares[24];
         cf_validate_desc free_but_gangs = {.gangs_alone = 1};
-        unsigned char *seen[24];
         int64_t j, own;
         draw_trees(&rng, &t, shares);
         harness_note("seed %d: chunk size %d, ranks %d, gang %d, align %d", 97000 + i, (int)t.pack.chunk_size,
                      (int)t.pack.n_ranks, (int)t.pack.gang, (int)t.pack.align);
         REQUIRE(pack(&t));
         CHECK_INT(cf_plan_validate(t.plan, t.lengths, t.n, NULL, &t.error), CF_OK);
-        for (j = 0; j < t.n; j++) seen[j] = (unsigned char *)calloc((size_t)t.lengths[j] + 1, 1);
-        for (j = 0; j < t.plan->n_slices && t.plan->through != NULL; j++) CHECK(cover(t.plan, j, seen));
-        for (j = 0; j < t.n; j++) {
-            CHECK(t.plan->through == NULL || memchr(seen[j], 0, (size_t)t.lengths[j] + 1) == seen[j] + t.lengths[j]);
-            free(seen[j]);
-        }
+        CHECK(every_row_once(&t));
         for (j = 0; j < t.plan->n_chunks && t.plan->through != NULL; j++) {
             if (gang_of(t.plan, j) == 0) continue;
             CHECK(path_is_right(t.plan, j, &own));
@@ -585,8 +592,7 @@ TEST(trees_over_gangs_have_every_row_once_and_meet) {
     CHECK(n_gangs > 2000 && n_below > 500);
 }
 
-/* With many more ranks than sequences that is tens of times what it is without gangs, where these are few chunks, and no
-   thousands. */
+/* With many more ranks than sequences that is tens of times what it is without gangs, and no thousands. */
 TEST(trees_over_gangs_need_what_pack_size_says) {
     int i;
     for (i = 0; i < harness_rounds(1000, 100); i++) {
@@ -639,6 +645,7 @@ TEST(damaged_trees_over_gangs_are_refused) {
             *number = harness_between(&rng, 0, 3) ? before + 2 * harness_between(&rng, 0, 1) - 1
                                                   : harness_between(&rng, 0, 4);
             if (cf_plan_validate(t.plan, t.lengths, t.n, NULL, NULL) == CF_OK) {
+                CHECK(every_row_once(&t));
                 for (j = 0; j < t.plan->n_chunks; j++) CHECK(gang_of(t.plan, j) == 0 || path_is_right(t.plan, j, &own));
                 CHECK(*number == before || number == &g->gang);
                 n_taken++;
