@@ -755,6 +755,7 @@ TEST(ranks_are_even_with_all_that_gangs_cost) {
 TEST(broken_gangs_are_refused) {
     gangs t = {.lengths = {3000, 20, 30}, .n = 3, .pack = {.chunk_size = 100, .n_ranks = 4, .gang = 4}};
     cf_group *g;
+    cf_chunk *c;
     cf_slice *s;
     cf_error *e = &t.error;
     REQUIRE(pack(&t) && t.plan->groups[1].gang == 4 && t.plan->groups[1].n_chunks > 1);
@@ -775,7 +776,14 @@ TEST(broken_gangs_are_refused) {
     g->tokens++;
     refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "groups.tokens");
     g->tokens--;
+    c = &t.plan->chunks[g->first_chunk]; /* a row is left out, and all sums agree; then the last one is */
+    c->pairs = cf_slice_pairs(++s->begin, s->length);
+    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "groups.gang");
+    c->pairs = cf_slice_pairs(--s->begin, s->length);
     CHECK_INT(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), CF_OK);
+    t.lengths[0]++;
+    t.plan->n_tokens++;
+    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "groups.gang");
     drop(&t);
 }
 
