@@ -548,8 +548,8 @@ TEST(columns_without_chunks_cost_nothing) {
     drop(&t);
 }
 
-/* Where rows cost nothing, or more than a double has, all layouts are alike but for their chunks: whole slices, and every
-   sequence is there. */
+/* Where rows cost nothing, or more than a double has, all layouts are alike but for their chunks: slices are whole, and all
+   sequences are there. */
 TEST(in_step_without_costs) {
     in_step t = {.lengths = {20, 8, 8, 3, 30}, .n = 5, .pack = {.chunk_size = 8, .n_ranks = 3, .lockstep = 1}};
     int turn;
@@ -563,6 +563,17 @@ TEST(in_step_without_costs) {
         CHECK_INT(t.plan->n_groups, 2);
         drop(&t);
     }
+}
+
+/* The last pair costs so much more than the first that targets end before they come to it. */
+TEST(in_step_with_one_endless_sequence) {
+    const int64_t length = 16000;
+    const cf_pack_desc desc = {.chunk_size = 2, .n_ranks = 2, .lockstep = 1, .cost = {0, 0, 1}};
+    cf_plan *plan = NULL;
+    REQUIRE(cf_pack(&length, 1, &desc, &plan, NULL) == CF_OK);
+    CHECK_INT(cf_plan_validate(plan, &length, 1, NULL, NULL), CF_OK);
+    CHECK(plan->n_groups == 1 && plan->groups[0].n_chunks >= 8000);
+    cf_plan_free(plan);
 }
 
 /* Every allocation fails once. */
@@ -604,6 +615,6 @@ SUITE(lockstep, CASE(all_ranks_are_in_step), CASE(columns_take_as_long_as_the_de
       CASE(packing_in_step_needs_what_pack_size_says), CASE(ranks_out_of_step_are_refused),
       CASE(ranks_that_wait_for_each_other_in_a_circle_are_refused), CASE(what_cannot_be_in_step_is_named),
       CASE(ranks_of_different_shapes_are_refused), CASE(what_cannot_be_dealt_evenly_stays_where_it_fits),
-      CASE(in_step_without_costs), CASE(columns_without_chunks_cost_nothing),
+      CASE(in_step_without_costs), CASE(in_step_with_one_endless_sequence), CASE(columns_without_chunks_cost_nothing),
       CASE(an_empty_batch_has_empty_columns),
       CASE(lockstep_survives_without_memory));
