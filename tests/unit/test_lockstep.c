@@ -548,7 +548,7 @@ TEST(columns_without_chunks_cost_nothing) {
     drop(&t);
 }
 
-/* Where rows cost nothing, or more than a double has, all layouts are alike but for their chunks: slices are whole, and all
+/* Where rows cost nothing, or more than a double has, layouts are alike but for their chunks: slices are whole, and all
    sequences are there. */
 TEST(in_step_without_costs) {
     in_step t = {.lengths = {20, 8, 8, 3, 30}, .n = 5, .pack = {.chunk_size = 8, .n_ranks = 3, .lockstep = 1}};
