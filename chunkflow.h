@@ -3314,27 +3314,26 @@ static int32_t cf__pack_open_unit(cf__packer *p) {
 }
 
 /* Cuts a planned group, and opens a unit for it. */
-static cf_result cf__pack_cut_group(cf__packer *p, cf_group *group, int64_t *n_cuts) {
+static void cf__pack_cut_group(cf__packer *p, cf_group *group, int64_t *n_cuts) {
     group->first_chunk = *n_cuts;
     *n_cuts += group->n_chunks;
-    if (CF__NEVER(*n_cuts > p->n_dependent)) return cf__too_large(p->error, "lengths");
     (void)cf__pack_make_cuts(p, group, group->n_chunks, &p->cuts[group->first_chunk]);
     (void)cf__pack_open_unit(p);
-    return CF_OK;
 }
 
-/* Fills groups and cuts, and opens a unit for each group. */
-static cf_result cf__pack_collect_groups(cf__packer *p) {
+/* Fills groups and cuts, and opens a unit for each group. All of them have been planned before, when they were
+   measured, and get no more slices than they got then. */
+static void cf__pack_collect_groups(cf__packer *p) {
     int64_t i, n_cuts = p->n_share_cuts;
     for (i = 0; i < p->n && p->n_units < p->head.n_groups; i++) {
         cf_group *group = &p->groups[p->n_units];
         if (p->lengths[i] <= p->desc.chunk_size || cf__pack_is_spread(p, i)) continue;
-        CF__TRY(cf__pack_plan_group(p, i, p->lengths[i], group));
-        CF__TRY(cf__pack_cut_group(p, group, &n_cuts));
+        (void)cf__pack_plan_group(p, i, p->lengths[i], group);
+        if (CF__NEVER(n_cuts + group->n_chunks > p->n_dependent)) break;
+        cf__pack_cut_group(p, group, &n_cuts);
     }
     p->head.n_groups = p->n_units;
     p->n_dependent = n_cuts;
-    return CF_OK;
 }
 
 /* Fills items, in input order. */
@@ -4301,7 +4300,9 @@ static cf_result cf__pack_collect_chains(cf__packer *p) {
             continue;
         }
         CF__TRY(cf__pack_plan_group(p, node->sequence, tokens, &p->groups[i]));
-        CF__TRY(cf__pack_cut_group(p, &p->groups[i], &p->n_share_cuts));
+        if (CF__NEVER(p->n_share_cuts + p->groups[i].n_chunks > p->n_dependent))
+            return cf__too_large(p->error, "lengths");
+        cf__pack_cut_group(p, &p->groups[i], &p->n_share_cuts);
     }
     p->n_dependent = p->n_share_cuts;
     return CF_OK;
@@ -4353,7 +4354,7 @@ static cf_result cf__pack_prepare_gangs(cf__packer *p) {
     cf__pack_choose_gangs(p);
     cf__pack_cut_gangs(p);
     p->weights.constant = constant;
-    CF__TRY(cf__pack_collect_groups(p));
+    cf__pack_collect_groups(p);
     cf__pack_collect_items(p);
     cf__pack_sort_and_bound(p);
     return cf__pack_settle_gangs(p);
@@ -4581,26 +4582,24 @@ static double cf__pack_price(const cf__packer *p) {
 }
 
 /* Lays everything out, with slices no dearer than the target. Returns what it costs. */
-static cf_result cf__pack_lay_out(cf__packer *p, double target, double *price) {
+static double cf__pack_lay_out(cf__packer *p, double target) {
     int64_t i;
     p->slice_target = target;
     p->weights.constant = p->chunk_constant;
     p->head.n_groups = p->most_groups;
     for (p->n_units = 0; p->n_units < p->n_shares;) (void)cf__pack_open_unit(p);
     p->n_dependent = p->most_dependent;
-    CF__TRY(cf__pack_collect_groups(p));
+    cf__pack_collect_groups(p);
     p->weights.constant = 0; /* it counts once for each chunk, and not for each of its slices */
     cf__pack_collect_items(p);
     cf__pack_sort_and_bound(p);
     for (i = 0; i < p->n_items; i++) p->item_costs[i] = cf__pack_item_cost(p, p->items[i]);
-    *price = DBL_MAX;
-    if (!cf__pack_fill_bands(p)) return CF_OK;
+    if (!cf__pack_fill_bands(p)) return DBL_MAX;
     cf__pack_find_runs(p, 0, p->n_items);
     cf__pack_open_cells(p);
     cf__pack_best_fit(p);
     cf__pack_add_columns(p);
-    *price = cf__pack_price(p);
-    return CF_OK;
+    return cf__pack_price(p);
 }
 
 static cf_result cf__pack_prepare_in_step(cf__packer *p) {
@@ -4612,7 +4611,7 @@ static cf_result cf__pack_prepare_in_step(cf__packer *p) {
     for (tries = 0; tries < n_tries; tries++, most = tries == 1 ? p->mean_cost : most * 0.7) {
         if (n_tries > 1) cf__pack_choose_widths(p, tries + 1 == n_tries ? best_most : most);
         if (n_tries > 1) cf__pack_cut_gangs(p);
-        CF__TRY(cf__pack_lay_out(p, DBL_MAX, &price));
+        price = cf__pack_lay_out(p, DBL_MAX);
         if (!(price < best)) continue;
         best = price;
         best_most = most;
@@ -4620,12 +4619,12 @@ static cf_result cf__pack_prepare_in_step(cf__packer *p) {
     full = p->chunk_constant + cf__pack_slice_cost(p, 0, p->desc.chunk_size);
     for (i = 0; i < p->n_bands && p->desc.split == CF_SPLIT_COST; i++) dearest = cf__most(dearest, p->columns[i]);
     for (tries = 0, target = full; tries < 40 && target > 0 && target < dearest; tries++, target *= 1.25) {
-        CF__TRY(cf__pack_lay_out(p, target, &price));
+        price = cf__pack_lay_out(p, target);
         if (!(price < best)) continue;
         best = price;
         best_target = target;
     }
-    CF__TRY(cf__pack_lay_out(p, best_target, &price));
+    (void)cf__pack_lay_out(p, best_target);
     for (i = 0; i < p->n_units; i++) {
         p->order[i] = (int32_t)i;
         p->costs[i] = -((double)p->units[i].rank * (double)p->head.n_steps + (double)p->units[i].column);
@@ -4896,7 +4895,7 @@ static cf_result cf__pack_prepare(void *job) {
     if (p->tree.shares != NULL) return cf__pack_prepare_trees(p);
     if (cf__pack_in_step(p)) return cf__pack_prepare_in_step(p);
     if (p->desc.gang > 1) return cf__pack_prepare_gangs(p);
-    CF__TRY(cf__pack_collect_groups(p));
+    cf__pack_collect_groups(p);
     cf__pack_assign_items(p);
     return cf__pack_spread(p);
 }
@@ -9865,8 +9864,7 @@ static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split)
     int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split) + 64, stages = m->desc.shape.n_stages;
     int64_t room = 0, budget, s;
     const cf_limits *given = &m->desc.limits;
-    int is_given = !m->by_default &&
-                   (given->chunks != 0 || given->chunks_by_stage != NULL || cf__schedule_has_bytes(&m->desc));
+    int is_given = given->chunks != 0 || given->chunks_by_stage != NULL || cf__schedule_has_bytes(&m->desc);
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
     for (s = 0; s < stages; s++) {
         cf__pipe_room limits = cf__schedule_limits_of(m, s);
@@ -10973,7 +10971,7 @@ CHUNKFLOW_API cf_result cf_schedule_index_make(const cf_plan *plan, const cf_sch
     cf_schedule_index index;
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf_schedule_validate(plan, schedule, NULL, allocator, error));
-    CF__TRY(cf__range(schedule->n_actions, 0, INT32_MAX, "n_actions", error));
+    if (CF__NEVER(schedule->n_actions > INT32_MAX)) return cf__too_large(error, "n_actions");
     memset(&index, 0, sizeof index);
     index.schedule = schedule;
     index.pipe = cf__pipe_of(plan, &schedule->shape, NULL);

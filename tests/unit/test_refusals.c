@@ -96,6 +96,29 @@ TEST(a_batch_of_too_many_chunks) {
     CHECK_POISON(&bytes, sizeof bytes);
 }
 
+/* How long a prompt is that sequences share is known late, in memory of the caller's too. */
+TEST(a_prompt_of_too_many_slices) {
+    const int64_t lengths[] = {5000000, 5000000}, prompt = lengths[0] - 1000;
+    const cf_share shares[] = {{0, 0}, {0, prompt}};
+    cf_pack_desc desc = {0};
+    cf_plan *plan = NULL;
+    cf_error error;
+    size_t bytes;
+    void *memory;
+    desc.chunk_size = 1;
+    desc.split = CF_SPLIT_COST;
+    desc.cost.per_pair = 1;
+    desc.shares = shares;
+    REFUSED(cf_pack(lengths, 2, &desc, &plan, &error), CF_ERROR_LIMIT, "lengths");
+    CHECK_INT(error.got, prompt);
+    REQUIRE(cf_pack_size(lengths, 2, &desc, &bytes, &error) == CF_OK);
+    memory = malloc(bytes);
+    REFUSED(cf_pack_into(lengths, 2, &desc, memory, bytes, &plan, &error),
+            memory == NULL ? CF_ERROR_ARGUMENT : CF_ERROR_LIMIT, memory == NULL ? "memory" : "lengths");
+    CHECK(plan == NULL);
+    free(memory);
+}
+
 /* With a chunk this large, rooms that differ share a bucket. */
 TEST(best_fit_among_rooms_that_lie_close) {
     static oracle_packing first, best;
@@ -877,7 +900,7 @@ TEST(writers_of_what_does_not_go_together) {
     cf_plan_free(plan);
 }
 
-SUITE(refusals, CASE(every_item_has_its_name), CASE(a_batch_of_too_many_chunks),
+SUITE(refusals, CASE(every_item_has_its_name), CASE(a_batch_of_too_many_chunks), CASE(a_prompt_of_too_many_slices),
       CASE(best_fit_among_rooms_that_lie_close), CASE(a_room_too_small_is_passed_by),
       CASE(exchanges_even_out_many_units), CASE(a_group_without_chunks), CASE(a_sequence_left_out_needs_no_record),
       CASE(pairs_that_do_not_fit), CASE(pairs_that_do_not_fit_together), CASE(places_out_of_range),

@@ -389,11 +389,12 @@ TEST(json_carries_the_timeline) {
     CHECK_INT(count(without.at, "\"start\""), 0);
     CHECK_INT(count(without.at, "makespan"), 0);
     CHECK_INT(count(with.at, "{"), count(with.at, "}"));
-    for (i = 0; i < 4; i++) { /* limits of the schedule, where there are any, and what streams have cost */
+    for (i = 0; i < 5; i++) { /* limits of the schedule, where there are any, and what streams have cost */
         static const int64_t by_stage[] = {9, 0, CF_NO_LIMIT, 7};
         static const char *const limits[] = {",\n  \"limits\": [3, 3, 3, 3]", ",\n  \"state_limits\": [50, 50, 50, 50]",
                                              ",\n  \"byte_limits\": [1000, 1000, 1000, 1000]",
-                                             ",\n  \"byte_limits\": [9, 1000, 0, 7]"};
+                                             ",\n  \"byte_limits\": [9, 1000, 0, 7]",
+                                             ",\n  \"byte_limits\": [9, 0, 0, 7]"};
         static const char cost[] =
             ",\n  \"token_bytes\": {\"activations\": 11, \"state\": 12, \"state_gradient\": 13, \"boundary\": 14}";
         cf_schedule limited = *schedule;
@@ -403,13 +404,13 @@ TEST(json_carries_the_timeline) {
         harness_text text = {NULL, 0, 0, 0, 0, 0};
         if (i == 0) limited.limits.chunks = 3;
         if (i == 1) limited.limits.state = 50;
-        if (i >= 2) limited.limits.bytes = 1000;
-        if (i == 3) limited.limits.bytes_by_stage = by_stage;
+        if (i == 2 || i == 3) limited.limits.bytes = 1000;
+        if (i >= 3) limited.limits.bytes_by_stage = by_stage;
         limited.limits.per_token = per_token;
         streamed.stream_waits = (int64_t)i;
         streamed.stream_seconds = 0.125;
         CHECK_INT(cf_write_schedule_json(&limited, &streamed, harness_collect, &text, NULL), CF_OK);
-        for (k = 0; k < 4; k++) CHECK_INT(count(text.at, limits[k]), k == i);
+        for (k = 0; k < 5; k++) CHECK_INT(count(text.at, limits[k]), k == i);
         CHECK_INT(count(text.at, cost), i >= 2);
         CHECK_INT(count(text.at, ", \"stream_waits\": "), i > 0);
         CHECK_INT(count(text.at, ", \"stream_seconds\": 0.125,\n"), i > 0);
