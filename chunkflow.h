@@ -7756,6 +7756,11 @@ static void cf__schedule_settle(cf__schedule_maker *m) {
     m->tightest = least;
 }
 
+/* Whether nothing is limited, so that no unit ever waits for room. */
+static int cf__schedule_is_free(const cf__schedule_maker *m) {
+    return m->tightest.chunks == INT64_MAX && m->tightest.state == INT64_MAX && m->tightest.bytes == INT64_MAX;
+}
+
 /* Whether chunks or bytes are limited. */
 static int cf__schedule_is_limited(const cf__schedule_maker *m) {
     return m->tightest.chunks < INT64_MAX || m->tightest.bytes < INT64_MAX;
@@ -8969,6 +8974,8 @@ typedef struct cf__dispatch_policy {
     double patience;       /* no: they are taken as passes need them, and rather than run a pass a stage stands idle for
                               up to so much of that pass's time, if one that it likes better comes then. 0: not so */
     int returns;           /* backwards and their replays go before forwards */
+    int hurries;           /* where nothing is limited: forwards of a unit that has started go by the longest way, and
+                              only its first and the first that it keeps in the order of units */
     double lead;           /* with that, forwards go first all the same while the next stage has less to run than this
                               many times what this one has at hand, so that the next one need not wait. 0: never */
     double rhythm;         /* 0: passes go as said above. Otherwise forwards and backwards go by their beats, in which
@@ -9169,11 +9176,17 @@ static int cf__dispatch_is_taken(const cf__dispatch *d, int64_t cell, int place)
     return d->missing[cf__dispatch_id(cell, place)] == CF__DISPATCH_TAKEN;
 }
 
+/* Whether a forward is the first of its unit or, where no unit waits, the first that is kept. */
+static int cf__dispatch_is_fresh(const cf__dispatch *d, int64_t chunk) {
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    return chunk == unit->first || (d->policy.hurries && chunk == unit->first + unit->n - unit->k);
+}
+
 /* A pass becomes a choice of its stage. */
 static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
     int place = cf__dispatch_place(id);
-    int is_fresh = place == CF_F && chunk == cf__schedule_unit(d->maker, chunk)->first;
+    int is_fresh = place == CF_F && cf__dispatch_is_fresh(d, chunk);
     cf__dispatch_push(&d->workers[stage], is_fresh ? CF__DISPATCH_FRESH + d->row_of[v] : CF__DISPATCH_BEGUN + place, id,
                       d->urgency);
 }
@@ -9252,11 +9265,12 @@ static int cf__dispatch_is_strict(const cf__dispatch *d) {
 }
 
 /* How urgent a pass is: forwards go in the order of units, and others by the longest way from their start to the end of
-   all. An order that is followed is there already. */
+   all. So do forwards of a unit that has started where units hurry. An order that is followed is there already. */
 static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
     if (d->follows) return d->urgency[cf__dispatch_id(v * d->pipe->n + chunk, place)];
     if (d->policy.rhythm > 0) return cf__dispatch_beat(d, place, chunk, v);
-    if (place == CF_F) return d->place[chunk] + (double)(chunk - cf__schedule_unit(d->maker, chunk)->first);
+    if (place == CF_F && (!d->policy.hurries || cf__dispatch_is_fresh(d, chunk)))
+        return d->place[chunk] + (double)(chunk - cf__schedule_unit(d->maker, chunk)->first);
     return -cf__bounds_latest_start(d->paths, place, v * d->pipe->n + chunk);
 }
 
@@ -9577,6 +9591,11 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id) {
 
 /* ---- choosing a pass ---- */
 
+/* The way from the start of a pass to the end of all. */
+static double cf__dispatch_way(const cf__dispatch *d, int32_t id) {
+    return cf__bounds_latest_start(d->paths, cf__dispatch_place(id), cf__dispatch_cell(id));
+}
+
 /* The more urgent of two passes, and of equal ones the first; -1 stands for none. */
 static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) {
     if (a < 0 || b < 0) return a < 0 ? b : a;
@@ -9651,9 +9670,11 @@ static int32_t cf__dispatch_best_forward(cf__dispatch *d, int64_t stage) {
         if (id < 0) continue;
         v = cf__dispatch_stage(d, id, &chunk);
         if (!cf__dispatch_allows(d, stage, id) ||
-            !cf__dispatch_may_start(d, stage, cf__schedule_unit(d->maker, chunk), v))
+            (*cf__dispatch_kept(d, chunk, v) < 0 &&
+             !cf__dispatch_may_start(d, stage, cf__schedule_unit(d->maker, chunk), v)))
             continue;
-        best = cf__dispatch_prefer(d, best, id);
+        if (best < 0 || !d->policy.hurries) best = cf__dispatch_prefer(d, best, id);
+        else if (cf__dispatch_way(d, best) < cf__dispatch_way(d, id)) best = id;
     }
     return best;
 }
@@ -9696,8 +9717,7 @@ static int cf__dispatch_makes_room(const cf__dispatch *d, int64_t stage, int32_t
 static int cf__dispatch_goes_first(const cf__dispatch *d, int64_t stage, int32_t id, int32_t forward) {
     if (d->follows || d->policy.rhythm > 0) return d->urgency[id] <= d->urgency[forward];
     if (cf__dispatch_turns(d)) return cf__dispatch_is_ahead(d, stage);
-    return d->policy.returns ||
-           d->urgency[id] <= -cf__bounds_latest_start(d->paths, CF_F, cf__dispatch_cell(forward));
+    return d->policy.returns || cf__dispatch_way(d, id) >= cf__dispatch_way(d, forward);
 }
 
 /* Whether a forward goes first although a backward, or a replay, could run: until both have, the next stage has not
@@ -9745,7 +9765,7 @@ static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
     cf__pipe_room takes;
     cf__dispatch_pop(worker, starts ? CF__DISPATCH_FRESH + d->row_of[v] : queue, d->urgency);
-    if (!starts) return;
+    if (!starts || *cf__dispatch_kept(d, chunk, v) >= 0) return;
     takes = cf__schedule_takes(d->maker, unit, cf__dispatch_sets_aside(d) ? unit->k : 0);
     *cf__dispatch_kept(d, chunk, v) = unit->k;
     d->rows[v].state -= takes.state;
@@ -9856,22 +9876,19 @@ enum {
 static const double cf__search_lead = 1.5;
 
 /* Candidates of one core search by default; dispatch takes some 150 ns for each pass, and as long as for 64 passes
-   besides. Those for K = 1 serve every K and get most, and so do limits that the caller gives or lifts, since the
-   default call is to be quick. Where fewer chunks fit than there are stages, the number falls in proportion: a search
-   under half the limits rarely wins, so it should cost little, and the search under the given limits still makes all
-   of it. Large problems get the fixed schedules and two dispatches. */
+   besides. Those for K = 1 serve every K and get most. Where fewer chunks fit than there are stages, the number falls
+   in proportion: a search under half the limits rarely wins, so it should cost little, and the search under the given
+   limits still makes all of it. Large problems get the fixed schedules and two dispatches. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
     int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split) + 64, stages = m->desc.shape.n_stages;
     int64_t room = 0, budget, s;
-    const cf_limits *given = &m->desc.limits;
-    int is_given = given->chunks != 0 || given->chunks_by_stage != NULL || cf__schedule_has_bytes(&m->desc);
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
     for (s = 0; s < stages; s++) {
         cf__pipe_room limits = cf__schedule_limits_of(m, s);
         if (limits.bytes < INT64_MAX) limits.chunks = cf__min(limits.chunks, limits.bytes / cf__max(m->most.bytes, 1));
         room = cf__max(room, limits.chunks);
     }
-    budget = cf__min(10000, cf__max((is_given ? 380000 : 260000) / passes, cf__min(40, 1000000 / passes)));
+    budget = cf__min(10000, cf__max(280000 / passes, cf__min(40, 1000000 / passes)));
     if (m->desc.shape.k > 1) budget -= budget / 4;
     return cf__max(CF__SEARCH_FIXED + 2, budget * cf__min(room, stages) / stages);
 }
@@ -10116,6 +10133,9 @@ static void cf__search_try_policies(cf__search *search) {
     policy.returns = 1;
     policy.lead = policy.evicts && m->desc.shape.n_virtual == 1 && CF__USES(leads) ? cf__search_lead : 0;
     cf__search_try_policy(search, policy);
+    policy.hurries = cf__schedule_is_free(m);
+    if (policy.hurries) cf__search_try_policy(search, policy);
+    policy.hurries = 0;
     policy.lead = 0;
     if (policy.evicts && CF__USES(leads)) cf__search_try_policy(search, policy);
     policy.evicts = 0;
@@ -10160,6 +10180,7 @@ static void cf__search_change_policy(cf__search *search) {
     else if (policy->evicts && policy->returns && drawn % 4 > 0 && CF__USES(leads))
         policy->lead = cf__search_lead / 2 * (double)(drawn / 4 % 4);
     else if (!policy->evicts && drawn % 2 > 0) policy->patience = drawn & 2 ? 0 : (double)drawn / (1 << 20);
+    else if (cf__schedule_is_free(&search->maker)) policy->hurries = !policy->hurries;
     else policy->returns = !policy->returns;
 }
 
