@@ -7756,9 +7756,11 @@ static void cf__schedule_settle(cf__schedule_maker *m) {
     m->tightest = least;
 }
 
-/* Whether nothing is limited, so that no unit ever waits for room. */
+/* Whether forwards may hurry: nothing is limited, so that no unit ever waits for room, and no other virtual stage of a
+   stage waits for its forwards, to which they would do harm. */
 static int cf__schedule_is_free(const cf__schedule_maker *m) {
-    return m->tightest.chunks == INT64_MAX && m->tightest.state == INT64_MAX && m->tightest.bytes == INT64_MAX;
+    return m->desc.shape.n_virtual == 1 && m->tightest.chunks == INT64_MAX && m->tightest.state == INT64_MAX &&
+           m->tightest.bytes == INT64_MAX;
 }
 
 /* Whether chunks or bytes are limited. */
