@@ -8566,7 +8566,8 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
    >>bounds    how long a schedule must take
 
    A bound is a time that no schedule can beat which cf_schedule_validate accepts, whatever it drops and in whichever
-   order its stages run. There are three. Each counts something that no schedule gets around.
+   order its stages run. There are three: the critical path, the stage load and memory. Heads and tails are what they
+   are made from.
 
    Heads and tails. A pass waits for others, which wait for others again, and transfers take time, too. The longest such
    chain that leads to a pass is its head: it cannot begin sooner. The longest one that leads on from its end is its
@@ -8976,8 +8977,8 @@ typedef struct cf__dispatch_policy {
     double patience;       /* no: they are taken as passes need them, and rather than run a pass a stage stands idle for
                               up to so much of that pass's time, if one that it likes better comes then. 0: not so */
     int returns;           /* backwards and their replays go before forwards */
-    int hurries;           /* where nothing is limited: forwards of a unit that has started go by the longest way, and
-                              only its first and the first that it keeps in the order of units */
+    int hurries;           /* where nothing is limited: forwards of a unit that has started go by the longest way; its
+                              first, and the first that it keeps, go in the order of units */
     double lead;           /* with that, forwards go first all the same while the next stage has less to run than this
                               many times what this one has at hand, so that the next one need not wait. 0: never */
     double rhythm;         /* 0: passes go as said above. Otherwise forwards and backwards go by their beats, in which
@@ -9408,7 +9409,7 @@ static void cf__dispatch_await_replay(cf__dispatch *d, int64_t stage, int64_t ce
     cf__dispatch_push(&d->workers[stage], CF__DISPATCH_DROPPED, (int32_t)cell, d->far);
 }
 
-/* Kept cells turn out to have been dropped until the stage holds no more than it may. */
+/* Drops kept cells after the fact, until the stage holds no more than it may. */
 static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     while (worker->room.chunks < 0 || worker->room.bytes < 0) {
@@ -9537,8 +9538,8 @@ static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pi
     cf__dispatch_evict(d, stage);
 }
 
-/* A chunk gives back what it takes beside its place, and its place too, unless the chunk k before it, which was
-   dropped, gets that. Where backwards are cut all bytes come back with its W, for which, with eviction, a replay may
+/* A chunk gives back what it takes beside its place, and its place too, unless that goes to the replay of the
+   dropped chunk k before it. Where backwards are cut all bytes come back with its W, for which, with eviction, a replay may
    have waited. */
 static void cf__dispatch_give_back(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
                                    double end) {
@@ -9847,8 +9848,8 @@ static void cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
    cannot win, and with it all whose K is smaller or whose limits are tighter, for they can win no more than it.
 
    Every candidate that is about to become the best is counted through (cf__search_keeps), whoever has made it, and is
-   not taken if it holds more than the limits allow on any stage. So what is said here of room has to be good, but the
-   limits do not depend on its being right.
+   not taken if it holds more than the limits allow on any stage. So a mistake about room costs time, but never breaks
+   a limit.
    ================================================================================================================ */
 
 typedef struct cf__search {
@@ -9877,8 +9878,8 @@ enum {
    0.4 % more with twice as much. */
 static const double cf__search_lead = 1.5;
 
-/* Candidates of one core search by default; dispatch takes some 150 ns for each pass, and as long as for 64 passes
-   besides. Those for K = 1 serve every K and get most. Where fewer chunks fit than there are stages, the number falls
+/* Candidates of one core search by default; dispatch takes some 150 ns a pass, plus the time of 64
+   passes. Those for K = 1 serve every K and get most. Where fewer chunks fit than there are stages, the number falls
    in proportion: a search under half the limits rarely wins, so it should cost little, and the search under the given
    limits still makes all of it. Large problems get the fixed schedules and two dispatches. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
@@ -9960,8 +9961,8 @@ static int cf__search_keeps(const cf__search *search) {
     return 1;
 }
 
-/* Keeps the candidate if it is the best so far. Run by itself it may take less time than dispatch needed, which waits
-   in places. */
+/* Keeps the candidate if it is the best so far. The clock may find a shorter time than dispatch did, which
+   sometimes waits. */
 static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
     const cf__pipeline *pipe = &search->maker.pipe;
     cf_search_report *report = &search->report;
@@ -10160,8 +10161,8 @@ static void cf__search_whole(const cf__schedule_maker *m, int64_t at, int64_t *b
     for (*end = at + 1; *end < m->n_units && cf__pipe_has_parent(&m->pipe, m->units[*end].first);) ++*end;
 }
 
-/* Moves the unit at `from` to `to`, or the tree that it is in to that; those between close up. How they stood is in
-   `spare` then. */
+/* Moves the unit at `from` to `to`, or the tree that it is in to that; those between close up. `spare` then has the
+   old order. */
 static void cf__search_shift(cf__schedule_maker *m, int64_t from, int64_t to) {
     const cf__pipe_unit *old = m->spare;
     int64_t begin, end, first, last, n;
