@@ -9538,8 +9538,8 @@ static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pi
     cf__dispatch_evict(d, stage);
 }
 
-/* A chunk gives back what it takes beside its place, and its place too, unless that goes to the replay of the
-   dropped chunk k before it. Where backwards are cut all bytes come back with its W, for which, with eviction, a replay may
+/* A chunk gives back what it takes beside its place, and its place too, unless that goes to the replay of the dropped
+   chunk k before it. Where backwards are cut all bytes come back with its W, for which, with eviction, a replay may
    have waited. */
 static void cf__dispatch_give_back(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
                                    double end) {
