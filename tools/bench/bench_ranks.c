@@ -27,6 +27,7 @@
 
 #include "../command/draw.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -150,23 +151,27 @@ static double dummies(const cf_plan *plan) {
 
 /* lengths: those of all batches, one after the other, n to a batch, and taken round and round; giant: in place of the
    last of each, 0: none. */
+static void draw_batch(int64_t *batch, const int64_t *lengths, int64_t n_lengths, int64_t n, int64_t giant, int b) {
+    int64_t i;
+    for (i = 0; i < n; i++) batch[i] = lengths[(b * n + i) % n_lengths];
+    if (giant > 0) batch[n - 1] = giant;
+}
+
+/* Ranks in step, of batches like these. */
 static void line(const char *name, const int64_t *lengths, int64_t n_lengths, int64_t n, int64_t giant, int64_t ranks) {
     double step = 0, worst = 0, dummy = 0, spread = 0, seconds = 0, n_columns = 0;
     int b;
     for (b = 0; b < BATCHES; b++) {
-        int64_t batch[MOST], i;
+        int64_t batch[MOST];
         cf_plan *full, *by_cost, *columns;
         double free_cost, other, begin;
-        for (i = 0; i < n; i++) batch[i] = lengths[(b * n + i) % n_lengths];
-        if (giant > 0) batch[n - 1] = giant;
+        draw_batch(batch, lengths, n_lengths, n, giant, b);
         full = pack(batch, n, ranks, CF_SPLIT_FULL, 0);
         by_cost = pack(batch, n, ranks, CF_SPLIT_COST, 0);
         begin = seconds_now();
         columns = pack(batch, n, ranks, CF_SPLIT_DEFAULT, 1);
         seconds += seconds_now() - begin;
-        free_cost = free_ranks(full);
-        other = free_ranks(by_cost);
-        if (other < free_cost) free_cost = other;
+        free_cost = fmin(free_ranks(full), free_ranks(by_cost));
         other = in_step(columns) / free_cost;
         step += other;
         if (other > worst) worst = other;
@@ -187,12 +192,11 @@ static void gang_line(const char *name, const int64_t *lengths, int64_t n_length
     double today = 0, spread = 0, worst = 0, more = 0, time = 0, seconds = 0;
     int b;
     for (b = 0; b < BATCHES; b++) {
-        int64_t batch[MOST], i;
+        int64_t batch[MOST];
         cf_pack_desc desc;
         cf_plan *plain, *gangs;
         double begin, work, one;
-        for (i = 0; i < n; i++) batch[i] = lengths[(b * n + i) % n_lengths];
-        if (giant > 0) batch[n - 1] = giant;
+        draw_batch(batch, lengths, n_lengths, n, giant, b);
         memset(&desc, 0, sizeof desc);
         desc.chunk_size = chunk_size;
         desc.n_ranks = ranks;
@@ -223,12 +227,11 @@ static void both_line(const char *name, const int64_t *lengths, int64_t n_length
     double step = 0, worst = 0, dummy = 0, seconds = 0, n_columns = 0, as_is = 0, alone = 0;
     int b;
     for (b = 0; b < BATCHES; b++) {
-        int64_t batch[MOST], i;
+        int64_t batch[MOST];
         cf_pack_desc desc;
         cf_plan *full, *by_cost, *columns;
         double free_cost, other, begin;
-        for (i = 0; i < n; i++) batch[i] = lengths[(b * n + i) % n_lengths];
-        if (giant > 0) batch[n - 1] = giant;
+        draw_batch(batch, lengths, n_lengths, n, giant, b);
         memset(&desc, 0, sizeof desc);
         desc.chunk_size = 8192;
         desc.n_ranks = desc.gang = ranks;
@@ -241,9 +244,7 @@ static void both_line(const char *name, const int64_t *lengths, int64_t n_length
         begin = seconds_now();
         columns = pack_desc(batch, n, desc);
         seconds += seconds_now() - begin;
-        free_cost = free_ranks(full);
-        other = free_ranks(by_cost);
-        if (other < free_cost) free_cost = other;
+        free_cost = fmin(free_ranks(full), free_ranks(by_cost));
         other = in_step(columns) / free_cost;
         step += other;
         if (other > worst) worst = other;
