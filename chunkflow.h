@@ -4442,18 +4442,20 @@ static void cf__pack_fill_block(cf__packer *p, int64_t level, int64_t rank, int6
     }
 }
 
-/* Lays out all groups. Returns whether there are as many columns. */
-static int cf__pack_fill_bands(cf__packer *p) {
+/* Lays out all groups. n_bands is -1 if there are not so many columns. */
+static void cf__pack_fill_bands(cf__packer *p) {
     int64_t ranks = p->desc.n_ranks, rank, end;
     int32_t at;
     cf__pack_sort_groups(p);
     for (p->n_rows = p->n_bands = 0; (at = cf__pack_next_group(p, 0, INT32_MAX)) < p->n_runs; p->n_bands = end) {
         end = p->n_bands + p->runs[at].size;
-        if (p->n_rows + ranks > p->most_rows || end + cf__div_up(p->n_items, ranks) > p->most_columns) return 0;
+        if (p->n_rows + ranks > p->most_rows || end + cf__div_up(p->n_items, ranks) > p->most_columns) {
+            p->n_bands = -1;
+            return;
+        }
         memset(&p->columns[p->n_bands], 0, (size_t)p->runs[at].size * sizeof *p->columns);
         for (rank = 0; rank < ranks; rank += cf__pack_widest(p)) cf__pack_fill_block(p, 0, rank, p->n_bands, end);
     }
-    return 1;
 }
 
 /* The column of a unit's last chunk, which is the one that has its items. */
@@ -4594,7 +4596,8 @@ static double cf__pack_lay_out(cf__packer *p, double target) {
     cf__pack_collect_items(p);
     cf__pack_sort_and_bound(p);
     for (i = 0; i < p->n_items; i++) p->item_costs[i] = cf__pack_item_cost(p, p->items[i]);
-    if (!cf__pack_fill_bands(p)) return DBL_MAX;
+    cf__pack_fill_bands(p);
+    if (p->n_bands < 0) return DBL_MAX;
     cf__pack_find_runs(p, 0, p->n_items);
     cf__pack_open_cells(p);
     cf__pack_best_fit(p);
@@ -4625,6 +4628,7 @@ static cf_result cf__pack_prepare_in_step(cf__packer *p) {
         best_target = target;
     }
     (void)cf__pack_lay_out(p, best_target);
+    if (CF__NEVER(p->n_bands < 0)) return cf__too_large(p->error, "lengths");
     for (i = 0; i < p->n_units; i++) {
         p->order[i] = (int32_t)i;
         p->costs[i] = -((double)p->units[i].rank * (double)p->head.n_steps + (double)p->units[i].column);
@@ -7756,13 +7760,6 @@ static void cf__schedule_settle(cf__schedule_maker *m) {
     m->tightest = least;
 }
 
-/* Whether forwards may hurry: nothing is limited, so that no unit ever waits for room, and no other virtual stage of a
-   stage waits for its forwards, to which they would do harm. */
-static int cf__schedule_is_free(const cf__schedule_maker *m) {
-    return m->desc.shape.n_virtual == 1 && m->tightest.chunks == INT64_MAX && m->tightest.state == INT64_MAX &&
-           m->tightest.bytes == INT64_MAX;
-}
-
 /* Whether chunks or bytes are limited. */
 static int cf__schedule_is_limited(const cf__schedule_maker *m) {
     return m->tightest.chunks < INT64_MAX || m->tightest.bytes < INT64_MAX;
@@ -10113,6 +10110,11 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
     search->dispatch.policy = search->best_policy;
 }
 
+/* Whether forwards may hurry: no unit ever waits for room, and no stage has other rows, which would be kept waiting. */
+static int cf__search_may_hurry(const cf__schedule_maker *m) {
+    return m->desc.shape.n_virtual == 1 && m->tightest.state == INT64_MAX && !cf__schedule_is_limited(m);
+}
+
 /* On one row of virtual stages backwards go first, and forwards by what waits on the next stage. Equal chunks of which
    fewer fit on a stage than there are stages take up to 1.6 times as long with a lead, so it is tried without, too. On
    several rows, virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later,
@@ -10139,7 +10141,7 @@ static void cf__search_try_policies(cf__search *search) {
     policy.returns = 1;
     policy.lead = policy.evicts && m->desc.shape.n_virtual == 1 && CF__USES(leads) ? cf__search_lead : 0;
     cf__search_try_policy(search, policy);
-    policy.hurries = cf__schedule_is_free(m);
+    policy.hurries = cf__search_may_hurry(m);
     if (policy.hurries) cf__search_try_policy(search, policy);
     policy.hurries = 0;
     policy.lead = 0;
@@ -10186,7 +10188,7 @@ static void cf__search_change_policy(cf__search *search) {
     else if (policy->evicts && policy->returns && drawn % 4 > 0 && CF__USES(leads))
         policy->lead = cf__search_lead / 2 * (double)(drawn / 4 % 4);
     else if (!policy->evicts && drawn % 2 > 0) policy->patience = drawn & 2 ? 0 : (double)drawn / (1 << 20);
-    else if (cf__schedule_is_free(&search->maker)) policy->hurries = !policy->hurries;
+    else if (cf__search_may_hurry(&search->maker)) policy->hurries = !policy->hurries;
     else policy->returns = !policy->returns;
 }
 
@@ -11164,7 +11166,9 @@ CHUNKFLOW_API cf_result cf_columns_make(const cf_plan *plan, const cf_pass_cost 
     int64_t i;
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (out == NULL) return cf__fail_null(error, "out");
-    if (plan->branches != NULL) return cf__refuse(error, CF_ERROR_ARGUMENT, "plan", -1, "trees do not run in step");
+    if (plan->branches != NULL)
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "plan", -1,
+                          "trees have no columns, for ranks in step or for gangs in pipelines");
     for (i = 0; i < plan->n_chunks; i++) {
         rows += (double)plan->chunks[i].padded;
         pairs += (double)plan->chunks[i].pairs;
