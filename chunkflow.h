@@ -3750,8 +3750,10 @@ static void cf__pack_cost_units(cf__packer *p) {
     for (i = 0; i < p->n_items; i++) p->item_costs[i] = cf__pack_item_cost(p, p->items[i]);
     for (i = 0; i < p->n_units; i++) {
         const cf_group *group = cf__pack_is_cut(p, i) ? &p->groups[i] : NULL;
-        int64_t from = i < p->tree.n_chains ? p->tree.nodes[p->tree.chains[i]].begin / cf__max(group->gang, 1) : 0, at;
+        int64_t from = 0, at;
         double *cost = &p->costs[p->units[i].lead];
+        if (group != NULL && p->tree.shares != NULL)
+            from = p->tree.nodes[p->tree.chains[i]].begin / cf__max(group->gang, 1);
         p->costs[i] = 0;
         for (j = 0; group != NULL && j < group->n_chunks; from += p->cuts[at], j++) {
             int64_t begin = cf__pack_begin(p, group, at = cf__pack_cut(group, j), from);

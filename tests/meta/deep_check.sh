@@ -35,6 +35,10 @@ known() {
 return (int64_t)(cf__draw(&search->random) % (uint64_t)n);
 # The line of a list belongs to its reader, whose owner frees it at the end.
 code = read_tree(in, text, n, list, &capacity);
+# Lengths belong to the packing, whose owner frees them where packing fails.
+return cli_error(&error, &out->list);
+# The chunk of a share has its slice, in arrays that are there, for both have been checked before.
+CF__TRY(cf__plan_is(check, "groups.gang", c->group, on != NULL ? on->begin + on->length : 0, s->begin,
 # Batches are drawn from a list that is not empty.
 int64_t other = next + (int64_t)(cft__draw(&state) % (uint64_t)(n - next));
 # Working space that starts as zeros is never empty, which the recipe's comment promises.
@@ -49,7 +53,9 @@ most_layers = cft__max(most_layers, shard.layers);
 return tokens * t->split.n_virtual * (w->of[CFT__STATE] + w->of[CFT__GRADIENT] + (local ? w->of[CFT__INPUT] : 0));
 cft__add_product(&least, t->split.n_virtual * plan->chunk_size, tightest->of[CFT__ACTIVATIONS]);
 # A call that went well has made its object, or read its number; those that say what is wrong never return 0.
-CF__TRY(cf__simulate_span(start, end, timeline->n_actions, &first, &last, error));
+peak->fixed = (double)fullest->total - 1;
+if (!p->unit_cost) cost = costs.stages ? costs.stages[0].forward : costs.timing.all.forward;
+result = cf_columns_schedule(plan, whole.schedule, p->rank, NULL, &schedule, error);
 if (code == CLI_OK) schedules[n_read] = saved[n_read].schedule, n_read++;
 for (s = 0; s < n; s++) loads[s] = guess_load(&of, &path, n - s);
 for (s = 0; s < n; s++) loads[s] = guess_load(asked, &path, n - s);
