@@ -1100,8 +1100,8 @@ typedef struct cf_limits {
                                                  /* last child: its part of dK and dV */                          \
     X(CF_EDGE_REPLAY, "replay")                  /* own F, which kept nothing, before R */                        \
     X(CF_EDGE_OWN, "own")                        /* own F or R with the activations before B or I; own I before W */ \
-    X(CF_EDGE_SLOT, "slot")                      /* R takes the place that the B or W of the chunk K later in the */ \
-                                                 /* group frees, and those places go to R in falling order */ \
+    X(CF_EDGE_SLOT, "slot")                      /* B or W of a later chunk of the group, which has given back the */ \
+                                                 /* place that R takes */                                        \
     X(CF_EDGE_ORDER, "order")                    /* the same pass of the sibling before it in a tree: siblings take */ \
                                                  /* turns */
 
@@ -1331,9 +1331,9 @@ CHUNKFLOW_API void cf_schedule_index_free(cf_schedule_index *index);
 CHUNKFLOW_API int64_t cf_schedule_find(const cf_schedule_index *index, cf_pass pass, int64_t chunk, int64_t stage);
 
 /* The passes that an action, an index into schedule->actions, waits for, whatever the order of its stage is. A SEND and
-   a RECV wait for the pass that makes what they move. An R has a need of CF_EDGE_SLOT where its group keeps K chunks
-   until shortly before: the pass that gave a place back last. needs: room for CF_MAX_NEEDS. Returns how many there are;
-   0 also for an action that does not exist. */
+   a RECV wait for the pass that makes what they move. An R waits for a slot, too, where its group has kept K chunks
+   before it: the slots go to replays in the order of the list, in which backwards have given them back. needs: room for
+   CF_MAX_NEEDS. Returns how many there are; 0 also for an action that does not exist. */
 CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t action, cf_need *needs);
 
 /* ================================================================================================================
@@ -1734,17 +1734,15 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
                                                cf_write_fn write, void *user, cf_error *error);
 
 /* ================================================================================================================
-   >>graph    plan -> which pass waits for which
+   >>graph    schedule -> which pass waits for which
    ================================================================================================================ */
 
-#define CF_MAX_NODES ((int64_t)1 << 28) /* nodes of a graph */
-
-/* A pass of one chunk on one virtual stage. */
+/* A pass of a schedule. */
 typedef struct cf_node {
     double seconds;
     int32_t chunk; /* index into plan->chunks */
     int32_t stage; /* virtual stage */
-    int32_t pass;  /* a cf_pass: F, R, and B or I and W */
+    int32_t pass;  /* a cf_pass, F to W */
     int32_t keep;  /* F and R: 1 if the activations stay for a backward. 0 for the others */
 } cf_node;
 
@@ -1755,10 +1753,9 @@ typedef struct cf_edge {
     int32_t why; /* a cf_edge_why */
 } cf_edge;
 
-/* All passes of one rank's chunks, and what each of them waits for, in both directions. This is plain data in one
-   block of memory: read it as you like, and overwrite the seconds with measured ones. The nodes of a chunk are its F on
-   all virtual stages, then its R on those that drop it, then its B, or its I and then its W, on all. Each of these rows
-   is in the order of the virtual stages.
+/* All passes of a schedule, and what each of them waits for (cf_schedule_needs), in both directions. This is plain data
+   in one block of memory: read it as you like, and overwrite the seconds with measured ones. Nodes stand in the order
+   of the schedule's actions, without its transfers.
 
    An executor of your own needs one number for each node: how many passes it still waits for. Those at 0 can start.
 
@@ -1769,14 +1766,14 @@ typedef struct cf_edge {
        for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
            const cf_edge *edge = &graph->edges[graph->out[j]];
            if (--waiting[edge->to] == 0) start(edge->to);
-       } */
+       }
+
+   It may run the passes in any order that the edges allow, and keeps at most K chunks of a group on every virtual
+   stage: the slot edges see to that. */
 typedef struct cf_graph {
-    cf_shape shape;         /* as in a schedule */
-    int split;              /* 1: I and W in place of B */
-    int64_t n_steps;        /* chunks of the rank; they start at rank x n_steps */
+    cf_shape shape;         /* the schedule's */
     int64_t n_nodes;
     int64_t n_edges;
-    int64_t *first;         /* (n_steps + 1) chunk i of the rank has the nodes first[i] .. first[i + 1) */
     cf_node *nodes;         /* (n_nodes) */
     int64_t *first_in;      /* (n_nodes + 1) node i waits for edges[first_in[i] .. first_in[i + 1]) */
     cf_edge *edges;         /* (n_edges) by rising `to` */
@@ -1785,32 +1782,12 @@ typedef struct cf_graph {
     cf_block block;         /* the memory that it lies in */
 } cf_graph;
 
-/* Which graph. Zero means default in every member. */
-typedef struct cf_graph_desc {
-    const cf_schedule *schedule; /* the graph of this schedule, as said below. NULL: that of the members that follow */
-    cf_shape shape;          /* k: a group's last K chunks keep their activations, the others replay */
-    int split;               /* 1: I and W in place of B */
-    const cf_timing *timing; /* NULL: unit costs, free transfers */
-    const cf_allocator *allocator;
-} cf_graph_desc;
-
-/* Builds the graph in time and space linear in its nodes. It drops what the fixed kinds of schedule drop where no limit
-   asks for more: of each group all but the last K chunks, on every virtual stage. An executor that starts each pass
-   once all of its edges are satisfied keeps at most K chunks of a group on every virtual stage: the slot edges see to
-   that.
-
-   With desc->schedule, it is the graph of the passes of that schedule, lowered or not: a chunk is dropped, and has an
-   R, on those virtual stages where the schedule replays it, and backwards are split if its are, which must be all or
-   none. n_stages, n_virtual, placement, k, replay, split and rank are those of the schedule then, and what desc says of
-   them is not looked at. In which order the schedule runs its passes makes no difference: the graph tells what an
-   executor may do with the same drops. Slot edges give places to a group's replays in falling order, as all kinds do; a
-   schedule from elsewhere that replays in another order keeps to its graph only without them.
-
-   With a schedule, plan and schedule may be unvalidated; without one, the plan must be sound. Errors:
-   CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than CF_MAX_NODES nodes, or CF_MAX_STAGES virtual stages), CF_ERROR_OVERFLOW
-   (the passes take too long to be added up), CF_ERROR_PLAN, CF_ERROR_MEMORY; a schedule is validated first, so there
-   are those of cf_schedule_validate, too. */
-CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error);
+/* Builds the graph of a schedule, lowered or not, in time and space linear in its passes. timing: NULL for unit costs
+   and free transfers. Plan and schedule may be unvalidated: the schedule is validated first, under its own limits, so
+   the errors are those of cf_schedule_validate; CF_ERROR_ARGUMENT (timing), and CF_ERROR_OVERFLOW (the passes take too
+   long to be added up). */
+CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing,
+                                      const cf_allocator *allocator, cf_graph **out, cf_error *error);
 
 CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 
@@ -7039,7 +7016,7 @@ static cf__pipe_room cf__pipe_room_of(const cf_limits *limits, const cf_schedule
 
 /* ---- the rules: what a pass waits for ----
 
-   The rules are written down here and nowhere else; graph, bounds, search, clock and cf_schedule_needs read them. (The
+   The rules are written down here and nowhere else; bounds, search, clock and cf_schedule_needs read them. (The
    validator states them again in its own words, so that a mistake here does not go unseen.) A rule names two passes:
    {CF_F, CF_F, -1, 0, CF_EDGE_STATE} says that F of a chunk waits for F of the chunk before it in its group, on the
    same virtual stage. It holds where both passes exist. Every chunk has an F and a backward, and it has an R if its
@@ -10941,9 +10918,11 @@ struct cf_schedule_index {
     cf__pipeline pipe;
     int64_t n_places;       /* transfers have theirs behind those of the passes */
     int32_t *at;            /* (cells x n_places) the action that stands there; -1: none */
-    int32_t *slot;          /* (cells) the action that gave back the slot which an R takes; -1: one was free */
-    int32_t *live, *freed;  /* (cells) while it is made, in the cell of a group's first chunk: how many chunks are kept,
-                               and which action gave back a slot last */
+    int32_t *slot;          /* (cells) the action that gave back the slot which an R takes; -1: none had to */
+    /* while it is made */
+    int32_t *n_kept, *n_freed; /* (cells) in the cell of a group's first chunk: how many slots it has taken, and how
+                                  many it has given back */
+    int32_t *freed;         /* (cells) from that cell on: the actions that gave them back */
     struct cf_schedule_index *made;
     cf_block block;
 };
@@ -10954,8 +10933,10 @@ static int32_t *cf__index_at(const cf_schedule_index *index, int64_t place, int6
 
 static void cf__index_scratch(void *job, cf__carver *carver) {
     cf_schedule_index *index = (cf_schedule_index *)job;
-    index->live = (int32_t *)cf__take(carver, index->pipe.n * index->pipe.n_v, sizeof(int32_t));
-    index->freed = (int32_t *)cf__take(carver, index->pipe.n * index->pipe.n_v, sizeof(int32_t));
+    int64_t cells = index->pipe.n * index->pipe.n_v;
+    index->n_kept = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
+    index->n_freed = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
+    index->freed = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
 }
 
 static cf_block *cf__index_object(void *job, cf__carver *carver) {
@@ -10969,17 +10950,17 @@ static cf_block *cf__index_object(void *job, cf__carver *carver) {
     return &index->made->block;
 }
 
-/* Notes an action, and what it does to the slots of its group, which its stage runs in the order of its list. */
+/* Notes an action, and what it does to the slots of its group. Each of these goes from the chunk that was the first to
+   give one back to the first that found none free, and so on. So the passes of a stage may change places, and still no
+   more than K chunks are kept, as long as each chunk waits for the one before it in that row. */
 static void cf__index_note(cf_schedule_index *index, int64_t action) {
     const cf_action *a = &index->schedule->actions[action];
     int64_t chunk = a->chunk - index->pipe.first_chunk, cell = a->stage * index->pipe.n + chunk;
-    int64_t first = cell - index->pipe.chunks[chunk].index;
+    int64_t first = cell - index->pipe.chunks[chunk].index, before = index->n_kept[first] - index->pipe.shape.k;
     *cf__index_at(index, cf__pipe_place(a->pass), chunk, a->stage) = (int32_t)action;
-    if (a->pass == CF_R && index->live[first] + 1 >= index->pipe.shape.k) index->slot[cell] = index->freed[first];
-    index->live[first] += a->keep;
-    if (a->pass != CF_B && a->pass != CF_W) return;
-    index->live[first]--;
-    index->freed[first] = (int32_t)action;
+    if (a->keep && before >= 0) index->slot[cell] = index->freed[first + before];
+    index->n_kept[first] += a->keep;
+    if (a->pass == CF_B || a->pass == CF_W) index->freed[first + index->n_freed[first]++] = (int32_t)action;
 }
 
 static cf_result cf__index_fill(void *job) {
@@ -10988,21 +10969,19 @@ static cf_result cf__index_fill(void *job) {
     int64_t i;
     memset(index->at, 0xff, cells * (size_t)index->n_places * sizeof *index->at);
     memset(index->slot, 0xff, cells * sizeof *index->slot);
-    memset(index->freed, 0xff, cells * sizeof *index->freed);
-    memset(index->live, 0, cells * sizeof *index->live);
     for (i = 0; i < index->schedule->n_actions; i++) cf__index_note(index, i);
-    index->made->live = index->made->freed = NULL;
+    index->made->n_kept = index->made->n_freed = index->made->freed = NULL;
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_schedule_index_make(const cf_plan *plan, const cf_schedule *schedule,
                                                const cf_allocator *allocator, cf_schedule_index **out,
                                                cf_error *error) {
-    static const cf__recipe recipe = {"n_actions", 0, cf__index_scratch, NULL, cf__index_object, cf__index_fill};
+    static const cf__recipe recipe = {"n_actions", 1, cf__index_scratch, NULL, cf__index_object, cf__index_fill};
     cf_schedule_index index;
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf_schedule_validate(plan, schedule, NULL, allocator, error));
-    if (CF__NEVER(schedule->n_actions > INT32_MAX)) return cf__too_large(error, "n_actions");
+    if (CF__NEVER(schedule->n_actions > CF_MAX_ACTIONS)) return cf__too_large(error, "n_actions");
     memset(&index, 0, sizeof index);
     index.schedule = schedule;
     index.pipe = cf__pipe_of(plan, &schedule->shape, NULL);
@@ -12697,205 +12676,40 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
 /* ================================================================================================================
    >>graph
 
-   Nodes are numbered chunk by chunk, pass by pass and, within a pass, stage by stage. What a node waits for follows
-   from its number and from a map of what is dropped where; only the other direction needs to be sorted.
+   Nothing is decided here: nodes are the schedule's passes, and >>check's index says what each of them waits for.
    ================================================================================================================ */
 
-/* ---- building ---- */
-
 typedef struct cf__graph_builder {
-    cf_graph_desc desc; /* defaults filled in */
+    const cf_schedule *schedule;
+    cf_schedule_index *index;
     cf__pipeline pipe;
     cf_error *error;
-    int n_places;
-    uint8_t *dropped;   /* (cells) 1: the chunk is dropped there, and replayed */
-    int64_t *n_dropped; /* (n_v) how many chunks of the group are dropped there before the one at hand */
+    int32_t *number;         /* (n_actions) which node an action is; transfers have none */
     cf_graph header, *graph; /* header: what is known before there is memory */
 } cf__graph_builder;
-
-/* ---- what is dropped ---- */
-
-static int cf__graph_drops(const cf__graph_builder *g, int64_t chunk, int64_t v) {
-    return g->dropped[v * g->pipe.n + chunk];
-}
-
-/* Fills the map: what the schedule replays is dropped or, without one, all but the last K chunks of every group. */
-static cf_result cf__graph_note_drops(const cf__graph_builder *g) {
-    const cf_schedule *s = g->desc.schedule;
-    int64_t i, v;
-    for (i = 0; i < g->pipe.n; i++) {
-        int64_t later = cf__pipe_after(g->pipe.plan, &g->pipe.chunks[i]) + cf__pipe_below(&g->pipe, i);
-        for (v = 0; v < g->pipe.n_v; v++) g->dropped[v * g->pipe.n + i] = s == NULL && later >= g->desc.shape.k;
-    }
-    for (i = 0; s != NULL && i < s->n_actions; i++) {
-        const cf_action *a = &s->actions[i];
-        if (a->pass == CF_R) g->dropped[a->stage * g->pipe.n + a->chunk - g->pipe.first_chunk] = 1;
-        if (a->pass == CF_B && g->header.split)
-            return cf__refuse(g->error, CF_ERROR_SCHEDULE, "actions", i, "some backwards are split and some are not");
-    }
-    return CF_OK;
-}
-
-/* ---- what a pass waits for ---- */
-
-/* Adds what the R of a chunk waits for to have a slot. A group has K of them on a virtual stage. Chunks that are kept
-   take theirs first; then the replays get theirs in falling order, each as a backward gives one back. So a replay after
-   which d others come waits for the backward of chunk K + d + 1. With K = 2 and five chunks, of which 3 and 5 are kept,
-   R4 waits for B5, R2 for B4 and R1 for B3. Returns how many were added. */
-static int cf__graph_add_slots(const cf__graph_builder *g, int64_t chunk, int64_t v, cf__pipe_need *needs) {
-    cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, g->desc.shape.k);
-    int64_t end = unit.first + unit.n, next = chunk + 1, freer = unit.first + g->n_dropped[v] + unit.k;
-    cf__pipe_need need = {0, 0, 0, CF_EDGE_SLOT};
-    int n = 0;
-    need.chunk = (int32_t)freer;
-    need.place = cf__pipe_resolve(CF__PIPE_FREER, g->header.split, 0);
-    if (freer < end) needs[n++] = need;
-    while (next < end && !cf__graph_drops(g, next, v)) next++;
-    need.chunk = (int32_t)next;
-    need.place = CF_R;
-    if (next < end) needs[n++] = need;
-    return n;
-}
-
-/* ---- counting and writing ---- */
-
-static int cf__graph_has(const cf__graph_builder *g, int64_t chunk, int place, int64_t v) {
-    return place != CF_R || cf__graph_drops(g, chunk, v);
-}
-
-static void cf__graph_put_node(const cf__graph_builder *g, int64_t at, int64_t chunk, int place, int64_t v) {
-    cf_node *node = &g->graph->nodes[at];
-    int pass = cf__pipe_pass_at(place, g->header.split);
-    node->seconds = cf__pipe_pass_seconds(&g->pipe, pass, chunk, v);
-    node->chunk = (int32_t)(g->pipe.first_chunk + chunk);
-    node->stage = (int32_t)v;
-    node->pass = (int32_t)pass;
-    node->keep = place == CF_R || (place == CF_F && g->n_places > 1 && !cf__graph_drops(g, chunk, v));
-}
-
-/* Goes through the nodes in their order and, once there is a graph, writes them. Returns how many there are. */
-static int64_t cf__graph_visit_nodes(const cf__graph_builder *g) {
-    int64_t n = 0, chunk, v;
-    int place;
-    for (chunk = 0; chunk < g->pipe.n; chunk++) {
-        if (g->graph != NULL) g->graph->first[chunk] = n;
-        for (place = 0; place < g->n_places; place++)
-            for (v = 0; v < g->pipe.n_v; v++) {
-                if (!cf__graph_has(g, chunk, place, v)) continue;
-                if (g->graph != NULL) cf__graph_put_node(g, n, chunk, place, v);
-                n++;
-            }
-    }
-    if (g->graph != NULL) g->graph->first[g->pipe.n] = n;
-    return n;
-}
-
-/* The node at a place of a chunk, counted from the rank's first, on a virtual stage; -1: there is none. */
-static inline int64_t cf__graph_at(const cf_graph *graph, int64_t i, int place, int64_t v) {
-    int64_t n_v = graph->shape.n_stages * graph->shape.n_virtual, low = graph->first[i] + n_v, high;
-    int64_t n_dropped = graph->first[i + 1] - graph->first[i] - (2 + graph->split) * n_v;
-    if (place == CF_F) return graph->first[i] + v;
-    if (place > CF_R) return low + n_dropped + (place - 1 - CF_R) * n_v + v;
-    for (high = low + n_dropped; low < high;) { /* it may be dropped on some stages only, which rise */
-        int64_t middle = low + (high - low) / 2;
-        if (graph->nodes[middle].stage < v) low = middle + 1;
-        else high = middle;
-    }
-    return low < graph->first[i] + n_v + n_dropped && graph->nodes[low].stage == v ? low : -1;
-}
-
-static void cf__graph_put_edge(const cf__graph_builder *g, int64_t at, int64_t to, int64_t v,
-                               const cf__pipe_need *need) {
-    cf_edge *edge = &g->graph->edges[at];
-    int64_t other = v + need->stage;
-    memset(edge, 0, sizeof *edge); /* padding, too: the same input gives the same bytes */
-    edge->seconds = cf__pipe_crosses(need->why) ? cf__pipe_hop_seconds(&g->pipe, need->chunk, v, other) : 0;
-    edge->from = (int32_t)cf__graph_at(g->graph, need->chunk, need->place, other);
-    edge->to = (int32_t)to;
-    edge->why = (int32_t)need->why;
-}
-
-/* Goes through what a node waits for in the order in which edges are stored, and writes it once there is a graph. edge:
-   the number of the first of them. Returns the next. */
-static int64_t cf__graph_visit_node(const cf__graph_builder *g, int64_t chunk, int place, int64_t v, int64_t node,
-                                    int64_t edge) {
-    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int n = cf__pipe_needs(&g->pipe, g->header.split, place, chunk, cf__graph_drops(g, chunk, v), needs), i;
-    if (place == CF_R) n += cf__graph_add_slots(g, chunk, v, &needs[n]);
-    if (g->graph != NULL) g->graph->first_in[node] = edge;
-    for (i = 0; i < n; i++) {
-        if ((uint64_t)(v + needs[i].stage) >= (uint64_t)g->pipe.n_v) continue;
-        if (g->graph != NULL) cf__graph_put_edge(g, edge, node, v, &needs[i]);
-        edge++;
-    }
-    return edge;
-}
-
-/* The same for all nodes. Returns the number of edges. */
-static int64_t cf__graph_visit_edges(const cf__graph_builder *g) {
-    int64_t node = 0, edge = 0, chunk, v;
-    int place;
-    for (chunk = 0; chunk < g->pipe.n; chunk++) {
-        for (v = 0; v < g->pipe.n_v; v++)
-            g->n_dropped[v] = g->pipe.chunks[chunk].index > 0 ? g->n_dropped[v] + cf__graph_drops(g, chunk - 1, v) : 0;
-        for (place = 0; place < g->n_places; place++)
-            for (v = 0; v < g->pipe.n_v; v++)
-                if (cf__graph_has(g, chunk, place, v)) edge = cf__graph_visit_node(g, chunk, place, v, node++, edge);
-    }
-    if (g->graph != NULL) g->graph->first_in[node] = edge;
-    return edge;
-}
-
-/* ---- the road ---- */
-
-/* Everything but times that are not finite, and backwards that are not alike, is refused here. */
-static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, const cf_graph_desc *desc,
-                                 cf_error *error) {
-    const cf_graph_desc *d = &g->desc;
-    const cf_schedule *s;
-    int64_t i;
-    memset(g, 0, sizeof *g);
-    CF__TRY(cf__plan_check_counts(plan, error));
-    if (desc == NULL) return cf__fail_null(error, "desc");
-    g->desc = *desc;
-    g->error = error;
-    s = desc->schedule;
-    if (s != NULL) {
-        CF__TRY(cf_schedule_validate(plan, s, NULL, desc->allocator, error));
-        for (g->desc.split = 0, i = 0; i < s->n_actions; i++) g->desc.split |= s->actions[i].pass == CF_I;
-    }
-    g->desc.shape = cf__pipe_shape_defaults(s != NULL ? s->shape : d->shape, 1);
-    CF__TRY(cf__pipe_check_shape(plan, &d->shape, CF_PLACEMENT_V, error));
-    CF__TRY(cf__pipe_check_timing(d->timing, d->shape.n_stages * d->shape.n_virtual, error));
-    CF__TRY(cf__plan_check_units(plan, d->shape.rank, d->shape.rank + 1, error));
-    g->pipe = cf__pipe_of(plan, &d->shape, d->timing);
-    g->header.shape = d->shape;
-    g->header.split = d->split != 0 && !d->shape.forward_only;
-    g->n_places = d->shape.forward_only ? 1 : 3 + g->header.split;
-    g->header.n_steps = g->pipe.n;
-    return cf__range((2 + g->header.split) * g->pipe.n * g->pipe.n_v, 0, CF_MAX_NODES, "n_nodes", error);
-}
 
 static void cf__graph_scratch(void *job, cf__carver *carver) {
     cf__graph_builder *g = (cf__graph_builder *)job;
     cf__pipe_layout(&g->pipe, carver);
-    g->dropped = (uint8_t *)cf__take(carver, g->pipe.n * g->pipe.n_v, sizeof(uint8_t));
-    g->n_dropped = (int64_t *)cf__take(carver, g->pipe.n_v, sizeof(int64_t));
+    g->number = (int32_t *)cf__take(carver, g->schedule->n_actions, sizeof(int32_t));
 }
 
 static cf_result cf__graph_count(void *job) {
     cf__graph_builder *g = (cf__graph_builder *)job;
-    CF__TRY(cf__graph_note_drops(g));
-    g->header.n_nodes = cf__graph_visit_nodes(g);
-    g->header.n_edges = cf__graph_visit_edges(g);
-    return cf__range(g->header.n_nodes, 0, CF_MAX_NODES, "n_nodes", g->error);
+    cf_need needs[CF_MAX_NEEDS];
+    int64_t i;
+    for (i = 0; i < g->schedule->n_actions; i++) {
+        if (cf__pipe_is_transfer(g->schedule->actions[i].pass)) continue;
+        g->number[i] = (int32_t)g->header.n_nodes++;
+        g->header.n_edges += cf_schedule_needs(g->index, i, needs);
+    }
+    return CF_OK;
 }
 
 static cf_block *cf__graph_object(void *job, cf__carver *carver) {
     cf__graph_builder *g = (cf__graph_builder *)job;
     cf_graph *graph = &g->header;
     g->graph = (cf_graph *)cf__take(carver, 1, sizeof(cf_graph));
-    graph->first = (int64_t *)cf__take(carver, graph->n_steps + 1, sizeof(int64_t));
     graph->nodes = (cf_node *)cf__take(carver, graph->n_nodes, sizeof(cf_node));
     graph->first_in = (int64_t *)cf__take(carver, graph->n_nodes + 1, sizeof(int64_t));
     graph->edges = (cf_edge *)cf__take(carver, graph->n_edges, sizeof(cf_edge));
@@ -12904,6 +12718,32 @@ static cf_block *cf__graph_object(void *job, cf__carver *carver) {
     if (g->graph == NULL) return NULL;
     *g->graph = *graph;
     return &g->graph->block;
+}
+
+static void cf__graph_put_edge(const cf__graph_builder *g, cf_edge *edge, const cf_need *need, int64_t to) {
+    const cf_action *a = &g->schedule->actions[need->action], *b = &g->schedule->actions[to];
+    memset(edge, 0, sizeof *edge); /* padding, too: the same input gives the same bytes */
+    if (cf__pipe_crosses(need->why))
+        edge->seconds = cf__pipe_hop_seconds(&g->pipe, a->chunk - g->pipe.first_chunk, a->stage, b->stage);
+    edge->from = g->number[need->action];
+    edge->to = g->number[to];
+    edge->why = (int32_t)need->why;
+}
+
+/* Writes the node of a pass, and its edges from number `edge` on. Returns the number of the next edge. */
+static int64_t cf__graph_put(const cf__graph_builder *g, int64_t action, int64_t edge) {
+    const cf_action *a = &g->schedule->actions[action];
+    cf_node *node = &g->graph->nodes[g->number[action]];
+    cf_need needs[CF_MAX_NEEDS];
+    int i, n = cf_schedule_needs(g->index, action, needs);
+    node->seconds = cf__pipe_pass_seconds(&g->pipe, a->pass, a->chunk - g->pipe.first_chunk, a->stage);
+    node->chunk = a->chunk;
+    node->stage = a->stage;
+    node->pass = a->pass;
+    node->keep = a->keep;
+    g->graph->first_in[g->number[action]] = edge;
+    for (i = 0; i < n; i++) cf__graph_put_edge(g, &g->graph->edges[edge++], &needs[i], action);
+    return edge;
 }
 
 /* The other direction, by counting: first_out[i] is where the edges of node i end, and comes down to where they begin
@@ -12918,23 +12758,34 @@ static void cf__graph_sort_out(cf_graph *graph) {
 
 static cf_result cf__graph_fill(void *job) {
     cf__graph_builder *g = (cf__graph_builder *)job;
+    int64_t i, edge = 0;
     cf__pipe_fill(&g->pipe);
     CF__TRY(cf__pipe_check_total(&g->pipe, g->error));
-    (void)cf__graph_visit_nodes(g);
-    (void)cf__graph_visit_edges(g);
+    for (i = 0; i < g->schedule->n_actions; i++)
+        if (!cf__pipe_is_transfer(g->schedule->actions[i].pass)) edge = cf__graph_put(g, i, edge);
+    g->graph->first_in[g->graph->n_nodes] = edge;
     cf__graph_sort_out(g->graph);
     return CF_OK;
 }
 
-CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error) {
-    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch, cf__graph_count, cf__graph_object,
+CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing,
+                                      const cf_allocator *allocator, cf_graph **out, cf_error *error) {
+    static const cf__recipe recipe = {"n_edges", 0, cf__graph_scratch, cf__graph_count, cf__graph_object,
                                       cf__graph_fill};
     cf__graph_builder g;
-    CF__TRY(cf__graph_start(&g, plan, desc, error));
+    cf_result result;
+    memset(&g, 0, sizeof g);
     if (out == NULL) return cf__fail_null(error, "out");
-    CF__TRY(cf__make(&recipe, &g, desc->allocator, error));
-    *out = g.graph;
-    return CF_OK;
+    CF__TRY(cf_schedule_index_make(plan, schedule, allocator, &g.index, error));
+    g.schedule = schedule;
+    g.error = error;
+    g.header.shape = schedule->shape;
+    g.pipe = cf__pipe_of(plan, &schedule->shape, timing);
+    result = cf__pipe_check_timing(timing, g.pipe.n_v, error);
+    if (result == CF_OK) result = cf__make(&recipe, &g, allocator, error);
+    cf_schedule_index_free(g.index);
+    if (result == CF_OK) *out = g.graph;
+    return result;
 }
 
 CHUNKFLOW_API void cf_graph_free(cf_graph *graph) {

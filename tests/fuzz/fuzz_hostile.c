@@ -288,7 +288,6 @@ static void ranks_stand(hostile *h) {
 static void schedule_stands(hostile *h) {
     cf_schedule *lowered = NULL;
     cf_graph *graph = NULL;
-    cf_graph_desc desc;
     cf_error error = fuzz_error();
     size_t bytes = 0;
     int sound = fuzz_result(cf_schedule_validate(&h->plan, &h->schedule, NULL, NULL, &error), &error);
@@ -307,10 +306,8 @@ static void schedule_stands(hostile *h) {
     if (fuzz_result(cf_schedule_lower(&h->plan, &h->schedule, NULL, &lowered, &error), &error))
         cf_schedule_free(lowered);
     else FUZZ_CHECK(!sound || h->schedule.lowered, "a sound schedule is not lowered: %s", error.text);
-    memset(&desc, 0, sizeof desc);
-    desc.schedule = &h->schedule;
     error = fuzz_error();
-    if (fuzz_result(cf_graph_make(&h->plan, &desc, &graph, &error), &error)) cf_graph_free(graph);
+    if (fuzz_result(cf_graph_make(&h->plan, &h->schedule, NULL, NULL, &graph, &error), &error)) cf_graph_free(graph);
 }
 
 static void run_hostile(const uint8_t *data, size_t size) {

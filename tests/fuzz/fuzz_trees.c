@@ -65,7 +65,6 @@ static int use(grove *g, int stage, cf_error *why) {
     cf_timeline *timeline = NULL;
     cf_graph *graph = NULL;
     cf_run_desc run = {0};
-    cf_graph_desc order = {0};
     cf_validate_desc limits = {0};
     cf_error error = fuzz_error();
     int fine;
@@ -79,13 +78,12 @@ static int use(grove *g, int stage, cf_error *why) {
     if (fuzz_chance(&g->in, 2)) draw_limits(&g->in, &desc.limits);
     *why = error;
     if (!fuzz_result(fuzz_make_schedule(g->plan, &desc, &schedule, why), why)) return 0;
-    order.schedule = schedule;
     limits.limits = desc.limits;
     fine = fuzz_result(cf_schedule_validate(g->plan, schedule, &limits, NULL, &error), &error) &&
            fuzz_result(cf_simulate(g->plan, schedule, NULL, &timeline, &error), &error) &&
            fuzz_result(cf_schedule_lower(g->plan, schedule, NULL, &lowered, &error), &error) &&
            fuzz_result(cf_run(g->plan, lowered, stage, &run, NULL, &error), &error) &&
-           fuzz_result(cf_graph_make(g->plan, &order, &graph, &error), &error);
+           fuzz_result(cf_graph_make(g->plan, schedule, NULL, NULL, &graph, &error), &error);
     if (fine)
         FUZZ_CHECK(timeline->makespan >= timeline->bound * (1 - 1e-9), "makespan %.17g, bound %.17g",
                    timeline->makespan, timeline->bound);
@@ -117,11 +115,9 @@ static void walk(grove *g, const cf_schedule *schedule) {
     cf_run_desc run = {0};
     cf_timeline *timeline = NULL;
     cf_graph *graph = NULL;
-    cf_graph_desc order = {0};
-    order.schedule = schedule;
     (void)cf_run(g->plan, schedule, 0, &run, NULL, NULL);
     if (cf_simulate(g->plan, schedule, NULL, &timeline, NULL) == CF_OK) cf_timeline_free(timeline);
-    if (cf_graph_make(g->plan, &order, &graph, NULL) == CF_OK) cf_graph_free(graph);
+    if (cf_graph_make(g->plan, schedule, NULL, NULL, &graph, NULL) == CF_OK) cf_graph_free(graph);
 }
 
 /* One number of the plan is another one: the plan is refused, or it is sound and may be used. */

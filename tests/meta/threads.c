@@ -84,18 +84,16 @@ static void *work(void *user) {
 static int share(common *shared) {
     cf_pack_desc pack;
     cf_schedule_desc order;
-    cf_graph_desc wiring;
     memset(shared, 0, sizeof *shared);
     memset(&pack, 0, sizeof pack);
     memset(&order, 0, sizeof order);
-    memset(&wiring, 0, sizeof wiring);
     pack.chunk_size = 2048;
     order.kind = CF_SCHEDULE_PAPER;
     order.shape.n_stages = 3;
     order.shape.k = 2;
     return cf_pack(lengths, N_LENGTHS, &pack, &shared->plan, NULL) == CF_OK &&
            cf_schedule_make(shared->plan, &order, &shared->schedule, NULL) == CF_OK &&
-           (wiring.schedule = shared->schedule, cf_graph_make(shared->plan, &wiring, &shared->graph, NULL)) == CF_OK;
+           cf_graph_make(shared->plan, shared->schedule, NULL, NULL, &shared->graph, NULL) == CF_OK;
 }
 
 int main(void) {

@@ -162,14 +162,17 @@ static const cf_schedule_kind fixed_kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GP
 /* The longest path where the last K chunks of each group are kept, as the fixed kinds have it. No bound on other
    schedules, as they may drop other chunks, but for long groups hardly any is shorter. */
 static double fixed_path(const cf_plan *plan, const cf_schedule_desc *desc) {
-    cf_graph_desc shape = {0};
+    cf_schedule_desc fixed = {0};
+    cf_schedule *schedule = NULL;
     cf_graph *graph = NULL;
     double *earliest, length;
-    shape.shape.n_stages = desc->shape.n_stages;
-    shape.shape.k = desc->shape.k;
-    shape.shape.replay = desc->shape.replay;
-    shape.timing = desc->timing;
-    CHECK_INT(cf_graph_make(plan, &shape, &graph, NULL), CF_OK);
+    fixed.kind = CF_SCHEDULE_PAPER;
+    fixed.shape.n_stages = desc->shape.n_stages;
+    fixed.shape.k = desc->shape.k;
+    fixed.shape.replay = desc->shape.replay;
+    CHECK_INT(cf_schedule_make(plan, &fixed, &schedule, NULL), CF_OK);
+    CHECK_INT(cf_graph_make(plan, schedule, desc->timing, NULL, &graph, NULL), CF_OK);
+    cf_schedule_free(schedule);
     if (graph == NULL) return 0;
     earliest = (double *)harness_guard_new((size_t)(graph->n_nodes + 1) * sizeof *earliest);
     length = naive_longest(graph, 1, earliest);

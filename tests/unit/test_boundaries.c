@@ -194,8 +194,7 @@ static cf_metadata_desc metadata;
 static cf_loss_weights_desc loss;
 static cf_parallel parallel, plain_parallel;
 static cf_memory_desc memory;
-static cf_graph_desc graph_desc, plain_graph; /* plain: without arrays that its counts speak of */
-static cf_schedule_desc order, plain_order;
+static cf_schedule_desc order, plain_order; /* plain: without arrays that its counts speak of */
 static cf_validate_desc validate;
 static cf_simulate_desc simulate;
 static cf_lower_desc lower;
@@ -206,7 +205,6 @@ static cf_tune_desc tune, tune_bytes;
 
 static cf_plan *plan;
 static cf_schedule *schedule;
-static cf_graph *graph;
 
 #define CLEAR(variable) memset(&variable, 0, sizeof variable)
 
@@ -287,15 +285,10 @@ static void set_orders(void) {
     order.limits.per_token.activations = 1;
     order.budget = 2;
     order.allocator = &small;
-    CLEAR(graph_desc);
-    graph_desc.shape.n_stages = STAGES;
-    graph_desc.timing = &timing;
-    graph_desc.allocator = &small;
     CLEAR(plain_timing);
     plain_timing.all.forward.per_token = 1;
-    plain_graph = graph_desc;
     plain_order = order;
-    plain_graph.timing = plain_order.timing = &plain_timing;
+    plain_order.timing = &plain_timing;
     plain_order.limits.chunks_by_stage = plain_order.limits.bytes_by_stage = NULL;
     plain_order.kind = CF_SCHEDULE_1F1B; /* a search over 65,536 stages takes as long as it must */
     CLEAR(validate);
@@ -336,16 +329,13 @@ static void set_up(void) {
     set_tunes();
     if (plan == NULL) REQUIRE(cf_pack(lengths, N, &pack, &plan, NULL) == CF_OK);
     if (schedule == NULL) REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
-    if (graph == NULL) REQUIRE(cf_graph_make(plan, &graph_desc, &graph, NULL) == CF_OK);
 }
 
 static void tear_down(void) {
     cf_plan_free(plan);
     cf_schedule_free(schedule);
-    cf_graph_free(graph);
     plan = NULL;
     schedule = NULL;
-    graph = NULL;
     CHECK_INT(live_blocks, 0);
 }
 
@@ -363,7 +353,7 @@ static int untouched(cf_result result) { return result == CF_OK || CHECK_POISON(
 /* Whether an object was made, which is one block beside those of set_up. */
 static int is_made(cf_result result) {
     if (!untouched(result) || result != CF_OK) return 0;
-    CHECK_INT(live_blocks, 1 + (plan != NULL) + (schedule != NULL) + (graph != NULL));
+    CHECK_INT(live_blocks, 1 + (plan != NULL) + (schedule != NULL));
     return 1;
 }
 
@@ -482,18 +472,14 @@ static cf_result call_schedule_memory(cf_error *error) {
     return result;
 }
 
-static cf_result graph_with(const cf_graph_desc *desc, cf_error *error) {
+static cf_result call_graph(cf_error *error) {
     cf_graph **made = (cf_graph **)(void *)out;
-    cf_result result = (POISON(), cf_graph_make(plan, desc, made, error));
+    cf_result result = (POISON(), cf_graph_make(plan, schedule, &plain_timing, &small, made, error));
     if (!is_made(result)) return result;
     CHECK_STR(naive_graph_fault(*made), NULL);
     cf_graph_free(*made);
     return result;
 }
-
-static cf_result call_graph(cf_error *error) { return graph_with(&graph_desc, error); }
-
-static cf_result call_plain_graph(cf_error *error) { return graph_with(&plain_graph, error); }
 
 static cf_result order_with(const cf_schedule_desc *desc, cf_error *error) {
     cf_schedule **made = (cf_schedule **)(void *)out;
@@ -620,8 +606,7 @@ static const struct {
     {"memory", "cf_memory_desc", &memory, call_memory, 0},
     {"memory", "cf_memory_load", &loads[1], call_memory, 1},
     {"memory of a schedule", "cf_memory_desc", &memory, call_schedule_memory, 0},
-    {"graph", "cf_graph_desc", &graph_desc, call_graph, 0},
-    {"graph, plain", "cf_graph_desc", &plain_graph, call_plain_graph, 1},
+    {"graph", "cf_timing", &plain_timing, call_graph, 1},
     {"order", "cf_schedule_desc", &order, call_order, 0},
     {"order, plain", "cf_schedule_desc", &plain_order, call_plain_order, 1},
     {"validate", "cf_validate_desc", &validate, call_validate, 1},
@@ -1159,16 +1144,14 @@ TEST(times_of_every_stage_are_looked_at) {
             const cf_result wanted = v < 6 ? CF_ERROR_ARGUMENT : CF_OK;
             cf_simulate_desc simulation = {0};
             cf_lower_desc lowering = {0};
-            cf_graph_desc graphing = {0};
             cf_schedule_desc ordering = loops;
             harness_note("virtual stage %d, call %d", v, k);
             POISON();
             if (v < 6) exact[v].backward.per_token = NAN;
-            simulation.timing = lowering.timing = graphing.timing = ordering.timing = &each;
-            graphing.shape = loops.shape;
+            simulation.timing = lowering.timing = ordering.timing = &each;
             if (k == 0) CHECK_INT(made(cf_simulate(plan, s, &simulation, ROOM, &error), release_timeline), wanted);
             if (k == 1) CHECK_INT(made(cf_schedule_lower(plan, s, &lowering, ROOM, &error), release_schedule), wanted);
-            if (k == 2) CHECK_INT(made(cf_graph_make(plan, &graphing, ROOM, &error), release_graph), wanted);
+            if (k == 2) CHECK_INT(made(cf_graph_make(plan, s, &each, &small, ROOM, &error), release_graph), wanted);
             if (k == 3) CHECK_INT(made(cf_schedule_make(plan, &ordering, ROOM, &error), release_schedule), wanted);
             if (v < 6) CHECK_STR(error.field, "timing.backward.per_token");
             if (v < 6) CHECK_INT(error.item, v);
@@ -1204,25 +1187,8 @@ TEST(claims_take_no_memory) {
     CHECK_STR(error.field, "n_actions");
     CHECK_INT(cf_run_size(single, &claims, &needed, &error), CF_ERROR_SCHEDULE);
     CHECK_INT(cf_schedule_validate(single, &claims, NULL, &small, &error), CF_ERROR_SCHEDULE);
-    graph_desc.schedule = &claims;
-    CHECK_INT(graph_with(&graph_desc, &error), CF_ERROR_SCHEDULE);
     CHECK_INT(refused, 0);
     cf_plan_free(single);
-    tear_down();
-}
-
-/* A graph without nodes, whatever the number of stages that it is not on. */
-TEST(no_chunks_take_no_time) {
-    clock_t start = clock();
-    cf_plan *empty = NULL;
-    cf_graph *none = NULL;
-    set_up();
-    REQUIRE(cf_pack(NULL, 0, &pack, &empty, NULL) == CF_OK);
-    plain_graph.shape.n_stages = CF_MAX_STAGES;
-    CHECK_INT(cf_graph_make(empty, &plain_graph, &none, NULL), CF_OK);
-    CHECK(clock() - start < CLOCKS_PER_SEC);
-    cf_graph_free(none);
-    cf_plan_free(empty);
     tear_down();
 }
 
@@ -1238,7 +1204,7 @@ TEST(seconds_that_do_not_add_up) {
     CHECK_STR(error.field, "timing");
     CHECK_INT(cf_simulate(plan, schedule, &simulating, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "out");
-    CHECK_INT(graph_with(&plain_graph, &error), CF_ERROR_OVERFLOW);
+    CHECK_INT(call_graph(&error), CF_ERROR_OVERFLOW);
     CHECK_STR(error.field, "timing");
     CHECK_INT(order_with(&plain_order, &error), CF_ERROR_OVERFLOW);
     CHECK_STR(error.field, "timing");
@@ -1313,5 +1279,5 @@ SUITE(boundaries, CASE(every_member_takes_any_number), CASE(every_call_survives_
       CASE(a_budget_takes_any_number),
       CASE(every_argument_takes_any_number), CASE(no_argument_is_forgotten), CASE(claims_take_no_memory),
       CASE(times_of_every_stage_are_looked_at),
-      CASE(no_chunks_take_no_time), CASE(seconds_that_do_not_add_up), CASE(a_standalone_chunk_with_an_index),
+      CASE(seconds_that_do_not_add_up), CASE(a_standalone_chunk_with_an_index),
       CASE(a_prefix_that_no_chunk_has), CASE(a_budget_for_no_plan));

@@ -724,20 +724,21 @@ static int64_t linear_find(const cf_schedule *s, int pass, int64_t chunk, int64_
     return -1;
 }
 
-/* The place that an R takes: where K chunks of its group were kept until a backward before it, the last such one. */
+/* The place that an R takes: the n-th chunk that a group keeps gets that which it has given back as (n - K)th. */
 static int64_t slot_by_hand(const cf_plan *plan, const cf_schedule *s, int64_t id) {
     const cf_action *a = &s->actions[id];
-    const cf_chunk *c = &plan->chunks[a->chunk];
-    int64_t i, live = 0, last = -1;
-    for (i = s->first[naive_stage(s, a->stage)]; i < id; i++) {
-        const cf_action *b = &s->actions[i];
-        if (b->stage != a->stage ||
-            (b->chunk != a->chunk && (c->group < 0 || plan->chunks[b->chunk].group != c->group)))
-            continue;
-        live += b->keep;
-        if (b->pass == CF_B || b->pass == CF_W) live--, last = i;
-    }
-    return a->pass == CF_R && live + 1 >= s->shape.k ? last : -1;
+    int64_t i, group = plan->chunks[a->chunk].group, n_kept = 0, n_freed = 0;
+    int again;
+    if (group < 0) return -1;
+    for (again = 0; again < 2; again++)
+        for (i = s->first[naive_stage(s, a->stage)]; i < id; i++) {
+            const cf_action *b = &s->actions[i];
+            int frees = b->pass == CF_B || b->pass == CF_W;
+            if (b->stage != a->stage || plan->chunks[b->chunk].group != group) continue;
+            if (!again) n_kept += b->keep;
+            else if (frees && n_freed++ == n_kept - s->shape.k && a->pass == CF_R) return i;
+        }
+    return -1;
 }
 
 /* What one action waits for, by the words of cf_edge_why. Returns how many there are. */

@@ -14,19 +14,26 @@ static int64_t count(const char *in, const char *word) {
     return n;
 }
 
-/* A long sequence and three short ones on three stages: all kinds of passes but B, and all kinds of edges. */
-static cf_graph *example(int64_t n_virtual) {
-    static const int64_t lengths[] = {9, 2, 5, 1};
-    cf_graph_desc desc = {0};
-    cf_plan *plan = NULL;
+/* The graph of zero-bubble on three stages. */
+static cf_graph *graph_of(const int64_t *lengths, int64_t n, int64_t n_virtual) {
+    cf_schedule_desc desc = {0};
+    cf_plan *plan = naive_pack(lengths, n, 3);
+    cf_schedule *schedule = NULL;
     cf_graph *graph = NULL;
+    desc.kind = CF_SCHEDULE_ZERO_BUBBLE;
     desc.shape.n_stages = 3;
     desc.shape.n_virtual = n_virtual;
-    desc.split = 1;
-    plan = naive_pack(lengths, 4, 3);
-    CHECK_INT(cf_graph_make(plan, &desc, &graph, NULL), CF_OK);
+    CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
+    CHECK_INT(cf_graph_make(plan, schedule, NULL, NULL, &graph, NULL), CF_OK);
+    cf_schedule_free(schedule);
     cf_plan_free(plan);
     return graph;
+}
+
+/* A long sequence and three short ones: all kinds of passes but B, and all kinds of edges. */
+static cf_graph *example(int64_t n_virtual) {
+    static const int64_t lengths[] = {9, 2, 5, 1};
+    return graph_of(lengths, 4, n_virtual);
 }
 
 TEST(a_drawing_has_every_node_and_edge) {
@@ -80,17 +87,12 @@ TEST(virtual_stages_are_named_and_share_a_cluster) {
 /* A batch without tokens: no stage has anything in it. */
 TEST(an_empty_graph_has_no_clusters) {
     static const int64_t lengths[] = {0};
-    cf_graph_desc desc = {0};
-    cf_plan *plan = naive_pack(lengths, 1, 3);
-    cf_graph *g = NULL;
+    cf_graph *g = graph_of(lengths, 1, 1);
     harness_text t = {NULL, 0, 0, 0, 0, 0};
-    desc.shape.n_stages = 3;
-    REQUIRE(cf_graph_make(plan, &desc, &g, NULL) == CF_OK);
     CHECK_INT(graph_dot_write(g, "s", 0, harness_collect, &t, NULL), CF_OK);
     CHECK(g->n_nodes == 0 && count(t.at, "subgraph") == 0 && count(t.at, "digraph chunkflow {") == 1);
     free(t.at);
     cf_graph_free(g);
-    cf_plan_free(plan);
 }
 
 TEST(a_drawing_is_bounded) {

@@ -246,12 +246,10 @@ static void check_time(const cf_plan *plan, const cf_schedule *s, const cf_timel
 
 /* All edges lead from an F to an F, and a schedule that keeps to them in the lists' order ends with every F. */
 static void check_graph(const cf_plan *plan, const cf_schedule *s) {
-    cf_graph_desc desc = {0};
     cf_graph *graph = NULL;
     cf_schedule_index *index = NULL;
     int64_t n_v = s->shape.n_stages * s->shape.n_virtual, i, edges = 0;
-    desc.schedule = s;
-    REQUIRE(cf_graph_make(plan, &desc, &graph, NULL) == CF_OK);
+    REQUIRE(cf_graph_make(plan, s, NULL, NULL, &graph, NULL) == CF_OK);
     REQUIRE(cf_schedule_index_make(plan, s, NULL, &index, NULL) == CF_OK);
     CHECK_INT(graph->n_nodes, n_v * plan->n_steps);
     for (i = 0; i < graph->n_nodes; i++) CHECK(graph->nodes[i].pass == CF_F && !graph->nodes[i].keep);

@@ -78,15 +78,15 @@ static int64_t kept_before(const book *b, int64_t stage, int64_t id, int64_t gro
     return n;
 }
 
-/* When the place that a replay takes was given back; 0 if there were others. */
+/* When the place that a replay takes was given back, the first to be given back being taken first; 0 if there were
+   others. */
 static double place_of_replay(const book *b, int64_t stage, int64_t id) {
     const cf_action *a = at(b, id);
-    int64_t group = b->plan->chunks[a->chunk].group, i;
+    int64_t group = b->plan->chunks[a->chunk].group, i, back = kept_before(b, stage, id, group, a->stage);
     if (a->pass != CF_R || group < 0) return 0;
-    if (kept_before(b, stage, id, group, a->stage) + 1 < b->schedule->shape.k) return 0;
     for (i = id - 1; i >= b->schedule->first[stage]; i--)
         if (b->plan->chunks[at(b, i)->chunk].group == group && at(b, i)->stage == a->stage &&
-            (at(b, i)->pass == CF_B || at(b, i)->pass == CF_W))
+            (at(b, i)->pass == CF_B || at(b, i)->pass == CF_W) && ++back == b->schedule->shape.k)
             return b->timeline->end[i];
     return 0;
 }

@@ -330,14 +330,6 @@ static cf_result make_virtual(int64_t value, cf_error *error) { return make_of(3
 static cf_result make_k(int64_t value, cf_error *error) { return make_of(1, 1, value, 0, error); }
 static cf_result make_budget(int64_t value, cf_error *error) { return make_of(1, 1, 1, value, error); }
 
-static cf_result graph_stages(int64_t value, cf_error *error) {
-    cf_graph_desc desc = {0};
-    cf_graph *graph = NULL;
-    desc.shape.n_stages = value;
-    desc.allocator = &nothing;
-    return cf_graph_make(plan, &desc, &graph, error);
-}
-
 /* Claims: a schedule whose lists are empty but for what they say. */
 static cf_schedule claims;
 static int64_t claims_first[2];
@@ -396,7 +388,6 @@ TEST(of_schedules) {
     check_range(make_virtual, "shape.n_virtual", INT64_MIN, CF_MAX_STAGES / 3);
     check_range(make_k, "shape.k", INT64_MIN, INT64_MAX);
     check_range(make_budget, "budget", 0, INT64_MAX);
-    check_range(graph_stages, "shape.n_stages", INT64_MIN, CF_MAX_STAGES);
     /* With 32 bits, the times of so many fill more than could be pointed to. */
     if (sizeof(size_t) >= 8) check_range(simulate_actions, "n_actions", INT64_MIN, CF_MAX_ACTIONS);
     check_range(count_loads, "count", 8, INT64_MAX);
@@ -404,31 +395,6 @@ TEST(of_schedules) {
     REQUIRE((plan = naive_pack(NULL, 0, 1)) != NULL);
     check_range(simulate_virtual, "shape.n_stages", INT64_MIN, CF_MAX_STAGES);
     cf_plan_free(plan);
-}
-
-/* Nodes of a graph, of as many chunks and virtual stages as make just so many, and of one chunk more. */
-TEST(of_graphs) {
-    const int64_t most = CF_MAX_NODES / 2 / CF_MAX_STAGES;
-    static int64_t lengths[CF_MAX_NODES / 2 / CF_MAX_STAGES + 1];
-    int64_t more, split, i;
-    for (i = 0; i <= most; i++) lengths[i] = 1;
-    for (split = 0; split < 2; split++)
-        for (more = 0; more < 2; more++) {
-            int64_t chunks = (split ? most * 2 / 3 : most) + more, nodes = (2 + split) * chunks * CF_MAX_STAGES;
-            cf_graph_desc desc = {0};
-            cf_graph *graph = NULL;
-            cf_error error;
-            desc.shape.n_stages = CF_MAX_STAGES;
-            desc.split = (int)split;
-            desc.allocator = &nothing;
-            REQUIRE((plan = naive_pack(lengths, chunks, 1)) != NULL);
-            harness_note("%d chunks, split %d", (int)chunks, (int)split);
-            CHECK(cf_graph_make(plan, &desc, &graph, &error) == (more ? CF_ERROR_LIMIT : CF_ERROR_MEMORY) ||
-                  (!more && sizeof(size_t) < 8));
-            if (more) CHECK_STR(error.field, "n_nodes");
-            if (more) CHECK(error.got == nodes && error.wanted == CF_MAX_NODES);
-            cf_plan_free(plan);
-        }
 }
 
 /* Cells of a stage, of which each may have six tensors on their way: they are counted with 32 bits. */
@@ -461,4 +427,4 @@ TEST(no_passes_have_no_loads) {
 }
 
 SUITE(limits, CASE(of_packing), CASE(of_shares), CASE(of_capacities), CASE(of_models), CASE(of_kinds),
-      CASE(of_schedules), CASE(of_graphs), CASE(of_runs), CASE(no_passes_have_no_loads));
+      CASE(of_schedules), CASE(of_runs), CASE(no_passes_have_no_loads));

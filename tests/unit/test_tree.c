@@ -525,19 +525,17 @@ TEST(schedules_of_forests_are_sound_and_run) {
         cf_schedule *schedule = NULL, *lowered = NULL;
         cf_timeline *timeline = NULL;
         cf_graph *graph = NULL;
-        cf_graph_desc graph_desc = {0};
         cf_error error = {0};
         cf_result result;
         if (plan == NULL) return;
         desc = some_schedule(&random, plan);
         result = plan->n_chunks > MOST_CHUNKS ? CF_ERROR_INFEASIBLE : cf_schedule_make(plan, &desc, &schedule, &error);
         if (result == CF_OK) {
-            graph_desc.schedule = schedule;
             if (cf_schedule_validate(plan, schedule, NULL, NULL, &error) != CF_OK) FAIL("validate: %s", error.text);
             if (cf_simulate(plan, schedule, NULL, &timeline, &error) != CF_OK) FAIL("cf_simulate: %s", error.text);
             if (cf_schedule_lower(plan, schedule, NULL, &lowered, &error) != CF_OK) FAIL("lower: %s", error.text);
             if (cf_schedule_validate(plan, lowered, NULL, NULL, &error) != CF_OK) FAIL("lowered: %s", error.text);
-            if (cf_graph_make(plan, &graph_desc, &graph, &error) != CF_OK) FAIL("cf_graph_make: %s", error.text);
+            if (cf_graph_make(plan, schedule, NULL, NULL, &graph, &error) != CF_OK) FAIL("cf_graph_make: %s", error.text);
             if (timeline && lowered) check_run(plan, lowered, timeline);
             if (round % 8 == 0 && desc.kind < CF_SCHEDULE_INTERLEAVED) check_split(plan, schedule);
             if (round % 25 == 0) check_loads(plan, schedule);
@@ -1252,12 +1250,10 @@ static void walk(const cf_plan *plan, const cf_schedule *schedule) {
     cf_schedule *lowered = NULL;
     cf_graph *graph = NULL;
     cf_run_desc run = {0};
-    cf_graph_desc order = {0};
     int stage;
-    order.schedule = schedule;
     CHECK((cf_simulate(plan, schedule, NULL, &timeline, &error) == CF_OK) == (timeline != NULL));
     CHECK((cf_schedule_lower(plan, schedule, NULL, &lowered, &error) == CF_OK) == (lowered != NULL));
-    CHECK((cf_graph_make(plan, &order, &graph, &error) == CF_OK) == (graph != NULL));
+    CHECK((cf_graph_make(plan, schedule, NULL, NULL, &graph, &error) == CF_OK) == (graph != NULL));
     for (stage = 0; stage < schedule->shape.n_stages; stage++) {
         cf_result result = cf_run(plan, schedule, stage, &run, NULL, &error);
         CHECK(result == CF_OK || error.code == result);

@@ -83,14 +83,7 @@ static void run_lowered(void) {
     for (stage = 0; stage < STAGES; stage++) must(cf_run(plan, lowered, stage, &desc, NULL, &error));
 }
 
-static void make_graph(void) {
-    cf_graph_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.shape.n_stages = STAGES;
-    desc.shape.k = order.shape.k;
-    desc.shape.replay = order.shape.replay;
-    must(cf_graph_make(plan, &desc, &graph, &error));
-}
+static void make_graph(void) { must(cf_graph_make(plan, schedule, NULL, NULL, &graph, &error)); }
 
 static void drop_graph(void) { cf_graph_free(graph); }
 

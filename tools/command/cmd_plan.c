@@ -113,7 +113,7 @@ static const cli_option options[] = {
      .help = "write which pass waits for which, for Graphviz; of a group\n"
      "all but the last K chunks are replayed there"},
     {.name = "--max-nodes", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(plan_options, max_nodes), .min = 1,
-     .max = CF_MAX_NODES, .help = "most passes in --dot; default 500"},
+     .max = CF_MAX_ACTIONS, .help = "most passes in --dot; default 500"},
     {.name = "--trace", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[TRACE]),
      .help = "write a trace for Perfetto or chrome://tracing"},
     {.name = "--svg", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[SVG]),
@@ -516,17 +516,13 @@ static int print_all(const planned *made) {
 static cf_result write_dot(const planned *made, cli_output *to, cf_error *error) {
     const cf_schedule *schedule = made->run.schedule;
     pipeline_costs costs;
-    cf_graph_desc desc;
     cf_graph *graph = NULL;
     cf_result result;
 
     result = pipeline_costs_make(&made->pipe, schedule->shape.n_virtual, made->packed.plan->chunk_size,
                                  CF_RECOMPUTE_DEFAULT, &costs, error);
     if (result != CF_OK) return result;
-    memset(&desc, 0, sizeof desc);
-    desc.schedule = schedule;
-    desc.timing = &costs.timing;
-    result = cf_graph_make(made->packed.plan, &desc, &graph, error);
+    result = cf_graph_make(made->packed.plan, schedule, &costs.timing, NULL, &graph, error);
     if (result == CF_OK)
         result = graph_dot_write(graph, made->pipe.estimates ? "s, estimated" : pipeline_unit(made->pipe.unit_cost),
                                  made->asked->max_nodes, cli_write, to, error);
