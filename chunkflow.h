@@ -520,7 +520,7 @@ typedef struct cf_capacity {
                            scratch of a pass that keeps nothing */
     int64_t prefix;     /* longest prefix of a chunk: a state slot needs prefix + rows rows; in a gang with the rows of
                            other ranks, which are gathered beside the state */
-    int64_t n_seqs;     /* most sequences that cu_seqlens of a chunk tells apart */
+    int64_t n_seqs;     /* no cu_seqlens of a chunk tells more sequences apart */
     int64_t slots;      /* activation slots of the stage */
     int64_t states;     /* its state slots */
     int64_t boundaries; /* its boundary slots */
@@ -12300,43 +12300,20 @@ CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule,
 
 static void cf__run_raise(int64_t *to, int64_t value) { *to = cf__max(*to, value); }
 
-/* The slices of a chunk lie one behind the other in its rows: counting its sequences relies on that, and on no slice
-   being in two chunks to be linear. *first: where the slices of the chunk before it ended. */
-static cf_result cf__run_check_slices(const cf_plan *plan, const cf_chunk *c, int64_t *first, cf_error *error) {
-    int64_t i, end = 0;
-    if (c->first_slice < *first)
-        return cf__refuse(error, CF_ERROR_PLAN, "chunks.first_slice", c - plan->chunks, "is in another chunk, too");
-    for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
-        const cf_slice *s = &plan->slices[i];
-        if (s->offset < end || s->length < 0 || s->length > c->padded - s->offset)
-            return cf__refuse(error, CF_ERROR_PLAN, "slices.offset", i, "is the wrong place in its chunk");
-        end = s->offset + s->length;
-    }
-    *first = i;
-    return CF_OK;
-}
-
 CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                         cf_capacity *capacity, cf_error *error) {
-    cf__metadata_job job;
     cf_run_stats stats;
-    cf_plan lists;
-    int64_t i, first = 0;
-    memset(&job, 0, sizeof job);
+    int64_t i;
     memset(&stats, 0, sizeof stats);
     CF__TRY(cf__plan_check_counts(plan, error));
     if (capacity == NULL) return cf__fail_null(error, "capacity");
     if (schedule != NULL) CF__TRY(cf_run(plan, schedule, stage, NULL, &stats, error));
     CF__TRY(cf__plan_check_units(plan, 0, plan->n_ranks, error));
-    for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__run_check_slices(plan, &plan->chunks[i], &first, error));
-    lists = *plan;
-    lists.branches = NULL; /* what slices go on from has not been checked: each counts as a sequence of its own */
-    lists.through = NULL;
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
-        job.seqs.n = 0;
-        cf__metadata_add_rows(&job, &lists, c);
-        cf__run_raise(&capacity->n_seqs, job.seqs.n + 1); /* a capacity may leave padding behind the last slice */
+        int64_t n_slices = cf__min(c->n_slices, plan->chunk_size); /* each of them has a token */
+        /* Padding lies behind the last one, where the capacity has more rows, and behind any if rows are aligned. */
+        cf__run_raise(&capacity->n_seqs, n_slices + (plan->align > 1 ? cf__max(n_slices, 1) : 1));
         cf__run_raise(&capacity->rows, c->padded);
         cf__run_raise(&capacity->prefix, cf__plan_prefix(plan, c));
     }

