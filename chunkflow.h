@@ -7604,11 +7604,6 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
     return full;
 }
 
-/* tools/bench/bench_schedule.c switches policies of the search off by name, to see what each is worth. */
-#if !defined(CF__USES)
-#define CF__USES(policy) 1
-#endif
-
 /* Whether there may be I and W in the schedule. */
 static int cf__schedule_splits(const cf_schedule_desc *desc) {
     return desc->kind == CF_SCHEDULE_ZERO_BUBBLE || (desc->kind == CF_SCHEDULE_BEST && desc->split_backward);
@@ -8556,12 +8551,12 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
 
    The stage load: a stage runs one pass at a time, so it needs the seconds of all of its passes between the least of
    their heads and the least of their tails: 0 + 3 + 0 for stage 0 above, and 2 + 3 + 3 for stage 1. The same holds for
-   any part of its passes, and those that come late, or have much behind them, may need longer than all together. Such
-   parts are looked at: all passes whose head is no less than that of one of them, and the same with tails.
+   any part of its passes, and those that come late, or have much behind them, may need longer than all together. So the
+   bound looks, for each pass, at all passes whose head is no less than its own, and at the same with tails.
 
    Memory: a stage with a limit has that many places. A chunk that is kept takes one of them from its F to the end of
-   its backward, in which it goes to the last stage and back; a chunk that is dropped takes one only from its R on, but
-   the R is work. All these stays take turns in the places.
+   its backward and meanwhile goes to the last stage and back; one that is dropped takes one only from its R on, but
+   the R is work. All these stays must follow one another in so many places.
 
    Nothing may be counted that is a schedule's choice. K is the most chunks of a group that are kept, and a schedule may
    keep fewer. So it is known which chunks are dropped only where no stage can keep two of a group: all but the last.
@@ -8574,14 +8569,14 @@ enum { CF__BOUNDS_EITHER = 2 };
 typedef struct cf__bounds_paths {
     const cf__pipeline *pipe;
     int split;    /* 1: backwards are I and W. CF__BOUNDS_EITHER: each is that or B, whichever takes less */
-    int64_t kept; /* a group keeps its last chunks, and so many of them */
+    int64_t kept; /* a group keeps so many of its chunks, the last ones */
     double *seconds[CF__PIPE_PLACES]; /* (cells) */
     double *head[CF__PIPE_PLACES];    /* (cells) */
     double *tail[CF__PIPE_PLACES];    /* (cells) */
-    double *stay;       /* (cells) how long a chunk that is kept takes a place, to the end of its B or I, at least: it
+    double *stay;       /* (cells) the least time for which a kept chunk takes a place, to the end of its B or I: it
                            goes to the last stage and back, and in a group waits until the next chunk has done so */
-    double *stay_again; /* (cells) and one that is dropped, from its R on. Where all stages replay it through the
-                           pipeline it goes there and back again; otherwise the next stage may have kept it */
+    double *stay_again; /* (cells) that for which a dropped chunk takes one, from its R on. Where all stages replay the
+                           chunk through the pipeline, it goes there and back, too; else the next may have kept it */
 } cf__bounds_paths;
 
 /* How long before the end a pass must have begun: its seconds and its tail. */
@@ -8589,8 +8584,8 @@ static double cf__bounds_latest_start(const cf__bounds_paths *paths, int place, 
     return paths->tail[place][cell] + paths->seconds[place][cell];
 }
 
-/* Fills in the seconds of all passes. Backwards that may be of either form take in all as long as the cheaper one, and
-   the gradient of the inputs is there as early as in the earlier one. */
+/* Fills in the seconds of all passes. A backward that may be of either form gets the least of both: it takes no longer
+   than the cheaper form, and its gradient of the inputs comes no later than with the form that has it first. */
 static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
     const cf__pipeline *pipe = paths->pipe;
     int64_t v, i, cell = 0;
@@ -8614,8 +8609,8 @@ static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
 }
 
 /* Finds the heads (CF__PIPE_WAITS_FOR) or the tails (CF__PIPE_HOLDS_UP) of a chunk's passes at one place, one on each
-   virtual stage, from those of the passes at the other ends of the rules. The rule that leads to the next virtual stage
-   comes last, because it goes on from what that one has come to. */
+   virtual stage, from those of the passes at the other ends of the rules. The rule between neighbouring virtual stages
+   comes last, because it goes on from what was found for the neighbour. */
 static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, const cf__pipe_unit *unit,
                                   int64_t chunk) {
     const cf__pipeline *pipe = paths->pipe;
@@ -8655,7 +8650,7 @@ static void cf__bounds_find_tails(cf__bounds_paths *paths, const cf__pipe_unit *
     for (i = last; i >= first; i--) cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, CF_F, unit, i);
 }
 
-/* Finds the heads of its other passes. */
+/* Finds the heads of a unit's other passes. */
 static void cf__bounds_find_heads(cf__bounds_paths *paths, const cf__pipe_unit *unit) {
     int64_t i;
     for (i = unit->first + unit->n - 1; i >= unit->first; i--) {
@@ -8689,14 +8684,14 @@ static int cf__bounds_must_drop(const cf__bounds_paths *paths, int64_t chunk) {
 }
 
 /* Adds the replays that a group cannot do without on virtual stage v, where it keeps at most k > 1 chunks at once. When
-   the backward of its chunk j begins (counted from 1), that chunk is kept and at most k - 1 before it, so that j - k or
-   more of them are still to be replayed. With five chunks and k = 2:
+   the backward of its chunk j begins (counted from 1), that chunk is kept and at most k - 1 before it are, so that at
+   least j - k chunks are still to be replayed. With five chunks and k = 2:
 
        B5  three are to come  B4  two  B3  one  B2 B1
 
-   So one replay comes after B of chunk k + 1, another one after that of k + 2, and so on. Which chunks they are of is
-   open, but all are before B1, and the last t of them take no less than the t cheapest. In every sum over jobs behind
-   some head, the cheapest replays therefore stand for those that there are. */
+   So one replay comes after B of chunk k + 1, another one after that of k + 2, and so on. Which chunks are replayed is
+   open, but all replays come before B1, and the last t of them take no less than the t cheapest. In every sum over
+   jobs behind some head, the cheapest replays therefore stand for the real ones. */
 static void cf__bounds_add_replays(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t v,
                                    const cf__pipe_unit *unit, int64_t k) {
     int64_t first = v * paths->pipe->n + unit->first, t;
@@ -8746,8 +8741,8 @@ static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_path
     if (jobs->n > 0) jobs->around = head + tail;
 }
 
-/* The most that any part of the jobs needs which holds all whose `by` is no less than that of one of them. by: their
-   heads or tails; other: the other ones. */
+/* Returns the most time that any part of the jobs needs. A part is one job and all others whose `by` is no less than
+   its own. `by` holds the heads of all jobs and `other` their tails, or the other way round. */
 static double cf__bounds_find_parts(cf__bounds_jobs *jobs, const double *by, const double *other) {
     double most = 0, seconds = 0, least = DBL_MAX;
     int64_t i;
@@ -8764,7 +8759,7 @@ static double cf__bounds_find_parts(cf__bounds_jobs *jobs, const double *by, con
 
 /* ---- memory ---- */
 
-/* Finds how long a chunk takes a place, each virtual stage from the one behind it. */
+/* Finds the least time for which each chunk takes a place, on every virtual stage from that on the next one. */
 static void cf__bounds_find_stays(cf__bounds_paths *paths) {
     const cf__pipeline *pipe = paths->pipe;
     int64_t v, i;
@@ -8784,13 +8779,13 @@ static void cf__bounds_find_stays(cf__bounds_paths *paths) {
         }
 }
 
-/* Seconds of a stage for some choice of what it drops: of all stays in its places, and of all work. */
+/* What a stage needs for one choice of the chunks that it drops: all stays in its places, and all work. */
 typedef struct cf__bounds_choice {
     double stays, work;
 } cf__bounds_choice;
 
-/* The choice for which the mean of the two is least, with the stays counting `part`. A mean adds up chunk by chunk, so
-   each of them is dropped, where there is a choice, if that adds less to it. */
+/* Returns the choice for which the mean of both is least, with the weight `part` for the stays and 1 - part for the
+   work. The mean is a sum over chunks, so a chunk that may be dropped is dropped where that adds less to it. */
 static cf__bounds_choice cf__bounds_choose(const cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage,
                                            int64_t limit, double part) {
     const cf__pipeline *pipe = paths->pipe;
@@ -8800,7 +8795,7 @@ static cf__bounds_choice cf__bounds_choose(const cf__bounds_jobs *jobs, const cf
     for (row = 0; row < pipe->n_v / pipe->shape.n_stages; row++)
         for (i = 0; i < pipe->n; i++) {
             int64_t cell = cf__pipe_at(pipe, row, stage) * pipe->n + i;
-            int must_drop = cf__bounds_must_drop(paths, i); /* the work has its replay, then */
+            int must_drop = cf__bounds_must_drop(paths, i); /* then sum.work has its replay already */
             double kept = paths->stay[cell], again = paths->stay_again[cell], replay = paths->seconds[CF_R][cell];
             int drops = must_drop || cf__product(price, replay) < cf__product(part, kept - again);
             sum.stays += drops ? again : kept;
@@ -8811,11 +8806,11 @@ static cf__bounds_choice cf__bounds_choose(const cf__bounds_jobs *jobs, const cf
     return sum;
 }
 
-/* The memory bound of a stage whose jobs were collected. Whatever it drops, it needs as long as the stays in so many
-   places take, and as long as the work; so every mean of the two is a bound, at the choice for which it is least. The
-   best one lies between two choices: one drops few chunks, so that the stays are longer, and one many, so that the work
-   is. It is looked for where both come to the same mean. A choice that comes to less there takes the place of one of
-   them; if there is none, this is it. */
+/* Returns the memory bound of a stage whose jobs were collected. Whatever the stage drops, it needs as long as all
+   stays take in its places, and as long as all work. So every weighted mean of the two is a bound, for the choice for
+   which that mean is least. The best weights lie between two choices: `few` drops few chunks and has long stays, and
+   `many` drops many and has much work. Each round takes the weights that make these two equal. A choice with a smaller
+   mean replaces one of them; if there is none, that mean is the bound. */
 static double cf__bounds_find_memory(const cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage,
                                      int64_t limit) {
     cf__bounds_choice few = cf__bounds_choose(jobs, paths, stage, limit, 0);
@@ -8863,8 +8858,8 @@ static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int 
     bounds->limits = (int64_t *)cf__take(carver, pipe->shape.n_stages, sizeof(int64_t));
 }
 
-/* Finds the tails and the critical path, of schedules that keep the last `kept` chunks of every group, in time linear
-   in the passes, and where they are asked for all heads. Every longest path begins with an F. */
+/* Finds the tails and the critical path of schedules that keep the last `kept` chunks of every group, and with `heads`
+   all heads as well, in time linear in the passes. Every longest path begins with an F. */
 static void cf__bounds_find_paths(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t kept, int heads) {
     cf__bounds_paths *paths = &bounds->paths;
     int64_t i;
@@ -8888,7 +8883,7 @@ static double cf__bounds_strongest(const cf__bounds *b) {
     return cf__most(cf__most(b->critical_path, b->stage_load), b->memory);
 }
 
-/* Finds all three, or no more of them once they come to `enough`. Memory comes first, since it needs no sorting. */
+/* Finds all three bounds, or stops once one of them reaches `enough`. Memory comes first, since it needs no sorting. */
 static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int split, double enough) {
     int64_t s, most = 1;
     bounds->stage_load = bounds->memory = 0;
@@ -8911,70 +8906,70 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
 /* ================================================================================================================
    >>dispatch    schedules by simulated time
 
-   Time goes by, and whenever a stage is free it takes, of the passes that are ready there, the one that its policy
-   likes best. So every choice is made with the knowledge of that moment, and what follows from it is seen at once.
+   Dispatch simulates the pipeline. Whenever a stage is free, it takes that one of the passes ready there which its
+   policy likes best. So every choice is made with the knowledge of that moment, and what follows from it is seen at
+   once.
 
-   A pass is ready when everything that the rules of >>pipeline name has been made and has arrived. How many of these
-   things a pass still waits for is counted in `missing`; each pass that is taken supplies those that wait for it. A
-   ready pass lies in one of the queues of its stage. Forwards go in the order of units. Between a forward and a
-   backward the pass goes first from which the way to the end of all is longer. W goes when nothing else can, or when it
-   gives back the place that the next forward needs.
+   A pass is ready when everything that it needs by the rules of >>pipeline has been made and has arrived. `missing`
+   counts what it still waits for; each pass that is taken supplies those that wait for it. A ready pass lies in a queue
+   of its stage. Forwards go in the order of units. Of a forward and a backward, the one with the longer way to the end
+   of the schedule goes first. W goes when nothing else can, or when the next forward needs its place.
 
-   A unit starts on a virtual stage when there is room there for its state and, where bytes are limited, for those that
-   it takes whether its chunks are kept or not. They come back as its backwards end. No stage has room for less state
-   than the stages after it need for one group, so the last virtual stage at which a group waits always holds one that
-   goes on. For places there are two ways.
+   A unit starts on a virtual stage when there is room there for its state and, where bytes are limited, for the bytes
+   that it takes whether its chunks are kept or not. Its backwards give them back. No stage has room for less state than
+   the stages after it need for one group, so the last virtual stage at which a group waits always holds one that can go
+   on. There are two ways to give out places.
 
-   A fixed kind sets them aside: a unit starts when there are places for all that it will ever keep there. This cannot
-   deadlock. A unit that has started waits only for virtual stages further down, since its own places are set aside. One
-   that starts in a row of virtual stages leaves as much as a unit needs in each later row, so that the first rows never
-   fill the places of the last one, which waits for nobody. `best` in pipeline replay also takes places as passes need
-   them, which keeps more of them in use and may end in a deadlock.
+   A fixed kind sets them aside: a unit starts when there are places for all chunks that it will ever keep there. This
+   cannot deadlock, because a unit that has started has its places, and so waits only for virtual stages further down.
+   One that starts in a row of virtual stages leaves as much as a unit needs in each later row, so that the first rows
+   never fill the places of the last row, which waits for nobody. `best` in pipeline replay also tries to give out
+   places as passes need them (`patience`), which keeps more of them in use and may end in a deadlock.
 
-   In a plan with trees units start in order on every virtual stage, so that whoever waits for room waits for units that
-   have all they need, but for those above it. A path keeps no more than K chunks, which fit beside what its groups
-   take; a group that can keep none gets its place from its last child. What is left for later rows is what a path takes
-   there, less what those above the next unit have. The search moves trees as wholes.
+   In a plan with trees, units start in order on every virtual stage, so a unit that waits for room waits only for units
+   that have all they need beside those above them. A path keeps no more than K chunks, which fit beside what its groups
+   take; a group that can keep none gets its place from its last child. A unit leaves to each later row what a path
+   takes there, less what the units above the next one have already. The search moves trees as wholes.
 
    `best` in local replay evicts: forwards run whether there is a place for their activations or not. Where there is
-   none, the chunk whose backward is furthest off gives up its own place after the fact (Belady's rule): its forward has
-   taken no longer than one that drops the activations, and all that changes is a replay before its backward. A replay
-   is called just in time for its backward, or sooner where the stage would stand idle. With one row of virtual stages
-   nobody waits but replays, and they only for gradients that are on their way. With several rows it may end in a
-   deadlock; then the search has tried one candidate in vain.
+   none, the chunk whose backward is furthest off gives up its place after the fact (Belady's rule). Its forward has
+   taken no longer than one that drops the activations, so all that changes is a replay before its backward. A replay is
+   called just in time for its backward, or sooner where the stage would stand idle. On one row of virtual stages only
+   replays wait for places, and only until gradients arrive that are on their way. On several rows eviction may end in a
+   deadlock; then one candidate was tried in vain.
 
-   The inputs of a group's dropped chunks are no more tokens than its state. Those of standalone chunks are counted: a
-   stage that keeps twice as many as the pipeline has virtual stages drops no other.
+   A dropped chunk leaves its input on the stage. The inputs of a group are no more tokens than its state. Those of
+   standalone chunks are counted: a stage that has twice as many as the pipeline has virtual stages drops no other one.
    ================================================================================================================ */
 
 typedef struct cf__dispatch_policy {
     int split;             /* backwards are cut into I and W */
-    int evicts;            /* 0: places are set aside */
-    double patience;       /* no: they are taken as passes need them, and rather than run a pass a stage stands idle for
-                              up to so much of that pass's time, if one that it likes better comes then. 0: not so */
+    int evicts;            /* stages evict; otherwise they set places aside, if patience is 0 */
+    double patience;       /* above 0 places are taken as passes need them, and a stage stands idle rather than run a
+                              pass if one that it likes better comes within this part of the pass's time */
     int returns;           /* backwards and their replays go before forwards */
-    int hurries;           /* where nothing is limited: forwards of a unit that has started go by the longest way; its
-                              first, and the first that it keeps, go in the order of units */
-    double lead;           /* with that, forwards go first all the same while the next stage has less to run than this
-                              many times what this one has at hand, so that the next one need not wait. 0: never */
-    double rhythm;         /* 0: passes go as said above. Otherwise forwards and backwards go by their beats, in which
-                              each virtual stage comes so many chunks later than the one before: strictly where
-                              backwards are cut, for W fills the gaps. Whole ones go as soon as they can, but then no
-                              virtual stage has more chunks under way than by its beats */
-    double steep;          /* and so many times as much later still, where it lies on a later stage than that one */
-    double turn;           /* and backwards so many times as much later than forwards on the last one */
-    int64_t ahead;         /* in turns: a stage takes forwards until it is so many ahead of its backwards, and makes
-                              room for the next one before its next backward, all in the order that comes of this
-                              where passes are equal. 0: not so */
+    int hurries;           /* forwards of a unit that has started go by the longest way; its first, and the first
+                              that keeps its activations, go in the order of units. Only where nothing is limited */
+    double lead;           /* with returns, a forward goes first all the same while the next stage has less to run than
+                              `lead` times what this stage has at hand, so that the next one need not wait */
+    double rhythm;         /* 0: passes go as said above. Otherwise forwards and backwards go by their beats, which come
+                              so many chunks later on each virtual stage than on the one before. Cut backwards keep the
+                              order of beats, for W fills the gaps. Whole ones go as soon as they can, but no virtual
+                              stage has more chunks under way than it would have by its beats */
+    double steep;          /* in a rhythm, the step to a virtual stage on a later stage is longer by so many times */
+    double turn;           /* and on the last virtual stage backwards come so many more steps after forwards */
+    int64_t ahead;         /* above 0 forwards and backwards take turns: the first stage gets so many forwards ahead,
+                              and each stage makes room for its next forward before its next backward. Passes go in the
+                              order that this gives where all are equal (cf__search_plan) */
     cf_schedule_kind kind; /* a fixed kind keeps no more chunks than it is known for */
 } cf__dispatch_policy;
 
 enum {
-    CF__DISPATCH_NOT_STARTED = -1, /* stands for the number of chunks that a unit keeps, before it has started */
-    CF__DISPATCH_TAKEN = -1,       /* stands for what a pass waits for, once it has been taken */
-    CF__DISPATCH_AHEAD = 2,        /* a stage gets so many forwards ahead of the next one while it has backwards */
-    CF__DISPATCH_INPUTS = 2        /* a stage keeps the inputs of so many times as many dropped standalone chunks as the
-                                      pipeline has virtual stages */
+    CF__DISPATCH_NOT_STARTED = -1, /* in `kept`: the unit has not started there */
+    CF__DISPATCH_TAKEN = -1,       /* in `missing`: the pass has been taken */
+    CF__DISPATCH_AHEAD = 2,        /* with a backward to run, a stage gets at most so many forwards ahead of the next */
+    CF__DISPATCH_INPUTS = 2        /* for each virtual stage of the pipeline, a stage keeps the inputs of so many
+                                      standalone chunks that it has dropped */
 };
 
 /* Passes are numbered cell by cell, and in a cell by their place. */
@@ -8987,7 +8982,7 @@ static int cf__dispatch_place(int32_t id) { return (int)((uint32_t)id % CF__PIPE
 /* The queues of a stage. */
 enum {
     CF__DISPATCH_COMING = 0, /* passes that will be ready, by the time at which they are */
-    CF__DISPATCH_PLAN,       /* in a rhythm: all forwards and backwards by their beats, ready or not */
+    CF__DISPATCH_PLAN,       /* where the order is strict: all forwards and backwards in that order, ready or not */
     CF__DISPATCH_KEPT,       /* cells that are kept, the one whose backward is furthest off first */
     CF__DISPATCH_DROPPED,    /* cells whose replay has not been called, the one whose backward comes next first */
     CF__DISPATCH_BEGUN,      /* the first of four queues of ready passes, one for each place, by urgency */
@@ -9008,7 +9003,7 @@ typedef struct cf__dispatch_queue {
 typedef struct cf__dispatch_worker {
     double free_at;
     double ready;               /* seconds of the passes that it could take, or that are on their way to it */
-    double left;                /* seconds of the passes that it has not taken, and the least tail of any */
+    double left;                /* seconds of the passes that it has not taken, plus the least tail of its passes */
     double link_free[2];
     cf__pipe_room room;         /* what is left of its chunks and bytes */
     int64_t free_bytes;         /* bytes that would be left if no chunk were kept */
@@ -9020,7 +9015,7 @@ typedef struct cf__dispatch_worker {
     int64_t n_done;
 } cf__dispatch_worker;
 
-/* And one virtual stage. */
+/* One virtual stage at work. */
 typedef struct cf__dispatch_row {
     int64_t state;     /* tokens of state for which there is room */
     int32_t n_started; /* units that have started there, which in plans with trees they do in order */
@@ -9035,17 +9030,17 @@ typedef struct cf__dispatch {
     int32_t *kept;        /* (n_units x n_v) chunks that a unit keeps on a virtual stage */
     cf__dispatch_row *rows; /* (n_v) */
     cf__pipe_room most;   /* what any unit takes on one virtual stage, at most */
-    double *place;        /* (n) chunks of the units before that of a chunk */
-    double *back;         /* (n) backwards up to that of a chunk, in the order in which they become possible */
+    double *place;        /* (n) for each chunk, how many chunks the units before its own have */
+    double *back;         /* (n) where its backward stands in the order in which they become possible, from 1 on */
     int64_t longest;      /* chunks of the longest unit */
-    int8_t *missing;      /* (passes) how many things a pass waits for, counted once that is known: of passes but F
-                             when the unit starts */
+    int8_t *missing;      /* (passes) how many things a pass still waits for. It is counted for F at the start, and for
+                             other passes when their unit starts on the virtual stage */
     double *ready_at;     /* (passes) */
     double *urgency;      /* (passes) the lower the more urgent */
     double *near;         /* (cells) the lower the further off its backward: keys of the heaps of kept cells */
     double *far;          /* (cells) the same, negated: keys of the heaps of dropped cells */
-    double *way[2];       /* (n_v) of a rhythm: how far on each virtual stage lies, forwards and backwards */
-    int follows;          /* forwards and backwards go in an order that is there already, as their urgency */
+    double *way[2];       /* (n_v) in a rhythm: how many steps on each virtual stage comes, forwards and backwards */
+    int follows;          /* forwards and backwards go in an order that stands in `urgency` from the start */
     double now, give_up_at;
     double least;         /* the makespan that there will be at least */
     int64_t n_left;       /* passes but R that have not been taken */
@@ -9138,7 +9133,7 @@ static int32_t cf__dispatch_top(const cf__dispatch_worker *worker, int64_t queue
     return worker->queues[queue].n > 0 ? worker->queues[queue].heap[0] : -1;
 }
 
-/* Where it says how many chunks the unit of a chunk keeps on virtual stage v. */
+/* Points to the number of chunks that the unit of a chunk keeps on virtual stage v. */
 static int32_t *cf__dispatch_kept(const cf__dispatch *d, int64_t chunk, int64_t v) {
     return &d->kept[d->maker->unit_of[chunk] * d->pipe->n_v + v];
 }
@@ -9161,7 +9156,7 @@ static int cf__dispatch_is_fresh(const cf__dispatch *d, int64_t chunk) {
     return chunk == unit->first || (d->policy.hurries && chunk == unit->first + unit->n - unit->k);
 }
 
-/* A pass becomes a choice of its stage. */
+/* Makes a pass one of the choices of its stage. */
 static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
     int place = cf__dispatch_place(id);
@@ -9170,9 +9165,9 @@ static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
                       d->urgency);
 }
 
-/* One thing fewer that a pass of virtual stage v waits for: it is there at `when`. A pass that is ready now goes to its
-   stage, and is a choice at once if the stage cannot look at it any sooner. With eviction, a backward that waits only
-   for the replay of its chunk calls that, to end when everything else is there. */
+/* Gives a pass of virtual stage v one of the things that it waits for, as of the time `when`. A pass that has them all
+   goes to its stage, and is a choice at once if the stage is busy until then. With eviction, a backward that waits only
+   for the replay of its chunk calls that replay, which then ends when everything else is there. */
 static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double when) {
     int64_t stage = d->stage_of[v], cell = cf__dispatch_cell(id);
     cf__dispatch_worker *worker = &d->workers[stage];
@@ -9202,8 +9197,8 @@ static void cf__dispatch_count(cf__dispatch *d, int place, const cf__pipe_unit *
     d->missing[cf__dispatch_id(v * d->pipe->n + chunk, place)] = (int8_t)n_there;
 }
 
-/* Counts it for every pass but F of a unit on virtual stage v. With eviction they are counted as if it kept everything,
-   and each chunk that it drops awaits its replay. */
+/* Counts what every pass but F of a unit waits for on virtual stage v. With eviction the count is as if the unit kept
+   everything, and each chunk that it drops awaits its replay. */
 static void cf__dispatch_count_unit(cf__dispatch *d, const cf__pipe_unit *unit, int64_t v) {
     cf__pipe_unit counted = *unit;
     int64_t i;
@@ -9214,8 +9209,8 @@ static void cf__dispatch_count_unit(cf__dispatch *d, const cf__pipe_unit *unit, 
             if (cf__pipe_occurs(&counted, place, i)) cf__dispatch_count(d, place, &counted, i, v);
 }
 
-/* How far on each virtual stage lies in a rhythm. A whole backward takes as long as two forwards. In a V the way to the
-   last stage may take longer than that to the first. */
+/* Sets how many steps on each virtual stage comes in a rhythm. A whole backward takes as long as two forwards. In a V a
+   step to a later stage may take longer than one to an earlier stage. */
 static void cf__dispatch_start_ways(cf__dispatch *d) {
     double *there = d->way[0], *back = d->way[1], hop = 1 + d->policy.steep;
     int64_t last = d->pipe->n_v - 1, v;
@@ -9225,9 +9220,9 @@ static void cf__dispatch_start_ways(cf__dispatch *d) {
         back[v - 1] = back[v] + (d->stage_of[v - 1] >= d->stage_of[v] ? hop : 1) * (d->policy.split ? 1 : 2);
 }
 
-/* The beat of a pass. Chunks begin one step after the other, a unit in order on its way there and in reverse on its way
-   back, for which all wait as long as the longest unit needs; virtual stages follow each other at policy.rhythm steps.
-   W fills the gaps. */
+/* Returns the beat of a pass. Chunks begin one step after the other: those of a unit in order on their way there, and
+   in reverse on their way back, which starts as many steps later as the longest unit has chunks. Each step from one
+   virtual stage to the next counts as policy.rhythm chunks. W fills the gaps. */
 static double cf__dispatch_beat(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
     int64_t n_v = d->pipe->n_v, step = chunk - unit->first;
@@ -9243,8 +9238,8 @@ static int cf__dispatch_is_strict(const cf__dispatch *d) {
     return d->follows || (d->policy.rhythm > 0 && d->policy.split);
 }
 
-/* How urgent a pass is: forwards go in the order of units, and others by the longest way from their start to the end of
-   all. So do forwards of a unit that has started where units hurry. An order that is followed is there already. */
+/* Returns how urgent a pass is; the lowest goes first. Forwards go in the order of units. Others, and where units hurry
+   forwards of one that has started, by the longest way from their start to the end. `follows`: it is there already. */
 static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
     if (d->follows) return d->urgency[cf__dispatch_id(v * d->pipe->n + chunk, place)];
     if (d->policy.rhythm > 0) return cf__dispatch_beat(d, place, chunk, v);
@@ -9253,7 +9248,7 @@ static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chu
     return -cf__bounds_latest_start(d->paths, place, v * d->pipe->n + chunk);
 }
 
-/* Notes the urgency of all passes, and what they leave for their stages to do. */
+/* Notes the urgency of all passes, and how much each stage has to run. */
 static void cf__dispatch_start_passes(cf__dispatch *d) {
     double least_tail = DBL_MAX;
     int64_t s, row, i;
@@ -9299,8 +9294,8 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
     cf__dispatch_start_ways(d);
 }
 
-/* Notes where the chunks of a unit stand in the order, after the `before` chunks of the units before it, and where the
-   backwards stand that become possible with it. Those of a later row come a round of stages sooner. */
+/* Notes where the chunks of a unit, before which `before` chunks come, stand in the order, and numbers the backwards
+   that become possible with it. A backward of a later row is nearer by the stages of the rows before. */
 static void cf__dispatch_start_unit(cf__dispatch *d, const cf__pipe_unit *unit, int64_t before, int64_t *n_back) {
     cf__pipe_room takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 1 : unit->k);
     int64_t p = d->pipe->shape.n_stages, i, v;
@@ -9345,13 +9340,14 @@ static void cf__dispatch_start(cf__dispatch *d) {
 
 /* ---- eviction ---- */
 
-/* Whether a unit has no state whose rows are more than its inputs: a standalone chunk, or a leaf. */
+/* Whether no chunk goes on from any of a unit, whose state is then no bound for its input: a standalone chunk, or a
+   leaf. */
 static int cf__dispatch_is_lone(const cf__dispatch *d, const cf__pipe_unit *unit) {
     return unit->n == 1 && cf__pipe_below(d->pipe, unit->first) == 0;
 }
 
-/* Whether a stage may drop the chunk, of which it has to keep the input. There is room for that, unless it is the last
-   of its unit and the input is larger than what is dropped. */
+/* Whether a stage may drop the chunk and keep its input instead. There is room for the input, unless the chunk is the
+   last of its unit and the input is larger than its activations. */
 static int cf__dispatch_can_drop(const cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk) {
     const cf_bytes *bytes = &d->maker->desc.limits.per_token;
     if (chunk + 1 == unit->first + unit->n && bytes->boundary > bytes->activations) return 0;
@@ -9373,8 +9369,8 @@ static int32_t cf__dispatch_victim(cf__dispatch *d, int64_t stage) {
     return -1;
 }
 
-/* The backward of a dropped cell waits for a replay, which waits to be called. Where backwards are cut, the replay also
-   waits for the W with which its group keeps fewer chunks than it may, for I alone gives no place back. */
+/* Makes the backward of a dropped cell wait for a replay, and the replay for its call. Where backwards are cut, the
+   replay also waits for the W after which its group keeps fewer chunks than it may, for I alone gives no place back. */
 static void cf__dispatch_await_replay(cf__dispatch *d, int64_t stage, int64_t cell) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, cell % d->pipe->n);
     int64_t behind = cf__max(unit->k, 1);
@@ -9412,8 +9408,8 @@ static int cf__dispatch_has_place(cf__dispatch *d, int64_t stage, const cf__pipe
 /* Whether a unit that starts sets all its places aside. */
 static int cf__dispatch_sets_aside(const cf__dispatch *d) { return !d->policy.evicts && !(d->policy.patience > 0); }
 
-/* Whether a ready pass of a unit that has started may run. Where no places are set aside it may have to wait for one;
-   with eviction only replays do, and take theirs in falling order. */
+/* Whether a ready pass of a unit that has started may run. Where places are not set aside a pass may have to wait for
+   one. With eviction only replays wait for places, and a unit's replays take them in falling order. */
 static int cf__dispatch_allows(cf__dispatch *d, int64_t stage, int32_t id) {
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
     const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
@@ -9427,8 +9423,8 @@ static int cf__dispatch_allows(cf__dispatch *d, int64_t stage, int32_t id) {
     return cf__dispatch_has_place(d, stage, &unit);
 }
 
-/* Whether groups below a unit need no more places on virtual stage v: of what goes back there before the unit, the last
-   chunk waits for the next stage alone. */
+/* Whether the groups below a unit need no more places on virtual stage v: the chunk of theirs that goes back last has
+   its activations there, and its backward waits for the next stage alone. */
 static int cf__dispatch_is_done_below(const cf__dispatch *d, int64_t last, int64_t v) {
     int64_t child = cf__pipe_below(d->pipe, last) > 0
                         ? cf__pipe_relative(&d->pipe->links[0][0], last, CF__PIPE_CHILD) : -1;
@@ -9440,16 +9436,16 @@ static int cf__dispatch_is_done_below(const cf__dispatch *d, int64_t last, int64
            cf__dispatch_is_taken(d, cell, cf__pipe_is_dropped(&unit, child - unit.first) ? CF_R : CF_F);
 }
 
-/* Rather than stand idle, a stage with a place to spare calls the replay whose backward comes next. Where places are
-   shared it keeps one more, since a replay of another row may be what that backward waits for. All of the unit must
-   have been forward, and it must keep fewer chunks than it may. Returns whether the stage has called one. */
+/* Calls a replay early rather than let a stage stand idle that has a place to spare: the one whose backward comes next.
+   Where places are shared one more stays free, since that backward may wait for a replay of another row. All of the
+   unit must have been forward, and it must keep fewer chunks than it may. Returns whether a replay was called. */
 static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t spare = 1 + d->maker->shares_places, chunk, v, last, behind;
     const cf__pipe_unit *most;
     int frees = d->policy.split ? CF__PIPE_W : CF__PIPE_BACK;
     int32_t cell, replay;
-    if (!d->policy.evicts || worker->room.chunks < spare || !CF__USES(early_replays)) return 0;
+    if (!d->policy.evicts || worker->room.chunks < spare) return 0;
     while ((cell = cf__dispatch_top(worker, CF__DISPATCH_DROPPED)) >= 0 &&
            d->missing[cf__dispatch_id(cell, CF_R)] <= 0)
         cf__dispatch_pop(worker, CF__DISPATCH_DROPPED, d->far);
@@ -9515,8 +9511,8 @@ static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pi
 }
 
 /* A chunk gives back what it takes beside its place, and its place too, unless that goes to the replay of the dropped
-   chunk k before it. Where backwards are cut all bytes come back with its W, for which, with eviction, a replay may
-   have waited. */
+   chunk k before it. Where backwards are cut, W gives all bytes back, and with eviction a replay may have waited for
+   that W. */
 static void cf__dispatch_give_back(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
                                    double end) {
     cf__dispatch_worker *worker = &d->workers[stage];
@@ -9535,7 +9531,7 @@ static void cf__dispatch_give_back(cf__dispatch *d, int64_t stage, const cf__pip
     if (d->policy.split && before >= unit->first && d->missing[replay] > 0) cf__dispatch_supply(d, replay, v, end);
 }
 
-/* Runs a pass on a free stage. Without overlap that is busy, too, with taking in what comes from another one. */
+/* Runs a pass on a free stage. Without overlap that stage is busy, too, while it receives what the pass reads. */
 static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk), cell = v * d->pipe->n + chunk;
@@ -9545,10 +9541,10 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id) {
     if (d->pipe->timing.no_overlap && cf__pipe_leads(d->pipe, way, v))
         end += cf__pipe_hop_seconds(d->pipe, chunk, v, v + way);
     cf__dispatch_take_place(d, stage, &unit, place, chunk, v);
-    unit = cf__dispatch_unit(d, chunk, v); /* it may have lost a chunk */
+    unit = cf__dispatch_unit(d, chunk, v); /* which may keep one chunk fewer now */
     worker->done[worker->n_done++] = id;
     d->missing[id] = CF__DISPATCH_TAKEN;
-    d->n_left -= place != CF_R; /* these hold up a backward each */
+    d->n_left -= place != CF_R; /* each R comes before a backward that is counted */
     worker->free_at = end;
     worker->ready -= d->paths->seconds[place][cell];
     worker->left -= d->paths->seconds[place][cell];
@@ -9586,9 +9582,9 @@ static int cf__dispatch_turns(const cf__dispatch *d) {
     return !d->follows && (d->policy.ahead > 0 || d->policy.kind != CF_SCHEDULE_DEFAULT);
 }
 
-/* Whether a stage of a fixed kind is as far ahead of its backwards as it goes: by Megatron's warm-up and one forward
-   more, or as 1F1B does on one row. In a V nothing but the room limits it. In turns the first stage goes as far as is
-   said, and the others as much less far as in those kinds. */
+/* Whether a stage has as many forwards ahead of its backwards as it may. A fixed kind has those of Megatron's warm-up
+   and one more or, on one row, those of 1F1B; in a V only the room limits it. With policy.ahead the first stage has so
+   many, and each later one as many fewer as in those kinds. */
 static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
     int64_t p = d->pipe->shape.n_stages, rows = d->pipe->shape.n_virtual;
     int64_t ahead = rows == 1 ? p : 2 * (p - 1) + (rows - 1) * p + 1, less = rows == 1 ? stage : 2 * stage;
@@ -9598,8 +9594,8 @@ static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
     return d->workers[stage].n_ahead >= cf__max(ahead - less, 1);
 }
 
-/* What a unit that starts on virtual stage v leaves for the rows after that one, but not in a rhythm, where it is
-   settled what comes first: in each what a unit takes or, in trees, a path, less what is taken of it already. */
+/* Returns the room that a unit which starts on virtual stage v leaves for each later row: what a unit takes there or,
+   in trees, a path, less what that has already. A strict order says what comes first, so there it leaves none. */
 static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, int64_t v) {
     const cf__schedule_maker *m = d->maker;
     cf__pipe_room leaves = {0, 0, 0};
@@ -9614,9 +9610,9 @@ static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, i
     return leaves;
 }
 
-/* Whether a unit can start on virtual stage v. In a plan with trees all units before it must have. With eviction it
-   needs bytes for itself and one place. A standalone chunk also needs that place where it cannot be dropped, as on the
-   last virtual stage, where its backward follows at once. */
+/* Whether a unit can start on virtual stage v. In a plan with trees all units before it must have started. With
+   eviction the unit needs bytes for itself and one place. A standalone chunk also needs that place to be free where it
+   cannot be dropped, as on the last virtual stage, where its backward follows at once. */
 static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     int64_t bytes = d->policy.evicts ? worker->free_bytes : worker->room.bytes;
@@ -9666,8 +9662,8 @@ static int32_t cf__dispatch_due(const cf__dispatch *d, cf__dispatch_worker *work
     return due;
 }
 
-/* Whether a stage stands idle rather than run a pass, as one that it likes better comes soon. Where an order is
-   followed only W is left for later, while the next pass comes before that would end and there is time to wait. */
+/* Whether a stage stands idle rather than run a pass, because one that it likes better comes soon. Where an order is
+   followed it only puts off a W, if the next pass comes before that would end and the wait makes nothing longer. */
 static int cf__dispatch_waits(const cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int strict = cf__dispatch_is_strict(d), place = cf__dispatch_place(id);
@@ -9692,15 +9688,15 @@ static int cf__dispatch_makes_room(const cf__dispatch *d, int64_t stage, int32_t
     return 0;
 }
 
-/* Whether a pass goes before a forward because the way from it to the end is longer, or in a rhythm by its beat. */
+/* Whether a pass goes before a forward: its way to the end is longer or, in a rhythm, its beat comes sooner. */
 static int cf__dispatch_goes_first(const cf__dispatch *d, int64_t stage, int32_t id, int32_t forward) {
     if (d->follows || d->policy.rhythm > 0) return d->urgency[id] <= d->urgency[forward];
     if (cf__dispatch_turns(d)) return cf__dispatch_is_ahead(d, stage);
     return d->policy.returns || cf__dispatch_way(d, id) >= cf__dispatch_way(d, forward);
 }
 
-/* Whether a forward goes first although a backward, or a replay, could run: until both have, the next stage has not
-   enough to do. A forward for which a chunk would be evicted costs a replay, so then there must be much less. */
+/* Whether a forward goes before a backward or replay that could run, because the next stage has too little to do until
+   both have run. A forward that evicts a chunk costs a replay, so for one the next stage must have a third of that. */
 static int cf__dispatch_feeds(cf__dispatch *d, int64_t stage, int32_t back, int32_t forward) {
     const cf__dispatch_worker *worker = &d->workers[stage], *next = worker + 1;
     int64_t chunk, v = cf__dispatch_stage(d, forward, &chunk);
@@ -9757,7 +9753,7 @@ static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     if (d->policy.evicts) cf__dispatch_evict(d, stage);
 }
 
-/* A stage is free: what has arrived becomes a choice, and it takes a pass, or waits for the next one to come. */
+/* Lets a free stage look at what has arrived, and take a pass or wait for the next one to come. */
 static void cf__dispatch_decide(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int32_t id, coming;
@@ -9777,8 +9773,8 @@ static void cf__dispatch_decide(cf__dispatch *d, int64_t stage) {
 
 /* ---- the whole dispatch ---- */
 
-/* Returns whether it went to the end. It gives up as soon as a pass comes too late for a makespan of `give_up_at`, or a
-   stage has too much left to run. */
+/* Returns whether dispatch came to its end. It gives up as soon as a pass comes too late for a makespan of
+   `give_up_at`, or a stage has too much left to run. */
 static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
     cf__dispatch_start(d);
     d->least = 0;
@@ -9839,7 +9835,7 @@ typedef struct cf__search {
     cf__dispatch dispatch;
     uint64_t random;
     int64_t budget, n_tried; /* of the core search */
-    double goal;            /* no core search can find a shorter schedule */
+    double goal;            /* a lower bound: no core search can find a shorter schedule */
     double makespan;        /* of the core search's best dispatch */
     cf__dispatch_policy best_policy; /* and its policy */
     cf_search_report report;
@@ -9965,8 +9961,8 @@ static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
     memcpy(search->schedule->actions, trial->actions, (size_t)trial->n_actions * sizeof *trial->actions);
 }
 
-/* Notes the order in which the policy takes passes that all last as long as forwards of the first virtual stage, with
-   nothing to wait for between stages. Returns whether there is one. */
+/* Makes dispatch follow an order: that in which the policy takes passes that all last as long as forwards of the first
+   virtual stage, with nothing to wait for between stages. Returns whether there is such an order. */
 static int cf__search_plan(cf__search *search) {
     cf__dispatch *d = &search->dispatch;
     cf__pipeline equal = search->maker.pipe;
@@ -9989,7 +9985,7 @@ static int cf__search_plan(cf__search *search) {
     return made;
 }
 
-/* Runs dispatch as units and policy now are; returns whether it takes no longer than `most`. */
+/* Runs dispatch with the units and the policy as they are; returns whether its schedule takes no longer than `most`. */
 static int cf__search_try_dispatch(cf__search *search, double most) {
     cf__dispatch *d = &search->dispatch;
     search->n_tried++;
@@ -10008,7 +10004,7 @@ static int cf__search_try_dispatch(cf__search *search, double most) {
 /* ---- the fixed kinds ---- */
 
 /* Writes a fixed schedule: a pattern, or Megatron's rounds, or what dispatch makes of the kind's rules. Returns 0 if
-   that finds no end. */
+   dispatch comes to no end. */
 static int cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead, cf_schedule *schedule) {
     cf__schedule_maker *m = &search->maker;
     if (kind == CF_SCHEDULE_INTERLEAVED && cf__schedule_has_rounds(m)) {
@@ -10034,7 +10030,8 @@ static int cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int
     return 1;
 }
 
-/* A fixed schedule as a candidate: as if nothing were limited, and if that holds too much, within the limits. */
+/* Tries a fixed schedule, first made as if nothing were limited, which may hold too much, and then within the limits.
+   */
 static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead) {
     cf__schedule_maker *m = &search->maker;
     int lifts = m->desc.kind == CF_SCHEDULE_BEST && cf__schedule_is_limited(m);
@@ -10050,8 +10047,8 @@ static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int 
     }
 }
 
-/* On one stage both orders of `paper` take the same time but for rounding, by which ranks of a gang would choose
-   differently and wait for each other for ever. */
+/* Tries the fixed schedules. On one stage both orders of `paper` take the same time but for rounding, by which ranks of
+   a gang would choose differently and wait for each other for ever, so that one order is enough. */
 static void cf__search_try_all_fixed(cf__search *search, int split) {
     int i;
     for (i = 0; i < 2 && search->maker.desc.shape.n_virtual == 1 && !split; i++) {
@@ -10070,8 +10067,8 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 
 /* ---- where a walk begins ---- */
 
-/* Starting orders: dearest first, or cheap ones at both ends. A short chunk fills the pipeline sooner, and empties it
-   sooner. */
+/* Sets a starting order: the dearest units first, or with `cheap_ends` cheap ones at both ends, for a short chunk fills
+   the pipeline sooner, and empties it sooner. */
 static void cf__search_set_order(cf__schedule_maker *m, int cheap_ends) {
     int64_t n = m->n_units, i;
     cf__schedule_collect_units(m);
@@ -10094,12 +10091,12 @@ static int cf__search_may_hurry(const cf__schedule_maker *m) {
     return m->desc.shape.n_virtual == 1 && m->tightest.state == INT64_MAX && !cf__schedule_is_limited(m);
 }
 
-/* On one row of virtual stages backwards go first, and forwards by what waits on the next stage. Equal chunks of which
-   fewer fit on a stage than there are stages take up to 1.6 times as long with a lead, so it is tried without, too. On
-   several rows, virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later,
-   which keeps more. In a V the former keeps a third of what 1F1B does, and the last two are those of V-Half and V-Min
-   (Qi et al., Pipeline Parallelism with Controllable Memory, 2024). These are for cut backwards without groups, and
-   drop nothing; so are forwards and backwards in turns, which fill a pipeline with room (ZB-V, ZB-H1). */
+/* Tries policies to begin with. On one row of virtual stages backwards go first, and a lead feeds the next stage. Equal
+   chunks of which fewer fit on a stage than there are stages take up to 1.6 times as long with it, so none is tried,
+   too. On several rows, rhythms let virtual stages follow each other as soon as a stage that is always busy allows, or
+   later, which keeps more. In a V the former keeps a third of what 1F1B does, and the last two are those of V-Half and
+   V-Min (Qi et al., Pipeline Parallelism with Controllable Memory, 2024). The last three are for cut backwards without
+   groups, and drop nothing. So are turns (`ahead`), which fill a pipeline with room (ZB-V, ZB-H1). */
 static void cf__search_try_policies(cf__search *search) {
     static const double rhythms[][3] = {{1, 0, 0}, {1.2, 0, 0}, {1.5, 0, 0},  {2, 0, 0},
                                         {1, 0, 0}, {1, 1, 2.5}, {1.2, 1, 0}};
@@ -10108,7 +10105,7 @@ static void cf__search_try_policies(cf__search *search) {
     int evicts = policy.evicts, alone = policy.split && m->n_units == m->pipe.n && m->pipe.plan->branches == NULL, i;
     int n = alone ? (int)CF__COUNT(rhythms) : (int)CF__SEARCH_DROPPING;
     int64_t most = 0, s;
-    for (i = 0; i < n && m->desc.shape.n_virtual > 1 && CF__USES(rhythms); i++) {
+    for (i = 0; i < n && m->desc.shape.n_virtual > 1; i++) {
         policy.evicts = evicts && i < CF__SEARCH_DROPPING;
         policy.rhythm = rhythms[i][0] / (double)(3 * m->desc.shape.n_virtual);
         policy.steep = rhythms[i][1];
@@ -10118,13 +10115,13 @@ static void cf__search_try_policies(cf__search *search) {
     policy.evicts = evicts;
     policy.rhythm = policy.steep = policy.turn = 0;
     policy.returns = 1;
-    policy.lead = policy.evicts && m->desc.shape.n_virtual == 1 && CF__USES(leads) ? cf__search_lead : 0;
+    policy.lead = policy.evicts && m->desc.shape.n_virtual == 1 ? cf__search_lead : 0;
     cf__search_try_policy(search, policy);
     policy.hurries = cf__search_may_hurry(m);
     if (policy.hurries) cf__search_try_policy(search, policy);
     policy.hurries = 0;
     policy.lead = 0;
-    if (policy.evicts && CF__USES(leads)) cf__search_try_policy(search, policy);
+    if (policy.evicts) cf__search_try_policy(search, policy);
     policy.evicts = 0;
     policy.patience = 0.5;
     if (!m->pipe.local || alone) cf__search_try_policy(search, policy);
@@ -10139,14 +10136,14 @@ static void cf__search_try_policies(cf__search *search) {
 
 /* ---- the walk ---- */
 
-/* The first unit of the tree that the one at `at` is in, and the one after its last. */
+/* Finds the tree of the unit at `at`: its first unit, and the one after its last. */
 static void cf__search_whole(const cf__schedule_maker *m, int64_t at, int64_t *begin, int64_t *end) {
     for (*begin = at; cf__pipe_has_parent(&m->pipe, m->units[*begin].first);) --*begin;
     for (*end = at + 1; *end < m->n_units && cf__pipe_has_parent(&m->pipe, m->units[*end].first);) ++*end;
 }
 
-/* Moves the unit at `from` to `to`, or the tree that it is in to that; those between close up. `spare` then has the
-   old order. */
+/* Moves the unit at `from`, with its tree, to where the unit at `to`, with its own, is; those between close up. `spare`
+   then has the old order. */
 static void cf__search_shift(cf__schedule_maker *m, int64_t from, int64_t to) {
     const cf__pipe_unit *old = m->spare;
     int64_t begin, end, first, last, n;
@@ -10159,12 +10156,12 @@ static void cf__search_shift(cf__schedule_maker *m, int64_t from, int64_t to) {
     memcpy(&m->units[begin < first ? last - n : first], &old[begin], (size_t)n * sizeof *old);
 }
 
-/* The rhythm changes, or the lead, or whether backwards go first. */
+/* Changes the rhythm, the lead, the patience, whether forwards hurry or whether backwards go first. */
 static void cf__search_change_policy(cf__search *search) {
     cf__dispatch_policy *policy = &search->dispatch.policy;
     int64_t drawn = cf__search_below(search, 1 << 20);
     if (policy->rhythm > 0) policy->rhythm *= 0.75 + (double)drawn / (1 << 21);
-    else if (policy->evicts && policy->returns && drawn % 4 > 0 && CF__USES(leads))
+    else if (policy->evicts && policy->returns && drawn % 4 > 0)
         policy->lead = cf__search_lead / 2 * (double)(drawn / 4 % 4);
     else if (!policy->evicts && drawn % 2 > 0) policy->patience = drawn & 2 ? 0 : (double)drawn / (1 << 20);
     else if (cf__search_may_hurry(&search->maker)) policy->hurries = !policy->hurries;
@@ -10176,9 +10173,9 @@ static void cf__search_walk(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     double current = search->makespan;
     int64_t n = m->n_units;
-    while (!cf__search_is_over(search) && CF__USES(walk)) {
+    while (!cf__search_is_over(search)) {
         cf__dispatch_policy policy = search->dispatch.policy;
-        int shift = cf__search_below(search, 16) < 12 && n > 1 && CF__USES(shifts);
+        int shift = cf__search_below(search, 16) < 12 && n > 1;
         int64_t from = shift ? cf__search_below(search, n) : 0;
         if (shift) cf__search_shift(m, from, (from + 1 + cf__search_below(search, n - 1)) % n);
         else cf__search_change_policy(search);
@@ -10193,7 +10190,7 @@ static void cf__search_walk(cf__search *search) {
 
 /* ---- core searches, and all of them ---- */
 
-/* The strongest bound of what is asked for now, or one that comes to `enough`. */
+/* Returns the strongest bound of what the core search may find, or one that reaches `enough`. */
 static double cf__search_find_bound(cf__search *search, int split, double enough) {
     cf__schedule_maker *m = &search->maker;
     int64_t s;
@@ -10202,7 +10199,7 @@ static double cf__search_find_bound(cf__search *search, int split, double enough
     return cf__bounds_strongest(&search->bounds);
 }
 
-/* Returns whether its own bound leaves anything to be found, by it or by one with a smaller K or tighter limits. */
+/* Makes a core search. Returns 0 if its bound leaves nothing to it, nor to one with a smaller K or tighter limits. */
 static int cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     cf__dispatch_policy policy;
@@ -10218,11 +10215,11 @@ static int cf__search_core(cf__search *search, int split) {
     cf__search_try_all_fixed(search, split);
     if (cf__search_is_over(search)) return 1;
     policy.split = split;
-    policy.evicts = m->pipe.local && CF__USES(eviction);
+    policy.evicts = m->pipe.local;
     search->dispatch.policy = search->best_policy = policy;
     cf__search_set_order(m, 0);
     cf__search_try_policies(search);
-    if (CF__USES(orders) && !cf__search_is_over(search)) { /* the better order stays */
+    if (!cf__search_is_over(search)) { /* the better order stays */
         cf__search_set_order(m, 1);
         if (!cf__search_try_dispatch(search, search->makespan * (1 + 1e-9))) cf__search_set_order(m, 0);
     }
@@ -10231,7 +10228,7 @@ static int cf__search_core(cf__search *search, int split) {
     return 1;
 }
 
-/* Core searches for K, or for the longest group if that is shorter, and for all powers of two below. Returns how
+/* Makes core searches for K, or for the longest group if that is shorter, and for all powers of two below. Returns how
    many were not left out. */
 static int cf__search_each_k(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
@@ -10243,7 +10240,6 @@ static int cf__search_each_k(cf__search *search, int split) {
         if (!cf__search_core(search, split)) break;
         n++;
         power /= 2;
-        if (!CF__USES(lower_k)) break;
     }
     m->desc.shape.k = m->pipe.shape.k = given;
     return n;
@@ -10267,10 +10263,10 @@ static int cf__search_tighten(cf__schedule_maker *m) {
     return differs && cf__schedule_fits(m);
 }
 
-/* The same for the limits that are asked for, and for tighter ones as long as there is any room. */
+/* Makes these searches for the limits that are asked for, and for tighter ones as long as there is any room. */
 static void cf__search_each_limit(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    while (cf__search_each_k(search, split) > 0 && CF__USES(lower_limits) && cf__search_tighten(m)) continue;
+    while (cf__search_each_k(search, split) > 0 && cf__search_tighten(m)) continue;
     m->halvings = m->by_default = 0;
     cf__schedule_settle(m);
 }
@@ -10337,7 +10333,7 @@ static cf_block *cf__search_object(void *job, cf__carver *carver) {
     return &search->schedule->block;
 }
 
-/* By default they depend on where the virtual stages of the schedule lie. */
+/* Writes the limits. The default ones depend on where the virtual stages of the schedule lie. */
 static void cf__search_write_limits(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     int64_t s;

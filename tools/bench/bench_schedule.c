@@ -15,25 +15,13 @@
    many chunks as stages: default `best` against the best schedule that is found in so many seconds of processor time
    for each, half of them by `best` with larger budgets and half by changing lists (search_lists.h). ablate: what the
    search loses, as means of makespans and as small instances solved (by the solver tests/reference/exact.c), where
-   policies of it are switched off: each by itself, or those that are named. Exit status 1 if `best` is worse than a
-   fixed schedule anywhere. */
+   policies and moves of it are switched off (ablate.h says which there are): each by itself, or those that are named.
+   Exit status 1 if `best` is worse than a fixed schedule anywhere. */
 
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 199309L
 #endif
-#define POLICIES(X)                                                                                                   \
-    X(eviction) X(leads) X(early_replays) X(rhythms) X(orders) X(walk) X(shifts) X(lower_k)         \
-    X(lower_limits)
-
-#define AS_ITEM(name) OFF_##name,
-#define AS_NAME(name) #name,
-enum { POLICIES(AS_ITEM) N_POLICIES };
-static const char *const policy_names[] = {POLICIES(AS_NAME)};
-static int is_off[N_POLICIES];
-
-#define CF__USES(policy) (!is_off[OFF_##policy])
-#define CHUNKFLOW_IMPLEMENTATION
-#include "chunkflow.h"
+#include "ablate.h"
 #include "../../tests/reference/exact.h"
 #include "search_lists.h"
 #include "../../tests/reference/suite.h"
@@ -568,16 +556,30 @@ static ablation ablate(const char *path, double *optima) {
     return a;
 }
 
+/* names: separated by `+`. */
+static void switch_off(const char *names) {
+    int i;
+    memset(switched_off, 0, sizeof switched_off);
+    while (*names != '\0') {
+        size_t n = strcspn(names, "+");
+        for (i = 0; i < N_SWITCHES; i++)
+            if (strlen(switch_names[i]) == n && strncmp(switch_names[i], names, n) == 0) break;
+        if (i == N_SWITCHES) {
+            fprintf(stderr, "bench_schedule: nothing is called \"%.*s\"; there are", (int)n, names);
+            for (i = 0; i < N_SWITCHES; i++) fprintf(stderr, " %s", switch_names[i]);
+            fprintf(stderr, "\n");
+            exit(2);
+        }
+        switched_off[i] = 1;
+        names += n + (names[n] == '+');
+    }
+}
+
 static ablation without(const char *path, const char *names, double *optima) {
     ablation a;
-    int i;
-    for (i = 0; i < N_POLICIES; i++) {
-        size_t n = strlen(policy_names[i]);
-        const char *at = strstr(names, policy_names[i]);
-        is_off[i] = at != NULL && (at[n] == '+' || at[n] == '\0') && (at == names || at[-1] == '+');
-    }
+    switch_off(names);
     a = ablate(path, optima);
-    memset(is_off, 0, sizeof is_off);
+    switch_off("");
     return a;
 }
 
@@ -589,42 +591,53 @@ static double mean_of(const ablation *a, int column) {
 /* One line: what becomes of the means where the named policies are switched off. Columns of makespans in per cent of
    what they are with all policies, the others in per cent of the instances. */
 static void print_without(const char *names, const ablation *all, const ablation *a) {
-    int i, lines = 0;
+    int i;
     printf("%s\n", names);
     for (i = 0; i < N_COLUMNS; i++) {
         double was = mean_of(all, i), is = mean_of(a, i);
         int small = i >= N_COLUMNS - SMALL_KINDS;
         printf("%s%8.2f", i % 8 == 0 ? "   " : "", small ? is - was : 100 * (is / was - 1));
-        if (i % 8 == 7 || i + 1 == N_COLUMNS) lines += printf("%s", i + 1 == N_COLUMNS ? "" : "\n");
+        if (i % 8 == 7 && i + 1 < N_COLUMNS) printf("\n");
     }
     printf("%8.2f\n", a->seconds / all->seconds);
     fflush(stdout);
 }
 
+/* Takes what stands before the next comma from a text, of which the rest stays; returns 0 at its end. */
+static int take_part(const char **text, char *part, size_t size) {
+    size_t n = strcspn(*text, ",");
+    if (**text == '\0') return 0;
+    (void)snprintf(part, size, "%.*s", (int)n, *text);
+    *text += n + ((*text)[n] == ',');
+    return 1;
+}
+
 /* text: "FILE[,NAME[+NAME]...]...". Without a name each policy is switched off by itself. */
 static void bench_ablate(const char *text) {
     static double optima[N_SMALL];
-    char path[512], names[512];
-    const char *comma = strchr(text, ',');
+    char path[512] = "", names[512];
+    const char *rest, *file = *text != ',' && *text != '\0' ? path : NULL;
     ablation all, a;
     int i;
-    (void)snprintf(path, sizeof path, "%.*s", comma != NULL ? (int)(comma - text) : (int)strlen(text), text);
-    all = without(path[0] != '\0' ? path : NULL, "", optima);
+    (void)take_part(&text, path, sizeof path);
+    for (rest = text; take_part(&rest, names, sizeof names);) switch_off(names);
+    all = without(file, "", optima);
     printf("means of makespans in seconds, and per cent of small instances solved\n");
     for (i = 0; i < N_COLUMNS; i++)
         printf("%-12s %12.5f %4d runs in %.2f s\n", column_names[i], mean_of(&all, i), all.runs[i], all.took[i]);
     printf("%-12s %12.3f\n\n", "seconds", all.seconds);
     fflush(stdout);
-    for (i = 0; comma == NULL && i < N_POLICIES; i++) {
-        a = without(path[0] != '\0' ? path : NULL, policy_names[i], optima);
-        print_without(policy_names[i], &all, &a);
+    for (i = 0; i < N_SWITCHES; i++)
+        if (!was_asked[i]) {
+            fprintf(stderr, "bench_schedule: nothing asks whether %s is switched off\n", switch_names[i]);
+            exit(2);
+        }
+    for (i = 0; *text == '\0' && i < N_SWITCHES; i++) {
+        a = without(file, switch_names[i], optima);
+        print_without(switch_names[i], &all, &a);
     }
-    while (comma != NULL) {
-        const char *name = comma + 1;
-        comma = strchr(name, ',');
-        (void)snprintf(names, sizeof names, "%.*s", comma != NULL ? (int)(comma - name) : (int)strlen(name), name);
-        if (names[0] == '\0') continue;
-        a = without(path[0] != '\0' ? path : NULL, names, optima);
+    while (take_part(&text, names, sizeof names)) {
+        a = without(file, names, optima);
         print_without(names, &all, &a);
     }
 }
