@@ -243,6 +243,7 @@ mixtral mixtral-8x7b
 glm4_moe glm-4.5
 kimi_k2 kimi-k2
 kimi_linear kimi-linear-48b-a3b
+nemotron_h nemotron-3-nano-30b-a3b
 END
 # And so are its times, where groups of experts hold a token to some of the nodes.
 at="--gpu h100-80g --dp 64 --ep 64 --chunk-size 4K"
@@ -256,6 +257,10 @@ sed 1d out >model.out
 same_files config_has_groups model.out config.out
 # Gemma 3 27B's checkpoint has 27,432,406,640 numbers, of which the encoder of images and its projection have 423,060,336.
 says config_gemma3 "gemma3_text: 27,009,346,304 parameters" memory --config "$CONFIGS/gemma3" --chunk-size 8K
+# Gemma 3 4B says no more than this; 4,300,079,472 less 419,816,304.
+printf '{"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 34, "hidden_size": 2560,
+"intermediate_size": 10240, "sliding_window": 1024}}' >small.json
+says config_gemma3_default "gemma3_text: 3,880,263,168 parameters" memory --config small.json --chunk-size 8K
 says config_gemma3_windows "a border of two chunks (windows" memory --config "$CONFIGS/gemma3" --chunk-size 8K
 
 # Families that no model of the table is of: what their checkpoints have by themselves (Qwen1.5-MoE-A2.7B, Gemma 2 9B, Gemma
@@ -276,6 +281,9 @@ glm4_moe_lite 29,943,390,976 47 2048 20 20 10240 154880 "moe_intermediate_size":
 smollm3 3,075,098,624 36 2048 16 4 11008 128256 "tie_word_embeddings": true
 qwen2_5_vl_text 7,615,616,512 28 3584 28 4 18944 152064 "use_sliding_window": false
 granite 7,615,487,488 28 3584 28 4 18944 152064 "mlp_bias": false
+minimax_m2 228,689,320,448 62 3072 48 8 1536 200064 "head_dim": 128, "num_local_experts": 256, "num_experts_per_tok": 8
+mimo 7,622,619,136 36 4096 32 8 11008 151680 "head_dim": 128, "attention_bias": true
+nemotron_h 1,493,776,768 4 4096 32 8 16384 131072 "head_dim": 128, "layers_block_type": ["mamba", "mlp", "attention", "mlp"], "mamba_num_heads": 128, "n_groups": 8, "ssm_state_size": 128, "mamba_head_dim": 64, "conv_kernel": 4
 END
 # Half of 28 layers have windows: 14 x 4,095 rows x 4,096 bytes a border.
 printf '{"model_type": "gemma2", "head_dim": 256, "sliding_window": 4096, %s}\n' "$qwen" >windows.json
@@ -304,8 +312,13 @@ for key in num_experts num_local_experts n_routed_experts moe_intermediate_size 
     bad ${key}_text "$key: wanted a whole number" "$llama, \"$key\": \"8\""
 done
 bad window_text 'sliding_window: wanted a whole number' "$llama, \"sliding_window\": \"4096\""
-bad unknown_type 'model_type: unknown; wanted qwen2' '"model_type": "gemma4"'
-bad long_type 'model_type: unknown; wanted qwen2' "\"model_type\": \"$(printf '%0200d' 0)\""
+bad unknown_type "model_type: 'gemma4' is unknown; wanted qwen2" '"model_type": "gemma4"'
+bad long_type "model_type: '0000" "\"model_type\": \"$(printf '%0200d' 0)\""
+hybrid='"model_type": "nemotron_h", "hybrid_override_pattern":'
+bad pattern_short 'wanted one kind of layer for each' "$hybrid \"ME\""
+bad pattern_letter 'layer 3 is of no kind that is known' "$hybrid \"MMMX$(printf '%024d' 0 | tr 0 M)\""
+bad latent_experts 'routed_expert_hidden_size, moe_latent_size: experts whose rows' "$hybrid \"ME\", \"moe_latent_size\": 1024"
+bad expert_step 'moe_layer_freq: experts in some layers' "$deepseek, \"moe_layer_freq\": 2"
 bad no_type 'model_type is missing' '"kind": "llama"'
 bad type_number 'model_type: wanted a string' '"model_type": 2'
 bad type_null 'model_type: wanted a string' '"model_type": null'
@@ -325,7 +338,7 @@ bad twice 'hidden_size: given twice' "$llama, \"hidden_size\": 4096"
 bad twice_escaped 'hidden_size: given twice' "$llama, \"hidden_si\\u007ae\": 4096"
 bad twice_unread 'b: given twice' "$llama, \"a\": [{\"b\": 1}, {\"b\": 2, \"c\": {\"b\": 3}, \"\\u0062\": 4}]"
 bad deep 'the values are nested too deeply' "$llama, \"a\": $(printf '%017d' 0 | tr 0 '[')"
-bad name_nan 'wanted a JSON value' "$llama, \"a\": NaN"
+bad name_nan 'head_dim: wanted a whole number' "$llama, \"head_dim\": NaN"
 bad half_character 'a string has half a character' "$llama, \"a\": \"\\ud834\""
 bad half_pair 'a string has half a character' "$llama, \"a\": \"\\ud834\\u0041\""
 bad second_half 'a string has half a character' "$llama, \"a\": \"\\udd1e\""

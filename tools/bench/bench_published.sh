@@ -5,22 +5,26 @@
 #
 # CHUNKFLOW names the program (default build/chunkflow). Every row is one setting of `chunkflow tune`: sequences of one length,
 # one chunk a micro-batch, so nothing is split. Nothing is fitted: GPUs are those of the table, and launches cost 20
-# microseconds where PyTorch makes them one by one, and 5 where torch.compile or a graph of the whole iteration does.
+# microseconds where PyTorch makes them one by one, 55 where a Grace does that, and 5 where torch.compile or a graph of the
+# whole iteration does.
 set -eu
 CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# row NAME PUBLISHED LENGTH BATCH OPTIONS...
+# row NAME PUBLISHED LENGTH BATCH OPTIONS... With passes=BYTES before it: what a token reads and writes of H100's memory
+# in passes that the estimate does not have.
 row() {
-    name=$1 published=$2 length=$3 batch=$4
+    name=$1 published=$2 length=$3 batch=$4 more=${passes:-0}
+    passes=0 # some shells keep it
     shift 4
     echo "$length $batch" >"$work/list"
     "$CHUNKFLOW" tune "$work/list" --batch "$batch" --batches 1 --ks 1 --replay local --no-stream --no-cp --limit-bytes 4000G \
-        --tsv "$@" 2>/dev/null | awk -F '\t' -v name="$name" -v published="$published" -v tokens=$((length * batch)) '
+        --tsv "$@" 2>/dev/null | awk -F '\t' -v name="$name" -v published="$published" -v tokens=$((length * batch)) \
+        -v passes="$more" '
         NR == 1 { for (i = 1; i <= NF; i++) column[$i] = i }
         NR == 2 { gpus = $column["tensor_parallel"] * $column["pipeline_parallel"] * $column["data_parallel"]
-                  got = tokens / $column["mean_s"] / gpus
+                  got = 1 / ($column["mean_s"] * gpus / tokens + passes / 3.35e12)
                   printf "%-62s %9.0f %9.0f %+8.1f %%\n", name, published, got, 100 * (got / published - 1) }'
 }
 
@@ -40,7 +44,6 @@ machine four '"h100-80g", "network": 166e9, "attention_forward": 0.51, "attentio
 machine k2 '"h100-80g", "network": 180e9'
 machine nccl8 '"h100-80g", "nvlink": 373e9'
 machine nccl16 '"h100-80g", "network": 12.45e9'
-machine nccl8a '"a100-80g", "nvlink": 131e9'
 machine nccl8h '"h100-80g", "nvlink": 131e9'
 machine nccl8b '"b200", "nvlink": 745e9'
 machine nccl64b '"b200", "network": 41.4e9'
@@ -48,6 +51,7 @@ machine rack '"gb200", "network": 900e9'
 machine mxfp8 '"gb200", "network": 900e9, "flops": 5000e12, "attention_forward": 0.3, "attention_backward": 0.25'
 half="--recompute full --recompute-layers"
 eager="--launch 0.00002"
+grace="--launch 0.000055"
 # shellcheck disable=SC2086
 {
 row "Llama 2 13B, 64 A100, FSDP, no recomputation [1]" 2162 4096 128 --layers 40 --hidden 5120 --heads 40 --ffn 13824 \
@@ -70,8 +74,6 @@ row "Llama 3.1 405B, 16,384 H100, TP 8, PP 16, 400 TFLOP/s [3]" 157.7 8192 2048 
     --pp 16 --dp 128 --zero 1 --chunk-sizes 8K --schedules interleaved --virtual 7 --recompute none $eager
 row "Qwen2.5-14B, 8 A800, TP 4, selective [5]" 1812 8192 16 --model qwen2.5-14b --gpu "$work/a800.json" --tp 4 --dp 2 --zero 1 \
     --chunk-sizes 8K --schedules 1f1b --recompute selective $eager
-row "Qwen3-30B-A3B, 16 A800, PP 2, EP 8, full [5]" 853 8192 16 --model qwen3-30b-a3b --gpu "$work/nccl8a.json" --pp 2 --dp 8 \
-    --ep 8 --zero 1 --chunk-sizes 8K --schedules 1f1b --recompute full $eager
 row "Qwen3-30B-A3B, 16 H800, PP 2, EP 8 [9]" 6325 8192 128 --model qwen3-30b-a3b --gpu "$work/nccl8h.json" --pp 2 --dp 8 --ep 8 \
     --zero 1 --chunk-sizes 8K --schedules 1f1b --recompute none $eager
 sixteen="--model qwen3-30b-a3b --dp 16 --ep 16 --zero 1 --chunk-sizes 4K --schedules 1f1b --recompute none"
@@ -83,11 +85,11 @@ row "Qwen3-30B-A3B, 8 H100, EP 8, full [6]" 12040 4096 512 --model qwen3-30b-a3b
     --recompute full $fsdp
 row "Nemotron-3-Nano-30B-A3B, 8 H100, EP 8, full [6]" 16789 4096 512 --model nemotron-3-nano-30b-a3b --gpu h100-80g --dp 8 \
     --ep 8 --chunk-sizes 16K --recompute full $fsdp
-row "gpt-oss-20b, 8 H100, EP 8 [6, 7]" 13058 4096 256 --model gpt-oss-20b --gpu "$work/flex.json" --dp 8 --ep 8 --chunk-sizes 8K \
+passes=8.28e6 row "gpt-oss-20b, 8 H100, EP 8 [6, 7]" 13058 4096 256 --model gpt-oss-20b --gpu "$work/flex.json" --dp 8 --ep 8 --chunk-sizes 8K \
     --recompute none $fsdp
-row "gpt-oss-120b, 64 H100, EP 64 [6, 7]" 7626 4096 512 --model gpt-oss-120b --gpu "$work/flex.json" --dp 64 --ep 64 --chunk-sizes 8K \
-    --recompute none $fsdp
-row "the same, with the traffic of its gate [6, 7]" 7626 4096 512 --model gpt-oss-120b --gpu "$work/four.json" --dp 64 --ep 64 \
+passes=12.42e6 row "gpt-oss-120b, 64 H100, EP 64 [6, 7]" 7626 4096 512 --model gpt-oss-120b --gpu "$work/flex.json" --dp 64 --ep 64 \
+    --chunk-sizes 8K --recompute none $fsdp
+passes=12.42e6 row "the same, with the traffic of its gate [6, 7]" 7626 4096 512 --model gpt-oss-120b --gpu "$work/four.json" --dp 64 --ep 64 \
     --chunk-sizes 8K --recompute none $fsdp
 threes=3,3,3,3,3,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2 fours=4,4,4,4,4,4,4,4,4,4,4,4,4,3,3,3
 layers="--model deepseek-v3 --pp 4 --ep 64 --zero 2 --chunk-sizes 4K --schedules interleaved --recompute full $eager"
@@ -102,17 +104,23 @@ row "Kimi K2, 256 H100, PP 8, EP 32, full [6]" 924 4096 256 --model kimi-k2 --gp
     --chunk-sizes 4K --schedules interleaved --virtual 3 --stage-layers $k2 --recompute full $eager
 row "the same, with the traffic of its gate [6]" 924 4096 256 --model kimi-k2 --gpu "$work/k2.json" --pp 8 --dp 32 --ep 32 \
     --zero 2 --chunk-sizes 4K --schedules interleaved --virtual 3 --stage-layers $k2 --recompute full $eager
+row "DeepSeek-V3 and MTP, 1,024 H100, TP 2, PP 8, EP 64 [12]" 1061 4096 16384 --model deepseek-v3 --mtp 1 --gpu h100-80g --tp 2 \
+    --pp 8 --dp 64 --ep 64 --zero 1 --chunk-sizes 4K --schedules interleaved --virtual 4 --recompute none $eager
+row "Qwen3.6-35B-A3B, 16 H100, PP 2, EP 8, act, pictures [13]" 5885 4096 512 --model qwen3.5-35b-a3b --gpu h100-80g --pp 2 --dp 8 \
+    --ep 8 --zero 1 --chunk-sizes 4K --schedules 1f1b --stage-layers 16,24 --recompute act $eager
+row "the same, routes balanced [13]" 8035 4096 512 --model qwen3.5-35b-a3b --gpu h100-80g --pp 2 --dp 8 --ep 8 --zero 1 \
+    --chunk-sizes 4K --schedules 1f1b --stage-layers 16,24 --recompute act $eager
 rack="--gpus-per-node 64 --zero 1"
 v3="--model deepseek-v3 --pp 4 --dp 64 --ep 64 --chunk-sizes 4K --schedules interleaved --virtual 4 --recompute none $rack
     --stage-layers $fours"
 qwen235="--model qwen3-235b-a22b --pp 8 --dp 32 --ep 32 --chunk-sizes 4K --schedules interleaved --virtual 3 --recompute none $rack"
 oss="--model gpt-oss-120b --schedules 1f1b"
-row "DeepSeek-V3, 256 GB200, PP 4, EP 64 [8]" 3139 4096 4096 $v3 --gpu "$work/rack.json" $eager
-row "Qwen3-235B-A22B, 256 GB200, PP 8, EP 32 [8]" 4916 4096 8192 $qwen235 --gpu "$work/rack.json" $eager
+row "DeepSeek-V3, 256 GB200, PP 4, EP 64 [8]" 3139 4096 4096 $v3 --gpu "$work/rack.json" $grace
+row "Qwen3-235B-A22B, 256 GB200, PP 8, EP 32 [8]" 4916 4096 8192 $qwen235 --gpu "$work/rack.json" $grace
 row "gpt-oss-120b, 64 GB200, EP 64, act [7, 8]" 15876 8192 1280 $oss --gpu "$work/rack.json" --dp 64 --ep 64 --chunk-sizes 8K \
-    --recompute act $rack $eager
+    --recompute act $rack $grace
 row "the same, four rows of 4,096, 26.04 [7, 8]" 16640 4096 1280 $oss --gpu "$work/rack.json" --dp 64 --ep 64 --chunk-sizes 16K \
-    --recompute act $rack $eager
+    --recompute act $rack $grace
 row "gpt-oss-120b, 64 H100, PP 4, EP 8, act, 26.04.01 [7, 8]" 5824 4096 1280 $oss --gpu "$work/nccl8.json" --pp 4 --dp 16 --ep 8 --zero 1 \
     --chunk-sizes 4K --recompute act $eager
 row "gpt-oss-120b, 64 B200, EP 64, act [7, 8]" 8213 4096 512 $oss --gpu "$work/nccl64b.json" --dp 64 --ep 64 --zero 1 \
@@ -125,6 +133,8 @@ row "Qwen3-30B-A3B, 8 GB200, EP 8, MXFP8, 26.06 [8, 11]" 40706 4096 512 --model 
     --ep 8 --chunk-sizes 16K --schedules 1f1b --recompute none $rack
 row "gpt-oss-120b, 64 GB200, EP 64, MXFP8, 26.06 [7, 8, 11]" 28947 4096 1280 $oss --gpu "$work/mxfp8.json" --dp 64 --ep 64 \
     --chunk-sizes 16K --recompute none $rack
+row "the same, its buffers full [11]" 28947 4096 1280 $oss --gpu "$work/mxfp8.json" --dp 64 --ep 64 \
+    --chunk-sizes 16K --recompute none $rack --imbalance 50
 v3="--model deepseek-v3 --mtp 1 --tp 1 --pp 16 --dp 128 --ep 64 --zero 1 --chunk-sizes 4K --schedules zero-bubble
     --recompute layernorm --stage-layers 4,4,4,4,4,4,4,4,4,4,4,4,4,4,3,2"
 row "DeepSeek-V3, 2,048 H800, FP8, PP 16, EP 64, traffic hidden [4]" 1543 4096 15360 $v3 --gpu "$work/fp8.json"
@@ -185,10 +195,7 @@ cat <<'END'
     DeepGEMM's first README has for this model's shapes (1,093 to 1,297 of 1,979 TFLOP/s grouped, 590 to 1,358 else);
     attention in bf16. Zero-bubble stands for DualPipe; no pass that quantizes is counted. How layers are split is not
     known here.
-[5] ms-swift, Megatron-SWIFT's documentation and examples/megatron at 3602360: 9.04 and 9.6 s for 16 rows of 8,192 tokens, on
-    A800 (docs/source_en/Megatron-SWIFT/Quick-start.md). The second is an untuned baseline, two micro-batches a rank of real
-    text whose routes nobody balances: on the same split of as many H800, which have 3.2 times the peak, another trainer by
-    way of Megatron has 7.4 times as much ([9]).
+[5] ms-swift, Megatron-SWIFT's documentation at 3602360: 9.04 s for 16 rows of 8,192 tokens, on A800.
 [6] NeMo AutoModel, docs/performance-summary.md at 01926a5 and examples/benchmark/configs: H100, bf16, PyTorch, FSDP2, DeepEP.
     Its gate for benchmarks gives a row's k copies to k experts in a row, so that one node or two GPUs get them all;
     "traffic of its gate" has that many copies between nodes in place of those of free choices. Virtual stages are those that
@@ -196,35 +203,45 @@ cat <<'END'
     after the other, of which one is estimated, with a step each; they lose 14 % to 256 by congestion, or whatever it is:
     no number here knows how large a network is.
 [7] gpt-oss in these trainers is limited by software. Its biases and its clamp are passes of their own, in float, and experts have
-    kernels of their own: estimates count that since 2026-11-27. What is left on Blackwell: 26.06.01 is as 26.06 but for a
-    known issue of cuDNN's (cudnn-frontend issue 256), and takes 20 microseconds a token more (18,304 for 28,947 tokens a
-    second). Were the containers before it as slow there, the estimates of 16,640 and 13,722 would be +2 and -5 % off. In
-    26.06 one kernel has experts, biases and clamp, of which the estimate makes passes: without these it would be 58 % too
-    fast. FlexAttention, which AutoModel has, reaches 0.85 of FlashAttention-3 forward and 0.76 backward on H100 (its
-    authors, GTC 2025).
+    kernels of their own: estimates count that. AutoModel's rotation, four copies that transpose, and what scales by the sink
+    are such passes, too (gpt_oss/layers.py and flex_attention.py at 2c236e0): 345 KB a token and layer beyond the estimate's,
+    counted in its rows. Its FlexAttention reaches 0.85 of FlashAttention-3 forward and 0.76 backward on H100 (its authors,
+    GTC 2025).
 [8] Megatron-Bridge, docs/performance-summary-archive.md at 067f987 and its recipes: random balanced routes; 25.11 and bf16 where
     nothing else is said. Of what the recipes make again mla_up_proj (DeepSeek-V3) is not counted, about 3 % of the time. The
     recipe of B200 in 25.11 has EP 64 where its table has 8; 26.02, which says 64 in both, has 8,047. GB200: 64 GPUs of a
-    rack have NVLink.
+    rack have NVLink, and a Grace launches them: PyTorch takes 37.1 microseconds for a linear layer there and 13.5 on a Xeon
+    (TransformerEngine, issue 2053), so 55 here for 20. Graphs hold attention and router of Qwen3-235B, so 55 is too many for
+    it: with 20 it is +5 %, and the three others +22, +39 and +54.
 [9] Pai-Megatron-Patch, issue 643: 10.36 s for 128 rows of 8,192 tokens, copies beyond an expert's share dropped; all-to-all
     (run_mcore_qwen3.sh), as in [5].
 [10] Megatron-Bridge, skills/nemo-mbridge-perf-expert-parallel-overlap and -moe-dispatcher-selection at 067f987: 41.25, 24.71 and
     20.15 s for 1,024 rows of 4,096 tokens, bf16, balanced. The estimate hides no traffic and fuses what HybridEP fuses.
 [11] MXFP8: twice the peak of bf16 in products, and attention in bf16; no pass that quantizes is counted. 26.06 has graphs of
-    the whole iteration and hides traffic of experts beside compute; the estimate hides none.
+    the whole iteration and hides traffic of experts beside compute; the estimate hides none. For these graphs buffers of
+    experts have 1.5 times the rows that come (moe_expert_rank_capacity_factor of all four recipes). Kernels that go through
+    all of them do half as much again: gpt-oss +1 %, DeepSeek-V3 -10, Qwen3-235B -5, Qwen3-30B -4. 26.06.01 has 18,304 for
+    gpt-oss: there the backward of its fused experts is ten times slower (cudnn-frontend issue 256), which bf16 does not use.
+[12] Megatron-Bridge, examples/model_verification_cards/deepseek-v3 at 067f987, steps 41 to 50 of 61.756 s, forced balance.
+[13] The same, qwen3.6-35b-a3b, whose text model is Qwen3.5's: 22.271 s for 512 rows of 4,096 tokens, real text with pictures,
+    whose encoder is not estimated, and routes that nobody balances. The second has 185.15 TFLOP/s where this has 135.61.
 
 Nothing is fitted. Of a trainer like Megatron-LM dense models are within 8 %; PyTorch on A100 is 15 to 24 % slower than its
-estimate. With experts and the traffic that they had 17 settings of seven models are within 25 %, DeepSeek-V3 in FP8 on 2,048 H800
-(+13 %) among them. Outside are
-    +30  DeepSeek-V3 on 1,024 H100: its 256 are at +13; what a network four times as large loses is in no number here
-    +28  gpt-oss-120b in AutoModel on 64 H100 with the traffic of its gate: not explained
-    +39, +54, +34, +26  gpt-oss-120b on Blackwell: [7]
-    +166  Qwen3-30B-A3B on 16 A800: routes that nobody balances, two micro-batches a rank [5]
-No figure was found for Qwen3-30B-A3B on H200, for Qwen3.5-35B-A3B, or for chunks of sequences of 128K.
+estimate. With experts and the traffic that they had 21 settings of eight models are within 25 %, DeepSeek-V3 in FP8 on 2,048
+H800 (+13 %) among them. Outside are
+    +30  DeepSeek-V3 on 1,024 H100 in AutoModel: its 256 are at +13, and Megatron-LM's 1,024, with as large a network and another
+         split, at -11. Its table says 8 virtual stages where the configuration that came with it makes 4
+    +26  Qwen3.6-35B-A3B with pictures: [13]
+    +32, +34  gpt-oss-120b in bf16, four rows of 4,096, on GB200 (26.04) and B200. Not explained. On the same GB200 MXFP8
+         without graphs had 438.5 TFLOP/s for 423.6 in bf16 (Megatron-Bridge, pull request 3561): twice the rate of products
+         gains 3.5 %, so what takes the time is none of what this estimate counts per row. Megatron-LM's dispatch sorts rows
+         twice more in each direction, worth 2 %
+    +26  the same in MXFP8, between +26 and +1: [11]
+No figure, for the setting is not known: Qwen3-30B-A3B on 16 A800 in ms-swift, 9.6 s for 16 rows of 8,192 tokens. It came in April
+2025 with a command of TP 2, EP 8 and no stages (ad90779), and stands unchanged beside one of PP 2 since; how the two nodes are
+connected, which TP 2 and EP 8 send all rows of experts across, is not said. Estimates: 3.6 s (PP 2), 2.7 (TP 2, EP 16). And
+Qwen3-30B-A3B on 32 H200 in NeMo-RL (issue 966), 13 s for 512 rows of up to 4K and 35 s for 512 packed to 32K: how many tokens
+these have is not said. No figure was found for Qwen3-30B-A3B on H200 otherwise, nor for Qwen3.5-35B-A3B in 256K; in 128K 32 H100
+have 77 to 173 TFLOP/s by split (verl_megatron_practice, qwen3_5_megatron.csv), by a count of FLOPs that is not given.
 `chunkflow reproduce speedup` has the ChunkFlow paper's ratios beside ours, and `reproduce peaks` its memory.
-Before 2026-11-27 (residual then): heads of 64 had the rate of 128; experts one kernel for all, and biases a third of the traffic;
-all-to-all a copy a node in [9] (+52), [10] (+81) and [5] (+201); Kimi K2 one pipeline of 16 micro-batches for two of 8, which its
-table has (+26); the 8B SXM's peak and fused norms (+61, +41); gpt-oss on H100 25.11, whose recipe and table differ (+36), on Blackwell +68, +82,
-+84, +59, in AutoModel +43 and +49; H800 bf16, nothing hidden, no prediction layer, and hours after pre-training in its figure
-(1,475: -26).
 END

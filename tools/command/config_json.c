@@ -15,7 +15,7 @@ typedef struct model_type {
     int attention_bias; /* the member counts: biases on Q, K, V and the output */
     int qk_norm;        /* 1: always there; 2: where use_qk_norm says so */
     int windowed;       /* sliding_window counts unless use_sliding_window is false; of others only where it is true */
-    int experts;        /* 1: there must be some; they may have their own width, or (2) that of intermediate_size */
+    int experts;        /* 1: there must be some, of their own width; 2: of intermediate_size; 3: there may be some */
     int gate;           /* attention's output is gated, unless attn_output_gate is false */
     int shared_gate;
     int sinks;
@@ -24,6 +24,8 @@ typedef struct model_type {
     int norms;
     int tied;           /* it says nothing where it is */
     int every;          /* where the file does not say: the last of so many layers has full attention */
+    int alone;          /* each layer is a mixer alone or an MLP, of two matrices, or experts alone */
+    int64_t heads, kv_heads, head_dim, vocab; /* where the file does not say, as its own configuration class has them */
 } model_type;
 
 /* Names without the "_text" that the nested object of a multimodal model has. */
@@ -32,7 +34,8 @@ static const model_type types[] = {
     {.name = "qwen2_vl", .qkv_bias = 1},
     {.name = "qwen2_5_vl", .qkv_bias = 1},
     {.name = "qwen2_moe", .qkv_bias = 1, .experts = 1, .shared_gate = 1},
-    {.name = "qwen3", .attention_bias = 1, .qk_norm = 1},
+    {.name = "qwen3", .attention_bias = 1, .qk_norm = 1, .head_dim = 128},
+    {.name = "mimo", .qkv_bias = 1},
     {.name = "llama", .attention_bias = 1},
     {.name = "granite", .attention_bias = 1},
     {.name = "granitemoe", .attention_bias = 1, .experts = 2},
@@ -48,29 +51,33 @@ static const model_type types[] = {
     {.name = "qwen3_5", .attention_bias = 1, .qk_norm = 1, .gate = 1, .linear = CF_MIXER_DELTA},
     {.name = "qwen3_5_moe", .attention_bias = 1, .qk_norm = 1, .experts = 1, .gate = 1, .shared_gate = 1,
      .linear = CF_MIXER_DELTA},
-    {.name = "gpt_oss", .attention_bias = 1, .experts = 2, .sinks = 1, .mlp_bias = 1, .every = 2},
+    {.name = "gpt_oss", .attention_bias = 1, .experts = 2, .sinks = 1, .mlp_bias = 1, .every = 2, .head_dim = 64},
+    {.name = "minimax_m2", .qk_norm = 1, .experts = 2}, /* one norm over all heads of Q, counted as over one */
     {.name = "deepseek_v2", .experts = 1},
     {.name = "deepseek_v3", .experts = 1},
     {.name = "kimi_k2", .experts = 1},
     {.name = "glm4_moe", .qkv_bias = 2, .qk_norm = 2, .experts = 1},
     {.name = "glm4_moe_lite", .experts = 1},
     {.name = "llama4", .experts = 2, .every = 4},
-    {.name = "gemma", .tied = 1},
-    {.name = "gemma2", .norms = 4, .tied = 1, .every = 2},
-    {.name = "gemma3", .qk_norm = 1, .norms = 4, .tied = 1, .every = 6},
+    {.name = "gemma", .tied = 1, .head_dim = 256},
+    {.name = "gemma2", .norms = 4, .tied = 1, .every = 2, .head_dim = 256},
+    {.name = "gemma3", .qk_norm = 1, .norms = 4, .tied = 1, .every = 6, .heads = 8, .kv_heads = 4, .head_dim = 256,
+     .vocab = 262208},
     {.name = "kimi_linear", .experts = 1, .linear = CF_MIXER_KDA},
+    {.name = "nemotron_h", .experts = 3, .linear = CF_MIXER_MAMBA2, .alone = 1},
     {.name = NULL}};
 
 static const char known[] = "qwen2, qwen2_moe, qwen2_vl, qwen2_5_vl, qwen3, qwen3_moe, qwen3_vl, qwen3_next, qwen3_5, "
                             "llama, llama4, mistral, mixtral, gpt_oss, deepseek_v2, deepseek_v3, kimi_k2, kimi_linear, "
-                            "glm4_moe, glm4_moe_lite, gemma, gemma2, gemma3, phi3, granite, granitemoe or smollm3";
+                            "glm4_moe, glm4_moe_lite, gemma, gemma2, gemma3, phi3, granite, granitemoe, smollm3, "
+                            "minimax_m2, mimo or nemotron_h";
 
 /* All members that are looked at. A missing number is 0, a missing flag -1. */
 typedef struct config_object {
     cf_model model;
-    uint32_t type, layer_types, mlp_only, linear;
+    uint32_t type, layer_types, mlp_only, linear, block_types, letters;
     int64_t experts[3], active[2], groups, group_limit, expert_ffn, shared_ffn, shared_count[2];
-    int64_t first_dense, sparse_step;
+    int64_t first_dense, sparse_step, expert_step;
     int64_t window, max_window_layers, window_pattern, chunk, dense_ffn, full_interval;
     int64_t latent, q_latent, nope, rope, value_dim;
     int64_t linear_heads, linear_keys, linear_key_dim, linear_value_dim, linear_tail, latent_experts;
@@ -82,9 +89,11 @@ typedef struct config_object {
 #define SIZE(key, member) {.name = key, .type = JSON_COUNT, .offset = offsetof(config_object, model.member)}
 
 static const json_field fields[] = {
-    SIZE("num_hidden_layers", layers), SIZE("hidden_size", hidden), SIZE("num_attention_heads", heads),
-    SIZE("vocab_size", vocab), MEMBER("intermediate_size", JSON_COUNT, model.ffn),
-    MEMBER("num_key_value_heads", JSON_COUNT, model.kv_heads), MEMBER("head_dim", JSON_COUNT, model.head_dim),
+    SIZE("num_hidden_layers", layers), SIZE("hidden_size", hidden),
+    {.name = "num_attention_heads", .type = JSON_COUNT, .offset = offsetof(config_object, model.heads), .optional = 1},
+    {.name = "vocab_size", .type = JSON_COUNT, .offset = offsetof(config_object, model.vocab), .optional = 1},
+    MEMBER("intermediate_size", JSON_COUNT, model.ffn), MEMBER("num_key_value_heads", JSON_COUNT, model.kv_heads),
+    MEMBER("head_dim", JSON_COUNT, model.head_dim), MEMBER("attention_head_dim", JSON_COUNT, model.head_dim),
     MEMBER("tie_word_embeddings", JSON_BOOL, model.tied), MEMBER("mlp_bias", JSON_BOOL, model.mlp_bias),
     MEMBER("attention_bias", JSON_BOOL, attention_bias), MEMBER("use_qk_norm", JSON_BOOL, use_qk_norm),
     MEMBER("attn_output_gate", JSON_BOOL, gate), MEMBER("layer_types", JSON_ARRAY_OF, layer_types),
@@ -97,7 +106,12 @@ static const json_field fields[] = {
     MEMBER("first_k_dense_replace", JSON_INT, first_dense), MEMBER("decoder_sparse_step", JSON_COUNT, sparse_step),
     MEMBER("interleave_moe_layer_step", JSON_COUNT, sparse_step), MEMBER("mlp_only_layers", JSON_ARRAY_OF, mlp_only),
     MEMBER("intermediate_size_mlp", JSON_COUNT, dense_ffn),
-    MEMBER("routed_expert_hidden_size", JSON_INT, latent_experts),
+    MEMBER("routed_expert_hidden_size", JSON_INT, latent_experts), MEMBER("moe_latent_size", JSON_INT, latent_experts),
+    MEMBER("moe_layer_freq", JSON_COUNT, expert_step), MEMBER("layers_block_type", JSON_ARRAY_OF, block_types),
+    MEMBER("hybrid_override_pattern", JSON_TEXT_OF, letters), MEMBER("mamba_num_heads", JSON_COUNT, linear_heads),
+    MEMBER("n_groups", JSON_COUNT, linear_keys), MEMBER("ssm_state_size", JSON_COUNT, linear_key_dim),
+    MEMBER("mamba_head_dim", JSON_COUNT, linear_value_dim), MEMBER("conv_kernel", JSON_COUNT, linear_tail),
+    MEMBER("moe_shared_expert_intermediate_size", JSON_INT, shared_ffn),
     MEMBER("sliding_window", JSON_INT, window), MEMBER("use_sliding_window", JSON_BOOL, use_window),
     MEMBER("max_window_layers", JSON_INT, max_window_layers), MEMBER("attention_chunk_size", JSON_COUNT, chunk),
     MEMBER("sliding_window_pattern", JSON_COUNT, window_pattern),
@@ -164,7 +178,8 @@ static int read_type(const json_document *document, config_json *out, outer_obje
     json_copy_text(document, outer->type, out->name, sizeof out->name);
     *type = find_type(out->name);
     if (*type) return CLI_OK;
-    return json_wrong(document, outer->type, "model_type: unknown; wanted %s, or give the sizes as options", known);
+    return json_wrong(document, outer->type, "model_type: '%s' is unknown; wanted %s, or give the sizes as options",
+                      out->name, known);
 }
 
 /* ---- kinds of layers ---- */
@@ -197,6 +212,7 @@ static cf_layer make_kind(const reading *r, layer_choice choice) {
     kind.mixer = choice.mixer;
     kind.sinks = r->type->sinks;
     kind.gate = r->type->gate && c->gate != 0 && choice.mixer <= CF_MIXER_CHUNKED;
+    kind.no_ffn = r->type->alone && choice.mixer != CF_MIXER_NONE;
     if (choice.mixer == CF_MIXER_WINDOW) kind.window = c->window;
     if (choice.mixer == CF_MIXER_CHUNKED) kind.window = c->chunk;
     if (choice.mixer == CF_MIXER_LATENT) {
@@ -206,7 +222,7 @@ static cf_layer make_kind(const reading *r, layer_choice choice) {
         kind.q_latent = c->q_latent;
         kind.rope_dim = c->rope;
     }
-    if (choice.mixer >= CF_MIXER_DELTA) {
+    if (choice.mixer >= CF_MIXER_DELTA && choice.mixer != CF_MIXER_NONE) {
         kind.heads = c->linear_heads;
         kind.kv_heads = c->linear_keys;
         kind.head_dim = c->linear_key_dim;
@@ -233,6 +249,35 @@ static int choose_by_name(const reading *r, uint32_t node, layer_choice *out) {
     else if (strcmp(text, "chunked_attention") == 0) out->mixer = CF_MIXER_CHUNKED;
     else if (strcmp(text, "linear_attention") == 0 && r->type->linear) out->mixer = r->type->linear;
     else return json_wrong(r->document, node, "layer_types: there is no '%s' in a %s", text, r->type->name);
+    return CLI_OK;
+}
+
+/* Nemotron-H: a letter for each layer, or a word with the same first letters but for those of attention and MLP. */
+static int choose_alone(const reading *r, layer_choice *choices) {
+    static const char *const names[] = {"mamba", "attention", "moe", "mlp"}, letters[] = "M*E-";
+    const uint32_t list = r->c.block_types ? r->c.block_types : r->c.letters;
+    char text[CONFIG_MAX_LAYERS + 2];
+    uint32_t node = list + 1;
+    int64_t i;
+    size_t k;
+
+    if (!list) return json_wrong(r->document, 0, "hybrid_override_pattern is missing");
+    json_copy_text(r->document, list, text, sizeof text);
+    if (r->c.model.layers != (r->c.block_types ? json_count(r->document, list) : (int64_t)strlen(text)))
+        return json_wrong(r->document, list, "wanted one kind of layer for each of num_hidden_layers");
+    for (i = 0; i < r->c.model.layers; i++) {
+        char letter = text[i], word[16];
+        if (r->c.block_types) {
+            json_copy_text(r->document, node, word, sizeof word);
+            node = r->document->nodes[node].next;
+            for (k = 0; k < 4 && strcmp(word, names[k]) != 0; k++) continue;
+            letter = letters[k];
+        }
+        if (letter == '\0' || !strchr(letters, letter))
+            return json_wrong(r->document, list, "layer %lld is of no kind that is known", (long long)i);
+        choices[i].mixer = letter == 'M' ? CF_MIXER_MAMBA2 : letter == '*' ? CF_MIXER_FULL : CF_MIXER_NONE;
+        choices[i].experts = letter == 'E';
+    }
     return CLI_OK;
 }
 
@@ -331,7 +376,7 @@ static int read_kinds(reading *r) {
         if (!r->type->experts && !r->type->linear && !r->c.layer_types && r->c.window == 0) return CLI_OK;
         return json_wrong(r->document, 0, "num_hidden_layers: at most %d where they may differ", CONFIG_MAX_LAYERS);
     }
-    code = choose_layers(r, choices);
+    code = r->type->alone ? choose_alone(r, choices) : choose_layers(r, choices);
     if (code == CLI_OK && r->c.linear && r->type->linear == CF_MIXER_KDA) code = read_linear(r, choices);
     return code == CLI_OK ? name_kinds(r, choices) : code;
 }
@@ -343,10 +388,13 @@ static int check_members(const reading *r) {
     if (c->mlp_only && json_count(r->document, c->mlp_only) > 0)
         return json_wrong(r->document, c->mlp_only, "mlp_only_layers: cannot be described");
     if (c->latent_experts > 0)
-        return json_wrong(r->document, 0, "routed_expert_hidden_size: experts of another width cannot be described");
+        return json_wrong(r->document, 0, "routed_expert_hidden_size, moe_latent_size: experts whose rows are narrower "
+                                          "cannot be described");
+    if (c->expert_step > 1)
+        return json_wrong(r->document, 0, "moe_layer_freq: experts in some layers cannot be described this way");
     if (!r->type->experts && (first_of(c->experts, 3) > 1 || first_of(c->active, 2) > 1 || c->expert_ffn > 1))
         return json_wrong(r->document, 0, "a mixture of experts, which no %s is", r->type->name);
-    if (r->type->experts && (first_of(c->experts, 3) < 1 || first_of(c->active, 2) < 1))
+    if (r->type->experts && r->type->experts < 3 && (first_of(c->experts, 3) < 1 || first_of(c->active, 2) < 1))
         return json_wrong(r->document, 0, "the numbers of experts, and of those for each token, are missing");
     if (c->groups > 0 && (first_of(c->experts, 3) % c->groups != 0 || c->group_limit > c->groups))
         return json_wrong(r->document, 0,
@@ -369,7 +417,13 @@ static int read_sizes(reading *r, const outer_object *outer) {
     if (model->ffn == 0 && !type->experts)
         return json_wrong(r->document, 0, "intermediate_size: wanted a whole number");
     model->tied |= outer->tied || type->tied;
+    if (model->kv_heads == 0 && model->heads == 0) model->kv_heads = type->kv_heads;
+    if (model->heads == 0) model->heads = type->heads;
+    if (model->vocab == 0) model->vocab = type->vocab;
+    if (model->heads == 0) return json_wrong(r->document, 0, "num_attention_heads is missing");
+    if (model->vocab == 0) return json_wrong(r->document, 0, "vocab_size is missing");
     if (model->kv_heads == 0) model->kv_heads = model->heads;
+    if (model->head_dim == 0) model->head_dim = type->head_dim;
     if (c->latent > 0) model->head_dim = c->nope + c->rope;
     if (model->head_dim == 0 && model->hidden % model->heads != 0)
         return json_wrong(r->document, 0, "head_dim is missing, and hidden_size is no multiple of num_attention_heads");
@@ -380,6 +434,7 @@ static int read_sizes(reading *r, const outer_object *outer) {
     model->qk_norm = type->qk_norm == 1 || (type->qk_norm == 2 && c->use_qk_norm > 0);
     model->mlp_bias |= type->mlp_bias;
     model->norms = type->norms;
+    model->no_gate = type->alone;
     return CLI_OK;
 }
 
@@ -407,12 +462,43 @@ cf_model config_json_take_model(const config_json *config) {
     return model;
 }
 
+/* Python writes Infinity and NaN, which JSON does not have (time_step_limit of Nemotron-H): outside strings they become
+   null, or a number that no size can be. */
+static void no_infinities(char *text) {
+    static const char *const words[] = {"-Infinity", "Infinity", "NaN"};
+    int quoted = 0, k;
+
+    for (; *text; text++) {
+        if (*text == '"') quoted = !quoted;
+        else if (*text == '\\' && quoted && text[1]) text++;
+        for (k = 0; k < 3 && !quoted; k++) {
+            size_t n = strlen(words[k]);
+            if (strncmp(text, words[k], n) != 0) continue;
+            memset(text, ' ', n);
+            memcpy(text, n > 3 ? "null" : "0.0", n > 3 ? 4 : 3);
+        }
+    }
+}
+
+static int read_file(const char *path, json_document *out) {
+    char *text;
+    size_t bytes;
+    int code = cli_file_read(path, MAX_BYTES, &text, &bytes);
+
+    if (code != CLI_OK) return code;
+    no_infinities(text);
+    code = json_parse(path, text, bytes, out);
+    if (code == CLI_OK) out->own = text;
+    else free(text);
+    return code;
+}
+
 int config_json_read(const char *path, config_json *out) {
     json_document document;
     outer_object outer;
     config_json fresh;
     reading r;
-    int code = json_file_read(path, MAX_BYTES, &document);
+    int code = read_file(path, &document);
 
     if (code != CLI_OK) return code;
     memset(&fresh, 0, sizeof fresh);
