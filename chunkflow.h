@@ -1116,7 +1116,8 @@ typedef struct cf_stage_cost {
 } cf_stage_cost;
 
 /* What a pipeline costs. Zero means default in every member: unit costs, transfers that take no time. Passes and
-   transfers between stages take time for all rows of a chunk, padding included. */
+   transfers between stages take time for all rows of a chunk, padding included. Transfers run beside compute, and a
+   stage has a queue for each of its two directions. */
 typedef struct cf_timing {
     cf_stage_cost all;            /* every virtual stage, unless `stages` is given */
     const cf_stage_cost *stages;  /* (n_stages x n_virtual), by virtual stage; NULL: all alike */
@@ -1128,8 +1129,6 @@ typedef struct cf_timing {
     double stream_backward;       /* the same in B and I, where gradients come in and go out as well */
     double stream_exposed;        /* the part of that in which nothing can be computed, 0 .. 1: the first layer's. A
                                      pass takes it and then the larger of its compute and what is left of its stream */
-    int no_overlap;               /* 1: a transfer between stages also occupies both stages; 0: it runs beside compute,
-                                     and a stage has a queue for each of its two directions */
     double gather_forward;        /* with gangs: as stream_forward, and behind it, for each row before the chunk that
                                      another rank has (cf_gang_pieces), but not in columns. Ranks of a gang run a pass,
                                      but for W, together, so that it takes as long as its slowest one */
@@ -1433,9 +1432,7 @@ typedef struct cf_timeline {
 } cf_timeline;
 
 /* Runs a schedule on paper. Each stage takes its actions in order, each as soon as what it needs is there: the previous
-   stage's activations (F, and R in pipeline replay) or the next stage's gradient (B, I), after the transfer. cf_timing
-   says how transfers take time; with no_overlap the sender is busy with one right after its pass and the receiver right
-   before the pass that needs it.
+   stage's activations (F, and R in pipeline replay) or the next stage's gradient (B, I), after the transfer.
 
    Bounds, by name. "critical-path": the longest path of dependent passes; replays lie on it only where K, or the limit
    of every stage, is 1, because elsewhere none of them must be. "stage-load": the work of a stage, the shortest way to
@@ -1444,9 +1441,8 @@ typedef struct cf_timeline {
    does not stay costs a replay, so a stage with room for few needs long.
 
    Lowered schedules: a SEND begins when its tensor is made and the way is free, wherever it stands behind that pass,
-   and its RECV has the same times; with no_overlap the sender is busy with it where it stands, and the receiver, who
-   has times of its own then, right before the pass that needs it. So transfers take the time that they take in the
-   schedule that was lowered, and all passes keep theirs. Transfers do not count as busy.
+   and its RECV has the same times. So transfers take the time that they take in the schedule that was lowered, and all
+   passes keep theirs. Transfers do not count as busy.
 
    A schedule that deadlocks (lowered: where a send waits for its receiver), repeats or leaves out a pass, or breaks a
    dependency is CF_ERROR_SCHEDULE with the index of the action in error->item. Time is linear in the actions; the
@@ -8354,18 +8350,15 @@ typedef struct cf__clock {
     int32_t *waiting;              /* (n_stages) stack of the stages to look at */
     uint8_t *is_waiting;           /* (n_stages) */
     int64_t n_waiting;
-    int blocks;                    /* a transfer occupies both stages */
     double makespan;
-    /* lowered schedules only */
     int crosses;                   /* transfers between stages are in the lists */
-    int32_t *receive[CF__PIPE_TENSORS]; /* (cells) the RECV that has brought a tensor */
     /* for >>lower, or NULL */
     double *sent;                  /* (n_actions) when what a pass has made begins to cross to another stage; or -1 */
     int32_t *order;                /* (n_actions) passes in the order in which they were run ... */
     int64_t n_run;                 /* ... and how many have */
 } cf__clock;
 
-static void cf__clock_layout(cf__clock *clock, const cf__pipeline *pipe, int lowered, cf__carver *carver) {
+static void cf__clock_layout(cf__clock *clock, const cf__pipeline *pipe, cf__carver *carver) {
     int64_t cells = pipe->n * pipe->n_v, n_stages = pipe->shape.n_stages;
     int i;
     for (i = 0; i < CF__PIPE_TENSORS; i++) clock->arrival[i] = (double *)cf__take(carver, cells, sizeof(double));
@@ -8375,8 +8368,6 @@ static void cf__clock_layout(cf__clock *clock, const cf__pipeline *pipe, int low
     for (i = 0; i < 2; i++) clock->link_free[i] = (double *)cf__take(carver, n_stages, sizeof(double));
     clock->waiting = (int32_t *)cf__take(carver, n_stages, sizeof(int32_t));
     clock->is_waiting = (uint8_t *)cf__take(carver, n_stages, sizeof(uint8_t));
-    if (!lowered) return;
-    for (i = 0; i < CF__PIPE_TENSORS; i++) clock->receive[i] = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
 }
 
 static void cf__clock_look_at(cf__clock *clock, int64_t stage) {
@@ -8385,16 +8376,12 @@ static void cf__clock_look_at(cf__clock *clock, int64_t stage) {
     clock->waiting[clock->n_waiting++] = (int32_t)stage;
 }
 
-/* A tensor of a chunk, made at that time on virtual stage v of a stage, goes to a neighbour. Returns when it begins to.
-   Without overlap the sender is busy with it, and the arrival that is noted is the moment from which the receiver can
-   take part. */
+/* A tensor, made at that time on virtual stage v of a stage, goes to a neighbour. Returns when it begins to. */
 static inline double cf__clock_send(cf__clock *clock, int64_t stage, int64_t v, int tensor, double made,
                                     double transfer, double *arrival) {
-    int blocks = clock->blocks && transfer > 0, way = clock->pipe->gives[tensor];
-    double *busy = blocks ? &clock->free_at[stage] : &clock->link_free[cf__pipe_queue(clock->pipe, v, way)][stage];
-    double begin = made > *busy ? made : *busy;
-    *busy = begin + transfer;
-    *arrival = blocks ? begin : *busy;
+    double *link_free = &clock->link_free[cf__pipe_queue(clock->pipe, v, clock->pipe->gives[tensor])][stage];
+    double begin = cf__most(made, *link_free);
+    *arrival = *link_free = begin + transfer;
     return begin;
 }
 
@@ -8417,20 +8404,6 @@ static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *
     cf__clock_look_at(clock, taker);
 }
 
-/* When the stage can begin with a pass whose input has come to it. takes_part: from another stage, without overlap, so
-   that it is busy with the transfer right before the pass. */
-static double cf__clock_take(cf__clock *clock, int tensor, int64_t chunk, int64_t cell, int takes_part, double begin) {
-    double transfer;
-    if (clock->arrival[tensor][cell] > begin) begin = clock->arrival[tensor][cell];
-    if (!takes_part) return begin;
-    transfer = cf__pipe_transfer_seconds(clock->pipe, chunk);
-    if (clock->crosses && transfer > 0) {
-        clock->start[clock->receive[tensor][cell]] = begin;
-        clock->end[clock->receive[tensor][cell]] = begin + transfer;
-    }
-    return begin + transfer;
-}
-
 /* Runs a pass, unless its input has not been handed on yet. */
 static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk, int64_t cell) {
     const cf__pipeline *pipe = clock->pipe;
@@ -8441,7 +8414,7 @@ static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t c
         int64_t from = a->stage + way;
         int is_received = clock->crosses && cf__pipe_stage(pipe, from) != stage; /* by a RECV before it in the list */
         if (!is_received && !(clock->done[cell + way * pipe->n] >> place & 1)) return 0;
-        start = cf__clock_take(clock, place, chunk, cell, clock->blocks && cf__pipe_stage(pipe, from) != stage, start);
+        start = cf__most(start, clock->arrival[place][cell]);
     }
     end = start + cf__pipe_pass_seconds(pipe, a->pass, chunk, a->stage);
     clock->start[id] = start;
@@ -8473,7 +8446,6 @@ static int cf__clock_meet(cf__clock *clock, int64_t stage, int64_t id, int64_t c
                            transfer, arrival);
     clock->start[send] = clock->start[receive] = begin;
     clock->end[send] = clock->end[receive] = begin + transfer;
-    clock->receive[t->tensor][cell] = (int32_t)receive;
     clock->next[peer]++;
     cf__clock_look_at(clock, peer);
     return 1;
@@ -8507,7 +8479,6 @@ static void cf__clock_list(const cf__clock *clock, uint16_t *listed) {
 static void cf__clock_run(cf__clock *clock) {
     const cf__pipeline *pipe = clock->pipe;
     int64_t cells = pipe->n * pipe->n_v, s;
-    clock->blocks = pipe->timing.no_overlap;
     clock->crosses = clock->schedule->lowered && pipe->shape.n_stages > 1;
     clock->n_waiting = clock->n_run = 0;
     clock->makespan = 0;
@@ -9468,15 +9439,9 @@ static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
 /* Sends the result of a pass on virtual stage v on to one on virtual stage `to`; cf__clock_send says how. */
 static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int64_t v, int64_t to, double end,
                                  double transfer) {
-    cf__dispatch_worker *worker = &d->workers[stage];
-    double *link_free = &worker->link_free[cf__pipe_queue(d->pipe, v, to < v ? -1 : 1)];
-    double begin = cf__most(end, *link_free);
-    if (transfer > 0 && d->pipe->timing.no_overlap) {
-        worker->free_at = end + transfer;
-        begin = end - transfer;
-    }
-    *link_free = begin + transfer;
-    cf__dispatch_supply(d, id, to, begin + transfer);
+    double *link_free = &d->workers[stage].link_free[cf__pipe_queue(d->pipe, v, to < v ? -1 : 1)];
+    *link_free = cf__most(end, *link_free) + transfer;
+    cf__dispatch_supply(d, id, to, *link_free);
 }
 
 /* Supplies the passes that wait for one that ends at `end`. With eviction, the rules are followed as if everything were
@@ -9531,15 +9496,13 @@ static void cf__dispatch_give_back(cf__dispatch *d, int64_t stage, const cf__pip
     if (d->policy.split && before >= unit->first && d->missing[replay] > 0) cf__dispatch_supply(d, replay, v, end);
 }
 
-/* Runs a pass on a free stage. Without overlap that stage is busy, too, while it receives what the pass reads. */
+/* Runs a pass on a free stage. */
 static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk), cell = v * d->pipe->n + chunk;
-    int place = cf__dispatch_place(id), way = d->pipe->takes[place];
+    int place = cf__dispatch_place(id);
     double end = d->now + d->paths->seconds[place][cell];
     cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
-    if (d->pipe->timing.no_overlap && cf__pipe_leads(d->pipe, way, v))
-        end += cf__pipe_hop_seconds(d->pipe, chunk, v, v + way);
     cf__dispatch_take_place(d, stage, &unit, place, chunk, v);
     unit = cf__dispatch_unit(d, chunk, v); /* which may keep one chunk fewer now */
     worker->done[worker->n_done++] = id;
@@ -9888,7 +9851,7 @@ static void cf__search_scratch(void *job, cf__carver *carver) {
         search->clock.end = (double *)cf__take(carver, m->n_actions, sizeof(double));
         search->listed = (uint16_t *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(uint16_t));
         search->state = (int64_t *)cf__take(carver, m->pipe.n_v, sizeof(int64_t));
-        cf__clock_layout(&search->clock, &m->pipe, 0, carver);
+        cf__clock_layout(&search->clock, &m->pipe, carver);
     }
     if (m->desc.kind < CF_SCHEDULE_INTERLEAVED) return;
     cf__bounds_layout(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), carver);
@@ -11424,7 +11387,7 @@ static void cf__simulate_scratch(void *job, cf__carver *carver) {
     cf__simulation *sim = (cf__simulation *)job;
     cf__pipe_layout(&sim->pipe, carver);
     sim->check.cells = (uint16_t *)cf__take(carver, sim->pipe.n * sim->pipe.n_v, sizeof(uint16_t));
-    cf__clock_layout(&sim->clock, &sim->pipe, sim->schedule->lowered, carver);
+    cf__clock_layout(&sim->clock, &sim->pipe, carver);
     if (!sim->desc.no_bounds) cf__bounds_layout(&sim->bounds, &sim->pipe, sim->splits, carver);
 }
 
@@ -11692,7 +11655,7 @@ static void cf__lower_scratch(void *job, cf__carver *carver) {
     cf__lowerer *l = (cf__lowerer *)job;
     int64_t n = l->schedule->n_actions;
     cf__pipe_layout(&l->pipe, carver);
-    cf__clock_layout(&l->clock, &l->pipe, 0, carver);
+    cf__clock_layout(&l->clock, &l->pipe, carver);
     l->listed = (uint16_t *)cf__take(carver, l->pipe.n * l->pipe.n_v, sizeof(uint16_t));
     l->times = (double *)cf__take(carver, 2 * n, sizeof(double));
     l->clock.end = (double *)cf__take(carver, n, sizeof(double));

@@ -26,7 +26,7 @@ bubble() {
 test_help() {
     for command in plan compare check; do "$CHUNKFLOW" $command --help >help.$command; done
     for option in --stages --rank --limit --limits --token-bytes --limit-bytes --unit-cost --cost --replay-cost \
-        --backward-cost --input-cost --weight-cost --latency --seconds-per-token --no-overlap --budget --costs --model \
+        --backward-cost --input-cost --weight-cost --latency --seconds-per-token --budget --costs --model \
         --config --gpu --tp --recompute --loss; do
         for command in plan compare; do
             same "pipeline/help/$command/$option" 1 "$(grep -Ec "^  $option([, ]|\$)" help.$command)"
@@ -564,10 +564,6 @@ test_costs() {
     printf '16\n' >long
     cf plan --chunk-size 8 --k 1 --stages 1 --cost 1,0,0 --replay-cost 7,0,0 --backward-cost 2,0,0 --summary long
     same costs/replay 13 "$(summary makespan)"
-    cf plan --chunk-size 1024 --k 2 --stages 3 --no-overlap --latency 10 --summary drawn
-    slow=$(summary makespan)
-    cf plan --chunk-size 1024 --k 2 --stages 3 --latency 10 --summary drawn
-    between costs/no-overlap "$slow" "$(summary makespan)" 1e15
     # Virtual stages cost a share of their stage: the work stays the same.
     cf plan --chunk-size 2 --k 1 --stages 1 --schedule interleaved --virtual 2 --summary example
     split=$(summary makespan)

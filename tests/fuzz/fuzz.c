@@ -148,7 +148,6 @@ const cf_timing *fuzz_draw_timing(fuzz_input *in, cf_timing *timing, cf_stage_co
     if (!fuzz_chance(in, 2)) return NULL;
     timing->latency = draw_cost(in, wild);
     timing->seconds_per_token = draw_cost(in, wild);
-    timing->no_overlap = fuzz_chance(in, 3);
     by_stage = fuzz_chance(in, 3);
     for (i = 0; i < (by_stage ? n_stages : 1); i++) {
         cf_stage_cost *cost = by_stage ? &stages[i] : &timing->all;

@@ -171,7 +171,6 @@ static void draw_timing(batch *b) {
     if (one_in(2)) b->timing.latency = one_in(2) ? real_below(3) : (double)between(1, 4);
     if (one_in(3)) b->timing.seconds_per_token = real_below(0.015625);
     if (one_in(2)) (void)real_below(0.0078125); /* what is drawn after it stays as it was recorded before */
-    b->timing.no_overlap = one_in(3);
     if (!one_in(3)) return;
     b->timing.stream_forward = real_below(0.03125);
     b->timing.stream_backward = real_below(0.125);

@@ -36,7 +36,6 @@ typedef struct cell {
     int twin;               /* the first chunk of a unit just like this one, whose F starts first; -1: none */
     int free_to_keep;       /* nothing forbids to keep it, so it is never dropped */
     double seconds[5];      /* F .. W */
-    double receive, send;   /* without overlap: what F adds on its stage before and after; B the other way round */
     double forward_transfer, backward_transfer;
     double tail;            /* longest way from the end of B or I to the end of all */
 } cell;
@@ -53,7 +52,7 @@ typedef struct solver {
     int n, n_v, n_cells, n_machines;         /* n: chunks */
     int64_t slots[MOST_MACHINES];            /* limits; 0: none */
     int64_t k;
-    int local, no_overlap;
+    int local;
     int fixed_rule, kept[EXACT_MOST_CELLS];  /* by chunk: how many chunks of its unit are kept */
     int split;
     int n_path, gave_up;
@@ -165,10 +164,8 @@ static void add_cell(solver *s, exact_placement placement, int v, int i) {
     c->free_to_keep = !s->fixed_rule && s->slots[c->machine] == 0 && c->size <= s->k;
     if (!s->local && v + 1 < s->n_v) c->free_to_keep &= (c + s->n)->free_to_keep; /* a replay behind needs one here */
     costs_of_chunk(timing, v, chunk, c->seconds);
-    if (v > 0 && placement(v - 1, s->n_machines) != c->machine) c->receive = c->backward_transfer = transfer;
-    if (v + 1 < s->n_v && placement(v + 1, s->n_machines) != c->machine) c->send = c->forward_transfer = transfer;
-    if (s->no_overlap) c->forward_transfer = c->backward_transfer = 0;
-    if (!s->no_overlap) c->receive = c->send = 0;
+    if (v > 0 && placement(v - 1, s->n_machines) != c->machine) c->backward_transfer = transfer;
+    if (v + 1 < s->n_v && placement(v + 1, s->n_machines) != c->machine) c->forward_transfer = transfer;
     c->twin = -1;
 }
 
@@ -186,7 +183,6 @@ static int set_up(solver *s, const cf_plan *plan, const cf_schedule_desc *desc, 
     s->n_cells = s->n * s->n_v;
     s->k = desc->shape.k > 0 ? desc->shape.k : 1;
     s->local = desc->shape.replay == CF_REPLAY_LOCAL;
-    s->no_overlap = desc->timing != NULL && desc->timing->no_overlap;
     s->split = desc->split_backward;
     for (i = 0; i < s->n_machines; i++) {
         const int64_t *by_stage = desc->limits.chunks_by_stage;
@@ -307,21 +303,8 @@ static int collect_moves(const solver *s, const state *at, move *moves) {
 
 /* ---- running a pass ---- */
 
-/* Without overlap: seconds on the stage before and after a pass. */
-static double receiving(const solver *s, const move *m) {
-    const cell *c = &s->cells[m->cell];
-    if (m->pass == CF_F || (m->pass == CF_R && !s->local)) return c->receive;
-    return m->pass == CF_B || m->pass == CF_I ? c->send : 0;
-}
-
-static double sending(const solver *s, const move *m) {
-    const cell *c = &s->cells[m->cell];
-    if (m->pass == CF_F || (m->pass == CF_R && !s->local && m->to == REPLAYED)) return c->send;
-    return m->pass == CF_B || m->pass == CF_I ? c->receive : 0;
-}
-
 static double end_of_move(const solver *s, const move *m) {
-    return m->start + receiving(s, m) + s->cells[m->cell].seconds[m->pass];
+    return m->start + s->cells[m->cell].seconds[m->pass];
 }
 
 /* When a tensor that is made at `now` and goes that way has arrived. */
@@ -352,7 +335,7 @@ static void run(const solver *s, state *at, const move *m) {
     const cell *c = &s->cells[m->cell];
     double end = end_of_move(s, m);
     at->progress[m->cell] = (unsigned char)m->to;
-    at->free_at[c->machine] = end + sending(s, m);
+    at->free_at[c->machine] = end;
     if (m->pass == CF_F) at->output[m->cell] = arrival(at, c->machine, c->returns, end, c->forward_transfer);
     if (m->pass == CF_R && m->to == REPLAYED)
         at->replay[m->cell] = arrival(at, c->machine, c->returns, end, c->forward_transfer);
@@ -518,7 +501,7 @@ static int leave_out_late(const solver *s, move *moves, int n) {
     int first = -1, i, m = 0;
     for (i = 0; i < n; i++) {
         const cell *c = &s->cells[moves[i].cell];
-        double end = end_of_move(s, &moves[i]) + sending(s, &moves[i]);
+        double end = end_of_move(s, &moves[i]);
         if (moves[i].pass == CF_R || (moves[i].pass == CF_F && !c->free_to_keep)) continue;
         if (moves[i].pass == CF_F ? c->forward_transfer > 0 : c->backward_transfer > 0) continue;
         if (s->split == 2 && moves[i].pass != CF_W)

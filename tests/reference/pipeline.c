@@ -31,7 +31,6 @@ static void draw_timing(harness_rng *rng, pipeline_problem *problem) {
     problem->timing.latency =
         harness_chance(rng, 0.5) ? (double)harness_between(rng, 0, harness_chance(rng, 0.25) ? 200 : 12) / 4 : 0;
     problem->timing.seconds_per_token = harness_chance(rng, 0.5) ? 0.125 : 0;
-    problem->timing.no_overlap = harness_chance(rng, 0.3);
     problem->timing.all.forward.per_token = 1;
     problem->timing.all.forward.per_pair = harness_chance(rng, 0.5) ? 0.0625 : 0;
     if (harness_chance(rng, 0.3)) { /* no pass, some of them or all wait for their stream */
@@ -309,8 +308,8 @@ typedef struct relaxation {
     const cf_plan *plan;
     const cf_schedule *s;
     const cf_timing *timing;
-    double *start, *end, *sent, *received; /* by action; of a pass: when its result leaves, and its input comes in */
-    int64_t *input, *reader;               /* of a pass: whose result it reads, and who reads its own; -1: none */
+    double *start, *end, *sent; /* by action; of a pass: when its result leaves */
+    int64_t *input, *reader;    /* of a pass: whose result it reads, and who reads its own; -1: none */
     int changed;
 } relaxation;
 
@@ -348,11 +347,6 @@ double pipeline_transfer(const cf_plan *plan, const cf_timing *timing, int64_t c
 
 static int64_t stage_of(const relaxation *r, int64_t i) { return naive_stage(r->s, r->s->actions[i].stage); }
 
-/* Whether a transfer keeps both stages from computing. */
-static int blocks(const relaxation *r, double transfer) {
-    return r->timing != NULL && r->timing->no_overlap && transfer > 0;
-}
-
 static void set(relaxation *r, double *at, double value) {
     r->changed |= *at < value;
     *at = value;
@@ -366,8 +360,7 @@ static void send_on(relaxation *r, int64_t maker, double *free_at) {
     /* In loops the stage above the last one is the first. */
     int up = s->shape.placement == CF_PLACEMENT_V ? stage_of(r, to) > stage_of(r, maker)
                                             : s->actions[to].stage > s->actions[maker].stage;
-    double *way = blocks(r, transfer) ? &free_at[0] : &free_at[1 + up];
-    double begin = blocks(r, transfer) ? *way : fmax(r->end[maker], *way);
+    double *way = &free_at[1 + up], begin = fmax(r->end[maker], *way);
     set(r, &r->sent[maker], begin);
     *way = begin + transfer;
 }
@@ -385,10 +378,7 @@ static void sweep(relaxation *r, int64_t stage) {
         if (a->pass >= CF_COMPUTE_PASS_COUNT) continue;
         transfer = pipeline_transfer(r->plan, r->timing, a->chunk);
         if (input >= 0 && stage_of(r, input) == stage) begin = fmax(begin, r->end[input]);
-        else if (input >= 0) {
-            r->received[i] = blocks(r, transfer) ? fmax(begin, r->sent[input]) : r->sent[input];
-            begin = fmax(begin, r->received[i] + transfer);
-        }
+        else if (input >= 0) begin = fmax(begin, r->sent[input] + transfer);
         set(r, &r->start[i], begin);
         set(r, &r->end[i], begin + pipeline_seconds(r->plan, r->timing, a->stage, a->chunk, a->pass));
         free_at[0] = r->end[i];
@@ -405,7 +395,7 @@ static void set_transfers(relaxation *r) {
         if (is_send(a->pass)) r->start[i] = r->sent[pipeline_maker(r->s, a)];
         else if (a->pass == CF_RECV_F || a->pass == CF_RECV_R || a->pass == CF_RECV_B) {
             maker = pipeline_maker(r->s, &r->s->actions[pipeline_find(r->s, a->pass - 1, a->chunk, other)]);
-            r->start[i] = r->received[r->reader[maker]];
+            r->start[i] = r->sent[maker];
         } else continue;
         r->end[i] = r->start[i] + pipeline_transfer(r->plan, r->timing, a->chunk);
     }
@@ -414,9 +404,9 @@ static void set_transfers(relaxation *r) {
 double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing, double *start,
                          double *end) {
     int64_t n = s->n_actions, i, stage, round;
-    double *times = (double *)calloc((size_t)(4 * n + 1), sizeof *times), makespan = 0;
+    double *times = (double *)calloc((size_t)(3 * n + 1), sizeof *times), makespan = 0;
     int64_t *others = (int64_t *)calloc((size_t)(2 * n + 1), sizeof *others);
-    relaxation r = {plan, s, timing, times, times + n, times + 2 * n, times + 3 * n, others, others + n, 1};
+    relaxation r = {plan, s, timing, times, times + n, times + 2 * n, others, others + n, 1};
     if (!times || !others) abort();
     for (i = 0; i < n; i++) r.input[i] = -1;
     for (i = 0; i < n; i++)

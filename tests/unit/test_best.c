@@ -520,8 +520,8 @@ static const quality qualities[] = {
 };
 
 /* Lengths with one in five up to eight chunks long; every other batch with costs of pairs, every third with
-   transfers, half of which occupy their stages, and every fourth on a first stage that is slower than the others. In
-   trees each sequence but the long ones begins like the one before it. */
+   transfers, and every fourth on a first stage that is slower than the others. In trees each sequence but the long ones
+   begins like the one before it. */
 static cf_plan *draw_quality(harness_rng *rng, int i, int in_trees, cf_schedule_desc *desc, cf_timing *timing,
                              cf_stage_cost *stages) {
     int64_t lengths[16], n = harness_between(rng, 6, 16), j;
@@ -534,7 +534,6 @@ static cf_plan *draw_quality(harness_rng *rng, int i, int in_trees, cf_schedule_
     timing->all.forward.per_pair = i % 2 ? 1.0 / 32 : 0;
     timing->latency = i % 3 == 2 ? 0.5 : 0;
     timing->seconds_per_token = i % 3 == 2 ? 1.0 / 16 : 0;
-    timing->no_overlap = i % 6 == 5;
     desc->shape.n_stages = harness_between(rng, 2, 6);
     desc->shape.k = harness_between(rng, 1, 3);
     for (j = 0; j < desc->shape.n_stages * desc->shape.n_virtual; j++) stages[j] = timing->all;

@@ -69,7 +69,6 @@ static void draw_timing(harness_rng *rng, problem *p) {
     if (harness_chance(rng, 0.4)) {
         p->timing.latency = (double)harness_between(rng, 0, 8) / 4;
         p->timing.seconds_per_token = harness_chance(rng, 0.5) ? 0.125 : 0;
-        p->timing.no_overlap = harness_chance(rng, 0.4);
     }
     p->timing.all.forward.per_token = 1;
     p->timing.all.forward.per_pair = harness_chance(rng, 0.5) ? 0.0625 : 0;

@@ -54,7 +54,7 @@ static double arrival_of(const book *b, int64_t id, double *sent) {
     int64_t s = stage_of(b, at(b, id)->stage), i;
     double free_at[2] = {0, 0}, begin = goes(b, id) && b->timing ? b->timeline->end[id] : -1;
     double arrived = b->timeline->end[id];
-    for (i = b->schedule->first[s]; begin >= 0 && !b->timing->no_overlap && i <= id; i++) {
+    for (i = b->schedule->first[s]; begin >= 0 && i <= id; i++) {
         const cf_action *a = at(b, i);
         int turned = b->schedule->shape.placement == CF_PLACEMENT_V && a->stage / b->schedule->shape.n_stages % 2;
         int way = (a->pass < CF_B) != turned;
@@ -162,7 +162,7 @@ static idle_cause cause_of(const book *b, int64_t stage, double moment) {
     while (next < end && b->timeline->start[next] < moment) next++;
     if (next == first) return IDLE_WARM_UP;
     if (next == end) return IDLE_DRAIN;
-    if (!(b->timing && b->timing->no_overlap) && could_run(b, stage, next, WITH_ALL) <= moment) return IDLE_OVERHEAD;
+    if (could_run(b, stage, next, WITH_ALL) <= moment) return IDLE_OVERHEAD;
     if (order_is_to_blame(b, stage, next, moment)) return IDLE_ORDER;
     if (some_could(b, stage, next, moment, WITHOUT_ROOM, 1)) return IDLE_MEMORY;
     if (some_could(b, stage, next, moment, WITHOUT_TRANSFERS, 0)) return IDLE_TRANSFER;
@@ -232,7 +232,6 @@ static void check_path(const book *b, const idle_report *r) {
     for (i = 1; i < r->n_path; i++) {
         CHECK_INT(r->waited_for[r->path[i]], r->path[i - 1]);
         CHECK(b->timeline->start[r->path[i]] >= b->timeline->end[r->path[i - 1]]);
-        if (b->timing && b->timing->no_overlap) continue;
         CHECK(b->timeline->start[r->path[i]] == r->arrived[r->path[i - 1]] ||
               b->timeline->start[r->path[i]] == b->timeline->end[r->path[i - 1]]);
     }
@@ -304,7 +303,6 @@ TEST(causes_of_random_schedules) {
             p.timing.latency = (double)harness_between(&rng, 1, 40);
             p.timing.seconds_per_token = 0.5;
             p.timing.all.forward.per_token = 1;
-            p.timing.no_overlap = 0;
             p.desc.timing = &p.timing;
         }
         pipeline_note(seed, &p);
@@ -480,7 +478,7 @@ TEST(the_path_ends_with_the_last) {
           strcmp(idle_cause_name(IDLE_WARM_UP), idle_cause_name(IDLE_DRAIN)) != 0);
 }
 
-/* Measured times: a pass that begins 2 later than it could. Where transfers occupy the stages it may be one of them. */
+/* Measured times: a pass that begins 2 later than it could. */
 TEST(a_late_start_is_overhead) {
     static const int64_t lengths[] = {1};
     cf_schedule_desc desc = {0};
@@ -492,10 +490,9 @@ TEST(a_late_start_is_overhead) {
         e.timeline->start[1] += 2;
         e.timeline->end[1] += 2;
         e.timeline->makespan += 2;
-        for (i = 0; i < 3; i++) {
-            timing.no_overlap = i == 2;
+        for (i = 0; i < 2; i++) {
             CHECK_INT(idle_make(e.plan, e.schedule, e.timeline, i > 0 ? &timing : NULL, &late, NULL), CF_OK);
-            CHECK(late.stages[0].seconds[i == 2 ? IDLE_TRANSFER : IDLE_OVERHEAD] == 2);
+            CHECK(late.stages[0].seconds[IDLE_OVERHEAD] == 2);
             CHECK_INT(late.first[1], 1);
             idle_free(&late);
         }

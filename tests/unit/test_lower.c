@@ -63,7 +63,6 @@ static void draw_timing(harness_rng *rng, cf_timing *timing) {
     if (harness_chance(rng, 0.3)) timing->all.backward.per_pair = harness_unit(rng);
     if (harness_chance(rng, 0.5)) timing->latency = 3 * harness_unit(rng);
     timing->seconds_per_token = harness_unit(rng);
-    timing->no_overlap = harness_chance(rng, 0.3);
     if (harness_chance(rng, 0.6)) return;
     timing->latency = (double)harness_between(rng, 0, 1); /* much begins at the same time, and some passes take none */
     timing->seconds_per_token = timing->all.backward.per_pair = timing->all.forward.constant = 0;

@@ -10,7 +10,7 @@
    drop. It shares no code and no rule of thumb with the search of chunkflow.h, which decides in which order a simulated
    pipeline takes passes; a list can be anything that is sound.
 
-   desc: what the schedule was made from (n_stages, k, rank, timing without no_overlap, and limits on chunks). Returns
+   desc: what the schedule was made from (n_stages, k, rank, timing, and limits on chunks). Returns
    the best schedule found, in memory of its own to be given to search_lists_free, or NULL where the memory ends. */
 cf_schedule *search_lists(const cf_plan *plan, const cf_schedule *start, const cf_schedule_desc *desc, double seconds,
                           uint64_t seed);

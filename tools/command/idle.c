@@ -97,8 +97,7 @@ static void note_takers(finder *f) {
    When results arrive
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* A stage sends what it makes in the order in which it is made, with a queue for each direction. With no_overlap the
-   result is there at once, and both stages are busy with it afterwards. */
+/* A stage sends what it makes in the order in which it is made, with a queue for each direction. */
 static void note_arrival(finder *f, int64_t id, double free_at[2]) {
     const cf_action *a = action_of(f, id);
     int64_t to = f->taker[id] >= 0 ? action_of(f, f->taker[id])->stage : -1;
@@ -110,8 +109,6 @@ static void note_arrival(finder *f, int64_t id, double free_at[2]) {
     f->out.arrived[id] = end;
     if (to < 0 || physical(f, to) == physical(f, a->stage) || !f->timing) return;
     seconds = f->timing->latency + f->timing->seconds_per_token * (double)chunk_of(f, id)->padded;
-    f->out.sent[id] = end;
-    if (f->timing->no_overlap) return;
     f->out.sent[id] = later(end, free_at[queue]);
     f->out.arrived[id] = free_at[queue] = f->out.sent[id] + seconds;
 }
@@ -198,16 +195,16 @@ static void fill_spans(const finder *f, int64_t stage, int64_t id, span spans[ID
     const int64_t *limits = f->schedule->limits.chunks_by_stage;
     int64_t limit = limits ? limits[stage] : 0, last = f->schedule->first[stage + 1] - 1;
     int64_t maker = needs_of(f, id).from_stage;
-    int blocks = f->timing && f->timing->no_overlap, pass = action_of(f, id)->pass;
+    int pass = action_of(f, id)->pass;
 
-    spans[blocks ? IDLE_TRANSFER : IDLE_OVERHEAD].from = f->own[id].ready;
+    spans[IDLE_OVERHEAD].from = f->own[id].ready;
     if (id < last) {
         spans[IDLE_ORDER].from = f->others[id + 1];
         if (limit <= 0 || f->timeline->live[id] - takes_room(f, id) < limit)
             spans[IDLE_ORDER].from = sooner(spans[IDLE_ORDER].from, f->takers[id + 1]);
     }
     spans[IDLE_MEMORY].from = f->behind[id].roomy;
-    spans[IDLE_TRANSFER].from = sooner(spans[IDLE_TRANSFER].from, f->behind[id].instant);
+    spans[IDLE_TRANSFER].from = f->behind[id].instant;
     spans[IDLE_STATE].from = f->behind[id].stateless;
     if (maker >= 0) {
         spans[IDLE_IMBALANCE].from = f->timeline->start[maker] + f->mean[action_of(f, maker)->pass];

@@ -48,7 +48,6 @@ static int take_timing(const char *command, const pipeline_options *asked, pipel
     p->unit_cost = asked->forward.n == 0 && !asked->gpu.name && !asked->costs;
     p->timing.latency = asked->latency.value[0];
     p->timing.seconds_per_token = asked->seconds_per_token.value[0];
-    p->timing.no_overlap = asked->no_overlap;
     return code;
 }
 
@@ -342,7 +341,6 @@ static cf_result estimate_costs(const pipeline *p, int64_t n_virtual, int64_t ch
     result = cf_cost_estimate(&desc, out->stages, p->n_stages * n_virtual, &out->timing, NULL, error);
     if (asked->latency.n > 0) out->timing.latency = p->timing.latency;
     if (asked->seconds_per_token.n > 0) out->timing.seconds_per_token = p->timing.seconds_per_token;
-    out->timing.no_overlap = p->timing.no_overlap;
     return result;
 }
 

@@ -18,7 +18,6 @@ typedef struct pipeline_options {
     cli_reals forward, replay, backward, input, weight;
     cli_reals latency;
     cli_reals seconds_per_token;
-    int no_overlap;
     int64_t budget;
     modelling_options model; /* its stages and ranks are those above and of the packing */
     gpu_options gpu;
@@ -104,9 +103,6 @@ typedef struct pipeline_options {
     {.name = "--seconds-per-token", .value = "S", .kind = CLI_REALS,                                               \
      .offset = offsetof(type, member.seconds_per_token), .min = 1, .max = 1,                                       \
      .help = "and more per row of the chunk"},                                                                   \
-    {.name = "--no-overlap", .kind = CLI_FLAG, .offset = offsetof(type, member.no_overlap),                        \
-     .help = "a transfer keeps both stages busy; by default it runs\n"                                             \
-     "beside their passes"},                                                                                       \
     {.name = "--costs", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(type, member.costs),               \
      .help = "in place of --cost and the like, what time --json wrote: costs\n"                                    \
      "of each stage, or fitted ones of all"},                                                                      \

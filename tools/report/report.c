@@ -287,7 +287,6 @@ static void write_kind(json_writer *w, const report_schedule *s) {
     json_text_member(w, "placement", cf_placement_name(s->schedule->shape.placement));
     json_number_member(w, "latency", s->timing.latency);
     json_number_member(w, "seconds_per_token", s->timing.seconds_per_token);
-    json_bool_member(w, "no_overlap", s->timing.no_overlap);
 }
 
 static void write_times(json_writer *w, const cf_timeline *timeline) {

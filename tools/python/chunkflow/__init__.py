@@ -731,7 +731,6 @@ class Timing(TypedDict, total=False):
     stream_forward: float
     stream_backward: float
     stream_exposed: float
-    no_overlap: int
     gather_forward: float
     gather_backward: float
 
