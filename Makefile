@@ -162,7 +162,7 @@ $(BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(LIBRARY) $(TRAIN_HEADERS) |
 	    $< $(LIBRARY) -o $@ $(LDLIBS)
 
 # The CUDA example for a device. Not one of the programs that `make` builds: nvcc takes a minute for each architecture.
-NVCC      ?= nvcc
+NVCC      ?= $(or $(shell command -v nvcc 2>/dev/null),/usr/local/cuda/bin/nvcc)
 CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a
 
 $(BUILD)/executor_cuda: examples/executor_cuda.cu chunkflow_cuda.cu $(TRAIN_HEADERS) | $(BUILD)

@@ -205,9 +205,9 @@ typedef struct cf_attention_tensors {
     struct cublasContext *cublas; /* for CF_ATTENTION_UNFUSED. Its stream is set to `stream` if it is another */
 } cf_attention_tensors;
 
-/* Errors: CF_ERROR_ARGUMENT (a missing or misaligned array), CF_ERROR_SPACE (workspace), CF_ERROR_DEVICE (CUDA or
-   cuBLAS refused a launch; error->got is its number). A kernel's own failure shows where the caller next asks the
-   device.
+/* Errors: CF_ERROR_ARGUMENT (a missing or misaligned array), CF_ERROR_OVERFLOW (a stride), CF_ERROR_SPACE (workspace),
+   CF_ERROR_DEVICE (CUDA or cuBLAS refused a launch; error->got is its number). A kernel's own failure shows where the
+   caller next asks the device.
 
    CUDA graphs: a stream that is captured may be given to these two on the fused paths, and to cf_append_forward and
    _backward, whose work is on that stream alone; what is captured is the addresses of this call. Run each once before,
@@ -4496,7 +4496,9 @@ cf_result put_prepared(const problem &p, const path_entry *path, void *memory, s
 
 /* ---- checks of a call ---- */
 
-cf_result check_tensor(const cf_tensor &t, const char *name, int64_t number, int64_t rows, cf_error *error) {
+/* Strides are 2^40 at most, so no sum here can overflow; and none of a kernel, which counts in 64 bits. */
+cf_result check_tensor(const cf_tensor &t, const char *name, int64_t number, int64_t rows, int64_t heads,
+                       cf_error *error) {
     const int64_t unit = 16 / number, most = (int64_t)1 << 40;
     if (rows > 0 && t.data == NULL) return cf_fail_null(error, name);
     const cf_result code = check_aligned(t.data, 16, name, error);
@@ -4504,26 +4506,30 @@ cf_result check_tensor(const cf_tensor &t, const char *name, int64_t number, int
     for (const int64_t stride : {t.row_stride, t.head_stride})
         if (stride < 0 || stride > most || stride % unit != 0)
             return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, unit, stride, "strides must be multiples of 16 bytes");
-    return CF_OK;
+    const int64_t most_row = (INT64_MAX / 8 - t.head_stride * heads) / std::max<int64_t>(1, rows);
+    if (t.row_stride <= most_row) return CF_OK;
+    return cf_fail(error, CF_ERROR_OVERFLOW, name, -1, most_row, t.row_stride,
+                   "row stride too large for this many rows");
 }
 
 cf_result check_call(const problem *p, const cf_attention_tensors *x, bool backward, cf_error *error) {
     if (p == NULL) return cf_fail_null(error, "attention");
     if (x == NULL) return cf_fail_null(error, "tensors");
     const int64_t number = number_bytes(p), q = p->rows_q, k = p->rows_k;
+    const int64_t heads = p->desc.n_heads, kv = p->desc.n_kv_heads;
     const size_t need = backward ? p->backward_bytes : p->forward_bytes;
     if (backward && x->overwrite && p->is_block && p->n == 0)
         return cf_fail(error, CF_ERROR_ARGUMENT, "overwrite", -1, 0, x->overwrite, "the chunk has begun these sums");
     if (x->finish && (!p->in_blocks || p->is_block))
         return cf_fail(error, CF_ERROR_ARGUMENT, "finish", -1, 0, x->finish, "only for a problem with a prefix");
-    cf_result code = check_tensor(x->q, "q", number, q, error);
-    if (code == CF_OK) code = check_tensor(x->k, "k", number, k, error);
-    if (code == CF_OK) code = check_tensor(x->v, "v", number, k, error);
-    if (code == CF_OK) code = check_tensor(x->out, "out", number, q, error);
-    if (code == CF_OK && backward) code = check_tensor(x->dout, "dout", number, q, error);
-    if (code == CF_OK && backward) code = check_tensor(x->dq, "dq", number, q, error);
-    if (code == CF_OK && backward) code = check_tensor(x->dk, "dk", 4, k, error);
-    if (code == CF_OK && backward) code = check_tensor(x->dv, "dv", 4, k, error);
+    cf_result code = check_tensor(x->q, "q", number, q, heads, error);
+    if (code == CF_OK) code = check_tensor(x->k, "k", number, k, kv, error);
+    if (code == CF_OK) code = check_tensor(x->v, "v", number, k, kv, error);
+    if (code == CF_OK) code = check_tensor(x->out, "out", number, q, heads, error);
+    if (code == CF_OK && backward) code = check_tensor(x->dout, "dout", number, q, heads, error);
+    if (code == CF_OK && backward) code = check_tensor(x->dq, "dq", number, q, heads, error);
+    if (code == CF_OK && backward) code = check_tensor(x->dk, "dk", 4, k, kv, error);
+    if (code == CF_OK && backward) code = check_tensor(x->dv, "dv", 4, k, kv, error);
     if (code != CF_OK) return code;
     if (backward && q > 0 && x->lse == NULL) return cf_fail_null(error, "lse");
     if (x->lse_stride != 0 && x->lse_stride < q)
@@ -5154,7 +5160,7 @@ cf_result check_whole_rows(const cf_tensor *t, const char *name, const planes &o
                            int64_t *row_bytes, cf_error *error) {
     if (t == NULL) return cf_fail_null(error, name);
     const int64_t number = of.row_bytes / (like->n_kv_heads * like->head_size);
-    const cf_result code = check_tensor(*t, name, number, rows, error);
+    const cf_result code = check_tensor(*t, name, number, rows, 1, error);
     if (code != CF_OK) return code;
     *row_bytes = t->row_stride != 0 ? t->row_stride * number : of.row_bytes;
     if (t->head_stride != 0 && t->head_stride != like->head_size)
@@ -5258,18 +5264,6 @@ cf_result check_frequencies(const cf_rope *rope, const rope_table &t, cf_error *
 
 /* ---- append ---- */
 
-cf_result check_moved(const cf_tensor &t, const char *name, int64_t number, int64_t rows, int64_t heads,
-                      cf_error *error) {
-    const cf_result code = check_tensor(t, name, number, rows, error);
-    if (code != CF_OK) return code;
-    /* check_tensor lets strides be 2^40 at most, so neither sum here can overflow. */
-    const int64_t most = (INT64_MAX / 8 - t.head_stride * heads) / std::max<int64_t>(1, rows);
-    if (t.row_stride > most)
-        return cf_fail(error, CF_ERROR_OVERFLOW, name, -1, most, t.row_stride,
-                       "row stride too large for this many rows");
-    return CF_OK;
-}
-
 /* The descriptor, checked and laid out for the kernel. *vector: whether every access can be of 16 bytes. */
 cf_result resolve_append(const cf_append *a, int backward, append_params *p, cf_dtype *dtype, bool *vector,
                          cf_error *error) {
@@ -5288,12 +5282,12 @@ cf_result resolve_append(const cf_append *a, int backward, append_params *p, cf_
     *p = append_params();
     if (code == CF_OK && a->rope.table != NULL) code = check_rope(&a->rope, d.head_size, &p->rope, error);
     const int64_t number = bytes_of(d.dtype), kv_number = backward ? 4 : number;
-    if (code == CF_OK) code = check_moved(a->q, "q", number, a->rows, d.n_heads, error);
-    if (code == CF_OK) code = check_moved(a->k, "k", kv_number, a->rows, d.n_kv_heads, error);
-    if (code == CF_OK) code = check_moved(a->v, "v", kv_number, a->rows, d.n_kv_heads, error);
-    if (code == CF_OK) code = check_moved(a->q_out, "q_out", number, a->rows, d.n_heads, error);
-    if (code == CF_OK) code = check_moved(a->k_out, "k_out", number, a->rows, d.n_kv_heads, error);
-    if (code == CF_OK) code = check_moved(a->v_out, "v_out", number, a->rows, d.n_kv_heads, error);
+    if (code == CF_OK) code = check_tensor(a->q, "q", number, a->rows, d.n_heads, error);
+    if (code == CF_OK) code = check_tensor(a->k, "k", kv_number, a->rows, d.n_kv_heads, error);
+    if (code == CF_OK) code = check_tensor(a->v, "v", kv_number, a->rows, d.n_kv_heads, error);
+    if (code == CF_OK) code = check_tensor(a->q_out, "q_out", number, a->rows, d.n_heads, error);
+    if (code == CF_OK) code = check_tensor(a->k_out, "k_out", number, a->rows, d.n_kv_heads, error);
+    if (code == CF_OK) code = check_tensor(a->v_out, "v_out", number, a->rows, d.n_kv_heads, error);
     if (code != CF_OK) return code;
     p->q = view_of(a->q, d.n_heads, d.head_size);
     p->k = view_of(a->k, d.n_kv_heads, d.head_size);

@@ -158,6 +158,10 @@ if full; then
     check_overlap
     name="the object holds PTX for compute_80"
     if grep -qa '^\.target sm_80' "$out/sm_80.o"; then ok "$name"; else fail "$name" "it does not"; fi
+    name="the tests that a device runs link"
+    if make -s "$out/gpu/cuda_tests" "BUILD=$out" "NVCC=$NVCC" "CC=$CC" \
+            CUDA_ARCH='-fdevice-syntax-only -gencode arch=compute_80,code=sm_80' >"$out/tests.log" 2>&1; then ok "$name"
+    else fail "$name" "they do not" "$out/tests.log"; fi
 else
     object=$out/front_end.o
     with_nccl=$object
@@ -225,5 +229,5 @@ if "$NVCC" $host -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra $kerne
 else
     fail "the example compiles" "it does not" "$out/example.log"
 fi
-left_out "code for each architecture, with what ptxas says of registers, stack, wgmma and time, and the PTX"
+left_out "code for each architecture, what ptxas says of registers, stack, wgmma and time, the PTX, and device tests"
 finish

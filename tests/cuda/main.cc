@@ -4,7 +4,8 @@
 #include "../harness.h"
 
 #define CHUNKFLOW_IMPLEMENTATION
-#include "../../chunkflow.h"
+#define CHUNKFLOW_TUNE_IMPLEMENTATION
+#include "../../tools/chunkflow_tune.h"
 
 #include <cuda_runtime.h>
 

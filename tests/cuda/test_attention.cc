@@ -1530,6 +1530,12 @@ TEST(bad_calls) {
     r.clear();
     CHECK_INT(cf_attention_forward(a, &x, NULL, &r.error), CF_ERROR_ARGUMENT);
     CHECK_STR(r.error.field, "cublas");
+    r.cu[2] = 1 << 21; /* its last row would lie 2^61 numbers on */
+    REQUIRE(cf_attention_prepare(&r.desc, r.memory.data(), r.memory.size() * 8, &a, NULL) == CF_OK);
+    x.workspace_bytes = a->forward_bytes;
+    x.v.row_stride = (int64_t)1 << 40;
+    CHECK_INT(cf_attention_forward(a, &x, NULL, &r.error), CF_ERROR_OVERFLOW);
+    CHECK_STR(r.error.field, "v");
 }
 
 #ifdef CHUNKFLOW_CUDA_EMULATION

@@ -30,7 +30,6 @@ LC_ALL=C
 export LC_ALL
 
 BUILD=${BUILD:-build}
-NVCC=${NVCC:-nvcc}
 out=$BUILD/gpu_record
 programs=$BUILD/gpu
 resume=

@@ -10,7 +10,7 @@
 # ---- options ----
 
 usage() {
-    printf '%s: %s; the options are in the first lines of tools/%s.sh\n' "$self" "$1" "$self" >&2
+    printf '%s: %s; the options are in the first lines of tools/device/%s.sh\n' "$self" "$1" "$self" >&2
     exit 2
 }
 
@@ -276,7 +276,7 @@ find_cublas() {
     read -r program _ <"$work/needed"
     wanted=$(ldd "$programs/$program" 2>/dev/null | awk '/libcublas\.so.*not found/ { print $1 }')
     [ -n "$wanted" ] || return 0
-    toolkit=$(command -v "$NVCC" 2>/dev/null)
+    toolkit=$(command -v "${NVCC:-nvcc}" 2>/dev/null)
     for place in "${CUDA_HOME:-/usr/local/cuda}/lib64" "${toolkit%/bin/*}/lib64" /usr/local/cuda*/lib64; do
         [ -e "$place/$wanted" ] && found=$place && break
     done
@@ -303,7 +303,7 @@ prepare_programs() {
     carried=$programs
     programs=$BUILD/gpu
     # shellcheck disable=SC2086
-    run_step 0 "build" 300 make -B -j "$(nproc 2>/dev/null || echo 2)" $targets "BUILD=$BUILD" "NVCC=$NVCC" \
+    run_step 0 "build" 300 make -B -j "$(nproc 2>/dev/null || echo 2)" $targets "BUILD=$BUILD" ${NVCC:+"NVCC=$NVCC"} \
         "CUDA_ARCH=$code"
     all_start && return 0
     printf 'they still do not: %s\n' "$(tail -n 1 "$work/starts")" | tee -a "$log"

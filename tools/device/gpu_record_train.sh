@@ -37,7 +37,6 @@ minutes=8
 limit=600
 small=
 lengths=
-NVCC=${NVCC:-nvcc}
 needed='train_cuda --help'
 targets=gpu-programs
 
