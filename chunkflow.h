@@ -6073,11 +6073,6 @@ CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const
    >>model
    ================================================================================================================ */
 
-
-static int64_t cf__model_head_dim(const cf_model *model) {
-    return model->head_dim != 0 ? model->head_dim : model->hidden / model->heads;
-}
-
 /* How many kinds of layers a model has. */
 static int64_t cf__model_kinds(const cf_model *model) {
     int64_t n = model->kinds == NULL ? 1 : model->n_kinds;
@@ -6093,7 +6088,7 @@ static cf_layer cf__model_kind(const cf_model *model, int64_t k) {
     if (k >= n) kind.experts = kind.active = kind.shared = kind.ffn = 0;
     if (kind.heads == 0) kind.heads = model->heads;
     if (kind.kv_heads == 0) kind.kv_heads = model->kv_heads;
-    if (kind.head_dim == 0) kind.head_dim = cf__model_head_dim(model);
+    if (kind.head_dim == 0) kind.head_dim = model->head_dim != 0 ? model->head_dim : model->hidden / model->heads;
     if (kind.value_dim == 0) kind.value_dim = kind.head_dim;
     if (kind.ffn == 0) kind.ffn = model->ffn;
     return kind;
@@ -6108,8 +6103,6 @@ static int64_t cf__model_count_layers(const cf_model *model, int64_t of, int64_t
     return count;
 }
 
-static int cf__model_recurs(cf_mixer mixer) { return mixer >= CF_MIXER_DELTA && mixer <= CF_MIXER_MAMBA2; }
-
 /* The divisor of `whole` next below value. */
 static int64_t cf__model_divisor_below(int64_t whole, int64_t value) {
     while (whole % value != 0) value--;
@@ -6120,6 +6113,7 @@ static int64_t cf__model_divisor_below(int64_t whole, int64_t value) {
 static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error *error) {
     int windowed = kind->mixer == CF_MIXER_WINDOW || kind->mixer == CF_MIXER_CHUNKED;
     int latent = kind->mixer == CF_MIXER_LATENT;
+    int recurrent = kind->mixer >= CF_MIXER_DELTA && kind->mixer <= CF_MIXER_MAMBA2;
     const struct {
         const char *field;
         int64_t value, least, most;
@@ -6132,7 +6126,7 @@ static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error 
                    {"kinds.latent", kind->latent, latent, CF_MAX_WIDTH},
                    {"kinds.q_latent", kind->q_latent, 0, CF_MAX_WIDTH},
                    {"kinds.rope_dim", kind->rope_dim, 0, cf__max(kind->head_dim, 1) - latent},
-                   {"kinds.tail", kind->tail, cf__model_recurs(kind->mixer), CF_MAX_ACTIVE},
+                   {"kinds.tail", kind->tail, recurrent, CF_MAX_ACTIVE},
                    {"kinds.ffn", kind->ffn, 1, CF_MAX_FFN},
                    {"kinds.experts", kind->experts, 0, CF_MAX_EXPERTS},
                    {"kinds.active", kind->active, kind->experts > 0, cf__min(kind->experts, CF_MAX_ACTIVE)},
@@ -6460,9 +6454,9 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
    ================================================================================================================ */
 
 /* Bytes of one element of each kind, and how many they are unless the caller says so. */
-#define CF__MEMORY_ELEMENTS(X)                                     \
-    X(activation_bytes, 2) X(parameter_bytes, 2) X(gradient_bytes, 4) \
-    X(optimizer_bytes, 12) X(state_bytes, 2) X(state_gradient_bytes, 4)
+#define CF__MEMORY_ELEMENTS(X)                                                               \
+    X(activation_bytes, 2) X(parameter_bytes, 2) X(gradient_bytes, 4) X(optimizer_bytes, 12) \
+    X(matrix_bytes, full.optimizer_bytes) X(state_bytes, 2) X(state_gradient_bytes, 4)
 
 #define CF__MEMORY_MAX_ELEMENT 1024
 
@@ -6474,7 +6468,6 @@ CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc) {
     CF__MEMORY_ELEMENTS(CF__MEMORY_DEFAULT)
     if (full.runtime_bytes == 0) full.runtime_bytes = CF_RUNTIME_BYTES;
     if (full.chunk_size == 0) full.chunk_size = CF_BORDER_TOKENS;
-    if (full.matrix_bytes == 0) full.matrix_bytes = full.optimizer_bytes;
     if (full.fragmentation == 0) full.fragmentation = CF_FRAGMENTATION;
     if (full.fragmentation == -1) full.fragmentation = 0;
     return full;
@@ -6490,7 +6483,6 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
     CF__MEMORY_ELEMENTS(CF__MEMORY_CHECK)
     CF__TRY(cf__range(full->state_window, 0, CF_MAX_LENGTH, "state_window", error));
     CF__TRY(cf__range(full->gathered, 0, CF_MAX_LENGTH, "gathered", error));
-    CF__TRY(cf__range(full->matrix_bytes, 1, CF__MEMORY_MAX_ELEMENT, "matrix_bytes", error));
     CF__TRY(cf__range(full->lora_rank, 0, CF_MAX_WIDTH, "lora_rank", error));
     CF__TRY(cf__range(full->chunk_size, 1, CF_MAX_CHUNK_SIZE, "chunk_size", error));
     return cf__range(full->runtime_bytes, 1, INT64_MAX, "runtime_bytes", error);
@@ -6559,7 +6551,7 @@ typedef struct cf__memory_stage_bytes {
     cf_shard shard;       /* of all its layers */
     cf_token_bytes bytes; /* state without the rest of it */
     int64_t share;        /* that rest: routes, and a token's share of a border */
-    int64_t row, gradient_row; /* of the layer with the most state */
+    int64_t row;          /* elements that a row adds to the layer with the most state */
     int64_t heads_kept;   /* of all layers that keep their scores */
     int64_t heads;        /* of one layer, at most */
     int overflow;         /* 1: something does not fit */
@@ -6568,14 +6560,12 @@ typedef struct cf__memory_stage_bytes {
 /* Adds the state of the layers of one kind. */
 static void cf__memory_add_state(const cf_memory_desc *desc, const cf_shard *s, cf__memory_stage_bytes *out) {
     int64_t chunked = s->mixer == CF_MIXER_CHUNKED, ends = s->window - !chunked; /* rows that a border hands on */
-    int64_t rows = cf__min(desc->chunk_size, ends), row = s->state_row * desc->state_bytes;
-    int64_t tail = s->tail * s->tail_row;
+    int64_t rows = cf__min(desc->chunk_size, ends), tail = s->tail * s->tail_row;
     cf_token_bytes *bytes = &out->bytes;
     if (chunked && desc->chunk_size % s->window == 0) rows = ends = 0;
-    bytes->state += s->layers * row;
+    bytes->state += s->layers * s->state_row * desc->state_bytes;
     bytes->state_gradient += s->layers * s->state_row * desc->state_gradient_bytes;
-    out->row = cf__max(out->row, row);
-    out->gradient_row = cf__max(out->gradient_row, s->state_row * desc->state_gradient_bytes);
+    out->row = cf__max(out->row, s->state_row);
     cf__add_product(&bytes->border, s->layers * desc->state_bytes, rows * s->window_row, &out->overflow);
     cf__add_product(&bytes->border, s->layers, 4 * s->snapshot + tail * desc->state_bytes, &out->overflow);
     cf__add_product(&bytes->carry, s->layers * desc->state_gradient_bytes, ends * s->window_row, &out->overflow);
@@ -6648,21 +6638,15 @@ CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_
 
 /* ---- stages ---- */
 
+/* Members of cf_memory_load. */
+#define CF__MEMORY_LOADS(X)                                                                 \
+    X(live_tokens) X(chunk_tokens) X(state_tokens) X(state_gradient_tokens) X(input_tokens) \
+    X(live_scores) X(chunk_scores)
+
 static cf_result cf__memory_check_load(const cf_memory_load *load, int64_t item, cf_error *error) {
-    const struct {
-        const char *field;
-        int64_t tokens;
-    } members[] = {{"loads.live_tokens", load->live_tokens},
-                   {"loads.chunk_tokens", load->chunk_tokens},
-                   {"loads.state_tokens", load->state_tokens},
-                   {"loads.state_gradient_tokens", load->state_gradient_tokens},
-                   {"loads.input_tokens", load->input_tokens},
-                   {"loads.live_scores", load->live_scores},
-                   {"loads.chunk_scores", load->chunk_scores}};
-    int64_t i;
-    for (i = 0; i < CF__COUNT(members); i++)
-        CF__TRY(cf__inside(members[i].tokens, 0, INT64_MAX, CF_ERROR_ARGUMENT, members[i].field, item, "is negative",
-                           error));
+#define CF__MEMORY_CHECK_LOAD(name) \
+    CF__TRY(cf__inside(load->name, 0, INT64_MAX, CF_ERROR_ARGUMENT, "loads." #name, item, "is negative", error));
+    CF__MEMORY_LOADS(CF__MEMORY_CHECK_LOAD)
     return CF_OK;
 }
 
@@ -6675,8 +6659,7 @@ typedef struct cf__memory_sums {
     int64_t adapters, expert_adapters; /* parameters of LoRA, and those of routed experts */
     int64_t layer_parameters; /* all of the largest layer, or the mean of a stage's */
     int64_t kept, carry;      /* bytes of state that never stream, and of its gradient */
-    int64_t layer_row;        /* bytes of a row of one layer's K and V */
-    int64_t layer_gradient_row;
+    int64_t layer_row;        /* elements of a row of one layer's K and V */
     int64_t two_inputs;       /* bytes of two stage inputs of the largest chunk */
     int overflow;             /* 1: something does not fit */
 } cf__memory_sums;
@@ -6733,20 +6716,20 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     terms->working = cf__max(terms->working, working); /* one virtual stage is in a pass at a time */
     terms->buffers = cf__max(terms->buffers, buffers);
     sums->layer_row = cf__max(sums->layer_row, of.row);
-    sums->layer_gradient_row = cf__max(sums->layer_gradient_row, of.gradient_row);
     cf__add_product(&inputs, load->chunk_tokens, 2 * bytes->boundary, overflow);
     sums->two_inputs = cf__max(sums->two_inputs, inputs);
 }
 
 /* All that grows with a group goes to host memory; the ring takes its place, and two inputs. */
-static void cf__memory_stream(cf__memory_sums *sums, int64_t window) {
+static void cf__memory_stream(const cf_memory_desc *desc, cf__memory_sums *sums) {
     cf_memory_report *terms = &sums->terms;
     int *overflow = &sums->overflow;
     int64_t state = terms->state, gradient = terms->state_gradient;
     if (state > 0 || gradient > 0) {
         terms->state = terms->state_gradient = 0;
-        cf__add_product(&terms->state, window, sums->layer_row, overflow);
-        cf__add_product(&terms->state_gradient, window, sums->layer_gradient_row, overflow);
+        cf__add_product(&terms->state, desc->state_window, sums->layer_row * desc->state_bytes, overflow);
+        cf__add_product(&terms->state_gradient, desc->state_window, sums->layer_row * desc->state_gradient_bytes,
+                        overflow);
     }
     cf__add_product(&terms->host, state, 1, overflow);
     cf__add_product(&terms->host, gradient, 1, overflow);
@@ -6793,7 +6776,7 @@ static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_
         int64_t at = cf_placement_at(parallel->placement, parallel->pp, v, stage);
         cf__memory_add_virtual_stage(desc, at, &loads[at], &sums);
     }
-    if (desc->state_window > 0) cf__memory_stream(&sums, desc->state_window);
+    if (desc->state_window > 0) cf__memory_stream(desc, &sums);
     cf__add_product(&sums.terms.state, sums.kept, 1, overflow);
     cf__add_product(&sums.terms.state_gradient, sums.carry, 1, overflow);
     *out = sums.terms;
@@ -6806,8 +6789,8 @@ static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_
     else out->logits = 0;
     if (parallel->zero >= 3 && parallel->dp > 1)
         cf__add_product(&out->buffers, sums.layer_parameters, 2 * desc->parameter_bytes, overflow);
-    cf__add_product(&out->buffers, desc->gathered, sums.layer_row, overflow);
-    cf__add_product(&out->buffers, desc->gathered, sums.layer_gradient_row, overflow);
+    cf__add_product(&out->buffers, desc->gathered,
+                    sums.layer_row * (desc->state_bytes + desc->state_gradient_bytes), overflow);
     out->runtime = cf__memory_runtime(desc, out, overflow);
 #define CF__MEMORY_ADD_TERM(name, text) cf__add_product(&out->total, out->name, 1, overflow);
     CF_MEMORY_TERMS(CF__MEMORY_ADD_TERM)
@@ -11555,14 +11538,11 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline) {
 
 /* The counts after something was taken or given back. One action adds less than half of what fits. */
 static cf_result cf__simulate_check_load(const cf_memory_load *load, int64_t action, cf_error *error) {
-    const int64_t counts[] = {load->live_tokens, load->live_scores, load->state_tokens, load->state_gradient_tokens,
-                              load->input_tokens};
-    int64_t i;
-    for (i = 0; i < CF__COUNT(counts); i++)
-        if (counts[i] < 0)
-            return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", action, "gives back what is not held");
-    for (i = 0; i < CF__COUNT(counts); i++)
-        if (counts[i] > INT64_MAX / 2) return cf__fail_size(error, "loads");
+    if (cf__memory_check_load(load, action, NULL) != CF_OK)
+        return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", action, "gives back what is not held");
+#define CF__SIMULATE_CHECK_LOAD(name) \
+    if (load->name > INT64_MAX / 2) return cf__fail_size(error, "loads");
+    CF__MEMORY_LOADS(CF__SIMULATE_CHECK_LOAD)
     return CF_OK;
 }
 
