@@ -491,13 +491,6 @@ int64_t naive_peak_bytes(const cf_plan *plan, const cf_schedule *s, int64_t stag
 
 /* ---- graphs ---- */
 
-int64_t naive_node(const cf_graph *graph, int pass, int64_t chunk, int64_t v) {
-    int64_t i;
-    for (i = 0; i < graph->n_nodes; i++)
-        if (graph->nodes[i].pass == pass && graph->nodes[i].chunk == chunk && graph->nodes[i].stage == v) return i;
-    return -1;
-}
-
 /* Whether all nodes can run, one after the other. */
 static int all_run(const cf_graph *g) {
     int32_t *waiting = (int32_t *)calloc((size_t)g->n_nodes + 1, sizeof *waiting);

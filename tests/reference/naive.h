@@ -50,9 +50,6 @@ const char *naive_fault(const cf_plan *plan, const cf_schedule *schedule);
    pass finds the tensors that it needs. */
 const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *schedule);
 
-/* The number of the node of a pass, -1: there is none. */
-int64_t naive_node(const cf_graph *graph, int pass, int64_t chunk, int64_t v);
-
 /* What is wrong with a graph's lists of edges, or NULL: both directions hold each edge once, and every node can run
    once all that it waits for have run. */
 const char *naive_graph_fault(const cf_graph *graph);

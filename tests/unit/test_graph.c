@@ -138,15 +138,14 @@ static double longest_with_order(const cf_graph *g, const cf_schedule *s) {
         changed = 0;
         for (stage = 0; stage < s->shape.n_stages; stage++)
             for (i = s->first[stage], before = -1; i < s->first[stage + 1]; i++) {
-                const cf_action *a = &s->actions[i];
-                int64_t node = naive_node(g, a->pass, a->chunk, a->stage), e;
                 double start = before >= 0 ? end[before] : 0;
-                for (e = g->first_in[node]; e < g->first_in[node + 1]; e++)
+                int64_t e;
+                for (e = g->first_in[i]; e < g->first_in[i + 1]; e++)
                     if (g->edges[e].why != CF_EDGE_SLOT && end[g->edges[e].from] + g->edges[e].seconds > start)
                         start = end[g->edges[e].from] + g->edges[e].seconds;
-                before = node;
-                if (start + g->nodes[node].seconds > end[node]) end[node] = start + g->nodes[node].seconds, changed = 1;
-                if (end[node] > length) length = end[node];
+                before = i;
+                if (start + g->nodes[i].seconds > end[i]) end[i] = start + g->nodes[i].seconds, changed = 1;
+                if (end[i] > length) length = end[i];
             }
     }
     harness_guard_free(end);
