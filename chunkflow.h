@@ -10397,10 +10397,6 @@ typedef struct cf__checker {
     int32_t *kept;                /* (cells) in the cell of a group's first chunk: how many of its chunks have live
                                      activations; a standalone chunk has its own */
     int64_t *state;               /* (virtual stages) tokens of state that each holds */
-    uint16_t *run;                /* (cells) a bit for each pass that has run when all lists run together */
-    int64_t *cursor;              /* (n_stages) the next action of each stage, an index into actions */
-    int32_t *stack;               /* (n_stages) stages that may be able to go on */
-    unsigned char *queued;        /* (n_stages) */
 } cf__checker;
 
 /* What the walk is about. */
@@ -10447,9 +10443,9 @@ static uint16_t *cf__check_cell(const cf__checker *k, int64_t chunk, int64_t sta
 static int cf__check_has(const uint16_t *cell, int pass) { return *cell >> pass & 1; }
 
 /* The stage of a virtual stage: in loops they start over after the last stage, in a V they turn and come back. */
-static int64_t cf__check_stage(const cf__checker *k, int64_t v) {
-    uint32_t n = (uint32_t)k->schedule->shape.n_stages, at = (uint32_t)v;
-    if (k->schedule->shape.placement != CF_PLACEMENT_V) return (int64_t)(at % n);
+static int64_t cf__check_stage(const cf_schedule *s, int64_t v) {
+    uint32_t n = (uint32_t)s->shape.n_stages, at = (uint32_t)v;
+    if (s->shape.placement != CF_PLACEMENT_V) return (int64_t)(at % n);
     at %= 2 * n;
     return (int64_t)(at < n ? at : 2 * n - 1 - at);
 }
@@ -10471,7 +10467,7 @@ static inline int cf__check_crosses(const cf__checker *k, int64_t v) {
 static cf_result cf__check_place(const cf__checker *k, int64_t v) {
     if ((uint64_t)v >= (uint64_t)k->pipe->n_v)
         return cf__check_fail(k, NULL, "actions.stage", k->pipe->n_v - 1, v, "there is no such virtual stage");
-    if (cf__check_stage(k, v) != k->stage)
+    if (cf__check_stage(k->schedule, v) != k->stage)
         return cf__check_fail(k, NULL, "actions.stage", k->stage, v, "this virtual stage lies on another stage");
     return CF_OK;
 }
@@ -10698,7 +10694,7 @@ static cf_result cf__check_lists(cf__checker *k) {
 /* Refuses what is wrong between lists. action: the one to blame, or -1 where it is missing and only described by a. */
 static cf_result cf__check_blame(cf__checker *k, int64_t action, const cf_action *a, const char *field,
                                  const char *why) {
-    k->stage = cf__check_stage(k, a->stage);
+    k->stage = cf__check_stage(k->schedule, a->stage);
     k->action = action;
     return cf__check_refuse(k, a, field, why);
 }
@@ -10739,96 +10735,187 @@ static cf_result cf__check_all_complete(cf__checker *k) {
     return CF_OK;
 }
 
-/* ---- all lists together ---- */
+/* ---- all lists together ----
 
-static void cf__check_wake(cf__checker *k, int64_t stage, int64_t *n) {
-    if (k->queued[stage]) return;
-    k->queued[stage] = 1;
-    k->stack[(*n)++] = (int32_t)stage;
+   The lists of one rank, or of several, run as far as they go: a pass when it is next and what it takes has been made,
+   a transfer when both of its ends have come to it. Stages are looked at upwards and then downwards, as results go, for
+   as long as anything moves; every chunk goes through all of them, so the time is in proportion to the actions. */
+
+enum {
+    CF__LISTS_ALONE, /* each rank by itself */
+    CF__LISTS_GANGS, /* ranks of a gang run the passes of its rounds together */
+    CF__LISTS_STEP   /* and all ranks all passes */
+};
+
+typedef struct cf__lists {
+    const cf__pipeline *pipe; /* of the first of the ranks; the others differ in their chunks */
+    const cf_schedule *const *schedules; /* (n_ranks) */
+    int64_t n_ranks;
+    int together;             /* one of the above */
+    int64_t *cursor;          /* (n_ranks x n_stages) the next action, an index into actions */
+    int64_t *position;        /* (n_stages) passes that have run in step */
+    uint16_t *run;            /* (n_ranks x cells) a bit for each pass that has run */
+    cf_error *error;
+} cf__lists;
+
+static void cf__lists_layout(cf__lists *l, cf__carver *carver) {
+    l->cursor = (int64_t *)cf__take(carver, l->n_ranks * l->pipe->shape.n_stages, sizeof(int64_t));
+    l->position = (int64_t *)cf__take(carver, l->pipe->shape.n_stages, sizeof(int64_t));
+    l->run = (uint16_t *)cf__take(carver, l->n_ranks * l->pipe->n * l->pipe->n_v, sizeof(uint16_t));
 }
 
-/* Runs the next action of a list, and wakes the stage that may have waited for it; 0 if it has to wait itself. */
-static int cf__check_advance(cf__checker *k, const cf_action *a, int64_t *n) {
-    uint16_t *own = &k->run[a->stage * k->pipe->n + a->chunk - k->pipe->first_chunk];
+static int64_t *cf__lists_cursor(const cf__lists *l, int64_t rank, int64_t stage) {
+    return &l->cursor[rank * l->pipe->shape.n_stages + stage];
+}
+
+/* What a stage of a rank runs next; NULL at the end of its list. */
+static const cf_action *cf__lists_head(const cf__lists *l, int64_t rank, int64_t stage) {
+    const cf_schedule *s = l->schedules[rank];
+    int64_t at = *cf__lists_cursor(l, rank, stage);
+    return at < s->first[stage + 1] ? &s->actions[at] : NULL;
+}
+
+/* Runs the transfers that are next on a stage of a rank and at their other ends. */
+static void cf__lists_meet(const cf__lists *l, int64_t rank, int64_t stage, int *moved) {
+    const cf_action *a;
+    while ((a = cf__lists_head(l, rank, stage)) != NULL && cf__pipe_is_transfer(a->pass)) {
+        const cf_action other = cf__pipe_other_end(a), *at_peer;
+        int64_t peer = cf__check_stage(l->schedules[rank], other.stage);
+        at_peer = cf__lists_head(l, rank, peer);
+        if (at_peer == NULL || !cf__pipe_is_same(at_peer, &other)) return;
+        ++*cf__lists_cursor(l, rank, stage);
+        ++*cf__lists_cursor(l, rank, peer);
+        *moved = 1;
+    }
+}
+
+static uint16_t *cf__lists_cell(const cf__lists *l, int64_t rank, const cf_action *a, int64_t v) {
+    return &l->run[(rank * l->pipe->n_v + v) * l->pipe->n + a->chunk - l->pipe->first_chunk - rank * l->pipe->n];
+}
+
+/* Whether what a pass takes from another virtual stage has been made. */
+static int cf__lists_has_input(const cf__lists *l, int64_t rank, const cf_action *a) {
     int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
-    int forward = a->pass == CF_F || (a->pass == CF_R && !k->pipe->local);
-    int way = backward - forward; /* to the virtual stage where the same must have run before */
-    if (cf__pipe_leads(k->pipe, way, a->stage) &&
-        !(own[way * k->pipe->n] & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass)))
-        return 0;
-    *own |= (uint16_t)(1 << a->pass);
-    if (cf__pipe_leads(k->pipe, -way, a->stage)) cf__check_wake(k, cf__check_stage(k, a->stage - way), n);
+    int way = backward - (a->pass == CF_F || (a->pass == CF_R && !l->pipe->local));
+    if (!cf__pipe_leads(l->pipe, way, a->stage)) return 1;
+    return *cf__lists_cell(l, rank, a, a->stage + way) & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass);
+}
+
+/* Ranks that run a pass together, *first .. *end - 1: those of its gang. Returns whether all of them have come to it,
+   and can run it. */
+static int cf__lists_gather(const cf__lists *l, int64_t rank, int64_t stage, const cf_action *a, int64_t *first,
+                            int64_t *end) {
+    const cf_plan *plan = l->pipe->plan;
+    const cf_chunk *c = &plan->chunks[a->chunk];
+    int64_t gang = 0, other;
+    if (l->together != CF__LISTS_ALONE && c->group >= 0 && a->pass != CF_W) gang = plan->groups[c->group].gang;
+    *first = gang > 0 ? rank - rank % gang : rank;
+    *end = gang > 0 ? *first + gang : rank + 1;
+    for (other = *first; other < *end; other++) {
+        const cf_action *b = other < l->n_ranks ? cf__lists_head(l, other, stage) : NULL;
+        if (b == NULL || b->pass != a->pass || b->stage != a->stage || !cf__lists_has_input(l, other, b) ||
+            b->chunk - a->chunk != (other - rank) * l->pipe->n)
+            return 0;
+    }
     return 1;
 }
 
-/* The same with nothing but rendezvous: a transfer takes place when both ends have come to it, and not before. */
-static int cf__check_meet(cf__checker *k, const cf_action *a, int64_t *n) {
-    const cf_schedule *s = k->schedule;
-    cf_action other;
-    int64_t peer;
-    if (!cf__pipe_is_transfer(a->pass)) return 1;
-    other = cf__pipe_other_end(a);
-    peer = cf__check_stage(k, other.stage);
-    if (CF__NEVER(k->cursor[peer] == s->first[peer + 1])) return 0; /* all lists hold what they must */
-    if (!cf__pipe_is_same(&s->actions[k->cursor[peer]], &other)) return 0;
-    k->cursor[peer]++;
-    cf__check_wake(k, peer, n);
-    return 1;
+static void cf__lists_step(const cf__lists *l, int64_t rank, int64_t stage) {
+    const cf_action *a = cf__lists_head(l, rank, stage);
+    *cf__lists_cell(l, rank, a, a->stage) |= (uint16_t)(1 << a->pass);
+    ++*cf__lists_cursor(l, rank, stage);
 }
 
-/* Some stage waits for ever: names the action that it waits with. */
-static cf_result cf__check_deadlock(cf__checker *k, int64_t action, const char *field) {
-    return cf__check_blame(k, action, &k->schedule->actions[action], field, "waits for ever: the lists deadlock");
+/* In step, F and R are of one kind. */
+static int cf__lists_kind(const cf_action *a) { return a->pass == CF_R ? (int)CF_F : a->pass; }
+
+static cf_result cf__lists_differ(const cf__lists *l, int64_t rank, int64_t stage, const cf_action *a,
+                                  const cf_action *first) {
+    char text[128];
+    (void)snprintf(text, sizeof text, "rank %lld, stage %lld: %s on virtual stage %d, where rank 0 has %s on %d",
+                   (long long)rank, (long long)stage, cf_pass_name((cf_pass)a->pass), (int)a->stage,
+                   cf_pass_name((cf_pass)first->pass), (int)first->stage);
+    return cf__refuse(l->error, CF_ERROR_SCHEDULE, "actions", l->position[stage], text);
 }
 
-/* Runs all lists, each as far as it goes whenever it is woken. Returns the action that waits for ever on the first
-   stage which does not come to its end, or -1. */
-static int64_t cf__check_run(cf__checker *k, int meeting) {
-    const cf_schedule *s = k->schedule;
-    int64_t stage, id, n = 0;
-    for (stage = s->shape.n_stages - 1; stage >= 0; stage--) {
-        k->cursor[stage] = s->first[stage];
-        cf__check_wake(k, stage, &n);
+/* Runs what ranks run next on a stage: each gang, or rank without one, by itself; or in step, where that is a pass that
+   all of them can run. Lists that are sound and have run the same kinds so far end together, for all have as many
+   chunks. */
+static cf_result cf__lists_turn(const cf__lists *l, int64_t stage, int *moved) {
+    const cf_action *lead;
+    int64_t rank, first, end;
+    int all = 1, transfers = 0;
+    for (rank = 0; rank < l->n_ranks; rank++) {
+        const cf_action *a;
+        int ready;
+        cf__lists_meet(l, rank, stage, moved);
+        a = cf__lists_head(l, rank, stage);
+        transfers |= a != NULL && cf__pipe_is_transfer(a->pass);
+        ready = a != NULL && !cf__pipe_is_transfer(a->pass) && cf__lists_gather(l, rank, stage, a, &first, &end);
+        all &= ready;
+        for (; ready && l->together != CF__LISTS_STEP && first < end; first++, *moved = 1)
+            cf__lists_step(l, first, stage);
     }
-    while (n > 0) {
-        stage = k->stack[--n];
-        k->queued[stage] = 0;
-        for (id = k->cursor[stage]; id < s->first[stage + 1]; id++) {
-            const cf_action *a = &s->actions[id];
-            if (!(meeting ? cf__check_meet(k, a, &n) : cf__check_advance(k, a, &n))) break;
-        }
-        k->cursor[stage] = id;
+    if (l->together != CF__LISTS_STEP || transfers) return CF_OK;
+    lead = cf__lists_head(l, 0, stage);
+    for (rank = 1; rank < l->n_ranks; rank++) {
+        const cf_action *a = cf__lists_head(l, rank, stage);
+        if (a != NULL && lead != NULL && (a->stage != lead->stage || cf__lists_kind(a) != cf__lists_kind(lead)))
+            return cf__lists_differ(l, rank, stage, a, lead);
     }
-    for (stage = 0; stage < s->shape.n_stages; stage++)
-        if (k->cursor[stage] < s->first[stage + 1]) return k->cursor[stage];
-    return -1;
+    for (rank = 0; rank < l->n_ranks && all; rank++) cf__lists_step(l, rank, stage);
+    l->position[stage] += all;
+    *moved |= all;
+    return CF_OK;
+}
+
+/* Runs all lists. *stuck: an action that waits for ever; NULL: all come to their end. The working space is zero. */
+static cf_result cf__lists_run(const cf__lists *l, const cf_action **stuck) {
+    int64_t n_stages = l->pipe->shape.n_stages, rank, i;
+    int moved, any;
+    for (rank = 0; rank < l->n_ranks; rank++)
+        memcpy(cf__lists_cursor(l, rank, 0), l->schedules[rank]->first, (size_t)n_stages * sizeof *l->cursor);
+    do {
+        for (any = 0, i = 0; i < 2 * n_stages; i++)
+            for (moved = 1; moved; any |= moved) {
+                moved = 0;
+                CF__TRY(cf__lists_turn(l, i < n_stages ? i : 2 * n_stages - 1 - i, &moved));
+            }
+    } while (any);
+    for (*stuck = NULL, rank = 0; rank < l->n_ranks; rank++)
+        for (i = 0; i < n_stages && *stuck == NULL; i++) *stuck = cf__lists_head(l, rank, i);
+    return CF_OK;
 }
 
 /* ---- the public function ---- */
 
+typedef struct cf__validation {
+    cf__checker check;
+    cf__lists lists;
+} cf__validation;
+
 static void cf__check_layout(void *job, cf__carver *carver) {
-    cf__checker *k = (cf__checker *)job;
+    cf__checker *k = &((cf__validation *)job)->check;
     int64_t cells = k->pipe->n * k->pipe->n_v;
     k->cells = (uint16_t *)cf__take(carver, cells, sizeof(uint16_t));
     k->kept = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
     k->state = (int64_t *)cf__take(carver, k->pipe->n > 0 ? k->pipe->n_v : 0, sizeof(int64_t));
-    k->run = (uint16_t *)cf__take(carver, cells, sizeof(uint16_t));
-    k->cursor = (int64_t *)cf__take(carver, k->pipe->shape.n_stages, sizeof(int64_t));
-    k->stack = (int32_t *)cf__take(carver, k->pipe->shape.n_stages, sizeof(int32_t));
-    k->queued = (unsigned char *)cf__take(carver, k->pipe->shape.n_stages, 1);
+    cf__lists_layout(&((cf__validation *)job)->lists, carver);
 }
 
-/* Where each pass stands behind what it receives, and each send behind what it sends, lists that end with rendezvous
-   alone also end without. So the other run is needed only to tell which of the two they fail. */
+/* Some stage waits for ever: names the action that it waits with. */
+static cf_result cf__check_deadlock(cf__checker *k, const cf_action *a) {
+    return cf__check_blame(k, a - k->schedule->actions, a, cf__pipe_is_transfer(a->pass) ? "transfers" : "actions",
+                           "waits for ever: the lists deadlock");
+}
+
 static cf_result cf__check_everything(void *job) {
-    cf__checker *k = (cf__checker *)job;
-    int64_t meeting, stuck = -1;
+    cf__checker *k = &((cf__validation *)job)->check;
+    const cf_action *stuck;
     CF__TRY(cf__check_lists(k));
     CF__TRY(cf__check_all_complete(k));
-    meeting = k->crosses ? cf__check_run(k, 1) : -1;
-    if (!k->crosses || meeting >= 0) stuck = cf__check_run(k, 0);
-    if (stuck >= 0) return cf__check_deadlock(k, stuck, "actions");
-    return meeting >= 0 ? cf__check_deadlock(k, meeting, "transfers") : CF_OK;
+    CF__TRY(cf__lists_run(&((cf__validation *)job)->lists, &stuck));
+    return stuck != NULL ? cf__check_deadlock(k, stuck) : CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
@@ -10836,17 +10923,20 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
                                              cf_error *error) {
     static const cf__recipe recipe = {"shape.n_stages", 1, cf__check_layout, NULL, NULL, cf__check_everything};
     const cf_validate_desc none = {{0, 0, 0, NULL, NULL, NULL, {0, 0, 0, 0}}, 0};
+    cf__validation validation;
+    cf__checker *k = &validation.check;
     cf__pipeline pipe;
-    cf__checker k;
     CF__TRY(cf__pipe_check_schedule(plan, schedule, 2, error));
     CF__TRY(cf__pipe_check_limits(&schedule->limits, schedule->shape.n_stages, CF_ERROR_SCHEDULE, error));
     pipe = cf__pipe_of(plan, &schedule->shape, NULL);
-    memset(&k, 0, sizeof k);
-    cf__check_take_up(&k, schedule, error);
-    k.pipe = &pipe;
-    k.limits = desc != NULL ? &desc->limits : &none.limits;
-    CF__TRY(cf__pipe_check_limits(k.limits, schedule->shape.n_stages, CF_ERROR_ARGUMENT, error));
-    return cf__make(&recipe, &k, allocator, error);
+    memset(&validation, 0, sizeof validation);
+    cf__check_take_up(k, schedule, error);
+    k->pipe = validation.lists.pipe = &pipe;
+    k->limits = desc != NULL ? &desc->limits : &none.limits;
+    validation.lists.schedules = &schedule;
+    validation.lists.n_ranks = 1;
+    CF__TRY(cf__pipe_check_limits(k->limits, schedule->shape.n_stages, CF_ERROR_ARGUMENT, error));
+    return cf__make(&recipe, &validation, allocator, error);
 }
 
 /* ---- where actions stand ----
@@ -11164,153 +11254,26 @@ CHUNKFLOW_API cf_result cf_columns_schedule(const cf_plan *plan, const cf_schedu
     return CF_OK;
 }
 
-/* ---- are all ranks in step? ----
+/* ---- are all ranks in step? ---- */
 
-   All lists of all ranks are run together, as far as they go: a pass runs when it is next on its stage of every rank, a
-   transfer when both ends have come to it. */
-
-typedef struct cf__ranks {
-    const cf_plan *plan;
-    const cf_schedule *const *schedules;
-    cf__pipeline pipe;  /* of rank 0; the others differ in their chunks */
-    int64_t *cursor;    /* (n_ranks x n_stages) the next action, an index into actions */
-    int64_t *position;  /* (n_stages) passes that have run */
-    uint16_t *run;      /* (n_ranks x cells) a bit for each pass that has run, where transfers are not in the lists */
-    int gangs_alone;
-    cf_error *error;
-} cf__ranks;
-
-static void cf__ranks_layout(void *job, cf__carver *carver) {
-    cf__ranks *k = (cf__ranks *)job;
-    k->cursor = (int64_t *)cf__take(carver, k->plan->n_ranks * k->pipe.shape.n_stages, sizeof(int64_t));
-    k->position = (int64_t *)cf__take(carver, k->pipe.shape.n_stages, sizeof(int64_t));
-    k->run = (uint16_t *)cf__take(carver, k->plan->n_chunks * k->pipe.n_v, sizeof(uint16_t));
-}
-
-static int64_t *cf__ranks_cursor(const cf__ranks *k, int64_t rank, int64_t stage) {
-    return &k->cursor[rank * k->pipe.shape.n_stages + stage];
-}
-
-/* What a stage of a rank runs next; NULL at the end of its list. */
-static const cf_action *cf__ranks_head(const cf__ranks *k, int64_t rank, int64_t stage) {
-    const cf_schedule *s = k->schedules[rank];
-    int64_t at = *cf__ranks_cursor(k, rank, stage);
-    return at < s->first[stage + 1] ? &s->actions[at] : NULL;
-}
-
-/* Runs the transfers that are next on a stage of a rank and at their other ends. */
-static void cf__ranks_meet(const cf__ranks *k, int64_t rank, int64_t stage, int *moved) {
-    const cf_action *a;
-    while ((a = cf__ranks_head(k, rank, stage)) != NULL && cf__pipe_is_transfer(a->pass)) {
-        const cf_action other = cf__pipe_other_end(a), *at_peer;
-        int64_t peer = cf__pipe_stage(&k->pipe, other.stage);
-        at_peer = cf__ranks_head(k, rank, peer);
-        if (at_peer == NULL || !cf__pipe_is_same(at_peer, &other)) return;
-        ++*cf__ranks_cursor(k, rank, stage);
-        ++*cf__ranks_cursor(k, rank, peer);
-        *moved = 1;
-    }
-}
-
-static uint16_t *cf__ranks_cell(const cf__ranks *k, int64_t rank, const cf_action *a, int64_t v) {
-    return &k->run[(rank * k->pipe.n_v + v) * k->pipe.n + a->chunk - rank * k->pipe.n];
-}
-
-/* Whether what a pass takes from another virtual stage has been made. */
-static int cf__ranks_has_input(const cf__ranks *k, int64_t rank, const cf_action *a) {
-    int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
-    int way = backward - (a->pass == CF_F || (a->pass == CF_R && !k->pipe.local));
-    if (!cf__pipe_leads(&k->pipe, way, a->stage)) return 1;
-    return *cf__ranks_cell(k, rank, a, a->stage + way) & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass);
-}
-
-/* F and R are one kind. */
-static int cf__ranks_kind(const cf_action *a) { return a->pass == CF_R ? (int)CF_F : a->pass; }
-
-static cf_result cf__ranks_differ(const cf__ranks *k, int64_t rank, int64_t stage, const cf_action *a,
-                                  const cf_action *first) {
-    char text[128];
-    (void)snprintf(text, sizeof text, "rank %lld, stage %lld: %s on virtual stage %d, where rank 0 has %s on %d",
-                   (long long)rank, (long long)stage, cf_pass_name((cf_pass)a->pass), (int)a->stage,
-                   cf_pass_name((cf_pass)first->pass), (int)first->stage);
-    return cf__refuse(k->error, CF_ERROR_SCHEDULE, "actions", k->position[stage], text);
-}
-
-/* Ranks that run a pass together, *first .. *end - 1: those of its gang. Returns whether all of them have come to it,
-   and can run it. */
-static int cf__ranks_gather(const cf__ranks *k, int64_t rank, int64_t stage, const cf_action *a, int64_t *first,
-                            int64_t *end) {
-    const cf_chunk *c = &k->plan->chunks[a->chunk];
-    int64_t gang = c->group >= 0 && a->pass != CF_W ? k->plan->groups[c->group].gang : 0, other;
-    *first = gang > 0 ? rank - rank % gang : rank;
-    *end = gang > 0 ? *first + gang : rank + 1;
-    for (other = *first; other < *end; other++) {
-        const cf_action *b = other < k->plan->n_ranks ? cf__ranks_head(k, other, stage) : NULL;
-        if (b == NULL || b->pass != a->pass || b->stage != a->stage || !cf__ranks_has_input(k, other, b) ||
-            b->chunk - a->chunk != (other - rank) * k->plan->n_steps)
-            return 0;
-    }
-    return 1;
-}
-
-static void cf__ranks_step(const cf__ranks *k, int64_t rank, int64_t stage) {
-    const cf_action *a = cf__ranks_head(k, rank, stage);
-    *cf__ranks_cell(k, rank, a, a->stage) |= (uint16_t)(1 << a->pass);
-    ++*cf__ranks_cursor(k, rank, stage);
-}
-
-/* Runs what ranks run next on a stage: each gang, or rank without one, by itself; or in step, where that is a pass that
-   all of them can run. Lists that are sound and have run the same kinds so far end together, for all have as many
-   chunks. */
-static cf_result cf__ranks_turn(const cf__ranks *k, int64_t stage, int *moved) {
-    const cf_action *lead;
-    int64_t rank, first, end;
-    int all = 1, transfers = 0;
-    for (rank = 0; rank < k->plan->n_ranks; rank++) {
-        const cf_action *a;
-        int ready;
-        cf__ranks_meet(k, rank, stage, moved);
-        a = cf__ranks_head(k, rank, stage);
-        transfers |= a != NULL && cf__pipe_is_transfer(a->pass);
-        ready = a != NULL && !cf__pipe_is_transfer(a->pass) && cf__ranks_gather(k, rank, stage, a, &first, &end);
-        all &= ready;
-        for (; ready && k->gangs_alone && first < end; first++, *moved = 1) cf__ranks_step(k, first, stage);
-    }
-    if (k->gangs_alone || transfers) return CF_OK;
-    lead = cf__ranks_head(k, 0, stage);
-    for (rank = 1; rank < k->plan->n_ranks; rank++) {
-        const cf_action *a = cf__ranks_head(k, rank, stage);
-        if (a != NULL && lead != NULL && (a->stage != lead->stage || cf__ranks_kind(a) != cf__ranks_kind(lead)))
-            return cf__ranks_differ(k, rank, stage, a, lead);
-    }
-    for (rank = 0; rank < k->plan->n_ranks && all; rank++) cf__ranks_step(k, rank, stage);
-    k->position[stage] += all;
-    *moved |= all;
-    return CF_OK;
-}
+static void cf__ranks_layout(void *job, cf__carver *carver) { cf__lists_layout((cf__lists *)job, carver); }
 
 static cf_result cf__ranks_run(void *job) {
-    cf__ranks *k = (cf__ranks *)job;
-    int64_t n_stages = k->pipe.shape.n_stages, n_ranks = k->plan->n_ranks, stage, rank;
-    int moved;
-    for (rank = 0; rank < n_ranks; rank++)
-        memcpy(cf__ranks_cursor(k, rank, 0), k->schedules[rank]->first, (size_t)n_stages * sizeof *k->cursor);
-    do {
-        for (moved = 0, stage = 0; stage < n_stages; stage++) CF__TRY(cf__ranks_turn(k, stage, &moved));
-    } while (moved);
-    for (rank = 0; rank < n_ranks; rank++)
-        for (stage = 0; stage < n_stages; stage++)
-            if (cf__ranks_head(k, rank, stage) != NULL)
-                return cf__refuse(k->error, CF_ERROR_SCHEDULE, "actions", k->gangs_alone ? -1 : k->position[stage],
-                                  "the ranks wait for each other for ever");
-    return CF_OK;
+    const cf__lists *l = (const cf__lists *)job;
+    const cf_action *stuck;
+    int64_t at = -1;
+    CF__TRY(cf__lists_run(l, &stuck));
+    if (stuck == NULL) return CF_OK;
+    if (l->together == CF__LISTS_STEP) at = l->position[cf__pipe_stage(l->pipe, stuck->stage)];
+    return cf__refuse(l->error, CF_ERROR_SCHEDULE, "actions", at, "the ranks wait for each other for ever");
 }
 
 CHUNKFLOW_API cf_result cf_ranks_validate(const cf_plan *plan, const cf_schedule *const *schedules,
                                           const cf_validate_desc *desc, const cf_allocator *allocator,
                                           cf_error *error) {
     static const cf__recipe recipe = {"shape.n_stages", 1, cf__ranks_layout, NULL, NULL, cf__ranks_run};
-    cf__ranks k;
+    cf__pipeline pipe;
+    cf__lists l;
     int64_t rank;
     CF__TRY(cf__plan_check_counts(plan, error));
     if (schedules == NULL) return cf__fail_null(error, "schedules");
@@ -11325,13 +11288,14 @@ CHUNKFLOW_API cf_result cf_ranks_validate(const cf_plan *plan, const cf_schedule
             s->shape.forward_only != first->shape.forward_only || s->lowered != first->lowered)
             return cf__refuse(error, CF_ERROR_SCHEDULE, "schedules", rank, "has not the shape of rank 0's");
     }
-    memset(&k, 0, sizeof k);
-    k.plan = plan;
-    k.schedules = schedules;
-    k.gangs_alone = desc != NULL && desc->gangs_alone;
-    k.error = error;
-    k.pipe = cf__pipe_of(plan, &schedules[0]->shape, NULL);
-    return cf__make(&recipe, &k, allocator, error);
+    pipe = cf__pipe_of(plan, &schedules[0]->shape, NULL);
+    memset(&l, 0, sizeof l);
+    l.pipe = &pipe;
+    l.schedules = schedules;
+    l.n_ranks = plan->n_ranks;
+    l.together = desc != NULL && desc->gangs_alone ? CF__LISTS_GANGS : CF__LISTS_STEP;
+    l.error = error;
+    return cf__make(&recipe, &l, allocator, error);
 }
 
 /* ================================================================================================================
@@ -11509,7 +11473,7 @@ static cf_result cf__simulate_fill(void *job) {
     clock->end = sim->timeline->end;
     cf__clock_run(clock);
     stuck = cf__clock_stuck(clock);
-    if (stuck >= 0) return cf__check_deadlock(&sim->check, stuck, "actions");
+    if (stuck >= 0) return cf__check_deadlock(&sim->check, &sim->schedule->actions[stuck]);
     sim->timeline->makespan = clock->makespan;
     CF__TRY(cf__check_all_complete(&sim->check));
     cf__simulate_count(sim->timeline, sim->schedule->actions, sim->timeline->start, sim->timeline->end);
