@@ -3472,21 +3472,26 @@ static inline int32_t cf__pack_use_run(cf__packer *p, int32_t at, int32_t count)
     return run->first - count;
 }
 
-/* First fit, longest first. It gives unit 0 the largest item that fits, then again, then unit 1 ... : the same packing
-   as taking the items one by one, but each unit is filled once, from the runs. Returns the number of units; with `dry`
-   that is all it does. Uses up the runs. */
+/* Fills a unit from the runs: the largest item that fits, then again. Returns how many items. With `dry` it notes them
+   nowhere else. */
+static int32_t cf__pack_fill_largest(cf__packer *p, int32_t id, cf__pack_unit *unit, int dry) {
+    int32_t placed = unit->n_items, at;
+    while (unit->slices_left > 0 && (at = cf__pack_largest_run(p, 0, (int32_t)p->n_runs, unit->room)) < p->n_runs) {
+        int32_t size = p->runs[at].size, count = cf__pack_fit(unit, size, p->runs[at].left);
+        int32_t first = cf__pack_use_run(p, at, count);
+        if (!dry) cf__pack_assign(p, first, count, id);
+        cf__pack_fill(unit, size, count);
+    }
+    return unit->n_items - placed;
+}
+
+/* First fit, longest first. It fills unit 0, then unit 1 ... : the same packing as taking the items one by one, but each
+   unit is filled once, from the runs. Returns the number of units; with `dry` that is all it does. Uses up the runs. */
 static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     int64_t placed = 0, id;
     for (id = 0; placed < p->n_items || id < p->head.n_groups; id++) {
         cf__pack_unit unit = cf__pack_empty_unit(p, id);
-        int32_t at;
-        while (unit.slices_left > 0 && (at = cf__pack_largest_run(p, 0, (int32_t)p->n_runs, unit.room)) < p->n_runs) {
-            int32_t size = p->runs[at].size, count = cf__pack_fit(&unit, size, p->runs[at].left);
-            int32_t first = cf__pack_use_run(p, at, count);
-            if (!dry) cf__pack_assign(p, first, count, (int32_t)id);
-            cf__pack_fill(&unit, size, count);
-            placed += count;
-        }
+        placed += cf__pack_fill_largest(p, (int32_t)id, &unit, dry);
         if (!dry) p->units[id] = unit;
     }
     if (!dry) p->n_units = id;
@@ -3614,8 +3619,8 @@ static void cf__pack_assign_bushes(cf__packer *p) {
             cf__pack_fill_rounds(p, i, first[i], first[i + 1]);
             continue;
         }
-        cf__pack_bins_insert(p, (int32_t)i);
         cf__pack_find_runs(p, first[i], first[i + 1]);
+        (void)cf__pack_fill_largest(p, (int32_t)i, &p->units[i], 0);
         cf__pack_best_fit(p);
         while (cf__pack_bins_take(p, 1) >= 0) continue;
         for (; leaf < p->n_units; leaf++) p->kin[leaf].parent = (int32_t)i;
@@ -9377,17 +9382,20 @@ static int cf__dispatch_allows(cf__dispatch *d, int64_t stage, int32_t id) {
     return cf__dispatch_has_place(d, stage, &unit);
 }
 
-/* Whether the groups below a unit need no more places on virtual stage v: the chunk of theirs that goes back last has
-   its activations there, and its backward waits for the next stage alone. */
-static int cf__dispatch_is_done_below(const cf__dispatch *d, int64_t last, int64_t v) {
-    int64_t child = cf__pipe_below(d->pipe, last) > 0
-                        ? cf__pipe_relative(&d->pipe->links[0][0], last, CF__PIPE_CHILD) : -1;
-    int64_t cell = v * d->pipe->n + child;
-    cf__pipe_unit unit;
-    if (child < 0) return 1;
-    unit = cf__dispatch_unit(d, child, v);
-    return d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)] <= 1 &&
-           cf__dispatch_is_taken(d, cell, cf__pipe_is_dropped(&unit, child - unit.first) ? CF_R : CF_F);
+/* Chunks that a unit may keep on virtual stage v beside the groups below it or, once these have gone back there, all
+   that its path may. 0: they still need places, for the last chunk that goes back before the unit waits for more than
+   the next stage. */
+static int64_t cf__dispatch_may_keep(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t v) {
+    int64_t last = unit->first + unit->n - 1, k = cf__max(unit->k, 1), child, cell;
+    cf__pipe_unit below;
+    if (cf__pipe_below(d->pipe, last) == 0) return k;
+    child = cf__pipe_relative(&d->pipe->links[0][0], last, CF__PIPE_CHILD);
+    cell = v * d->pipe->n + child;
+    if (!d->policy.split && cf__dispatch_is_taken(d, cell, CF__PIPE_BACK))
+        return cf__max(cf__schedule_path_kept(d->maker), k);
+    below = cf__dispatch_unit(d, child, v);
+    if (d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)] > 1) return 0;
+    return cf__dispatch_is_taken(d, cell, cf__pipe_is_dropped(&below, child - below.first) ? CF_R : CF_F) ? k : 0;
 }
 
 /* Calls a replay early rather than let a stage stand idle that has a place to spare: the one whose backward comes next.
@@ -9408,8 +9416,8 @@ static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
     v = cf__dispatch_stage(d, replay, &chunk);
     most = cf__schedule_unit(d->maker, chunk);
     last = most->first + most->n - 1;
-    behind = chunk + cf__max(most->k, 1);
-    if (!cf__dispatch_is_taken(d, cell - chunk + last, CF_F) || !cf__dispatch_is_done_below(d, last, v)) return 0;
+    behind = chunk + cf__dispatch_may_keep(d, most, v);
+    if (!cf__dispatch_is_taken(d, cell - chunk + last, CF_F) || behind == chunk) return 0;
     if (behind <= last && !cf__dispatch_is_taken(d, cell - chunk + behind, frees))
         return 0; /* where backwards are cut it may have been called already, and wait for that W */
     if (!cf__dispatch_allows(d, stage, replay)) return 0;
