@@ -318,6 +318,7 @@ hybrid='"model_type": "nemotron_h", "hybrid_override_pattern":'
 bad pattern_short 'wanted one kind of layer for each' "$hybrid \"ME\""
 bad pattern_letter 'layer 3 is of no kind that is known' "$hybrid \"MMMX$(printf '%024d' 0 | tr 0 M)\""
 bad latent_experts 'routed_expert_hidden_size, moe_latent_size: experts whose rows' "$hybrid \"ME\", \"moe_latent_size\": 1024"
+bad other_layers 'index_topk, num_kv_shared_layers' "$deepseek, \"index_topk\": 2048"
 bad expert_step 'moe_layer_freq: experts in some layers' "$deepseek, \"moe_layer_freq\": 2"
 bad no_type 'model_type is missing' '"kind": "llama"'
 bad type_number 'model_type: wanted a string' '"model_type": 2'

@@ -80,7 +80,7 @@ typedef struct config_object {
     int64_t first_dense, sparse_step, expert_step;
     int64_t window, max_window_layers, window_pattern, chunk, dense_ffn, full_interval;
     int64_t latent, q_latent, nope, rope, value_dim;
-    int64_t linear_heads, linear_keys, linear_key_dim, linear_value_dim, linear_tail, latent_experts;
+    int64_t linear_heads, linear_keys, linear_key_dim, linear_value_dim, linear_tail, latent_experts, other;
     int use_window, attention_bias, gate, use_qk_norm;
 } config_object;
 
@@ -112,6 +112,9 @@ static const json_field fields[] = {
     MEMBER("n_groups", JSON_COUNT, linear_keys), MEMBER("ssm_state_size", JSON_COUNT, linear_key_dim),
     MEMBER("mamba_head_dim", JSON_COUNT, linear_value_dim), MEMBER("conv_kernel", JSON_COUNT, linear_tail),
     MEMBER("moe_shared_expert_intermediate_size", JSON_INT, shared_ffn),
+    MEMBER("shared_intermediate_size", JSON_INT, shared_ffn), MEMBER("index_topk", JSON_INT, other),
+    MEMBER("num_kv_shared_layers", JSON_INT, other), MEMBER("attn_res_block_size", JSON_INT, other),
+    MEMBER("global_head_dim", JSON_INT, other), MEMBER("swa_head_dim", JSON_INT, other),
     MEMBER("sliding_window", JSON_INT, window), MEMBER("use_sliding_window", JSON_BOOL, use_window),
     MEMBER("max_window_layers", JSON_INT, max_window_layers), MEMBER("attention_chunk_size", JSON_COUNT, chunk),
     MEMBER("sliding_window_pattern", JSON_COUNT, window_pattern),
@@ -390,6 +393,9 @@ static int check_members(const reading *r) {
     if (c->latent_experts > 0)
         return json_wrong(r->document, 0, "routed_expert_hidden_size, moe_latent_size: experts whose rows are narrower "
                                           "cannot be described");
+    if (c->other > 0)
+        return json_wrong(r->document, 0, "index_topk, num_kv_shared_layers, attn_res_block_size, global_head_dim, "
+                                          "swa_head_dim: such layers cannot be described");
     if (c->expert_step > 1)
         return json_wrong(r->document, 0, "moe_layer_freq: experts in some layers cannot be described this way");
     if (!r->type->experts && (first_of(c->experts, 3) > 1 || first_of(c->active, 2) > 1 || c->expert_ffn > 1))
