@@ -93,7 +93,7 @@ static const json_field fields[] = {
     {.name = "num_attention_heads", .type = JSON_COUNT, .offset = offsetof(config_object, model.heads), .optional = 1},
     {.name = "vocab_size", .type = JSON_COUNT, .offset = offsetof(config_object, model.vocab), .optional = 1},
     MEMBER("intermediate_size", JSON_COUNT, model.ffn), MEMBER("num_key_value_heads", JSON_COUNT, model.kv_heads),
-    MEMBER("head_dim", JSON_COUNT, model.head_dim), MEMBER("attention_head_dim", JSON_COUNT, model.head_dim),
+    MEMBER("head_dim", JSON_COUNT, model.head_dim),
     MEMBER("tie_word_embeddings", JSON_BOOL, model.tied), MEMBER("mlp_bias", JSON_BOOL, model.mlp_bias),
     MEMBER("attention_bias", JSON_BOOL, attention_bias), MEMBER("use_qk_norm", JSON_BOOL, use_qk_norm),
     MEMBER("attn_output_gate", JSON_BOOL, gate), MEMBER("layer_types", JSON_ARRAY_OF, layer_types),
@@ -106,15 +106,6 @@ static const json_field fields[] = {
     MEMBER("first_k_dense_replace", JSON_INT, first_dense), MEMBER("decoder_sparse_step", JSON_COUNT, sparse_step),
     MEMBER("interleave_moe_layer_step", JSON_COUNT, sparse_step), MEMBER("mlp_only_layers", JSON_ARRAY_OF, mlp_only),
     MEMBER("intermediate_size_mlp", JSON_COUNT, dense_ffn),
-    MEMBER("routed_expert_hidden_size", JSON_INT, latent_experts), MEMBER("moe_latent_size", JSON_INT, latent_experts),
-    MEMBER("moe_layer_freq", JSON_COUNT, expert_step), MEMBER("layers_block_type", JSON_ARRAY_OF, block_types),
-    MEMBER("hybrid_override_pattern", JSON_TEXT_OF, letters), MEMBER("mamba_num_heads", JSON_COUNT, linear_heads),
-    MEMBER("n_groups", JSON_COUNT, linear_keys), MEMBER("ssm_state_size", JSON_COUNT, linear_key_dim),
-    MEMBER("mamba_head_dim", JSON_COUNT, linear_value_dim), MEMBER("conv_kernel", JSON_COUNT, linear_tail),
-    MEMBER("moe_shared_expert_intermediate_size", JSON_INT, shared_ffn),
-    MEMBER("shared_intermediate_size", JSON_INT, shared_ffn), MEMBER("index_topk", JSON_INT, other),
-    MEMBER("num_kv_shared_layers", JSON_INT, other), MEMBER("attn_res_block_size", JSON_INT, other),
-    MEMBER("global_head_dim", JSON_INT, other), MEMBER("swa_head_dim", JSON_INT, other),
     MEMBER("sliding_window", JSON_INT, window), MEMBER("use_sliding_window", JSON_BOOL, use_window),
     MEMBER("max_window_layers", JSON_INT, max_window_layers), MEMBER("attention_chunk_size", JSON_COUNT, chunk),
     MEMBER("sliding_window_pattern", JSON_COUNT, window_pattern),
@@ -126,6 +117,22 @@ static const json_field fields[] = {
     MEMBER("linear_key_head_dim", JSON_COUNT, linear_key_dim),
     MEMBER("linear_value_head_dim", JSON_COUNT, linear_value_dim),
     MEMBER("linear_conv_kernel_dim", JSON_COUNT, linear_tail), MEMBER("linear_attn_config", JSON_OBJECT_OF, linear),
+    {.name = NULL}};
+
+typedef char fields_fit[sizeof fields / sizeof fields[0] <= JSON_MAX_FIELDS + 1 ? 1 : -1];
+
+/* Of Nemotron-H, and what is looked for to be refused. */
+static const json_field more_fields[] = {
+    MEMBER("layers_block_type", JSON_ARRAY_OF, block_types), MEMBER("hybrid_override_pattern", JSON_TEXT_OF, letters),
+    MEMBER("mamba_num_heads", JSON_COUNT, linear_heads), MEMBER("n_groups", JSON_COUNT, linear_keys),
+    MEMBER("ssm_state_size", JSON_COUNT, linear_key_dim), MEMBER("mamba_head_dim", JSON_COUNT, linear_value_dim),
+    MEMBER("conv_kernel", JSON_COUNT, linear_tail), MEMBER("moe_shared_expert_intermediate_size", JSON_INT, shared_ffn),
+    MEMBER("attention_head_dim", JSON_COUNT, model.head_dim),
+    MEMBER("shared_intermediate_size", JSON_INT, shared_ffn), MEMBER("moe_layer_freq", JSON_COUNT, expert_step),
+    MEMBER("moe_latent_size", JSON_INT, latent_experts), MEMBER("routed_expert_hidden_size", JSON_INT, latent_experts),
+    MEMBER("index_topk", JSON_INT, other), MEMBER("num_kv_shared_layers", JSON_INT, other),
+    MEMBER("attn_res_block_size", JSON_INT, other), MEMBER("global_head_dim", JSON_INT, other),
+    MEMBER("swa_head_dim", JSON_INT, other),
     {.name = NULL}};
 
 /* What is read of the whole file, before the object with the sizes is known. */
@@ -417,6 +424,7 @@ static int read_sizes(reading *r, const outer_object *outer) {
 
     c->use_window = c->gate = c->use_qk_norm = -1;
     code = json_read_object(r->document, outer->text, fields, c, NULL);
+    if (code == CLI_OK) code = json_read_object(r->document, outer->text, more_fields, c, NULL);
     if (code != CLI_OK) return code;
     code = check_members(r);
     if (code != CLI_OK) return code;
