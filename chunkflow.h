@@ -517,14 +517,13 @@ CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk);
    With all zeros to begin with. */
 typedef struct cf_capacity {
     int64_t rows;       /* most rows of a chunk, padding included: of an activation slot, of a boundary slot, and of the
-                           scratch of a pass that keeps nothing */
+                           scratch in which a pass works that keeps nothing */
     int64_t prefix;     /* longest prefix of a chunk: a state slot needs prefix + rows rows; in a gang with the rows of
                            other ranks, which are gathered beside the state */
     int64_t n_seqs;     /* no cu_seqlens of a chunk tells more sequences apart */
     int64_t slots;      /* activation slots of the stage */
     int64_t states;     /* its state slots */
     int64_t boundaries; /* its boundary slots */
-    int64_t scratch;    /* rows that its passes without an activation slot need beside these; 0: it has no such pass */
 } cf_capacity;
 
 /* How to describe a chunk. Zero means default in every member; NULL is all zeros. */
@@ -1503,7 +1502,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
         prefix, and queries see [prefix | chunk] there. (A chunk without a group has them in its activation slot.) What
         backward will want stays in activation slot `slot`. The result goes to boundary `output`.
         An F without a slot keeps nothing and is there for K, V and `output` alone: on the last virtual stage it may end
-        with K and V of the last layer. It needs scratch of as many rows beside the slots (cf_capacity, scratch).
+        with K and V of the last layer. It needs scratch of as many rows beside the slots.
         Without transfers in the schedule `input` and `output` are -1, and tensors go from stage to stage your own way.
    R    The same once more, with the same seed, from boundary `input` (local replay: that of F); it keeps everything.
         wants_loss says in which one of the two the head runs and the loss is taken, each row's times its loss_weights:
@@ -1531,7 +1530,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
            grow(&activations, need.slots * need.rows);                   // rows; slot i starts at i x need.rows
            grow(&state, need.states * (need.prefix + need.rows));        // of K, V, dK and dV, in every layer
            grow(&boundaries, need.boundaries * need.rows);               // of the tensor between stages
-           grow(&scratch, need.scratch);                                 // of what a pass keeps nothing of
+           grow(&scratch, need.rows);                                    // of what a pass keeps nothing of
        }
 
    If &need is cf_metadata_desc.capacity, too, all chunks have need.rows rows: then set state to zero when it has grown,
@@ -1624,7 +1623,6 @@ typedef struct cf_run_stats {
     int64_t done;              /* actions that ended without error */
     int64_t peak_slots;        /* most activation slots in use at once */
     int64_t peak_tokens;       /* most tokens (padding included) whose activations were kept at once */
-    int64_t peak_scratch;      /* most tokens of an F that keeps nothing: the rows of the scratch that it works in */
     int64_t peak_states;       /* most state slots in use at once */
     int64_t peak_state_tokens; /* most tokens whose K and V were held at once */
     int64_t peak_boundaries;   /* most boundary slots in use at once */
@@ -10497,11 +10495,6 @@ static inline cf_result cf__check_fields(const cf__checker *k, const cf_action *
     return CF_OK;
 }
 
-/* tests/ switches off by name what orders siblings and nothing else, to see that the rest is what trees need. */
-#if !defined(CF__CHECK_SIBLINGS)
-#define CF__CHECK_SIBLINGS 1
-#endif
-
 /* F of the first chunk of a group that has a parent: it reads that one's state, and siblings take turns. */
 static cf_result cf__check_child(const cf__checker *k, const cf_action *a, const cf_chunk *c, const uint16_t *cell) {
     const cf_plan *plan = k->pipe->plan;
@@ -10511,8 +10504,7 @@ static cf_result cf__check_child(const cf__checker *k, const cf_action *a, const
         return cf__check_refuse(k, a, "actions.chunk", "comes before F of the last chunk of the group above its own");
     if (k->pipe->shape.forward_only && !cf__check_has(cell - 1, CF_F))
         return cf__check_refuse(k, a, "actions.chunk", "comes before F of the chunk before it in its tree");
-    if (CF__CHECK_SIBLINGS && b->previous >= 0 &&
-        !cf__check_has(cell + (plan->groups[b->previous].first_chunk - a->chunk), CF_F))
+    if (b->previous >= 0 && !cf__check_has(cell + (plan->groups[b->previous].first_chunk - a->chunk), CF_F))
         return cf__check_refuse(k, a, "actions.chunk", "comes before F of the sibling before it");
     return CF_OK;
 }
@@ -10525,7 +10517,7 @@ static cf_result cf__check_parent(const cf__checker *k, const cf_action *a, cons
     for (; child >= 0; child = plan->branches[child].next)
         if (!(cell[plan->groups[child].first_chunk - a->chunk] & CF__CHECK_BACKWARDS))
             return cf__check_refuse(k, a, "actions.chunk", "comes before that of a group below its own");
-    if (CF__CHECK_SIBLINGS && c->index == 0 && b->previous >= 0 &&
+    if (c->index == 0 && b->previous >= 0 &&
         !(cell[plan->groups[b->previous].first_chunk - a->chunk] & CF__CHECK_BACKWARDS))
         return cf__check_refuse(k, a, "actions.chunk", "comes before that of the sibling before it");
     return CF_OK;
@@ -12057,7 +12049,6 @@ static cf_result cf__run_action(cf_runner *r) {
     CF__TRY(cf__run_take(r, a, &at));
     cf__pipe_hold(&r->pipe, held, a, c);
     r->stats.peak_tokens = cf__max(r->stats.peak_tokens, held->load.live_tokens);
-    if (a->pass == CF_F && !a->keep) r->stats.peak_scratch = cf__max(r->stats.peak_scratch, c->padded);
     step = cf__run_step_of(r, a, &at);
     CF__TRY(cf__run_work(r, &step));
     r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, held->load.state_tokens);
@@ -12231,7 +12222,6 @@ CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *
     cf__run_raise(&capacity->slots, stats.peak_slots);
     cf__run_raise(&capacity->states, stats.peak_states);
     cf__run_raise(&capacity->boundaries, stats.peak_boundaries);
-    cf__run_raise(&capacity->scratch, stats.peak_scratch);
     return CF_OK;
 }
 

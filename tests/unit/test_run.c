@@ -439,27 +439,10 @@ TEST(counts_by_hand) {
     }
 }
 
-/* Kept rows and scratch, counted from the list alone: an F or R that keeps adds its chunk's rows, its B takes them
-   away, and an F that keeps nothing works in as many for as long as it runs. */
-static void check_rows(const cf_plan *plan, const cf_schedule *schedule, const cf_run_stats *stats, int64_t *scratch) {
-    int64_t i, kept = 0, most_scratch = 0;
-    for (i = 0; i < schedule->n_actions; i++) {
-        const cf_action *a = &schedule->actions[i];
-        int64_t rows = plan->chunks[a->chunk].padded, works = 0;
-        if (a->keep) kept += rows;
-        else if (a->pass == CF_F) works = rows;
-        raise_to(&most_scratch, works);
-        if (a->pass == CF_B) kept -= rows;
-    }
-    CHECK_INT(kept, 0);
-    CHECK_INT(stats->peak_scratch, most_scratch);
-    raise_to(scratch, most_scratch);
-}
-
 /* Buffers for many batches: of each member the largest that any of them needs, found chunk by chunk. */
 TEST(capacities_are_high_water_marks) {
     static oracle_batch batch;
-    cf_capacity most = {0, 0, 0, 0, 0, 0, 0}, wanted = {0, 0, 0, 0, 0, 0, 0};
+    cf_capacity most = {0, 0, 0, 0, 0, 0}, wanted = {0, 0, 0, 0, 0, 0};
     int i;
     for (i = 0; i < 300; i++) {
         harness_rng rng = {43000000 + (uint64_t)i};
@@ -489,11 +472,9 @@ TEST(capacities_are_high_water_marks) {
         }
         raise_to(&wanted.slots, stats.peak_slots);
         raise_to(&wanted.states, stats.peak_states);
-        check_rows(plan, schedule, &stats, &wanted.scratch);
         CHECK_INT(cf_run_capacity(plan, schedule, 0, &most, NULL), CF_OK);
         CHECK(most.rows == wanted.rows && most.prefix == wanted.prefix && most.n_seqs == wanted.n_seqs);
         CHECK(most.slots == wanted.slots && most.states == wanted.states && most.boundaries == 0);
-        CHECK_INT(most.scratch, wanted.scratch);
         cf_schedule_free(schedule);
         cf_plan_free(plan);
     }
@@ -776,22 +757,6 @@ TEST(split_backwards_run) {
 
 TEST(other_orders_run) {
     check_by_hand("F0 F3+ F1 F2+ B3 B2 R1+ R0+ B1 B0", -2); /* units interleaved, two replays before a backward */
-}
-
-/* Rows that are worked in count beside those that are kept at that moment: chunk 3 keeps its 4 while chunk 0 runs. */
-TEST(scratch_comes_on_top_of_what_is_kept) {
-    const int64_t lengths[] = {9, 4}; /* chunks of 4, 4 and 1 rows, and one of 4 */
-    cf_plan *plan = NULL;
-    cf_action actions[40];
-    cf_schedule schedule;
-    cf_run_stats stats;
-    int64_t first[2];
-    REQUIRE((plan = naive_pack(lengths, 2, 4)) != NULL);
-    schedule = wrap_actions(plan, 0, actions, read_actions("F3+ F0 F1 F2+ B2 B3 R1+ B1 R0+ B0", actions), first);
-    REQUIRE(cf_run(plan, &schedule, 0, NULL, &stats, NULL) == CF_OK);
-    CHECK_INT(stats.peak_tokens, 5);
-    CHECK_INT(stats.peak_scratch, 4);
-    cf_plan_free(plan);
 }
 
 TEST(impossible_actions_are_refused_where_they_stand) {
@@ -1115,7 +1080,7 @@ SUITE(run, CASE(callbacks_and_counts_of_random_schedules), CASE(counts_by_hand),
       CASE(a_seed_belongs_to_chunk_and_stage), CASE(an_error_in_a_pass_stops_the_run_at_every_position),
       CASE(the_failing_callback_is_named), CASE(a_record_belongs_to_its_call), CASE(cancelling_works_at_every_position),
       CASE(a_refused_slot_stops_the_run), CASE(split_backwards_run), CASE(other_orders_run),
-      CASE(scratch_comes_on_top_of_what_is_kept), CASE(impossible_actions_are_refused_where_they_stand),
+      CASE(impossible_actions_are_refused_where_they_stand),
       CASE(a_backward_before_later_forwards_is_refused), CASE(slots_left_in_use_are_an_error),
       CASE(slots_left_in_use_are_counted), CASE(a_chunk_left_out_is_an_error),
       CASE(damaged_schedules_are_judged_as_by_the_books), CASE(run_needs_exactly_what_run_size_says),

@@ -252,7 +252,7 @@ TEST(every_tensor_is_where_it_is_read) {
         cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
         cf_schedule *s = draw(&rng, plan);
         static notes all[MOST_STAGES];
-        cf_capacity most = {0, 0, 0, 0, 0, 0, 0}, wanted = {0, 0, 0, 0, 0, 0, 0};
+        cf_capacity most = {0, 0, 0, 0, 0, 0}, wanted = {0, 0, 0, 0, 0, 0};
         const char *fault;
         int64_t stage;
         REQUIRE(s != NULL);
