@@ -26,6 +26,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as pp
 
 import dump
+from judge import check, finish
 
 WIDTH, HEADS, WORDS, CHUNK = 16, 2, 31, 24
 TOLERANCE = 1e-12
@@ -49,15 +50,6 @@ KINDS = {
     "best, split": ("--schedule", "best", "--limit", "none", "--split-backward"),
     "best, V": ("--schedule", "best", "--limit", "none", "--virtual", "2", "--placement", "v", "--split-backward"),
 }
-
-passed = failed = 0
-
-
-def check(name, holds, detail=""):
-    global passed, failed
-    passed, failed = passed + bool(holds), failed + (not holds)
-    print(f"{'ok  ' if holds else 'FAIL'} {name}{': ' if detail else ''}{detail}", flush=True)
-
 
 # ---- the model ----
 
@@ -355,8 +347,7 @@ def main(command, wanted=""):
             check_dumps()
             dist.destroy_process_group()
         os.chdir(HERE)
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed or not passed else 0
+    return finish()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 import transformers
 from torch.overrides import TorchFunctionMode
 
+from judge import check, finish
+
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "python"))
 import chunkflow.huggingface
 import chunkflow.torch
@@ -192,15 +194,6 @@ def chunked_against_plain(model, sequences=None, k=1, **options):
     got = gradients(model)
     wanted_loss = plain_step(model, sequences)
     return max(abs(loss / wanted_loss - 1), differ(got, gradients(model)))
-
-
-passed = failed = 0
-
-
-def check(name, holds, what):
-    global passed, failed
-    passed, failed = passed + bool(holds), failed + (not holds)
-    print(f"{'ok  ' if holds else 'FAIL'} {name}: {what}", flush=True)
 
 
 def refused(call):
@@ -394,8 +387,7 @@ def main(*kinds):
         check_ropes()
         check_set_up()
         print(f"{len(RIGHT)} families right, {len(REFUSED)} refused by name")
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0 or passed == 0
+    return finish()
 
 
 if __name__ == "__main__":

@@ -18,19 +18,18 @@ import pyarrow.parquet
 import tokenizers
 import transformers
 
+import judge
+
 PACKAGE = str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "python")
 sys.path.insert(0, PACKAGE)
 from chunkflow.lengths import Refused, lengths_of
 
 TEMPLATE = ("{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"
             "<turn> {{ m.role }} {{ m.content }} {% endfor %}{% if tools %}tools {% endif %}")
-passed = failed = 0
 
 
 def check(name, got, wanted):
-    global passed, failed
-    passed, failed = passed + (got == wanted), failed + (got != wanted)
-    print(f"ok   {name}" if got == wanted else f"FAIL {name}: wanted {str(wanted)[:300]}, got {str(got)[:300]}")
+    judge.check(name, got == wanted, "" if got == wanted else f"wanted {str(wanted)[:300]}, got {str(got)[:300]}")
 
 
 def make_tokenizer(folder, template):
@@ -117,5 +116,4 @@ def test_all(folder):
 
 with tempfile.TemporaryDirectory() as made:
     test_all(pathlib.Path(made))
-print(f"{passed} passed, {failed} failed")
-sys.exit(failed > 0)
+sys.exit(judge.finish())

@@ -14,6 +14,8 @@ import types
 
 import numpy as np
 
+from judge import check, finish
+
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "python"))
 import chunkflow.megatron
 from chunkflow.megatron import Planned, microbatches
@@ -30,14 +32,6 @@ INTERFACE = {
         "more": {}, "members": {}, "scheduler_map": {"DP_BALANCED": "DpBalancedScheduler"}},
 }
 VERL = ("max_seqlen_per_dp_cp_rank", "cp_size", "dp_size", "microbatch_group_size_per_vp_stage")  # 0.9.1, by keyword
-
-passed = failed = 0
-
-
-def check(name, holds, what):
-    global passed, failed
-    passed, failed = passed + bool(holds), failed + (not holds)
-    print(f"{'ok  ' if holds else 'FAIL'} {name}: {what}", flush=True)
 
 
 def module_of(about):
@@ -183,8 +177,7 @@ def main(*folders):
         sys.path.remove(folder)
     check_balance()
     check_faults()
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0
+    return finish()
 
 
 if __name__ == "__main__":

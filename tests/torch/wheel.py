@@ -14,15 +14,10 @@ import subprocess
 import sys
 import tempfile
 
+from judge import check, finish
+
 TOP = pathlib.Path(__file__).resolve().parents[2]
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
-passed = failed = 0
-
-
-def check(name, holds, what=""):
-    global passed, failed
-    passed, failed = passed + bool(holds), failed + (not holds)
-    print(f"{'ok  ' if holds else 'FAIL'} {name}: {what}", flush=True)
 
 
 def run(*command, **options):
@@ -94,8 +89,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         check_installed(pathlib.Path(folder))
         check_arm(pathlib.Path(folder))
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0 or passed == 0
+    return finish()
 
 
 if __name__ == "__main__":
