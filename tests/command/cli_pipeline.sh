@@ -1119,6 +1119,13 @@ token_times --schedule interleaved --virtual 2 --token-bytes 7,5,3,1
 s --schedule zero-bubble --virtual 3 --placement v --cost 1e-3,3e-7,0
 s --schedule best --virtual 2 --placement v --budget 20 --cost 1e-3,3e-7,1e-11 --latency 1e-4
 EOF
+    # The longest sequence's state is on all virtual stages at once, and the limit on each of them allows no more.
+    cf plan --chunk-size 1024 --k 2 --stages 3 --virtual 2 --limit-state 9000 --summary --tsv drawn
+    for name in peak limit; do same "tsv/plan/state/$name" 18000 "$(column out ${name}_state_token_copies | sort -u)"; done
+    # T is 1,024^4.
+    printf '2\n2\n' >two
+    cf plan --chunk-size 2 --k 1 --token-bytes 1t,0,0,0 --limit-bytes 2T --summary two
+    same plan/tebibytes 2199023255552 "$(summary 'peak bytes')"
     cf compare --chunk-size 1024 --k 1,2 --stages 3 --placement v --token-bytes 7,5,3,1 --limit-bytes 60000 --budget 20 \
         --cost 1e-3,3e-7,0 --json c.json --tsv drawn
     same tsv/compare/code 0 "$code"

@@ -137,6 +137,7 @@ static int suffix_shift(char suffix) {
     case 'K': case 'k': return 10;
     case 'M': case 'm': return 20;
     case 'G': case 'g': return 30;
+    case 'T': case 't': return 40;
     default: return 0;
     }
 }

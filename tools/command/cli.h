@@ -83,8 +83,8 @@ const char *cli_commas(int64_t value);
    Numbers
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Strict: decimal digits and at most one suffix K, M or G (times 1024, 1024^2, 1024^3; lower case as well). Returns 1,
-   or 0 where text[0 .. n) is anything else or does not fit in 63 bits; *out is then untouched. */
+/* Strict: decimal digits and at most one suffix K, M, G or T (times 1024 to 1024^4; lower case as well). Returns 1, or 0
+   where text[0 .. n) is anything else or does not fit in 63 bits; *out is then untouched. */
 int cli_parse_number(const char *text, size_t n, int64_t *out);
 
 /* Decimal digits, and a point with up to six more: "1.25" gives 1250000 (millionths). Independent of the locale. */
@@ -197,7 +197,7 @@ int cli_lines_read(const char *path, cli_take_line take, void *user);
 
 #define CLI_LIST_HELP                                                                                      \
     "A list is text with one sequence a line: its length in tokens, or a length and a count (so many sequences of\n" \
-    "that length). Suffixes K, M, G mean 1024, 1024^2, 1024^3. '#' starts a comment; blank lines are skipped.\n"   \
+    "that length). Suffixes K, M, G, T mean 1024, 1024^2 and so on. '#' starts a comment; blank lines are skipped.\n" \
     "32K + 2K 16 is a prompt of 32K tokens that 16 sequences begin with, each with 2K of its own; there may be more\n" \
     "branches, as in 1K + 512 + 2K 3, and a branch, or all of it with a count, may be such a tree in parentheses:\n"  \
     "4K + (8K + 4K 6) 4. What is shared is computed once.\n"                                                         \

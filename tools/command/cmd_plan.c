@@ -410,13 +410,14 @@ static const table_column stage_columns[] = {
     {.name = "limit_chunk_copies"},
     {.heading = "kept tokens", .name = "peak_token_copies", .width = 16},
     {.heading = "state tokens", .name = "peak_state_token_copies", .width = 16},
-    {.name = "limit_state_tokens"},
+    {.name = "limit_state_token_copies"},
     {.heading = "bytes", .name = "peak_byte_copies", .width = 20},
     {.heading = "GiB", .name = "memory_bytes", .width = 8, .decimals = 2, .scale = 1 / 1073741824.0}};
 enum { STAGE_BYTES = 8, STAGE_GIB, STAGE_COLUMNS };
 
-static void add_limit(table *t, const int64_t *limits, int64_t stage) {
-    add_integer_or_none(t, limits && limits[stage] > 0 ? limits[stage] : -1);
+/* A limit that holds on each of n_virtual virtual stages is so many times as many copies on their stage. */
+static void add_limit(table *t, const int64_t *limits, int64_t stage, int64_t n_virtual) {
+    add_integer_or_none(t, limits && limits[stage] > 0 ? pipeline_scaled(limits[stage], n_virtual) : -1);
 }
 
 static void add_stage(table *t, const planned *made, int64_t stage, const cf_run_stats *stats) {
@@ -427,10 +428,10 @@ static void add_stage(table *t, const planned *made, int64_t stage, const cf_run
     table_real(t, 1 - stage_busy(made, stage));
     table_integer(t, n_virtual);
     table_share(t, stats->peak_slots, n_virtual);
-    add_limit(t, schedule->limits.chunks_by_stage, stage);
+    add_limit(t, schedule->limits.chunks_by_stage, stage, 1);
     table_share(t, stats->peak_tokens, n_virtual);
     table_share(t, stats->peak_state_tokens, n_virtual);
-    add_limit(t, schedule->limits.state_by_stage, stage);
+    add_limit(t, schedule->limits.state_by_stage, stage, n_virtual);
     if (made->pipe.counts_bytes) table_share(t, made->run.timeline->peak_bytes[stage], n_virtual);
     else table_none(t);
     add_integer_or_none(t, made->run.memory ? made->run.memory[stage].total : -1);
@@ -628,7 +629,7 @@ static cf_result write_memory_svg(const planned *made, cli_output *to, cf_error 
     const pipeline *pipe = &made->pipe;
     int64_t n_virtual = made->run.schedule->shape.n_virtual, limit = pipe->gpu_bytes;
 
-    if (!pipe->has_model) limit = pipe->limit_bytes < INT64_MAX / n_virtual ? pipe->limit_bytes * n_virtual : INT64_MAX;
+    if (!pipe->has_model) limit = pipeline_scaled(pipe->limit_bytes, n_virtual);
     return svg_memory_write(made->run.schedule, made->run.timeline, made->held, held_unit_of(pipe), limit,
                             pipeline_unit(pipe->unit_cost), &made->asked->svg, cli_write, to, error);
 }

@@ -405,7 +405,7 @@ int pipeline_costs_read(const char *command, const char *path, const modelling_o
     return code;
 }
 
-static int64_t scale_limit(int64_t limit, int64_t n_virtual) {
+int64_t pipeline_scaled(int64_t limit, int64_t n_virtual) {
     if (limit == CF_NO_LIMIT) return limit;
     return limit > INT64_MAX / n_virtual ? INT64_MAX : limit * n_virtual;
 }
@@ -415,7 +415,7 @@ static int64_t *scale_limits(const pipeline *p, int64_t n_virtual) {
     int64_t *scaled = (int64_t *)malloc((size_t)p->n_stages * sizeof *scaled);
     int64_t s;
 
-    for (s = 0; scaled && s < p->n_stages; s++) scaled[s] = scale_limit(p->limits[s], n_virtual);
+    for (s = 0; scaled && s < p->n_stages; s++) scaled[s] = pipeline_scaled(p->limits[s], n_virtual);
     return scaled;
 }
 
@@ -423,11 +423,11 @@ int pipeline_limits(const pipeline *p, int64_t n_virtual, cf_validate_desc *out,
     *limits = NULL;
     memset(out, 0, sizeof *out);
     if (p->limits && !(*limits = scale_limits(p, n_virtual))) return cli_failed("out of memory");
-    out->limits.chunks = scale_limit(p->limit, n_virtual);
+    out->limits.chunks = pipeline_scaled(p->limit, n_virtual);
     out->limits.chunks_by_stage = *limits;
     out->limits.state = p->limit_state;
     out->limits.per_token = p->bytes;
-    out->limits.bytes = scale_limit(p->limit_bytes, n_virtual);
+    out->limits.bytes = pipeline_scaled(p->limit_bytes, n_virtual);
     return CLI_OK;
 }
 
@@ -589,10 +589,10 @@ static cf_schedule_desc describe(const pipeline *p, const pipeline_case *what) {
     desc.shape.k = what->k;
     desc.shape.rank = p->rank;
     desc = cf_schedule_defaults(&desc);
-    desc.limits.chunks = what->unlimited ? 0 : scale_limit(p->limit, desc.shape.n_virtual);
+    desc.limits.chunks = what->unlimited ? 0 : pipeline_scaled(p->limit, desc.shape.n_virtual);
     desc.limits.state = p->limit_state;
     desc.limits.per_token = p->bytes;
-    desc.limits.bytes = scale_limit(p->limit_bytes, desc.shape.n_virtual);
+    desc.limits.bytes = pipeline_scaled(p->limit_bytes, desc.shape.n_virtual);
     desc.split_backward = what->split_backward;
     desc.forwards_first = what->forwards_first;
     desc.shape.forward_only = what->forward_only;

@@ -278,4 +278,7 @@ void pipeline_print_memory(const pipeline *p, const pipeline_run *run);
    "3.5". */
 const char *pipeline_share(int64_t count, int64_t n_virtual);
 
+/* And back: a limit in whole stages, or on each virtual stage, as one on copies. CF_NO_LIMIT stays. */
+int64_t pipeline_scaled(int64_t limit, int64_t n_virtual);
+
 #endif /* CHUNKFLOW_PIPELINE_H */
