@@ -523,20 +523,42 @@ const char *naive_graph_fault(const cf_graph *g) {
     return all_run(g) ? NULL : "a node waits for itself";
 }
 
-double naive_longest(const cf_graph *graph, int slots, double *earliest) {
-    double length = 0;
-    int64_t i;
+double naive_relax(int64_t n, const double *seconds, const naive_wait *waits, int64_t n_waits, double *start) {
+    double end = 0;
+    int64_t round, i;
     int changed = 1;
-    for (i = 0; i < graph->n_nodes; i++) earliest[i] = 0;
-    while (changed)
-        for (changed = 0, i = 0; i < graph->n_edges; i++) {
-            const cf_edge *e = &graph->edges[i];
-            double start = earliest[e->from] + graph->nodes[e->from].seconds + e->seconds;
-            if ((!slots && e->why == CF_EDGE_SLOT) || !(start > earliest[e->to])) continue;
-            earliest[e->to] = start;
+    for (i = 0; i < n; i++) start[i] = 0;
+    for (round = 0; changed && round <= n; round++)
+        for (changed = 0, i = 0; i < n_waits; i++) {
+            const naive_wait *w = &waits[i];
+            double at = start[w->from] + seconds[w->from] + w->delay;
+            if (!(at > start[w->to])) continue;
+            start[w->to] = at;
             changed = 1;
         }
-    for (i = 0; i < graph->n_nodes; i++)
-        if (earliest[i] + graph->nodes[i].seconds > length) length = earliest[i] + graph->nodes[i].seconds;
+    for (i = 0; i < n; i++)
+        if (start[i] + seconds[i] > end) end = start[i] + seconds[i];
+    return changed ? -1 : end;
+}
+
+double naive_longest(const cf_graph *graph, const cf_schedule *lists, int slots, double *earliest) {
+    int64_t n_waits = 0, stage, i;
+    naive_wait *waits = (naive_wait *)calloc((size_t)(graph->n_edges + graph->n_nodes + 1), sizeof *waits);
+    double *seconds = (double *)calloc((size_t)graph->n_nodes + 1, sizeof *seconds), length;
+    if (!waits || !seconds) abort();
+    for (i = 0; i < graph->n_nodes; i++) seconds[i] = graph->nodes[i].seconds;
+    for (i = 0; i < graph->n_edges; i++) {
+        const cf_edge *e = &graph->edges[i];
+        const naive_wait wait = {e->from, e->to, e->seconds};
+        if (slots || e->why != CF_EDGE_SLOT) waits[n_waits++] = wait;
+    }
+    for (stage = 0; lists && stage < lists->shape.n_stages; stage++)
+        for (i = lists->first[stage] + 1; i < lists->first[stage + 1]; i++) {
+            const naive_wait wait = {i - 1, i, 0};
+            waits[n_waits++] = wait;
+        }
+    length = naive_relax(graph->n_nodes, seconds, waits, n_waits, earliest);
+    free(waits);
+    free(seconds);
     return length;
 }

@@ -54,9 +54,19 @@ const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *schedule);
    once all that it waits for have run. */
 const char *naive_graph_fault(const cf_graph *graph);
 
-/* Seconds of the longest path, by going over all edges until nothing changes. earliest: (n_nodes) filled with when each
-   node can start. slots: 0: without the edges of slots. */
-double naive_longest(const cf_graph *graph, int slots, double *earliest);
+/* Node `to` starts no sooner than so long after node `from` ends. */
+typedef struct naive_wait {
+    int64_t from, to;
+    double delay;
+} naive_wait;
+
+/* Fills in when each of n nodes starts, by going over all waits until nothing changes. Returns when the last one ends,
+   or -1 where that grows without end. */
+double naive_relax(int64_t n, const double *seconds, const naive_wait *waits, int64_t n_waits, double *start);
+
+/* Seconds of the longest path. earliest: (n_nodes) filled with when each node can start. lists: the graph's schedule, if its
+   stages take nodes in order, too, or NULL. slots: 0: without the edges of slots. */
+double naive_longest(const cf_graph *graph, const cf_schedule *lists, int slots, double *earliest);
 
 /* Most chunks, and most bytes, that a stage holds at once. */
 int64_t naive_peak_chunks(const cf_plan *plan, const cf_schedule *schedule, int64_t stage);

@@ -302,16 +302,17 @@ double pipeline_seconds(const cf_plan *plan, const cf_timing *timing, int64_t v,
     return most;
 }
 
-/* When everything runs, as far as is known: a pass makes a result, which is sent if the pass that reads it is on
-   another stage. In a lowered schedule a SEND says when; in any other it follows its pass. */
-typedef struct relaxation {
+/* What waits for what, as naive_relax wants it. Of n actions, action i is node i, and n + i is the transfer of its result,
+   if the pass that reads it is on another stage. In a lowered schedule a SEND says when; in any other it follows its
+   pass. */
+typedef struct network {
     const cf_plan *plan;
     const cf_schedule *s;
     const cf_timing *timing;
-    double *start, *end, *sent; /* by action; of a pass: when its result leaves */
-    int64_t *input, *reader;    /* of a pass: whose result it reads, and who reads its own; -1: none */
-    int changed;
-} relaxation;
+    double *seconds;
+    naive_wait *waits;
+    int64_t n_waits, *input, *reader; /* of a pass: whose result it reads, and who reads its own; -1: none */
+} network;
 
 int64_t pipeline_find(const cf_schedule *s, int pass, int64_t chunk, int64_t v) {
     int64_t i;
@@ -345,85 +346,73 @@ double pipeline_transfer(const cf_plan *plan, const cf_timing *timing, int64_t c
     return timing == NULL ? 0 : timing->latency + timing->seconds_per_token * (double)plan->chunks[chunk].padded;
 }
 
-static int64_t stage_of(const relaxation *r, int64_t i) { return naive_stage(r->s, r->s->actions[i].stage); }
+static int64_t stage_of(const network *w, int64_t i) { return naive_stage(w->s, w->s->actions[i].stage); }
 
-static void set(relaxation *r, double *at, double value) {
-    r->changed |= *at < value;
-    *at = value;
+static void add_wait(network *w, int64_t from, int64_t to) {
+    const naive_wait wait = {from, to, 0};
+    if (from >= 0) w->waits[w->n_waits++] = wait;
 }
 
-/* Sends what pass `maker` has made; free_at: when the stage's processor, and its ways down and up, are free. */
-static void send_on(relaxation *r, int64_t maker, double *free_at) {
-    const cf_schedule *s = r->s;
-    int64_t to = r->reader[maker];
-    double transfer = pipeline_transfer(r->plan, r->timing, s->actions[maker].chunk);
+/* Sends what pass `maker` has made; last: the transfers before this one, down and up. */
+static void send_on(network *w, int64_t maker, int64_t last[2]) {
+    const cf_schedule *s = w->s;
+    int64_t to = w->reader[maker], node = s->n_actions + maker;
     /* In loops the stage above the last one is the first. */
-    int up = s->shape.placement == CF_PLACEMENT_V ? stage_of(r, to) > stage_of(r, maker)
-                                            : s->actions[to].stage > s->actions[maker].stage;
-    double *way = &free_at[1 + up], begin = fmax(r->end[maker], *way);
-    set(r, &r->sent[maker], begin);
-    *way = begin + transfer;
+    int up = s->shape.placement == CF_PLACEMENT_V ? stage_of(w, to) > stage_of(w, maker)
+                                                  : s->actions[to].stage > s->actions[maker].stage;
+    w->seconds[node] = pipeline_transfer(w->plan, w->timing, s->actions[maker].chunk);
+    add_wait(w, maker, node);
+    add_wait(w, last[up], node);
+    last[up] = node;
 }
 
-/* One stage's list once more, with the times of all others as they are known now. */
-static void sweep(relaxation *r, int64_t stage) {
-    const cf_schedule *s = r->s;
-    double free_at[3] = {0, 0, 0}, transfer;
-    int64_t i;
+static void add_stage(network *w, int64_t stage) {
+    const cf_schedule *s = w->s;
+    int64_t sent[2] = {-1, -1}, before = -1, i;
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
         const cf_action *a = &s->actions[i];
-        int64_t input = r->input[i];
-        double begin = free_at[0];
-        if (is_send(a->pass)) send_on(r, pipeline_maker(s, a), free_at);
+        int64_t input = w->input[i];
+        if (is_send(a->pass)) send_on(w, pipeline_maker(s, a), sent);
         if (a->pass >= CF_COMPUTE_PASS_COUNT) continue;
-        transfer = pipeline_transfer(r->plan, r->timing, a->chunk);
-        if (input >= 0 && stage_of(r, input) == stage) begin = fmax(begin, r->end[input]);
-        else if (input >= 0) begin = fmax(begin, r->sent[input] + transfer);
-        set(r, &r->start[i], begin);
-        set(r, &r->end[i], begin + pipeline_seconds(r->plan, r->timing, a->stage, a->chunk, a->pass));
-        free_at[0] = r->end[i];
-        if (!s->lowered && r->reader[i] >= 0 && stage_of(r, r->reader[i]) != stage) send_on(r, i, free_at);
+        w->seconds[i] = pipeline_seconds(w->plan, w->timing, a->stage, a->chunk, a->pass);
+        add_wait(w, input >= 0 && stage_of(w, input) != stage ? s->n_actions + input : input, i);
+        add_wait(w, before, i);
+        before = i;
+        if (!s->lowered && w->reader[i] >= 0 && stage_of(w, w->reader[i]) != stage) send_on(w, i, sent);
     }
 }
 
-/* Both ends of every transfer, of the pass that makes what it carries and of the one that reads it. */
-static void set_transfers(relaxation *r) {
-    int64_t i;
-    for (i = 0; i < r->s->n_actions; i++) {
-        const cf_action *a = &r->s->actions[i];
-        int64_t maker, other = a->pass == CF_RECV_B ? a->stage + 1 : a->stage - 1;
-        if (is_send(a->pass)) r->start[i] = r->sent[pipeline_maker(r->s, a)];
-        else if (a->pass == CF_RECV_F || a->pass == CF_RECV_R || a->pass == CF_RECV_B) {
-            maker = pipeline_maker(r->s, &r->s->actions[pipeline_find(r->s, a->pass - 1, a->chunk, other)]);
-            r->start[i] = r->sent[maker];
-        } else continue;
-        r->end[i] = r->start[i] + pipeline_transfer(r->plan, r->timing, a->chunk);
-    }
+/* The node of an action: of a SEND and its RECV, the transfer. */
+static int64_t node_of(const cf_schedule *s, int64_t i) {
+    const cf_action *a = &s->actions[i];
+    int64_t other = a->pass == CF_RECV_B ? a->stage + 1 : a->stage - 1;
+    if (a->pass == CF_RECV_F || a->pass == CF_RECV_R || a->pass == CF_RECV_B)
+        a = &s->actions[pipeline_find(s, a->pass - 1, a->chunk, other)];
+    return is_send(a->pass) ? s->n_actions + pipeline_maker(s, a) : i;
 }
 
 double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing, double *start,
                          double *end) {
-    int64_t n = s->n_actions, i, stage, round;
-    double *times = (double *)calloc((size_t)(3 * n + 1), sizeof *times), makespan = 0;
+    int64_t n = s->n_actions, i, stage;
+    double *seconds = (double *)calloc((size_t)(4 * n + 1), sizeof *seconds), *at = seconds + 2 * n, makespan;
     int64_t *others = (int64_t *)calloc((size_t)(2 * n + 1), sizeof *others);
-    relaxation r = {plan, s, timing, times, times + n, times + 2 * n, others, others + n, 1};
-    if (!times || !others) abort();
-    for (i = 0; i < n; i++) r.input[i] = -1;
+    naive_wait *waits = (naive_wait *)calloc((size_t)(4 * n + 1), sizeof *waits);
+    network w = {plan, s, timing, seconds, waits, 0, others, others + n};
+    if (!seconds || !others || !waits) abort();
+    for (i = 0; i < n; i++) w.input[i] = -1;
     for (i = 0; i < n; i++)
-        if ((r.reader[i] = reader_of(s, &s->actions[i])) >= 0) r.input[r.reader[i]] = i;
-    for (round = 0; r.changed && round <= 2 * n + 2; round++) {
-        r.changed = 0;
-        for (stage = 0; stage < s->shape.n_stages; stage++) sweep(&r, stage);
-    }
-    if (s->lowered) set_transfers(&r);
+        if ((w.reader[i] = reader_of(s, &s->actions[i])) >= 0) w.input[w.reader[i]] = i;
+    for (stage = 0; stage < s->shape.n_stages; stage++) add_stage(&w, stage);
+    makespan = naive_relax(2 * n, seconds, waits, w.n_waits, at);
     for (i = 0; i < n; i++) {
-        if (start) start[i] = r.start[i];
-        if (end) end[i] = r.end[i];
-        makespan = fmax(makespan, r.end[i]);
+        int64_t node = s->lowered ? node_of(s, i) : i;
+        if (start) start[i] = at[node];
+        if (end) end[i] = at[node] + seconds[node];
     }
-    free(times);
+    free(seconds);
     free(others);
-    return r.changed ? -1 : makespan;
+    free(waits);
+    return makespan;
 }
 
 double pipeline_state_over_default(const cf_plan *plan, const cf_schedule *s) {

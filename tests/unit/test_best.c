@@ -175,7 +175,7 @@ static double fixed_path(const cf_plan *plan, const cf_schedule_desc *desc) {
     cf_schedule_free(schedule);
     if (graph == NULL) return 0;
     earliest = (double *)harness_guard_new((size_t)(graph->n_nodes + 1) * sizeof *earliest);
-    length = naive_longest(graph, 1, earliest);
+    length = naive_longest(graph, NULL, 1, earliest);
     harness_guard_free(earliest);
     cf_graph_free(graph);
     return length;

@@ -3,6 +3,7 @@
 
 #include "chunkflow.h"
 #include "../harness.h"
+#include "../reference/pipeline.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -203,25 +204,6 @@ static void check_held(const cf_plan *plan, const cf_schedule *s, const cf_timel
 
 /* ---- the makespan, from the lists ---- */
 
-/* When every F can run at last, by relaxation. Equal stages; F takes its rows, transfers nothing. */
-static double makespan_of(const cf_plan *plan, const cf_schedule *s) {
-    int64_t n_v = s->shape.n_stages * s->shape.n_virtual, stage, i, round;
-    double *end = (double *)calloc((size_t)(plan->n_chunks * n_v + 1), sizeof *end), last = 0;
-    for (round = 0; round < plan->n_steps * n_v + 1; round++)
-        for (stage = 0; stage < s->shape.n_stages; stage++) {
-            double at = 0;
-            for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
-                const cf_action *a = &s->actions[i];
-                double come = a->stage > 0 ? end[(a->stage - 1) * plan->n_chunks + a->chunk] : 0;
-                at = (at > come ? at : come) + (double)plan->chunks[a->chunk].padded;
-                end[a->stage * plan->n_chunks + a->chunk] = at;
-                last = at > last ? at : last;
-            }
-        }
-    free(end);
-    return last;
-}
-
 static void check_time(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t,
                        const cf_search_report *report) {
     double sum = 0, most = 0;
@@ -231,7 +213,7 @@ static void check_time(const cf_plan *plan, const cf_schedule *s, const cf_timel
         sum += rows;
         most = rows > most ? rows : most;
     }
-    CHECK(close_to(t->makespan, makespan_of(plan, s)));
+    CHECK(close_to(t->makespan, pipeline_makespan(plan, s, NULL, NULL, NULL)));
     CHECK(close_to(report->makespan, t->makespan));
     CHECK(close_to(t->busy, sum * (double)(s->shape.n_stages * s->shape.n_virtual)));
     CHECK(t->replayed <= 0 && t->bound <= t->makespan * (1 + 1e-12) && report->bound <= t->makespan * (1 + 1e-12));

@@ -127,29 +127,17 @@ static cf_schedule *draw_schedule(harness_rng *rng, const cf_plan *plan, const c
                            harness_chance(rng, 0.5));
 }
 
-/* The longest path over the graph's edges, but for those of slots, and over the order of each stage's list, by
-   relaxation. */
-static double longest_with_order(const cf_graph *g, const cf_schedule *s) {
-    double *end = (double *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *end), length = 0;
-    int64_t i, stage, before;
-    int changed = 1;
-    for (i = 0; i < g->n_nodes; i++) end[i] = g->nodes[i].seconds;
-    while (changed) {
-        changed = 0;
-        for (stage = 0; stage < s->shape.n_stages; stage++)
-            for (i = s->first[stage], before = -1; i < s->first[stage + 1]; i++) {
-                double start = before >= 0 ? end[before] : 0;
-                int64_t e;
-                for (e = g->first_in[i]; e < g->first_in[i + 1]; e++)
-                    if (g->edges[e].why != CF_EDGE_SLOT && end[g->edges[e].from] + g->edges[e].seconds > start)
-                        start = end[g->edges[e].from] + g->edges[e].seconds;
-                before = i;
-                if (start + g->nodes[i].seconds > end[i]) end[i] = start + g->nodes[i].seconds, changed = 1;
-                if (end[i] > length) length = end[i];
-            }
-    }
-    harness_guard_free(end);
-    return length;
+/* What this and other tests measure by: chains of waits, the longest of two, and one without end. */
+TEST(the_relaxer_relaxes) {
+    const double seconds[] = {2, 3, 1};
+    naive_wait waits[] = {{1, 2, 0}, {0, 1, 0.5}, {0, 2, 5}};
+    double start[3];
+    CHECK(naive_relax(3, seconds, waits, 3, start) == 8 && start[0] == 0 && start[1] == 2.5 && start[2] == 7);
+    waits[2].delay = 1;
+    CHECK(naive_relax(3, seconds, waits, 3, start) == 6.5 && start[2] == 5.5);
+    waits[2].from = 2;
+    waits[2].to = 0;
+    CHECK(naive_relax(3, seconds, waits, 3, start) == -1);
 }
 
 /* Nodes are the schedule's passes and edges those of the definitions; what the simulator says of the schedule is the
@@ -192,7 +180,9 @@ TEST(a_schedules_graph_has_its_passes) {
         simulate.timing = desc.timing;
         REQUIRE(cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK);
         if (plain) {
-            CHECK(longest_with_order(g, schedule) == timeline->makespan);
+            double *earliest = (double *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *earliest);
+            CHECK(naive_longest(g, schedule, 0, earliest) == timeline->makespan);
+            harness_guard_free(earliest);
             n_timed++;
         }
         cf_timeline_free(timeline);
@@ -231,7 +221,7 @@ TEST(schedules_keep_to_their_graphs) {
         REQUIRE(g != NULL);
         earliest = (double *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *earliest);
         REQUIRE(cf_simulate(problem.plan, schedule, &simulate, &timeline, NULL) == CF_OK);
-        CHECK(naive_longest(g, 1, earliest) <= timeline->makespan * (1 + 1e-12));
+        CHECK(naive_longest(g, NULL, 1, earliest) <= timeline->makespan * (1 + 1e-12));
         for (i = 0; i < schedule->n_actions; i++) {
             int64_t e;
                 CHECK(timeline->start[i] >= earliest[i] * (1 - 1e-12));
@@ -312,8 +302,8 @@ TEST(critical_path_is_the_simulators_bound) {
         g = make(plan, schedule, &timing);
         REQUIRE(g != NULL);
         earliest = (double *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *earliest);
-        n_slots += naive_longest(g, 0, earliest) < naive_longest(g, 1, earliest);
-        length = naive_longest(g, 1, earliest);
+        n_slots += naive_longest(g, NULL, 0, earliest) < naive_longest(g, NULL, 1, earliest);
+        length = naive_longest(g, NULL, 1, earliest);
         REQUIRE(cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK);
         CHECK_STR(timeline->bounds[0].name, "critical-path");
         if (plan->n_chunks > 0 && (order.shape.k == 1 || order.shape.k >= longest_group(plan))) {
@@ -393,7 +383,7 @@ static double longest_path(const cf_plan *plan, int64_t k, cf_replay replay) {
     CHECK_INT(cf_schedule_make(plan, &order, &schedule, NULL), CF_OK);
     g = make(plan, schedule, NULL);
     earliest = (double *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *earliest);
-    length = naive_longest(g, 1, earliest);
+    length = naive_longest(g, NULL, 1, earliest);
     harness_guard_free(earliest);
     cf_graph_free(g);
     cf_schedule_free(schedule);
@@ -569,7 +559,7 @@ TEST(each_part_of_a_time_can_be_too_long) {
     cf_plan_free(plan);
 }
 
-SUITE(graph, CASE(a_schedules_graph_has_its_passes), CASE(schedules_keep_to_their_graphs),
+SUITE(graph, CASE(the_relaxer_relaxes), CASE(a_schedules_graph_has_its_passes), CASE(schedules_keep_to_their_graphs),
       CASE(critical_path_is_the_simulators_bound), CASE(a_k_beyond_any_group), CASE(bounds_of_the_papers_example),
       CASE(an_executor_of_your_own), CASE(a_graph_has_backwards_of_both_forms),
       CASE(a_wrong_schedule_makes_no_graph), CASE(each_part_of_a_time_can_be_too_long));
