@@ -650,7 +650,7 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_memory_of(const cf_executor *executor, 
 
 /* When each action of cf_executor_schedule ran in the last run, from events on the streams: passes on the compute
    stream, transfers on theirs (a send and its receive have the same times), in the form of the simulator
-   (cf_simulate_desc.start). Clocks of different devices are put together at the start of the run, to a few microseconds.
+   (cf_simulate_desc.start). Clocks of several devices are put together at the start of the run, to a few microseconds.
    *out: to be given to cf_timeline_free. CF_ERROR_ARGUMENT without desc.timeline or a run that ended well. With NCCL
    every process must call it, and each gets the whole. */
 CHUNKFLOW_CUDA_API cf_result cf_executor_timeline(cf_executor *executor, const cf_allocator *allocator,
@@ -1159,8 +1159,8 @@ struct alignas(16) tile {
     int32_t part;       /* a part of a split tile: its index among all parts. Otherwise -1 */
     int32_t carried;    /* a split tile whose sums go on from block to block of keys: 1 + its place there. Else 0 */
     int32_t ahead;      /* keys before the one that is aligned with query 0: may be fewer than 0, or than there are */
-    int32_t turn;       /* a key tile: in which launch it is, where several slices see the same keys. As it is told to
-                           those who compute with wgmma: its head */
+    int32_t turn;       /* of a key tile: the launch that does it, where several slices see the same keys. Its head, in
+                           the copy that hopper_tell leaves for those who compute */
 };
 static_assert(sizeof(tile) == 48, "three accesses of 16 bytes");
 
@@ -1298,7 +1298,7 @@ template <typename E> int number_of(const E &value) {
 }
 
 /* Bytes of shared memory that a block can have. */
-int64_t block_memory(int64_t arch) {
+constexpr int64_t block_memory(int64_t arch) {
     if (arch == 80 || arch == 87) return 166912;
     return arch == 90 || arch / 10 == 10 ? 232448 : 101376;
 }
@@ -1337,8 +1337,9 @@ int64_t depth_of(const cf_attention_desc *d, int64_t s) {
     return depth;
 }
 
-/* Keys `first` and on of a path or slice, of which the slice's query 0 sees `upto`, at key k_start. A query that sees
-   them all has them all right before it, so that tiles do not tell how far back they lie. */
+/* The slice sees keys first .. upto - 1 of a path or of another slice, which lie from row k_start on. Its own begin at
+   place `query` of that path. Where the window hides none of those, they count as if they lay right before query 0:
+   so tiles of slices that see the same keys are alike, however far back these lie. */
 void see_keys(const problem *p, tile *t, int64_t k_start, int64_t first, int64_t upto, int64_t query) {
     t->k_start = (int32_t)k_start;
     t->k_length = (int32_t)std::max<int64_t>(0, upto - first);
@@ -1637,10 +1638,10 @@ bool is_hopper(const problem *p) {
     return AUTO_TAKES_WGMMA && check_hopper(p, NULL) == CF_OK;
 }
 
-/* A step of the forward is a block of keys, one of the backward a row tile: each takes a block about as long as to move
-   64 KB, where all blocks do so. A forward reads Q and writes its rows, or 68 KB; a backward reads K and V, and updates
-   dK and dV (256 KB), or writes 128 KB; small heads with large row tiles half of that. How many blocks a processor has
-   follows from their launch bounds and memory. */
+/* A step of the forward is a block of keys, one of the backward a row tile. Either takes as long as a block takes to
+   move about 64 KB while all others do so, too. Beside its steps a forward moves Q and the rows that it writes, or in
+   their place a part's 68 KB of sums; a backward K, V and what it adds to dK and dV (256 KB), or a part's 128 KB; half
+   of that for small heads with large row tiles. How many blocks a processor has follows from bounds and memory. */
 void split_tiles(problem *p) {
     const bool large = p->desc.head_size > 64, roomy = block_memory(p->desc.arch) >= 166912;
     const int64_t n = p->desc.n_processors, blocks = p->desc.head_size > 128 ? 1 : (large ? 1 : 2) + (roomy ? 1 : 0);
@@ -1759,12 +1760,8 @@ cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
     if (code == CF_OK)
         code = check_slices(d->cu_seqlens_k, d->starts_k, d->n_slices, "cu_seqlens_k", "starts_k", &p->rows_k,
                             &p->longest_k, error);
-    if (code == CF_OK && d->n_processors == 0) {
-        if (d->arch == 0)
-            code = current_processors(&d->n_processors, error);
-        else
-            d->n_processors = usual_processors(d->arch);
-    }
+    if (d->n_processors == 0 && d->arch != 0) d->n_processors = usual_processors(d->arch);
+    if (code == CF_OK && d->n_processors == 0) code = current_processors(&d->n_processors, error);
     if (code == CF_OK && d->arch == 0) code = current_arch(&d->arch, error);
     if (code != CF_OK) return code;
     if (d->starts_q == NULL) d->starts_q = d->cu_seqlens_q;
@@ -1866,11 +1863,11 @@ template <int ROW> CF_DEVICE shared_address chunk_address(shared_address base, i
     return base + (shared_address)(row * ROW) + (shared_address)((chunk ^ (row & 7)) << 4);
 }
 
-/* Where a lane starts to load fragments at (row, chunk) of a tile, both multiples of what the fragment covers. AS_ROWS:
-   the 16 rows go to lanes 0-15 and again, one chunk on, to lanes 16-31 (an A operand; a B operand that is stored with k
-   along rows, loaded transposed). Otherwise: 8 rows for two chunks, then the next 8 rows (a B operand that is stored
-   with n along rows; an A operand that is stored with k along rows, loaded transposed). Stepping by 2 chunks is an
-   exclusive or. */
+/* The address that a lane gives to ldmatrix_x4 for the fragment at (row, chunk) of a tile, both multiples of what the
+   fragment covers; 2 chunks on is an exclusive or. As rows: lanes 0-15 have the 16 rows, and lanes 16-31 the same, one
+   chunk on. That is an A operand, or, loaded transposed, a B operand with k along its rows. As columns: lanes 0-15 have
+   8 rows of two chunks, and lanes 16-31 the next 8 rows. That is a B operand with n along its rows, or, loaded
+   transposed, an A operand with k along its rows. */
 template <int ROW>
 CF_DEVICE shared_address lane_as_rows(shared_address base, int row, int chunk, int thread = (int)threadIdx.x) {
     const int lane = thread % 32;
@@ -1976,15 +1973,8 @@ template <typename T, int K, int M> CF_DEVICE void pack_tiles(uint32_t (&to)[K][
 /* c += P B, where P is packed; B with k along the rows. b: from lane_as_rows. */
 template <typename T, int ROW, int M, int K, int N>
 CF_DEVICE void multiply_packed(float (&c)[M][N][4], const uint32_t (&p)[K][M][4], shared_address b) {
-    CF_UNROLL
-    for (int k = 0; k < K; k++) {
-        CF_UNROLL
-        for (int j = 0; j < N / 2; j++) {
-            uint32_t fb[4];
-            load_across<ROW>(fb, b, k, j);
-            multiply_pair<T>(c, j, p[k], fb);
-        }
-    }
+    multiply_steps<T, K>(c, [&](uint32_t (&to)[4], int k, int i) { memcpy(to, p[k][i], sizeof to); },
+                         [&](uint32_t (&to)[4], int k, int j) { load_across<ROW>(to, b, k, j); });
 }
 
 /* Where a thread's part of a head's rows begins, from one of them on: its first row and chunk. It keeps this pointer
@@ -2068,8 +2058,8 @@ CF_DEVICE tile find_work(const work_order &w, int32_t at, int *head) {
     return w.tiles[place];
 }
 
-/* What a block works on. Kernels that are short of registers ask again after their loop, and so keep what only the end
-   needs in none. */
+/* What a block works on. A kernel that is short of registers asks again after its loop, so as to keep in none of them
+   what only its end needs. */
 CF_DEVICE tile find_work(const work_order &w, int *head) { return find_work(w, compute_here((int)blockIdx.x), head); }
 
 /* s becomes cap x tanh(s x scale / cap). */
@@ -3907,6 +3897,7 @@ cf_result combine(const call &c, const tile_lists &lists, const fused_params &f)
 
 template <typename T, int HEAD> cf_result fused_forward_as(const call &c) {
     const int THREADS = FORWARD_THREADS_OF<HEAD>;
+    static_assert(forward_layout<HEAD>::BYTES <= block_memory(HEAD == 256 ? 80 : 86));
     const tile_lists lists = lists_of(c);
     const fused_params f = fused_of(c);
     cf_result code = CF_OK;
@@ -3921,6 +3912,7 @@ template <typename T, int HEAD> cf_result fused_forward_as(const call &c) {
    numbers, and the last one rounds the sums. */
 template <typename T, int HEAD, int ROWS, int KEYS, int KEY_TILES, int ROW_TILES, typename F>
 cf_result launch_backward(const call &c, const fused_params &f, F launch_keys) {
+    static_assert(dq_layout<HEAD, ROWS>::BYTES <= block_memory(HEAD == 256 ? 80 : 86));
     const tile_lists l = lists_of(c);
     const bool deterministic = c.of->desc.deterministic != 0;
     fused_params sums = f;
@@ -3946,14 +3938,15 @@ cf_result launch_backward(const call &c, const fused_params &f, F launch_keys) {
 template <typename T, int HEAD, int ROWS, int KEYS, int STAGES>
 cf_result fused_backward_of_shape(const call &c, const fused_params &f) {
     constexpr auto kernel = attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>;
+    const int BYTES = backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES;
+    static_assert(BYTES <= block_memory(IS_SMALL<HEAD, ROWS, KEYS> ? 86 : 80));
     if (IS_SMALL<HEAD, ROWS, KEYS>) {
         const cf_result code = check_code(kernel, BACKWARD_THREADS, "arch",
                                           "code for sm_90a has no tiles for so little memory", c.error);
         if (code != CF_OK) return code;
     }
     return launch_backward<T, HEAD, ROWS, KEYS, KEYS / 64, 2>(c, f, [&](const work_order &keys) {
-        return launch_tiles<kernel>("attention_backward", keys, BACKWARD_THREADS,
-                                    backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES, c, f);
+        return launch_tiles<kernel>("attention_backward", keys, BACKWARD_THREADS, BYTES, c, f);
     });
 }
 
@@ -4071,6 +4064,7 @@ cf_result prepare_taking(const call &c, hopper_params *h, int64_t *n_blocks) {
 
 template <typename T, int HEAD, bool PERSISTENT> cf_result launch_hopper_forward(const call &c) {
     constexpr auto kernel = attention_forward_hopper_kernel<T, HEAD, PERSISTENT>;
+    static_assert(hopper_forward_layout<HEAD>::BYTES <= block_memory(90));
     const tile_lists lists = lists_of(c);
     hopper_params h = {};
     h.fused = fused_of(c);
@@ -4101,6 +4095,7 @@ template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
 template <typename T, int HEAD> cf_result hopper_backward_as(const call &c) {
     typedef hopper_backward_layout<HEAD> layout;
     constexpr auto kernel = attention_backward_hopper_kernel<T, HEAD>;
+    static_assert(layout::BYTES <= block_memory(90));
     hopper_params h = {};
     h.fused = fused_of(c);
     cf_result code = check_tile_spans(c, h.fused);
@@ -4126,7 +4121,7 @@ cf_result run_hopper(const call &c) {
 
 cf_result check_unfused(const problem *, cf_error *) { return CF_OK; }
 
-int64_t number_bytes(const problem *p) { return p->desc.dtype == CF_DTYPE_FP32 ? 4 : 2; }
+int64_t bytes_of(cf_dtype dtype) { return dtype == CF_DTYPE_FP32 ? 4 : 2; }
 int64_t scores_ld(const problem *p) { return (std::max<int64_t>(1, p->longest_k) + 7) / 8 * 8; }
 
 int64_t unfused_rows(const problem *p) {
@@ -4145,7 +4140,7 @@ size_t unfused_carried_bytes(const problem *p) {
 }
 
 size_t unfused_block_bytes(const problem *p) {
-    return unfused_scores_bytes(p, 4) + unfused_scores_bytes(p, number_bytes(p));
+    return unfused_scores_bytes(p, 4) + unfused_scores_bytes(p, bytes_of(p->desc.dtype));
 }
 
 size_t unfused_bytes(const problem *p, bool backward) {
@@ -4208,7 +4203,7 @@ cf_result row_product(const call &c, const score_params &s, const void *probs, c
 
 /* to (keys, head size), fp32, += sum over the group's heads of probs^T . x. One head after the other: they share it. */
 cf_result key_product(const call &c, const score_params &s, const void *probs, const view &x, const view &to) {
-    const int64_t bytes = number_bytes(c.of), probs_bytes = s.rows * s.ld * bytes;
+    const int64_t bytes = bytes_of(c.of->desc.dtype), probs_bytes = s.rows * s.ld * bytes;
     cf_result code = CF_OK;
     for (int64_t head = 0; head < s.group && code == CF_OK; head++)
         code = multiply_heads(c, {x.data + head * x.head * bytes, CUBLAS_OP_N, x.row, 0},
@@ -4251,7 +4246,7 @@ template <typename T> cf_result unfused_backward_block(const call &c, const scor
 
 /* The views of s's rows and keys, of one key head. */
 void take_views(const call &c, const attention_views &all, int64_t head, score_params *s) {
-    const int64_t bytes = number_bytes(c.of), row = s->slice.q_start + s->first_token;
+    const int64_t bytes = bytes_of(c.of->desc.dtype), row = s->slice.q_start + s->first_token;
     const int64_t key = s->slice.k_start + s->first_key, q_head = head * c.of->group;
     s->q = advance(all.q, row, q_head, bytes);
     s->k = advance(all.k, key, head, bytes);
@@ -4304,7 +4299,7 @@ template <typename T>
 cf_result unfused_round(const call &c, const score_params &s, const attention_views &all, int64_t n_rows) {
     float *const lse = c.backward ? NULL : c.tensors->lse;
     const float *sums = reinterpret_cast<const float *>(s.carry != 0 ? s.carried_rows.data : NULL);
-    const view to = advance(c.backward ? all.dq : all.out, s.slice.q_start, 0, number_bytes(c.of));
+    const view to = advance(c.backward ? all.dq : all.out, s.slice.q_start, 0, bytes_of(c.of->desc.dtype));
     return round_rows<T>(c, {sums, s.carried_lse, to, lse != NULL ? lse + s.slice.q_start : NULL, s.lse_stride, n_rows,
                              (int32_t)c.of->desc.n_heads, s.head_size});
 }
@@ -4515,7 +4510,7 @@ cf_result check_tensor(const cf_tensor &t, const char *name, int64_t number, int
 cf_result check_call(const problem *p, const cf_attention_tensors *x, bool backward, cf_error *error) {
     if (p == NULL) return cf_fail_null(error, "attention");
     if (x == NULL) return cf_fail_null(error, "tensors");
-    const int64_t number = number_bytes(p), q = p->rows_q, k = p->rows_k;
+    const int64_t number = bytes_of(p->desc.dtype), q = p->rows_q, k = p->rows_k;
     const int64_t heads = p->desc.n_heads, kv = p->desc.n_kv_heads;
     const size_t need = backward ? p->backward_bytes : p->forward_bytes;
     if (backward && x->overwrite && p->is_block && p->n == 0)
@@ -4530,6 +4525,7 @@ cf_result check_call(const problem *p, const cf_attention_tensors *x, bool backw
     if (code == CF_OK && backward) code = check_tensor(x->dq, "dq", number, q, heads, error);
     if (code == CF_OK && backward) code = check_tensor(x->dk, "dk", 4, k, kv, error);
     if (code == CF_OK && backward) code = check_tensor(x->dv, "dv", 4, k, kv, error);
+    if (code == CF_OK) code = check_aligned(x->lse, sizeof(float), "lse", error);
     if (code != CF_OK) return code;
     if (backward && q > 0 && x->lse == NULL) return cf_fail_null(error, "lse");
     if (x->lse_stride != 0 && x->lse_stride < q)
@@ -4800,8 +4796,6 @@ __global__ void __launch_bounds__(STATE_THREADS) append_kernel(const __grid_cons
 }
 
 /* ---- planes ---- */
-
-int64_t bytes_of(cf_dtype dtype) { return dtype == CF_DTYPE_FP32 ? 4 : 2; }
 
 /* A checked state, in bytes. */
 struct planes {
@@ -5633,8 +5627,8 @@ bool raise_region(heap *home, array<region> *regions, int64_t slot, int64_t byte
 /* Takes a slot of a pool from position `begin` on, and until `end`: the smallest free one that is large enough, else
    the largest, which grows. *before is its last user so far, -1 if there is none. Returns -1 where there is no memory.
 
-   The interpreter numbers slots, too, but knows of no stream: where all that are free were freed by the pass that has
-   just begun, a transfer would wait for that (tools/bench/results/arena.txt). */
+   The interpreter numbers slots, too, but knows of no stream: it may give a transfer the slot that the pass which has
+   just begun has freed, and the transfer would wait for that pass (tools/bench/results/arena.txt). */
 int64_t take_slot(heap *home, array<region> *pool, int64_t bytes, int64_t begin, int64_t end, int64_t user,
                   int64_t *before) {
     int64_t best = pool->n;
@@ -5725,11 +5719,11 @@ struct planned {
     int64_t input = -1, output = -1;    /* slots */
     int64_t rows = -1;            /* slot of K and V: at the F of a group's first chunk, and at all passes of a chunk
                                      without a group */
-    int64_t host = -1;            /* F that keeps an input for its R in host memory, and that R: slot there ... */
-    int64_t kept = -1;            /* ... and of the R the position of the F, and where the input comes back: bytes */
-    int64_t fetched_at = -1;      /* in the arena */
-    int64_t fetch = -1;           /* position of an R whose kept input comes back behind this pass */
-    int64_t fetch_after = -1;     /* such an R: position of the one that used its place before */
+    int64_t host = -1;            /* at an F that keeps its input for an R in host memory, and at that R: slot there, */
+    int64_t kept = -1;            /* and position of the other one of the two */
+    int64_t fetched_at = -1;      /* at such an R: where the input comes back, bytes from the stage's inputs_at on, */
+    int64_t fetch_after = -1;     /* and position of the R that had an input there before; -1: none */
+    int64_t fetch = -1;           /* at the pass before such an R: position of the R. Its input sets out behind that */
     wait waits[2];
     int32_t n_waits = 0;
     int32_t stream = 0;
@@ -5876,7 +5870,7 @@ struct keep_thread {
 bool has_nccl(const executor *e) { return e->desc.nccl != NULL; }
 bool is_local_replay(const batch *b) { return b->schedule->shape.replay == CF_REPLAY_LOCAL; }
 
-/* Then the state of groups lies in host memory, and so do inputs that local replay keeps. */
+/* Whether the state of groups lies in host memory; inputs that local replay keeps do so, too, then. */
 bool streams_state(const executor *e) { return e->desc.state_block_rows > 0; }
 
 int64_t stage_of(const batch *b, int64_t virtual_stage) {
@@ -5957,7 +5951,7 @@ const cf_path *path_of(const cf_step *step, cf_path *own, int64_t *n) {
 /* Counts the bytes of a row of K and V, or of their gradients: in a layer, and in all of a virtual stage. */
 int64_t row_bytes(const executor *e, bool gradient) {
     const cf_attention_desc &a = e->desc.attention;
-    return (gradient || a.dtype == CF_DTYPE_FP32 ? 4 : 2) * 2 * a.n_kv_heads * a.head_size;
+    return bytes_of(gradient ? CF_DTYPE_FP32 : a.dtype) * 2 * a.n_kv_heads * a.head_size;
 }
 
 double state_row_bytes(const executor *e, int64_t virtual_stage, bool gradient) {
@@ -6111,9 +6105,9 @@ void add_wait(stage_plan *s, int64_t at, int64_t other, int64_t position) {
     if (&b->stages[other] != s || from->stream != p->stream) p->waits[p->n_waits++] = {other, from->event};
 }
 
-/* Finds where the tensor lies that an action reads or sends, and a slot for the one that begins with it. A slot is free
-   when the next pass starts, because before that a transfer would wait for a pass that is still running. What is sent
-   is given the time of one whole pass more, so that the pass after that is not held up by the transfer. */
+/* Finds where the tensor lies that an action reads or sends, and a slot for the one that begins with it. A slot is not
+   given away before the pass after its last use begins, or the transfer that gets it would wait for a pass that still
+   runs. A tensor that is sent has its slot for one pass more, so that no pass waits for the transfer. */
 void record_tensors(recording *r, int64_t at, int64_t bytes) {
     stage_plan *s = r->s;
     heap *home = &s->b->e->home;
@@ -6256,9 +6250,10 @@ int64_t slots_for_inputs(const stage_plan *s) {
     return std::min(most, 2 * align_256(s->b->e->desc.boundary_bytes_per_token * s->b->most_rows));
 }
 
-/* Kept inputs come back behind the arena: every second one at the upper end, so that an input and the one after it lie
-   apart wherever both are kept at once. One comes when the pass before its R has been issued: copies of that pass go
-   first. Its slot is free once the R two before is done, or where the room is less than two inputs, the one before. */
+/* Kept inputs come back behind the arena, in turn to the lower and to the upper end of the room for them: one is in use
+   while the next is on its way. An input sets out when the pass before its R has been issued, whose own copies go
+   first. It waits until the R before that at the same end is done; or, where the room is too small for both ends,
+   until the R right before it is. */
 void place_inputs(stage_plan *s) {
     cf_executor_memory *m = &s->memory_used;
     int64_t turn = 0, pass = -1, before = -1, second_before = -1, low = 0, high = 0;
@@ -7301,10 +7296,10 @@ bool await(executor *e, int64_t n) {
    A failure ends it, but with NCCL the others wait for the transfers that are left: these go on, one by one, whatever
    is in the buffers, so that all processes come to their ends and can tell each other.
 
-   Nothing can wait for ever here: an action waits only for actions before it in the order of issue. Over NCCL it also
-   waits for actions of peers, and what comes before an action in a list can end without that action and all behind it,
-   because lowered lists come to their ends where every send waits for its receiver. So a stage may wait for its own
-   earlier actions at any place. */
+   Nothing can wait for ever here: an action waits only for actions before it in the order of issue. Over NCCL actions
+   wait for those of peers as well. But lowered lists come to their ends even where every send waits for its receiver,
+   so what stands before an action in its list ends without this action and all behind it. So the host may wait for a
+   stage's earlier actions at any place. */
 int64_t issue_all(executor *e) {
     const batch *b = e->loaded.data;
     for (int64_t i = 0; i < b->order.n; i++) {

@@ -1518,6 +1518,7 @@ TEST(bad_calls) {
     REFUSED(x.dk.row_stride = 130, CF_ERROR_ARGUMENT, "dk");
     REFUSED(x.dv.data = NULL, CF_ERROR_ARGUMENT, "dv");
     REFUSED(x.lse = NULL, CF_ERROR_ARGUMENT, "lse");
+    REFUSED(x.lse = (float *)(uintptr_t)4098, CF_ERROR_ARGUMENT, "lse");
     REFUSED(x.lse_stride = 29, CF_ERROR_ARGUMENT, "lse_stride");
     REFUSED(x.tiles = NULL, CF_ERROR_ARGUMENT, "tiles");
     REFUSED(x.workspace = (void *)(uintptr_t)4112, CF_ERROR_ARGUMENT, "workspace");

@@ -118,8 +118,8 @@ struct large_problem {
         return window > 0 && own - window + 1 > 0 ? own - window + 1 : 0;
     }
 
-    /* P and dS of one row, from its first visible key on. */
-    void row_slopes(int64_t i, int64_t head, std::vector<double> *prob, std::vector<double> *slope) const {
+    /* P and dS of one row, from its first visible key on. Returns its log-sum. */
+    double row_slopes(int64_t i, int64_t head, std::vector<double> *prob, std::vector<double> *slope) const {
         const int64_t first = first_key(i), n = i + keys - queries - first + 1;
         double top = -INFINITY, sum = 0.0, mean = 0.0;
         prob->resize((size_t)n);
@@ -132,6 +132,7 @@ struct large_problem {
         for (double &p : *prob) sum += p = std::exp(p - top);
         for (size_t j = 0; j < prob->size(); j++) mean += ((*prob)[j] /= sum) * (*slope)[j];
         for (size_t j = 0; j < prob->size(); j++) (*slope)[j] = (*prob)[j] * ((*slope)[j] - mean);
+        return top + std::log(sum);
     }
 
     /* dq of one row in double: the error, as a part of the greatest number in it. */
@@ -188,29 +189,19 @@ struct large_problem {
 
     /* One row of out and of LSE in double; the largest error of `out` in it. */
     double row_error(int64_t i, int64_t head) const {
-        const int64_t kv = head / (n_heads / n_kv_heads), own = i + keys - queries;
-        const int64_t first = window > 0 && own - window + 1 > 0 ? own - window + 1 : 0;
-        std::vector<double> prob((size_t)(own - first + 1)), out((size_t)head_size, 0.0);
-        double top = -INFINITY, sum = 0.0, worst = 0.0;
-        for (int64_t j = first; j <= own; j++) {
-            double s = 0.0;
+        const int64_t kv = head / (n_heads / n_kv_heads), first = first_key(i);
+        std::vector<double> prob, slope, out((size_t)head_size, 0.0);
+        const double log_sum = row_slopes(i, head, &prob, &slope);
+        double worst = 0.0;
+        for (size_t j = 0; j < prob.size(); j++)
             for (int64_t c = 0; c < head_size; c++)
-                s += (double)number_at((uint64_t)((i * n_heads + head) * head_size + c), 1) *
-                     (double)number_at((uint64_t)((j * n_kv_heads + kv) * head_size + c), 2);
-            prob[(size_t)(j - first)] = s / std::sqrt((double)head_size);
-            top = std::fmax(top, prob[(size_t)(j - first)]);
-        }
-        for (double &p : prob) sum += p = std::exp(p - top);
-        for (int64_t j = first; j <= own; j++)
-            for (int64_t c = 0; c < head_size; c++)
-                out[(size_t)c] += prob[(size_t)(j - first)] / sum *
-                                  (double)number_at((uint64_t)((j * n_kv_heads + kv) * head_size + c), 3);
+                out[(size_t)c] += prob[j] * number(first + (int64_t)j, n_kv_heads, kv, c, 3);
         std::vector<__nv_bfloat16> got((size_t)head_size);
         float lse = NAN;
         cudaMemcpy(got.data(), (__nv_bfloat16 *)x.out.data + (i * n_heads + head) * head_size, got.size() * 2,
                    cudaMemcpyDeviceToHost);
         cudaMemcpy(&lse, x.lse + head * queries + i, 4, cudaMemcpyDeviceToHost);
-        if (!(std::fabs((double)lse - (top + std::log(sum))) <= 1e-4)) return INFINITY;
+        if (!(std::fabs((double)lse - log_sum) <= 1e-4)) return INFINITY;
         for (int64_t c = 0; c < head_size; c++) {
             const double gap = std::fabs((double)__bfloat162float(got[(size_t)c]) - out[(size_t)c]);
             if (!(gap <= worst)) worst = gap;
