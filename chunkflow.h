@@ -839,7 +839,6 @@ typedef struct cf_shard {
     int64_t sequence;     /* over how many GPUs the rows of norms and residuals are split */
     int64_t mlp_matrices; /* 3, or 2 without a gate */
     int first, last;      /* 1: the virtual stage has the embedding; it has the output head */
-    int tied;             /* 1: the head is the embedding, which lies on the same stage */
     cf_mixer mixer;       /* what follows is of one layer of a kind; ffn above is then that of MLP or shared experts */
     int64_t out;          /* heads x value_dim */
     int64_t value;        /* the same for heads of V. kv and value of a latent layer are as attention sees them */
@@ -6380,7 +6379,6 @@ static cf_shard cf__model_shard(const cf_model *model, const cf_parallel *parall
     shard.vocab = cf__div_up(cf__div_up(model->vocab, tp), parallel->vocab_multiple) * parallel->vocab_multiple;
     shard.sequence = parallel->no_sequence ? 1 : tp;
     shard.mlp_matrices = model->no_gate ? 2 : 3;
-    shard.tied = model->tied && shard.last && cf_placement_stage(parallel->placement, parallel->pp, stage) == 0;
     shard.mixer = kind.mixer;
     shard.window = kind.window;
     shard.norms = model->hidden * (model->norms > 0 ? model->norms : (kind.mixer != CF_MIXER_NONE) + !kind.no_ffn);
@@ -6399,7 +6397,8 @@ static int cf__model_count_parameters(const cf_model *model, const cf_parallel *
     int overflow = 0;
     memset(out, 0, sizeof *out);
     if (shard.first) out->embedding = shard.vocab * h;
-    if (shard.last && !shard.tied) out->head = shard.vocab * h;
+    if (shard.last && !(model->tied && cf_placement_stage(parallel->placement, parallel->pp, stage) == 0))
+        out->head = shard.vocab * h; /* else it is the embedding, which lies on the same stage */
     if (shard.last) out->norms = h + 3 * h * model->mtp;
     if (shard.last) cf__add_product(&out->mlp, model->mtp, 2 * h * h, &overflow);
     for (k = 0; k < cf__model_kinds(model); k++) {
@@ -6541,14 +6540,6 @@ static int64_t cf__memory_working_bytes(const cf_memory_desc *desc, const cf_sha
     return bytes;
 }
 
-/* Per logit: what the loss keeps until backward, or needs at its peak. logit: bytes of one as the head makes it. */
-static int64_t cf__memory_loss_bytes(cf_loss loss, int64_t logit, int at_peak) {
-    if (loss == CF_LOSS_FUSED) return logit;
-    if (loss == CF_LOSS_CHUNKED) return 0;
-    if (!at_peak) return 4;                          /* a float softmax */
-    return logit + (loss == CF_LOSS_EAGER ? 12 : 8); /* beside it the logits, and their float copy or gradients */
-}
-
 /* A stage's bytes for each token, and what they alone do not say. */
 typedef struct cf__memory_stage_bytes {
     cf_shard shard;       /* of all its layers */
@@ -6599,8 +6590,8 @@ static void cf__memory_weigh_stage(const cf_memory_desc *desc, int64_t stage, cf
     cf_shard *shard = &out->shard, of;
     cf_token_bytes *bytes = &out->bytes;
     int64_t element = desc->activation_bytes, row, left, k, ends, losses = 1 + desc->model->mtp;
-    int64_t kept = cf__memory_loss_bytes(desc->loss, element, 0);
-    int64_t peak = cf__memory_loss_bytes(desc->loss, element, 1);
+    int whole = desc->loss == CF_LOSS_PARALLEL || desc->loss == CF_LOSS_EAGER; /* a float softmax stays */
+    int64_t kept = whole ? 4 : desc->loss == CF_LOSS_FUSED ? element : 0;
     memset(out, 0, sizeof *out);
     *shard = cf__model_shard(desc->model, &desc->parallel, stage, -1);
     row = cf__div_up(element * shard->hidden, shard->sequence);
@@ -6613,7 +6604,8 @@ static void cf__memory_weigh_stage(const cf_memory_desc *desc, int64_t stage, cf
     if (shard->last) {
         bytes->activations += losses * (cf__div_up(2 * element * shard->hidden, shard->sequence) + kept * shard->vocab);
         if (desc->loss == CF_LOSS_CHUNKED) bytes->activations += losses * row;
-        bytes->logits = (peak - kept) * shard->vocab;
+        if (whole) /* beside it the logits, and their float copy or gradients */
+            bytes->logits = (element + (desc->loss == CF_LOSS_EAGER ? 8 : 4)) * shard->vocab;
     }
     bytes->boundary = row;
     ends = (shard->first != 0) + (shard->last != 0);
