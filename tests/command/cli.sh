@@ -615,7 +615,7 @@ test_trees() {
     refuses trees/tune 2 'agent:1: longer than --context, and of trees nothing' tune --model qwen2.5-7b --gpu h100-80g \
         --gpus 8 --context 4K agent
     refuses trees/gen 2 'agent: gen knows no trees' gen histogram agent
-    refuses trees/method 2 'method: trees are packed by best fit' pack --chunk-size 8K --method next-fit agent
+    refuses trees/method 2 '--method: trees are packed by best fit' pack --chunk-size 8K --method next-fit agent
 
     # All that is written of them is read again; what they share is part of it.
     printf '4K + (8K + 4K 6) 4\n2K 3\n9K\n(700 + 50 2 + 60) 5\n' >mixed

@@ -92,8 +92,8 @@ test_usage() {
     refuses pipeline/usage/cost/unit 2 '--cost and --unit-cost exclude' plan "$@" --unit-cost --cost 1,1,1 example
     refuses pipeline/usage/cost/huge 2 'timing: the passes take too many seconds' plan "$@" --cost 1e308,1e308,1e308 example
     refuses pipeline/usage/latency 2 "--latency: got '1,2', wanted S: a decimal number" plan "$@" --latency 1,2 example
-    refuses pipeline/usage/forwards-first 2 'forwards_first: is for gpipe alone' plan "$@" --forwards-first example
-    refuses pipeline/usage/forward-only 2 'shape.forward_only: is for best alone' plan "$@" --schedule paper \
+    refuses pipeline/usage/forwards-first 2 '--forwards-first: is for gpipe alone' plan "$@" --forwards-first example
+    refuses pipeline/usage/forward-only 2 '--forward-only: is for best alone' plan "$@" --schedule paper \
         --forward-only example
     refuses pipeline/usage/width 2 "--width: got '19'" plan "$@" --width 19 example
     refuses pipeline/usage/same-output 2 '--json and --trace both name x' plan "$@" --json x --trace x example

@@ -122,6 +122,14 @@ def test_own_module():
 
     def squares(logits, x):
         return (logits.square().mean(1) * x.weights).sum()
+    for bad, words in (([[5, 1.5]], "sequence 0: wanted one row of whole numbers"),
+                       ("ab", "sequence 0: wanted one row of whole numbers"),
+                       ([[3], [4, -100]], "sequence 1: wanted numbers of tokens, got -100 at 1")):
+        try:
+            what = f"taken, {Step(module, module, chunk_size=32)(bad)}"
+        except (TypeError, ValueError) as why:
+            what = str(why)
+        check(f"tokens such as {bad}", words in what, what)
     loss = Step(module, module, chunk_size=32, loss=squares)(sequences)
     first = gradients(module)
     whole = Step(module, module, chunk_size=256, loss=squares)(sequences)
@@ -524,6 +532,42 @@ def test_trainer():
                        train_dataset=data(prompts), data_collator=pad, **more)
         ours = trained(make, cls=Trainer, chunk_size=CHUNK)
         compare_trainers(f"Trainer{', prompts' if prompts else ''}", trained(make), ours)
+
+
+def test_evaluation():
+    """Its loss comes from chunks; what a collator must not make is refused, and so are noise and wrapped models."""
+    from chunkflow.trainer import Trainer, _rows
+
+    seen = {}
+
+    def evaluated(cls, **more):
+        with Float64(), tempfile.TemporaryDirectory() as folder:
+            model, rows = tiny("gemma3_text"), seen.setdefault(cls, [])
+            model.get_input_embeddings().register_forward_hook(lambda _, given, made: rows.append(given[0].shape[1]))
+            args = transformers.TrainingArguments(**options_of(folder), per_device_eval_batch_size=5)
+            trainer = cls(model=model, args=args, eval_dataset=data(True)[:23], data_collator=pad, **more)
+            trainer.remove_callback(transformers.PrinterCallback)
+            return trainer.evaluate()["eval_loss"]
+    off = abs(evaluated(Trainer, chunk_size=CHUNK) / evaluated(transformers.Trainer) - 1)
+    check("evaluation by chunks", off <= TOLERANCE and max(seen[Trainer]) <= CHUNK < max(seen[transformers.Trainer]),
+          f"{off:.1e}, at most {max(seen[Trainer])} rows at once")
+
+    batch = pad(data(True)[:3])
+    left = {name: x.flip(1) for name, x in batch.items()}
+    for name, change, words in (("on the left", left, "pad on the right"),
+                                ("with labels", {"labels": batch["labels"].clamp(min=0)}, "labels of padding"),
+                                ("no labels", {"labels": None}, "without labels")):
+        what = families.refused(lambda: _rows({k: x for k, x in {**batch, **change}.items() if x is not None}))
+        check(f"a micro-batch, {name}", words in what, what)
+    with tempfile.TemporaryDirectory() as folder:
+        args = transformers.TrainingArguments(**options_of(folder), neftune_noise_alpha=5.0)
+        what = families.refused(lambda: Trainer(model=tiny("llama"), args=args, chunk_size=CHUNK))
+    check("noise of NEFTune", "neftune_noise_alpha" in what, what)
+    what = families.refused(lambda: Step(tiny("gpt2", attn_pdrop=0.1), Causal(tiny("gpt2", attn_pdrop=0.1)),
+                                         chunk_size=CHUNK)(batch["input_ids"]))
+    check("dropout in attention", what.startswith("gpt2") and "attn_pdrop" in what, what)
+    takes = Causal(torch.compile(tiny("llama")), check=False).takes
+    check("a model that torch.compile has wrapped", "past_key_values" in takes, ", ".join(takes))
 
 
 def train_as_rank(rank, n_ranks, port, folder, results):

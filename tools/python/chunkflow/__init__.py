@@ -265,7 +265,10 @@ def _fill(c: Any, options: Mapping[str, Any], given: _Given, number: Callable[[s
             _fill(ffi.addressof(c[0], name), value, given, number)
         else:
             named = ctype.kind == "enum" and isinstance(value, str)
-            setattr(c, name, _number_of(ctype.cname, value, name) if named else value)
+            try:
+                setattr(c, name, _number_of(ctype.cname, value, name) if named else value)
+            except (OverflowError, TypeError) as why:
+                raise type(why)(f"{name}: {why}, got {value!r}") from None
 
 
 def _describe(struct: str, options: Mapping[str, Any],

@@ -66,7 +66,8 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
     if about is None and cu_seq_lens_q is None:
         raise Unsupported("attention by chunkflow outside a pass of chunkflow, and without cu_seq_lens")
     if dropout:
-        raise Unsupported("dropout in attention: a replay could not repeat it in other chunks; set it to 0")
+        raise Unsupported("dropout in attention, which chunkflow's has not; set it to 0 in the model's config "
+                          "(attention_dropout, attn_pdrop ...)")
     if attention_mask is not None or position_bias is not None:
         raise Unsupported("a layer that gives attention a mask or bias of its own")
     if is_causal is False or (is_causal is None and not getattr(module, "is_causal", True)):
@@ -231,7 +232,8 @@ class Causal:
         self.config = self.model.config.get_text_config()
         self.kind = self.config.model_type
         self.sharded = any(isinstance(m, FSDPModule) for m in self.model.modules())
-        self.takes = inspect.signature(self.model.forward).parameters
+        compiled = getattr(self.model, "_orig_mod", self.model)  # what torch.compile returns says nothing of itself
+        self.takes = inspect.signature(compiled.forward).parameters
         found = [m.config for m in self.model.modules() if isinstance(m, transformers.PreTrainedModel)]
         self.configs = list({id(c): c for c in [*found, self.config]}.values())
         self.layers: list[int] = []  # those that the cache has rows of, those with short windows last
@@ -274,7 +276,8 @@ class Causal:
                         "which is not the sum of those of its chunks; set it to False to train without that loss")
         if any(getattr(m, "gradient_checkpointing", False) for m in self.model.modules()):
             self.refuse("gradient checkpointing drops the cache; replays take its place: K (k=1 keeps one chunk's "
-                        "activations) and chunk_size bound memory, so call gradient_checkpointing_disable()")
+                        "activations) and chunk_size bound memory, so call gradient_checkpointing_disable(), or "
+                        "train with gradient_checkpointing=False")
 
     @contextlib.contextmanager
     def _attending(self, inputs: Inputs) -> Iterator[_Pass]:
@@ -306,8 +309,12 @@ class Causal:
         elif not inputs.keep and "logits_to_keep" in self.takes:
             more = {"logits_to_keep": 1}
         more["past_key_values" if "past_key_values" in self.takes else "cache_params"] = cache
-        with self._attending(inputs) as about:
-            output = call(input_ids=inputs.tokens[None], position_ids=inputs.positions[None], use_cache=True, **more)
+        try:
+            with self._attending(inputs) as about:
+                output = call(input_ids=inputs.tokens[None], position_ids=inputs.positions[None], use_cache=True,
+                              **more)
+        except Unsupported as refused:  # by attention, which does not know of which model it is
+            self.refuse(refused.why)
         self._check_pass(about, cache, before, len(inputs.tokens))
         own = self._handed_on(about, cache, before, inputs)
         return (output.logits[0] if inputs.keep else None), own + [Border(x) for x in about.after]
@@ -377,8 +384,8 @@ class Causal:
                 with torch.set_grad_enabled(bool(borders)):
                     logits, own = self(inputs)
                     seen = torch.autograd.grad(logits.square().sum(), borders, allow_unused=True) if borders else ()
-            except Unsupported as refused:
-                self.refuse(refused.why)
+            except Unsupported:
+                raise
             except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError,
                     ValueError) as error:
                 self.refuse(f"a first pass of it ends in {type(error).__name__}: {error}")

@@ -217,6 +217,17 @@ def cross_entropy(logits: Tensor, inputs: Inputs) -> Tensor:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def _tokens_of(sequences: Sequence[Any]) -> list[np.ndarray]:
+    """The numbers of each sequence's tokens."""
+    rows = [chunkflow._integers(s.cpu().numpy() if isinstance(s, Tensor) else s, f"sequence {i}")
+            for i, s in enumerate(sequences)]
+    for i, row in enumerate(rows):
+        if row.size and row.min() < 0:
+            raise ValueError(f"sequence {i}: wanted numbers of tokens, got {row.min()} at {row.argmin()}; what is no "
+                             "target (labels of -100) is told by `ignored`")
+    return rows
+
+
 class Batch:
     """The passes of one batch on one stage. Gradients are added to the parameters', as backward() adds them."""
 
@@ -227,7 +238,7 @@ class Batch:
         ignored: for each sequence None, or a mask that is not 0 at tokens that are no targets, such as a prompt's. A
         token that sequences share weighs the sum of their weights, with `once` the mean. gangs: where ranks share
         sequences, the process group of this rank's gang of each number of ranks."""
-        sequences = [s.cpu().numpy() if isinstance(s, Tensor) else np.asarray(s) for s in sequences]
+        sequences = _tokens_of(sequences)
         lengths = np.array([len(s) for s in sequences], np.int64)
         self.gangs = gangs or {}
         for n in set(plan.groups["gang"].tolist()) - {0, *self.gangs}:
@@ -235,7 +246,7 @@ class Batch:
         self.forward, self.plan, self.device, self.seed, self.loss_of = forward, plan, device, seed, loss
         self.ignored, self.once = ignored, once
         self.starts = np.cumsum(lengths) - lengths
-        self.tokens = np.concatenate([*sequences, [0]]).astype(np.int64)  # one more, for padding to read
+        self.tokens = np.concatenate([*sequences, np.zeros(1, np.int64)])  # one more, for padding to read
         self.weights = chunkflow.loss_weights(lengths, ignored=ignored) if weights is None else weights
         self.kept: dict[int, tuple[Tensor, list[Tensor], list[Tensor | Border]]] = {}
         self.loss = torch.zeros((), dtype=torch.float64)
@@ -389,10 +400,11 @@ class Batch:
             first = int(plan.chunks["first_slice"][chunk])
             for at, piece in enumerate(plan.slices_of(chunk), first):
                 begin, length, offset = (int(piece[name]) for name in ("begin", "length", "offset"))
-                rows = logits[offset:offset + length].double().log_softmax(1)
+                rows = logits[offset:offset + length]
+                rows = rows.to(torch.promote_types(rows.dtype, torch.float32)).log_softmax(1)
                 for s in plan.sequences_of(at):
                     next_ones = tokens[s][begin + 1:begin + length + 1]
-                    found[s][begin:begin + length] = rows[:len(next_ones)].gather(1, next_ones[:, None])[:, 0]
+                    found[s][begin:begin + length] = rows[:len(next_ones)].gather(1, next_ones[:, None])[:, 0].double()
             above, group = set(), int(plan.chunks["group"][chunk])
             while group >= 0:  # all others are done: a tree's groups come parents first, subtree by subtree
                 above.add(group)
@@ -474,8 +486,9 @@ class Step:
 
     def _batch(self, sequences: Sequence[Any], ignored: Sequence[Any] | None = None, weights: Any = None,
                shares: Any = None) -> tuple[chunkflow.Plan, chunkflow.Schedule, Batch]:
+        sequences = _tokens_of(sequences)
         if shares is None and self.share > 0:
-            shares = chunkflow.shares_of_tokens([s.cpu().numpy() if isinstance(s, Tensor) else s for s in sequences])
+            shares = chunkflow.shares_of_tokens(sequences)
         plan, schedule = self.plan([len(s) for s in sequences], shares)
         self._form_gangs(plan)
         device = next(self.module.parameters()).device

@@ -5,15 +5,18 @@
     class SFTTrainer(chunkflow.trainer.Chunked, trl.SFTTrainer):
         pass
 
-All micro-batches of a step (gradient accumulation) and of all ranks are planned as one batch. Padding is taken off
-again, and tokens whose label is -100 are no targets; the loss is the mean over all targets, as the plain trainer's.
-Sequences are packed by the plan: packing and padding_free of the collator stay off.
+All micro-batches of a step (gradient accumulation) and of all ranks are planned as one batch. Padding (on the right) is
+taken off again, and tokens whose label is -100 are no targets; the loss is the mean over all targets, as the plain
+trainer's (which for GPT-2, CTRL and BERT counts first tokens, too, that nothing predicts). Evaluation's loss comes from
+chunks as well, forwards alone, so that a sequence which could be trained can be evaluated. Sequences are packed by the
+plan: packing and padding_free of the collator stay off.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import transformers
@@ -43,6 +46,8 @@ class Chunked:
             raise Unsupported("packing and padding_free: chunks pack sequences themselves")
         if self.args.fp16:
             raise Unsupported("fp16, whose losses are scaled: use bf16")
+        if getattr(self.args, "neftune_noise_alpha", None) is not None:
+            raise Unsupported("neftune_noise_alpha, whose noise depends on how long the rows of a call are")
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
                       ) -> torch.Tensor:
@@ -53,30 +58,59 @@ class Chunked:
             return torch.zeros((), device=self.args.device)
         batch = [row for held in self._held for row in _rows(held)]
         self._held.clear()
+        tokens, ignored = self._of_all_ranks(batch)
+        with self.accelerator.autocast():
+            loss = self._step_of(model)(tokens, ignored)
+        return torch.tensor(loss, dtype=torch.float64, device=self.args.device)
+
+    def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], prediction_loss_only: bool,
+                        ignore_keys: list[str] | None = None) -> tuple[Any, Any, Any]:
+        """The loss of all ranks' micro-batches by chunks. Where logits are wanted (compute_metrics), they come from the
+        model as it is, which runs whole sequences."""
+        if not prediction_loss_only or "labels" not in inputs:
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        tokens, ignored = self._of_all_ranks(_rows(inputs))
+        with torch.no_grad(), self.accelerator.autocast():
+            found = torch.cat(self._step_of(model).log_probs(tokens))
+        targets = torch.from_numpy(~np.concatenate([x[1:] for x in ignored])).to(found.device)
+        return -found[targets].sum() / targets.sum().clamp(min=1), None, None
+
+    def _step_of(self, model: torch.nn.Module) -> Step:
+        if self._step is None:
+            self._step = Step(model, Causal(model), seed=self.args.seed, **self._chunks)
+        return self._step
+
+    def _of_all_ranks(self, batch: list[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+        """The sequences of these rows of all ranks, and which of their tokens are no targets."""
         if self.args.world_size > 1:
             everyone: list[Any] = [None] * self.args.world_size
             dist.all_gather_object(everyone, batch)
             batch = [row for of_rank in everyone for row in of_rank]
-        if self._step is None:
-            self._step = Step(model, Causal(model), seed=self.args.seed, **self._chunks)
-        with self.accelerator.autocast():
-            loss = self._step([tokens for tokens, _ in batch], [ignored for _, ignored in batch])
-        return torch.tensor(loss, dtype=torch.float64, device=self.args.device)
+        return [tokens for tokens, _ in batch], [ignored for _, ignored in batch]
 
 
 def _rows(inputs: dict[str, Any]) -> list[tuple[Any, Any]]:
     """The sequences of a collated micro-batch, and which of their tokens are no targets."""
     others = set(inputs) - {"input_ids", "labels", "attention_mask"}
     if others:
-        raise Unsupported(f"micro-batches with {', '.join(sorted(others))}: chunks are made of tokens and labels alone")
+        raise Unsupported(f"micro-batches with {', '.join(sorted(others))}: chunks are made of tokens and labels "
+                          "alone, so the collator must leave that out")
+    if "labels" not in inputs:
+        raise Unsupported("micro-batches without labels: the collator must make them (-100: no target)")
     made = []
     for i, tokens in enumerate(inputs["input_ids"].cpu()):
+        labels = inputs["labels"][i].cpu()
         mask = torch.ones_like(tokens) if "attention_mask" not in inputs else inputs["attention_mask"][i].cpu()
-        mask = mask.bool()
-        tokens, labels = tokens[mask], inputs["labels"][i].cpu()[mask]
+        if mask.shape != tokens.shape or not torch.equal(mask != 0, torch.arange(len(tokens)) < (mask != 0).sum()):
+            raise Unsupported("an attention_mask that is not ones and then zeros: pad on the right (the tokenizer's "
+                              "padding_side), for behind padding on the left plain training has targets and positions "
+                              "of its own")
+        if (labels[mask == 0] != -100).any():
+            raise Unsupported("labels of padding that are not -100")
+        tokens, labels = tokens[mask != 0], labels[mask != 0]
         ignored = labels == -100
         if not torch.equal(tokens[~ignored], labels[~ignored]):
-            raise Unsupported("labels that are not the tokens themselves")
+            raise Unsupported("labels that are not the tokens themselves or -100")
         made.append((tokens.numpy(), ignored.numpy()))
     return made
 
