@@ -7061,9 +7061,6 @@ typedef struct cf__pipe_edge {
 typedef struct cf__pipe_links {
     cf__pipe_edge at[CF__PIPE_PLACES][CF__PIPE_MOST_EDGES]; /* by the place at this end */
     int n[CF__PIPE_PLACES];
-    const cf_plan *plan;
-    int64_t first_chunk; /* from which chunks are counted */
-    int in_order;        /* the chunks of a tree run in plan order */
 } cf__pipe_links;
 
 /* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped. */
@@ -7088,12 +7085,9 @@ typedef struct cf__pipeline {
     cf__pipe_costs all;      /* of every virtual stage, unless there are: */
     cf__pipe_costs *by_stage; /* (n_v) or NULL */
     cf_timing timing;         /* zeros where none is given */
-    double stream[CF_COMPUTE_PASS_COUNT]; /* seconds that a token of the prefix is on its way in a pass */
-    double gather[CF_COMPUTE_PASS_COUNT]; /* and a row that another rank has */
     cf__pipe_links links[2][2]; /* the rules: by whether backwards are split; CF__PIPE_WAITS_FOR, CF__PIPE_HOLDS_UP */
-    int8_t takes[CF__PIPE_PLACES]; /* how many virtual stages on the maker of what a pass takes is: 1 or -1; 0 where
-                                      nothing crosses to it */
-    int8_t gives[CF__PIPE_PLACES]; /* and the taker of what it makes */
+    int8_t takes[CF__PIPE_PLACES]; /* where what a pass takes is made: on the virtual stage before (-1), on the next one
+                                      (1), or nowhere else (0). What it makes goes the other way */
 } cf__pipeline;
 
 enum { CF__PIPE_WAITS_FOR = 0, CF__PIPE_HOLDS_UP }; /* the two ways in which a rule is read */
@@ -7118,19 +7112,12 @@ static void cf__pipe_link(cf__pipeline *pipe, const cf__pipe_rule *rule, int way
     link->leaves = cf__pipe_leaves(rule);
     link->chunks = (int8_t)(way == CF__PIPE_WAITS_FOR ? rule->chunks : -rule->chunks);
     link->stages = (int8_t)(way == CF__PIPE_WAITS_FOR ? rule->stages : -rule->stages);
-    if (cf__pipe_crosses((cf_edge_why)rule->why))
-        (way == CF__PIPE_WAITS_FOR ? pipe->takes : pipe->gives)[near] = link->stages;
+    if (way == CF__PIPE_WAITS_FOR && cf__pipe_crosses((cf_edge_why)rule->why)) pipe->takes[near] = link->stages;
 }
 
 static void cf__pipe_sort_rules(cf__pipeline *pipe) {
     int64_t i;
     int way, split, dropped;
-    for (split = 0; split < 2; split++)
-        for (way = 0; way < 2; way++) {
-            pipe->links[split][way].plan = pipe->plan;
-            pipe->links[split][way].first_chunk = pipe->first_chunk;
-            pipe->links[split][way].in_order = pipe->shape.forward_only != 0;
-        }
     for (i = 0; i < CF__COUNT(cf__pipe_rules); i++) {
         const cf__pipe_rule *rule = &cf__pipe_rules[i];
         if (pipe->local && rule->place == CF_R && rule->why == CF_EDGE_ACTIVATION) continue;
@@ -7153,10 +7140,6 @@ static cf__pipeline cf__pipe_of(const cf_plan *plan, const cf_shape *shape, cons
     pipe.n_v = shape->n_stages * shape->n_virtual;
     pipe.local = shape->replay == CF_REPLAY_LOCAL && !shape->forward_only;
     if (timing != NULL) pipe.timing = *timing;
-    pipe.stream[CF_F] = pipe.stream[CF_R] = pipe.timing.stream_forward;
-    pipe.stream[CF_B] = pipe.stream[CF_I] = pipe.timing.stream_backward;
-    pipe.gather[CF_F] = pipe.gather[CF_R] = pipe.timing.gather_forward;
-    pipe.gather[CF_B] = pipe.gather[CF_I] = pipe.timing.gather_backward;
     cf__pipe_sort_rules(&pipe);
     return pipe;
 }
@@ -7183,13 +7166,20 @@ static inline double cf__pipe_compute_seconds(const cf__pipeline *pipe, int pass
     return cf_cost_seconds(&cf__pipe_costs_of(pipe, v)->of[pass], c->padded, c->pairs);
 }
 
+/* That of two rates which is for a pass; W moves no state. */
+static inline double cf__pipe_rate(int pass, double forward, double backward) {
+    return pass <= CF_R ? forward : pass <= CF_I ? backward : 0;
+}
+
 /* Seconds of the pass by itself: what is exposed of its stream and its gather, then the larger of compute and rest. */
 static inline double cf__pipe_own_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
+    double stream = cf__pipe_rate(pass, pipe->timing.stream_forward, pipe->timing.stream_backward);
+    double gather = cf__pipe_rate(pass, pipe->timing.gather_forward, pipe->timing.gather_backward);
     double compute = cf__pipe_compute_seconds(pipe, pass, chunk, v), moved, exposed;
-    if (!(pipe->stream[pass] > 0) && !(pipe->gather[pass] > 0)) return compute;
-    moved = cf__product(pipe->stream[pass], (double)c->prefix);
-    moved += cf__product(pipe->gather[pass], (double)cf__max(cf__plan_prefix(pipe->plan, c) - c->prefix, 0));
+    if (!(stream > 0) && !(gather > 0)) return compute;
+    moved = cf__product(stream, (double)c->prefix);
+    moved += cf__product(gather, (double)cf__max(cf__plan_prefix(pipe->plan, c) - c->prefix, 0));
     exposed = cf__product(moved, pipe->timing.stream_exposed);
     return exposed + cf__most(compute, moved - exposed);
 }
@@ -7305,9 +7295,9 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
 }
 
 /* The chunk at the other end of a rule that leads to another group of the tree; -1: it leads nowhere. */
-static int64_t cf__pipe_relative(const cf__pipe_links *links, int64_t chunk, int on) {
-    const cf_plan *plan = links->plan;
-    const cf_chunk *c = &plan->chunks[links->first_chunk + chunk];
+static int64_t cf__pipe_relative(const cf__pipeline *pipe, int64_t chunk, int on) {
+    const cf_plan *plan = pipe->plan;
+    const cf_chunk *c = &pipe->chunks[chunk];
     const cf_branch *b = c->group >= 0 ? &plan->branches[c->group] : NULL;
     const cf_group *to;
     int64_t id = -1;
@@ -7315,20 +7305,21 @@ static int64_t cf__pipe_relative(const cf__pipe_links *links, int64_t chunk, int
     int to_last = on == CF__PIPE_PARENT || on == -CF__PIPE_CHILD;
     if (b == NULL || (from_last ? cf__pipe_after(plan, c) > 0 : c->index > 0)) return -1;
     if (on == CF__PIPE_SIBLING) id = b->previous;
-    if (on == CF__PIPE_SIBLING && id >= 0 && links->in_order) return chunk - 1;
+    if (on == CF__PIPE_SIBLING && id >= 0 && pipe->shape.forward_only) return chunk - 1; /* in plan order */
     if (on == -CF__PIPE_SIBLING) id = b->next;
     if (on == CF__PIPE_CHILD) id = b->last_child;
     if (on == -CF__PIPE_PARENT) id = b->first_child;
     if (to_last && (on > 0 ? b->previous : b->next) < 0) id = b->parent;
     if (id < 0) return -1;
     to = &plan->groups[id];
-    return to->first_chunk + (to_last ? to->n_chunks - 1 : 0) - links->first_chunk;
+    return to->first_chunk + (to_last ? to->n_chunks - 1 : 0) - pipe->first_chunk;
 }
 
 /* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules; returns how
    many there are. The stage of each is relative, and may lie outside of the pipeline: there the rule does not hold. */
-static int cf__pipe_follow(const cf__pipe_links *links, int place, const cf__pipe_unit *unit, int64_t chunk,
-                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
+static int cf__pipe_follow(const cf__pipeline *pipe, int split, int way, int place, const cf__pipe_unit *unit,
+                           int64_t chunk, cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
+    const cf__pipe_links *links = &pipe->links[split][way];
     const cf__pipe_edge *link = links->at[place], *end = link + links->n[place];
     int32_t i = (int32_t)chunk - unit->first, n_dropped = unit->n - unit->k;
     int n = 0;
@@ -7339,7 +7330,7 @@ static int cf__pipe_follow(const cf__pipe_links *links, int place, const cf__pip
             if (link->chunks < 0) on = -on;
         }
         if (link->leaves) {
-            int64_t other = cf__pipe_relative(links, chunk, on);
+            int64_t other = cf__pipe_relative(pipe, chunk, on);
             if (other < 0) continue;
             on = (int32_t)(other - chunk);
         } else {
@@ -7359,7 +7350,7 @@ static int cf__pipe_follow(const cf__pipe_links *links, int place, const cf__pip
 static int cf__pipe_needs(const cf__pipeline *pipe, int split, int place, int64_t chunk, int dropped,
                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
     cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, cf__pipe_after(pipe->plan, &pipe->chunks[chunk]) + !dropped);
-    int n = cf__pipe_follow(&pipe->links[split][CF__PIPE_WAITS_FOR], place, &unit, chunk, needs);
+    int n = cf__pipe_follow(pipe, split, CF__PIPE_WAITS_FOR, place, &unit, chunk, needs);
     while (n > 0 && needs[n - 1].why == CF_EDGE_SLOT) n--;
     return n;
 }
@@ -7478,10 +7469,13 @@ static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held
 
 /* ---- schedules from anywhere ---- */
 
-/* Where the lists begin: the first at 0 and none before the one before it, and the last ends with the actions. Stops at
-   the first bad number, so that a wrong number of stages is not followed far. */
+/* The arrays of a schedule, and where its lists begin: the first at 0 and none before the one before it, and the last
+   ends with the actions. Stops at the first bad number, so that a wrong number of stages is not followed far. */
 static cf_result cf__pipe_check_first(const cf_schedule *s, cf_error *error) {
     int64_t i, least = 0, most = 0;
+    if (s->first == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "first", -1, "is NULL");
+    if (s->actions == NULL && s->n_actions > 0)
+        return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", -1, "is NULL");
     for (i = 0; i <= s->shape.n_stages; i++, most = s->n_actions) {
         if (i == s->shape.n_stages) least = s->n_actions;
         CF__TRY(cf__inside(s->first[i], least, most, CF_ERROR_SCHEDULE, "first", i, "is not where a list can begin",
@@ -7536,8 +7530,6 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
         return cf__fail(error, bad, "n_actions", -1, needed, s->n_actions,
                         passes == 1 ? "every chunk needs a pass on every virtual stage"
                                     : "every chunk needs two passes on every virtual stage");
-    if (s->first == NULL) return cf__refuse(error, bad, "first", -1, "is NULL");
-    if (s->actions == NULL && s->n_actions > 0) return cf__refuse(error, bad, "actions", -1, "is NULL");
     CF__TRY(cf__pipe_check_first(s, error));
     CF__TRY(cf__plan_check_units(plan, s->shape.rank, s->shape.rank + 1, error));
     return cf__pipe_check_tokens(plan, s->shape.rank, s->shape.n_virtual, error);
@@ -7886,7 +7878,7 @@ static void cf__pattern_add_backward(cf__pattern *pattern, int64_t chunk) {
 static const cf__pipe_unit *cf__pattern_ends(const cf__schedule_maker *m, int64_t chunk) {
     int64_t parent = -1;
     if (m->pipe.plan->branches != NULL)
-        parent = cf__pipe_relative(&m->pipe.links[0][0], chunk, -CF__PIPE_CHILD);
+        parent = cf__pipe_relative(&m->pipe, chunk, -CF__PIPE_CHILD);
     return parent >= 0 ? cf__schedule_unit(m, parent) : NULL;
 }
 
@@ -8357,7 +8349,7 @@ static void cf__clock_look_at(cf__clock *clock, int64_t stage) {
 /* A tensor, made at that time on virtual stage v of a stage, goes to a neighbour. Returns when it begins to. */
 static inline double cf__clock_send(cf__clock *clock, int64_t stage, int64_t v, int tensor, double made,
                                     double transfer, double *arrival) {
-    double *link_free = &clock->link_free[cf__pipe_queue(clock->pipe, v, clock->pipe->gives[tensor])][stage];
+    double *link_free = &clock->link_free[cf__pipe_queue(clock->pipe, v, -clock->pipe->takes[tensor])][stage];
     double begin = cf__most(made, *link_free);
     *arrival = *link_free = begin + transfer;
     return begin;
@@ -8367,7 +8359,7 @@ static inline double cf__clock_send(cf__clock *clock, int64_t stage, int64_t v, 
    takes those of an R. */
 static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *a, int64_t chunk, int64_t cell,
                               double made) {
-    int place = cf__pipe_place(a->pass), way = clock->pipe->gives[place];
+    int place = cf__pipe_place(a->pass), way = -clock->pipe->takes[place];
     double *arrival;
     int64_t taker;
     if (!cf__pipe_leads(clock->pipe, way, a->stage)) return;
@@ -8565,7 +8557,7 @@ static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, c
     const cf__pipeline *pipe = paths->pipe;
     double **reach = way == CF__PIPE_WAITS_FOR ? paths->head : paths->tail, *own = reach[place] + chunk;
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int n = cf__pipe_follow(&pipe->links[paths->split != 0][way], place, unit, chunk, needs), crosses, i;
+    int n = cf__pipe_follow(pipe, paths->split != 0, way, place, unit, chunk, needs), crosses, i;
     int rises = (place <= CF_R) == (way == CF__PIPE_WAITS_FOR);
     int64_t step = rises ? pipe->n : -pipe->n, first = rises ? 0 : (pipe->n_v - 1) * pipe->n, j, cell;
     double transfer = cf__pipe_transfer_seconds(pipe, chunk);
@@ -9139,9 +9131,8 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double w
 
 /* Counts what a pass waits for on virtual stage v. */
 static void cf__dispatch_count(cf__dispatch *d, int place, const cf__pipe_unit *unit, int64_t chunk, int64_t v) {
-    const cf__pipe_links *links = &d->pipe->links[d->policy.split][CF__PIPE_WAITS_FOR];
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int n = cf__pipe_follow(links, place, unit, chunk, needs), i, n_there = 0;
+    int n = cf__pipe_follow(d->pipe, d->policy.split, CF__PIPE_WAITS_FOR, place, unit, chunk, needs), i, n_there = 0;
     for (i = 0; i < n; i++) n_there += (uint64_t)(v + needs[i].stage) < (uint64_t)d->pipe->n_v;
     d->missing[cf__dispatch_id(v * d->pipe->n + chunk, place)] = (int8_t)n_there;
 }
@@ -9379,7 +9370,7 @@ static int64_t cf__dispatch_may_keep(const cf__dispatch *d, const cf__pipe_unit 
     int64_t last = unit->first + unit->n - 1, k = cf__max(unit->k, 1), child, cell;
     cf__pipe_unit below;
     if (cf__pipe_below(d->pipe, last) == 0) return k;
-    child = cf__pipe_relative(&d->pipe->links[0][0], last, CF__PIPE_CHILD);
+    child = cf__pipe_relative(d->pipe, last, CF__PIPE_CHILD);
     cell = v * d->pipe->n + child;
     if (!d->policy.split && cf__dispatch_is_taken(d, cell, CF__PIPE_BACK))
         return cf__max(cf__schedule_path_kept(d->maker), k);
@@ -9433,7 +9424,7 @@ static void cf__dispatch_supply_all(cf__dispatch *d, int64_t stage, const cf__pi
     cf__pipe_unit shape = *unit;
     int n, i;
     if (d->policy.evicts) shape.k = place == CF_R ? 0 : shape.n;
-    n = cf__pipe_follow(&d->pipe->links[d->policy.split][CF__PIPE_HOLDS_UP], place, &shape, chunk, needs);
+    n = cf__pipe_follow(d->pipe, d->policy.split, CF__PIPE_HOLDS_UP, place, &shape, chunk, needs);
     for (i = 0; i < n; i++) {
         int64_t to = v + needs[i].stage;
         int32_t id = cf__dispatch_id(to * d->pipe->n + needs[i].chunk, needs[i].place);
@@ -9915,7 +9906,6 @@ static int cf__search_plan(cf__search *search) {
     int made;
     memset(&equal.timing, 0, sizeof equal.timing);
     equal.timing.all.forward = first->of[CF_F];
-    memset(equal.stream, 0, sizeof equal.stream);
     equal.by_stage = NULL;
     cf__pipe_fill(&equal);
     cf__bounds_find_paths(&search->bounds, &equal, d->policy.split, equal.shape.k, 0);
@@ -11233,8 +11223,6 @@ CHUNKFLOW_API cf_result cf_columns_schedule(const cf_plan *plan, const cf_schedu
                                   {"shape.n_stages", columns->shape.n_stages, 1, CF_MAX_STAGES, bad},
                                   {"n_actions", columns->n_actions, 0, CF_MAX_ACTIONS, bad}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), bad, error));
-    if (columns->first == NULL) return cf__refuse(error, bad, "first", -1, "is NULL");
-    if (columns->actions == NULL && columns->n_actions > 0) return cf__refuse(error, bad, "actions", -1, "is NULL");
     CF__TRY(cf__pipe_check_first(columns, error));
     memset(&l, 0, sizeof l);
     l.plan = plan;
@@ -11379,7 +11367,8 @@ static void cf__simulate_count(cf_timeline *timeline, const cf_action *actions, 
 /* Which passes take longer for their stream of state, and how much. */
 static void cf__simulate_count_streams(cf__simulation *sim) {
     const cf__pipeline *pipe = &sim->pipe;
-    int moves = pipe->stream[CF_F] > 0 || pipe->stream[CF_B] > 0 || pipe->gather[CF_F] > 0 || pipe->gather[CF_B] > 0;
+    const cf_timing *t = &pipe->timing;
+    int moves = t->stream_forward > 0 || t->stream_backward > 0 || t->gather_forward > 0 || t->gather_backward > 0;
     int64_t i;
     for (i = 0; i < sim->schedule->n_actions && moves; i++) {
         const cf_action *a = &sim->schedule->actions[i];
