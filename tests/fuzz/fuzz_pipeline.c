@@ -287,7 +287,7 @@ static void draw_graph(road *r) {
     FUZZ_CHECK(naive_graph_fault(graph) == NULL, "cf_graph_make: %s", naive_graph_fault(graph));
     earliest = (double *)malloc((size_t)(graph->n_nodes + 1) * sizeof *earliest);
     if (earliest == NULL) abort();
-    length = naive_longest(graph, 1, earliest);
+    length = naive_longest(graph, NULL, 1, earliest);
     free(earliest);
     FUZZ_CHECK(near_or_more(r->timeline->makespan, length), "makespan %.17g, longest path %.17g",
                r->timeline->makespan, length);
