@@ -2823,6 +2823,7 @@ typedef struct cf__pack_bins {
 } cf__pack_bins;
 
 #define CF__PACK_RANK_SHARES 32
+#define CF__PACK_ROUNDS(n_ranks) (8 * (n_ranks) + 64) /* of evening out ranks; each opens a chunk at most */
 #define CF__PACK_MAX_COST_SLICES ((int64_t)1 << 22) /* CF_SPLIT_COST searches; one sequence may not take minutes */
 #define CF__PACK_LEVELS 17 /* CF_MAX_RANKS, half as many ... 1 */
 
@@ -3120,10 +3121,11 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
     return CF_OK;
 }
 
-/* The most that trees may need of everything, before they are built. */
+/* The most that trees may need of everything, before they are built. Of the open chunks of one chain, or of a rank, all
+   but one are half full, or full by count, when they are packed. */
 static cf_result cf__pack_measure_trees(cf__packer *p) {
     cf__tree *t = &p->tree;
-    int64_t full = t->most_rows / p->desc.chunk_size + t->most_chains, i;
+    int64_t rows = t->most_rows / p->desc.chunk_size, full = rows + t->most_chains, n_bins, i;
     for (i = 0; i < p->n; i++) p->head.n_empty += p->lengths[i] == 0;
     if (p->desc.method != CF_PACK_BEST_FIT)
         return cf__fail(p->error, CF_ERROR_ARGUMENT, "method", -1, CF_PACK_BEST_FIT, (int)p->desc.method,
@@ -3131,21 +3133,26 @@ static cf_result cf__pack_measure_trees(cf__packer *p) {
     p->n_items = p->n;
     p->item_tokens = t->most_rows;
     p->n_dependent = p->desc.split == CF_SPLIT_COST ? 2 * full + 1 : full;
-    p->largest_group = p->n_dependent + p->n_items;
+    n_bins = 2 * rows + t->most_chains + 3;
+    if (p->desc.max_slices > 0) n_bins += p->n / p->desc.max_slices;
+    p->largest_group = p->n_dependent + cf__min(p->n, n_bins);
     if (p->desc.gang > 1) { /* rounds, a chunk of a rank each, are half full of bushes but for a chain's last two */
         p->most_shares = cf__min(64 * p->desc.n_ranks, t->most_chains * p->desc.gang);
         p->largest_group += 10 * cf__min(p->most_shares / 2, t->most_chains) + 2 * full;
-        t->most_chains += 2 * (p->most_shares + t->most_rows / p->desc.chunk_size);
+        t->most_chains += 2 * (p->most_shares + rows);
         p->n_dependent += 10 * p->most_shares + 2 * full;
         p->most_extent = INT64_MAX / 2;
     }
-    p->head.n_groups = t->most_chains + p->n_items;
-    p->max_units = t->most_chains + p->n_items;
-    p->head.n_chunks = p->n_dependent + p->n_items;
+    p->head.n_slices = t->most_nodes + p->n_dependent;
+    if (p->desc.n_ranks > 1) n_bins += p->desc.n_ranks + CF__PACK_ROUNDS(p->desc.n_ranks);
+    n_bins = cf__min(p->n, n_bins);
+    p->head.n_groups = t->most_chains + n_bins;
+    p->max_units = cf__max(p->head.n_groups, t->may_part ? p->n : 0); /* parts are units, too */
+    p->head.n_chunks = p->n_dependent + n_bins;
     if (p->head.n_chunks > CF_MAX_CHUNKS)
         return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->head.n_chunks,
                         "the batch may need too many chunks");
-    if (p->desc.n_ranks > 1) p->head.n_chunks = cf__min(CF_MAX_CHUNKS, 2 * p->desc.n_ranks * p->largest_group);
+    if (p->desc.n_ranks > 1) p->head.n_chunks = cf__min(CF_MAX_CHUNKS, p->desc.n_ranks * p->largest_group);
     return CF_OK;
 }
 
@@ -3622,6 +3629,7 @@ static void cf__pack_assign_bushes(cf__packer *p) {
         while (cf__pack_bins_take(p, 1) >= 0) continue;
         for (; leaf < p->n_units; leaf++) p->kin[leaf].parent = (int32_t)i;
     }
+    p->head.n_slices = p->tree.n_nodes + p->n_dependent + cf__max(p->end_leaves - n_chains, 0); /* a cut each */
     p->n_dependent += p->n_units - n_chains;
     p->head.n_groups = p->n_units;
     if (p->desc.gang > 1) return; /* those of none have their ranks */
@@ -3885,7 +3893,7 @@ static double cf__pack_move_item(cf__packer *p, const cf__pack_shift *shift, int
    fit keeps its items where they are. */
 static void cf__pack_even_ranks(cf__packer *p) {
     int64_t work = p->n_items + p->n_units + p->desc.n_ranks + 1;
-    int64_t rounds = cf__min(8 * p->desc.n_ranks + 64, ((int64_t)1 << 24) / work);
+    int64_t rounds = cf__min(CF__PACK_ROUNDS(p->desc.n_ranks), ((int64_t)1 << 24) / work);
     for (; rounds > 0; rounds--) {
         cf__pack_shift best = {DBL_MAX, -1, -1, -1};
         int32_t high = 0, low = 0, i;
@@ -4885,9 +4893,7 @@ static cf_block *cf__pack_object(void *job, cf__carver *carver) {
     cf__packer *p = (cf__packer *)job;
     cf_plan plan = p->head;
     plan.method = p->desc.method;
-    plan.n_slices = p->n_dependent + p->n_items;
-    if (p->tree.shares != NULL)
-        plan.n_slices = p->n_dependent + (p->tree.n_nodes > 0 ? p->tree.n_nodes : p->tree.most_nodes);
+    if (p->tree.shares == NULL) plan.n_slices = p->n_dependent + p->n_items;
     p->plan = (cf_plan *)cf__take(carver, 1, sizeof(cf_plan));
     plan.chunks = (cf_chunk *)cf__take(carver, plan.n_chunks, sizeof(cf_chunk));
     plan.slices = (cf_slice *)cf__take(carver, plan.n_slices, sizeof(cf_slice));
@@ -5354,28 +5360,33 @@ static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t
     return CF_OK;
 }
 
-/* The slice that has a row of a chunk's path: the row lies in its group or above it, whose chunks and slices have been
-   checked and leave no gap. In a gang it is the last one before the chunk that has such a row; -1: there is none. */
+/* The slice that has a row of a chunk's path: the row lies in its group or above it, in chunks that have been checked
+   before; those of a gang are taken round by round. First comes what is open at the end of the leaves before a leaf of
+   a gang, which may cut it. -1: there is none. */
 static int64_t cf__plan_path_slice(const cf_plan *plan, const cf_chunk *c, int64_t row) {
     const cf_group *g = &plan->groups[c->group];
-    int64_t low = c - plan->chunks, high, i, group = c->group;
-    while (g->gang > 0) {
-        if ((low = cf__plan_round_before(plan, low)) < 0) return -1;
-        c = &plan->chunks[low];
-        for (i = c->first_slice + c->n_slices - 1; i >= c->first_slice; i--)
-            if (plan->slices[i].begin <= row && row < plan->slices[i].begin + plan->slices[i].length) return i;
+    int64_t gang = cf__max(g->gang, 1), part = c->rank % gang, low = c - plan->chunks, high, first, i;
+    for (high = part; g->tokens == 0 && high > 0; high--) {
+        const cf_chunk *leaf = &plan->chunks[low -= plan->n_steps];
+        for (i = leaf->first_slice + leaf->n_slices - 1; i >= 0 && plan->slices[i].begin > row;)
+            i = plan->through[i].parent;
+        if (i >= 0 && row < plan->slices[i].begin + plan->slices[i].length) return i;
     }
-    while (plan->chunks[g->first_chunk].prefix > row) {
-        group = plan->branches[group].parent;
-        g = &plan->groups[group];
+    high = c->index * gang + part - 1;
+    for (first = g->first_chunk; plan->slices[plan->chunks[first - part * plan->n_steps].first_slice].begin > row;) {
+        if ((low = plan->branches[plan->chunks[first].group].parent) < 0) return -1;
+        first = plan->groups[low].first_chunk;
+        high = plan->groups[low].n_chunks * gang - 1;
     }
-    for (low = g->first_chunk, high = low + g->n_chunks - 1; low < high;) {
-        int64_t middle = low + (high - low + 1) / 2;
-        if (plan->chunks[middle].prefix <= row) low = middle;
+    for (first -= part * plan->n_steps, low = 0; low < high;) {
+        int64_t middle = low + (high - low + 1) / 2, chunk = first + middle / gang + middle % gang * plan->n_steps;
+        if (plan->slices[plan->chunks[chunk].first_slice].begin <= row) low = middle;
         else high = middle - 1;
     }
-    for (i = plan->chunks[low].first_slice; plan->slices[i].begin + plan->slices[i].length <= row; i++) continue;
-    return i;
+    c = &plan->chunks[first + low / gang + low % gang * plan->n_steps];
+    for (i = c->first_slice; i < c->first_slice + c->n_slices; i++)
+        if (row < plan->slices[i].begin + plan->slices[i].length) return i;
+    return -1;
 }
 
 /* The least that any two neighbours among order[first .. end) have in common. */

@@ -1350,21 +1350,25 @@ TEST(groups_of_trees_stay_on_their_rank) {
     cf_plan_free(plan);
 }
 
-/* Ranks that have less to do get chunks, too, for which there is room in what cf_pack_size asks for. */
-TEST(many_ranks_of_a_tree_fit_into_what_is_asked_for) {
+/* Ranks that have less to do get chunks, too, for which there is room in what cf_pack_size asks for. So there is where
+   every node is a chunk. */
+TEST(trees_fit_into_what_is_asked_for) {
+    static const int64_t cases[][6] = {{4000, 4000, 3000, 16, 8, 0}, {42, 35, 28, 61, 1, 1}};
     static int64_t memory[1 << 17];
-    const int64_t lengths[] = {4000, 4000};
-    const cf_share shares[] = {{0, 0}, {0, 3000}};
-    cf_pack_desc desc = {0};
-    cf_plan *plan = NULL;
-    size_t bytes = 0;
-    desc.chunk_size = 16;
-    desc.shares = shares;
-    desc.n_ranks = 8;
-    desc.no_copies = 1;
-    REQUIRE(cf_pack_size(lengths, 2, &desc, &bytes, NULL) == CF_OK && bytes <= sizeof memory);
-    REQUIRE(cf_pack_into(lengths, 2, &desc, memory, bytes, &plan, NULL) == CF_OK);
-    CHECK(plan->n_chunks > 8 * 5000 / 16);
+    size_t bytes = 0, i;
+    for (i = 0; i < COUNT(cases); i++) {
+        const cf_share shares[] = {{0, 0}, {0, cases[i][2]}};
+        cf_pack_desc desc = {0};
+        cf_plan *plan = NULL;
+        desc.chunk_size = cases[i][3];
+        desc.shares = shares;
+        desc.share_least = desc.no_copies = 1;
+        desc.n_ranks = cases[i][4];
+        desc.max_slices = cases[i][5];
+        REQUIRE(cf_pack_size(cases[i], 2, &desc, &bytes, NULL) == CF_OK && bytes <= sizeof memory);
+        REQUIRE(cf_pack_into(cases[i], 2, &desc, memory, bytes, &plan, NULL) == CF_OK);
+        CHECK(plan->n_chunks > (i == 0 ? 8 * 5000 / 16 : 2));
+    }
 }
 
 /* Trees of 32 rows and 16 answers of 2, where a row costs 1 and a pair nothing. One on four ranks: the mean is 16, the
@@ -2023,7 +2027,7 @@ SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(schedules_of_fo
       CASE(damaged_plans_of_trees_are_refused),
       CASE(plans_of_trees_that_nobody_has_validated_are_walked_safely),
       CASE(damaged_slices_of_trees_are_refused_by_name),
-      CASE(groups_of_trees_stay_on_their_rank), CASE(many_ranks_of_a_tree_fit_into_what_is_asked_for),
+      CASE(groups_of_trees_stay_on_their_rank), CASE(trees_fit_into_what_is_asked_for),
       CASE(ranks_of_trees_have_no_chunks_without_anything), CASE(dear_trees_are_parted_over_ranks),
       CASE(plans_of_trees_have_all_arrays), CASE(plans_of_trees_are_written_as_version_2),
       CASE(two_validators_agree_on_trees), CASE(trees_are_no_slower_than_their_rows_as_chains),
