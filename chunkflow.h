@@ -1127,9 +1127,9 @@ typedef struct cf_timing {
     double stream_backward;       /* the same in B and I, where gradients come in and go out as well */
     double stream_exposed;        /* the part of that in which nothing can be computed, 0 .. 1: the first layer's. A
                                      pass takes it and then the larger of its compute and what is left of its stream */
-    double gather_forward;        /* with gangs: as stream_forward, and behind it, for each row before the chunk that
-                                     another rank has (cf_gang_pieces), but not in columns. Ranks of a gang run a pass,
-                                     but for W, together, so that it takes as long as its slowest one */
+    double gather_forward;        /* with gangs: the same, after the stream, for each row before the chunk that another
+                                     rank has (cf_gang_pieces); columns have none. Ranks of a gang run every pass but W
+                                     together, so that it takes as long as the slowest of them */
     double gather_backward;
 } cf_timing;
 
@@ -1876,8 +1876,8 @@ CF__NAMES(cf_result_name, cf_result, CF_RESULTS, "?")
         if (cf__result != CF_OK) return cf__result; \
     } while (0)
 
-/* Where something is wrong speed is of no use, nor where memory is laid out: kept cold or apart, such calls make the
-   compiled library a tenth smaller, and the code around them is faster rather than slower. */
+/* Code that fails, and code that lays out memory, needs no speed. Kept cold or apart, it makes the compiled library a
+   tenth smaller, and the code around it faster rather than slower. */
 #if defined(__GNUC__) || defined(__clang__)
 #define CF__COLD __attribute__((cold))
 #define CF__APART __attribute__((noinline))
@@ -1886,10 +1886,10 @@ CF__NAMES(cf_result_name, cf_result, CF_RESULTS, "?")
 #define CF__APART
 #endif
 
-/* A condition that no test can bring about: it takes objects of terabytes or a size_t of 32 bits, or another check in
-   here that has failed to do its work. It is asked in every build all the same, because what comes behind it writes
-   memory. Only where branches are counted is it left out, so that those which are never taken are those that lack a
-   test; and the tests' own builds stop if it ever holds. To ask it has no effects. */
+/* A condition that no test can bring about: it takes objects of terabytes, a size_t of 32 bits, or a fault in another
+   check. Builds ask it all the same, because the code behind it writes memory. A build that counts branches leaves it
+   out, so that every branch which is never taken lacks a test; the tests' own builds stop if it ever holds. To ask it
+   has no effects. */
 #if defined(CHUNKFLOW_COVERAGE)
 #define CF__NEVER(condition) (sizeof(condition) == 0)
 #elif defined(CHUNKFLOW_TESTED)
@@ -1940,8 +1940,8 @@ CHUNKFLOW_API CF__COLD cf_result cf_fail_null(cf_error *error, const char *field
     return cf_refuse(error, CF_ERROR_ARGUMENT, field, -1, "must not be NULL");
 }
 
-/* The same for use in here, as macros, in which compilers see that the code is not CF_OK, and so do not suspect outputs
-   of being used unset. */
+/* The same for use in here. From these macros compilers see that the code is not CF_OK, so they do not warn of outputs
+   that are used unset. */
 #define cf__fail(error, code, field, item, wanted, got, why) \
     ((void)cf_fail(error, code, field, item, wanted, got, why), code)
 #define cf__fail_real(error, code, field, item, got, why) ((void)cf_fail_real(error, code, field, item, got, why), code)
@@ -6949,7 +6949,7 @@ static cf_result cf__pipe_check_by_stage(const int64_t *limits, int64_t n_stages
     return CF_OK;
 }
 
-/* No number may be negative, but for CF_NO_LIMIT. code: that of a limit; bytes of a token are no more than 2^63. */
+/* No number may be negative, unless it is a limit and CF_NO_LIMIT. code: for one that is. */
 static cf_result cf__pipe_check_limits(const cf_limits *limits, int64_t n_stages, cf_result code, cf_error *error) {
     const cf_bytes *bytes = &limits->per_token;
     const cf__member members[] = {
@@ -6984,13 +6984,13 @@ static cf__pipe_room cf__pipe_given_room(const cf_limits *limits, int64_t stage)
     return room;
 }
 
-/* That limit if it is one, or else the other, which may be none either. */
+/* The limit that is given, or else the other one; INT64_MAX where that is none. */
 static int64_t cf__pipe_limit(int64_t given, int64_t otherwise) {
     int64_t limit = given != 0 ? given : otherwise;
     return limit > 0 ? limit : INT64_MAX;
 }
 
-/* What a stage may hold where a description is silent about what the schedule says. */
+/* What a stage may hold: what the limits give or, where they are silent, what the schedule says. */
 static cf__pipe_room cf__pipe_room_of(const cf_limits *limits, const cf_schedule *schedule, int64_t stage) {
     cf__pipe_room room = cf__pipe_given_room(limits, stage), own = cf__pipe_given_room(&schedule->limits, stage);
     room.chunks = cf__pipe_limit(room.chunks, own.chunks);
@@ -7247,7 +7247,7 @@ static void cf__pipe_layout(cf__pipeline *pipe, cf__carver *carver) {
     pipe->by_stage = (cf__pipe_costs *)cf__take(carver, pipe->n_v, sizeof(cf__pipe_costs));
 }
 
-/* Once the memory is there. */
+/* Fills in all costs, once there is memory for them. */
 static void cf__pipe_fill(cf__pipeline *pipe) {
     int64_t v;
     pipe->all = cf__pipe_fill_costs(&pipe->timing.all);
@@ -7260,8 +7260,8 @@ static inline int64_t cf__pipe_after(const cf_plan *plan, const cf_chunk *c) {
     return c->group >= 0 ? plan->groups[c->group].n_chunks - 1 - c->index : 0;
 }
 
-/* Where no backward comes, the groups whose state ends with F of a chunk, from the chunk's own up: the one after
-   `before`, or the first of them (-1). Returns -1 where there are no more. */
+/* Where no backward comes, F of a chunk may be the last that reads its group's state, and the state of groups above.
+   Goes through these groups upwards: returns the one after `before`, or the first (-1), or -1 after the last one. */
 static int64_t cf__pipe_ended(const cf_plan *plan, const cf_chunk *c, int64_t before) {
     const cf_branch *all = plan->branches;
     if (before < 0) return cf__pipe_after(plan, c) > 0 || (all != NULL && all[c->group].below > 0) ? -1 : c->group;
@@ -7274,7 +7274,7 @@ static int64_t cf__pipe_below(const cf__pipeline *pipe, int64_t chunk) {
     return pipe->plan->branches != NULL && c->group >= 0 ? pipe->plan->branches[c->group].below : 0;
 }
 
-/* Whether the chunk is, or belongs to, what goes on from another group. */
+/* Whether the chunk's group goes on from another one. */
 static int cf__pipe_has_parent(const cf__pipeline *pipe, int64_t chunk) {
     const cf_chunk *c = &pipe->chunks[chunk];
     return pipe->plan->branches != NULL && c->group >= 0 && pipe->plan->branches[c->group].parent >= 0;
@@ -7356,8 +7356,8 @@ static int cf__pipe_follow(const cf__pipeline *pipe, int split, int way, int pla
     return n;
 }
 
-/* The same of what a pass waits for, but for slots, where it is known whether this chunk is dropped: the rules of slots
-   are for groups that keep their last chunks, and all others ask about this chunk alone. Slots come last. */
+/* The same for what a pass waits for, without slots. Their rules, which come last, ask which chunks of the group are
+   kept. All others only ask whether this chunk is dropped. */
 static int cf__pipe_needs(const cf__pipeline *pipe, int split, int place, int64_t chunk, int dropped,
                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
     cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, cf__pipe_after(pipe->plan, &pipe->chunks[chunk]) + !dropped);
@@ -7393,7 +7393,7 @@ static const cf__pipe_transfer *cf__pipe_transfer_of(const cf_action *a) {
     return &cf__pipe_transfers[a->pass - CF_SEND_F];
 }
 
-/* The RECV that a SEND belongs to, and the other way round. Past the ends of the pipeline if the list is wrong. */
+/* The RECV that a SEND belongs to, and the other way round. In a wrong list there may be no such virtual stage. */
 static inline cf_action cf__pipe_other_end(const cf_action *a) {
     const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
     cf_action other = *a;
@@ -7515,8 +7515,8 @@ static cf_result cf__pipe_check_tokens(const cf_plan *plan, int64_t rank, int64_
     return CF_OK;
 }
 
-/* Counts, arrays and lists of a schedule, and what of its plan the lists are about: every walk over them relies on it.
-   passes: how many of them each chunk needs at least on each virtual stage. */
+/* Checks what every walk over the lists relies on: the schedule's counts and arrays, and those chunks of the plan that
+   its lists are about. passes: how many of them each chunk needs at least on each virtual stage. */
 static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule *s, int64_t passes, cf_error *error) {
     const cf_result bad = CF_ERROR_SCHEDULE;
     int64_t needed;
@@ -10387,7 +10387,7 @@ typedef struct cf__checker {
     cf_error *error;
     uint8_t crosses;              /* transfers between stages are in the lists */
     uint8_t n_passes;             /* that may be in them */
-    int32_t turn;                 /* virtual stages lie on one stage across borders at its multiples; 0: across none */
+    int32_t turn;                 /* virtual stages v - 1 and v lie on one stage where it divides v; 0: nowhere */
     int64_t stage, action;        /* where the walk is; action -1: nowhere in particular */
     cf__pipe_held held;
     cf__pipe_room room;           /* what the stage may hold */
@@ -10398,7 +10398,7 @@ typedef struct cf__checker {
     int64_t *state;               /* (virtual stages) tokens of state that each holds */
 } cf__checker;
 
-/* What the walk is about. */
+/* Notes which schedule the walk is about. */
 static void cf__check_take_up(cf__checker *k, const cf_schedule *schedule, cf_error *error) {
     k->schedule = schedule;
     k->error = error;
@@ -10599,7 +10599,7 @@ static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, con
     return CF_OK;
 }
 
-/* The activations that the action keeps, with which its group keeps so many chunks. */
+/* Asks whether an action may keep activations. kept: how many chunks of its group are kept with them. */
 static inline cf_result cf__check_keeps(const cf__checker *k, const cf_action *a, int32_t kept) {
     if (kept > k->schedule->shape.k)
         return cf__check_fail(k, a, "shape.k", k->schedule->shape.k, kept, "keeps more than K chunks of its group");
@@ -10607,7 +10607,7 @@ static inline cf_result cf__check_keeps(const cf__checker *k, const cf_action *a
     return cf__check_fail(k, a, "limits.chunks", k->room.chunks, k->held.live, "keeps more chunks than the limit");
 }
 
-/* The state of its virtual stage. */
+/* Counts the state that the action's virtual stage holds, and asks whether it may. */
 static inline cf_result cf__check_state(const cf__checker *k, const cf_action *a, const cf_chunk *c) {
     int64_t *held = &k->state[a->stage], rows = cf__pipe_rows(k->pipe, c);
     if (1 << a->pass & CF__CHECK_BACKWARDS) *held -= rows;
@@ -10975,9 +10975,9 @@ static cf_block *cf__index_object(void *job, cf__carver *carver) {
     return &index->made->block;
 }
 
-/* Notes an action, and what it does to the slots of its group. Each of these goes from the chunk that was the first to
-   give one back to the first that found none free, and so on. So the passes of a stage may change places, and still no
-   more than K chunks are kept, as long as each chunk waits for the one before it in that row. */
+/* Notes an action, and what it does to the slots of its group: the n-th chunk that is kept takes the slot that was
+   given back as the (n - K)-th. Every slot that is given back is waited for by one chunk, so no more than K chunks are
+   kept even if the passes of a stage change places. */
 static void cf__index_note(cf_schedule_index *index, int64_t action) {
     const cf_action *a = &index->schedule->actions[action];
     int64_t chunk = a->chunk - index->pipe.first_chunk, cell = a->stage * index->pipe.n + chunk;
@@ -11075,8 +11075,8 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
 
    There is no scheduler of its own here, and so no way for ranks to wait for each other in a circle: a list that is
    sound for the columns is sound for each rank, because the chunks of a rank's group are consecutive columns of one
-   group, and because of every rank no more is held than of the columns. What is laid out so that this costs little is
-   said in >>pack, "in step".
+   group, and because no rank holds more than the columns do. The part "in step" of >>pack says how ranks are laid out
+   so that this costs little.
    ================================================================================================================ */
 
 typedef struct cf__lockstep {
@@ -11105,7 +11105,7 @@ static cf_block *cf__lockstep_columns(void *job, cf__carver *carver) {
     return &l->columns->block;
 }
 
-/* Column i as a chunk of its own. Returns where the groups end that run through it; i where there is none. */
+/* Makes column i a chunk. Returns where the groups end that run through it; i where there is none. */
 static int64_t cf__lockstep_column(const cf__lockstep *l, int64_t i, int64_t *state) {
     cf_chunk *c = &l->columns->chunks[i];
     double dearest = 0, rows;
@@ -11502,8 +11502,8 @@ static cf_result cf__simulate_check_load(const cf_memory_load *load, int64_t act
     return CF_OK;
 }
 
-/* One action on the virtual stage that it is for: way 1 takes what it takes when it starts, way -1 gives back what goes
-   when it has ended. Scores, where attention writes them out, are rows times keys of a chunk. */
+/* Counts what an action takes when it starts (way 1), or gives back when it has ended (way -1), on its virtual stage.
+   Scores, where attention writes them out, are rows times keys of a chunk. */
 static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id, int way, cf__pipe_held *held,
                                           cf_error *error) {
     const cf_action *a = &sim->schedule->actions[id];
@@ -11726,7 +11726,7 @@ enum { CF__RUN_TENSORS = 2 * CF__PIPE_TENSORS };
 /* In place of a slot. WANTED: there is a SEND in the list for this tensor, so the pass that makes it takes a slot. */
 enum { CF__RUN_NONE = -1, CF__RUN_WANTED = -2 };
 
-/* A bit of a cell that the checker has no use for, for a group's first chunk: something was added to dK and dV. */
+/* A bit that the checker leaves free, in the cell of a group's first chunk: something was added to dK and dV. */
 enum { CF__RUN_ADDED = 1 << 15 };
 
 /* The slots of one cf_resource. They are small numbers, and a new one is made only where none is free, so the number of
@@ -11772,7 +11772,7 @@ CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage
 
 static int64_t cf__run_n_live(const cf_runner *r, int what) { return r->pools[what].n_made - r->pools[what].n_free; }
 
-/* What the host is told of slot i of a pool, whose number is `slot`. */
+/* What the host is told of a slot, by its number, that owner i of the pool has. */
 static cf_slot cf__run_slot(cf_runner *r, int what, int64_t i, int64_t number) {
     int64_t cell = what == CF_RESOURCE_BOUNDARY ? i / CF__RUN_TENSORS : i;
     const cf_plan *plan = r->pipe.plan;
@@ -12480,7 +12480,7 @@ static void cf__write_action_json(cf__writer *w, const cf_action *a, const cf_ti
     cf__write_text(w, "}");
 }
 
-/* A limit for each stage, if one of them has any; 0: none. */
+/* Writes the limit of each stage, 0 for none, if any of them has one. */
 static void cf__write_limit(cf__writer *w, const char *name, int64_t all, const int64_t *by_stage, int64_t n_stages) {
     int64_t s, any = 0;
     for (s = 0; s < n_stages; s++) any |= cf__pipe_given(all, by_stage, s) > 0;
