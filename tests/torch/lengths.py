@@ -100,9 +100,20 @@ def test_all(folder):
     check("fields", [n for n, _ in lengths_of([str(folder / "text.parquet")], tokenizer, ("text", "text"))],
           [1 + len((value + value).split()) for value, _ in texts])
 
+    (folder / "ids.jsonl").write_text('{"input_ids": [1, 2]}\n' * 9)
     whole = subprocess.run([sys.executable, "-B", "-m", "chunkflow.lengths", "--tokenizer", tokenizer, path],
                            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": PACKAGE})
     check("printed", (whole.stderr, whole.stdout), ("", "".join(f"{n} # {place}\n" for n, place in found)))
+
+    for where, said in (("/dev/full", "chunkflow.lengths: cannot write standard output: No space left on device\n"),
+                        ("pipe", "")):
+        at, to = (None, os.open(where, os.O_WRONLY)) if where != "pipe" else os.pipe()
+        if at is not None:
+            os.close(at)
+        ended = subprocess.run([sys.executable, "-B", "-m", "chunkflow.lengths", folder / "ids.jsonl"], stdout=to,
+                               stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": PACKAGE})
+        os.close(to)
+        check(f"printed to {where}", (ended.returncode, ended.stderr), (1, said))
 
     plain = make_tokenizer(folder / "plain", None)
     bad = folder / "bad.jsonl"
@@ -111,7 +122,8 @@ def test_all(folder):
           f"{bad}:1: the chat template does not take it: no such role")
     check("no template", refused([str(bad)], plain), f"{bad}:1: has messages, but the tokenizer has no chat template")
     check("no Parquet", ": no Parquet: " in refused([str(bad.rename(folder / "x.parquet"))]), True)
-    check("no tokenizer", f"--tokenizer {folder}/nosuch: " in refused([str(path)], str(folder / "nosuch")), True)
+    check("no tokenizer", refused([str(path)], str(folder / "nosuch")),
+          f"--tokenizer {folder}/nosuch: no folder, and no model that was downloaded")
 
 
 with tempfile.TemporaryDirectory() as made:

@@ -106,7 +106,8 @@ class Counter:
         try:
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError) as error:
-            raise Refused(f"--tokenizer {folder}: {str(error).splitlines()[0]}") from None
+            why = str(error).splitlines()[0] if os.path.isdir(folder) else "no folder, and no model that was downloaded"
+            raise Refused(f"--tokenizer {folder}: {why}") from None
 
     def conversation(self, place: str, messages: list[Any], tools: Any) -> str:
         if not self.tokenizer.chat_template:
@@ -158,8 +159,15 @@ def main(arguments: list[str] | None = None) -> int:
     except Refused as error:
         print(f"chunkflow.lengths: {error}", file=sys.stderr)
         return 2
-    for line in lines:
-        print("".join(c if c.isprintable() else "?" for c in line))
+    try:
+        for line in lines:
+            print("".join(c if c.isprintable() else "?" for c in line))
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes there when Python ends
+        if not isinstance(error, BrokenPipeError):
+            print(f"chunkflow.lengths: cannot write standard output: {error.strerror}", file=sys.stderr)
+        return 1
     return 0
 
 
