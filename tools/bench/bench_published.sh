@@ -234,8 +234,8 @@ H800 (+13 %) among them. Outside are
     +26  Qwen3.6-35B-A3B with pictures: [13]
     +32, +34  gpt-oss-120b in bf16, four rows of 4,096, on GB200 (26.04) and B200. Not explained. On the same GB200 MXFP8
          without graphs had 438.5 TFLOP/s for 423.6 in bf16 (Megatron-Bridge, pull request 3561): twice the rate of products
-         gains 3.5 %, so what takes the time is none of what this estimate counts per row. Megatron-LM's dispatch sorts rows
-         twice more in each direction, worth 2 %
+         gains 3.5 %, so products are not what takes the time there. Megatron-LM's dispatch sorts rows twice more in each
+         direction, worth 2 %
     +26  the same in MXFP8, between +26 and +1: [11]
 No figure, for the setting is not known: Qwen3-30B-A3B on 16 A800 in ms-swift, 9.6 s for 16 rows of 8,192 tokens. It came in April
 2025 with a command of TP 2, EP 8 and no stages (ad90779), and stands unchanged beside one of PP 2 since; how the two nodes are
