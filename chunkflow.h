@@ -1733,10 +1733,7 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
 /* A pass of a schedule. */
 typedef struct cf_node {
     double seconds;
-    int32_t chunk; /* index into plan->chunks */
-    int32_t stage; /* virtual stage */
-    int32_t pass;  /* a cf_pass, F to W */
-    int32_t keep;  /* F and R: 1 if the activations stay for a backward. 0 for the others */
+    cf_action action;
 } cf_node;
 
 /* `to` starts when `from` has ended and then `seconds` have passed (a transfer between stages; 0 for all others). */
@@ -12592,7 +12589,7 @@ static cf_block *cf__graph_object(void *job, cf__carver *carver) {
 
 static void cf__graph_put_edge(const cf__graph_builder *g, cf_edge *edge, const cf_need *need, int64_t to) {
     const cf_action *a = &g->schedule->actions[need->action], *b = &g->schedule->actions[to];
-    memset(edge, 0, sizeof *edge); /* padding, too: the same input gives the same bytes */
+    memset(edge, 0, sizeof *edge);
     if (cf__pipe_crosses(need->why))
         edge->seconds = cf__pipe_hop_seconds(&g->pipe, a->chunk - g->pipe.first_chunk, a->stage, b->stage);
     edge->from = g->number[need->action];
@@ -12606,11 +12603,9 @@ static int64_t cf__graph_put(const cf__graph_builder *g, int64_t action, int64_t
     cf_node *node = &g->graph->nodes[g->number[action]];
     cf_need needs[CF_MAX_NEEDS];
     int i, n = cf_schedule_needs(g->index, action, needs);
+    memset(node, 0, sizeof *node); /* padding, too: the same input gives the same bytes */
     node->seconds = cf__pipe_pass_seconds(&g->pipe, a->pass, a->chunk - g->pipe.first_chunk, a->stage);
-    node->chunk = a->chunk;
-    node->stage = a->stage;
-    node->pass = a->pass;
-    node->keep = a->keep;
+    node->action = *a;
     g->graph->first_in[g->number[action]] = edge;
     for (i = 0; i < n; i++) cf__graph_put_edge(g, &g->graph->edges[edge++], &needs[i], action);
     return edge;

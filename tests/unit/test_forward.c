@@ -234,7 +234,7 @@ static void check_graph(const cf_plan *plan, const cf_schedule *s) {
     REQUIRE(cf_graph_make(plan, s, NULL, NULL, &graph, NULL) == CF_OK);
     REQUIRE(cf_schedule_index_make(plan, s, NULL, &index, NULL) == CF_OK);
     CHECK_INT(graph->n_nodes, n_v * plan->n_steps);
-    for (i = 0; i < graph->n_nodes; i++) CHECK(graph->nodes[i].pass == CF_F && !graph->nodes[i].keep);
+    for (i = 0; i < graph->n_nodes; i++) CHECK(graph->nodes[i].action.pass == CF_F && !graph->nodes[i].action.keep);
     for (i = 0; i < s->n_actions; i++) {
         cf_need found[CF_MAX_NEEDS];
         int n = s->actions[i].pass == CF_F ? cf_schedule_needs(index, i, found) : 0, j;

@@ -51,7 +51,7 @@ static int64_t find(const cf_schedule *s, int pass, int64_t chunk, int64_t v) {
 
 /* How many passes of a chunk's group on its virtual stage stand before it in the list and take a place among K, or
    give one back. */
-static int64_t n_before(const cf_plan *plan, const cf_schedule *s, const cf_node *a, int taken) {
+static int64_t n_before(const cf_plan *plan, const cf_schedule *s, const cf_action *a, int taken) {
     int64_t n = 0, i, end = find(s, a->pass, a->chunk, a->stage), group = plan->chunks[a->chunk].group;
     for (i = 0; i < end; i++) {
         const cf_action *b = &s->actions[i];
@@ -61,10 +61,10 @@ static int64_t n_before(const cf_plan *plan, const cf_schedule *s, const cf_node
     return n;
 }
 
-static int is_back(const cf_node *n) { return n->pass == CF_B || n->pass == CF_I; }
+static int is_back(const cf_action *a) { return a->pass == CF_B || a->pass == CF_I; }
 
-/* Why node b waits for node a; -1: it does not. */
-static int why(const cf_plan *plan, const cf_graph *g, const cf_schedule *s, const cf_node *a, const cf_node *b) {
+/* Why b waits for a; -1: it does not. */
+static int why(const cf_plan *plan, const cf_graph *g, const cf_schedule *s, const cf_action *a, const cf_action *b) {
     int same = a->chunk == b->chunk && a->stage == b->stage;
     int together = plan->chunks[a->chunk].group >= 0 && plan->chunks[a->chunk].group == plan->chunks[b->chunk].group;
     if (a->chunk == b->chunk && a->stage + 1 == b->stage && a->pass == b->pass &&
@@ -97,9 +97,9 @@ static void check_edges(const cf_plan *plan, const cf_graph *g, const cf_schedul
     for (b = 0; b < g->n_nodes; b++) {
         int64_t n_in = 0;
         for (a = 0; a < g->n_nodes; a++) {
-            const cf_node *from = &g->nodes[a];
-            int wanted = why(plan, g, schedule, from, &g->nodes[b]), found = 0;
-            int hops = stage_of(g, from->stage) != stage_of(g, g->nodes[b].stage);
+            const cf_action *from = &g->nodes[a].action, *to = &g->nodes[b].action;
+            int wanted = why(plan, g, schedule, from, to), found = 0;
+            int hops = stage_of(g, from->stage) != stage_of(g, to->stage);
             double seconds = 0;
             if (wanted < 0) continue;
             n_in++;
@@ -164,9 +164,8 @@ TEST(a_schedules_graph_has_its_passes) {
         CHECK_INT(g->n_nodes, schedule->n_actions);
         for (i = 0; i < schedule->n_actions; i++) {
             const cf_action *a = &schedule->actions[i];
-            const cf_node *node = &g->nodes[i];
-            CHECK(node->pass == a->pass && node->chunk == a->chunk && node->stage == a->stage && node->keep == a->keep);
-            CHECK(node->seconds == pipeline_seconds(plan, desc.timing, a->stage, a->chunk, a->pass));
+            CHECK(memcmp(&g->nodes[i].action, a, sizeof *a) == 0);
+            CHECK(g->nodes[i].seconds == pipeline_seconds(plan, desc.timing, a->stage, a->chunk, a->pass));
         }
         n_v = g->shape.n_stages * g->shape.n_virtual;
         for (i = g->shape.rank * plan->n_steps; i < (g->shape.rank + 1) * plan->n_steps; i++) {
@@ -434,7 +433,7 @@ TEST(an_executor_of_your_own) {
         }
         while (n > 0) {
             int64_t pick = harness_between(&rng, 0, n - 1), node = pool[pick];
-            const cf_node *x = &g->nodes[node];
+            const cf_action *x = &g->nodes[node].action;
             int64_t *h = &held[x->stage * plan->n_chunks + x->chunk - plan->chunks[x->chunk].index];
             pool[pick] = pool[--n];
             *h += x->keep;

@@ -28,12 +28,12 @@ static void write_node(text_out *to, const cf_graph *graph, int64_t id, const ch
     static const char *const looks[CF_COMPUTE_PASS_COUNT] = {
         "fillcolor=\"#397af2\", fontcolor=white", "fillcolor=\"#a9c6fb\"", "fillcolor=\"#f2a154\"",
         "fillcolor=\"#44d3da\"", "fillcolor=\"#e0f0e7\""};
-    const cf_node *node = &graph->nodes[id];
+    const cf_action *node = &graph->nodes[id].action;
 
     text_out_put(to, "    n%lld [label=\"%s %d", (long long)id, cf_pass_name((cf_pass)node->pass), (int)node->chunk);
     if (graph->shape.n_virtual > 1) text_out_put(to, " @ %d", (int)node->stage);
     text_out_put(to, "\", tooltip=\"");
-    write_real(to, node->seconds);
+    write_real(to, graph->nodes[id].seconds);
     text_out_put(to, " %s\", %s];\n", unit, looks[node->pass]);
 }
 
@@ -56,7 +56,7 @@ static void write_stage(text_out *to, const cf_graph *graph, int64_t stage, cons
 
     text_out_put(to, "  subgraph cluster_s%lld {\n    label=\"stage %lld\";\n", (long long)stage, (long long)stage);
     for (i = 0; i < graph->n_nodes; i++)
-        if (cf_placement_stage(graph->shape.placement, graph->shape.n_stages, graph->nodes[i].stage) == stage)
+        if (cf_placement_stage(graph->shape.placement, graph->shape.n_stages, graph->nodes[i].action.stage) == stage)
             write_node(to, graph, i, unit);
     text_out_put(to, "  }\n");
 }
