@@ -8982,8 +8982,7 @@ typedef struct cf__dispatch {
     double *place;        /* (n) for each chunk, how many chunks the units before its own have */
     double *back;         /* (n) where its backward stands in the order in which they become possible, from 1 on */
     int64_t longest;      /* chunks of the longest unit */
-    int8_t *missing;      /* (passes) how many things a pass still waits for. It is counted for F at the start, and for
-                             other passes when their unit starts on the virtual stage */
+    int8_t *missing;      /* (passes) how many things a pass still waits for */
     double *ready_at;     /* (passes) */
     double *urgency;      /* (passes) the lower the more urgent */
     double *near;         /* (cells) the lower the further off its backward: keys of the heaps of kept cells */
@@ -9137,24 +9136,23 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double w
 
 /* ---- the start ---- */
 
-/* Counts what a pass waits for on virtual stage v. */
-static void cf__dispatch_count(cf__dispatch *d, int place, const cf__pipe_unit *unit, int64_t chunk, int64_t v) {
+/* Counts what each pass of a unit waits for, with eviction as if it kept everything. */
+static void cf__dispatch_count(cf__dispatch *d, const cf__pipe_unit *unit) {
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int n = cf__pipe_follow(d->pipe, d->policy.split, CF__PIPE_WAITS_FOR, place, unit, chunk, needs), i, n_there = 0;
-    for (i = 0; i < n; i++) n_there += (uint64_t)(v + needs[i].stage) < (uint64_t)d->pipe->n_v;
-    d->missing[cf__dispatch_id(v * d->pipe->n + chunk, place)] = (int8_t)n_there;
-}
-
-/* Counts what every pass but F of a unit waits for on virtual stage v. With eviction the count is as if the unit kept
-   everything, and each chunk that it drops awaits its replay. */
-static void cf__dispatch_count_unit(cf__dispatch *d, const cf__pipe_unit *unit, int64_t v) {
     cf__pipe_unit counted = *unit;
-    int64_t i;
-    int place;
+    int64_t i, v;
+    int place, split = d->policy.split, n, j;
     if (d->policy.evicts) counted.k = counted.n;
     for (i = unit->first; i < unit->first + unit->n; i++)
-        for (place = CF_R; place < 3 + d->policy.split; place++)
-            if (cf__pipe_occurs(&counted, place, i)) cf__dispatch_count(d, place, &counted, i, v);
+        for (place = n = 0; place < 3 + split; place++, n = 0) {
+            if (cf__pipe_occurs(&counted, place, i))
+                n = cf__pipe_follow(d->pipe, split, CF__PIPE_WAITS_FOR, place, &counted, i, needs);
+            for (v = 0; v < d->pipe->n_v; v++) {
+                int8_t *missing = &d->missing[cf__dispatch_id(v * d->pipe->n + i, place)];
+                for (*missing = 0, j = 0; j < n; j++)
+                    *missing = (int8_t)(*missing + ((uint64_t)(v + needs[j].stage) < (uint64_t)d->pipe->n_v));
+            }
+        }
 }
 
 /* Sets how many steps on each virtual stage comes in a rhythm. A whole backward takes as long as two forwards. In a V a
@@ -9202,13 +9200,11 @@ static void cf__dispatch_start_passes(cf__dispatch *d) {
     int64_t s, row, i;
     int place;
     memset(d->ready_at, 0, (size_t)cf__dispatch_passes(d->pipe) * sizeof(double));
-    memset(d->missing, 0, (size_t)cf__dispatch_passes(d->pipe));
     for (s = 0; s < d->pipe->shape.n_stages; d->workers[s++].left += least_tail, least_tail = DBL_MAX)
         for (row = 0; row < d->pipe->shape.n_virtual; row++)
             for (i = 0; i < d->pipe->n; i++) {
                 const cf__pipe_unit *unit = cf__schedule_unit(d->maker, i);
                 int64_t v = cf__pipe_at(d->pipe, row, s), cell = v * d->pipe->n + i;
-                cf__dispatch_count(d, CF_F, unit, i, v);
                 for (place = 0; place < 3 + d->policy.split; place++) {
                     int32_t id = cf__dispatch_id(cell, place);
                     d->urgency[id] = cf__dispatch_urgency(d, place, i, v);
@@ -9261,7 +9257,7 @@ static void cf__dispatch_start_unit(cf__dispatch *d, const cf__pipe_unit *unit, 
 
 static void cf__dispatch_start(cf__dispatch *d) {
     cf__schedule_maker *m = d->maker;
-    int64_t u, v, n = 0, n_back = 0;
+    int64_t u, n = 0, n_back = 0;
     cf__schedule_number_units(m);
     d->longest = cf__schedule_longest(d->pipe);
     d->most.chunks = d->most.bytes = 0;
@@ -9276,8 +9272,7 @@ static void cf__dispatch_start(cf__dispatch *d) {
     d->n_left = m->pipe.n * m->pipe.n_v * (d->policy.split ? 3 : 2);
     cf__dispatch_start_workers(d);
     cf__dispatch_start_passes(d);
-    for (u = 0; u < m->n_units && m->pipe.plan->branches != NULL; u++) /* siblings wait for each other */
-        for (v = 0; v < m->pipe.n_v; v++) cf__dispatch_count_unit(d, &m->units[u], v);
+    for (u = 0; u < m->n_units; u++) cf__dispatch_count(d, &m->units[u]);
     cf__dispatch_start_wakes(d);
     for (u = 0; u < m->n_units; u++) { /* the first pass of a unit, or tree, waits for nothing but this */
         if (cf__pipe_has_parent(&m->pipe, m->units[u].first)) continue;
@@ -9360,12 +9355,12 @@ static int cf__dispatch_sets_aside(const cf__dispatch *d) { return !d->policy.ev
    one. With eviction only replays wait for places, and a unit's replays take them in falling order. */
 static int cf__dispatch_allows(cf__dispatch *d, int64_t stage, int32_t id) {
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
-    const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
-    if (!d->policy.evicts)
-        return cf__dispatch_sets_aside(d) || !cf__pipe_keeps(&unit, cf__dispatch_place(id), chunk) ||
-               cf__dispatch_has_place(d, stage, &unit);
-    if (cf__dispatch_place(id) != CF_R) return 1;
-    if (cf__pipe_is_dropped(&unit, chunk + 1 - unit.first) &&
+    int place = cf__dispatch_place(id);
+    cf__pipe_unit unit;
+    if (d->policy.evicts ? place != CF_R : cf__dispatch_sets_aside(d)) return 1;
+    unit = cf__dispatch_unit(d, chunk, v);
+    if (!d->policy.evicts && !cf__pipe_keeps(&unit, place, chunk)) return 1;
+    if (d->policy.evicts && cf__pipe_is_dropped(&unit, chunk + 1 - unit.first) &&
         !cf__dispatch_is_taken(d, v * d->pipe->n + chunk + 1, CF_R))
         return 0;
     return cf__dispatch_has_place(d, stage, &unit);
@@ -9689,7 +9684,6 @@ static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     d->rows[v].state -= takes.state;
     cf__room_add(&worker->room, &takes, -1);
     worker->free_bytes -= takes.bytes;
-    if (d->pipe->plan->branches == NULL) cf__dispatch_count_unit(d, unit, v);
     d->rows[v].n_started++;
     for (i = 0; d->policy.evicts && i < unit->n - unit->k; i++)
         cf__dispatch_await_replay(d, stage, v * d->pipe->n + unit->first + i);
@@ -9862,6 +9856,7 @@ static int cf__search_keeps(const cf__search *search) {
     for (s = 0; s < pipe->shape.n_stages; s++) {
         const cf__pipe_room limits = cf__schedule_limits_of(&search->maker, s);
         cf__pipe_held held;
+        if (cf__min(cf__min(limits.chunks, limits.state), limits.bytes) == INT64_MAX) continue;
         memset(&held, 0, sizeof held);
         for (i = search->trial.first[s]; i < search->trial.first[s + 1]; i++) {
             const cf_action *a = &search->trial.actions[i];
@@ -9972,11 +9967,10 @@ static int cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int
     return 1;
 }
 
-/* Tries a fixed schedule, first made as if nothing were limited, which may hold too much, and then within the limits.
-   */
+/* A fixed schedule as a candidate: as if nothing were limited, which need be tried only once, and within the limits. */
 static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead) {
     cf__schedule_maker *m = &search->maker;
-    int lifts = m->desc.kind == CF_SCHEDULE_BEST && cf__schedule_is_limited(m);
+    int lifts = m->desc.kind == CF_SCHEDULE_BEST && cf__schedule_is_limited(m) && m->halvings + m->by_default == 0;
     search->n_tried++;
     search->report.n_tried++;
     for (; lifts >= 0; lifts--) {
