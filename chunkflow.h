@@ -11286,11 +11286,9 @@ CHUNKFLOW_API cf_result cf_ranks_validate(const cf_plan *plan, const cf_schedule
 
 typedef struct cf__simulation {
     cf_simulate_desc desc;
-    const cf_schedule *schedule;
-    cf_error *error;
     cf__pipeline pipe;
     int splits; /* for the bounds: whether backwards are whole, split, or either */
-    cf__checker check;
+    cf__checker check; /* has the schedule and the error record */
     cf__clock clock;
     cf__bounds bounds;
     cf_timeline header, *timeline;
@@ -11335,8 +11333,7 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
     CF__TRY(cf__pipe_check_timing(sim->desc.timing, schedule->shape.n_stages * schedule->shape.n_virtual, error));
     CF__TRY(cf__schedule_check_bytes(plan, &schedule->shape, b, error));
     cf__check_take_up(&sim->check, schedule, error);
-    sim->schedule = sim->clock.schedule = schedule;
-    sim->error = error;
+    sim->clock.schedule = schedule;
     sim->pipe = cf__pipe_of(plan, &schedule->shape, sim->desc.timing);
     sim->check.pipe = sim->clock.pipe = &sim->pipe;
     if ((b->activations | b->state | b->state_gradient | b->boundary) != 0)
@@ -11372,8 +11369,8 @@ static void cf__simulate_count_streams(cf__simulation *sim) {
     const cf_timing *t = &pipe->timing;
     int moves = t->stream_forward > 0 || t->stream_backward > 0 || t->gather_forward > 0 || t->gather_backward > 0;
     int64_t i;
-    for (i = 0; i < sim->schedule->n_actions && moves; i++) {
-        const cf_action *a = &sim->schedule->actions[i];
+    for (i = 0; i < sim->check.schedule->n_actions && moves; i++) {
+        const cf_action *a = &sim->check.schedule->actions[i];
         int64_t chunk = a->chunk - pipe->first_chunk;
         double more;
         if (a->pass >= CF_COMPUTE_PASS_COUNT) continue;
@@ -11395,7 +11392,7 @@ static void cf__simulate_add_bounds(cf__simulation *sim) {
     cf__bounds *bounds = &sim->bounds;
     int64_t s, limited = 0;
     for (s = 0; s < sim->pipe.shape.n_stages; s++) {
-        bounds->limits[s] = cf__pipe_room_of(&sim->desc.limits, sim->schedule, s).chunks;
+        bounds->limits[s] = cf__pipe_room_of(&sim->desc.limits, sim->check.schedule, s).chunks;
         if (sim->pipe.shape.forward_only) bounds->limits[s] = INT64_MAX;
         limited |= bounds->limits[s] < INT64_MAX;
     }
@@ -11431,13 +11428,13 @@ static cf_result cf__simulate_replace(cf__simulation *sim) {
     const double *start = sim->desc.start, *end = sim->desc.end;
     double first = 0, last = 0;
     int64_t i;
-    CF__TRY(cf__simulate_span(start, end, timeline->n_actions, &first, &last, sim->error));
+    CF__TRY(cf__simulate_span(start, end, timeline->n_actions, &first, &last, sim->check.error));
     for (i = 0; i < timeline->n_actions; i++) {
         timeline->start[i] = start[i] - first;
         timeline->end[i] = end[i] - first;
     }
     timeline->makespan = last - first;
-    cf__simulate_count(timeline, sim->schedule->actions, start, end);
+    cf__simulate_count(timeline, sim->check.schedule->actions, start, end);
     return CF_OK;
 }
 
@@ -11447,7 +11444,7 @@ static cf_result cf__simulate_fill(void *job) {
     cf__clock *clock = &sim->clock;
     int64_t stuck;
     cf__pipe_fill(&sim->pipe);
-    CF__TRY(cf__pipe_check_total(&sim->pipe, sim->error));
+    CF__TRY(cf__pipe_check_total(&sim->pipe, sim->check.error));
     memset(sim->check.cells, 0, cells * sizeof *sim->check.cells);
     sim->check.timeline = sim->timeline;
     CF__TRY(cf__check_lists(&sim->check)); /* each list by itself; the clock needs them sound */
@@ -11456,10 +11453,10 @@ static cf_result cf__simulate_fill(void *job) {
     clock->end = sim->timeline->end;
     cf__clock_run(clock);
     stuck = cf__clock_stuck(clock);
-    if (stuck >= 0) return cf__check_deadlock(&sim->check, &sim->schedule->actions[stuck]);
+    if (stuck >= 0) return cf__check_deadlock(&sim->check, &sim->check.schedule->actions[stuck]);
     sim->timeline->makespan = clock->makespan;
     CF__TRY(cf__check_all_complete(&sim->check));
-    cf__simulate_count(sim->timeline, sim->schedule->actions, sim->timeline->start, sim->timeline->end);
+    cf__simulate_count(sim->timeline, sim->check.schedule->actions, sim->timeline->start, sim->timeline->end);
     cf__simulate_count_streams(sim);
     if (!sim->desc.no_bounds) cf__simulate_add_bounds(sim);
     return sim->desc.start != NULL || sim->desc.end != NULL ? cf__simulate_replace(sim) : CF_OK;
@@ -11497,7 +11494,7 @@ static cf_result cf__simulate_check_load(const cf_memory_load *load, int64_t act
    Scores, where attention writes them out, are rows times keys of a chunk. */
 static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id, int way, cf__pipe_held *held,
                                           cf_error *error) {
-    const cf_action *a = &sim->schedule->actions[id];
+    const cf_action *a = &sim->check.schedule->actions[id];
     const cf_chunk *c = &sim->pipe.plan->chunks[a->chunk];
     cf_memory_load *load = &held->load;
     int64_t keys, scores = 0;
@@ -11516,7 +11513,7 @@ static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id,
    only. */
 static cf_result cf__simulate_walk_loads(const cf__simulation *sim, int64_t stage, int64_t v, cf_memory_load *loads,
                                          cf_error *error) {
-    const cf_schedule *schedule = sim->schedule;
+    const cf_schedule *schedule = sim->check.schedule;
     cf__pipe_held held;
     int64_t id;
     memset(&held, 0, sizeof held);
@@ -11564,8 +11561,6 @@ CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule
    ================================================================================================================ */
 
 typedef struct cf__lowerer {
-    cf_lower_desc desc;
-    const cf_schedule *schedule;
     cf_error *error;
     cf__pipeline pipe;
     cf__clock clock;
@@ -11580,7 +11575,7 @@ typedef struct cf__lowerer {
 
 static void cf__lower_scratch(void *job, cf__carver *carver) {
     cf__lowerer *l = (cf__lowerer *)job;
-    int64_t n = l->schedule->n_actions;
+    int64_t n = l->clock.schedule->n_actions;
     cf__pipe_layout(&l->pipe, carver);
     cf__clock_layout(&l->clock, &l->pipe, carver);
     l->listed = (uint16_t *)cf__take(carver, l->pipe.n * l->pipe.n_v, sizeof(uint16_t));
@@ -11600,12 +11595,12 @@ static int cf__lower_takes_time(const cf__lowerer *l, int64_t action) {
 
 /* Of events at the same time, those that are noted first come first. */
 static void cf__lower_note(cf__lowerer *l, int64_t action, int transfer, int pass) {
-    if (pass) l->events[l->n_events++] = (uint64_t)(l->schedule->n_actions + action);
+    if (pass) l->events[l->n_events++] = (uint64_t)(l->clock.schedule->n_actions + action);
     if (transfer && l->clock.sent[action] >= 0) l->events[l->n_events++] = (uint64_t)action;
 }
 
 static void cf__lower_order(cf__lowerer *l) {
-    int64_t n = l->schedule->n_actions, i;
+    int64_t n = l->clock.schedule->n_actions, i;
     for (i = 0; i < n; i++)
         if (cf__lower_takes_time(l, i)) cf__lower_note(l, i, 1, 0);
     for (i = 0; i < n; i++)
@@ -11626,10 +11621,10 @@ static void cf__lower_put(cf__lowerer *l, const cf_action *a) {
 
 /* Everything, in the one order of all stages. */
 static void cf__lower_put_events(cf__lowerer *l) {
-    int64_t n = l->schedule->n_actions, i;
+    int64_t n = l->clock.schedule->n_actions, i;
     for (i = 0; i < l->n_events; i++) {
         int64_t event = (int64_t)l->events[i];
-        cf_action a = l->schedule->actions[event < n ? event : event - n], receive;
+        cf_action a = l->clock.schedule->actions[event < n ? event : event - n], receive;
         if (event < n) {
             a.pass = (uint8_t)(CF_SEND_F + 2 * cf__pipe_place(a.pass));
             a.keep = 0;
@@ -11648,7 +11643,7 @@ static cf_result cf__lower_prepare(void *job) {
     CF__TRY(cf__pipe_check_total(&l->pipe, l->error));
     l->clock.listed = l->listed;
     l->clock.sent = l->times;
-    l->clock.start = l->times + l->schedule->n_actions;
+    l->clock.start = l->times + l->clock.schedule->n_actions;
     cf__clock_list(&l->clock, l->listed);
     cf__clock_run(&l->clock);
     cf__lower_order(l);
@@ -11674,12 +11669,12 @@ static cf_result cf__lower_fill(void *job) {
 static cf_block *cf__lower_object(void *job, cf__carver *carver) {
     cf__lowerer *l = (cf__lowerer *)job;
     int64_t s;
-    l->header.limits = l->schedule->limits; /* whether there are arrays, for the layout */
+    l->header.limits = l->clock.schedule->limits; /* whether there are arrays, for the layout */
     l->lowered = cf__schedule_layout(&l->header, carver);
     if (l->lowered == NULL) return NULL;
     *l->lowered = l->header;
     for (s = 0; s < l->pipe.shape.n_stages; s++) {
-        cf__pipe_room room = cf__pipe_room_of(&l->schedule->limits, l->schedule, s);
+        cf__pipe_room room = cf__pipe_room_of(&l->clock.schedule->limits, l->clock.schedule, s);
         cf__schedule_put_room(l->lowered, s, &room);
     }
     return &l->lowered->block;
@@ -11690,19 +11685,20 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
     static const cf__recipe recipe = {"n_actions", 1, cf__lower_scratch, cf__lower_prepare, cf__lower_object,
                                       cf__lower_fill};
     cf__lowerer l;
+    const cf_lower_desc none = {NULL, NULL};
+    if (desc == NULL) desc = &none;
     memset(&l, 0, sizeof l);
-    if (desc != NULL) l.desc = *desc;
     if (out == NULL) return cf__fail_null(error, "out");
-    CF__TRY(cf_schedule_validate(plan, schedule, NULL, l.desc.allocator, error));
+    CF__TRY(cf_schedule_validate(plan, schedule, NULL, desc->allocator, error));
     if (schedule->lowered) return cf__fail(error, CF_ERROR_ARGUMENT, "lowered", -1, 0, 1, "is lowered already");
-    CF__TRY(cf__pipe_check_timing(l.desc.timing, schedule->shape.n_stages * schedule->shape.n_virtual, error));
-    l.schedule = l.clock.schedule = schedule;
+    CF__TRY(cf__pipe_check_timing(desc->timing, schedule->shape.n_stages * schedule->shape.n_virtual, error));
+    l.clock.schedule = schedule;
     l.error = error;
-    l.pipe = cf__pipe_of(plan, &schedule->shape, l.desc.timing);
+    l.pipe = cf__pipe_of(plan, &schedule->shape, desc->timing);
     l.clock.pipe = &l.pipe;
     l.header = *schedule;
     l.header.lowered = 1;
-    CF__TRY(cf__make(&recipe, &l, l.desc.allocator, error));
+    CF__TRY(cf__make(&recipe, &l, desc->allocator, error));
     *out = l.lowered;
     return CF_OK;
 }
@@ -12541,8 +12537,7 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
    ================================================================================================================ */
 
 typedef struct cf__graph_builder {
-    const cf_schedule *schedule;
-    cf_schedule_index *index;
+    cf_schedule_index *index; /* has the schedule */
     cf__pipeline pipe;
     cf_error *error;
     int32_t *number;         /* (n_actions) which node an action is; transfers have none */
@@ -12552,15 +12547,15 @@ typedef struct cf__graph_builder {
 static void cf__graph_scratch(void *job, cf__carver *carver) {
     cf__graph_builder *g = (cf__graph_builder *)job;
     cf__pipe_layout(&g->pipe, carver);
-    g->number = (int32_t *)cf__take(carver, g->schedule->n_actions, sizeof(int32_t));
+    g->number = (int32_t *)cf__take(carver, g->index->schedule->n_actions, sizeof(int32_t));
 }
 
 static cf_result cf__graph_count(void *job) {
     cf__graph_builder *g = (cf__graph_builder *)job;
     cf_need needs[CF_MAX_NEEDS];
     int64_t i;
-    for (i = 0; i < g->schedule->n_actions; i++) {
-        if (cf__pipe_is_transfer(g->schedule->actions[i].pass)) continue;
+    for (i = 0; i < g->index->schedule->n_actions; i++) {
+        if (cf__pipe_is_transfer(g->index->schedule->actions[i].pass)) continue;
         g->number[i] = (int32_t)g->header.n_nodes++;
         g->header.n_edges += cf_schedule_needs(g->index, i, needs);
     }
@@ -12582,7 +12577,7 @@ static cf_block *cf__graph_object(void *job, cf__carver *carver) {
 }
 
 static void cf__graph_put_edge(const cf__graph_builder *g, cf_edge *edge, const cf_need *need, int64_t to) {
-    const cf_action *a = &g->schedule->actions[need->action], *b = &g->schedule->actions[to];
+    const cf_action *a = &g->index->schedule->actions[need->action], *b = &g->index->schedule->actions[to];
     memset(edge, 0, sizeof *edge);
     if (cf__pipe_crosses(need->why))
         edge->seconds = cf__pipe_hop_seconds(&g->pipe, a->chunk - g->pipe.first_chunk, a->stage, b->stage);
@@ -12593,7 +12588,7 @@ static void cf__graph_put_edge(const cf__graph_builder *g, cf_edge *edge, const 
 
 /* Writes the node of a pass, and its edges from number `edge` on. Returns the number of the next edge. */
 static int64_t cf__graph_put(const cf__graph_builder *g, int64_t action, int64_t edge) {
-    const cf_action *a = &g->schedule->actions[action];
+    const cf_action *a = &g->index->schedule->actions[action];
     cf_node *node = &g->graph->nodes[g->number[action]];
     cf_need needs[CF_MAX_NEEDS];
     int i, n = cf_schedule_needs(g->index, action, needs);
@@ -12620,8 +12615,8 @@ static cf_result cf__graph_fill(void *job) {
     int64_t i, edge = 0;
     cf__pipe_fill(&g->pipe);
     CF__TRY(cf__pipe_check_total(&g->pipe, g->error));
-    for (i = 0; i < g->schedule->n_actions; i++)
-        if (!cf__pipe_is_transfer(g->schedule->actions[i].pass)) edge = cf__graph_put(g, i, edge);
+    for (i = 0; i < g->index->schedule->n_actions; i++)
+        if (!cf__pipe_is_transfer(g->index->schedule->actions[i].pass)) edge = cf__graph_put(g, i, edge);
     g->graph->first_in[g->graph->n_nodes] = edge;
     cf__graph_sort_out(g->graph);
     return CF_OK;
@@ -12636,7 +12631,6 @@ CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_schedule *sc
     memset(&g, 0, sizeof g);
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf_schedule_index_make(plan, schedule, allocator, &g.index, error));
-    g.schedule = schedule;
     g.error = error;
     g.header.shape = schedule->shape;
     g.pipe = cf__pipe_of(plan, &schedule->shape, timing);
