@@ -22,8 +22,8 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 
-import families
-from families import Float64, check, differ, gradients
+from families import Float64, differ, gradients
+from judge import check, finish
 
 import chunkflow
 import chunkflow.torch
@@ -161,8 +161,7 @@ def main(command):
         n = sum(n for _, n, _ in ranks)
         check(f"torchtitan, {name}", len(ranks) == RANKS and worst <= TOLERANCE and n == ranks[0][2],
               f"{n} gradients, worst {worst:.1e}")
-    print(f"{families.passed} passed, {families.failed} failed")
-    return families.failed > 0
+    return finish()
 
 
 if __name__ == "__main__":
