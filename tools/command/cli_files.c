@@ -537,8 +537,8 @@ int64_t cli_list_line(const cli_list *list, int64_t sequence) {
 static const char *say_option(const cf_error *error) {
     static const char *const names[][2] = {
         {"parallel.tp", "--tp"}, {"parallel.pp", "--stages"}, {"parallel.dp", "--ranks"}, {"parallel.zero", "--zero"},
-        {"parallel.n_virtual", "--virtual"}, {"parallel.layers", "--stage-layers"}, {"method", "--method"},
-        {"gang", "--gang"}, {"lockstep", "--lockstep"}, {"forwards_first", "--forwards-first"},
+        {"parallel.n_virtual", "--virtual"}, {"parallel.ep", "--ep"}, {"parallel.layers", "--stage-layers"},
+        {"method", "--method"}, {"gang", "--gang"}, {"lockstep", "--lockstep"}, {"forwards_first", "--forwards-first"},
         {"shape.forward_only", "--forward-only"}, {"shape.n_virtual", "--virtual"}, {"shape.placement", "--placement"}};
     static char text[sizeof error->text + 32];
     size_t i, n = strlen(error->field);
