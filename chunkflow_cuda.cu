@@ -5610,8 +5610,8 @@ template <typename T> struct array {
 
 /* ---- slots ---- */
 
-/* A region of memory is one slot's, and as large as the largest that ever lies in the slot. Each lies behind the one
-   before. */
+/* A region of memory is one slot's. It is as large as the largest item that ever lies in the slot, and regions lie one
+   behind the other. */
 struct region {
     int64_t bytes, at;
     int64_t free_from, user; /* in a pool, positions: from which on it can be taken again; of its last user */
@@ -5624,11 +5624,10 @@ bool raise_region(heap *home, array<region> *regions, int64_t slot, int64_t byte
     return true;
 }
 
-/* Takes a slot of a pool from position `begin` on, and until `end`: the smallest free one that is large enough, else
-   the largest, which grows. *before is its last user so far, -1 if there is none. Returns -1 where there is no memory.
-
-   The interpreter numbers slots, too, but knows of no stream: it may give a transfer the slot that the pass which has
-   just begun has freed, and the transfer would wait for that pass (tools/bench/results/arena.txt). */
+/* Takes a slot of a pool from position `begin` on, until `end`: the smallest free one that is large enough, else the
+   largest free one, which grows. *before is its last user so far, -1 if it has none. Returns -1 where there is no
+   memory. The interpreter numbers slots, too, but knows of no stream: if the only free slots are those that the pass
+   before has just freed, a transfer would wait for that pass (tools/bench/results/arena.txt). */
 int64_t take_slot(heap *home, array<region> *pool, int64_t bytes, int64_t begin, int64_t end, int64_t user,
                   int64_t *before) {
     int64_t best = pool->n;
@@ -5663,7 +5662,7 @@ int64_t place_regions(const array<region> &regions, int64_t *at) {
     return *at - before;
 }
 
-/* Counts the most bytes in use at once. change: what each position adds. */
+/* Counts the most bytes in use at once. `change` has what each position adds. */
 int64_t most_live(const array<int64_t> &change) {
     int64_t most = 0, now = 0;
     for (const int64_t by : change) most = std::max(most, now += by);
@@ -5711,8 +5710,8 @@ struct wait {
     int64_t event; /* of that stage */
 };
 
-/* Load works this out for each action. A tensor goes from virtual stage to virtual stage; in a list it begins with the
-   pass that makes it or the RECV that brings it, and lies in a slot of `tensors`. */
+/* Load works this out for each action. A tensor goes from virtual stage to virtual stage. In a stage's list it begins
+   with the pass that makes it or the RECV that brings it, and it lies in a slot of `tensors`. */
 struct planned {
     int64_t source = -1;          /* position of what makes or brings the tensor that this reads or sends; -1: none */
     int64_t last = -1;            /* of the tensor that begins here: position of its last reader or SEND; -1: none */
@@ -5741,7 +5740,7 @@ struct block {
     bool pinned; /* in host memory */
 };
 
-/* This is a stage of this process ... */
+/* A stage of this process. */
 struct stage {
     int64_t number; /* in the pipeline */
     int device;
@@ -5753,7 +5752,7 @@ struct stage {
     cf_state_stream *state_stream; /* of the batch that was loaded last; NULL: it needs none */
 };
 
-/* ... and this is what it does in a batch. */
+/* What a stage does in a batch. */
 struct stage_plan {
     batch *b;
     stage *on;
@@ -5776,7 +5775,7 @@ struct stage_plan {
     int64_t n_done; /* actions of its list, while the order is found; in a run, that are known to have ended */
 };
 
-/* Passes are told this of a chunk. It lies in the device's copy, too: positions, then tiles. */
+/* What passes are told of a chunk. The device's copy has it, too: positions, then tiles. */
 struct chunk_data {
     cf_metadata metadata;
     const cf_attention *attention;
@@ -5847,9 +5846,9 @@ void forget(cudaError_t own) {
     if (own != cudaSuccess && cudaPeekAtLastError() == own) (void)cudaGetLastError();
 }
 
-/* A public function leaves the caller's current device and the last error of the thread as they were. An error that is
-   there at the start is the application's. Where there was none, one that is there at the end is this file's own, has
-   been reported, and goes. "Not ready" is kept as if it were an error, and is none. */
+/* Leaves the caller's current device and the thread's last error as a public function finds them. An error that is
+   there at the start is the application's. If there was none, one that is there at the end is this file's own: it has
+   been reported, and goes. "Not ready" is kept like an error, and is none. */
 struct keep_thread {
     cudaError_t before;
     int device = 0;
@@ -5870,7 +5869,7 @@ struct keep_thread {
 bool has_nccl(const executor *e) { return e->desc.nccl != NULL; }
 bool is_local_replay(const batch *b) { return b->schedule->shape.replay == CF_REPLAY_LOCAL; }
 
-/* Whether the state of groups lies in host memory; inputs that local replay keeps do so, too, then. */
+/* Whether state streams. Then the state of groups lies in host memory, and so do inputs that local replay keeps. */
 bool streams_state(const executor *e) { return e->desc.state_block_rows > 0; }
 
 int64_t stage_of(const batch *b, int64_t virtual_stage) {
@@ -5894,8 +5893,8 @@ int64_t other_end(const cf_action &a) {
     return a.stage + (is_send(a.pass) == gradient ? -1 : 1);
 }
 
-/* In one process each link between neighbouring virtual stages has a stream for each direction. NCCL has one for all,
-   because only in the order of the list can no transfer wait for ever for its other end. */
+/* Finds the stream of an action. In one process each link between neighbouring virtual stages has a stream for each
+   direction. NCCL has one stream for all, because only in the order of the list can no transfer wait for ever. */
 int32_t stream_of(const executor *e, const cf_action &a) {
     if (is_pass(a.pass)) return COMPUTE;
     if (has_nccl(e)) return FIRST_LINK;
@@ -5909,26 +5908,26 @@ bool has_group(const cf_plan *plan, const cf_chunk &c) {
 
 bool is_last_of_group(const cf_plan *plan, const cf_chunk &c) { return c.index + 1 == plan->groups[c.group].n_chunks; }
 
-/* The row of its path that a group's state begins with. */
+/* Returns the row of its path with which a group's state begins. */
 int64_t begin_of_group(const cf_plan *plan, int64_t group) {
     return plan->chunks[plan->groups[group].first_chunk].prefix;
 }
 
-/* A chunk takes as many rows of the state as it has tokens of its group; or as it has rows, where it has other slices
-   behind them (a hybrid chunk) or no group. */
+/* Counts the rows of the state that a chunk takes: as many as it has tokens of its group; or as many as it has rows, if
+   it has other slices behind those tokens (a hybrid chunk) or no group. */
 int64_t rows_of(const cf_plan *plan, int64_t chunk) {
     const cf_chunk *c = &plan->chunks[chunk];
     const bool whole = has_group(plan, *c) && (c->n_slices == 1 || !is_last_of_group(plan, *c));
     return whole ? cf_chunk_state_tokens(plan, chunk) : c->padded;
 }
 
-/* In host memory only those rows of a chunk are kept that later chunks may read. */
+/* Counts the rows of a chunk that host memory keeps: those that later chunks may read. */
 int64_t kept_rows_of(const batch *b, int64_t chunk) {
     return streams_state(b->e) ? cf_chunk_state_tokens(b->plan, chunk) : rows_of(b->plan, chunk);
 }
 
-/* Counts the rows that the chunk's group, or a chunk without one, takes in each plane: such a number that planes of the
-   device lie at multiples of 256 bytes. */
+/* Counts the rows that the chunk's group, or a chunk without one, takes in each plane. They are rounded up so that
+   planes on the device lie at multiples of 256 bytes. */
 int64_t state_rows(const batch *b, const cf_chunk &c) {
     const cf_group *g = has_group(b->plan, c) ? &b->plan->groups[c.group] : NULL;
     const cf_chunk *last = g != NULL ? &b->plan->chunks[g->first_chunk + g->n_chunks - 1] : &c;
@@ -5972,8 +5971,8 @@ void find_partner(stage_plan *s, int64_t at, const cf_need *needs) {
                                           : needs[0].action - b->schedule->first[stage];
 }
 
-/* Finds the tensor that an action reads or sends. With local replay, R reads what its F has read; a copy of it, where
-   the state streams. */
+/* Finds the tensor that an action reads or sends. With local replay, R reads what its F has read, or a copy of that
+   where the state streams. */
 void find_source(stage_plan *s, int64_t at, const cf_need &need) {
     planned *p = &s->plan[at];
     const int64_t from = (need.received >= 0 ? need.received : need.action) - s->first;
@@ -6017,9 +6016,9 @@ bool start_plan(batch *b, stage_plan *s, stage *on) {
     return true;
 }
 
-/* Takes one action of each stage in turn, if all that it waits for is issued: a RECV comes after the pass that makes
-   the tensor, a SEND after its RECV; all else comes earlier in the same list. Lists that end where every send waits for
-   its receiver end here too. */
+/* Finds the order of issue: takes one action of each stage in turn, if all that it waits for is issued. A RECV comes
+   after the pass that makes the tensor, a SEND after its RECV; all else comes earlier in the same list. Lists that end
+   where every send waits for its receiver end here, too. */
 cf_result find_order(batch *b, cf_error *error) {
     int64_t total = 0, before;
     for (const stage_plan &s : b->stages) total += s.n_actions;
@@ -6045,14 +6044,14 @@ int64_t *gradient_slot(const stage_plan *s, int64_t group, int64_t virtual_stage
     return &s->gradients[virtual_stage / s->b->e->desc.n_stages * s->b->plan->n_groups + group];
 }
 
-/* The slot of a group's K and V. */
+/* Returns the slot of a group's K and V. */
 int64_t state_slot(const stage_plan *s, int64_t group, int64_t virtual_stage) {
     return s->plan[position_of(s->b, CF_F, s->b->plan->groups[group].first_chunk, virtual_stage)].rows;
 }
 
 enum { ARENA, STATE, GRADIENT, N_HELD };
 
-/* A stage's list is gone through once, by the interpreter. */
+/* What is noted while the interpreter goes through a stage's list, once. */
 struct recording {
     stage_plan *s;
     array<int64_t> next_pass;    /* (n_actions + 1) position of the next pass behind an action */
@@ -6082,7 +6081,7 @@ int64_t wanted_bytes(const cf_cuda_stage &d, int what, int64_t rows) {
 
 int64_t align_256(int64_t bytes) { return (int64_t)align_up((size_t)bytes, 256); }
 
-/* Notes what is in use from one position to another, and returns its bytes; 0 if these are too many. */
+/* Notes bytes that are in use from one position to another, and returns them; 0 if they are too many. */
 int64_t note_held(recording *r, int what, int64_t begin, int64_t end, double bytes) {
     r->too_large |= !(bytes < (double)MOST_SIZE);
     if (r->too_large) return 0;
@@ -6091,8 +6090,8 @@ int64_t note_held(recording *r, int what, int64_t begin, int64_t end, double byt
     return (int64_t)bytes;
 }
 
-/* Action `at` waits for the end of action `position` of local stage `other`, unless they are on one stream. A SEND ends
-   with the copy of its RECV. */
+/* Makes action `at` wait for the end of action `position` of local stage `other`, unless both are on one stream. A SEND
+   ends with the copy of its RECV. */
 void add_wait(stage_plan *s, int64_t at, int64_t other, int64_t position) {
     const batch *b = s->b;
     planned *p = &s->plan[at];
@@ -6105,9 +6104,9 @@ void add_wait(stage_plan *s, int64_t at, int64_t other, int64_t position) {
     if (&b->stages[other] != s || from->stream != p->stream) p->waits[p->n_waits++] = {other, from->event};
 }
 
-/* Finds where the tensor lies that an action reads or sends, and a slot for the one that begins with it. A slot is not
-   given away before the pass after its last use begins, or the transfer that gets it would wait for a pass that still
-   runs. A tensor that is sent has its slot for one pass more, so that no pass waits for the transfer. */
+/* Finds where the tensor lies that an action reads or sends, and a slot for the one that begins with it. A freed slot
+   can be taken from the next pass on: any sooner, a transfer would wait for a pass that is still running. A tensor that
+   is sent keeps its slot for one whole pass more, so that the pass after that is not held up by the transfer. */
 void record_tensors(recording *r, int64_t at, int64_t bytes) {
     stage_plan *s = r->s;
     heap *home = &s->b->e->home;
@@ -6164,8 +6163,8 @@ void record_gradient(recording *r, const cf_step *step, int64_t group) {
     *gradient_slot(r->s, group, stage) = take_rows(r, step, b->plan->chunks[g.first_chunk], true, end);
 }
 
-/* Records the rows of groups: a chunk's come with its F and go with its backward, those of the gradient are there from
-   the first backward on that adds to any of them. */
+/* Records the rows of groups. A chunk's rows come with its F and go with its backward. Rows of the gradient come with
+   the first backward that adds to any of them. */
 void record_rows(recording *r, const cf_step *step) {
     const batch *b = r->s->b;
     const cf_action &a = step->action;
@@ -6177,8 +6176,8 @@ void record_rows(recording *r, const cf_step *step) {
                     (double)kept_rows_of(b, a.chunk) * state_row_bytes(b->e, a.stage, false));
 }
 
-/* Records those of a standalone chunk, from the pass that keeps its activations to its backward; an F that keeps
-   nothing has some for itself. */
+/* Records the rows of a standalone chunk, from the pass that keeps its activations to its backward. An F that keeps
+   nothing has rows for itself alone. */
 void record_own_rows(recording *r, const cf_step *step) {
     const batch *b = r->s->b;
     const cf_action &a = step->action;
@@ -6190,7 +6189,7 @@ void record_own_rows(recording *r, const cf_step *step) {
     r->s->plan[step->position].rows = r->s->plan[back].rows = take_rows(r, step, *step->chunk, false, end);
 }
 
-/* A callback of the interpreter's dry run. */
+/* Records an action, as a callback of the interpreter's dry run. */
 int record_action(void *user, const cf_step *step) {
     recording *r = static_cast<recording *>(user);
     const executor *e = r->s->b->e;
@@ -6223,8 +6222,7 @@ bool start_recording(recording *r, stage_plan *s) {
 
 /* ---- what streams ---- */
 
-/* All virtual stages of the stage share one ring, which is there if any group has rows: with the bytes of the memory
-   model. */
+/* Sizes the ring that all virtual stages of the stage share, by the memory model. It is there if any group has rows. */
 void size_rings(stage_plan *s) {
     const executor *e = s->b->e;
     const int64_t rows = bytes_in(s->rows[0]) > 0.0 ? e->desc.state_slots * e->desc.state_block_rows : 0;
@@ -6238,8 +6236,8 @@ int64_t input_bytes(const stage_plan *s, int64_t at) {
     return align_256(s->b->e->desc.boundary_bytes_per_token * s->b->plan->chunks[s->actions[at].chunk].padded);
 }
 
-/* Finds the most bytes of kept inputs at once, but no more than two of the largest chunk: one is in use then, one on
-   its way. */
+/* Finds the most bytes of kept inputs on the device at once, but no more than two of the largest chunk: one input is in
+   use then, and one on its way. */
 int64_t slots_for_inputs(const stage_plan *s) {
     int64_t kept = 0, most = 0;
     for (int64_t at = 0; at < s->n_actions; at++) {
@@ -6250,10 +6248,9 @@ int64_t slots_for_inputs(const stage_plan *s) {
     return std::min(most, 2 * align_256(s->b->e->desc.boundary_bytes_per_token * s->b->most_rows));
 }
 
-/* Kept inputs come back behind the arena, in turn to the lower and to the upper end of the room for them: one is in use
-   while the next is on its way. An input sets out when the pass before its R has been issued, whose own copies go
-   first. It waits until the R before that at the same end is done; or, where the room is too small for both ends,
-   until the R right before it is. */
+/* Places kept inputs that come back, behind the arena: every second one at the upper end, so that inputs that are there
+   at once lie apart. One sets out when the pass before its R has been issued, behind that pass's copies. Its slot is
+   free once the second R before it is done, or where there is room for less than two inputs, the one before it. */
 void place_inputs(stage_plan *s) {
     cf_executor_memory *m = &s->memory_used;
     int64_t turn = 0, pass = -1, before = -1, second_before = -1, low = 0, high = 0;
@@ -6305,11 +6302,11 @@ cf_result plan_stage(stage_plan *s, cf_error *error) {
 
 /* ---- chunks ---- */
 
-/* Whether its slices see rows in several places, which all come as blocks. */
+/* Whether the chunk's slices see rows in several places, all of which come as blocks. */
 bool is_branched(const chunk_data &data) { return data.metadata.n_levels > 0; }
 
-/* Checks of one chunk what the code above relies on. The check of the schedule has seen that groups and their chunks
-   agree, and that the chunk's slices are there. Only the last chunk of a group may have other slices behind the
+/* Checks that one chunk has what the code above relies on. The check of the schedule has seen that groups and their
+   chunks agree, and that the chunk's slices are there. Only the last chunk of a group may have other slices behind the
    group's: in any other one, their rows would be the next chunk's. */
 cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
     const cf_chunk *c = &plan->chunks[chunk];
@@ -6343,7 +6340,7 @@ bool continues(const cf_plan *plan, const cf_chunk &c, int64_t id) {
            plan->slices[id - 1].offset + plan->slices[id - 1].length == plan->slices[id].offset;
 }
 
-/* What attention is told of a chunk: a slice for each run of the plan's slices. */
+/* The slices of a chunk as attention is told of them: one for each run of the plan's slices. */
 struct slice_arrays {
     array<int32_t> numbers, runs; /* runs: which one each slice of the chunk is in */
 };
@@ -6376,8 +6373,8 @@ bool fill_slices(const batch *b, const cf_chunk &c, int64_t in_place, slice_arra
     return true;
 }
 
-/* The attention of this file is told the slices alone, for it needs no sequences of padding. Where the prefix comes in
-   blocks, the keys are the chunk's own. */
+/* Prepares attention of a chunk. It is told the slices alone, for it needs no sequences of padding. If the prefix comes
+   in blocks, the keys are the chunk's own. */
 cf_result prepare_attention(batch *b, const cf_chunk &c, chunk_data *data, cf_error *error) {
     const int64_t in_place = streams_state(b->e) || is_branched(*data) ? 0 : c.prefix;
     cf_attention_desc d = b->e->desc.attention;
@@ -6392,7 +6389,7 @@ cf_result prepare_attention(batch *b, const cf_chunk &c, chunk_data *data, cf_er
     return cf_attention_prepare(&d, data->attention_memory.data, bytes, &data->attention, error);
 }
 
-/* The first row of its path that a chunk of a tree sees. */
+/* Returns the first row of its path that a chunk of a tree sees. */
 int64_t first_seen_by(const cf_attention_desc &d, const cf_chunk &c) {
     int64_t seen = first_seen_row(c.prefix, d.window);
     for (int64_t s = 0; s < d.n_slices && d.begins != NULL; s++)
@@ -6647,8 +6644,8 @@ cf_result make_state_stream(stage_plan *s, cf_error *error) {
     return cf_state_stream_create(&d, &s->on->state_stream, error);
 }
 
-/* Takes what a planned batch needs of a device. There is always some memory, so that addresses of nothing are not NULL;
-   what processes exchange lies behind what is loaded. */
+/* Takes what a planned batch needs of a device. There is always some memory, so that addresses of nothing are not NULL.
+   What processes exchange lies behind what is loaded. */
 cf_result take_stage(stage_plan *s, cf_error *error) {
     executor *e = s->b->e;
     const int64_t exchanged = has_nccl(e) ? 16 * s->b->schedule->n_actions + 256 : 0;
@@ -6674,7 +6671,7 @@ cf_result take_stage(stage_plan *s, cf_error *error) {
 
 /* ---- loading ---- */
 
-/* The schedule must fit the executor; it is lowered where that is still to be done, and checked in any case. */
+/* Checks that the schedule fits the executor and is sound, and lowers it where that is still to be done. */
 cf_result take_schedule(batch *b, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     executor *e = b->e;
     const int64_t n_stages = e->desc.n_stages, n_virtual = e->desc.n_virtual;
@@ -6914,14 +6911,14 @@ cf_state state_in(const stage_plan *s, const cf_step *step, const cf_chunk &c, i
     return state;
 }
 
-/* That of a group. */
+/* Describes K and V of a group, or their gradient. */
 cf_state group_state(const stage_plan *s, const cf_step *step, int64_t group, bool gradient, int64_t row) {
     const int64_t stage = step->action.stage;
     const int64_t slot = gradient ? *gradient_slot(s, group, stage) : state_slot(s, group, stage);
     return state_in(s, step, s->b->plan->chunks[s->b->plan->groups[group].first_chunk], slot, gradient, row);
 }
 
-/* That of a chunk: of its group, or its own. In a tree it begins with the chunk's own rows. */
+/* Describes K and V of a chunk, of its group or its own, or their gradient; with own_rows from its own rows on. */
 cf_state state_of(const stage_plan *s, const cf_step *step, bool gradient, bool own_rows) {
     const cf_chunk &c = *step->chunk;
     if (!has_group(s->b->plan, c))
@@ -6929,7 +6926,8 @@ cf_state state_of(const stage_plan *s, const cf_step *step, bool gradient, bool 
     return group_state(s, step, c.group, gradient, own_rows ? c.prefix - begin_of_group(s->b->plan, c.group) : 0);
 }
 
-/* A pass needs the stream if it walks through its prefix, sends its own rows out, or adds what came back for them. */
+/* Whether a pass needs the stream: walks through its prefix, sends rows of its own out, or adds what came back for
+   them. */
 bool needs_stream(const stage_plan *s, const cf_action &a) {
     const batch *b = s->b;
     const cf_chunk &c = b->plan->chunks[a.chunk];
@@ -7009,7 +7007,7 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step) {
 
 cudaEvent_t input_event(const stage_plan *s, int which) { return s->on->events[s->input_events + which]; }
 
-/* `later` goes on when `earlier` has come here. */
+/* Makes `later` wait until `earlier` has come to where it is now. */
 cudaError_t order_streams(cudaStream_t earlier, cudaEvent_t event, cudaStream_t later) {
     const cudaError_t status = cudaEventRecord(event, earlier);
     return status == cudaSuccess ? cudaStreamWaitEvent(later, event, 0) : status;
@@ -7032,7 +7030,7 @@ bool clear_gradients(const stage_plan *s, const cf_step *step) {
     return check_cuda(s, step->position, status, "clearing gradients");
 }
 
-/* Copies what an F keeps for its R to host memory, where the F's own waits are over. Its end waits for the copy. */
+/* Copies what an F keeps for its R to host memory, once the F may run. The end of the F waits for the copy. */
 bool send_input(const stage_plan *s, int64_t position, const void *input, size_t bytes) {
     const cudaStream_t out = s->on->streams[OUT];
     const planned &p = s->plan[position];
@@ -7050,7 +7048,7 @@ bool wait_for_input(const stage_plan *s, int64_t position, size_t bytes) {
     return check_cuda(s, position, cudaStreamWaitEvent(own_stream(s, p), input_event(s, INPUT_LEFT), 0), "waiting");
 }
 
-/* Behind a pass, the kept input of the R that comes next sets out for its slot, once that is free. */
+/* Behind a pass, sends the kept input of the R that comes next to its slot, once that slot is free. */
 bool fetch_input(const stage_plan *s, int64_t position) {
     const int64_t at = s->plan[position].fetch;
     if (at < 0) return true;
@@ -7097,7 +7095,7 @@ bool begin_stream(const stage_plan *s, const cf_step *step) {
     return note_stream(s, step->position, cf_state_stream_begin(s->on->state_stream, &pass, &why), why);
 }
 
-/* Ends the pass of the stream also after a callback that failed, or the next run could not begin one. */
+/* Ends the pass of the stream. It does so after a callback that failed, too, or the next run could not begin one. */
 bool end_stream(const stage_plan *s, const cf_step *step) {
     cf_error why = {};
     if (!needs_stream(s, step->action)) return true;
@@ -7105,9 +7103,9 @@ bool end_stream(const stage_plan *s, const cf_step *step) {
                        cf_state_stream_end(s->on->state_stream, own_stream(s, s->plan[step->position]), &why), why);
 }
 
-/* The callbacks of the interpreter. They note failures in the executor, which is where issue_all looks, and return 0:
-   with NCCL the lists go on without passes, see there. As in cf_run, an error that the application's callback has put
-   into its step goes out as it came. */
+/* Runs a pass, as a callback of the interpreter. Failures are noted in the executor, where issue_all looks, and 0 is
+   returned: with NCCL the lists go on without passes, as issue_all says. As in cf_run, an error that the application's
+   callback has put into its step goes out as it came. */
 int run_pass(void *user, const cf_step *step) {
     const stage_plan *s = static_cast<const stage_plan *>(user);
     const cf_executor_desc &d = s->b->e->desc;
@@ -7143,8 +7141,8 @@ int run_progress(void *user, const cf_progress *progress) {
     return 0;
 }
 
-/* In one process the receiver copies, so that nothing is left for the SEND to do. A tensor without rows is not sent;
-   both ends know that. */
+/* Runs a transfer. In one process the receiver copies, so that nothing is left for the SEND to do. A tensor without
+   rows is not sent; both ends know that. */
 int run_transfer(void *user, const cf_step *step) {
     const stage_plan *s = static_cast<const stage_plan *>(user);
     executor *e = s->b->e;
@@ -7173,15 +7171,15 @@ int run_transfer(void *user, const cf_step *step) {
 
 /* ---- processes ---- */
 
-/* Everything that the processes do with one another is on one stream and in the order of the lists. */
+/* Returns the stream of all that processes do with one another, in the order of the lists. */
 cudaStream_t exchange_stream(const stage &on) { return on.streams[on.streams.n - 1]; }
 
 double *exchange_memory(const executor *e) {
     return reinterpret_cast<double *>(e->stages[0].memory.data + e->loaded[0].stages[0].memory_used.total);
 }
 
-/* Does what reduce does with numbers in host memory, at most two for each action of the schedule. Nothing else may be
-   on the stream, or the first copy could wait for it for ever. */
+/* Reduces numbers that are in host memory, at most two for each action of the schedule. Nothing else may be on the
+   stream, or the first copy could wait for it for ever. */
 cf_result exchange(const executor *e, bool sum, double *numbers, int64_t n, cf_error *error) {
     const cudaStream_t stream = exchange_stream(e->stages[0]);
     const size_t bytes = (size_t)n * sizeof(double);
@@ -7196,8 +7194,8 @@ cf_result exchange(const executor *e, bool sum, double *numbers, int64_t n, cf_e
     return cuda_result(error, status, "nccl");
 }
 
-/* At the end of a run all processes learn of the failure that comes first in the schedule, as its action and code. One
-   that could not go on gives the communicator up, and the others find a peer gone, or run out of time. */
+/* Tells all processes, at the end of a run, of the failure that comes first in the schedule, as its action and code. A
+   process that could not go on gives the communicator up; the others find a peer gone, or run out of time. */
 void agree(executor *e) {
     const batch *b = e->loaded.data;
     const double codes = 256.0;
@@ -7216,8 +7214,8 @@ void agree(executor *e) {
     note_error(b, index, why);
 }
 
-/* Every process knows the times of its own stage, and 0 for all others. A transfer begins when both ends have come to
-   it, for the one that comes first waits in it, and ends when the tensor has come. */
+/* Gathers the times of all stages, of which each process knows its own and has 0 for the others. A transfer begins when
+   both ends have come to it, for the first one waits in it, and ends when the tensor has come. */
 cf_result gather_times(executor *e, double *times, int64_t n, cf_error *error) {
     const batch *b = e->loaded.data;
     const cf_schedule *s = b->schedule;
@@ -7256,8 +7254,8 @@ cf_result open_runners(batch *b, cf_error *error) {
     return code;
 }
 
-/* Time 0 is a moment at which nothing runs, the same for all stages of a device; with NCCL, when the last process has
-   come. */
+/* Sets time 0: a moment at which nothing runs, the same for all stages of a device; with NCCL, when the last process
+   has come. */
 cf_result start_clocks(executor *e, cf_error *error) {
     cf_result code = drain(e, error);
     for (const stage &on : e->stages) {
@@ -7272,8 +7270,8 @@ cf_result start_clocks(executor *e, cf_error *error) {
     return code;
 }
 
-/* Waits for actions in the order in which they were issued, up to the n-th, so that where one of them fails the first
-   is named that is not known to have ended. */
+/* Waits for actions in the order in which they were issued, up to the n-th. So if one fails, the first one is named
+   that is not known to have ended. */
 bool await(executor *e, int64_t n) {
     const batch *b = e->loaded.data;
     while (e->n_ended < n) {
@@ -7316,8 +7314,8 @@ int64_t issue_all(executor *e) {
     return b->order.n;
 }
 
-/* A device that failed at one action shows it in the calls for a later one, also in those of a callback, for it can do
-   nothing any more: then it is not the later one that is to be named, unless all before it have ended. */
+/* Issues all actions and waits for their ends. A device that failed at one action can do nothing any more, so calls for
+   later ones show it, those of callbacks too. Then a later action is named only if all before it have ended. */
 void issue_and_await(executor *e) {
     const int64_t n = issue_all(e);
     const cf_error found = e->failure;
@@ -7332,7 +7330,7 @@ void issue_and_await(executor *e) {
     if (await(e, n)) e->failure = found;
 }
 
-/* Callbacks are asked for by the last error, so one that is there already could not be told from theirs. */
+/* Runs a batch. An error that was there before fails it, for those of callbacks are known by the last error, too. */
 cf_result run_batch(executor *e, cudaError_t before, cf_error *error) {
     batch *b = e->loaded.data;
     e->failure = cf_error();
@@ -7450,7 +7448,8 @@ cf_result check_attention(executor *e, cf_error *error) {
     return CF_OK;
 }
 
-/* Passes have the lowest priority: NCCL's kernels, few blocks that others wait for, shall not queue behind theirs. */
+/* Makes streams. Passes have the lowest priority: NCCL's few blocks, which others wait for, shall not queue behind
+   them. */
 cf_result make_streams(executor *e, stage *on, cf_error *error) {
     const int64_t n = FIRST_LINK + (e->desc.n_stages == 1 ? 0 : has_nccl(e) ? 1 : 2 * e->desc.n_virtual);
     int least = 0, greatest = 0;
@@ -7466,7 +7465,7 @@ cf_result make_streams(executor *e, stage *on, cf_error *error) {
     return cuda_result(error, status, "streams");
 }
 
-/* Where a device can reach another's memory, transfers go straight; a refusal only makes them slower. */
+/* Lets transfers go straight where a device can reach another's memory. A refusal only makes them slower. */
 void allow_peers(const executor *e) {
     const int64_t n = e->stages.n;
     for (int64_t i = 0; i < n; i++)
@@ -7479,8 +7478,8 @@ void allow_peers(const executor *e) {
         }
 }
 
-/* Attention is prepared once, for the least of the devices. Where the application has said the architecture, it stands
-   for all, and the usual number of processors with it. */
+/* Makes the stages. Attention is prepared once, for the least of the devices. An architecture that the application
+   gives stands for all of them, with the usual number of processors. */
 cf_result make_stages(executor *e, cf_error *error) {
     int n_devices = 0, current = 0;
     cudaError_t status = cudaGetDeviceCount(&n_devices);
@@ -7515,7 +7514,7 @@ cf_result make_stages(executor *e, cf_error *error) {
     return check_attention(e, error);
 }
 
-/* A device that does not come to an end keeps what it may still use: to free that would wait for ever. */
+/* Frees an executor, but not what a device may still use that comes to no end: that would wait for ever. */
 void free_executor(executor *e) {
     const cf_allocator from = e->home.from;
     (void)drain(e, NULL);
@@ -7538,7 +7537,7 @@ const stage *stage_here(const executor *e, int64_t number) {
     return i >= 0 && i < e->stages.n ? &e->stages[i] : NULL;
 }
 
-/* Whether it can be used: no callback of its own calls, and neither its device nor a peer is lost. */
+/* Checks that the executor can be used: no callback of its own calls, and neither its device nor a peer is lost. */
 cf_result check_usable(executor *e, cf_error *error) {
     if (e == NULL) return cf_fail_null(error, "executor");
     if (e->busy) return cf_fail(error, CF_ERROR_ARGUMENT, "executor", -1, 0, 1, "a callback must not call this");
