@@ -419,12 +419,12 @@ static void bench_replay(const char *path) {
 
 /* ---- means of makespans, and ablations ---- */
 
-enum { N_CELLS = 4, N_ROOMS = 4, N_SMALL = 152, SMALL_KINDS = 4, N_COLUMNS = N_ROOMS * N_CELLS + 2 + SMALL_KINDS };
+enum { N_CELLS = 4, N_ROOMS = 4, N_SMALL = 152, SMALL_KINDS = 4, N_COLUMNS = N_ROOMS * N_CELLS + 3 + SMALL_KINDS };
 
 static const char *const column_names[N_COLUMNS] = {
     "none K1p",  "none K1",  "none K4",  "none K2",  "default K1p", "default K1", "default K4",  "default K2",
     "P K1p",     "P K1",     "P K4",     "P K2",     "P/2 K1p",     "P/2 K1",     "P/2 K4",      "P/2 K2",
-    "virtual",   "split",    "small p",  "small",    "small P p",   "small P"};
+    "virtual",   "split",    "equal",    "small p",  "small",       "small P p",  "small P"};
 
 /* Sums of logarithms of makespans, and how many small instances are solved. */
 typedef struct ablation {
@@ -489,6 +489,50 @@ static void ablate_suite(ablation *a) {
     }
 }
 
+/* m equal chunks on p stages, backwards cut. cost: seconds of F, I and W. */
+static void add_equal(ablation *a, int64_t p, int64_t m, const double *cost, int64_t n_virtual, int64_t room) {
+    int64_t lengths[16], i;
+    cf_pack_desc pack;
+    cf_schedule_desc desc;
+    cf_timing timing;
+    cf_plan *plan = NULL;
+    cf_error error;
+    memset(&pack, 0, sizeof pack);
+    memset(&desc, 0, sizeof desc);
+    memset(&timing, 0, sizeof timing);
+    for (i = 0; i < m; i++) lengths[i] = pack.chunk_size = 1000;
+    must(cf_pack(lengths, m, &pack, &plan, &error), &error);
+    timing.all.forward.constant = cost[0];
+    timing.all.input.constant = cost[1];
+    timing.all.weight.constant = cost[2];
+    timing.all.backward.constant = cost[1] + cost[2];
+    timing.latency = 0.024;
+    desc.shape.n_stages = p;
+    desc.shape.n_virtual = n_virtual;
+    desc.shape.placement = n_virtual > 1 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
+    desc.limits.chunks = room;
+    desc.split_backward = 1;
+    desc.timing = &timing;
+    add_makespan(a, N_ROOMS * N_CELLS + 2, plan, &desc);
+    cf_plan_free(plan);
+}
+
+/* On one row with the room of ZB-H1, and in a V with that of ZB-V, of V-Half, and of V-Min and a chunk more. */
+static void ablate_equal(ablation *a) {
+    static const double costs[3][3] = {{1, 1, 1}, {1, 1.2, 0.8}, {1, 1.21, 0.645}};
+    int64_t p, m;
+    int i;
+    for (p = 4; p <= 8; p *= 2)
+        for (m = p; m <= 2 * p; m += p)
+            for (i = 0; i < 3; i++) {
+                add_equal(a, p, m, costs[i], 1, p);
+                add_equal(a, p, m, costs[i], 2, 2 * p);
+                add_equal(a, p, m, costs[i], 2, p + 2);
+                add_equal(a, p, m, costs[i], 2, 2 * p / 3 + 2);
+                add_equal(a, p, m, costs[i], 2, 2 * p / 3 + 3);
+            }
+}
+
 /* A problem that exact.c solves: a few chunks on two or three stages, unit costs. */
 static cf_plan *draw_small(int id, cf_schedule_desc *desc) {
     int64_t lengths[6], n = 0, chunks = 0, most;
@@ -522,7 +566,7 @@ static void ablate_small(ablation *a, double *optima) {
     for (id = 0; id < N_SMALL; id++) {
         cf_schedule_desc desc;
         cf_plan *plan = draw_small(id, &desc);
-        int column = N_ROOMS * N_CELLS + 2 + id % SMALL_KINDS;
+        int column = N_ROOMS * N_CELLS + 3 + id % SMALL_KINDS;
         double makespan = makespan_of(plan, &desc, NULL);
         if (!(optima[id] < 0 || optima[id] > 0))
             optima[id] = exact_optimum(plan, &desc, exact_loop, makespan, 300000).makespan;
@@ -551,6 +595,7 @@ static ablation ablate(const char *path, double *optima) {
         cf_plan_free(plan);
     }
     ablate_suite(&a);
+    ablate_equal(&a);
     a.seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
     ablate_small(&a, optima);
     return a;
