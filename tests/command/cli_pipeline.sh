@@ -67,8 +67,8 @@ test_usage() {
     refuses pipeline/usage/schedule 2 "--schedule: got '2f2b', wanted paper\|gpipe" plan "$@" --schedule 2f2b example
     refuses pipeline/usage/limit-state 2 "--limit-state: got '0', wanted a whole number 1 \.\. [0-9]*, or none" plan "$@" --limit-state 0 example
     refuses pipeline/usage/stages 2 "--stages: got '0', wanted a whole number 1 \.\. 65536" plan "$@" --stages 0 example
-    refuses pipeline/usage/virtual 2 'n_virtual: only interleaved, zero-bubble and best' plan "$@" --schedule paper --virtual 2 example
-    refuses pipeline/usage/virtual/many 2 'n_virtual' plan "$@" --virtual 65536 --schedule interleaved example
+    refuses pipeline/usage/virtual 2 '--virtual: only interleaved, zero-bubble and best' plan "$@" --schedule paper --virtual 2 example
+    refuses pipeline/usage/virtual/many 2 '--virtual: is too large' plan "$@" --virtual 65536 --schedule interleaved example
     refuses pipeline/usage/placement 2 'placement: only zero-bubble and best lay virtual stages in a V' \
         plan "$@" --virtual 2 --schedule interleaved --placement v example
     refuses pipeline/usage/placement/any 2 'placement: .* only best chooses' \
