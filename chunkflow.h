@@ -1357,8 +1357,8 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
 
    cost: which chunk is the dearest; as in cf_plan_measure. A plan that was packed without lockstep has columns, too,
    but they are dear. Columns say nothing of sequences, so metadata and cf_run take the plan itself. To be given to
-   cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan"). Further errors:
-   CF_ERROR_OVERFLOW (the tokens of a column's group), CF_ERROR_MEMORY. */
+   cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan"). Another error:
+   CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_columns_make(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
                                         cf_plan **out, cf_error *error);
 
@@ -1950,10 +1950,8 @@ CHUNKFLOW_API CF__COLD cf_result cf_fail_null(cf_error *error, const char *field
 #define cf__too_large(error, field) cf__refuse(error, CF_ERROR_OVERFLOW, field, -1, "does not fit in memory")
 
 /* A cost, a rate, a time: finite and not negative. */
-static int cf__is_cost(double x) { return x >= 0 && x <= DBL_MAX; } /* also false for NaN */
-
 static cf_result cf__check_real(double x, const char *field, int64_t item, cf_error *error) {
-    if (cf__is_cost(x)) return CF_OK;
+    if (x >= 0 && x <= DBL_MAX) return CF_OK; /* which a NaN is not */
     return cf__fail_real(error, CF_ERROR_ARGUMENT, field, item, x, "must be finite and not negative");
 }
 
@@ -11147,9 +11145,7 @@ static cf_result cf__lockstep_fill(void *job) {
         c->index = group->n_chunks++;
         slice->begin = c->prefix = group->tokens;
         slice->length = state;
-        if (!cf__add(group->tokens, state, &group->tokens))
-            return cf__refuse(l->error, CF_ERROR_OVERFLOW, "columns", i,
-                              "the tokens of its group do not fit in 64 bits");
+        group->tokens += state; /* fewer than CF_MAX_CHUNKS x CF_MAX_CHUNK_SIZE */
     }
     return CF_OK;
 }
@@ -11173,7 +11169,6 @@ CHUNKFLOW_API cf_result cf_columns_make(const cf_plan *plan, const cf_pass_cost 
     memset(&l, 0, sizeof l);
     l.plan = plan;
     l.cost = cf__pack_weights(cost != NULL ? cost : &none, rows, pairs);
-    l.error = error;
     CF__TRY(cf__make(&recipe, &l, allocator, error));
     *out = l.columns;
     return CF_OK;
@@ -12398,28 +12393,21 @@ static void cf__write_plan_head(cf__writer *w, const cf_plan *plan) {
     cf__write_text(w, "],\n  \"chunks\": [");
 }
 
-/* Room for the arrays of any chunk; NULL where they are not wanted. */
-static cf_result cf__write_take_memory(const cf_plan *plan, const cf_write_desc *desc, cf_allocator *allocator,
-                                       void **memory, size_t *bytes, cf_error *error) {
-    *memory = NULL;
-    *bytes = 0;
-    if (desc == NULL || !desc->metadata) return CF_OK;
-    CF__TRY(cf_allocator_resolve(desc->allocator, allocator, error));
-    CF__TRY(cf_metadata_size(plan, -1, NULL, bytes, error));
-    return cf_allocate(allocator, *bytes, memory, error);
-}
-
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_desc *desc, cf_write_fn write,
                                            void *user, cf_error *error) {
     cf__writer w;
     cf_allocator allocator = {NULL, NULL, NULL};
     cf_metadata m;
-    void *memory;
-    size_t bytes;
+    void *memory = NULL; /* for the metadata of any chunk, if wanted */
+    size_t bytes = 0;
     int64_t i;
     CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__write_start(&w, write, user, error));
-    CF__TRY(cf__write_take_memory(plan, desc, &allocator, &memory, &bytes, error));
+    if (desc != NULL && desc->metadata) {
+        CF__TRY(cf_allocator_resolve(desc->allocator, &allocator, error));
+        CF__TRY(cf_metadata_size(plan, -1, NULL, &bytes, error));
+        CF__TRY(cf_allocate(&allocator, bytes, &memory, error));
+    }
     cf__write_plan_head(&w, plan);
     for (i = 0; i < plan->n_chunks && w.code == 0; i++) {
         if (memory != NULL) (void)cf_metadata_fill(plan, i, NULL, memory, bytes, &m, NULL); /* its size was found */
