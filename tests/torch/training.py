@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import tempfile
+import threading
 import time
 import warnings
 
@@ -166,6 +167,22 @@ def test_models():
         wanted = plain_step(model, sequences, ignored)
         worst = max(abs(loss / wanted - 1), differ(got, gradients(model)))
         check("Llama, prompts that are no targets", worst <= TOLERANCE, f"{worst:.1e}")
+
+
+def test_threads():
+    """Two models, each in a thread of its own."""
+    model, losses = tiny("llama").float(), [[], []]
+    long, short = sequences_of(model, (150, 7, 33)), sequences_of(model, (40, 9))
+    wanted = [Step(model, Causal(model), chunk_size=CHUNK)(s) for s in (long, short)]
+    steps = [Step(m, Causal(m), chunk_size=CHUNK) for m in (model, tiny("llama").float())]
+    threads = [threading.Thread(target=lambda i=i, s=s: losses[i].extend(steps[i](s) for _ in range(3)))
+               for i, s in enumerate((long, short))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    check("two threads", [len(x) for x in losses] == [3, 3] and np.allclose(losses, np.array(wanted)[:, None], 1e-5),
+          f"losses {losses} beside {wanted}")
 
 
 def test_lora():

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -53,7 +54,14 @@ class _Pass:
         self.after: list[Tensor] = []  # states behind the chunk's first sequence, as before has those in front of it
 
 
-_running: list[_Pass] = []
+class _Running(threading.local):
+    """The passes that run in this thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.passes: list[_Pass] = []
+
+
+_running = _Running()
 
 
 def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None,
@@ -62,7 +70,7 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
            cu_seq_lens_k: Tensor | None = None, max_length_q: int | None = None, max_length_k: int | None = None,
            is_causal: bool | None = None, position_bias: Tensor | None = None, **others: Any) -> tuple[Tensor, None]:
     """What a model calls for attention; registered as "chunkflow"."""
-    about = _running[-1] if _running else None
+    about = _running.passes[-1] if _running.passes else None
     if about is None and cu_seq_lens_q is None:
         raise Unsupported("attention by chunkflow outside a pass of chunkflow, and without cu_seq_lens")
     if dropout:
@@ -158,7 +166,7 @@ class _Recurrent:
         return code is not None and bool({"update_conv_state", "update_recurrent_state"} & set(code.co_names))
 
     def __call__(self, hidden_states: Tensor, **named: Any) -> Tensor:
-        about, found, after = _running[-1], [], None
+        about, found, after = _running.passes[-1], [], None
         if about.tree:
             raise Unsupported("recurrent layers where sequences share rows: their states would part in the midst of a "
                               "chunk")
@@ -284,9 +292,9 @@ class Causal:
         """The model attends by chunkflow inside, and as before outside: evaluation and generation see no difference."""
         before = [c._attn_implementation for c in self.configs]
         about = _Pass(inputs, inputs.prefix[2 * len(self.layers):], self.tempered)
-        _running.append(about)
+        _running.passes.append(about)
         with contextlib.ExitStack() as stack:
-            stack.callback(_running.pop)
+            stack.callback(_running.passes.pop)
             for c, implementation in zip(self.configs, before):
                 stack.callback(setattr, c, "_attn_implementation", implementation)
                 c._attn_implementation = "chunkflow"
