@@ -9053,15 +9053,6 @@ static void cf__dispatch_set_wake(cf__dispatch *d, int64_t stage, double when) {
     }
 }
 
-static void cf__dispatch_start_wakes(cf__dispatch *d) {
-    int64_t i;
-    for (i = 0; i < d->n_leaves; i++) {
-        d->wake[i] = DBL_MAX;
-        d->winners[d->n_leaves + i] = (int32_t)i;
-    }
-    for (i = d->n_leaves - 1; i > 0; i--) d->winners[i] = d->winners[2 * i];
-}
-
 /* ---- passes that wait ---- */
 
 static void cf__dispatch_push(cf__dispatch_worker *worker, int64_t queue, int32_t id, const double *keys) {
@@ -9271,7 +9262,11 @@ static void cf__dispatch_start(cf__dispatch *d) {
     cf__dispatch_start_workers(d);
     cf__dispatch_start_passes(d);
     for (u = 0; u < m->n_units; u++) cf__dispatch_count(d, &m->units[u]);
-    cf__dispatch_start_wakes(d);
+    for (u = 0; u < d->n_leaves; u++) {
+        d->wake[u] = DBL_MAX;
+        d->winners[d->n_leaves + u] = (int32_t)u;
+    }
+    for (u = d->n_leaves - 1; u > 0; u--) d->winners[u] = d->winners[2 * u];
     for (u = 0; u < m->n_units; u++) { /* the first pass of a unit, or tree, waits for nothing but this */
         if (cf__pipe_has_parent(&m->pipe, m->units[u].first)) continue;
         d->missing[cf__dispatch_id(m->units[u].first, CF_F)] = 1;
@@ -9287,11 +9282,8 @@ static int cf__dispatch_is_lone(const cf__dispatch *d, const cf__pipe_unit *unit
     return unit->n == 1 && cf__pipe_below(d->pipe, unit->first) == 0;
 }
 
-/* Whether a stage may drop the chunk and keep its input instead. There is room for the input, unless the chunk is the
-   last of its unit and the input is larger than its activations. */
-static int cf__dispatch_can_drop(const cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk) {
-    const cf_bytes *bytes = &d->maker->desc.limits.per_token;
-    if (chunk + 1 == unit->first + unit->n && bytes->boundary > bytes->activations) return 0;
+/* Whether a stage may drop a chunk of the unit and keep its input instead. */
+static int cf__dispatch_can_drop(const cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit) {
     return !cf__dispatch_is_lone(d, unit) || d->workers[stage].n_dropped < CF__DISPATCH_INPUTS * d->pipe->n_v;
 }
 
@@ -9305,7 +9297,7 @@ static int32_t cf__dispatch_victim(cf__dispatch *d, int64_t stage) {
         const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
         if (cf__pipe_is_dropped(&unit, chunk - unit.first)) continue;
         if (d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)] <= 0) continue;
-        return cf__dispatch_can_drop(d, stage, &unit, chunk) ? cell : -1;
+        return cf__dispatch_can_drop(d, stage, &unit) ? cell : -1;
     }
     return -1;
 }
@@ -9524,8 +9516,7 @@ static int cf__dispatch_turns(const cf__dispatch *d) {
 static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
     int64_t p = d->pipe->shape.n_stages, rows = d->pipe->shape.n_virtual;
     int64_t ahead = rows == 1 ? p : 2 * (p - 1) + (rows - 1) * p + 1, less = rows == 1 ? stage : 2 * stage;
-    if (d->pipe->shape.placement == CF_PLACEMENT_V) ahead = p * rows;
-    if (d->pipe->shape.placement == CF_PLACEMENT_V) less = 0;
+    if (d->pipe->shape.placement == CF_PLACEMENT_V) ahead = p * rows, less = 0;
     if (d->policy.ahead > 0) ahead = d->policy.ahead;
     return d->workers[stage].n_ahead >= cf__max(ahead - less, 1);
 }
@@ -9565,7 +9556,7 @@ static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe
     if (takes.state > d->rows[v].state || takes.bytes > bytes - leaves.bytes) return 0;
     if (!d->policy.evicts) return takes.chunks <= worker->room.chunks - leaves.chunks;
     return !cf__dispatch_is_lone(d, unit) ||
-           (v < d->pipe->n_v - 1 && cf__dispatch_can_drop(d, stage, unit, unit->first)) ||
+           (v < d->pipe->n_v - 1 && cf__dispatch_can_drop(d, stage, unit)) ||
            cf__dispatch_has_place(d, stage, unit);
 }
 
@@ -9611,8 +9602,7 @@ static int cf__dispatch_waits(const cf__dispatch *d, int64_t stage, int32_t id) 
                d->ready_at[next] < d->now + seconds && d->ready_at[next] + worker->left <= d->least * (1 + 1e-9);
     if (d->ready_at[next] - d->now >= d->policy.patience * seconds) return 0;
     if (d->policy.returns && cf__dispatch_place(next) == CF__PIPE_BACK && place != CF__PIPE_BACK) return 1;
-    return cf__bounds_latest_start(d->paths, cf__dispatch_place(next), cf__dispatch_cell(next)) >
-           cf__bounds_latest_start(d->paths, place, cf__dispatch_cell(id));
+    return cf__dispatch_way(d, next) > cf__dispatch_way(d, id);
 }
 
 /* Whether a stage runs a W because the next forward, whose turn it is, finds no room. */
@@ -9795,6 +9785,7 @@ static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split)
     int64_t room = 0, budget, s;
     const cf_limits *given = &m->desc.limits;
     int is_given = given->chunks > 0 || given->chunks_by_stage != NULL || cf__schedule_has_bytes(&m->desc);
+    if (m->by_default || !cf__schedule_is_limited(m)) is_given = 0; /* they limit nothing */
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
     for (s = 0; s < stages; s++) {
         cf__pipe_room limits = cf__schedule_limits_of(m, s);
@@ -10235,9 +10226,10 @@ static void cf__search_best(cf__search *search) {
 /* ---- the road, and the public functions ---- */
 
 /* Everything that can be refused without working space is refused here. */
-static cf_result cf__schedule_open(cf__schedule_maker *m, const cf_plan *plan, const cf_schedule_desc *desc,
-                                   cf_error *error) {
-    memset(m, 0, sizeof *m);
+static cf_result cf__search_open(cf__search *search, const cf_plan *plan, const cf_schedule_desc *desc,
+                                 cf_error *error) {
+    cf__schedule_maker *m = &search->maker;
+    memset(search, 0, sizeof *search);
     CF__TRY(cf__plan_check_counts(plan, error));
     if (desc == NULL) return cf__fail_null(error, "desc");
     m->desc = cf_schedule_defaults(desc);
@@ -10309,12 +10301,6 @@ static cf_result cf__search_fill(void *job) {
 
 static const cf__recipe cf__search_recipe = {"n_actions", 0, cf__search_scratch, NULL, cf__search_object,
                                                cf__search_fill};
-
-static cf_result cf__search_open(cf__search *search, const cf_plan *plan, const cf_schedule_desc *desc,
-                                 cf_error *error) {
-    memset(search, 0, sizeof *search);
-    return cf__schedule_open(&search->maker, plan, desc, error);
-}
 
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error) {

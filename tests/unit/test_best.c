@@ -407,12 +407,13 @@ TEST(no_limit_is_no_worse_than_the_default_one) {
                    (int)n_shorter, (int)n_compared, ratios / (double)n_single);
 }
 
-/* A limit beyond anything that a stage could hold gives what the smallest such limit gives, for no more candidates. */
+/* A limit beyond anything that a stage could hold gives what no limit gives, for as many candidates, however many these
+   are by default. */
 TEST(a_limit_beyond_all_chunks) {
     static const int64_t lengths[] = {7, 42, 3, 25, 3, 6};
     cf_plan *plan = pack(lengths, 6, 8, 0);
-    cf_search_report reports[2];
-    cf_schedule *schedules[2] = {NULL, NULL};
+    cf_search_report reports[3];
+    cf_schedule *schedules[3] = {NULL, NULL, NULL};
     int64_t n_virtual;
     for (n_virtual = 1; n_virtual <= 2; n_virtual++) {
         cf_schedule_desc desc;
@@ -423,19 +424,21 @@ TEST(a_limit_beyond_all_chunks) {
         desc.shape.n_stages = 4;
         desc.shape.n_virtual = n_virtual;
         desc.shape.k = 3;
-        desc.budget = 40;
-        for (i = 0; i < 2; i++) {
-            desc.limits.chunks = i == 0 ? enough : enough << 40;
+        desc.budget = n_virtual == 1 ? 0 : 40;
+        for (i = 0; i < 3; i++) {
+            desc.limits.chunks = i == 0 ? CF_NO_LIMIT : i == 1 ? enough : enough << 40;
             desc.report = &reports[i];
             CHECK_INT(cf_schedule_make(plan, &desc, &schedules[i], NULL), CF_OK);
             REQUIRE(schedules[i] != NULL);
         }
-        CHECK_INT(reports[0].n_tried, reports[1].n_tried);
         CHECK(reports[0].n_tried > 0);
-        CHECK_INT(schedules[0]->n_actions, schedules[1]->n_actions);
-        CHECK(memcmp(schedules[0]->actions, schedules[1]->actions,
-                     (size_t)schedules[0]->n_actions * sizeof(cf_action)) == 0);
-        for (i = 0; i < 2; i++) cf_schedule_free(schedules[i]);
+        for (i = 1; i < 3; i++) {
+            CHECK_INT(reports[0].n_tried, reports[i].n_tried);
+            CHECK_INT(schedules[0]->n_actions, schedules[i]->n_actions);
+            CHECK(memcmp(schedules[0]->actions, schedules[i]->actions,
+                         (size_t)schedules[0]->n_actions * sizeof(cf_action)) == 0);
+        }
+        for (i = 0; i < 3; i++) cf_schedule_free(schedules[i]);
     }
     cf_plan_free(plan);
 }
