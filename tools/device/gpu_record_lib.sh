@@ -281,7 +281,7 @@ find_cublas() {
         [ -e "$place/$wanted" ] && found=$place && break
     done
     if [ -z "${found:-}" ]; then
-        found=$(find /usr /opt "$HOME" -name "$wanted" 2>/dev/null | head -n 1)
+        found=$(find /usr /opt "${HOME:-/root}" -name "$wanted" 2>/dev/null | head -n 1)
         found=${found%/*}
     fi
     [ -z "$found" ] || LD_LIBRARY_PATH=$found${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
