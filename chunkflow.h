@@ -1357,8 +1357,7 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
 
    cost: which chunk is the dearest; as in cf_plan_measure. A plan that was packed without lockstep has columns, too,
    but they are dear. Columns say nothing of sequences, so metadata and cf_run take the plan itself. To be given to
-   cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan"). Another error:
-   CF_ERROR_MEMORY. */
+   cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan"). */
 CHUNKFLOW_API cf_result cf_columns_make(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
                                         cf_plan **out, cf_error *error);
 
@@ -11383,34 +11382,26 @@ static void cf__simulate_add_bounds(cf__simulation *sim) {
     if (limited) cf__simulate_add_bound(sim->timeline, "memory", bounds->memory);
 }
 
-/* The measured times are finite, and no action ends before it starts; finds how far they reach. */
-static cf_result cf__simulate_span(const double *start, const double *end, int64_t n, double *first, double *last,
-                                   cf_error *error) {
-    int64_t i;
-    if (n == 0) return CF_OK;
-    if (start == NULL) return cf__fail_null(error, "start");
-    if (end == NULL) return cf__fail_null(error, "end");
-    *first = *last = start[0];
+/* Puts measured times in place of the clock's: all of them finite, and none that ends before it starts. */
+static cf_result cf__simulate_replace(const cf__simulation *sim) {
+    const double *start = sim->desc.start, *end = sim->desc.end;
+    cf_error *error = sim->check.error;
+    cf_timeline *timeline = sim->timeline;
+    double first = 0, last = 0;
+    int64_t i, n = timeline->n_actions;
+    if (start == NULL && n > 0) return cf__fail_null(error, "start");
+    if (end == NULL && n > 0) return cf__fail_null(error, "end");
     for (i = 0; i < n; i++) {
         if (!(start[i] >= -DBL_MAX && start[i] <= DBL_MAX))
             return cf__fail_real(error, CF_ERROR_ARGUMENT, "start", i, start[i], "is not a finite time");
         if (!(end[i] >= start[i] && end[i] <= DBL_MAX))
             return cf__fail_real(error, CF_ERROR_ARGUMENT, "end", i, end[i], "is not finite, or is before the start");
-        if (start[i] < *first) *first = start[i];
-        if (end[i] > *last) *last = end[i];
+        if (i == 0 || start[i] < first) first = start[i];
+        if (i == 0 || end[i] > last) last = end[i];
     }
-    if (*last - *first <= DBL_MAX / 1e9) return CF_OK; /* sums of all of them stay finite */
-    return cf__refuse(error, CF_ERROR_ARGUMENT, "end", -1, "the times are too far apart");
-}
-
-/* Puts measured times in place of the clock's. */
-static cf_result cf__simulate_replace(cf__simulation *sim) {
-    cf_timeline *timeline = sim->timeline;
-    const double *start = sim->desc.start, *end = sim->desc.end;
-    double first = 0, last = 0;
-    int64_t i;
-    CF__TRY(cf__simulate_span(start, end, timeline->n_actions, &first, &last, sim->check.error));
-    for (i = 0; i < timeline->n_actions; i++) {
+    if (last - first > DBL_MAX / 1e9) /* sums of all of them must stay finite */
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "end", -1, "the times are too far apart");
+    for (i = 0; i < n; i++) {
         timeline->start[i] = start[i] - first;
         timeline->end[i] = end[i] - first;
     }
