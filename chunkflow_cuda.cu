@@ -5624,10 +5624,11 @@ bool raise_region(heap *home, array<region> *regions, int64_t slot, int64_t byte
     return true;
 }
 
-/* Takes a slot of a pool from position `begin` on, until `end`: the smallest free one that is large enough, else the
-   largest free one, which grows. *before is its last user so far, -1 if it has none. Returns -1 where there is no
-   memory. The interpreter numbers slots, too, but knows of no stream: if the only free slots are those that the pass
-   before has just freed, a transfer would wait for that pass (tools/bench/results/arena.txt). */
+/* Takes a slot of a pool from position `begin` on, and until `end`: the smallest free one that is large enough, else
+   the largest, which grows. *before is its last user so far, -1 if there is none. Returns -1 where there is no memory.
+
+   The interpreter numbers slots, too, but knows of no stream: it may give a transfer the slot that the pass which has
+   just begun has freed, and the transfer would wait for that pass (tools/bench/results/arena.txt). */
 int64_t take_slot(heap *home, array<region> *pool, int64_t bytes, int64_t begin, int64_t end, int64_t user,
                   int64_t *before) {
     int64_t best = pool->n;
@@ -5869,7 +5870,7 @@ struct keep_thread {
 bool has_nccl(const executor *e) { return e->desc.nccl != NULL; }
 bool is_local_replay(const batch *b) { return b->schedule->shape.replay == CF_REPLAY_LOCAL; }
 
-/* Whether state streams. Then the state of groups lies in host memory, and so do inputs that local replay keeps. */
+/* Whether the state of groups lies in host memory; inputs that local replay keeps do so, too, then. */
 bool streams_state(const executor *e) { return e->desc.state_block_rows > 0; }
 
 int64_t stage_of(const batch *b, int64_t virtual_stage) {
@@ -6104,9 +6105,9 @@ void add_wait(stage_plan *s, int64_t at, int64_t other, int64_t position) {
     if (&b->stages[other] != s || from->stream != p->stream) p->waits[p->n_waits++] = {other, from->event};
 }
 
-/* Finds where the tensor lies that an action reads or sends, and a slot for the one that begins with it. A freed slot
-   can be taken from the next pass on: any sooner, a transfer would wait for a pass that is still running. A tensor that
-   is sent keeps its slot for one whole pass more, so that the pass after that is not held up by the transfer. */
+/* Finds where the tensor lies that an action reads or sends, and a slot for the one that begins with it. A slot is not
+   given away before the pass after its last use begins, or the transfer that gets it would wait for a pass that still
+   runs. A tensor that is sent has its slot for one pass more, so that no pass waits for the transfer. */
 void record_tensors(recording *r, int64_t at, int64_t bytes) {
     stage_plan *s = r->s;
     heap *home = &s->b->e->home;
@@ -6248,9 +6249,10 @@ int64_t slots_for_inputs(const stage_plan *s) {
     return std::min(most, 2 * align_256(s->b->e->desc.boundary_bytes_per_token * s->b->most_rows));
 }
 
-/* Places kept inputs that come back, behind the arena: every second one at the upper end, so that inputs that are there
-   at once lie apart. One sets out when the pass before its R has been issued, behind that pass's copies. Its slot is
-   free once the second R before it is done, or where there is room for less than two inputs, the one before it. */
+/* Kept inputs come back behind the arena, in turn to the lower and to the upper end of the room for them: one is in use
+   while the next is on its way. An input sets out when the pass before its R has been issued, whose own copies go
+   first. It waits until the R before that at the same end is done; or, where the room is too small for both ends,
+   until the R right before it is. */
 void place_inputs(stage_plan *s) {
     cf_executor_memory *m = &s->memory_used;
     int64_t turn = 0, pass = -1, before = -1, second_before = -1, low = 0, high = 0;
