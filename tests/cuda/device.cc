@@ -179,7 +179,7 @@ static cf_attention_desc describe(const host_problem &p, const run_options &o) {
     return d;
 }
 
-static bool call_ok(cf_result code, const cf_error &error) {
+bool call_ok(cf_result code, const cf_error &error) {
     if (code == CF_OK) return true;
     FAIL("%s: %s", cf_result_name(code), error.text);
     return false;

@@ -29,6 +29,9 @@ struct device_results {
     std::vector<unsigned char> bits; /* of all outputs, for bitwise comparison */
 };
 
+/* Whether a call went well; if not, the running test fails with its error. */
+bool call_ok(cf_result code, const cf_error &error);
+
 /* The last path in the order of the enum that can run here: the one with wgmma is for compute capability 9.0 only. */
 cf_attention_path last_path();
 

@@ -16,12 +16,6 @@
 
 #define OK(call) CHECK((call) == cudaSuccess)
 
-static bool call_ok(cf_result code, const cf_error &error) {
-    if (code == CF_OK) return true;
-    FAIL("%s: %s", cf_result_name(code), error.text);
-    return false;
-}
-
 /* ---- a group of chunks ---- */
 
 struct group_setting {

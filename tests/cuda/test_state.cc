@@ -13,12 +13,6 @@
 #include <cmath>
 #include <cstring>
 
-static bool call_ok(cf_result code, const cf_error &error) {
-    if (code == CF_OK) return true;
-    FAIL("%s: %s", cf_result_name(code), error.text);
-    return false;
-}
-
 static void start_clean() {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_reset();

@@ -7,12 +7,19 @@
 
 /* ---- plans ---- */
 
-cf_plan *naive_pack(const int64_t *lengths, int64_t n, int64_t chunk_size) {
+static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size, int64_t max_slices) {
     cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
     desc.chunk_size = chunk_size;
+    desc.max_slices = max_slices;
     CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
     return plan;
+}
+
+cf_plan *naive_pack(const int64_t *lengths, int64_t n, int64_t chunk_size) { return pack(lengths, n, chunk_size, 0); }
+
+cf_plan *naive_pack_alone(const int64_t *lengths, int64_t n, int64_t chunk_size) {
+    return pack(lengths, n, chunk_size, 1);
 }
 
 cf_plan *naive_plan(harness_rng *rng, int64_t most_sequences, int64_t n_ranks) {

@@ -9,8 +9,10 @@
 #include "chunkflow.h"
 #include "../harness.h"
 
-/* n sequences packed into chunks of that size, with the defaults. NULL, and a failure of the test, where that fails. */
+/* n sequences packed into chunks of that size, with the defaults, or with one slice to a chunk. NULL, and a failure of
+   the test, where that fails. */
 cf_plan *naive_pack(const int64_t *lengths, int64_t n, int64_t chunk_size);
+cf_plan *naive_pack_alone(const int64_t *lengths, int64_t n, int64_t chunk_size);
 
 /* A packed random batch: long and short sequences, hybrid and standalone chunks, on `n_ranks` ranks (then with idle
    ones). */

@@ -37,15 +37,6 @@ static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc, dou
     return makespan;
 }
 
-static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size, int64_t max_slices) {
-    cf_pack_desc desc = {0};
-    cf_plan *plan = NULL;
-    desc.chunk_size = chunk_size;
-    desc.max_slices = max_slices;
-    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
-    return plan;
-}
-
 /* A batch of the suite, and what it asks of a schedule. */
 static cf_plan *draw_batch(int i, suite_batch *batch, cf_schedule_desc *desc) {
     cf_plan *plan = NULL;
@@ -64,7 +55,7 @@ TEST(paper_example) {
         double most;
     } cases[] = {
         {2, CF_REPLAY_PIPELINE, 42}, {1, CF_REPLAY_PIPELINE, 50}, {1, CF_REPLAY_LOCAL, 46}, {2, CF_REPLAY_LOCAL, 42}};
-    cf_plan *plan = pack(lengths, 4, 2, 0);
+    cf_plan *plan = naive_pack(lengths, 4, 2);
     cf_schedule_desc desc;
     size_t i;
     for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -117,7 +108,7 @@ static void compare_all(int64_t limit, int split, tally *local, tally *pipeline)
         for (b = a; b < 5; b++)
             for (c = b; c < 5; c++) {
                 const int64_t lengths[3] = {sizes[a], sizes[b], sizes[c]};
-                cf_plan *plan = pack(lengths, 3, 2, 1);
+                cf_plan *plan = naive_pack_alone(lengths, 3, 2);
                 combination = harness_rounds(0, (a + b + c) % 3);
                 for (; combination < 8 && plan->n_chunks <= 5; combination += harness_rounds(1, 3)) {
                     cf_schedule_desc desc = {0};
@@ -296,7 +287,7 @@ TEST(fewer_places_than_virtual_stages) {
     static const int64_t ones[] = {1, 1, 1, 1}, two_and_one[] = {2, 1};
     cf_schedule_desc desc = {0};
     cf_schedule *schedule = NULL;
-    cf_plan *plan = pack(ones, 4, 1, 0);
+    cf_plan *plan = naive_pack(ones, 4, 1);
     cf_error error;
     uint64_t seed;
     int64_t s;
@@ -376,7 +367,7 @@ TEST(no_limit_is_no_worse_than_the_default_one) {
         cf_plan *plan = NULL;
         suite_draw(7 * i + 1, &batch);
         if (i > 0) CHECK_INT(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, NULL), CF_OK);
-        else plan = pack(found, 20, 8, 0);
+        else plan = naive_pack(found, 20, 8);
         REQUIRE(plan != NULL);
         memset(&desc, 0, sizeof desc);
         desc.shape.n_stages = i > 0 ? batch.schedule.shape.n_stages : 4;
@@ -411,7 +402,7 @@ TEST(no_limit_is_no_worse_than_the_default_one) {
    are by default. */
 TEST(a_limit_beyond_all_chunks) {
     static const int64_t lengths[] = {7, 42, 3, 25, 3, 6};
-    cf_plan *plan = pack(lengths, 6, 8, 0);
+    cf_plan *plan = naive_pack(lengths, 6, 8);
     cf_search_report reports[3];
     cf_schedule *schedules[3] = {NULL, NULL, NULL};
     int64_t n_virtual;
@@ -447,7 +438,7 @@ TEST(a_limit_beyond_all_chunks) {
    as there is a limit, two dispatches. */
 TEST(very_many_stages) {
     const int64_t lengths[] = {1, 2, 3};
-    cf_plan *plan = pack(lengths, 3, 2, 1);
+    cf_plan *plan = naive_pack_alone(lengths, 3, 2);
     cf_schedule_desc desc = {0};
     cf_search_report report;
     cf_schedule *schedule = NULL;
@@ -648,7 +639,7 @@ TEST(large_batches_lose_nothing) {
         cf_plan *plan;
         int64_t j;
         for (j = 0; j < n_lengths[i]; j++) lengths[j] = harness_between(&rng, 1, 20) + (j % 50 == 0 ? 100 : 0);
-        plan = pack(lengths, n_lengths[i], 10, 0);
+        plan = naive_pack(lengths, n_lengths[i], 10);
         REQUIRE(plan != NULL);
         desc.shape.n_stages = 12;
         desc.report = &report;
@@ -744,7 +735,7 @@ TEST(a_search_ends_at_its_bound) {
         cf_search_report report;
         cf_plan *plan;
         for (i = 0; i < 16; i++) lengths[i] = which & 1 ? 3 : 1;
-        plan = pack(lengths, 16, 1, 0);
+        plan = naive_pack(lengths, 16, 1);
         memset(&report, 0, sizeof report);
         desc.shape.n_stages = which & 2 ? 4 : 1;
         desc.shape.k = 3;

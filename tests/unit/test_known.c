@@ -2,19 +2,11 @@
 
 #include "chunkflow.h"
 #include "../harness.h"
+#include "../reference/naive.h"
 #include "../reference/pipeline.h"
 #include "../reference/suite.h"
 
 #include <string.h>
-
-static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size, int64_t max_slices) {
-    cf_pack_desc desc = {0};
-    cf_plan *plan = NULL;
-    desc.chunk_size = chunk_size;
-    desc.max_slices = max_slices;
-    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
-    return plan;
-}
 
 /* Makes a schedule, has it judged by the rules and by the validator, and times it without the library's simulator. The
    bound that the library has for it may not be above that. */
@@ -71,8 +63,8 @@ TEST(defaults_beat_unsplit_sequences) {
         cf_plan *chunks, *whole;
         double ratio;
         draw_chat(batch, 262144, lengths);
-        chunks = pack(lengths, SUITE_MOST_SEQUENCES, 8192, 0);
-        whole = pack(lengths, SUITE_MOST_SEQUENCES, 303000, 1);
+        chunks = naive_pack(lengths, SUITE_MOST_SEQUENCES, 8192);
+        whole = naive_pack_alone(lengths, SUITE_MOST_SEQUENCES, 303000);
         memset(&ours, 0, sizeof ours);
         ours.shape.n_stages = 4;
         ours.timing = &timing;
@@ -98,7 +90,7 @@ TEST(more_k_is_no_longer) {
         double before = 1e300, makespan;
         cf_plan *plan;
         draw_chat(i, i % 2 ? 65536 : 32768, lengths);
-        plan = pack(lengths, 96, 2048, 0);
+        plan = naive_pack(lengths, 96, 2048);
         memset(&desc, 0, sizeof desc);
         desc.shape.n_stages = 8;
         desc.limits.chunks = 4;
@@ -120,7 +112,7 @@ TEST(more_k_is_no_longer) {
    replays all but the last stage's takes 19, and no bound may be above it. */
 TEST(standalone_chunks_are_dropped) {
     const int64_t lengths[] = {1, 1, 1, 1};
-    cf_plan *plan = pack(lengths, 4, 1, 0);
+    cf_plan *plan = naive_pack(lengths, 4, 1);
     cf_schedule_desc desc = {0};
     cf_search_report report;
     desc.shape.n_stages = 3;
@@ -136,7 +128,7 @@ TEST(inputs_of_many_chunks) {
     int64_t lengths[64], limit, i;
     cf_plan *plan;
     for (i = 0; i < 64; i++) lengths[i] = 1;
-    plan = pack(lengths, 64, 1, 0);
+    plan = naive_pack(lengths, 64, 1);
     for (limit = 1; limit <= 2; limit++) {
         cf_schedule_desc desc = {0};
         desc.shape.n_stages = 4;
@@ -157,7 +149,7 @@ TEST(a_chat_service_in_138_chunks) {
     cf_search_report report;
     double makespan;
     draw_chat(2, 0, lengths);
-    plan = pack(lengths, SUITE_MOST_SEQUENCES, 790, 0);
+    plan = naive_pack(lengths, SUITE_MOST_SEQUENCES, 790);
     memset(&desc, 0, sizeof desc);
     desc.shape.n_stages = 8;
     desc.limits.chunks = 4;
@@ -181,7 +173,7 @@ TEST(equal_splits_of_seq1f1b) {
         cf_plan *plan;
         for (s = 0; s < cases[i].sequences; s++) lengths[s] = cases[i].splits;
         for (s = 0; s < cases[i].n_stages; s++) limits[s] = cases[i].n_stages - 1 - s + cases[i].splits;
-        plan = pack(lengths, cases[i].sequences, 1, 0);
+        plan = naive_pack(lengths, cases[i].sequences, 1);
         memset(&desc, 0, sizeof desc);
         desc.shape.n_stages = cases[i].n_stages;
         desc.shape.k = cases[i].splits;
@@ -242,7 +234,7 @@ TEST(virtual_stages_in_rhythm) {
     } cases[] = {{{4, 10, 1, 4, 2}, 5, 2, 4, 1, 1, 167}, {{1, 4, 4, 2}, 4, 2, 3, 1, 0, 92}};
     int i;
     for (i = 0; i < 2; i++) {
-        cf_plan *plan = pack(cases[i].lengths, cases[i].n, cases[i].chunk_size, 0);
+        cf_plan *plan = naive_pack(cases[i].lengths, cases[i].n, cases[i].chunk_size);
         cf_schedule_desc desc = {0};
         desc.shape.n_stages = cases[i].n_stages;
         desc.shape.n_virtual = 2;
@@ -276,7 +268,7 @@ TEST(a_v_of_unequal_passes) {
     timing.latency = 0.024;
     for (i = 0; i < 10; i++) {
         cf_schedule_desc desc = {0};
-        cf_plan *plan = pack(lengths, cases[i].n, 1, 0);
+        cf_plan *plan = naive_pack(lengths, cases[i].n, 1);
         if (i == 8) timing.all.input.per_token = timing.all.weight.per_token = 1;
         if (i == 8) timing.latency = 0.2;
         desc.shape.n_stages = cases[i].n_stages;
@@ -296,7 +288,7 @@ TEST(a_v_of_unequal_passes) {
 TEST(the_largest_k) {
     const int64_t lengths[] = {100, 900, 300, 200};
     static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_BEST};
-    cf_plan *plan = pack(lengths, 4, 100, 0);
+    cf_plan *plan = naive_pack(lengths, 4, 100);
     int i;
     for (i = 0; i < 3; i++) {
         cf_schedule_desc desc = {0};
