@@ -633,18 +633,38 @@ static double mean_of(const ablation *a, int column) {
     return column < N_COLUMNS - SMALL_KINDS ? exp(mean) : 100 * mean;
 }
 
-/* One line: what becomes of the means where the named policies are switched off. Columns of makespans in per cent of
-   what they are with all policies, the others in per cent of the instances. */
-static void print_without(const char *names, const ablation *all, const ablation *a) {
+/* What the table shows: means over columns. Local replay with K 1, 2 and 4; through the pipeline, "p", K 1. */
+static const struct {
+    const char *name;
+    int columns[3];
+} shown[] = {{"none", {1, 2, 3}}, {"default", {5, 6, 7}}, {"P", {9, 10, 11}}, {"P/2", {13, 14, 15}},
+             {"virtual", {16, -1, -1}}, {"split", {17, -1, -1}}, {"equal", {18, -1, -1}}, {"p none", {0, -1, -1}},
+             {"p default", {4, -1, -1}}, {"p P, P/2", {8, 12, -1}}, {"small", {20, 22, -1}}, {"small p", {19, 21, -1}}};
+enum { N_SHOWN = sizeof shown / sizeof shown[0] };
+
+static void print_heads(void) {
     int i;
-    printf("%s\n", names);
-    for (i = 0; i < N_COLUMNS; i++) {
-        double was = mean_of(all, i), is = mean_of(a, i);
-        int small = i >= N_COLUMNS - SMALL_KINDS;
-        printf("%s%8.2f", i % 8 == 0 ? "   " : "", small ? is - was : 100 * (is / was - 1));
-        if (i % 8 == 7 && i + 1 < N_COLUMNS) printf("\n");
+    printf("%-17s", "without");
+    for (i = 0; i < N_SHOWN; i++) printf("%9s", shown[i].name);
+    printf("%9s\n", "time");
+}
+
+/* One line: what becomes of the means where the named policies are switched off. Makespans in per cent of what they are
+   with all policies, small instances in per cent of all of them, and time over that of all policies. */
+static void print_without(const char *names, const ablation *all, const ablation *a) {
+    int i, j;
+    printf("%-17s", names);
+    for (i = 0; i < N_SHOWN; i++) {
+        double sum = 0, weights = 0;
+        for (j = 0; j < 3 && shown[i].columns[j] >= 0; j++) {
+            int column = shown[i].columns[j], is_small = column >= N_COLUMNS - SMALL_KINDS;
+            double was = mean_of(all, column), is = mean_of(a, column), weight = is_small ? all->runs[column] : 1;
+            sum += weight * (is_small ? is - was : 100 * (is / was - 1));
+            weights += weight;
+        }
+        printf("%9.2f", sum / weights);
     }
-    printf("%8.2f\n", a->seconds / all->seconds);
+    printf("%9.2f\n", a->seconds / all->seconds);
     fflush(stdout);
 }
 
@@ -677,6 +697,7 @@ static void bench_ablate(const char *text) {
             fprintf(stderr, "bench_schedule: nothing asks whether %s is switched off\n", switch_names[i]);
             exit(2);
         }
+    print_heads();
     for (i = 0; *text == '\0' && i < N_SWITCHES; i++) {
         a = without(file, switch_names[i], optima);
         print_without(switch_names[i], &all, &a);
