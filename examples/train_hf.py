@@ -43,7 +43,10 @@ def main():
                           ("--lr", 1e-3)):
         parser.add_argument(name, type=type(default), default=default)
     options = parser.parse_args()
-    texts = [pathlib.Path(name).read_bytes() for name in options.files]
+    try:
+        texts = [pathlib.Path(name).read_bytes() for name in options.files]
+    except OSError as why:
+        sys.exit(f"train_hf: {why}")
     model, sequences = small_model(), [list(text) for text in texts]
     if options.model:
         model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype="auto")

@@ -65,8 +65,8 @@ class Chunked:
 
     def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], prediction_loss_only: bool,
                         ignore_keys: list[str] | None = None) -> tuple[Any, Any, Any]:
-        """The loss of all ranks' micro-batches by chunks. Where logits are wanted (compute_metrics), they come from the
-        model as it is, which runs whole sequences."""
+        """The loss of all ranks' micro-batches by chunks, without TRL's entropy and token accuracy. Where logits are
+        wanted (compute_metrics), they come from the model as it is, which runs whole sequences."""
         if not prediction_loss_only or "labels" not in inputs:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         tokens, ignored = self._of_all_ranks(_rows(inputs))
