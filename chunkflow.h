@@ -7177,7 +7177,7 @@ static inline double cf__pipe_rate(int pass, double forward, double backward) {
 }
 
 /* Seconds of the pass by itself: what is exposed of its stream and its gather, then the larger of compute and rest. */
-static inline double cf__pipe_own_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
+CF__APART static double cf__pipe_own_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
     double stream = cf__pipe_rate(pass, pipe->timing.stream_forward, pipe->timing.stream_backward);
     double gather = cf__pipe_rate(pass, pipe->timing.gather_forward, pipe->timing.gather_backward);
