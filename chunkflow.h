@@ -2463,6 +2463,8 @@ static cf_result cf__tree_measure(cf__tree *t) {
                     (t->may_part || i == 0 || share->with != share[-1].with || share->tokens != share[-1].tokens);
     }
     if (!cf__add(t->n_rows, t->n * (t->desc->align - 1), &t->most_rows)) return cf__fail_size(t->error, "lengths");
+    CF__TRY(cf__inside(t->most_rows / t->desc->chunk_size, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "n_chunks", -1,
+                       "the batch may need too many chunks", t->error));
     t->most_nodes = t->n + partings;
     t->most_chains = partings + n_long;
     /* Chains that end or part have more than a chunk of rows below their last parting to themselves. */
@@ -2903,15 +2905,6 @@ CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc) {
 CF__NAMES(cf_pack_method_name, cf_pack_method, CF_PACK_METHODS, "?")
 CF__NAMES(cf_split_method_name, cf_split_method, CF_SPLIT_METHODS, "?")
 
-static int64_t cf__pack_common_divisor(int64_t a, int64_t b) {
-    while (b != 0) {
-        int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
-
 static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) {
     const cf__member members[] = {{"chunk_size", desc->chunk_size, 1, CF_MAX_CHUNK_SIZE, CF_ERROR_LIMIT},
                                   {"method", (int)desc->method, 0, CF_PACK_COUNT - 1, CF_ERROR_ARGUMENT},
@@ -2924,8 +2917,7 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
                                   {"share_least", desc->share_least, 1, INT64_MAX, CF_ERROR_LIMIT}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_ARGUMENT, error));
     if (desc->chunk_size % desc->align != 0)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, cf__pack_common_divisor(desc->chunk_size, desc->align),
-                        desc->align, "must divide chunk_size");
+        return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, desc->chunk_size, desc->align, "must divide chunk_size");
     if ((desc->lockstep || desc->gang > 1) && desc->method != CF_PACK_BEST_FIT)
         return cf__fail(error, CF_ERROR_ARGUMENT, "method", -1, CF_PACK_BEST_FIT, (int)desc->method,
                         "ranks in step, and gangs, are packed by best fit");
@@ -2983,9 +2975,8 @@ static int64_t cf__pack_make_cuts(cf__packer *p, const cf_group *group, int64_t 
 static cf_result cf__pack_find_target(cf__packer *p, cf_group *group) {
     int64_t full = group->n_chunks, size = p->desc.chunk_size, i, n, steps;
     double sum = 0, low = 0, high;
-    if (full > CF__PACK_MAX_COST_SLICES)
-        return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", group->sequence, CF__PACK_MAX_COST_SLICES, full,
-                        "makes more slices than the cost can be evened out over");
+    CF__TRY(cf__inside(full, 0, CF__PACK_MAX_COST_SLICES, CF_ERROR_LIMIT, "lengths", group->sequence,
+                       "makes more slices than the cost can be evened out over", p->error));
     for (i = 0; i < full; i++)
         sum += cf__pack_slice_cost(p, p->from + i * size, cf__min(size, group->tokens - i * size));
     high = sum / (double)full;
@@ -3019,9 +3010,8 @@ static cf_result cf__pack_plan_group(cf__packer *p, int64_t sequence, int64_t to
     group->tokens = tokens;
     group->gang = 0;
     group->n_chunks = cf__div_up(group->tokens, p->desc.chunk_size);
-    if (group->n_chunks > CF_MAX_CHUNKS)
-        return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", sequence, CF_MAX_CHUNKS, group->n_chunks,
-                        "makes too many chunks");
+    CF__TRY(cf__inside(group->n_chunks, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "lengths", sequence, "makes too many chunks",
+                       p->error));
     if (p->desc.split != CF_SPLIT_COST) return CF_OK;
     return cf__pack_in_step(p) ? cf__pack_cut_in_step(p, group) : cf__pack_find_target(p, group);
 }
@@ -3099,9 +3089,8 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
     if (ranks > 1) n_bins = p->n_items; /* balancing may open more, never an empty one */
     n_bins = cf__min(n_bins, p->n_items);
     p->max_units = p->head.n_groups + n_bins + (cf__pack_in_step(p) ? 2 * p->n_items : 0);
-    if (p->max_units + p->n_dependent > CF_MAX_CHUNKS)
-        return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->max_units + p->n_dependent,
-                        "the batch may need too many chunks");
+    CF__TRY(cf__inside(p->max_units + p->n_dependent, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "n_chunks", -1,
+                       "the batch may need too many chunks", p->error));
     p->head.n_chunks = p->n_dependent + n_bins;
     /* Longest-first placement of the groups leaves no rank more than one group above the mean. */
     if (ranks > 1) p->head.n_chunks = ranks * (cf__div_up(p->head.n_chunks, ranks) + p->largest_group);
@@ -3125,7 +3114,6 @@ static cf_result cf__pack_measure_trees(cf__packer *p) {
         return cf__fail(p->error, CF_ERROR_ARGUMENT, "method", -1, CF_PACK_BEST_FIT, (int)p->desc.method,
                         "trees are packed by best fit");
     p->n_items = p->n;
-    p->item_tokens = t->most_rows;
     p->n_dependent = p->desc.split == CF_SPLIT_COST ? 2 * full + 1 : full;
     n_bins = 2 * rows + t->most_chains + 3;
     if (p->desc.max_slices > 0) n_bins += p->n / p->desc.max_slices;
@@ -3143,9 +3131,8 @@ static cf_result cf__pack_measure_trees(cf__packer *p) {
     p->head.n_groups = t->most_chains + n_bins;
     p->max_units = cf__max(p->head.n_groups, t->may_part ? p->n : 0); /* parts are units, too */
     p->head.n_chunks = p->n_dependent + n_bins;
-    if (p->head.n_chunks > CF_MAX_CHUNKS)
-        return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->head.n_chunks,
-                        "the batch may need too many chunks");
+    CF__TRY(cf__inside(p->head.n_chunks, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "n_chunks", -1,
+                       "the batch may need too many chunks", p->error));
     if (p->desc.n_ranks > 1) p->head.n_chunks = cf__min(CF_MAX_CHUNKS, p->desc.n_ranks * p->largest_group);
     return CF_OK;
 }
@@ -3483,8 +3470,8 @@ static int32_t cf__pack_fill_largest(cf__packer *p, int32_t id, cf__pack_unit *u
     return unit->n_items - placed;
 }
 
-/* First fit, longest first. It fills unit 0, then unit 1 ... : the same packing as taking the items one by one, but each
-   unit is filled once, from the runs. Returns the number of units; with `dry` that is all it does. Uses up the runs. */
+/* First fit, longest first. It fills unit 0, then unit 1 ... : the same packing as taking items one by one, but fills
+   each unit once, from the runs. Returns the number of units; with `dry` that is all it does. Uses up the runs. */
 static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     int64_t placed = 0, id;
     for (id = 0; placed < p->n_items || id < p->head.n_groups; id++) {
@@ -3923,9 +3910,8 @@ static void cf__pack_order_by_rank(cf__packer *p) {
 
 static cf_result cf__pack_count_chunks(cf__packer *p) {
     p->head.n_chunks = p->head.n_steps * p->desc.n_ranks;
-    if (p->head.n_chunks <= CF_MAX_CHUNKS) return CF_OK;
-    return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->head.n_chunks,
-                    "the batch needs too many chunks");
+    return cf__inside(p->head.n_chunks, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "n_chunks", -1,
+                      "the batch needs too many chunks", p->error);
 }
 
 /* Evens out ranks that have their units, and orders these by rank. Steps are those of the fullest rank: no more of them
@@ -3974,14 +3960,9 @@ static void cf__pack_cost_branches(cf__packer *p) {
     p->weights.constant = constant;
 }
 
-/* A part of a tree, or a whole one: a unit, as far as ranks are concerned. */
-static void cf__pack_add_part(cf__packer *p, double cost) {
-    p->units[p->n_units].n_chunks = 0; /* nobody knows them yet */
-    p->costs[p->n_units++] = cost;
-}
-
 /* Parts a tree, or a part of one, as long as more than `most` is left of it; with `dry` it only notes what the parts
-   cost. One child that is too dear by itself is a part that is parted in its turn, as `trunks` says. */
+   cost, which are units as far as ranks are concerned. One child that is too dear by itself is a part that is parted in
+   its turn, as `trunks` says. */
 static void cf__pack_part_tree(cf__packer *p, int32_t root, double most, int dry) {
     cf__tree *t = &p->tree;
     double left = p->trunks[root] + p->item_costs[root], part = 0;
@@ -3992,7 +3973,7 @@ static void cf__pack_part_tree(cf__packer *p, int32_t root, double most, int dry
         part += p->item_costs[id];
         if (next >= 0 && trunk + part + p->item_costs[next] <= most) continue;
         if (first == id) p->trunks[id] = trunk;
-        else cf__pack_add_part(p, trunk + part);
+        else p->costs[p->n_units++] = trunk + part;
         for (; first != next; first = t->next[first]) {
             if (dry) continue;
             t->with[first] = first == id ? -1 : id;
@@ -4001,13 +3982,16 @@ static void cf__pack_part_tree(cf__packer *p, int32_t root, double most, int dry
         left -= part;
         part = 0;
     }
-    cf__pack_add_part(p, left);
+    p->costs[p->n_units++] = left;
 }
 
 /* Parts all trees that cost more than `most`, from their roots on. Returns what the dearest rank costs then. */
 static double cf__pack_part_all(cf__packer *p, double most, int dry) {
     int64_t i;
-    for (i = 0; i < p->n; i++) p->trunks[i] = p->tree.rank[i] == 0 ? 0 : -1;
+    for (i = 0; i < p->n; i++) {
+        p->trunks[i] = p->tree.rank[i] == 0 ? 0 : -1;
+        p->units[i].n_chunks = 0; /* nobody knows those of a part yet */
+    }
     for (p->n_units = 0; i > 0;) {
         int32_t id = (int32_t)cf__pack_item_sequence(p->tree.items[--i]);
         if (p->trunks[id] >= 0) cf__pack_part_tree(p, id, most, dry);
@@ -5160,9 +5144,8 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
     else if (plan->branches == NULL && c->index + 1 < plan->groups[c->group].n_chunks)
         CF__TRY(cf__plan_is(check, "chunks.n_slices", id, 1, c->n_slices,
                             "is more than one, and only a group's last chunk may be hybrid"));
-    if (plan->max_slices > 0 && c->n_slices > plan->max_slices)
-        return cf__fail(check->error, CF_ERROR_PLAN, "chunks.n_slices", id, plan->max_slices, c->n_slices,
-                        "is more than max_slices");
+    CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 0, plan->max_slices > 0 ? plan->max_slices : INT64_MAX,
+                            c->n_slices, "is more than max_slices"));
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *slice = &plan->slices[first + i];
         int64_t own;
@@ -5262,8 +5245,6 @@ static cf_result cf__plan_check_branch(const cf_plan *plan, int64_t id, cf_error
                        "there is no such group, or it comes later", error));
     CF__TRY(cf__inside(b->below, 0, b->first_child < 0 ? 0 : plan->n_chunks, CF_ERROR_PLAN, "branches.below", id,
                        "is out of range", error));
-    CF__TRY(cf__inside(g->first_chunk, 0, plan->n_chunks - 1, CF_ERROR_PLAN, "groups.first_chunk", id,
-                       "there is no such chunk", error));
     CF__TRY(cf__inside(g->n_chunks, 1, plan->n_steps - g->first_chunk % plan->n_steps, CF_ERROR_PLAN,
                        "groups.n_chunks", id, "is out of range", error));
     return cf__inside(g->tokens, b->first_child >= 0, CF_MAX_LENGTH, CF_ERROR_PLAN, "groups.tokens", id,
@@ -5319,6 +5300,8 @@ static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t
     int64_t id, end, left = 0, group = -1, index = 0;
     for (id = 0; id < plan->n_groups; id++) {
         int64_t gang = plan->groups[id].gang;
+        CF__TRY(cf__inside(plan->groups[id].first_chunk, 0, plan->n_chunks - 1, bad, "groups.first_chunk", id,
+                           "there is no such chunk", error));
         if (gang == 0) continue;
         CF__TRY(cf__inside(gang, 2, plan->n_ranks, bad, "groups.gang", id, "is no number of ranks", error));
         CF__TRY(cf__inside(plan->n_ranks % gang, 0, 0, bad, "groups.gang", id, "does not divide the ranks", error));
@@ -5420,7 +5403,7 @@ static cf_result cf__plan_check_through(const cf__plan_check *check, const cf_ch
     const cf_plan *plan = check->plan;
     const cf_slice *s = &plan->slices[id];
     const cf_through *t = &plan->through[id];
-    int64_t end = s->begin + s->length, up, first = 0, last = plan->n_sequences;
+    int64_t end = s->begin + s->length, up, first = 0, last = plan->n_sequences, i;
     CF__TRY(cf__plan_find_up(check, c, id, &up));
     if (s->begin % plan->align != 0)
         return cf__fail(check->error, CF_ERROR_PLAN, "slices.begin", id, plan->align, s->begin,
@@ -5433,11 +5416,9 @@ static cf_result cf__plan_check_through(const cf__plan_check *check, const cf_ch
     CF__TRY(cf__plan_within(check, "common", t->first, end, INT64_MAX,
                             cf__plan_common(check, t->first, t->first + t->n),
                             "is less than the rows that are shared"));
-    if (t->first > first)
-        CF__TRY(cf__plan_within(check, "common", t->first, 0, s->begin, plan->common[t->first], "is not shared"));
-    if (t->first + t->n < last)
-        CF__TRY(cf__plan_within(check, "common", t->first + t->n, 0, s->begin, plan->common[t->first + t->n],
-                                "is not shared"));
+    for (i = t->first; i <= t->first + t->n; i += t->n)
+        if (i > first && i < last)
+            CF__TRY(cf__plan_within(check, "common", i, 0, s->begin, plan->common[i], "is not shared"));
     CF__TRY(cf__plan_is(check, "slices.sequence", id, up >= 0 && t->first == first ? s->begin : 0,
                         check->covered[s->sequence], "has other rows already"));
     check->covered[s->sequence] = end;
@@ -5547,12 +5528,10 @@ static cf_result cf__plan_check_body(void *job) {
     }
     CF__TRY(cf__plan_is(check, "n_slices", -1, first, plan->n_slices, "counts slices that are in no chunk"));
     CF__TRY(cf__plan_is(check, "n_idle", -1, n_idle, plan->n_idle, "is the wrong count"));
-    for (i = 0; i < plan->n_groups; i++) {
-        int64_t at = plan->groups[i].first_chunk;
-        CF__TRY(cf__plan_within(check, "groups.first_chunk", i, 0, plan->n_chunks - 1, at, "there is no such chunk"));
-        CF__TRY(cf__plan_is(check, "chunks.group", at, i, plan->chunks[at].group,
+    for (i = 0; i < plan->n_groups; i++)
+        CF__TRY(cf__plan_is(check, "chunks.group", plan->groups[i].first_chunk, i,
+                            plan->chunks[plan->groups[i].first_chunk].group,
                             "names another group than the one that holds the chunk"));
-    }
     if (plan->branches != NULL) return cf__plan_check_trees(check);
     for (i = 0; i < plan->n_groups; i++) CF__TRY(cf__plan_check_group(check, i));
     for (i = 0; i < plan->n_chunks; i++)

@@ -1071,6 +1071,10 @@ TEST(trees_too_large_for_a_plan_are_refused) {
     desc.shares = none;
     CHECK_INT(try_pack(long_ones, n, &desc, &error), CF_ERROR_OVERFLOW);
     CHECK_STR(error.field, "lengths");
+    desc.chunk_size = desc.align = 1;
+    none[1].tokens = 128;
+    CHECK_INT(try_pack(long_ones, n - 2000, &desc, &error), CF_ERROR_LIMIT);
+    CHECK_STR(error.field, "n_chunks");
     free(long_ones);
     free(none);
 }

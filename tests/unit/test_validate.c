@@ -180,8 +180,8 @@ static const damage damages[] = {
     IN_GROUP(0, sequence, -1, "groups.sequence", 0),
     IN_GROUP(0, sequence, 5, "slices.sequence", 0), /* the first slice of the group is another sequence's */
     IN_GROUP(1, first_chunk, 5, "chunks.group", 4),
-    IN_GROUP(1, first_chunk, -1, "chunks.group", 4),
-    IN_GROUP(1, first_chunk, INT64_MAX, "chunks.group", 4),
+    IN_GROUP(1, first_chunk, -1, "groups.first_chunk", 1),
+    IN_GROUP(1, first_chunk, INT64_MAX, "groups.first_chunk", 1),
     IN_GROUP(0, n_chunks, 2, "chunks.n_slices", -2), /* see below: a chunk too many or a sum too small */
     IN_GROUP(0, n_chunks, 4, "chunks.group", 3),
     IN_GROUP(0, n_chunks, 0, "groups.n_chunks", 0),
