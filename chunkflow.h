@@ -9754,23 +9754,23 @@ enum {
 static const double cf__search_lead = 1.5;
 
 /* Candidates of one core search by default; dispatch takes some 150 ns a pass, plus the time of 64 passes. Those for
-   K = 1 serve every K and get most, and so do limits that the caller gives, under which schedules are further from
-   their bounds. Where fewer chunks fit than there are stages, the number falls in proportion: a search under half the
-   limits rarely wins, so it should cost little, and the search under the given limits still makes all of it. Large
-   problems get the fixed schedules and two dispatches. */
+   K = 1 serve every K and get most, and so does what the caller says of limits, none or some, for with fewer candidates
+   a larger limit is worse than a smaller one more often. Where fewer chunks fit than there are stages, the number falls
+   in proportion: a search under half the limits rarely wins, so it should cost little, and the search under the given
+   limits still makes all of it. Large problems get the fixed schedules and two dispatches. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
     int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split) + 64, stages = m->desc.shape.n_stages;
     int64_t room = 0, budget, s;
     const cf_limits *given = &m->desc.limits;
-    int is_given = given->chunks > 0 || given->chunks_by_stage != NULL || cf__schedule_has_bytes(&m->desc);
-    if (m->by_default || !cf__schedule_is_limited(m)) is_given = 0; /* they limit nothing */
+    int is_given = given->chunks != 0 || given->chunks_by_stage != NULL || cf__schedule_has_bytes(&m->desc);
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
     for (s = 0; s < stages; s++) {
         cf__pipe_room limits = cf__schedule_limits_of(m, s);
         if (limits.bytes < INT64_MAX) limits.chunks = cf__min(limits.chunks, limits.bytes / cf__max(m->most.bytes, 1));
         room = cf__max(room, limits.chunks);
     }
-    budget = cf__min(10000, cf__max((is_given ? 340000 : 260000) / passes, cf__min(40, 1000000 / passes)));
+    budget = (is_given && !m->by_default ? 340000 : 260000) / passes;
+    budget = cf__min(10000, cf__max(budget, cf__min(40, 1000000 / passes)));
     if (m->desc.shape.k > 1) budget -= budget / 4;
     return cf__max(CF__SEARCH_FIXED + 2, budget * cf__min(room, stages) / stages);
 }
