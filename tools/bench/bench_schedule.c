@@ -633,13 +633,14 @@ static double mean_of(const ablation *a, int column) {
     return column < N_COLUMNS - SMALL_KINDS ? exp(mean) : 100 * mean;
 }
 
-/* What the table shows: means over columns. Local replay with K 1, 2 and 4; through the pipeline, "p", K 1. */
+/* What the table shows: means over columns. Local replay with K 1, 2 and 4; through the pipeline, "p", K 1,
+   and for "p P" the mean of P and P/2. */
 static const struct {
     const char *name;
     int columns[3];
 } shown[] = {{"none", {1, 2, 3}}, {"default", {5, 6, 7}}, {"P", {9, 10, 11}}, {"P/2", {13, 14, 15}},
              {"virtual", {16, -1, -1}}, {"split", {17, -1, -1}}, {"equal", {18, -1, -1}}, {"p none", {0, -1, -1}},
-             {"p default", {4, -1, -1}}, {"p P, P/2", {8, 12, -1}}, {"small", {20, 22, -1}}, {"small p", {19, 21, -1}}};
+             {"p def.", {4, -1, -1}}, {"p P", {8, 12, -1}}, {"small", {20, 22, -1}}, {"small p", {19, 21, -1}}};
 enum { N_SHOWN = sizeof shown / sizeof shown[0] };
 
 static void print_heads(void) {
