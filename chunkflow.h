@@ -5308,10 +5308,9 @@ static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t
         rank = 0; /* who runs a pass of a gang looks at those of its other ranks */
         end_rank = plan->n_ranks;
     }
-    id = rank * plan->n_steps;
-    end = end_rank * plan->n_steps;
     CF__TRY(cf__plan_check_branches(plan, error));
-    for (; id < end; id++, left--, index++) {
+    end = end_rank * plan->n_steps;
+    for (id = rank * plan->n_steps; id < end; id++, left--, index++) {
         const cf_chunk *c = &plan->chunks[id];
         CF__TRY(cf__inside(c->group, -1, plan->n_groups - 1, bad, "chunks.group", id, "there is no such group", error));
         if (left > 0 ? c->group != group : c->group >= 0 && plan->groups[c->group].first_chunk != id)
