@@ -3770,9 +3770,9 @@ static int32_t cf__pack_give(cf__packer *p, int64_t *n_heap, int64_t steps, int6
     return rank;
 }
 
-/* Gives each unit its rank, the dearest unit first. */
+/* Gives each unit its rank, the dearest unit first. Parts of trees are units before groups and chunks are known. */
 static void cf__pack_give_units(cf__packer *p) {
-    int64_t i, n_heap, mean = cf__div_up(p->n_dependent + p->n_units - p->head.n_groups, p->desc.n_ranks);
+    int64_t i, n_heap, mean = cf__div_up(cf__max(p->n_dependent + p->n_units - p->head.n_groups, 0), p->desc.n_ranks);
     cf__pack_load_ranks(p, 0);
     for (i = 0; i < p->n_units; i++) p->sorted[i] = (int32_t)i;
     cf__sort_by_key(p->sorted, p->n_units, p->costs);
