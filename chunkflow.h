@@ -7738,7 +7738,8 @@ static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__
     if (c->group >= 0) takes.state = cf__pipe_rows(&m->pipe, c);
     if (m->tightest.bytes == INT64_MAX) return takes;
     takes.bytes = takes.state * (bytes->state + bytes->state_gradient);
-    if (is_last && cf__pipe_below(&m->pipe, unit->first) == 0) input = cf__min(input, bytes->activations);
+    if (is_last && cf__pipe_below(&m->pipe, unit->first) == 0 && !m->shares_places) /* else it must be dropped */
+        input = cf__min(input, bytes->activations);
     if (m->pipe.local) takes.bytes += (is_last ? c->padded : m->most_padded) * input;
     if (is_last && unit->n > 1 && !cf__schedule_in_tree(m, unit))
         takes.bytes -= cf__min(takes.bytes, (m->most_padded - c->padded) * cf__schedule_row(m));

@@ -281,8 +281,9 @@ TEST(a_v_under_tight_limits) {
     cf_plan_free(plan);
 }
 
-/* Where each stage keeps its inputs, room for one chunk is enough for any number of virtual stages, whatever the budget.
-   31 is what is possible for four equal chunks on 2 x 2 virtual stages with room for two and one. */
+/* Where each stage keeps its inputs, room for one chunk is enough for any number of virtual stages, whatever the budget,
+   and so are as many bytes as the refusal of too few wants, even if an input takes more than activations. 31 is what is
+   possible for four equal chunks on 2 x 2 virtual stages with room for two and one. */
 TEST(fewer_places_than_virtual_stages) {
     static const int64_t ones[] = {1, 1, 1, 1}, two_and_one[] = {2, 1};
     cf_schedule_desc desc = {0};
@@ -316,6 +317,16 @@ TEST(fewer_places_than_virtual_stages) {
         problem.desc.limits.chunks_by_stage = problem.limits;
         pipeline_note(seed, &problem);
         CHECK(makespan_of(problem.plan, &problem.desc, NULL) >= 0);
+        problem.desc.limits.per_token.activations = harness_between(&rng, 0, 8);
+        problem.desc.limits.per_token.boundary = harness_between(&rng, 1, 16);
+        problem.desc.limits.bytes = 1;
+        if (cf_schedule_make(problem.plan, &problem.desc, &schedule, &error) == CF_ERROR_INFEASIBLE) {
+            CHECK_STR(error.field, "limits.bytes");
+            problem.desc.limits.bytes = error.wanted;
+            CHECK(makespan_of(problem.plan, &problem.desc, NULL) >= 0);
+        } else {
+            cf_schedule_free(schedule);
+        }
         cf_plan_free(problem.plan);
     }
 }
