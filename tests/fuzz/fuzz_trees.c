@@ -156,7 +156,7 @@ static void run_trees(const uint8_t *data, size_t size) {
     g.in = fuzz_input_of(data, size);
     g.wild = fuzz_chance(&g.in, 4) ? 12 : 0;
     fuzz_draw_batch(&g.in, &g.batch, 12, g.wild);
-    g.batch.pack.gang = 0; /* refused with shares */
+    g.batch.pack.gang = 0; /* of trees, only `paper` on one stage takes them */
     if (g.batch.pack.split == CF_SPLIT_COST && g.wild) return; /* slow where lengths are large */
     draw_shares(&g);
     if (cf_pack_size(g.batch.lengths, g.batch.n, &g.batch.pack, &bytes, NULL) == CF_OK && bytes > MOST_BYTES) return;

@@ -110,8 +110,7 @@ static const cli_option options[] = {
      .help = "number the chunks like that everywhere, in --plan-json too;\n"
      "without split sequences only"},
     {.name = "--dot", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[DOT]),
-     .help = "write which pass waits for which, for Graphviz; of a group\n"
-     "all but the last K chunks are replayed there"},
+     .help = "write which pass waits for which, for Graphviz"},
     {.name = "--max-nodes", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(plan_options, max_nodes), .min = 1,
      .max = CF_MAX_ACTIONS, .help = "most passes in --dot; default 500"},
     {.name = "--trace", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[TRACE]),
