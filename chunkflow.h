@@ -8852,7 +8852,7 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
    places as passes need them (`patience`), which keeps more of them in use and may end in a deadlock.
 
    In a plan with trees, units start in order on every virtual stage, so a unit that waits for room waits only for units
-   that have all they need beside those above them. A path sets no more than K places aside, beside what its groups take.
+   that have all they need beside those above them. A path sets aside K places at most, beside what its groups take.
    A group that can keep none gets its place from its last child or, with eviction, a free one. A unit leaves to each
    later row what a path takes there, less what is above the next one already. The search moves trees as wholes.
 
