@@ -9746,7 +9746,8 @@ typedef struct cf__search {
 
 enum {
     CF__SEARCH_FIXED = 4,
-    CF__SEARCH_DROPPING = 4 /* so many of the rhythms that are tried drop chunks */
+    CF__SEARCH_RHYTHMS = 4, /* so many rhythms are tried with any plan */
+    CF__SEARCH_DROPPING = 5 /* so many drop chunks */
 };
 
 /* The lead to begin with. In the mean of the recorded batches schedules take 0.3 to 2 % more without it, and up to
@@ -9999,26 +10000,28 @@ static int cf__search_may_hurry(const cf__schedule_maker *m) {
 /* Tries policies to begin with. On one row of virtual stages backwards go first, and a lead feeds the next stage. Equal
    chunks of which fewer fit on a stage than there are stages take up to 1.6 times as long with it, so none is tried,
    too. On several rows, rhythms let virtual stages follow each other as soon as a stage that is always busy allows, or
-   later, which keeps more. In a V the former keeps a third of what 1F1B does, and the last two are those of V-Half and
-   V-Min (Qi et al., Pipeline Parallelism with Controllable Memory, 2024). The last three are for cut backwards without
-   groups, and drop nothing. So are turns (`ahead`), which fill a pipeline with room (ZB-V, ZB-H1). */
+   later, which keeps more. In a V the former keeps a third of what 1F1B does, as V-Min, and steep ones do as V-Half
+   (Qi et al., Pipeline Parallelism with Controllable Memory, 2024). Those after the first four are for cut backwards
+   without groups. The last five drop nothing and are made for equal passes and followed. So are turns (`ahead`), which
+   fill a pipeline with room (ZB-V, ZB-H1). */
 static void cf__search_try_policies(cf__search *search) {
-    static const double rhythms[][3] = {{1, 0, 0}, {1.2, 0, 0}, {1.5, 0, 0},  {2, 0, 0},
-                                        {1, 0, 0}, {1, 1, 2.5}, {1.2, 1, 0}};
+    static const double rhythms[][3] = {{1, 0, 0}, {1.2, 0, 0}, {1.5, 0, 0}, {2, 0, 0},   {1, 1, 2.5},
+                                        {1, 0, 0}, {1, 0.5, 0}, {1.2, 1, 0}, {1, 1.5, 0}, {1, 1, 2.5}};
     const cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy policy = search->dispatch.policy;
-    int evicts = policy.evicts, alone = policy.split && m->n_units == m->pipe.n && m->pipe.plan->branches == NULL, i;
-    int n = alone ? (int)CF__COUNT(rhythms) : (int)CF__SEARCH_DROPPING;
+    const cf__dispatch_policy plain = search->dispatch.policy;
+    cf__dispatch_policy policy = plain;
+    int alone = policy.split && m->n_units == m->pipe.n && m->pipe.plan->branches == NULL, i;
+    int n = alone ? (int)CF__COUNT(rhythms) : (int)CF__SEARCH_RHYTHMS;
     int64_t most = 0, s;
     for (i = 0; i < n && m->desc.shape.n_virtual > 1; i++) {
-        policy.evicts = evicts && i < CF__SEARCH_DROPPING;
+        policy.evicts = plain.evicts && i < CF__SEARCH_DROPPING;
         policy.rhythm = rhythms[i][0] / (double)(3 * m->desc.shape.n_virtual);
         policy.steep = rhythms[i][1];
         policy.turn = rhythms[i][2];
+        policy.ahead = i < CF__SEARCH_DROPPING ? 0 : INT64_MAX; /* then its order is followed */
         cf__search_try_policy(search, policy);
     }
-    policy.evicts = evicts;
-    policy.rhythm = policy.steep = policy.turn = 0;
+    policy = plain;
     policy.returns = 1;
     policy.lead = policy.evicts && m->desc.shape.n_virtual == 1 ? cf__search_lead : 0;
     cf__search_try_policy(search, policy);

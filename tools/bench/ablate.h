@@ -230,8 +230,8 @@ static int skips_policy(const struct cf__search *search, const struct cf__dispat
     int later = policy->rhythm * (double)(3 * n_virtual) > 1 + 1e-9 && !(policy->steep > 0);
     return (OFF(rhythm) && policy->rhythm > 0) || (OFF(later_rhythms) && later) || (OFF(steep) && policy->steep > 0) ||
            (OFF(turn) && policy->turn > 0) || (OFF(whole_rhythms) && policy->rhythm > 0 && !policy->split) ||
-           (OFF(patience) && policy->patience > 0) || (OFF(ahead) && policy->ahead > 0) ||
-           (OFF(hurries) && policy->hurries) ||
+           (OFF(patience) && policy->patience > 0) || (OFF(hurries) && policy->hurries) ||
+           (OFF(ahead) && policy->ahead > 0 && !(policy->rhythm > 0)) ||
            (OFF(without_lead) && n_virtual == 1 && policy->evicts && policy->returns && !(policy->lead > 0));
 }
 
