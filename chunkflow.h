@@ -1254,8 +1254,8 @@ typedef struct cf_schedule_desc {
      whether that was made within the limits or happens to keep to them,
    - itself with a smaller budget, with half the K, or without split_backward, and
    - itself under limits half as large, where chunks or bytes are limited but not both.
-   A limit that all chunks of the rank fit into is no limit, and changes nothing. Without one it is never longer than by
-   default. The same budget gives the same schedule.
+   A limit that all chunks of the rank fit into is no limit, for these promises too, and changes nothing. Without one it
+   is never longer than by default. The same budget gives the same schedule.
 
    The plan must be sound. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT
    (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind under which one
