@@ -8461,9 +8461,9 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
 /* ================================================================================================================
    >>bounds    how long a schedule must take
 
-   A bound is a time that no schedule can beat which cf_schedule_validate accepts, whatever it drops and in whichever
-   order its stages run. There are three: the critical path, the stage load and memory. Heads and tails are what they
-   are made from.
+   A bound is a time that no schedule accepted by cf_schedule_validate can beat, whatever it drops and in whichever
+   order its stages run. There are three: the critical path, the stage load and memory. All are made from heads and
+   tails.
 
    Heads and tails. A pass waits for others, which wait for others again, and transfers take time, too. The longest such
    chain that leads to a pass is its head: it cannot begin sooner. The longest one that leads on from its end is its
@@ -8479,13 +8479,13 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
    any part of its passes, and those that come late, or have much behind them, may need longer than all together. So the
    bound looks, for each pass, at all passes whose head is no less than its own, and at the same with tails.
 
-   Memory: a stage with a limit has that many places. A chunk that is kept takes one of them from its F to the end of
-   its backward and meanwhile goes to the last stage and back; one that is dropped takes one only from its R on, but
-   the R is work. All these stays must follow one another in so many places.
+   Memory: a limit gives a stage a number of places. A kept chunk takes one of them from its F to the end of its
+   backward and meanwhile goes to the last stage and back. A dropped chunk takes one only from its R on, but that R is
+   work. All these stays must find room in the places, one after the other.
 
    Nothing may be counted that is a schedule's choice. K is the most chunks of a group that are kept, and a schedule may
-   keep fewer. So it is known which chunks are dropped only where no stage can keep two of a group: all but the last.
-   There their replays lie on the paths. Elsewhere the least number of replays is known, and they count as work.
+   keep fewer. Where no stage can keep two of a group, all of its chunks but the last are dropped, and their replays lie
+   on the paths. Elsewhere only the least number of replays is known, and these count as work.
    ================================================================================================================ */
 
 enum { CF__BOUNDS_EITHER = 2 };
@@ -8500,8 +8500,8 @@ typedef struct cf__bounds_paths {
     double *tail[CF__PIPE_PLACES];    /* (cells) */
     double *stay;       /* (cells) the least time for which a kept chunk takes a place, to the end of its B or I: it
                            goes to the last stage and back, and in a group waits until the next chunk has done so */
-    double *stay_again; /* (cells) that for which a dropped chunk takes one, from its R on. Where all stages replay the
-                           chunk through the pipeline, it goes there and back, too; else the next may have kept it */
+    double *stay_again; /* (cells) the same for a dropped chunk, from its R on. Where all stages replay the chunk
+                           through the pipeline, it goes there and back, too; elsewhere the next may have kept it */
 } cf__bounds_paths;
 
 /* How long before the end a pass must have begun: its seconds and its tail. */
@@ -8560,8 +8560,8 @@ static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, c
         }
 }
 
-/* Finds all tails of a unit and the heads of its forwards, each after those that it follows from. A kept chunk gets a
-   tail of R, too, since a schedule may drop it all the same. */
+/* Finds all tails of a unit and the heads of its forwards, in an order in which none is read before it is found. A kept
+   chunk gets a tail of R, too, since a schedule may drop it all the same. */
 static void cf__bounds_find_tails(cf__bounds_paths *paths, const cf__pipe_unit *unit) {
     cf__pipe_unit dropped = *unit;
     int64_t first = unit->first, last = first + unit->n - 1, i;
@@ -8592,7 +8592,7 @@ typedef struct cf__bounds_jobs {
     int64_t n;
     double *head, *seconds, *tail; /* (most jobs) */
     uint64_t *order[2];            /* (most jobs) */
-    double around;                 /* the least head and the least tail */
+    double around;                 /* the least head plus the least tail */
     double work;                   /* seconds of all passes but R */
     double replays;                /* seconds of the replays that no schedule does without */
 } cf__bounds_jobs;
@@ -8732,10 +8732,10 @@ static cf__bounds_choice cf__bounds_choose(const cf__bounds_jobs *jobs, const cf
 }
 
 /* Returns the memory bound of a stage whose jobs were collected. Whatever the stage drops, it needs as long as all
-   stays take in its places, and as long as all work. So every weighted mean of the two is a bound, for the choice for
-   which that mean is least. The best weights lie between two choices: `few` drops few chunks and has long stays, and
-   `many` drops many and has much work. Each round takes the weights that make these two equal. A choice with a smaller
-   mean replaces one of them; if there is none, that mean is the bound. */
+   stays take in its places, and as long as all work. So for any weights, the least mean of these two that a choice can
+   have is a bound. The best weights lie between two choices: `few` drops few chunks and has long stays, and `many`
+   drops many and has much work. Each round takes the weights under which both choices have the same mean. A choice
+   with a smaller mean replaces one of them; if there is none, that mean is the bound. */
 static double cf__bounds_find_memory(const cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage,
                                      int64_t limit) {
     cf__bounds_choice few = cf__bounds_choose(jobs, paths, stage, limit, 0);
@@ -8841,20 +8841,20 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
    of the schedule goes first. W goes when nothing else can, or when the next forward needs its place.
 
    A unit starts on a virtual stage when there is room there for its state and, where bytes are limited, for the bytes
-   that it takes whether its chunks are kept or not. Its backwards give them back. No stage has room for less state than
-   the stages after it need for one group, so the last virtual stage at which a group waits always holds one that can go
-   on. There are two ways to give out places.
+   that it takes whether its chunks are kept or not. Its backwards give both back. Every stage has room for at least the
+   state that the stages after it need for one group. So the last virtual stage at which a group waits always holds
+   another group that can go on. There are two ways to give out places.
 
    A fixed kind sets them aside: a unit starts when there are places for all chunks that it will ever keep there. This
    cannot deadlock, because a unit that has started has its places, and so waits only for virtual stages further down.
-   One that starts in a row of virtual stages leaves as much as a unit needs in each later row, so that the first rows
+   A unit that starts in one row of virtual stages leaves as much as a unit needs in each later row, so that first rows
    never fill the places of the last row, which waits for nobody. `best` in pipeline replay also tries to give out
    places as passes need them (`patience`), which keeps more of them in use and may end in a deadlock.
 
    In a plan with trees, units start in order on every virtual stage, so a unit that waits for room waits only for units
-   that have all they need beside those above them. A path sets aside K places at most, beside what its groups take.
-   A group that can keep none gets its place from its last child or, with eviction, a free one. A unit leaves to each
-   later row what a path takes there, less what is above the next one already. The search moves trees as wholes.
+   that, with those above them, have all that they need. A path sets aside K places at most, beside what its groups
+   take. A group that can keep no chunk gets a place from its last child or, with eviction, a free one. A unit leaves to
+   a later row what a path takes, less what those above the next unit hold there. The search moves trees as wholes.
 
    `best` in local replay evicts: forwards run whether there is a place for their activations or not. Where there is
    none, the chunk whose backward is furthest off gives up its place after the fact (Belady's rule). Its forward has
@@ -8863,14 +8863,14 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
    replays wait for places, and only until gradients arrive that are on their way. On several rows eviction may end in a
    deadlock; then one candidate was tried in vain.
 
-   A dropped chunk leaves its input on the stage. The inputs of a group are no more tokens than its state. Those of
-   standalone chunks are counted: a stage that has twice as many as the pipeline has virtual stages drops no other one.
+   A dropped chunk leaves its input on the stage. The inputs of a group are no more tokens than its state. Inputs of
+   standalone chunks are counted: a stage keeps at most two for each virtual stage of the pipeline, then drops no more.
    ================================================================================================================ */
 
 typedef struct cf__dispatch_policy {
     int split;             /* backwards are cut into I and W */
     int evicts;            /* stages evict; otherwise they set places aside, if patience is 0 */
-    double patience;       /* above 0 places are taken as passes need them, and a stage stands idle rather than run a
+    double patience;       /* above 0: places are taken as passes need them, and a stage stands idle rather than run a
                               pass if one that it likes better comes within this part of the pass's time */
     int returns;           /* backwards and their replays go before forwards */
     int hurries;           /* forwards of a unit that has started go by the longest way; its first, and the first
@@ -8881,11 +8881,11 @@ typedef struct cf__dispatch_policy {
                               so many chunks later on each virtual stage than on the one before. Cut backwards keep the
                               order of beats, for W fills the gaps. Whole ones go as soon as they can, but no virtual
                               stage has more chunks under way than it would have by its beats */
-    double steep;          /* in a rhythm, the step to a virtual stage on a later stage is longer by so many times */
-    double turn;           /* and on the last virtual stage backwards come so many more steps after forwards */
-    int64_t ahead;         /* above 0 forwards and backwards take turns: the first stage gets so many forwards ahead,
+    double steep;          /* in a rhythm, the step to a virtual stage on a later stage takes 1 + `steep` steps */
+    double turn;           /* in a rhythm, backwards come so many more steps after forwards on the last virtual stage */
+    int64_t ahead;         /* above 0: forwards and backwards take turns. The first stage gets so many forwards ahead,
                               and each stage makes room for its next forward before its next backward. Passes go in the
-                              order that this gives where all are equal (cf__search_plan) */
+                              order that these turns give to equal passes (cf__search_plan) */
     cf_schedule_kind kind; /* a fixed kind keeps no more chunks than it is known for */
 } cf__dispatch_policy;
 
@@ -8893,7 +8893,7 @@ enum {
     CF__DISPATCH_NOT_STARTED = -1, /* in `kept`: the unit has not started there */
     CF__DISPATCH_TAKEN = -1,       /* in `missing`: the pass has been taken */
     CF__DISPATCH_AHEAD = 2,        /* with a backward to run, a stage gets at most so many forwards ahead of the next */
-    CF__DISPATCH_INPUTS = 2        /* for each virtual stage of the pipeline, a stage keeps the inputs of so many
+    CF__DISPATCH_INPUTS = 2        /* for each virtual stage of the pipeline, a stage keeps at most so many inputs of
                                       standalone chunks that it has dropped */
 };
 
@@ -8956,14 +8956,14 @@ typedef struct cf__dispatch {
     cf__dispatch_row *rows; /* (n_v) */
     cf__pipe_room most;   /* what any unit takes on one virtual stage, at most */
     double *place;        /* (n) for each chunk, how many chunks the units before its own have */
-    double *back;         /* (n) where its backward stands in the order in which they become possible, from 1 on */
+    double *back;         /* (n) its backward's place in the order in which backwards become possible, from 1 on */
     int64_t longest;      /* chunks of the longest unit */
     int8_t *missing;      /* (passes) how many things a pass still waits for */
     double *ready_at;     /* (passes) */
     double *urgency;      /* (passes) the lower the more urgent */
     double *near;         /* (cells) the lower the further off its backward: keys of the heaps of kept cells */
     double *far;          /* (cells) the same, negated: keys of the heaps of dropped cells */
-    double *way[2];       /* (n_v) in a rhythm: how many steps on each virtual stage comes, forwards and backwards */
+    double *way[2];       /* (n_v) in a rhythm: steps after which forwards begin there, and backwards */
     int follows;          /* forwards and backwards go in an order that stands in `urgency` from the start */
     double now, give_up_at;
     double least;         /* the makespan that there will be at least */
@@ -9122,8 +9122,8 @@ static void cf__dispatch_count(cf__dispatch *d, const cf__pipe_unit *unit) {
         }
 }
 
-/* Sets how many steps on each virtual stage comes in a rhythm. A whole backward takes as long as two forwards. In a V a
-   step to a later stage may take longer than one to an earlier stage. */
+/* Sets after how many steps of a rhythm forwards and backwards begin on each virtual stage. A whole backward takes as
+   long as two forwards. In a V a step to a later stage may take longer than one to an earlier stage. */
 static void cf__dispatch_start_ways(cf__dispatch *d) {
     double *there = d->way[0], *back = d->way[1], hop = 1 + d->policy.steep;
     int64_t last = d->pipe->n_v - 1, v;
@@ -9151,8 +9151,8 @@ static int cf__dispatch_is_strict(const cf__dispatch *d) {
     return d->follows || (d->policy.rhythm > 0 && d->policy.split);
 }
 
-/* Returns how urgent a pass is; the lowest goes first. Forwards go in the order of units. Others, and where units hurry
-   forwards of one that has started, by the longest way from their start to the end. `follows`: it is there already. */
+/* Returns how urgent a pass is; the lowest goes first. Forwards go in the order of units. All other passes go by the
+   longest way to the end, and so do later forwards of units that hurry. `follows`: d->urgency has it already. */
 static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
     if (d->follows) return d->urgency[cf__dispatch_id(v * d->pipe->n + chunk, place)];
     if (d->policy.rhythm > 0) return cf__dispatch_beat(d, place, chunk, v);
@@ -9254,8 +9254,8 @@ static void cf__dispatch_start(cf__dispatch *d) {
 
 /* ---- eviction ---- */
 
-/* Whether no chunk goes on from any of a unit, whose state is then no bound for its input: a standalone chunk, or a
-   leaf. */
+/* Whether a unit is a standalone chunk or a leaf of one chunk. No chunk goes on from these, so the bound on state does
+   not bound their inputs. */
 static int cf__dispatch_is_lone(const cf__dispatch *d, const cf__pipe_unit *unit) {
     return unit->n == 1 && cf__pipe_below(d->pipe, unit->first) == 0;
 }
@@ -9335,8 +9335,8 @@ static int cf__dispatch_allows(cf__dispatch *d, int64_t stage, int32_t id) {
 }
 
 /* Chunks that a unit may keep on virtual stage v beside the groups below it or, once these have gone back there, all
-   that its path may. 0: they still need places, for the last chunk that goes back before the unit waits for more than
-   the next stage. */
+   that its path may. 0: the groups below still need places, since the last of their backwards there waits for more
+   than the next stage. */
 static int64_t cf__dispatch_may_keep(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t v) {
     int64_t last = unit->first + unit->n - 1, k = cf__max(unit->k, 1), child, cell;
     cf__pipe_unit below;
@@ -9488,9 +9488,9 @@ static int cf__dispatch_turns(const cf__dispatch *d) {
     return !d->follows && (d->policy.ahead > 0 || d->policy.kind != CF_SCHEDULE_DEFAULT);
 }
 
-/* Whether a stage has as many forwards ahead of its backwards as it may. A fixed kind has those of Megatron's warm-up
-   and one more or, on one row, those of 1F1B; in a V only the room limits it. With policy.ahead the first stage has so
-   many, and each later one as many fewer as in those kinds. */
+/* Whether a stage has as many forwards ahead of its backwards as it may. A fixed kind may have one more than Megatron's
+   warm-up or, on one row, as many as 1F1B; in a V only room limits them. With policy.ahead the first stage may have so
+   many, and the number falls from stage to stage as in those kinds. */
 static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
     int64_t p = d->pipe->shape.n_stages, rows = d->pipe->shape.n_virtual;
     int64_t ahead = rows == 1 ? p : 2 * (p - 1) + (rows - 1) * p + 1, less = rows == 1 ? stage : 2 * stage;
@@ -9499,8 +9499,8 @@ static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
     return d->workers[stage].n_ahead >= cf__max(ahead - less, 1);
 }
 
-/* Returns the room that a unit which starts on virtual stage v leaves for each later row: what a unit takes there or,
-   in trees, a path, less what that has already. A strict order says what comes first, so there it leaves none. */
+/* Returns the room that a unit which starts on virtual stage v leaves for later rows: in each, what a unit takes or, in
+   trees, a path, less what that path holds already. It leaves none in a strict order, which says what comes first. */
 static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, int64_t v) {
     const cf__schedule_maker *m = d->maker;
     cf__pipe_room leaves = {0, 0, 0};
@@ -9568,7 +9568,7 @@ static int32_t cf__dispatch_due(const cf__dispatch *d, cf__dispatch_worker *work
 }
 
 /* Whether a stage stands idle rather than run a pass, because one that it likes better comes soon. Where an order is
-   followed it only puts off a W, if the next pass comes before that would end and the wait makes nothing longer. */
+   followed, it only puts off a W, if the next pass comes before the W would end and the wait makes nothing longer. */
 static int cf__dispatch_waits(const cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int strict = cf__dispatch_is_strict(d), place = cf__dispatch_place(id);
@@ -9600,7 +9600,7 @@ static int cf__dispatch_goes_first(const cf__dispatch *d, int64_t stage, int32_t
 }
 
 /* Whether a forward goes before a backward or replay that could run, because the next stage has too little to do until
-   both have run. A forward that evicts a chunk costs a replay, so for one the next stage must have a third of that. */
+   both have run. A forward that evicts a chunk costs a replay, so then only a third of the lead counts. */
 static int cf__dispatch_feeds(cf__dispatch *d, int64_t stage, int32_t back, int32_t forward) {
     const cf__dispatch_worker *worker = &d->workers[stage], *next = worker + 1;
     int64_t chunk, v = cf__dispatch_stage(d, forward, &chunk);
@@ -9717,10 +9717,10 @@ static void cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
    budget never gives a longer schedule.
 
    The whole search makes core searches for K and for each power of two below it, for the limits as they are asked for
-   and for tighter ones, and for whole backwards before cut ones, and takes the best of all. Tighter than no limit is
-   the default one, and tighter than any other is half of it. That is why more room, a larger K or leave to cut
-   backwards never gives a longer schedule either. A core search is left out where its own lower bound says that it
-   cannot win, and with it all whose K is smaller or whose limits are tighter, for they can win no more than it.
+   and for tighter ones, and for whole backwards before cut ones, and takes the best of all. After no limits come the
+   default ones, and after any others half of them. That is why more room, a larger K or leave to cut backwards never
+   gives a longer schedule either. A core search is left out where its own lower bound says that it cannot win. With it
+   go all whose K is smaller or whose limits are tighter, for the same bound holds for them.
 
    Every candidate that is about to become the best is counted through (cf__search_keeps), whoever has made it, and is
    not taken if it holds more than the limits allow on any stage. So a mistake about room costs time, but never breaks
@@ -9754,11 +9754,11 @@ enum {
    0.4 % more with twice as much. */
 static const double cf__search_lead = 1.5;
 
-/* Candidates of one core search by default; dispatch takes some 150 ns a pass, plus the time of 64 passes. Those for
-   K = 1 serve every K and get most, and so does what the caller says of limits, none or some, for with fewer candidates
-   a larger limit is worse than a smaller one more often. Where fewer chunks fit than there are stages, the number falls
-   in proportion: a search under half the limits rarely wins, so it should cost little, and the search under the given
-   limits still makes all of it. Large problems get the fixed schedules and two dispatches. */
+/* Candidates of one core search by default; dispatch takes some 150 ns a pass, plus the time of 64 passes. Searches for
+   K = 1 serve every K and get most. Searches under limits that the caller has set or lifted get more than those under
+   default ones, since with fewer candidates a larger limit gives longer schedules than a smaller one more often. Where
+   fewer chunks fit than there are stages, the number falls in proportion, for a search under half the limits rarely
+   wins and should cost little. Large problems get the fixed schedules and two dispatches. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
     int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split) + 64, stages = m->desc.shape.n_stages;
     int64_t room = 0, budget, s;
@@ -9867,8 +9867,8 @@ static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
     memcpy(search->schedule->actions, trial->actions, (size_t)trial->n_actions * sizeof *trial->actions);
 }
 
-/* Makes dispatch follow an order: that in which the policy takes passes that all last as long as forwards of the first
-   virtual stage, with nothing to wait for between stages. Returns whether there is such an order. */
+/* Makes dispatch follow the order in which the policy takes passes if each lasts as long as its chunk's forward
+   on the first virtual stage and transfers take no time. Returns whether there is such an order. */
 static int cf__search_plan(cf__search *search) {
     cf__dispatch *d = &search->dispatch;
     cf__pipeline equal = search->maker.pipe;
@@ -9951,8 +9951,8 @@ static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int 
     }
 }
 
-/* Tries the fixed schedules. On one stage both orders of `paper` take the same time but for rounding, by which ranks of
-   a gang would choose differently and wait for each other for ever, so that one order is enough. */
+/* Tries the fixed schedules. On one stage both orders of `paper` take the same time but for rounding, so only one is
+   tried. Otherwise rounding would make ranks of a gang choose differently, and then wait for each other for ever. */
 static void cf__search_try_all_fixed(cf__search *search, int split) {
     int i;
     for (i = 0; i < 2 && search->maker.desc.shape.n_virtual == 1 && !split; i++) {
@@ -9960,7 +9960,7 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
         if (search->maker.desc.kind == CF_SCHEDULE_BEST)
             cf__search_try_fixed(search, i == 0 ? CF_SCHEDULE_1F1B : CF_SCHEDULE_GPIPE, 0);
     }
-    if (search->maker.shares_places) { /* dispatch may find no end, and this does */
+    if (search->maker.shares_places) { /* dispatch may find no end, but this does */
         cf__schedule_collect_units(&search->maker);
         cf__schedule_write_alone(&search->maker, &search->trial);
         cf__search_judge(search, CF_SCHEDULE_BEST);
@@ -9991,19 +9991,19 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
 }
 
 /* Whether forwards may hurry: no unit ever waits for room, no stage has other rows, which would be kept waiting, and
-   replays do not go through the pipeline, where it costs 0.5 %. */
+   replays do not go through the pipeline, where hurry costs 0.5 %. */
 static int cf__search_may_hurry(const cf__schedule_maker *m) {
     return m->pipe.local && m->desc.shape.n_virtual == 1 && m->tightest.state == INT64_MAX &&
            !cf__schedule_is_limited(m);
 }
 
 /* Tries policies to begin with. On one row of virtual stages backwards go first, and a lead feeds the next stage. Equal
-   chunks of which fewer fit on a stage than there are stages take up to 1.6 times as long with it, so none is tried,
-   too. On several rows, rhythms let virtual stages follow each other as soon as a stage that is always busy allows, or
-   later, which keeps more. In a V the former keeps a third of what 1F1B does, as V-Min, and steep ones do as V-Half
-   (Qi et al., Pipeline Parallelism with Controllable Memory, 2024). Those after the first four are for cut backwards
-   without groups. The last five drop nothing and are made for equal passes and followed. So are turns (`ahead`), which
-   fill a pipeline with room (ZB-V, ZB-H1). */
+   chunks of which fewer fit on a stage than there are stages take up to 1.6 times as long with a lead, so the policy
+   is tried without one, too. On several rows, rhythms let virtual stages follow each other as soon as a stage that is
+   always busy allows, or later, which keeps more chunks. In a V the soonest keeps a third of what 1F1B does, as V-Min
+   does, and steep ones are V-Half's (Qi et al., Pipeline Parallelism with Controllable Memory, 2024). Rhythms after the
+   first four are for cut backwards without groups. The last five drop nothing, and their order for equal passes is
+   followed. So is that of turns (`ahead`), which fill a pipeline that has room (ZB-V, ZB-H1). */
 static void cf__search_try_policies(cf__search *search) {
     static const double rhythms[][3] = {{1, 0, 0}, {1.2, 0, 0}, {1.5, 0, 0}, {2, 0, 0},   {1, 1, 2.5},
                                         {1, 0, 0}, {1, 0.5, 0}, {1.2, 1, 0}, {1, 1.5, 0}, {1, 1, 2.5}};
@@ -10171,7 +10171,7 @@ static int cf__search_tighten(cf__schedule_maker *m) {
     return differs && cf__schedule_fits(m);
 }
 
-/* Makes these searches for the limits that are asked for, and for tighter ones as long as there is any room. */
+/* Makes core searches for each K under the limits that are asked for, and under tighter ones while there is room. */
 static void cf__search_each_limit(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     while (cf__search_each_k(search, split) > 0 && cf__search_tighten(m)) continue;

@@ -5692,9 +5692,9 @@ int64_t most_live(const array<int64_t> &change) {
    Besides, what begins a tensor waits for the last user of its slot. All else that has slots is used by passes alone,
    in the order of one stream.
 
-   With state_block_rows a pass has copies of its own on OUT and IN: its blocks, by the state's stream; the input that
-   an F keeps, out while it runs, and no later than its end; and behind the pass before an R what that R reads, back
-   in. */
+   With state_block_rows a pass has copies of its own on OUT and IN. The state's stream copies its blocks. The input
+   that an F keeps goes out while the F runs, and the F ends no sooner than that copy. What an R reads comes back in
+   behind the pass before the R. */
 
 namespace {
 
@@ -5723,7 +5723,7 @@ struct planned {
     int64_t kept = -1;            /* and position of the other one of the two */
     int64_t fetched_at = -1;      /* at such an R: where the input comes back, bytes from the stage's inputs_at on, */
     int64_t fetch_after = -1;     /* and position of the R that had an input there before; -1: none */
-    int64_t fetch = -1;           /* at the pass before such an R: position of the R. Its input sets out behind that */
+    int64_t fetch = -1;           /* at the pass before such an R: position of the R, whose input then sets out */
     wait waits[2];
     int32_t n_waits = 0;
     int32_t stream = 0;
@@ -5849,7 +5849,7 @@ void forget(cudaError_t own) {
 
 /* Leaves the caller's current device and the thread's last error as a public function finds them. An error that is
    there at the start is the application's. If there was none, one that is there at the end is this file's own: it has
-   been reported, and goes. "Not ready" is kept like an error, and is none. */
+   been reported, and goes. CUDA keeps "not ready" like an error, though it is none. */
 struct keep_thread {
     cudaError_t before;
     int device = 0;
@@ -5937,7 +5937,7 @@ int64_t state_rows(const batch *b, const cf_chunk &c) {
     return streams_state(b->e) ? rows : (rows + 15) / 16 * 16;
 }
 
-/* Finds the groups on a pass's path, from the root down; a chain has itself alone. Returns them, and how many. */
+/* Finds the groups on a pass's path, from the root down; without trees its own alone. Returns them, and how many. */
 const cf_path *path_of(const cf_step *step, cf_path *own, int64_t *n) {
     if (step->plan->branches == NULL) {
         *own = {step->chunk->group, step->state, 0, step->chunk->prefix, step->clear_state_gradient};
@@ -5958,8 +5958,7 @@ double state_row_bytes(const executor *e, int64_t virtual_stage, bool gradient) 
     return (double)(e->stage_descs[virtual_stage].n_layers * row_bytes(e, gradient));
 }
 
-/* A stage has one of each of these events for kept inputs: they are recorded anew before anything else waits for
-   them. */
+/* A stage has one of each of these events, which is recorded anew before anything else waits for it. */
 enum { INPUT_THERE, INPUT_LEFT, INPUT_BACK, CLEARED, N_INPUT_EVENTS };
 
 /* Finds the other end of a transfer. */
@@ -6060,7 +6059,7 @@ struct recording {
     bool too_large;
 };
 
-/* A virtual stage asks for so many bytes of each, and for so many more for each row of a chunk. */
+/* A virtual stage asks for fixed bytes of each of these, and for more bytes with each row of a chunk. */
 enum { ACTIVATIONS, FORWARD_WORK, BACKWARD_WORK, N_WANTED };
 
 using stage_bytes = int64_t cf_cuda_stage::*;
@@ -6251,8 +6250,8 @@ int64_t slots_for_inputs(const stage_plan *s) {
 
 /* Kept inputs come back behind the arena, in turn to the lower and to the upper end of the room for them: one is in use
    while the next is on its way. An input sets out when the pass before its R has been issued, whose own copies go
-   first. It waits until the R before that at the same end is done; or, where the room is too small for both ends,
-   until the R right before it is. */
+   first. Its copy waits until the last R that read from the same end is done or, where the room is too small for both
+   ends, until the R right before its own is. */
 void place_inputs(stage_plan *s) {
     cf_executor_memory *m = &s->memory_used;
     int64_t turn = 0, pass = -1, before = -1, second_before = -1, low = 0, high = 0;
@@ -6440,8 +6439,8 @@ bool list_blocks(batch *b, int64_t prefix, int64_t own, chunk_data *data) {
     return data->block_memory.fill(&b->e->home, data->n_blocks);
 }
 
-/* Finds a place for tiles. If those of the chunk before are the same, they share theirs, as the full chunks of a group
-   do whose prefix comes in blocks. */
+/* Finds a place for tiles. If the chunk before has the same tiles, both share its place, as do the full chunks of a
+   group whose prefix comes in blocks. */
 int64_t place_tiles(batch *b, const cf_attention *a, const cf_attention *before, int64_t before_at) {
     const int64_t at = b->metadata_bytes;
     if (before != NULL && before->tiles_bytes == a->tiles_bytes && a->tiles_bytes > 0 &&
@@ -6622,7 +6621,7 @@ void drop_state_stream(stage *on) {
     on->state_stream = NULL;
 }
 
-/* The ring's copies use the streams for state, where nothing else is then but kept inputs. */
+/* The ring's copies go on OUT and IN, which then carry nothing else but kept inputs. */
 cf_result make_state_stream(stage_plan *s, cf_error *error) {
     const executor *e = s->b->e;
     const cf_attention_desc &a = e->desc.attention;
@@ -6857,7 +6856,7 @@ bool check_cuda(const stage_plan *s, int64_t position, cudaError_t status, const
     return false;
 }
 
-/* A callback may have left an error behind, of a launch that failed and that it did not look after. One that only asked
+/* A callback may have left behind the error of a failed launch that it did not look after. A callback that only asked
    whether something is ready has not failed. */
 bool check_left_behind(const stage_plan *s, int64_t position, const char *callback) {
     const cudaError_t status = cudaGetLastError();
@@ -7272,8 +7271,8 @@ cf_result start_clocks(executor *e, cf_error *error) {
     return code;
 }
 
-/* Waits for actions in the order in which they were issued, up to the n-th. So if one fails, the first one is named
-   that is not known to have ended. */
+/* Waits for actions in the order in which they were issued, up to the n-th. So if one fails, the first that is not
+   known to have ended is named. */
 bool await(executor *e, int64_t n) {
     const batch *b = e->loaded.data;
     while (e->n_ended < n) {
@@ -7332,7 +7331,7 @@ void issue_and_await(executor *e) {
     if (await(e, n)) e->failure = found;
 }
 
-/* Runs a batch. An error that was there before fails it, for those of callbacks are known by the last error, too. */
+/* Runs a batch. An error that was there before fails it, for errors of callbacks show in CUDA's last error, too. */
 cf_result run_batch(executor *e, cudaError_t before, cf_error *error) {
     batch *b = e->loaded.data;
     e->failure = cf_error();
