@@ -8883,9 +8883,9 @@ typedef struct cf__dispatch_policy {
                               stage has more chunks under way than it would have by its beats */
     double steep;          /* in a rhythm, the step to a virtual stage on a later stage takes 1 + `steep` steps */
     double turn;           /* in a rhythm, backwards come so many more steps after forwards on the last virtual stage */
-    int64_t ahead;         /* above 0: forwards and backwards take turns. The first stage gets so many forwards ahead,
-                              and each stage makes room for its next forward before its next backward. Passes go in the
-                              order that these turns give to equal passes (cf__search_plan) */
+    int64_t ahead;         /* above 0: forwards and backwards take turns, or in a rhythm go by their beats, and passes
+                              go in the order that this gives to equal passes (cf__search_plan). In turns the first
+                              stage gets so many forwards ahead. A stage makes room for its next forward in time */
     cf_schedule_kind kind; /* a fixed kind keeps no more chunks than it is known for */
 } cf__dispatch_policy;
 
