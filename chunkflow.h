@@ -7087,15 +7087,15 @@ static uint8_t cf__pipe_leaves(const cf__pipe_rule *rule) {
 static void cf__pipe_link(cf__pipeline *pipe, const cf__pipe_rule *rule, int way, int split, int dropped) {
     cf__pipe_links *links = &pipe->links[split][way];
     int waiter = rule->place, other = cf__pipe_resolve(rule->waits_for, split, dropped);
-    int near = way == CF__PIPE_WAITS_FOR ? waiter : other, far = way == CF__PIPE_WAITS_FOR ? other : waiter;
-    cf__pipe_edge *link = &links->at[near][links->n[near]++];
-    link->place = (uint8_t)far;
+    int from = way == CF__PIPE_WAITS_FOR ? waiter : other, to = way == CF__PIPE_WAITS_FOR ? other : waiter;
+    cf__pipe_edge *link = &links->at[from][links->n[from]++];
+    link->place = (uint8_t)to;
     link->why = rule->why;
     link->kept = rule->waits_for == CF__PIPE_KEEPER && !dropped;
     link->leaves = cf__pipe_leaves(rule);
     link->chunks = (int8_t)(way == CF__PIPE_WAITS_FOR ? rule->chunks : -rule->chunks);
     link->stages = (int8_t)(way == CF__PIPE_WAITS_FOR ? rule->stages : -rule->stages);
-    if (way == CF__PIPE_WAITS_FOR && cf__pipe_crosses((cf_edge_why)rule->why)) pipe->takes[near] = link->stages;
+    if (way == CF__PIPE_WAITS_FOR && cf__pipe_crosses((cf_edge_why)rule->why)) pipe->takes[from] = link->stages;
 }
 
 static void cf__pipe_sort_rules(cf__pipeline *pipe) {
@@ -8961,8 +8961,8 @@ typedef struct cf__dispatch {
     int8_t *missing;      /* (passes) how many things a pass still waits for */
     double *ready_at;     /* (passes) */
     double *urgency;      /* (passes) the lower the more urgent */
-    double *near;         /* (cells) the lower the further off its backward: keys of the heaps of kept cells */
-    double *far;          /* (cells) the same, negated: keys of the heaps of dropped cells */
+    double *furthest;     /* (cells) the lower the further off its backward: keys of the heaps of kept cells */
+    double *nearest;      /* (cells) the same, negated: keys of the heaps of dropped cells */
     double *way[2];       /* (n_v) in a rhythm: steps after which forwards begin there, and backwards */
     int follows;          /* forwards and backwards go in an order that stands in `urgency` from the start */
     double now, give_up_at;
@@ -8995,8 +8995,8 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     d->rows = (cf__dispatch_row *)cf__take(carver, m->pipe.n_v, sizeof(cf__dispatch_row));
     d->place = (double *)cf__take(carver, m->pipe.n, sizeof(double));
     d->back = (double *)cf__take(carver, m->pipe.n, sizeof(double));
-    d->near = (double *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(double));
-    d->far = (double *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(double));
+    d->furthest = (double *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(double));
+    d->nearest = (double *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(double));
     d->missing = (int8_t *)cf__take(carver, passes, sizeof(int8_t));
     d->ready_at = (double *)cf__take(carver, passes, sizeof(double));
     d->urgency = (double *)cf__take(carver, passes, sizeof(double));
@@ -9217,8 +9217,8 @@ static void cf__dispatch_start_unit(cf__dispatch *d, const cf__pipe_unit *unit, 
     for (; unit != NULL; unit = cf__pattern_ends(d->maker, unit->first))
         for (i = unit->first + unit->n - 1; i >= unit->first; i--)
             for (d->back[i] = (double)++*n_back, v = 0; v < d->pipe->n_v; v++) {
-                d->near[v * d->pipe->n + i] = (double)(v / p * p - *n_back);
-                d->far[v * d->pipe->n + i] = -d->near[v * d->pipe->n + i];
+                d->furthest[v * d->pipe->n + i] = (double)(v / p * p - *n_back);
+                d->nearest[v * d->pipe->n + i] = -d->furthest[v * d->pipe->n + i];
             }
 }
 
@@ -9270,7 +9270,7 @@ static int32_t cf__dispatch_victim(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int32_t cell;
     for (; (cell = cf__dispatch_top(worker, CF__DISPATCH_KEPT)) >= 0;
-         cf__dispatch_pop(worker, CF__DISPATCH_KEPT, d->near)) {
+         cf__dispatch_pop(worker, CF__DISPATCH_KEPT, d->furthest)) {
         int64_t chunk, v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk);
         const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
         if (cf__pipe_is_dropped(&unit, chunk - unit.first)) continue;
@@ -9289,7 +9289,7 @@ static void cf__dispatch_await_replay(cf__dispatch *d, int64_t stage, int64_t ce
                 !cf__dispatch_is_taken(d, cell + behind, CF__PIPE_W);
     d->missing[cf__dispatch_id(cell, CF_R)] = (int8_t)(1 + waits);
     d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)]++;
-    cf__dispatch_push(&d->workers[stage], CF__DISPATCH_DROPPED, (int32_t)cell, d->far);
+    cf__dispatch_push(&d->workers[stage], CF__DISPATCH_DROPPED, (int32_t)cell, d->nearest);
 }
 
 /* Drops kept cells after the fact, until the stage holds no more than it may. */
@@ -9362,7 +9362,7 @@ static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
     if (!d->policy.evicts || worker->room.chunks < spare) return 0;
     while ((cell = cf__dispatch_top(worker, CF__DISPATCH_DROPPED)) >= 0 &&
            d->missing[cf__dispatch_id(cell, CF_R)] <= 0)
-        cf__dispatch_pop(worker, CF__DISPATCH_DROPPED, d->far);
+        cf__dispatch_pop(worker, CF__DISPATCH_DROPPED, d->nearest);
     if (cell < 0) return 0;
     replay = cf__dispatch_id(cell, CF_R);
     v = cf__dispatch_stage(d, replay, &chunk);
@@ -9414,7 +9414,7 @@ static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pi
     worker->room.chunks--;
     worker->room.bytes -= cf__schedule_place(d->maker, unit);
     if (!d->policy.evicts) return;
-    if (place == CF_F) cf__dispatch_push(worker, CF__DISPATCH_KEPT, (int32_t)(v * d->pipe->n + chunk), d->near);
+    if (place == CF_F) cf__dispatch_push(worker, CF__DISPATCH_KEPT, (int32_t)(v * d->pipe->n + chunk), d->furthest);
     cf__dispatch_evict(d, stage);
 }
 

@@ -3135,13 +3135,13 @@ static void cft__note_heat(cft__tuner *t, int64_t id) {
 /* Whether a candidate need not run its heat, because the one with the next larger K, which has more choice, is far
    behind, all else equal. */
 static int cft__is_behind_another(cft__tuner *t, int64_t id) {
-    static const double far = 1.04;
+    static const double behind = 1.04;
     int64_t other = id + t->strides[CFT__K];
     double heat;
     if (cft__index(t, id, CFT__K) == t->desc.n_ks - 1) return 0;
     heat = t->heats[other] < 0 ? -t->heats[other] : t->heats[other];
     if (t->tuning->candidates[other].status != CF_TUNE_DOMINATED) return 0;
-    if (!(heat > cft__product(cft__race_time(t, 1, t->first), far))) return 0;
+    if (!(heat > cft__product(cft__race_time(t, 1, t->first), behind))) return 0;
     t->heats[id] = -heat;
     cft__give_up(&t->tuning->candidates[id], "with a larger K it is far behind, too");
     return 1;
@@ -3237,11 +3237,11 @@ static cf_result cft__find_first(cft__tuner *t) {
 /* Where a heat was far faster than the best that is known, takes it to the end: whoever interrupts the search has
    something from it. */
 static cf_result cft__improve(cft__tuner *t) {
-    static const double far = 0.95;
+    static const double behind = 0.95;
     const cf_tuning *tuning = t->tuning;
     int64_t id;
     double best = tuning->n_ranked > 0 ? tuning->candidates[tuning->ranking[0]].seconds : DBL_MAX;
-    if (t->stop || t->first > cft__product(far, best)) return CF_OK;
+    if (t->stop || t->first > cft__product(behind, best)) return CF_OK;
     for (id = 0; id < tuning->n_candidates; id++)
         if (tuning->candidates[id].status == CF_TUNE_UNTRIED && t->heats[id] > 0 && t->heats[id] <= t->first) break;
     return id < tuning->n_candidates ? cft__make_exact(t, id) : CF_OK;

@@ -111,7 +111,7 @@ syntax() { # compiler, standard
     name=syntax-$1-$2
     wanted "$name" || return 0
     build "$name" $(driver "$1" "$2") $(language_flags "$2") $WARN $TUNE -fsyntax-only "$SOURCES/one_file.c" \
-        "$SOURCES/tune_one_file.c" && ok "$name"
+        "$SOURCES/tune_one_file.c" "$SOURCES/taken_words.c" && ok "$name"
 }
 
 one_file() { # compiler, standard, mode
