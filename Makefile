@@ -18,6 +18,7 @@
 #   make gpu-record-train  what chunks are worth in training, on a device: speed, memory, losses (tools/device/gpu_record_train.sh)
 #   make gpu-programs  what these run, built where nvcc is, for a device elsewhere
 #   make bench      speed and quality against named rivals; prints tables, judges nothing
+#   make bench-clocks OTHER=FILE   schedules of this header and of another one, judged by clocks that differ from the estimates; ARGS: options
 #   make bench-record LENGTHS=FILE   the tables that README and tools/bench/results quote, made anew
 #   make build/executor_cuda    the CUDA example, with nvcc; NCCL=1: also a process a stage
 #   make build/train_cuda       the trainer of real model shapes on one GPU, with nvcc
@@ -63,7 +64,7 @@ MPI_TESTS    := $(addprefix $(BUILD)/test/,pipeline_mpi_f64 lockstep_mpi gangs_m
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all wheel release demo test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record gpu-record-train clean
+.PHONY: all wheel release demo test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-clocks bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record gpu-record-train clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -628,6 +629,14 @@ $(BUILD)/bench_baseline: $(BENCH_BASELINE_SOURCES) $(TOOL_HEADERS) | $(BUILD)
 
 $(BUILD)/bench_fit: tools/bench/bench_fit.c $(TRAIN_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(TRAIN_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
+
+# Each side has one header's implementation to itself. Without OTHER this header is compared with itself.
+OTHER ?= chunkflow.h
+bench-clocks: | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) -DHEADER='"chunkflow.h"' -DMEASURE=clocks_this -c tools/bench/clocks_side.c -o $(BUILD)/clocks_this.o
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) -DHEADER='"$(OTHER)"' -DMEASURE=clocks_other -c tools/bench/clocks_side.c -o $(BUILD)/clocks_other.o
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) tools/bench/bench_clocks.c $(BUILD)/clocks_this.o $(BUILD)/clocks_other.o -o $(BUILD)/bench_clocks $(LDLIBS)
+	$(BUILD)/bench_clocks $(ARGS)
 
 bench-gpu:
 	BUILD="$(BUILD)" sh tools/bench/bench_attention.sh
