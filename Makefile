@@ -107,27 +107,27 @@ wheel: | $(BUILD)
 
 # ---- the command ----
 
-TOOL_SOURCES := $(wildcard tools/command/*.c tools/report/*.c) $(BUILD)/report_page.c
+TOOL_SOURCES := $(wildcard tools/command/*.c tools/report/*.c)
 TOOL_HEADERS := chunkflow.h $(wildcard tools/*.h tools/command/*.h tools/report/*.h)
 
 $(BUILD)/report_page.c: $(wildcard tools/report/*) | $(BUILD)
 	awk -v at=tools/report -f tools/report/embed.awk tools/report/report.html.in >$@
 
 # Object by object, each with the headers that the compiler has seen it read.
-TOOL_NAMES   := $(notdir $(TOOL_SOURCES:.c=.o))
-TOOL_OBJECTS := $(addprefix $(BUILD)/command/,$(TOOL_NAMES))
+TOOL_NAMES   := $(TOOL_SOURCES:tools/%.c=%.o) report/report_page.o
+TOOL_OBJECTS := $(addprefix $(BUILD)/,$(TOOL_NAMES))
 TOOL_COMPILE  = $(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(CFLAGS) $(WARN) -MMD -MP -c $< -o $@
 
-$(BUILD)/command:
+$(BUILD)/command $(BUILD)/report:
 	mkdir -p $@
 
 $(BUILD)/command/%.o: tools/command/%.c | $(BUILD)/command
 	$(TOOL_COMPILE)
 
-$(BUILD)/command/%.o: tools/report/%.c | $(BUILD)/command
+$(BUILD)/report/%.o: tools/report/%.c | $(BUILD)/report
 	$(TOOL_COMPILE)
 
-$(BUILD)/command/report_page.o: $(BUILD)/report_page.c | $(BUILD)/command
+$(BUILD)/report/report_page.o: $(BUILD)/report_page.c | $(BUILD)/report
 	$(TOOL_COMPILE)
 
 -include $(TOOL_OBJECTS:.o=.d)
@@ -256,21 +256,21 @@ $(TEST_BUILD)/trainer_model_watched: tests/trainer/test_trainer_model.c $(TEST_L
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
 # The command, object by object; what it has of the library's kind, as the library.
-TOOL_TEST_OBJECTS := $(addprefix $(TEST_BUILD)/command/,$(TOOL_NAMES))
+TOOL_TEST_OBJECTS := $(addprefix $(TEST_BUILD)/,$(TOOL_NAMES))
 TOOL_TEST_COMPILE  = $(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) -MMD -MP -c $< -o $@
 $(filter-out $(KIN_OBJECTS),$(TOOL_TEST_OBJECTS)): TEST_CFLAGS = $(TEST_LIGHT)
 $(TEST_BUILD)/pipeline_mpi_f64: private TEST_CFLAGS = $(TEST_LIGHT)
 
-$(TEST_BUILD)/command:
+$(TEST_BUILD)/command $(TEST_BUILD)/report:
 	mkdir -p $@
 
 $(TEST_BUILD)/command/%.o: tools/command/%.c | $(TEST_BUILD)/command
 	$(TOOL_TEST_COMPILE)
 
-$(TEST_BUILD)/command/%.o: tools/report/%.c | $(TEST_BUILD)/command
+$(TEST_BUILD)/report/%.o: tools/report/%.c | $(TEST_BUILD)/report
 	$(TOOL_TEST_COMPILE)
 
-$(TEST_BUILD)/command/report_page.o: $(BUILD)/report_page.c | $(TEST_BUILD)/command
+$(TEST_BUILD)/report/report_page.o: $(BUILD)/report_page.c | $(TEST_BUILD)/report
 	$(TOOL_TEST_COMPILE)
 
 -include $(TOOL_TEST_OBJECTS:.o=.d)
@@ -581,6 +581,7 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	    "env $(CLI) sh tests/command/python_check.sh $(BUILD)" \
 	    "env $(CLI) sh tests/command/cli_models.sh" \
 	    "env CHUNKFLOW_PLAIN=$(BUILD)/chunkflow CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/command/cli.sh" \
+	    "sh tests/meta/layers.sh $(BUILD)" \
 	    "sh tests/command/install_check.sh $(BUILD)" \
 	    $(if $(filter 1,$(FULL)),"$(PYTHON) -B tests/meta/pages.py $(BUILD)") \
 	    "sh tests/command/files_check.sh $(BUILD)" \

@@ -502,7 +502,7 @@ tcc_reads_them() {
     for file in "$SOURCES/implementation.c" "$SOURCES/tune_implementation.c"; do
         build tcc tcc -std=c99 $TUNE -c "$file" -o "$OUT/tcc.o" || return 0
     done
-    for file in "$TOP"/tools/command/*.c; do
+    for file in "$TOP"/tools/command/*.c "$TOP"/tools/report/*.c; do
         build tcc tcc -std=c99 $LINKED $TUNE -c "$file" -o "$OUT/tcc.o" || return 0
     done
     ok tcc

@@ -3,6 +3,7 @@
 #define _DEFAULT_SOURCE /* ioctl, isatty */
 #include "chart.h"
 #include "held.h"
+#include "progress.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -26,7 +27,7 @@ static int choose_colour(const chart_options *options) {
 
     if (options->colour == CHART_ALWAYS) return 1;
     if (options->colour == CHART_NEVER || (forbidden && *forbidden)) return 0;
-    return cli_is_terminal(STDOUT_FILENO);
+    return progress_is_terminal(STDOUT_FILENO);
 }
 
 /* The command stays in the C locale, so the environment is asked which characters the terminal has. */

@@ -63,9 +63,6 @@ int cli_at_line(const char *path, int64_t line, const char *format, ...) CLI_FOR
    functions above do so with what they print. */
 void cli_put(const char *text, FILE *to);
 
-/* Whether a file descriptor is a terminal that can do more than print lines. */
-int cli_is_terminal(int fd);
-
 /* A file's name for people: "-" becomes "standard input". */
 const char *cli_input_name(const char *path);
 

@@ -15,11 +15,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-int cli_is_terminal(int fd) {
-    const char *kind = getenv("TERM");
-    return isatty(fd) && !(kind && strcmp(kind, "dumb") == 0);
-}
-
 void *cli_grow(void *array, size_t *capacity, size_t size) {
     size_t more = *capacity > 0 ? *capacity * 2 : 64;
     void *grown = more <= SIZE_MAX / 2 / size ? realloc(array, more * size) : NULL;

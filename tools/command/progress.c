@@ -4,10 +4,11 @@
 #define _DEFAULT_SOURCE   /* TIOCGWINSZ, on Linux */
 #define _DARWIN_C_SOURCE  /* and elsewhere */
 #include "progress.h"
-#include "cli.h"
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/time.h>
@@ -24,6 +25,11 @@ static int depth;
 static size_t width; /* of the terminal: a longer line could not be erased */
 static time_t begun;
 static struct sigaction before;
+
+int progress_is_terminal(int fd) {
+    const char *kind = getenv("TERM");
+    return isatty(fd) && !(kind && strcmp(kind, "dumb") == 0);
+}
 
 /* Writes nothing that others wait for, and calls only what a handler may. */
 static void put(const char *text, size_t n) {
@@ -83,7 +89,7 @@ void progress_begin(const char *name) {
     struct sigaction handler;
     struct timespec now;
 
-    if (depth++ > 0 || !cli_is_terminal(STDERR_FILENO)) return;
+    if (depth++ > 0 || !progress_is_terminal(STDERR_FILENO)) return;
     clock_gettime(CLOCK_MONOTONIC, &now);
     begun = now.tv_sec;
     what = name;

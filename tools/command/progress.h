@@ -6,6 +6,9 @@
 
 #include <stdint.h>
 
+/* Whether a file descriptor is a terminal that can do more than print lines. */
+int progress_is_terminal(int fd);
+
 /* From here on a timer writes the line, so that it moves inside one long call of the library, too. what: "packing".
    Where work is part of other work that has begun, only the latter is shown. progress_end is due. */
 void progress_begin(const char *what);

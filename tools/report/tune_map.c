@@ -1,6 +1,6 @@
 /* tune_map.c - what came of a search, by ChunkSize and K. */
 
-#include "../command/tune.h"
+#include "tune.h"
 
 #include <stdlib.h>
 #include <string.h>

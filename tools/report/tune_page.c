@@ -1,7 +1,7 @@
 /* tune_page.c - what came of a search as JSON, and as a page with a report of the winner. */
 
 #include "report.h"
-#include "../command/tune.h"
+#include "tune.h"
 
 #include <math.h>
 #include <stdlib.h>

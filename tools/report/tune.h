@@ -3,7 +3,7 @@
 #ifndef CHUNKFLOW_TUNE_COMMAND_H
 #define CHUNKFLOW_TUNE_COMMAND_H
 
-#include "baseline.h"
+#include "../command/baseline.h"
 
 #include <time.h>
 

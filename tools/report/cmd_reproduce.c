@@ -3,13 +3,13 @@
    The paper is arXiv 2503.02356 (ICML 2025). A number stands here as it is quoted in public; nothing is fitted to it
    unless a note says so. */
 
+#include "report.h"
+#include "../command/draw.h"
+#include "../command/modelling.h"
+#include "../command/progress.h"
+#include "../command/sheet.h"
+#include "../command/table.h"
 #include "../chunkflow_tune.h"
-#include "draw.h"
-#include "modelling.h"
-#include "progress.h"
-#include "../report/report.h"
-#include "sheet.h"
-#include "table.h"
 
 #include <math.h>
 #include <stdlib.h>

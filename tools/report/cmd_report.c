@@ -1,8 +1,8 @@
 /* cmd_report.c - chunkflow report: a batch, its chunks and its schedules as one HTML file. */
 
-#include "progress.h"
-#include "../report/report.h"
-#include "saved.h"
+#include "report.h"
+#include "../command/progress.h"
+#include "../command/saved.h"
 
 #include <math.h>
 #include <stdlib.h>

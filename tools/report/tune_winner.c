@@ -6,6 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+int64_t tune_longest(const tune_job *job) {
+    int64_t longest = 1, i;
+
+    for (i = 0; i < job->n; i++)
+        if (job->lengths[i] > longest) longest = job->lengths[i];
+    return longest;
+}
+
 cf_parallel tune_split(const cf_tuning *tuning, const cf_tune_candidate *c) {
     cf_parallel split = tuning->splits[c->split];
 

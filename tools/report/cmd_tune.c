@@ -2,10 +2,10 @@
 
 #define _POSIX_C_SOURCE 200809L
 
-#include "progress.h"
-#include "table.h"
 #include "tune.h"
-#include "workers.h"
+#include "../command/progress.h"
+#include "../command/table.h"
+#include "../command/workers.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -271,7 +271,7 @@ static void log_progress(tune_job *job, const cf_tune_progress *progress, const 
     time_t now = time(NULL);
     double part = (double)progress->done / (double)progress->total, seconds = difftime(now, job->begun);
 
-    if (cli_is_terminal(STDERR_FILENO) || now < job->next_line) return;
+    if (progress_is_terminal(STDERR_FILENO) || now < job->next_line) return;
     job->next_line = now + NEXT_LINE;
     fprintf(stderr, "chunkflow tune: %.0f s, %.0f %%", seconds, 100 * part);
     if (part > 0.01) fprintf(stderr, ", about %.0f s to go", seconds * (1 - part) / part);
@@ -320,14 +320,6 @@ static const char *split_text(const cf_parallel *p, int64_t gang) {
     if (p->ep > 1) snprintf(text + strlen(text), CLI_SCRATCH_BYTES - strlen(text), " (%lld)", (long long)p->ep);
     if (gang > 1) snprintf(text + strlen(text), CLI_SCRATCH_BYTES - strlen(text), " /%lld", (long long)gang);
     return text;
-}
-
-int64_t tune_longest(const tune_job *job) {
-    int64_t longest = 1, i;
-
-    for (i = 0; i < job->n; i++)
-        if (job->lengths[i] > longest) longest = job->lengths[i];
-    return longest;
 }
 
 static void print_setting(const tune_job *job, const cf_tuning *tuning) {
