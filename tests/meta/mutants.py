@@ -25,8 +25,10 @@ expression, are found in; for trees 'tree|branches|through|cf__share|cf__pipe_(b
 
 A mutant's key is "function: before => after". Those that survive and are in tests/meta/mutants_explained.txt, with a
 reason why no test can tell them apart, count as explained; "function: *" is for all of a function that does nothing but
-what the reason is about. The last line is "N passed, N failed": killed or explained,
-and others.
+what the reason is about. A line of that file holds after edits that leave the expression what it is: names of locals,
+casts, the way to a member, blanks and the function's own name may change. `--stale` prints the lines that no mutant
+answers to any more and ends with 1 if there are any; every run prints those of the part that it is about.
+The last line is "N passed, N failed": killed or explained, and others.
 """
 
 import argparse
@@ -90,6 +92,23 @@ class Mutant:
     def widen(self, context):
         """A lone constant is known by what stands before it."""
         self.key = self.key.replace(": ", f": {context} ", 1)
+
+
+CAST = re.compile(r"\(\s*(?:const )?(?:u?int\d*(?:_t)?|size_t|double|char|void|unsigned|cf_\w+)[ *]*\)(?=\s*[\w(&])")
+WAY = re.compile(r"(?:[A-Za-z_]\w*(?:\[[^\[\]]*\])*)?(?:->|\.)\s*(?=[A-Za-z_])")
+
+
+def essence(text):
+    """What is left of an expression when blanks, casts, the way to a member and the names of locals do not count:
+    'length <= p->desc.chunk_size' and 'n<=desc->chunk_size' are both '_<=.chunk_size'."""
+    text = re.sub(r"\.(?:\.)+", ".", WAY.sub(".", CAST.sub("", text)))
+    out = []
+    tokens = [t for t in TOKEN.findall(text) if not t.isspace()]
+    for i, token in enumerate(tokens):
+        local = re.fullmatch(r"[a-z_]\w*", token) and token not in WORDS and tokens[i + 1:i + 2] != ["("] and \
+            tokens[i - 1:i] != ["."]
+        out.append("_" if local else token)
+    return "".join(out)
 
 
 def squeeze(text):
@@ -640,6 +659,44 @@ def read_explained():
     return explained
 
 
+def find_explained(mutants, explained):
+    """Returns mutant's key -> reason, and the lines of the file that no mutant answers to. A line is of the mutant with
+    its very text; else of the only one in its function with its essence; else, if there is no such function any more,
+    of the only one anywhere with its essence."""
+    exact = {m.key for m in mutants}
+    functions = {m.function for m in mutants}
+    near, anywhere = {}, {}
+    for m in mutants:
+        text = essence(m.key.partition(": ")[2])
+        near.setdefault((m.function, text), []).append(m.key)
+        anywhere.setdefault(text, []).append(m.key)
+    reasons, stale = {}, []
+    for line, reason in explained.items():
+        function, _, text = line.partition(": ")
+        if text == "*":
+            found = [m.key for m in mutants if m.function == function]
+        elif line in exact:
+            found = [line]
+        else:
+            text = essence(text)
+            found = near.get((function, text), []) if function in functions else anywhere.get(text, [])
+            found = found if len(found) == 1 else []
+        reasons.update((key, reason) for key in found)
+        if not found:
+            stale.append(line)
+    return reasons, stale
+
+
+def print_stale(explained):
+    """Prints the lines of the file that no mutant of any part answers to; returns whether there are any."""
+    mutants = [m for paths, _ in PARTS.values() for path in paths for m in all_mutants(Source(path), [], "")]
+    stale = find_explained(mutants, explained)[1]
+    for line in stale:
+        print(f"stale: {line}")
+    print(f"{len(explained) - len(stale)} passed, {len(stale)} failed")
+    return bool(stale)
+
+
 def judge(mutant, tests, kills):
     """The test that kills it, or None. kills: how many each test has killed of each section, which says where to begin."""
     def price(test):
@@ -665,10 +722,15 @@ def main():
     parser.add_argument("--about", default="", help="only functions that this expression is found in")
     parser.add_argument("--only", default="", help="only drawn mutants with this in their key")
     parser.add_argument("--list", action="store_true", help="print what would be drawn")
+    parser.add_argument("--stale", action="store_true", help="print explained mutants that are no more")
     options = parser.parse_args()
     folder, explained = f"{options.build}/mutants", read_explained()
+    if options.stale:
+        sys.exit(print_stale(explained))
     sources = {path: Source(path) for path in PARTS[options.of][0]}
     sections = [s for s in options.sections.split(",") if s]
+    every = [m for source in sources.values() for m in all_mutants(source, [], "")]
+    explained, stale = find_explained(every, explained)
     mutants = [m for source in sources.values() for m in all_mutants(source, sections, options.about)]
     print(f"{len(mutants)} possible mutants in {options.sections or options.of}; seed {options.seed}")
     mutants = [m for m in draw(mutants, 2 * options.n, options.seed) if options.only in m.key]  # some are no C
@@ -684,7 +746,7 @@ def main():
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         killers = pool.map(lambda m: judge(m, tests, kills), mutants)
         for mutant, killer in zip(mutants, killers):
-            reason = explained.get(mutant.key) or explained.get(f"{mutant.function}: *")
+            reason = explained.get(mutant.key)
             verdict = "killed" if killer else "explained" if reason else "survived"
             counts[verdict] += 1
             for row in (mutant.section, mutant.kind):
