@@ -5579,6 +5579,7 @@ typedef struct cf__metadata_job {
     double *weights;
     int32_t *sequences, *positions, *targets;
     /* of trees */
+    int64_t n_path_levels, n_depths; /* levels */
     int64_t n_level_seqs, most_more; /* sequences of all levels; rows' targets beside the first, at most */
     cf_level *levels;
     double *more_weights;
@@ -5625,6 +5626,7 @@ static int cf__metadata_target(const cf__metadata_job *job, const int64_t *seque
                                double *weight) {
     int64_t i, wanted = 0;
     *weight = 0;
+    if (job->desc.ignored == NULL && job->desc.weights == NULL) return 1;
     for (i = 0; i < n; i++) {
         const unsigned char *ignored = job->desc.ignored != NULL ? job->desc.ignored[sequences[i]] : NULL;
         if (ignored != NULL && ignored[position]) continue;
@@ -5658,13 +5660,6 @@ static void cf__metadata_fill_slice(const cf__metadata_job *job, const cf_slice 
 
 /* ---- trees ---- */
 
-/* The slices from `id` on that are below it, and end with the answer, in a chunk whose slices end with `end`. */
-static int64_t cf__metadata_below(const cf_plan *plan, int64_t id, int64_t end) {
-    int64_t next = id + 1;
-    while (next < end && plan->through != NULL && plan->through[next].parent >= id) next++;
-    return next;
-}
-
 /* Whether a slice, not the first of its chunk, lies right behind the one that it goes on from: to attention they are
    one. What others go on from fills whole alignment units. */
 static int cf__metadata_continues(const cf_plan *plan, int64_t id) {
@@ -5680,68 +5675,106 @@ static int64_t cf__metadata_row_end(const cf_plan *plan, int64_t end) {
     return plan->slices[end - 1].offset + plan->slices[end - 1].length;
 }
 
-/* How many slices of its chunk a slice goes on from. */
-static int64_t cf__metadata_depth(const cf_plan *plan, int64_t id) {
-    int64_t n = 0;
-    while ((id = plan->through[id].parent) >= 0) n++;
-    return n;
-}
-
-/* What sees the rows of those slices that have `depth` others above them in the chunk. */
-static void cf__metadata_fill_depth(const cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t depth,
-                                    cf__metadata_seqs *seqs) {
-    int64_t id, end = c->first_slice + c->n_slices, q = 0, k = 0;
-    for (id = c->first_slice; id < end; id++) {
-        int64_t below, run;
-        if (cf__metadata_depth(plan, id) != depth) continue;
-        below = cf__metadata_below(plan, id, end);
-        run = cf__metadata_run(plan, id, below);
-        if (run == below) continue;
-        cf__metadata_add(seqs, plan->slices[run].offset - q, 0);
-        cf__metadata_add(seqs, 0, plan->slices[id].offset - k);
-        q = cf__metadata_row_end(plan, below);
-        k = plan->slices[id].offset + plan->slices[id].length;
-        cf__metadata_add(seqs, q - plan->slices[run].offset, plan->slices[id].length);
+/* Levels of the path: ranges of its rows that lie in one state and are seen by the same rows of the chunk, the first
+   ones. Counts them, and fills them in where there is memory, the last one first: slices that see more of the path come
+   before those that see less. */
+static void cf__metadata_list_path(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
+    int64_t id = c->first_slice, end = id + c->n_slices, group = c->group, last, first, at, rows;
+    cf_level *level = job->levels != NULL ? job->levels + job->n_path_levels : NULL;
+    job->n_path_levels = 0;
+    for (last = job->out.prefix; last > 0; last = first) {
+        while (id < end && (plan->through[id].parent >= 0 || plan->slices[id].begin >= last)) id++;
+        for (at = 0; plan->groups[group].gang == 0; group = plan->branches[group].parent)
+            if ((at = plan->chunks[plan->groups[group].first_chunk].prefix) < last) break;
+        first = cf__max(at, id < end ? plan->slices[id].begin : 0);
+        rows = cf__metadata_row_end(plan, id);
+        job->n_path_levels++;
+        job->n_level_seqs += 1 + (rows < job->out.rows);
+        if (level == NULL) continue;
+        level--;
+        level->group = group;
+        level->first = first - at;
+        level->n_seqs = 1 + (rows < job->out.rows);
+        level->max_seqlen_q = (int32_t)rows; /* until cf__metadata_place_levels */
+        level->max_seqlen_k = (int32_t)(last - first);
     }
-    if (q > 0) cf__metadata_add(seqs, job->out.rows - q, 0);
 }
 
-/* Rows of the path from `first` on that the same rows of the chunk see and that lie in one state; returns where they
-   end. Those rows are the first ones of the chunk. */
-static int64_t cf__metadata_fill_path(const cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c,
-                                      int64_t first, cf_level *level, cf__metadata_seqs *seqs) {
-    int64_t id = c->first_slice, end = id + c->n_slices, group = c->group, last = job->out.prefix, rows = 0, at = 0;
-    for (; plan->groups[group].gang == 0 && (at = plan->chunks[plan->groups[group].first_chunk].prefix) > first;
-         group = plan->branches[group].parent)
-        last = cf__min(last, at);
-    for (; id < end && plan->slices[id].begin > first; id = cf__metadata_below(plan, id, end)) {
-        if (plan->slices[id].begin < last) last = plan->slices[id].begin;
-        rows = cf__metadata_row_end(plan, cf__metadata_below(plan, id, end));
+/* Adds a sequence to a level whose arrays have their places, unless nothing is in it. */
+static void cf__metadata_add_to_level(const cf__metadata_job *job, cf_level *level, int64_t queries, int64_t keys) {
+    cf__metadata_seqs seqs = {level->n_seqs, NULL, NULL, level->max_seqlen_q, level->max_seqlen_k};
+    seqs.cu_q = job->level_q + (level->cu_seqlens_q - job->level_q);
+    seqs.cu_k = job->level_k + (level->cu_seqlens_k - job->level_k);
+    cf__metadata_add(&seqs, queries, keys);
+    level->n_seqs = seqs.n;
+    level->max_seqlen_q = seqs.max_q;
+    level->max_seqlen_k = seqs.max_k;
+}
+
+/* The level of the rows of slices that have `depth` others above them in the chunk. NULL: there is no memory yet. */
+static cf_level *cf__metadata_depth(const cf__metadata_job *job, int64_t depth) {
+    return job->levels != NULL ? job->levels + job->n_path_levels + depth : NULL;
+}
+
+/* Begins a sequence of a slice's level: a second slice, `next`, goes on from it or from what lies right behind it. Only
+   counts the sequence, and rows and keys before it that have none, until the level has its place. */
+static void cf__metadata_open(cf__metadata_job *job, const cf_plan *plan, int64_t id, int64_t depth, int64_t next) {
+    int64_t offset = plan->slices[id].offset, *n;
+    cf_level *level = cf__metadata_depth(job, depth);
+    if (level == NULL || level->cu_seqlens_q == NULL) {
+        n = level != NULL ? &level->n_seqs : &job->n_level_seqs;
+        *n += 2 + (offset > 0) + (depth >= job->n_depths); /* and rows behind the last one of the level */
+        return;
     }
-    level->group = group;
-    level->first = first - at;
-    cf__metadata_add(seqs, rows, last - first);
-    cf__metadata_add(seqs, job->out.rows - rows, 0);
-    return last;
+    cf__metadata_add_to_level(job, level, plan->slices[next].offset - level->cu_seqlens_q[level->n_seqs], 0);
+    cf__metadata_add_to_level(job, level, 0, offset - level->cu_seqlens_k[level->n_seqs]);
 }
 
-/* Adds a level, unless nothing is in it: that of the rows of the path from *first on, or of a depth in the chunk. */
-static void cf__metadata_add_level(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t depth,
-                                   int64_t *first) {
-    cf_level level = {-1, 0, 0, job->level_q, job->level_k, 0, 0};
-    cf__metadata_seqs seqs = {0, job->level_q, job->level_k, 0, 0};
-    if (depth < 0) *first = cf__metadata_fill_path(job, plan, c, *first, &level, &seqs);
-    else cf__metadata_fill_depth(job, plan, c, depth, &seqs);
-    if (seqs.n == 0) return;
-    job->n_level_seqs += seqs.n;
-    job->out.n_levels++;
-    if (job->levels == NULL) return;
-    level.n_seqs = seqs.n;
-    level.max_seqlen_q = seqs.max_q;
-    level.max_seqlen_k = seqs.max_k;
-    job->levels[job->out.n_levels - 1] = level;
-    job->level_q += seqs.n + 1;
-    job->level_k += seqs.n + 1;
+/* Ends it, before slice `end`, which is none of those below. */
+static void cf__metadata_close(cf__metadata_job *job, const cf_plan *plan, int64_t id, int64_t depth, int64_t end) {
+    int64_t rows = cf__metadata_row_end(plan, end), *n;
+    cf_level *level = cf__metadata_depth(job, depth);
+    if (level == NULL || level->cu_seqlens_q == NULL) {
+        n = level != NULL ? &level->n_seqs : &job->n_level_seqs;
+        *n -= rows == job->out.rows; /* there are no rows behind it */
+        return;
+    }
+    cf__metadata_add_to_level(job, level, rows - level->cu_seqlens_q[level->n_seqs], plan->slices[id].length);
+}
+
+/* Levels of depths, in one walk over the slices, which come in preorder. `depth` is that of the slice before, and the
+   first `open` slices on the way down to it have begun a sequence. The walk goes up once for each time that it goes
+   down, so the time is linear. */
+static void cf__metadata_list_depths(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
+    int64_t end = c->first_slice + c->n_slices, depth = 0, open = 0, id, at, up, d;
+    job->n_depths = 0;
+    for (id = c->first_slice + 1; id <= end; id++, depth++) {
+        up = id < end ? plan->through[id].parent : -1;
+        for (at = id - 1; at != up; at = plan->through[at].parent, depth--)
+            if (depth < open) cf__metadata_close(job, plan, at, open = depth, id);
+        if (up == id - 1) continue;
+        for (d = depth; d >= open; d--, at = plan->through[at].parent) cf__metadata_open(job, plan, at, d, id);
+        open = cf__max(open, depth + 1);
+        job->n_depths = cf__max(job->n_depths, open);
+    }
+}
+
+/* Gives the levels, whose sequences have been counted, their arrays one behind the other. Those of the path are filled,
+   and others left empty. */
+static void cf__metadata_place_levels(cf__metadata_job *job) {
+    int64_t i, at = 0;
+    for (i = 0; i < job->out.n_levels; i++) {
+        cf_level *level = &job->levels[i];
+        int64_t n = level->n_seqs, queries = level->max_seqlen_q, keys = level->max_seqlen_k;
+        level->cu_seqlens_q = job->level_q + at;
+        level->cu_seqlens_k = job->level_k + at;
+        job->level_q[at] = job->level_k[at] = 0;
+        at += n + 1;
+        level->n_seqs = level->max_seqlen_q = level->max_seqlen_k = 0;
+        if (i >= job->n_path_levels) level->group = -1;
+        cf__metadata_add_to_level(job, level, queries, keys);
+        if (queries > 0) cf__metadata_add_to_level(job, level, job->out.rows - queries, 0);
+    }
 }
 
 /* Whether one call says all: what sees anything but its own run sees all rows of the chunk's own group. */
@@ -5755,27 +5788,54 @@ static int cf__metadata_is_plain(const cf_plan *plan, const cf_chunk *c) {
 }
 
 static void cf__metadata_add_levels(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
-    int64_t first = 0, id, depth, deepest = 0;
+    int64_t n = job->out.n_levels, i;
     job->out.n_levels = job->n_level_seqs = 0;
     if (plan->branches == NULL || cf__metadata_is_plain(plan, c)) return;
-    while (first < job->out.prefix) cf__metadata_add_level(job, plan, c, -1, &first);
-    for (id = c->first_slice; id < c->first_slice + c->n_slices; id++)
-        deepest = cf__max(deepest, cf__metadata_depth(plan, id));
-    for (depth = 0; depth < deepest; depth++) cf__metadata_add_level(job, plan, c, depth, &first);
+    if (job->levels != NULL) memset(job->levels, 0, (size_t)n * sizeof *job->levels);
+    cf__metadata_list_path(job, plan, c);
+    cf__metadata_list_depths(job, plan, c);
+    job->out.n_levels = job->n_path_levels + job->n_depths;
+    if (job->levels == NULL) return;
+    cf__metadata_place_levels(job);
+    cf__metadata_list_depths(job, plan, c);
+    for (i = job->n_path_levels; i < n; i++) {
+        cf_level *level = &job->levels[i];
+        cf__metadata_add_to_level(job, level, job->out.rows - level->cu_seqlens_q[level->n_seqs], 0);
+    }
+}
+
+/* The end, in plan->order, of one way on from a slice: of the sequences from `from` on that share the row behind it. A
+   slice of this chunk may have just these. It is looked for from *child on in steps that double, since the slices below
+   this one come in the order of their sequences; where they do not, it is not found, and sequences are compared. */
+static int64_t cf__metadata_way_end(const cf_plan *plan, const cf_chunk *c, int64_t id, int64_t from, int64_t *child) {
+    const cf_through *t = plan->through;
+    int64_t low = *child, high, step, middle, end = c->first_slice + c->n_slices, first = t[id].first;
+    int64_t position = plan->slices[id].begin + plan->slices[id].length;
+    for (step = 1; (high = low + step - 1) < end && t[high].first >= first && t[high].first < from; step *= 2)
+        low = high + 1;
+    for (high = cf__min(high, end); low < high;) {
+        middle = low + (high - low) / 2;
+        if (t[middle].first >= first && t[middle].first < from) low = middle + 1;
+        else high = middle;
+    }
+    *child = low;
+    if (low < end && t[low].parent == id && t[low].first == from) return from + t[low].n;
+    while (++from < first + t[id].n && plan->common[from] > position) continue;
+    return from;
 }
 
 /* Targets of the last row of a slice: one for each way on. Counts them, but the first, where there is no memory yet. */
-static void cf__metadata_fill_parting(cf__metadata_job *job, const cf_plan *plan, int64_t id) {
+static void cf__metadata_fill_parting(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t id) {
     const cf_slice *s = &plan->slices[id];
-    int64_t first = plan->through[id].first, end = first + plan->through[id].n, position = s->begin + s->length;
-    int64_t row = s->offset + s->length - 1, from = first, target = position - (job->desc.shifted != 0), i;
-    for (i = first + 1; i <= end; i++) {
+    int64_t first = plan->through[id].first, end = first + plan->through[id].n, child = id + 1, from, next;
+    int64_t row = s->offset + s->length - 1, target = s->begin + s->length - (job->desc.shifted != 0);
+    for (from = first; from < end; from = next) {
         double weight = 0;
         int wanted;
-        if (i < end && plan->common[i] > position) continue;
+        next = cf__metadata_way_end(plan, c, id, from, &child);
         job->most_more += from > first;
         wanted = job->targets != NULL && target < plan->lengths[plan->order[from]] &&
-                 cf__metadata_target(job, &plan->order[from], i - from, target, &weight);
+                 cf__metadata_target(job, &plan->order[from], next - from, target, &weight);
         if (wanted && from == first) {
             job->targets[row] = (int32_t)target;
             if (job->weights != NULL) job->weights[row] = weight;
@@ -5786,7 +5846,6 @@ static void cf__metadata_fill_parting(cf__metadata_job *job, const cf_plan *plan
             job->more_targets[at] = (int32_t)target;
             if (job->more_weights != NULL) job->more_weights[at] = weight;
         }
-        from = i;
     }
 }
 
@@ -5802,16 +5861,22 @@ static void cf__metadata_list_losses(cf__metadata_job *job) {
     }
 }
 
+/* Where the rows of a slice that see it end is, until it has been filled in, kept at its first row for slices below. */
 static void cf__metadata_list_keys(const cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int32_t *ends = job->key_ends + job->out.prefix;
-    int64_t id, end = c->first_slice + c->n_slices, seen = 0;
+    int64_t id, seen = 0;
     cf__metadata_fill_rows(ends, job->out.rows, 1, 1); /* padding sees itself */
-    for (id = end - 1; id >= c->first_slice; id--) {
+    for (id = c->first_slice + c->n_slices - 1; id >= c->first_slice; id--) {
         const cf_slice *s = &plan->slices[id];
-        int64_t last = cf__metadata_row_end(plan, cf__metadata_below(plan, id, end));
-        cf__metadata_fill_rows(ends + s->offset, s->length, (int32_t)last, 0);
-        if (plan->branches != NULL && plan->through[id].parent >= 0) continue;
-        cf__metadata_fill_rows(job->key_ends + seen, s->begin - seen, (int32_t)last, 0);
+        int64_t up = plan->branches != NULL ? plan->through[id].parent : -1;
+        int32_t last = (int32_t)cf__max(ends[s->offset], s->offset + s->length);
+        cf__metadata_fill_rows(ends + s->offset, s->length, last, 0);
+        if (up >= 0) {
+            int32_t *above = &ends[plan->slices[up].offset];
+            *above = (int32_t)cf__max(*above, last);
+            continue;
+        }
+        cf__metadata_fill_rows(job->key_ends + seen, s->begin - seen, last, 0);
         seen = s->begin;
     }
 }
@@ -5826,7 +5891,7 @@ static void cf__metadata_add_slice(cf__metadata_job *job, const cf_plan *plan, c
         cf__metadata_fill_slice(job, s, &s->sequence, 1, s->length - !(goes_on || job->desc.shifted));
     } else if (t != NULL) {
         if (job->targets != NULL) cf__metadata_fill_slice(job, s, &plan->order[t->first], t->n, s->length - 1);
-        cf__metadata_fill_parting(job, plan, id);
+        cf__metadata_fill_parting(job, plan, c, id);
     }
 }
 

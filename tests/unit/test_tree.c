@@ -10,6 +10,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { MOST = 16, LONGEST = 80, MOST_CHUNKS = 512, MOST_V = 12 };
 
@@ -1890,6 +1891,54 @@ TEST(long_chains_of_shares_need_no_stack) {
     free(shares);
 }
 
+/* Processor time of describing all chunks of a comb, in which each sequence leaves the one before and then has a token
+   of its own: the least of five runs. */
+static double comb_seconds(int64_t n, int64_t chunk_size) {
+    int64_t *lengths = (int64_t *)malloc((size_t)n * sizeof *lengths), i, run;
+    cf_share *shares = (cf_share *)malloc((size_t)n * sizeof *shares);
+    const cf_metadata_desc wants = {.wants_loss_rows = 1, .wants_key_ends = 1};
+    cf_pack_desc desc = {0};
+    cf_plan *plan = NULL;
+    size_t bytes = 0;
+    void *memory = NULL;
+    double best = 1e9;
+    if (lengths == NULL || shares == NULL) exit(1);
+    for (i = 0; i < n; i++) {
+        lengths[i] = i + 2;
+        shares[i].with = i == 0 ? 0 : i - 1;
+        shares[i].tokens = i;
+    }
+    desc.chunk_size = chunk_size;
+    desc.shares = shares;
+    desc.share_least = 1;
+    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
+    CHECK_INT(plan->n_slices, 2 * n - 1);
+    for (run = 0; run < 5; run++) {
+        clock_t start = clock();
+        int64_t levels = 0;
+        CHECK_INT(cf_metadata_size(plan, -1, &wants, &bytes, NULL), CF_OK);
+        if (memory == NULL) memory = malloc(bytes);
+        for (i = 0; i < plan->n_chunks; i++) {
+            cf_metadata m;
+            CHECK_INT(cf_metadata_fill(plan, i, &wants, memory, bytes, &m, NULL), CF_OK);
+            levels += m.n_levels;
+        }
+        CHECK(levels >= n - 1); /* one for each place where sequences part */
+        best = fmin(best, (double)(clock() - start) / CLOCKS_PER_SEC);
+    }
+    free(memory);
+    cf_plan_free(plan);
+    free(lengths);
+    free(shares);
+    return best;
+}
+
+/* 16 times as many slices take 16 times as long, and 256 times where a step for each pair of slices is taken. */
+TEST(metadata_of_many_slices_takes_near_linear_time) {
+    CHECK(comb_seconds(48000, 96000) < 80 * (comb_seconds(3000, 6000) + 1e-5)); /* one chunk */
+    CHECK(comb_seconds(48000, 32000) < 80 * (comb_seconds(3000, 2000) + 1e-5)); /* several, which see a path */
+}
+
 /* ---- as JSON ---- */
 
 typedef struct json_text {
@@ -2045,6 +2094,7 @@ SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(schedules_of_fo
       CASE(shares_are_found_in_tokens), CASE(shares_of_nodes_are_those_of_their_paths),
       CASE(siblings_take_turns_in_the_same_room),
       CASE(tokens_and_nodes_that_are_none_are_refused), CASE(long_chains_of_shares_need_no_stack),
+      CASE(metadata_of_many_slices_takes_near_linear_time),
       CASE(an_edge_between_siblings_has_a_name),
       CASE(the_validator_takes_the_sound_orders_of_a_tree_and_no_others),
       CASE(gradients_of_trees_are_those_of_their_sequences), CASE(what_makes_gradients_wrong_is_seen));
