@@ -31,6 +31,7 @@
        add the transfers       cf_schedule_lower
        run them                cf_run, cf_run_capacity (how large the buffers must be), cf_run_size, cf_chunk_seed
          one action at a time  cf_run_open, cf_run_next, cf_run_close
+     ~ run them by a table     cf_steps_make, cf_steps_size + cf_steps_into, cf_steps_capacity, cf_steps_free
        check                   cf_plan_validate, cf_schedule_validate (of any source)
      ~ ask a schedule          cf_schedule_index_make, cf_schedule_index_free, cf_schedule_find (where a pass stands),
                                cf_schedule_needs (what it waits for), cf_schedule_loads (what is held meanwhile)
@@ -101,8 +102,8 @@
 
    Sections, each found by its tag, first declared and then implemented in this order: >>base >>pack >>plan >>metadata
    >>model >>memory >>pipeline >>schedule >>clock >>bounds >>dispatch >>search >>check >>lockstep >>simulate >>lower
-   >>run >>write >>graph. A section calls only those above it. >>plan, >>clock, >>bounds, >>dispatch and >>search
-   declare nothing of their own. */
+   >>run >>steps >>write >>graph. A section calls only those above it. >>plan, >>clock, >>bounds, >>dispatch and
+   >>search declare nothing of their own. */
 
 #ifndef CHUNKFLOW_H
 #define CHUNKFLOW_H
@@ -1688,6 +1689,91 @@ CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *sche
 
 /* The seed that cf_run puts into a step: a 64-bit mix (splitmix64's finaliser) of run seed, chunk and virtual stage. */
 CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage);
+
+/* ================================================================================================================
+   >>steps    schedule -> what a stage does, step by step
+   ================================================================================================================ */
+
+/* One action of a stage's list, with all that your pass or transfer is told. Slots are small numbers, used again as
+   soon as they are free, and first the one that has been free longest. A number that does not apply is -1, a flag 0. */
+typedef struct cf_steps_item {
+    cf_action action;
+    int32_t position;     /* index of the step */
+    int32_t slot;         /* activation slot of the chunk, in use from the step with action.keep to the end of B or W;
+                             -1 in an F that keeps nothing, and in transfers */
+    int32_t state;        /* state slot of the chunk's group; -1 if it has none, in W and in transfers */
+    int32_t path;         /* index into `paths`: the group whose state this pass reads or adds to, and from there up */
+    int32_t input;        /* boundary slot of the tensor that a receive fills, or that F, R, B or I reads */
+    int32_t output;       /* boundary slot of the tensor that F, R, B or I makes, or that a send reads */
+    int32_t peer;         /* the stage at the other end of a transfer */
+    int32_t live;         /* chunks still kept on the stage when the step has ended */
+    uint8_t wants_loss;   /* F, R: 1 in the one forward of a chunk whose head and loss count: the one that keeps its
+                             activations, or is its only one, on the last virtual stage */
+    uint8_t clear_state_gradient; /* B, I: 1 in the first backward of a group on this virtual stage: dK and dV of the
+                                     state slot hold anything, and must be set to zero, in all of its rows, before the
+                                     pass */
+    uint8_t last_backward; /* B, W: 1 in the last of its virtual stage, after which gradients of weights are whole:
+                              there data-parallel ranks reduce them */
+    int64_t state_tokens; /* tokens whose K and V are still held, over all groups, when the step has ended */
+    uint64_t seed;        /* for dropout and the like; the same in every pass of this chunk on this virtual stage */
+} cf_steps_item;
+
+/* A group's state on one virtual stage. A chunk whose prefix has p rows sees min(rows, p - begin) of its rows. */
+typedef struct cf_steps_path {
+    int64_t group;
+    int64_t begin, rows;  /* its rows are the rows begin .. begin + rows - 1 of the path from the tree's root; without
+                             trees begin is 0 */
+    int32_t stage;        /* virtual stage */
+    int32_t state;        /* state slot: row 0 is row `begin` of the path */
+    int32_t first, last;  /* steps: the slot is in use from the start of the first to the end of the last */
+    int32_t clear;        /* the first step that adds to dK and dV of the group, which hold anything and must be set to
+                             zero, in all rows of the group, before it; -1: no backward comes */
+    int32_t up;           /* index of the group above, whose rows come before; -1: none, as always without trees */
+} cf_steps_path;
+
+/* What one stage does for one batch. One block of memory, like a plan. */
+typedef struct cf_steps {
+    int64_t stage;
+    int64_t transfers;         /* 1: made of a lowered schedule of several stages, so tensors cross between them. 0: no
+                                  tensor does: every `input` and `output` is -1, and what virtual stages hand each other
+                                  goes your own way */
+    int64_t n;
+    int64_t n_paths;
+    int64_t n_slots, n_states, n_boundaries; /* slots of activations, states and boundaries: the most in use at once */
+    int64_t peak_tokens;       /* most tokens (padding included) whose activations are kept at once */
+    int64_t peak_state_tokens; /* most tokens whose K and V are held at once */
+    cf_steps_item *steps;      /* (n) */
+    cf_steps_path *paths;      /* (n_paths) in the order in which they come into use */
+    cf_block block;            /* the memory that it lies in */
+} cf_steps;
+
+/* Makes the steps of one stage: for (i = 0; i < steps->n; i++) my_pass(&steps->steps[i]) runs it. The seed is mixed
+   into every step's. *out: to be given to cf_steps_free; untouched on failure.
+
+   Plan and schedule may be unvalidated. It is CF_ERROR_SCHEDULE, with the position in error->item, if the list asks for
+   the impossible: a backward without activations or before that of a later chunk of its group, a forward whose prefix
+   is missing, a chunk out of range and the like. It is the same, with item -1, if the list leaves a chunk out. Time is
+   linear in the actions of the stage and, in trees, in groups on the path of each. Also CF_ERROR_ARGUMENT,
+   CF_ERROR_PLAN, CF_ERROR_LIMIT (CF_MAX_ACTIONS), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
+CHUNKFLOW_API cf_result cf_steps_make(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, uint64_t seed,
+                                      const cf_allocator *allocator, cf_steps **out, cf_error *error);
+
+/* Bytes that cf_steps_into needs for these arguments; exact, working space included. */
+CHUNKFLOW_API cf_result cf_steps_size(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, size_t *bytes,
+                                      cf_error *error);
+
+/* The same in memory of your own: `bytes` of it, at a multiple of CF_MEMORY_ALIGNMENT. *out lies at its start, and
+   needs no cf_steps_free. CF_ERROR_SPACE if the memory is too small or misaligned. */
+CHUNKFLOW_API cf_result cf_steps_into(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, uint64_t seed,
+                                      void *memory, size_t bytes, cf_steps **out, cf_error *error);
+
+CHUNKFLOW_API void cf_steps_free(cf_steps *steps);
+
+/* Raises each member of *capacity to what the plan and the steps need: for one batch, or for as many as it is called
+   for. steps NULL: rows, prefix and n_seqs, for which the plan is enough. *capacity is untouched on failure. The plan
+   may be unvalidated; the steps must be as they were made. */
+CHUNKFLOW_API cf_result cf_steps_capacity(const cf_plan *plan, const cf_steps *steps, cf_capacity *capacity,
+                                          cf_error *error);
 
 /* ================================================================================================================
    >>write    plans and schedules as text
@@ -12222,6 +12308,394 @@ CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *
     cf__run_raise(&capacity->slots, stats.peak_slots);
     cf__run_raise(&capacity->states, stats.peak_states);
     cf__run_raise(&capacity->boundaries, stats.peak_boundaries);
+    return CF_OK;
+}
+
+/* ================================================================================================================
+   >>steps
+
+   The list of a stage is walked once, with the validator's checker in front, which judges each action before it counts.
+   Slots are taken and given back along the way, and what each action finds in them is its step. An example, of a group
+   of two chunks at K = 1 on one stage: F0 keeps nothing (slot -1) and takes state 0; F1 takes slot 0; B1 clears the
+   state's gradient and gives slot 0 back; R0 takes it again; B0 gives back both.
+
+   Cells are the rank's chunks on the virtual stages of this one stage only. What belongs to a group is in the cell of
+   its first chunk.
+   ================================================================================================================ */
+
+/* The tensors of a chunk that cross stages, on one virtual stage: each as it comes in, then each as it goes out. */
+enum { CF__STEPS_TENSORS = 2 * CF__PIPE_TENSORS };
+
+/* In place of a slot. WANTED: there is a SEND in the list for this tensor, so the pass that makes it takes a slot. */
+enum { CF__STEPS_NONE = -1, CF__STEPS_WANTED = -2 };
+
+enum { CF__STEPS_ACTIVATIONS, CF__STEPS_STATES, CF__STEPS_BOUNDARIES, CF__STEPS_POOLS };
+
+/* The slots of one kind. They are small numbers, and a new one is made only where none is free, so the number of those
+   ever made is the peak. The one that has been free longest is handed out first: a tensor that comes in beside the
+   passes seldom has to wait for the pass that has just begun. */
+typedef struct cf__steps_pool {
+    int64_t n;          /* how many owners of a slot there can be */
+    int32_t *slots;     /* (n) */
+    int32_t *free_list; /* (n) a ring */
+    int64_t first_free, n_free, n_made;
+} cf__steps_pool;
+
+typedef struct cf__stepper {
+    const cf_action *actions; /* (header.n) the stage's list */
+    uint64_t seed;
+    cf_error *error;
+    cf_steps header, *made;
+    cf__pipeline pipe;
+    cf__checker check;
+    int64_t n_cells;
+    cf__steps_pool pools[CF__STEPS_POOLS]; /* activations (n_cells), states (n_cells), boundaries (n_cells x
+                                              CF__STEPS_TENSORS; none where nothing crosses stages) */
+    int32_t *paths;     /* (n_cells) in the cell of a group's first chunk: index of its state */
+    int32_t *last;      /* (n_virtual) the last B or W so far */
+    int64_t n_finished; /* chunks, counted on each virtual stage, whose last pass has come */
+} cf__stepper;
+
+/* ---- slots ---- */
+
+static void cf__steps_acquire(cf__stepper *s, int what, int64_t i) {
+    cf__steps_pool *pool = &s->pools[what];
+    if (pool->n_free == 0) {
+        pool->slots[i] = (int32_t)pool->n_made++;
+        return;
+    }
+    pool->slots[i] = pool->free_list[pool->first_free];
+    pool->n_free--;
+    pool->first_free = (pool->first_free + 1) % pool->n;
+}
+
+static void cf__steps_release(cf__stepper *s, int what, int64_t i) {
+    cf__steps_pool *pool = &s->pools[what];
+    pool->free_list[(pool->first_free + pool->n_free++) % pool->n] = pool->slots[i];
+    pool->slots[i] = CF__STEPS_NONE;
+}
+
+/* Where an action finds what it works with: its cell, and places among the boundary slots, -1 for none. */
+typedef struct cf__steps_places {
+    int64_t row, cell;
+    int64_t in, out;          /* of the tensor that it reads or receives, and of the one that it makes or sends */
+    int64_t taken, given;     /* that of the two which comes into use with it, and that which goes out of use */
+} cf__steps_places;
+
+/* Place of the tensor that a pass reads. Where a V turns, it is the very one that another pass on this stage makes. */
+static inline int64_t cf__steps_read(const cf__stepper *s, const cf_action *a, int64_t cell) {
+    /* In local replay an R reads once more what its F has read. */
+    int tensor = a->pass == CF_R && s->pipe.local ? CF_F : cf__pipe_place(a->pass), way = s->pipe.takes[tensor];
+    if (!cf__pipe_leads(&s->pipe, way, a->stage)) return -1;
+    if (cf__pipe_hops(&s->pipe, a->stage, a->stage + way)) return cell * CF__STEPS_TENSORS + tensor;
+    return (cell + way * s->pipe.n) * CF__STEPS_TENSORS + CF__PIPE_TENSORS + tensor;
+}
+
+static inline cf__steps_places cf__steps_places_of(const cf__stepper *s, const cf_action *a) {
+    int64_t n_stages = s->pipe.shape.n_stages;
+    int64_t row = a->stage < n_stages ? 0 : a->stage / n_stages; /* mostly there is one: no division */
+    cf__steps_places at = {row, row * s->pipe.n + a->chunk - s->pipe.first_chunk, -1, -1, -1, -1};
+    int64_t first = at.cell * CF__STEPS_TENSORS;
+    if (!s->check.crosses || a->pass == CF_W) return at;
+    if (cf__pipe_is_transfer(a->pass)) {
+        const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
+        if (t->sends) at.out = at.given = first + CF__PIPE_TENSORS + t->tensor;
+        else at.in = at.taken = first + t->tensor;
+        return at;
+    }
+    at.in = at.given = cf__steps_read(s, a, at.cell);
+    at.out = at.taken = first + CF__PIPE_TENSORS + cf__pipe_place(a->pass);
+    return at;
+}
+
+/* Returns 1 if the chunk's group has a state, as all groups do but the leaves of trees. */
+static int cf__steps_has_state(const cf_plan *plan, const cf_chunk *c) {
+    return c->group >= 0 && (plan->branches == NULL || plan->groups[c->group].tokens > 0);
+}
+
+/* Returns the index of the state of a group, or of the nearest one above that has a state; -1: none has. */
+static int32_t cf__steps_path(const cf__stepper *s, const cf_action *a, int64_t cell, int64_t group) {
+    const cf_plan *plan = s->pipe.plan;
+    int32_t path = CF__STEPS_NONE;
+    for (; group >= 0 && path < 0; group = plan->branches != NULL ? plan->branches[group].parent : -1)
+        path = s->paths[cell + plan->groups[group].first_chunk - a->chunk];
+    return path;
+}
+
+/* Notes the state of a group that begins with this F. */
+static void cf__steps_begin_state(cf__stepper *s, const cf_action *a, const cf_chunk *c, const cf__steps_places *at) {
+    const cf_plan *plan = s->pipe.plan;
+    cf_steps_path *path = &s->made->paths[s->header.n_paths];
+    cf__steps_acquire(s, CF__STEPS_STATES, at->cell);
+    path->group = c->group;
+    path->begin = c->prefix;
+    path->rows = plan->groups[c->group].tokens;
+    path->stage = a->stage;
+    path->state = s->pools[CF__STEPS_STATES].slots[at->cell];
+    path->first = (int32_t)(a - s->actions);
+    path->last = path->clear = CF__STEPS_NONE;
+    path->up = plan->branches != NULL ? cf__steps_path(s, a, at->cell, plan->branches[c->group].parent) : -1;
+    s->paths[at->cell] = (int32_t)s->header.n_paths++;
+}
+
+/* Takes the slots that an action needs: the state of the group, activations that stay, a tensor that it receives or
+   that will be sent. */
+static void cf__steps_take(cf__stepper *s, const cf_action *a, const cf_chunk *c, const cf__steps_places *at) {
+    if (a->pass == CF_F && c->index == 0 && cf__steps_has_state(s->pipe.plan, c)) cf__steps_begin_state(s, a, c, at);
+    if (a->keep) cf__steps_acquire(s, CF__STEPS_ACTIVATIONS, at->cell);
+    if (at->taken < 0) return;
+    if (at->taken == at->out && s->pools[CF__STEPS_BOUNDARIES].slots[at->taken] != CF__STEPS_WANTED) return;
+    cf__steps_acquire(s, CF__STEPS_BOUNDARIES, at->taken);
+}
+
+static void cf__steps_end_state(cf__stepper *s, const cf_action *a, int64_t cell) {
+    if (s->pools[CF__STEPS_STATES].slots[cell] < 0) return;
+    s->made->paths[s->paths[cell]].last = (int32_t)(a - s->actions);
+    cf__steps_release(s, CF__STEPS_STATES, cell);
+}
+
+/* Gives back the states that end with an F where no backward comes. */
+static void cf__steps_end_states(cf__stepper *s, const cf_action *a, const cf_chunk *c, int64_t cell) {
+    const cf_plan *plan = s->pipe.plan;
+    int64_t group = c->group >= 0 ? cf__pipe_ended(plan, c, -1) : -1;
+    for (; group >= 0; group = cf__pipe_ended(plan, c, group))
+        cf__steps_end_state(s, a, cell + plan->groups[group].first_chunk - a->chunk);
+}
+
+/* Gives back what nobody needs after an action. Local replay reads the input of an F that kept nothing once more. */
+static void cf__steps_give_back(cf__stepper *s, const cf_action *a, const cf_chunk *c, const cf__steps_places *at) {
+    int forward_only = s->pipe.shape.forward_only != 0, again = a->pass == CF_F && !a->keep && s->pipe.local;
+    if (1 << a->pass & CF__CHECK_ENDS) cf__steps_release(s, CF__STEPS_ACTIVATIONS, at->cell);
+    if (1 << a->pass & (forward_only ? 1 << CF_F : (int)CF__CHECK_ENDS)) s->n_finished++;
+    if (1 << a->pass & CF__CHECK_BACKWARDS && c->index == 0) cf__steps_end_state(s, a, at->cell);
+    if (forward_only && a->pass == CF_F) cf__steps_end_states(s, a, c, at->cell);
+    if (at->given >= 0 && !again) cf__steps_release(s, CF__STEPS_BOUNDARIES, at->given);
+}
+
+/* ---- one action ---- */
+
+/* Fills in what a pass is told of states. Who adds to dK and dV of a group has added to those of all groups above, so
+   the groups that nobody has added to yet are the lowest of the path. */
+static void cf__steps_find_path(const cf__stepper *s, const cf_action *a, const cf_chunk *c, int64_t cell,
+                                cf_steps_item *step) {
+    cf_steps_path *paths = s->made->paths;
+    int32_t i;
+    step->path = cf__steps_path(s, a, cell, c->group);
+    step->state = cf__steps_has_state(s->pipe.plan, c) ? paths[step->path].state : -1;
+    if (!(1 << a->pass & CF__CHECK_BACKWARDS)) return;
+    for (i = step->path; i >= 0 && paths[i].clear < 0; i = paths[i].up) paths[i].clear = step->position;
+    step->clear_state_gradient = step->state >= 0 && paths[step->path].clear == step->position;
+}
+
+/* Writes the step of an action that has its slots. */
+static void cf__steps_write(cf__stepper *s, const cf_action *a, const cf_chunk *c, const cf__steps_places *at) {
+    const int32_t *boundaries = s->pools[CF__STEPS_BOUNDARIES].slots;
+    int transfer = cf__pipe_is_transfer(a->pass), keeps = a->keep || s->pipe.shape.forward_only;
+    cf_steps_item *step = &s->made->steps[a - s->actions];
+    memset(step, 0, sizeof *step);
+    step->action = *a;
+    step->position = (int32_t)(a - s->actions);
+    step->slot = transfer ? -1 : s->pools[CF__STEPS_ACTIVATIONS].slots[at->cell];
+    step->state = step->path = -1;
+    step->input = at->in >= 0 ? boundaries[at->in] : -1;
+    step->output = at->out >= 0 && boundaries[at->out] >= 0 ? boundaries[at->out] : -1;
+    step->peer = -1;
+    if (transfer) step->peer = (int32_t)cf__pipe_stage(&s->pipe, cf__pipe_other_end(a).stage);
+    else if (a->pass != CF_W) cf__steps_find_path(s, a, c, at->cell, step);
+    step->seed = cf_chunk_seed(s->seed, a->chunk, a->stage);
+    step->wants_loss = !transfer && keeps && a->stage == s->pipe.n_v - 1 && c->tokens > 0;
+    if (a->pass == CF_B || a->pass == CF_W) s->last[at->row] = step->position;
+}
+
+static cf_result cf__steps_action(cf__stepper *s, const cf_action *a) {
+    cf__pipe_held *held = &s->check.held;
+    cf_steps_item *step = &s->made->steps[a - s->actions];
+    const cf_chunk *c;
+    cf__steps_places at;
+    s->check.action = a - s->check.schedule->actions;
+    CF__TRY(cf__check_fields(&s->check, a));
+    at = cf__steps_places_of(s, a);
+    c = &s->pipe.plan->chunks[a->chunk];
+    CF__TRY(cf__check_action(&s->check, a, c, &s->check.cells[at.cell]));
+    cf__steps_take(s, a, c, &at);
+    cf__steps_write(s, a, c, &at);
+    if (!cf__pipe_is_transfer(a->pass)) {
+        cf__pipe_hold(&s->pipe, held, a, c);
+        s->made->peak_tokens = cf__max(s->made->peak_tokens, held->load.live_tokens);
+        s->made->peak_state_tokens = cf__max(s->made->peak_state_tokens, held->load.state_tokens);
+        cf__pipe_let_go(&s->pipe, held, a, c);
+    }
+    cf__steps_give_back(s, a, c, &at);
+    step->live = (int32_t)held->live;
+    step->state_tokens = held->load.state_tokens;
+    return CF_OK;
+}
+
+/* ---- making the steps ---- */
+
+static void cf__steps_scratch(void *job, cf__carver *carver) {
+    cf__stepper *s = (cf__stepper *)job;
+    int what;
+    s->check.cells = (uint16_t *)cf__take(carver, s->n_cells, sizeof(uint16_t));
+    s->paths = (int32_t *)cf__take(carver, s->n_cells, sizeof(int32_t));
+    s->last = (int32_t *)cf__take(carver, s->pipe.shape.n_virtual, sizeof(int32_t));
+    for (what = 0; what < CF__STEPS_POOLS; what++) {
+        s->pools[what].slots = (int32_t *)cf__take(carver, s->pools[what].n, sizeof(int32_t));
+        s->pools[what].free_list = (int32_t *)cf__take(carver, s->pools[what].n, sizeof(int32_t));
+    }
+}
+
+static cf_block *cf__steps_object(void *job, cf__carver *carver) {
+    cf__stepper *s = (cf__stepper *)job;
+    s->made = (cf_steps *)cf__take(carver, 1, sizeof(cf_steps));
+    s->header.steps = (cf_steps_item *)cf__take(carver, s->header.n, sizeof(cf_steps_item));
+    s->header.paths = (cf_steps_path *)cf__take(carver, s->header.n_paths, sizeof(cf_steps_path));
+    if (s->made == NULL) return NULL;
+    *s->made = s->header;
+    return &s->made->block;
+}
+
+/* Looks ahead which tensors will be sent, or read where a V turns, so that the passes which make them get a slot for
+   them. No slot is in use yet. */
+static cf_result cf__steps_find_sends(void *job) {
+    cf__stepper *s = (cf__stepper *)job;
+    const cf_action *a = s->actions;
+    int64_t i, given;
+    int what;
+    s->check.pipe = &s->pipe;
+    for (what = 0; what < CF__STEPS_POOLS; what++)
+        for (i = 0; i < s->pools[what].n; i++) s->pools[what].slots[i] = CF__STEPS_NONE;
+    for (i = 0; i < s->n_cells; i++) s->paths[i] = CF__STEPS_NONE;
+    for (i = 0; i < s->pipe.shape.n_virtual; i++) s->last[i] = CF__STEPS_NONE;
+    for (i = 0; i < s->header.n && s->check.crosses; i++, a++) {
+        s->check.action = a - s->check.schedule->actions;
+        CF__TRY(cf__check_fields(&s->check, a));
+        if (cf__pipe_is_transfer(a->pass)) CF__TRY(cf__check_ends(&s->check, a));
+        given = cf__steps_places_of(s, a).given;
+        if (given >= 0 && given % CF__STEPS_TENSORS >= CF__PIPE_TENSORS)
+            s->pools[CF__STEPS_BOUNDARIES].slots[given] = CF__STEPS_WANTED;
+    }
+    return CF_OK;
+}
+
+/* Refuses a list that leaves something out. */
+static cf_result cf__steps_judge_end(const cf__stepper *s) {
+    int64_t n_left = 0;
+    int what;
+    for (what = 0; what < CF__STEPS_POOLS; what++) n_left += s->pools[what].n_made - s->pools[what].n_free;
+    if (n_left > 0)
+        return cf__fail(s->error, CF_ERROR_SCHEDULE, "actions", -1, 0, n_left,
+                        "slots are still in use at the end of the list");
+    if (s->n_finished != s->n_cells)
+        return cf__fail(s->error, CF_ERROR_SCHEDULE, "actions", -1, s->n_cells, s->n_finished,
+                        "some chunks never end their backward");
+    return CF_OK;
+}
+
+static cf_result cf__steps_fill(void *job) {
+    cf__stepper *s = (cf__stepper *)job;
+    int64_t i;
+    s->header.n_paths = 0; /* from here on, those that have begun */
+    for (i = 0; i < s->header.n; i++) CF__TRY(cf__steps_action(s, &s->actions[i]));
+    CF__TRY(cf__steps_judge_end(s));
+    for (i = 0; i < s->pipe.shape.n_virtual; i++)
+        if (s->last[i] >= 0) s->made->steps[s->last[i]].last_backward = 1;
+    s->made->n_slots = s->pools[CF__STEPS_ACTIVATIONS].n_made;
+    s->made->n_states = s->pools[CF__STEPS_STATES].n_made;
+    s->made->n_boundaries = s->pools[CF__STEPS_BOUNDARIES].n_made;
+    return CF_OK;
+}
+
+static const cf__recipe cf__steps_recipe = {"n_actions", 1, cf__steps_scratch, cf__steps_find_sends, cf__steps_object,
+                                            cf__steps_fill};
+
+/* Checks plan and schedule against each other, and counts what the stage needs. */
+static cf_result cf__steps_start(cf__stepper *s, const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
+                                 cf_error *error) {
+    int64_t i, n_groups = 0;
+    memset(s, 0, sizeof *s);
+    CF__TRY(cf__pipe_check_schedule(plan, schedule, 0, error));
+    if (!cf__mul(plan->n_steps, schedule->shape.n_virtual, &s->n_cells) || s->n_cells > INT32_MAX / CF__STEPS_TENSORS)
+        return cf__refuse(error, CF_ERROR_LIMIT, "shape.n_virtual", -1,
+                          "a stage has too many chunks on its virtual stages");
+    /* What is taken is in proportion to what there is: chunks, and actions. */
+    if (schedule->shape.n_virtual > 1 && schedule->n_actions / schedule->shape.n_stages < s->n_cells)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, s->n_cells, schedule->n_actions,
+                        "every chunk needs two passes on every virtual stage");
+    CF__TRY(cf__choice(stage, 0, schedule->shape.n_stages - 1, "stage", error));
+    s->pipe = cf__pipe_of(plan, &schedule->shape, NULL);
+    s->error = error;
+    cf__check_take_up(&s->check, schedule, error);
+    s->check.limits = &schedule->limits; /* so that positions count from the start of the list */
+    s->check.stage = stage;
+    s->header.stage = stage;
+    s->header.transfers = s->check.crosses;
+    s->header.n = schedule->first[stage + 1] - schedule->first[stage];
+    CF__TRY(cf__range(s->header.n, 0, CF_MAX_ACTIONS, "n_actions", error));
+    if (s->header.n > 0) s->actions = &schedule->actions[schedule->first[stage]];
+    for (i = 0; i < s->pipe.n; i++) {
+        const cf_chunk *c = &s->pipe.chunks[i];
+        n_groups += c->index == 0 && cf__steps_has_state(plan, c);
+    }
+    s->header.n_paths = n_groups * schedule->shape.n_virtual;
+    s->pools[CF__STEPS_ACTIVATIONS].n = s->pools[CF__STEPS_STATES].n = s->n_cells;
+    s->pools[CF__STEPS_BOUNDARIES].n = s->check.crosses ? s->n_cells * CF__STEPS_TENSORS : 0;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_steps_make(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, uint64_t seed,
+                                      const cf_allocator *allocator, cf_steps **out, cf_error *error) {
+    cf__stepper s;
+    CF__TRY(cf__steps_start(&s, plan, schedule, stage, error));
+    if (out == NULL) return cf__fail_null(error, "out");
+    s.seed = seed;
+    CF__TRY(cf__make(&cf__steps_recipe, &s, allocator, error));
+    *out = s.made;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_steps_size(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, size_t *bytes,
+                                      cf_error *error) {
+    cf__stepper s;
+    CF__TRY(cf__steps_start(&s, plan, schedule, stage, error));
+    return cf__size_job(&cf__steps_recipe, &s, bytes, error);
+}
+
+CHUNKFLOW_API cf_result cf_steps_into(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, uint64_t seed,
+                                      void *memory, size_t bytes, cf_steps **out, cf_error *error) {
+    cf__stepper s;
+    CF__TRY(cf__steps_start(&s, plan, schedule, stage, error));
+    if (out == NULL) return cf__fail_null(error, "out");
+    s.seed = seed;
+    CF__TRY(cf__make_into(&cf__steps_recipe, &s, memory, bytes, error));
+    *out = s.made;
+    return CF_OK;
+}
+
+CHUNKFLOW_API void cf_steps_free(cf_steps *steps) {
+    if (steps != NULL) cf__free_object(steps, &steps->block);
+}
+
+static void cf__steps_raise(int64_t *to, int64_t value) { *to = cf__max(*to, value); }
+
+CHUNKFLOW_API cf_result cf_steps_capacity(const cf_plan *plan, const cf_steps *steps, cf_capacity *capacity,
+                                          cf_error *error) {
+    int64_t i;
+    CF__TRY(cf__plan_check_counts(plan, error));
+    if (capacity == NULL) return cf__fail_null(error, "capacity");
+    CF__TRY(cf__plan_check_units(plan, 0, plan->n_ranks, error));
+    for (i = 0; i < plan->n_chunks; i++) {
+        const cf_chunk *c = &plan->chunks[i];
+        int64_t n_slices = cf__min(c->n_slices, plan->chunk_size); /* each of them has a token */
+        /* Padding lies behind the last one, where the capacity has more rows, and behind any if rows are aligned. */
+        cf__steps_raise(&capacity->n_seqs, n_slices + (plan->align > 1 ? cf__max(n_slices, 1) : 1));
+        cf__steps_raise(&capacity->rows, c->padded);
+        cf__steps_raise(&capacity->prefix, cf__plan_prefix(plan, c));
+    }
+    if (steps == NULL) return CF_OK;
+    cf__steps_raise(&capacity->slots, steps->n_slots);
+    cf__steps_raise(&capacity->states, steps->n_states);
+    cf__steps_raise(&capacity->boundaries, steps->n_boundaries);
     return CF_OK;
 }
 

@@ -52,7 +52,8 @@ static const char *const outputs[] = {
     "cf_error",          "cf_plan_stats",    "cf_metadata", "cf_parameters", "cf_shard",     "cf_token_bytes",
     "cf_memory_report",  "cf_search_report", "cf_bound",    "cf_need",       "cf_timeline",  "cf_step",
     "cf_path",           "cf_level",         "cf_slot",     "cf_progress",   "cf_run_stats", "cf_fit",
-    "cf_tune_candidate", "cf_tune_progress", "cf_tuning",   "cf_piece"};
+    "cf_tune_candidate", "cf_tune_progress", "cf_tuning",   "cf_piece",      "cf_steps",     "cf_steps_item",
+    "cf_steps_path"};
 
 /* ---- documented limits ---- */
 
@@ -881,6 +882,7 @@ static cf_result made(cf_result result, void (*release)(void)) {
 
 static void release_plan(void) { cf_plan_free(*(cf_plan **)(void *)out); }
 static void release_schedule(void) { cf_schedule_free(*(cf_schedule **)(void *)out); }
+static void release_steps(void) { cf_steps_free(*(cf_steps **)(void *)out); }
 static void release_timeline(void) { cf_timeline_free(*(cf_timeline **)(void *)out); }
 static void release_graph(void) { cf_graph_free(*(cf_graph **)(void *)out); }
 static void release_tuning(void) { cf_tuning_free(*(cf_tuning **)(void *)out); }
@@ -927,6 +929,11 @@ static cf_result into_plan(void *room, size_t n, cf_error *error) {
 static cf_result into_schedule(void *room, size_t n, cf_error *error) {
     cf_schedule *unused;
     return cf_schedule_into(plan, &order, room, n, &unused, error);
+}
+
+static cf_result into_steps(void *room, size_t n, cf_error *error) {
+    cf_steps *unused;
+    return cf_steps_into(plan, schedule, 0, 0, room, n, &unused, error);
 }
 
 static cf_result into_metadata(void *room, size_t n, cf_error *error) {
@@ -1048,6 +1055,16 @@ static cf_limits scratch_limits;
     X(cf_schedule_needs, action, INT64_MAX, 0, asked(0, 0, 0, number)) \
     X(cf_run_open, stage, INT64_MAX, 0, made(cf_run_open(plan, schedule, number, &run, ROOM, error), release_runner)) \
     X(cf_run_capacity, stage, INT64_MAX, 0, untouched_by(cf_run_capacity(plan, schedule, number, ROOM, error))) \
+    X(cf_steps_make, stage, INT64_MAX, 0, \
+      made(cf_steps_make(plan, schedule, number, 0, NULL, ROOM, error), release_steps)) \
+    X(cf_steps_make, seed, INT64_MAX, 0, \
+      made(cf_steps_make(plan, schedule, 0, (uint64_t)number, NULL, ROOM, error), release_steps)) \
+    X(cf_steps_size, stage, INT64_MAX, 0, untouched_by(cf_steps_size(plan, schedule, number, ROOM, error))) \
+    X(cf_steps_into, stage, INT64_MAX, 0, \
+      untouched_by(cf_steps_into(plan, schedule, number, 0, NULL, 0, ROOM, error))) \
+    X(cf_steps_into, seed, INT64_MAX, 0, \
+      untouched_by(cf_steps_into(plan, schedule, 0, (uint64_t)number, NULL, 0, ROOM, error))) \
+    X(cf_steps_into, bytes, INT64_MAX, 0, into(into_steps, error)) \
     X(cf_chunk_seed, seed, INT64_MAX, 0, fine((int64_t)cf_chunk_seed((uint64_t)number, 0, 0))) \
     X(cf_chunk_seed, chunk, INT64_MAX, 0, fine((int64_t)cf_chunk_seed(0, number, 0))) \
     X(cf_chunk_seed, stage, INT64_MAX, 0, fine((int64_t)cf_chunk_seed(0, 0, number))) \
