@@ -20,7 +20,7 @@
    The functions by task. Those of a line with ~ may change before 1.0; all others are stable: until then a function
    keeps its arguments and meaning, and a struct of options its members, to which others may be added.
        pack a batch            cf_pack, cf_pack_size + cf_pack_into (your memory), cf_pack_defaults, cf_plan_free
-         what begins alike     cf_shares_find (from tokens), cf_shares_of_nodes (from a tree)
+         what begins alike     cf_shares_find (from tokens)
        ask a plan              cf_plan_measure (fill, bounds, balance), cf_chunk_state_tokens, cf_slice_pairs
        feed kernels and loss   cf_metadata_size + cf_metadata_fill (cu_seqlens, positions, targets), cf_loss_weights
      ~   rows of other ranks   cf_gang_pieces
@@ -255,10 +255,8 @@ CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length);
 
 #define CF_PACK_METHODS(X)                                                                                        \
     X(CF_PACK_DEFAULT, "?")           /* CF_PACK_BEST_FIT */                                                      \
-    X(CF_PACK_BEST_FIT, "best-fit")   /* Longest first, into the fullest chunk with room. Never more chunks than  \
-                                         first fit: where that one wins, its packing is returned and plan->method \
-                                         says so. (Balancing several ranks may then use idle chunks as well.) */  \
-    X(CF_PACK_FIRST_FIT, "first-fit") /* longest first, into the earliest chunk with room */                      \
+    X(CF_PACK_BEST_FIT, "best-fit")   /* Longest first, into the fullest chunk with room. On one rank never more  \
+                                         chunks than first fit decreasing: where that wins, it is taken. */       \
     X(CF_PACK_NEXT_FIT, "next-fit")   /* in input order, into the last chunk or a new one: sequences stay in order */
 
 CF_ENUM_OF(cf_pack_method, CF_PACK_METHODS, CF_PACK_COUNT);
@@ -371,7 +369,7 @@ typedef struct cf_plan {
     int64_t chunk_size;     /* as asked */
     int64_t align;          /* as asked, 1 if none */
     int64_t max_slices;     /* as asked, 0 if none */
-    cf_pack_method method;  /* the method whose packing this is */
+    cf_pack_method method;
     cf_split_method split;
     int64_t n_sequences;
     int64_t n_empty;        /* sequences of length 0; they are in no slice */
@@ -458,16 +456,10 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan);
 
    cf_shares_find compares tokens: sequence i has lengths[i] of token_bytes bytes each at tokens[i]. Takes n log n steps
    and as many as tokens are alike (Ng and Kakehi, Merging string sequences by longest common prefixes, 2008).
-   cf_shares_of_nodes has a tree: node i has tokens[i] tokens behind those of parents[i], which is a node before it, or
-   -1. The nodes that no other one goes on from are the sequences: the j-th is node leaves[j], has lengths[j] tokens,
-   and shares shares[j]. A sequence that ends where others go on has a node of 0 tokens. All three have room for n.
 
-   Errors: CF_ERROR_ARGUMENT (names the argument and the item), CF_ERROR_LIMIT; of nodes CF_ERROR_OVERFLOW (the sum of
-   their tokens), of tokens CF_ERROR_MEMORY (working space). */
+   Errors: CF_ERROR_ARGUMENT (names the argument and the item), CF_ERROR_LIMIT, CF_ERROR_MEMORY (working space). */
 CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_bytes, const int64_t *lengths,
                                        int64_t n, cf_share *shares, const cf_allocator *allocator, cf_error *error);
-CHUNKFLOW_API cf_result cf_shares_of_nodes(const int64_t *parents, const int64_t *tokens, int64_t n, int64_t *leaves,
-                                           int64_t *lengths, cf_share *shares, int64_t *n_sequences, cf_error *error);
 
 /* Checks a plan from any source against the lengths that it claims to pack: every token of every sequence in exactly
    one slice, slices of a sequence in order, no chunk over chunk_size or max_slices, alignment, groups and prefixes,
@@ -778,8 +770,7 @@ CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute);
     X(CF_PLACEMENT_DEFAULT, "?")   /* CF_PLACEMENT_LOOP */                                                        \
     X(CF_PLACEMENT_LOOP, "loop")   /* virtual stage v on stage v mod n_stages */                                  \
     X(CF_PLACEMENT_V, "v")         /* there and back again: 0 .. n_stages - 1, n_stages - 1 .. 0, and so on (Qi et */ \
-                                   /* al., Pipeline Parallelism with Controllable Memory, 2024) */                \
-    X(CF_PLACEMENT_ANY, "any")     /* only asked for, and only of `best`: the one whose schedule is shorter */
+                                   /* al., Pipeline Parallelism with Controllable Memory, 2024) */
 
 CF_ENUM_OF(cf_placement, CF_PLACEMENTS, CF_PLACEMENT_COUNT);
 CHUNKFLOW_API const char *cf_placement_name(cf_placement placement);
@@ -1195,14 +1186,12 @@ typedef struct cf_search_report {
     double makespan;             /* of the schedule returned */
     double bound;                /* the strongest lower bound that is known */
     double gap;                  /* makespan / bound - 1 */
-    int runs_ahead;              /* where best_fixed is `paper`, which of its two orders: 1 where the last stage is a
-                                    constant number of passes ahead of its backwards */
 } cf_search_report;
 
 /* What to schedule. Zero means default in every member. */
 typedef struct cf_schedule_desc {
     cf_shape shape;              /* more than one virtual stage only for interleaved, zero-bubble and best; placement v
-                                    only for zero-bubble and best, any and forward_only only for best */
+                                    only for zero-bubble and best, forward_only only for best */
     cf_schedule_kind kind;       /* 0: best */
     const cf_timing *timing;     /* NULL: unit costs */
     cf_limits limits;            /* not given: none, but for `best`, as said below */
@@ -2699,7 +2688,7 @@ static void cf__tree_build(cf__tree *t) {
     cf__tree_make_chains(t);
 }
 
-/* ---- shares of tokens, and of nodes ---- */
+/* ---- shares of tokens ---- */
 
 typedef struct cf__share_finder {
     const void *const *tokens;
@@ -2786,55 +2775,6 @@ CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_
             return cf__refuse(error, CF_ERROR_ARGUMENT, "tokens", i, "must not be NULL");
     }
     return cf__make(&recipe, &f, allocator, error);
-}
-
-/* Until the last loop shares[i] is of node i: the tokens up to its end, and its first sequence. In place of that stands
-   -1 in what is a leaf so far, and -2 where others go on but no sequence has come through yet. In a leaf it is whom it
-   shares with; how many tokens is in `lengths` meanwhile. Sequence j has node j or a later one, so nothing is written
-   over before it is read. */
-static int64_t cf__share_walk(const int64_t *parents, const int64_t *tokens, int64_t n_nodes, int64_t *leaves,
-                              int64_t *lengths, cf_share *shares) {
-    int64_t i, up, n = 0;
-    for (i = 0; i < n_nodes; i++) {
-        up = parents[i];
-        shares[i].tokens = tokens[i] + (up >= 0 ? shares[up].tokens : 0);
-        shares[i].with = -1;
-        if (up >= 0) shares[up].with = -2;
-    }
-    for (i = 0; i < n_nodes; i++) {
-        if (shares[i].with != -1) continue;
-        for (up = parents[i]; up >= 0 && shares[up].with < 0; up = parents[up]) shares[up].with = n;
-        shares[i].with = up >= 0 ? shares[up].with : 0;
-        lengths[n] = up >= 0 ? shares[up].tokens : 0;
-        leaves[n++] = i;
-    }
-    for (i = 0; i < n; i++) {
-        const cf_share share = {shares[leaves[i]].with, lengths[i]};
-        lengths[i] = shares[leaves[i]].tokens;
-        shares[i] = share;
-    }
-    return n;
-}
-
-CHUNKFLOW_API cf_result cf_shares_of_nodes(const int64_t *parents, const int64_t *tokens, int64_t n, int64_t *leaves,
-                                           int64_t *lengths, cf_share *shares, int64_t *n_sequences, cf_error *error) {
-    const struct {
-        const char *name;
-        const void *pointer;
-    } arrays[] = {
-        {"parents", parents}, {"tokens", tokens}, {"leaves", leaves}, {"lengths", lengths}, {"shares", shares}};
-    int64_t i, sum = 0;
-    CF__TRY(cf__range(n, 0, CF_MAX_SEQUENCES, "n", error));
-    for (i = 0; i < CF__COUNT(arrays); i++)
-        if (n > 0 && arrays[i].pointer == NULL) return cf__fail_null(error, arrays[i].name);
-    if (n_sequences == NULL) return cf__fail_null(error, "n_sequences");
-    for (i = 0; i < n; i++) {
-        CF__TRY(cf__inside(parents[i], -1, i - 1, CF_ERROR_ARGUMENT, "parents", i, "is no node before it", error));
-        CF__TRY(cf__inside(tokens[i], 0, CF_MAX_LENGTH, CF_ERROR_ARGUMENT, "tokens", i, "is out of range", error));
-        if (!cf__add(sum, tokens[i], &sum)) return cf__fail_size(error, "tokens");
-    }
-    *n_sequences = cf__share_walk(parents, tokens, n, leaves, lengths, shares);
-    return CF_OK;
 }
 
 /* ================================================================================================================
@@ -3588,7 +3528,7 @@ static void cf__pack_next_fit(cf__packer *p) {
 }
 
 /* Fills unit_of, units and order by the method asked for. Best fit gives way to first fit where that needs fewer
-   chunks, which it is asked only if there is something to win. */
+   chunks, which is tried only if there is something to win. */
 static void cf__pack_assign_items(cf__packer *p) {
     /* Chunks that take no items: all but the last of each group. */
     int64_t i, n_closed = p->n_dependent - p->head.n_groups;
@@ -3600,16 +3540,13 @@ static void cf__pack_assign_items(cf__packer *p) {
         return;
     }
     cf__pack_find_runs(p, 0, p->n_items);
-    if (p->desc.method == CF_PACK_BEST_FIT) {
-        cf__bits_clear(&p->bins.used);
-        for (i = 0; i < p->head.n_groups; i++) cf__pack_bins_insert(p, (int32_t)i);
-        cf__pack_best_fit(p);
-        if (n_closed + p->n_units > p->head.lower_bound && cf__pack_first_fit(p, 1) < p->n_units) {
-            p->desc.method = CF_PACK_FIRST_FIT;
-            cf__pack_find_runs(p, 0, p->n_items);
-        }
+    cf__bits_clear(&p->bins.used);
+    for (i = 0; i < p->head.n_groups; i++) cf__pack_bins_insert(p, (int32_t)i);
+    cf__pack_best_fit(p);
+    if (n_closed + p->n_units > p->head.lower_bound && cf__pack_first_fit(p, 1) < p->n_units) {
+        cf__pack_find_runs(p, 0, p->n_items);
+        (void)cf__pack_first_fit(p, 0);
     }
-    if (p->desc.method == CF_PACK_FIRST_FIT) cf__pack_first_fit(p, 0);
     for (i = 0; i < p->n_units; i++) p->order[i] = (int32_t)i;
 }
 
@@ -7051,11 +6988,11 @@ static cf_shape cf__pipe_shape_defaults(cf_shape shape, int64_t n_virtual) {
     return shape;
 }
 
-/* A shape whose defaults are filled in, with the placements up to the last one that is allowed. */
-static cf_result cf__pipe_check_shape(const cf_plan *plan, const cf_shape *shape, cf_placement last, cf_error *error) {
+/* A shape whose defaults are filled in. */
+static cf_result cf__pipe_check_shape(const cf_plan *plan, const cf_shape *shape, cf_error *error) {
     CF__TRY(cf__range(shape->n_stages, 1, CF_MAX_STAGES, "shape.n_stages", error));
     CF__TRY(cf__range(shape->n_virtual, 1, CF_MAX_STAGES / shape->n_stages, "shape.n_virtual", error));
-    CF__TRY(cf__choice((int)shape->placement, CF_PLACEMENT_LOOP, (int)last, "shape.placement", error));
+    CF__TRY(cf__choice((int)shape->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "shape.placement", error));
     CF__TRY(cf__choice((int)shape->replay, CF_REPLAY_PIPELINE, CF_REPLAY_COUNT - 1, "shape.replay", error));
     CF__TRY(cf__range(shape->k, 1, INT64_MAX, "shape.k", error));
     CF__TRY(cf__inside(shape->forward_only, 0, 1, CF_ERROR_ARGUMENT, "shape.forward_only", -1, "is neither 0 nor 1",
@@ -7709,11 +7646,6 @@ static int cf__schedule_splits(const cf_schedule_desc *desc) {
     return desc->kind == CF_SCHEDULE_ZERO_BUBBLE || (desc->kind == CF_SCHEDULE_BEST && desc->split_backward);
 }
 
-/* Whether virtual stages may lie like this. */
-static int cf__schedule_allows(const cf_schedule_desc *desc, int placement) {
-    return desc->shape.placement == CF_PLACEMENT_ANY || (int)desc->shape.placement == placement;
-}
-
 typedef struct cf__pattern_item {
     int32_t chunk;
     int32_t after;  /* backwards that must have run on the same stage: R, whose slot an earlier backward frees */
@@ -7821,7 +7753,7 @@ static void cf__schedule_tighten(cf__pipe_room *limits, const cf__schedule_maker
     limits->bytes = cf__min(limits->bytes, own.bytes);
 }
 
-/* The limits, or the placement on which they may depend, have changed. */
+/* The limits have changed. */
 static void cf__schedule_settle(cf__schedule_maker *m) {
     cf__pipe_room least = {INT64_MAX, INT64_MAX, INT64_MAX};
     int64_t s;
@@ -8233,17 +8165,14 @@ static cf_result cf__schedule_check_gangs(const cf_plan *plan, const cf_schedule
 
 static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
     int many = desc->kind >= CF_SCHEDULE_INTERLEAVED;
-    int64_t placements = desc->kind == CF_SCHEDULE_BEST          ? CF_PLACEMENT_ANY
-                         : desc->kind == CF_SCHEDULE_ZERO_BUBBLE ? CF_PLACEMENT_V
-                                                                 : CF_PLACEMENT_LOOP;
     CF__TRY(cf__choice((int)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error));
-    CF__TRY(cf__pipe_check_shape(plan, &desc->shape, CF_PLACEMENT_ANY, error));
+    CF__TRY(cf__pipe_check_shape(plan, &desc->shape, error));
     if (desc->shape.n_virtual > 1 && !many)
         return cf__fail(error, CF_ERROR_ARGUMENT, "shape.n_virtual", -1, 1, desc->shape.n_virtual,
                         "only interleaved, zero-bubble and best have virtual stages");
-    if ((int)desc->shape.placement > placements)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "shape.placement", -1, placements, (int)desc->shape.placement,
-                        "only zero-bubble and best lay virtual stages in a V, and only best chooses");
+    if (desc->shape.placement == CF_PLACEMENT_V && desc->kind < CF_SCHEDULE_ZERO_BUBBLE)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "shape.placement", -1, CF_PLACEMENT_LOOP, CF_PLACEMENT_V,
+                        "only zero-bubble and best lay virtual stages in a V");
     CF__TRY(cf__range(desc->budget, 0, INT64_MAX, "budget", error));
     if (desc->shape.forward_only && desc->kind != CF_SCHEDULE_BEST)
         return cf__fail(error, CF_ERROR_ARGUMENT, "shape.forward_only", -1, 0, 1,
@@ -9860,8 +9789,8 @@ static void cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
 /* ================================================================================================================
    >>search    the best of many schedules
 
-   A core search looks for a schedule with one K, one set of limits, whole or cut backwards, and one placement. It tries
-   the fixed schedules first, each as if nothing were limited and then within the limits; then dispatch with a few
+   A core search looks for a schedule with one K, one set of limits, whole or cut backwards. It tries the
+   fixed schedules first, each as if nothing were limited and then within the limits; then dispatch with a few
    policies and orders of units that are good to begin with; and then it walks: it changes one thing at random (a unit
    moves to another place in the order, or the policy changes), and keeps the change if the makespan does not grow. It
    tries the same candidates in the same order whatever the budget, which only says when to stop. That is why a larger
@@ -10007,12 +9936,10 @@ static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
     if (kind != CF_SCHEDULE_BEST && makespan < report->fixed_makespan) {
         report->best_fixed = kind;
         report->fixed_makespan = makespan;
-        report->runs_ahead = search->maker.pattern.runs_ahead;
     }
     if (!(makespan < report->makespan)) return;
     report->makespan = makespan;
     report->n_improved++;
-    search->schedule->shape.placement = pipe->shape.placement;
     search->schedule->n_actions = trial->n_actions;
     memcpy(search->schedule->first, trial->first, (size_t)(pipe->shape.n_stages + 1) * sizeof *trial->first);
     memcpy(search->schedule->actions, trial->actions, (size_t)trial->n_actions * sizeof *trial->actions);
@@ -10333,25 +10260,16 @@ static void cf__search_each_limit(cf__search *search, int split) {
 static void cf__search_best(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     cf_search_report *report = &search->report;
-    int splits = cf__schedule_splits(&m->desc) && !m->desc.shape.forward_only, pass, placement, split;
-    int searches = !m->desc.shape.forward_only; /* forwards alone have one order */
+    int splits = cf__schedule_splits(&m->desc) && !m->desc.shape.forward_only, split;
     report->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, splits);
-    search->goal = DBL_MAX;
-    for (pass = 0; pass < 2; pass++) /* first the goal, and then the searches for it */
-        for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
-            if (!cf__schedule_allows(&m->desc, placement)) continue;
-            m->pipe.shape.placement = (cf_placement)placement;
-            cf__schedule_settle(m);
-            if (pass == 0) {
-                double bound = cf__search_find_bound(search, splits ? CF__BOUNDS_EITHER : 0, DBL_MAX);
-                if (bound < search->goal) search->goal = bound;
-            }
-            for (split = 0; split <= splits && pass == 1 && searches; split++) cf__search_each_limit(search, split);
-            if (pass == 0 || searches) continue;
-            report->n_tried++;
-            cf__schedule_write_rounds(m, &search->trial);
-            cf__search_judge(search, CF_SCHEDULE_BEST);
-        }
+    search->goal = cf__search_find_bound(search, splits ? CF__BOUNDS_EITHER : 0, DBL_MAX);
+    if (m->desc.shape.forward_only) { /* forwards alone have one order */
+        report->n_tried++;
+        cf__schedule_write_rounds(m, &search->trial);
+        cf__search_judge(search, CF_SCHEDULE_BEST);
+    } else {
+        for (split = 0; split <= splits; split++) cf__search_each_limit(search, split);
+    }
     if (report->best_fixed == CF_SCHEDULE_DEFAULT) report->fixed_makespan = report->makespan;
     report->bound = search->goal;
     report->gap = report->bound > 0 ? report->makespan / report->bound - 1 : 0;
@@ -10393,11 +10311,9 @@ static cf_block *cf__search_object(void *job, cf__carver *carver) {
     return &search->schedule->block;
 }
 
-/* Writes the limits. The default ones depend on where the virtual stages of the schedule lie. */
 static void cf__search_write_limits(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     int64_t s;
-    m->pipe.shape.placement = search->schedule->shape.placement;
     for (s = 0; s < m->desc.shape.n_stages; s++) {
         cf__pipe_room asked = cf__schedule_asked(m, s);
         cf__schedule_put_room(search->schedule, s, &asked);

@@ -45,7 +45,7 @@ def batches(n):
         align = int(rng.choice([1, 1, 4, 8]))
         lengths = rng.integers(0, 90, rng.integers(1, 14))
         yield lengths, {"chunk_size": 8 * int(rng.integers(1, 6)), "align": align,
-                        "method": str(rng.choice(["best-fit", "first-fit", "next-fit"])),
+                        "method": str(rng.choice(["best-fit", "next-fit"])),
                         "split": str(rng.choice(["full", "even", "cost"])), "n_ranks": int(rng.integers(1, 4))}
 
 

@@ -130,8 +130,6 @@ static void draw_order(road *r) {
     if (d->kind >= CF_SCHEDULE_INTERLEAVED || past) d->shape.n_virtual = fuzz_between(in, 0, MOST_VIRTUAL);
     if (d->kind >= CF_SCHEDULE_ZERO_BUBBLE || past)
         d->shape.placement = (cf_placement)fuzz_between(in, 0, CF_PLACEMENT_COUNT - 1 + past);
-    if (d->shape.placement == CF_PLACEMENT_ANY && !past && d->kind != CF_SCHEDULE_BEST)
-        d->shape.placement = CF_PLACEMENT_V;
     d->shape.k = fuzz_mostly(in, 0, 5, r->wild);
     d->shape.rank = fuzz_mostly(in, 0, r->plan->n_ranks - 1, r->wild);
     d->split_backward = fuzz_chance(in, 3);

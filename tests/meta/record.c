@@ -358,7 +358,6 @@ static void add_report(const cf_search_report *r) {
     real("makespan", r->makespan);
     real("bound", r->bound);
     real("gap", r->gap);
-    number("runs_ahead", r->runs_ahead);
 }
 
 /* Of the first n actions. */

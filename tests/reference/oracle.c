@@ -59,7 +59,7 @@ void oracle_draw(harness_rng *rng, oracle_batch *batch, int64_t most) {
     if (shape == SHAPE_EMPTY && !harness_chance(rng, 0.1)) shape = SHAPE_TAILED;
     for (i = 0; i < batch->n; i++) batch->lengths[i] = draw_length(rng, shape, c, equal);
     desc->chunk_size = c;
-    desc->method = (cf_pack_method)harness_between(rng, 0, 3);
+    desc->method = harness_between(rng, 0, 3) < 3 ? CF_PACK_DEFAULT : CF_PACK_NEXT_FIT;
     desc->split = (cf_split_method)harness_between(rng, 0, 3);
     desc->no_tails = harness_chance(rng, 0.3);
     desc->align = harness_chance(rng, 0.3) ? draw_divisor(rng, c) : 0;
@@ -118,7 +118,7 @@ static const char *counts_fault(const cf_plan *p, const int64_t *lengths, int64_
     RULE(p->chunk_size >= 1 && p->chunk_size <= CF_MAX_CHUNK_SIZE);
     RULE(p->align >= 1 && p->chunk_size % p->align == 0);
     RULE(p->max_slices >= 0);
-    RULE(p->method == CF_PACK_BEST_FIT || p->method == CF_PACK_FIRST_FIT || p->method == CF_PACK_NEXT_FIT);
+    RULE(p->method == CF_PACK_BEST_FIT || p->method == CF_PACK_NEXT_FIT);
     RULE(p->split == CF_SPLIT_FULL || p->split == CF_SPLIT_EVEN || p->split == CF_SPLIT_COST);
     RULE(p->n_sequences == n);
     RULE(p->n_empty == empty);
@@ -266,9 +266,7 @@ static const char *kinds_fault(const cf_plan *p, const cf_pack_desc *desc) {
         if (desc->no_tails && p->chunks[i].group >= 0) RULE(p->chunks[i].n_slices == 1);
     }
     if (desc->method == CF_PACK_NEXT_FIT) RULE(p->method == CF_PACK_NEXT_FIT);
-    if (desc->method == CF_PACK_FIRST_FIT) RULE(p->method == CF_PACK_FIRST_FIT);
-    if (desc->method == CF_PACK_BEST_FIT || desc->method == CF_PACK_DEFAULT)
-        RULE(p->method == CF_PACK_BEST_FIT || p->method == CF_PACK_FIRST_FIT);
+    if (desc->method == CF_PACK_BEST_FIT || desc->method == CF_PACK_DEFAULT) RULE(p->method == CF_PACK_BEST_FIT);
     return NULL;
 }
 

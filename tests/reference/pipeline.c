@@ -78,7 +78,7 @@ void pipeline_draw(harness_rng *rng, pipeline_problem *problem) {
         desc->shape.n_virtual = harness_between(rng, 1, 3);
     if (desc->kind == CF_SCHEDULE_ZERO_BUBBLE)
         desc->shape.placement = (cf_placement)harness_between(rng, 0, CF_PLACEMENT_V);
-    if (desc->kind == CF_SCHEDULE_BEST) desc->shape.placement = (cf_placement)harness_between(rng, 0, CF_PLACEMENT_ANY);
+    if (desc->kind == CF_SCHEDULE_BEST) desc->shape.placement = (cf_placement)harness_between(rng, 0, CF_PLACEMENT_V);
     desc->shape.k = harness_between(rng, 1, 5);
     desc->shape.rank = problem->plan->n_ranks - 1;
     desc->split_backward = harness_chance(rng, 0.3);

@@ -975,14 +975,6 @@ static cf_result find_shares(int64_t n, int64_t token_bytes, cf_error *error) {
     return cf_shares_find(tokens, token_bytes, nothing, n, found, &small, error);
 }
 
-static cf_result share_nodes(int64_t n, cf_error *error) {
-    static int64_t roots[N], nothing[N], leaves[N], sums[N];
-    static cf_share found[N];
-    int64_t i, made;
-    for (i = 0; i < N; i++) roots[i] = -1;
-    return cf_shares_of_nodes(roots, nothing, n, leaves, sums, found, &made, error);
-}
-
 #define ROOM ((void *)out)
 
 static cf_limits scratch_limits;
@@ -1012,7 +1004,6 @@ static cf_limits scratch_limits;
     X(cf_pack_into, bytes, INT64_MAX, 0, into(into_plan, error)) \
     X(cf_shares_find, n, N, CF_MAX_SEQUENCES, find_shares(number, 4, error)) \
     X(cf_shares_find, token_bytes, 1024, 1024, find_shares(N, number, error)) \
-    X(cf_shares_of_nodes, n, N, CF_MAX_SEQUENCES, share_nodes(number, error)) \
     X(cf_plan_validate, n, N, CF_MAX_SEQUENCES, cf_plan_validate(plan, lengths, number, &small, error)) \
     X(cf_chunk_state_tokens, chunk, INT64_MAX, 0, fine(cf_chunk_state_tokens(plan, number))) \
     X(cf_gang_pieces, chunk, INT64_MAX, 0, fine(cf_gang_pieces(plan, number, NULL))) \

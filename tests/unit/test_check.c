@@ -518,7 +518,7 @@ TEST(damaged_members_are_named) {
     DAMAGE(t->shape.n_virtual = 0, "shape.n_virtual");
     DAMAGE(t->shape.n_virtual = INT32_MAX, "shape.n_virtual");
     DAMAGE(t->shape.n_virtual = 2, "n_actions");
-    DAMAGE(t->shape.placement = CF_PLACEMENT_ANY, "shape.placement");
+    DAMAGE(t->shape.placement = CF_PLACEMENT_COUNT, "shape.placement");
     DAMAGE(t->shape.placement = (cf_placement)-1, "shape.placement");
     DAMAGE(t->shape.k = 0, "shape.k");
     DAMAGE(t->shape.k = INT64_MIN, "shape.k");

@@ -46,7 +46,7 @@ static cf_schedule_desc describe(harness_rng *rng, const cf_plan *plan) {
     cf_schedule_desc desc = {0};
     desc.shape.n_stages = 1 + below(rng, 5);
     desc.shape.n_virtual = 1 + below(rng, 3);
-    desc.shape.placement = (cf_placement)below(rng, CF_PLACEMENT_ANY + 1);
+    desc.shape.placement = (cf_placement)below(rng, CF_PLACEMENT_COUNT);
     desc.shape.replay = (cf_replay)below(rng, CF_REPLAY_COUNT);
     desc.shape.k = 1 + below(rng, 3);
     desc.shape.rank = below(rng, plan->n_ranks);

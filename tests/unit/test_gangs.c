@@ -678,7 +678,7 @@ TEST(gangs_that_cannot_be_are_named) {
     refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
     t.pack.gang = 2;
     t.pack.gang = 4;
-    t.pack.method = CF_PACK_FIRST_FIT;
+    t.pack.method = CF_PACK_NEXT_FIT;
     refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "method");
     t.pack.method = CF_PACK_DEFAULT;
     t.pack.gang_seconds = NAN;

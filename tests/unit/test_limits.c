@@ -117,23 +117,10 @@ static cf_result find_of(int64_t token_bytes, int64_t length, cf_error *error) {
 static cf_result find_token_bytes(int64_t value, cf_error *error) { return find_of(value, 1, error); }
 static cf_result find_length(int64_t value, cf_error *error) { return find_of(4, value, error); }
 
-static cf_result nodes_of(int64_t n, int64_t parent, int64_t tokens, cf_error *error) {
-    int64_t leaf, length, n_sequences;
-    cf_share share;
-    return cf_shares_of_nodes(&parent, &tokens, n, &leaf, &length, &share, &n_sequences, error);
-}
-
-static cf_result nodes_n(int64_t value, cf_error *error) { return nodes_of(value, 1, 1, error); }
-static cf_result nodes_parent(int64_t value, cf_error *error) { return nodes_of(1, value, 1, error); }
-static cf_result nodes_tokens(int64_t value, cf_error *error) { return nodes_of(1, -1, value, error); }
-
 TEST(of_shares) {
     check_range(find_n, "n", 0, CF_MAX_SEQUENCES);
     check_range(find_token_bytes, "token_bytes", 1, 1024);
     check_range_as(find_length, "lengths", 0, CF_MAX_LENGTH, CF_ERROR_ARGUMENT);
-    check_range(nodes_n, "n", 0, CF_MAX_SEQUENCES);
-    check_range_as(nodes_parent, "parents", -1, -1, CF_ERROR_ARGUMENT);
-    check_range_as(nodes_tokens, "tokens", 0, CF_MAX_LENGTH, CF_ERROR_ARGUMENT);
 }
 
 TEST(of_packing) {

@@ -1793,38 +1793,10 @@ TEST(shares_are_found_in_tokens) {
     }
 }
 
-/* Each node's tokens are computed once, and a leaf has those of its path. */
-TEST(shares_of_nodes_are_those_of_their_paths) {
-    enum { NODES = 40 };
-    harness_rng random = {10};
-    int64_t round;
-    for (round = 0; round < 300; round++) {
-        int64_t parents[NODES], tokens[NODES], leaves[NODES], lengths[NODES], n = below(&random, NODES + 1), made = -1;
-        int64_t i, up, sum = 0;
-        cf_share shares[NODES];
-        for (i = 0; i < n; i++) {
-            parents[i] = below(&random, i + 1) - 1;
-            tokens[i] = below(&random, 20);
-            sum += tokens[i];
-        }
-        CHECK_INT(cf_shares_of_nodes(parents, tokens, n, leaves, lengths, shares, &made, NULL), CF_OK);
-        for (i = 0; i < made; i++) {
-            int64_t length = 0;
-            for (up = leaves[i]; up >= 0; up = parents[up]) length += tokens[up];
-            CHECK_INT(lengths[i], length);
-            for (up = 0; up < n; up++) CHECK(parents[up] != leaves[i]);
-        }
-        CHECK_INT(rows_with(lengths, made, shares), sum);
-    }
-}
-
-TEST(tokens_and_nodes_that_are_none_are_refused) {
+TEST(tokens_that_are_none_are_refused) {
     const int32_t word = 1;
     const void *tokens[] = {&word, NULL};
-    int64_t lengths[] = {1, 1}, parents[] = {-1, 1}, own[] = {1, 1}, leaves[2], sums[2], n = 7;
-    static int64_t up[1 << 15], many[1 << 15], places[1 << 15], sizes[1 << 15]; /* together 2^63 tokens */
-    static cf_share found[1 << 15];
-    int64_t i;
+    int64_t lengths[] = {1, 1};
     cf_share shares[2];
     cf_error error = {0};
 #define REFUSES(call, what, at)               \
@@ -1839,23 +1811,6 @@ TEST(tokens_and_nodes_that_are_none_are_refused) {
     REFUSES(cf_shares_find(tokens, 4, NULL, 2, shares, NULL, &error), "lengths", -1);
     REFUSES(cf_shares_find(tokens, 4, lengths, 2, NULL, NULL, &error), "shares", -1);
     CHECK_INT(cf_shares_find(NULL, 4, NULL, 0, NULL, NULL, &error), CF_OK);
-    REFUSES(cf_shares_of_nodes(parents, own, 2, leaves, sums, shares, &n, &error), "parents", 1);
-    parents[1] = 0;
-    own[1] = -1;
-    REFUSES(cf_shares_of_nodes(parents, own, 2, leaves, sums, shares, &n, &error), "tokens", 1);
-    own[1] = 1;
-    REFUSES(cf_shares_of_nodes(parents, own, 2, leaves, sums, shares, NULL, &error), "n_sequences", -1);
-    REFUSES(cf_shares_of_nodes(parents, own, 2, leaves, sums, NULL, &n, &error), "shares", -1);
-    REFUSES(cf_shares_of_nodes(parents, NULL, 2, leaves, sums, shares, &n, &error), "tokens", -1);
-    CHECK_INT(n, 7);
-    CHECK_INT(cf_shares_of_nodes(NULL, NULL, 0, NULL, NULL, NULL, &n, &error), CF_OK);
-    CHECK_INT(n, 0);
-    for (i = 0; i < COUNT(many); i++) {
-        up[i] = i - 1;
-        many[i] = CF_MAX_LENGTH;
-    }
-    CHECK_INT(cf_shares_of_nodes(up, many, COUNT(many), places, sizes, found, &n, &error), CF_ERROR_OVERFLOW);
-    CHECK_STR(error.field, "tokens");
 #undef REFUSES
 }
 
@@ -2091,9 +2046,9 @@ SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(schedules_of_fo
       CASE(plans_of_trees_have_all_arrays), CASE(plans_of_trees_are_written_as_version_2),
       CASE(two_validators_agree_on_trees), CASE(trees_are_no_slower_than_their_rows_as_chains),
       CASE(a_prompt_keeps_more_once_its_answers_are_done), CASE(virtual_stages_do_not_wait_for_places_of_prompts),
-      CASE(shares_are_found_in_tokens), CASE(shares_of_nodes_are_those_of_their_paths),
+      CASE(shares_are_found_in_tokens),
       CASE(siblings_take_turns_in_the_same_room),
-      CASE(tokens_and_nodes_that_are_none_are_refused), CASE(long_chains_of_shares_need_no_stack),
+      CASE(tokens_that_are_none_are_refused), CASE(long_chains_of_shares_need_no_stack),
       CASE(metadata_of_many_slices_takes_near_linear_time),
       CASE(an_edge_between_siblings_has_a_name),
       CASE(the_validator_takes_the_sound_orders_of_a_tree_and_no_others),

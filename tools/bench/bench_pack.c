@@ -291,7 +291,6 @@ static headline compare_packers(const bench_options *asked, const sample *s, int
         cf_pack_method method;
         int no_tails;
     } methods[] = {{"cf_pack_into, best fit (default)", CF_PACK_BEST_FIT, 0},
-                   {"cf_pack_into, first fit", CF_PACK_FIRST_FIT, 0},
                    {"cf_pack_into, next fit (keeps the order)", CF_PACK_NEXT_FIT, 0},
                    {"cf_pack_into, best fit, tails left alone", CF_PACK_BEST_FIT, 1}};
     headline head = {0.0, 0.0, 0.0, 0, 0, 0};

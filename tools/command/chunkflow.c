@@ -80,6 +80,7 @@ static int run_help(int argc, char **argv) {
     else if (strcmp(topic, "fish") == 0) manual_write_completion(commands, MANUAL_FISH, stdout);
     else if (*topic) return refuse_command(topic);
     else print_overview(stdout);
+    (void)cli_stdout_failed(); /* if a write has failed, errno still says why */
     return CLI_OK;
 }
 

@@ -60,9 +60,9 @@ static const cli_option options[] = {
      .max = CF_MAX_STAGES,
      .help = "virtual stages of each stage, for interleaved (default 2),\n"
      "zero-bubble and best (default 1)"},
-    {.name = "--placement", .value = "loop|v|any", .kind = CLI_CHOICE, .offset = offsetof(plan_options, placement),
+    {.name = "--placement", .value = "loop|v", .kind = CLI_CHOICE, .offset = offsetof(plan_options, placement),
      .help = "where they lie: in loops (the default), or there and back in a\n"
-     "V (zero-bubble and best); any (best): whichever is faster"},
+     "V (zero-bubble and best)"},
     {.name = "--replay", .value = "pipeline|local", .kind = CLI_CHOICE, .offset = offsetof(plan_options, replay),
      .help = "how dropped activations come back: through all stages again,\n"
      "or on each stage alone (the default)"},

@@ -24,11 +24,10 @@ typedef struct packing_options {
     {.name = "--chunk-size", .alias = "--chunk-sizes", .value = "N",                                               \
      .kind = CLI_NUMBER, .offset = offsetof(type, member.chunk_size),                                              \
      .min = 1, .max = CF_MAX_CHUNK_SIZE, .required = 1, .help = "most tokens in a chunk; required"},               \
-    {.name = "--method", .value = "best-fit|first-fit|next-fit", .kind = CLI_CHOICE,                               \
+    {.name = "--method", .value = "best-fit|next-fit", .kind = CLI_CHOICE,                               \
      .offset = offsetof(type, member.method),                                                                      \
      .help = "how short sequences share chunks: longest first into the\n"                                          \
-     "fullest chunk with room (the default), longest first into\n"                                                 \
-     "the earliest one with room, or in input order"},                                                             \
+     "fullest chunk with room (the default), or in the order given"},                                              \
     {.name = "--split", .value = "full|even|cost", .kind = CLI_CHOICE, .offset = offsetof(type, member.split),     \
      .help = "how long sequences are cut: into full chunks and a rest\n"                                           \
      "(the default), equal in tokens, or equal in cost"},                                                          \

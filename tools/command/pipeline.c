@@ -441,7 +441,6 @@ void pipeline_place(pipeline_case *what, int64_t n_virtual, cf_placement placeme
     if (what->kind == CF_SCHEDULE_INTERLEAVED || placement == CF_PLACEMENT_DEFAULT) return;
     if (n_virtual == 0) what->n_virtual = 2;
     what->placement = placement;
-    if (what->kind == CF_SCHEDULE_ZERO_BUBBLE && placement == CF_PLACEMENT_ANY) what->placement = CF_PLACEMENT_V;
 }
 
 /* In place of a schedule, the same with its transfers. */

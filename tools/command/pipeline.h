@@ -62,9 +62,9 @@ typedef struct pipeline_options {
      .max = CF_MAX_STAGES,                                                                                         \
      .help = "virtual stages of each stage, for interleaved (default 2),\n"                                        \
      "zero-bubble and best (default 1, or with --placement 2)"},                                                    \
-    {.name = "--placement", .value = "loop|v|any", .kind = CLI_CHOICE, .offset = offsetof(type, placement),        \
-     .help = "where those of zero-bubble and best lie: in loops (the default),\n"                                   \
-     "in a V, or (best) in whichever is faster"}
+    {.name = "--placement", .value = "loop|v", .kind = CLI_CHOICE, .offset = offsetof(type, placement),        \
+     .help = "where those of zero-bubble and best lie: in loops (the default)\n"                                    \
+     "or in a V"}
 
 #define PIPELINE_OPTIONS(type, member)                                                                             \
     {.name = "--stages", .alias = "--pp", .value = "P",                                                            \
@@ -186,8 +186,7 @@ typedef struct pipeline_case {
     cf_recompute recompute; /* in place of what the options say */
 } pipeline_case;
 
-/* The virtual stages that --virtual and --placement give it, if its kind can have any. Of zero-bubble's own choice
-   there is none: with `any` it takes the V that it was made for. */
+/* The virtual stages that --virtual and --placement give it, if its kind can have any. */
 void pipeline_place(pipeline_case *what, int64_t n_virtual, cf_placement placement);
 
 /* A schedule, made and simulated. */
