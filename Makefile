@@ -227,7 +227,7 @@ $(TEST_BUILD)/test_boundaries.o: $(TEST_BUILD)/members.h
 
 # What the library is compared with takes most of the time. It is optimised, and its own arithmetic is not watched; what it
 # reads of the library's results is.
-TEST_REFERENCES := $(addprefix $(TEST_BUILD)/,exact.o naive.o oracle.o pipeline.o)
+TEST_REFERENCES := $(addprefix $(TEST_BUILD)/,exact.o forest.o naive.o oracle.o pipeline.o)
 TEST_OPTIMISED  := $(addprefix $(TEST_BUILD)/,test_metadata.o test_schedule.o)
 $(TEST_REFERENCES): TEST_CFLAGS = -g1 -O2 $(subst address$(comma)undefined,address,$(SANITIZE))
 $(TEST_OPTIMISED): TEST_CFLAGS = -g1 -O2 $(SANITIZE)
