@@ -72,22 +72,20 @@
        #define CHUNKFLOW_IMPLEMENTATION
        #include "chunkflow.h"
        #include <stdio.h>
-       static int pass(void *user, const cf_step *step) {
-           (void)user;
-           printf("%s chunk %d\n", cf_pass_name((cf_pass)step->action.pass), (int)step->action.chunk);
-           return 0;                                      // your forward or backward goes here; non-zero stops the run
+       static void pass(const cf_steps_item *step) {      // your forward or backward goes here
+           printf("%s chunk %d\n", cf_pass_name((cf_pass)step->action.pass), step->action.chunk);
        }
        int main(void) {
            int64_t lengths[] = {900, 14000, 350, 2600};   // tokens of each sequence of the batch
            cf_pack_desc pack = {0}; pack.chunk_size = 4096;
            cf_schedule_desc order = {0}; order.shape.k = 1;
-           cf_run_desc run = {0}; run.forward = pass; run.backward = pass;
-           cf_plan *plan = NULL; cf_schedule *schedule = NULL; cf_error error = {0};
+           cf_plan *plan = NULL; cf_schedule *schedule = NULL; cf_steps *steps = NULL; cf_error error = {0};
            if (cf_pack(lengths, 4, &pack, &plan, &error) == CF_OK &&
-               cf_schedule_make(plan, &order, &schedule, &error) == CF_OK)
-               cf_run(plan, schedule, 0, &run, NULL, &error);
+               cf_schedule_make(plan, &order, &schedule, &error) == CF_OK &&
+               cf_steps_make(plan, schedule, 0, 0, NULL, &steps, &error) == CF_OK)
+               for (int64_t i = 0; i < steps->n; i++) pass(&steps->steps[i]);
            if (error.code != CF_OK) printf("%s\n", error.text);
-           cf_schedule_free(schedule); cf_plan_free(plan);
+           cf_steps_free(steps); cf_schedule_free(schedule); cf_plan_free(plan);
            return (int)error.code;
        }
 
@@ -1747,12 +1745,14 @@ typedef struct cf_steps {
 CHUNKFLOW_API cf_result cf_steps_make(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, uint64_t seed,
                                       const cf_allocator *allocator, cf_steps **out, cf_error *error);
 
-/* Bytes that cf_steps_into needs for these arguments; exact, working space included. */
+/* Bytes that cf_steps_into needs for these arguments; exact, working space included. Plan and schedule may be
+   unvalidated. */
 CHUNKFLOW_API cf_result cf_steps_size(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, size_t *bytes,
                                       cf_error *error);
 
 /* The same in memory of your own: `bytes` of it, at a multiple of CF_MEMORY_ALIGNMENT. *out lies at its start, and
-   needs no cf_steps_free. CF_ERROR_SPACE if the memory is too small or misaligned. */
+   needs no cf_steps_free. CF_ERROR_SPACE if the memory is too small or misaligned. Plan and schedule may be
+   unvalidated. */
 CHUNKFLOW_API cf_result cf_steps_into(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, uint64_t seed,
                                       void *memory, size_t bytes, cf_steps **out, cf_error *error);
 

@@ -2,10 +2,10 @@
 
        cf_pack            lengths of the batch    ->  plan: which tokens go into which chunk
        cf_schedule_make   plan, K                 ->  schedule: the order of forwards, replays and backwards
-       cf_run             schedule, callbacks     ->  calls forward_chunk and backward_chunk below, and says which
-                                                      activation slot and which group state each of them uses
+       cf_steps_make      schedule                ->  steps: the same with the activation slot and the group state that
+                                                      each of them uses; run_steps below walks them
 
-   Every callback asks the plan what its chunk looks like (chunk_feed_load), which is all that the model needs to know.
+   Every pass asks the plan what its chunk looks like (chunk_feed_load), which is all that the model needs to know.
    Without a group a chunk is just a packed micro-batch. With one, the forward also appends its K and V, or what else
    its layers hand on, to the group's state, and the backward leaves in it what it found for those of earlier chunks. */
 
@@ -143,12 +143,15 @@ static inline cf_result chunk_feed_load(chunk_feed *f, const cf_plan *plan, int6
 
 /* In a tree: which states the pass reads, and before its first use of one in a backward, clears its gradients. Which of
    its rows see which of theirs is in the metadata, level by level. */
-static inline void chunk_feed_find_places(chunk_feed *f, const cf_step *step, const group_state *states, pass *p) {
+static inline void chunk_feed_find_places(chunk_feed *f, const cf_steps *steps, const cf_steps_item *step,
+                                          const group_state *states, pass *p) {
     const cf_metadata *m = &f->described;
-    for (int64_t n = 0; n < step->n_path; n++) {
-        const cf_path *path = &step->path[n];
+    for (int32_t n = step->path; n >= 0; n = steps->paths[n].up) {
+        const cf_steps_path *path = &steps->paths[n];
         const group_state *state = &states[path->state];
-        if (path->clear_gradient && state != p->state) group_state_clear_gradient(state, p->config, &p->stage);
+        if (path->clear == step->position && state != p->state) {
+            group_state_clear_gradient(state, p->config, &p->stage);
+        }
         for (int64_t i = 0; i < m->n_levels; i++) {
             if (m->levels[i].group != path->group) continue;
             f->places[i].state = state;
@@ -165,7 +168,7 @@ static inline void chunk_feed_find_places(chunk_feed *f, const cf_step *step, co
 }
 
 /* ================================================================================================================
-   >>runner    buffers that live as long as the training, and the callbacks that use them
+   >>runner    buffers that live as long as the training, and the passes that use them
    ================================================================================================================ */
 
 typedef struct chunk_runner {
@@ -190,6 +193,7 @@ typedef struct chunk_runner {
     routing routing;          /* of the batch in progress */
 
     const cf_plan *plan;      /* of the run in progress, as all that follows */
+    const cf_steps *steps;
     const batch *batch;
     const weights *weights;
     weights *gradient;
@@ -237,12 +241,13 @@ static inline cf_result chunk_runner_begin(chunk_runner *r, const cf_plan *plan,
     return chunk_feed_begin(&r->feed, plan, b, r->config->kinds.mtp, r->meter, error);
 }
 
-/* Makes room for a plan and its schedule. How much they need is known before the first forward, and as all slots have
+/* Makes room for a plan and its steps. How much they need is known before the first forward, and as all slots have
    ChunkSize rows, memory is taken only if no earlier batch needed as much. */
-static inline cf_result chunk_runner_reserve(chunk_runner *r, const cf_plan *plan, const cf_schedule *schedule,
+static inline cf_result chunk_runner_reserve(chunk_runner *r, const cf_plan *plan, const cf_steps *steps,
                                              cf_error *error) {
-    cf_result result = cf_run_capacity(plan, schedule, 0, &r->most, error);
+    cf_result result = cf_steps_capacity(plan, steps, &r->most, error);
     if (result != CF_OK) return result;
+    r->steps = steps;
     if (!r->scratch.flat) {
         r->scratch = workspace_new(r->config, plan->chunk_size, r->meter);
         r->passing = activations_new(r->config, &r->stage, plan->chunk_size, 0, MEMORY_WORKSPACE, r->meter);
@@ -268,39 +273,32 @@ static inline cf_result chunk_runner_reserve(chunk_runner *r, const cf_plan *pla
     return CF_OK;
 }
 
-static inline pass pass_of(chunk_runner *r, const cf_step *step) {
+static inline pass pass_of(chunk_runner *r, const cf_steps_item *step) {
     pass p = {r->config, r->weights, &r->feed.rows, &r->passing, NULL, &r->scratch, r->stage, r->seed,
               step->action.pass == CF_R, &r->routing, NULL, 0};
     if (step->slot >= 0) p.kept = &r->slots[step->slot];
     if (step->state >= 0) p.state = &r->states[step->state];
     if (step->clear_state_gradient) group_state_clear_gradient(p.state, r->config, &r->stage);
-    chunk_feed_find_places(&r->feed, step, r->states, &p);
+    chunk_feed_find_places(&r->feed, r->steps, step, r->states, &p);
     return p;
 }
 
-/* The interpreter's passes F and R. Of a chunk's forwards only one runs the head. */
-static inline int forward_chunk(void *user, const cf_step *step) {
-    chunk_runner *r = (chunk_runner *)user;
+/* F, R or B. Of a chunk's forwards only one runs the head. */
+static inline cf_result run_pass(chunk_runner *r, const cf_steps_item *step, cf_error *error) {
+    const int64_t chunk = step->action.chunk;
+    cf_result result = chunk_feed_load(&r->feed, r->plan, chunk, r->batch, error);
+    if (result != CF_OK) return result;
     r->n_replays += step->action.pass == CF_R;
-    if (step->chunk->n_slices == 0) return 0; /* an idle chunk: it only keeps the ranks in step */
-    cf_result result = chunk_feed_load(&r->feed, step->plan, step->action.chunk, r->batch, step->error);
-    if (result != CF_OK) return (int)result;
+    if (r->plan->chunks[chunk].n_slices == 0) return CF_OK; /* an idle chunk: it only keeps the ranks in step */
     pass p = pass_of(r, step);
+    if (step->action.pass == CF_B) {
+        model_backward(&p, r->gradient);
+        return CF_OK;
+    }
     p.stage.has_head = step->wants_loss;
     double loss = model_forward(&p);
-    if (step->wants_loss) r->losses[step->action.chunk] = loss;
-    return 0;
-}
-
-/* The interpreter's pass B. */
-static inline int backward_chunk(void *user, const cf_step *step) {
-    chunk_runner *r = (chunk_runner *)user;
-    if (step->chunk->n_slices == 0) return 0;
-    cf_result result = chunk_feed_load(&r->feed, step->plan, step->action.chunk, r->batch, step->error);
-    if (result != CF_OK) return (int)result;
-    pass p = pass_of(r, step);
-    model_backward(&p, r->gradient);
-    return 0;
+    if (step->wants_loss) r->losses[chunk] = loss;
+    return CF_OK;
 }
 
 static inline group_state state_of_group(const model_config *config, const stage *part, const cf_plan *plan,
@@ -312,29 +310,47 @@ static inline group_state state_of_group(const model_config *config, const stage
     return group_state_new(config, part, begin, group->n_chunks, plan->branches != NULL, stream, meter);
 }
 
-/* A slot comes into use. Activation slots are there already; a group's state has the group's size. */
-static inline int acquire_slot(void *user, const cf_slot *slot) {
-    chunk_runner *r = (chunk_runner *)user;
-    if (slot->what == CF_RESOURCE_ACTIVATIONS) {
-        r->live_bytes += r->slots[slot->slot].bytes;
-        r->peak_live_bytes = max_of(r->peak_live_bytes, r->live_bytes);
-    } else {
-        state_stream *stream = r->stream_bytes > 0 ? &r->stream : NULL;
-        r->states[slot->slot] = state_of_group(r->config, &r->stage, r->plan, slot->owner, stream, r->meter);
+/* What comes into use with a step. Activation slots are there already; a group's state has the group's size. */
+static inline void begin_step(chunk_runner *r, const cf_steps_item *step) {
+    const cf_steps_path *path = step->path >= 0 ? &r->steps->paths[step->path] : NULL;
+    if (step->action.keep) r->live_bytes += r->slots[step->slot].bytes;
+    r->peak_live_bytes = max_of(r->peak_live_bytes, r->live_bytes);
+    if (!path || path->first != step->position) return;
+    state_stream *stream = r->stream_bytes > 0 ? &r->stream : NULL;
+    r->states[path->state] = state_of_group(r->config, &r->stage, r->plan, path->group, stream, r->meter);
+}
+
+/* What goes out of use with it. */
+static inline void end_step(chunk_runner *r, const cf_steps_item *step) {
+    if (step->action.pass == CF_B) r->live_bytes -= r->slots[step->slot].bytes;
+    for (int32_t i = step->path; i >= 0; i = r->steps->paths[i].up) {
+        const cf_steps_path *path = &r->steps->paths[i];
+        if (path->last == step->position) group_state_free(&r->states[path->state], r->meter);
     }
-    return 0;
 }
 
-static inline void release_slot(void *user, const cf_slot *slot) {
-    chunk_runner *r = (chunk_runner *)user;
-    if (slot->what == CF_RESOURCE_ACTIVATIONS) r->live_bytes -= r->slots[slot->slot].bytes;
-    else group_state_free(&r->states[slot->slot], r->meter);
+/* Gives back the states that are in use where a run ends early, with this step. */
+static inline void drop_states(chunk_runner *r, const cf_steps_item *step) {
+    for (int64_t i = 0; i < r->steps->n_paths; i++) {
+        const cf_steps_path *path = &r->steps->paths[i];
+        if (path->first <= step->position && step->position < path->last)
+            group_state_free(&r->states[path->state], r->meter);
+    }
 }
 
-static inline int stop_if_asked(void *user, const cf_progress *progress) {
-    const chunk_runner *r = (const chunk_runner *)user;
-    (void)progress;
-    return r->stop ? *r->stop : 0;
+/* Runs the steps that were reserved for: this loop is all that executes a schedule. */
+static inline cf_result run_steps(chunk_runner *r, cf_error *error) {
+    cf_result result = CF_OK;
+    for (int64_t i = 0; i < r->steps->n && result == CF_OK; i++) {
+        const cf_steps_item *step = &r->steps->steps[i];
+        begin_step(r, step);
+        result = run_pass(r, step, error);
+        end_step(r, step);
+        if (result == CF_OK && r->stop && *r->stop)
+            result = cf_refuse(error, CF_ERROR_CANCELLED, "stop", i, "the run was asked to stop");
+        if (result != CF_OK) drop_states(r, step);
+    }
+    return result;
 }
 
 /* ================================================================================================================
@@ -346,21 +362,14 @@ static inline cf_result run_rank(chunk_runner *r, const cf_plan *plan, int64_t r
                                  cf_error *error) {
     cf_schedule *schedule = NULL;
     cf_schedule_desc order = r->order;
-    cf_run_desc run = {0};
-    cf_run_stats stats = {0};
+    cf_steps *steps = NULL;
     order.shape.rank = rank;
     cf_result result = cf_schedule_make(plan, &order, &schedule, error);
-    if (result == CF_OK) result = chunk_runner_reserve(r, plan, schedule, error);
-    if (result == CF_OK) {
-        run.user = r;
-        run.forward = forward_chunk;
-        run.backward = backward_chunk;
-        run.acquire = acquire_slot;
-        run.release = release_slot;
-        run.progress = stop_if_asked;
-        result = cf_run(plan, schedule, 0, &run, &stats, error);
-    }
-    if (result == CF_OK) sum->peak_slots = max_of(sum->peak_slots, stats.peak_slots);
+    if (result == CF_OK) result = cf_steps_make(plan, schedule, 0, r->seed, NULL, &steps, error);
+    if (result == CF_OK) result = chunk_runner_reserve(r, plan, steps, error);
+    if (result == CF_OK) result = run_steps(r, error);
+    if (result == CF_OK) sum->peak_slots = max_of(sum->peak_slots, steps->n_slots);
+    cf_steps_free(steps);
     cf_schedule_free(schedule);
     return result;
 }
@@ -412,6 +421,7 @@ static inline cf_result chunked_gradients(chunk_runner *r, const weights *w, wei
     }
     cf_plan_free(plan);
     r->plan = NULL;
+    r->steps = NULL;
     return code;
 }
 

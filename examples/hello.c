@@ -5,34 +5,34 @@
 #include "../chunkflow.h"
 #include <stdio.h>
 
-static int one_pass(void *user, const cf_step *step) { /* your forward or backward goes here */
-    (void)user;
+static void one_pass(const cf_plan *plan, const cf_steps_item *step) { /* your forward or backward goes here */
+    const cf_chunk *chunk = &plan->chunks[step->action.chunk];
     printf("%s  chunk %d  %5lld tokens after %5lld  activations: ", cf_pass_name((cf_pass)step->action.pass),
-           (int)step->action.chunk, (long long)step->chunk->tokens, (long long)step->chunk->prefix);
-    if (step->slot >= 0) printf("slot %lld\n", (long long)step->slot);
+           step->action.chunk, (long long)chunk->tokens, (long long)chunk->prefix);
+    if (step->slot >= 0) printf("slot %d\n", step->slot);
     else printf("not kept\n"); /* an R will run this forward again */
-    return 0; /* anything else stops the run */
 }
 
 int main(void) {
     const int64_t lengths[] = {900, 14000, 350, 2600}; /* tokens of each sequence of the batch */
     cf_pack_desc packing = {.chunk_size = 4096};
     cf_schedule_desc order = {.shape.k = 1}; /* most chunks of one sequence kept at once; else the best order, local replay */
-    cf_run_desc run = {.forward = one_pass, .backward = one_pass};
     cf_plan *plan = NULL;
     cf_schedule *schedule = NULL;
-    cf_run_stats stats;
+    cf_steps *steps = NULL;
     cf_error error;
 
     cf_result result = cf_pack(lengths, 4, &packing, &plan, &error);
     if (result == CF_OK) result = cf_schedule_make(plan, &order, &schedule, &error);
-    if (result == CF_OK) result = cf_run(plan, schedule, 0, &run, &stats, &error);
+    if (result == CF_OK) result = cf_steps_make(plan, schedule, 0, 0, NULL, &steps, &error);
     if (result == CF_OK) {
+        for (int64_t i = 0; i < steps->n; i++) one_pass(plan, &steps->steps[i]);
         printf("%lld tokens, longest sequence 14000: never more than %lld tokens of activations\n",
-               (long long)plan->n_tokens, (long long)stats.peak_tokens);
+               (long long)plan->n_tokens, (long long)steps->peak_tokens);
     } else {
         fprintf(stderr, "%s\n", error.text);
     }
+    cf_steps_free(steps);
     cf_schedule_free(schedule);
     cf_plan_free(plan);
     return result == CF_OK && fflush(stdout) == 0 ? 0 : 1;

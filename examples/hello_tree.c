@@ -8,40 +8,47 @@
 
 enum { PROMPT = 9000, ANSWER = 1000, ANSWERS = 6 };
 
-static int one_pass(void *user, const cf_step *step) { /* your forward or backward goes here */
-    const cf_metadata_desc *loss = (const cf_metadata_desc *)user;
+/* Your forward or backward goes here. */
+static cf_result one_pass(const cf_plan *plan, const cf_steps *steps, const cf_steps_item *step,
+                          const cf_metadata_desc *loss, cf_error *error) {
     const int64_t chunk = step->action.chunk;
     cf_metadata m;
     size_t bytes;
     void *memory;
-    cf_result result = cf_metadata_size(step->plan, chunk, loss, &bytes, step->error);
-    int64_t i;
+    cf_result result = cf_metadata_size(plan, chunk, loss, &bytes, error);
+    int32_t i;
 
-    if (result != CF_OK) return 1;
+    if (result != CF_OK) return result;
     memory = malloc(bytes);
-    if (memory == NULL) return 1;
-    result = cf_metadata_fill(step->plan, chunk, loss, memory, bytes, &m, step->error);
+    if (memory == NULL) return cf_refuse(error, CF_ERROR_MEMORY, "metadata", -1, "no memory");
+    result = cf_metadata_fill(plan, chunk, loss, memory, bytes, &m, error);
     if (result == CF_OK) {
         printf("%s  chunk %d  %5lld rows", cf_pass_name((cf_pass)step->action.pass), (int)chunk, (long long)m.rows);
-        for (i = 0; i < step->n_path; i++) { /* K and V of these rows are read; a backward adds to their dK and dV */
-            const cf_path *path = &step->path[i];
-            printf("  path: %lld of group %lld in slot %lld%s", (long long)path->rows, (long long)path->group,
-                   (long long)path->state, path->clear_gradient ? ", cleared" : "");
+        for (i = step->path; i >= 0; i = steps->paths[i].up) {
+            const cf_steps_path *path = &steps->paths[i]; /* its K and V are read; a backward adds to its dK and dV */
+            const int64_t before = plan->chunks[chunk].prefix - path->begin; /* of its rows, those before the chunk */
+            printf("  path: %lld of group %lld in slot %d%s", (long long)(before < path->rows ? before : path->rows),
+                   (long long)path->group, path->state, path->clear == step->position ? ", cleared" : "");
         }
         printf("  attention: %lld calls  targets beside the first: %lld\n", (long long)m.n_levels + 1,
                (long long)m.n_more);
     }
     free(memory);
-    return result != CF_OK; /* anything but 0 stops the run */
+    return result;
 }
 
 /* Makes a schedule of the first rank and runs it. */
-static cf_result run_all(const cf_plan *plan, const cf_schedule_desc *order, const cf_run_desc *run, cf_error *error) {
+static cf_result run_all(const cf_plan *plan, const cf_schedule_desc *order, const cf_metadata_desc *loss,
+                         cf_error *error) {
     cf_schedule *schedule = NULL;
+    cf_steps *steps = NULL;
     cf_result result = cf_schedule_make(plan, order, &schedule, error);
+    int64_t i;
 
     puts(order->shape.forward_only ? "the old policy's log-probabilities" : "training");
-    if (result == CF_OK) result = cf_run(plan, schedule, 0, run, NULL, error);
+    if (result == CF_OK) result = cf_steps_make(plan, schedule, 0, 0, NULL, &steps, error);
+    for (i = 0; result == CF_OK && i < steps->n; i++) result = one_pass(plan, steps, &steps->steps[i], loss, error);
+    cf_steps_free(steps);
     cf_schedule_free(schedule);
     return result;
 }
@@ -55,7 +62,6 @@ int main(void) {
     cf_pack_desc packing = {.chunk_size = 4096, .shares = shares};
     cf_schedule_desc scores = {.shape.forward_only = 1}, order = {.shape.k = 1};
     cf_metadata_desc loss = {.weights = weights};
-    cf_run_desc run = {.user = &loss, .forward = one_pass, .backward = one_pass};
     cf_plan *plan = NULL;
     cf_plan_stats stats;
     cf_error error;
@@ -69,8 +75,8 @@ int main(void) {
     result = cf_shares_find(sequences, sizeof(int32_t), lengths, ANSWERS, shares, NULL, &error);
     if (result == CF_OK) result = cf_pack(lengths, ANSWERS, &packing, &plan, &error);
     /* Forwards alone keep nothing, and the prompt runs once there, too. */
-    if (result == CF_OK) result = run_all(plan, &scores, &run, &error);
-    if (result == CF_OK) result = run_all(plan, &order, &run, &error);
+    if (result == CF_OK) result = run_all(plan, &scores, &loss, &error);
+    if (result == CF_OK) result = run_all(plan, &order, &loss, &error);
     if (result == CF_OK) {
         cf_plan_measure(plan, NULL, &stats);
         printf("%lld rows were computed for %lld tokens\n", (long long)stats.rows, (long long)plan->n_tokens);

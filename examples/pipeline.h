@@ -1,7 +1,7 @@
-/* pipeline.h - one stage of a pipeline: what cf_run calls back, however tensors travel - MIT or public domain
+/* pipeline.h - one stage of a pipeline: what its passes do, however tensors travel - MIT or public domain
 
    A stage has one part of the model, or several (virtual stages; the schedule says which lie where), and runs a lowered
-   schedule. cf_run numbers the buffers and says in every step which of them to use:
+   schedule. Its steps (cf_steps_make) number the buffers and say which of them to use:
 
        slot             activations that a forward keeps for its backward; in use until B, or until W
        state            K, V, dK and dV of a group's tokens, in all layers of one part
@@ -11,7 +11,7 @@
                         local replay the stage's input stays in its buffer from F to R; with a stream it goes to host
                         memory, and comes back through one of two slots while the R before it runs
 
-   The program brings the two callbacks that send and receive. Between the first action and the last, only boundaries
+   The program walks the steps, and brings what sends and receives. Between the first step and the last, only boundaries
    are allocated, when there is none to use again, and what differs in size or lies in host memory. */
 
 #ifndef TRAIN_PIPELINE_H
@@ -32,6 +32,7 @@ typedef struct stage_runner {
     const model_config *config;
     const cf_plan *plan;
     const cf_schedule *schedule; /* lowered */
+    const cf_steps *steps;       /* of this stage */
     const batch *batch;
     const weights *weights;
     weights *gradient;
@@ -83,16 +84,18 @@ static inline stage largest_part(const model_config *config, const cf_schedule *
 
 /* Takes all the memory that a run needs. */
 static inline cf_result stage_runner_begin(stage_runner *r, const model_config *config, const cf_plan *plan,
-                                           const cf_schedule *schedule, int64_t stage_index, const batch *b,
+                                           const cf_schedule *schedule, const cf_steps *steps, const batch *b,
                                            int64_t stream_bytes, cf_error *error) {
+    const int64_t stage_index = steps->stage;
     cf_capacity need = {0};
     memset(r, 0, sizeof *r);
-    cf_result result = cf_run_capacity(plan, schedule, stage_index, &need, error);
+    cf_result result = cf_steps_capacity(plan, steps, &need, error);
     if (result == CF_OK) result = chunk_feed_begin(&r->feed, plan, b, config->kinds.mtp, &r->meter, error);
     if (result != CF_OK) return result;
     r->config = config;
     r->plan = plan;
     r->schedule = schedule;
+    r->steps = steps;
     r->stage = stage_index;
     r->batch = b;
     r->n_slots = need.slots;
@@ -135,13 +138,13 @@ static inline void stage_runner_end(stage_runner *r) {
     memset(r, 0, sizeof *r);
 }
 
-static inline int64_t boundary_numbers(const stage_runner *r, const cf_step *step) {
-    return step->chunk->padded * r->config->hidden;
+static inline int64_t boundary_numbers(const stage_runner *r, const cf_steps_item *step) {
+    return r->plan->chunks[step->action.chunk].padded * r->config->hidden;
 }
 
 /* Loads the rows of the step's chunk and lays its buffers out for the part of the model that the step is about. */
-static inline cf_result prepare_pass(stage_runner *r, const cf_step *step, pass *p) {
-    cf_result result = chunk_feed_load(&r->feed, step->plan, step->action.chunk, r->batch, step->error);
+static inline cf_result prepare_pass(stage_runner *r, const cf_steps_item *step, pass *p, cf_error *error) {
+    cf_result result = chunk_feed_load(&r->feed, r->plan, step->action.chunk, r->batch, error);
     if (result != CF_OK) return result;
     activations *kept = step->slot >= 0 ? &r->slots[step->slot] : &r->passing;
     memset(p, 0, sizeof *p);
@@ -155,9 +158,9 @@ static inline cf_result prepare_pass(stage_runner *r, const cf_step *step, pass 
     p->is_replay = step->action.pass == CF_R;
     p->routing = &r->routing;
     activations_reshape(kept, r->config, &p->stage, r->plan->chunk_size, step->slot >= 0);
-    if (step->state >= 0 && step->action.pass != CF_W) p->state = &r->states[step->state];
+    if (step->state >= 0) p->state = &r->states[step->state];
     if (step->clear_state_gradient) group_state_clear_gradient(p->state, r->config, &p->stage);
-    if (step->action.pass != CF_W) chunk_feed_find_places(&r->feed, step, r->states, p);
+    if (step->action.pass != CF_W) chunk_feed_find_places(&r->feed, r->steps, step, r->states, p);
     return CF_OK;
 }
 
@@ -169,7 +172,7 @@ static inline int64_t cell_of(const stage_runner *r, const cf_action *a) {
 }
 
 /* Begins to send an F's input, which its R will want again, to host memory. */
-static inline void input_leaves(stage_runner *r, const cf_step *step) {
+static inline void input_leaves(stage_runner *r, const cf_steps_item *step) {
     real **host = &r->kept_inputs[cell_of(r, &step->action)];
     int64_t count = boundary_numbers(r, step);
     *host = TAKE(real, count);
@@ -178,7 +181,7 @@ static inline void input_leaves(stage_runner *r, const cf_step *step) {
 }
 
 /* It has arrived, and other tensors can have its buffer. */
-static inline void input_has_left(stage_runner *r, const cf_step *step) {
+static inline void input_has_left(stage_runner *r, const cf_steps_item *step) {
     copy_wait(&r->inputs_out, r->inputs_out.n_issued);
     r->spare[r->n_spare++] = r->boundaries[step->input];
     r->boundaries[step->input] = NULL;
@@ -203,15 +206,15 @@ static inline input_slot *input_load(stage_runner *r, const cf_action *a) {
 }
 
 /* Begins to load what the next R of the list will read, if it is kept by now. */
-static inline void input_look_ahead(stage_runner *r, const cf_step *step) {
-    const cf_action *a = &r->schedule->actions[r->schedule->first[r->stage] + step->position];
-    const cf_action *end = &r->schedule->actions[r->schedule->first[r->stage + 1]];
-    while (++a < end && (a->pass != CF_R || !r->kept_inputs[cell_of(r, a)])) continue;
-    if (a < end) input_load(r, a);
+static inline void input_look_ahead(stage_runner *r, const cf_steps_item *step) {
+    int64_t i = step->position + 1;
+    const cf_steps_item *steps = r->steps->steps;
+    while (i < r->steps->n && (steps[i].action.pass != CF_R || !r->kept_inputs[cell_of(r, &steps[i].action)])) i++;
+    if (i < r->steps->n) input_load(r, &steps[i].action);
 }
 
 /* The R that wanted it has read it. */
-static inline void input_is_done(stage_runner *r, const cf_step *step, input_slot *slot) {
+static inline void input_is_done(stage_runner *r, const cf_steps_item *step, input_slot *slot) {
     int64_t count = boundary_numbers(r, step);
     spoil(slot->rows, count);
     slot->owner = -1;
@@ -221,12 +224,8 @@ static inline void input_is_done(stage_runner *r, const cf_step *step, input_slo
 }
 
 /* F and R. */
-static inline int stage_forward(void *user, const cf_step *step) {
-    stage_runner *r = (stage_runner *)user;
-    pass p;
-    if (step->chunk->n_slices == 0) return 0; /* an idle chunk: it only keeps the ranks in step */
-    cf_result result = prepare_pass(r, step, &p);
-    if (result != CF_OK) return (int)result;
+static inline void stage_forward(stage_runner *r, const cf_steps_item *step, pass *prepared) {
+    pass p = *prepared;
     int streams = step->input >= 0 && r->stream_bytes > 0 && r->schedule->shape.replay == CF_REPLAY_LOCAL;
     int leaves = streams && step->action.pass == CF_F && !step->action.keep;
     input_slot *slot = streams && step->action.pass == CF_R ? input_load(r, &step->action) : NULL;
@@ -239,49 +238,58 @@ static inline int stage_forward(void *user, const cf_step *step) {
     r->loss += model_forward(&p);
     if (leaves) input_has_left(r, step);
     if (slot) input_is_done(r, step, slot);
-    if (step->output < 0) return 0;
+    if (step->output < 0) return;
     copy_rows(r->boundaries[step->output], stage_output(p.kept), p.rows->rows, r->config->hidden);
-    return 0;
 }
 
 /* B, or I and W. */
-static inline int stage_backward(void *user, const cf_step *step) {
-    stage_runner *r = (stage_runner *)user;
-    pass p;
-    if (step->chunk->n_slices == 0) return 0;
-    cf_result result = prepare_pass(r, step, &p);
-    if (result != CF_OK) return (int)result;
+static inline void stage_backward(stage_runner *r, const cf_steps_item *step, pass *p) {
     real *stream = r->scratch.rows.stream;
-    if (step->input >= 0) copy_rows(stream, r->boundaries[step->input], p.rows->rows, r->config->hidden);
-    if (step->action.pass == CF_B) model_backward(&p, r->gradient);
-    else if (step->action.pass == CF_I) model_backward_input(&p, r->gradient);
-    else model_backward_weights(&p, r->gradient);
-    if (step->output >= 0) copy_rows(r->boundaries[step->output], stream, p.rows->rows, r->config->hidden);
-    return 0;
+    if (step->input >= 0) copy_rows(stream, r->boundaries[step->input], p->rows->rows, r->config->hidden);
+    if (step->action.pass == CF_B) model_backward(p, r->gradient);
+    else if (step->action.pass == CF_I) model_backward_input(p, r->gradient);
+    else model_backward_weights(p, r->gradient);
+    if (step->output >= 0) copy_rows(r->boundaries[step->output], stream, p->rows->rows, r->config->hidden);
 }
 
-static inline int stage_acquire(void *user, const cf_slot *slot) {
-    stage_runner *r = (stage_runner *)user;
-    if (slot->what == CF_RESOURCE_ACTIVATIONS) r->live_slots++;
-    if (slot->what == CF_RESOURCE_BOUNDARY) {
-        r->boundaries[slot->slot] = r->n_spare > 0 ? r->spare[--r->n_spare] : TAKE(real, r->boundary_count);
-    }
-    if (slot->what == CF_RESOURCE_STATE) {
-        stage part = part_of(r->config, r->schedule, slot->stage);
-        state_stream *stream = r->stream.ring ? &r->stream : NULL;
-        r->states[slot->slot] = state_of_group(r->config, &part, r->plan, slot->owner, stream, &r->meter);
-    }
-    return 0;
+static inline cf_result stage_pass(stage_runner *r, const cf_steps_item *step, cf_error *error) {
+    pass p;
+    if (r->plan->chunks[step->action.chunk].n_slices == 0) return CF_OK; /* idle, to keep ranks in step */
+    cf_result result = prepare_pass(r, step, &p, error);
+    if (result != CF_OK) return result;
+    if (step->action.pass <= CF_R) stage_forward(r, step, &p);
+    else stage_backward(r, step, &p);
+    return CF_OK;
 }
 
-static inline void stage_release(void *user, const cf_slot *slot) {
-    stage_runner *r = (stage_runner *)user;
-    if (slot->what == CF_RESOURCE_ACTIVATIONS) r->live_slots--;
-    if (slot->what == CF_RESOURCE_BOUNDARY && r->boundaries[slot->slot]) {
-        r->spare[r->n_spare++] = r->boundaries[slot->slot];
-        r->boundaries[slot->slot] = NULL;
+/* ---- what comes into use with a step, and what goes out of use ---- */
+
+static inline void stage_begin_step(stage_runner *r, const cf_steps_item *step) {
+    const cf_steps_path *path = step->path >= 0 ? &r->steps->paths[step->path] : NULL;
+    const int32_t filled = step->action.pass <= CF_W ? step->output : step->input; /* by a pass, or a receive */
+    r->live_slots += step->action.keep;
+    if (filled >= 0 && !r->boundaries[filled])
+        r->boundaries[filled] = r->n_spare > 0 ? r->spare[--r->n_spare] : TAKE(real, r->boundary_count);
+    if (!path || path->first != step->position) return;
+    stage part = part_of(r->config, r->schedule, path->stage);
+    state_stream *stream = r->stream.ring ? &r->stream : NULL;
+    r->states[path->state] = state_of_group(r->config, &part, r->plan, path->group, stream, &r->meter);
+}
+
+/* The tensor that a pass has read or sent is done with; only local replay reads the input of an F that kept nothing
+   once more. */
+static inline void stage_end_step(stage_runner *r, const cf_steps_item *step) {
+    const int32_t emptied = step->action.pass <= CF_W ? step->input : step->output;
+    int again = step->action.pass == CF_F && !step->action.keep && r->schedule->shape.replay == CF_REPLAY_LOCAL;
+    r->live_slots -= step->action.pass == CF_B || step->action.pass == CF_W;
+    if (emptied >= 0 && !again && r->boundaries[emptied]) {
+        r->spare[r->n_spare++] = r->boundaries[emptied];
+        r->boundaries[emptied] = NULL;
     }
-    if (slot->what == CF_RESOURCE_STATE) group_state_free(&r->states[slot->slot], &r->meter);
+    for (int32_t i = step->path; i >= 0; i = r->steps->paths[i].up) {
+        const cf_steps_path *path = &r->steps->paths[i];
+        if (path->last == step->position) group_state_free(&r->states[path->state], &r->meter);
+    }
 }
 
 /* ================================================================================================================

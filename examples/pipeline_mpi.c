@@ -4,12 +4,12 @@
        mpirun -n 4 build/pipeline_mpi --layers 4 --schedule 1f1b --k 2 --synthetic 900,40,300,17
        mpirun -n 4 build/pipeline_mpi --layers 8 --sweep --k 2      every schedule, both replays, K 1 and 2
 
-   Every process makes the same plan and the same schedule from the same options, lowers it, and gives the list of its
-   own stage to cf_run. That is all the coordination there is: cf_lower has put sends and receives into an order that
-   cannot deadlock, so a process does one action after the other and never looks at anybody else's list.
+   Every process makes the same plan and the same schedule from the same options, lowers it, and walks the steps of its
+   own stage. That is all the coordination there is: cf_schedule_lower has put sends and receives into an order that
+   cannot deadlock, so a process does one step after the other and never looks at anybody else's list.
 
-   Then the gradients are compared with those of the whole model on whole sequences, the peaks that cf_run counted with
-   those that cf_simulate foretold, and the measured timeline is put beside the simulated one.
+   Then the gradients are compared with those of the whole model on whole sequences, the peaks that the steps counted
+   with those that cf_simulate foretold, and the measured timeline is put beside the simulated one.
 
    Read in this order: pipeline.h (a stage's passes), >>transport, >>run, >>verdict; the rest is options and reports. */
 
@@ -328,7 +328,7 @@ static void transport_end(transport *t) {
 }
 
 /* Tells tensors apart, as far as the 32768 tags go that every MPI has: chunk, lower virtual stage of the two, kind. */
-static int tensor_tag(const transport *t, const cf_step *step) {
+static int tensor_tag(const transport *t, const cf_steps_item *step) {
     static const int kinds[] = {0, 0, 1, 1, 2, 2}; /* SEND_F, RECV_F, SEND_R, RECV_R, SEND_B, RECV_B */
     int pass_number = step->action.pass - CF_SEND_F;
     int from_below = step->action.pass == CF_RECV_F || step->action.pass == CF_RECV_R || step->action.pass == CF_SEND_B;
@@ -344,7 +344,7 @@ static int free_request(transport *t) {
     return i;
 }
 
-static void send_tensor(transport *t, const cf_step *step, real **boundary, int64_t count) {
+static void send_tensor(transport *t, const cf_steps_item *step, real **boundary, int64_t count) {
     int tag = tensor_tag(t, step), peer = (int)step->peer;
     t->n_sent++;
     if (t->rendezvous) {
@@ -359,7 +359,8 @@ static void send_tensor(transport *t, const cf_step *step, real **boundary, int6
 }
 
 /* Returns NULL, or what is wrong with the message. */
-static const char *receive_tensor(transport *t, const cf_step *step, real *boundary, int64_t count, int64_t room) {
+static const char *receive_tensor(transport *t, const cf_steps_item *step, real *boundary, int64_t count,
+                                  int64_t room) {
     MPI_Status status;
     int got = 0;
     MPI_Recv(boundary, (int)room, MPI_REAL_NUMBER, (int)step->peer, MPI_ANY_TAG, t->comm, &status);
@@ -373,9 +374,9 @@ static const char *receive_tensor(transport *t, const cf_step *step, real *bound
    >>run    one stage's list, with a clock
    ================================================================================================================ */
 
-/* What cf_run's callbacks get. */
+/* What the steps of a stage are run with. */
 typedef struct stage_process {
-    stage_runner runner; /* first, for the callbacks of pipeline.h get the same pointer */
+    stage_runner runner;
     transport transport;
     fault fault;
     const cf_schedule *schedule; /* before lowering: what is timed */
@@ -391,7 +392,7 @@ static int64_t n_actions_of(const cf_schedule *schedule, int64_t stage_index) {
     return schedule->first[stage_index + 1] - schedule->first[stage_index];
 }
 
-static int is_faulty(const stage_process *p, const cf_step *step) {
+static int is_faulty(const stage_process *p, const cf_steps_item *step) {
     return p->fault.kind != FAULT_NONE && p->fault.stage == process && p->fault.action == step->position;
 }
 
@@ -412,28 +413,26 @@ static fault find_fault(fault f, const cf_schedule *lowered) {
     return f;
 }
 
-/* Why a callback fails: cf_run hands it out, with the pass around it. */
-static int callback_fails(const cf_step *step, const char *why) {
-    return (int)cf_refuse(step->error, CF_ERROR_CALLBACK, "action", step->position, why);
+static cf_result step_fails(const cf_steps_item *step, const char *why, cf_error *error) {
+    return cf_refuse(error, CF_ERROR_CALLBACK, "action", step->position, why);
 }
 
-/* What --fail wants to happen here. Returns non-zero for an error. */
-static int meet_fault(stage_process *p, const cf_step *step) {
-    if (!is_faulty(p, step)) return 0;
+/* What --fail wants to happen here. */
+static cf_result meet_fault(stage_process *p, const cf_steps_item *step, cf_error *error) {
+    if (!is_faulty(p, step)) return CF_OK;
     if (p->fault.kind == FAULT_KILL) raise(SIGKILL);
-    return p->fault.kind == FAULT_ERROR ? callback_fails(step, "injected by --fail") : 0;
+    return p->fault.kind == FAULT_ERROR ? step_fails(step, "injected by --fail", error) : CF_OK;
 }
 
 /* One pass, timed. The schedule before lowering has the same passes in the same order. */
-static int timed_pass(stage_process *p, const cf_step *step, int (*work)(void *user, const cf_step *step)) {
+static cf_result timed_pass(stage_process *p, const cf_steps_item *step, cf_error *error) {
     const cf_action *planned = &p->schedule->actions[p->schedule->first[process] + p->n_timed];
     if (p->n_timed >= n_actions_of(p->schedule, process) || memcmp(planned, &step->action, sizeof *planned) != 0) {
-        return callback_fails(step, "the lowered list has another pass here than the schedule");
+        return step_fails(step, "the lowered list has another pass here than the schedule", error);
     }
-    int code = meet_fault(p, step);
-    if (code != 0) return code;
+    cf_result result = CF_OK;
     p->start[p->n_timed] = seconds_now() + p->clock_offset;
-    if (!is_faulty(p, step) || p->fault.kind != FAULT_SKIP) code = work(p, step);
+    if (!is_faulty(p, step) || p->fault.kind != FAULT_SKIP) result = stage_pass(&p->runner, step, error);
     if (is_faulty(p, step) && p->fault.kind == FAULT_NAN) {
         stage part = part_of(p->runner.config, p->schedule, step->action.stage);
         p->runner.gradient->layers[part.first_layer].ffn_norm[0] = (real)NAN;
@@ -441,49 +440,29 @@ static int timed_pass(stage_process *p, const cf_step *step, int (*work)(void *u
     p->end[p->n_timed] = seconds_now() + p->clock_offset;
     p->live[p->n_timed] = (int)p->runner.live_slots;
     p->n_timed++;
-    return code;
+    return result;
 }
 
-static int on_forward(void *user, const cf_step *step) {
-    return timed_pass((stage_process *)user, step, stage_forward);
-}
-
-static int on_backward(void *user, const cf_step *step) {
-    return timed_pass((stage_process *)user, step, stage_backward);
-}
-
-static int on_send(void *user, const cf_step *step) {
-    stage_process *p = (stage_process *)user;
-    double begin = seconds_now();
-    if (meet_fault(p, step) != 0) return 1;
-    send_tensor(&p->transport, step, &p->runner.boundaries[step->output], boundary_numbers(&p->runner, step));
+/* A send or receive. */
+static cf_result timed_transfer(stage_process *p, const cf_steps_item *step, cf_error *error) {
+    const double begin = seconds_now();
+    const int64_t count = boundary_numbers(&p->runner, step);
+    const char *wrong = NULL;
+    if (step->output >= 0) {
+        send_tensor(&p->transport, step, &p->runner.boundaries[step->output], count);
+    } else {
+        wrong = receive_tensor(&p->transport, step, p->runner.boundaries[step->input], count,
+                               p->runner.boundary_count);
+    }
     p->waited += seconds_now() - begin;
-    return 0;
+    return wrong ? step_fails(step, wrong, error) : CF_OK;
 }
 
-static int on_receive(void *user, const cf_step *step) {
-    stage_process *p = (stage_process *)user;
-    double begin = seconds_now();
-    if (meet_fault(p, step) != 0) return 1;
-    const char *wrong = receive_tensor(&p->transport, step, p->runner.boundaries[step->input],
-                                       boundary_numbers(&p->runner, step), p->runner.boundary_count);
-    p->waited += seconds_now() - begin;
-    return wrong ? callback_fails(step, wrong) : 0;
-}
-
-static cf_run_stats run_stage(stage_process *p) {
-    cf_run_desc run = {0};
-    cf_run_stats stats;
+/* Walks the steps of this stage. A stage that fails takes all others down with it: they may be waiting for it. */
+static void run_stage(stage_process *p) {
+    const cf_steps *steps = p->runner.steps;
     cf_error error;
-    memset(&stats, 0, sizeof stats);
     memset(&error, 0, sizeof error);
-    run.user = p;
-    run.forward = on_forward;
-    run.backward = on_backward;
-    run.send = on_send;
-    run.receive = on_receive;
-    run.acquire = stage_acquire;
-    run.release = stage_release;
     p->n_timed = 0;
     p->waited = 0;
     p->runner.loss = 0;
@@ -491,12 +470,21 @@ static cf_run_stats run_stage(stage_process *p) {
     p->transport.n_sent = 0;
     MPI_Barrier(MPI_COMM_WORLD);
     in_step = 0;
-    cf_result result = cf_run(p->runner.plan, p->runner.schedule, process, &run, &stats, &error);
-    if (result != CF_OK) fail(EXIT_CHECK_FAILED, "stage %d failed: %s; all stages are stopped", process, error.text);
+    for (int64_t i = 0; i < steps->n; i++) {
+        const cf_steps_item *step = &steps->steps[i];
+        cf_result result = meet_fault(p, step, &error);
+        stage_begin_step(&p->runner, step);
+        if (result == CF_OK && step->action.pass < CF_COMPUTE_PASS_COUNT) result = timed_pass(p, step, &error);
+        else if (result == CF_OK) result = timed_transfer(p, step, &error);
+        if (result != CF_OK) {
+            fail(EXIT_CHECK_FAILED, "stage %d failed: %s of chunk %d on virtual stage %d: %s; all stages are stopped",
+                 process, cf_pass_name((cf_pass)step->action.pass), step->action.chunk, step->action.stage, error.text);
+        }
+        stage_end_step(&p->runner, step);
+    }
     transport_finish(&p->transport);
     MPI_Barrier(MPI_COMM_WORLD);
     in_step = 1;
-    return stats;
 }
 
 /* The process that has the head. In a V there and back it is the one that has the embedding, too. */
@@ -551,12 +539,13 @@ static void gather_actions(const cf_schedule *schedule, const void *own, void *a
 }
 
 /* On process 0: the measured timeline, with what each stage has counted in place of what its list says. */
-static cf_timeline *measured_timeline(const stage_process *p, const cf_run_stats *stats) {
+static cf_timeline *measured_timeline(const stage_process *p) {
+    const cf_steps *steps = p->runner.steps;
     const cf_schedule *schedule = p->schedule;
     cf_timeline *timeline = NULL;
     cf_error error;
     double *start = TAKE(double, schedule->n_actions), *end = TAKE(double, schedule->n_actions);
-    int64_t peaks[] = {stats->peak_slots, stats->peak_tokens, stats->peak_state_tokens,
+    int64_t peaks[] = {steps->n_slots, steps->peak_tokens, steps->peak_state_tokens,
                        p->runner.meter.peak[MEMORY_ACTIVATIONS] + p->runner.meter.peak[MEMORY_STATE]};
     int64_t *all = TAKE(int64_t, 4 * n_processes);
     cf_simulate_desc times = {0};
@@ -699,7 +688,7 @@ typedef struct verdict {
     double difference; /* the largest relative one, over all tensors of all stages, and of the losses */
     int64_t tensor;    /* where; -1: the loss */
     int64_t n_compared;
-    int peaks_agree;   /* what the interpreter counted is what the simulation foretold, on every stage */
+    int peaks_agree;   /* what the steps count is what the simulation foretold, on every stage */
     int bytes_agree;   /* and what is on the device for streams is what the memory model says */
     int ok;
 } verdict;
@@ -745,8 +734,8 @@ static int streamed_bytes_agree(const stage_process *p) {
 }
 
 /* Every stage compares the gradients of its own parameters. All processes get the same verdict. */
-static verdict judge(const stage_process *p, const reference *right, const cf_run_stats *stats,
-                     const cf_timeline *simulated) {
+static verdict judge(const stage_process *p, const reference *right, const cf_timeline *simulated) {
+    const cf_steps *steps = p->runner.steps;
     const weights *gradient = p->runner.gradient;
     const model_config *config = p->runner.config;
     struct {
@@ -772,9 +761,9 @@ static verdict judge(const stage_process *p, const reference *right, const cf_ru
     v.difference = worst.difference;
     MPI_Bcast(&v.tensor, 1, MPI_INT64_T, worst.process, MPI_COMM_WORLD);
     MPI_Allreduce(MPI_IN_PLACE, &v.n_compared, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
-    v.peaks_agree = stats->peak_slots == simulated->peak_live[process] &&
-                    stats->peak_tokens == simulated->peak_tokens[process] &&
-                    stats->peak_state_tokens == simulated->peak_state_tokens[process];
+    v.peaks_agree = steps->n_slots == simulated->peak_live[process] &&
+                    steps->peak_tokens == simulated->peak_tokens[process] &&
+                    steps->peak_state_tokens == simulated->peak_state_tokens[process];
     MPI_Allreduce(MPI_IN_PLACE, &v.peaks_agree, 1, MPI_INT, MPI_LAND, MPI_COMM_WORLD);
     v.bytes_agree = streamed_bytes_agree(p);
     MPI_Allreduce(MPI_IN_PLACE, &v.bytes_agree, 1, MPI_INT, MPI_LAND, MPI_COMM_WORLD);
@@ -914,12 +903,13 @@ static void task_end(task *t) {
     documents_free(&t->documents);
 }
 
-static void stage_process_begin(stage_process *p, task *t, const cf_schedule *schedule, const cf_schedule *lowered) {
+static void stage_process_begin(stage_process *p, task *t, const cf_schedule *schedule, const cf_schedule *lowered,
+                                const cf_steps *steps) {
     const settings *s = t->settings;
     cf_error error;
     memset(p, 0, sizeof *p);
     memset(&error, 0, sizeof error);
-    if (stage_runner_begin(&p->runner, &s->model, t->plan, lowered, process, &t->batch, s->stream, &error) != CF_OK) {
+    if (stage_runner_begin(&p->runner, &s->model, t->plan, lowered, steps, &t->batch, s->stream, &error) != CF_OK) {
         fail(EXIT_BAD_INPUT, "%s", error.text);
     }
     p->runner.weights = &t->weights;
@@ -963,22 +953,20 @@ static int report(const task *t, const stage_process *p, const timelines *lines,
 }
 
 /* Runs one schedule and reports. Returns whether all was well. */
-static int run_schedule(task *t, const cf_schedule *schedule, const cf_schedule *lowered) {
+static int run_schedule(task *t, const cf_schedule *schedule, const cf_schedule *lowered, const cf_steps *steps) {
     const settings *s = t->settings;
     stage_process p;
-    cf_run_stats stats;
     timelines lines;
-    memset(&stats, 0, sizeof stats);
-    stage_process_begin(&p, t, schedule, lowered);
+    stage_process_begin(&p, t, schedule, lowered, steps);
     for (int64_t i = 0; i < s->repeat; i++) {
         weights_clear(&t->gradient);
-        stats = run_stage(&p);
+        run_stage(&p);
     }
     sum_tied_embedding(&s->model, p.schedule, &t->gradient);
     lines.unit = simulate(t->plan, schedule, NULL);
     lines.fitted = simulate_as_measured(&p);
-    lines.measured = measured_timeline(&p, &stats);
-    verdict v = judge(&p, &t->reference, &stats, lines.unit);
+    lines.measured = measured_timeline(&p);
+    verdict v = judge(&p, &t->reference, lines.unit);
     if (!s->sweep) v.ok &= report(t, &p, &lines, &v);
     else if (process == 0) print_line(&p, &v, &lines);
     cf_timeline_free(lines.unit);
@@ -991,12 +979,15 @@ static int run_schedule(task *t, const cf_schedule *schedule, const cf_schedule 
 /* Makes one schedule, adds its transfers, checks it and runs it. CF_OK: it ran, and *ok says how. */
 static cf_result try_schedule(task *t, const cf_schedule_desc *order, int *ok, cf_error *error) {
     cf_schedule *schedule = NULL, *lowered = NULL;
+    cf_steps *steps = NULL;
     cf_schedule_desc desc = *order;
     desc.shape.n_stages = n_processes;
     cf_result result = cf_schedule_make(t->plan, &desc, &schedule, error);
     if (result == CF_OK) result = cf_schedule_lower(t->plan, schedule, NULL, &lowered, error);
     if (result == CF_OK) result = cf_schedule_validate(t->plan, lowered, NULL, NULL, error);
-    if (result == CF_OK) *ok = run_schedule(t, schedule, lowered);
+    if (result == CF_OK) result = cf_steps_make(t->plan, lowered, process, t->seed, NULL, &steps, error);
+    if (result == CF_OK) *ok = run_schedule(t, schedule, lowered, steps);
+    cf_steps_free(steps);
     cf_schedule_free(lowered);
     cf_schedule_free(schedule);
     return result;

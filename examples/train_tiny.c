@@ -5,7 +5,7 @@
    Read it downwards:
 
        1. the model     one slice of a sequence forwards and backwards
-       2. the chunks    what a trainer does for each batch, and what its callbacks do
+       2. the chunks    what a trainer does for each batch, and in each step
        3. the proof     the same batch unchunked, and finite differences of its loss
        4. main          trains, then exits with 1 if chunking changed the loss or the gradients
 
@@ -238,13 +238,14 @@ typedef struct chunk_slot {
 } chunk_slot;
 
 /* K, V, dK and dV of a split sequence: what its chunks hand on. A real trainer has these for every layer, and takes no
-   more rows than cf_run_capacity says, or slot->rows when acquire is called. */
+   more rows than cf_steps_capacity says. */
 typedef struct group_state {
     key_value key[MAX_LENGTH], d_key[MAX_LENGTH];
 } group_state;
 
-/* What the callbacks work on. */
+/* What the passes work on. */
 typedef struct trainer {
+    const cf_plan *plan;
     const weights *w;
     weights *gradient;
     const batch *batch;
@@ -258,7 +259,7 @@ typedef struct trainer {
 } trainer;
 
 /* Whether slice i of a chunk belongs to a split sequence. Such a slice comes first; all others are whole sequences. */
-static int is_split(const cf_step *step, int64_t i) { return i == 0 && step->state >= 0; }
+static int is_split(const cf_steps_item *step, int64_t i) { return i == 0 && step->state >= 0; }
 
 /* F and R. A chunk that is replayed has two forwards: its F keeps nothing and is there for the K and V that later chunks
    need; its R computes the same once more and keeps it. Only the forward that wants the loss runs the head, so that
@@ -266,16 +267,15 @@ static int is_split(const cf_step *step, int64_t i) { return i == 0 && step->sta
 
    For clarity the slices run one by one. A real trainer has one matrix product for all rows of the chunk and one
    variable-length attention: cf_metadata_fill describes the chunk as these want it, each row's target included. */
-static int forward(void *user, const cf_step *step) {
-    trainer *t = user;
+static void forward(trainer *t, const cf_steps_item *step) {
+    const cf_chunk *chunk = &t->plan->chunks[step->action.chunk];
     chunk_slot *slot = &t->slots[step->slot >= 0 ? step->slot : t->n_slots];
-    for (int64_t i = 0; i < step->chunk->n_slices; i++) {
-        const cf_slice *s = &step->plan->slices[step->chunk->first_slice + i];
+    for (int64_t i = 0; i < chunk->n_slices; i++) {
+        const cf_slice *s = &t->plan->slices[chunk->first_slice + i];
         key_value *key = is_split(step, i) ? t->states[step->state].key : slot->own + s->offset;
         double loss = slice_forward(t->w, t->batch, s, slot->row + s->offset, key, !step->wants_loss);
         t->loss += t->loss_weight[s->sequence] * loss;
     }
-    return 0; /* anything else would stop the run */
 }
 
 /* B. The gradients of all chunks add up to that of the batch because each target weighs 1 / (targets of the batch).
@@ -283,27 +283,26 @@ static int forward(void *user, const cf_step *step) {
 
    Slots are reused, and backwards add to dK and dV, so these have to start from zero: clear_state_gradient says when.
    All else is written before it is read. */
-static int backward(void *user, const cf_step *step) {
-    trainer *t = user;
+static void backward(trainer *t, const cf_steps_item *step) {
+    const cf_chunk *chunk = &t->plan->chunks[step->action.chunk];
     const chunk_slot *slot = &t->slots[step->slot];
     memset(t->d_own, 0, sizeof t->d_own);
     if (step->clear_state_gradient) memset(t->states[step->state].d_key, 0, sizeof t->states[step->state].d_key);
-    for (int64_t i = 0; i < step->chunk->n_slices; i++) {
-        const cf_slice *s = &step->plan->slices[step->chunk->first_slice + i];
+    for (int64_t i = 0; i < chunk->n_slices; i++) {
+        const cf_slice *s = &t->plan->slices[chunk->first_slice + i];
         const key_value *key = is_split(step, i) ? t->states[step->state].key : slot->own + s->offset;
         key_value *d_key = is_split(step, i) ? t->states[step->state].d_key : t->d_own + s->offset;
         slice_backward(t->w, t->gradient, t->batch, s, slot->row + s->offset, t->d, key, d_key,
                        t->loss_weight[s->sequence]);
     }
-    return 0;
 }
 
-/* A slot goes out of use. A trainer that allocates memory for each group frees it here. This one sets every bit, which
-   makes every number a NaN: if a later pass read one, the loss or the gradients would show it. */
-static void release(void *user, const cf_slot *slot) {
-    trainer *t = user;
-    if (slot->what == CF_RESOURCE_ACTIVATIONS) memset(&t->slots[slot->slot], 0xFF, sizeof t->slots[slot->slot]);
-    if (slot->what == CF_RESOURCE_STATE) memset(&t->states[slot->slot], 0xFF, sizeof t->states[slot->slot]);
+/* Slots that go out of use with a step. A trainer that allocates memory for each group frees it here. This one sets
+   every bit, which makes every number a NaN: if a later pass read one, the loss or the gradients would show it. */
+static void forget(trainer *t, const cf_steps *steps, const cf_steps_item *step) {
+    if (step->action.pass == CF_B) memset(&t->slots[step->slot], 0xFF, sizeof *t->slots);
+    if (step->path >= 0 && steps->paths[step->path].last == step->position)
+        memset(&t->states[step->state], 0xFF, sizeof *t->states);
 }
 
 static cf_result out_of_memory(cf_error *error) {
@@ -313,30 +312,31 @@ static cf_result out_of_memory(cf_error *error) {
     return CF_ERROR_MEMORY;
 }
 
-static void describe(const cf_plan *plan, const cf_schedule *schedule, const cf_run_stats *stats) {
+static void describe(const cf_plan *plan, const cf_steps *steps) {
     cf_plan_stats batch_stats;
     int replays = 0;
     cf_plan_measure(plan, NULL, &batch_stats);
-    for (int64_t i = 0; i < schedule->n_actions; i++) replays += schedule->actions[i].pass == CF_R;
+    for (int64_t i = 0; i < steps->n; i++) replays += steps->steps[i].action.pass == CF_R;
     printf("%d sequences in %d chunks, %d of them hybrid, and %d replays\n", (int)plan->n_sequences,
            (int)plan->n_chunks, (int)batch_stats.n_hybrid, replays);
     printf("longest sequence %d tokens, never more than %d tokens of activations\n", (int)batch_stats.longest_sequence,
-           (int)stats->peak_tokens);
+           (int)steps->peak_tokens);
 }
 
 /* Allocates the slots and runs the passes. How many there will be is known before, so that no pass has to wait for
-   memory or fail for want of it. A real trainer keeps its slots from batch to batch and only adds to them: it hands the
-   same capacity to cf_run_capacity every time. */
-static cf_result run_passes(trainer *t, const cf_plan *plan, const cf_schedule *schedule, cf_run_stats *stats,
-                            cf_error *error) {
-    cf_capacity need = {0};
-    cf_run_desc run = {.user = t, .forward = forward, .backward = backward, .release = release};
-    cf_result result = cf_run_capacity(plan, schedule, 0, &need, error);
-    if (result != CF_OK) return result;
-    t->n_slots = need.slots;
-    t->slots = malloc(((size_t)need.slots + 1) * sizeof *t->slots);
-    t->states = malloc(((size_t)need.states + 1) * sizeof *t->states); /* + 1: malloc may answer 0 with NULL */
-    result = t->slots && t->states ? cf_run(plan, schedule, 0, &run, stats, error) : out_of_memory(error);
+   memory or fail for want of it. A real trainer keeps its slots from batch to batch and only adds to them:
+   cf_steps_capacity adds up what the batches so far have needed. */
+static cf_result run_passes(trainer *t, const cf_steps *steps, cf_error *error) {
+    t->n_slots = steps->n_slots;
+    t->slots = malloc(((size_t)steps->n_slots + 1) * sizeof *t->slots);
+    t->states = malloc(((size_t)steps->n_states + 1) * sizeof *t->states); /* + 1: malloc may answer 0 with NULL */
+    cf_result result = t->slots && t->states ? CF_OK : out_of_memory(error);
+    for (int64_t i = 0; result == CF_OK && i < steps->n; i++) {
+        const cf_steps_item *step = &steps->steps[i];
+        if (step->action.pass == CF_B) backward(t, step);
+        else forward(t, step);
+        forget(t, steps, step);
+    }
     free(t->slots);
     free(t->states);
     return result;
@@ -349,7 +349,7 @@ static cf_result chunked(const weights *w, weights *gradient, const batch *b, in
     cf_schedule_desc order = {.shape.k = K};
     cf_plan *plan = NULL;
     cf_schedule *schedule = NULL;
-    cf_run_stats stats = {0};
+    cf_steps *steps = NULL;
     trainer t = {.w = w, .gradient = gradient, .batch = b};
     memset(gradient, 0, sizeof *gradient);
     t.loss_weight = malloc(((size_t)b->count + 1) * sizeof *t.loss_weight);
@@ -357,9 +357,12 @@ static cf_result chunked(const weights *w, weights *gradient, const batch *b, in
     cf_result result = cf_loss_weights(b->length, b->count, NULL, t.loss_weight, error);
     if (result == CF_OK) result = cf_pack(b->length, b->count, &packing, &plan, error);
     if (result == CF_OK) result = cf_schedule_make(plan, &order, &schedule, error);
-    if (result == CF_OK) result = run_passes(&t, plan, schedule, &stats, error);
+    if (result == CF_OK) result = cf_steps_make(plan, schedule, 0, 0, NULL, &steps, error);
+    t.plan = plan;
+    if (result == CF_OK) result = run_passes(&t, steps, error);
     if (result == CF_OK) *loss = t.loss;
-    if (result == CF_OK && verbose) describe(plan, schedule, &stats);
+    if (result == CF_OK && verbose) describe(plan, steps);
+    cf_steps_free(steps);
     cf_schedule_free(schedule);
     cf_plan_free(plan);
     free(t.loss_weight);

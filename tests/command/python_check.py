@@ -219,6 +219,28 @@ def test_pieces_are_all_that_a_gang_has_before_a_chunk():
     assert shared >= 8
 
 
+def test_steps_are_arrays():
+    plan = chunkflow.pack([150, 7, 33, 12, 5], 16)
+    schedule = plan.schedule(n_stages=2, k=2)
+    for order, transfers in ((schedule, 0), (schedule.lower(), 1)):
+        for stage in range(2):
+            made = order.steps(stage, seed=3)
+            steps, paths = made.steps, made.paths
+            actions = order.stage(stage)
+            assert (steps["action"] == actions).all() and (steps["position"] == np.arange(made.n)).all()
+            assert made.transfers == transfers and ((steps["input"] >= 0).any() == bool(transfers))
+            assert steps["slot"].max() + 1 == made.n_slots and paths["state"].max() + 1 == made.n_states
+            assert made.peak_tokens == order.simulate().peak_tokens[stage]
+            assert steps["last_backward"].sum() == 1 and (paths["up"] == -1).all()
+            assert (steps["seed"] == [chunkflow.lib.cf_chunk_seed(3, int(a["chunk"]), int(a["stage"]))
+                                      for a in actions]).all()
+            grouped = plan.chunks["group"][actions["chunk"]] >= 0
+            assert ((steps["path"] >= 0) == (grouped & (actions["pass"] < chunkflow.PASSES.index("W")))).all()
+            kept = paths["group"][steps["path"][steps["path"] >= 0]]
+            assert (kept == plan.chunks["group"][actions["chunk"][steps["path"] >= 0]]).all()
+    assert raised(chunkflow.Error, schedule.steps, 2).field == "stage"
+
+
 def test_schedules_are_those_of_the_paper():
     plan = chunkflow.pack([1, 1, 2, 4], 2)
     for k, replay, makespan in ((1, "pipeline", 50), (2, "pipeline", 42), (1, "local", 44)):

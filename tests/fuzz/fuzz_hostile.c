@@ -189,20 +189,36 @@ static int plan_stands(hostile *h) {
     return sound;
 }
 
-/* The same as cf_run, in memory of our own. */
-static cf_result run_by_hand(const hostile *h, int64_t stage) {
-    cf_run_desc desc = {0};
-    cf_runner *runner = NULL;
-    cf_result result = CF_ERROR_MEMORY;
+/* Steps of any schedule name slots and states that are there. */
+static void steps_stand(const cf_steps *steps) {
     int64_t i;
-    if (cf_run_size(&h->plan, &h->schedule, &desc.bytes, NULL) != CF_OK) return result;
-    desc.memory = malloc(desc.bytes);
-    if (desc.memory != NULL) result = cf_run_open(&h->plan, &h->schedule, stage, &desc, &runner, NULL);
-    if (result == CF_OK) {
-        for (i = h->schedule.first[stage]; i < h->schedule.first[stage + 1]; i++) (void)cf_run_next(runner, NULL);
-        result = cf_run_close(runner, NULL, NULL);
+    for (i = 0; i < steps->n; i++) {
+        const cf_steps_item *step = &steps->steps[i];
+        FUZZ_CHECK(step->slot < steps->n_slots && step->state < steps->n_states && step->path < steps->n_paths &&
+                       step->input < steps->n_boundaries && step->output < steps->n_boundaries,
+                   "step %lld uses what is not there", (long long)i);
     }
-    free(desc.memory);
+    for (i = 0; i < steps->n_paths; i++) {
+        const cf_steps_path *path = &steps->paths[i];
+        FUZZ_CHECK(path->up < i && path->state < steps->n_states && path->first <= path->last && path->last < steps->n,
+                   "state %lld is out of order", (long long)i);
+    }
+}
+
+/* The same steps in memory of our own. */
+static cf_result steps_by_hand(const hostile *h, int64_t stage, const cf_steps *wanted) {
+    cf_steps *steps = NULL;
+    cf_result result = CF_ERROR_MEMORY;
+    size_t bytes = 0;
+    void *memory;
+    if (cf_steps_size(&h->plan, &h->schedule, stage, &bytes, NULL) != CF_OK) return result;
+    memory = malloc(bytes);
+    if (memory != NULL) result = cf_steps_into(&h->plan, &h->schedule, stage, 7, memory, bytes, &steps, NULL);
+    if (result == CF_OK && wanted != NULL)
+        FUZZ_CHECK(steps->n == wanted->n &&
+                       memcmp(steps->steps, wanted->steps, (size_t)wanted->n * sizeof *wanted->steps) == 0,
+                   "other steps in memory of our own");
+    free(memory);
     return result;
 }
 
@@ -223,22 +239,44 @@ static void index_stands(const hostile *h, int sound) {
     cf_schedule_index_free(index);
 }
 
+/* cf_run says the same, while it is there. */
+static void as_run(const hostile *h, int64_t stage, int made, const cf_steps *steps) {
+    cf_run_stats stats;
+    cf_capacity capacity = {0};
+    cf_runner *runner = NULL;
+    size_t bytes;
+    FUZZ_CHECK(made == (cf_run(&h->plan, &h->schedule, stage, NULL, &stats, NULL) == CF_OK), "cf_run differs");
+    if (made)
+        FUZZ_CHECK(stats.peak_slots == steps->n_slots && stats.peak_states == steps->n_states &&
+                       stats.peak_boundaries == steps->n_boundaries && stats.peak_tokens == steps->peak_tokens &&
+                       stats.peak_state_tokens == steps->peak_state_tokens,
+                   "other peaks in cf_run");
+    (void)cf_run_size(&h->plan, &h->schedule, &bytes, NULL);
+    (void)cf_run_capacity(&h->plan, &h->schedule, stage, &capacity, NULL);
+    if (cf_run_open(&h->plan, &h->schedule, stage, NULL, &runner, NULL) == CF_OK)
+        (void)cf_run_close(runner, NULL, NULL);
+}
+
 static void run_stands(const hostile *h, int sound) {
     cf_capacity needed = {0};
     cf_error refused = fuzz_error();
     int64_t stage;
-    (void)fuzz_result(cf_run_capacity(&h->plan, NULL, 0, &needed, &refused), &refused);
+    (void)fuzz_result(cf_steps_capacity(&h->plan, NULL, &needed, &refused), &refused);
     for (stage = -1; stage <= (h->schedule.shape.n_stages < 4 ? h->schedule.shape.n_stages : 4); stage++) {
         int there = stage >= 0 && stage < h->schedule.shape.n_stages;
         cf_memory_load loads[1024];
-        cf_capacity capacity;
+        cf_capacity capacity = {0};
+        cf_steps *steps = NULL;
         cf_error error = fuzz_error();
-        int ran = fuzz_result(cf_run(&h->plan, &h->schedule, stage, NULL, NULL, &error), &error);
-        FUZZ_CHECK(ran == (sound && there) || (ran && there), "cf_run of a sound schedule: %s", error.text);
-        FUZZ_CHECK(ran == (run_by_hand(h, stage) == CF_OK), "step by step a run ends otherwise: %s", error.text);
-        memset(&capacity, 0, sizeof capacity);
+        int made = fuzz_result(cf_steps_make(&h->plan, &h->schedule, stage, 7, NULL, &steps, &error), &error);
+        FUZZ_CHECK(made == (sound && there) || (made && there), "cf_steps_make of a sound schedule: %s", error.text);
+        FUZZ_CHECK(made == (steps_by_hand(h, stage, steps) == CF_OK), "in memory of our own it ends otherwise: %s",
+                   error.text);
+        if (made) steps_stand(steps);
+        as_run(h, stage, made, steps);
         error = fuzz_error();
-        (void)fuzz_result(cf_run_capacity(&h->plan, &h->schedule, stage, &capacity, &error), &error);
+        if (made) (void)fuzz_result(cf_steps_capacity(&h->plan, steps, &capacity, &error), &error);
+        cf_steps_free(steps);
         error = fuzz_error();
         (void)fuzz_result(cf_schedule_loads(&h->plan, &h->schedule, stage, loads, 1024, &error), &error);
     }
@@ -289,7 +327,6 @@ static void schedule_stands(hostile *h) {
     cf_schedule *lowered = NULL;
     cf_graph *graph = NULL;
     cf_error error = fuzz_error();
-    size_t bytes = 0;
     int sound = fuzz_result(cf_schedule_validate(&h->plan, &h->schedule, NULL, NULL, &error), &error);
     if (h->only_actions && h->schedule.n_actions <= 80) { /* the tests' judge is cubic */
         const char *fault = naive_fault(&h->plan, &h->schedule);
@@ -300,8 +337,6 @@ static void schedule_stands(hostile *h) {
     index_stands(h, sound);
     run_stands(h, sound);
     ranks_stand(h);
-    error = fuzz_error();
-    (void)fuzz_result(cf_run_size(&h->plan, &h->schedule, &bytes, &error), &error);
     error = fuzz_error();
     if (fuzz_result(cf_schedule_lower(&h->plan, &h->schedule, NULL, &lowered, &error), &error))
         cf_schedule_free(lowered);

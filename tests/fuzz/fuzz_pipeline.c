@@ -225,51 +225,39 @@ static void lower_it(road *r) {
 
 /* ---- running ---- */
 
-/* Counts what is in use, and fails at the action that it is told. */
-typedef struct host {
-    int64_t in_use, calls, fail_at;
-} host;
-
-static int host_pass(void *user, const cf_step *step) {
-    host *h = (host *)user;
-    FUZZ_CHECK(step->chunk == &step->plan->chunks[step->action.chunk], "another chunk than the action's");
-    return ++h->calls == h->fail_at;
-}
-
-static int host_acquire(void *user, const cf_slot *slot) {
-    host *h = (host *)user;
-    FUZZ_CHECK(slot->slot >= 0 && slot->rows >= 0, "slot %lld with %lld rows", (long long)slot->slot,
-               (long long)slot->rows);
-    h->in_use++;
-    return 0;
-}
-
-static void host_release(void *user, const cf_slot *slot) {
-    (void)slot;
-    ((host *)user)->in_use--;
+/* Walks through a stage's steps; what comes into use goes out of it again. */
+static void walk(const road *r, const cf_steps *steps) {
+    int64_t i, live = 0, most = 0, states = 0, boundaries = 0;
+    for (i = 0; i < steps->n; i++) {
+        const cf_steps_item *step = &steps->steps[i];
+        int pass = step->action.pass, reads = pass == CF_F && !step->action.keep &&
+                                              r->lowered->shape.replay == CF_REPLAY_LOCAL &&
+                                              !r->lowered->shape.forward_only;
+        live += step->action.keep;
+        most = live > most ? live : most;
+        live -= pass == CF_B || pass == CF_W;
+        FUZZ_CHECK(step->live == live, "%lld chunks are kept, not %d", (long long)live, step->live);
+        if (pass > CF_W) boundaries += step->input >= 0 ? 1 : -1;
+        else boundaries += (step->output >= 0) - (step->input >= 0 && !reads);
+    }
+    for (i = 0; i < steps->n_paths; i++) states += steps->paths[i].first <= steps->paths[i].last;
+    FUZZ_CHECK(live == 0 && boundaries == 0 && states == steps->n_paths, "slots are still in use at the end");
+    FUZZ_CHECK(most == steps->n_slots && most == r->timeline->peak_live[steps->stage],
+               "%lld slots in the steps, %lld counted, %lld on paper", (long long)steps->n_slots, (long long)most,
+               (long long)r->timeline->peak_live[steps->stage]);
 }
 
 static void run_it(road *r) {
-    cf_run_desc desc = {0};
     cf_capacity capacity = {0};
     int64_t stage;
-    desc.forward = desc.backward = desc.send = desc.receive = host_pass;
-    desc.acquire = host_acquire;
-    desc.release = host_release;
     for (stage = 0; stage < r->lowered->shape.n_stages; stage++) {
-        host h = {0, 0, 0};
         cf_error error = fuzz_error();
-        cf_run_stats stats;
-        cf_result result;
-        if (fuzz_chance(&r->in, 3)) h.fail_at = fuzz_between(&r->in, 1, 40);
-        desc.user = &h;
-        result = cf_run(r->plan, r->lowered, stage, &desc, &stats, &error);
-        FUZZ_CHECK(fuzz_result(result, &error) == (h.fail_at == 0 || h.calls < h.fail_at), "cf_run: %d", (int)result);
-        FUZZ_CHECK(h.in_use == 0, "%lld slots are still in use", (long long)h.in_use);
-        FUZZ_CHECK(cf_run_capacity(r->plan, r->lowered, stage, &capacity, NULL) == CF_OK, "no capacity");
-        if (result == CF_OK)
-            FUZZ_CHECK(stats.peak_slots == r->timeline->peak_live[stage], "%lld slots in the run, %lld on paper",
-                       (long long)stats.peak_slots, (long long)r->timeline->peak_live[stage]);
+        cf_steps *steps = NULL;
+        FUZZ_CHECK(fuzz_result(cf_steps_make(r->plan, r->lowered, stage, 0, NULL, &steps, &error), &error),
+                   "cf_steps_make: %s", error.text);
+        walk(r, steps);
+        FUZZ_CHECK(cf_steps_capacity(r->plan, steps, &capacity, NULL) == CF_OK, "no capacity");
+        cf_steps_free(steps);
     }
 }
 

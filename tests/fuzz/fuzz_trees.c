@@ -64,7 +64,7 @@ static int use(grove *g, int stage, cf_error *why) {
     cf_schedule *schedule = NULL, *lowered = NULL;
     cf_timeline *timeline = NULL;
     cf_graph *graph = NULL;
-    cf_run_desc run = {0};
+    cf_steps *steps = NULL;
     cf_validate_desc limits = {0};
     cf_error error = fuzz_error();
     int fine;
@@ -82,12 +82,13 @@ static int use(grove *g, int stage, cf_error *why) {
     fine = fuzz_result(cf_schedule_validate(g->plan, schedule, &limits, NULL, &error), &error) &&
            fuzz_result(cf_simulate(g->plan, schedule, NULL, &timeline, &error), &error) &&
            fuzz_result(cf_schedule_lower(g->plan, schedule, NULL, &lowered, &error), &error) &&
-           fuzz_result(cf_run(g->plan, lowered, stage, &run, NULL, &error), &error) &&
+           fuzz_result(cf_steps_make(g->plan, lowered, stage, 0, NULL, &steps, &error), &error) &&
            fuzz_result(cf_graph_make(g->plan, schedule, NULL, NULL, &graph, &error), &error);
     if (fine)
         FUZZ_CHECK(timeline->makespan >= timeline->bound * (1 - 1e-9), "makespan %.17g, bound %.17g",
                    timeline->makespan, timeline->bound);
     *why = error;
+    cf_steps_free(steps);
     cf_graph_free(graph);
     cf_schedule_free(lowered);
     cf_timeline_free(timeline);
@@ -112,10 +113,10 @@ static void fill_metadata(const grove *g) {
 
 /* What takes a plan walks over it safely, validated or not. */
 static void walk(grove *g, const cf_schedule *schedule) {
-    cf_run_desc run = {0};
+    cf_steps *steps = NULL;
     cf_timeline *timeline = NULL;
     cf_graph *graph = NULL;
-    (void)cf_run(g->plan, schedule, 0, &run, NULL, NULL);
+    if (cf_steps_make(g->plan, schedule, 0, 0, NULL, &steps, NULL) == CF_OK) cf_steps_free(steps);
     if (cf_simulate(g->plan, schedule, NULL, &timeline, NULL) == CF_OK) cf_timeline_free(timeline);
     if (cf_graph_make(g->plan, schedule, NULL, NULL, &graph, NULL) == CF_OK) cf_graph_free(graph);
 }

@@ -353,8 +353,10 @@ typedef struct trainer {
     int64_t lengths[4], wrong_batch;
     int passes, updates;
 } trainer;
-static int forward(void *user, const cf_step *step) { return ++((trainer *)user)->passes, step->chunk->tokens < 1; }
-static int backward(void *user, const cf_step *step) { return forward(user, step); }
+static cf_result run_pass(trainer *t, const cf_plan *plan, const cf_steps_item *step, cf_error *error) {
+    if (plan->chunks[step->action.chunk].tokens < 1) return cf_refuse(error, CF_ERROR_CALLBACK, "chunk", 0, "is empty");
+    return ++t->passes, CF_OK;
+}
 static int64_t load_batch(trainer *t, int64_t batch) {
     t->lengths[0] = 900, t->lengths[1] = 14000, t->lengths[2] = 350, t->lengths[3] = 2600 + batch;
     if (batch == t->wrong_batch) t->lengths[1] = -1;

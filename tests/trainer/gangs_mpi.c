@@ -317,46 +317,37 @@ static void meet(const trainer *t, int kind) {
     if (kinds[0] != -kinds[1]) MPI_Abort(MPI_COMM_WORLD, 3);
 }
 
-static void run_chunk(trainer *t, const cf_step *step, int back) {
+static void run_chunk(trainer *t, const cf_steps_item *step, int back) {
+    const cf_chunk *chunk = &t->plan->chunks[step->action.chunk];
     static work w;
     w.chunk = step->action.chunk;
-    w.first = step->chunk->first_slice;
-    w.n = step->chunk->n_slices;
+    w.first = chunk->first_slice;
+    w.n = chunk->n_slices;
     w.slices = &t->plan->slices[w.first];
     w.through = t->plan->through != NULL ? &t->plan->through[w.first] : NULL;
     w.own = state_of(t, w.chunk, 0);
     if (w.n > 0) run_rows(t, &w, back, t->between[w.chunk]);
 }
 
-static int forward(void *user, const cf_step *step) {
-    trainer *t = (trainer *)user;
-    meet(t, 0);
-    run_chunk(t, step, 0);
-    t->kept[step->action.chunk] = step->action.keep;
-    return 0;
+/* Between the stages go activations, or their gradients. */
+static void transfer(trainer *t, const cf_steps_item *step) {
+    int pass = step->action.pass, way = pass == CF_SEND_B || pass == CF_RECV_B;
+    int peer = step->peer * t->n_ranks + t->rank;
+    double(*rows)[D] = t->between[step->action.chunk][way];
+    if (pass == CF_SEND_F || pass == CF_SEND_B) MPI_Send(rows, CHUNK * D, MPI_DOUBLE, peer, way, MPI_COMM_WORLD);
+    else MPI_Recv(rows, CHUNK * D, MPI_DOUBLE, peer, way, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
-static int backward(void *user, const cf_step *step) {
-    trainer *t = (trainer *)user;
-    if (!t->kept[step->action.chunk]) return 1;
-    meet(t, 1);
-    run_chunk(t, step, 1);
-    return 0;
-}
-
-/* Between the stages: activations, or their gradients. */
-static int send(void *user, const cf_step *step) {
-    trainer *t = (trainer *)user;
-    int way = step->action.pass == CF_SEND_B, peer = (int)step->peer * t->n_ranks + t->rank;
-    MPI_Send(t->between[step->action.chunk][way], CHUNK * D, MPI_DOUBLE, peer, way, MPI_COMM_WORLD);
-    return 0;
-}
-
-static int receive(void *user, const cf_step *step) {
-    trainer *t = (trainer *)user;
-    int way = step->action.pass == CF_RECV_B, peer = (int)step->peer * t->n_ranks + t->rank;
-    MPI_Recv(t->between[step->action.chunk][way], CHUNK * D, MPI_DOUBLE, peer, way, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    return 0;
+static void run_step(trainer *t, const cf_steps_item *step) {
+    int back = step->action.pass == CF_B;
+    if (step->action.pass > CF_W) {
+        transfer(t, step);
+        return;
+    }
+    if (back && !t->kept[step->action.chunk]) MPI_Abort(MPI_COMM_WORLD, 3);
+    meet(t, back);
+    run_chunk(t, step, back);
+    if (!back) t->kept[step->action.chunk] = step->action.keep;
 }
 
 /* Returns the largest difference from one process on whole sequences, against the largest gradient. */
@@ -366,7 +357,7 @@ static double train(trainer *t, int64_t k, int lockstep, int shared, int64_t *wi
     static work w;
     const int64_t *lengths = shared ? trees : lists;
     cf_pack_desc pack = {0};
-    cf_run_desc run = {0};
+    cf_steps *steps = NULL;
     cf_plan *plan = NULL;
     cf_schedule *schedule;
     cf_error error;
@@ -398,14 +389,11 @@ static double train(trainer *t, int64_t k, int lockstep, int shared, int64_t *wi
     t->states = (layer *)calloc((size_t)(plan->n_chunks * LAYERS) + 1, sizeof *t->states);
     t->kept = (unsigned char *)calloc((size_t)plan->n_chunks + 1, 1);
     t->between = (double (*)[2][CHUNK][D])calloc((size_t)plan->n_chunks + 1, sizeof *t->between);
-    run.user = t;
-    run.send = send;
-    run.receive = receive;
-    run.forward = forward;
-    run.backward = backward;
-    need(cf_run(plan, schedule, t->stage, &run, NULL, &error), &error);
+    need(cf_steps_make(plan, schedule, t->stage, 0, NULL, &steps, &error), &error);
+    for (i = 0; i < steps->n; i++) run_step(t, &steps->steps[i]);
     MPI_Allreduce(MPI_IN_PLACE, t->gradients, PARAMETERS, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     MPI_Allreduce(MPI_IN_PLACE, &t->loss, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    cf_steps_free(steps);
     cf_schedule_free(schedule);
     cf_plan_free(plan);
     free(t->states);

@@ -86,14 +86,15 @@ static void gather(trainer *t, int kind) {
 }
 
 /* All slices of a chunk: its group's first, on top of the state, and whole sequences. */
-static void run_chunk(trainer *t, const cf_step *step, double *gradients) {
+static void run_chunk(trainer *t, const cf_steps_item *step, double *gradients) {
+    const cf_chunk *chunk = &t->plan->chunks[step->action.chunk];
     int64_t id = step->action.chunk, i;
     double zero[D] = {0}, dzero[D] = {0};
-    for (i = 0; i < step->chunk->n_slices; i++) {
-        const cf_slice *s = &t->plan->slices[step->chunk->first_slice + i];
-        int grouped = step->chunk->group >= 0 && i == 0;
+    for (i = 0; i < chunk->n_slices; i++) {
+        const cf_slice *s = &t->plan->slices[chunk->first_slice + i];
+        int grouped = chunk->group >= 0 && i == 0;
         double sum[D] = {0};
-        if (grouped && step->chunk->index > 0) memcpy(sum, t->sums[id - 1], sizeof sum);
+        if (grouped && chunk->index > 0) memcpy(sum, t->sums[id - 1], sizeof sum);
         memset(dzero, 0, sizeof dzero);
         memset(zero, 0, sizeof zero);
         t->loss += run_slice(t->whole, s->sequence, s->begin, s->length, grouped ? sum : zero, gradients,
@@ -102,32 +103,28 @@ static void run_chunk(trainer *t, const cf_step *step, double *gradients) {
     }
 }
 
-static int forward(void *user, const cf_step *step) {
-    trainer *t = (trainer *)user;
+static void forward(trainer *t, const cf_steps_item *step) {
     gather(t, 1);
     run_chunk(t, step, NULL);
     t->kept[step->action.chunk] = step->action.keep;
-    return 0;
 }
 
-static int backward(void *user, const cf_step *step) {
-    trainer *t = (trainer *)user;
+static void backward(trainer *t, const cf_steps_item *step) {
     gather(t, 2);
-    if (!t->kept[step->action.chunk]) return 1;
+    if (!t->kept[step->action.chunk]) MPI_Abort(MPI_COMM_WORLD, 3);
     if (step->clear_state_gradient) memset(t->dsums, 0, sizeof t->dsums);
     run_chunk(t, step, t->gradients);
-    if (!step->last_backward) return 0;
+    if (!step->last_backward) return;
     t->n_reduced++;
     MPI_Allreduce(MPI_IN_PLACE, t->gradients, PARAMETERS, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     MPI_Allreduce(MPI_IN_PLACE, &t->loss, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-    return 0;
 }
 
 /* Returns the largest difference from one process on whole sequences, against the largest gradient. */
 static double train(trainer *t, int plain, int64_t k) {
     double parameters[PARAMETERS], wanted[PARAMETERS] = {0}, loss = 0, worst;
     cf_pack_desc pack = {0};
-    cf_run_desc run = {0};
+    cf_steps *steps = NULL;
     cf_plan *plan;
     cf_schedule *schedule;
     cf_error error;
@@ -148,11 +145,13 @@ static double train(trainer *t, int plain, int64_t k) {
     t->plan = plan;
     t->sums = calloc((size_t)plan->n_chunks + 1, sizeof *t->sums);
     t->kept = calloc((size_t)plan->n_chunks + 1, 1);
-    run.user = t;
-    run.forward = forward;
-    run.backward = backward;
-    need(cf_run(plan, schedule, 0, &run, NULL, &error), &error);
+    need(cf_steps_make(plan, schedule, 0, 0, NULL, &steps, &error), &error);
+    for (i = 0; i < steps->n; i++) {
+        if (steps->steps[i].action.pass == CF_B) backward(t, &steps->steps[i]);
+        else forward(t, &steps->steps[i]);
+    }
     worst = t->n_reduced == 1 ? far_off(t->gradients, wanted, PARAMETERS, t->loss, loss) : HUGE_VAL;
+    cf_steps_free(steps);
     cf_schedule_free(schedule);
     cf_plan_free(plan);
     free(t->sums);

@@ -373,25 +373,26 @@ TEST(k_changes_no_bit) {
 static double stage_loss(world *x) {
     cf_plan *plan = NULL;
     cf_schedule *schedule = NULL;
-    cf_run_desc run = {0};
+    cf_steps *steps = NULL;
     cf_error error;
     stage_runner r;
     memset(&r, 0, sizeof r);
     cf_result code = cf_pack(x->batch.length, x->batch.count, &x->runner.packing, &plan, &error);
     if (code == CF_OK) code = cf_schedule_make(plan, &x->runner.order, &schedule, &error);
-    if (code == CF_OK) code = stage_runner_begin(&r, &x->config, plan, schedule, 0, &x->batch, 0, &error);
+    if (code == CF_OK) code = cf_steps_make(plan, schedule, 0, x->seed, NULL, &steps, &error);
+    if (code == CF_OK) code = stage_runner_begin(&r, &x->config, plan, schedule, steps, &x->batch, 0, &error);
     r.weights = &x->weights;
     r.gradient = &x->gradient;
     r.seed = x->seed;
-    run.user = &r;
-    run.forward = stage_forward;
-    run.backward = stage_backward;
-    run.acquire = stage_acquire;
-    run.release = stage_release;
-    if (code == CF_OK) code = cf_run(plan, schedule, 0, &run, NULL, &error);
+    for (int64_t i = 0; code == CF_OK && i < steps->n; i++) {
+        stage_begin_step(&r, &steps->steps[i]);
+        code = stage_pass(&r, &steps->steps[i], &error);
+        stage_end_step(&r, &steps->steps[i]);
+    }
     CHECK_INT(code, CF_OK);
     const double loss = r.loss;
     stage_runner_end(&r);
+    cf_steps_free(steps);
     cf_schedule_free(schedule);
     cf_plan_free(plan);
     return loss;
@@ -495,21 +496,21 @@ TEST(errors_of_the_library_come_back) {
     cf_error error = {0};
     cf_schedule *schedule = NULL;
     cf_plan *plan = NULL;
+    cf_steps *steps = NULL;
     world_begin(&x, &c, lengths, 3, 10, 2, 0);
     world_begin(&y, &c, lengths, 1, 10, 2, 0);
     chunked_loss(&x, &result);
     REQUIRE(cf_pack(lengths, 3, &x.runner.packing, &plan, NULL) == CF_OK);
     REQUIRE(cf_schedule_make(plan, &x.runner.order, &schedule, NULL) == CF_OK);
-    cf_step step = {0};
-    step.plan = plan;
-    step.chunk = &plan->chunks[0];
-    step.error = &error;
-    step.slot = step.state = -1;
+    REQUIRE(cf_steps_make(plan, schedule, 0, 0, NULL, &steps, NULL) == CF_OK);
+    cf_steps_item step = {0};
+    step.slot = step.state = step.path = -1;
     step.action.chunk = (int32_t)plan->n_chunks; /* there is none */
-    CHECK_INT(forward_chunk(&x.runner, &step), CF_ERROR_ARGUMENT);
-    CHECK_INT(backward_chunk(&x.runner, &step), CF_ERROR_ARGUMENT);
-    plan->n_chunks--; /* so that the schedule is of another plan */
-    CHECK(chunk_runner_reserve(&x.runner, plan, schedule, &error) != CF_OK);
+    x.runner.plan = plan;
+    CHECK_INT(run_pass(&x.runner, &step, &error), CF_ERROR_ARGUMENT);
+    x.runner.plan = NULL;
+    plan->n_chunks--; /* so that its counts contradict each other */
+    CHECK(chunk_runner_reserve(&x.runner, plan, steps, &error) != CF_OK);
     plan->n_chunks++;
     x.runner.order.shape.n_stages = -1;
     memset(&result, 7, sizeof result);
@@ -524,6 +525,7 @@ TEST(errors_of_the_library_come_back) {
     volatile sig_atomic_t stop = 1;
     y.runner.stop = &stop;
     CHECK_INT(chunked_gradients(&y.runner, &y.weights, &y.gradient, &y.batch, 1, &result, &error), CF_ERROR_CANCELLED);
+    cf_steps_free(steps);
     cf_schedule_free(schedule);
     cf_plan_free(plan);
     world_end(&x);

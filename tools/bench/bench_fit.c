@@ -51,41 +51,33 @@ static double seconds_now(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static int time_pass(timing_run *run, const cf_step *step, int (*run_pass)(void *, const cf_step *)) {
-    timed *t = &run->shapes[step->chunk->index][step->action.pass];
+static cf_result time_step(timing_run *run, const cf_steps_item *step, cf_error *error) {
+    const cf_chunk *chunk = &run->runner->plan->chunks[step->action.chunk];
+    timed *t = &run->shapes[chunk->index][step->action.pass];
+    begin_step(run->runner, step);
     double begin = seconds_now();
-    int code = run_pass(run->runner, step);
-    t->tokens = step->chunk->tokens;
-    t->prefix = step->chunk->prefix;
-    t->pairs = step->chunk->pairs;
+    cf_result result = run_pass(run->runner, step, error);
+    t->tokens = chunk->tokens;
+    t->prefix = chunk->prefix;
+    t->pairs = chunk->pairs;
     if (t->n < MOST_REPEATS) t->seconds[t->n++] = seconds_now() - begin;
-    return code;
+    end_step(run->runner, step);
+    return result;
 }
-
-static int timed_forward(void *user, const cf_step *step) { return time_pass((timing_run *)user, step, forward_chunk); }
-static int timed_backward(void *user, const cf_step *step) {
-    return time_pass((timing_run *)user, step, backward_chunk);
-}
-
-static int acquire(void *user, const cf_slot *slot) { return acquire_slot(((timing_run *)user)->runner, slot); }
-static void release(void *user, const cf_slot *slot) { release_slot(((timing_run *)user)->runner, slot); }
 
 /* One training step on one sequence of CHUNKS chunks, K = 1, so that there are replays too. */
 static cf_result train_once(timing_run *run, const batch *b, const weights *w, weights *gradient, cf_error *error) {
     chunk_runner *r = run->runner;
     cf_plan *plan = NULL;
     cf_schedule *schedule = NULL;
-    cf_run_desc desc = {0};
+    cf_steps *steps = NULL;
     cf_result result = cf_pack(b->length, b->count, &r->packing, &plan, error);
     if (result == CF_OK) result = cf_schedule_make(plan, &r->order, &schedule, error);
     if (result == CF_OK) result = chunk_runner_begin(r, plan, b, w, gradient, error);
-    if (result == CF_OK) result = chunk_runner_reserve(r, plan, schedule, error);
-    desc.user = run;
-    desc.forward = timed_forward;
-    desc.backward = timed_backward;
-    desc.acquire = acquire;
-    desc.release = release;
-    if (result == CF_OK) result = cf_run(plan, schedule, 0, &desc, NULL, error);
+    if (result == CF_OK) result = cf_steps_make(plan, schedule, 0, 0, NULL, &steps, error);
+    if (result == CF_OK) result = chunk_runner_reserve(r, plan, steps, error);
+    for (int64_t i = 0; result == CF_OK && i < steps->n; i++) result = time_step(run, &steps->steps[i], error);
+    cf_steps_free(steps);
     cf_schedule_free(schedule);
     cf_plan_free(plan);
     return result;

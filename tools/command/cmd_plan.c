@@ -161,7 +161,7 @@ static int make_run(const planned *made, const pipeline *pipe, pipeline_run *run
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
-   The action list of one stage, printed by a dry run of the interpreter: what it counts is what a trainer will see
+   The action list of one stage, printed from the steps that a trainer walks
    ---------------------------------------------------------------------------------------------------------------- */
 
 static const table_column action_columns[] = {
@@ -185,9 +185,10 @@ static const table_column action_columns[] = {
     {.heading = "live", .name = "kept_chunk_copies", .width = 6, .decimals = TABLE_PLAIN},
     {.heading = "state tokens", .name = "state_token_copies", .width = 14, .decimals = TABLE_PLAIN}};
 
-/* Where the passes of a dry run go, and with what times. */
+/* Where the steps go, and with what times. */
 typedef struct action_list {
     table table;
+    const cf_plan *plan;
     const cf_timeline *timeline;
     int64_t stage, first; /* its first action */
     int estimated;
@@ -199,7 +200,7 @@ static void add_integer_or_none(table *t, int64_t value) {
 }
 
 /* "F+" where the activations are kept, "F-" where they are dropped; and the group that the chunk is a part of. */
-static void add_pass(action_list *list, const cf_step *step) {
+static void add_pass(action_list *list, const cf_steps_item *step) {
     const char *name = cf_pass_name((cf_pass)step->action.pass);
     int keeps = step->action.pass <= CF_R;
     char text[32];
@@ -213,15 +214,15 @@ static void add_pass(action_list *list, const cf_step *step) {
     table_integer(&list->table, list->estimated);
 }
 
-static void add_chunk(action_list *list, const cf_step *step) {
-    const cf_chunk *chunk = step->chunk;
+static void add_chunk(action_list *list, const cf_steps_item *step) {
+    const cf_chunk *chunk = &list->plan->chunks[step->action.chunk];
     char part[56] = "-";
 
     if (chunk->group >= 0)
         snprintf(part, sizeof part, "%lld: %lld/%lld", (long long)chunk->group, (long long)chunk->index + 1,
-                 (long long)step->plan->groups[chunk->group].n_chunks);
+                 (long long)list->plan->groups[chunk->group].n_chunks);
     table_integer(&list->table, step->action.chunk);
-    table_text(&list->table, packing_chunk_kind(step->plan, chunk));
+    table_text(&list->table, packing_chunk_kind(list->plan, chunk));
     table_text(&list->table, part);
     add_integer_or_none(&list->table, chunk->group);
     add_integer_or_none(&list->table, chunk->group >= 0 ? chunk->index : -1);
@@ -229,51 +230,43 @@ static void add_chunk(action_list *list, const cf_step *step) {
     table_integer(&list->table, chunk->prefix);
 }
 
-static int add_action(void *user, const cf_progress *progress) {
-    action_list *list = (action_list *)user;
-    const cf_step *step = progress->step;
-
+static void add_step(action_list *list, const cf_steps_item *step) {
     table_integer(&list->table, list->stage);
     table_integer(&list->table, step->position);
     table_integer(&list->table, step->action.stage);
     add_pass(list, step);
     add_chunk(list, step);
     add_integer_or_none(&list->table, step->slot);
-    table_integer(&list->table, progress->live_slots);
-    table_integer(&list->table, progress->live_state_tokens);
-    return cli_stdout_failed();
+    table_integer(&list->table, step->live);
+    table_integer(&list->table, step->state_tokens);
 }
 
-/* Runs a stage of a schedule without doing anything. A cancelled run met a failing standard output, which is reported
-   when that is closed. */
-static int dry_run(const planned *made, int64_t stage, action_list *list, cf_run_stats *stats) {
-    cf_run_desc dry;
+static int make_steps(const planned *made, int64_t stage, cf_steps **steps) {
     cf_error error;
 
-    memset(&dry, 0, sizeof dry);
-    if (list) {
-        list->stage = stage;
-        list->first = made->run.schedule->first[stage];
-        dry.progress = add_action;
-        dry.user = list;
-    }
-    if (cf_run(made->packed.plan, made->run.schedule, stage, &dry, stats, &error) == CF_OK) return CLI_OK;
-    return error.code == CF_ERROR_CANCELLED ? CLI_OK : cli_error(&error, NULL);
+    if (cf_steps_make(made->packed.plan, made->run.schedule, stage, 0, NULL, steps, &error) == CF_OK) return CLI_OK;
+    return cli_error(&error, NULL);
 }
 
-/* A line per pass, with the books of the interpreter: one stage after the other. */
+/* A line per pass, one stage after the other. */
 static int print_actions(const planned *made) {
     action_list list;
-    cf_run_stats stats;
-    int64_t stage;
+    int64_t i;
     int code = CLI_OK, ended;
 
     table_begin(&list.table, action_columns, (int)(sizeof action_columns / sizeof action_columns[0]), made->asked->tsv,
                 made->pipe.unit_cost);
+    list.plan = made->packed.plan;
     list.timeline = made->run.timeline;
     list.estimated = !made->pipe.unit_cost;
-    for (stage = 0; stage < made->run.schedule->shape.n_stages && code == CLI_OK && !cli_stdout_failed(); stage++)
-        code = dry_run(made, stage, &list, &stats);
+    for (list.stage = 0; list.stage < made->run.schedule->shape.n_stages && code == CLI_OK; list.stage++) {
+        cf_steps *steps = NULL;
+
+        code = make_steps(made, list.stage, &steps);
+        list.first = made->run.schedule->first[list.stage];
+        for (i = 0; code == CLI_OK && i < steps->n && !cli_stdout_failed(); i++) add_step(&list, &steps->steps[i]);
+        cf_steps_free(steps);
+    }
     ended = table_end(&list.table);
     return code == CLI_OK ? ended : code;
 }
@@ -419,17 +412,17 @@ static void add_limit(table *t, const int64_t *limits, int64_t stage, int64_t n_
     add_integer_or_none(t, limits && limits[stage] > 0 ? pipeline_scaled(limits[stage], n_virtual) : -1);
 }
 
-static void add_stage(table *t, const planned *made, int64_t stage, const cf_run_stats *stats) {
+static void add_stage(table *t, const planned *made, const cf_steps *steps) {
     const cf_schedule *schedule = made->run.schedule;
-    int64_t n_virtual = schedule->shape.n_virtual;
+    int64_t n_virtual = schedule->shape.n_virtual, stage = steps->stage;
 
     table_integer(t, stage);
     table_real(t, 1 - stage_busy(made, stage));
     table_integer(t, n_virtual);
-    table_share(t, stats->peak_slots, n_virtual);
+    table_share(t, steps->n_slots, n_virtual);
     add_limit(t, schedule->limits.chunks_by_stage, stage, 1);
-    table_share(t, stats->peak_tokens, n_virtual);
-    table_share(t, stats->peak_state_tokens, n_virtual);
+    table_share(t, steps->peak_tokens, n_virtual);
+    table_share(t, steps->peak_state_tokens, n_virtual);
     add_limit(t, schedule->limits.state_by_stage, stage, n_virtual);
     if (made->pipe.counts_bytes) table_share(t, made->run.timeline->peak_bytes[stage], n_virtual);
     else table_none(t);
@@ -438,24 +431,31 @@ static void add_stage(table *t, const planned *made, int64_t stage, const cf_run
 
 static int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* A line per stage where there are several, or for scripts. *most: the most of any stage. */
-static int print_stages(const planned *made, cf_run_stats *most, int64_t *bytes) {
+/* The most of any stage. */
+typedef struct peaks {
+    int64_t slots, tokens, states, state_tokens, bytes;
+} peaks;
+
+/* A line per stage where there are several, or for scripts. */
+static int print_stages(const planned *made, peaks *most) {
     table t;
-    cf_run_stats stats;
     int64_t stage, n_stages = made->run.schedule->shape.n_stages;
     int code = CLI_OK, shown = n_stages > 1 || made->asked->tsv, ended = CLI_OK;
 
     table_begin(&t, stage_columns, STAGE_COLUMNS, made->asked->tsv, made->pipe.unit_cost);
     t.hidden = (made->pipe.counts_bytes ? 0u : 1u << STAGE_BYTES) | (made->run.memory ? 0u : 1u << STAGE_GIB);
     for (stage = 0; stage < n_stages && code == CLI_OK && !cli_stdout_failed(); stage++) {
-        code = dry_run(made, stage, NULL, &stats);
+        cf_steps *steps = NULL;
+
+        code = make_steps(made, stage, &steps);
         if (code != CLI_OK) break;
-        if (shown) add_stage(&t, made, stage, &stats);
-        most->peak_slots = greater(most->peak_slots, stats.peak_slots);
-        most->peak_tokens = greater(most->peak_tokens, stats.peak_tokens);
-        most->peak_states = greater(most->peak_states, stats.peak_states);
-        most->peak_state_tokens = greater(most->peak_state_tokens, stats.peak_state_tokens);
-        *bytes = greater(*bytes, made->run.timeline->peak_bytes[stage]);
+        if (shown) add_stage(&t, made, steps);
+        most->slots = greater(most->slots, steps->n_slots);
+        most->tokens = greater(most->tokens, steps->peak_tokens);
+        most->states = greater(most->states, steps->n_states);
+        most->state_tokens = greater(most->state_tokens, steps->peak_state_tokens);
+        most->bytes = greater(most->bytes, made->run.timeline->peak_bytes[stage]);
+        cf_steps_free(steps);
     }
     if (shown) ended = table_end(&t);
     return code == CLI_OK ? ended : code;
@@ -463,20 +463,20 @@ static int print_stages(const planned *made, cf_run_stats *most, int64_t *bytes)
 
 /* What each stage holds at most, and after it the most of them. */
 static int print_peaks(const planned *made) {
-    int64_t n_virtual = made->run.schedule->shape.n_virtual, bytes = 0;
-    cf_run_stats most;
+    int64_t n_virtual = made->run.schedule->shape.n_virtual;
+    peaks most;
     int code;
 
     memset(&most, 0, sizeof most);
     if (made->run.schedule->shape.n_stages > 1) putchar('\n');
-    code = print_stages(made, &most, &bytes);
+    code = print_stages(made, &most);
     if (code != CLI_OK) return code;
     if (made->run.schedule->shape.n_stages > 1) putchar('\n');
-    printf("peak activations  %s chunks, %s tokens\n", pipeline_share(most.peak_slots, n_virtual),
-           pipeline_share(most.peak_tokens, n_virtual));
-    printf("peak state        %s groups, %s tokens\n", pipeline_share(most.peak_states, n_virtual),
-           pipeline_share(most.peak_state_tokens, n_virtual));
-    if (made->pipe.counts_bytes) printf("peak bytes        %s\n", pipeline_share(bytes, n_virtual));
+    printf("peak activations  %s chunks, %s tokens\n", pipeline_share(most.slots, n_virtual),
+           pipeline_share(most.tokens, n_virtual));
+    printf("peak state        %s groups, %s tokens\n", pipeline_share(most.states, n_virtual),
+           pipeline_share(most.state_tokens, n_virtual));
+    if (made->pipe.counts_bytes) printf("peak bytes        %s\n", pipeline_share(most.bytes, n_virtual));
     if (n_virtual > 1)
         printf("                  in whole stages: a copy on one of %s virtual stages is 1/%s (files count copies)\n",
                cli_commas(n_virtual), cli_commas(n_virtual));
@@ -486,11 +486,10 @@ static int print_peaks(const planned *made) {
 
 /* What --tsv prints in place of all that. */
 static int print_table(const planned *made) {
-    cf_run_stats most;
-    int64_t bytes = 0;
+    peaks most;
 
     memset(&most, 0, sizeof most);
-    return made->asked->summary ? print_stages(made, &most, &bytes) : print_actions(made);
+    return made->asked->summary ? print_stages(made, &most) : print_actions(made);
 }
 
 static int print_all(const planned *made) {

@@ -11,9 +11,9 @@ chunkflow.trainer is Transformers' Trainer with chunks.
 
     plan = chunkflow.pack([900, 14000, 350, 2600], chunk_size=4096)
     schedule = plan.schedule(k=2)                         # one stage; n_stages=4 for a pipeline
-    for action in schedule.stage(0):
-        chunk = int(action["chunk"])
-        name = chunkflow.PASSES[action["pass"]]           # "F", "R", "B", ...
+    for step in schedule.steps(0).steps:                  # with step["slot"], step["state"], step["seed"], ...
+        chunk = int(step["action"]["chunk"])
+        name = chunkflow.PASSES[step["action"]["pass"]]   # "F", "R", "B", ...
         metadata = plan.metadata(chunk)                   # metadata.cu_seqlens_q, metadata.cu_seqlens_k, ...
         labels = metadata.target_positions                # a row's label is that token of its sequence
     print(schedule.simulate().makespan)
@@ -46,8 +46,8 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Error", "Metadata", "PASSES", "Plan", "Schedule", "Timeline", "ffi", "lib", "loss_weights", "pack",
-           "shares_of_tokens"]
+__all__ = ["Error", "Metadata", "PASSES", "Plan", "Schedule", "Steps", "Timeline", "ffi", "lib", "loss_weights",
+           "pack", "shares_of_tokens"]
 
 
 def _find() -> Path:
@@ -452,6 +452,23 @@ class Timeline(_Object):
         return {_text(self.c.bounds[i].name): self.c.bounds[i].value for i in range(self.c.n_bounds)}
 
 
+class Steps(_Object):
+    """cf_steps: what one stage does, step by step. `steps` and `paths` are arrays of records."""
+
+    _struct = "cf_steps"
+    stage: int
+    transfers: int
+    n: int
+    n_paths: int
+    n_slots: int
+    n_states: int
+    n_boundaries: int
+    peak_tokens: int
+    peak_state_tokens: int
+    steps: np.ndarray
+    paths: np.ndarray
+
+
 class Schedule(_Object):
     """cf_schedule: the order in which each stage runs its passes. `plan` is what it was made of. The members of its
     shape are among its own; `limits` has those of cf_limits."""
@@ -493,9 +510,13 @@ class Schedule(_Object):
         return Schedule(_make("schedule", lib.cf_schedule_lower, self.plan.c, self.c, desc), self.plan,
                         self.report)
 
+    def steps(self, stage: int = 0, seed: int = 0) -> Steps:
+        """cf_steps_make: what a trainer walks through on a stage, with slots, states, seeds and flags."""
+        return Steps(_make("steps", lib.cf_steps_make, self.plan.c, self.c, stage, seed, ffi.NULL))
+
     def capacity(self, stage: int = 0, so_far: Mapping[str, int] | None = None) -> dict[str, int]:
-        """cf_run_capacity: how large a trainer's buffers must be, for this batch and those before (`so_far`)."""
-        return _capacity(self.plan.c, self.c, stage, so_far)
+        """cf_steps_capacity: how large a trainer's buffers must be, for this batch and those before (`so_far`)."""
+        return _capacity(self.plan.c, self.steps(stage).c, so_far)
 
     def validate(self, **options: Unpack[ValidateOptions]) -> None:
         """cf_schedule_validate: raises Error unless it is sound; the options are the members of cf_validate_desc."""
@@ -507,9 +528,9 @@ class Schedule(_Object):
         return _json(lib.cf_write_schedule_json, self.c, timeline.c if timeline is not None else ffi.NULL)
 
 
-def _capacity(plan: Any, schedule: Any, stage: int, so_far: Mapping[str, int] | None) -> dict[str, int]:
+def _capacity(plan: Any, steps: Any, so_far: Mapping[str, int] | None) -> dict[str, int]:
     capacity = ffi.new("cf_capacity *", dict(so_far or {}))
-    _call(lib.cf_run_capacity, plan, schedule, stage, capacity)
+    _call(lib.cf_steps_capacity, plan, steps, capacity)
     return {name: getattr(capacity, name) for name in _fields("cf_capacity")}
 
 
@@ -601,8 +622,8 @@ class Plan(_Object):
         return Metadata(out, memory)
 
     def capacity(self, so_far: Mapping[str, int] | None = None) -> dict[str, int]:
-        """cf_run_capacity without a schedule: rows, prefix and n_seqs that metadata of any chunk needs."""
-        return _capacity(self.c, ffi.NULL, 0, so_far)
+        """cf_steps_capacity without steps: rows, prefix and n_seqs that metadata of any chunk needs."""
+        return _capacity(self.c, ffi.NULL, so_far)
 
     def stats(self) -> dict[str, float]:
         """cf_plan_measure, with the default weights."""

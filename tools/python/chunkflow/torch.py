@@ -419,14 +419,14 @@ class Batch:
         before_last is called before the last backward."""
         if schedule.n_stages != 1 or schedule.n_virtual != 1:
             raise ValueError(f"wanted a schedule of one stage, got {schedule.n_stages} of {schedule.n_virtual}")
-        passes = [(chunkflow.PASSES[action["pass"]], int(action["chunk"]), bool(action["keep"]))
-                  for action in schedule.stage(0)]
-        passes = [x for x in passes if idle or self.plan.chunks["n_slices"][x[1]] > 0]
-        for at, (name, chunk, keep) in enumerate(passes):
+        for step in schedule.steps(0, self.seed).steps:
+            name, chunk = chunkflow.PASSES[step["action"]["pass"]], int(step["action"]["chunk"])
+            if not idle and self.plan.chunks["n_slices"][chunk] == 0:
+                continue
             if name in "FR":
-                self.run_forward(chunk, keep)
+                self.run_forward(chunk, bool(step["action"]["keep"]))
             elif name == "B":
-                if before_last is not None and at == len(passes) - 1:
+                if before_last is not None and step["last_backward"]:
                     before_last()
                 self.run_backward(chunk)
             else:
