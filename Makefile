@@ -573,13 +573,13 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	    "$(TEST_BUILD)/search" \
 	    "env $(CLI) sh tests/command/report_check.sh" \
 	    "sh tests/cuda/cuda_compile.sh" \
-	    "env $(CLI) sh tests/command/cli_tune.sh" \
+	    "env $(CLI) sh tests/command/transcript.sh tests/command/cli_tune.transcript" \
 	    "sh tests/cuda/cuda_record.sh" \
 	    "sh tests/cuda/train_judge_check.sh" \
 	    "sh tests/trainer/mpi_check.sh $(BUILD)" \
 	    "sh tests/trainer/train_check.sh $(BUILD)" \
 	    "env $(CLI) sh tests/command/python_check.sh $(BUILD)" \
-	    "env $(CLI) sh tests/command/cli_models.sh" \
+	    "env $(CLI) sh tests/command/transcript.sh tests/command/cli_models.transcript" \
 	    "env CHUNKFLOW_PLAIN=$(BUILD)/chunkflow CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/command/cli.sh" \
 	    "sh tests/meta/layers.sh $(BUILD)" \
 	    "sh tests/command/install_check.sh $(BUILD)" \
