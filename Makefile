@@ -554,7 +554,7 @@ test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda/cuda_device.sh" "sh tests/cuda/executor_check.sh device"
 
 # What the scripts start hundreds of times: with sanitizers starting it takes ten times as long, a third of that for the
-# search for leaks at the end. cli.sh has them where what is read may be wrong, files_check.sh for each command with all
+# search for leaks at the end. cli.transcript has them where what is read may be wrong, files_check.sh for each command with all
 # that it writes; all have them with FULL=1.
 CLI := CHUNKFLOW_PLAIN=$(BUILD)/chunkflow CHUNKFLOW=$(if $(filter 1,$(FULL)),$(TEST_BUILD),$(BUILD))/chunkflow
 
@@ -580,7 +580,7 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	    "sh tests/trainer/train_check.sh $(BUILD)" \
 	    "env $(CLI) sh tests/command/python_check.sh $(BUILD)" \
 	    "env $(CLI) sh tests/command/transcript.sh tests/command/cli_models.transcript" \
-	    "env CHUNKFLOW_PLAIN=$(BUILD)/chunkflow CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/command/cli.sh" \
+	    "env CHUNKFLOW_PLAIN=$(BUILD)/chunkflow CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/command/transcript.sh tests/command/cli.transcript" \
 	    "sh tests/meta/layers.sh $(BUILD)" \
 	    "sh tests/command/install_check.sh $(BUILD)" \
 	    $(if $(filter 1,$(FULL)),"$(PYTHON) -B tests/meta/pages.py $(BUILD)") \

@@ -192,6 +192,10 @@ END {
         exit
     }
     judge_section()
+    if (passed + failed + n_skipped == 0) {
+        print "FAIL no section is named like '" filter "'"
+        failed = 1
+    }
     printf "%d passed, %d failed%s\n", passed, failed, n_skipped ? ", " n_skipped " skipped" : ""
     exit failed > 0
 }

@@ -1,0 +1,77 @@
+"""plan_read.py LENGTHS PLAN SCHEDULE...: a plan and the schedules of its ranks on one stage, in JSON, hold what the header
+says of them. Prints "ok" or what does not hold."""
+
+import json, sys
+
+lengths = [int(line) for line in open(sys.argv[1])]
+plan = json.load(open(sys.argv[2]))
+schedules = [json.load(open(name)) for name in sys.argv[3:]]
+
+
+def check(holds, what):
+    if not holds:
+        print(what)
+        sys.exit()
+
+
+size, chunks = plan["chunk_size"], plan["chunks"]
+check(plan["format"] == "chunkflow-plan" and plan["version"] == 1, "format")
+check(plan["n_sequences"] == len(lengths) and plan["n_tokens"] == sum(lengths), "totals")
+check(plan["n_empty"] == lengths.count(0), "n_empty")
+check(len(chunks) == plan["n_chunks"] == plan["n_ranks"] * plan["n_steps"], "n_chunks")
+check(-(-sum(lengths) // size) <= plan["lower_bound"] <= len(chunks) - plan["n_idle"], "lower_bound")
+
+seen = [0] * len(lengths)
+group_of = {}
+for place, chunk in enumerate(chunks):
+    check(chunk["id"] == place and chunk["rank"] == place // plan["n_steps"], "id and rank")
+    at = pairs = 0
+    for order, s in enumerate(chunk["slices"]):
+        check(s["offset"] % plan["align"] == 0 and s["offset"] >= at, "offset")
+        at = s["offset"] + s["length"]
+        check(s["length"] > 0 and s["begin"] == seen[s["sequence"]], "slices in order")
+        seen[s["sequence"]] += s["length"]
+        pairs += s["length"] * s["begin"] + s["length"] * (s["length"] + 1) // 2
+        whole = s["length"] == lengths[s["sequence"]]
+        check(whole != (chunk["group"] >= 0 and order == 0), "only the first slice of a dependent chunk is a part")
+    check(at <= chunk["padded"] <= size and chunk["pairs"] == pairs, "padded and pairs of chunk %d" % place)
+    check(chunk["tokens"] == sum(s["length"] for s in chunk["slices"]), "tokens")
+    if chunk["group"] >= 0:
+        members = group_of.setdefault(chunk["group"], [])
+        check(chunk["index"] == len(members) and chunk["prefix"] == chunk["slices"][0]["begin"], "index and prefix")
+        members.append(place)
+check(seen == lengths, "every token once")
+check(len(group_of) == plan["n_groups"] == len(plan["groups"]), "n_groups")
+for number, group in enumerate(plan["groups"]):
+    check(group["id"] == number and group_of[number] == list(range(group["first_chunk"], group["first_chunk"] +
+          group["n_chunks"])) and group["tokens"] == lengths[group["sequence"]] > size, "groups")
+
+for rank, schedule in enumerate(schedules):
+    check(schedule["format"] == "chunkflow-schedule" and schedule["version"] == 2, "schedule format")
+    check(schedule["kind"] == "paper" and schedule["stages"] == 1 and schedule["rank"] == rank, "schedule head")
+    actions = schedule["actions"][0]
+    check(len(schedule["actions"]) == 1 and len(actions) == schedule["n_actions"], "n_actions")
+    live, forwarded, done, kept = {}, {}, set(), set()
+    for a in actions:
+        chunk = chunks[a["chunk"]]
+        group, index = chunk["group"], chunk["index"]
+        check(chunk["rank"] == rank, "whose chunk")
+        if a["pass"] in "FR":
+            check(("keep" in a) and (a["chunk"] not in kept), "keep")
+            if a["pass"] == "F" and group >= 0:
+                check(forwarded.get(group, 0) == index, "forwards ascend")
+                forwarded[group] = index + 1
+            if a["keep"]:
+                kept.add(a["chunk"])
+                live[group] = live.get(group, 0) + 1
+                check(live[group] <= (schedule["k"] if group >= 0 else 1), "at most K live")
+        else:
+            check(a["pass"] == "B" and "keep" not in a and a["chunk"] in kept, "backward of a kept chunk")
+            later = group_of[group][index + 1:] if group >= 0 else []
+            check(all(c in done for c in later) and a["chunk"] not in done, "backwards descend")
+            kept.remove(a["chunk"])
+            live[group] -= 1
+            done.add(a["chunk"])
+    check(done == {i for i, c in enumerate(chunks) if c["rank"] == rank}, "all chunks done")
+    check(not kept, "nothing left")
+print("ok")
