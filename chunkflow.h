@@ -894,7 +894,7 @@ typedef struct cf_memory_desc {
                                      has one moment for these: 8 */
     int64_t lora_rank;            /* adapters of this rank beside each matrix of attention, MLP and shared experts, and
                                      these alone have gradients and optimizer states; 0: all is trained */
-    int64_t lora_experts;         /* 1: beside those of each routed expert, too */
+    int64_t lora_experts;         /* 1: beside those of each routed expert, too; needs lora_rank */
     int64_t state_bytes;          /* of each element of K and V in the state; 0: 2 */
     int64_t state_gradient_bytes; /* of each element of their gradients; 0: 4 (float accumulators); 2 for bf16 */
     int64_t runtime_bytes;        /* what no formula here covers, in bytes; 0: CF_RUNTIME_BYTES. It is never nothing:
@@ -1075,7 +1075,7 @@ typedef struct cf_limits {
     int64_t state;      /* tokens whose K and V are held, on each virtual stage of a stage */
     int64_t bytes;      /* bytes of all that a stage holds */
     const int64_t *chunks_by_stage, *state_by_stage, *bytes_by_stage; /* (n_stages) the same stage by stage, or NULL */
-    cf_bytes per_token; /* what `bytes` counts */
+    cf_bytes per_token; /* what `bytes` counts; must be given with it */
 } cf_limits;
 
 /* Why a pass waits for another one. */
@@ -1167,6 +1167,7 @@ typedef struct cf_schedule {
     int64_t n_chunks;      /* chunks of the plan */
     int64_t n_actions;
     int lowered;           /* 1: the lists hold SEND_* and RECV_* actions too (cf_schedule_lower) */
+    int of_columns;        /* 1: a rank's part of a list for all ranks (cf_columns_schedule), too late to be lowered */
     int64_t *first;        /* (n_stages + 1) */
     cf_action *actions;    /* (n_actions) */
     cf_limits limits;      /* what it was made under, given or by default; not given: none */
@@ -1335,7 +1336,11 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
        cf_pack(lengths, n, &pack_desc, &plan, &error);                              // n_ranks, lockstep = 1
        cf_columns_make(plan, &pack_desc.cost, NULL, &columns, &error);
        cf_schedule_make(columns, &schedule_desc, &list, &error);                    // any kind; shape.rank is 0
-       cf_columns_schedule(plan, list, rank, NULL, &schedule, &error);              // runs with `plan`
+       cf_schedule_lower(columns, list, NULL, &lowered, &error);                    // only for several stages
+       cf_columns_schedule(plan, lowered, rank, NULL, &schedule, &error);           // runs with `plan`
+
+   Transfers come before the ranks take their parts: lowered one by one, these would send in orders of their own, and
+   ranks that wait for each other in both ways hang. So cf_schedule_lower refuses a rank's part.
 
    Columns are a plan of one rank: column i stands for the i-th chunks of all ranks. It has the most rows and tokens of
    them, and as many pairs as make it cost what the dearest of them costs, so cf_simulate of its list is the time of all
@@ -1472,8 +1477,9 @@ typedef struct cf_lower_desc {
    runs its part of that one order.
 
    Plan and schedule may be unvalidated. The schedule is validated first, under its own limits, so the errors are those
-   of cf_schedule_validate; CF_ERROR_ARGUMENT if it is lowered already; CF_ERROR_OVERFLOW if the passes take too
-   long to be added up; and CF_ERROR_LIMIT if the lists grow past CF_MAX_ACTIONS. */
+   of cf_schedule_validate; CF_ERROR_ARGUMENT if it is lowered already, or is a rank's part of columns (>>lockstep);
+   CF_ERROR_OVERFLOW if the passes take too long to be added up; and CF_ERROR_LIMIT if the lists grow past
+   CF_MAX_ACTIONS. */
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
                                           cf_schedule **out, cf_error *error);
 
@@ -1791,10 +1797,10 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
                                            void *user, cf_error *error);
 
 /* Writes a schedule: format "chunkflow-schedule", version 2, kind, replay, placement, stages, virtual_stages, k, rank,
-   n_chunks, n_actions, lowered, forward_only (where it is 1), limits[stage] (where it has any), and actions[stage][] of
-   {pass, chunk, stage, keep (F and R only)}. One action a line. Version 1 had no placement, which was loop, and no
-   limits. With its timeline (NULL: without) also makespan, busy, replayed, bubble_useful, bubble_busy, stream_waits and
-   stream_seconds (where there are any), bounds{name: value}, peak_live[stage], peak_tokens[stage],
+   n_chunks, n_actions, lowered, of_columns and forward_only (where they are 1), limits[stage] (where it has any), and
+   actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action a line. Version 1 had no placement, which
+   was loop, and no limits. With its timeline (NULL: without) also makespan, busy, replayed, bubble_useful, bubble_busy,
+   stream_waits and stream_seconds (where there are any), bounds{name: value}, peak_live[stage], peak_tokens[stage],
    peak_state_tokens[stage], peak_bytes[stage], and start, end and live of each action. The schedule must be sound.
    Errors: CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
@@ -2113,6 +2119,21 @@ static int64_t cf__min(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t cf__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static double cf__most(double a, double b) { return a > b ? a : b; }
 static int64_t cf__div_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+static int64_t cf__gcd(int64_t a, int64_t b) { return b == 0 ? a : cf__gcd(b, a % b); }
+
+/* The largest divisor of a whole number that is at most so large; both are above 0. */
+static int64_t cf__divisor_below(int64_t whole, int64_t most) {
+    int64_t low, found = 1;
+    for (low = 1; low <= whole / low; low++) {
+        int64_t high = whole / low; /* divisors come in pairs, so that the root of a prime is far enough */
+        if (whole % low != 0) continue;
+        if (low <= most) found = cf__max(found, low);
+        if (high <= most) found = cf__max(found, high);
+    }
+    return found;
+}
+
 /* Packing spends its time here: no division for the usual 1. */
 static int64_t cf__round_up(int64_t a, int64_t multiple) {
     return multiple == 1 ? a : cf__div_up(a, multiple) * multiple;
@@ -2943,7 +2964,8 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
                                   {"share_least", desc->share_least, 1, INT64_MAX, CF_ERROR_LIMIT}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_ARGUMENT, error));
     if (desc->chunk_size % desc->align != 0)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, desc->chunk_size, desc->align, "must divide chunk_size");
+        return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, cf__divisor_below(desc->chunk_size, desc->align),
+                        desc->align, "must divide chunk_size");
     if ((desc->lockstep || desc->gang > 1) && desc->method != CF_PACK_BEST_FIT)
         return cf__fail(error, CF_ERROR_ARGUMENT, "method", -1, CF_PACK_BEST_FIT, (int)desc->method,
                         "ranks in step, and gangs, are packed by best fit");
@@ -5241,8 +5263,8 @@ static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
         if (g->gang == 0) CF__TRY(cf__plan_is(check, "slices.begin", first, prefix, s->begin, "comes out of order"));
         if (s->length % plan->align != 0 &&
             (i + 1 < g->n_chunks || (g->gang > 0 && s->begin + s->length < check->lengths[g->sequence])))
-            return cf__fail(check->error, CF_ERROR_PLAN, "slices.length", first, plan->align, s->length,
-                            "is no multiple of the alignment");
+            return cf__fail(check->error, CF_ERROR_PLAN, "slices.length", first,
+                            cf__round_up(s->length, plan->align), s->length, "is no multiple of the alignment");
         prefix += s->length;
     }
     if (g->gang == 0)
@@ -5428,7 +5450,7 @@ static cf_result cf__plan_check_through(const cf__plan_check *check, const cf_ch
     int64_t end = s->begin + s->length, up, first = 0, last = plan->n_sequences, i;
     CF__TRY(cf__plan_find_up(check, c, id, &up));
     if (s->begin % plan->align != 0)
-        return cf__fail(check->error, CF_ERROR_PLAN, "slices.begin", id, plan->align, s->begin,
+        return cf__fail(check->error, CF_ERROR_PLAN, "slices.begin", id, s->begin - s->begin % plan->align, s->begin,
                         "is no multiple of the alignment");
     if (up >= 0) first = plan->through[up].first;
     if (up >= 0) last = first + plan->through[up].n;
@@ -6177,11 +6199,6 @@ static int64_t cf__model_count_layers(const cf_model *model, int64_t of, int64_t
 }
 
 /* The divisor of `whole` next below value. */
-static int64_t cf__model_divisor_below(int64_t whole, int64_t value) {
-    while (whole % value != 0) value--;
-    return value;
-}
-
 /* The members that only some kinds have: how small and how large each may be. */
 static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error *error) {
     int windowed = kind->mixer == CF_MIXER_WINDOW || kind->mixer == CF_MIXER_CHUNKED;
@@ -6195,11 +6212,11 @@ static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error 
                    {"kinds.kv_heads", kind->kv_heads, 1, kind->heads},
                    {"kinds.head_dim", kind->head_dim, 1, CF_MAX_WIDTH / cf__max(kind->heads, 1)},
                    {"kinds.value_dim", kind->value_dim, 1, CF_MAX_WIDTH / cf__max(kind->heads, 1)},
-                   {"kinds.window", kind->window, windowed, CF_MAX_CHUNK_SIZE},
-                   {"kinds.latent", kind->latent, latent, CF_MAX_WIDTH},
-                   {"kinds.q_latent", kind->q_latent, 0, CF_MAX_WIDTH},
-                   {"kinds.rope_dim", kind->rope_dim, 0, cf__max(kind->head_dim, 1) - latent},
-                   {"kinds.tail", kind->tail, recurrent, CF_MAX_ACTIVE},
+                   {"kinds.window", kind->window, windowed, windowed * CF_MAX_CHUNK_SIZE},
+                   {"kinds.latent", kind->latent, latent, latent * CF_MAX_WIDTH},
+                   {"kinds.q_latent", kind->q_latent, 0, latent * CF_MAX_WIDTH},
+                   {"kinds.rope_dim", kind->rope_dim, 0, latent * (cf__max(kind->head_dim, 1) - 1)},
+                   {"kinds.tail", kind->tail, recurrent, recurrent * CF_MAX_ACTIVE},
                    {"kinds.ffn", kind->ffn, 1, CF_MAX_FFN},
                    {"kinds.experts", kind->experts, 0, CF_MAX_EXPERTS},
                    {"kinds.active", kind->active, kind->experts > 0, cf__min(kind->experts, CF_MAX_ACTIVE)},
@@ -6210,7 +6227,7 @@ static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error 
         CF__TRY(cf__inside(members[i].value, members[i].least, members[i].most, CF_ERROR_ARGUMENT, members[i].field, k,
                            "is out of range for its kind", error));
     if (kind->heads % kind->kv_heads == 0) return CF_OK;
-    return cf__fail(error, CF_ERROR_ARGUMENT, "kinds.kv_heads", k, cf__model_divisor_below(kind->heads, kind->kv_heads),
+    return cf__fail(error, CF_ERROR_ARGUMENT, "kinds.kv_heads", k, cf__divisor_below(kind->heads, kind->kv_heads),
                     kind->kv_heads, "must divide heads");
 }
 
@@ -6232,6 +6249,7 @@ static cf_result cf__model_check_kinds(const cf_model *model, cf_error *error) {
 }
 
 CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error) {
+    int64_t fitting;
     if (model == NULL) return cf__fail_null(error, "model");
     CF__TRY(cf__range(model->layers, 1, CF_MAX_LAYERS, "model.layers", error));
     CF__TRY(cf__range(model->hidden, 1, CF_MAX_WIDTH, "model.hidden", error));
@@ -6242,10 +6260,14 @@ CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error
     CF__TRY(cf__range(model->vocab, 1, CF_MAX_VOCAB, "model.vocab", error));
     if (model->heads % model->kv_heads != 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "model.kv_heads", -1,
-                        cf__model_divisor_below(model->heads, model->kv_heads), model->kv_heads, "must divide heads");
-    if (model->head_dim == 0 && model->hidden % model->heads != 0)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "model.heads", -1,
-                        cf__model_divisor_below(model->hidden, model->heads), model->heads,
+                        cf__divisor_below(model->heads, model->kv_heads), model->kv_heads, "must divide heads");
+    fitting = model->heads; /* a multiple of kv_heads */
+    while (model->head_dim == 0 && fitting > 0 && model->hidden % fitting != 0) fitting -= model->kv_heads;
+    if (fitting == 0)
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "model.head_dim", -1,
+                          "must be given, for no multiple of kv_heads divides hidden");
+    if (fitting < model->heads)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "model.heads", -1, fitting, model->heads,
                         "must divide hidden, or head_dim must be given");
     return cf__model_check_kinds(model, error);
 }
@@ -6267,7 +6289,9 @@ CHUNKFLOW_API int64_t cf_placement_at(cf_placement placement, int64_t n_stages, 
 }
 
 CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel) {
-    cf_parallel full = *parallel;
+    cf_parallel full;
+    memset(&full, 0, sizeof full);
+    if (parallel != NULL) full = *parallel;
     if (full.tp == 0) full.tp = 1;
     if (full.pp == 0) full.pp = 1;
     if (full.n_virtual == 0) full.n_virtual = 1;
@@ -6291,21 +6315,14 @@ static int cf__model_tp_fits(const cf_model *model, int64_t tp, int64_t ep) {
 }
 
 static cf_result cf__model_check_ep(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
-    int64_t k, gpus = parallel->tp * parallel->dp;
-    CF__TRY(cf__range(parallel->ep, 1, CF_MAX_EXPERTS, "parallel.ep", error));
+    int64_t k, shared = parallel->tp * parallel->dp;
+    CF__TRY(cf__range(parallel->ep, 1, INT64_MAX, "parallel.ep", error));
     CF__TRY(cf__range(parallel->imbalance, 0, 1000, "parallel.imbalance", error));
-    if (gpus % parallel->ep != 0)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.ep", -1,
-                        cf__model_divisor_below(gpus, cf__min(parallel->ep, gpus)), parallel->ep,
-                        "must divide tp x dp");
-    for (k = 0; parallel->ep > 1 && k < cf__model_kinds(model); k++) {
-        cf_layer kind = cf__model_kind(model, k);
-        if (kind.experts % parallel->ep != 0)
-            return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.ep", -1,
-                            cf__model_divisor_below(kind.experts, cf__min(parallel->ep, kind.experts)), parallel->ep,
-                            "must divide the experts of each kind");
-    }
-    return CF_OK;
+    for (k = 0; k < cf__model_kinds(model); k++) shared = cf__gcd(shared, cf__model_kind(model, k).experts);
+    if (parallel->ep <= CF_MAX_EXPERTS && shared % parallel->ep == 0) return CF_OK;
+    return cf__fail(error, parallel->ep > CF_MAX_EXPERTS ? CF_ERROR_LIMIT : CF_ERROR_ARGUMENT, "parallel.ep", -1,
+                    cf__divisor_below(shared, cf__min(parallel->ep, CF_MAX_EXPERTS)), parallel->ep,
+                    "must divide tp x dp, and the experts of each kind");
 }
 
 /* Layers given stage by stage: none empty, and together those of the model. */
@@ -6329,7 +6346,12 @@ static cf_result cf__model_resolve(const cf_model *model, const cf_parallel *giv
     CF__TRY(cf_model_validate(model, error));
     if (given == NULL) return cf__fail_null(error, "parallel");
     *full = cf_parallel_defaults(given);
-    CF__TRY(cf__bounded(full->tp, 1, model->heads, "parallel.tp", "must not be more than heads", error));
+    CF__TRY(cf__range(full->tp, 1, INT64_MAX, "parallel.tp", error));
+    fitting = cf__min(full->tp, model->heads);
+    while (!cf__model_tp_fits(model, fitting, full->ep)) fitting--; /* 1 always fits */
+    if (fitting < full->tp)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.tp", -1, fitting, full->tp,
+                        "must divide heads and ffn, and divide kv_heads or be a multiple of it");
     CF__TRY(cf__bounded(full->pp, 1, model->layers, "parallel.pp", "must not be more than layers", error));
     CF__TRY(cf__bounded(full->n_virtual, 1, model->layers / full->pp, "parallel.n_virtual",
                         "must leave each virtual stage a layer", error));
@@ -6339,11 +6361,6 @@ static cf_result cf__model_resolve(const cf_model *model, const cf_parallel *giv
     CF__TRY(cf__choice((int)full->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error));
     CF__TRY(cf__range(full->recompute_layers, 0, CF_MAX_LAYERS, "parallel.recompute_layers", error));
     CF__TRY(cf__range(full->vocab_multiple, 1, CF_MAX_VOCAB, "parallel.vocab_multiple", error));
-    fitting = full->tp;
-    while (!cf__model_tp_fits(model, fitting, full->ep)) fitting--; /* 1 always fits */
-    if (fitting < full->tp)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.tp", -1, fitting, full->tp,
-                        "must divide heads and ffn, and divide kv_heads or be a multiple of it");
     CF__TRY(cf__model_check_ep(model, full, error));
     return full->layers != NULL ? cf__model_check_layers(model, full, error) : CF_OK;
 }
@@ -6534,8 +6551,10 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
 #define CF__MEMORY_MAX_ELEMENT 1024
 
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc) {
-    cf_memory_desc full = *desc;
-    full.parallel = cf_parallel_defaults(&desc->parallel);
+    cf_memory_desc full;
+    memset(&full, 0, sizeof full);
+    if (desc != NULL) full = *desc;
+    full.parallel = cf_parallel_defaults(&full.parallel);
     if (full.loss == CF_LOSS_DEFAULT) full.loss = CF_LOSS_PARALLEL;
 #define CF__MEMORY_DEFAULT(name, usual) if (full.name == 0) full.name = usual;
     CF__MEMORY_ELEMENTS(CF__MEMORY_DEFAULT)
@@ -6557,6 +6576,8 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
     CF__TRY(cf__range(full->state_window, 0, CF_MAX_LENGTH, "state_window", error));
     CF__TRY(cf__range(full->gathered, 0, CF_MAX_LENGTH, "gathered", error));
     CF__TRY(cf__range(full->lora_rank, 0, CF_MAX_WIDTH, "lora_rank", error));
+    if (full->lora_experts != 0 && full->lora_rank == 0)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "lora_rank", -1, 1, 0, "must be given with lora_experts");
     CF__TRY(cf__range(full->chunk_size, 1, CF_MAX_CHUNK_SIZE, "chunk_size", error));
     return cf__range(full->runtime_bytes, 1, INT64_MAX, "runtime_bytes", error);
 }
@@ -7009,9 +7030,19 @@ static cf_result cf__pipe_check_by_stage(const int64_t *limits, int64_t n_stages
     return CF_OK;
 }
 
+/* What one stage may hold. In the end there is a number everywhere, INT64_MAX where there is no limit. */
+typedef struct cf__pipe_room {
+    int64_t chunks, state, bytes;
+} cf__pipe_room;
+
+static int64_t cf__pipe_given(int64_t all, const int64_t *by_stage, int64_t stage) {
+    return by_stage != NULL && by_stage[stage] != 0 ? by_stage[stage] : all;
+}
+
 /* No number may be negative, unless it is a limit and CF_NO_LIMIT. code: for one that is. */
 static cf_result cf__pipe_check_limits(const cf_limits *limits, int64_t n_stages, cf_result code, cf_error *error) {
     const cf_bytes *bytes = &limits->per_token;
+    int64_t s, counts;
     const cf__member members[] = {
         {"limits.chunks", limits->chunks, CF_NO_LIMIT, INT64_MAX, CF_ERROR_LIMIT},
         {"limits.state", limits->state, CF_NO_LIMIT, INT64_MAX, CF_ERROR_LIMIT},
@@ -7023,16 +7054,12 @@ static cf_result cf__pipe_check_limits(const cf_limits *limits, int64_t n_stages
     CF__TRY(cf__check_members(members, CF__COUNT(members), code, error));
     CF__TRY(cf__pipe_check_by_stage(limits->chunks_by_stage, n_stages, code, "limits.chunks_by_stage", error));
     CF__TRY(cf__pipe_check_by_stage(limits->state_by_stage, n_stages, code, "limits.state_by_stage", error));
-    return cf__pipe_check_by_stage(limits->bytes_by_stage, n_stages, code, "limits.bytes_by_stage", error);
-}
-
-/* What one stage may hold. In the end there is a number everywhere, INT64_MAX where there is no limit. */
-typedef struct cf__pipe_room {
-    int64_t chunks, state, bytes;
-} cf__pipe_room;
-
-static int64_t cf__pipe_given(int64_t all, const int64_t *by_stage, int64_t stage) {
-    return by_stage != NULL && by_stage[stage] != 0 ? by_stage[stage] : all;
+    CF__TRY(cf__pipe_check_by_stage(limits->bytes_by_stage, n_stages, code, "limits.bytes_by_stage", error));
+    counts = bytes->activations | bytes->state | bytes->state_gradient | bytes->boundary;
+    for (s = 0; s < n_stages && counts == 0; s++)
+        if (cf__pipe_given(limits->bytes, limits->bytes_by_stage, s) > 0)
+            return cf__refuse(error, code, "limits.per_token", -1, "must say what the limit of bytes counts");
+    return CF_OK;
 }
 
 /* What is given for a stage; 0: nothing is. */
@@ -7586,6 +7613,7 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
         {"kind", (int)s->kind, 0, CF_SCHEDULE_COUNT - 1, bad},
         {"shape.replay", (int)s->shape.replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, bad},
         {"lowered", s->lowered, 0, 1, bad},
+        {"of_columns", s->of_columns, 0, 1, bad},
         {"shape.n_stages", s->shape.n_stages, 1, INT32_MAX, bad},
         {"shape.n_virtual", s->shape.n_virtual, 1, INT32_MAX / cf__max(1, s->shape.n_stages), bad},
         {"shape.placement", (int)s->shape.placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, bad},
@@ -8166,17 +8194,17 @@ static cf_result cf__schedule_check_gangs(const cf_plan *plan, const cf_schedule
 static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
     int many = desc->kind >= CF_SCHEDULE_INTERLEAVED;
     CF__TRY(cf__choice((int)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error));
-    CF__TRY(cf__pipe_check_shape(plan, &desc->shape, error));
     if (desc->shape.n_virtual > 1 && !many)
         return cf__fail(error, CF_ERROR_ARGUMENT, "shape.n_virtual", -1, 1, desc->shape.n_virtual,
                         "only interleaved, zero-bubble and best have virtual stages");
-    if (desc->shape.placement == CF_PLACEMENT_V && desc->kind < CF_SCHEDULE_ZERO_BUBBLE)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "shape.placement", -1, CF_PLACEMENT_LOOP, CF_PLACEMENT_V,
+    if ((int)desc->shape.placement > CF_PLACEMENT_LOOP && desc->kind < CF_SCHEDULE_ZERO_BUBBLE)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "shape.placement", -1, CF_PLACEMENT_LOOP, (int)desc->shape.placement,
                         "only zero-bubble and best lay virtual stages in a V");
-    CF__TRY(cf__range(desc->budget, 0, INT64_MAX, "budget", error));
     if (desc->shape.forward_only && desc->kind != CF_SCHEDULE_BEST)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "shape.forward_only", -1, 0, 1,
+        return cf__fail(error, CF_ERROR_ARGUMENT, "shape.forward_only", -1, 0, desc->shape.forward_only,
                         "is for best alone: without backwards all kinds are one");
+    CF__TRY(cf__pipe_check_shape(plan, &desc->shape, error));
+    CF__TRY(cf__range(desc->budget, 0, INT64_MAX, "budget", error));
     if (desc->forwards_first) CF__TRY(cf__schedule_check_forwards_first(desc, error));
     CF__TRY(cf__schedule_check_gangs(plan, desc, error));
     CF__TRY(cf__pipe_check_limits(&desc->limits, desc->shape.n_stages, CF_ERROR_ARGUMENT, error));
@@ -11217,6 +11245,7 @@ static cf_block *cf__lockstep_schedule(void *job, cf__carver *carver) {
     cf_schedule schedule = *l->list;
     int64_t s;
     schedule.shape.rank = l->rank;
+    schedule.of_columns = 1;
     schedule.n_chunks = l->plan->n_chunks;
     l->schedule = cf__schedule_layout(&schedule, carver);
     if (l->schedule == NULL) return NULL;
@@ -11714,6 +11743,8 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf_schedule_validate(plan, schedule, NULL, desc->allocator, error));
     if (schedule->lowered) return cf__fail(error, CF_ERROR_ARGUMENT, "lowered", -1, 0, 1, "is lowered already");
+    if (schedule->of_columns)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "of_columns", -1, 0, 1, "lower the columns' list, not a rank's part");
     CF__TRY(cf__pipe_check_timing(desc->timing, schedule->shape.n_stages * schedule->shape.n_virtual, error));
     l.clock.schedule = schedule;
     l.error = error;
@@ -12899,12 +12930,16 @@ static void cf__write_schedule_counts(cf__writer *w, const cf_schedule *s) {
     const cf__write_member members[] = {{"stages", s->shape.n_stages},    {"virtual_stages", s->shape.n_virtual},
                                         {"k", s->shape.k},                {"rank", s->shape.rank},
                                         {"n_chunks", s->n_chunks},  {"n_actions", s->n_actions},
-                                        {"lowered", s->lowered},          {"forward_only", 1}};
+                                        {"lowered", s->lowered}};
+    const cf__write_member flags[] = {{"of_columns", s->of_columns}, {"forward_only", s->shape.forward_only}};
+    int64_t i;
     cf__write_text(w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 2,\n  ");
     cf__write_text(w, "\"kind\": \"%s\", \"replay\": \"%s\", \"placement\": \"%s\"", cf_schedule_kind_name(s->kind),
                    cf_replay_name(s->shape.replay),
                    cf_placement_name(s->shape.placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP));
-    cf__write_members(w, ",\n  ", members, CF__COUNT(members) - !s->shape.forward_only, "");
+    cf__write_members(w, ",\n  ", members, CF__COUNT(members), "");
+    for (i = 0; i < CF__COUNT(flags); i++)
+        if (flags[i].value) cf__write_members(w, ", ", &flags[i], 1, "");
     cf__write_limits(w, s);
     cf__write_text(w, ", ");
 }

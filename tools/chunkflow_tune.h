@@ -1369,7 +1369,9 @@ CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc) {
     static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_BEST};
     static const cf_schedule_kind virtual_kinds[] = {CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_BEST};
     static const cf_replay replays[] = {CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL};
-    cf_tune_desc full = *desc;
+    cf_tune_desc full;
+    memset(&full, 0, sizeof full);
+    if (desc != NULL) full = *desc;
     if (full.gpus_per_node == 0) full.gpus_per_node = 8;
     if (full.chunk_sizes == NULL) {
         full.chunk_sizes = chunk_sizes;
@@ -1443,7 +1445,8 @@ enum { CFT__ACTIVATIONS, CFT__STATE, CFT__GRADIENT, CFT__INPUT, CFT__CHUNK, CFT_
 
 typedef struct cft__weights {
     int64_t of[CFT__PARTS];
-    int64_t carry; /* of all groups of a stage that are in backward, one at a time */
+    int64_t carry;  /* of all groups of a stage that are in backward, one at a time */
+    int64_t staged; /* with a window: of a stage input that passes between host and device, of at most two at a time */
 } cft__weights;
 
 /* The lists of what is tried, the one that changes slowest first. A "point" is a candidate without its kind and state:
@@ -1466,6 +1469,7 @@ typedef struct cft__stage {
     int64_t room;      /* bytes x 100 for all that a schedule can change, beside the largest chunk in a pass */
     cf_action peak;    /* of the schedule at hand: the pass at which the stage holds most, */
     int64_t before;    /* and how many passes its list has before that */
+    int64_t host;      /* bytes that it needs in host memory */
 } cft__stage;
 
 /* When a family is tried: the one with the least key comes first. */
@@ -1510,7 +1514,8 @@ typedef struct cft__tuner {
     cft__weights *weights;   /* (most_virtual) */
     cft__stage *stages;      /* (most_virtual) */
     int64_t *limits;         /* (most_virtual) of bytes or chunks, for schedules that must keep to them */
-    cf_memory_load *loads;   /* (most_virtual) */
+    cf_memory_load *loads;   /* (most_virtual) at the heaviest pass of its stage */
+    cf_memory_load *streamed; /* (most_virtual) the same, with the most that ever streams: for host memory */
     cf_memory_report *reports; /* (most_virtual) */
     int64_t fullest;         /* the first stage of those with the most bytes in `reports` */
 
@@ -1691,24 +1696,28 @@ static cf_result cft__check_costs(const cf_tune_desc *desc, cf_error *error) {
 /* A model's split, or what is fixed of it. */
 static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
     const cf_parallel *parallel = &desc->parallel;
-    int64_t fixed;
+    cf_tune_desc nearest = *desc;
+    int64_t fixed, most;
     CFT__TRY(cf_model_validate(desc->model, error));
     if (desc->bytes != NULL)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "bytes", -1, "stand in place of a model, but one is given");
     if (desc->n_gpus == 0) return cf_parallel_validate(desc->model, parallel, error);
-    CFT__TRY(cft__range(desc->n_gpus, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "n_gpus", -1, error));
     CFT__TRY(cft__range(parallel->tp, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "parallel.tp", -1, error));
     CFT__TRY(cft__range(parallel->pp, 0, CF_MAX_LAYERS, CF_ERROR_LIMIT, "parallel.pp", -1, error));
     CFT__TRY(cft__range(parallel->dp, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "parallel.dp", -1, error));
+    fixed = cft__max(parallel->tp, 1) * cft__max(parallel->pp, 1) * cft__max(parallel->dp, 1);
+    most = CF_MAX_RANKS / fixed * fixed; /* 0: what is fixed is too many already */
+    CFT__TRY(cft__range(desc->n_gpus, most > 0 ? fixed : 1, most > 0 ? most : CF_MAX_RANKS, CF_ERROR_LIMIT, "n_gpus",
+                        -1, error));
     if (parallel->layers != NULL && parallel->pp == 0)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, "cannot be given while pp is searched for");
     if (cft__list_splits(desc, NULL) > 0) return CF_OK;
     CFT__TRY(cf_parallel_validate(desc->model, parallel, error)); /* wrong by itself, whatever the number of GPUs? */
-    fixed = cft__max(parallel->tp, 1) * cft__max(parallel->pp, 1) * cft__max(parallel->dp, 1);
-    if (desc->n_gpus % fixed == 0)
+    nearest.n_gpus = cft__div_up(desc->n_gpus, fixed) * fixed;
+    if (nearest.n_gpus > most || cft__list_splits(&nearest, NULL) == 0)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "n_gpus", -1,
-                         "is more than heads, layers and sequences of a batch can be split over, or not divided by them");
-    return cf_fail(error, CF_ERROR_ARGUMENT, "n_gpus", -1, cft__div_up(desc->n_gpus, fixed) * fixed, desc->n_gpus,
+                         "cannot be split over heads, layers and the sequences of a batch");
+    return cf_fail(error, CF_ERROR_ARGUMENT, "n_gpus", -1, nearest.n_gpus, desc->n_gpus,
                    "there is no way to split the model over so many");
 }
 
@@ -1756,7 +1765,7 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
         return cf_refuse(error, CF_ERROR_ARGUMENT, "limit_bytes", -1, "must be given where there is no gpu");
     if (desc->limit_bytes == 0)
         return cft__range(desc->gpu->memory, 1, INT64_MAX / 1000, CF_ERROR_LIMIT, "gpu.memory", -1, error);
-    return cft__range(desc->limit_bytes, 0, INT64_MAX / 1000, CF_ERROR_LIMIT, "limit_bytes", -1, error);
+    return cft__range(desc->limit_bytes, desc->gpu == NULL, INT64_MAX / 1000, CF_ERROR_LIMIT, "limit_bytes", -1, error);
 }
 
 /* State stays where it fits, and streams otherwise; what is kept for backward stays, and is made again otherwise. Where
@@ -1900,6 +1909,7 @@ static void cft__lay_out_worker(cft__tuner *t, cft__carver *carver) {
     t->stages = (cft__stage *)cft__take(carver, v, sizeof(cft__stage));
     t->limits = (int64_t *)cft__take(carver, v, sizeof(int64_t));
     t->loads = (cf_memory_load *)cft__take(carver, v, sizeof(cf_memory_load));
+    t->streamed = (cf_memory_load *)cft__take(carver, v, sizeof(cf_memory_load));
     t->reports = (cf_memory_report *)cft__take(carver, v, sizeof(cf_memory_report));
 }
 
@@ -2026,12 +2036,22 @@ static int cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *
     return out->total < INT64_MAX;
 }
 
-/* Fills t->reports from t->loads, and t->fullest. field: what is to blame where bytes do not fit in 64 bits. */
+/* Fills in reports from t->loads, and host memory from t->streamed, which is not less. */
+static cf_result cft__estimate_memory(cft__tuner *t, cf_memory_report *reports) {
+    int64_t s, pp = t->split.pp, n_v = pp * t->split.n_virtual;
+    if (t->memory.state_window == 0) return cf_memory_estimate(&t->memory, t->loads, n_v, reports, pp, t->error);
+    CFT__TRY(cf_memory_estimate(&t->memory, t->streamed, n_v, reports, pp, t->error));
+    for (s = 0; s < pp; s++) t->stages[s].host = reports[s].host;
+    CFT__TRY(cf_memory_estimate(&t->memory, t->loads, n_v, reports, pp, t->error));
+    for (s = 0; s < pp; s++) reports[s].host = t->stages[s].host;
+    return CF_OK;
+}
+
+/* Fills t->reports, and t->fullest. field: what is to blame where bytes do not fit in 64 bits. */
 static cf_result cft__report_stages(cft__tuner *t, const char *field) {
     int64_t s, pp = t->split.pp;
     cf_result result = CF_OK;
-    if (t->desc.model != NULL)
-        result = cf_memory_estimate(&t->memory, t->loads, pp * t->split.n_virtual, t->reports, pp, t->error);
+    if (t->desc.model != NULL) result = cft__estimate_memory(t, t->reports);
     for (s = 0; s < pp && t->desc.model == NULL; s++)
         if (!cft__add_bytes(t, s, &t->reports[s])) result = CF_ERROR_OVERFLOW;
     if (result != CF_OK) return result == CF_ERROR_OVERFLOW ? cft__fail_size(t->error, field) : result;
@@ -2052,6 +2072,7 @@ static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__
     w->of[CFT__INPUT] = memory->state_window > 0 ? 0 : bytes.boundary * loose;
     w->of[CFT__CHUNK] = cft__max(bytes.logits, bytes.working) * loose + bytes.buffers * 100;
     w->carry = bytes.carry * loose;
+    w->staged = memory->state_window > 0 ? bytes.boundary * loose : 0;
     return CF_OK;
 }
 
@@ -2064,7 +2085,7 @@ static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
         w->of[CFT__GRADIENT] = own->held.state_gradient * 100;
         w->of[CFT__INPUT] = own->held.boundary * 100;
         w->of[CFT__CHUNK] = own->per_token_pass * 100;
-        w->carry = 0;
+        w->carry = w->staged = 0;
         return CF_OK;
     }
     return cft__weigh_model(&t->memory, v, w, t->error);
@@ -2078,6 +2099,7 @@ static cf_result cft__leave_room_for_stream(cft__tuner *t, int64_t chunk_size) {
         t->loads[v].chunk_tokens = chunk_size;
         t->loads[v].input_tokens = 2 * chunk_size;
         t->loads[v].state_tokens = 1;
+        t->streamed[v] = t->loads[v];
     }
     CFT__TRY(cft__report_stages(t, "parameters"));
     for (s = 0; s < t->split.pp; s++) {
@@ -2108,6 +2130,7 @@ static void cft__set_memory_of(cft__tuner *t, const cf_tune_candidate *c) {
 static cf_result cft__set_weights(cft__tuner *t, int64_t chunk_size) {
     int64_t v, s, i, n_v = t->split.pp * t->split.n_virtual;
     memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
+    memset(t->streamed, 0, (size_t)n_v * sizeof *t->streamed);
     memset(t->stages, 0, (size_t)n_v * sizeof *t->stages);
     t->memory.chunk_size = chunk_size;
     for (v = 0; v < n_v; v++) {
@@ -2283,6 +2306,23 @@ static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc) {
 
 /* ---- one plan: schedule, time, memory ---- */
 
+/* Bytes x 100 that a stage needs while one of its passes runs, beside what it needs always. held: what each of its
+   virtual stages holds then. */
+static int64_t cft__weigh_moment(const cft__tuner *t, int64_t stage, const cf_memory_load *held) {
+    const cf_shape *shape = &t->schedule->shape;
+    int64_t weight = 0, inputs = 0, two_inputs = 0, j;
+    for (j = 0; j < shape->n_virtual; j++) {
+        const cft__weights *w = &t->weights[cf_placement_at(shape->placement, shape->n_stages, j, stage)];
+        cft__add_product(&weight, cft__weigh(w, &held[j]), 1);
+        cft__add_product(&weight, held[j].chunk_tokens, w->of[CFT__CHUNK]);
+        cft__add_product(&weight, held[j].state_gradient_tokens > 0, w->carry);
+        cft__add_product(&inputs, held[j].input_tokens, w->staged);
+        two_inputs = cft__max(two_inputs, 2 * held[j].chunk_tokens * w->staged);
+    }
+    cft__add_product(&weight, cft__min(inputs, two_inputs), 1);
+    return weight;
+}
+
 /* Puts what is held during the heaviest pass of one stage into t->loads, and into t->stages which pass it is. moments:
    what is held while each action of the stage's list runs. */
 static void cft__note_heaviest(cft__tuner *t, int64_t stage, const cf_memory_load *moments) {
@@ -2292,16 +2332,15 @@ static void cft__note_heaviest(cft__tuner *t, int64_t stage, const cf_memory_loa
     cft__stage *own = &t->stages[stage];
     memset(&own->peak, 0, sizeof own->peak);
     own->before = 0;
-    for (j = 0; j < n_virtual; j++)
-        memset(&t->loads[cf_placement_at(placement, n_stages, j, stage)], 0, sizeof *t->loads);
+    for (j = 0; j < n_virtual; j++) {
+        int64_t v = cf_placement_at(placement, n_stages, j, stage);
+        memset(&t->loads[v], 0, sizeof *t->loads);
+        memset(&t->streamed[v], 0, sizeof *t->streamed);
+    }
     for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++, moments += n_virtual) {
-        int64_t weight = 0;
+        int64_t weight;
         if (schedule->actions[id].pass >= CF_COMPUTE_PASS_COUNT) continue;
-        for (j = 0; j < n_virtual; j++) {
-            const cft__weights *w = &t->weights[cf_placement_at(placement, n_stages, j, stage)];
-            cft__add_product(&weight, cft__weigh(w, &moments[j]), 1);
-            cft__add_product(&weight, moments[j].chunk_tokens, w->of[CFT__CHUNK]);
-        }
+        weight = cft__weigh_moment(t, stage, moments);
         if (weight > most) {
             most = weight;
             own->before = passes;
@@ -2316,12 +2355,14 @@ static void cft__note_heaviest(cft__tuner *t, int64_t stage, const cf_memory_loa
 static void cft__note_streamed(cft__tuner *t, int64_t stage, const cf_memory_load *moments, int64_t count) {
     const cf_shape *shape = &t->schedule->shape;
     int64_t i;
-    for (i = 0; i < count && t->memory.state_window > 0; i++) {
+    for (i = 0; i < count; i++) {
         int64_t v = cf_placement_at(shape->placement, shape->n_stages, i % shape->n_virtual, stage);
-        cf_memory_load *load = &t->loads[v];
+        cf_memory_load *load = &t->streamed[v];
+        if (i < shape->n_virtual) *load = t->loads[v];
         load->state_tokens = cft__max(load->state_tokens, moments[i].state_tokens);
         load->state_gradient_tokens = cft__max(load->state_gradient_tokens, moments[i].state_gradient_tokens);
         load->input_tokens = cft__max(load->input_tokens, moments[i].input_tokens);
+        if (load->state_tokens > 0) t->loads[v].state_tokens = cft__max(t->loads[v].state_tokens, 1);
     }
 }
 
@@ -2336,7 +2377,8 @@ static cf_result cft__find_heaviest(cft__tuner *t) {
         CFT__TRY(cf_allocate(&t->allocator, (size_t)count * sizeof(cf_memory_load), &moments, t->error));
         result = cf_schedule_loads(t->plan, schedule, s, (cf_memory_load *)moments, count, t->error);
         if (result == CF_OK) cft__note_heaviest(t, s, (const cf_memory_load *)moments);
-        if (result == CF_OK) cft__note_streamed(t, s, (const cf_memory_load *)moments, count);
+        if (result == CF_OK && t->memory.state_window > 0)
+            cft__note_streamed(t, s, (const cf_memory_load *)moments, count);
         t->allocator.release(moments, t->allocator.user);
         CFT__TRY(result);
     }
@@ -2388,7 +2430,7 @@ static cf_result cft__report_schedule(cft__tuner *t, cf_memory_report *reports) 
     int64_t v;
     for (v = 0; v < t->most_virtual; v++) CFT__TRY(cft__weigh_model(&t->memory, v, &t->weights[v], t->error));
     CFT__TRY(cft__find_heaviest(t));
-    return cf_memory_estimate(&t->memory, t->loads, t->most_virtual, reports, t->split.pp, t->error);
+    return cft__estimate_memory(t, reports);
 }
 
 CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, const cf_plan *plan,
@@ -2730,7 +2772,7 @@ static cf_result cft__report_least(cft__tuner *t, cft__least *least, cf_memory_r
     int64_t v;
     memset(out, 0, sizeof *out);
     if (least->bytes <= t->tuning->limit_bytes) return CF_OK;
-    for (v = 0; v < t->split.pp * t->split.n_virtual; v++) t->loads[v] = least->load;
+    for (v = 0; v < t->split.pp * t->split.n_virtual; v++) t->loads[v] = t->streamed[v] = least->load;
     CFT__TRY(cft__report_stages(t, "lengths"));
     *out = t->reports[least->stage];
     if (t->memory.state_window > 0) least->bytes = out->total; /* no token weighs the ring */
@@ -2857,6 +2899,7 @@ static void cft__hire(const cft__tuner *t, cft__tuner *worker) {
     worker->stages = own.stages;
     worker->limits = own.limits;
     worker->loads = own.loads;
+    worker->streamed = own.streamed;
     worker->reports = own.reports;
     worker->plan = NULL;
     worker->schedule = NULL;

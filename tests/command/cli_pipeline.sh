@@ -1340,6 +1340,15 @@ test_check() {
         sed -n 's/^plan .* 2 ranks with \([0-9]*\) steps.*/\1/p' out)"
     succeeds check/lockstep check --plan pl.json --lockstep ml.json
     same check/lockstep/said 1 "$(grep -c 'ml.json: 2 ranks in step' out)"
+    same plan/lockstep/of-columns 2 "$(grep -c '"of_columns": 1' ml.json)"
+    sed 's/"of_columns": 1/"of_columns": 2/' ml.json >ml2.json
+    refuses check/lockstep/of-columns 2 'of_columns: got 2, wanted 1' check --plan pl.json --lockstep ml2.json
+    for rank in 0 1; do # transfers of all ranks alike, though what they move has other names
+        cf plan --chunk-size 8K --k 1 --stages 2 --ranks 2 --lockstep --schedule 1f1b --rank $rank --csv l$rank.csv \
+            --csv-extensions --torch 2.14 --microbatches m$rank.csv --summary five
+        same plan/lockstep/torch/$rank 0 "$code"
+    done
+    same plan/lockstep/torch "$(tr -d '0-9' <l0.csv)" "$(tr -d '0-9' <l1.csv)"
     cf plan --chunk-size 8K --k 1 --stages 2 --ranks 2 --gang 2 --plan-json pg.json --all-ranks --json mg.json --summary five
     same plan/gang/shares 2 "$(grep -c '"gang": 2}' pg.json)"
     succeeds check/gang check --plan pg.json mg.json

@@ -634,7 +634,7 @@ TEST(generated_schedules_are_accepted) {
         if (harness_chance(&rng, 0.3)) desc.limits.chunks = limits.limits.chunks = harness_between(&rng, 1, 8);
         if (harness_chance(&rng, 0.3)) {
             desc.limits.bytes = limits.limits.bytes = harness_between(&rng, 1, 300);
-            desc.limits.per_token.activations = harness_between(&rng, 0, 5);
+            desc.limits.per_token.activations = harness_between(&rng, 1, 5);
             desc.limits.per_token.state = harness_between(&rng, 0, 2);
             desc.limits.per_token.state_gradient = harness_between(&rng, 0, 2);
             desc.limits.per_token.boundary = harness_between(&rng, 0, 2);

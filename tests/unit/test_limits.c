@@ -226,6 +226,7 @@ KIND_MEMBER(latent, (void)kind, kind->latent)
 KIND_MEMBER(a_latent, kind->mixer = CF_MIXER_LATENT; kind->head_dim = 8, kind->latent)
 KIND_MEMBER(q_latent, (void)kind, kind->q_latent)
 KIND_MEMBER(rope_dim, kind->head_dim = 8, kind->rope_dim)
+KIND_MEMBER(q_of_latent, kind->mixer = CF_MIXER_LATENT; kind->latent = 1, kind->q_latent)
 KIND_MEMBER(latent_rope, kind->mixer = CF_MIXER_LATENT; kind->latent = 1; kind->head_dim = 8, kind->rope_dim)
 KIND_MEMBER(tail, (void)kind, kind->tail)
 KIND_MEMBER(delta_tail, kind->mixer = CF_MIXER_DELTA, kind->tail)
@@ -244,15 +245,16 @@ TEST(of_kinds) {
     check_range_as(kind_kv_heads, "kinds.kv_heads", any, 12, bad);
     check_range_as(kind_head_dim, "kinds.head_dim", any, CF_MAX_WIDTH / 3, bad);
     check_range_as(kind_value_dim, "kinds.value_dim", any, CF_MAX_WIDTH / 3, bad);
-    check_range_as(kind_window, "kinds.window", 0, CF_MAX_CHUNK_SIZE, bad);
+    check_range_as(kind_window, "kinds.window", 0, 0, bad); /* others have none */
     check_range_as(kind_a_window, "kinds.window", 1, CF_MAX_CHUNK_SIZE, bad);
     check_range_as(kind_pieces, "kinds.window", 1, CF_MAX_CHUNK_SIZE, bad);
-    check_range_as(kind_latent, "kinds.latent", 0, CF_MAX_WIDTH, bad);
+    check_range_as(kind_latent, "kinds.latent", 0, 0, bad);
     check_range_as(kind_a_latent, "kinds.latent", 1, CF_MAX_WIDTH, bad);
-    check_range_as(kind_q_latent, "kinds.q_latent", 0, CF_MAX_WIDTH, bad);
-    check_range_as(kind_rope_dim, "kinds.rope_dim", 0, 8, bad);
+    check_range_as(kind_q_latent, "kinds.q_latent", 0, 0, bad);
+    check_range_as(kind_rope_dim, "kinds.rope_dim", 0, 0, bad);
+    check_range_as(kind_q_of_latent, "kinds.q_latent", 0, CF_MAX_WIDTH, bad);
     check_range_as(kind_latent_rope, "kinds.rope_dim", 0, 7, bad);
-    check_range_as(kind_tail, "kinds.tail", 0, CF_MAX_ACTIVE, bad);
+    check_range_as(kind_tail, "kinds.tail", 0, 0, bad);
     check_range_as(kind_delta_tail, "kinds.tail", 1, CF_MAX_ACTIVE, bad);
     check_range_as(kind_mamba_tail, "kinds.tail", 1, CF_MAX_ACTIVE, bad);
     check_range_as(kind_ffn, "kinds.ffn", any, CF_MAX_FFN, bad);

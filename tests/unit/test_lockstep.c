@@ -456,6 +456,40 @@ TEST(what_cannot_be_in_step_is_named) {
     drop(&t);
 }
 
+/* Each rank's part, lowered by itself, has an order of its own: here each rank waits for the other one to receive. So it
+   is refused; lowered before the ranks take their parts, the list ends. */
+TEST(a_ranks_part_of_columns_is_not_lowered) {
+    in_step t = {.lengths = {18}, .n = 1, .pack = {.chunk_size = 8, .n_ranks = 2, .lockstep = 1}};
+    cf_schedule *lowered = NULL, *hidden[2];
+    const cf_schedule *both[2];
+    int64_t rank;
+    cf_error e = {0};
+    t.order.kind = CF_SCHEDULE_1F1B;
+    t.order.shape.n_stages = 2;
+    REQUIRE(make(&t, 0));
+    CHECK_INT(t.list->of_columns, 0);
+    for (rank = 0; rank < 2; rank++) {
+        CHECK_INT(t.schedules[rank]->of_columns, 1);
+        refused(cf_schedule_lower(t.plan, t.schedules[rank], NULL, &lowered, &e), &e, CF_ERROR_ARGUMENT, "of_columns");
+        CHECK(lowered == NULL);
+        t.schedules[rank]->of_columns = 0; /* what it would come to */
+        CHECK_INT(cf_schedule_lower(t.plan, t.schedules[rank], NULL, &hidden[rank], &e), CF_OK);
+        t.schedules[rank]->of_columns = 1;
+        both[rank] = hidden[rank];
+    }
+    refused(cf_ranks_validate(t.plan, both, NULL, NULL, &e), &e, CF_ERROR_SCHEDULE, "actions");
+    CHECK(strstr(e.text, "wait for each other for ever") != NULL);
+    for (rank = 0; rank < 2; rank++) cf_schedule_free(hidden[rank]);
+    t.schedules[0]->of_columns = 2;
+    refused(cf_schedule_validate(t.plan, t.schedules[0], NULL, NULL, &e), &e, CF_ERROR_SCHEDULE, "of_columns");
+    drop(&t);
+    REQUIRE(make(&t, 1));
+    CHECK_INT(t.schedules[1]->lowered, 1);
+    CHECK_INT(t.schedules[1]->of_columns, 1);
+    CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &e), CF_OK);
+    drop(&t);
+}
+
 /* One rank's schedule has another shape than rank 0's: each of them is sound, but together they are not run. */
 TEST(ranks_of_different_shapes_are_refused) {
     static const cf_shape shapes[] = {
@@ -614,7 +648,8 @@ SUITE(lockstep, CASE(all_ranks_are_in_step), CASE(columns_take_as_long_as_the_de
       CASE(a_plain_plan_is_not_in_step), CASE(in_step_costs_little), CASE(steps_say_which_backward_is_the_last),
       CASE(packing_in_step_needs_what_pack_size_says), CASE(ranks_out_of_step_are_refused),
       CASE(ranks_that_wait_for_each_other_in_a_circle_are_refused), CASE(what_cannot_be_in_step_is_named),
-      CASE(ranks_of_different_shapes_are_refused), CASE(what_cannot_be_dealt_evenly_stays_where_it_fits),
+      CASE(ranks_of_different_shapes_are_refused), CASE(a_ranks_part_of_columns_is_not_lowered),
+      CASE(what_cannot_be_dealt_evenly_stays_where_it_fits),
       CASE(in_step_without_costs), CASE(in_step_with_one_endless_sequence), CASE(columns_without_chunks_cost_nothing),
       CASE(an_empty_batch_has_empty_columns),
       CASE(lockstep_survives_without_memory));

@@ -785,6 +785,8 @@ TEST(questions_without_a_plan_have_answers) {
     CHECK(cf_cost_seconds(NULL, 1, 1) == 0);
     CHECK_INT(cf_pack_defaults(NULL).n_ranks, 1);
     CHECK_INT(cf_schedule_defaults(NULL).shape.k, 1);
+    CHECK_INT(cf_parallel_defaults(NULL).tp, 1);
+    CHECK_INT(cf_memory_defaults(NULL).parallel.tp, 1);
 }
 
 TEST(state_tokens_of_no_chunk_are_none) {

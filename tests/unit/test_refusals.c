@@ -591,6 +591,89 @@ TEST(limits_on_bytes_bind_in_either_form) {
     cf_plan_free(plan);
 }
 
+/* A limit of bytes says nothing without what it counts. It used to take all other limits away, and was kept by all. */
+TEST(bytes_need_what_they_count) {
+    const int64_t each[] = {0, 6}, none[] = {CF_NO_LIMIT, 0};
+    cf_plan *plan = plan_of_groups();
+    cf_schedule_desc desc = {0};
+    cf_validate_desc asked = {0};
+    cf_simulate_desc simulate = {0};
+    cf_schedule *schedule = NULL;
+    cf_timeline *timeline = NULL;
+    cf_error error;
+    size_t bytes;
+    desc.shape.n_stages = 2;
+    REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
+    asked.limits.bytes = simulate.limits.bytes = desc.limits.bytes = 1;
+    REFUSED(cf_schedule_size(plan, &desc, &bytes, &error), CF_ERROR_ARGUMENT, "limits.per_token");
+    REFUSED(cf_schedule_validate(plan, schedule, &asked, NULL, &error), CF_ERROR_ARGUMENT, "limits.per_token");
+    REFUSED(cf_simulate(plan, schedule, &simulate, &timeline, &error), CF_ERROR_ARGUMENT, "limits.per_token");
+    desc.limits.bytes = 0;
+    desc.limits.bytes_by_stage = each;
+    REFUSED(cf_schedule_size(plan, &desc, &bytes, &error), CF_ERROR_ARGUMENT, "limits.per_token");
+    desc.limits.bytes_by_stage = none; /* no limit counts nothing */
+    CHECK_INT(cf_schedule_size(plan, &desc, &bytes, NULL), CF_OK);
+    schedule->limits.bytes = 1;
+    REFUSED(cf_schedule_validate(plan, schedule, NULL, NULL, &error), CF_ERROR_SCHEDULE, "limits.per_token");
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* Of choices that only some kinds have, a number past all choices is answered with one that this kind has. */
+TEST(what_is_wanted_would_do) {
+    const struct {
+        cf_schedule_kind kind;
+        cf_shape shape;
+        const char *field;
+        int64_t wanted;
+    } cases[] = {{CF_SCHEDULE_1F1B, {.n_virtual = CF_MAX_STAGES + 1}, "shape.n_virtual", 1},
+                 {CF_SCHEDULE_PAPER, {.placement = (cf_placement)99}, "shape.placement", CF_PLACEMENT_LOOP},
+                 {CF_SCHEDULE_ZERO_BUBBLE, {.placement = (cf_placement)99}, "shape.placement", CF_PLACEMENT_V},
+                 {CF_SCHEDULE_GPIPE, {.forward_only = 5}, "shape.forward_only", 0},
+                 {CF_SCHEDULE_BEST, {.forward_only = 5}, "shape.forward_only", 1}};
+    const int64_t length = 9, primes[] = {2147483647, 2147483629};
+    cf_plan *plan = plan_of_groups();
+    cf_pack_desc pack = {0};
+    cf_error error;
+    size_t bytes;
+    int64_t i, chunk_size, align;
+    for (i = 0; i < COUNT(cases); i++) {
+        cf_schedule_desc desc = {0};
+        desc.kind = cases[i].kind;
+        desc.shape = cases[i].shape;
+        REFUSED(cf_schedule_size(plan, &desc, &bytes, &error), CF_ERROR_ARGUMENT, cases[i].field);
+        CHECK_INT(error.wanted, cases[i].wanted);
+    }
+    for (chunk_size = 1; chunk_size <= 60; chunk_size++)
+        for (align = 1; align <= 70; align++) {
+            int64_t nearest = align < chunk_size ? align : chunk_size;
+            while (chunk_size % nearest != 0) nearest--;
+            pack.chunk_size = chunk_size;
+            pack.align = align;
+            if (cf_pack_size(&length, 1, &pack, &bytes, &error) == CF_OK) CHECK_INT(nearest, align);
+            else CHECK(strcmp(error.field, "align") == 0 && error.wanted == nearest && error.got == align);
+        }
+    for (i = 0; i < COUNT(primes); i++) { /* without trying all of them */
+        pack.chunk_size = primes[i];
+        pack.align = primes[i] - 1;
+        REFUSED(cf_pack_size(&length, 1, &pack, &bytes, &error), CF_ERROR_ARGUMENT, "align");
+        CHECK_INT(error.wanted, 1);
+    }
+    cf_plan_free(plan);
+}
+
+/* Adapters of experts are some of the adapters. */
+TEST(adapters_of_experts_need_a_rank) {
+    cf_memory_desc desc = {0};
+    cf_token_bytes bytes;
+    cf_error error;
+    desc.model = cf_model_find("qwen3-30b-a3b");
+    desc.lora_experts = 1;
+    REFUSED(cf_memory_token_bytes(&desc, 0, &bytes, &error), CF_ERROR_ARGUMENT, "lora_rank");
+    desc.lora_rank = error.wanted;
+    CHECK_INT(cf_memory_token_bytes(&desc, 0, &bytes, &error), CF_OK);
+}
+
 /* The first group's 9 tokens of state must all be held at once, and nothing else is counted. */
 TEST(the_state_of_the_first_group_needs_its_bytes) {
     cf_plan *plan = plan_of_groups();
@@ -896,7 +979,8 @@ SUITE(refusals, CASE(every_item_has_its_name), CASE(a_batch_of_too_many_chunks),
       CASE(sums_of_memory_that_do_not_fit), CASE(each_cost_is_named), CASE(plans_that_do_not_hold_together),
       CASE(rows_that_cannot_be_added_up), CASE(rows_of_another_rank), CASE(graphs_without_anything),
       CASE(bytes_that_cannot_be_added_up),
-      CASE(limits_on_bytes_bind_in_either_form), CASE(the_state_of_the_first_group_needs_its_bytes),
+      CASE(limits_on_bytes_bind_in_either_form), CASE(bytes_need_what_they_count), CASE(what_is_wanted_would_do),
+      CASE(adapters_of_experts_need_a_rank), CASE(the_state_of_the_first_group_needs_its_bytes),
       CASE(placements_are_for_some_kinds), CASE(bytes_past_64_bits_are_past_the_limit),
       CASE(a_schedules_own_limits_bind), CASE(what_is_received_and_not_read), CASE(a_list_that_ends_too_early),
       CASE(scores_that_do_not_fit), CASE(loads_of_what_is_given_back_twice),

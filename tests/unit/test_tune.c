@@ -1863,6 +1863,66 @@ TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
     }
 }
 
+/* The same of random schedules of models of all sorts, whose state streams or does not: the worst moment is found. */
+TEST(no_moment_needs_more_than_is_reported) {
+    static const char *const names[] = {"qwen2.5-7b", "gpt-oss-20b", "qwen3-next-80b-a3b", "deepseek-v3"};
+    int64_t round, stage, i, j, least, most;
+    int streams = 0, at_inputs = 0;
+    for (round = 0; round < harness_rounds(2000, 250); round++) {
+        harness_rng rng = {71000 + (uint64_t)round};
+        cf_schedule_desc order = {0};
+        cf_memory_desc memory = {0};
+        cf_plan *plan = NULL;
+        cf_schedule *schedule = NULL;
+        cf_memory_report reports[3], moment[3];
+        int64_t lengths[12], n = harness_between(&rng, 1, 12), n_stages = harness_between(&rng, 1, 3), n_virtual;
+        for (i = 0; i < n; i++) lengths[i] = harness_between(&rng, 1, harness_chance(&rng, 0.3) ? 30000 : 4000);
+        order.kind = (cf_schedule_kind)harness_between(&rng, 1, CF_SCHEDULE_COUNT - 1);
+        order.budget = 5;
+        order.shape.n_stages = memory.parallel.pp = n_stages;
+        order.shape.k = harness_between(&rng, 1, 3);
+        if (order.kind >= CF_SCHEDULE_INTERLEAVED) order.shape.n_virtual = harness_between(&rng, 1, 2);
+        memory.parallel.n_virtual = order.shape.n_virtual;
+        memory.model = cf_model_find(names[harness_between(&rng, 0, COUNT(names) - 1)]);
+        memory.parallel.recompute = (cf_recompute)harness_between(&rng, 0, CF_RECOMPUTE_COUNT - 1);
+        memory.parallel.tp = (int64_t)1 << harness_between(&rng, 0, 2);
+        if (harness_chance(&rng, 0.7)) memory.state_window = harness_between(&rng, 100, 20000);
+        memory.chunk_size = 2048;
+        REQUIRE(memory.model != NULL && (plan = naive_pack(lengths, n, 2048)) != NULL);
+        REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
+        n_virtual = schedule->shape.n_virtual;
+        REQUIRE(cf_schedule_memory(&memory, plan, schedule, reports, n_stages, NULL, NULL) == CF_OK);
+        harness_note("seed %d: %s", 71000 + (int)round, memory.model->name);
+        for (stage = 0; stage < n_stages; stage++) {
+            static cf_memory_load loads[20000];
+            cf_memory_load all[6], peak = {0};
+            int64_t count = schedule->first[stage + 1] - schedule->first[stage];
+            REQUIRE(cf_schedule_loads(plan, schedule, stage, loads, COUNT(loads), NULL) == CF_OK);
+            for (most = 0, i = 0; i < count * n_virtual; i++) { /* the ring is there if there is ever anything in it */
+                least = loads[i].state_tokens > 0;
+                for (j = i % n_virtual; j < count * n_virtual && least; j += n_virtual)
+                    if (loads[j].state_tokens == 0) loads[j].state_tokens = memory.state_window > 0;
+            }
+            for (i = 0; i < count; i++) {
+                memset(all, 0, sizeof all);
+                for (j = 0; j < n_virtual; j++) all[j * n_stages + stage] = loads[i * n_virtual + j];
+                REQUIRE(cf_memory_estimate(&memory, all, n_stages * n_virtual, moment, n_stages, NULL) == CF_OK);
+                CHECK(moment[stage].host <= reports[stage].host);
+                if (moment[stage].total <= most) continue;
+                most = moment[stage].total;
+                peak = loads[i * n_virtual];
+            }
+            CHECK_INT(reports[stage].total, most);
+            streams += memory.state_window > 0;
+            at_inputs += memory.state_window > 0 && peak.input_tokens > 0;
+        }
+        cf_schedule_free(schedule);
+        cf_plan_free(plan);
+    }
+    harness_report("%d streamed, %d with inputs kept at the peak", streams, at_inputs);
+    CHECK(streams > 100 && at_inputs > 20);
+}
+
 /* With n_gpus an ep of 0 is tried as 1, as the most of a node, of four GPUs here, and as that of all eight, where
    there are experts; one that is given stays. A candidate's memory is its schedule's, recurrent borders included. */
 TEST(experts_are_tried_where_a_node_allows) {
@@ -1910,7 +1970,7 @@ TEST(experts_are_tried_where_a_node_allows) {
 }
 
 SUITE(tune, CASE(experts_are_tried_where_a_node_allows),
-      CASE(memory_of_a_schedule_is_that_of_its_worst_moment),
+      CASE(memory_of_a_schedule_is_that_of_its_worst_moment), CASE(no_moment_needs_more_than_is_reported),
       CASE(limits_of_memory_are_those_of_the_search), CASE(limits_of_memory_refuse),
       CASE(equals_brute_force), CASE(equals_brute_force_on_trees), CASE(equals_brute_force_on_ranks),
       CASE(equals_brute_force_with_gangs),

@@ -156,7 +156,7 @@ static int make_run(const planned *made, const pipeline *pipe, pipeline_run *run
     what.split_backward = asked->split_backward;
     what.forwards_first = asked->forwards_first;
     what.forward_only = asked->forward_only;
-    what.lower = asked->lower;
+    what.lower = asked->lower || (asked->torch && made->columns); /* a rank's part is too late to be lowered */
     return pipeline_run_make(pipe, made->packed.plan, &what, run, &error) == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 

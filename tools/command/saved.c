@@ -339,7 +339,7 @@ typedef struct schedule_object {
     cf_schedule schedule;
     cf_timeline timeline;
     int64_t version, kind, replay, placement, lowered; /* placement: 0 where the file has none */
-    int64_t forward_only;
+    int64_t of_columns, forward_only;
     uint32_t actions, bounds, peak_live, peak_tokens, peak_state_tokens, peak_bytes; /* nodes; 0: not there */
     uint32_t limits, state_limits, byte_limits, token_bytes;
 } schedule_object;
@@ -363,6 +363,7 @@ static const json_field schedule_fields[] = {
     SCHEDULE_COUNT("k", schedule.shape.k), SCHEDULE_COUNT("rank", schedule.shape.rank),
     SCHEDULE_COUNT("n_chunks", schedule.n_chunks), SCHEDULE_COUNT("n_actions", schedule.n_actions),
     SCHEDULE_COUNT("lowered", lowered),
+    {.name = "of_columns", .type = JSON_INT, .offset = offsetof(schedule_object, of_columns), .optional = 1},
     {.name = "forward_only", .type = JSON_INT, .offset = offsetof(schedule_object, forward_only), .optional = 1},
     {.name = "actions", .type = JSON_ARRAY_OF, .offset = offsetof(schedule_object, actions)},
     SCHEDULE_PEAK(limits), SCHEDULE_PEAK(state_limits), SCHEDULE_PEAK(byte_limits),
@@ -532,6 +533,7 @@ static int make_schedule(const json_document *document, const schedule_object *o
     bare.shape.replay = (cf_replay)object->replay;
     bare.shape.placement = object->version == 1 ? CF_PLACEMENT_LOOP : (cf_placement)object->placement;
     bare.lowered = (int)object->lowered;
+    bare.of_columns = (int)object->of_columns;
     bare.shape.forward_only = (int)object->forward_only;
     if (code == CLI_OK && schedule_new(&bare, NULL, out, NULL) != CF_OK) code = no_memory(document);
     for (i = 0; i < LIMIT_KINDS; i++) free(by_stage[i]);
@@ -595,6 +597,8 @@ int saved_schedule_read(const json_document *document, uint32_t node, saved_sche
                           "of makespan, busy, replayed, bubble_useful, bubble_busy and peak_live some are missing");
     if (object.lowered < 0 || object.lowered > 1)
         return json_wrong(document, node, "lowered: got %lld, wanted 0 or 1", (long long)object.lowered);
+    if (object.of_columns < 0 || object.of_columns > 1)
+        return json_wrong(document, node, "of_columns: got %lld, wanted 1", (long long)object.of_columns);
     code = check_lists(document, &object);
     if (code != CLI_OK) return code;
     if (object.version > 1 && object.placement == CF_PLACEMENT_DEFAULT)

@@ -484,6 +484,7 @@ class Schedule(_Object):
     n_chunks: int
     n_actions: int
     lowered: int
+    of_columns: int
     first: np.ndarray
     actions: np.ndarray
 
