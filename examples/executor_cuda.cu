@@ -1,9 +1,9 @@
 /* executor_cuda.cu - a decoder cut into stages and trained chunk by chunk on GPUs - MIT or public domain
 
-       nvcc -O3 -std=c++17 -arch=native examples/executor_cuda.cu chunkflow_cuda.cu -lcublas -o build/executor_cuda
-       build/executor_cuda --stages 2 --schedule 1f1b --k 2 docs/        trains; --devices 2: a device a stage
-       build/executor_cuda --check --type fp32 --chunk-size 128 --synthetic 900,40,300    against unchunked gradients
-       build/executor_cuda --ranks 4                                     a process a stage: -DCHUNKFLOW_NCCL, -lnccl
+       nvcc -O3 -std=c++17 -arch=native examples/executor_cuda.cu chunkflow_cuda.cu -lcublas -o executor_cuda
+       ./executor_cuda --stages 2 --schedule 1f1b --k 2 docs/        trains; --devices 2: a device a stage
+       ./executor_cuda --check --type fp32 --chunk-size 128 --synthetic 900,40,300    against unchunked gradients
+       ./executor_cuda --ranks 4                                     a process a stage: -DCHUNKFLOW_NCCL, -lnccl
 
    A trainer meets the executor four times:
        executor_make    once: bytes that each stage needs for a token, the two callbacks, streams and devices

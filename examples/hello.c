@@ -1,5 +1,5 @@
 /* hello.c - pack a batch into chunks, order the passes, run them - MIT or public domain
-   cc examples/hello.c -o build/hello && build/hello */
+   cc examples/hello.c -o hello && ./hello */
 
 #define CHUNKFLOW_IMPLEMENTATION
 #include "../chunkflow.h"
@@ -16,7 +16,7 @@ static void one_pass(const cf_plan *plan, const cf_steps_item *step) { /* your f
 int main(void) {
     const int64_t lengths[] = {900, 14000, 350, 2600}; /* tokens of each sequence of the batch */
     cf_pack_desc packing = {.chunk_size = 4096};
-    cf_schedule_desc order = {.shape.k = 1}; /* most chunks of one sequence kept at once; else the best order, local replay */
+    cf_schedule_desc order = {.shape = {.k = 1}}; /* chunks of a sequence that keep activations; best, local replay */
     cf_plan *plan = NULL;
     cf_schedule *schedule = NULL;
     cf_steps *steps = NULL;

@@ -1,5 +1,5 @@
 /* hello_tree.c - answers that share a prompt: it is computed once, and they go on from its state - MIT or public domain
-   cc examples/hello_tree.c -o build/hello_tree && build/hello_tree */
+   cc examples/hello_tree.c -o hello_tree && ./hello_tree */
 
 #define CHUNKFLOW_IMPLEMENTATION
 #include "../chunkflow.h"
@@ -60,7 +60,7 @@ int main(void) {
     int64_t lengths[ANSWERS], i, j;
     cf_share shares[ANSWERS];
     cf_pack_desc packing = {.chunk_size = 4096, .shares = shares};
-    cf_schedule_desc scores = {.shape.forward_only = 1}, order = {.shape.k = 1};
+    cf_schedule_desc scores = {.shape = {.forward_only = 1}}, order = {.shape = {.k = 1}};
     cf_metadata_desc loss = {.weights = weights};
     cf_plan *plan = NULL;
     cf_plan_stats stats;

@@ -1,8 +1,8 @@
 /* pipeline_mpi.c - a model cut into stages, a process each, driven by any schedule over MPI - MIT or public domain
 
-       mpicc -std=c99 -O3 examples/pipeline_mpi.c -lm -o build/pipeline_mpi
-       mpirun -n 4 build/pipeline_mpi --layers 4 --schedule 1f1b --k 2 --synthetic 900,40,300,17
-       mpirun -n 4 build/pipeline_mpi --layers 8 --sweep --k 2      every schedule, both replays, K 1 and 2
+       mpicc -std=c99 -O3 examples/pipeline_mpi.c -lm -o pipeline_mpi
+       mpirun -n 4 ./pipeline_mpi --layers 4 --schedule 1f1b --k 2 --synthetic 900,40,300,17
+       mpirun -n 4 ./pipeline_mpi --layers 8 --sweep --k 2      every schedule, both replays, K 1 and 2
 
    Every process makes the same plan and the same schedule from the same options, lowers it, and walks the steps of its
    own stage. That is all the coordination there is: cf_schedule_lower has put sends and receives into an order that

@@ -1,9 +1,9 @@
 /* train_cpu.c - trains a small decoder on the CPU, chunk by chunk: how a trainer uses chunkflow - MIT or public domain
 
-       cc -std=c99 -O3 -fopenmp examples/train_cpu.c -lm -o build/train_cpu
-       build/train_cpu --demo
-       build/train_cpu --check              chunked gradients against unchunked ones; -DTRAIN_FLOAT64 for 1e-10
-       build/train_cpu --chunk-size 1024 --k 2 my_texts/
+       cc -std=c99 -O3 -fopenmp examples/train_cpu.c -lm -o train_cpu
+       ./train_cpu --demo
+       ./train_cpu --check              chunked gradients against unchunked ones; -DTRAIN_FLOAT64 for 1e-10
+       ./train_cpu --chunk-size 1024 --k 2 my_texts/
 
    Read in this order: chunked.h (where chunkflow comes in), model.h, kernels.h; this file is the program around them.
  */

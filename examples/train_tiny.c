@@ -1,5 +1,5 @@
 /* train_tiny.c - a small model trained by chunks, in one file - MIT or public domain
-   cc -O2 examples/train_tiny.c -o build/train_tiny -lm && build/train_tiny
+   cc -O2 examples/train_tiny.c -o train_tiny -lm && ./train_tiny
 
    hello.c shows the calls. Here they drive a model: one decoder block with its forward and backward, in plain loops.
    Read it downwards:
@@ -346,7 +346,7 @@ static cf_result run_passes(trainer *t, const cf_steps *steps, cf_error *error) 
 static cf_result chunked(const weights *w, weights *gradient, const batch *b, int verbose, double *loss,
                          cf_error *error) {
     cf_pack_desc packing = {.chunk_size = CHUNK_SIZE};
-    cf_schedule_desc order = {.shape.k = K};
+    cf_schedule_desc order = {.shape = {.k = K}};
     cf_plan *plan = NULL;
     cf_schedule *schedule = NULL;
     cf_steps *steps = NULL;

@@ -6,9 +6,10 @@
 #
 # C99, C11 and C++11 with gcc and clang, with all warnings as errors, with and without NDEBUG; several files in one
 # program, C and C++ mixed; static mode; linkage by the program; exported symbols and writable data; the program in the
-# header's own comment and the loop in the README; the same bits from every compiler, plain or optimised; what comments
-# promise of unvalidated objects. Builds under ${BUILD:-build}/compile. Prints "ok NAME", "FAIL NAME: why" or "skip
-# NAME: why" for each test, then the counts; with FILTER only the tests whose name contains it.
+# header's own comment, the loop in the README and the first command of the examples; Windows' compiler; the same bits
+# from every compiler, plain or optimised; what comments promise of unvalidated objects. Builds under
+# ${BUILD:-build}/compile. Prints "ok NAME", "FAIL NAME: why" or "skip NAME: why" for each test, then the counts; with
+# FILTER only the tests whose name contains it.
 #
 # FULL=1: all of that. Otherwise each compiler compiles and runs C99, checks the syntax of C11 and C++11, and is
 # compared bit for bit plain and optimised for this machine, which is also where its optimiser may warn.
@@ -494,6 +495,55 @@ same_tuning() { # compiler
     ok "$name"
 }
 
+# What a reader copies first is C++, too: the README's loop, written by readme_loop, and the smallest examples.
+copied_as_cplusplus() { # compiler
+    name=c++20-$1
+    wanted "$name" || return 0
+    [ -f "$OUT/readme-loop-$1.c" ] || readme_loop "$1"
+    for file in "$OUT/readme-loop-$1.c" "$TOP/examples/hello.c" "$TOP/examples/hello_tree.c"; do
+        build "$name" $(driver "$1" c++20) -std=c++20 $WARN -Wno-missing-field-initializers $LINKED -I"$TOP" -x c++ \
+            -fsyntax-only "$file" || return 0
+    done
+    ok "$name"
+}
+
+# The command at the top of an example, where there is nothing but what a fresh clone has.
+first_commands() {
+    wanted first-commands || return 0
+    clone=$OUT/clone
+    rm -rf "$clone"
+    mkdir -p "$clone" && cp -R "$TOP/chunkflow.h" "$TOP/examples" "$clone" || return 0
+    for example in hello hello_tree train_tiny; do
+        command=$(sed -n '2s/^ *\(cc .*[^ ]\)\( \*\/\)$/\1/p; 2s/^ *\(cc .*[^*][^/]\)$/\1/p' "$TOP/examples/$example.c")
+        if [ -z "$command" ]; then
+            fail first-commands "$example.c does not begin with the command that builds it"
+            return 0
+        fi
+        (cd "$clone" && sh -c "$command") >"$OUT/first-commands.log" 2>&1 ||
+            { fail first-commands "fails in a fresh clone: $command" "$OUT/first-commands.log"; return 0; }
+    done
+    ok first-commands
+}
+
+# Windows' compiler takes both libraries, also behind <windows.h>, and links a program. It is not run.
+windows() {
+    wanted windows || return 0
+    if ! command -v x86_64-w64-mingw32-gcc >/dev/null 2>&1 || ! command -v x86_64-w64-mingw32-g++ >/dev/null 2>&1; then
+        skip windows "there is no mingw-w64 here"
+        return 0
+    fi
+    for language in "gcc -std=c99 -x c" "g++ -std=c++11 -x c++"; do
+        mingw=x86_64-w64-mingw32-$language
+        for file in implementation tune_implementation; do
+            build windows $mingw $WARN $TUNE -c "$SOURCES/$file.c" -o "$OUT/windows-$file.o" || return 0
+            build windows $mingw $WARN $TUNE -include windows.h -fsyntax-only "$SOURCES/$file.c" || return 0
+        done
+        build windows x86_64-w64-mingw32-${language%% *} "$OUT/windows-implementation.o" "$OUT/windows-tune_implementation.o" \
+            -x c -std=c99 $WARN $LINKED $TUNE "$SOURCES/tune_bits.c" -o "$OUT/windows.exe" || return 0
+    done
+    ok windows
+}
+
 # A third compiler takes both libraries and the command.
 tcc_reads_them() {
     wanted tcc || return 0
@@ -513,6 +563,8 @@ tcc_reads_them() {
 mapped
 promised
 tcc_reads_them
+first_commands
+windows
 rm -f "$OUT"/same-*.reference "$OUT"/object-*.o
 for compiler in gcc clang; do
     if ! command -v $compiler >/dev/null 2>&1; then
@@ -547,6 +599,7 @@ for compiler in gcc clang; do
     refused_maths $compiler
     if [ $compiler = gcc ] || full; then tune_example $compiler; fi
     readme_loop $compiler
+    case $standards in *c++11*) copied_as_cplusplus $compiler ;; esac
     same_bits $compiler
     same_tuning $compiler
 done
