@@ -9,6 +9,7 @@
 #   make check-deep what takes longer: two static analysers, valgrind, ThreadSanitizer
 #   make fuzz MINUTES=n   searches for inputs that break something (clang); n minutes in all, shared by the targets; default 9
 #   make test-cuda  the CUDA file and example under a host emulation, and a real compile where nvcc is; part of make test
+#   make test-ptx   the CUDA file as nvcc compiles it, run on a CPU (tests/ptx); SUITE=attention, ARCH=80, 86 or 90 choose
 #   make test-torch the command's CSV in PyTorch's pipelining, and training chunk by chunk beside plain training, in an environment under build/ that takes about 6 GB
 #   make test-gpu   the CUDA tests on a device (skipped without one)
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
@@ -513,6 +514,64 @@ $(GPU_BUILD)/chunkflow $(SHARED:$(BUILD)/%=$(GPU_BUILD)/%): $(GPU_BUILD)/%: $(BU
 $(GPU_BUILD)/commit: | $(GPU_BUILD)
 	commit=$$(git describe --always --dirty --abbrev=12 2>/dev/null) && echo "$$commit" >$@ || [ -s $@ ] || echo unknown >$@
 
+# The same programs for a CPU: nvcc leaves PTX in them, and tests/ptx, which they are linked with in place of the CUDA
+# runtime, runs it. What has no kernels is compiled without nvcc.
+PTX_BUILD    := $(BUILD)/ptx
+PTX_NVCC     := $(realpath $(shell command -v $(NVCC) 2>/dev/null))
+PTX_CODE     := --no-compress -gencode arch=compute_80,code=compute_80 -gencode arch=compute_90a,code=compute_90a
+PTX_COMPILE   = $(PTX_NVCC) -std=c++17 $(PTX_CODE) -DCHUNKFLOW_CUDA_VARIANTS -I. -I$(PTX_BUILD)
+PTX_CXX       = $(CXX) -std=c++17 -I. -isystem $(patsubst %/bin/nvcc,%/include,$(PTX_NVCC)) $(WARN)
+PTX_MACHINE  := $(addprefix $(PTX_BUILD)/,arithmetic.o async.o blas.o cuda.o memory.o read.o run.o)
+PTX_HOST     := $(addprefix $(PTX_BUILD)/,main.t device.t reference.t test_attention.t test_wgmma.t test_state.t test_blocks.t)
+PTX_KERNELS  := $(addprefix $(PTX_BUILD)/,chunkflow_cuda.k test_primitives.k test_executor.k)
+PTX_EXAMPLES := $(addprefix $(PTX_BUILD)/,executor_cuda train_cuda)
+PTX_ALL      := $(addprefix $(PTX_BUILD)/,primitives cuda_tests) $(PTX_EXAMPLES)
+
+$(PTX_BUILD):
+	mkdir -p $@
+
+$(PTX_MACHINE) $(PTX_BUILD)/test_ptx.o: $(PTX_BUILD)/%.o: tests/ptx/%.cc $(wildcard tests/ptx/*.h) tests/harness.h | $(PTX_BUILD)
+	$(PTX_CXX) -O2 -g1 -march=native -ffp-contract=off -c $< -o $@
+
+$(PTX_HOST): $(PTX_BUILD)/%.t: tests/cuda/%.cc $(CUDA_HEADERS) | $(PTX_BUILD)
+	$(PTX_CXX) -O1 -g1 -DCHUNKFLOW_PTX -DCHUNKFLOW_CUDA_VARIANTS -c $< -o $@
+
+$(PTX_BUILD)/device_section.h: chunkflow_cuda.cu tests/cuda/device_section.sh | $(PTX_BUILD)
+	sh tests/cuda/device_section.sh >$@
+
+$(PTX_BUILD)/chunkflow_cuda.k: chunkflow_cuda.cu chunkflow.h | $(PTX_BUILD)
+	$(PTX_COMPILE) -O3 -c $< -o $@
+
+$(PTX_BUILD)/test_primitives.k $(PTX_BUILD)/test_executor.k: $(PTX_BUILD)/%.k: tests/cuda/%.cc $(CUDA_HEADERS) $(PTX_BUILD)/device_section.h
+	$(PTX_COMPILE) -O3 -x cu -c $< -o $@
+
+$(PTX_EXAMPLES:=.k): $(PTX_BUILD)/%.k: examples/%.cu $(TRAIN_HEADERS) $(TOOL_HEADERS) | $(PTX_BUILD)
+	$(PTX_COMPILE) -O3 -c $< -o $@
+
+$(PTX_BUILD)/primitives: tests/ptx/main.cc $(PTX_BUILD)/test_ptx.o $(PTX_BUILD)/test_primitives.k $(filter-out %/blas.o,$(PTX_MACHINE))
+	$(PTX_CXX) -O1 $^ -o $@
+
+$(PTX_BUILD)/cuda_tests: $(PTX_HOST) $(PTX_KERNELS) $(PTX_MACHINE)
+	$(CXX) $^ -o $@
+
+$(PTX_BUILD)/executor_cuda: $(PTX_BUILD)/executor_cuda.k $(PTX_BUILD)/chunkflow_cuda.k $(PTX_MACHINE)
+	$(CXX) $^ -o $@
+
+$(PTX_BUILD)/train_cuda: $(PTX_BUILD)/train_cuda.k $(PTX_BUILD)/chunkflow_cuda.k $(PTX_MACHINE) $(TRAIN_CUDA_SOURCES:tools/%.c=$(BUILD)/%.o)
+	$(CXX) $^ -o $@
+
+# What `make test` runs of it.
+ifneq ($(and $(PTX_NVCC),$(filter yes,$(call can_cxx))),)
+PTX_TESTS := $(PTX_BUILD)/primitives
+PTX_SUITE := "sh tests/ptx/ptx_check.sh primitives"
+else
+PTX_SUITE := "echo 'no nvcc: compiled kernels are not run'; echo '0 passed, 0 failed, 1 skipped'"
+endif
+
+.PHONY: test-ptx
+test-ptx: $(if $(PTX_TESTS),$(PTX_ALL))
+	BUILD="$(BUILD)" ARCH="$(ARCH)" sh tests/run.sh $(if $(PTX_TESTS),"sh tests/ptx/ptx_check.sh $(SUITE)",$(PTX_SUITE))
+
 # Only with a C++ compiler; without one the suite counts as skipped.
 ifeq ($(call can_cxx),yes)
 CUDA_TESTS := $(addprefix $(CUDA_BUILD)/,tests executor_cuda bench_attention train_cuda)
@@ -559,7 +618,7 @@ test-gpu: $(TEST_BUILD)/chunkflow
 CLI := CHUNKFLOW_PLAIN=$(BUILD)/chunkflow CHUNKFLOW=$(if $(filter 1,$(FULL)),$(TEST_BUILD),$(BUILD))/chunkflow
 
 # What takes longest comes first, so that at the end no processor waits for the other one.
-test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
+test: $(CUDA_TESTS) $(PTX_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
       $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_kinds trainer_whole trainer_tensors train_tiny make_tokens chunkflow) \
       $(TRAINER_MODEL)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
@@ -575,6 +634,7 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	    "sh tests/cuda/cuda_compile.sh" \
 	    "env $(CLI) sh tests/command/transcript.sh tests/command/cli_tune.transcript" \
 	    "sh tests/cuda/cuda_record.sh" \
+	    $(PTX_SUITE) \
 	    "sh tests/cuda/train_judge_check.sh" \
 	    "sh tests/trainer/mpi_check.sh $(BUILD)" \
 	    "sh tests/trainer/train_check.sh $(BUILD)" \

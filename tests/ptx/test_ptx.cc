@@ -1,0 +1,431 @@
+/* test_ptx.cc - each instruction of the interpreter against a plain function of one lane, or of plain matrices */
+
+#include "../harness.h"
+#include "opcodes.h"
+
+#include <cmath>
+#include <functional>
+#include <set>
+
+using namespace ptx;
+
+namespace {
+
+typedef uint64_t bits;
+typedef std::function<bits(bits, bits, bits)> reference;
+
+/* ---- numbers in and out of 64 bits ---- */
+
+float f32(bits x) {
+    const uint32_t low = (uint32_t)x;
+    float y;
+    memcpy(&y, &low, 4);
+    return y;
+}
+double f64(bits x) {
+    double y;
+    memcpy(&y, &x, 8);
+    return y;
+}
+bits of(float x) {
+    uint32_t y;
+    memcpy(&y, &x, 4);
+    return y;
+}
+bits of(double x) {
+    bits y;
+    memcpy(&y, &x, 8);
+    return y;
+}
+int32_t s32(bits x) { return (int32_t)(uint32_t)x; }
+uint32_t u32(bits x) { return (uint32_t)x; }
+int64_t s64(bits x) { return (int64_t)x; }
+
+/* ---- a kernel of one warp ---- */
+
+/* Runs the text of an entry's body, whose only parameter %rd0 is the address of `memory`. */
+void run_body(const std::string &body, std::vector<unsigned char> *memory, uint32_t threads = 32, uint32_t shared = 0) {
+    static std::vector<std::unique_ptr<module>> modules;
+    std::unique_ptr<module> m(new module);
+    m->text =
+        ".version 9.0\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 shared_memory[];\n"
+        ".entry test(\n.param .u64 test_param_0\n)\n{\n.reg .pred %p<20>;\n.reg .b16 %rs<20>;\n.reg .b32 %r<99>;\n"
+        ".reg .f32 %f<99>;\n.reg .b64 %rd<99>;\n.reg .f64 %fd<20>;\nld.param.u64 %rd0, [test_param_0];\n" +
+        body + "\nret;\n}\n";
+    const kernel *k = find_kernel(*m, "test");
+    unsigned char *place = new_global((uint32_t)memory->size());
+    const uint32_t grid[3] = {1, 1, 1}, size[3] = {threads, 1, 1};
+    memcpy(place, memory->data(), memory->size());
+    memcpy(k->parameters_at, &place, 8);
+    run_grid(*k, grid, size, shared);
+    memcpy(memory->data(), place, memory->size());
+    modules.push_back(std::move(m));
+}
+
+/* ---- instructions of one lane ---- */
+
+/* A type's letter: r and d: 32 and 64 bits, f and F: floats of these, s: 16 bits, p: a predicate. */
+struct one {
+    const char *text;  /* with D, A, B, C for the operands */
+    const char *types; /* of D, A, B, C */
+    reference wanted;
+};
+
+std::string register_of(char type, int number) {
+    const char *name = type == 'r'   ? "%r"
+                       : type == 'd' ? "%rd"
+                       : type == 'f' ? "%f"
+                       : type == 'F' ? "%fd"
+                       : type == 's' ? "%rs"
+                                     : "%p";
+    return name + std::to_string(number);
+}
+
+std::string load_operand(char type, int number) {
+    const std::string to = register_of(type, number), at = ", [%rd1+" + std::to_string(8 * (number - 9)) + "];\n";
+    if (type == 'p') return "ld.global.u32 %r9" + at + "setp.ne.s32 " + to + ", %r9, 0;\n";
+    return std::string(type == 's'   ? "ld.global.u16 "
+                       : type == 'd' ? "ld.global.u64 "
+                       : type == 'F' ? "ld.global.f64 "
+                                     : "ld.global.u32 ") +
+           to + at;
+}
+
+/* Numbers at the edges of each type, then random ones. */
+bits pick(char type, harness_rng *rng, int lane) {
+    static const uint32_t EDGES[] = {0, 1, 2, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 255};
+    static const float FLOATS[] = {0.0f,    -0.0f,     1.0f,     -1.5f,    3.25f,    1e30f,
+                                   -1e-30f, 0x1p-140f, 65519.0f, 65520.0f, 0x1p-24f, 3e-8f};
+    const bits random = (bits)harness_between(rng, 0, INT32_MAX) << 40 ^
+                        (bits)harness_between(rng, 0, INT32_MAX) << 20 ^ (bits)harness_between(rng, 0, INT32_MAX);
+    const int at = (int)harness_between(rng, 0, 99);
+    (void)lane;
+    if (type == 'p') return random & 1;
+    if (type == 's') return random & 0xFFFF;
+    if (type == 'f') {
+        if (at < 12) return of(FLOATS[at]);
+        if (at == 12) return of(INFINITY);
+        if (at == 13) return of(-INFINITY);
+        if (at == 14) return of(NAN);
+        return of((float)((double)s32(random) / 0x1p31 * std::ldexp(1.0, at % 20)));
+    }
+    if (type == 'F') return of((double)s64(random) / 0x1p40);
+    if (at < 10) return type == 'd' && at > 6 ? (bits)(int64_t)(int32_t)EDGES[at] << (at * 3) : EDGES[at];
+    if (at < 30) return random % 70;
+    return type == 'd' ? random : random & ALL_LANES;
+}
+
+bool same(char type, bits got, bits wanted) {
+    if (type == 'f' && std::isnan(f32(got)) && std::isnan(f32(wanted))) return true;
+    if (type == 'F' && std::isnan(f64(got)) && std::isnan(f64(wanted))) return true;
+    return got == wanted;
+}
+
+std::set<std::string> tried;
+
+void note_tried(const std::string &name) { tried.insert(name); }
+
+/* Each lane has operands of its own; lanes that the guard leaves out keep what was there. */
+void check_one(const one &t) {
+    const std::string types = t.types;
+    harness_rng rng = {7};
+    std::string text = t.text, body = "mov.u32 %r1, %tid.x;\nmul.wide.u32 %rd2, %r1, 40;\nadd.s64 %rd1, %rd0, %rd2;\n";
+    note_tried(text.substr(0, text.find(' ')));
+    for (size_t n = 0; n < types.size(); n++) {
+        if (n > 0) body += load_operand(types[n], 9 + (int)n);
+        for (size_t at; (at = text.find("ABCD"[n == 0 ? 3 : n - 1])) != std::string::npos;)
+            text.replace(at, 1, register_of(types[n], 9 + (int)n));
+    }
+    const std::string d = register_of(types[0], 9);
+    body += "ld.global.u32 %r2, [%rd1+32];\nsetp.ne.s32 %p1, %r2, 0;\n";
+    body += types[0] == 'p' ? "setp.eq.s32 %p9, %r2, 77;\n" : load_operand(types[0], 9);
+    body += "@%p1 " + text + ";\n";
+    if (types[0] == 'p') body += "selp.u32 %r3, 1, 0, %p9;\nst.global.u32 [%rd1], %r3;";
+    else
+        body += std::string(types[0] == 'd'   ? "st.global.u64"
+                            : types[0] == 'F' ? "st.global.f64"
+                            : types[0] == 's' ? "st.global.u16"
+                            : types[0] == 'f' ? "st.global.f32"
+                                              : "st.global.u32") +
+                " [%rd1], " + d + ";";
+    for (int round = 0; round < 12; round++) {
+        std::vector<unsigned char> memory(32 * 40);
+        bits in[32][5];
+        for (int l = 0; l < 32; l++) {
+            in[l][0] = 0;
+            for (size_t n = 1; n < 4; n++) in[l][n] = n < types.size() ? pick(types[n], &rng, l) : 0;
+            in[l][4] = round == 0 || harness_between(&rng, 0, 3) > 0;
+            memcpy(&memory[(size_t)l * 40], in[l], 40);
+        }
+        run_body(body, &memory);
+        for (int l = 0; l < 32; l++) {
+            bits got, wanted = in[l][4] ? t.wanted(in[l][1], in[l][2], in[l][3]) : 0;
+            memcpy(&got, &memory[(size_t)l * 40], 8);
+            if (types[0] == 'p') wanted = wanted != 0;
+            if (!same(types[0], got, wanted)) {
+                FAIL("%s: lane %d has 0x%llx, wanted 0x%llx, of 0x%llx, 0x%llx, 0x%llx", t.text, l,
+                     (unsigned long long)got, (unsigned long long)wanted, (unsigned long long)in[l][1],
+                     (unsigned long long)in[l][2], (unsigned long long)in[l][3]);
+                return;
+            }
+        }
+    }
+    CHECK(true);
+}
+
+#define IS(text, types, expression)                       \
+    {                                                     \
+        text, types, [](bits a, bits b, bits c) -> bits { \
+            (void)a, (void)b, (void)c;                    \
+            return expression;                            \
+        }                                                 \
+    }
+
+bits greater(bits a, bits b) {
+    const float x = f32(a), y = f32(b);
+    if (std::isnan(x)) return b;
+    if (std::isnan(y)) return a;
+    if (x == 0 && y == 0) return std::signbit(x) ? b : a;
+    return x > y ? a : b;
+}
+
+/* 2^x and 1/x to the bounds of the ISA; what is flushed is 0. */
+bits wide_shift(bits x, bits by, int kind) {
+    if (kind == 0) return by > 63 ? 0 : x << by;
+    return by > 63 ? 0 : x >> by;
+}
+
+const one LANE_BY_LANE[] = {
+    IS("add.s32 D, A, B", "rrr", u32(a + b)),
+    IS("add.s64 D, A, B", "ddd", a + b),
+    IS("add.u64 D, A, B", "ddd", a + b),
+    IS("add.f32 D, A, B", "fff", of(f32(a) + f32(b))),
+    IS("add.f64 D, A, B", "FFF", of(f64(a) + f64(b))),
+    IS("sub.s32 D, A, B", "rrr", u32(a - b)),
+    IS("sub.s64 D, A, B", "ddd", a - b),
+    IS("sub.f32 D, A, B", "fff", of(f32(a) - f32(b))),
+    IS("mul.f32 D, A, B", "fff", of(f32(a) * f32(b))),
+    IS("mul.rn.f32 D, A, B", "fff", of(f32(a) * f32(b))),
+    IS("add.rn.f32 D, A, B", "fff", of(f32(a) + f32(b))),
+    IS("sub.rn.f32 D, A, B", "fff", of(f32(a) - f32(b))),
+    IS("mul.f64 D, A, B", "FFF", of(f64(a) * f64(b))),
+    IS("mul.lo.s32 D, A, B", "rrr", u32(a *b)),
+    IS("mul.lo.s64 D, A, B", "ddd", a *b),
+    IS("mul.hi.s32 D, A, B", "rrr", u32((bits)((int64_t)s32(a) * s32(b) >> 32))),
+    IS("mul.wide.u16 D, A, B", "rss", a *b),
+    IS("mul.wide.u32 D, A, B", "drr", a *b),
+    IS("mul.wide.s32 D, A, B", "drr", (bits)((int64_t)s32(a) * s32(b))),
+    IS("mad.lo.s32 D, A, B, C", "rrrr", u32(a *b + c)),
+    IS("mad.wide.u32 D, A, B, C", "drrd", a *b + c),
+    IS("fma.rn.f32 D, A, B, C", "ffff", of(std::fma(f32(a), f32(b), f32(c)))),
+    IS("fma.rn.f64 D, A, B, C", "FFFF", of(std::fma(f64(a), f64(b), f64(c)))),
+    IS("div.rn.f32 D, A, B", "fff", of(f32(a) / f32(b))),
+    IS("div.u32 D, A, B", "rrr", b ? u32(a) / u32(b) : ALL_LANES),
+    IS("div.s64 D, A, B", "ddd", b ? (bits)(s64(a) / s64(b)) : ~0ull),
+    IS("div.u64 D, A, B", "ddd", b ? a / b : ~0ull),
+    IS("rcp.rn.f32 D, A", "ff", of(1.0f / f32(a))),
+    IS("sqrt.rn.f32 D, A", "ff", of(std::sqrt(f32(a)))),
+    IS("sqrt.rn.f64 D, A", "FF", of(std::sqrt(f64(a)))),
+    IS("neg.f32 D, A", "ff", of(-f32(a))),
+    IS("neg.s32 D, A", "rr", u32(0 - a)),
+    IS("neg.s64 D, A", "dd", 0 - a),
+    IS("abs.f32 D, A", "ff", a & 0x7FFFFFFF),
+    IS("copysign.f32 D, A, B", "fff", (a & 0x80000000) | (b & 0x7FFFFFFF)),
+    IS("max.f32 D, A, B", "fff", greater(a, b)),
+    IS("max.s32 D, A, B", "rrr", u32((bits)std::max(s32(a), s32(b)))),
+    IS("max.s64 D, A, B", "ddd", (bits)std::max(s64(a), s64(b))),
+    IS("min.s32 D, A, B", "rrr", u32((bits)std::min(s32(a), s32(b)))),
+    IS("min.s64 D, A, B", "ddd", (bits)std::min(s64(a), s64(b))),
+    IS("and.b16 D, A, B", "sss", a &b),
+    IS("and.b32 D, A, B", "rrr", a &b),
+    IS("and.b64 D, A, B", "ddd", a &b),
+    IS("or.b32 D, A, B", "rrr", a | b),
+    IS("or.b64 D, A, B", "ddd", a | b),
+    IS("xor.b16 D, A, B", "sss", a ^ b),
+    IS("xor.b32 D, A, B", "rrr", a ^ b),
+    IS("xor.b64 D, A, B", "ddd", a ^ b),
+    IS("not.b32 D, A", "rr", u32(~a)),
+    IS("not.b64 D, A", "dd", ~a),
+    IS("shl.b32 D, A, B", "rrr", b > 31 ? 0 : u32(a << b)),
+    IS("shl.b64 D, A, B", "ddr", wide_shift(a, b, 0)),
+    IS("shr.u16 D, A, B", "ssr", b > 15 ? 0 : a >> b),
+    IS("shr.u32 D, A, B", "rrr", b > 31 ? 0 : u32(a) >> b),
+    IS("shr.u64 D, A, B", "ddr", wide_shift(a, b, 1)),
+    IS("shr.s32 D, A, B", "rrr", u32((bits)(s32(a) >> (b > 31 ? 31 : b)))),
+    IS("shr.s64 D, A, B", "ddr", (bits)(s64(a) >> (b > 63 ? 63 : b))),
+    IS("bfi.b32 D, A, B, 5, 11", "rrr", u32((b & ~0xFFE0ull) | (a << 5 & 0xFFE0))),
+    IS("bfi.b64 D, A, B, 37, 20", "ddd", (b & ~(0xFFFFFull << 37)) | (a & 0xFFFFF) << 37),
+    IS("and.pred D, A, B", "ppp", a &b),
+    IS("or.pred D, A, B", "ppp", a | b),
+    IS("xor.pred D, A, B", "ppp", a ^ b),
+    IS("not.pred D, A", "pp", !a),
+    IS("mov.pred D, A", "pp", a),
+    IS("mov.u16 D, A", "ss", a),
+    IS("mov.u32 D, A", "rr", a),
+    IS("mov.b32 D, A", "rr", a),
+    IS("mov.f32 D, A", "ff", a),
+    IS("mov.u64 D, A", "dd", a),
+    IS("mov.b64 D, A", "dd", a),
+    IS("mov.f64 D, A", "FF", a),
+    IS("cvta.to.global.u64 D, A", "dd", a),
+    IS("cvta.param.u64 D, A", "dd", a),
+    IS("selp.b32 D, A, B, C", "rrrp", c ? a : b),
+    IS("selp.u32 D, A, B, C", "rrrp", c ? a : b),
+    IS("selp.f32 D, A, B, C", "fffp", c ? a : b),
+    IS("selp.b64 D, A, B, C", "dddp", c ? a : b),
+    IS("cvt.s64.s32 D, A", "dr", (bits)(int64_t)s32(a)),
+    IS("cvt.u64.u32 D, A", "dr", u32(a)),
+    IS("cvt.u32.u64 D, A", "rd", u32(a)),
+    IS("cvt.u16.u32 D, A", "sr", a & 0xFFFF),
+    IS("cvt.rn.f32.s32 D, A", "fr", of((float)s32(a))),
+    IS("cvt.rn.f32.u32 D, A", "fr", of((float)u32(a))),
+    IS("cvt.rn.f32.s64 D, A", "fd", of((float)s64(a))),
+    IS("cvt.rn.f32.u64 D, A", "fd", of((float)a)),
+    IS("cvt.rn.f64.s64 D, A", "Fd", of((double)s64(a))),
+    IS("cvt.rn.f32.f64 D, A", "fF", of((float)f64(a))),
+    IS("cvt.f64.f32 D, A", "Ff", of((double)f32(a))),
+    IS("cvt.rni.s32.f32 D, A", "rf",
+       std::isnan(f32(a))  ? 0
+       : f32(a) >= 0x1p31f ? 0x7FFFFFFF
+       : f32(a) < -0x1p31f ? 0x80000000
+                           : u32((bits)std::lrint((double)f32(a)))),
+    IS("cvt.sat.f32.f32 D, A", "ff", f32(a) > 0 ? of(std::min(f32(a), 1.0f)) : 0),
+    IS("setp.eq.b32 D, A, B", "prr", a == b),
+    IS("setp.eq.b64 D, A, B", "pdd", a == b),
+    IS("setp.eq.s16 D, A, B", "pss", a == b),
+    IS("setp.eq.s32 D, A, B", "prr", a == b),
+    IS("setp.eq.s64 D, A, B", "pdd", a == b),
+    IS("setp.eq.f32 D, A, B", "pff", f32(a) == f32(b)),
+    IS("setp.ne.b32 D, A, B", "prr", a != b),
+    IS("setp.ne.s16 D, A, B", "pss", a != b),
+    IS("setp.ne.s32 D, A, B", "prr", a != b),
+    IS("setp.ne.s64 D, A, B", "pdd", a != b),
+    IS("setp.neu.f32 D, A, B", "pff", f32(a) != f32(b)),
+    IS("setp.lt.s32 D, A, B", "prr", s32(a) < s32(b)),
+    IS("setp.lt.u32 D, A, B", "prr", u32(a) < u32(b)),
+    IS("setp.lt.s64 D, A, B", "pdd", s64(a) < s64(b)),
+    IS("setp.lt.u64 D, A, B", "pdd", a < b),
+    IS("setp.lt.f32 D, A, B", "pff", f32(a) < f32(b)),
+    IS("setp.ltu.f32 D, A, B", "pff", !(f32(a) >= f32(b))),
+    IS("setp.le.s32 D, A, B", "prr", s32(a) <= s32(b)),
+    IS("setp.le.s64 D, A, B", "pdd", s64(a) <= s64(b)),
+    IS("setp.leu.f32 D, A, B", "pff", !(f32(a) > f32(b))),
+    IS("setp.gt.s32 D, A, B", "prr", s32(a) > s32(b)),
+    IS("setp.gt.u32 D, A, B", "prr", u32(a) > u32(b)),
+    IS("setp.ge.s32 D, A, B", "prr", s32(a) >= s32(b)),
+    IS("setp.ge.s64 D, A, B", "pdd", s64(a) >= s64(b)),
+    IS("setp.ge.f32 D, A, B", "pff", f32(a) >= f32(b)),
+};
+
+TEST(lane_by_lane) {
+    for (const one &t : LANE_BY_LANE) check_one(t);
+}
+
+/* ---- approximations, and roundings that have no plain expression ---- */
+
+/* The sum of a product, rounded down: by long doubles, which hold both exactly enough to tell on which side it is. */
+bits fma_down(bits a, bits b, bits c) {
+    const long double exact = (long double)f32(a) * f32(b) + (long double)f32(c);
+    float down = (float)exact;
+    if ((long double)down > exact) down = std::nextafter(down, -INFINITY);
+    return of(down);
+}
+
+/* Runs d = f(a) or f(a, b, c) on 32 numbers. */
+std::vector<bits> run_floats(const std::string &text, const char *types, const std::vector<std::vector<bits>> &in) {
+    const size_t n_in = strlen(types) - 1;
+    std::string body = "mov.u32 %r1, %tid.x;\nmul.wide.u32 %rd2, %r1, 40;\nadd.s64 %rd1, %rd0, %rd2;\n", line = text;
+    note_tried(text.substr(0, text.find(' ')));
+    for (size_t n = 0; n <= n_in; n++) {
+        if (n > 0) body += load_operand(types[n], 9 + (int)n);
+        for (size_t at; (at = line.find("ABCD"[n == 0 ? 3 : n - 1])) != std::string::npos;)
+            line.replace(at, 1, register_of(types[n], 9 + (int)n));
+    }
+    const std::string to = register_of(types[0], 9);
+    body += line + ";\n" + (types[0] == 's' ? "st.global.u16" : "st.global.u32") + " [%rd1], " + to + ";";
+    std::vector<unsigned char> memory(32 * 40);
+    for (size_t l = 0; l < 32; l++)
+        for (size_t n = 0; n < n_in; n++) memcpy(&memory[l * 40 + 8 * (n + 1)], &in[n][l], 8);
+    run_body(body, &memory);
+    std::vector<bits> out(32);
+    for (size_t l = 0; l < 32; l++) memcpy(&out[l], &memory[l * 40], 8);
+    return out;
+}
+
+/* ex2.approx and rcp.approx: 2 and 1 units in 2^23 of the result, by the ISA; what is subnormal is 0. */
+TEST(approximations) {
+    harness_rng rng = {3};
+    for (int round = 0; round < 60; round++) {
+        std::vector<bits> x(32), by(32), more(32);
+        for (size_t l = 0; l < 32; l++) {
+            x[l] = round == 0 ? of((float)((int)l * 9 - 140))
+                              : of((float)((harness_unit(&rng) - 0.5) * (round < 20 ? 2.0 : 260.0)));
+            by[l] = of((float)(harness_unit(&rng) * 300.0)), more[l] = of(12582913.0f);
+        }
+        if (round == 1)
+            x[0] = of(-INFINITY), x[1] = of(INFINITY), x[2] = of(NAN), x[3] = of(-0.0f), x[4] = of(0x1p-130f);
+        const std::vector<bits> power = run_floats("ex2.approx.ftz.f32 D, A", "ff", {x});
+        const std::vector<bits> inverse = run_floats("rcp.approx.ftz.f32 D, A", "ff", {x});
+        const std::vector<bits> down = run_floats("fma.rm.f32 D, A, B, C", "ffff", {x, by, more});
+        for (size_t l = 0; l < 32; l++) {
+            const double exact = std::exp2((double)f32(x[l])), got = f32(power[l]), other = f32(inverse[l]);
+            if (std::isnan(f32(x[l]))) {
+                CHECK(std::isnan(got) && std::isnan(other));
+                continue;
+            }
+            const bool tiny = std::fabs(f32(x[l])) < 0x1p-126f;
+            CHECK(exact > 0x1p128    ? std::isinf(got)
+                  : exact < 0x1p-126 ? got == 0.0
+                                     : std::fabs(got / exact - 1.0) <= 0x1p-22);
+            CHECK(tiny                    ? std::isinf(other)
+                  : std::isinf(f32(x[l])) ? other == 0.0
+                                          : std::fabs(other * (double)f32(x[l]) - 1.0) <= 0x1p-23);
+            if (std::isfinite(f32(x[l])) && !CHECK(same('f', down[l], fma_down(x[l], by[l], more[l])))) return;
+        }
+    }
+}
+
+/* Every 16-bit float, and for the way back all halves between two neighbours, and what lies beside them. */
+TEST(short_floats) {
+    for (const bool bf16 : {true, false}) {
+        const std::string type = bf16 ? "bf16" : "f16";
+        for (uint32_t first = 0; first < 65536; first += 32) {
+            std::vector<bits> x(32), exact(32), middle(32), above(32);
+            for (uint32_t l = 0; l < 32; l++) x[l] = first + l;
+            const std::vector<bits> wide = run_floats("cvt.f32." + type + " D, A", "fs", {x});
+            for (uint32_t l = 0; l < 32; l++) {
+                const uint32_t h = first + l, e = h >> 10 & 31, m = h & 1023;
+                double value = e == 31 ? (m ? NAN : INFINITY)
+                               : e     ? std::ldexp(1024.0 + m, (int)e - 25)
+                                       : std::ldexp((double)m, -24);
+                if (h & 0x8000) value = -value;
+                if (bf16) value = f32((bits)h << 16);
+                exact[l] = bf16 ? (bits)h << 16 : of((float)value);
+                if (!CHECK(same('f', wide[l], exact[l]))) return;
+                const double next = bf16 ? (double)f32((bits)(h + 1) << 16)
+                                    : e  ? value + std::copysign(std::ldexp(1.0, (int)e - 25), value)
+                                         : value + std::copysign(0x1p-24, value);
+                middle[l] = of((float)((value + next) / 2));
+                above[l] = middle[l] + 1;
+            }
+            const std::vector<bits> back = run_floats("cvt.rn." + type + ".f32 D, A", "sf", {exact});
+            const std::vector<bits> even = run_floats("cvt.rn." + type + ".f32 D, A", "sf", {middle});
+            const std::vector<bits> up = run_floats("cvt.rn." + type + ".f32 D, A", "sf", {above});
+            const std::vector<bits> both = run_floats("cvt.rn." + type + "x2.f32 D, A, B", "rff", {above, exact});
+            for (uint32_t l = 0; l < 32; l++) {
+                const uint32_t h = first + l, top = bf16 ? 0x7F80 : 0x7C00;
+                if ((h & 0x7FFF) >= top) continue; /* infinities and NaN: all NaN are one */
+                if (!CHECK_INT(back[l] & 0xFFFF, h) || !CHECK_INT(both[l] & 0xFFFF, h) ||
+                    !CHECK_INT(both[l] >> 16 & 0xFFFF, (up[l] & 0xFFFF)))
+                    return;
+                if (!bf16 || (h & 0x7FFF) != top - 1) {
+                    if (!CHECK_INT(even[l] & 0xFFFF, h + (h & 1)) || !CHECK_INT(up[l] & 0xFFFF, h + 1)) return;
+                }
+            }
+        }
+    }
+}
+
+} /* namespace */
+
+SUITE(ptx, CASE(lane_by_lane), CASE(approximations), CASE(short_floats));
