@@ -10,7 +10,8 @@
 #   make fuzz MINUTES=n   searches for inputs that break something (clang); n minutes in all, shared by the targets; default 9
 #   make test-cuda  the CUDA file and example under a host emulation, and a real compile where nvcc is; part of make test
 #   make test-ptx   the CUDA file as nvcc compiles it, run on a CPU (tests/ptx); SUITE=attention, ARCH=80, 86 or 90 choose
-#   make test-torch the command's CSV in PyTorch's pipelining, and training chunk by chunk beside plain training, in an environment under build/ that takes about 6 GB
+#   make test-torch the command's CSV in PyTorch's pipelining, and training chunk by chunk beside plain training, in an environment
+#                   of about 6 GB that it makes once, in the user's cache
 #   make test-gpu   the CUDA tests on a device (skipped without one)
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
 #   make shared     both libraries as one shared library, and their declarations, for tools/python and others
@@ -589,25 +590,18 @@ test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(CUDA_BUILD)/bench_a
 	    "sh tests/cuda/cuda_record.sh" "sh tests/cuda/cuda_compile.sh"
 
 # PyTorch from the package index that pip knows, with all that it asks for: the libraries of its GPU build are linked, so
-# it does not start without them. Once; part of no other target. torchtitan asks for older data sets than TRL, and the test
-# uses neither's.
-PYTHON        ?= python3
-TORCH_PACKAGE ?= torch==2.15.0 transformers==5.23.0 trl==1.16.0 peft
-TORCH_PYTHON  := $(BUILD)/torch/bin/python
+# it does not start without them. torchtitan asks for older data sets than TRL, and the test uses neither's.
+TORCH_PACKAGE ?= torch==2.15.0 transformers==5.23.0 trl==1.16.0 peft==0.21.2 numpy==2.4.6 cffi==2.1.1 tyro==1.0.17 \
+                 einops==0.8.2
+TORCH_ALONE   ?= torchtitan==0.3.0 spmd_types==0.2.3
+TORCH_SUITES  := families training lockstep microbatches wheel lengths
 
-$(BUILD)/torch/installed: | $(BUILD)
-	$(PYTHON) -m venv $(BUILD)/torch
-	$(TORCH_PYTHON) -m pip install $(TORCH_PACKAGE) numpy cffi tyro einops
-	$(TORCH_PYTHON) -m pip install --no-deps torchtitan==0.3.0 spmd_types==0.2.3
-	touch $@
-
-test-torch: $(BUILD)/chunkflow $(SHARED) $(BUILD)/torch/installed
-	OMP_NUM_THREADS=1 $(TORCH_PYTHON) -B tests/torch/check.py $(BUILD)/chunkflow
-	for test in families training lockstep microbatches wheel lengths; do \
-	    OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) $(TORCH_PYTHON) -B tests/torch/$$test.py || exit 1; done
-	for test in pipelines titan; do OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) \
-	    $(TORCH_PYTHON) -B tests/torch/$$test.py $(abspath $(BUILD))/chunkflow || exit 1; done
-	PYTHON="$(abspath $(TORCH_PYTHON))" BUILD="$(BUILD)" sh tests/cuda/train_judge_check.sh rival
+test-torch: $(BUILD)/chunkflow $(SHARED)
+	@python=$$(sh tests/torch/environment.sh "$(PYTHON)" "$(TORCH_PACKAGE)" "$(TORCH_ALONE)") && \
+	export OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) PYTHON="$$python" BUILD="$(BUILD)" && \
+	sh tests/run.sh $(foreach test,$(TORCH_SUITES),"$$python -B tests/torch/$(test).py") \
+	    $(foreach test,check counts pipelines titan,"$$python -B tests/torch/$(test).py $(abspath $(BUILD))/chunkflow") \
+	    "sh tests/cuda/train_judge_check.sh rival"
 
 test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda/cuda_device.sh" "sh tests/cuda/executor_check.sh device"
