@@ -622,7 +622,7 @@ test: $(CUDA_TESTS) $(PTX_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	    "$(TEST_BUILD)/unit" \
 	    "sh tests/meta/compile.sh" \
 	    "sh tests/cuda/executor_check.sh" \
-	    "env $(CLI) sh tests/command/cli_pipeline.sh" \
+	    "env $(CLI) sh tests/command/transcript.sh tests/command/cli_pipeline.transcript" \
 	    "$(TEST_BUILD)/search" \
 	    "env $(CLI) sh tests/command/report_check.sh" \
 	    "sh tests/cuda/cuda_compile.sh" \
