@@ -43,13 +43,18 @@ WARN    := -Wall -Wextra -Wpedantic -Wconversion -Wshadow $(WERROR)
 CSTD    := -std=c99
 CPPFLAGS += -I.
 
+# Compilers are asked in a folder under TMPDIR. Where that cannot be used, "no" would be no answer.
+ifneq ($(shell d=$$(mktemp -d) && printf '\043!/bin/sh\n' >"$$d/t" && chmod 700 "$$d/t" && "$$d/t" && echo yes; rm -rf "$$d"),yes)
+$(error no program can be made and run in TMPDIR ($(or $(TMPDIR),/tmp)), so what the compiler can do is not known)
+endif
+
 # What the compiler at hand can do, asked once by compiling and linking a line of C.
-can = $(shell d=$$(mktemp -d) && printf '%s\n' 'int main(void) { return 0; }' >$$d/t.c && \
-        $(CC) $(1) $$d/t.c -o $$d/t >/dev/null 2>&1 && $$d/t >/dev/null 2>&1 && echo yes; rm -rf $$d)
+can = $(shell d=$$(mktemp -d) && printf '%s\n' 'int main(void) { return 0; }' >"$$d/t.c" && \
+        $(CC) $(1) "$$d/t.c" -o "$$d/t" >/dev/null 2>&1 && "$$d/t" >/dev/null 2>&1 && echo yes; rm -rf "$$d")
 OPENMP   := $(if $(call can,-fopenmp),-fopenmp)
 comma    := ,
-can_cxx = $(shell d=$$(mktemp -d) && printf '%s\n' 'int main() { return new int(0) == nullptr; }' >$$d/t.cc && \
-        $(CXX) -std=c++17 $(1) $$d/t.cc -o $$d/t >/dev/null 2>&1 && echo yes; rm -rf $$d)
+can_cxx = $(shell d=$$(mktemp -d) && printf '%s\n' 'int main() { return new int(0) == nullptr; }' >"$$d/t.cc" && \
+        $(CXX) -std=c++17 $(1) "$$d/t.cc" -o "$$d/t" >/dev/null 2>&1 && echo yes; rm -rf "$$d")
 ifeq ($(origin SANITIZE),undefined)
 SANITIZE := $(if $(call can,-fsanitize=address$(comma)undefined),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
 endif
@@ -59,8 +64,8 @@ PROGRAMS := $(BUILD)/chunkflow $(BUILD)/hello $(BUILD)/hello_tree $(BUILD)/train
 # The pipeline of processes needs MPI (Debian: openmpi-bin libopenmpi-dev); all else works without it. CC compiles it.
 MPICC ?= mpicc
 MPI_COMPILE := OMPI_CC="$(CC)" MPICH_CC="$(CC)" $(MPICC)
-ifeq ($(shell d=$$(mktemp -d) && echo 'int main(void) { return MPI_SUCCESS; }' >$$d/t.c && \
-        $(MPI_COMPILE) -include mpi.h $$d/t.c -o $$d/t >/dev/null 2>&1 && echo yes; rm -rf $$d),yes)
+ifeq ($(shell d=$$(mktemp -d) && echo 'int main(void) { return MPI_SUCCESS; }' >"$$d/t.c" && \
+        $(MPI_COMPILE) -include mpi.h "$$d/t.c" -o "$$d/t" >/dev/null 2>&1 && echo yes; rm -rf "$$d"),yes)
 MPI_PROGRAMS := $(BUILD)/pipeline_mpi $(BUILD)/pipeline_mpi_f64
 MPI_TESTS    := $(addprefix $(BUILD)/test/,pipeline_mpi_f64 lockstep_mpi gangs_mpi)
 PROGRAMS     += $(MPI_PROGRAMS)
@@ -729,19 +734,20 @@ release: | $(BUILD)
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
-PLACE   := $(DESTDIR)$(PREFIX)
+PLACE   := '$(subst ','\'',$(DESTDIR)$(PREFIX))'# for the shell, whatever is in it
 VERSION := $(shell sed -n 's/^.define CHUNKFLOW_VERSION "\(.*\)"/\1/p' chunkflow.h)
 INSTALL ?= install
 MODULE  := $(addprefix tools/python/chunkflow/,__init__.py torch.py huggingface.py trainer.py megatron.py lengths.py py.typed)
 
-INSTALLED := bin/chunkflow include/chunkflow.h include/chunkflow_tune.h include/chunkflow_cuda.cu \
-             share/pkgconfig/chunkflow.pc share/man/man1/chunkflow.1 \
-             share/bash-completion/completions/chunkflow share/fish/vendor_completions.d/chunkflow.fish \
+WRITTEN   := share/pkgconfig/chunkflow.pc share/man/man1/chunkflow.1 \
+             share/bash-completion/completions/chunkflow share/fish/vendor_completions.d/chunkflow.fish
+INSTALLED := bin/chunkflow include/chunkflow.h include/chunkflow_tune.h include/chunkflow_cuda.cu $(WRITTEN) \
              $(addprefix share/chunkflow/,chunkflow.schema.json $(MODULE:tools/%=%) \
                  $(SHARED:$(BUILD)/%=python/chunkflow/%))
 
+empty   :=
 define PKG_CONFIG
-prefix=$(PREFIX)
+prefix=$(subst $(empty) ,\ ,$(PREFIX))
 includedir=$${prefix}/include
 cuda_source=$${includedir}/chunkflow_cuda.cu
 
@@ -754,18 +760,19 @@ endef
 export PKG_CONFIG
 
 install: $(BUILD)/chunkflow $(SHARED)
-	$(INSTALL) -d $(sort $(dir $(addprefix $(PLACE)/,$(INSTALLED))))
+	$(INSTALL) -d $(foreach folder,$(sort $(dir $(INSTALLED))),$(PLACE)/$(folder))
 	$(INSTALL) -m 755 $(BUILD)/chunkflow $(PLACE)/bin/chunkflow
 	$(INSTALL) -m 644 chunkflow.h tools/chunkflow_tune.h chunkflow_cuda.cu $(PLACE)/include
-	printf '%s\n' "$$PKG_CONFIG" >$(PLACE)/share/pkgconfig/chunkflow.pc
 	$(INSTALL) -m 644 tools/chunkflow.schema.json $(PLACE)/share/chunkflow
 	$(INSTALL) -m 644 $(MODULE) $(SHARED) $(PLACE)/share/chunkflow/python/chunkflow
+	printf '%s\n' "$$PKG_CONFIG" >$(PLACE)/share/pkgconfig/chunkflow.pc
 	$(BUILD)/chunkflow help man >$(PLACE)/share/man/man1/chunkflow.1
 	$(BUILD)/chunkflow help bash >$(PLACE)/share/bash-completion/completions/chunkflow
 	$(BUILD)/chunkflow help fish >$(PLACE)/share/fish/vendor_completions.d/chunkflow.fish
+	cd $(PLACE)/share && chmod 644 $(WRITTEN:share/%=%)
 
 uninstall:
-	rm -f $(addprefix $(PLACE)/,$(INSTALLED))
+	rm -f $(foreach file,$(INSTALLED),$(PLACE)/$(file))
 
 clean:
 	rm -rf $(BUILD)
