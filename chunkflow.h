@@ -296,7 +296,7 @@ typedef struct cf_pack_desc {
                                      chunks of all ranks cost about the same. Only for best fit, and without shares;
                                      split is by cost then, unless it is given */
     int64_t gang;                 /* most ranks that one sequence is spread over, at most n_ranks. 0, 1: it stays on one
-                                     rank. Only for best fit */
+                                     rank. More: the ranks run in step (lockstep) */
     double gang_seconds;          /* what it costs a pass that a row of K and V comes from another rank, beyond what is
                                      hidden beside other work, in units of the cost; for how widely to spread */
     cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: a row and a pair weigh so that
@@ -397,21 +397,14 @@ typedef struct cf_plan {
    one of exactly chunk_size tokens is a standalone chunk; one of a multiple is a group of full chunks. With align > 1 a
    sequence counts as long when its own tokens exceed chunk_size.
 
-   With gang a sequence that is dear may be spread over a gang: 2, 4, 8 ... neighbouring ranks, the first of which is a
+   With gang an expensive sequence may be spread over a gang: 2, 4, 8 ... neighbouring ranks, the first of which is a
    multiple of that number; it divides n_ranks. Rank r of them has a share, the (r % gang)-th, which is a group.
-   Shares of a gang have the same number of chunks, at the same steps of their ranks: the first steps, those of wider
-   gangs before others; with lockstep at any, with short sequences behind the last slices. The i-th chunks of all shares
-   are a round: neighbouring slices of about the same cost, by rising rank, which follow those of the round before. So a
-   chunk sees more of its sequence than its group has: prefix counts its rank's own rows, and slices.begin all of them
-   (cf_gang_pieces). Ranks run the passes of a round at once, so their schedules must have these in the same order: take
-   them from columns (cf_columns_make), or make them by `paper` on one stage; all else is refused. Of eight choices of
-   widths that one is taken with which the dearest rank is cheapest; no rank is given fewer than 512 tokens of a
-   sequence, or fewer than an eighth of chunk_size where that is less.
-
-   A dear tree is spread in the same way, in place of being parted, and each of its groups has a share on each rank of
-   the gang. What hangs on a group's path without a group of its own is in rounds of leaves, of whose rows, in order,
-   each rank has as many; so a sequence may begin in the leaf of one rank and go on in that of the next. A leaf counts
-   all rows of the groups above it on its rank in its prefix. Trees are spread by ranks that run free and no max_slices.
+   Shares of a gang have the same number of chunks, at the same steps of their ranks, and short sequences may lie behind
+   the last slices. The i-th chunks of all shares are a round: neighbouring slices of about the same cost, by rising
+   rank, which follow those of the round before. So a chunk sees more of its sequence than its group has: prefix counts
+   its rank's own rows, and slices.begin all of them (cf_gang_pieces). Ranks run the passes of a round at once, so their
+   schedules come from one list (cf_columns_make). No rank is given fewer than 512 tokens of a sequence, or fewer than
+   an eighth of chunk_size where that is less.
 
    Time is near linear (a million lengths in tens of milliseconds, with gang in a second; CF_SPLIT_COST takes a few
    microseconds more for each slice of a long sequence). The plan depends only on the arguments, so every rank can
@@ -420,8 +413,7 @@ typedef struct cf_plan {
    With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group is on one rank. The dearest groups
    and chunks are placed first, each on the cheapest rank; then sequences move and chunks are exchanged while that makes
    the dearest rank cheaper, in no more steps. Idle chunks fill what is left. A tree is on one rank; of the ways to part
-   dear ones (no_copies) that one is taken with which the dearest rank is cheapest. With gang each rank's sequences are
-   packed by themselves.
+   dear ones (no_copies) that one is taken with which the dearest rank is cheapest.
 
    With lockstep chunks lie in columns, of which there may be more, and idle chunks among others. It is laid out once
    for each target that long sequences are cut by: these are a quarter apart, from what a full slice costs at the start
@@ -556,8 +548,7 @@ typedef struct cf_level {
 
    cu_seqlens and max_seqlen are what flash_attn_varlen_func and its like take, causal and aligned bottom-right: the
    first slice of a dependent chunk has `prefix` more keys than queries, and so sees the prefix and itself; all other
-   slices see only themselves. In a gang the prefix has the rows of other ranks, too, in order (cf_gang_pieces), and a
-   level of it is of the chunk's own group and counts from its first row. Every
+   slices see only themselves. In a gang the prefix also has the rows of other ranks, in order (cf_gang_pieces). Every
    row is in one of the sequences, for a run of padding rows is a sequence of its own:
    no token sees padding, and no row of a result is left unwritten. Padding does need finite numbers in Q, K and V; its
    gradients are zero, since it has no loss. Of a group only the last chunk has any, so a state has none between tokens.
@@ -616,13 +607,12 @@ typedef struct cf_piece {
     int64_t tokens; /* its rows: so many times the bytes of a row go from rank to rank */
 } cf_piece;
 
-/* The pieces of a gang's sequence, or of the path through its tree, that lie before this chunk, by rising position:
-   without a gap from the first row to its first slice's begin. A leaf has no state: `row` counts in its chunk. Those of
-   rounds before are in states by now; those of its own round, the last ones, are made by ranks
-   before it in the block while it runs, layer by layer. So in each layer of a pass the ranks of a round make K and V of
-   their rows, and each gets those of the pieces, all at once or one after the other from its neighbour (a ring; any
+/* The pieces of a gang's sequence that lie before this chunk, by rising position: without a gap from the first row to
+   its first slice's begin. Those of rounds before are in states by now; those of its own round, the last ones, are made
+   by ranks before it in the block while it runs, layer by layer. So in each layer of a pass the ranks of a round make K
+   and V of their rows, and each gets those of the pieces, all at once or one after the other from its neighbour (a ring; any
    order will do, where attention merges blocks by their LSE). In a backward, gradients of pieces go back to the ranks
-   that have them, and a rank goes on with those of its own rows once all behind it have sent theirs.
+   that have them, and a rank continues with those of its own rows once all behind it have sent theirs.
 
    pieces: room for all of them, as many as a call with NULL returns, or NULL. Returns how many there are; 0 for a
    chunk of no gang. The plan must be sound. */
@@ -716,7 +706,7 @@ typedef struct cf_model {
     int qkv_bias;     /* 1: biases on the Q, K and V projections */
     int out_bias;     /* 1: a bias on the attention output projection */
     int mlp_bias;     /* 1: biases in the MLP */
-    int qk_norm;      /* 1: an RMSNorm over each head of Q and K; 2: one over all of Q, and one over all of K */
+    int qk_norm;      /* 1: an RMSNorm over each head of Q and K */
     int no_gate;      /* 1: two MLP matrices; 0: three (SwiGLU) */
     const cf_layer *kinds; /* NULL: one kind, of the numbers above */
     int64_t n_kinds;
@@ -1269,7 +1259,6 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule);
 /* What a schedule must keep to besides the rules. Zero means default in every member. */
 typedef struct cf_validate_desc {
     cf_limits limits; /* not given: the schedule's own */
-    int gangs_alone;  /* for cf_ranks_validate. 1: ranks run free but for passes of gangs; 0: they run in step */
 } cf_validate_desc;
 
 /* Checks a schedule from any source, lowered or not. On every virtual stage of the rank
@@ -1364,8 +1353,7 @@ CHUNKFLOW_API cf_result cf_columns_schedule(const cf_plan *plan, const cf_schedu
    desc; and that they are in step. They must have the same shape; on every stage the i-th passes of all ranks,
    transfers left out, must be of one kind; and the lists must run to their end even if each of these passes waits for
    those of all other ranks, and each transfer for its other end. Passes of a gang's round, W left out, must meet: all
-   of its ranks run the same pass of the round at once. With gangs_alone only these meet, and nothing else is in step,
-   as suits ranks whose other passes have no collectives. schedules: (n_ranks), by rank. Errors: as
+   of its ranks run the same pass of the round at once. schedules: (n_ranks), by rank. Errors: as
    cf_schedule_validate's; CF_ERROR_SCHEDULE ("actions", with the position in error->item, not counting transfers, and
    rank and stage in the text; "schedules": the item has another rank or shape); CF_ERROR_ARGUMENT ("schedules": the
    item is NULL). Plan and schedules may be unvalidated. */
@@ -2510,7 +2498,6 @@ typedef struct cf__tree {
     const cf_pack_desc *desc; /* with defaults */
     const int64_t *lengths;
     const cf_share *shares; /* NULL: nothing is shared */
-    const int32_t *widths;  /* (n) of each root: ranks that its tree is spread over, a power of two. NULL: 1 */
     int64_t n;
     int may_part;           /* rows may be copied: trees over several ranks */
     int64_t n_rows;         /* that are computed, and, with padding, at most: */
@@ -2526,8 +2513,7 @@ typedef struct cf__tree {
     int32_t *stack;
     uint64_t *items, *spare; /* (n) */
     cf__tree_node *nodes;   /* (most_nodes) in preorder */
-    int32_t *chains;        /* (most_chains) likewise the first node of each: a group to be, follower by follower. There
-                               is one for each rank of a gang, side by side, and a node names the first */
+    int32_t *chains;        /* (most_chains) likewise the first node of each: a group to be, follower by follower */
     int64_t n_nodes, n_chains;
 } cf__tree;
 
@@ -2686,25 +2672,22 @@ static void cf__tree_add_up(cf__tree *t) {
 }
 
 static void cf__tree_make_chains(cf__tree *t) {
-    int32_t i, part, width = 1;
+    int32_t i;
     for (i = 0; i < t->n_nodes; i++) {
         cf__tree_node *node = &t->nodes[i], *parent = node->parent >= 0 ? &t->nodes[node->parent] : NULL;
-        if (parent == NULL && t->widths != NULL) width = t->widths[node->sequence];
         if (cf__tree_is_small(t, node, i)) continue;
         node->chain = parent != NULL && parent->follower == i ? parent->chain : (int32_t)t->n_chains;
-        for (part = node->chain == t->n_chains ? width : 0; part > 0; part--) t->chains[t->n_chains++] = i;
+        if (node->chain == t->n_chains) t->chains[t->n_chains++] = i;
     }
 }
 
-/* Trees in their order, but those of wider gangs first. */
 static void cf__tree_build(cf__tree *t) {
-    int64_t n_order = 0, width;
+    int64_t n_order = 0;
     int32_t i;
     t->n_nodes = t->n_chains = 0;
     cf__tree_list_children(t);
-    for (width = t->widths != NULL ? CF_MAX_RANKS : 1; width > 0; width /= 2)
-        for (i = 0; i < t->n; i++)
-            if (t->with[i] < 0 && (t->widths == NULL || t->widths[i] == width)) cf__tree_grow(t, i, &n_order);
+    for (i = 0; i < t->n; i++)
+        if (t->with[i] < 0) cf__tree_grow(t, i, &n_order);
     cf__tree_add_up(t);
     cf__tree_make_chains(t);
 }
@@ -2865,7 +2848,6 @@ typedef struct cf__pack_bins {
     int shift;
 } cf__pack_bins;
 
-#define CF__PACK_RANK_SHARES 32
 #define CF__PACK_ROUNDS(n_ranks) (8 * (n_ranks) + 64) /* of evening out ranks; each opens a chunk at most */
 #define CF__PACK_MAX_COST_SLICES ((int64_t)1 << 22) /* CF_SPLIT_COST searches; one sequence may not take minutes */
 #define CF__PACK_LEVELS 17 /* CF_MAX_RANKS, half as many ... 1 */
@@ -2885,8 +2867,8 @@ typedef struct cf__packer {
     int64_t n_items, n_dependent, largest_group;
     int64_t max_units, most_groups, most_dependent;
     int64_t item_tokens; /* padded tokens of all items */
-    int64_t most_shares, most_extent; /* of gangs; and of all else on one rank */
-    double mean_cost;    /* of a rank, if they are even and nothing is spread */
+    int64_t most_shares;   /* of gangs */
+    double mean_cost;      /* of a rank, if they are even and nothing is spread */
     /* working space */
     cf_group *groups;       /* (n_groups) here first_chunk counts dependent chunks alone, as cuts does */
     int32_t *cuts;          /* (n_dependent) lengths of the slices of all groups */
@@ -2912,24 +2894,20 @@ typedef struct cf__packer {
     int64_t n_rows, n_bands, first_extra; /* columns of bands; the first unit that is in none of them */
     int32_t levels[CF__PACK_LEVELS + 1]; /* first run of the widest gangs, of half as wide ones ... none, and the end */
     /* only with gangs; by sequence but for begins */
-    double *whole_costs;    /* (n) without the constant cost of its chunks; of a root what all of its tree costs */
+    double *whole_costs;    /* (n) without the constant cost of its chunks */
     int32_t *by_cost;       /* (n) the dearest first */
-    int32_t *widths, *blocks; /* (n) ranks that it is spread over, and the first of them */
+    int32_t *widths;        /* (n) ranks that it is spread over */
     int64_t *begins;        /* (n_dependent) where slices of shares begin */
     double slice_target;    /* CF_SPLIT_COST: no slice is dearer; DBL_MAX: slices are full */
     cf__pack_bins bins;     /* best fit: open chunks by room */
     /* only where rows are shared: an item is a bush then, length << 32 | node */
     cf__pack_kin *kin;      /* (max_units) */
     int32_t *next_item;     /* (n_items) of the same unit; -1: none */
-    double *trunks;         /* (n) what the trunk of a part costs; only with more than one rank. With gangs, of a root:
-                               rows of its tree */
-    int32_t *n_parts, *widest; /* (n) with gangs, of a root: its chains; the most ranks for each and what hangs on it */
+    double *trunks;         /* (n) what the trunk of a part costs; only with more than one rank */
     uint64_t *third;        /* (n) beside items and spare */
     /* results */
     int64_t n_runs, n_units;
-    int64_t n_shares, n_share_cuts; /* units 0 .. n_shares - 1 are shares of gangs, whose ranks are given */
-    int64_t end_leaves;     /* and in trees units n_chains .. end_leaves - 1 are leaves of gangs */
-    int64_t row, first_row, end_row; /* while writing bushes: rows so far, and those that the chunk has */
+    int64_t n_shares, n_share_cuts; /* units 0 .. n_shares - 1 are shares of gangs */
     int64_t n_wide;         /* by_cost[0 .. n_wide) has all sequences that are spread */
     int64_t first_free;     /* the items before this one stay in the units of their tree */
     cf_plan *plan;
@@ -2942,6 +2920,7 @@ CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc) {
     memset(&full, 0, sizeof full);
     if (desc != NULL) full = *desc;
     if (full.method == CF_PACK_DEFAULT) full.method = CF_PACK_BEST_FIT;
+    if (full.gang > 1) full.lockstep = 1;
     if (full.split == CF_SPLIT_DEFAULT) full.split = full.lockstep ? CF_SPLIT_COST : CF_SPLIT_FULL;
     if (full.align == 0) full.align = 1;
     if (full.n_ranks == 0) full.n_ranks = 1;
@@ -2966,9 +2945,11 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
     if (desc->chunk_size % desc->align != 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, cf__divisor_below(desc->chunk_size, desc->align),
                         desc->align, "must divide chunk_size");
-    if ((desc->lockstep || desc->gang > 1) && desc->method != CF_PACK_BEST_FIT)
+    if (desc->lockstep && desc->method != CF_PACK_BEST_FIT)
         return cf__fail(error, CF_ERROR_ARGUMENT, "method", -1, CF_PACK_BEST_FIT, (int)desc->method,
                         "ranks in step, and gangs, are packed by best fit");
+    if (desc->gang > 1 && desc->shares != NULL)
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "gang", -1, "trees are not spread over several ranks");
     if (desc->lockstep && desc->shares != NULL)
         return cf__refuse(error, CF_ERROR_ARGUMENT, "lockstep", -1, "trees are not laid out for ranks in step");
     CF__TRY(cf__check_real(desc->gang_seconds, "gang_seconds", -1, error));
@@ -3104,27 +3085,19 @@ static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double rows, dou
     return weights;
 }
 
-/* Short sequences as the chunks count them: as long as they are, or as many as a chunk may take of them. */
-static int64_t cf__pack_extent(const cf__packer *p, int64_t length) {
-    int64_t least = p->desc.max_slices > 0 ? cf__div_up(p->desc.chunk_size, p->desc.max_slices) : 0;
-    return length == 0 ? 0 : cf__max(cf__pack_padded(p, length), least);
-}
-
-/* What gangs may need beside what there is without them: no more than most_shares are made, no rank has more than
-   CF__PACK_RANK_SHARES, and none gets more of all else than `most_extent`. Returns how many steps there may be. */
+/* What gangs may need beside what there is without them: no more than most_shares are made. Returns how many columns
+   the last bands of all widths may have. */
 static int64_t cf__pack_bound_gangs(cf__packer *p) {
-    int64_t i, size = p->desc.chunk_size, sum = 0, longest = 0;
+    int64_t i, size = p->desc.chunk_size, longest = 0;
     if (p->desc.gang < 2) return 0;
     p->most_shares = cf__min(16 * p->desc.n_ranks, p->n * p->desc.gang);
     for (i = 0; i < p->n; i++) {
-        sum += cf__pack_extent(p, p->lengths[i]);
-        longest = cf__max(longest, cf__pack_extent(p, p->lengths[i]));
+        longest = cf__max(longest, p->lengths[i]);
         if (p->lengths[i] > size) p->n_dependent += 2 * cf__div_up(p->lengths[i], size);
     }
     p->n_dependent += 8 * p->most_shares;
     p->head.n_groups += p->most_shares;
-    p->most_extent = 2 * cf__div_up(sum, p->desc.n_ranks) + longest;
-    return 4 * (cf__div_up(p->most_extent, size) + 1) + CF__PACK_RANK_SHARES * cf__pack_most_rounds(p, longest, 2);
+    return 2 * cf__div_up(longest, size) + 8 * CF__PACK_LEVELS;
 }
 
 /* The most units and chunks that there may be. */
@@ -3142,7 +3115,6 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
     p->head.n_chunks = p->n_dependent + n_bins;
     /* Longest-first placement of the groups leaves no rank more than one group above the mean. */
     if (ranks > 1) p->head.n_chunks = ranks * (cf__div_up(p->head.n_chunks, ranks) + p->largest_group);
-    if (p->desc.gang > 1 && !p->desc.lockstep) p->head.n_chunks = ranks * gang_steps;
     /* In step all bands of a level but the last are at least half full of its groups. */
     if (cf__pack_in_step(p)) p->head.n_chunks += ranks * (cf__div_up(p->n_dependent, ranks) + 1 + gang_steps);
     p->most_columns = p->head.n_chunks / ranks;
@@ -3166,13 +3138,6 @@ static cf_result cf__pack_measure_trees(cf__packer *p) {
     n_bins = 2 * rows + t->most_chains + 3;
     if (p->desc.max_slices > 0) n_bins += p->n / p->desc.max_slices;
     p->largest_group = p->n_dependent + cf__min(p->n, n_bins);
-    if (p->desc.gang > 1) { /* rounds, a chunk of a rank each, are half full of bushes but for a chain's last two */
-        p->most_shares = cf__min(64 * p->desc.n_ranks, t->most_chains * p->desc.gang);
-        p->largest_group += 10 * cf__min(p->most_shares / 2, t->most_chains) + 2 * full;
-        t->most_chains += 2 * (p->most_shares + rows);
-        p->n_dependent += 10 * p->most_shares + 2 * full;
-        p->most_extent = INT64_MAX / 2;
-    }
     p->head.n_slices = t->most_nodes + p->n_dependent;
     if (p->desc.n_ranks > 1) n_bins += p->desc.n_ranks + CF__PACK_ROUNDS(p->desc.n_ranks);
     n_bins = cf__min(p->n, n_bins);
@@ -3232,8 +3197,6 @@ static void cf__pack_layout_trees(cf__packer *p, cf__carver *carver) {
     p->kin = (cf__pack_kin *)cf__take(carver, p->max_units, sizeof(cf__pack_kin));
     p->next_item = (int32_t *)cf__take(carver, p->n_items, sizeof(int32_t));
     p->trunks = (double *)cf__take(carver, p->desc.n_ranks > 1 ? p->n : 0, sizeof(double));
-    p->widest = (int32_t *)cf__take(carver, p->desc.gang > 1 ? p->n : 0, sizeof(int32_t));
-    p->n_parts = (int32_t *)cf__take(carver, p->desc.gang > 1 ? p->n : 0, sizeof(int32_t));
     p->third = (uint64_t *)cf__take(carver, p->n, sizeof(uint64_t));
     p->tree.items = p->spare; /* items and units come after trees */
     p->tree.spare = p->third;
@@ -3270,7 +3233,6 @@ static void cf__pack_scratch(void *job, cf__carver *carver) {
         p->begins = (int64_t *)cf__take(carver, p->n_dependent, sizeof(int64_t));
         p->by_cost = (int32_t *)cf__take(carver, p->n, sizeof(int32_t));
         p->widths = (int32_t *)cf__take(carver, p->n, sizeof(int32_t));
-        p->blocks = (int32_t *)cf__take(carver, p->n, sizeof(int32_t));
     }
     cf__pack_layout_bins(p, carver);
     cf__pack_layout_trees(p, carver);
@@ -3308,8 +3270,7 @@ static cf__pack_unit cf__pack_empty_unit(const cf__packer *p, int64_t id) {
         const cf_group *group = &p->groups[id];
         unit.n_chunks = (int32_t)group->n_chunks;
         unit.room -= (int32_t)cf__pack_padded(p, p->cuts[cf__pack_cut(group, group->n_chunks - 1)]);
-        /* What lies behind a share would make its gang wait, which in step it does anyway. */
-        unit.slices_left = p->desc.no_tails || (group->gang > 0 && !p->desc.lockstep) ? 0 : unit.slices_left - 1;
+        unit.slices_left = p->desc.no_tails ? 0 : unit.slices_left - 1;
     }
     return unit;
 }
@@ -3574,31 +3535,26 @@ static void cf__pack_assign_items(cf__packer *p) {
 
 /* ---- trees: the same for bushes ---- */
 
-/* The chain that a bush hangs on, n_chains where it is a tree by itself; ranks: its rank, or that of a sequence. */
-static int64_t cf__pack_owner(const cf__packer *p, uint64_t item, int ranks) {
-    int64_t id = cf__pack_item_sequence(item);
-    int32_t parent;
-    if (ranks) return p->blocks[p->tree.shares != NULL ? p->tree.nodes[id].sequence : id];
-    parent = p->tree.nodes[id].parent;
+/* The chain that a bush hangs on, n_chains where it is a tree by itself. */
+static int64_t cf__pack_owner(const cf__packer *p, uint64_t item) {
+    int32_t parent = p->tree.nodes[cf__pack_item_sequence(item)].parent;
     return parent >= 0 ? p->tree.nodes[parent].chain : p->tree.n_chains;
 }
 
-/* Puts the items from p->first_free on of each owner, 0 .. last, together, in their order. Returns where each one's
-   begin in `first`. */
-static void cf__pack_part_items(cf__packer *p, int32_t *first, int64_t last, int ranks) {
-    int64_t i;
-    int32_t sum = (int32_t)p->first_free;
+/* Puts the items of each owner, 0 .. n_chains, together, in their order. Returns where each one's begin in `first`. */
+static void cf__pack_part_items(cf__packer *p, int32_t *first) {
+    int64_t i, last = p->tree.n_chains;
+    int32_t sum = 0;
     memset(first, 0, (size_t)(last + 1) * sizeof *first);
-    for (i = p->first_free; i < p->n_items; i++) first[cf__pack_owner(p, p->items[i], ranks)]++;
+    for (i = 0; i < p->n_items; i++) first[cf__pack_owner(p, p->items[i])]++;
     for (i = 0; i <= last; i++) {
         sum += first[i];
         first[i] = sum - first[i];
     }
     memcpy(p->spare, p->items, (size_t)p->n_items * sizeof *p->items);
-    for (i = p->first_free; i < p->n_items; i++)
-        p->items[first[cf__pack_owner(p, p->spare[i], ranks)]++] = p->spare[i];
+    for (i = 0; i < p->n_items; i++) p->items[first[cf__pack_owner(p, p->spare[i])]++] = p->spare[i];
     for (i = last; i > 0; i--) first[i] = first[i - 1];
-    first[0] = (int32_t)p->first_free;
+    first[0] = 0;
 }
 
 /* Fills items, longest first. */
@@ -3611,30 +3567,8 @@ static void cf__pack_collect_bushes(cf__packer *p, int32_t *first) {
             p->items[p->n_items++] = (uint64_t)node->rows << 32 | (uint64_t)i;
     }
     cf__pack_sort_and_bound(p);
-    cf__pack_part_items(p, first, t->n_chains, 0);
+    cf__pack_part_items(p, first);
     p->first_free = first[t->n_chains];
-}
-
-/* Bushes first .. end - 1 of a chain that a gang shares: rounds of whole ones, of whose rows each rank has a part in a
-   leaf. A last round that has too few rows for that takes some bushes from the one before. */
-static void cf__pack_fill_rounds(cf__packer *p, int64_t chain, int64_t first, int64_t end) {
-    int64_t gang = p->groups[chain].gang, align = p->desc.align, part, next, rows, all = 0;
-    for (next = first; next < end; next++) all += cf__pack_item_size(p, next);
-    for (; first < end; first = next) {
-        for (rows = 0, next = first; next < end && rows + cf__pack_item_size(p, next) <= gang * p->desc.chunk_size;)
-            rows += cf__pack_item_size(p, next++);
-        for (; all > rows && all - rows < gang * align;) rows -= cf__pack_item_size(p, --next);
-        all -= rows;
-        cf__pack_assign(p, (int32_t)first, (int32_t)(next - first), (int32_t)p->n_units);
-        for (part = 0; part < gang; part++) {
-            const cf_group leaf = {rows / align * part / gang * align, p->n_units - part, 0,
-                                   rows / align * (part + 1) / gang * align, gang};
-            p->groups[p->n_units] = leaf; /* while packing: its first row, its round, and the row behind its last */
-            p->kin[p->n_units].parent = (int32_t)(chain + part);
-            p->units[cf__pack_open_unit(p)].room = 0;
-        }
-    }
-    p->end_leaves = p->n_units;
 }
 
 /* The bushes of each chain fill its tail, and leaves of their own; then those of none fill what is left. */
@@ -3645,20 +3579,15 @@ static void cf__pack_assign_bushes(cf__packer *p) {
     cf__bits_clear(&p->bins.used);
     for (i = 0; i < n_chains; i++) {
         int64_t leaf = p->n_units;
-        if (i < p->n_shares) {
-            cf__pack_fill_rounds(p, i, first[i], first[i + 1]);
-            continue;
-        }
         cf__pack_find_runs(p, first[i], first[i + 1]);
         (void)cf__pack_fill_largest(p, (int32_t)i, &p->units[i], 0);
         cf__pack_best_fit(p);
         while (cf__pack_bins_take(p, 1) >= 0) continue;
         for (; leaf < p->n_units; leaf++) p->kin[leaf].parent = (int32_t)i;
     }
-    p->head.n_slices = p->tree.n_nodes + p->n_dependent + cf__max(p->end_leaves - n_chains, 0); /* a cut each */
+    p->head.n_slices = p->tree.n_nodes + p->n_dependent;
     p->n_dependent += p->n_units - n_chains;
     p->head.n_groups = p->n_units;
-    if (p->desc.gang > 1) return; /* those of none have their ranks */
     for (i = 0; i < p->n_units && p->first_free < p->n_items; i++) cf__pack_bins_insert(p, (int32_t)i);
     cf__pack_find_runs(p, p->first_free, p->n_items);
     cf__pack_best_fit(p);
@@ -3759,23 +3688,14 @@ static void cf__pack_cost_units(cf__packer *p) {
     for (i = 0; i < p->n_items; i++) p->item_costs[i] = cf__pack_item_cost(p, p->items[i]);
     for (i = 0; i < p->n_units; i++) {
         const cf_group *group = cf__pack_is_cut(p, i) ? &p->groups[i] : NULL;
-        int64_t from = 0, at;
+        int64_t from = group != NULL && p->tree.shares != NULL ? p->tree.nodes[p->tree.chains[i]].begin : 0;
         double *cost = &p->costs[p->units[i].lead];
-        if (group != NULL && p->tree.shares != NULL)
-            from = p->tree.nodes[p->tree.chains[i]].begin / cf__max(group->gang, 1);
         p->costs[i] = 0;
-        for (j = 0; group != NULL && j < group->n_chunks; from += p->cuts[at], j++) {
-            int64_t begin = cf__pack_begin(p, group, at = cf__pack_cut(group, j), from);
-            double one = cf__pack_slice_cost(p, begin, p->cuts[at]);
-            *cost += one + cf__product(p->desc.gang_seconds, (double)(begin - from));
-            if (p->desc.gang > 1 && j + 1 < group->n_chunks) *cost += one / 3; /* a replay, if K is 1 */
-        }
+        for (j = 0; group != NULL && j < group->n_chunks; from += p->cuts[group->first_chunk + j++])
+            *cost += cf__pack_slice_cost(p, from, p->cuts[group->first_chunk + j]);
         *cost += cf__product(p->chunk_constant, (double)p->units[i].n_chunks);
     }
-    for (i = 0; i < p->n_items; i++) {
-        int64_t unit = p->unit_of[i], n = unit >= p->tree.n_chains && unit < p->end_leaves ? p->groups[unit].gang : 1;
-        for (j = 0; j < n; j++) p->costs[p->units[unit + j].lead] += p->item_costs[i] / (double)n;
-    }
+    for (i = 0; i < p->n_items; i++) p->costs[p->units[p->unit_of[i]].lead] += p->item_costs[i];
 }
 
 static double cf__pack_dearest(const cf__packer *p) {
@@ -3785,26 +3705,8 @@ static double cf__pack_dearest(const cf__packer *p) {
     return dearest;
 }
 
-/* Ranks with nothing but the first n units. */
-static void cf__pack_load_ranks(cf__packer *p, int64_t n) {
-    int64_t i;
-    memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps);
-    memset(p->loads, 0, (size_t)p->desc.n_ranks * sizeof *p->loads);
-    for (i = 0; i < n; i++) {
-        p->steps[p->units[i].rank] += p->units[i].n_chunks;
-        p->loads[p->units[i].rank] += p->costs[i];
-    }
-}
-
-static int64_t cf__pack_heap_ranks(const cf__packer *p) {
-    int64_t i;
-    for (i = 0; i < p->desc.n_ranks; i++) cf__heap_push(p->heap, i, (int32_t)i, p->loads);
-    return i;
-}
-
-/* The least loaded rank that may get so many steps, or whatever is counted in p->steps, has them and costs so much more
-   then. A rank that has too many goes out of the heap: `most` is at least one thing more than the mean, so another one
-   has less. */
+/* The least loaded rank that may get so many steps has them and costs so much more then. A rank that has too many goes
+   out of the heap: `most` is at least one thing more than the mean, so another one has less. */
 static int32_t cf__pack_give(cf__packer *p, int64_t *n_heap, int64_t steps, int64_t most, double cost) {
     int32_t rank;
     while (p->steps[p->heap[0]] + steps > most) (void)cf__heap_pop(p->heap, (*n_heap)--, p->loads);
@@ -3818,10 +3720,12 @@ static int32_t cf__pack_give(cf__packer *p, int64_t *n_heap, int64_t steps, int6
 /* Gives each unit its rank, the dearest unit first. Parts of trees are units before groups and chunks are known. */
 static void cf__pack_give_units(cf__packer *p) {
     int64_t i, n_heap, mean = cf__div_up(cf__max(p->n_dependent + p->n_units - p->head.n_groups, 0), p->desc.n_ranks);
-    cf__pack_load_ranks(p, 0);
+    memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps);
+    memset(p->loads, 0, (size_t)p->desc.n_ranks * sizeof *p->loads);
     for (i = 0; i < p->n_units; i++) p->sorted[i] = (int32_t)i;
     cf__sort_by_key(p->sorted, p->n_units, p->costs);
-    for (n_heap = cf__pack_heap_ranks(p), i = 0; i < p->n_units; i++) {
+    for (n_heap = 0; n_heap < p->desc.n_ranks; n_heap++) cf__heap_push(p->heap, n_heap, (int32_t)n_heap, p->loads);
+    for (i = 0; i < p->n_units; i++) {
         cf__pack_unit *unit = &p->units[p->sorted[i]];
         unit->rank = cf__pack_give(p, &n_heap, unit->n_chunks, mean + cf__max(p->largest_group, 1) - 1,
                                    p->costs[p->sorted[i]]);
@@ -3870,7 +3774,7 @@ static void cf__pack_find_move(const cf__packer *p, int32_t high, int32_t low, d
 static void cf__pack_find_exchange(const cf__packer *p, int32_t high, int32_t low, double gap, cf__pack_shift *best) {
     int32_t ours[256], theirs[256];
     int64_t i, j, n_ours = 0, n_theirs = 0;
-    for (i = p->n_shares; i < p->n_units; i++) {
+    for (i = 0; i < p->n_units; i++) {
         if (p->units[i].rank == high && n_ours < 256) ours[n_ours++] = (int32_t)i;
         if (p->units[i].rank == low && n_theirs < 256) theirs[n_theirs++] = (int32_t)i;
     }
@@ -3959,16 +3863,6 @@ static cf_result cf__pack_count_chunks(cf__packer *p) {
                       "the batch needs too many chunks", p->error);
 }
 
-/* Evens out ranks that have their units, and orders these by rank. Steps are those of the fullest rank: no more of them
-   are used for evening out. */
-static cf_result cf__pack_settle_ranks(cf__packer *p) {
-    p->head.n_steps = cf__pack_most_steps(p);
-    cf__pack_even_ranks(p);
-    p->head.n_steps = cf__pack_most_steps(p); /* the fullest may have given some away */
-    cf__pack_order_by_rank(p);
-    return cf__pack_count_chunks(p);
-}
-
 static cf_result cf__pack_spread(cf__packer *p) {
     p->head.n_steps = p->n_dependent + p->n_units - p->head.n_groups;
     if (p->desc.n_ranks == 1) return cf__pack_count_chunks(p);
@@ -3978,7 +3872,11 @@ static cf_result cf__pack_spread(cf__packer *p) {
     p->weights.constant = 0;
     cf__pack_cost_units(p);
     cf__pack_give_units(p);
-    return cf__pack_settle_ranks(p);
+    p->head.n_steps = cf__pack_most_steps(p); /* no more of them are used for evening out */
+    cf__pack_even_ranks(p);
+    p->head.n_steps = cf__pack_most_steps(p); /* the fullest may have given some away */
+    cf__pack_order_by_rank(p);
+    return cf__pack_count_chunks(p);
 }
 
 /* ---- trees over ranks ----
@@ -4072,8 +3970,7 @@ static int cf__pack_part_trees(cf__packer *p) {
 
 /* ---- gangs ----
 
-   Ranks of a gang are a block, and the widest gangs come first, so all ranks of a block have had the same passes before
-   one, and none waits for another one that is late. */
+   A gang is an aligned block of ranks that share a sequence, in step. */
 
 /* The widest gang that may be. */
 static int64_t cf__pack_widest(const cf__packer *p) {
@@ -4082,24 +3979,17 @@ static int64_t cf__pack_widest(const cf__packer *p) {
     return width;
 }
 
-/* Rows of a sequence or, of a root, of its tree. */
-static int64_t cf__pack_whole_rows(const cf__packer *p, int64_t sequence) {
-    return p->tree.shares != NULL ? (int64_t)p->trunks[sequence] : p->lengths[sequence];
-}
-
 /* The most ranks that a gang may have: its slices are not to be thin, and there must be a unit for each in a round that
    leaves some behind. */
 static int64_t cf__pack_most_ranks(const cf__packer *p, int64_t sequence) {
     int64_t least = cf__max(cf__min(512, p->desc.chunk_size / 8), 2 * p->desc.align);
-    int64_t most = cf__min(cf__pack_whole_rows(p, sequence) / least, cf__pack_widest(p));
-    if (p->tree.shares != NULL) most = cf__min(most, p->widest[sequence]);
-    return p->desc.chunk_size >= 2 * p->desc.align ? most : 1;
+    return p->desc.chunk_size >= 2 * p->desc.align ? cf__min(p->lengths[sequence] / least, cf__pack_widest(p)) : 1;
 }
 
 /* About what a share costs, with replays as if K were 1 and backwards cost two forwards, and with transfers: of all
    rows that lie on other ranks, each round gets those before it and half of its own. */
 static double cf__pack_share_cost(const cf__packer *p, int64_t sequence, int64_t width) {
-    int64_t rows = cf__pack_whole_rows(p, sequence);
+    int64_t rows = p->lengths[sequence];
     double n = (double)width, length = (double)rows, cost = p->whole_costs[sequence] / n;
     double rounds = (double)cf__div_up(rows, width * p->desc.chunk_size);
     double chunks = width > 1 ? rounds : length / (double)p->desc.chunk_size;
@@ -4110,54 +4000,17 @@ static double cf__pack_share_cost(const cf__packer *p, int64_t sequence, int64_t
 
 /* Gives each sequence the fewest ranks that make a share no dearer than `most`, or as many as pay. */
 static void cf__pack_choose_widths(cf__packer *p, double most) {
-    int64_t i, left = p->most_shares, width, n, ranks;
+    int64_t i, left = p->most_shares, width, ranks;
     for (p->n_wide = i = 0; i < p->n; i++) {
         int32_t id = p->by_cost[i];
         double cost = cf__pack_share_cost(p, id, 1), wider;
         ranks = cf__pack_most_ranks(p, id);
         for (width = 1; cost > most && 2 * width <= ranks; cost = wider, width *= 2)
             if (!((wider = cf__pack_share_cost(p, id, 2 * width)) < cost)) break;
-        n = p->tree.shares != NULL ? p->n_parts[id] : 1;
-        if (width * n > left) width = 1;
-        if (width > 1) left -= width * n, p->n_wide = i + 1;
+        if (width > left) width = 1;
+        if (width > 1) left -= width, p->n_wide = i + 1;
         p->widths[id] = (int32_t)width;
     }
-}
-
-/* Gives the n dearest sequences, but for those that are spread, a rank each, as if there were no chunks. Returns what
-   the dearest rank costs then, or if all else is spread evenly. */
-static double cf__pack_place_rest(cf__packer *p, int64_t n) {
-    int64_t i, n_heap = cf__pack_heap_ranks(p);
-    memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps); /* counts tokens here */
-    for (i = 0; i < n; i++) {
-        int32_t id = p->by_cost[i];
-        if (p->widths[id] > 1) continue;
-        p->blocks[id] = cf__pack_give(p, &n_heap, cf__pack_extent(p, p->lengths[id]), p->most_extent,
-                                      cf__pack_share_cost(p, id, 1));
-    }
-    return cf__most(p->mean_cost, cf__pack_dearest(p));
-}
-
-/* Gives gangs their blocks, the widest first and then the dearest, each where the least is, unless that has too many,
-   and the dearest of the rest their ranks. Returns what the dearest rank costs. */
-static double cf__pack_try_widths(cf__packer *p, double most) {
-    int64_t i, rank, width;
-    cf__pack_choose_widths(p, most);
-    cf__pack_load_ranks(p, 0);
-    for (width = cf__pack_widest(p); width > 1; width /= 2) {
-        for (i = 0; i < p->n_wide; i++) {
-            int32_t id = p->by_cost[i], *block = &p->blocks[id];
-            if (p->widths[id] != width) continue;
-            for (*block = 0, rank = width; rank < p->desc.n_ranks; rank += width)
-                if (p->loads[rank] < p->loads[*block]) *block = (int32_t)rank;
-            if (p->steps[*block] == CF__PACK_RANK_SHARES) p->widths[id] = 1;
-            for (rank = *block; rank < *block + p->widths[id] && p->widths[id] > 1; rank++) {
-                p->loads[rank] += cf__pack_share_cost(p, id, width);
-                p->steps[rank]++;
-            }
-        }
-    }
-    return cf__pack_place_rest(p, cf__min(p->n, 16 * p->desc.n_ranks));
 }
 
 /* Cuts what is left of a sequence into the slices of one round, none dearer than the target, each of one alignment unit
@@ -4203,9 +4056,9 @@ static int64_t cf__pack_next_round(cf__packer *p, const cf_group *rest, int full
     return cf__pack_cut_round(p, rest, last, cut);
 }
 
-/* Cuts what a sequence has from p->from on for the gang of the root of its tree, and opens a unit for each share. */
-static void cf__pack_cut_gang(cf__packer *p, int64_t sequence, int64_t root, int64_t left) {
-    cf_group rest = {sequence, 0, 0, left, p->widths[root]};
+/* Cuts a sequence for its gang, and opens a unit for each share. */
+static void cf__pack_cut_gang(cf__packer *p, int64_t sequence) {
+    cf_group rest = {sequence, 0, 0, p->lengths[sequence], p->widths[sequence]};
     int64_t rounds, part, i, first = p->n_share_cuts, most = cf__pack_most_rounds(p, rest.tokens, rest.gang);
     for (rounds = 0; rest.tokens > 0; rounds++, p->n_share_cuts += rest.gang) {
         int64_t tokens = cf__pack_next_round(p, &rest, rounds >= most / 2, p->n_share_cuts);
@@ -4219,63 +4072,23 @@ static void cf__pack_cut_gang(cf__packer *p, int64_t sequence, int64_t root, int
         share->first_chunk = first + part;
         share->n_chunks = rounds;
         for (i = 0; i < rounds; i++) share->tokens += p->cuts[cf__pack_cut(share, i)];
-        p->units[cf__pack_open_unit(p)].rank = (int32_t)(p->blocks[root] + part);
+        (void)cf__pack_open_unit(p);
     }
     p->n_shares = p->n_units;
 }
 
-/* What gangs need to know of trees, of whose branches item_costs says what they cost: each chain, and its bushes, must
-   have enough rows for all ranks. */
-static void cf__pack_cost_trees(cf__packer *p) {
-    const cf__tree *t = &p->tree;
-    cf_group *chain = p->groups; /* has rows of each chain, and of its bushes in n_chunks, which are not in use yet */
-    int64_t i, root = 0;
-    memset(chain, 0, (size_t)t->n_chains * sizeof *chain);
-    for (i = 0; i < p->n; i++) p->trunks[i] = p->widest[i] = p->n_parts[i] = 0;
-    for (i = 0; i < t->n_nodes; i++) {
-        const cf__tree_node *node = &t->nodes[i], *parent = node->parent >= 0 ? &t->nodes[node->parent] : NULL;
-        if (parent == NULL) p->whole_costs[root = node->sequence] = p->item_costs[node->sequence];
-        p->trunks[root] += (double)node->length;
-        if (node->chain >= 0) chain[node->chain].tokens += node->length;
-        else if (parent != NULL && parent->chain >= 0) chain[parent->chain].n_chunks += node->rows;
-    }
-    for (i = 0; i < t->n_chains && p->desc.max_slices == 0 && p->desc.chunk_size >= 6 * p->desc.align; i++, chain++) {
-        const cf__tree_node *node = &t->nodes[t->chains[i]];
-        int64_t most = cf__min(chain->tokens / 2, chain->n_chunks > 0 ? chain->n_chunks : INT64_MAX) / p->desc.align;
-        if (node->parent < 0) p->widest[root = node->sequence] = CF_MAX_RANKS;
-        p->widest[root] = (int32_t)cf__min(p->widest[root], most);
-        p->n_parts[root]++;
-    }
-}
-
-/* What each sequence or tree costs, how widely it may be spread, and which are the dearest. */
+/* What each sequence costs, and which are the dearest. */
 static void cf__pack_cost_wholes(cf__packer *p) {
     int64_t i, begin, size = p->desc.chunk_size;
     p->weights.constant = 0;
     for (i = 0; i < p->n; i++) {
-        p->whole_costs[i] = p->blocks[i] = 0; /* blocks: until ranks are found */
-        for (begin = 0; p->tree.shares == NULL && begin < p->lengths[i]; begin += size)
+        p->whole_costs[i] = 0;
+        for (begin = 0; begin < p->lengths[i]; begin += size)
             p->whole_costs[i] += cf__pack_slice_cost(p, begin, cf__min(size, p->lengths[i] - begin));
+        p->mean_cost += p->whole_costs[i] / (double)p->desc.n_ranks;
         p->by_cost[i] = (int32_t)i;
     }
-    if (p->tree.shares != NULL) cf__pack_cost_trees(p);
-    for (i = 0; i < p->n; i++) p->mean_cost += p->whole_costs[i] / (double)p->desc.n_ranks;
     cf__sort_by_key(p->by_cost, p->n, p->whole_costs);
-}
-
-/* Decides which of them are spread over how many ranks, and over which. */
-static void cf__pack_choose_gangs(cf__packer *p) {
-    double best = DBL_MAX, best_most = 0, most;
-    int tries;
-    p->chunk_constant = p->weights.constant;
-    cf__pack_cost_wholes(p);
-    for (tries = 0, most = p->mean_cost; tries < 8; tries++, most *= 0.75) {
-        double dearest = cf__pack_try_widths(p, most);
-        if (!(dearest < cf__product(best, 0.999))) continue; /* more gangs must pay */
-        best = dearest;
-        best_most = most;
-    }
-    (void)cf__pack_try_widths(p, best_most);
 }
 
 /* Cuts all sequences that are spread, the widest first. */
@@ -4286,86 +4099,25 @@ static void cf__pack_cut_gangs(cf__packer *p) {
     p->head.n_groups = p->most_groups;
     for (width = cf__pack_widest(p); width > 1; width /= 2)
         for (i = 0; i < p->n_wide; i++)
-            if (p->widths[p->by_cost[i]] == width)
-                cf__pack_cut_gang(p, p->by_cost[i], p->by_cost[i], p->lengths[p->by_cost[i]]);
+            if (p->widths[p->by_cost[i]] == width) cf__pack_cut_gang(p, p->by_cost[i]);
 }
 
-/* Fills groups and cuts of trees, and opens a unit for each chain, or share of one. */
+/* Fills groups and cuts of trees, and opens a unit for each chain. */
 static cf_result cf__pack_collect_chains(cf__packer *p) {
     const cf__tree_node *nodes = p->tree.nodes;
-    int64_t i, root = 0, part, width;
-    for (i = 0; i < p->tree.n_chains; i += width) {
+    int64_t i, n_cuts = 0;
+    for (i = 0; i < p->tree.n_chains; i++) {
         const cf__tree_node *node = &nodes[p->tree.chains[i]], *last = node;
         int64_t tokens = node->length;
         for (; last->follower >= 0; tokens += last->length) last = &nodes[last->follower];
-        if (node->parent < 0) root = node->sequence;
-        width = p->tree.widths != NULL ? p->tree.widths[root] : 1;
         p->from = node->begin;
-        for (part = 0; part < width; part++)
-            p->kin[i + part].parent = node->parent >= 0 ? nodes[node->parent].chain + (int32_t)part : -1;
-        if (width > 1) {
-            cf__pack_cut_gang(p, node->sequence, root, tokens);
-            continue;
-        }
+        p->kin[i].parent = node->parent >= 0 ? nodes[node->parent].chain : -1;
         CF__TRY(cf__pack_plan_group(p, node->sequence, tokens, &p->groups[i]));
-        if (CF__NEVER(p->n_share_cuts + p->groups[i].n_chunks > p->n_dependent))
-            return cf__too_large(p->error, "lengths");
-        cf__pack_cut_group(p, &p->groups[i], &p->n_share_cuts);
+        if (CF__NEVER(n_cuts + p->groups[i].n_chunks > p->n_dependent)) return cf__too_large(p->error, "lengths");
+        cf__pack_cut_group(p, &p->groups[i], &n_cuts);
     }
-    p->n_dependent = p->n_share_cuts;
+    p->n_dependent = n_cuts;
     return CF_OK;
-}
-
-/* Gives all but shares their ranks. */
-static void cf__pack_place_all(cf__packer *p) {
-    int64_t n_items = p->n_items, i;
-    p->weights.constant = 0; /* chunk_constant counts once for each chunk */
-    p->n_items = p->first_free; /* the others have no units yet */
-    cf__pack_gather_trees(p);
-    cf__pack_cost_units(p);
-    cf__pack_load_ranks(p, p->n_shares);
-    (void)cf__pack_place_rest(p, p->n);
-    p->n_items = n_items;
-    for (i = 0; i < p->head.n_groups; i++) {
-        int32_t lead = p->units[i].lead;
-        if (i == lead && i >= p->n_shares) p->units[i].rank = p->blocks[p->groups[i].sequence];
-        p->costs[i] = -(double)(p->units[i].rank = p->units[lead].rank);
-        p->sorted[i] = (int32_t)i;
-    }
-}
-
-/* Packs what each rank has by itself, and evens ranks out as far as the steps of the fullest one go. */
-static cf_result cf__pack_settle_gangs(cf__packer *p) {
-    int64_t rank, group = 0, unit;
-    cf__pack_place_all(p);
-    cf__pack_part_items(p, p->starts, p->desc.n_ranks - 1, 1);
-    cf__sort_by_key(p->sorted, p->head.n_groups, p->costs);
-    cf__bits_clear(&p->bins.used);
-    for (rank = 0; rank < p->desc.n_ranks; rank++) {
-        unit = p->n_units;
-        for (; group < p->head.n_groups && p->units[p->sorted[group]].rank == rank; group++)
-            cf__pack_bins_insert(p, p->sorted[group]);
-        cf__pack_find_runs(p, p->starts[rank], rank + 1 < p->desc.n_ranks ? p->starts[rank + 1] : p->n_items);
-        cf__pack_best_fit(p);
-        for (; unit < p->n_units; unit++) p->units[unit].rank = (int32_t)rank;
-        while (cf__pack_bins_take(p, 1) >= 0) continue;
-    }
-    for (unit = 0; unit < p->n_units; unit++) p->order[unit] = (int32_t)unit;
-    if (p->tree.shares != NULL) cf__pack_order_trees(p);
-    cf__pack_cost_units(p);
-    cf__pack_load_ranks(p, p->n_units);
-    return cf__pack_settle_ranks(p);
-}
-
-static cf_result cf__pack_prepare_gangs(cf__packer *p) {
-    double constant = p->weights.constant;
-    cf__pack_choose_gangs(p);
-    cf__pack_cut_gangs(p);
-    p->weights.constant = constant;
-    cf__pack_collect_groups(p);
-    cf__pack_collect_items(p);
-    cf__pack_sort_and_bound(p);
-    return cf__pack_settle_gangs(p);
 }
 
 /* ---- in step ----
@@ -4718,14 +4470,12 @@ static int64_t cf__pack_put_slice(cf__packer *p, cf_chunk *chunk, const cf__tree
 }
 
 /* The chunks of a chain. Slices of one chunk go on from each other. */
-static void cf__pack_put_chain(cf__packer *p, int64_t id, cf_chunk *chunks, int64_t own) {
+static void cf__pack_put_chain(cf__packer *p, int64_t id, cf_chunk *chunks) {
     const cf__tree_node *node = &p->tree.nodes[p->tree.chains[id]];
-    int64_t i;
+    int64_t at = node->begin, i;
     for (i = 0; i < p->groups[id].n_chunks; i++) {
-        int64_t cut = cf__pack_cut(&p->groups[id], i), last = -1;
-        int64_t at = cf__pack_begin(p, &p->groups[id], cut, own), end = at + p->cuts[cut];
-        chunks[i].prefix = own;
-        own += p->cuts[cut];
+        int64_t end = at + p->cuts[p->groups[id].first_chunk + i], last = -1;
+        chunks[i].prefix = at;
         chunks[i].index = i;
         chunks[i].group = p->kin[id].group;
         while (at < end) {
@@ -4740,31 +4490,24 @@ static void cf__pack_put_chain(cf__packer *p, int64_t id, cf_chunk *chunks, int6
     }
 }
 
-/* A bush, or what this leaf has of it. on: the last of the chain's slices in this chunk that it might see, -1: none;
-   gets the last that it does. */
+/* A bush. on: the last of the chain's slices in this chunk that it might see, -1: none; gets the last that it does. */
 static void cf__pack_put_bush(cf__packer *p, cf_chunk *chunk, int64_t id, int64_t *on) {
     const cf__tree_node *nodes = p->tree.nodes;
-    int64_t first = -1, slice = p->plan->n_slices, i;
+    int64_t slice = p->plan->n_slices, i;
     while (*on >= 0 && p->plan->slices[*on].begin + p->plan->slices[*on].length > nodes[id].begin)
         *on = p->plan->through[*on].parent;
-    for (i = id; i < nodes[id].end; i++) {
-        int64_t begin = cf__max(p->first_row - p->row, 0), end = cf__min(nodes[i].length, p->end_row - p->row);
-        p->row += cf__pack_padded(p, nodes[i].length);
-        if (begin >= end) continue;
-        if (first < 0) first = i;
-        (void)cf__pack_put_slice(p, chunk, &nodes[i], nodes[i].begin + begin, nodes[i].begin + end,
-                                 i == id ? *on : nodes[i].parent >= first ? slice + nodes[i].parent - first : -1);
-    }
+    for (i = id; i < nodes[id].end; i++)
+        (void)cf__pack_put_slice(p, chunk, &nodes[i], nodes[i].begin, nodes[i].begin + nodes[i].length,
+                                 i == id ? *on : slice + nodes[i].parent - id);
 }
 
-/* A group, behind those children that its parent has so far. Returns how many rows the groups above it have on its
-   rank. */
-static int64_t cf__pack_put_group(cf__packer *p, int64_t id, int64_t first_chunk) {
+/* A group, behind those children that its parent has so far. */
+static void cf__pack_put_group(cf__packer *p, int64_t id, int64_t first_chunk) {
     const cf__pack_kin *kin = &p->kin[id];
     cf_branch branch = {-1, -1, -1, -1, -1, kin->below};
     cf_group *group = &p->plan->groups[kin->group];
     memset(group, 0, sizeof *group);
-    if (id < cf__max(p->end_leaves, p->tree.n_chains)) *group = p->groups[id];
+    if (id < p->tree.n_chains) *group = p->groups[id];
     group->first_chunk = first_chunk;
     group->n_chunks = cf__pack_own_chunks(p, id);
     if (group->n_chunks == 1 && kin->parent >= 0 && kin->child < 0) group->tokens = 0; /* it is a leaf */
@@ -4775,32 +4518,25 @@ static int64_t cf__pack_put_group(cf__packer *p, int64_t id, int64_t first_chunk
         parent->last_child = kin->group;
     }
     p->plan->branches[kin->group] = branch;
-    group = branch.parent >= 0 ? &p->plan->groups[branch.parent] : NULL;
-    return group != NULL ? p->plan->chunks[group->first_chunk].prefix + group->tokens : 0;
 }
 
 static void cf__pack_write_unit(cf__packer *p, int64_t id, int64_t first_chunk) {
     cf_plan *plan = p->plan;
     cf_chunk *chunk = &plan->chunks[first_chunk];
-    int64_t item = p->units[id].next_slice, first = plan->n_slices, chain = -1, own = 0;
-    int is_part = id >= p->tree.n_chains && id < p->end_leaves;
-    if (id < p->head.n_groups) own = cf__pack_put_group(p, id, first_chunk);
+    int64_t item = p->units[id].next_slice, first = plan->n_slices, chain = -1;
+    if (id < p->head.n_groups) cf__pack_put_group(p, id, first_chunk);
     if (cf__pack_is_cut(p, id)) {
-        cf__pack_put_chain(p, id, chunk, own);
+        cf__pack_put_chain(p, id, chunk);
         chunk += p->groups[id].n_chunks - 1;
         chain = plan->n_slices - 1;
     }
-    p->row = 0;
-    p->first_row = is_part ? p->groups[id].sequence : 0;
-    p->end_row = is_part ? p->groups[id].tokens : INT64_MAX;
-    if (is_part) item = p->units[p->groups[id].first_chunk].next_slice;
     for (; item >= 0; item = p->next_item[item])
         cf__pack_put_bush(p, chunk, cf__pack_item_sequence(p->items[item]), &chain);
     if (id >= p->head.n_groups) return;
     plan->groups[p->kin[id].group].sequence = plan->slices[first].sequence;
     if (id < p->tree.n_chains) return;
     chunk->group = p->kin[id].group;
-    chunk->prefix = is_part ? own : plan->slices[first].begin;
+    chunk->prefix = plan->slices[first].begin;
 }
 
 /* A group of lists, and room for the unit's items. */
@@ -4876,7 +4612,7 @@ static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n
     p->tree.lengths = lengths;
     p->tree.shares = n > 0 ? p->desc.shares : NULL;
     p->tree.n = n;
-    p->tree.may_part = p->desc.n_ranks > 1 && p->desc.gang < 2 && !p->desc.no_copies;
+    p->tree.may_part = p->desc.n_ranks > 1 && !p->desc.no_copies;
     p->tree.error = error;
     return cf__pack_measure(p);
 }
@@ -4885,19 +4621,11 @@ static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n
 static cf_result cf__pack_prepare_trees(cf__packer *p) {
     CF__TRY(cf__tree_attach_all(&p->tree));
     while (p->tree.may_part && cf__pack_part_trees(p)) continue;
-    if (p->desc.gang > 1) cf__pack_cost_branches(p); /* what that reads is gone later */
     cf__tree_build(&p->tree);
-    if (p->desc.gang > 1) {
-        cf__pack_choose_gangs(p);
-        p->tree.widths = p->widths;
-        cf__tree_build(&p->tree);
-    }
     p->head.n_groups = p->tree.n_chains;
     CF__TRY(cf__pack_collect_chains(p));
     cf__pack_assign_bushes(p);
     cf__pack_link_groups(p);
-    if (p->n_shares > 0) p->head.lower_bound = cf__div_up(p->tree.n_rows, p->desc.chunk_size); /* bushes are cut, too */
-    if (p->desc.gang > 1) return cf__pack_settle_gangs(p);
     cf__pack_order_trees(p);
     return cf__pack_spread(p);
 }
@@ -4906,7 +4634,6 @@ static cf_result cf__pack_prepare(void *job) {
     cf__packer *p = (cf__packer *)job;
     if (p->tree.shares != NULL) return cf__pack_prepare_trees(p);
     if (cf__pack_in_step(p)) return cf__pack_prepare_in_step(p);
-    if (p->desc.gang > 1) return cf__pack_prepare_gangs(p);
     cf__pack_collect_groups(p);
     cf__pack_assign_items(p);
     return cf__pack_spread(p);
@@ -4992,14 +4719,12 @@ static int64_t cf__plan_prefix(const cf_plan *plan, const cf_chunk *c) {
 }
 
 /* The chunk before one of a gang in the order of its rows: that of the rank before, or the last one of the round
-   before or, from the first round on, of those that the parent has. -1: there is none. */
+   before. -1: there is none. */
 static int64_t cf__plan_round_before(const cf_plan *plan, int64_t chunk) {
     const cf_chunk *c = &plan->chunks[chunk];
-    int64_t gang = plan->groups[c->group].gang, parent = plan->branches != NULL ? plan->branches[c->group].parent : -1;
+    int64_t gang = plan->groups[c->group].gang;
     if (c->rank % gang > 0) return chunk - plan->n_steps;
-    if (c->index == 0 && parent < 0) return -1;
-    if (c->index == 0) chunk = plan->groups[parent].first_chunk + plan->groups[parent].n_chunks;
-    return chunk - 1 + (gang - 1) * plan->n_steps;
+    return c->index > 0 ? chunk - 1 + (gang - 1) * plan->n_steps : -1;
 }
 
 static double cf__plan_spread(double most, double sum, int64_t n) { return sum > 0 ? most / (sum / (double)n) : 0; }
@@ -5210,11 +4935,11 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
 }
 
 /* A share of a gang. Its neighbour is that of the next rank or, of the last rank, that of the first one: it has as many
-   chunks at the same steps, and so has its parent, which is of the same gang. So all of them are there. */
+   chunks at the same steps. So all of them are there. */
 static cf_result cf__plan_check_share(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_group *g = &plan->groups[id], *next;
-    int64_t part = g->first_chunk / plan->n_steps % g->gang, first, up, over;
+    int64_t part = g->first_chunk / plan->n_steps % g->gang, first;
     first = g->first_chunk + (part + 1 < g->gang ? 1 : -part) * plan->n_steps;
     CF__TRY(cf__plan_within(check, "chunks.group", first, 0, plan->n_groups - 1, plan->chunks[first].group,
                             "is no share of its gang"));
@@ -5222,14 +4947,7 @@ static cf_result cf__plan_check_share(const cf__plan_check *check, int64_t id) {
     CF__TRY(cf__plan_is(check, "groups.gang", id, next->gang, g->gang, "does not agree with the next share"));
     CF__TRY(cf__plan_is(check, "groups.n_chunks", id, next->n_chunks, g->n_chunks, "is not the next share's"));
     CF__TRY(cf__plan_is(check, "groups.first_chunk", id, next->first_chunk, first, "is at another step than the next"));
-    if (plan->branches == NULL)
-        return cf__plan_is(check, "groups.sequence", id, next->sequence, g->sequence, "is not the next share's");
-    up = plan->branches[id].parent;
-    over = plan->branches[next - plan->groups].parent;
-    CF__TRY(cf__plan_is(check, "branches.parent", id, over >= 0 ? plan->groups[over].first_chunk : -1,
-                        up >= 0 ? plan->groups[up].first_chunk + first - g->first_chunk : -1,
-                        "is not the next share's"));
-    return up < 0 ? CF_OK : cf__plan_is(check, "groups.gang", up, g->gang, plan->groups[up].gang, "is not its child's");
+    return cf__plan_is(check, "groups.sequence", id, next->sequence, g->sequence, "is not the next share's");
 }
 
 /* A chunk of a share of one sequence: its slice begins where that of the chunk before ends, and no tokens are left. */
@@ -5348,6 +5066,8 @@ static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t
         CF__TRY(cf__inside(plan->groups[id].first_chunk, 0, plan->n_chunks - 1, bad, "groups.first_chunk", id,
                            "there is no such chunk", error));
         if (gang == 0) continue;
+        if (plan->branches != NULL)
+            return cf__fail(error, bad, "groups.gang", id, 0, gang, "trees are not spread over several ranks");
         CF__TRY(cf__inside(gang, 2, plan->n_ranks, bad, "groups.gang", id, "is no number of ranks", error));
         CF__TRY(cf__inside(plan->n_ranks % gang, 0, 0, bad, "groups.gang", id, "does not divide the ranks", error));
         rank = 0; /* who runs a pass of a gang looks at those of its other ranks */
@@ -5382,29 +5102,19 @@ static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t
 }
 
 /* The slice that has a row of a chunk's path: the row lies in its group or above it, in chunks that have been checked
-   before; those of a gang are taken round by round. First comes what is open at the end of the leaves before a leaf of
-   a gang, which may cut it. -1: there is none. */
+   before. -1: there is none. */
 static int64_t cf__plan_path_slice(const cf_plan *plan, const cf_chunk *c, int64_t row) {
-    const cf_group *g = &plan->groups[c->group];
-    int64_t gang = cf__max(g->gang, 1), part = c->rank % gang, low = c - plan->chunks, high, first, i;
-    for (high = part; g->tokens == 0 && high > 0; high--) {
-        const cf_chunk *leaf = &plan->chunks[low -= plan->n_steps];
-        for (i = leaf->first_slice + leaf->n_slices - 1; i >= 0 && plan->slices[i].begin > row;)
-            i = plan->through[i].parent;
-        if (i >= 0 && row < plan->slices[i].begin + plan->slices[i].length) return i;
+    int64_t group = c->group, low = 0, high = c->index - 1, i;
+    while (plan->slices[plan->chunks[plan->groups[group].first_chunk].first_slice].begin > row) {
+        if ((group = plan->branches[group].parent) < 0) return -1;
+        high = plan->groups[group].n_chunks - 1;
     }
-    high = c->index * gang + part - 1;
-    for (first = g->first_chunk; plan->slices[plan->chunks[first - part * plan->n_steps].first_slice].begin > row;) {
-        if ((low = plan->branches[plan->chunks[first].group].parent) < 0) return -1;
-        first = plan->groups[low].first_chunk;
-        high = plan->groups[low].n_chunks * gang - 1;
-    }
-    for (first -= part * plan->n_steps, low = 0; low < high;) {
-        int64_t middle = low + (high - low + 1) / 2, chunk = first + middle / gang + middle % gang * plan->n_steps;
-        if (plan->slices[plan->chunks[chunk].first_slice].begin <= row) low = middle;
+    while (low < high) {
+        int64_t middle = low + (high - low + 1) / 2;
+        if (plan->slices[plan->chunks[plan->groups[group].first_chunk + middle].first_slice].begin <= row) low = middle;
         else high = middle - 1;
     }
-    c = &plan->chunks[first + low / gang + low % gang * plan->n_steps];
+    c = &plan->chunks[plan->groups[group].first_chunk + low];
     for (i = c->first_slice; i < c->first_slice + c->n_slices; i++)
         if (row < plan->slices[i].begin + plan->slices[i].length) return i;
     return -1;
@@ -5434,8 +5144,7 @@ static cf_result cf__plan_find_up(const cf__plan_check *check, const cf_chunk *c
         return cf__plan_is(check, "slices.begin", id, plan->slices[*up].begin + plan->slices[*up].length, s->begin,
                            "is not where the slice that it goes on from ends");
     }
-    CF__TRY(cf__plan_within(check, "slices.begin", id, 0, cf__plan_prefix(plan, c), s->begin,
-                            "is not on the path of its chunk"));
+    CF__TRY(cf__plan_within(check, "slices.begin", id, 0, c->prefix, s->begin, "is not on the path of its chunk"));
     if (s->begin > 0) *up = cf__plan_path_slice(plan, c, s->begin - 1);
     return cf__plan_within(check, "slices.begin", id, s->begin > 0 ? 0 : -1, plan->n_slices, *up,
                            "has rows before it that no other share has");
@@ -5475,7 +5184,7 @@ static cf_result cf__plan_check_through(const cf__plan_check *check, const cf_ch
 static cf_result cf__plan_check_tree_chunk(const cf__plan_check *check, int64_t id, int64_t *tokens) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[id];
-    int64_t i, sees = cf__plan_prefix(plan, c), left = cf_chunk_state_tokens(plan, id);
+    int64_t i, sees = c->prefix, left = cf_chunk_state_tokens(plan, id);
     if (c->n_slices > 0)
         CF__TRY(cf__plan_is(check, "slices.begin", c->first_slice, sees, plan->slices[c->first_slice].begin,
                             "is not where the chunk begins"));
@@ -5513,8 +5222,7 @@ static cf_result cf__plan_check_tree_group(const cf__plan_check *check, int64_t 
         end = plan->chunks[up->first_chunk].prefix + up->tokens;
         check->below[b->parent] = cf__max(check->below[b->parent], check->below[id] + g->n_chunks);
     }
-    if (g->gang > 0) CF__TRY(cf__plan_check_share(check, id));
-    CF__TRY(cf__plan_within(check, "chunks.prefix", g->first_chunk, leaf && g->gang == 0 ? 1 : end, end, begin,
+    CF__TRY(cf__plan_within(check, "chunks.prefix", g->first_chunk, leaf ? 1 : end, end, begin,
                             "is not where the parent's rows end"));
     CF__TRY(cf__plan_within(check, "groups.tokens", id, leaf ? 0 : g->n_chunks, leaf ? 0 : CF_MAX_LENGTH, g->tokens,
                             "is not what the group can have"));
@@ -5550,11 +5258,7 @@ static cf_result cf__plan_check_trees(const cf__plan_check *check) {
     int64_t i, tokens = 0;
     CF__TRY(cf__plan_check_order(check));
     for (i = plan->n_groups - 1; i >= 0; i--) CF__TRY(cf__plan_check_tree_group(check, i));
-    for (i = 0; i < plan->n_chunks; i++) {
-        int64_t gang = plan->chunks[i].group >= 0 ? cf__max(plan->groups[plan->chunks[i].group].gang, 1) : 1, part;
-        for (part = 0; part < gang && plan->chunks[i].rank % gang == 0; part++) /* a round, in the order of its rows */
-            CF__TRY(cf__plan_check_tree_chunk(check, i + part * plan->n_steps, &tokens));
-    }
+    for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__plan_check_tree_chunk(check, i, &tokens));
     return cf__plan_is(check, "through", -1, plan->n_tokens, tokens, "leave out tokens of some sequence");
 }
 
@@ -5729,8 +5433,7 @@ static void cf__metadata_list_path(cf__metadata_job *job, const cf_plan *plan, c
     job->n_path_levels = 0;
     for (last = job->out.prefix; last > 0; last = first) {
         while (id < end && (plan->through[id].parent >= 0 || plan->slices[id].begin >= last)) id++;
-        for (at = 0; plan->groups[group].gang == 0; group = plan->branches[group].parent)
-            if ((at = plan->chunks[plan->groups[group].first_chunk].prefix) < last) break;
+        while ((at = plan->chunks[plan->groups[group].first_chunk].prefix) >= last) group = plan->branches[group].parent;
         first = cf__max(at, id < end ? plan->slices[id].begin : 0);
         rows = cf__metadata_row_end(plan, id);
         job->n_path_levels++;
@@ -5825,8 +5528,7 @@ static void cf__metadata_place_levels(cf__metadata_job *job) {
 /* Whether one call says all: what sees anything but its own run sees all rows of the chunk's own group. */
 static int cf__metadata_is_plain(const cf_plan *plan, const cf_chunk *c) {
     int64_t id, end = c->first_slice + c->n_slices;
-    if (c->group >= 0 && plan->groups[c->group].gang == 0 && c->prefix > 0 && plan->branches[c->group].parent >= 0)
-        return 0;
+    if (c->group >= 0 && c->prefix > 0 && plan->branches[c->group].parent >= 0) return 0;
     for (id = c->first_slice; id < end; id++)
         if (plan->slices[id].begin > 0 && id > c->first_slice && !cf__metadata_continues(plan, id)) return 0;
     return 1;
@@ -6081,30 +5783,21 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, con
 
 /* ---- gangs ---- */
 
-/* Walks the path of a chunk of a gang backwards, and with `end` fills in its pieces, which end there. */
-static int64_t cf__gang_walk(const cf_plan *plan, int64_t chunk, cf_piece *end) {
-    int64_t row = plan->slices[plan->chunks[chunk].first_slice].begin, n = 0, i;
-    while (row > 0 && (chunk = cf__plan_round_before(plan, chunk)) >= 0) {
-        const cf_chunk *c = &plan->chunks[chunk];
-        for (i = c->first_slice + (plan->branches != NULL ? c->n_slices : 1) - 1; i >= c->first_slice; i--) {
-            const cf_slice *s = &plan->slices[i];
-            const cf_chunk *first = &plan->chunks[plan->groups[c->group].first_chunk];
-            const cf_piece piece = {c->rank, chunk, c->prefix - first->prefix + s->offset, s->begin, s->length};
-            if (s->begin >= row || s->begin + s->length < row) continue;
-            row = s->begin;
-            n++;
-            if (end != NULL) *--end = piece;
-        }
-    }
-    return n;
-}
-
 CHUNKFLOW_API int64_t cf_gang_pieces(const cf_plan *plan, int64_t chunk, cf_piece *pieces) {
     const cf_chunk *c = plan != NULL && chunk >= 0 && chunk < plan->n_chunks ? &plan->chunks[chunk] : NULL;
-    int64_t n;
+    int64_t n, i;
     if (c == NULL || c->group < 0 || plan->groups[c->group].gang == 0) return 0;
-    n = cf__gang_walk(plan, chunk, NULL);
-    if (pieces != NULL) (void)cf__gang_walk(plan, chunk, pieces + n);
+    n = c->index * plan->groups[c->group].gang + c->rank % plan->groups[c->group].gang;
+    for (i = n - 1; i >= 0 && pieces != NULL; i--) {
+        const cf_slice *s;
+        c = &plan->chunks[chunk = cf__plan_round_before(plan, chunk)];
+        s = &plan->slices[c->first_slice];
+        pieces[i].rank = c->rank;
+        pieces[i].chunk = chunk;
+        pieces[i].row = c->prefix;
+        pieces[i].begin = s->begin;
+        pieces[i].tokens = s->length;
+    }
     return n;
 }
 
@@ -6394,8 +6087,7 @@ static void cf__model_set_attention(const cf_model *model, const cf_layer *kind,
     if (model->qkv_bias) s->mixer_vectors += s->q + s->kv + s->value + (kind->gate ? s->q : 0);
     if (model->out_bias) s->mixer_vectors += h;
     if (kind->sinks) s->mixer_vectors += s->heads;
-    if (model->qk_norm && kind->mixer != CF_MIXER_LATENT)
-        s->norms += model->qk_norm == 2 ? s->q + s->kv : 2 * kind->head_dim;
+    if (model->qk_norm) s->norms += 2 * kind->head_dim;
     if (kind->mixer == CF_MIXER_FULL) s->state_row = s->kv + s->value;
     else if (kind->mixer != CF_MIXER_LATENT) s->window_row = s->kv + s->value;
     if (kind->mixer != CF_MIXER_LATENT) return;
@@ -6406,7 +6098,7 @@ static void cf__model_set_attention(const cf_model *model, const cf_layer *kind,
     s->mixer_weights = h * (row + s->out) + s->expand;
     s->mixer_weights += kind->q_latent > 0 ? kind->q_latent * (h + s->q) : h * s->q;
     s->mixer_vectors = 0;
-    s->norms += kind->latent + kind->q_latent;
+    s->norms += kind->latent + kind->q_latent - (model->qk_norm ? 2 * kind->head_dim : 0);
     s->state_row = row;
 }
 
@@ -8181,14 +7873,13 @@ static cf_result cf__schedule_check_forwards_first(const cf_schedule_desc *desc,
     return why == NULL ? CF_OK : cf__fail(error, CF_ERROR_ARGUMENT, "forwards_first", -1, 0, desc->forwards_first, why);
 }
 
-/* Passes of a gang must come in the same order on all its ranks, whatever else these have. */
-static cf_result cf__schedule_check_gangs(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
+/* Ranks of a gang must run its passes in the same order, which only one list for all of them promises. */
+static cf_result cf__schedule_check_gangs(const cf_plan *plan, cf_error *error) {
     int64_t i;
-    if (desc->kind == CF_SCHEDULE_PAPER && desc->shape.n_stages == 1) return CF_OK;
     for (i = 0; i < plan->n_groups; i++)
         if (plan->groups[i].gang > 0)
             return cf__refuse(error, CF_ERROR_ARGUMENT, "plan", -1,
-                              "has gangs: take paper and one stage, or make one list of columns for all ranks");
+                              "has gangs: make one list for all ranks, from columns (cf_columns_make)");
     return CF_OK;
 }
 
@@ -8207,7 +7898,7 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
     CF__TRY(cf__pipe_check_shape(plan, &desc->shape, error));
     CF__TRY(cf__range(desc->budget, 0, INT64_MAX, "budget", error));
     if (desc->forwards_first) CF__TRY(cf__schedule_check_forwards_first(desc, error));
-    CF__TRY(cf__schedule_check_gangs(plan, desc, error));
+    CF__TRY(cf__schedule_check_gangs(plan, error));
     CF__TRY(cf__pipe_check_limits(&desc->limits, desc->shape.n_stages, CF_ERROR_ARGUMENT, error));
     CF__TRY(cf__pipe_check_timing(desc->timing, desc->shape.n_stages * desc->shape.n_virtual, error));
     return cf__schedule_check_bytes(plan, &desc->shape, &desc->limits.per_token, error);
@@ -10059,7 +9750,7 @@ static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int 
 }
 
 /* Tries the fixed schedules. On one stage both orders of `paper` take the same time but for rounding, so only one is
-   tried. Otherwise rounding would make ranks of a gang choose differently, and then wait for each other for ever. */
+   tried. */
 static void cf__search_try_all_fixed(cf__search *search, int split) {
     int i;
     for (i = 0; i < 2 && search->maker.desc.shape.n_virtual == 1 && !split; i++) {
@@ -10788,17 +10479,11 @@ static cf_result cf__check_all_complete(cf__checker *k) {
    a transfer when both of its ends have come to it. Stages are looked at upwards and then downwards, as results go, for
    as long as anything moves; every chunk goes through all of them, so the time is in proportion to the actions. */
 
-enum {
-    CF__LISTS_ALONE, /* each rank by itself */
-    CF__LISTS_GANGS, /* ranks of a gang run the passes of its rounds together */
-    CF__LISTS_STEP   /* and all ranks all passes */
-};
-
 typedef struct cf__lists {
     const cf__pipeline *pipe; /* of the first of the ranks; the others differ in their chunks */
     const cf_schedule *const *schedules; /* (n_ranks) */
     int64_t n_ranks;
-    int together;             /* one of the above */
+    int in_step;              /* 1: all ranks run all passes together */
     int64_t *cursor;          /* (n_ranks x n_stages) the next action, an index into actions */
     int64_t *position;        /* (n_stages) passes that have run in step */
     uint16_t *run;            /* (n_ranks x cells) a bit for each pass that has run */
@@ -10848,17 +10533,14 @@ static int cf__lists_has_input(const cf__lists *l, int64_t rank, const cf_action
     return *cf__lists_cell(l, rank, a, a->stage + way) & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass);
 }
 
-/* Ranks that run a pass together, *first .. *end - 1: those of its gang. Returns whether all of them have come to it,
-   and can run it. */
-static int cf__lists_gather(const cf__lists *l, int64_t rank, int64_t stage, const cf_action *a, int64_t *first,
-                            int64_t *end) {
+/* Whether a pass can run. In step, the ranks of its gang must have come to the same pass of the round, and have what it
+   takes. */
+static int cf__lists_is_ready(const cf__lists *l, int64_t rank, int64_t stage, const cf_action *a) {
     const cf_plan *plan = l->pipe->plan;
     const cf_chunk *c = &plan->chunks[a->chunk];
-    int64_t gang = 0, other;
-    if (l->together != CF__LISTS_ALONE && c->group >= 0 && a->pass != CF_W) gang = plan->groups[c->group].gang;
-    *first = gang > 0 ? rank - rank % gang : rank;
-    *end = gang > 0 ? *first + gang : rank + 1;
-    for (other = *first; other < *end; other++) {
+    int64_t gang = l->in_step && c->group >= 0 && a->pass != CF_W ? plan->groups[c->group].gang : 0;
+    int64_t other = gang > 0 ? rank - rank % gang : rank, end = gang > 0 ? other + gang : rank + 1;
+    for (; other < end; other++) {
         const cf_action *b = other < l->n_ranks ? cf__lists_head(l, other, stage) : NULL;
         if (b == NULL || b->pass != a->pass || b->stage != a->stage || !cf__lists_has_input(l, other, b) ||
             b->chunk - a->chunk != (other - rank) * l->pipe->n)
@@ -10885,12 +10567,11 @@ static cf_result cf__lists_differ(const cf__lists *l, int64_t rank, int64_t stag
     return cf__refuse(l->error, CF_ERROR_SCHEDULE, "actions", l->position[stage], text);
 }
 
-/* Runs what ranks run next on a stage: each gang, or rank without one, by itself; or in step, where that is a pass that
-   all of them can run. Lists that are sound and have run the same kinds so far end together, for all have as many
-   chunks. */
+/* Runs what ranks run next on a stage: each by itself; or in step, where that is a pass that all of them can run. Lists
+   that are sound and have run the same kinds so far end together, for all have as many chunks. */
 static cf_result cf__lists_turn(const cf__lists *l, int64_t stage, int *moved) {
     const cf_action *lead;
-    int64_t rank, first, end;
+    int64_t rank;
     int all = 1, transfers = 0;
     for (rank = 0; rank < l->n_ranks; rank++) {
         const cf_action *a;
@@ -10898,12 +10579,13 @@ static cf_result cf__lists_turn(const cf__lists *l, int64_t stage, int *moved) {
         cf__lists_meet(l, rank, stage, moved);
         a = cf__lists_head(l, rank, stage);
         transfers |= a != NULL && cf__pipe_is_transfer(a->pass);
-        ready = a != NULL && !cf__pipe_is_transfer(a->pass) && cf__lists_gather(l, rank, stage, a, &first, &end);
+        ready = a != NULL && !cf__pipe_is_transfer(a->pass) && cf__lists_is_ready(l, rank, stage, a);
         all &= ready;
-        for (; ready && l->together != CF__LISTS_STEP && first < end; first++, *moved = 1)
-            cf__lists_step(l, first, stage);
+        if (l->in_step || !ready) continue;
+        cf__lists_step(l, rank, stage);
+        *moved = 1;
     }
-    if (l->together != CF__LISTS_STEP || transfers) return CF_OK;
+    if (!l->in_step || transfers) return CF_OK;
     lead = cf__lists_head(l, 0, stage);
     for (rank = 1; rank < l->n_ranks; rank++) {
         const cf_action *a = cf__lists_head(l, rank, stage);
@@ -10969,7 +10651,7 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error) {
     static const cf__recipe recipe = {"shape.n_stages", 1, cf__check_layout, NULL, NULL, cf__check_everything};
-    const cf_validate_desc none = {{0, 0, 0, NULL, NULL, NULL, {0, 0, 0, 0}}, 0};
+    const cf_validate_desc none = {{0, 0, 0, NULL, NULL, NULL, {0, 0, 0, 0}}};
     cf__validation validation;
     cf__checker *k = &validation.check;
     cf__pipeline pipe;
@@ -11226,7 +10908,7 @@ CHUNKFLOW_API cf_result cf_columns_make(const cf_plan *plan, const cf_pass_cost 
     if (out == NULL) return cf__fail_null(error, "out");
     if (plan->branches != NULL)
         return cf__refuse(error, CF_ERROR_ARGUMENT, "plan", -1,
-                          "trees have no columns, for ranks in step or for gangs in pipelines");
+                          "trees have no columns for ranks in step");
     for (i = 0; i < plan->n_chunks; i++) {
         rows += (double)plan->chunks[i].padded;
         pairs += (double)plan->chunks[i].pairs;
@@ -11307,7 +10989,7 @@ static cf_result cf__ranks_run(void *job) {
     int64_t at = -1;
     CF__TRY(cf__lists_run(l, &stuck));
     if (stuck == NULL) return CF_OK;
-    if (l->together == CF__LISTS_STEP) at = l->position[cf__pipe_stage(l->pipe, stuck->stage)];
+    if (l->in_step) at = l->position[cf__pipe_stage(l->pipe, stuck->stage)];
     return cf__refuse(l->error, CF_ERROR_SCHEDULE, "actions", at, "the ranks wait for each other for ever");
 }
 
@@ -11336,7 +11018,7 @@ CHUNKFLOW_API cf_result cf_ranks_validate(const cf_plan *plan, const cf_schedule
     l.pipe = &pipe;
     l.schedules = schedules;
     l.n_ranks = plan->n_ranks;
-    l.together = desc != NULL && desc->gangs_alone ? CF__LISTS_GANGS : CF__LISTS_STEP;
+    l.in_step = 1;
     l.error = error;
     return cf__make(&recipe, &l, allocator, error);
 }

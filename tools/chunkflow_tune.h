@@ -343,8 +343,9 @@ typedef struct cf_tune_desc {
     cf_pack_desc pack;              /* how to pack; chunk_size and n_ranks are not used. shares: of the whole list; then
                                        a tree is drawn as one, and where a batch is full before it ends, the next batch
                                        begins with the rest of it. gang: the most that is tried, beside none, in splits
-                                       of one stage: 2, 4, 8 ... ranks, as far as they divide dp. Their schedules are
-                                       those of paper, and `cost` and `gang_seconds` the estimate's. Only with a gpu */
+                                       of one stage: 2, 4, 8 ... ranks, as far as they divide dp, all in step. Time and
+                                       memory are those of columns by paper, with what gangs gather, and `cost` and
+                                       `gang_seconds` the estimate's. Only with a gpu, and without shares */
     const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K, and the longest sequence (up to a multiple
                                        of pack.align), which is the least that splits nothing; without n_exact also, for
                                        the split that is best so, sizes between these (n_even) */
@@ -429,8 +430,8 @@ CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf
    cf_tune makes it, without a limit or, where that does not fit, under one. So a trainer gets for every batch what the
    search has chosen.
 
-   desc: as it was given to cf_tune; tuning: what came of it. plan: packed to the candidate's chunk_size for the dp of
-   its split. On success cf_schedule_free is due; *out is untouched on failure. Errors: CF_ERROR_ARGUMENT with what does
+   desc: as it was given to cf_tune; tuning: what came of it. plan: packed to the candidate's chunk_size and gang for
+   the dp of its split. On success cf_schedule_free is due; *out is untouched on failure. Errors: CF_ERROR_ARGUMENT with what does
    not belong together; CF_ERROR_INFEASIBLE where no schedule of this plan keeps to the limit, with the bytes that one
    needs in error->wanted; those of cf_tune. */
 CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf_tuning *tuning, int64_t candidate,
@@ -1520,7 +1521,8 @@ typedef struct cft__tuner {
     int64_t fullest;         /* the first stage of those with the most bytes in `reports` */
 
     /* of the batch and schedule at hand; each lives until the next one is made */
-    cf_plan *plan;
+    cf_plan *plan;           /* with gangs: the columns of `packed` */
+    cf_plan *packed;         /* NULL: it is `plan` */
     cf_schedule *schedule;
     cf_timeline *timeline;
 
@@ -1863,6 +1865,8 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     if (desc->model == NULL && desc->bytes != NULL) CFT__TRY(cft__check_bytes(&t->desc, error));
     else CFT__TRY(cft__check_split(&t->desc, error));
     CFT__TRY(cft__check_gang(desc->model, t->desc.pack.gang, "pack.gang", error));
+    if (t->desc.pack.gang > 1 && t->desc.pack.shares != NULL)
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "pack.gang", -1, "trees are not spread over several ranks");
     CFT__TRY(cft__check_lists(&t->desc, error));
     CFT__TRY(cft__check_costs(&t->desc, error));
     CFT__TRY(cft__check_memory(&t->desc, error));
@@ -1997,6 +2001,22 @@ static cf_result cft__draw_batches(cft__tuner *t) {
     return CF_OK;
 }
 
+static void cft__free_plans(cft__tuner *t) {
+    cf_plan_free(t->plan);
+    cf_plan_free(t->packed);
+    t->plan = t->packed = NULL;
+}
+
+/* Puts the columns of a plan in its place, which is t->packed then: ranks of gangs run in step. */
+static cf_result cft__take_columns(cft__tuner *t) {
+    cf_pack_desc priced;
+    memset(&priced, 0, sizeof priced);
+    cf_gang_costs(&t->timing, &priced);
+    t->packed = t->plan;
+    t->plan = NULL;
+    return cf_columns_make(t->packed, &priced.cost, &t->allocator, &t->plan, t->error);
+}
+
 /* Of t->split, whose costs are known. */
 static cf_result cft__pack_batch(cft__tuner *t, const cf_tune_candidate *c, int64_t batch) {
     cf_pack_desc desc = t->desc.pack;
@@ -2006,9 +2026,36 @@ static cf_result cft__pack_batch(cft__tuner *t, const cf_tune_candidate *c, int6
     desc.n_ranks = t->split.dp;
     desc.allocator = &t->allocator;
     desc.shares = t->tuning->shares != NULL ? &t->tuning->shares[batch * t->desc.batch] : NULL;
-    cf_plan_free(t->plan);
-    t->plan = NULL;
-    return cf_pack(&t->tuning->batches[batch * t->desc.batch], t->desc.batch, &desc, &t->plan, t->error);
+    cft__free_plans(t);
+    CFT__TRY(cf_pack(&t->tuning->batches[batch * t->desc.batch], t->desc.batch, &desc, &t->plan, t->error));
+    return c->gang > 1 ? cft__take_columns(t) : CF_OK;
+}
+
+/* The most rows that a chunk of a column gathers from other ranks. */
+static int64_t cft__gathered_rows(const cf_plan *packed, int64_t column) {
+    int64_t most = 0, id;
+    for (id = column; id < packed->n_chunks; id += packed->n_steps) {
+        const cf_chunk *c = &packed->chunks[id];
+        if (c->group >= 0 && packed->groups[c->group].gang > 0)
+            most = cft__max(most, packed->slices[c->first_slice].begin - c->prefix);
+    }
+    return most;
+}
+
+/* How much longer the passes of the schedule at hand take because of what their ranks gather, beside which they
+   compute. Columns have no gathers, and gangs one stage. */
+static double cft__gather_seconds(const cft__tuner *t) {
+    double sum = 0;
+    int64_t i;
+    for (i = 0; t->packed != NULL && i < t->schedule->n_actions; i++) {
+        const cf_action *a = &t->schedule->actions[i];
+        double rate = a->pass == CF_F || a->pass == CF_R ? t->timing.gather_forward : t->timing.gather_backward, hidden;
+        double moved = a->pass == CF_W ? 0 : cft__product(rate, (double)cft__gathered_rows(t->packed, a->chunk));
+        double exposed = cft__product(moved, t->timing.stream_exposed);
+        hidden = t->timeline->end[i] - t->timeline->start[i];
+        sum += exposed + (moved - exposed > hidden ? moved - exposed - hidden : 0);
+    }
+    return sum;
 }
 
 /* ---- memory ---- */
@@ -2607,14 +2654,13 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
 }
 
 /* Whether a rank has the same chunks as the one before it, in the same order, and so the same schedule: where all
-   sequences are as long, most have. In trees and gangs it also matters what others hold. */
+   sequences are as long, most have. In trees it also matters what others hold. */
 static int cft__is_like_last(const cf_plan *plan, int64_t rank) {
     const cf_chunk *a = &plan->chunks[(rank - 1) * plan->n_steps], *b = a + plan->n_steps, *end = b;
     if (plan->branches != NULL) return 0;
     for (; a < end; a++, b++) {
         if (a->tokens != b->tokens || a->padded != b->padded || a->pairs != b->pairs) return 0;
         if (a->index != b->index || a->prefix != b->prefix || (a->group < 0) != (b->group < 0)) return 0;
-        if (a->group >= 0 && (plan->groups[a->group].gang > 0 || plan->groups[b->group].gang > 0)) return 0;
     }
     return 1;
 }
@@ -2624,7 +2670,7 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
     double slowest = 0, bubble = 0, waiting = 0;
     int64_t rank;
     CFT__TRY(cft__pack_batch(t, c, batch));
-    for (rank = 0; rank < t->split.dp; rank++) {
+    for (rank = 0; rank < t->plan->n_ranks; rank++) {
         if (rank > 0 && cft__is_like_last(t->plan, rank)) continue;
         CFT__TRY(cft__fit_rank(t, c, batch, rank));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
@@ -2633,7 +2679,7 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
         bubble = t->timeline->bubble_useful;
         waiting = slowest > 0 ? t->timeline->stream_seconds / (slowest * (double)t->split.pp) : 0;
     }
-    *seconds = slowest + t->step_seconds;
+    *seconds = slowest + cft__gather_seconds(t) + t->step_seconds;
     if (batch == t->desc.n_batches) return CF_OK;
     c->bubble += bubble / (double)t->desc.n_batches;
     c->waiting += waiting / (double)t->desc.n_batches;
@@ -2669,7 +2715,7 @@ static void cft__take_least(cft__amount *least, const cf_chunk *c) {
 /* What is replayed of a group of more than k chunks at least: all but k. Full slices cost more from one to the next;
    but the last one is shorter. Of others nothing is known, so they count as the least of all. */
 static void cft__add_dropped(const cft__tuner *t, const cf_chunk *chunks, int64_t n, int64_t k, cft__amount *sum) {
-    int full = t->desc.pack.split == CF_SPLIT_FULL || (int)t->desc.pack.split == 0;
+    int full = t->plan->split == CF_SPLIT_FULL;
     cft__amount least = {0, 0, 0};
     int64_t i;
     if (n <= k) return;
@@ -2758,7 +2804,7 @@ static double cft__find_bound(const cft__tuner *t, int64_t k, int64_t *slowest) 
     double most = 0;
     int64_t rank;
     *slowest = 0;
-    for (rank = 0; rank < t->split.dp && t->plan->n_steps > 0; rank++) {
+    for (rank = 0; rank < t->plan->n_ranks && t->plan->n_steps > 0; rank++) {
         double load = cft__stage_load(t, rank, k);
         if (!(load > most)) continue;
         most = load;
@@ -2902,6 +2948,7 @@ static void cft__hire(const cft__tuner *t, cft__tuner *worker) {
     worker->streamed = own.streamed;
     worker->reports = own.reports;
     worker->plan = NULL;
+    worker->packed = NULL;
     worker->schedule = NULL;
     worker->timeline = NULL;
     worker->error = &worker->record;
@@ -2912,7 +2959,7 @@ static void cft__hire(const cft__tuner *t, cft__tuner *worker) {
 /* Takes over what a worker has counted; its plan and schedule go. *result: the first failure of a round. */
 static void cft__dismiss(cft__tuner *t, cft__tuner *worker, cf_result *result) {
     cft__free_schedule(worker);
-    cf_plan_free(worker->plan);
+    cft__free_plans(worker);
     t->reported = cft__max(t->reported, worker->reported);
     t->simulated += worker->simulated;
     t->stop |= worker->stop;
@@ -3202,7 +3249,7 @@ static cf_result cft__run_heat(cft__tuner *t, int64_t id) {
     (void)cft__find_bound(t, c->k, &rank);
     CFT__TRY(cft__fit_rank(t, c, 0, rank));
     if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
-    t->heats[id] = cft__project(t, id, 1, t->timeline->makespan + t->step_seconds);
+    t->heats[id] = cft__project(t, id, 1, t->timeline->makespan + cft__gather_seconds(t) + t->step_seconds);
     if (t->heats[id] > cft__race_time(t, 1, t->first)) cft__give_up(c, "its first batch takes longer than the best's");
     cft__note_heat(t, id);
     return CF_OK;
@@ -3465,7 +3512,7 @@ static cf_result cft__tune_in(cft__tuner *t) {
     result = cft__tune_all(t);
     if (result != CF_OK && error != NULL) *error = t->record;
     cft__free_schedule(t);
-    cf_plan_free(t->plan);
+    cft__free_plans(t);
     cf_plan_free(t->trees);
     t->allocator.release(scratch, t->allocator.user);
     return result;
@@ -3508,7 +3555,14 @@ static cf_result cft__make_choice(cft__tuner *t, const cf_tune_candidate *chosen
     CFT__TRY(cft__check_weights(t));
     c.status = CF_TUNE_UNTRIED;
     c.bytes = 0;
-    CFT__TRY(cft__fit_rank(t, &c, 0, rank));
+    if (c.gang > 1) CFT__TRY(cft__take_columns(t));
+    CFT__TRY(cft__fit_rank(t, &c, 0, c.gang > 1 ? 0 : rank));
+    if (c.gang > 1 && c.status != CF_TUNE_INFEASIBLE) {
+        cf_schedule *list = t->schedule;
+        cf_result result = cf_columns_schedule(t->packed, list, rank, &t->allocator, &t->schedule, t->error);
+        if (result == CF_OK) cf_schedule_free(list);
+        return result;
+    }
     if (c.status != CF_TUNE_INFEASIBLE) return CF_OK;
     return cf_fail(t->error, CF_ERROR_INFEASIBLE, "limit_bytes", c.stage, c.bytes, t->tuning->limit_bytes,
                    "is too little for any schedule of this plan");
@@ -3544,6 +3598,7 @@ CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf
         *error = t.record;
     }
     cft__free_schedule(&t);
+    if (t.packed != NULL) cf_plan_free(t.plan); /* columns; the other one is the caller's */
     t.allocator.release(scratch, t.allocator.user);
     return result;
 }

@@ -319,7 +319,6 @@ static void ranks_stand(hostile *h) {
     for (i = 0; i < 8; i++) schedules[i] = i == 7 && fuzz_between(&h->in, 0, 1) ? NULL : &h->schedule;
     if (h->plan.n_ranks > 8) return; /* that is how many schedules are read */
     error = fuzz_error();
-    desc.gangs_alone = fuzz_chance(&h->in, 2);
     (void)fuzz_result(cf_ranks_validate(&h->plan, schedules, &desc, NULL, &error), &error);
 }
 

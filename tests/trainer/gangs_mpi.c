@@ -7,10 +7,9 @@
    one's output, and a loss of every row against a target. A rank computes the rows of its own slices. In each layer of
    each pass the ranks of a round exchange K and V: those of the rows before, wherever they lie, come by one gather of
    all, or with `ring` from neighbour to neighbour; in a backward dK and dV of rows of others go back to their owners.
-   Gradients and loss are those of one process on whole sequences, for K = 1 and 2, with schedules that each rank makes
-   by itself, with those of columns, and where the plan is made for ranks in step: with columns all ranks also meet in
-   every pass, which must be of one kind, or they abort (exit code 3). Then the same, of ranks that run free, where
-   sequences share what they begin with. With `selfish` gradients are not sent back: they must not agree (exit code 1).
+   Gradients and loss are those of one process on whole sequences, for K = 1 and 2, with lists of columns by `paper` and
+   by `best`. All ranks meet in every pass, which must be of one kind, or they abort (exit code 3). With `selfish`
+   gradients are not sent back: they must not agree (exit code 1).
    With `stages` every two processes are a pipeline of a layer each, and half as many the ranks. */
 
 #include "ranks_mpi.h"
@@ -18,11 +17,6 @@
 enum { D = 4, LAYERS = 2, N = 9, CHUNK = 8, PARAMETERS = LAYERS * 3 * D * D, LONGEST = 200, GATHERED = 4096 };
 
 static const int64_t lists[N] = {151, 5, 19, 3, 8, 8, 70, 2, 6};
-
-/* A trunk that most share, which leave it and each other at several places; and two that are no longer than a chunk. */
-static const int64_t trees[N] = {120, 133, 118, 96, 126, 139, 129, 7, 6};
-static const cf_share shares[N] = {{0, 0},   {0, 100}, {0, 100}, {0, 70}, {1, 110},
-                                   {0, 120}, {5, 124}, {0, 0},   {7, 4}};
 
 /* A row of K and V, or of their gradients. */
 typedef struct row {
@@ -38,10 +32,9 @@ typedef struct trainer {
     int rank, n_ranks, ring, selfish;
     int stage, n_stages; /* of a stage's processes those of all ranks stand behind each other */
     const cf_plan *plan;
-    const cf_share *shares; /* NULL: none */
     double parameters[PARAMETERS], gradients[PARAMETERS], loss;
     MPI_Comm comms[16]; /* of blocks of 2^i ranks */
-    MPI_Comm all;       /* all ranks of this stage; MPI_COMM_NULL: they do not meet */
+    MPI_Comm all;       /* all ranks of this stage */
     layer *states;      /* (n_chunks x LAYERS) rows of each chunk, and gradients that others have added */
     unsigned char *kept; /* (n_chunks) */
     double (*between)[2][CHUNK][D]; /* (n_chunks) activations between the stages, and their gradients */
@@ -66,12 +59,6 @@ static void times_back(const double *m, const double x[D], const double dy[D], d
         }
 }
 
-/* The sequence whose tokens one has at a position. */
-static int64_t owner(const trainer *t, int64_t sequence, int64_t at) {
-    while (t->shares != NULL && at < t->shares[sequence].tokens) sequence = t->shares[sequence].with;
-    return sequence;
-}
-
 /* ---- the exchange ---- */
 
 /* Ranks of a chunk's gang; 0: it is in none. */
@@ -86,25 +73,17 @@ static MPI_Comm block_of(const trainer *t, int64_t gang) {
     return t->comms[i];
 }
 
-static int64_t parent_of(const cf_plan *plan, int64_t group) {
-    return plan->branches != NULL ? plan->branches[group].parent : -1;
-}
-
 static layer *state_of(const trainer *t, int64_t chunk, int l) { return &t->states[chunk * LAYERS + l]; }
 
-/* The pieces of a chunk's path, in rows of their chunks. */
+/* The pieces before a chunk, in rows of their chunks: of its own group, where no gang shares it. */
 static int64_t pieces_of(const trainer *t, int64_t chunk, cf_piece *pieces) {
     const cf_chunk *c = &t->plan->chunks[chunk];
-    int64_t n = cf_gang_pieces(t->plan, chunk, pieces), group = c->group, i;
-    for (i = 0; i < n; i++) {
-        const cf_chunk *of = &t->plan->chunks[pieces[i].chunk];
-        pieces[i].row -= of->prefix - t->plan->chunks[t->plan->groups[of->group].first_chunk].prefix;
+    int64_t n = cf_gang_pieces(t->plan, chunk, pieces), i;
+    for (i = 0; i < n; i++) pieces[i].row -= t->plan->chunks[pieces[i].chunk].prefix;
+    for (i = chunk - c->index; c->group >= 0 && gang_of(t, chunk) == 0 && i < chunk; i++) {
+        const cf_piece own = {c->rank, i, 0, t->plan->chunks[i].prefix, cf_chunk_state_tokens(t->plan, i)};
+        pieces[n++] = own;
     }
-    for (; group >= 0 && gang_of(t, chunk) == 0; group = parent_of(t->plan, group))
-        for (i = t->plan->groups[group].first_chunk; t->plan->chunks[i].group == group && i < chunk; i++) {
-            const cf_piece own = {c->rank, i, 0, t->plan->chunks[i].prefix, cf_chunk_state_tokens(t->plan, i)};
-            pieces[n++] = own;
-        }
     return n;
 }
 
@@ -134,12 +113,8 @@ static void exchange(trainer *t, int64_t chunk, row *rows, int64_t n) {
     }
 }
 
-/* The first chunk of a sequence or tree on the rank of a chunk. */
-static int64_t root_of(const trainer *t, int64_t chunk) {
-    int64_t root = t->plan->chunks[chunk].group;
-    while (parent_of(t->plan, root) >= 0) root = parent_of(t->plan, root);
-    return t->plan->groups[root].first_chunk;
-}
+/* The first chunk of a sequence on the rank of a chunk. */
+static int64_t root_of(const trainer *t, int64_t chunk) { return chunk - t->plan->chunks[chunk].index; }
 
 /* Where a chunk's rows are among those that a gang exchanges: all of its chunks so far, round by round. */
 static int64_t place(const trainer *t, int64_t chunk) {
@@ -176,20 +151,18 @@ static void gather(trainer *t, int64_t chunk, int l, row *path, int back) {
 typedef struct work {
     int64_t chunk;        /* -1: a sequence */
     const cf_slice *slices;
-    const cf_through *through;
-    int64_t n, first;     /* slices, and the number of the first */
+    int64_t n;            /* slices */
     layer *own;           /* (LAYERS) */
     double x[LAYERS + 1][LONGEST][D];
     row path[LAYERS][LONGEST], dpath[LONGEST];
     double dx[LONGEST][D]; /* gradient of x[l + 1] while layer l runs backward */
 } work;
 
-/* What a row of a slice sees: the path as far as its first slice in the chunk goes, what lies between, and itself. */
+/* What a row of a slice sees: what lies before the slice, and its own rows up to this one. */
 static int64_t see(work *w, int l, int64_t slice, int64_t end, const row **keys, row **dkeys) {
     const cf_slice *s = &w->slices[slice];
-    int64_t up = w->through != NULL ? w->through[slice].parent - w->first : -1, n = s->begin, i;
-    if (up >= 0) n = see(w, l, up, w->slices[up].length, keys, dkeys);
-    for (i = 0; i < n && up < 0; i++) keys[i] = &w->path[l][i], dkeys[i] = &w->dpath[i];
+    int64_t n = s->begin, i;
+    for (i = 0; i < n; i++) keys[i] = &w->path[l][i], dkeys[i] = &w->dpath[i];
     for (i = s->offset; i < s->offset + end; i++) keys[n] = &w->own[l].rows[i], dkeys[n++] = &w->own[l].gradients[i];
     return n;
 }
@@ -274,20 +247,20 @@ static void backward_layer(trainer *t, work *w, int l) {
     memcpy(w->dx, down, sizeof down);
 }
 
-/* What a row is given or, less what it has become, is to become, times the sequences that run through it. */
+/* What a row is given or, less what it has become, is to become. */
 static void losses(trainer *t, work *w, int back) {
     int64_t i, slice;
     int d;
     for (slice = 0; slice < w->n; slice++)
         for (i = 0; i < w->slices[slice].length; i++) {
-            const int64_t at = w->slices[slice].begin + i, from = owner(t, w->slices[slice].sequence, at);
+            const int64_t at = w->slices[slice].begin + i, from = w->slices[slice].sequence;
             const int64_t to = w->slices[slice].offset + i;
-            double n = w->through != NULL ? (double)w->through[slice].n : 1, off;
+            double off;
             for (d = 0; d < D && !back; d++) w->x[0][to][d] = input(from, at, d);
             for (d = 0; d < D && back; d++) {
                 off = w->x[LAYERS][to][d] - target(from, at, d);
-                w->dx[to][d] = n * off;
-                t->loss += n * off * off / 2;
+                w->dx[to][d] = off;
+                t->loss += off * off / 2;
             }
         }
 }
@@ -312,7 +285,6 @@ static void run_rows(trainer *t, work *w, int back, double (*const at)[CHUNK][D]
 /* All ranks run a pass of this kind. */
 static void meet(const trainer *t, int kind) {
     int kinds[2] = {kind, -kind};
-    if (t->all == MPI_COMM_NULL) return;
     MPI_Allreduce(MPI_IN_PLACE, kinds, 2, MPI_INT, MPI_MAX, t->all);
     if (kinds[0] != -kinds[1]) MPI_Abort(MPI_COMM_WORLD, 3);
 }
@@ -321,10 +293,8 @@ static void run_chunk(trainer *t, const cf_steps_item *step, int back) {
     const cf_chunk *chunk = &t->plan->chunks[step->action.chunk];
     static work w;
     w.chunk = step->action.chunk;
-    w.first = chunk->first_slice;
     w.n = chunk->n_slices;
-    w.slices = &t->plan->slices[w.first];
-    w.through = t->plan->through != NULL ? &t->plan->through[w.first] : NULL;
+    w.slices = &t->plan->slices[chunk->first_slice];
     w.own = state_of(t, w.chunk, 0);
     if (w.n > 0) run_rows(t, &w, back, t->between[w.chunk]);
 }
@@ -351,11 +321,10 @@ static void run_step(trainer *t, const cf_steps_item *step) {
 }
 
 /* Returns the largest difference from one process on whole sequences, against the largest gradient. */
-static double train(trainer *t, int64_t k, int lockstep, int shared, int64_t *widest) {
+static double train(trainer *t, int64_t k, cf_schedule_kind kind, int64_t *widest) {
     static trainer alone;
     static layer states[LAYERS];
     static work w;
-    const int64_t *lengths = shared ? trees : lists;
     cf_pack_desc pack = {0};
     cf_steps *steps = NULL;
     cf_plan *plan = NULL;
@@ -364,10 +333,9 @@ static double train(trainer *t, int64_t k, int lockstep, int shared, int64_t *wi
     int64_t i;
     memset(&alone, 0, sizeof alone);
     alone.n_stages = 1;
-    alone.shares = t->shares = shared ? shares : NULL;
     for (i = 0; i < PARAMETERS; i++) t->parameters[i] = alone.parameters[i] = number(i, 3, 99) / 3;
     for (i = 0; i < N; i++) {
-        const cf_slice whole = {i, 0, lengths[i], 0};
+        const cf_slice whole = {i, 0, lists[i], 0};
         memset(states, 0, sizeof states);
         memset(&w, 0, sizeof w);
         w.chunk = -1;
@@ -378,11 +346,8 @@ static double train(trainer *t, int64_t k, int lockstep, int shared, int64_t *wi
     }
     pack.chunk_size = CHUNK;
     pack.n_ranks = pack.gang = t->n_ranks;
-    pack.lockstep = lockstep;
-    pack.shares = t->shares;
-    pack.share_least = 2;
-    need(cf_pack(lengths, N, &pack, &plan, &error), &error);
-    schedule = schedule_of(plan, t->rank, t->n_stages, k, t->all == MPI_COMM_NULL, CF_SCHEDULE_BEST);
+    need(cf_pack(lists, N, &pack, &plan, &error), &error);
+    schedule = schedule_of(plan, t->rank, t->n_stages, k, 0, kind);
     for (*widest = i = 0; i < plan->n_groups; i++)
         if (plan->groups[i].gang > *widest) *widest = plan->groups[i].gang;
     t->plan = plan;
@@ -405,7 +370,6 @@ static double train(trainer *t, int64_t k, int lockstep, int shared, int64_t *wi
 int main(int argc, char **argv) {
     static trainer t;
     int rank, n_ranks, n_stages, failed = 0, turn, i;
-    static const char *const how[] = {"free", "in step as it is", "packed in step", "trees"};
     MPI_Comm comms[16], stage;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -416,7 +380,8 @@ int main(int argc, char **argv) {
     alarm(60);
     for (i = 0; i < 16 && 1 << i <= n_ranks; i++) MPI_Comm_split(MPI_COMM_WORLD, rank >> i, rank, &comms[i]);
     MPI_Comm_split(MPI_COMM_WORLD, rank / n_ranks, rank, &stage);
-    for (turn = n_stages > 1 ? 2 : 0; turn < (n_stages > 1 ? 6 : 8); turn++) { /* of one stage ranks make their own */
+    for (turn = 0; turn < 4; turn++) {
+        const cf_schedule_kind kind = turn < 2 ? CF_SCHEDULE_PAPER : CF_SCHEDULE_BEST;
         int64_t widest;
         double worst;
         memset(&t, 0, sizeof t);
@@ -426,13 +391,13 @@ int main(int argc, char **argv) {
         t.n_ranks = n_ranks;
         t.ring = argc > 1 && strcmp(argv[1], "ring") == 0;
         t.selfish = argc > 1 && strcmp(argv[1], "selfish") == 0;
-        t.all = turn < 2 || turn > 5 ? MPI_COMM_NULL : stage;
+        t.all = stage;
         memcpy(t.comms, comms, sizeof comms);
-        worst = train(&t, 1 + turn % 2, turn / 2 == 2, turn / 2 == 3, &widest);
+        worst = train(&t, 1 + turn % 2, kind, &widest);
         failed |= !(worst <= 1e-10) || widest != (n_ranks > 1 ? n_ranks : 0);
         if (rank == 0)
             printf("%d ranks of %d stages, gangs of up to %d, K %d, %s: gradients off by %.1e, %d exchanges\n", n_ranks,
-                   n_stages, (int)widest, 1 + turn % 2, how[turn / 2], worst, (int)t.n_exchanged);
+                   n_stages, (int)widest, 1 + turn % 2, cf_schedule_kind_name(kind), worst, (int)t.n_exchanged);
     }
     MPI_Finalize();
     return failed;

@@ -1131,16 +1131,14 @@ static const quality qualities[] = {
     {"in step with full slices",
      {.chunk_size = 24, .n_ranks = 4, .lockstep = 1, .split = CF_SPLIT_FULL, .max_slices = 4},
      0, 80, 3, 1.087804, 1.108988, 30560, 24},
-    {"gangs in step",
-     {.chunk_size = 24, .n_ranks = 4, .gang = 4, .lockstep = 1}, 0, 60, 40, 1.047195, 1.086389, 837537, 29},
-    {"gangs", {.chunk_size = 24, .n_ranks = 4, .gang = 4}, 0, 60, 40, 1.028610, 1.115694, 597907, 26},
+    {"gangs", {.chunk_size = 24, .n_ranks = 4, .gang = 4}, 0, 60, 40, 1.047195, 1.086389, 350392, 28},
     {"gangs of two",
-     {.chunk_size = 32, .n_ranks = 8, .gang = 2, .align = 4, DEAR}, 0, 60, 40, 1.266785, 1.528113, 1050422, 26},
+     {.chunk_size = 32, .n_ranks = 8, .gang = 2, .align = 4, DEAR}, 0, 60, 40, 1.521893, 1.176904, 779383, 28},
     {"dear gangs",
-     {.chunk_size = 24, .n_ranks = 4, .gang = 4, .gang_seconds = 0.2, DEAR}, 0, 60, 40, 1.015167, 1.205727, 597907, 26},
+     {.chunk_size = 24, .n_ranks = 4, .gang = 4, .gang_seconds = 0.2, DEAR}, 0, 60, 40, 1.020916, 1.055304, 886120, 28},
     {"gangs of slices that cost alike",
      {.chunk_size = 24, .n_ranks = 4, .gang = 4, .split = CF_SPLIT_COST, DEAR},
-     0, 60, 40, 1.020162, 1.202734, 599898, 26},
+     0, 60, 40, 1.021917, 1.059037, 886120, 28},
     {"trees", {.chunk_size = 32, .share_least = 1}, 1, 40, 3, 1.000000, 1.047890, 42568, 44},
     {"trees of few slices",
      {.chunk_size = 32, .share_least = 4, .max_slices = 5, .align = 2}, 1, 40, 3, 1.000000, 1.024910, 62740, 44},
@@ -1168,31 +1166,29 @@ static cf_plan *draw_quality(const quality *q, uint64_t seed, size_t *bytes) {
     return plan;
 }
 
+static double cost_of(const cf_plan *plan, const quality *q, const cf_chunk *c) {
+    double own = c->n_slices > 0 ? 2 + (double)c->padded + (double)c->pairs / 16 : 0;
+    if (c->group < 0 || plan->groups[c->group].gang == 0) return own;
+    return own + q->desc.gang_seconds * (double)(plan->slices[c->first_slice].begin - c->prefix);
+}
+
 /* The dearest rank over the mean, or in step all columns' dearest chunks. A share also pays for what it gathers. */
 static double unevenness(const cf_plan *plan, const quality *q) {
     double sum = 0, dearest = 0, all = 0;
     int64_t rank, i;
     for (rank = 0; rank < plan->n_ranks; rank++) {
         double own = 0;
-        for (i = rank * plan->n_steps; i < (rank + 1) * plan->n_steps; i++) {
-            const cf_chunk *c = &plan->chunks[i];
-            own += c->n_slices > 0 ? 2 + (double)c->padded + (double)c->pairs / 16 : 0;
-            if (c->group >= 0 && plan->groups[c->group].gang > 0)
-                own += q->desc.gang_seconds * (double)(plan->slices[c->first_slice].begin - c->prefix);
-        }
+        for (i = rank * plan->n_steps; i < (rank + 1) * plan->n_steps; i++) own += cost_of(plan, q, &plan->chunks[i]);
         sum += own;
         dearest = own > dearest ? own : dearest;
     }
     for (i = 0; i < plan->n_steps; i++) {
         double most = 0;
-        for (rank = 0; rank < plan->n_ranks; rank++) {
-            const cf_chunk *c = &plan->chunks[rank * plan->n_steps + i];
-            double own = c->n_slices > 0 ? 2 + (double)c->padded + (double)c->pairs / 16 : 0;
-            most = own > most ? own : most;
-        }
+        for (rank = 0; rank < plan->n_ranks; rank++)
+            most = fmax(most, cost_of(plan, q, &plan->chunks[rank * plan->n_steps + i]));
         all += most;
     }
-    return (q->desc.lockstep ? all : dearest) * (double)plan->n_ranks / sum;
+    return (q->desc.lockstep || q->desc.gang > 1 ? all : dearest) * (double)plan->n_ranks / sum;
 }
 
 /* Bytes behind each array, by what nothing at all takes. */

@@ -346,9 +346,8 @@ static int has_gangs(const cf_plan *plan) {
     return 0;
 }
 
-/* The schedules in the array, one for each rank, all together: in step, or gangs alone. Where there are more or fewer,
-   others say so. */
-static int check_together(const source *file, const cf_plan *plan, uint32_t array, int in_step) {
+/* The schedules in the array, one for each rank, all together, in step. Where there are more or fewer, others say so. */
+static int check_together(const source *file, const cf_plan *plan, uint32_t array) {
     const json_document *document = &file->document;
     size_t n = (size_t)plan->n_ranks;
     saved_schedule *saved = (saved_schedule *)calloc(n, sizeof *saved);
@@ -356,23 +355,20 @@ static int check_together(const source *file, const cf_plan *plan, uint32_t arra
     int code = saved && schedules ? CLI_OK : cli_failed("out of memory for %s", cli_input_name(file->path));
     uint32_t node = array + 1;
     size_t rank, n_read = 0;
-    cf_validate_desc desc;
     cf_error error;
 
-    memset(&desc, 0, sizeof desc);
-    desc.gangs_alone = !in_step;
     for (; n_read < n && node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next) {
         code = saved_schedule_read(document, node, &saved[n_read]);
         if (code == CLI_OK) schedules[n_read] = saved[n_read].schedule, n_read++;
     }
-    if (code == CLI_OK && n_read == n && cf_ranks_validate(plan, schedules, &desc, NULL, &error) != CF_OK)
+    if (code == CLI_OK && n_read == n && cf_ranks_validate(plan, schedules, NULL, NULL, &error) != CF_OK)
         code = error.code == CF_ERROR_MEMORY ? cli_failed("%s", error.text) : breaks(file, error.text);
     for (rank = 0; rank < n_read; rank++) saved_schedule_free(&saved[rank]);
     free(schedules);
     free(saved);
     if (code != CLI_OK || n_read < n) return code;
     cli_put(cli_input_name(file->path), stdout);
-    printf(": %s ranks %s\n", cli_commas(plan->n_ranks), in_step ? "in step" : "meet in all passes of their gangs");
+    printf(": %s ranks in step\n", cli_commas(plan->n_ranks));
     return CLI_OK;
 }
 
@@ -393,7 +389,7 @@ static int check_json_schedule(const check_options *asked, const source *file, c
     if (wants_drawing(asked)) return cli_usage("check", "--chart and --trace want the schedule of one rank");
     if (code == CLI_OK) code = saved_schedules_find(document, &array);
     if (code == CLI_OK && (asked->lockstep || has_gangs(plan)))
-        code = check_together(file, plan, array, asked->lockstep);
+        code = check_together(file, plan, array);
     if (code != CLI_OK) return code;
     for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next)
         code = check_json_node(asked, file, plan, node, rank++);

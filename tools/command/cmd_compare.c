@@ -213,11 +213,13 @@ static const row *shortest(const comparison *t, int unsplit) {
     return found;
 }
 
-/* The dearest rank of a plan, as in the last row, and the most memory of any. */
-static cf_result fill_ranks(const comparison *t, const cf_plan *plan, row *dearest, cf_error *error) {
+/* What the ranks of a plan take, as in the last row: the dearest of them or, in step, all together. And the most memory
+   of any. */
+static cf_result fill_ranks(const comparison *t, const cf_plan *plan, row *dearest, int lockstep, cf_error *error) {
     pipeline pipe = t->pipe;
     cf_result result = CF_OK;
 
+    pipe.lockstep = lockstep;
     pipeline_take_gangs(&pipe, plan);
     for (pipe.rank = 0; pipe.rank < plan->n_ranks && result == CF_OK; pipe.rank++) {
         row r = {.what = t->paper->what};
@@ -225,6 +227,7 @@ static cf_result fill_ranks(const comparison *t, const cf_plan *plan, row *deare
         int64_t most = dearest->memory;
         if ((result = pipeline_run_make(&pipe, plan, &r.what, &run, error)) != CF_OK) break;
         measure(t, &run, &r);
+        if (run.in_step > r.makespan) r.makespan = run.in_step;
         pipeline_run_free(&run);
         if (r.makespan > dearest->makespan) *dearest = r;
         dearest->memory = most > r.memory ? most : r.memory;
@@ -244,8 +247,8 @@ static int fill_gangs(comparison *t) {
     code = packing_of_lengths(&plain, t->packed.list.path, t->packed.lengths, NULL, t->packed.list.n_sequences,
                               &without);
     if (code != CLI_OK) return code;
-    result = fill_ranks(t, without.plan, &t->with[0], &error);
-    if (result == CF_OK) result = fill_ranks(t, t->packed.plan, &t->with[1], &error);
+    result = fill_ranks(t, without.plan, &t->with[0], 0, &error);
+    if (result == CF_OK) result = fill_ranks(t, t->packed.plan, &t->with[1], 1, &error);
     packing_free(&without);
     return result == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }

@@ -54,8 +54,7 @@ static const cli_option options[] = {
      .kind = CLI_NUMBER, .offset = offsetof(plan_options, k), .min = 1, .max = INT32_MAX,
      .help = "most chunks of a group that keep their activations;\n" PIPELINE_K_DEFAULT},
     {.name = "--schedule", .value = "paper|gpipe|1f1b|interleaved|zero-bubble|best", .kind = CLI_CHOICE,
-     .offset = offsetof(plan_options, kind), .help = "the order of the passes; default best, or with --gang on one\n"
-     "stage paper: there all others are one list of columns"},
+     .offset = offsetof(plan_options, kind), .help = "the order of the passes; default best"},
     {.name = "--virtual", .value = "V", .kind = CLI_NUMBER, .offset = offsetof(plan_options, n_virtual), .min = 1,
      .max = CF_MAX_STAGES,
      .help = "virtual stages of each stage, for interleaved (default 2),\n"
@@ -734,16 +733,13 @@ static int run(const void *given, char **operands, int n_operands) {
     memset(&made, 0, sizeof made);
     made.asked = asked;
     made.kind = (cf_schedule_kind)asked->kind;
-    if (priced.gang > 1 && !priced.lockstep && asked->pipeline.stages == 1 && asked->kind == 0)
-        made.kind = CF_SCHEDULE_PAPER;
     if (pipeline_asked.model.stage_layers) pipeline_asked.model.n_virtual = asked->n_virtual; /* whose layers they are */
     if (code == CLI_OK) code = pipeline_open("plan", &pipeline_asked, asked->packing.ranks, &made.pipe);
     if (code != CLI_OK) return code;
     code = pipeline_price_gangs(&made.pipe, &priced);
     if (code == CLI_OK) code = packing_make(&priced, operands[0], &made.packed);
     if (code == CLI_OK) pipeline_take_gangs(&made.pipe, made.packed.plan);
-    made.pipe.lockstep = priced.lockstep;
-    if (code == CLI_OK && pipeline_in_step(&made.pipe, made.packed.plan, made.kind) &&
+    if (code == CLI_OK && made.pipe.lockstep &&
         pipeline_columns(&made.pipe, made.packed.plan, &made.columns, &error) != CF_OK)
         code = cli_error(&error, NULL);
     if (code == CLI_OK) {

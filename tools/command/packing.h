@@ -50,9 +50,9 @@ typedef struct packing_options {
 
 #define PACKING_GANG_OPTION(type, member)                                                                          \
     {.name = "--gang", .value = "G", .kind = CLI_NUMBER, .offset = offsetof(type, member.gang), .min = 1,          \
-     .max = CF_MAX_RANKS, .help = "spread a sequence that is dear over up to G of the ranks, which\n"              \
+     .max = CF_MAX_RANKS, .help = "spread an expensive sequence over up to G of the ranks, which\n"               \
      "run it together, each a part, by what the GPU's links take;\n"                                               \
-     "--ranks G or more"}
+     "--ranks G or more; all ranks run in step, as with --lockstep"}
 
 /* A packed list. */
 typedef struct packing {

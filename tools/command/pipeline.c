@@ -367,6 +367,7 @@ int pipeline_price_gangs(pipeline *p, packing_options *how) {
     pipeline_costs costs;
     cf_error error;
 
+    p->lockstep = how->lockstep || how->gang > 1;
     if (how->gang < 2) return CLI_OK;
     p->gang = how->gang;
     if (pipeline_costs_make(p, 1, how->chunk_size, CF_RECOMPUTE_DEFAULT, &costs, &error) != CF_OK)
@@ -599,11 +600,6 @@ static cf_schedule_desc describe(const pipeline *p, const pipeline_case *what) {
     return desc;
 }
 
-int pipeline_in_step(const pipeline *p, const cf_plan *plan, cf_schedule_kind kind) {
-    int64_t rows;
-    return p->lockstep || (packing_gangs(plan, &rows) > 0 && (kind != CF_SCHEDULE_PAPER || p->n_stages > 1));
-}
-
 cf_result pipeline_columns(const pipeline *p, const cf_plan *plan, cf_plan **columns, cf_error *error) {
     cf_pass_cost cost = {0, 1, 0};
     pipeline_costs costs;
@@ -649,7 +645,7 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     int64_t *limits = NULL, n_virtual = desc.shape.n_virtual;
     cf_result result;
 
-    if (pipeline_in_step(p, plan, what->kind)) return make_in_step(p, plan, what, out, error);
+    if (p->lockstep) return make_in_step(p, plan, what, out, error);
     memset(&fresh, 0, sizeof fresh);
     result = pipeline_costs_make(p, n_virtual, plan->chunk_size, what->recompute, &costs, error);
     if (result != CF_OK) return result;

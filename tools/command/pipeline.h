@@ -142,15 +142,15 @@ typedef struct pipeline {
     const pipeline_options *asked;
     int64_t budget;
     int64_t gang; /* most ranks that share a sequence */
-    int lockstep; /* 1: all ranks have one list of passes */
+    int lockstep; /* 1: all ranks have one list of passes, as gangs do */
 } pipeline;
 
 /* `command` is for messages. Returns an exit code; after CLI_OK pipeline_close is due. */
 int pipeline_open(const char *command, const pipeline_options *asked, int64_t n_ranks, pipeline *out);
 void pipeline_close(pipeline *p);
 
-/* With --gang: takes what cf_pack needs to choose its widths into *how, which is what to pack with; memory: and once
-   that is done what is gathered of the plan. Returns an exit code. */
+/* Takes from *how, which is what to pack with, whether ranks run in step. With --gang gives it what cf_pack needs to
+   choose its widths; take: and takes what is gathered of the plan. Returns an exit code. */
 int pipeline_price_gangs(pipeline *p, packing_options *how);
 void pipeline_take_gangs(pipeline *p, const cf_plan *plan);
 
@@ -200,10 +200,7 @@ typedef struct pipeline_run {
     double in_step;           /* where all ranks have one list: how long they take, beside what gangs gather */
 } pipeline_run;
 
-/* Whether all ranks have one list: with lockstep, and where gangs are not scheduled by paper on one stage. */
-int pipeline_in_step(const pipeline *p, const cf_plan *plan, cf_schedule_kind kind);
-
-/* The columns that it is made of; a chunk is as dear as its forward on the first stage. To be given to cf_plan_free. */
+/* The columns that a list of all ranks is made of; a chunk is as dear as its forward on the first stage. To be given to cf_plan_free. */
 cf_result pipeline_columns(const pipeline *p, const cf_plan *plan, cf_plan **columns, cf_error *error);
 
 /* Where it is known what a GPU may hold, `best` is held to that, and so are other kinds where it was given as an

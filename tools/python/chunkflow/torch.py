@@ -17,8 +17,8 @@ into `own` as a Border. chunkflow.huggingface has such a function for the models
 
 All of a batch, every step of what is elsewhere called gradient accumulation, is one call: it is planned as a whole.
 Under torch.distributed every rank gives the whole batch, and each trains its own chunks. Gradients and loss are then
-those of the batch on every rank. With gang=N a sequence that is dear may be spread over up to N of them, which hand
-each other K and V in every layer (`inputs.gang`). Step(..., share=N) computes once what sequences have in common from N
+those of the batch on every rank. With gang=N an expensive sequence may be spread over up to N of them, which run in step
+and hand each other K and V in every layer (`inputs.gang`). Step(..., share=N) computes once what sequences have in common from N
 first tokens on, as answers to one prompt do: K and V of a chunk's prefix then come from several places, rows see each
 other by `inputs.key_ends`, and a row where sequences part has several targets. The module may be plain or in
 DistributedDataParallel (its gradients are summed once a step, without its hooks), or sharded by fully_shard (FSDP2),
@@ -457,11 +457,12 @@ class Step:
         """group: the ranks among which chunks are dealt out (default: all of them). share: compute once what sequences
         have in common, from so many first tokens on (0: nothing); once: see Batch. Equal tokens must mean the same: no
         images, no routes that were recorded for one of them. The other options are those of chunkflow.pack; with
-        lockstep=1 all ranks run the same kinds of passes in the same order, and a module that fully_shard has sharded
+        lockstep=1, and with gang=2 or more, all ranks run the same kinds of passes in the same order, and a module that fully_shard has sharded
         gathers and frees its weights in every pass, as it was told to. In a pass that keeps nothing the head may be
         left out: it must not be sharded by itself."""
         self.module, self.forward, self.chunk_size, self.k, self.seed = module, forward, chunk_size, k, seed
         self.loss, self.group, self.share, self.once, self.options = loss, group, share, once, options
+        self.in_step = bool(options.get("lockstep")) or options.get("gang", 0) > 1
         self.gangs: dict[int, Any] = {}
         self.n_ranks, self.rank = 1, 0
         if dist.is_initialized():
@@ -472,10 +473,9 @@ class Step:
         options = self.options if shares is None else {**self.options, "shares": shares, "share_least": self.share,
                                                               "no_copies": self.once}
         plan = chunkflow.pack(lengths, self.chunk_size, n_ranks=self.n_ranks, **options)
-        if self.options.get("lockstep"):
+        if self.in_step:
             return plan, plan.schedule_of(plan.columns(options.get("cost")).schedule(k=self.k), self.rank)
-        kind = "paper" if (plan.groups["gang"] > 0).any() else "best"  # a gang's ranks need one order of its passes
-        return plan, plan.schedule(k=self.k, rank=self.rank, kind=kind)
+        return plan, plan.schedule(k=self.k, rank=self.rank)
 
     def _form_gangs(self, plan: chunkflow.Plan) -> None:
         """Makes the process groups that a plan needs beside those of batches before; all ranks come here together."""
@@ -546,7 +546,7 @@ class Step:
         for m in sharded:
             m.set_gradient_divide_factor(1.0)
         root = sharded[0]
-        if not self.options.get("lockstep"):
+        if not self.in_step:
             root.set_reshard_after_forward(False)
             root.set_reshard_after_backward(False)
         root.set_requires_gradient_sync(False)
