@@ -836,7 +836,7 @@ CF_DEVICE void global_store_16(void *to, uint4 value) { *static_cast<uint4 *>(to
 CF_DEVICE void global_update_8(float *to, float x, float y, bool overwrite, bool wanted) {
     asm volatile("{\n.reg .pred read, write;\n.reg .f32 x, y;\nmov.f32 x, 0f00000000;\nmov.f32 y, 0f00000000;\n"
                  "setp.ne.b32 read, %3, 0;\nsetp.ne.b32 write, %4, 0;\n"
-                 "@read ld.global.v2.f32 {x, y}, [%0];\nadd.f32 x, x, %1;\nadd.f32 y, y, %2;\n"
+                 "@read ld.global.v2.f32 {x, y}, [%0];\nadd.rn.f32 x, x, %1;\nadd.rn.f32 y, y, %2;\n"
                  "@write st.global.v2.f32 [%0], {x, y};\n}" ::"l"(__cvta_generic_to_global(to)), "f"(x), "f"(y),
                  "r"((int)(wanted && !overwrite)), "r"((int)wanted)
                  : "memory");
@@ -1035,8 +1035,13 @@ const bool WITH_VARIANTS = true;
 const bool WITH_VARIANTS = false;
 #endif
 
+/* Compilers may fuse a product and the sum that it is for, in some rows of a tile and not in others. So such a product
+   is fused by name (fmaf) or kept apart by name (__fmul_rn) wherever the bits of a result, or a branch, hang on it. */
+
 /* tanh, to an absolute error of about 2e-7. */
-CF_DEVICE float tanh_fast(float x) { return 1.0f - 2.0f * reciprocal_fast(1.0f + exp2_fast(2.885390081777927f * x)); }
+CF_DEVICE float tanh_fast(float x) {
+    return fmaf(-2.0f, reciprocal_fast(1.0f + exp2_fast(2.885390081777927f * x)), 1.0f);
+}
 
 template <typename T> CF_DEVICE float to_float(T x);
 template <> CF_DEVICE float to_float<float>(float x) { return x; }
@@ -1070,7 +1075,7 @@ template <typename T> CF_DEVICE float dot_8(uint4 x, uint4 y) {
     memcpy(a, &x, 16);
     memcpy(b, &y, 16);
     CF_UNROLL
-    for (int i = 0; i < 8; i++) sum += to_float<T>(a[i]) * to_float<T>(b[i]);
+    for (int i = 0; i < 8; i++) sum = fmaf(to_float<T>(a[i]), to_float<T>(b[i]), sum);
     return sum;
 }
 
@@ -2211,6 +2216,12 @@ template <int M> CF_DEVICE void clear(running<M> &r) {
     }
 }
 
+/* Returns the factor of results that were relative to the score `before` and are to be relative to `top`. It is 1 where
+   the two are the same, so that the rows need no scaling then. base: top x scale_log2, rounded. */
+CF_DEVICE float shrink_to(float top, float base, float before, float scale_log2) {
+    return before == top ? 1.0f : exp2_fast(fmaf(before, scale_log2, -base));
+}
+
 /* Turns one row (half 0 or 1) of scores into exponentials relative to the greatest one so far. Returns what earlier
    results are to be multiplied by. */
 template <int N>
@@ -2220,15 +2231,15 @@ CF_DEVICE float soften_row(float (&s)[N][4], int half, float &row_top, float &ro
     for (int j = 0; j < N; j++) top = fmaxf(top, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
     top = quad_max(top);
     /* A row that has seen nothing yet has top = -inf; any finite base gives it exponentials of 0. */
-    const float base = top == -INFINITY ? 0.0f : top * scale_log2;
-    const float shrink = exp2_fast(row_top * scale_log2 - base);
+    const float base = top == -INFINITY ? 0.0f : __fmul_rn(top, scale_log2);
+    const float shrink = shrink_to(top, base, row_top, scale_log2);
     row_top = top;
-    row_sum *= shrink;
+    row_sum = __fmul_rn(row_sum, shrink);
     CF_UNROLL
     for (int j = 0; j < N; j++) {
         CF_UNROLL
         for (int e = 2 * half; e < 2 * half + 2; e++) {
-            s[j][e] = exp2_fast(s[j][e] * scale_log2 - base);
+            s[j][e] = exp2_fast(fmaf(s[j][e], scale_log2, -base));
             row_sum += s[j][e];
         }
     }
@@ -2271,7 +2282,7 @@ CF_DEVICE void finish_rows(float (&o)[M][O][4], running<M> &r, const fused_param
             if (p.lse != NULL && lane % 4 == 0 && packed < n_rows) {
                 const int token = packed / p.group, q_head = (head - token) * p.group.by + packed;
                 p.lse[q_head * p.lse_stride + t.q_start + token] =
-                    sum == 0.0f ? -INFINITY : r.top[i][half] * (p.scale_log2 * LN_2) + logf(sum);
+                    sum == 0.0f ? -INFINITY : fmaf(r.top[i][half], p.scale_log2 * LN_2, logf(sum));
             }
         }
     }
@@ -2406,16 +2417,19 @@ CF_DEVICE void join_part(float (&o)[M][HEAD / 8][4], running<M> &r, const float 
         for (int half = 0; half < 2; half++) {
             const int at = 2 * i + half, sum_at = at + 2 * M;
             const float its_top = softmax[0][at / 4][at % 4], top = fmaxf(r.top[i][half], its_top);
-            const float base = top == -INFINITY ? 0.0f : top * scale_log2; /* as in soften_row */
-            keep[i][half] = exp2_fast(r.top[i][half] * scale_log2 - base);
-            add[i][half] = exp2_fast(its_top * scale_log2 - base);
+            const float base = top == -INFINITY ? 0.0f : __fmul_rn(top, scale_log2); /* as in soften_row */
+            keep[i][half] = shrink_to(top, base, r.top[i][half], scale_log2);
+            add[i][half] = shrink_to(top, base, its_top, scale_log2);
             r.top[i][half] = top;
-            r.sum[i][half] = r.sum[i][half] * keep[i][half] + softmax[0][sum_at / 4][sum_at % 4] * add[i][half];
+            const float its_sum = softmax[0][sum_at / 4][sum_at % 4];
+            r.sum[i][half] = fmaf(its_sum, add[i][half], __fmul_rn(r.sum[i][half], keep[i][half]));
         }
     }
     float x[M][HEAD / 8][4];
     load_part<THREADS>(x, from, thread);
-    each_sum(o, [&](float &sum, int i, int j, int e) { sum = sum * keep[i][e / 2] + x[i][j][e] * add[i][e / 2]; });
+    each_sum(o, [&](float &sum, int i, int j, int e) {
+        sum = fmaf(x[i][j][e], add[i][e / 2], __fmul_rn(sum, keep[i][e / 2]));
+    });
 }
 
 /* The rows of a split forward tile: the outputs of its parts, each scaled down to the greatest score of all of them.
@@ -2921,7 +2935,7 @@ CF_DEVICE void differentiate(float (&s)[N][4], float (&dp)[N][4], int half, floa
             CF_UNROLL
             for (int e = 2 * half; e < 2 * half + 2; e++) {
                 const float bent = s[j][e] * inverse_cap;
-                dp[j][e] = bent < -1.0f ? 0.0f : (dp[j][e] - dot) * (1.0f - bent * bent);
+                dp[j][e] = bent < -1.0f ? 0.0f : (dp[j][e] - dot) * fmaf(-bent, bent, 1.0f);
             }
         }
         dot = 0.0f;
@@ -2930,7 +2944,7 @@ CF_DEVICE void differentiate(float (&s)[N][4], float (&dp)[N][4], int half, floa
     for (int j = 0; j < N; j++) {
         CF_UNROLL
         for (int e = 2 * half; e < 2 * half + 2; e++) {
-            s[j][e] = exp2_fast(s[j][e] * scale_log2 - log_sum);
+            s[j][e] = exp2_fast(fmaf(s[j][e], scale_log2, -log_sum));
             dp[j][e] = s[j][e] * (dp[j][e] - dot);
         }
     }
@@ -3354,7 +3368,7 @@ template <int N> CF_DEVICE void hopper_exponentiate(float (&s)[N][4], shared_add
         const float2 log_sum = load_pair(log_sums + (shared_address)(32 * j));
         CF_UNROLL
         for (int e = 0; e < 4; e++)
-            s[j][e] = exp2_fast(s[j][e] * scale_log2 - (e % 2 ? log_sum.y : log_sum.x));
+            s[j][e] = exp2_fast(fmaf(s[j][e], scale_log2, -(e % 2 ? log_sum.y : log_sum.x)));
     }
 }
 
@@ -3362,7 +3376,7 @@ template <int N> CF_DEVICE void hopper_exponentiate(float (&s)[N][4], shared_add
 template <int N> CF_DEVICE void hopper_bend(float (&dp)[N][4], const float (&s)[N][4], float inverse_cap) {
     each_sum(dp, [&](float &x, int j, int e) {
         const float bent = s[j][e] * inverse_cap;
-        x = bent < -1.0f ? 0.0f : x * (1.0f - bent * bent);
+        x = bent < -1.0f ? 0.0f : x * fmaf(-bent, bent, 1.0f);
     });
 }
 
@@ -3572,7 +3586,8 @@ struct score_params : attention_views { /* at the block's first row, key and hea
 CF_DEVICE float masked_score(const score_params &p, float dot, int begin, int end, int column) {
     const int key = p.first_key + column;
     if (key < begin || key >= end) return -INFINITY;
-    return p.cap != 0.0f ? p.cap * tanhf(dot * p.scale / p.cap) : dot * p.scale;
+    const float score = __fmul_rn(dot, p.scale);
+    return p.cap != 0.0f ? __fmul_rn(p.cap, tanhf(score / p.cap)) : score;
 }
 
 /* One warp a row. */
@@ -3632,14 +3647,14 @@ __global__ void __launch_bounds__(UNFUSED_THREADS) softmax_backward_kernel(const
     const T *out = reinterpret_cast<const T *>(p.out.data) + row * p.out.row + head * p.out.head;
     const T *dout = reinterpret_cast<const T *>(p.dout.data) + row * p.dout.row + head * p.dout.head;
     float dot = 0.0f;
-    for (int i = lane; i < p.head_size; i += 32) dot += to_float<T>(out[i]) * to_float<T>(dout[i]);
+    for (int i = lane; i < p.head_size; i += 32) dot = fmaf(to_float<T>(out[i]), to_float<T>(dout[i]), dot);
     dot = warp_sum(dot);
     const float lse = p.lse[head * p.lse_stride + token];
     for (int j = lane; j < p.n_keys; j += 32) {
         const float score = masked_score(p, p.scores[at * p.ld + j], begin, end, j);
         const float prob = expf(score - lse);
         float slope = prob == 0.0f ? 0.0f : prob * (p.dprobs[at * p.ld + j] - dot) * p.scale;
-        if (p.cap != 0.0f && prob != 0.0f) slope *= 1.0f - score / p.cap * (score / p.cap);
+        if (p.cap != 0.0f && prob != 0.0f) slope *= fmaf(-(score / p.cap), score / p.cap, 1.0f);
         static_cast<T *>(p.probs)[at * p.ld + j] = from_float<T>(prob);
         static_cast<T *>(p.slopes)[at * p.ld + j] = from_float<T>(slope);
     }

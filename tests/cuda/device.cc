@@ -147,6 +147,17 @@ cf_attention_path last_path() {
 #endif
 }
 
+int largest_mma_head() {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    return 256;
+#else
+    int device = 0, bytes = 0;
+    CHECK(cudaGetDevice(&device) == cudaSuccess);
+    CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess);
+    return bytes >= 160 << 10 ? 256 : 128;
+#endif
+}
+
 /* With CHUNKFLOW_TEST_WGMMA in the environment, what is asked of one fused path is asked of the other, but where a test
    counts a path's tiles and instructions, or compares with its bits: that one names the path. */
 static bool asks_for_wgmma(const run_options &o) {
@@ -175,6 +186,8 @@ static cf_attention_desc describe(const host_problem &p, const run_options &o) {
     d.cache_bytes = o.cache;
 #ifdef CHUNKFLOW_CUDA_EMULATION
     d.arch = d.path == CF_ATTENTION_WGMMA ? 90 : o.arch;
+#else
+    d.arch = o.arch == 86 && d.path == CF_ATTENTION_MMA ? 86 : 0; /* a device runs what is laid out for less memory */
 #endif
     return d;
 }

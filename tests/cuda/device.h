@@ -35,6 +35,9 @@ bool call_ok(cf_result code, const cf_error &error);
 /* The last path in the order of the enum that can run here: the one with wgmma is for compute capability 9.0 only. */
 cf_attention_path last_path();
 
+/* The largest head size that the path with mma has here: 128 where a block has little shared memory. */
+int largest_mma_head();
+
 /* Fails the running test, and returns false, where a call fails, a fault is counted, or a byte outside the slices
    changed. */
 bool run_on_device(const host_problem &p, const host_inputs &in, const run_options &o, device_results *to);

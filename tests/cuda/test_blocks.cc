@@ -558,7 +558,8 @@ TEST(fused) {
         g.n_layers = 1;
         const bool small = i > harness_rounds(5, 0);
         g.n_heads = i == 2 ? 7 : small ? 2 : 4, g.n_kv_heads = i == 2 || small ? 1 : 2;
-        g.head_size = i == 3 && g.path == CF_ATTENTION_MMA ? 256 : i % 3 == 2 ? 128 : i == 4 ? 40 : 64;
+        const bool large = i == 3 && g.path == CF_ATTENTION_MMA && largest_mma_head() == 256;
+        g.head_size = large ? 256 : i % 3 == 2 ? 128 : i == 4 ? 40 : 64;
         g.own = small ? std::vector<int>{45, 1, 33} : i % 2 ? std::vector<int>{70, 1, 65} : std::vector<int>{90, 60};
         g.documents = {20, 33};
         g.block_rows = i % 2 ? 40 : 64;

@@ -129,25 +129,26 @@ void finish_warp(warp &w) {
     if (!b.copies.empty()) stop(w, "the block ends while a bulk copy is on its way");
 }
 
+static std::string wait_of(const warp &w, int lane) {
+    const bool waits = w.waiting >> lane & 1;
+    const instruction &i = w.of->code[(size_t)w.at[lane] - (waits && w.kind == AT_BARRIER ? 1 : 0)];
+    std::string what = "other lanes";
+    if (waits && w.kind == AT_BARRIER) what = "barrier " + std::to_string(w.wait_address[0]);
+    if (waits && w.kind == AT_REGISTERS) what = "registers";
+    if (waits && w.kind == AT_MBARRIER)
+        what = "parity " + std::to_string(w.wait_parity[lane]) + " of the mbarrier at " +
+               std::to_string(w.wait_address[lane]);
+    return "waits for " + what + " at line " + std::to_string(i.line) + " (" + i.name + ")";
+}
+
 std::string who_waits(const block &b) {
     std::string all;
     for (const warp &w : b.warps) {
-        if (!w.live) continue;
-        all += "\n  warp " + std::to_string(w.index) + ":";
-        for (int l = 0; l < LANES; l++) {
-            if (!(w.live >> l & 1)) continue;
-            const bool waits = w.waiting >> l & 1;
-            const instruction &i = w.of->code[(size_t)w.at[l] - (waits && w.kind == AT_BARRIER ? 1 : 0)];
-            const std::string what = waits && w.kind == AT_BARRIER ? "barrier " + std::to_string(w.wait_address[0])
-                                     : waits && w.kind == AT_MBARRIER
-                                         ? "parity " + std::to_string(w.wait_parity[l]) + " of the mbarrier at " +
-                                               std::to_string(w.wait_address[l])
-                                     : waits ? "registers"
-                                             : "other lanes";
-            all += " lane " + std::to_string(l) + " waits for " + what + " at line " + std::to_string(i.line) + " (" +
-                   i.name + ");";
-            if (w.live == w.waiting && w.kind == AT_BARRIER) break;
-        }
+        std::map<std::string, int> lanes;
+        for (int l = 0; l < LANES; l++)
+            if (w.live >> l & 1) lanes[wait_of(w, l)]++;
+        for (const auto &one : lanes)
+            all += "\n  warp " + std::to_string(w.index) + ": " + std::to_string(one.second) + " lanes: " + one.first;
     }
     return all;
 }

@@ -129,7 +129,7 @@ struct warp {
     uint32_t mask;                          /* lanes that run this instruction */
     uint32_t active, live, parked, waiting; /* lanes at pc; not returned; that wait for others of the warp, for more */
     int pc, next;
-    bool split, yields;               /* lanes went apart, each with its pc; others have their turn */
+    bool split, yields, apart; /* lanes went apart, each with its pc; others have their turn; not all are at pc */
     alignas(64) int32_t lanes[LANES]; /* the mask, 0 or -1 for each lane */
     int at[LANES];
     wait_kind kind;

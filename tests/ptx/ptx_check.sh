@@ -23,7 +23,7 @@ run() {
     if [ "$status" -eq 0 ] && tail -n 1 "$work/out" | grep -q '^[1-9][0-9]* passed, 0 failed'; then
         ok "$name: $(tail -n 1 "$work/out")"
     else
-        fail "$name" "status $status: $(cat "$work/out" "$work/err" | tail -n 3)" "$work/err"
+        fail "$name" "status $status: $(last_line)" "$work/err"
     fi
 }
 

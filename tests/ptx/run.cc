@@ -44,6 +44,7 @@ static int take_lanes(warp &w) {
             else if (w.at[l] > first) second = std::min(second, w.at[l]);
         }
     w.parked &= ~w.active;
+    w.apart = w.active != ready;
     w.pc = first;
     return second;
 }
@@ -65,7 +66,8 @@ static bool are_together(warp &w, const instruction &i) {
     return false;
 }
 
-/* Runs the lanes that are taken until they part, wait, return, or come to where others are. */
+/* Runs the lanes that are taken until they part, wait, return, or come to where others are; after a jump back others
+   may be the first. */
 template <bool CHECKED> static void run_lanes(warp &w, int others) {
     const instruction *code = w.of->code.data();
     set_mask(w, w.active);
@@ -83,8 +85,9 @@ template <bool CHECKED> static void run_lanes(warp &w, int others) {
             i.run(w, i);
             if (w.split) return;
         }
+        const bool back = w.next <= w.pc;
         w.pc = w.next;
-        if (w.pc >= others || w.yields) {
+        if (w.pc >= others || w.yields || (back && w.apart)) {
             leave_lanes(w, w.active, w.pc);
             return;
         }
