@@ -10,7 +10,8 @@
 #   make fuzz MINUTES=n   searches for inputs that break something (clang); n minutes in all, shared by the targets; default 9
 #   make test-cuda  the CUDA file and example under a host emulation, and a real compile where nvcc is; part of make test
 #   make test-ptx   the CUDA file as nvcc compiles it, run on a CPU (tests/ptx); SUITE=attention, ARCH=80, 86 or 90 choose
-#   make test-torch the command's CSV in PyTorch's pipelining, and training chunk by chunk beside plain training, in an environment under build/ that takes about 6 GB
+#   make test-torch the command's CSV in PyTorch's pipelining, and training chunk by chunk beside plain training, in an environment
+#                   of about 6 GB that it makes once, in the user's cache
 #   make test-gpu   the CUDA tests on a device (skipped without one)
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
 #   make shared     both libraries as one shared library, and their declarations, for tools/python and others
@@ -42,13 +43,18 @@ WARN    := -Wall -Wextra -Wpedantic -Wconversion -Wshadow $(WERROR)
 CSTD    := -std=c99
 CPPFLAGS += -I.
 
+# Compilers are asked in a folder under TMPDIR. Where that cannot be used, "no" would be no answer.
+ifneq ($(shell d=$$(mktemp -d) && printf '\043!/bin/sh\n' >"$$d/t" && chmod 700 "$$d/t" && "$$d/t" && echo yes; rm -rf "$$d"),yes)
+$(error no program can be made and run in TMPDIR ($(or $(TMPDIR),/tmp)), so what the compiler can do is not known)
+endif
+
 # What the compiler at hand can do, asked once by compiling and linking a line of C.
-can = $(shell d=$$(mktemp -d) && printf '%s\n' 'int main(void) { return 0; }' >$$d/t.c && \
-        $(CC) $(1) $$d/t.c -o $$d/t >/dev/null 2>&1 && $$d/t >/dev/null 2>&1 && echo yes; rm -rf $$d)
+can = $(shell d=$$(mktemp -d) && printf '%s\n' 'int main(void) { return 0; }' >"$$d/t.c" && \
+        $(CC) $(1) "$$d/t.c" -o "$$d/t" >/dev/null 2>&1 && "$$d/t" >/dev/null 2>&1 && echo yes; rm -rf "$$d")
 OPENMP   := $(if $(call can,-fopenmp),-fopenmp)
 comma    := ,
-can_cxx = $(shell d=$$(mktemp -d) && printf '%s\n' 'int main() { return new int(0) == nullptr; }' >$$d/t.cc && \
-        $(CXX) -std=c++17 $(1) $$d/t.cc -o $$d/t >/dev/null 2>&1 && echo yes; rm -rf $$d)
+can_cxx = $(shell d=$$(mktemp -d) && printf '%s\n' 'int main() { return new int(0) == nullptr; }' >"$$d/t.cc" && \
+        $(CXX) -std=c++17 $(1) "$$d/t.cc" -o "$$d/t" >/dev/null 2>&1 && echo yes; rm -rf "$$d")
 ifeq ($(origin SANITIZE),undefined)
 SANITIZE := $(if $(call can,-fsanitize=address$(comma)undefined),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
 endif
@@ -58,8 +64,8 @@ PROGRAMS := $(BUILD)/chunkflow $(BUILD)/hello $(BUILD)/hello_tree $(BUILD)/train
 # The pipeline of processes needs MPI (Debian: openmpi-bin libopenmpi-dev); all else works without it. CC compiles it.
 MPICC ?= mpicc
 MPI_COMPILE := OMPI_CC="$(CC)" MPICH_CC="$(CC)" $(MPICC)
-ifeq ($(shell d=$$(mktemp -d) && echo 'int main(void) { return MPI_SUCCESS; }' >$$d/t.c && \
-        $(MPI_COMPILE) -include mpi.h $$d/t.c -o $$d/t >/dev/null 2>&1 && echo yes; rm -rf $$d),yes)
+ifeq ($(shell d=$$(mktemp -d) && echo 'int main(void) { return MPI_SUCCESS; }' >"$$d/t.c" && \
+        $(MPI_COMPILE) -include mpi.h "$$d/t.c" -o "$$d/t" >/dev/null 2>&1 && echo yes; rm -rf "$$d"),yes)
 MPI_PROGRAMS := $(BUILD)/pipeline_mpi $(BUILD)/pipeline_mpi_f64
 MPI_TESTS    := $(addprefix $(BUILD)/test/,pipeline_mpi_f64 lockstep_mpi gangs_mpi)
 PROGRAMS     += $(MPI_PROGRAMS)
@@ -589,25 +595,18 @@ test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(CUDA_BUILD)/bench_a
 	    "sh tests/cuda/cuda_record.sh" "sh tests/cuda/cuda_compile.sh"
 
 # PyTorch from the package index that pip knows, with all that it asks for: the libraries of its GPU build are linked, so
-# it does not start without them. Once; part of no other target. torchtitan asks for older data sets than TRL, and the test
-# uses neither's.
-PYTHON        ?= python3
-TORCH_PACKAGE ?= torch==2.15.0 transformers==5.23.0 trl==1.16.0 peft
-TORCH_PYTHON  := $(BUILD)/torch/bin/python
+# it does not start without them. torchtitan asks for older data sets than TRL, and the test uses neither's.
+TORCH_PACKAGE ?= torch==2.15.0 transformers==5.23.0 trl==1.16.0 peft==0.21.2 numpy==2.4.6 cffi==2.1.1 tyro==1.0.17 \
+                 einops==0.8.2
+TORCH_ALONE   ?= torchtitan==0.3.0 spmd_types==0.2.3
+TORCH_SUITES  := families training lockstep microbatches wheel lengths
 
-$(BUILD)/torch/installed: | $(BUILD)
-	$(PYTHON) -m venv $(BUILD)/torch
-	$(TORCH_PYTHON) -m pip install $(TORCH_PACKAGE) numpy cffi tyro einops
-	$(TORCH_PYTHON) -m pip install --no-deps torchtitan==0.3.0 spmd_types==0.2.3
-	touch $@
-
-test-torch: $(BUILD)/chunkflow $(SHARED) $(BUILD)/torch/installed
-	OMP_NUM_THREADS=1 $(TORCH_PYTHON) -B tests/torch/check.py $(BUILD)/chunkflow
-	for test in families training lockstep microbatches wheel lengths; do \
-	    OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) $(TORCH_PYTHON) -B tests/torch/$$test.py || exit 1; done
-	for test in pipelines titan; do OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) \
-	    $(TORCH_PYTHON) -B tests/torch/$$test.py $(abspath $(BUILD))/chunkflow || exit 1; done
-	PYTHON="$(abspath $(TORCH_PYTHON))" BUILD="$(BUILD)" sh tests/cuda/train_judge_check.sh rival
+test-torch: $(BUILD)/chunkflow $(SHARED)
+	@python=$$(sh tests/torch/environment.sh "$(PYTHON)" "$(TORCH_PACKAGE)" "$(TORCH_ALONE)") && \
+	export OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) PYTHON="$$python" BUILD="$(BUILD)" && \
+	sh tests/run.sh $(foreach test,$(TORCH_SUITES),"$$python -B tests/torch/$(test).py") \
+	    $(foreach test,check counts pipelines titan,"$$python -B tests/torch/$(test).py $(abspath $(BUILD))/chunkflow") \
+	    "sh tests/cuda/train_judge_check.sh rival"
 
 test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda/cuda_device.sh" "sh tests/cuda/executor_check.sh device"
@@ -628,7 +627,7 @@ test: $(CUDA_TESTS) $(PTX_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	    "$(TEST_BUILD)/unit" \
 	    "sh tests/meta/compile.sh" \
 	    "sh tests/cuda/executor_check.sh" \
-	    "env $(CLI) sh tests/command/cli_pipeline.sh" \
+	    "env $(CLI) sh tests/command/transcript.sh tests/command/cli_pipeline.transcript" \
 	    "$(TEST_BUILD)/search" \
 	    "env $(CLI) sh tests/command/report_check.sh" \
 	    "sh tests/cuda/cuda_compile.sh" \
@@ -735,19 +734,20 @@ release: | $(BUILD)
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
-PLACE   := $(DESTDIR)$(PREFIX)
+PLACE   := '$(subst ','\'',$(DESTDIR)$(PREFIX))'# for the shell, whatever is in it
 VERSION := $(shell sed -n 's/^.define CHUNKFLOW_VERSION "\(.*\)"/\1/p' chunkflow.h)
 INSTALL ?= install
 MODULE  := $(addprefix tools/python/chunkflow/,__init__.py torch.py huggingface.py trainer.py megatron.py lengths.py py.typed)
 
-INSTALLED := bin/chunkflow include/chunkflow.h include/chunkflow_tune.h include/chunkflow_cuda.cu \
-             share/pkgconfig/chunkflow.pc share/man/man1/chunkflow.1 \
-             share/bash-completion/completions/chunkflow share/fish/vendor_completions.d/chunkflow.fish \
+WRITTEN   := share/pkgconfig/chunkflow.pc share/man/man1/chunkflow.1 \
+             share/bash-completion/completions/chunkflow share/fish/vendor_completions.d/chunkflow.fish
+INSTALLED := bin/chunkflow include/chunkflow.h include/chunkflow_tune.h include/chunkflow_cuda.cu $(WRITTEN) \
              $(addprefix share/chunkflow/,chunkflow.schema.json $(MODULE:tools/%=%) \
                  $(SHARED:$(BUILD)/%=python/chunkflow/%))
 
+empty   :=
 define PKG_CONFIG
-prefix=$(PREFIX)
+prefix=$(subst $(empty) ,\ ,$(PREFIX))
 includedir=$${prefix}/include
 cuda_source=$${includedir}/chunkflow_cuda.cu
 
@@ -760,18 +760,19 @@ endef
 export PKG_CONFIG
 
 install: $(BUILD)/chunkflow $(SHARED)
-	$(INSTALL) -d $(sort $(dir $(addprefix $(PLACE)/,$(INSTALLED))))
+	$(INSTALL) -d $(foreach folder,$(sort $(dir $(INSTALLED))),$(PLACE)/$(folder))
 	$(INSTALL) -m 755 $(BUILD)/chunkflow $(PLACE)/bin/chunkflow
 	$(INSTALL) -m 644 chunkflow.h tools/chunkflow_tune.h chunkflow_cuda.cu $(PLACE)/include
-	printf '%s\n' "$$PKG_CONFIG" >$(PLACE)/share/pkgconfig/chunkflow.pc
 	$(INSTALL) -m 644 tools/chunkflow.schema.json $(PLACE)/share/chunkflow
 	$(INSTALL) -m 644 $(MODULE) $(SHARED) $(PLACE)/share/chunkflow/python/chunkflow
+	printf '%s\n' "$$PKG_CONFIG" >$(PLACE)/share/pkgconfig/chunkflow.pc
 	$(BUILD)/chunkflow help man >$(PLACE)/share/man/man1/chunkflow.1
 	$(BUILD)/chunkflow help bash >$(PLACE)/share/bash-completion/completions/chunkflow
 	$(BUILD)/chunkflow help fish >$(PLACE)/share/fish/vendor_completions.d/chunkflow.fish
+	cd $(PLACE)/share && chmod 644 $(WRITTEN:share/%=%)
 
 uninstall:
-	rm -f $(addprefix $(PLACE)/,$(INSTALLED))
+	rm -f $(foreach file,$(INSTALLED),$(PLACE)/$(file))
 
 clean:
 	rm -rf $(BUILD)

@@ -706,7 +706,7 @@ typedef struct cf_model {
     int qkv_bias;     /* 1: biases on the Q, K and V projections */
     int out_bias;     /* 1: a bias on the attention output projection */
     int mlp_bias;     /* 1: biases in the MLP */
-    int qk_norm;      /* 1: an RMSNorm over each head of Q and K */
+    int qk_norm;      /* 1: an RMSNorm over each head of Q and K; 2: one over all of Q, and one over all of K */
     int no_gate;      /* 1: two MLP matrices; 0: three (SwiGLU) */
     const cf_layer *kinds; /* NULL: one kind, of the numbers above */
     int64_t n_kinds;
@@ -6087,7 +6087,8 @@ static void cf__model_set_attention(const cf_model *model, const cf_layer *kind,
     if (model->qkv_bias) s->mixer_vectors += s->q + s->kv + s->value + (kind->gate ? s->q : 0);
     if (model->out_bias) s->mixer_vectors += h;
     if (kind->sinks) s->mixer_vectors += s->heads;
-    if (model->qk_norm) s->norms += 2 * kind->head_dim;
+    if (model->qk_norm && kind->mixer != CF_MIXER_LATENT)
+        s->norms += model->qk_norm == 2 ? s->q + s->kv : 2 * kind->head_dim;
     if (kind->mixer == CF_MIXER_FULL) s->state_row = s->kv + s->value;
     else if (kind->mixer != CF_MIXER_LATENT) s->window_row = s->kv + s->value;
     if (kind->mixer != CF_MIXER_LATENT) return;
@@ -6098,7 +6099,7 @@ static void cf__model_set_attention(const cf_model *model, const cf_layer *kind,
     s->mixer_weights = h * (row + s->out) + s->expand;
     s->mixer_weights += kind->q_latent > 0 ? kind->q_latent * (h + s->q) : h * s->q;
     s->mixer_vectors = 0;
-    s->norms += kind->latent + kind->q_latent - (model->qk_norm ? 2 * kind->head_dim : 0);
+    s->norms += kind->latent + kind->q_latent;
     s->state_row = row;
 }
 

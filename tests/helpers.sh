@@ -83,6 +83,18 @@ capture() { # COMMAND...
     "$@" >"$work/out" 2>"$work/err" || status=$?
 }
 
+# Waits until COMMAND holds or the process has ended, however slow the machine is: ten minutes are for one that hangs.
+await() { # PROCESS COMMAND...
+    awaited=$1
+    tries=0
+    shift
+    until "$@" || [ $tries -ge 6000 ] || ! kill -0 "$awaited" 2>/dev/null ||
+        grep -q '^[0-9]* (.*) Z' "/proc/$awaited/stat" 2>/dev/null; do
+        sleep 0.1 2>/dev/null || sleep 1
+        tries=$((tries + 1))
+    done
+}
+
 last_line() { cat "$work/out" "$work/err" | tail -n 1; }
 
 # What was captured ended with this status and said this somewhere.

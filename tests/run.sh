@@ -3,7 +3,8 @@
 # JOBS suites run at once (default 3, for two processors: some wait for what they started now and then); what they print
 # comes in the order of the arguments.
 # A suite that ends without such a line, or with a status that contradicts it, counts as one failure more.
-# With STRICT_SKIPS=1 a skipped test counts as failed. The last line printed has the same form.
+# With STRICT_SKIPS=1 a skipped test counts as failed. The last line printed has the same form; those before it repeat
+# what failed, and in which suite.
 passed=0
 failed=0
 skipped=0
@@ -38,6 +39,15 @@ count() {
         grep -E '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' | sed 's/[^0-9 ]//g'
 }
 
+# Keeps for the end what failed in a suite; without more arguments, what its log says of that.
+again() { # SUITE [WHAT]
+    if [ $# -gt 1 ]; then printf '%s\n' "$2"
+    elif [ "${STRICT_SKIPS:-0}" = 1 ]; then grep -E '^ *FAIL(ED)? |^skip |\.\.\. skipped' "$work/$n/log"
+    else grep -E '^ *FAIL(ED)? ' "$work/$n/log"; fi | awk -v suite="$1" '{ sub(/^ */, ""); print "failed: " suite ": " $0 }' \
+        >>"$work/again"
+}
+
+: >"$work/again"
 n=0
 for suite in "$@"; do
     n=$((n + 1))
@@ -48,6 +58,8 @@ for suite in "$@"; do
     counts=$(count "$work/$n/log")
     if [ -z "$counts" ]; then
         printf 'FAIL %s: ended with status %s and no count\n' "$suite" "$status"
+        again "$suite"
+        again "$suite" "ended with status $status and no count"
         failed=$((failed + 1))
         continue
     fi
@@ -56,12 +68,15 @@ for suite in "$@"; do
     passed=$((passed + $(echo $counts | cut -d ' ' -f 1)))
     failed=$((failed + suite_failed))
     skipped=$((skipped + ${suite_skipped:-0}))
+    again "$suite"
     if [ "$status" -ne 0 ] && [ "$suite_failed" -eq 0 ]; then
         printf 'FAIL %s: status %s although nothing failed\n' "$suite" "$status"
+        again "$suite" "status $status although nothing failed"
         failed=$((failed + 1))
     fi
 done
 wait
+cut -c 1-300 "$work/again"
 
 if [ "${STRICT_SKIPS:-0}" = 1 ] && [ "$skipped" -gt 0 ]; then
     printf 'FAIL: %s skipped, and skipping is not allowed here\n' "$skipped"

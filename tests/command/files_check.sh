@@ -243,8 +243,7 @@ rm -f "$work"/point* "$log"
 env SHIM_LOG="$log" SHIM_STOP=1 LD_PRELOAD="$PWD/$work/shim.so" "$build/train_cpu" $options --stop-after 2 "$work/text" \
     >"$work/first" 2>&1 &
 first=$!
-tries=0
-while ! grep -q stopped "$log" 2>/dev/null && [ $tries -lt 200 ]; do sleep 0.05; tries=$((tries + 1)); done
+await $first grep -q stopped "$log" 2>/dev/null
 capture "$build/train_cpu" $options "$work/text"
 complained two/refused 2 "point: another trainer is running with this checkpoint$"
 same two/refused/kept "point.chunkflow-lock point.chunkflow-tmp0" "$(cd "$work" && echo point*)"

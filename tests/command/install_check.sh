@@ -35,6 +35,30 @@ else
     fail installs_these_files "$(installed | tr '\n' ' ')" "$work/log"
 fi
 
+# ---- places with blanks and quotes, a strict umask, a TMPDIR that is none ----
+
+mkdir -p "$work/in" && : >"$work/in/bystander"
+odd="$work/in st's \"x"
+(umask 077 && make -s install BUILD="$build" DESTDIR="$odd" PREFIX="/usr/my flow") >"$work/log" 2>&1
+if [ $? -eq 0 ] && [ "$(cd "$odd/usr/my flow" && find . -type f | sed 's,^\./,,' | LC_ALL=C sort)" = "$(installed)" ]; then
+    ok installs_into_odd_places
+else
+    fail installs_into_odd_places "files are missing" "$work/log"
+fi
+closed=$(find "$odd/usr" ! -perm -444 2>&1; find "$odd/usr" -type d ! -perm -111; find "$odd/usr/my flow/bin" -type f ! -perm -111)
+if [ -z "$closed" ]; then ok installs_for_everybody; else fail installs_for_everybody "$closed"; fi
+if command -v pkg-config >/dev/null; then
+    got=$(PKG_CONFIG_PATH="$odd/usr/my flow/share/pkgconfig" pkg-config --cflags chunkflow)
+    if [ "${got% }" = '-I/usr/my\ flow/include' ]; then ok pkg_config_blanks; else fail pkg_config_blanks "$got"; fi
+fi
+make -s uninstall BUILD="$build" DESTDIR="$odd" PREFIX="/usr/my flow" >"$work/log" 2>&1
+if [ $? -eq 0 ] && [ -z "$(find "$odd" -type f)" ] && [ -f "$work/in/bystander" ]; then ok uninstalls_from_odd_places
+else fail uninstalls_from_odd_places "$(find "$odd" "$work/in" -type f)" "$work/log"; fi
+
+TMPDIR=$work/none make -n clean >"$work/log" 2>&1
+if [ $? -ne 0 ] && grep -q "TMPDIR ($work/none)" "$work/log"; then ok make_needs_a_tmpdir
+else fail make_needs_a_tmpdir "make went on without asking the compiler" "$work/log"; fi
+
 commands=$("$place/bin/chunkflow" --help | sed -n '/^commands/,/^$/s/^  \([a-z]*\) .*/\1/p' | grep -v '^help$')
 options() { "$place/bin/chunkflow" help "$1" | sed -n '/^options/,/^$/s/^  \(--[a-z0-9-]*\).*/\1/p' | grep -v '^--help$'; }
 

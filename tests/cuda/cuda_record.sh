@@ -260,11 +260,7 @@ for signal in TERM HUP INT; do # as whoever runs the tests may have them ignored
     env --default-signal=TERM,HUP,INT "PATH=$(cd "$work/bin" && pwd):$PATH" "BUILD=$work/build" \
         sh tools/device/gpu_record.sh --small --programs "$work/programs" --out "$work/signal" >"$work/out" 2>&1 &
     caller=$!
-    waited=0
-    while [ ! -s "$CHILD" ] && [ $waited -lt 600 ]; do
-        sleep 0.2 2>/dev/null || sleep 1
-        waited=$((waited + 1))
-    done
+    await $caller [ -s "$CHILD" ]
     kill -$signal $caller
     status=0
     wait $caller || status=$?

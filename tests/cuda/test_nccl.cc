@@ -55,10 +55,10 @@ static cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), const A &..
 }
 
 static void join(rank_context *c) {
-    alarm(60);
+    alarm(300);
     cuda_emu_defaults();
     cuda_emu_reset();
-    cuda_emu_set_timeout(10.0);
+    cuda_emu_set_timeout(100.0);
     NCCL_OK(ncclCommInitRank(&c->comm, c->n, c->id, c->rank));
     OK(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
     OK(cudaMalloc(&c->buffer, N * 8));
@@ -342,15 +342,15 @@ static void wait_for_a_dead_peer(rank_context *c) {
     if (c->rank == 1) return;
     NCCL_OK(ncclRecv(c->buffer, N, ncclDouble, 1, c->comm, c->stream));
     const auto start = std::chrono::steady_clock::now();
-    EXPECT(cudaStreamSynchronize(c->stream) == cudaErrorLaunchTimeout); /* at once, not after 10 s */
-    EXPECT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < 8.0);
+    EXPECT(cudaStreamSynchronize(c->stream) == cudaErrorLaunchTimeout); /* at once, not after 100 s */
+    EXPECT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < 80.0);
     EXPECT(cuda_emu_faults(CUDA_EMU_DEADLOCK) == 1);
     cuda_emu_reset();
     NCCL_OK(ncclCommAbort(c->comm));
 }
 
 static void rank_that_never_comes(rank_context *c) {
-    alarm(60);
+    alarm(300);
     if (c->rank == 1) return;
     cuda_emu_set_timeout(0.3);
     EXPECT(ncclCommInitRank(&c->comm, c->n, c->id, c->rank) == ncclSystemError);

@@ -68,7 +68,7 @@ static int64_t count_tensors(const cf_model *m) {
         sum += m->heads * dim * m->hidden;                                    /* o_proj */
         if (m->qkv_bias) sum += m->heads * dim + m->kv_heads * dim + m->kv_heads * dim;
         if (m->out_bias) sum += m->hidden;
-        if (m->qk_norm) sum += dim + dim;
+        if (m->qk_norm) sum += m->qk_norm == 2 ? m->heads * dim + m->kv_heads * dim : dim + dim;
         sum += m->hidden * m->ffn + m->ffn * m->hidden; /* up_proj, down_proj */
         if (!m->no_gate) sum += m->hidden * m->ffn;     /* gate_proj */
         if (m->mlp_bias) sum += m->ffn + m->hidden + (m->no_gate ? 0 : m->ffn);
@@ -94,7 +94,7 @@ static cf_model random_model(harness_rng *rng) {
     m.qkv_bias = (int)harness_between(rng, 0, 1);
     m.out_bias = (int)harness_between(rng, 0, 1);
     m.mlp_bias = (int)harness_between(rng, 0, 1);
-    m.qk_norm = (int)harness_between(rng, 0, 1);
+    m.qk_norm = (int)harness_between(rng, 0, 2);
     m.no_gate = (int)harness_between(rng, 0, 1);
     return m;
 }
@@ -144,7 +144,8 @@ TEST(stages_add_up_to_the_model) {
         REQUIRE(cf_stage_shard(&m, &p, stages - 1, -1, &shard, NULL) == CF_OK);
         CHECK_INT(shard.layers, least); /* the stage with the head never has more */
         /* replicated: norms, biases that are added once, K and V heads beyond one each, rounding of the vocabulary */
-        sum -= (tp - 1) * (m.layers * (2 * m.hidden + (m.qk_norm ? 2 * dim : 0)) + m.hidden);
+        sum -= (tp - 1) * (m.layers * (2 * m.hidden + (m.qk_norm == 1 ? 2 * dim : 0)) + m.hidden);
+        if (m.qk_norm == 2) sum -= (replicas - 1) * m.layers * m.kv_heads * dim;
         if (m.out_bias) sum -= (tp - 1) * m.layers * m.hidden;
         if (m.mlp_bias) sum -= (tp - 1) * m.layers * m.hidden;
         sum -= (replicas - 1) * m.layers * 2 * m.kv_heads * dim * (m.hidden + (m.qkv_bias ? 1 : 0));

@@ -8,7 +8,7 @@
 # lengths, one a line (the recorded tables have the Mooncake conversation trace); without it the batches that need one,
 # and ablate, are left out. Each table replaces DIR/NAME.txt (default tools/bench/results) and begins with its date,
 # machine, compiler and command; only the name of FILE is recorded. README quotes `pack` (milliseconds and distance from
-# the bound); its charts and its table of GiB are tested by tests/command/cli_pipeline.sh and
+# the bound); its charts and its table of GiB are tested by tests/command/cli_pipeline.transcript and
 # tests/command/cli_models.transcript.
 set -eu
 

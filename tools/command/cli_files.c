@@ -328,7 +328,8 @@ static int read_entries(reader *in, cli_list *list) {
        D x 8      the first sequence of each document, and at the end S
        S          of several modalities: which one each sequence has; else nothing
 
-   What is trained as one is a document; nearly always it is one sequence. */
+   What is trained as one is a document; nearly always it is one sequence. Documents of none have the same start as the
+   next one. */
 
 #define INDEX_MAGIC "MMIDIDX\0" /* and the zero byte behind it */
 
@@ -383,6 +384,10 @@ static int read_index_head(reader *in, uint64_t *n_sequences, uint64_t *n_entrie
     if (*n_sequences > (uint64_t)in->max_sequences)
         return bad_index(in, "the number of sequences", -1, capped(*n_sequences),
                          at_most(in->max_sequences));
+    if (*n_entries < 1 || *n_entries - 1 > (uint64_t)in->max_sequences)
+        return bad_index(in, "the length of its table of documents", -1, capped(*n_entries),
+                         *n_entries < 1 ? "where each document begins, and where the last one ends" :
+                         at_most(in->max_sequences + 1));
     return CLI_OK;
 }
 
@@ -402,41 +407,46 @@ static int read_index_sequences(reader *in, uint64_t n, cli_list *list) {
                              "0 .. 2,147,483,647");
         code = append_entry(list, &capacity, &entry);
     }
-    for (i = 0; i < n && code == CLI_OK; i++)
+    for (i = 0; i < n && code == CLI_OK; i++) {
         if (!take_number(in, 8, &number)) return short_index(in);
+        if (number > INT64_MAX)
+            return bad_index(in, "the place in the .bin of sequence ", (int64_t)i, -capped(~number) - 1, "at least 0");
+    }
     return code;
 }
 
-/* Adds up the sequences of each document, in place; documents without any are left out. */
-static int read_index_documents(reader *in, uint64_t n_entries, cli_list *list) {
-    uint64_t n = (uint64_t)list->n_sequences, at = 0, next, i;
+/* Adds up the sequences of each document; one without any has no tokens. */
+static int read_index_documents(reader *in, uint64_t n_entries, const cli_list *sequences, cli_list *list) {
+    const uint64_t n = (uint64_t)sequences->n_sequences;
+    uint64_t at = 0, next, i;
+    size_t capacity = 0;
+    int code = CLI_OK;
 
-    list->n_entries = 0;
-    for (i = 0; i < n_entries; i++) {
+    for (i = 0; i < n_entries && code == CLI_OK; i++) {
         cli_entry document = {0, 1, (int64_t)i, 0, {0, 0}};
         if (!take_number(in, 8, &next)) return short_index(in);
         if (next < at || next > n || (i == 0 && next != 0))
             return bad_index(in, "the first sequence of document ", (int64_t)i, capped(next), i == 0 ? "0" :
                              "one of the sequences, in ascending order");
-        if (next == at) continue;
-        for (; at < next; at++) document.length += list->entries[at].length;
+        for (; at < next; at++) document.length += sequences->entries[at].length;
         if (document.length > CF_MAX_LENGTH)
             return bad_index(in, "the length of document ", (int64_t)i - 1, document.length,
                              at_most(CF_MAX_LENGTH));
-        list->entries[list->n_entries++] = document;
+        if (i > 0) code = append_entry(list, &capacity, &document);
     }
-    if (n_entries == 0 || at != n)
+    if (code == CLI_OK && at != n)
         return bad_index(in, "the end of the last document", -1, capped(at), cli_commas((int64_t)n));
-    list->n_sequences = (int64_t)list->n_entries;
-    return CLI_OK;
+    return code;
 }
 
 static int read_index(reader *in, cli_list *list) {
+    cli_list sequences = {0};
     uint64_t n_sequences = 0, n_entries = 0, modes = 0;
     int code = read_index_head(in, &n_sequences, &n_entries);
 
-    if (code == CLI_OK) code = read_index_sequences(in, n_sequences, list);
-    if (code == CLI_OK) code = read_index_documents(in, n_entries, list);
+    if (code == CLI_OK) code = read_index_sequences(in, n_sequences, &sequences);
+    if (code == CLI_OK) code = read_index_documents(in, n_entries, &sequences, list);
+    free(sequences.entries);
     if (code != CLI_OK) return code;
     while (modes <= n_sequences && next_byte(in) != EOF) modes++;
     if (modes != 0 && modes != n_sequences)

@@ -11,18 +11,23 @@
 /* What the types add to what the file says. */
 typedef struct model_type {
     const char *name;
-    int qkv_bias;       /* 1: always there; 2: where attention_bias says so, and never on the output */
-    int attention_bias; /* the member counts: biases on Q, K, V and the output */
-    int qk_norm;        /* 1: always there; 2: where use_qk_norm says so */
+    int qkv_bias;       /* 1: always there; 2: where attention_bias says so, and never on the output; 3: unless qkv_bias
+                           is false */
+    int attention_bias; /* the member counts: biases on Q, K, V and the output; 2: unless it is false */
+    int qk_norm;        /* 1: always there; 2: where use_qk_norm says so; 3: always, each one over all heads */
     int windowed;       /* sliding_window counts unless use_sliding_window is false; of others only where it is true */
     int experts;        /* 1: there must be some, of their own width; 2: of intermediate_size; 3: there may be some */
+    int shared;         /* 1: n_shared_experts says how many every token goes to; 2: one */
+    int latent;         /* there must be latents */
     int gate;           /* attention's output is gated, unless attn_output_gate is false */
     int shared_gate;
     int sinks;
-    int mlp_bias;
+    int mlp_bias;       /* 1: always there; 2: where mlp_bias says so */
     cf_mixer linear;    /* what linear_attention is */
     int norms;
-    int tied;           /* it says nothing where it is */
+    int tied;           /* 1: unless tie_word_embeddings is false; -1: never; 2: as the object with the sizes says, where
+                           of the others the whole model's word counts */
+    int dense;          /* where the file does not say: so many first layers have no experts */
     int every;          /* where the file does not say: the last of so many layers has full attention */
     int alone;          /* each layer is a mixer alone or an MLP, of two matrices, or experts alone */
     int64_t heads, kv_heads, head_dim, vocab; /* where the file does not say, as its own configuration class has them */
@@ -30,41 +35,45 @@ typedef struct model_type {
 
 /* Names without the "_text" that the nested object of a multimodal model has. */
 static const model_type types[] = {
-    {.name = "qwen2", .qkv_bias = 1},
-    {.name = "qwen2_vl", .qkv_bias = 1},
-    {.name = "qwen2_5_vl", .qkv_bias = 1},
-    {.name = "qwen2_moe", .qkv_bias = 1, .experts = 1, .shared_gate = 1},
-    {.name = "qwen3", .attention_bias = 1, .qk_norm = 1, .head_dim = 128},
+    {.name = "qwen2", .qkv_bias = 1, .kv_heads = 32},
+    {.name = "qwen2_vl", .qkv_bias = 1, .kv_heads = 8},
+    {.name = "qwen2_5_vl", .qkv_bias = 1, .kv_heads = 8},
+    {.name = "qwen2_moe", .qkv_bias = 3, .experts = 1, .shared_gate = 1, .kv_heads = 16},
+    {.name = "qwen3", .attention_bias = 1, .qk_norm = 1, .head_dim = 128, .kv_heads = 32},
     {.name = "mimo", .qkv_bias = 1},
-    {.name = "llama", .attention_bias = 1},
-    {.name = "granite", .attention_bias = 1},
+    {.name = "llama", .attention_bias = 1, .mlp_bias = 2},
+    {.name = "granite", .attention_bias = 1, .mlp_bias = 2},
     {.name = "granitemoe", .attention_bias = 1, .experts = 2},
-    {.name = "smollm3", .attention_bias = 1},
+    {.name = "smollm3", .attention_bias = 1, .mlp_bias = 2, .tied = 1, .kv_heads = 4},
     {.name = "phi3", .windowed = 1},
-    {.name = "mistral", .windowed = 1},
-    {.name = "mixtral", .windowed = 1, .experts = 2},
-    {.name = "qwen3_moe", .attention_bias = 1, .qk_norm = 1, .experts = 1},
-    {.name = "qwen3_vl", .attention_bias = 1, .qk_norm = 1},
-    {.name = "qwen3_vl_moe", .attention_bias = 1, .qk_norm = 1, .experts = 1},
+    {.name = "mistral", .windowed = 1, .kv_heads = 8},
+    {.name = "mixtral", .windowed = 1, .experts = 2, .kv_heads = 8},
+    {.name = "qwen3_moe", .attention_bias = 1, .qk_norm = 1, .experts = 1, .kv_heads = 4},
+    {.name = "qwen3_vl", .attention_bias = 1, .qk_norm = 1, .kv_heads = 32, .head_dim = 128},
+    {.name = "qwen3_vl_moe", .attention_bias = 1, .qk_norm = 1, .experts = 1, .kv_heads = 16},
     {.name = "qwen3_next", .attention_bias = 1, .qk_norm = 1, .experts = 1, .gate = 1, .shared_gate = 1,
-     .linear = CF_MIXER_DELTA},
-    {.name = "qwen3_5", .attention_bias = 1, .qk_norm = 1, .gate = 1, .linear = CF_MIXER_DELTA},
+     .linear = CF_MIXER_DELTA, .kv_heads = 2, .head_dim = 256},
+    {.name = "qwen3_5", .attention_bias = 1, .qk_norm = 1, .gate = 1, .linear = CF_MIXER_DELTA, .kv_heads = 4,
+     .head_dim = 256},
     {.name = "qwen3_5_moe", .attention_bias = 1, .qk_norm = 1, .experts = 1, .gate = 1, .shared_gate = 1,
-     .linear = CF_MIXER_DELTA},
-    {.name = "gpt_oss", .attention_bias = 1, .experts = 2, .sinks = 1, .mlp_bias = 1, .every = 2, .head_dim = 64},
-    {.name = "minimax_m2", .qk_norm = 1, .experts = 2}, /* one norm over all heads of Q, counted as over one */
-    {.name = "deepseek_v2", .experts = 1},
-    {.name = "deepseek_v3", .experts = 1},
-    {.name = "kimi_k2", .experts = 1},
-    {.name = "glm4_moe", .qkv_bias = 2, .qk_norm = 2, .experts = 1},
-    {.name = "glm4_moe_lite", .experts = 1},
-    {.name = "llama4", .experts = 2, .every = 4},
-    {.name = "gemma", .tied = 1, .head_dim = 256},
-    {.name = "gemma2", .norms = 4, .tied = 1, .every = 2, .head_dim = 256},
-    {.name = "gemma3", .qk_norm = 1, .norms = 4, .tied = 1, .every = 6, .heads = 8, .kv_heads = 4, .head_dim = 256,
-     .vocab = 262208},
-    {.name = "kimi_linear", .experts = 1, .linear = CF_MIXER_KDA},
-    {.name = "nemotron_h", .experts = 3, .linear = CF_MIXER_MAMBA2, .alone = 1},
+     .linear = CF_MIXER_DELTA, .kv_heads = 2, .head_dim = 256},
+    {.name = "gpt_oss", .attention_bias = 2, .experts = 2, .sinks = 1, .mlp_bias = 1, .every = 2, .head_dim = 64,
+     .kv_heads = 8},
+    {.name = "minimax_m2", .qk_norm = 3, .experts = 2, .kv_heads = 8, .head_dim = 128},
+    {.name = "deepseek_v2", .experts = 1, .latent = 1, .shared = 1, .mlp_bias = 2},
+    {.name = "deepseek_v3", .experts = 1, .latent = 1, .shared = 1, .dense = 3},
+    {.name = "kimi_k2", .experts = 1, .latent = 1, .shared = 1, .dense = 1},
+    {.name = "glm4_moe", .qkv_bias = 2, .qk_norm = 2, .experts = 1, .shared = 1, .kv_heads = 8, .dense = 1},
+    {.name = "glm4_moe_lite", .experts = 1, .latent = 1, .shared = 1, .dense = 1},
+    {.name = "llama4", .attention_bias = 1, .experts = 2, .shared = 2, .every = 4, .tied = 2, .kv_heads = 8,
+     .head_dim = 128},
+    {.name = "gemma", .attention_bias = 1, .tied = 1, .head_dim = 256, .kv_heads = 16},
+    {.name = "gemma2", .attention_bias = 1, .norms = 4, .tied = 1, .every = 2, .head_dim = 256, .kv_heads = 4},
+    {.name = "gemma3", .attention_bias = 1, .qk_norm = 1, .norms = 4, .tied = 1, .every = 6, .heads = 8,
+     .kv_heads = 4, .head_dim = 256, .vocab = 262208},
+    {.name = "kimi_linear", .experts = 1, .latent = 1, .shared = 1, .linear = CF_MIXER_KDA, .dense = 1, .tied = -1},
+    {.name = "nemotron_h", .experts = 3, .mlp_bias = 2, .linear = CF_MIXER_MAMBA2, .alone = 1, .tied = -1,
+     .kv_heads = 8, .head_dim = 128},
     {.name = NULL}};
 
 static const char known[] = "qwen2, qwen2_moe, qwen2_vl, qwen2_5_vl, qwen3, qwen3_moe, qwen3_vl, qwen3_next, qwen3_5, "
@@ -75,26 +84,28 @@ static const char known[] = "qwen2, qwen2_moe, qwen2_vl, qwen2_5_vl, qwen3, qwen
 /* All members that are looked at. A missing number is 0, a missing flag -1. */
 typedef struct config_object {
     cf_model model;
-    uint32_t type, layer_types, mlp_only, linear, block_types, letters;
+    uint32_t type, layer_types, mlp_types, expert_layers, mlp_only, linear, block_types, letters;
     int64_t experts[3], active[2], groups, group_limit, expert_ffn, shared_ffn, shared_count[2];
     int64_t first_dense, sparse_step, expert_step;
     int64_t window, max_window_layers, window_pattern, chunk, dense_ffn, full_interval;
     int64_t latent, q_latent, nope, rope, value_dim;
+    int64_t linear_width[2]; /* KDA's heads, and what each has */
     int64_t linear_heads, linear_keys, linear_key_dim, linear_value_dim, linear_tail, latent_experts, other;
-    int use_window, attention_bias, gate, use_qk_norm;
+    int use_window, attention_bias, qkv_bias, mlp_bias, gate, use_qk_norm, mamba_bias, tail_bias;
+    int no_ffn; /* 1: the file does not say how wide an MLP is */
 } config_object;
 
 #define MEMBER(key, kind, member) \
     {.name = key, .type = kind, .offset = offsetof(config_object, member), .optional = 1, .nullable = 1}
-#define SIZE(key, member) {.name = key, .type = JSON_COUNT, .offset = offsetof(config_object, model.member)}
 
 static const json_field fields[] = {
-    SIZE("num_hidden_layers", layers), SIZE("hidden_size", hidden),
+    {.name = "num_hidden_layers", .type = JSON_COUNT, .offset = offsetof(config_object, model.layers), .optional = 1},
+    {.name = "hidden_size", .type = JSON_COUNT, .offset = offsetof(config_object, model.hidden)},
     {.name = "num_attention_heads", .type = JSON_COUNT, .offset = offsetof(config_object, model.heads), .optional = 1},
     {.name = "vocab_size", .type = JSON_COUNT, .offset = offsetof(config_object, model.vocab), .optional = 1},
     MEMBER("intermediate_size", JSON_COUNT, model.ffn), MEMBER("num_key_value_heads", JSON_COUNT, model.kv_heads),
     MEMBER("head_dim", JSON_COUNT, model.head_dim),
-    MEMBER("tie_word_embeddings", JSON_BOOL, model.tied), MEMBER("mlp_bias", JSON_BOOL, model.mlp_bias),
+    MEMBER("mlp_bias", JSON_BOOL, mlp_bias),
     MEMBER("attention_bias", JSON_BOOL, attention_bias), MEMBER("use_qk_norm", JSON_BOOL, use_qk_norm),
     MEMBER("attn_output_gate", JSON_BOOL, gate), MEMBER("layer_types", JSON_ARRAY_OF, layer_types),
     MEMBER("num_experts", JSON_INT, experts[0]), MEMBER("num_local_experts", JSON_INT, experts[1]),
@@ -121,13 +132,16 @@ static const json_field fields[] = {
 
 typedef char fields_fit[sizeof fields / sizeof fields[0] <= JSON_MAX_FIELDS + 1 ? 1 : -1];
 
-/* Of Nemotron-H, and what is looked for to be refused. */
+/* Of fewer families, and what is looked for to be refused. */
 static const json_field more_fields[] = {
     MEMBER("layers_block_type", JSON_ARRAY_OF, block_types), MEMBER("hybrid_override_pattern", JSON_TEXT_OF, letters),
     MEMBER("mamba_num_heads", JSON_COUNT, linear_heads), MEMBER("n_groups", JSON_COUNT, linear_keys),
     MEMBER("ssm_state_size", JSON_COUNT, linear_key_dim), MEMBER("mamba_head_dim", JSON_COUNT, linear_value_dim),
     MEMBER("conv_kernel", JSON_COUNT, linear_tail), MEMBER("moe_shared_expert_intermediate_size", JSON_INT, shared_ffn),
-    MEMBER("attention_head_dim", JSON_COUNT, model.head_dim),
+    MEMBER("attention_head_dim", JSON_COUNT, model.head_dim), MEMBER("use_bias", JSON_BOOL, mamba_bias),
+    MEMBER("use_conv_bias", JSON_BOOL, tail_bias), MEMBER("qkv_bias", JSON_BOOL, qkv_bias),
+    MEMBER("mlp_layer_types", JSON_ARRAY_OF, mlp_types), MEMBER("moe_layers", JSON_ARRAY_OF, expert_layers),
+    MEMBER("linear_num_heads", JSON_COUNT, linear_width[0]), MEMBER("linear_head_dim", JSON_COUNT, linear_width[1]),
     MEMBER("shared_intermediate_size", JSON_INT, shared_ffn), MEMBER("moe_layer_freq", JSON_COUNT, expert_step),
     MEMBER("moe_latent_size", JSON_INT, latent_experts), MEMBER("routed_expert_hidden_size", JSON_INT, latent_experts),
     MEMBER("index_topk", JSON_INT, other), MEMBER("num_kv_shared_layers", JSON_INT, other),
@@ -138,7 +152,7 @@ static const json_field more_fields[] = {
 /* What is read of the whole file, before the object with the sizes is known. */
 typedef struct outer_object {
     uint32_t type, text;
-    int tied;
+    int tied, text_tied;
 } outer_object;
 
 static const json_field outer_fields[] = {
@@ -176,13 +190,14 @@ static int read_type(const json_document *document, config_json *out, outer_obje
     int code;
 
     memset(outer, 0, sizeof *outer);
+    outer->tied = outer->text_tied = -1;
     code = json_read_object(document, 0, outer_fields, outer, NULL);
+    if (!outer->text) outer->text_tied = outer->tied;
     if (code == CLI_OK && outer->text) {
-        int tied = outer->tied;
-        uint32_t text = outer->text;
-        code = json_read_object(document, text, outer_fields, outer, NULL);
-        outer->tied |= tied;
-        outer->text = text;
+        outer_object inner = {0, 0, -1, -1};
+        code = json_read_object(document, outer->text, outer_fields, &inner, NULL);
+        outer->type = inner.type;
+        outer->text_tied = inner.tied;
     }
     if (code != CLI_OK) return code;
     json_copy_text(document, outer->type, out->name, sizeof out->name);
@@ -246,7 +261,7 @@ static cf_layer make_kind(const reading *r, layer_choice choice) {
     kind.ffn = r->type->experts == 2 ? c->model.ffn : c->expert_ffn;
     kind.shared_gate = r->type->shared_gate;
     kind.shared = c->shared_ffn > 0 ? c->shared_ffn : first_of(c->shared_count, 2) * kind.ffn;
-    if (c->chunk > 0) kind.shared = kind.ffn; /* llama4's is one, as wide as those */
+    if (r->type->shared == 2) kind.shared = kind.ffn;
     return kind;
 }
 
@@ -262,25 +277,25 @@ static int choose_by_name(const reading *r, uint32_t node, layer_choice *out) {
     return CLI_OK;
 }
 
-/* Nemotron-H: a letter for each layer, or a word with the same first letters but for those of attention and MLP. */
+/* Nemotron-H has a word for each layer, or a letter in older files. */
 static int choose_alone(const reading *r, layer_choice *choices) {
-    static const char *const names[] = {"mamba", "attention", "moe", "mlp"}, letters[] = "M*E-";
+    static const char *const names[] = {"mamba", "attention", "moe", "mlp", "linear_attention", "full_attention"};
+    static const char letters[] = "M*E-M*";
     const uint32_t list = r->c.block_types ? r->c.block_types : r->c.letters;
     char text[CONFIG_MAX_LAYERS + 2];
     uint32_t node = list + 1;
     int64_t i;
     size_t k;
 
-    if (!list) return json_wrong(r->document, 0, "hybrid_override_pattern is missing");
     json_copy_text(r->document, list, text, sizeof text);
     if (r->c.model.layers != (r->c.block_types ? json_count(r->document, list) : (int64_t)strlen(text)))
         return json_wrong(r->document, list, "wanted one kind of layer for each of num_hidden_layers");
     for (i = 0; i < r->c.model.layers; i++) {
-        char letter = text[i], word[16];
+        char letter = text[i], word[24];
         if (r->c.block_types) {
             json_copy_text(r->document, node, word, sizeof word);
             node = r->document->nodes[node].next;
-            for (k = 0; k < 4 && strcmp(word, names[k]) != 0; k++) continue;
+            for (k = 0; k < sizeof letters - 1 && strcmp(word, names[k]) != 0; k++) continue;
             letter = letters[k];
         }
         if (letter == '\0' || !strchr(letters, letter))
@@ -305,33 +320,67 @@ static cf_mixer choose_mixer(const reading *r, int64_t layer) {
     return windowed && layer >= c->max_window_layers ? CF_MIXER_WINDOW : CF_MIXER_FULL;
 }
 
-/* Numbers of layers, from 1, that have full attention. */
-static int read_full_layers(const reading *r, uint32_t array, layer_choice *choices) {
+/* Marks the layers of a list, whose first layer has the number `first`. */
+static int mark_layers(const reading *r, uint32_t array, const char *name, int64_t first, char *marks) {
     uint32_t node = array + 1;
     int64_t i, n = json_count(r->document, array), layer;
     int code;
 
     for (i = 0; i < n; i++, node = r->document->nodes[node].next) {
-        code = json_read_int(r->document, node, "full_attn_layers", &layer);
+        code = json_read_int(r->document, node, name, &layer);
         if (code != CLI_OK) return code;
-        if (layer < 1 || layer > r->c.model.layers)
-            return json_wrong(r->document, node, "full_attn_layers: there is no layer %lld", (long long)layer);
-        choices[layer - 1].mixer = CF_MIXER_LATENT;
+        if (layer < first || layer - first >= r->c.model.layers)
+            return json_wrong(r->document, node, "%s: there is no layer %lld", name, (long long)layer);
+        marks[layer - first] = 1;
     }
     return CLI_OK;
+}
+
+/* Marks the layers that a list of words calls sparse. */
+static int mark_sparse(const reading *r, uint32_t array, char *marks) {
+    uint32_t node = array + 1;
+    int64_t i;
+    char word[16];
+
+    if (json_count(r->document, array) != r->c.model.layers)
+        return json_wrong(r->document, array, "mlp_layer_types: wanted one for each of num_hidden_layers");
+    for (i = 0; i < r->c.model.layers; i++, node = r->document->nodes[node].next) {
+        json_copy_text(r->document, node, word, sizeof word);
+        marks[i] = strcmp(word, "sparse") == 0;
+        if (!marks[i] && strcmp(word, "dense") != 0)
+            return json_wrong(r->document, node, "mlp_layer_types: wanted dense or sparse, got '%s'", word);
+    }
+    return CLI_OK;
+}
+
+/* Says which layers have experts. */
+static int choose_experts(const reading *r, layer_choice *choices) {
+    const config_object *c = &r->c;
+    const int listed = c->mlp_types && r->type->dense; /* of others, Transformers does not read it either */
+    char sparse[CONFIG_MAX_LAYERS] = {0}, dense[CONFIG_MAX_LAYERS] = {0};
+    int64_t i, step = c->sparse_step > 0 ? c->sparse_step : 1;
+    int code = CLI_OK;
+
+    if (listed) code = mark_sparse(r, c->mlp_types, sparse);
+    else if (c->expert_layers) code = mark_layers(r, c->expert_layers, "moe_layers", 0, sparse);
+    if (code == CLI_OK && c->mlp_only) code = mark_layers(r, c->mlp_only, "mlp_only_layers", 0, dense);
+    for (i = 0; i < c->model.layers && code == CLI_OK; i++) {
+        int by_number = i >= c->first_dense && (i + 1) % step == 0;
+        choices[i].experts = r->type->experts && !dense[i] && (listed || c->expert_layers ? sparse[i] : by_number);
+    }
+    return code;
 }
 
 static int choose_layers(reading *r, layer_choice *choices) {
     const config_object *c = &r->c;
     uint32_t node = c->layer_types + 1;
-    int64_t i, step = c->sparse_step > 0 ? c->sparse_step : 1;
-    int code = CLI_OK;
+    int64_t i;
+    int code = choose_experts(r, choices);
 
     if (c->layer_types && json_count(r->document, c->layer_types) != c->model.layers)
         return json_wrong(r->document, c->layer_types, "layer_types: wanted one for each of num_hidden_layers");
     for (i = 0; i < c->model.layers && code == CLI_OK; i++) {
         choices[i].mixer = choose_mixer(r, i);
-        choices[i].experts = r->type->experts && i >= c->first_dense && (i + 1) % step == 0;
         if (c->linear) choices[i].mixer = r->type->linear;
         if (!c->layer_types) continue;
         code = choose_by_name(r, node, &choices[i]);
@@ -340,12 +389,25 @@ static int choose_layers(reading *r, layer_choice *choices) {
     return code;
 }
 
+/* Refuses a kind whose sizes the file does not have, for which Transformers would take those of some model. */
+static int check_kind(const reading *r, const cf_layer *kind, int experts) {
+    int recurrent = kind->mixer >= CF_MIXER_DELTA && kind->mixer != CF_MIXER_NONE;
+
+    if (r->c.no_ffn && !experts && !kind->no_ffn) return json_wrong(r->document, 0, "intermediate_size is missing");
+    if (r->type->shared == 2 && !experts && r->c.dense_ffn == 0)
+        return json_wrong(r->document, 0, "intermediate_size_mlp is missing");
+    if (recurrent && !(kind->heads > 0 && kind->kv_heads > 0 && kind->head_dim > 0 && kind->value_dim > 0 && kind->tail))
+        return json_wrong(r->document, 0, "a size of recurrent layers (linear_num_value_heads, linear_conv_kernel_dim; "
+                                          "mamba_num_heads, conv_kernel ...) is missing");
+    return CLI_OK;
+}
+
 /* Letters in the order in which the kinds come up. */
 static int name_kinds(reading *r, const layer_choice *choices) {
     layer_choice seen[CONFIG_MAX_KINDS];
     cf_model *model = &r->out->model;
     int64_t i;
-    int k, n = 0;
+    int k, n = 0, code;
 
     for (i = 0; i < model->layers; i++) {
         for (k = 0; k < n; k++)
@@ -356,15 +418,20 @@ static int name_kinds(reading *r, const layer_choice *choices) {
         r->out->pattern[i] = (char)('a' + k);
     }
     r->out->pattern[i] = '\0';
-    if (n == 1 && choices[0].mixer == CF_MIXER_FULL && !choices[0].experts) return CLI_OK; /* dense, and nothing more */
-    for (k = 0; k < n; k++) r->out->kinds[k] = make_kind(r, seen[k]);
-    model->n_kinds = n;
+    for (k = 0; k < n; k++) {
+        r->out->kinds[k] = make_kind(r, seen[k]);
+        code = check_kind(r, &r->out->kinds[k], seen[k].experts);
+        if (code != CLI_OK) return code;
+    }
+    if (n > 1 || choices[0].mixer != CF_MIXER_FULL || choices[0].experts) model->n_kinds = n; /* else it is dense */
     return CLI_OK;
 }
 
 static int read_linear(reading *r, layer_choice *choices) {
     config_object *c = &r->c;
     linear_object linear;
+    char full[CONFIG_MAX_LAYERS] = {0};
+    int64_t i;
     int code;
 
     memset(&linear, 0, sizeof linear);
@@ -375,7 +442,10 @@ static int read_linear(reading *r, layer_choice *choices) {
     c->linear_heads = c->linear_keys = linear.heads;
     c->linear_key_dim = c->linear_value_dim = linear.dim;
     c->linear_tail = linear.tail;
-    return read_full_layers(r, linear.full, choices);
+    code = mark_layers(r, linear.full, "full_attn_layers", 1, full);
+    for (i = 0; i < c->model.layers && code == CLI_OK; i++)
+        if (full[i]) choices[i].mixer = CF_MIXER_LATENT;
+    return code;
 }
 
 static int read_kinds(reading *r) {
@@ -394,9 +464,26 @@ static int read_kinds(reading *r) {
 /* What no formula here knows. */
 static int check_members(const reading *r) {
     const config_object *c = &r->c;
+    const struct {
+        const char *name;
+        int missing;
+    } needed[] = {{"kv_lora_rank", r->type->latent && c->latent == 0},
+                  {"qk_nope_head_dim", r->type->latent && c->nope == 0},
+                  {"qk_rope_head_dim", r->type->latent && c->rope == 0},
+                  {"v_head_dim", r->type->latent && c->value_dim == 0},
+                  {"layer_types", r->type->linear == CF_MIXER_KDA && !c->layer_types && !c->linear},
+                  {"moe_intermediate_size", r->type->experts == 1 && c->expert_ffn == 0},
+                  {"shared_expert_intermediate_size", r->type->shared_gate && c->shared_ffn < 0},
+                  {"n_shared_experts", r->type->shared == 1 && c->shared_count[0] < 0 && c->shared_count[1] < 0}};
+    size_t i;
 
-    if (c->mlp_only && json_count(r->document, c->mlp_only) > 0)
-        return json_wrong(r->document, c->mlp_only, "mlp_only_layers: cannot be described");
+    if (c->latent > 0 && c->attention_bias > 0)
+        return json_wrong(r->document, 0, "attention_bias: biases around latents cannot be described");
+    if (r->type->mlp_bias == 2 && r->type->experts && c->mlp_bias)
+        return json_wrong(r->document, 0, "mlp_bias: biases of some MLPs and no experts cannot be described");
+    if (r->type->alone && (c->mamba_bias || !c->tail_bias))
+        return json_wrong(r->document, 0, "use_bias, use_conv_bias: only convolutions with biases, and nothing else, "
+                                          "can be described");
     if (c->latent_experts > 0)
         return json_wrong(r->document, 0, "routed_expert_hidden_size, moe_latent_size: experts whose rows are narrower "
                                           "cannot be described");
@@ -405,13 +492,33 @@ static int check_members(const reading *r) {
                                           "swa_head_dim: such layers cannot be described");
     if (c->expert_step > 1)
         return json_wrong(r->document, 0, "moe_layer_freq: experts in some layers cannot be described this way");
+    for (i = 0; i < sizeof needed / sizeof needed[0]; i++)
+        if (needed[i].missing) return json_wrong(r->document, 0, "%s is missing", needed[i].name);
     if (!r->type->experts && (first_of(c->experts, 3) > 1 || first_of(c->active, 2) > 1 || c->expert_ffn > 1))
         return json_wrong(r->document, 0, "a mixture of experts, which no %s is", r->type->name);
     if (r->type->experts && r->type->experts < 3 && (first_of(c->experts, 3) < 1 || first_of(c->active, 2) < 1))
-        return json_wrong(r->document, 0, "the numbers of experts, and of those for each token, are missing");
+        return json_wrong(r->document, 0, "num_experts and num_experts_per_tok, or what they are called there, are "
+                                          "missing");
     if (c->groups > 0 && (first_of(c->experts, 3) % c->groups != 0 || c->group_limit > c->groups))
         return json_wrong(r->document, 0,
                           "n_group, topk_group: wanted groups that divide the experts, and no more for a token");
+    return CLI_OK;
+}
+
+/* Reads how many layers there are, which Nemotron-H's list says where num_hidden_layers does not. */
+static int count_layers(reading *r) {
+    config_object *c = &r->c;
+    char text[CONFIG_MAX_LAYERS + 2];
+
+    if (r->type->alone && !c->block_types && !c->letters)
+        return json_wrong(r->document, 0, "layers_block_type is missing");
+    if (r->type->alone && c->model.layers == 0 && c->block_types)
+        c->model.layers = json_count(r->document, c->block_types);
+    else if (r->type->alone && c->model.layers == 0) {
+        json_copy_text(r->document, c->letters, text, sizeof text);
+        c->model.layers = (int64_t)strlen(text);
+    }
+    if (c->model.layers == 0) return json_wrong(r->document, 0, "num_hidden_layers is missing");
     return CLI_OK;
 }
 
@@ -422,16 +529,22 @@ static int read_sizes(reading *r, const outer_object *outer) {
     cf_model *model = &c->model;
     int code;
 
-    c->use_window = c->gate = c->use_qk_norm = -1;
+    c->use_window = c->gate = c->use_qk_norm = c->qkv_bias = c->attention_bias = c->tail_bias = -1;
+    c->shared_ffn = c->shared_count[0] = c->shared_count[1] = -1;
+    c->first_dense = type->dense;
     code = json_read_object(r->document, outer->text, fields, c, NULL);
     if (code == CLI_OK) code = json_read_object(r->document, outer->text, more_fields, c, NULL);
+    if (code == CLI_OK) code = count_layers(r);
+    if (code == CLI_OK) code = check_members(r);
     if (code != CLI_OK) return code;
-    code = check_members(r);
-    if (code != CLI_OK) return code;
+    if (c->linear_width[0] > 0) c->linear_heads = c->linear_keys = c->linear_width[0];
+    if (c->linear_width[1] > 0) c->linear_key_dim = c->linear_value_dim = c->linear_width[1];
     if (model->ffn == 0 && !type->experts)
         return json_wrong(r->document, 0, "intermediate_size: wanted a whole number");
-    model->tied |= outer->tied || type->tied;
-    if (model->kv_heads == 0 && model->heads == 0) model->kv_heads = type->kv_heads;
+    model->tied = outer->tied >= 0 ? outer->tied : type->tied == 1;
+    if (type->tied == 2) model->tied = outer->text_tied > 0;
+    if (type->tied == -1) model->tied = 0;
+    if (model->kv_heads == 0) model->kv_heads = type->kv_heads;
     if (model->heads == 0) model->heads = type->heads;
     if (model->vocab == 0) model->vocab = type->vocab;
     if (model->heads == 0) return json_wrong(r->document, 0, "num_attention_heads is missing");
@@ -442,14 +555,41 @@ static int read_sizes(reading *r, const outer_object *outer) {
     if (model->head_dim == 0 && model->hidden % model->heads != 0)
         return json_wrong(r->document, 0, "head_dim is missing, and hidden_size is no multiple of num_attention_heads");
     if (model->head_dim == 0) model->head_dim = model->hidden / model->heads;
+    c->no_ffn = model->ffn == 0;
     if (model->ffn == 0) model->ffn = c->expert_ffn;
-    model->out_bias = type->attention_bias && c->attention_bias;
-    model->qkv_bias = type->qkv_bias == 1 || (type->qkv_bias == 2 && c->attention_bias) || model->out_bias;
-    model->qk_norm = type->qk_norm == 1 || (type->qk_norm == 2 && c->use_qk_norm > 0);
-    model->mlp_bias |= type->mlp_bias;
+    model->out_bias = type->attention_bias == 2 ? c->attention_bias != 0 : type->attention_bias && c->attention_bias > 0;
+    model->qkv_bias = type->qkv_bias == 1 || (type->qkv_bias == 2 && c->attention_bias > 0) ||
+                      (type->qkv_bias == 3 && c->qkv_bias != 0) || model->out_bias;
+    model->qk_norm = type->qk_norm == 3 ? 2 : type->qk_norm == 1 || (type->qk_norm == 2 && c->use_qk_norm > 0);
+    model->mlp_bias = type->mlp_bias == 1 || (type->mlp_bias == 2 && c->mlp_bias > 0);
     model->norms = type->norms;
     model->no_gate = type->alone;
     return CLI_OK;
+}
+
+/* Says what the library refuses in the file's own words. */
+static int refuse_model(const reading *r, const cf_error *error) {
+    static const struct {
+        const char *field, *name;
+    } words[] = {{"model.layers", "num_hidden_layers"}, {"model.hidden", "hidden_size"},
+                 {"model.heads", "num_attention_heads"}, {"model.kv_heads", "num_key_value_heads"},
+                 {"model.head_dim", "head_dim"}, {"model.ffn", "intermediate_size"}, {"model.vocab", "vocab_size"},
+                 {"kinds.heads", "linear_num_value_heads, mamba_num_heads"}, {"kinds.head_dim", "head_dim"},
+                 {"kinds.kv_heads", "linear_num_key_heads, n_groups"}, {"kinds.window", "sliding_window"},
+                 {"kinds.value_dim", "v_head_dim, linear_value_head_dim, mamba_head_dim"},
+                 {"kinds.latent", "kv_lora_rank"}, {"kinds.q_latent", "q_lora_rank"},
+                 {"kinds.rope_dim", "qk_rope_head_dim"}, {"kinds.tail", "linear_conv_kernel_dim, conv_kernel"},
+                 {"kinds.ffn", "moe_intermediate_size"}, {"kinds.experts", "num_experts"},
+                 {"kinds.reach", "topk_group"}, {"kinds.shared", "n_shared_experts"}};
+    size_t i;
+
+    if (strcmp(error->field, "kinds.active") == 0)
+        return json_wrong(r->document, 0, "num_experts_per_tok: wanted 1 to the number of experts, %lld, got %lld",
+                          (long long)first_of(r->c.experts, 3), (long long)error->got);
+    for (i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strcmp(error->field, words[i].field) == 0)
+            return json_wrong(r->document, 0, "%s%s", words[i].name, strchr(error->text, ':'));
+    return json_wrong(r->document, 0, "%s", error->text);
 }
 
 static int read_model(reading *r, const outer_object *outer) {
@@ -463,7 +603,7 @@ static int read_model(reading *r, const outer_object *outer) {
     if (code != CLI_OK) return code;
     if (r->c.dense_ffn > 0) model->ffn = r->c.dense_ffn;
     *model = config_json_take_model(r->out);
-    if (cf_model_validate(model, &error) != CF_OK) return json_wrong(r->document, 0, "%s", error.text);
+    if (cf_model_validate(model, &error) != CF_OK) return refuse_model(r, &error);
     return CLI_OK;
 }
 

@@ -105,7 +105,7 @@ static int make_model(const char *command, const modelling_options *asked, model
     override(asked->mtp, &out->model.mtp);
     out->model.tied |= asked->tied;
     out->model.qkv_bias |= asked->qkv_bias;
-    out->model.qk_norm |= asked->qk_norm;
+    if (out->model.qk_norm == 0) out->model.qk_norm = asked->qk_norm;
     out->model.no_gate |= asked->no_gate;
     missing = missing_size(&out->model);
     if (missing) return cli_usage(command, "wanted --model NAME, --config FILE, or all sizes; %s is missing", missing);

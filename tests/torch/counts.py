@@ -1,0 +1,136 @@
+"""The command's counts of parameters beside Transformers' own: python tests/torch/counts.py COMMAND [KIND...]
+
+Every family that the command reads, as Transformers saves it by default, and 250 tiny models whose flags and lists of
+layers are drawn; every second file then lacks members, for which Transformers has defaults. A count is that of the
+language model with its head, which Transformers makes on the meta device. What the command cannot describe it must
+refuse, by the name of a member.
+"""
+
+import json
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+
+from judge import check, finish
+
+READER = pathlib.Path(__file__).resolve().parents[2] / "tools" / "command" / "config_json.c"
+DRAWN, SEED = 250, 1
+
+SIZES = {name: values for names, values in (
+    ("vocab_size", (96, 131)), ("hidden_size", (32, 48)), ("intermediate_size intermediate_size_mlp", (40, 56)),
+    ("num_hidden_layers", (2, 3, 5)), ("num_attention_heads linear_num_value_heads mamba_num_heads", (4,)),
+    ("num_key_value_heads", (1, 2, 4)), ("head_dim v_head_dim", (8, 12)), ("kv_lora_rank", (16,)),
+    ("moe_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size", (16, 24)),
+    ("num_experts num_local_experts n_routed_experts", (4, 8)), ("num_experts_per_tok n_shared_experts", (1, 2)),
+    ("first_k_dense_replace", (0, 1, 9)), ("q_lora_rank", (None, 16)), ("qk_rope_head_dim", (4,)),
+    ("qk_nope_head_dim linear_key_head_dim linear_value_head_dim ssm_state_size mamba_head_dim linear_head_dim", (8,)),
+    ("decoder_sparse_step interleave_moe_layer_step linear_num_key_heads n_groups", (1, 2)),
+    ("linear_num_heads full_attention_interval linear_conv_kernel_dim conv_kernel", (2, 4)),
+    ("moe_latent_size", (None, None, None, 16)), ("n_group topk_group", (1,)), ("pad_token_id", (0,)),
+    ("attention_chunk_size sliding_window", (9,)),
+) for name in names.split()}
+
+# What a list has of each layer, or numbers of layers.
+LISTS = {"mlp_layer_types": ("dense", "sparse"), "moe_layers": None, "mlp_only_layers": None,
+         "layers_block_type": ("linear_attention", "full_attention", "moe", "mlp")}
+# What the defaults of a family do not say, or say so that no published model is like it.
+LACKING = {"deepseek_v2": "num_experts_per_tok", "glm4_moe": "head_dim"}
+NO_FLAGS = {"return_dict", "output_hidden_states", "is_encoder_decoder"}
+
+
+def class_of(config):
+    """What Transformers makes of a configuration: what sees images, too, where there is that; or nothing."""
+    makers = transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM
+    return next((auto for auto in makers if type(config) in auto._model_mapping), None)
+
+
+def kinds_read():
+    """The families in the command's table that Transformers has, and their language models alone."""
+    names = re.findall(r'\{\.name = "(\w+)", \.', READER.read_text())
+    return [kind for name in names for kind in (name, name + "_text")
+            if kind in transformers.CONFIG_MAPPING and class_of(transformers.CONFIG_MAPPING[kind]())]
+
+
+def counted(command, path):
+    """What the command says of a file: a count, or why not."""
+    ran = subprocess.run([command, "memory", "--chunk-size", "1K", "--json", "-", "--config", path],
+                         capture_output=True, text=True)
+    return json.loads(ran.stdout)["parameters"] if ran.returncode == 0 else ran.stderr.strip()
+
+
+def built(folder):
+    """Parameters of the language model and the head that Transformers makes of a file."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = class_of(config).from_config(config)
+    model.tie_weights()
+    return sum(p.numel() for name, p in model.named_parameters() if not re.search("vis|multi_modal", name))
+
+
+def members_of(make, rng):
+    """Sizes of SIZES, and some of the flags and lists that the class has."""
+    members = {}
+    for name, field in make.__dataclass_fields__.items():
+        if name in SIZES:
+            members[name] = rng.choice(SIZES[name])
+        elif field.type in (bool, bool | None) and name not in NO_FLAGS and rng.random() < 0.4:
+            members[name] = rng.random() < 0.5
+    layers = members.get("num_hidden_layers", 4)
+    for name in LISTS.keys() & make.__dataclass_fields__.keys():
+        if rng.random() < 0.3:
+            members[name] = ([rng.choice(LISTS[name]) for _ in range(layers)] if LISTS[name] else
+                             [layer for layer in range(layers) if rng.random() < 0.5])
+    return members
+
+
+def draw(kind, rng, folder):
+    """Saves a tiny configuration of a family. Returns its path."""
+    make = transformers.CONFIG_MAPPING[kind]
+    text = make.sub_configs.get("text_config")
+    outer = {"tie_word_embeddings": rng.random() < 0.5} if rng.random() < 0.5 else {}
+    config = make(text_config=members_of(text, rng), **outer) if text else make(**members_of(make, rng))
+    config.save_pretrained(folder)
+    path = pathlib.Path(folder) / "config.json"
+    if rng.random() < 0.5:
+        whole = json.loads(path.read_text())
+        part = whole.get("text_config", whole)
+        for name in [name for name in part if name not in ("model_type", "q_lora_rank") and rng.random() < 0.1]:
+            del part[name]
+        path.write_text(json.dumps(whole))
+    return path
+
+
+def main(command, *kinds):
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    kinds, rng, found = kinds or kinds_read(), random.Random(SEED), []
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in kinds:
+            transformers.CONFIG_MAPPING[kind]().save_pretrained(folder)
+            got, wanted = counted(command, f"{folder}/config.json"), built(folder)
+            check(kind, got == wanted or LACKING.get(kind, "?") in str(got), f"{got}, {wanted} in Transformers")
+        while len(found) < DRAWN:
+            kind = kinds[len(found) % len(kinds)]
+            path = draw(kind, rng, folder)
+            try:
+                wanted = built(folder)
+            except (AssertionError, StrictDataclassError, ZeroDivisionError):  # sizes that no model has
+                continue
+            found.append(counted(command, path))
+            holds = found[-1] == wanted or isinstance(found[-1], str) and re.search(r"json:1: .*_", found[-1])
+            check(f"{kind}, drawn", holds, f"{found[-1]}, {wanted} in Transformers" + (not holds) * path.read_text())
+    read = sum(isinstance(x, int) for x in found)
+    check("most are read", read >= 0.6 * DRAWN, f"{read} of {DRAWN}")
+    return finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
