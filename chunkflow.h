@@ -1026,7 +1026,7 @@ CHUNKFLOW_API const char *cf_pass_name(cf_pass pass);
 /* How a dropped forward comes back. */
 #define CF_REPLAYS(X)                                                                                             \
     X(CF_REPLAY_DEFAULT, "?")          /* CF_REPLAY_LOCAL */                                                      \
-    X(CF_REPLAY_PIPELINE, "pipeline")  /* through all stages again (the paper) */                                 \
+    X(CF_REPLAY_PIPELINE, "pipeline")  /* through all stages again (the paper): only `paper` */                    \
     X(CF_REPLAY_LOCAL, "local")        /* each stage keeps its input and replays alone (past the paper) */
 
 CF_ENUM_OF(cf_replay, CF_REPLAYS, CF_REPLAY_COUNT);
@@ -1179,8 +1179,9 @@ typedef struct cf_search_report {
 
 /* What to schedule. Zero means default in every member. */
 typedef struct cf_schedule_desc {
-    cf_shape shape;              /* more than one virtual stage only for interleaved, zero-bubble and best; placement v
-                                    only for zero-bubble and best, forward_only only for best */
+    cf_shape shape;              /* pipeline replay only for paper; more than one virtual stage only for interleaved,
+                                    zero-bubble and best; placement v only for zero-bubble and best, forward_only only
+                                    for best */
     cf_schedule_kind kind;       /* 0: best */
     const cf_timing *timing;     /* NULL: unit costs */
     cf_limits limits;            /* not given: none, but for `best`, as said below */
@@ -1214,11 +1215,11 @@ typedef struct cf_schedule_desc {
    With shape.forward_only each stage runs its forwards in plan order, in rounds of as many chunks as there are stages
    where it has several virtual ones. Of limits, state and bytes are heeded.
 
-   `best` searches further. K is a cap to it: a group keeps as many of its last chunks as pays. With local replay any
-   chunk may be dropped on any stage, a standalone one too; each stage keeps the inputs of at most 2 x n_stages x
-   n_virtual dropped standalone chunks, and of as many more as it may keep whole; those of dropped chunks of groups are
-   no more tokens than the state. So a stage can do with room for one chunk, but in plans with trees and in pipeline
-   replay each of its virtual stages needs that. Through the pipeline all groups keep up to the same number everywhere.
+   `best` searches further. K is a cap to it: a group keeps as many of its last chunks as pays. Any chunk may
+   be dropped on any stage, a standalone one too; each stage keeps the inputs of at most 2 x n_stages x n_virtual
+   dropped standalone chunks, and of as many more as it may keep whole; those of dropped chunks of groups are no more
+   tokens than the state. So a stage can do with room for one chunk, but in plans with trees each of its virtual stages
+   needs that.
 
    By default memory does not grow with the batch, unless bytes are limited, which replaces both of these limits. Of
    chunks, each virtual stage adds to the limit of its stage min(K, chunks of the longest group), and 1 for each stage
@@ -7893,6 +7894,9 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
     if ((int)desc->shape.placement > CF_PLACEMENT_LOOP && desc->kind < CF_SCHEDULE_ZERO_BUBBLE)
         return cf__fail(error, CF_ERROR_ARGUMENT, "shape.placement", -1, CF_PLACEMENT_LOOP, (int)desc->shape.placement,
                         "only zero-bubble and best lay virtual stages in a V");
+    if (desc->shape.replay == CF_REPLAY_PIPELINE && desc->kind != CF_SCHEDULE_PAPER)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "shape.replay", -1, CF_REPLAY_LOCAL, CF_REPLAY_PIPELINE,
+                        "only paper replays through the pipeline");
     if (desc->shape.forward_only && desc->kind != CF_SCHEDULE_BEST)
         return cf__fail(error, CF_ERROR_ARGUMENT, "shape.forward_only", -1, 0, desc->shape.forward_only,
                         "is for best alone: without backwards all kinds are one");

@@ -1007,7 +1007,7 @@ static int run_sweep_item(task *t, const cf_schedule_desc *order) {
     return ok;
 }
 
-/* One kind of schedule with both replays, K from 1 to that of the options. */
+/* One kind of schedule with the replays that it takes, K from 1 to that of the options. */
 static int run_sweep_of(task *t, cf_schedule_kind kind, int64_t n_virtual, cf_placement placement) {
     const settings *s = t->settings;
     cf_schedule_desc order = s->order;
@@ -1019,7 +1019,7 @@ static int run_sweep_of(task *t, cf_schedule_kind kind, int64_t n_virtual, cf_pl
         if (process == 0) printf("skipped %s: too few processes or layers\n", cf_schedule_kind_name(kind));
         return 1;
     }
-    for (int replay = CF_REPLAY_PIPELINE; replay < CF_REPLAY_COUNT; replay++) {
+    for (int replay = kind == CF_SCHEDULE_PAPER ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL; replay < CF_REPLAY_COUNT; replay++) {
         order.shape.replay = (cf_replay)replay;
         for (order.shape.k = 1; order.shape.k <= s->order.shape.k; order.shape.k++) ok = run_sweep_item(t, &order) && ok;
     }

@@ -354,7 +354,7 @@ typedef struct cf_tune_desc {
     int64_t n_ks;
     const cf_schedule_kind *kinds;  /* (n_kinds) NULL: paper, 1f1b, best; with virtual stages interleaved, best */
     int64_t n_kinds;
-    const cf_replay *replays;       /* (n_replays) NULL: pipeline, local */
+    const cf_replay *replays;       /* (n_replays) NULL: local. Pipeline only where kinds is paper alone */
     int64_t n_replays;
     int no_stream;                  /* 1: leave out candidates whose state streams from host memory, layer by layer.
                                        They are there for a model with a gpu, and are tried where its state does not fit
@@ -1369,7 +1369,7 @@ CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc) {
     static const int64_t ks[] = {1, 2, 4, 8, 16, 32};
     static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_BEST};
     static const cf_schedule_kind virtual_kinds[] = {CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_BEST};
-    static const cf_replay replays[] = {CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL};
+    static const cf_replay local = CF_REPLAY_LOCAL;
     cf_tune_desc full;
     memset(&full, 0, sizeof full);
     if (desc != NULL) full = *desc;
@@ -1389,8 +1389,8 @@ CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc) {
         full.n_kinds = many ? CFT__COUNT(virtual_kinds) - turns : CFT__COUNT(kinds);
     }
     if (full.replays == NULL) {
-        full.replays = replays;
-        full.n_replays = CFT__COUNT(replays);
+        full.replays = &local;
+        full.n_replays = 1;
     }
     if (full.batch == 0) full.batch = 256;
     if (full.n_batches == 0) full.n_batches = 16;
@@ -1681,6 +1681,9 @@ static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
     CFT__TRY(cft__range(desc->n_replays, 1, CF_REPLAY_COUNT - 1, CF_ERROR_LIMIT, "n_replays", -1, error));
     for (i = 0; i < desc->n_replays; i++)
         CFT__TRY(cft__check_choice((int)desc->replays[i], CF_REPLAY_COUNT, "replays", i, &replays, error));
+    if ((replays >> CF_REPLAY_PIPELINE & 1) != 0 && kinds != (uint32_t)1 << CF_SCHEDULE_PAPER)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "replays", -1, CF_REPLAY_LOCAL, CF_REPLAY_PIPELINE,
+                       "only paper replays through the pipeline, and other kinds are to be tried");
     return CF_OK;
 }
 
@@ -3159,8 +3162,7 @@ static int cft__fits_freely(const cft__tuner *t, int64_t id) {
 }
 
 /* Whether another candidate's outcome says that this one need not be simulated; then its status says why. Every K that
-   no group exceeds makes the same schedules, and so do both forms of replay where nothing is replayed: in the fixed
-   kinds without a limit (`best` also looks at schedules that keep less than they might). */
+   no group exceeds makes the same schedules, and so do both forms of replay where nothing is replayed. */
 static int cft__is_needless(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t most = *cft__most_chunks(t, id), k = cft__index(t, id, CFT__K), replay = cft__index(t, id, CFT__REPLAY);
@@ -3174,7 +3176,7 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
         c->same_as = id - cft__index(t, id, CFT__KIND) * t->strides[CFT__KIND];
         return 1;
     }
-    if (c->k >= most && replay > 0 && c->kind != CF_SCHEDULE_BEST &&
+    if (c->k >= most && replay > 0 &&
         cft__give_up_for(t, c, c - replay * t->strides[CFT__REPLAY],
                          "nothing is replayed: the same as the other form"))
         return 1;

@@ -243,8 +243,8 @@ def test_steps_are_arrays():
 
 def test_schedules_are_those_of_the_paper():
     plan = chunkflow.pack([1, 1, 2, 4], 2)
-    for k, replay, makespan in ((1, "pipeline", 50), (2, "pipeline", 42), (1, "local", 44)):
-        timeline = plan.schedule(n_stages=4, k=k, replay=replay).simulate()
+    for k, kind, replay, makespan in ((1, "paper", "pipeline", 50), (2, "best", "local", 42), (1, "best", "local", 44)):
+        timeline = plan.schedule(kind=kind, n_stages=4, k=k, replay=replay).simulate()
         assert timeline.makespan == makespan and timeline.bound == max(timeline.bounds.values()) <= makespan
     names = [chunkflow.PASSES[a["pass"]] + str(a["chunk"]) for a in plan.schedule(k=1).stage(0)]
     assert names == ["F0", "F1", "B1", "R0", "B0", "F2", "B2", "F3", "B3"], names

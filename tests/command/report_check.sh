@@ -43,7 +43,7 @@ test_numbers() {
     # shellcheck disable=SC2086
     {
         quick numbers model --chunk-size 8K --k 2 --stages 4 $model lengths
-        quick numbers replay --chunk-size 8K --k 1 --stages 3 --replay pipeline --cost 1e-3,1e-7,1e-12 --latency 1e-3 lengths
+        quick numbers replay --chunk-size 8K --k 1 --stages 3 --cost 1e-3,1e-7,1e-12 --latency 1e-3 lengths
         quick numbers bytes --chunk-size 8K --k 2 --stages 3 --token-bytes 100,10,20,5 lengths
         quick numbers virtual --chunk-size 8K --k 2 --stages 2 --virtual 2 --placement v $model lengths
         quick numbers stream --chunk-size 8K --k 1 --stages 2 --recompute selective --stream 64M $model lengths

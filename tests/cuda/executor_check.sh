@@ -110,12 +110,13 @@ if [ "$mode" = device ]; then
     done
     for schedule in paper gpipe 1f1b interleaved zero-bubble best; do
         for replay in pipeline local; do
+            [ $replay = pipeline ] && [ $schedule != paper ] && continue
             gradients "$schedule, $replay replay, 2 stages" "$schedule" --type fp32 --layers 4 --schedule $schedule \
                 --replay $replay --stages 2 --k 2
         done
     done
     for replay in pipeline local; do
-        rings "$replay replay" --type fp32 --layers 4 --stages 2 --replay $replay --k 1 --stream 100000
+        rings "$replay replay" --type fp32 --layers 4 --stages 2 --schedule paper --replay $replay --k 1 --stream 100000
     done
     rings "bf16, window" --k 2 --stream 100000 --window 200
     model="--layers 8 --hidden 1024 --heads 8 --kv-heads 2 --ffn 2816 --chunk-size 4096"
@@ -168,16 +169,15 @@ in_full gradients "bf16, head size 64, one key head" 'check bf16' --type bf16 --
 
 # ---- gradients: every schedule and replay ----
 
-other=local # what the next schedule goes without, where not everything runs
 for schedule in paper gpipe 1f1b interleaved zero-bubble best; do
     for replay in pipeline local; do
-        if [ $replay = $other ] && ! full; then continue; fi
+        [ $replay = pipeline ] && [ $schedule != paper ] && continue
+        if [ $schedule = paper ] && [ $replay = local ] && ! full; then continue; fi
         layers=2
         if [ $schedule = interleaved ]; then layers=4; fi
         gradients "$schedule, $replay replay, 2 stages" "$schedule, 2 stages x [12] ([a-z]*); [1-9][0-9]* replays" \
             --schedule $schedule --replay $replay --layers $layers --stages 2 --k 1
     done
-    if [ $other = local ]; then other=pipeline; else other=local; fi
 done
 in_full gradients "1f1b, 4 stages, K 2" '1f1b, 4 stages' --layers 4 --schedule 1f1b --stages 4 --k 2
 in_full gradients "3 stages with 1, 1 and 2 layers" '3 stages' --layers 4 --stages 3 --k 2
@@ -218,7 +218,7 @@ gradients "4 stages on 2 devices, interleaved" '4 stages x 2' --layers 8 --stage
 if ! full; then model="$tiny --synthetic 56,5,16,3,1,0"; fi # one group and a hybrid chunk
 rings "one stage" --stream 4000 --reference
 in_full rings "2 stages, K 2, local replay" --stages 2 --k 2 --replay local --stream 2000
-in_full rings "2 stages, pipeline replay" --stages 2 --k 1 --replay pipeline --stream 2000
+in_full rings "2 stages, pipeline replay" --stages 2 --k 1 --schedule paper --replay pipeline --stream 2000
 in_full rings "K 1, blocks longer than a prefix" --k 1 --replay local --stages 2 --stream 1000000
 rings "a window, I and W" --schedule zero-bubble --stages 2 --k 1 --replay local --stream 3000 --window 20
 in_full rings "each token sees itself" --stages 2 --stream 3000 --window 1

@@ -700,7 +700,7 @@ static setting random_setting(uint64_t seed, int n_devices) {
         x.lengths.push_back(harness_chance(&rng, 0.3) ? harness_between(&rng, 10, 40) : harness_between(&rng, 0, 9));
     x.order.shape.n_stages = harness_between(&rng, 1, 4);
     x.order.kind = kinds[harness_between(&rng, 0, 5)];
-    x.order.shape.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    if (harness_chance(&rng, 0.5) && x.order.kind == CF_SCHEDULE_PAPER) x.order.shape.replay = CF_REPLAY_PIPELINE;
     x.order.shape.n_virtual = x.order.kind == CF_SCHEDULE_INTERLEAVED ? 2 : 1;
     if (x.order.kind == CF_SCHEDULE_INTERLEAVED && harness_chance(&rng, 0.2)) x.order.shape.n_virtual = 3;
     if (x.order.kind > CF_SCHEDULE_INTERLEAVED && harness_chance(&rng, 0.5)) {
@@ -1022,7 +1022,7 @@ static setting random_forest(uint64_t seed, std::vector<cf_share> *shares) {
     x.order.kind = kinds[harness_between(&rng, 0, 3)];
     x.order.shape.n_stages = harness_between(&rng, 1, 3);
     x.order.shape.n_virtual = 1;
-    x.order.shape.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    if (harness_chance(&rng, 0.5) && x.order.kind == CF_SCHEDULE_PAPER) x.order.shape.replay = CF_REPLAY_PIPELINE;
     x.order.shape.k = harness_between(&rng, 1, 3);
     x.row_words = harness_chance(&rng, 0.4) ? WIDTH : ROW;
     x.block_rows = harness_chance(&rng, 0.5) ? harness_between(&rng, 1, 12) : 0;
@@ -1380,7 +1380,8 @@ TEST(windows_are_the_models) {
         x.pack.chunk_size = 16, x.pack.no_tails = 1;
         x.order.shape.n_stages = 1 + round % 3, x.order.shape.n_virtual = round % 4 == 3 ? 2 : 1;
         x.order.kind = x.order.shape.n_virtual == 2 ? CF_SCHEDULE_INTERLEAVED : CF_SCHEDULE_PAPER;
-        x.order.shape.k = 1 + round % 2, x.order.shape.replay = round % 5 == 4 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+        x.order.shape.k = 1 + round % 2, x.order.shape.replay = CF_REPLAY_LOCAL;
+        if (round % 5 == 4 && x.order.kind == CF_SCHEDULE_PAPER) x.order.shape.replay = CF_REPLAY_PIPELINE;
         x.block_rows = 5 + 3 * round, x.slots = round % 4 == 0 ? 0 : 2 + round % 3;
         x.stages.resize((size_t)(x.order.shape.n_stages * x.order.shape.n_virtual));
         for (cf_cuda_stage &d : x.stages) d.n_layers = 12 / (int64_t)x.stages.size();
@@ -1456,7 +1457,7 @@ TEST(gaps_are_small) {
         x.order.kind = kinds[i % 4];
         x.order.shape.k = 4;
         x.order.shape.n_virtual = x.order.kind == CF_SCHEDULE_INTERLEAVED ? 2 : 1;
-        x.order.shape.replay = i % 2 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+        if (i % 2 == 0 && x.order.kind == CF_SCHEDULE_PAPER) x.order.shape.replay = CF_REPLAY_PIPELINE;
         x.boundary_words = 1;
         set_stages(&x, &rng);
         for (cf_cuda_stage &d : x.stages) d.activation_bytes_per_token = d.n_layers * 60 * (2 * 8 * 4);
@@ -2828,7 +2829,8 @@ TEST(timelines_are_the_simulated_ones) {
     for (int i = 0; i < 5; i++)
         for (int64_t n_stages = 1; n_stages <= 4; n_stages += harness_rounds(1, 3))
             for (int costly = 0; costly < 2; costly++) {
-                const cf_replay replay = n_stages % 2 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+                const int local = n_stages % 2 || kinds[i] != CF_SCHEDULE_PAPER;
+                const cf_replay replay = local ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
                 const int64_t n_virtual = kinds[i] == CF_SCHEDULE_INTERLEAVED ? 2 : 1;
                 check_timeline(kinds[i], replay, n_stages, n_virtual, CF_PLACEMENT_LOOP, costly * 0.25);
                 if (kinds[i] == CF_SCHEDULE_ZERO_BUBBLE)

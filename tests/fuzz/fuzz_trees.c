@@ -73,7 +73,7 @@ static int use(grove *g, int stage, cf_error *why) {
     desc.shape.n_stages = 1 + stage;
     desc.shape.k = fuzz_between(&g->in, 1, 4);
     desc.shape.rank = fuzz_between(&g->in, 0, g->plan->n_ranks - 1);
-    desc.shape.replay = fuzz_chance(&g->in, 2) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+    if (desc.kind == CF_SCHEDULE_PAPER && fuzz_chance(&g->in, 2)) desc.shape.replay = CF_REPLAY_PIPELINE;
     if (desc.kind == CF_SCHEDULE_DEFAULT) desc.shape.n_virtual = fuzz_between(&g->in, 1, 2);
     if (fuzz_chance(&g->in, 2)) draw_limits(&g->in, &desc.limits);
     *why = error;

@@ -134,8 +134,9 @@ typedef struct batch {
     cf_pack_desc pack;
     cf_timing timing;
     cf_stage_cost stages[MOST_STAGES];
-    cf_schedule_desc schedule; /* kind, report and n_virtual aside */
+    cf_schedule_desc schedule; /* kind, report, n_virtual and replay aside */
     int64_t n_virtual;         /* of the kinds that take several */
+    int through_pipeline;      /* paper replays that way */
     int64_t limits[MOST_STAGES];
     int64_t limits_bytes[MOST_STAGES];
 } batch;
@@ -244,7 +245,7 @@ static void draw_schedule(batch *b) {
     cf_schedule_desc *desc = &b->schedule;
     memset(desc, 0, sizeof *desc);
     desc->shape.n_stages = one_in(8) ? between(6, 8) : between(0, 5);
-    desc->shape.replay = one_in(3) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    b->through_pipeline = !one_in(3);
     desc->shape.k = between(0, 5);
     desc->shape.rank = between(0, (b->pack.n_ranks ? b->pack.n_ranks : 1) - 1);
     desc->split_backward = one_in(2);
@@ -447,6 +448,7 @@ static cf_schedule *record_schedule(const batch *b, const cf_plan *plan, cf_sche
     cf_result code;
     desc.kind = kind;
     desc.report = &report;
+    if (kind == CF_SCHEDULE_PAPER && b->through_pipeline) desc.shape.replay = CF_REPLAY_PIPELINE;
     if (kind == CF_SCHEDULE_INTERLEAVED || kind == CF_SCHEDULE_BEST) desc.shape.n_virtual = b->n_virtual;
     memset(&report, 0, sizeof report);
     code = cf_schedule_make(plan, &desc, &schedule, &error);

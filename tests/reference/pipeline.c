@@ -73,6 +73,7 @@ void pipeline_draw(harness_rng *rng, pipeline_problem *problem) {
     draw_plan(rng, problem);
     desc->kind = (cf_schedule_kind)harness_between(rng, CF_SCHEDULE_PAPER, CF_SCHEDULE_BEST);
     desc->shape.replay = (cf_replay)harness_between(rng, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL);
+    if (desc->kind != CF_SCHEDULE_PAPER) desc->shape.replay = CF_REPLAY_LOCAL;
     desc->shape.n_stages = harness_between(rng, 1, 6);
     if (desc->kind == CF_SCHEDULE_INTERLEAVED || (desc->kind > CF_SCHEDULE_INTERLEAVED && harness_chance(rng, 0.3)))
         desc->shape.n_virtual = harness_between(rng, 1, 3);

@@ -59,7 +59,7 @@ expect_lines() {
 
 tiny="--hidden 16 --heads 4 --kv-heads 2 --ffn 24 --chunk-size 16"
 
-# ---- gradients: every schedule x both replays x K 1 .. 3 (6 kinds and two of them in a V: 8 x 2 x 3 runs each) ----
+# ---- gradients: every schedule x K 1 .. 3, paper with both replays (6 kinds and two of them in a V: 9 x 3 runs each) ----
 
 n_ks=3
 if ! full; then n_ks=2; fi

@@ -47,7 +47,7 @@ static cf_schedule_desc describe(harness_rng *rng, const cf_plan *plan) {
     desc.shape.n_stages = 1 + below(rng, 5);
     desc.shape.n_virtual = 1 + below(rng, 3);
     desc.shape.placement = (cf_placement)below(rng, CF_PLACEMENT_COUNT);
-    desc.shape.replay = (cf_replay)below(rng, CF_REPLAY_COUNT);
+    if (below(rng, 2)) desc.shape.replay = CF_REPLAY_LOCAL;
     desc.shape.k = 1 + below(rng, 3);
     desc.shape.rank = below(rng, plan->n_ranks);
     desc.shape.forward_only = 1;

@@ -298,6 +298,7 @@ TEST(causes_of_random_schedules) {
             int64_t i;
             for (i = 0; i < p.plan->n_chunks; i++) p.plan->chunks[i].padded += i % 3;
             p.desc.kind = CF_SCHEDULE_BEST;
+            p.desc.shape.replay = CF_REPLAY_LOCAL;
             p.desc.shape.n_virtual = harness_between(&rng, 2, 5);
             p.desc.shape.placement = CF_PLACEMENT_V;
             p.timing.latency = (double)harness_between(&rng, 1, 40);

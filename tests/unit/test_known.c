@@ -177,7 +177,6 @@ TEST(equal_splits_of_seq1f1b) {
         memset(&desc, 0, sizeof desc);
         desc.shape.n_stages = cases[i].n_stages;
         desc.shape.k = cases[i].splits;
-        desc.shape.replay = CF_REPLAY_PIPELINE;
         desc.limits.chunks_by_stage = limits;
         harness_note("%d stages, %d x %d", (int)desc.shape.n_stages, (int)cases[i].sequences, (int)cases[i].splits);
         CHECK_INT(makespan_of(plan, &desc), cases[i].makespan);

@@ -234,6 +234,7 @@ TEST(bounds_of_either_form) {
         p.desc.limits.bytes = 0;
         p.desc.shape.n_virtual = 1;
         p.desc.shape.placement = CF_PLACEMENT_LOOP;
+        p.desc.shape.replay = CF_REPLAY_LOCAL;
         p.desc.kind = CF_SCHEDULE_PAPER;
         whole = bound_of(&p);
         p.desc.kind = CF_SCHEDULE_ZERO_BUBBLE;

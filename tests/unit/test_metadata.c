@@ -616,7 +616,7 @@ static void run_loss(harness_rng *rng, const cf_plan *plan, int64_t rank, loss_b
     order.shape.k = harness_between(rng, 1, 3);
     order.kind = (cf_schedule_kind)harness_between(rng, CF_SCHEDULE_PAPER, CF_SCHEDULE_ZERO_BUBBLE);
     if (harness_chance(rng, 0.004)) order.kind = CF_SCHEDULE_BEST;
-    order.shape.replay = harness_chance(rng, 0.5) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    if (harness_chance(rng, 0.5) && order.kind == CF_SCHEDULE_PAPER) order.shape.replay = CF_REPLAY_PIPELINE;
     order.shape.n_stages = order.kind == CF_SCHEDULE_INTERLEAVED ? 2 : harness_between(rng, 1, 3);
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
     REQUIRE(cf_schedule_lower(plan, schedule, NULL, &lowered, NULL) == CF_OK);

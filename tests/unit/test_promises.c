@@ -23,6 +23,7 @@ static void draw(uint64_t seed, pipeline_problem *problem) {
     pipeline_draw(&rng, problem);
     pipeline_note(seed, problem);
     problem->desc.kind = CF_SCHEDULE_BEST;
+    problem->desc.shape.replay = CF_REPLAY_LOCAL;
     problem->desc.budget = 4;
     problem->desc.split_backward = 0;
     if (problem->desc.limits.chunks == 0 && problem->desc.limits.chunks_by_stage == NULL)
@@ -138,7 +139,6 @@ TEST(state_does_not_grow_with_the_batch) {
         desc.shape.n_virtual = 1 + (int64_t)(seed % 4 == 0);
         desc.shape.placement = seed % 8 == 0 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
         desc.shape.k = harness_between(&rng, 1, 4);
-        desc.shape.replay = seed % 5 == 0 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
         desc.split_backward = seed % 7 == 0;
         desc.budget = harness_between(&rng, 1, 24);
         if (seed % 6 == 0) desc.limits.chunks = 3 * desc.shape.n_stages * desc.shape.n_virtual;
@@ -182,7 +182,6 @@ TEST(dispatched_kinds_come_to_an_end) {
         desc.shape.n_virtual = harness_between(&rng, 1, 3);
         desc.shape.placement = seed % 4 == 0 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
         desc.shape.k = harness_between(&rng, 1, 4);
-        desc.shape.replay = seed % 3 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
         desc.limits.chunks = desc.shape.n_virtual * harness_between(&rng, 0, 6);
         harness_note("seed %d", (int)seed);
         if (cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK) {

@@ -21,7 +21,7 @@ static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size, int6
 static cf_schedule_desc describe(cf_schedule_kind kind, int64_t n_stages, int64_t k) {
     cf_schedule_desc desc = {0};
     desc.kind = kind;
-    desc.shape.replay = CF_REPLAY_PIPELINE;
+    if (kind == CF_SCHEDULE_PAPER) desc.shape.replay = CF_REPLAY_PIPELINE;
     desc.shape.n_stages = n_stages;
     desc.shape.k = k;
     return desc;
@@ -425,6 +425,7 @@ TEST(limits_at_the_peak_and_below) {
         desc.limits.chunks = desc.limits.bytes = 0;
         desc.limits.chunks_by_stage = desc.limits.bytes_by_stage = NULL;
         desc.kind = (cf_schedule_kind)harness_between(&rng, CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B);
+        if (desc.kind != CF_SCHEDULE_PAPER) desc.shape.replay = CF_REPLAY_LOCAL;
         desc.shape.n_virtual = 1;
         desc.shape.placement = CF_PLACEMENT_LOOP;
         schedule = make(problem.plan, &desc);
@@ -466,7 +467,6 @@ TEST(bad_options_are_named) {
     cf_timing timing = {0};
     cf_stage_cost stages[4] = {0};
     first.forwards_first = 1;
-    first.shape.replay = CF_REPLAY_LOCAL;
 #define REFUSED(change, code, field) \
     do {                             \
         bad = good;                  \
@@ -478,6 +478,10 @@ TEST(bad_options_are_named) {
     REFUSED(bad.shape.n_stages = -1, CF_ERROR_ARGUMENT, "shape.n_stages");
     REFUSED(bad.shape.n_stages = CF_MAX_STAGES + 1, CF_ERROR_LIMIT, "shape.n_stages");
     REFUSED(bad.shape.n_virtual = 2, CF_ERROR_ARGUMENT, "shape.n_virtual");
+    for (bad = good; bad.kind < CF_SCHEDULE_BEST;) { /* good replays through the pipeline */
+        bad.kind = (cf_schedule_kind)((int)bad.kind + 1);
+        check_refused(plan, &bad, CF_ERROR_ARGUMENT, "shape.replay");
+    }
     REFUSED(bad.kind = CF_SCHEDULE_BEST;
             bad.shape.n_virtual = CF_MAX_STAGES / 4 + 1, CF_ERROR_LIMIT, "shape.n_virtual");
     REFUSED(bad.shape.k = -1, CF_ERROR_ARGUMENT, "shape.k");
@@ -490,7 +494,6 @@ TEST(bad_options_are_named) {
     REFUSED(bad.limits.per_token.state = INT64_MAX / 2, CF_ERROR_OVERFLOW, "limits.per_token");
     REFUSED(bad.budget = -1, CF_ERROR_ARGUMENT, "budget");
     REFUSED(bad.forwards_first = 1; bad.shape.replay = CF_REPLAY_LOCAL, CF_ERROR_ARGUMENT, "forwards_first");
-    REFUSED(bad.forwards_first = 1; bad.kind = CF_SCHEDULE_GPIPE, CF_ERROR_ARGUMENT, "forwards_first");
     REFUSED(bad = first; bad.limits.state = 9, CF_ERROR_ARGUMENT, "forwards_first");
     REFUSED(bad = first; bad.limits.state_by_stage = negative, CF_ERROR_ARGUMENT, "forwards_first");
     REFUSED(bad = first; bad.limits.bytes = 9, CF_ERROR_ARGUMENT, "forwards_first");

@@ -31,7 +31,7 @@ static cf_schedule *schedule_of(const cf_plan *plan, cf_schedule_kind kind, int6
     cf_schedule_desc desc = {0};
     cf_schedule *schedule = NULL;
     desc.kind = kind;
-    desc.shape.replay = CF_REPLAY_PIPELINE;
+    if (kind == CF_SCHEDULE_PAPER) desc.shape.replay = CF_REPLAY_PIPELINE;
     desc.shape.n_stages = n_stages;
     desc.shape.k = k;
     CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
@@ -319,9 +319,9 @@ TEST(bounds_hold_against_the_exact_optimum) {
         REQUIRE(plan != NULL);
         desc.shape.n_stages = harness_between(&rng, 1, 3);
         desc.shape.k = harness_between(&rng, 1, 2);
-        desc.shape.replay = (cf_replay)harness_between(&rng, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL);
         desc.limits.chunks = harness_chance(&rng, 0.5) ? harness_between(&rng, 1, 3) : 0;
         desc.kind = harness_chance(&rng, 0.3) ? CF_SCHEDULE_ZERO_BUBBLE : CF_SCHEDULE_PAPER;
+        if (harness_chance(&rng, 0.5) && desc.kind == CF_SCHEDULE_PAPER) desc.shape.replay = CF_REPLAY_PIPELINE;
         desc.split_backward = desc.kind == CF_SCHEDULE_ZERO_BUBBLE;
         harness_note("seed %d: %d chunks, %d stages, K %d, limit %d", (int)seed, (int)plan->n_chunks,
                      (int)desc.shape.n_stages, (int)desc.shape.k, (int)desc.limits.chunks);

@@ -501,12 +501,12 @@ static cf_schedule_desc some_schedule(harness_rng *random, const cf_plan *plan) 
     desc.kind = (cf_schedule_kind)(1 + below(random, CF_SCHEDULE_BEST));
     desc.shape.n_stages = 1 + below(random, 4);
     desc.shape.k = 1 + below(random, 4);
-    desc.shape.replay = below(random, 2) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    if (below(random, 2) && desc.kind == CF_SCHEDULE_PAPER) desc.shape.replay = CF_REPLAY_PIPELINE;
     desc.shape.rank = below(random, plan->n_ranks);
     if (desc.kind >= CF_SCHEDULE_INTERLEAVED) desc.shape.n_virtual = 1 + below(random, 3);
     if (desc.kind >= CF_SCHEDULE_ZERO_BUBBLE) desc.shape.placement = (cf_placement)below(random, CF_PLACEMENT_V + 1);
     if (desc.kind == CF_SCHEDULE_BEST) desc.split_backward = (int)below(random, 2);
-    if (desc.kind == CF_SCHEDULE_GPIPE && desc.shape.replay == CF_REPLAY_LOCAL) desc.forwards_first = !below(random, 3);
+    if (desc.kind == CF_SCHEDULE_GPIPE) desc.forwards_first = !below(random, 3);
     desc.budget = 1 + below(random, 60);
     desc.limits.chunks = below(random, 2) * (1 + below(random, 8));
     if (desc.forwards_first) return desc;
@@ -855,7 +855,7 @@ TEST(gradients_of_trees_are_those_of_their_sequences) {
         double off;
         desc.kind = round % 3 == 0 ? CF_SCHEDULE_GPIPE : CF_SCHEDULE_PAPER;
         desc.shape.k = round % 4 == 3 ? 100 : 1 + round % 4;
-        desc.shape.replay = round % 2 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+        if (round % 2 && desc.kind == CF_SCHEDULE_PAPER) desc.shape.replay = CF_REPLAY_PIPELINE;
         if (!CHECK(train(shared, &f, plan, desc, 0)) || !CHECK(train_unshared(unshared, &f))) break;
         off = difference(shared, unshared);
         if (!CHECK(off <= 1e-10)) break;
@@ -1633,7 +1633,7 @@ TEST(two_validators_agree_on_trees) {
         desc.split_backward = (int)below(&random, 2);
         desc.budget = 20;
         desc.shape.k = 1 + below(&random, 3);
-        desc.shape.replay = below(&random, 2) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+        if (below(&random, 2) && desc.kind == CF_SCHEDULE_PAPER) desc.shape.replay = CF_REPLAY_PIPELINE;
         if (plan->branches && plan->n_groups > 1 && plan->n_chunks <= JUDGED_CHUNKS &&
             cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK) {
             CHECK(judge_accepts(plan, schedule));

@@ -19,6 +19,7 @@ static const int64_t sizes[] = {256, 512, 1024, 2048};
 static const int64_t ks[] = {1, 2, 4, 16};
 static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_ZERO_BUBBLE,
                                          CF_SCHEDULE_BEST};
+static const cf_replay both[] = {CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL};
 
 typedef struct fixture {
     int64_t lengths[100];
@@ -364,6 +365,10 @@ TEST(equals_brute_force) {
         fixture_fill(&f, seed);
         f.desc.n_exact = (int64_t)seed;
         check_against_brute_force(&f);
+        f.desc.replays = both;
+        f.desc.n_replays = 2;
+        f.desc.n_kinds = 1; /* paper, which alone has both */
+        check_against_brute_force(&f);
     }
 }
 
@@ -466,10 +471,11 @@ TEST(the_longest_sequence_is_a_chunk_size) {
         f.desc.pack.align = align;
         tuning = tune(&f);
         REQUIRE(tuning != NULL);
-        CHECK_INT(tuning->n_candidates, 2 * wanted[i]); /* two forms of replay */
-        CHECK_INT(tuning->candidates[2 * place[i]].chunk_size, size);
-        for (j = 2; j < tuning->n_candidates; j += 2)
-            CHECK(tuning->candidates[j].chunk_size > tuning->candidates[j - 2].chunk_size);
+        CHECK_INT(tuning->n_candidates, wanted[i]);
+        REQUIRE(place[i] < tuning->n_candidates);
+        CHECK_INT(tuning->candidates[place[i]].chunk_size, size);
+        for (j = 1; j < tuning->n_candidates; j++)
+            CHECK(tuning->candidates[j].chunk_size > tuning->candidates[j - 1].chunk_size);
         f.desc.chunk_sizes = &size;
         f.desc.n_chunk_sizes = 1;
         f.desc.kinds = &plain;
@@ -555,6 +561,11 @@ TEST(peak_is_the_walk_s) {
     f.desc.batch = harness_rounds(20, 5);
     f.desc.n_exact = CF_MAX_CANDIDATES;
     check_peaks(&f);
+    f.desc.replays = both;
+    f.desc.n_replays = 2;
+    f.desc.n_kinds = 1; /* paper */
+    check_peaks(&f);
+    f.desc.replays = NULL;
     f.desc.parallel.pp = 2;
     f.desc.parallel.n_virtual = 2;
     f.desc.kinds = NULL;
@@ -746,7 +757,7 @@ TEST(streams_where_memory_forbids_the_rest) {
         CHECK_STR(c->why, "it fits without");
         n++;
     }
-    CHECK_INT(n, 2); /* both forms of replay */
+    CHECK_INT(n, 1);
     CHECK_INT(shorter->candidates[shorter->winner].state_window, 0);
     CHECK(same(shorter->candidates[shorter->winner].waiting, 0));
     cf_tuning_free(shorter);
@@ -1448,6 +1459,9 @@ TEST(bad_descriptions) {
     f.desc.replays = replays;
     f.desc.n_replays = 2;
     refuse(&f, CF_ERROR_ARGUMENT, "replays", 0);
+    f.desc.replays = both;
+    f.desc.n_replays = 2;
+    refuse(&f, CF_ERROR_ARGUMENT, "replays", CF_REPLAY_LOCAL);
     f.desc.batch = -1;
     refuse(&f, CF_ERROR_ARGUMENT, "batch", 1);
     f.desc.n_batches = CF_MAX_TUNE_BATCHES + 1;
@@ -1839,9 +1853,9 @@ TEST(no_memory) {
 TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
     const int64_t lengths[] = {9000, 700, 4100, 300, 2500, 1200, 64};
     const cf_schedule_kind orders[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_ZERO_BUBBLE,
-                                       CF_SCHEDULE_ZERO_BUBBLE};
+                                       CF_SCHEDULE_ZERO_BUBBLE, CF_SCHEDULE_PAPER};
     int64_t which, stage, i, n;
-    for (which = 0; which < 4; which++) { /* the last one in a V */
+    for (which = 0; which < 5; which++) { /* the fourth in a V */
         cf_schedule_desc order = {0};
         cf_memory_desc memory = {0};
         cf_plan *plan = NULL;
@@ -1851,7 +1865,7 @@ TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
         order.kind = orders[which];
         order.shape.n_stages = 2;
         order.shape.k = 2;
-        order.shape.replay = which == 0 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+        if (which == 4) order.shape.replay = CF_REPLAY_PIPELINE;
         memory.model = cf_model_find("qwen2.5-0.5b");
         memory.parallel.pp = 2;
         memory.parallel.n_virtual = order.shape.n_virtual = which % 2 + 1;

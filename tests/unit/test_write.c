@@ -197,7 +197,6 @@ TEST(what_is_written_is_what_is_there) {
         REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
         order.shape.k = harness_between(&rng, 1, 4);
         order.shape.rank = harness_between(&rng, 0, plan->n_ranks - 1);
-        order.shape.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
         order.shape.n_stages = harness_between(&rng, 1, 3);
         order.kind = CF_SCHEDULE_ZERO_BUBBLE;
         order.shape.n_virtual = harness_between(&rng, 1, 2);

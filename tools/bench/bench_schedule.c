@@ -252,7 +252,7 @@ static int bench_suite(suite_mode mode) {
 
 /* ---- limits ---- */
 
-enum { MOST_LENGTHS = 512, N_BATCHES = 8, N_CONFIGS = 4, N_LIMITS = 3 };
+enum { MOST_LENGTHS = 512, N_BATCHES = 8, N_CONFIGS = 3, N_LIMITS = 3 };
 
 static uint64_t draws;
 
@@ -319,11 +319,7 @@ static cf_timing timing_of(int64_t n_stages) {
 /* Adds the logarithms of makespan / bound of one batch on so many stages. Returns how often `best` is worse than a
    fixed schedule. */
 static int bench_one(const cf_plan *plan, int64_t n_stages, double sums[N_LIMITS][N_CONFIGS]) {
-    static const struct {
-        int64_t k;
-        cf_replay replay;
-    } configs[N_CONFIGS] = {
-        {1, CF_REPLAY_PIPELINE}, {1, CF_REPLAY_LOCAL}, {4, CF_REPLAY_LOCAL}, {2, CF_REPLAY_LOCAL}};
+    static const int64_t ks[N_CONFIGS] = {1, 4, 2};
     const int64_t limits[N_LIMITS] = {CF_NO_LIMIT, n_stages, n_stages / 2};
     cf_timing timing = timing_of(n_stages);
     int l, c, worse = 0;
@@ -336,8 +332,7 @@ static int bench_one(const cf_plan *plan, int64_t n_stages, double sums[N_LIMITS
             memset(&desc, 0, sizeof desc);
             desc.kind = CF_SCHEDULE_BEST;
             desc.shape.n_stages = n_stages;
-            desc.shape.k = configs[c].k;
-            desc.shape.replay = configs[c].replay;
+            desc.shape.k = ks[c];
             desc.limits.chunks = limits[l];
             desc.timing = &timing;
             desc.report = &report;
@@ -368,7 +363,7 @@ static int bench_limits(const char *path) {
     }
     printf("limits: best / bound, geometric means of %d runs (%s)\n", n_runs,
            path != NULL ? "all batches" : "without the batches of a file");
-    printf("%-10s %14s %14s %14s %14s\n", "limit", "K 1 pipeline", "K 1 local", "K 4 local", "K 2 local");
+    printf("%-10s %14s %14s %14s\n", "limit", "K 1", "K 4", "K 2");
     for (l = 0; l < N_LIMITS; l++) {
         printf("%-10s", names[l]);
         for (c = 0; c < N_CONFIGS; c++) printf(" %14.4f", exp(sums[l][c] / n_runs));
@@ -419,12 +414,11 @@ static void bench_replay(const char *path) {
 
 /* ---- means of makespans, and ablations ---- */
 
-enum { N_CELLS = 4, N_ROOMS = 4, N_SMALL = 152, SMALL_KINDS = 4, N_COLUMNS = N_ROOMS * N_CELLS + 3 + SMALL_KINDS };
+enum { N_CELLS = 3, N_ROOMS = 4, N_SMALL = 152, SMALL_KINDS = 2, N_COLUMNS = N_ROOMS * N_CELLS + 3 + SMALL_KINDS };
 
 static const char *const column_names[N_COLUMNS] = {
-    "none K1p",  "none K1",  "none K4",  "none K2",  "default K1p", "default K1", "default K4",  "default K2",
-    "P K1p",     "P K1",     "P K4",     "P K2",     "P/2 K1p",     "P/2 K1",     "P/2 K4",      "P/2 K2",
-    "virtual",   "split",    "equal",    "small p",  "small",       "small P p",  "small P"};
+    "none K1", "none K4", "none K2", "default K1", "default K4", "default K2", "P K1",  "P K4",  "P K2",
+    "P/2 K1",  "P/2 K4",  "P/2 K2",  "virtual",    "split",      "equal",      "small", "small P"};
 
 /* Sums of logarithms of makespans, and how many small instances are solved. */
 typedef struct ablation {
@@ -449,7 +443,7 @@ static void add_makespan(ablation *a, int column, const cf_plan *plan, const cf_
 }
 
 static void ablate_rooms(ablation *a, const cf_plan *plan, int64_t n_stages) {
-    static const int64_t ks[N_CELLS] = {1, 1, 4, 2};
+    static const int64_t ks[N_CELLS] = {1, 4, 2};
     const int64_t rooms[N_ROOMS] = {CF_NO_LIMIT, 0, n_stages, n_stages / 2};
     cf_timing timing = timing_of(n_stages);
     int l, c;
@@ -459,7 +453,6 @@ static void ablate_rooms(ablation *a, const cf_plan *plan, int64_t n_stages) {
             memset(&desc, 0, sizeof desc);
             desc.shape.n_stages = n_stages;
             desc.shape.k = ks[c];
-            desc.shape.replay = c == 0 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
             desc.limits.chunks = rooms[l];
             desc.limits.state = CF_NO_LIMIT; /* which limits batches of many groups by default, whatever is tried */
             desc.timing = &timing;
@@ -543,11 +536,10 @@ static cf_plan *draw_small(int id, cf_schedule_desc *desc) {
     memset(&pack, 0, sizeof pack);
     draws = (uint64_t)id * 1000 + 17;
     (void)draw();
-    desc->shape.replay = id % 2 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
     desc->shape.n_stages = 2 + (int64_t)(draw() * 2);
     desc->shape.n_virtual = draw() < 0.2 ? 2 : 1;
     desc->shape.k = 1 + (int64_t)(draw() * 3);
-    desc->limits.chunks = id % 4 < 2 ? CF_NO_LIMIT : desc->shape.n_stages * desc->shape.n_virtual;
+    desc->limits.chunks = id % 2 == 0 ? CF_NO_LIMIT : desc->shape.n_stages * desc->shape.n_virtual;
     pack.chunk_size = 4;
     pack.max_slices = 1;
     most = desc->shape.n_virtual > 1 ? 3 : desc->shape.n_stages == 2 ? 5 : 4;
@@ -633,14 +625,12 @@ static double mean_of(const ablation *a, int column) {
     return column < N_COLUMNS - SMALL_KINDS ? exp(mean) : 100 * mean;
 }
 
-/* What the table shows: means over columns. Local replay with K 1, 2 and 4; through the pipeline, "p", K 1,
-   and for "p P" the mean of P and P/2. */
+/* What the table shows: means over columns. */
 static const struct {
     const char *name;
     int columns[3];
-} shown[] = {{"none", {1, 2, 3}}, {"default", {5, 6, 7}}, {"P", {9, 10, 11}}, {"P/2", {13, 14, 15}},
-             {"virtual", {16, -1, -1}}, {"split", {17, -1, -1}}, {"equal", {18, -1, -1}}, {"p none", {0, -1, -1}},
-             {"p def.", {4, -1, -1}}, {"p P", {8, 12, -1}}, {"small", {20, 22, -1}}, {"small p", {19, 21, -1}}};
+} shown[] = {{"none", {0, 1, 2}},       {"default", {3, 4, 5}},  {"P", {6, 7, 8}},         {"P/2", {9, 10, 11}},
+             {"virtual", {12, -1, -1}}, {"split", {13, -1, -1}}, {"equal", {14, -1, -1}}, {"small", {15, 16, -1}}};
 enum { N_SHOWN = sizeof shown / sizeof shown[0] };
 
 static void print_heads(void) {

@@ -139,7 +139,7 @@ int64_t baseline_chunk_size(const int64_t *lengths, int64_t n, const cf_tune_des
 void baseline_take_form(cf_tune_desc *desc, int packed, const int64_t *chunk_size) {
     static const int64_t k = 1;
     static const cf_schedule_kind kind = CF_SCHEDULE_1F1B;
-    static const cf_replay replay = CF_REPLAY_PIPELINE;
+    static const cf_replay replay = CF_REPLAY_LOCAL;
 
     desc->pack.max_slices = most_slices(packed, desc->pack.max_slices);
     desc->pack.share_least = INT64_MAX; /* the same batches, but nothing is shared */

@@ -544,7 +544,8 @@ static const char *say_option(const cf_error *error) {
         {"parallel.tp", "--tp"}, {"parallel.pp", "--stages"}, {"parallel.dp", "--ranks"}, {"parallel.zero", "--zero"},
         {"parallel.n_virtual", "--virtual"}, {"parallel.ep", "--ep"}, {"parallel.layers", "--stage-layers"},
         {"method", "--method"}, {"gang", "--gang"}, {"lockstep", "--lockstep"}, {"forwards_first", "--forwards-first"},
-        {"shape.forward_only", "--forward-only"}, {"shape.n_virtual", "--virtual"}, {"shape.placement", "--placement"}};
+        {"shape.forward_only", "--forward-only"}, {"shape.n_virtual", "--virtual"}, {"shape.placement", "--placement"},
+        {"shape.replay", "--replay"}};
     static char text[sizeof error->text + 32];
     size_t i, n = strlen(error->field);
 

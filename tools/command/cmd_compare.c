@@ -32,8 +32,8 @@ static const cli_option options[] = {
     VIRTUAL_OPTIONS(compare_options),
     {.name = "--replay", .value = "pipeline|local|both", .kind = CLI_CHOICE,
      .offset = offsetof(compare_options, replay),
-     .help = "how dropped activations come back: through all stages again,\n"
-     "on each stage alone (the default), or a row for each"},
+     .help = "how dropped activations come back: through all stages again\n"
+     "(paper alone), on each stage alone (the default), or both"},
     PIPELINE_OPTIONS(compare_options, pipeline),
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(compare_options, json),
      .help = "write the table as JSON; with - nothing else is printed"},
@@ -168,7 +168,7 @@ static void add_row(comparison *t, int64_t kind, int64_t replay, int64_t k) {
     pipeline_place(&r->what, t->asked->n_virtual, (cf_placement)t->asked->placement);
 }
 
-/* Every kind, with every K and form of replay; of gangs paper alone. */
+/* Every kind, with every K, and paper with every form of replay; of gangs paper alone. */
 static int add_rows(comparison *t, const int64_t *k, int64_t n_k) {
     int64_t asked = t->asked->replay > 0 ? t->asked->replay : REPLAY_LOCAL;
     int64_t first = asked == REPLAY_LOCAL ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
@@ -186,7 +186,7 @@ static int add_rows(comparison *t, const int64_t *k, int64_t n_k) {
     for (i = 0; i < n_k; i++)
         for (replay = first; replay <= last; replay++)
             for (kind = CF_SCHEDULE_PAPER; kind < (t->pipe.gang > 1 ? CF_SCHEDULE_PAPER + 1 : ROW_KINDS); kind++)
-                add_row(t, kind, replay, k[i]);
+                if (replay == CF_REPLAY_LOCAL || kind == CF_SCHEDULE_PAPER) add_row(t, kind, replay, k[i]);
     return CLI_OK;
 }
 

@@ -63,8 +63,8 @@ static const cli_option options[] = {
      .help = "where they lie: in loops (the default), or there and back in a\n"
      "V (zero-bubble and best)"},
     {.name = "--replay", .value = "pipeline|local", .kind = CLI_CHOICE, .offset = offsetof(plan_options, replay),
-     .help = "how dropped activations come back: through all stages again,\n"
-     "or on each stage alone (the default)"},
+     .help = "how dropped activations come back: through all stages again\n"
+     "(paper alone), or on each stage alone (the default)"},
     {.name = "--split-backward", .kind = CLI_FLAG, .offset = offsetof(plan_options, split_backward),
      .help = "best may cut backwards into I and W, as zero-bubble does"},
     {.name = "--forwards-first", .kind = CLI_FLAG, .offset = offsetof(plan_options, forwards_first),

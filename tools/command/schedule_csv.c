@@ -471,7 +471,7 @@ static cf_result next_action(reader *r, cf_action *action, int *more) {
    ---------------------------------------------------------------------------------------------------------------- */
 
 /* What can be refused without looking at the text. The size itself is not wanted: asking for it refuses a plan, a rank,
-   a kind or a replay that the library could not schedule with, in the library's words. */
+   a kind or a replay that the library does not know, in the library's words. */
 static cf_result check_arguments(const reader *r, const char *text) {
     cf_schedule_desc order;
     size_t bytes;
@@ -482,6 +482,8 @@ static cf_result check_arguments(const reader *r, const char *text) {
     memset(&order, 0, sizeof order);
     order.kind = r->desc.kind;
     order.shape.replay = r->desc.replay;
+    if (order.shape.replay == CF_REPLAY_PIPELINE && (unsigned)order.kind < CF_SCHEDULE_COUNT)
+        order.kind = CF_SCHEDULE_PAPER; /* whatever a list calls itself, it may replay that way */
     order.shape.rank = r->desc.rank;
     TRY(cf_schedule_size(r->plan, &order, &bytes, r->error));
     first = r->desc.rank * r->plan->n_steps;

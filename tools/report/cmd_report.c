@@ -34,8 +34,8 @@ static const cli_option options[] = {
     {.name = "--k", .alias = "--ks", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(report_options, k), .min = 1,
      .max = INT32_MAX, .help = "most chunks of a group that keep their activations;\n" PIPELINE_K_DEFAULT},
     {.name = "--replay", .value = "pipeline|local", .kind = CLI_CHOICE, .offset = offsetof(report_options, replay),
-     .help = "how dropped activations come back: through all stages again,\n"
-     "or on each stage alone (the default)"},
+     .help = "how dropped activations come back: through all stages again\n"
+     "(paper alone), or on each stage alone (the default)"},
     VIRTUAL_OPTIONS(report_options),
     {.name = "--measured", .value = "FILE", .kind = CLI_TEXT, .offset = offsetof(report_options, measured),
      .help = "a schedule of these chunks with times that were measured, to\n"
@@ -67,7 +67,7 @@ static pipeline_case case_of(const maker *m, cf_schedule_kind kind, int split) {
 
     memset(&what, 0, sizeof what);
     what.kind = kind;
-    what.replay = (cf_replay)m->asked->replay;
+    if (kind == CF_SCHEDULE_PAPER) what.replay = (cf_replay)m->asked->replay; /* others replay on the stage */
     what.k = m->k;
     what.split_backward = split;
     pipeline_place(&what, m->asked->n_virtual, (cf_placement)m->asked->placement);

@@ -103,7 +103,8 @@ static int fill_example(const reproduce_options *asked, sheet *s) {
     for (i = 0; i < sizeof examples / sizeof examples[0]; i++) {
         const example *e = &examples[i];
         double order = 0, best = 0;
-        int code = example_bubble(e, e->unsplit ? CF_SCHEDULE_1F1B : CF_SCHEDULE_PAPER, CF_REPLAY_PIPELINE, &order);
+        int code = e->unsplit ? example_bubble(e, CF_SCHEDULE_1F1B, CF_REPLAY_LOCAL, &order) /* replays nothing */
+                              : example_bubble(e, CF_SCHEDULE_PAPER, CF_REPLAY_PIPELINE, &order);
         if (code == CLI_OK) code = example_bubble(e, CF_SCHEDULE_BEST, CF_REPLAY_LOCAL, &best);
         if (code != CLI_OK) return code;
         {
@@ -334,6 +335,7 @@ static const trade_off trade_offs[TRADE_OFFS] = {{2048, 16, 29811}, {8192, 4, 23
 static int simulate_trade_off(uint64_t seed, const cf_gpu *gpu, double sums[2][TRADE_OFFS]) {
     static const int64_t chunk_sizes[TRADE_OFFS] = {2048, 8192, 32768}, ks[TRADE_OFFS] = {1, 4, 16};
     static const cf_schedule_kind kind = CF_SCHEDULE_PAPER;
+    static const cf_replay replays[] = {CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL};
     cf_tune_desc desc = tune_desc("qwen2.5-7b", gpu, 4, 4, CF_RECOMPUTE_SELECTIVE);
     int64_t lengths[BATCH], i, j;
     cf_tuning *tuning = NULL;
@@ -344,8 +346,10 @@ static int simulate_trade_off(uint64_t seed, const cf_gpu *gpu, double sums[2][T
     desc.chunk_sizes = chunk_sizes;
     desc.ks = ks;
     desc.kinds = &kind;
+    desc.replays = replays;
     desc.n_chunk_sizes = desc.n_ks = TRADE_OFFS;
     desc.n_kinds = 1;
+    desc.n_replays = 2;
     desc.n_exact = CF_MAX_CANDIDATES;
     progress_begin("reproducing");
     result = cf_tune(lengths, BATCH, &desc, &tuning, &error);

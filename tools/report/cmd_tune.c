@@ -13,9 +13,9 @@
 #include <time.h>
 #include <unistd.h>
 
-static const tune_options defaults = {.gpu = GPU_DEFAULTS, .batch = 256, .batches = 16, .seed = 1, .replay = 3,
-                                      .terms = TERM_DEFAULTS, .reserve = CF_TUNE_RESERVE, .tolerance = 1000000,
-                                      .show = 10};
+static const tune_options defaults = {.gpu = GPU_DEFAULTS, .batch = 256, .batches = 16, .seed = 1,
+                                      .replay = CF_REPLAY_LOCAL, .terms = TERM_DEFAULTS, .reserve = CF_TUNE_RESERVE,
+                                      .tolerance = 1000000, .show = 10};
 
 static const cli_option options[] = {
     MODELLING_OPTIONS(tune_options, modelling),
@@ -46,7 +46,7 @@ static const cli_option options[] = {
      .help = "of paper, gpipe, 1f1b, zero-bubble, best, and with --virtual\n"
      "interleaved, best; default paper,1f1b,best or interleaved,best"},
     {.name = "--replay", .value = "pipeline|local|both", .kind = CLI_CHOICE, .offset = offsetof(tune_options, replay),
-     .help = "how dropped forwards come back; default both are tried"},
+     .help = "how dropped forwards come back; default local, and\nthrough the pipeline in paper alone"},
     {.name = "--no-stream", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_stream),
      .help = "never stream state from host memory, not even where\nnothing else fits"},
     {.name = "--split-backward", .kind = CLI_FLAG, .offset = offsetof(tune_options, split_backward),
@@ -124,11 +124,10 @@ static int fill_lists(tune_job *job) {
         code = parse_schedules(asked->schedules, job->kinds, &desc->n_kinds);
         desc->kinds = job->kinds;
     }
-    if (asked->replay != 3) {
-        job->replays[0] = (cf_replay)asked->replay;
-        desc->replays = job->replays;
-        desc->n_replays = 1;
-    }
+    job->replays[0] = asked->replay == CF_REPLAY_LOCAL ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    job->replays[1] = CF_REPLAY_LOCAL;
+    desc->replays = job->replays;
+    desc->n_replays = asked->replay > CF_REPLAY_LOCAL ? 2 : 1;
     return code;
 }
 
