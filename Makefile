@@ -21,6 +21,7 @@
 #   make gpu-programs  what these run, built where nvcc is, for a device elsewhere
 #   make bench      speed and quality against named rivals; prints tables, judges nothing
 #   make bench-clocks OTHER=FILE   schedules of this header and of another one, judged by clocks that differ from the estimates; ARGS: options
+#   make bench-dealing OTHER=FILE  plans for ranks, free and in step, of this header and of another one; ARGS: a list of lengths
 #   make bench-record LENGTHS=FILE   the tables that README and tools/bench/results quote, made anew
 #   make build/executor_cuda    the CUDA example, with nvcc; NCCL=1: also a process a stage
 #   make build/train_cuda       the trainer of real model shapes on one GPU, with nvcc
@@ -71,7 +72,7 @@ MPI_TESTS    := $(addprefix $(BUILD)/test/,pipeline_mpi_f64 lockstep_mpi gangs_m
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all wheel release demo test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-clocks bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record gpu-record-train clean
+.PHONY: all wheel release demo test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-clocks bench-dealing bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record gpu-record-train clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -697,6 +698,13 @@ bench-clocks: | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) -DHEADER='"$(OTHER)"' -DMEASURE=clocks_other -c tools/bench/clocks_side.c -o $(BUILD)/clocks_other.o
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) tools/bench/bench_clocks.c $(BUILD)/clocks_this.o $(BUILD)/clocks_other.o -o $(BUILD)/bench_clocks $(LDLIBS)
 	$(BUILD)/bench_clocks $(ARGS)
+
+# Plans for ranks by this header and by OTHER, side by side (see tools/bench/bench_dealing.c).
+bench-dealing: tools/bench/bench_dealing.c tools/bench/dealing_side.c tools/bench/dealing_side.h tools/command/draw.c chunkflow.h | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) '-DHEADER="$(CURDIR)/chunkflow.h"' -DSIDE=dealing_this -c tools/bench/dealing_side.c -o $(BUILD)/dealing_this.o
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) '-DHEADER="$(abspath $(OTHER))"' -DSIDE=dealing_other -c tools/bench/dealing_side.c -o $(BUILD)/dealing_other.o
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) tools/bench/bench_dealing.c tools/command/draw.c $(BUILD)/dealing_this.o $(BUILD)/dealing_other.o -o $(BUILD)/bench_dealing $(LDLIBS)
+	$(BUILD)/bench_dealing $(ARGS)
 
 bench-gpu:
 	BUILD="$(BUILD)" sh tools/bench/bench_attention.sh

@@ -1,0 +1,180 @@
+/* Plans of two headers for data-parallel ranks, side by side in one run.
+
+       make bench-dealing OTHER=/path/to/another/chunkflow.h [ARGS='FILE']
+
+   Sixty cases, ChunkSize 8K, a pair at 2.84e-5 of a row: 256, 1,024 and 4,096 lengths of a service trace (those of FILE
+   in their order, or drawn like them), 256 and 1,024 of chats, and 512 of 1K to 24K; on 4, 8, 16, 32 and 64 ranks; a
+   chunk costs nothing beside its rows, or as much as 500 rows. "dearest": the most expensive rank over the mean of the
+   ranks, by this header; "ratio": against the other header's; then steps of a rank and all chunks of both.
+
+   Then batches in step as those of bench_ranks.c, without gangs and with gangs of any width: seconds of all columns,
+   replays at K 1 priced, this header's over the other's, mean and worst of 20 batches. Last, processor time of cf_pack
+   on one rank, medians of 15 calls by turns. Prints tables, judges nothing. */
+
+#include "dealing_side.h"
+#include "../command/draw.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST = 30000, BATCHES = 20, CALLS = 15, MILLION = 1000000 };
+
+static uint64_t draws = 1;
+
+static double draw(void) { /* in [0, 1) */
+    draws = draws * 6364136223846793005u + 1442695040888963407u;
+    return (double)(draws >> 11) / 9007199254740992.0;
+}
+
+static double draw_normal(void) {
+    double size = draw() + 1e-12, turn = draw();
+    return sqrt(-2 * log(size)) * cos(6.283185307 * turn);
+}
+
+static void draw_lengths(int64_t *lengths, int64_t n, double mean, double spread, double most) {
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        double length = exp(mean + spread * draw_normal());
+        lengths[i] = length < 1 ? 1 : length > most ? (int64_t)most : (int64_t)length;
+    }
+}
+
+static int64_t read_lengths(const char *path, int64_t *lengths) {
+    char text[256];
+    int64_t n = 0;
+    FILE *file = fopen(path, "r");
+    while (file != NULL && n < MOST && fgets(text, sizeof text, file) != NULL)
+        if (text[0] != '#' && strtoll(text, NULL, 10) > 0) lengths[n++] = strtoll(text, NULL, 10);
+    if (file == NULL || n < 4096) {
+        fprintf(stderr, "bench_dealing: %s has not 4096 lengths\n", path);
+        exit(1);
+    }
+    fclose(file);
+    return n;
+}
+
+/* ---- ranks that run free ---- */
+
+static double ratios, worst_ratio, best_ratio = 1;
+static int64_t n_cases, most_steps;
+
+static void deal(const char *name, const int64_t *lengths, int64_t n, double constant) {
+    static const int64_t ranks[] = {4, 8, 16, 32, 64};
+    int i;
+    for (i = 0; i < 5; i++) {
+        const dealing_case of = {lengths, n, ranks[i], 8192, constant, 1, 2.84e-5, 0, 0};
+        const dealing_result ours = dealing_this.pack(&of), theirs = dealing_other.pack(&of);
+        double ratio = ours.seconds / theirs.seconds;
+        printf("  %-16s %5d  %8.0f  %8.4f  %7.4f  %6d %6d  %7d %7d\n", name, (int)ranks[i], constant,
+               ours.seconds / ours.mean, ratio, (int)ours.steps, (int)theirs.steps, (int)ours.chunks,
+               (int)theirs.chunks);
+        ratios += ratio;
+        n_cases++;
+        worst_ratio = fmax(worst_ratio, ratio);
+        best_ratio = fmin(best_ratio, ratio);
+        if (ours.steps - theirs.steps > most_steps) most_steps = ours.steps - theirs.steps;
+    }
+}
+
+static void deal_all(const int64_t *trace, double constant) {
+    int64_t lengths[1024], i;
+    deal("trace 256", trace, 256, constant);
+    deal("trace 1024", trace, 1024, constant);
+    deal("trace 4096", trace, 4096, constant);
+    draws = 1;
+    draw_lengths(lengths, 1024, 6.2, 1.2, 32768);
+    deal("chat 256", lengths, 256, constant);
+    deal("chat 1024", lengths, 1024, constant);
+    draws = 9;
+    for (i = 0; i < 512; i++) lengths[i] = 1024 + (int64_t)(draw() * 23 * 1024);
+    deal("1K to 24K 512", lengths, 512, constant);
+}
+
+/* ---- ranks in step ---- */
+
+static void step(const char *name, const int64_t *from, int64_t n_from, int64_t n, int64_t giant, int64_t ranks,
+                 int with_gangs, double *sum) {
+    double mean = 0, worst = 0;
+    int b;
+    for (b = 0; b < BATCHES; b++) {
+        int64_t lengths[256], i;
+        dealing_case of = {lengths, n, ranks, 8192, 0, 1, 2.64e-5, 1, 0};
+        double ratio;
+        for (i = 0; i < n; i++) lengths[i] = from[(b * n + i) % n_from];
+        if (giant > 0) lengths[n - 1] = giant;
+        of.gang = with_gangs ? ranks : 0;
+        ratio = dealing_this.pack(&of).seconds / dealing_other.pack(&of).seconds;
+        mean += ratio / BATCHES;
+        worst = fmax(worst, ratio);
+    }
+    printf("  %-22s %5d  %-5s  %7.4f  %7.4f\n", name, (int)ranks, with_gangs ? "yes" : "no", mean, worst);
+    *sum += mean;
+}
+
+static void step_all(const int64_t *trace, int64_t n_trace) {
+    static int64_t chat[BATCHES * 256];
+    draw_source source = {1};
+    double sum = 0;
+    int64_t i, ranks;
+    int gangs, n = 0;
+    for (i = 0; i < BATCHES * 256; i++)
+        do chat[i] = draw_lmsys(&source);
+        while (chat[i] > 262144);
+    printf("\n  %-22s %5s  %-5s  %7s  %7s\n", "batch", "ranks", "gangs", "ratio", "worst");
+    for (gangs = 0; gangs < 2; gangs++)
+        for (ranks = 8; ranks <= 64; ranks *= 2, n += 5) {
+            step("256 chat", chat, BATCHES * 256, 256, 0, ranks, gangs, &sum);
+            step("255 chat, one of 128K", chat, BATCHES * 256, 256, 131072, ranks, gangs, &sum);
+            step("255 chat, one of 256K", chat, BATCHES * 256, 256, 262144, ranks, gangs, &sum);
+            step("64 of the trace", trace, n_trace, 64, 0, ranks, gangs, &sum);
+            step("256 of the trace", trace, n_trace, 256, 0, ranks, gangs, &sum);
+        }
+    printf("  all: %.4f\n", sum / n);
+}
+
+/* ---- time ---- */
+
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void time_both(const char *name, const int64_t *lengths, int64_t n, int calls) {
+    const dealing_case of = {lengths, n, 1, 8192, 0, 0, 0, 0, 0};
+    double ours[CALLS], theirs[CALLS];
+    int i, j;
+    for (i = 0; i < CALLS; i++) {
+        for (ours[i] = theirs[i] = 0, j = 0; j < calls; j++) {
+            ours[i] += dealing_this.time(&of) / calls;
+            theirs[i] += dealing_other.time(&of) / calls;
+        }
+    }
+    qsort(ours, CALLS, sizeof *ours, by_size);
+    qsort(theirs, CALLS, sizeof *theirs, by_size);
+    printf("  %-22s %10.2f us  %7.3f of the other's  chunks %d, %d\n", name, 1e6 * ours[CALLS / 2],
+           ours[CALLS / 2] / theirs[CALLS / 2], (int)dealing_this.pack(&of).chunks, (int)dealing_other.pack(&of).chunks);
+}
+
+int main(int argc, char **argv) {
+    static int64_t trace[MOST], chat[MILLION];
+    draw_source source = {7};
+    int64_t n_trace = MOST, i;
+    draws = 5;
+    draw_lengths(trace, MOST, 8.6, 1.3, 131072);
+    if (argc > 1) n_trace = read_lengths(argv[1], trace);
+    printf("  %-16s %5s  %8s  %8s  %7s  %6s %6s  %7s %7s\n", "lengths", "ranks", "constant", "dearest", "ratio", "steps",
+           "other", "chunks", "other");
+    deal_all(trace, 0);
+    deal_all(trace, 500);
+    printf("  %d cases: ratio %.4f, worst %.4f, best %.4f, at most %d steps more\n", (int)n_cases,
+           ratios / (double)n_cases, worst_ratio, best_ratio, (int)most_steps);
+    step_all(trace, n_trace);
+    for (i = 0; i < MILLION; i++) chat[i] = draw_lmsys(&source);
+    printf("\n");
+    time_both("256 chat lengths", chat, 256, 200);
+    time_both("65,536", chat, 65536, 1);
+    time_both("a million", chat, MILLION, 1);
+    return 0;
+}
