@@ -26,8 +26,8 @@ expression, are found in; for trees 'tree|branches|through|cf__share|cf__pipe_(b
 A mutant's key is "function: before => after". Those that survive and are in tests/meta/mutants_explained.txt, with a
 reason why no test can tell them apart, count as explained; "function: *" is for all of a function that does nothing but
 what the reason is about. A line of that file holds after edits that leave the expression what it is: names of locals,
-casts, the way to a member, blanks and the function's own name may change. `--stale` prints the lines that no mutant
-answers to any more and ends with 1 if there are any; every run prints those of the part that it is about.
+casts, the way to a member, blanks and the function's own name may change. Every run names the lines that no mutant
+answers to any more; `--stale` does only that, and ends with 1 if there are any.
 The last line is "N passed, N failed": killed or explained, and others.
 """
 
@@ -688,13 +688,12 @@ def find_explained(mutants, explained):
 
 
 def print_stale(explained):
-    """Prints the lines of the file that no mutant of any part answers to; returns whether there are any."""
+    """Prints the lines of the file that no mutant of any part answers to, and returns how many there are."""
     mutants = [m for paths, _ in PARTS.values() for path in paths for m in all_mutants(Source(path), [], "")]
     stale = find_explained(mutants, explained)[1]
     for line in stale:
         print(f"stale: {line}")
-    print(f"{len(explained) - len(stale)} passed, {len(stale)} failed")
-    return bool(stale)
+    return len(stale)
 
 
 def judge(mutant, tests, kills):
@@ -725,12 +724,14 @@ def main():
     parser.add_argument("--stale", action="store_true", help="print explained mutants that are no more")
     options = parser.parse_args()
     folder, explained = f"{options.build}/mutants", read_explained()
+    stale = 0 if options.list else print_stale(explained)
     if options.stale:
-        sys.exit(print_stale(explained))
+        print(f"{len(explained) - stale} passed, {stale} failed")
+        sys.exit(stale > 0)
     sources = {path: Source(path) for path in PARTS[options.of][0]}
     sections = [s for s in options.sections.split(",") if s]
     every = [m for source in sources.values() for m in all_mutants(source, [], "")]
-    explained, stale = find_explained(every, explained)
+    explained = find_explained(every, explained)[0]
     mutants = [m for source in sources.values() for m in all_mutants(source, sections, options.about)]
     print(f"{len(mutants)} possible mutants in {options.sections or options.of}; seed {options.seed}")
     mutants = [m for m in draw(mutants, 2 * options.n, options.seed) if options.only in m.key]  # some are no C
