@@ -454,8 +454,8 @@ typedef struct cf_cuda_block {
     cf_state state, gradient;     /* in trees, where the state does not stream: its rows, for this pass */
 } cf_cuda_block;
 
-/* What a pass callback gets. All addresses are on `device`, at multiples of 256 (a state: 16), and stay valid as said;
-   none may be freed. */
+/* The data of one step for a pass callback. All addresses are on `device`, at multiples of 256 (a state: 16), and stay
+   valid as said; none may be freed. */
 typedef struct cf_cuda_step {
     const cf_step *step;          /* plan, chunk, action (pass, virtual stage), seed */
     cf_cuda_stream stream;        /* put all work of the pass here; do not wait for it */
@@ -516,8 +516,8 @@ typedef struct cf_cuda_stage {
 
 struct ncclComm;
 
-/* Who does the work, and where. Zero means default in every member. Callbacks must not throw, nor free the executor
-   that calls them; a load or run of it that they call is refused (CF_ERROR_ARGUMENT). */
+/* The devices and callbacks of an executor. Zero means default in every member. Callbacks must not throw, nor free the
+   executor that calls them; if they call a load or run of it, that is refused (CF_ERROR_ARGUMENT). */
 typedef struct cf_executor_desc {
     void *user;                       /* handed to every callback */
     int (*forward)(void *user, const cf_cuda_step *step);   /* F and R; 0, or any other number to stop the run */
@@ -842,9 +842,9 @@ CF_DEVICE void global_update_8(float *to, float x, float y, bool overwrite, bool
                  : "memory");
 }
 
-/* How the sums of dQ lie in a tile of the workspace is free, because only this file reads them: so that a warp adds to
-   whole cache lines. sm_90 adds four numbers of a thread at once; before that, one number of each thread lies beside
-   those of its neighbours. */
+/* Returns how the sums of dQ lie in a tile of the workspace is free, because only this file reads them: so that a warp
+   adds to whole cache lines. sm_90 adds four numbers of a thread at once; before that, one number of each thread lies
+   beside those of its neighbours. */
 CF_DEVICE bool adds_quads() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     return true;
@@ -946,9 +946,10 @@ template <int LEFT> CF_DEVICE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-/* What stands before this in the source stands before it in the machine code, too. Without it ptxas moves a wait for
-   products up to the last branch, and arithmetic that was to run beside them comes after it. The instruction tells a
-   kernel that was launched to follow early that it may start; none here is, so it does nothing else. */
+/* Keeps the order of the source in the machine code: nothing moves across this instruction. Without it ptxas moves a
+   wait for products up to the last branch, and arithmetic that was to run beside the products comes after it. The
+   instruction tells a kernel that was launched to follow early that it may start. No kernel here is, so it does nothing
+   else. */
 CF_HOPPER_DEVICE void keep_order() {
 #if CF_HOPPER
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -1068,7 +1069,7 @@ template <> CF_DEVICE uint32_t pack<__half>(float low, float high) {
     return bits;
 }
 
-/* The sum of the products of 8 pairs of 16-bit numbers. */
+/* Returns the sum of the products of 8 pairs of 16-bit numbers. */
 template <typename T> CF_DEVICE float dot_8(uint4 x, uint4 y) {
     T a[8], b[8];
     float sum = 0.0f;
@@ -1122,10 +1123,10 @@ CF_DEVICE float warp_max(float x) {
    that is elsewhere costs two moves. */
 CF_HOPPER_DEVICE int same_in_warp(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
-/* A matrix in shared memory for wgmma: blocks of 64 columns, 128 bytes a row, whose chunks of 16 bytes are permuted as
-   bulk copies with the 128-byte swizzle do (chunk c of row r is chunk c ^ (r & 7)); blocks start at multiples of 1024.
-   k along the columns: another 16 of them are 32 bytes on. k along the rows ("transposed"): another 16 are 2048 bytes
-   on, and `next` is the distance of blocks. */
+/* Returns a matrix in shared memory for wgmma: blocks of 64 columns, 128 bytes a row, whose chunks of 16 bytes are
+   permuted as bulk copies with the 128-byte swizzle do (chunk c of row r is chunk c ^ (r & 7)); blocks start at
+   multiples of 1024. k along the columns: another 16 of them are 32 bytes on. k along the rows ("transposed"): another
+   16 are 2048 bytes on, and `next` is the distance of blocks. */
 CF_HOPPER_DEVICE uint64_t matrix_at(shared_address start, int next = 0) {
     return (uint64_t)(start >> 4 & 0x3FFF) | (uint64_t)(uint32_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
            (uint64_t)1 << 62;
@@ -1329,7 +1330,7 @@ struct problem : cf_attention {
     int32_t forward_rows, forward_keys;     /* packed rows of a forward tile; keys of a step */
 };
 
-/* The position of a slice's first query, less those keys before it that are in place. */
+/* Returns the position of a slice's first query, less those keys before it that are in place. */
 int64_t begin_of(const cf_attention_desc *d, int64_t s) {
     return d->begins != NULL ? d->begins[s] : s == 0 ? d->prefix : 0;
 }
@@ -1352,7 +1353,7 @@ void see_keys(const problem *p, tile *t, int64_t k_start, int64_t first, int64_t
     if (t->q_length + t->ahead <= p->visible.window) t->ahead = t->k_length;
 }
 
-/* A slice with its own keys, or, of a block, with those of the block that it sees. */
+/* Returns a slice with its own keys, or, of a block, with those of the block that it sees. */
 tile slice_tile(const problem *p, int64_t s) {
     const cf_attention_desc *d = &p->desc;
     tile t = {};
@@ -1398,12 +1399,12 @@ tile rows_with_keys(const mask &m, const tile &slice, int32_t first, int32_t las
     return t;
 }
 
-/* The first keys of a slice that no query sees, because all windows begin after them. */
+/* Returns the first keys of a slice that no query sees, because all windows begin after them. */
 int32_t unseen_keys(const mask &m, const tile &slice) {
     return slice.q_length > 0 ? std::min(key_begin(m, slice, 0), slice.k_length) : slice.k_length;
 }
 
-/* What a caller gives must be a number from `least` to `most`. */
+/* A number of the caller's, which must be from `least` to `most`. */
 struct bound {
     const char *field;
     int64_t got, least, most;
@@ -1513,12 +1514,12 @@ template <typename F> void each_key_tile(const problem *p, F visit) {
 
 int32_t parts_of(int64_t steps, int64_t limit) { return limit > 0 && steps > limit ? div_up(steps, limit) : 1; }
 
-/* Whether a tile is put together from parts, if only from one. */
+/* Returns whether a tile is put together from parts, if only from one. */
 bool is_split(const tile &t, const problem::splitting &how) {
     return parts_of(t.end - t.begin, how.limit) > 1 || (how.carries && t.carried > 0);
 }
 
-/* What a kernel's blocks cost beside the steps of their loops, in such steps, and how many of them run at a time. */
+/* The costs of a kernel's blocks beside the steps of their loops, in such steps, and how many blocks run at a time. */
 struct block_costs {
     int64_t whole, part; /* a part also writes its sums to the workspace, where they are read again */
     int64_t least;       /* a tile of no more steps is not cut */
@@ -1556,8 +1557,8 @@ void cut_lengths(const lengths &from, int64_t limit, lengths *to) {
     }
 }
 
-/* How long a kernel takes: blocks start in the order in which they are issued (work_order), longest first within each
-   section of heads, each in the slot that is free first. */
+/* Returns how long a kernel takes: blocks start in the order in which they are issued (work_order), longest first
+   within each section of heads, each in the slot that is free first. */
 int64_t time_of(const problem *p, const block_costs &costs, int64_t section, const lengths &l) {
     int64_t busy[MOST_SLOTS] = {0}, longest = 0;
     int64_t *end = busy + costs.n_slots;
@@ -1609,11 +1610,11 @@ void choose_parts(const problem *p, const block_costs &costs, int64_t least, pro
     });
 }
 
-/* Whether AUTO takes path 3 where it can. This is the line to change once a record of a device (tools/device) shows it
-   faster than path 2. */
+/* AUTO takes path 2 even where path 3 is possible. To be changed once a record of a device (tools/device) shows path 3
+   to be faster. */
 const bool AUTO_TAKES_WGMMA = false;
 
-/* What a fused path cannot do, for head sizes to `most`; the error names it. */
+/* Refuses what a fused path cannot do, for head sizes up to `most`. The error names the field. */
 cf_result check_16_bit(const problem *p, int64_t most, cf_error *error) {
     const cf_attention_desc *d = &p->desc;
     if (d->dtype == CF_DTYPE_FP32)
@@ -1665,8 +1666,8 @@ int64_t heads_in_cache(const problem *p, int64_t cache, int64_t bytes_per_head) 
     return std::max<int64_t>(1, std::min(cache / std::max<int64_t>(1, bytes_per_head), p->desc.n_kv_heads));
 }
 
-/* Which heads go together: in the forward those whose K and V fit into 32 MB of an H100's 50 MB cache. In the backward
-   all of them, as sections of those whose Q and dout do leave up to a third of the device idle at the end of each. */
+/* Chooses the heads that run together. Forward: those whose K and V fit into 32 MB of an H100's 50 MB cache. Backward:
+   all of them, because sections whose Q and dout fit leave up to a third of the device idle at the end of each. */
 void choose_sections(problem *p) {
     const int64_t cache = p->desc.cache_bytes;
     p->forward.section = heads_in_cache(p, cache > 0 ? cache : (int64_t)32 << 20, p->rows_k * p->desc.head_size * 4);
@@ -1687,7 +1688,7 @@ void choose_tiles(problem *p) {
     p->forward_keys = HOPPER_KEYS;
 }
 
-/* How many tiles of each kind the slices make. */
+/* Counts the tiles of each kind that the slices make. */
 void count_tiles(problem *p) {
     each_slice(p, 1, [&](const tile &t, int32_t, int32_t) {
         const int32_t unseen = unseen_keys(p->visible, t);
@@ -1714,7 +1715,7 @@ cf_result make_tiles(problem *p, cf_error *error) {
     return CF_OK;
 }
 
-/* Where a slice of a tree goes on from: a slice before it that has not been left, or the path. */
+/* Returns where a slice of a tree goes on from: a slice before it that has not been left, or the path. */
 cf_result check_place(const cf_attention_desc *d, int64_t s, cf_error *error) {
     const int64_t parent = parent_of(d, s), begin = d->begins[s];
     int64_t before = s - 1, least = 0, most = d->prefix;
@@ -1730,7 +1731,8 @@ cf_result check_place(const cf_attention_desc *d, int64_t s, cf_error *error) {
     return check_range(begin, least, most, "begins", s, error);
 }
 
-/* What comes in blocks. Every query sees a key of its own, or some rows would have no sums to be carried. */
+/* Checks a problem whose keys come in blocks. Every query must see a key of its own, or some rows would have no sums to
+   carry. */
 cf_result check_prefix(problem *p, cf_error *error) {
     const cf_attention_desc *d = &p->desc;
     const cf_result none = check_range(d->prefix, 0, d->n_slices > 0 ? INT64_MAX : 0, "prefix", -1, error);
@@ -1781,8 +1783,8 @@ cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
     return code == CF_OK ? make_tiles(p, error) : code;
 }
 
-/* What a chunk's slices see of a block of keys, as a problem of their own: all of it comes before their queries, so
-   that no mask but the window's hides any. */
+/* Makes the problem of a chunk's slices and one block of keys. The whole block comes before their queries, so only the
+   window's mask hides any of it. */
 cf_result resolve_block(const problem *chunk, int64_t first, int64_t n, problem *p, cf_error *error) {
     *p = problem();
     p->desc = chunk->desc;
@@ -1982,8 +1984,9 @@ CF_DEVICE void multiply_packed(float (&c)[M][N][4], const uint32_t (&p)[K][M][4]
                          [&](uint32_t (&to)[4], int k, int j) { load_across<ROW>(to, b, k, j); });
 }
 
-/* Where a thread's part of a head's rows begins, from one of them on: its first row and chunk. It keeps this pointer
-   and steps it from tile to tile, which takes fewer registers than the tile's address and the thread's place in it. */
+/* Returns where a thread's part of a head's rows begins, from one of them on: its first row and chunk. It keeps this
+   pointer and steps it from tile to tile, which takes fewer registers than the tile's address and the thread's place in
+   it. */
 template <int HEAD, int THREADS> CF_DEVICE const char *thread_rows(const view &of, int64_t first, int head) {
     const int CHUNKS = HEAD / 8;
     return of.data + (first * of.row + head * of.head) * 2 + (int)threadIdx.x / CHUNKS * (of.row * 2) +
@@ -2053,7 +2056,7 @@ inline work_order order_work(const tile *tiles, int64_t n_tiles, int64_t n_heads
     return w;
 }
 
-/* Which tile and which key head come at a place of the order. */
+/* Returns the tile at a place of the order, and its key head. */
 CF_DEVICE tile find_work(const work_order &w, int32_t at, int *head) {
     const int32_t section = at / w.section_blocks;
     const int32_t rest = at - section * w.section_blocks.by;
@@ -2063,8 +2066,8 @@ CF_DEVICE tile find_work(const work_order &w, int32_t at, int *head) {
     return w.tiles[place];
 }
 
-/* What a block works on. A kernel that is short of registers asks again after its loop, so as to keep in none of them
-   what only its end needs. */
+/* Returns the tile that a block works on. A kernel that is short of registers asks again after its loop, so that no
+   register holds what only its end needs. */
 CF_DEVICE tile find_work(const work_order &w, int *head) { return find_work(w, compute_here((int)blockIdx.x), head); }
 
 /* s becomes cap x tanh(s x scale / cap). */
@@ -2159,7 +2162,7 @@ struct fused_params : attention_views {
    end puts the results into the caller's arrays (load). 0: nothing is carried. */
 const int CARRY_LOAD = 1, CARRY_STORE = 2;
 
-/* The two numbers of each row of a row tile, and the place of its sums of dQ. */
+/* Returns the two numbers of each row of a row tile, and the place of its sums of dQ. */
 CF_DEVICE float *tile_stats(const fused_params &p, int head, int64_t place) {
     return p.stats + (head * p.n_row_tiles + place) * (2 * p.row_tile);
 }
@@ -2168,7 +2171,7 @@ template <int ROWS, int HEAD> CF_DEVICE float *tile_sums(const fused_params &p, 
     return p.dq_sums + (head * p.n_row_tiles + place) * (ROWS * HEAD);
 }
 
-/* The sums of a carried row tile or dQ tile. */
+/* Returns the sums of a carried row tile or dQ tile. */
 template <int ROWS, int HEAD> CF_DEVICE float *carried_sums(const fused_params &p, int head, int64_t place) {
     return p.carried + (head * p.n_carried + place) * (ROWS * HEAD);
 }
@@ -2315,7 +2318,7 @@ CF_DEVICE void store_sums(const float (&o)[M][HEAD / 8][4], const running<M> &r,
     store_part<THREADS>(softmax, to + FORWARD_ROWS * HEAD, thread);
 }
 
-/* What the blocks of keys before this one left of a carried tile. */
+/* Returns the sums of a carried tile that earlier blocks of keys have left. */
 template <int HEAD> CF_DEVICE float *carried_part(const fused_params &p, int head, int carried) {
     return p.carried + (head * p.n_carried + carried - 1) * forward_part_size<HEAD>::FLOATS;
 }
@@ -2584,8 +2587,8 @@ CF_HOPPER_DEVICE void wait_for_tail(shared_address landed, int &tails) {
     mbarrier_wait(landed, tails++ & 1);
 }
 
-/* Where the last block of keys is not whole, what follows in memory is another document, or anything: as 0 x NaN is
-   NaN, its rows of V become zeros before those who compute see them. (Its scores are overwritten.) */
+/* Zeroes the rows of V behind the last key, where the last block of keys is not whole. The memory there holds another
+   document, or anything, and 0 x NaN is NaN. (Its scores are overwritten.) */
 template <int HEAD>
 CF_HOPPER_DEVICE void hopper_load_v(const hopper_params &p, const tile &t, int head, shared_address start, int i,
                                     int at, int &tails) {
@@ -2629,8 +2632,8 @@ CF_HOPPER_DEVICE void hopper_forward_loads(const hopper_params &p, tile t, int h
     hopper_load_q<HEAD, PERSISTENT>(p, t, -1, start, turn);
 }
 
-/* c = A B^T, or += where `add`, both stored with their HEAD columns, which are k, along the rows; blocks of 64 columns
-   are so many bytes apart. */
+/* Multiplies: c = A B^T, or c += A B^T if `add`. Rows of both operands have HEAD columns, the k of the product. A_BLOCK
+   and B_BLOCK are the bytes from one block of 64 columns to the next. */
 template <typename T, int HEAD, int A_BLOCK, int B_BLOCK, int N>
 CF_DEVICE void hopper_multiply(float (&c)[N][4], uint64_t a, uint64_t b, bool add) {
     hold_registers(c);
@@ -2670,13 +2673,14 @@ template <bool PERSISTENT> CF_HOPPER_DEVICE void hopper_pass_turn(int consumer, 
         if (wanted) named_barrier_arrive<HOPPER_CONSUMERS>(HOPPER_TURN + 1 - consumer);
 }
 
-/* Where a warpgroup is among the stages of K and V: the next one that it uses, and the parity of the wait for it. */
+/* The place of a warpgroup among the stages of K and V: the next one that it uses, and the parity of the wait for
+   it. */
 struct hopper_place {
     int stage, parity;
 };
 
-/* Scores of a block of keys, from `key` on, become exponentials; earlier results are to be multiplied by `shrink`. The
-   warp's rows begin with packed row first_row; `whole`: they see all of these keys. */
+/* Turns the scores of a block of keys, the first of which is `key`, into exponentials. Earlier results are to be
+   multiplied by `shrink`. The warp's rows begin with packed row first_row. `whole`: they see all of these keys. */
 CF_HOPPER_DEVICE void hopper_soften(float (&s)[1][16][4], float (&shrink)[2], running<1> &r, const fused_params &p,
                                     const tile &t, int first_row, int key, bool whole) {
     if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
@@ -2877,8 +2881,8 @@ template <int HEAD, int ROWS, int KEYS, int STAGES> struct backward_layout { /* 
     static const int BYTES = OFFSETS + ROWS * 8;
 };
 
-/* Where each row of a row tile lies in Q and in dout, from the tile's first token on, in units of 16 bytes: the same
-   for every tile, because they hold whole tokens. In shared memory, as no register is left for it. */
+/* Returns where each row of a row tile lies in Q and in dout, from the tile's first token on, in units of 16 bytes: the
+   same for every tile, because they hold whole tokens. In shared memory, as no register is left for it. */
 template <int ROWS> CF_DEVICE void write_row_offsets(const fused_params &p, shared_address offsets) {
     const int row = (int)threadIdx.x, token = row / p.group, head = row - token * p.group.by;
     if (row >= ROWS) return;
@@ -2886,8 +2890,8 @@ template <int ROWS> CF_DEVICE void write_row_offsets(const fused_params &p, shar
     shared_store_8(offsets + (shared_address)(row * 8), make_uint2((uint32_t)(q / 8), (uint32_t)(dout / 8)));
 }
 
-/* Where a thread's chunk of the first token of the next row tile lies. The rest is worked out for each tile: registers
-   are scarcer than instructions. */
+/* The place of a thread's chunk of the first token of the next row tile. The rest is worked out for each tile:
+   registers are scarcer than instructions. */
 struct row_tile_cursor {
     const char *q, *dout;
 };
@@ -2973,7 +2977,7 @@ CF_DEVICE void update_keys(const float (&sums)[M][N][4], float scale, const view
     }
 }
 
-/* The sums of a part of a key tile in the workspace: of dK, then of dV, as the threads of a block have them. */
+/* Returns the sums of a part of a key tile in the workspace: of dK, then of dV, as the threads of a block have them. */
 template <int HEAD, int KEYS> CF_DEVICE float *part_address(const fused_params &p, int head, int part, int of_v) {
     return p.part_sums + ((head * p.n_parts + part) * 2 + of_v) * (KEYS * HEAD);
 }
@@ -3351,7 +3355,7 @@ CF_HOPPER_DEVICE float2 load_pair(shared_address from) {
     return pair;
 }
 
-/* What the products for dP, whose columns are rows of the row tile, are added to: each row's -D. */
+/* Starts the sums of the products for dP, whose columns are rows of the row tile, with each row's -D. */
 template <int N> CF_DEVICE void hopper_start_slopes(float (&dp)[N][4], shared_address dots) {
     CF_UNROLL
     for (int j = 0; j < N; j++) {
@@ -3590,7 +3594,7 @@ CF_DEVICE float masked_score(const score_params &p, float dot, int begin, int en
     return p.cap != 0.0f ? __fmul_rn(p.cap, tanhf(score / p.cap)) : score;
 }
 
-/* One warp a row. */
+/* Returns the row of a warp: each has one. */
 CF_DEVICE int64_t row_of_warp() { return (int64_t)blockIdx.x * (UNFUSED_THREADS / 32) + (int64_t)threadIdx.x / 32; }
 
 /* Puts the log-sum of a row's keys in a block to that of the blocks before, and scales down what these left of the
@@ -3802,8 +3806,9 @@ int64_t carried_tiles(const problem *p, int64_t rows) {
     return n;
 }
 
-/* Where sums lie in a pass's device workspace, in bytes: carried ones, at the same place for a chunk and all of its
-   blocks, then those of parts of tiles. Before them the backward has two numbers a row; its sums of dQ are carried. */
+/* The places of sums in a pass's device workspace, in bytes. Carried sums come first, at the same place for a chunk and
+   all of its blocks; then the sums of parts of tiles. The backward has two numbers a row before them, and carries its
+   sums of dQ. */
 struct fused_workspace {
     size_t carried, parts, bytes;
 };
@@ -3826,7 +3831,7 @@ fused_workspace workspace_of(const problem *p, bool backward) {
 
 size_t fused_bytes(const problem *p, bool backward) { return workspace_of(p, backward).bytes; }
 
-/* What a call does with carried sums. */
+/* Returns the flags of a call for carried sums. */
 int32_t carry_of(const call &c) {
     if (!c.of->in_blocks) return 0;
     return c.of->is_block ? CARRY_LOAD | CARRY_STORE : c.tensors->finish ? CARRY_LOAD : CARRY_STORE;
@@ -4067,7 +4072,7 @@ size_t hopper_bytes(const problem *p, bool backward) {
     return backward ? fused_bytes(p, true) : align_up(fused_bytes(p, false), 256) + 256;
 }
 
-/* Where blocks are persistent, there are at most as many as processors, and nothing is taken yet. */
+/* Returns where blocks are persistent, there are at most as many as processors, and nothing is taken yet. */
 cf_result prepare_taking(const call &c, hopper_params *h, int64_t *n_blocks) {
     if (*n_blocks > INT32_MAX - MOST_PROCESSORS)
         return cf_fail(c.error, CF_ERROR_LIMIT, "attention_forward", -1, INT32_MAX - MOST_PROCESSORS, *n_blocks,
@@ -4094,7 +4099,7 @@ template <typename T, int HEAD, bool PERSISTENT> cf_result launch_hopper_forward
     return code == CF_OK ? combine<T, HEAD, HOPPER_CONSUMERS>(c, lists, h.fused) : code;
 }
 
-/* Whether the forward is the persistent one: one choice for all threads, for measurements and tests alone. */
+/* True if the forward is the persistent one: one choice for all threads, for measurements and tests alone. */
 #ifdef CHUNKFLOW_CUDA_VARIANTS
 bool is_persistent = true;
 #else
@@ -4624,8 +4629,8 @@ cf_result cf_attention_backward(const cf_attention *attention, const cf_attentio
 }
 
 #ifdef CHUNKFLOW_CUDA_VARIANTS
-/* Which forward with wgmma is prepared and runs from here on, in all threads: 0, the one that runs without a call, or
-   1, the plain one. Returns 0 where there is none of this number, and changes nothing. Declared by those who
+/* Returns which forward with wgmma is prepared and runs from here on, in all threads: 0, the one that runs without a
+   call, or 1, the plain one. Returns 0 where there is none of this number, and changes nothing. Declared by those who
    measure. */
 int cf_attention_choose_forward(int variant);
 
@@ -4755,8 +4760,8 @@ CF_DEVICE void turn_pairs(float (&x)[V], float (&y)[V], const float (&cosines)[V
     for (int i = 0; i < V; i++) turn(x[i], y[i], cosines[i], sines[i]);
 }
 
-/* What a thread does in every head: V numbers from `first` on and V from `second` on (none where that is past the
-   head). Both ends of a pair are always the same thread's, so an array may be turned in place. */
+/* The numbers of a head that one thread handles: V from `first` on and V from `second` on (none if that is past the
+   head). Both ends of a pair belong to the same thread, so an array may be turned in place. */
 template <int V> struct unit_work {
     int first, second;
     bool turning;
@@ -4897,7 +4902,7 @@ struct stream_slot {
 
 const int64_t MOST_PARTS = 65; /* of a path: the chunk's group and those above it */
 
-/* What a turn of a pass moves: rows of one layer, of one of the groups. */
+/* The rows that one turn of a pass moves: of one layer and one group. */
 struct stream_item {
     int64_t layer, index, part, first, n;
     bool own;
@@ -4927,7 +4932,7 @@ struct state_stream {
     bool holds;                 /* the last block is still in use */
 };
 
-/* The first row that a query after `prefix` rows sees. */
+/* Returns the first row that a query after `prefix` rows sees. */
 int64_t first_seen_row(int64_t prefix, int64_t window) {
     return window > 0 ? std::max<int64_t>(0, prefix - window + 1) : 0;
 }
@@ -5031,7 +5036,7 @@ cf_result check_pass(const state_stream *s, const cf_state_pass *p, cf_error *er
     return code;
 }
 
-/* Block `turn` of a pass, counted over all layers. */
+/* Returns block number `turn` of a pass, counted through all layers. */
 stream_item item_at(const state_stream *s, int64_t turn) {
     const int64_t per_layer = s->n_own + s->n_prefix, layer = turn / per_layer, place = turn % per_layer;
     const int64_t end = s->pass.prefix + s->pass.own, rows = s->desc.block_rows;
@@ -5195,7 +5200,8 @@ cf_result send_rows(const state_stream *s, int64_t layer, const cf_tensor *tenso
     return code;
 }
 
-/* Whether that is the block of own rows that was handed out last: the slot of an older one has been filled again. */
+/* Returns whether that is the block of own rows that was handed out last: the slot of an older one has been filled
+   again. */
 bool is_own_in_use(const state_stream *s, const cf_state_block *block) {
     if (!s->holds) return false;
     const stream_item i = item_at(s, s->taken - 1);
@@ -5791,7 +5797,7 @@ struct stage_plan {
     int64_t n_done; /* actions of its list, while the order is found; in a run, that are known to have ended */
 };
 
-/* What passes are told of a chunk. The device's copy has it, too: positions, then tiles. */
+/* The data of a chunk that passes are given. The device's copy has the same: positions, then tiles. */
 struct chunk_data {
     cf_metadata metadata;
     const cf_attention *attention;
@@ -5885,7 +5891,7 @@ struct keep_thread {
 bool has_nccl(const executor *e) { return e->desc.nccl != NULL; }
 bool is_local_replay(const batch *b) { return b->schedule->shape.replay == CF_REPLAY_LOCAL; }
 
-/* Whether the state of groups lies in host memory; inputs that local replay keeps do so, too, then. */
+/* Returns whether the state of groups lies in host memory; inputs that local replay keeps do so, too, then. */
 bool streams_state(const executor *e) { return e->desc.state_block_rows > 0; }
 
 int64_t stage_of(const batch *b, int64_t virtual_stage) {
@@ -5917,7 +5923,7 @@ int32_t stream_of(const executor *e, const cf_action &a) {
     return (int32_t)(FIRST_LINK + 2 * (a.stage / e->desc.n_stages) + (a.pass == CF_RECV_B));
 }
 
-/* Whether the chunk's group has a state: all do but the leaves of trees, which are chunks without one here. */
+/* Returns whether the chunk's group has a state: all do but the leaves of trees, which are chunks without one here. */
 bool has_group(const cf_plan *plan, const cf_chunk &c) {
     return c.group >= 0 && (plan->branches == NULL || plan->groups[c.group].tokens > 0);
 }
@@ -6066,7 +6072,7 @@ int64_t state_slot(const stage_plan *s, int64_t group, int64_t virtual_stage) {
 
 enum { ARENA, STATE, GRADIENT, N_HELD };
 
-/* What is noted while the interpreter goes through a stage's list, once. */
+/* Notes of the interpreter's one walk through a stage's list. */
 struct recording {
     stage_plan *s;
     array<int64_t> next_pass;    /* (n_actions + 1) position of the next pass behind an action */
@@ -6318,7 +6324,7 @@ cf_result plan_stage(stage_plan *s, cf_error *error) {
 
 /* ---- chunks ---- */
 
-/* Whether the chunk's slices see rows in several places, all of which come as blocks. */
+/* Returns whether the chunk's slices see rows in several places, all of which come as blocks. */
 bool is_branched(const chunk_data &data) { return data.metadata.n_levels > 0; }
 
 /* Checks that one chunk has what the code above relies on. The check of the schedule has seen that groups and their
@@ -6350,7 +6356,8 @@ cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
     return CF_OK;
 }
 
-/* Whether slice `id` of a tree lies right behind the one that it goes on from: attention takes the two for one. */
+/* Returns whether slice `id` of a tree lies right behind the one that it goes on from: attention takes the two for
+   one. */
 bool continues(const cf_plan *plan, const cf_chunk &c, int64_t id) {
     return plan->branches != NULL && id > c.first_slice && plan->through[id].parent == id - 1 &&
            plan->slices[id - 1].offset + plan->slices[id - 1].length == plan->slices[id].offset;
@@ -6942,8 +6949,8 @@ cf_state state_of(const stage_plan *s, const cf_step *step, bool gradient, bool 
     return group_state(s, step, c.group, gradient, own_rows ? c.prefix - begin_of_group(s->b->plan, c.group) : 0);
 }
 
-/* Whether a pass needs the stream: walks through its prefix, sends rows of its own out, or adds what came back for
-   them. */
+/* Returns whether a pass needs the stream: walks through its prefix, sends rows of its own out, or adds what came back
+   for them. */
 bool needs_stream(const stage_plan *s, const cf_action &a) {
     const batch *b = s->b;
     const cf_chunk &c = b->plan->chunks[a.chunk];
@@ -6951,7 +6958,7 @@ bool needs_stream(const stage_plan *s, const cf_action &a) {
     return has_group(b->plan, c) ? a.pass != CF_R || c.prefix > 0 : b->chunks[a.chunk - b->first_chunk].n_blocks > 0;
 }
 
-/* Whether others read what a chunk adds to its group. */
+/* Returns whether others read what a chunk adds to its group. */
 bool is_read_again(const cf_plan *plan, const cf_chunk &c) {
     if (!has_group(plan, c)) return false;
     return !is_last_of_group(plan, c) || (plan->branches != NULL && plan->branches[c.group].first_child >= 0);

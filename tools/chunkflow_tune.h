@@ -95,7 +95,7 @@ typedef struct cf_sample {
     double seconds; /* more than 0 */
 } cf_sample;
 
-/* How well the fit of one pass agrees with its samples. Errors are relative: predicted / measured - 1. */
+/* The agreement of the fit of one pass with its samples. Errors are relative: predicted / measured - 1. */
 typedef struct cf_fit {
     int64_t n_samples;    /* 0: the pass was not measured and its cost is left all zero */
     double mean_error;    /* signed */
@@ -150,7 +150,7 @@ CHUNKFLOW_TUNE_API const cf_model *cf_model_find(const char *name);
 /* The GPU of this name ("h100-80g"), likewise. */
 CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_find(const char *name);
 
-/* What to estimate. Zero means default in every member; model and gpu must be given. */
+/* The question of an estimate. Zero means default in every member; model and gpu must be given. */
 typedef struct cf_cost_desc {
     const cf_model *model;
     const cf_gpu *gpu;
@@ -315,7 +315,7 @@ typedef struct cf_tune_progress {
 /* One of several pieces of work that do not touch each other. */
 typedef void (*cf_tune_task)(void *context, int64_t index);
 
-/* What to search. Zero means default in every member. What must be given: a model with a gpu, or with timing and a
+/* The question of a search. Zero means default in every member. Required are a model with a gpu, or with timing and a
    limit; or, for models that cf_model does not describe, timing, bytes and a limit. Lists must rise. */
 typedef struct cf_tune_desc {
     const cf_model *model;
@@ -530,7 +530,7 @@ static void cft__add_product(int64_t *sum, int64_t a, int64_t b) {
     *sum = fits ? *sum + a * b : INT64_MAX;
 }
 
-/* A product that is rounded here. Without the volatile a compiler may fuse it into a following addition, and then
+/* Returns a product, rounded here. Without the volatile a compiler may fuse it into a following addition, and then
    results would differ between machines with and without that instruction. */
 static double cft__product(double a, double b) {
     volatile double product = a * b;
@@ -627,7 +627,8 @@ static int cft__solve_terms(const cft__normal *normal, int set, double *x) {
     return CFT__TERMS;
 }
 
-/* How well a cost agrees with the samples of one pass. Returns the sum of the squares of the relative errors. */
+/* Returns how well a cost agrees with the samples of one pass. Returns the sum of the squares of the relative
+   errors. */
 static double cft__measure_fit(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost, cf_fit *fit) {
     int64_t s;
     double squares = 0, worst = 0;
@@ -947,8 +948,8 @@ static double cft__weights_of(const cf_shard *shard, int64_t matrices, double ex
     return cft__product((double)shard->layers, a_layer);
 }
 
-/* How much longer forward attention takes because its last wave of blocks is half empty on average. Backward has blocks
-   of keys, of which a prefix has plenty. */
+/* Returns how much longer forward attention takes because its last wave of blocks is half empty on average. Backward
+   has blocks of keys, of which a prefix has plenty. */
 static double cft__partial_wave(const cf_gpu *gpu, const cf_shard *shard, int64_t chunk_size) {
     double blocks = cft__product((double)shard->heads, (double)chunk_size) / 128;
     return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
@@ -971,7 +972,7 @@ static double cft__link_rate(const cf_cost_desc *desc, int64_t span) {
     return cft__product(span <= desc->gpus_per_node ? desc->gpu->nvlink : desc->gpu->network, desc->gpu->link);
 }
 
-/* The same of collectives over data-parallel ranks: those of a node send through its ports side by side. */
+/* Returns the same of collectives over data-parallel ranks: those of a node send through its ports side by side. */
 static double cft__data_rate(const cf_cost_desc *desc) {
     const cf_parallel *parallel = &desc->parallel;
     int64_t side_by_side = cft__max(1, desc->gpus_per_node / parallel->tp);
@@ -986,7 +987,7 @@ static double cft__transfer_seconds(const cf_cost_desc *desc, const cf_shard *sh
     return cft__product(transfers, bytes) / cft__link_rate(desc, desc->parallel.tp);
 }
 
-/* Of `n` places that have the same number of experts, how many others than its own a row reaches. */
+/* Returns the mean number of places, other than its own, that a row reaches among `n` with equally many experts. */
 static double cft__others_met(const cf_cost_desc *desc, const cf_shard *shard, double n) {
     double missed = 1, part = (double)shard->reach / (double)(shard->experts * desc->parallel.ep);
     int64_t k;
@@ -995,8 +996,8 @@ static double cft__others_met(const cf_cost_desc *desc, const cf_shard *shard, d
     return (n - 1) * part * (1 - missed);
 }
 
-/* The same of a row that goes to its experts' GPUs and back, in one direction of the layers: a copy to each node, which
-   hands it on to each GPU at the same time (DeepSeek-V3's report, 2024, section 3.2.2, and DeepEP). */
+/* Returns the same of a row that goes to its experts' GPUs and back, in one direction of the layers: a copy to each
+   node, which hands it on to each GPU at the same time (DeepSeek-V3's report, 2024, section 3.2.2, and DeepEP). */
 static double cft__dispatch_seconds(const cf_cost_desc *desc, const cf_shard *shard) {
     int64_t ep = desc->parallel.ep, nodes = (ep + desc->gpus_per_node - 1) / desc->gpus_per_node;
     double bytes = cft__product(4, (double)shard->hidden) / (double)shard->expert_share;
@@ -1016,7 +1017,8 @@ static double cft__row_flops(const cf_shard *shard) {
     return (6 * (double)shard->snapshot + 128 * (cft__product(3, keys) + 2 * (double)shard->out)) / 4;
 }
 
-/* The same for each pair: attention, and what makes K and V of the prefix out of latents again in each chunk. */
+/* Returns the same for each pair: attention, and what makes K and V of the prefix out of latents again in each
+   chunk. */
 static cf_pass_cost cft__pair_seconds(const cf_cost_desc *desc, const cf_shard *shard, cft__kind kind) {
     const cf_gpu *gpu = desc->gpu;
     const cft__factor *factor = &cft__factors[kind];
@@ -1087,8 +1089,9 @@ static void cft__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_
     out->per_pair = a->per_pair + b->per_pair;
 }
 
-/* What backward runs again of norms and of the MLP, as Megatron-LM's modules do: both norms read and write h, the
-   activation reads 2 f and writes one. The MLP's products are three kernels with SwiGLU, and two of the collectives. */
+/* Returns the time of the norms and MLP that backward runs again, as Megatron-LM's modules do. Both norms read and
+   write h; the activation reads 2 f and writes one. The MLP's products are three kernels with SwiGLU, and two of the
+   collectives. */
 static cf_pass_cost cft__modules_seconds(const cf_cost_desc *desc, const cf_shard *shard) {
     const cf_gpu *gpu = desc->gpu;
     int norms_only = desc->parallel.recompute == CF_RECOMPUTE_LAYERNORM;
@@ -1111,7 +1114,7 @@ static cf_pass_cost cft__modules_seconds(const cf_cost_desc *desc, const cf_shar
     return cost;
 }
 
-/* What backward takes longer because `layers` of those of one kind make things again. */
+/* Returns the extra time of a backward in which `layers` layers of one kind recompute. */
 static cf_pass_cost cft__again_seconds(const cf_cost_desc *desc, const cf_shard *all, int64_t layers) {
     cf_recompute what = desc->parallel.recompute;
     cf_pass_cost cost = {0, 0, 0};
@@ -1142,7 +1145,8 @@ static double cft__exposed_seconds(const cf_cost_desc *desc, const cf_shard *sha
     return desc->chunk_size > 0 && hidden > room ? all - room : first;
 }
 
-/* What ZeRO 3 gathers for each pass, and ZeRO 2 and 3 scatter of each backward; counted: of the virtual stage. */
+/* Adds the messages of a virtual stage's passes: ZeRO 3 gathers weights for each pass, ZeRO 2 and 3 scatter gradients
+   of each backward. */
 static void cft__add_exposed(const cf_cost_desc *desc, const cf_shard *shard, const cf_parameters *counted,
                              cf_stage_cost *cost) {
     double gathered = desc->parallel.zero > 2 ? 2 : 0;
@@ -1409,7 +1413,7 @@ CHUNKFLOW_TUNE_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages,
 
 /* ---- statistics ---- */
 
-/* The square root, by Newton's steps from above: the same on every platform, and no libm. */
+/* Returns the square root, by Newton's steps from above: the same on every platform, and no libm. */
 static double cft__square_root(double x) {
     double root = x > 1 ? x : 1, next;
     if (!(x > 0)) return 0;
@@ -1454,8 +1458,9 @@ typedef struct cft__weights {
    what bounds of time are found for, and, where it streams and where not, of memory. */
 enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__LEVEL, CFT__WINDOW, CFT__LISTS };
 
-/* What backward makes again, from what costs least to what frees most. Modules go with those that cost less and free as
-   much: with fused attention its inside frees nothing, and norms cost as little as the activation does. */
+/* The recomputations, from the one that costs least to the one that frees most. A module goes with others that cost
+   less and free as much: with fused attention its inside frees nothing, and norms cost as little as the activation
+   does. */
 static const struct {
     cf_recompute what;
     int64_t part; /* of a stage's layers: one in so many */
@@ -1542,13 +1547,13 @@ typedef struct cft__tuner {
 
 enum { CFT__ROUND = 16 }; /* pieces of work in a round */
 
-/* Where candidate `id` stands in a list. */
+/* Returns the place of candidate `id` in a list. */
 static int64_t cft__index(const cft__tuner *t, int64_t id, int list) {
     return id / t->strides[list] % t->counts[list];
 }
 
-/* Chunks of the largest group of any batch, or of the longest path of its trees, as they are packed for this candidate.
-   */
+/* Chunks of the largest group of any batch, or of the longest path of its trees, as they are packed for this
+   candidate. */
 static int64_t *cft__most_chunks(const cft__tuner *t, int64_t id) {
     return &t->most_chunks[id / t->strides[CFT__SIZE]];
 }
@@ -1578,7 +1583,7 @@ static void cft__report_done(cft__tuner *t, int64_t n) {
 
 /* ---- splits ---- */
 
-/* Whether this split is what is asked for, the model and the machine allow it, and it leaves no rank without a
+/* Returns whether this split is what is asked for, the model and the machine allow it, and it leaves no rank without a
    sequence. */
 static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
     const cf_parallel *fixed = &desc->parallel;
@@ -1588,7 +1593,8 @@ static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
     return cf_parallel_validate(desc->model, split, NULL) == CF_OK;
 }
 
-/* The most GPUs, up to so many, that a layer's experts can lie on, where that is searched for and there are experts. */
+/* Returns the most GPUs, up to so many, that a layer's experts can lie on, where that is searched for and there are
+   experts. */
 static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of, int64_t most) {
     cf_parallel split = *of;
     cf_parameters counted;
@@ -1726,7 +1732,7 @@ static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
                    "there is no way to split the model over so many");
 }
 
-/* Where there is no model: the stages, and the bytes of each. */
+/* Checks the stages and the bytes of each, which a description without a model gives. */
 static cf_result cft__check_bytes(const cf_tune_desc *desc, cf_error *error) {
     cf_parallel split = cf_parallel_defaults(&desc->parallel);
     int64_t v;
@@ -1939,7 +1945,7 @@ static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
 
 /* ---- batches ---- */
 
-/* The next of a row of random numbers: splitmix64. */
+/* Returns the next of a row of random numbers: splitmix64. */
 static uint64_t cft__draw(uint64_t *state) {
     uint64_t x = *state += 0x9e3779b97f4a7c15u;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
@@ -1947,7 +1953,7 @@ static uint64_t cft__draw(uint64_t *state) {
     return x ^ x >> 31;
 }
 
-/* Whether the sequence at a place in the order of all goes on with the tree of the one before it. */
+/* Returns whether the sequence at a place in the order of all goes on with the tree of the one before it. */
 static int cft__goes_on(const cft__tuner *t, int64_t id) {
     return t->trees != NULL && t->trees->common != NULL && id < t->n && t->trees->common[id] > 0;
 }
@@ -2020,7 +2026,7 @@ static cf_result cft__take_columns(cft__tuner *t) {
     return cf_columns_make(t->packed, &priced.cost, &t->allocator, &t->plan, t->error);
 }
 
-/* Of t->split, whose costs are known. */
+/* Packs a batch for t->split, whose costs are known. */
 static cf_result cft__pack_batch(cft__tuner *t, const cf_tune_candidate *c, int64_t batch) {
     cf_pack_desc desc = t->desc.pack;
     desc.chunk_size = c->chunk_size;
@@ -2110,7 +2116,7 @@ static cf_result cft__report_stages(cft__tuner *t, const char *field) {
     return CF_OK;
 }
 
-/* What a token of a model weighs on one virtual stage. */
+/* Finds the bytes of a token of a model on one virtual stage. */
 static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__weights *w, cf_error *error) {
     cf_token_bytes bytes;
     int64_t loose;
@@ -2159,7 +2165,7 @@ static cf_result cft__leave_room_for_stream(cft__tuner *t, int64_t chunk_size) {
     return CF_OK;
 }
 
-/* How memory is counted for a split that recomputes what it does, and whose state streams, or does not. */
+/* Sets the description of memory for a split with its recomputation, with or without streamed state. */
 static void cft__set_memory(cft__tuner *t, const cf_parallel *split, int64_t state_window) {
     t->split = *split;
     t->memory = t->desc.memory;
@@ -2263,16 +2269,16 @@ static int64_t cft__kept_of(const cf_plan *plan, int64_t group, int64_t k) {
     return plan->branches != NULL && group >= 0 ? cft__max(1, k - plan->branches[group].below) : k;
 }
 
-/* Whether nothing is held of one load of which there is not as much in another. */
+/* Returns whether nothing is held of one load of which there is not as much in another. */
 static int cft__is_less(const cf_memory_load *a, const cf_memory_load *b) {
     return a->live_tokens <= b->live_tokens && a->state_tokens <= b->state_tokens &&
            a->input_tokens <= b->input_tokens && a->chunk_tokens <= b->chunk_tokens;
 }
 
-/* The least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any group,
-   or standalone chunk, by itself, just before the backward of one of its chunks. (Where there are virtual stages, only
-   the backward of its last chunk counts, because they do not come to the others at the same time.) State grows to a
-   group's end, so its last two chunks are looked at. */
+/* Returns the least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any
+   group, or standalone chunk, by itself, just before the backward of one of its chunks. (Where there are virtual
+   stages, only the backward of its last chunk counts, because they do not come to the others at the same time.) State
+   grows to a group's end, so its last two chunks are looked at. */
 static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
     const cf_plan *plan = t->plan;
     int64_t id, n, i, kept, at = 0, alone = -1;
@@ -2322,10 +2328,10 @@ static int64_t cft__state_bytes(const cft__tuner *t, const cft__weights *w, int 
     return tokens * t->split.n_virtual * (w->of[CFT__STATE] + w->of[CFT__GRADIENT] + (local ? w->of[CFT__INPUT] : 0));
 }
 
-/* The scheduler counts the tokens of all stages by the same bytes, and here they differ. So it counts those of the
-   stage that has room for the fewest tokens beside the state of the deepest path, and the limits of the others are
-   such that what they have left beside that state is room for as many tokens as it really is. No limit is below what
-   that state and a chunk weigh: a group does not always need all of it at once. */
+/* Sets limits in bytes for a scheduler that weighs a token alike on all stages, although here stages differ. A token
+   weighs what it does on the tightest stage: the one with room for the fewest tokens beside the state of the deepest
+   path. Limits of other stages are scaled so that they leave room for as many tokens as there really is. No limit is
+   below that state and one chunk: a group does not always need all of its state at once. */
 static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc) {
     const cf_plan *plan = t->plan;
     const cft__weights *tightest = NULL;
@@ -2416,7 +2422,7 @@ static void cft__note_streamed(cft__tuner *t, int64_t stage, const cf_memory_loa
     }
 }
 
-/* What every stage of the schedule at hand holds during its heaviest pass. */
+/* Finds the load of every stage during its heaviest pass, for the schedule at hand. */
 static cf_result cft__find_heaviest(cft__tuner *t) {
     const cf_schedule *schedule = t->schedule;
     int64_t s;
@@ -2656,8 +2662,8 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
     return CF_OK;
 }
 
-/* Whether a rank has the same chunks as the one before it, in the same order, and so the same schedule: where all
-   sequences are as long, most have. In trees it also matters what others hold. */
+/* Returns whether a rank has the same chunks as the one before it, in the same order, and so the same schedule: where
+   all sequences are as long, most have. In trees it also matters what others hold. */
 static int cft__is_like_last(const cf_plan *plan, int64_t rank) {
     const cf_chunk *a = &plan->chunks[(rank - 1) * plan->n_steps], *b = a + plan->n_steps, *end = b;
     if (plan->branches != NULL) return 0;
@@ -2715,8 +2721,9 @@ static void cft__take_least(cft__amount *least, const cf_chunk *c) {
     least->chunks = 1;
 }
 
-/* What is replayed of a group of more than k chunks at least: all but k. Full slices cost more from one to the next;
-   but the last one is shorter. Of others nothing is known, so they count as the least of all. */
+/* Adds a lower bound of the replays of a group with more than k chunks: all but k of them. Full slices cost more from
+   one to the next, except the last, which is shorter. Nothing is known of other slices, so they count as the cheapest
+   of all. */
 static void cft__add_dropped(const cft__tuner *t, const cf_chunk *chunks, int64_t n, int64_t k, cft__amount *sum) {
     int full = t->plan->split == CF_SPLIT_FULL;
     cft__amount least = {0, 0, 0};
@@ -2733,7 +2740,7 @@ static void cft__add_dropped(const cft__tuner *t, const cf_chunk *chunks, int64_
     sum->pairs += full ? least.pairs : cft__product(least.pairs, (double)(n - k));
 }
 
-/* What no pass of a kind is cheaper than: one or the other of two costs, whichever is less in each of its terms. */
+/* Returns a lower bound of two costs, term by term: the lesser of both. */
 static cf_pass_cost cft__least_cost(const cf_pass_cost *a, const cf_pass_cost *b) {
     cf_pass_cost least = *a;
     if (b->constant < least.constant) least.constant = b->constant;
@@ -2770,8 +2777,8 @@ static cft__costs cft__costs_of(const cft__tuner *t, int64_t v) {
     return least;
 }
 
-/* The work of a stage, the shortest way to it and the shortest way back from it, of the stage where that is most. Where
-   backwards may be split, the last pass of a stage need not have anything behind it. */
+/* Returns the work of a stage, the shortest way to it and the shortest way back from it, of the stage where that is
+   most. Where backwards may be split, the last pass of a stage need not have anything behind it. */
 static double cft__stage_load(const cft__tuner *t, int64_t rank, int64_t k) {
     const cf_plan *plan = t->plan;
     cft__amount all = {0, 0, 0}, dropped = {0, 0, 0}, least = {0, 0, 0};
@@ -2801,8 +2808,8 @@ static double cft__stage_load(const cft__tuner *t, int64_t rank, int64_t k) {
     return most;
 }
 
-/* What no schedule of the batch at hand can beat, whatever its kind and replay: the bound of the slowest rank, which is
-   *slowest. It takes sums over the chunks, and knows no order of passes. */
+/* Returns a time that no schedule of the batch at hand can beat, whatever its kind and replay: the bound of the slowest
+   rank, which is *slowest. It sums over the chunks and knows no order of passes. */
 static double cft__find_bound(const cft__tuner *t, int64_t k, int64_t *slowest) {
     double most = 0;
     int64_t rank;
@@ -2816,7 +2823,8 @@ static double cft__find_bound(const cft__tuner *t, int64_t k, int64_t *slowest) 
     return cft__product(most, 1 - 1e-12) + t->step_seconds;
 }
 
-/* What bytes that are too many go to, the ring of a stream among them; nothing is said of others. */
+/* Reports the terms of a memory that is above the limit, the ring of a stream among them. Nothing is said of a memory
+   that fits. */
 static cf_result cft__report_least(cft__tuner *t, cft__least *least, cf_memory_report *out) {
     int64_t v;
     memset(out, 0, sizeof *out);
@@ -3006,7 +3014,7 @@ static void cft__mean_bounds(cft__tuner *t, int64_t first, int64_t end) {
 
 /* ---- the search ---- */
 
-/* What a time must stay below to be among the best; rounding is no reason to give up a candidate. */
+/* Returns the time that a candidate must stay below to be among the best. Rounding is no reason to give one up. */
 static double cft__to_beat(const cft__tuner *t) {
     const cf_tuning *tuning = t->tuning;
     int64_t n = cft__max(t->desc.n_exact, 1);
@@ -3038,7 +3046,7 @@ static void cft__give_up(cf_tune_candidate *c, const char *why) {
     c->bubble = c->chunks = c->waiting = 0;
 }
 
-/* Which of two candidates is simpler to run; below 0: a, above 0: b. */
+/* Returns which of two candidates is simpler to run; below 0: a, above 0: b. */
 static int64_t cft__compare_simplicity(const cf_tune_candidate *a, const cf_tune_candidate *b) {
     if ((a->state_window > 0) != (b->state_window > 0)) return (a->state_window > 0) - (b->state_window > 0);
     if (a->recompute != b->recompute) return (int)a->recompute - (int)b->recompute;
@@ -3048,8 +3056,8 @@ static int64_t cft__compare_simplicity(const cf_tune_candidate *a, const cf_tune
     return a->k - b->k;
 }
 
-/* The longest that a candidate may take, as m batches let it seem, where the best takes so long. That is off by about
-   1 % after one batch of 256 sequences, and by more after fewer; twice that is left as a margin. */
+/* Returns the longest that a candidate may take, as m batches let it seem, where the best takes so long. That is off by
+   about 1 % after one batch of 256 sequences, and by more after fewer; twice that is left as a margin. */
 static double cft__race_time(const cft__tuner *t, int64_t m, double best) {
     double tolerance = t->desc.tolerance > 0 ? t->desc.tolerance : 0, margin;
     if (!(best > 0)) return DBL_MAX;
@@ -3057,8 +3065,8 @@ static double cft__race_time(const cft__tuner *t, int64_t m, double best) {
     return cft__product(best, 1 + tolerance + margin);
 }
 
-/* The mean of all batches of a candidate whose first m take `sum` seconds, if the others are as far above their bounds
-   as these. So it matters little which batches came first. */
+/* Returns the mean of all batches of a candidate whose first m take `sum` seconds, if the others are as far above their
+   bounds as these. So it matters little which batches came first. */
 static double cft__project(const cft__tuner *t, int64_t id, int64_t m, double sum) {
     const double *bounds = &t->bounds[id * t->desc.n_batches];
     double first = 0, all = 0;
@@ -3135,7 +3143,7 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     return CF_OK;
 }
 
-/* The candidate whose schedules this one has too, which may itself have been found to be a copy later. */
+/* Returns the candidate whose schedules this one has too, which may itself have been found to be a copy later. */
 static int64_t cft__origin_of(const cf_tuning *tuning, int64_t id) {
     while (tuning->candidates[id].same_as >= 0) id = tuning->candidates[id].same_as;
     return id;
@@ -3152,7 +3160,7 @@ static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_
     return 1;
 }
 
-/* Whether a candidate's schedules, or those that are the same as its own, were made and fit without a limit. */
+/* Returns whether a candidate's schedules, or those that are the same as its own, were made and fit without a limit. */
 static int cft__fits_freely(const cft__tuner *t, int64_t id) {
     const cf_tune_candidate *c;
     id = cft__origin_of(t->tuning, id);
@@ -3161,8 +3169,8 @@ static int cft__fits_freely(const cft__tuner *t, int64_t id) {
            c->status != CF_TUNE_INFEASIBLE;
 }
 
-/* Whether another candidate's outcome says that this one need not be simulated; then its status says why. Every K that
-   no group exceeds makes the same schedules, and so do both forms of replay where nothing is replayed. */
+/* Returns whether another candidate's outcome says that this one need not be simulated; then its status says why. Every
+   K that no group exceeds makes the same schedules, and so do both forms of replay where nothing is replayed. */
 static int cft__is_needless(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t most = *cft__most_chunks(t, id), k = cft__index(t, id, CFT__K), replay = cft__index(t, id, CFT__REPLAY);
@@ -3193,7 +3201,8 @@ static int cft__compare_turns(const void *a, const void *b) {
     return x->first < y->first ? -1 : x->first > y->first;
 }
 
-/* What a family's turn depends on: its least bound at first, and then the least heat of those that are in the race. */
+/* Returns the key by which families take turns: the least bound of its candidates at first, later the least heat of
+   those still in the race. */
 static double cft__key_of(const cft__tuner *t, int64_t first, int heats) {
     double least = DBL_MAX, key;
     int64_t id;
@@ -3224,8 +3233,8 @@ static void cft__note_heat(cft__tuner *t, int64_t id) {
     if (!(t->first > 0) || t->heats[id] < t->first) t->first = t->heats[id];
 }
 
-/* Whether a candidate need not run its heat, because the one with the next larger K, which has more choice, is far
-   behind, all else equal. */
+/* Returns whether a candidate need not run its heat, because the one with the next larger K, which has more choice, is
+   far behind, all else equal. */
 static int cft__is_behind_another(cft__tuner *t, int64_t id) {
     static const double behind = 1.04;
     int64_t other = id + t->strides[CFT__K];
@@ -3273,7 +3282,8 @@ static cf_result cft__run_heats(cft__tuner *t, int64_t first) {
 
 /* ---- finals ---- */
 
-/* Whether a candidate was given up for one that needs less relief, which is now known not to do without. */
+/* Returns whether a candidate was given up for another that was thought to need less relief, and is now known to need
+   it. */
 static int cft__has_lost_its_reason(const cft__tuner *t, int64_t id) {
     int64_t other = t->tuning->candidates[id].same_as;
     return other >= 0 && other / t->strides[CFT__REPLAY] == id / t->strides[CFT__REPLAY] &&
@@ -3326,8 +3336,8 @@ static cf_result cft__find_first(cft__tuner *t) {
     return CF_OK;
 }
 
-/* Where a heat was far faster than the best that is known, takes it to the end: whoever interrupts the search has
-   something from it. */
+/* Makes a candidate exact whose heat was far faster than the best that is known, so that a search which is interrupted
+   has found something. */
 static cf_result cft__improve(cft__tuner *t) {
     static const double behind = 0.95;
     const cf_tuning *tuning = t->tuning;
@@ -3339,7 +3349,7 @@ static cf_result cft__improve(cft__tuner *t) {
     return id < tuning->n_candidates ? cft__make_exact(t, id) : CF_OK;
 }
 
-/* How many families there is something to try of, as far as one can tell: others take no time. */
+/* Returns how many families there is something to try of, as far as one can tell: others take no time. */
 static int64_t cft__count_turns(const cft__tuner *t, int heats) {
     double most = t->desc.n_exact > 0 ? cft__to_beat(t) : heats ? cft__race_time(t, 1, t->first) : DBL_MAX / 2;
     int64_t n = 0;
@@ -3390,7 +3400,7 @@ static void cft__find_behind(cf_tuning *tuning, int64_t id) {
     c->behind_confidence = cft__confidence(&tuning->seconds[id * n], &tuning->seconds[fastest * n], n);
 }
 
-/* Whether a candidate is as good as the fastest, as far as one can tell. */
+/* Returns whether a candidate is as good as the fastest, as far as one can tell. */
 static int cft__is_as_fast(const cft__tuner *t, const cf_tune_candidate *c) {
     double slower = cft__product(t->tuning->candidates[t->tuning->ranking[0]].seconds, t->desc.tolerance);
     if (t->desc.tolerance < 0) return c == &t->tuning->candidates[t->tuning->ranking[0]];
@@ -3417,8 +3427,8 @@ static void cft__choose_winner(cft__tuner *t) {
 
 /* ---- even sizes ---- */
 
-/* The ChunkSize that deals a batch out in about `part` of the chunks that a rank has so far, or 0 where that is tried
-   already. It has room for 3 % more than the mean batch, which packing and what batches differ by take. */
+/* Returns the ChunkSize that deals a batch out in about `part` of the chunks that a rank has so far, or 0 where that is
+   tried already. It has room for 3 % more than the mean batch, which packing and what batches differ by take. */
 static int64_t cft__even_size(const cft__tuner *t, const cf_tune_candidate *best, double part) {
     int64_t unit = t->desc.pack.align > 1 ? t->desc.pack.align : 1, chunks, size, id;
     double tokens = 0;
@@ -3432,7 +3442,7 @@ static int64_t cft__even_size(const cft__tuner *t, const cf_tune_candidate *best
     return size <= CF_MAX_CHUNK_SIZE ? size : 0;
 }
 
-/* Whether sizes between those that were tried deal batches out more evenly: for the split of the winner. */
+/* Returns whether sizes between those that were tried deal batches out more evenly: for the split of the winner. */
 static cf_result cft__try_even_sizes(cft__tuner *t) {
     static const double parts[CFT__EVEN] = {1.68, 1.41, 1.19, 1.09, 0.92, 0.84, 0.71, 0.6};
     cf_tuning *tuning = t->tuning;
@@ -3458,7 +3468,7 @@ static cf_result cft__try_even_sizes(cft__tuner *t) {
 
 /* ---- the whole of it ---- */
 
-/* How long a candidate would take that was given up in the midst. */
+/* Estimates the time of a candidate that was given up before all batches were tried. */
 static void cft__estimate(cft__tuner *t, int64_t id) {
     const double *seconds = &t->tuning->seconds[id * t->desc.n_batches];
     cf_tune_candidate *c = &t->tuning->candidates[id];
@@ -3469,7 +3479,7 @@ static void cft__estimate(cft__tuner *t, int64_t id) {
     else if (t->heats[id] > 0) c->estimate = t->heats[id];
 }
 
-/* What is known only at the end. */
+/* Fills in the members of candidates that are known only at the end. */
 static void cft__finish_candidates(cft__tuner *t) {
     cf_tuning *tuning = t->tuning;
     int64_t id, least = INT64_MAX;
@@ -3534,7 +3544,7 @@ CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf
     return result;
 }
 
-/* Whether a plan is one that a candidate speaks of, and desc the one that the search was about. */
+/* Returns whether a plan is one that a candidate speaks of, and desc the one that the search was about. */
 static cf_result cft__check_choice_of(const cf_tune_desc *desc, const cf_tuning *tuning, const cf_tune_candidate *c,
                                       const cf_plan *plan, int64_t rank, cf_error *error) {
     const cf_parallel *split = &tuning->splits[c->split];

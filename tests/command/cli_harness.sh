@@ -1,4 +1,5 @@
-# cli_harness.sh - what the tests of the chunkflow command share; to be sourced. It moves to an empty directory.
+# cli_harness.sh - what report_check.sh calls; to be sourced. It moves to an empty directory. Other tests of the command
+# are transcripts: transcript.sh runs them.
 #
 # CHUNKFLOW names the program (default build/chunkflow), the first argument a filter on the names of tests.
 # CHUNKFLOW_PLAIN names one without sanitizers, for long searches; CHUNKFLOW makes the same searches in fewer settings.
@@ -73,31 +74,6 @@ refuses() { # NAME CODE PATTERN ARGUMENTS...
     complained "$name" "$want_code" "$pattern" -E
 }
 
-# The same with a fixed text.
-refused() { # NAME CODE TEXT ARGUMENTS...
-    wanted "$1" || return 0
-    name=$1 want_code=$2 pattern=$3
-    shift 3
-    run "$@"
-    complained "$name" "$want_code" "$pattern" -F
-}
-
-# The command succeeds and says nothing on standard error. It runs in any case: tests that are wanted may look at what
-# it leaves.
-succeeds() { # NAME ARGUMENTS...
-    name=$1
-    shift
-    cf "$@"
-    wanted "$name" || return 0
-    if [ "$code" != 0 ]; then
-        fail "$name" "exit code $code; $(head -n 1 err)"
-    elif [ -s err ]; then
-        fail "$name" "standard error: $(head -n 1 err)"
-    else
-        ok "$name"
-    fi
-}
-
 # Runs the command; standard output in out, standard error in err.
 run() { # ARGUMENTS
     capture "$CHUNKFLOW" "$@"
@@ -113,18 +89,4 @@ says() { # NAME TEXT ARGUMENTS
     if [ "$status" -ne 0 ]; then fail "$name" "exit code $status: $(cat err)"
     elif ! grep -qF -- "$text" out; then fail "$name" "'$text' is not in its output"
     else ok "$name"; fi
-}
-
-# A number from the summary that the last run printed: the word after LABEL and its blanks, commas removed.
-summary() { # LABEL [WORD]
-    sed -n "s/^$1  *//p" out | awk -v word="${2:-1}" '{ gsub(",", "", $word); print $word; exit }'
-}
-
-between() { # NAME VALUE LOW HIGH
-    wanted "$1" || return 0
-    if awk -v x="$2" -v low="$3" -v high="$4" 'BEGIN { exit !(x != "" && x >= low && x <= high) }'; then
-        ok "$1"
-    else
-        fail "$1" "$2 is not in $3 .. $4"
-    fi
 }

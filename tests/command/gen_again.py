@@ -1,5 +1,5 @@
-"""gen_again.py DISTRIBUTION: reads what `chunkflow gen` has drawn with seed 5, draws it again, in whole numbers of any size
-and floating point, and prints how many there are, and "ok" or how far they are off."""
+"""gen_again.py DISTRIBUTION: reads what `chunkflow gen` has drawn with seed 5, draws it again, in whole numbers of any
+size and floating point, and prints how many there are, and "ok" or how far they are off."""
 
 import math, sys
 

@@ -1,5 +1,5 @@
-# passes_again.awk CHUNKS LIST: runs the passes that `plan` lists (LIST) over the chunks that `pack` lists (CHUNKS), each as
-# soon as its stage is free and what it waits for is there. F and R take a chunk's tokens / V, B twice that, I and W half
+# passes_again.awk CHUNKS LIST: runs the passes that `plan` lists (LIST) over the chunks that `pack` lists (CHUNKS), each
+# as soon as its stage is free and what it waits for is there. F and R take a chunk's tokens / V, B twice that, I and W half
 # of B. local: 1 for local replay; V: virtual stages. Prints makespan, both bubbles, and for each stage its idle share,
 # chunks and tokens kept at most.
 FNR == NR { tokens[$1] = $7; padded[$1] = $8; next }

@@ -143,7 +143,8 @@ function judge(    i) {
         if (!ran[command_at]) print "    it did not run to its end"
         for (i = 1; i <= n_expected; i++) print "    - " expected[i]
         for (i = 1; i <= n_got[command_at]; i++) if (i <= 40) print "    + " got[command_at, i]
-        for (i = 1; i <= n_got[command_at]; i++) keep(got[command_at, i] == "" ? "" : "  " shortened(got[command_at, i]))
+        for (i = 1; i <= n_got[command_at]; i++)
+            keep(got[command_at, i] == "" ? "" : "  " shortened(got[command_at, i]))
     }
     while (blanks-- > 0) keep("")
     command_at = n_expected = 0

@@ -13,9 +13,9 @@
 #       fill              {90..100} %      and {LOW..HIGH} is any number from LOW to HIGH
 #       2! chunkflow pack: ...             standard error, and the exit code where it is not 0: "2!" alone says nothing
 #
-# Commands leave names in capitals to the runner. All of a file's run in one shell and one empty directory, without standard input;
-# what a section needs stands in it or before the first one. Prints FAIL with the difference for each command that differs, "ok" for each section
-# where none does, and at the end how many commands there were.
+# All commands of a file run in one shell and one empty directory, without standard input, and leave names in capitals to
+# the runner; what a section needs stands in it or before the first one. Prints FAIL with the difference for each command
+# that differs, "ok" for each section where none does, and at the end how many commands there were.
 set -u
 HERE=$(cd "$(dirname "$0")" && pwd)
 . "$HERE/../helpers.sh"
@@ -68,8 +68,9 @@ number() { # LABEL [WORD]
 # Prints the fields of these columns of a table with tabs, "-" for an empty one.
 columns() { # NAME...
     awk -F '\t' -v names="$*" 'NR == 1 { n = split(names, name, " "); for (i = 1; i <= NF; i++) at[$i] = i; next }
-        { for (i = 1; i <= n; i++) printf "%s%s", !(name[i] in at) ? "no column" : $at[name[i]] == "" ? "-" : $at[name[i]],
-              i < n ? " " : "\n" }'
+        { for (i = 1; i <= n; i++) {
+              field = !(name[i] in at) ? "no column" : $at[name[i]] == "" ? "-" : $at[name[i]]
+              printf "%s%s", field, i < n ? " " : "\n" } }'
 }
 
 # ---- the runner's own ----
@@ -94,8 +95,8 @@ trap 'rm -rf "$PLACE"' EXIT # and the work in it
 awk -v task=write -v filter="$FILTER" -f "$HERE/transcript.awk" "$TRANSCRIPT" >"$PLACE/script" || exit 1
 (cd "$work" && . "$PLACE/script") 2>"$PLACE/broken" # a shell ends where what it reads has a syntax error
 sed 's/^/FAIL /' "$PLACE/broken"
-awk -v task=compare -v filter="$FILTER" -v update="${UPDATE:+$PLACE/updated}" -f "$HERE/transcript.awk" "$LOG" "$TRANSCRIPT" \
-    >"$PLACE/verdict"
+awk -v task=compare -v filter="$FILTER" -v update="${UPDATE:+$PLACE/updated}" -f "$HERE/transcript.awk" \
+    "$LOG" "$TRANSCRIPT" >"$PLACE/verdict"
 VERDICT=$?
 cat "$PLACE/verdict"
 [ -z "${UPDATE:-}" ] || cp "$PLACE/updated" "$TRANSCRIPT"

@@ -6,7 +6,7 @@
 
 enum { FORMS = 2 }; /* a micro-batch a sequence; packed */
 
-/* The least ChunkSize that splits nothing. */
+/* Returns the least ChunkSize that splits nothing. */
 static int64_t whole_chunk_size(const int64_t *lengths, int64_t n, int64_t align, const baseline_rule *rule) {
     int64_t longest = rule && rule->longest > 0 ? rule->longest : 1, i;
 

@@ -27,7 +27,7 @@ typedef struct baseline {
     pipeline_run run;
 } baseline;
 
-/* What the setting must do for other batches as well; zero, or NULL for a rule: nothing. */
+/* Demands on the setting beside this batch: it must do for others as well. Zero, or NULL for a rule: none. */
 typedef struct baseline_rule {
     int64_t longest;        /* the longest sequence of all batches */
     cf_recompute recompute; /* what the worst of them needs */

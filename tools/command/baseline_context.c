@@ -26,7 +26,7 @@
 
 enum { SAMPLE = 1024, FINALISTS = 3 };
 
-/* What a stage of one GPU has of the micro-batches. */
+/* The costs, bytes and times of micro-batches on the stages of one GPU. */
 typedef struct context_costs {
     cf_stage_cost *stages;
     cf_stage_bytes *bytes;
@@ -65,8 +65,8 @@ static void scale(cf_pass_cost *cost, double by) {
     cost->per_pair *= by;
 }
 
-/* The seconds for each row that a pass waits for `link` seconds of transfers a row, beside attention of so many seconds
-   a pair. */
+/* Returns the seconds for each row that a pass waits for `link` seconds of transfers a row, beside attention of so many
+   seconds a pair. */
 static double exposed(const cf_plan *sample, double link, double attention) {
     double waits = 0, rows = 0;
     int64_t i;
@@ -80,7 +80,7 @@ static double exposed(const cf_plan *sample, double link, double attention) {
     return rows > 0 ? waits / rows : 0;
 }
 
-/* What the layers of a stage need of the other GPUs. */
+/* The exchanges with other GPUs that the layers of a stage need. */
 typedef struct context_needs {
     double layers;           /* that need K and V of all rows, */
     double row;              /* bytes of these for each row, */
@@ -152,7 +152,7 @@ static cf_stage_cost share_stage(const context_search *s, const context_way *way
     return cost;
 }
 
-/* What the sample takes on a stage. */
+/* Returns the seconds that the sample takes on a stage. */
 static double sample_seconds(const cf_plan *sample, const cf_stage_cost *cost) {
     double seconds = 0;
     int64_t i;
@@ -362,7 +362,7 @@ static cf_result try_split(context_search *s, const context_way *split, cf_error
 
 static int is_asked(int64_t asked, int64_t value) { return asked == 0 || asked == value; }
 
-/* The GPUs of a node that experts lie on, where that is not asked for: as many as there can be. */
+/* Returns the GPUs of a node that experts lie on, where that is not asked for: as many as there can be. */
 static int64_t most_experts(const context_search *s, const cf_parallel *split, int64_t per_node) {
     cf_parallel parallel = *split;
     cf_parameters counted;
@@ -482,7 +482,7 @@ void baseline_context_words(const baseline_tuned *base, char *text, size_t size)
     if (base->ranks > 1) snprintf(text + n, size - n, "; on the GPUs of all %lld ranks", (long long)base->ranks);
 }
 
-/* What an iteration of the split asked for takes beside its passes. */
+/* Finds the seconds of an iteration, in the split asked for, beside its passes. */
 static cf_result find_step(const pipeline *p, double *step, cf_error *error) {
     int64_t n = p->n_stages * p->model.parallel.n_virtual;
     cf_stage_cost *stages = (cf_stage_cost *)malloc((size_t)n * sizeof *stages);

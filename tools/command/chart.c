@@ -139,7 +139,7 @@ static void fill_columns(canvas *c, int64_t stage) {
         if (c->columns[i].busy < 0.5) c->columns[i].action = -1;
 }
 
-/* The colours of a pass, for terminals with 256 of them. */
+/* Returns the colours of a pass, for terminals with 256 of them. */
 static const char *colour_of(int pass) {
     switch (pass) {
     case CF_F: return "\033[38;5;231;48;5;27m";
@@ -244,7 +244,7 @@ static void put_words(canvas *c, const char *text) {
     }
 }
 
-/* What the letters mean, of those that are there. */
+/* Explains the letters that occur. */
 static void draw_legend(canvas *c) {
     static const char *const meanings[CF_COMPUTE_PASS_COUNT] = {" forward, ", " replay, ", " backward, ",
                                                                 " input gradient, ", " weight gradient, "};
@@ -269,7 +269,7 @@ static void draw_legend(canvas *c) {
    Memory below the chart
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* What a stage holds while an action runs. */
+/* Returns the amount that a stage holds while an action runs. */
 static double held_by(const canvas *c, int64_t action) {
     return (double)(c->held ? c->held[action] : c->timeline->live[action]) / (double)c->copies;
 }
@@ -290,7 +290,7 @@ static double peak_of(const canvas *c, int64_t stage) {
     return peak;
 }
 
-/* A number in five characters at most: 3, 3.5, 24.6K, 79.6G. */
+/* Returns a number in five characters at most: 3, 3.5, 24.6K, 79.6G. */
 static const char *compact(double value) {
     static const char units[] = " KMGTPEZY";
     char *text = cli_scratch();

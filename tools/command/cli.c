@@ -289,7 +289,7 @@ static int refuse_option(const cli_command *command, const char *text, size_t n)
     return cli_usage(command->name, "unknown option %.*s%s", (int)(n < 100 ? n : 100), text, cli_guess_text(&guess));
 }
 
-/* The place of `word` in "one|two|three", from 1; 0 if it is not there. */
+/* Returns the place of `word` in "one|two|three", from 1; 0 if it is not there. */
 static int64_t find_choice(const char *choices, const char *word) {
     size_t n = strlen(word);
     int64_t place = 1;
@@ -392,7 +392,7 @@ static int set_option(const cli_command *command, const cli_option *option, cons
     }
 }
 
-/* The bit of an option that is required: there are far fewer than 64 of these, but may be more options. */
+/* Returns the bit of an option that is required: there are far fewer than 64 of these, but may be more options. */
 static uint64_t required_bit(const cli_command *command, int index) {
     int i, before = 0;
     for (i = 0; i < index; i++) before += command->options[i].required;

@@ -21,7 +21,7 @@ enum {
     CLI_INTERRUPTED = 130 /* Ctrl-C, as shells say it */
 };
 
-/* What they mean, for the help and the manual; ends with an entry without a meaning. */
+/* Their meanings, for the help and the manual. The last entry has none. */
 typedef struct cli_exit_code {
     int code;
     const char *meaning;
@@ -29,7 +29,7 @@ typedef struct cli_exit_code {
 
 extern const cli_exit_code cli_exit_codes[];
 
-/* What the command is for, in one sentence without its full stop. */
+/* The purpose of the command: one sentence without its full stop. */
 #define CLI_SUMMARY "packs batches of long-tailed sequences into chunks of one size and orders their passes"
 
 /* Most sequences in one list: 800 MB of lengths. The library would take more; a count such as `5 99999999999` is far
@@ -63,10 +63,10 @@ int cli_at_line(const char *path, int64_t line, const char *format, ...) CLI_FOR
    functions above do so with what they print. */
 void cli_put(const char *text, FILE *to);
 
-/* A file's name for people: "-" becomes "standard input". */
+/* Returns a file's name for people: "-" becomes "standard input". */
 const char *cli_input_name(const char *path);
 
-/* The same without its folders, for what is handed on: where a file lies is nobody's business. */
+/* Returns the same without its folders, for what is handed on: where a file lies is nobody's business. */
 const char *cli_base_name(const char *path);
 
 /* One of 32 buffers that take turns: a text in it lives until 32 more were asked for. */
@@ -223,8 +223,8 @@ typedef struct cli_list {
 int cli_list_read(const char *path, int64_t max_sequences, cli_list *list);
 void cli_list_free(cli_list *list);
 
-/* One length per sequence, in order, to be freed; NULL if there is no memory. A list without sequences gives an array
-   of one unused number. */
+/* Returns one length per sequence, in order, to be freed; NULL if there is no memory. A list without sequences gives an
+   array of one unused number. */
 int64_t *cli_list_lengths(const cli_list *list);
 
 /* The same, and what each sequence shares, NULL where none shares anything. Returns an exit code; both are to be freed
@@ -234,7 +234,7 @@ int cli_list_expand(const cli_list *list, int64_t **lengths, cf_share **shares);
 /* Refuses a list with trees, for a command that knows none. Returns an exit code. */
 int cli_list_refuse_trees(const cli_list *list, const char *command);
 
-/* The line that a sequence came from; 0 if there is no such sequence. */
+/* Returns the line that a sequence came from; 0 if there is no such sequence. */
 int64_t cli_list_line(const cli_list *list, int64_t sequence);
 
 /* Reports an error of the library and returns the exit code for it. Where cf_pack finds fault with a sequence of `list`
@@ -271,8 +271,8 @@ int cli_write(const char *text, size_t bytes, void *user);
 /* The exit code for what a function of the library that wrote to an output returned, after a message. */
 int cli_written(cf_result result, const cf_error *error);
 
-/* Whether writing to standard output has failed, for loops that print much: there is no use in going on. The reason is
-   kept for cli_outputs_finish. */
+/* Returns whether writing to standard output has failed, for loops that print much: there is no use in going on. The
+   reason is kept for cli_outputs_finish. */
 int cli_stdout_failed(void);
 
 /* Lets INT, TERM, HUP and QUIT remove temporary files before they end the program: main calls it first. A signal that

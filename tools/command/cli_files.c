@@ -70,7 +70,7 @@ static int next_byte(reader *in) {
     return c != EOF && ++in->bytes > CLI_MAX_LIST_BYTES ? EOF : c;
 }
 
-/* The start of a line, fit to be printed: at most 40 bytes, what is not printable ASCII as \xNN. */
+/* Returns the start of a line, fit to be printed: at most 40 bytes, what is not printable ASCII as \xNN. */
 static const char *quote(const char *text, size_t n) {
     static char out[40 * 4 + 4];
     char *at = out;
@@ -171,7 +171,7 @@ typedef struct tree_reader {
     int depth;
 } tree_reader;
 
-/* What the sequences go on from that are read next. */
+/* The place in a tree from which the next sequences continue. */
 typedef struct tree_place {
     int64_t tokens; /* on the way from the root */
     int64_t leader; /* the first sequence from here on; -1: it is still to come */
@@ -538,7 +538,7 @@ int64_t cli_list_line(const cli_list *list, int64_t sequence) {
     return 0;
 }
 
-/* What the library calls a member of a description has an option, whose name people know. */
+/* Returns the option for the member of a description that an error names, because people know the option. */
 static const char *say_option(const cf_error *error) {
     static const char *const names[][2] = {
         {"parallel.tp", "--tp"}, {"parallel.pp", "--stages"}, {"parallel.dp", "--ranks"}, {"parallel.zero", "--zero"},

@@ -231,8 +231,8 @@ typedef struct timed {
     int unit_cost;
 } timed;
 
-/* Whether every pass takes just as long as its rows say: then a file's times are token times. Measured seconds cannot
-   come that close. */
+/* Returns whether every pass takes just as long as its rows say: then a file's times are token times. Measured seconds
+   cannot come that close. */
 static int has_unit_costs(const cf_plan *plan, const cf_schedule *s, const cf_timeline *timeline) {
     int64_t i;
 
@@ -254,8 +254,8 @@ static int print_chart(const check_options *asked, const timed *t, const int64_t
     return code;
 }
 
-/* What is said, drawn and written of a sound schedule. The trace's unit is that of plan --trace: a token time, which is
-   no time, becomes a microsecond. */
+/* Says, draws and writes a sound schedule. The trace's unit is that of plan --trace: a token time becomes a
+   microsecond. */
 static int show_schedule(const check_options *asked, const source *file, const timed *t) {
     cli_output trace;
     int64_t *held = NULL;

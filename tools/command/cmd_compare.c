@@ -154,7 +154,7 @@ static void fill_baseline(const comparison *t, row *r) {
     }
 }
 
-/* What add_rows counts to: the kinds, best once more with cut backwards, and once more at paper's peaks. */
+/* The rows that add_rows counts: the kinds, then best with split backwards, then best at paper's peaks. */
 enum { BEST_SPLIT = CF_SCHEDULE_COUNT, BEST_AT_PAPER, ROW_KINDS };
 
 static void add_row(comparison *t, int64_t kind, int64_t replay, int64_t k) {
@@ -213,8 +213,8 @@ static const row *shortest(const comparison *t, int unsplit) {
     return found;
 }
 
-/* What the ranks of a plan take, as in the last row: the dearest of them or, in step, all together. And the most memory
-   of any. */
+/* Finds the time of a plan's ranks, scheduled as in the last row: the most expensive one's or, in step, that of all
+   together; and the most memory of any rank. */
 static cf_result fill_ranks(const comparison *t, const cf_plan *plan, row *dearest, int lockstep, cf_error *error) {
     pipeline pipe = t->pipe;
     cf_result result = CF_OK;
@@ -445,7 +445,7 @@ static void print_no_baseline(const comparison *t) {
                modelling_gib(r->memory), (long long)r->stage);
 }
 
-/* Where GPUs that share each sequence are the faster baseline, or the only one that fits. */
+/* Prints the baseline with context parallelism where it is faster than the other, or the only one that fits. */
 static int print_context(const comparison *t, const row *ours) {
     const cf_tune_candidate *c = &t->context.best;
     char words[384];
@@ -466,7 +466,7 @@ static int print_context(const comparison *t, const row *ours) {
     return 1;
 }
 
-/* What the ranks take with and without gangs. */
+/* Prints the times of the ranks with and without gangs. */
 static void print_gangs(const comparison *t) {
     int64_t rows, widest = packing_gangs(t->packed.plan, &rows);
     int i;

@@ -54,7 +54,7 @@ static const cli_option options[] = {
    What is held
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* What is held for the longest sequence, or for what of a tree takes most. */
+/* The state held for the longest sequence, or for the path of a tree that takes most. */
 typedef struct memory_path {
     int64_t context;  /* tokens from the root to its end */
     int64_t chunks;   /* that they lie in */
@@ -71,7 +71,8 @@ static memory_path path_of_context(const memory_options *asked) {
     return path;
 }
 
-/* Of a list. In a tree the leaves add nothing to the state that they see, and share their path. */
+/* Returns the path of a list's plan. In a tree the leaves add nothing to the state that they see, and share their
+   path. */
 static memory_path path_of_plan(const cf_plan *plan) {
     memory_path path = {0, 0, 0, 0};
     cf_plan_stats stats;
@@ -192,7 +193,8 @@ static int print_table(const cf_memory_report *reports, int64_t n) {
     return table_end(&t);
 }
 
-/* What windows and recurrent layers hand on, of the stage with the most of it; nothing of other models. */
+/* Prints the bytes that windows and recurrent layers hand on, of the stage with most of them. Other models have
+   none. */
 static int print_borders(const cf_memory_desc *desc) {
     int64_t s, n = desc->parallel.pp * desc->parallel.n_virtual;
     cf_token_bytes bytes, most = {0};

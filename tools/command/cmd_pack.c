@@ -37,7 +37,7 @@ static const cli_option options[] = {
    What came in
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* A share of all as a bar. */
+/* Returns a share of all as a bar. */
 static const char *bar(double share) {
     static const char marks[] = "##############################";
     int n = (int)(share * 30 + 0.5);
@@ -56,7 +56,7 @@ static const table_column length_columns[] = {
 
 static double share_of(int64_t part, int64_t whole) { return whole > 0 ? (double)part / (double)whole : 0; }
 
-/* Of that bucket; the shares are of all that there are. */
+/* Adds the row of a bucket. Its shares are of all sequences and tokens. */
 static void add_bucket(table *t, int i, int64_t sequences, int64_t tokens, int64_t n_sequences, int64_t n_tokens) {
     int64_t low = i > 0 ? (int64_t)1 << (i - 1) : 0, high = i > 0 ? low * 2 - 1 : 0;
     double share = share_of(sequences, n_sequences);
@@ -92,7 +92,7 @@ static int compare_lengths(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The smallest length that at least `per_mille` / 1000 of the sorted lengths do not exceed. */
+/* Returns the smallest length that at least `per_mille` / 1000 of the sorted lengths do not exceed. */
 static int64_t quantile(const int64_t *sorted, int64_t n, int64_t per_mille) {
     int64_t rank = (n * per_mille + 999) / 1000;
     return sorted[rank > 0 ? rank - 1 : 0];
@@ -133,7 +133,7 @@ static void print_long_sequence(const cf_group *group, double ranks, double alon
     puts("                  or such sequences together in one batch.");
 }
 
-/* How uneven the ranks are, what that costs, why, and what would help. */
+/* Prints the imbalance of the ranks, its cost, its cause and the remedy. */
 static void print_ranks(const cf_plan *plan, const cf_plan_stats *stats) {
     double spread = stats->rank_cost_spread, alone = stats->unit_cost_spread, ranks = (double)plan->n_ranks;
     const cf_group *longest = NULL;
@@ -156,7 +156,7 @@ static void print_ranks(const cf_plan *plan, const cf_plan_stats *stats) {
              "                  a smaller ChunkSize, more sequences in a batch, or fewer ranks.");
 }
 
-/* What the columns cost, of which each takes as long as its dearest chunk. */
+/* Prints the cost of the columns. Each takes as long as its most expensive chunk. */
 static int print_columns(const cf_plan *plan) {
     const cf_pass_cost none = {0, 0, 0};
     cf_pass_cost cost = none;

@@ -184,7 +184,7 @@ static const table_column action_columns[] = {
     {.heading = "live", .name = "kept_chunk_copies", .width = 6, .decimals = TABLE_PLAIN},
     {.heading = "state tokens", .name = "state_token_copies", .width = 14, .decimals = TABLE_PLAIN}};
 
-/* Where the steps go, and with what times. */
+/* A list of steps: the table that it is printed to, and the plan and times that it is of. */
 typedef struct action_list {
     table table;
     const cf_plan *plan;
@@ -392,7 +392,7 @@ static double stage_busy(const planned *made, int64_t stage) {
     return timeline->makespan > 0 ? busy / timeline->makespan : 1;
 }
 
-/* What a stage holds: people see whole stages' worth, files have every virtual stage's copy. */
+/* The columns of what a stage holds: people see whole stages' worth, files have every virtual stage's copy. */
 static const table_column stage_columns[] = {
     {.heading = "stage", .name = "stage", .width = 9},
     {.heading = "idle %", .name = "idle", .width = 8, .decimals = 2, .scale = 100},
@@ -460,7 +460,7 @@ static int print_stages(const planned *made, peaks *most) {
     return code == CLI_OK ? ended : code;
 }
 
-/* What each stage holds at most, and after it the most of them. */
+/* Prints the peaks of each stage, and then the highest of them. */
 static int print_peaks(const planned *made) {
     int64_t n_virtual = made->run.schedule->shape.n_virtual;
     peaks most;
@@ -483,7 +483,7 @@ static int print_peaks(const planned *made) {
     return CLI_OK;
 }
 
-/* What --tsv prints in place of all that. */
+/* Prints the tables of --tsv, which replace all of that. */
 static int print_table(const planned *made) {
     peaks most;
 
@@ -621,7 +621,8 @@ static int write_schedules(const planned *made, cli_output *to) {
     return code;
 }
 
-/* Where each virtual stage has its copy, a limit allows as many times the bytes. */
+/* Writes the picture of memory. Where each virtual stage has a copy of its own, a limit allows as many times the
+   bytes. */
 static cf_result write_memory_svg(const planned *made, cli_output *to, cf_error *error) {
     const pipeline *pipe = &made->pipe;
     int64_t n_virtual = made->run.schedule->shape.n_virtual, limit = pipe->gpu_bytes;
@@ -708,7 +709,7 @@ static int order_microbatches(planned *made) {
     return cli_error(&error, NULL);
 }
 
-/* What stages hold over time takes a while to count, so only where it is shown. */
+/* Counts the bytes that stages hold over time. That takes a while, so only if they are shown. */
 static int make_held(planned *made) {
     const plan_options *asked = made->asked;
     int in_chart = !asked->summary && !asked->tsv && held_unit_of(&made->pipe) != HELD_TOKENS;

@@ -81,7 +81,7 @@ static int add_sample(sample_list *list, const cf_sample *sample, int64_t line) 
     return CLI_OK;
 }
 
-/* The next word of a line, its length in *n; 0 length at the end. */
+/* Returns the next word of a line, its length in *n; 0 length at the end. */
 static const char *next_word(const char *at, size_t *n) {
     at += strspn(at, " \t\r\n");
     *n = strcspn(at, " \t\r\n");
@@ -130,7 +130,7 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Of the absolute relative errors of one pass; -1 if there is no memory for it. */
+/* Returns the median of one pass's relative errors without their signs; -1 if there is no memory. */
 static double median_error(const sample_list *list, int pass, const cf_pass_cost *cost) {
     double *errors = (double *)malloc((size_t)(list->n > 0 ? list->n : 1) * sizeof *errors), median = -1;
     int64_t i;
@@ -279,7 +279,8 @@ static int print_costs(const time_options *asked, const cf_timing *timing, int64
     return table_end(&t);
 }
 
-/* What passes over a chunk wait for of what ZeRO 2 and 3 send beside them, on the stage where that is most. */
+/* Prints the seconds that passes over a chunk wait for the messages of ZeRO 2 and 3, on the stage where they are
+   most. */
 static void print_exposed(const time_options *asked, const modelling *m, const cf_gpu *gpu, const cf_timing *timing) {
     int64_t n = m->parallel.pp * m->parallel.n_virtual, s;
     cf_stage_cost *without = (cf_stage_cost *)calloc((size_t)n, sizeof *without);

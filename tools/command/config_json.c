@@ -8,7 +8,7 @@
 
 #define MAX_BYTES ((size_t)16 << 20) /* such a file has a few kilobytes */
 
-/* What the types add to what the file says. */
+/* The facts that a type of model adds to what its file says. */
 typedef struct model_type {
     const char *name;
     int qkv_bias;       /* 1: always there; 2: where attention_bias says so, and never on the output; 3: unless qkv_bias
@@ -132,7 +132,7 @@ static const json_field fields[] = {
 
 typedef char fields_fit[sizeof fields / sizeof fields[0] <= JSON_MAX_FIELDS + 1 ? 1 : -1];
 
-/* Of fewer families, and what is looked for to be refused. */
+/* Members of fewer families, and members that are read only to be refused. */
 static const json_field more_fields[] = {
     MEMBER("layers_block_type", JSON_ARRAY_OF, block_types), MEMBER("hybrid_override_pattern", JSON_TEXT_OF, letters),
     MEMBER("mamba_num_heads", JSON_COUNT, linear_heads), MEMBER("n_groups", JSON_COUNT, linear_keys),
@@ -149,7 +149,7 @@ static const json_field more_fields[] = {
     MEMBER("swa_head_dim", JSON_INT, other),
     {.name = NULL}};
 
-/* What is read of the whole file, before the object with the sizes is known. */
+/* The members of the whole file, read before the object with the sizes is known. */
 typedef struct outer_object {
     uint32_t type, text;
     int tied, text_tied;
@@ -209,7 +209,7 @@ static int read_type(const json_document *document, config_json *out, outer_obje
 
 /* ---- kinds of layers ---- */
 
-/* What a layer is: the mixer, and whether it has experts. */
+/* The choice for one layer: its mixer, and whether it has experts. */
 typedef struct layer_choice {
     cf_mixer mixer;
     int experts;
@@ -228,7 +228,7 @@ static int64_t first_of(const int64_t *values, int n) {
     return sum;
 }
 
-/* The kind that a choice is, with its sizes. */
+/* Returns the layer of a choice, with its sizes. */
 static cf_layer make_kind(const reading *r, layer_choice choice) {
     const config_object *c = &r->c;
     cf_layer kind;
@@ -306,7 +306,7 @@ static int choose_alone(const reading *r, layer_choice *choices) {
     return CLI_OK;
 }
 
-/* Where the file has no layer_types. */
+/* Returns the mixer of a layer for a file without layer_types. */
 static cf_mixer choose_mixer(const reading *r, int64_t layer) {
     const config_object *c = &r->c;
     int windowed = c->window > 0 && c->use_window != 0 && (r->type->windowed || c->use_window > 0);

@@ -21,7 +21,7 @@ typedef struct config_json {
    names the file, the line and the member. */
 int config_json_read(const char *path, config_json *out);
 
-/* The model, whose pointers lead into this copy of the struct. */
+/* Returns the model, whose pointers lead into this copy of the struct. */
 cf_model config_json_take_model(const config_json *config);
 
 #endif /* CHUNKFLOW_CONFIG_JSON_H */

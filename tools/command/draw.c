@@ -54,7 +54,7 @@ static int64_t exp2_q32(int64_t x) {
     return (int64_t)(whole <= 31 ? mantissa >> (31 - whole) : mantissa << (whole - 31));
 }
 
-/* The root of x, rounded down: one bit of the answer a step, from the top. */
+/* Returns the root of x, rounded down: one bit of the answer a step, from the top. */
 static uint64_t root_floor(uint64_t x) {
     uint64_t root = 0;
     uint64_t bit = (uint64_t)1 << 62;
@@ -116,8 +116,8 @@ int64_t draw_lmsys(draw_source *source) {
     return draw_log_uniform(source, low, buckets[i].high);
 }
 
-/* A standard normal number as Q24, by Marsaglia's polar method: (u, v) uniform in the unit disc, s = u^2 + v^2, then
-   (u / sqrt(s)) x sqrt(-2 ln s). */
+/* Returns a standard normal number as Q24, by Marsaglia's polar method: (u, v) uniform in the unit disc, s = u^2 + v^2,
+   then (u / sqrt(s)) x sqrt(-2 ln s). */
 static int64_t draw_normal_q24(draw_source *source) {
     const uint64_t two_ln2_q30 = 1488522236;
     int64_t u, v, direction;

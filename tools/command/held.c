@@ -25,7 +25,7 @@ static int64_t length_of(const cf_schedule *schedule, int64_t stage) {
     return schedule->first[stage + 1] - schedule->first[stage];
 }
 
-/* The bytes, or tokens, of one virtual stage. cf_simulate has added up the same ones. */
+/* Returns the bytes, or tokens, of one virtual stage. cf_simulate has added up the same ones. */
 static int64_t weigh(const counter *c, const cf_memory_load *load) {
     const cf_bytes *bytes = &c->pipe->bytes;
 

@@ -5,8 +5,8 @@
 
 #include "pipeline.h"
 
-/* What is counted: bytes of a GPU with everything on it, where there is a model; else the bytes of --token-bytes, where
-   these were given; else tokens whose activations are kept. The last two count every virtual stage's copy. */
+/* The unit that is counted. With a model: bytes of a GPU with everything on it. With --token-bytes: these bytes. Else:
+   tokens whose activations are kept. The last two count every virtual stage's copy. */
 typedef enum held_unit { HELD_GPU_BYTES, HELD_TOKEN_BYTES, HELD_TOKENS } held_unit;
 
 held_unit held_unit_of(const pipeline *p);

@@ -130,7 +130,7 @@ uint32_t json_utf8_length(const unsigned char *text, uint32_t n) {
     return length;
 }
 
-/* The four hexadecimal digits of an escape; -1: they are none. */
+/* Returns the four hexadecimal digits of an escape; -1: they are none. */
 static int32_t hexadecimal(const char *text) {
     static const char digits[] = "0123456789abcdef0123456789ABCDEF";
     int32_t code = 0;
@@ -413,7 +413,7 @@ static int read_int32(const json_document *document, uint32_t node, const char *
     return CLI_OK;
 }
 
-/* What the parser takes for a number is one to strtod, too, and ends at the same byte. */
+/* Reads a number with strtod, which accepts all that the parser does and ends at the same byte. */
 static int read_real(const json_document *document, uint32_t node, const char *name, double *out) {
     const json_node *value = &document->nodes[node];
     double real = value->kind == JSON_NUMBER ? strtod(document->text + value->begin, NULL) : HUGE_VAL;

@@ -36,7 +36,7 @@ void json_free(json_document *document);
 /* The same of a whole file of at most so many bytes. */
 int json_file_read(const char *path, size_t max_bytes, json_document *out);
 
-/* How many values are in an array, or members in an object. */
+/* Returns how many values are in an array, or members in an object. */
 int64_t json_count(const json_document *document, uint32_t node);
 
 /* Reports what is wrong with a node and returns CLI_WRONG. */
@@ -50,7 +50,7 @@ int json_check(const json_document *document);
 /* Copies a string with its escapes resolved, as much of it as has room, and a zero byte. */
 void json_copy_text(const json_document *document, uint32_t node, char *out, size_t size);
 
-/* What a member of an object is read into. */
+/* The type of the variable that a member of an object is read into. */
 typedef enum json_type {
     JSON_INT,      /* int64_t: a whole number without point or exponent */
     JSON_COUNT,    /* int64_t, the same, above 0 */

@@ -81,7 +81,7 @@ static uint32_t length_to(const char *text, uint32_t n) {
     return i;
 }
 
-/* One character of a string, perhaps of several bytes; returns how many. */
+/* Puts one character of a string, perhaps of several bytes; returns how many bytes. */
 static uint32_t put_character(json_writer *w, const char *at) {
     unsigned char first = (unsigned char)*at;
     uint32_t n = json_utf8_length((const unsigned char *)at, length_to(at, 4));

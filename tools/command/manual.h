@@ -11,7 +11,7 @@ typedef enum manual_shell { MANUAL_BASH, MANUAL_FISH } manual_shell;
 /* The page for `man`, section 1. `commands` ends with NULL. */
 void manual_write_page(const cli_command *const *commands, FILE *to);
 
-/* What the shell loads to complete commands, options, the words of a choice and the names of files. */
+/* Writes the file that a shell loads to complete commands, options, the words of a choice and names of files. */
 void manual_write_completion(const cli_command *const *commands, manual_shell shell, FILE *to);
 
 #endif /* CHUNKFLOW_MANUAL_H */

@@ -15,7 +15,7 @@ static void override(int64_t given, int64_t *member) {
     if (given > 0) *member = given;
 }
 
-/* The sizes that a model cannot be without. */
+/* Returns the name of a size that a model needs and has not; NULL if it has all. */
 static const char *missing_size(const cf_model *model) {
     if (model->layers == 0) return "--layers";
     if (model->hidden == 0) return "--hidden";
@@ -36,7 +36,7 @@ static const char *const model_names[] = {
     "glm-4.5", "glm-4.5-air", "kimi-k2", "kimi-linear-48b-a3b", "llama-4-scout", "llama-4-maverick", "mixtral-8x7b",
     "mixtral-8x22b", "nemotron-3-nano-30b-a3b", NULL};
 
-/* What the names of trained variants of one architecture end in, in any case. */
+/* The endings of the names of trained variants of one architecture, in lower case. */
 static const char *const variants[] = {"-instruct", "-base", "-chat", "-hf", NULL};
 
 static int ends_in(const char *text, size_t n, const char *end) {

@@ -158,7 +158,7 @@ int modelling_find_gpu(const char *command, const char *name, cf_gpu *out);
 /* The same, with --launch. Returns an exit code. */
 int modelling_take_gpu(const char *command, const gpu_options *asked, cf_gpu *out);
 
-/* Where --launch was not given, which trainers should give it; else nothing. To follow the figure. */
+/* Returns words behind the figure: which trainers should give --launch, or "" if it was given. */
 const char *modelling_launch_hint(const gpu_options *asked);
 
 /* How memory is counted. */
@@ -205,7 +205,7 @@ typedef struct term_options {
      "on each GPU, one layer at a time, in three blocks of rows; default:\n"                                       \
      "it stays on the GPUs"}
 
-/* What cf_cost_estimate is asked: this model and split on a GPU. */
+/* Returns the question for cf_cost_estimate: this model and split on a GPU. */
 cf_cost_desc modelling_costs(const modelling *m, const cf_gpu *gpu, const gpu_options *asked, int64_t chunk_size);
 
 /* Fills in the members that these options are about. Returns an exit code. */

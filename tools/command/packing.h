@@ -76,8 +76,8 @@ void packing_free(packing *p);
 /* The first line of a summary. */
 void packing_print_input(const packing *p);
 
-/* How many sequences, and tokens of them, have a length of each bucket: 0, 1, 2 .. 3, 4 .. 7 and so on up to
-   CF_MAX_LENGTH, as many as a length has bits. */
+/* The sequences and tokens with a length of each bucket: 0, 1, 2 .. 3, 4 .. 7 and so on up to CF_MAX_LENGTH, one bucket
+   for each bit of a length. */
 enum { PACKING_BUCKETS = 50 };
 void packing_count_lengths(const packing *p, int64_t sequences[PACKING_BUCKETS], int64_t tokens[PACKING_BUCKETS]);
 
@@ -87,7 +87,7 @@ int64_t packing_gangs(const cf_plan *plan, int64_t *rows);
 /* "standalone", "dependent", "hybrid" or "idle"; "leaf": what sequences have beyond the rows that they share. */
 const char *packing_chunk_kind(const cf_plan *plan, const cf_chunk *chunk);
 
-/* The group whose colour a chunk has: its own or, in a tree, that of the root; -1 where it has none. */
+/* Returns the group whose colour a chunk has: its own or, in a tree, that of the root; -1 where it has none. */
 int64_t packing_tree(const cf_plan *plan, const cf_chunk *chunk);
 
 #endif /* CHUNKFLOW_PACKING_H */

@@ -107,7 +107,7 @@ static int take_limits(const char *command, const pipeline_options *asked, pipel
 
 /* ---- costs from a file ---- */
 
-/* What time --json writes of a pass, of a stage and beside the stages. */
+/* The members that `time --json` writes: of a pass, of a stage, and beside the stages. */
 static const json_field cost_fields[] = {
     {.name = "constant", .type = JSON_REAL, .offset = offsetof(cf_pass_cost, constant)},
     {.name = "per_token", .type = JSON_REAL, .offset = offsetof(cf_pass_cost, per_token)},
@@ -159,7 +159,7 @@ static int read_stage(const json_document *document, uint32_t node, cf_stage_cos
     return code;
 }
 
-/* One stage for all (a fit), or as many as there are. */
+/* Reads the costs of stages: one for all of them (a fit), or one for each. */
 static int read_stages(const json_document *document, const file_costs *file, pipeline *p) {
     char format[32];
     uint32_t node;
@@ -571,7 +571,7 @@ static cf_result hold_down(const pipeline *p, const cf_plan *plan, const pipelin
     return result == CF_ERROR_INFEASIBLE ? CF_OK : result;
 }
 
-/* Whether a run must be held down, and may be. */
+/* Returns whether a run must be held down, and may be. */
 static int is_too_large(const pipeline *p, const pipeline_case *what, const pipeline_run *run) {
     int holds = run->schedule->kind == CF_SCHEDULE_BEST || p->asked->limit_bytes > 0;
     return holds && !what->unlimited && p->limit_bytes == 0 && !pipeline_fits(p, run);

@@ -33,7 +33,7 @@ typedef struct pipeline_options {
 
 #define PIPELINE_COST "CONST,PER_TOKEN,PER_PAIR"
 
-/* Of commands that make schedules; one that does not says its own. */
+/* The help of commands that make schedules. A command that does not has its own. */
 #define PIPELINE_LIMIT_DEFAULT "for best what paper keeps with that K, else none"
 #define PIPELINE_STATE_DEFAULT "for best two of the longest group and a chunk\nfor each virtual stage behind, else none"
 
@@ -79,7 +79,8 @@ typedef struct pipeline_options {
      .help = "candidates that best may try; default: what takes about a\n"                                         \
      "tenth of a second"}
 
-/* What passes and transfers cost: unit costs, numbers, a file of them, or a model on a GPU, which also has a memory. */
+/* The costs of passes and transfers: unit costs, numbers, a file of them, or a model on a GPU, which also has a
+   memory. */
 #define PIPELINE_COST_OPTIONS(type, member)                                                                        \
     {.name = "--unit-cost", .kind = CLI_FLAG, .offset = offsetof(type, member.unit_cost),                          \
      .help = "F and R take a unit of time per row (a token, or padding), B\n"                                      \
@@ -154,7 +155,7 @@ void pipeline_close(pipeline *p);
 int pipeline_price_gangs(pipeline *p, packing_options *how);
 void pipeline_take_gangs(pipeline *p, const cf_plan *plan);
 
-/* What the passes of a case cost. */
+/* The costs of the passes of a case. */
 typedef struct pipeline_costs {
     cf_timing timing;
     cf_stage_cost *stages; /* timing.stages, or NULL */
@@ -200,28 +201,30 @@ typedef struct pipeline_run {
     double in_step;           /* where all ranks have one list: how long they take, beside what gangs gather */
 } pipeline_run;
 
-/* The columns that a list of all ranks is made of; a chunk is as dear as its forward on the first stage. To be given to cf_plan_free. */
+/* Makes the columns of a list of all ranks; a chunk costs as much as its forward on the first stage. To be given to
+   cf_plan_free. */
 cf_result pipeline_columns(const pipeline *p, const cf_plan *plan, cf_plan **columns, cf_error *error);
 
-/* Where it is known what a GPU may hold, `best` is held to that, and so are other kinds where it was given as an
-   option: what does not fit as asked is made again under the limits of cf_memory_limits, and stays as it is where that
-   does not help. In step it is what p->rank has of the list of all. On success pipeline_run_free is due; on failure
-   *out is untouched. Where a limit is to blame, error->text speaks of whole stages, as the options do. */
+/* Makes and simulates a schedule. If the limit of a GPU is known, `best` is held to it; other kinds only if it was
+   given as an option. A schedule that does not fit is made again under the limits of cf_memory_limits, and stays as it
+   is if that does not help. In step it is p->rank's part of the list of all. On success pipeline_run_free is due; on
+   failure *out is untouched. If a limit is to blame, error->text speaks of whole stages, as the options do. */
 cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeline_case *what, pipeline_run *out,
                             cf_error *error);
 void pipeline_run_free(pipeline_run *run);
 
-/* The K where none was given: the largest of 4, 2 and 1 with which `paper`, which keeps what K says, fits or keeps to
-   its limits, and 1 where none does; 4 where nothing is known of memory. */
+/* Returns the K where none was given: the largest of 4, 2 and 1 with which `paper`, which keeps what K says, fits or
+   keeps to its limits, and 1 where none does; 4 where nothing is known of memory. */
 int64_t pipeline_default_k(const pipeline *p, const cf_plan *plan, cf_replay replay);
 
 /* "the largest of 1, 2 and 4 that memory allows" or the like, in words after that K. */
 const char *pipeline_default_k_words(const pipeline *p);
 
-/* What the memory of such a schedule is counted with, where there is a model. recompute: 0 for what the options say. */
+/* Returns the description that the memory of such a schedule is counted with, if there is a model. recompute: 0 for the
+   options' own. */
 cf_memory_desc pipeline_memory_of(const pipeline *p, const cf_schedule *schedule, cf_recompute recompute);
 
-/* Whether it fits into p->gpu_bytes; 1 where nothing is known of them. */
+/* Returns whether it fits into p->gpu_bytes; 1 where nothing is known of them. */
 int pipeline_fits(const pipeline *p, const pipeline_run *run);
 
 /* Times and weighs a schedule that was made elsewhere. On success pipeline_run_free is due for all but out->schedule,
@@ -233,21 +236,21 @@ cf_result pipeline_run_of(const pipeline *p, const cf_plan *plan, const cf_sched
    also where it is NULL. Returns an exit code. */
 int pipeline_limits(const pipeline *p, int64_t n_virtual, cf_validate_desc *out, int64_t **limits);
 
-/* Where p->gpu_bytes come from: "of the GPU less the reserve of 9 %" or the like. In a cli_scratch. */
+/* Returns the origin of p->gpu_bytes in words, such as "of the GPU less the reserve of 9 %". In a cli_scratch. */
 const char *pipeline_room_words(const pipeline *p);
 
-/* A time for people: whole numbers with commas, others with six digits or more. The text is in a cli_scratch. */
+/* Returns a time for people: whole numbers with commas, others with six digits or more. The text is in a
+   cli_scratch. */
 const char *pipeline_time(double time);
 
 /* Estimated seconds for people, who should not read more into them than they hold: three digits. In a cli_scratch. */
 const char *pipeline_estimate(double seconds);
 
-/* A makespan or the like of simulated passes: exact in token times, else an estimate. */
+/* Returns a makespan in words: exact in token times, else as an estimate in seconds. */
 const char *pipeline_duration(double time, int unit_cost);
 
-/* What a rank of so many tokens reaches in `seconds`: tokens a second of each of its GPUs, and the part of their FLOPs
-   that the model's own work takes (no replay, no recomputation), which is -1 where no GPU is known. Only with a
-   model. */
+/* The speed of a rank: tokens a second of each of its GPUs, and the share of their FLOPs that the model's own work
+   takes, without replay and recomputation. The share is -1 if no GPU is known. Only with a model. */
 typedef struct pipeline_speed {
     double tokens_per_second, utilisation;
 } pipeline_speed;
@@ -255,7 +258,7 @@ typedef struct pipeline_speed {
 pipeline_speed pipeline_speed_of(const pipeline *p, const cf_plan *plan, double seconds);
 void pipeline_write_speed(json_writer *w, const pipeline *p, const cf_plan *plan, double seconds);
 
-/* The name of the lower bound that is the timeline's `bound`. */
+/* Returns the name of the lower bound that is the timeline's `bound`. */
 const char *pipeline_strongest(const cf_timeline *timeline);
 
 /* "token times", or "s". */

@@ -17,7 +17,7 @@
 
 enum { BAR_WIDTH = 30, LINE_BYTES = 200 };
 
-/* What the handler reads. progress_set writes the text that is not the current one, and then makes it that. */
+/* The handler's state. progress_set writes the text that is not the current one, and then makes it the current one. */
 static const char *what;
 static char texts[2][LINE_BYTES];
 static volatile sig_atomic_t current, shown;

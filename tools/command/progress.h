@@ -6,14 +6,14 @@
 
 #include <stdint.h>
 
-/* Whether a file descriptor is a terminal that can do more than print lines. */
+/* Returns whether a file descriptor is a terminal that can do more than print lines. */
 int progress_is_terminal(int fd);
 
 /* From here on a timer writes the line, so that it moves inside one long call of the library, too. what: "packing".
    Where work is part of other work that has begun, only the latter is shown. progress_end is due. */
 void progress_begin(const char *what);
 
-/* How far it is: a bar, where total is above 0, and a few words behind it. */
+/* Sets the progress: a bar, if total is above 0, and a few words behind it. */
 void progress_set(int64_t done, int64_t total, const char *words);
 
 /* Erases the line for good; for now, because something else is printed. The latter may be called by signal handlers. */

@@ -243,7 +243,7 @@ static int read_counts(const json_document *document, uint32_t array, const char
     return code;
 }
 
-/* What only plans of trees have, but for its numbers of groups and slices. */
+/* Reads the members that only plans of trees have, except their numbers of groups and slices. */
 static int read_trees(const json_document *document, const plan_object *object, cf_plan *plan) {
     int64_t n = plan->n_sequences;
     int code;
@@ -481,7 +481,7 @@ static int read_summary(const json_document *document, const schedule_object *ob
     return code;
 }
 
-/* Whether the counts of the file are those of its lists. */
+/* Returns whether the counts of the file are those of its lists. */
 static int check_lists(const json_document *document, const schedule_object *object) {
     uint32_t list;
     int64_t n_stages = json_count(document, object->actions), n = 0;
@@ -771,7 +771,7 @@ static int live_agrees(const time_check *c, const int32_t *wanted) {
     return 1;
 }
 
-/* What is live and the peaks follow from the lists: they are those of a simulation, whatever its times. */
+/* Checks `live` and the peaks. They follow from the lists, whatever the times, so a simulation gives the right ones. */
 static int peaks_hold(const time_check *c, const cf_bytes *bytes) {
     const cf_timeline *t = c->timeline;
     cf_timeline *lists = NULL;

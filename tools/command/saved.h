@@ -5,7 +5,7 @@
 
 #include "json_read.h"
 
-/* What a file says it is: by its "format". SAVED_SCHEDULES: those of all ranks. */
+/* The kind of a file, by its "format". SAVED_SCHEDULES: those of all ranks. */
 typedef enum saved_format { SAVED_PLAN, SAVED_SCHEDULE, SAVED_SCHEDULES } saved_format;
 
 /* All of these return an exit code: CLI_WRONG where the file is no such file, CLI_FAILED where it is one that
@@ -36,12 +36,12 @@ int saved_schedules_find(const json_document *document, uint32_t *array);
 int saved_schedule_read(const json_document *document, uint32_t node, saved_schedule *out);
 void saved_schedule_free(saved_schedule *saved);
 
-/* Whether the times fit the order: no stage runs two passes at once, nothing starts before what it waits for on other
-   stages has ended, no transfer comes before its tensor, the sums are those of the actions, no bound is above the
+/* Returns whether the times fit the order: no stage runs two passes at once, nothing starts before what it waits for on
+   other stages has ended, no transfer comes before its tensor, the sums are those of the actions, no bound is above the
    makespan, and the peaks are those of the lists. skew: seconds by which the clocks of two stages may differ, for times
-   that were measured; 0 for simulated ones. bytes: what a token weighs; NULL: peaks in bytes are not judged.
-   For a schedule that cf_schedule_validate accepts. Returns 1; or 0 with what is wrong, as one line, in why; or -1
-   where there is no memory. */
+   that were measured; 0 for simulated ones. bytes: what a token weighs; NULL: peaks in bytes are not judged. For a
+   schedule that cf_schedule_validate accepts. Returns 1; or 0 with what is wrong, as one line, in why; or -1 where
+   there is no memory. */
 int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, double skew, const cf_bytes *bytes, char *why,
                      size_t size);
 

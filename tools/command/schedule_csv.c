@@ -33,7 +33,7 @@ static int is_of_transfers(int kind) { return kind >= SCHEDULE_CSV_WAIT_SEND_F; 
    Microbatches
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Of a schedule that is known to be sound, which has one F of each chunk on every virtual stage. */
+/* Numbers the chunks of a sound schedule, which has one F of each chunk on every virtual stage. */
 static void find_microbatches(const cf_schedule *schedule, int32_t *chunks) {
     int64_t last = schedule->shape.n_stages * schedule->shape.n_virtual - 1, i, m = 0;
     int64_t row = cf_placement_stage(schedule->shape.placement, schedule->shape.n_stages, last);
@@ -140,7 +140,7 @@ static int is_left_out(const cf_action *a, const schedule_csv_desc *desc) {
     return is_transfer(a) && !with_transfers(desc);
 }
 
-/* What PyTorch would refuse, run wrongly, or run without what it needs. */
+/* Refuses schedules that PyTorch would refuse, run wrongly, or run without what it needs. */
 static cf_result check_runnable(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     int64_t i;
 
@@ -237,9 +237,9 @@ static int sends_forwards(const cf_schedule *s, int64_t v) {
                cf_placement_stage(s->shape.placement, s->shape.n_stages, v);
 }
 
-/* What stands behind an action where PyTorch lowers schedules itself. Once the gradient of what was sent forward is
-   there, the peer has taken it, and the wait for that send takes no time. Behind a stage's last backward, and behind
-   the send of that one's gradient, gradients are reduced. */
+/* Writes what PyTorch puts behind an action where it lowers schedules itself. A wait for a send stands where the
+   gradient of the same tensor has arrived: the peer has taken it by then, so the wait takes no time. Gradients are
+   reduced behind a stage's last backward, and behind the send of its gradient. */
 static void put_torch(writer *w, const cf_action *a, const cf_action *end) {
     int is_last, sends_next;
 
@@ -379,7 +379,8 @@ static int next_cell(reader *r, int *bare) {
     return 1;
 }
 
-/* A number without sign and leading zeros that fits in 31 bits. Returns its number of characters, 0: there is none. */
+/* Reads a number without sign and leading zeros that fits in 31 bits. Returns its number of characters, 0: there is
+   none. */
 static size_t read_number(const char *text, size_t bytes, int32_t *value) {
     size_t n = 0;
     int64_t sum = 0;
@@ -407,10 +408,10 @@ static int needs_transfers(const cf_action *a) {
     return is_extra(a) ? is_of_transfers(a->pass - CF_PASS_COUNT) : is_transfer(a);
 }
 
-/* Whether that pass is an extra of the same name here. */
+/* Returns whether that pass is an extra of the same name here. */
 static int is_apart(const reader *r, int code) { return r->desc.buffered && code >= CF_SEND_F && code <= CF_RECV_B; }
 
-/* What has that name, as this file means it. */
+/* Finds a word among those that this file may hold. */
 static cf_result read_word(const reader *r, const char *text, size_t n, uint8_t *out) {
     const int end = CF_PASS_COUNT + SCHEDULE_CSV_EXTRA_COUNT;
     int code = 0;
@@ -470,8 +471,8 @@ static cf_result next_action(reader *r, cf_action *action, int *more) {
    Reading
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* What can be refused without looking at the text. The size itself is not wanted: asking for it refuses a plan, a rank,
-   a kind or a replay that the library does not know, in the library's words. */
+/* Refuses arguments without looking at the text. The size that it asks for is not used: asking refuses a plan, rank,
+   kind or replay that the library does not know, in the library's words. */
 static cf_result check_arguments(const reader *r, const char *text) {
     cf_schedule_desc order;
     size_t bytes;
@@ -533,8 +534,8 @@ static cf_result count_actions(reader *r, cf_schedule *header) {
     return CF_OK;
 }
 
-/* What follows from the counts. A text with fewer than two actions, or one of forwards alone, for each chunk and stage
-   is refused here, before any memory is asked for. */
+/* Derives the header from the counts. A text with fewer than two actions for each chunk and stage (one, of forwards
+   alone) is refused here, before any memory is taken. */
 static cf_result finish_header(const reader *r, cf_schedule *header) {
     int64_t all = header->n_actions > 0 ? header->shape.n_virtual : header->shape.n_stages, n_steps = r->plan->n_steps;
     int64_t passes = r->desc.forward_only ? 1 : 2;

@@ -27,7 +27,7 @@ typedef enum schedule_csv_torch {
     SCHEDULE_CSV_TORCH_COUNT
 } schedule_csv_torch;
 
-/* What PyTorch's files hold and a cf_schedule does not; the transfers are among them where `buffered` says so. */
+/* The passes of PyTorch's files that a cf_schedule does not have; transfers are among them if `buffered` is set. */
 #define SCHEDULE_CSV_EXTRAS(X)                           \
     X(SCHEDULE_CSV_EMPTY, "")                            \
     X(SCHEDULE_CSV_UNSHARD, "UNSHARD")                   \

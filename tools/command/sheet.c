@@ -42,7 +42,7 @@ sheet_cell sheet_marked(double value, int digits, char mark) {
    Printing
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* The text of a cell, also of a number. */
+/* Returns the text of a cell, also of a number. */
 static const char *shown(const sheet_column *column, const sheet_cell *cell) {
     char *text;
 

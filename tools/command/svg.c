@@ -31,10 +31,10 @@ typedef struct picture {
     int left, right, top, axis, lane, box, plot;
 } picture;
 
-/* What the picture calls so many units at the usual type. */
+/* Returns units at this picture's size of type for units at the usual size. */
 static int grown(const picture *p, int units) { return (units * p->type + TYPE / 2) / TYPE; }
 
-/* Where type stands that is in the middle of a lane. */
+/* Returns the baseline of type in the middle of a lane. */
 static int baseline(const picture *p) { return p->box - (p->box - p->type) / 2 - p->type / 5; }
 
 /* rows: lanes, or 0 for a plot. A height that was asked for goes to these. */

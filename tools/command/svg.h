@@ -7,7 +7,7 @@
 
 #define SVG_MOST_PASSES 20000 /* in one picture: more than there are places for on any page */
 
-/* How a picture looks; zero is the default in every member. In units that a browser shows as pixels. */
+/* The style of a picture, in units that a browser shows as pixels. Zero is the default in every member. */
 typedef struct svg_style {
     int64_t width, height; /* of all; 720, and what lanes of one line of type, or a plot, take */
     int64_t type;          /* its size; 10. All but the width grow with it */

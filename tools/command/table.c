@@ -75,7 +75,7 @@ static void format_number(const table_column *c, const table_cell *cell, int uni
     snprintf(out + n, CELL_BYTES - n, "%s%s", c->suffix ? c->suffix : "", mark);
 }
 
-/* What people see of a cell: in `buffer`, or in the table's texts. */
+/* Returns the text that people see of a cell, in `buffer` or in the table's texts. */
 static const char *seen(const table *t, int column, const table_cell *cell, char buffer[CELL_BYTES]) {
     if (cell->kind == CELL_TEXT || cell->kind == CELL_NOTE) return t->text + cell->at;
     if (cell->kind == CELL_NONE) return "-";
@@ -135,7 +135,7 @@ static void print_record(const table *t, const table_cell *cells) {
 
 static int is_seen(const table *t, int column) { return t->columns[column].heading && !(t->hidden >> column & 1); }
 
-/* How much of a text stands before the decimal point, or where it would be. */
+/* Returns how much of a text stands before the decimal point, or where it would be. */
 static int before_point(const table_cell *cell, const char *text) {
     return cell->kind == CELL_TEXT || cell->kind == CELL_NONE ? (int)strlen(text) : (int)strcspn(text, ".e");
 }
@@ -219,8 +219,8 @@ static void flush(table *t) {
     t->n_cells = t->n_text = 0;
 }
 
-/* The next cell, or NULL where there is no memory for it. A row is printed when the next one begins: until then its
-   last cell may grow. */
+/* Returns the next cell, or NULL where there is no memory for it. A row is printed when the next one begins: until then
+   its last cell may grow. */
 static table_cell *add(table *t, cell_kind kind) {
     table_cell *cell;
 

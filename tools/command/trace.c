@@ -129,7 +129,7 @@ static void print_stage(const trace *t, int64_t stage) {
    Flows: arrows from pass to pass
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Where the passes are, and the arrow that is being drawn. */
+/* The places of the passes, and the arrow that is being drawn. */
 typedef struct flows {
     const trace *t;
     cf_schedule_index *index;

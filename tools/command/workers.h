@@ -7,7 +7,7 @@
 
 enum { WORKERS_MOST = 64 };
 
-/* How many processors there are for this process, 1 .. WORKERS_MOST. */
+/* Returns how many processors there are for this process, 1 .. WORKERS_MOST. */
 int64_t workers_available(void);
 
 /* Calls task(context, i) for i of 0 .. n - 1 in at most so many threads, this one among them, and returns when all are

@@ -46,7 +46,7 @@ static const cli_option options[] = {
     PIPELINE_OPTIONS(report_options, pipeline),
     {.name = NULL}};
 
-/* What is made for a report and has to be freed after it. */
+/* The objects that are made for a report and freed after it. */
 typedef struct maker {
     const report_options *asked;
     packing_options priced;
@@ -79,7 +79,7 @@ static int add_case(maker *m, const char *name, cf_schedule_kind kind, int split
     return report_add_case(&m->out, name, &what);
 }
 
-/* What schedules of gangs are made by; else the one that is searched for. */
+/* Returns the kind of the main schedule: the one that gangs are scheduled by, else the one that is searched for. */
 static cf_schedule_kind main_kind(const maker *m) { return m->pipe.gang > 1 ? CF_SCHEDULE_PAPER : CF_SCHEDULE_BEST; }
 
 static int add_cases(maker *m) {

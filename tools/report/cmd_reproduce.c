@@ -298,8 +298,8 @@ static cf_gpu gpu_with_launch(double launch) {
     return gpu;
 }
 
-/* What all searches here have in common. The memory is not what is asked about, so it has no end; `gpu` stays the
-   caller's. */
+/* Returns the description that all searches here start from. Memory is not the question, so it has no limit; `gpu`
+   stays the caller's. */
 static cf_tune_desc tune_desc(const char *model, const cf_gpu *gpu, int64_t tp, int64_t pp, cf_recompute recompute) {
     cf_tune_desc desc;
 

@@ -265,7 +265,7 @@ static void note_answer(void) {
 
 enum { FIRST_LINE = 5, NEXT_LINE = 10 }; /* seconds until a line of progress where there is no terminal */
 
-/* What is known by now, on a line of its own: for the log of a job. */
+/* Prints the state of the search on a line of its own, for the log of a job. */
 static void log_progress(tune_job *job, const cf_tune_progress *progress, const char *words) {
     time_t now = time(NULL);
     double part = (double)progress->done / (double)progress->total, seconds = difftime(now, job->begun);
@@ -586,7 +586,7 @@ static void print_splits(const cf_tuning *tuning) {
     }
 }
 
-/* What a candidate has that the winner has not. */
+/* The ways in which a candidate may differ from the winner. */
 enum { OTHER_CHUNK_SIZE, OTHER_K, OTHER_SCHEDULE, OTHER_REPLAY, OTHER_RECOMPUTE, OTHER_STATE, DIFFERENCES };
 
 static int is_far(int64_t a, int64_t b) { return a / 4 > b || b / 4 > a; }
@@ -640,7 +640,7 @@ static void print_neighbour(const cf_tuning *tuning, const cf_tune_candidate *c,
     }
 }
 
-/* Of those that are exact, the ones that none beats in both time and memory, from the fastest on. */
+/* Prints the exact candidates that none beats in both time and memory, the fastest first. */
 static void print_frontier(const cf_tuning *tuning) {
     int64_t i, least = INT64_MAX;
 
@@ -685,14 +685,14 @@ static void print_neighbours(const cf_tuning *tuning) {
 
 #define MOST_LINES 24
 
-/* Whether two candidates differ in nothing but what is done with state and what is recomputed; such ones stand side by
-   side. */
+/* Returns whether two candidates differ in nothing but what is done with state and what is recomputed; such ones stand
+   side by side. */
 static int only_relief_differs(const cf_tune_candidate *a, const cf_tune_candidate *b) {
     return a->split == b->split && a->chunk_size == b->chunk_size && a->k == b->k && a->kind == b->kind &&
            a->replay == b->replay;
 }
 
-/* Whether candidate `i`, whatever is done about it, does not fit; said of the last of its kin. */
+/* Returns whether candidate `i`, whatever is done about it, does not fit; said of the last of its kin. */
 static int fits_in_no_way(const cf_tuning *tuning, int64_t i) {
     const cf_tune_candidate *all = tuning->candidates;
     int64_t j;

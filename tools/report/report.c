@@ -138,7 +138,7 @@ static void write_letters(const stream *t, int64_t stage) {
     json_string_close(t->w);
 }
 
-/* What each pass started right after: 1 the pass before it, 2 the neighbour's, 0 neither. */
+/* Writes the event that each pass started right after: 1 the pass before it, 2 the neighbour's, 0 neither. */
 static void write_bindings(const stream *t, int64_t stage) {
     const cf_schedule *s = t->s->schedule;
     int64_t i, before = -1;

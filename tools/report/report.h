@@ -46,7 +46,7 @@ typedef struct report_rank {
     int64_t memory;                    /* bytes of its fullest GPU; 0: not known */
 } report_rank;
 
-/* How far a prediction was off, for one kind of pass. */
+/* The error of a prediction, for one kind of pass. */
 typedef struct report_error {
     int64_t n;
     double predicted, measured; /* seconds of all of them */
@@ -117,8 +117,8 @@ int report_try_changes(report *r, const pipeline_case *what, const packing_optio
 
 /* ---- words ---- */
 
-/* What was gained against the baseline, and at what memory; and what stands in the way of more. Each line of advice is
-   written to `text`; returns 0 where there is no line number i. */
+/* Write the gain over the baseline with its memory, and the obstacles to more of it. Each line of advice is written to
+   `text`; returns 0 if there is no line number i. */
 void report_sentence(const report *r, char *text, size_t size);
 int report_advice(const report *r, int i, char *text, size_t size);
 
@@ -138,7 +138,7 @@ typedef struct report_data {
     const void *of;
 } report_data;
 
-/* What a page shows, from top to bottom; a part without a writer is left out. */
+/* The parts of a page, from top to bottom. A part without a writer is left out. */
 enum { REPORT_PAGE_TUNING, REPORT_PAGE_REPRODUCTION, REPORT_PAGE_REPORT, REPORT_PAGE_PARTS };
 
 void report_write_page(const report_data parts[REPORT_PAGE_PARTS], cli_output *to);

@@ -12,7 +12,7 @@ enum {
 /* Less than this is not worth a change of options: what is tried next goes on without it. */
 static const double worth = 0.01;
 
-/* What is held to so far, and what is tried on top of it. */
+/* The options that are settled so far, and the one that is tried on top of them. */
 typedef struct trial {
     report *r;
     const packing_options *asked;

@@ -42,8 +42,8 @@ static const char *two_decimals(double x) {
     return out;
 }
 
-/* The baseline's name and what it takes: "1F1B on unsplit sequences (12.6 s, 53.60 GiB on the fullest GPU)". Returns
-   its makespan. */
+/* Says the baseline's name and what it takes: "1F1B on unsplit sequences (12.6 s, 53.60 GiB on the fullest GPU)".
+   Returns its makespan. */
 static double say_base(const report *r, char *text, size_t size) {
     const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
     const cf_tune_candidate *shared = &r->context.best;
@@ -79,7 +79,7 @@ static void say_both(const report *r, const report_schedule *ours, char *text, s
              r->pipe->unit_cost ? two_decimals(ratio) : pipeline_estimate(ratio), time, ours->name, held, base);
 }
 
-/* What was measured goes before what was foretold. */
+/* Says the measured numbers before the predicted ones. */
 static void say_measured(const report *r, char *text, size_t size) {
     double measured = r->schedules[r->measured].timeline->makespan;
     double predicted = r->schedules[r->predicted].timeline->makespan;
@@ -109,8 +109,8 @@ void report_sentence(const report *r, char *text, size_t size) {
    What stands in the way of more
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* What an idle cause means for the batch, and what would make it matter less. No option is named here: those that are
-   advised were tried (report_tried.c). IDLE_ORDER depends on more. */
+/* The meaning of each idle cause for the batch, and its remedy. No option is named here: advice is given only of
+   options that were tried (report_tried.c). IDLE_ORDER depends on more. */
 static const char *const meanings[IDLE_CAUSE_COUNT] = {
     "the pipeline fills, which matters less with more chunks in a batch, or fewer stages",
     "the pipeline empties, which matters less with more chunks in a batch, or fewer stages",
@@ -123,7 +123,7 @@ static const char *const meanings[IDLE_CAUSE_COUNT] = {
     "backwards wait for their gradient from the stage behind",
     "forwards wait for the stage before, which is slower or busy with backwards"};
 
-/* How much shorter than a schedule any other of these passes might be. */
+/* Returns how much shorter than a schedule any other of these passes might be. */
 static double slack_of(const report_schedule *s) {
     double makespan = s->timeline->makespan;
     return makespan > 0 && s->timeline->bound < makespan ? 1 - s->timeline->bound / makespan : 0;
@@ -186,7 +186,7 @@ static int say_cause(const report_schedule *s, int rank, char *text, size_t size
     return 1;
 }
 
-/* Where all of the time goes, and how much of it an order of the passes could win back at all. */
+/* Says how all of the time is spent, and how much of it another order of the passes could win back at most. */
 static int say_whole(const report *r, const report_schedule *s, char *text, size_t size) {
     double whole = (double)s->schedule->shape.n_stages * s->timeline->makespan, replays, idle;
     char bound[128] = "";
@@ -255,7 +255,7 @@ static double stage_work(const report_schedule *s, int64_t stage) {
     return work;
 }
 
-/* Where a stage has more work than others: however the passes are ordered, all wait for it. */
+/* Says which stage has more work than the others. In any order of the passes, all wait for it. */
 static int say_uneven(const report *r, const report_schedule *s, char *text, size_t size) {
     double most = 0, mean = s->timeline->busy / (double)s->schedule->shape.n_stages;
     int64_t stage, busiest = 0;
@@ -274,7 +274,7 @@ static int say_uneven(const report *r, const report_schedule *s, char *text, siz
     return 1;
 }
 
-/* Where unsplit sequences are faster, why. */
+/* Says why unsplit sequences are faster, if they are. */
 static int say_unsplit(const report *r, const report_schedule *s, char *text, size_t size) {
     const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
     const cf_plan *plan = r->packed->plan;
@@ -318,7 +318,7 @@ int report_do(const report *r, char *text, size_t size) {
     return 1;
 }
 
-/* What it costs that ranks are uneven, and why they are: they have the same number of steps, and these differ. */
+/* Says the cost of uneven ranks and its cause: their steps are equal in number and differ in cost. */
 static int say_ranks(const report *r, char *text, size_t size) {
     double slowest = 0, sum = 0, n = 0;
     int64_t i, rank = 0, longest = -1;

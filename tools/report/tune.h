@@ -79,30 +79,30 @@ typedef struct tune_outcome {
     tune_map map;
 } tune_outcome;
 
-/* The split of a candidate, with what it recomputes. */
+/* Returns the split of a candidate, with what it recomputes. */
 cf_parallel tune_split(const cf_tuning *tuning, const cf_tune_candidate *c);
 
-/* How long a candidate takes that was given up, by what it was given up for: about, or at least, where its bound is
-   above the fastest; 0: it is only known that another one like it is far behind. And that in words. */
+/* Returns how long a candidate takes that was given up, by what it was given up for: about, or at least, where its
+   bound is above the fastest; 0: it is only known that another one like it is far behind. And that in words. */
 double tune_slower_seconds(const cf_tuning *tuning, const cf_tune_candidate *c);
 const char *tune_slower_words(const cf_tuning *tuning, const cf_tune_candidate *c);
 
-/* What a batch has in the mean, or what is computed of it where sequences share rows. */
+/* The mean tokens and pairs of a batch, or those that are computed if sequences share rows. */
 typedef struct tune_work {
     double tokens, pairs;
 } tune_work;
 
 tune_work tune_work_of(const cf_tuning *tuning, int shared);
 
-/* Of the FLOP/s of the GPUs, the part that forward and backward of the batches' tokens would need in `seconds`. */
+/* Returns the share of the GPUs' FLOP/s that forward and backward of the batches' tokens need in `seconds`. */
 double tune_utilisation(const tune_job *job, const cf_tuning *tuning, double seconds, double gpus);
 
-/* What is known best of a split: the fastest that fits; else the one that would be, about; else the one with the least
-   bound that is above the fastest of all; else one that was given up without either; else the one that needs least.
-   -1: nothing. */
+/* Returns the candidate of a split that is known best: the fastest that fits; else the one estimated to be fastest;
+   else the one with the least bound above the fastest of all; else one given up without either; else the one that needs
+   least. -1: none. */
 int64_t tune_best_of_split(const cf_tuning *tuning, int64_t split);
 
-/* The batch whose time is nearest to the winner's mean, or the first one where there is no winner. */
+/* Returns the batch whose time is nearest to the winner's mean, or the first one where there is no winner. */
 int64_t tune_usual_batch(const cf_tuning *tuning);
 void tune_write_batch(const cf_tuning *tuning, cli_output *to);
 
@@ -110,7 +110,7 @@ void tune_write_batch(const cf_tuning *tuning, cli_output *to);
    options: those of the command, of which the ones that plan has, too, are repeated where they are not the defaults. */
 void tune_print_commands(const tune_job *job, const cf_tuning *tuning, const cli_option *options, const void *defaults);
 
-/* What is done with state: "stays" or "streams". */
+/* Returns the word for the place of state: "stays" or "streams". */
 const char *tune_state_word(const cf_tune_candidate *c);
 
 void tune_write_json(const tune_outcome *o, cli_output *to);

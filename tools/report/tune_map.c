@@ -41,13 +41,13 @@ static int64_t origin_of(const cf_tuning *tuning, int64_t id) {
     return origin >= 0 ? origin : id;
 }
 
-/* What kind of thing is known of a candidate's schedules: 0 is the most welcome. */
+/* Ranks the knowledge of a candidate's schedules: 0 is the most welcome. */
 static int rank_of(const cf_tuning *tuning, int64_t id) {
     static const int ranks[CF_TUNE_STATUS_COUNT] = {2, 0, 1, 3}; /* untried, ok, dominated, infeasible */
     return ranks[tuning->candidates[origin_of(tuning, id)].status];
 }
 
-/* Whether a candidate says more of its cell than the one that stands there. */
+/* Returns whether a candidate says more of its cell than the one that stands there. */
 static int is_better(const cf_tuning *tuning, int64_t id, int64_t than) {
     const cf_tune_candidate *a, *b;
     int rank = rank_of(tuning, id), other;
@@ -87,7 +87,7 @@ static int64_t distance(const tune_map *map, int64_t a, int64_t b) {
     return llabs(a / map->n_ks - b / map->n_ks) + llabs(a % map->n_ks - b % map->n_ks);
 }
 
-/* The fewest steps away; of those at the same distance the fastest. */
+/* Returns the fewest steps away; of those at the same distance the fastest. */
 static int64_t nearest_that_fits(const cf_tuning *tuning, const tune_map *map, int64_t from) {
     int64_t i, found = -1, n = map->n_chunk_sizes * map->n_ks;
 

@@ -54,8 +54,8 @@ static void say_outcome(const tune_outcome *o, char *text, size_t size) {
              tuning->interrupted ? "; the search was interrupted, so there may be better ones" : "");
 }
 
-/* Of bytes that are too many, the term that breaks the limit: what is there whatever runs comes first; where that fits,
-   it is the largest of the other terms. The name of a member of cf_memory_report. */
+/* Returns the term that breaks the limit, as the name of a member of cf_memory_report. Terms that are there whatever
+   runs come first; if these fit, it is the largest of the others. */
 static const char *breaking_term(const cf_memory_report *m, int64_t limit) {
     int fixed = m->parameters + m->gradients + m->optimizer + m->runtime > limit, is_fixed = 0;
     const char *found = "";
@@ -393,7 +393,7 @@ static void free_winner(winner *w) {
    The page
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Which candidates the page speaks of: there may be tens of thousands that it does not. */
+/* Returns which candidates the page speaks of: there may be tens of thousands that it does not. */
 static char *mark_shown(const tune_outcome *o) {
     const cf_tuning *tuning = o->tuning;
     char *shown = (char *)calloc((size_t)tuning->n_candidates, 1);

@@ -37,8 +37,8 @@ const char *tune_slower_words(const cf_tuning *tuning, const cf_tune_candidate *
     return text;
 }
 
-/* What is known of a candidate, the most welcome first: 0 exact, 1 how long it would take about, 2 at least, 3 that it
-   is slower, 4 what it needs; 5 nothing, or nothing of its own. */
+/* Ranks the knowledge of a candidate, the most welcome first: 0 its exact time, 1 an estimate, 2 a bound, 3 that it is
+   slower, 4 the memory that it needs, 5 nothing, or nothing of its own. */
 static int rank_of(const cf_tuning *tuning, const cf_tune_candidate *c) {
     if (c->status == CF_TUNE_OK) return 0;
     if (c->status == CF_TUNE_INFEASIBLE) return 4;
@@ -192,7 +192,7 @@ static void print_given(const cli_option *option, const void *asked, const void 
     }
 }
 
-/* What costs in a file stand in place of. */
+/* Returns whether an option describes a GPU, which costs in a file replace. */
 static int is_of_gpu(const char *name) { return strncmp(name, "--gpu", 5) == 0 || strcmp(name, "--launch") == 0; }
 
 static void print_shared(const tune_job *job, const cli_option *options, const void *defaults) {
@@ -201,7 +201,7 @@ static void print_shared(const tune_job *job, const cli_option *options, const v
             print_given(options, job->asked, defaults);
 }
 
-/* The ring of a candidate that streams, as --stream says it. */
+/* Returns the bytes of --stream for a candidate that streams. */
 static int64_t ring_bytes(const tune_job *job, const cf_tuning *tuning, const cf_tune_candidate *c) {
     cf_memory_desc desc = job->desc.memory;
 
@@ -210,7 +210,8 @@ static int64_t ring_bytes(const tune_job *job, const cf_tuning *tuning, const cf
     return c->state_window > 0 ? c->state_window * modelling_row_bytes(&desc) : 0;
 }
 
-/* The budget that the search gave such a schedule of the usual batch; other batches have another, hardly different. */
+/* Returns the budget that the search gave such a schedule of the usual batch; other batches have another, hardly
+   different. */
 static int64_t budget_of(const tune_job *job, const cf_tuning *tuning, const cf_tune_candidate *c) {
     const cf_parallel *split = &tuning->splits[c->split];
     cf_pack_desc desc = job->desc.pack;
@@ -264,7 +265,8 @@ static void print_upper(const char *name) {
     for (; *name; name++) putchar(*name == '-' ? '_' : *name >= 'a' && *name <= 'z' ? *name - 'a' + 'A' : *name);
 }
 
-/* What a trainer needs of gangs: cost and gang_seconds, as the search had them. A gang has one stage. */
+/* Returns the description of packing that a trainer needs for gangs: cost and gang_seconds, as the search had them. A
+   gang has one stage. */
 static cf_pack_desc price_gangs(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
     cf_cost_desc cost = modelling_costs(&job->model, &job->gpu, &job->asked->gpu, c->chunk_size);
     cf_pack_desc pack;
