@@ -29,9 +29,8 @@
        time them               cf_simulate, cf_timeline_free
      ~ ranks in step           cf_columns_make, cf_columns_schedule, cf_ranks_validate
        add the transfers       cf_schedule_lower
-       run them                cf_run, cf_run_capacity (how large the buffers must be), cf_run_size, cf_chunk_seed
-         one action at a time  cf_run_open, cf_run_next, cf_run_close
-     ~ run them by a table     cf_steps_make, cf_steps_size + cf_steps_into, cf_steps_capacity, cf_steps_free
+       run them                cf_steps_make, cf_steps_size + cf_steps_into, cf_steps_free, cf_chunk_seed
+         in buffers as large   cf_steps_capacity
        check                   cf_plan_validate, cf_schedule_validate (of any source)
      ~ ask a schedule          cf_schedule_index_make, cf_schedule_index_free, cf_schedule_find (where a pass stands),
                                cf_schedule_needs (what it waits for), cf_schedule_loads (what is held meanwhile)
@@ -72,7 +71,7 @@
        #define CHUNKFLOW_IMPLEMENTATION
        #include "chunkflow.h"
        #include <stdio.h>
-       static void pass(const cf_steps_item *step) {      // your forward or backward goes here
+       static void pass(const cf_step *step) {      // your forward or backward goes here
            printf("%s chunk %d\n", cf_pass_name((cf_pass)step->action.pass), step->action.chunk);
        }
        int main(void) {
@@ -100,8 +99,8 @@
 
    Sections, each found by its tag, first declared and then implemented in this order: >>base >>pack >>plan >>metadata
    >>model >>memory >>pipeline >>schedule >>clock >>bounds >>dispatch >>search >>check >>lockstep >>simulate >>lower
-   >>run >>steps >>write >>graph. A section calls only those above it. >>plan, >>clock, >>bounds, >>dispatch and
-   >>search declare nothing of their own. */
+   >>steps >>write >>graph. A section calls only those above it. >>plan, >>clock, >>bounds, >>dispatch and >>search
+   declare nothing of their own. */
 
 #ifndef CHUNKFLOW_H
 #define CHUNKFLOW_H
@@ -496,7 +495,8 @@ CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk);
    >>metadata    plan -> what the kernels of a chunk, and its loss, are told
    ================================================================================================================ */
 
-/* How large the buffers of a trainer must be: the needs of one batch, or high-water marks over many (cf_run_capacity).
+/* How large the buffers of a trainer must be: the needs of one batch, or high-water marks over many
+   (cf_steps_capacity).
    With all zeros to begin with. */
 typedef struct cf_capacity {
     int64_t rows;       /* most rows of a chunk, padding included: of an activation slot, of a boundary slot, and of the
@@ -1339,8 +1339,8 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
    columns hold for every rank.
 
    cost: which chunk is the dearest; as in cf_plan_measure. A plan that was packed without lockstep has columns, too,
-   but they are dear. Columns say nothing of sequences, so metadata and cf_run take the plan itself. To be given to
-   cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan"); CF_ERROR_MEMORY. */
+   but they are dear. Columns say nothing of sequences, so metadata and cf_steps_make take the plan itself. To be given
+   to cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan"); CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_columns_make(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
                                         cf_plan **out, cf_error *error);
 
@@ -1473,7 +1473,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
                                           cf_schedule **out, cf_error *error);
 
 /* ================================================================================================================
-   >>run    the interpreter of one stage's actions
+   >>steps    schedule -> what a stage does, step by step
    ================================================================================================================ */
 
 /* What your passes do. Rows, labels and the attention problem of a chunk are what cf_metadata_fill says, in each pass
@@ -1484,7 +1484,6 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
         backward will want stays in activation slot `slot`. The result goes to boundary `output`.
         An F without a slot keeps nothing and is there for K, V and `output` alone: on the last virtual stage it may end
         with K and V of the last layer. It needs scratch of as many rows beside the slots.
-        Without transfers in the schedule `input` and `output` are -1, and tensors go from stage to stage your own way.
    R    The same once more, with the same seed, from boundary `input` (local replay: that of F); it keeps everything.
         wants_loss says in which one of the two the head runs and the loss is taken, each row's times its loss_weights:
         never in both, and not in an idle chunk.
@@ -1500,13 +1499,13 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
 
    A chunk without slices is idle: its passes have nothing to do.
 
-   Buffers. cf_run_capacity says how many slots of which size the passes of a batch need. Handed the same cf_capacity
+   Buffers. cf_steps_capacity says how many slots of which size the passes of a batch need. Handed the same cf_capacity
    for every batch, it keeps the most of each member, so that buffers grow in the first batches and then stay. Nothing
    in a slot outlives a batch, so growing is to free and to allocate:
 
        static cf_capacity need;                       // all zeros at first, kept over the whole training
-       cf_capacity before = need;                     // and for every batch, once it has a plan and a schedule:
-       if (cf_run_capacity(plan, schedule, stage, &need, &error) != CF_OK) return 1;
+       cf_capacity before = need;                     // and for every batch, once it has a plan and steps:
+       if (cf_steps_capacity(plan, steps, &need, &error) != CF_OK) return 1;
        if (memcmp(&before, &need, sizeof need) != 0) {
            grow(&activations, need.slots * need.rows);                   // rows; slot i starts at i x need.rows
            grow(&state, need.states * (need.prefix + need.rows));        // of K, V, dK and dV, in every layer
@@ -1517,168 +1516,26 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    If &need is cf_metadata_desc.capacity, too, all chunks have need.rows rows: then set state to zero when it has grown,
    and only then.
 
-   In a tree a state slot has the rows of its group alone, and the prefix of a chunk is in several: step->path says
-   where, from the root down. F and R put K and V of the rows that are added to the path behind those of the group's
-   earlier chunks. In a leaf (step->state is -1) they stay in the activation slot, as in a chunk without a group. Which
-   rows see which, cf_metadata says. B adds to dK and dV of all that is on its path. */
+   In a tree a state slot has the rows of its group alone, and the prefix of a chunk is in several: step->path is the
+   lowest of them, and paths[].up leads to the root. F and R put K and V of the rows that are added to the path behind
+   those of the group's earlier chunks. In a leaf (step->state is -1) they stay in the activation slot, as in a chunk
+   without a group. Which rows see which, cf_metadata says. B adds to dK and dV of all that is on its path:
 
-/* A group whose state a pass reads or adds to. */
-typedef struct cf_path {
-    int64_t group;
-    int64_t state;      /* state slot: its rows 0 .. rows - 1 are the rows begin .. begin + rows - 1 of the path */
-    int64_t begin, rows;
-    int clear_gradient; /* B, I: 1 if nothing has been added to dK and dV of this group yet: they hold anything, and
-                           must be set to zero, in all rows of the group, before the pass */
-} cf_path;
+       for (i = step->path; i >= 0; i = steps->paths[i].up) {
+           const cf_path *path = &steps->paths[i];
+           if (path->clear == step->position) set_to_zero(path->state);  // dK and dV, of all rows of path->group
+           see_rows(path->state, min(path->rows, chunk->prefix - path->begin));
+       }
 
-/* What a pass callback gets. Slots are small numbers, reused as soon as they are free, the one first that has been free
-   longest: cf_run_capacity says how many there will be and how large. */
-typedef struct cf_step {
-    const cf_plan *plan;
-    const cf_schedule *schedule;
-    const cf_chunk *chunk;
-    cf_action action;
-    int wants_loss;       /* F, R: 1 in the one forward of a chunk whose head and loss count: the one that keeps its
-                             activations, or is its only one, on the last virtual stage */
-    int clear_state_gradient; /* B, I: 1 in the first backward of a group on this virtual stage: dK and dV of the state
-                                 slot hold anything, and must be set to zero, in all of its rows, before the pass */
-    int64_t last_backward; /* B, W: 1 in the last of its virtual stage, after which gradients of weights are whole:
-                              there data-parallel ranks reduce them */
-    int64_t position;     /* index of the action in the stage's list */
-    int64_t slot;         /* activation slot of the chunk; -1 in an F that keeps nothing */
-    int64_t state;        /* state slot of the chunk's group; -1 if it has none, or (W) no longer */
-    const cf_path *path;  /* (n_path) only in trees: the groups from the root to the chunk's own, if that has a state. W
-                             needs none */
-    int64_t n_path;
-    int64_t input;        /* lowered: boundary slot of the tensor that a receive fills or F, R, B, I reads; -1: none */
-    int64_t output;       /* lowered: the same of the tensor that F, R, B or I makes, or that a send reads; -1: none */
-    int64_t peer;         /* the stage at the other end of a transfer; -1 in all other actions */
-    uint64_t seed;        /* for dropout and the like; the same in every pass of this chunk on this stage */
-    cf_error *error;      /* a callback that fails may say why: see cf_run */
-} cf_step;
-
-typedef enum cf_resource {
-    CF_RESOURCE_ACTIVATIONS = 0,
-    CF_RESOURCE_STATE,
-    CF_RESOURCE_BOUNDARY /* a tensor on its way from or to another virtual stage: chunk->padded rows at most */
-} cf_resource;
-
-/* A slot that comes into use, or goes out of it. */
-typedef struct cf_slot {
-    cf_resource what;
-    int64_t slot;
-    int64_t owner;   /* the group (state) or the chunk (all others) that it is for */
-    int64_t stage;   /* the virtual stage that it is for */
-    int64_t rows;    /* what it must hold: those of the chunk; of a state, those of the last chunk and of the group's
-                        chunks before it */
-    cf_error *error; /* as in cf_step */
-} cf_slot;
-
-/* Reported after each action. */
-typedef struct cf_progress {
-    int64_t done, total;       /* actions */
-    const cf_step *step;       /* the one just done */
-    int64_t live_slots;        /* activation slots now in use */
-    int64_t live_state_tokens; /* tokens whose K and V are held now, over all groups */
-} cf_progress;
-
-/* Who does the work. All callbacks are optional; pass callbacks return 0, or any other number to stop the run. Zero
-   means default in every member. */
-typedef struct cf_run_desc {
-    void *user;                                          /* handed to every callback */
-    int (*forward)(void *user, const cf_step *step);     /* F and R */
-    int (*backward)(void *user, const cf_step *step);    /* B, I and W */
-    int (*send)(void *user, const cf_step *step);        /* SEND_*: from slot step->output to stage step->peer */
-    int (*receive)(void *user, const cf_step *step);     /* RECV_*: from stage step->peer into slot step->input */
-    int (*acquire)(void *user, const cf_slot *slot);     /* a slot comes into use, with whatever its last user left */
-    void (*release)(void *user, const cf_slot *slot);    /* and goes out of use; called for every slot that was
-                                                            acquired, also after an error */
-    int (*progress)(void *user, const cf_progress *progress); /* non-zero cancels */
-    uint64_t seed;                                       /* mixed into every step's seed */
-    void *memory;                                        /* working space of cf_run_size bytes; NULL: from allocator */
-    size_t bytes;
-    const cf_allocator *allocator;
-} cf_run_desc;
-
-typedef struct cf_run_stats {
-    int64_t done;              /* actions that ended without error */
-    int64_t peak_slots;        /* most activation slots in use at once */
-    int64_t peak_tokens;       /* most tokens (padding included) whose activations were kept at once */
-    int64_t peak_states;       /* most state slots in use at once */
-    int64_t peak_state_tokens; /* most tokens whose K and V were held at once */
-    int64_t peak_boundaries;   /* most boundary slots in use at once */
-} cf_run_stats;
-
-/* Runs the actions of one stage in order, calling back for each, and keeps the books; desc NULL, or one without
-   callbacks, is a dry run, which does nothing else. An F or R with `keep` takes an activation slot until the chunk's B
-   (or W); a group's first F takes a state slot until the backward (B or I) of its first chunk, and holds the tokens of
-   each forwarded chunk until that chunk's own backward. Without backwards it holds all until the last F of the group
-   and of those that go on from it.
-
-   A lowered schedule also sends and receives. A boundary slot holds a tensor from its RECV until the end of the pass
-   that reads it (local replay: of R, where F keeps nothing), or from the start of the pass that makes it until the end
-   of its SEND. Where a V turns, a tensor stays on the stage: its slot is the output of the pass that makes it and the
-   input of the one that reads it, and in use from the start of the first to the end of the second. Both ends of every
-   transfer come in one order for which even sends that block are enough; transfers need no numbers of their own. A
-   schedule of several stages that is not lowered can only be run dry, because nothing would cross between the stages.
-
-   stats: filled in however the run ends, and untouched if it cannot start (bad arguments, no memory, no list of actions
-   where the schedule says that it is). NULL is allowed.
-
-   Plan and schedule may be unvalidated. It is CF_ERROR_SCHEDULE, with the position in error->item, if the list asks for
-   the impossible: a backward without activations or before that of a later chunk of its group, a forward whose prefix
-   is missing, a chunk out of range and the like. It is the same, with item -1, if the list leaves a chunk out.
-   CF_ERROR_CANCELLED, CF_ERROR_MEMORY and CF_ERROR_SPACE are as their texts say. However a run ends, every acquired
-   slot has been released.
-
-   A callback that fails, and has written the record that step->error or slot->error points to (itself, with cf_fail, or
-   by handing it to a function of this library), ends the run with just that: code and all members as they went in, the
-   text with pass, chunk and stage before it. Without such a record it is CF_ERROR_CALLBACK, with the number that the
-   callback returned in error->got and the position in error->item. */
-CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
-                               cf_run_stats *stats, cf_error *error);
-
-/* The same one action at a time, for hosts that drive several stages from one thread or have an event loop of their
-   own; cf_run is open, next until the list has ended, close. `desc` is copied; what it points to, the plan and the
-   schedule must live until the close. */
-typedef struct cf_runner cf_runner;
-
-/* Starts a run of one stage: the checks, the working space and the errors of cf_run. Of a lowered schedule it reads the
-   stage's list once, to find what will be sent, and refuses what names no pass of this stage. Plan and schedule may be
-   unvalidated. *out: to be given to cf_run_close, in desc->memory where that was given; untouched on failure. No
-   callback is called yet. */
-CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
-                                    const cf_run_desc *desc, cf_runner **out, cf_error *error);
-
-/* Runs the next action. At the end of the list it does nothing and returns CF_OK; after an error it returns that result
-   again and does nothing else. */
-CHUNKFLOW_API cf_result cf_run_next(cf_runner *runner, cf_error *error);
-
-/* Ends a run at any point: releases every slot that is still in use, fills in the stats (NULL: not wanted) and frees
-   the runner. CF_OK if the list was run to its end and every chunk got its backward; the result of the failed action if
-   there was one; CF_ERROR_CANCELLED if the list was not run to its end. NULL is allowed. */
-CHUNKFLOW_API cf_result cf_run_close(cf_runner *runner, cf_run_stats *stats, cf_error *error);
-
-/* Raises each member of *capacity to what the plan and the stage's list need: for one batch, or for as many as it is
-   called for. It is found by a dry run, so the errors are those of cf_run; *capacity is untouched then. schedule NULL:
-   rows, prefix and n_seqs, for which the plan is enough. Plan and schedule may be unvalidated. */
-CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
-                                        cf_capacity *capacity, cf_error *error);
-
-/* Bytes of working space that cf_run, or cf_run_open, needs for this plan and schedule; exact. Plan and schedule may be
-   unvalidated. */
-CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error);
-
-/* The seed that cf_run puts into a step: a 64-bit mix (splitmix64's finaliser) of run seed, chunk and virtual stage. */
-CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage);
-
-/* ================================================================================================================
-   >>steps    schedule -> what a stage does, step by step
-   ================================================================================================================ */
+   Transfers. A boundary slot holds a tensor from its RECV until the end of the pass that reads it (local replay: of R,
+   where F keeps nothing), or from the start of the pass that makes it until the end of its SEND. Where a V turns, a
+   tensor stays on the stage: its slot is the output of the pass that makes it and the input of the one that reads it.
+   Both ends of every transfer come in one order for which even sends that block are enough; transfers need no numbers
+   of their own. A stage that fails must tell its peers, which may be waiting for it. */
 
 /* One action of a stage's list, with all that your pass or transfer is told. Slots are small numbers, used again as
    soon as they are free, and first the one that has been free longest. A number that does not apply is -1, a flag 0. */
-typedef struct cf_steps_item {
+typedef struct cf_step {
     cf_action action;
     int32_t position;     /* index of the step */
     int32_t slot;         /* activation slot of the chunk, in use from the step with action.keep to the end of B or W;
@@ -1698,10 +1555,10 @@ typedef struct cf_steps_item {
                               there data-parallel ranks reduce them */
     int64_t state_tokens; /* tokens whose K and V are still held, over all groups, when the step has ended */
     uint64_t seed;        /* for dropout and the like; the same in every pass of this chunk on this virtual stage */
-} cf_steps_item;
+} cf_step;
 
 /* A group's state on one virtual stage. A chunk whose prefix has p rows sees min(rows, p - begin) of its rows. */
-typedef struct cf_steps_path {
+typedef struct cf_path {
     int64_t group;
     int64_t begin, rows;  /* its rows are the rows begin .. begin + rows - 1 of the path from the tree's root; without
                              trees begin is 0 */
@@ -1711,7 +1568,7 @@ typedef struct cf_steps_path {
     int32_t clear;        /* the first step that adds to dK and dV of the group, which hold anything and must be set to
                              zero, in all rows of the group, before it; -1: no backward comes */
     int32_t up;           /* index of the group above, whose rows come before; -1: none, as always without trees */
-} cf_steps_path;
+} cf_path;
 
 /* What one stage does for one batch. One block of memory, like a plan. */
 typedef struct cf_steps {
@@ -1724,8 +1581,8 @@ typedef struct cf_steps {
     int64_t n_slots, n_states, n_boundaries; /* slots of activations, states and boundaries: the most in use at once */
     int64_t peak_tokens;       /* most tokens (padding included) whose activations are kept at once */
     int64_t peak_state_tokens; /* most tokens whose K and V are held at once */
-    cf_steps_item *steps;      /* (n) */
-    cf_steps_path *paths;      /* (n_paths) in the order in which they come into use */
+    cf_step *steps;            /* (n) */
+    cf_path *paths;            /* (n_paths) in the order in which they come into use */
     cf_block block;            /* the memory that it lies in */
 } cf_steps;
 
@@ -1734,9 +1591,9 @@ typedef struct cf_steps {
 
    Plan and schedule may be unvalidated. It is CF_ERROR_SCHEDULE, with the position in error->item, if the list asks for
    the impossible: a backward without activations or before that of a later chunk of its group, a forward whose prefix
-   is missing, a chunk out of range and the like. It is the same, with item -1, if the list leaves a chunk out. Time is
-   linear in the actions of the stage and, in trees, in groups on the path of each. Also CF_ERROR_ARGUMENT,
-   CF_ERROR_PLAN, CF_ERROR_LIMIT (CF_MAX_ACTIONS), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
+   is missing, a chunk out of range and the like. It is the same, with item -1, if the list leaves a chunk out. Also
+   CF_ERROR_ARGUMENT, CF_ERROR_PLAN, CF_ERROR_LIMIT (CF_MAX_ACTIONS), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. Time and
+   memory are linear in the actions of the stage and the chunks of the rank. */
 CHUNKFLOW_API cf_result cf_steps_make(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, uint64_t seed,
                                       const cf_allocator *allocator, cf_steps **out, cf_error *error);
 
@@ -1758,6 +1615,9 @@ CHUNKFLOW_API void cf_steps_free(cf_steps *steps);
    may be unvalidated; the steps must be as they were made. */
 CHUNKFLOW_API cf_result cf_steps_capacity(const cf_plan *plan, const cf_steps *steps, cf_capacity *capacity,
                                           cf_error *error);
+
+/* Returns a step's seed: a 64-bit mix (splitmix64's finaliser) of the seed of all, chunk and virtual stage. */
+CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage);
 
 /* ================================================================================================================
    >>write    plans and schedules as text
@@ -11446,507 +11306,6 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
 }
 
 /* ================================================================================================================
-   >>run
-   ================================================================================================================ */
-
-/* The tensors of a chunk that cross stages, on one virtual stage: each as it comes in, then each as it goes out. */
-enum { CF__RUN_TENSORS = 2 * CF__PIPE_TENSORS };
-
-/* In place of a slot. WANTED: there is a SEND in the list for this tensor, so the pass that makes it takes a slot. */
-enum { CF__RUN_NONE = -1, CF__RUN_WANTED = -2 };
-
-/* A bit that the checker leaves free, in the cell of a group's first chunk: something was added to dK and dV. */
-enum { CF__RUN_ADDED = 1 << 15 };
-
-/* The slots of one cf_resource. They are small numbers, and a new one is made only where none is free, so the number of
-   those ever made is the peak. What has been free longest is handed out first: a tensor that comes in beside the passes
-   seldom has to wait for the pass that has just begun. */
-typedef struct cf__run_pool {
-    int64_t n;          /* how many owners of a slot there can be */
-    int32_t *slots;     /* (n) */
-    int32_t *free_list; /* (n) a ring */
-    int64_t first_free, n_free, n_made;
-} cf__run_pool;
-
-enum { CF__RUN_RESOURCES = CF_RESOURCE_BOUNDARY + 1 };
-
-/* A run of one stage. The next action is the one at position stats.done of its list. The validator's checker judges
-   each action before it runs and keeps the books of tokens. Its cells, and those of the run, are the rank's chunks on
-   the virtual stages of this one stage only. What belongs to a group is in the cell of its first chunk. */
-struct cf_runner {
-    const cf_action *actions; /* (n_actions) the stage's list */
-    int64_t n_actions;
-    cf_run_desc desc;
-    cf_runner *made;          /* while it is opened: where it goes */
-    cf_block block;           /* the memory that the runner lies in */
-    cf_error failure;         /* what ended the run; its code is CF_OK before */
-    cf_error raised;          /* what the callback at hand says of its failure */
-    cf__pipeline pipe;
-    cf__checker check;
-    int64_t n_cells;
-    cf_path *path;            /* (n_path) in trees: that of the action at hand */
-    int64_t n_path;           /* the longest */
-    cf__run_pool pools[CF__RUN_RESOURCES]; /* activations (n_cells), states (n_cells), boundaries (n_cells x
-                                              CF__RUN_TENSORS; none where nothing crosses stages) */
-    int64_t n_finished; /* chunks, counted on each virtual stage, whose backward is complete */
-    cf_run_stats stats;
-};
-
-CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage) {
-    uint64_t of_chunk = cf__mix(seed + CF__GOLDEN * ((uint64_t)chunk + 1));
-    return cf__mix(of_chunk + CF__GOLDEN * ((uint64_t)stage + 1));
-}
-
-/* ---- slots ---- */
-
-static int64_t cf__run_n_live(const cf_runner *r, int what) { return r->pools[what].n_made - r->pools[what].n_free; }
-
-/* What the host is told of a slot, by its number, that owner i of the pool has. */
-static cf_slot cf__run_slot(cf_runner *r, int what, int64_t i, int64_t number) {
-    int64_t cell = what == CF_RESOURCE_BOUNDARY ? i / CF__RUN_TENSORS : i;
-    const cf_plan *plan = r->pipe.plan;
-    const cf_chunk *c = &plan->chunks[r->pipe.first_chunk + cell % r->pipe.n];
-    cf_slot slot;
-    slot.what = (cf_resource)what;
-    slot.slot = number;
-    slot.owner = what == CF_RESOURCE_STATE ? c->group : c - plan->chunks;
-    slot.stage = cf__pipe_at(&r->pipe, cell / r->pipe.n, r->check.stage);
-    slot.rows = c->padded;
-    if (what == CF_RESOURCE_STATE) {
-        const cf_chunk *last = c + plan->groups[c->group].n_chunks - 1;
-        slot.rows = last->prefix - c->prefix + last->padded;
-    }
-    slot.error = &r->raised;
-    return slot;
-}
-
-/* A callback has returned something else than 0. */
-static cf_result cf__run_fail_callback(cf_runner *r, const char *callback, const cf_action *a, int64_t code) {
-    char at[80], why[sizeof at + 40];
-    (void)snprintf(at, sizeof at, "%s of chunk %d on virtual stage %d (stage %d)", cf_pass_name((cf_pass)a->pass),
-                   (int)a->chunk, (int)a->stage, (int)r->check.stage);
-    if (r->raised.code != CF_OK) {
-        r->failure = r->raised;
-        (void)snprintf(r->failure.text, sizeof r->failure.text, "%s: %.*s", at,
-                       (int)(sizeof r->raised.text - sizeof at - 2), r->raised.text);
-        return r->failure.code;
-    }
-    (void)snprintf(why, sizeof why, "the callback returned %lld for %s", (long long)code, at);
-    (void)cf__refuse(&r->failure, CF_ERROR_CALLBACK, callback, r->stats.done, why);
-    r->failure.got = code;
-    return CF_ERROR_CALLBACK;
-}
-
-/* Takes a slot and tells the host. On refusal the slot stays unused. */
-static cf_result cf__run_acquire(cf_runner *r, const cf_action *a, cf_resource what, int64_t i) {
-    cf__run_pool *pool = &r->pools[what];
-    int64_t number = pool->n_free > 0 ? pool->free_list[pool->first_free] : pool->n_made;
-    if (r->desc.acquire != NULL) {
-        cf_slot slot = cf__run_slot(r, (int)what, i, number);
-        int code;
-        r->raised.code = CF_OK;
-        code = r->desc.acquire(r->desc.user, &slot);
-        if (code != 0) return cf__run_fail_callback(r, "acquire", a, code);
-    }
-    if (pool->n_free > 0) {
-        pool->n_free--;
-        pool->first_free = (pool->first_free + 1) % pool->n;
-    } else {
-        pool->n_made++;
-    }
-    pool->slots[i] = (int32_t)number;
-    return CF_OK;
-}
-
-static void cf__run_release(cf_runner *r, cf_resource what, int64_t i) {
-    cf__run_pool *pool = &r->pools[what];
-    if (r->desc.release != NULL) {
-        cf_slot slot = cf__run_slot(r, (int)what, i, pool->slots[i]);
-        r->desc.release(r->desc.user, &slot);
-    }
-    pool->free_list[(pool->first_free + pool->n_free++) % pool->n] = pool->slots[i];
-    pool->slots[i] = CF__RUN_NONE;
-}
-
-/* Gives back what an error, or a schedule that stops short, has left in use. */
-static int64_t cf__run_release_all(cf_runner *r) {
-    int64_t i, n_left = 0;
-    int what;
-    for (what = 0; what < CF__RUN_RESOURCES; what++) {
-        n_left += cf__run_n_live(r, what);
-        for (i = 0; i < r->pools[what].n; i++)
-            if (r->pools[what].slots[i] >= 0) cf__run_release(r, (cf_resource)what, i);
-    }
-    return n_left;
-}
-
-/* Where an action finds what it works with: its cell, and places among the boundary slots, -1 for none. */
-typedef struct cf__run_places {
-    int64_t cell;
-    int64_t in, out;          /* of the tensor that it reads or receives, and of the one that it makes or sends */
-    int64_t taken, given;     /* that of the two which comes into use with it, and that which goes out of use */
-} cf__run_places;
-
-/* Place of the tensor that a pass reads. Where a V turns, it is the very one that another pass on this stage makes. */
-static inline int64_t cf__run_read(const cf_runner *r, const cf_action *a, int64_t cell) {
-    /* In local replay an R reads once more what its F has read. */
-    int tensor = a->pass == CF_R && r->pipe.local ? CF_F : cf__pipe_place(a->pass), way = r->pipe.takes[tensor];
-    if (!cf__pipe_leads(&r->pipe, way, a->stage)) return -1;
-    if (cf__pipe_hops(&r->pipe, a->stage, a->stage + way)) return cell * CF__RUN_TENSORS + tensor;
-    return (cell + way * r->pipe.n) * CF__RUN_TENSORS + CF__PIPE_TENSORS + tensor;
-}
-
-static inline cf__run_places cf__run_places_of(const cf_runner *r, const cf_action *a) {
-    int64_t n_stages = r->pipe.shape.n_stages;
-    int64_t row = a->stage < n_stages ? 0 : a->stage / n_stages; /* mostly there is one: no division */
-    cf__run_places at = {row * r->pipe.n + a->chunk - r->pipe.first_chunk, -1, -1, -1, -1};
-    int64_t first = at.cell * CF__RUN_TENSORS;
-    if (!r->check.crosses || a->pass == CF_W) return at;
-    if (cf__pipe_is_transfer(a->pass)) {
-        const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
-        if (t->sends) at.out = at.given = first + CF__PIPE_TENSORS + t->tensor;
-        else at.in = at.taken = first + t->tensor;
-        return at;
-    }
-    at.in = at.given = cf__run_read(r, a, at.cell);
-    at.out = at.taken = first + CF__PIPE_TENSORS + cf__pipe_place(a->pass);
-    return at;
-}
-
-/* Whether the chunk's group has a state, which all do but the leaves of trees. */
-static int cf__run_has_state(const cf_runner *r, const cf_chunk *c) {
-    const cf_plan *plan = r->pipe.plan;
-    return c->group >= 0 && (plan->branches == NULL || plan->groups[c->group].tokens > 0);
-}
-
-/* Takes the slots that an action needs: the state of the group, activations that stay, a tensor that it receives or
-   that will be sent. */
-static cf_result cf__run_take(cf_runner *r, const cf_action *a, const cf__run_places *at) {
-    const cf_chunk *c = &r->pipe.plan->chunks[a->chunk];
-    if (a->pass == CF_F && c->index == 0 && cf__run_has_state(r, c))
-        CF__TRY(cf__run_acquire(r, a, CF_RESOURCE_STATE, at->cell));
-    if (a->keep) CF__TRY(cf__run_acquire(r, a, CF_RESOURCE_ACTIVATIONS, at->cell));
-    if (at->taken < 0) return CF_OK;
-    if (at->taken == at->out && r->pools[CF_RESOURCE_BOUNDARY].slots[at->taken] != CF__RUN_WANTED) return CF_OK;
-    return cf__run_acquire(r, a, CF_RESOURCE_BOUNDARY, at->taken);
-}
-
-/* Gives back the states that end with an F where no backward comes. */
-static void cf__run_end_states(cf_runner *r, const cf_action *a, int64_t cell) {
-    const cf_plan *plan = r->pipe.plan;
-    const cf_chunk *c = &plan->chunks[a->chunk];
-    int64_t group = c->group >= 0 ? cf__pipe_ended(plan, c, -1) : -1;
-    for (; group >= 0; group = cf__pipe_ended(plan, c, group)) {
-        int64_t first = cell + plan->groups[group].first_chunk - a->chunk;
-        if (r->pools[CF_RESOURCE_STATE].slots[first] >= 0) cf__run_release(r, CF_RESOURCE_STATE, first);
-    }
-}
-
-/* Gives back what nobody needs after an action. Local replay reads the input of an F that kept nothing once more. */
-static void cf__run_give_back(cf_runner *r, const cf_action *a, const cf__run_places *at) {
-    const cf_chunk *c = &r->pipe.plan->chunks[a->chunk];
-    int again = a->pass == CF_F && !a->keep && r->pipe.local;
-    if (1 << a->pass & CF__CHECK_ENDS) cf__run_release(r, CF_RESOURCE_ACTIVATIONS, at->cell);
-    if (1 << a->pass & (r->pipe.shape.forward_only ? 1 << CF_F : (int)CF__CHECK_ENDS)) r->n_finished++;
-    if (1 << a->pass & CF__CHECK_BACKWARDS && c->index == 0 && cf__run_has_state(r, c))
-        cf__run_release(r, CF_RESOURCE_STATE, at->cell);
-    if (r->pipe.shape.forward_only && a->pass == CF_F) cf__run_end_states(r, a, at->cell);
-    if (at->given >= 0 && !again) cf__run_release(r, CF_RESOURCE_BOUNDARY, at->given);
-}
-
-/* ---- one action ---- */
-
-/* The groups on the path of a pass, and which of them nobody has added to yet. */
-static void cf__run_find_path(cf_runner *r, const cf_action *a, int64_t cell, cf_step *step) {
-    const cf_plan *plan = r->pipe.plan;
-    const cf_chunk *c = step->chunk;
-    int64_t group = c->group, own = group, n = 0, i;
-    if (plan->branches == NULL || group < 0 || a->pass == CF_W) return;
-    if (!cf__run_has_state(r, c)) group = plan->branches[group].parent;
-    for (i = group; i >= 0; i = plan->branches[i].parent) n++;
-    step->path = r->path;
-    step->n_path = n;
-    for (i = n - 1; i >= 0; i--, group = plan->branches[group].parent) {
-        int64_t first = plan->groups[group].first_chunk, begin = plan->chunks[first].prefix;
-        uint16_t *bits = &r->check.cells[cell + first - a->chunk];
-        int64_t state = r->pools[CF_RESOURCE_STATE].slots[cell + first - a->chunk], rows = c->prefix - begin;
-        const cf_path path = {group, state, begin, group == own ? rows : cf__min(plan->groups[group].tokens, rows),
-                              1 << a->pass & CF__CHECK_BACKWARDS && !(*bits & CF__RUN_ADDED)};
-        r->path[i] = path;
-        if (1 << a->pass & CF__CHECK_BACKWARDS) *bits |= CF__RUN_ADDED;
-    }
-    step->clear_state_gradient = n > 0 && r->path[n - 1].group == own && r->path[n - 1].clear_gradient;
-}
-
-/* No path of groups is longer: each of them has at least a chunk. */
-static int64_t cf__run_longest_path(const cf_plan *plan) {
-    int64_t i, most = 0;
-    for (i = 0; i < plan->n_groups && plan->branches != NULL; i++)
-        if (plan->branches[i].parent < 0) most = cf__max(most, plan->branches[i].below + plan->groups[i].n_chunks);
-    return most;
-}
-
-/* Whether no B or W of its virtual stage comes after this one. The next is never far. */
-static int cf__run_is_last(const cf_runner *r, const cf_action *a) {
-    const cf_schedule *s = r->check.schedule;
-    const cf_action *end = s->actions + s->first[r->check.stage + 1], *next = a;
-    if (a->pass != CF_B && a->pass != CF_W) return 0;
-    while (++next < end)
-        if (next->stage == a->stage && (next->pass == CF_B || next->pass == CF_W)) return 0;
-    return 1;
-}
-
-/* What callbacks are told of an action, once it has its slots. */
-static inline cf_step cf__run_step_of(cf_runner *r, const cf_action *a, const cf__run_places *at) {
-    const int32_t *boundaries = r->pools[CF_RESOURCE_BOUNDARY].slots;
-    cf_step step;
-    memset(&step, 0, sizeof step);
-    step.plan = r->pipe.plan;
-    step.schedule = r->check.schedule;
-    step.chunk = &step.plan->chunks[a->chunk];
-    step.action = *a;
-    step.position = r->stats.done;
-    step.slot = r->pools[CF_RESOURCE_ACTIVATIONS].slots[at->cell];
-    step.state = r->pools[CF_RESOURCE_STATE].slots[at->cell - step.chunk->index];
-    step.input = at->in >= 0 ? boundaries[at->in] : -1;
-    step.output = at->out >= 0 ? cf__max(-1, boundaries[at->out]) : -1;
-    step.peer = cf__pipe_is_transfer(a->pass) ? cf__pipe_stage(&r->pipe, cf__pipe_other_end(a).stage) : -1;
-    step.seed = cf_chunk_seed(r->desc.seed, a->chunk, a->stage);
-    step.wants_loss = (a->keep || (r->pipe.shape.forward_only && a->pass == CF_F)) && a->stage == r->pipe.n_v - 1 &&
-                      step.chunk->tokens > 0;
-    step.clear_state_gradient = 1 << a->pass & CF__CHECK_BACKWARDS && step.chunk->group >= 0 &&
-                                step.chunk->index + 1 == step.plan->groups[step.chunk->group].n_chunks;
-    step.last_backward = cf__run_is_last(r, a);
-    cf__run_find_path(r, a, at->cell, &step);
-    step.error = &r->raised;
-    return step;
-}
-
-static cf_result cf__run_call(cf_runner *r, const cf_step *step, const char *name,
-                              int (*callback)(void *user, const cf_step *step)) {
-    int code;
-    r->raised.code = CF_OK;
-    code = callback != NULL ? callback(r->desc.user, step) : 0;
-    return code == 0 ? CF_OK : cf__run_fail_callback(r, name, &step->action, code);
-}
-
-/* Has the host do the work. */
-static cf_result cf__run_work(cf_runner *r, const cf_step *step) {
-    const cf_run_desc *d = &r->desc;
-    int pass = step->action.pass;
-    if (1 << pass & CF__CHECK_FORWARDS) return cf__run_call(r, step, "forward", d->forward);
-    if (pass < CF_COMPUTE_PASS_COUNT) return cf__run_call(r, step, "backward", d->backward);
-    if (cf__pipe_transfer_of(&step->action)->sends) return cf__run_call(r, step, "send", d->send);
-    return cf__run_call(r, step, "receive", d->receive);
-}
-
-static cf_result cf__run_report(cf_runner *r, const cf_step *step) {
-    cf_progress progress;
-    int code;
-    if (r->desc.progress == NULL) return CF_OK;
-    progress.done = r->stats.done;
-    progress.total = r->n_actions;
-    progress.step = step;
-    progress.live_slots = cf__run_n_live(r, CF_RESOURCE_ACTIVATIONS);
-    progress.live_state_tokens = r->check.held.load.state_tokens;
-    code = r->desc.progress(r->desc.user, &progress);
-    if (code == 0) return CF_OK;
-    (void)cf__refuse(&r->failure, CF_ERROR_CANCELLED, "progress", step->position, "the callback asked to stop");
-    r->failure.got = code;
-    return CF_ERROR_CANCELLED;
-}
-
-static cf_result cf__run_action(cf_runner *r) {
-    const cf_action *a = &r->actions[r->stats.done];
-    cf__pipe_held *held = &r->check.held;
-    const cf_chunk *c;
-    cf__run_places at;
-    cf_step step;
-    r->check.action = a - r->check.schedule->actions;
-    CF__TRY(cf__check_fields(&r->check, a));
-    at = cf__run_places_of(r, a);
-    c = &r->pipe.plan->chunks[a->chunk];
-    CF__TRY(cf__check_action(&r->check, a, c, &r->check.cells[at.cell]));
-    CF__TRY(cf__run_take(r, a, &at));
-    cf__pipe_hold(&r->pipe, held, a, c);
-    r->stats.peak_tokens = cf__max(r->stats.peak_tokens, held->load.live_tokens);
-    step = cf__run_step_of(r, a, &at);
-    CF__TRY(cf__run_work(r, &step));
-    r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, held->load.state_tokens);
-    cf__pipe_let_go(&r->pipe, held, a, c);
-    cf__run_give_back(r, a, &at);
-    r->stats.done++;
-    return cf__run_report(r, &step);
-}
-
-/* ---- opening and closing ---- */
-
-/* The job is the runner as far as it is known before there is memory. */
-static cf_block *cf__run_object(void *job, cf__carver *carver) {
-    cf_runner *r = (cf_runner *)job;
-    int what;
-    r->made = (cf_runner *)cf__take(carver, 1, sizeof(cf_runner));
-    r->check.cells = (uint16_t *)cf__take(carver, r->n_cells, sizeof(uint16_t));
-    r->path = (cf_path *)cf__take(carver, r->n_path, sizeof(cf_path));
-    for (what = 0; what < CF__RUN_RESOURCES; what++) {
-        r->pools[what].slots = (int32_t *)cf__take(carver, r->pools[what].n, sizeof(int32_t));
-        r->pools[what].free_list = (int32_t *)cf__take(carver, r->pools[what].n, sizeof(int32_t));
-    }
-    if (r->made == NULL) return NULL;
-    *r->made = *r;
-    return &r->made->block;
-}
-
-/* Checks plan and schedule against each other, and counts what a stage needs. */
-static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
-    memset(r, 0, sizeof *r);
-    CF__TRY(cf__pipe_check_schedule(plan, schedule, 0, error));
-    if (!cf__mul(plan->n_steps, schedule->shape.n_virtual, &r->n_cells) || r->n_cells > INT32_MAX / CF__RUN_TENSORS)
-        return cf__refuse(error, CF_ERROR_LIMIT, "shape.n_virtual", -1,
-                          "a stage has too many chunks on its virtual stages");
-    /* What is taken is in proportion to what there is: chunks, and actions. */
-    if (schedule->shape.n_virtual > 1 && schedule->n_actions / schedule->shape.n_stages < r->n_cells)
-        return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, r->n_cells, schedule->n_actions,
-                        "every chunk needs two passes on every virtual stage");
-    r->pipe = cf__pipe_of(plan, &schedule->shape, NULL);
-    r->n_path = cf__run_longest_path(plan);
-    cf__check_take_up(&r->check, schedule, error);
-    r->check.limits = &schedule->limits; /* so that positions count from the start of the list */
-    r->pools[CF_RESOURCE_ACTIVATIONS].n = r->pools[CF_RESOURCE_STATE].n = r->n_cells;
-    r->pools[CF_RESOURCE_BOUNDARY].n = r->check.crosses ? r->n_cells * CF__RUN_TENSORS : 0;
-    return CF_OK;
-}
-
-/* Looks ahead which tensors will be sent, or read where a V turns, so that the passes which make them get a slot for
-   them. */
-static cf_result cf__run_find_sends(cf_runner *r) {
-    int64_t i, given;
-    for (i = 0; i < r->n_actions && r->check.crosses; i++) {
-        const cf_action *a = &r->actions[i];
-        r->check.action = a - r->check.schedule->actions;
-        CF__TRY(cf__check_fields(&r->check, a));
-        if (cf__pipe_is_transfer(a->pass)) CF__TRY(cf__check_ends(&r->check, a));
-        given = cf__run_places_of(r, a).given;
-        if (given >= 0 && given % CF__RUN_TENSORS >= CF__PIPE_TENSORS)
-            r->pools[CF_RESOURCE_BOUNDARY].slots[given] = CF__RUN_WANTED;
-    }
-    return CF_OK;
-}
-
-/* The caller's copy of what went wrong. */
-static cf_result cf__run_tell_failure(const cf_runner *r, cf_error *error) {
-    if (error != NULL && r->failure.code != CF_OK) *error = r->failure;
-    return r->failure.code;
-}
-
-/* Nothing has run yet and no slot is in use. */
-static cf_result cf__run_fill(void *job) {
-    cf_runner *r = ((cf_runner *)job)->made;
-    int64_t i;
-    int what;
-    r->check.pipe = &r->pipe;
-    memset(r->check.cells, 0, (size_t)r->n_cells * sizeof *r->check.cells);
-    for (what = 0; what < CF__RUN_RESOURCES; what++)
-        for (i = 0; i < r->pools[what].n; i++) r->pools[what].slots[i] = CF__RUN_NONE;
-    CF__TRY(cf__run_find_sends(r));
-    r->check.error = &r->failure; /* that of the caller need not live as long */
-    return CF_OK;
-}
-
-static const cf__recipe cf__run_recipe = {"n_chunks", 0, NULL, NULL, cf__run_object, cf__run_fill};
-
-CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error) {
-    cf_runner r;
-    CF__TRY(cf__run_start(&r, plan, schedule, error));
-    return cf__size_job(&cf__run_recipe, &r, bytes, error);
-}
-
-CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
-                                    const cf_run_desc *desc, cf_runner **out, cf_error *error) {
-    cf_runner r;
-    CF__TRY(cf__run_start(&r, plan, schedule, error));
-    if (desc != NULL) r.desc = *desc;
-    if (out == NULL) return cf__fail_null(error, "out");
-    CF__TRY(cf__choice(stage, 0, schedule->shape.n_stages - 1, "stage", error));
-    r.check.stage = stage;
-    r.n_actions = schedule->first[stage + 1] - schedule->first[stage];
-    if (r.n_actions > 0) r.actions = &schedule->actions[schedule->first[stage]];
-    if (r.desc.memory != NULL) CF__TRY(cf__make_into(&cf__run_recipe, &r, r.desc.memory, r.desc.bytes, error));
-    else CF__TRY(cf__make(&cf__run_recipe, &r, r.desc.allocator, error));
-    *out = r.made;
-    return CF_OK;
-}
-
-static int cf__run_goes_on(const cf_runner *r) { return r->failure.code == CF_OK && r->stats.done < r->n_actions; }
-
-CHUNKFLOW_API cf_result cf_run_next(cf_runner *r, cf_error *error) {
-    if (r == NULL) return cf__fail_null(error, "runner");
-    if (cf__run_goes_on(r)) (void)cf__run_action(r);
-    return cf__run_tell_failure(r, error);
-}
-
-/* What the end of a run has to say, once everything is given back. */
-static cf_result cf__run_judge_end(cf_runner *r, int64_t n_left) {
-    if (r->failure.code != CF_OK) return r->failure.code;
-    if (r->stats.done < r->n_actions)
-        return cf__fail(&r->failure, CF_ERROR_CANCELLED, "actions", r->stats.done, r->n_actions, r->stats.done,
-                        "the list was not run to its end");
-    if (n_left > 0)
-        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, 0, n_left,
-                        "slots are still in use at the end of the list");
-    if (r->n_finished != r->n_cells)
-        return cf__fail(&r->failure, CF_ERROR_SCHEDULE, "actions", -1, r->n_cells, r->n_finished,
-                        "some chunks never end their backward");
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_run_close(cf_runner *r, cf_run_stats *stats, cf_error *error) {
-    cf_result result;
-    if (r == NULL) return CF_OK;
-    (void)cf__run_judge_end(r, cf__run_release_all(r));
-    result = cf__run_tell_failure(r, error);
-    r->stats.peak_slots = r->pools[CF_RESOURCE_ACTIVATIONS].n_made;
-    r->stats.peak_states = r->pools[CF_RESOURCE_STATE].n_made;
-    r->stats.peak_boundaries = r->pools[CF_RESOURCE_BOUNDARY].n_made;
-    if (stats != NULL) *stats = r->stats;
-    cf__free_object(r, &r->block);
-    return result;
-}
-
-CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_run_desc *desc,
-                               cf_run_stats *stats, cf_error *error) {
-    cf_runner *runner = NULL;
-    CF__TRY(cf_run_open(plan, schedule, stage, desc, &runner, error));
-    while (cf__run_goes_on(runner)) (void)cf__run_action(runner); /* the close says how it went */
-    return cf_run_close(runner, stats, error);
-}
-
-static void cf__run_raise(int64_t *to, int64_t value) { *to = cf__max(*to, value); }
-
-CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
-                                        cf_capacity *capacity, cf_error *error) {
-    cf_run_stats stats;
-    int64_t i;
-    memset(&stats, 0, sizeof stats);
-    CF__TRY(cf__plan_check_counts(plan, error));
-    if (capacity == NULL) return cf__fail_null(error, "capacity");
-    if (schedule != NULL) CF__TRY(cf_run(plan, schedule, stage, NULL, &stats, error));
-    CF__TRY(cf__plan_check_units(plan, 0, plan->n_ranks, error));
-    for (i = 0; i < plan->n_chunks; i++) {
-        const cf_chunk *c = &plan->chunks[i];
-        int64_t n_slices = cf__min(c->n_slices, plan->chunk_size); /* each of them has a token */
-        /* Padding lies behind the last one, where the capacity has more rows, and behind any if rows are aligned. */
-        cf__run_raise(&capacity->n_seqs, n_slices + (plan->align > 1 ? cf__max(n_slices, 1) : 1));
-        cf__run_raise(&capacity->rows, c->padded);
-        cf__run_raise(&capacity->prefix, cf__plan_prefix(plan, c));
-    }
-    cf__run_raise(&capacity->slots, stats.peak_slots);
-    cf__run_raise(&capacity->states, stats.peak_states);
-    cf__run_raise(&capacity->boundaries, stats.peak_boundaries);
-    return CF_OK;
-}
-
-/* ================================================================================================================
    >>steps
 
    The list of a stage is walked once, with the validator's checker in front, which judges each action before it counts.
@@ -11990,6 +11349,11 @@ typedef struct cf__stepper {
     int32_t *last;      /* (n_virtual) the last B or W so far */
     int64_t n_finished; /* chunks, counted on each virtual stage, whose last pass has come */
 } cf__stepper;
+
+CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage) {
+    uint64_t of_chunk = cf__mix(seed + CF__GOLDEN * ((uint64_t)chunk + 1));
+    return cf__mix(of_chunk + CF__GOLDEN * ((uint64_t)stage + 1));
+}
 
 /* ---- slots ---- */
 
@@ -12060,7 +11424,7 @@ static int32_t cf__steps_path(const cf__stepper *s, const cf_action *a, int64_t 
 /* Notes the state of a group that begins with this F. */
 static void cf__steps_begin_state(cf__stepper *s, const cf_action *a, const cf_chunk *c, const cf__steps_places *at) {
     const cf_plan *plan = s->pipe.plan;
-    cf_steps_path *path = &s->made->paths[s->header.n_paths];
+    cf_path *path = &s->made->paths[s->header.n_paths];
     cf__steps_acquire(s, CF__STEPS_STATES, at->cell);
     path->group = c->group;
     path->begin = c->prefix;
@@ -12112,8 +11476,8 @@ static void cf__steps_give_back(cf__stepper *s, const cf_action *a, const cf_chu
 /* Fills in what a pass is told of states. Who adds to dK and dV of a group has added to those of all groups above, so
    the groups that nobody has added to yet are the lowest of the path. */
 static void cf__steps_find_path(const cf__stepper *s, const cf_action *a, const cf_chunk *c, int64_t cell,
-                                cf_steps_item *step) {
-    cf_steps_path *paths = s->made->paths;
+                                cf_step *step) {
+    cf_path *paths = s->made->paths;
     int32_t i;
     step->path = cf__steps_path(s, a, cell, c->group);
     step->state = cf__steps_has_state(s->pipe.plan, c) ? paths[step->path].state : -1;
@@ -12126,7 +11490,7 @@ static void cf__steps_find_path(const cf__stepper *s, const cf_action *a, const 
 static void cf__steps_write(cf__stepper *s, const cf_action *a, const cf_chunk *c, const cf__steps_places *at) {
     const int32_t *boundaries = s->pools[CF__STEPS_BOUNDARIES].slots;
     int transfer = cf__pipe_is_transfer(a->pass), keeps = a->keep || s->pipe.shape.forward_only;
-    cf_steps_item *step = &s->made->steps[a - s->actions];
+    cf_step *step = &s->made->steps[a - s->actions];
     memset(step, 0, sizeof *step);
     step->action = *a;
     step->position = (int32_t)(a - s->actions);
@@ -12144,7 +11508,7 @@ static void cf__steps_write(cf__stepper *s, const cf_action *a, const cf_chunk *
 
 static cf_result cf__steps_action(cf__stepper *s, const cf_action *a) {
     cf__pipe_held *held = &s->check.held;
-    cf_steps_item *step = &s->made->steps[a - s->actions];
+    cf_step *step = &s->made->steps[a - s->actions];
     const cf_chunk *c;
     cf__steps_places at;
     s->check.action = a - s->check.schedule->actions;
@@ -12183,8 +11547,8 @@ static void cf__steps_scratch(void *job, cf__carver *carver) {
 static cf_block *cf__steps_object(void *job, cf__carver *carver) {
     cf__stepper *s = (cf__stepper *)job;
     s->made = (cf_steps *)cf__take(carver, 1, sizeof(cf_steps));
-    s->header.steps = (cf_steps_item *)cf__take(carver, s->header.n, sizeof(cf_steps_item));
-    s->header.paths = (cf_steps_path *)cf__take(carver, s->header.n_paths, sizeof(cf_steps_path));
+    s->header.steps = (cf_step *)cf__take(carver, s->header.n, sizeof(cf_step));
+    s->header.paths = (cf_path *)cf__take(carver, s->header.n_paths, sizeof(cf_path));
     if (s->made == NULL) return NULL;
     *s->made = s->header;
     return &s->made->block;

@@ -44,7 +44,7 @@
        >>attention  the public functions and the choice of a path
        >>state      rows of K and V between projections, state and host memory; state that streams block by block
        >>arena      host memory, and slots of a stage's memory, worked out before it runs
-       >>executor   streams, events and transfers under the interpreter of chunkflow.h
+       >>executor   streams, events and transfers for the steps of chunkflow.h
 
    One problem covers packed documents and carried state: a slice with more keys than queries is a slice with a prefix,
    and the mask is aligned bottom-right. The query heads that share a key head are packed into the rows of one tile (row
@@ -457,7 +457,10 @@ typedef struct cf_cuda_block {
 /* The data of one step for a pass callback. All addresses are on `device`, at multiples of 256 (a state: 16), and stay
    valid as said; none may be freed. */
 typedef struct cf_cuda_step {
-    const cf_step *step;          /* plan, chunk, action (pass, virtual stage), seed */
+    const cf_step *step;          /* action (pass, chunk, virtual stage), wants_loss, last_backward, seed ... */
+    const cf_plan *plan;
+    const cf_chunk *chunk;
+    cf_error *error;              /* a callback that fails may say why: see cf_executor_run */
     cf_cuda_stream stream;        /* put all work of the pass here; do not wait for it */
     int device;                   /* current while the callback runs */
     const cf_metadata *metadata;  /* of the chunk; arrays in host memory */
@@ -522,7 +525,7 @@ typedef struct cf_executor_desc {
     void *user;                       /* handed to every callback */
     int (*forward)(void *user, const cf_cuda_step *step);   /* F and R; 0, or any other number to stop the run */
     int (*backward)(void *user, const cf_cuda_step *step);  /* B, I and W */
-    int (*progress)(void *user, int64_t stage, const cf_progress *progress); /* when an action has been put on its
+    int (*progress)(void *user, int64_t stage, const cf_step *step); /* when an action has been put on its
                                          stream; non-zero cancels. NULL: none */
     int64_t n_stages;                 /* 0: 1 */
     int64_t n_virtual;                /* 0: 1. On which stage each of them lies, the schedule says */
@@ -568,7 +571,7 @@ typedef struct cf_executor cf_executor;
    stages them otherwise. With nccl set in a build without CHUNKFLOW_NCCL: CF_ERROR_ARGUMENT. */
 CHUNKFLOW_CUDA_API cf_result cf_executor_create(const cf_executor_desc *desc, cf_executor **out, cf_error *error);
 
-/* Makes ready for a batch: lowers the schedule unless it is lowered, walks it once and gives every activation, state
+/* Makes ready for a batch: lowers the schedule unless it is lowered, makes its steps and gives every activation, state
    range, boundary tensor and host buffer its place, so that nothing is allocated while it runs; copies the chunks'
    metadata to the device. Memory from an earlier batch is used again and grows only where it must. plan and schedule
    must live until the next load or the free. Whatever a load returns, the batch before it is gone; after a failure the
@@ -590,9 +593,10 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_load(cf_executor *executor, const cf_pl
    nothing waits for other streams, the default one included (a cudaMemcpy from pageable memory may still be under way
    when it returns): synchronise with those first. May be called again for the same batch.
 
-   If a callback reports an error or CUDA does, nothing more is issued, what was issued is waited for, every slot is
-   released, and the error names action, chunk and stage: error->item is the position in the stage's list, ->got the
-   callback's or CUDA's number; but what a callback has written into step->step->error goes out as it does from cf_run.
+   If a callback reports an error or CUDA does, nothing more is issued, what was issued is waited for, and the error
+   names action, chunk and stage: error->item is the position in the stage's list, ->got the callback's or CUDA's
+   number. But where a callback has filled in the record that step->error points to, that goes out: code and all members
+   as they are, the text with action, chunk and stage before it.
    CF_ERROR_CALLBACK, CF_ERROR_CANCELLED, CF_ERROR_DEVICE, CF_ERROR_SCHEDULE. An error of the device itself shows later
    than the action that made it: it is put down to the first action that is not known to have ended; `blocking` finds it
    exactly. After a `timeout` the executor can be used again once the device has come to an end.
@@ -636,7 +640,8 @@ typedef struct cf_executor_memory {
     int64_t allocated;            /* what the executor holds on the device now, also for earlier, larger batches */
     int64_t host;                 /* pinned host memory, with state_block_rows: the state, its gradient and kept inputs
                                      of all virtual stages */
-    cf_run_stats stats;           /* the interpreter's books */
+    int64_t n_slots, n_states, n_boundaries; /* as in cf_steps, as are: */
+    int64_t peak_tokens, peak_state_tokens;
 } cf_executor_memory;
 
 /* Says what every stage takes for the batch that is loaded (plan and schedule NULL; zeros where there is none), or
@@ -5648,8 +5653,8 @@ bool raise_region(heap *home, array<region> *regions, int64_t slot, int64_t byte
 /* Takes a slot of a pool from position `begin` on, and until `end`: the smallest free one that is large enough, else
    the largest, which grows. *before is its last user so far, -1 if there is none. Returns -1 where there is no memory.
 
-   The interpreter numbers slots, too, but knows of no stream: it may give a transfer the slot that the pass which has
-   just begun has freed, and the transfer would wait for that pass (tools/bench/results/arena.txt). */
+   Steps number slots, too, but know of no stream: they may give a transfer the slot that the pass which has just begun
+   has freed, and the transfer would wait for that pass (tools/bench/results/arena.txt). */
 int64_t take_slot(heap *home, array<region> *pool, int64_t bytes, int64_t begin, int64_t end, int64_t user,
                   int64_t *before) {
     int64_t best = pool->n;
@@ -5694,14 +5699,14 @@ int64_t most_live(const array<int64_t> &change) {
 } /* namespace */
 
 /* ================================================================================================================
-   >>executor    streams, events and transfers under the interpreter of chunkflow.h
+   >>executor    streams, events and transfers for the steps of chunkflow.h
    ================================================================================================================ */
 
-/* Load goes over each stage's list in a dry run of the interpreter, and works out which slots of memory each action
-   uses, which earlier actions its stream must wait for, and in which order one host thread can put the actions of all
-   stages on their streams so that nothing waits for what is not issued yet. Run walks the lists in that order, through
-   the interpreter, and only looks these up. Waits go only to actions that were issued before, so streams cannot
-   deadlock, also where the device has fewer queues than there are streams and puts several into one.
+/* Load goes over each stage's steps, and works out which slots of memory each action uses, which earlier actions its
+   stream must wait for, and in which order one host thread can put the actions of all stages on their streams so that
+   nothing waits for what is not issued yet. Run walks the steps in that order, and only looks these up. Waits go only
+   to actions that were issued before, so streams cannot deadlock, also where the device has fewer queues than there are
+   streams and puts several into one.
 
        action         stream       waits for, and then records its own event
        F R B I W      COMPUTE      the RECV of its input
@@ -5781,7 +5786,8 @@ struct stage_plan {
     const cf_action *actions;
     int64_t first, n_actions; /* of the schedule's */
     array<planned> plan;
-    array<region> activations; /* by the interpreter's slots */
+    cf_steps *steps;
+    array<region> activations; /* by the steps' slots */
     array<region> rows[2];     /* pools: K and V of groups and standalone chunks; dK and dV of groups. In host memory
                                   where the state streams */
     array<int64_t> gradients;  /* (n_virtual x n_groups) slots of dK and dV: see gradient_slot */
@@ -5792,9 +5798,8 @@ struct stage_plan {
     int64_t input_events; /* the first of N_INPUT_EVENTS */
     array<cf_cuda_block> blocks; /* the batch's, with addresses on this device */
     cf_executor_memory memory_used;
-    array<unsigned char> run_memory;
-    cf_runner *runner;
     int64_t n_done; /* actions of its list, while the order is found; in a run, that are known to have ended */
+    int64_t n_issued; /* in a run */
 };
 
 /* The data of a chunk that passes are given. The device's copy has the same: positions, then tiles. */
@@ -5827,6 +5832,7 @@ struct batch {
 
     explicit batch(executor *owner) : e(owner) {}
     ~batch() {
+        for (stage_plan &s : stages) cf_steps_free(s.steps);
         cf_schedule_index_free(index);
         cf_schedule_free(lowered);
     }
@@ -5958,15 +5964,8 @@ int64_t state_rows(const batch *b, const cf_chunk &c) {
     return streams_state(b->e) ? rows : (rows + 15) / 16 * 16;
 }
 
-/* Finds the groups on a pass's path, from the root down; without trees its own alone. Returns them, and how many. */
-const cf_path *path_of(const cf_step *step, cf_path *own, int64_t *n) {
-    if (step->plan->branches == NULL) {
-        *own = {step->chunk->group, step->state, 0, step->chunk->prefix, step->clear_state_gradient};
-        *n = step->chunk->group >= 0;
-        return own;
-    }
-    *n = step->n_path;
-    return step->path;
+const cf_chunk &chunk_of(const stage_plan *s, const cf_step *step) {
+    return s->b->plan->chunks[step->action.chunk];
 }
 
 /* Counts the bytes of a row of K and V, or of their gradients: in a layer, and in all of a virtual stage. */
@@ -6072,7 +6071,7 @@ int64_t state_slot(const stage_plan *s, int64_t group, int64_t virtual_stage) {
 
 enum { ARENA, STATE, GRADIENT, N_HELD };
 
-/* Notes of the interpreter's one walk through a stage's list. */
+/* Notes of one walk through a stage's steps. */
 struct recording {
     stage_plan *s;
     array<int64_t> next_pass;    /* (n_actions + 1) position of the next pass behind an action */
@@ -6157,7 +6156,7 @@ void record_activations(recording *r, const cf_step *step) {
     const cf_action &a = step->action;
     const int64_t split = position_of(b, CF_W, a.chunk, a.stage);
     const int64_t last = split >= 0 ? split : position_of(b, CF_B, a.chunk, a.stage);
-    const int64_t bytes = align_256(wanted_bytes(b->e->stage_descs[a.stage], ACTIVATIONS, step->chunk->padded));
+    const int64_t bytes = align_256(wanted_bytes(b->e->stage_descs[a.stage], ACTIVATIONS, chunk_of(r->s, step).padded));
     if (!is_forward(a.pass) || step->slot < 0) return;
     (void)note_held(r, ARENA, step->position, last + 1, (double)bytes);
     (void)raise_region(&b->e->home, &r->s->activations, step->slot, bytes);
@@ -6189,10 +6188,11 @@ void record_gradient(recording *r, const cf_step *step, int64_t group) {
 void record_rows(recording *r, const cf_step *step) {
     const batch *b = r->s->b;
     const cf_action &a = step->action;
-    const cf_group &g = b->plan->groups[step->chunk->group];
+    const cf_chunk &c = chunk_of(r->s, step);
+    const cf_group &g = b->plan->groups[c.group];
     const int64_t end = position_of(b, CF_B, g.first_chunk, a.stage) + 1;
     if (a.pass != CF_F) return;
-    if (step->chunk->index == 0) r->s->plan[step->position].rows = take_rows(r, step, *step->chunk, false, end);
+    if (c.index == 0) r->s->plan[step->position].rows = take_rows(r, step, c, false, end);
     (void)note_held(r, STATE, step->position, position_of(b, CF_B, a.chunk, a.stage) + 1,
                     (double)kept_rows_of(b, a.chunk) * state_row_bytes(b->e, a.stage, false));
 }
@@ -6207,25 +6207,28 @@ void record_own_rows(recording *r, const cf_step *step) {
     const double bytes = (double)kept_rows_of(b, a.chunk) * state_row_bytes(b->e, a.stage, false);
     if (streams_state(b->e) || !is_forward(a.pass)) return;
     (void)note_held(r, STATE, step->position, end, bytes);
-    r->s->plan[step->position].rows = r->s->plan[back].rows = take_rows(r, step, *step->chunk, false, end);
+    r->s->plan[step->position].rows = r->s->plan[back].rows = take_rows(r, step, chunk_of(r->s, step), false, end);
 }
 
-/* Records an action, as a callback of the interpreter's dry run. */
-int record_action(void *user, const cf_step *step) {
-    recording *r = static_cast<recording *>(user);
+/* Records the gradients that this step clears, from the highest group on its path down. */
+void record_gradients(recording *r, const cf_step *step, int32_t path) {
+    if (path < 0 || r->s->steps->paths[path].clear != step->position) return;
+    record_gradients(r, step, r->s->steps->paths[path].up);
+    record_gradient(r, step, r->s->steps->paths[path].group);
+}
+
+/* Records a step. Returns whether all is well. */
+bool record_step(recording *r, const cf_step *step) {
     const executor *e = r->s->b->e;
+    const cf_chunk &c = chunk_of(r->s, step);
     if (is_pass(step->action.pass)) record_activations(r, step);
     if (is_pass(step->action.pass) && step->action.pass != CF_W && e->has_state) {
-        cf_path own;
-        int64_t n = 0;
-        const cf_path *path = path_of(step, &own, &n);
-        for (int64_t i = 0; i < n; i++)
-            if (path[i].clear_gradient) record_gradient(r, step, path[i].group);
-        if (has_group(step->plan, *step->chunk)) record_rows(r, step);
+        record_gradients(r, step, step->path);
+        if (has_group(r->s->b->plan, c)) record_rows(r, step);
         else record_own_rows(r, step);
     }
-    record_tensors(r, step->position, align_256(e->desc.boundary_bytes_per_token * step->chunk->padded));
-    return e->home.failed || r->too_large;
+    record_tensors(r, step->position, align_256(e->desc.boundary_bytes_per_token * c.padded));
+    return !e->home.failed && !r->too_large;
 }
 
 bool start_recording(recording *r, stage_plan *s) {
@@ -6298,20 +6301,23 @@ void place_inputs(stage_plan *s) {
 cf_result plan_stage(stage_plan *s, cf_error *error) {
     executor *e = s->b->e;
     cf_executor_memory *m = &s->memory_used;
-    cf_run_desc dry = {};
     recording r = {};
     if (!start_recording(&r, s)) return no_memory(error);
-    dry.allocator = &e->home.from;
-    dry.user = &r;
-    dry.forward = dry.backward = dry.send = dry.receive = record_action;
-    const cf_result code = cf_run(s->b->plan, s->b->schedule, s->on->number, &dry, &m->stats, error);
+    const cf_result code = cf_steps_make(s->b->plan, s->b->schedule, s->on->number, e->desc.seed, &e->home.from,
+                                         &s->steps, error);
+    if (code != CF_OK) return code;
+    for (int64_t i = 0; i < s->steps->n && record_step(&r, &s->steps->steps[i]); i++) continue;
     if (e->home.failed) return no_memory(error);
     double total = r.too_large ? (double)MOST_SIZE : 0.0;
     for (const array<region> *one : {&s->activations, &s->rows[0], &s->rows[1], &s->tensors, &s->kept})
         total += bytes_in(*one);
     if (!(total < (double)MOST_SIZE))
         return cf_fail(error, CF_ERROR_OVERFLOW, "stages", s->on->number, MOST_SIZE, -1, "sizes pass 60 bits");
-    if (code != CF_OK) return code;
+    m->n_slots = s->steps->n_slots;
+    m->n_states = s->steps->n_states;
+    m->n_boundaries = s->steps->n_boundaries;
+    m->peak_tokens = s->steps->peak_tokens;
+    m->peak_state_tokens = s->steps->peak_state_tokens;
     m->arena_live = most_live(r.held[ARENA]);
     m->state_live = most_live(r.held[STATE]);
     m->gradient_live = most_live(r.held[GRADIENT]);
@@ -6674,7 +6680,6 @@ cf_result take_stage(stage_plan *s, cf_error *error) {
     const int64_t exchanged = has_nccl(e) ? 16 * s->b->schedule->n_actions + 256 : 0;
     const unsigned flags = e->desc.timeline ? cudaEventDefault : cudaEventDisableTiming;
     array<cudaEvent_t> *events = &s->on->events;
-    size_t run_bytes = 0;
     cudaError_t status = cudaSetDevice(s->on->device);
     cf_result code = cuda_result(error, status, "devices");
     const int64_t bytes = std::max<int64_t>(s->memory_used.total + exchanged, 256);
@@ -6686,8 +6691,6 @@ cf_result take_stage(stage_plan *s, cf_error *error) {
         if (status == cudaSuccess) events->n++;
         else code = cuda_result(error, status, "events");
     }
-    if (code == CF_OK) code = cf_run_size(s->b->plan, s->b->schedule, &run_bytes, error);
-    if (code == CF_OK && !s->run_memory.fill(&e->home, (int64_t)run_bytes)) code = no_memory(error);
     if (code == CF_OK) code = make_state_stream(s, error);
     return code == CF_OK ? upload_chunks(s, error) : code;
 }
@@ -6943,7 +6946,7 @@ cf_state group_state(const stage_plan *s, const cf_step *step, int64_t group, bo
 
 /* Describes K and V of a chunk, of its group or its own, or their gradient; with own_rows from its own rows on. */
 cf_state state_of(const stage_plan *s, const cf_step *step, bool gradient, bool own_rows) {
-    const cf_chunk &c = *step->chunk;
+    const cf_chunk &c = chunk_of(s, step);
     if (!has_group(s->b->plan, c))
         return state_in(s, step, c, gradient ? -1 : s->plan[step->position].rows, gradient, 0);
     return group_state(s, step, c.group, gradient, own_rows ? c.prefix - begin_of_group(s->b->plan, c.group) : 0);
@@ -6978,17 +6981,21 @@ void list_places(const stage_plan *s, const cf_step *step, const chunk_data &dat
 }
 
 /* Fills in what the callback of a pass is told. */
-cf_cuda_step step_of(const stage_plan *s, const cf_step *step) {
+cf_cuda_step step_of(const stage_plan *s, const cf_step *step, cf_error *error) {
     const batch *b = s->b;
     const executor *e = b->e;
     const cf_action &a = step->action;
     const planned &p = s->plan[step->position];
     const chunk_data &data = b->chunks[a.chunk - b->first_chunk];
-    const int64_t rows = step->chunk->padded;
+    const cf_chunk &c = chunk_of(s, step);
+    const int64_t rows = c.padded;
     const bool backward = !is_forward(a.pass);
     const cf_cuda_stage &d = e->stage_descs[a.stage];
     cf_cuda_step out = {};
     out.step = step;
+    out.plan = b->plan;
+    out.chunk = &c;
+    out.error = error;
     out.stream = own_stream(s, p);
     out.device = s->on->device;
     out.metadata = &data.metadata;
@@ -7000,17 +7007,17 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step) {
         out.attention_workspace_bytes = (size_t)b->attention_bytes[backward];
     }
     const bool resident = e->has_state && !streams_state(e), branched = is_branched(data);
-    const bool has_own = !has_group(b->plan, *step->chunk);
+    const bool has_own = !has_group(b->plan, c);
     if (resident && a.pass != CF_W) out.state = state_of(s, step, false, branched);
     if (resident && is_backward(a.pass)) out.gradient = state_of(s, step, true, branched);
     out.overwrite = is_backward(a.pass) && (!resident || has_own || (!branched && step->clear_state_gradient));
-    out.state_prefix = resident && !has_own && !branched ? step->chunk->prefix : 0;
+    out.state_prefix = resident && !has_own && !branched ? c.prefix : 0;
     if (resident && branched && a.pass != CF_W) list_places(s, step, data, &out);
     if (needs_stream(s, a)) {
         out.state_stream = s->on->state_stream;
         out.blocks = s->blocks.data + data.first_block;
         out.n_blocks = data.n_blocks;
-        out.append = a.pass == CF_F && is_read_again(b->plan, *step->chunk);
+        out.append = a.pass == CF_F && is_read_again(b->plan, c);
     }
     out.levels = s->blocks.data + data.first_block + data.n_blocks;
     out.n_levels = data.n_levels;
@@ -7042,10 +7049,12 @@ bool clear_gradients(const stage_plan *s, const cf_step *step) {
     const batch *b = s->b;
     const cudaStream_t compute = own_stream(s, s->plan[step->position]);
     cudaError_t status = cudaSuccess;
+    const cf_path *states = s->steps->paths;
+    if (b->plan->branches == NULL || !b->e->has_state) return true;
     if (!streams_state(b->e) && !is_branched(b->chunks[step->action.chunk - b->first_chunk])) return true;
-    for (int64_t i = 0; i < step->n_path && b->e->has_state && status == cudaSuccess; i++) {
-        if (!step->path[i].clear_gradient) continue;
-        const cf_state g = group_state(s, step, step->path[i].group, true, 0);
+    for (int32_t i = step->path; i >= 0 && status == cudaSuccess; i = states[i].up) {
+        if (states[i].clear != step->position) break;
+        const cf_state g = group_state(s, step, states[i].group, true, 0);
         status = cudaMemsetAsync(g.data, 0, (size_t)(g.rows * g.n_layers * row_bytes(b->e, true)), compute);
         if (status == cudaSuccess && streams_state(b->e))
             status = order_streams(compute, input_event(s, CLEARED), s->on->streams[OUT]);
@@ -7093,24 +7102,37 @@ bool note_stream(const stage_plan *s, int64_t position, cf_result code, const cf
     return code == CF_OK;
 }
 
+/* Lists the states above a chunk's own group, from the root down. Returns how many, or -1 if they are too many. */
+int64_t list_above(const stage_plan *s, const cf_step *step, bool grouped, cf_state_part *above) {
+    const cf_path *states = s->steps->paths;
+    int64_t n = 0;
+    int32_t lowest = grouped ? states[step->path].up : step->path;
+    for (int32_t i = lowest; i >= 0; i = states[i].up) n++;
+    if (n >= MOST_PARTS) return -1;
+    for (int64_t at = n - 1; at >= 0; at--, lowest = states[lowest].up) {
+        const int64_t rows = std::min(states[lowest].rows, chunk_of(s, step).prefix - states[lowest].begin);
+        above[at] = {group_state(s, step, states[lowest].group, false, 0), {}, rows};
+        if (is_backward(step->action.pass)) above[at].gradient = group_state(s, step, states[lowest].group, true, 0);
+    }
+    return n;
+}
+
 bool begin_stream(const stage_plan *s, const cf_step *step) {
     const cf_action &a = step->action;
     const cf_plan *plan = s->b->plan;
-    const bool grouped = has_group(plan, *step->chunk);
+    const cf_chunk &c = chunk_of(s, step);
+    const bool grouped = has_group(plan, c);
     cf_state_pass pass = {};
     cf_state_part above[MOST_PARTS];
     cf_error why = {};
     if (!needs_stream(s, a)) return true;
     pass.above = above;
-    for (int64_t i = 0; i < step->n_path - grouped; i++, pass.n_above++) {
-        if (i == MOST_PARTS - 1)
-            return note_stream(s, step->position, cf_refuse(&why, CF_ERROR_LIMIT, "n_above", -1, "too deep"), why);
-        above[i] = {group_state(s, step, step->path[i].group, false, 0), {}, step->path[i].rows};
-        if (is_backward(a.pass)) above[i].gradient = group_state(s, step, step->path[i].group, true, 0);
-    }
+    pass.n_above = list_above(s, step, grouped, above);
+    if (pass.n_above < 0)
+        return note_stream(s, step->position, cf_refuse(&why, CF_ERROR_LIMIT, "n_above", -1, "too deep"), why);
     pass.state = grouped ? state_of(s, step, false, false) : above[0].state;
     if (is_backward(a.pass)) pass.gradient = grouped ? state_of(s, step, true, false) : above[0].gradient;
-    pass.prefix = grouped ? step->chunk->prefix - begin_of_group(plan, step->chunk->group) : 0;
+    pass.prefix = grouped ? c.prefix - begin_of_group(plan, c.group) : 0;
     pass.own = cf_chunk_state_tokens(plan, a.chunk);
     pass.window = plan->branches == NULL ? s->b->e->desc.attention.window : 0;
     pass.hidden = plan->branches == NULL ? 0 : s->b->chunks[a.chunk - s->b->first_chunk].hidden;
@@ -7126,53 +7148,47 @@ bool end_stream(const stage_plan *s, const cf_step *step) {
                        cf_state_stream_end(s->on->state_stream, own_stream(s, s->plan[step->position]), &why), why);
 }
 
-/* Runs a pass, as a callback of the interpreter. Failures are noted in the executor, where issue_all looks, and 0 is
-   returned: with NCCL the lists go on without passes, as issue_all says. As in cf_run, an error that the application's
-   callback has put into its step goes out as it came. */
-int run_pass(void *user, const cf_step *step) {
-    const stage_plan *s = static_cast<const stage_plan *>(user);
+/* Runs a pass. Failures are noted in the executor, where issue_all looks: with NCCL the lists go on without passes, as
+   it says. An error that the application's callback has put into its step goes out as it came. */
+void run_pass(const stage_plan *s, const cf_step *step) {
     const cf_executor_desc &d = s->b->e->desc;
     const char *name = is_forward(step->action.pass) ? "forward" : "backward";
     int (*const callback)(void *, const cf_cuda_step *) = is_forward(step->action.pass) ? d.forward : d.backward;
     s->b->e->n_ahead++;
-    if (s->b->e->failure.code != CF_OK) return 0;
+    if (s->b->e->failure.code != CF_OK) return;
     const bool ok = issue(s, step->position, [&] {
-        const cf_cuda_step cuda_step = step_of(s, step);
+        cf_error raised = {};
+        const cf_cuda_step cuda_step = step_of(s, step, &raised);
         const size_t bytes = (size_t)cuda_step.boundary_bytes;
         if (!send_input(s, step->position, cuda_step.input, bytes)) return false;
         if (!clear_gradients(s, step) || !begin_stream(s, step)) return false;
         const int number = callback != NULL ? callback(d.user, &cuda_step) : 0;
-        if (number != 0 && step->error->code != CF_OK)
-            note_error(s->b, s->first + step->position, *step->error);
+        if (number != 0 && raised.code != CF_OK) note_error(s->b, s->first + step->position, raised);
         else if (number != 0)
             note_failure(s, step->position, CF_ERROR_CALLBACK, name, name, number, "reported an error");
         const bool left_none = number == 0 && check_left_behind(s, step->position, name);
         return end_stream(s, step) && left_none && wait_for_input(s, step->position, bytes);
     });
     if (ok) (void)fetch_input(s, step->position);
-    return 0;
 }
 
-int run_progress(void *user, const cf_progress *progress) {
-    const stage_plan *s = static_cast<const stage_plan *>(user);
+void report_progress(const stage_plan *s, const cf_step *step) {
     const cf_executor_desc &d = s->b->e->desc;
-    const int64_t position = progress->step->position;
-    if (d.progress == NULL || s->b->e->failure.code != CF_OK) return 0;
-    const int number = d.progress(d.user, s->on->number, progress);
-    if (number != 0) note_failure(s, position, CF_ERROR_CANCELLED, "progress", "progress", number, "asked to stop");
-    else (void)check_left_behind(s, position, "progress");
-    return 0;
+    if (d.progress == NULL || s->b->e->failure.code != CF_OK) return;
+    const int number = d.progress(d.user, s->on->number, step);
+    if (number != 0)
+        note_failure(s, step->position, CF_ERROR_CANCELLED, "progress", "progress", number, "asked to stop");
+    else (void)check_left_behind(s, step->position, "progress");
 }
 
 /* Runs a transfer. In one process the receiver copies, so that nothing is left for the SEND to do. A tensor without
    rows is not sent; both ends know that. */
-int run_transfer(void *user, const cf_step *step) {
-    const stage_plan *s = static_cast<const stage_plan *>(user);
+void run_transfer(const stage_plan *s, const cf_step *step) {
     executor *e = s->b->e;
     const planned &p = s->plan[step->position];
-    const size_t bytes = (size_t)(e->desc.boundary_bytes_per_token * step->chunk->padded);
+    const size_t bytes = (size_t)(e->desc.boundary_bytes_per_token * chunk_of(s, step).padded);
     const bool sends = is_send(step->action.pass);
-    if (p.event < 0) return 0; /* its RECV does it all */
+    if (p.event < 0) return; /* its RECV does it all */
     const bool ok = issue(s, step->position, [&] {
         cf_error why = {};
         void *data = tensor_at(s, sends ? p.output : p.input);
@@ -7189,7 +7205,6 @@ int run_transfer(void *user, const cf_step *step) {
         return false;
     });
     e->broken |= !ok;
-    return 0;
 }
 
 /* ---- processes ---- */
@@ -7258,25 +7273,6 @@ cf_result gather_times(executor *e, double *times, int64_t n, cf_error *error) {
 
 /* ---- running ---- */
 
-/* Opens the interpreters of all stages, in memory that load has taken. */
-cf_result open_runners(batch *b, cf_error *error) {
-    cf_run_desc run = {};
-    cf_result code = CF_OK;
-    run.forward = run.backward = run_pass;
-    run.send = run.receive = run_transfer;
-    run.progress = run_progress;
-    run.seed = b->e->desc.seed;
-    run.allocator = &b->e->home.from;
-    for (stage_plan &s : b->stages) {
-        run.user = &s;
-        run.memory = s.run_memory.data;
-        run.bytes = (size_t)s.run_memory.n;
-        s.n_done = 0;
-        if (code == CF_OK) code = cf_run_open(b->plan, b->schedule, s.on->number, &run, &s.runner, error);
-    }
-    return code;
-}
-
 /* Sets time 0: a moment at which nothing runs, the same for all stages of a device; with NCCL, when the last process
    has come. */
 cf_result start_clocks(executor *e, cf_error *error) {
@@ -7324,10 +7320,11 @@ bool await(executor *e, int64_t n) {
 int64_t issue_all(executor *e) {
     const batch *b = e->loaded.data;
     for (int64_t i = 0; i < b->order.n; i++) {
-        const stage_plan &s = b->stages[b->order[i]];
-        cf_error why = {};
-        e->broken |= cf_run_next(s.runner, &why) != CF_OK;
-        if (e->failure.code == CF_OK) e->failure = why;
+        stage_plan &s = b->stages[b->order[i]];
+        const cf_step *step = &s.steps->steps[s.n_issued++];
+        if (is_pass(step->action.pass)) run_pass(&s, step);
+        else run_transfer(&s, step);
+        report_progress(&s, step);
         bool ok = true;
         if (e->failure.code != CF_OK ? has_nccl(e) && !e->broken : e->desc.blocking) ok = await(e, i + 1);
         while (ok && e->failure.code == CF_OK && e->n_ahead > PASSES_AHEAD * b->stages.n) ok = await(e, e->n_ended + 1);
@@ -7365,16 +7362,13 @@ cf_result run_batch(executor *e, cudaError_t before, cf_error *error) {
         (void)cf_fail(&e->failure, CF_ERROR_DEVICE, "device", -1, (int64_t)cudaSuccess, (int64_t)before,
                       "a CUDA call before this run left its error");
     cf_error why = {};
-    cf_result code = open_runners(b, &why);
-    if (code == CF_OK && e->desc.timeline && (has_nccl(e) || before == cudaSuccess)) code = start_clocks(e, &why);
+    cf_result code = CF_OK;
+    for (stage_plan &s : b->stages) s.n_done = s.n_issued = 0;
+    if (e->desc.timeline && (has_nccl(e) || before == cudaSuccess)) code = start_clocks(e, &why);
     e->broken = code != CF_OK;
     if (e->failure.code == CF_OK) e->failure = why;
     if (e->failure.code == CF_OK || (has_nccl(e) && !e->broken)) issue_and_await(e);
     if (has_nccl(e)) agree(e);
-    for (stage_plan &s : b->stages) {
-        (void)cf_run_close(s.runner, NULL, NULL);
-        s.runner = NULL;
-    }
     b->timed = e->failure.code == CF_OK && e->desc.timeline;
     if (e->failure.code == CF_OK) return CF_OK;
     (void)drain(e, NULL);

@@ -97,10 +97,10 @@ static double sequence_gradients(part *whole, const batch *b, int64_t sequence, 
     memset(&step, 0, sizeof step);
     memset(&cuda, 0, sizeof cuda);
     chunk.tokens = chunk.padded = n;
-    step.chunk = &chunk;
     step.wants_loss = 1;
-    step.error = &error;
     cuda.step = &step;
+    cuda.chunk = &chunk;
+    cuda.error = &error;
     cuda.attention = prepared;
     cuda.tiles = tiles;
     cuda.positions = device_ids;

@@ -143,11 +143,11 @@ static inline cf_result chunk_feed_load(chunk_feed *f, const cf_plan *plan, int6
 
 /* In a tree: which states the pass reads, and before its first use of one in a backward, clears its gradients. Which of
    its rows see which of theirs is in the metadata, level by level. */
-static inline void chunk_feed_find_places(chunk_feed *f, const cf_steps *steps, const cf_steps_item *step,
+static inline void chunk_feed_find_places(chunk_feed *f, const cf_steps *steps, const cf_step *step,
                                           const group_state *states, pass *p) {
     const cf_metadata *m = &f->described;
     for (int32_t n = step->path; n >= 0; n = steps->paths[n].up) {
-        const cf_steps_path *path = &steps->paths[n];
+        const cf_path *path = &steps->paths[n];
         const group_state *state = &states[path->state];
         if (path->clear == step->position && state != p->state) {
             group_state_clear_gradient(state, p->config, &p->stage);
@@ -273,7 +273,7 @@ static inline cf_result chunk_runner_reserve(chunk_runner *r, const cf_plan *pla
     return CF_OK;
 }
 
-static inline pass pass_of(chunk_runner *r, const cf_steps_item *step) {
+static inline pass pass_of(chunk_runner *r, const cf_step *step) {
     pass p = {r->config, r->weights, &r->feed.rows, &r->passing, NULL, &r->scratch, r->stage, r->seed,
               step->action.pass == CF_R, &r->routing, NULL, 0};
     if (step->slot >= 0) p.kept = &r->slots[step->slot];
@@ -284,7 +284,7 @@ static inline pass pass_of(chunk_runner *r, const cf_steps_item *step) {
 }
 
 /* F, R or B. Of a chunk's forwards only one runs the head. */
-static inline cf_result run_pass(chunk_runner *r, const cf_steps_item *step, cf_error *error) {
+static inline cf_result run_pass(chunk_runner *r, const cf_step *step, cf_error *error) {
     const int64_t chunk = step->action.chunk;
     cf_result result = chunk_feed_load(&r->feed, r->plan, chunk, r->batch, error);
     if (result != CF_OK) return result;
@@ -311,8 +311,8 @@ static inline group_state state_of_group(const model_config *config, const stage
 }
 
 /* What comes into use with a step. Activation slots are there already; a group's state has the group's size. */
-static inline void begin_step(chunk_runner *r, const cf_steps_item *step) {
-    const cf_steps_path *path = step->path >= 0 ? &r->steps->paths[step->path] : NULL;
+static inline void begin_step(chunk_runner *r, const cf_step *step) {
+    const cf_path *path = step->path >= 0 ? &r->steps->paths[step->path] : NULL;
     if (step->action.keep) r->live_bytes += r->slots[step->slot].bytes;
     r->peak_live_bytes = max_of(r->peak_live_bytes, r->live_bytes);
     if (!path || path->first != step->position) return;
@@ -321,18 +321,18 @@ static inline void begin_step(chunk_runner *r, const cf_steps_item *step) {
 }
 
 /* What goes out of use with it. */
-static inline void end_step(chunk_runner *r, const cf_steps_item *step) {
+static inline void end_step(chunk_runner *r, const cf_step *step) {
     if (step->action.pass == CF_B) r->live_bytes -= r->slots[step->slot].bytes;
     for (int32_t i = step->path; i >= 0; i = r->steps->paths[i].up) {
-        const cf_steps_path *path = &r->steps->paths[i];
+        const cf_path *path = &r->steps->paths[i];
         if (path->last == step->position) group_state_free(&r->states[path->state], r->meter);
     }
 }
 
 /* Gives back the states that are in use where a run ends early, with this step. */
-static inline void drop_states(chunk_runner *r, const cf_steps_item *step) {
+static inline void drop_states(chunk_runner *r, const cf_step *step) {
     for (int64_t i = 0; i < r->steps->n_paths; i++) {
-        const cf_steps_path *path = &r->steps->paths[i];
+        const cf_path *path = &r->steps->paths[i];
         if (path->first <= step->position && step->position < path->last)
             group_state_free(&r->states[path->state], r->meter);
     }
@@ -342,7 +342,7 @@ static inline void drop_states(chunk_runner *r, const cf_steps_item *step) {
 static inline cf_result run_steps(chunk_runner *r, cf_error *error) {
     cf_result result = CF_OK;
     for (int64_t i = 0; i < r->steps->n && result == CF_OK; i++) {
-        const cf_steps_item *step = &r->steps->steps[i];
+        const cf_step *step = &r->steps->steps[i];
         begin_step(r, step);
         result = run_pass(r, step, error);
         end_step(r, step);

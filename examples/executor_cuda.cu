@@ -412,7 +412,7 @@ static void print_memory(const trainer *t) {
                "gradient in groups %.3f, workspace %.3f, metadata %.3f; host %.3f; %lld chunks kept at most\n",
                (long long)stage_index, t->devices[stage_index], mebibytes(m.total), mebibytes(m.arena),
                mebibytes(m.arena_live), mebibytes(m.state), mebibytes(m.gradient), mebibytes(m.workspace),
-               mebibytes(m.metadata), mebibytes(m.host), (long long)m.stats.peak_slots);
+               mebibytes(m.metadata), mebibytes(m.host), (long long)m.n_slots);
     }
     free(all);
     fflush(stdout);

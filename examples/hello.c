@@ -5,7 +5,7 @@
 #include "../chunkflow.h"
 #include <stdio.h>
 
-static void one_pass(const cf_plan *plan, const cf_steps_item *step) { /* your forward or backward goes here */
+static void one_pass(const cf_plan *plan, const cf_step *step) { /* your forward or backward goes here */
     const cf_chunk *chunk = &plan->chunks[step->action.chunk];
     printf("%s  chunk %d  %5lld tokens after %5lld  activations: ", cf_pass_name((cf_pass)step->action.pass),
            step->action.chunk, (long long)chunk->tokens, (long long)chunk->prefix);

@@ -9,7 +9,7 @@
 enum { PROMPT = 9000, ANSWER = 1000, ANSWERS = 6 };
 
 /* Your forward or backward goes here. */
-static cf_result one_pass(const cf_plan *plan, const cf_steps *steps, const cf_steps_item *step,
+static cf_result one_pass(const cf_plan *plan, const cf_steps *steps, const cf_step *step,
                           const cf_metadata_desc *loss, cf_error *error) {
     const int64_t chunk = step->action.chunk;
     cf_metadata m;
@@ -25,7 +25,7 @@ static cf_result one_pass(const cf_plan *plan, const cf_steps *steps, const cf_s
     if (result == CF_OK) {
         printf("%s  chunk %d  %5lld rows", cf_pass_name((cf_pass)step->action.pass), (int)chunk, (long long)m.rows);
         for (i = step->path; i >= 0; i = steps->paths[i].up) {
-            const cf_steps_path *path = &steps->paths[i]; /* its K and V are read; a backward adds to its dK and dV */
+            const cf_path *path = &steps->paths[i]; /* its K and V are read; a backward adds to its dK and dV */
             const int64_t before = plan->chunks[chunk].prefix - path->begin; /* of its rows, those before the chunk */
             printf("  path: %lld of group %lld in slot %d%s", (long long)(before < path->rows ? before : path->rows),
                    (long long)path->group, path->state, path->clear == step->position ? ", cleared" : "");

@@ -562,7 +562,7 @@ template <typename T> struct pass_of {
 
 template <typename T> static void check(pass_of<T> *p, const char *what, const char *problem) {
     if (!problem || p->failed) return;
-    (void)cf_refuse(p->step->step->error, CF_ERROR_CALLBACK, what, -1, problem);
+    (void)cf_refuse(p->step->error, CF_ERROR_CALLBACK, what, -1, problem);
     p->failed = 1;
 }
 
@@ -573,7 +573,7 @@ template <typename T> static void check(pass_of<T> *p, const char *what, cudaErr
 /* A function of the library with its arguments before `error`. */
 #define LIBRARY(p, function, ...)                                                               \
     do {                                                                                        \
-        if (!(p)->failed) (p)->failed = function(__VA_ARGS__, (p)->step->step->error) != CF_OK; \
+        if (!(p)->failed) (p)->failed = function(__VA_ARGS__, (p)->step->error) != CF_OK; \
     } while (0)
 
 /* A kernel on all rows of the chunk. */
@@ -632,7 +632,7 @@ static void add_weight_gradient(pass_of<T> *p, float *dw, const T *x, const T *d
 template <typename T>
 static pass_of<T> begin_pass(const part *own, const cf_cuda_step *step) {
     pass_of<T> p = {};
-    area kept = {(char *)step->activations, step->step->chunk->padded, 0, 0};
+    area kept = {(char *)step->activations, step->chunk->padded, 0, 0};
     area scratch = {(char *)step->workspace, kept.rows, 0, 0};
     p.own = own;
     p.step = step;

@@ -138,12 +138,12 @@ static inline void stage_runner_end(stage_runner *r) {
     memset(r, 0, sizeof *r);
 }
 
-static inline int64_t boundary_numbers(const stage_runner *r, const cf_steps_item *step) {
+static inline int64_t boundary_numbers(const stage_runner *r, const cf_step *step) {
     return r->plan->chunks[step->action.chunk].padded * r->config->hidden;
 }
 
 /* Loads the rows of the step's chunk and lays its buffers out for the part of the model that the step is about. */
-static inline cf_result prepare_pass(stage_runner *r, const cf_steps_item *step, pass *p, cf_error *error) {
+static inline cf_result prepare_pass(stage_runner *r, const cf_step *step, pass *p, cf_error *error) {
     cf_result result = chunk_feed_load(&r->feed, r->plan, step->action.chunk, r->batch, error);
     if (result != CF_OK) return result;
     activations *kept = step->slot >= 0 ? &r->slots[step->slot] : &r->passing;
@@ -172,7 +172,7 @@ static inline int64_t cell_of(const stage_runner *r, const cf_action *a) {
 }
 
 /* Begins to send an F's input, which its R will want again, to host memory. */
-static inline void input_leaves(stage_runner *r, const cf_steps_item *step) {
+static inline void input_leaves(stage_runner *r, const cf_step *step) {
     real **host = &r->kept_inputs[cell_of(r, &step->action)];
     int64_t count = boundary_numbers(r, step);
     *host = TAKE(real, count);
@@ -181,7 +181,7 @@ static inline void input_leaves(stage_runner *r, const cf_steps_item *step) {
 }
 
 /* It has arrived, and other tensors can have its buffer. */
-static inline void input_has_left(stage_runner *r, const cf_steps_item *step) {
+static inline void input_has_left(stage_runner *r, const cf_step *step) {
     copy_wait(&r->inputs_out, r->inputs_out.n_issued);
     r->spare[r->n_spare++] = r->boundaries[step->input];
     r->boundaries[step->input] = NULL;
@@ -206,15 +206,15 @@ static inline input_slot *input_load(stage_runner *r, const cf_action *a) {
 }
 
 /* Begins to load what the next R of the list will read, if it is kept by now. */
-static inline void input_look_ahead(stage_runner *r, const cf_steps_item *step) {
+static inline void input_look_ahead(stage_runner *r, const cf_step *step) {
     int64_t i = step->position + 1;
-    const cf_steps_item *steps = r->steps->steps;
+    const cf_step *steps = r->steps->steps;
     while (i < r->steps->n && (steps[i].action.pass != CF_R || !r->kept_inputs[cell_of(r, &steps[i].action)])) i++;
     if (i < r->steps->n) input_load(r, &steps[i].action);
 }
 
 /* The R that wanted it has read it. */
-static inline void input_is_done(stage_runner *r, const cf_steps_item *step, input_slot *slot) {
+static inline void input_is_done(stage_runner *r, const cf_step *step, input_slot *slot) {
     int64_t count = boundary_numbers(r, step);
     spoil(slot->rows, count);
     slot->owner = -1;
@@ -224,7 +224,7 @@ static inline void input_is_done(stage_runner *r, const cf_steps_item *step, inp
 }
 
 /* F and R. */
-static inline void stage_forward(stage_runner *r, const cf_steps_item *step, pass *prepared) {
+static inline void stage_forward(stage_runner *r, const cf_step *step, pass *prepared) {
     pass p = *prepared;
     int streams = step->input >= 0 && r->stream_bytes > 0 && r->schedule->shape.replay == CF_REPLAY_LOCAL;
     int leaves = streams && step->action.pass == CF_F && !step->action.keep;
@@ -243,7 +243,7 @@ static inline void stage_forward(stage_runner *r, const cf_steps_item *step, pas
 }
 
 /* B, or I and W. */
-static inline void stage_backward(stage_runner *r, const cf_steps_item *step, pass *p) {
+static inline void stage_backward(stage_runner *r, const cf_step *step, pass *p) {
     real *stream = r->scratch.rows.stream;
     if (step->input >= 0) copy_rows(stream, r->boundaries[step->input], p->rows->rows, r->config->hidden);
     if (step->action.pass == CF_B) model_backward(p, r->gradient);
@@ -252,7 +252,7 @@ static inline void stage_backward(stage_runner *r, const cf_steps_item *step, pa
     if (step->output >= 0) copy_rows(r->boundaries[step->output], stream, p->rows->rows, r->config->hidden);
 }
 
-static inline cf_result stage_pass(stage_runner *r, const cf_steps_item *step, cf_error *error) {
+static inline cf_result stage_pass(stage_runner *r, const cf_step *step, cf_error *error) {
     pass p;
     if (r->plan->chunks[step->action.chunk].n_slices == 0) return CF_OK; /* idle, to keep ranks in step */
     cf_result result = prepare_pass(r, step, &p, error);
@@ -264,8 +264,8 @@ static inline cf_result stage_pass(stage_runner *r, const cf_steps_item *step, c
 
 /* ---- what comes into use with a step, and what goes out of use ---- */
 
-static inline void stage_begin_step(stage_runner *r, const cf_steps_item *step) {
-    const cf_steps_path *path = step->path >= 0 ? &r->steps->paths[step->path] : NULL;
+static inline void stage_begin_step(stage_runner *r, const cf_step *step) {
+    const cf_path *path = step->path >= 0 ? &r->steps->paths[step->path] : NULL;
     const int32_t filled = step->action.pass <= CF_W ? step->output : step->input; /* by a pass, or a receive */
     r->live_slots += step->action.keep;
     if (filled >= 0 && !r->boundaries[filled])
@@ -278,7 +278,7 @@ static inline void stage_begin_step(stage_runner *r, const cf_steps_item *step) 
 
 /* The tensor that a pass has read or sent is done with; only local replay reads the input of an F that kept nothing
    once more. */
-static inline void stage_end_step(stage_runner *r, const cf_steps_item *step) {
+static inline void stage_end_step(stage_runner *r, const cf_step *step) {
     const int32_t emptied = step->action.pass <= CF_W ? step->input : step->output;
     int again = step->action.pass == CF_F && !step->action.keep && r->schedule->shape.replay == CF_REPLAY_LOCAL;
     r->live_slots -= step->action.pass == CF_B || step->action.pass == CF_W;
@@ -287,7 +287,7 @@ static inline void stage_end_step(stage_runner *r, const cf_steps_item *step) {
         r->boundaries[emptied] = NULL;
     }
     for (int32_t i = step->path; i >= 0; i = r->steps->paths[i].up) {
-        const cf_steps_path *path = &r->steps->paths[i];
+        const cf_path *path = &r->steps->paths[i];
         if (path->last == step->position) group_state_free(&r->states[path->state], &r->meter);
     }
 }

@@ -328,7 +328,7 @@ static void transport_end(transport *t) {
 }
 
 /* Tells tensors apart, as far as the 32768 tags go that every MPI has: chunk, lower virtual stage of the two, kind. */
-static int tensor_tag(const transport *t, const cf_steps_item *step) {
+static int tensor_tag(const transport *t, const cf_step *step) {
     static const int kinds[] = {0, 0, 1, 1, 2, 2}; /* SEND_F, RECV_F, SEND_R, RECV_R, SEND_B, RECV_B */
     int pass_number = step->action.pass - CF_SEND_F;
     int from_below = step->action.pass == CF_RECV_F || step->action.pass == CF_RECV_R || step->action.pass == CF_SEND_B;
@@ -344,7 +344,7 @@ static int free_request(transport *t) {
     return i;
 }
 
-static void send_tensor(transport *t, const cf_steps_item *step, real **boundary, int64_t count) {
+static void send_tensor(transport *t, const cf_step *step, real **boundary, int64_t count) {
     int tag = tensor_tag(t, step), peer = (int)step->peer;
     t->n_sent++;
     if (t->rendezvous) {
@@ -359,7 +359,7 @@ static void send_tensor(transport *t, const cf_steps_item *step, real **boundary
 }
 
 /* Returns NULL, or what is wrong with the message. */
-static const char *receive_tensor(transport *t, const cf_steps_item *step, real *boundary, int64_t count,
+static const char *receive_tensor(transport *t, const cf_step *step, real *boundary, int64_t count,
                                   int64_t room) {
     MPI_Status status;
     int got = 0;
@@ -392,7 +392,7 @@ static int64_t n_actions_of(const cf_schedule *schedule, int64_t stage_index) {
     return schedule->first[stage_index + 1] - schedule->first[stage_index];
 }
 
-static int is_faulty(const stage_process *p, const cf_steps_item *step) {
+static int is_faulty(const stage_process *p, const cf_step *step) {
     return p->fault.kind != FAULT_NONE && p->fault.stage == process && p->fault.action == step->position;
 }
 
@@ -413,19 +413,19 @@ static fault find_fault(fault f, const cf_schedule *lowered) {
     return f;
 }
 
-static cf_result step_fails(const cf_steps_item *step, const char *why, cf_error *error) {
+static cf_result step_fails(const cf_step *step, const char *why, cf_error *error) {
     return cf_refuse(error, CF_ERROR_CALLBACK, "action", step->position, why);
 }
 
 /* What --fail wants to happen here. */
-static cf_result meet_fault(stage_process *p, const cf_steps_item *step, cf_error *error) {
+static cf_result meet_fault(stage_process *p, const cf_step *step, cf_error *error) {
     if (!is_faulty(p, step)) return CF_OK;
     if (p->fault.kind == FAULT_KILL) raise(SIGKILL);
     return p->fault.kind == FAULT_ERROR ? step_fails(step, "injected by --fail", error) : CF_OK;
 }
 
 /* One pass, timed. The schedule before lowering has the same passes in the same order. */
-static cf_result timed_pass(stage_process *p, const cf_steps_item *step, cf_error *error) {
+static cf_result timed_pass(stage_process *p, const cf_step *step, cf_error *error) {
     const cf_action *planned = &p->schedule->actions[p->schedule->first[process] + p->n_timed];
     if (p->n_timed >= n_actions_of(p->schedule, process) || memcmp(planned, &step->action, sizeof *planned) != 0) {
         return step_fails(step, "the lowered list has another pass here than the schedule", error);
@@ -444,7 +444,7 @@ static cf_result timed_pass(stage_process *p, const cf_steps_item *step, cf_erro
 }
 
 /* A send or receive. */
-static cf_result timed_transfer(stage_process *p, const cf_steps_item *step, cf_error *error) {
+static cf_result timed_transfer(stage_process *p, const cf_step *step, cf_error *error) {
     const double begin = seconds_now();
     const int64_t count = boundary_numbers(&p->runner, step);
     const char *wrong = NULL;
@@ -471,7 +471,7 @@ static void run_stage(stage_process *p) {
     MPI_Barrier(MPI_COMM_WORLD);
     in_step = 0;
     for (int64_t i = 0; i < steps->n; i++) {
-        const cf_steps_item *step = &steps->steps[i];
+        const cf_step *step = &steps->steps[i];
         cf_result result = meet_fault(p, step, &error);
         stage_begin_step(&p->runner, step);
         if (result == CF_OK && step->action.pass < CF_COMPUTE_PASS_COUNT) result = timed_pass(p, step, &error);

@@ -259,7 +259,7 @@ typedef struct trainer {
 } trainer;
 
 /* Whether slice i of a chunk belongs to a split sequence. Such a slice comes first; all others are whole sequences. */
-static int is_split(const cf_steps_item *step, int64_t i) { return i == 0 && step->state >= 0; }
+static int is_split(const cf_step *step, int64_t i) { return i == 0 && step->state >= 0; }
 
 /* F and R. A chunk that is replayed has two forwards: its F keeps nothing and is there for the K and V that later chunks
    need; its R computes the same once more and keeps it. Only the forward that wants the loss runs the head, so that
@@ -267,7 +267,7 @@ static int is_split(const cf_steps_item *step, int64_t i) { return i == 0 && ste
 
    For clarity the slices run one by one. A real trainer has one matrix product for all rows of the chunk and one
    variable-length attention: cf_metadata_fill describes the chunk as these want it, each row's target included. */
-static void forward(trainer *t, const cf_steps_item *step) {
+static void forward(trainer *t, const cf_step *step) {
     const cf_chunk *chunk = &t->plan->chunks[step->action.chunk];
     chunk_slot *slot = &t->slots[step->slot >= 0 ? step->slot : t->n_slots];
     for (int64_t i = 0; i < chunk->n_slices; i++) {
@@ -283,7 +283,7 @@ static void forward(trainer *t, const cf_steps_item *step) {
 
    Slots are reused, and backwards add to dK and dV, so these have to start from zero: clear_state_gradient says when.
    All else is written before it is read. */
-static void backward(trainer *t, const cf_steps_item *step) {
+static void backward(trainer *t, const cf_step *step) {
     const cf_chunk *chunk = &t->plan->chunks[step->action.chunk];
     const chunk_slot *slot = &t->slots[step->slot];
     memset(t->d_own, 0, sizeof t->d_own);
@@ -299,7 +299,7 @@ static void backward(trainer *t, const cf_steps_item *step) {
 
 /* Slots that go out of use with a step. A trainer that allocates memory for each group frees it here. This one sets
    every bit, which makes every number a NaN: if a later pass read one, the loss or the gradients would show it. */
-static void forget(trainer *t, const cf_steps *steps, const cf_steps_item *step) {
+static void forget(trainer *t, const cf_steps *steps, const cf_step *step) {
     if (step->action.pass == CF_B) memset(&t->slots[step->slot], 0xFF, sizeof *t->slots);
     if (step->path >= 0 && steps->paths[step->path].last == step->position)
         memset(&t->states[step->state], 0xFF, sizeof *t->states);
@@ -332,7 +332,7 @@ static cf_result run_passes(trainer *t, const cf_steps *steps, cf_error *error) 
     t->states = malloc(((size_t)steps->n_states + 1) * sizeof *t->states); /* + 1: malloc may answer 0 with NULL */
     cf_result result = t->slots && t->states ? CF_OK : out_of_memory(error);
     for (int64_t i = 0; result == CF_OK && i < steps->n; i++) {
-        const cf_steps_item *step = &steps->steps[i];
+        const cf_step *step = &steps->steps[i];
         if (step->action.pass == CF_B) backward(t, step);
         else forward(t, step);
         forget(t, steps, step);

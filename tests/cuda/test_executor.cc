@@ -405,7 +405,7 @@ struct device_model {
     int64_t fail_at_block = -1, n_blocks = 0; /* after this block of any pass it reports number 5 */
     int64_t cancel_at = -1, n_progress = 0;
     std::function<void(const cf_cuda_step *)> before;
-    std::function<void(const cf_progress *)> in_progress;
+    std::function<void(const cf_step *)> in_progress;
     mutable std::vector<cf_cuda_stage> own_stages; /* what a descriptor points to */
     bool may_fail = false; /* CUDA calls of a pass fail in this test; it then reports number 6 */
 
@@ -422,7 +422,7 @@ struct device_model {
     int device(int64_t stage) const { return x.devices.empty() ? 0 : x.devices[(size_t)stage]; }
 
     static int pass(void *user, const cf_cuda_step *step) { return static_cast<device_model *>(user)->run_pass(step); }
-    static int progress(void *user, int64_t, const cf_progress *p) {
+    static int progress(void *user, int64_t, const cf_step *p) {
         device_model *m = static_cast<device_model *>(user);
         if (m->in_progress) m->in_progress(p);
         return m->n_progress++ == m->cancel_at ? 9 : 0;
@@ -430,7 +430,7 @@ struct device_model {
 
     int run_pass(const cf_cuda_step *step) {
         const cf_action a = step->step->action;
-        const cf_chunk &c = *step->step->chunk;
+        const cf_chunk &c = *step->chunk;
         const cf_cuda_stage &d = x.stages[(size_t)a.stage];
         const int64_t first = b.made->shape.rank * b.plan->n_steps, last = n_virtual_stages() - 1;
         const int64_t stage = stage_of(b.made, a.stage);
@@ -438,7 +438,7 @@ struct device_model {
         if (note) seen.push_back({stage, step->step->position, a, *step});
         if (before) before(step);
         if (n_passes++ == fail_at && raises)
-            (void)cf_fail(step->step->error, CF_ERROR_SPACE, "registers", raised_item, 8, 9, "spilled");
+            (void)cf_fail(step->error, CF_ERROR_SPACE, "registers", raised_item, 8, 9, "spilled");
         if (n_passes - 1 == fail_at) return 5;
         if (!may_fail) CHECK(cudaGetDevice(&current) == cudaSuccess && current == device(stage));
         CHECK_INT(step->device, device(stage));
@@ -545,7 +545,7 @@ struct device_model {
     int run_streamed(const cf_cuda_step *step, pass_data p) {
         const auto behind = [](word *array, int64_t n) { return array + (n + 3) / 4 * 4; };
         const bool forward = p.pass == CF_F || p.pass == CF_R, backward = p.pass == CF_B || p.pass == CF_I;
-        const cf_chunk &c = *step->step->chunk;
+        const cf_chunk &c = *step->chunk;
         word *room = behind(p.work, p.n_work);
         const int64_t n = 2 * p.padded * p.row_words;
         p.own = p.activations ? behind(p.activations, p.n_activations) : room;
@@ -693,7 +693,7 @@ static setting random_setting(uint64_t seed, int n_devices) {
     x.pack.align = harness_chance(&rng, 0.3) ? 2 : 1;
     x.pack.chunk_size = 2 * harness_between(&rng, 2, 5);
     x.pack.split = (cf_split_method)harness_between(&rng, 0, 3);
-    x.pack.method = (cf_pack_method)harness_between(&rng, 0, 3);
+    x.pack.method = (cf_pack_method)harness_between(&rng, 0, CF_PACK_COUNT - 1);
     x.pack.no_tails = harness_chance(&rng, 0.3);
     x.pack.n_ranks = harness_chance(&rng, 0.2) ? 2 : 1;
     for (int64_t i = harness_between(&rng, 1, 8); i > 0; i--)
@@ -907,7 +907,7 @@ struct tree_model {
 
     bool layer(const cf_cuda_step *step, int64_t at) {
         const cf_action &a = step->step->action;
-        const cf_chunk &c = *step->step->chunk;
+        const cf_chunk &c = *step->chunk;
         const bool backward = a.pass == CF_B || a.pass == CF_I;
         tree_work w = {};
         w.layer = (int)at, w.row_words = x.row_words, w.number = number_of(a.chunk), w.faults = faults;
@@ -1260,18 +1260,20 @@ static bool check_stage_places(const device_model &m, int64_t stage, losses *wor
                                              memory.metadata);
 }
 
-/* The interpreter's books, by a dry run of another's. */
+/* What the executor counts is what the steps do. */
 static bool check_books(const device_model &m, int64_t stage) {
-    cf_run_stats stats = {};
+    cf_steps *steps = nullptr;
     cf_executor_memory memory = {};
     cf_error error = {};
-    return CHECK_INT(cf_run(m.b.plan, cf_executor_schedule(m.executor), stage, nullptr, &stats, &error), CF_OK) &&
-           CHECK_INT(loaded_memory(m.executor, stage, &memory, &error), CF_OK) &&
-           CHECK_INT(memory.stats.done, stats.done) && CHECK_INT(memory.stats.peak_slots, stats.peak_slots) &&
-           CHECK_INT(memory.stats.peak_tokens, stats.peak_tokens) &&
-           CHECK_INT(memory.stats.peak_states, stats.peak_states) &&
-           CHECK_INT(memory.stats.peak_state_tokens, stats.peak_state_tokens) &&
-           CHECK_INT(memory.stats.peak_boundaries, stats.peak_boundaries);
+    const cf_schedule *s = cf_executor_schedule(m.executor);
+    const bool ok = CHECK_INT(cf_steps_make(m.b.plan, s, stage, 0, nullptr, &steps, &error), CF_OK) &&
+                    CHECK_INT(loaded_memory(m.executor, stage, &memory, &error), CF_OK) &&
+                    CHECK_INT(memory.n_slots, steps->n_slots) && CHECK_INT(memory.n_states, steps->n_states) &&
+                    CHECK_INT(memory.peak_tokens, steps->peak_tokens) &&
+                    CHECK_INT(memory.peak_state_tokens, steps->peak_state_tokens) &&
+                    CHECK_INT(memory.n_boundaries, steps->n_boundaries);
+    cf_steps_free(steps);
+    return ok;
 }
 
 TEST(places) {
@@ -1294,7 +1296,7 @@ TEST(places) {
     worst.report();
 }
 
-/* State live is what the interpreter counts where every chunk is in a group and none is hybrid. */
+/* State live is what the steps count where every chunk is in a group and none is hybrid. */
 TEST(state_is_what_the_books_say) {
     setting x = random_setting(7, 1);
     x.pack = cf_pack_desc();
@@ -1318,8 +1320,8 @@ TEST(state_is_what_the_books_say) {
         cf_state state = {nullptr, x.stages[(size_t)stage].n_layers, 1, x.row_words, 0, CF_DTYPE_FP32, 0};
         int64_t bytes = 0;
         REQUIRE(loaded_memory(m.executor, stage, &memory, &error) == CF_OK);
-        state.rows = memory.stats.peak_state_tokens;
-        CHECK_INT(cf_state_bytes(&state, memory.stats.peak_state_tokens, &bytes, &error), CF_OK);
+        state.rows = memory.peak_state_tokens;
+        CHECK_INT(cf_state_bytes(&state, memory.peak_state_tokens, &bytes, &error), CF_OK);
         CHECK_INT(memory.state_live, bytes);
     }
 }
@@ -1529,7 +1531,9 @@ static bool same_memory(const cf_executor_memory &a, const cf_executor_memory &b
            CHECK_INT(a.gradient_live, b.gradient_live) && CHECK_INT(a.forward_workspace, b.forward_workspace) &&
            CHECK_INT(a.backward_workspace, b.backward_workspace) && CHECK_INT(a.workspace, b.workspace) &&
            CHECK_INT(a.metadata, b.metadata) && CHECK_INT(a.total, b.total) && CHECK_INT(a.host, b.host) &&
-           CHECK(memcmp(&a.stats, &b.stats, sizeof a.stats) == 0);
+           CHECK_INT(a.n_slots, b.n_slots) && CHECK_INT(a.n_states, b.n_states) &&
+           CHECK_INT(a.n_boundaries, b.n_boundaries) && CHECK_INT(a.peak_tokens, b.peak_tokens) &&
+           CHECK_INT(a.peak_state_tokens, b.peak_state_tokens);
 }
 
 /* What a batch will take is what it takes; asking changes nothing and allocates nothing on the device. */
@@ -1727,7 +1731,7 @@ TEST(errors_that_callbacks_leave) {
     m.before = [&](const cf_cuda_step *step) { n_busy += cudaStreamQuery(step->stream) == cudaErrorNotReady; };
     REQUIRE(run_and_compare(&m, host));
     m.before = nullptr;
-    m.in_progress = [&](const cf_progress *) {
+    m.in_progress = [&](const cf_step *) {
         n_busy += cudaStreamQuery(cf_executor_stream(m.executor, 0)) == cudaErrorNotReady;
     };
     REQUIRE(run_and_compare(&m, host));
@@ -1756,9 +1760,9 @@ TEST(errors_that_callbacks_leave) {
     for (int64_t at = 0; at < 12; at++) {
         int64_t position = -1;
         m.clear_results();
-        m.in_progress = [&](const cf_progress *p) {
+        m.in_progress = [&](const cf_step *p) {
             if (m.n_progress != at) return;
-            position = p->step->position;
+            position = p->position;
             launch_badly(cf_executor_stream(m.executor, 0));
         };
         CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_DEVICE);
@@ -1816,7 +1820,7 @@ TEST(calls_from_callbacks) {
         n_refused += cf_executor_load(m.executor, b.plan, b.schedule(), &error) == CF_ERROR_ARGUMENT;
         n_refused += cf_executor_run(m.executor, &error) == CF_ERROR_ARGUMENT;
     };
-    m.in_progress = [&](const cf_progress *) {
+    m.in_progress = [&](const cf_step *) {
         n_refused += cf_executor_run(m.executor, nullptr) == CF_ERROR_ARGUMENT;
     };
     REQUIRE(run_and_compare(&m, host));
@@ -2226,12 +2230,12 @@ TEST(attention_of_each_chunk) {
     d.attention.dtype = CF_DTYPE_BF16;
     d.forward = d.backward = [](void *, const cf_cuda_step *step) {
         const cf_attention *a = step->attention;
-        const cf_chunk *c = step->step->chunk;
+        const cf_chunk *c = step->chunk;
         int n_processors = 0;
         if (!CHECK(a != nullptr) || !CHECK_INT(a->desc.n_slices, c->n_slices)) return 1;
         CHECK(cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, step->device) == cudaSuccess);
         CHECK_INT(a->desc.n_processors, n_processors);
-        const cf_slice *last = step->step->plan->slices + c->first_slice + c->n_slices - 1;
+        const cf_slice *last = step->plan->slices + c->first_slice + c->n_slices - 1;
         CHECK_INT(a->rows_q, c->n_slices ? last->offset + last->length : 0);
         CHECK_INT(step->metadata->cu_seqlens_q[step->metadata->n_seqs], c->padded);
         const bool forward = step->step->action.pass == CF_F || step->step->action.pass == CF_R;
@@ -2243,8 +2247,8 @@ TEST(attention_of_each_chunk) {
         CHECK(cudaMemcpy(ids.data(), step->positions, (size_t)c->padded * 4, cudaMemcpyDeviceToHost) == cudaSuccess);
         int64_t n = 0;
         for (int64_t s = c->first_slice; s < c->first_slice + c->n_slices; s++)
-            for (int64_t t = 0; t < step->step->plan->slices[s].length; t++, n++)
-                CHECK_INT(ids[(size_t)(step->step->plan->slices[s].offset + t)], step->step->plan->slices[s].begin + t);
+            for (int64_t t = 0; t < step->plan->slices[s].length; t++, n++)
+                CHECK_INT(ids[(size_t)(step->plan->slices[s].offset + t)], step->plan->slices[s].begin + t);
         CHECK_INT(std::count(ids.begin(), ids.begin() + c->padded, -1), c->padded - n);
         CHECK((uintptr_t)step->tiles % 256 == 0 && (uintptr_t)step->positions % 256 == 0);
         CHECK(step->step->action.pass == CF_W || (uintptr_t)step->state.data % 256 == 0);
@@ -2278,13 +2282,13 @@ static void check_tiles(const cf_attention *a, const void *tiles) {
 
 /* The objects of a chunk and of the blocks of its prefix hide and show what one object with all keys does. */
 static int check_blocks(void *, const cf_cuda_step *step) {
-    const cf_chunk &c = *step->step->chunk;
+    const cf_chunk &c = *step->chunk;
     const bool forward = step->step->action.pass == CF_F || step->step->action.pass == CF_R;
     int64_t pairs = step->attention->pairs, row = 0, next = 0, n_objects = 0;
     const cf_attention *before = nullptr;
     if (step->step->action.pass == CF_W || !step->state_stream) return 0;
     CHECK_INT(step->attention->desc.prefix, c.prefix);
-    CHECK_INT(pairs, count_pairs(step->step->plan, c, window_of_blocks, false));
+    CHECK_INT(pairs, count_pairs(step->plan, c, window_of_blocks, false));
     for (int64_t i = 0, n; (n = cf_state_stream_block(5, c.prefix, window_of_blocks, i, &row)) > 0; i++) {
         const cf_cuda_block *block = cf_cuda_step_block(step, i);
         if (!CHECK(block != nullptr)) return 1;
@@ -2300,7 +2304,7 @@ static int check_blocks(void *, const cf_cuda_step *step) {
         blocks_seen++;
     }
     CHECK_INT(next, blocks_seen > 0 && step->n_blocks > 0 ? c.prefix : 0);
-    CHECK_INT(pairs, count_pairs(step->step->plan, c, window_of_blocks, true));
+    CHECK_INT(pairs, count_pairs(step->plan, c, window_of_blocks, true));
     CHECK_INT(n_objects, step->n_blocks);
     if (window_of_blocks == 0) CHECK(step->n_blocks <= 2);
     CHECK(cf_cuda_step_block(step, -1) == nullptr);
@@ -2795,7 +2799,7 @@ static void check_timeline(cf_schedule_kind kind, cf_replay replay, int64_t n_st
                    : 0.0;
     });
     m.before = [&](const cf_cuda_step *step) {
-        const double tokens = (double)step->step->chunk->padded;
+        const double tokens = (double)step->chunk->padded;
         cuda_emu_delay(step->stream, step->step->action.pass == CF_B ? 2.0 * tokens : tokens);
     };
     REQUIRE(m.start(&error));
@@ -3086,14 +3090,14 @@ static bool stained_rank(const rank_context &c) {
     cf_error error = {};
     if (!start_rank(c, &m)) return false;
     m.before = [](const cf_cuda_step *step) { (void)cudaStreamQuery(step->stream); };
-    m.in_progress = [&](const cf_progress *) { (void)cudaStreamQuery(cf_executor_stream(m.executor, c.rank)); };
+    m.in_progress = [&](const cf_step *) { (void)cudaStreamQuery(cf_executor_stream(m.executor, c.rank)); };
     if (!run_rank(c, &m, host)) return false;
     for (int64_t at = 0; at < 12; at++) {
         int64_t position = -1;
         m.clear_results();
-        m.in_progress = [&](const cf_progress *p) {
+        m.in_progress = [&](const cf_step *p) {
             if (c.rank != 1 || m.n_progress != at) return;
-            position = p->step->position;
+            position = p->position;
             (void)cudaSetDevice(12345);
         };
         if (!RANK_CHECK(cf_executor_run(m.executor, &error) == CF_ERROR_DEVICE)) return false;
@@ -3187,7 +3191,7 @@ static bool timed_rank(const rank_context &c) {
     cuda_emu_set_host_time(0.0);
     cuda_emu_set_rule([](const cuda_emu_work &) { return 0.0; });
     m.before = [&](const cf_cuda_step *step) {
-        const double tokens = (double)step->step->chunk->padded;
+        const double tokens = (double)step->chunk->padded;
         cuda_emu_delay(step->stream, step->step->action.pass == CF_B ? 2.0 * tokens : tokens);
     };
     if (!start_rank(c, &m)) return false;

@@ -193,13 +193,13 @@ static int plan_stands(hostile *h) {
 static void steps_stand(const cf_steps *steps) {
     int64_t i;
     for (i = 0; i < steps->n; i++) {
-        const cf_steps_item *step = &steps->steps[i];
+        const cf_step *step = &steps->steps[i];
         FUZZ_CHECK(step->slot < steps->n_slots && step->state < steps->n_states && step->path < steps->n_paths &&
                        step->input < steps->n_boundaries && step->output < steps->n_boundaries,
                    "step %lld uses what is not there", (long long)i);
     }
     for (i = 0; i < steps->n_paths; i++) {
-        const cf_steps_path *path = &steps->paths[i];
+        const cf_path *path = &steps->paths[i];
         FUZZ_CHECK(path->up < i && path->state < steps->n_states && path->first <= path->last && path->last < steps->n,
                    "state %lld is out of order", (long long)i);
     }
@@ -239,24 +239,6 @@ static void index_stands(const hostile *h, int sound) {
     cf_schedule_index_free(index);
 }
 
-/* cf_run says the same, while it is there. */
-static void as_run(const hostile *h, int64_t stage, int made, const cf_steps *steps) {
-    cf_run_stats stats;
-    cf_capacity capacity = {0};
-    cf_runner *runner = NULL;
-    size_t bytes;
-    FUZZ_CHECK(made == (cf_run(&h->plan, &h->schedule, stage, NULL, &stats, NULL) == CF_OK), "cf_run differs");
-    if (made)
-        FUZZ_CHECK(stats.peak_slots == steps->n_slots && stats.peak_states == steps->n_states &&
-                       stats.peak_boundaries == steps->n_boundaries && stats.peak_tokens == steps->peak_tokens &&
-                       stats.peak_state_tokens == steps->peak_state_tokens,
-                   "other peaks in cf_run");
-    (void)cf_run_size(&h->plan, &h->schedule, &bytes, NULL);
-    (void)cf_run_capacity(&h->plan, &h->schedule, stage, &capacity, NULL);
-    if (cf_run_open(&h->plan, &h->schedule, stage, NULL, &runner, NULL) == CF_OK)
-        (void)cf_run_close(runner, NULL, NULL);
-}
-
 static void run_stands(const hostile *h, int sound) {
     cf_capacity needed = {0};
     cf_error refused = fuzz_error();
@@ -273,7 +255,6 @@ static void run_stands(const hostile *h, int sound) {
         FUZZ_CHECK(made == (steps_by_hand(h, stage, steps) == CF_OK), "in memory of our own it ends otherwise: %s",
                    error.text);
         if (made) steps_stand(steps);
-        as_run(h, stage, made, steps);
         error = fuzz_error();
         if (made) (void)fuzz_result(cf_steps_capacity(&h->plan, steps, &capacity, &error), &error);
         cf_steps_free(steps);

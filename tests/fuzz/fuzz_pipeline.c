@@ -229,7 +229,7 @@ static void lower_it(road *r) {
 static void walk(const road *r, const cf_steps *steps) {
     int64_t i, live = 0, most = 0, states = 0, boundaries = 0;
     for (i = 0; i < steps->n; i++) {
-        const cf_steps_item *step = &steps->steps[i];
+        const cf_step *step = &steps->steps[i];
         int pass = step->action.pass, reads = pass == CF_F && !step->action.keep &&
                                               r->lowered->shape.replay == CF_REPLAY_LOCAL &&
                                               !r->lowered->shape.forward_only;

@@ -354,7 +354,7 @@ typedef struct trainer {
     int64_t lengths[4], wrong_batch;
     int passes, updates;
 } trainer;
-static cf_result run_pass(trainer *t, const cf_plan *plan, const cf_steps_item *step, cf_error *error) {
+static cf_result run_pass(trainer *t, const cf_plan *plan, const cf_step *step, cf_error *error) {
     if (plan->chunks[step->action.chunk].tokens < 1) return cf_refuse(error, CF_ERROR_CALLBACK, "chunk", 0, "is empty");
     return ++t->passes, CF_OK;
 }

@@ -289,7 +289,7 @@ static void meet(const trainer *t, int kind) {
     if (kinds[0] != -kinds[1]) MPI_Abort(MPI_COMM_WORLD, 3);
 }
 
-static void run_chunk(trainer *t, const cf_steps_item *step, int back) {
+static void run_chunk(trainer *t, const cf_step *step, int back) {
     const cf_chunk *chunk = &t->plan->chunks[step->action.chunk];
     static work w;
     w.chunk = step->action.chunk;
@@ -300,7 +300,7 @@ static void run_chunk(trainer *t, const cf_steps_item *step, int back) {
 }
 
 /* Between the stages go activations, or their gradients. */
-static void transfer(trainer *t, const cf_steps_item *step) {
+static void transfer(trainer *t, const cf_step *step) {
     int pass = step->action.pass, way = pass == CF_SEND_B || pass == CF_RECV_B;
     int peer = step->peer * t->n_ranks + t->rank;
     double(*rows)[D] = t->between[step->action.chunk][way];
@@ -308,7 +308,7 @@ static void transfer(trainer *t, const cf_steps_item *step) {
     else MPI_Recv(rows, CHUNK * D, MPI_DOUBLE, peer, way, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
-static void run_step(trainer *t, const cf_steps_item *step) {
+static void run_step(trainer *t, const cf_step *step) {
     int back = step->action.pass == CF_B;
     if (step->action.pass > CF_W) {
         transfer(t, step);

@@ -86,7 +86,7 @@ static void gather(trainer *t, int kind) {
 }
 
 /* All slices of a chunk: its group's first, on top of the state, and whole sequences. */
-static void run_chunk(trainer *t, const cf_steps_item *step, double *gradients) {
+static void run_chunk(trainer *t, const cf_step *step, double *gradients) {
     const cf_chunk *chunk = &t->plan->chunks[step->action.chunk];
     int64_t id = step->action.chunk, i;
     double zero[D] = {0}, dzero[D] = {0};
@@ -103,13 +103,13 @@ static void run_chunk(trainer *t, const cf_steps_item *step, double *gradients) 
     }
 }
 
-static void forward(trainer *t, const cf_steps_item *step) {
+static void forward(trainer *t, const cf_step *step) {
     gather(t, 1);
     run_chunk(t, step, NULL);
     t->kept[step->action.chunk] = step->action.keep;
 }
 
-static void backward(trainer *t, const cf_steps_item *step) {
+static void backward(trainer *t, const cf_step *step) {
     gather(t, 2);
     if (!t->kept[step->action.chunk]) MPI_Abort(MPI_COMM_WORLD, 3);
     if (step->clear_state_gradient) memset(t->dsums, 0, sizeof t->dsums);

@@ -503,7 +503,7 @@ TEST(errors_of_the_library_come_back) {
     REQUIRE(cf_pack(lengths, 3, &x.runner.packing, &plan, NULL) == CF_OK);
     REQUIRE(cf_schedule_make(plan, &x.runner.order, &schedule, NULL) == CF_OK);
     REQUIRE(cf_steps_make(plan, schedule, 0, 0, NULL, &steps, NULL) == CF_OK);
-    cf_steps_item step = {0};
+    cf_step step = {0};
     step.slot = step.state = step.path = -1;
     step.action.chunk = (int32_t)plan->n_chunks; /* there is none */
     x.runner.plan = plan;

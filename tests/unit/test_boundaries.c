@@ -50,10 +50,10 @@ static const char *const objects[] = {"cf_plan", "cf_chunk", "cf_slice", "cf_gro
                                       "cf_graph", "cf_node", "cf_edge", "cf_block", "cf_branch", "cf_through"};
 static const char *const outputs[] = {
     "cf_error",          "cf_plan_stats",    "cf_metadata", "cf_parameters", "cf_shard",     "cf_token_bytes",
-    "cf_memory_report",  "cf_search_report", "cf_bound",    "cf_need",       "cf_timeline",  "cf_step",
-    "cf_path",           "cf_level",         "cf_slot",     "cf_progress",   "cf_run_stats", "cf_fit",
-    "cf_tune_candidate", "cf_tune_progress", "cf_tuning",   "cf_piece",      "cf_steps",     "cf_steps_item",
-    "cf_steps_path"};
+    "cf_memory_report",  "cf_search_report", "cf_bound",    "cf_need",       "cf_timeline",  "cf_fit",
+    "cf_level",
+    "cf_tune_candidate", "cf_tune_progress", "cf_tuning",   "cf_piece",      "cf_steps",     "cf_step",
+    "cf_path"};
 
 /* ---- documented limits ---- */
 
@@ -200,7 +200,6 @@ static cf_schedule_desc order, plain_order; /* plain: without arrays that its co
 static cf_validate_desc validate;
 static cf_simulate_desc simulate;
 static cf_lower_desc lower;
-static cf_run_desc run;
 static cf_write_desc writing;
 static cf_cost_desc estimate;
 static cf_tune_desc tune, tune_bytes;
@@ -303,8 +302,6 @@ static void set_orders(void) {
     CLEAR(lower);
     lower.timing = &timing;
     lower.allocator = &small;
-    CLEAR(run);
-    run.allocator = &small;
 }
 
 /* A group of three chunks, one of them hybrid, and standalone chunks. */
@@ -532,25 +529,10 @@ static cf_result call_lower(cf_error *error) {
     return result;
 }
 
-static int64_t n_begun;
-
-static int begin(void *user, const cf_step *step) {
-    (void)user, (void)step;
-    n_begun++;
-    return 0;
-}
-
-static cf_result call_run(cf_error *error) {
-    cf_run_stats *stats = (cf_run_stats *)(void *)out;
-    unsigned char *aligned = (unsigned char *)out + (CF_MEMORY_ALIGNMENT - (uintptr_t)out % CF_MEMORY_ALIGNMENT);
-    cf_result result;
-    run.memory = run.bytes != 0 ? aligned : NULL; /* too few of them: nothing is written there */
-    if (run.bytes > sizeof out - CF_MEMORY_ALIGNMENT) run.memory = NULL; /* how many there are, nobody can check */
-    run.forward = begin;
-    n_begun = 0;
-    result = (POISON(), cf_run(plan, schedule, 0, &run, run.memory != NULL ? NULL : stats, error));
-    CHECK(result == CF_OK || n_begun == 0);
-    untouched(result);
+static cf_result call_steps(cf_error *error) {
+    cf_steps **made = (cf_steps **)(void *)out;
+    cf_result result = (POISON(), cf_steps_make(plan, schedule, 0, 0, &small, made, error));
+    if (is_made(result)) cf_steps_free(*made);
     return result;
 }
 
@@ -615,7 +597,6 @@ static const struct {
     {"simulate", "cf_simulate_desc", &simulate, call_simulate, 1},
     {"measured", "cf_bytes", &bytes, call_measured, 1},
     {"lower", "cf_lower_desc", &lower, call_lower, 1},
-    {"run", "cf_run_desc", &run, call_run, 1},
     {"write", "cf_write_desc", &writing, call_write, 1},
     {"fit", "cf_sample", &samples[2], call_fit, 1},
     {"estimate", "cf_cost_desc", &estimate, call_estimate, 0},
@@ -661,6 +642,7 @@ TEST(every_call_survives_every_failed_allocation) {
         plain_order.kind = (cf_schedule_kind)kind;
         starve(cf_schedule_kind_name(plain_order.kind), call_plain_order, 20);
     }
+    starve("steps", call_steps, 10);
     starve("validate a plan", call_plan_validate, 20);
     plan->chunks[1].pairs++; /* a refusal must not leak either */
     CHECK_INT(call_plan_validate(NULL), CF_ERROR_PLAN);
@@ -672,7 +654,7 @@ TEST(every_call_survives_every_failed_allocation) {
     live_blocks--;
     starve("simulate, lowered", call_simulate, 10);
     starve("measured, lowered", call_measured, 10);
-    starve("run, lowered", call_run, 10);
+    starve("steps, lowered", call_steps, 10);
     live_blocks++;
     cf_schedule_free(lowered);
     tear_down();
@@ -930,7 +912,6 @@ static cf_result tuned(int64_t candidate, int64_t rank, cf_error *error) {
     cf_tuning_free(tuning);
     return result;
 }
-static void release_runner(void) { (void)cf_run_close(*(cf_runner **)(void *)out, NULL, NULL); }
 
 static cf_result allocate(cf_error *error) {
     void *block = NULL;
@@ -1063,13 +1044,10 @@ static cf_limits scratch_limits;
     X(cf_schedule_loads, count, 60, 0, untouched_by(cf_schedule_loads(plan, schedule, 0, ROOM, number, error))) \
     X(cf_columns_schedule, rank, INT64_MAX, 0, \
       made(cf_columns_schedule(plan, schedule, number, NULL, ROOM, error), release_schedule)) \
-    X(cf_run, stage, INT64_MAX, 0, untouched_by(cf_run(plan, schedule, number, &run, ROOM, error))) \
     X(cf_schedule_find, pass, INT32_MAX, 0, asked(number, 0, 0, 0)) \
     X(cf_schedule_find, chunk, INT64_MAX, 0, asked(0, number, 0, 0)) \
     X(cf_schedule_find, stage, INT64_MAX, 0, asked(0, 0, number, 0)) \
     X(cf_schedule_needs, action, INT64_MAX, 0, asked(0, 0, 0, number)) \
-    X(cf_run_open, stage, INT64_MAX, 0, made(cf_run_open(plan, schedule, number, &run, ROOM, error), release_runner)) \
-    X(cf_run_capacity, stage, INT64_MAX, 0, untouched_by(cf_run_capacity(plan, schedule, number, ROOM, error))) \
     X(cf_steps_make, stage, INT64_MAX, 0, \
       made(cf_steps_make(plan, schedule, number, 0, NULL, ROOM, error), release_steps)) \
     X(cf_steps_make, seed, INT64_MAX, 0, \
@@ -1202,6 +1180,7 @@ TEST(claims_take_no_memory) {
     const int64_t one = 1;
     cf_plan *single = NULL;
     cf_schedule claims;
+    cf_steps *steps = NULL;
     cf_error error;
     size_t needed = 0;
     set_up();
@@ -1215,9 +1194,9 @@ TEST(claims_take_no_memory) {
     claims.first = first;
     claims.actions = actions;
     refused = 0;
-    CHECK_INT(cf_run(single, &claims, 0, &run, NULL, &error), CF_ERROR_SCHEDULE);
+    CHECK_INT(cf_steps_make(single, &claims, 0, 0, &small, &steps, &error), CF_ERROR_SCHEDULE);
     CHECK_STR(error.field, "n_actions");
-    CHECK_INT(cf_run_size(single, &claims, &needed, &error), CF_ERROR_SCHEDULE);
+    CHECK_INT(cf_steps_size(single, &claims, 0, &needed, &error), CF_ERROR_SCHEDULE);
     CHECK_INT(cf_schedule_validate(single, &claims, NULL, &small, &error), CF_ERROR_SCHEDULE);
     CHECK_INT(refused, 0);
     cf_plan_free(single);
@@ -1256,7 +1235,7 @@ TEST(a_standalone_chunk_with_an_index) {
         CHECK_INT(cf_schedule_validate(plan, schedule, NULL, NULL, &error), CF_ERROR_PLAN);
         CHECK_STR(error.field, "chunks.index");
         CHECK_INT(call_simulate(&error), CF_ERROR_PLAN);
-        CHECK_INT(call_run(&error), CF_ERROR_PLAN);
+        CHECK_INT(call_steps(&error), CF_ERROR_PLAN);
         CHECK_INT(call_lower(&error), CF_ERROR_PLAN);
         last->index = 0;
     }
@@ -1274,7 +1253,7 @@ TEST(a_prefix_that_no_chunk_has) {
         plan->chunks[1].prefix = prefixes[i];
         CHECK_INT(cf_schedule_loads(plan, schedule, 0, held, 400, &error), CF_ERROR_PLAN);
         CHECK_STR(error.field, "chunks.prefix");
-        CHECK_INT(call_run(&error), CF_ERROR_PLAN);
+        CHECK_INT(call_steps(&error), CF_ERROR_PLAN);
         plan->chunks[1].prefix = before;
     }
     tear_down();

@@ -663,8 +663,8 @@ TEST(generated_schedules_are_accepted) {
     harness_note("%s", "");
 }
 
-/* Three books of the same thing: the simulator's, the interpreter's on a dry run, and the validator's limits. */
-TEST(peaks_agree_with_simulator_and_interpreter) {
+/* Three books of the same thing: the simulator's, the steps', and the validator's limits. */
+TEST(peaks_agree_with_simulator_and_steps) {
     harness_rng rng = {10};
     int round;
     for (round = 0; round < 400; round++) {
@@ -673,14 +673,12 @@ TEST(peaks_agree_with_simulator_and_interpreter) {
         cf_schedule *s = naive_schedule(&rng, plan, &shape);
         cf_simulate_desc desc;
         cf_validate_desc limits;
-        cf_run_desc run;
         cf_timeline *timeline = NULL;
         cf_error error;
         int64_t stage;
         REQUIRE(s != NULL);
         memset(&desc, 0, sizeof desc);
         memset(&limits, 0, sizeof limits);
-        memset(&run, 0, sizeof run);
         memset(&error, 0, sizeof error);
         harness_note("round %d", round);
         desc.no_bounds = 1;
@@ -695,11 +693,12 @@ TEST(peaks_agree_with_simulator_and_interpreter) {
         limits.limits.bytes_by_stage = timeline->peak_bytes;
         CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_OK);
         for (stage = 0; stage < s->shape.n_stages; stage++) {
-            cf_run_stats stats;
-            CHECK_INT(cf_run(plan, s, stage, &run, &stats, &error), CF_OK);
-            CHECK_INT(stats.peak_slots, timeline->peak_live[stage]);
-            CHECK_INT(stats.peak_tokens, timeline->peak_tokens[stage]);
-            CHECK_INT(stats.peak_state_tokens, timeline->peak_state_tokens[stage]);
+            cf_steps *steps = NULL;
+            REQUIRE(cf_steps_make(plan, s, stage, 0, NULL, &steps, &error) == CF_OK);
+            CHECK_INT(steps->n_slots, timeline->peak_live[stage]);
+            CHECK_INT(steps->peak_tokens, timeline->peak_tokens[stage]);
+            CHECK_INT(steps->peak_state_tokens, timeline->peak_state_tokens[stage]);
+            cf_steps_free(steps);
             if (timeline->peak_live[stage] < 2) continue;
             timeline->peak_live[stage]--;
             CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_SCHEDULE);
@@ -896,4 +895,4 @@ SUITE(check, CASE(needs_are_those_of_the_rules), CASE(an_index_that_cannot_be_ma
       CASE(damaged_lowered_schedules_are_judged_rightly), CASE(damaged_members_are_named),
       CASE(missing_arguments_are_named_by_validate),
       CASE(empty_schedules_take_no_memory_for_what_they_claim), CASE(generated_schedules_are_accepted),
-      CASE(peaks_agree_with_simulator_and_interpreter));
+      CASE(peaks_agree_with_simulator_and_steps));

@@ -90,87 +90,59 @@ static int64_t rows_held(const cf_plan *plan, const cf_action *list, int64_t n, 
     return rows;
 }
 
-typedef struct counts {
-    const cf_plan *plan;
-    int64_t held[MOST_SLOTS]; /* by state slot: the group that has it, or -1 */
-    int64_t n_passes, n_losses, n_sends;
-    int wrong;
-} counts;
-
-static int acquire(void *user, const cf_slot *slot) {
-    counts *c = (counts *)user;
-    if (slot->what == CF_RESOURCE_ACTIVATIONS) c->wrong = 1;
-    if (slot->what != CF_RESOURCE_STATE) return 0;
-    c->wrong |= c->held[slot->slot] >= 0;
-    c->held[slot->slot] = slot->owner;
-    return 0;
-}
-
-static void release(void *user, const cf_slot *slot) {
-    counts *c = (counts *)user;
-    if (slot->what != CF_RESOURCE_STATE) return;
-    c->wrong |= c->held[slot->slot] != slot->owner;
-    c->held[slot->slot] = -1;
-}
-
-/* The slots that a pass is told of have the states of its path. */
-static int forward(void *user, const cf_step *step) {
-    counts *c = (counts *)user;
-    int64_t i, rows = 0;
-    c->n_passes++;
-    c->n_losses += step->wants_loss;
-    c->wrong |= step->slot >= 0 || step->action.pass != CF_F;
-    if (step->state >= 0) c->wrong |= c->held[step->state] != step->chunk->group;
-    for (i = 0; i < step->n_path; i++) {
-        c->wrong |= c->held[step->path[i].state] != step->path[i].group;
-        rows += step->path[i].rows;
+/* Walks through the steps: slots have the states of the path, whose rows are the prefix. Returns what is wrong. */
+static const char *step_fault(const cf_plan *plan, const cf_steps *steps, const cf_step *step, int64_t *held) {
+    const cf_chunk *chunk = &plan->chunks[step->action.chunk];
+    int64_t end = chunk->prefix;
+    int32_t i;
+    if (step->slot >= 0 || step->live != 0) return "activations are kept";
+    if (step->action.pass > CF_W) return step->path >= 0 ? "a transfer has a state" : NULL;
+    if (step->action.pass != CF_F) return "not a forward";
+    if (step->path >= 0 && steps->paths[step->path].first == step->position) {
+        if (held[steps->paths[step->path].state] >= 0) return "a slot is taken that is in use";
+        held[steps->paths[step->path].state] = steps->paths[step->path].group;
     }
-    if (step->n_path > 0) c->wrong |= rows != step->chunk->prefix;
-    return 0;
+    if (step->state >= 0 && held[step->state] != chunk->group) return "the slot has another group's state";
+    for (i = step->path; i >= 0; i = steps->paths[i].up) {
+        const cf_path *path = &steps->paths[i];
+        int64_t rows = chunk->prefix - path->begin < path->rows ? chunk->prefix - path->begin : path->rows;
+        if (held[path->state] != path->group || path->clear != -1) return "a state on the path is not there";
+        if (path->begin + rows != end) return "a path has a gap";
+        end = path->begin;
+        if (path->last == step->position) held[path->state] = -1;
+    }
+    return chunk->group >= 0 && end != 0 ? "a path is too short" : NULL;
 }
 
-static int backward(void *user, const cf_step *step) {
-    (void)step;
-    ((counts *)user)->wrong = 1;
-    return 0;
-}
-
-static int transfer(void *user, const cf_step *step) {
-    ((counts *)user)->n_sends += step->action.pass == CF_SEND_F;
-    return 0;
-}
-
-static void check_run(const cf_plan *plan, const cf_schedule *s, int64_t stage, int64_t most_slots) {
-    cf_run_desc run = {0};
-    cf_run_stats stats;
+static void check_steps(const cf_plan *plan, const cf_schedule *s, int64_t stage, int64_t most_slots) {
+    cf_steps *steps = NULL;
     cf_capacity capacity = {0};
-    counts c;
     cf_error error = {0};
     int64_t n_v = s->shape.n_stages * s->shape.n_virtual, i, j, chunks = 0, crossing = 0;
-    memset(&c, 0, sizeof c);
-    memset(c.held, 0xff, sizeof c.held);
-    c.plan = plan;
-    run.user = &c;
-    run.forward = forward;
-    run.backward = backward;
-    run.send = run.receive = transfer;
-    run.acquire = acquire;
-    run.release = release;
-    if (s->lowered || s->shape.n_stages == 1) {
-        if (cf_run(plan, s, stage, &run, &stats, &error) != CF_OK) FAIL("cf_run: %s", error.text);
-        CHECK(!c.wrong);
-        CHECK_INT(c.n_passes, plan->n_steps * s->shape.n_virtual);
-        for (i = 0; i < plan->n_steps; i++) chunks += plan->chunks[s->shape.rank * plan->n_steps + i].tokens > 0;
-        CHECK_INT(c.n_losses, cf_placement_stage(s->shape.placement, s->shape.n_stages, n_v - 1) == stage ? chunks : 0);
-        for (j = 0; j < s->shape.n_virtual; j++) {
-            int64_t v = cf_placement_at(s->shape.placement, s->shape.n_stages, j, stage);
-            crossing += v + 1 < n_v && cf_placement_stage(s->shape.placement, s->shape.n_stages, v + 1) != stage;
-        }
-        CHECK_INT(c.n_sends, crossing * plan->n_steps);
+    int64_t held[MOST_SLOTS], n_passes = 0, n_losses = 0, n_sends = 0;
+    REQUIRE(cf_steps_make(plan, s, stage, 0, NULL, &steps, &error) == CF_OK);
+    for (i = 0; i < MOST_SLOTS; i++) held[i] = -1;
+    for (i = 0; i < steps->n; i++) {
+        const cf_step *step = &steps->steps[i];
+        const char *fault = step_fault(plan, steps, step, held);
+        if (fault) FAIL("step %d: %s", (int)i, fault);
+        n_passes += step->action.pass == CF_F;
+        n_losses += step->wants_loss;
+        n_sends += step->action.pass == CF_SEND_F;
     }
-    REQUIRE(cf_run_capacity(plan, s, stage, &capacity, &error) == CF_OK);
+    for (i = 0; i < MOST_SLOTS; i++) CHECK(held[i] == -1);
+    CHECK_INT(n_passes, plan->n_steps * s->shape.n_virtual);
+    for (i = 0; i < plan->n_steps; i++) chunks += plan->chunks[s->shape.rank * plan->n_steps + i].tokens > 0;
+    CHECK_INT(n_losses, cf_placement_stage(s->shape.placement, s->shape.n_stages, n_v - 1) == stage ? chunks : 0);
+    for (j = 0; j < s->shape.n_virtual; j++) {
+        int64_t v = cf_placement_at(s->shape.placement, s->shape.n_stages, j, stage);
+        crossing += v + 1 < n_v && cf_placement_stage(s->shape.placement, s->shape.n_stages, v + 1) != stage;
+    }
+    CHECK_INT(n_sends, s->lowered ? crossing * plan->n_steps : 0);
+    REQUIRE(cf_steps_capacity(plan, steps, &capacity, &error) == CF_OK);
     CHECK_INT(capacity.slots, 0);
     CHECK_INT(capacity.states, most_slots);
+    cf_steps_free(steps);
 }
 
 static void check_held(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t) {
@@ -198,7 +170,7 @@ static void check_held(const cf_plan *plan, const cf_schedule *s, const cf_timel
         free(loads);
         CHECK_INT(t->peak_state_tokens[stage], most);
         CHECK(t->peak_live[stage] == 0 && t->peak_tokens[stage] == 0);
-        check_run(plan, s, stage, most_slots);
+        check_steps(plan, s, stage, most_slots);
     }
 }
 
@@ -348,6 +320,7 @@ TEST(forwards_alone_with_anything_else_are_refused) {
     cf_schedule_desc desc = {0};
     cf_schedule *s = NULL;
     cf_plan *plan = NULL;
+    cf_steps *steps = NULL;
     cf_error error = {0};
     int pass;
     pack.chunk_size = 10;
@@ -363,7 +336,7 @@ TEST(forwards_alone_with_anything_else_are_refused) {
     s->actions[1].keep = 1;
     CHECK(cf_schedule_validate(plan, s, NULL, NULL, &error) == CF_ERROR_SCHEDULE);
     CHECK_STR(error.field, "actions.keep");
-    CHECK(cf_run(plan, s, 0, NULL, NULL, &error) == CF_ERROR_SCHEDULE);
+    CHECK(cf_steps_make(plan, s, 0, 0, NULL, &steps, &error) == CF_ERROR_SCHEDULE);
     s->actions[1].keep = 0;
     s->shape.forward_only = 0; /* the backwards are missing */
     CHECK(cf_schedule_validate(plan, s, NULL, NULL, &error) == CF_ERROR_SCHEDULE);
@@ -377,7 +350,7 @@ TEST(forwards_alone_with_anything_else_are_refused) {
     CHECK(cf_schedule_validate(plan, s, NULL, NULL, &error) == CF_ERROR_SCHEDULE);
     CHECK_INT(error.wanted, 5);
     CHECK(strstr(error.text, "needs a pass") != NULL);
-    CHECK(cf_run(plan, s, 0, NULL, NULL, &error) == CF_ERROR_SCHEDULE); /* and a chunk is left out */
+    CHECK(cf_steps_make(plan, s, 0, 0, NULL, &steps, &error) == CF_ERROR_SCHEDULE); /* and a chunk is left out */
     cf_schedule_free(s);
     s = NULL;
     desc.kind = CF_SCHEDULE_PAPER;

@@ -278,7 +278,7 @@ TEST(chunks_of_gangs_see_the_rows_of_all_ranks) {
                               ? longest
                               : t.plan->slices[t.plan->chunks[j].first_slice].begin;
         }
-        CHECK_INT(cf_run_capacity(t.plan, NULL, 0, &capacity, NULL), CF_OK);
+        CHECK_INT(cf_steps_capacity(t.plan, NULL, &capacity, NULL), CF_OK);
         CHECK_INT(capacity.prefix, longest);
         drop(&t);
     }

@@ -395,7 +395,7 @@ TEST(of_runs) {
         cf_error error;
         size_t bytes;
         claim(most + more, 0);
-        CHECK_INT(cf_run_size(plan, &claims, &bytes, &error), more ? CF_ERROR_LIMIT : CF_ERROR_SCHEDULE);
+        CHECK_INT(cf_steps_size(plan, &claims, 0, &bytes, &error), more ? CF_ERROR_LIMIT : CF_ERROR_SCHEDULE);
         CHECK_STR(error.field, more ? "shape.n_virtual" : "n_actions");
         CHECK_STR(oracle_error_fault(&error), NULL);
     }

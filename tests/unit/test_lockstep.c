@@ -257,33 +257,29 @@ TEST(in_step_costs_little) {
     CHECK(sum / 40 <= 1.0035); /* 1.0033 as measured */
 }
 
-/* user: of each virtual stage how many backwards are left, and how many said that they are the last. */
-static int note_last(void *user, const cf_step *step) {
-    int64_t *counts = (int64_t *)user + 2 * step->action.stage;
-    int ends = step->action.pass == CF_B || step->action.pass == CF_W;
-    CHECK_INT(step->last_backward, ends && --counts[0] == 0);
-    counts[1] += step->last_backward;
-    return 0;
-}
-
 TEST(steps_say_which_backward_is_the_last) {
-    int i;
-    for (i = 0; i < 60; i++) {
-        harness_rng rng = {36000 + (uint64_t)i};
+    int round;
+    for (round = 0; round < 60; round++) {
+        harness_rng rng = {36000 + (uint64_t)round};
         in_step t;
-        cf_run_desc run = {0};
-        int64_t counts[16], stage, v;
+        int64_t left[8], said[8], stage, v, i; /* of each virtual stage: backwards, and those that are the last */
         draw(&rng, &t);
         memset(&t.order.limits, 0, sizeof t.order.limits);
         t.order.shape.forward_only = 0;
         REQUIRE(make(&t, 1));
         for (stage = 0; stage < t.list->shape.n_stages; stage++) {
-            for (v = 0; v < 8; v++) counts[2 * v] = t.plan->n_steps, counts[2 * v + 1] = 0;
-            run.user = counts;
-            run.forward = run.backward = run.send = run.receive = note_last;
-            CHECK_INT(cf_run(t.plan, t.schedules[0], stage, &run, NULL, NULL), CF_OK);
+            cf_steps *steps = NULL;
+            for (v = 0; v < 8; v++) left[v] = t.plan->n_steps, said[v] = 0;
+            REQUIRE(cf_steps_make(t.plan, t.schedules[0], stage, 0, NULL, &steps, NULL) == CF_OK);
+            for (i = 0; i < steps->n; i++) {
+                const cf_step *step = &steps->steps[i];
+                int ends = step->action.pass == CF_B || step->action.pass == CF_W;
+                CHECK_INT(step->last_backward, ends && --left[step->action.stage] == 0);
+                said[step->action.stage] += step->last_backward;
+            }
             for (v = 0; v < t.list->shape.n_stages * t.list->shape.n_virtual; v++)
-                CHECK_INT(counts[2 * v + 1], t.plan->n_steps > 0 && naive_stage(t.list, v) == stage);
+                CHECK_INT(said[v], t.plan->n_steps > 0 && naive_stage(t.list, v) == stage);
+            cf_steps_free(steps);
         }
         drop(&t);
     }

@@ -199,7 +199,7 @@ TEST(masks_rows_and_sizes_of_random_plans) {
 /* A capacity for this plan, as tight as can be or with something to spare. */
 static cf_capacity some_capacity(harness_rng *rng, const cf_plan *plan) {
     cf_capacity most = {0, 0, 0, 0, 0, 0};
-    CHECK_INT(cf_run_capacity(plan, NULL, 0, &most, NULL), CF_OK);
+    CHECK_INT(cf_steps_capacity(plan, NULL, &most, NULL), CF_OK);
     if (harness_chance(rng, 0.5)) return most;
     most.rows += harness_between(rng, 0, 20);
     most.prefix += harness_between(rng, 0, 20);
@@ -426,7 +426,7 @@ TEST(an_idle_chunk_has_empty_metadata) {
     CHECK(m.loss_weights != NULL); /* wanted, and none: not the same as not wanted */
     how.capacity = &most;
     how.weights = NULL;
-    CHECK_INT(cf_run_capacity(plan, NULL, 0, &most, NULL), CF_OK);
+    CHECK_INT(cf_steps_capacity(plan, NULL, &most, NULL), CF_OK);
     CHECK_INT(cf_metadata_fill(plan, 1, &how, memory, MEMORY_BYTES, &m, NULL), CF_OK);
     CHECK(m.rows == 3 && m.tokens == 0 && m.cu_seqlens_q[1] == 3 && m.sequence_ids[2] == -1);
     cf_plan_free(plan);
@@ -567,12 +567,11 @@ static double plain_mean(loss_batch *b) {
     return n > 0 ? sum / (double)n : 0;
 }
 
-static int count_loss(void *user, const cf_step *step) {
-    loss_batch *b = (loss_batch *)user;
+static void count_loss(loss_batch *b, const cf_plan *plan, const cf_step *step) {
     cf_metadata m;
     int64_t row;
-    if (!step->wants_loss) return 0;
-    if (cf_metadata_fill(step->plan, step->action.chunk, &b->desc, b->memory, b->n_bytes, &m, step->error)) return 1;
+    if (!step->wants_loss) return;
+    REQUIRE(cf_metadata_fill(plan, step->action.chunk, &b->desc, b->memory, b->n_bytes, &m, NULL) == CF_OK);
     for (row = 0; row < m.rows; row++) {
         if (m.target_positions[row] < 0) {
             b->n_odd += m.loss_weights[row] != 0;
@@ -582,7 +581,6 @@ static int count_loss(void *user, const cf_step *step) {
         b->n_odd += m.target_positions[row] - m.position_ids[row] != !b->how.shifted;
         b->sum += m.loss_weights[row] * loss_of(m.sequence_ids[row], m.target_positions[row]);
     }
-    return 0;
 }
 
 /* Draws a mask, prompts and a mean. 0 if the batch is too large for the arrays. */
@@ -610,8 +608,7 @@ static int draw_loss(harness_rng *rng, const oracle_batch *batch, loss_batch *b)
 static void run_loss(harness_rng *rng, const cf_plan *plan, int64_t rank, loss_batch *b) {
     cf_schedule_desc order = {0};
     cf_schedule *schedule = NULL, *lowered = NULL;
-    cf_run_desc run = {0};
-    int64_t stage;
+    int64_t stage, i;
     order.shape.rank = rank;
     order.shape.k = harness_between(rng, 1, 3);
     order.kind = (cf_schedule_kind)harness_between(rng, CF_SCHEDULE_PAPER, CF_SCHEDULE_ZERO_BUBBLE);
@@ -620,10 +617,12 @@ static void run_loss(harness_rng *rng, const cf_plan *plan, int64_t rank, loss_b
     order.shape.n_stages = order.kind == CF_SCHEDULE_INTERLEAVED ? 2 : harness_between(rng, 1, 3);
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
     REQUIRE(cf_schedule_lower(plan, schedule, NULL, &lowered, NULL) == CF_OK);
-    run.user = b;
-    run.forward = count_loss;
-    for (stage = 0; stage < order.shape.n_stages; stage++)
-        CHECK_INT(cf_run(plan, lowered, stage, &run, NULL, NULL), CF_OK);
+    for (stage = 0; stage < order.shape.n_stages; stage++) {
+        cf_steps *steps = NULL;
+        REQUIRE(cf_steps_make(plan, lowered, stage, 0, NULL, &steps, NULL) == CF_OK);
+        for (i = 0; i < steps->n; i++) count_loss(b, plan, &steps->steps[i]);
+        cf_steps_free(steps);
+    }
     cf_schedule_free(lowered);
     cf_schedule_free(schedule);
 }

@@ -422,7 +422,7 @@ static void refuse_everywhere(const cf_plan *plan, const cf_schedule *schedule, 
     REFUSED(cf_schedule_validate(plan, schedule, NULL, NULL, &error), code, field);
     REFUSED(cf_simulate(plan, schedule, NULL, &timeline, &error), code, field);
     REFUSED(cf_schedule_loads(plan, schedule, 0, loads, COUNT(loads), &error), code, field);
-    REFUSED(cf_run_size(plan, schedule, &bytes, &error), code, field);
+    REFUSED(cf_steps_size(plan, schedule, 0, &bytes, &error), code, field);
     CHECK(timeline == NULL);
     harness_note("%s", "");
 }

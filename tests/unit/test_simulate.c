@@ -237,12 +237,12 @@ static void check_books(const cf_plan *plan, const cf_schedule *schedule, const 
                         const cf_timeline *timeline) {
     int64_t s, i, live;
     for (s = 0; s < schedule->shape.n_stages; s++) {
-        cf_run_desc run = {0};
-        cf_run_stats stats;
-        CHECK_INT(cf_run(plan, schedule, s, &run, &stats, NULL), CF_OK);
-        CHECK_INT(timeline->peak_live[s], stats.peak_slots);
-        CHECK_INT(timeline->peak_tokens[s], stats.peak_tokens);
-        CHECK_INT(timeline->peak_state_tokens[s], stats.peak_state_tokens);
+        cf_steps *steps = NULL;
+        REQUIRE(cf_steps_make(plan, schedule, s, 0, NULL, &steps, NULL) == CF_OK);
+        CHECK_INT(timeline->peak_live[s], steps->n_slots);
+        CHECK_INT(timeline->peak_tokens[s], steps->peak_tokens);
+        CHECK_INT(timeline->peak_state_tokens[s], steps->peak_state_tokens);
+        cf_steps_free(steps);
         CHECK_INT(timeline->peak_bytes[s], pipeline_peak_bytes(plan, schedule, &desc->limits.per_token, s));
         for (i = schedule->first[s], live = 0; i < schedule->first[s + 1]; i++) {
             live += schedule->actions[i].keep;

@@ -132,12 +132,12 @@ static cf_schedule *shuffle(harness_rng *rng, const cf_plan *plan, const cf_sche
 static void check_books(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t) {
     int64_t stage;
     for (stage = 0; stage < s->shape.n_stages; stage++) {
-        cf_run_desc run = {0};
-        cf_run_stats stats;
-        CHECK_INT(cf_run(plan, s, stage, &run, &stats, NULL), CF_OK);
-        CHECK_INT(t->peak_live[stage], stats.peak_slots);
-        CHECK_INT(t->peak_tokens[stage], stats.peak_tokens);
-        CHECK_INT(t->peak_state_tokens[stage], stats.peak_state_tokens);
+        cf_steps *steps = NULL;
+        REQUIRE(cf_steps_make(plan, s, stage, 0, NULL, &steps, NULL) == CF_OK);
+        CHECK_INT(t->peak_live[stage], steps->n_slots);
+        CHECK_INT(t->peak_tokens[stage], steps->peak_tokens);
+        CHECK_INT(t->peak_state_tokens[stage], steps->peak_state_tokens);
+        cf_steps_free(steps);
     }
 }
 
@@ -353,11 +353,11 @@ TEST(damaged_lowered_lists_are_judged) {
         CHECK(result == CF_OK || result == CF_ERROR_SCHEDULE);
         if (cf_schedule_validate(plan, s, NULL, NULL, NULL) == CF_OK) CHECK_INT(result, CF_OK);
         for (i = 0; i < s->shape.n_stages && result == CF_OK; i++) {
-            cf_run_desc run = {0};
-            cf_run_stats stats;
-            CHECK_INT(cf_run(plan, s, i, &run, &stats, NULL), CF_OK);
-            CHECK_INT(t->peak_state_tokens[i], stats.peak_state_tokens);
-            CHECK_INT(t->peak_live[i], stats.peak_slots);
+            cf_steps *steps = NULL;
+            REQUIRE(cf_steps_make(plan, s, i, 0, NULL, &steps, NULL) == CF_OK);
+            CHECK_INT(t->peak_state_tokens[i], steps->peak_state_tokens);
+            CHECK_INT(t->peak_live[i], steps->n_slots);
+            cf_steps_free(steps);
         }
         refused += result != CF_OK;
         accepted += result == CF_OK;

@@ -337,85 +337,96 @@ TEST(random_forests_are_what_their_tokens_say) {
 
 /* ---- schedules and runs ---- */
 
-/* A run of one stage: whose state each slot has, and what has been done. */
+/* The steps of one stage: whose state each slot has, and what has been done. */
 typedef struct owners {
     const cf_plan *plan;
+    const cf_steps *steps;
     int64_t owner[4 * MOST_CHUNKS];
     int forward[MOST_V][MOST_CHUNKS], backward[MOST_V][MOST_CHUNKS], added[MOST_V][MOST_CHUNKS];
     const char *fault;
 } owners;
 
-static int acquire(void *user, const cf_slot *slot) {
-    owners *o = (owners *)user;
-    if (slot->what != CF_RESOURCE_STATE) return 0;
-    if (o->owner[slot->slot] >= 0) o->fault = "a slot is taken that is in use";
-    o->owner[slot->slot] = slot->owner;
-    return 0;
-}
-
-static void release(void *user, const cf_slot *slot) {
-    owners *o = (owners *)user;
-    if (slot->what != CF_RESOURCE_STATE) return;
-    if (o->owner[slot->slot] != slot->owner) o->fault = "a slot is given back that is another one's";
-    o->owner[slot->slot] = -1;
+/* A state begins with this step, or ends with it. */
+static void hold(owners *o, const cf_step *step, int ends) {
+    int64_t i;
+    for (i = 0; i < o->steps->n_paths; i++) {
+        const cf_path *path = &o->steps->paths[i];
+        if (step->position != (ends ? path->last : path->first)) continue;
+        if (!ends && o->owner[path->state] >= 0) o->fault = "a slot is taken that is in use";
+        if (ends && o->owner[path->state] != path->group) o->fault = "a slot is given back that is another one's";
+        o->owner[path->state] = ends ? -1 : path->group;
+    }
 }
 
 /* All that a pass reads is there, and a backward comes after those of all that is below it. */
-static int pass(void *user, const cf_step *step) {
-    owners *o = (owners *)user;
+static void pass(owners *o, const cf_step *step) {
     const cf_plan *plan = o->plan;
+    const cf_chunk *chunk = &plan->chunks[step->action.chunk];
     int v = step->action.stage, clears = 0;
-    int64_t rows = 0, i, j, g;
+    int64_t end = chunk->prefix, j, g, i;
     int back = step->action.pass == CF_B || step->action.pass == CF_I;
-    for (i = 0; i < step->n_path; i++) {
-        const cf_path *path = &step->path[i];
+    int32_t at;
+    for (at = step->path; at >= 0; at = o->steps->paths[at].up) {
+        const cf_path *path = &o->steps->paths[at];
         const cf_group *group = &plan->groups[path->group];
+        int64_t rows = chunk->prefix - path->begin < path->rows ? chunk->prefix - path->begin : path->rows;
+        int is_cleared = path->clear == step->position;
         if (o->owner[path->state] != path->group) o->fault = "a slot on the path has another group's state";
-        if (path->begin != rows) o->fault = "a path has a gap";
-        if (plan->branches[path->group].parent != (i > 0 ? step->path[i - 1].group : -1))
+        if (path->begin + rows != end) o->fault = "a path has a gap";
+        if (path->stage != v) o->fault = "a path on another virtual stage";
+        if (plan->branches && plan->branches[path->group].parent !=
+                                  (path->up >= 0 ? o->steps->paths[path->up].group : -1))
             o->fault = "a path leaves the tree";
-        if (path->clear_gradient != (back && !o->added[v][path->group]))
-            o->fault = "a gradient is cleared at the wrong time";
+        if (is_cleared != (back && !o->added[v][path->group])) o->fault = "a gradient is cleared at the wrong time";
         if (back) o->added[v][path->group] = 1;
         for (j = group->first_chunk; j < group->first_chunk + group->n_chunks; j++)
-            if (j != step->action.chunk && plan->chunks[j].prefix - path->begin < path->rows && !o->forward[v][j])
+            if (j != step->action.chunk && plan->chunks[j].prefix - path->begin < rows && !o->forward[v][j])
                 o->fault = "a row of the path was not computed";
-        if (path->group == step->chunk->group) clears = path->clear_gradient;
-        rows += path->rows;
+        if (path->group == chunk->group) clears = is_cleared;
+        end = path->begin;
     }
-    if (plan->branches && step->clear_state_gradient != clears) o->fault = "a group's own gradient is another one's";
-    if (step->action.pass == CF_W) return rows == 0 ? 0 : 1;
-    if (plan->branches && step->chunk->group >= 0 && rows != step->chunk->prefix) o->fault = "a path is too short";
+    if (step->clear_state_gradient != clears) o->fault = "a group's own gradient is another one's";
+    if (step->action.pass == CF_W) {
+        if (step->path >= 0) o->fault = "a W with a path";
+        return;
+    }
+    if (chunk->group >= 0 && end != 0) o->fault = "a path is too short";
     if (step->action.pass == CF_F) o->forward[v][step->action.chunk] = 1;
-    if (!back) return 0;
+    if (!back) return;
     o->backward[v][step->action.chunk] = 1;
-    for (g = step->chunk->group; plan->branches && g >= 0 && g < plan->n_groups; g++) {
-        for (i = g; i > step->chunk->group; i = plan->branches[i].parent) continue;
-        if (i != step->chunk->group) continue;
+    for (g = chunk->group; plan->branches && g >= 0 && g < plan->n_groups; g++) {
+        for (i = g; i > chunk->group; i = plan->branches[i].parent) continue;
+        if (i != chunk->group) continue;
         for (j = plan->groups[g].first_chunk; j < plan->groups[g].first_chunk + plan->groups[g].n_chunks; j++)
             if (j >= step->action.chunk && !o->backward[v][j]) o->fault = "a backward comes before one below it";
     }
-    return 0;
 }
 
 static void check_run(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline) {
     static owners o;
     int64_t stage, i;
     for (stage = 0; stage < schedule->shape.n_stages; stage++) {
-        cf_run_desc desc = {0};
-        cf_run_stats stats;
+        cf_steps *steps = NULL;
         cf_error error = {0};
+        if (cf_steps_make(plan, schedule, stage, 0, NULL, &steps, &error) != CF_OK) {
+            FAIL("cf_steps_make: %s", error.text);
+            return;
+        }
         memset(&o, 0, sizeof o);
         o.plan = plan;
+        o.steps = steps;
         for (i = 0; i < COUNT(o.owner); i++) o.owner[i] = -1;
-        desc.user = &o;
-        desc.forward = desc.backward = pass;
-        desc.acquire = acquire;
-        desc.release = release;
-        if (cf_run(plan, schedule, stage, &desc, &stats, &error) != CF_OK) FAIL("cf_run: %s", error.text);
+        for (i = 0; i < steps->n; i++) {
+            hold(&o, &steps->steps[i], 0);
+            if (steps->steps[i].action.pass <= CF_W) pass(&o, &steps->steps[i]);
+            hold(&o, &steps->steps[i], 1);
+        }
+        for (i = 0; i < COUNT(o.owner); i++)
+            if (o.owner[i] >= 0) o.fault = "a slot is in use at the end";
         if (o.fault) FAIL("%s", o.fault);
-        CHECK_INT(stats.peak_tokens, timeline->peak_tokens[stage]);
-        CHECK_INT(stats.peak_state_tokens, timeline->peak_state_tokens[stage]);
+        CHECK_INT(steps->peak_tokens, timeline->peak_tokens[stage]);
+        CHECK_INT(steps->peak_state_tokens, timeline->peak_state_tokens[stage]);
+        cf_steps_free(steps);
     }
 }
 
@@ -571,6 +582,8 @@ typedef struct trainer {
     unsigned char memory[1 << 16]; /* first, and so aligned */
     const forest *f;
     const cf_plan *plan;
+    const cf_steps *steps;
+    const cf_chunk *chunk; /* at hand */
     parameters w, gradient;
     rows_state states[SLOTS], own; /* own: of the chunk at hand */
     matrix x[LAYERS + 1];
@@ -585,27 +598,25 @@ static int word_of(const trainer *t, int64_t row) {
 
 /* One key of a row: counted from the start of the prefix. Where it is: in the states on the path, or in the chunk. */
 static rows_state *find_key(trainer *t, const cf_step *step, int64_t key, int64_t *row) {
-    int64_t i;
-    *row = key - step->chunk->prefix;
+    int32_t i = step->path;
+    *row = key - t->chunk->prefix;
     if (*row >= 0) return &t->own;
-    *row = key;
-    if (step->n_path == 0) return &t->states[step->state]; /* no tree */
-    for (i = step->n_path - 1; step->path[i].begin > key; i--) continue;
-    *row = key - step->path[i].begin;
-    return &t->states[step->path[i].state];
+    while (t->steps->paths[i].begin > key) i = t->steps->paths[i].up;
+    *row = key - t->steps->paths[i].begin;
+    return &t->states[t->steps->paths[i].state];
 }
 
 /* All keys of a row, as the calls of attention see them. */
-static int64_t keys_of(const trainer *t, const cf_step *step, int64_t row, int64_t *keys) {
+static int64_t keys_of(const trainer *t, int64_t row, int64_t *keys) {
     const cf_metadata *m = &t->m;
     int64_t n = 0, i, k, level;
     for (i = 0; m->cu_seqlens_q[i + 1] <= row; i++) continue;
     k = t->sees_siblings && m->n_levels > 0 ? 0 : m->cu_seqlens_k[i];
     for (; k < m->cu_seqlens_k[i + 1] - (m->cu_seqlens_q[i + 1] - 1 - row); k++)
-        keys[n++] = m->n_levels > 0 ? step->chunk->prefix + k : k;
+        keys[n++] = m->n_levels > 0 ? t->chunk->prefix + k : k;
     for (level = 0; level < m->n_levels; level++) {
         const cf_level *l = &m->levels[level];
-        int64_t base = step->chunk->prefix;
+        int64_t base = t->chunk->prefix;
         if (l->group >= 0) base = t->plan->chunks[t->plan->groups[l->group].first_chunk].prefix + l->first;
         for (i = 0; l->cu_seqlens_q[i + 1] <= row; i++) continue;
         for (k = l->cu_seqlens_k[i]; k < l->cu_seqlens_k[i + 1]; k++) keys[n++] = base + k;
@@ -634,7 +645,8 @@ static double dot(const double *a, const double *b) {
 }
 
 /* The weights of a row's keys. */
-static void attend(trainer *t, const cf_step *step, int layer, int64_t row, int64_t n, const int64_t *keys, double *p) {
+static void attend(trainer *t, const cf_step *step, int layer, int64_t row, int64_t n, const int64_t *keys,
+                   double *p) {
     double q[WIDTH] = {0}, sum = 0;
     int64_t i, at;
     multiply(t->w.layer[layer][0], t->x[layer][row], q, 0);
@@ -650,8 +662,8 @@ static void run_layers(trainer *t, const cf_step *step, int appends) {
     int64_t row, i, at, n, keys[ROWS], added = cf_chunk_state_tokens(t->plan, step->action.chunk), begin = 0;
     double p[ROWS], out[WIDTH];
     int layer, j;
-    if (step->chunk->group >= 0)
-        begin = step->chunk->prefix - t->plan->chunks[t->plan->groups[step->chunk->group].first_chunk].prefix;
+    if (t->chunk->group >= 0)
+        begin = t->chunk->prefix - t->plan->chunks[t->plan->groups[t->chunk->group].first_chunk].prefix;
     memset(&t->own, 0, sizeof t->own);
     memset(t->x, 0, sizeof t->x);
     for (row = 0; row < t->m.rows; row++)
@@ -666,7 +678,7 @@ static void run_layers(trainer *t, const cf_step *step, int appends) {
             memcpy(t->states[step->state].v[layer][begin + row], t->own.v[layer][row], sizeof out);
         }
         for (row = 0; row < t->m.rows; row++) {
-            n = keys_of(t, step, row, keys);
+            n = keys_of(t, row, keys);
             attend(t, step, layer, row, n, keys, p);
             memset(out, 0, sizeof out);
             for (i = 0; i < n; i++) {
@@ -700,7 +712,7 @@ static void back_attention(trainer *t, const cf_step *step, int layer, matrix dx
     int j;
     for (row = 0; row < t->m.rows; row++) {
         double p[ROWS], q[WIDTH] = {0}, out[WIDTH] = {0}, dout[WIDTH] = {0};
-        n = keys_of(t, step, row, keys);
+        n = keys_of(t, row, keys);
         attend(t, step, layer, row, n, keys, p);
         multiply(t->w.layer[layer][0], t->x[layer][row], q, 0);
         multiply(t->w.layer[layer][3], dx[row], dout, 1);
@@ -725,8 +737,8 @@ static void back_layers(trainer *t, const cf_step *step) {
     static matrix dx, dq;
     int64_t row, i, added = cf_chunk_state_tokens(t->plan, step->action.chunk), begin = 0;
     int layer, j;
-    if (step->chunk->group >= 0)
-        begin = step->chunk->prefix - t->plan->chunks[t->plan->groups[step->chunk->group].first_chunk].prefix;
+    if (t->chunk->group >= 0)
+        begin = t->chunk->prefix - t->plan->chunks[t->plan->groups[t->chunk->group].first_chunk].prefix;
     memset(dx, 0, sizeof dx);
     for (row = 0; row < t->m.rows; row++)
         if (t->m.target_positions[row] >= 0)
@@ -761,33 +773,23 @@ static void clear(rows_state *state) {
     memset(state->dv, 0, sizeof state->dv);
 }
 
-static int load(trainer *t, const cf_step *step) {
+static void model_step(trainer *t, const cf_step *step) {
     const unsigned char *ignored[MOST];
     cf_metadata_desc desc = {0};
+    cf_path *paths = t->steps->paths;
     int64_t i;
+    int32_t at;
     for (i = 0; i < t->f->n; i++) ignored[i] = t->f->ignored[i];
     desc.ignored = ignored;
     desc.weights = t->f->weights;
-    return (int)cf_metadata_fill(t->plan, step->action.chunk, &desc, t->memory, sizeof t->memory, &t->m, step->error);
-}
-
-static int model_forward(void *user, const cf_step *step) {
-    trainer *t = (trainer *)user;
-    if (load(t, step) != 0) return 1;
+    t->chunk = &t->plan->chunks[step->action.chunk];
+    CHECK_INT(cf_metadata_fill(t->plan, step->action.chunk, &desc, t->memory, sizeof t->memory, &t->m, NULL), CF_OK);
     if (step->action.pass == CF_F) run_layers(t, step, 1);
-    return 0;
-}
-
-static int model_backward(void *user, const cf_step *step) {
-    trainer *t = (trainer *)user;
-    int64_t i;
-    if (load(t, step) != 0) return 1;
-    if (step->clear_state_gradient && step->n_path == 0) clear(&t->states[step->state]);
-    for (i = 0; i < step->n_path; i++)
-        if (step->path[i].clear_gradient && !t->forgets_to_clear) clear(&t->states[step->path[i].state]);
+    if (step->action.pass != CF_B) return;
+    for (at = step->path; at >= 0 && paths[at].clear == step->position; at = paths[at].up)
+        if (t->plan->branches == NULL || !t->forgets_to_clear) clear(&t->states[paths[at].state]);
     run_layers(t, step, 0); /* what was kept, once more */
     back_layers(t, step);
-    return 0;
 }
 
 /* All ranks one after the other; returns whether all went well. */
@@ -804,13 +806,14 @@ static int train(trainer *t, const forest *f, const cf_plan *plan, cf_schedule_d
     t->forgets_to_clear = fault == 2;
     t->sees_siblings = fault == 3;
     for (desc.shape.rank = 0; desc.shape.rank < plan->n_ranks; desc.shape.rank++) {
-        cf_run_desc run = {0};
         cf_schedule *schedule = NULL;
+        cf_steps *steps = NULL;
         cf_result result = cf_schedule_make(plan, &desc, &schedule, NULL);
-        run.user = t;
-        run.forward = model_forward;
-        run.backward = model_backward;
-        if (result == CF_OK) result = cf_run(plan, schedule, 0, &run, NULL, NULL);
+        int64_t step;
+        if (result == CF_OK) result = cf_steps_make(plan, schedule, 0, 0, NULL, &steps, NULL);
+        t->steps = steps;
+        for (step = 0; result == CF_OK && step < steps->n; step++) model_step(t, &steps->steps[step]);
+        cf_steps_free(steps);
         cf_schedule_free(schedule);
         if (result != CF_OK) return 0;
     }
@@ -1254,14 +1257,16 @@ static void walk(const cf_plan *plan, const cf_schedule *schedule) {
     cf_timeline *timeline = NULL;
     cf_schedule *lowered = NULL;
     cf_graph *graph = NULL;
-    cf_run_desc run = {0};
     int stage;
     CHECK((cf_simulate(plan, schedule, NULL, &timeline, &error) == CF_OK) == (timeline != NULL));
     CHECK((cf_schedule_lower(plan, schedule, NULL, &lowered, &error) == CF_OK) == (lowered != NULL));
     CHECK((cf_graph_make(plan, schedule, NULL, NULL, &graph, &error) == CF_OK) == (graph != NULL));
     for (stage = 0; stage < schedule->shape.n_stages; stage++) {
-        cf_result result = cf_run(plan, schedule, stage, &run, NULL, &error);
+        cf_steps *steps = NULL;
+        cf_result result = cf_steps_make(plan, schedule, stage, 0, NULL, &steps, &error);
         CHECK(result == CF_OK || error.code == result);
+        CHECK((steps != NULL) == (result == CF_OK));
+        cf_steps_free(steps);
     }
     (void)cf_schedule_validate(plan, schedule, NULL, NULL, NULL);
     cf_graph_free(graph);

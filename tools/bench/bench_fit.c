@@ -51,7 +51,7 @@ static double seconds_now(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static cf_result time_step(timing_run *run, const cf_steps_item *step, cf_error *error) {
+static cf_result time_step(timing_run *run, const cf_step *step, cf_error *error) {
     const cf_chunk *chunk = &run->runner->plan->chunks[step->action.chunk];
     timed *t = &run->shapes[chunk->index][step->action.pass];
     begin_step(run->runner, step);

@@ -199,7 +199,7 @@ static void add_integer_or_none(table *t, int64_t value) {
 }
 
 /* "F+" where the activations are kept, "F-" where they are dropped; and the group that the chunk is a part of. */
-static void add_pass(action_list *list, const cf_steps_item *step) {
+static void add_pass(action_list *list, const cf_step *step) {
     const char *name = cf_pass_name((cf_pass)step->action.pass);
     int keeps = step->action.pass <= CF_R;
     char text[32];
@@ -213,7 +213,7 @@ static void add_pass(action_list *list, const cf_steps_item *step) {
     table_integer(&list->table, list->estimated);
 }
 
-static void add_chunk(action_list *list, const cf_steps_item *step) {
+static void add_chunk(action_list *list, const cf_step *step) {
     const cf_chunk *chunk = &list->plan->chunks[step->action.chunk];
     char part[56] = "-";
 
@@ -229,7 +229,7 @@ static void add_chunk(action_list *list, const cf_steps_item *step) {
     table_integer(&list->table, chunk->prefix);
 }
 
-static void add_step(action_list *list, const cf_steps_item *step) {
+static void add_step(action_list *list, const cf_step *step) {
     table_integer(&list->table, list->stage);
     table_integer(&list->table, step->position);
     table_integer(&list->table, step->action.stage);
