@@ -2456,7 +2456,8 @@ static cf_result cf__tree_attach_all(cf__tree *t) {
     for (i = 0; i < t->n; i++) {
         for (n = 0, at = (int32_t)i; t->rank[at] < 0; at = (int32_t)t->shares[at].with) {
             if (t->rank[at] == -2)
-                return cf__refuse(t->error, CF_ERROR_ARGUMENT, "shares", at, "the shares go round in a circle");
+                return cf__refuse(t->error, CF_ERROR_ARGUMENT, "shares", at,
+                                  "leads back to itself; the one that others share with must itself share nothing");
             t->rank[at] = -2;
             t->stack[n++] = at;
             if (t->shares[at].tokens == 0) break;

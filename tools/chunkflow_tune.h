@@ -1439,7 +1439,8 @@ static double cft__confidence(const double *sample, const double *minus, int64_t
         squares += cft__product(off, off);
     }
     quantile = n - 1 <= CFT__COUNT(t) ? t[n - 2] : 1.95996 + 2.45 / (double)(n - 1);
-    return quantile * cft__square_root(squares / (double)(n - 1) / (double)n);
+    quantile *= cft__square_root(squares / (double)(n - 1) / (double)n);
+    return quantile > cft__product(1e-12, sample[0]) ? quantile : 0; /* less comes from rounding, where all are alike */
 }
 
 /* ---- the search's own books ---- */

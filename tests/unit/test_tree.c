@@ -1027,7 +1027,7 @@ static void check_refused(cf_share a, cf_share b, const char *field, int64_t ite
 TEST(bad_shares_are_refused_by_name) {
     const cf_share none = {0, 0}, circle = {1, 50}, self = {0, 10}, nobody = {2, 1}, negative = {0, -1}, back = {0, 50};
     const cf_share longer = {0, 81};
-    check_refused(circle, back, "shares", 0);
+    check_refused(circle, back, "shares", 0); /* {1, 50}, {0, 50}: each with the other one, where one of them begins */
     check_refused(self, none, "shares", 0);
     check_refused(none, nobody, "shares.with", 1);
     check_refused(none, negative, "shares.tokens", 1);

@@ -100,17 +100,29 @@ char *cli_scratch(void) {
     return buffers[turn];
 }
 
-const char *cli_commas(int64_t value) {
-    char digits[24];
+const char *cli_grouped(const char *number) {
     char *out = cli_scratch(), *at = out;
-    int n, i;
+    size_t n = strspn(number, "-0123456789"), i;
 
-    n = snprintf(digits, sizeof digits, "%lld", (long long)value);
-    for (i = 0; i < n; i++) {
-        *at++ = digits[i];
-        if (digits[i] != '-' && i + 1 < n && (n - 1 - i) % 3 == 0) *at++ = ',';
+    for (i = 0; number[i]; i++) {
+        *at++ = number[i];
+        if (number[i] != '-' && i + 1 < n && (n - 1 - i) % 3 == 0) *at++ = ',';
     }
     *at = '\0';
+    return out;
+}
+
+const char *cli_commas(int64_t value) {
+    char digits[24];
+
+    snprintf(digits, sizeof digits, "%lld", (long long)value);
+    return cli_grouped(digits);
+}
+
+const char *cli_counted(int64_t n, const char *what) {
+    char *out = cli_scratch();
+
+    snprintf(out, CLI_SCRATCH_BYTES, "%s %s%s", cli_commas(n), what, n == 1 ? "" : "s");
     return out;
 }
 
@@ -140,6 +152,11 @@ static int suffix_shift(char suffix) {
     case 'T': case 't': return 40;
     default: return 0;
     }
+}
+
+const char *cli_suffix_hint(const char *text) {
+    int tried = text[0] >= '0' && text[0] <= '9' && strpbrk(text, "kKmMgGtTbB") != NULL;
+    return tried ? ", perhaps with K, M, G or T for 1,024 and its powers" : "";
 }
 
 int cli_parse_number(const char *text, size_t n, int64_t *out) {
@@ -233,21 +250,23 @@ static int least_of(int a, int b, int c) {
     return least < c ? least : c;
 }
 
-/* Letters to put in, take out or change, case aside, to make one word of the other (Levenshtein's distance). */
-static int distance_between(const char *a, const char *b) {
-    int row[GUESS_BYTES + 1], n = (int)strlen(b), i, j;
+static int same_letter(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
 
-    for (j = 0; j <= n; j++) row[j] = j;
-    for (i = 1; a[i - 1]; i++) {
-        int corner = row[0];
-        row[0] = i;
+/* Letters to put in, take out, change or exchange with the next one, case aside, to make one word of the other
+   (Damerau's distance). */
+static int distance_between(const char *a, const char *b) {
+    int d[GUESS_BYTES + 1][GUESS_BYTES + 1], m = (int)strlen(a), n = (int)strlen(b), i, j;
+
+    for (i = 0; i <= m; i++) d[i][0] = i;
+    for (j = 0; j <= n; j++) d[0][j] = j;
+    for (i = 1; i <= m; i++)
         for (j = 1; j <= n; j++) {
-            int change = corner + (tolower((unsigned char)a[i - 1]) != tolower((unsigned char)b[j - 1]));
-            corner = row[j];
-            row[j] = least_of(row[j] + 1, row[j - 1] + 1, change);
+            int same = same_letter(a[i - 1], b[j - 1]);
+            d[i][j] = least_of(d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + !same);
+            if (i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) && same_letter(a[i - 2], b[j - 1]))
+                d[i][j] = least_of(d[i][j], d[i - 2][j - 2] + 1, d[i][j]);
         }
-    }
-    return row[n];
+    return d[m][n];
 }
 
 static int begins_with(const char *name, const char *word) {
@@ -307,8 +326,8 @@ static int set_number(const cli_command *command, const cli_option *option, cons
     int64_t value;
 
     if (!cli_parse_number(text, strlen(text), &value) || value < option->min || value > option->max)
-        return cli_usage(command->name, "%s: got '%s', wanted a whole number %lld .. %lld", option->name, text,
-                         (long long)option->min, (long long)option->max);
+        return cli_usage(command->name, "%s: got '%s', wanted a whole number %lld .. %lld%s", option->name, text,
+                         (long long)option->min, (long long)option->max, cli_suffix_hint(text));
     *out = value;
     return CLI_OK;
 }
@@ -359,8 +378,8 @@ int cli_take_numbers(const char *command, const char *option, const char *text, 
     }
     if (count < most) {
         free(numbers);
-        return cli_usage(command, "%s: got '%s', wanted whole numbers %lld .. %lld with commas between them", option,
-                         text, (long long)min, (long long)max);
+        return cli_usage(command, "%s: got '%s', wanted whole numbers %lld .. %lld with commas between them%s", option,
+                         text, (long long)min, (long long)max, cli_suffix_hint(text));
     }
     *out = numbers;
     *n = (int64_t)count;

@@ -35,6 +35,7 @@ extern const cli_exit_code cli_exit_codes[];
 /* Most sequences in one list: 800 MB of lengths. The library would take more; a count such as `5 99999999999` is far
    more likely a slip than a batch. */
 #define CLI_MAX_SEQUENCES 100000000
+#define CLI_COUNTED_SEQUENCES 10000000 /* that counts may make of a short list, unless --max-sequences says otherwise */
 #ifndef CLI_MAX_LIST_BYTES /* of a list of lengths; fewer where that is tested */
 #define CLI_MAX_LIST_BYTES ((int64_t)1 << 30)
 #endif
@@ -75,6 +76,15 @@ char *cli_scratch(void);
 
 /* 1234567 -> "1,234,567", in a cli_scratch. */
 const char *cli_commas(int64_t value);
+
+/* The same of a number that is printed already, with digits behind the point or without, in at most 40 bytes. */
+const char *cli_grouped(const char *number);
+
+/* Behind what was wanted of a number: how thousands are written, where somebody tried (8KB, 8.5K), else nothing. */
+const char *cli_suffix_hint(const char *text);
+
+/* "1 chunk", "2,000 chunks". */
+const char *cli_counted(int64_t n, const char *what);
 
 /* ----------------------------------------------------------------------------------------------------------------
    Numbers
@@ -221,6 +231,13 @@ typedef struct cli_list {
 /* Reads a list, or an index of Megatron's, whose documents are its lines; max_sequences bounds the sum of its counts.
    Returns an exit code; on failure *list is untouched and the message names the file and the place. */
 int cli_list_read(const char *path, int64_t max_sequences, cli_list *list);
+
+/* The same where each sequence of a count takes memory. asked: --max-sequences, for counts and trees; 0: the usual. */
+int cli_list_read_counted(const char *path, int64_t asked, cli_list *list);
+
+#define CLI_MAX_SEQUENCES_OPTION(type, member)                                                                     \
+    {.name = "--max-sequences", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member), .min = 1,      \
+     .max = CLI_MAX_SEQUENCES, .help = "most sequences that counts in a list may make; default 10,000,000"}
 void cli_list_free(cli_list *list);
 
 /* Returns one length per sequence, in order, to be freed; NULL if there is no memory. A list without sequences gives an
@@ -257,7 +274,9 @@ typedef struct cli_output {
     int error;        /* the first errno that cli_write met */
 } cli_output;
 
-/* path NULL opens nothing. Returns an exit code. */
+/* path NULL opens nothing. Returns an exit code. cli_output_try asks, before what takes long, whether a file could be
+   opened, and leaves it as it is. */
+int cli_output_try(const char *path);
 int cli_output_open(cli_output *output, const char *path);
 
 /* Ends standard output and n outputs together. With code CLI_OK: flushes and closes all of them, and only when that

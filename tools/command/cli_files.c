@@ -57,7 +57,7 @@ int cli_input_close(FILE *stream, const char *path, int code) {
 typedef struct reader {
     FILE *stream;
     const char *path;
-    int64_t max_sequences;
+    int64_t max_sequences, most_counted; /* in all; where counts and trees make them */
     int64_t line;
     int64_t bytes; /* read so far; one past the limit: there were more */
     char *text; /* [MAX_LINE] */
@@ -88,13 +88,14 @@ static const char *quote(const char *text, size_t n) {
 static int bad_line(const reader *in, const char *got, size_t n) {
     return cli_at_line(in->path, in->line,
                        "got '%s', wanted a length in tokens (0 .. %lld), or a length and a count, or a tree such as "
-                       "32K + 2K 16",
-                       quote(got, n), (long long)CF_MAX_LENGTH);
+                       "32K + 2K 16%s",
+                       quote(got, n), (long long)CF_MAX_LENGTH, cli_suffix_hint(quote(got, n)));
 }
 
-static int too_many(const reader *in, const char *got, size_t n) {
-    return cli_at_line(in->path, in->line, "got '%s', which makes more than %lld sequences, the most in a list",
-                       quote(got, n), (long long)in->max_sequences);
+static int too_many(const reader *in, const char *got, size_t n, int64_t most) {
+    return cli_at_line(in->path, in->line, "got '%s', which makes more than %lld sequences%s", quote(got, n),
+                       (long long)most,
+                       most < in->max_sequences ? "; --max-sequences N allows more" : ", the most in a list");
 }
 
 /* Reads one line without its comment and its line end. Returns 1; 0 at the end of the file; -1 where it is too long. A
@@ -178,7 +179,7 @@ typedef struct tree_place {
     int is_mute;    /* 1: they are only looked at */
 } tree_place;
 
-enum { TREE_FINE = 1, TREE_BAD = 0, TREE_MANY = -1, TREE_NO_MEMORY = -2 };
+enum { TREE_FINE = 1, TREE_BAD = 0, TREE_MANY = -1, TREE_NO_MEMORY = -2, TREE_DEEP = -3 };
 
 static int tree_next(tree_reader *r) {
     r->at = skip_blanks(r->text, r->at, r->n);
@@ -227,7 +228,7 @@ static int tree_group(tree_reader *r, tree_place *on) {
     int64_t count = 1, i;
     int got;
 
-    if (++r->depth > MAX_DEPTH) return TREE_BAD;
+    if (++r->depth > MAX_DEPTH) return TREE_DEEP;
     inner.is_mute = 1; /* to find the count */
     r->at = first;
     got = tree_branches(r, &inner);
@@ -274,7 +275,7 @@ static int tree_branches(tree_reader *r, tree_place *on) {
 
 /* A line with a tree. */
 static int read_tree(reader *in, const char *text, size_t n, cli_list *list, size_t *capacity) {
-    tree_reader r = {text, 0, n, in->line, in->max_sequences, list, capacity, 0};
+    tree_reader r = {text, 0, n, in->line, in->most_counted, list, capacity, 0};
     tree_place root = {0, -1, 0};
     int got;
 
@@ -283,7 +284,10 @@ static int read_tree(reader *in, const char *text, size_t n, cli_list *list, siz
     if (got == TREE_NO_MEMORY) return CLI_FAILED;
     if (got == TREE_FINE && tree_next(&r) != 0) got = TREE_BAD;
     if (got == TREE_BAD) return bad_line(in, text, n);
-    if (got == TREE_MANY) return too_many(in, text, n);
+    if (got == TREE_MANY) return too_many(in, text, n, r.max_sequences);
+    if (got == TREE_DEEP)
+        return cli_at_line(in->path, in->line, "got '%s', whose parentheses lie more than %d deep", quote(text, n),
+                           MAX_DEPTH);
     list->has_trees = 1;
     return CLI_OK;
 }
@@ -294,6 +298,7 @@ static int read_entries(reader *in, cli_list *list) {
 
     while (code == CLI_OK && (got = read_line(in)) != 0) {
         cli_entry entry = {0};
+        int64_t most;
         const char *text = in->text;
         size_t n = in->length;
         if (in->line == 1 && n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) { /* a byte order mark */
@@ -306,7 +311,8 @@ static int read_entries(reader *in, cli_list *list) {
             continue;
         }
         if (got < 0 || !parse_line(text, n, &entry)) return bad_line(in, text, n);
-        if (entry.count > in->max_sequences - list->n_sequences) return too_many(in, text, n);
+        most = entry.count > 1 ? in->most_counted : in->max_sequences;
+        if (entry.count > most - list->n_sequences) return too_many(in, text, n, most);
         entry.line = in->line;
         code = append_entry(list, &capacity, &entry);
     }
@@ -461,7 +467,7 @@ static int is_index(FILE *stream) {
     return c != EOF && ungetc(c, stream) == INDEX_MAGIC[0];
 }
 
-int cli_list_read(const char *path, int64_t max_sequences, cli_list *list) {
+static int read_list(const char *path, int64_t max_sequences, int64_t most_counted, cli_list *list) {
     cli_list fresh = {0};
     reader in = {0};
     int code = cli_input_open(path, &in.stream);
@@ -469,6 +475,7 @@ int cli_list_read(const char *path, int64_t max_sequences, cli_list *list) {
     if (code != CLI_OK) return code;
     in.path = fresh.path = path;
     in.max_sequences = max_sequences;
+    in.most_counted = most_counted;
     in.text = (char *)malloc(MAX_LINE);
     if (!in.text) code = cli_failed("out of memory");
     else code = is_index(in.stream) ? read_index(&in, &fresh) : read_entries(&in, &fresh);
@@ -477,6 +484,14 @@ int cli_list_read(const char *path, int64_t max_sequences, cli_list *list) {
     if (code == CLI_OK) *list = fresh;
     else free(fresh.entries);
     return code;
+}
+
+int cli_list_read(const char *path, int64_t max_sequences, cli_list *list) {
+    return read_list(path, max_sequences, max_sequences, list);
+}
+
+int cli_list_read_counted(const char *path, int64_t asked, cli_list *list) {
+    return read_list(path, CLI_MAX_SEQUENCES, asked > 0 ? asked : CLI_COUNTED_SEQUENCES, list);
 }
 
 void cli_list_free(cli_list *list) {
@@ -855,6 +870,17 @@ static int end_stdout(const cli_output *outputs, int n) {
     clearerr(stdout);
     stdout_error = 0;
     return ended;
+}
+
+int cli_output_try(const char *path) {
+    struct stat existing;
+    cli_output output = {0};
+    int code;
+
+    if (path && stat(path, &existing) == 0 && !S_ISREG(existing.st_mode)) return CLI_OK; /* opening is an event there */
+    code = cli_output_open(&output, path);
+    if (code == CLI_OK && output.temporary) (void)cli_outputs_finish(&output, 1, CLI_FAILED);
+    return code;
 }
 
 int cli_outputs_finish(cli_output *outputs, int n, int code) {

@@ -147,9 +147,10 @@ static int check_plan(const source *file, const saved_plan *saved, const char *l
 
 static int say_plan(const source *file, const cf_plan *plan) {
     cli_put(cli_input_name(file->path), stdout);
-    printf(": sound plan: %s sequences, %s tokens, %s chunks of at most %s tokens, %s groups, %s ranks\n",
-           cli_commas(plan->n_sequences), cli_commas(plan->n_tokens), cli_commas(plan->n_chunks),
-           cli_commas(plan->chunk_size), cli_commas(plan->n_groups), cli_commas(plan->n_ranks));
+    printf(": sound plan: %s, %s, %s of at most %s, %s, %s\n", cli_counted(plan->n_sequences, "sequence"),
+           cli_counted(plan->n_tokens, "token"), cli_counted(plan->n_chunks, "chunk"),
+           cli_counted(plan->chunk_size, "token"), cli_counted(plan->n_groups, "group"),
+           cli_counted(plan->n_ranks, "rank"));
     return CLI_OK;
 }
 
@@ -207,9 +208,9 @@ static int say_schedule(const source *file, const cf_schedule *s, const char *ti
     else
         printf(": sound schedule: %s, K = %s, %s replay", kind, cli_commas(s->shape.k),
                cf_replay_name(s->shape.replay));
-    printf(", rank %s, %s stages of %s virtual stages%s, %s actions%s\n", cli_commas(s->shape.rank),
-           cli_commas(s->shape.n_stages), cli_commas(s->shape.n_virtual),
-           s->shape.placement == CF_PLACEMENT_V ? " in a V" : "", cli_commas(s->n_actions), times);
+    printf(", rank %s, %s of %s%s, %s%s\n", cli_commas(s->shape.rank), cli_counted(s->shape.n_stages, "stage"),
+           cli_counted(s->shape.n_virtual, "virtual stage"), s->shape.placement == CF_PLACEMENT_V ? " in a V" : "",
+           cli_counted(s->n_actions, "action"), times);
     return CLI_OK;
 }
 
@@ -368,7 +369,7 @@ static int check_together(const source *file, const cf_plan *plan, uint32_t arra
     free(saved);
     if (code != CLI_OK || n_read < n) return code;
     cli_put(cli_input_name(file->path), stdout);
-    printf(": %s ranks in step\n", cli_commas(plan->n_ranks));
+    printf(": %s in step\n", cli_counted(plan->n_ranks, "rank"));
     return CLI_OK;
 }
 
@@ -496,6 +497,15 @@ static int looks_like_json(const source *file) {
     return file->text[blanks] == '{';
 }
 
+/* Whether a file begins with a number alone, as no plan or schedule does. */
+static int looks_like_lengths(const source *file) {
+    const char *word = file->text + strspn(file->text, " \t\r\n");
+    size_t n = strcspn(word, " \t\r\n,+#");
+    int64_t number;
+
+    return word[n] != ',' && cli_parse_number(word, n, &number);
+}
+
 static int load_named_plan(const check_options *asked, source *file, saved_plan *out) {
     saved_format format;
     int code = open_source(asked->plan, file);
@@ -546,6 +556,8 @@ static int check(const check_options *asked, source *file) {
         if (code == CLI_OK) code = saved_format_of(&file->document, &format);
     }
     if (code != CLI_OK) return code;
+    if (looks_like_lengths(file))
+        return cli_usage("check", "%s is a list of lengths, and neither plan nor schedule", cli_input_name(file->path));
     return format == SAVED_PLAN ? check_plan_file(asked, file) : check_schedule(asked, file, is_json);
 }
 

@@ -521,9 +521,9 @@ static int print_table(const comparison *t) {
     if (t->asked->tsv) return print_rows(t);
     packing_print_input(&t->packed);
     pipeline_print_setting(&t->pipe);
-    printf("plan              %s chunks of at most %s tokens, %s groups; rank %s of %s, %s stages\n",
-           cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups),
-           cli_commas(t->pipe.rank), cli_commas(plan->n_ranks), cli_commas(t->pipe.n_stages));
+    printf("plan              %s of at most %s, %s; rank %s of %s, %s\n", cli_counted(plan->n_chunks, "chunk"),
+           cli_counted(plan->chunk_size, "token"), cli_counted(plan->n_groups, "group"), cli_commas(t->pipe.rank),
+           cli_commas(plan->n_ranks), cli_counted(t->pipe.n_stages, "stage"));
     if (!t->asked->k)
         printf("K                 %s, %s; --k for another\n", cli_commas(t->rows[t->n_rows - 1].what.k),
                pipeline_default_k_words(&t->pipe));

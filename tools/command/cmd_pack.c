@@ -98,6 +98,13 @@ static int64_t quantile(const int64_t *sorted, int64_t n, int64_t per_mille) {
     return sorted[rank > 0 ? rank - 1 : 0];
 }
 
+static const char *mean_text(int64_t sum, int64_t n) {
+    char text[40];
+
+    snprintf(text, sizeof text, "%.1f", (double)sum / (double)n);
+    return cli_grouped(text);
+}
+
 /* Sorts packed->lengths: to be called last of those that use them. */
 static int print_input(packing *packed, int tsv) {
     int64_t *lengths = packed->lengths;
@@ -106,8 +113,8 @@ static int print_input(packing *packed, int tsv) {
     if (!tsv) packing_print_input(packed);
     if (n > 0 && !tsv) {
         qsort(lengths, (size_t)n, sizeof *lengths, compare_lengths);
-        printf("lengths           mean %.1f, median %s, 90 %% %s, 99 %% %s, longest %s\n\n",
-               (double)packed->plan->n_tokens / (double)n, cli_commas(quantile(lengths, n, 500)),
+        printf("lengths           mean %s, median %s, 90 %% %s, 99 %% %s, longest %s\n\n",
+               mean_text(packed->plan->n_tokens, n), cli_commas(quantile(lengths, n, 500)),
                cli_commas(quantile(lengths, n, 900)), cli_commas(quantile(lengths, n, 990)),
                cli_commas(lengths[n - 1]));
     }
@@ -139,8 +146,8 @@ static void print_ranks(const cf_plan *plan, const cf_plan_stats *stats) {
     const cf_group *longest = NULL;
     int64_t i;
 
-    printf("ranks             %s with %s steps each; tokens at most %.4f x the mean, attention pairs %.4f x\n",
-           cli_commas(plan->n_ranks), cli_commas(plan->n_steps), stats->rank_token_spread, stats->rank_pair_spread);
+    printf("ranks             %s with %s each; tokens at most %.4f x the mean, attention pairs %.4f x\n",
+           cli_commas(plan->n_ranks), cli_counted(plan->n_steps, "step"), stats->rank_token_spread, stats->rank_pair_spread);
     if (plan->n_ranks == 1 || !(spread > 0)) return;
     printf("dearest rank      %.4f x the mean cost (all rows weigh as much as all pairs); %s of %s steps idle\n",
            spread, cli_commas(plan->n_idle), cli_commas(plan->n_chunks));
@@ -175,8 +182,8 @@ static int print_columns(const cf_plan *plan) {
     if (cf_columns_make(plan, &cost, NULL, &columns, &error) != CF_OK) return cli_error(&error, NULL);
     for (i = 0; i < columns->n_chunks; i++)
         sum += cf_cost_seconds(&cost, columns->chunks[i].padded, columns->chunks[i].pairs);
-    printf("in step           %s columns, together %.4f x the mean cost of a rank; long sequences replay beside that\n",
-           cli_commas(columns->n_chunks), sum / 2 * (double)plan->n_ranks);
+    printf("in step           %s, together %.4f x the mean cost of a rank; long sequences replay beside that\n",
+           cli_counted(columns->n_chunks, "column"), sum / 2 * (double)plan->n_ranks);
     cf_plan_free(columns);
     return CLI_OK;
 }
@@ -199,18 +206,18 @@ static int print_plan(const cf_plan *plan, int lockstep) {
     cf_plan_stats stats;
 
     cf_plan_measure(plan, NULL, &stats);
-    printf("\nchunk size        %s tokens", cli_commas(plan->chunk_size));
+    printf("\nchunk size        %s", cli_counted(plan->chunk_size, "token"));
     if (plan->align > 1) printf(", slices start at multiples of %s", cli_commas(plan->align));
-    if (plan->max_slices > 0) printf(", at most %s slices", cli_commas(plan->max_slices));
+    if (plan->max_slices > 0) printf(", at most %s", cli_counted(plan->max_slices, "slice"));
     printf("\npacked by         %s, split %s\n", cf_pack_method_name(plan->method), cf_split_method_name(plan->split));
     printf("chunks            %s = %s standalone + %s dependent + %s hybrid + %s idle\n", cli_commas(plan->n_chunks),
            cli_commas(stats.n_standalone), cli_commas(stats.n_dependent), cli_commas(stats.n_hybrid),
            cli_commas(stats.n_idle));
-    printf("lower bound       %s chunks, excess %s (%.4f %%)\n", cli_commas(plan->lower_bound),
+    printf("lower bound       %s, excess %s (%.4f %%)\n", cli_counted(plan->lower_bound, "chunk"),
            cli_commas(stats.excess), 100 * share_of(stats.excess, plan->lower_bound));
     printf("fill              %.4f %%\n", 100.0 * stats.fill);
-    printf("groups            %s, the largest of %s chunks\n", cli_commas(plan->n_groups),
-           cli_commas(stats.largest_group));
+    printf("groups            %s, the largest of %s\n", cli_commas(plan->n_groups),
+           cli_counted(stats.largest_group, "chunk"));
     print_gangs(plan);
     printf("slices            %s, at most %s in a chunk\n", cli_commas(plan->n_slices), cli_commas(stats.most_slices));
     printf("attention pairs   %.6g\n", stats.pairs);

@@ -300,7 +300,7 @@ static void print_counts(const cf_schedule *schedule) {
 }
 
 /* A limit of each stage in shares of n_virtual, if there is any; equal ones once. Returns whether there was one. */
-static int print_limit(const char *name, const int64_t *limits, int64_t n_stages, int64_t n_virtual) {
+static int print_limit(const char *name, const char *what, const int64_t *limits, int64_t n_stages, int64_t n_virtual) {
     int64_t n = 1, i;
 
     if (!limits) return 0;
@@ -309,6 +309,7 @@ static int print_limit(const char *name, const int64_t *limits, int64_t n_stages
     printf("%-18s", name);
     for (i = 0; i < n; i++)
         printf("%s%s", i > 0 ? ", " : "", limits[i] > 0 ? pipeline_share(limits[i], n_virtual) : "none");
+    printf(" %s%s", what, n == 1 && limits[0] == n_virtual ? "" : "s");
     return 1;
 }
 
@@ -318,11 +319,10 @@ static void print_limits(const planned *made) {
     const pipeline_options *asked = &made->asked->pipeline;
     int64_t n_stages = schedule->shape.n_stages;
 
-    if (print_limit("limit", schedule->limits.chunks_by_stage, n_stages, schedule->shape.n_virtual))
-        printf(" chunks%s\n", asked->limit || asked->limits
-                                  ? "" : ", which is the default; --limit none for the shortest schedule");
-    if (print_limit("state limit", schedule->limits.state_by_stage, n_stages, 1))
-        printf(" tokens%s%s\n", schedule->shape.n_virtual > 1 ? " on each virtual stage" : "",
+    if (print_limit("limit", "chunk", schedule->limits.chunks_by_stage, n_stages, schedule->shape.n_virtual))
+        puts(asked->limit || asked->limits ? "" : ", which is the default; --limit none for the shortest schedule");
+    if (print_limit("state limit", "token", schedule->limits.state_by_stage, n_stages, 1))
+        printf("%s%s\n", schedule->shape.n_virtual > 1 ? " on each virtual stage" : "",
                asked->limit_state ? "" : ", which is the default");
     if (made->pipe.gpu_bytes > 0 && (schedule->kind == CF_SCHEDULE_BEST || asked->limit_bytes > 0))
         printf("memory limit      the %.2f GiB %s%s\n", modelling_gib(made->pipe.gpu_bytes),
@@ -335,15 +335,14 @@ static void print_input(const planned *made) {
 
     packing_print_input(&made->packed);
     pipeline_print_setting(&made->pipe);
-    printf("plan              %s chunks of at most %s tokens, %s groups, %s ranks with %s steps each\n",
-           cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups),
-           cli_commas(plan->n_ranks), cli_commas(plan->n_steps));
+    printf("plan              %s of at most %s, %s, %s with %s each\n", cli_counted(plan->n_chunks, "chunk"),
+           cli_counted(plan->chunk_size, "token"), cli_counted(plan->n_groups, "group"),
+           cli_counted(plan->n_ranks, "rank"), cli_counted(plan->n_steps, "step"));
     if (schedule->shape.forward_only) printf("schedule          forwards alone");
     else
         printf("schedule          %s, K = %s, %s replay", cf_schedule_kind_name(schedule->kind),
                cli_commas(schedule->shape.k), cf_replay_name(schedule->shape.replay));
-    printf(", rank %s, %s stage%s", cli_commas(schedule->shape.rank), cli_commas(schedule->shape.n_stages),
-           schedule->shape.n_stages == 1 ? "" : "s");
+    printf(", rank %s, %s", cli_commas(schedule->shape.rank), cli_counted(schedule->shape.n_stages, "stage"));
     if (schedule->shape.n_virtual > 1)
         printf(" of %s virtual stages%s", cli_commas(schedule->shape.n_virtual),
                schedule->shape.placement == CF_PLACEMENT_V ? " in a V" : "");
@@ -374,9 +373,8 @@ static void print_times(const planned *made) {
                fmax(0, 100 * (timeline->makespan / timeline->bound - 1)), /* rounded, it may be less */
                pipeline_strongest(timeline));
     if (made->run.schedule->kind == CF_SCHEDULE_BEST && !made->run.schedule->shape.forward_only)
-        printf("search            %s candidates tried, %s a search; %s better than all before; best fixed schedule: "
-               "%s, %s\n",
-               cli_commas(report->n_tried), cli_commas(report->budget), cli_commas(report->n_improved),
+        printf("search            %s tried, %s a search; %s better than all before; best fixed schedule: %s, %s\n",
+               cli_counted(report->n_tried, "candidate"), cli_commas(report->budget), cli_commas(report->n_improved),
                cf_schedule_kind_name(report->best_fixed),
                pipeline_duration(report->fixed_makespan, made->pipe.unit_cost));
 }
@@ -471,9 +469,10 @@ static int print_peaks(const planned *made) {
     code = print_stages(made, &most);
     if (code != CLI_OK) return code;
     if (made->run.schedule->shape.n_stages > 1) putchar('\n');
-    printf("peak activations  %s chunks, %s tokens\n", pipeline_share(most.slots, n_virtual),
-           pipeline_share(most.tokens, n_virtual));
-    printf("peak state        %s groups, %s tokens\n", pipeline_share(most.states, n_virtual),
+    printf("peak activations  %s chunk%s, %s tokens\n", pipeline_share(most.slots, n_virtual),
+           most.slots == n_virtual ? "" : "s", pipeline_share(most.tokens, n_virtual));
+    printf("peak state        %s group%s, %s tokens\n", pipeline_share(most.states, n_virtual),
+           most.states == n_virtual ? "" : "s",
            pipeline_share(most.state_tokens, n_virtual));
     if (made->pipe.counts_bytes) printf("peak bytes        %s\n", pipeline_share(most.bytes, n_virtual));
     if (n_virtual > 1)

@@ -70,8 +70,9 @@ static int make(const packing_options *asked, const char *path, packing *out) {
     if (asked->align > 0 && asked->chunk_size % asked->align != 0)
         return cli_wrong("--align: got %lld, wanted a divisor of --chunk-size %lld", (long long)asked->align,
                          (long long)asked->chunk_size);
-    code = cli_list_read(path, CLI_MAX_SEQUENCES, &fresh.list);
+    code = cli_list_read_counted(path, asked->max_sequences, &fresh.list);
     if (code != CLI_OK) return code;
+    if (fresh.list.n_sequences == 0) fprintf(stderr, "chunkflow: %s: there is no sequence\n", cli_input_name(path));
     code = cli_list_expand(&fresh.list, &fresh.lengths, &fresh.shares);
     if (code == CLI_OK) code = pack_lengths(asked, &fresh);
     if (code == CLI_OK) *out = fresh;
@@ -120,9 +121,9 @@ void packing_free(packing *p) {
 void packing_print_input(const packing *p) {
     cf_plan_stats stats;
 
-    printf("input             %s: %s sequences, ", cli_input_name(p->list.path), cli_commas(p->plan->n_sequences));
+    printf("input             %s: %s, ", cli_input_name(p->list.path), cli_counted(p->plan->n_sequences, "sequence"));
     if (p->plan->n_empty > 0) printf("%s of them empty, ", cli_commas(p->plan->n_empty));
-    printf("%s tokens\n", cli_commas(p->plan->n_tokens));
+    puts(cli_counted(p->plan->n_tokens, "token"));
     if (!p->shares) return;
     cf_plan_measure(p->plan, NULL, &stats);
     printf("shared            %s rows are computed, %.1f %% of the tokens, and %.1f %% of the attention pairs\n",

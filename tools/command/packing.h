@@ -12,6 +12,7 @@ typedef struct packing_options {
     int no_tails;
     int64_t align;
     int64_t max_slices;
+    int64_t max_sequences;
     int64_t ranks;
     int lockstep;
     int64_t gang;
@@ -40,7 +41,8 @@ typedef struct packing_options {
      .min = 1, .max = INT64_MAX, .help = "most slices in a chunk; no limit by default"},                           \
     {.name = "--ranks", .alias = "--dp", .value = "D",                                                             \
      .kind = CLI_NUMBER, .offset = offsetof(type, member.ranks), .min = 1,                                         \
-     .max = CF_MAX_RANKS, .help = "spread the chunks over D data-parallel ranks; default 1"}
+     .max = CF_MAX_RANKS, .help = "spread the chunks over D data-parallel ranks; default 1"},                       \
+    CLI_MAX_SEQUENCES_OPTION(type, member.max_sequences)
 
 /* Only where the schedules are made in step as well, or none are. */
 #define PACKING_LOCKSTEP_OPTION(type, member)                                                                      \

@@ -714,12 +714,11 @@ void pipeline_run_free(pipeline_run *run) {
    ---------------------------------------------------------------------------------------------------------------- */
 
 const char *pipeline_time(double time) {
-    char *out;
+    char text[40];
 
     if (time >= 0 && time < 9e15 && time == (double)(int64_t)time) return cli_commas((int64_t)time);
-    out = cli_scratch();
-    snprintf(out, CLI_SCRATCH_BYTES, time >= 1e5 && time < 1e15 ? "%.1f" : "%.6g", time);
-    return out;
+    snprintf(text, sizeof text, time >= 1e5 && time < 1e15 ? "%.1f" : "%.6g", time);
+    return cli_grouped(text);
 }
 
 const char *pipeline_estimate(double seconds) {

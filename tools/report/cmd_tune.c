@@ -32,6 +32,7 @@ static const cli_option options[] = {
      "have none so long. Longer ones are left out, and it says how many"},
     {.name = "--batch", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, batch), .min = 1,
      .max = CLI_MAX_SEQUENCES, .help = "sequences of a batch, over all ranks; default 256"},
+    CLI_MAX_SEQUENCES_OPTION(tune_options, max_sequences),
     {.name = "--batches", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, batches), .min = 1,
      .max = CF_MAX_TUNE_BATCHES, .help = "batches to draw from the list; default 16"},
     {.name = "--seed", .value = "S", .kind = CLI_NUMBER, .offset = offsetof(tune_options, seed), .max = INT64_MAX,
@@ -194,7 +195,7 @@ static int fill_desc(tune_job *job) {
 /* Leaves out what is longer than the context. */
 static int read_lengths(tune_job *job, const char *path) {
     int64_t i, context = job->asked->context;
-    int code = cli_list_read(path, CLI_MAX_SEQUENCES, &job->list);
+    int code = cli_list_read_counted(path, job->asked->max_sequences, &job->list);
 
     if (code == CLI_OK) code = cli_list_expand(&job->list, &job->lengths, &job->shares);
     if (code != CLI_OK) return code;
@@ -838,6 +839,10 @@ static int run(const void *given, char **operands, int n_operands) {
     if (asked->batch_lengths && ((asked->json && strcmp(asked->json, asked->batch_lengths) == 0) ||
                                  (asked->html && strcmp(asked->html, asked->batch_lengths) == 0)))
         return cli_usage("tune", "--batch-lengths names the file of another option, too: %s", asked->batch_lengths);
+    code = cli_output_try(asked->json);
+    if (code == CLI_OK) code = cli_output_try(asked->html);
+    if (code == CLI_OK) code = cli_output_try(asked->batch_lengths);
+    if (code != CLI_OK) return code;
     if (asked->old_limit) return cli_usage("tune", "--limit is --limit-bytes here, because it speaks of bytes");
     memset(&job, 0, sizeof job);
     job.asked = asked;

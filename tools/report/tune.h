@@ -11,7 +11,7 @@ typedef struct tune_options {
     modelling_options modelling;
     gpu_options gpu;
     int64_t gpus;
-    int64_t context, batch, batches, seed;
+    int64_t context, batch, batches, seed, max_sequences;
     const char *chunk_sizes, *ks, *schedules;
     int64_t replay; /* of the choice pipeline|local|both */
     int no_stream, split_backward;
