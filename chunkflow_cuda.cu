@@ -306,7 +306,7 @@ typedef struct cf_state_stream_desc {
                                      before their slot is filled again, which takes a third. 0: 3 */
     void *ring;                   /* on the device, aligned to 16; at least the bytes that cf_state_stream_size says */
     int64_t ring_bytes;
-    void *gradient_ring;          /* likewise, for dK and dV. NULL: no backwards */
+    void *gradient_ring;          /* the same for dK and dV; NULL: no backwards */
     int64_t gradient_ring_bytes;
     cf_cuda_stream in, out;       /* two streams of the device for copies, which nobody else need use */
     const cf_allocator *allocator;/* host memory; NULL: malloc */
@@ -488,8 +488,8 @@ typedef struct cf_cuda_step {
     int64_t n_blocks;             /* entries: one for all full ones, few more. 0: no prefix, or none that is seen */
     const cf_cuda_block *levels;  /* (n_levels) in trees, attention with the chunk's own rows, of which slices go on: */
     int64_t n_levels;             /* likewise, with the arrays of the chunk's own */
-    int append;                   /* 1: later chunks of the group read this F's K and V, so that each layer's must be
-                                     given to cf_state_stream_append */
+    int append;                   /* 1: later chunks of the group read this F's K and V: give each layer's to
+                                     cf_state_stream_append */
     void *activations;            /* from this F or R to the chunk's B or W. NULL in an F that keeps nothing */
     int64_t activation_bytes;
     void *workspace;              /* this pass only */
@@ -1323,7 +1323,7 @@ struct problem : cf_attention {
         int64_t limit;            /* longest part; 0: nothing is split */
         int64_t n_split, n_parts; /* for one key head */
         bool carries;             /* tiles whose sums are carried count as split: all their sums are parts */
-        int64_t section;          /* key heads whose blocks go together, see work_order */
+        int64_t section;          /* how many key heads run together, see work_order */
     } forward, backward;
     bool in_blocks;     /* slices see keys that come in blocks: their sums are carried ... */
     bool is_block;      /* ... and this is such a block: */
@@ -5839,7 +5839,7 @@ struct batch {
 };
 
 struct executor {
-    cf_executor_desc desc; /* defaults filled in; its arrays are of no use after the create */
+    cf_executor_desc desc; /* with defaults filled in; its arrays are the caller's, and unused after the create */
     heap home;
     array<cf_cuda_stage> stage_descs;
     array<stage> stages; /* the local ones */

@@ -593,7 +593,7 @@ static int cft__normal_sums(const cf_sample *samples, int64_t n, int pass, cft__
         }
     }
     for (i = 0; i < CFT__TERMS; i++)
-        if (normal->scale[i] < DBL_MIN) normal->scale[i] = 1; /* an empty column; found out by its pivot */
+        if (normal->scale[i] < DBL_MIN) normal->scale[i] = 1; /* an empty column, which its pivot shows */
     for (s = 0; s < n; s++) {
         if (samples[s].pass != pass) continue;
         cft__sample_row(&samples[s], normal->scale, row);
@@ -1594,8 +1594,8 @@ static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
     return cf_parallel_validate(desc->model, split, NULL) == CF_OK;
 }
 
-/* Returns the most GPUs, up to so many, that a layer's experts can lie on, where that is searched for and there are
-   experts. */
+/* Returns the most GPUs, up to `most`, that a layer's experts can lie on, if there are experts and that is searched
+   for. */
 static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of, int64_t most) {
     cf_parallel split = *of;
     cf_parameters counted;

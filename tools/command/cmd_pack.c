@@ -240,7 +240,7 @@ static const table_column chunk_columns[] = {
     {.heading = "slices", .name = "n_slices", .width = 7, .decimals = TABLE_PLAIN},
     {.heading = "slices", .name = "slices", .width = -6}};
 
-/* One slice as SEQUENCE[BEGIN..END), END excluded; a whole sequence as its number alone. */
+/* Adds a slice as SEQUENCE[BEGIN..END), END excluded, or a whole sequence as its number alone. */
 static void add_slice(table *t, const cf_slice *slice, int64_t sequence_tokens) {
     char text[80];
     int n = snprintf(text, sizeof text, "%lld", (long long)slice->sequence);

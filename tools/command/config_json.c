@@ -25,8 +25,8 @@ typedef struct model_type {
     int mlp_bias;       /* 1: always there; 2: where mlp_bias says so */
     cf_mixer linear;    /* what linear_attention is */
     int norms;
-    int tied;           /* 1: unless tie_word_embeddings is false; -1: never; 2: as the object with the sizes says, where
-                           of the others the whole model's word counts */
+    int tied;           /* 1: unless tie_word_embeddings is false; -1: never; 2: as the object with the sizes says; for
+                           other types the member of the whole file counts */
     int dense;          /* where the file does not say: so many first layers have no experts */
     int every;          /* where the file does not say: the last of so many layers has full attention */
     int alone;          /* each layer is a mixer alone or an MLP, of two matrices, or experts alone */

@@ -23,7 +23,7 @@ typedef struct sheet_column {
 typedef struct sheet_cell {
     int is_number;
     double value;
-    char text[SHEET_TEXT]; /* as it is shown; empty: as its column says */
+    char text[SHEET_TEXT]; /* the text that is shown; empty: the number, in its column's form */
 } sheet_cell;
 
 sheet_cell sheet_text(const char *text);
