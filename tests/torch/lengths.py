@@ -76,6 +76,48 @@ def refused(*arguments):
         return str(error)
 
 
+def test_files(folder, tokenizer):
+    """What is wrong with a file, or with a tokenizer's, is said in a sentence that begins with its name."""
+    path = folder / "half.jsonl"
+    for text, tools in (("t1 \\ud800 t2", ""), ("\\udc00", ""), ("", ', "tools": null')):
+        said = f'"text": "{text}"' if text else '"messages": [{"role": "a\\ud800", "content": ""}]'
+        path.write_text('{"text": "whole"}\n{%s%s}\n' % (said, tools))
+        check(f"half a character, {said}", refused([str(path)], tokenizer).split(":")[1:2], ["2"])
+    whole = gzip.compress(b'{"input_ids": [1]}\n' * 4000)
+    for at in (2, 12, 20, len(whole) - 6):
+        (folder / "bad.jsonl.gz").write_bytes(whole[:at] + bytes(4) + whole[at + 4:])
+        said = refused([str(folder / "bad.jsonl.gz")])
+        check(f"a corrupt .gz, byte {at}", ("bad.jsonl.gz" in said, "took" in said), (True, False))
+    check("standard input twice", "read once" in refused(["-", "-"]), True)
+    words = pyarrow.StringArray.from_buffers(2, pyarrow.array([0, 2, 4], pyarrow.int32()).buffers()[1],
+                                             pyarrow.py_buffer(b"w \xff\xfe"))
+    days = pyarrow.array([2 ** 62, 0], pyarrow.timestamp("us"))
+    for unused in (False, True):
+        table = {"text": ["w", "w w"], "other": words} if unused else {"text": words}
+        pyarrow.parquet.write_table(pyarrow.table({**table, "day": days}), folder / "bad.parquet")
+        got = refused([str(folder / "bad.parquet")], tokenizer)
+        wanted = "took [(2, " if unused else f"{folder}/bad.parquet:2: a value that cannot be read"
+        check(f"bad UTF-8 {'in a column that is not used' if unused else 'in Parquet'}", got[:len(wanted)], wanted)
+    pyarrow.parquet.write_table(pyarrow.table({"text": days}), folder / "bad.parquet")
+    check("a date out of range", "bad.parquet:1: a value" in refused([str(folder / "bad.parquet")], tokenizer), True)
+    for name, files in (("class", {}), ("t5", {}), ("null", {"tokenizer_config.json": "null"}),
+                        ("list", {"tokenizer_config.json": "[]"}), ("number", {"tokenizer.json": "3"}),
+                        ("nulls", {"tokenizer.json": "null"})):
+        (folder / name).mkdir()
+        kind = "T5Tokenizer" if name == "t5" else "LlamaTokenizer"
+        for file, text in {"tokenizer_config.json": json.dumps({"tokenizer_class": kind}), **files}.items():
+            (folder / name / file).write_text(text)
+        path.write_text('{"text": "hello world"}\n')
+        said = refused([str(path)], str(folder / name))
+        check(f"a tokenizer's files, {name}", (said[:12], "vocabulary" in said or "can read" in said),
+              ("--tokenizer ", True))
+    path = folder / "\u00e9.jsonl"
+    path.write_text('{"input_ids": [1, 2]}\n')
+    ended = subprocess.run([sys.executable, "-B", "-m", "chunkflow.lengths", path], capture_output=True, text=True,
+                           env={**os.environ, "PYTHONPATH": PACKAGE, "PYTHONIOENCODING": "ascii"})
+    check("a name that the output's encoding has not", (ended.stderr, ended.stdout), ("", f"2 # {folder}/?.jsonl:1\n"))
+
+
 def test_all(folder):
     tokenizer = make_tokenizer(folder / "tokenizer", TEMPLATE)
     rng = random.Random(5)
@@ -115,6 +157,7 @@ def test_all(folder):
         os.close(to)
         check(f"printed to {where}", (ended.returncode, ended.stderr), (1, said))
 
+    test_files(folder, tokenizer)
     plain = make_tokenizer(folder / "plain", None)
     bad = folder / "bad.jsonl"
     bad.write_text('{"messages": [{"role": "bad", "content": "x"}]}\n')

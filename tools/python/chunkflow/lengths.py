@@ -22,11 +22,14 @@ import gzip
 import json
 import os
 import sys
+import zlib
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from itertools import islice
 from typing import Any
 
 FIELDS = (("input_ids",), ("messages",), ("prompt", "completion"), ("text",))
+VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json")
 BATCH = 256  # documents that are tokenized at once
 
 
@@ -47,27 +50,34 @@ def json_lines(path: str) -> Iterator[tuple[str, Any]]:
                 raise Refused(f"{name}:{number}: no JSON of one document: {error}") from None
 
 
-def parquet_rows(path: str) -> Iterator[tuple[str, Any]]:
+def parquet_rows(path: str, used: set[str]) -> Iterator[tuple[str, Any]]:
+    """Reads no other columns than those that are used."""
     try:
         import pyarrow.parquet
     except ImportError:
         raise Refused(f"{path}: Parquet needs pyarrow (pip install pyarrow)") from None
     try:
-        number = 0
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(BATCH):
-            for document in batch.to_pylist():
+        number, file = 0, pyarrow.parquet.ParquetFile(path)
+        for batch in file.iter_batches(BATCH, columns=[x for x in file.schema_arrow.names if x in used]):
+            for row in range(batch.num_rows):
                 number += 1
-                yield f"{path}:{number}", document
+                try:
+                    yield f"{path}:{number}", batch.slice(row, 1).to_pylist()[0]
+                except (ValueError, OverflowError) as error:  # texts that are no UTF-8 among them
+                    raise Refused(f"{path}:{number}: a value that cannot be read: {error}") from None
     except pyarrow.lib.ArrowException as error:
         raise Refused(f"{path}: no Parquet: {error}") from None
 
 
-def documents(paths: list[str]) -> Iterator[tuple[str, Any]]:
+def documents(paths: list[str], fields: tuple[str, ...] | None) -> Iterator[tuple[str, Any]]:
     """Each document with its place."""
+    if paths.count("-") > 1:
+        raise Refused("-: standard input can be read once")
+    used = {"tools", *(fields or (name for names in FIELDS for name in names))}
     for path in paths:
         try:
-            yield from parquet_rows(path) if path.endswith(".parquet") else json_lines(path)
-        except (OSError, EOFError) as error:
+            yield from parquet_rows(path, used) if path.endswith(".parquet") else json_lines(path)
+        except (OSError, EOFError, zlib.error) as error:
             raise Refused(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
@@ -105,9 +115,23 @@ class Counter:
         transformers.logging.set_verbosity_error()  # that a document is longer than the model's context is no news here
         try:
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError) as error:
-            why = str(error).splitlines()[0] if os.path.isdir(folder) else "no folder, and no model that was downloaded"
+        except Exception as error:  # its files may hold anything
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if not isinstance(error, (OSError, ValueError)):
+                why = f"its files are none that Transformers can read ({why})"
+            why = why if os.path.isdir(folder) else "no folder, and no model that was downloaded"
             raise Refused(f"--tokenizer {folder}: {why}") from None
+        if not self._has_vocabulary(folder):
+            raise Refused(f"--tokenizer {folder}: there is no vocabulary in it, such as tokenizer.json")
+
+    def _has_vocabulary(self, folder: str) -> bool:
+        """Without the files that it is made of, Transformers makes a tokenizer that knows next to no text."""
+        names = self.tokenizer.vocab_files_names.values()
+        if os.path.isdir(folder) and names and not any(
+                name in names or fnmatch(name, "*.model") or fnmatch(name, "*.tiktoken") or name in VOCABULARIES
+                for name in os.listdir(folder)):
+            return False
+        return bool(set(self.tokenizer.get_vocab()) - set(self.tokenizer.get_added_vocab()))
 
     def conversation(self, place: str, messages: list[Any], tools: Any) -> str:
         if not self.tokenizer.chat_template:
@@ -130,8 +154,13 @@ class Counter:
             if self.tokenizer is None:
                 raise Refused(f"{place}: text is counted by a tokenizer: --tokenizer FOLDER")
             plain = isinstance(value, str)
+            text = value if plain else self.conversation(place, value, document.get("tools"))
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise Refused(f"{place}: half a character (\\u{ord(text[error.start]):x}) without its other half") from None
             texts[plain][0].append(i)
-            texts[plain][1].append(value if plain else self.conversation(place, value, document.get("tools")))
+            texts[plain][1].append(text)
         for special, (places, values) in texts.items():
             for i, length in zip(places, self.tokens(values, special)):
                 lengths[i] = length
@@ -141,7 +170,7 @@ class Counter:
 def lengths_of(paths: list[str], tokenizer: str | None = None,
                fields: tuple[str, ...] | None = None) -> Iterator[tuple[int, str]]:
     """The tokens of each document of these files, and where it stands."""
-    counter, found = Counter(tokenizer), documents(paths)
+    counter, found = Counter(tokenizer), documents(paths, fields)
     while batch := list(islice(found, BATCH)):
         yield from zip(counter.count(batch, fields), (place for place, _ in batch))
 
@@ -160,6 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"chunkflow.lengths: {error}", file=sys.stderr)
         return 2
     try:
+        sys.stdout.reconfigure(errors="replace")  # of names of files, all that the output's encoding has
         for line in lines:
             print("".join(c if c.isprintable() else "?" for c in line))
         sys.stdout.flush()
