@@ -330,6 +330,41 @@ def test_mistakes_are_named():
     raised(TypeError, plan.schedule, limits={"chunks_by_stage": [1.5]})
     raised(IndexError, plan.schedule().stage, 1)
     raised(IndexError, plan.schedule().stage, -1)
+    assert "wanted a Timeline, got int" in str(raised(TypeError, plan.schedule().json, 3))
+
+
+def test_wrong_types():
+    """Whatever is given for whichever argument, the exception is one of those that say so."""
+    plan, ranks = chunkflow.pack([9, 3], 4), chunkflow.pack([9, 3], 4, n_ranks=2, lockstep=1)
+    schedule, columns = plan.schedule(), ranks.columns().schedule(k=1)
+    wrong = (None, 3, 2.5, "x", b"x", [1], ["x"], {"a": 1}, {"forward": 3}, object(), plan, schedule, np.zeros(3),
+             [None], [[1]], [{}], (), {}, -1, 1 << 70, [schedule, 3], [{"forward": [1]}])
+    calls = [lambda x: chunkflow.pack(x, 4), lambda x: chunkflow.pack([5], x), plan.validate, plan.metadata,
+             lambda x: chunkflow.pack([5, 6], 8, shares=x), plan.json, schedule.json, plan.capacity, schedule.capacity,
+             lambda x: schedule.capacity(0, x), schedule.stage, plan.sequences_of, plan.slices_of, ranks.columns,
+             lambda x: plan.row_of(x, 0), lambda x: plan.row_of(0, x), lambda x: ranks.schedule_of(x, 0),
+             lambda x: ranks.schedule_of(columns, x), ranks.validate_ranks, chunkflow.shares_of_tokens,
+             chunkflow.loss_weights]
+    for call, names in ((lambda **o: chunkflow.pack([5, 6], 8, **o), chunkflow.PackOptions.__annotations__),
+                        (plan.schedule, chunkflow.ScheduleOptions.__annotations__),
+                        (schedule.simulate, chunkflow.SimulateOptions.__annotations__),
+                        (lambda **o: plan.schedule(limits=o), chunkflow.Limits.__annotations__),
+                        (lambda **o: plan.schedule(timing=o), chunkflow.Timing.__annotations__),
+                        (lambda **o: plan.metadata(0, **o), ("capacity", "ignored", "weights", "shifted")),
+                        (lambda **o: chunkflow.loss_weights([4, 5], **o), ("mean", "ignored", "prompts"))):
+        calls += [lambda x, call=call, name=name: call(**{name: x}) for name in names]
+    for call in calls:
+        for value in wrong:
+            try:
+                call(value)
+            except (TypeError, ValueError, OverflowError, IndexError, chunkflow.Error):
+                pass
+
+
+def test_pickled_plans():
+    plan = chunkflow.pack([900, 14000, 350], 4096, shares=[[0, 0], [0, 7], [1, 3]], n_ranks=2, cost={"per_pair": 1.0})
+    assert pickle.loads(pickle.dumps(plan)).json() == plan.json()
+    raised(TypeError, pickle.dumps, chunkflow.pack([9, 3], 4, n_ranks=2, lockstep=1).columns())
 
 
 def test_threads():

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -174,7 +175,7 @@ def _words(enum: str) -> tuple[str, ...]:
 
 def _number_of(enum: str, word: str, member: str) -> int:
     words = _words(enum)
-    if word not in words or word == "?":
+    if not isinstance(word, str) or word not in words or word == "?":
         raise ValueError(f"{member}: got '{word}', wanted one of {', '.join(words[1:])}")
     return words.index(word)
 
@@ -235,7 +236,7 @@ def _pointed(struct: str, member: str, value: Any, given: _Given, number: Callab
             if isinstance(item, Mapping):
                 _fill(made + i, item, given, number)
             else:
-                made[i] = item
+                _set(made, i, item, member)
     given.append(made)
     return made
 
@@ -247,6 +248,8 @@ def _fill(c: Any, options: Mapping[str, Any], given: _Given, number: Callable[[s
     """The members of a record; those of its shape, if it has one, stand among them."""
     struct = ffi.typeof(c).item.cname
     fields = _fields(struct)
+    if not isinstance(options, Mapping):
+        raise TypeError(f"wanted a dictionary of members of {struct}, got {options!r}")
     for name in options:
         if name not in _members(struct):
             raise TypeError(f"{struct} has no member '{name}'; it has {', '.join(_members(struct))}")
@@ -265,10 +268,20 @@ def _fill(c: Any, options: Mapping[str, Any], given: _Given, number: Callable[[s
             _fill(ffi.addressof(c[0], name), value, given, number)
         else:
             named = ctype.kind == "enum" and isinstance(value, str)
-            try:
-                setattr(c, name, _number_of(ctype.cname, value, name) if named else value)
-            except (OverflowError, TypeError) as why:
-                raise type(why)(f"{name}: {why}, got {value!r}") from None
+            _set(c, name, _number_of(ctype.cname, value, name) if named else value, name)
+
+
+def _set(c: Any, at: str | int, value: Any, name: str) -> None:
+    """Sets a member of a record, or an item of an array; a record's members may be given in order, too."""
+    try:
+        if isinstance(at, str):
+            setattr(c, at, value)
+        else:
+            c[at] = value
+    except OverflowError as why:
+        raise OverflowError(f"{name}: {why}, got {value!r}") from None
+    except (IndexError, KeyError, TypeError) as why:
+        raise TypeError(f"{name}: {why}, got {value!r}") from None
 
 
 def _describe(struct: str, options: Mapping[str, Any],
@@ -353,6 +366,13 @@ class _Object:
     def __repr__(self) -> str:
         numbers = (name for name, ctype in _members(self._struct).items() if ctype.kind in ("primitive", "enum"))
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in numbers)})"
+
+
+def _pointer(given: Any, cls: type[_Object], what: str) -> Any:
+    """The library's object in one of ours."""
+    if not isinstance(given, cls):
+        raise TypeError(f"{what}: wanted a {cls.__name__}, got {type(given).__name__}")
+    return given.c
 
 
 class _Record(_Object):
@@ -526,11 +546,12 @@ class Schedule(_Object):
 
     def json(self, timeline: Timeline | None = None) -> str:
         """cf_write_schedule_json, with the times of a timeline if one is given."""
-        return _json(lib.cf_write_schedule_json, self.c, timeline.c if timeline is not None else ffi.NULL)
+        return _json(lib.cf_write_schedule_json, self.c,
+                     ffi.NULL if timeline is None else _pointer(timeline, Timeline, "timeline"))
 
 
 def _capacity(plan: Any, steps: Any, so_far: Mapping[str, int] | None) -> dict[str, int]:
-    capacity = ffi.new("cf_capacity *", dict(so_far or {}))
+    capacity, _given = _describe("cf_capacity", so_far or {}, int)
     _call(lib.cf_steps_capacity, plan, steps, capacity)
     return {name: getattr(capacity, name) for name in _fields("cf_capacity")}
 
@@ -563,6 +584,13 @@ class Plan(_Object):
     lengths: np.ndarray | None
     through: np.ndarray | None
     branches: np.ndarray | None
+    _packed = None
+
+    def __reduce__(self) -> Any:
+        """What pack was given: the same arguments make the same plan wherever they arrive."""
+        if self._packed is None:
+            raise TypeError("only a plan that pack made can be pickled")
+        return _pack_again, self._packed
 
     def sequences_of(self, slice: int) -> np.ndarray:
         """The sequences that run through a slice: those that a loss of its rows belongs to."""
@@ -573,7 +601,7 @@ class Plan(_Object):
 
     def row_of(self, sequence: int, position: int) -> tuple[int, int]:
         """The chunk, and the row in it, that has a token of a sequence."""
-        slices = self.slices
+        sequence, position, slices = operator.index(sequence), operator.index(position), self.slices
         has = (slices["begin"] <= position) & (position < slices["begin"] + slices["length"])
         if self.through is None:
             has &= slices["sequence"] == sequence
@@ -645,18 +673,19 @@ class Plan(_Object):
 
     def columns(self, cost: PassCost | None = None) -> Plan:
         """cf_columns_make: a plan of one rank whose schedule is that of all ranks in step; see schedule_of."""
-        given = ffi.new("cf_pass_cost *", dict(cost or {}))
+        given, _given = _describe("cf_pass_cost", cost or {}, int)
         return Plan(_make("plan", lib.cf_columns_make, self.c, given, ffi.NULL))
 
     def schedule_of(self, columns: Schedule, rank: int) -> Schedule:
         """cf_columns_schedule: a rank's schedule from one of this plan's columns."""
-        return Schedule(_make("schedule", lib.cf_columns_schedule, self.c, columns.c, rank, ffi.NULL), self)
+        return Schedule(_make("schedule", lib.cf_columns_schedule, self.c,
+                              _pointer(columns, Schedule, "columns"), rank, ffi.NULL), self)
 
     def validate_ranks(self, schedules: Sequence[Schedule]) -> None:
         """cf_ranks_validate: raises Error unless these, one for each rank, are sound and in step."""
         if len(schedules) != self.n_ranks:
             _refuse("schedules", self.n_ranks, len(schedules), "has not one for each rank")
-        pointers = ffi.new("cf_schedule *[]", [x.c for x in schedules])
+        pointers = ffi.new("cf_schedule *[]", [_pointer(x, Schedule, "schedules") for x in schedules])
         _call(lib.cf_ranks_validate, self.c, ffi.cast("const cf_schedule *const *", pointers), ffi.NULL, ffi.NULL)
 
     def validate(self, lengths: Any) -> None:
@@ -705,7 +734,13 @@ def pack(lengths: Sequence[int] | np.ndarray, chunk_size: int, shares: Any = Non
         pairs = _pairs(shares, numbers.size)
         given.append(pairs)
         desc.shares = ffi.from_buffer("cf_share[]", pairs)
-    return Plan(_make("plan", lib.cf_pack, ffi.from_buffer("int64_t[]", numbers), numbers.size, desc))
+    plan = Plan(_make("plan", lib.cf_pack, ffi.from_buffer("int64_t[]", numbers), numbers.size, desc))
+    plan._packed = numbers, chunk_size, shares, options
+    return plan
+
+
+def _pack_again(lengths: Any, chunk_size: int, shares: Any, options: Any) -> Plan:
+    return pack(lengths, chunk_size, shares, **options)
 
 
 def loss_weights(lengths: Sequence[int] | np.ndarray, mean: str = "tokens", ignored: Sequence[Any] | None = None,
