@@ -22,6 +22,7 @@ try:
     import torch
     import transformers
 
+    import chunkflow
     import chunkflow.huggingface
     import chunkflow.torch
 except ImportError as missing:
@@ -59,6 +60,11 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     step = chunkflow.torch.Step(model, chunkflow.huggingface.Causal(model), chunk_size=options.chunk_size, k=options.k,
                                 share=options.share, gang=options.gang)
+    lengths = [len(s) for s in sequences]
+    plan, _ = step.plan(lengths, chunkflow.shares_of_tokens(sequences) if options.share else None)
+    if rank == 0:
+        print(f"{len(lengths)} sequences, the longest of {max(lengths)} tokens, in {plan.n_chunks - plan.n_idle} chunks",
+              flush=True)
     for number in range(options.steps):
         began = time.perf_counter()
         loss = step(sequences)

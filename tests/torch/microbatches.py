@@ -111,6 +111,18 @@ def check_interface(name, module, dynamic):
     check(f"{name}: 400 batches", {*wrong} <= {"", "too few"} and wrong[""] > 250, f"{wrong}")
 
 
+def check_release():
+    """A release of Megatron-LM without such a scheduler is refused in words."""
+    for missing in ("scheduler_map", "DpBalancedScheduler"):
+        module = module_of(next(about for about in INTERFACE.values() if not about["members"]))
+        delattr(module, missing)
+        try:
+            said = f"took it: {chunkflow.megatron.install(module)}"
+        except ImportError as why:
+            said = str(why)
+        check(f"no {missing}", "its branches main and dev do" in said, said)
+
+
 def check_verl(module):
     scheduler = module.DefaultDynamicCPScheduler(**dict(zip(VERL, (100, 2, 4, None))))
     samples = list(enumerate((800, 3, 90, 100, 101, 7, 7, 250)))
@@ -175,6 +187,7 @@ def main(*folders):
             check_verl(module)
             check_balance(theirs)
         sys.path.remove(folder)
+    check_release()
     check_balance()
     check_faults()
     return finish()

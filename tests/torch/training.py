@@ -122,6 +122,13 @@ def test_own_module():
     worst = max(abs(loss / wanted_loss - 1), differ(gradients(module), wanted))
     check("weights of sequences", worst <= TOLERANCE, f"{worst:.1e}")
 
+    for bad in ([[1, 1, 1], [1, 1]], np.ones((2, 3)), torch.ones(3), 1.0, [1.0]):
+        try:
+            what = f"taken, {Step(module, module, chunk_size=32)([[3, 4, 5], [6, 7]], weights=bad)}"
+        except ValueError as why:
+            what = str(why)
+        check("weights that are not one a sequence", "one number for each of 2 sequences" in what, what)
+
     def squares(logits, x):
         return (logits.square().mean(1) * x.weights).sum()
     for bad, words in (([[5, 1.5]], "sequence 0: wanted one row of whole numbers"),
@@ -167,6 +174,49 @@ def test_models():
         wanted = plain_step(model, sequences, ignored)
         worst = max(abs(loss / wanted - 1), differ(got, gradients(model)))
         check("Llama, prompts that are no targets", worst <= TOLERANCE, f"{worst:.1e}")
+
+
+def test_odd_batches():
+    """No targets at all; empty sequences among others; LoRA on the head and on tied embeddings."""
+    import peft
+    with Float64():
+        model = tiny("llama")
+        sequences = sequences_of(model, (40, 0, 3, 0))
+        worst = max(chunked_against_plain(model, sequences, k) for k in (1, 2))
+        check("lengths 40, 0, 3, 0", worst <= TOLERANCE, f"{worst:.1e}")
+        step = Step(model, Causal(model), chunk_size=CHUNK)
+        loss = step(sequences, ignored=[np.ones(len(s), bool) for s in sequences])
+        most = max((float(g.abs().max()) for g in gradients(model).values()), default=0.0)
+        check("all targets ignored", loss == 0.0 and most == 0.0, f"loss {loss}, largest gradient {most}")
+        for name, tied, targets in (("the head", False, ["lm_head", "q_proj"]), ("tied embeddings", True, ["embed_tokens"]),
+                                    ("tied embeddings and layers", True, ["embed_tokens", "v_proj"])):
+            model = peft.get_peft_model(tiny("llama", tie_word_embeddings=tied), peft.LoraConfig(
+                r=2, target_modules=targets, init_lora_weights=False)).double()
+            worst = chunked_against_plain(model)
+            check(f"LoRA on {name}", worst <= TOLERANCE, f"{worst:.1e}")
+
+
+def test_neighbours():
+    """Qwen3.5, whose convolution sees four rows, in chunks that are shorter than that; and a sequence's log-probabilities
+    whatever lies behind it in its chunk."""
+    with Float64():
+        model = tiny("qwen3_5_text")
+        forward = Causal(model)
+        worst = 0.0
+        for chunk in (2, 3, CHUNK):
+            step = Step(model, forward, chunk_size=chunk)
+            sequences = sequences_of(model, (21, 5, 2, 6))
+            loss = step(sequences)
+            got = gradients(model)
+            wanted = plain_step(model, sequences)
+            worst = max(worst, abs(loss / wanted - 1), differ(got, gradients(model)))
+        check("Qwen3.5 in chunks of 2, 3 and 16", worst <= TOLERANCE, f"{worst:.1e}")
+        step, found = Step(model, forward, chunk_size=CHUNK), []
+        for seed in (1, 2):
+            others = [np.random.default_rng(seed).integers(3, 97, n) for n in (7, 4)]
+            found.append(step.log_probs([sequences[0], sequences[1], *others])[:2])
+        same = all(torch.allclose(a, b, rtol=0, atol=1e-14) for a, b in zip(*found))
+        check("Qwen3.5, neighbours changed", same, "the same log-probabilities")
 
 
 def test_threads():
@@ -278,6 +328,21 @@ def test_trees():
         check("log-probabilities of shared prompts", off <= 1e-11, f"{off:.1e}")
 
 
+def test_rollouts():
+    """A rollout that is the beginning of another one, an exact copy, and weights of both signs."""
+    rng = np.random.default_rng(8)
+    prompt, answer, other = rng.integers(3, 97, 37), rng.integers(3, 97, 25), rng.integers(3, 97, 9)
+    whole = np.concatenate([prompt, answer])
+    sequences = [whole, whole[:50], whole.copy(), np.concatenate([prompt, other]), prompt, whole[:50]]
+    ignored = [np.arange(len(s)) < len(prompt) for s in sequences]
+    weights = np.array([0.3, -0.5, -0.3, 0.7, 0.2, -0.1])
+    with Float64():
+        model, worst = tiny("qwen2"), 0.0
+        for k in (1, 2):
+            worst = max(worst, compare_grpo(model, sequences, ignored, weights, k=k))
+        check("a rollout that begins another one, and a copy", worst <= TOLERANCE, f"{worst:.1e}")
+
+
 def test_preferences():
     """DPO: a loss of two sums of log-probabilities, whose slopes are the weights of the sequences."""
     sequences, ignored, _ = answers([(41, (9, 14)), (6, (4, 5)), (16, (2, 33)), (70, (12, 5))])
@@ -387,6 +452,91 @@ def test_ranks():
         for name, errors in found.items():
             check(name, len(errors) == n_ranks and max(errors) <= TOLERANCE, f"worst {max(errors):.1e}")
         check(f"{n_ranks} ranks", len(found) == 2 * len(batches()), f"{len(found)} runs")
+
+
+class Routed(nn.Module):
+    """A layer of attention, and experts that tokens choose by their number."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.words, self.head = nn.Embedding(97, 16), nn.Linear(16, 97)
+        self.layer = nn.ModuleDict({"qkv": nn.Linear(16, 48), "experts": nn.ModuleList(nn.Linear(16, 16)
+                                                                                       for _ in range(3))})
+
+    def run(self, tokens, attend):
+        hidden = self.words(tokens)
+        q, k, v = (y.reshape(len(tokens), 4, 4).transpose(0, 1)[None] for y in self.layer["qkv"](hidden).chunk(3, 1))
+        hidden = hidden + attend(q, k, v)[0].transpose(0, 1).reshape(len(tokens), 16)
+        found = torch.zeros_like(hidden)
+        for i, expert in enumerate(self.layer["experts"]):
+            at = torch.nonzero(tokens % 3 == i)[:, 0]
+            if len(at):
+                found = found.index_add(0, at, expert(hidden[at]))
+        return self.head(hidden + found), [k, v]
+
+    def forward(self, x):
+        own = []
+
+        def attend(q, k, v):
+            own[:] = [k, v]
+            k, v = (torch.cat([old, new], 2) for old, new in zip(x.prefix, own)) if x.prefix else own
+            return attention(q, k, v, x.cu_seqlens_q, x.cu_seqlens_k, x.max_seqlen_q, x.max_seqlen_k)
+        return self.run(x.tokens, attend)
+
+
+def routed_alone(module, sequences):
+    n, total = sum(len(s) - 1 for s in sequences), 0.0
+    for s in sequences:
+        logits, _ = module.run(torch.from_numpy(s[:-1]), lambda q, k, v: F.scaled_dot_product_attention(
+            q, k, v, is_causal=True))
+        loss = F.cross_entropy(logits, torch.from_numpy(s[1:]), reduction="sum") / n
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+# What ranks differ in: one has next to nothing, no targets, or tokens for one expert alone.
+UNEVEN = {"one short sequence": ((200, 2), None), "300 and 3": ((300, 3), None), "no targets": ((40, 40), 1),
+          "a single sequence": ((90,), None)}
+
+
+def share_experts(rank, n_ranks, store, results):
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=n_ranks)
+    for name, (lengths, masked) in UNEVEN.items():
+        for way in ("DDP", "FSDP2", "FSDP2 of each expert", "FSDP2 in step"):
+            plain, model = Routed().double(), Routed().double()
+            sequences = [np.random.default_rng(i).integers(0, 32, n) * 3 + (i == 0) * np.arange(n) % 3
+                         for i, n in enumerate(lengths)]
+            ignored = [np.ones(n, bool) if i == masked else None for i, n in enumerate(lengths)]
+            wanted_loss = routed_alone(plain, [s for i, s in enumerate(sequences) if i != masked])
+            for part in [*model.layer["experts"]] if "each" in way else []:
+                fully_shard(part)
+            if way != "DDP":
+                fully_shard(model.layer["qkv"])
+                fully_shard(model)
+            step = Step(model, model, chunk_size=CHUNK, k=1, lockstep=int("step" in way))
+            loss = (step(sequences, ignored) + step(sequences, ignored)) / 2
+            got = {key: (g.full_tensor() if hasattr(g, "full_tensor") else g) / 2 for key, g in gradients(model).items()}
+            error = max(abs(loss / wanted_loss - 1), differ(got, gradients(plain)))
+            results.put((rank, f"{way}, experts, {name}", error))
+    dist.destroy_process_group()
+
+
+def test_unused():
+    with tempfile.TemporaryDirectory() as folder:
+        results = mp.get_context("fork").SimpleQueue()
+        mp.start_processes(share_experts, (2, os.path.join(folder, "store"), results), nprocs=2, start_method="fork")
+        found = {}
+        while not results.empty():
+            _, name, error = results.get()
+            found.setdefault(name, []).append(error)
+    for name, errors in found.items():
+        check(name, len(errors) == 2 and max(errors) <= TOLERANCE, f"worst {max(errors):.1e}")
+    check("experts on two ranks", len(found) == 4 * len(UNEVEN), f"{len(found)} runs")
 
 
 # ---- one sequence on several ranks ----
@@ -588,6 +738,48 @@ def test_evaluation():
     check("a model that torch.compile has wrapped", "past_key_values" in takes, ", ".join(takes))
 
 
+def test_accumulation():
+    """Twelve micro-batches an epoch in steps of 5, 5 and 2; and again with a stop in the second epoch and a resume."""
+    from chunkflow.trainer import Trainer
+
+    with Float64():
+        losses, weights = {}, {}
+        for name, cls, more in (("plain", transformers.Trainer, {}), ("ours", Trainer, {"chunk_size": CHUNK}),
+                                ("resumed", Trainer, {"chunk_size": CHUNK})):
+            with tempfile.TemporaryDirectory() as folder:
+                options = {**options_of(folder), "per_device_train_batch_size": 2, "gradient_accumulation_steps": 5,
+                           "max_steps": 6, "save_strategy": "steps", "save_steps": 4, "logging_strategy": "steps"}
+
+                def run(steps, resume=None):
+                    model = tiny("llama")
+                    trainer = cls(model=model, args=transformers.TrainingArguments(**options), data_collator=pad,
+                                  train_dataset=data(True)[:23], **more)
+                    trainer.remove_callback(transformers.PrinterCallback)
+                    if steps < 6:  # as if it had been stopped
+                        trainer.add_callback(StopAt(steps))
+                    trainer.train(resume_from_checkpoint=resume)
+                    found = [x["loss"] for x in trainer.state.log_history if "loss" in x]
+                    return found, [p.detach().clone() for p in model.parameters()]
+                if name == "resumed":
+                    run(4)
+                    losses[name], weights[name] = run(6, os.path.join(folder, "checkpoint-4"))
+                else:
+                    losses[name], weights[name] = run(6)
+    for name, beside in (("ours", "plain"), ("resumed", "ours")):
+        off = max(float((p - q).norm() / q.norm()) for p, q in zip(weights[name], weights[beside]))
+        same = np.allclose(losses[name], losses[beside], rtol=1e-4, atol=0)  # they are logged with four digits
+        check(f"accumulation of 5, 5 and 2, {name} beside {beside}", off <= (0 if name == "resumed" else 1e-10) and same
+              and len(losses[name]) == 6, f"weights {off:.1e}, losses {losses[name]}")
+
+
+class StopAt(transformers.TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **more):
+        control.should_training_stop = state.global_step >= self.step
+
+
 def train_as_rank(rank, n_ranks, port, folder, results):
     """A Trainer on each of two ranks: the sampler deals out the batch, the plan takes all of it."""
     from chunkflow.trainer import Trainer
@@ -647,6 +839,54 @@ def test_trl():
     ours = trained(make, cls=SFTTrainer, chunk_size=CHUNK)
     compare_trainers("TRL's SFTTrainer, prompts, beside Trainer", trained(plain), ours)
     compare_trainers("the same beside its own, whose backward is in float32", trained(make), ours, 1e-4)
+
+
+def test_trl_defaults():
+    """SFTConfig as it is, for a dense model and a mixture: what it switches on by itself is switched off with a warning,
+    what it cuts is warned of, and what was asked for in words is refused before training begins."""
+    import datasets
+    import peft
+    import trl
+    from chunkflow.trainer import Chunked
+
+    class SFTTrainer(Chunked, trl.SFTTrainer):
+        pass
+
+    datasets.disable_progress_bars()
+    words = transformers.PreTrainedTokenizerFast(tokenizer_object=word_level())
+    words.pad_token = words.eos_token = "w0"
+    rng = np.random.default_rng(1)
+    rows = [{"text": " ".join(f"w{t}" for t in rng.integers(3, 97, n))} for n in (1500, 20, 5, 1100, 9)]
+
+    def made(model, **options):
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            args = trl.SFTConfig(folder, use_cpu=True, report_to=[], **options)
+            trainer = SFTTrainer(model=model, args=args, train_dataset=datasets.Dataset.from_list(rows),
+                                 processing_class=words, chunk_size=256)
+            trainer.remove_callback(transformers.PrinterCallback)
+            trainer.remove_callback(transformers.ProgressCallback)
+            return trainer, trainer.train().training_loss, " ".join(str(w.message) for w in seen)
+
+    for kind in ("llama", "qwen3_moe"):
+        model = tiny(kind, max_position_embeddings=2048).float()
+        start = [p.detach().clone() for p in model.parameters()]
+        trainer, loss, said = made(model)
+        moved = sum(not torch.equal(p, q) for p, q in zip(start, model.parameters()))
+        holds = 4 < loss < 5 and moved == len(start) and "gradient checkpointing is off" in said
+        holds &= "2 of 5 sequences have max_length=1024" in said and ("balance loss is off" in said) == ("moe" in kind)
+        check(f"SFTConfig() as it is, {kind}", holds, f"loss {loss:.2f}, {moved} of {len(start)} tensors trained; {said}")
+        lengths = []
+        whole, _, said = made(tiny(kind, max_position_embeddings=2048).float(), max_length=None, max_steps=1)
+        lengths = [len(x) for x in whole.train_dataset["input_ids"]]
+        check(f"max_length=None, {kind}", max(lengths) > 1499 and "max_length" not in said, f"{lengths}")
+    prompts = peft.get_peft_model(tiny("llama").float(), peft.PromptTuningConfig("CAUSAL_LM", num_virtual_tokens=4))
+    for name, model, options, words_ in (
+            ("a router's loss that is asked for", tiny("qwen3_moe").float(), {"router_aux_loss_coef": 0.01},
+             "router_aux_loss_coef=0.0"),
+            ("prompt tuning", prompts, {}, "PROMPT_TUNING puts virtual tokens")):
+        what = families.refused(lambda: made(model, **options))
+        check(name, words_ in what, what)
 
 
 def word_level():

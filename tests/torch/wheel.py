@@ -46,7 +46,7 @@ def check_installed(folder):
     check_symbols("the library", place / "chunkflow" / "libchunkflow.so", "objdump")
     environment = {**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
     environment.pop("CHUNKFLOW_BUILD", None)
-    for page, n in (("tools/python/README.md", 3), ("tools/README.md", 1)):
+    for page, n in (("tools/python/README.md", 4), ("tools/README.md", 1)):
         found = programs(TOP / page)
         check(page, len(found) == n, f"{len(found)} programs")
         for number, program in enumerate(found):
@@ -56,6 +56,9 @@ def check_installed(folder):
     program = [TOP / "examples" / "train_hf.py", "--steps", "2", "--chunk-size", "256", TOP / "LICENSE"]
     ran = run(sys.executable, "-B", *program, cwd=folder, env=environment)
     check("train_hf.py", ran.returncode == 0 and "step 1: loss" in ran.stdout, ran.stdout[-60:] + ran.stderr[-300:])
+    size = (TOP / "LICENSE").stat().st_size
+    check("train_hf.py's first line", ran.stdout.startswith(
+        f"1 sequences, the longest of {size} tokens, in {-(-size // 256)} chunks\n"), ran.stdout[:60])
     losses = re.findall("loss [0-9.]+", ran.stdout)
     ran = run(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program,
               "--gang", "2", cwd=folder, env=environment)

@@ -274,8 +274,10 @@ class Causal:
         for _, _, kind in _ropes(self.model):
             self.refuse(f"frequencies of rope_type {kind} depend on the longest position of a call; "
                         "chunkflow.huggingface.pin_rope(model, length) fixes them")
-        if getattr(getattr(self.outer, "active_peft_config", None), "is_prompt_learning", False):
-            self.refuse("peft puts virtual tokens before every call")
+        peft = getattr(self.outer, "active_peft_config", None)
+        if getattr(peft, "is_prompt_learning", False):
+            self.refuse(f"peft's {getattr(peft.peft_type, 'value', peft.peft_type)} puts virtual tokens before every "
+                        "call; LoRA, which changes layers alone, can be")
 
     def _check_now(self) -> None:
         """What a user may have switched on since."""

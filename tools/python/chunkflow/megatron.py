@@ -53,7 +53,12 @@ class Planned:
 
 def install(data_schedule: Any) -> type:
     """Puts a class of Planned in the place of the module's scheduler, and returns it."""
-    base = getattr(data_schedule, "DefaultDynamicCPScheduler", None) or data_schedule.DpBalancedScheduler
+    names = "DefaultDynamicCPScheduler", "DpBalancedScheduler"
+    base = next((getattr(data_schedule, name) for name in names if hasattr(data_schedule, name)), None)
+    if base is None or not hasattr(data_schedule, "scheduler_map"):
+        raise ImportError(f"{getattr(data_schedule, '__name__', data_schedule)} has no scheduler_map with "
+                          f"{' or '.join(names)}: releases of Megatron up to 0.19.2 plan no micro-batches there; "
+                          "its branches main and dev do")
     if issubclass(base, Planned):
         return base
     made = type("ChunkflowScheduler", (Planned, base), {})

@@ -162,16 +162,27 @@ def attention(query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Ten
                            enable_gqa=True).transpose(0, 1)[None]
     out, q, k = [], cu_q.tolist(), cu_k.tolist()
     for q0, q1, k0, k1 in zip(q, q[1:], k, k[1:]):
-        ones = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool, device=query.device)
-        last = k1 - k0 - (q1 - q0)
-        sees = ones.tril(last) if window is None else ones.tril(last).triu(last - window + 1)
-        if block is not None:
-            of = torch.arange(k1 - k0, device=query.device) // block
-            sees &= of == of[last:, None]
+        n, m = q1 - q0, k1 - k0
         rows = query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1]
-        out.append(F.scaled_dot_product_attention(*rows, attn_mask=sees, scale=scale, enable_gqa=True)
-                   if softcap is None and sinks is None else _by_hand(*rows, sees, scale, softcap, sinks))
+        if softcap is not None or sinks is not None:
+            sees = _sees_of_slice(n, m, window, block, query.device)
+            out.append(_by_hand(*rows, sees, scale, softcap, sinks))
+        elif n == m and (window is None or window >= m) and (block is None or block >= m):  # no prefix, no mask
+            out.append(F.scaled_dot_product_attention(*rows, is_causal=True, scale=scale, enable_gqa=True))
+        else:
+            sees = _sees_of_slice(n, m, window, block, query.device)
+            out.append(F.scaled_dot_product_attention(*rows, attn_mask=sees, scale=scale, enable_gqa=True))
     return torch.cat(out, 2)
+
+
+def _sees_of_slice(n: int, m: int, window: int | None, block: int | None, device: Any) -> Tensor:
+    """Which of a slice's n rows sees which of its m keys, the last n of which are the rows' own."""
+    ones = torch.ones(n, m, dtype=torch.bool, device=device)
+    sees = ones.tril(m - n) if window is None else ones.tril(m - n).triu(m - n - window + 1)
+    if block is not None:
+        of = torch.arange(m, device=device) // block
+        sees &= of == of[m - n:, None]
+    return sees
 
 
 def _sees_by_ends(n: int, key_ends: Tensor, positions: Tensor | None, window: int | None, block: int | None) -> Tensor:
@@ -228,6 +239,15 @@ def _tokens_of(sequences: Sequence[Any]) -> list[np.ndarray]:
     return rows
 
 
+def _weights_of(weights: Any, n: int) -> np.ndarray:
+    """One number for each of n sequences."""
+    given = weights.tolist() if isinstance(weights, (Tensor, np.ndarray)) else weights
+    if not isinstance(given, (list, tuple)) or len(given) != n or not all(np.ndim(x) == 0 for x in given):
+        raise ValueError(f"weights: wanted one number for each of {n} sequences; which tokens count is said by `ignored`, "
+                         "and what each counts by a loss of your own")
+    return np.array([float(x) for x in given])
+
+
 class Batch:
     """The passes of one batch on one stage. Gradients are added to the parameters', as backward() adds them."""
 
@@ -247,7 +267,8 @@ class Batch:
         self.ignored, self.once = ignored, once
         self.starts = np.cumsum(lengths) - lengths
         self.tokens = np.concatenate([*sequences, np.zeros(1, np.int64)])  # one more, for padding to read
-        self.weights = chunkflow.loss_weights(lengths, ignored=ignored) if weights is None else weights
+        self.weights = chunkflow.loss_weights(lengths, ignored=ignored) if weights is None else \
+            _weights_of(weights, len(lengths))
         self.kept: dict[int, tuple[Tensor, list[Tensor], list[Tensor | Border]]] = {}
         self.loss = torch.zeros((), dtype=torch.float64)
         # Of each group, what its chunks so far have handed on: rows, or what lies behind so many rows.
@@ -541,16 +562,25 @@ class Step:
         return loss
 
     def _run_sharded(self, batch: Batch, schedule: chunkflow.Schedule, sharded: list[Any]) -> Tensor:
-        """Gradients are reduced in the last backward, which ranks in step have together. Others run passes in other
-        orders and numbers, so nothing is gathered between them: weights are whole from the first forward on."""
+        """Gradients are reduced once, after the last backward. Ranks run passes in other orders and numbers, and not all
+        use every parameter, so nothing is gathered between: without lockstep all weights are whole beforehand."""
         for m in sharded:
             m.set_gradient_divide_factor(1.0)
         root = sharded[0]
         if not self.in_step:
             root.set_reshard_after_forward(False)
             root.set_reshard_after_backward(False)
+            for m in sharded:
+                m.unshard()
         root.set_requires_gradient_sync(False)
-        loss = batch.run(schedule, idle=True, before_last=lambda: root.set_requires_gradient_sync(True))
+        if hasattr(root, "finalize_backward"):
+            root.set_reduce_scatter_unused_params(True)
+            root.set_manual_backward_finalization(True)
+            loss = batch.run(schedule, idle=True)
+            root.set_requires_gradient_sync(True)
+            root.finalize_backward()
+        else:  # before PyTorch 2.15; there all ranks must use the same parameters
+            loss = batch.run(schedule, idle=True, before_last=lambda: root.set_requires_gradient_sync(True))
         for m in sharded:
             m.reshard()
         return loss

@@ -10,10 +10,16 @@ taken off again, and tokens whose label is -100 are no targets; the loss is the 
 trainer's (which for GPT-2, CTRL and BERT counts first tokens, too, that nothing predicts). Evaluation's loss comes from
 chunks as well, forwards alone, so that a sequence which could be trained can be evaluated. Sequences are packed by the
 plan: packing and padding_free of the collator stay off.
+
+Three defaults of TRL's are for whole sequences. Gradient checkpointing is switched off, since K bounds activations; so is
+the routers' balance loss of mixtures, which is one over a whole batch, unless router_aux_loss_coef asks for it; and
+max_length truncates at 1024 tokens, which stays, with a warning where it cuts. TRL's entropy and token accuracy, which
+need all logits, are not logged.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -36,18 +42,50 @@ class Chunked:
         self._step: Step | None = None
         self._held: list[dict[str, Any]] = []
         super().__init__(*arguments, **options)
+        self._refuse()
+        self._switch_off()
+        Causal(self.model, check=False)._check_now()
+        self._warn_of_truncation()
+
+    def _refuse(self) -> None:
+        """What the user asked for and chunks cannot give."""
         if self.label_smoother is not None or self.compute_loss_func is not None:
             raise Unsupported("label smoothing and compute_loss_func: the loss is the weighted cross entropy")
         if getattr(self.args, "loss_type", None) not in (None, "nll", "chunked_nll"):
             raise Unsupported(f"loss_type {self.args.loss_type}: the loss is the weighted cross entropy")
-        if getattr(self, "aux_loss_enabled", False):
-            raise Unsupported("a balance loss of routers, which is one over a whole batch")
+        if getattr(self, "aux_loss_enabled", False) and self.args.router_aux_loss_coef is not None:
+            raise Unsupported("a balance loss of routers, which is one over a whole batch: train with "
+                              "router_aux_loss_coef=0.0")
         if getattr(self.args, "packing", False) or getattr(self.args, "padding_free", False):
             raise Unsupported("packing and padding_free: chunks pack sequences themselves")
         if self.args.fp16:
             raise Unsupported("fp16, whose losses are scaled: use bf16")
         if getattr(self.args, "neftune_noise_alpha", None) is not None:
             raise Unsupported("neftune_noise_alpha, whose noise depends on how long the rows of a call are")
+
+    def _switch_off(self) -> None:
+        """What trainers switch on by themselves."""
+        if self.args.gradient_checkpointing:
+            warnings.warn("gradient checkpointing is off: chunk_size and k bound activations in its place", stacklevel=3)
+            self.args.gradient_checkpointing = self.args.activation_checkpointing = False  # two names of one
+            for name in ("activation_checkpointing_disable", "gradient_checkpointing_disable"):
+                if hasattr(self.model, name):
+                    getattr(self.model, name)()
+                    break
+        if getattr(self, "aux_loss_enabled", False):
+            warnings.warn("the routers' balance loss is off, for it is one over a whole batch; router_aux_loss_coef=0.0 "
+                          "says that you want none", stacklevel=3)
+            self.aux_loss_enabled = self.model.config.get_text_config().output_router_logits = False
+
+    def _warn_of_truncation(self) -> None:
+        most, data = getattr(self.args, "max_length", None), self.train_dataset
+        if most is None or not hasattr(data, "with_format") or "input_ids" not in (data.column_names or ()):
+            return
+        rows = (row for batch in data.with_format("numpy").iter(1000) for row in batch["input_ids"])
+        cut = sum(len(row) >= most for row in rows) if hasattr(data, "__len__") else 0
+        if cut > 0:
+            warnings.warn(f"{cut} of {len(data)} sequences have max_length={most} tokens, which is where TRL truncates; "
+                          "chunks carry sequences of any length: SFTConfig(max_length=None)", stacklevel=3)
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
                       ) -> torch.Tensor:
