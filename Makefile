@@ -27,6 +27,7 @@
 #   make build/train_cuda       the trainer of real model shapes on one GPU, with nvcc
 #   make release    the archive that people vendor: both headers, the .cu, licence, checksums
 #   make install    headers, command, manual page, completions, pkg-config file; PREFIX (/usr/local), DESTDIR
+#   make picture    the README's picture anew, tools/example.svg
 #   make clean
 #
 # Useful variables: CC, CXX, NVCC, PYTHON, CFLAGS, BUILD, SANITIZE (empty: without sanitizers), STRICT_SKIPS=1 (a skipped test fails).
@@ -72,7 +73,7 @@ MPI_TESTS    := $(addprefix $(BUILD)/test/,pipeline_mpi_f64 lockstep_mpi gangs_m
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all wheel release demo test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-clocks bench-dealing bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record gpu-record-train clean
+.PHONY: all wheel release demo picture test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-clocks bench-dealing bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record gpu-record-train clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -189,6 +190,14 @@ $(BUILD)/train_cuda: examples/train_cuda.cu chunkflow_cuda.cu $(TRAIN_CUDA_SOURC
 demo: $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
 	OMP_WAIT_POLICY=passive $(BUILD)/train_cpu --demo
 	OMP_WAIT_POLICY=passive $(BUILD)/train_cpu_f64 --check --batch 16 --chunk-size 256 --k 2
+	@printf '%s\n' '' 'Next:' \
+	    '  the loop of a trainer, in 40 lines   examples/hello.c' \
+	    '  what chunks are worth for your data  make && build/chunkflow tune LENGTHS --model qwen2.5-7b --gpu h100-80g --gpus 8' \
+	    '  PyTorch                              tools/python/README.md'
+
+# Committed, and compared by tests/command/report_check.sh.
+picture: $(BUILD)/chunkflow
+	sh tools/example_svg.sh $< >tools/example.svg
 
 # ---- tests ----
 #

@@ -235,6 +235,9 @@ test_pictures() {
     same report/svg/readme "0 " "$code $(head -n 1 err)"
     same_files report/svg/readme/schedule "$root/tools/schedule.svg" schedule.svg
     same_files report/svg/readme/memory "$root/tools/memory.svg" memory.svg
+    sh "$root/tools/example_svg.sh" "$CHUNKFLOW" >example.svg 2>err
+    same report/svg/example "0 " "$? $(head -n 1 err)"
+    same_files report/svg/example/readme "$root/tools/example.svg" example.svg
 }
 
 # tried LIST OPTION: what was tried for it, that option among it, takes what plan says that it takes, with the same

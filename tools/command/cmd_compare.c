@@ -309,7 +309,7 @@ static const table_column columns[] = {
     {.name = "placement"},
     {.heading = "makespan", .name = "makespan_", .width = 14, .estimate = 1},
     {.name = "estimated"},
-    {.heading = "x best", .name = "ratio", .width = 7, .decimals = 4, .estimate = 1},
+    {.heading = "x least", .name = "ratio", .width = 7, .decimals = 4, .estimate = 1},
     {.heading = "waste %", .name = "bubble_useful", .width = 7, .decimals = 2, .scale = 100},
     {.heading = "busy %", .name = "bubble_busy", .width = 7, .decimals = 2, .scale = 100},
     {.heading = "kept", .name = "peak_chunk_copies", .width = 9},
