@@ -315,6 +315,10 @@ typedef struct cf_slice {
     int64_t begin;    /* first token, counted in the sequence */
     int64_t length;   /* tokens */
     int64_t offset;   /* where it starts in the chunk, in tokens; a multiple of the plan's align */
+    int64_t up;       /* the slice whose rows come right before its own: in the same chunk, before it; in a chunk above
+                         (cf_chunk.up); or in a gang on another rank. -1: it starts its sequences */
+    int64_t first, n; /* plan->order[first .. first + n) are the sequences that run through it. Without an order:
+                         sequence `first`, and n is 1 */
 } cf_slice;
 
 typedef struct cf_chunk {
@@ -328,6 +332,8 @@ typedef struct cf_chunk {
     int64_t index;       /* its place in the group, from 0; 0 where there is no group */
     int64_t prefix;      /* tokens of the group before this chunk; in a tree, rows of its path */
     int64_t rank;        /* data-parallel rank that runs it */
+    int64_t up;          /* the chunk of its rank whose rows come right before its prefix ends: the one before in its
+                            group, or the last one of the group above it. -1: none */
 } cf_chunk;
 
 /* The dependent chunks of one split sequence: plan->chunks[first_chunk .. first_chunk + n_chunks). */
@@ -350,13 +356,6 @@ typedef struct cf_branch { /* of a group; indices into plan->groups, -1: none */
     int64_t previous, next; /* children of the same parent, in the order of their chunks */
     int64_t below;         /* chunks of the longest path of groups below it; 0 without children */
 } cf_branch;
-
-typedef struct cf_through { /* of a slice: who runs through it, and what it sees */
-    int64_t parent;         /* the slice of its chunk, before it, that it goes on from: it sees what that one sees, and
-                               that one. -1: it sees the first `begin` rows of its chunk's path. Slices that see some of
-                               it come first, those that see more before those that see less */
-    int64_t first, n;       /* plan->order[first .. first + n) are the sequences */
-} cf_through;
 
 /* The packed batch. Plain data in one block of memory: read it, do not resize it. Rank r owns the chunks
    [r x n_steps, (r + 1) x n_steps); a group's chunks are consecutive. Groups come before standalone chunks, both in
@@ -385,7 +384,6 @@ typedef struct cf_plan {
     int64_t *order;         /* (n_sequences) all of them; those that share rows are neighbours */
     int64_t *common;        /* (n_sequences) rows that order[i] shares with order[i - 1] */
     int64_t *lengths;       /* (n_sequences) as given */
-    cf_through *through;    /* (n_slices) */
     cf_branch *branches;    /* (n_groups) */
     cf_block block;         /* the memory that it lies in */
 } cf_plan;
@@ -2353,6 +2351,7 @@ typedef struct cf__tree_node {
     int32_t first, n;      /* its sequences, in order */
     int32_t chain;         /* -1: it is part of a bush */
     int32_t follower;      /* the node that continues the chain; negative: none, or several would */
+    int64_t slice;         /* the plan's last slice of it, once it is written */
 } cf__tree_node;
 
 typedef struct cf__tree {
@@ -2485,7 +2484,7 @@ static void cf__tree_list_children(cf__tree *t) {
 /* The rows of a sequence up to `end`, from where its rows so far end, unless there are none. Returns the last node. */
 static int32_t cf__tree_cut(cf__tree *t, int32_t sequence, int64_t first, int64_t *begin, int64_t end, int32_t parent) {
     int32_t id = (int32_t)t->n_nodes;
-    const cf__tree_node node = {*begin, end - *begin, 0, sequence, parent, id + 1, (int32_t)first, 0, -1, -1};
+    const cf__tree_node node = {*begin, end - *begin, 0, sequence, parent, id + 1, (int32_t)first, 0, -1, -1, -1};
     if (end == *begin) return parent;
     *begin = end;
     t->nodes[t->n_nodes++] = node;
@@ -4280,6 +4279,24 @@ static void cf__pack_write_group(const cf__packer *p, int64_t id, int64_t first_
     }
 }
 
+/* The chunk whose rows come right before those of this one, on whichever rank; -1: none. */
+static int64_t cf__pack_before(const cf_plan *plan, const cf_chunk *c) {
+    int64_t gang = c->group >= 0 ? plan->groups[c->group].gang : 0;
+    if (gang > 0 && c->rank % gang > 0) return c - plan->chunks - plan->n_steps;
+    return c->up < 0 || gang == 0 ? c->up : c->up + (gang - 1) * plan->n_steps;
+}
+
+/* The members that a chunk of a list has beside its sums. Trees are given theirs as they are written. */
+static void cf__pack_finish_list(cf_plan *plan, cf_chunk *chunk, int64_t id) {
+    int64_t j;
+    chunk->up = chunk->index > 0 ? id - 1 : -1;
+    for (j = chunk->first_slice; j < chunk->first_slice + chunk->n_slices; j++) {
+        plan->slices[j].up = j == chunk->first_slice && chunk->up >= 0 ? chunk[-1].first_slice : -1;
+        plan->slices[j].first = plan->slices[j].sequence;
+        plan->slices[j].n = 1;
+    }
+}
+
 /* Where each chunk's slices are, their offsets, and the sums over them. */
 static void cf__pack_finish_chunks(cf_plan *plan) {
     int64_t i, j, first = 0;
@@ -4294,8 +4311,20 @@ static void cf__pack_finish_chunks(cf_plan *plan) {
             chunk->padded += cf__round_up(slice->length, plan->align);
             chunk->pairs += cf_slice_pairs(slice->begin, slice->length);
         }
+        if (plan->branches == NULL) cf__pack_finish_list(plan, chunk, i);
         first += chunk->n_slices;
         plan->n_idle += chunk->n_slices == 0;
+    }
+}
+
+/* The first slices of a gang's chunks go on from those of other ranks. */
+static void cf__pack_link_gangs(cf_plan *plan) {
+    int64_t i, before;
+    for (i = 0; i < plan->n_chunks; i++) {
+        const cf_chunk *c = &plan->chunks[i];
+        if (c->group < 0 || plan->groups[c->group].gang == 0) continue;
+        before = cf__pack_before(plan, c);
+        plan->slices[c->first_slice].up = before >= 0 ? plan->chunks[before].first_slice : -1;
     }
 }
 
@@ -4320,23 +4349,22 @@ static void cf__pack_link_items(cf__packer *p) {
     }
 }
 
-/* Adds a slice to a chunk: rows of a node. Returns its number. */
-static int64_t cf__pack_put_slice(cf__packer *p, cf_chunk *chunk, const cf__tree_node *node, int64_t begin, int64_t end,
-                                  int64_t parent) {
-    const cf_slice slice = {node->sequence, begin, end - begin, 0};
-    const cf_through through = {parent, node->first, node->n};
+/* Adds a slice to a chunk: rows of a node, behind those that it has so far or those of its parent. */
+static void cf__pack_put_slice(cf__packer *p, cf_chunk *chunk, cf__tree_node *node, int64_t begin, int64_t end) {
+    int64_t above = node->parent >= 0 ? p->tree.nodes[node->parent].slice : -1;
+    const cf_slice slice = {node->sequence, begin, end - begin, 0, begin > node->begin ? node->slice : above,
+                            node->first, node->n};
     p->plan->slices[p->plan->n_slices] = slice;
-    p->plan->through[p->plan->n_slices] = through;
     chunk->n_slices++;
-    return p->plan->n_slices++;
+    node->slice = p->plan->n_slices++;
 }
 
-/* The chunks of a chain. Slices of one chunk go on from each other. */
+/* The chunks of a chain. */
 static void cf__pack_put_chain(cf__packer *p, int64_t id, cf_chunk *chunks) {
-    const cf__tree_node *node = &p->tree.nodes[p->tree.chains[id]];
+    cf__tree_node *node = &p->tree.nodes[p->tree.chains[id]];
     int64_t at = node->begin, i;
     for (i = 0; i < p->groups[id].n_chunks; i++) {
-        int64_t end = at + p->cuts[p->groups[id].first_chunk + i], last = -1;
+        int64_t end = at + p->cuts[p->groups[id].first_chunk + i];
         chunks[i].prefix = at;
         chunks[i].index = i;
         chunks[i].group = p->kin[id].group;
@@ -4346,21 +4374,17 @@ static void cf__pack_put_chain(cf__packer *p, int64_t id, cf_chunk *chunks) {
                 node = &p->tree.nodes[node->follower];
                 continue;
             }
-            last = cf__pack_put_slice(p, &chunks[i], node, at, to, last);
+            cf__pack_put_slice(p, &chunks[i], node, at, to);
             at = to;
         }
     }
 }
 
-/* A bush. on: the last of the chain's slices in this chunk that it might see, -1: none; gets the last that it does. */
-static void cf__pack_put_bush(cf__packer *p, cf_chunk *chunk, int64_t id, int64_t *on) {
-    const cf__tree_node *nodes = p->tree.nodes;
-    int64_t slice = p->plan->n_slices, i;
-    while (*on >= 0 && p->plan->slices[*on].begin + p->plan->slices[*on].length > nodes[id].begin)
-        *on = p->plan->through[*on].parent;
+static void cf__pack_put_bush(cf__packer *p, cf_chunk *chunk, int64_t id) {
+    cf__tree_node *nodes = p->tree.nodes;
+    int64_t i;
     for (i = id; i < nodes[id].end; i++)
-        (void)cf__pack_put_slice(p, chunk, &nodes[i], nodes[i].begin, nodes[i].begin + nodes[i].length,
-                                 i == id ? *on : slice + nodes[i].parent - id);
+        cf__pack_put_slice(p, chunk, &nodes[i], nodes[i].begin, nodes[i].begin + nodes[i].length);
 }
 
 /* A group, behind those children that its parent has so far. */
@@ -4368,6 +4392,7 @@ static void cf__pack_put_group(cf__packer *p, int64_t id, int64_t first_chunk) {
     const cf__pack_kin *kin = &p->kin[id];
     cf_branch branch = {-1, -1, -1, -1, -1, kin->below};
     cf_group *group = &p->plan->groups[kin->group];
+    int64_t i;
     memset(group, 0, sizeof *group);
     if (id < p->tree.n_chains) *group = p->groups[id];
     group->first_chunk = first_chunk;
@@ -4380,20 +4405,23 @@ static void cf__pack_put_group(cf__packer *p, int64_t id, int64_t first_chunk) {
         parent->last_child = kin->group;
     }
     p->plan->branches[kin->group] = branch;
+    for (i = first_chunk; i < first_chunk + group->n_chunks; i++) p->plan->chunks[i].up = i - 1;
+    p->plan->chunks[first_chunk].up = -1;
+    if (branch.parent < 0) return;
+    group = &p->plan->groups[branch.parent];
+    p->plan->chunks[first_chunk].up = group->first_chunk + group->n_chunks - 1;
 }
 
 static void cf__pack_write_unit(cf__packer *p, int64_t id, int64_t first_chunk) {
     cf_plan *plan = p->plan;
     cf_chunk *chunk = &plan->chunks[first_chunk];
-    int64_t item = p->units[id].next_slice, first = plan->n_slices, chain = -1;
+    int64_t item = p->units[id].next_slice, first = plan->n_slices;
     if (id < p->head.n_groups) cf__pack_put_group(p, id, first_chunk);
     if (cf__pack_is_cut(p, id)) {
         cf__pack_put_chain(p, id, chunk);
         chunk += p->groups[id].n_chunks - 1;
-        chain = plan->n_slices - 1;
     }
-    for (; item >= 0; item = p->next_item[item])
-        cf__pack_put_bush(p, chunk, cf__pack_item_sequence(p->items[item]), &chain);
+    for (; item >= 0; item = p->next_item[item]) cf__pack_put_bush(p, chunk, cf__pack_item_sequence(p->items[item]));
     if (id >= p->head.n_groups) return;
     plan->groups[p->kin[id].group].sequence = plan->slices[first].sequence;
     if (id < p->tree.n_chains) return;
@@ -4433,7 +4461,7 @@ static void cf__pack_write_rest(cf__packer *p) {
 
 static cf_result cf__pack_write(void *job) {
     cf__packer *p = (cf__packer *)job;
-    const cf_chunk none = {0, 0, 0, 0, 0, -1, 0, 0, 0};
+    const cf_chunk none = {0, 0, 0, 0, 0, -1, 0, 0, 0, -1};
     cf_plan *plan = p->plan;
     int64_t i, chunk = 0;
     for (i = 0; i < plan->n_chunks; i++) plan->chunks[i] = none;
@@ -4450,6 +4478,7 @@ static cf_result cf__pack_write(void *job) {
     }
     cf__pack_write_rest(p);
     cf__pack_finish_chunks(plan);
+    if (p->desc.gang > 1) cf__pack_link_gangs(plan);
     return CF_OK;
 }
 
@@ -4514,7 +4543,6 @@ static cf_block *cf__pack_object(void *job, cf__carver *carver) {
         plan.order = (int64_t *)cf__take(carver, plan.n_sequences, sizeof(int64_t));
         plan.common = (int64_t *)cf__take(carver, plan.n_sequences, sizeof(int64_t));
         plan.lengths = (int64_t *)cf__take(carver, plan.n_sequences, sizeof(int64_t));
-        plan.through = (cf_through *)cf__take(carver, plan.n_slices, sizeof(cf_through));
         plan.branches = (cf_branch *)cf__take(carver, plan.n_groups, sizeof(cf_branch));
     }
     if (p->plan == NULL) return NULL;
@@ -4580,13 +4608,10 @@ static int64_t cf__plan_prefix(const cf_plan *plan, const cf_chunk *c) {
     return gang ? cf__max(plan->slices[c->first_slice].begin, 0) : c->prefix;
 }
 
-/* The chunk before one of a gang in the order of its rows: that of the rank before, or the last one of the round
-   before. -1: there is none. */
-static int64_t cf__plan_round_before(const cf_plan *plan, int64_t chunk) {
-    const cf_chunk *c = &plan->chunks[chunk];
-    int64_t gang = plan->groups[c->group].gang;
-    if (c->rank % gang > 0) return chunk - plan->n_steps;
-    return c->index > 0 ? chunk - 1 + (gang - 1) * plan->n_steps : -1;
+/* The slice of its own chunk that a slice goes on from; -1: none. */
+static inline int64_t cf__plan_parent(const cf_plan *plan, const cf_chunk *c, int64_t id) {
+    int64_t up = plan->slices[id].up;
+    return up >= c->first_slice && up < id ? up : -1;
 }
 
 static double cf__plan_spread(double most, double sum, int64_t n) { return sum > 0 ? most / (sum / (double)n) : 0; }
@@ -4595,7 +4620,7 @@ static double cf__plan_spread(double most, double sum, int64_t n) { return sum >
 static int cf__plan_is_hybrid(const cf_plan *plan, const cf_chunk *chunk) {
     int64_t i = chunk->first_slice + chunk->n_slices - 1;
     if (plan->branches == NULL) return chunk->n_slices > 1;
-    while (plan->through[i].parent >= 0) i = plan->through[i].parent; /* what does comes last */
+    while (cf__plan_parent(plan, chunk, i) >= 0) i = plan->slices[i].up; /* what does comes last */
     return i > chunk->first_slice && plan->slices[i].begin == 0;
 }
 
@@ -4658,7 +4683,7 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
         double pairs = (double)cf_slice_pairs(s->begin, s->length);
         stats->longest_sequence = cf__max(stats->longest_sequence, s->begin + s->length);
         stats->rows += s->length;
-        stats->unshared_pairs += cf__product(pairs, plan->through != NULL ? (double)plan->through[i].n : 1);
+        stats->unshared_pairs += cf__product(pairs, (double)s->n);
     }
     for (i = 0; i < plan->n_groups; i++)
         stats->largest_group =
@@ -4671,13 +4696,20 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
 
 /* ---- checking a plan ---- */
 
+/* What slices have of a sequence, less the same of the one before in order. */
+typedef struct cf__plan_sum {
+    uint64_t tokens;
+    uint64_t shared;          /* tokens that it and the one before both run through */
+    uint64_t low, high;       /* attention pairs: so many, and so many times 2^32 */
+} cf__plan_sum;
+
 typedef struct cf__plan_check {
     const cf_plan *plan;
     const int64_t *lengths;
-    unsigned char *seen; /* (n_sequences) */
-    int64_t *covered;    /* (n_sequences) in trees: tokens of those that are first in order in some slice, so far */
-    int64_t *least;      /* (2 x n_sequences) least of `common`, in a tree of pairs; that itself is its second half */
-    int64_t *below;      /* (n_groups) what is below each group */
+    unsigned char *seen; /* (n_sequences) of trees: is in order already */
+    int64_t *ends;       /* (n_chunks) chunks id + 1 .. ends[id] - 1 are below chunk id */
+    int64_t *below;      /* (n_groups) of trees: what is below each group */
+    cf__plan_sum *sums;  /* (n_sequences + 1) in order */
     cf_error *error;
 } cf__plan_check;
 
@@ -4725,7 +4757,7 @@ static cf_result cf__plan_check_counts(const cf_plan *plan, cf_error *error) {
     if (plan->order == NULL) return cf__refuse(error, bad, "order", -1, "is NULL");
     if (plan->common == NULL) return cf__refuse(error, bad, "common", -1, "is NULL");
     if (plan->lengths == NULL) return cf__refuse(error, bad, "lengths", -1, "is NULL");
-    return plan->through == NULL ? cf__refuse(error, bad, "through", -1, "is NULL") : CF_OK;
+    return CF_OK;
 }
 
 static cf_result cf__plan_check_lengths(const cf__plan_check *check, int64_t n) {
@@ -4741,28 +4773,26 @@ static cf_result cf__plan_check_lengths(const cf__plan_check *check, int64_t n) 
     return cf__plan_is(check, "n_tokens", -1, n_tokens, plan->n_tokens, "is the wrong sum");
 }
 
-/* No sequence is packed twice. field, item: what names it. */
-static cf_result cf__plan_see(const cf__plan_check *check, int64_t sequence, const char *field, int64_t item) {
-    if (check->seen[sequence])
-        return cf__refuse(check->error, CF_ERROR_PLAN, field, item, "its sequence is packed twice");
-    check->seen[sequence] = 1;
-    return CF_OK;
-}
-
-/* One slice: `whole` where it must be a whole sequence that no other slice has. */
-static cf_result cf__plan_check_slice(const cf__plan_check *check, int64_t id, int whole, int64_t offset) {
-    const cf_slice *s = &check->plan->slices[id];
-    int64_t length;
-    CF__TRY(cf__plan_within(check, "slices.sequence", id, 0, check->plan->n_sequences - 1, s->sequence,
+/* One slice by itself, and as many members of it as lists determine. */
+static cf_result cf__plan_check_slice(const cf__plan_check *check, const cf_chunk *c, int64_t id, int64_t offset) {
+    const cf_plan *plan = check->plan;
+    const cf_slice *s = &plan->slices[id];
+    int64_t length, before = id == c->first_slice ? cf__pack_before(plan, c) : -1;
+    CF__TRY(cf__plan_within(check, "slices.sequence", id, 0, plan->n_sequences - 1, s->sequence,
                             "there is no such sequence"));
     length = check->lengths[s->sequence];
     CF__TRY(cf__plan_within(check, "slices.begin", id, 0, length - 1, s->begin, "is outside of its sequence"));
     CF__TRY(cf__plan_within(check, "slices.length", id, 1, length - s->begin, s->length, "is outside of its sequence"));
+    CF__TRY(cf__plan_within(check, "slices.length", id, 1, plan->chunk_size, s->length, "is more than chunk_size"));
     CF__TRY(cf__plan_is(check, "slices.offset", id, offset, s->offset, "is the wrong place in its chunk"));
-    if (!whole) return CF_OK;
-    CF__TRY(cf__plan_is(check, "slices.begin", id, 0, s->begin, "must cover its whole sequence"));
-    CF__TRY(cf__plan_is(check, "slices.length", id, length, s->length, "must cover its whole sequence"));
-    return cf__plan_see(check, s->sequence, "slices.sequence", id);
+    CF__TRY(cf__plan_within(check, "slices.up", id, -1, plan->n_slices - 1, s->up, "there is no such slice"));
+    if (plan->branches != NULL) return CF_OK;
+    CF__TRY(cf__plan_is(check, "slices.up", id, before >= 0 ? plan->chunks[before].first_slice : -1, s->up,
+                        "is not the slice before it"));
+    CF__TRY(cf__plan_is(check, "slices.first", id, s->sequence, s->first, "is not its sequence"));
+    CF__TRY(cf__plan_is(check, "slices.n", id, 1, s->n, "counts sequences that share rows"));
+    if (c->group >= 0 && id == c->first_slice) return CF_OK;
+    return cf__plan_is(check, "slices.length", id, length, s->length, "must cover its whole sequence");
 }
 
 /* The sums of one chunk over its slices, which start at `first`. cf__plan_check_units has seen the rest of it. */
@@ -4771,9 +4801,7 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
     const cf_chunk *c = &plan->chunks[id];
     int64_t i, tokens = 0, padded = 0, pairs = 0;
     CF__TRY(cf__plan_is(check, "chunks.first_slice", id, first, c->first_slice, "leaves a gap or overlaps"));
-    if (c->group < 0)
-        CF__TRY(cf__plan_is(check, "chunks.prefix", id, 0, c->prefix, "must be 0 in a chunk that is in no group"));
-    else if (plan->branches == NULL && c->index + 1 < plan->groups[c->group].n_chunks)
+    if (plan->branches == NULL && c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks)
         CF__TRY(cf__plan_is(check, "chunks.n_slices", id, 1, c->n_slices,
                             "is more than one, and only a group's last chunk may be hybrid"));
     CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 0, plan->max_slices > 0 ? plan->max_slices : INT64_MAX,
@@ -4781,9 +4809,7 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *slice = &plan->slices[first + i];
         int64_t own;
-        CF__TRY(cf__plan_check_slice(check, first + i, plan->branches == NULL && !(c->group >= 0 && i == 0), padded));
-        CF__TRY(cf__plan_within(check, "slices.length", first + i, 1, plan->chunk_size, slice->length,
-                                "is more than chunk_size"));
+        CF__TRY(cf__plan_check_slice(check, c, first + i, padded));
         own = cf_slice_pairs(slice->begin, slice->length);
         if (own < 0 || !cf__add(pairs, own, &pairs))
             return cf__refuse(check->error, CF_ERROR_PLAN, "chunks.pairs", id, "does not fit in 64 bits");
@@ -4812,48 +4838,7 @@ static cf_result cf__plan_check_share(const cf__plan_check *check, int64_t id) {
     return cf__plan_is(check, "groups.sequence", id, next->sequence, g->sequence, "is not the next share's");
 }
 
-/* A chunk of a share of one sequence: its slice begins where that of the chunk before ends, and no tokens are left. */
-static cf_result cf__plan_check_round(const cf__plan_check *check, int64_t id) {
-    const cf_plan *plan = check->plan;
-    const cf_chunk *c = &plan->chunks[id];
-    const cf_group *g = &plan->groups[c->group];
-    const cf_slice *s = &plan->slices[c->first_slice], *on = NULL;
-    int64_t before = cf__plan_round_before(plan, id), length = check->lengths[g->sequence];
-    if (before >= 0) on = &plan->slices[plan->chunks[before].first_slice];
-    CF__TRY(cf__plan_is(check, "groups.gang", c->group, on != NULL ? on->begin + on->length : 0, s->begin,
-                        "has a slice that begins where no other one ends"));
-    if ((c->rank + 1) % g->gang > 0 || c->index + 1 < g->n_chunks) return CF_OK;
-    CF__TRY(cf__plan_is(check, "groups.gang", c->group, length, s->begin + s->length, "leaves out tokens"));
-    return cf__plan_see(check, g->sequence, "groups.sequence", c->group);
-}
-
-static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
-    const cf_plan *plan = check->plan;
-    const cf_group *g = &plan->groups[id];
-    int64_t i, prefix = 0;
-    CF__TRY(cf__plan_within(check, "groups.sequence", id, 0, plan->n_sequences - 1, g->sequence,
-                            "there is no such sequence"));
-    for (i = 0; i < g->n_chunks; i++) {
-        int64_t chunk = g->first_chunk + i, first = plan->chunks[chunk].first_slice;
-        const cf_slice *s;
-        CF__TRY(cf__plan_is(check, "chunks.prefix", chunk, prefix, plan->chunks[chunk].prefix, "is the wrong sum"));
-        s = &plan->slices[first];
-        CF__TRY(cf__plan_is(check, "slices.sequence", first, g->sequence, s->sequence,
-                            "is not the sequence of its group"));
-        if (g->gang == 0) CF__TRY(cf__plan_is(check, "slices.begin", first, prefix, s->begin, "comes out of order"));
-        if (s->length % plan->align != 0 &&
-            (i + 1 < g->n_chunks || (g->gang > 0 && s->begin + s->length < check->lengths[g->sequence])))
-            return cf__fail(check->error, CF_ERROR_PLAN, "slices.length", first,
-                            cf__round_up(s->length, plan->align), s->length, "is no multiple of the alignment");
-        prefix += s->length;
-    }
-    if (g->gang == 0)
-        CF__TRY(cf__plan_is(check, "groups.n_chunks", id, check->lengths[g->sequence], prefix,
-                            "leaves out tokens at the end of its sequence"));
-    CF__TRY(cf__plan_is(check, "groups.tokens", id, prefix, g->tokens, "is the wrong sum"));
-    if (g->gang != 0) return cf__plan_check_share(check, id);
-    return cf__plan_see(check, g->sequence, "groups.sequence", id);
-}
+/* ---- the chunks that a plan's groups are made of ---- */
 
 /* ---- checking trees ---- */
 
@@ -4918,11 +4903,19 @@ static cf_result cf__plan_check_branches(const cf_plan *plan, cf_error *error) {
     return CF_OK;
 }
 
+/* The chunk that a chunk continues, by what groups say of themselves. */
+static int64_t cf__plan_chunk_up(const cf_plan *plan, int64_t id) {
+    const cf_chunk *c = &plan->chunks[id];
+    int64_t up = c->group >= 0 && plan->branches != NULL ? plan->branches[c->group].parent : -1;
+    if (c->group >= 0 && c->index > 0) return id - 1;
+    return up >= 0 ? plan->groups[up].first_chunk + plan->groups[up].n_chunks - 1 : -1;
+}
+
 /* What every walk over the chunks of these ranks relies on, of a plan from anywhere. The chunks of a group stand behind
    each other on one rank and say so, their slices exist, and no number of tokens is negative. */
 static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t end_rank, cf_error *error) {
     const cf_result bad = CF_ERROR_PLAN;
-    int64_t id, end, left = 0, group = -1, index = 0;
+    int64_t id, end, left = 0, group = -1, index = 0, up;
     for (id = 0; id < plan->n_groups; id++) {
         int64_t gang = plan->groups[id].gang;
         CF__TRY(cf__inside(plan->groups[id].first_chunk, 0, plan->n_chunks - 1, bad, "groups.first_chunk", id,
@@ -4950,6 +4943,8 @@ static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t
                                "counts chunks of the next rank, or none", error));
         }
         CF__TRY(cf__inside(c->index, index, index, bad, "chunks.index", id, "is the wrong place in its group", error));
+        up = cf__plan_chunk_up(plan, id);
+        CF__TRY(cf__inside(c->up, up, up, bad, "chunks.up", id, "is not the chunk that it continues", error));
         CF__TRY(cf__inside(c->first_slice, 0, plan->n_slices, bad, "chunks.first_slice", id,
                            "there is no such slice", error));
         CF__TRY(cf__inside(c->n_slices, group >= 0, plan->n_slices - c->first_slice, bad, "chunks.n_slices", id,
@@ -4963,87 +4958,101 @@ static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t
     return CF_OK;
 }
 
-/* The slice that has a row of a chunk's path: the row lies in its group or above it, in chunks that have been checked
-   before. -1: there is none. */
-static int64_t cf__plan_path_slice(const cf_plan *plan, const cf_chunk *c, int64_t row) {
-    int64_t group = c->group, low = 0, high = c->index - 1, i;
-    while (plan->slices[plan->chunks[plan->groups[group].first_chunk].first_slice].begin > row) {
-        if ((group = plan->branches[group].parent) < 0) return -1;
-        high = plan->groups[group].n_chunks - 1;
+/* A chunk of a group begins where the state of the one that it continues ends; but a leaf may leave its path sooner. */
+static cf_result cf__plan_check_prefix(const cf__plan_check *check, int64_t id) {
+    const cf_plan *plan = check->plan;
+    const cf_chunk *c = &plan->chunks[id];
+    int64_t end = c->up < 0 ? 0 : plan->chunks[c->up].prefix + cf_chunk_state_tokens(plan, c->up);
+    int leaf = c->up >= 0 && cf_chunk_state_tokens(plan, id) == 0;
+    if (c->group < 0)
+        return cf__plan_is(check, "chunks.prefix", id, 0, c->prefix, "must be 0 in a chunk that is in no group");
+    return cf__plan_within(check, "chunks.prefix", id, leaf ? 1 : end, end, c->prefix,
+                           "is not where the rows before it end");
+}
+
+static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
+    const cf_plan *plan = check->plan;
+    const cf_group *g = &plan->groups[id];
+    const cf_branch *b = plan->branches != NULL ? &plan->branches[id] : NULL;
+    int leaf = b != NULL && b->parent >= 0 && b->first_child < 0 && g->n_chunks == 1;
+    int64_t i, rows = 0, first = plan->chunks[g->first_chunk].first_slice;
+    CF__TRY(cf__plan_within(check, "groups.sequence", id, 0, plan->n_sequences - 1, g->sequence,
+                            "there is no such sequence"));
+    if (b != NULL)
+        CF__TRY(cf__plan_is(check, "groups.sequence", id, plan->slices[first].sequence, g->sequence,
+                            "is not the sequence of its first slice"));
+    for (i = g->first_chunk; i < g->first_chunk + g->n_chunks && b == NULL; i++) {
+        first = plan->chunks[i].first_slice;
+        CF__TRY(cf__plan_is(check, "slices.sequence", first, g->sequence, plan->slices[first].sequence,
+                            "is not the sequence of its group"));
     }
+    CF__TRY(cf__plan_within(check, "groups.tokens", id, leaf ? 0 : g->n_chunks, leaf ? 0 : CF_MAX_LENGTH, g->tokens,
+                            "is not what the group can have"));
+    for (i = g->first_chunk; i < g->first_chunk + g->n_chunks && !leaf; i++) {
+        CF__TRY(cf__plan_within(check, "chunks.prefix", i + 1, 1, plan->chunk_size, cf_chunk_state_tokens(plan, i),
+                                "does not rise as the group's rows do"));
+        rows += cf_chunk_state_tokens(plan, i);
+    }
+    if (b == NULL && g->gang == 0)
+        CF__TRY(cf__plan_is(check, "groups.n_chunks", id, check->lengths[g->sequence], rows,
+                            "leaves out tokens at the end of its sequence"));
+    CF__TRY(cf__plan_is(check, "groups.tokens", id, rows, g->tokens, "is the wrong sum"));
+    if (g->gang > 0) CF__TRY(cf__plan_check_share(check, id));
+    if (b == NULL) return CF_OK;
+    if (b->parent >= 0)
+        check->below[b->parent] = cf__max(check->below[b->parent], check->below[id] + g->n_chunks);
+    return cf__plan_is(check, "branches.below", id, check->below[id], b->below, "is not the longest path below it");
+}
+
+/* The chunk that has a slice. */
+static int64_t cf__plan_chunk_of(const cf_plan *plan, int64_t slice) {
+    int64_t low = 0, high = plan->n_chunks - 1, middle;
     while (low < high) {
-        int64_t middle = low + (high - low + 1) / 2;
-        if (plan->slices[plan->chunks[plan->groups[group].first_chunk + middle].first_slice].begin <= row) low = middle;
+        middle = low + (high - low + 1) / 2;
+        if (plan->chunks[middle].first_slice <= slice) low = middle;
         else high = middle - 1;
     }
-    c = &plan->chunks[plan->groups[group].first_chunk + low];
-    for (i = c->first_slice; i < c->first_slice + c->n_slices; i++)
-        if (row < plan->slices[i].begin + plan->slices[i].length) return i;
-    return -1;
+    return low;
 }
 
-/* The least that any two neighbours among order[first .. end) have in common. */
-static int64_t cf__plan_common(const cf__plan_check *check, int64_t first, int64_t end) {
-    int64_t least = INT64_MAX, n = check->plan->n_sequences;
-    for (first += n + 1, end += n; first < end; first /= 2, end /= 2) {
-        if (first % 2 == 1) least = cf__min(least, check->least[first++]);
-        if (end % 2 == 1) least = cf__min(least, check->least[--end]);
-    }
-    return least;
-}
-
-/* The slice that a slice of a tree goes on from, in its chunk or on its path; -1: it is the first of a tree. */
-static cf_result cf__plan_find_up(const cf__plan_check *check, const cf_chunk *c, int64_t id, int64_t *up) {
+/* The slice that a slice of a tree goes on from. In its own chunk slices are in preorder; elsewhere it has to be on the
+   path, of which the slice before sees *sees rows. */
+static cf_result cf__plan_check_up(const cf__plan_check *check, int64_t chunk, int64_t id, int64_t *sees) {
     const cf_plan *plan = check->plan;
-    const cf_slice *s = &plan->slices[id];
-    int64_t before = id - 1;
-    *up = plan->through[id].parent;
-    CF__TRY(cf__plan_within(check, "through.parent", id, -1, id - 1, *up, "is not before it"));
-    if (*up >= 0) {
-        CF__TRY(cf__plan_within(check, "through.parent", id, c->first_slice, id - 1, *up, "is in another chunk"));
-        while (before > *up) before = plan->through[before].parent;
-        CF__TRY(cf__plan_is(check, "through.parent", id, before, *up, "has been left"));
-        return cf__plan_is(check, "slices.begin", id, plan->slices[*up].begin + plan->slices[*up].length, s->begin,
-                           "is not where the slice that it goes on from ends");
-    }
-    CF__TRY(cf__plan_within(check, "slices.begin", id, 0, c->prefix, s->begin, "is not on the path of its chunk"));
-    if (s->begin > 0) *up = cf__plan_path_slice(plan, c, s->begin - 1);
-    return cf__plan_within(check, "slices.begin", id, s->begin > 0 ? 0 : -1, plan->n_slices, *up,
-                           "has rows before it that no other share has");
-}
-
-/* A slice of a tree: its sequences are among those of the slice that it goes on from, all of them that share its rows
-   and no others, so that slices side by side have none in common. */
-static cf_result cf__plan_check_through(const cf__plan_check *check, const cf_chunk *c, int64_t id, int64_t *tokens) {
-    const cf_plan *plan = check->plan;
-    const cf_slice *s = &plan->slices[id];
-    const cf_through *t = &plan->through[id];
-    int64_t end = s->begin + s->length, up, first = 0, last = plan->n_sequences, i;
-    CF__TRY(cf__plan_find_up(check, c, id, &up));
-    if (s->begin % plan->align != 0)
-        return cf__fail(check->error, CF_ERROR_PLAN, "slices.begin", id, s->begin - s->begin % plan->align, s->begin,
-                        "is no multiple of the alignment");
-    if (up >= 0) first = plan->through[up].first;
-    if (up >= 0) last = first + plan->through[up].n;
-    CF__TRY(cf__plan_within(check, "through.first", id, first, last - 1, t->first, "is not of those before it"));
-    CF__TRY(cf__plan_within(check, "through.n", id, 1, last - t->first, t->n, "is more than there are before it"));
-    CF__TRY(cf__plan_is(check, "slices.sequence", id, plan->order[t->first], s->sequence, "is not the first in order"));
-    CF__TRY(cf__plan_within(check, "common", t->first, end, INT64_MAX,
-                            cf__plan_common(check, t->first, t->first + t->n),
-                            "is less than the rows that are shared"));
-    for (i = t->first; i <= t->first + t->n; i += t->n)
-        if (i > first && i < last)
-            CF__TRY(cf__plan_within(check, "common", i, 0, s->begin, plan->common[i], "is not shared"));
-    CF__TRY(cf__plan_is(check, "slices.sequence", id, up >= 0 && t->first == first ? s->begin : 0,
-                        check->covered[s->sequence], "has other rows already"));
-    check->covered[s->sequence] = end;
-    *tokens += t->n * s->length; /* of no sequence twice, so it fits as their lengths do */
+    const cf_chunk *c = &plan->chunks[chunk];
+    const cf_slice *s = &plan->slices[id], *up = s->up >= 0 ? &plan->slices[s->up] : NULL;
+    int64_t before = id - 1, above;
+    int is_inside = cf__plan_parent(plan, c, id) >= 0;
+    while (is_inside && before > s->up) before = plan->slices[before].up;
+    if (is_inside) CF__TRY(cf__plan_is(check, "slices.up", id, before, s->up, "has been left"));
+    CF__TRY(cf__plan_is(check, "slices.begin", id, up != NULL ? up->begin + up->length : 0, s->begin,
+                        "is not where the slice that it goes on from ends"));
+    if (is_inside) return CF_OK;
+    CF__TRY(cf__plan_within(check, "slices.begin", id, 0, *sees, s->begin, "sees more of the path than one before it"));
+    *sees = s->begin;
+    if (up == NULL) return CF_OK;
+    above = cf__plan_chunk_of(plan, s->up);
+    if (above >= chunk || check->ends[above] <= chunk || up->offset >= cf_chunk_state_tokens(plan, above))
+        return cf__refuse(check->error, CF_ERROR_PLAN, "slices.up", id, "is not on the path of its chunk");
     return CF_OK;
 }
 
-/* The slices of one chunk of a tree. Those of its group come first, then what sees some of the path, and then the
-   rest. */
-static cf_result cf__plan_check_tree_chunk(const cf__plan_check *check, int64_t id, int64_t *tokens) {
+/* The sequences of a slice of a tree: some of those through the slice that it goes on from. */
+static cf_result cf__plan_check_through(const cf__plan_check *check, int64_t id) {
+    const cf_plan *plan = check->plan;
+    const cf_slice *s = &plan->slices[id];
+    int64_t first = s->up >= 0 ? plan->slices[s->up].first : 0;
+    int64_t end = s->up >= 0 ? first + plan->slices[s->up].n : plan->n_sequences;
+    if (s->begin % plan->align != 0)
+        return cf__fail(check->error, CF_ERROR_PLAN, "slices.begin", id, s->begin - s->begin % plan->align, s->begin,
+                        "is no multiple of the alignment");
+    CF__TRY(cf__plan_within(check, "slices.first", id, first, end - 1, s->first, "is not of those before it"));
+    CF__TRY(cf__plan_within(check, "slices.n", id, 1, end - s->first, s->n, "is more than there are before it"));
+    return cf__plan_is(check, "slices.sequence", id, plan->order[s->first], s->sequence, "is not the first in order");
+}
+
+/* The slices of a chunk of a tree. Those of its state come first, then what sees some of the path, and then the rest. */
+static cf_result cf__plan_check_tree_chunk(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[id];
     int64_t i, sees = c->prefix, left = cf_chunk_state_tokens(plan, id);
@@ -5052,48 +5061,18 @@ static cf_result cf__plan_check_tree_chunk(const cf__plan_check *check, int64_t 
                             "is not where the chunk begins"));
     for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
         const cf_slice *s = &plan->slices[i];
-        int is_last = c->group < 0 || c->index + 1 == plan->groups[c->group].n_chunks;
-        CF__TRY(cf__plan_check_through(check, c, i, tokens));
-        if (left > 0) {
-            CF__TRY(cf__plan_is(check, "through.parent", i, i > c->first_slice ? i - 1 : -1, plan->through[i].parent,
-                                "leaves the group before its rows are complete"));
-            CF__TRY(cf__plan_within(check, "slices.length", i, 1, left, s->length, "is more than its group has"));
-            left -= s->length;
-            continue;
-        }
-        if (!is_last)
+        if (left == 0 && c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks)
             return cf__refuse(check->error, CF_ERROR_PLAN, "chunks.n_slices", id,
                               "only a group's last chunk may hold what is not its own");
-        if (plan->through[i].parent >= 0) continue;
-        CF__TRY(cf__plan_within(check, "slices.begin", i, 0, sees, s->begin,
-                                "sees more of the path than one before it"));
-        sees = s->begin;
+        if (left > 0 && i > c->first_slice)
+            CF__TRY(cf__plan_is(check, "slices.up", i, i - 1, s->up, "leaves the group before its rows are complete"));
+        if (left > 0)
+            CF__TRY(cf__plan_within(check, "slices.length", i, 1, left, s->length, "is more than its group has"));
+        left -= left > 0 ? s->length : 0;
+        CF__TRY(cf__plan_check_up(check, id, i, &sees));
+        CF__TRY(cf__plan_check_through(check, i));
     }
     return cf__plan_is(check, "chunks.tokens", id, 0, left, "is less than its group has in it");
-}
-
-/* A group: where it begins, and what it adds to the path. */
-static cf_result cf__plan_check_tree_group(const cf__plan_check *check, int64_t id) {
-    const cf_plan *plan = check->plan;
-    const cf_group *g = &plan->groups[id];
-    const cf_branch *b = &plan->branches[id];
-    int64_t begin = plan->chunks[g->first_chunk].prefix, end = 0, i;
-    int leaf = b->parent >= 0 && b->first_child < 0 && g->n_chunks == 1;
-    if (b->parent >= 0) {
-        const cf_group *up = &plan->groups[b->parent];
-        end = plan->chunks[up->first_chunk].prefix + up->tokens;
-        check->below[b->parent] = cf__max(check->below[b->parent], check->below[id] + g->n_chunks);
-    }
-    CF__TRY(cf__plan_within(check, "chunks.prefix", g->first_chunk, leaf ? 1 : end, end, begin,
-                            "is not where the parent's rows end"));
-    CF__TRY(cf__plan_within(check, "groups.tokens", id, leaf ? 0 : g->n_chunks, leaf ? 0 : CF_MAX_LENGTH, g->tokens,
-                            "is not what the group can have"));
-    for (i = g->first_chunk; i < g->first_chunk + g->n_chunks && !leaf; i++)
-        CF__TRY(cf__plan_within(check, "chunks.prefix", i + 1, 1, plan->chunk_size, cf_chunk_state_tokens(plan, i),
-                                "does not rise as the group's rows do"));
-    CF__TRY(cf__plan_is(check, "groups.sequence", id, plan->slices[plan->chunks[g->first_chunk].first_slice].sequence,
-                        g->sequence, "is not the sequence of its first slice"));
-    return cf__plan_is(check, "branches.below", id, check->below[id], b->below, "is not the longest path below it");
 }
 
 static cf_result cf__plan_check_order(const cf__plan_check *check) {
@@ -5108,20 +5087,95 @@ static cf_result cf__plan_check_order(const cf__plan_check *check) {
         CF__TRY(cf__plan_within(check, "common", i, 0, cf__min(before, check->lengths[plan->order[i]]), plan->common[i],
                                 "is more than one of the two has"));
         before = check->lengths[plan->order[i]];
-        check->least[plan->n_sequences + i] = plan->common[i];
     }
-    for (i = plan->n_sequences - 1; i > 0; i--) check->least[i] = cf__min(check->least[2 * i], check->least[2 * i + 1]);
     return CF_OK;
 }
 
-/* A plan with trees, of whose chunks index, group and sums have been checked. */
+/* A plan with trees, of whose chunks groups and sums have been checked. */
 static cf_result cf__plan_check_trees(const cf__plan_check *check) {
     const cf_plan *plan = check->plan;
-    int64_t i, tokens = 0;
+    int64_t i;
     CF__TRY(cf__plan_check_order(check));
-    for (i = plan->n_groups - 1; i >= 0; i--) CF__TRY(cf__plan_check_tree_group(check, i));
-    for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__plan_check_tree_chunk(check, i, &tokens));
-    return cf__plan_is(check, "through", -1, plan->n_tokens, tokens, "leave out tokens of some sequence");
+    for (i = plan->n_chunks - 1; i >= 0; i--) {
+        int64_t up = plan->chunks[i].up;
+        check->ends[i] = cf__max(check->ends[i], i + 1);
+        if (up >= 0) check->ends[up] = cf__max(check->ends[up], check->ends[i]);
+    }
+    for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__plan_check_tree_chunk(check, i));
+    return CF_OK;
+}
+
+/* Slices of lists. Each begins where the one that it goes on from ends, on an alignment unit. */
+static cf_result cf__plan_check_lists(const cf__plan_check *check) {
+    const cf_plan *plan = check->plan;
+    int64_t i;
+    for (i = 0; i < plan->n_slices; i++) {
+        const cf_slice *s = &plan->slices[i], *up = s->up >= 0 ? &plan->slices[s->up] : NULL;
+        CF__TRY(cf__plan_is(check, "slices.begin", i, up != NULL ? up->begin + up->length : 0, s->begin,
+                            "is not where the slice that it goes on from ends"));
+        if (up != NULL && up->length % plan->align != 0)
+            return cf__fail(check->error, CF_ERROR_PLAN, "slices.length", s->up, cf__round_up(up->length, plan->align),
+                            up->length, "is no multiple of the alignment");
+    }
+    return CF_OK;
+}
+
+/* ---- every token once ---- */
+
+/* Adds a slice to what its sequences have, and takes it away behind the last of them. */
+static void cf__plan_add_slice(cf__plan_sum *sums, const cf_slice *s) {
+    uint64_t tokens = (uint64_t)s->length, pairs = (uint64_t)cf_slice_pairs(s->begin, s->length);
+    cf__plan_sum *first = &sums[s->first], *end = first + s->n;
+    first->tokens += tokens;
+    first->low += pairs & UINT32_MAX;
+    first->high += pairs >> 32;
+    first[1].shared += tokens; /* nothing, if it is the last, too */
+    end->shared -= tokens;
+    end->tokens -= tokens;
+    end->low -= pairs & UINT32_MAX;
+    end->high -= pairs >> 32;
+}
+
+/* Whether so many pairs are those of a whole sequence, length x (length + 1) / 2, which 64 bits may not hold. */
+static int cf__plan_has_all_pairs(const cf__plan_sum *sum, int64_t length) {
+    uint64_t a = (uint64_t)length, b = a + 1, low, high;
+    if (a % 2 == 0) a /= 2;
+    else b /= 2;
+    low = (a & UINT32_MAX) * (b & UINT32_MAX);
+    high = (a >> 32) * (b & UINT32_MAX) + (a & UINT32_MAX) * (b >> 32) + (low >> 32) + ((a >> 32) * (b >> 32) << 32);
+    return (sum->low & UINT32_MAX) == (low & UINT32_MAX) && sum->high + (sum->low >> 32) == high;
+}
+
+/* A sequence, `at` in order, has more or fewer tokens than it should: names the last of its slices. */
+static cf_result cf__plan_wrong_sum(const cf__plan_check *check, int64_t at, int64_t id) {
+    const cf_slice *slices = check->plan->slices;
+    int64_t i = check->plan->n_slices - 1;
+    while (i >= 0 && (at < slices[i].first || at >= slices[i].first + slices[i].n)) i--;
+    if (i < 0) return cf__fail(check->error, CF_ERROR_PLAN, "slices.sequence", -1, id, 0, "is nowhere the one wanted");
+    return cf__refuse(check->error, CF_ERROR_PLAN, "slices.sequence", i,
+                      "its sequence has tokens twice, or not all of them");
+}
+
+/* Slices that go on from each other leave no gap. If those through a sequence have as many tokens and as many pairs as
+   it has, they are one row from its first token to its last: with a token twice, another would be missing, which is a
+   later one and has more pairs. Neighbours in order share what they both run through. */
+static cf_result cf__plan_check_sums(const cf__plan_check *check) {
+    const cf_plan *plan = check->plan;
+    cf__plan_sum sum = {0, 0, 0, 0};
+    int64_t i, id;
+    for (i = 0; i < plan->n_slices; i++) cf__plan_add_slice(check->sums, &plan->slices[i]);
+    for (i = 0; i < plan->n_sequences; i++) {
+        id = plan->branches != NULL ? plan->order[i] : i;
+        sum.tokens += check->sums[i].tokens;
+        sum.shared += check->sums[i].shared;
+        sum.low += check->sums[i].low;
+        sum.high += check->sums[i].high;
+        if (sum.tokens != (uint64_t)check->lengths[id] || !cf__plan_has_all_pairs(&sum, check->lengths[id]))
+            return cf__plan_wrong_sum(check, i, id);
+        if (plan->branches != NULL)
+            CF__TRY(cf__plan_is(check, "common", i, (int64_t)sum.shared, plan->common[i], "is not what slices share"));
+    }
+    return CF_OK;
 }
 
 static cf_result cf__plan_check_body(void *job) {
@@ -5142,24 +5196,20 @@ static cf_result cf__plan_check_body(void *job) {
         CF__TRY(cf__plan_is(check, "chunks.group", plan->groups[i].first_chunk, i,
                             plan->chunks[plan->groups[i].first_chunk].group,
                             "names another group than the one that holds the chunk"));
-    if (plan->branches != NULL) return cf__plan_check_trees(check);
-    for (i = 0; i < plan->n_groups; i++) CF__TRY(cf__plan_check_group(check, i));
-    for (i = 0; i < plan->n_chunks; i++)
-        if (plan->chunks[i].group >= 0 && plan->groups[plan->chunks[i].group].gang > 0)
-            CF__TRY(cf__plan_check_round(check, i));
-    for (i = 0; i < plan->n_sequences; i++)
-        if (check->lengths[i] > 0 && !check->seen[i])
-            return cf__fail(check->error, CF_ERROR_PLAN, "slices.sequence", -1, i, 0, "is nowhere the one wanted");
-    return CF_OK;
+    for (i = plan->n_groups - 1; i >= 0; i--) CF__TRY(cf__plan_check_group(check, i));
+    for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__plan_check_prefix(check, i));
+    CF__TRY(plan->branches != NULL ? cf__plan_check_trees(check) : cf__plan_check_lists(check));
+    return cf__plan_check_sums(check);
 }
 
 static void cf__plan_check_scratch(void *job, cf__carver *carver) {
     cf__plan_check *check = (cf__plan_check *)job;
-    int64_t trees = check->plan->branches != NULL;
-    check->seen = (unsigned char *)cf__take(carver, check->plan->n_sequences, 1);
-    check->covered = (int64_t *)cf__take(carver, trees * check->plan->n_sequences, sizeof(int64_t));
-    check->least = (int64_t *)cf__take(carver, trees * 2 * check->plan->n_sequences, sizeof(int64_t));
-    check->below = (int64_t *)cf__take(carver, trees * check->plan->n_groups, sizeof(int64_t));
+    const cf_plan *plan = check->plan;
+    int64_t trees = plan->branches != NULL;
+    check->sums = (cf__plan_sum *)cf__take(carver, plan->n_sequences + 1, sizeof(cf__plan_sum));
+    check->seen = (unsigned char *)cf__take(carver, trees * plan->n_sequences, 1);
+    check->ends = (int64_t *)cf__take(carver, trees * plan->n_chunks, sizeof(int64_t));
+    check->below = (int64_t *)cf__take(carver, trees * plan->n_groups, sizeof(int64_t));
 }
 
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,
@@ -5273,9 +5323,7 @@ static void cf__metadata_fill_slice(const cf__metadata_job *job, const cf_slice 
 
 /* Whether a slice, not the first of its chunk, lies right behind the one that it goes on from: to attention they are
    one. What others go on from fills whole alignment units. */
-static int cf__metadata_continues(const cf_plan *plan, int64_t id) {
-    return plan->through != NULL && plan->through[id].parent == id - 1;
-}
+static int cf__metadata_continues(const cf_plan *plan, int64_t id) { return plan->slices[id].up == id - 1; }
 
 static int64_t cf__metadata_run(const cf_plan *plan, int64_t id, int64_t end) {
     while (id + 1 < end && cf__metadata_continues(plan, id + 1)) id++;
@@ -5294,7 +5342,7 @@ static void cf__metadata_list_path(cf__metadata_job *job, const cf_plan *plan, c
     cf_level *level = job->levels != NULL ? job->levels + job->n_path_levels : NULL;
     job->n_path_levels = 0;
     for (last = job->out.prefix; last > 0; last = first) {
-        while (id < end && (plan->through[id].parent >= 0 || plan->slices[id].begin >= last)) id++;
+        while (id < end && (cf__plan_parent(plan, c, id) >= 0 || plan->slices[id].begin >= last)) id++;
         while ((at = plan->chunks[plan->groups[group].first_chunk].prefix) >= last) group = plan->branches[group].parent;
         first = cf__max(at, id < end ? plan->slices[id].begin : 0);
         rows = cf__metadata_row_end(plan, id);
@@ -5359,11 +5407,11 @@ static void cf__metadata_list_depths(cf__metadata_job *job, const cf_plan *plan,
     int64_t end = c->first_slice + c->n_slices, depth = 0, open = 0, id, at, up, d;
     job->n_depths = 0;
     for (id = c->first_slice + 1; id <= end; id++, depth++) {
-        up = id < end ? plan->through[id].parent : -1;
-        for (at = id - 1; at != up; at = plan->through[at].parent, depth--)
+        up = id < end ? cf__plan_parent(plan, c, id) : -1;
+        for (at = id - 1; at != up; at = cf__plan_parent(plan, c, at), depth--)
             if (depth < open) cf__metadata_close(job, plan, at, open = depth, id);
         if (up == id - 1) continue;
-        for (d = depth; d >= open; d--, at = plan->through[at].parent) cf__metadata_open(job, plan, at, d, id);
+        for (d = depth; d >= open; d--, at = plan->slices[at].up) cf__metadata_open(job, plan, at, d, id);
         open = cf__max(open, depth + 1);
         job->n_depths = cf__max(job->n_depths, open);
     }
@@ -5417,7 +5465,7 @@ static void cf__metadata_add_levels(cf__metadata_job *job, const cf_plan *plan, 
    slice of this chunk may have just these. It is looked for from *child on in steps that double, since the slices below
    this one come in the order of their sequences; where they do not, it is not found, and sequences are compared. */
 static int64_t cf__metadata_way_end(const cf_plan *plan, const cf_chunk *c, int64_t id, int64_t from, int64_t *child) {
-    const cf_through *t = plan->through;
+    const cf_slice *t = plan->slices;
     int64_t low = *child, high, step, middle, end = c->first_slice + c->n_slices, first = t[id].first;
     int64_t position = plan->slices[id].begin + plan->slices[id].length;
     for (step = 1; (high = low + step - 1) < end && t[high].first >= first && t[high].first < from; step *= 2)
@@ -5428,7 +5476,7 @@ static int64_t cf__metadata_way_end(const cf_plan *plan, const cf_chunk *c, int6
         else high = middle;
     }
     *child = low;
-    if (low < end && t[low].parent == id && t[low].first == from) return from + t[low].n;
+    if (low < end && t[low].up == id && t[low].first == from) return from + t[low].n;
     while (++from < first + t[id].n && plan->common[from] > position) continue;
     return from;
 }
@@ -5436,7 +5484,7 @@ static int64_t cf__metadata_way_end(const cf_plan *plan, const cf_chunk *c, int6
 /* Targets of the last row of a slice: one for each way on. Counts them, but the first, where there is no memory yet. */
 static void cf__metadata_fill_parting(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t id) {
     const cf_slice *s = &plan->slices[id];
-    int64_t first = plan->through[id].first, end = first + plan->through[id].n, child = id + 1, from, next;
+    int64_t first = s->first, end = first + s->n, child = id + 1, from, next;
     int64_t row = s->offset + s->length - 1, target = s->begin + s->length - (job->desc.shifted != 0);
     for (from = first; from < end; from = next) {
         double weight = 0;
@@ -5477,7 +5525,7 @@ static void cf__metadata_list_keys(const cf__metadata_job *job, const cf_plan *p
     cf__metadata_fill_rows(ends, job->out.rows, 1, 1); /* padding sees itself */
     for (id = c->first_slice + c->n_slices - 1; id >= c->first_slice; id--) {
         const cf_slice *s = &plan->slices[id];
-        int64_t up = plan->branches != NULL ? plan->through[id].parent : -1;
+        int64_t up = cf__plan_parent(plan, c, id);
         int32_t last = (int32_t)cf__max(ends[s->offset], s->offset + s->length);
         cf__metadata_fill_rows(ends + s->offset, s->length, last, 0);
         if (up >= 0) {
@@ -5493,13 +5541,12 @@ static void cf__metadata_list_keys(const cf__metadata_job *job, const cf_plan *p
 /* The rows of a slice. Where its sequence ends with it, the last row has nothing to predict. */
 static void cf__metadata_add_slice(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t id) {
     const cf_slice *s = &plan->slices[id];
-    const cf_through *t = plan->through != NULL ? &plan->through[id] : NULL;
     const cf_group *g = id == c->first_slice && c->group >= 0 ? &plan->groups[c->group] : NULL;
     int goes_on = g != NULL && (c->index + 1 < g->n_chunks || (g->gang > 0 && (c->rank + 1) % g->gang != 0));
-    if (t == NULL && job->targets != NULL) {
+    if (plan->branches == NULL && job->targets != NULL) {
         cf__metadata_fill_slice(job, s, &s->sequence, 1, s->length - !(goes_on || job->desc.shifted));
-    } else if (t != NULL) {
-        if (job->targets != NULL) cf__metadata_fill_slice(job, s, &plan->order[t->first], t->n, s->length - 1);
+    } else if (plan->branches != NULL) {
+        if (job->targets != NULL) cf__metadata_fill_slice(job, s, &plan->order[s->first], s->n, s->length - 1);
         cf__metadata_fill_parting(job, plan, c, id);
     }
 }
@@ -5652,7 +5699,7 @@ CHUNKFLOW_API int64_t cf_gang_pieces(const cf_plan *plan, int64_t chunk, cf_piec
     n = c->index * plan->groups[c->group].gang + c->rank % plan->groups[c->group].gang;
     for (i = n - 1; i >= 0 && pieces != NULL; i--) {
         const cf_slice *s;
-        c = &plan->chunks[chunk = cf__plan_round_before(plan, chunk)];
+        c = &plan->chunks[chunk = cf__pack_before(plan, c)];
         s = &plan->slices[c->first_slice];
         pieces[i].rank = c->rank;
         pieces[i].chunk = chunk;
@@ -10743,19 +10790,22 @@ static cf_result cf__lockstep_fill(void *job) {
         cf_chunk *c = &columns->chunks[i];
         cf_slice *slice = &columns->slices[i];
         int64_t to = cf__lockstep_column(l, i, &state);
+        c->up = slice->up = -1;
+        slice->n = 1;
         if (i >= end && to > i) {
             group = &columns->groups[columns->n_groups++];
             group->sequence = group->first_chunk = i;
             group->n_chunks = group->tokens = group->gang = 0;
         }
         end = cf__max(end, to);
-        slice->sequence = i;
+        slice->sequence = slice->first = i;
         slice->begin = slice->offset = 0;
         slice->length = c->tokens;
         columns->n_idle += c->n_slices == 0;
         if (i >= end) continue;
         c->group = columns->n_groups - 1;
         c->index = group->n_chunks++;
+        if (c->index > 0) c->up = slice->up = i - 1;
         slice->begin = c->prefix = group->tokens;
         slice->length = state;
         group->tokens += state; /* fewer than CF_MAX_CHUNKS x CF_MAX_CHUNK_SIZE */
@@ -11829,15 +11879,15 @@ static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int64_t id,
     cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, CF__COUNT(members), ", \"slices\": [");
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *s = &plan->slices[c->first_slice + i];
-        const cf_through *t = plan->through != NULL ? &plan->through[c->first_slice + i] : NULL;
+        int64_t up = cf__plan_parent(plan, c, c->first_slice + i);
         const cf__write_member slice[] = {{"sequence", s->sequence},
                                           {"begin", s->begin},
                                           {"length", s->length},
                                           {"offset", s->offset},
-                                          {"parent", t != NULL && t->parent >= 0 ? t->parent - c->first_slice : -1},
-                                          {"first", t != NULL ? t->first : 0},
-                                          {"n", t != NULL ? t->n : 0}};
-        cf__write_members(w, i > 0 ? ", {" : "{", slice, t != NULL ? CF__COUNT(slice) : 4, "}");
+                                          {"parent", up >= 0 ? up - c->first_slice : -1},
+                                          {"first", s->first},
+                                          {"n", s->n}};
+        cf__write_members(w, i > 0 ? ", {" : "{", slice, plan->branches != NULL ? CF__COUNT(slice) : 4, "}");
     }
     cf__write_text(w, "]");
     if (m != NULL) cf__write_metadata_json(w, m, plan->branches != NULL);

@@ -139,7 +139,7 @@ typedef struct cf_attention_desc {
                                      as queries. NULL: of the first slice `prefix`, of others none */
     const int32_t *parents;       /* (n_slices) the slice of this call that it goes on from: it sees that one's keys
                                      begins[parent] .. begins[s] - 1, and what these see. Before it, as in
-                                     cf_through.parent; -1: it goes on from the path. NULL: all do */
+                                     cf_slice.up; -1: it goes on from the path. NULL: all do */
 } cf_attention_desc;
 
 /* A prepared problem: what every layer of a chunk shares. Made by cf_attention_prepare in your memory; read only. */
@@ -6365,7 +6365,7 @@ cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
 /* Returns whether slice `id` of a tree lies right behind the one that it goes on from: attention takes the two for
    one. */
 bool continues(const cf_plan *plan, const cf_chunk &c, int64_t id) {
-    return plan->branches != NULL && id > c.first_slice && plan->through[id].parent == id - 1 &&
+    return plan->branches != NULL && id > c.first_slice && plan->slices[id].up == id - 1 &&
            plan->slices[id - 1].offset + plan->slices[id - 1].length == plan->slices[id].offset;
 }
 
@@ -6381,7 +6381,7 @@ bool fill_slices(const batch *b, const cf_chunk &c, int64_t in_place, slice_arra
     int32_t *begins = starts_k + n, *parents = begins + n, last = -1;
     for (int64_t i = 0; i < n; i++) {
         const cf_slice &x = b->plan->slices[c.first_slice + i];
-        const int64_t up = b->plan->branches != NULL ? b->plan->through[c.first_slice + i].parent : -1;
+        const int64_t up = b->plan->branches != NULL ? x.up : -1;
         const int64_t prefix = i == 0 ? in_place : 0;
         if (continues(b->plan, c, c.first_slice + i)) {
             q[last + 1] += (int32_t)x.length, k[last + 1] += (int32_t)x.length;
@@ -6392,7 +6392,7 @@ bool fill_slices(const batch *b, const cf_chunk &c, int64_t in_place, slice_arra
             starts_q[last] = (int32_t)x.offset;
             starts_k[last] = (int32_t)(in_place - prefix + x.offset);
             begins[last] = (int32_t)x.begin;
-            parents[last] = up >= 0 ? to->runs[up - c.first_slice] : -1;
+            parents[last] = up >= c.first_slice ? to->runs[up - c.first_slice] : -1;
         }
         to->runs[i] = last;
     }

@@ -866,7 +866,7 @@ struct tree_model {
             CHECK_INT((int64_t)all.size(), c.prefix);
             int64_t unseen = first_seen(x, c.prefix);
             for (int64_t j = c.first_slice; j < c.first_slice + c.n_slices; j++)
-                if (p->through[j].parent < 0 && p->slices[j].begin > 0)
+                if (p->slices[j].up < c.first_slice && p->slices[j].begin > 0)
                     unseen = std::min(unseen, first_seen(x, p->slices[j].begin));
             hidden.push_back(unseen);
             for (int64_t row = 0; row < c.padded; row++) all.push_back(mix((word)i, (word)row));

@@ -38,8 +38,8 @@ static void check_cover(const grove *g) {
     if (!plan->branches) return;
     for (s = 0; s < plan->n_slices; s++) {
         rows += plan->slices[s].length;
-        sum += plan->slices[s].length * plan->through[s].n;
-        for (i = plan->through[s].first; i < plan->through[s].first + plan->through[s].n; i++)
+        sum += plan->slices[s].length * plan->slices[s].n;
+        for (i = plan->slices[s].first; i < plan->slices[s].first + plan->slices[s].n; i++)
             FUZZ_CHECK(plan->slices[s].begin + plan->slices[s].length <= g->batch.lengths[plan->order[i]],
                        "a row beyond the end of sequence %lld", (long long)plan->order[i]);
     }
@@ -125,15 +125,14 @@ static void walk(grove *g, const cf_schedule *schedule) {
 static void damage(grove *g) {
     cf_plan *plan = g->plan;
     int64_t *const arrays[] = {(int64_t *)plan->chunks, (int64_t *)plan->slices, (int64_t *)plan->groups,
-                               (int64_t *)plan->through, (int64_t *)plan->branches, plan->order, plan->common};
+                               (int64_t *)plan->branches, plan->order, plan->common};
     const int64_t counts[] = {plan->n_chunks * (int64_t)(sizeof(cf_chunk) / 8),
                               plan->n_slices * (int64_t)(sizeof(cf_slice) / 8),
                               plan->n_groups * (int64_t)(sizeof(cf_group) / 8),
-                              plan->n_slices * (int64_t)(sizeof(cf_through) / 8),
                               plan->n_groups * (int64_t)(sizeof(cf_branch) / 8),
                               plan->n_sequences,
                               plan->n_sequences};
-    int64_t which = fuzz_between(&g->in, 0, 6), at;
+    int64_t which = fuzz_between(&g->in, 0, 5), at;
     cf_schedule_desc desc = {0};
     cf_schedule *schedule = NULL;
     cf_error error = fuzz_error();

@@ -69,8 +69,8 @@ forest_plan *forest_of(const cf_plan *plan) {
         const forest_slice plain = {s->sequence, s->begin, s->length, s->offset, -1, s->sequence, 1};
         f->slices[i] = plain;
         if (plan->branches == NULL) continue;
-        f->slices[i].first = plan->through[i].first;
-        f->slices[i].n = plan->through[i].n;
+        f->slices[i].first = s->first;
+        f->slices[i].n = s->n;
     }
     for (i = 0; i < f->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
@@ -81,8 +81,9 @@ forest_plan *forest_of(const cf_plan *plan) {
     }
     for (i = 0; i < f->n_chunks; i++)
         for (j = f->chunks[i].first_slice; j < f->chunks[i].first_slice + f->chunks[i].n_slices; j++) {
-            f->slices[j].up = plan->branches != NULL ? plan->through[j].parent : -1;
-            if (f->slices[j].up < 0) f->slices[j].up = slice_above(f, i, f->slices[j].begin);
+            f->slices[j].up = plan->slices[j].up;
+            if (f->slices[j].up < f->chunks[i].first_slice || f->slices[j].up >= j)
+                f->slices[j].up = slice_above(f, i, f->slices[j].begin);
         }
     return f;
 }

@@ -130,15 +130,27 @@ static const char *counts_fault(const cf_plan *p, const int64_t *lengths, int64_
     return NULL;
 }
 
+/* The chunk whose rows come right before those of chunk c, of a list: on the rank before in a gang, or the last of its
+   round before. -1: none. */
+static int64_t before_of(const cf_plan *p, int64_t c) {
+    const cf_chunk *chunk = &p->chunks[c];
+    int64_t gang = p->groups[chunk->group].gang, before = chunk->index > 0 ? c - 1 : -1;
+    if (gang < 2 || gang > p->n_ranks) return before;
+    if (chunk->rank % gang > 0) return c - p->n_steps;
+    before += before >= 0 ? (gang - 1) * p->n_steps : 0;
+    return before < p->n_chunks ? before : -1;
+}
+
 /* A chunk by itself, its slices included. *next: the slice that must come next in the plan. */
 static const char *chunk_fault(const cf_plan *p, int64_t c, const int64_t *lengths, int64_t *next) {
     const cf_chunk *chunk = &p->chunks[c];
-    int64_t tokens = 0, padded = 0, pairs = 0, i;
+    int64_t tokens = 0, padded = 0, pairs = 0, before, i;
     RULE(chunk->n_slices >= 0 && chunk->n_slices <= p->n_slices - *next);
     RULE(chunk->first_slice == *next);
     RULE(p->max_slices == 0 || chunk->n_slices <= p->max_slices);
     RULE(chunk->rank == c / p->n_steps);
     RULE(chunk->group >= -1 && chunk->group < p->n_groups);
+    RULE(chunk->up == (chunk->group >= 0 && chunk->index > 0 ? c - 1 : -1));
     for (i = 0; i < chunk->n_slices; i++) {
         const cf_slice *slice = &p->slices[*next + i];
         int in_group = chunk->group >= 0 && i == 0;
@@ -146,6 +158,9 @@ static const char *chunk_fault(const cf_plan *p, int64_t c, const int64_t *lengt
         RULE(slice->length >= 1 && slice->length <= p->chunk_size);
         RULE(slice->begin >= 0 && slice->begin <= lengths[slice->sequence] - slice->length);
         RULE(slice->offset == padded);
+        RULE(slice->first == slice->sequence && slice->n == 1);
+        before = in_group ? before_of(p, c) : -1;
+        RULE(slice->up == (before >= 0 ? p->chunks[before].first_slice : -1));
         if (!in_group) {
             RULE(slice->begin == 0 && slice->length == lengths[slice->sequence]); /* short sequences stay whole */
         } else {

@@ -47,7 +47,7 @@ static unsigned char visited[N_MEMBERS];
 /* What is not tried here. Objects are damaged by tests/fuzz/fuzz_hostile.c; a block's numbers say how much memory
    there is, which nobody can check. */
 static const char *const objects[] = {"cf_plan", "cf_chunk", "cf_slice", "cf_group", "cf_schedule", "cf_action",
-                                      "cf_graph", "cf_node", "cf_edge", "cf_block", "cf_branch", "cf_through"};
+                                      "cf_graph", "cf_node", "cf_edge", "cf_block", "cf_branch"};
 static const char *const outputs[] = {
     "cf_error",          "cf_plan_stats",    "cf_metadata", "cf_parameters", "cf_shard",     "cf_token_bytes",
     "cf_memory_report",  "cf_search_report", "cf_bound",    "cf_need",       "cf_timeline",  "cf_fit",

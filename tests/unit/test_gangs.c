@@ -534,12 +534,12 @@ TEST(broken_gangs_are_refused) {
     g->tokens--;
     c = &t.plan->chunks[g->first_chunk]; /* a row is left out, and all sums agree; then the last one is */
     c->pairs = cf_slice_pairs(++s->begin, s->length);
-    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "groups.gang");
+    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "slices.begin");
     c->pairs = cf_slice_pairs(--s->begin, s->length);
     CHECK_INT(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), CF_OK);
     t.lengths[0]++;
     t.plan->n_tokens++;
-    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "groups.gang");
+    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "slices.sequence");
     drop(&t);
 }
 
@@ -554,8 +554,10 @@ TEST(shares_of_two_gangs_are_no_gang) {
         if (g->gang != 2 || t.plan->chunks[g->first_chunk].rank != 1) continue;
         exchanged++;
         g->sequence = 1 - g->sequence;
-        for (chunk = g->first_chunk; chunk < g->first_chunk + g->n_chunks; chunk++)
-            t.plan->slices[t.plan->chunks[chunk].first_slice].sequence = g->sequence;
+        for (chunk = g->first_chunk; chunk < g->first_chunk + g->n_chunks; chunk++) {
+            cf_slice *slice = &t.plan->slices[t.plan->chunks[chunk].first_slice];
+            slice->sequence = slice->first = g->sequence;
+        }
     }
     CHECK_INT(exchanged, 2);
     refused(cf_plan_validate(t.plan, t.lengths, 2, NULL, &t.error), &t.error, CF_ERROR_PLAN, "groups.sequence");

@@ -560,7 +560,7 @@ TEST(columns_without_chunks_cost_nothing) {
     memset(chunks, 0, sizeof chunks);
     for (i = 0; i < 4; i++) {
         chunks[i].rank = (int32_t)(i / 2);
-        chunks[i].group = -1;
+        chunks[i].group = chunks[i].up = -1;
         chunks[i].first_slice = t.plan->n_slices;
         if (i % 2 == 0) chunks[i] = t.plan->chunks[i / 2];
     }

@@ -230,8 +230,8 @@ TEST(a_sequence_left_out_needs_no_record) {
 /* One chunk late in a sequence so long that its pairs pass 64 bits. */
 TEST(pairs_that_do_not_fit) {
     const int64_t lengths[] = {CF_MAX_LENGTH};
-    cf_slice slices[] = {{0, CF_MAX_LENGTH - CF_MAX_CHUNK_SIZE, CF_MAX_CHUNK_SIZE, 0}};
-    cf_chunk chunks[] = {{0, 1, CF_MAX_CHUNK_SIZE, CF_MAX_CHUNK_SIZE, 1, 0, 0, 0, 0}};
+    cf_slice slices[] = {{0, CF_MAX_LENGTH - CF_MAX_CHUNK_SIZE, CF_MAX_CHUNK_SIZE, 0, -1, 0, 1}};
+    cf_chunk chunks[] = {{0, 1, CF_MAX_CHUNK_SIZE, CF_MAX_CHUNK_SIZE, 1, 0, 0, 0, 0, -1}};
     cf_group groups[] = {{0, 0, 1, CF_MAX_LENGTH, 0}};
     cf_plan plan = {0};
     cf_error error;
@@ -249,8 +249,8 @@ TEST(pairs_that_do_not_fit) {
 /* Each of two slices has pairs that fit, and together they do not. */
 TEST(pairs_that_do_not_fit_together) {
     const int64_t most = 1 << 21, late = ((int64_t)1 << 43) - (1 << 20), lengths[] = {late + (1 << 20), most};
-    cf_slice slices[] = {{0, late, 1 << 20, 0}, {1, 0, most, 1 << 20}};
-    cf_chunk chunks[] = {{0, 2, 3 << 20, 3 << 20, 1, 0, 0, 0, 0}};
+    cf_slice slices[] = {{0, late, 1 << 20, 0, -1, 0, 1}, {1, 0, most, 1 << 20, -1, 1, 1}};
+    cf_chunk chunks[] = {{0, 2, 3 << 20, 3 << 20, 1, 0, 0, 0, 0, -1}};
     cf_group groups[] = {{0, 0, 1, late + (1 << 20), 0}};
     cf_plan plan = {0};
     cf_error error;

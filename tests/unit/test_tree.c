@@ -89,17 +89,14 @@ static void check_into(const forest *f, const cf_plan *plan) {
     CHECK(same->n_slices == plan->n_slices && same->n_chunks == plan->n_chunks && same->n_groups == plan->n_groups);
     CHECK(memcmp(same->slices, plan->slices, (size_t)plan->n_slices * sizeof(cf_slice)) == 0);
     CHECK(memcmp(same->chunks, plan->chunks, (size_t)plan->n_chunks * sizeof(cf_chunk)) == 0);
-    CHECK(!plan->through == !same->through);
-    if (plan->through)
-        CHECK(memcmp(same->through, plan->through, (size_t)plan->n_slices * sizeof(cf_through)) == 0);
     free(memory);
 }
 
 /* ---- the plan, expanded: which sequences run through a row ---- */
 
 static int runs_through(const cf_plan *plan, int64_t slice, int64_t sequence) {
-    int64_t i, first = plan->through ? plan->through[slice].first : 0, n = plan->through ? plan->through[slice].n : 0;
-    if (!plan->through) return plan->slices[slice].sequence == sequence;
+    int64_t i, first = plan->slices[slice].first, n = plan->slices[slice].n;
+    if (!plan->order) return n == 1 && first == sequence && plan->slices[slice].sequence == sequence;
     for (i = first; i < first + n; i++)
         if (plan->order[i] == sequence) return 1;
     return 0;
@@ -1094,7 +1091,7 @@ TEST(without_shares_plans_are_as_ever) {
     REQUIRE(cf_pack(lengths, 4, &desc, &without, NULL) == CF_OK);
     desc.shares = shares;
     REQUIRE(cf_pack(lengths, 4, &desc, &with, NULL) == CF_OK);
-    CHECK(with->order == NULL && with->through == NULL && with->branches == NULL);
+    CHECK(with->order == NULL && with->branches == NULL);
     CHECK_INT(with->n_chunks, without->n_chunks);
     CHECK(memcmp(with->chunks, without->chunks, (size_t)with->n_chunks * sizeof(cf_chunk)) == 0);
     CHECK(memcmp(with->slices, without->slices, (size_t)with->n_slices * sizeof(cf_slice)) == 0);
@@ -1151,11 +1148,12 @@ TEST(metadata_of_trees_without_weights_is_that_with_even_ones) {
 
 /* ---- plans from elsewhere ---- */
 
-/* Records that say what a number does not go with: of groups and sequences, which have no order, of alignment, and of
-   two numbers together. */
+/* Records that say what a number does not go with: of groups, sequences and slices above, which have no order, of
+   alignment, and of two numbers together. */
 static int tells_otherwise(const cf_plan *plan, const cf_error *error) {
     return strcmp(error->field, "chunks.group") == 0 || strcmp(error->field, "slices.sequence") == 0 ||
-           strcmp(error->field, "groups.gang") == 0 || error->wanted == plan->align ||
+           strcmp(error->field, "groups.gang") == 0 || strcmp(error->field, "slices.up") == 0 ||
+           error->wanted == plan->align ||
            strstr(error->text, "does not agree") || strstr(error->text, "there twice") ||
            strstr(error->text, "does not rise") || strstr(error->text, "another chunk");
 }
@@ -1221,11 +1219,12 @@ static cf_plan *pack_small_tree(harness_rng *random, forest *f) {
 TEST(damaged_plans_of_trees_are_refused) {
     static const char *const branches[] = {"branches.parent",   "branches.first_child", "branches.last_child",
                                            "branches.previous", "branches.next",        "branches.below"};
-    static const char *const through[] = {"through.parent", "through.first", "through.n"};
-    static const char *const slices[] = {"slices.sequence", "slices.begin", "slices.length", "slices.offset"};
+    static const char *const slices[] = {"slices.sequence", "slices.begin", "slices.length", "slices.offset",
+                                         "slices.up",       "slices.first", "slices.n"};
     static const char *const chunks[] = {"chunks.first_slice", "chunks.n_slices", "chunks.tokens",
                                          "chunks.padded",      "chunks.pairs",    "chunks.group",
-                                         "chunks.index",       "chunks.prefix",   "chunks.rank"};
+                                         "chunks.index",       "chunks.prefix",   "chunks.rank",
+                                         "chunks.up"};
     static const char *const groups[] = {"groups.sequence", "groups.first_chunk", "groups.n_chunks", "groups.tokens",
                                          "groups.gang"};
     static const char *const order[] = {"order"}, *const lengths[] = {"lengths"}, *const common[] = {"common"};
@@ -1235,7 +1234,6 @@ TEST(damaged_plans_of_trees_are_refused) {
         forest f;
         cf_plan *plan = pack_small_tree(&random, &f);
         CHECK(DAMAGE(branches, plan->n_groups, 1) > 0 || plan->n_groups == 0);
-        CHECK(DAMAGE(through, plan->n_slices, 0) > 0);
         CHECK(DAMAGE(slices, plan->n_slices, 0) > 0);
         for (i = 0; i < plan->n_chunks; i++) { /* a chunk is of the group that holds it */
             int64_t *group = &plan->chunks[i].group;
@@ -1463,11 +1461,12 @@ TEST(damaged_slices_of_trees_are_refused_by_name) {
     const int64_t deep[] = {32, 16, 13, 11}, in_deep[] = {0, 14, 11, 9};
     forest f;
     cf_plan *plan = pack_star(&f, 5, small, in_small, 64);
-    REQUIRE(plan->n_chunks == 1 && plan->n_slices == 6 && plan->through[2].parent == 0 && plan->through[3].parent == 0);
-    plan->through[3].parent = 1; /* which it does begin behind */
-    check_damaged(&f, plan, "through.parent", 3);
-    plan->through[3].parent = 0;
-    plan->through[5] = plan->through[4];
+    REQUIRE(plan->n_chunks == 1 && plan->n_slices == 6 && plan->slices[2].up == 0 && plan->slices[3].up == 0);
+    plan->slices[3].up = 1; /* which it does begin behind */
+    check_damaged(&f, plan, "slices.up", 3);
+    plan->slices[3].up = 0;
+    plan->slices[5].first = plan->slices[4].first;
+    plan->slices[5].n = plan->slices[4].n;
     plan->slices[5].sequence = plan->slices[4].sequence;
     check_damaged(&f, plan, "slices.sequence", 5);
     cf_plan_free(plan);
@@ -1476,11 +1475,8 @@ TEST(damaged_slices_of_trees_are_refused_by_name) {
     REQUIRE(plan->n_groups == 2 && plan->n_slices == 10 && plan->slices[8].begin == 11 && plan->slices[9].begin == 9);
     {
         const cf_slice slice = plan->slices[8];
-        const cf_through through = plan->through[8];
         plan->slices[8] = plan->slices[9];
-        plan->through[8] = plan->through[9];
         plan->slices[9] = slice;
-        plan->through[9] = through;
         plan->slices[8].offset = 2;
         plan->slices[9].offset = 4;
     }
@@ -1537,7 +1533,6 @@ TEST(plans_of_trees_have_all_arrays) {
     CHECK_MISSING(order);
     CHECK_MISSING(common);
     CHECK_MISSING(lengths);
-    CHECK_MISSING(through);
     cf_plan_free(plan);
 }
 
@@ -1943,8 +1938,8 @@ static void check_json(const cf_plan *plan, const json_document *d) {
         cf_metadata_desc desc = {0};
         void *memory = fill_metadata(plan, i, &desc, &m);
         for (j = 0; j < c->n_slices; j++) {
-            const cf_through *t = &plan->through[c->first_slice + j];
-            CHECK(has(d, json_at(d, slices, j), "parent", t->parent < 0 ? -1 : t->parent - c->first_slice));
+            const cf_slice *t = &plan->slices[c->first_slice + j];
+            CHECK(has(d, json_at(d, slices, j), "parent", t->up < c->first_slice ? -1 : t->up - c->first_slice));
             CHECK(has(d, json_at(d, slices, j), "first", t->first));
             CHECK(has(d, json_at(d, slices, j), "n", t->n));
         }

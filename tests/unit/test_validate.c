@@ -40,15 +40,16 @@ static const int64_t known_lengths[] = {40, 5, 3, 16, 0, 21, 7};
 #define N_KNOWN ((int64_t)(sizeof known_lengths / sizeof known_lengths[0]))
 
 static const cf_slice known_slices[] = {
-    /* sequence, begin, length, offset */
-    {0, 0, 16, 0}, {0, 16, 16, 0}, {0, 32, 8, 0}, {6, 0, 7, 8}, {3, 0, 16, 0},
-    {5, 0, 16, 0}, {5, 16, 5, 0}, {1, 0, 5, 8},   {2, 0, 3, 0},
+    /* sequence, begin, length, offset, up, first, n */
+    {0, 0, 16, 0, -1, 0, 1}, {0, 16, 16, 0, 0, 0, 1}, {0, 32, 8, 0, 1, 0, 1},
+    {6, 0, 7, 8, -1, 6, 1},  {3, 0, 16, 0, -1, 3, 1}, {5, 0, 16, 0, -1, 5, 1},
+    {5, 16, 5, 0, 5, 5, 1},  {1, 0, 5, 8, -1, 1, 1},  {2, 0, 3, 0, -1, 2, 1},
 };
 static const cf_chunk known_chunks[] = {
-    /* first_slice, n_slices, tokens, padded, pairs, group, index, prefix, rank */
-    {0, 1, 16, 16, 136, 0, 0, 0, 0},  {1, 1, 16, 16, 392, 0, 1, 16, 0}, {2, 2, 15, 16, 320, 0, 2, 32, 0},
-    {4, 1, 16, 16, 136, -1, 0, 0, 0}, {5, 1, 16, 16, 136, 1, 0, 0, 1},  {6, 2, 10, 16, 110, 1, 1, 16, 1},
-    {8, 1, 3, 4, 6, -1, 0, 0, 1},     {9, 0, 0, 0, 0, -1, 0, 0, 1},
+    /* first_slice, n_slices, tokens, padded, pairs, group, index, prefix, rank, up */
+    {0, 1, 16, 16, 136, 0, 0, 0, 0, -1},  {1, 1, 16, 16, 392, 0, 1, 16, 0, 0}, {2, 2, 15, 16, 320, 0, 2, 32, 0, 1},
+    {4, 1, 16, 16, 136, -1, 0, 0, 0, -1}, {5, 1, 16, 16, 136, 1, 0, 0, 1, -1}, {6, 2, 10, 16, 110, 1, 1, 16, 1, 4},
+    {8, 1, 3, 4, 6, -1, 0, 0, 1, -1},     {9, 0, 0, 0, 0, -1, 0, 0, 1, -1},
 };
 static const cf_group known_groups[] = {{0, 0, 3, 40, 0}, {5, 4, 2, 21, 0}}; /* sequence, first_chunk, n_chunks, tokens */
 
@@ -251,7 +252,7 @@ TEST(a_group_without_slices) {
     cf_group group = {0, 0, 1, 5, 0};
     cf_plan plan = {0};
     cf_error error;
-    chunk.group = -1;
+    chunk.group = chunk.up = -1;
     plan.chunk_size = 8;
     plan.align = 1;
     plan.method = CF_PACK_BEST_FIT;

@@ -162,7 +162,7 @@ const char *packing_chunk_kind(const cf_plan *plan, const cf_chunk *chunk) {
     if (chunk->n_slices == 0) return "idle";
     if (chunk->group < 0) return "standalone";
     if (!plan->branches) return chunk->n_slices > 1 ? "hybrid" : "dependent";
-    while (plan->through[i].parent >= 0) i = plan->through[i].parent;
+    while (plan->slices[i].up >= chunk->first_slice) i = plan->slices[i].up;
     if (i > chunk->first_slice && plan->slices[i].begin == 0) return "hybrid"; /* what is its own comes first */
     return plan->groups[chunk->group].tokens > 0 ? "dependent" : "leaf";
 }

@@ -118,8 +118,7 @@ static const json_field chunk_fields[] = {
     {.name = NULL}};
 
 typedef struct slice_object {
-    cf_slice slice;
-    cf_through through; /* its parent counts from the first slice of the chunk */
+    cf_slice slice; /* its up counts from the first slice of the chunk, and is -1 outside of that */
 } slice_object;
 
 #define SLICE_FIELDS                                                                                    \
@@ -131,9 +130,9 @@ typedef struct slice_object {
 static const json_field slice_fields[] = {SLICE_FIELDS, {.name = NULL}};
 static const json_field tree_slice_fields[] = {
     SLICE_FIELDS,
-    {.name = "parent", .type = JSON_INT, .offset = offsetof(slice_object, through.parent)},
-    {.name = "first", .type = JSON_INT, .offset = offsetof(slice_object, through.first)},
-    {.name = "n", .type = JSON_INT, .offset = offsetof(slice_object, through.n)},
+    {.name = "parent", .type = JSON_INT, .offset = offsetof(slice_object, slice.up)},
+    {.name = "first", .type = JSON_INT, .offset = offsetof(slice_object, slice.first)},
+    {.name = "n", .type = JSON_INT, .offset = offsetof(slice_object, slice.n)},
     {.name = NULL}};
 
 /* A slice is an object with at least four names and four values, so no document has more slices than this. */
@@ -178,15 +177,14 @@ static int read_slices(const json_document *document, uint32_t array, cf_plan *p
     int code = CLI_OK;
 
     for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next) {
-        slice_object object = {.through = {-1, 0, 0}};
-        code = json_read_object(document, node, plan->through ? tree_slice_fields : slice_fields, &object, NULL);
-        plan->slices[*n] = object.slice;
-        if (object.through.parent >= *n - first)
+        slice_object object = {.slice = {.up = -1, .n = 1}};
+        code = json_read_object(document, node, plan->branches ? tree_slice_fields : slice_fields, &object, NULL);
+        if (object.slice.up >= *n - first)
             return json_wrong(document, node, "parent: got %lld, wanted -1, or a slice of the chunk before it",
-                              (long long)object.through.parent);
-        if (object.through.parent >= 0) object.through.parent += first;
-        if (plan->through) plan->through[*n] = object.through;
-        (*n)++;
+                              (long long)object.slice.up);
+        if (object.slice.up >= 0) object.slice.up += first;
+        if (!plan->branches) object.slice.first = object.slice.sequence;
+        plan->slices[(*n)++] = object.slice;
     }
     return code;
 }
@@ -211,6 +209,56 @@ static int read_chunks(const json_document *document, uint32_t array, cf_plan *p
         code = read_slices(document, object.slices, plan, n_slices);
     }
     return code;
+}
+
+/* The chunk that a chunk continues, and that of all ranks whose rows come right before its own. The file says it with
+   groups, of which nothing has been checked: what leads nowhere is -1, and every chunk comes before those above it. */
+static int64_t chunk_above(const cf_plan *plan, int64_t id) {
+    const cf_chunk *c = &plan->chunks[id];
+    const cf_group *group;
+    int64_t up = id - 1;
+
+    if (c->group < 0 || c->group >= plan->n_groups) return -1;
+    if (c->index <= 0) {
+        up = plan->branches ? plan->branches[c->group].parent : -1;
+        if (up < 0) return -1;
+        group = &plan->groups[up];
+        if (group->first_chunk < 0 || group->first_chunk >= id || group->n_chunks < 1) return -1;
+        if (group->n_chunks > id - group->first_chunk) return -1;
+        up = group->first_chunk + group->n_chunks - 1;
+    }
+    return up;
+}
+
+static int64_t chunk_before(const cf_plan *plan, int64_t id) {
+    const cf_chunk *c = &plan->chunks[id];
+    int64_t gang = c->group >= 0 && c->group < plan->n_groups ? plan->groups[c->group].gang : 0, step = plan->n_steps;
+
+    if (gang <= 1 || gang > CF_MAX_RANKS || step < 0 || step > plan->n_chunks) return c->up;
+    if (c->rank % gang > 0) return id >= step ? id - step : -1;
+    return c->up >= 0 && c->up + (gang - 1) * step < plan->n_chunks ? c->up + (gang - 1) * step : -1;
+}
+
+/* Which slice a slice goes on from where that is in another chunk, which files do not say. */
+static void link_slices(cf_plan *plan) {
+    int64_t i, j, id, at;
+
+    for (i = 0; i < plan->n_chunks; i++) plan->chunks[i].up = chunk_above(plan, i);
+    for (i = 0; i < plan->n_chunks; i++) {
+        const cf_chunk *c = &plan->chunks[i];
+        at = plan->branches ? c->up : chunk_before(plan, i);
+        for (id = c->first_slice; id < c->first_slice + (plan->branches ? c->n_slices : c->n_slices > 0); id++) {
+            cf_slice *slice = &plan->slices[id];
+            if (!plan->branches && at >= 0 && plan->chunks[at].n_slices > 0) slice->up = plan->chunks[at].first_slice;
+            if (!plan->branches || slice->up >= 0 || slice->begin <= 0) continue;
+            while (at >= 0 && plan->chunks[at].prefix >= slice->begin) at = plan->chunks[at].up;
+            for (j = at < 0 ? 0 : plan->chunks[at].n_slices - 1; at >= 0 && j >= 0; j--) {
+                const cf_slice *above = &plan->slices[plan->chunks[at].first_slice + j];
+                if ((uint64_t)above->begin + (uint64_t)above->length == (uint64_t)slice->begin)
+                    slice->up = plan->chunks[at].first_slice + j; /* the first of them is the path's */
+            }
+        }
+    }
 }
 
 /* Numbers that no sequence has, or that would overflow, are left to cf_plan_validate: it finds lengths that do not
@@ -256,8 +304,7 @@ static int read_trees(const json_document *document, const plan_object *object, 
     if (code == CLI_OK) code = read_counts(document, object->lengths, "lengths", "n_sequences", n, &plan->lengths);
     if (code != CLI_OK) return code;
     plan->branches = (cf_branch *)new_array(plan->n_groups, sizeof *plan->branches);
-    plan->through = (cf_through *)new_array(most_slices(document), sizeof *plan->through);
-    return plan->branches && plan->through ? CLI_OK : no_memory(document);
+    return plan->branches ? CLI_OK : no_memory(document);
 }
 
 static int read_arrays(const json_document *document, const plan_object *object, saved_plan *saved) {
@@ -276,6 +323,7 @@ static int read_arrays(const json_document *document, const plan_object *object,
     if (code == CLI_OK && n_slices != plan->n_slices)
         code = contradicts(document, 0, "n_slices", plan->n_slices, n_slices);
     if (code != CLI_OK) return code;
+    link_slices(plan);
     if (plan->lengths) memcpy(saved->lengths, plan->lengths, (size_t)plan->n_sequences * sizeof *plan->lengths);
     else sum_lengths(saved);
     return CLI_OK;
@@ -321,7 +369,6 @@ void saved_plan_free(saved_plan *saved) {
     free(saved->plan.common);
     free(saved->plan.lengths);
     free(saved->plan.branches);
-    free(saved->plan.through);
     free(saved->lengths);
     memset(saved, 0, sizeof *saved);
 }

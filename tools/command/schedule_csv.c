@@ -72,7 +72,7 @@ cf_result schedule_csv_write_microbatches(const cf_plan *plan, const cf_schedule
 
 /* chunks: the new order. old: room for the rank's chunks and for the plan's slices, as they are now. */
 static void reorder_chunks(cf_plan *plan, int64_t rank, const int32_t *chunks, cf_chunk *old, cf_slice *slices) {
-    int64_t first = rank * plan->n_steps, m, at;
+    int64_t first = rank * plan->n_steps, m, at, i;
 
     if (plan->n_steps == 0) return;
     memcpy(old, plan->chunks + first, (size_t)plan->n_steps * sizeof *old);
@@ -83,6 +83,8 @@ static void reorder_chunks(cf_plan *plan, int64_t rank, const int32_t *chunks, c
         *chunk = old[chunks[m] - first];
         if (chunk->n_slices > 0)
             memcpy(plan->slices + at, slices + chunk->first_slice, (size_t)chunk->n_slices * sizeof *slices);
+        for (i = at; i < at + chunk->n_slices; i++)
+            if (plan->slices[i].up >= 0) plan->slices[i].up += at - chunk->first_slice;
         chunk->first_slice = at;
         at += chunk->n_slices;
     }

@@ -558,7 +558,7 @@ def _capacity(plan: Any, steps: Any, so_far: Mapping[str, int] | None) -> dict[s
 
 class Plan(_Object):
     """cf_plan: a packed batch. `chunks`, `slices` and `groups` are arrays of records: plan.chunks["tokens"]. Where
-    sequences share rows there are also `order`, `common`, `lengths`, `through` and `branches`; else they are None."""
+    sequences share rows there are also `order`, `common`, `lengths` and `branches`; else they are None."""
 
     _struct = "cf_plan"
     chunk_size: int
@@ -582,7 +582,6 @@ class Plan(_Object):
     order: np.ndarray | None
     common: np.ndarray | None
     lengths: np.ndarray | None
-    through: np.ndarray | None
     branches: np.ndarray | None
     _packed = None
 
@@ -594,20 +593,20 @@ class Plan(_Object):
 
     def sequences_of(self, slice: int) -> np.ndarray:
         """The sequences that run through a slice: those that a loss of its rows belongs to."""
-        if self.through is None:
+        if self.order is None:
             return self.slices["sequence"][slice:slice + 1]
-        first = self.through["first"][slice]
-        return self.order[first:first + self.through["n"][slice]]
+        first = self.slices["first"][slice]
+        return self.order[first:first + self.slices["n"][slice]]
 
     def row_of(self, sequence: int, position: int) -> tuple[int, int]:
         """The chunk, and the row in it, that has a token of a sequence."""
         sequence, position, slices = operator.index(sequence), operator.index(position), self.slices
         has = (slices["begin"] <= position) & (position < slices["begin"] + slices["length"])
-        if self.through is None:
+        if self.order is None:
             has &= slices["sequence"] == sequence
         elif 0 <= sequence < self.n_sequences:
             place = int(np.flatnonzero(self.order == sequence)[0])
-            has &= (self.through["first"] <= place) & (place < self.through["first"] + self.through["n"])
+            has &= (slices["first"] <= place) & (place < slices["first"] + slices["n"])
         found = np.flatnonzero(has)
         if not 0 <= sequence < self.n_sequences or not found.size:
             raise IndexError(f"there is no token {position} of sequence {sequence}")
