@@ -273,8 +273,8 @@ promises() {
             sub(/.*[ *]/, "", declaration)
             gsub(/ +/, " ", comment)
             print declaration, (comment ~ /must be sound/ ? "must" : ""), (comment ~ /may be unvalidated/ ? "may" : "")
-            declaration = ""
-        }'
+        }
+        /;$/ { declaration = "" } # or a member of a struct behind the function would count as an argument'
 }
 
 # Each says so, and what may be unvalidated is damaged by the fuzzer, which `make test` replays.

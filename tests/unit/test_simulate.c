@@ -1,4 +1,4 @@
-/* >>simulate: times against a relaxation over an explicit list of edges, books against the interpreter, bounds against
+/* >>simulate: times against a relaxation over an explicit list of edges, books against the steps, bounds against
    the exact solver. */
 
 #include "chunkflow.h"
@@ -187,7 +187,7 @@ TEST(streams_by_hand) {
     cf_plan_free(plan);
 }
 
-/* ---- against the relaxation, the interpreter and a count from scratch ---- */
+/* ---- against the relaxation, the steps and a count from scratch ---- */
 
 /* Against the same passes without a stream. */
 static void check_streams(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing,
