@@ -797,7 +797,145 @@ TEST(replays_wait_for_the_place_that_a_weight_pass_frees) {
     }
 }
 
-SUITE(best, CASE(paper_example), CASE(report_says_what_was_done), CASE(a_search_ends_at_its_bound),
+/* The header's rule: each virtual stage adds min(K, longest group), and 1 for each stage after it in its row. */
+TEST(chunks_kept_by_default) {
+    const int64_t lengths[] = {40, 16, 8, 8, 8, 8, 8, 8};
+    const cf_pack_desc pack = {.chunk_size = 8};
+    cf_plan *plan = NULL;
+    int64_t p, rows, k, s, r;
+    int v;
+    REQUIRE(cf_pack(lengths, COUNT(lengths), &pack, &plan, NULL) == CF_OK);
+    for (v = 0; v < 2; v++)
+        for (p = 1; p <= 4; p++)
+            for (rows = v + 1; rows <= 4; rows++)
+                for (k = 1; k <= 7; k += 2) {
+                    cf_schedule_desc desc = {0};
+                    cf_schedule *schedule = NULL;
+                    desc.shape.n_stages = p;
+                    desc.shape.n_virtual = rows;
+                    desc.shape.k = k;
+                    desc.shape.placement = v ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
+                    desc.budget = 1;
+                    harness_note("%s, %d x %d, K %d", v ? "v" : "loop", (int)p, (int)rows, (int)k);
+                    REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
+                    for (s = 0; s < p; s++) {
+                        int64_t most = 0;
+                        for (r = 0; r < rows; r++)
+                            most += (k < 5 ? k : 5) + (r + 1) * p - 1 - cf_placement_at(desc.shape.placement, p, r, s);
+                        CHECK_INT(schedule->limits.chunks_by_stage[s], most);
+                    }
+                    cf_schedule_free(schedule);
+                }
+    cf_plan_free(plan);
+}
+
+/* A tree of up to three levels over some other sequences. */
+static cf_plan *draw_trees(harness_rng *rng) {
+    int64_t lengths[16], n = harness_between(rng, 3, 16), i;
+    cf_share shares[16];
+    cf_pack_desc pack = {.chunk_size = 16, .share_least = 1};
+    cf_plan *plan = NULL;
+    for (i = 0; i < n; i++) {
+        lengths[i] = harness_between(rng, 1, harness_chance(rng, 0.4) ? 90 : 14);
+        shares[i].with = i > 0 ? harness_between(rng, 0, i - 1) : 0;
+        shares[i].tokens = 0;
+        if (i > 0 && harness_chance(rng, 0.6))
+            shares[i].tokens = harness_between(rng, 0, lengths[i] < lengths[shares[i].with]
+                                                           ? lengths[i] : lengths[shares[i].with]);
+    }
+    pack.shares = shares;
+    CHECK_INT(cf_pack(lengths, n, &pack, &plan, NULL), CF_OK);
+    return plan;
+}
+
+/* Trees under limits of bytes: the least that is wanted is enough, one byte less is not, and whatever is given between
+   that and twice as much is kept, as the validator counts it. */
+TEST(trees_keep_to_their_bytes) {
+    int round, made = 0, dropped = 0;
+    for (round = 0; round < harness_rounds(1500, 250); round++) {
+        harness_rng rng = {81000 + (uint64_t)round};
+        cf_plan *plan = draw_trees(&rng);
+        cf_schedule_desc desc = {0};
+        cf_schedule *schedule = NULL;
+        cf_error error = {0};
+        cf_validate_desc asked = {0};
+        int64_t least, i;
+        int turn;
+        desc.shape.n_stages = harness_between(&rng, 1, 3);
+        desc.shape.k = harness_between(&rng, 1, 3);
+        desc.budget = 20;
+        desc.split_backward = harness_chance(&rng, 0.3);
+        desc.limits.per_token.activations = harness_between(&rng, 1, 5);
+        desc.limits.per_token.state = harness_between(&rng, 0, 3);
+        desc.limits.per_token.state_gradient = harness_between(&rng, 0, 3);
+        desc.limits.per_token.boundary = harness_between(&rng, 0, 3);
+        desc.limits.bytes = 1;
+        harness_note("seed %d", 81000 + round);
+        REQUIRE(plan != NULL);
+        CHECK_INT(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_INFEASIBLE);
+        CHECK_STR(error.field, "limits.bytes");
+        least = error.wanted;
+        desc.limits.bytes = least - 1;
+        CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_ERROR_INFEASIBLE);
+        for (turn = 0; turn < 2; turn++) {
+            desc.limits.bytes = turn ? harness_between(&rng, least, 2 * least) : least;
+            if (!CHECK_INT(cf_schedule_make(plan, &desc, &schedule, &error), CF_OK)) FAIL("%s", error.text);
+            REQUIRE(schedule != NULL);
+            CHECK_STR(naive_fault(plan, schedule), NULL);
+            asked.limits = desc.limits;
+            CHECK_INT(cf_schedule_validate(plan, schedule, &asked, NULL, &error), CF_OK);
+            for (i = 0; i < schedule->n_actions; i++) dropped += schedule->actions[i].pass == CF_R;
+            made++;
+            cf_schedule_free(schedule);
+            schedule = NULL;
+        }
+        cf_plan_free(plan);
+    }
+    harness_report("%d made, %d replays", made, dropped);
+    CHECK(dropped > made);
+}
+
+/* Each stage keeps the inputs of at most 2 x n_stages x n_virtual dropped standalone chunks, and of as many more as it
+   may keep whole. Any chunk may be dropped, so that a stage with fewer places than virtual stages can do with one. */
+TEST(inputs_of_dropped_chunks_are_few) {
+    int round, most_seen = 0;
+    for (round = 0; round < harness_rounds(800, 120); round++) {
+        harness_rng rng = {82000 + (uint64_t)round};
+        int64_t lengths[40], n = harness_between(&rng, 10, 40), i, s, bound;
+        const cf_pack_desc pack = {.chunk_size = 16};
+        cf_schedule_desc desc = {0};
+        cf_plan *plan = NULL;
+        cf_schedule *schedule = NULL;
+        cf_error error = {0};
+        for (i = 0; i < n; i++) lengths[i] = harness_between(&rng, 12, harness_chance(&rng, 0.1) ? 60 : 16);
+        desc.shape.n_stages = harness_between(&rng, 1, 4);
+        desc.shape.n_virtual = harness_between(&rng, 1, 3);
+        desc.limits.chunks = harness_between(&rng, 1, 3);
+        desc.budget = 20;
+        harness_note("seed %d", 82000 + round);
+        REQUIRE(cf_pack(lengths, n, &pack, &plan, NULL) == CF_OK);
+        if (!CHECK_INT(cf_schedule_make(plan, &desc, &schedule, &error), CF_OK)) FAIL("%s", error.text);
+        REQUIRE(schedule != NULL);
+        bound = 2 * desc.shape.n_stages * desc.shape.n_virtual + desc.limits.chunks;
+        for (s = 0; s < desc.shape.n_stages; s++) {
+            int64_t held = 0;
+            for (i = schedule->first[s]; i < schedule->first[s + 1]; i++) {
+                const cf_action *a = &schedule->actions[i];
+                if (plan->chunks[a->chunk].group >= 0) continue;
+                held += (a->pass == CF_F && !a->keep) - (a->pass == CF_R);
+                CHECK(held <= bound);
+                if (held > most_seen) most_seen = (int)held;
+            }
+        }
+        cf_schedule_free(schedule);
+        cf_plan_free(plan);
+    }
+    harness_report("at most %d inputs at once", most_seen);
+    CHECK(most_seen > 1);
+}
+
+SUITE(best, CASE(paper_example), CASE(chunks_kept_by_default), CASE(trees_keep_to_their_bytes),
+      CASE(inputs_of_dropped_chunks_are_few), CASE(report_says_what_was_done), CASE(a_search_ends_at_its_bound),
       CASE(a_larger_budget_is_no_worse), CASE(replays_wait_for_the_place_that_a_weight_pass_frees));
 
 /* Searches long enough to be a program of its own, without sanitizers: see the Makefile. */

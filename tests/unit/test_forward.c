@@ -430,7 +430,39 @@ TEST(forwards_of_a_shared_prompt) {
     cf_plan_free(plan);
 }
 
-SUITE(forward, CASE(forwards_alone_are_sound_and_let_everything_go),
+/* In rounds of as many chunks as there are stages, each round through all rows of a stage. Chunks of groups count as any
+   other, and the last round may be smaller. */
+TEST(forwards_alone_go_in_rounds) {
+    const int64_t lengths[] = {40, 8, 8, 24, 8, 8, 8, 8, 8};
+    const cf_pack_desc pack = {.chunk_size = 8};
+    cf_plan *plan = NULL;
+    int64_t p, rows, n, s, begin, row, i;
+    REQUIRE(cf_pack(lengths, sizeof lengths / sizeof lengths[0], &pack, &plan, NULL) == CF_OK);
+    n = plan->n_chunks;
+    for (p = 1; p <= 4; p++)
+        for (rows = 1; rows <= 3; rows++) {
+            cf_schedule_desc desc = {0};
+            cf_schedule *schedule = NULL;
+            desc.shape.n_stages = p;
+            desc.shape.n_virtual = rows;
+            desc.shape.forward_only = 1;
+            harness_note("%d x %d", (int)p, (int)rows);
+            REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
+            CHECK_INT(schedule->n_actions, p * rows * n);
+            for (s = 0; s < p; s++) {
+                const cf_action *a = &schedule->actions[schedule->first[s]];
+                CHECK_INT(schedule->first[s + 1] - schedule->first[s], rows * n);
+                for (begin = 0; begin < n; begin += p)
+                    for (row = 0; row < rows; row++)
+                        for (i = begin; i < n && i < begin + p; i++, a++)
+                            CHECK(a->pass == CF_F && a->chunk == i && a->stage == row * p + s && !a->keep);
+            }
+            cf_schedule_free(schedule);
+        }
+    cf_plan_free(plan);
+}
+
+SUITE(forward, CASE(forwards_alone_go_in_rounds), CASE(forwards_alone_are_sound_and_let_everything_go),
       CASE(the_validator_takes_sound_orders_of_forwards_and_no_others),
       CASE(forwards_alone_with_anything_else_are_refused), CASE(forwards_alone_keep_to_limits_of_state_and_bytes),
       CASE(forwards_of_a_shared_prompt));

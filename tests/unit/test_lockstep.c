@@ -143,6 +143,65 @@ TEST(all_ranks_are_in_step) {
     CHECK(judged > i * 3 / 4);
 }
 
+/* A column costs what the dearest of its chunks costs, has the most rows and tokens of them, and is in a group where a
+   group of any rank runs; columns that one of these runs through are one group. All of it counted again. */
+TEST(columns_are_what_they_stand_for) {
+    int i;
+    for (i = 0; i < harness_rounds(2000, 400); i++) {
+        harness_rng rng = {39000 + (uint64_t)i};
+        in_step t;
+        int64_t at, rank, before = 0, groups = 0, idle = 0, index = 0;
+        draw(&rng, &t);
+        harness_note("seed %d", 39000 + i);
+        REQUIRE(cf_pack(t.lengths, t.n, &t.pack, &t.plan, &t.error) == CF_OK);
+        REQUIRE(cf_columns_make(t.plan, &t.pack.cost, NULL, &t.columns, &t.error) == CF_OK);
+        CHECK_INT(t.columns->n_chunks, t.plan->n_steps);
+        for (at = 0; at < t.plan->n_steps; at++) {
+            const cf_chunk *c = &t.columns->chunks[at];
+            int64_t tokens = 0, padded = 0, pairs = 0, state = 0;
+            double dearest = 0, cost;
+            int runs = 0, goes_on = 0, works = 0;
+            for (rank = 0; rank < t.plan->n_ranks; rank++) {
+                int64_t id = rank * t.plan->n_steps + at;
+                const cf_chunk *of = &t.plan->chunks[id];
+                if (of->n_slices == 0) continue;
+                works = 1;
+                cost = cf_cost_seconds(&t.pack.cost, of->padded, of->pairs);
+                if (cost > dearest) dearest = cost;
+                if (of->tokens > tokens) tokens = of->tokens;
+                if (of->padded > padded) padded = of->padded;
+                if (of->pairs > pairs) pairs = of->pairs;
+                if (cf_chunk_state_tokens(t.plan, id) > state) state = cf_chunk_state_tokens(t.plan, id);
+                runs |= of->group >= 0;
+                goes_on |= of->group >= 0 && of->index > 0;
+            }
+            idle += !works;
+            if (runs && !goes_on) groups++, before = index = 0;
+            CHECK_INT(c->n_slices, works);
+            CHECK_INT(c->tokens, tokens);
+            CHECK_INT(c->padded, padded);
+            CHECK_INT(c->group, runs ? groups - 1 : -1);
+            CHECK_INT(c->index, runs ? index : 0);
+            CHECK_INT(c->prefix, runs ? before : 0);
+            CHECK(c->pairs >= 0 && c->pairs <= pairs);
+            CHECK(cf_cost_seconds(&t.pack.cost, padded, c->pairs) <= dearest * (1 + 1e-12));
+            if (c->pairs < pairs)
+                CHECK(cf_cost_seconds(&t.pack.cost, padded, c->pairs + 1) >= dearest * (1 - 1e-12));
+            if (!runs) continue;
+            before += state;
+            index++;
+            CHECK_INT(t.columns->groups[c->group].first_chunk, at + 1 - index);
+            if (at + 1 == t.plan->n_steps || t.columns->chunks[at + 1].group != c->group) {
+                CHECK_INT(t.columns->groups[c->group].n_chunks, index);
+                CHECK_INT(t.columns->groups[c->group].tokens, before);
+            }
+        }
+        CHECK_INT(t.columns->n_groups, groups);
+        CHECK_INT(t.columns->n_idle, idle);
+        drop(&t);
+    }
+}
+
 /* One stage: the time of the columns is the sum over positions of the dearest rank. */
 TEST(columns_take_as_long_as_the_dearest_rank_at_each_position) {
     int i;
@@ -640,7 +699,8 @@ TEST(lockstep_survives_without_memory) {
     drop(&t);
 }
 
-SUITE(lockstep, CASE(all_ranks_are_in_step), CASE(columns_take_as_long_as_the_dearest_rank_at_each_position),
+SUITE(lockstep, CASE(all_ranks_are_in_step), CASE(columns_are_what_they_stand_for),
+      CASE(columns_take_as_long_as_the_dearest_rank_at_each_position),
       CASE(a_plain_plan_is_not_in_step), CASE(in_step_costs_little), CASE(steps_say_which_backward_is_the_last),
       CASE(packing_in_step_needs_what_pack_size_says), CASE(ranks_out_of_step_are_refused),
       CASE(ranks_that_wait_for_each_other_in_a_circle_are_refused), CASE(what_cannot_be_in_step_is_named),

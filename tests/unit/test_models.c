@@ -485,6 +485,30 @@ TEST(stages_of_kinds_add_up) {
     CHECK(checked > 100);
 }
 
+/* A recurrent layer has as many queries as keys, each of head_dim columns, and this GPU's part of them. */
+TEST(queries_of_recurrent_layers) {
+    const cf_mixer mixers[] = {CF_MIXER_DELTA, CF_MIXER_KDA, CF_MIXER_MAMBA2};
+    int64_t i, tp;
+    for (i = 0; i < COUNT(mixers); i++)
+        for (tp = 1; tp <= 4; tp *= 2) {
+            cf_model m = *cf_model_find("qwen3-8b");
+            cf_layer kind = {.heads = 32, .kv_heads = 16, .head_dim = 96, .value_dim = 64, .tail = 4};
+            cf_parallel p = split(tp, 1, 1);
+            cf_shard shard;
+            cf_error error;
+            kind.mixer = mixers[i];
+            if (kind.mixer == CF_MIXER_KDA) kind.kv_heads = 32;
+            m.kinds = &kind;
+            m.n_kinds = 1;
+            if (cf_stage_shard(&m, &p, 0, 0, &shard, &error) != CF_OK) FAIL("%s", error.text);
+            CHECK_INT(shard.q, kind.kv_heads * 96 / tp);
+            CHECK_INT(shard.kv, kind.kv_heads * 96 / tp);
+            CHECK_INT(shard.out, 32 * 64 / tp);
+            CHECK_INT(shard.tail_row, (2 * kind.kv_heads * 96 + 32 * 64) / tp);
+            CHECK_INT(shard.tail, 3);
+        }
+}
+
 TEST(bad_kinds_are_named) {
     static const struct {
         size_t member;
@@ -1291,7 +1315,7 @@ SUITE(models, CASE(counts_are_the_published_ones), CASE(names_are_found_in_any_c
       CASE(counts_of_kinds_are_those_of_the_tensors), CASE(stages_of_kinds_add_up), CASE(bad_kinds_are_named),
       CASE(bad_models_are_named), CASE(huge_models_do_not_overflow),
       CASE(bad_splits_are_named), CASE(estimates_count_the_flops), CASE(estimates_count_the_flops_of_kinds),
-      CASE(experts_send_and_are_read), CASE(recompute_adds_a_forward),
+      CASE(experts_send_and_are_read), CASE(recompute_adds_a_forward), CASE(queries_of_recurrent_layers),
       CASE(modules_add_what_they_run_again), CASE(zero_2_and_3_send_in_every_pass),
       CASE(ranks_of_a_node_send_side_by_side), CASE(transfers_use_the_right_link),
       CASE(streams_cross_the_link_to_the_host), CASE(small_chunks_leave_processors_idle),
