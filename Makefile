@@ -584,9 +584,13 @@ else
 PTX_SUITE := "echo 'no nvcc: compiled kernels are not run'; echo '0 passed, 0 failed, 1 skipped'"
 endif
 
+# Those that take longest come first.
+PTX_SUITES := attention blocks train_cuda state executor_cuda executor wgmma faults primitives
+
 .PHONY: test-ptx
 test-ptx: $(if $(PTX_TESTS),$(PTX_ALL))
-	BUILD="$(BUILD)" ARCH="$(ARCH)" sh tests/run.sh $(if $(PTX_TESTS),"sh tests/ptx/ptx_check.sh $(SUITE)",$(PTX_SUITE))
+	NVCC="$(PTX_NVCC)" BUILD="$(BUILD)" ARCH="$(ARCH)" sh tests/run.sh \
+	    $(if $(PTX_TESTS),$(foreach suite,$(or $(SUITE),$(PTX_SUITES)),"sh tests/ptx/ptx_check.sh $(suite)"),$(PTX_SUITE))
 
 # Only with a C++ compiler; without one the suite counts as skipped.
 ifeq ($(call can_cxx),yes)

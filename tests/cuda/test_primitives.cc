@@ -389,6 +389,36 @@ TEST(products_of_a_warpgroup) {
     check_wgmma_layouts<__half, 16>();
 }
 
+/* Two halves of a group write and read by turns. Who has written arrives, who is to read waits; barriers of 64 threads
+   let a half write only when all of it have read. */
+__global__ void turns_kernel(float *to) {
+    const int half = (int)threadIdx.x / 64, at = (int)threadIdx.x % 64;
+    const shared_address start = shared_start();
+    for (int turn = 0; turn < 3; turn++) {
+        const int barrier = 1 + turn % 2;
+        if (half == turn % 2) {
+            const float x = (float)(100 * turn + at);
+            uint32_t bits;
+            memcpy(&bits, &x, 4);
+            shared_store_4(start + (shared_address)(4 * at), bits);
+            named_barrier_arrive<GROUP>(barrier);
+        } else {
+            named_barrier<GROUP>(barrier);
+            to[64 * turn + at] = shared_load_float(start + (shared_address)(4 * (63 - at)));
+            named_barrier<64>(3 + half);
+        }
+    }
+}
+
+TEST(turns) {
+    const std::vector<float> got = run_group(turns_kernel, GROUP, 3 * 64);
+    for (int turn = 0; turn < 3; turn++)
+        for (int at = 0; at < 64; at++) CHECK(got[(size_t)(64 * turn + at)] == (float)(100 * turn + 63 - at));
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    CHECK_STR(cuda_emu_first_fault(), "");
+#endif
+}
+
 /* stmatrix: registers hold numbers that say which; the sixteen bytes of each row come back. Number c of row r of matrix
    m: 64 m + 8 r + c. */
 CF_HOPPER_DEVICE void store_matrices(float *to) {
@@ -491,5 +521,5 @@ TEST(copied_boxes) {
 } /* namespace */
 
 SUITE(primitives, CASE(matrices), CASE(shared_loads_and_stores), CASE(copies), CASE(products), CASE(packing),
-      CASE(functions), CASE(warps), CASE(quads), CASE(products_of_a_warpgroup), CASE(stored_matrices),
+      CASE(functions), CASE(warps), CASE(quads), CASE(turns), CASE(products_of_a_warpgroup), CASE(stored_matrices),
       CASE(copied_boxes));

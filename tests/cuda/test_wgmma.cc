@@ -140,6 +140,23 @@ TEST(parts) {
     }
 }
 
+/* Parts of a forward in fp16, and of keys of small heads. */
+TEST(parts_of_other_shapes) {
+    NEEDS_WGMMA();
+    for (const bool of_keys : {false, true}) {
+        host_problem p = of_keys ? problem_of(9, 1, 64) : problem_of(2, 1, 128);
+        run_options o = wgmma;
+        device_results got;
+        p.dtype = CF_DTYPE_FP16;
+        o.processors = of_keys ? 132 : 100;
+        o.backward = of_keys;
+        p.add_slice(of_keys ? 37 : 9, of_keys ? 37 : 30);
+        p.add_slice(of_keys ? 131 : 20, of_keys ? 131 : 1400);
+        if (!check_problem(p, o, 410 + of_keys, &got)) return;
+        CHECK((of_keys ? got.attention.n_split_key_tiles : got.attention.n_split_forward_tiles) > 0);
+    }
+}
+
 /* Late in the loop one row of a warp meets a greater score than before: its results so far are scaled down, on either
    fused path, though nobody else's are. */
 TEST(one_row_is_scaled_down) {
@@ -404,4 +421,4 @@ TEST(choice) {
 #endif
 
 SUITE(wgmma, CASE(shapes), CASE(groups), CASE(mask_edges), CASE(nan_in_the_next_document), CASE(parts),
-      CASE(one_row_is_scaled_down), VARIANTS EMULATED CASE(choice));
+      CASE(parts_of_other_shapes), CASE(one_row_is_scaled_down), VARIANTS EMULATED CASE(choice));

@@ -34,24 +34,6 @@ static char letter_of(const char *name, std::initializer_list<const char *> word
     stop("%s is \"%s\"", name, value);
 }
 
-/* Edits are groups of three lines: a part of an entry's name, what stands there, and what is to. "\n" is a new line. */
-static std::vector<edit> read_edits(const char *path) {
-    std::vector<edit> edits;
-    std::vector<std::string> lines;
-    FILE *file = path ? fopen(path, "r") : nullptr;
-    if (path && !file) stop("cannot open %s", path);
-    std::string line;
-    for (int c; file && (c = fgetc(file)) != EOF;) {
-        if (c != '\n') line += (char)c;
-        else lines.push_back(line), line.clear();
-    }
-    if (file) fclose(file);
-    for (std::string &one : lines)
-        for (size_t at; (at = one.find("\\n")) != std::string::npos;) one.replace(at, 2, "\n");
-    for (size_t i = 0; i + 2 < lines.size(); i += 3) edits.push_back({lines[i], lines[i + 1], lines[i + 2]});
-    return edits;
-}
-
 static settings read_settings() {
     settings s = {};
     s.arch = number_of("PTX_ARCH", 80);
@@ -63,7 +45,6 @@ static settings read_settings() {
     s.race = number_of("PTX_RACE", 0) != 0;
     s.devices = number_of("PTX_DEVICES", 1);
     s.peers = number_of("PTX_PEERS", 1) != 0;
-    s.edits = read_edits(getenv("PTX_EDIT"));
     s.ran = getenv("PTX_RAN") ? getenv("PTX_RAN") : "";
     return s;
 }
@@ -211,6 +192,29 @@ struct fat_entry {
     uint32_t compressed, more;
 };
 
+/* Images are numbered as they are met. With PTX_TEXT the file of that number and target is read instead, if there is
+   one; with PTX_DUMP it is written. */
+static std::string image_file(const char *folder, int number, const std::string &target) {
+    return std::string(folder) + "/" + std::to_string(number) + "." + target + ".ptx";
+}
+
+static void exchange_text(const std::string &target, std::string *text) {
+    static int number;
+    const char *from = getenv("PTX_TEXT"), *to = getenv("PTX_DUMP");
+    FILE *file = from ? fopen(image_file(from, number, target).c_str(), "r") : nullptr;
+    if (file) {
+        text->clear();
+        for (int c; (c = fgetc(file)) != EOF;) *text += (char)c;
+        fclose(file);
+    }
+    if (to) {
+        file = fopen(image_file(to, number, target).c_str(), "w");
+        if (!file || fwrite(text->data(), 1, text->size(), file) != text->size() || fclose(file) != 0)
+            stop("cannot write to %s", to);
+    }
+    number++;
+}
+
 static program *read_program(const unsigned char *data) {
     fat_header header;
     memcpy(&header, data, sizeof header);
@@ -227,6 +231,7 @@ static program *read_program(const unsigned char *data) {
             const std::string name = text.substr(target + 8, text.find_first_of(",\n \r", target + 8) - target - 8);
             p->images.emplace_back(name, module());
             p->images.back().second.text = text.c_str(); /* without what fills it up */
+            exchange_text(name, &p->images.back().second.text);
         }
         at += entry.header_bytes + entry.bytes;
     }

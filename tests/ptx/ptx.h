@@ -17,7 +17,8 @@
                 PTX_FUSE    1: a product and the sum that it is for become one fma, as ptxas may do
                 PTX_RACE    1: shared memory is checked for races between warps, copies and wgmma
                 PTX_DEVICES, PTX_PEERS   how many devices (1), and whether they see each other (1)
-                PTX_EDIT    a file of edits of the text: planted faults
+                PTX_DUMP, PTX_TEXT   folders: the text of the program's images is written, or read instead of them
+                PTX_PLANTED    the value of the variable ptx_planted
                 PTX_RAN     a file to which the names of entries that ran are added */
 
 #ifndef PTX_H
@@ -98,10 +99,6 @@ struct module {
 };
 const kernel *find_kernel(module &m, const std::string &name); /* NULL: there is none */
 std::vector<std::string> entries_of(const std::string &text);
-
-struct edit {
-    std::string entry, from, to; /* entry: a part of its name; the first place of `from` in it */
-};
 
 /* ---- what runs ---- */
 
@@ -198,7 +195,6 @@ struct settings {
     int arch, blocks, devices;
     bool late, fuse, race, peers;
     char copies, order; /* the word's first letter */
-    std::vector<edit> edits;
     std::string ran;
 };
 const settings &options();

@@ -4,8 +4,8 @@
 #     tests/ptx/ptx_check.sh [SUITE]      ARCH=80, 86 or 90: only as that device
 #
 # SUITE: primitives (with the interpreter's own tests; all that `make test` runs), wgmma, attention, blocks, state,
-# executor, executor_cuda, train_cuda. Each runs as a device of 8.0 and of 9.0, and on the code of the former as one of
-# 8.6. Each value of each mode (tests/ptx/ptx.h) has its turn on both targets, not every combination.
+# executor, executor_cuda, train_cuda, faults. Each runs as a device of 8.0 and of 9.0, and on the code of the former as
+# one of 8.6. Each value of each mode (tests/ptx/ptx.h) has its turn on both targets, not every combination.
 #
 # Run it in the top directory, after `make test-ptx` or `make test` has built the programs.
 
@@ -13,7 +13,7 @@
 
 build=${BUILD:-build}/ptx
 only=${1:-}
-workplace "$build/ptx_check.tmp"
+workplace "$build/ptx_check.${only:-all}.tmp"
 
 # run NAME COMMAND...: its last line counts tests, and none failed
 run() {
@@ -65,4 +65,54 @@ for suite in wgmma attention blocks; do
         done
     fi
 done
+
+# checks ARCH MODES AT_LEAST PROGRAM OPTIONS...: --check compares that many results, and each is ok
+checks() {
+    arch=$1 modes=$2 at_least=$3 program=$4
+    shift 4
+    if [ -n "${ARCH:-}" ] && [ "$ARCH" != "$arch" ]; then return; fi
+    name="$program as sm_$arch${modes:+, $modes}: $*"
+    # shellcheck disable=SC2086
+    capture timeout -k 5 600 env PTX_ARCH="$arch" $modes "$build/$program" $model --check "$@"
+    if [ "$status" -ne 0 ] || grep -q 'NOT OK' "$work/out"; then fail "$name" "status $status: $(last_line)" "$work/err"
+    elif [ "$(grep -c ': ok$' "$work/out")" -lt "$at_least" ]; then fail "$name" "$(last_line)"
+    else ok "$name"; fi
+}
+
+if is_wanted executor_cuda; then
+    model="--layers 2 --hidden 64 --heads 2 --kv-heads 1 --ffn 96 --chunk-size 64"
+    lengths="--synthetic 200,33,64,1,20"
+    for arch in 80 86 90; do
+        # shellcheck disable=SC2086
+        {
+            checks $arch "" 2 executor_cuda $lengths --type fp32 --reference --k 2
+            checks $arch "" 5 executor_cuda $lengths --type fp32 --stages 2 --replay local --k 1 --stream 40000
+            checks $arch "PTX_DEVICES=2" 2 executor_cuda $lengths --type bf16 --stages 2 --devices 2 --schedule 1f1b
+            checks $arch "PTX_DEVICES=2 PTX_PEERS=0" 2 executor_cuda $lengths --type fp16 --stages 2 --devices 2 \
+                --schedule zero-bubble
+        }
+    done
+    # shellcheck disable=SC2086
+    checks 90 "" 2 executor_cuda $lengths --attention wgmma --window 50
+fi
+if is_wanted train_cuda; then
+    model="--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 40 --vocabulary 48 --loss-rows 128"
+    model="$model --lr 0.5 --warmup 0 --clip 0.1 --chunk-size 48"
+    for arch in 80 86 90; do
+        checks $arch "" 5 train_cuda --type fp32 --synthetic 110,20,33,48,1,0
+        checks $arch "" 5 train_cuda --k 2 --synthetic 110,20,33,48,1,0
+        checks $arch "" 5 train_cuda --type fp32 --stream 24576 --synthetic 110,20,33,1,0
+        checks $arch "" 5 train_cuda --type fp32 --recompute full --untied --k 2 --synthetic 110,20,48
+        checks $arch "" 5 train_cuda --type fp32 --synthetic 102,105,110,100,30,50 --with 0,0,0,1,0,5 \
+            --shared 0,98,98,99,0,0
+        checks $arch "" 5 train_cuda --type fp32 --stream 24576 --synthetic 102,105,110,100 --with 0,0,0,1 \
+            --shared 0,98,70,99
+    done
+    checks 90 "" 5 train_cuda --attention wgmma --k 2 --synthetic 70,20
+fi
+if is_wanted faults && [ "${ARCH:-90}" = 90 ]; then
+    find_python
+    if [ -n "$PYTHON" ]; then run "planted faults" "$PYTHON" tests/ptx/ptx_faults.py
+    else skip faults "no python3"; fi
+fi
 finish

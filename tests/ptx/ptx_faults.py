@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Plants faults in compiled kernels and asks whether their run on a CPU sees each.
+
+    make test-ptx                            builds the programs; from the top of the tree
+    python3 tests/ptx/ptx_faults.py [part of a fault's name ...]
+
+Faults of assembly text are edits of the PTX in build/ptx/primitives, one line each; those of constraints, which have no
+text in PTX, are made of the CUDA file's section >>device by a compilation each. Each must make the suite primitives
+fail, but for one that changes nothing in what this compiler makes. Prints what saw each, and "N passed, N failed",
+which sets the exit status.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+BUILD = os.path.join(os.environ.get("BUILD", "build"), "ptx")
+NVCC = os.environ.get("NVCC", "nvcc")
+PROGRAM = os.path.join(BUILD, "primitives")
+IMAGE = "1.sm_90a.ptx"
+
+MMA = r"(mma\.sync\S+ \{[^}]*\}, )\{(\S+), (\S+), (\S+), (\S+)\}, \{(\S+), (\S+)\}(, \{[^}]*\};)"
+WGMMA = r"(wgmma\.mma_async\S+ \{[^}]*\}, )"
+A_REGISTERS = r"\{(%r\d+), (%r\d+), (%r\d+), (%r\d+)\}"
+
+# Name, a part of the entry's name, a pattern in its text, what a fault puts there. Every place in the entry changes.
+EDITS = (
+    ("rows of mma's A swapped", "product_kernelI13", MMA, r"\1{\3, \2, \4, \5}, {\6, \7}\8"),
+    ("rows of mma's B swapped", "product_kernelI13", MMA, r"\1{\2, \3, \4, \5}, {\7, \6}\8"),
+    ("mma of bf16 as f16", "product_kernelI13", r"f32\.bf16\.bf16\.f32", "f32.f16.f16.f32"),
+    ("mma of another shape", "product_kernelI13", "m16n8k16", "m16n8k8"),
+    ("sums of mma as an output only", "product_kernelI13", r"(mma\.sync.*), \{[^}]*\};",
+     r"\1, {%f9000, %f9001, %f9002, %f9003};"),
+    ("ldmatrix without .trans", "matrices_kernel", r"x4\.trans", "x4"),
+    ("order of stmatrix", "stored_matrices", r"(stmatrix.*)\{(\S+), (\S+), ", r"\1{\3, \2, "),
+    ("a wait for copies + 1", "copies_kernel", r"wait_group 1", "wait_group 2"),
+    ("no first commit of copies", "copies_kernel", r"(?s)cp\.async\.commit_group;(.*commit_group;)", r"\1"),
+    ("no last commit of copies", "copies_kernel", r"(?s)(commit_group;.*)cp\.async\.commit_group;", r"\1"),
+    ("copies that are always of 16 bytes", "copies_kernel", r"(cp\.async\.cg.*), 16, %r\d+;", r"\1, 16, 16;"),
+    ("a store where a load is wanted", "quads_kernel", "@write st", "@read st"),
+    ("order of red.v4", "quads_kernel", r"(red\.global.*)\{(\S+), (\S+), ", r"\1{\3, \2, "),
+    ("a parity inverted", "pieces_kernel", r"(mbarrier\.try_wait.*), (%r\d+);",
+     r".reg .b32 inverted;\nxor.b32 inverted, \2, 1;\n\1, inverted;"),
+    ("no fence after mbarrier.init", "pieces_kernel", r"fence\.mbarrier_init\S+;", ""),
+    ("arrive without expect_tx", "pieces_kernel", r"arrive\.expect_tx(\.\S+ _, \[%r\d+\]), %r\d+;", r"arrive\1;"),
+    ("coordinates of a box swapped", "pieces_kernel", r"\{(%r\d+), (%r\d+), (%r\d+)\}\]", r"{\2, \1, \3}]"),
+    ("no fence between proxies", "wgmma_kernelI13", r"fence\.proxy\.async\S+;", ""),
+    ("no wgmma.fence", "wgmma_kernelI13", r"wgmma\.fence\S+;", ""),
+    ("no commit of wgmma", "wgmma_kernelI13", r"wgmma\.commit_group\S+;", ""),
+    ("a wait for wgmma + 1", "wgmma_kernelI13", r"(wgmma\.wait_group\S+) 0;", r"\1 1;"),
+    ("wgmma that adds where it is not to", "wgmma_kernelI13", "setp.ne.b32 add", "setp.eq.b32 add"),
+    ("what of A and B is transposed", "wgmma_kernelI13__nv_bfloat16Lb0ELb0ELb1",
+     r"(add, 1, 1), 0, 1;", r"\1, 1, 0;"),
+    ("B in registers' wgmma not transposed", "wgmma_kernelI13__nv_bfloat16Lb1ELb0ELb1", r"(add, 1, 1), 1;", r"\1, 0;"),
+    ("registers of wgmma's A swapped", "wgmma_kernelI13__nv_bfloat16Lb1", WGMMA + A_REGISTERS, r"\1{\3, \2, \4, \5}"),
+    ("a halved bar.arrive", "turns_kernel", r"(bar\.arrive.*), 128;", r"\1, 64;"),
+)
+
+# Name, text of the section >>device, what a fault puts there, whether it is seen.
+CONSTRAINTS = (
+    ("registers that nobody holds",
+     'asm volatile("" : "+f"(c[j][0])', 'if (false) asm volatile("" : "+f"(c[j][0])', True),
+    ("a fence that clobbers no memory",
+     '"fence.proxy.async.shared::cta;" ::: "memory"', '"fence.proxy.async.shared::cta;"', False),
+)
+
+
+def entries(text):
+    """Where each entry begins, and the end."""
+    return [found.start() for found in re.finditer(r"^(\.visible )?\.entry ", text, re.M)] + [len(text)]
+
+
+def edited(text, entry, pattern, wanted):
+    """The text with the fault in it, and how many places that changed."""
+    parts, changed, at = [], 0, entries(text)
+    parts.append(text[:at[0]])
+    for begin, end in zip(at, at[1:]):
+        body = text[begin:end]
+        if entry in body.split("(", 1)[0]:
+            body, n = re.subn(pattern, wanted, body)
+            changed += n
+        parts.append(body)
+    return "".join(parts), changed
+
+
+def recompiled(number, right, wrong, text):
+    """The PTX of the primitives with a fault in the section >>device, under the names that the program knows."""
+    folder = os.path.join(BUILD, "planted", str(number))
+    os.makedirs(folder, exist_ok=True)
+    section = open(os.path.join(BUILD, "device_section.h")).read()
+    if right not in section:
+        sys.exit("ptx_faults: the section >>device has no " + right)
+    open(os.path.join(folder, "device_section.h"), "w").write(section.replace(right, wrong))
+    result = os.path.join(folder, "planted.ptx")
+    subprocess.run([NVCC, "-std=c++17", "-O3", "-arch=compute_90a", "-ptx", "-DCHUNKFLOW_CUDA_VARIANTS", "-I.",
+                    "-I" + folder, "-x", "cu", "tests/cuda/test_primitives.cc", "-o", result], check=True)
+    hashed = r"_GLOBAL__N__[0-9a-f]{8}_\d+_test_primitives_cc_[0-9a-f]{8}"
+    return re.sub(hashed, re.search(hashed, text).group(), open(result).read())
+
+
+def what_sees(text):
+    """The first thing that says that something is wrong with this text, or None."""
+    folder = os.path.join(BUILD, "planted")
+    os.makedirs(folder, exist_ok=True)
+    open(os.path.join(folder, IMAGE), "w").write(text)
+    run = subprocess.run([PROGRAM, "primitives."], capture_output=True, text=True, errors="replace", timeout=300,
+                         env=dict(os.environ, PTX_ARCH="90", PTX_TEXT=folder))
+    stopped = re.search(r"^ptx: (.*)", run.stderr, re.M)
+    if stopped:
+        return stopped.group(1)[:90]
+    failed = re.search(r"FAILED (\S+?),", run.stdout)
+    return failed.group(1) if failed else None
+
+
+def main():
+    dump = os.path.join(BUILD, "dump")
+    os.makedirs(dump, exist_ok=True)
+    subprocess.run([PROGRAM, "--list"], check=True, capture_output=True, env=dict(os.environ, PTX_DUMP=dump))
+    text = open(os.path.join(dump, IMAGE)).read()
+    if what_sees(text):
+        sys.exit("ptx_faults: fails without a fault: " + what_sees(text))
+    seen = missed = 0
+    for name, make, wanted in (
+            *((name, lambda e=entry, p=pattern, w=wrong: edited(text, e, p, w), True)
+              for name, entry, pattern, wrong in EDITS),
+            *((name, lambda n=number, r=right, w=wrong: (recompiled(n, r, w, text), 1), is_seen)
+              for number, (name, right, wrong, is_seen) in enumerate(CONSTRAINTS))):
+        if len(sys.argv) > 1 and not any(part in name for part in sys.argv[1:]):
+            continue
+        planted, changed = make()
+        if not changed:
+            sys.exit("ptx_faults: %s: its text is nowhere" % name)
+        by = what_sees(planted)
+        if not wanted:
+            same = planted == recompiled(len(CONSTRAINTS), "", "", text)
+            print("%-40s %s" % (name, "changes nothing in the PTX" if same and not by else "NOT so: %s" % by))
+            missed += bool(by) or not same
+            continue
+        print("%-40s %s" % (name, "seen: " + by if by else "NOT SEEN"), flush=True)
+        seen += by is not None
+        missed += by is None
+    print("%d passed, %d failed" % (seen, missed))
+    return missed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
