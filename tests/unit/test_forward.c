@@ -430,8 +430,8 @@ TEST(forwards_of_a_shared_prompt) {
     cf_plan_free(plan);
 }
 
-/* In rounds of as many chunks as there are stages, each round through all rows of a stage. Chunks of groups count as any
-   other, and the last round may be smaller. */
+/* In rounds of as many chunks as there are stages, each round through all rows of a stage. Chunks of groups count as
+   any other, and the last round may be smaller. */
 TEST(forwards_alone_go_in_rounds) {
     const int64_t lengths[] = {40, 8, 8, 24, 8, 8, 8, 8, 8};
     const cf_pack_desc pack = {.chunk_size = 8};

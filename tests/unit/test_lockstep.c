@@ -512,8 +512,8 @@ TEST(what_cannot_be_in_step_is_named) {
     drop(&t);
 }
 
-/* Each rank's part, lowered by itself, has an order of its own: here each rank waits for the other one to receive. So it
-   is refused; lowered before the ranks take their parts, the list ends. */
+/* Each rank's part, lowered by itself, has an order of its own: here each rank waits for the other one to receive. So
+   it is refused; lowered before the ranks take their parts, the list ends. */
 TEST(a_ranks_part_of_columns_is_not_lowered) {
     in_step t = {.lengths = {18}, .n = 1, .pack = {.chunk_size = 8, .n_ranks = 2, .lockstep = 1}};
     cf_schedule *lowered = NULL, *hidden[2];

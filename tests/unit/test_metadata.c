@@ -664,6 +664,62 @@ TEST(ten_thousand_ways_to_run_a_batch_have_the_same_loss) {
     }
 }
 
+/* Batches that people tried: empty sequences between others, a rank with one short sequence or without targets, no
+   target anywhere, and a rollout that is the beginning of another one, with an exact copy and weights of both signs.
+   Every target is in one row of one rank, a shared one with the sum of its weights. */
+TEST(batches_that_people_tried) {
+    static unsigned char none[300];
+    const unsigned char *const no_target[] = {none, none, none, none};
+    const unsigned char *const second_none[] = {NULL, none, NULL, NULL};
+    static const cf_share rollouts[] = {{0, 0}, {0, 60}, {0, 90}, {0, 0}};
+    static const double signs[] = {1, -2, 0.5, 0.25};
+    const struct {
+        int64_t n, lengths[4], n_ranks;
+        int lockstep;
+        const unsigned char *const *ignored;
+        const cf_share *shares;
+        double wanted; /* sum of the weights of all targets */
+    } cases[] = {{4, {40, 0, 3, 0}, 1, 0, NULL, NULL, 1},
+                 {4, {40, 0, 3, 0}, 2, 1, NULL, NULL, 1},
+                 {2, {300, 3}, 2, 0, NULL, NULL, 1},
+                 {2, {300, 3}, 2, 1, NULL, NULL, 1},
+                 {2, {300, 3}, 2, 1, second_none, NULL, 1},
+                 {1, {5}, 2, 1, NULL, NULL, 1},
+                 {4, {40, 0, 3, 0}, 2, 1, no_target, NULL, 0},
+                 {4, {90, 60, 90, 7}, 1, 0, NULL, rollouts, 89 * 1.0 + 59 * -2.0 + 89 * 0.5 + 6 * 0.25}};
+    int64_t i, chunk, row;
+    memset(none, 1, sizeof none);
+    for (i = 0; i < (int64_t)(sizeof cases / sizeof cases[0]); i++) {
+        cf_pack_desc pack = {.chunk_size = 32, .share_least = 1};
+        cf_loss_weights_desc how = {0};
+        cf_metadata_desc desc = {0};
+        cf_plan *plan = NULL;
+        double weights[4], sum = 0;
+        size_t bytes = 0;
+        void *memory;
+        harness_note("case %d", (int)i);
+        pack.n_ranks = cases[i].n_ranks;
+        pack.lockstep = cases[i].lockstep;
+        pack.shares = cases[i].shares;
+        how.ignored = desc.ignored = cases[i].ignored;
+        REQUIRE(cf_loss_weights(cases[i].lengths, cases[i].n, &how, weights, NULL) == CF_OK);
+        desc.weights = cases[i].shares != NULL ? signs : weights;
+        REQUIRE(cf_pack(cases[i].lengths, cases[i].n, &pack, &plan, NULL) == CF_OK);
+        CHECK_INT(cf_plan_validate(plan, cases[i].lengths, cases[i].n, NULL, NULL), CF_OK);
+        REQUIRE(cf_metadata_size(plan, -1, &desc, &bytes, NULL) == CF_OK);
+        REQUIRE((memory = malloc(bytes + 1)) != NULL);
+        for (chunk = 0; chunk < plan->n_chunks; chunk++) {
+            cf_metadata m;
+            REQUIRE(cf_metadata_fill(plan, chunk, &desc, memory, bytes, &m, NULL) == CF_OK);
+            for (row = 0; row < m.rows; row++) sum += m.loss_weights[row];
+            for (row = 0; row < m.n_more; row++) sum += m.more_weights[row];
+        }
+        CHECK(fabs(sum - cases[i].wanted) <= 1e-12);
+        free(memory);
+        cf_plan_free(plan);
+    }
+}
+
 TEST(weights_by_hand) {
     const int64_t lengths[] = {4, 1, 0, 3, 6}, prompts[] = {1, 1, 4, 1, 0};
     const unsigned char none[6] = {0, 1, 1, 1, 1, 1};
@@ -803,5 +859,6 @@ SUITE(metadata, CASE(masks_rows_and_sizes_of_random_plans),
       CASE(a_capacity_up_to_32_bits), CASE(a_hybrid_chunk_by_hand), CASE(padding_by_hand),
       CASE(an_idle_chunk_has_empty_metadata), CASE(limits_of_32_bits), CASE(exactly_32_bits_are_enough),
       CASE(the_last_position_of_32_bits), CASE(ten_thousand_ways_to_run_a_batch_have_the_same_loss),
-      CASE(weights_by_hand), CASE(loss_weights_refuse_bad_arguments), CASE(metadata_refuses_bad_arguments),
+      CASE(weights_by_hand), CASE(batches_that_people_tried), CASE(loss_weights_refuse_bad_arguments),
+      CASE(metadata_refuses_bad_arguments),
       CASE(questions_without_a_plan_have_answers), CASE(state_tokens_of_no_chunk_are_none));
