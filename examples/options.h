@@ -51,7 +51,7 @@ static inline int64_t list_options(options *o, option list[MAX_OPTIONS]) {
         {"k", INTEGER, &o->order.shape.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
         {"stream", INTEGER, &o->stream, 0, MANY, NULL,
          "keep states in host memory and stream them through a ring of these bytes, 0: no"},
-        {"method", CHOICE, &o->packing.method, 0, 0, "best first next", "how to fit sequences into chunks"},
+        {"method", CHOICE, &o->packing.method, 0, 0, "best next", "how to fit sequences into chunks"},
         {"split", CHOICE, &o->packing.split, 0, 0, "full even cost", "how to cut long sequences"},
         {"no-tails", FLAG, &o->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a group's last chunk stays alone"},
         {"align", INTEGER, &o->packing.align, 1, CF_MAX_CHUNK_SIZE, NULL, "slices start at multiples of this"},

@@ -157,7 +157,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"balance", NUMBER, &s->model.kinds.balance, 0, MANY, NULL, "weight of the experts' balance loss"},
         {"mtp", NUMBER, &s->model.kinds.mtp, 0, MANY, NULL, "weight of a loss of the next token but one, 0: none"},
         {"chunk-size", INTEGER, &s->packing.chunk_size, 1, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk"},
-        {"method", CHOICE, &s->packing.method, 0, 0, "best first next", "how to fit sequences into chunks"},
+        {"method", CHOICE, &s->packing.method, 0, 0, "best next", "how to fit sequences into chunks"},
         {"split", CHOICE, &s->packing.split, 0, 0, "full even cost", "how to cut long sequences"},
         {"no-tails", FLAG, &s->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a group's last chunk stays alone"},
         {"align", INTEGER, &s->packing.align, 1, CF_MAX_CHUNK_SIZE, NULL, "slices start at multiples of this"},

@@ -137,10 +137,6 @@ static void draw_order(road *r) {
     d->timing = fuzz_draw_timing(in, &r->timing, r->stages, MOST_STAGES * MOST_VIRTUAL, r->wild);
     draw_limits(r);
     if (d->timing) fuzz_draw_stream(in, &r->timing, r->wild);
-    if (r->batch.pack.gang > 1 && fuzz_chance(in, 2)) { /* nothing else is made of gangs */
-        d->kind = CF_SCHEDULE_PAPER;
-        d->shape.n_stages = d->shape.n_virtual = 1;
-    }
 }
 
 static void check_order(road *r) {
