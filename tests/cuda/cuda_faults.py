@@ -3,6 +3,8 @@
 
     make BUILD=build/nosan SANITIZE= build/nosan/cuda/tests      from the top of the tree
     BUILD=build/nosan python3 tests/cuda/cuda_faults.py [part of a fault's name ...]
+    python3 tests/cuda/cuda_faults.py --ptx [part ...]   those of kernels, compiled by nvcc and run by tests/ptx, which
+                                                         `make test-ptx` has built
 
 A copy of the file has all faults in it, each behind a number that the environment gives, so that one more compilation
 does for all. For each fault the test that should catch it runs under the emulation, and must fail; without a fault all
@@ -15,7 +17,7 @@ import re
 import subprocess
 import sys
 
-BUILD = os.environ.get("BUILD", "build/nosan")
+BUILD = os.environ.get("BUILD", "build" if "--ptx" in sys.argv else "build/nosan")
 CXX = os.environ.get("CXX", "c++")
 
 # Name, the text to be replaced (which must be there once), what a fault puts there ({n}: its number), and the tests.
@@ -568,10 +570,12 @@ FAULTS = (
 )
 
 
-def plant():
-    """The file with all faults in it."""
+def plant(is_chosen=lambda right: True):
+    """The file with all faults in it, or those that are chosen."""
     text = open("chunkflow_cuda.cu").read()
     for number, (name, right, wrong, _) in enumerate(FAULTS, 1):
+        if not is_chosen(right):
+            continue
         if wrong is None:  # the first of two like lines: that of the forward
             right = "const int full_end = key_end(p.visible, t, first_token) / KEYS;"
             at = text.index(right)
@@ -582,6 +586,36 @@ def plant():
         text = text.replace(right, wrong.replace("{n}", str(number)))
     number = 'const int planted = getenv("PLANTED") ? atoi(getenv("PLANTED")) : 0;'
     return text.replace("namespace {\n", "namespace {\n\n" + number + "\n", 1)
+
+
+def plant_for_nvcc():
+    """The same where the number of a fault in device code is a variable of the device, which tests/ptx sets."""
+    text = plant(is_of_kernels)
+    host = 'const int planted = getenv("PLANTED") ? atoi(getenv("PLANTED")) : 0;'
+    text = text.replace(host, host.replace("planted =", "host_planted ="), 1)
+    both = ("__device__ int ptx_planted;\n#ifdef __CUDA_ARCH__\n#define planted ptx_planted\n#else\n"
+            "#define planted host_planted\n#endif\n")
+    return text.replace("namespace {\n", both + "namespace {\n", 1)
+
+
+def is_of_kernels(right):
+    """Whether a fault stands before the launches of attention."""
+    text = open("chunkflow_cuda.cu").read()
+    return right is None or 0 <= text.find(right) < text.index("   >>attention    launches")
+
+
+def build_for_nvcc():
+    folder = os.path.join(BUILD, "ptx")
+    source, program = os.path.join(folder, "planted.cu"), os.path.join(folder, "planted_tests")
+    open(source, "w").write(plant_for_nvcc())
+    targets = ["-gencode", "arch=compute_80,code=compute_80", "-gencode", "arch=compute_90a,code=compute_90a"]
+    subprocess.run([os.environ.get("NVCC", "nvcc"), "-std=c++17", "-O3", "--no-compress", *targets,
+                    "-DCHUNKFLOW_CUDA_VARIANTS", "-I.", "-c", source, "-o", source + ".k"], check=True)
+    objects = [os.path.join(folder, name) for name in os.listdir(folder)
+               if re.search(r"\.t$|^test_.*\.k$", name) or
+               name in ("arithmetic.o", "async.o", "blas.o", "cuda.o", "memory.o", "read.o", "run.o")]
+    subprocess.run([CXX, source + ".k", *sorted(objects), "-o", program], check=True)
+    return program
 
 
 def build():
@@ -601,18 +635,24 @@ def build():
 
 def failures(program, number, tests):
     """The tests that fail with that fault."""
+    arch = "90" if "wgmma" in tests else "80"  # of the device, where the code is compiled
     try:
         run = subprocess.run([program, *tests.split()], capture_output=True, text=True, errors="replace",
-                             env=dict(os.environ, PLANTED=str(number)), timeout=900)
+                             env=dict(os.environ, PLANTED=str(number), PTX_PLANTED=str(number), PTX_ARCH=arch,
+                                      PTX_RACE="1"),
+                             timeout=900)
     except subprocess.TimeoutExpired:
         return ["(no end) " + tests]
-    return re.findall(r"FAILED (\S+?),", run.stdout) or (["(stopped) " + tests] if run.returncode else [])
+    stopped = re.findall(r"^ptx: (.*)", run.stderr, re.M)[:1] or [tests]
+    return re.findall(r"FAILED (\S+?),", run.stdout) or (["(stopped) " + stopped[0]] if run.returncode else [])
 
 
 def main():
-    program = build()
-    chosen = [(number, name, tests) for number, (name, _, _, tests) in enumerate(FAULTS, 1)
-              if len(sys.argv) == 1 or any(part in name for part in sys.argv[1:])]
+    compiled = "--ptx" in sys.argv[1:]
+    parts = [part for part in sys.argv[1:] if part != "--ptx"]
+    program = build_for_nvcc() if compiled else build()
+    chosen = [(number, name, tests) for number, (name, right, _, tests) in enumerate(FAULTS, 1)
+              if (not parts or any(part in name for part in parts)) and (not compiled or is_of_kernels(right))]
     unplanted = failures(program, 0, " ".join(sorted({test for _, _, tests in chosen for test in tests.split()})))
     if unplanted:
         sys.exit("cuda_faults: fails without a fault: " + ", ".join(unplanted))

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <functional>
 #include <set>
+#include <sys/wait.h>
+#include <unistd.h>
 
 using namespace ptx;
 
@@ -426,6 +428,212 @@ TEST(short_floats) {
     }
 }
 
+/* ---- memory ---- */
+
+/* Bytes go from global to shared memory, to a thread's own and back, by each type and in vectors. */
+TEST(loads_and_stores) {
+    static const struct {
+        const char *type;
+        char letter;
+        int bytes;
+    } TYPES[] = {{"u8", 's', 1},  {"u16", 's', 2}, {"u32", 'r', 4}, {"b32", 'r', 4},
+                 {"f32", 'f', 4}, {"u64", 'd', 8}, {"f64", 'F', 8}};
+    for (const auto &t : TYPES)
+        for (int vector = 1; vector <= 4 && vector * t.bytes <= 16; vector *= 2) {
+            const std::string many = vector == 2 ? ".v2" : vector == 4 ? ".v4" : "";
+            std::string body =
+                "mov.u32 %r1, %tid.x;\nmul.wide.u32 %rd2, %r1, 32;\nadd.s64 %rd1, %rd0, %rd2;\n"
+                "shl.b32 %r2, %r1, 4;\n.local .align 16 .b8 own[32];\nmov.u64 %rd4, own;\n";
+            int next = 40;
+            for (const char *step : {"ld.global [%rd1]", "st.shared [%r2]", "ld.shared [%r2]", "st.local [%rd4+16]",
+                                     "ld.local [%rd4+16]", "st.global [%rd1+16]"}) {
+                const std::string text = step, place = text.substr(text.find('['));
+                const bool loads = text[0] == 'l';
+                std::string list;
+                next -= loads ? 4 : 0;
+                for (int v = 0; v < vector; v++)
+                    list += (v ? ", " : "") + register_of(t.letter, t.letter == 's' || t.letter == 'F' ? v : next + v);
+                if (vector > 1) list = "{" + list + "}";
+                body += text.substr(0, text.find(' ')) + many + "." + t.type + " " +
+                        (loads ? list + ", " + place : place + ", " + list) + ";\n";
+            }
+            note_tried(std::string("ld ") + t.type), note_tried(std::string("st ") + t.type);
+            std::vector<unsigned char> memory(32 * 32);
+            for (size_t at = 0; at < memory.size(); at++)
+                memory[at] = at % 32 < 16 ? (unsigned char)(at * 7 + at / 32) : 0;
+            run_body(body, &memory, 32, 512);
+            for (size_t lane = 0; lane < 32; lane++)
+                for (size_t at = 0; at < 16; at++)
+                    if (!CHECK_INT(memory[32 * lane + 16 + at],
+                                   at < (size_t)(vector * t.bytes) ? memory[32 * lane + at] : 0))
+                        return;
+        }
+}
+
+/* 32 bits to and from registers of 64; parts of a parameter. */
+TEST(narrow_accesses) {
+    for (const char *name : {"ld s32", "ld wide s32", "ld wide u32", "st wide u32", "cvt.s64.s32 wide"})
+        note_tried(name);
+    std::vector<unsigned char> memory(32 * 32);
+    for (int lane = 0; lane < 32; lane++) {
+        const int32_t x = lane * 77 - 1000;
+        memcpy(&memory[(size_t)lane * 32], &x, 4);
+    }
+    run_body(
+        "ld.param.v2.u32 {%r5, %r6}, [test_param_0];\nmov.b64 %rd5, {%r5, %r6};\n"
+        "mov.u32 %r1, %tid.x;\nmul.wide.u32 %rd2, %r1, 32;\nadd.s64 %rd1, %rd5, %rd2;\n"
+        "ld.global.s32 %rd6, [%rd1];\nst.global.u64 [%rd1+8], %rd6;\n"
+        "ld.global.u32 %rd7, [%rd1];\nst.global.u64 [%rd1+16], %rd7;\n"
+        "cvt.s64.s32 %rd9, %rd7;\nsetp.eq.s64 %p1, %rd9, %rd6;\n@%p1 st.global.u32 [%rd1+24], %rd7;\n"
+        "ld.global.s32 %r7, [%rd1];\nst.global.u32 [%rd1+28], %r7;",
+        &memory);
+    for (int lane = 0; lane < 32; lane++) {
+        const int32_t x = lane * 77 - 1000;
+        int64_t wide[2];
+        int32_t narrow[2];
+        memcpy(wide, &memory[(size_t)lane * 32 + 8], 16);
+        memcpy(narrow, &memory[(size_t)lane * 32 + 24], 8);
+        CHECK_INT(wide[0], x);
+        CHECK_INT(wide[1], (uint32_t)x);
+        CHECK(narrow[0] == x && narrow[1] == x);
+    }
+}
+
+/* Every lane adds to one place: in the order of lanes, of which each gets what was there. */
+TEST(atomics) {
+    note_tried("atom.global.add.u32"), note_tried("atom.global.add.f32");
+    std::vector<unsigned char> memory(16 + 32 * 8);
+    run_body(
+        "mov.u32 %r1, %tid.x;\nmul.wide.u32 %rd2, %r1, 8;\nadd.s64 %rd1, %rd0, %rd2;\ncvt.rn.f32.s32 %f1, %r1;\n"
+        "atom.global.add.u32 %r2, [%rd0], %r1;\natom.global.add.f32 %f2, [%rd0+4], %f1;\n"
+        "st.global.u32 [%rd1+16], %r2;\nst.global.f32 [%rd1+20], %f2;",
+        &memory);
+    for (size_t lane = 0; lane <= 32; lane++) {
+        const size_t at = lane == 32 ? 0 : 16 + 8 * lane;
+        uint32_t whole;
+        float sum;
+        memcpy(&whole, &memory[at], 4);
+        memcpy(&sum, &memory[at + 4], 4);
+        CHECK(whole == lane * (lane - 1) / 2 && sum == (float)whole);
+    }
+}
+
+/* ---- lanes that part, and what they do together ---- */
+
+/* Each lane runs a loop of its own length; odd ones return early; the rest meet, vote, and ask each other. */
+TEST(lanes_part_and_meet) {
+    for (const char *name :
+         {"bra", "bra.uni", "ret", "bar.warp.sync", "vote.sync.ballot.b32", "shfl.sync.idx.b32", "shfl.sync.bfly.b32"})
+        note_tried(name);
+    std::vector<unsigned char> memory(32 * 16);
+    run_body(
+        "mov.u32 %r1, %tid.x;\nmul.wide.u32 %rd2, %r1, 16;\nadd.s64 %rd1, %rd0, %rd2;\nmov.u32 %r2, 0;\n"
+        "mov.u32 %r3, 0;\nbra.uni $test;\n$again:\nadd.s32 %r3, %r3, %r2;\nadd.s32 %r2, %r2, 1;\n$test:\n"
+        "setp.le.s32 %p1, %r2, %r1;\n@%p1 bra $again;\nst.global.u32 [%rd1], %r3;\nand.b32 %r4, %r1, 1;\n"
+        "setp.eq.s32 %p2, %r4, 0;\n@%p2 bra $even;\nret;\n$even:\nbar.warp.sync -1;\n"
+        "setp.gt.s32 %p3, %r1, 9;\nvote.sync.ballot.b32 %r5, %p3, -1;\nst.global.u32 [%rd1+4], %r5;\n"
+        "shfl.sync.idx.b32 %r6|%p4, %r3, 4, 31, -1;\nst.global.u32 [%rd1+8], %r6;\n"
+        "shfl.sync.bfly.b32 %r7|%p5, %r3, 6, 31, -1;\nst.global.u32 [%rd1+12], %r7;",
+        &memory);
+    for (uint32_t lane = 0; lane < 32; lane++) {
+        uint32_t got[4];
+        memcpy(got, &memory[lane * 16], 16);
+        const uint32_t other = lane ^ 6;
+        CHECK_INT(got[0], lane * (lane + 1) / 2);
+        CHECK_INT(got[1], lane % 2 ? 0 : 0x55555400u);
+        CHECK_INT(got[2], lane % 2 ? 0 : 10);
+        CHECK_INT(got[3], lane % 2 ? 0 : other * (other + 1) / 2);
+    }
+}
+
+TEST(halves_of_registers) {
+    for (const char *name : {"mov.b32 {}", "mov.b32 = {}", "mov.b64 {}", "mov.b64 = {}"}) note_tried(name);
+    std::vector<unsigned char> memory(32 * 16);
+    for (size_t at = 0; at < memory.size(); at++) memory[at] = (unsigned char)(at * 11);
+    const std::vector<unsigned char> before = memory;
+    run_body(
+        "mov.u32 %r1, %tid.x;\nmul.wide.u32 %rd2, %r1, 16;\nadd.s64 %rd1, %rd0, %rd2;\n"
+        "ld.global.u64 %rd3, [%rd1];\nmov.b64 {%r2, %r3}, %rd3;\nmov.b64 %rd4, {%r3, %r2};\n"
+        "st.global.u64 [%rd1], %rd4;\nld.global.u32 %r4, [%rd1+8];\nmov.b32 {%rs1, %rs2}, %r4;\n"
+        "mov.b32 %r5, {%rs2, %rs1};\nst.global.u32 [%rd1+8], %r5;",
+        &memory);
+    for (size_t at = 0; at < memory.size(); at++) {
+        const size_t in = at % 16, from = in < 8    ? at / 16 * 16 + (in + 4) % 8
+                                          : in < 12 ? at / 16 * 16 + 8 + (in - 8 + 2) % 4
+                                                    : at;
+        CHECK_INT(memory[at], before[from]);
+    }
+}
+
+/* ---- what ends the run ---- */
+
+/* Whether this text, run in a process of its own, ends it with these words. */
+bool stops(const std::string &body, const char *words, uint32_t threads = 32) {
+    int ends[2], status = 0;
+    char said[2000] = "";
+    if (pipe(ends) != 0) return false;
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        std::vector<unsigned char> memory(256);
+        dup2(ends[1], 2);
+        run_body(body, &memory, threads, 4096);
+        _exit(0);
+    }
+    close(ends[1]);
+    for (ssize_t n, at = 0; (n = read(ends[0], said + at, sizeof said - 1 - (size_t)at)) > 0;) at += n;
+    close(ends[0]);
+    waitpid(child, &status, 0);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 70 && strstr(said, words)) return true;
+    FAIL("status %d, not \"%s\" but: %s", status, words, said);
+    return false;
+}
+
+TEST(what_ends_the_run) {
+    CHECK(stops("frobnicate.f32 %f1, %f2;", "unknown instruction frobnicate.f32"));
+    CHECK(stops("add.s32 %r1, %rd1, 1;", "of another width"));
+    CHECK(stops("ld.global.u32 %r1, [%rd0+256];", "no allocation of the device holds"));
+    CHECK(stops("ld.global.u64 %rd1, [%rd0+4];", "is no multiple of 8"));
+    CHECK(stops("ld.shared.u32 %r1, [8000];", "\"8000\""));
+    CHECK(stops("mov.u32 %r2, 4096;\nld.shared.u32 %r1, [%r2];", "at shared address 4096 of 4096"));
+    CHECK(stops("bar.sync 1, 64;", "hangs:", 64 + 32));
+    CHECK(stops("mov.u32 %r1, 0;\ncp.async.cg.shared.global [%r1], [%rd0], 16, 16;\nld.shared.u32 %r2, [%r1];",
+                "a copy is in flight"));
+    CHECK(stops("mov.u32 %r1, 64;\nmbarrier.arrive.shared::cta.b64 _, [%r1];", "no mbarrier is at"));
+    CHECK(
+        stops("mov.u32 %r1, %tid.x;\nsetp.eq.s32 %p1, %r1, 0;\n@%p1 bra $on;\nbar.warp.sync -1;\n$on:\n"
+              "bar.warp.sync -1;",
+              "hangs:"));
+    CHECK(stops("setmaxnreg.inc.sync.aligned.u32 256;", "hangs:", 512));
+}
+
+/* ---- nothing is untried ---- */
+
+/* These have tests in tests/cuda/test_primitives.cc, against plain matrices and bytes. */
+const char *const IN_PRIMITIVES[] = {
+    "red.global.add.v4.f32", "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
+    "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", "stmatrix.sync.aligned.m8n8.x4.shared.b16", "bar.sync",
+    "bar.arrive", "cp.async.cg.shared.global", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "cp.async.commit_group", "cp.async.wait_group",
+    "mbarrier.init.shared::cta.b64", "fence.mbarrier_init.release.cluster", "mbarrier.arrive.shared::cta.b64",
+    "mbarrier.arrive.expect_tx.shared::cta.b64", "mbarrier.try_wait.parity.shared::cta.b64",
+    "fence.proxy.async.shared::cta", "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
+    "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes",
+    "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16", "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16",
+    "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16", "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16",
+    "wgmma.fence.sync.aligned", "wgmma.commit_group.sync.aligned", "wgmma.wait_group.sync.aligned",
+    /* Of two that need no result of their own: one does nothing, the other is tried above. */
+    "griddepcontrol.launch_dependents", "setmaxnreg.dec.sync.aligned.u32", "setmaxnreg.inc.sync.aligned.u32"};
+
+TEST(every_instruction_is_tried) {
+    for (const char *name : IN_PRIMITIVES) note_tried(name);
+    for (const opcode *one : all_opcodes())
+        if (!tried.count(one->name)) FAIL("nothing tries %s", one->name);
+    CHECK(tried.size() > 150);
+}
+
 } /* namespace */
 
-SUITE(ptx, CASE(lane_by_lane), CASE(approximations), CASE(short_floats));
+SUITE(ptx, CASE(lane_by_lane), CASE(approximations), CASE(short_floats), CASE(loads_and_stores), CASE(narrow_accesses),
+      CASE(atomics), CASE(lanes_part_and_meet), CASE(halves_of_registers), CASE(what_ends_the_run),
+      CASE(every_instruction_is_tried)); /* the last one counts what those before it did */
