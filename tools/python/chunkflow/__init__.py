@@ -676,7 +676,7 @@ class Plan(_Object):
         return Plan(_make("plan", lib.cf_columns_make, self.c, given, ffi.NULL))
 
     def schedule_of(self, columns: Schedule, rank: int) -> Schedule:
-        """cf_columns_schedule: a rank's schedule from one of this plan's columns."""
+        """cf_columns_schedule: a rank's schedule from one of this plan's columns, which must be lowered by then."""
         return Schedule(_make("schedule", lib.cf_columns_schedule, self.c,
                               _pointer(columns, Schedule, "columns"), rank, ffi.NULL), self)
 
