@@ -108,7 +108,7 @@ def what_sees(text):
                          env=dict(os.environ, PTX_ARCH="90", PTX_TEXT=folder))
     stopped = re.search(r"^ptx: (.*)", run.stderr, re.M)
     if stopped:
-        return stopped.group(1)[:90]
+        return re.sub(r"^_Z\S+, line \d+: ", "", stopped.group(1))[:80]
     failed = re.search(r"FAILED (\S+?),", run.stdout)
     return failed.group(1) if failed else None
 
