@@ -38,36 +38,36 @@ SIZES = {name: values for names, values in (
     ("attention_chunk_size sliding_window", (9,)),
 ) for name in names.split()}
 
-# What a list has of each layer, or numbers of layers.
+# Lists with a word for each layer, or with numbers of layers.
 LISTS = {"mlp_layer_types": ("dense", "sparse"), "moe_layers": None, "mlp_only_layers": None,
          "layers_block_type": ("linear_attention", "full_attention", "moe", "mlp")}
-# What the defaults of a family do not say, or say so that no published model is like it.
+# Members that the defaults of a family lack, though published models have them.
 LACKING = {"deepseek_v2": "num_experts_per_tok", "glm4_moe": "head_dim"}
 NO_FLAGS = {"return_dict", "output_hidden_states", "is_encoder_decoder"}
 
 
 def class_of(config):
-    """What Transformers makes of a configuration: what sees images, too, where there is that; or nothing."""
+    """Returns Transformers' class for a configuration, that with images where there is one; or nothing."""
     makers = transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM
     return next((auto for auto in makers if type(config) in auto._model_mapping), None)
 
 
 def kinds_read():
-    """The families in the command's table that Transformers has, and their language models alone."""
+    """Returns the families in the command's table that Transformers has, and their language models alone."""
     names = re.findall(r'\{\.name = "(\w+)", \.', READER.read_text())
     return [kind for name in names for kind in (name, name + "_text")
             if kind in transformers.CONFIG_MAPPING and class_of(transformers.CONFIG_MAPPING[kind]())]
 
 
 def counted(command, path):
-    """What the command says of a file: a count, or why not."""
+    """Returns the command's count for a file, or the sentence with which it refuses it."""
     ran = subprocess.run([command, "memory", "--chunk-size", "1K", "--json", "-", "--config", path],
                          capture_output=True, text=True)
     return json.loads(ran.stdout)["parameters"] if ran.returncode == 0 else ran.stderr.strip()
 
 
 def built(folder):
-    """Parameters of the language model and the head that Transformers makes of a file."""
+    """Counts the parameters of the language model and the head that Transformers makes of a file."""
     config = transformers.AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model = class_of(config).from_config(config)
@@ -76,7 +76,7 @@ def built(folder):
 
 
 def members_of(make, rng):
-    """Sizes of SIZES, and some of the flags and lists that the class has."""
+    """Draws sizes of SIZES, and some of the flags and lists that the class has."""
     members = {}
     for name, field in make.__dataclass_fields__.items():
         if name in SIZES:

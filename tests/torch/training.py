@@ -188,7 +188,8 @@ def test_odd_batches():
         loss = step(sequences, ignored=[np.ones(len(s), bool) for s in sequences])
         most = max((float(g.abs().max()) for g in gradients(model).values()), default=0.0)
         check("all targets ignored", loss == 0.0 and most == 0.0, f"loss {loss}, largest gradient {most}")
-        for name, tied, targets in (("the head", False, ["lm_head", "q_proj"]), ("tied embeddings", True, ["embed_tokens"]),
+        for name, tied, targets in (("the head", False, ["lm_head", "q_proj"]),
+                                    ("tied embeddings", True, ["embed_tokens"]),
                                     ("tied embeddings and layers", True, ["embed_tokens", "v_proj"])):
             model = peft.get_peft_model(tiny("llama", tie_word_embeddings=tied), peft.LoraConfig(
                 r=2, target_modules=targets, init_lora_weights=False)).double()
@@ -197,8 +198,8 @@ def test_odd_batches():
 
 
 def test_neighbours():
-    """Qwen3.5, whose convolution sees four rows, in chunks that are shorter than that; and a sequence's log-probabilities
-    whatever lies behind it in its chunk."""
+    """Qwen3.5, whose convolution sees four rows, in chunks that are shorter than that; and a sequence's
+    log-probabilities whatever lies behind it in its chunk."""
     with Float64():
         model = tiny("qwen3_5_text")
         forward = Causal(model)
@@ -496,7 +497,7 @@ def routed_alone(module, sequences):
     return total
 
 
-# What ranks differ in: one has next to nothing, no targets, or tokens for one expert alone.
+# Two ranks, one of which has next to nothing, no targets, or tokens for one expert alone.
 UNEVEN = {"one short sequence": ((200, 2), None), "300 and 3": ((300, 3), None), "no targets": ((40, 40), 1),
           "a single sequence": ((90,), None)}
 
@@ -520,7 +521,8 @@ def share_experts(rank, n_ranks, store, results):
                 fully_shard(model)
             step = Step(model, model, chunk_size=CHUNK, k=1, lockstep=int("step" in way))
             loss = (step(sequences, ignored) + step(sequences, ignored)) / 2
-            got = {key: (g.full_tensor() if hasattr(g, "full_tensor") else g) / 2 for key, g in gradients(model).items()}
+            got = {key: (g.full_tensor() if hasattr(g, "full_tensor") else g) / 2
+                   for key, g in gradients(model).items()}
             error = max(abs(loss / wanted_loss - 1), differ(got, gradients(plain)))
             results.put((rank, f"{way}, experts, {name}", error))
     dist.destroy_process_group()
@@ -842,8 +844,8 @@ def test_trl():
 
 
 def test_trl_defaults():
-    """SFTConfig as it is, for a dense model and a mixture: what it switches on by itself is switched off with a warning,
-    what it cuts is warned of, and what was asked for in words is refused before training begins."""
+    """SFTConfig as it is, for a dense model and a mixture: what it switches on by itself is switched off with a
+    warning, what it cuts is warned of, and what was asked for in words is refused before training begins."""
     import datasets
     import peft
     import trl
@@ -875,7 +877,7 @@ def test_trl_defaults():
         moved = sum(not torch.equal(p, q) for p, q in zip(start, model.parameters()))
         holds = 4 < loss < 5 and moved == len(start) and "gradient checkpointing is off" in said
         holds &= "2 of 5 sequences have max_length=1024" in said and ("balance loss is off" in said) == ("moe" in kind)
-        check(f"SFTConfig() as it is, {kind}", holds, f"loss {loss:.2f}, {moved} of {len(start)} tensors trained; {said}")
+        check(f"SFTConfig() as it is, {kind}", holds, f"loss {loss:.2f}, {moved} of {len(start)} tensors; {said}")
         lengths = []
         whole, _, said = made(tiny(kind, max_position_embeddings=2048).float(), max_length=None, max_steps=1)
         lengths = [len(x) for x in whole.train_dataset["input_ids"]]

@@ -396,7 +396,8 @@ static int check_kind(const reading *r, const cf_layer *kind, int experts) {
     if (r->c.no_ffn && !experts && !kind->no_ffn) return json_wrong(r->document, 0, "intermediate_size is missing");
     if (r->type->shared == 2 && !experts && r->c.dense_ffn == 0)
         return json_wrong(r->document, 0, "intermediate_size_mlp is missing");
-    if (recurrent && !(kind->heads > 0 && kind->kv_heads > 0 && kind->head_dim > 0 && kind->value_dim > 0 && kind->tail))
+    if (recurrent && (kind->heads == 0 || kind->kv_heads == 0 || kind->head_dim == 0 || kind->value_dim == 0 ||
+                      kind->tail == 0))
         return json_wrong(r->document, 0, "a size of recurrent layers (linear_num_value_heads, linear_conv_kernel_dim; "
                                           "mamba_num_heads, conv_kernel ...) is missing");
     return CLI_OK;
@@ -477,7 +478,7 @@ static int check_members(const reading *r) {
                   {"n_shared_experts", r->type->shared == 1 && c->shared_count[0] < 0 && c->shared_count[1] < 0}};
     size_t i;
 
-    if (c->latent > 0 && c->attention_bias > 0)
+    if (c->latent > 0 && c->attention_bias)
         return json_wrong(r->document, 0, "attention_bias: biases around latents cannot be described");
     if (r->type->mlp_bias == 2 && r->type->experts && c->mlp_bias)
         return json_wrong(r->document, 0, "mlp_bias: biases of some MLPs and no experts cannot be described");
@@ -529,7 +530,8 @@ static int read_sizes(reading *r, const outer_object *outer) {
     cf_model *model = &c->model;
     int code;
 
-    c->use_window = c->gate = c->use_qk_norm = c->qkv_bias = c->attention_bias = c->tail_bias = -1;
+    c->use_window = c->gate = c->use_qk_norm = c->qkv_bias = c->tail_bias = -1;
+    c->attention_bias = type->attention_bias == 2;
     c->shared_ffn = c->shared_count[0] = c->shared_count[1] = -1;
     c->first_dense = type->dense;
     code = json_read_object(r->document, outer->text, fields, c, NULL);
@@ -557,8 +559,8 @@ static int read_sizes(reading *r, const outer_object *outer) {
     if (model->head_dim == 0) model->head_dim = model->hidden / model->heads;
     c->no_ffn = model->ffn == 0;
     if (model->ffn == 0) model->ffn = c->expert_ffn;
-    model->out_bias = type->attention_bias == 2 ? c->attention_bias != 0 : type->attention_bias && c->attention_bias > 0;
-    model->qkv_bias = type->qkv_bias == 1 || (type->qkv_bias == 2 && c->attention_bias > 0) ||
+    model->out_bias = type->attention_bias && c->attention_bias;
+    model->qkv_bias = type->qkv_bias == 1 || (type->qkv_bias == 2 && c->attention_bias) ||
                       (type->qkv_bias == 3 && c->qkv_bias != 0) || model->out_bias;
     model->qk_norm = type->qk_norm == 3 ? 2 : type->qk_norm == 1 || (type->qk_norm == 2 && c->use_qk_norm > 0);
     model->mlp_bias = type->mlp_bias == 1 || (type->mlp_bias == 2 && c->mlp_bias > 0);

@@ -369,7 +369,7 @@ class _Object:
 
 
 def _pointer(given: Any, cls: type[_Object], what: str) -> Any:
-    """The library's object in one of ours."""
+    """Returns the library's object in one of this module's."""
     if not isinstance(given, cls):
         raise TypeError(f"{what}: wanted a {cls.__name__}, got {type(given).__name__}")
     return given.c
@@ -586,7 +586,7 @@ class Plan(_Object):
     _packed = None
 
     def __reduce__(self) -> Any:
-        """What pack was given: the same arguments make the same plan wherever they arrive."""
+        """Pickles what pack was given: the same arguments make the same plan wherever they arrive."""
         if self._packed is None:
             raise TypeError("only a plan that pack made can be pickled")
         return _pack_again, self._packed

@@ -158,7 +158,8 @@ class Counter:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                raise Refused(f"{place}: half a character (\\u{ord(text[error.start]):x}) without its other half") from None
+                half = f"\\u{ord(text[error.start]):x}"
+                raise Refused(f"{place}: half a character ({half}) without its other half") from None
             texts[plain][0].append(i)
             texts[plain][1].append(text)
         for special, (places, values) in texts.items():

@@ -176,7 +176,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Ten
 
 
 def _sees_of_slice(n: int, m: int, window: int | None, block: int | None, device: Any) -> Tensor:
-    """Which of a slice's n rows sees which of its m keys, the last n of which are the rows' own."""
+    """Says which of a slice's n rows sees which of its m keys, the last n of which are the rows' own."""
     ones = torch.ones(n, m, dtype=torch.bool, device=device)
     sees = ones.tril(m - n) if window is None else ones.tril(m - n).triu(m - n - window + 1)
     if block is not None:
@@ -240,11 +240,11 @@ def _tokens_of(sequences: Sequence[Any]) -> list[np.ndarray]:
 
 
 def _weights_of(weights: Any, n: int) -> np.ndarray:
-    """One number for each of n sequences."""
+    """Returns one number for each of n sequences."""
     given = weights.tolist() if isinstance(weights, (Tensor, np.ndarray)) else weights
     if not isinstance(given, (list, tuple)) or len(given) != n or not all(np.ndim(x) == 0 for x in given):
-        raise ValueError(f"weights: wanted one number for each of {n} sequences; which tokens count is said by `ignored`, "
-                         "and what each counts by a loss of your own")
+        raise ValueError(f"weights: wanted one number for each of {n} sequences; which tokens count is said by "
+                         "`ignored`, and what each counts by a loss of your own")
     return np.array([float(x) for x in given])
 
 
@@ -562,8 +562,8 @@ class Step:
         return loss
 
     def _run_sharded(self, batch: Batch, schedule: chunkflow.Schedule, sharded: list[Any]) -> Tensor:
-        """Gradients are reduced once, after the last backward. Ranks run passes in other orders and numbers, and not all
-        use every parameter, so nothing is gathered between: without lockstep all weights are whole beforehand."""
+        """Gradients are reduced once, after the last backward. Ranks run passes in other orders and numbers, and not
+        all use every parameter, so nothing is gathered between: without lockstep all weights are whole beforehand."""
         for m in sharded:
             m.set_gradient_divide_factor(1.0)
         root = sharded[0]

@@ -11,9 +11,9 @@ trainer's (which for GPT-2, CTRL and BERT counts first tokens, too, that nothing
 chunks as well, forwards alone, so that a sequence which could be trained can be evaluated. Sequences are packed by the
 plan: packing and padding_free of the collator stay off.
 
-Three defaults of TRL's are for whole sequences. Gradient checkpointing is switched off, since K bounds activations; so is
-the routers' balance loss of mixtures, which is one over a whole batch, unless router_aux_loss_coef asks for it; and
-max_length truncates at 1024 tokens, which stays, with a warning where it cuts. TRL's entropy and token accuracy, which
+Three defaults of TRL's are for whole sequences. Gradient checkpointing is switched off, since K bounds activations. The
+routers' balance loss of mixtures, which is one over a whole batch, is switched off unless router_aux_loss_coef asks for
+it, which is refused. max_length truncates at 1024 tokens; a warning says where. TRL's entropy and token accuracy, which
 need all logits, are not logged.
 """
 
@@ -48,7 +48,7 @@ class Chunked:
         self._warn_of_truncation()
 
     def _refuse(self) -> None:
-        """What the user asked for and chunks cannot give."""
+        """Refuses options that chunks cannot give."""
         if self.label_smoother is not None or self.compute_loss_func is not None:
             raise Unsupported("label smoothing and compute_loss_func: the loss is the weighted cross entropy")
         if getattr(self.args, "loss_type", None) not in (None, "nll", "chunked_nll"):
@@ -64,28 +64,30 @@ class Chunked:
             raise Unsupported("neftune_noise_alpha, whose noise depends on how long the rows of a call are")
 
     def _switch_off(self) -> None:
-        """What trainers switch on by themselves."""
+        """Takes back options that trainers switch on by themselves."""
         if self.args.gradient_checkpointing:
-            warnings.warn("gradient checkpointing is off: chunk_size and k bound activations in its place", stacklevel=3)
+            warnings.warn("gradient checkpointing is off: chunk_size and k bound activations in its place",
+                          stacklevel=3)
             self.args.gradient_checkpointing = self.args.activation_checkpointing = False  # two names of one
             for name in ("activation_checkpointing_disable", "gradient_checkpointing_disable"):
                 if hasattr(self.model, name):
                     getattr(self.model, name)()
                     break
         if getattr(self, "aux_loss_enabled", False):
-            warnings.warn("the routers' balance loss is off, for it is one over a whole batch; router_aux_loss_coef=0.0 "
-                          "says that you want none", stacklevel=3)
+            warnings.warn("the routers' balance loss is off, for it is one over a whole batch; "
+                          "router_aux_loss_coef=0.0 says that you want none", stacklevel=3)
             self.aux_loss_enabled = self.model.config.get_text_config().output_router_logits = False
 
     def _warn_of_truncation(self) -> None:
+        """Counts the sequences that TRL has cut to max_length, or that are exactly as long."""
         most, data = getattr(self.args, "max_length", None), self.train_dataset
         if most is None or not hasattr(data, "with_format") or "input_ids" not in (data.column_names or ()):
             return
         rows = (row for batch in data.with_format("numpy").iter(1000) for row in batch["input_ids"])
         cut = sum(len(row) >= most for row in rows) if hasattr(data, "__len__") else 0
         if cut > 0:
-            warnings.warn(f"{cut} of {len(data)} sequences have max_length={most} tokens, which is where TRL truncates; "
-                          "chunks carry sequences of any length: SFTConfig(max_length=None)", stacklevel=3)
+            warnings.warn(f"{cut} of {len(data)} sequences have max_length={most} tokens, which is where TRL "
+                          "truncates; chunks carry sequences of any length: SFTConfig(max_length=None)", stacklevel=3)
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
                       ) -> torch.Tensor:
