@@ -167,7 +167,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"schedule", CHOICE, &s->order.kind, 0, 0, "paper gpipe 1f1b interleaved zero-bubble best", "which schedule"},
         {"replay", CHOICE, &s->order.shape.replay, 0, 0, "pipeline local", "how dropped activations come back"},
         {"virtual", INTEGER, &s->order.shape.n_virtual, 0, MANY, NULL, "parts of the model on each stage, 0: as is usual"},
-        {"placement", CHOICE, &s->order.shape.placement, 0, 0, "loop v any", "in which order those parts lie on the stages"},
+        {"placement", CHOICE, &s->order.shape.placement, 0, 0, "loop v", "in which order those parts lie on the stages"},
         {"limit", INTEGER, &s->order.limits.chunks, 0, MANY, NULL, "most chunks that a stage keeps at once, 0: the default"},
         {"split-backward", FLAG, &s->order.split_backward, 0, 0, NULL, "best may cut backward into I and W"},
         {"stream", INTEGER, &s->stream, 0, MANY, NULL,

@@ -73,7 +73,7 @@ sweep() {
     shift 4
     # shellcheck disable=SC2086
     run "$processes" "$program" $tiny --sweep --k $n_ks --layers $((2 * processes)) "$@"
-    expect_lines "$name" $((16 * n_ks))
+    expect_lines "$name" $((9 * n_ks))
     if [ "$largest_group" != "$wanted" ]; then fail "$name" "the largest group has $largest_group chunks"; fi
 }
 
@@ -174,7 +174,7 @@ if full; then trees "aligned, messages that are not buffered" "$exact" 4 --align
 
 # shellcheck disable=SC2086
 run 2 "$build/pipeline_mpi" $tiny --sweep --k $((n_ks > 1 ? 2 : 1)) --layers 4 --synthetic 100,5,33,7,16,2
-expect_lines "gradients: float32, 2 processes" $((n_ks > 1 ? 32 : 16))
+expect_lines "gradients: float32, 2 processes" $((n_ks > 1 ? 18 : 9))
 if ! grep -q 'pipeline float32' "$work/out"; then fail "gradients: float32, 2 processes" "that was no float32"; fi
 
 common="$tiny --k 2 --layers 8 --synthetic 100,5,33,7,16,2"
