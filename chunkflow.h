@@ -452,8 +452,8 @@ CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_
    one slice, slices of a sequence in order, no chunk over chunk_size or max_slices, alignment, groups and prefixes,
    pairs, ranks and totals (of lower_bound only that the plan does not undercut it). Returns CF_OK, or CF_ERROR_PLAN for
    the first violation, with its member in error->field and the index of the chunk, slice, group or sequence in
-   error->item. CF_ERROR_MEMORY if n bytes of scratch cannot be had from `allocator` (NULL: malloc). The plan may
-   be unvalidated. */
+   error->item. CF_ERROR_MEMORY if scratch cannot be had from `allocator` (NULL: malloc): 32 bytes a sequence; with
+   trees 33, and 8 for each chunk and group. The plan may be unvalidated. */
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,
                                          const cf_allocator *allocator, cf_error *error);
 
@@ -4586,6 +4586,21 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
 
 /* ================================================================================================================
    >>plan    asking a plan, and checking one from elsewhere
+
+   `up` says whose rows come right before those of a slice. Lists, trees and gangs are one thing by it. Sequence 0 has
+   20 tokens, sequence 1 has 11 and shares 9 of them, chunks have 8:
+
+       chunk    slice   rows      up   runs through it
+       0        0        0 ..  7  -1   0 and 1
+       1        1        8         0   0 and 1
+                2        9 .. 15   1   0
+       2        3       16 .. 19   2   0
+                4        9 .. 10   1   1
+
+   A slice begins where its `up` ends, so rows that lead to a token have no gap. Then two sums show that a sequence has
+   each token once: its slices have as many tokens as it has (1: 8 + 1 + 2 = 11) and as many attention pairs
+   (36 + 9 + 21 = 66 = 11 x 12 / 2). Both are added up for all sequences at once, as differences at the first sequence
+   of a slice and behind its last.
    ================================================================================================================ */
 
 /* In a tree, several slices may be added to the state: what counts is how many rows the path gets. */
@@ -4696,7 +4711,7 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
 
 /* ---- checking a plan ---- */
 
-/* What slices have of a sequence, less the same of the one before in order. */
+/* Sums over the slices of a sequence, less those of the sequence before it in order. */
 typedef struct cf__plan_sum {
     uint64_t tokens;
     uint64_t shared;          /* tokens that it and the one before both run through */
@@ -5051,7 +5066,7 @@ static cf_result cf__plan_check_through(const cf__plan_check *check, int64_t id)
     return cf__plan_is(check, "slices.sequence", id, plan->order[s->first], s->sequence, "is not the first in order");
 }
 
-/* The slices of a chunk of a tree. Those of its state come first, then what sees some of the path, and then the rest. */
+/* The slices of a chunk of a tree. Those of its state come first, then those that see some of the path, then others. */
 static cf_result cf__plan_check_tree_chunk(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[id];
@@ -5136,7 +5151,7 @@ static void cf__plan_add_slice(cf__plan_sum *sums, const cf_slice *s) {
     end->high -= pairs >> 32;
 }
 
-/* Whether so many pairs are those of a whole sequence, length x (length + 1) / 2, which 64 bits may not hold. */
+/* Compares a sum of pairs with those of a whole sequence, length x (length + 1) / 2, which 64 bits may not hold. */
 static int cf__plan_has_all_pairs(const cf__plan_sum *sum, int64_t length) {
     uint64_t a = (uint64_t)length, b = a + 1, low, high;
     if (a % 2 == 0) a /= 2;
@@ -5518,7 +5533,8 @@ static void cf__metadata_list_losses(cf__metadata_job *job) {
     }
 }
 
-/* Where the rows of a slice that see it end is, until it has been filled in, kept at its first row for slices below. */
+/* Fills in key_ends. Slices come from the last one back; each raises the first entry of the slice above it, so that an
+   end that lies in a slice below is known there in time. */
 static void cf__metadata_list_keys(const cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int32_t *ends = job->key_ends + job->out.prefix;
     int64_t id, seen = 0;

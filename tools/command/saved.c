@@ -239,7 +239,7 @@ static int64_t chunk_before(const cf_plan *plan, int64_t id) {
     return c->up >= 0 && c->up + (gang - 1) * step < plan->n_chunks ? c->up + (gang - 1) * step : -1;
 }
 
-/* Which slice a slice goes on from where that is in another chunk, which files do not say. */
+/* Links slices with those that they go on from in other chunks, which files do not name. */
 static void link_slices(cf_plan *plan) {
     int64_t i, j, id, at;
 
