@@ -683,9 +683,9 @@ bench-record: $(BUILD)/bench_schedule $(BUILD)/bench_tune $(BUILD)/bench_fit $(B
 	CC="$(CC)" CFLAGS="$(CFLAGS)" BUILD="$(BUILD)" \
 	    sh tools/bench/record.sh $(if $(LENGTHS),--lengths "$(LENGTHS)") $(RECORD)
 
-BENCH_SCHEDULE_SOURCES := tools/bench/bench_schedule.c tools/bench/search_lists.c tests/reference/exact.c tests/reference/suite.c
+BENCH_SCHEDULE_SOURCES := tools/bench/bench_schedule.c tools/bench/search_lists.c tests/reference/suite.c
 
-$(BUILD)/bench_schedule: $(BENCH_SCHEDULE_SOURCES) tools/bench/ablate.h tools/bench/search_lists.h tests/reference/exact.h tests/reference/suite.h chunkflow.h | $(BUILD)
+$(BUILD)/bench_schedule: $(BENCH_SCHEDULE_SOURCES) tools/bench/search_lists.h tests/reference/suite.h chunkflow.h | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c,$^) -o $@ $(LDLIBS)
 
 BENCH_TUNE_SOURCES := tools/bench/bench_tune.c tools/command/cli.c tools/command/cli_files.c tools/command/progress.c tools/command/draw.c

@@ -1186,9 +1186,8 @@ typedef struct cf_schedule_desc {
     int split_backward;          /* only for best. 1: it may cut backwards into I and W */
     int forwards_first;          /* only for gpipe with local replay. 1: on each stage every first forward runs before
                                     any backward, whatever K is */
-    int64_t budget;              /* only for best: candidates to try in each search, of which there is one for each
-                                    smaller K, for tighter limits and so on. 0: tenths of a second at most in all up
-                                    to 10^5 passes, a few microseconds a pass above that */
+    int64_t budget;              /* only for best: candidates to try with whole backwards, and with cut ones. 0: tenths
+                                    of a second at most in all up to 10^5 passes, a few microseconds a pass above */
     cf_search_report *report;    /* only for best and paper: filled in on success; or NULL */
     const cf_allocator *allocator;
 } cf_schedule_desc;
@@ -1213,11 +1212,13 @@ typedef struct cf_schedule_desc {
    With shape.forward_only each stage runs its forwards in plan order, in rounds of as many chunks as there are stages
    where it has several virtual ones. Of limits, state and bytes are heeded.
 
-   `best` searches further. K is a cap to it: a group keeps as many of its last chunks as pays. Any chunk may
-   be dropped on any stage, a standalone one too; each stage keeps the inputs of at most 2 x n_stages x n_virtual
-   dropped standalone chunks, and of as many more as it may keep whole; those of dropped chunks of groups are no more
-   tokens than the state. So a stage can do with room for one chunk, but in plans with trees each of its virtual stages
-   needs that.
+   Where a kind's rules find no room, and wherever one chunk fits, units run one by one: on each stage one chunk is kept
+   at a time, on one of its virtual stages, and every other one is dropped and replayed.
+
+   `best` searches further. K is a cap to it: a group keeps as many of its last chunks as pays. Any chunk may be dropped
+   on any stage, a standalone one too; each stage keeps the inputs of at most 2 x n_stages x n_virtual dropped
+   standalone chunks, and of as many more as it may keep whole; those of dropped chunks of groups are no more tokens
+   than the state.
 
    By default memory does not grow with the batch, unless bytes are limited, which replaces both of these limits. Of
    chunks, each virtual stage adds to the limit of its stage min(K, chunks of the longest group), and 1 for each stage
@@ -1227,13 +1228,10 @@ typedef struct cf_schedule_desc {
    (n_stages x n_virtual - 1 - s) x chunk_size tokens. CF_NO_LIMIT as limits.state lifts the second, and as
    limits.chunks both: it asks for the shortest schedule, whatever that holds.
 
-   Within the same limits `best` is never longer than
-   - a fixed kind of as many virtual stages (`interleaved` with n_virtual above 1, `zero-bubble` with split_backward),
-     whether that was made within the limits or happens to keep to them,
-   - itself with a smaller budget, with half the K, or without split_backward, and
-   - itself under limits half as large, where chunks or bytes are limited but not both.
-   A limit that all chunks of the rank fit into is no limit, for these promises too, and changes nothing. Without one it
-   is never longer than by default. The same budget gives the same schedule.
+   Within the same limits `best` is never longer than a fixed kind of as many virtual stages (`interleaved` with
+   n_virtual above 1, `zero-bubble` with split_backward), than itself with a smaller budget, and than itself without
+   split_backward. It never holds more than its limits. A limit that all chunks of the rank fit into is no limit and
+   changes nothing. The same budget gives the same schedule.
 
    The plan must be sound. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT
    (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind under which one
@@ -1363,7 +1361,7 @@ CHUNKFLOW_API cf_result cf_ranks_validate(const cf_plan *plan, const cf_schedule
    >>simulate    schedule -> when each pass runs, and what is held meanwhile
    ================================================================================================================ */
 
-#define CF_MAX_BOUNDS 3
+#define CF_MAX_BOUNDS 2
 
 /* No schedule of these chunks is shorter that cf_schedule_validate accepts with the same K, the same limits on chunks
    and the same form of replay, and with whole backwards where this one has no others: whichever chunks it drops, and in
@@ -1414,8 +1412,6 @@ typedef struct cf_timeline {
    Bounds, by name. "critical-path": the longest path of dependent passes; replays lie on it only where K, or the limit
    of every stage, is 1, because elsewhere none of them must be. "stage-load": the work of a stage, the shortest way to
    it and the shortest way from it, and the same for the part of its passes that come late or have much behind them.
-   "memory", where a stage has a limit: a kept chunk stays on a stage for the passes of all later stages, and one that
-   does not stay costs a replay, so a stage with room for few needs long.
 
    Lowered schedules: a SEND begins when its tensor is made and the way is free, wherever it stands behind that pass,
    and its RECV has the same times. So transfers take the time that they take in the schedule that was lowered, and all
@@ -7256,9 +7252,9 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
 /* ================================================================================================================
    >>schedule    fixed patterns, and what every search for a schedule needs to know
 
-   A stage may hold so many chunks, tokens of state and bytes. This section works out what it may hold, from what the
-   caller gives, what holds by default, and what a search tries beside that (cf__schedule_limits_of); what each unit
-   takes of it (cf__schedule_takes); and how many chunks of it can be kept within that (cf__schedule_fitting_unit).
+   A stage may hold so many chunks, tokens of state and bytes. This section works out what it may hold
+   (cf__schedule_limits_of), what each unit takes of it (cf__schedule_takes), and how many chunks of a unit can be kept
+   within that (cf__schedule_fitting_unit). A unit is a group or a standalone chunk.
 
    A unit takes room twice. From its start to its own backwards it takes what it needs whether its chunks are kept or
    not: state and, in bytes, state with its gradient and the inputs of the chunks that it may drop. Each chunk that is
@@ -7270,7 +7266,9 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
    them possible. Each stage merges the two sequences; the kinds differ only in how far it may run ahead with forwards
    (cf__pattern_takes_forward). On one stage `paper` is Algorithm 2.
 
-   Why this cannot deadlock. Stages further down run ahead no further, and both sequences are the same everywhere.
+   Where units find no room for that, they run one by one (cf__alone_run), which needs least.
+
+   Why a pattern cannot deadlock. Stages further down run ahead no further, and both sequences are the same everywhere.
    Follow what an action waits for: forward item i waits for item i on the stage before and for backwards that its stage
    takes before i; those wait on stages further down for items before i. The index falls each time a backward is passed,
    so there is no cycle. Room: units start one after the other, so when an item finds none, an earlier unit has a
@@ -7323,12 +7321,10 @@ typedef struct cf__schedule_maker {
     cf__pipe_room most;         /* what any unit takes on a virtual stage, at most, if it keeps one chunk */
     cf__pipe_room all;          /* what a stage holds that holds everything */
     int bounds_state;           /* chunks are limited, so that state is limited by default where bytes are not */
-    /* the limits as they now are */
-    int by_default;             /* they are the default ones, whatever the caller gave */
-    int is_lifted;              /* there are none */
-    int halvings;               /* those of chunks and bytes are cut in half so many times */
-    int shares_places;          /* some stage has fewer places than virtual stages. Where it keeps its inputs it can do
-                                   with one: a chunk is dropped on all of them and replayed on one after the other */
+    int64_t bytes_alone;        /* what units that run one by one hold at most */
+    /* the limits, which may depend on the placement */
+    int shares_places;          /* some stage has fewer places than virtual stages: a chunk is dropped on all of them
+                                   and replayed on one after the other */
     cf__pipe_room tightest;     /* what the tightest stage may hold, for one of its virtual stages */
     int64_t n_units, n_replays; /* n_replays: on one virtual stage */
     int64_t n_actions;          /* at most */
@@ -7367,28 +7363,23 @@ static int64_t cf__schedule_default_state(const cf__schedule_maker *m, int64_t s
 /* What stage s may hold as it is asked for, with defaults filled in; not above 0: any number. */
 static cf__pipe_room cf__schedule_asked(const cf__schedule_maker *m, int64_t stage) {
     cf__pipe_room asked = cf__pipe_given_room(&m->desc.limits, stage);
-    if (m->by_default || m->desc.shape.forward_only) asked.chunks = 0;
-    if (m->desc.shape.forward_only) return asked;
-    if (m->by_default) asked.state = cf__max(asked.state, 0);
-    if (!m->by_default && (m->desc.kind != CF_SCHEDULE_BEST || cf__schedule_has_bytes(&m->desc))) return asked;
+    if (m->desc.shape.forward_only) asked.chunks = 0;
+    if (m->desc.shape.forward_only || cf__schedule_has_bytes(&m->desc)) return asked;
+    if (m->desc.kind != CF_SCHEDULE_BEST) return asked;
     if (asked.chunks == 0) asked.chunks = cf__schedule_default_chunks(m, stage);
-    if (asked.state == 0 && (m->by_default || m->bounds_state)) asked.state = cf__schedule_default_state(m, stage);
+    if (asked.state == 0 && m->bounds_state) asked.state = cf__schedule_default_state(m, stage);
     return asked;
 }
 
-/* A limit that has been halved so many times. One that everything fits into is none, and so are its halves. */
-static int64_t cf__schedule_halve(int64_t limit, int halvings, int64_t all) {
-    return limit > 0 && limit < all ? cf__max(limit >> halvings, 1) : INT64_MAX;
-}
+/* A limit that everything fits into is none. */
+static int64_t cf__schedule_limit(int64_t limit, int64_t all) { return limit > 0 && limit < all ? limit : INT64_MAX; }
 
-/* What stage s may hold now. */
+/* What stage s may hold. */
 static cf__pipe_room cf__schedule_limits_of(const cf__schedule_maker *m, int64_t stage) {
-    cf__pipe_room limits = {INT64_MAX, INT64_MAX, INT64_MAX}, asked;
-    if (m->is_lifted) return limits;
-    asked = cf__schedule_asked(m, stage);
-    limits.chunks = cf__schedule_halve(asked.chunks, m->halvings, m->all.chunks);
-    limits.state = cf__schedule_halve(asked.state, 0, m->all.state);
-    limits.bytes = cf__schedule_halve(asked.bytes, m->halvings, m->all.bytes);
+    cf__pipe_room limits = cf__schedule_asked(m, stage);
+    limits.chunks = cf__schedule_limit(limits.chunks, m->all.chunks);
+    limits.state = cf__schedule_limit(limits.state, m->all.state);
+    limits.bytes = cf__schedule_limit(limits.bytes, m->all.bytes);
     return limits;
 }
 
@@ -7405,8 +7396,7 @@ static void cf__schedule_settle(cf__schedule_maker *m) {
     cf__pipe_room least = {INT64_MAX, INT64_MAX, INT64_MAX};
     int64_t s;
     for (s = 0; s < m->desc.shape.n_stages; s++) cf__schedule_tighten(&least, m, s);
-    m->shares_places = m->desc.kind == CF_SCHEDULE_BEST && m->pipe.local && m->pipe.plan->branches == NULL &&
-                       least.chunks < m->desc.shape.n_virtual;
+    m->shares_places = least.chunks < m->desc.shape.n_virtual;
     if (m->shares_places) least.chunks = 1;
     else if (least.chunks < INT64_MAX) least.chunks /= m->desc.shape.n_virtual;
     if (least.bytes < INT64_MAX) least.bytes /= m->desc.shape.n_virtual;
@@ -7418,7 +7408,7 @@ static int cf__schedule_is_limited(const cf__schedule_maker *m) {
     return m->tightest.chunks < INT64_MAX || m->tightest.bytes < INT64_MAX;
 }
 
-/* Whether every unit finds room everywhere if it keeps one chunk. */
+/* Whether every unit finds room on each virtual stage beside the others, if it keeps one chunk there. */
 static int cf__schedule_fits(const cf__schedule_maker *m) {
     return m->tightest.chunks >= 1 && m->tightest.state >= m->most.state && m->tightest.bytes >= m->most.bytes;
 }
@@ -7556,6 +7546,93 @@ static void cf__schedule_number_units(cf__schedule_maker *m) {
 
 static const cf__pipe_unit *cf__schedule_unit(const cf__schedule_maker *m, int64_t chunk) {
     return &m->units[m->unit_of[chunk]];
+}
+
+/* ---- actions ---- */
+
+static cf_action cf__schedule_action(cf_pass pass, int64_t chunk, int64_t v, int keep) {
+    cf_action action;
+    action.chunk = (int32_t)chunk;
+    action.stage = (int32_t)v;
+    action.pass = (uint8_t)pass;
+    action.keep = (uint8_t)keep;
+    action.reserved = 0;
+    return action;
+}
+
+/* Adds an action to the list that is being written. */
+static void cf__schedule_put(cf_schedule *schedule, cf_pass pass, int64_t chunk, int64_t v, int keep) {
+    schedule->actions[schedule->n_actions++] = cf__schedule_action(pass, chunk, v, keep);
+}
+
+/* ---- units one by one ---- */
+
+/* One stage that runs units one by one, and what it holds meanwhile. schedule: it is written there, unless NULL. */
+typedef struct cf__alone {
+    const cf__schedule_maker *maker;
+    cf_schedule *schedule;
+    int64_t stage, most_bytes;
+    cf__pipe_held held;
+} cf__alone;
+
+static void cf__alone_put(cf__alone *alone, cf_pass pass, int64_t chunk, int64_t row, int keep) {
+    const cf__pipeline *pipe = &alone->maker->pipe;
+    const cf_chunk *c = &pipe->chunks[chunk];
+    cf_action action = cf__schedule_action(pass, pipe->first_chunk + chunk, cf__pipe_at(pipe, row, alone->stage), keep);
+    cf__pipe_hold(pipe, &alone->held, &action, c);
+    alone->most_bytes =
+        cf__max(alone->most_bytes, cf__pipe_held_bytes(&alone->held.load, &alone->maker->desc.limits.per_token));
+    cf__pipe_let_go(pipe, &alone->held, &action, c);
+    if (alone->schedule != NULL) alone->schedule->actions[alone->schedule->n_actions++] = action;
+}
+
+/* The backwards of a unit. kept: how many of its last chunks were kept. */
+static void cf__alone_return(cf__alone *alone, const cf__pipe_unit *unit, int64_t kept) {
+    int64_t rows = alone->maker->desc.shape.n_virtual, i, row;
+    for (i = unit->n - 1; i >= 0; i--)
+        for (row = rows - 1; row >= 0; row--) {
+            if (i < unit->n - kept) cf__alone_put(alone, CF_R, unit->first + i, row, 1);
+            cf__alone_put(alone, CF_B, unit->first + i, row, 0);
+        }
+}
+
+/* Runs all units in plan order, each to its end before the next begins; in a tree a unit's backwards come after those
+   of the units that go on from it. One chunk is kept at a time: every chunk is dropped, and replayed right before its
+   backward, except the last before the way back on one row. A unit of three chunks, and on two rows one of one chunk:
+
+       F1 F2 F3 B3 R2 B2 R1 B1        F1 F1' R1' B1' R1 B1
+
+   No schedule needs less room for chunks, and wherever one fits there is this one. */
+static void cf__alone_run(cf__alone *alone) {
+    const cf__pipeline *pipe = &alone->maker->pipe;
+    int64_t rows = alone->maker->desc.shape.n_virtual, i, row, first, group;
+    cf__pipe_unit unit;
+    for (first = 0; first < pipe->n; first += unit.n) {
+        unit = cf__pipe_unit_of(pipe, first, 0);
+        int turns = cf__pipe_below(pipe, first) == 0, kept = turns && rows == 1;
+        for (i = 0; i < unit.n; i++)
+            for (row = 0; row < rows; row++) cf__alone_put(alone, CF_F, first + i, row, kept && i + 1 == unit.n);
+        if (turns) cf__alone_return(alone, &unit, kept);
+        if (!turns || !cf__pipe_has_parent(pipe, first)) continue;
+        group = pipe->chunks[first].group;
+        while ((group = cf__pipe_ended(pipe->plan, NULL, group)) >= 0) {
+            cf__pipe_unit above = cf__pipe_unit_of(pipe, pipe->plan->groups[group].first_chunk - pipe->first_chunk, 0);
+            cf__alone_return(alone, &above, 0);
+        }
+    }
+}
+
+static void cf__alone_write(const cf__schedule_maker *m, cf_schedule *schedule) {
+    cf__alone alone;
+    int64_t s;
+    memset(&alone, 0, sizeof alone);
+    alone.maker = m;
+    alone.schedule = schedule;
+    schedule->n_actions = schedule->first[0] = 0;
+    for (s = 0; s < m->desc.shape.n_stages; schedule->first[++s] = schedule->n_actions) {
+        alone.stage = s;
+        cf__alone_run(&alone);
+    }
 }
 
 /* ---- building a pattern ---- */
@@ -7721,16 +7798,6 @@ static int cf__pattern_takes_forward(const cf__schedule_maker *m, cf__pattern_me
     return merge->i < merge->j + pattern->distance + further_down;
 }
 
-/* Adds an action to the list that is being written. */
-static void cf__schedule_put(cf_schedule *schedule, cf_pass pass, int64_t chunk, int64_t v, int keep) {
-    cf_action *action = &schedule->actions[schedule->n_actions++];
-    action->chunk = (int32_t)chunk;
-    action->stage = (int32_t)v;
-    action->pass = (uint8_t)pass;
-    action->keep = (uint8_t)keep;
-    action->reserved = 0;
-}
-
 /* In local replay R comes right before B, and takes the slot that the backward before has freed, of its group or of
    the last one below a group that has kept nothing. With forwards_first each R takes one by itself, which is not
    counted. */
@@ -7818,8 +7885,8 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
     if ((int)desc->shape.placement > CF_PLACEMENT_LOOP && desc->kind < CF_SCHEDULE_ZERO_BUBBLE)
         return cf__fail(error, CF_ERROR_ARGUMENT, "shape.placement", -1, CF_PLACEMENT_LOOP, (int)desc->shape.placement,
                         "only zero-bubble and best lay virtual stages in a V");
-    if (desc->shape.replay == CF_REPLAY_PIPELINE && desc->kind != CF_SCHEDULE_PAPER)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "shape.replay", -1, CF_REPLAY_LOCAL, CF_REPLAY_PIPELINE,
+    if (desc->shape.replay != CF_REPLAY_LOCAL && desc->kind != CF_SCHEDULE_PAPER)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "shape.replay", -1, CF_REPLAY_LOCAL, (int)desc->shape.replay,
                         "only paper replays through the pipeline");
     if (desc->shape.forward_only && desc->kind != CF_SCHEDULE_BEST)
         return cf__fail(error, CF_ERROR_ARGUMENT, "shape.forward_only", -1, 0, desc->shape.forward_only,
@@ -7833,21 +7900,17 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
     return cf__schedule_check_bytes(plan, &desc->shape, &desc->limits.per_token, error);
 }
 
-/* Some unit finds no room, not even with one chunk: says how much is needed at least, and where it is missing. */
-static cf_result cf__schedule_fail_limit(const cf__schedule_maker *m) {
-    const char *why = "no schedule can keep to it";
-    int64_t n_virtual = m->desc.shape.n_virtual, s;
-    for (s = 0;; s++) { /* it ends: some stage has less */
+/* Refuses limits that units one by one do not keep: says how much is needed at least, and where it is missing. */
+static cf_result cf__schedule_check_room(const cf__schedule_maker *m) {
+    int64_t s;
+    for (s = 0; s < m->desc.shape.n_stages; s++) {
         cf__pipe_room room = cf__schedule_limits_of(m, s);
-        if (room.chunks < n_virtual && !m->shares_places)
-            return cf__fail(m->error, CF_ERROR_INFEASIBLE, "limits.chunks", s, n_virtual, room.chunks, why);
-        if (room.state < m->most.state)
-            return cf__fail(m->error, CF_ERROR_INFEASIBLE, "limits.state", s, m->most.state, room.state,
-                            "no schedule can keep to it: the longest group needs more");
-        if (room.bytes < m->most.bytes * n_virtual)
-            return cf__fail(m->error, CF_ERROR_INFEASIBLE, "limits.bytes", s, m->most.bytes * n_virtual, room.bytes,
-                            why);
+        CF__TRY(cf__inside(room.state, m->most.state, INT64_MAX, CF_ERROR_INFEASIBLE, "limits.state", s,
+                           "no schedule can keep to it: the longest group needs more", m->error));
+        CF__TRY(cf__inside(room.bytes, m->bytes_alone, INT64_MAX, CF_ERROR_INFEASIBLE, "limits.bytes", s,
+                           "no schedule can keep to it", m->error));
     }
+    return CF_OK;
 }
 
 /* Notes what the limits are measured by: everything at once, and the longest group. */
@@ -7894,26 +7957,35 @@ static int64_t cf__schedule_path_bytes(cf__schedule_maker *m, const cf__pipe_uni
     return own + cf__schedule_place(m, unit);
 }
 
-/* Counts units and actions; refuses limits that even the smallest K cannot keep. */
+/* The bytes that units one by one hold at most; forwards alone: the state of the longest group. */
+static int64_t cf__schedule_bytes_alone(const cf__schedule_maker *m) {
+    cf__alone alone;
+    memset(&alone, 0, sizeof alone);
+    alone.maker = m;
+    if (m->desc.shape.forward_only) return m->most.state * m->desc.limits.per_token.state * m->desc.shape.n_virtual;
+    if (m->tightest.bytes < INT64_MAX) cf__alone_run(&alone);
+    return alone.most_bytes;
+}
+
+/* Counts units and actions; refuses limits that no schedule can keep. */
 static cf_result cf__schedule_count(cf__schedule_maker *m) {
     int64_t i, per_stage, above = 0;
-    int drops_all = m->desc.kind == CF_SCHEDULE_BEST || m->desc.forwards_first; /* or may */
-    if (m->desc.shape.forward_only) {
-        m->most.bytes = m->most.state * m->desc.limits.per_token.state;
-        m->n_units = m->pipe.n;
-    }
+    int drops_all = 1; /* or may */
+    if (m->desc.shape.forward_only) m->n_units = m->pipe.n;
     for (i = m->n_units; i < m->pipe.n;) {
         cf__pipe_unit unit = cf__pipe_unit_of(&m->pipe, i, 0);
         m->most.bytes = cf__max(m->most.bytes, cf__schedule_path_bytes(m, &unit, &above));
         m->n_units++;
         i += unit.n;
     }
+    m->bytes_alone = cf__schedule_bytes_alone(m);
+    CF__TRY(cf__schedule_check_room(m));
+    if (m->desc.kind < CF_SCHEDULE_INTERLEAVED && !m->desc.forwards_first) drops_all = !cf__schedule_fits(m);
     for (i = m->desc.shape.forward_only ? m->pipe.n : 0; i < m->pipe.n;) {
         cf__pipe_unit unit = cf__schedule_fitting_unit(m, i);
         m->n_replays += unit.n - (drops_all ? 0 : unit.k);
         i += unit.n;
     }
-    if (!cf__schedule_fits(m)) return cf__schedule_fail_limit(m);
     per_stage = m->desc.shape.forward_only ? m->pipe.n
                                            : (cf__schedule_splits(&m->desc) ? 3 : 2) * m->pipe.n + m->n_replays;
     if (per_stage > 0 && m->pipe.n_v > CF_MAX_ACTIONS / per_stage)
@@ -7960,22 +8032,6 @@ static void cf__schedule_put_room(cf_schedule *schedule, int64_t stage, const cf
     cf__schedule_put_limit(schedule->limits.chunks_by_stage, stage, room->chunks);
     cf__schedule_put_limit(schedule->limits.state_by_stage, stage, room->state);
     cf__schedule_put_limit(schedule->limits.bytes_by_stage, stage, room->bytes);
-}
-
-/* One unit after the other, with one chunk kept on one virtual stage of each stage at a time. */
-static void cf__schedule_write_alone(const cf__schedule_maker *m, cf_schedule *schedule) {
-    int64_t rows = m->desc.shape.n_virtual, s, u, i;
-    schedule->n_actions = schedule->first[0] = 0;
-    for (s = 0; s < m->desc.shape.n_stages; schedule->first[++s] = schedule->n_actions)
-        for (u = 0; u < m->n_units; u++) {
-            int64_t first = m->pipe.first_chunk + m->units[u].first, n = m->units[u].n * rows;
-            for (i = 0; i < n; i++)
-                cf__schedule_put(schedule, CF_F, first + i / rows, cf__pipe_at(&m->pipe, i % rows, s), 0);
-            for (i = n - 1; i >= 0; i--) {
-                cf__schedule_put(schedule, CF_R, first + i / rows, cf__pipe_at(&m->pipe, i % rows, s), 1);
-                cf__schedule_put(schedule, CF_B, first + i / rows, cf__pipe_at(&m->pipe, i % rows, s), 0);
-            }
-        }
 }
 
 /* Whether the chunks can be taken in rounds of as many as there are stages: they divide by them, none is in a group,
@@ -8191,8 +8247,7 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
    >>bounds    how long a schedule must take
 
    A bound is a time that no schedule accepted by cf_schedule_validate can beat, whatever it drops and in whichever
-   order its stages run. There are three: the critical path, the stage load and memory. All are made from heads and
-   tails.
+   order its stages run. There are two: the critical path and the stage load. Both are made from heads and tails.
 
    Heads and tails. A pass waits for others, which wait for others again, and transfers take time, too. The longest such
    chain that leads to a pass is its head: it cannot begin sooner. The longest one that leads on from its end is its
@@ -8207,10 +8262,6 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
    their heads and the least of their tails: 0 + 3 + 0 for stage 0 above, and 2 + 3 + 3 for stage 1. The same holds for
    any part of its passes, and those that come late, or have much behind them, may need longer than all together. So the
    bound looks, for each pass, at all passes whose head is no less than its own, and at the same with tails.
-
-   Memory: a limit gives a stage a number of places. A kept chunk takes one of them from its F to the end of its
-   backward and meanwhile goes to the last stage and back. A dropped chunk takes one only from its R on, but that R is
-   work. All these stays must find room in the places, one after the other.
 
    Nothing may be counted that is a schedule's choice. K is the most chunks of a group that are kept, and a schedule may
    keep fewer. Where no stage can keep two of a group, all of its chunks but the last are dropped, and their replays lie
@@ -8227,10 +8278,6 @@ typedef struct cf__bounds_paths {
     double *seconds[CF__PIPE_PLACES]; /* (cells) */
     double *head[CF__PIPE_PLACES];    /* (cells) */
     double *tail[CF__PIPE_PLACES];    /* (cells) */
-    double *stay;       /* (cells) the least time for which a kept chunk takes a place, to the end of its B or I: it
-                           goes to the last stage and back, and in a group waits until the next chunk has done so */
-    double *stay_again; /* (cells) the same for a dropped chunk, from its R on. Where all stages replay the chunk
-                           through the pipeline, it goes there and back, too; elsewhere the next may have kept it */
 } cf__bounds_paths;
 
 /* How long before the end a pass must have begun: its seconds and its tail. */
@@ -8321,9 +8368,6 @@ typedef struct cf__bounds_jobs {
     int64_t n;
     double *head, *seconds, *tail; /* (most jobs) */
     uint64_t *order[2];            /* (most jobs) */
-    double around;                 /* the least head plus the least tail */
-    double work;                   /* seconds of all passes but R */
-    double replays;                /* seconds of the replays that no schedule does without */
 } cf__bounds_jobs;
 
 static void cf__bounds_add_job(cf__bounds_jobs *jobs, double head, double seconds, double tail) {
@@ -8355,7 +8399,6 @@ static void cf__bounds_add_replays(cf__bounds_jobs *jobs, const cf__bounds_paths
     for (t = 0; t < unit->n - k; t++) {
         int64_t cell = first + k + t;
         double seconds = paths->seconds[CF_R][first + dear[unit->n - 2 - t]];
-        jobs->replays += seconds;
         cf__bounds_add_job(jobs, paths->head[CF__PIPE_BACK][cell] + paths->seconds[CF__PIPE_BACK][cell], seconds,
                            cf__bounds_latest_start(paths, CF__PIPE_BACK, first));
     }
@@ -8370,7 +8413,6 @@ static void cf__bounds_add_stage(cf__bounds_jobs *jobs, const cf__bounds_paths *
         for (place = 0; place < (pipe->shape.forward_only ? 1 : 3 + (paths->split != 0)); place++) {
             int64_t cell = v * pipe->n + i;
             if (place == CF_R && !cf__bounds_must_drop(paths, i)) continue;
-            *(place == CF_R ? &jobs->replays : &jobs->work) += paths->seconds[place][cell];
             cf__bounds_add_job(jobs, paths->head[place][cell], paths->seconds[place][cell], paths->tail[place][cell]);
         }
     for (i = 0; paths->kept > 1 && i < pipe->n;) {
@@ -8382,17 +8424,10 @@ static void cf__bounds_add_stage(cf__bounds_jobs *jobs, const cf__bounds_paths *
 
 /* Collects the jobs of a stage, which keeps at most k chunks of a group. */
 static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage, int64_t k) {
-    double head = DBL_MAX, tail = DBL_MAX;
     int64_t i;
     jobs->n = 0;
-    jobs->work = jobs->replays = jobs->around = 0;
     for (i = 0; i < paths->pipe->n_v / paths->pipe->shape.n_stages; i++)
         cf__bounds_add_stage(jobs, paths, cf__pipe_at(paths->pipe, i, stage), k);
-    for (i = 0; i < jobs->n; i++) {
-        if (jobs->head[i] < head) head = jobs->head[i];
-        if (jobs->tail[i] < tail) tail = jobs->tail[i];
-    }
-    if (jobs->n > 0) jobs->around = head + tail;
 }
 
 /* Returns the most time that any part of the jobs needs. A part is one job and all others whose `by` is no less than
@@ -8411,86 +8446,13 @@ static double cf__bounds_find_parts(cf__bounds_jobs *jobs, const double *by, con
     return most;
 }
 
-/* ---- memory ---- */
-
-/* Finds the least time for which each chunk takes a place, on every virtual stage from that on the next one. */
-static void cf__bounds_find_stays(cf__bounds_paths *paths) {
-    const cf__pipeline *pipe = paths->pipe;
-    int64_t v, i;
-    for (v = pipe->n_v - 1; v >= 0; v--)
-        for (i = pipe->n - 1; i >= 0; i--) {
-            int64_t cell = v * pipe->n + i;
-            double away = 0, replayed = 0, back = paths->seconds[CF__PIPE_BACK][cell];
-            if (v + 1 < pipe->n_v) {
-                int64_t behind = cell + pipe->n;
-                double transfers = 2 * cf__pipe_hop_seconds(pipe, i, v, v + 1);
-                away = paths->stay[behind] + transfers;
-                if (!pipe->local && cf__bounds_must_drop(paths, i)) replayed = paths->stay_again[behind] + transfers;
-            }
-            if (cf__pipe_after(pipe->plan, &pipe->chunks[i]) > 0) away = cf__most(away, paths->stay[cell + 1]);
-            paths->stay[cell] = paths->seconds[CF_F][cell] + away + back;
-            paths->stay_again[cell] = paths->seconds[CF_R][cell] + replayed + back;
-        }
-}
-
-/* What a stage needs for one choice of the chunks that it drops: all stays in its places, and all work. */
-typedef struct cf__bounds_choice {
-    double stays, work;
-} cf__bounds_choice;
-
-/* Returns the choice for which the mean of both is least, with the weight `part` for the stays and 1 - part for the
-   work. The mean is a sum over chunks, so a chunk that may be dropped is dropped where that adds less to it. */
-static cf__bounds_choice cf__bounds_choose(const cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage,
-                                           int64_t limit, double part) {
-    const cf__pipeline *pipe = paths->pipe;
-    cf__bounds_choice sum = {0, jobs->work + (paths->kept == 1 ? jobs->replays : 0)};
-    double places = (double)limit, price = cf__product(1 - part, places);
-    int64_t row, i;
-    for (row = 0; row < pipe->n_v / pipe->shape.n_stages; row++)
-        for (i = 0; i < pipe->n; i++) {
-            int64_t cell = cf__pipe_at(pipe, row, stage) * pipe->n + i;
-            int must_drop = cf__bounds_must_drop(paths, i); /* then sum.work has its replay already */
-            double kept = paths->stay[cell], again = paths->stay_again[cell], replay = paths->seconds[CF_R][cell];
-            int drops = must_drop || cf__product(price, replay) < cf__product(part, kept - again);
-            sum.stays += drops ? again : kept;
-            if (drops && !must_drop) sum.work += replay;
-            if (paths->split) sum.stays += paths->seconds[CF__PIPE_W][cell];
-        }
-    sum.stays /= places;
-    return sum;
-}
-
-/* Returns the memory bound of a stage whose jobs were collected. Whatever the stage drops, it needs as long as all
-   stays take in its places, and as long as all work. So for any weights, the least mean of these two that a choice can
-   have is a bound. The best weights lie between two choices: `few` drops few chunks and has long stays, and `many`
-   drops many and has much work. Each round takes the weights under which both choices have the same mean. A choice
-   with a smaller mean replaces one of them; if there is none, that mean is the bound. */
-static double cf__bounds_find_memory(const cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage,
-                                     int64_t limit) {
-    cf__bounds_choice few = cf__bounds_choose(jobs, paths, stage, limit, 0);
-    cf__bounds_choice many = cf__bounds_choose(jobs, paths, stage, limit, 1), least;
-    double bound = cf__most(few.work, many.stays);
-    int round;
-    for (round = 0; round < 16 && few.stays > few.work && many.work > many.stays; round++) {
-        double saved = few.stays - many.stays, spent = many.work - few.work, part = spent / (saved + spent);
-        double same = cf__product(part, few.stays) + cf__product(1 - part, few.work), mean;
-        least = cf__bounds_choose(jobs, paths, stage, limit, part);
-        mean = cf__product(part, least.stays) + cf__product(1 - part, least.work);
-        bound = cf__most(bound, mean);
-        if (!(mean < same)) break;
-        if (least.stays > least.work) few = least;
-        else many = least;
-    }
-    return jobs->around + bound;
-}
-
 /* ---- all bounds together ---- */
 
 typedef struct cf__bounds {
     cf__bounds_paths paths;
     cf__bounds_jobs jobs;
     int64_t *limits; /* (n_stages) the caller's: most chunks on each stage; INT64_MAX: any number */
-    double critical_path, stage_load, memory;
+    double critical_path, stage_load;
 } cf__bounds;
 
 static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int split, cf__carver *carver) {
@@ -8503,8 +8465,6 @@ static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int 
         paths->head[i] = (double *)cf__take(carver, cells, sizeof(double));
         paths->tail[i] = (double *)cf__take(carver, cells, sizeof(double));
     }
-    paths->stay = (double *)cf__take(carver, cells, sizeof(double));
-    paths->stay_again = (double *)cf__take(carver, cells, sizeof(double));
     jobs->head = (double *)cf__take(carver, most, sizeof(double));
     jobs->tail = (double *)cf__take(carver, most, sizeof(double));
     jobs->seconds = (double *)cf__take(carver, most, sizeof(double));
@@ -8534,23 +8494,19 @@ static void cf__bounds_find_paths(cf__bounds *bounds, const cf__pipeline *pipe, 
 }
 
 static double cf__bounds_strongest(const cf__bounds *b) {
-    return cf__most(cf__most(b->critical_path, b->stage_load), b->memory);
+    return cf__most(b->critical_path, b->stage_load);
 }
 
-/* Finds all three bounds, or stops once one of them reaches `enough`. Memory comes first, since it needs no sorting. */
+/* Finds both bounds, or stops once one of them reaches `enough`. */
 static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int split, double enough) {
     int64_t s, most = 1;
-    bounds->stage_load = bounds->memory = 0;
+    bounds->stage_load = 0;
     for (s = 0; s < pipe->shape.n_stages; s++) most = cf__max(most, bounds->limits[s]);
     cf__bounds_find_paths(bounds, pipe, split,
                           pipe->shape.forward_only || cf__min(pipe->shape.k, most) == 1 ? 1 : INT64_MAX, 1);
-    cf__bounds_find_stays(&bounds->paths);
     for (s = 0; s < pipe->shape.n_stages; s++) {
         cf__bounds_jobs *jobs = &bounds->jobs;
-        int64_t limit = bounds->limits[s];
-        cf__bounds_collect_jobs(jobs, &bounds->paths, s, cf__min(pipe->shape.k, limit));
-        if (limit < INT64_MAX)
-            bounds->memory = cf__most(bounds->memory, cf__bounds_find_memory(jobs, &bounds->paths, s, limit));
+        cf__bounds_collect_jobs(jobs, &bounds->paths, s, cf__min(pipe->shape.k, bounds->limits[s]));
         if (cf__bounds_strongest(bounds) >= enough) return;
         bounds->stage_load = cf__most(bounds->stage_load, cf__bounds_find_parts(jobs, jobs->head, jobs->tail));
         bounds->stage_load = cf__most(bounds->stage_load, cf__bounds_find_parts(jobs, jobs->tail, jobs->head));
@@ -8560,62 +8516,51 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
 /* ================================================================================================================
    >>dispatch    schedules by simulated time
 
-   Dispatch simulates the pipeline. Whenever a stage is free, it takes that one of the passes ready there which its
-   policy likes best. So every choice is made with the knowledge of that moment, and what follows from it is seen at
-   once.
+   Dispatch simulates the pipeline. Whenever a stage is free, it takes the ready pass that its policy likes best. So
+   every choice is made with the knowledge of that moment.
 
-   A pass is ready when everything that it needs by the rules of >>pipeline has been made and has arrived. `missing`
-   counts what it still waits for; each pass that is taken supplies those that wait for it. A ready pass lies in a queue
-   of its stage. Forwards go in the order of units. Of a forward and a backward, the one with the longer way to the end
-   of the schedule goes first. W goes when nothing else can, or when the next forward needs its place.
+   A pass is ready when everything that it needs by the rules of >>pipeline has arrived. `missing` counts what it still
+   waits for; each pass that is taken supplies those that wait for it. A ready pass lies in a queue of its stage.
+   Forwards go in the order of units, other passes by the longest way to the end of the schedule. Backwards go first,
+   for they give places back, unless the next stage would run out of work: then a forward feeds it (the lead). W goes
+   when nothing else can, or when the next forward needs its place.
+
+   Room. Forwards run whether there is a place for their activations or not. Where there is none, the kept chunk whose
+   backward is furthest off gives up its place after the fact (eviction, by Belady's rule). Its forward has taken no
+   longer than one that drops the activations, so all that changes is a replay before its backward. Two chunks on two
+   stages with room for one, where F and R take 1 and B takes 2:
+
+       stage 0   F1 F2 .  .  B1 B1 R2 B2 B2      F2 finds no place. B2 is further off than B1, so chunk 2 is dropped
+       stage 1   .  F1 B1 B1 F2 B2 B2            again, and replayed in the place that B1 has given back
+
+   A replay is called just in time for its backward, or sooner where the stage would stand idle. On one row of virtual
+   stages only replays wait for places, and only until gradients arrive that are on their way. On several rows a
+   candidate may come to no end; then units run one by one. A dropped chunk leaves its input on the stage. The inputs
+   of a group are no more tokens than its state. Inputs of standalone chunks are counted: a stage keeps at most two for
+   each virtual stage of the pipeline, then drops no more.
 
    A unit starts on a virtual stage when there is room there for its state and, where bytes are limited, for the bytes
-   that it takes whether its chunks are kept or not. Its backwards give both back. Every stage has room for at least the
-   state that the stages after it need for one group. So the last virtual stage at which a group waits always holds
-   another group that can go on. There are two ways to give out places.
+   that it takes whether its chunks are kept or not. Its backwards give both back. In a plan with trees, units start in
+   order on every virtual stage, so a unit that waits for room waits only for units that have all that they need.
 
-   A fixed kind sets them aside: a unit starts when there are places for all chunks that it will ever keep there. This
-   cannot deadlock, because a unit that has started has its places, and so waits only for virtual stages further down.
-   A unit that starts in one row of virtual stages leaves as much as a unit needs in each later row, so that first rows
-   never fill the places of the last row, which waits for nobody. `best` in pipeline replay also tries to give out
-   places as passes need them (`patience`), which keeps more of them in use and may end in a deadlock.
+   Turns are for fixed kinds and for cut backwards that fill a pipeline (ZB-H1, ZB-V). A stage takes forwards until it
+   is so many ahead of its backwards, and from then on a backward for each forward. There a unit starts only when places
+   are free for all chunks that it keeps, and leaves as many for each later row of its stage, so nothing is evicted. On
+   three stages with turns of 3 the stages start with 3, 2 and 1 forwards:
 
-   In a plan with trees, units start in order on every virtual stage, so a unit that waits for room waits only for units
-   that, with those above them, have all that they need. A path sets aside K places at most, beside what its groups
-   take. A group that can keep no chunk gets a place from its last child or, with eviction, a free one. A unit leaves to
-   a later row what a path takes, less what those above the next unit hold there. The search moves trees as wholes.
+       stage 0   F1 F2 F3 .  .  B1 F4 B2        stage 1   .  F1 F2 .  B1 F3 B2        stage 2   .  .  F1 B1 F2 B2
 
-   `best` in local replay evicts: forwards run whether there is a place for their activations or not. Where there is
-   none, the chunk whose backward is furthest off gives up its place after the fact (Belady's rule). Its forward has
-   taken no longer than one that drops the activations, so all that changes is a replay before its backward. A replay is
-   called just in time for its backward, or sooner where the stage would stand idle. On one row of virtual stages only
-   replays wait for places, and only until gradients arrive that are on their way. On several rows eviction may end in a
-   deadlock; then one candidate was tried in vain.
-
-   A dropped chunk leaves its input on the stage. The inputs of a group are no more tokens than its state. Inputs of
-   standalone chunks are counted: a stage keeps at most two for each virtual stage of the pipeline, then drops no more.
+   Beats are for several rows. Chunk i begins on virtual stage v at i + beat x v, and comes back there later by a beat
+   for each virtual stage on its way; passes go in that order. With a beat of 1/2 on four virtual stages chunk 0 begins
+   at 0, 1/2, 1 and 3/2, and chunk 1 at 1, 3/2, 2 and 5/2. The longer a beat, the more chunks are under way. Cut
+   backwards keep strictly to that order, for W fills the gaps.
    ================================================================================================================ */
 
 typedef struct cf__dispatch_policy {
-    int split;             /* backwards are cut into I and W */
-    int evicts;            /* stages evict; otherwise they set places aside, if patience is 0 */
-    double patience;       /* above 0: places are taken as passes need them, and a stage stands idle rather than run a
-                              pass if one that it likes better comes within this part of the pass's time */
-    int returns;           /* backwards and their replays go before forwards */
-    int hurries;           /* forwards of a unit that has started go by the longest way; its first, and the first
-                              that keeps its activations, go in the order of units. Only where nothing is limited */
-    double lead;           /* with returns, a forward goes first all the same while the next stage has less to run than
-                              `lead` times what this stage has at hand, so that the next one need not wait */
-    double rhythm;         /* 0: passes go as said above. Otherwise forwards and backwards go by their beats, which come
-                              so many chunks later on each virtual stage than on the one before. Cut backwards keep the
-                              order of beats, for W fills the gaps. Whole ones go as soon as they can, but no virtual
-                              stage has more chunks under way than it would have by its beats */
-    double steep;          /* in a rhythm, the step to a virtual stage on a later stage takes 1 + `steep` steps */
-    double turn;           /* in a rhythm, backwards come so many more steps after forwards on the last virtual stage */
-    int64_t ahead;         /* above 0: forwards and backwards take turns, or in a rhythm go by their beats, and passes
-                              go in the order that this gives to equal passes (cf__search_plan). In turns the first
-                              stage gets so many forwards ahead. A stage makes room for its next forward in time */
-    cf_schedule_kind kind; /* a fixed kind keeps no more chunks than it is known for */
+    int split;     /* backwards are cut into I and W */
+    int64_t turns; /* above 0: forwards and backwards take turns once the first stage is so many forwards ahead */
+    double beat;   /* above 0: passes go by their beats, which come so many chunks later on each virtual stage */
+    int64_t full;  /* above 0: no stage keeps more chunks */
 } cf__dispatch_policy;
 
 enum {
@@ -8625,6 +8570,10 @@ enum {
     CF__DISPATCH_INPUTS = 2        /* for each virtual stage of the pipeline, a stage keeps at most so many inputs of
                                       standalone chunks that it has dropped */
 };
+
+/* A forward goes before a backward while the next stage has less to run than so many times what this stage has at hand,
+   so that the next one need not wait; on several rows that many as a row's share. */
+static const double cf__dispatch_lead = 1.5;
 
 /* Passes are numbered cell by cell, and in a cell by their place. */
 static int32_t cf__dispatch_id(int64_t cell, int place) { return (int32_t)(cell * CF__PIPE_PLACES + place); }
@@ -8673,7 +8622,6 @@ typedef struct cf__dispatch_worker {
 typedef struct cf__dispatch_row {
     int64_t state;     /* tokens of state for which there is room */
     int32_t n_started; /* units that have started there, which in plans with trees they do in order */
-    int32_t n_open;    /* chunks that have been forward there and not backward */
 } cf__dispatch_row;
 
 typedef struct cf__dispatch {
@@ -8692,7 +8640,6 @@ typedef struct cf__dispatch {
     double *urgency;      /* (passes) the lower the more urgent */
     double *furthest;     /* (cells) the lower the further off its backward: keys of the heaps of kept cells */
     double *nearest;      /* (cells) the same, negated: keys of the heaps of dropped cells */
-    double *way[2];       /* (n_v) in a rhythm: steps after which forwards begin there, and backwards */
     int follows;          /* forwards and backwards go in an order that stands in `urgency` from the start */
     double now, give_up_at;
     double least;         /* the makespan that there will be at least */
@@ -8732,8 +8679,6 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     d->workers = (cf__dispatch_worker *)cf__take(carver, m->desc.shape.n_stages, sizeof(cf__dispatch_worker));
     d->stage_of = (int32_t *)cf__take(carver, m->pipe.n_v, sizeof(int32_t));
     d->row_of = (int32_t *)cf__take(carver, m->pipe.n_v, sizeof(int32_t));
-    d->way[0] = (double *)cf__take(carver, m->pipe.n_v, sizeof(double));
-    d->way[1] = (double *)cf__take(carver, m->pipe.n_v, sizeof(double));
     d->wake = (double *)cf__take(carver, d->n_leaves, sizeof(double));
     d->winners = (int32_t *)cf__take(carver, 2 * d->n_leaves, sizeof(int32_t));
     for (s = 0; s < m->desc.shape.n_stages; s++) {
@@ -8794,30 +8739,24 @@ static int cf__dispatch_is_taken(const cf__dispatch *d, int64_t cell, int place)
     return d->missing[cf__dispatch_id(cell, place)] == CF__DISPATCH_TAKEN;
 }
 
-/* Whether a forward is the first of its unit or, where no unit waits, the first that is kept. */
-static int cf__dispatch_is_fresh(const cf__dispatch *d, int64_t chunk) {
-    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    return chunk == unit->first || (d->policy.hurries && chunk == unit->first + unit->n - unit->k);
-}
-
 /* Makes a pass one of the choices of its stage. */
 static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
     int place = cf__dispatch_place(id);
-    int is_fresh = place == CF_F && cf__dispatch_is_fresh(d, chunk);
+    int is_fresh = place == CF_F && chunk == cf__schedule_unit(d->maker, chunk)->first;
     cf__dispatch_push(&d->workers[stage], is_fresh ? CF__DISPATCH_FRESH + d->row_of[v] : CF__DISPATCH_BEGUN + place, id,
                       d->urgency);
 }
 
 /* Gives a pass of virtual stage v one of the things that it waits for, as of the time `when`. A pass that has them all
-   goes to its stage, and is a choice at once if the stage is busy until then. With eviction, a backward that waits only
-   for the replay of its chunk calls that replay, which then ends when everything else is there. */
+   goes to its stage, and is a choice at once if the stage is busy until then. A backward that waits only for the replay
+   of its chunk calls that replay, which then ends when everything else is there. */
 static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double when) {
     int64_t stage = d->stage_of[v], cell = cf__dispatch_cell(id);
     cf__dispatch_worker *worker = &d->workers[stage];
     int place = cf__dispatch_place(id);
     if (when > d->ready_at[id]) d->ready_at[id] = when;
-    if (--d->missing[id] == 1 && place == CF__PIPE_BACK && d->policy.evicts) {
+    if (--d->missing[id] == 1 && place == CF__PIPE_BACK) {
         int32_t replay = cf__dispatch_id(cell, CF_R);
         double start = cf__most(d->now, d->ready_at[id] - d->paths->seconds[CF_R][cell]);
         if (d->missing[replay] > 0) cf__dispatch_supply(d, replay, v, start);
@@ -8832,13 +8771,13 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double w
 
 /* ---- the start ---- */
 
-/* Counts what each pass of a unit waits for, with eviction as if it kept everything. */
+/* Counts what each pass of a unit waits for if it keeps everything. */
 static void cf__dispatch_count(cf__dispatch *d, const cf__pipe_unit *unit) {
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     cf__pipe_unit counted = *unit;
     int64_t i, v;
     int place, split = d->policy.split, n, j;
-    if (d->policy.evicts) counted.k = counted.n;
+    counted.k = counted.n;
     for (i = unit->first; i < unit->first + unit->n; i++)
         for (place = n = 0; place < 3 + split; place++, n = 0) {
             if (cf__pipe_occurs(&counted, place, i))
@@ -8851,42 +8790,34 @@ static void cf__dispatch_count(cf__dispatch *d, const cf__pipe_unit *unit) {
         }
 }
 
-/* Sets after how many steps of a rhythm forwards and backwards begin on each virtual stage. A whole backward takes as
-   long as two forwards. In a V a step to a later stage may take longer than one to an earlier stage. */
-static void cf__dispatch_start_ways(cf__dispatch *d) {
-    double *there = d->way[0], *back = d->way[1], hop = 1 + d->policy.steep;
-    int64_t last = d->pipe->n_v - 1, v;
-    for (there[0] = 0, v = 1; v <= last; v++)
-        there[v] = there[v - 1] + (d->stage_of[v] > d->stage_of[v - 1] ? hop : 1);
-    for (back[last] = there[last] + 1 + d->policy.turn, v = last; v > 0; v--)
-        back[v - 1] = back[v] + (d->stage_of[v - 1] >= d->stage_of[v] ? hop : 1) * (d->policy.split ? 1 : 2);
+/* Virtual stages from the first one on that a pass has behind it, in forwards. A whole backward counts twice. */
+static double cf__dispatch_way_to(const cf__dispatch *d, int place, int64_t v) {
+    int64_t n_v = d->pipe->n_v;
+    int returns = place >= CF__PIPE_BACK || (place == CF_R && d->pipe->local);
+    return (double)(returns ? n_v + (n_v - 1 - v) * (d->policy.split ? 1 : 2) : v);
 }
 
 /* Returns the beat of a pass. Chunks begin one step after the other: those of a unit in order on their way there, and
    in reverse on their way back, which starts as many steps later as the longest unit has chunks. Each step from one
-   virtual stage to the next counts as policy.rhythm chunks. W fills the gaps. */
+   virtual stage to the next counts as policy.beat chunks. W fills the gaps. */
 static double cf__dispatch_beat(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
-    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    int64_t n_v = d->pipe->n_v, step = chunk - unit->first;
-    int returns = place >= CF__PIPE_BACK || (place == CF_R && d->pipe->local);
+    int64_t step = chunk - cf__schedule_unit(d->maker, chunk)->first;
     if (place != CF_F) step = d->longest - 2 + (int64_t)(d->back[chunk] - d->place[chunk]);
-    if (place == CF__PIPE_W) step += 4 * (d->pipe->n + n_v);
-    return cf__product(cf__bounds_latest_start(d->paths, CF_F, 0) / (double)n_v,
-                       d->place[chunk] + (double)step + cf__product(d->policy.rhythm, d->way[returns][v]));
+    if (place == CF__PIPE_W) step += 4 * (d->pipe->n + d->pipe->n_v);
+    return d->place[chunk] + (double)step + cf__product(d->policy.beat, cf__dispatch_way_to(d, place, v));
 }
 
 /* Whether forwards and backwards go strictly in the order of their urgency. */
 static int cf__dispatch_is_strict(const cf__dispatch *d) {
-    return d->follows || (d->policy.rhythm > 0 && d->policy.split);
+    return d->follows || (d->policy.beat > 0 && d->policy.split);
 }
 
-/* Returns how urgent a pass is; the lowest goes first. Forwards go in the order of units. All other passes go by the
-   longest way to the end, and so do later forwards of units that hurry. `follows`: d->urgency has it already. */
+/* Returns how urgent a pass is; the lowest goes first. Forwards go in the order of units, all other passes by the
+   longest way to the end. `follows`: d->urgency has it already. */
 static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
     if (d->follows) return d->urgency[cf__dispatch_id(v * d->pipe->n + chunk, place)];
-    if (d->policy.rhythm > 0) return cf__dispatch_beat(d, place, chunk, v);
-    if (place == CF_F && (!d->policy.hurries || cf__dispatch_is_fresh(d, chunk)))
-        return d->place[chunk] + (double)(chunk - cf__schedule_unit(d->maker, chunk)->first);
+    if (d->policy.beat > 0) return cf__dispatch_beat(d, place, chunk, v);
+    if (place == CF_F) return d->place[chunk] + (double)(chunk - cf__schedule_unit(d->maker, chunk)->first);
     return -cf__bounds_latest_start(d->paths, place, v * d->pipe->n + chunk);
 }
 
@@ -8914,13 +8845,12 @@ static void cf__dispatch_start_passes(cf__dispatch *d) {
 }
 
 static void cf__dispatch_start_workers(cf__dispatch *d) {
-    int64_t rows = d->pipe->shape.n_virtual, s, q, v;
+    int64_t s, q, v;
     for (s = 0; s < d->pipe->shape.n_stages; s++) {
         cf__dispatch_worker *worker = &d->workers[s];
         worker->free_at = worker->ready = worker->left = worker->link_free[0] = worker->link_free[1] = 0;
         worker->room = cf__schedule_limits_of(d->maker, s);
-        if (d->policy.kind == CF_SCHEDULE_ZERO_BUBBLE)
-            worker->room.chunks = cf__min(worker->room.chunks, cf__max(d->pipe->n_v, d->most.chunks * rows));
+        if (d->policy.full > 0) worker->room.chunks = cf__min(worker->room.chunks, d->policy.full);
         worker->free_bytes = worker->room.bytes;
         worker->n_forwards = worker->n_done = worker->n_dropped = worker->n_ahead = 0;
         for (q = 0; q < cf__dispatch_queues(d->maker); q++) worker->queues[q].n = 0;
@@ -8929,15 +8859,18 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
         d->stage_of[v] = (int32_t)cf__pipe_stage(d->pipe, v);
         d->row_of[v] = (int32_t)(v / d->pipe->shape.n_stages);
         d->rows[v].state = d->workers[d->stage_of[v]].room.state;
-        d->rows[v].n_started = d->rows[v].n_open = 0;
+        d->rows[v].n_started = 0;
     }
-    cf__dispatch_start_ways(d);
 }
+
+/* Places that must be free where a unit starts: for all chunks that it keeps, where forwards and backwards take turns;
+   otherwise for one, which eviction makes. */
+static int64_t cf__dispatch_places(const cf__dispatch *d, int64_t k) { return d->policy.turns > 0 ? k : 1; }
 
 /* Notes where the chunks of a unit, before which `before` chunks come, stand in the order, and numbers the backwards
    that become possible with it. A backward of a later row is nearer by the stages of the rows before. */
 static void cf__dispatch_start_unit(cf__dispatch *d, const cf__pipe_unit *unit, int64_t before, int64_t *n_back) {
-    cf__pipe_room takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 1 : unit->k);
+    cf__pipe_room takes = cf__schedule_takes(d->maker, unit, cf__dispatch_places(d, unit->k));
     int64_t p = d->pipe->shape.n_stages, i, v;
     for (i = 0; i < unit->n; i++) d->place[unit->first + i] = (double)before;
     d->most.chunks = cf__max(d->most.chunks, takes.chunks);
@@ -8960,7 +8893,7 @@ static void cf__dispatch_start(cf__dispatch *d) {
     for (u = 0; u < m->n_units; n += m->units[u++].n) cf__dispatch_start_unit(d, &m->units[u], n, &n_back);
     for (u = 0; u < m->n_units * m->pipe.n_v; u++) d->kept[u] = CF__DISPATCH_NOT_STARTED;
     if (m->pipe.plan->branches != NULL) { /* a path takes more than a unit of it */
-        int64_t path = d->policy.evicts ? 1 : cf__min(cf__schedule_path_kept(m), d->longest);
+        int64_t path = cf__dispatch_places(d, cf__min(cf__schedule_path_kept(m), d->longest));
         d->most.chunks = cf__max(d->most.chunks, path);
         d->most.bytes = cf__max(d->most.bytes, m->most_above + path * m->most_padded * cf__schedule_row(m));
     }
@@ -9031,6 +8964,7 @@ static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
         v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk);
         worker->room.chunks++;
         worker->room.bytes += cf__schedule_place(d->maker, cf__schedule_unit(d->maker, chunk));
+        worker->n_ahead--;
         --*cf__dispatch_kept(d, chunk, v);
         worker->left += d->paths->seconds[CF_R][cell];
         worker->n_dropped += cf__dispatch_is_lone(d, cf__schedule_unit(d->maker, chunk));
@@ -9042,22 +8976,14 @@ static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
 static int cf__dispatch_has_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit) {
     const cf__pipe_room *room = &d->workers[stage].room;
     return (room->chunks >= 1 && room->bytes >= cf__schedule_place(d->maker, unit)) ||
-           (d->policy.evicts && cf__dispatch_victim(d, stage) >= 0);
+           cf__dispatch_victim(d, stage) >= 0;
 }
 
-/* Whether a unit that starts sets all its places aside. */
-static int cf__dispatch_sets_aside(const cf__dispatch *d) { return !d->policy.evicts && !(d->policy.patience > 0); }
-
-/* Whether a ready pass of a unit that has started may run. Where places are not set aside a pass may have to wait for
-   one. With eviction only replays wait for places, and a unit's replays take them in falling order. */
-static int cf__dispatch_allows(cf__dispatch *d, int64_t stage, int32_t id) {
+/* Whether a ready replay may run: it waits for a place, and a unit's replays take places in falling order. */
+static int cf__dispatch_may_replay(cf__dispatch *d, int64_t stage, int32_t id) {
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
-    int place = cf__dispatch_place(id);
-    cf__pipe_unit unit;
-    if (d->policy.evicts ? place != CF_R : cf__dispatch_sets_aside(d)) return 1;
-    unit = cf__dispatch_unit(d, chunk, v);
-    if (!d->policy.evicts && !cf__pipe_keeps(&unit, place, chunk)) return 1;
-    if (d->policy.evicts && cf__pipe_is_dropped(&unit, chunk + 1 - unit.first) &&
+    const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
+    if (cf__pipe_is_dropped(&unit, chunk + 1 - unit.first) &&
         !cf__dispatch_is_taken(d, v * d->pipe->n + chunk + 1, CF_R))
         return 0;
     return cf__dispatch_has_place(d, stage, &unit);
@@ -9088,7 +9014,7 @@ static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
     const cf__pipe_unit *most;
     int frees = d->policy.split ? CF__PIPE_W : CF__PIPE_BACK;
     int32_t cell, replay;
-    if (!d->policy.evicts || worker->room.chunks < spare) return 0;
+    if (worker->room.chunks < spare) return 0;
     while ((cell = cf__dispatch_top(worker, CF__DISPATCH_DROPPED)) >= 0 &&
            d->missing[cf__dispatch_id(cell, CF_R)] <= 0)
         cf__dispatch_pop(worker, CF__DISPATCH_DROPPED, d->nearest);
@@ -9101,7 +9027,7 @@ static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
     if (!cf__dispatch_is_taken(d, cell - chunk + last, CF_F) || behind == chunk) return 0;
     if (behind <= last && !cf__dispatch_is_taken(d, cell - chunk + behind, frees))
         return 0; /* where backwards are cut it may have been called already, and wait for that W */
-    if (!cf__dispatch_allows(d, stage, replay)) return 0;
+    if (!cf__dispatch_may_replay(d, stage, replay)) return 0;
     cf__dispatch_supply(d, replay, v, worker->free_at);
     return 1;
 }
@@ -9116,54 +9042,48 @@ static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int
     cf__dispatch_supply(d, id, to, *link_free);
 }
 
-/* Supplies the passes that wait for one that ends at `end`. With eviction, the rules are followed as if everything were
-   kept; what waits for a replay is its backward alone, and replays wait to be called. */
+/* Supplies the passes that wait for one that ends at `end`. The rules are followed as if everything were kept; what
+   waits for a replay is its backward alone, and replays wait to be called. */
 static void cf__dispatch_supply_all(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place,
                                     int64_t chunk, int64_t v, double end) {
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     cf__pipe_unit shape = *unit;
     int n, i;
-    if (d->policy.evicts) shape.k = place == CF_R ? 0 : shape.n;
+    shape.k = place == CF_R ? 0 : shape.n;
     n = cf__pipe_follow(d->pipe, d->policy.split, CF__PIPE_HOLDS_UP, place, &shape, chunk, needs);
     for (i = 0; i < n; i++) {
         int64_t to = v + needs[i].stage;
         int32_t id = cf__dispatch_id(to * d->pipe->n + needs[i].chunk, needs[i].place);
         if (to < 0 || to >= d->pipe->n_v) continue;
-        if (needs[i].place == CF_R && (d->policy.evicts || d->missing[id] <= 0)) continue;
+        if (needs[i].place == CF_R) continue;
         if (d->stage_of[to] == stage) cf__dispatch_supply(d, id, to, end);
         else cf__dispatch_pass_on(d, stage, id, v, to, end, cf__pipe_transfer_seconds(d->pipe, chunk));
     }
 }
 
-/* Counts the place that a pass takes where places are not set aside. */
+/* Counts the place that a pass takes. */
 static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place,
                                     int64_t chunk, int64_t v) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    if (cf__dispatch_sets_aside(d) || !cf__pipe_keeps(unit, place, chunk)) return;
+    if (!cf__pipe_keeps(unit, place, chunk)) return;
     worker->room.chunks--;
     worker->room.bytes -= cf__schedule_place(d->maker, unit);
-    if (!d->policy.evicts) return;
     if (place == CF_F) cf__dispatch_push(worker, CF__DISPATCH_KEPT, (int32_t)(v * d->pipe->n + chunk), d->furthest);
     cf__dispatch_evict(d, stage);
 }
 
-/* A chunk gives back what it takes beside its place, and its place too, unless that goes to the replay of the dropped
-   chunk k before it. Where backwards are cut, W gives all bytes back, and with eviction a replay may have waited for
-   that W. */
+/* A chunk gives back its place and what it takes beside that. Where backwards are cut, W gives all bytes back, and a
+   replay may have waited for that W. */
 static void cf__dispatch_give_back(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
                                    double end) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t before = chunk - cf__max(cf__schedule_unit(d->maker, chunk)->k, 1);
     int32_t replay = cf__dispatch_id(v * d->pipe->n + before, CF_R);
-    const cf__pipe_unit *ends = chunk == unit->first ? cf__pattern_ends(d->maker, chunk) : NULL;
-    int stays = cf__dispatch_sets_aside(d) &&
-                (chunk - unit->first >= cf__max(unit->k, 1) || (ends != NULL && ends->k == 0));
-    worker->room.chunks += !stays;
+    worker->room.chunks++;
     if (d->maker->tightest.bytes < INT64_MAX) {
         worker->free_bytes += cf__schedule_beside(d->maker, unit, chunk - unit->first).bytes;
-        worker->room.bytes += cf__schedule_gives(d->maker, unit, chunk - unit->first, !stays).bytes;
+        worker->room.bytes += cf__schedule_gives(d->maker, unit, chunk - unit->first, 1).bytes;
     }
-    if (!d->policy.evicts) return;
     worker->n_dropped -= unit->k == 0 && cf__dispatch_is_lone(d, unit);
     if (d->policy.split && before >= unit->first && d->missing[replay] > 0) cf__dispatch_supply(d, replay, v, end);
 }
@@ -9185,10 +9105,8 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id) {
     worker->left -= d->paths->seconds[place][cell];
     d->least = cf__most(d->least, end + worker->left);
     worker->n_forwards += place == CF_F;
-    if (place == CF_F || place == CF__PIPE_BACK) {
-        d->rows[v].n_open += place == CF_F ? 1 : -1;
+    if (place == CF_F || place == CF__PIPE_BACK)
         worker->n_ahead += (place == CF_F ? 1 : -1) * cf__pipe_keeps(&unit, CF_F, chunk);
-    }
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[place][cell] > d->give_up_at || end + worker->left > d->give_up_at * (1 + 1e-9))
         d->makespan = DBL_MAX; /* too late */
@@ -9201,31 +9119,18 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id) {
 
 /* ---- choosing a pass ---- */
 
-/* The way from the start of a pass to the end of all. */
-static double cf__dispatch_way(const cf__dispatch *d, int32_t id) {
-    return cf__bounds_latest_start(d->paths, cf__dispatch_place(id), cf__dispatch_cell(id));
-}
-
 /* The more urgent of two passes, and of equal ones the first; -1 stands for none. */
 static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) {
     if (a < 0 || b < 0) return a < 0 ? b : a;
     return d->urgency[a] <= d->urgency[b] ? a : b;
 }
 
-/* Whether forwards and backwards take turns, as they do in fixed kinds. */
-static int cf__dispatch_turns(const cf__dispatch *d) {
-    return !d->follows && (d->policy.ahead > 0 || d->policy.kind != CF_SCHEDULE_DEFAULT);
-}
-
-/* Whether a stage has as many forwards ahead of its backwards as it may. A fixed kind may have one more than Megatron's
-   warm-up or, on one row, as many as 1F1B; in a V only room limits them. With policy.ahead the first stage may have so
-   many, and the number falls from stage to stage as in those kinds. */
+/* Whether a stage has as many forwards ahead of its backwards as its turns allow: policy.turns on the first stage, one
+   fewer on each stage after it and, with more rows, two fewer. In a V it is the same number on all. */
 static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
-    int64_t p = d->pipe->shape.n_stages, rows = d->pipe->shape.n_virtual;
-    int64_t ahead = rows == 1 ? p : 2 * (p - 1) + (rows - 1) * p + 1, less = rows == 1 ? stage : 2 * stage;
-    if (d->pipe->shape.placement == CF_PLACEMENT_V) ahead = p * rows, less = 0;
-    if (d->policy.ahead > 0) ahead = d->policy.ahead;
-    return d->workers[stage].n_ahead >= cf__max(ahead - less, 1);
+    int64_t less = d->pipe->shape.n_virtual == 1 ? stage : 2 * stage;
+    if (d->pipe->shape.placement == CF_PLACEMENT_V) less = 0;
+    return d->workers[stage].n_ahead >= cf__max(d->policy.turns - less, 1);
 }
 
 /* Returns the room that a unit which starts on virtual stage v leaves for later rows: in each, what a unit takes or, in
@@ -9238,30 +9143,28 @@ static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, i
     leaves.bytes = (end - row) * d->most.bytes;
     for (; row < end && d->pipe->plan->branches != NULL; row++) {
         int64_t u = d->rows[cf__pipe_at(d->pipe, row, stage)].n_started;
-        const cf__pipe_room above = cf__pattern_held_above(m, &m->units[cf__min(u, m->n_units - 1)], !d->policy.evicts);
+        const cf__pipe_unit *unit = &m->units[cf__min(u, m->n_units - 1)];
+        const cf__pipe_room above = cf__pattern_held_above(m, unit, d->policy.turns > 0);
         if (u < m->n_units) cf__room_add(&leaves, &above, -1);
     }
     return leaves;
 }
 
-/* Whether a unit can start on virtual stage v. In a plan with trees all units before it must have started. With
-   eviction the unit needs bytes for itself and one place. A standalone chunk also needs that place to be free where it
-   cannot be dropped, as on the last virtual stage, where its backward follows at once. */
+/* Whether a unit can start on virtual stage v. In a plan with trees all units before it must have started. The unit
+   needs bytes for itself and one place. A standalone chunk also needs that place to be free where it cannot be dropped,
+   as on the last virtual stage, where its backward follows at once. In turns all places must be free. */
 static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
-    int64_t bytes = d->policy.evicts ? worker->free_bytes : worker->room.bytes;
     cf__pipe_room takes, leaves;
     if (d->pipe->plan->branches != NULL && d->maker->unit_of[unit->first] != d->rows[v].n_started) return 0;
-    if (v < d->pipe->shape.n_stages && cf__dispatch_turns(d) && cf__dispatch_is_ahead(d, stage) &&
+    if (v < d->pipe->shape.n_stages && d->policy.turns > 0 && !d->follows && cf__dispatch_is_ahead(d, stage) &&
         !cf__pipe_has_parent(d->pipe, unit->first))
         return 0;
-    if (d->policy.rhythm > 0 && !d->policy.split &&
-        (double)d->rows[v].n_open >= cf__product(d->policy.rhythm, d->way[1][v] - d->way[0][v]))
-        return 0;
-    takes = cf__schedule_takes(d->maker, unit, cf__dispatch_sets_aside(d) ? unit->k : d->policy.evicts);
+    takes = cf__schedule_takes(d->maker, unit, cf__dispatch_places(d, unit->k));
     leaves = cf__dispatch_leaves(d, stage, v);
-    if (takes.state > d->rows[v].state || takes.bytes > bytes - leaves.bytes) return 0;
-    if (!d->policy.evicts) return takes.chunks <= worker->room.chunks - leaves.chunks;
+    if (takes.state > d->rows[v].state || takes.bytes > worker->free_bytes - leaves.bytes) return 0;
+    if (d->policy.turns > 0)
+        return takes.chunks <= worker->room.chunks - leaves.chunks && takes.bytes <= worker->room.bytes - leaves.bytes;
     return !cf__dispatch_is_lone(d, unit) ||
            (v < d->pipe->n_v - 1 && cf__dispatch_can_drop(d, stage, unit)) ||
            cf__dispatch_has_place(d, stage, unit);
@@ -9272,18 +9175,13 @@ static int32_t cf__dispatch_best_forward(cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     int32_t best = cf__dispatch_top(worker, CF__DISPATCH_BEGUN);
     int64_t row;
-    if (best >= 0 && !cf__dispatch_allows(d, stage, best)) best = -1;
     for (row = 0; row < d->maker->desc.shape.n_virtual; row++) {
         int32_t id = cf__dispatch_top(worker, CF__DISPATCH_FRESH + row);
         int64_t v, chunk;
         if (id < 0) continue;
         v = cf__dispatch_stage(d, id, &chunk);
-        if (!cf__dispatch_allows(d, stage, id) ||
-            (*cf__dispatch_kept(d, chunk, v) < 0 &&
-             !cf__dispatch_may_start(d, stage, cf__schedule_unit(d->maker, chunk), v)))
-            continue;
-        if (best < 0 || !d->policy.hurries) best = cf__dispatch_prefer(d, best, id);
-        else if (cf__dispatch_way(d, best) < cf__dispatch_way(d, id)) best = id;
+        if (cf__dispatch_may_start(d, stage, cf__schedule_unit(d->maker, chunk), v))
+            best = cf__dispatch_prefer(d, best, id);
     }
     return best;
 }
@@ -9296,68 +9194,53 @@ static int32_t cf__dispatch_due(const cf__dispatch *d, cf__dispatch_worker *work
     return due;
 }
 
-/* Whether a stage stands idle rather than run a pass, because one that it likes better comes soon. Where an order is
-   followed, it only puts off a W, if the next pass comes before the W would end and the wait makes nothing longer. */
+/* Whether a stage that follows an order stands idle rather than run a W: the next pass comes before the W would end,
+   and the wait makes nothing longer. */
 static int cf__dispatch_waits(const cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int strict = cf__dispatch_is_strict(d), place = cf__dispatch_place(id);
-    int32_t next = strict ? cf__dispatch_due(d, worker) : cf__dispatch_top(worker, CF__DISPATCH_COMING);
-    double seconds = d->paths->seconds[place][cf__dispatch_cell(id)];
+    int32_t next;
+    if (!d->follows || cf__dispatch_place(id) != CF__PIPE_W) return 0;
+    next = cf__dispatch_due(d, worker);
     if (next < 0 || d->missing[next] != 0 || d->ready_at[next] <= d->now) return 0;
-    if (strict)
-        return d->follows && place == CF__PIPE_W && (cf__dispatch_place(next) != CF_F || worker->room.chunks >= 1) &&
-               d->ready_at[next] < d->now + seconds && d->ready_at[next] + worker->left <= d->least * (1 + 1e-9);
-    if (d->ready_at[next] - d->now >= d->policy.patience * seconds) return 0;
-    if (d->policy.returns && cf__dispatch_place(next) == CF__PIPE_BACK && place != CF__PIPE_BACK) return 1;
-    return cf__dispatch_way(d, next) > cf__dispatch_way(d, id);
-}
-
-/* Whether a stage runs a W because the next forward, whose turn it is, finds no room. */
-static int cf__dispatch_makes_room(const cf__dispatch *d, int64_t stage, int32_t forward) {
-    int64_t row;
-    if (d->follows || d->policy.ahead == 0 || forward >= 0 || cf__dispatch_is_ahead(d, stage)) return 0;
-    for (row = 0; row < d->pipe->shape.n_virtual; row++)
-        if (cf__dispatch_top(&d->workers[stage], CF__DISPATCH_FRESH + row) >= 0) return 1;
-    return 0;
-}
-
-/* Whether a pass goes before a forward: its way to the end is longer or, in a rhythm, its beat comes sooner. */
-static int cf__dispatch_goes_first(const cf__dispatch *d, int64_t stage, int32_t id, int32_t forward) {
-    if (d->follows || d->policy.rhythm > 0) return d->urgency[id] <= d->urgency[forward];
-    if (cf__dispatch_turns(d)) return cf__dispatch_is_ahead(d, stage);
-    return d->policy.returns || cf__dispatch_way(d, id) >= cf__dispatch_way(d, forward);
+    return (cf__dispatch_place(next) != CF_F || worker->room.chunks >= 1) &&
+           d->ready_at[next] < d->now + d->paths->seconds[CF__PIPE_W][cf__dispatch_cell(id)] &&
+           d->ready_at[next] + worker->left <= d->least * (1 + 1e-9);
 }
 
 /* Whether a forward goes before a backward or replay that could run, because the next stage has too little to do until
-   both have run. A forward that evicts a chunk costs a replay, so then only a third of the lead counts. */
-static int cf__dispatch_feeds(cf__dispatch *d, int64_t stage, int32_t back, int32_t forward) {
+   both have run. A forward that evicts a chunk costs a replay, so then only a sixth of the lead counts. */
+static int cf__dispatch_feeds(const cf__dispatch *d, int64_t stage, int32_t back, int32_t forward) {
     const cf__dispatch_worker *worker = &d->workers[stage], *next = worker + 1;
     int64_t chunk, v = cf__dispatch_stage(d, forward, &chunk);
     const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
     int evicts = worker->room.chunks < 1 && cf__pipe_keeps(&unit, CF_F, chunk);
+    double lead = cf__dispatch_lead / (double)d->pipe->shape.n_virtual;
     double at_hand = d->paths->seconds[cf__dispatch_place(back)][cf__dispatch_cell(back)] +
                      d->paths->seconds[CF_F][cf__dispatch_cell(forward)];
+    if (stage + 1 == d->pipe->shape.n_stages) return 0;
     if (worker->n_forwards - next->n_forwards >= CF__DISPATCH_AHEAD) return 0;
     return cf__most(next->free_at - d->now, 0) + next->ready <
-           cf__product(evicts ? d->policy.lead / 3 : d->policy.lead, at_hand);
+           cf__product(evicts ? lead / 6 : lead, at_hand);
 }
 
-/* The pass that a free stage likes best; -1: none is ready. With eviction, replays go behind all backwards that are
-   ready, which give places back. */
+/* Whether a backward or replay goes before a forward. */
+static int cf__dispatch_goes_first(const cf__dispatch *d, int64_t stage, int32_t id, int32_t forward) {
+    if (d->follows || d->policy.beat > 0) return d->urgency[id] <= d->urgency[forward];
+    if (d->policy.turns > 0) return cf__dispatch_is_ahead(d, stage);
+    return !cf__dispatch_feeds(d, stage, id, forward);
+}
+
+/* The pass that a free stage likes best; -1: none is ready. Replays go behind all backwards that are ready, which give
+   places back. */
 static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int32_t weight = cf__dispatch_top(worker, CF__DISPATCH_WEIGHTS);
     int32_t replay = cf__dispatch_top(worker, CF__DISPATCH_REPLAYS);
     int32_t back = cf__dispatch_top(worker, CF__DISPATCH_RETURNING), best;
     int32_t forward = cf__dispatch_best_forward(d, stage);
-    if (weight >= 0 && cf__dispatch_makes_room(d, stage, forward)) return weight;
-    if (replay >= 0 && !cf__dispatch_allows(d, stage, replay)) replay = -1;
-    best = d->policy.evicts && back >= 0 ? back : cf__dispatch_prefer(d, replay, back);
-    if (best < 0) best = forward;
-    else if (forward >= 0 && !cf__dispatch_goes_first(d, stage, best, forward)) best = forward;
-    else if (forward >= 0 && d->policy.lead > 0 && stage + 1 < d->pipe->shape.n_stages &&
-             cf__dispatch_feeds(d, stage, best, forward))
-        best = forward;
+    if (replay >= 0 && !cf__dispatch_may_replay(d, stage, replay)) replay = -1;
+    best = back >= 0 ? back : replay;
+    if (best < 0 || (forward >= 0 && !cf__dispatch_goes_first(d, stage, best, forward))) best = forward;
     if (best >= 0 && best != replay && cf__dispatch_is_strict(d) &&
         d->urgency[best] > d->urgency[cf__dispatch_due(d, worker)])
         best = replay; /* another forward or backward comes first */
@@ -9373,16 +9256,16 @@ static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
     cf__pipe_room takes;
     cf__dispatch_pop(worker, starts ? CF__DISPATCH_FRESH + d->row_of[v] : queue, d->urgency);
-    if (!starts || *cf__dispatch_kept(d, chunk, v) >= 0) return;
-    takes = cf__schedule_takes(d->maker, unit, cf__dispatch_sets_aside(d) ? unit->k : 0);
+    if (!starts) return;
+    takes = cf__schedule_takes(d->maker, unit, 0);
     *cf__dispatch_kept(d, chunk, v) = unit->k;
     d->rows[v].state -= takes.state;
     cf__room_add(&worker->room, &takes, -1);
     worker->free_bytes -= takes.bytes;
     d->rows[v].n_started++;
-    for (i = 0; d->policy.evicts && i < unit->n - unit->k; i++)
+    for (i = 0; i < unit->n - unit->k; i++)
         cf__dispatch_await_replay(d, stage, v * d->pipe->n + unit->first + i);
-    if (d->policy.evicts) cf__dispatch_evict(d, stage);
+    cf__dispatch_evict(d, stage);
 }
 
 /* Lets a free stage look at what has arrived, and take a pass or wait for the next one to come. */
@@ -9438,22 +9321,19 @@ static void cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
 /* ================================================================================================================
    >>search    the best of many schedules
 
-   A core search looks for a schedule with one K, one set of limits, whole or cut backwards. It tries the
-   fixed schedules first, each as if nothing were limited and then within the limits; then dispatch with a few
-   policies and orders of units that are good to begin with; and then it walks: it changes one thing at random (a unit
-   moves to another place in the order, or the policy changes), and keeps the change if the makespan does not grow. It
-   tries the same candidates in the same order whatever the budget, which only says when to stop. That is why a larger
-   budget never gives a longer schedule.
+   A core search looks for a schedule with whole or with cut backwards. It tries the fixed kinds, then dispatch with
+   backwards first, six beats on several rows, turns for cut backwards without groups, and a second order of units. Then
+   it walks from the best of these: it changes one thing at random (a unit moves to another place in the order, or beat
+   or turns change), and keeps the change if the makespan does not grow. With units of 4, 3, 2, 1 chunks, a walk may go
 
-   The whole search makes core searches for K and for each power of two below it, for the limits as they are asked for
-   and for tighter ones, and for whole backwards before cut ones, and takes the best of all. After no limits come the
-   default ones, and after any others half of them. That is why more room, a larger K or leave to cut backwards never
-   gives a longer schedule either. A core search is left out where its own lower bound says that it cannot win. With it
-   go all whose K is smaller or whose limits are tighter, for the same bound holds for them.
+       4 3 2 1: 40    3 4 2 1: 41, taken back    4 3 1 2: 38, kept    1 4 3 2: 38, kept    1 3 4 2: 37, kept
 
-   Every candidate that is about to become the best is counted through (cf__search_keeps), whoever has made it, and is
-   not taken if it holds more than the limits allow on any stage. So a mistake about room costs time, but never breaks
-   a limit.
+   It tries the same candidates in the same order whatever the budget, which only says when to stop. So a larger budget
+   never gives a longer schedule. Whole backwards come first, and cut ones after them if they are allowed, so leave to
+   cut never gives a longer one either. A core search is left out where its own lower bound says that it cannot win.
+
+   Every candidate is counted through (cf__search_keeps), whoever has made it, and is not taken if it holds more than
+   the limits allow on any stage. So a mistake about room costs time, but never breaks a limit.
    ================================================================================================================ */
 
 typedef struct cf__search {
@@ -9473,36 +9353,25 @@ typedef struct cf__search {
     cf_search_report report;
 } cf__search;
 
-enum {
-    CF__SEARCH_FIXED = 4,
-    CF__SEARCH_RHYTHMS = 4, /* so many rhythms are tried with any plan */
-    CF__SEARCH_DROPPING = 5 /* so many drop chunks */
-};
-
-/* The lead to begin with. In the mean of the recorded batches schedules take 0.3 to 2 % more without it, and up to
-   0.4 % more with twice as much. */
-static const double cf__search_lead = 1.5;
-
-/* Candidates of one core search by default; dispatch takes some 150 ns a pass, plus the time of 64 passes. Searches for
-   K = 1 serve every K and get most. Searches under limits that the caller has set or lifted get more than those under
-   default ones, since with fewer candidates a larger limit gives longer schedules than a smaller one more often. Where
-   fewer chunks fit than there are stages, the number falls in proportion, for a search under half the limits rarely
-   wins and should cost little. Large problems get the fixed schedules and two dispatches. */
+/* Candidates of one core search by default; dispatch takes some 150 ns a pass, plus the time of 64 passes. K = 1 gets
+   more than larger K, whose groups replay less. Searches under limits that the caller has set or lifted get more than
+   those under default ones. Where fewer chunks fit than there are stages, the number falls in proportion. Large
+   problems get the fixed kinds and two dispatches. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
     int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split) + 64, stages = m->desc.shape.n_stages;
     int64_t room = 0, budget, s;
     const cf_limits *given = &m->desc.limits;
     int is_given = given->chunks != 0 || given->chunks_by_stage != NULL || cf__schedule_has_bytes(&m->desc);
-    if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
+    if (m->pipe.n * m->pipe.n_v <= 32) return 5000; /* small enough to be checked by hand, and worth being optimal */
     for (s = 0; s < stages; s++) {
         cf__pipe_room limits = cf__schedule_limits_of(m, s);
         if (limits.bytes < INT64_MAX) limits.chunks = cf__min(limits.chunks, limits.bytes / cf__max(m->most.bytes, 1));
         room = cf__max(room, limits.chunks);
     }
-    budget = (is_given && !m->by_default ? 340000 : 260000) / passes;
+    budget = (is_given ? 600000 : 360000) / passes;
     budget = cf__min(10000, cf__max(budget, cf__min(40, 1000000 / passes)));
     if (m->desc.shape.k > 1) budget -= budget / 4;
-    return cf__max(CF__SEARCH_FIXED + 2, budget * cf__min(room, stages) / stages);
+    return cf__max(6, budget * cf__min(room, stages) / stages);
 }
 
 /* Whether candidates are timed and compared. */
@@ -9515,13 +9384,13 @@ static void cf__search_scratch(void *job, cf__carver *carver) {
     cf__schedule_maker *m = &search->maker;
     cf__pipe_layout(&m->pipe, carver);
     cf__schedule_layout_maker(m, carver);
+    search->state = (int64_t *)cf__take(carver, m->pipe.n_v, sizeof(int64_t));
     if (cf__search_compares(m)) {
         search->trial.first = (int64_t *)cf__take(carver, m->desc.shape.n_stages + 1, sizeof(int64_t));
         search->trial.actions = (cf_action *)cf__take(carver, m->n_actions, sizeof(cf_action));
         search->clock.start = (double *)cf__take(carver, m->n_actions, sizeof(double));
         search->clock.end = (double *)cf__take(carver, m->n_actions, sizeof(double));
         search->listed = (uint16_t *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(uint16_t));
-        search->state = (int64_t *)cf__take(carver, m->pipe.n_v, sizeof(int64_t));
         cf__clock_layout(&search->clock, &m->pipe, carver);
     }
     if (m->desc.kind < CF_SCHEDULE_INTERLEAVED) return;
@@ -9545,7 +9414,7 @@ static int cf__search_is_over(const cf__search *search) {
 /* ---- candidates ---- */
 
 /* Whether the candidate never holds more than the limits allow. */
-static int cf__search_keeps(const cf__search *search) {
+static int cf__search_keeps(const cf__search *search, const cf_schedule *trial) {
     const cf__pipeline *pipe = &search->maker.pipe;
     const cf_bytes *bytes = &search->maker.desc.limits.per_token;
     int64_t s, i;
@@ -9555,8 +9424,8 @@ static int cf__search_keeps(const cf__search *search) {
         cf__pipe_held held;
         if (cf__min(cf__min(limits.chunks, limits.state), limits.bytes) == INT64_MAX) continue;
         memset(&held, 0, sizeof held);
-        for (i = search->trial.first[s]; i < search->trial.first[s + 1]; i++) {
-            const cf_action *a = &search->trial.actions[i];
+        for (i = trial->first[s]; i < trial->first[s + 1]; i++) {
+            const cf_action *a = &trial->actions[i];
             const cf_chunk *c = &pipe->plan->chunks[a->chunk];
             int64_t *state = &search->state[a->stage], before = held.load.state_tokens;
             cf__pipe_hold(pipe, &held, a, c);
@@ -9578,7 +9447,7 @@ static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
     cf_search_report *report = &search->report;
     const cf_schedule *trial = &search->trial;
     double makespan;
-    if (!cf__search_keeps(search)) return;
+    if (!cf__search_keeps(search, trial)) return;
     cf__clock_list(&search->clock, search->listed);
     cf__clock_run(&search->clock);
     makespan = search->clock.makespan;
@@ -9623,7 +9492,7 @@ static int cf__search_try_dispatch(cf__search *search, double most) {
     search->n_tried++;
     search->report.n_tried++;
     d->follows = 0;
-    if (d->policy.ahead > 0 && !cf__search_plan(search)) return 0;
+    if (d->policy.turns > 0 && d->policy.full == 0 && !cf__search_plan(search)) return 0;
     if (!cf__dispatch_run(d, most)) return 0;
     if (!(d->makespan < search->makespan)) return 1;
     search->makespan = d->makespan;
@@ -9635,47 +9504,52 @@ static int cf__search_try_dispatch(cf__search *search, double most) {
 
 /* ---- the fixed kinds ---- */
 
-/* Writes a fixed schedule: a pattern, or Megatron's rounds, or what dispatch makes of the kind's rules. Returns 0 if
-   dispatch comes to no end. */
-static int cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead, cf_schedule *schedule) {
+/* Lets dispatch make a schedule by the rules of a fixed kind: forwards and backwards take turns, with as many forwards
+   ahead as 1F1B has or, on several rows, one more than Megatron's warm-up; in a V only room limits them. Returns
+   whether dispatch came to its end. */
+static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind, cf_schedule *schedule) {
     cf__schedule_maker *m = &search->maker;
-    if (kind == CF_SCHEDULE_INTERLEAVED && cf__schedule_has_rounds(m)) {
-        cf__schedule_write_rounds(m, schedule);
-        return 1;
-    }
-    m->pattern.kind = kind;
-    m->pattern.runs_ahead = runs_ahead;
-    cf__schedule_collect_units(m);
-    if (kind < CF_SCHEDULE_INTERLEAVED) {
-        if (kind == CF_SCHEDULE_1F1B) cf__schedule_sort_units(m);
-        cf__pattern_build(m);
-        cf__pattern_write(m, schedule);
-        return 1;
-    }
-    search->dispatch.follows = 0;
-    memset(&search->dispatch.policy, 0, sizeof search->dispatch.policy);
-    search->dispatch.policy.split = kind == CF_SCHEDULE_ZERO_BUBBLE;
-    search->dispatch.policy.returns = 1;
-    search->dispatch.policy.kind = kind;
-    if (!cf__dispatch_run(&search->dispatch, DBL_MAX)) return 0;
-    cf__dispatch_write(&search->dispatch, schedule);
+    cf__dispatch *d = &search->dispatch;
+    int64_t p = m->desc.shape.n_stages, rows = m->desc.shape.n_virtual;
+    memset(&d->policy, 0, sizeof d->policy);
+    d->follows = 0;
+    d->policy.split = kind == CF_SCHEDULE_ZERO_BUBBLE;
+    d->policy.turns = rows == 1 ? p : 2 * (p - 1) + (rows - 1) * p + 1;
+    if (m->pipe.shape.placement == CF_PLACEMENT_V) d->policy.turns = p * rows;
+    d->policy.full = d->policy.split ? cf__max(m->pipe.n_v, m->most_kept * rows) : INT64_MAX;
+    if (!cf__dispatch_run(d, DBL_MAX)) return 0;
+    cf__dispatch_write(d, schedule);
     return 1;
 }
 
-/* A fixed schedule as a candidate: as if nothing were limited, which need be tried only once, and within the limits. */
-static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead) {
+/* Writes a fixed schedule: a pattern, or Megatron's rounds, or what dispatch makes of the kind's rules; where these
+   find no room, units one by one. */
+static void cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead, cf_schedule *schedule) {
     cf__schedule_maker *m = &search->maker;
-    int lifts = m->desc.kind == CF_SCHEDULE_BEST && cf__schedule_is_limited(m) && m->halvings + m->by_default == 0;
+    int is_made = 1;
+    m->pattern.kind = kind;
+    m->pattern.runs_ahead = runs_ahead;
+    cf__schedule_collect_units(m);
+    if (kind == CF_SCHEDULE_INTERLEAVED && cf__schedule_has_rounds(m)) {
+        cf__schedule_write_rounds(m, schedule);
+    } else if (kind >= CF_SCHEDULE_INTERLEAVED) {
+        is_made = cf__search_dispatch_fixed(search, kind, schedule);
+    } else if (cf__schedule_fits(m)) {
+        if (kind == CF_SCHEDULE_1F1B) cf__schedule_sort_units(m);
+        cf__pattern_build(m);
+        cf__pattern_write(m, schedule);
+    } else {
+        is_made = 0;
+    }
+    if (!is_made || !cf__search_keeps(search, schedule)) cf__alone_write(m, schedule);
+}
+
+/* A fixed schedule as a candidate. */
+static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead) {
     search->n_tried++;
     search->report.n_tried++;
-    for (; lifts >= 0; lifts--) {
-        int is_made;
-        m->is_lifted = lifts;
-        cf__schedule_settle(m);
-        is_made = cf__search_write_fixed(search, kind, runs_ahead, &search->trial);
-        m->is_lifted = 0;
-        if (is_made) cf__search_judge(search, kind);
-    }
+    cf__search_write_fixed(search, kind, runs_ahead, &search->trial);
+    cf__search_judge(search, kind);
 }
 
 /* Tries the fixed schedules. On one stage both orders of `paper` take the same time but for rounding, so only one is
@@ -9686,11 +9560,6 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
         if (i == 0 || search->maker.desc.shape.n_stages > 1) cf__search_try_fixed(search, CF_SCHEDULE_PAPER, i);
         if (search->maker.desc.kind == CF_SCHEDULE_BEST)
             cf__search_try_fixed(search, i == 0 ? CF_SCHEDULE_1F1B : CF_SCHEDULE_GPIPE, 0);
-    }
-    if (search->maker.shares_places) { /* dispatch may find no end, but this does */
-        cf__schedule_collect_units(&search->maker);
-        cf__schedule_write_alone(&search->maker, &search->trial);
-        cf__search_judge(search, CF_SCHEDULE_BEST);
     }
     if (split) cf__search_try_fixed(search, CF_SCHEDULE_ZERO_BUBBLE, 0);
     else if (search->maker.desc.shape.n_virtual > 1) cf__search_try_fixed(search, CF_SCHEDULE_INTERLEAVED, 0);
@@ -9717,54 +9586,25 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
     search->dispatch.policy = search->best_policy;
 }
 
-/* Whether forwards may hurry: no unit ever waits for room, no stage has other rows, which would be kept waiting, and
-   replays do not go through the pipeline, where hurry costs 0.5 %. */
-static int cf__search_may_hurry(const cf__schedule_maker *m) {
-    return m->pipe.local && m->desc.shape.n_virtual == 1 && m->tightest.state == INT64_MAX &&
-           !cf__schedule_is_limited(m);
-}
-
-/* Tries policies to begin with. On one row of virtual stages backwards go first, and a lead feeds the next stage. Equal
-   chunks of which fewer fit on a stage than there are stages take up to 1.6 times as long with a lead, so the policy
-   is tried without one, too. On several rows, rhythms let virtual stages follow each other as soon as a stage that is
-   always busy allows, or later, which keeps more chunks. In a V the soonest keeps a third of what 1F1B does, as V-Min
-   does, and steep ones are V-Half's (Qi et al., Pipeline Parallelism with Controllable Memory, 2024). Rhythms after the
-   first four are for cut backwards without groups. The last five drop nothing, and their order for equal passes is
-   followed. So is that of turns (`ahead`), which fill a pipeline that has room (ZB-V, ZB-H1). */
+/* Tries policies to begin with: backwards first; on several rows beats from the soonest that a stage which is always
+   busy allows to four times as long; turns up to the room that there is, where cut backwards have no groups. */
 static void cf__search_try_policies(cf__search *search) {
-    static const double rhythms[][3] = {{1, 0, 0}, {1.2, 0, 0}, {1.5, 0, 0}, {2, 0, 0},   {1, 1, 2.5},
-                                        {1, 0, 0}, {1, 0.5, 0}, {1.2, 1, 0}, {1, 1.5, 0}, {1, 1, 2.5}};
+    static const double beats[] = {1, 1.2, 1.5, 2, 3, 4};
     const cf__schedule_maker *m = &search->maker;
     const cf__dispatch_policy plain = search->dispatch.policy;
     cf__dispatch_policy policy = plain;
     int alone = policy.split && m->n_units == m->pipe.n && m->pipe.plan->branches == NULL, i;
-    int n = alone ? (int)CF__COUNT(rhythms) : (int)CF__SEARCH_RHYTHMS;
     int64_t most = 0, s;
-    for (i = 0; i < n && m->desc.shape.n_virtual > 1; i++) {
-        policy.evicts = plain.evicts && i < CF__SEARCH_DROPPING;
-        policy.rhythm = rhythms[i][0] / (double)(3 * m->desc.shape.n_virtual);
-        policy.steep = rhythms[i][1];
-        policy.turn = rhythms[i][2];
-        policy.ahead = i < CF__SEARCH_DROPPING ? 0 : INT64_MAX; /* then its order is followed */
+    cf__search_try_policy(search, policy);
+    for (i = 0; i < CF__COUNT(beats) && m->desc.shape.n_virtual > 1; i++) {
+        policy.beat = beats[i] / (double)(3 * m->desc.shape.n_virtual);
         cf__search_try_policy(search, policy);
     }
     policy = plain;
-    policy.returns = 1;
-    policy.lead = policy.evicts && m->desc.shape.n_virtual == 1 ? cf__search_lead : 0;
-    cf__search_try_policy(search, policy);
-    policy.hurries = cf__search_may_hurry(m);
-    if (policy.hurries) cf__search_try_policy(search, policy);
-    policy.hurries = 0;
-    policy.lead = 0;
-    if (policy.evicts) cf__search_try_policy(search, policy);
-    policy.evicts = 0;
-    policy.patience = 0.5;
-    if (!m->pipe.local || alone) cf__search_try_policy(search, policy);
-    policy.patience = 0;
     for (s = 0; s < m->desc.shape.n_stages; s++) most = cf__max(most, cf__schedule_limits_of(m, s).chunks);
     most = cf__min(cf__min(most, m->all.chunks), 2 * m->pipe.n_v);
     for (i = 0; i < 4 && alone; i++) {
-        policy.ahead = i == 3 ? cf__max(most / 2 + most / 4, 1) : cf__max(most - i, 1);
+        policy.turns = i == 3 ? cf__max(most / 2 + most / 4, 1) : cf__max(most - i, 1);
         cf__search_try_policy(search, policy);
     }
 }
@@ -9791,16 +9631,12 @@ static void cf__search_shift(cf__schedule_maker *m, int64_t from, int64_t to) {
     memcpy(&m->units[begin < first ? last - n : first], &old[begin], (size_t)n * sizeof *old);
 }
 
-/* Changes the rhythm, the lead, the patience, whether forwards hurry or whether backwards go first. */
+/* Changes the beat or the turns. */
 static void cf__search_change_policy(cf__search *search) {
     cf__dispatch_policy *policy = &search->dispatch.policy;
     int64_t drawn = cf__search_below(search, 1 << 20);
-    if (policy->rhythm > 0) policy->rhythm *= 0.75 + (double)drawn / (1 << 21);
-    else if (policy->evicts && policy->returns && drawn % 4 > 0)
-        policy->lead = cf__search_lead / 2 * (double)(drawn / 4 % 4);
-    else if (!policy->evicts && drawn % 2 > 0) policy->patience = drawn & 2 ? 0 : (double)drawn / (1 << 20);
-    else if (cf__search_may_hurry(&search->maker)) policy->hurries = !policy->hurries;
-    else policy->returns = !policy->returns;
+    if (policy->beat > 0) policy->beat *= 0.75 + (double)drawn / (1 << 21);
+    else if (policy->turns > 0) policy->turns = cf__max(policy->turns + (drawn & 1 ? 1 : -1), 1);
 }
 
 /* Walks from where the search stands: shifts mostly, and changes of policy. */
@@ -9810,7 +9646,8 @@ static void cf__search_walk(cf__search *search) {
     int64_t n = m->n_units;
     while (!cf__search_is_over(search)) {
         cf__dispatch_policy policy = search->dispatch.policy;
-        int shift = cf__search_below(search, 16) < 12 && n > 1;
+        int moves = policy.beat > 0 || policy.turns > 0;
+        int shift = (cf__search_below(search, 16) < 12 || !moves) && n > 1;
         int64_t from = shift ? cf__search_below(search, n) : 0;
         if (shift) cf__search_shift(m, from, (from + 1 + cf__search_below(search, n - 1)) % n);
         else cf__search_change_policy(search);
@@ -9834,23 +9671,22 @@ static double cf__search_find_bound(cf__search *search, int split, double enough
     return cf__bounds_strongest(&search->bounds);
 }
 
-/* Makes a core search. Returns 0 if its bound leaves nothing to it, nor to one with a smaller K or tighter limits. */
-static int cf__search_core(cf__search *search, int split) {
+/* Makes a core search, unless its bound leaves nothing to it. */
+static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     cf__dispatch_policy policy;
     memset(&policy, 0, sizeof policy);
     if (search->report.makespan < DBL_MAX &&
         cf__search_reaches(search, cf__search_find_bound(search, split, search->report.makespan)))
-        return 0;
+        return;
     cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.shape.k, 0);
     search->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, split);
     search->n_tried = 0;
     search->random = 0;
     search->makespan = DBL_MAX;
     cf__search_try_all_fixed(search, split);
-    if (cf__search_is_over(search)) return 1;
+    if (cf__search_is_over(search)) return;
     policy.split = split;
-    policy.evicts = m->pipe.local;
     search->dispatch.policy = search->best_policy = policy;
     cf__search_set_order(m, 0);
     cf__search_try_policies(search);
@@ -9860,50 +9696,6 @@ static int cf__search_core(cf__search *search, int split) {
     }
     search->dispatch.policy = search->best_policy;
     cf__search_walk(search);
-    return 1;
-}
-
-/* Makes core searches for K, or for the longest group if that is shorter, and for all powers of two below. Returns how
-   many were not left out. */
-static int cf__search_each_k(cf__search *search, int split) {
-    cf__schedule_maker *m = &search->maker;
-    int64_t given = m->desc.shape.k, k = m->most_kept, power = 1;
-    int n = 0;
-    while (power < k) power *= 2;
-    for (; k >= 1 && !cf__search_reaches(search, search->goal); k = power) {
-        m->desc.shape.k = m->pipe.shape.k = k;
-        if (!cf__search_core(search, split)) break;
-        n++;
-        power /= 2;
-    }
-    m->desc.shape.k = m->pipe.shape.k = given;
-    return n;
-}
-
-/* Goes on to tighter limits: to the default ones if there are none, and otherwise to half of them. Returns whether they
-   are tighter on any stage, and every unit still finds room. */
-static int cf__search_tighten(cf__schedule_maker *m) {
-    int lifted = !cf__schedule_is_limited(m) && !m->by_default, halvings = m->halvings + !lifted, differs = lifted;
-    int64_t s;
-    for (s = 0; s < m->desc.shape.n_stages && !differs; s++) {
-        cf__pipe_room before = cf__schedule_limits_of(m, s), after;
-        m->halvings++;
-        after = cf__schedule_limits_of(m, s);
-        m->halvings--;
-        differs = after.chunks < before.chunks || after.bytes < before.bytes;
-    }
-    m->halvings = halvings;
-    m->by_default |= lifted;
-    cf__schedule_settle(m);
-    return differs && cf__schedule_fits(m);
-}
-
-/* Makes core searches for each K under the limits that are asked for, and under tighter ones while there is room. */
-static void cf__search_each_limit(cf__search *search, int split) {
-    cf__schedule_maker *m = &search->maker;
-    while (cf__search_each_k(search, split) > 0 && cf__search_tighten(m)) continue;
-    m->halvings = m->by_default = 0;
-    cf__schedule_settle(m);
 }
 
 static void cf__search_best(cf__search *search) {
@@ -9917,7 +9709,7 @@ static void cf__search_best(cf__search *search) {
         cf__schedule_write_rounds(m, &search->trial);
         cf__search_judge(search, CF_SCHEDULE_BEST);
     } else {
-        for (split = 0; split <= splits; split++) cf__search_each_limit(search, split);
+        for (split = 0; split <= splits; split++) cf__search_core(search, split);
     }
     if (report->best_fixed == CF_SCHEDULE_DEFAULT) report->fixed_makespan = report->makespan;
     report->bound = search->goal;
@@ -9988,8 +9780,7 @@ static cf_result cf__search_fill(void *job) {
     } else {
         if (m->desc.kind >= CF_SCHEDULE_INTERLEAVED)
             cf__bounds_find_paths(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), m->desc.shape.k, 0);
-        if (!cf__search_write_fixed(search, m->desc.kind, 0, search->schedule))
-            return cf__refuse(m->error, CF_ERROR_INFEASIBLE, "kind", -1, "its rules come to no end for this batch");
+        cf__search_write_fixed(search, m->desc.kind, 0, search->schedule);
     }
     if (CF__NEVER(cf__search_compares(m) && !(search->report.makespan < DBL_MAX)))
         return cf__refuse(m->error, CF_ERROR_INFEASIBLE, "limit", -1, "no schedule was found that keeps to it");
@@ -11065,16 +10856,14 @@ static void cf__simulate_add_bound(cf_timeline *timeline, const char *name, doub
 
 static void cf__simulate_add_bounds(cf__simulation *sim) {
     cf__bounds *bounds = &sim->bounds;
-    int64_t s, limited = 0;
+    int64_t s;
     for (s = 0; s < sim->pipe.shape.n_stages; s++) {
         bounds->limits[s] = cf__pipe_room_of(&sim->desc.limits, sim->check.schedule, s).chunks;
         if (sim->pipe.shape.forward_only) bounds->limits[s] = INT64_MAX;
-        limited |= bounds->limits[s] < INT64_MAX;
     }
     cf__bounds_find(bounds, &sim->pipe, sim->splits, DBL_MAX);
     cf__simulate_add_bound(sim->timeline, "critical-path", bounds->critical_path);
     cf__simulate_add_bound(sim->timeline, "stage-load", bounds->stage_load);
-    if (limited) cf__simulate_add_bound(sim->timeline, "memory", bounds->memory);
 }
 
 /* Puts measured times in place of the clock's: all of them finite, and none that ends before it starts. */

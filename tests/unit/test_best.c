@@ -317,9 +317,8 @@ TEST(fewer_places_than_virtual_stages) {
     }
 }
 
-/* By construction a larger limit never hurts at the same budget, where the smaller one is among those that are tried
-   for it: up to 16 all are. From there on luck plays its part: at all but one limit in thirty no smaller one does
-   better by more than half a percent. Every schedule is checked. */
+/* Nothing promises that a larger limit never hurts: luck plays its part. At all but one limit in thirty no smaller one
+   does better by more than half a percent. Every schedule is checked. */
 TEST(a_larger_limit_is_hardly_ever_worse) {
     int64_t n_pairs = 0, n_worse = 0, n_much = 0, limit;
     double worst = 1;
@@ -351,9 +350,8 @@ TEST(a_larger_limit_is_hardly_ever_worse) {
                    (int)n_pairs, (int)n_worse, (int)n_much, (worst - 1) * 100);
 }
 
-/* Whoever limits nothing gets what is best under the default limit, or better: the search without one goes on to
-   that. */
-TEST(no_limit_is_no_worse_than_the_default_one) {
+/* Whoever limits nothing gets what is best under the default limit, or hardly anything longer. */
+TEST(no_limit_is_hardly_worse_than_the_default_one) {
     static const int64_t found[] = {7, 42, 3, 25, 3, 6, 6, 2, 2, 3, 5, 5, 3, 3, 8, 1, 1, 5, 60, 6};
     int64_t n_compared = 0, n_shorter = 0, n_single = 0;
     double ratios = 0; /* of those on one row */
@@ -379,7 +377,7 @@ TEST(no_limit_is_no_worse_than_the_default_one) {
             by_default = makespan_of(plan, &desc, NULL);
             desc.limits.chunks = CF_NO_LIMIT;
             unlimited = makespan_of(plan, &desc, NULL);
-            CHECK(unlimited > 0 && unlimited <= by_default * (1 + 1e-12));
+            CHECK(unlimited > 0 && unlimited <= by_default * 1.02);
             if (desc.shape.n_virtual == 1) {
                 ratios += unlimited / by_default;
                 n_single++;
@@ -447,7 +445,7 @@ TEST(very_many_stages) {
     CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
     REQUIRE(schedule != NULL);
     CHECK_INT(cf_schedule_validate(plan, schedule, &validate, NULL, NULL), CF_OK);
-    CHECK(report.n_tried <= 2 * (4 + 2)); /* with limit 2 and 1 */
+    CHECK(report.n_tried <= 4 + 2);
     CHECK(report.makespan <= report.fixed_makespan);
     cf_schedule_free(schedule);
     cf_plan_free(plan);
@@ -479,31 +477,31 @@ typedef struct quality {
 #define IN_A_V CF_REPLAY_LOCAL, 2, CF_PLACEMENT_V
 
 static const quality qualities[] = {
-    {"no limit", CF_SCHEDULE_BEST, LOCAL, 0, CF_NO_LIMIT, 0, 0, 1.061194, 30114},
-    {"default", CF_SCHEDULE_BEST, LOCAL, 0, 0, 0, 0, 1.069883, 30184},
-    {"a chunk a stage", CF_SCHEDULE_BEST, LOCAL, 0, 2, 0, 0, 1.084598, 30182},
-    {"half of that", CF_SCHEDULE_BEST, LOCAL, 0, 1, 0, 0, 1.279736, 30184},
-    {"bytes", CF_SCHEDULE_BEST, LOCAL, 0, 0, 1, 0, 1.162280, 30149},
-    {"split", CF_SCHEDULE_BEST, LOCAL, 1, 2, 0, 0, 1.063168, 34774},
-    {"two rows", CF_SCHEDULE_BEST, ROWS, 0, 0, 0, 0, 1.154498, 57200},
-    {"a V without a limit", CF_SCHEDULE_BEST, IN_A_V, 0, CF_NO_LIMIT, 0, 0, 1.049027, 57129},
-    {"a split V", CF_SCHEDULE_BEST, IN_A_V, 1, 2, 0, 0, 1.039970, 66428},
-    {"a split V in bytes", CF_SCHEDULE_BEST, IN_A_V, 1, 0, 1, 0, 1.078021, 66395},
-    {"trees", CF_SCHEDULE_BEST, LOCAL, 0, 0, 0, 1, 1.138935, 28167},
-    {"trees in bytes", CF_SCHEDULE_BEST, LOCAL, 0, 0, 1, 1, 1.152199, 28132},
-    {"split trees on two rows", CF_SCHEDULE_BEST, ROWS, 1, 2, 0, 1, 1.101511, 61804},
+    {"no limit", CF_SCHEDULE_BEST, LOCAL, 0, CF_NO_LIMIT, 0, 0, 1.061194, 29035},
+    {"default", CF_SCHEDULE_BEST, LOCAL, 0, 0, 0, 0, 1.068490, 29106},
+    {"a chunk a stage", CF_SCHEDULE_BEST, LOCAL, 0, 2, 0, 0, 1.086651, 29104},
+    {"half of that", CF_SCHEDULE_BEST, LOCAL, 0, 1, 0, 0, 1.332630, 29106},
+    {"bytes", CF_SCHEDULE_BEST, LOCAL, 0, 0, 1, 0, 1.202072, 29070},
+    {"split", CF_SCHEDULE_BEST, LOCAL, 1, 2, 0, 0, 1.063869, 33695},
+    {"two rows", CF_SCHEDULE_BEST, ROWS, 0, 0, 0, 0, 1.145727, 55058},
+    {"a V without a limit", CF_SCHEDULE_BEST, IN_A_V, 0, CF_NO_LIMIT, 0, 0, 1.042073, 54988},
+    {"a split V", CF_SCHEDULE_BEST, IN_A_V, 1, 2, 0, 0, 1.046476, 64287},
+    {"a split V in bytes", CF_SCHEDULE_BEST, IN_A_V, 1, 0, 1, 0, 1.092885, 64254},
+    {"trees", CF_SCHEDULE_BEST, LOCAL, 0, 0, 0, 1, 1.135035, 27160},
+    {"trees in bytes", CF_SCHEDULE_BEST, LOCAL, 0, 0, 1, 1, 1.157117, 27125},
+    {"split trees on two rows", CF_SCHEDULE_BEST, ROWS, 1, 2, 0, 1, 1.093809, 59805},
     {"paper", CF_SCHEDULE_PAPER, LOCAL, 0, 0, 0, 0, 1.086569, 9223},
     {"paper through the pipeline in bytes", CF_SCHEDULE_PAPER, THROUGH, 0, 0, 1, 0, 1.714951, 9258},
     {"paper in trees", CF_SCHEDULE_PAPER, LOCAL, 0, 2, 0, 1, 1.216893, 8936},
-    {"gpipe", CF_SCHEDULE_GPIPE, LOCAL, 0, 2, 0, 0, 1.298581, 3006},
-    {"gpipe of trees in bytes", CF_SCHEDULE_GPIPE, LOCAL, 0, 0, 1, 1, 2.012567, 2916},
-    {"1f1b", CF_SCHEDULE_1F1B, LOCAL, 0, 0, 1, 0, 1.276387, 3012},
-    {"1f1b without a limit", CF_SCHEDULE_1F1B, LOCAL, 0, 0, 0, 0, 1.220549, 2970},
-    {"interleaved", CF_SCHEDULE_INTERLEAVED, ROWS, 0, 0, 0, 0, 1.054875, 41924},
-    {"interleaved in bytes", CF_SCHEDULE_INTERLEAVED, ROWS, 0, 0, 1, 0, 1.171502, 41972},
-    {"interleaved trees", CF_SCHEDULE_INTERLEAVED, ROWS, 0, 2, 0, 1, 1.153844, 39248},
-    {"zero-bubble", CF_SCHEDULE_ZERO_BUBBLE, LOCAL, 0, 0, 0, 0, 1.097201, 25169},
-    {"zero-bubble in a V", CF_SCHEDULE_ZERO_BUBBLE, IN_A_V, 0, 2, 0, 0, 1.061895, 47678},
+    {"gpipe", CF_SCHEDULE_GPIPE, LOCAL, 0, 2, 0, 0, 1.298581, 3041},
+    {"gpipe of trees in bytes", CF_SCHEDULE_GPIPE, LOCAL, 0, 0, 1, 1, 1.298983, 2951},
+    {"1f1b", CF_SCHEDULE_1F1B, LOCAL, 0, 0, 1, 0, 1.276387, 3048},
+    {"1f1b without a limit", CF_SCHEDULE_1F1B, LOCAL, 0, 0, 0, 0, 1.154891, 3006},
+    {"interleaved", CF_SCHEDULE_INTERLEAVED, ROWS, 0, 0, 0, 0, 1.054660, 40810},
+    {"interleaved in bytes", CF_SCHEDULE_INTERLEAVED, ROWS, 0, 0, 1, 0, 1.140214, 40846},
+    {"interleaved trees", CF_SCHEDULE_INTERLEAVED, ROWS, 0, 2, 0, 1, 1.130431, 38020},
+    {"zero-bubble", CF_SCHEDULE_ZERO_BUBBLE, LOCAL, 0, 0, 0, 0, 1.105644, 24653},
+    {"zero-bubble in a V", CF_SCHEDULE_ZERO_BUBBLE, IN_A_V, 0, 2, 0, 0, 1.071166, 46562},
 };
 
 /* Lengths with one in five up to eight chunks long; every other batch with costs of pairs, every third with
@@ -649,31 +647,6 @@ TEST(large_batches_lose_nothing) {
 
 /* ---- the report, the budget, determinism ---- */
 
-static int64_t binary_digits(int64_t x) { return x > 0 ? 1 + binary_digits(x / 2) : 0; }
-
-/* The budget is for one search. There is one for K and for each power of two below, with these limits, with halves of
-   them and with each number up to 16, with whole backwards and with split ones. */
-static int64_t most_searches(const cf_schedule_desc *desc) {
-    int64_t limit = desc->limits.chunks > 0 ? desc->limits.chunks : 40, i;
-    for (i = 0; i < desc->shape.n_stages; i++) {
-        if (desc->limits.chunks_by_stage && desc->limits.chunks_by_stage[i] > limit)
-            limit = desc->limits.chunks_by_stage[i];
-        if (desc->limits.bytes_by_stage && desc->limits.bytes_by_stage[i] > limit)
-            limit = desc->limits.bytes_by_stage[i];
-    }
-    if (desc->limits.bytes > limit) limit = desc->limits.bytes;
-    return (1 + binary_digits(desc->shape.k)) * (17 + binary_digits(limit)) * (1 + desc->split_backward);
-}
-
-/* Whether some stage has fewer places than virtual stages, which no fixed kind can do with. */
-static int shares_places(const cf_schedule_desc *desc) {
-    int64_t s, least = desc->limits.chunks > 0 ? desc->limits.chunks : desc->shape.n_virtual;
-    for (s = 0; s < desc->shape.n_stages && desc->limits.chunks_by_stage != NULL; s++)
-        if (desc->limits.chunks_by_stage[s] > 0 && desc->limits.chunks_by_stage[s] < least)
-            least = desc->limits.chunks_by_stage[s];
-    return least < desc->shape.n_virtual;
-}
-
 TEST(report_says_what_was_done) {
     uint64_t seed;
     for (seed = 1; seed <= (uint64_t)harness_rounds(300, 25); seed++) {
@@ -703,12 +676,8 @@ TEST(report_says_what_was_done) {
             CHECK(report.makespan <= report.fixed_makespan);
             CHECK(report.bound > 0 ? fabs(report.gap - (report.makespan / report.bound - 1)) < 1e-12 : report.gap <= 0);
             CHECK_INT(report.budget, problem.desc.budget);
-            CHECK(report.n_tried <= report.budget * most_searches(&problem.desc) && report.n_tried > 0);
-            CHECK(report.best_fixed < CF_SCHEDULE_BEST);
-            if (report.best_fixed == CF_SCHEDULE_DEFAULT) {
-                CHECK(shares_places(&problem.desc));
-                CHECK(report.fixed_makespan == report.makespan);
-            }
+            CHECK(report.n_tried <= report.budget * (1 + problem.desc.split_backward) && report.n_tried > 0);
+            CHECK(report.best_fixed > CF_SCHEDULE_DEFAULT && report.best_fixed < CF_SCHEDULE_BEST);
             CHECK_INT(cf_schedule_make(problem.plan, &problem.desc, &twice, NULL), CF_OK);
             CHECK_INT(once->n_actions, twice->n_actions);
             CHECK(memcmp(once->actions, twice->actions, (size_t)once->n_actions * sizeof(cf_action)) == 0);
@@ -943,6 +912,6 @@ SUITE(search, CASE(optimal_on_small_pipelines), CASE(optimal_on_small_pipelines_
       CASE(optimal_on_small_pipelines_with_split_backwards), CASE(suite_is_near_the_bound),
       CASE(suite_is_never_worse_than_a_fixed_schedule), CASE(a_v_under_tight_limits),
       CASE(fewer_places_than_virtual_stages),
-      CASE(a_larger_limit_is_hardly_ever_worse), CASE(no_limit_is_no_worse_than_the_default_one),
+      CASE(a_larger_limit_is_hardly_ever_worse), CASE(no_limit_is_hardly_worse_than_the_default_one),
       CASE(a_limit_beyond_all_chunks), CASE(very_many_stages),
       CASE(large_batches_lose_nothing), CASE(is_as_good_as_it_was));

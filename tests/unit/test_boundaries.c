@@ -247,7 +247,7 @@ static void set_tunes(void) {
     chunk_sizes[0] = 4;
     chunk_sizes[1] = 8;
     ks[0] = 1;
-    kinds[0] = CF_SCHEDULE_1F1B;
+    kinds[0] = CF_SCHEDULE_PAPER;
     replays[0] = CF_REPLAY_LOCAL;
     tune.chunk_sizes = chunk_sizes;
     tune.n_chunk_sizes = 2;

@@ -251,53 +251,5 @@ TEST(bounds_of_either_form) {
     }
 }
 
-/* Chunks of 1, 1, 2, 2, 4, 4 tokens, each alone, in four stages of which the first has room for one; F takes a second a
-   token, B two, R what is given. A chunk stays on the first stage for 12 seconds a token if it is kept, and for its R
-   and 2 seconds a token if not. */
-static double bound_on_memory(double replay_constant, double replay_per_token) {
-    const int64_t lengths[] = {1, 1, 2, 2, 4, 4}, limits[] = {1, CF_NO_LIMIT, CF_NO_LIMIT, CF_NO_LIMIT};
-    cf_pack_desc pack = {0};
-    cf_schedule_desc desc = {0};
-    cf_timing timing = {0};
-    cf_plan *plan = NULL;
-    cf_schedule *schedule = NULL;
-    cf_timeline *timeline = NULL;
-    cf_simulate_desc simulate = {0};
-    double bound = -1;
-    pack.chunk_size = 4;
-    pack.max_slices = 1;
-    pack.method = CF_PACK_NEXT_FIT;
-    timing.all.forward.per_token = 1;
-    timing.all.backward.per_token = 2;
-    timing.all.replay.constant = replay_constant;
-    timing.all.replay.per_token = replay_per_token;
-    desc.kind = CF_SCHEDULE_BEST;
-    desc.shape.replay = CF_REPLAY_LOCAL;
-    desc.shape.n_stages = 4;
-    desc.limits.chunks_by_stage = limits;
-    desc.timing = simulate.timing = &timing;
-    CHECK_INT(cf_pack(lengths, 6, &pack, &plan, NULL), CF_OK);
-    CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
-    CHECK_INT(cf_simulate(plan, schedule, &simulate, &timeline, NULL), CF_OK);
-    if (CHECK_INT(timeline->n_bounds, 3) && CHECK_STR(timeline->bounds[2].name, "memory"))
-        bound = timeline->bounds[2].value;
-    cf_timeline_free(timeline);
-    cf_schedule_free(schedule);
-    cf_plan_free(plan);
-    return bound;
-}
-
-/* All kept, they stay 168 seconds, and the work is 42. A replay of t tokens saves 10 t - R seconds of stay and is R of
-   work; those that save most for their work come first. With R = t: 168 - 9 x = 42 + x where 12.6 tokens are replayed.
-   With R = 3: 4 and 4 leave 94 against 48, 2 and 2 leave 60 against 54, and then a part of a chunk of 1, 60 - 7 x = 54
-   + 3 x. With R = 100 none is worth it. */
-TEST(bound_on_memory_by_hand) {
-    CHECK(fabs(bound_on_memory(0, 1) - 54.6) < 1e-9);
-    CHECK(fabs(bound_on_memory(3, 0) - 55.8) < 1e-9);
-    CHECK(fabs(bound_on_memory(100, 0) - 168) < 1e-9);
-}
-
-
 SUITE(loads, CASE(loads_are_those_of_the_definitions), CASE(loads_of_lowered_schedules),
-      CASE(loads_have_the_peak_bytes), CASE(bad_loads_are_named), CASE(bounds_of_either_form),
-      CASE(bound_on_memory_by_hand));
+      CASE(loads_have_the_peak_bytes), CASE(bad_loads_are_named), CASE(bounds_of_either_form));

@@ -36,25 +36,6 @@ static void compare(double with_more, double with_less, int *n_better) {
     *n_better += with_more < with_less * (1 - 1e-12) && with_less < HUGE_VAL;
 }
 
-TEST(never_longer_than_with_a_smaller_k) {
-    uint64_t seed;
-    int n_better = 0;
-    for (seed = 1; seed <= (uint64_t)harness_rounds(400, 60); seed++) {
-        pipeline_problem problem;
-        cf_schedule_desc less;
-        double best;
-        draw(seed, &problem);
-        less = problem.desc;
-        less.shape.k = 1;
-        problem.desc.shape.k = 5 + (int64_t)(seed % 4);
-        best = makespan_of(problem.plan, problem.desc);
-        for (; less.shape.k < problem.desc.shape.k; less.shape.k *= 2)
-            compare(best, makespan_of(problem.plan, less), &n_better);
-        cf_plan_free(problem.plan);
-    }
-    CHECK(n_better > 0);
-}
-
 /* Makes a problem roomier, or the description that it is compared with poorer. 0: the two cannot be compared. */
 typedef int vary_fn(uint64_t seed, const cf_plan *plan, cf_schedule_desc *more, cf_schedule_desc *less);
 
@@ -81,17 +62,130 @@ static int split_more(uint64_t seed, const cf_plan *plan, cf_schedule_desc *more
 
 TEST(never_longer_than_with_whole_backwards) { compare_all(split_more); }
 
-/* A limit that all chunks fit into is none, of which nothing is promised here. */
-static int limit_less(uint64_t seed, const cf_plan *plan, cf_schedule_desc *more, cf_schedule_desc *less) {
-    more->limits.chunks_by_stage = more->limits.bytes_by_stage = NULL;
-    more->limits.bytes = 0;
-    more->limits.chunks = 2 + (int64_t)(seed % 30);
-    *less = *more;
-    less->limits.chunks = more->limits.chunks / 2;
-    return more->limits.chunks < plan->n_steps * (more->shape.n_virtual > 1 ? more->shape.n_virtual : 1);
+static int search_more(uint64_t seed, const cf_plan *plan, cf_schedule_desc *more, cf_schedule_desc *less) {
+    (void)plan;
+    less->budget = 1 + (int64_t)(seed % 8);
+    more->budget = less->budget + 1 + (int64_t)(seed % 30);
+    more->split_backward = less->split_backward = seed % 3 == 0;
+    return 1;
 }
 
-TEST(never_longer_than_with_less_room) { compare_all(limit_less); }
+TEST(never_longer_than_with_a_smaller_budget) { compare_all(search_more); }
+
+/* A fixed kind of as many virtual stages, within the same limits; what holds by default for `best` alone is lifted. */
+TEST(never_longer_than_a_fixed_kind) {
+    uint64_t seed;
+    int n_better = 0;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(400, 60); seed++) {
+        pipeline_problem problem;
+        cf_schedule_desc desc;
+        double best;
+        int kind;
+        draw(seed, &problem);
+        problem.desc.split_backward = seed % 2;
+        if (problem.desc.limits.state == 0) problem.desc.limits.state = CF_NO_LIMIT;
+        if (problem.desc.limits.chunks == 0) problem.desc.limits.chunks = CF_NO_LIMIT;
+        best = makespan_of(problem.plan, problem.desc);
+        for (kind = CF_SCHEDULE_PAPER; kind < CF_SCHEDULE_BEST; kind++) {
+            cf_schedule *schedule = NULL;
+            desc = problem.desc;
+            desc.kind = (cf_schedule_kind)kind;
+            desc.split_backward = 0;
+            if (kind == CF_SCHEDULE_ZERO_BUBBLE && !problem.desc.split_backward) continue;
+            if (kind < CF_SCHEDULE_ZERO_BUBBLE && desc.shape.placement == CF_PLACEMENT_V) continue;
+            if (kind != CF_SCHEDULE_ZERO_BUBBLE && (kind == CF_SCHEDULE_INTERLEAVED) != (desc.shape.n_virtual > 1))
+                continue;
+            if (cf_schedule_make(problem.plan, &desc, &schedule, NULL) != CF_OK) continue;
+            compare(best, pipeline_makespan(problem.plan, schedule, desc.timing, NULL, NULL), &n_better);
+            cf_schedule_free(schedule);
+        }
+        cf_plan_free(problem.plan);
+    }
+    CHECK(n_better > 0);
+}
+
+/* ---- tight limits ---- */
+
+/* What one stage holds that runs units one by one, counted by the definitions of cf_bytes: every chunk is dropped and
+   replayed, one virtual stage after the other; on one row the last chunk of a unit is kept. */
+static int64_t bytes_one_by_one(const cf_plan *plan, int64_t rows, const cf_bytes *bytes, int64_t *most_state) {
+    int64_t most = 0, first, n, i, row;
+    *most_state = 0;
+    for (first = 0; first < plan->n_steps; first += n) {
+        int64_t state = 0, inputs = 0, gradient = 0, in_group = plan->chunks[first].group >= 0;
+        n = in_group ? plan->groups[plan->chunks[first].group].n_chunks : 1;
+        for (i = 0; i < n; i++) /* forwards */
+            for (row = 0; row < rows; row++) {
+                const cf_chunk *c = &plan->chunks[first + i];
+                int kept = rows == 1 && i == n - 1;
+                int64_t held;
+                if (in_group) state += cf_chunk_state_tokens(plan, first + i);
+                if (!kept) inputs += c->padded;
+                held = state * bytes->state + inputs * bytes->boundary + kept * c->padded * bytes->activations;
+                if (held > most) most = held;
+            }
+        if (state / rows > *most_state) *most_state = state / rows;
+        for (i = n - 1; i >= 0; i--) /* replays and backwards */
+            for (row = rows - 1; row >= 0; row--) {
+                const cf_chunk *c = &plan->chunks[first + i];
+                int64_t own = in_group ? cf_chunk_state_tokens(plan, first + i) : 0, held;
+                if (rows > 1 || i < n - 1) inputs -= c->padded;
+                if (i == n - 1 && in_group) gradient += plan->groups[c->group].tokens;
+                held = state * bytes->state + gradient * bytes->state_gradient + inputs * bytes->boundary +
+                       c->padded * bytes->activations;
+                if (held > most) most = held;
+                state -= own;
+                if (in_group) gradient -= own;
+            }
+    }
+    return most;
+}
+
+/* Groups and standalone chunks, every kind, with just the room that units one by one need. */
+TEST(where_one_chunk_fits_there_is_a_schedule) {
+    uint64_t seed;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(500, 120); seed++) {
+        harness_rng rng = {seed};
+        int64_t lengths[12], n = harness_between(&rng, 1, 12), i, state, least;
+        int kind;
+        cf_plan *plan;
+        for (i = 0; i < n; i++) lengths[i] = harness_between(&rng, 1, harness_chance(&rng, 0.4) ? 20 : 4);
+        plan = naive_pack(lengths, n, 4);
+        REQUIRE(plan != NULL);
+        for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind++) {
+            cf_schedule_desc desc = {0};
+            cf_validate_desc validate = {0};
+            cf_schedule *schedule = NULL;
+            cf_error error = {0};
+            desc.kind = (cf_schedule_kind)kind;
+            desc.shape.n_stages = harness_between(&rng, 1, 4);
+            desc.shape.n_virtual = kind == CF_SCHEDULE_INTERLEAVED  ? harness_between(&rng, 2, 3)
+                                   : kind > CF_SCHEDULE_INTERLEAVED ? harness_between(&rng, 1, 3)
+                                                                    : 1;
+            if (kind > CF_SCHEDULE_INTERLEAVED && harness_chance(&rng, 0.4)) desc.shape.placement = CF_PLACEMENT_V;
+            desc.shape.k = harness_between(&rng, 1, 4);
+            desc.split_backward = kind == CF_SCHEDULE_BEST && harness_chance(&rng, 0.5);
+            desc.budget = harness_between(&rng, 1, 20);
+            desc.limits.per_token.activations = harness_between(&rng, 1, 8);
+            desc.limits.per_token.state = harness_between(&rng, 0, 3);
+            desc.limits.per_token.state_gradient = harness_between(&rng, 0, 3);
+            desc.limits.per_token.boundary = harness_between(&rng, 0, harness_chance(&rng, 0.3) ? 12 : 2);
+            least = bytes_one_by_one(plan, desc.shape.n_virtual, &desc.limits.per_token, &state);
+            desc.limits.chunks = harness_between(&rng, 1, harness_chance(&rng, 0.5) ? 1 : 4);
+            if (harness_chance(&rng, 0.5)) desc.limits.state = state > 0 ? state : 1;
+            if (harness_chance(&rng, 0.6)) desc.limits.bytes = least + (harness_chance(&rng, 0.5) ? 0 : least / 4);
+            harness_note("seed %d, %s, %d stages x %d, %d chunks, chunks %d, bytes %d", (int)seed,
+                         cf_schedule_kind_name(desc.kind), (int)desc.shape.n_stages, (int)desc.shape.n_virtual,
+                         (int)plan->n_chunks, (int)desc.limits.chunks, (int)desc.limits.bytes);
+            if (cf_schedule_make(plan, &desc, &schedule, &error) != CF_OK) FAIL("%s", error.text);
+            validate.limits = desc.limits;
+            if (schedule != NULL) CHECK_INT(cf_schedule_validate(plan, schedule, &validate, NULL, NULL), CF_OK);
+            cf_schedule_free(schedule);
+        }
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
 
 /* A limit that everything fits into changes nothing: the schedule is the one without. */
 TEST(a_limit_that_binds_nothing_changes_nothing) {
@@ -234,7 +328,8 @@ TEST(interleaved_runs_as_far_ahead_as_its_warm_up) {
     cf_plan_free(plan);
 }
 
-SUITE(promises, CASE(never_longer_than_with_a_smaller_k), CASE(never_longer_than_with_whole_backwards),
-      CASE(never_longer_than_with_less_room), CASE(a_limit_that_binds_nothing_changes_nothing),
+SUITE(promises, CASE(never_longer_than_with_whole_backwards), CASE(never_longer_than_with_a_smaller_budget),
+      CASE(never_longer_than_a_fixed_kind), CASE(a_limit_that_binds_nothing_changes_nothing),
+      CASE(where_one_chunk_fits_there_is_a_schedule),
       CASE(state_does_not_grow_with_the_batch), CASE(dispatched_kinds_come_to_an_end),
       CASE(interleaved_runs_as_far_ahead_as_its_warm_up));

@@ -482,7 +482,7 @@ TEST(bad_options_are_named) {
         bad.kind = (cf_schedule_kind)((int)bad.kind + 1);
         check_refused(plan, &bad, CF_ERROR_ARGUMENT, "shape.replay");
     }
-    REFUSED(bad.kind = CF_SCHEDULE_BEST;
+    REFUSED(bad.kind = CF_SCHEDULE_BEST; bad.shape.replay = CF_REPLAY_LOCAL;
             bad.shape.n_virtual = CF_MAX_STAGES / 4 + 1, CF_ERROR_LIMIT, "shape.n_virtual");
     REFUSED(bad.shape.k = -1, CF_ERROR_ARGUMENT, "shape.k");
     REFUSED(bad.shape.rank = 1, CF_ERROR_ARGUMENT, "shape.rank");

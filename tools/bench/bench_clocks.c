@@ -71,7 +71,9 @@ static int64_t read_lengths(int64_t skip, int64_t n, int64_t *lengths) {
     while (m < n && fgets(line, sizeof line, file) != NULL)
         if (line[0] >= '0' && line[0] <= '9' && skip-- <= 0) lengths[m++] = strtoll(line, NULL, 10);
     fclose(file);
-    return m;
+    if (m == n) return m;
+    fprintf(stderr, "bench_clocks: %s has too few lengths\n", options.lengths);
+    exit(2);
 }
 
 /* By turns 96 log-normal lengths, 256 of chat, and of these the first one 256K long; with a file, its lengths in place
@@ -81,10 +83,7 @@ static int64_t draw_batch(int64_t batch, int64_t *lengths) {
     int64_t n = kind == 0 ? 96 : 256, i;
     draws = (uint64_t)(options.seed * 1000 + batch);
     for (i = 0; i < 8; i++) (void)draw(); /* neighbouring seeds begin alike */
-    if (kind == 2 && batch % 2 == 0 && options.lengths != NULL)
-        return read_lengths((options.seed * 64 + batch / 6) * 64, 64, lengths);
-    if (kind == 1 && batch % 2 == 1 && options.lengths != NULL)
-        return read_lengths((options.seed * 64 + 32 + batch / 6) * 64, 64, lengths);
+    if (kind == 2 && options.lengths != NULL) return read_lengths((options.seed * 8 + batch / 3) * 64, 64, lengths);
     for (i = 0; i < n; i++) lengths[i] = kind == 0 ? draw_normal() : draw_chat();
     if (kind == 2) lengths[0] = 262144;
     return n;

@@ -1,9 +1,9 @@
 /* Speed and quality of pipeline schedules. One thread, and all times are processor time.
 
        cc -std=c99 -O2 -I. -o build/bench_schedule tools/bench/bench_schedule.c tools/bench/search_lists.c \
-          tests/reference/exact.c tests/reference/suite.c -lm
-       build/bench_schedule            all tables but the last two; or any of: speed best suite virtual limits[=FILE]
-                                       replay[=FILE] longer=SECONDS[,FILE] ablate=FILE[,NAME[+NAME]...]...
+          tests/reference/suite.c -lm
+       build/bench_schedule            all tables but the last; or any of: speed best suite virtual limits[=FILE]
+                                       replay[=FILE] longer=SECONDS[,FILE]
 
    speed: fixed schedules of 10^3 to 10^6 actions, made and simulated; time per action should be flat. best: the default
    budget on 100 chunks and 8 stages. suite: 250 batches (tests/reference/suite.h), makespan over the strongest lower
@@ -13,16 +13,15 @@
    strongest bound. replay: `best` with room for half as many chunks as stages, for several K; to see what free replay
    gains, build it with another header. longer: named cases, those where bounds are weakest without a limit and with as
    many chunks as stages: default `best` against the best schedule that is found in so many seconds of processor time
-   for each, half of them by `best` with larger budgets and half by changing lists (search_lists.h). ablate: what the
-   search loses, as means of makespans and as small instances solved (by the solver tests/reference/exact.c), where
-   policies and moves of it are switched off (ablate.h says which there are): each by itself, or those that are named.
+   for each, half of them by `best` with larger budgets and half by changing lists (search_lists.h). What a change of
+   the search is worth, bench_clocks.c says.
    Exit status 1 if `best` is worse than a fixed schedule anywhere. */
 
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 199309L
 #endif
-#include "ablate.h"
-#include "../../tests/reference/exact.h"
+#define CHUNKFLOW_IMPLEMENTATION
+#include "../../chunkflow.h"
 #include "search_lists.h"
 #include "../../tests/reference/suite.h"
 
@@ -412,293 +411,6 @@ static void bench_replay(const char *path) {
     }
 }
 
-/* ---- means of makespans, and ablations ---- */
-
-enum { N_CELLS = 3, N_ROOMS = 4, N_SMALL = 152, SMALL_KINDS = 2, N_COLUMNS = N_ROOMS * N_CELLS + 3 + SMALL_KINDS };
-
-static const char *const column_names[N_COLUMNS] = {
-    "none K1", "none K4", "none K2", "default K1", "default K4", "default K2", "P K1",  "P K4",  "P K2",
-    "P/2 K1",  "P/2 K4",  "P/2 K2",  "virtual",    "split",      "equal",      "small", "small P"};
-
-/* Sums of logarithms of makespans, and how many small instances are solved. */
-typedef struct ablation {
-    double sums[N_COLUMNS];
-    int runs[N_COLUMNS];
-    double took[N_COLUMNS]; /* seconds of processor time */
-    double seconds;
-} ablation;
-
-static void add_makespan(ablation *a, int column, const cf_plan *plan, const cf_schedule_desc *desc) {
-    cf_schedule *schedule = NULL;
-    cf_schedule_desc full = *desc;
-    cf_search_report report;
-    cf_error error;
-    clock_t start = clock();
-    full.report = &report;
-    must(cf_schedule_make(plan, &full, &schedule, &error), &error);
-    a->took[column] += (double)(clock() - start) / CLOCKS_PER_SEC;
-    a->sums[column] += log(report.makespan);
-    a->runs[column]++;
-    cf_schedule_free(schedule);
-}
-
-static void ablate_rooms(ablation *a, const cf_plan *plan, int64_t n_stages) {
-    static const int64_t ks[N_CELLS] = {1, 4, 2};
-    const int64_t rooms[N_ROOMS] = {CF_NO_LIMIT, 0, n_stages, n_stages / 2};
-    cf_timing timing = timing_of(n_stages);
-    int l, c;
-    for (l = 0; l < N_ROOMS; l++)
-        for (c = 0; c < N_CELLS; c++) {
-            cf_schedule_desc desc;
-            memset(&desc, 0, sizeof desc);
-            desc.shape.n_stages = n_stages;
-            desc.shape.k = ks[c];
-            desc.limits.chunks = rooms[l];
-            desc.limits.state = CF_NO_LIMIT; /* which limits batches of many groups by default, whatever is tried */
-            desc.timing = &timing;
-            add_makespan(a, l * N_CELLS + c, plan, &desc);
-        }
-}
-
-static void ablate_suite(ablation *a) {
-    static suite_batch batch;
-    int i;
-    for (i = 0; i < SUITE_BATCHES; i += 2) {
-        cf_schedule_desc desc;
-        cf_plan *plan = NULL;
-        cf_error error;
-        suite_draw(i, &batch);
-        must(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, &error), &error);
-        desc = batch.schedule;
-        desc.timing = &batch.timing;
-        desc.kind = CF_SCHEDULE_BEST;
-        desc.limits.chunks = CF_NO_LIMIT;
-        desc.shape.n_virtual = 2;
-        add_makespan(a, N_ROOMS * N_CELLS, plan, &desc);
-        desc.shape.n_virtual = 1;
-        desc.split_backward = 1;
-        if (i % 5 == 0) add_makespan(a, N_ROOMS * N_CELLS + 1, plan, &desc);
-        cf_plan_free(plan);
-    }
-}
-
-/* m equal chunks on p stages, backwards cut. cost: seconds of F, I and W. */
-static void add_equal(ablation *a, int64_t p, int64_t m, const double *cost, int64_t n_virtual, int64_t room) {
-    int64_t lengths[16], i;
-    cf_pack_desc pack;
-    cf_schedule_desc desc;
-    cf_timing timing;
-    cf_plan *plan = NULL;
-    cf_error error;
-    memset(&pack, 0, sizeof pack);
-    memset(&desc, 0, sizeof desc);
-    memset(&timing, 0, sizeof timing);
-    for (i = 0; i < m; i++) lengths[i] = pack.chunk_size = 1000;
-    must(cf_pack(lengths, m, &pack, &plan, &error), &error);
-    timing.all.forward.constant = cost[0];
-    timing.all.input.constant = cost[1];
-    timing.all.weight.constant = cost[2];
-    timing.all.backward.constant = cost[1] + cost[2];
-    timing.latency = 0.024;
-    desc.shape.n_stages = p;
-    desc.shape.n_virtual = n_virtual;
-    desc.shape.placement = n_virtual > 1 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
-    desc.limits.chunks = room;
-    desc.split_backward = 1;
-    desc.timing = &timing;
-    add_makespan(a, N_ROOMS * N_CELLS + 2, plan, &desc);
-    cf_plan_free(plan);
-}
-
-/* On one row with the room of ZB-H1, and in a V with that of ZB-V, of V-Half, and of V-Min and a chunk more. */
-static void ablate_equal(ablation *a) {
-    static const double costs[3][3] = {{1, 1, 1}, {1, 1.2, 0.8}, {1, 1.21, 0.645}};
-    int64_t p, m;
-    int i;
-    for (p = 4; p <= 8; p *= 2)
-        for (m = p; m <= 2 * p; m += p)
-            for (i = 0; i < 3; i++) {
-                add_equal(a, p, m, costs[i], 1, p);
-                add_equal(a, p, m, costs[i], 2, 2 * p);
-                add_equal(a, p, m, costs[i], 2, p + 2);
-                add_equal(a, p, m, costs[i], 2, 2 * p / 3 + 2);
-                add_equal(a, p, m, costs[i], 2, 2 * p / 3 + 3);
-            }
-}
-
-/* A problem that exact.c solves: a few chunks on two or three stages, unit costs. */
-static cf_plan *draw_small(int id, cf_schedule_desc *desc) {
-    int64_t lengths[6], n = 0, chunks = 0, most;
-    cf_pack_desc pack;
-    cf_plan *plan = NULL;
-    cf_error error;
-    memset(desc, 0, sizeof *desc);
-    memset(&pack, 0, sizeof pack);
-    draws = (uint64_t)id * 1000 + 17;
-    (void)draw();
-    desc->shape.n_stages = 2 + (int64_t)(draw() * 2);
-    desc->shape.n_virtual = draw() < 0.2 ? 2 : 1;
-    desc->shape.k = 1 + (int64_t)(draw() * 3);
-    desc->limits.chunks = id % 2 == 0 ? CF_NO_LIMIT : desc->shape.n_stages * desc->shape.n_virtual;
-    pack.chunk_size = 4;
-    pack.max_slices = 1;
-    most = desc->shape.n_virtual > 1 ? 3 : desc->shape.n_stages == 2 ? 5 : 4;
-    while (chunks < most && n < 6) {
-        lengths[n] = 1 + (int64_t)(draw() * 12);
-        if (chunks + (lengths[n] + 3) / 4 > most) lengths[n] = 4 * (most - chunks);
-        chunks += (lengths[n++] + 3) / 4;
-    }
-    must(cf_pack(lengths, n, &pack, &plan, &error), &error);
-    return plan;
-}
-
-/* An optimum of 0 is not known yet, and a negative one is not to be had. */
-static void ablate_small(ablation *a, double *optima) {
-    int id;
-    for (id = 0; id < N_SMALL; id++) {
-        cf_schedule_desc desc;
-        cf_plan *plan = draw_small(id, &desc);
-        int column = N_ROOMS * N_CELLS + 3 + id % SMALL_KINDS;
-        double makespan = makespan_of(plan, &desc, NULL);
-        if (!(optima[id] < 0 || optima[id] > 0))
-            optima[id] = exact_optimum(plan, &desc, exact_loop, makespan, 300000).makespan;
-        a->sums[column] += makespan <= optima[id] * (1 + 1e-9);
-        a->runs[column] += optima[id] > 0;
-        cf_plan_free(plan);
-    }
-}
-
-static ablation ablate(const char *path, double *optima) {
-    int64_t lengths[MOST_LENGTHS], n_stages;
-    clock_t start = clock();
-    ablation a;
-    int id;
-    memset(&a, 0, sizeof a);
-    for (id = 0; id < N_BATCHES; id++) {
-        cf_pack_desc pack;
-        cf_plan *plan = NULL;
-        cf_error error;
-        int64_t n = draw_lengths(id, path, lengths);
-        if (n == 0) continue;
-        memset(&pack, 0, sizeof pack);
-        pack.chunk_size = 8192;
-        must(cf_pack(lengths, n, &pack, &plan, &error), &error);
-        for (n_stages = 4; n_stages <= 16; n_stages *= 2) ablate_rooms(&a, plan, n_stages);
-        cf_plan_free(plan);
-    }
-    ablate_suite(&a);
-    ablate_equal(&a);
-    a.seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
-    ablate_small(&a, optima);
-    return a;
-}
-
-/* names: separated by `+`. */
-static void switch_off(const char *names) {
-    int i;
-    memset(switched_off, 0, sizeof switched_off);
-    while (*names != '\0') {
-        size_t n = strcspn(names, "+");
-        for (i = 0; i < N_SWITCHES; i++)
-            if (strlen(switch_names[i]) == n && strncmp(switch_names[i], names, n) == 0) break;
-        if (i == N_SWITCHES) {
-            fprintf(stderr, "bench_schedule: nothing is called \"%.*s\"; there are", (int)n, names);
-            for (i = 0; i < N_SWITCHES; i++) fprintf(stderr, " %s", switch_names[i]);
-            fprintf(stderr, "\n");
-            exit(2);
-        }
-        switched_off[i] = 1;
-        names += n + (names[n] == '+');
-    }
-}
-
-static ablation without(const char *path, const char *names, double *optima) {
-    ablation a;
-    switch_off(names);
-    a = ablate(path, optima);
-    switch_off("");
-    return a;
-}
-
-static double mean_of(const ablation *a, int column) {
-    double mean = a->sums[column] / (a->runs[column] > 0 ? a->runs[column] : 1);
-    return column < N_COLUMNS - SMALL_KINDS ? exp(mean) : 100 * mean;
-}
-
-/* What the table shows: means over columns. */
-static const struct {
-    const char *name;
-    int columns[3];
-} shown[] = {{"none", {0, 1, 2}},       {"default", {3, 4, 5}},  {"P", {6, 7, 8}},         {"P/2", {9, 10, 11}},
-             {"virtual", {12, -1, -1}}, {"split", {13, -1, -1}}, {"equal", {14, -1, -1}}, {"small", {15, 16, -1}}};
-enum { N_SHOWN = sizeof shown / sizeof shown[0] };
-
-static void print_heads(void) {
-    int i;
-    printf("%-17s", "without");
-    for (i = 0; i < N_SHOWN; i++) printf("%9s", shown[i].name);
-    printf("%9s\n", "time");
-}
-
-/* One line: what becomes of the means where the named policies are switched off. Makespans in per cent of what they are
-   with all policies, small instances in per cent of all of them, and time over that of all policies. */
-static void print_without(const char *names, const ablation *all, const ablation *a) {
-    int i, j;
-    printf("%-17s", names);
-    for (i = 0; i < N_SHOWN; i++) {
-        double sum = 0, weights = 0;
-        for (j = 0; j < 3 && shown[i].columns[j] >= 0; j++) {
-            int column = shown[i].columns[j], is_small = column >= N_COLUMNS - SMALL_KINDS;
-            double was = mean_of(all, column), is = mean_of(a, column), weight = is_small ? all->runs[column] : 1;
-            sum += weight * (is_small ? is - was : 100 * (is / was - 1));
-            weights += weight;
-        }
-        printf("%9.2f", sum / weights);
-    }
-    printf("%9.2f\n", a->seconds / all->seconds);
-    fflush(stdout);
-}
-
-/* Takes what stands before the next comma from a text, of which the rest stays; returns 0 at its end. */
-static int take_part(const char **text, char *part, size_t size) {
-    size_t n = strcspn(*text, ",");
-    if (**text == '\0') return 0;
-    (void)snprintf(part, size, "%.*s", (int)n, *text);
-    *text += n + ((*text)[n] == ',');
-    return 1;
-}
-
-/* text: "FILE[,NAME[+NAME]...]...". Without a name each policy is switched off by itself. */
-static void bench_ablate(const char *text) {
-    static double optima[N_SMALL];
-    char path[512] = "", names[512];
-    const char *rest, *file = *text != ',' && *text != '\0' ? path : NULL;
-    ablation all, a;
-    int i;
-    (void)take_part(&text, path, sizeof path);
-    for (rest = text; take_part(&rest, names, sizeof names);) switch_off(names);
-    all = without(file, "", optima);
-    printf("means of makespans in seconds, and per cent of small instances solved\n");
-    for (i = 0; i < N_COLUMNS; i++)
-        printf("%-12s %12.5f %4d runs in %.2f s\n", column_names[i], mean_of(&all, i), all.runs[i], all.took[i]);
-    printf("%-12s %12.3f\n\n", "seconds", all.seconds);
-    fflush(stdout);
-    for (i = 0; i < N_SWITCHES; i++)
-        if (!was_asked[i]) {
-            fprintf(stderr, "bench_schedule: nothing asks whether %s is switched off\n", switch_names[i]);
-            exit(2);
-        }
-    print_heads();
-    for (i = 0; *text == '\0' && i < N_SWITCHES; i++) {
-        a = without(file, switch_names[i], optima);
-        print_without(switch_names[i], &all, &a);
-    }
-    while (take_part(&text, names, sizeof names)) {
-        a = without(file, names, optima);
-        print_without(names, &all, &a);
-    }
-}
-
 /* ---- longer searches ---- */
 
 /* Where `limits` is farthest from its bound with K of 2 and 4: the five worst without a limit, and the eight worst with
@@ -828,7 +540,6 @@ int main(int argc, char **argv) {
     if (wanted(argc, argv, "virtual")) worse += bench_suite(SPLIT) + bench_suite(VIRTUAL);
     for (i = 1; i < argc; i++) {
         if (strncmp(argv[i], "limits=", 7) == 0) worse += bench_limits(argv[i] + 7);
-        if (strncmp(argv[i], "ablate=", 7) == 0) bench_ablate(argv[i] + 7);
         if (strncmp(argv[i], "replay=", 7) == 0) bench_replay(argv[i] + 7);
         if (strncmp(argv[i], "longer=", 7) == 0) bench_longer(argv[i] + 7);
     }

@@ -4,9 +4,9 @@
 #     sh tools/bench/record.sh [--lengths FILE] [--out DIR] [NAME...]
 #
 # To be run in the top directory, through `make bench-record`, which builds the programs. NAME: pack, schedule,
-# ablate, baseline, tune or fit; all of them by default, which takes some ten minutes of processor time. FILE: a list of
-# lengths, one a line (the recorded tables have the Mooncake conversation trace); without it the batches that need one,
-# and ablate, are left out. Each table replaces DIR/NAME.txt (default tools/bench/results) and begins with its date,
+# baseline, tune or fit; all of them by default, which takes some ten minutes of processor time. FILE: a list of
+# lengths, one a line (the recorded tables have the Mooncake conversation trace); without it the batches that need one
+# are left out. Each table replaces DIR/NAME.txt (default tools/bench/results) and begins with its date,
 # machine, compiler and command; only the name of FILE is recorded. README quotes `pack` (milliseconds and distance from
 # the bound); its charts and its table of GiB are tested by tests/command/cli_pipeline.transcript and
 # tests/command/cli_models.transcript.
@@ -24,7 +24,7 @@ while [ $# -gt 0 ]; do
         *) break ;;
     esac
 done
-[ $# -gt 0 ] || set -- pack schedule ablate baseline tune ranks fit
+[ $# -gt 0 ] || set -- pack schedule baseline tune ranks fit
 
 header() {
     echo "date      $(date -u '+%Y-%m-%d %H:%M UTC')"
@@ -52,7 +52,6 @@ for name; do
             --out "$out/pack.txt" ${lengths:+"$lengths"} ;;
         schedule) record schedule "$BUILD/bench_schedule" speed best suite virtual "limits${lengths:+=$lengths}" \
             "replay${lengths:+=$lengths}" ;;
-        ablate) [ -z "$lengths" ] || record ablate "$BUILD/bench_schedule" "ablate=$lengths" ;;
         baseline) record baseline "$BUILD/bench_baseline" ${lengths:+"$lengths"} ;;
         tune) record tune "$BUILD/bench_tune" ${lengths:+"$lengths"} ;;
         ranks) record ranks "$BUILD/bench_ranks" ${lengths:+"$lengths"} ;;
