@@ -67,6 +67,7 @@ static void walk_step(slots *all, const cf_schedule *s, const cf_steps *steps, c
     if (step->action.keep) take(all, ACTIVATIONS, step->slot, stage);
     if (pass <= CF_W && step->output >= 0) take(all, BOUNDARIES, step->output, stage);
     if (pass > CF_W && step->input >= 0) take(all, BOUNDARIES, step->input, stage);
+    if (pass > CF_W && (step->slot != -1 || step->state != -1 || step->path != -1)) all->bad = 1;
     if (step->slot >= 0 && all->stage_of[ACTIVATIONS][step->slot] != stage) all->bad = 1;
     if (step->state >= 0 && all->stage_of[STATES][step->state] != stage) all->bad = 1;
     if (step->input >= 0 && all->stage_of[BOUNDARIES][step->input] != maker_of_input(s, step)) all->bad = 1;
