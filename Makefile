@@ -550,7 +550,7 @@ $(PTX_MACHINE) $(PTX_BUILD)/test_ptx.o: $(PTX_BUILD)/%.o: tests/ptx/%.cc $(wildc
 	$(PTX_CXX) -O2 -g1 -march=native -ffp-contract=off -c $< -o $@
 
 $(PTX_HOST): $(PTX_BUILD)/%.t: tests/cuda/%.cc $(CUDA_HEADERS) | $(PTX_BUILD)
-	$(PTX_CXX) -O1 -g1 -DCHUNKFLOW_PTX -DCHUNKFLOW_CUDA_VARIANTS -c $< -o $@
+	$(PTX_CXX) -O$(if $(filter %/reference.t,$@),3,1) -g1 -DCHUNKFLOW_PTX -DCHUNKFLOW_CUDA_VARIANTS -c $< -o $@
 
 $(PTX_BUILD)/device_section.h: chunkflow_cuda.cu tests/cuda/device_section.sh | $(PTX_BUILD)
 	sh tests/cuda/device_section.sh >$@

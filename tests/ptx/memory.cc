@@ -30,7 +30,7 @@ unsigned char *shared_place(warp &w, uint32_t address, uint32_t bytes, const cha
     if (address > shared.size() || shared.size() - address < bytes)
         stop(w, "%s of %u bytes at shared address %u of %zu", what, bytes, address, shared.size());
     if (!w.in->flags.empty())
-        for (uint32_t at = address / 4; at <= (address + bytes - 1) / 4; at++)
+        for (uint32_t at = address / 4, last = (address + bytes - 1) / 4; at <= last; at++)
             if (w.in->flags[at])
                 stop(w, "%s at shared address %u, where %s", what, 4 * at,
                      w.in->flags[at] & HOLDS_MBARRIER ? "an mbarrier is" : "a copy is in flight");
@@ -40,7 +40,7 @@ unsigned char *shared_place(warp &w, uint32_t address, uint32_t bytes, const cha
 /* Where a lane's access goes. */
 static unsigned char *lane_place(warp &w, const instruction &i, int lane, uint64_t address, bool write) {
     const uint32_t bytes = (uint32_t)i.bytes * i.vector;
-    if (address % bytes != 0)
+    if ((address & (bytes - 1)) != 0)
         stop(w, "lane %d: address 0x%llx is no multiple of %u", lane, (unsigned long long)address, bytes);
     if (i.space == SHARED) {
         unsigned char *place = shared_place(w, (uint32_t)address, bytes, write ? "a store" : "a load");
@@ -78,7 +78,7 @@ static bool are_fine(const warp &w, const instruction &i, const uint64_t *addres
         most = here > most ? here : most;
         all |= here;
     }
-    return all % bytes == 0 && find_allocation(least, &begin, &end) && most < end && end - most >= bytes;
+    return (all & (bytes - 1)) == 0 && find_allocation(least, &begin, &end) && most < end && end - most >= bytes;
 }
 
 /* ---- loads and stores ---- */
