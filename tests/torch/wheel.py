@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 
-from judge import check, finish
+from judge import check, finish, skip
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
@@ -72,7 +72,7 @@ def check_installed(folder):
 
 def check_arm(folder):
     if not shutil.which(CROSS) or not shutil.which(EMULATOR):
-        print(f"skip arm64: there is no {CROSS} or {EMULATOR}")
+        skip("arm64", f"there is no {CROSS} or {EMULATOR}")
         return
     made = run(sys.executable, "-B", TOP / "tools" / "python" / "backend.py", folder, env={**os.environ, "CC": CROSS})
     wheel = made.stdout.strip()
