@@ -608,9 +608,9 @@ typedef struct cf_piece {
 /* The pieces of a gang's sequence that lie before this chunk, by rising position: without a gap from the first row to
    its first slice's begin. Those of rounds before are in states by now; those of its own round, the last ones, are made
    by ranks before it in the block while it runs, layer by layer. So in each layer of a pass the ranks of a round make K
-   and V of their rows, and each gets those of the pieces, all at once or one after the other from its neighbour (a ring; any
-   order will do, where attention merges blocks by their LSE). In a backward, gradients of pieces go back to the ranks
-   that have them, and a rank continues with those of its own rows once all behind it have sent theirs.
+   and V of their rows, and each gets those of the pieces, all at once or one after the other from its neighbour (a
+   ring; any order will do, where attention merges blocks by their LSE). In a backward, gradients of pieces go back to
+   the ranks that have them, and a rank continues with those of its own rows once all behind it have sent theirs.
 
    pieces: room for all of them, as many as a call with NULL returns, or NULL. Returns how many there are; 0 for a
    chunk of no gang. The plan must be sound. */
@@ -5354,7 +5354,8 @@ static void cf__metadata_list_path(cf__metadata_job *job, const cf_plan *plan, c
     job->n_path_levels = 0;
     for (last = job->out.prefix; last > 0; last = first) {
         while (id < end && (cf__plan_parent(plan, c, id) >= 0 || plan->slices[id].begin >= last)) id++;
-        while ((at = plan->chunks[plan->groups[group].first_chunk].prefix) >= last) group = plan->branches[group].parent;
+        while ((at = plan->chunks[plan->groups[group].first_chunk].prefix) >= last)
+            group = plan->branches[group].parent;
         first = cf__max(at, id < end ? plan->slices[id].begin : 0);
         rows = cf__metadata_row_end(plan, id);
         job->n_path_levels++;
