@@ -407,10 +407,10 @@ typedef struct cf_plan {
    microseconds more for each slice of a long sequence). The plan depends only on the arguments, so every rank can
    compute it for itself.
 
-   With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group is on one rank. The dearest groups
-   and chunks are placed first, each on the cheapest rank; then sequences move and chunks are exchanged while that makes
-   the dearest rank cheaper, in no more steps. Idle chunks fill what is left. A tree is on one rank; of the ways to part
-   dear ones (no_copies) that one is taken with which the dearest rank is cheapest.
+   With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group is on one rank. Whole sequences, and
+   whole trees, go to ranks by their cost: the most expensive first, each to the cheapest rank. Then each rank packs its
+   own as if it were alone, and idle chunks fill what is left. Of the ways to part expensive trees (no_copies) that one
+   is taken with which the dearest rank is cheapest.
 
    With lockstep chunks lie in columns, of which there may be more, and idle chunks among others. It is laid out once
    for each target that long sequences are cut by: these are a quarter apart, from what a full slice costs at the start
@@ -2641,8 +2641,8 @@ CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_
 /* ================================================================================================================
    >>pack
 
-   The road: resolve the options, measure the lengths, cut long sequences into groups, sort the short ones, assign each
-   to a unit, spread units over ranks, number the chunks, write the plan.
+   The road: resolve the options, measure the lengths, cut long sequences into groups, sort the short ones, give whole
+   sequences to ranks, let each rank assign its short ones to units, number the chunks, write the plan.
 
    A unit is what gets a rank as a whole: units 0 .. n_groups - 1 are the groups (their room is the free space of the
    last chunk), the others are standalone chunks. An item is a short sequence.
@@ -2705,7 +2705,6 @@ typedef struct cf__pack_bins {
     int shift;
 } cf__pack_bins;
 
-#define CF__PACK_ROUNDS(n_ranks) (8 * (n_ranks) + 64) /* of evening out ranks; each opens a chunk at most */
 #define CF__PACK_MAX_COST_SLICES ((int64_t)1 << 22) /* CF_SPLIT_COST searches; one sequence may not take minutes */
 #define CF__PACK_LEVELS 17 /* CF_MAX_RANKS, half as many ... 1 */
 
@@ -2957,6 +2956,16 @@ static int64_t cf__pack_bound_gangs(cf__packer *p) {
     return 2 * cf__div_up(longest, size) + 8 * CF__PACK_LEVELS;
 }
 
+/* The most chunks of a rank. It has no more tokens than half as many again as the mean and the longest sequence
+   (cf__pack_give_things), and of its open chunks all but one are half full, or full by count; in next fit with the long
+   ones between them. */
+static int64_t cf__pack_most_steps(const cf__packer *p) {
+    int64_t size = p->desc.chunk_size, tokens = p->item_tokens;
+    if (p->desc.max_slices > 0) tokens += p->n_items * cf__div_up(size, p->desc.max_slices);
+    tokens = cf__div_up(3 * (p->n_dependent + cf__div_up(tokens, size)), 2 * p->desc.n_ranks) + 1;
+    return cf__min(2 * (tokens + cf__max(p->largest_group, 1)) + 2, p->n_dependent + p->n_items);
+}
+
 /* The most units and chunks that there may be. */
 static cf_result cf__pack_bound_counts(cf__packer *p) {
     int64_t ranks = p->desc.n_ranks, n_bins, gang_steps = cf__pack_bound_gangs(p);
@@ -2964,16 +2973,17 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
        so together they hold more than one chunk_size. A long sequence may close one more chunk in next fit. */
     n_bins = 2 * cf__div_up(p->item_tokens, p->desc.chunk_size) + p->head.n_groups + 1;
     if (p->desc.max_slices > 0) n_bins += p->n_items / p->desc.max_slices;
-    if (ranks > 1) n_bins = p->n_items; /* balancing may open more, never an empty one */
+    if (ranks > 1) n_bins = p->n_items; /* before ranks are found each item is by itself */
     n_bins = cf__min(n_bins, p->n_items);
     p->max_units = p->head.n_groups + n_bins + (cf__pack_in_step(p) ? 2 * p->n_items : 0);
     CF__TRY(cf__inside(p->max_units + p->n_dependent, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "n_chunks", -1,
                        "the batch may need too many chunks", p->error));
     p->head.n_chunks = p->n_dependent + n_bins;
-    /* Longest-first placement of the groups leaves no rank more than one group above the mean. */
-    if (ranks > 1) p->head.n_chunks = ranks * (cf__div_up(p->head.n_chunks, ranks) + p->largest_group);
+    if (ranks > 1 && !p->desc.lockstep) p->head.n_chunks = ranks * cf__pack_most_steps(p);
     /* In step all bands of a level but the last are at least half full of its groups. */
-    if (cf__pack_in_step(p)) p->head.n_chunks += ranks * (cf__div_up(p->n_dependent, ranks) + 1 + gang_steps);
+    if (cf__pack_in_step(p))
+        p->head.n_chunks = ranks * (cf__div_up(p->head.n_chunks, ranks) + p->largest_group +
+                                    cf__div_up(p->n_dependent, ranks) + 1 + gang_steps);
     p->most_columns = p->head.n_chunks / ranks;
     p->most_groups = p->head.n_groups;
     p->most_dependent = p->n_dependent;
@@ -2996,10 +3006,10 @@ static cf_result cf__pack_measure_trees(cf__packer *p) {
     if (p->desc.max_slices > 0) n_bins += p->n / p->desc.max_slices;
     p->largest_group = p->n_dependent + cf__min(p->n, n_bins);
     p->head.n_slices = t->most_nodes + p->n_dependent;
-    if (p->desc.n_ranks > 1) n_bins += p->desc.n_ranks + CF__PACK_ROUNDS(p->desc.n_ranks);
+    if (p->desc.n_ranks > 1) n_bins += p->desc.n_ranks;
     n_bins = cf__min(p->n, n_bins);
     p->head.n_groups = t->most_chains + n_bins;
-    p->max_units = cf__max(p->head.n_groups, t->may_part ? p->n : 0); /* parts are units, too */
+    p->max_units = p->desc.n_ranks > 1 ? t->most_chains + p->n : p->head.n_groups; /* all that ranks are given */
     p->head.n_chunks = p->n_dependent + n_bins;
     CF__TRY(cf__inside(p->head.n_chunks, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "n_chunks", -1,
                        "the batch may need too many chunks", p->error));
@@ -3349,72 +3359,49 @@ static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     return id;
 }
 
-/* Next fit. Walks all sequences, so that a long one closes the chunk before it and may offer its tail. */
+/* Next fit. Walks all sequences, so that a long one closes the chunk before it on its rank and may offer its tail. */
 static void cf__pack_next_fit(cf__packer *p) {
     int64_t i, group = 0, n_order = 0;
-    int32_t item = 0, open = -1;
+    int32_t item = 0, one = -1;
+    for (i = 0; i < p->desc.n_ranks && p->desc.n_ranks > 1; i++) p->starts[i] = -1;
     for (i = 0; i < p->n; i++) {
-        int32_t before = open;
         int is_long = p->lengths[i] > p->desc.chunk_size;
+        int32_t rank, *open = &one, before;
         if (p->lengths[i] == 0) continue;
-        if (is_long) open = (int32_t)group++;
-        else if (open < 0 || cf__pack_fit(&p->units[open], cf__pack_item_size(p, item), 1) == 0)
-            open = cf__pack_open_unit(p);
-        if (open != before) p->order[n_order++] = open;
+        rank = p->desc.n_ranks == 1 ? 0 : is_long ? p->units[group].rank : p->unit_of[item];
+        if (p->desc.n_ranks > 1) open = &p->starts[rank];
+        before = *open;
+        if (is_long) *open = (int32_t)group++;
+        else if (before < 0 || cf__pack_fit(&p->units[before], cf__pack_item_size(p, item), 1) == 0)
+            *open = cf__pack_open_unit(p);
+        if (*open != before) p->order[n_order++] = *open;
+        p->units[*open].rank = rank;
         if (is_long) continue;
-        cf__pack_fill(&p->units[open], cf__pack_item_size(p, item), 1);
-        cf__pack_assign(p, item++, 1, open);
+        cf__pack_fill(&p->units[*open], cf__pack_item_size(p, item), 1);
+        cf__pack_assign(p, item++, 1, *open);
     }
-}
-
-/* Fills unit_of, units and order by the method asked for. Best fit gives way to first fit where that needs fewer
-   chunks, which is tried only if there is something to win. */
-static void cf__pack_assign_items(cf__packer *p) {
-    /* Chunks that take no items: all but the last of each group. */
-    int64_t i, n_closed = p->n_dependent - p->head.n_groups;
-    cf__pack_collect_items(p);
-    cf__pack_sort_and_bound(p);
-    if (p->desc.method == CF_PACK_NEXT_FIT) {
-        cf__pack_collect_items(p);
-        cf__pack_next_fit(p);
-        return;
-    }
-    cf__pack_find_runs(p, 0, p->n_items);
-    cf__bits_clear(&p->bins.used);
-    for (i = 0; i < p->head.n_groups; i++) cf__pack_bins_insert(p, (int32_t)i);
-    cf__pack_best_fit(p);
-    if (n_closed + p->n_units > p->head.lower_bound && cf__pack_first_fit(p, 1) < p->n_units) {
-        cf__pack_find_runs(p, 0, p->n_items);
-        (void)cf__pack_first_fit(p, 0);
-    }
-    for (i = 0; i < p->n_units; i++) p->order[i] = (int32_t)i;
 }
 
 /* ---- trees: the same for bushes ---- */
 
-/* The chain that a bush hangs on, n_chains where it is a tree by itself. */
-static int64_t cf__pack_owner(const cf__packer *p, uint64_t item) {
-    int32_t parent = p->tree.nodes[cf__pack_item_sequence(item)].parent;
-    return parent >= 0 ? p->tree.nodes[parent].chain : p->tree.n_chains;
-}
-
-/* Puts the items of each owner, 0 .. n_chains, together, in their order. Returns where each one's begin in `first`. */
-static void cf__pack_part_items(cf__packer *p, int32_t *first) {
-    int64_t i, last = p->tree.n_chains;
-    int32_t sum = 0;
-    memset(first, 0, (size_t)(last + 1) * sizeof *first);
-    for (i = 0; i < p->n_items; i++) first[cf__pack_owner(p, p->items[i])]++;
-    for (i = 0; i <= last; i++) {
+/* Puts the items from p->first_free on of each of n owners, whom unit_of names, together, in their order. Returns where
+   each one's begin in `first`. */
+static void cf__pack_part_items(cf__packer *p, int32_t *first, int64_t n) {
+    int64_t i;
+    int32_t sum = (int32_t)p->first_free;
+    memset(first, 0, (size_t)n * sizeof *first);
+    for (i = p->first_free; i < p->n_items; i++) first[p->unit_of[i]]++;
+    for (i = 0; i < n; i++) {
         sum += first[i];
         first[i] = sum - first[i];
     }
     memcpy(p->spare, p->items, (size_t)p->n_items * sizeof *p->items);
-    for (i = 0; i < p->n_items; i++) p->items[first[cf__pack_owner(p, p->spare[i])]++] = p->spare[i];
-    for (i = last; i > 0; i--) first[i] = first[i - 1];
-    first[0] = 0;
+    for (i = p->first_free; i < p->n_items; i++) p->items[first[p->unit_of[i]]++] = p->spare[i];
+    for (i = n - 1; i > 0; i--) first[i] = first[i - 1];
+    first[0] = (int32_t)p->first_free;
 }
 
-/* Fills items, longest first. */
+/* Fills items, longest first, those of one chain together, and those that are trees by themselves last. */
 static void cf__pack_collect_bushes(cf__packer *p, int32_t *first) {
     const cf__tree *t = &p->tree;
     int64_t i;
@@ -3424,11 +3411,15 @@ static void cf__pack_collect_bushes(cf__packer *p, int32_t *first) {
             p->items[p->n_items++] = (uint64_t)node->rows << 32 | (uint64_t)i;
     }
     cf__pack_sort_and_bound(p);
-    cf__pack_part_items(p, first);
+    for (i = 0; i < p->n_items; i++) {
+        int32_t parent = t->nodes[cf__pack_item_sequence(p->items[i])].parent;
+        p->unit_of[i] = parent >= 0 ? t->nodes[parent].chain : (int32_t)t->n_chains;
+    }
+    cf__pack_part_items(p, first, t->n_chains + 1);
     p->first_free = first[t->n_chains];
 }
 
-/* The bushes of each chain fill its tail, and leaves of their own; then those of none fill what is left. */
+/* The bushes of each chain fill its tail, and leaves of their own. */
 static void cf__pack_assign_bushes(cf__packer *p) {
     int32_t *first = p->sorted; /* not in use yet */
     int64_t n_chains = p->tree.n_chains, i;
@@ -3445,9 +3436,6 @@ static void cf__pack_assign_bushes(cf__packer *p) {
     p->head.n_slices = p->tree.n_nodes + p->n_dependent;
     p->n_dependent += p->n_units - n_chains;
     p->head.n_groups = p->n_units;
-    for (i = 0; i < p->n_units && p->first_free < p->n_items; i++) cf__pack_bins_insert(p, (int32_t)i);
-    cf__pack_find_runs(p, p->first_free, p->n_items);
-    cf__pack_best_fit(p);
 }
 
 /* Who is whose child: leaves first, then chains, and that with the longest path below it last, for it ends the tree.
@@ -3492,7 +3480,11 @@ static void cf__pack_order_trees(cf__packer *p) {
     for (; n < p->n_units; n++) p->order[n] = (int32_t)n;
 }
 
-/* ---- spreading units over ranks ---- */
+/* ---- ranks first ----
+
+   Whole sequences go to ranks by what they cost, the most expensive first, each to the rank that has least; so do whole
+   trees. Then each rank packs its own as if it were alone. Of costs 9, 5, 4, 4, 3, 3 one of two ranks gets 9 and 4, and
+   the other one 5, 4, 3 and 3. */
 
 /* Which rank a unit is on: that of its tree. */
 static int32_t cf__pack_rank(const cf__packer *p, int64_t unit) { return p->units[p->units[unit].lead].rank; }
@@ -3539,10 +3531,11 @@ static double cf__pack_chunk_cost(cf__packer *p, const cf_group *group, int64_t 
     return cf__pack_slice_cost(p, begin, p->cuts[cut]) + gathered;
 }
 
-/* Cost of each item and of each unit. */
-static void cf__pack_cost_units(cf__packer *p) {
+/* What is given to ranks: units as far as there are any, of trees those that lead them, then items of no unit. Puts the
+   cost of each into p->costs. A chunk's constant cost counts once for each chunk, or for the part of it that is used. */
+static void cf__pack_cost_things(cf__packer *p) {
+    double size = (double)p->desc.chunk_size;
     int64_t i, j;
-    for (i = 0; i < p->n_items; i++) p->item_costs[i] = cf__pack_item_cost(p, p->items[i]);
     for (i = 0; i < p->n_units; i++) {
         const cf_group *group = cf__pack_is_cut(p, i) ? &p->groups[i] : NULL;
         int64_t from = group != NULL && p->tree.shares != NULL ? p->tree.nodes[p->tree.chains[i]].begin : 0;
@@ -3552,7 +3545,19 @@ static void cf__pack_cost_units(cf__packer *p) {
             *cost += cf__pack_slice_cost(p, from, p->cuts[group->first_chunk + j]);
         *cost += cf__product(p->chunk_constant, (double)p->units[i].n_chunks);
     }
-    for (i = 0; i < p->n_items; i++) p->costs[p->units[p->unit_of[i]].lead] += p->item_costs[i];
+    for (i = 0; i < p->n_items; i++) {
+        double cost = cf__pack_item_cost(p, p->items[i]);
+        if (i < p->first_free) p->costs[p->units[p->unit_of[i]].lead] += cost;
+        else p->costs[p->n_units + i - p->first_free] =
+                 cost + cf__product(p->chunk_constant, (double)cf__pack_item_size(p, i) / size);
+    }
+}
+
+/* Tokens of a thing as chunks count them. Of an item no fewer than one of so many slices may have. */
+static int64_t cf__pack_extent(const cf__packer *p, int64_t i) {
+    int64_t least = p->desc.max_slices > 0 ? cf__div_up(p->desc.chunk_size, p->desc.max_slices) : 0;
+    if (i < p->n_units) return p->units[i].n_chunks * p->desc.chunk_size;
+    return cf__max(cf__pack_item_size(p, p->first_free + i - p->n_units), least);
 }
 
 static double cf__pack_dearest(const cf__packer *p) {
@@ -3562,141 +3567,32 @@ static double cf__pack_dearest(const cf__packer *p) {
     return dearest;
 }
 
-/* The least loaded rank that may get so many steps has them and costs so much more then. A rank that has too many goes
-   out of the heap: `most` is at least one thing more than the mean, so another one has less. */
-static int32_t cf__pack_give(cf__packer *p, int64_t *n_heap, int64_t steps, int64_t most, double cost) {
-    int32_t rank;
-    while (p->steps[p->heap[0]] + steps > most) (void)cf__heap_pop(p->heap, (*n_heap)--, p->loads);
-    rank = p->heap[0];
-    p->steps[rank] += steps;
-    p->loads[rank] += cost;
-    cf__heap_sink(p->heap, *n_heap, 0, p->loads);
-    return rank;
-}
-
-/* Gives each unit its rank, the dearest unit first. Parts of trees are units before groups and chunks are known. */
-static void cf__pack_give_units(cf__packer *p) {
-    int64_t i, n_heap, mean = cf__div_up(cf__max(p->n_dependent + p->n_units - p->head.n_groups, 0), p->desc.n_ranks);
-    memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps);
+/* Gives each of n things a rank, the most expensive first: the least loaded one, unless that has as many tokens as the
+   mean and would have more than half as many again and the longest thing. Then it goes out of the heap, where one with
+   fewer than the mean is always left. */
+static void cf__pack_give_things(cf__packer *p, int64_t n) {
+    int64_t i, n_heap, most = 0, mean = 0;
+    memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps); /* counts tokens here */
     memset(p->loads, 0, (size_t)p->desc.n_ranks * sizeof *p->loads);
-    for (i = 0; i < p->n_units; i++) p->sorted[i] = (int32_t)i;
-    cf__sort_by_key(p->sorted, p->n_units, p->costs);
+    for (i = 0; i < n; i++) {
+        p->sorted[i] = (int32_t)i;
+        mean += cf__pack_extent(p, i);
+        most = cf__max(most, cf__pack_extent(p, i));
+    }
+    mean = cf__div_up(mean, p->desc.n_ranks);
+    most += mean + mean / 2;
+    cf__sort_by_key(p->sorted, n, p->costs);
     for (n_heap = 0; n_heap < p->desc.n_ranks; n_heap++) cf__heap_push(p->heap, n_heap, (int32_t)n_heap, p->loads);
-    for (i = 0; i < p->n_units; i++) {
-        cf__pack_unit *unit = &p->units[p->sorted[i]];
-        unit->rank = cf__pack_give(p, &n_heap, unit->n_chunks, mean + cf__max(p->largest_group, 1) - 1,
-                                   p->costs[p->sorted[i]]);
-    }
-}
-
-/* Steps of the fullest rank. */
-static int64_t cf__pack_most_steps(const cf__packer *p) {
-    int64_t i, most = 0;
-    for (i = 0; i < p->desc.n_ranks; i++) most = cf__max(most, p->steps[i]);
-    return most;
-}
-
-/* A change that would even out two ranks: an item moves to another unit, or two units change places. */
-typedef struct cf__pack_shift {
-    double distance; /* of the cost that it moves from half the gap; DBL_MAX: none found */
-    int64_t item;    /* -1: units */
-    int32_t from, to; /* units; to -1: a new one */
-} cf__pack_shift;
-
-/* Keeps a change if it brings the two ranks nearer to each other than the best one so far, and does not overshoot. */
-static void cf__pack_consider(cf__pack_shift *best, double cost, double gap, int64_t item, int32_t from, int32_t to) {
-    double distance = cost > gap / 2 ? cost - gap / 2 : gap / 2 - cost;
-    const cf__pack_shift shift = {distance, item, from, to};
-    if (cost < gap && distance < best->distance) *best = shift;
-}
-
-/* The best item of rank `high` to move into the roomiest chunk of rank `low`, or into a new one. */
-static void cf__pack_find_move(const cf__packer *p, int32_t high, int32_t low, double gap, cf__pack_shift *best) {
-    int opens = p->steps[low] < p->head.n_steps && p->n_units < p->max_units;
-    double extra = opens ? p->chunk_constant / 2 : 0; /* `low` alone gets the constant cost of a new chunk */
-    int32_t to = -1, room = opens ? (int32_t)p->desc.chunk_size : 0;
-    int64_t i;
-    for (i = 0; i < p->n_units && !opens; i++) {
-        const cf__pack_unit *unit = &p->units[i];
-        if (cf__pack_rank(p, i) != low || unit->slices_left <= 0 || unit->room <= room) continue;
-        room = unit->room;
-        to = (int32_t)i;
-    }
-    for (i = p->first_free; i < p->n_items && room > 0; i++)
-        if (cf__pack_rank(p, p->unit_of[i]) == high && cf__pack_item_size(p, i) <= room)
-            cf__pack_consider(best, p->item_costs[i] + extra, gap, i, p->unit_of[i], to);
-}
-
-/* The best pair of units to exchange, within the steps. Looks at the first 256 of each rank. */
-static void cf__pack_find_exchange(const cf__packer *p, int32_t high, int32_t low, double gap, cf__pack_shift *best) {
-    int32_t ours[256], theirs[256];
-    int64_t i, j, n_ours = 0, n_theirs = 0;
-    for (i = 0; i < p->n_units; i++) {
-        if (p->units[i].rank == high && n_ours < 256) ours[n_ours++] = (int32_t)i;
-        if (p->units[i].rank == low && n_theirs < 256) theirs[n_theirs++] = (int32_t)i;
-    }
-    for (i = 0; i < n_ours; i++) {
-        for (j = 0; j < n_theirs; j++) {
-            double cost = p->costs[ours[i]] - p->costs[theirs[j]];
-            int64_t more = p->units[ours[i]].n_chunks - p->units[theirs[j]].n_chunks;
-            if (!(cost > 0) || p->steps[low] + more > p->head.n_steps || p->steps[high] - more > p->head.n_steps)
-                continue;
-            cf__pack_consider(best, cost, gap, -1, ours[i], theirs[j]);
-        }
-    }
-}
-
-/* Two units change ranks. Returns the cost that moves to rank `low`. */
-static double cf__pack_exchange(cf__packer *p, const cf__pack_shift *shift, int32_t high, int32_t low) {
-    int64_t more = p->units[shift->from].n_chunks - p->units[shift->to].n_chunks;
-    p->units[shift->from].rank = low;
-    p->units[shift->to].rank = high;
-    p->steps[low] += more;
-    p->steps[high] -= more;
-    return p->costs[shift->from] - p->costs[shift->to];
-}
-
-/* Moves an item to another unit, or to a new one of rank `low`. Returns the cost that moves with it. */
-static double cf__pack_move_item(cf__packer *p, const cf__pack_shift *shift, int32_t low) {
-    int32_t size = cf__pack_item_size(p, shift->item), to = shift->to;
-    double cost = p->item_costs[shift->item];
-    if (to < 0) {
-        to = cf__pack_open_unit(p);
-        p->order[to] = to;
-        p->units[to].rank = low;
-        p->costs[to] = p->chunk_constant;
-        p->loads[low] += p->chunk_constant;
-        p->steps[low]++;
-    }
-    p->unit_of[shift->item] = to;
-    cf__pack_fill(&p->units[shift->from], size, -1);
-    cf__pack_fill(&p->units[to], size, 1);
-    p->costs[p->units[shift->from].lead] -= cost;
-    p->costs[p->units[to].lead] += cost;
-    return cost;
-}
-
-/* Evens out the dearest and the cheapest rank, again and again, while that helps and the work stays near linear. Next
-   fit keeps its items where they are. */
-static void cf__pack_even_ranks(cf__packer *p) {
-    int64_t work = p->n_items + p->n_units + p->desc.n_ranks + 1;
-    int64_t rounds = cf__min(CF__PACK_ROUNDS(p->desc.n_ranks), ((int64_t)1 << 24) / work);
-    for (; rounds > 0; rounds--) {
-        cf__pack_shift best = {DBL_MAX, -1, -1, -1};
-        int32_t high = 0, low = 0, i;
-        double gap, cost;
-        for (i = 1; i < p->desc.n_ranks; i++) {
-            if (p->loads[i] > p->loads[high]) high = i;
-            if (p->loads[i] < p->loads[low]) low = i;
-        }
-        gap = p->loads[high] - p->loads[low];
-        if (!(gap > p->loads[high] * 1e-4)) return;
-        if (p->desc.method != CF_PACK_NEXT_FIT) cf__pack_find_move(p, high, low, gap, &best);
-        cf__pack_find_exchange(p, high, low, gap, &best);
-        if (best.from < 0) return;
-        cost = best.item >= 0 ? cf__pack_move_item(p, &best, low) : cf__pack_exchange(p, &best, high, low);
-        p->loads[high] -= cost;
-        p->loads[low] += cost;
+    for (i = 0; i < n; i++) {
+        int32_t id = p->sorted[i], rank = p->heap[0];
+        int64_t tokens = cf__pack_extent(p, id);
+        for (; p->steps[rank] >= mean && tokens > 0 && p->steps[rank] + tokens > most; rank = p->heap[0])
+            (void)cf__heap_pop(p->heap, n_heap--, p->loads);
+        p->steps[rank] += tokens;
+        p->loads[rank] += p->costs[id];
+        cf__heap_sink(p->heap, n_heap, 0, p->loads);
+        if (id < p->n_units) p->units[id].rank = rank;
+        else p->unit_of[p->first_free + id - p->n_units] = rank;
     }
 }
 
@@ -3720,18 +3616,68 @@ static cf_result cf__pack_count_chunks(cf__packer *p) {
                       "the batch needs too many chunks", p->error);
 }
 
-static cf_result cf__pack_spread(cf__packer *p) {
-    p->head.n_steps = p->n_dependent + p->n_units - p->head.n_groups;
-    if (p->desc.n_ranks == 1) return cf__pack_count_chunks(p);
+/* Gives whole sequences and trees to ranks, and orders what there is of units by rank. */
+static void cf__pack_deal_out(cf__packer *p) {
+    int64_t i;
+    for (i = 0; i < p->n_units; i++) p->order[i] = (int32_t)i;
+    if (p->desc.n_ranks == 1) return;
     cf__pack_gather_trees(p);
-    /* A chunk's constant cost counts once per chunk, so it is left out of the cost of its slices. */
     p->chunk_constant = p->weights.constant;
     p->weights.constant = 0;
-    cf__pack_cost_units(p);
-    cf__pack_give_units(p);
-    p->head.n_steps = cf__pack_most_steps(p); /* no more of them are used for evening out */
-    cf__pack_even_ranks(p);
-    p->head.n_steps = cf__pack_most_steps(p); /* the fullest may have given some away */
+    cf__pack_cost_things(p);
+    cf__pack_give_things(p, p->n_units + p->n_items - p->first_free);
+    cf__pack_order_by_rank(p);
+}
+
+/* Best fit of what each rank has, into the room that its units leave and new ones. */
+static void cf__pack_fill_ranks(cf__packer *p) {
+    int64_t rank, ranks = p->desc.n_ranks, at = 0, n = p->n_units, opened;
+    if (ranks > 1) cf__pack_part_items(p, p->starts, ranks);
+    cf__bits_clear(&p->bins.used);
+    for (rank = 0; rank < ranks; rank++) {
+        int64_t first = ranks > 1 ? p->starts[rank] : p->first_free, end = p->n_items;
+        if (rank + 1 < ranks) end = p->starts[rank + 1];
+        for (; at < n && p->units[p->order[at]].rank == rank; at++)
+            if (first < end) cf__pack_bins_insert(p, p->order[at]);
+        cf__pack_find_runs(p, first, end);
+        opened = p->n_units;
+        cf__pack_best_fit(p);
+        for (; opened < p->n_units; opened++) p->units[opened].rank = (int32_t)rank;
+        while (ranks > 1 && cf__pack_bins_take(p, 1) >= 0) continue;
+    }
+}
+
+/* Packs the short sequences of each rank, by the method asked for. Best fit on one rank gives way to first fit where
+   that needs fewer chunks, which is tried only if there is something to win. */
+static void cf__pack_assign_items(cf__packer *p) {
+    /* Chunks that take no items: all but the last of each group. */
+    int64_t i, n_closed = p->n_dependent - p->head.n_groups;
+    cf__pack_collect_items(p);
+    cf__pack_sort_and_bound(p);
+    if (p->desc.method == CF_PACK_NEXT_FIT) cf__pack_collect_items(p);
+    cf__pack_deal_out(p);
+    if (p->desc.method == CF_PACK_NEXT_FIT) {
+        cf__pack_next_fit(p);
+        return;
+    }
+    cf__pack_fill_ranks(p);
+    if (p->desc.n_ranks == 1 && n_closed + p->n_units > p->head.lower_bound &&
+        cf__pack_first_fit(p, 1) < p->n_units) {
+        cf__pack_find_runs(p, 0, p->n_items);
+        (void)cf__pack_first_fit(p, 0);
+    }
+    for (i = 0; i < p->n_units; i++) p->order[i] = (int32_t)i;
+}
+
+/* Counts the steps of the fullest rank, and orders all units by rank. */
+static cf_result cf__pack_settle(cf__packer *p) {
+    int64_t i;
+    p->head.n_steps = p->n_dependent + p->n_units - p->head.n_groups;
+    if (p->desc.n_ranks == 1) return cf__pack_count_chunks(p);
+    memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps);
+    for (i = 0; i < p->n_units; i++) p->steps[cf__pack_rank(p, i)] += p->units[i].n_chunks;
+    for (p->head.n_steps = 0, i = 0; i < p->desc.n_ranks; i++)
+        p->head.n_steps = cf__max(p->head.n_steps, p->steps[i]);
     cf__pack_order_by_rank(p);
     return cf__pack_count_chunks(p);
 }
@@ -3796,7 +3742,7 @@ static double cf__pack_part_all(cf__packer *p, double most, int dry) {
         int32_t id = (int32_t)cf__pack_item_sequence(p->tree.items[--i]);
         if (p->trunks[id] >= 0) cf__pack_part_tree(p, id, most, dry);
     }
-    cf__pack_give_units(p);
+    cf__pack_give_things(p, p->n_units);
     p->n_units = 0;
     return cf__pack_dearest(p);
 }
@@ -4466,7 +4412,7 @@ static cf_result cf__pack_write(void *job) {
     for (i = 0; i < p->n_units; i++) {
         int32_t id = p->order[i];
         const cf__pack_unit *unit = &p->units[id];
-        if (id >= p->head.n_groups && unit->n_items == 0) continue; /* evening out the ranks has taken all its items */
+        if (id >= p->head.n_groups && unit->n_items == 0) continue; /* in step, a cell that nothing fills */
         chunk = cf__max(chunk, unit->rank * plan->n_steps);
         if (cf__pack_in_step(p)) chunk = unit->rank * plan->n_steps + unit->column;
         (p->tree.shares != NULL ? cf__pack_write_unit : cf__pack_write_listed)(p, id, chunk);
@@ -4513,8 +4459,10 @@ static cf_result cf__pack_prepare_trees(cf__packer *p) {
     CF__TRY(cf__pack_collect_chains(p));
     cf__pack_assign_bushes(p);
     cf__pack_link_groups(p);
+    cf__pack_deal_out(p);
+    cf__pack_fill_ranks(p);
     cf__pack_order_trees(p);
-    return cf__pack_spread(p);
+    return cf__pack_settle(p);
 }
 
 static cf_result cf__pack_prepare(void *job) {
@@ -4523,7 +4471,7 @@ static cf_result cf__pack_prepare(void *job) {
     if (cf__pack_in_step(p)) return cf__pack_prepare_in_step(p);
     cf__pack_collect_groups(p);
     cf__pack_assign_items(p);
-    return cf__pack_spread(p);
+    return cf__pack_settle(p);
 }
 
 static cf_block *cf__pack_object(void *job, cf__carver *carver) {

@@ -166,9 +166,9 @@ TEST(a_room_too_small_is_passed_by) {
     harness_note("%s", "");
 }
 
-/* Far more units than can be searched, up to more of them on a rank than an exchange looks at: placed longest first
-   they differ by up to a percent, and only the exchange of pairs brings the ranks this near to each other. */
-TEST(exchanges_even_out_many_units) {
+/* Far more sequences than can be searched: placed by falling cost, they bring ranks as near to each other as the
+   cheapest of them allow. */
+TEST(ranks_of_many_sequences_are_even) {
     static int64_t lengths[1280];
     static const int64_t cases[][2] = {{2, 40}, {2, 80}, {2, 320}, {2, 1280}, {5, 160}, {5, 320}, {8, 160}, {8, 640}};
     harness_rng rng = {7};
@@ -180,7 +180,7 @@ TEST(exchanges_even_out_many_units) {
         cf_plan *plan = NULL;
         desc.chunk_size = 100;
         desc.n_ranks = cases[i / 2][0];
-        desc.method = i % 2 == 0 ? CF_PACK_BEST_FIT : CF_PACK_NEXT_FIT; /* which moves no item */
+        desc.method = i % 2 == 0 ? CF_PACK_BEST_FIT : CF_PACK_NEXT_FIT;
         desc.cost.per_pair = 1;
         for (j = 0; j < n; j++)
             lengths[j] = j % 7 == 3 ? harness_between(&rng, 100, 399) : harness_between(&rng, 51, 100);
@@ -189,7 +189,7 @@ TEST(exchanges_even_out_many_units) {
         CHECK(oracle_plan_fault(plan, lengths, n) == NULL);
         cf_plan_measure(plan, &desc.cost, &stats);
         CHECK(stats.unit_cost_spread < 0.7);
-        CHECK(stats.rank_cost_spread < 1.0003);
+        CHECK(stats.rank_cost_spread < 1.01);
         cf_plan_free(plan);
     }
     harness_note("%s", "");
@@ -973,7 +973,7 @@ TEST(writers_of_what_does_not_go_together) {
 
 SUITE(refusals, CASE(every_item_has_its_name), CASE(a_batch_of_too_many_chunks), CASE(a_prompt_of_too_many_slices),
       CASE(best_fit_among_rooms_that_lie_close), CASE(a_room_too_small_is_passed_by),
-      CASE(exchanges_even_out_many_units), CASE(a_group_without_chunks), CASE(a_sequence_left_out_needs_no_record),
+      CASE(ranks_of_many_sequences_are_even), CASE(a_group_without_chunks), CASE(a_sequence_left_out_needs_no_record),
       CASE(pairs_that_do_not_fit), CASE(pairs_that_do_not_fit_together), CASE(places_out_of_range),
       CASE(splits_and_outputs_of_models), CASE(unfused_operations_without_a_gate), CASE(buffers_of_tensor_parallelism),
       CASE(sums_of_memory_that_do_not_fit), CASE(each_cost_is_named), CASE(plans_that_do_not_hold_together),
