@@ -383,6 +383,8 @@ void __cudaRegisterFunction(void **in, const char *host, char *, const char *nam
     functions()[host] = {(program *)in, name, nullptr};
 }
 
+void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {} /* the host sets none */
+
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, CUstream_st *stream) {
     calls.push_back({grid, block, shared, stream});
     return 0;

@@ -49,7 +49,7 @@ struct operand {
 struct reader {
     const std::string &text;
     kernel &k;
-    size_t at, end, first_line_at = 0;
+    size_t at, end;
     std::vector<std::map<std::string, register_name>> scopes;
     std::map<std::string, int> ranges;       /* "%f": bytes */
     std::map<std::string, uint64_t> symbols; /* what an address of them is */
@@ -496,8 +496,6 @@ struct reader {
         line = 1 + (int)std::count(text.begin(), text.begin() + (std::ptrdiff_t)from, '\n');
         at = from;
         symbols[dynamic_shared] = 0;
-        const size_t open = constants.size();
-        (void)open;
         read_head();
         const size_t body = at;
         if (!dynamic_shared.empty() && has_static_shared(body)) fail("static and dynamic shared memory in one entry");

@@ -130,7 +130,9 @@ static void nothing(warp &, const instruction &) {}
 
 /* ---- barriers ---- */
 
-static void arrive_at_barrier(warp &w, const instruction &i, uint32_t id, uint32_t threads, bool waits) {
+static uint32_t number(warp &w, uint32_t place) { return *at<uint32_t>(w, place); }
+
+static void arrive_at_barrier(warp &w, uint32_t id, uint32_t threads, bool waits) {
     if (id > 15) stop(w, "there is no barrier %u", id);
     named_barrier &b = w.in->barriers[id];
     const uint32_t n_threads = (uint32_t)(w.in->n_threads + LANES - 1) / LANES * LANES;
@@ -161,17 +163,12 @@ static void arrive_at_barrier(warp &w, const instruction &i, uint32_t id, uint32
         }
     b = named_barrier();
     w.yields = true;
-    (void)i;
 }
-
-static uint32_t number(warp &w, uint32_t place) { return *at<uint32_t>(w, place); }
 
 static void bar_sync(warp &w, const instruction &i) {
-    arrive_at_barrier(w, i, at<uint32_t>(w, i.d)[0], i.n > 1 ? number(w, i.a) : 0, true);
+    arrive_at_barrier(w, number(w, i.d), i.n > 1 ? number(w, i.a) : 0, true);
 }
-static void bar_arrive(warp &w, const instruction &i) {
-    arrive_at_barrier(w, i, at<uint32_t>(w, i.d)[0], number(w, i.a), false);
-}
+static void bar_arrive(warp &w, const instruction &i) { arrive_at_barrier(w, number(w, i.d), number(w, i.a), false); }
 
 /* ---- shuffles and votes ---- */
 

@@ -94,14 +94,13 @@ std::string load_operand(char type, int number) {
 }
 
 /* Numbers at the edges of each type, then random ones. */
-bits pick(char type, harness_rng *rng, int lane) {
+bits pick(char type, harness_rng *rng) {
     static const uint32_t EDGES[] = {0, 1, 2, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 255};
     static const float FLOATS[] = {0.0f,    -0.0f,     1.0f,     -1.5f,    3.25f,    1e30f,
                                    -1e-30f, 0x1p-140f, 65519.0f, 65520.0f, 0x1p-24f, 3e-8f};
     const bits random = (bits)harness_between(rng, 0, INT32_MAX) << 40 ^
                         (bits)harness_between(rng, 0, INT32_MAX) << 20 ^ (bits)harness_between(rng, 0, INT32_MAX);
     const int at = (int)harness_between(rng, 0, 99);
-    (void)lane;
     if (type == 'p') return random & 1;
     if (type == 's') return random & 0xFFFF;
     if (type == 'f') {
@@ -155,7 +154,7 @@ void check_one(const one &t) {
         bits in[32][5];
         for (int l = 0; l < 32; l++) {
             in[l][0] = 0;
-            for (size_t n = 1; n < 4; n++) in[l][n] = n < types.size() ? pick(types[n], &rng, l) : 0;
+            for (size_t n = 1; n < 4; n++) in[l][n] = n < types.size() ? pick(types[n], &rng) : 0;
             in[l][4] = round == 0 || harness_between(&rng, 0, 3) > 0;
             memcpy(&memory[(size_t)l * 40], in[l], 40);
         }
@@ -191,7 +190,7 @@ bits greater(bits a, bits b) {
     return x > y ? a : b;
 }
 
-/* 2^x and 1/x to the bounds of the ISA; what is flushed is 0. */
+/* Shifts of 64 bits, left (0) or right, by any number. */
 bits wide_shift(bits x, bits by, int kind) {
     if (kind == 0) return by > 63 ? 0 : x << by;
     return by > 63 ? 0 : x >> by;
