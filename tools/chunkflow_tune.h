@@ -1686,11 +1686,12 @@ static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
                            "cannot lay virtual stages in a V");
     }
     CFT__TRY(cft__range(desc->n_replays, 1, CF_REPLAY_COUNT - 1, CF_ERROR_LIMIT, "n_replays", -1, error));
-    for (i = 0; i < desc->n_replays; i++)
+    for (i = 0; i < desc->n_replays; i++) {
+        if ((int)desc->replays[i] < CF_REPLAY_LOCAL && kinds != (uint32_t)1 << CF_SCHEDULE_PAPER)
+            return cf_fail(error, CF_ERROR_ARGUMENT, "replays", -1, CF_REPLAY_LOCAL, (int)desc->replays[i],
+                           "only paper replays through the pipeline, and other kinds are to be tried");
         CFT__TRY(cft__check_choice((int)desc->replays[i], CF_REPLAY_COUNT, "replays", i, &replays, error));
-    if ((replays >> CF_REPLAY_PIPELINE & 1) != 0 && kinds != (uint32_t)1 << CF_SCHEDULE_PAPER)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "replays", -1, CF_REPLAY_LOCAL, CF_REPLAY_PIPELINE,
-                       "only paper replays through the pipeline, and other kinds are to be tried");
+    }
     return CF_OK;
 }
 
