@@ -414,8 +414,9 @@ typedef struct cf_plan {
 
    With lockstep chunks lie in columns, of which there may be more, and idle chunks among others. It is laid out once
    for each target that long sequences are cut by: these are a quarter apart, from what a full slice costs at the start
-   of a sequence to the dearest, and no more than 42. With gang this comes after at most twelve choices of widths, of
-   which the one is taken with which the columns are cheapest.
+   of a sequence to the dearest, and no more than 42. With gang this comes after eleven choices of widths, for every
+   power of two up to gang that any sequence would take. The cheapest layout of all is taken, so a larger bound is never
+   worse than a smaller one.
 
    lower_bound is the better of: total tokens / chunk_size, the count of sequences that cannot share, Martello and
    Toth's L2 (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.
@@ -4168,29 +4169,53 @@ static double cf__pack_lay_out(cf__packer *p, double target) {
     return cf__pack_price(p);
 }
 
-static cf_result cf__pack_prepare_in_step(cf__packer *p) {
-    double target, best_target = DBL_MAX, most = DBL_MAX, best_most = most, best = DBL_MAX, full, dearest = 0, price;
-    int tries, n_tries = p->desc.gang > 1 ? 12 : 1; /* of widths; the last one is the best of the others */
+/* A layout in step: the most ranks of a gang, what a share may cost, what a slice may, and what comes of it. */
+typedef struct cf__pack_layout {
+    int64_t gang;
+    double most, target, price;
+} cf__pack_layout;
+
+/* Lays out gangs and all else. Returns what it costs. */
+static double cf__pack_try_layout(cf__packer *p, const cf__pack_layout *layout) {
+    p->desc.gang = layout->gang;
+    if (p->widths != NULL) cf__pack_choose_widths(p, layout->most);
+    if (p->widths != NULL) cf__pack_cut_gangs(p);
+    return cf__pack_lay_out(p, layout->target);
+}
+
+/* The best layout with gangs of this width at most, or one of narrower gangs where that is better. Returns whether any
+   sequence would have such a gang. */
+static int cf__pack_find_layout(cf__packer *p, int64_t gang, cf__pack_layout *best) {
+    cf__pack_layout own = {gang, DBL_MAX, DBL_MAX, DBL_MAX}, layout = own;
+    double dearest = 0;
+    int tries, n_tries = gang > 1 ? 11 : 1, is_used = gang == 1;
     int64_t i;
-    p->chunk_constant = p->weights.constant;
-    if (n_tries > 1) cf__pack_cost_wholes(p);
-    for (tries = 0; tries < n_tries; tries++, most = tries == 1 ? p->mean_cost : most * 0.7) {
-        if (n_tries > 1) cf__pack_choose_widths(p, tries + 1 == n_tries ? best_most : most);
-        if (n_tries > 1) cf__pack_cut_gangs(p);
-        price = cf__pack_lay_out(p, DBL_MAX);
-        if (!(price < best)) continue;
-        best = price;
-        best_most = most;
+    for (tries = 0; tries < n_tries; tries++, layout.most = tries == 1 ? p->mean_cost : layout.most * 0.7) {
+        layout.price = cf__pack_try_layout(p, &layout);
+        for (i = 0; i < p->n_wide && !is_used; i++) is_used = p->widths[p->by_cost[i]] == gang;
+        if (layout.price < own.price) own = layout;
     }
-    full = p->chunk_constant + cf__pack_slice_cost(p, 0, p->desc.chunk_size);
+    layout = own;
+    (void)cf__pack_try_layout(p, &layout);
     for (i = 0; i < p->n_bands && p->desc.split == CF_SPLIT_COST; i++) dearest = cf__most(dearest, p->columns[i]);
-    for (tries = 0, target = full; tries < 40 && target > 0 && target < dearest; tries++, target *= 1.25) {
-        price = cf__pack_lay_out(p, target);
-        if (!(price < best)) continue;
-        best = price;
-        best_target = target;
+    layout.target = p->chunk_constant + cf__pack_slice_cost(p, 0, p->desc.chunk_size);
+    for (tries = 0; tries < 40 && layout.target > 0 && layout.target < dearest; tries++, layout.target *= 1.25) {
+        layout.price = cf__pack_lay_out(p, layout.target);
+        if (layout.price < own.price) own = layout;
     }
-    (void)cf__pack_lay_out(p, best_target);
+    if (own.price < best->price) *best = own;
+    return is_used;
+}
+
+/* A larger bound of gangs is never worse than a smaller one: what the smaller one allows is tried as well. */
+static cf_result cf__pack_prepare_in_step(cf__packer *p) {
+    cf__pack_layout best = {1, DBL_MAX, DBL_MAX, DBL_MAX};
+    int64_t widest = cf__pack_widest(p), gang, i;
+    p->chunk_constant = p->weights.constant;
+    if (p->widths != NULL) cf__pack_cost_wholes(p);
+    for (gang = 1; gang <= widest; gang *= 2)
+        if (!cf__pack_find_layout(p, gang, &best)) break;
+    (void)cf__pack_try_layout(p, &best);
     if (CF__NEVER(p->n_bands < 0)) return cf__too_large(p->error, "lengths");
     for (i = 0; i < p->n_units; i++) {
         p->order[i] = (int32_t)i;

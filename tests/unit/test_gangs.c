@@ -206,6 +206,57 @@ TEST(gangs_even_out_giants) {
     }
 }
 
+/* What the columns of a plan cost, with a third more for those that are replayed where K is 1: all of a group of columns
+   but its last. That is what cf_pack weighs layouts by. */
+static double price_of(const gangs *t) {
+    cf_plan *columns = NULL;
+    double sum = 0;
+    int64_t i, rank;
+    if (!CHECK_INT(cf_columns_make(t->plan, &t->pack.cost, NULL, &columns, NULL), CF_OK)) return 0;
+    for (i = 0; i < t->plan->n_steps; i++) {
+        const cf_chunk *of = &columns->chunks[i];
+        double most = 0;
+        for (rank = 0; rank < t->plan->n_ranks; rank++) {
+            const cf_chunk *c = &t->plan->chunks[rank * t->plan->n_steps + i];
+            double own = c->n_slices > 0 ? cf_cost_seconds(&t->pack.cost, c->padded, c->pairs) : 0;
+            if (gang_of(t->plan, rank * t->plan->n_steps + i) > 0)
+                own += t->pack.gang_seconds * (double)(t->plan->slices[c->first_slice].begin - c->prefix);
+            most = fmax(most, own);
+        }
+        sum += most;
+        if (of->group >= 0 && of->index + 1 < columns->groups[of->group].n_chunks) sum += most / 3;
+    }
+    cf_plan_free(columns);
+    return sum;
+}
+
+/* A larger bound is never worse than a smaller one, none included: what the smaller one allows is tried as well. */
+TEST(larger_bounds_of_gangs_are_never_worse) {
+    int i, better = 0;
+    for (i = 0; i < harness_rounds(2000, 200); i++) {
+        harness_rng rng = {99000 + (uint64_t)i};
+        gangs t;
+        double before = 0;
+        int64_t gang;
+        draw(&rng, &t);
+        t.pack.lockstep = 1;
+        t.pack.cost.per_token = 1;
+        harness_note("seed %d: chunk size %d, ranks %d", 99000 + i, (int)t.pack.chunk_size, (int)t.pack.n_ranks);
+        for (gang = 1; gang <= t.pack.n_ranks; gang++) {
+            double price;
+            t.pack.gang = gang;
+            REQUIRE(pack(&t));
+            price = price_of(&t);
+            if (gang > 1) CHECK(price <= before * (1 + 1e-9));
+            better += gang > 1 && price < before * 0.999;
+            before = price;
+            drop(&t);
+        }
+    }
+    harness_report("%d times better", better);
+    CHECK(better > 20);
+}
+
 /* Rows that come from other ranks cost something, and at a price nothing is spread any more. */
 TEST(dear_transfers_make_gangs_narrow) {
     const int64_t lengths[] = {8000, 900, 900, 900, 900, 900, 900, 900, 900};
@@ -632,7 +683,7 @@ TEST(gangs_survive_without_memory) {
 }
 
 SUITE(gangs, CASE(plans_with_gangs_are_sound), CASE(packing_gangs_needs_what_pack_size_says),
-      CASE(gangs_even_out_giants), CASE(dear_transfers_make_gangs_narrow),
+      CASE(gangs_even_out_giants), CASE(larger_bounds_of_gangs_are_never_worse), CASE(dear_transfers_make_gangs_narrow),
       CASE(chunks_of_gangs_see_the_rows_of_all_ranks), CASE(state_is_of_own_rows), CASE(memory_has_the_gathered_layer),
       CASE(widths_are_what_they_cost), CASE(gangs_stay_within_their_room),
       CASE(passes_of_gangs_take_as_long_as_the_slowest_rank), CASE(gathers_are_priced_by_model_and_gpu),
