@@ -407,8 +407,8 @@ typedef struct cf_plan {
    microseconds more for each slice of a long sequence). The plan depends only on the arguments, so every rank can
    compute it for itself.
 
-   With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group is on one rank. Whole sequences, and
-   whole trees, go to ranks by their cost: the most expensive first, each to the cheapest rank. Then each rank packs its
+   With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group is on one rank. Whole sequences,
+   and whole trees, go to ranks by their cost: the most expensive first, each to the cheapest rank. Then each rank packs its
    own as if it were alone, and idle chunks fill what is left. Of the ways to part expensive trees (no_copies) that one
    is taken with which the dearest rank is cheapest.
 
@@ -3533,7 +3533,7 @@ static double cf__pack_chunk_cost(cf__packer *p, const cf_group *group, int64_t 
 }
 
 /* What is given to ranks: units as far as there are any, of trees those that lead them, then items of no unit. Puts the
-   cost of each into p->costs. A chunk's constant cost counts once for each chunk, or for the part of it that is used. */
+   cost of each into p->costs. A chunk's constant cost counts once for each chunk, or for the used part of one. */
 static void cf__pack_cost_things(cf__packer *p) {
     double size = (double)p->desc.chunk_size;
     int64_t i, j;

@@ -206,8 +206,8 @@ TEST(gangs_even_out_giants) {
     }
 }
 
-/* What the columns of a plan cost, with a third more for those that are replayed where K is 1: all of a group of columns
-   but its last. That is what cf_pack weighs layouts by. */
+/* What the columns of a plan cost, with a third more for those that are replayed where K is 1: all of a group of
+   columns but its last. That is what cf_pack weighs layouts by. */
 static double price_of(const gangs *t) {
     cf_plan *columns = NULL;
     double sum = 0;
@@ -615,8 +615,8 @@ TEST(shares_of_two_gangs_are_no_gang) {
     drop(&t);
 }
 
-/* Two gangs of the same ranks, in another order on one of them: all passes are of the same kinds, and still they wait for
-   each other for ever. */
+/* Two gangs of the same ranks, in another order on one of them: all passes are of the same kinds, and still they wait
+   for each other for ever. */
 TEST(gangs_that_do_not_meet_are_refused) {
     gangs t = {.lengths = {190, 190}, .n = 2, .pack = {.chunk_size = 50, .n_ranks = 2, .gang = 2}};
     cf_schedule *sound, *broken;

@@ -154,7 +154,8 @@ static void time_both(const char *name, const int64_t *lengths, int64_t n, int c
     qsort(ours, CALLS, sizeof *ours, by_size);
     qsort(theirs, CALLS, sizeof *theirs, by_size);
     printf("  %-22s %10.2f us  %7.3f of the other's  chunks %d, %d\n", name, 1e6 * ours[CALLS / 2],
-           ours[CALLS / 2] / theirs[CALLS / 2], (int)dealing_this.pack(&of).chunks, (int)dealing_other.pack(&of).chunks);
+           ours[CALLS / 2] / theirs[CALLS / 2], (int)dealing_this.pack(&of).chunks,
+           (int)dealing_other.pack(&of).chunks);
 }
 
 int main(int argc, char **argv) {
@@ -164,8 +165,8 @@ int main(int argc, char **argv) {
     draws = 5;
     draw_lengths(trace, MOST, 8.6, 1.3, 131072);
     if (argc > 1) n_trace = read_lengths(argv[1], trace);
-    printf("  %-16s %5s  %8s  %8s  %7s  %6s %6s  %7s %7s\n", "lengths", "ranks", "constant", "dearest", "ratio", "steps",
-           "other", "chunks", "other");
+    printf("  %-16s %5s  %8s  %8s  %7s  %6s %6s  %7s %7s\n", "lengths", "ranks", "constant", "dearest", "ratio",
+           "steps", "other", "chunks", "other");
     deal_all(trace, 0);
     deal_all(trace, 500);
     printf("  %d cases: ratio %.4f, worst %.4f, best %.4f, at most %d steps more\n", (int)n_cases,
