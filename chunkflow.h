@@ -8535,6 +8535,7 @@ typedef struct cf__dispatch_policy {
     int64_t turns; /* above 0: forwards and backwards take turns once the first stage is so many forwards ahead */
     double beat;   /* above 0: passes go by their beats, which come so many chunks later on each virtual stage */
     int64_t full;  /* above 0: no stage keeps more chunks */
+    int starves;   /* no forward goes before a backward to feed the next stage */
 } cf__dispatch_policy;
 
 enum {
@@ -9201,7 +9202,7 @@ static int cf__dispatch_feeds(const cf__dispatch *d, int64_t stage, int32_t back
 static int cf__dispatch_goes_first(const cf__dispatch *d, int64_t stage, int32_t id, int32_t forward) {
     if (d->follows || d->policy.beat > 0) return d->urgency[id] <= d->urgency[forward];
     if (d->policy.turns > 0) return cf__dispatch_is_ahead(d, stage);
-    return !cf__dispatch_feeds(d, stage, id, forward);
+    return d->policy.starves || !cf__dispatch_feeds(d, stage, id, forward);
 }
 
 /* The pass that a free stage likes best; -1: none is ready. Replays go behind all backwards that are ready, which give
@@ -9560,7 +9561,8 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
     search->dispatch.policy = search->best_policy;
 }
 
-/* Tries policies to begin with: backwards first; on several rows beats from the soonest that a stage which is always
+/* Tries policies to begin with: backwards first, and without a lead where fewer chunks fit than there are stages (equal
+   chunks take up to twice as long with one); on several rows beats from the soonest that a stage which is always
    busy allows to four times as long; turns up to the room that there is, where cut backwards have no groups. */
 static void cf__search_try_policies(cf__search *search) {
     static const double beats[] = {1, 1.2, 1.5, 2, 3, 4};
@@ -9570,6 +9572,9 @@ static void cf__search_try_policies(cf__search *search) {
     int alone = policy.split && m->n_units == m->pipe.n && m->pipe.plan->branches == NULL, i;
     int64_t most = 0, s;
     cf__search_try_policy(search, policy);
+    policy.starves = m->tightest.chunks < m->desc.shape.n_stages;
+    if (policy.starves) cf__search_try_policy(search, policy);
+    policy.starves = 0;
     for (i = 0; i < CF__COUNT(beats) && m->desc.shape.n_virtual > 1; i++) {
         policy.beat = beats[i] / (double)(3 * m->desc.shape.n_virtual);
         cf__search_try_policy(search, policy);
