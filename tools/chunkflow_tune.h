@@ -431,9 +431,9 @@ CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf
    search has chosen.
 
    desc: as it was given to cf_tune; tuning: what came of it. plan: packed to the candidate's chunk_size and gang for
-   the dp of its split. On success cf_schedule_free is due; *out is untouched on failure. Errors: CF_ERROR_ARGUMENT with what
-   does not belong together; CF_ERROR_INFEASIBLE where no schedule of this plan keeps to the limit, with the bytes that one
-   needs in error->wanted; those of cf_tune. */
+   the dp of its split. On success cf_schedule_free is due; *out is untouched on failure. Errors:
+   CF_ERROR_ARGUMENT with what does not belong together; CF_ERROR_INFEASIBLE where no schedule of this plan keeps to the
+   limit, with the bytes that one needs in error->wanted; those of cf_tune. */
 CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf_tuning *tuning, int64_t candidate,
                                               const cf_plan *plan, int64_t rank, cf_schedule **out, cf_error *error);
 
