@@ -409,8 +409,8 @@ typedef struct cf_plan {
 
    With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group is on one rank. Whole sequences,
    and whole trees, go to ranks by their cost: the most expensive first, each to the cheapest rank. Then each rank packs
-   its own as if it were alone, and idle chunks fill what is left. Of the ways to part expensive trees (no_copies) that one
-   is taken with which the dearest rank is cheapest.
+   its own as if it were alone, and idle chunks fill what is left. Of the ways to part expensive trees (no_copies) that
+   one is taken with which the dearest rank is cheapest.
 
    With lockstep chunks lie in columns, of which there may be more, and idle chunks among others. It is laid out once
    for each target that long sequences are cut by: these are a quarter apart, from what a full slice costs at the start
