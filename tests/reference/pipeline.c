@@ -65,6 +65,9 @@ static void draw_limits(harness_rng *rng, pipeline_problem *problem) {
     if (harness_chance(rng, 0.2)) desc->limits.bytes = harness_between(rng, 1, 6000);
     if (harness_chance(rng, 0.2)) desc->limits.bytes_by_stage = problem->limits_bytes;
     if (desc->limits.chunks == 0 && harness_chance(rng, 0.4)) desc->limits.chunks = CF_NO_LIMIT;
+    if (desc->limits.per_token.activations + desc->limits.per_token.state + desc->limits.per_token.state_gradient +
+            desc->limits.per_token.boundary == 0)
+        desc->limits.per_token.activations = 1; /* a limit of bytes that nothing takes is refused */
 }
 
 void pipeline_draw(harness_rng *rng, pipeline_problem *problem) {

@@ -615,8 +615,9 @@ TEST(a_hundred_ranks_are_evened_out) {
     }
 }
 
-/* Ranks pack by themselves, and leave more chunks partly empty than one would. Steps are at most two more than those
-   that the packing for one rank needs when it is dealt out. */
+/* Ranks pack by themselves, and leave more chunks partly empty than one would. Where a chunk's cost follows its tokens,
+   steps are at most two more than those that the packing for one rank needs when it is dealt out. Where late chunks of
+   a long sequence cost many times what others do, ranks without one have as many more chunks as they are cheaper. */
 TEST(ranks_need_few_more_steps_than_the_packing_of_one_rank) {
     static oracle_batch batch;
     int i;
@@ -637,9 +638,10 @@ TEST(ranks_need_few_more_steps_than_the_packing_of_one_rank) {
         even = oracle_divide_up(chunks_in_use(one), many->n_ranks);
         CHECK_INT(one->n_idle, 0);
         CHECK_INT(one->lower_bound, many->lower_bound);
-        CHECK(many->n_steps >= even);
+        CHECK(many->n_steps * many->n_ranks >= many->lower_bound);
         CHECK(many->n_steps >= group);
-        CHECK(many->n_steps <= even + (group > 0 ? group - 1 : 0) + 2);
+        CHECK(many->n_steps <= one->n_chunks);
+        if (batch.desc.cost.per_pair == 0) CHECK(many->n_steps <= even + (group > 0 ? group - 1 : 0) + 2);
         cf_plan_free(one);
         cf_plan_free(many);
     }
