@@ -42,27 +42,6 @@ static void count_tokens(counter *c, int64_t stage) {
         c->held[c->schedule->first[stage] + i / n_virtual] += weigh(c, &c->moments[stage][i]);
 }
 
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-
-/* A ring and two kept inputs, and what they make room for in host memory, are there from the first pass to the last. */
-static void hold_stream(counter *c, int64_t stage) {
-    int64_t n_virtual = c->schedule->shape.n_virtual, n = length_of(c->schedule, stage) * n_virtual, i, row;
-
-    for (row = 0; row < n_virtual; row++) {
-        int64_t state = 0, gradient = 0, inputs = 0;
-        for (i = row; i < n; i += n_virtual) {
-            state = larger(state, c->moments[stage][i].state_tokens);
-            gradient = larger(gradient, c->moments[stage][i].state_gradient_tokens);
-            inputs = larger(inputs, c->moments[stage][i].input_tokens);
-        }
-        for (i = row; i < n; i += n_virtual) {
-            c->moments[stage][i].state_tokens = state;
-            c->moments[stage][i].state_gradient_tokens = gradient;
-            c->moments[stage][i].input_tokens = inputs;
-        }
-    }
-}
-
 /* The moment number i of every stage that has so many. */
 static cf_result count_moment(counter *c, int64_t i, cf_error *error) {
     const cf_schedule *s = c->schedule;
@@ -93,7 +72,6 @@ static cf_result count(counter *c, cf_error *error) {
         result = cf_schedule_loads(c->plan, c->schedule, stage, c->moments[stage], n * c->schedule->shape.n_virtual,
                                    error);
         if (result == CF_OK && !c->pipe->has_model) count_tokens(c, stage);
-        if (result == CF_OK && c->desc.state_window > 0) hold_stream(c, stage);
     }
     for (i = 0; i < most && result == CF_OK && c->pipe->has_model; i++) result = count_moment(c, i, error);
     return result;
