@@ -42,6 +42,18 @@ static void count_tokens(counter *c, int64_t stage) {
         c->held[c->schedule->first[stage] + i / n_virtual] += weigh(c, &c->moments[stage][i]);
 }
 
+/* A ring that state streams through is there from the first pass to the last, where there is ever anything in it. */
+static void hold_ring(counter *c, int64_t stage) {
+    int64_t n_virtual = c->schedule->shape.n_virtual, n = length_of(c->schedule, stage) * n_virtual, i, row;
+
+    for (row = 0; row < n_virtual; row++) {
+        int used = 0;
+        for (i = row; i < n; i += n_virtual) used = used || c->moments[stage][i].state_tokens > 0;
+        for (i = row; i < n && used; i += n_virtual)
+            if (c->moments[stage][i].state_tokens == 0) c->moments[stage][i].state_tokens = 1;
+    }
+}
+
 /* The moment number i of every stage that has so many. */
 static cf_result count_moment(counter *c, int64_t i, cf_error *error) {
     const cf_schedule *s = c->schedule;
@@ -72,6 +84,7 @@ static cf_result count(counter *c, cf_error *error) {
         result = cf_schedule_loads(c->plan, c->schedule, stage, c->moments[stage], n * c->schedule->shape.n_virtual,
                                    error);
         if (result == CF_OK && !c->pipe->has_model) count_tokens(c, stage);
+        if (result == CF_OK && c->desc.state_window > 0) hold_ring(c, stage);
     }
     for (i = 0; i < most && result == CF_OK && c->pipe->has_model; i++) result = count_moment(c, i, error);
     return result;
