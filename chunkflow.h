@@ -2100,7 +2100,7 @@ static cf_result cf__measure_job(const cf__recipe *recipe, void *job, size_t *ob
                                  cf_error *error) {
     cf__carver block = {NULL, 0, 0}, space = {NULL, 0, 0};
     (void)recipe->object(job, &block);
-    if (recipe->scratch != NULL) recipe->scratch(job, &space);
+    recipe->scratch(job, &space);
     if (CF__NEVER(block.overflow || space.overflow || block.used > SIZE_MAX / 2 - space.used))
         return cf__too_large(error, recipe->field);
     *object = block.used;
@@ -2121,7 +2121,7 @@ static cf_result cf__size_job(const cf__recipe *recipe, void *job, size_t *bytes
 static cf_result cf__prepare_job(const cf__recipe *recipe, void *job, void *memory, size_t bytes) {
     cf__carver space = {(unsigned char *)memory, 0, 0};
     if (recipe->zeroed) memset(memory, 0, bytes);
-    if (recipe->scratch != NULL) recipe->scratch(job, &space);
+    recipe->scratch(job, &space);
     return recipe->prepare != NULL ? recipe->prepare(job) : CF_OK;
 }
 
@@ -2173,7 +2173,7 @@ static cf_result cf__make(const cf__recipe *recipe, void *job, const cf_allocato
     void *scratch = NULL;
     cf_result result;
     CF__TRY(cf_allocator_resolve(given, &allocator, error));
-    if (recipe->scratch != NULL) recipe->scratch(job, &space);
+    recipe->scratch(job, &space);
     if (CF__NEVER(space.overflow)) return cf__too_large(error, recipe->field);
     if (space.used > 0) CF__TRY(cf_allocate(&allocator, space.used, &scratch, error));
     result = cf__prepare_job(recipe, job, scratch, space.used);
@@ -7834,7 +7834,6 @@ static cf_result cf__schedule_check_bytes(const cf_plan *plan, const cf_shape *s
 static cf_result cf__schedule_check_forwards_first(const cf_schedule_desc *desc, cf_error *error) {
     const char *why = NULL;
     if (desc->kind != CF_SCHEDULE_GPIPE) why = "is for gpipe alone";
-    else if (desc->shape.replay != CF_REPLAY_LOCAL) why = "is for local replay alone";
     else if (desc->limits.state > 0 || desc->limits.state_by_stage != NULL || cf__schedule_has_bytes(desc))
         why = "holds the whole batch's state and inputs, and takes no limit on state or bytes";
     return why == NULL ? CF_OK : cf__fail(error, CF_ERROR_ARGUMENT, "forwards_first", -1, 0, desc->forwards_first, why);
@@ -8768,7 +8767,7 @@ static void cf__dispatch_count(cf__dispatch *d, const cf__pipe_unit *unit) {
 /* Virtual stages from the first one on that a pass has behind it, in forwards. A whole backward counts twice. */
 static double cf__dispatch_way_to(const cf__dispatch *d, int place, int64_t v) {
     int64_t n_v = d->pipe->n_v;
-    int returns = place >= CF__PIPE_BACK || (place == CF_R && d->pipe->local);
+    int returns = place >= CF__PIPE_BACK || place == CF_R;
     return (double)(returns ? n_v + (n_v - 1 - v) * (d->policy.split ? 1 : 2) : v);
 }
 
@@ -10688,11 +10687,10 @@ static void cf__ranks_layout(void *job, cf__carver *carver) { cf__lists_layout((
 static cf_result cf__ranks_run(void *job) {
     const cf__lists *l = (const cf__lists *)job;
     const cf_action *stuck;
-    int64_t at = -1;
     CF__TRY(cf__lists_run(l, &stuck));
     if (stuck == NULL) return CF_OK;
-    if (l->in_step) at = l->position[cf__pipe_stage(l->pipe, stuck->stage)];
-    return cf__refuse(l->error, CF_ERROR_SCHEDULE, "actions", at, "the ranks wait for each other for ever");
+    return cf__refuse(l->error, CF_ERROR_SCHEDULE, "actions", l->position[cf__pipe_stage(l->pipe, stuck->stage)],
+                      "the ranks wait for each other for ever");
 }
 
 CHUNKFLOW_API cf_result cf_ranks_validate(const cf_plan *plan, const cf_schedule *const *schedules,

@@ -2425,19 +2425,16 @@ CF_DEVICE void join_part(float (&o)[M][HEAD / 8][4], running<M> &r, const float 
         for (int half = 0; half < 2; half++) {
             const int at = 2 * i + half, sum_at = at + 2 * M;
             const float its_top = softmax[0][at / 4][at % 4], top = fmaxf(r.top[i][half], its_top);
-            const float base = top == -INFINITY ? 0.0f : __fmul_rn(top, scale_log2); /* as in soften_row */
-            keep[i][half] = shrink_to(top, base, r.top[i][half], scale_log2);
-            add[i][half] = shrink_to(top, base, its_top, scale_log2);
+            const float base = top == -INFINITY ? 0.0f : top * scale_log2; /* as in soften_row */
+            keep[i][half] = exp2_fast(r.top[i][half] * scale_log2 - base);
+            add[i][half] = exp2_fast(its_top * scale_log2 - base);
             r.top[i][half] = top;
-            const float its_sum = softmax[0][sum_at / 4][sum_at % 4];
-            r.sum[i][half] = fmaf(its_sum, add[i][half], __fmul_rn(r.sum[i][half], keep[i][half]));
+            r.sum[i][half] = r.sum[i][half] * keep[i][half] + softmax[0][sum_at / 4][sum_at % 4] * add[i][half];
         }
     }
     float x[M][HEAD / 8][4];
     load_part<THREADS>(x, from, thread);
-    each_sum(o, [&](float &sum, int i, int j, int e) {
-        sum = fmaf(x[i][j][e], add[i][e / 2], __fmul_rn(sum, keep[i][e / 2]));
-    });
+    each_sum(o, [&](float &sum, int i, int j, int e) { sum = sum * keep[i][e / 2] + x[i][j][e] * add[i][e / 2]; });
 }
 
 /* The rows of a split forward tile: the outputs of its parts, each scaled down to the greatest score of all of them.

@@ -798,6 +798,8 @@ TEST(steps_refuse_bad_arguments) {
     harness_note("%s", "");
     CHECK_INT(cf_steps_into(f.plan, f.schedule, 0, 0, NULL, 100, &steps, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "memory");
+    CHECK_INT(cf_steps_into(f.plan, f.schedule, 0, 0, NULL, 100, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "out");
     CHECK(steps == NULL);
     CHECK_INT(cf_steps_size(NULL, f.schedule, 0, &bytes, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "plan");
