@@ -2121,7 +2121,7 @@ static cf_result cf__size_job(const cf__recipe *recipe, void *job, size_t *bytes
 static cf_result cf__prepare_job(const cf__recipe *recipe, void *job, void *memory, size_t bytes) {
     cf__carver space = {(unsigned char *)memory, 0, 0};
     if (recipe->zeroed) memset(memory, 0, bytes);
-    recipe->scratch(job, &space);
+    if (recipe->scratch != NULL) recipe->scratch(job, &space);
     return recipe->prepare != NULL ? recipe->prepare(job) : CF_OK;
 }
 
@@ -2173,7 +2173,7 @@ static cf_result cf__make(const cf__recipe *recipe, void *job, const cf_allocato
     void *scratch = NULL;
     cf_result result;
     CF__TRY(cf_allocator_resolve(given, &allocator, error));
-    recipe->scratch(job, &space);
+    if (recipe->scratch != NULL) recipe->scratch(job, &space);
     if (CF__NEVER(space.overflow)) return cf__too_large(error, recipe->field);
     if (space.used > 0) CF__TRY(cf_allocate(&allocator, space.used, &scratch, error));
     result = cf__prepare_job(recipe, job, scratch, space.used);
