@@ -443,6 +443,29 @@ TEST(measured_times_are_added_up) {
     harness_note("%s", "");
 }
 
+/* Of nothing, no times are missing. */
+static void check_times_of_nothing(void) {
+    cf_pack_desc pack = {0};
+    cf_schedule_desc order = {0};
+    cf_simulate_desc desc = {0};
+    cf_plan *plan = NULL;
+    cf_schedule *schedule = NULL;
+    cf_timeline *timeline = NULL;
+    const int64_t no_length = 0;
+    const double end = 0;
+    pack.chunk_size = 4;
+    order.shape.k = 1;
+    REQUIRE(cf_pack(&no_length, 0, &pack, &plan, NULL) == CF_OK);
+    REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
+    desc.end = &end;
+    CHECK_INT(cf_simulate(plan, schedule, &desc, &timeline, NULL), CF_OK);
+    REQUIRE(timeline != NULL);
+    CHECK_INT(timeline->n_actions, 0);
+    cf_timeline_free(timeline);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
 static void check_bad_times(const cf_plan *plan, const cf_schedule *s, const double *start, const double *end,
                             const char *field, int64_t item) {
     cf_simulate_desc desc = {0};
@@ -465,6 +488,7 @@ TEST(measured_times_that_cannot_be_are_refused) {
     double start[16], end[16];
     int i;
     for (i = 0; i < 16; i++) start[i] = end[i] = i;
+    check_times_of_nothing();
     check_bad_times(plan, s, NULL, end, "start", -1);
     check_bad_times(plan, s, start, NULL, "end", -1);
     start[3] = NAN;
