@@ -410,7 +410,7 @@ typedef struct cf_plan {
    With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group is on one rank. Whole sequences,
    and whole trees, go to ranks by their cost: the most expensive first, each to the cheapest rank. Then each rank packs
    its own as if it were alone, and idle chunks fill what is left. Of the ways to part expensive trees (no_copies) that
-   one is taken with which the dearest rank is cheapest.
+   one is taken with which the most expensive rank costs least.
 
    With lockstep chunks lie in columns, of which there may be more, and idle chunks among others. It is laid out once
    for each target that long sequences are cut by: these are a quarter apart, from what a full slice costs at the start
@@ -883,7 +883,7 @@ typedef struct cf_memory_desc {
                                      has one moment for these: 8 */
     int64_t lora_rank;            /* adapters of this rank beside each matrix of attention, MLP and shared experts, and
                                      these alone have gradients and optimizer states; 0: all is trained */
-    int64_t lora_experts;         /* 1: beside those of each routed expert, too; needs lora_rank */
+    int64_t lora_experts;         /* 1: also beside those of each routed expert; needs lora_rank */
     int64_t state_bytes;          /* of each element of K and V in the state; 0: 2 */
     int64_t state_gradient_bytes; /* of each element of their gradients; 0: 4 (float accumulators); 2 for bf16 */
     int64_t runtime_bytes;        /* what no formula here covers, in bytes; 0: CF_RUNTIME_BYTES. It is never nothing:
@@ -1336,7 +1336,7 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
    columns hold for every rank.
 
    cost: which chunk is the dearest; as in cf_plan_measure. A plan that was packed without lockstep has columns, too,
-   but they are dear. Columns say nothing of sequences, so metadata and cf_steps_make take the plan itself. To be given
+   but they are costly. Columns say nothing of sequences, so metadata and cf_steps_make take the plan itself. To be given
    to cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan"); CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_columns_make(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
                                         cf_plan **out, cf_error *error);
@@ -1565,7 +1565,7 @@ typedef struct cf_path {
     int32_t up;           /* index of the group above, whose rows come before; -1: none, as always without trees */
 } cf_path;
 
-/* What one stage does for one batch. One block of memory, like a plan. */
+/* The work of one stage for one batch. One block of memory, like a plan. */
 typedef struct cf_steps {
     int64_t stage;
     int64_t transfers;         /* 1: made of a lowered schedule of several stages, so tensors cross between them. 0: no
