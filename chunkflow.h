@@ -1336,7 +1336,7 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
    columns hold for every rank.
 
    cost: which chunk is the dearest; as in cf_plan_measure. A plan that was packed without lockstep has columns, too,
-   but they are costly. Columns say nothing of sequences, so metadata and cf_steps_make take the plan itself. To be given
+   but they cost. Columns say nothing of sequences, so metadata and cf_steps_make take the plan itself. To be given
    to cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan"); CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_columns_make(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
                                         cf_plan **out, cf_error *error);
