@@ -196,7 +196,7 @@ foreign() {
     compiler=$1 emulator=$2
     shift 2
     names= files=
-    for suite in pack metadata schedule check run $([ "$emulator" = qemu-i386 ] && echo boundaries); do
+    for suite in pack metadata schedule check steps $([ "$emulator" = qemu-i386 ] && echo boundaries); do
         names="$names X($suite)"
         files="$files tests/unit/test_$suite.c"
     done
