@@ -1,12 +1,11 @@
 /* chunkflow.h - v0.1.0, 2026-11-24 - long-context training in chunks: plans, schedules, runs - MIT or public domain
 
    What it is. Fine-tuning data is long-tailed: most sequences are short, a few are enormous. chunkflow reorganises a
-   batch into chunks of at most ChunkSize tokens: short sequences are packed together, long ones are cut into dependent
+   batch into chunks of at most ChunkSize tokens. Short sequences are packed together; long ones are cut into dependent
    chunks that hand on their attention state (K, V and the gradients of both). A state-aware schedule runs the chunks so
-   that a stage keeps the activations of about K chunks at once (K x ChunkSize tokens, and one chunk more for each stage
-   behind it) however long the longest sequence is, while loss and gradients stay those of the unchunked batch. The
-   method is ChunkFlow (Yuan et al., ICML 2025, arXiv 2503.02356); where this file goes past the paper, the comment at
-   that place says so.
+   that a stage keeps the activations of about K chunks at once, however long the longest sequence is: K x ChunkSize
+   tokens, and one chunk more for each later stage. Loss and gradients stay those of the unchunked batch. The method is
+   ChunkFlow (Yuan et al., ICML 2025, arXiv 2503.02356). Where this file goes past the paper, a comment says so.
 
    How to use it. In ONE C or C++ file:
 
@@ -49,8 +48,8 @@
      ~ size its memory         cf_memory_estimate, cf_memory_token_bytes, cf_memory_defaults
 
    Attention, carried state and a pipeline on GPUs are in a companion with its own declarations, chunkflow_cuda.cu.
-   What is decided once and not for every batch (seconds estimated from a model and a GPU or fitted to measurements, and
-   the search for ChunkSize and K) is in a second library of the same kind, tools/chunkflow_tune.h.
+   A second library of the same kind, tools/chunkflow_tune.h, has the decisions that are made once and not for every
+   batch: seconds estimated from a model and a GPU or fitted to measurements, and the search for ChunkSize and K.
 
    What it does not do. It runs no model, owns no tensor, starts no thread, opens no file, prints nothing and never
    aborts. It never truncates, drops or reorders tokens inside a sequence.
@@ -162,8 +161,8 @@ extern "C" {
 
 CF_ENUM_OF(cf_result, CF_RESULTS, CF_RESULT_COUNT);
 
-/* What went wrong, in a record that the caller owns. Every function that can fail takes a pointer to one, or NULL. It
-   is written only on failure, and then all of it. */
+/* A failure, in a record that the caller owns. Every function that can fail takes a pointer to one, or NULL. It is
+   written only on failure, and then all of it. */
 typedef struct cf_error {
     int64_t item;      /* index of the sequence, slice, chunk, group, action ... at fault; -1: none in particular */
     cf_result code;    /* the code that the function also returns */
@@ -187,9 +186,9 @@ CHUNKFLOW_API cf_result cf_fail_real(cf_error *error, cf_result code, const char
 CHUNKFLOW_API cf_result cf_refuse(cf_error *error, cf_result code, const char *field, int64_t item, const char *why);
 CHUNKFLOW_API cf_result cf_fail_null(cf_error *error, const char *field);
 
-/* Where memory comes from. Give both callbacks or neither; NULL in place of the record, or an all-zero record, means
-   malloc and free. alloc returns memory aligned as malloc's (16 bytes), or NULL, which the library survives and
-   reports. An object remembers the allocator that made it; `user` must live as long as the object. */
+/* The source of memory. Give both callbacks or neither; NULL instead of the record, or an all-zero record, means malloc
+   and free. alloc returns memory aligned as malloc's (16 bytes), or NULL, which the library survives and reports. An
+   object remembers the allocator that made it; `user` must live as long as the object. */
 typedef struct cf_allocator {
     void *(*alloc)(size_t bytes, void *user);
     void (*release)(void *memory, void *user);
@@ -227,8 +226,8 @@ typedef struct cf_block {
    ================================================================================================================ */
 
 /* Time of one pass over one chunk: constant + per_token x rows + per_pair x attention pairs (seconds, or any unit that
-   you use throughout). The rows are the chunk's tokens, padding included: kernels run over them all. The last term is
-   what makes a late chunk of a long sequence dearer than an early one. */
+   you use throughout). The rows are the chunk's tokens, padding included: kernels run over them all. The last term
+   makes a late chunk of a long sequence more expensive than an early one. */
 typedef struct cf_pass_cost {
     double constant;
     double per_token;
@@ -272,8 +271,9 @@ CHUNKFLOW_API const char *cf_pack_method_name(cf_pack_method method);
 CF_ENUM_OF(cf_split_method, CF_SPLIT_METHODS, CF_SPLIT_COUNT);
 CHUNKFLOW_API const char *cf_split_method_name(cf_split_method split);
 
-/* Of a sequence: its first `tokens` tokens are those of sequence `with` as well, with all that a model makes of them.
-   Equal tokens that come with other images, or that a mixture of experts must route otherwise, are not the same. */
+/* A beginning that one sequence shares with another: its first `tokens` tokens are those of sequence `with`, and a
+   model makes the same of both. Equal tokens that come with other images, or that a mixture of experts must route
+   otherwise, are not the same. */
 typedef struct cf_share {
     int64_t with;   /* another sequence of the batch */
     int64_t tokens; /* 0: it shares nothing, and `with` means nothing */
@@ -281,7 +281,7 @@ typedef struct cf_share {
 
 #define CF_SHARE_LEAST 128
 
-/* How to pack. Zero means default in every member; only chunk_size must be given. */
+/* Options of packing. Zero means default in every member; only chunk_size must be given. */
 typedef struct cf_pack_desc {
     int64_t chunk_size;           /* most tokens in a chunk, alignment padding included; 1 .. CF_MAX_CHUNK_SIZE */
     cf_pack_method method;        /* 0: best fit */
@@ -412,11 +412,11 @@ typedef struct cf_plan {
    its own as if it were alone, and idle chunks fill what is left. Of the ways to part expensive trees (no_copies) that
    one is taken with which the most expensive rank costs least.
 
-   With lockstep chunks lie in columns, of which there may be more, and idle chunks among others. It is laid out once
-   for each target that long sequences are cut by: these are a quarter apart, from what a full slice costs at the start
-   of a sequence to the dearest, and no more than 42. With gang this comes after eleven choices of widths, for every
-   power of two up to gang that any sequence would take. The cheapest layout of all is taken, so a larger bound is never
-   worse than a smaller one.
+   With lockstep chunks lie in columns. There may be more chunks than without, and idle ones among the others. The batch
+   is laid out once for each target cost of a slice, at most 42 of them: from a full slice at the start of a sequence to
+   the most expensive slice, each 1.25 times the last. With gang this is repeated for every power of two up to gang that
+   any sequence would take, with eleven choices of widths each. The cheapest layout of all wins, so a larger bound is
+   never worse than a smaller one.
 
    lower_bound is the better of: total tokens / chunk_size, the count of sequences that cannot share, Martello and
    Toth's L2 (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.
@@ -449,16 +449,17 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan);
 CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_bytes, const int64_t *lengths,
                                        int64_t n, cf_share *shares, const cf_allocator *allocator, cf_error *error);
 
-/* Checks a plan from any source against the lengths that it claims to pack: every token of every sequence in exactly
-   one slice, slices of a sequence in order, no chunk over chunk_size or max_slices, alignment, groups and prefixes,
-   pairs, ranks and totals (of lower_bound only that the plan does not undercut it). Returns CF_OK, or CF_ERROR_PLAN for
-   the first violation, with its member in error->field and the index of the chunk, slice, group or sequence in
-   error->item. CF_ERROR_MEMORY if scratch cannot be had from `allocator` (NULL: malloc): 32 bytes a sequence; with
-   trees 33, and 8 for each chunk and group. The plan may be unvalidated. */
+/* Checks a plan from any source against the lengths that it claims to pack. Every token of every sequence must be in
+   exactly one slice, the slices of a sequence in order, and no chunk over chunk_size or max_slices. Alignment, groups
+   and prefixes, pairs, ranks and totals must be right; of lower_bound only that the plan does not undercut it.
+
+   Returns CF_OK, or CF_ERROR_PLAN for the first violation, with its member in error->field and the index of the chunk,
+   slice, group or sequence in error->item. CF_ERROR_MEMORY if scratch cannot be had from `allocator` (NULL: malloc): 32
+   bytes a sequence; with trees 33, and 8 for each chunk and group. The plan may be unvalidated. */
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,
                                          const cf_allocator *allocator, cf_error *error);
 
-/* How good a plan is. Ratios are 1 at best. */
+/* The quality of a plan. Ratios are 1 at best. */
 typedef struct cf_plan_stats {
     int64_t n_standalone;         /* chunks by kind; the four add up to n_chunks */
     int64_t n_dependent;          /* dependent chunks that are not hybrid */
@@ -472,13 +473,13 @@ typedef struct cf_plan_stats {
     double fill;                  /* rows / (chunks with slices x chunk_size) */
     double pairs;                 /* attention pairs of the whole batch */
     double unshared_pairs;        /* the same if nothing were shared */
-    double chunk_cost_spread;     /* dearest chunk / mean, over chunks with slices (0 if there are none) */
+    double chunk_cost_spread;     /* most expensive chunk / mean, over chunks with slices (0 if there are none) */
     double rank_token_spread;     /* fullest rank / mean */
     double rank_pair_spread;
-    double rank_cost_spread;      /* Dearest rank / mean: an iteration takes so many times as long as it would if the
-                                     ranks were even, because all wait for the dearest. */
-    double unit_cost_spread;      /* dearest group or standalone chunk / mean of the ranks; a group stays on one rank,
-                                     so no spreading makes rank_cost_spread less than this */
+    double rank_cost_spread;      /* Most expensive rank / mean: an iteration takes so many times as long as with even
+                                     ranks, because all wait for the most expensive one. */
+    double unit_cost_spread;      /* most expensive group or standalone chunk / mean of the ranks; a group stays on one
+                                     rank, so no spreading makes rank_cost_spread less than this */
 } cf_plan_stats;
 
 /* Measures a plan. The cost spreads are found with `cost`, which means what it does in cf_pack_desc; NULL and all zeros
@@ -494,9 +495,8 @@ CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk);
    >>metadata    plan -> what the kernels of a chunk, and its loss, are told
    ================================================================================================================ */
 
-/* How large the buffers of a trainer must be: the needs of one batch, or high-water marks over many
-   (cf_steps_capacity).
-   With all zeros to begin with. */
+/* Sizes of a trainer's buffers: the needs of one batch, or high-water marks over many (cf_steps_capacity). Begin with
+   all zeros. */
 typedef struct cf_capacity {
     int64_t rows;       /* most rows of a chunk, padding included: of an activation slot, of a boundary slot, and of the
                            scratch in which a pass works that keeps nothing */
@@ -508,7 +508,7 @@ typedef struct cf_capacity {
     int64_t boundaries; /* its boundary slots */
 } cf_capacity;
 
-/* How to describe a chunk. Zero means default in every member; NULL is all zeros. */
+/* Options of a chunk's metadata. Zero means default in every member; NULL is all zeros. */
 typedef struct cf_metadata_desc {
     const cf_capacity *capacity;         /* NULL: arrays just as long as the chunk needs. Else its rows, prefix and
                                             n_seqs say how long, so that neither shapes nor offsets in the block change
@@ -529,13 +529,13 @@ typedef struct cf_metadata_desc {
     int wants_key_ends;                  /* 1: key_ends, too */
 } cf_metadata_desc;
 
-/* Where sequences share rows, keys lie in several places, and attention takes a call for each of them: that of
-   cu_seqlens, in which all slices see themselves alone, and one without a mask for each level. Results are merged by
-   their LSE (log-sum-exp); the backward of each call takes the merged result and LSE, and its parts of dQ are added up.
-   A sequence of a level may have no queries or no keys. */
+/* One more call of attention, for sequences that share rows. Their keys lie in several places, and each place takes a
+   call: that of cu_seqlens, in which all slices see themselves alone, and one without a mask for each level. Results
+   are merged by their LSE (log-sum-exp); the backward of each call takes the merged result and LSE, and its parts of dQ
+   are added up. A sequence of a level may have no queries or no keys. */
 typedef struct cf_level {
-    int64_t group;                /* whose state has the keys; -1: they are rows of this chunk, from the first on */
-    int64_t first;                /* the first of them in that state */
+    int64_t group;                /* the group whose state has the keys; -1: they are rows of this chunk, from row 0 */
+    int64_t first;                /* the first key's row in that state */
     int64_t n_seqs;
     const int32_t *cu_seqlens_q;  /* (n_seqs + 1) from 0 to rows, or to those of the chunk */
     const int32_t *cu_seqlens_k;  /* (n_seqs + 1) from 0 */
@@ -586,9 +586,9 @@ typedef struct cf_metadata {
 } cf_metadata;
 
 /* cf_metadata_size says how many bytes cf_metadata_fill needs for this chunk, or, where chunk is -1, for any one of the
-   plan. Fill puts the arrays into `memory` (aligned to CF_MEMORY_ALIGNMENT), one behind the other as they are listed
-   above but loss_weights first and those of trees, whose sizes no capacity fixes, last, and their addresses into
-   *out. Everything is untouched on failure. Errors:
+   plan. Fill puts the arrays into `memory` (aligned to CF_MEMORY_ALIGNMENT) and their addresses into *out. They lie one
+   behind the other as listed above, but loss_weights first, and those of trees, whose sizes no capacity fixes, last.
+   Everything is untouched on failure. Errors:
    CF_ERROR_ARGUMENT (chunk; capacity.rows, capacity.prefix or capacity.n_seqs, where the chunk needs more),
    CF_ERROR_SPACE (memory, bytes), CF_ERROR_LIMIT where prefix and rows pass INT32_MAX, CF_ERROR_OVERFLOW. The plan must
    be sound. */
@@ -607,11 +607,13 @@ typedef struct cf_piece {
 } cf_piece;
 
 /* The pieces of a gang's sequence that lie before this chunk, by rising position: without a gap from the first row to
-   its first slice's begin. Those of rounds before are in states by now; those of its own round, the last ones, are made
-   by ranks before it in the block while it runs, layer by layer. So in each layer of a pass the ranks of a round make K
-   and V of their rows, and each gets those of the pieces, all at once or one after the other from its neighbour (a
-   ring; any order will do, where attention merges blocks by their LSE). In a backward, gradients of pieces go back to
-   the ranks that have them, and a rank continues with those of its own rows once all behind it have sent theirs.
+   its first slice's begin. Pieces of earlier rounds are in states by now. The last ones, of the chunk's own round, are
+   made by the ranks before it while it runs, layer by layer.
+
+   So in each layer of a pass the ranks of a round make K and V of their rows, and each receives those of its pieces,
+   all at once or one after the other from its neighbour in a ring. Any order will do where attention merges blocks by
+   their LSE. In a backward, gradients of pieces go back to the ranks that have the rows, and a rank continues with its
+   own rows once all ranks behind it have sent theirs.
 
    pieces: room for all of them, as many as a call with NULL returns, or NULL. Returns how many there are; 0 for a
    chunk of no gang. The plan must be sound. */
@@ -620,13 +622,13 @@ CHUNKFLOW_API int64_t cf_gang_pieces(const cf_plan *plan, int64_t chunk, cf_piec
 typedef enum cf_mean {
     CF_MEAN_DEFAULT = 0, /* CF_MEAN_TOKENS */
     CF_MEAN_TOKENS,      /* every target of the batch counts the same */
-    CF_MEAN_SEQUENCES,   /* every sequence with a target does, and in it every target */
-    CF_MEAN_PROMPTS,     /* the same, with all sequences that answer a prompt together: what reinforcement learning
-                            calls a group (a word that is taken here) */
+    CF_MEAN_SEQUENCES,   /* every sequence with a target counts the same, and in it every target */
+    CF_MEAN_PROMPTS,     /* every prompt counts the same, and in all of its answers together every target (the groups of
+                            reinforcement learning) */
     CF_MEAN_COUNT
 } cf_mean;
 
-/* What the loss is the mean of. Zero means default in every member; NULL is all zeros. */
+/* The mean that the loss is. Zero means default in every member; NULL is all zeros. */
 typedef struct cf_loss_weights_desc {
     cf_mean mean;                        /* 0: over tokens */
     const unsigned char *const *ignored; /* as in cf_metadata_desc */
@@ -657,7 +659,7 @@ CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const
 #define CF_MAX_ACTIVE 1024
 #define CF_MAX_KINDS 26
 
-/* What mixes the tokens of a layer, and so what it hands on from chunk to chunk: its state. */
+/* The part of a layer that mixes tokens, and with it the state that the layer hands on from chunk to chunk. */
 typedef enum cf_mixer {
     CF_MIXER_FULL = 0, /* causal attention: K and V of all rows */
     CF_MIXER_WINDOW,   /* attention to the last `window` rows, the own one among them: window - 1 rows */
@@ -738,7 +740,8 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
 
 /* ---- splitting a model over GPUs ---- */
 
-/* What a trainer drops in forward and makes again in backward, beside whole chunks, which are the schedule's matter. */
+/* Activations that a trainer drops in forward and makes again in backward. (Dropping whole chunks is the schedule's
+   matter.) */
 #define CF_RECOMPUTES(X)                                                                                          \
     X(CF_RECOMPUTE_DEFAULT, "?")           /* CF_RECOMPUTE_NONE */                                                \
     X(CF_RECOMPUTE_NONE, "none")                                                                                  \
@@ -752,7 +755,7 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
 CF_ENUM_OF(cf_recompute, CF_RECOMPUTES, CF_RECOMPUTE_COUNT);
 CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute);
 
-/* On which stage a virtual stage lies. */
+/* The stages that virtual stages lie on. */
 #define CF_PLACEMENTS(X)                                                                                          \
     X(CF_PLACEMENT_DEFAULT, "?")   /* CF_PLACEMENT_LOOP */                                                        \
     X(CF_PLACEMENT_LOOP, "loop")   /* virtual stage v on stage v mod n_stages */                                  \
@@ -837,10 +840,10 @@ typedef struct cf_shard {
     int64_t norms;        /* parameters */
 } cf_shard;
 
-/* Of one kind of layers, from 0 on: one past the last is CF_ERROR_ARGUMENT. A model without `kinds` has one, and with
-   first_dense its kinds come twice, as they are and then with an MLP. Layers may be 0; prediction layers are among the
-   last stage's. Kind -1: layers are all of the stage, and what differs between kinds is the first one's. Errors: as
-   cf_stage_parameters. *out is untouched on failure. */
+/* Finds the widths of one kind of layers, counted from 0; one past the last is CF_ERROR_ARGUMENT. A model without
+   `kinds` has one kind. With first_dense its kinds come twice, as they are and then with an MLP. The stage may have no
+   layer of the kind; prediction layers are among the last stage's. Kind -1 counts all layers of the stage, and takes
+   what differs between kinds from the first one. Errors: as cf_stage_parameters. *out is untouched on failure. */
 CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage, int64_t kind,
                                        cf_shard *out, cf_error *error);
 
@@ -848,7 +851,7 @@ CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel 
    >>memory    bytes of a stage
    ================================================================================================================ */
 
-/* How the loss is computed: what it keeps for backward and how much it needs at its peak, in bytes per logit. */
+/* Ways to compute the loss, with the bytes per logit that each keeps for backward and needs at its peak. */
 typedef enum cf_loss {
     CF_LOSS_DEFAULT = 0, /* CF_LOSS_PARALLEL */
     CF_LOSS_PARALLEL,    /* vocabulary-parallel, as in Megatron-LM: bf16 logits, a float copy, a float softmax that
@@ -867,7 +870,7 @@ typedef enum cf_loss {
                                                one for attention, one on its way in, one on its way out */
 #define CF_BORDER_TOKENS 4096
 
-/* What to size. Zero means default in every member; model must be given. */
+/* A training whose memory is estimated. Zero means default in every member; model must be given. */
 typedef struct cf_memory_desc {
     const cf_model *model;
     cf_parallel parallel;
@@ -947,8 +950,8 @@ typedef struct cf_token_bytes {
 CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_t stage, cf_token_bytes *out,
                                               cf_error *error);
 
-/* What one virtual stage holds at the moment in question: the peaks of a simulated timeline, or counts of your own.
-   All of them are in tokens, and none is negative. */
+/* The tokens that one virtual stage holds at one moment: peaks of a simulated timeline, or counts of your own. None is
+   negative. */
 typedef struct cf_memory_load {
     int64_t live_tokens;           /* padded tokens of all chunks whose activations are kept */
     int64_t chunk_tokens;          /* padded tokens of the largest chunk that may be in a pass */
@@ -959,7 +962,7 @@ typedef struct cf_memory_load {
     int64_t chunk_scores;          /* the same of the largest chunk in a pass */
 } cf_memory_load;
 
-/* What a stage's memory goes to; bytes on one GPU. */
+/* The parts of a stage's memory, in bytes on one GPU. */
 #define CF_MEMORY_TERMS(X)                                                                   \
     X(parameters, "parameters")                                                              \
     X(gradients, "gradients")                                                                \
@@ -1022,7 +1025,7 @@ CF_ENUM_OF(cf_pass, CF_PASSES, CF_PASS_COUNT);
 
 CHUNKFLOW_API const char *cf_pass_name(cf_pass pass);
 
-/* How a dropped forward comes back. */
+/* Ways to replay a dropped forward. */
 #define CF_REPLAYS(X)                                                                                             \
     X(CF_REPLAY_DEFAULT, "?")          /* CF_REPLAY_LOCAL */                                                      \
     X(CF_REPLAY_PIPELINE, "pipeline")  /* through all stages again (the paper): only `paper` */                    \
@@ -1067,7 +1070,7 @@ typedef struct cf_limits {
     cf_bytes per_token; /* what `bytes` counts; must be given with it */
 } cf_limits;
 
-/* Why a pass waits for another one. */
+/* The reasons for which a pass waits for another one. */
 #define CF_EDGES(X)                                                                                               \
     X(CF_EDGE_ACTIVATION, "activation")          /* F or R on the virtual stage before, whose output is the input */ \
     X(CF_EDGE_GRADIENT, "gradient")              /* B or I on the virtual stage behind */                         \
@@ -1092,7 +1095,7 @@ typedef struct cf_stage_cost {
     cf_pass_cost forward, replay, backward, input, weight;
 } cf_stage_cost;
 
-/* What a pipeline costs. Zero means default in every member: unit costs, transfers that take no time. Passes and
+/* The costs of a pipeline. Zero means default in every member: unit costs, transfers that take no time. Passes and
    transfers between stages take time for all rows of a chunk, padding included. Transfers run beside compute, and a
    stage has a queue for each of its two directions. */
 typedef struct cf_timing {
@@ -1163,8 +1166,8 @@ typedef struct cf_schedule {
     cf_block block;        /* the memory that it lies in */
 } cf_schedule;
 
-/* What CF_SCHEDULE_BEST tried; the fixed schedules are always among the candidates, and a search that reaches the bound
-   stops there. Of CF_SCHEDULE_PAPER, what its two orders are: budget, n_improved, bound and gap say nothing then. */
+/* A report of CF_SCHEDULE_BEST. The fixed schedules are always among its candidates, and a search that reaches the
+   bound stops there. Of CF_SCHEDULE_PAPER's two orders it reports all but budget, n_improved, bound and gap. */
 typedef struct cf_search_report {
     int64_t budget;              /* candidates that its largest search was allowed, as in cf_schedule_desc */
     int64_t n_tried;             /* candidates that were built and timed, in all searches together */
@@ -1176,7 +1179,7 @@ typedef struct cf_search_report {
     double gap;                  /* makespan / bound - 1 */
 } cf_search_report;
 
-/* What to schedule. Zero means default in every member. */
+/* Options of a schedule. Zero means default in every member. */
 typedef struct cf_schedule_desc {
     cf_shape shape;              /* pipeline replay only for paper; more than one virtual stage only for interleaved,
                                     zero-bubble and best; placement v only for zero-bubble and best, forward_only only
@@ -1203,35 +1206,39 @@ typedef struct cf_schedule_desc {
 
    Several stages: the fixed kinds, which are all but `best`, keep to the rules above on each virtual stage, and to the
    memory limits; where a limit is below K, fewer chunks of a group are kept and more are replayed. No kind can
-   deadlock. `1f1b` takes the dearest units first, the other fixed kinds take them in plan order.
+   deadlock. `1f1b` takes the most expensive units first, the other fixed kinds take them in plan order.
 
    With forwards_first no first forward keeps anything, not even of a standalone chunk: all run, and then R and B of one
-   chunk after the other. That is for what needs the whole batch before its gradients: a contrastive loss, a balance
-   over all tokens, a normaliser. A stage keeps one chunk at a time, but from the last first forward on it holds the
-   state of every group and the inputs of all chunks, which grow with the batch; so it takes no limit on state or bytes.
+   chunk after the other. That is for losses that need the whole batch before its gradients: a contrastive loss, a
+   balance over all tokens, a normaliser. A stage keeps one chunk at a time, but from the last first forward on it holds
+   the state of every group and the inputs of all chunks. These grow with the batch, so it takes no limit on state or
+   bytes.
 
    With shape.forward_only each stage runs its forwards in plan order, in rounds of as many chunks as there are stages
    where it has several virtual ones. Of limits, state and bytes are heeded.
 
-   Where a kind's rules find no room, and wherever one chunk fits, units run one by one: on each stage one chunk is kept
-   at a time, on one of its virtual stages, and every other one is dropped and replayed.
+   Where a kind's rules find no room, units run one by one, which is possible wherever one chunk fits: on each stage one
+   chunk is kept at a time, on one of its virtual stages, and every other one is dropped and replayed.
 
    `best` searches further. K is a cap to it: a group keeps as many of its last chunks as pays. Any chunk may be dropped
-   on any stage, a standalone one too; each stage keeps the inputs of at most 2 x n_stages x n_virtual dropped
-   standalone chunks, and of as many more as it may keep whole; those of dropped chunks of groups are no more tokens
-   than the state.
+   on any stage, also a standalone one. Each stage keeps the inputs of at most 2 x n_stages x n_virtual dropped
+   standalone chunks, and of as many more as it may keep whole. Inputs of a group's dropped chunks are never more tokens
+   than its state.
 
-   By default memory does not grow with the batch, unless bytes are limited, which replaces both of these limits. Of
-   chunks, each virtual stage adds to the limit of its stage min(K, chunks of the longest group), and 1 for each stage
-   after it in its row, which is the most that `paper` keeps when it runs a constant number ahead. So stage s keeps at
-   most (min(K, longest) + n_stages - 1 - s) x n_virtual chunks, and in a V with two rows every stage 2 x min(K,
-   longest) + n_stages - 1. Of state, stage s holds on each virtual stage at most 2 x (tokens of the longest group) +
-   (n_stages x n_virtual - 1 - s) x chunk_size tokens. CF_NO_LIMIT as limits.state lifts the second, and as
-   limits.chunks both: it asks for the shortest schedule, whatever that holds.
+   By default two limits keep the memory of `best` from growing with the batch; a limit on bytes replaces both.
+     chunks  Each virtual stage adds min(K, longest) to the limit of its stage, where `longest` is the chunks of the
+             longest group, and 1 for each stage after it in its row. So stage s keeps at most
+             (min(K, longest) + n_stages - 1 - s) x n_virtual chunks, and in a V with two rows every stage
+             2 x min(K, longest) + n_stages - 1. This is the most that `paper` keeps when it runs a constant number
+             ahead.
+     state   On each virtual stage, stage s holds at most 2 x (tokens of the longest group) +
+             (n_stages x n_virtual - 1 - s) x chunk_size tokens.
+   For 4 stages, one row, K 2 and a longest group of at least 2 chunks that is 5, 4, 3 and 2 chunks. CF_NO_LIMIT as
+   limits.state lifts the second, and as limits.chunks both: it asks for the shortest schedule, whatever that holds.
 
-   Within the same limits `best` is never longer than a fixed kind of as many virtual stages (`interleaved` with
-   n_virtual above 1, `zero-bubble` with split_backward), than itself with a smaller budget, and than itself without
-   split_backward. It never holds more than its limits. A limit that all chunks of the rank fit into is no limit and
+   Promises of `best`, within the same limits: it is never longer than a fixed kind of as many virtual stages
+   (`interleaved` with n_virtual above 1, `zero-bubble` with split_backward), than itself with a smaller budget, or than
+   itself without split_backward. It never holds more than its limits. A limit that all chunks of the rank fit into
    changes nothing. The same budget gives the same schedule.
 
    The plan must be sound. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT
@@ -1254,7 +1261,7 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule);
    >>check    is a schedule sound?
    ================================================================================================================ */
 
-/* What a schedule must keep to besides the rules. Zero means default in every member. */
+/* Limits that a schedule must keep besides the rules. Zero means default in every member. */
 typedef struct cf_validate_desc {
     cf_limits limits; /* not given: the schedule's own */
 } cf_validate_desc;
@@ -1279,7 +1286,7 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error);
 
-/* Where each action of a schedule stands, and so which passes each of them waits for. */
+/* An index of a schedule: the place of each action, and with it the passes that each action waits for. */
 typedef struct cf_schedule_index cf_schedule_index;
 
 /* An action that another one waits for. */
@@ -1330,14 +1337,14 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
    ranks that wait for each other in both ways hang. So cf_schedule_lower refuses a rank's part.
 
    Columns are a plan of one rank: column i stands for the i-th chunks of all ranks. It has the most rows and tokens of
-   them, and as many pairs as make it cost what the dearest of them costs, so cf_simulate of its list is the time of all
-   ranks. Columns that groups of any rank join are one group, which drops and replays as a whole: the group of one rank
-   may be shorter, or several, and standalone chunks in it are dropped as the others are. Whatever limits hold for the
-   columns hold for every rank.
+   them, and as many pairs as make it cost as much as the most expensive of them. So cf_simulate of its list gives the
+   time of all ranks. Columns that groups of any rank join are one group, which drops and replays as a whole: the group
+   of one rank may be shorter, or several, and standalone chunks in it are dropped as the others are. Limits that hold
+   for the columns hold for every rank.
 
-   cost: which chunk is the dearest; as in cf_plan_measure. A plan that was packed without lockstep has columns, too,
-   but they cost. Columns say nothing of sequences, so metadata and cf_steps_make take the plan itself. To be given
-   to cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan"); CF_ERROR_MEMORY. */
+   cost: weighs the chunks, as in cf_plan_measure. A plan that was packed without lockstep has columns, too, but they
+   are expensive. Columns say nothing of sequences, so metadata and cf_steps_make take the plan itself. To be given to
+   cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan"); CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_columns_make(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
                                         cf_plan **out, cf_error *error);
 
@@ -1364,15 +1371,15 @@ CHUNKFLOW_API cf_result cf_ranks_validate(const cf_plan *plan, const cf_schedule
 
 #define CF_MAX_BOUNDS 2
 
-/* No schedule of these chunks is shorter that cf_schedule_validate accepts with the same K, the same limits on chunks
-   and the same form of replay, and with whole backwards where this one has no others: whichever chunks it drops, and in
-   whichever order its stages run. */
+/* A time that no other schedule of these chunks can beat, whichever chunks it drops and in whichever order its stages
+   run. It holds for every schedule that cf_schedule_validate accepts with the same K, the same limits on chunks and the
+   same form of replay, and with whole backwards if this one has no others. */
 typedef struct cf_bound {
     const char *name; /* a static string; cf_simulate says which there are */
     double value;
 } cf_bound;
 
-/* What to simulate. Zero means default in every member. */
+/* Options of a simulation. Zero means default in every member. */
 typedef struct cf_simulate_desc {
     const cf_timing *timing;  /* NULL: unit costs */
     cf_limits limits;         /* of chunks, for the bounds; not given: the schedule's own. per_token is what peak_bytes
@@ -1407,12 +1414,13 @@ typedef struct cf_timeline {
     cf_block block;              /* the memory that it lies in */
 } cf_timeline;
 
-/* Runs a schedule on paper. Each stage takes its actions in order, each as soon as what it needs is there: the previous
+/* Runs a schedule on paper. Each stage takes its actions in order, each as soon as its input is there: the previous
    stage's activations (F, and R in pipeline replay) or the next stage's gradient (B, I), after the transfer.
 
-   Bounds, by name. "critical-path": the longest path of dependent passes; replays lie on it only where K, or the limit
-   of every stage, is 1, because elsewhere none of them must be. "stage-load": the work of a stage, the shortest way to
-   it and the shortest way from it, and the same for the part of its passes that come late or have much behind them.
+   Bounds, by name. "critical-path": the longest path of dependent passes. Replays lie on it only where K, or the limit
+   of every stage, is 1, because elsewhere none of them must be. "stage-load": the work of a stage, with the shortest
+   way to it and the shortest way from it. The same is tried for those of its passes that come late or have much behind
+   them.
 
    Lowered schedules: a SEND begins when its tensor is made and the way is free, wherever it stands behind that pass,
    and its RECV has the same times. So transfers take the time that they take in the schedule that was lowered, and all
@@ -1429,19 +1437,19 @@ CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *sche
 
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
 
-/* What a stage holds at every moment, for cf_memory_estimate or for sums of your own. A moment is an action of the
+/* Counts a stage's loads at every moment, for cf_memory_estimate or for sums of your own. A moment is an action of the
    stage's list, from its start to its end: n = schedule->first[stage + 1] - schedule->first[stage] of them.
 
-   loads: (n x n_virtual) with room for `count` records. loads[i x n_virtual + j] is what the
-   stage's virtual stage in row j (cf_placement_at) holds while action first[stage] + i runs. chunk_tokens and
-   chunk_scores are those of the chunk in the pass, on the virtual stage that the pass is for; they are 0 on the others,
-   and in transfers. Only the order of the list decides, so the loads hold for simulated and for measured times alike:
-   timeline->start[first[stage] + i] says when the moment begins.
+   loads: (n x n_virtual) with room for `count` records. loads[i x n_virtual + j] is the load of the stage's virtual
+   stage in row j (cf_placement_at) while action first[stage] + i runs. chunk_tokens and chunk_scores are those of the
+   chunk in the pass, on the virtual stage that the pass is for; they are 0 on the others, and in transfers. Only the
+   order of the list decides, so the loads hold for simulated and for measured times alike: timeline->start[first[stage]
+   + i] says when the moment begins.
 
    loads are untouched on failure. Errors: CF_ERROR_ARGUMENT ("stage", or "count" with the number of records that are
-   needed), CF_ERROR_PLAN, CF_ERROR_SCHEDULE with the index of an action that is not of this stage and rank, or that
-   gives back what is not held, CF_ERROR_OVERFLOW. Plan and schedule may be unvalidated; whether they are sound, only
-   their validators say. */
+   needed), CF_ERROR_PLAN, CF_ERROR_OVERFLOW, and CF_ERROR_SCHEDULE with the index of an action that is not of this
+   stage and rank, or that gives back memory that is not held. Plan and schedule may be unvalidated; only their
+   validators say whether they are sound. */
 CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                           cf_memory_load *loads, int64_t count, cf_error *error);
 
@@ -1449,7 +1457,7 @@ CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule
    >>lower    schedule -> the same with its transfers
    ================================================================================================================ */
 
-/* How to lower. Zero means default in every member; NULL is all zeros. */
+/* Options of lowering. Zero means default in every member; NULL is all zeros. */
 typedef struct cf_lower_desc {
     const cf_timing *timing; /* NULL: unit costs, free transfers */
     const cf_allocator *allocator;
@@ -1471,8 +1479,8 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    >>steps    schedule -> what a stage does, step by step
    ================================================================================================================ */
 
-/* What your passes do. Rows, labels and the attention problem of a chunk are what cf_metadata_fill says, in each pass
-   anew. A state slot has K, V, dK and dV of a group, each of them for every layer of the virtual stage.
+/* Your passes. cf_metadata_fill describes the rows, labels and attention of a chunk, which are the same in each of its
+   passes. A state slot has K, V, dK and dV of a group, each of them for every layer of the virtual stage.
 
    F    In each layer, K and V of the chunk's rows go into the state from row chunk->prefix on, behind those of the
         prefix, and queries see [prefix | chunk] there. (A chunk without a group has them in its activation slot.) What
@@ -1485,12 +1493,12 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    B    The gradient of the output comes from the loss or from boundary `input`. If clear_state_gradient is set, dK and
         dV are first set to zero, for the slot has those of another group. (Those of a chunk without a group are
         scratch, and start from zero in each layer.) Then, from the last layer to the first, the attention's backward
-        adds to dK and dV of all rows that it saw, the prefix included; and only after that are those of the chunk's own
-        rows complete, because later chunks, whose backwards came before, have added their share. They are taken from
-        the state and go on through the projections of K and V. Gradients of weights are added to what earlier passes
-        have left. The gradient of the input goes to `output`.
-   I, W B in two halves, where the schedule splits it: I leaves in the slot what W needs for the gradients of the
-        weights. At W the state may be gone.
+        adds to dK and dV of all rows that it saw, the prefix included. Only now are those of the chunk's own rows
+        complete, because later chunks, whose backwards came before, have added their share. They are taken from the
+        state and go on through the projections of K and V. Gradients of weights are added to those of earlier passes.
+        The gradient of the input goes to `output`.
+   I, W B in two halves, where the schedule splits it: I leaves in the slot everything that W needs for the gradients of
+        the weights. At W the state may be gone.
 
    A chunk without slices is idle: its passes have nothing to do.
 
@@ -1621,9 +1629,9 @@ CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage
 /* Gets the text piece by piece, in order; returns 0, or any other number to stop. */
 typedef int (*cf_write_fn)(const char *text, size_t bytes, void *user);
 
-/* How to write a plan. Zero means default in every member; NULL is all zeros. */
+/* Options of writing a plan. Zero means default in every member; NULL is all zeros. */
 typedef struct cf_write_desc {
-    int metadata;                  /* 1: with what kernels and loss are told of each chunk */
+    int metadata;                  /* 1: with the metadata of each chunk */
     const cf_allocator *allocator; /* for the metadata of one chunk, given back at the end */
 } cf_write_desc;
 
@@ -1954,7 +1962,7 @@ static int cf__add(int64_t a, int64_t b, int64_t *out) {
 }
 
 static int cf__mul(int64_t a, int64_t b, int64_t *out) {
-    if ((a | b) > INT32_MAX && b != 0 && a > INT64_MAX / b) return 0; /* a division is dear: only for large factors */
+    if ((a | b) > INT32_MAX && b != 0 && a > INT64_MAX / b) return 0; /* a division is slow: only for large factors */
     *out = a * b;
     return 1;
 }
@@ -1992,8 +2000,8 @@ static double cf__product(double a, double b) {
 
 /* ---- memory ---- */
 
-/* Sanitizer builds leave a gap behind every array that is carved from a block, and poison it, so that a write past one
-   array does not land in the next one unseen. */
+/* Sanitizer builds leave a poisoned gap behind every array that is carved from a block. So a write past one array is
+   seen, and does not land in the next one. */
 #if defined(__SANITIZE_ADDRESS__)
 #define CF__GAP 16
 #elif defined(__has_feature)
@@ -2259,7 +2267,8 @@ static void cf__bits_put(cf__bits *bits, int64_t i, int is_member) {
     }
 }
 
-/* What an item is sorted by: its upper 32 bits, or else keys[item], whose bits rise with it as it is not negative. */
+/* Returns the sort key of an item: its upper 32 bits, or the bits of keys[item], which order like a number that is not
+   negative. */
 static inline uint64_t cf__sort_bits(uint64_t item, const double *keys) {
     uint64_t bits = item >> 32;
     if (keys != NULL) memcpy(&bits, &keys[item], sizeof bits);
@@ -4600,7 +4609,7 @@ static inline int64_t cf__plan_parent(const cf_plan *plan, const cf_chunk *c, in
 
 static double cf__plan_spread(double most, double sum, int64_t n) { return sum > 0 ? most / (sum / (double)n) : 0; }
 
-/* Whether a dependent chunk holds what does not belong to its group. */
+/* Returns 1 if a dependent chunk also holds short sequences, which are not of its group. */
 static int cf__plan_is_hybrid(const cf_plan *plan, const cf_chunk *chunk) {
     int64_t i = chunk->first_slice + chunk->n_slices - 1;
     if (plan->branches == NULL) return chunk->n_slices > 1;
@@ -4631,7 +4640,7 @@ static void cf__plan_measure_ranks(const cf_plan *plan, cf_plan_stats *stats) {
     stats->rank_pair_spread = cf__plan_spread(most_pairs, stats->pairs, plan->n_ranks);
 }
 
-/* Of chunks, ranks and units (groups and standalone chunks) the dearest against the mean. */
+/* Compares the most expensive chunk, rank and unit (group or standalone chunk) with the mean. */
 static void cf__plan_measure_costs(const cf_plan *plan, cf_pass_cost cost, cf_plan_stats *stats) {
     double rows = 0, sum = 0, unit = 0, rank = 0, most = 0, most_unit = 0, most_rank = 0;
     int64_t i;
@@ -4895,8 +4904,8 @@ static int64_t cf__plan_chunk_up(const cf_plan *plan, int64_t id) {
     return up >= 0 ? plan->groups[up].first_chunk + plan->groups[up].n_chunks - 1 : -1;
 }
 
-/* What every walk over the chunks of these ranks relies on, of a plan from anywhere. The chunks of a group stand behind
-   each other on one rank and say so, their slices exist, and no number of tokens is negative. */
+/* Checks everything that a walk over the chunks of these ranks relies on, in a plan from anywhere. The chunks of a
+   group stand behind each other on one rank and say so, their slices exist, and no number of tokens is negative. */
 static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t end_rank, cf_error *error) {
     const cf_result bad = CF_ERROR_PLAN;
     int64_t id, end, left = 0, group = -1, index = 0, up;
@@ -5305,8 +5314,8 @@ static void cf__metadata_fill_slice(const cf__metadata_job *job, const cf_slice 
 
 /* ---- trees ---- */
 
-/* Whether a slice, not the first of its chunk, lies right behind the one that it goes on from: to attention they are
-   one. What others go on from fills whole alignment units. */
+/* Returns 1 if a slice, not the first of its chunk, lies right behind the slice that it continues: attention sees the
+   two as one. A slice that others continue fills whole alignment units. */
 static int cf__metadata_continues(const cf_plan *plan, int64_t id) { return plan->slices[id].up == id - 1; }
 
 static int64_t cf__metadata_run(const cf_plan *plan, int64_t id, int64_t end) {
@@ -5420,7 +5429,8 @@ static void cf__metadata_place_levels(cf__metadata_job *job) {
     }
 }
 
-/* Whether one call says all: what sees anything but its own run sees all rows of the chunk's own group. */
+/* Returns 1 if one call of attention is enough: slices that see more than their own run see all rows of the chunk's own
+   group. */
 static int cf__metadata_is_plain(const cf_plan *plan, const cf_chunk *c) {
     int64_t id, end = c->first_slice + c->n_slices;
     if (c->group >= 0 && c->prefix > 0 && plan->branches[c->group].parent >= 0) return 0;
@@ -5698,7 +5708,7 @@ CHUNKFLOW_API int64_t cf_gang_pieces(const cf_plan *plan, int64_t chunk, cf_piec
 
 /* ---- weights of the loss ---- */
 
-/* Which set a sequence belongs to. All targets of a set weigh the same, and so do all sets. */
+/* Returns the set that a sequence belongs to. All targets of a set weigh the same, and so do all sets. */
 static int64_t cf__metadata_set(const cf_loss_weights_desc *d, int64_t sequence) {
     if (d->mean == CF_MEAN_SEQUENCES) return sequence;
     return d->mean == CF_MEAN_PROMPTS ? d->prompts[sequence] : 0;
@@ -5756,7 +5766,7 @@ CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const
    >>model
    ================================================================================================================ */
 
-/* How many kinds of layers a model has. */
+/* Returns the number of kinds of layers in a model. */
 static int64_t cf__model_kinds(const cf_model *model) {
     int64_t n = model->kinds == NULL ? 1 : model->n_kinds;
     return model->first_dense > 0 ? 2 * n : n;
@@ -5777,7 +5787,7 @@ static cf_layer cf__model_kind(const cf_model *model, int64_t k) {
     return kind;
 }
 
-/* How many of the layers first .. end - 1 are of a kind. */
+/* Counts the layers of a kind among first .. end - 1. */
 static int64_t cf__model_count_layers(const cf_model *model, int64_t of, int64_t first, int64_t end) {
     int64_t n = model->kinds == NULL ? 1 : model->n_kinds, i, count = 0;
     const char *pattern = model->pattern != NULL ? model->pattern : "a";
@@ -6031,7 +6041,8 @@ static void cf__model_set_mlp(const cf_model *model, const cf_layer *kind, const
     s->expert_share = parallel->ep > 1 ? s->sequence : 1;
 }
 
-/* Of one kind, or (-1) the layers of all and the widths of the first. model and parallel have been checked. */
+/* Returns the shard of one kind, or (-1) the layers of all kinds and the widths of the first. model and parallel have
+   been checked. */
 static cf_shard cf__model_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage, int64_t of) {
     int64_t n_stages = parallel->pp * parallel->n_virtual, tp = parallel->tp;
     cf_layer kind = cf__model_kind(model, cf__max(of, 0));
@@ -6192,7 +6203,7 @@ static int64_t cf__memory_mlp_bytes(const cf_memory_desc *desc, const cf_shard *
     return cf__memory_mlp_rows(desc, shard, shard->mlp_matrices + (desc->unfused && !desc->model->no_gate));
 }
 
-/* What a layer keeps for backward that makes this again. */
+/* Returns the bytes that a layer keeps for backward, if it makes `again` once more there. */
 static int64_t cf__memory_layer_bytes(const cf_memory_desc *desc, const cf_shard *shard, cf_recompute again) {
     int64_t element = desc->activation_bytes, mlp = cf__memory_mlp_bytes(desc, shard);
     int64_t rows = 4 * element * shard->hidden;  /* inputs of two norms, and their outputs */
@@ -9892,15 +9903,15 @@ static int64_t cf__check_stage(const cf_schedule *s, int64_t v) {
     return (int64_t)(at < n ? at : 2 * n - 1 - at);
 }
 
-/* Whether there are two virtual stages at this border, v - 1 and v. */
+/* Returns 1 if there are two virtual stages at this border, v - 1 and v. */
 static inline int cf__check_borders(const cf__checker *k, int64_t v) { return v > 0 && v < k->pipe->n_v; }
 
-/* Whether they lie on one stage, as they do where a V turns and where there is one stage. */
+/* Returns 1 if both lie on one stage: where a V turns, and in a pipeline of one stage. */
 static inline int cf__check_turns(const cf__checker *k, int64_t v) {
     return k->turn > 0 && cf__check_borders(k, v) && v % k->turn == 0;
 }
 
-/* Whether transfers must lead from one to the other. */
+/* Returns 1 if transfers must lead from one to the other. */
 static inline int cf__check_crosses(const cf__checker *k, int64_t v) {
     return k->crosses && cf__check_borders(k, v) && !cf__check_turns(k, v);
 }
@@ -10140,7 +10151,7 @@ CF__COLD static cf_result cf__check_missing(cf__checker *k, cf_pass pass, int64_
     return cf__check_blame(k, -1, &a, "actions", "is missing");
 }
 
-/* What one chunk must have on one virtual stage, once all lists are read. */
+/* Checks that one chunk has all its passes on one virtual stage, once all lists are read. */
 static cf_result cf__check_complete(cf__checker *k, int64_t chunk, int64_t stage) {
     const uint16_t *cell = cf__check_cell(k, chunk, stage);
     const uint16_t *behind = stage + 1 < k->pipe->n_v ? cell + k->pipe->n : NULL;
@@ -10198,7 +10209,7 @@ static int64_t *cf__lists_cursor(const cf__lists *l, int64_t rank, int64_t stage
     return &l->cursor[rank * l->pipe->shape.n_stages + stage];
 }
 
-/* What a stage of a rank runs next; NULL at the end of its list. */
+/* Returns the next action of a rank's stage, or NULL at the end of its list. */
 static const cf_action *cf__lists_head(const cf__lists *l, int64_t rank, int64_t stage) {
     const cf_schedule *s = l->schedules[rank];
     int64_t at = *cf__lists_cursor(l, rank, stage);
@@ -10223,7 +10234,7 @@ static uint16_t *cf__lists_cell(const cf__lists *l, int64_t rank, const cf_actio
     return &l->run[(rank * l->pipe->n_v + v) * l->pipe->n + a->chunk - l->pipe->first_chunk - rank * l->pipe->n];
 }
 
-/* Whether what a pass takes from another virtual stage has been made. */
+/* Returns 1 if the input of a pass that another virtual stage makes is there. */
 static int cf__lists_has_input(const cf__lists *l, int64_t rank, const cf_action *a) {
     int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
     int way = backward - (a->pass == CF_F || (a->pass == CF_R && !l->pipe->local));
@@ -10231,8 +10242,8 @@ static int cf__lists_has_input(const cf__lists *l, int64_t rank, const cf_action
     return *cf__lists_cell(l, rank, a, a->stage + way) & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass);
 }
 
-/* Whether a pass can run. In step, the ranks of its gang must have come to the same pass of the round, and have what it
-   takes. */
+/* Returns 1 if a pass can run. In step, all ranks of its gang must have come to the same pass of the round, and have
+   its input. */
 static int cf__lists_is_ready(const cf__lists *l, int64_t rank, int64_t stage, const cf_action *a) {
     const cf_plan *plan = l->pipe->plan;
     const cf_chunk *c = &plan->chunks[a->chunk];
@@ -10806,7 +10817,7 @@ static void cf__simulate_count(cf_timeline *timeline, const cf_action *actions, 
     timeline->bubble_busy = capacity > 0 ? 1 - timeline->busy / capacity : 0;
 }
 
-/* Which passes take longer for their stream of state, and how much. */
+/* Counts the passes that take longer because of their stream of state, and adds up by how much. */
 static void cf__simulate_count_streams(cf__simulation *sim) {
     const cf__pipeline *pipe = &sim->pipe;
     const cf_timing *t = &pipe->timing;
@@ -11026,7 +11037,7 @@ static int cf__lower_takes_time(const cf__lowerer *l, int64_t action) {
     return l->clock.end[action] > l->clock.start[action];
 }
 
-/* Of events at the same time, those that are noted first come first. */
+/* Notes an event. Events at the same time keep the order in which they are noted. */
 static void cf__lower_note(cf__lowerer *l, int64_t action, int transfer, int pass) {
     if (pass) l->events[l->n_events++] = (uint64_t)(l->clock.schedule->n_actions + action);
     if (transfer && l->clock.sent[action] >= 0) l->events[l->n_events++] = (uint64_t)action;
@@ -11207,7 +11218,7 @@ static void cf__steps_release(cf__stepper *s, int what, int64_t i) {
     pool->slots[i] = CF__STEPS_NONE;
 }
 
-/* Where an action finds what it works with: its cell, and places among the boundary slots, -1 for none. */
+/* The places that an action works with: its cell, and its boundary slots, -1 for none. */
 typedef struct cf__steps_places {
     int64_t row, cell;
     int64_t in, out;          /* of the tensor that it reads or receives, and of the one that it makes or sends */
@@ -11306,8 +11317,8 @@ static void cf__steps_give_back(cf__stepper *s, const cf_action *a, const cf_chu
 
 /* ---- one action ---- */
 
-/* Fills in what a pass is told of states. Who adds to dK and dV of a group has added to those of all groups above, so
-   the groups that nobody has added to yet are the lowest of the path. */
+/* Fills in the states of a pass. A pass that adds to dK and dV of a group also adds to those of all groups above. So
+   the groups of a path without additions are the lowest ones. */
 static void cf__steps_find_path(const cf__stepper *s, const cf_action *a, const cf_chunk *c, int64_t cell,
                                 cf_step *step) {
     cf_path *paths = s->made->paths;
@@ -11450,7 +11461,7 @@ static cf_result cf__steps_start(cf__stepper *s, const cf_plan *plan, const cf_s
     if (!cf__mul(plan->n_steps, schedule->shape.n_virtual, &s->n_cells) || s->n_cells > INT32_MAX / CF__STEPS_TENSORS)
         return cf__refuse(error, CF_ERROR_LIMIT, "shape.n_virtual", -1,
                           "a stage has too many chunks on its virtual stages");
-    /* What is taken is in proportion to what there is: chunks, and actions. */
+    /* Memory stays in proportion to the chunks and actions that there are. */
     if (schedule->shape.n_virtual > 1 && schedule->n_actions / schedule->shape.n_stages < s->n_cells)
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, s->n_cells, schedule->n_actions,
                         "every chunk needs two passes on every virtual stage");
