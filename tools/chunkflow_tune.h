@@ -1,4 +1,4 @@
-/* chunkflow_tune.h - what is decided before training: pass costs, ChunkSize, K and schedule - MIT or public domain
+/* chunkflow_tune.h - decisions before training: pass costs, ChunkSize, K and schedule - MIT or public domain.
 
    What it is. A second library beside chunkflow.h, for the time before the first step. It estimates the seconds of
    every pass from a model and a GPU, fits them to your own measurements, and searches for the ChunkSize, K and schedule
@@ -110,10 +110,10 @@ typedef struct cf_fit {
    cf_timing derives its cost from the others.
 
    fits: 5 records, by pass; NULL is allowed. cost and fits are untouched on failure. Errors: CF_ERROR_ARGUMENT names
-   the member and the sample at fault ("samples.seconds"), or "samples" with the pass in error->item where a pass has
-   fewer than three samples (error->got says how many), or "samples.rows" or "samples.pairs" where these do not vary,
-   or vary together, so that the terms cannot be told apart. CF_ERROR_OVERFLOW where a sum leaves the range of double.
-   */
+   the member and the sample at fault ("samples.seconds"). It names "samples", with the pass in error->item, where a
+   pass has fewer than three samples (error->got says how many). It names "samples.rows" or "samples.pairs" where these
+   do not vary, or vary together, so that the terms cannot be told apart. CF_ERROR_OVERFLOW where a sum leaves the range
+   of double. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf_stage_cost *cost, cf_fit *fits,
                                          cf_error *error);
 
@@ -137,10 +137,10 @@ typedef struct cf_gpu {
     double pcie;               /* to host memory, bytes/s */
     double link;               /* fraction of the three rates above that transfers reach */
     double launch;             /* seconds lost around each kernel: launch gap, ramp-up, tail. The table's 5 microseconds
-                                  are for fused kernels that are launched from C. Where Python launches them one by one,
-                                  and norms, casts and copies are kernels of their own, 20 to 40 microseconds for each
-                                  kernel that is counted here come closer, and 2.75 times that on a Grace, which takes
-                                  37.1 for a linear layer where a Xeon takes 13.5 (TransformerEngine, issue 2053) */
+                                  are for fused kernels that are launched from C. Where Python launches each norm, cast
+                                  and copy by itself, 20 to 40 microseconds for each kernel counted here come closer. A
+                                  Grace needs 2.75 times that: 37.1 for a linear layer where a Xeon takes 13.5
+                                  (TransformerEngine, issue 2053) */
     double latency;            /* seconds before the first byte of a collective or a send arrives */
 } cf_gpu;
 
@@ -187,8 +187,8 @@ typedef struct cf_cost_desc {
    stages: (pp x n_virtual), count of them. timing: all else that a schedule needs, with timing->stages = stages.
    step_seconds (NULL is allowed): what an iteration takes besides, once: the gradient exchange over dp and the
    optimizer's traffic on the slowest stage. ZeRO 2 and 3 scatter their gradients in each backward instead (4 bytes
-   each), and ZeRO 3, which is FSDP with resharding after forward, gathers its parameters in each F, R and I (2 bytes
-   each), so it sends three times the parameters where the others send two (Rajbhandari et al., ZeRO, 2020, section 7).
+   each). ZeRO 3, which is FSDP with resharding after forward, gathers its parameters in each F, R and I (2 bytes each).
+   So it sends three times the parameters where the others send two (Rajbhandari et al., ZeRO, 2020, section 7).
    These run beside the pass, a layer ahead (Zhao et al., PyTorch FSDP, 2023): the bytes of one layer are exposed, and
    what a pass over chunk_size tokens without a prefix is too short for. They are in its constant term. All three are
    untouched on failure.
@@ -202,7 +202,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
    about two forwards. timing: of cf_cost_estimate. */
 CHUNKFLOW_TUNE_API void cf_gang_costs(const cf_timing *timing, cf_pack_desc *pack);
 
-/* What a schedule needs at most: the report of each stage at its heaviest pass, by cf_schedule_loads and
+/* Finds the most that a schedule needs: the report of each stage at its heaviest pass, by cf_schedule_loads and
    cf_memory_estimate. Of desc->parallel, pp, n_virtual and placement must be those of the schedule; unfused_attention
    must be 0.
 
@@ -263,7 +263,7 @@ typedef struct cf_stage_bytes {
     cf_bytes held;         /* for each token that is held: of kept activations (more than 0), state, state gradient and,
                               for local replay, the saved input of a dropped chunk */
     int64_t per_token_pass; /* for each token of the chunk that is in a pass, beside the above: logits, gradients of
-                              activations, buffers. Of the virtual stages of one stage the dearest counts */
+                              activations, buffers. Of a stage's virtual stages the most expensive counts */
     int64_t fixed;         /* whatever runs: parameters, gradients, optimizer states, the runtime */
 } cf_stage_bytes;
 
@@ -404,10 +404,9 @@ typedef struct cf_tuning {
     cf_allocator allocator;         /* private: how to give the block back */
 } cf_tuning;
 
-/* Searches. Draws n_batches batches of the lengths (shuffled, one after the other, again from the start when the list
-   is through), the same for every candidate, and times the candidates whose schedules fit the limit on every batch, and
-   on one more that is for memory only: the first batch with the list's longest sequence, or one of `context` tokens, in
-   place of its own.
+/* Searches. Draws n_batches batches of the lengths, the same for every candidate. The list is shuffled and read
+   through, again and again as needed. Candidates whose schedules fit the limit are timed on every batch. One batch more is for
+   memory alone: the first one, with the list's longest sequence, or one of `context` tokens, instead of its own.
 
    A candidate's schedules are made without a limit and, where that does not fit, again under one (cf_memory_limits).
    Its memory is that of the schedule itself: on every stage, at every pass, what is held then. A CF_TUNE_OK is exact
@@ -415,10 +414,11 @@ typedef struct cf_tuning {
    batches already simulated); in a race, what its first batches take beside the best one's, less twice what batches
    differ by; or that it is known to give the same schedules as another.
 
-   The winner is not simply the fastest, whose lead may be an accident. Of those that are slower than it by no more than
-   the tolerance, or by no more than the uncertainty of that difference and five times the tolerance, it is one of least
-   memory; and where others need at most CF_TUNE_ALIKE of the limit more, of these the simplest: without a stream, with
-   less recomputation, with local replay, of a fixed kind, of the smallest K, and only then the fastest.
+   The winner is not simply the fastest, whose lead may be an accident. Close to it are those that are slower by no more
+   than the tolerance; and those whose difference is within its uncertainty and five times the tolerance. The winner is
+   the one of them with least memory. Where others need at most CF_TUNE_ALIKE of the limit more, it is the simplest of
+   these: without a stream, with less recomputation, with local replay, of a fixed kind, of the smallest K, and only
+   then the fastest.
 
    *out: to be given to cf_tuning_free. That nothing fits is no failure: then winner is -1. Errors: CF_ERROR_ARGUMENT
    and CF_ERROR_LIMIT with the member; those of cf_pack, cf_cost_estimate, cf_memory_estimate and cf_schedule_make;
@@ -955,9 +955,9 @@ static double cft__partial_wave(const cf_gpu *gpu, const cf_shard *shard, int64_
     return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
 }
 
-/* What heads narrower than 128 reach of the rate at 128, which is what a GPU's fractions are of. For each pair and head
-   there is one exponential, however narrow the head; a processor makes 16 in a cycle, 28.8 G/s, and products do not
-   hide it. H100: 0.75 forward, 0.86 backward at heads of 64, where FlashAttention-3 has 497 of 648 and 474 of 561
+/* Returns the fraction that heads narrower than 128 reach of the rate at 128, which a GPU's fractions are of. For each
+   pair and head there is one exponential, however narrow the head; a processor makes 16 in a cycle, 28.8 G/s, and
+   products do not hide it. H100: 0.75 forward, 0.86 backward at heads of 64, where FlashAttention-3 has 497 of 648 and 474 of 561
    TFLOP/s (Shah et al., 2024, figures 5 and 6); B200: 0.67, where FlashAttention-4 has 762 of 1,362 (its pull request
    2605). flops: of the products, for each column and pair. */
 static double cft__narrow_heads(const cf_gpu *gpu, const cf_shard *shard, double flops) {
@@ -2053,8 +2053,8 @@ static int64_t cft__gathered_rows(const cf_plan *packed, int64_t column) {
     return most;
 }
 
-/* How much longer the passes of the schedule at hand take because of what their ranks gather, beside which they
-   compute. Columns have no gathers, and gangs one stage. */
+/* Returns how much longer the passes of the schedule at hand take because of rows that their ranks gather beside
+   computing. Columns have no gathers, and gangs one stage. */
 static double cft__gather_seconds(const cft__tuner *t) {
     double sum = 0;
     int64_t i;
@@ -2277,10 +2277,10 @@ static int cft__is_less(const cf_memory_load *a, const cf_memory_load *b) {
            a->input_tokens <= b->input_tokens && a->chunk_tokens <= b->chunk_tokens;
 }
 
-/* Returns the least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any
-   group, or standalone chunk, by itself, just before the backward of one of its chunks. (Where there are virtual
-   stages, only the backward of its last chunk counts, because they do not come to the others at the same time.) State
-   grows to a group's end, so its last two chunks are looked at. */
+/* Returns the least bytes that any schedule needs which keeps the last k chunks of each group. That is the worst moment
+   of any group, or standalone chunk, by itself: just before the backward of one of its chunks. With virtual stages only
+   the backward of its last chunk counts, because they come to the others at different times. State grows to a group's
+   end, so its last two chunks are looked at. */
 static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
     const cf_plan *plan = t->plan;
     int64_t id, n, i, kept, at = 0, alone = -1;
@@ -3317,8 +3317,8 @@ static cf_result cft__make_exact(cft__tuner *t, int64_t id) {
     return CF_OK;
 }
 
-/* So that an answer is there soon, before anything is known: of the splits with most tensor parallelism the first whose
-   first kind fits with the least K and chunks of a usual size, as it is or else with all relief that there is. Nothing
+/* Finds an answer soon, before anything is known. Of the splits with most tensor parallelism it takes the first whose
+   first kind fits with the least K and chunks of a usual size: as it is, or else with all relief that there is. Nothing
    is reported before, for whoever ends the search sooner would have nothing. */
 static cf_result cft__find_first(cft__tuner *t) {
     enum { CFT__USUAL = 8192 };
