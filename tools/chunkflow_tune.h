@@ -405,8 +405,8 @@ typedef struct cf_tuning {
 } cf_tuning;
 
 /* Searches. Draws n_batches batches of the lengths, the same for every candidate. The list is shuffled and read
-   through, again and again as needed. Candidates whose schedules fit the limit are timed on every batch. One batch more is for
-   memory alone: the first one, with the list's longest sequence, or one of `context` tokens, instead of its own.
+   through, again and again as needed. Candidates whose schedules fit the limit are timed on every batch. One batch more
+   is for memory alone: the first one, with the list's longest sequence, or one of `context` tokens, instead of its own.
 
    A candidate's schedules are made without a limit and, where that does not fit, again under one (cf_memory_limits).
    Its memory is that of the schedule itself: on every stage, at every pass, what is held then. A CF_TUNE_OK is exact
@@ -957,9 +957,9 @@ static double cft__partial_wave(const cf_gpu *gpu, const cf_shard *shard, int64_
 
 /* Returns the fraction that heads narrower than 128 reach of the rate at 128, which a GPU's fractions are of. For each
    pair and head there is one exponential, however narrow the head; a processor makes 16 in a cycle, 28.8 G/s, and
-   products do not hide it. H100: 0.75 forward, 0.86 backward at heads of 64, where FlashAttention-3 has 497 of 648 and 474 of 561
-   TFLOP/s (Shah et al., 2024, figures 5 and 6); B200: 0.67, where FlashAttention-4 has 762 of 1,362 (its pull request
-   2605). flops: of the products, for each column and pair. */
+   products do not hide it. H100: 0.75 forward, 0.86 backward at heads of 64, where FlashAttention-3 has 497 of 648 and
+   474 of 561 TFLOP/s (Shah et al., 2024, figures 5 and 6); B200: 0.67, where FlashAttention-4 has 762 of 1,362 (its
+   pull request 2605). flops: of the products, for each column and pair. */
 static double cft__narrow_heads(const cf_gpu *gpu, const cf_shard *shard, double flops) {
     double columns = (double)(shard->q + shard->out) / 2, exponential = gpu->flops / (double)gpu->processors / 28.8e9;
     double width = columns / (double)cft__max(1, shard->heads);
