@@ -409,8 +409,10 @@ typedef struct cf_plan {
 
    With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group is on one rank. Whole sequences,
    and whole trees, go to ranks by their cost: the most expensive first, each to the cheapest rank. Then each rank packs
-   its own as if it were alone, and idle chunks fill what is left. Of the ways to part expensive trees (no_copies) that
-   one is taken with which the most expensive rank costs least.
+   its own as if it were alone, and idle chunks fill what is left. No rank gets more tokens than the mean of the ranks
+   and the longest sequence or tree together, where a group has n_chunks x chunk_size of them. So n_steps is at most
+   twice that many chunks, and one. Of the ways to part expensive trees (no_copies) that one is taken with which the
+   most expensive rank costs least.
 
    With lockstep chunks lie in columns. There may be more chunks than without, and idle ones among the others. The batch
    is laid out once for each target cost of a slice, at most 42 of them: from a full slice at the start of a sequence to
@@ -427,10 +429,14 @@ typedef struct cf_plan {
 CHUNKFLOW_API cf_result cf_pack(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, cf_plan **out,
                                 cf_error *error);
 
-/* The same without any allocation, for a data loader that reuses one block: cf_pack_size says how many bytes are always
+/* The same without any allocation, for a data loader that reuses one block: cf_pack_size says how many bytes are
    enough for these lengths (plan and working space), cf_pack_into packs into `memory` and puts the plan at its start.
    Memory must be aligned to CF_MEMORY_ALIGNMENT; fewer bytes than asked is CF_ERROR_SPACE. The plan lives as long as
-   `memory` does; cf_plan_free on it does nothing. */
+   `memory` does; cf_plan_free on it does nothing.
+
+   cf_pack_size looks at each length once. Where shares go to several ranks only packing tells the size of the plan, so
+   cf_pack_size packs, in working space that it takes from the allocator and gives back: it can end with all that
+   cf_pack can. A loader that asks for nothing keeps a block and calls cf_pack_into until that is CF_ERROR_SPACE. */
 CHUNKFLOW_API cf_result cf_pack_size(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, size_t *bytes,
                                      cf_error *error);
 CHUNKFLOW_API cf_result cf_pack_into(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, void *memory,
@@ -2099,11 +2105,12 @@ typedef struct cf__recipe {
     cf_result (*prepare)(void *job);
     cf_block *(*object)(void *job, cf__carver *carver); /* lays out the object, puts its address into the job, and
                                                            returns the address of its block; before `prepare`, with no
-                                                           memory yet, it measures the largest that it can get */
+                                                           memory yet, it measures the largest that it can get, or, if
+                                                           only `prepare` tells, the smallest */
     cf_result (*fill)(void *job);
 } cf__recipe;
 
-/* Bytes of the object at its largest, and of the working space. */
+/* Bytes of the object, as it is measured before `prepare`, and of the working space. */
 static cf_result cf__measure_job(const cf__recipe *recipe, void *job, size_t *object, size_t *scratch,
                                  cf_error *error) {
     cf__carver block = {NULL, 0, 0}, space = {NULL, 0, 0};
@@ -2133,19 +2140,27 @@ static cf_result cf__prepare_job(const cf__recipe *recipe, void *job, void *memo
     return recipe->prepare != NULL ? recipe->prepare(job) : CF_OK;
 }
 
-/* The rest of it. memory: where the object goes, of `room` bytes, which is what was measured; NULL: it is asked of the
-   allocator, now that its size is known. */
-static cf_result cf__write_object(const cf__recipe *recipe, void *job, void *memory, size_t room,
-                                  const cf_allocator *allocator, cf_error *error) {
-    cf__carver size = {NULL, 0, 0}, block = {(unsigned char *)memory, 0, 0};
+/* Adds the bytes of the object, now that `prepare` has been through, to those of the working space. */
+static cf_result cf__add_object(const cf__recipe *recipe, void *job, size_t *bytes, cf_error *error) {
+    cf__carver block = {NULL, 0, 0};
+    (void)recipe->object(job, &block);
+    if (CF__NEVER(block.overflow || block.used > SIZE_MAX / 2 - *bytes)) return cf__too_large(error, recipe->field);
+    *bytes += block.used;
+    return CF_OK;
+}
+
+/* The rest of it. memory: where the object goes; NULL: it is asked of the allocator, now that its size is known. */
+static cf_result cf__write_object(const cf__recipe *recipe, void *job, void *memory, const cf_allocator *allocator,
+                                  cf_error *error) {
+    cf__carver block = {(unsigned char *)memory, 0, 0};
+    size_t bytes = 0;
     cf_block *own;
     void *made;
     cf_result result;
     if (recipe->object == NULL) return recipe->fill(job);
-    (void)recipe->object(job, &size);
-    if (CF__NEVER(size.overflow || size.used > room)) return cf__too_large(error, recipe->field);
     if (memory == NULL) {
-        CF__TRY(cf_allocate(allocator, size.used, &made, error));
+        CF__TRY(cf__add_object(recipe, job, &bytes, error));
+        CF__TRY(cf_allocate(allocator, bytes, &made, error));
         block.base = (unsigned char *)made;
     }
     own = recipe->object(job, &block);
@@ -2159,38 +2174,49 @@ static cf_result cf__write_object(const cf__recipe *recipe, void *job, void *mem
     return result;
 }
 
-/* For a *_into function: everything in the caller's memory, the object at its start. */
+/* For a *_into function: everything in the caller's memory, the object at its start and working space at its end. */
 static cf_result cf__make_into(const cf__recipe *recipe, void *job, void *memory, size_t bytes, cf_error *error) {
-    size_t object, scratch;
+    size_t object, scratch, needed;
     unsigned char *space;
     cf_result result;
     CF__TRY(cf__measure_job(recipe, job, &object, &scratch, error));
     CF__TRY(cf__check_memory(memory, bytes, object + scratch, error));
-    cf__unpoison(memory, object + scratch); /* what lay there before need not have been given back */
-    space = (unsigned char *)memory + object;
-    result = cf__prepare_job(recipe, job, space, scratch);
-    if (result == CF_OK) result = cf__write_object(recipe, job, memory, object, NULL, error);
+    cf__unpoison(memory, bytes); /* what lay there before need not have been given back */
+    space = (unsigned char *)memory + (bytes - scratch) / CF_MEMORY_ALIGNMENT * CF_MEMORY_ALIGNMENT;
+    result = cf__prepare_job(recipe, job, space, needed = scratch);
+    if (result == CF_OK) result = cf__add_object(recipe, job, &needed, error);
+    if (result == CF_OK) result = cf__check_memory(memory, bytes, needed, error);
+    if (result == CF_OK) result = cf__write_object(recipe, job, memory, NULL, error);
     cf__unpoison(space, scratch);
     return result;
 }
 
-/* For everything else: the object and, while it is made, the working space come from the allocator. */
-static cf_result cf__make(const cf__recipe *recipe, void *job, const cf_allocator *given, cf_error *error) {
+/* For everything else: the object and, while it is made, the working space come from the allocator. bytes: says what
+   both need, in place of making the object; NULL: makes it. */
+static cf_result cf__make_or_measure(const cf__recipe *recipe, void *job, const cf_allocator *given, size_t *bytes,
+                                     cf_error *error) {
     cf_allocator allocator;
     cf__carver space = {NULL, 0, 0};
     void *scratch = NULL;
+    size_t needed;
     cf_result result;
     CF__TRY(cf_allocator_resolve(given, &allocator, error));
     if (recipe->scratch != NULL) recipe->scratch(job, &space);
     if (CF__NEVER(space.overflow)) return cf__too_large(error, recipe->field);
     if (space.used > 0) CF__TRY(cf_allocate(&allocator, space.used, &scratch, error));
-    result = cf__prepare_job(recipe, job, scratch, space.used);
-    if (result == CF_OK) result = cf__write_object(recipe, job, NULL, SIZE_MAX, &allocator, error);
+    result = cf__prepare_job(recipe, job, scratch, needed = space.used);
+    if (result == CF_OK && bytes == NULL) result = cf__write_object(recipe, job, NULL, &allocator, error);
+    if (result == CF_OK && bytes != NULL) result = cf__add_object(recipe, job, &needed, error);
+    if (result == CF_OK && bytes != NULL) *bytes = needed;
     if (scratch != NULL) {
         cf__unpoison(scratch, space.used);
         allocator.release(scratch, allocator.user);
     }
     return result;
+}
+
+static cf_result cf__make(const cf__recipe *recipe, void *job, const cf_allocator *given, cf_error *error) {
+    return cf__make_or_measure(recipe, job, given, NULL, error);
 }
 
 /* Gives an object's block back. block: a member of the object. */
@@ -2830,6 +2856,12 @@ static int cf__pack_in_step(const cf__packer *p) { return p->desc.lockstep && p-
 
 static int64_t cf__pack_padded(const cf__packer *p, int64_t length) { return cf__round_up(length, p->desc.align); }
 
+/* Tokens that a chunk has for a short sequence: no fewer than one of as many slices as it may have. */
+static int64_t cf__pack_item_extent(const cf__packer *p, int64_t length) {
+    int64_t least = p->desc.max_slices > 0 ? cf__div_up(p->desc.chunk_size, p->desc.max_slices) : 0;
+    return cf__max(cf__pack_padded(p, length), least);
+}
+
 static double cf__pack_slice_cost(const cf__packer *p, int64_t begin, int64_t length) {
     return cf_cost_seconds(&p->weights, cf__pack_padded(p, length), cf_slice_pairs(begin, length));
 }
@@ -2966,14 +2998,17 @@ static int64_t cf__pack_bound_gangs(cf__packer *p) {
     return 2 * cf__div_up(longest, size) + 8 * CF__PACK_LEVELS;
 }
 
-/* The most chunks of a rank. It has no more tokens than half as many again as the mean and the longest sequence
-   (cf__pack_give_things), and of its open chunks all but one are half full, or full by count; in next fit with the long
-   ones between them. */
+/* The most chunks of a rank. It has no more tokens than the mean and the longest sequence (cf__pack_give_things), and
+   of its open chunks any two hold more than one, as in cf__pack_bound_counts. */
 static int64_t cf__pack_most_steps(const cf__packer *p) {
-    int64_t size = p->desc.chunk_size, tokens = p->item_tokens;
-    if (p->desc.max_slices > 0) tokens += p->n_items * cf__div_up(size, p->desc.max_slices);
-    tokens = cf__div_up(3 * (p->n_dependent + cf__div_up(tokens, size)), 2 * p->desc.n_ranks) + 1;
-    return cf__min(2 * (tokens + cf__max(p->largest_group, 1)) + 2, p->n_dependent + p->n_items);
+    int64_t size = p->desc.chunk_size, longest = p->largest_group * size, tokens = p->n_dependent * size, i;
+    for (i = 0; i < p->n; i++) {
+        if (p->lengths[i] == 0 || p->lengths[i] > size) continue;
+        tokens += cf__pack_item_extent(p, p->lengths[i]);
+        longest = cf__max(longest, cf__pack_item_extent(p, p->lengths[i]));
+    }
+    tokens = cf__div_up(tokens, p->desc.n_ranks) + longest;
+    return cf__min(tokens / size * 2 + tokens % size * 2 / size + 1, p->n_dependent + p->n_items);
 }
 
 /* The most units and chunks that there may be. */
@@ -3001,8 +3036,9 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
     return CF_OK;
 }
 
-/* The most that trees may need of everything, before they are built. Of the open chunks of one chain, or of a rank, all
-   but one are half full, or full by count, when they are packed. */
+/* The most that trees may need, before they are built. Of the open chunks of one chain, or of a rank, all but one are
+   half full, or full by count, when they are packed. Over several ranks only packing tells the size of the plan: a rank
+   gets whole trees, and all ranks have as many chunks as the fullest. */
 static cf_result cf__pack_measure_trees(cf__packer *p) {
     cf__tree *t = &p->tree;
     int64_t rows = t->most_rows / p->desc.chunk_size, full = rows + t->most_chains, n_bins, i;
@@ -3014,16 +3050,14 @@ static cf_result cf__pack_measure_trees(cf__packer *p) {
     p->n_dependent = p->desc.split == CF_SPLIT_COST ? 2 * full + 1 : full;
     n_bins = 2 * rows + t->most_chains + 3;
     if (p->desc.max_slices > 0) n_bins += p->n / p->desc.max_slices;
-    p->largest_group = p->n_dependent + cf__min(p->n, n_bins);
-    p->head.n_slices = t->most_nodes + p->n_dependent;
-    if (p->desc.n_ranks > 1) n_bins += p->desc.n_ranks;
     n_bins = cf__min(p->n, n_bins);
-    p->head.n_groups = t->most_chains + n_bins;
-    p->max_units = p->desc.n_ranks > 1 ? t->most_chains + p->n : p->head.n_groups; /* all that ranks are given */
-    p->head.n_chunks = p->n_dependent + n_bins;
-    CF__TRY(cf__inside(p->head.n_chunks, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "n_chunks", -1,
+    CF__TRY(cf__inside(p->n_dependent + n_bins, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "n_chunks", -1,
                        "the batch may need too many chunks", p->error));
-    if (p->desc.n_ranks > 1) p->head.n_chunks = cf__min(CF_MAX_CHUNKS, p->desc.n_ranks * p->largest_group);
+    p->max_units = t->most_chains + (p->desc.n_ranks > 1 ? p->n : n_bins); /* with all that ranks are given */
+    if (p->desc.n_ranks > 1) return CF_OK;
+    p->head.n_slices = t->most_nodes + p->n_dependent;
+    p->head.n_groups = p->max_units;
+    p->head.n_chunks = p->n_dependent + n_bins;
     return CF_OK;
 }
 
@@ -3563,11 +3597,10 @@ static void cf__pack_cost_things(cf__packer *p) {
     }
 }
 
-/* Tokens of a thing as chunks count them. Of an item no fewer than one of so many slices may have. */
+/* Tokens of a thing as chunks count them. */
 static int64_t cf__pack_extent(const cf__packer *p, int64_t i) {
-    int64_t least = p->desc.max_slices > 0 ? cf__div_up(p->desc.chunk_size, p->desc.max_slices) : 0;
     if (i < p->n_units) return p->units[i].n_chunks * p->desc.chunk_size;
-    return cf__max(cf__pack_item_size(p, p->first_free + i - p->n_units), least);
+    return cf__pack_item_extent(p, cf__pack_item_length(p->items[p->first_free + i - p->n_units]));
 }
 
 static double cf__pack_dearest(const cf__packer *p) {
@@ -3578,8 +3611,8 @@ static double cf__pack_dearest(const cf__packer *p) {
 }
 
 /* Gives each of n things a rank, the most expensive first: the least loaded one, unless that has as many tokens as the
-   mean and would have more than half as many again and the longest thing. Then it goes out of the heap, where one with
-   fewer than the mean is always left. */
+   mean and would have more than those and the longest thing. Then it goes out of the heap, where one with fewer than
+   the mean is always left. */
 static void cf__pack_give_things(cf__packer *p, int64_t n) {
     int64_t i, n_heap, most = 0, mean = 0;
     memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps); /* counts tokens here */
@@ -3590,7 +3623,7 @@ static void cf__pack_give_things(cf__packer *p, int64_t n) {
         most = cf__max(most, cf__pack_extent(p, i));
     }
     mean = cf__div_up(mean, p->desc.n_ranks);
-    most += mean + mean / 2;
+    most += mean;
     cf__sort_by_key(p->sorted, n, p->costs);
     for (n_heap = 0; n_heap < p->desc.n_ranks; n_heap++) cf__heap_push(p->heap, n_heap, (int32_t)n_heap, p->loads);
     for (i = 0; i < n; i++) {
@@ -4545,7 +4578,9 @@ CHUNKFLOW_API cf_result cf_pack_size(const int64_t *lengths, int64_t n, const cf
                                      cf_error *error) {
     cf__packer p;
     CF__TRY(cf__pack_start(&p, lengths, n, desc, error));
-    return cf__size_job(&cf__pack_recipe, &p, bytes, error);
+    if (bytes == NULL) return cf__fail_null(error, "bytes");
+    if (p.tree.shares == NULL || p.desc.n_ranks == 1) return cf__size_job(&cf__pack_recipe, &p, bytes, error);
+    return cf__make_or_measure(&cf__pack_recipe, &p, desc->allocator, bytes, error);
 }
 
 CHUNKFLOW_API cf_result cf_pack_into(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, void *memory,

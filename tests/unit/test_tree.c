@@ -1379,6 +1379,79 @@ TEST(trees_fit_into_what_is_asked_for) {
     }
 }
 
+/* Adds up what is asked of an allocator. */
+static void *add_up(size_t bytes, void *sum) {
+    *(size_t *)sum += bytes;
+    return malloc(bytes);
+}
+
+static void give_back(void *memory, void *sum) {
+    (void)sum;
+    free(memory);
+}
+
+/* cf_pack_size asks for at most four times what cf_pack takes for plan and working space. Where shares go to several
+   ranks it packs to know, and asks for just that. */
+static void check_asked(const char *name, const int64_t *lengths, const cf_share *shares, int64_t n, int64_t n_ranks) {
+    const cf_allocator failing = {.alloc = harness_alloc, .release = harness_release, .user = &(harness_heap){1}};
+    size_t used = 0, asked = 0, less;
+    const cf_allocator adding = {add_up, give_back, &used};
+    cf_pack_desc desc = {.chunk_size = 8192, .n_ranks = n_ranks, .shares = shares, .allocator = &adding};
+    cf_plan *plan = NULL, *same = NULL;
+    cf_error error;
+    void *memory;
+    harness_note("%s of %d on %d ranks", name, (int)n, (int)n_ranks);
+    REQUIRE(cf_pack(lengths, n, &desc, &plan, NULL) == CF_OK);
+    desc.allocator = NULL;
+    REQUIRE(cf_pack_size(lengths, n, &desc, &asked, NULL) == CF_OK);
+    CHECK(asked >= used && asked <= 4 * used);
+    REQUIRE((memory = malloc(asked)) != NULL);
+    REQUIRE(cf_pack_into(lengths, n, &desc, memory, asked, &same, NULL) == CF_OK);
+    CHECK(same->n_chunks == plan->n_chunks && same->n_slices == plan->n_slices && same->n_groups == plan->n_groups);
+    CHECK(memcmp(same->chunks, plan->chunks, (size_t)plan->n_chunks * sizeof *plan->chunks) == 0);
+    same = NULL;
+    CHECK_INT(cf_pack_into(lengths, n, &desc, memory, asked - 1, &same, &error), CF_ERROR_SPACE);
+    CHECK_STR(error.field, "bytes");
+    CHECK_INT(error.wanted, asked);
+    CHECK_INT(error.got, asked - 1);
+    CHECK(same == NULL);
+    if (shares != NULL && n_ranks > 1) {
+        CHECK_INT(asked, used);
+        desc.allocator = &failing;
+        less = 7;
+        CHECK_INT(cf_pack_size(lengths, n, &desc, &less, NULL), CF_ERROR_MEMORY);
+        CHECK_INT(less, 7);
+    }
+    free(memory);
+    cf_plan_free(plan);
+    harness_note("%s", "");
+}
+
+/* Combs, where each sequence leaves the one before; stars; chains, where each goes on from the whole of the one before;
+   pairs; long and short lists. No batch takes more than a few hundred megabytes. */
+TEST(what_is_asked_for_is_near_what_is_used) {
+    static const int64_t ranks[] = {1, 64, 65536};
+    static const char *const names[] = {"comb", "star", "chain", "pairs", "long list", "short list"};
+    enum { N = 20000 };
+    static int64_t lengths[N];
+    static cf_share shares[N];
+    int shape;
+    size_t r;
+    for (shape = 0; shape < COUNT(names); shape++) {
+        int64_t i, n = shape == 2 ? 1000 : shape == 3 ? 18000 : shape == 5 ? 100 : N;
+        for (i = 0; i < n; i++) {
+            cf_share *share = &shares[i];
+            const int64_t own[] = {200 + i, 1000 + i * 37 % 900, 200 + 100 * i, 2048, 100 + i * 7919 % 20000, 100};
+            lengths[i] = own[shape];
+            memset(share, 0, sizeof *share);
+            if (i == 0 || (shape == 3 && i % 2 == 0)) continue;
+            share->with = shape == 1 ? 0 : i - 1;
+            share->tokens = shape == 1 ? 900 : shape == 3 ? 1024 : lengths[i - 1] - (shape == 0 ? 50 : 0);
+        }
+        for (r = 0; r < COUNT(ranks); r++) check_asked(names[shape], lengths, shape < 4 ? shares : NULL, n, ranks[r]);
+    }
+}
+
 /* Trees of 32 rows and 16 answers of 2, where a row costs 1 and a pair nothing. One on four ranks: the mean is 16, the
    tree 64, and four parts of 4 answers 40 each. Four of them: each rank has one, and no copy pays. And a tree of two
    levels, of 4 rows, four times 8 and below each of these six times 4, on eight ranks: 24 for each of eight parts. And
@@ -2042,6 +2115,7 @@ SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(schedules_of_fo
       CASE(plans_of_trees_that_nobody_has_validated_are_walked_safely),
       CASE(damaged_slices_of_trees_are_refused_by_name),
       CASE(groups_of_trees_stay_on_their_rank), CASE(trees_fit_into_what_is_asked_for),
+      CASE(what_is_asked_for_is_near_what_is_used),
       CASE(ranks_of_trees_have_no_chunks_without_anything), CASE(dear_trees_are_parted_over_ranks),
       CASE(plans_of_trees_have_all_arrays), CASE(plans_of_trees_are_written_as_version_2),
       CASE(two_validators_agree_on_trees), CASE(trees_are_no_slower_than_their_rows_as_chains),
