@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import warnings
+from unittest import mock
 
 import numpy as np
 import torch
@@ -157,6 +158,119 @@ def test_dropout():
     check("dropout, K 1 beside K 8", same, "a replay drops what its forward dropped")
     Step(module, module, chunk_size=32, k=1, seed=6)(sequences)
     check("dropout of another seed", differ(made[0], gradients(module)) > 1e-3, "differs")
+
+
+# ---- attention ----
+
+CU_Q, CU_K = (0, 301, 320, 321, 400), (0, 700, 719, 720, 799)  # a prefix of 399 rows; slices of 301, 19, 1 and 79
+ATTENDS = {  # what a call asks for
+    "plain": {}, "a scale": {"scale": 0.3}, "heads alike": {"heads": 4}, "narrow values": {"value": 5},
+    "wide values": {"value": 11}, "a short window": {"window": 9}, "a window within the prefix": {"window": 350},
+    "a window longer than all": {"window": 900}, "a window of one": {"window": 1}, "blocks": {"block": 64},
+    "long blocks": {"block": 512}, "a soft cap": {"softcap": 0.7}, "sinks": {"sinks": True},
+    "a soft cap, a window and sinks": {"softcap": 2.0, "window": 100, "sinks": True},
+    "a soft cap in blocks": {"softcap": 2.0, "block": 37}, "narrow values, sinks, a window": {
+        "value": 3, "sinks": True, "window": 77}, "shared rows": {"tree": True},
+    "shared rows, a window": {"tree": True, "window": 40}, "shared rows, blocks": {"tree": True, "block": 30},
+    "shared rows, a soft cap and sinks": {"tree": True, "softcap": 1.0, "sinks": True},
+}
+
+
+def attend_densely(query, key, value, sees, scale=None, softcap=None, sinks=None):
+    """Softmax over all keys of a mask, as a textbook has it."""
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    scores = torch.einsum("bhid,bhjd->bhij", query, key) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    weights = torch.where(sees, scores.exp(), 0.0)
+    return weights @ value / (weights.sum(-1) + (0.0 if sinks is None else sinks.exp()[:, None]))[..., None]
+
+
+def rows_and_keys(window=None, block=None, tree=False):
+    """The mask of a case, and what tells attention of shared rows: a row's sequence ends where others begin."""
+    n, m = CU_Q[-1], CU_K[-1]
+    sees, more = torch.zeros(n, m, dtype=torch.bool), {}
+    if not tree:
+        for q0, q1, k0, k1 in zip(CU_Q, CU_Q[1:], CU_K, CU_K[1:]):
+            for i in range(q0, q1):
+                at = i + k1 - q1
+                low = max(k0, 0 if window is None else at - window + 1)
+                low = low if block is None else max(low, k0 + (at - k0) // block * block)
+                sees[i, low:at + 1] = True
+        return sees, more
+    prefix, ends = m - n, torch.full((m,), n, dtype=torch.int32)
+    ends[100:prefix], ends[prefix + 50:prefix + 200] = 120, 200  # two branches behind the trunk
+    positions = torch.cat([torch.arange(prefix, prefix + 200), torch.arange(prefix + 50, prefix + 250)])
+    at, end = [*range(prefix), *positions.tolist()], ends.tolist()
+    for i, own in enumerate(at[prefix:]):
+        sees[i] = torch.tensor([j <= prefix + i < prefix + end[j] and own - at[j] < (window or m)
+                                and (block is None or own // block == at[j] // block) for j in range(m)])
+    return sees, {"key_ends": ends, "positions": positions}
+
+
+def attend_both(case, road=None):
+    """How far rows and gradients of a call are from those of the textbook."""
+    asked, rng = dict(ATTENDS[case]), torch.Generator().manual_seed(6)
+    heads, width, tree = asked.pop("heads", 2), asked.pop("value", 8), asked.pop("tree", False)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=rng, dtype=torch.float64).requires_grad_()
+    query, key, value = drawn(1, 4, CU_Q[-1], 8), drawn(1, heads, CU_K[-1], 8), drawn(1, heads, CU_K[-1], width)
+    given = [query, key, value]
+    if asked.pop("sinks", False):
+        asked["sinks"] = drawn(4)
+        given.append(asked["sinks"])
+    sees, told = rows_and_keys(asked.get("window"), asked.get("block"), tree)
+    wanted = attend_densely(query, key, value, sees, **{x: y for x, y in asked.items() if x not in ("window", "block")})
+    slope = torch.randn(wanted.shape, generator=rng, dtype=torch.float64)
+    cu_q, cu_k = (torch.tensor(x, dtype=torch.int32) for x in (CU_Q, CU_K))
+    if road is None:
+        got = attention(query, key, value, cu_q, cu_k, 301, 700, **asked, **told)
+    else:
+        slices = list(zip(CU_Q, CU_Q[1:], CU_K, CU_K[1:]))
+        got = road(query, key, value, slices, asked.get("scale"), asked.get("window") or 1 << 62, asked.get("block"),
+                   told.get("key_ends"), told.get("positions"))
+    wanted, got = [wanted, *torch.autograd.grad(wanted, given, slope)], [got, *torch.autograd.grad(got, given, slope)]
+    least = 1e-3 * max(float(y.norm()) for y in wanted)  # a window of one has no gradient of Q and K
+    return max(float((x - y).norm()) / max(float(y.norm()), least) for x, y in zip(got, wanted))
+
+
+def test_attention():
+    """By the CPU's kernel, by hand, and with masks as other devices have them."""
+    found, whole = chunkflow.torch, {"heads", "scale", "value", "window", "block", "tree"}
+    for case, asked in ATTENDS.items():
+        ways = [attend_both(case)]
+        if "softcap" not in asked:
+            with mock.patch.object(found, "_Flash", lambda scale: found._ByHand(scale, None)):
+                ways.append(attend_both(case))
+        if set(asked) <= whole:
+            ways.append(attend_both(case, found._by_masks))
+        check(f"attention, {case}", max(ways) <= TOLERANCE, ", ".join(f"{x:.1e}" for x in ways))
+    masks = mock.Mock(side_effect=found._sees_of_rows)
+    with mock.patch.object(found, "_sees_of_rows", masks):
+        worst = max(attend_both(case) for case in ("plain", "blocks", "sinks", "narrow values"))
+    check("no masks without windows", worst <= TOLERANCE and not masks.called, f"{masks.call_count} made")
+    rows = torch.randn(1, 2, 30, 8, dtype=torch.float64).transpose(2, 3).contiguous().transpose(2, 3).requires_grad_()
+    cu = torch.tensor([0, 30, 30, 30])
+    off = torch.autograd.grad(attention(rows, rows, rows, cu, cu, 30, 30).sum(), rows)[0]
+    off -= torch.autograd.grad(attend_densely(rows, rows, rows, torch.ones(30, 30).bool().tril()).sum(), rows)[0]
+    check("columns apart, a gradient that is one number, empty slices", float(off.abs().max()) <= TOLERANCE,
+          f"{float(off.abs().max()):.1e}")
+    for q, k, cu_q, cu_k, words in ((30, 29, cu, cu, "wanted 30 rows of K and V, got 29"),
+                                    (29, 30, cu, cu, "all rows of cu_q"), (30, 30, [0, 3], [0, 2], "a key for each")):
+        x, cu = torch.zeros(1, 2, 30, 8), [torch.as_tensor(c) for c in (cu_q, cu_k)]
+        try:
+            what = f"taken, {attention(x[:, :, :q], x[:, :, :k], x[:, :, :k], *cu, 9, 9)}"
+        except ValueError as why:
+            what = str(why)
+        check("rows that are not there", words in what, what)
+    for dtype, most in ((torch.bfloat16, 2e-2), (torch.float16, 3e-3)):
+        q, k = (torch.randn(1, h, n, 16, generator=torch.Generator().manual_seed(1)) for h, n in ((4, 60), (2, 90)))
+        cu_q, cu_k = torch.tensor([0, 60]), torch.tensor([0, 90])
+        with torch.autocast("cpu", dtype):
+            got = attention(q, k.to(dtype), k, cu_q, cu_k, 60, 90)
+        wanted = attend_densely(q, k, k, torch.ones(60, 90).bool().tril(30))
+        off = float((got.float() - wanted).norm() / wanted.norm())
+        check(f"attention under autocast, {dtype}", got.dtype == dtype and off <= most, f"{off:.1e}")
 
 
 # ---- models of Transformers ----

@@ -28,9 +28,10 @@ which is gathered once a step, its weights and gradients whole in between. Nothi
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import torch
@@ -146,71 +147,238 @@ def attention(query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Ten
     prefix. A row sees the last `window` keys up to its own, or those from the last multiple of `block` on; scores are
     capped by softcap * tanh(scores / softcap); sinks are a score for each head that takes part in the softmax and has
     no value. Heads of K and V may be fewer.
-    On a GPU, float16 and bfloat16 go through PyTorch's varlen_attn; soft caps, sinks, blocks, values of another width
-    and other types take a mask of rows by keys for each slice, whose memory grows with the prefix. Where sequences
-    share rows (key_ends and, for a window or blocks, positions of the inputs) it is one mask for the chunk."""
-    if key_ends is not None:
-        sees = _sees_by_ends(query.shape[2], key_ends, positions, window, block)
-        if softcap is None and sinks is None:
-            return F.scaled_dot_product_attention(query, key, value, attn_mask=sees, scale=scale, enable_gqa=True)
-        return _by_hand(query, key, value, sees, scale, softcap, sinks)
+    On a CPU each slice attends to its prefix and to its own rows in two calls of PyTorch's kernel, which their
+    log-sums join; only windows shorter than the prefix, and sequences that share rows (key_ends and, for a window or
+    blocks, positions of the inputs), take a mask, for 256 rows at a time. Soft caps and, on a GPU, sinks compute
+    scores of as many rows. On a GPU, float16 and bfloat16 go through PyTorch's varlen_attn; blocks, shared rows,
+    values of another width and other types take a mask of rows by keys for each slice, whose memory grows with the
+    prefix."""
     if varlen_attn is not None and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) \
-            and softcap is None and sinks is None and block is None and query.shape[-1] == value.shape[-1]:
+            and softcap is None and sinks is None and block is None and key_ends is None \
+            and query.shape[-1] == value.shape[-1]:
         rows = (x[0].transpose(0, 1) for x in (query, key, value))
         sees = (-1 if window is None else window - 1, 0)
         return varlen_attn(*rows, cu_q, cu_k, max_q, max_k, scale=scale, window_size=sees,
                            enable_gqa=True).transpose(0, 1)[None]
-    out, q, k = [], cu_q.tolist(), cu_k.tolist()
-    for q0, q1, k0, k1 in zip(q, q[1:], k, k[1:]):
-        n, m = q1 - q0, k1 - k0
-        rows = query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1]
-        if softcap is not None or sinks is not None:
-            sees = _sees_of_slice(n, m, window, block, query.device)
-            out.append(_by_hand(*rows, sees, scale, softcap, sinks))
-        elif n == m and (window is None or window >= m) and (block is None or block >= m):  # no prefix, no mask
-            out.append(F.scaled_dot_product_attention(*rows, is_causal=True, scale=scale, enable_gqa=True))
-        else:
-            sees = _sees_of_slice(n, m, window, block, query.device)
-            out.append(F.scaled_dot_product_attention(*rows, attn_mask=sees, scale=scale, enable_gqa=True))
-    return torch.cat(out, 2)
+    window, kind = window or 1 << 62, query.device.type
+    slices = list(zip(*(x.tolist() for x in (cu_q, cu_q[1:], cu_k, cu_k[1:]))))
+    _check_rows(query, key, value, slices, key_ends)
+    if kind != "cpu" and softcap is None and sinks is None:
+        return _by_masks(query, key, value, slices, scale, window, block, key_ends, positions)
+    if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
+        query, key, value = (x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    kernel = _Flash(scale) if kind == "cpu" and softcap is None else _ByHand(scale, softcap)
+    if key_ends is not None:
+        pieces = _pieces_of_tree(query.shape[2], key_ends, positions, window, block)
+    else:
+        pieces = _pieces(slices, window, block, kernel.most)
+    return _Attention.apply(query, key, value, sinks, list(pieces), kernel)[0]
 
 
-def _sees_of_slice(n: int, m: int, window: int | None, block: int | None, device: Any) -> Tensor:
-    """Says which of a slice's n rows sees which of its m keys, the last n of which are the rows' own."""
-    ones = torch.ones(n, m, dtype=torch.bool, device=device)
-    sees = ones.tril(m - n) if window is None else ones.tril(m - n).triu(m - n - window + 1)
+def _check_rows(query: Tensor, key: Tensor, value: Tensor, slices: list[tuple[int, int, int, int]],
+                key_ends: Tensor | None) -> None:
+    """Refuses rows that are not there, which a kernel would read all the same."""
+    wanted = max(k1 for _, _, _, k1 in slices) if key_ends is None else len(key_ends)
+    if min(key.shape[2], value.shape[2]) < wanted:
+        raise ValueError(f"attention: wanted {wanted} rows of K and V, got {key.shape[2]} and {value.shape[2]}")
+    if query.shape[2] < slices[-1][1] or any(q1 - q0 > k1 - k0 for q0, q1, k0, k1 in slices):
+        raise ValueError(f"attention: wanted all rows of cu_q, and a key for each row of a slice; got {query.shape[2]} "
+                         f"rows, and slices (q0, q1, k0, k1) of {slices}")
+
+
+_ROWS = 256  # that a mask or scores by hand are made for at a time
+
+_Sees = Union[bool, Callable[[], Tensor]]  # all keys (False), causal (True), or what makes a mask of rows by keys
+_Piece = tuple[slice, slice, _Sees]  # of rows and of keys
+
+
+def _pieces(slices: list[tuple[int, int, int, int]], window: int, block: int | None, most: int) -> Iterator[_Piece]:
+    """Cuts slices into pieces of at most so many rows: first the keys before a piece's rows, then these rows' own."""
+    for begin, q1, k0, k1 in slices:
+        shift = k1 - q1  # row i of the chunk has key i + shift
+        while begin < q1:
+            end, low = min(begin + (most if window >= k1 - k0 else _ROWS), q1), k0
+            if block is not None:
+                low = begin + shift - (begin + shift - k0) % block
+                end = min(end, low + block - shift)
+            rows, first = slice(begin, end), begin + shift
+            if window < k1 - k0:
+                low = max(low, first - window + 1)
+                yield rows, slice(low, end + shift), functools.partial(_sees_of_rows, end - begin, end + shift - low,
+                                                                       window)
+            else:
+                if low < first:
+                    yield rows, slice(low, first), False
+                yield rows, slice(first, end + shift), True
+            begin = end
+
+
+def _pieces_of_tree(n: int, key_ends: Tensor, positions: Tensor | None, window: int, block: int | None
+                    ) -> Iterator[_Piece]:
+    """Cuts n rows where sequences share them, which mask what is not of a row's own sequence."""
+    for begin in range(0, n, _ROWS):
+        rows = slice(begin, min(n, begin + _ROWS))
+        keys = slice(0, len(key_ends) - n + rows.stop)
+        yield rows, keys, functools.partial(_sees_by_ends, rows, keys, n, key_ends, positions, window, block)
+
+
+def _sees_of_rows(n: int, m: int, window: int, block: int | None = None) -> Tensor:
+    """Says which of n rows sees which of m keys, the last n of which are the rows' own."""
+    ones = torch.ones(n, m, dtype=torch.bool)
+    sees = ones.tril(m - n) if window >= m else ones.tril(m - n).triu(m - n - window + 1)
     if block is not None:
-        of = torch.arange(m, device=device) // block
+        of = torch.arange(m) // block
         sees &= of == of[m - n:, None]
     return sees
 
 
-def _sees_by_ends(n: int, key_ends: Tensor, positions: Tensor | None, window: int | None, block: int | None) -> Tensor:
-    """Which of n rows sees which key, of the prefix and then of the rows."""
+def _sees_by_ends(rows: slice, keys: slice, n: int, key_ends: Tensor, positions: Tensor | None, window: int,
+                  block: int | None) -> Tensor:
+    """Says which of these rows, n in all, sees which of these keys, of the prefix and then of the rows."""
     prefix = len(key_ends) - n
     row, begin = (torch.arange(m, device=key_ends.device) for m in (n, len(key_ends)))
-    sees = (begin - prefix <= row[:, None]) & (row[:, None] < key_ends)
     at = begin if positions is None else torch.cat([begin[:prefix], positions])
-    if window is not None:
-        sees &= positions[:, None] - at < window
-    if block is not None:
-        sees &= positions[:, None] // block == at // block
-    return sees
+    row, own, begin, at = row[rows, None], at[prefix:][rows, None], begin[keys], at[keys]
+    sees = (begin - prefix <= row) & (row < key_ends[keys]) & (own - at < window)
+    return sees if block is None else sees & (own // block == at // block)
 
 
-def _by_hand(query: Tensor, key: Tensor, value: Tensor, sees: Tensor, scale: float | None, softcap: float | None,
-             sinks: Tensor | None) -> Tensor:
-    """What scaled_dot_product_attention has no words for."""
-    times = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~sees, float("-inf"))
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)], 3)
-    real = torch.promote_types(scores.dtype, torch.float32)
-    return scores.softmax(3, dtype=real)[..., :key.shape[2]].to(value.dtype) @ value
+def _by_masks(query: Tensor, key: Tensor, value: Tensor, slices: list[tuple[int, int, int, int]], scale: float | None,
+              window: int, block: int | None, key_ends: Tensor | None, positions: Tensor | None) -> Tensor:
+    """Attends with a mask for each slice, or one for a chunk whose sequences share rows."""
+    n, out = query.shape[2], []
+    for q0, q1, k0, k1 in slices if key_ends is None else [(0, n, 0, key.shape[2])]:
+        mask = None
+        if key_ends is not None:
+            mask = _sees_by_ends(slice(0, n), slice(0, k1), n, key_ends, positions, window, block)
+        elif q1 - q0 < k1 - k0 or min(window, block or window) < k1 - k0:
+            mask = _sees_of_rows(q1 - q0, k1 - k0, window, block).to(query.device)
+        out.append(F.scaled_dot_product_attention(query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1],
+                                                  attn_mask=mask, is_causal=mask is None, scale=scale,
+                                                  enable_gqa=True))
+    return torch.cat(out, 2)
+
+
+@dataclass
+class _Flash:
+    """PyTorch's kernel for CPUs, which knows no soft cap."""
+
+    scale: float
+    most = 1 << 62  # rows at a time
+
+    @staticmethod
+    def _mask(sees: _Sees, query: Tensor) -> dict[str, Any]:
+        if isinstance(sees, bool):
+            return {"is_causal": sees}
+        mask = sees()
+        return {"is_causal": False, "attn_mask": query.new_zeros(mask.shape).masked_fill_(~mask, float("-inf"))}
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, sees: _Sees
+                ) -> tuple[Tensor, Tensor]:
+        run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, sums = run(*_as_wide(query, key, value), **self._mask(sees, query), scale=self.scale)
+        return out[..., :value.shape[-1]], sums
+
+    def backward(self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor,
+                 sees: _Sees) -> list[Tensor]:
+        run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        found = run(*_as_wide(grad, query, key, value, out), sums, 0.0, **self._mask(sees, query), scale=self.scale)
+        return [x[..., :like.shape[-1]] for x, like in zip(found, (query, key, value))]
+
+
+def _as_wide(*rows: Tensor) -> list[Tensor]:
+    """Pads rows to the widest of them: the kernel takes Q, K and V of one width."""
+    most = max(x.shape[-1] for x in rows)
+    return [x if x.shape[-1] == most else F.pad(x, (0, most - x.shape[-1])) for x in rows]
+
+
+@dataclass
+class _ByHand:
+    """Scores of some rows at a time, on any device and with soft caps."""
+
+    scale: float
+    softcap: float | None
+    most = _ROWS
+
+    def _scores(self, query: Tensor, key: Tensor, sees: _Sees) -> tuple[Tensor, Tensor]:
+        """Returns the scores of (1, heads of K, heads of Q for each, rows, keys), and their slope by the soft cap."""
+        n, heads = query.shape[2], key.shape[1]
+        scores = (query.unflatten(1, (heads, -1)).flatten(2, 3) @ key.transpose(2, 3)).unflatten(2, (-1, n))
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * self.scale
+        slope = torch.ones((), dtype=scores.dtype, device=scores.device)
+        if self.softcap is not None:
+            bent = torch.tanh(scores / self.softcap)
+            scores, slope = bent * self.softcap, 1 - bent.square()
+        if sees is not False:
+            mask = torch.ones(n, n, dtype=torch.bool).tril() if sees is True else sees()
+            scores = scores.masked_fill(~mask.to(scores.device), float("-inf"))
+        return scores, slope
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, sees: _Sees
+                ) -> tuple[Tensor, Tensor]:
+        scores, _ = self._scores(query, key, sees)
+        out = scores.softmax(-1).to(value.dtype).flatten(2, 3) @ value
+        return out.unflatten(2, scores.shape[2:4]).flatten(1, 2), scores.logsumexp(-1).flatten(1, 2)
+
+    def backward(self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor,
+                 sees: _Sees) -> list[Tensor]:
+        scores, slope = self._scores(query, key, sees)
+        heads, shape = (key.shape[1], -1), scores.shape[2:4]
+        less = (grad * out).sum(-1, keepdim=True)
+        query, grad, less = (x.unflatten(1, heads).flatten(2, 3) for x in (query, grad, less))
+        probs = (scores - sums.unflatten(1, heads)[..., None]).exp().flatten(2, 3)
+        found = probs * (grad @ value.transpose(2, 3) - less) * slope.expand_as(scores).flatten(2, 3) * self.scale
+        probs, found = probs.to(value.dtype), found.to(value.dtype)
+        of_query = (found @ key).unflatten(2, shape).flatten(1, 2)
+        return [of_query, found.transpose(2, 3) @ query, probs.transpose(2, 3) @ grad]
+
+
+class _Attention(torch.autograd.Function):
+    """Attention, and each row's log-sum-exp. The backward goes from these two, Q, K and V; both work by pieces."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, pieces: list[_Piece],
+                kernel: _Flash | _ByHand) -> tuple[Tensor, Tensor]:
+        n, heads, real = query.shape[2], query.shape[1], torch.promote_types(query.dtype, torch.float32)
+        out = value.new_zeros(1, n, heads, value.shape[-1]).transpose(1, 2)
+        sums, filled = value.new_zeros(1, n, heads, dtype=real).transpose(1, 2), 0
+        for rows, keys, sees in pieces:
+            found, total = kernel.forward(query[:, :, rows], key[:, :, keys], value[:, :, keys], sees)
+            if rows.start < filled:  # of these rows, the keys before them are in `out`
+                found, total = _join(out[:, :, rows], sums[:, :, rows], found, total)
+            out[:, :, rows], sums[:, :, rows], filled = found, total, rows.stop
+        if sinks is not None:
+            out, sums = _join(out, sums, torch.zeros_like(out), sinks.to(real).reshape(1, -1, 1))
+        ctx.save_for_backward(query, key, value, sinks, out, sums)
+        ctx.mark_non_differentiable(sums)
+        ctx.pieces, ctx.kernel = pieces, kernel
+        return out, sums
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+        query, key, value, sinks, out, sums = ctx.saved_tensors
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        totals = [torch.zeros_like(x, dtype=sums.dtype) for x in (query, key, value)]
+        for rows, keys, sees in ctx.pieces:
+            found = ctx.kernel.backward(grad[:, :, rows], query[:, :, rows], key[:, :, keys], value[:, :, keys],
+                                        out[:, :, rows], sums[:, :, rows], sees)
+            for total, at, x in zip(totals, (rows, keys, keys), found):
+                total[:, :, at] += x
+        of_sinks = None
+        if sinks is not None:
+            share = (sinks.to(sums.dtype).reshape(1, -1, 1) - sums).exp()
+            of_sinks = -(share * (grad * out).sum(-1)).sum((0, 2)).to(sinks.dtype).reshape(sinks.shape)
+        return *(total.to(x.dtype) for total, x in zip(totals, (query, key, value))), of_sinks, None, None
+
+
+def _join(out: Tensor, sums: Tensor, other: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
+    """Joins what rows found among some keys with what they found among others."""
+    total = torch.logaddexp(sums, more)
+    both = out * (sums - total).exp()[..., None] + other * (more - total).exp()[..., None]
+    return both.to(out.dtype), total
 
 
 def cross_entropy(logits: Tensor, inputs: Inputs) -> Tensor:
