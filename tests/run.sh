@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs each argument as one suite and adds up their last lines ("N passed, N failed" and perhaps ", N skipped").
 # JOBS suites run at once (default 3, for two processors: some wait for what they started now and then); what they print
-# comes in the order of the arguments.
+# comes in the order of the arguments, and behind each the seconds that it took.
 # A suite that ends without such a line, or with a status that contradicts it, counts as one failure more.
 # With STRICT_SKIPS=1 a skipped test counts as failed. The last line printed has the same form; those before it repeat
 # what failed, and in which suite.
@@ -17,7 +17,8 @@ worker() {
     for suite in "$@"; do
         n=$((n + 1))
         mkdir "$work/$n" 2>/dev/null || continue
-        sh -c 'sh -c "$1" >"$2/log" 2>&1 </dev/null; echo $? >"$2/status.part"; times >"$2/times"' - "$suite" "$work/$n"
+        sh -c 'begin=$(date +%s); sh -c "$1" >"$2/log" 2>&1 </dev/null; echo $? >"$2/status.part"; times >"$2/times"
+               echo $(($(date +%s) - begin)) >"$2/wall"' - "$suite" "$work/$n"
         mv "$work/$n/status.part" "$work/$n/status"
     done
 }
@@ -53,8 +54,10 @@ for suite in "$@"; do
     n=$((n + 1))
     while [ ! -e "$work/$n/status" ]; do sleep 0.2 2>/dev/null || sleep 1; done
     status=$(cat "$work/$n/status")
-    printf '== %s (%s s of processor time)\n' "$suite" "$(spent "$work/$n/times")"
+    printf '== %s\n' "$suite"
     cat "$work/$n/log"
+    printf -- '-- %s: %s s by the clock, %s s of processor time\n' "$suite" "$(cat "$work/$n/wall")" \
+        "$(spent "$work/$n/times")"
     counts=$(count "$work/$n/log")
     if [ -z "$counts" ]; then
         printf 'FAIL %s: ended with status %s and no count\n' "$suite" "$status"
