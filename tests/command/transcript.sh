@@ -17,6 +17,7 @@
 # the runner; what a section needs stands in it or before the first one. Prints FAIL with the difference for each command
 # that differs, "ok" for each section where none does, and at the end how many commands there were.
 set -u
+unset COLUMNS
 HERE=$(cd "$(dirname "$0")" && pwd)
 . "$HERE/../helpers.sh"
 
@@ -71,6 +72,52 @@ columns() { # NAME...
         { for (i = 1; i <= n; i++) {
               field = !(name[i] in at) ? "no column" : $at[name[i]] == "" ? "-" : $at[name[i]]
               printf "%s%s", field, i < n ? " " : "\n" } }'
+}
+
+# Prints the lines of a table, without its head, which begins with these two words. What stands in several parts below
+# each other, or goes on in the next line, is one line again. A line that is longer than COLUMNS is told.
+table() { # WORD WORD
+    awk -v head="$*" -v most="${COLUMNS:-80}" '
+        function words(line) { gsub(/ +/, " ", line); return line }
+        function key(line) { sub(/^ +/, "", line); sub(/  .*/, "", line); return line }
+        function rest(line) { sub(/^ +/, "", line); return substr(line, index(line "  ", "  ")) }
+        function more(line) { match(line, /^ */); return RLENGTH > end ? substr(line, RLENGTH) : "" }
+        function add(line, at) { if (length(line) > most) print "too long: " line; return at }
+        NF == 0 { part = 0; next }
+        line == "" && $1 " " $2 == head {
+            line = words($0)
+            name = key($0)
+            match($0, /^ *[^ ]+( [^ ]+)*/)
+            end = RLENGTH
+        }
+        words($0) == line { part = 1; base = add($0, n); next }
+        part == 0 && n > base && key($0) == name { part = 2; at = add($0, base); next }
+        part == 1 { if (more($0) != "") row[add($0, n)] = row[n] more($0); else row[add($0, ++n)] = $0; next }
+        part == 2 {
+            if (more($0) != "") { row[add($0, at)] = row[at] more($0); next }
+            do at++; while (at < n && key(row[at]) != key($0))
+            row[add($0, at)] = row[at] rest($0)
+            next
+        }
+        { part = 3 }
+        END { for (i = 1; i <= n; i++) print row[i] }'
+}
+
+# Prints how many lines such a table of a command has at 40 and at 80 columns, where they say the same: the same lines, or
+# the same words where several columns say which line it is.
+narrow() { # lines|words WORD WORD COMMAND...
+    how=$1
+    head="$2 $3"
+    shift 3
+    for most in 40 80; do
+        (COLUMNS=$most && export COLUMNS && chunkflow "$@" | table $head | awk '{ $1 = $1; print }') >narrow.$most
+    done
+    awk 'END { print NR }' narrow.80
+    [ $how = lines ] || for most in 40 80; do
+        tr ' ' '\n' <narrow.$most | sort -u >words
+        mv words narrow.$most
+    done
+    diff narrow.40 narrow.80
 }
 
 # ---- the runner's own ----

@@ -1,6 +1,5 @@
 /* chart.c - schedules on a terminal. */
 
-#define _DEFAULT_SOURCE /* ioctl, isatty */
 #include "chart.h"
 #include "held.h"
 #include "progress.h"
@@ -8,18 +7,15 @@
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #define DEFAULT_WIDTH 100
 
 static int64_t choose_width(const chart_options *options) {
-    struct winsize size;
+    int64_t columns = progress_columns(1);
 
     if (options->width > 0) return options->width;
-    if (isatty(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= CHART_MIN_WIDTH)
-        return size.ws_col < CHART_MAX_WIDTH ? size.ws_col : CHART_MAX_WIDTH;
-    return DEFAULT_WIDTH;
+    return columns >= CHART_MIN_WIDTH ? columns : DEFAULT_WIDTH;
 }
 
 static int choose_colour(const chart_options *options) {

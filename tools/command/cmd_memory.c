@@ -142,33 +142,53 @@ static int is_shown(int64_t stage, int64_t n, int64_t fullest) {
     return n <= MOST_COLUMNS || stage == 0 || stage == n - 1 || stage == fullest;
 }
 
-/* A term is a line; stages are columns, all of them as wide. */
-static void print_term(const char *text, size_t offset, const cf_memory_report *reports, int64_t n) {
+static void add_term(table *t, const char *text, size_t offset, const cf_memory_report *reports, int64_t n) {
     int64_t s, value, fullest = fullest_stage(reports, n);
-    printf("%-24s", text);
+
+    table_text(t, text);
     for (s = 0; s < n; s++) {
         if (!is_shown(s, n, fullest)) continue;
         memcpy(&value, (const char *)&reports[s] + offset, sizeof value);
-        printf(" %10.3f", modelling_gib(value));
+        table_real(t, modelling_gib(value));
     }
-    putchar('\n');
 }
 
-static void print_reports(const cf_memory_report *reports, int64_t n) {
+/* A term is a line; stages are columns. */
+static int print_terms(const cf_memory_report *reports, int64_t n) {
+    table_column columns[1 + MOST_COLUMNS];
+    char numbers[1 + MOST_COLUMNS][24];
     int64_t s, fullest = fullest_stage(reports, n);
+    int n_columns = 1;
+    table t;
 
-    printf("\n%-24s", "GiB on each GPU, stage");
-    for (s = 0; s < n; s++)
-        if (is_shown(s, n, fullest)) printf(" %10lld", (long long)s);
+    memset(columns, 0, sizeof columns);
+    columns[0].heading = "GiB on each GPU, stage";
+    columns[0].left = 1;
+    for (s = 0; s < n; s++) {
+        if (!is_shown(s, n, fullest)) continue;
+        snprintf(numbers[n_columns], sizeof numbers[0], "%lld", (long long)s);
+        columns[n_columns].heading = numbers[n_columns];
+        columns[n_columns++].decimals = 3;
+    }
+    table_begin(&t, columns, n_columns, 0, 0);
+#define ADD_TERM(name, text) add_term(&t, text, offsetof(cf_memory_report, name), reports, n);
+    CF_MEMORY_TERMS(ADD_TERM)
+#undef ADD_TERM
+    add_term(&t, "total", offsetof(cf_memory_report, total), reports, n);
+    if (reports[fullest].host > 0) add_term(&t, "in host memory", offsetof(cf_memory_report, host), reports, n);
+    return table_end(&t);
+}
+
+static int print_reports(const cf_memory_report *reports, int64_t n) {
+    int64_t fullest = fullest_stage(reports, n);
+    int code;
+
     putchar('\n');
-#define PRINT_TERM(name, text) print_term(text, offsetof(cf_memory_report, name), reports, n);
-    CF_MEMORY_TERMS(PRINT_TERM)
-#undef PRINT_TERM
-    print_term("total", offsetof(cf_memory_report, total), reports, n);
-    if (reports[fullest].host > 0) print_term("in host memory", offsetof(cf_memory_report, host), reports, n);
+    code = print_terms(reports, n);
     printf("\npeak              stage %lld: %s bytes = %.2f GiB, %s\n", (long long)fullest,
            cli_commas(reports[fullest].total), modelling_gib(reports[fullest].total),
            reports[fullest].at_loss ? "at the loss" : "in a layer's backward");
+    return code;
 }
 
 /* The same for scripts, with a line for each stage. */
@@ -209,9 +229,9 @@ static int print_borders(const cf_memory_desc *desc) {
 
 static int print_token_bytes(const cf_memory_desc *desc) {
     static const table_column columns[] = {
-        {.heading = "stage", .width = 5}, {.heading = "activations", .width = 13}, {.heading = "state", .width = 12},
-        {.heading = "state gradient", .width = 15}, {.heading = "boundary", .width = 11},
-        {.heading = "logits", .width = 11}, {.heading = "working", .width = 11}, {.heading = "buffers", .width = 11}};
+        {.heading = "stage"}, {.heading = "activations"}, {.heading = "state"},
+        {.heading = "state gradient"}, {.heading = "boundary"},
+        {.heading = "logits"}, {.heading = "working"}, {.heading = "buffers"}};
     int64_t s, n = desc->parallel.pp * desc->parallel.n_virtual;
     table t;
 
@@ -351,9 +371,9 @@ static void fit_peaks(peak_list *list, double percent) {
 
 static int print_peaks(const peak_list *list) {
     static const table_column columns[] = {
-        {.heading = "chunk size", .width = 10}, {.heading = "K", .width = 6}, {.heading = "context", .width = 13},
-        {.heading = "measured GiB", .width = 13, .decimals = 2}, {.heading = "estimated", .width = 11, .decimals = 2},
-        {.heading = "off by %", .width = 9, .decimals = 1}};
+        {.heading = "chunk size"}, {.heading = "K"}, {.heading = "context"},
+        {.heading = "measured GiB", .decimals = 2}, {.heading = "estimated", .decimals = 2},
+        {.heading = "off by %", .decimals = 1}};
     table t;
     int i;
 
@@ -396,14 +416,15 @@ static int take_fit(memory_options *asked, const modelling *m, cf_memory_load *l
 static int print_all(const memory_options *asked, const packing *list, const modelling *m, const cf_gpu *gpu,
                      const cf_memory_desc *desc, const cf_memory_report *reports) {
     int64_t n = m->parallel.pp;
+    int code;
 
     if (asked->tsv) return print_table(reports, n);
     if (list->plan) packing_print_input(list);
     modelling_print(m);
     modelling_print_stream(desc);
-    print_reports(reports, n);
+    code = print_reports(reports, n);
     if (gpu) print_comparison(gpu, &reports[fullest_stage(reports, n)]);
-    return print_token_bytes(desc);
+    return code == CLI_OK ? print_token_bytes(desc) : code;
 }
 
 /* list: packed, or without a plan where none is given. */

@@ -39,20 +39,20 @@ static const cli_option options[] = {
 
 /* Returns a share of all as a bar. */
 static const char *bar(double share) {
-    static const char marks[] = "##############################";
-    int n = (int)(share * 30 + 0.5);
-    return marks + sizeof marks - 1 - (n < 30 ? n : 30);
+    static const char marks[] = "####################";
+    int n = (int)(share * 20 + 0.5);
+    return marks + sizeof marks - 1 - (n < 20 ? n : 20);
 }
 
 static const table_column length_columns[] = {
-    {.heading = "length", .width = 31},
+    {.heading = "length"},
     {.name = "shortest_tokens"},
     {.name = "longest_tokens"},
-    {.heading = "sequences", .name = "sequences", .width = 17},
-    {.heading = "", .name = "share_of_sequences", .width = 8, .decimals = 2, .scale = 100, .suffix = " %"},
-    {.heading = "tokens", .name = "tokens", .width = 20},
-    {.heading = "", .name = "share_of_tokens", .width = 8, .decimals = 2, .scale = 100, .suffix = " %"},
-    {.heading = "", .width = -30}};
+    {.heading = "sequences", .name = "sequences"},
+    {.heading = "", .name = "share_of_sequences", .decimals = 2, .scale = 100, .suffix = " %"},
+    {.heading = "tokens", .name = "tokens"},
+    {.heading = "", .name = "share_of_tokens", .decimals = 2, .scale = 100, .suffix = " %"},
+    {.heading = "", .left = 1}};
 
 static double share_of(int64_t part, int64_t whole) { return whole > 0 ? (double)part / (double)whole : 0; }
 
@@ -62,7 +62,7 @@ static void add_bucket(table *t, int i, int64_t sequences, int64_t tokens, int64
     double share = share_of(sequences, n_sequences);
     char range[40];
 
-    snprintf(range, sizeof range, "%14s .. %13s", cli_commas(low), cli_commas(high));
+    snprintf(range, sizeof range, "%s .. %s", cli_commas(low), cli_commas(high));
     table_text(t, i > 1 ? range : cli_commas(low));
     table_integer(t, low);
     table_integer(t, high);
@@ -228,17 +228,17 @@ static int print_plan(const cf_plan *plan, int lockstep) {
 }
 
 static const table_column chunk_columns[] = {
-    {.heading = "chunk", .name = "chunk", .width = 9, .decimals = TABLE_PLAIN},
-    {.heading = "rank", .name = "rank", .width = 6, .decimals = TABLE_PLAIN},
-    {.heading = "kind", .name = "kind", .width = -10},
-    {.heading = "group", .name = "group", .width = 7, .decimals = TABLE_PLAIN},
-    {.heading = "index", .name = "index_in_group", .width = 6, .decimals = TABLE_PLAIN},
-    {.heading = "prefix", .name = "prefix_tokens", .width = 14, .decimals = TABLE_PLAIN},
-    {.heading = "tokens", .name = "tokens", .width = 10, .decimals = TABLE_PLAIN},
-    {.heading = "padded", .name = "padded_tokens", .width = 10, .decimals = TABLE_PLAIN},
-    {.heading = "pairs", .name = "attention_pairs", .width = 18, .decimals = TABLE_PLAIN},
-    {.heading = "slices", .name = "n_slices", .width = 7, .decimals = TABLE_PLAIN},
-    {.heading = "slices", .name = "slices", .width = -6}};
+    {.heading = "chunk", .name = "chunk", .decimals = TABLE_PLAIN},
+    {.heading = "rank", .name = "rank", .decimals = TABLE_PLAIN},
+    {.heading = "kind", .name = "kind", .left = 1},
+    {.heading = "group", .name = "group", .decimals = TABLE_PLAIN},
+    {.heading = "index", .name = "index_in_group", .decimals = TABLE_PLAIN},
+    {.heading = "prefix", .name = "prefix_tokens", .decimals = TABLE_PLAIN},
+    {.heading = "tokens", .name = "tokens", .decimals = TABLE_PLAIN},
+    {.heading = "padded", .name = "padded_tokens", .decimals = TABLE_PLAIN},
+    {.heading = "pairs", .name = "attention_pairs", .decimals = TABLE_PLAIN},
+    {.heading = "slices", .name = "n_slices", .decimals = TABLE_PLAIN},
+    {.heading = "slices", .name = "slices", .left = 1}};
 
 /* Adds a slice as SEQUENCE[BEGIN..END), END excluded, or a whole sequence as its number alone. */
 static void add_slice(table *t, const cf_slice *slice, int64_t sequence_tokens) {

@@ -165,24 +165,24 @@ static int make_run(const planned *made, const pipeline *pipe, pipeline_run *run
 
 static const table_column action_columns[] = {
     {.name = "stage"},
-    {.heading = "position", .name = "position", .width = 9, .decimals = TABLE_PLAIN},
+    {.heading = "position", .name = "position", .decimals = TABLE_PLAIN},
     {.name = "virtual_stage"},
-    {.heading = "pass", .width = -4},
+    {.heading = "pass", .left = 1},
     {.name = "pass"},
     {.name = "keep"},
     {.name = "start_"},
     {.name = "end_"},
     {.name = "estimated"},
-    {.heading = "chunk", .name = "chunk", .width = 9, .decimals = TABLE_PLAIN},
-    {.heading = "kind", .name = "kind", .width = -10},
-    {.heading = "part of group", .width = -16},
+    {.heading = "chunk", .name = "chunk", .decimals = TABLE_PLAIN},
+    {.heading = "kind", .name = "kind", .left = 1},
+    {.heading = "group", .left = 1},
     {.name = "group"},
     {.name = "index_in_group"},
-    {.heading = "tokens", .name = "tokens", .width = 12, .decimals = TABLE_PLAIN},
-    {.heading = "prefix", .name = "prefix_tokens", .width = 14, .decimals = TABLE_PLAIN},
-    {.heading = "slot", .name = "slot", .width = 7, .decimals = TABLE_PLAIN},
-    {.heading = "live", .name = "kept_chunk_copies", .width = 6, .decimals = TABLE_PLAIN},
-    {.heading = "state tokens", .name = "state_token_copies", .width = 14, .decimals = TABLE_PLAIN}};
+    {.heading = "tokens", .name = "tokens", .decimals = TABLE_PLAIN},
+    {.heading = "prefix", .name = "prefix_tokens", .decimals = TABLE_PLAIN},
+    {.heading = "slot", .name = "slot", .decimals = TABLE_PLAIN},
+    {.heading = "live", .name = "kept_chunk_copies", .decimals = TABLE_PLAIN},
+    {.heading = "state", .name = "state_token_copies", .decimals = TABLE_PLAIN}};
 
 /* A list of steps: the table that it is printed to, and the plan and times that it is of. */
 typedef struct action_list {
@@ -392,16 +392,16 @@ static double stage_busy(const planned *made, int64_t stage) {
 
 /* The columns of what a stage holds: people see whole stages' worth, files have every virtual stage's copy. */
 static const table_column stage_columns[] = {
-    {.heading = "stage", .name = "stage", .width = 9},
-    {.heading = "idle %", .name = "idle", .width = 8, .decimals = 2, .scale = 100},
+    {.heading = "stage", .name = "stage"},
+    {.heading = "idle %", .name = "idle", .decimals = 2, .scale = 100},
     {.name = "virtual_stages"},
-    {.heading = "kept", .name = "peak_chunk_copies", .width = 10},
+    {.heading = "kept", .name = "peak_chunk_copies"},
     {.name = "limit_chunk_copies"},
-    {.heading = "kept tokens", .name = "peak_token_copies", .width = 16},
-    {.heading = "state tokens", .name = "peak_state_token_copies", .width = 16},
+    {.heading = "kept tokens", .name = "peak_token_copies"},
+    {.heading = "state tokens", .name = "peak_state_token_copies"},
     {.name = "limit_state_token_copies"},
-    {.heading = "bytes", .name = "peak_byte_copies", .width = 20},
-    {.heading = "GiB", .name = "memory_bytes", .width = 8, .decimals = 2, .scale = 1 / 1073741824.0}};
+    {.heading = "bytes", .name = "peak_byte_copies"},
+    {.heading = "GiB", .name = "memory_bytes", .decimals = 2, .scale = 1 / 1073741824.0}};
 enum { STAGE_BYTES = 8, STAGE_GIB, STAGE_COLUMNS };
 
 /* A limit that holds on each of n_virtual virtual stages is so many times as many copies on their stage. */

@@ -149,16 +149,16 @@ static double median_error(const sample_list *list, int pass, const cf_pass_cost
 }
 
 static const table_column fit_columns[] = {
-    {.heading = "pass", .name = "pass", .width = -5},
-    {.heading = "samples", .name = "samples", .width = 8},
-    {.heading = "constant s", .name = "constant_s", .width = 13},
-    {.heading = "s a row", .name = "s_per_row", .width = 13},
-    {.heading = "s a pair", .name = "s_per_pair", .width = 13},
-    {.heading = "mean", .name = "mean_error", .width = 10, .decimals = 2, .scale = 100, .sign = 1, .suffix = "%"},
-    {.heading = "absolute", .name = "mean_absolute_error", .width = 9, .decimals = 2, .scale = 100, .suffix = "%"},
-    {.heading = "median", .name = "median_absolute_error", .width = 9, .decimals = 2, .scale = 100, .suffix = "%"},
-    {.heading = "worst", .name = "worst_error", .width = 9, .decimals = 2, .scale = 100, .sign = 1, .suffix = "%"},
-    {.heading = "in line", .name = "worst_line", .width = 8, .decimals = TABLE_PLAIN}};
+    {.heading = "pass", .name = "pass", .left = 1},
+    {.heading = "samples", .name = "samples"},
+    {.heading = "constant s", .name = "constant_s"},
+    {.heading = "s a row", .name = "s_per_row"},
+    {.heading = "s a pair", .name = "s_per_pair"},
+    {.heading = "mean", .name = "mean_error", .decimals = 2, .scale = 100, .sign = 1, .suffix = "%"},
+    {.heading = "absolute", .name = "mean_absolute_error", .decimals = 2, .scale = 100, .suffix = "%"},
+    {.heading = "median", .name = "median_absolute_error", .decimals = 2, .scale = 100, .suffix = "%"},
+    {.heading = "worst", .name = "worst_error", .decimals = 2, .scale = 100, .sign = 1, .suffix = "%"},
+    {.heading = "in line", .name = "worst_line", .decimals = TABLE_PLAIN}};
 
 static void add_fit(table *t, const sample_list *list, int pass, const cf_pass_cost *cost, const cf_fit *fit) {
     table_text(t, cf_pass_name((cf_pass)pass));
@@ -238,14 +238,14 @@ static int fit_samples(const time_options *asked) {
    ---------------------------------------------------------------------------------------------------------------- */
 
 static const table_column cost_columns[] = {
-    {.heading = "stage", .width = 5},
+    {.heading = "stage"},
     {.name = "stage"},
-    {.heading = "pass", .name = "pass", .width = -4},
-    {.heading = "constant ms", .name = "constant_s", .width = 12, .decimals = 4, .scale = 1e3},
-    {.heading = "us a row", .name = "s_per_row", .width = 14, .decimals = 5, .scale = 1e6},
-    {.heading = "ns a pair", .name = "s_per_pair", .width = 14, .decimals = 6, .scale = 1e9},
-    {.heading = "first chunk ms", .name = "first_chunk_s", .width = 14, .decimals = 3, .scale = 1e3},
-    {.heading = "last chunk ms", .name = "last_chunk_s", .width = 14, .decimals = 3, .scale = 1e3}};
+    {.heading = "pass", .name = "pass", .left = 1, .key = 1},
+    {.heading = "constant ms", .name = "constant_s", .decimals = 4, .scale = 1e3},
+    {.heading = "us a row", .name = "s_per_row", .decimals = 5, .scale = 1e6},
+    {.heading = "ns a pair", .name = "s_per_pair", .decimals = 6, .scale = 1e9},
+    {.heading = "first chunk ms", .name = "first_chunk_s", .decimals = 3, .scale = 1e3},
+    {.heading = "last chunk ms", .name = "last_chunk_s", .decimals = 3, .scale = 1e3}};
 enum { COST_LAST = 7, COST_COLUMNS };
 
 /* People see the number of a stage once. */

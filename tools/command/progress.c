@@ -31,6 +31,15 @@ int progress_is_terminal(int fd) {
     return isatty(fd) && !(kind && strcmp(kind, "dumb") == 0);
 }
 
+int64_t progress_columns(int fd) {
+    const char *said = getenv("COLUMNS");
+    long columns = said ? strtol(said, NULL, 10) : 0;
+    struct winsize size;
+
+    if (columns <= 0) columns = isatty(fd) && ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+    return columns < 10000 ? columns : 10000;
+}
+
 /* Writes nothing that others wait for, and calls only what a handler may. */
 static void put(const char *text, size_t n) {
     ssize_t written = write(STDERR_FILENO, text, n);

@@ -9,6 +9,9 @@
 /* Returns whether a file descriptor is a terminal that can do more than print lines. */
 int progress_is_terminal(int fd);
 
+/* Returns how many columns a line has there: as COLUMNS says, or the terminal; 0: not known. At most 10,000. */
+int64_t progress_columns(int fd);
+
 /* From here on a timer writes the line, so that it moves inside one long call of the library, too. what: "packing".
    Where work is part of other work that has begun, only the latter is shown. progress_end is due. */
 void progress_begin(const char *what);

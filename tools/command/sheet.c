@@ -53,68 +53,62 @@ static const char *shown(const sheet_column *column, const sheet_cell *cell) {
     return text;
 }
 
-static void print_cell(const sheet_column *column, int first, const char *text) {
-    printf("%*s%*s", column->gap + (first ? 0 : 1), "", column->width, text);
-}
+/* People see the numbers as they are written in JSON. */
+static int print_rows(const sheet *s) {
+    table_column columns[SHEET_COLUMNS];
+    table t;
+    int i, j;
 
-static int has_groups(const sheet *s) {
-    int i;
-    for (i = 0; i < s->n_columns; i++)
-        if (s->columns[i].group) return 1;
-    return 0;
-}
-
-/* Each group's heading begins where its first column does. */
-static void print_groups(const sheet *s) {
-    int i, at = 0, written = 0;
-
-    if (!has_groups(s)) return;
-    for (i = 0; i < s->n_columns; i++) {
-        const sheet_column *column = &s->columns[i];
-        at += column->gap + (i > 0);
-        if (column->group) written += printf("%*s%s", at - written, "", column->group);
-        at += column->width < 0 ? -column->width : column->width;
+    memset(columns, 0, sizeof columns);
+    for (j = 0; j < s->n_columns; j++) {
+        columns[j].heading = s->columns[j].heading ? s->columns[j].heading : s->columns[j].title;
+        columns[j].left = s->columns[j].left;
+        columns[j].key = s->columns[j].key_of_rows;
     }
-    putchar('\n');
+    table_begin(&t, columns, s->n_columns, 0, 0);
+    for (i = 0; i < s->n_rows; i++)
+        for (j = 0; j < s->n_columns; j++) table_text(&t, shown(&s->columns[j], &s->rows[i][j]));
+    return table_end(&t);
+}
+
+static void print_notes(const sheet *s) {
+    int i;
+
+    if (s->n_notes > 0) putchar('\n');
+    for (i = 0; i < s->n_notes; i++) {
+        const sheet_cell *note = s->notes[i];
+        if (note[1].is_number) printf("%-18s%s in the paper, %s here\n", note[0].text, note[1].text, note[2].text);
+        else printf("%-18s%s\n", note[0].text, note[2].text);
+    }
 }
 
 void sheet_begin(sheet *s, const char *title, const sheet_column *columns, int n_columns) {
-    int i;
-
     s->title = title;
     s->columns = columns;
     s->n_columns = n_columns;
-    if (!s->prints) return;
-    printf("%s\n\n", title);
-    print_groups(s);
-    for (i = 0; i < n_columns; i++) print_cell(&columns[i], i == 0, columns[i].title);
-    putchar('\n');
 }
 
 void sheet_row(sheet *s, const sheet_cell *cells) {
-    int i, n = s->n_columns;
-
-    if (s->n_rows < SHEET_ROWS) memcpy(s->rows[s->n_rows++], cells, (size_t)n * sizeof *cells);
-    if (!s->prints) return;
-    while (n > 0 && !cells[n - 1].is_number && !cells[n - 1].text[0]) n--;
-    for (i = 0; i < n; i++) print_cell(&s->columns[i], i == 0, shown(&s->columns[i], &cells[i]));
-    putchar('\n');
-    fflush(stdout); /* the next one may take long */
+    if (s->n_rows < SHEET_ROWS) memcpy(s->rows[s->n_rows++], cells, (size_t)s->n_columns * sizeof *cells);
 }
 
 void sheet_note(sheet *s, const char *text, sheet_cell paper, sheet_cell ours) {
-    if (s->prints && s->n_notes == 0) putchar('\n');
-    if (s->prints && paper.is_number) printf("%-18s%s in the paper, %s here\n", text, paper.text, ours.text);
-    else if (s->prints) printf("%-18s%s\n", text, ours.text);
     if (s->n_notes == SHEET_ROWS) return;
     s->notes[s->n_notes][0] = sheet_text(text);
     s->notes[s->n_notes][1] = paper;
     s->notes[s->n_notes++][2] = ours;
 }
 
-void sheet_end(sheet *s, const char *assumptions) {
+int sheet_end(sheet *s, const char *assumptions) {
+    int code;
+
     snprintf(s->assumptions, sizeof s->assumptions, "%s", assumptions);
-    if (s->prints) printf("\n%s\n", assumptions);
+    if (!s->prints) return CLI_OK;
+    printf("%s\n\n", s->title);
+    code = print_rows(s);
+    print_notes(s);
+    printf("\n%s\n", assumptions);
+    return code;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-/* sheet.h - a table of the paper's numbers beside ours: printed row by row as it is filled, and written as JSON. */
+/* sheet.h - a table of the paper's numbers beside ours: printed once it is filled, and written as JSON. */
 
 #ifndef CHUNKFLOW_SHEET_H
 #define CHUNKFLOW_SHEET_H
@@ -12,8 +12,9 @@ typedef struct sheet_column {
     const char *key;    /* its name in JSON */
     const char *group;  /* a heading over this column and those behind it, or NULL */
     const char *title;
-    int width;          /* below 0: left-aligned */
-    int gap;            /* blanks before it, besides one */
+    const char *heading; /* in place of group and title where people read it as text, or NULL */
+    int left;           /* left-aligned */
+    int key_of_rows;    /* stands before each part of a table that has several */
     int digits;         /* behind the point */
     int sign;           /* 1: with its sign */
     const char *suffix; /* behind the number, or NULL */
@@ -54,12 +55,12 @@ typedef struct sheet {
     int n_series;
 } sheet;
 
-/* Prints title and headings; then each row and note as it comes, and at the end what was assumed: lines, of which the
-   first is a heading. */
+/* Rows, notes, and at the end what was assumed: lines, of which the first is a heading. Then all of it is printed.
+   sheet_end returns an exit code. */
 void sheet_begin(sheet *s, const char *title, const sheet_column *columns, int n_columns);
 void sheet_row(sheet *s, const sheet_cell *cells);
 void sheet_note(sheet *s, const char *text, sheet_cell paper, sheet_cell ours);
-void sheet_end(sheet *s, const char *assumptions);
+int sheet_end(sheet *s, const char *assumptions);
 
 /* The titles of the axes of all charts of a sheet, and a line of one. What does not fit is left out. */
 void sheet_axes(sheet *s, const char *x_title, const char *y_title);

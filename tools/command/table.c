@@ -2,13 +2,22 @@
 
 #include "table.h"
 #include "pipeline.h"
+#include "progress.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Rows that are looked at before the first of them is printed. Later ones keep to their columns as far as they can, so
-   that a table of any length takes little memory. */
+/* Rows that are looked at before the first of them is printed, so that a table of any length takes little memory. Where
+   later ones want wider columns, headings stand again. */
 #define PAGE_ROWS 1000
+
+enum {
+    MOST_WIDTH = 80,
+    GAP = 2,          /* blanks between two columns */
+    LEAST_OPEN = 20,  /* columns of a text that goes on in the next line, where it is not shorter */
+    NOTE_AT = 10,     /* where one begins that stands in a line of its own */
+    ROWS_OF_A_PART = 40 /* where a table stands in several parts: these are seen at once */
+};
 
 typedef enum cell_kind { CELL_NONE, CELL_TEXT, CELL_INTEGER, CELL_REAL, CELL_SHARE, CELL_SKIPPED, CELL_NOTE } cell_kind;
 
@@ -34,6 +43,8 @@ void table_begin(table *t, const table_column *columns, int n_columns, int tsv, 
     t->tsv = tsv;
     t->unit = unit_cost ? "token_times" : "s";
     t->unit_cost = unit_cost;
+    t->limit = (int)progress_columns(1);
+    if (t->limit <= 0 || t->limit > MOST_WIDTH) t->limit = MOST_WIDTH;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -152,56 +163,183 @@ static void widen(table *t, int column, const table_cell *cell) {
     if ((int)strlen(text) - before > t->after[column]) t->after[column] = (int)strlen(text) - before;
 }
 
-static void widen_all(table *t) {
-    size_t i;
-    int column;
+static void widen_heading(table *t, int column) {
+    int heading = (int)strlen(t->columns[column].heading);
 
+    if (t->before[column] + t->after[column] < heading) t->before[column] = heading - t->after[column];
+}
+
+/* Makes the columns as wide as the rows at hand want them. Returns whether that changed anything. */
+static int widen_all(table *t) {
+    int before[TABLE_MOST_COLUMNS], after[TABLE_MOST_COLUMNS], column;
+    size_t i;
+
+    memcpy(before, t->before, sizeof before);
+    memcpy(after, t->after, sizeof after);
     for (i = 0; i < t->n_cells; i++) {
         column = (int)(i % (size_t)t->n_columns);
         if (is_seen(t, column)) widen(t, column, &t->cells[i]);
     }
-    for (column = 0; column < t->n_columns; column++) {
-        const table_column *c = &t->columns[column];
-        int least = abs(c->width), heading = c->heading ? (int)strlen(c->heading) : 0;
-        if (heading > least) least = heading;
-        if (t->before[column] + t->after[column] < least) t->before[column] = least - t->after[column];
+    for (column = 0; column < t->n_columns; column++)
+        if (is_seen(t, column)) widen_heading(t, column);
+    return memcmp(before, t->before, sizeof before) != 0 || memcmp(after, t->after, sizeof after) != 0;
+}
+
+static int width_of(const table *t, int column) { return t->before[column] + t->after[column]; }
+
+static int last_seen(const table *t) {
+    int i = t->n_columns - 1;
+    while (i > 0 && !is_seen(t, i)) i--;
+    return i;
+}
+
+/* Returns whether a column's texts go on in further lines: those of the last one, which has text. */
+static int is_open(const table *t, int column) { return t->columns[column].left && column == last_seen(t); }
+
+static int is_key(const table *t, int column) {
+    int first = 0;
+    while (first < column && !is_seen(t, first)) first++;
+    return is_seen(t, column) && (column == first || t->columns[column].key);
+}
+
+/* A part of a table: its keys, and the columns from..to - 1. */
+typedef struct part {
+    int from, to;
+} part;
+
+static int is_in(const table *t, part p, int column) {
+    return is_seen(t, column) && column < p.to && (column >= p.from || is_key(t, column));
+}
+
+/* Returns the part from a column on that a line has room for, with one column more than the keys at least. */
+static part part_from(const table *t, int from) {
+    part p = {from, from};
+    int width = 0, n = 0, i;
+
+    for (i = 0; i < from; i++)
+        if (is_key(t, i)) width += width_of(t, i) + GAP;
+    for (; p.to < t->n_columns; p.to++) {
+        int wanted = width_of(t, p.to);
+        if (!is_seen(t, p.to)) continue;
+        if (is_open(t, p.to) && wanted > LEAST_OPEN) wanted = LEAST_OPEN;
+        if (n > 0 && width + wanted > t->limit) break;
+        width += wanted + GAP;
+        n += !is_key(t, p.to);
+    }
+    return p;
+}
+
+/* Prints words from column `at` on, where the line is now, and goes on in lines of their own, below the first word. */
+static void put_words(const table *t, const char *text, int at) {
+    int room = t->limit - at, begin = at, used = 0, n;
+
+    for (; *text; text += n + (text[n] == ' ')) {
+        n = (int)strcspn(text, " ");
+        if (used > 0 && used + 1 + n > room) {
+            printf("\n%*s", begin, "");
+            used = 0;
+        }
+        used += printf("%s%.*s", used > 0 ? " " : "", n, text);
     }
 }
 
-/* Prints a text, and returns the blanks behind it, which are due only if more follows on the line. */
-static int put_text(const table *t, int column, const char *text, int before, int blanks) {
-    int n = (int)strlen(text), width = t->before[column] + t->after[column], left = t->columns[column].width < 0;
-    int gap = left ? 0 : t->before[column] - before;
+/* A line that is being printed: the columns that it has, and the blanks that are due before more follows. */
+typedef struct line {
+    int used, blanks;
+} line;
 
-    if (n == 0) return blanks + width;
+static void put_text(const table *t, line *l, int column, const char *text, int before) {
+    int n = (int)strlen(text), width = width_of(t, column), gap = t->columns[column].left ? 0 : t->before[column] - before;
+
     if (gap < 0) gap = 0;
-    printf("%*s%s", blanks + gap, "", text);
-    return width - gap - n > 0 ? width - gap - n : 0;
+    if (n == 0) {
+        l->blanks += width;
+        return;
+    }
+    l->used += printf("%*s", l->blanks + gap, "");
+    if (is_open(t, column)) put_words(t, text, l->used);
+    else fputs(text, stdout);
+    l->used += n;
+    l->blanks = width - gap - n > 0 ? width - gap - n : 0;
 }
 
-static void print_headings(const table *t) {
-    int i, blanks = 0, n = 0;
+static void print_headings(const table *t, part p) {
+    line l = {0, 0};
+    int i, n = 0;
 
-    for (i = 0; i < t->n_columns; i++) {
+    for (i = 0; i < p.to; i++) {
         const char *heading = t->columns[i].heading;
-        if (!is_seen(t, i)) continue;
-        blanks = put_text(t, i, heading, (int)strlen(heading) - t->after[i], blanks + (n++ > 0));
+        if (!is_in(t, p, i)) continue;
+        l.blanks += n++ > 0 ? GAP : 0;
+        put_text(t, &l, i, heading, (int)strlen(heading) - t->after[i]);
     }
     putchar('\n');
 }
 
-static void print_row(const table *t, const table_cell *cells) {
-    char buffer[CELL_BYTES];
-    int i, blanks = 0, n = 0;
+/* A note stands where the cells would that it is there for, or below those before it if little room is left. */
+static void put_note(const table *t, const line *l, const char *text) {
+    int at = l->used + l->blanks + GAP;
 
-    for (i = 0; i < t->n_columns && cells[i].kind < CELL_SKIPPED; i++) {
-        const char *text;
-        if (!is_seen(t, i)) continue;
-        text = seen(t, i, &cells[i], buffer);
-        blanks = put_text(t, i, text, before_point(&cells[i], text), blanks + (n++ > 0));
+    if (at + LEAST_OPEN > t->limit && at + (int)strlen(text) > t->limit) {
+        putchar('\n');
+        at = NOTE_AT;
+        printf("%*s", at, "");
+    } else {
+        printf("%*s", l->blanks + GAP, "");
     }
-    if (i < t->n_columns) printf("  %s", t->text + cells[t->n_columns - 1].at);
+    put_words(t, text, at);
+}
+
+static void print_row(const table *t, part p, const table_cell *cells) {
+    char buffer[CELL_BYTES];
+    line l = {0, 0};
+    int i, n = 0;
+
+    for (i = 0; i < p.to && cells[i].kind < CELL_SKIPPED; i++) {
+        const char *text;
+        if (!is_in(t, p, i)) continue;
+        text = seen(t, i, &cells[i], buffer);
+        l.blanks += n++ > 0 ? GAP : 0;
+        put_text(t, &l, i, text, before_point(&cells[i], text));
+    }
+    if (i < p.to && i >= p.from) put_note(t, &l, t->text + cells[t->n_columns - 1].at);
     putchar('\n');
+}
+
+/* Returns whether a part shows more of a row than which one it is: its note may stand in a part before. */
+static int says_more(const table *t, part p, const table_cell *cells) {
+    int i;
+    for (i = 0; i < p.from; i++)
+        if (cells[i].kind == CELL_SKIPPED) return 0;
+    return p.from < t->n_columns;
+}
+
+/* Prints rows in as many parts as it takes. Headings: also where a table has one part alone. */
+static void print_parts(const table *t, size_t first, size_t n, int headings) {
+    part p = {0, 0};
+    size_t i;
+
+    for (; p.to < t->n_columns && !cli_stdout_failed();) {
+        if (p.to > 0) putchar('\n');
+        p = part_from(t, p.to);
+        if (headings || p.from > 0 || p.to < t->n_columns) print_headings(t, p);
+        for (i = first; i < first + n && !cli_stdout_failed(); i++) {
+            const table_cell *cells = &t->cells[i * (size_t)t->n_columns];
+            if (says_more(t, p, cells)) print_row(t, p, cells);
+        }
+    }
+}
+
+static void print_rows(table *t) {
+    size_t n = t->n_cells / (size_t)t->n_columns, i, some;
+    int headings = widen_all(t) || !t->started, folds = part_from(t, 0).to < t->n_columns;
+
+    for (i = 0; i < n || (i == 0 && headings); i += some) {
+        some = folds && n - i > ROWS_OF_A_PART ? ROWS_OF_A_PART : n - i;
+        if (folds && (t->started || i > 0)) putchar('\n');
+        print_parts(t, i, some, headings);
+        if (n == 0) return;
+    }
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -211,11 +349,14 @@ static void print_row(const table *t, const table_cell *cells) {
 static void flush(table *t) {
     size_t i;
 
-    if (!t->tsv && !t->started) widen_all(t);
-    if (!t->started) (t->tsv ? print_names : print_headings)(t);
+    if (!t->tsv) {
+        print_rows(t);
+    } else {
+        if (!t->started) print_names(t);
+        for (i = 0; i + (size_t)t->n_columns <= t->n_cells && !cli_stdout_failed(); i += (size_t)t->n_columns)
+            print_record(t, &t->cells[i]);
+    }
     t->started = 1;
-    for (i = 0; i + (size_t)t->n_columns <= t->n_cells && !cli_stdout_failed(); i += (size_t)t->n_columns)
-        (t->tsv ? print_record : print_row)(t, &t->cells[i]);
     t->n_cells = t->n_text = 0;
 }
 

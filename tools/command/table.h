@@ -1,7 +1,8 @@
 /* table.h - tables on standard output, for people or for scripts, from one set of rows.
 
-   For people: columns that line up, at the decimal point too, and numbers rounded to what one reads. For scripts (TSV):
-   a line of names, then a line for each row, tabs between the fields, nothing rounded, nothing left out. */
+   For people: columns that line up, also at the decimal point, and numbers rounded to what one reads. What the terminal
+   is too narrow for stands below, with the first column again; no table is wider than 80 columns. For scripts (TSV): a
+   line of names, then a line for each row, tabs between the fields, nothing rounded, nothing left out. */
 
 #ifndef CHUNKFLOW_TABLE_H
 #define CHUNKFLOW_TABLE_H
@@ -14,7 +15,8 @@ enum { TABLE_MOST_COLUMNS = 32, TABLE_PLAIN = -1 /* for decimals: whole numbers 
 typedef struct table_column {
     const char *heading; /* for people; NULL: the column is for scripts only */
     const char *name;    /* for scripts, with its unit; that of time comes behind a _ at its end. NULL: for people */
-    int width;           /* for people: columns at least; below 0: as many, and justified to the left */
+    int left;            /* for people: justified to the left */
+    int key;             /* says which row it is, so that it stands before each part of a table, as the first column */
     int decimals;        /* for people: always so many; 0: as many as the number needs, with commas; or TABLE_PLAIN */
     double scale;        /* people see so many times the number: 100 for per cent; with decimals only */
     int sign;            /* a plus where it is one */
@@ -38,6 +40,7 @@ typedef struct table {
     char *text;         /* what their texts are made of */
     size_t n_text, text_room;
     int before[TABLE_MOST_COLUMNS], after[TABLE_MOST_COLUMNS]; /* the decimal point of a column, and its end */
+    int limit;          /* of a line */
 } table;
 
 /* The entry of an option table. */

@@ -90,11 +90,11 @@ static int example_bubble(const example *e, cf_schedule_kind kind, cf_replay rep
 
 static int fill_example(const reproduce_options *asked, sheet *s) {
     static const sheet_column columns[] = {
-        {.key = "case", .title = "", .width = -34},
-        {.key = "paper", .title = "paper", .width = 8, .digits = 2},
-        {.key = "order", .title = "paper's order", .width = 14, .digits = 2},
-        {.key = "residual", .title = "difference", .width = 10, .digits = 2, .sign = 1},
-        {.key = "best", .title = "best", .width = 6, .digits = 2}};
+        {.key = "case", .title = "", .left = 1},
+        {.key = "paper", .title = "paper", .digits = 2},
+        {.key = "order", .title = "paper's order", .digits = 2},
+        {.key = "residual", .title = "difference", .digits = 2, .sign = 1},
+        {.key = "best", .title = "best", .digits = 2}};
     size_t i;
 
     (void)asked;
@@ -113,7 +113,7 @@ static int fill_example(const reproduce_options *asked, sheet *s) {
             sheet_row(s, cells);
         }
     }
-    sheet_end(s,
+    return sheet_end(s,
          "assumptions\n"
          "  `paper's order` replays through the whole pipeline; `best` is the default: local replay, and on stage s "
          "at\n"
@@ -123,7 +123,6 @@ static int fill_example(const reproduce_options *asked, sheet *s) {
          "52\n"
          "  units would be 53.8 %, and no order that keeps one chunk and replays through the pipeline is below 50 "
          "units.");
-    return CLI_OK;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -243,12 +242,12 @@ static sheet_cell percent(double value, const char *format) {
 
 static int fill_peaks(const reproduce_options *asked, sheet *s) {
     static const sheet_column columns[] = {
-        {.key = "chunk_size", .title = "ChunkSize", .width = 10},
-        {.key = "context", .title = "context", .width = 10},
-        {.key = "paper", .title = "measured", .width = 10, .digits = 1},
-        {.key = "model", .title = "model", .width = 10, .digits = 2},
-        {.key = "residual", .title = "residual", .width = 10, .digits = 1, .sign = 1, .suffix = "%"},
-        {.key = "one_live", .title = "one chunk live", .width = 14, .digits = 2}};
+        {.key = "chunk_size", .title = "ChunkSize"},
+        {.key = "context", .title = "context", .key_of_rows = 1},
+        {.key = "paper", .title = "measured", .digits = 1},
+        {.key = "model", .title = "model", .digits = 2},
+        {.key = "residual", .title = "residual", .digits = 1, .sign = 1, .suffix = "%"},
+        {.key = "one_live", .title = "one chunk live", .digits = 2}};
     double worst = 0, share = 0;
     size_t i;
 
@@ -263,7 +262,7 @@ static int fill_peaks(const reproduce_options *asked, sheet *s) {
     if (share_below(45, &share) != CLI_OK || draw_peaks(s) != CLI_OK) return CLI_FAILED;
     sheet_note(s, "largest residual", sheet_text(""), percent(worst, "%+.1f %%"));
     sheet_note(s, "plain, below 45", percent(97.7, "%.1f %% of micro-steps"), percent(share, "%.1f %%"));
-    sheet_end(s,
+    return sheet_end(s,
          "assumptions, the same for every line\n"
          "  18 bytes a parameter (bf16, float gradients, master copy and Adam; four GPUs, so nothing to divide over);\n"
          "  fused attention, norms and SwiGLU; a loss that works on bf16 logits in place; K and V in bf16; 2 GiB for\n"
@@ -272,7 +271,6 @@ static int fill_peaks(const reproduce_options *asked, sheet *s) {
          "  those of the chunk before it, which is dropped only when the next loss takes its place. The two are\n"
          "  inferred from the slope of the measurements (2.95 MiB a token, against at most 1.3 in plain training);\n"
          "  the last column shows the model with one. Plain: Figure 1 of the paper, given as 75 GB; read as GiB here.");
-    return CLI_OK;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -397,14 +395,14 @@ static void fill_trade_off_rows(sheet *s, double sums[2][TRADE_OFFS]) {
 
 static int fill_trade_off(const reproduce_options *asked, sheet *s) {
     static const sheet_column columns[] = {
-        {.key = "chunk_size", .title = "ChunkSize", .width = 10},
-        {.key = "k", .title = "K", .width = 4},
-        {.key = "paper", .title = "paper", .width = 10},
-        {.key = "paper_ratio", .title = "ratio", .width = 7, .digits = 3},
-        {.key = "local", .title = "local replay", .width = 13, .gap = 2},
-        {.key = "local_ratio", .title = "ratio", .width = 7, .digits = 3},
-        {.key = "pipeline", .title = "pipeline replay", .width = 16, .gap = 2},
-        {.key = "pipeline_ratio", .title = "ratio", .width = 7, .digits = 3}};
+        {.key = "chunk_size", .title = "ChunkSize"},
+        {.key = "k", .title = "K"},
+        {.key = "paper", .title = "paper"},
+        {.key = "paper_ratio", .title = "ratio", .digits = 3},
+        {.key = "local", .title = "local replay"},
+        {.key = "local_ratio", .title = "ratio", .digits = 3},
+        {.key = "pipeline", .title = "pipeline replay"},
+        {.key = "pipeline_ratio", .title = "ratio", .digits = 3}};
     double sums[2][TRADE_OFFS] = {{0, 0, 0}, {0, 0, 0}};
     cf_gpu gpu = gpu_with_launch(40e-6);
     char text[2048];
@@ -433,8 +431,7 @@ static int fill_trade_off(const reproduce_options *asked, sheet *s) {
            "than\n"
            "  their distribution: compare ratios.",
            TRADE_BATCHES, BATCH, TRADE_BATCHES);
-    sheet_end(s, text);
-    return CLI_OK;
+    return sheet_end(s, text);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -445,10 +442,10 @@ static int fill_lengths(const reproduce_options *asked, sheet *s) {
     static const struct { int64_t below; double paper; } shares[] = {
         {1024, 90.499}, {4096, 99.539}, {8192, 99.908}, {32768, 99.987}, {131072, 99.996}};
     static const sheet_column columns[] = {
-        {.key = "tokens", .title = "tokens", .width = 14},
-        {.key = "paper", .title = "paper", .width = 10, .digits = 3},
-        {.key = "drawn", .title = "drawn", .width = 10, .digits = 3},
-        {.key = "residual", .title = "difference", .width = 12, .digits = 3, .sign = 1}};
+        {.key = "tokens", .title = "tokens"},
+        {.key = "paper", .title = "paper", .digits = 3},
+        {.key = "drawn", .title = "drawn", .digits = 3},
+        {.key = "residual", .title = "difference", .digits = 3, .sign = 1}};
     enum { N_SHARES = sizeof shares / sizeof shares[0] };
     int64_t below[N_SHARES] = {0}, longest = 0, i, j;
     draw_source source;
@@ -473,11 +470,10 @@ static int fill_lengths(const reproduce_options *asked, sheet *s) {
             sheet_row(s, cells);
         }
     }
-    sheet_end(s,
+    return sheet_end(s,
          "assumptions\n"
          "  A million draws, seed 1. The shares are what the generator was given, so they agree by construction;\n"
          "  within a bucket, lengths are uniform in the logarithm, from 16 tokens on, which the paper does not say.");
-    return CLI_OK;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -601,19 +597,19 @@ static int fill_speedup_row(const reproduce_options *asked, const setting *at, s
 
 static int fill_speedups(const reproduce_options *asked, sheet *s) {
     static const sheet_column columns[] = {
-        {.key = "model", .title = "model", .width = -12},
-        {.key = "context", .title = "context", .width = 8},
-        {.key = "split", .title = "TP, PP", .width = 6},
-        {.key = "recompute", .group = "its", .title = "recompute", .width = -10},
-        {.key = "paper", .title = "paper", .group = "", .width = 6, .digits = 2},
-        {.key = "order_5us", .group = "paper's schedule at", .title = "5 us", .width = 7, .gap = 2, .digits = 2},
-        {.key = "order_20us", .title = "20 us", .width = 7, .digits = 2},
-        {.key = "order_40us", .title = "40 us", .width = 7, .digits = 2},
-        {.key = "best_5us", .group = "best at", .title = "5 us", .width = 7, .gap = 2, .digits = 2},
-        {.key = "best_20us", .title = "20 us", .width = 7, .digits = 2},
-        {.key = "best_40us", .title = "40 us", .width = 7, .digits = 2},
-        {.key = "residual", .group = "paper's schedule", .title = "at 20 us, off", .width = 16, .gap = 2, .digits = 1,
-         .sign = 1, .suffix = "%"}};
+        {.key = "model", .title = "model", .left = 1},
+        {.key = "context", .title = "context", .key_of_rows = 1},
+        {.key = "split", .title = "TP, PP"},
+        {.key = "recompute", .group = "its", .title = "recompute", .left = 1},
+        {.key = "paper", .title = "paper", .group = "", .digits = 2},
+        {.key = "order_5us", .group = "paper's schedule at", .title = "5 us", .heading = "order, 5 us", .digits = 2},
+        {.key = "order_20us", .title = "20 us", .heading = "order, 20 us", .digits = 2},
+        {.key = "order_40us", .title = "40 us", .heading = "order, 40 us", .digits = 2},
+        {.key = "best_5us", .group = "best at", .title = "5 us", .heading = "best, 5 us", .digits = 2},
+        {.key = "best_20us", .title = "20 us", .heading = "best, 20 us", .digits = 2},
+        {.key = "best_40us", .title = "40 us", .heading = "best, 40 us", .digits = 2},
+        {.key = "residual", .group = "paper's schedule", .title = "at 20 us, off",
+         .heading = "order off, 20 us", .digits = 1, .sign = 1, .suffix = "%"}};
     char text[2048];
     size_t i;
 
@@ -635,8 +631,7 @@ static int fill_speedups(const reproduce_options *asked, sheet *s) {
            "  All of it is a model; none was measured.",
            (long long)asked->batches, asked->batches == 1 ? "" : "es", BATCH,
            asked->with_longest ? ", the first of each as long as the context" : "; few have a long sequence");
-    sheet_end(s, text);
-    return CLI_OK;
+    return sheet_end(s, text);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------

@@ -441,32 +441,34 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
 }
 
 static const table_column ranking_columns[] = {
-    {.heading = "", .name = "rank", .width = 4},
-    {.heading = " split", .width = -14},
+    {.heading = "place", .name = "rank"},
+    {.heading = "split", .left = 1},
     {.name = "tensor_parallel"},
     {.name = "pipeline_parallel"},
     {.name = "data_parallel"},
-    {.heading = "ChunkSize", .width = 10},
+    {.heading = "ChunkSize"},
     {.name = "micro_batches"},
     {.name = "chunk_size_tokens"},
-    {.heading = "K", .name = "k", .width = 4},
-    {.heading = "schedule", .name = "schedule", .width = -12},
-    {.heading = "replay", .name = "replay", .width = -9},
-    {.heading = "recompute", .name = "recompute", .width = -10},
+    {.heading = "K", .name = "k"},
+    {.heading = "schedule", .name = "schedule", .left = 1},
+    {.heading = "replay", .name = "replay", .left = 1},
+    {.heading = "recompute", .name = "recompute", .left = 1},
     {.name = "recompute_layers"},
-    {.heading = "state", .name = "state", .width = -7},
-    {.heading = "ms", .name = "mean_s", .width = 11, .decimals = 1, .scale = 1e3},
-    {.heading = "+-", .name = "mean_confidence_s", .width = 9, .decimals = 1, .scale = 1e3},
-    {.heading = "behind %", .name = "behind", .width = 10, .decimals = 2, .scale = 100},
-    {.heading = "+-", .name = "behind_confidence", .width = 9, .decimals = 2, .scale = 100},
-    {.heading = "waste %", .name = "bubble_useful", .width = 8, .decimals = 1, .scale = 100},
-    {.heading = "GiB", .name = "memory_bytes", .width = 8, .decimals = 2, .scale = 1 / 1073741824.0},
+    {.heading = "state", .name = "state", .left = 1},
+    {.heading = "ms", .name = "mean_s", .decimals = 1, .scale = 1e3},
+    {.heading = "+-", .name = "mean_confidence_s", .decimals = 1, .scale = 1e3},
+    {.heading = "behind %", .name = "behind", .decimals = 2, .scale = 100},
+    {.heading = "+-", .name = "behind_confidence", .decimals = 2, .scale = 100},
+    {.heading = "waste %", .name = "bubble_useful", .decimals = 1, .scale = 100},
+    {.heading = "GiB", .name = "memory_bytes", .decimals = 2, .scale = 1 / 1073741824.0},
     {.name = "memory_stage"},
-    {.heading = "host GiB", .name = "host_bytes", .width = 9, .decimals = 2, .scale = 1 / 1073741824.0},
-    {.heading = "waits %", .name = "stream_waiting", .width = 8, .decimals = 2, .scale = 100}};
+    {.heading = "host GiB", .name = "host_bytes", .decimals = 2, .scale = 1 / 1073741824.0},
+    {.heading = "waits %", .name = "stream_waiting", .decimals = 2, .scale = 100}};
 enum {
     COLUMN_SPLIT = 1,
-    COLUMN_RECOMPUTE = 11,
+    COLUMN_REPLAY = 10,
+    COLUMN_RECOMPUTE,
+    COLUMN_STATE = 13,
     RANKING_COLUMNS = sizeof ranking_columns / sizeof ranking_columns[0],
     COLUMN_HOST = RANKING_COLUMNS - 2,
     COLUMN_WAITS
@@ -476,8 +478,7 @@ enum {
 static void add_setting(table *t, const char *rank, const cf_parallel *split, const cf_tune_candidate *c,
                         const char *whole) {
     table_text(t, rank);
-    table_text(t, " ");
-    table_more(t, split_text(split, c->gang));
+    table_text(t, split_text(split, c->gang));
     table_integer(t, split->tp);
     table_integer(t, split->pp);
     table_integer(t, split->dp);
@@ -522,12 +523,14 @@ static int repeats_earlier(const cf_tuning *tuning, int64_t rank) {
 
 /* The columns that say nothing here. */
 static unsigned idle_columns(const cf_tuning *tuning) {
-    unsigned idle = 1u << COLUMN_HOST | 1u << COLUMN_WAITS | 1u << COLUMN_RECOMPUTE;
+    unsigned streams = 1u << COLUMN_HOST | 1u << COLUMN_WAITS | 1u << COLUMN_STATE;
+    unsigned idle = streams | 1u << COLUMN_RECOMPUTE | 1u << COLUMN_REPLAY;
     int64_t i;
 
     for (i = 0; i < tuning->n_ranked; i++) {
         const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
-        if (c->state_window > 0) idle &= ~(1u << COLUMN_HOST | 1u << COLUMN_WAITS);
+        if (c->state_window > 0) idle &= ~streams;
+        if (c->replay != CF_REPLAY_LOCAL) idle &= ~(1u << COLUMN_REPLAY);
         if (c->recompute != tuning->candidates[0].recompute) idle &= ~(1u << COLUMN_RECOMPUTE);
     }
     return idle;
@@ -565,26 +568,38 @@ static int print_ranking(const tune_job *job, const cf_tuning *tuning, const bas
     puts("\nthe best of them (means over the batches; behind the best batch by batch; +- 95 %; waste: bubbles, "
          "replays)");
     code = print_rows(job, tuning, base, &same);
-    if (same > 0) printf("      %s more take the same time as one above with the same ChunkSize\n", cli_commas(same));
+    if (same > 0) printf("\n%s more take the same time as one above with the same ChunkSize\n", cli_commas(same));
     return code;
 }
 
 /* The best that is known of each split. */
-static void print_splits(const cf_tuning *tuning) {
-    int64_t s;
+static int print_splits(const cf_tuning *tuning) {
+    static const table_column columns[] = {
+        {.heading = "split", .left = 1}, {.heading = "s", .estimate = 1}, {.heading = "ChunkSize"}, {.heading = "K"},
+        {.heading = "GiB", .decimals = 2}};
+    char text[80];
+    int64_t i;
+    table t;
 
     puts("\nsplits (tensor x pipeline x data)");
-    for (s = 0; s < tuning->n_splits; s++) {
-        int64_t id = tune_best_of_split(tuning, s);
+    table_begin(&t, columns, sizeof columns / sizeof columns[0], 0, 0);
+    for (i = 0; i < tuning->n_splits; i++) {
+        int64_t id = tune_best_of_split(tuning, i);
         const cf_tune_candidate *c = id >= 0 ? &tuning->candidates[id] : NULL;
         if (!c) continue;
-        printf("  %-16s", split_text(&tuning->splits[c->split], c->gang));
-        if (c->status == CF_TUNE_OK)
-            printf("%s s: ChunkSize %s, K %s, %.2f GiB\n", pipeline_estimate(c->seconds), cli_commas(c->chunk_size),
-                   cli_commas(c->k), modelling_gib(c->bytes));
-        else if (c->status == CF_TUNE_DOMINATED) printf("%s\n", tune_slower_words(tuning, c));
-        else printf("does not fit: needs %.2f GiB on stage %lld\n", modelling_gib(c->bytes), (long long)c->stage);
+        table_text(&t, split_text(&tuning->splits[c->split], c->gang));
+        if (c->status == CF_TUNE_OK) {
+            table_real(&t, c->seconds);
+            table_integer(&t, c->chunk_size);
+            table_integer(&t, c->k);
+            table_real(&t, modelling_gib(c->bytes));
+        } else {
+            snprintf(text, sizeof text, "does not fit: needs %.2f GiB on stage %lld", modelling_gib(c->bytes),
+                     (long long)c->stage);
+            table_note(&t, c->status == CF_TUNE_DOMINATED ? tune_slower_words(tuning, c) : text);
+        }
     }
+    return table_end(&t);
 }
 
 /* The ways in which a candidate may differ from the winner. */
@@ -609,53 +624,77 @@ static int difference_of(const cf_tune_candidate *winner, const cf_tune_candidat
     return count == 1 ? found : DIFFERENCES;
 }
 
-static void print_neighbour(const cf_tuning *tuning, const cf_tune_candidate *c, int difference) {
-    double winner = tuning->candidates[tuning->winner].seconds;
+static const char *difference_word(int difference) {
+    static const char *const words[DIFFERENCES] = {"ChunkSize", "K", "schedule", "replay", "recompute", "state"};
+    return words[difference];
+}
 
+static const char *difference_value(const cf_tune_candidate *c, int difference) {
     switch (difference) {
-    case OTHER_CHUNK_SIZE: printf("  ChunkSize  %-12s", cli_commas(c->chunk_size)); break;
-    case OTHER_K: printf("  K          %-12s", cli_commas(c->k)); break;
-    case OTHER_SCHEDULE: printf("  schedule   %-12s", cf_schedule_kind_name(c->kind)); break;
-    case OTHER_REPLAY: printf("  replay     %-12s", cf_replay_name(c->replay)); break;
-    case OTHER_STATE: printf("  state      %-12s", tune_state_word(c)); break;
-    default:
-        printf("  recompute  %-12s", c->recompute_layers > 0 ? "some mlp" : cf_recompute_name(c->recompute));
-        break;
+    case OTHER_CHUNK_SIZE: return cli_commas(c->chunk_size);
+    case OTHER_K: return cli_commas(c->k);
+    case OTHER_SCHEDULE: return cf_schedule_kind_name(c->kind);
+    case OTHER_REPLAY: return cf_replay_name(c->replay);
+    case OTHER_STATE: return tune_state_word(c);
+    default: return c->recompute_layers > 0 ? "some mlp" : cf_recompute_name(c->recompute);
     }
+}
+
+static void add_neighbour(table *t, const cf_tuning *tuning, const cf_tune_candidate *c, int difference) {
+    double winner = tuning->candidates[tuning->winner].seconds;
+    char text[160];
+
+    table_text(t, difference_word(difference));
+    table_text(t, difference_value(c, difference));
     if (c->same_as >= 0 && c->state_window == tuning->candidates[c->same_as].state_window &&
         c->recompute == tuning->candidates[c->same_as].recompute)
         c = &tuning->candidates[c->same_as];
     switch (c->status) {
     case CF_TUNE_OK:
-        printf(" %+8.2f %% +- %-6.2f %8.2f GiB\n", 100 * c->behind / winner, 100 * c->behind_confidence / winner,
-               modelling_gib(c->bytes));
+        table_real(t, 100 * c->behind / winner);
+        table_real(t, 100 * c->behind_confidence / winner);
+        table_real(t, modelling_gib(c->bytes));
         break;
     case CF_TUNE_INFEASIBLE:
-        printf("  does not fit: needs %.2f GiB on stage %lld\n", modelling_gib(c->bytes), (long long)c->stage);
+        snprintf(text, sizeof text, "does not fit: needs %.2f GiB on stage %lld", modelling_gib(c->bytes),
+                 (long long)c->stage);
+        table_note(t, text);
         break;
-    case CF_TUNE_UNTRIED: puts("  not reached"); break;
+    case CF_TUNE_UNTRIED: table_note(t, "not reached"); break;
     default:
-        if (c->estimate > 0) printf(" %+8.2f %% about: %s\n", 100 * (c->estimate / winner - 1), c->why);
-        else printf("  %s\n", c->why);
+        if (c->estimate > 0) table_real(t, 100 * (c->estimate / winner - 1));
+        if (c->estimate > 0) snprintf(text, sizeof text, "about: %s", c->why);
+        else snprintf(text, sizeof text, "%s", c->why);
+        table_note(t, text);
         break;
     }
 }
 
 /* Prints the exact candidates that none beats in both time and memory, the fastest first. */
-static void print_frontier(const cf_tuning *tuning) {
+static int print_frontier(const cf_tuning *tuning) {
+    static const table_column columns[] = {
+        {.heading = "split", .left = 1}, {.heading = "s", .estimate = 1}, {.heading = "GiB", .decimals = 2},
+        {.heading = "ChunkSize"}, {.heading = "K"}, {.heading = "schedule", .left = 1},
+        {.heading = "replay", .left = 1}, {.heading = "state", .left = 1}};
     int64_t i, least = INT64_MAX;
+    table t;
 
     puts("\ntime against memory: each is the fastest of those that need no more");
+    table_begin(&t, columns, sizeof columns / sizeof columns[0], 0, 0);
     for (i = 0; i < tuning->n_ranked; i++) {
         const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
         if (c->bytes >= least) continue;
         least = c->bytes;
-        printf("  %-13s %.4g s %8.2f GiB  ChunkSize %s, K %s, %s, %s replay%s\n",
-               split_text(&tuning->splits[c->split], c->gang), c->seconds, modelling_gib(c->bytes),
-               cli_commas(c->chunk_size),
-               cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
-               c->state_window > 0 ? ", state streamed" : "");
+        table_text(&t, split_text(&tuning->splits[c->split], c->gang));
+        table_real(&t, c->seconds);
+        table_real(&t, modelling_gib(c->bytes));
+        table_integer(&t, c->chunk_size);
+        table_integer(&t, c->k);
+        table_text(&t, cf_schedule_kind_name(c->kind));
+        table_text(&t, cf_replay_name(c->replay));
+        table_text(&t, tune_state_word(c));
     }
+    return table_end(&t);
 }
 
 /* Gangs have one kind of schedule, so of those that were asked for all but the first say the same. */
@@ -672,16 +711,22 @@ static int repeats_kind(const cf_tuning *tuning, int64_t id) {
     return 0;
 }
 
-static void print_neighbours(const cf_tuning *tuning) {
+static int print_neighbours(const cf_tuning *tuning) {
+    static const table_column columns[] = {
+        {.heading = "changed", .left = 1}, {.heading = "to", .key = 1}, {.heading = "behind %", .decimals = 2, .sign = 1},
+        {.heading = "+-", .decimals = 2}, {.heading = "GiB", .decimals = 2}};
     const cf_tune_candidate *winner = &tuning->candidates[tuning->winner];
     int64_t i;
     int difference;
+    table t;
 
     puts("\none thing changed from the best");
+    table_begin(&t, columns, sizeof columns / sizeof columns[0], 0, 0);
     for (difference = 0; difference < DIFFERENCES; difference++)
         for (i = 0; i < tuning->n_candidates; i++)
             if (difference_of(winner, &tuning->candidates[i]) == difference && !repeats_kind(tuning, i))
-                print_neighbour(tuning, &tuning->candidates[i], difference);
+                add_neighbour(&t, tuning, &tuning->candidates[i], difference);
+    return table_end(&t);
 }
 
 #define MOST_LINES 24
@@ -704,29 +749,45 @@ static int fits_in_no_way(const cf_tuning *tuning, int64_t i) {
     return 1;
 }
 
+static void add_infeasible(table *t, const cf_tuning *tuning, const cf_tune_candidate *c) {
+    table_text(t, split_text(&tuning->splits[c->split], c->gang));
+    table_integer(t, c->chunk_size);
+    table_integer(t, c->k);
+    table_real(t, modelling_gib(c->bytes));
+    table_integer(t, c->stage);
+    table_real(t, modelling_gib(c->bytes - tuning->limit_bytes));
+    table_text(t, c->why);
+}
+
 /* For each ChunkSize of the winner's split, or of all where there is no winner, the least K that does not fit. */
-static void print_infeasible(const cf_tuning *tuning) {
+static int print_infeasible(const cf_tuning *tuning) {
+    static const table_column columns[] = {
+        {.heading = "split", .left = 1}, {.heading = "ChunkSize", .key = 1}, {.heading = "from K", .key = 1},
+        {.heading = "GiB", .decimals = 2}, {.heading = "on stage"}, {.heading = "too much", .decimals = 2},
+        {.heading = "why", .left = 1}};
     int64_t i, lines = 0, all = 0, left = 0;
     const cf_tune_candidate *last = NULL;
+    int code;
+    table t;
 
+    for (i = 0; i < tuning->n_candidates; i++) all += tuning->candidates[i].status == CF_TUNE_INFEASIBLE;
+    if (all == 0) return CLI_OK;
+    puts("\nwhat does not fit");
+    table_begin(&t, columns, sizeof columns / sizeof columns[0], 0, 0);
+    t.hidden = tuning->n_splits > 1 ? 0 : 1;
     for (i = 0; i < tuning->n_candidates; i++) {
         const cf_tune_candidate *c = &tuning->candidates[i];
-        if (c->status == CF_TUNE_INFEASIBLE && all++ == 0) puts("\nwhat does not fit");
         if (!fits_in_no_way(tuning, i)) continue;
         if (tuning->winner >= 0 && c->split != tuning->candidates[tuning->winner].split) continue;
         if (last && last->split == c->split && last->chunk_size == c->chunk_size) continue;
         last = c;
-        if (lines++ >= MOST_LINES) {
-            left++;
-            continue;
-        }
-        if (tuning->n_splits > 1) printf("  %-13s", split_text(&tuning->splits[c->split], c->gang));
-        printf("  ChunkSize %7s, K %2s and more: needs %7.2f GiB on stage %lld, %.2f too much (%s)\n",
-               cli_commas(c->chunk_size), cli_commas(c->k), modelling_gib(c->bytes), (long long)c->stage,
-               modelling_gib(c->bytes - tuning->limit_bytes), c->why);
+        if (lines++ < MOST_LINES) add_infeasible(&t, tuning, c);
+        else left++;
     }
-    if (left > 0) printf("  and %s more ChunkSizes; --json has them all\n", cli_commas(left));
-    if (all > 0) printf("  %s of %s candidates in all\n", cli_commas(all), cli_commas(tuning->n_candidates));
+    code = lines > 0 ? table_end(&t) : CLI_OK;
+    if (left > 0) printf("\nand %s more ChunkSizes; --json has them all\n", cli_commas(left));
+    printf("\n%s of %s candidates do not fit\n", cli_commas(all), cli_commas(tuning->n_candidates));
+    return code;
 }
 
 static int print_tuning(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
@@ -739,9 +800,9 @@ static int print_tuning(const tune_job *job, const cf_tuning *tuning, const base
         print_winner(job, tuning);
         print_baseline(job, tuning, base);
         code = print_ranking(job, tuning, base);
-        print_frontier(tuning);
-        print_neighbours(tuning);
-        if (tuning->n_splits > 1) print_splits(tuning);
+        if (code == CLI_OK) code = print_frontier(tuning);
+        if (code == CLI_OK) code = print_neighbours(tuning);
+        if (code == CLI_OK && tuning->n_splits > 1) code = print_splits(tuning);
         tune_print_commands(job, tuning, options, &defaults);
     } else if (tuning->interrupted) {
         puts("best              nothing was known yet");
@@ -752,7 +813,7 @@ static int print_tuning(const tune_job *job, const cf_tuning *tuning, const base
             cli_commas(tuning->smallest_limit));
         print_baseline(job, tuning, base);
     }
-    print_infeasible(tuning);
+    if (code == CLI_OK) code = print_infeasible(tuning);
     printf("\nTimes are estimates from %s, simulated; the runtime and the gaps in memory are assumptions:\n"
            "measure one configuration, then trust the differences. See chunkflow time and chunkflow memory.\n",
            job->asked->costs ? "the costs of that file" : "the GPU's numbers");
