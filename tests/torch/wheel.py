@@ -46,7 +46,7 @@ def check_installed(folder):
     check_symbols("the library", place / "chunkflow" / "libchunkflow.so", "objdump")
     environment = {**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
     environment.pop("CHUNKFLOW_BUILD", None)
-    for page, n in (("tools/python/README.md", 4), ("tools/README.md", 1)):
+    for page, n in (("tools/python/README.md", 5), ("tools/README.md", 1)):
         found = programs(TOP / page)
         check(page, len(found) == n, f"{len(found)} programs")
         for number, program in enumerate(found):
