@@ -92,7 +92,8 @@ table() { # WORD WORD
         }
         words($0) == line { part = 1; base = add($0, n); next }
         part == 0 && n > base && key($0) == name { part = 2; at = add($0, base); next }
-        part == 1 { if (more($0) != "") row[add($0, n)] = row[n] more($0); else row[add($0, ++n)] = $0; next }
+        part == 1 && more($0) != "" { row[add($0, n)] = row[n] more($0); next }
+        part == 1 { row[add($0, ++n)] = $0; next }
         part == 2 {
             if (more($0) != "") { row[add($0, at)] = row[at] more($0); next }
             do at++; while (at < n && key(row[at]) != key($0))
@@ -103,8 +104,8 @@ table() { # WORD WORD
         END { for (i = 1; i <= n; i++) print row[i] }'
 }
 
-# Prints how many lines such a table of a command has at 40 and at 80 columns, where they say the same: the same lines, or
-# the same words where several columns say which line it is.
+# Prints how many lines such a table of a command has at 40 and at 80 columns, where both say the same: the same lines,
+# or the same words where several columns say which line it is.
 narrow() { # lines|words WORD WORD COMMAND...
     how=$1
     head="$2 $3"

@@ -249,7 +249,8 @@ typedef struct line {
 } line;
 
 static void put_text(const table *t, line *l, int column, const char *text, int before) {
-    int n = (int)strlen(text), width = width_of(t, column), gap = t->columns[column].left ? 0 : t->before[column] - before;
+    int n = (int)strlen(text), width = width_of(t, column);
+    int gap = t->columns[column].left ? 0 : t->before[column] - before;
 
     if (gap < 0) gap = 0;
     if (n == 0) {

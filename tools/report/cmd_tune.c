@@ -713,8 +713,9 @@ static int repeats_kind(const cf_tuning *tuning, int64_t id) {
 
 static int print_neighbours(const cf_tuning *tuning) {
     static const table_column columns[] = {
-        {.heading = "changed", .left = 1}, {.heading = "to", .key = 1}, {.heading = "behind %", .decimals = 2, .sign = 1},
-        {.heading = "+-", .decimals = 2}, {.heading = "GiB", .decimals = 2}};
+        {.heading = "changed", .left = 1}, {.heading = "to", .key = 1},
+        {.heading = "behind %", .decimals = 2, .sign = 1}, {.heading = "+-", .decimals = 2},
+        {.heading = "GiB", .decimals = 2}};
     const cf_tune_candidate *winner = &tuning->candidates[tuning->winner];
     int64_t i;
     int difference;
