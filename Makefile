@@ -244,7 +244,7 @@ $(TEST_BUILD)/test_boundaries.o: $(TEST_BUILD)/members.h
 
 # What the library is compared with takes most of the time. It is optimised, and its own arithmetic is not watched; what it
 # reads of the library's results is.
-TEST_REFERENCES := $(addprefix $(TEST_BUILD)/,exact.o forest.o naive.o oracle.o pipeline.o)
+TEST_REFERENCES := $(addprefix $(TEST_BUILD)/,exact.o forest.o naive.o oracle.o pipeline.o problem.o steps.o)
 TEST_OPTIMISED  := $(addprefix $(TEST_BUILD)/,test_metadata.o test_schedule.o)
 $(TEST_REFERENCES): TEST_CFLAGS = -g1 -O2 $(subst address$(comma)undefined,address,$(SANITIZE))
 $(TEST_OPTIMISED): TEST_CFLAGS = -g1 -O2 $(SANITIZE)
@@ -324,7 +324,8 @@ $(BUILD)/record: tests/meta/record.c $(LIBRARY) chunkflow.h | $(BUILD)
 # Suites that do nothing but search for schedules and compare numbers take four times as long with sanitizers. They are
 # a program of their own, without; "best" and others run the same search with them.
 SEARCH_SOURCES := $(addprefix tests/unit/,main.c test_best.c test_bounds.c test_known.c) \
-                  $(addprefix tests/reference/,exact.c naive.c pipeline.c random_schedule.c suite.c)
+                  $(addprefix tests/reference/,exact.c forest.c naive.c oracle.c pipeline.c problem.c random_schedule.c \
+                  steps.c suite.c)
 
 $(TEST_BUILD)/search: $(SEARCH_SOURCES) $(LIBRARY) $(TEST_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) '-DSUITES(X)=X(search) X(many_bounds) X(known)' $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)

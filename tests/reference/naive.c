@@ -2,6 +2,7 @@
 
 #include "exact.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,22 +21,6 @@ cf_plan *naive_pack(const int64_t *lengths, int64_t n, int64_t chunk_size) { ret
 
 cf_plan *naive_pack_alone(const int64_t *lengths, int64_t n, int64_t chunk_size) {
     return pack(lengths, n, chunk_size, 1);
-}
-
-cf_plan *naive_plan(harness_rng *rng, int64_t most_sequences, int64_t n_ranks) {
-    int64_t lengths[64], n = harness_between(rng, 1, most_sequences < 64 ? most_sequences : 64), i;
-    cf_pack_desc desc = {0};
-    cf_plan *plan = NULL;
-    cf_error error;
-    desc.chunk_size = harness_between(rng, 1, 12);
-    desc.n_ranks = n_ranks;
-    desc.no_tails = harness_chance(rng, 0.3);
-    if (desc.chunk_size % 2 == 0 && harness_chance(rng, 0.3)) desc.align = 2;
-    for (i = 0; i < n; i++)
-        lengths[i] = harness_chance(rng, 0.4) ? harness_between(rng, 0, 5 * desc.chunk_size)
-                                              : harness_between(rng, 0, desc.chunk_size);
-    if (cf_pack(lengths, n, &desc, &plan, &error) != CF_OK) FAIL("cf_pack: %s", error.text);
-    return plan;
 }
 
 /* ---- schedules as data ---- */
@@ -259,18 +244,33 @@ typedef struct places {
     int keep;
 } places;
 
-static places find(const cf_schedule *s, int64_t chunk, int64_t v) {
-    int64_t stage = naive_stage(s, v), i;
-    places p = {0};
-    for (i = 0; i < CF_PASS_COUNT; i++) p.at[i] = -1;
-    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
-        const cf_action *a = &s->actions[i];
-        if (a->chunk != chunk || a->stage != v) continue;
-        if (a->pass == CF_F) p.keep = a->keep;
-        p.at[a->pass] = p.at[a->pass] == -1 ? i : -2;
-    }
-    return p;
+/* Where everything stands. Actions on a stage that is not theirs stand nowhere. */
+typedef struct book {
+    const cf_plan *plan;
+    const cf_schedule *s;
+    int64_t n_v, first, n; /* virtual stages; the rank's first chunk, and how many it has */
+    places *all;           /* (n_v x n) */
+} book;
+
+static book open_book(const cf_plan *plan, const cf_schedule *s) {
+    book b = {plan, s, s->shape.n_stages * s->shape.n_virtual, s->shape.rank * plan->n_steps, plan->n_steps, NULL};
+    int64_t stage, i, j;
+    b.all = (places *)calloc((size_t)(b.n_v * b.n) + 1, sizeof *b.all);
+    if (!b.all) abort();
+    for (i = 0; i < b.n_v * b.n; i++)
+        for (j = 0; j < CF_PASS_COUNT; j++) b.all[i].at[j] = -1;
+    for (stage = 0; stage < s->shape.n_stages; stage++)
+        for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+            const cf_action *a = &s->actions[i];
+            places *p = &b.all[a->stage * b.n + a->chunk - b.first];
+            if (naive_stage(s, a->stage) != stage) continue;
+            if (a->pass == CF_F) p->keep = a->keep;
+            p->at[a->pass] = p->at[a->pass] == -1 ? i : -2;
+        }
+    return b;
 }
+
+static const places *find(const book *b, int64_t chunk, int64_t v) { return &b->all[v * b->n + chunk - b->first]; }
 
 static int64_t backward_at(const places *p) { return p->at[CF_B] >= 0 ? p->at[CF_B] : p->at[CF_I]; }
 
@@ -286,66 +286,82 @@ static const char *fields_fault(const cf_plan *plan, const cf_schedule *s) {
             if (naive_stage(s, a->stage) != stage) return "stage";
             if (a->keep > 1 || (a->keep && a->pass != CF_F && a->pass != CF_R)) return "keep";
             if (a->pass == CF_R && !a->keep) return "R that keeps nothing";
+            if (s->shape.forward_only && (a->keep || (a->pass != CF_F && a->pass != CF_SEND_F && a->pass != CF_RECV_F)))
+                return "more than forwards";
         }
     return NULL;
 }
 
-static const char *cell_fault(const cf_plan *plan, const cf_schedule *s, int64_t chunk, int64_t v) {
-    places p = find(s, chunk, v), q;
-    int64_t i, index = plan->chunks[chunk].index, back;
-    for (i = 0; i <= CF_RECV_B; i++)
-        if (p.at[i] == -2) return "twice";
-    if (p.at[CF_F] < 0) return "no F";
-    if (p.at[CF_B] >= 0 ? p.at[CF_I] >= 0 || p.at[CF_W] >= 0 : p.at[CF_I] < 0 || p.at[CF_W] < p.at[CF_I])
-        return "backward";
-    back = backward_at(&p);
-    if (back < p.at[CF_F]) return "backward before F";
-    if (p.keep == (p.at[CF_R] >= 0)) return "R and keep disagree";
-    if (p.at[CF_R] >= 0 && (p.at[CF_R] < p.at[CF_F] || p.at[CF_R] > back)) return "R out of place";
-    if (plan->chunks[chunk].group >= 0 && index > 0) {
-        q = find(s, chunk - 1, v);
-        if (q.at[CF_F] < 0 || q.at[CF_F] > p.at[CF_F]) return "order of F";
-        if (backward_at(&q) < back) return "order of B";
-    }
-    if (s->shape.replay == CF_REPLAY_PIPELINE && p.at[CF_R] >= 0 && v > 0) {
-        q = find(s, chunk, v - 1);
-        if (q.at[CF_R] < 0) return "R without R before it";
-    }
+/* The chunk before this one among those that continue the same; -1: there is none. */
+static int64_t sibling_of(const cf_plan *plan, int64_t chunk) {
+    int64_t up = plan->chunks[chunk].up, i = chunk - 1;
+    while (up >= 0 && i > up && plan->chunks[i].up != up) i--;
+    return up >= 0 && i > up ? i : -1;
+}
+
+/* Forwards run downwards and backwards upwards, and siblings take turns in both. */
+static const char *order_fault(const book *b, int64_t chunk, int64_t v) {
+    const places *p = find(b, chunk, v), *q;
+    int64_t up = b->plan->chunks[chunk].up, sibling = sibling_of(b->plan, chunk);
+    if (up < 0) return NULL;
+    q = find(b, up, v);
+    if (q->at[CF_F] < 0 || q->at[CF_F] > p->at[CF_F]) return "order of F";
+    if (!b->s->shape.forward_only && backward_at(q) < backward_at(p)) return "order of B";
+    q = find(b, b->s->shape.forward_only ? chunk - 1 : sibling, v); /* alone, they run in the order of the plan */
+    if (sibling < 0) return NULL;
+    if (q->at[CF_F] < 0 || q->at[CF_F] > p->at[CF_F]) return "order of F of siblings";
+    if (!b->s->shape.forward_only && backward_at(q) > backward_at(p)) return "order of B of siblings";
     return NULL;
 }
 
+static const char *cell_fault(const book *b, int64_t chunk, int64_t v) {
+    const places *p = find(b, chunk, v);
+    int64_t i, back = backward_at(p);
+    for (i = 0; i <= CF_RECV_B; i++)
+        if (p->at[i] == -2) return "twice";
+    if (p->at[CF_F] < 0) return "no F";
+    if (b->s->shape.forward_only) return order_fault(b, chunk, v);
+    if (p->at[CF_B] >= 0 ? p->at[CF_I] >= 0 || p->at[CF_W] >= 0 : p->at[CF_I] < 0 || p->at[CF_W] < p->at[CF_I])
+        return "backward";
+    if (back < p->at[CF_F]) return "backward before F";
+    if (p->keep == (p->at[CF_R] >= 0)) return "R and keep disagree";
+    if (p->at[CF_R] >= 0 && (p->at[CF_R] < p->at[CF_F] || p->at[CF_R] > back)) return "R out of place";
+    if (b->s->shape.replay == CF_REPLAY_PIPELINE && p->at[CF_R] >= 0 && v > 0 && find(b, chunk, v - 1)->at[CF_R] < 0)
+        return "R without R before it";
+    return order_fault(b, chunk, v);
+}
+
 /* Chunks of a group with activations while action `at` runs. */
-static int64_t held_at(const cf_plan *plan, const cf_schedule *s, int64_t v, int64_t from, int64_t to, int64_t at) {
+static int64_t held_at(const book *b, int64_t v, int64_t from, int64_t to, int64_t at) {
     int64_t chunk, n = 0;
-    (void)plan;
     for (chunk = from; chunk < to; chunk++) {
-        places p = find(s, chunk, v);
-        int64_t begin = p.keep ? p.at[CF_F] : p.at[CF_R], end = p.at[CF_B] >= 0 ? p.at[CF_B] : p.at[CF_W];
+        const places *p = find(b, chunk, v);
+        int64_t begin = p->keep ? p->at[CF_F] : p->at[CF_R], end = p->at[CF_B] >= 0 ? p->at[CF_B] : p->at[CF_W];
         n += begin <= at && at <= end;
     }
     return n;
 }
 
-static const char *k_fault(const cf_plan *plan, const cf_schedule *s) {
-    int64_t stage, i;
-    for (stage = 0; stage < s->shape.n_stages; stage++)
-        for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
-            const cf_action *a = &s->actions[i];
-            int64_t first = a->chunk - plan->chunks[a->chunk].index;
-            if (!a->keep) continue;
-            if (held_at(plan, s, a->stage, first, first + group_size(plan, a->chunk), i) > s->shape.k) return "K";
-        }
+static const char *k_fault(const book *b) {
+    int64_t i;
+    for (i = 0; i < b->s->n_actions; i++) {
+        const cf_action *a = &b->s->actions[i];
+        int64_t first = a->chunk - b->plan->chunks[a->chunk].index;
+        int64_t end = first + group_size(b->plan, a->chunk);
+        if (a->keep && held_at(b, a->stage, first, end, i) > b->s->shape.k) return "K";
+    }
     return NULL;
 }
 
-static int done_on(const cf_schedule *s, const int64_t *pc, int64_t chunk, int64_t v, int pass) {
-    places p = find(s, chunk, v);
-    return p.at[pass] >= 0 && p.at[pass] < pc[naive_stage(s, v)];
+static int done_on(const book *b, const int64_t *pc, int64_t chunk, int64_t v, int pass) {
+    int64_t at = find(b, chunk, v)->at[pass];
+    return at >= 0 && at < pc[naive_stage(b->s, v)];
 }
 
 /* Runs the lists with every finished pass visible everywhere, sweep after sweep. */
-static const char *progress_fault(const cf_schedule *s) {
-    int64_t pc[64], stage, last = s->shape.n_stages * s->shape.n_virtual - 1;
+static const char *progress_fault(const book *b) {
+    const cf_schedule *s = b->s;
+    int64_t pc[64], stage;
     int moved = 1;
     for (stage = 0; stage < s->shape.n_stages; stage++) pc[stage] = s->first[stage];
     while (moved) {
@@ -354,11 +370,11 @@ static const char *progress_fault(const cf_schedule *s) {
             const cf_action *a = &s->actions[pc[stage]];
             int ok = 1;
             if (pc[stage] == s->first[stage + 1]) continue;
-            if (a->pass == CF_F && a->stage > 0) ok = done_on(s, pc, a->chunk, a->stage - 1, CF_F);
+            if (a->pass == CF_F && a->stage > 0) ok = done_on(b, pc, a->chunk, a->stage - 1, CF_F);
             if (a->pass == CF_R && a->stage > 0 && s->shape.replay == CF_REPLAY_PIPELINE)
-                ok = done_on(s, pc, a->chunk, a->stage - 1, CF_R);
-            if ((a->pass == CF_B || a->pass == CF_I) && a->stage < last)
-                ok = done_on(s, pc, a->chunk, a->stage + 1, CF_B) || done_on(s, pc, a->chunk, a->stage + 1, CF_I);
+                ok = done_on(b, pc, a->chunk, a->stage - 1, CF_R);
+            if ((a->pass == CF_B || a->pass == CF_I) && a->stage < b->n_v - 1)
+                ok = done_on(b, pc, a->chunk, a->stage + 1, CF_B) || done_on(b, pc, a->chunk, a->stage + 1, CF_I);
             pc[stage] += ok;
             moved |= ok;
         }
@@ -371,12 +387,15 @@ static const char *progress_fault(const cf_schedule *s) {
 const char *naive_fault(const cf_plan *plan, const cf_schedule *s) {
     const char *fault = fields_fault(plan, s);
     int64_t chunk, v;
-    for (v = 0; !fault && v < s->shape.n_stages * s->shape.n_virtual; v++)
-        for (chunk = s->shape.rank * plan->n_steps; !fault && chunk < (s->shape.rank + 1) * plan->n_steps; chunk++)
-            fault = cell_fault(plan, s, chunk, v);
-    if (!fault) fault = k_fault(plan, s);
-    if (!fault) fault = progress_fault(s);
+    book b;
+    if (fault) return fault;
+    b = open_book(plan, s);
+    for (v = 0; !fault && v < b.n_v; v++)
+        for (chunk = b.first; !fault && chunk < b.first + b.n; chunk++) fault = cell_fault(&b, chunk, v);
+    if (!fault && !s->shape.forward_only) fault = k_fault(&b);
+    if (!fault) fault = progress_fault(&b);
     if (!fault && s->lowered) fault = naive_rendezvous(plan, s);
+    free(b.all);
     return fault;
 }
 
@@ -426,6 +445,7 @@ const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *s) {
                             (backward && leads_away(s, a->stage, a->stage + 1));
                 if (a->pass == CF_R && s->shape.replay == CF_REPLAY_LOCAL) reads = 0;
                 if (reads && !t->there[kind]) fault = "a pass without its input";
+                if (reads) t->there[kind] = 2;
                 if (a->pass < CF_COMPUTE_PASS_COUNT && a->pass != CF_W) t->made[kind] = 1;
                 pc[stage]++;
                 moved = 1;
@@ -452,48 +472,137 @@ const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *s) {
     }
     for (stage = 0; stage < s->shape.n_stages && !fault; stage++)
         if (pc[stage] < s->first[stage + 1]) fault = "rendezvous deadlock";
-    for (i = 0; i < s->n_actions && !fault; i++) { /* nothing is received for a pass that does not exist */
-        const cf_action *a = &s->actions[i];
-        if (a->pass == CF_RECV_R && (s->shape.replay == CF_REPLAY_LOCAL || find(s, a->chunk, a->stage).at[CF_R] < 0))
-            fault = "RECV_R without R";
-    }
+    for (i = 0; i < s->shape.n_stages * s->shape.n_virtual * n && !fault; i++) /* what is received, a pass has read */
+        if (all[i].there[1] == 1) fault = "RECV_R without R";
     free(all);
     return fault;
 }
 
 /* ---- memory ---- */
 
-int64_t naive_peak_chunks(const cf_plan *plan, const cf_schedule *s, int64_t stage) {
-    int64_t i, j, most = 0, first = s->shape.rank * plan->n_steps;
-    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
-        int64_t held = 0;
-        for (j = 0; j < s->shape.n_stages * s->shape.n_virtual; j++)
-            if (naive_stage(s, j) == stage) held += held_at(plan, s, j, first, first + plan->n_steps, i);
-        most = held > most ? held : most;
+/* 1 if a chunk reads or writes the state of a group: its own, and those that it continues. */
+static int reads_group(const cf_plan *plan, int64_t chunk, int64_t group) {
+    while (chunk >= 0 && plan->chunks[chunk].group != group) chunk = plan->chunks[chunk].up;
+    return chunk >= 0;
+}
+
+/* The last F that reads the state of a group, of forwards alone. */
+static int64_t last_read(const book *b, int64_t group, int64_t v) {
+    int64_t chunk, last = -1;
+    for (chunk = b->first; chunk < b->first + b->n; chunk++) {
+        int64_t at = find(b, chunk, v)->at[CF_F];
+        if (at > last && reads_group(b->plan, chunk, group)) last = at;
     }
-    return most;
+    return last;
+}
+
+/* Where gradients of a group's K and V begin: at the backward of its last chunk or, where others continue that one, at
+   the F of the first of them. */
+static int64_t gradient_from(const book *b, const cf_group *group, int64_t v) {
+    int64_t last = group->first_chunk + group->n_chunks - 1, i;
+    for (i = last + 1; i < b->first + b->n; i++)
+        if (b->plan->chunks[i].up == last) return find(b, i, v)->at[CF_F];
+    return backward_at(find(b, last, v));
+}
+
+typedef struct span {
+    cf_memory_load *loads; /* of row j of a stage, at action 0 */
+    int64_t rows, n;       /* virtual stages of the stage, and actions */
+} span;
+
+/* Adds to a member, given by its place, while actions from .. to run. */
+static void add_load(const span *s, size_t member, int64_t from, int64_t to, int64_t tokens) {
+    int64_t i;
+    for (i = from; i <= to && i < s->n; i++)
+        *(int64_t *)(void *)((unsigned char *)&s->loads[i * s->rows] + member) += tokens;
+}
+
+static void add_cell(const book *b, const span *all, int64_t first, int64_t chunk, int64_t v, int64_t state) {
+    const cf_chunk *c = &b->plan->chunks[chunk];
+    const places *p = find(b, chunk, v);
+    int shared = c->group >= 0 && b->plan->groups[c->group].gang > 0; /* it sees the rows of other ranks, too */
+    int64_t scores = c->padded * ((shared ? b->plan->slices[c->first_slice].begin : c->prefix) + c->padded), i;
+    int64_t f = p->at[CF_F] - first, back = backward_at(p) - first;
+    int64_t kept = (p->keep ? p->at[CF_F] : p->at[CF_R]) - first, end = p->at[CF_W] - first;
+    if (p->at[CF_B] >= 0) end = back;
+    for (i = CF_F; i < CF_COMPUTE_PASS_COUNT; i++) {
+        if (p->at[i] < 0) continue;
+        add_load(all, offsetof(cf_memory_load, chunk_tokens), p->at[i] - first, p->at[i] - first, c->padded);
+        add_load(all, offsetof(cf_memory_load, chunk_scores), p->at[i] - first, p->at[i] - first, scores);
+    }
+    if (b->s->shape.forward_only) {
+        if (state > 0)
+            add_load(all, offsetof(cf_memory_load, state_tokens), f, last_read(b, c->group, v) - first, state);
+        return;
+    }
+    add_load(all, offsetof(cf_memory_load, live_tokens), kept, end, c->padded);
+    add_load(all, offsetof(cf_memory_load, live_scores), kept, end, scores);
+    if (!p->keep && b->s->shape.replay == CF_REPLAY_LOCAL)
+        add_load(all, offsetof(cf_memory_load, input_tokens), f, kept - 1, c->padded);
+    if (c->group < 0) return;
+    add_load(all, offsetof(cf_memory_load, state_tokens), f, back, state);
+    add_load(all, offsetof(cf_memory_load, state_gradient_tokens),
+             gradient_from(b, &b->plan->groups[c->group], v) - first, back, state);
+}
+
+int64_t naive_state(const cf_plan *plan, int64_t chunk) {
+    const cf_chunk *c = &plan->chunks[chunk];
+    const cf_group *g = c->group >= 0 ? &plan->groups[c->group] : NULL;
+    if (g == NULL || g->tokens == 0) return 0;
+    return c->index + 1 < g->n_chunks ? c[1].prefix - c->prefix
+                                      : plan->chunks[g->first_chunk].prefix + g->tokens - c->prefix;
+}
+
+void naive_loads(const cf_plan *plan, const cf_schedule *s, int64_t stage, cf_memory_load *loads) {
+    book b = open_book(plan, s);
+    span all = {loads, s->shape.n_virtual, s->first[stage + 1] - s->first[stage]};
+    int64_t v, chunk;
+    memset(loads, 0, (size_t)(all.n * all.rows) * sizeof *loads);
+    for (v = 0; v < b.n_v; v++) {
+        if (naive_stage(s, v) != stage) continue;
+        for (chunk = b.first; chunk < b.first + b.n; chunk++)
+            add_cell(&b, &all, s->first[stage], chunk, v, naive_state(plan, chunk));
+        all.loads++;
+    }
+    free(b.all);
+}
+
+naive_peaks naive_peaks_of(const cf_plan *plan, const cf_schedule *s, int64_t stage, const cf_bytes *bytes) {
+    int64_t n = s->first[stage + 1] - s->first[stage], rows = s->shape.n_virtual, i, j, live = 0;
+    cf_memory_load *loads = (cf_memory_load *)calloc((size_t)(n * rows) + 1, sizeof *loads);
+    naive_peaks peaks = {0, 0, 0, 0, 0};
+    if (!loads) abort();
+    naive_loads(plan, s, stage, loads);
+    for (i = 0; i < n; i++) {
+        const cf_action *a = &s->actions[s->first[stage] + i];
+        naive_peaks now = {0, 0, 0, 0, 0};
+        for (j = 0; j < rows; j++) {
+            const cf_memory_load *l = &loads[i * rows + j];
+            now.tokens += l->live_tokens;
+            now.state += l->state_tokens;
+            if (l->state_tokens > now.state_of_one) now.state_of_one = l->state_tokens;
+            now.bytes += bytes->activations * l->live_tokens + bytes->state * l->state_tokens +
+                         bytes->state_gradient * l->state_gradient_tokens + bytes->boundary * l->input_tokens;
+        }
+        now.chunks = live += a->keep;
+        live -= a->pass == CF_B || a->pass == CF_W;
+        if (now.chunks > peaks.chunks) peaks.chunks = now.chunks;
+        if (now.tokens > peaks.tokens) peaks.tokens = now.tokens;
+        if (now.state > peaks.state) peaks.state = now.state;
+        if (now.state_of_one > peaks.state_of_one) peaks.state_of_one = now.state_of_one;
+        if (now.bytes > peaks.bytes) peaks.bytes = now.bytes;
+    }
+    free(loads);
+    return peaks;
+}
+
+int64_t naive_peak_chunks(const cf_plan *plan, const cf_schedule *s, int64_t stage) {
+    const cf_bytes none = {0, 0, 0, 0};
+    return naive_peaks_of(plan, s, stage, &none).chunks;
 }
 
 int64_t naive_peak_bytes(const cf_plan *plan, const cf_schedule *s, int64_t stage, const cf_bytes *bytes) {
-    int64_t i, v, chunk, most = 0, first = s->shape.rank * plan->n_steps;
-    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
-        int64_t sum = 0;
-        for (v = 0; v < s->shape.n_stages * s->shape.n_virtual; v++) {
-            for (chunk = first; chunk < first + plan->n_steps && naive_stage(s, v) == stage; chunk++) {
-                int64_t size = group_size(plan, chunk);
-                const cf_chunk *c = &plan->chunks[chunk];
-                places p = find(s, chunk, v), last = find(s, chunk - c->index + size - 1, v);
-                int64_t rows = c->group < 0 ? 0 : plan->slices[c->first_slice].length;
-                sum += bytes->activations * c->padded * held_at(plan, s, v, chunk, chunk + 1, i);
-                if (p.at[CF_F] <= i && i <= backward_at(&p)) sum += bytes->state * rows;
-                if (backward_at(&last) <= i && i <= backward_at(&p)) sum += bytes->state_gradient * rows;
-                if (s->shape.replay == CF_REPLAY_LOCAL && !p.keep && p.at[CF_F] <= i && i < p.at[CF_R])
-                    sum += bytes->boundary * c->padded;
-            }
-        }
-        most = sum > most ? sum : most;
-    }
-    return most;
+    return naive_peaks_of(plan, s, stage, bytes).bytes;
 }
 
 /* ---- graphs ---- */

@@ -14,10 +14,6 @@
 cf_plan *naive_pack(const int64_t *lengths, int64_t n, int64_t chunk_size);
 cf_plan *naive_pack_alone(const int64_t *lengths, int64_t n, int64_t chunk_size);
 
-/* A packed random batch: long and short sequences, hybrid and standalone chunks, on `n_ranks` ranks (then with idle
-   ones). */
-cf_plan *naive_plan(harness_rng *rng, int64_t most_sequences, int64_t n_ranks);
-
 typedef struct naive_shape {
     int64_t n_stages, n_virtual, k, rank;
     cf_placement placement;
@@ -70,7 +66,22 @@ double naive_relax(int64_t n, const double *seconds, const naive_wait *waits, in
    stages take nodes in order, too, or NULL. slots: 0: without the edges of slots. */
 double naive_longest(const cf_graph *graph, const cf_schedule *lists, int slots, double *earliest);
 
-/* Most chunks, and most bytes, that a stage holds at once. */
+/* Rows of a chunk that those which continue it see: its group's, between its prefix and the next one's. */
+int64_t naive_state(const cf_plan *plan, int64_t chunk);
+
+/* What a stage holds while each action of its list runs, as cf_schedule_loads says it: (actions x n_virtual) records.
+   The schedule must be sound. */
+void naive_loads(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, cf_memory_load *loads);
+
+/* The most that a stage holds at once. */
+typedef struct naive_peaks {
+    int64_t chunks, tokens; /* whose activations are kept, and their rows */
+    int64_t state;          /* rows of K and V */
+    int64_t state_of_one;   /* the most of any of its virtual stages */
+    int64_t bytes;
+} naive_peaks;
+
+naive_peaks naive_peaks_of(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_bytes *bytes);
 int64_t naive_peak_chunks(const cf_plan *plan, const cf_schedule *schedule, int64_t stage);
 int64_t naive_peak_bytes(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_bytes *bytes);
 

@@ -6,91 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- drawing ---- */
-
-static void draw_plan(harness_rng *rng, pipeline_problem *problem) {
-    int64_t lengths[24], n = harness_between(rng, 0, 16), i;
-    cf_pack_desc pack = {0};
-    cf_error error = {0};
-    pack.chunk_size = harness_between(rng, 3, 20);
-    pack.n_ranks = harness_between(rng, 1, 2);
-    pack.method = harness_chance(rng, 0.3) ? CF_PACK_NEXT_FIT : CF_PACK_BEST_FIT;
-    pack.no_tails = harness_chance(rng, 0.3);
-    for (i = 0; i < n; i++)
-        lengths[i] = harness_between(rng, 0, (harness_chance(rng, 0.2) ? 10 : 1) * pack.chunk_size);
-    problem->plan = NULL;
-    if (cf_pack(lengths, n, &pack, &problem->plan, &error) != CF_OK) FAIL("cf_pack: %s", error.text);
-}
-
-static void draw_timing(harness_rng *rng, pipeline_problem *problem) {
-    int64_t i;
-    memset(&problem->timing, 0, sizeof problem->timing);
-    memset(problem->stages, 0, sizeof problem->stages);
-    if (harness_chance(rng, 0.3)) return;
-    problem->desc.timing = &problem->timing;
-    problem->timing.latency =
-        harness_chance(rng, 0.5) ? (double)harness_between(rng, 0, harness_chance(rng, 0.25) ? 200 : 12) / 4 : 0;
-    problem->timing.seconds_per_token = harness_chance(rng, 0.5) ? 0.125 : 0;
-    problem->timing.all.forward.per_token = 1;
-    problem->timing.all.forward.per_pair = harness_chance(rng, 0.5) ? 0.0625 : 0;
-    if (harness_chance(rng, 0.3)) { /* no pass, some of them or all wait for their stream */
-        problem->timing.stream_forward = (double)harness_between(rng, 0, 4) / 8;
-        problem->timing.stream_backward = (double)harness_between(rng, 0, 8) / 8;
-        problem->timing.stream_exposed = (double)harness_between(rng, 0, 4) / 4;
-    }
-    if (harness_chance(rng, 0.5)) return;
-    problem->timing.stages = problem->stages;
-    for (i = 0; i < PIPELINE_MOST_STAGES * 3; i++) {
-        cf_stage_cost *cost = &problem->stages[i];
-        cost->forward.per_token = (double)harness_between(rng, 0, 3);
-        cost->forward.constant = (double)harness_between(rng, 0, 2);
-        if (harness_chance(rng, 0.3)) cost->input.per_token = cost->weight.per_token = 2;
-        if (harness_chance(rng, 0.3)) cost->replay.per_token = 0.75;
-    }
-}
-
-static void draw_limits(harness_rng *rng, pipeline_problem *problem) {
-    cf_schedule_desc *desc = &problem->desc;
-    int64_t i;
-    for (i = 0; i < PIPELINE_MOST_STAGES; i++) {
-        problem->limits[i] = harness_between(rng, 0, 8);
-        problem->limits_bytes[i] = harness_between(rng, 0, 6000);
-    }
-    if (harness_chance(rng, 0.3)) desc->limits.chunks = harness_between(rng, 1, 8);
-    if (harness_chance(rng, 0.2)) desc->limits.chunks_by_stage = problem->limits;
-    desc->limits.per_token.activations = harness_between(rng, 0, 9);
-    desc->limits.per_token.state = harness_between(rng, 0, 3);
-    desc->limits.per_token.state_gradient = harness_between(rng, 0, 3);
-    desc->limits.per_token.boundary = harness_between(rng, 0, harness_chance(rng, 0.25) ? 20 : 2);
-    if (harness_chance(rng, 0.2)) desc->limits.bytes = harness_between(rng, 1, 6000);
-    if (harness_chance(rng, 0.2)) desc->limits.bytes_by_stage = problem->limits_bytes;
-    if (desc->limits.chunks == 0 && harness_chance(rng, 0.4)) desc->limits.chunks = CF_NO_LIMIT;
-    if (desc->limits.per_token.activations + desc->limits.per_token.state + desc->limits.per_token.state_gradient +
-            desc->limits.per_token.boundary == 0)
-        desc->limits.per_token.activations = 1; /* a limit of bytes that nothing takes is refused */
-}
-
-void pipeline_draw(harness_rng *rng, pipeline_problem *problem) {
-    cf_schedule_desc *desc = &problem->desc;
-    memset(desc, 0, sizeof *desc);
-    draw_plan(rng, problem);
-    desc->kind = (cf_schedule_kind)harness_between(rng, CF_SCHEDULE_PAPER, CF_SCHEDULE_BEST);
-    desc->shape.replay = (cf_replay)harness_between(rng, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL);
-    if (desc->kind != CF_SCHEDULE_PAPER) desc->shape.replay = CF_REPLAY_LOCAL;
-    desc->shape.n_stages = harness_between(rng, 1, 6);
-    if (desc->kind == CF_SCHEDULE_INTERLEAVED || (desc->kind > CF_SCHEDULE_INTERLEAVED && harness_chance(rng, 0.3)))
-        desc->shape.n_virtual = harness_between(rng, 1, 3);
-    if (desc->kind == CF_SCHEDULE_ZERO_BUBBLE)
-        desc->shape.placement = (cf_placement)harness_between(rng, 0, CF_PLACEMENT_V);
-    if (desc->kind == CF_SCHEDULE_BEST) desc->shape.placement = (cf_placement)harness_between(rng, 0, CF_PLACEMENT_V);
-    desc->shape.k = harness_between(rng, 1, 5);
-    desc->shape.rank = problem->plan->n_ranks - 1;
-    desc->split_backward = harness_chance(rng, 0.3);
-    desc->budget = 20;
-    draw_timing(rng, problem);
-    draw_limits(rng, problem);
-}
-
 cf_plan *pipeline_sixteen(cf_timing *timing) {
     int64_t lengths[16], i;
     cf_pack_desc desc = {0};
@@ -103,27 +18,21 @@ cf_plan *pipeline_sixteen(cf_timing *timing) {
     return plan;
 }
 
-void pipeline_note(uint64_t seed, const pipeline_problem *problem) {
-    const cf_schedule_desc *d = &problem->desc;
-    harness_note("seed %llu: %s, %d stages x %d (%s), K %d, %s replay, limit %d%s, bytes %d%s, %d chunks, %d groups",
-                 (unsigned long long)seed, cf_schedule_kind_name(d->kind), (int)d->shape.n_stages,
-                 (int)d->shape.n_virtual, cf_placement_name(d->shape.placement), (int)d->shape.k,
-                 cf_replay_name(d->shape.replay), (int)d->limits.chunks, d->limits.chunks_by_stage ? " (by stage)" : "",
-                 (int)d->limits.bytes, d->limits.bytes_by_stage ? " (by stage)" : "", (int)problem->plan->n_chunks,
-                 (int)problem->plan->n_groups);
-}
-
 /* ---- what a schedule was asked for ---- */
 
 /* Most chunks that a stage may keep, by the words of cf_schedule_desc; 0: any number. */
 static int64_t limit_of(const cf_plan *plan, const cf_schedule *s, const cf_schedule_desc *desc, int64_t stage) {
     int64_t limit = desc->limits.chunks, longest = 1, i, v;
     int by_bytes = desc->limits.bytes > 0 || desc->limits.bytes_by_stage;
+    if (s->shape.forward_only) return 0;
     if (desc->limits.chunks_by_stage && desc->limits.chunks_by_stage[stage] != 0)
         limit = desc->limits.chunks_by_stage[stage];
     if (limit != 0 || by_bytes || s->kind != CF_SCHEDULE_BEST) return limit > 0 ? limit : 0;
-    for (i = s->shape.rank * plan->n_steps; i < (s->shape.rank + 1) * plan->n_steps; i++)
-        if (plan->chunks[i].group >= 0 && plan->chunks[i].index >= longest) longest = plan->chunks[i].index + 1;
+    for (i = s->shape.rank * plan->n_steps; i < (s->shape.rank + 1) * plan->n_steps; i++) {
+        int64_t n = 0, at;
+        for (at = i; at >= 0; at = plan->chunks[at].up) n++;
+        if (n > longest) longest = n;
+    }
     for (v = 0, limit = 0; v < s->shape.n_stages * s->shape.n_virtual; v++)
         if (naive_stage(s, v) == stage)
             limit += (s->shape.k < longest ? s->shape.k : longest) + s->shape.n_stages - 1 - v % s->shape.n_stages;
@@ -144,19 +53,6 @@ static const char *kept_fault(const cf_plan *plan, const cf_schedule *s, const c
     return live == 0 ? NULL : "chunks still kept at the end";
 }
 
-int64_t pipeline_peak_state(const cf_plan *plan, const cf_schedule *s, int64_t v) {
-    int64_t i, stage = naive_stage(s, v), held = 0, most = 0;
-    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
-        const cf_action *a = &s->actions[i];
-        int64_t rows = cf_chunk_state_tokens(plan, a->chunk);
-        if (a->stage != v) continue;
-        held += a->pass == CF_F ? rows : 0;
-        if (held > most) most = held;
-        held -= a->pass == CF_B || a->pass == CF_I ? rows : 0;
-    }
-    return most;
-}
-
 /* Most inputs of standalone chunks that a stage keeps for local replays. */
 static int64_t most_inputs(const cf_plan *plan, const cf_schedule *s, int64_t stage) {
     int64_t held = 0, most = 0, i;
@@ -174,60 +70,25 @@ const char *pipeline_fault(const cf_plan *plan, const cf_schedule *s, const cf_s
     int64_t stage;
     for (stage = 0; !fault && stage < s->shape.n_stages; stage++) {
         int64_t bytes = desc->limits.bytes_by_stage ? desc->limits.bytes_by_stage[stage] : 0;
+        int64_t state = desc->limits.state_by_stage ? desc->limits.state_by_stage[stage] : 0;
         if (bytes == 0) bytes = desc->limits.bytes;
+        if (state == 0) state = desc->limits.state;
         fault = kept_fault(plan, s, desc, stage);
         if (!fault && (s->limits.bytes_by_stage ? s->limits.bytes_by_stage[stage] : 0) != (bytes > 0 ? bytes : 0))
             fault = "another limit of bytes is written in the schedule";
         if (!fault && bytes > 0 && memcmp(&s->limits.per_token, &desc->limits.per_token, sizeof(cf_bytes)) != 0)
             fault = "what bytes count is not written in the schedule";
-        if (!fault && bytes > 0 && pipeline_peak_bytes(plan, s, &desc->limits.per_token, stage) > bytes)
+        if (!fault && bytes > 0 && naive_peak_bytes(plan, s, stage, &desc->limits.per_token) > bytes)
             fault = "more bytes than the limit";
-        if (!fault && s->kind == CF_SCHEDULE_BEST && s->shape.replay == CF_REPLAY_LOCAL &&
+        if (!fault && state > 0 && (!s->limits.state_by_stage || s->limits.state_by_stage[stage] != state))
+            fault = "another limit of state is written in the schedule";
+        if (!fault && state > 0 && naive_peaks_of(plan, s, stage, &desc->limits.per_token).state_of_one > state)
+            fault = "more state than the limit";
+        if (!fault && s->kind == CF_SCHEDULE_BEST && s->shape.replay == CF_REPLAY_LOCAL && !s->shape.forward_only &&
             most_inputs(plan, s, stage) > 2 * s->shape.n_stages * s->shape.n_virtual + limit_of(plan, s, desc, stage))
             fault = "more inputs of standalone chunks than there may be";
     }
     return fault;
-}
-
-/* Whether an action of that pass, chunk and virtual stage lies in actions[from .. to). */
-static int happened(const cf_schedule *s, int64_t from, int64_t to, int64_t chunk, int64_t v, int pass) {
-    int64_t i;
-    for (i = from; i < to; i++)
-        if (s->actions[i].chunk == chunk && s->actions[i].stage == v && s->actions[i].pass == pass) return 1;
-    return 0;
-}
-
-/* Bytes for one chunk on one virtual stage while action `now` runs: each term by its own definition. */
-static int64_t cell_bytes(const cf_plan *plan, const cf_schedule *s, const cf_bytes *bytes, int64_t first, int64_t now,
-                          int64_t chunk, int64_t v) {
-    const cf_chunk *c = &plan->chunks[chunk];
-    int64_t tokens = c->group >= 0 ? plan->slices[c->first_slice].length : 0, sum = 0;
-    int started_f = happened(s, first, now + 1, chunk, v, CF_F),
-        started_r = happened(s, first, now + 1, chunk, v, CF_R);
-    int ended = happened(s, first, now, chunk, v, CF_B) || happened(s, first, now, chunk, v, CF_I);
-    int freed = happened(s, first, now, chunk, v, CF_B) || happened(s, first, now, chunk, v, CF_W);
-    int dropped = happened(s, first, s->first[naive_stage(s, v) + 1], chunk, v, CF_R);
-    if ((dropped ? started_r : started_f) && !freed) sum += c->padded * bytes->activations;
-    if (dropped && started_f && !started_r && s->shape.replay == CF_REPLAY_LOCAL) sum += c->padded * bytes->boundary;
-    if (c->group >= 0 && started_f && !ended) {
-        int64_t last = plan->groups[c->group].first_chunk + plan->groups[c->group].n_chunks - 1;
-        sum += tokens * bytes->state;
-        if (happened(s, first, now + 1, last, v, CF_B) || happened(s, first, now + 1, last, v, CF_I))
-            sum += tokens * bytes->state_gradient;
-    }
-    return sum;
-}
-
-int64_t pipeline_peak_bytes(const cf_plan *plan, const cf_schedule *s, const cf_bytes *bytes, int64_t stage) {
-    int64_t peak = 0, now, chunk, v;
-    for (now = s->first[stage]; now < s->first[stage + 1]; now++) {
-        int64_t sum = 0;
-        for (chunk = s->shape.rank * plan->n_steps; chunk < (s->shape.rank + 1) * plan->n_steps; chunk++)
-            for (v = 0; v < s->shape.n_stages * s->shape.n_virtual; v++)
-                if (naive_stage(s, v) == stage) sum += cell_bytes(plan, s, bytes, s->first[stage], now, chunk, v);
-        if (sum > peak) peak = sum;
-    }
-    return peak;
 }
 
 /* ---- the naive simulator ---- */
@@ -419,23 +280,149 @@ double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_tim
     return makespan;
 }
 
+/* ---- times and lowered lists ---- */
+
+static int near(double a, double b) { return fabs(a - b) <= 1e-9 * (1 + fabs(b)); }
+static int same(double a, double b) { return memcmp(&a, &b, sizeof a) == 0; }
+
+/* Passes that wait for what is moved, and how long, against the same passes without a stream. Not where ranks share
+   sequences: there a pass may wait for another rank. */
+static const char *streams_fault(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing,
+                                 const cf_timeline *t) {
+    cf_timing plain = {0};
+    double seconds = 0;
+    int64_t i, waits = 0;
+    if (timing != NULL) plain = *timing;
+    plain.stream_forward = plain.stream_backward = 0;
+    for (i = 0; i < plan->n_groups; i++)
+        if (plan->groups[i].gang > 0) return NULL;
+    for (i = 0; i < s->n_actions; i++) {
+        const cf_action *a = &s->actions[i];
+        double more;
+        if (a->pass >= CF_COMPUTE_PASS_COUNT) continue;
+        more = pipeline_seconds(plan, timing, a->stage, a->chunk, a->pass) -
+               pipeline_seconds(plan, &plain, a->stage, a->chunk, a->pass);
+        waits += more > 0;
+        seconds += more;
+    }
+    return t->stream_waits == waits && near(t->stream_seconds, seconds) ? NULL : "passes wait for their stream";
+}
+
+static const char *sums_fault(const cf_schedule *s, const cf_timeline *t) {
+    double busy = 0, replayed = 0, area = t->makespan * (double)s->shape.n_stages, strongest = 0;
+    int64_t i;
+    for (i = 0; i < s->n_actions; i++) {
+        double seconds = s->actions[i].pass < CF_COMPUTE_PASS_COUNT ? t->end[i] - t->start[i] : 0;
+        busy += seconds;
+        if (s->actions[i].pass == CF_R) replayed += seconds;
+    }
+    if (!near(t->busy, busy) || !near(t->replayed, replayed)) return "busy and replayed are other sums";
+    if (area > 0 && (!near(t->bubble_busy, 1 - busy / area) || !near(t->bubble_useful, 1 - (busy - replayed) / area)))
+        return "the bubble is another one";
+    for (i = 0; i < t->n_bounds; i++)
+        if (t->bounds[i].value > strongest) strongest = t->bounds[i].value;
+    if (t->n_bounds != 2 || !same(t->bound, strongest)) return "the bound is not the strongest";
+    return strongest <= t->makespan * (1 + 1e-9) ? NULL : "a bound is above the makespan";
+}
+
+static const char *held_fault(const cf_plan *plan, const cf_schedule *s, const cf_bytes *bytes, const cf_timeline *t) {
+    int64_t stage, i, live;
+    for (stage = 0; stage < s->shape.n_stages; stage++) {
+        naive_peaks peaks = naive_peaks_of(plan, s, stage, bytes);
+        if (t->peak_live[stage] != peaks.chunks || t->peak_tokens[stage] != peaks.tokens ||
+            t->peak_state_tokens[stage] != peaks.state)
+            return "a peak is another one";
+        if (t->peak_bytes[stage] != peaks.bytes) return "the peak of bytes is another one";
+        for (i = s->first[stage], live = 0; i < s->first[stage + 1]; i++) {
+            live += s->actions[i].keep;
+            if (t->live[i] != live) return "other chunks are kept";
+            live -= s->actions[i].pass == CF_B || s->actions[i].pass == CF_W;
+        }
+    }
+    return NULL;
+}
+
+const char *pipeline_times_fault(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing,
+                                 const cf_bytes *bytes, const cf_timeline *t) {
+    double *start = (double *)calloc((size_t)(2 * s->n_actions) + 1, sizeof *start), *end = start + s->n_actions;
+    const char *fault = NULL;
+    int64_t i;
+    if (!start) abort();
+    if (t->n_actions != s->n_actions || t->n_stages != s->shape.n_stages) fault = "the timeline is of another schedule";
+    if (!fault && !near(t->makespan, pipeline_makespan(plan, s, timing, start, end))) fault = "another makespan";
+    for (i = 0; i < s->n_actions && !fault; i++)
+        if (!near(t->start[i], start[i]) || !near(t->end[i], end[i])) fault = "an action runs at another time";
+    free(start);
+    if (!fault) fault = sums_fault(s, t);
+    if (!fault) fault = streams_fault(plan, s, timing, t);
+    return fault ? fault : held_fault(plan, s, bytes, t);
+}
+
+const char *pipeline_same_times_fault(const cf_schedule *s, const cf_timeline *t, const cf_schedule *low,
+                                      const cf_timeline *u) {
+    int64_t stage, i, j;
+    for (stage = 0; stage < s->shape.n_stages; stage++)
+        for (i = s->first[stage], j = low->first[stage]; j < low->first[stage + 1]; j++) {
+            if (low->actions[j].pass >= CF_COMPUTE_PASS_COUNT) continue;
+            if (!same(t->start[i], u->start[j]) || !same(t->end[i], u->end[j])) return "a pass is moved by transfers";
+            i++;
+        }
+    if (!same(t->makespan, u->makespan) || !same(t->busy, u->busy) || !same(t->replayed, u->replayed) ||
+        !same(t->bubble_useful, u->bubble_useful) || !same(t->bubble_busy, u->bubble_busy))
+        return "transfers change a sum";
+    return t->n_bounds == u->n_bounds && same(t->bound, u->bound) ? NULL : "transfers change a bound";
+}
+
+/* 1 if a tensor that goes so many virtual stages on goes to another stage. */
+static int leaves(const cf_schedule *s, const cf_action *a, int way) {
+    int64_t to = a->stage + way;
+    return to >= 0 && to < s->shape.n_stages * s->shape.n_virtual && naive_stage(s, to) != naive_stage(s, a->stage);
+}
+
+/* Counts transfers that there must be, less those that there are, by pass. */
+static const char *transfers_fault(const cf_schedule *s, const cf_schedule *low) {
+    int64_t n[CF_PASS_COUNT] = {0}, i;
+    for (i = 0; i < s->n_actions; i++) {
+        const cf_action *a = &s->actions[i];
+        int replays = a->pass == CF_R && s->shape.replay == CF_REPLAY_PIPELINE && leaves(s, a, 1) &&
+                      pipeline_find(s, CF_R, a->chunk, a->stage + 1) >= 0;
+        n[CF_SEND_F] += a->pass == CF_F && leaves(s, a, 1);
+        n[CF_SEND_R] += replays;
+        n[CF_SEND_B] += (a->pass == CF_B || a->pass == CF_I) && leaves(s, a, -1);
+    }
+    n[CF_RECV_F] = n[CF_SEND_F], n[CF_RECV_R] = n[CF_SEND_R], n[CF_RECV_B] = n[CF_SEND_B];
+    for (i = 0; i < low->n_actions; i++) n[low->actions[i].pass] -= low->actions[i].pass >= CF_COMPUTE_PASS_COUNT;
+    for (i = 0; i < CF_PASS_COUNT; i++)
+        if (n[i] != 0) return "a transfer too many or too few";
+    return NULL;
+}
+
+const char *pipeline_lowered_fault(const cf_schedule *s, const cf_schedule *low) {
+    int64_t stage, i, j;
+    if (!low->lowered || memcmp(&low->shape, &s->shape, sizeof s->shape) != 0) return "a lowered one of another shape";
+    for (stage = 0; stage < s->shape.n_stages; stage++) {
+        for (i = s->first[stage], j = low->first[stage]; j < low->first[stage + 1]; j++) {
+            if (low->actions[j].pass >= CF_COMPUTE_PASS_COUNT) continue;
+            if (i == s->first[stage + 1] || memcmp(&low->actions[j], &s->actions[i], sizeof(cf_action)) != 0)
+                return "another pass than before";
+            i++;
+        }
+        if (i != s->first[stage + 1]) return "another pass than before";
+    }
+    return transfers_fault(s, low);
+}
+
 double pipeline_state_over_default(const cf_plan *plan, const cf_schedule *s) {
-    int64_t longest = 0, g, stage, v, i;
+    const cf_bytes none = {0, 0, 0, 0};
+    int64_t longest = 0, g, stage;
     double most = 0;
     for (g = 0; g < plan->n_groups; g++)
         if (plan->groups[g].tokens > longest) longest = plan->groups[g].tokens;
-    for (stage = 0; stage < s->shape.n_stages; stage++)
-        for (v = 0; v < s->shape.n_stages * s->shape.n_virtual; v++) {
-            double behind = (double)(s->shape.n_stages * s->shape.n_virtual - 1 - stage),
-                   limit = 2.0 * (double)longest + behind * (double)plan->chunk_size,
-                   held = 0;
-            for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
-                const cf_action *a = &s->actions[i];
-                double tokens = (double)cf_chunk_state_tokens(plan, a->chunk);
-                if (a->stage != v) continue;
-                held += a->pass == CF_F ? tokens : a->pass == CF_B || a->pass == CF_I ? -tokens : 0;
-                if (held > most * limit) most = held / limit;
-            }
-        }
+    for (stage = 0; stage < s->shape.n_stages; stage++) {
+        double behind = (double)(s->shape.n_stages * s->shape.n_virtual - 1 - stage);
+        double over = (double)naive_peaks_of(plan, s, stage, &none).state_of_one /
+                      (2.0 * (double)longest + behind * (double)plan->chunk_size);
+        if (over > most) most = over;
+    }
     return most;
 }

@@ -1,4 +1,4 @@
-/* pipeline.h - pipelines to test with, and what they are judged by: slow code written from the definitions.
+/* pipeline.h - what schedules of several stages are judged by: slow code written from the definitions.
 
    Nothing here calls the library's schedules or its simulator; it only reads their structs. */
 
@@ -7,24 +7,6 @@
 
 #include "chunkflow.h"
 #include "../harness.h"
-
-#define PIPELINE_MOST_STAGES 8
-
-/* A random plan and what to schedule of it. `desc` points into this struct. */
-typedef struct pipeline_problem {
-    cf_plan *plan;
-    cf_schedule_desc desc;
-    cf_timing timing;
-    cf_stage_cost stages[PIPELINE_MOST_STAGES * 3];
-    int64_t limits[PIPELINE_MOST_STAGES], limits_bytes[PIPELINE_MOST_STAGES];
-} pipeline_problem;
-
-/* All kinds, 1 .. 6 stages, groups of 1 .. 10 chunks, both replays, limits in chunks and bytes, uneven costs,
-   transfers. The caller frees the plan. */
-void pipeline_draw(harness_rng *rng, pipeline_problem *problem);
-
-/* Sets the harness's note to the problem. */
-void pipeline_note(uint64_t seed, const pipeline_problem *problem);
 
 /* 16 chunks of one token each, a forward of which takes half a second. The caller frees the plan. */
 cf_plan *pipeline_sixteen(cf_timing *timing);
@@ -47,11 +29,16 @@ double pipeline_transfer(const cf_plan *plan, const cf_timing *timing, int64_t c
 /* Seconds of a pass of a chunk on virtual stage v, by the words of cf_stage_cost and cf_timing. */
 double pipeline_seconds(const cf_plan *plan, const cf_timing *timing, int64_t v, int64_t chunk, int pass);
 
-/* Most bytes held at once on a stage, counted from scratch at each action. */
-int64_t pipeline_peak_bytes(const cf_plan *plan, const cf_schedule *schedule, const cf_bytes *bytes, int64_t stage);
+/* What is wrong with a timeline: of each action its times, of all of them their sums and bounds, of each stage its
+   peaks, in bytes as well. */
+const char *pipeline_times_fault(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing,
+                                 const cf_bytes *bytes, const cf_timeline *timeline);
 
-/* Most tokens of state that a virtual stage holds at once. */
-int64_t pipeline_peak_state(const cf_plan *plan, const cf_schedule *s, int64_t v);
+/* A lowered schedule has the passes of the schedule, in its order, and as many transfers as tensors that cross stages.
+   Its passes run when those of the schedule do, to the last bit. */
+const char *pipeline_lowered_fault(const cf_schedule *schedule, const cf_schedule *lowered);
+const char *pipeline_same_times_fault(const cf_schedule *schedule, const cf_timeline *times, const cf_schedule *lowered,
+                                      const cf_timeline *lowered_times);
 
 /* The most tokens of state that any virtual stage of a stage holds at once, over what it may hold by default: two of
    the longest group, and a chunk for each virtual stage behind its first. */

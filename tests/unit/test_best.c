@@ -5,6 +5,7 @@
 #include "../harness.h"
 #include "../reference/naive.h"
 #include "../reference/pipeline.h"
+#include "../reference/problem.h"
 #include "../reference/suite.h"
 
 #include <math.h>
@@ -287,33 +288,32 @@ TEST(fewer_places_than_virtual_stages) {
     CHECK(makespan_of(plan, &desc, NULL) <= 31);
     cf_plan_free(plan);
     for (seed = 0; seed < (uint64_t)harness_rounds(600, 60); seed++) {
-        pipeline_problem problem;
+        problem p;
         harness_rng rng = {seed};
-        pipeline_draw(&rng, &problem);
-        memset(&problem.desc.limits, 0, sizeof problem.desc.limits);
-        problem.desc.kind = CF_SCHEDULE_BEST;
-        problem.desc.shape.replay = CF_REPLAY_LOCAL;
-        problem.desc.shape.n_virtual = harness_between(&rng, 2, 3);
-        problem.desc.shape.placement = (cf_placement)harness_between(&rng, CF_PLACEMENT_LOOP, CF_PLACEMENT_V);
-        problem.desc.forwards_first = 0;
-        problem.desc.budget = seed % 2 ? harness_between(&rng, 1, 12) : 30;
-        for (s = 0; s < PIPELINE_MOST_STAGES; s++)
-            problem.limits[s] = harness_between(&rng, 1, problem.desc.shape.n_virtual);
-        problem.limits[0] = 1;
-        problem.desc.limits.chunks_by_stage = problem.limits;
-        pipeline_note(seed, &problem);
-        CHECK(makespan_of(problem.plan, &problem.desc, NULL) >= 0);
-        problem.desc.limits.per_token.activations = harness_between(&rng, 0, 8);
-        problem.desc.limits.per_token.boundary = harness_between(&rng, 1, 16);
-        problem.desc.limits.bytes = 1;
-        if (cf_schedule_make(problem.plan, &problem.desc, &schedule, &error) == CF_ERROR_INFEASIBLE) {
+        problem_draw(&rng, NULL, &p);
+        memset(&p.desc.limits, 0, sizeof p.desc.limits);
+        p.desc.kind = CF_SCHEDULE_BEST;
+        p.desc.shape.replay = CF_REPLAY_LOCAL;
+        p.desc.shape.n_virtual = harness_between(&rng, 2, 3);
+        p.desc.shape.placement = (cf_placement)harness_between(&rng, CF_PLACEMENT_LOOP, CF_PLACEMENT_V);
+        p.desc.forwards_first = 0;
+        p.desc.budget = seed % 2 ? harness_between(&rng, 1, 12) : 30;
+        for (s = 0; s < PROBLEM_MOST_STAGES; s++)
+            p.limits[s] = harness_between(&rng, 1, p.desc.shape.n_virtual);
+        p.limits[0] = 1;
+        p.desc.limits.chunks_by_stage = p.limits;
+        CHECK(makespan_of(p.plan, &p.desc, NULL) >= 0);
+        p.desc.limits.per_token.activations = harness_between(&rng, 0, 8);
+        p.desc.limits.per_token.boundary = harness_between(&rng, 1, 16);
+        p.desc.limits.bytes = 1;
+        if (cf_schedule_make(p.plan, &p.desc, &schedule, &error) == CF_ERROR_INFEASIBLE) {
             CHECK_STR(error.field, "limits.bytes");
-            problem.desc.limits.bytes = error.wanted;
-            CHECK(makespan_of(problem.plan, &problem.desc, NULL) >= 0);
+            p.desc.limits.bytes = error.wanted;
+            CHECK(makespan_of(p.plan, &p.desc, NULL) >= 0);
         } else {
             cf_schedule_free(schedule);
         }
-        cf_plan_free(problem.plan);
+        problem_free(&p);
     }
 }
 
@@ -651,41 +651,40 @@ TEST(report_says_what_was_done) {
     uint64_t seed;
     for (seed = 1; seed <= (uint64_t)harness_rounds(300, 25); seed++) {
         harness_rng rng = {seed};
-        pipeline_problem problem;
+        problem p;
         cf_search_report report;
         cf_schedule *once = NULL, *twice = NULL;
         cf_timeline *timeline = NULL;
         cf_simulate_desc simulate;
-        pipeline_draw(&rng, &problem);
-        pipeline_note(seed, &problem);
-        problem.desc.kind = CF_SCHEDULE_BEST;
-        problem.desc.shape.replay = CF_REPLAY_LOCAL;
-        problem.desc.budget = 15 + (int64_t)seed % 40;
-        problem.desc.report = &report;
+        problem_draw(&rng, NULL, &p);
+        p.desc.kind = CF_SCHEDULE_BEST;
+        p.desc.shape.replay = CF_REPLAY_LOCAL;
+        p.desc.budget = 15 + (int64_t)seed % 40;
+        p.desc.report = &report;
         memset(&simulate, 0, sizeof simulate);
         memset(&report, 0, sizeof report);
-        simulate.timing = problem.desc.timing;
-        if (cf_schedule_make(problem.plan, &problem.desc, &once, NULL) == CF_OK) {
-            CHECK_INT(cf_simulate(problem.plan, once, &simulate, &timeline, NULL), CF_OK);
+        simulate.timing = p.desc.timing;
+        if (cf_schedule_make(p.plan, &p.desc, &once, NULL) == CF_OK) {
+            CHECK_INT(cf_simulate(p.plan, once, &simulate, &timeline, NULL), CF_OK);
             REQUIRE(timeline != NULL);
             CHECK(fabs(report.makespan - timeline->makespan) <= 1e-9 * timeline->makespan);
             CHECK(report.bound <= report.makespan * (1 + 1e-12));
             CHECK(report.bound <= timeline->bound * (1 + 1e-12));
-            if (!problem.desc.split_backward)
+            if (!p.desc.split_backward)
                 CHECK(report.bound >= timeline->bound * (1 - 1e-12)); /* of all such schedules, and of this one */
             CHECK(report.makespan <= report.fixed_makespan);
             CHECK(report.bound > 0 ? fabs(report.gap - (report.makespan / report.bound - 1)) < 1e-12 : report.gap <= 0);
-            CHECK_INT(report.budget, problem.desc.budget);
-            CHECK(report.n_tried <= report.budget * (1 + problem.desc.split_backward) && report.n_tried > 0);
+            CHECK_INT(report.budget, p.desc.budget);
+            CHECK(report.n_tried <= report.budget * (1 + p.desc.split_backward) && report.n_tried > 0);
             CHECK(report.best_fixed > CF_SCHEDULE_DEFAULT && report.best_fixed < CF_SCHEDULE_BEST);
-            CHECK_INT(cf_schedule_make(problem.plan, &problem.desc, &twice, NULL), CF_OK);
+            CHECK_INT(cf_schedule_make(p.plan, &p.desc, &twice, NULL), CF_OK);
             CHECK_INT(once->n_actions, twice->n_actions);
             CHECK(memcmp(once->actions, twice->actions, (size_t)once->n_actions * sizeof(cf_action)) == 0);
         }
         cf_timeline_free(timeline);
         cf_schedule_free(once);
         cf_schedule_free(twice);
-        cf_plan_free(problem.plan);
+        problem_free(&p);
     }
 }
 

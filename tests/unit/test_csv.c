@@ -5,6 +5,7 @@
 #include "../reference/naive.h"
 #include "../reference/oracle.h"
 #include "../reference/pipeline.h"
+#include "../reference/problem.h"
 #include "tools/command/schedule_csv.h"
 #include "tools/command/schedule_new.h"
 #include "tools/command/text_out.h"
@@ -1009,18 +1010,15 @@ TEST(csv_arguments_are_checked) {
 /* ---- round trips, and damage ---- */
 
 /* A random schedule, lowered or not. */
-static cf_schedule *draw(harness_rng *rng, const cf_plan *plan) {
-    naive_shape shape = naive_draw_shape(rng);
-    cf_schedule *s, *low = NULL;
-    shape.rank = harness_between(rng, 0, plan->n_ranks - 1);
-    s = naive_schedule(rng, plan, &shape);
-    if (s == NULL || harness_chance(rng, 0.5)) return s;
-    if (cf_schedule_lower(plan, s, NULL, &low, NULL) == CF_OK) {
-        naive_free(s);
-        s = naive_copy(low);
-        cf_schedule_free(low);
-    }
-    return s;
+static cf_schedule *draw(harness_rng *rng, int64_t sequences, int64_t ranks, problem *p) {
+    problem_wants wants = {0};
+    wants.random = 1;
+    wants.sequences = sequences;
+    wants.ranks = ranks;
+    problem_draw(rng, &wants, p);
+    if (harness_chance(rng, 0.5)) return naive_copy(problem_own(p)->schedule);
+    CHECK_INT(problem_make(p), CF_OK);
+    return naive_copy(problem_own(p)->lowered);
 }
 
 /* Where PyTorch could run it: the plan in the order of the microbatches is sound, and gives the same text. */
@@ -1047,15 +1045,15 @@ TEST(round_trips) {
     harness_rng rng = {31};
     int round, renumbered = 0;
     for (round = 0; round < harness_rounds(1000, 300); round++) {
-        cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
-        cf_schedule *s = draw(&rng, plan), *again = NULL;
+        problem p;
+        cf_schedule *s = draw(&rng, 6, 2, &p), *again = NULL;
+        cf_plan *plan = p.plan;
         schedule_csv_desc desc;
         schedule_csv_extras *extras = NULL;
         int32_t chunks[64];
         harness_text t = {NULL, 0, 0, 0, 0, 0};
         cf_error error;
         REQUIRE(s != NULL && plan->n_steps <= 64);
-        harness_note("round %d", round);
         memset(&desc, 0, sizeof desc);
         CHECK_INT(schedule_csv_microbatches(plan, s, chunks, &error), CF_OK);
         desc.chunks = chunks;
@@ -1102,9 +1100,8 @@ TEST(round_trips) {
         renumbered += renumber(plan, s, &desc, t.at);
         free(t.at);
         naive_free(s);
-        cf_plan_free(plan);
+        problem_free(&p);
     }
-    harness_note("%s", "");
     CHECK(renumbered >= 50);
     harness_report("%d plans were renumbered", renumbered);
 }
@@ -1114,8 +1111,9 @@ TEST(damaged_text_is_survived) {
     harness_rng rng = {32};
     int round, accepted = 0;
     for (round = 0; round < harness_rounds(6000, 750); round++) {
-        cf_plan *plan = naive_plan(&rng, 4, 1);
-        cf_schedule *s = draw(&rng, plan), *again = NULL;
+        problem p;
+        cf_schedule *s = draw(&rng, 4, 1, &p), *again = NULL;
+        const cf_plan *plan = p.plan;
         schedule_csv_desc desc;
         schedule_csv_extras *extras = NULL;
         int32_t chunks[64];
@@ -1127,7 +1125,6 @@ TEST(damaged_text_is_survived) {
         int64_t n_forwards;
         int edits = (int)harness_between(&rng, 1, 4);
         REQUIRE(s != NULL);
-        harness_note("round %d", round);
         memset(&desc, 0, sizeof desc);
         desc.extensions = 1;
         desc.replay = s->shape.replay;
@@ -1180,9 +1177,8 @@ TEST(damaged_text_is_survived) {
         free(exact);
         free(t.at);
         naive_free(s);
-        cf_plan_free(plan);
+        problem_free(&p);
     }
-    harness_note("%s", "");
     CHECK(accepted > harness_rounds(50, 6));
     harness_report("%d of %d damaged texts were still sound", accepted, round);
 }

@@ -4,11 +4,12 @@
 #include "chunkflow.h"
 #include "../harness.h"
 #include "../reference/pipeline.h"
+#include "../reference/problem.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 20, MOST_SLOTS = 256 };
+enum { MOST = 20 };
 
 typedef struct batch {
     int64_t n, lengths[MOST];
@@ -55,123 +56,8 @@ static cf_schedule_desc describe(harness_rng *rng, const cf_plan *plan) {
     return desc;
 }
 
-/* ---- what is held ---- */
-
 static int64_t parent_of(const cf_plan *plan, int64_t group) {
     return plan->branches != NULL ? plan->branches[group].parent : -1;
-}
-
-/* Whether an F of this chunk reads or writes the state of the group. */
-static int needs(const cf_plan *plan, int64_t chunk, int64_t group) {
-    int64_t at = plan->chunks[chunk].group;
-    while (at >= 0 && at != group) at = parent_of(plan, at);
-    return at == group;
-}
-
-/* Rows of state on virtual stage v while the action at `now` of a list runs: of groups that have begun, up to that
-   action, and that it or a later one needs. *slots: how many groups these are, but for leaves, which have no state. */
-static int64_t rows_held(const cf_plan *plan, const cf_action *list, int64_t n, int64_t now, int32_t v,
-                         int64_t *slots) {
-    int64_t rows = 0, group, i;
-    for (group = 0; group < plan->n_groups; group++) {
-        int64_t own = 0;
-        int begun = 0, needed = 0;
-        for (i = 0; i < n; i++) {
-            if (list[i].stage != v || list[i].pass != CF_F) continue;
-            if (i >= now) needed |= needs(plan, list[i].chunk, group);
-            if (i > now || plan->chunks[list[i].chunk].group != group) continue;
-            begun = 1;
-            own += cf_chunk_state_tokens(plan, list[i].chunk);
-        }
-        if (!begun || !needed) continue;
-        rows += own;
-        *slots += parent_of(plan, group) < 0 || plan->groups[group].tokens > 0;
-    }
-    return rows;
-}
-
-/* Walks through the steps: slots have the states of the path, whose rows are the prefix. Returns what is wrong. */
-static const char *step_fault(const cf_plan *plan, const cf_steps *steps, const cf_step *step, int64_t *held) {
-    const cf_chunk *chunk = &plan->chunks[step->action.chunk];
-    int64_t end = chunk->prefix;
-    int32_t i;
-    if (step->slot >= 0 || step->live != 0) return "activations are kept";
-    if (step->action.pass > CF_W) return step->path >= 0 ? "a transfer has a state" : NULL;
-    if (step->action.pass != CF_F) return "not a forward";
-    if (step->path >= 0 && steps->paths[step->path].first == step->position) {
-        if (held[steps->paths[step->path].state] >= 0) return "a slot is taken that is in use";
-        held[steps->paths[step->path].state] = steps->paths[step->path].group;
-    }
-    if (step->state >= 0 && held[step->state] != chunk->group) return "the slot has another group's state";
-    for (i = step->path; i >= 0; i = steps->paths[i].up) {
-        const cf_path *path = &steps->paths[i];
-        int64_t rows = chunk->prefix - path->begin < path->rows ? chunk->prefix - path->begin : path->rows;
-        if (held[path->state] != path->group || path->clear != -1) return "a state on the path is not there";
-        if (path->begin + rows != end) return "a path has a gap";
-        end = path->begin;
-        if (path->last == step->position) held[path->state] = -1;
-    }
-    return chunk->group >= 0 && end != 0 ? "a path is too short" : NULL;
-}
-
-static void check_steps(const cf_plan *plan, const cf_schedule *s, int64_t stage, int64_t most_slots) {
-    cf_steps *steps = NULL;
-    cf_capacity capacity = {0};
-    cf_error error = {0};
-    int64_t n_v = s->shape.n_stages * s->shape.n_virtual, i, j, chunks = 0, crossing = 0;
-    int64_t held[MOST_SLOTS], n_passes = 0, n_losses = 0, n_sends = 0;
-    REQUIRE(cf_steps_make(plan, s, stage, 0, NULL, &steps, &error) == CF_OK);
-    for (i = 0; i < MOST_SLOTS; i++) held[i] = -1;
-    for (i = 0; i < steps->n; i++) {
-        const cf_step *step = &steps->steps[i];
-        const char *fault = step_fault(plan, steps, step, held);
-        if (fault) FAIL("step %d: %s", (int)i, fault);
-        n_passes += step->action.pass == CF_F;
-        n_losses += step->wants_loss;
-        n_sends += step->action.pass == CF_SEND_F;
-    }
-    for (i = 0; i < MOST_SLOTS; i++) CHECK(held[i] == -1);
-    CHECK_INT(n_passes, plan->n_steps * s->shape.n_virtual);
-    for (i = 0; i < plan->n_steps; i++) chunks += plan->chunks[s->shape.rank * plan->n_steps + i].tokens > 0;
-    CHECK_INT(n_losses, cf_placement_stage(s->shape.placement, s->shape.n_stages, n_v - 1) == stage ? chunks : 0);
-    for (j = 0; j < s->shape.n_virtual; j++) {
-        int64_t v = cf_placement_at(s->shape.placement, s->shape.n_stages, j, stage);
-        crossing += v + 1 < n_v && cf_placement_stage(s->shape.placement, s->shape.n_stages, v + 1) != stage;
-    }
-    CHECK_INT(n_sends, s->lowered ? crossing * plan->n_steps : 0);
-    REQUIRE(cf_steps_capacity(plan, steps, &capacity, &error) == CF_OK);
-    CHECK_INT(capacity.slots, 0);
-    CHECK_INT(capacity.states, most_slots);
-    cf_steps_free(steps);
-}
-
-static void check_held(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t) {
-    int64_t stage, i, j, n_virtual = s->shape.n_virtual;
-    for (stage = 0; stage < s->shape.n_stages; stage++) {
-        const cf_action *list = &s->actions[s->first[stage]];
-        int64_t n = s->first[stage + 1] - s->first[stage], most = 0, most_slots = 0;
-        cf_memory_load *loads = (cf_memory_load *)calloc((size_t)(n * n_virtual + 1), sizeof *loads);
-        REQUIRE(cf_schedule_loads(plan, s, stage, loads, n * n_virtual, NULL) == CF_OK);
-        for (i = 0; i < n; i++) {
-            int64_t rows = 0, slots = 0;
-            for (j = 0; j < n_virtual; j++) {
-                const cf_memory_load *load = &loads[i * n_virtual + j];
-                int64_t v = cf_placement_at(s->shape.placement, s->shape.n_stages, j, stage);
-                int64_t own = rows_held(plan, list, n, i, (int32_t)v, &slots);
-                int64_t padded = list[i].stage == v && list[i].pass == CF_F ? plan->chunks[list[i].chunk].padded : 0;
-                CHECK_INT(load->state_tokens, own);
-                CHECK_INT(load->chunk_tokens, padded);
-                CHECK(load->live_tokens == 0 && load->input_tokens == 0 && load->state_gradient_tokens == 0);
-                rows += own;
-            }
-            most = rows > most ? rows : most;
-            most_slots = slots > most_slots ? slots : most_slots;
-        }
-        free(loads);
-        CHECK_INT(t->peak_state_tokens[stage], most);
-        CHECK(t->peak_live[stage] == 0 && t->peak_tokens[stage] == 0);
-        check_steps(plan, s, stage, most_slots);
-    }
 }
 
 /* ---- the makespan, from the lists ---- */
@@ -232,37 +118,26 @@ static void check_written(const cf_schedule *s, int wanted) {
 }
 
 TEST(forwards_alone_are_sound_and_let_everything_go) {
-    harness_rng rng = {20261126};
+    problem_wants wants = {0};
     int64_t round, n = harness_rounds(150, 30);
+    wants.trees = 1;
     for (round = 0; round < n; round++) {
-        batch b;
-        cf_plan *plan = draw(&rng, &b);
-        cf_schedule_desc desc = describe(&rng, plan);
+        harness_rng rng = {20261126 + (uint64_t)round};
+        problem p;
+        problem_rank *r;
         cf_search_report report;
-        cf_schedule *s = NULL, *lowered = NULL;
-        cf_timeline *t = NULL;
-        cf_error error = {0};
+        problem_draw(&rng, &wants, &p);
         memset(&report, 0, sizeof report);
-        desc.report = &report;
-        if (cf_schedule_make(plan, &desc, &s, &error) != CF_OK) FAIL("cf_schedule_make: %s", error.text);
-        REQUIRE(s != NULL);
-        if (cf_schedule_validate(plan, s, NULL, NULL, &error) != CF_OK) FAIL("validate: %s", error.text);
-        REQUIRE(cf_simulate(plan, s, NULL, &t, &error) == CF_OK);
-        CHECK(s->shape.forward_only == 1 && report.n_tried >= 1);
-        check_held(plan, s, t);
-        if (plan->n_steps > 0) check_time(plan, s, t, &report);
-        check_graph(plan, s);
-        check_written(s, 1);
-        if (cf_schedule_lower(plan, s, NULL, &lowered, &error) != CF_OK) FAIL("lower: %s", error.text);
-        if (cf_schedule_validate(plan, lowered, NULL, NULL, &error) != CF_OK) FAIL("lowered: %s", error.text);
-        cf_timeline_free(t);
-        REQUIRE(cf_simulate(plan, lowered, NULL, &t, &error) == CF_OK);
-        check_held(plan, lowered, t);
-        CHECK(close_to(t->makespan, report.makespan));
-        cf_timeline_free(t);
-        cf_schedule_free(lowered);
-        cf_schedule_free(s);
-        cf_plan_free(plan);
+        p.desc = describe(&rng, p.plan);
+        p.desc.report = &report;
+        REQUIRE(problem_make(&p) == CF_OK);
+        CHECK_STR(problem_judge(&p), NULL);
+        r = problem_own(&p);
+        CHECK(r->schedule->shape.forward_only == 1 && report.n_tried >= 1);
+        if (p.plan->n_steps > 0) check_time(p.plan, r->schedule, r->times, &report);
+        check_graph(p.plan, r->schedule);
+        check_written(r->schedule, 1);
+        problem_free(&p);
     }
 }
 

@@ -3,7 +3,7 @@
 
 #include "chunkflow.h"
 #include "../harness.h"
-#include "../reference/pipeline.h"
+#include "../reference/problem.h"
 #include "tools/command/idle.h"
 #include "tools/command/schedule_csv.h"
 
@@ -289,11 +289,11 @@ TEST(causes_of_random_schedules) {
     int cause;
     for (seed = 1; seed <= (uint64_t)harness_rounds(150, 30); seed++) {
         harness_rng rng = {seed};
-        pipeline_problem p;
+        problem p;
         cf_schedule *schedule = NULL;
         cf_simulate_desc desc;
         book b;
-        pipeline_draw(&rng, &p);
+        problem_draw(&rng, NULL, &p);
         if (seed % 3 == 0) { /* slow links where rows turn, so that transfers wait for each other, and padding */
             int64_t i;
             for (i = 0; i < p.plan->n_chunks; i++) p.plan->chunks[i].padded += i % 3;
@@ -306,7 +306,6 @@ TEST(causes_of_random_schedules) {
             p.timing.all.forward.per_token = 1;
             p.desc.timing = &p.timing;
         }
-        pipeline_note(seed, &p);
         p.desc.budget = 5;
         memset(&desc, 0, sizeof desc);
         desc.timing = p.desc.timing;
@@ -320,7 +319,7 @@ TEST(causes_of_random_schedules) {
             cf_timeline_free(timeline);
         }
         cf_schedule_free(schedule);
-        cf_plan_free(p.plan);
+        problem_free(&p);
     }
     harness_note("%s", "");
     CHECK(made > harness_rounds(50, 10));

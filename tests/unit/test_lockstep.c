@@ -1,10 +1,11 @@
-/* Ranks in step: plans laid out in columns, one list for all ranks, the validator over all of them. The judge here
-   knows only what a kind is. */
+/* Ranks in step: plans laid out in columns, one list for all ranks, the validator over all of them. (Sound ones:
+   test_problem.) */
 
 #include "chunkflow.h"
 #include "../harness.h"
 #include "../reference/naive.h"
 #include "../reference/oracle.h"
+#include "../reference/problem.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,31 +14,12 @@
 
 /* ---- the judge ---- */
 
-/* The i-th pass of a stage, transfers left out; NULL: it has no such pass. */
-static const cf_action *pass_at(const cf_schedule *s, int64_t stage, int64_t i) {
-    int64_t at;
-    for (at = s->first[stage]; at < s->first[stage + 1]; at++)
-        if (s->actions[at].pass < CF_COMPUTE_PASS_COUNT && i-- == 0) return &s->actions[at];
-    return NULL;
-}
-
-/* A kind as a number: virtual stage and forward, B, I or W. */
-static int kind_of(const cf_action *a) { return a ? a->stage * 8 + (a->pass == CF_R ? CF_F : a->pass) : -1; }
-
 /* What is wrong with the schedules of all ranks, or NULL. */
 static const char *fault(const cf_plan *plan, cf_schedule *const *schedules) {
-    int64_t rank, stage, i;
-    for (rank = 0; rank < plan->n_ranks; rank++) {
-        const char *own = schedules[rank]->shape.forward_only ? NULL : naive_fault(plan, schedules[rank]);
-        if (own) return own;
-        for (stage = 0; stage < schedules[0]->shape.n_stages; stage++)
-            for (i = 0;; i++) {
-                int kind = kind_of(pass_at(schedules[0], stage, i));
-                if (kind != kind_of(pass_at(schedules[rank], stage, i))) return "not in step";
-                if (kind < 0) break;
-            }
-    }
-    return NULL;
+    const char *own = NULL;
+    int64_t rank;
+    for (rank = 0; rank < plan->n_ranks && !own; rank++) own = naive_fault(plan, schedules[rank]);
+    return own ? own : problem_in_step_fault(plan, (const cf_schedule *const *)schedules);
 }
 
 /* ---- what is drawn ---- */
@@ -118,30 +100,6 @@ static void drop(in_step *t) {
 static const cf_schedule *const *all(const in_step *t) { return (const cf_schedule *const *)t->schedules; }
 
 /* ---- sound ones ---- */
-
-TEST(all_ranks_are_in_step) {
-    int i, judged = 0;
-    for (i = 0; i < harness_rounds(4000, 300); i++) {
-        harness_rng rng = {33000 + (uint64_t)i};
-        in_step t;
-        cf_error error = {0};
-        draw(&rng, &t);
-        harness_note("seed %d: kind %d, ranks %d, stages %d x %d, K %d", 33000 + i, (int)t.order.kind,
-                     (int)t.pack.n_ranks, (int)t.order.shape.n_stages, (int)t.order.shape.n_virtual,
-                     (int)t.order.shape.k);
-        if (!CHECK(make(&t, i % 3 == 0))) harness_note("%s", t.error.text);
-        REQUIRE(t.columns != NULL);
-        CHECK_INT(cf_plan_validate(t.plan, t.lengths, t.n, NULL, NULL), CF_OK);
-        if (t.list) {
-            CHECK_STR(fault(t.plan, t.schedules), NULL);
-            CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &error), CF_OK);
-            judged++;
-        }
-        drop(&t);
-    }
-    harness_report("%d", judged);
-    CHECK(judged > i * 3 / 4);
-}
 
 /* A column costs what the dearest of its chunks costs, has the most rows and tokens of them, and is in a group where a
    group of any rank runs; columns that one of these runs through are one group. All of it counted again. */
@@ -699,7 +657,7 @@ TEST(lockstep_survives_without_memory) {
     drop(&t);
 }
 
-SUITE(lockstep, CASE(all_ranks_are_in_step), CASE(columns_are_what_they_stand_for),
+SUITE(lockstep, CASE(columns_are_what_they_stand_for),
       CASE(columns_take_as_long_as_the_dearest_rank_at_each_position),
       CASE(a_plain_plan_is_not_in_step), CASE(in_step_costs_little), CASE(steps_say_which_backward_is_the_last),
       CASE(packing_in_step_needs_what_pack_size_says), CASE(ranks_out_of_step_are_refused),

@@ -7,108 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int64_t count_pass(const cf_schedule *s, int pass) {
-    int64_t i, n = 0;
-    for (i = 0; i < s->n_actions; i++) n += s->actions[i].pass == pass;
-    return n;
-}
-
-/* The passes of a lowered schedule, in their order, must be those of the original. */
-static void check_same_passes(const cf_schedule *s, const cf_schedule *low) {
-    int64_t stage, i, j;
-    for (stage = 0; stage < s->shape.n_stages; stage++) {
-        for (i = s->first[stage], j = low->first[stage]; j < low->first[stage + 1]; j++) {
-            const cf_action *a = &low->actions[j];
-            if (a->pass > CF_W) continue;
-            if (i == s->first[stage + 1] || memcmp(a, &s->actions[i], sizeof *a) != 0) {
-                FAIL("stage %d, position %d: another pass than before", (int)stage, (int)(j - low->first[stage]));
-                return;
-            }
-            i++;
-        }
-        CHECK_INT(i, s->first[stage + 1]);
-    }
-}
-
-/* Whether a tensor that goes so many virtual stages on goes to another stage. */
-static int leaves(const cf_schedule *s, const cf_action *a, int way) {
-    int64_t to = a->stage + way;
-    return to >= 0 && to < s->shape.n_stages * s->shape.n_virtual && naive_stage(s, to) != naive_stage(s, a->stage);
-}
-
-/* As many transfers as tensors that cross stages, by the definitions. */
-static void check_transfers(const cf_schedule *s, const cf_schedule *low) {
-    int64_t i, j, forwards = 0, replays = 0, backwards = 0;
-    for (i = 0; i < s->n_actions; i++) {
-        const cf_action *a = &s->actions[i];
-        forwards += a->pass == CF_F && leaves(s, a, 1);
-        backwards += (a->pass == CF_B || a->pass == CF_I) && leaves(s, a, -1);
-        for (j = 0; j < s->n_actions && a->pass == CF_R && s->shape.replay == CF_REPLAY_PIPELINE && leaves(s, a, 1);
-             j++)
-            replays +=
-                s->actions[j].pass == CF_R && s->actions[j].chunk == a->chunk && s->actions[j].stage == a->stage + 1;
-    }
-    CHECK_INT(count_pass(low, CF_SEND_F), forwards);
-    CHECK_INT(count_pass(low, CF_RECV_F), forwards);
-    CHECK_INT(count_pass(low, CF_SEND_R), replays);
-    CHECK_INT(count_pass(low, CF_RECV_R), replays);
-    CHECK_INT(count_pass(low, CF_SEND_B), backwards);
-    CHECK_INT(count_pass(low, CF_RECV_B), backwards);
-}
-
-static void draw_timing(harness_rng *rng, cf_timing *timing) {
-    memset(timing, 0, sizeof *timing);
-    timing->all.forward.constant = (double)harness_between(rng, 0, 2);
-    timing->all.forward.per_token = harness_unit(rng);
-    if (harness_chance(rng, 0.3)) timing->all.backward.per_pair = harness_unit(rng);
-    if (harness_chance(rng, 0.5)) timing->latency = 3 * harness_unit(rng);
-    timing->seconds_per_token = harness_unit(rng);
-    if (harness_chance(rng, 0.6)) return;
-    timing->latency = (double)harness_between(rng, 0, 1); /* much begins at the same time, and some passes take none */
-    timing->seconds_per_token = timing->all.backward.per_pair = timing->all.forward.constant = 0;
-    timing->all.forward.per_token = (double)harness_between(rng, 0, 1);
-    timing->all.input.per_token = (double)harness_between(rng, 0, 1);
-    timing->all.weight.per_token = (double)harness_between(rng, 0, 1);
-    timing->all.backward.per_token = (double)harness_between(rng, 0, 2);
-}
-
-TEST(rendezvous_never_deadlocks) {
-    harness_rng rng = {77};
-    int round;
-    for (round = 0; round < harness_rounds(4000, 400); round++) {
-        cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
-        naive_shape shape = naive_draw_shape(&rng);
-        cf_schedule *s, *low = NULL;
-        cf_lower_desc desc;
-        cf_timing timing;
-        cf_error error;
-        const char *fault;
-        shape.rank = harness_between(&rng, 0, plan->n_ranks - 1);
-        s = naive_schedule(&rng, plan, &shape);
-        REQUIRE(s != NULL);
-        harness_note("round %d", round);
-        memset(&desc, 0, sizeof desc);
-        draw_timing(&rng, &timing);
-        if (harness_chance(&rng, 0.7)) desc.timing = &timing;
-        if (!CHECK_INT(cf_schedule_lower(plan, s, &desc, &low, &error), CF_OK)) FAIL("%s", error.text);
-        REQUIRE(low != NULL);
-        CHECK_INT(low->lowered, 1);
-        CHECK_INT(s->lowered, 0);
-        CHECK(low->shape.n_stages == s->shape.n_stages && low->shape.n_virtual == s->shape.n_virtual &&
-              low->shape.k == s->shape.k && low->shape.rank == s->shape.rank);
-        check_same_passes(s, low);
-        if (round % 20 == 0) check_transfers(s, low);
-        fault = naive_rendezvous(plan, low);
-        if (fault) FAIL("%s", fault);
-        if (round % 20 == 0) CHECK_STR(naive_fault(plan, low), NULL);
-        if (!CHECK_INT(cf_schedule_validate(plan, low, NULL, NULL, &error), CF_OK)) FAIL("%s", error.text);
-        cf_schedule_free(low);
-        naive_free(s);
-        cf_plan_free(plan);
-    }
-    harness_note("%s", "");
-}
-
 static void check_list(const cf_schedule *s, int64_t stage, const char *wanted) {
     char text[600];
     int64_t i, n = 0;
@@ -227,6 +125,6 @@ TEST(lower_refuses_what_is_not_sound) {
     cf_plan_free(plan);
 }
 
-SUITE(lower, CASE(rendezvous_never_deadlocks), CASE(a_small_example),
+SUITE(lower, CASE(a_small_example),
       CASE(a_transfer_comes_before_a_pass_that_begins_at_the_same_time),
       CASE(lower_refuses_what_is_not_sound));

@@ -3,6 +3,7 @@
 #include "../harness.h"
 #include "../reference/naive.h"
 #include "../reference/pipeline.h"
+#include "../reference/problem.h"
 
 #include <math.h>
 #include <string.h>
@@ -18,16 +19,15 @@ static double makespan_of(const cf_plan *plan, cf_schedule_desc desc) {
 }
 
 /* Small enough a budget for a search to miss what another one finds, unless it looks there, too. */
-static void draw(uint64_t seed, pipeline_problem *problem) {
+static void draw(uint64_t seed, problem *p) {
     harness_rng rng = {seed};
-    pipeline_draw(&rng, problem);
-    pipeline_note(seed, problem);
-    problem->desc.kind = CF_SCHEDULE_BEST;
-    problem->desc.shape.replay = CF_REPLAY_LOCAL;
-    problem->desc.budget = 4;
-    problem->desc.split_backward = 0;
-    if (problem->desc.limits.chunks == 0 && problem->desc.limits.chunks_by_stage == NULL)
-        problem->desc.limits.chunks = CF_NO_LIMIT;
+    problem_draw(&rng, NULL, p);
+    p->desc.kind = CF_SCHEDULE_BEST;
+    p->desc.shape.replay = CF_REPLAY_LOCAL;
+    p->desc.budget = 4;
+    p->desc.split_backward = 0;
+    if (p->desc.limits.chunks == 0 && p->desc.limits.chunks_by_stage == NULL)
+        p->desc.limits.chunks = CF_NO_LIMIT;
 }
 
 /* Counts where more is of use: a test in which the two never differ would show nothing. */
@@ -43,13 +43,13 @@ static void compare_all(vary_fn *vary) {
     uint64_t seed;
     int n_better = 0;
     for (seed = 1; seed <= (uint64_t)harness_rounds(400, 60); seed++) {
-        pipeline_problem problem;
+        problem p;
         cf_schedule_desc less;
-        draw(seed, &problem);
-        less = problem.desc;
-        if (vary(seed, problem.plan, &problem.desc, &less))
-            compare(makespan_of(problem.plan, problem.desc), makespan_of(problem.plan, less), &n_better);
-        cf_plan_free(problem.plan);
+        draw(seed, &p);
+        less = p.desc;
+        if (vary(seed, p.plan, &p.desc, &less))
+            compare(makespan_of(p.plan, p.desc), makespan_of(p.plan, less), &n_better);
+        problem_free(&p);
     }
     CHECK(n_better > 0);
 }
@@ -77,29 +77,29 @@ TEST(never_longer_than_a_fixed_kind) {
     uint64_t seed;
     int n_better = 0;
     for (seed = 1; seed <= (uint64_t)harness_rounds(400, 60); seed++) {
-        pipeline_problem problem;
+        problem p;
         cf_schedule_desc desc;
         double best;
         int kind;
-        draw(seed, &problem);
-        problem.desc.split_backward = seed % 2;
-        if (problem.desc.limits.state == 0) problem.desc.limits.state = CF_NO_LIMIT;
-        if (problem.desc.limits.chunks == 0) problem.desc.limits.chunks = CF_NO_LIMIT;
-        best = makespan_of(problem.plan, problem.desc);
+        draw(seed, &p);
+        p.desc.split_backward = seed % 2;
+        if (p.desc.limits.state == 0) p.desc.limits.state = CF_NO_LIMIT;
+        if (p.desc.limits.chunks == 0) p.desc.limits.chunks = CF_NO_LIMIT;
+        best = makespan_of(p.plan, p.desc);
         for (kind = CF_SCHEDULE_PAPER; kind < CF_SCHEDULE_BEST; kind++) {
             cf_schedule *schedule = NULL;
-            desc = problem.desc;
+            desc = p.desc;
             desc.kind = (cf_schedule_kind)kind;
             desc.split_backward = 0;
-            if (kind == CF_SCHEDULE_ZERO_BUBBLE && !problem.desc.split_backward) continue;
+            if (kind == CF_SCHEDULE_ZERO_BUBBLE && !p.desc.split_backward) continue;
             if (kind < CF_SCHEDULE_ZERO_BUBBLE && desc.shape.placement == CF_PLACEMENT_V) continue;
             if (kind != CF_SCHEDULE_ZERO_BUBBLE && (kind == CF_SCHEDULE_INTERLEAVED) != (desc.shape.n_virtual > 1))
                 continue;
-            if (cf_schedule_make(problem.plan, &desc, &schedule, NULL) != CF_OK) continue;
-            compare(best, pipeline_makespan(problem.plan, schedule, desc.timing, NULL, NULL), &n_better);
+            if (cf_schedule_make(p.plan, &desc, &schedule, NULL) != CF_OK) continue;
+            compare(best, pipeline_makespan(p.plan, schedule, desc.timing, NULL, NULL), &n_better);
             cf_schedule_free(schedule);
         }
-        cf_plan_free(problem.plan);
+        problem_free(&p);
     }
     CHECK(n_better > 0);
 }
@@ -191,25 +191,25 @@ TEST(where_one_chunk_fits_there_is_a_schedule) {
 TEST(a_limit_that_binds_nothing_changes_nothing) {
     uint64_t seed;
     for (seed = 1; seed <= (uint64_t)harness_rounds(200, 40); seed++) {
-        pipeline_problem problem;
+        problem p;
         cf_schedule *without = NULL, *with = NULL;
         cf_schedule_desc desc;
-        draw(seed, &problem);
-        desc = problem.desc;
+        draw(seed, &p);
+        desc = p.desc;
         desc.limits.chunks_by_stage = desc.limits.bytes_by_stage = NULL;
         desc.limits.chunks = CF_NO_LIMIT;
         desc.limits.bytes = 0;
-        CHECK_INT(cf_schedule_make(problem.plan, &desc, &without, NULL), CF_OK);
+        CHECK_INT(cf_schedule_make(p.plan, &desc, &without, NULL), CF_OK);
         if (seed % 2) desc.limits.chunks = 1000000;
         desc.limits.per_token.state = seed % 3 != 0;
         desc.limits.bytes = seed % 2 ? 0 : (int64_t)1 << 40;
-        CHECK_INT(cf_schedule_make(problem.plan, &desc, &with, NULL), CF_OK);
+        CHECK_INT(cf_schedule_make(p.plan, &desc, &with, NULL), CF_OK);
         REQUIRE(with != NULL && without != NULL);
         CHECK_INT(with->n_actions, without->n_actions);
         CHECK(memcmp(with->actions, without->actions, (size_t)with->n_actions * sizeof *with->actions) == 0);
         cf_schedule_free(with);
         cf_schedule_free(without);
-        cf_plan_free(problem.plan);
+        problem_free(&p);
     }
 }
 

@@ -2,7 +2,9 @@
 
 #include "chunkflow.h"
 #include "../harness.h"
+#include "../reference/naive.h"
 #include "../reference/pipeline.h"
+#include "../reference/problem.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -131,7 +133,7 @@ TEST(memory_of_equal_chunks) {
         cf_schedule *schedule = make(plan, &desc);
         REQUIRE(schedule != NULL);
         for (s = 0; s < p; s++) {
-            int64_t peak = pipeline_peak_bytes(plan, schedule, &one, s);
+            int64_t peak = naive_peak_bytes(plan, schedule, s, &one);
             harness_note("%s, stage %d", cf_schedule_kind_name((cf_schedule_kind)i), (int)s);
             if (i == CF_SCHEDULE_PAPER || i == CF_SCHEDULE_1F1B) CHECK_INT(peak, p - s);
             if (i == CF_SCHEDULE_GPIPE) CHECK_INT(peak, m);
@@ -151,41 +153,10 @@ static int has_limit(const cf_schedule_desc *desc) {
            desc->limits.bytes_by_stage != NULL;
 }
 
-TEST(rules_hold_for_all_kinds) {
-    uint64_t seed;
-    int64_t made = 0, refused = 0;
-    for (seed = 1; seed <= (uint64_t)harness_rounds(1500, 200); seed++) {
-        harness_rng rng = {seed};
-        pipeline_problem problem;
-        cf_schedule *schedule = NULL;
-        cf_error error;
-        cf_result result;
-        pipeline_draw(&rng, &problem);
-        pipeline_note(seed, &problem);
-        result = cf_schedule_make(problem.plan, &problem.desc, &schedule, &error);
-        if (result == CF_OK) {
-            const char *fault = pipeline_fault(problem.plan, schedule, &problem.desc);
-            if (fault) FAIL("broken rule: %s", fault);
-            CHECK(pipeline_makespan(problem.plan, schedule, problem.desc.timing, NULL, NULL) >= 0);
-            CHECK_INT(schedule->kind, problem.desc.kind);
-            made++;
-        } else {
-            CHECK_INT(result, CF_ERROR_INFEASIBLE);
-            CHECK(has_limit(&problem.desc));
-            refused++;
-        }
-        cf_schedule_free(schedule);
-        cf_plan_free(problem.plan);
-    }
-    CHECK(made > harness_rounds(1000, 130));
-    CHECK(refused > harness_rounds(20, 3));
-    harness_report("%d schedules, %d limits refused", (int)made, (int)refused);
-}
-
 /* A refused limit comes with the smallest that would do: that one works, one less does not. */
 /* With forwards_first each list is all F, none of which keeps anything, and then R and B of one chunk after the
    other. */
-static void check_forwards_first(const pipeline_problem *p, const cf_schedule *schedule, const cf_timeline *timeline) {
+static void check_forwards_first(const problem *p, const cf_schedule *schedule, const cf_timeline *timeline) {
     int64_t n = p->plan->n_steps, state = 0, s, i;
     for (i = 0; i < n; i++) state += cf_chunk_state_tokens(p->plan, p->desc.shape.rank * n + i);
     for (s = 0; s < schedule->shape.n_stages; s++) {
@@ -204,12 +175,12 @@ TEST(every_first_forward_first) {
     int64_t n_chunks, n_stages;
     for (seed = 5400; seed < 5400 + (uint64_t)harness_rounds(200, 60); seed++) {
         harness_rng rng = {seed};
-        pipeline_problem p;
+        problem p;
         cf_simulate_desc clock = {0};
         cf_schedule *schedule;
         cf_timeline *timeline = NULL;
         int64_t chunks = 0;
-        pipeline_draw(&rng, &p);
+        problem_draw(&rng, NULL, &p);
         chunks = harness_chance(&rng, 0.5) ? 1 : CF_NO_LIMIT;
         memset(&p.desc.limits, 0, sizeof p.desc.limits);
         p.desc.limits.chunks = chunks;
@@ -218,7 +189,6 @@ TEST(every_first_forward_first) {
         p.desc.shape.placement = CF_PLACEMENT_LOOP;
         p.desc.shape.replay = CF_REPLAY_LOCAL;
         p.desc.forwards_first = 1;
-        pipeline_note(seed, &p);
         schedule = make(p.plan, &p.desc);
         REQUIRE(schedule != NULL && cf_schedule_validate(p.plan, schedule, NULL, NULL, NULL) == CF_OK);
         clock.timing = p.desc.timing;
@@ -226,7 +196,7 @@ TEST(every_first_forward_first) {
         check_forwards_first(&p, schedule, timeline);
         cf_timeline_free(timeline);
         cf_schedule_free(schedule);
-        cf_plan_free(p.plan);
+        problem_free(&p);
     }
     harness_note("%s", "");
     for (n_chunks = 1; n_chunks <= 6; n_chunks++) /* equal ones, with F = R = 1 and B = 2 */
@@ -246,15 +216,14 @@ TEST(refused_limits_say_what_would_do) {
     int64_t refused = 0;
     for (seed = 1; seed <= (uint64_t)harness_rounds(1500, 200); seed++) {
         harness_rng rng = {seed};
-        pipeline_problem problem;
+        problem p;
         cf_schedule *schedule = NULL;
         cf_schedule_desc desc;
         cf_error error;
         int64_t *limit;
-        pipeline_draw(&rng, &problem);
-        pipeline_note(seed, &problem);
-        desc = problem.desc;
-        if (has_limit(&desc) && cf_schedule_make(problem.plan, &desc, &schedule, &error) == CF_ERROR_INFEASIBLE) {
+        problem_draw(&rng, NULL, &p);
+        desc = p.desc;
+        if (has_limit(&desc) && cf_schedule_make(p.plan, &desc, &schedule, &error) == CF_ERROR_INFEASIBLE) {
             int in_bytes = strcmp(error.field, "limits.bytes") == 0;
             CHECK(in_bytes || strcmp(error.field, "limits.chunks") == 0);
             CHECK(error.got < error.wanted);
@@ -262,19 +231,19 @@ TEST(refused_limits_say_what_would_do) {
             desc.limits.bytes_by_stage = in_bytes ? NULL : desc.limits.bytes_by_stage;
             limit = in_bytes ? &desc.limits.bytes : &desc.limits.chunks;
             *limit = error.wanted;
-            if (cf_schedule_make(problem.plan, &desc, &schedule, &error) != CF_OK) {
+            if (cf_schedule_make(p.plan, &desc, &schedule, &error) != CF_OK) {
                 CHECK_STR(error.field,
                           in_bytes ? "limits.chunks" : "limits.bytes"); /* the other one is impossible, too */
             } else if (*limit > 1) {
                 cf_schedule_free(schedule);
                 schedule = NULL;
                 --*limit;
-                CHECK_INT(cf_schedule_make(problem.plan, &desc, &schedule, &error), CF_ERROR_INFEASIBLE);
+                CHECK_INT(cf_schedule_make(p.plan, &desc, &schedule, &error), CF_ERROR_INFEASIBLE);
             }
             refused++;
         }
         cf_schedule_free(schedule);
-        cf_plan_free(problem.plan);
+        problem_free(&p);
     }
     CHECK(refused > harness_rounds(20, 3));
 }
@@ -301,48 +270,47 @@ TEST(inputs_that_cost_more_than_activations) {
     int64_t made = 0, dropped = 0;
     for (seed = 1; seed <= (uint64_t)harness_rounds(600, 150); seed++) {
         harness_rng rng = {seed};
-        pipeline_problem problem;
+        problem p;
         cf_schedule_desc desc;
         cf_schedule *schedule = NULL;
         cf_error error;
         int64_t s, most = 0, i;
-        pipeline_draw(&rng, &problem);
-        desc = problem.desc;
+        problem_draw(&rng, NULL, &p);
+        desc = p.desc;
         if (seed % 2 == 0) {
-            cf_plan_free(problem.plan);
-            problem.plan = uneven_plan(&rng);
-            REQUIRE(problem.plan != NULL);
-            desc.kind = problem.desc.kind = CF_SCHEDULE_BEST;
-            desc.shape.rank = problem.desc.shape.rank = 0;
+            cf_plan_free(p.plan);
+            p.plan = uneven_plan(&rng);
+            REQUIRE(p.plan != NULL);
+            desc.kind = p.desc.kind = CF_SCHEDULE_BEST;
+            desc.shape.rank = p.desc.shape.rank = 0;
         }
-        pipeline_note(seed, &problem);
         desc.shape.replay = CF_REPLAY_LOCAL;
         desc.limits.chunks = CF_NO_LIMIT;
         desc.limits.bytes = 0;
         desc.limits.chunks_by_stage = desc.limits.bytes_by_stage = NULL;
         desc.limits.per_token.activations = harness_between(&rng, 0, 3);
         desc.limits.per_token.boundary = harness_between(&rng, 4, 20);
-        REQUIRE(cf_schedule_make(problem.plan, &desc, &schedule, NULL) == CF_OK);
+        REQUIRE(cf_schedule_make(p.plan, &desc, &schedule, NULL) == CF_OK);
         for (s = 0; s < schedule->shape.n_stages; s++) {
-            int64_t peak = pipeline_peak_bytes(problem.plan, schedule, &desc.limits.per_token, s);
+            int64_t peak = naive_peak_bytes(p.plan, schedule, s, &desc.limits.per_token);
             most = peak > most ? peak : most;
         }
         cf_schedule_free(schedule);
         schedule = NULL;
         desc.limits.bytes = most * harness_between(&rng, 5, 20) / 20;
         memset(&error, 0, sizeof error);
-        if (desc.limits.bytes > 0 && cf_schedule_make(problem.plan, &desc, &schedule, &error) == CF_ERROR_INFEASIBLE) {
+        if (desc.limits.bytes > 0 && cf_schedule_make(p.plan, &desc, &schedule, &error) == CF_ERROR_INFEASIBLE) {
             desc.limits.bytes = error.wanted; /* the smallest that would do */
-            CHECK_INT(cf_schedule_make(problem.plan, &desc, &schedule, NULL), CF_OK);
+            CHECK_INT(cf_schedule_make(p.plan, &desc, &schedule, NULL), CF_OK);
         }
         if (schedule != NULL) {
-            const char *fault = pipeline_fault(problem.plan, schedule, &desc);
+            const char *fault = pipeline_fault(p.plan, schedule, &desc);
             if (fault) FAIL("broken rule: %s", fault);
             made++;
             for (i = 0; i < schedule->n_actions; i++) dropped += schedule->actions[i].pass == CF_R;
         }
         cf_schedule_free(schedule);
-        cf_plan_free(problem.plan);
+        problem_free(&p);
     }
     CHECK(made > harness_rounds(400, 100) && dropped > harness_rounds(400, 100));
     harness_report("%d schedules, %d replays", (int)made, (int)dropped);
@@ -356,24 +324,23 @@ TEST(limits_of_state) {
     uint64_t seed;
     for (seed = 1; seed <= 300; seed++) {
         harness_rng rng = {seed};
-        int64_t by_stage[PIPELINE_MOST_STAGES], longest = 0, peak = 0, given, v, g;
-        pipeline_problem problem;
+        int64_t by_stage[PROBLEM_MOST_STAGES], longest = 0, peak = 0, given, v, g;
+        problem p;
         cf_schedule *schedule = NULL;
         cf_schedule_desc desc;
         cf_validate_desc rules;
         cf_error error;
         cf_result result;
-        pipeline_draw(&rng, &problem);
-        pipeline_note(seed, &problem);
-        desc = problem.desc;
-        for (g = 0; g < problem.plan->n_groups; g++)
-            if (problem.plan->chunks[problem.plan->groups[g].first_chunk].rank == desc.shape.rank &&
-                problem.plan->groups[g].tokens > longest)
-                longest = problem.plan->groups[g].tokens;
+        problem_draw(&rng, NULL, &p);
+        desc = p.desc;
+        for (g = 0; g < p.plan->n_groups; g++)
+            if (p.plan->chunks[p.plan->groups[g].first_chunk].rank == desc.shape.rank &&
+                p.plan->groups[g].tokens > longest)
+                longest = p.plan->groups[g].tokens;
         desc.limits.state = given = longest > 0 ? harness_between(&rng, longest / 2, 2 * longest) : 7;
-        for (v = 0; v < PIPELINE_MOST_STAGES; v++) by_stage[v] = v % 2 ? 0 : given;
+        for (v = 0; v < PROBLEM_MOST_STAGES; v++) by_stage[v] = v % 2 ? 0 : given;
         if (harness_chance(&rng, 0.3)) desc.limits.state_by_stage = by_stage;
-        result = cf_schedule_make(problem.plan, &desc, &schedule, &error);
+        result = cf_schedule_make(p.plan, &desc, &schedule, &error);
         if (result != CF_OK) {
             CHECK_INT(result, CF_ERROR_INFEASIBLE);
             if (strcmp(error.field, "limits.state") == 0) CHECK(given < longest && error.wanted == longest);
@@ -381,25 +348,26 @@ TEST(limits_of_state) {
         } else {
             memset(&rules, 0, sizeof rules);
             CHECK(given >= longest);
-            CHECK_INT(cf_schedule_validate(problem.plan, schedule, NULL, NULL, &error), CF_OK);
+            CHECK_INT(cf_schedule_validate(p.plan, schedule, NULL, NULL, &error), CF_OK);
             for (v = 0; v < schedule->shape.n_stages; v++)
                 CHECK_INT(schedule->limits.state_by_stage[v], given);
-            for (v = 0; v < schedule->shape.n_stages * schedule->shape.n_virtual; v++)
-                if (pipeline_peak_state(problem.plan, schedule, v) > peak)
-                    peak = pipeline_peak_state(problem.plan, schedule, v);
+            for (v = 0; v < schedule->shape.n_stages; v++) {
+                int64_t held = naive_peaks_of(p.plan, schedule, v, &desc.limits.per_token).state_of_one;
+                if (held > peak) peak = held;
+            }
             CHECK(peak <= given);
             rules.limits.state = peak;
-            CHECK(peak == 0 || cf_schedule_validate(problem.plan, schedule, &rules, NULL, &error) == CF_OK);
+            CHECK(peak == 0 || cf_schedule_validate(p.plan, schedule, &rules, NULL, &error) == CF_OK);
             rules.limits.state = peak - 1;
             if (peak > 1) {
-                CHECK_INT(cf_schedule_validate(problem.plan, schedule, &rules, NULL, &error), CF_ERROR_SCHEDULE);
+                CHECK_INT(cf_schedule_validate(p.plan, schedule, &rules, NULL, &error), CF_ERROR_SCHEDULE);
                 CHECK_STR(error.field, "limits.state");
                 CHECK_INT(error.wanted, peak - 1);
             }
             n_made++;
         }
         cf_schedule_free(schedule);
-        cf_plan_free(problem.plan);
+        problem_free(&p);
     }
     CHECK(n_made > 100 && n_refused > 10);
 }
@@ -409,40 +377,39 @@ TEST(limits_at_the_peak_and_below) {
     uint64_t seed;
     for (seed = 1; seed <= 300; seed++) {
         harness_rng rng = {seed};
-        pipeline_problem problem;
+        problem p;
         cf_schedule *schedule;
         cf_schedule_desc desc;
         int64_t s, step;
-        pipeline_draw(&rng, &problem);
+        problem_draw(&rng, NULL, &p);
         if (seed % 2 == 0) {
-            cf_plan_free(problem.plan);
-            problem.plan = uneven_plan(&rng);
-            REQUIRE(problem.plan != NULL);
-            problem.desc.shape.rank = 0;
+            cf_plan_free(p.plan);
+            p.plan = uneven_plan(&rng);
+            REQUIRE(p.plan != NULL);
+            p.desc.shape.rank = 0;
         }
-        pipeline_note(seed, &problem);
-        desc = problem.desc;
+        desc = p.desc;
         desc.limits.chunks = desc.limits.bytes = 0;
         desc.limits.chunks_by_stage = desc.limits.bytes_by_stage = NULL;
         desc.kind = (cf_schedule_kind)harness_between(&rng, CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B);
         if (desc.kind != CF_SCHEDULE_PAPER) desc.shape.replay = CF_REPLAY_LOCAL;
         desc.shape.n_virtual = 1;
         desc.shape.placement = CF_PLACEMENT_LOOP;
-        schedule = make(problem.plan, &desc);
+        schedule = make(p.plan, &desc);
         REQUIRE(schedule != NULL);
         for (step = 0; step < 3; step++) {
             cf_schedule *tight;
             for (s = 0; s < desc.shape.n_stages; s++) {
-                int64_t live = pipeline_peak_bytes(problem.plan, schedule, &desc.limits.per_token, s);
-                problem.limits_bytes[s] = step == 1 && live > 1 ? live - 1 : live * (4 - step) / 4 + 1;
+                int64_t live = naive_peak_bytes(p.plan, schedule, s, &desc.limits.per_token);
+                p.limits_bytes[s] = step == 1 && live > 1 ? live - 1 : live * (4 - step) / 4 + 1;
             }
-            desc.limits.bytes_by_stage = problem.limits_bytes;
-            if (cf_schedule_make(problem.plan, &desc, &tight, NULL) != CF_OK) break;
-            CHECK(pipeline_fault(problem.plan, tight, &desc) == NULL);
+            desc.limits.bytes_by_stage = p.limits_bytes;
+            if (cf_schedule_make(p.plan, &desc, &tight, NULL) != CF_OK) break;
+            CHECK(pipeline_fault(p.plan, tight, &desc) == NULL);
             cf_schedule_free(tight);
         }
         cf_schedule_free(schedule);
-        cf_plan_free(problem.plan);
+        problem_free(&p);
     }
 }
 
@@ -516,23 +483,22 @@ TEST(into_memory_of_the_size_asked) {
     uint64_t seed;
     for (seed = 1; seed <= (uint64_t)harness_rounds(200, 60); seed++) {
         harness_rng rng = {seed};
-        pipeline_problem problem;
+        problem p;
         cf_schedule *made = NULL, *placed = NULL;
         cf_error error;
         size_t bytes;
         void *memory;
-        pipeline_draw(&rng, &problem);
-        pipeline_note(seed, &problem);
-        if (cf_schedule_size(problem.plan, &problem.desc, &bytes, &error) == CF_OK) {
+        problem_draw(&rng, NULL, &p);
+        if (cf_schedule_size(p.plan, &p.desc, &bytes, &error) == CF_OK) {
             memory = harness_guard_new(bytes);
-            CHECK_INT(cf_schedule_into(problem.plan, &problem.desc, memory, bytes - 1, &placed, &error),
+            CHECK_INT(cf_schedule_into(p.plan, &p.desc, memory, bytes - 1, &placed, &error),
                       CF_ERROR_SPACE);
             CHECK(strcmp(error.field, "bytes") == 0 && error.wanted == (int64_t)bytes && error.got == error.wanted - 1);
             CHECK(placed == NULL);
             CHECK_POISON(memory, bytes);
-            CHECK_INT(cf_schedule_into(problem.plan, &problem.desc, memory, bytes, &placed, &error), CF_OK);
+            CHECK_INT(cf_schedule_into(p.plan, &p.desc, memory, bytes, &placed, &error), CF_OK);
             CHECK(harness_guard_ok(memory) && (void *)placed == memory);
-            CHECK_INT(cf_schedule_make(problem.plan, &problem.desc, &made, &error), CF_OK);
+            CHECK_INT(cf_schedule_make(p.plan, &p.desc, &made, &error), CF_OK);
             REQUIRE(placed != NULL && made != NULL);
             CHECK_INT(placed->n_actions, made->n_actions);
             CHECK(memcmp(placed->actions, made->actions, (size_t)made->n_actions * sizeof(cf_action)) == 0);
@@ -543,7 +509,7 @@ TEST(into_memory_of_the_size_asked) {
         } else {
             CHECK_INT(error.code, CF_ERROR_INFEASIBLE);
         }
-        cf_plan_free(problem.plan);
+        problem_free(&p);
     }
 }
 
@@ -694,9 +660,9 @@ TEST(the_last_stage_of_paper_runs_no_further_ahead_than_needed) {
     int64_t fewer = 0, exactly = 0, first, most;
     for (seed = 1; seed <= 200; seed++) {
         harness_rng rng = {seed};
-        pipeline_problem p;
+        problem p;
         cf_schedule *s = NULL;
-        pipeline_draw(&rng, &p);
+        problem_draw(&rng, NULL, &p);
         p.desc.kind = CF_SCHEDULE_PAPER;
         p.desc.shape.n_virtual = 1;
         p.desc.shape.placement = CF_PLACEMENT_LOOP;
@@ -705,24 +671,22 @@ TEST(the_last_stage_of_paper_runs_no_further_ahead_than_needed) {
         p.desc.limits.chunks_by_stage = p.desc.limits.bytes_by_stage = NULL;
         p.desc.limits.bytes = 0;
         p.desc.split_backward = 0;
-        pipeline_note(seed, &p);
         REQUIRE(cf_schedule_make(p.plan, &p.desc, &s, NULL) == CF_OK);
         count_ahead(s, &first, &most);
         CHECK(first <= most);
         exactly += first == most;
         fewer += first < most;
         cf_schedule_free(s);
-        cf_plan_free(p.plan);
+        problem_free(&p);
     }
     harness_note("%s", "");
     CHECK(exactly > 10 && fewer > 10);
 }
 
 SUITE(schedule_pipeline, CASE(paper_example_of_1f1b), CASE(paper_example_of_state_aware_1f1b),
-      CASE(closed_forms_for_equal_chunks), CASE(memory_of_equal_chunks), CASE(rules_hold_for_all_kinds),
-      CASE(every_first_forward_first), CASE(refused_limits_say_what_would_do),
-      CASE(inputs_that_cost_more_than_activations), CASE(limits_at_the_peak_and_below), CASE(limits_of_state),
-      CASE(bad_options_are_named), CASE(into_memory_of_the_size_asked),
-      CASE(a_million_chunks), CASE(one_sequence_of_2_to_the_40_tokens), CASE(a_thousand_stages),
-      CASE(order_is_that_of_any_unit_of_time), CASE(just_as_many_passes_as_there_may_be),
+      CASE(closed_forms_for_equal_chunks), CASE(memory_of_equal_chunks), CASE(every_first_forward_first),
+      CASE(refused_limits_say_what_would_do), CASE(inputs_that_cost_more_than_activations),
+      CASE(limits_at_the_peak_and_below), CASE(limits_of_state), CASE(bad_options_are_named),
+      CASE(into_memory_of_the_size_asked), CASE(a_million_chunks), CASE(one_sequence_of_2_to_the_40_tokens),
+      CASE(a_thousand_stages), CASE(order_is_that_of_any_unit_of_time), CASE(just_as_many_passes_as_there_may_be),
       CASE(the_last_stage_of_paper_runs_no_further_ahead_than_needed));

@@ -4,6 +4,7 @@
 #include "../harness.h"
 #include "../reference/naive.h"
 #include "../reference/pipeline.h"
+#include "../reference/problem.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -21,90 +22,10 @@ static cf_simulate_desc plain(const cf_timing *timing) {
     return desc;
 }
 
-static cf_schedule *lower(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing) {
-    cf_lower_desc desc = {0};
-    cf_schedule *low = NULL;
-    desc.timing = timing;
-    CHECK_INT(cf_schedule_lower(plan, s, &desc, &low, NULL), CF_OK);
-    return low;
-}
-
-/* Costs that are no short binary fractions, so that equal times are equal work in equal order. */
-static void draw_timing(harness_rng *rng, cf_timing *timing) {
-    memset(timing, 0, sizeof *timing);
-    timing->all.forward.constant = (double)harness_between(rng, 0, 2);
-    timing->all.forward.per_token = harness_unit(rng);
-    if (harness_chance(rng, 0.3)) timing->all.backward.per_pair = harness_unit(rng);
-    if (harness_chance(rng, 0.5)) timing->latency = 3 * harness_unit(rng);
-    if (harness_chance(rng, 0.7)) timing->seconds_per_token = harness_unit(rng);
-}
-
 static int same(double a, double b) { return memcmp(&a, &b, sizeof a) == 0; }
 static int near(double a, double b) { return fabs(a - b) <= 1e-9 * (1 + fabs(b)); }
 
-/* The passes of a lowered schedule run when those of the unlowered one do, to the last bit. */
-static void check_same_times(const cf_schedule *s, const cf_timeline *t, const cf_schedule *low, const cf_timeline *u) {
-    int64_t stage, i, j;
-    for (stage = 0; stage < s->shape.n_stages; stage++)
-        for (i = s->first[stage], j = low->first[stage]; j < low->first[stage + 1]; j++) {
-            if (low->actions[j].pass > CF_W) continue;
-            if (!CHECK(same(t->start[i], u->start[j]) && same(t->end[i], u->end[j]))) return;
-            i++;
-        }
-    CHECK(same(t->makespan, u->makespan) && same(t->busy, u->busy) && same(t->replayed, u->replayed));
-    CHECK(same(t->bubble_useful, u->bubble_useful) && same(t->bubble_busy, u->bubble_busy));
-    CHECK(t->n_bounds == u->n_bounds && same(t->bound, u->bound));
-}
-
-/* Both ends of a transfer have its times. */
-static void check_transfers(const cf_plan *plan, const cf_schedule *low, const cf_timing *timing,
-                            const cf_timeline *t) {
-    int64_t i, j;
-    for (i = 0; i < low->n_actions; i++) {
-        const cf_action *a = &low->actions[i];
-        double transfer = pipeline_transfer(plan, timing, a->chunk);
-        if (a->pass != CF_RECV_F && a->pass != CF_RECV_R && a->pass != CF_RECV_B) continue;
-        j = pipeline_find(low, a->pass - 1, a->chunk, a->pass == CF_RECV_B ? a->stage + 1 : a->stage - 1);
-        CHECK(near(t->end[i], t->start[i] + transfer));
-        CHECK(t->start[j] >= t->end[pipeline_maker(low, &low->actions[j])]);
-        CHECK(same(t->start[i], t->start[j]) && same(t->end[i], t->end[j]));
-    }
-}
-
 /* ---- properties ---- */
-
-TEST(transfers_change_no_time) {
-    uint64_t seed;
-    int64_t judged = 0, crossing = 0;
-    for (seed = 1; seed <= (uint64_t)harness_rounds(700, 80); seed++) {
-        harness_rng rng = {seed};
-        pipeline_problem problem;
-        cf_schedule *s = NULL;
-        pipeline_draw(&rng, &problem);
-        pipeline_note(seed, &problem);
-        if (cf_schedule_make(problem.plan, &problem.desc, &s, NULL) == CF_OK) {
-            const cf_timing *timing = problem.desc.timing;
-            cf_schedule *low = lower(problem.plan, s, harness_chance(&rng, 0.5) ? timing : NULL);
-            cf_simulate_desc desc = plain(timing);
-            cf_timeline *t = NULL, *u = NULL;
-            desc.limits.chunks = problem.desc.limits.chunks;
-            CHECK_INT(cf_simulate(problem.plan, s, &desc, &t, NULL), CF_OK);
-            CHECK_INT(cf_simulate(problem.plan, low, &desc, &u, NULL), CF_OK);
-            REQUIRE(t != NULL && u != NULL);
-            check_same_times(s, t, low, u);
-            if (seed % 8 == 0) check_transfers(problem.plan, low, timing, u);
-            judged++;
-            crossing += low->n_actions > s->n_actions;
-            cf_timeline_free(u);
-            cf_timeline_free(t);
-            cf_schedule_free(low);
-        }
-        cf_schedule_free(s);
-        cf_plan_free(problem.plan);
-    }
-    CHECK(judged > harness_rounds(500, 56) && crossing > harness_rounds(300, 34));
-    harness_note("%s", "");
-}
 
 /* A lowered schedule in some order that the rules allow: neighbours in the lists change places. */
 static cf_schedule *shuffle(harness_rng *rng, const cf_plan *plan, const cf_schedule *low, int64_t *moved) {
@@ -129,84 +50,32 @@ static cf_schedule *shuffle(harness_rng *rng, const cf_plan *plan, const cf_sche
     return s;
 }
 
-static void check_books(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t) {
-    int64_t stage;
-    for (stage = 0; stage < s->shape.n_stages; stage++) {
-        cf_steps *steps = NULL;
-        REQUIRE(cf_steps_make(plan, s, stage, 0, NULL, &steps, NULL) == CF_OK);
-        CHECK_INT(t->peak_live[stage], steps->n_slots);
-        CHECK_INT(t->peak_tokens[stage], steps->peak_tokens);
-        CHECK_INT(t->peak_state_tokens[stage], steps->peak_state_tokens);
-        cf_steps_free(steps);
-    }
-}
-
-/* The validator's own count of bytes: the peak is the least limit that it lets pass. */
-static void check_bytes(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t, const cf_bytes *bytes) {
-    int64_t limits[8], stage, i;
-    cf_validate_desc desc = {0};
-    desc.limits.per_token = *bytes;
-    desc.limits.bytes_by_stage = limits;
-    for (i = 0; i < s->shape.n_stages; i++) limits[i] = t->peak_bytes[i];
-    CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, NULL), CF_OK);
-    for (stage = 0; stage < s->shape.n_stages; stage++) {
-        for (i = 0; i < s->shape.n_stages; i++) limits[i] = i == stage ? t->peak_bytes[i] - 1 : 0;
-        if (limits[stage] > 0) CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, NULL), CF_ERROR_SCHEDULE);
-    }
-}
-
+/* Lists in orders that cf_schedule_lower would not choose take as long as the slow simulator says. */
 TEST(agrees_with_the_slow_simulator) {
-    harness_rng rng = {71};
+    problem_wants wants = {0};
     int64_t moved = 0;
     int round;
+    wants.random = 1;
     for (round = 0; round < harness_rounds(600, 75); round++) {
-        cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
-        naive_shape shape = naive_draw_shape(&rng);
-        cf_timing drawn, *timing = harness_chance(&rng, 0.8) ? &drawn : NULL;
+        harness_rng rng = {7100 + (uint64_t)round};
+        problem p;
         cf_simulate_desc desc;
-        cf_schedule *s, *low, *other;
-        cf_timeline *t = NULL, *u = NULL;
-        double *start, *end;
-        int64_t i;
-        shape.rank = harness_between(&rng, 0, plan->n_ranks - 1);
-        draw_timing(&rng, &drawn);
-        desc = plain(timing);
-        harness_note("round %d", round);
-        s = naive_schedule(&rng, plan, &shape);
-        REQUIRE(s != NULL);
-        low = lower(plan, s, timing);
-        REQUIRE(low != NULL);
-        if (round % 2 == 0) { /* uneven ones, too, where a stage keeps what the one before it replays */
-            CHECK_INT(cf_simulate(plan, s, &desc, &t, NULL), CF_OK);
-            CHECK_INT(cf_simulate(plan, low, &desc, &u, NULL), CF_OK);
-            REQUIRE(t != NULL && u != NULL);
-            check_same_times(s, t, low, u);
-            cf_timeline_free(t);
-            cf_timeline_free(u);
-            t = NULL;
-        }
-        other = shuffle(&rng, plan, low, &moved);
-        if (!CHECK_INT(cf_simulate(plan, other, &desc, &t, NULL), CF_OK)) return;
-        start = (double *)calloc((size_t)other->n_actions + 1, sizeof *start);
-        end = (double *)calloc((size_t)other->n_actions + 1, sizeof *end);
-        REQUIRE(start != NULL && end != NULL);
-        CHECK(near(t->makespan, pipeline_makespan(plan, other, timing, start, end)));
-        for (i = 0; i < other->n_actions; i++)
-            if (!CHECK(near(t->start[i], start[i]) && near(t->end[i], end[i]))) break;
-        check_books(plan, other, t);
-        check_bytes(plan, other, t, &desc.limits.per_token);
-        if (round % 8 == 0) check_transfers(plan, other, timing, t);
-        free(start);
-        free(end);
+        cf_schedule *other;
+        cf_timeline *t = NULL;
+        const char *fault;
+        problem_draw(&rng, &wants, &p);
+        REQUIRE(problem_make(&p) == CF_OK);
+        desc = plain(p.desc.timing);
+        other = shuffle(&rng, p.plan, problem_own(&p)->lowered, &moved);
+        REQUIRE(CHECK_INT(cf_simulate(p.plan, other, &desc, &t, NULL), CF_OK));
+        fault = pipeline_times_fault(p.plan, other, desc.timing, &desc.limits.per_token, t);
+        CHECK_STR(fault, NULL);
         cf_timeline_free(t);
         naive_free(other);
-        cf_schedule_free(low);
-        naive_free(s);
-        cf_plan_free(plan);
+        problem_free(&p);
     }
     CHECK(moved > harness_rounds(1000, 125));
     harness_report("%d swaps", (int)moved);
-    harness_note("%s", "");
 }
 
 /* ---- by hand ---- */
@@ -316,62 +185,6 @@ TEST(broken_lowered_lists_are_named) {
     cf_plan_free(plan);
 }
 
-/* Whatever is in the lists: the simulation ends, accepts what the validator accepts, and what it accepts can be run. */
-TEST(damaged_lowered_lists_are_judged) {
-    harness_rng rng = {73};
-    int64_t round, refused = 0, accepted = 0;
-    for (round = 0; round < harness_rounds(2500, 625); round++) {
-        cf_plan *plan = naive_plan(&rng, 5, harness_between(&rng, 1, 2));
-        naive_shape shape = naive_draw_shape(&rng);
-        cf_schedule *drawn, *low, *s;
-        cf_timeline *t = NULL;
-        int64_t edits, i;
-        cf_result result;
-        shape.rank = harness_between(&rng, 0, plan->n_ranks - 1);
-        drawn = naive_schedule(&rng, plan, &shape);
-        REQUIRE(drawn != NULL);
-        harness_note("round %d", (int)round);
-        low = lower(plan, drawn, NULL);
-        s = naive_copy(low);
-        for (edits = harness_between(&rng, 0, 2); edits > 0 && s->n_actions > 1; edits--) {
-            cf_action *a = &s->actions[harness_between(&rng, 0, s->n_actions - 1)], *b, swap;
-            switch (harness_between(&rng, 0, 5)) {
-                case 0: a->pass = (uint8_t)harness_between(&rng, 0, CF_PASS_COUNT); break;
-                case 1: a->chunk = (int32_t)harness_between(&rng, -1, plan->n_chunks); break;
-                case 2: a->stage = (int32_t)harness_between(&rng, -1, s->shape.n_stages * s->shape.n_virtual); break;
-                case 3: a->keep = (uint8_t)harness_between(&rng, 0, 2); break;
-                case 4: *a = s->actions[harness_between(&rng, 0, s->n_actions - 1)]; break;
-                default:
-                    b = &s->actions[harness_between(&rng, 0, s->n_actions - 1)];
-                    swap = *a;
-                    *a = *b;
-                    *b = swap;
-                    break;
-            }
-        }
-        result = cf_simulate(plan, s, NULL, &t, NULL);
-        CHECK(result == CF_OK || result == CF_ERROR_SCHEDULE);
-        if (cf_schedule_validate(plan, s, NULL, NULL, NULL) == CF_OK) CHECK_INT(result, CF_OK);
-        for (i = 0; i < s->shape.n_stages && result == CF_OK; i++) {
-            cf_steps *steps = NULL;
-            REQUIRE(cf_steps_make(plan, s, i, 0, NULL, &steps, NULL) == CF_OK);
-            CHECK_INT(t->peak_state_tokens[i], steps->peak_state_tokens);
-            CHECK_INT(t->peak_live[i], steps->n_slots);
-            cf_steps_free(steps);
-        }
-        refused += result != CF_OK;
-        accepted += result == CF_OK;
-        cf_timeline_free(t);
-        naive_free(s);
-        cf_schedule_free(low);
-        naive_free(drawn);
-        cf_plan_free(plan);
-    }
-    CHECK(refused > harness_rounds(800, 200) && accepted > harness_rounds(500, 125));
-    harness_report("%d refused, %d accepted", (int)refused, (int)accepted);
-    harness_note("%s", "");
-}
-
 /* ---- measured times ---- */
 
 /* Times that a clock might have shown: the simulated ones on another clock, and not quite so. */
@@ -384,22 +197,22 @@ static void disturb(harness_rng *rng, const cf_timeline *t, double *start, doubl
 }
 
 TEST(measured_times_are_added_up) {
-    harness_rng rng = {75};
+    problem_wants wants = {0};
     int round;
+    wants.random = 1;
     for (round = 0; round < 300; round++) {
-        cf_plan *plan = naive_plan(&rng, 6, 1);
-        naive_shape shape = naive_draw_shape(&rng);
-        cf_schedule *drawn = naive_schedule(&rng, plan, &shape), *s;
+        harness_rng rng = {7500 + (uint64_t)round};
+        problem p;
+        const cf_schedule *s;
         cf_timeline *t = NULL, *m = NULL;
         cf_simulate_desc desc = plain(NULL);
         double *start, *end, first = 1e300, last = -1e300, busy = 0, replayed = 0, area;
         int64_t i;
         cf_error error;
-        REQUIRE(drawn != NULL);
-        harness_note("round %d", round);
-        s = lower(plan, drawn, NULL);
-        s->lowered = 1;
-        CHECK_INT(cf_simulate(plan, s, &desc, &t, NULL), CF_OK);
+        problem_draw(&rng, &wants, &p);
+        REQUIRE(problem_make(&p) == CF_OK);
+        s = problem_own(&p)->lowered;
+        CHECK_INT(cf_simulate(p.plan, s, &desc, &t, NULL), CF_OK);
         start = (double *)calloc((size_t)s->n_actions + 1, sizeof *start);
         end = (double *)calloc((size_t)s->n_actions + 1, sizeof *end);
         REQUIRE(t != NULL && start != NULL && end != NULL);
@@ -414,7 +227,7 @@ TEST(measured_times_are_added_up) {
         harness_poison(&error, sizeof error);
         desc.start = start;
         desc.end = end;
-        CHECK_INT(cf_simulate(plan, s, &desc, &m, &error), CF_OK);
+        CHECK_INT(cf_simulate(p.plan, s, &desc, &m, &error), CF_OK);
         REQUIRE(m != NULL);
         CHECK_POISON(&error, sizeof error);
         for (i = 0; i < s->n_actions; i++)
@@ -436,11 +249,8 @@ TEST(measured_times_are_added_up) {
         free(end);
         cf_timeline_free(m);
         cf_timeline_free(t);
-        cf_schedule_free(s);
-        naive_free(drawn);
-        cf_plan_free(plan);
+        problem_free(&p);
     }
-    harness_note("%s", "");
 }
 
 /* Of nothing, no times are missing. */
@@ -551,8 +361,6 @@ TEST(a_measured_timeline_is_written) {
     cf_plan_free(plan);
 }
 
-SUITE(simulate_lowered, CASE(transfers_change_no_time), CASE(agrees_with_the_slow_simulator),
-      CASE(times_by_hand),
-      CASE(broken_lowered_lists_are_named), CASE(damaged_lowered_lists_are_judged),
-      CASE(measured_times_are_added_up), CASE(measured_times_that_cannot_be_are_refused),
-      CASE(a_measured_timeline_is_written));
+SUITE(simulate_lowered, CASE(agrees_with_the_slow_simulator), CASE(times_by_hand),
+      CASE(broken_lowered_lists_are_named), CASE(measured_times_are_added_up),
+      CASE(measured_times_that_cannot_be_are_refused), CASE(a_measured_timeline_is_written));

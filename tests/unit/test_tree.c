@@ -334,232 +334,6 @@ TEST(random_forests_are_what_their_tokens_say) {
 
 /* ---- schedules and runs ---- */
 
-/* The steps of one stage: whose state each slot has, and what has been done. */
-typedef struct owners {
-    const cf_plan *plan;
-    const cf_steps *steps;
-    int64_t owner[4 * MOST_CHUNKS];
-    int forward[MOST_V][MOST_CHUNKS], backward[MOST_V][MOST_CHUNKS], added[MOST_V][MOST_CHUNKS];
-    const char *fault;
-} owners;
-
-/* A state begins with this step, or ends with it. */
-static void hold(owners *o, const cf_step *step, int ends) {
-    int64_t i;
-    for (i = 0; i < o->steps->n_paths; i++) {
-        const cf_path *path = &o->steps->paths[i];
-        if (step->position != (ends ? path->last : path->first)) continue;
-        if (!ends && o->owner[path->state] >= 0) o->fault = "a slot is taken that is in use";
-        if (ends && o->owner[path->state] != path->group) o->fault = "a slot is given back that is another one's";
-        o->owner[path->state] = ends ? -1 : path->group;
-    }
-}
-
-/* All that a pass reads is there, and a backward comes after those of all that is below it. */
-static void pass(owners *o, const cf_step *step) {
-    const cf_plan *plan = o->plan;
-    const cf_chunk *chunk = &plan->chunks[step->action.chunk];
-    int v = step->action.stage, clears = 0;
-    int64_t end = chunk->prefix, j, g, i;
-    int back = step->action.pass == CF_B || step->action.pass == CF_I;
-    int32_t at;
-    for (at = step->path; at >= 0; at = o->steps->paths[at].up) {
-        const cf_path *path = &o->steps->paths[at];
-        const cf_group *group = &plan->groups[path->group];
-        int64_t rows = chunk->prefix - path->begin < path->rows ? chunk->prefix - path->begin : path->rows;
-        int is_cleared = path->clear == step->position;
-        if (o->owner[path->state] != path->group) o->fault = "a slot on the path has another group's state";
-        if (path->begin + rows != end) o->fault = "a path has a gap";
-        if (path->stage != v) o->fault = "a path on another virtual stage";
-        if (plan->branches && plan->branches[path->group].parent !=
-                                  (path->up >= 0 ? o->steps->paths[path->up].group : -1))
-            o->fault = "a path leaves the tree";
-        if (is_cleared != (back && !o->added[v][path->group])) o->fault = "a gradient is cleared at the wrong time";
-        if (back) o->added[v][path->group] = 1;
-        for (j = group->first_chunk; j < group->first_chunk + group->n_chunks; j++)
-            if (j != step->action.chunk && plan->chunks[j].prefix - path->begin < rows && !o->forward[v][j])
-                o->fault = "a row of the path was not computed";
-        if (path->group == chunk->group) clears = is_cleared;
-        end = path->begin;
-    }
-    if (step->clear_state_gradient != clears) o->fault = "a group's own gradient is another one's";
-    if (step->action.pass == CF_W) {
-        if (step->path >= 0) o->fault = "a W with a path";
-        return;
-    }
-    if (chunk->group >= 0 && end != 0) o->fault = "a path is too short";
-    if (step->action.pass == CF_F) o->forward[v][step->action.chunk] = 1;
-    if (!back) return;
-    o->backward[v][step->action.chunk] = 1;
-    for (g = chunk->group; plan->branches && g >= 0 && g < plan->n_groups; g++) {
-        for (i = g; i > chunk->group; i = plan->branches[i].parent) continue;
-        if (i != chunk->group) continue;
-        for (j = plan->groups[g].first_chunk; j < plan->groups[g].first_chunk + plan->groups[g].n_chunks; j++)
-            if (j >= step->action.chunk && !o->backward[v][j]) o->fault = "a backward comes before one below it";
-    }
-}
-
-static void check_run(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline) {
-    static owners o;
-    int64_t stage, i;
-    for (stage = 0; stage < schedule->shape.n_stages; stage++) {
-        cf_steps *steps = NULL;
-        cf_error error = {0};
-        if (cf_steps_make(plan, schedule, stage, 0, NULL, &steps, &error) != CF_OK) {
-            FAIL("cf_steps_make: %s", error.text);
-            return;
-        }
-        memset(&o, 0, sizeof o);
-        o.plan = plan;
-        o.steps = steps;
-        for (i = 0; i < COUNT(o.owner); i++) o.owner[i] = -1;
-        for (i = 0; i < steps->n; i++) {
-            hold(&o, &steps->steps[i], 0);
-            if (steps->steps[i].action.pass <= CF_W) pass(&o, &steps->steps[i]);
-            hold(&o, &steps->steps[i], 1);
-        }
-        for (i = 0; i < COUNT(o.owner); i++)
-            if (o.owner[i] >= 0) o.fault = "a slot is in use at the end";
-        if (o.fault) FAIL("%s", o.fault);
-        CHECK_INT(steps->peak_tokens, timeline->peak_tokens[stage]);
-        CHECK_INT(steps->peak_state_tokens, timeline->peak_state_tokens[stage]);
-        cf_steps_free(steps);
-    }
-}
-
-/* Whether a pass of a chunk on a virtual stage is among the actions first .. end - 1 of a list; pass CF_B: or I. */
-static int has_run(const cf_schedule *schedule, int64_t first, int64_t end, int64_t v, int64_t chunk, cf_pass pass) {
-    for (; first < end; first++) {
-        const cf_action *a = &schedule->actions[first];
-        int is_back = a->pass == CF_B || a->pass == CF_I;
-        if (a->chunk == chunk && a->stage == v && (pass == CF_B ? is_back : a->pass == pass)) return 1;
-    }
-    return 0;
-}
-
-/* Rows of state, and of its gradient, that a virtual stage holds while action `at` of a list runs. A group has
-   gradients from the backward of its last chunk on or, where others go on from it, from the forward of the first of
-   these. */
-static void count_rows(const cf_plan *plan, const cf_schedule *schedule, int64_t first, int64_t at, int64_t v,
-                       int64_t *state, int64_t *gradient) {
-    int64_t id, g, child, last;
-    for (*state = *gradient = 0, id = 0; id < plan->n_chunks; id++) {
-        if (has_run(schedule, first, at, v, id, CF_B)) continue;
-        if (has_run(schedule, first, at + 1, v, id, CF_F)) *state += cf_chunk_state_tokens(plan, id);
-        if ((g = plan->chunks[id].group) < 0) continue;
-        child = plan->branches ? plan->branches[g].first_child : -1;
-        last = plan->groups[g].first_chunk + plan->groups[g].n_chunks - 1;
-        if (child >= 0 ? has_run(schedule, first, at + 1, v, plan->groups[child].first_chunk, CF_F)
-                       : has_run(schedule, first, at + 1, v, last, CF_B))
-            *gradient += cf_chunk_state_tokens(plan, id);
-    }
-}
-
-static void check_loads(const cf_plan *plan, const cf_schedule *schedule) {
-    static cf_memory_load loads[1 << 14];
-    int64_t stage, id, row, state, gradient, rows = schedule->shape.n_virtual;
-    for (stage = 0; stage < schedule->shape.n_stages; stage++) {
-        int64_t first = schedule->first[stage], n = (schedule->first[stage + 1] - first) * rows;
-        REQUIRE(n <= COUNT(loads));
-        REQUIRE(cf_schedule_loads(plan, schedule, stage, loads, n, NULL) == CF_OK);
-        for (id = first; id < schedule->first[stage + 1]; id++)
-            for (row = 0; row < rows; row++) {
-                const cf_memory_load *load = &loads[(id - first) * rows + row];
-                int64_t v = cf_placement_at(schedule->shape.placement, schedule->shape.n_stages, row, stage);
-                count_rows(plan, schedule, first, id, v, &state, &gradient);
-                CHECK_INT(load->state_tokens, state);
-                CHECK_INT(load->state_gradient_tokens, gradient);
-            }
-    }
-}
-
-/* The same with I and W in place of each B. */
-static void check_split(const cf_plan *plan, const cf_schedule *schedule) {
-    cf_schedule split = *schedule, *lowered = NULL;
-    cf_timeline *timeline = NULL;
-    cf_error error = {0};
-    int64_t first[5] = {0}, n = 0, stage, i;
-    split.actions = (cf_action *)malloc((size_t)(2 * schedule->n_actions + 1) * sizeof(cf_action));
-    split.first = first;
-    REQUIRE(split.actions != NULL);
-    for (stage = 0; stage < schedule->shape.n_stages; stage++) {
-        for (i = schedule->first[stage]; i < schedule->first[stage + 1]; i++) {
-            cf_action *a = &split.actions[n++];
-            *a = schedule->actions[i];
-            if (a->pass != CF_B) continue;
-            a->pass = CF_I;
-            split.actions[n] = *a;
-            split.actions[n++].pass = CF_W;
-        }
-        first[stage + 1] = n;
-    }
-    split.n_actions = n;
-    if (cf_schedule_validate(plan, &split, NULL, NULL, &error) != CF_OK) FAIL("split: %s", error.text);
-    if (cf_simulate(plan, &split, NULL, &timeline, &error) != CF_OK) FAIL("cf_simulate: %s", error.text);
-    if (cf_schedule_lower(plan, &split, NULL, &lowered, &error) != CF_OK) FAIL("lower: %s", error.text);
-    if (timeline && lowered) check_run(plan, lowered, timeline);
-    cf_timeline_free(timeline);
-    cf_schedule_free(lowered);
-    free(split.actions);
-}
-
-static cf_schedule_desc some_schedule(harness_rng *random, const cf_plan *plan) {
-    const cf_bytes bytes = {1 + below(random, 9), below(random, 4), below(random, 4), below(random, 4)};
-    cf_schedule_desc desc = {0};
-    desc.kind = (cf_schedule_kind)(1 + below(random, CF_SCHEDULE_BEST));
-    desc.shape.n_stages = 1 + below(random, 4);
-    desc.shape.k = 1 + below(random, 4);
-    if (below(random, 2) && desc.kind == CF_SCHEDULE_PAPER) desc.shape.replay = CF_REPLAY_PIPELINE;
-    desc.shape.rank = below(random, plan->n_ranks);
-    if (desc.kind >= CF_SCHEDULE_INTERLEAVED) desc.shape.n_virtual = 1 + below(random, 3);
-    if (desc.kind >= CF_SCHEDULE_ZERO_BUBBLE) desc.shape.placement = (cf_placement)below(random, CF_PLACEMENT_V + 1);
-    if (desc.kind == CF_SCHEDULE_BEST) desc.split_backward = (int)below(random, 2);
-    if (desc.kind == CF_SCHEDULE_GPIPE) desc.forwards_first = !below(random, 3);
-    desc.budget = 1 + below(random, 60);
-    desc.limits.chunks = below(random, 2) * (1 + below(random, 8));
-    if (desc.forwards_first) return desc;
-    desc.limits.state = below(random, 2) * (100 + below(random, 300));
-    desc.limits.per_token = bytes;
-    desc.limits.bytes = below(random, 2) * (200 + below(random, 4000));
-    return desc;
-}
-
-TEST(schedules_of_forests_are_sound_and_run) {
-    harness_rng random = {7};
-    int64_t round, n = harness_rounds(2000, 200);
-    for (round = 0; round < n; round++) {
-        forest f = make_forest(&random);
-        cf_plan *plan = pack(&f);
-        cf_schedule_desc desc;
-        cf_schedule *schedule = NULL, *lowered = NULL;
-        cf_timeline *timeline = NULL;
-        cf_graph *graph = NULL;
-        cf_error error = {0};
-        cf_result result;
-        if (plan == NULL) return;
-        desc = some_schedule(&random, plan);
-        result = plan->n_chunks > MOST_CHUNKS ? CF_ERROR_INFEASIBLE : cf_schedule_make(plan, &desc, &schedule, &error);
-        if (result == CF_OK) {
-            if (cf_schedule_validate(plan, schedule, NULL, NULL, &error) != CF_OK) FAIL("validate: %s", error.text);
-            if (cf_simulate(plan, schedule, NULL, &timeline, &error) != CF_OK) FAIL("cf_simulate: %s", error.text);
-            if (cf_schedule_lower(plan, schedule, NULL, &lowered, &error) != CF_OK) FAIL("lower: %s", error.text);
-            if (cf_schedule_validate(plan, lowered, NULL, NULL, &error) != CF_OK) FAIL("lowered: %s", error.text);
-            if (cf_graph_make(plan, schedule, NULL, NULL, &graph, &error) != CF_OK) FAIL("graph: %s", error.text);
-            if (timeline && lowered) check_run(plan, lowered, timeline);
-            if (round % 8 == 0 && desc.kind < CF_SCHEDULE_INTERLEAVED) check_split(plan, schedule);
-            if (round % 25 == 0) check_loads(plan, schedule);
-            if (timeline) CHECK(timeline->bound <= timeline->makespan * (1 + 1e-9));
-        } else if (result != CF_ERROR_INFEASIBLE || (error.field != NULL && strncmp(error.field, "limits.", 7) != 0)) {
-            FAIL("cf_schedule_make: %s", error.text);
-        }
-        cf_graph_free(graph);
-        cf_timeline_free(timeline);
-        cf_schedule_free(lowered);
-        cf_schedule_free(schedule);
-        cf_plan_free(plan);
-    }
-}
-
 /* ---- gradients: a small model in float64, with shared rows and without ---- */
 
 enum { WIDTH = 3, LAYERS = 2, WORDS = 7, MATRICES = 4, ROWS = 200, SLOTS = 64 };
@@ -2106,24 +1880,19 @@ TEST(the_validator_takes_the_sound_orders_of_a_tree_and_no_others) {
     cf_plan_free(plan);
 }
 
-SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(schedules_of_forests_are_sound_and_run),
-      CASE(shared_prompts_are_computed_once), CASE(trees_of_two_levels_are_computed_once),
-      CASE(bad_shares_are_refused_by_name), CASE(trees_are_packed_by_best_fit),
-      CASE(trees_too_large_for_a_plan_are_refused),
+SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(shared_prompts_are_computed_once),
+      CASE(trees_of_two_levels_are_computed_once), CASE(bad_shares_are_refused_by_name),
+      CASE(trees_are_packed_by_best_fit), CASE(trees_too_large_for_a_plan_are_refused),
       CASE(without_shares_plans_are_as_ever), CASE(metadata_of_trees_without_weights_is_that_with_even_ones),
-      CASE(damaged_plans_of_trees_are_refused),
-      CASE(plans_of_trees_that_nobody_has_validated_are_walked_safely),
-      CASE(damaged_slices_of_trees_are_refused_by_name),
-      CASE(groups_of_trees_stay_on_their_rank), CASE(trees_fit_into_what_is_asked_for),
-      CASE(what_is_asked_for_is_near_what_is_used),
+      CASE(damaged_plans_of_trees_are_refused), CASE(plans_of_trees_that_nobody_has_validated_are_walked_safely),
+      CASE(damaged_slices_of_trees_are_refused_by_name), CASE(groups_of_trees_stay_on_their_rank),
+      CASE(trees_fit_into_what_is_asked_for), CASE(what_is_asked_for_is_near_what_is_used),
       CASE(ranks_of_trees_have_no_chunks_without_anything), CASE(dear_trees_are_parted_over_ranks),
       CASE(plans_of_trees_have_all_arrays), CASE(plans_of_trees_are_written_as_version_2),
       CASE(two_validators_agree_on_trees), CASE(trees_are_no_slower_than_their_rows_as_chains),
       CASE(a_prompt_keeps_more_once_its_answers_are_done), CASE(virtual_stages_do_not_wait_for_places_of_prompts),
-      CASE(shares_are_found_in_tokens),
-      CASE(siblings_take_turns_in_the_same_room),
+      CASE(shares_are_found_in_tokens), CASE(siblings_take_turns_in_the_same_room),
       CASE(tokens_that_are_none_are_refused), CASE(long_chains_of_shares_need_no_stack),
-      CASE(metadata_of_many_slices_takes_near_linear_time),
-      CASE(an_edge_between_siblings_has_a_name),
+      CASE(metadata_of_many_slices_takes_near_linear_time), CASE(an_edge_between_siblings_has_a_name),
       CASE(the_validator_takes_the_sound_orders_of_a_tree_and_no_others),
       CASE(gradients_of_trees_are_those_of_their_sequences), CASE(what_makes_gradients_wrong_is_seen));

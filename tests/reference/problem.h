@@ -1,0 +1,79 @@
+/* problem.h - what the suites try the library on, from lengths to steps, and one judge of all of it.
+
+       problem_wants wants = {0};
+       problem p;
+       wants.trees = wants.gangs = 1;
+       problem_draw(&rng, &wants, &p);                // lengths, options, and the plan that cf_pack makes of them
+       problem_make(&p);                              // schedules, lowered, timed, and the steps of each stage
+       CHECK_STR(problem_judge(&p), NULL);            // or the rule that is broken
+       problem_free(&p);
+
+   A draw notes itself, so that a failure can be repeated from its output. Change what you like between draw and make;
+   make and judge only what you look at. */
+
+#ifndef PROBLEM_H
+#define PROBLEM_H
+
+#include "chunkflow.h"
+#include "../harness.h"
+
+#define PROBLEM_MOST_SEQUENCES 64
+#define PROBLEM_MOST_STAGES 8
+#define PROBLEM_MOST_RANKS 16
+
+/* What may be drawn. All zero: lists of up to 16 sequences on 1 or 2 ranks and up to 6 stages, and schedules of all
+   kinds with costs and limits. */
+typedef struct problem_wants {
+    int64_t sequences;    /* the most. 0: 16 */
+    int64_t ranks;        /* the most. 0: 2 */
+    int trees;            /* 1: plans may share rows. With any of these three, all options of packing are drawn */
+    int lockstep, gangs;  /* 1: ranks may be in step, or share sequences */
+    int small;            /* 1: small lists, of up to 6 sequences where nothing is said */
+    int random;           /* 1: these, a sound schedule in random order instead of a kind, and uneven costs */
+} problem_wants;
+
+/* What one rank has. NULL: it was not made. */
+typedef struct problem_rank {
+    cf_schedule *schedule, *lowered;
+    cf_timeline *times, *lowered_times;
+    cf_steps *steps[PROBLEM_MOST_STAGES], *lowered_steps[PROBLEM_MOST_STAGES];
+} problem_rank;
+
+/* Descriptions point into this struct: do not copy it. */
+typedef struct problem {
+    uint64_t seed;  /* of the generator, before it was drawn */
+    int64_t n, lengths[PROBLEM_MOST_SEQUENCES];
+    cf_share shares[PROBLEM_MOST_SEQUENCES];
+    cf_pack_desc pack;
+    cf_schedule_desc desc;
+    cf_timing timing;
+    cf_stage_cost stages[PROBLEM_MOST_STAGES * 3];
+    int64_t limits[PROBLEM_MOST_STAGES], limits_bytes[PROBLEM_MOST_STAGES];
+    int is_random;  /* the schedule is naive_schedule's */
+    cf_plan *plan;
+    cf_plan *columns;                            /* where ranks are in step; all else NULL */
+    cf_schedule *list, *lowered_list;            /* of these */
+    problem_rank ranks[PROBLEM_MOST_RANKS];      /* in step all of them, else that of desc.shape */
+} problem;
+
+/* wants: NULL is all zeros. */
+void problem_draw(harness_rng *rng, const problem_wants *wants, problem *p);
+
+/* Makes the rest: CF_OK, CF_ERROR_INFEASIBLE where the limits allow no schedule, or another code, which fails the test.
+   All that is made can be freed in any case. */
+cf_result problem_make(problem *p);
+
+/* NULL, or the first rule that something breaks: of the plan by itself and as one relation, of each rank's lists, of
+   ranks together, of times, and of steps. What is NULL is not looked at. */
+const char *problem_judge(const problem *p);
+
+void problem_free(problem *p);
+
+/* The rank that desc says. */
+problem_rank *problem_own(problem *p);
+
+/* The part of the judge that is about all ranks of a plan: they run the same kinds of passes in the same order, and
+   each round of a gang at once. */
+const char *problem_in_step_fault(const cf_plan *plan, const cf_schedule *const *schedules);
+
+#endif /* PROBLEM_H */
