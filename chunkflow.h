@@ -2866,14 +2866,30 @@ static double cf__pack_slice_cost(const cf__packer *p, int64_t begin, int64_t le
     return cf_cost_seconds(&p->weights, cf__pack_padded(p, length), cf_slice_pairs(begin, length));
 }
 
+/* About how many alignment units from `begin` on cost as much as the target: Newton's steps to the root of a parabola,
+   from above. */
+static int64_t cf__pack_guess_units(const cf__packer *p, int64_t begin, int64_t most) {
+    double unit = (double)p->desc.align, left = p->target - p->weights.constant, units;
+    double each = (p->weights.per_token + p->weights.per_pair * ((double)begin + 0.5)) * unit;
+    double growth = p->weights.per_pair * unit * unit;
+    int i;
+    for (units = left / each, i = 0; i < 2; i++)
+        units = (left + growth * units * units / 2) / (each + growth * units);
+    return units >= 1 && units < (double)most ? (int64_t)units : most; /* a guess, so its rounding does no harm */
+}
+
 /* The longest slice from `begin` that is no dearer than the target: at most chunk_size, at least one alignment unit. */
 static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf_group *group, int64_t begin) {
-    int64_t rest = group->tokens - begin, unit = p->desc.align;
-    int64_t low = 1, high = cf__div_up(cf__min(rest, p->desc.chunk_size), unit), middle;
-    /* In units: low fits (or is the least there is), high + 1 does not. Often all fit, which is asked first. */
-    for (middle = high; low < high; middle = low + (high - low + 1) / 2) {
-        double cost = cf__pack_slice_cost(p, p->from + begin, cf__min(middle * unit, rest));
-        if (cost <= p->target) low = middle;
+    int64_t rest = group->tokens - begin, unit = p->desc.align, guess = 0;
+    int64_t low = 1, high = cf__div_up(cf__min(rest, p->desc.chunk_size), unit);
+    int tries;
+    /* In units: low fits (or is the least there is), high + 1 does not. Asked first is whether all fit, then the guess,
+       then its neighbour. */
+    for (tries = 0; low < high; tries++) {
+        int64_t middle = tries == 0 ? high : low + (high - low + 1) / 2;
+        if (tries == 1) guess = cf__pack_guess_units(p, p->from + begin, high);
+        if (tries == 1 || tries == 2) middle = cf__max(low + 1, cf__min(guess + tries - 1, high));
+        if (cf__pack_slice_cost(p, p->from + begin, cf__min(middle * unit, rest)) <= p->target) low = middle;
         else high = middle - 1;
     }
     return low * unit; /* or what is left, if that is less */
@@ -3844,9 +3860,11 @@ static double cf__pack_share_cost(const cf__packer *p, int64_t sequence, int64_t
     return cost + cf__product(p->chunk_constant, chunks) + cf__product(p->desc.gang_seconds, gathered);
 }
 
-/* Gives each sequence the fewest ranks that make a share no dearer than `most`, or as many as pay. */
-static void cf__pack_choose_widths(cf__packer *p, double most) {
+/* Gives each sequence the fewest ranks that make a share no dearer than `most`, or as many as pay. Returns whether any
+   sequence has a gang of the widest kind, and any has other ranks than before. */
+static int cf__pack_choose_widths(cf__packer *p, double most) {
     int64_t i, left = p->most_shares, width, ranks;
+    int is_widest = 0, differs = 0;
     for (p->n_wide = i = 0; i < p->n; i++) {
         int32_t id = p->by_cost[i];
         double cost = cf__pack_share_cost(p, id, 1), wider;
@@ -3855,8 +3873,11 @@ static void cf__pack_choose_widths(cf__packer *p, double most) {
             if (!((wider = cf__pack_share_cost(p, id, 2 * width)) < cost)) break;
         if (width > left) width = 1;
         if (width > 1) left -= width, p->n_wide = i + 1;
+        is_widest |= width == cf__pack_widest(p);
+        differs |= width != p->widths[id];
         p->widths[id] = (int32_t)width;
     }
+    return is_widest && differs;
 }
 
 /* Cuts what is left of a sequence into the slices of one round, none dearer than the target, each of one alignment unit
@@ -3933,6 +3954,7 @@ static void cf__pack_cost_wholes(cf__packer *p) {
             p->whole_costs[i] += cf__pack_slice_cost(p, begin, cf__min(size, p->lengths[i] - begin));
         p->mean_cost += p->whole_costs[i] / (double)p->desc.n_ranks;
         p->by_cost[i] = (int32_t)i;
+        p->widths[i] = 1;
     }
     cf__sort_by_key(p->by_cost, p->n, p->whole_costs);
 }
@@ -4178,19 +4200,21 @@ static void cf__pack_add_columns(cf__packer *p) {
     }
 }
 
-/* What the columns cost, with a third more where they are replayed: where K is 1, in all of a band but its last. */
-static double cf__pack_price(const cf__packer *p) {
+/* What the first n columns cost, with a third more where they are replayed: where K is 1, in all of a band but its
+   last. */
+static double cf__pack_price(const cf__packer *p, int64_t n) {
     double sum = 0, replays = 0;
     int64_t i, row;
-    for (i = 0; i < p->head.n_steps; i++) sum += p->columns[i];
+    for (i = 0; i < n; i++) sum += p->columns[i];
     for (i = 0; i < p->n_bands; i++) replays += p->columns[i];
     for (row = 0; row < p->n_rows; row += p->desc.n_ranks)
         replays -= p->columns[p->rows[row].column + p->rows[row].n - 1];
     return sum + replays / 3;
 }
 
-/* Lays everything out, with slices no dearer than the target. Returns what it costs. */
-static double cf__pack_lay_out(cf__packer *p, double target) {
+/* Lays everything out, with slices no dearer than the target. Returns what it costs, or DBL_MAX where groups alone cost
+   more than `most`. */
+static double cf__pack_lay_out(cf__packer *p, double target, double most) {
     int64_t i;
     p->slice_target = target;
     p->weights.constant = p->chunk_constant;
@@ -4200,15 +4224,15 @@ static double cf__pack_lay_out(cf__packer *p, double target) {
     cf__pack_collect_groups(p);
     p->weights.constant = 0; /* it counts once for each chunk, and not for each of its slices */
     cf__pack_collect_items(p);
+    cf__pack_fill_bands(p);
+    if (p->n_bands < 0 || cf__pack_price(p, p->n_bands) > most) return DBL_MAX;
     cf__pack_sort_and_bound(p);
     for (i = 0; i < p->n_items; i++) p->item_costs[i] = cf__pack_item_cost(p, p->items[i]);
-    cf__pack_fill_bands(p);
-    if (p->n_bands < 0) return DBL_MAX;
     cf__pack_find_runs(p, 0, p->n_items);
     cf__pack_open_cells(p);
     cf__pack_best_fit(p);
     cf__pack_add_columns(p);
-    return cf__pack_price(p);
+    return cf__pack_price(p, p->head.n_steps);
 }
 
 /* A layout in step: the most ranks of a gang, what a share may cost, what a slice may, and what comes of it. */
@@ -4217,12 +4241,12 @@ typedef struct cf__pack_layout {
     double most, target, price;
 } cf__pack_layout;
 
-/* Lays out gangs and all else. Returns what it costs. */
-static double cf__pack_try_layout(cf__packer *p, const cf__pack_layout *layout) {
+/* Lays out gangs and all else. Returns what it costs, or DBL_MAX where groups alone cost more than `most`. */
+static double cf__pack_try_layout(cf__packer *p, const cf__pack_layout *layout, double most) {
     p->desc.gang = layout->gang;
-    if (p->widths != NULL) cf__pack_choose_widths(p, layout->most);
+    if (p->widths != NULL) (void)cf__pack_choose_widths(p, layout->most);
     if (p->widths != NULL) cf__pack_cut_gangs(p);
-    return cf__pack_lay_out(p, layout->target);
+    return cf__pack_lay_out(p, layout->target, most);
 }
 
 /* The best layout with gangs of this width at most, or one of narrower gangs where that is better. Returns whether any
@@ -4230,23 +4254,26 @@ static double cf__pack_try_layout(cf__packer *p, const cf__pack_layout *layout) 
 static int cf__pack_find_layout(cf__packer *p, int64_t gang, cf__pack_layout *best) {
     cf__pack_layout own = {gang, DBL_MAX, DBL_MAX, DBL_MAX}, layout = own;
     double dearest = 0;
-    int tries, n_tries = gang > 1 ? 11 : 1, is_used = gang == 1;
+    int tries, is_used = gang == 1;
     int64_t i;
-    for (tries = 0; tries < n_tries; tries++, layout.most = tries == 1 ? p->mean_cost : layout.most * 0.7) {
-        layout.price = cf__pack_try_layout(p, &layout);
-        for (i = 0; i < p->n_wide && !is_used; i++) is_used = p->widths[p->by_cost[i]] == gang;
+    p->desc.gang = gang;
+    for (tries = 0; tries < (gang > 1 ? 11 : 1); tries++, layout.most = tries == 1 ? p->mean_cost : layout.most * 0.7) {
+        if (gang > 1 && !cf__pack_choose_widths(p, layout.most)) continue; /* it has been priced */
+        is_used = 1;
+        layout.price = cf__pack_try_layout(p, &layout, own.price);
         if (layout.price < own.price) own = layout;
     }
+    if (!is_used) return 0;
     layout = own;
-    (void)cf__pack_try_layout(p, &layout);
+    (void)cf__pack_try_layout(p, &layout, DBL_MAX);
     for (i = 0; i < p->n_bands && p->desc.split == CF_SPLIT_COST; i++) dearest = cf__most(dearest, p->columns[i]);
     layout.target = p->chunk_constant + cf__pack_slice_cost(p, 0, p->desc.chunk_size);
     for (tries = 0; tries < 40 && layout.target > 0 && layout.target < dearest; tries++, layout.target *= 1.25) {
-        layout.price = cf__pack_lay_out(p, layout.target);
+        layout.price = cf__pack_lay_out(p, layout.target, own.price);
         if (layout.price < own.price) own = layout;
     }
     if (own.price < best->price) *best = own;
-    return is_used;
+    return 1;
 }
 
 /* A larger bound of gangs is never worse than a smaller one: what the smaller one allows is tried as well. */
@@ -4257,7 +4284,7 @@ static cf_result cf__pack_prepare_in_step(cf__packer *p) {
     if (p->widths != NULL) cf__pack_cost_wholes(p);
     for (gang = 1; gang <= widest; gang *= 2)
         if (!cf__pack_find_layout(p, gang, &best)) break;
-    (void)cf__pack_try_layout(p, &best);
+    (void)cf__pack_try_layout(p, &best, DBL_MAX);
     if (CF__NEVER(p->n_bands < 0)) return cf__too_large(p->error, "lengths");
     for (i = 0; i < p->n_units; i++) {
         p->order[i] = (int32_t)i;
