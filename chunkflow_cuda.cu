@@ -183,11 +183,11 @@ typedef struct cf_tensor {
 
 /* The arrays of one call. Rows outside every slice are neither read nor written, in any array.
 
-   What a NaN or an infinity cannot do: rows outside slices reach nothing; nor do keys and values that no query of the
-   slice sees (those before all windows; their dk and dv are 0, or as they were), nor the gradients of queries that see
-   no key. But in a key that some query sees, it may also reach other queries that are worked on in the same tile,
-   though the mask hides that key from them (0 x NaN is NaN), as with every fused kernel; likewise backwards from a
-   query. */
+   A NaN or an infinity stays where it is in rows outside slices. So it does in keys and values that no query of the
+   slice sees: those before all windows, whose dk and dv are 0, or as they were. The same holds for the gradients of
+   queries that see no key. But in a key that some query sees, it may also reach other queries of the same tile, though
+   the mask hides that key from them: 0 x NaN is NaN, as with every fused kernel. Backwards the same goes for a query.
+   */
 typedef struct cf_attention_tensors {
     cf_tensor q, k, v;            /* read */
     cf_tensor out;                /* written by the forward, read by the backward. 0 where a query sees no key */
@@ -219,11 +219,11 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_forward(const cf_attention *attention,
 CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
                                                    cf_cuda_stream stream, cf_error *error);
 
-/* Attention by blocks of keys, for a prefix of which only some rows are on the device at a time, or which lies in
-   several places, and for trees. Prepare the chunk with cf_attention_desc.prefix and, as keys of the slices, only those
-   that are there all the time: the chunk's own. Each block is a problem of its own: keys first .. first + n - 1 of the
-   prefix, which are rows 0 .. n - 1 of k, v, dk and dv in its calls, for all slices that see any of them. All else, the
-   workspace above all, is the chunk's. In both directions:
+/* Attention by blocks of keys, for trees, and for a prefix that is on the device only in part or lies in several
+   places. Prepare the chunk with cf_attention_desc.prefix and, as keys of the slices, only those that are there all the
+   time: the chunk's own. Each block is a problem of its own: keys first .. first + n - 1 of the prefix, which are rows
+   0 .. n - 1 of k, v, dk and dv in its calls, for all slices that see any of them. All else, the workspace above all,
+   is the chunk's. In both directions:
 
        cf_attention_forward(chunk, &x, ...)                      begins, with the chunk's own keys
        cf_attention_forward(block, &x, ...)                      for each block, its own tiles in x.tiles
@@ -236,7 +236,7 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention
    bytes as the largest of these objects asks for. `overwrite` says of each call what it does with the dk and dv of that
    call; of a level it must be 0. The backward of a block finishes dk and dv of its rows: slices that see the same keys
    take turns, a launch each, so that their sums have one order. Blocks may have any size and come in any order, each
-   once, and those that no query sees may be left out; the same blocks in the same order give the same bits wherever
+   once, and those that no query sees may be left out. The same blocks in the same order give the same bits wherever
    their rows lie (dq: if deterministic). Without a window blocks of one size have the same object. Small blocks cost:
    each call reads and writes the sums.
 
@@ -254,7 +254,7 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_block_prepare(const cf_attention *chun
 
 /* K and V of the layers of one virtual stage, or their gradients: a plane of rows for K and one for V of each layer,
    each row (n_kv_heads, head_size) numbers. A group has the same range of rows in every plane, in the order of its
-   tokens, so K of its prefix and of the chunk lie together and any variable-length attention kernel reads them. */
+   tokens. So K of its prefix and of the chunk lie together, and any variable-length attention kernel reads them. */
 typedef struct cf_state {
     void *data;                   /* on the device, aligned to 16: row 0 of K of layer 0 */
     int64_t n_layers;
@@ -294,9 +294,9 @@ CHUNKFLOW_CUDA_API cf_tensor cf_state_v(const cf_state *state, int64_t layer, in
            cf_state_stream_append(s, compute, layer, k, v, &error)   in the group's F, but for its last chunk
        cf_state_stream_end(s, compute, &error);
 
-   Nothing of it allocates or waits but create. Copies run on two streams beside compute: a block's rows are there when
-   `compute` comes to what is put on it after the call that hands the block out; its slot is filled again, and its
-   gradients leave, when compute has come to the next call. */
+   Only create allocates or waits. Copies run on two streams beside compute. A block's rows are there when `compute`
+   comes to work that was put on it after the call that hands the block out. Its slot is filled again, and its gradients
+   leave, when compute has come to the next call. */
 typedef struct cf_state_stream_desc {
     cf_state state;               /* what K and V are: n_kv_heads, head_size, dtype, and n_layers at most. The rest is
                                      not read */
@@ -363,9 +363,9 @@ CHUNKFLOW_CUDA_API cf_result cf_state_stream_create(const cf_state_stream_desc *
                                                     cf_error *error);
 CHUNKFLOW_CUDA_API void cf_state_stream_free(cf_state_stream *stream);
 
-/* How a prefix is cut: returns the rows of block `index` from *first_row on; 0 past the last one. What
-   cf_attention_block_prepare is to be told. Blocks end at multiples of block_rows, so every pass has the same ones but
-   for the first that a window leaves and the last. */
+/* Returns the rows of block `index` of a prefix, from *first_row on; 0 past the last one. cf_attention_block_prepare is
+   to be told both. Blocks end at multiples of block_rows, so every pass has the same ones but for the first that a
+   window leaves and the last. */
 CHUNKFLOW_CUDA_API int64_t cf_state_stream_block(int64_t block_rows, int64_t prefix, int64_t window, int64_t index,
                                                  int64_t *first_row);
 
@@ -376,8 +376,8 @@ CHUNKFLOW_CUDA_API cf_result cf_state_stream_begin(cf_state_stream *stream, cons
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_next(cf_state_stream *stream, cf_cuda_stream compute, cf_state_block *out,
                                                   cf_error *error);
 
-/* Adds the gradients of the own block that was handed out last to the chunk's dK and dV of that layer (fp32, (own,
-   n_kv_heads, head_size), row 0 the chunk's first token), which its attention has written. Others are refused. */
+/* Adds the gradients of the own block that was handed out last to the chunk's dK and dV of that layer, which its
+   attention has written: fp32, (own, n_kv_heads, head_size), row 0 the chunk's first token. Others are refused. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_block *block,
                                                  const cf_tensor *dk, const cf_tensor *dv, cf_cuda_stream compute,
                                                  cf_error *error);
@@ -558,22 +558,22 @@ typedef struct cf_executor_desc {
 typedef struct cf_executor cf_executor;
 
 /* With state_block_rows K, V, dK and dV of all groups lie in pinned host memory. Each stage has two rings of
-   state_slots x state_block_rows rows of one layer, for K and V and for their gradients, and a pass walks through its
+   state_slots x state_block_rows rows of one layer, for K and V and for their gradients. A pass walks through its
    prefix as said above under "state that streams"; cf_memory_desc.state_window is that number of rows. Inputs that
-   local replay keeps, from an F to its R, lie in host memory, too, and come back through at most two slots: they
-   leave while the F runs, and come while the pass before the R does. So what a stage has on its device does not grow
-   with the longest sequence, but for 4 bytes of metadata for each token; tiles are shared by full chunks. */
+   local replay keeps, from an F to its R, also lie in host memory, and come back through at most two slots. They leave
+   while the F runs, and come while the pass before the R does. So a stage's device memory does not grow with the
+   longest sequence, except for 4 bytes of metadata for each token; tiles are shared by full chunks. */
 
 /* Makes an executor: streams (compute, state out, state in, and one for each direction of transfers) on every stage's
-   device, where all kernels of chunkflow_cuda.cu are loaded too, so that none is loaded beside a waiting receive (do
-   likewise with your own). Device memory is taken by cf_executor_load. desc and its arrays are copied. *out: to be
-   given to cf_executor_free; untouched on failure. With peer access between two devices transfers are direct; CUDA
-   stages them otherwise. With nccl set in a build without CHUNKFLOW_NCCL: CF_ERROR_ARGUMENT. */
+   device. All kernels of chunkflow_cuda.cu are also loaded there, so that none is loaded beside a waiting receive; do
+   the same with your own. Device memory is taken by cf_executor_load. desc and its arrays are copied. *out: to be given
+   to cf_executor_free; untouched on failure. With peer access between two devices transfers are direct; CUDA stages
+   them otherwise. With nccl set in a build without CHUNKFLOW_NCCL: CF_ERROR_ARGUMENT. */
 CHUNKFLOW_CUDA_API cf_result cf_executor_create(const cf_executor_desc *desc, cf_executor **out, cf_error *error);
 
-/* Makes ready for a batch: lowers the schedule unless it is lowered, makes its steps and gives every activation, state
-   range, boundary tensor and host buffer its place, so that nothing is allocated while it runs; copies the chunks'
-   metadata to the device. Memory from an earlier batch is used again and grows only where it must. plan and schedule
+/* Makes ready for a batch: lowers the schedule unless it is lowered, makes its steps, and copies the chunks' metadata
+   to the device. Every activation, state range, boundary tensor and host buffer gets its place, so that nothing is
+   allocated while it runs. Memory from an earlier batch is used again and grows only where it must. plan and schedule
    must live until the next load or the free. Whatever a load returns, the batch before it is gone; after a failure the
    executor has none, but can load another. With NCCL a load may fail in one process alone: agree on its results before
    anybody runs. Plan and schedule must be sound.
@@ -586,10 +586,10 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_create(const cf_executor_desc *desc, cf
 CHUNKFLOW_CUDA_API cf_result cf_executor_load(cf_executor *executor, const cf_plan *plan, const cf_schedule *schedule,
                                               cf_error *error);
 
-/* Runs the loaded batch once: puts the actions of all stages on their streams, in an order in which no stage waits for
-   one that is not issued, at most 4 passes for each stage ahead of the device, and waits for the end. (A stream takes
-   about a thousand launches. A callback that puts more than a few hundred on it may be held up in a launch by a device
-   that hangs, where no `timeout` helps.) Work that was put on cf_executor_stream before comes first there;
+/* Runs the loaded batch once. Puts the actions of all stages on their streams, in an order in which no stage waits for
+   one that is not issued. That is at most 4 passes for each stage ahead of the device. Then waits for the end. (A
+   stream takes about a thousand launches. A callback that puts more than a few hundred on it may be held up in a launch
+   by a device that hangs, where no `timeout` helps.) Work that was put on cf_executor_stream before comes first there;
    nothing waits for other streams, the default one included (a cudaMemcpy from pageable memory may still be under way
    when it returns): synchronise with those first. May be called again for the same batch.
 
@@ -621,8 +621,8 @@ CHUNKFLOW_CUDA_API const cf_schedule *cf_executor_schedule(const cf_executor *ex
 
 /* Memory of one stage, in bytes of its device but for `host`. Everything lies in slots that are as large as the largest
    that ever lies in them, and a group has all of its rows from its first pass to its last. So batches of real lengths
-   took 1 to 12 % more than what is live at once (tools/bench/results/arena.txt); where state is much beside activations
-   that may be half as much again. memory_limit counts what is laid out. */
+   took 1 to 12 % more than is live at once (tools/bench/results/arena.txt). Where state is much beside activations it
+   may be half as much again. memory_limit counts what is laid out. */
 typedef struct cf_executor_memory {
     int64_t arena;                /* activations and boundary tensors: what was laid out ... */
     int64_t arena_live;           /* ... and the most that is in use at once. arena / arena_live is the loss in gaps */
@@ -1391,9 +1391,10 @@ template <typename F> void each_slice(const problem *p, int64_t rows, F visit) {
     }
 }
 
-/* What the rows of tokens first .. last need of a slice: the keys that any of them sees, and, under a causal mask, no
-   token after them. Masks are aligned at the last token and the last key, so each row sees what it saw in the slice.
-   Keys that no row of a tile sees are thus past the ends of its arrays: never loaded, a NaN there goes nowhere. */
+/* Cuts a slice to what the rows of tokens first .. last need of it: the keys that any of them sees, and, under a causal
+   mask, no token after them. Masks are aligned at the last token and the last key, so each row sees what it saw in the
+   slice. Keys that no row of a tile sees are thus past the ends of its arrays: never loaded, a NaN there goes nowhere.
+   */
 tile rows_with_keys(const mask &m, const tile &slice, int32_t first, int32_t last) {
     const int32_t end = key_end(m, slice, last), begin = std::min(key_begin(m, slice, first), end);
     tile t = slice;
@@ -2478,9 +2479,9 @@ const int HOPPER_CONSUMERS = 256; /* as many as BACKWARD_THREADS */
 const int HALF_TILE = 128 * 64 * 2; /* bytes of 64 columns of 128 rows */
 
 /* A forward is PERSISTENT or plain. PERSISTENT: there is a block a processor, which takes the next tile of the list
-   when it has loaded its last, so the loads of a tile run under the end of the one before; and its two warpgroups start
+   when it has loaded its last. So the loads of a tile run under the end of the one before, and its two warpgroups start
    their products in turn (see hopper_wait_for_turn). The plain one, a block a tile, is for comparison alone
-   (CHUNKFLOW_CUDA_VARIANTS): only a device can tell what the other is worth. */
+   (CHUNKFLOW_CUDA_VARIANTS). Only a device can tell what the other is worth. */
 
 struct hopper_params {
     fused_params fused;
@@ -5699,11 +5700,11 @@ int64_t most_live(const array<int64_t> &change) {
    >>executor    streams, events and transfers for the steps of chunkflow.h
    ================================================================================================================ */
 
-/* Load goes over each stage's steps, and works out which slots of memory each action uses, which earlier actions its
-   stream must wait for, and in which order one host thread can put the actions of all stages on their streams so that
-   nothing waits for what is not issued yet. Run walks the steps in that order, and only looks these up. Waits go only
-   to actions that were issued before, so streams cannot deadlock, also where the device has fewer queues than there are
-   streams and puts several into one.
+/* Load goes over each stage's steps. It works out which slots of memory each action uses, and which earlier actions its
+   stream must wait for. It also finds an order in which one host thread can put the actions of all stages on their
+   streams so that nothing waits for what is not issued yet. Run walks the steps in that order, and only looks these up.
+   Waits go only to actions that were issued before, so streams cannot deadlock, also where the device has fewer queues
+   than there are streams and puts several into one.
 
        action         stream       waits for, and then records its own event
        F R B I W      COMPUTE      the RECV of its input
@@ -6271,8 +6272,8 @@ int64_t slots_for_inputs(const stage_plan *s) {
 
 /* Kept inputs come back behind the arena, in turn to the lower and to the upper end of the room for them: one is in use
    while the next is on its way. An input sets out when the pass before its R has been issued, whose own copies go
-   first. Its copy waits until the last R that read from the same end is done or, where the room is too small for both
-   ends, until the R right before its own is. */
+   first. Its copy waits until the last R that read from the same end is done. Where the room is too small for both
+   ends, it waits for the R right before its own. */
 void place_inputs(stage_plan *s) {
     cf_executor_memory *m = &s->memory_used;
     int64_t turn = 0, pass = -1, before = -1, second_before = -1, low = 0, high = 0;
@@ -6446,8 +6447,8 @@ bool list_tree_blocks(batch *b, const cf_chunk &c, chunk_data *data) {
     return data->block_memory.fill(home, data->n_blocks + data->n_levels);
 }
 
-/* Lists the blocks of a prefix that need an object of their own, because they are of another length than the one
-   before, or because not all of their keys are seen by all of the chunk's `own` tokens. */
+/* Lists the blocks of a prefix that need an object of their own. Either they are of another length than the one before,
+   or not all of their keys are seen by all of the chunk's `own` tokens. */
 bool list_blocks(batch *b, int64_t prefix, int64_t own, chunk_data *data) {
     const cf_executor_desc &d = b->e->desc;
     const int64_t seen_by_all = first_seen_row(prefix + own - 1, d.attention.window);
@@ -7307,7 +7308,7 @@ bool await(executor *e, int64_t n) {
    Few passes are ahead of the device. A stream takes about a thousand launches; the next one blocks in the callback
    that makes it, for ever where a device hangs or a peer is gone, and no timeout would be noticed.
 
-   A failure ends it, but with NCCL the others wait for the transfers that are left: these go on, one by one, whatever
+   A failure ends it. But with NCCL the others wait for the transfers that are left. These go on, one by one, whatever
    is in the buffers, so that all processes come to their ends and can tell each other.
 
    Nothing can wait for ever here: an action waits only for actions before it in the order of issue. Over NCCL actions
