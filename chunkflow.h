@@ -20,7 +20,7 @@
    keeps its arguments and meaning, and a struct of options its members, to which others may be added.
        pack a batch            cf_pack, cf_pack_size + cf_pack_into (your memory), cf_pack_defaults, cf_plan_free
          what begins alike     cf_shares_find (from tokens)
-       ask a plan              cf_plan_measure (fill, bounds, balance), cf_chunk_state_tokens, cf_slice_pairs
+       ask a plan              cf_plan_measure (fill, bounds, balance), cf_slice_pairs
        feed kernels and loss   cf_metadata_size + cf_metadata_fill (cu_seqlens, positions, targets), cf_loss_weights
      ~   rows of other ranks   cf_gang_pieces
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
@@ -332,8 +332,14 @@ typedef struct cf_chunk {
     int64_t index;       /* its place in the group, from 0; 0 where there is no group */
     int64_t prefix;      /* tokens of the group before this chunk; in a tree, rows of its path */
     int64_t rank;        /* data-parallel rank that runs it */
-    int64_t up;          /* the chunk of its rank whose rows come right before its prefix ends: the one before in its
-                            group, or the last one of the group above it. -1: none */
+    int64_t up;          /* the chunk of its rank that it continues: the one before in its group, or the last one of
+                            the group above. -1: none */
+    int64_t down;        /* the last of the chunks that continue this one; the first of them is the next chunk. -1: none
+                            does */
+    int64_t below;       /* chunks of the longest path that continues it. 0: none does */
+    int64_t state;       /* its first rows, which those see: tokens that it adds to its group's state. 0 in a leaf, and
+                            without a group */
+    int64_t gang;        /* ranks that its sequence is spread over; 0: it is on one */
 } cf_chunk;
 
 /* The dependent chunks of one split sequence: plan->chunks[first_chunk .. first_chunk + n_chunks). */
@@ -346,16 +352,11 @@ typedef struct cf_group {
     int64_t gang;   /* ranks that the sequence is spread over; 0: it is on one */
 } cf_group;
 
-/* Sequences that begin alike are a tree. Its rows lie in groups, each of which goes on from its parent's state, and a
-   chunk sees its path: the rows from the tree's root to where it begins, which lie in the states of the groups above it
-   and of its own. A group of one chunk that has a parent and no children is a leaf: it holds what several sequences
-   have beyond their path, and has no state. Beside these groups there are small trees, which lie within one chunk. */
-typedef struct cf_branch { /* of a group; indices into plan->groups, -1: none */
-    int64_t parent;        /* comes before its children, on the same rank, and they behind it, subtree by subtree */
-    int64_t first_child, last_child;
-    int64_t previous, next; /* children of the same parent, in the order of their chunks */
-    int64_t below;         /* chunks of the longest path of groups below it; 0 without children */
-} cf_branch;
+/* Sequences that begin alike are a tree. Its rows lie in groups, and the first chunk of a group may continue another
+   one. A chunk sees its path: the rows from the tree's root to where it begins, which lie in the states of the groups
+   above it and of its own. Chunks come before those that continue them, on the same rank and subtree by subtree. A
+   group of one chunk without a state is a leaf: it holds what several sequences have beyond their path. Beside these
+   groups there are small trees, which lie within one chunk. */
 
 /* The packed batch. Plain data in one block of memory: read it, do not resize it. Rank r owns the chunks
    [r x n_steps, (r + 1) x n_steps); a group's chunks are consecutive. Groups come before standalone chunks, both in
@@ -384,7 +385,6 @@ typedef struct cf_plan {
     int64_t *order;         /* (n_sequences) all of them; those that share rows are neighbours */
     int64_t *common;        /* (n_sequences) rows that order[i] shares with order[i - 1] */
     int64_t *lengths;       /* (n_sequences) as given */
-    cf_branch *branches;    /* (n_groups) */
     cf_block block;         /* the memory that it lies in */
 } cf_plan;
 
@@ -461,7 +461,7 @@ CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_
 
    Returns CF_OK, or CF_ERROR_PLAN for the first violation, with its member in error->field and the index of the chunk,
    slice, group or sequence in error->item. CF_ERROR_MEMORY if scratch cannot be had from `allocator` (NULL: malloc): 32
-   bytes a sequence; with trees 33, and 8 for each chunk and group. The plan may be unvalidated. */
+   bytes a sequence and 8 a chunk; with trees 33 and 16. The plan may be unvalidated. */
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,
                                          const cf_allocator *allocator, cf_error *error);
 
@@ -491,11 +491,6 @@ typedef struct cf_plan_stats {
 /* Measures a plan. The cost spreads are found with `cost`, which means what it does in cf_pack_desc; NULL and all zeros
    give the default weights. Without a plan all numbers are 0. The plan must be sound. */
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats);
-
-/* Tokens that a chunk appends to its group's state: the length of its first slice; in a tree those of its first slices
-   together that go on from each other, whose rows follow without the padding between them, and 0 in a leaf. 0 if it has
-   no group or there is no such chunk (or no plan). The plan must be sound. */
-CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk);
 
 /* ================================================================================================================
    >>metadata    plan -> what the kernels of a chunk, and its loss, are told
@@ -1647,7 +1642,7 @@ typedef struct cf_write_desc {
    pairs, rank, slices[] of {sequence, begin, length, offset}}. One chunk a line. With metadata each chunk also has
    metadata{max_seqlen_q, max_seqlen_k, cu_seqlens_q[], cu_seqlens_k[], sequence_ids[], position_ids[],
    target_positions[]}, as in cf_metadata. Where sequences share rows it is version 2, with order[], common[],
-   lengths[]; groups have {parent, below}, slices {parent (counted in the chunk), first, n}, metadata {more_rows[],
+   lengths[]; groups have {parent}, slices {parent (counted in the chunk), first, n}, metadata {more_rows[],
    more_sequences[], more_targets[], levels[] of {group, first, max_seqlen_q, max_seqlen_k, cu_seqlens_q[],
    cu_seqlens_k[]}}. The plan must be sound. Errors: CF_ERROR_WRITE, with the callback's number; with metadata also
    those of cf_metadata_fill, and CF_ERROR_MEMORY. */
@@ -4311,15 +4306,16 @@ static void cf__pack_write_group(const cf__packer *p, int64_t id, int64_t first_
         chunk->index = i;
         chunk->prefix = own;
         chunk->group = id;
+        chunk->state = slices[i].length;
+        chunk->gang = group->gang;
         chunk->n_slices = 1;
     }
 }
 
 /* The chunk whose rows come right before those of this one, on whichever rank; -1: none. */
 static int64_t cf__pack_before(const cf_plan *plan, const cf_chunk *c) {
-    int64_t gang = c->group >= 0 ? plan->groups[c->group].gang : 0;
-    if (gang > 0 && c->rank % gang > 0) return c - plan->chunks - plan->n_steps;
-    return c->up < 0 || gang == 0 ? c->up : c->up + (gang - 1) * plan->n_steps;
+    if (c->gang > 0 && c->rank % c->gang > 0) return c - plan->chunks - plan->n_steps;
+    return c->up < 0 || c->gang == 0 ? c->up : c->up + (c->gang - 1) * plan->n_steps;
 }
 
 /* The members that a chunk of a list has beside its sums. Trees are given theirs as they are written. */
@@ -4330,6 +4326,17 @@ static void cf__pack_finish_list(cf_plan *plan, cf_chunk *chunk, int64_t id) {
         plan->slices[j].up = j == chunk->first_slice && chunk->up >= 0 ? chunk[-1].first_slice : -1;
         plan->slices[j].first = plan->slices[j].sequence;
         plan->slices[j].n = 1;
+    }
+}
+
+/* Links chunks with those that continue them. */
+static void cf__pack_link_chunks(cf_plan *plan) {
+    int64_t i;
+    for (i = plan->n_chunks - 1; i >= 0; i--) {
+        cf_chunk *up = plan->chunks[i].up >= 0 ? &plan->chunks[plan->chunks[i].up] : NULL;
+        if (up == NULL) continue;
+        if (up->down < 0) up->down = i;
+        up->below = cf__max(up->below, plan->chunks[i].below + 1);
     }
 }
 
@@ -4347,10 +4354,11 @@ static void cf__pack_finish_chunks(cf_plan *plan) {
             chunk->padded += cf__round_up(slice->length, plan->align);
             chunk->pairs += cf_slice_pairs(slice->begin, slice->length);
         }
-        if (plan->branches == NULL) cf__pack_finish_list(plan, chunk, i);
+        if (plan->order == NULL) cf__pack_finish_list(plan, chunk, i);
         first += chunk->n_slices;
         plan->n_idle += chunk->n_slices == 0;
     }
+    cf__pack_link_chunks(plan);
 }
 
 /* The first slices of a gang's chunks go on from those of other ranks. */
@@ -4358,7 +4366,7 @@ static void cf__pack_link_gangs(cf_plan *plan) {
     int64_t i, before;
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
-        if (c->group < 0 || plan->groups[c->group].gang == 0) continue;
+        if (c->gang == 0) continue;
         before = cf__pack_before(plan, c);
         plan->slices[c->first_slice].up = before >= 0 ? plan->chunks[before].first_slice : -1;
     }
@@ -4404,6 +4412,7 @@ static void cf__pack_put_chain(cf__packer *p, int64_t id, cf_chunk *chunks) {
         chunks[i].prefix = at;
         chunks[i].index = i;
         chunks[i].group = p->kin[id].group;
+        chunks[i].state = p->plan->groups[p->kin[id].group].tokens > 0 ? end - at : 0;
         while (at < end) {
             int64_t to = cf__min(end, node->begin + node->length);
             if (at >= to) {
@@ -4423,29 +4432,20 @@ static void cf__pack_put_bush(cf__packer *p, cf_chunk *chunk, int64_t id) {
         cf__pack_put_slice(p, chunk, &nodes[i], nodes[i].begin, nodes[i].begin + nodes[i].length);
 }
 
-/* A group, behind those children that its parent has so far. */
+/* A group of a tree, and which chunks its own continue. */
 static void cf__pack_put_group(cf__packer *p, int64_t id, int64_t first_chunk) {
     const cf__pack_kin *kin = &p->kin[id];
-    cf_branch branch = {-1, -1, -1, -1, -1, kin->below};
-    cf_group *group = &p->plan->groups[kin->group];
+    cf_group *group = &p->plan->groups[kin->group], *above;
     int64_t i;
     memset(group, 0, sizeof *group);
     if (id < p->tree.n_chains) *group = p->groups[id];
     group->first_chunk = first_chunk;
     group->n_chunks = cf__pack_own_chunks(p, id);
     if (group->n_chunks == 1 && kin->parent >= 0 && kin->child < 0) group->tokens = 0; /* it is a leaf */
-    if (kin->parent >= 0) {
-        cf_branch *parent = &p->plan->branches[branch.parent = p->kin[kin->parent].group];
-        branch.previous = parent->last_child;
-        *(branch.previous >= 0 ? &p->plan->branches[branch.previous].next : &parent->first_child) = kin->group;
-        parent->last_child = kin->group;
-    }
-    p->plan->branches[kin->group] = branch;
-    for (i = first_chunk; i < first_chunk + group->n_chunks; i++) p->plan->chunks[i].up = i - 1;
-    p->plan->chunks[first_chunk].up = -1;
-    if (branch.parent < 0) return;
-    group = &p->plan->groups[branch.parent];
-    p->plan->chunks[first_chunk].up = group->first_chunk + group->n_chunks - 1;
+    for (i = first_chunk + 1; i < first_chunk + group->n_chunks; i++) p->plan->chunks[i].up = i - 1;
+    if (kin->parent < 0) return;
+    above = &p->plan->groups[p->kin[kin->parent].group];
+    p->plan->chunks[first_chunk].up = above->first_chunk + above->n_chunks - 1;
 }
 
 static void cf__pack_write_unit(cf__packer *p, int64_t id, int64_t first_chunk) {
@@ -4497,7 +4497,7 @@ static void cf__pack_write_rest(cf__packer *p) {
 
 static cf_result cf__pack_write(void *job) {
     cf__packer *p = (cf__packer *)job;
-    const cf_chunk none = {0, 0, 0, 0, 0, -1, 0, 0, 0, -1};
+    const cf_chunk none = {0, 0, 0, 0, 0, -1, 0, 0, 0, -1, -1, 0, 0, 0};
     cf_plan *plan = p->plan;
     int64_t i, chunk = 0;
     for (i = 0; i < plan->n_chunks; i++) plan->chunks[i] = none;
@@ -4581,7 +4581,6 @@ static cf_block *cf__pack_object(void *job, cf__carver *carver) {
         plan.order = (int64_t *)cf__take(carver, plan.n_sequences, sizeof(int64_t));
         plan.common = (int64_t *)cf__take(carver, plan.n_sequences, sizeof(int64_t));
         plan.lengths = (int64_t *)cf__take(carver, plan.n_sequences, sizeof(int64_t));
-        plan.branches = (cf_branch *)cf__take(carver, plan.n_groups, sizeof(cf_branch));
     }
     if (p->plan == NULL) return NULL;
     *p->plan = plan;
@@ -4643,24 +4642,9 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
    of a slice and behind its last.
    ================================================================================================================ */
 
-/* In a tree, several slices may be added to the state: what counts is how many rows the path gets. */
-static int64_t cf__plan_tree_tokens(const cf_plan *plan, const cf_chunk *c) {
-    const cf_group *g = &plan->groups[c->group];
-    if (c->index + 1 < g->n_chunks) return c[1].prefix - c->prefix;
-    return g->tokens - (c->prefix - plan->chunks[g->first_chunk].prefix);
-}
-
-CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk) {
-    const cf_chunk *c = plan != NULL && chunk >= 0 && chunk < plan->n_chunks ? &plan->chunks[chunk] : NULL;
-    if (c == NULL || c->group < 0) return 0;
-    return plan->branches == NULL ? plan->slices[c->first_slice].length
-           : plan->groups[c->group].tokens == 0 ? 0 : cf__plan_tree_tokens(plan, c);
-}
-
 /* Rows before a chunk that its first slice sees; in a gang those of other ranks, too. */
 static int64_t cf__plan_prefix(const cf_plan *plan, const cf_chunk *c) {
-    int gang = c->group >= 0 && plan->groups[c->group].gang > 0;
-    return gang ? cf__max(plan->slices[c->first_slice].begin, 0) : c->prefix;
+    return c->gang > 0 ? cf__max(plan->slices[c->first_slice].begin, 0) : c->prefix;
 }
 
 /* The slice of its own chunk that a slice goes on from; -1: none. */
@@ -4669,12 +4653,34 @@ static inline int64_t cf__plan_parent(const cf_plan *plan, const cf_chunk *c, in
     return up >= c->first_slice && up < id ? up : -1;
 }
 
+/* The group that a group goes on from; -1: none. */
+static inline int64_t cf__plan_group_above(const cf_plan *plan, int64_t group) {
+    int64_t up = plan->chunks[plan->groups[group].first_chunk].up;
+    return up >= 0 ? plan->chunks[up].group : -1;
+}
+
+/* The chunk before this one among those that continue the same; -1: it is the first of them, or continues none. It is
+   on the way up from the chunk before. */
+static int64_t cf__plan_previous(const cf_plan *plan, int64_t id) {
+    int64_t up = plan->chunks[id].up, at = id - 1;
+    if (up < 0 || up == at) return -1;
+    while (plan->chunks[at].up != up) at = plan->chunks[at].up;
+    return at;
+}
+
+/* The chunk after it among these. It comes right behind all that are below this one. */
+static int64_t cf__plan_next(const cf_plan *plan, int64_t id) {
+    if (plan->chunks[id].up < 0 || plan->chunks[plan->chunks[id].up].down == id) return -1;
+    while (plan->chunks[id].down >= 0) id = plan->chunks[id].down;
+    return id + 1;
+}
+
 static double cf__plan_spread(double most, double sum, int64_t n) { return sum > 0 ? most / (sum / (double)n) : 0; }
 
 /* Returns 1 if a dependent chunk also holds short sequences, which are not of its group. */
 static int cf__plan_is_hybrid(const cf_plan *plan, const cf_chunk *chunk) {
     int64_t i = chunk->first_slice + chunk->n_slices - 1;
-    if (plan->branches == NULL) return chunk->n_slices > 1;
+    if (plan->order == NULL) return chunk->n_slices > 1;
     while (cf__plan_parent(plan, chunk, i) >= 0) i = plan->slices[i].up; /* what does comes last */
     return i > chunk->first_slice && plan->slices[i].begin == 0;
 }
@@ -4711,8 +4717,7 @@ static void cf__plan_measure_costs(const cf_plan *plan, cf_pass_cost cost, cf_pl
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *chunk = &plan->chunks[i];
         double seconds = chunk->n_slices > 0 ? cf_cost_seconds(&cost, chunk->padded, chunk->pairs) : 0;
-        int goes_on = plan->branches != NULL && chunk->group >= 0 && plan->branches[chunk->group].parent >= 0;
-        unit = (chunk->index > 0 || goes_on ? unit : 0) + seconds;
+        unit = (chunk->up >= 0 ? unit : 0) + seconds;
         rank = (i % plan->n_steps > 0 ? rank : 0) + seconds;
         sum += seconds;
         most = cf__most(most, seconds);
@@ -4741,9 +4746,7 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
         stats->unshared_pairs += cf__product(pairs, (double)s->n);
     }
     for (i = 0; i < plan->n_groups; i++)
-        stats->largest_group =
-            cf__max(stats->largest_group,
-                    plan->groups[i].n_chunks + (plan->branches != NULL ? plan->branches[i].below : 0));
+        stats->largest_group = cf__max(stats->largest_group, plan->chunks[plan->groups[i].first_chunk].below + 1);
     if (n_used > 0) stats->fill = (double)stats->rows / ((double)n_used * (double)plan->chunk_size);
     cf__plan_measure_ranks(plan, stats);
     cf__plan_measure_costs(plan, cost != NULL ? *cost : none, stats);
@@ -4763,7 +4766,7 @@ typedef struct cf__plan_check {
     const int64_t *lengths;
     unsigned char *seen; /* (n_sequences) of trees: is in order already */
     int64_t *ends;       /* (n_chunks) chunks id + 1 .. ends[id] - 1 are below chunk id */
-    int64_t *below;      /* (n_groups) of trees: what is below each group */
+    int64_t *below;      /* (n_chunks) chunks of the longest path below each */
     cf__plan_sum *sums;  /* (n_sequences + 1) in order */
     cf_error *error;
 } cf__plan_check;
@@ -4784,7 +4787,7 @@ static cf_result cf__plan_check_counts(const cf_plan *plan, cf_error *error) {
     const cf__plan_check check = {plan, NULL, NULL, NULL, NULL, NULL, error};
     const cf_result bad = CF_ERROR_PLAN;
     if (plan == NULL) return cf__fail_null(error, "plan");
-    const int many = plan->branches != NULL || plan->n_ranks > 1; /* trees, or gangs */
+    const int many = plan->order != NULL || plan->n_ranks > 1; /* trees, or gangs */
     const int64_t most_groups = many ? plan->n_chunks : plan->n_sequences;
     const cf__member members[] = {{"chunk_size", plan->chunk_size, 1, CF_MAX_CHUNK_SIZE, bad},
                                   {"align", plan->align, 1, plan->chunk_size, bad},
@@ -4808,8 +4811,7 @@ static cf_result cf__plan_check_counts(const cf_plan *plan, cf_error *error) {
     if (plan->n_chunks > 0 && plan->chunks == NULL) return cf__refuse(error, bad, "chunks", -1, "is NULL");
     if (plan->n_slices > 0 && plan->slices == NULL) return cf__refuse(error, bad, "slices", -1, "is NULL");
     if (plan->n_groups > 0 && plan->groups == NULL) return cf__refuse(error, bad, "groups", -1, "is NULL");
-    if (plan->branches == NULL) return CF_OK;
-    if (plan->order == NULL) return cf__refuse(error, bad, "order", -1, "is NULL");
+    if (plan->order == NULL) return CF_OK;
     if (plan->common == NULL) return cf__refuse(error, bad, "common", -1, "is NULL");
     if (plan->lengths == NULL) return cf__refuse(error, bad, "lengths", -1, "is NULL");
     return CF_OK;
@@ -4841,12 +4843,14 @@ static cf_result cf__plan_check_slice(const cf__plan_check *check, const cf_chun
     CF__TRY(cf__plan_within(check, "slices.length", id, 1, plan->chunk_size, s->length, "is more than chunk_size"));
     CF__TRY(cf__plan_is(check, "slices.offset", id, offset, s->offset, "is the wrong place in its chunk"));
     CF__TRY(cf__plan_within(check, "slices.up", id, -1, plan->n_slices - 1, s->up, "there is no such slice"));
-    if (plan->branches != NULL) return CF_OK;
+    if (plan->order != NULL) return CF_OK;
     CF__TRY(cf__plan_is(check, "slices.up", id, before >= 0 ? plan->chunks[before].first_slice : -1, s->up,
                         "is not the slice before it"));
     CF__TRY(cf__plan_is(check, "slices.first", id, s->sequence, s->first, "is not its sequence"));
     CF__TRY(cf__plan_is(check, "slices.n", id, 1, s->n, "counts sequences that share rows"));
-    if (c->group >= 0 && id == c->first_slice) return CF_OK;
+    if (c->group >= 0 && id == c->first_slice)
+        return cf__plan_is(check, "chunks.state", c - plan->chunks, s->length, c->state,
+                           "is not the slice of its group's sequence");
     return cf__plan_is(check, "slices.length", id, length, s->length, "must cover its whole sequence");
 }
 
@@ -4856,7 +4860,7 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
     const cf_chunk *c = &plan->chunks[id];
     int64_t i, tokens = 0, padded = 0, pairs = 0;
     CF__TRY(cf__plan_is(check, "chunks.first_slice", id, first, c->first_slice, "leaves a gap or overlaps"));
-    if (plan->branches == NULL && c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks)
+    if (plan->order == NULL && c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks)
         CF__TRY(cf__plan_is(check, "chunks.n_slices", id, 1, c->n_slices,
                             "is more than one, and only a group's last chunk may be hybrid"));
     CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 0, plan->max_slices > 0 ? plan->max_slices : INT64_MAX,
@@ -4895,95 +4899,51 @@ static cf_result cf__plan_check_share(const cf__plan_check *check, int64_t id) {
 
 /* ---- the chunks that a plan's groups are made of ---- */
 
-/* ---- checking trees ---- */
-
-/* Two groups that are linked agree on it: what one of them says of the other. */
-static cf_result cf__plan_agrees(const char *field, int64_t id, int64_t wanted, int64_t got, cf_error *error) {
-    return cf__inside(got, wanted, wanted, CF_ERROR_PLAN, field, id, "does not agree with the groups around it", error);
-}
-
-/* A group by itself: chunks of one rank, and rows wherever a child sees the last of them. */
-static cf_result cf__plan_check_branch(const cf_plan *plan, int64_t id, cf_error *error) {
-    const cf_branch *b = &plan->branches[id];
-    const cf_group *g = &plan->groups[id];
-    CF__TRY(cf__inside(b->parent, -1, id - 1, CF_ERROR_PLAN, "branches.parent", id,
-                       "there is no such group, or it comes later", error));
-    CF__TRY(cf__inside(b->below, 0, b->first_child < 0 ? 0 : plan->n_chunks, CF_ERROR_PLAN, "branches.below", id,
-                       "is out of range", error));
-    CF__TRY(cf__inside(g->n_chunks, 1, plan->n_steps - g->first_chunk % plan->n_steps, CF_ERROR_PLAN,
-                       "groups.n_chunks", id, "is out of range", error));
-    return cf__inside(g->tokens, b->first_child >= 0, CF_MAX_LENGTH, CF_ERROR_PLAN, "groups.tokens", id,
-                      "is out of range", error);
-}
-
-/* The group behind one in the order of the trees: its first child, or else the next one of it or of the nearest group
-   above it that has a next. Both agree on that, and in a tree the chunks of all groups follow each other. */
-static cf_result cf__plan_check_next(const cf_plan *plan, int64_t id, cf_error *error) {
-    const cf_branch *all = plan->branches;
-    const cf_group *g = &plan->groups[id];
-    const char *field = "branches.first_child";
-    int64_t at = id, parent = id, previous = -1, next = all[id].first_child, up = all[id].parent;
-    if (up >= 0)
-        CF__TRY(cf__inside(all[up].below, all[id].below + g->n_chunks, plan->n_chunks, CF_ERROR_PLAN, "branches.below",
-                           up, "is less than what is below a child", error));
-    if (next == -1) {
-        CF__TRY(cf__plan_agrees("branches.last_child", id, -1, all[id].last_child, error));
-        for (; all[at].next == -1 && all[at].parent >= 0; at = all[at].parent)
-            CF__TRY(cf__plan_agrees("branches.last_child", all[at].parent, at, all[all[at].parent].last_child, error));
-        field = "branches.next";
-        next = all[at].next;
-        parent = all[at].parent;
-        previous = parent >= 0 ? at : -1;
-    }
-    CF__TRY(cf__plan_agrees(field, at, parent < 0 || id + 1 == plan->n_groups ? -1 : id + 1, next, error));
-    if (id + 1 == plan->n_groups) return CF_OK;
-    CF__TRY(cf__plan_agrees("branches.parent", id + 1, parent, all[id + 1].parent, error));
-    CF__TRY(cf__plan_agrees("branches.previous", id + 1, previous, all[id + 1].previous, error));
-    if (parent < 0) return CF_OK;
-    CF__TRY(cf__plan_agrees("groups.first_chunk", id + 1, g->first_chunk + g->n_chunks, g[1].first_chunk, error));
-    return cf__inside(g[1].first_chunk % plan->n_steps, 1, plan->n_steps, CF_ERROR_PLAN, "branches.parent", id + 1,
-                      "is on another rank", error);
-}
-
-/* All links between groups: what every walk over a tree relies on. A parent's chunks come before those of its children,
-   and those of the children in their order. */
-static cf_result cf__plan_check_branches(const cf_plan *plan, cf_error *error) {
-    int64_t id, n = plan->branches != NULL ? plan->n_groups : 0;
-    for (id = 0; id < n; id++) CF__TRY(cf__plan_check_branch(plan, id, error));
-    for (id = 0; id < plan->n_chunks && plan->branches != NULL; id++)
-        CF__TRY(cf__inside(plan->chunks[id].prefix, 0, CF_MAX_LENGTH, CF_ERROR_PLAN, "chunks.prefix", id,
-                           "is out of range", error));
-    if (n > 0) CF__TRY(cf__plan_agrees("branches.previous", 0, -1, plan->branches->previous, error));
-    for (id = 0; id < n; id++) CF__TRY(cf__plan_check_next(plan, id, error));
-    return CF_OK;
-}
-
-/* The chunk that a chunk continues, by what groups say of themselves. */
-static int64_t cf__plan_chunk_up(const cf_plan *plan, int64_t id) {
-    const cf_chunk *c = &plan->chunks[id];
-    int64_t up = c->group >= 0 && plan->branches != NULL ? plan->branches[c->group].parent : -1;
-    if (c->group >= 0 && c->index > 0) return id - 1;
-    return up >= 0 ? plan->groups[up].first_chunk + plan->groups[up].n_chunks - 1 : -1;
+/* What a chunk says of the one that it continues, and of those that continue it. Chunks of a tree come in preorder, so
+   one continues the chunk before it, or one above that. */
+static cf_result cf__plan_check_link(const cf_plan *plan, int64_t id, cf_error *error) {
+    const cf_result bad = CF_ERROR_PLAN;
+    const cf_chunk *c = &plan->chunks[id], *up;
+    int64_t last = id - id % plan->n_steps + plan->n_steps - 1, at = id - 1;
+    int begins = c->index == 0 && (plan->order == NULL || c->group < 0), goes_on = c->below > 0;
+    CF__TRY(cf__inside(c->up, c->index > 0 ? at : -1, begins ? -1 : at, bad, "chunks.up", id,
+                       "is not the chunk that it continues", error));
+    CF__TRY(cf__inside(c->below, 0, c->group >= 0 ? last - id : 0, bad, "chunks.below", id, "is out of range", error));
+    CF__TRY(cf__inside(c->down, goes_on ? id + 1 : -1, goes_on ? last : -1, bad, "chunks.down", id,
+                       "is no chunk that continues it", error));
+    if (goes_on)
+        CF__TRY(cf__inside(plan->chunks[c->down].up, id, id, bad, "chunks.up", c->down, "is not what it continues",
+                           error));
+    if (c->up < 0) return CF_OK;
+    while (at > c->up) at = plan->chunks[at].up;
+    CF__TRY(cf__inside(c->up, at, at, bad, "chunks.up", id, "is not above the chunk before it", error));
+    up = &plan->chunks[c->up];
+    CF__TRY(cf__inside(up->state, 1, INT64_MAX, bad, "chunks.state", c->up, "is nothing to continue", error));
+    CF__TRY(cf__inside(up->down, id, last, bad, "chunks.down", c->up, "is not the last that continues it", error));
+    CF__TRY(cf__inside(up->below, c->below + 1, last, bad, "chunks.below", c->up, "is less than what is below", error));
+    at = plan->groups[up->group].n_chunks - 1;
+    if (c->index > 0) return CF_OK;
+    return cf__inside(up->index, at, at, bad, "chunks.up", id, "is not the last chunk of its group", error);
 }
 
 /* Checks everything that a walk over the chunks of these ranks relies on, in a plan from anywhere. The chunks of a
    group stand behind each other on one rank and say so, their slices exist, and no number of tokens is negative. */
 static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t end_rank, cf_error *error) {
     const cf_result bad = CF_ERROR_PLAN;
-    int64_t id, end, left = 0, group = -1, index = 0, up;
+    int64_t id, end, left = 0, group = -1, index = 0, gang;
+    int is_leaf;
     for (id = 0; id < plan->n_groups; id++) {
-        int64_t gang = plan->groups[id].gang;
+        gang = plan->groups[id].gang;
         CF__TRY(cf__inside(plan->groups[id].first_chunk, 0, plan->n_chunks - 1, bad, "groups.first_chunk", id,
                            "there is no such chunk", error));
         if (gang == 0) continue;
-        if (plan->branches != NULL)
+        if (plan->order != NULL)
             return cf__fail(error, bad, "groups.gang", id, 0, gang, "trees are not spread over several ranks");
         CF__TRY(cf__inside(gang, 2, plan->n_ranks, bad, "groups.gang", id, "is no number of ranks", error));
         CF__TRY(cf__inside(plan->n_ranks % gang, 0, 0, bad, "groups.gang", id, "does not divide the ranks", error));
         rank = 0; /* who runs a pass of a gang looks at those of its other ranks */
         end_rank = plan->n_ranks;
     }
-    CF__TRY(cf__plan_check_branches(plan, error));
     end = end_rank * plan->n_steps;
     for (id = rank * plan->n_steps; id < end; id++, left--, index++) {
         const cf_chunk *c = &plan->chunks[id];
@@ -4998,13 +4958,17 @@ static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t
                                "counts chunks of the next rank, or none", error));
         }
         CF__TRY(cf__inside(c->index, index, index, bad, "chunks.index", id, "is the wrong place in its group", error));
-        up = cf__plan_chunk_up(plan, id);
-        CF__TRY(cf__inside(c->up, up, up, bad, "chunks.up", id, "is not the chunk that it continues", error));
+        CF__TRY(cf__plan_check_link(plan, id, error));
+        gang = group >= 0 ? plan->groups[group].gang : 0;
+        CF__TRY(cf__inside(c->gang, gang, gang, bad, "chunks.gang", id, "is not that of its group", error));
         CF__TRY(cf__inside(c->first_slice, 0, plan->n_slices, bad, "chunks.first_slice", id,
                            "there is no such slice", error));
         CF__TRY(cf__inside(c->n_slices, group >= 0, plan->n_slices - c->first_slice, bad, "chunks.n_slices", id,
                            "is out of range", error));
         CF__TRY(cf__inside(c->tokens, 0, INT64_MAX, bad, "chunks.tokens", id, "is negative", error));
+        is_leaf = c->up >= 0 && index == 0 && left == 1 && plan->order != NULL;
+        CF__TRY(cf__inside(c->state, group >= 0 && !is_leaf, group >= 0 ? plan->chunk_size : 0, bad,
+                           "chunks.state", id, "is out of range", error));
         CF__TRY(cf__inside(c->padded, 0, INT64_MAX, bad, "chunks.padded", id, "is negative", error));
         CF__TRY(cf__inside(c->prefix, 0, INT64_MAX - c->padded, bad, "chunks.prefix", id, "is out of range", error));
         CF__TRY(cf__inside(c->rank, id / plan->n_steps, id / plan->n_steps, bad, "chunks.rank", id,
@@ -5017,8 +4981,8 @@ static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t
 static cf_result cf__plan_check_prefix(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[id];
-    int64_t end = c->up < 0 ? 0 : plan->chunks[c->up].prefix + cf_chunk_state_tokens(plan, c->up);
-    int leaf = c->up >= 0 && cf_chunk_state_tokens(plan, id) == 0;
+    int64_t end = c->up < 0 ? 0 : plan->chunks[c->up].prefix + plan->chunks[c->up].state;
+    int leaf = c->up >= 0 && c->state == 0;
     if (c->group < 0)
         return cf__plan_is(check, "chunks.prefix", id, 0, c->prefix, "must be 0 in a chunk that is in no group");
     return cf__plan_within(check, "chunks.prefix", id, leaf ? 1 : end, end, c->prefix,
@@ -5028,35 +4992,35 @@ static cf_result cf__plan_check_prefix(const cf__plan_check *check, int64_t id) 
 static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_group *g = &plan->groups[id];
-    const cf_branch *b = plan->branches != NULL ? &plan->branches[id] : NULL;
-    int leaf = b != NULL && b->parent >= 0 && b->first_child < 0 && g->n_chunks == 1;
     int64_t i, rows = 0, first = plan->chunks[g->first_chunk].first_slice;
     CF__TRY(cf__plan_within(check, "groups.sequence", id, 0, plan->n_sequences - 1, g->sequence,
                             "there is no such sequence"));
-    if (b != NULL)
-        CF__TRY(cf__plan_is(check, "groups.sequence", id, plan->slices[first].sequence, g->sequence,
-                            "is not the sequence of its first slice"));
-    for (i = g->first_chunk; i < g->first_chunk + g->n_chunks && b == NULL; i++) {
+    CF__TRY(cf__plan_is(check, "groups.sequence", id, plan->slices[first].sequence, g->sequence,
+                        "is not the sequence of its first slice"));
+    for (i = g->first_chunk; i < g->first_chunk + g->n_chunks; i++) {
         first = plan->chunks[i].first_slice;
-        CF__TRY(cf__plan_is(check, "slices.sequence", first, g->sequence, plan->slices[first].sequence,
-                            "is not the sequence of its group"));
+        if (plan->order == NULL)
+            CF__TRY(cf__plan_is(check, "slices.sequence", first, g->sequence, plan->slices[first].sequence,
+                                "is not the sequence of its group"));
+        rows += plan->chunks[i].state; /* at most chunk_size each */
     }
-    CF__TRY(cf__plan_within(check, "groups.tokens", id, leaf ? 0 : g->n_chunks, leaf ? 0 : CF_MAX_LENGTH, g->tokens,
-                            "is not what the group can have"));
-    for (i = g->first_chunk; i < g->first_chunk + g->n_chunks && !leaf; i++) {
-        CF__TRY(cf__plan_within(check, "chunks.prefix", i + 1, 1, plan->chunk_size, cf_chunk_state_tokens(plan, i),
-                                "does not rise as the group's rows do"));
-        rows += cf_chunk_state_tokens(plan, i);
-    }
-    if (b == NULL && g->gang == 0)
+    if (plan->order == NULL && g->gang == 0)
         CF__TRY(cf__plan_is(check, "groups.n_chunks", id, check->lengths[g->sequence], rows,
                             "leaves out tokens at the end of its sequence"));
     CF__TRY(cf__plan_is(check, "groups.tokens", id, rows, g->tokens, "is the wrong sum"));
-    if (g->gang > 0) CF__TRY(cf__plan_check_share(check, id));
-    if (b == NULL) return CF_OK;
-    if (b->parent >= 0)
-        check->below[b->parent] = cf__max(check->below[b->parent], check->below[id] + g->n_chunks);
-    return cf__plan_is(check, "branches.below", id, check->below[id], b->below, "is not the longest path below it");
+    return g->gang > 0 ? cf__plan_check_share(check, id) : CF_OK;
+}
+
+/* How far it is from each chunk to the end of the longest path below it. */
+static cf_result cf__plan_check_below(const cf__plan_check *check) {
+    const cf_plan *plan = check->plan;
+    int64_t i, up;
+    for (i = plan->n_chunks - 1; i >= 0; i--) {
+        CF__TRY(cf__plan_is(check, "chunks.below", i, check->below[i], plan->chunks[i].below,
+                            "is not the longest path below it"));
+        if ((up = plan->chunks[i].up) >= 0) check->below[up] = cf__max(check->below[up], check->below[i] + 1);
+    }
+    return CF_OK;
 }
 
 /* The chunk that has a slice. */
@@ -5087,7 +5051,7 @@ static cf_result cf__plan_check_up(const cf__plan_check *check, int64_t chunk, i
     *sees = s->begin;
     if (up == NULL) return CF_OK;
     above = cf__plan_chunk_of(plan, s->up);
-    if (above >= chunk || check->ends[above] <= chunk || up->offset >= cf_chunk_state_tokens(plan, above))
+    if (above >= chunk || check->ends[above] <= chunk || up->offset >= plan->chunks[above].state)
         return cf__refuse(check->error, CF_ERROR_PLAN, "slices.up", id, "is not on the path of its chunk");
     return CF_OK;
 }
@@ -5110,7 +5074,7 @@ static cf_result cf__plan_check_through(const cf__plan_check *check, int64_t id)
 static cf_result cf__plan_check_tree_chunk(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[id];
-    int64_t i, sees = c->prefix, left = cf_chunk_state_tokens(plan, id);
+    int64_t i, sees = c->prefix, left = c->state;
     if (c->n_slices > 0)
         CF__TRY(cf__plan_is(check, "slices.begin", c->first_slice, sees, plan->slices[c->first_slice].begin,
                             "is not where the chunk begins"));
@@ -5220,14 +5184,14 @@ static cf_result cf__plan_check_sums(const cf__plan_check *check) {
     int64_t i, id;
     for (i = 0; i < plan->n_slices; i++) cf__plan_add_slice(check->sums, &plan->slices[i]);
     for (i = 0; i < plan->n_sequences; i++) {
-        id = plan->branches != NULL ? plan->order[i] : i;
+        id = plan->order != NULL ? plan->order[i] : i;
         sum.tokens += check->sums[i].tokens;
         sum.shared += check->sums[i].shared;
         sum.low += check->sums[i].low;
         sum.high += check->sums[i].high;
         if (sum.tokens != (uint64_t)check->lengths[id] || !cf__plan_has_all_pairs(&sum, check->lengths[id]))
             return cf__plan_wrong_sum(check, i, id);
-        if (plan->branches != NULL)
+        if (plan->order != NULL)
             CF__TRY(cf__plan_is(check, "common", i, (int64_t)sum.shared, plan->common[i], "is not what slices share"));
     }
     return CF_OK;
@@ -5251,20 +5215,21 @@ static cf_result cf__plan_check_body(void *job) {
         CF__TRY(cf__plan_is(check, "chunks.group", plan->groups[i].first_chunk, i,
                             plan->chunks[plan->groups[i].first_chunk].group,
                             "names another group than the one that holds the chunk"));
-    for (i = plan->n_groups - 1; i >= 0; i--) CF__TRY(cf__plan_check_group(check, i));
+    for (i = 0; i < plan->n_groups; i++) CF__TRY(cf__plan_check_group(check, i));
+    CF__TRY(cf__plan_check_below(check));
     for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__plan_check_prefix(check, i));
-    CF__TRY(plan->branches != NULL ? cf__plan_check_trees(check) : cf__plan_check_lists(check));
+    CF__TRY(plan->order != NULL ? cf__plan_check_trees(check) : cf__plan_check_lists(check));
     return cf__plan_check_sums(check);
 }
 
 static void cf__plan_check_scratch(void *job, cf__carver *carver) {
     cf__plan_check *check = (cf__plan_check *)job;
     const cf_plan *plan = check->plan;
-    int64_t trees = plan->branches != NULL;
+    int64_t trees = plan->order != NULL;
     check->sums = (cf__plan_sum *)cf__take(carver, plan->n_sequences + 1, sizeof(cf__plan_sum));
     check->seen = (unsigned char *)cf__take(carver, trees * plan->n_sequences, 1);
     check->ends = (int64_t *)cf__take(carver, trees * plan->n_chunks, sizeof(int64_t));
-    check->below = (int64_t *)cf__take(carver, trees * plan->n_groups, sizeof(int64_t));
+    check->below = (int64_t *)cf__take(carver, plan->n_chunks, sizeof(int64_t));
 }
 
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,
@@ -5399,7 +5364,7 @@ static void cf__metadata_list_path(cf__metadata_job *job, const cf_plan *plan, c
     for (last = job->out.prefix; last > 0; last = first) {
         while (id < end && (cf__plan_parent(plan, c, id) >= 0 || plan->slices[id].begin >= last)) id++;
         while ((at = plan->chunks[plan->groups[group].first_chunk].prefix) >= last)
-            group = plan->branches[group].parent;
+            group = cf__plan_group_above(plan, group);
         first = cf__max(at, id < end ? plan->slices[id].begin : 0);
         rows = cf__metadata_row_end(plan, id);
         job->n_path_levels++;
@@ -5495,7 +5460,7 @@ static void cf__metadata_place_levels(cf__metadata_job *job) {
    group. */
 static int cf__metadata_is_plain(const cf_plan *plan, const cf_chunk *c) {
     int64_t id, end = c->first_slice + c->n_slices;
-    if (c->group >= 0 && c->prefix > 0 && plan->branches[c->group].parent >= 0) return 0;
+    if (c->group >= 0 && c->prefix > 0 && cf__plan_group_above(plan, c->group) >= 0) return 0;
     for (id = c->first_slice; id < end; id++)
         if (plan->slices[id].begin > 0 && id > c->first_slice && !cf__metadata_continues(plan, id)) return 0;
     return 1;
@@ -5504,7 +5469,7 @@ static int cf__metadata_is_plain(const cf_plan *plan, const cf_chunk *c) {
 static void cf__metadata_add_levels(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int64_t n = job->out.n_levels, i;
     job->out.n_levels = job->n_level_seqs = 0;
-    if (plan->branches == NULL || cf__metadata_is_plain(plan, c)) return;
+    if (plan->order == NULL || cf__metadata_is_plain(plan, c)) return;
     if (job->levels != NULL) memset(job->levels, 0, (size_t)n * sizeof *job->levels);
     cf__metadata_list_path(job, plan, c);
     cf__metadata_list_depths(job, plan, c);
@@ -5601,9 +5566,9 @@ static void cf__metadata_add_slice(cf__metadata_job *job, const cf_plan *plan, c
     const cf_slice *s = &plan->slices[id];
     const cf_group *g = id == c->first_slice && c->group >= 0 ? &plan->groups[c->group] : NULL;
     int goes_on = g != NULL && (c->index + 1 < g->n_chunks || (g->gang > 0 && (c->rank + 1) % g->gang != 0));
-    if (plan->branches == NULL && job->targets != NULL) {
+    if (plan->order == NULL && job->targets != NULL) {
         cf__metadata_fill_slice(job, s, &s->sequence, 1, s->length - !(goes_on || job->desc.shifted));
-    } else if (plan->branches != NULL) {
+    } else if (plan->order != NULL) {
         if (job->targets != NULL) cf__metadata_fill_slice(job, s, &plan->order[s->first], s->n, s->length - 1);
         cf__metadata_fill_parting(job, plan, c, id);
     }
@@ -5753,8 +5718,8 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, con
 CHUNKFLOW_API int64_t cf_gang_pieces(const cf_plan *plan, int64_t chunk, cf_piece *pieces) {
     const cf_chunk *c = plan != NULL && chunk >= 0 && chunk < plan->n_chunks ? &plan->chunks[chunk] : NULL;
     int64_t n, i;
-    if (c == NULL || c->group < 0 || plan->groups[c->group].gang == 0) return 0;
-    n = c->index * plan->groups[c->group].gang + c->rank % plan->groups[c->group].gang;
+    if (c == NULL || c->gang == 0) return 0;
+    n = c->index * c->gang + c->rank % c->gang;
     for (i = n - 1; i >= 0 && pieces != NULL; i--) {
         const cf_slice *s;
         c = &plan->chunks[chunk = cf__pack_before(plan, c)];
@@ -6881,7 +6846,7 @@ static void cf__pipe_sort_rules(cf__pipeline *pipe) {
     for (i = 0; i < CF__COUNT(cf__pipe_rules); i++) {
         const cf__pipe_rule *rule = &cf__pipe_rules[i];
         if (pipe->local && rule->place == CF_R && rule->why == CF_EDGE_ACTIVATION) continue;
-        if (pipe->plan->branches == NULL && cf__pipe_leaves(rule)) continue;
+        if (pipe->plan->order == NULL && cf__pipe_leaves(rule)) continue;
         for (split = rule->place == CF__PIPE_W; split < 2; split++)
             for (way = 0; way < 2; way++)
                 for (dropped = 0; dropped <= (rule->waits_for == CF__PIPE_KEEPER); dropped++)
@@ -6947,7 +6912,7 @@ CF__APART static double cf__pipe_own_seconds(const cf__pipeline *pipe, int pass,
 /* Seconds of the pass; but for W, ranks of a gang run those of a round together. */
 static inline double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
-    int64_t gang = c->group >= 0 && pass != CF_W ? pipe->plan->groups[c->group].gang : 0;
+    int64_t gang = pass != CF_W ? c->gang : 0;
     double most = 0;
     if (gang == 0) return cf__pipe_own_seconds(pipe, pass, chunk, v);
     for (chunk -= pipe->shape.rank % gang * pipe->n; gang > 0; gang--, chunk += pipe->n)
@@ -7012,21 +6977,22 @@ static inline int64_t cf__pipe_after(const cf_plan *plan, const cf_chunk *c) {
 /* Where no backward comes, F of a chunk may be the last that reads its group's state, and the state of groups above.
    Goes through these groups upwards: returns the one after `before`, or the first (-1), or -1 after the last one. */
 static int64_t cf__pipe_ended(const cf_plan *plan, const cf_chunk *c, int64_t before) {
-    const cf_branch *all = plan->branches;
-    if (before < 0) return cf__pipe_after(plan, c) > 0 || (all != NULL && all[c->group].below > 0) ? -1 : c->group;
-    return all != NULL && all[before].next < 0 ? all[before].parent : -1;
+    int64_t first, up;
+    if (before < 0) return c->below > 0 ? -1 : c->group;
+    first = plan->groups[before].first_chunk;
+    up = plan->chunks[first].up;
+    return up >= 0 && plan->chunks[up].down == first ? plan->chunks[up].group : -1;
 }
 
 /* Chunks of the longest path of groups below the one that holds this chunk. */
 static int64_t cf__pipe_below(const cf__pipeline *pipe, int64_t chunk) {
     const cf_chunk *c = &pipe->chunks[chunk];
-    return pipe->plan->branches != NULL && c->group >= 0 ? pipe->plan->branches[c->group].below : 0;
+    return c->below - cf__pipe_after(pipe->plan, c);
 }
 
 /* Whether the chunk's group goes on from another one. */
 static int cf__pipe_has_parent(const cf__pipeline *pipe, int64_t chunk) {
-    const cf_chunk *c = &pipe->chunks[chunk];
-    return pipe->plan->branches != NULL && c->group >= 0 && pipe->plan->branches[c->group].parent >= 0;
+    return pipe->chunks[chunk - pipe->chunks[chunk].index].up >= 0;
 }
 
 /* ---- following the rules ---- */
@@ -7058,21 +7024,17 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
 static int64_t cf__pipe_relative(const cf__pipeline *pipe, int64_t chunk, int on) {
     const cf_plan *plan = pipe->plan;
     const cf_chunk *c = &pipe->chunks[chunk];
-    const cf_branch *b = c->group >= 0 ? &plan->branches[c->group] : NULL;
-    const cf_group *to;
-    int64_t id = -1;
+    int64_t id = chunk + pipe->first_chunk, other = -1;
     int from_last = on == CF__PIPE_CHILD || on == -CF__PIPE_PARENT;
-    int to_last = on == CF__PIPE_PARENT || on == -CF__PIPE_CHILD;
-    if (b == NULL || (from_last ? cf__pipe_after(plan, c) > 0 : c->index > 0)) return -1;
-    if (on == CF__PIPE_SIBLING) id = b->previous;
-    if (on == CF__PIPE_SIBLING && id >= 0 && pipe->shape.forward_only) return chunk - 1; /* in plan order */
-    if (on == -CF__PIPE_SIBLING) id = b->next;
-    if (on == CF__PIPE_CHILD) id = b->last_child;
-    if (on == -CF__PIPE_PARENT) id = b->first_child;
-    if (to_last && (on > 0 ? b->previous : b->next) < 0) id = b->parent;
-    if (id < 0) return -1;
-    to = &plan->groups[id];
-    return to->first_chunk + (to_last ? to->n_chunks - 1 : 0) - pipe->first_chunk;
+    if (from_last ? cf__pipe_after(plan, c) > 0 : c->index > 0) return -1;
+    if (on == CF__PIPE_SIBLING) other = cf__plan_previous(plan, id);
+    if (on == CF__PIPE_SIBLING && other >= 0 && pipe->shape.forward_only) return chunk - 1; /* in plan order */
+    if (on == -CF__PIPE_SIBLING) other = cf__plan_next(plan, id);
+    if (on == CF__PIPE_CHILD) other = c->down;
+    if (on == -CF__PIPE_PARENT && c->down >= 0) other = id + 1;
+    if (on == CF__PIPE_PARENT && c->up == id - 1) other = c->up;
+    if (on == -CF__PIPE_CHILD && c->up >= 0 && plan->chunks[c->up].down == id) other = c->up;
+    return other >= 0 ? other - pipe->first_chunk : -1;
 }
 
 /* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules; returns how
@@ -7172,20 +7134,13 @@ static int64_t cf__pipe_held_bytes(const cf_memory_load *load, const cf_bytes *b
     return fits ? sum : INT64_MAX;
 }
 
-/* Rows of state that a chunk of a group adds. cf__plan_check_units has seen that its slices exist. */
-static int64_t cf__pipe_rows(const cf__pipeline *pipe, const cf_chunk *c) {
-    return cf_chunk_state_tokens(pipe->plan, c - pipe->plan->chunks);
-}
-
 /* Rows of dK and dV that come into being with a pass. Those of a whole group start with the backward of its last chunk;
    but where it has children, whose backwards come sooner, they count from the F of the first child on. */
 static int64_t cf__pipe_gradient(const cf__pipeline *pipe, const cf_action *a, const cf_chunk *c) {
     const cf_plan *plan = pipe->plan;
-    const cf_branch *b = plan->branches != NULL ? &plan->branches[c->group] : NULL;
-    if (b != NULL && a->pass == CF_F && c->index == 0 && b->parent >= 0 && b->previous < 0 && !pipe->shape.forward_only)
-        return plan->groups[b->parent].tokens;
-    if ((a->pass != CF_B && a->pass != CF_I) || cf__pipe_after(plan, c) > 0) return 0;
-    return b != NULL && b->first_child >= 0 ? 0 : plan->groups[c->group].tokens;
+    if (a->pass == CF_F && c->index == 0 && c->up >= 0 && c->up == a->chunk - 1 && !pipe->shape.forward_only)
+        return plan->groups[plan->chunks[c->up].group].tokens;
+    return (a->pass == CF_B || a->pass == CF_I) && c->below == 0 ? plan->groups[c->group].tokens : 0;
 }
 
 /* What comes into being when an action starts. */
@@ -7198,7 +7153,7 @@ static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, 
     if (pipe->local && a->pass == CF_F && !a->keep) held->load.input_tokens += c->padded;
     if (pipe->local && a->pass == CF_R) held->load.input_tokens -= c->padded;
     if (c->group < 0) return;
-    if (a->pass == CF_F) held->load.state_tokens += cf__pipe_rows(pipe, c);
+    if (a->pass == CF_F) held->load.state_tokens += c->state;
     held->load.state_gradient_tokens += cf__pipe_gradient(pipe, a, c);
 }
 
@@ -7208,7 +7163,7 @@ static int64_t cf__pipe_ended_rows(const cf__pipeline *pipe, const cf_chunk *c) 
     int64_t group = cf__pipe_ended(pipe->plan, c, -1), rows = 0, i;
     for (; group >= 0; group = cf__pipe_ended(pipe->plan, c, group))
         for (i = 0; i < pipe->plan->groups[group].n_chunks; i++)
-            rows += cf_chunk_state_tokens(pipe->plan, pipe->plan->groups[group].first_chunk + i);
+            rows += pipe->plan->chunks[pipe->plan->groups[group].first_chunk + i].state;
     return rows;
 }
 
@@ -7223,8 +7178,8 @@ static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held
     if (c->group < 0) return;
     if (pipe->shape.forward_only && a->pass == CF_F) held->load.state_tokens -= cf__pipe_ended_rows(pipe, c);
     if (!backward) return;
-    held->load.state_tokens -= cf__pipe_rows(pipe, c);
-    held->load.state_gradient_tokens -= cf__pipe_rows(pipe, c);
+    held->load.state_tokens -= c->state;
+    held->load.state_gradient_tokens -= c->state;
 }
 
 /* ---- schedules from anywhere ---- */
@@ -7251,7 +7206,7 @@ static cf_result cf__pipe_check_tokens(const cf_plan *plan, int64_t rank, int64_
     int overflow = 0;
     for (id = rank * plan->n_steps; id < (rank + 1) * plan->n_steps; id++) {
         const cf_chunk *c = &plan->chunks[id];
-        int64_t state = cf_chunk_state_tokens(plan, id);
+        int64_t state = c->state;
         if (c->index == 0) left = c->group >= 0 ? plan->groups[c->group].tokens : 0;
         if (state < 0 || left < state)
             return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "adds more rows to its group than that has");
@@ -7484,7 +7439,7 @@ static int64_t cf__schedule_row(const cf__schedule_maker *m) {
 
 /* Whether a unit goes on from another one's state, or others go on from its own. */
 static int cf__schedule_in_tree(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
-    if (m->pipe.plan->branches == NULL) return 0;
+    if (m->pipe.plan->order == NULL) return 0;
     return cf__pipe_has_parent(&m->pipe, unit->first) || cf__pipe_below(&m->pipe, unit->first) > 0;
 }
 
@@ -7502,7 +7457,7 @@ static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__
     int is_last = i + 1 == unit->n;
     int64_t input = bytes->boundary;
     cf__pipe_room takes = {0, 0, 0};
-    if (c->group >= 0) takes.state = cf__pipe_rows(&m->pipe, c);
+    takes.state = c->state;
     if (m->tightest.bytes == INT64_MAX) return takes;
     takes.bytes = takes.state * (bytes->state + bytes->state_gradient);
     if (is_last && cf__pipe_below(&m->pipe, unit->first) == 0 && !m->shares_places) /* else it must be dropped */
@@ -7715,7 +7670,7 @@ static void cf__pattern_add_backward(cf__pattern *pattern, int64_t chunk) {
    none. */
 static const cf__pipe_unit *cf__pattern_ends(const cf__schedule_maker *m, int64_t chunk) {
     int64_t parent = -1;
-    if (m->pipe.plan->branches != NULL)
+    if (m->pipe.plan->order != NULL)
         parent = cf__pipe_relative(&m->pipe, chunk, -CF__PIPE_CHILD);
     return parent >= 0 ? cf__schedule_unit(m, parent) : NULL;
 }
@@ -7767,8 +7722,8 @@ static cf__pipe_room cf__pattern_held_above(const cf__schedule_maker *m, const c
     const cf_plan *plan = m->pipe.plan;
     cf__pipe_room held = {0, 0, 0};
     int64_t group = m->pipe.chunks[unit->first].group;
-    if (plan->branches == NULL || group < 0) return held;
-    while ((group = plan->branches[group].parent) >= 0) {
+    if (plan->order == NULL || group < 0) return held;
+    while ((group = cf__plan_group_above(plan, group)) >= 0) {
         const cf__pipe_unit *above = cf__schedule_unit(m, plan->groups[group].first_chunk - m->pipe.first_chunk);
         const cf__pipe_room takes = cf__schedule_takes(m, above, places * above->k);
         cf__room_add(&held, &takes, 1);
@@ -7968,7 +7923,7 @@ static void cf__schedule_measure(cf__schedule_maker *m) {
         const cf_chunk *c = &m->pipe.chunks[i];
         m->all.state += c->padded;
         m->most_padded = cf__max(m->most_padded, c->padded);
-        m->most.state = cf__max(m->most.state, c->group >= 0 ? c->prefix + cf__pipe_rows(&m->pipe, c) : 0);
+        m->most.state = cf__max(m->most.state, c->group >= 0 ? c->prefix + c->state : 0);
     }
     m->all.bytes = m->all.state * m->desc.shape.n_virtual *
                    (bytes->activations + bytes->state + bytes->state_gradient + bytes->boundary);
@@ -7982,7 +7937,7 @@ static void cf__schedule_measure(cf__schedule_maker *m) {
 static int64_t cf__schedule_longest(const cf__pipeline *pipe) {
     int64_t i, most = 1;
     for (i = 0; i < pipe->n; i++)
-        most = cf__max(most, cf__pipe_after(pipe->plan, &pipe->chunks[i]) + 1 + cf__pipe_below(pipe, i));
+        most = cf__max(most, pipe->chunks[i].below + 1);
     return most;
 }
 
@@ -8084,7 +8039,7 @@ static void cf__schedule_put_room(cf_schedule *schedule, int64_t stage, const cf
    no limit stands in the way, and virtual stages lie in loops. */
 static int cf__schedule_has_rounds(const cf__schedule_maker *m) {
     return m->pipe.n % m->desc.shape.n_stages == 0 && m->n_units == m->pipe.n && !cf__schedule_is_limited(m) &&
-           m->pipe.plan->branches == NULL && m->pipe.shape.placement == CF_PLACEMENT_LOOP;
+           m->pipe.plan->order == NULL && m->pipe.shape.placement == CF_PLACEMENT_LOOP;
 }
 
 /* The pass that stage s runs as its i-th of that kind, in rounds of as many chunks as there are stages. Each round goes
@@ -8939,7 +8894,7 @@ static void cf__dispatch_start(cf__dispatch *d) {
     d->most.chunks = d->most.bytes = 0;
     for (u = 0; u < m->n_units; n += m->units[u++].n) cf__dispatch_start_unit(d, &m->units[u], n, &n_back);
     for (u = 0; u < m->n_units * m->pipe.n_v; u++) d->kept[u] = CF__DISPATCH_NOT_STARTED;
-    if (m->pipe.plan->branches != NULL) { /* a path takes more than a unit of it */
+    if (m->pipe.plan->order != NULL) { /* a path takes more than a unit of it */
         int64_t path = cf__dispatch_places(d, cf__min(cf__schedule_path_kept(m), d->longest));
         d->most.chunks = cf__max(d->most.chunks, path);
         d->most.bytes = cf__max(d->most.bytes, m->most_above + path * m->most_padded * cf__schedule_row(m));
@@ -9043,7 +8998,7 @@ static int64_t cf__dispatch_may_keep(const cf__dispatch *d, const cf__pipe_unit 
     int64_t last = unit->first + unit->n - 1, k = cf__max(unit->k, 1), child, cell;
     cf__pipe_unit below;
     if (cf__pipe_below(d->pipe, last) == 0) return k;
-    child = cf__pipe_relative(d->pipe, last, CF__PIPE_CHILD);
+    child = d->pipe->chunks[last].down - d->pipe->first_chunk;
     cell = v * d->pipe->n + child;
     if (!d->policy.split && cf__dispatch_is_taken(d, cell, CF__PIPE_BACK))
         return cf__max(cf__schedule_path_kept(d->maker), k);
@@ -9157,7 +9112,7 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id) {
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[place][cell] > d->give_up_at || end + worker->left > d->give_up_at * (1 + 1e-9))
         d->makespan = DBL_MAX; /* too late */
-    if (place == CF__PIPE_BACK) d->rows[v].state += cf_chunk_state_tokens(d->pipe->plan, d->pipe->first_chunk + chunk);
+    if (place == CF__PIPE_BACK) d->rows[v].state += d->pipe->chunks[chunk].state;
     if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK))
         cf__dispatch_give_back(d, stage, &unit, chunk, v, end);
     cf__dispatch_supply_all(d, stage, &unit, place, chunk, v, end);
@@ -9188,7 +9143,7 @@ static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, i
     int64_t row = d->row_of[v] + 1, end = cf__dispatch_is_strict(d) ? row : m->desc.shape.n_virtual;
     leaves.chunks = (end - row) * d->most.chunks;
     leaves.bytes = (end - row) * d->most.bytes;
-    for (; row < end && d->pipe->plan->branches != NULL; row++) {
+    for (; row < end && d->pipe->plan->order != NULL; row++) {
         int64_t u = d->rows[cf__pipe_at(d->pipe, row, stage)].n_started;
         const cf__pipe_unit *unit = &m->units[cf__min(u, m->n_units - 1)];
         const cf__pipe_room above = cf__pattern_held_above(m, unit, d->policy.turns > 0);
@@ -9203,7 +9158,7 @@ static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, i
 static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     cf__pipe_room takes, leaves;
-    if (d->pipe->plan->branches != NULL && d->maker->unit_of[unit->first] != d->rows[v].n_started) return 0;
+    if (d->pipe->plan->order != NULL && d->maker->unit_of[unit->first] != d->rows[v].n_started) return 0;
     if (v < d->pipe->shape.n_stages && d->policy.turns > 0 && !d->follows && cf__dispatch_is_ahead(d, stage) &&
         !cf__pipe_has_parent(d->pipe, unit->first))
         return 0;
@@ -9620,7 +9575,7 @@ static void cf__search_set_order(cf__schedule_maker *m, int cheap_ends) {
     int64_t n = m->n_units, i;
     cf__schedule_collect_units(m);
     cf__schedule_sort_units(m);
-    if (!cheap_ends || m->pipe.plan->branches != NULL) return;
+    if (!cheap_ends || m->pipe.plan->order != NULL) return;
     for (i = 0; i < n; i++) m->spare[i % 2 == 0 ? n - 1 - i / 2 : i / 2] = m->units[n - 1 - i];
     memcpy(m->units, m->spare, (size_t)n * sizeof *m->units);
 }
@@ -9641,7 +9596,7 @@ static void cf__search_try_policies(cf__search *search) {
     const cf__schedule_maker *m = &search->maker;
     const cf__dispatch_policy plain = search->dispatch.policy;
     cf__dispatch_policy policy = plain;
-    int alone = policy.split && m->n_units == m->pipe.n && m->pipe.plan->branches == NULL, i;
+    int alone = policy.split && m->n_units == m->pipe.n && m->pipe.plan->order == NULL, i;
     int64_t most = 0, s;
     cf__search_try_policy(search, policy);
     policy.starves = m->tightest.chunks < m->desc.shape.n_stages;
@@ -10004,44 +9959,31 @@ static inline cf_result cf__check_fields(const cf__checker *k, const cf_action *
     return CF_OK;
 }
 
-/* F of the first chunk of a group that has a parent: it reads that one's state, and siblings take turns. */
+/* F of a chunk that continues another: it reads the state of that one, and those that continue the same take turns. */
 static cf_result cf__check_child(const cf__checker *k, const cf_action *a, const cf_chunk *c, const uint16_t *cell) {
-    const cf_plan *plan = k->pipe->plan;
-    const cf_branch *b = &plan->branches[c->group];
-    const cf_group *parent = &plan->groups[b->parent];
-    if (!cf__check_has(cell + (parent->first_chunk + parent->n_chunks - 1 - a->chunk), CF_F))
-        return cf__check_refuse(k, a, "actions.chunk", "comes before F of the last chunk of the group above its own");
+    int64_t before = cf__plan_previous(k->pipe->plan, a->chunk);
+    if (!cf__check_has(cell + (c->up - a->chunk), CF_F))
+        return cf__check_refuse(k, a, "actions.chunk", "comes before F of the chunk that it continues");
     if (k->pipe->shape.forward_only && !cf__check_has(cell - 1, CF_F))
         return cf__check_refuse(k, a, "actions.chunk", "comes before F of the chunk before it in its tree");
-    if (b->previous >= 0 && !cf__check_has(cell + (plan->groups[b->previous].first_chunk - a->chunk), CF_F))
+    if (before >= 0 && !cf__check_has(cell + (before - a->chunk), CF_F))
         return cf__check_refuse(k, a, "actions.chunk", "comes before F of the sibling before it");
     return CF_OK;
 }
 
-/* A backward in a tree: all children have added to dK and dV, and siblings have done so in order. */
+/* A backward: all chunks that continue this one have added to dK and dV, each after the one before it. */
 static cf_result cf__check_parent(const cf__checker *k, const cf_action *a, const cf_chunk *c, const uint16_t *cell) {
-    const cf_plan *plan = k->pipe->plan;
-    const cf_branch *b = &plan->branches[c->group];
-    int64_t child = cf__pipe_after(plan, c) == 0 ? b->first_child : -1;
-    for (; child >= 0; child = plan->branches[child].next)
-        if (!(cell[plan->groups[child].first_chunk - a->chunk] & CF__CHECK_BACKWARDS))
-            return cf__check_refuse(k, a, "actions.chunk", "comes before that of a group below its own");
-    if (c->index == 0 && b->previous >= 0 &&
-        !(cell[plan->groups[b->previous].first_chunk - a->chunk] & CF__CHECK_BACKWARDS))
+    int64_t before = cf__plan_previous(k->pipe->plan, a->chunk);
+    if (c->down >= 0 && !(cell[c->down - a->chunk] & CF__CHECK_BACKWARDS))
+        return cf__check_refuse(k, a, "actions.chunk", "comes before that of a chunk that continues it");
+    if (before >= 0 && !(cell[before - a->chunk] & CF__CHECK_BACKWARDS))
         return cf__check_refuse(k, a, "actions.chunk", "comes before that of the sibling before it");
     return CF_OK;
 }
 
-static int cf__check_in_tree(const cf__checker *k, const cf_chunk *c) {
-    return k->pipe->plan->branches != NULL && c->group >= 0;
-}
-
 static inline cf_result cf__check_forward(const cf__checker *k, const cf_action *a, const cf_chunk *c,
                                           const uint16_t *cell) {
-    if (cf__check_in_tree(k, c) && c->index == 0 && k->pipe->plan->branches[c->group].parent >= 0)
-        CF__TRY(cf__check_child(k, a, c, cell));
-    if (c->group >= 0 && c->index > 0 && !cf__check_has(cell - 1, CF_F))
-        return cf__check_refuse(k, a, "actions.chunk", "comes before F of the chunk before it in its group");
+    if (c->up >= 0) CF__TRY(cf__check_child(k, a, c, cell));
     if (cf__check_turns(k, a->stage) && !cf__check_has(cell - k->pipe->n, CF_F))
         return cf__check_refuse(k, a, "actions", "comes before that of the virtual stage before it");
     if (cf__check_crosses(k, a->stage) && !cf__check_has(cell, CF_RECV_F))
@@ -10067,9 +10009,7 @@ static inline cf_result cf__check_backward(const cf__checker *k, const cf_action
     if (!cf__check_has(cell, CF_F)) return cf__check_refuse(k, a, "actions.pass", "comes before its F");
     if (!(*cell & CF__CHECK_KEPT))
         return cf__check_refuse(k, a, "actions.pass", "has no activations; an R is missing before it");
-    if (cf__pipe_after(k->pipe->plan, c) > 0 && !(cell[1] & CF__CHECK_BACKWARDS))
-        return cf__check_refuse(k, a, "actions.chunk", "comes before that of the next chunk in its group");
-    if (cf__check_in_tree(k, c)) CF__TRY(cf__check_parent(k, a, c, cell));
+    CF__TRY(cf__check_parent(k, a, c, cell));
     if (cf__check_turns(k, a->stage + 1) && !(cell[k->pipe->n] & CF__CHECK_BACKWARDS))
         return cf__check_refuse(k, a, "actions", "comes before that of the virtual stage behind it");
     if (cf__check_crosses(k, a->stage + 1) && !cf__check_has(cell, CF_RECV_B))
@@ -10125,7 +10065,7 @@ static inline cf_result cf__check_keeps(const cf__checker *k, const cf_action *a
 
 /* Counts the state that the action's virtual stage holds, and asks whether it may. */
 static inline cf_result cf__check_state(const cf__checker *k, const cf_action *a, const cf_chunk *c) {
-    int64_t *held = &k->state[a->stage], rows = cf__pipe_rows(k->pipe, c);
+    int64_t *held = &k->state[a->stage], rows = c->state;
     if (1 << a->pass & CF__CHECK_BACKWARDS) *held -= rows;
     if (a->pass == CF_F) *held += rows;
     if (*held > k->room.state)
@@ -10309,7 +10249,7 @@ static int cf__lists_has_input(const cf__lists *l, int64_t rank, const cf_action
 static int cf__lists_is_ready(const cf__lists *l, int64_t rank, int64_t stage, const cf_action *a) {
     const cf_plan *plan = l->pipe->plan;
     const cf_chunk *c = &plan->chunks[a->chunk];
-    int64_t gang = l->in_step && c->group >= 0 && a->pass != CF_W ? plan->groups[c->group].gang : 0;
+    int64_t gang = l->in_step && a->pass != CF_W ? c->gang : 0;
     int64_t other = gang > 0 ? rank - rank % gang : rank, end = gang > 0 ? other + gang : rank + 1;
     for (; other < end; other++) {
         const cf_action *b = other < l->n_ranks ? cf__lists_head(l, other, stage) : NULL;
@@ -10612,15 +10552,16 @@ static cf_block *cf__lockstep_columns(void *job, cf__carver *carver) {
     return &l->columns->block;
 }
 
-/* Makes column i a chunk. Returns where the groups end that run through it; i where there is none. */
-static int64_t cf__lockstep_column(const cf__lockstep *l, int64_t i, int64_t *state) {
+/* Makes column i a chunk, with the state that it has in a group. Returns where the groups end that run through it; i
+   where there is none. */
+static int64_t cf__lockstep_column(const cf__lockstep *l, int64_t i) {
     cf_chunk *c = &l->columns->chunks[i];
     double dearest = 0, rows;
     int64_t rank, end = i;
     memset(c, 0, sizeof *c);
     c->group = -1;
     c->first_slice = i;
-    for (*state = 0, rank = 0; rank < l->plan->n_ranks; rank++) {
+    for (rank = 0; rank < l->plan->n_ranks; rank++) {
         int64_t id = rank * l->plan->n_steps + i;
         const cf_chunk *of = &l->plan->chunks[id];
         if (of->n_slices == 0) continue;
@@ -10629,7 +10570,7 @@ static int64_t cf__lockstep_column(const cf__lockstep *l, int64_t i, int64_t *st
         c->padded = cf__max(c->padded, of->padded);
         c->pairs = cf__max(c->pairs, of->pairs);
         dearest = cf__most(dearest, cf_cost_seconds(&l->cost, of->padded, of->pairs));
-        *state = cf__max(*state, cf_chunk_state_tokens(l->plan, id));
+        c->state = cf__max(c->state, of->state);
         if (of->group >= 0) end = cf__max(end, i - of->index + l->plan->groups[of->group].n_chunks);
     }
     if (c->n_slices == 0) return end; /* idle on all ranks, which costs nothing */
@@ -10643,12 +10584,12 @@ static cf_result cf__lockstep_fill(void *job) {
     cf__lockstep *l = (cf__lockstep *)job;
     cf_plan *columns = l->columns;
     cf_group *group = NULL;
-    int64_t i, state, end = 0;
+    int64_t i, end = 0;
     for (i = 0; i < columns->n_chunks; i++) {
         cf_chunk *c = &columns->chunks[i];
         cf_slice *slice = &columns->slices[i];
-        int64_t to = cf__lockstep_column(l, i, &state);
-        c->up = slice->up = -1;
+        int64_t to = cf__lockstep_column(l, i);
+        c->up = c->down = slice->up = -1;
         slice->n = 1;
         if (i >= end && to > i) {
             group = &columns->groups[columns->n_groups++];
@@ -10665,9 +10606,10 @@ static cf_result cf__lockstep_fill(void *job) {
         c->index = group->n_chunks++;
         if (c->index > 0) c->up = slice->up = i - 1;
         slice->begin = c->prefix = group->tokens;
-        slice->length = state;
-        group->tokens += state; /* fewer than CF_MAX_CHUNKS x CF_MAX_CHUNK_SIZE */
+        slice->length = c->state;
+        group->tokens += c->state; /* fewer than CF_MAX_CHUNKS x CF_MAX_CHUNK_SIZE */
     }
+    cf__pack_link_chunks(columns);
     return CF_OK;
 }
 
@@ -10680,7 +10622,7 @@ CHUNKFLOW_API cf_result cf_columns_make(const cf_plan *plan, const cf_pass_cost 
     int64_t i;
     if (plan == NULL) return cf__fail_null(error, "plan");
     if (out == NULL) return cf__fail_null(error, "out");
-    if (plan->branches != NULL)
+    if (plan->order != NULL)
         return cf__refuse(error, CF_ERROR_ARGUMENT, "plan", -1,
                           "trees have no columns for ranks in step");
     for (i = 0; i < plan->n_chunks; i++) {
@@ -11313,16 +11255,11 @@ static inline cf__steps_places cf__steps_places_of(const cf__stepper *s, const c
     return at;
 }
 
-/* Returns 1 if the chunk's group has a state, as all groups do but the leaves of trees. */
-static int cf__steps_has_state(const cf_plan *plan, const cf_chunk *c) {
-    return c->group >= 0 && (plan->branches == NULL || plan->groups[c->group].tokens > 0);
-}
-
 /* Returns the index of the state of a group, or of the nearest one above that has a state; -1: none has. */
 static int32_t cf__steps_path(const cf__stepper *s, const cf_action *a, int64_t cell, int64_t group) {
     const cf_plan *plan = s->pipe.plan;
     int32_t path = CF__STEPS_NONE;
-    for (; group >= 0 && path < 0; group = plan->branches != NULL ? plan->branches[group].parent : -1)
+    for (; group >= 0 && path < 0; group = cf__plan_group_above(plan, group))
         path = s->paths[cell + plan->groups[group].first_chunk - a->chunk];
     return path;
 }
@@ -11339,14 +11276,14 @@ static void cf__steps_begin_state(cf__stepper *s, const cf_action *a, const cf_c
     path->state = s->pools[CF__STEPS_STATES].slots[at->cell];
     path->first = (int32_t)(a - s->actions);
     path->last = path->clear = CF__STEPS_NONE;
-    path->up = plan->branches != NULL ? cf__steps_path(s, a, at->cell, plan->branches[c->group].parent) : -1;
+    path->up = cf__steps_path(s, a, at->cell, cf__plan_group_above(plan, c->group));
     s->paths[at->cell] = (int32_t)s->header.n_paths++;
 }
 
 /* Takes the slots that an action needs: the state of the group, activations that stay, a tensor that it receives or
    that will be sent. */
 static void cf__steps_take(cf__stepper *s, const cf_action *a, const cf_chunk *c, const cf__steps_places *at) {
-    if (a->pass == CF_F && c->index == 0 && cf__steps_has_state(s->pipe.plan, c)) cf__steps_begin_state(s, a, c, at);
+    if (a->pass == CF_F && c->index == 0 && c->state > 0) cf__steps_begin_state(s, a, c, at);
     if (a->keep) cf__steps_acquire(s, CF__STEPS_ACTIVATIONS, at->cell);
     if (at->taken < 0) return;
     if (at->taken == at->out && s->pools[CF__STEPS_BOUNDARIES].slots[at->taken] != CF__STEPS_WANTED) return;
@@ -11386,7 +11323,7 @@ static void cf__steps_find_path(const cf__stepper *s, const cf_action *a, const 
     cf_path *paths = s->made->paths;
     int32_t i;
     step->path = cf__steps_path(s, a, cell, c->group);
-    step->state = cf__steps_has_state(s->pipe.plan, c) ? paths[step->path].state : -1;
+    step->state = c->state > 0 ? paths[step->path].state : -1;
     if (!(1 << a->pass & CF__CHECK_BACKWARDS)) return;
     for (i = step->path; i >= 0 && paths[i].clear < 0; i = paths[i].up) paths[i].clear = step->position;
     step->clear_state_gradient = step->state >= 0 && paths[step->path].clear == step->position;
@@ -11540,7 +11477,7 @@ static cf_result cf__steps_start(cf__stepper *s, const cf_plan *plan, const cf_s
     if (s->header.n > 0) s->actions = &schedule->actions[schedule->first[stage]];
     for (i = 0; i < s->pipe.n; i++) {
         const cf_chunk *c = &s->pipe.chunks[i];
-        n_groups += c->index == 0 && cf__steps_has_state(plan, c);
+        n_groups += c->index == 0 && c->state > 0;
     }
     s->header.n_paths = n_groups * schedule->shape.n_virtual;
     s->pools[CF__STEPS_ACTIVATIONS].n = s->pools[CF__STEPS_STATES].n = s->n_cells;
@@ -11742,24 +11679,22 @@ static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int64_t id,
                                           {"parent", up >= 0 ? up - c->first_slice : -1},
                                           {"first", s->first},
                                           {"n", s->n}};
-        cf__write_members(w, i > 0 ? ", {" : "{", slice, plan->branches != NULL ? CF__COUNT(slice) : 4, "}");
+        cf__write_members(w, i > 0 ? ", {" : "{", slice, plan->order != NULL ? CF__COUNT(slice) : 4, "}");
     }
     cf__write_text(w, "]");
-    if (m != NULL) cf__write_metadata_json(w, m, plan->branches != NULL);
+    if (m != NULL) cf__write_metadata_json(w, m, plan->order != NULL);
     cf__write_text(w, "}");
 }
 
 static void cf__write_group_json(cf__writer *w, const cf_plan *plan, int64_t id) {
     const cf_group *g = &plan->groups[id];
-    const cf_branch *b = plan->branches != NULL ? &plan->branches[id] : NULL;
     const cf__write_member members[] = {{"id", id},
                                         {"sequence", g->sequence},
                                         {"first_chunk", g->first_chunk},
                                         {"n_chunks", g->n_chunks},
                                         {"tokens", g->tokens},
-                                        {"parent", b != NULL ? b->parent : -1},
-                                        {"below", b != NULL ? b->below : 0}};
-    cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, b != NULL ? CF__COUNT(members) : 5, "");
+                                        {"parent", cf__plan_group_above(plan, id)}};
+    cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, plan->order != NULL ? CF__COUNT(members) : 5, "");
     if (g->gang > 0) cf__write_text(w, ", \"gang\": %lld", (long long)g->gang);
     cf__write_text(w, "}");
 }
@@ -11774,7 +11709,7 @@ static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
                                      {"n_groups", plan->n_groups}, {"n_slices", plan->n_slices}};
     cf_plan_stats stats;
     cf_plan_measure(plan, NULL, &stats);
-    cf__write_text(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": %d,\n  ", plan->branches != NULL ? 2 : 1);
+    cf__write_text(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": %d,\n  ", plan->order != NULL ? 2 : 1);
     cf__write_members(w, "", options, CF__COUNT(options), ", ");
     cf__write_text(w, "\"method\": \"%s\", \"split\": \"%s\"", cf_pack_method_name(plan->method),
                    cf_split_method_name(plan->split));
@@ -11788,7 +11723,7 @@ static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
 static void cf__write_plan_head(cf__writer *w, const cf_plan *plan) {
     int64_t i;
     cf__write_plan_counts(w, plan);
-    if (plan->branches != NULL) {
+    if (plan->order != NULL) {
         cf__write_counts(w, "order", plan->order, plan->n_sequences);
         cf__write_counts(w, "common", plan->common, plan->n_sequences);
         cf__write_counts(w, "lengths", plan->lengths, plan->n_sequences);

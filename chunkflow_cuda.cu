@@ -5928,9 +5928,7 @@ int32_t stream_of(const executor *e, const cf_action &a) {
 }
 
 /* Returns whether the chunk's group has a state: all do but the leaves of trees, which are chunks without one here. */
-bool has_group(const cf_plan *plan, const cf_chunk &c) {
-    return c.group >= 0 && (plan->branches == NULL || plan->groups[c.group].tokens > 0);
-}
+bool has_group(const cf_chunk &c) { return c.state > 0; }
 
 bool is_last_of_group(const cf_plan *plan, const cf_chunk &c) { return c.index + 1 == plan->groups[c.group].n_chunks; }
 
@@ -5939,23 +5937,29 @@ int64_t begin_of_group(const cf_plan *plan, int64_t group) {
     return plan->chunks[plan->groups[group].first_chunk].prefix;
 }
 
+/* Returns the group that a group goes on from, or -1. */
+int64_t group_above(const cf_plan *plan, int64_t group) {
+    const int64_t up = plan->chunks[plan->groups[group].first_chunk].up;
+    return up >= 0 ? plan->chunks[up].group : -1;
+}
+
 /* Counts the rows of the state that a chunk takes: as many as it has tokens of its group; or as many as it has rows, if
    it has other slices behind those tokens (a hybrid chunk) or no group. */
 int64_t rows_of(const cf_plan *plan, int64_t chunk) {
     const cf_chunk *c = &plan->chunks[chunk];
-    const bool whole = has_group(plan, *c) && (c->n_slices == 1 || !is_last_of_group(plan, *c));
-    return whole ? cf_chunk_state_tokens(plan, chunk) : c->padded;
+    const bool whole = has_group(*c) && (c->n_slices == 1 || !is_last_of_group(plan, *c));
+    return whole ? plan->chunks[chunk].state : c->padded;
 }
 
 /* Counts the rows of a chunk that host memory keeps: those that later chunks may read. */
 int64_t kept_rows_of(const batch *b, int64_t chunk) {
-    return streams_state(b->e) ? cf_chunk_state_tokens(b->plan, chunk) : rows_of(b->plan, chunk);
+    return streams_state(b->e) ? b->plan->chunks[chunk].state : rows_of(b->plan, chunk);
 }
 
 /* Counts the rows that the chunk's group, or a chunk without one, takes in each plane. They are rounded up so that
    planes on the device lie at multiples of 256 bytes. */
 int64_t state_rows(const batch *b, const cf_chunk &c) {
-    const cf_group *g = has_group(b->plan, c) ? &b->plan->groups[c.group] : NULL;
+    const cf_group *g = has_group(c) ? &b->plan->groups[c.group] : NULL;
     const cf_chunk *last = g != NULL ? &b->plan->chunks[g->first_chunk + g->n_chunks - 1] : &c;
     const int64_t before = last->prefix - (g != NULL ? begin_of_group(b->plan, c.group) : last->prefix);
     const int64_t rows = before + kept_rows_of(b, last - b->plan->chunks);
@@ -6222,7 +6226,7 @@ bool record_step(recording *r, const cf_step *step) {
     if (is_pass(step->action.pass)) record_activations(r, step);
     if (is_pass(step->action.pass) && step->action.pass != CF_W && e->has_state) {
         record_gradients(r, step, step->path);
-        if (has_group(r->s->b->plan, c)) record_rows(r, step);
+        if (has_group(c)) record_rows(r, step);
         else record_own_rows(r, step);
     }
     record_tensors(r, step->position, align_256(e->desc.boundary_bytes_per_token * c.padded));
@@ -6344,7 +6348,7 @@ cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
     if (c->group >= 0 && plan->groups[c->group].gang > 0)
         return cf_fail(error, CF_ERROR_PLAN, "groups.gang", c->group, 0, plan->groups[c->group].gang,
                        "rows of other ranks are not exchanged here");
-    if (goes_on && c->n_slices != 1 && plan->branches == NULL)
+    if (goes_on && c->n_slices != 1 && plan->order == NULL)
         return cf_fail(error, CF_ERROR_PLAN, "n_slices", chunk, 1, c->n_slices, "only a last chunk is hybrid");
     if (goes_on && c[1].prefix < c->prefix + rows_of(plan, chunk))
         return cf_fail(error, CF_ERROR_PLAN, "prefix", chunk + 1, c->prefix + rows_of(plan, chunk), c[1].prefix,
@@ -6363,7 +6367,7 @@ cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
 /* Returns whether slice `id` of a tree lies right behind the one that it goes on from: attention takes the two for
    one. */
 bool continues(const cf_plan *plan, const cf_chunk &c, int64_t id) {
-    return plan->branches != NULL && id > c.first_slice && plan->slices[id].up == id - 1 &&
+    return plan->order != NULL && id > c.first_slice && plan->slices[id].up == id - 1 &&
            plan->slices[id - 1].offset + plan->slices[id - 1].length == plan->slices[id].offset;
 }
 
@@ -6379,7 +6383,7 @@ bool fill_slices(const batch *b, const cf_chunk &c, int64_t in_place, slice_arra
     int32_t *begins = starts_k + n, *parents = begins + n, last = -1;
     for (int64_t i = 0; i < n; i++) {
         const cf_slice &x = b->plan->slices[c.first_slice + i];
-        const int64_t up = b->plan->branches != NULL ? x.up : -1;
+        const int64_t up = b->plan->order != NULL ? x.up : -1;
         const int64_t prefix = i == 0 ? in_place : 0;
         if (continues(b->plan, c, c.first_slice + i)) {
             q[last + 1] += (int32_t)x.length, k[last + 1] += (int32_t)x.length;
@@ -6430,7 +6434,7 @@ bool list_tree_blocks(batch *b, const cf_chunk &c, chunk_data *data) {
     heap *home = &b->e->home;
     const int64_t rows = streams_state(b->e) ? b->e->desc.state_block_rows : MOST_ROWS;
     data->first_block = b->blocks.n;
-    for (int64_t g = c.group, end = c.prefix; g >= 0 && end > data->hidden; g = b->plan->branches[g].parent) {
+    for (int64_t g = c.group, end = c.prefix; g >= 0 && end > data->hidden; g = group_above(b->plan, g)) {
         const int64_t begin = begin_of_group(b->plan, g), seen = std::max<int64_t>(0, data->hidden - begin);
         for (int64_t i = n_blocks_of(seen, end - begin, rows) - 1; i >= 0; i--) {
             int64_t row = 0;
@@ -6523,7 +6527,7 @@ cf_result fill_chunk(batch *b, int64_t chunk, chunk_data *data, cf_error *error)
     if (code == CF_OK && b->e->desc.attention.n_heads != 0) code = prepare_attention(b, c, data, error);
     if (code != CF_OK) return code;
     b->most_rows = std::max(b->most_rows, c.padded);
-    if (!has_group(b->plan, c)) b->standalone_rows = std::max(b->standalone_rows, state_rows(b, c));
+    if (!has_group(c)) b->standalone_rows = std::max(b->standalone_rows, state_rows(b, c));
     data->positions_at = b->metadata_bytes;
     b->metadata_bytes += align_256(4 * c.padded);
     if (data->attention == NULL) return CF_OK;
@@ -6945,7 +6949,7 @@ cf_state group_state(const stage_plan *s, const cf_step *step, int64_t group, bo
 /* Describes K and V of a chunk, of its group or its own, or their gradient; with own_rows from its own rows on. */
 cf_state state_of(const stage_plan *s, const cf_step *step, bool gradient, bool own_rows) {
     const cf_chunk &c = chunk_of(s, step);
-    if (!has_group(s->b->plan, c))
+    if (!has_group(c))
         return state_in(s, step, c, gradient ? -1 : s->plan[step->position].rows, gradient, 0);
     return group_state(s, step, c.group, gradient, own_rows ? c.prefix - begin_of_group(s->b->plan, c.group) : 0);
 }
@@ -6956,14 +6960,11 @@ bool needs_stream(const stage_plan *s, const cf_action &a) {
     const batch *b = s->b;
     const cf_chunk &c = b->plan->chunks[a.chunk];
     if (!streams_state(b->e) || a.pass == CF_W || b->e->stage_descs[a.stage].n_layers == 0) return false;
-    return has_group(b->plan, c) ? a.pass != CF_R || c.prefix > 0 : b->chunks[a.chunk - b->first_chunk].n_blocks > 0;
+    return has_group(c) ? a.pass != CF_R || c.prefix > 0 : b->chunks[a.chunk - b->first_chunk].n_blocks > 0;
 }
 
 /* Returns whether others read what a chunk adds to its group. */
-bool is_read_again(const cf_plan *plan, const cf_chunk &c) {
-    if (!has_group(plan, c)) return false;
-    return !is_last_of_group(plan, c) || (plan->branches != NULL && plan->branches[c.group].first_child >= 0);
-}
+bool is_read_again(const cf_chunk &c) { return c.down >= 0; }
 
 /* Finds where the blocks of a chunk of a tree lie. */
 void list_places(const stage_plan *s, const cf_step *step, const chunk_data &data, cf_cuda_step *to) {
@@ -7005,7 +7006,7 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step, cf_error *error) 
         out.attention_workspace_bytes = (size_t)b->attention_bytes[backward];
     }
     const bool resident = e->has_state && !streams_state(e), branched = is_branched(data);
-    const bool has_own = !has_group(b->plan, c);
+    const bool has_own = !has_group(c);
     if (resident && a.pass != CF_W) out.state = state_of(s, step, false, branched);
     if (resident && is_backward(a.pass)) out.gradient = state_of(s, step, true, branched);
     out.overwrite = is_backward(a.pass) && (!resident || has_own || (!branched && step->clear_state_gradient));
@@ -7015,7 +7016,7 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step, cf_error *error) 
         out.state_stream = s->on->state_stream;
         out.blocks = s->blocks.data + data.first_block;
         out.n_blocks = data.n_blocks;
-        out.append = a.pass == CF_F && is_read_again(b->plan, c);
+        out.append = a.pass == CF_F && is_read_again(c);
     }
     out.levels = s->blocks.data + data.first_block + data.n_blocks;
     out.n_levels = data.n_levels;
@@ -7048,7 +7049,7 @@ bool clear_gradients(const stage_plan *s, const cf_step *step) {
     const cudaStream_t compute = own_stream(s, s->plan[step->position]);
     cudaError_t status = cudaSuccess;
     const cf_path *states = s->steps->paths;
-    if (b->plan->branches == NULL || !b->e->has_state) return true;
+    if (b->plan->order == NULL || !b->e->has_state) return true;
     if (!streams_state(b->e) && !is_branched(b->chunks[step->action.chunk - b->first_chunk])) return true;
     for (int32_t i = step->path; i >= 0 && status == cudaSuccess; i = states[i].up) {
         if (states[i].clear != step->position) break;
@@ -7119,7 +7120,7 @@ bool begin_stream(const stage_plan *s, const cf_step *step) {
     const cf_action &a = step->action;
     const cf_plan *plan = s->b->plan;
     const cf_chunk &c = chunk_of(s, step);
-    const bool grouped = has_group(plan, c);
+    const bool grouped = has_group(c);
     cf_state_pass pass = {};
     cf_state_part above[MOST_PARTS];
     cf_error why = {};
@@ -7131,9 +7132,9 @@ bool begin_stream(const stage_plan *s, const cf_step *step) {
     pass.state = grouped ? state_of(s, step, false, false) : above[0].state;
     if (is_backward(a.pass)) pass.gradient = grouped ? state_of(s, step, true, false) : above[0].gradient;
     pass.prefix = grouped ? c.prefix - begin_of_group(plan, c.group) : 0;
-    pass.own = cf_chunk_state_tokens(plan, a.chunk);
-    pass.window = plan->branches == NULL ? s->b->e->desc.attention.window : 0;
-    pass.hidden = plan->branches == NULL ? 0 : s->b->chunks[a.chunk - s->b->first_chunk].hidden;
+    pass.own = plan->chunks[a.chunk].state;
+    pass.window = plan->order == NULL ? s->b->e->desc.attention.window : 0;
+    pass.hidden = plan->order == NULL ? 0 : s->b->chunks[a.chunk - s->b->first_chunk].hidden;
     pass.overwrite = step->clear_state_gradient;
     return note_stream(s, step->position, cf_state_stream_begin(s->on->state_stream, &pass, &why), why);
 }

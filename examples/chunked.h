@@ -116,7 +116,7 @@ static inline cf_result chunk_feed_load(chunk_feed *f, const cf_plan *plan, int6
     r->rows = m.rows;
     r->n_seqs = m.n_seqs;
     r->prefix = m.prefix;
-    r->state_tokens = cf_chunk_state_tokens(plan, chunk);
+    r->state_tokens = plan->chunks[chunk].state;
     r->cu_seqlens_q = m.cu_seqlens_q;
     r->cu_seqlens_k = m.cu_seqlens_k;
     r->position = m.position_ids;
@@ -307,7 +307,7 @@ static inline group_state state_of_group(const model_config *config, const stage
     int64_t *begin = TAKE(int64_t, group->n_chunks + 1);
     for (int64_t i = 0; i < group->n_chunks; i++) begin[i] = plan->chunks[group->first_chunk + i].prefix;
     begin[group->n_chunks] = begin[0] + group->tokens;
-    return group_state_new(config, part, begin, group->n_chunks, plan->branches != NULL, stream, meter);
+    return group_state_new(config, part, begin, group->n_chunks, plan->order != NULL, stream, meter);
 }
 
 /* What comes into use with a step. Activation slots are there already; a group's state has the group's size. */

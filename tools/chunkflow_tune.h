@@ -2266,10 +2266,8 @@ static int64_t cft__tokens_before(const cf_plan *plan, int64_t id) {
 }
 
 /* Chunks of a group that keep their activations, of at most k of a path: those that come before the groups below it
-   drop theirs first. One has to be there when it runs, whatever k is. */
-static int64_t cft__kept_of(const cf_plan *plan, int64_t group, int64_t k) {
-    return plan->branches != NULL && group >= 0 ? cft__max(1, k - plan->branches[group].below) : k;
-}
+   drop theirs first. One has to be there when it runs, whatever k is. last: the last chunk of the group. */
+static int64_t cft__kept_of(const cf_chunk *last, int64_t k) { return cft__max(1, k - last->below); }
 
 /* Returns whether nothing is held of one load of which there is not as much in another. */
 static int cft__is_less(const cf_memory_load *a, const cf_memory_load *b) {
@@ -2292,7 +2290,7 @@ static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
         n = plan->chunks[id].group >= 0 ? plan->groups[plan->chunks[id].group].n_chunks : 1;
         if (plan->chunks[id].group < 0 && plan->chunks[id].padded <= alone) continue;
         if (plan->chunks[id].group < 0) alone = plan->chunks[id].padded;
-        kept = cft__kept_of(plan, plan->chunks[id].group, k);
+        kept = cft__kept_of(&plan->chunks[id + n - 1], k);
         load.state_tokens = cft__tokens_before(plan, id);
         for (i = 0; i < n; i++) {
             const cf_chunk *c = &plan->chunks[id + i];
@@ -2300,7 +2298,7 @@ static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
             if (i <= n - kept) load.live_tokens = 0; /* a replayed chunk may be alone, and so may the first one kept */
             load.live_tokens += c->padded;
             if (local && i > 0 && i <= n - kept) load.input_tokens += c[-1].padded;
-            load.state_tokens += cf_chunk_state_tokens(plan, id + i);
+            load.state_tokens += plan->chunks[id + i].state;
             load.state_gradient_tokens = load.state_tokens;
             load.chunk_tokens = c->padded;
             if (i < n - (t->split.n_virtual > 1 ? 1 : 2)) continue;
@@ -2318,8 +2316,7 @@ static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
 
 static int64_t cft__longest_path(const cf_plan *plan) {
     int64_t i, most = 1;
-    for (i = 0; i < plan->n_groups; i++)
-        most = cft__max(most, plan->groups[i].n_chunks + (plan->branches != NULL ? plan->branches[i].below : 0));
+    for (i = 0; i < plan->n_chunks; i++) most = cft__max(most, plan->chunks[i].below + 1);
     return most;
 }
 
@@ -2668,7 +2665,7 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
    all sequences are as long, most have. In trees it also matters what others hold. */
 static int cft__is_like_last(const cf_plan *plan, int64_t rank) {
     const cf_chunk *a = &plan->chunks[(rank - 1) * plan->n_steps], *b = a + plan->n_steps, *end = b;
-    if (plan->branches != NULL) return 0;
+    if (plan->order != NULL) return 0;
     for (; a < end; a++, b++) {
         if (a->tokens != b->tokens || a->padded != b->padded || a->pairs != b->pairs) return 0;
         if (a->index != b->index || a->prefix != b->prefix || (a->group < 0) != (b->group < 0)) return 0;

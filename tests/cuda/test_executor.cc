@@ -843,7 +843,7 @@ struct tree_model {
     int64_t n_own(int64_t chunk) const {
         const cf_chunk &c = b.plan->chunks[chunk];
         const bool goes_on = c.group >= 0 && c.index + 1 < b.plan->groups[c.group].n_chunks;
-        return goes_on || x.block_rows ? cf_chunk_state_tokens(b.plan, chunk) : c.padded;
+        return goes_on || x.block_rows ? b.plan->chunks[chunk].state : c.padded;
     }
 
     tree_model(const setting &x_, const batch &b_) : x(x_), b(b_) {
@@ -852,12 +852,15 @@ struct tree_model {
             const cf_chunk &c = p->chunks[i];
             std::vector<word> all;
             std::vector<int64_t> whose; /* chunk and row of each row of the path */
-            for (int64_t g = c.group, end = c.prefix; g >= 0 && end > 0; g = p->branches[g].parent) {
+            int64_t first = 0, up = i;
+            for (int64_t end = c.prefix; up >= 0 && c.group >= 0 && end > 0; up = p->chunks[first].up) {
+                const int64_t g = p->chunks[up].group;
                 std::vector<word> of;
                 std::vector<int64_t> chunks;
-                const int64_t first = p->groups[g].first_chunk, begin = p->chunks[first].prefix;
+                first = p->groups[g].first_chunk;
+                const int64_t begin = p->chunks[first].prefix;
                 for (int64_t j = first; j < first + p->groups[g].n_chunks && p->chunks[j].prefix < end; j++)
-                    for (int64_t row = 0; row < cf_chunk_state_tokens(p, j) && p->chunks[j].prefix + row < end; row++)
+                    for (int64_t row = 0; row < p->chunks[j].state && p->chunks[j].prefix + row < end; row++)
                         of.push_back(mix((word)j, (word)row)), chunks.push_back(j), chunks.push_back(row);
                 all.insert(all.begin(), of.begin(), of.end());
                 whose.insert(whose.begin(), chunks.begin(), chunks.end());
@@ -1041,8 +1044,8 @@ TEST(trees) {
         batch b;
         harness_note("%s", x.name.c_str());
         if (!make_batch(x, &b)) return;
-        if (b.plan->branches == nullptr) continue;
-        for (int64_t i = 0; i < b.plan->n_groups; i++) n_trees += b.plan->branches[i].first_child >= 0;
+        if (b.plan->order == nullptr) continue;
+        for (int64_t i = 0; i < b.plan->n_groups; i++) n_trees += b.plan->chunks[b.plan->groups[i].first_chunk].up >= 0;
         tree_model m(x, b);
         if (!m.check()) return;
     }
@@ -1059,7 +1062,7 @@ TEST(trees_in_every_order) {
         batch b;
         harness_note("%s", x.name.c_str());
         if (!make_batch(x, &b)) return;
-        if (b.plan->branches == nullptr) continue;
+        if (b.plan->order == nullptr) continue;
         cuda_emu_each_policy(harness_rounds(6, 1), [&] {
             tree_model m(x, b);
             if (!m.check()) harness_note("%s, %s", x.name.c_str(), cuda_emu_policy_name());
@@ -1129,7 +1132,7 @@ static void claim_rows(claims *to, const cf_state &s, int64_t first, int64_t n, 
 static void claim_chunk_rows(claims *to, const device_model &m, const positions &p, const seen_pass &s) {
     const cf_chunk &c = m.b.plan->chunks[s.action.chunk];
     const int64_t v = s.action.stage, chunk = s.action.chunk;
-    const int64_t rows = c.group < 0 || c.n_slices > 1 ? c.padded : cf_chunk_state_tokens(m.b.plan, chunk);
+    const int64_t rows = c.group < 0 || c.n_slices > 1 ? c.padded : m.b.plan->chunks[chunk].state;
     const int64_t own = first_of(at(p, CF_B, v, chunk), at(p, CF_I, v, chunk));
     int64_t begin = first_of(at(p, CF_R, v, chunk), at(p, CF_F, v, chunk)), held_gradient = own;
     if (c.group >= 0) {

@@ -176,7 +176,7 @@ static void check_least(const cf_plan *plan, const cf_schedule_desc *desc, const
     cf_simulate_desc how = {0};
     cf_timeline *timeline = NULL;
     int64_t chunk;
-    if (plan->branches == NULL || schedule->shape.n_stages * schedule->shape.n_virtual > 1) return;
+    if (plan->order == NULL || schedule->shape.n_stages * schedule->shape.n_virtual > 1) return;
     how.limits.per_token = desc->limits.per_token;
     if (cf_simulate(plan, schedule, &how, &timeline, NULL) != CF_OK) return;
     chunk = plan->chunk_size * (each->activations + each->state + each->state_gradient + each->boundary);

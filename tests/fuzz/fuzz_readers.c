@@ -151,9 +151,8 @@ static void check_same_plan(const cf_plan *a, const cf_plan *b) {
     FUZZ_CHECK(memcmp(a->chunks, b->chunks, (size_t)a->n_chunks * sizeof *a->chunks) == 0, "other chunks");
     FUZZ_CHECK(memcmp(a->slices, b->slices, (size_t)a->n_slices * sizeof *a->slices) == 0, "other slices");
     FUZZ_CHECK(memcmp(a->groups, b->groups, (size_t)a->n_groups * sizeof *a->groups) == 0, "other groups");
-    FUZZ_CHECK(!a->branches == !b->branches, "one of them has no trees");
-    if (!a->branches) return;
-    FUZZ_CHECK(memcmp(a->branches, b->branches, (size_t)a->n_groups * sizeof *a->branches) == 0, "other branches");
+    FUZZ_CHECK(!a->order == !b->order, "one of them has no trees");
+    if (!a->order) return;
     FUZZ_CHECK(memcmp(a->order, b->order, (size_t)a->n_sequences * sizeof *a->order) == 0, "another order");
     FUZZ_CHECK(memcmp(a->common, b->common, (size_t)a->n_sequences * sizeof *a->common) == 0, "other rows in common");
 }
@@ -174,8 +173,8 @@ static void check_plan(const saved_plan *saved) {
     fuzz_text text = {NULL, 0, 0};
     json_document document;
     saved_plan again;
-    if (plan->chunks && !plan->branches) fault = oracle_plan_fault(plan, saved->lengths, plan->n_sequences);
-    FUZZ_CHECK(plan->branches || sound == (fault == NULL), "cf_plan_validate: %s; the oracle: %s",
+    if (plan->chunks && !plan->order) fault = oracle_plan_fault(plan, saved->lengths, plan->n_sequences);
+    FUZZ_CHECK(plan->order || sound == (fault == NULL), "cf_plan_validate: %s; the oracle: %s",
                sound ? "sound" : error.text, fault ? fault : "sound");
     if (!sound) return;
     FUZZ_CHECK(cf_write_plan_json(plan, NULL, fuzz_write, &text, NULL) == CF_OK, "cannot be written");

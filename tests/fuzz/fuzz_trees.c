@@ -35,7 +35,7 @@ static void check_cover(const grove *g) {
     const cf_plan *plan = g->plan;
     int64_t s, i, rows = 0, sum = 0;
     cf_plan_stats stats;
-    if (!plan->branches) return;
+    if (!plan->order) return;
     for (s = 0; s < plan->n_slices; s++) {
         rows += plan->slices[s].length;
         sum += plan->slices[s].length * plan->slices[s].n;
@@ -125,18 +125,17 @@ static void walk(grove *g, const cf_schedule *schedule) {
 static void damage(grove *g) {
     cf_plan *plan = g->plan;
     int64_t *const arrays[] = {(int64_t *)plan->chunks, (int64_t *)plan->slices, (int64_t *)plan->groups,
-                               (int64_t *)plan->branches, plan->order, plan->common};
+                               plan->order, plan->common};
     const int64_t counts[] = {plan->n_chunks * (int64_t)(sizeof(cf_chunk) / 8),
                               plan->n_slices * (int64_t)(sizeof(cf_slice) / 8),
                               plan->n_groups * (int64_t)(sizeof(cf_group) / 8),
-                              plan->n_groups * (int64_t)(sizeof(cf_branch) / 8),
                               plan->n_sequences,
                               plan->n_sequences};
-    int64_t which = fuzz_between(&g->in, 0, 5), at;
+    int64_t which = fuzz_between(&g->in, 0, 4), at;
     cf_schedule_desc desc = {0};
     cf_schedule *schedule = NULL;
     cf_error error = fuzz_error();
-    if (!plan->branches || counts[which] == 0) return;
+    if (!plan->order || counts[which] == 0) return;
     desc.budget = 3;
     if (!fuzz_result(cf_schedule_make(plan, &desc, &schedule, &error), &error)) schedule = NULL;
     at = fuzz_between(&g->in, 0, counts[which] - 1);

@@ -21,7 +21,7 @@ few. One compilation does for all: each stands in the code behind a number that 
 runs every test by itself and notes which mutants it comes by; then each mutant meets those tests alone, the quickest
 and those that have seen most in its section first, until one fails, crashes, or takes far longer than it should.
 --slow: tests that take more seconds of processor time are left out. --about: of functions that these words, a regular
-expression, are found in; for trees 'tree|branches|through|cf__share|cf__pipe_(below|relative|has_parent|ended)'.
+expression, are found in; for trees 'tree|order|cf__share|cf__pipe_(below|relative|has_parent|ended)'.
 
 --seen: what an earlier run has printed. Each mutant meets the test that saw it then before all others, and one that was
 killed by a test that still sees it costs one run: so a change of the tests is compared with what was there before.

@@ -24,35 +24,9 @@ int64_t forest_before(const forest_plan *f, int64_t chunk) {
     return c->up + (c->gang - 1) * f->n_steps;
 }
 
-/* Rows that a chunk adds to what is above those below it: the first slice of a group's chunk in a list. */
-static int64_t state_of(const cf_plan *plan, const cf_chunk *c) {
-    const cf_group *g = c->group >= 0 ? &plan->groups[c->group] : NULL;
-    if (g == NULL || g->tokens == 0) return 0;
-    if (plan->branches == NULL) return plan->slices[c->first_slice].length;
-    return (c->index + 1 < g->n_chunks ? c[1].prefix : plan->chunks[g->first_chunk].prefix + g->tokens) - c->prefix;
-}
-
-static int64_t chunk_up_of(const cf_plan *plan, int64_t id) {
-    const cf_chunk *c = &plan->chunks[id];
-    int64_t parent = c->group >= 0 && plan->branches != NULL ? plan->branches[c->group].parent : -1;
-    if (c->group < 0 || (c->index == 0 && parent < 0)) return -1;
-    return c->index > 0 ? id - 1 : plan->groups[parent].first_chunk + plan->groups[parent].n_chunks - 1;
-}
-
-/* The slice above a chunk, among those that chunks below see, that ends with this row. */
-static int64_t slice_above(const forest_plan *f, int64_t chunk, int64_t end) {
-    int64_t i;
-    while (end > 0 && (chunk = forest_before(f, chunk)) >= 0) {
-        const forest_chunk *c = &f->chunks[chunk];
-        for (i = c->first_slice; i < c->first_slice + c->n_slices && f->slices[i].offset < c->state; i++)
-            if (f->slices[i].begin + f->slices[i].length == end) return i;
-    }
-    return -1;
-}
-
 forest_plan *forest_of(const cf_plan *plan) {
     forest_plan *f = (forest_plan *)room(1, sizeof *f);
-    int64_t i, j;
+    int64_t i;
     f->chunk_size = plan->chunk_size, f->align = plan->align, f->max_slices = plan->max_slices;
     f->n_sequences = plan->n_sequences, f->n_ranks = plan->n_ranks, f->n_steps = plan->n_steps;
     f->n_chunks = plan->n_chunks, f->n_slices = plan->n_slices;
@@ -61,30 +35,20 @@ forest_plan *forest_of(const cf_plan *plan) {
     f->chunks = (forest_chunk *)room(f->n_chunks, sizeof *f->chunks);
     f->slices = (forest_slice *)room(f->n_slices, sizeof *f->slices);
     for (i = 0; i < f->n_sequences; i++) {
-        f->order[i] = plan->branches != NULL ? plan->order[i] : i;
-        f->common[i] = plan->branches != NULL ? plan->common[i] : 0;
+        f->order[i] = plan->order != NULL ? plan->order[i] : i;
+        f->common[i] = plan->order != NULL ? plan->common[i] : 0;
     }
     for (i = 0; i < f->n_slices; i++) {
         const cf_slice *s = &plan->slices[i];
-        const forest_slice plain = {s->sequence, s->begin, s->length, s->offset, -1, s->sequence, 1};
-        f->slices[i] = plain;
-        if (plan->branches == NULL) continue;
-        f->slices[i].first = s->first;
-        f->slices[i].n = s->n;
+        const forest_slice made = {s->sequence, s->begin, s->length, s->offset, s->up, s->first, s->n};
+        f->slices[i] = made;
     }
     for (i = 0; i < f->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
-        const forest_chunk made = {c->first_slice, c->n_slices,  c->tokens,  c->padded, c->pairs, chunk_up_of(plan, i),
-                                   c->prefix,      state_of(plan, c), c->rank,
-                                   c->group >= 0 ? plan->groups[c->group].gang : 0};
+        const forest_chunk made = {c->first_slice, c->n_slices, c->tokens, c->padded, c->pairs,
+                                   c->up,          c->prefix,   c->state,  c->rank,   c->gang};
         f->chunks[i] = made;
     }
-    for (i = 0; i < f->n_chunks; i++)
-        for (j = f->chunks[i].first_slice; j < f->chunks[i].first_slice + f->chunks[i].n_slices; j++) {
-            f->slices[j].up = plan->slices[j].up;
-            if (f->slices[j].up < f->chunks[i].first_slice || f->slices[j].up >= j)
-                f->slices[j].up = slice_above(f, i, f->slices[j].begin);
-        }
     return f;
 }
 

@@ -177,6 +177,7 @@ static const char *chunk_fault(const cf_plan *p, int64_t c, const int64_t *lengt
     RULE(chunk->pairs == pairs);
     if (chunk->group < 0) {
         RULE(chunk->group == -1 && chunk->index == 0 && chunk->prefix == 0);
+        RULE(chunk->down == -1 && chunk->below == 0 && chunk->state == 0 && chunk->gang == 0);
     } else {
         RULE(chunk->n_slices >= 1);
     }
@@ -194,6 +195,9 @@ static const char *group_fault(const cf_plan *p, int64_t g, const int64_t *lengt
     for (i = 0; i < group->n_chunks; i++) {
         const cf_chunk *chunk = &p->chunks[group->first_chunk + i];
         RULE(chunk->group == g && chunk->index == i && chunk->prefix == prefix);
+        RULE(chunk->below == group->n_chunks - 1 - i && chunk->gang == group->gang);
+        RULE(chunk->down == (chunk->below > 0 ? group->first_chunk + i + 1 : -1));
+        RULE(chunk->state == p->slices[chunk->first_slice].length);
         RULE(chunk->rank == p->chunks[group->first_chunk].rank);
         RULE(i == group->n_chunks - 1 || chunk->n_slices == 1); /* only the last one may be hybrid */
         RULE(chunk->n_slices >= 1);

@@ -81,7 +81,7 @@ static int64_t pieces_of(const trainer *t, int64_t chunk, cf_piece *pieces) {
     int64_t n = cf_gang_pieces(t->plan, chunk, pieces), i;
     for (i = 0; i < n; i++) pieces[i].row -= t->plan->chunks[pieces[i].chunk].prefix;
     for (i = chunk - c->index; c->group >= 0 && gang_of(t, chunk) == 0 && i < chunk; i++) {
-        const cf_piece own = {c->rank, i, 0, t->plan->chunks[i].prefix, cf_chunk_state_tokens(t->plan, i)};
+        const cf_piece own = {c->rank, i, 0, t->plan->chunks[i].prefix, t->plan->chunks[i].state};
         pieces[n++] = own;
     }
     return n;

@@ -542,11 +542,11 @@ static cf_plan *draw_quality(harness_rng *rng, int i, int in_trees, cf_schedule_
 static int64_t some_bytes(const cf_plan *plan, const cf_schedule_desc *desc) {
     int64_t longest = 0, all = 0, i;
     for (i = 0; i < plan->n_chunks; i++) {
-        int64_t tokens = cf_chunk_state_tokens(plan, i);
+        int64_t tokens = plan->chunks[i].state;
         if (tokens > longest) longest = tokens;
         all += tokens;
     }
-    if (plan->branches != NULL) longest = all / 2;
+    if (plan->order != NULL) longest = all / 2;
     return desc->shape.n_virtual * (2 * 2 * (longest + 8) + (desc->shape.n_stages + 4) / 2 * 64);
 }
 

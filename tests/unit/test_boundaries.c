@@ -47,7 +47,7 @@ static unsigned char visited[N_MEMBERS];
 /* What is not tried here. Objects are damaged by tests/fuzz/fuzz_hostile.c; a block's numbers say how much memory
    there is, which nobody can check. */
 static const char *const objects[] = {"cf_plan", "cf_chunk", "cf_slice", "cf_group", "cf_schedule", "cf_action",
-                                      "cf_graph", "cf_node", "cf_edge", "cf_block", "cf_branch"};
+                                      "cf_graph", "cf_node", "cf_edge", "cf_block"};
 static const char *const outputs[] = {
     "cf_error",          "cf_plan_stats",    "cf_metadata", "cf_parameters", "cf_shard",     "cf_token_bytes",
     "cf_memory_report",  "cf_search_report", "cf_bound",    "cf_need",       "cf_timeline",  "cf_fit",
@@ -1010,7 +1010,6 @@ static cf_limits scratch_limits;
     X(cf_shares_find, n, N, CF_MAX_SEQUENCES, find_shares(number, 4, error)) \
     X(cf_shares_find, token_bytes, 1024, 1024, find_shares(N, number, error)) \
     X(cf_plan_validate, n, N, CF_MAX_SEQUENCES, cf_plan_validate(plan, lengths, number, &small, error)) \
-    X(cf_chunk_state_tokens, chunk, INT64_MAX, 0, fine(cf_chunk_state_tokens(plan, number))) \
     X(cf_gang_pieces, chunk, INT64_MAX, 0, fine(cf_gang_pieces(plan, number, NULL))) \
     X(cf_metadata_size, chunk, INT64_MAX, 0, untouched_by(cf_metadata_size(plan, number, NULL, ROOM, error))) \
     X(cf_metadata_fill, chunk, INT64_MAX, 0, untouched_by(cf_metadata_fill(plan, number, NULL, NULL, 0, ROOM, error))) \

@@ -37,9 +37,10 @@ static void move_borders(harness_rng *rng, cf_plan *plan) {
         c->pairs -= cf_slice_pairs(ours->begin, ours->length) - cf_slice_pairs(ours->begin, ours->length - by);
         next->pairs += cf_slice_pairs(theirs->begin - by, theirs->length + by) -
                        cf_slice_pairs(theirs->begin, theirs->length);
-        ours->length = c->tokens = c->padded = c->tokens - by;
+        ours->length = c->tokens = c->padded = c->state = c->tokens - by;
         theirs->begin = next->prefix = next->prefix - by;
         theirs->length += by;
+        next->state += by;
         next->tokens = next->padded = next->tokens + by;
         for (j = 1; j < next->n_slices; j++) theirs[j].offset += by;
     }

@@ -112,8 +112,8 @@ TEST(one_stage_rules) {
     refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 I3 W3 W3", "actions.pass", 11, "comes twice");
     refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 W3 I3", "actions.pass", 9, "before its I");
     refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 B3 F3", "actions.pass", 8, "before its F");
-    refuses(plan, 1, "F1* F0* F2 B2 R1 B1 R0 B0 F3 B3", "actions.chunk", 0, "before F of the chunk before");
-    refuses(plan, 3, "F0 F1 F2 B1 B2 B0 F3 B3", "actions.chunk", 3, "next chunk");
+    refuses(plan, 1, "F1* F0* F2 B2 R1 B1 R0 B0 F3 B3", "actions.chunk", 0, "before F of the chunk that it continues");
+    refuses(plan, 3, "F0 F1 F2 B1 B2 B0 F3 B3", "actions.chunk", 3, "a chunk that continues it");
     refuses(plan, 1, "F0* F1* F2 B2 B1 R0 B0 F3 B3", "actions.pass", 4, "R is missing");
     refuses(plan, 1, "F0* F1* R1 F2 B2 B1 R0 B0 F3 B3", "shape.k", 3, "more than K");
     refuses(plan, 2, "F0 F1 F2 B2 B1 B0 F3 B3", "shape.k", 2, "more than K");

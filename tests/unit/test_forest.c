@@ -60,7 +60,7 @@ static both choose_chunk(harness_rng *rng, cf_plan *plan, forest_plan *f) {
 }
 
 static both choose(harness_rng *rng, cf_plan *plan, forest_plan *f) {
-    int64_t what = below(rng, plan->branches != NULL ? 10 : 8), i = below(rng, f->n_sequences);
+    int64_t what = below(rng, plan->order != NULL ? 10 : 8), i = below(rng, f->n_sequences);
     both order = {NULL, NULL, "order"}, common = {NULL, NULL, "common"};
     if (what < 4) return choose_slice(rng, plan, f);
     if (what < 8) return choose_chunk(rng, plan, f);

@@ -57,7 +57,8 @@ static cf_schedule_desc describe(harness_rng *rng, const cf_plan *plan) {
 }
 
 static int64_t parent_of(const cf_plan *plan, int64_t group) {
-    return plan->branches != NULL ? plan->branches[group].parent : -1;
+    int64_t up = plan->chunks[plan->groups[group].first_chunk].up;
+    return up >= 0 ? plan->chunks[up].group : -1;
 }
 
 /* ---- the makespan, from the lists ---- */

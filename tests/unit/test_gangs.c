@@ -510,7 +510,7 @@ TEST(broken_gangs_are_refused) {
     g->gang = 8;
     refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "groups.gang");
     g->gang = 2;
-    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "groups.gang");
+    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "chunks.gang");
     g->gang = 0;
     CHECK_INT(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), CF_ERROR_PLAN);
     g->gang = 4;

@@ -129,7 +129,7 @@ TEST(columns_are_what_they_stand_for) {
                 if (of->tokens > tokens) tokens = of->tokens;
                 if (of->padded > padded) padded = of->padded;
                 if (of->pairs > pairs) pairs = of->pairs;
-                if (cf_chunk_state_tokens(t.plan, id) > state) state = cf_chunk_state_tokens(t.plan, id);
+                if (t.plan->chunks[id].state > state) state = t.plan->chunks[id].state;
                 runs |= of->group >= 0;
                 goes_on |= of->group >= 0 && of->index > 0;
             }
@@ -410,7 +410,7 @@ TEST(what_cannot_be_in_step_is_named) {
     const int64_t too_long = 8 * ((int64_t)1 << 22) + 1;
     cf_schedule *none = NULL, *broken, incomplete;
     cf_plan *no_plan = NULL, tree;
-    cf_branch branch = {-1, -1, -1, -1, -1, 0};
+    int64_t order[3] = {0, 1, 2};
     cf_error e = {0};
     refused(cf_pack(t.lengths, t.n, &t.pack, &no_plan, &e), &e, CF_ERROR_ARGUMENT, "lockstep");
     t.pack.lockstep = 1;
@@ -426,7 +426,7 @@ TEST(what_cannot_be_in_step_is_named) {
     t.order.kind = CF_SCHEDULE_PAPER;
     REQUIRE(make(&t, 0));
     tree = *t.plan;
-    tree.branches = &branch;
+    tree.order = order;
     refused(cf_columns_make(&tree, NULL, NULL, &no_plan, &e), &e, CF_ERROR_ARGUMENT, "plan");
     refused(cf_columns_make(NULL, NULL, NULL, &no_plan, &e), &e, CF_ERROR_ARGUMENT, "plan");
     refused(cf_columns_make(t.plan, NULL, NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "out");
@@ -577,7 +577,7 @@ TEST(columns_without_chunks_cost_nothing) {
     memset(chunks, 0, sizeof chunks);
     for (i = 0; i < 4; i++) {
         chunks[i].rank = (int32_t)(i / 2);
-        chunks[i].group = chunks[i].up = -1;
+        chunks[i].group = chunks[i].up = chunks[i].down = -1;
         chunks[i].first_slice = t.plan->n_slices;
         if (i % 2 == 0) chunks[i] = t.plan->chunks[i / 2];
     }

@@ -185,7 +185,7 @@ TEST(masks_rows_and_sizes_of_random_plans) {
             if (plan->chunks[c].prefix + plan->chunks[c].padded <= MOST_KEYS) check_chunk(plan, c, batch.lengths);
             CHECK_INT(cf_metadata_size(plan, c, NULL, &need, NULL), CF_OK);
             if (need > most) most = need;
-            CHECK_INT(cf_chunk_state_tokens(plan, c),
+            CHECK_INT(plan->chunks[c].state,
                       plan->chunks[c].group < 0 ? 0 : plan->slices[plan->chunks[c].first_slice].length);
         }
         CHECK_INT(cf_metadata_size(plan, -1, NULL, &any, NULL), CF_OK);
@@ -836,22 +836,11 @@ TEST(questions_without_a_plan_have_answers) {
     cf_plan_measure(NULL, NULL, &stats);
     CHECK(memcmp(&stats, zero, sizeof stats) == 0);
     cf_plan_measure(NULL, NULL, NULL);
-    CHECK_INT(cf_chunk_state_tokens(NULL, 0), 0);
     CHECK(cf_cost_seconds(NULL, 1, 1) == 0);
     CHECK_INT(cf_pack_defaults(NULL).n_ranks, 1);
     CHECK_INT(cf_schedule_defaults(NULL).shape.k, 1);
     CHECK_INT(cf_parallel_defaults(NULL).tp, 1);
     CHECK_INT(cf_memory_defaults(NULL).parallel.tp, 1);
-}
-
-TEST(state_tokens_of_no_chunk_are_none) {
-    const int64_t lengths[] = {10, 2};
-    cf_plan *plan = NULL;
-    REQUIRE((plan = naive_pack(lengths, 2, 4)) != NULL);
-    CHECK_INT(cf_chunk_state_tokens(plan, 2), 2);
-    CHECK_INT(cf_chunk_state_tokens(plan, -1), 0);
-    CHECK_INT(cf_chunk_state_tokens(plan, 3), 0);
-    cf_plan_free(plan);
 }
 
 SUITE(metadata, CASE(masks_rows_and_sizes_of_random_plans),
@@ -861,4 +850,4 @@ SUITE(metadata, CASE(masks_rows_and_sizes_of_random_plans),
       CASE(the_last_position_of_32_bits), CASE(ten_thousand_ways_to_run_a_batch_have_the_same_loss),
       CASE(weights_by_hand), CASE(batches_that_people_tried), CASE(loss_weights_refuse_bad_arguments),
       CASE(metadata_refuses_bad_arguments),
-      CASE(questions_without_a_plan_have_answers), CASE(state_tokens_of_no_chunk_are_none));
+      CASE(questions_without_a_plan_have_answers));

@@ -119,7 +119,7 @@ static int64_t bytes_one_by_one(const cf_plan *plan, int64_t rows, const cf_byte
                 const cf_chunk *c = &plan->chunks[first + i];
                 int kept = rows == 1 && i == n - 1;
                 int64_t held;
-                if (in_group) state += cf_chunk_state_tokens(plan, first + i);
+                if (in_group) state += plan->chunks[first + i].state;
                 if (!kept) inputs += c->padded;
                 held = state * bytes->state + inputs * bytes->boundary + kept * c->padded * bytes->activations;
                 if (held > most) most = held;
@@ -128,7 +128,7 @@ static int64_t bytes_one_by_one(const cf_plan *plan, int64_t rows, const cf_byte
         for (i = n - 1; i >= 0; i--) /* replays and backwards */
             for (row = rows - 1; row >= 0; row--) {
                 const cf_chunk *c = &plan->chunks[first + i];
-                int64_t own = in_group ? cf_chunk_state_tokens(plan, first + i) : 0, held;
+                int64_t own = in_group ? plan->chunks[first + i].state : 0, held;
                 if (rows > 1 || i < n - 1) inputs -= c->padded;
                 if (i == n - 1 && in_group) gradient += plan->groups[c->group].tokens;
                 held = state * bytes->state + gradient * bytes->state_gradient + inputs * bytes->boundary +

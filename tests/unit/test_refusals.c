@@ -231,7 +231,7 @@ TEST(a_sequence_left_out_needs_no_record) {
 TEST(pairs_that_do_not_fit) {
     const int64_t lengths[] = {CF_MAX_LENGTH};
     cf_slice slices[] = {{0, CF_MAX_LENGTH - CF_MAX_CHUNK_SIZE, CF_MAX_CHUNK_SIZE, 0, -1, 0, 1}};
-    cf_chunk chunks[] = {{0, 1, CF_MAX_CHUNK_SIZE, CF_MAX_CHUNK_SIZE, 1, 0, 0, 0, 0, -1}};
+    cf_chunk chunks[] = {{0, 1, CF_MAX_CHUNK_SIZE, CF_MAX_CHUNK_SIZE, 1, 0, 0, 0, 0, -1, -1, 0, CF_MAX_CHUNK_SIZE, 0}};
     cf_group groups[] = {{0, 0, 1, CF_MAX_LENGTH, 0}};
     cf_plan plan = {0};
     cf_error error;
@@ -250,7 +250,7 @@ TEST(pairs_that_do_not_fit) {
 TEST(pairs_that_do_not_fit_together) {
     const int64_t most = 1 << 21, late = ((int64_t)1 << 43) - (1 << 20), lengths[] = {late + (1 << 20), most};
     cf_slice slices[] = {{0, late, 1 << 20, 0, -1, 0, 1}, {1, 0, most, 1 << 20, -1, 1, 1}};
-    cf_chunk chunks[] = {{0, 2, 3 << 20, 3 << 20, 1, 0, 0, 0, 0, -1}};
+    cf_chunk chunks[] = {{0, 2, 3 << 20, 3 << 20, 1, 0, 0, 0, 0, -1, -1, 0, 1 << 20, 0}};
     cf_group groups[] = {{0, 0, 1, late + (1 << 20), 0}};
     cf_plan plan = {0};
     cf_error error;
@@ -446,12 +446,16 @@ TEST(plans_that_do_not_hold_together) {
     DAMAGE(1, index = 2, CF_ERROR_PLAN, "chunks.index");
     DAMAGE(1, group = (int32_t)plan->n_groups, CF_ERROR_PLAN, "chunks.group");
     DAMAGE(1, tokens = -1, CF_ERROR_PLAN, "chunks.tokens");
+    DAMAGE(1, down = -1, CF_ERROR_PLAN, "chunks.down");
+    DAMAGE(1, below = 0, CF_ERROR_PLAN, "chunks.down");
+    DAMAGE(1, up = -1, CF_ERROR_PLAN, "chunks.up");
+    DAMAGE(1, gang = 2, CF_ERROR_PLAN, "chunks.gang");
+    DAMAGE(1, state = 0, CF_ERROR_PLAN, "chunks.state");
+    DAMAGE(1, state = plan->chunk_size + 1, CF_ERROR_PLAN, "chunks.state");
 #undef DAMAGE
-    plan->slices[plan->chunks[2].first_slice].length = 4; /* more than the group has left */
+    plan->groups[0].tokens--; /* the last chunk has more than the group has left */
     refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
-    plan->slices[plan->chunks[2].first_slice].length = -3;
-    refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
-    plan->slices[plan->chunks[2].first_slice].length = 3;
+    plan->groups[0].tokens++;
     CHECK_INT(cf_schedule_validate(plan, schedule, NULL, NULL, NULL), CF_OK);
     cf_schedule_free(schedule);
     cf_plan_free(plan);

@@ -158,7 +158,7 @@ static int has_limit(const cf_schedule_desc *desc) {
    other. */
 static void check_forwards_first(const problem *p, const cf_schedule *schedule, const cf_timeline *timeline) {
     int64_t n = p->plan->n_steps, state = 0, s, i;
-    for (i = 0; i < n; i++) state += cf_chunk_state_tokens(p->plan, p->desc.shape.rank * n + i);
+    for (i = 0; i < n; i++) state += p->plan->chunks[p->desc.shape.rank * n + i].state;
     for (s = 0; s < schedule->shape.n_stages; s++) {
         const cf_action *a = &schedule->actions[schedule->first[s]];
         REQUIRE(CHECK_INT(schedule->first[s + 1] - schedule->first[s], 3 * n));

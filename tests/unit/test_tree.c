@@ -135,16 +135,19 @@ static void check_cover(const forest *f, const cf_plan *plan) {
     CHECK(plan->n_chunks - plan->n_idle >= plan->lower_bound);
 }
 
+/* The group that a group goes on from; -1: none. */
+static int64_t above(const cf_plan *plan, int64_t group) {
+    int64_t up = plan->chunks[plan->groups[group].first_chunk].up;
+    return up >= 0 ? plan->chunks[up].group : -1;
+}
+
 /* Of the children of a group, the one with the longest path comes last, so that nothing waits for it when all others
    are done. */
 static void check_siblings(const cf_plan *plan) {
-    int64_t id, child, last;
-    for (id = 0; plan->branches != NULL && id < plan->n_groups; id++) {
-        if ((last = plan->branches[id].last_child) < 0) continue;
-        for (child = plan->branches[id].first_child; child >= 0; child = plan->branches[child].next)
-            CHECK(plan->groups[child].n_chunks + plan->branches[child].below <=
-                  plan->groups[last].n_chunks + plan->branches[last].below);
-    }
+    int64_t id, up;
+    for (id = 0; id < plan->n_chunks; id++)
+        if ((up = plan->chunks[id].up) >= 0)
+            CHECK(plan->chunks[id].below <= plan->chunks[plan->chunks[up].down].below);
 }
 
 /* ---- metadata ---- */
@@ -154,7 +157,7 @@ static int64_t path_slice(const cf_plan *plan, int64_t group, int64_t row) {
     const cf_group *g = &plan->groups[group];
     int64_t c, i;
     for (c = g->first_chunk; c < g->first_chunk + g->n_chunks; c++) {
-        int64_t left = cf_chunk_state_tokens(plan, c);
+        int64_t left = plan->chunks[c].state;
         for (i = plan->chunks[c].first_slice; left > 0; left -= plan->slices[i++].length)
             if (row >= plan->slices[i].begin && row < plan->slices[i].begin + plan->slices[i].length) return i;
     }
@@ -185,10 +188,10 @@ static int see_key(const cf_plan *plan, const cf_chunk *c, int64_t key, int64_t 
         return slice >= 0 && see(plan, slice, plan->slices[slice].begin + key - c->prefix - plan->slices[slice].offset,
                                  query, seen);
     }
-    for (; plan->branches && group >= 0; group = plan->branches[group].parent)
+    for (; plan->order && group >= 0; group = above(plan, group))
         if (plan->chunks[plan->groups[group].first_chunk].prefix <= key) break;
-    if (group >= 0 && plan->branches && plan->groups[group].tokens == 0) group = plan->branches[group].parent;
-    return see(plan, plan->branches ? path_slice(plan, group, key) : c->first_slice, key, query, seen);
+    if (group >= 0 && plan->order && plan->groups[group].tokens == 0) group = above(plan, group);
+    return see(plan, plan->order ? path_slice(plan, group, key) : c->first_slice, key, query, seen);
 }
 
 /* Lengths of a call of attention: none is empty, together they have all rows, and the longest are as is said. Returns
@@ -210,8 +213,8 @@ static int64_t check_lengths(const int32_t *cu_q, const int32_t *cu_k, int64_t n
 /* Every row sees the tokens of its sequences up to itself, each once, and nothing else: by calls and by key ends. */
 static void check_mask(const cf_plan *plan, const cf_chunk *c, const cf_metadata *m) {
     int64_t row, i, k, level;
-    if (m->n_levels == 0 && c->prefix > 0 && plan->branches) /* the rows of other groups lie elsewhere */
-        CHECK_INT(plan->branches[c->group].parent, -1);
+    if (m->n_levels == 0 && c->prefix > 0 && plan->order) /* the rows of other groups lie elsewhere */
+        CHECK_INT(above(plan, c->group), -1);
     for (level = 0; level < m->n_levels; level++) {
         const cf_level *l = &m->levels[level];
         int64_t keys = check_lengths(l->cu_seqlens_q, l->cu_seqlens_k, l->n_seqs, m->rows, l->max_seqlen_q,
@@ -430,7 +433,7 @@ static void attend(trainer *t, const cf_step *step, int layer, int64_t row, int6
 
 /* Up to the last layer; K and V of the rows that are added to the group go into its state. */
 static void run_layers(trainer *t, const cf_step *step, int appends) {
-    int64_t row, i, at, n, keys[ROWS], added = cf_chunk_state_tokens(t->plan, step->action.chunk), begin = 0;
+    int64_t row, i, at, n, keys[ROWS], added = t->plan->chunks[step->action.chunk].state, begin = 0;
     double p[ROWS], out[WIDTH];
     int layer, j;
     if (t->chunk->group >= 0)
@@ -506,7 +509,7 @@ static void back_attention(trainer *t, const cf_step *step, int layer, matrix dx
 
 static void back_layers(trainer *t, const cf_step *step) {
     static matrix dx, dq;
-    int64_t row, i, added = cf_chunk_state_tokens(t->plan, step->action.chunk), begin = 0;
+    int64_t row, i, added = t->plan->chunks[step->action.chunk].state, begin = 0;
     int layer, j;
     if (t->chunk->group >= 0)
         begin = t->chunk->prefix - t->plan->chunks[t->plan->groups[t->chunk->group].first_chunk].prefix;
@@ -558,7 +561,7 @@ static void model_step(trainer *t, const cf_step *step) {
     if (step->action.pass == CF_F) run_layers(t, step, 1);
     if (step->action.pass != CF_B) return;
     for (at = step->path; at >= 0 && paths[at].clear == step->position; at = paths[at].up)
-        if (t->plan->branches == NULL || !t->forgets_to_clear) clear(&t->states[paths[at].state]);
+        if (t->plan->order == NULL || !t->forgets_to_clear) clear(&t->states[paths[at].state]);
     run_layers(t, step, 0); /* what was kept, once more */
     back_layers(t, step);
 }
@@ -739,7 +742,7 @@ static int64_t least_bytes(const cf_plan *plan) {
 TEST(siblings_take_turns_in_the_same_room) {
     cf_plan *two = pack_prompts(1, 32, 2, 64, 16), *many = pack_prompts(1, 32, 9, 64, 16);
     cf_plan *trees = pack_prompts(3, 32, 4, 64, 16);
-    REQUIRE(two->branches != NULL && many->branches != NULL && trees->branches != NULL);
+    REQUIRE(two->order != NULL && many->order != NULL && trees->order != NULL);
     CHECK(least_bytes(two) < 5000);
     CHECK_INT(least_bytes(many), least_bytes(two));
     CHECK_INT(least_bytes(trees), least_bytes(two));
@@ -865,7 +868,7 @@ TEST(without_shares_plans_are_as_ever) {
     REQUIRE(cf_pack(lengths, 4, &desc, &without, NULL) == CF_OK);
     desc.shares = shares;
     REQUIRE(cf_pack(lengths, 4, &desc, &with, NULL) == CF_OK);
-    CHECK(with->order == NULL && with->branches == NULL);
+    CHECK(with->order == NULL && with->order == NULL);
     CHECK_INT(with->n_chunks, without->n_chunks);
     CHECK(memcmp(with->chunks, without->chunks, (size_t)with->n_chunks * sizeof(cf_chunk)) == 0);
     CHECK(memcmp(with->slices, without->slices, (size_t)with->n_slices * sizeof(cf_slice)) == 0);
@@ -927,16 +930,16 @@ TEST(metadata_of_trees_without_weights_is_that_with_even_ones) {
 static int tells_otherwise(const cf_plan *plan, const cf_error *error) {
     return strcmp(error->field, "chunks.group") == 0 || strcmp(error->field, "slices.sequence") == 0 ||
            strcmp(error->field, "groups.gang") == 0 || strcmp(error->field, "slices.up") == 0 ||
+           strcmp(error->field, "chunks.up") == 0 || strcmp(error->field, "chunks.down") == 0 ||
            error->wanted == plan->align ||
            strstr(error->text, "does not agree") || strstr(error->text, "there twice") ||
            strstr(error->text, "does not rise") || strstr(error->text, "another chunk");
 }
 
-/* A plan with one number changed is refused, or has every token of every sequence in its place all the same. What lies
-   between groups is written in two places, so any change there is refused. What makes schedules looks at as much of it
-   as it follows, so what it takes in spite of a change is a schedule of the plan as it was. */
+/* A plan with one number changed is refused, or has every token of every sequence in its place all the same. Links
+   between chunks are written in two places, so any change there is refused. */
 static int damage(const forest *f, cf_plan *plan, int64_t *number, int64_t value, const char *field, int64_t item,
-                  int is_branch) {
+                  int is_link) {
     const int64_t was = *number;
     cf_schedule_desc desc = {0};
     cf_schedule *schedule = NULL;
@@ -951,27 +954,26 @@ static int damage(const forest *f, cf_plan *plan, int64_t *number, int64_t value
         CHECK_STR(oracle_change_fault(&error, field, item, was, value), NULL);
     desc.kind = CF_SCHEDULE_PAPER;
     desc.shape.n_stages = 2;
-    if (is_branch) {
+    if (is_link) {
         cf_result made = cf_schedule_make(plan, &desc, &schedule, &error);
         CHECK_INT(result, CF_ERROR_PLAN);
         CHECK(made == CF_OK || made == CF_ERROR_PLAN);
     }
     *number = was;
-    if (schedule != NULL) CHECK_INT(cf_schedule_validate(plan, schedule, NULL, NULL, NULL), CF_OK);
     cf_schedule_free(schedule);
     return result != CF_OK;
 }
 
 static int64_t damage_all(const forest *f, cf_plan *plan, void *array, int64_t n, const char *const *fields,
-                          int64_t n_fields, int is_branch) {
+                          int64_t n_fields) {
     const int64_t values[] = {-2, -1, 0, 1, 3, plan->n_chunks, plan->n_groups, plan->n_slices, CF_MAX_LENGTH,
                               INT64_MAX, INT64_MIN};
     int64_t *numbers = (int64_t *)array, i, v, refused = 0;
     for (i = 0; i < n * n_fields; i++) {
         const char *field = fields[i % n_fields];
         const int64_t item = i / n_fields;
-        for (v = -2; v <= 2; v++) refused += damage(f, plan, &numbers[i], numbers[i] + v, field, item, is_branch);
-        for (v = 0; v < COUNT(values); v++) refused += damage(f, plan, &numbers[i], values[v], field, item, is_branch);
+        for (v = -2; v <= 2; v++) refused += damage(f, plan, &numbers[i], numbers[i] + v, field, item, 0);
+        for (v = 0; v < COUNT(values); v++) refused += damage(f, plan, &numbers[i], values[v], field, item, 0);
     }
     return refused;
 }
@@ -983,22 +985,22 @@ static cf_plan *pack_small_tree(harness_rng *random, forest *f) {
         *f = make_forest(random);
         if (f->n > 6) continue;
         plan = pack(f);
-        if (plan->branches != NULL && plan->n_slices < 40) return plan;
+        if (plan->order != NULL && plan->n_slices < 40) return plan;
         cf_plan_free(plan);
     }
 }
 
-#define DAMAGE(array, n, is_branch) damage_all(&f, plan, plan->array, n, array, COUNT(array), is_branch)
+#define DAMAGE(array, n) damage_all(&f, plan, plan->array, n, array, COUNT(array))
 
 TEST(damaged_plans_of_trees_are_refused) {
-    static const char *const branches[] = {"branches.parent",   "branches.first_child", "branches.last_child",
-                                           "branches.previous", "branches.next",        "branches.below"};
+    static const char *const links[] = {"chunks.up", "chunks.down", "chunks.below"};
     static const char *const slices[] = {"slices.sequence", "slices.begin", "slices.length", "slices.offset",
                                          "slices.up",       "slices.first", "slices.n"};
     static const char *const chunks[] = {"chunks.first_slice", "chunks.n_slices", "chunks.tokens",
                                          "chunks.padded",      "chunks.pairs",    "chunks.group",
                                          "chunks.index",       "chunks.prefix",   "chunks.rank",
-                                         "chunks.up"};
+                                         "chunks.up",          "chunks.down",     "chunks.below",
+                                         "chunks.state",       "chunks.gang"};
     static const char *const groups[] = {"groups.sequence", "groups.first_chunk", "groups.n_chunks", "groups.tokens",
                                          "groups.gang"};
     static const char *const order[] = {"order"}, *const lengths[] = {"lengths"}, *const common[] = {"common"};
@@ -1007,18 +1009,22 @@ TEST(damaged_plans_of_trees_are_refused) {
     for (round = 0; round < n; round++) {
         forest f;
         cf_plan *plan = pack_small_tree(&random, &f);
-        CHECK(DAMAGE(branches, plan->n_groups, 1) > 0 || plan->n_groups == 0);
-        CHECK(DAMAGE(slices, plan->n_slices, 0) > 0);
+        CHECK(DAMAGE(slices, plan->n_slices) > 0);
         for (i = 0; i < plan->n_chunks; i++) { /* a chunk is of the group that holds it */
             int64_t *group = &plan->chunks[i].group;
             CHECK(damage(&f, plan, group, -1, chunks[5], i, 0) || *group < 0);
             for (j = 0; j < plan->n_groups; j++) CHECK(damage(&f, plan, group, j, chunks[5], i, 0) || *group == j);
         }
-        CHECK(DAMAGE(chunks, plan->n_chunks, 0) > 0);
-        CHECK(DAMAGE(groups, plan->n_groups, 0) > 0 || plan->n_groups == 0);
-        CHECK(DAMAGE(order, plan->n_sequences, 0) > 0);
-        CHECK(DAMAGE(lengths, plan->n_sequences, 0) > 0);
-        (void)DAMAGE(common, plan->n_sequences, 0);
+        for (i = 0; i < 3 * plan->n_chunks; i++) {
+            cf_chunk *c = &plan->chunks[i / 3];
+            int64_t *const of[] = {&c->up, &c->down, &c->below};
+            for (j = -2; j <= plan->n_chunks; j++) (void)damage(&f, plan, of[i % 3], j, links[i % 3], i / 3, 1);
+        }
+        CHECK(DAMAGE(chunks, plan->n_chunks) > 0);
+        CHECK(DAMAGE(groups, plan->n_groups) > 0 || plan->n_groups == 0);
+        CHECK(DAMAGE(order, plan->n_sequences) > 0);
+        CHECK(DAMAGE(lengths, plan->n_sequences) > 0);
+        (void)DAMAGE(common, plan->n_sequences);
         cf_plan_free(plan);
     }
 }
@@ -1075,7 +1081,6 @@ TEST(plans_of_trees_that_nobody_has_validated_are_walked_safely) {
         desc.kind = CF_SCHEDULE_PAPER;
         desc.shape.n_stages = 1 + round % 2;
         REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
-        walk_damaged(plan, schedule, plan->branches, plan->n_groups, sizeof(cf_branch));
         walk_damaged(plan, schedule, plan->groups, plan->n_groups, sizeof(cf_group));
         walk_damaged(plan, schedule, plan->chunks, plan->n_chunks, sizeof(cf_chunk));
         cf_schedule_free(schedule);
@@ -1108,9 +1113,6 @@ static cf_plan *pack_star(forest *f, int64_t n, const int64_t *lengths, const in
 TEST(groups_of_trees_stay_on_their_rank) {
     const int64_t lengths[] = {32, 16, 4};
     forest f;
-    cf_schedule_desc order = {0};
-    cf_schedule *schedule = NULL;
-    cf_error error = {0};
     cf_plan *plan;
     memset(&f, 0, sizeof f);
     f.n = 3;
@@ -1124,11 +1126,6 @@ TEST(groups_of_trees_stay_on_their_rank) {
     REQUIRE(plan->n_steps == 4 && plan->groups[0].n_chunks == 4 && plan->groups[1].first_chunk == 4);
     plan->groups[0].n_chunks = 5;
     check_damaged(&f, plan, "groups.n_chunks", 0);
-    plan->groups[0].n_chunks = 4;
-    plan->chunks[7].prefix = -1; /* of the other rank, but all of a tree is looked at before any of it */
-    CHECK_INT(cf_schedule_make(plan, &order, &schedule, &error), CF_ERROR_PLAN);
-    CHECK_STR(error.field, "chunks.prefix");
-    CHECK(schedule == NULL);
     cf_plan_free(plan);
 }
 
@@ -1357,7 +1354,7 @@ TEST(damaged_slices_of_trees_are_refused_by_name) {
 
     plan = pack_star(&f, 2, two, in_two, 8); /* of two slices in the first chunk, one is not the group's */
     REQUIRE(plan->chunks[0].n_slices == 2 && plan->groups[0].n_chunks == 2);
-    plan->chunks[1].prefix = plan->slices[1].begin;
+    plan->chunks[1].prefix = plan->chunks[0].state = plan->slices[1].begin;
     plan->groups[0].tokens = plan->slices[1].begin + 8;
     check_damaged(&f, plan, "chunks.n_slices", 0);
     cf_plan_free(plan);
@@ -1377,7 +1374,6 @@ TEST(plans_of_trees_have_all_arrays) {
     harness_rng random = {3};
     forest f;
     cf_plan *plan = pack_small_tree(&random, &f);
-    CHECK_MISSING(order);
     CHECK_MISSING(common);
     CHECK_MISSING(lengths);
     cf_plan_free(plan);
@@ -1398,15 +1394,18 @@ static int is_above(const cf_plan *plan, int64_t a, int64_t b) {
     int64_t group = plan->chunks[b].group;
     if (a == b || plan->chunks[a].group < 0) return 0;
     if (plan->chunks[a].group == group) return a < b;
-    for (; group >= 0; group = plan->branches[group].parent)
+    for (; group >= 0; group = above(plan, group))
         if (group == plan->chunks[a].group) return 1;
     return 0;
 }
 
 /* Whether chunk a begins the sibling before the one that chunk b begins. */
 static int is_before(const cf_plan *plan, int64_t a, int64_t b) {
-    int64_t previous = plan->chunks[b].group >= 0 ? plan->branches[plan->chunks[b].group].previous : -1;
-    return previous >= 0 && plan->chunks[b].index == 0 && plan->groups[previous].first_chunk == a;
+    int64_t up = plan->chunks[b].up, i;
+    if (up < 0 || a >= b || plan->chunks[a].up != up) return 0;
+    for (i = a + 1; i < b; i++)
+        if (plan->chunks[i].up == up) return 0;
+    return 1;
 }
 
 static int may_run(const judge *j, const cf_action *a) {
@@ -1481,7 +1480,7 @@ TEST(two_validators_agree_on_trees) {
         desc.budget = 20;
         desc.shape.k = 1 + below(&random, 3);
         if (below(&random, 2) && desc.kind == CF_SCHEDULE_PAPER) desc.shape.replay = CF_REPLAY_PIPELINE;
-        if (plan->branches && plan->n_groups > 1 && plan->n_chunks <= JUDGED_CHUNKS &&
+        if (plan->order && plan->n_groups > 1 && plan->n_chunks <= JUDGED_CHUNKS &&
             cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK) {
             CHECK(judge_accepts(plan, schedule));
             for (swaps = 0; swaps < 8; swaps++, round++) {
@@ -1774,8 +1773,7 @@ static void check_json(const cf_plan *plan, const json_document *d) {
     CHECK(has_list(d, 0, "common", plan->common, plan->n_sequences));
     CHECK(has_list(d, 0, "lengths", plan->lengths, plan->n_sequences));
     for (i = 0; i < plan->n_groups; i++) {
-        CHECK(has(d, json_at(d, groups, i), "parent", plan->branches[i].parent));
-        CHECK(has(d, json_at(d, groups, i), "below", plan->branches[i].below));
+        CHECK(has(d, json_at(d, groups, i), "parent", above(plan, i)));
     }
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];

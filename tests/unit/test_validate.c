@@ -46,10 +46,11 @@ static const cf_slice known_slices[] = {
     {5, 16, 5, 0, 5, 5, 1},  {1, 0, 5, 8, -1, 1, 1},  {2, 0, 3, 0, -1, 2, 1},
 };
 static const cf_chunk known_chunks[] = {
-    /* first_slice, n_slices, tokens, padded, pairs, group, index, prefix, rank, up */
-    {0, 1, 16, 16, 136, 0, 0, 0, 0, -1},  {1, 1, 16, 16, 392, 0, 1, 16, 0, 0}, {2, 2, 15, 16, 320, 0, 2, 32, 0, 1},
-    {4, 1, 16, 16, 136, -1, 0, 0, 0, -1}, {5, 1, 16, 16, 136, 1, 0, 0, 1, -1}, {6, 2, 10, 16, 110, 1, 1, 16, 1, 4},
-    {8, 1, 3, 4, 6, -1, 0, 0, 1, -1},     {9, 0, 0, 0, 0, -1, 0, 0, 1, -1},
+    /* first_slice, n_slices, tokens, padded, pairs, group, index, prefix, rank, up, down, below, state, gang */
+    {0, 1, 16, 16, 136, 0, 0, 0, 0, -1, 1, 2, 16, 0}, {1, 1, 16, 16, 392, 0, 1, 16, 0, 0, 2, 1, 16, 0},
+    {2, 2, 15, 16, 320, 0, 2, 32, 0, 1, -1, 0, 8, 0}, {4, 1, 16, 16, 136, -1, 0, 0, 0, -1, -1, 0, 0, 0},
+    {5, 1, 16, 16, 136, 1, 0, 0, 1, -1, 5, 1, 16, 0}, {6, 2, 10, 16, 110, 1, 1, 16, 1, 4, -1, 0, 5, 0},
+    {8, 1, 3, 4, 6, -1, 0, 0, 1, -1, -1, 0, 0, 0},    {9, 0, 0, 0, 0, -1, 0, 0, 1, -1, -1, 0, 0, 0},
 };
 static const cf_group known_groups[] = {{0, 0, 3, 40, 0}, {5, 4, 2, 21, 0}}; /* sequence, first_chunk, n_chunks, tokens */
 
@@ -160,6 +161,23 @@ static const damage damages[] = {
     IN_CHUNK(6, prefix, 1, "chunks.prefix", 6),
     IN_CHUNK(3, rank, 1, "chunks.rank", 3),
     IN_CHUNK(7, rank, -1, "chunks.rank", 7),
+    IN_CHUNK(1, up, -1, "chunks.up", 1),
+    IN_CHUNK(3, up, 2, "chunks.up", 3),
+    IN_CHUNK(4, up, 3, "chunks.up", 4),
+    IN_CHUNK(0, down, 2, "chunks.up", 2), /* which continues another one */
+    IN_CHUNK(1, down, -1, "chunks.down", 1),
+    IN_CHUNK(2, down, 3, "chunks.down", 2),
+    IN_CHUNK(1, down, INT64_MAX, "chunks.down", 1),
+    IN_CHUNK(0, below, 3, "chunks.below", 0),
+    IN_CHUNK(0, below, 1, "chunks.below", 0),
+    IN_CHUNK(3, below, 1, "chunks.below", 3),
+    IN_CHUNK(0, state, 15, "chunks.state", 0),
+    IN_CHUNK(1, state, 0, "chunks.state", 1),
+    IN_CHUNK(3, state, 16, "chunks.state", 3),
+    IN_CHUNK(5, state, 10, "chunks.state", 5),
+    IN_CHUNK(5, state, 17, "chunks.state", 5),
+    IN_CHUNK(0, gang, 2, "chunks.gang", 0),
+    IN_CHUNK(7, gang, -1, "chunks.gang", 7),
 
     IN_SLICE(4, sequence, 7, "slices.sequence", 4),
     IN_SLICE(4, sequence, -1, "slices.sequence", 4),
@@ -179,7 +197,7 @@ static const damage damages[] = {
 
     IN_GROUP(0, sequence, 7, "groups.sequence", 0),
     IN_GROUP(0, sequence, -1, "groups.sequence", 0),
-    IN_GROUP(0, sequence, 5, "slices.sequence", 0), /* the first slice of the group is another sequence's */
+    IN_GROUP(0, sequence, 5, "groups.sequence", 0), /* the first slice of the group is another sequence's */
     IN_GROUP(1, first_chunk, 5, "chunks.group", 4),
     IN_GROUP(1, first_chunk, -1, "groups.first_chunk", 1),
     IN_GROUP(1, first_chunk, INT64_MAX, "groups.first_chunk", 1),
@@ -252,7 +270,7 @@ TEST(a_group_without_slices) {
     cf_group group = {0, 0, 1, 5, 0};
     cf_plan plan = {0};
     cf_error error;
-    chunk.group = chunk.up = -1;
+    chunk.group = chunk.up = chunk.down = -1;
     plan.chunk_size = 8;
     plan.align = 1;
     plan.method = CF_PACK_BEST_FIT;
@@ -409,8 +427,9 @@ TEST(a_group_that_ends_too_early) {
 TEST(a_chunk_that_ends_between_two_places) {
     cf_plan copy = known_plan();
     cf_error error;
-    copy.slices[5].length = copy.chunks[4].tokens = copy.chunks[5].prefix = copy.slices[6].begin = 15;
-    copy.slices[6].length = 6;
+    copy.slices[5].length = copy.chunks[4].tokens = copy.chunks[4].state = 15;
+    copy.chunks[5].prefix = copy.slices[6].begin = 15;
+    copy.slices[6].length = copy.chunks[5].state = 6;
     copy.chunks[4].pairs = 120;
     copy.chunks[5].tokens = 11;
     copy.chunks[5].pairs = 126;

@@ -83,7 +83,7 @@ static memory_path path_of_plan(const cf_plan *plan) {
     path.chunks = stats.largest_group > 0 ? stats.largest_group : 1;
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *chunk = &plan->chunks[i];
-        int64_t state = chunk->group < 0 ? 0 : chunk->prefix + cf_chunk_state_tokens(plan, i);
+        int64_t state = chunk->group < 0 ? 0 : chunk->prefix + plan->chunks[i].state;
         if (state > path.state) path.state = state;
         if (chunk->group >= 0 && chunk->prefix > path.gradient) path.gradient = chunk->prefix;
     }

@@ -194,12 +194,11 @@ static void print_gangs(const cf_plan *plan) {
 
     for (i = 0; i < plan->n_groups; i++) {
         const cf_group *group = &plan->groups[i];
-        n += group->gang > 0 && group->first_chunk / plan->n_steps % group->gang == 0 &&
-             (!plan->branches || plan->branches[i].parent < 0);
+        n += group->gang > 0 && group->first_chunk / plan->n_steps % group->gang == 0;
     }
     if (n == 0) return;
     printf("gangs             %s of the %s are spread over %s ranks at most\n", cli_commas(n),
-           plan->branches ? "trees" : "sequences", cli_commas(widest));
+           "sequences", cli_commas(widest));
 }
 
 static int print_plan(const cf_plan *plan, int lockstep) {

@@ -161,17 +161,15 @@ const char *packing_chunk_kind(const cf_plan *plan, const cf_chunk *chunk) {
 
     if (chunk->n_slices == 0) return "idle";
     if (chunk->group < 0) return "standalone";
-    if (!plan->branches) return chunk->n_slices > 1 ? "hybrid" : "dependent";
+    if (!plan->order) return chunk->n_slices > 1 ? "hybrid" : "dependent";
     while (plan->slices[i].up >= chunk->first_slice) i = plan->slices[i].up;
     if (i > chunk->first_slice && plan->slices[i].begin == 0) return "hybrid"; /* what is its own comes first */
-    return plan->groups[chunk->group].tokens > 0 ? "dependent" : "leaf";
+    return chunk->state > 0 ? "dependent" : "leaf";
 }
 
 int64_t packing_tree(const cf_plan *plan, const cf_chunk *chunk) {
-    int64_t group = chunk->group;
-
-    while (plan->branches && group >= 0 && plan->branches[group].parent >= 0) group = plan->branches[group].parent;
-    return group;
+    while (chunk->up >= 0) chunk = &plan->chunks[chunk->up];
+    return chunk->group;
 }
 
 const char *packing_why_unsplit(int64_t longest, int64_t chunk_size, double chunks, int64_t n_stages, int replays) {

@@ -83,8 +83,7 @@ static const json_field plan_fields[] = {
 
 typedef struct group_object {
     cf_group group;
-    cf_branch branch;
-    int64_t id;
+    int64_t id, parent;
 } group_object;
 
 #define GROUP_FIELDS                                                                                        \
@@ -98,8 +97,7 @@ typedef struct group_object {
 static const json_field group_fields[] = {GROUP_FIELDS, {.name = NULL}};
 static const json_field tree_group_fields[] = {
     GROUP_FIELDS,
-    {.name = "parent", .type = JSON_INT, .offset = offsetof(group_object, branch.parent)},
-    {.name = "below", .type = JSON_INT, .offset = offsetof(group_object, branch.below)},
+    {.name = "parent", .type = JSON_INT, .offset = offsetof(group_object, parent)},
     {.name = NULL}};
 
 typedef struct chunk_object {
@@ -140,33 +138,21 @@ static int64_t most_slices(const json_document *document) {
     return document->n_nodes / 9;
 }
 
-/* Children of a group are in the file in their order. */
-static void add_branch(cf_plan *plan, int64_t id, cf_branch branch) {
-    cf_branch *parent = branch.parent >= 0 ? &plan->branches[branch.parent] : NULL;
-
-    if (parent) {
-        branch.previous = parent->last_child;
-        if (branch.previous >= 0) plan->branches[branch.previous].next = id;
-        else parent->first_child = id;
-        parent->last_child = id;
-    }
-    plan->branches[id] = branch;
-}
-
-static int read_groups(const json_document *document, uint32_t array, cf_plan *plan) {
+/* parents: (n_groups) the group that each goes on from, or -1. */
+static int read_groups(const json_document *document, uint32_t array, cf_plan *plan, int64_t *parents) {
     uint32_t node;
     int64_t n = 0;
 
     for (node = array + 1; node < document->nodes[array].next; node = document->nodes[node].next, n++) {
-        group_object object = {.branch = {-1, -1, -1, -1, -1, 0}};
-        int code = json_read_object(document, node, plan->branches ? tree_group_fields : group_fields, &object, NULL);
+        group_object object = {.parent = -1};
+        int code = json_read_object(document, node, plan->order ? tree_group_fields : group_fields, &object, NULL);
         if (code != CLI_OK) return code;
         if (object.id != n) return contradicts(document, node, "id of a group", object.id, n);
-        if (object.branch.parent < -1 || object.branch.parent >= n)
+        if (object.parent < -1 || object.parent >= n)
             return json_wrong(document, node, "parent: got %lld, wanted -1, or a group before it",
-                              (long long)object.branch.parent);
+                              (long long)object.parent);
         plan->groups[n] = object.group;
-        if (plan->branches) add_branch(plan, n, object.branch);
+        parents[n] = object.parent;
     }
     return CLI_OK;
 }
@@ -178,12 +164,12 @@ static int read_slices(const json_document *document, uint32_t array, cf_plan *p
 
     for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next) {
         slice_object object = {.slice = {.up = -1, .n = 1}};
-        code = json_read_object(document, node, plan->branches ? tree_slice_fields : slice_fields, &object, NULL);
+        code = json_read_object(document, node, plan->order ? tree_slice_fields : slice_fields, &object, NULL);
         if (object.slice.up >= *n - first)
             return json_wrong(document, node, "parent: got %lld, wanted -1, or a slice of the chunk before it",
                               (long long)object.slice.up);
         if (object.slice.up >= 0) object.slice.up += first;
-        if (!plan->branches) object.slice.first = object.slice.sequence;
+        if (!plan->order) object.slice.first = object.slice.sequence;
         plan->slices[(*n)++] = object.slice;
     }
     return code;
@@ -195,7 +181,7 @@ static int read_chunks(const json_document *document, uint32_t array, cf_plan *p
     int code = CLI_OK;
 
     for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next) {
-        chunk_object object;
+        chunk_object object = {.id = -1};
         cf_chunk *chunk = &plan->chunks[n];
         code = json_read_object(document, node, chunk_fields, &object, NULL);
         if (code != CLI_OK) return code;
@@ -212,15 +198,15 @@ static int read_chunks(const json_document *document, uint32_t array, cf_plan *p
 }
 
 /* The chunk that a chunk continues, and that of all ranks whose rows come right before its own. The file says it with
-   groups, of which nothing has been checked: what leads nowhere is -1, and every chunk comes before those above it. */
-static int64_t chunk_above(const cf_plan *plan, int64_t id) {
+   groups, of which nothing has been checked: what leads nowhere is -1, and every chunk comes behind those above it. */
+static int64_t chunk_above(const cf_plan *plan, const int64_t *parents, int64_t id) {
     const cf_chunk *c = &plan->chunks[id];
     const cf_group *group;
     int64_t up = id - 1;
 
     if (c->group < 0 || c->group >= plan->n_groups) return -1;
     if (c->index <= 0) {
-        up = plan->branches ? plan->branches[c->group].parent : -1;
+        up = parents[c->group];
         if (up < 0) return -1;
         group = &plan->groups[up];
         if (group->first_chunk < 0 || group->first_chunk >= id || group->n_chunks < 1) return -1;
@@ -232,25 +218,56 @@ static int64_t chunk_above(const cf_plan *plan, int64_t id) {
 
 static int64_t chunk_before(const cf_plan *plan, int64_t id) {
     const cf_chunk *c = &plan->chunks[id];
-    int64_t gang = c->group >= 0 && c->group < plan->n_groups ? plan->groups[c->group].gang : 0, step = plan->n_steps;
+    int64_t gang = c->gang, step = plan->n_steps;
 
     if (gang <= 1 || gang > CF_MAX_RANKS || step < 0 || step > plan->n_chunks) return c->up;
     if (c->rank % gang > 0) return id >= step ? id - step : -1;
     return c->up >= 0 && c->up + (gang - 1) * step < plan->n_chunks ? c->up + (gang - 1) * step : -1;
 }
 
+/* Rows of a chunk for those that continue it. In a tree the next prefix of the group, or its end, says how many. */
+static int64_t chunk_state(const cf_plan *plan, int64_t id) {
+    const cf_chunk *c = &plan->chunks[id];
+    const cf_group *g = c->group >= 0 && c->group < plan->n_groups ? &plan->groups[c->group] : NULL;
+    uint64_t end;
+
+    if (!g || c->n_slices == 0 || g->tokens <= 0) return 0;
+    if (!plan->order) return plan->slices[c->first_slice].length;
+    if (c->index < 0 || c->index > id) return 0;
+    if (id + 1 < plan->n_chunks && c[1].group == c->group) end = (uint64_t)c[1].prefix;
+    else end = (uint64_t)c[-c->index].prefix + (uint64_t)g->tokens;
+    return (int64_t)(end - (uint64_t)c->prefix); /* any number, where the file has any */
+}
+
+/* Fills in what files say of groups and the library of chunks. */
+static void link_chunks(cf_plan *plan, const int64_t *parents) {
+    int64_t i;
+
+    for (i = 0; i < plan->n_chunks; i++) {
+        cf_chunk *c = &plan->chunks[i];
+        c->up = chunk_above(plan, parents, i);
+        c->down = -1;
+        c->state = chunk_state(plan, i);
+        c->gang = c->group >= 0 && c->group < plan->n_groups ? plan->groups[c->group].gang : 0;
+    }
+    for (i = plan->n_chunks - 1; i >= 0; i--) {
+        cf_chunk *up = plan->chunks[i].up >= 0 ? &plan->chunks[plan->chunks[i].up] : NULL;
+        if (up && up->down < 0) up->down = i;
+        if (up && up->below <= plan->chunks[i].below) up->below = plan->chunks[i].below + 1;
+    }
+}
+
 /* Links slices with those that they go on from in other chunks, which files do not name. */
 static void link_slices(cf_plan *plan) {
     int64_t i, j, id, at;
 
-    for (i = 0; i < plan->n_chunks; i++) plan->chunks[i].up = chunk_above(plan, i);
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
-        at = plan->branches ? c->up : chunk_before(plan, i);
-        for (id = c->first_slice; id < c->first_slice + (plan->branches ? c->n_slices : c->n_slices > 0); id++) {
+        at = plan->order ? c->up : chunk_before(plan, i);
+        for (id = c->first_slice; id < c->first_slice + (plan->order ? c->n_slices : c->n_slices > 0); id++) {
             cf_slice *slice = &plan->slices[id];
-            if (!plan->branches && at >= 0 && plan->chunks[at].n_slices > 0) slice->up = plan->chunks[at].first_slice;
-            if (!plan->branches || slice->up >= 0 || slice->begin <= 0) continue;
+            if (!plan->order && at >= 0 && plan->chunks[at].n_slices > 0) slice->up = plan->chunks[at].first_slice;
+            if (!plan->order || slice->up >= 0 || slice->begin <= 0) continue;
             while (at >= 0 && plan->chunks[at].prefix >= slice->begin) at = plan->chunks[at].up;
             for (j = at < 0 ? 0 : plan->chunks[at].n_slices - 1; at >= 0 && j >= 0; j--) {
                 const cf_slice *above = &plan->slices[plan->chunks[at].first_slice + j];
@@ -302,12 +319,10 @@ static int read_trees(const json_document *document, const plan_object *object, 
     code = read_counts(document, object->order, "order", "n_sequences", n, &plan->order);
     if (code == CLI_OK) code = read_counts(document, object->common, "common", "n_sequences", n, &plan->common);
     if (code == CLI_OK) code = read_counts(document, object->lengths, "lengths", "n_sequences", n, &plan->lengths);
-    if (code != CLI_OK) return code;
-    plan->branches = (cf_branch *)new_array(plan->n_groups, sizeof *plan->branches);
-    return plan->branches ? CLI_OK : no_memory(document);
+    return code;
 }
 
-static int read_arrays(const json_document *document, const plan_object *object, saved_plan *saved) {
+static int read_arrays(const json_document *document, const plan_object *object, int64_t *parents, saved_plan *saved) {
     cf_plan *plan = &saved->plan;
     int64_t n_slices = 0;
     int code;
@@ -316,13 +331,14 @@ static int read_arrays(const json_document *document, const plan_object *object,
     plan->chunks = (cf_chunk *)new_array(plan->n_chunks, sizeof *plan->chunks);
     plan->slices = (cf_slice *)new_array(most_slices(document), sizeof *plan->slices);
     saved->lengths = (int64_t *)new_array(plan->n_sequences, sizeof *saved->lengths);
-    if (!plan->groups || !plan->chunks || !plan->slices || !saved->lengths) return no_memory(document);
+    if (!plan->groups || !plan->chunks || !plan->slices || !parents || !saved->lengths) return no_memory(document);
     code = object->version == 2 ? read_trees(document, object, plan) : CLI_OK;
-    if (code == CLI_OK) code = read_groups(document, object->groups, plan);
+    if (code == CLI_OK) code = read_groups(document, object->groups, plan, parents);
     if (code == CLI_OK) code = read_chunks(document, object->chunks, plan, &n_slices);
     if (code == CLI_OK && n_slices != plan->n_slices)
         code = contradicts(document, 0, "n_slices", plan->n_slices, n_slices);
     if (code != CLI_OK) return code;
+    link_chunks(plan, parents);
     link_slices(plan);
     if (plan->lengths) memcpy(saved->lengths, plan->lengths, (size_t)plan->n_sequences * sizeof *plan->lengths);
     else sum_lengths(saved);
@@ -332,7 +348,7 @@ static int read_arrays(const json_document *document, const plan_object *object,
 int saved_plan_read(const json_document *document, saved_plan *out) {
     saved_plan fresh;
     plan_object object;
-    int64_t n_groups, n_chunks;
+    int64_t n_groups, n_chunks, *parents;
     int code;
 
     memset(&fresh, 0, sizeof fresh);
@@ -355,7 +371,9 @@ int saved_plan_read(const json_document *document, saved_plan *out) {
     fresh.plan = object.plan;
     fresh.plan.method = (cf_pack_method)object.method;
     fresh.plan.split = (cf_split_method)object.split;
-    code = read_arrays(document, &object, &fresh);
+    parents = (int64_t *)new_array(n_groups, sizeof *parents);
+    code = read_arrays(document, &object, parents, &fresh);
+    free(parents);
     if (code == CLI_OK) *out = fresh;
     else saved_plan_free(&fresh);
     return code;
@@ -368,7 +386,6 @@ void saved_plan_free(saved_plan *saved) {
     free(saved->plan.order);
     free(saved->plan.common);
     free(saved->plan.lengths);
-    free(saved->plan.branches);
     free(saved->lengths);
     memset(saved, 0, sizeof *saved);
 }

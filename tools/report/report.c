@@ -39,7 +39,7 @@ static void write_chunks(json_writer *w, const cf_plan *plan, int64_t first) {
     WRITE_CHUNK_LIST(w, plan, first, tokens);
     WRITE_CHUNK_LIST(w, plan, first, padded);
     WRITE_CHUNK_LIST(w, plan, first, n_slices);
-    if (plan->branches) {
+    if (plan->order) {
         json_list_open(w, "tree");
         for (i = first; i < end; i++) json_list_integer(w, packing_tree(plan, &plan->chunks[i]));
         json_list_close(w);
@@ -77,7 +77,7 @@ static void write_plan(json_writer *w, const report_plan *p, int64_t rank) {
     json_integer_member(w, "lower_bound", p->plan->lower_bound);
     json_integer_member(w, "largest_group", stats.largest_group);
     json_number_member(w, "fill", stats.fill);
-    if (p->plan->branches) {
+    if (p->plan->order) {
         json_integer_member(w, "rows", stats.rows);
         json_number_member(w, "pairs", stats.pairs);
         json_number_member(w, "unshared_pairs", stats.unshared_pairs);

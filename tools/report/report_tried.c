@@ -102,8 +102,7 @@ static void try_virtual(trial *t) {
     pipeline_case what = t->what;
 
     if (t->pipe.n_stages < 2 || t->what.n_virtual > 1 || t->what.kind != CF_SCHEDULE_BEST || t->pipe.limits ||
-        t->plan->branches ||
-        t->pipe.model.layers || t->pipe.model.model.layers < 2 * t->pipe.n_stages)
+        t->plan->order || t->pipe.model.layers || t->pipe.model.model.layers < 2 * t->pipe.n_stages)
         return;
     what.n_virtual = 2;
     (void)try_change(t, t->plan, &t->pipe, &what, "--virtual 2");

@@ -558,7 +558,7 @@ def _capacity(plan: Any, steps: Any, so_far: Mapping[str, int] | None) -> dict[s
 
 class Plan(_Object):
     """cf_plan: a packed batch. `chunks`, `slices` and `groups` are arrays of records: plan.chunks["tokens"]. Where
-    sequences share rows there are also `order`, `common`, `lengths` and `branches`; else they are None."""
+    sequences share rows there are also `order`, `common` and `lengths`; else they are None."""
 
     _struct = "cf_plan"
     chunk_size: int
@@ -582,7 +582,6 @@ class Plan(_Object):
     order: np.ndarray | None
     common: np.ndarray | None
     lengths: np.ndarray | None
-    branches: np.ndarray | None
     _packed = None
 
     def __reduce__(self) -> Any:
@@ -597,6 +596,11 @@ class Plan(_Object):
             return self.slices["sequence"][slice:slice + 1]
         first = self.slices["first"][slice]
         return self.order[first:first + self.slices["n"][slice]]
+
+    def group_above(self, group: int) -> int:
+        """The group of a tree that a group goes on from; -1: none."""
+        up = int(self.chunks["up"][self.groups["first_chunk"][group]])
+        return int(self.chunks["group"][up]) if up >= 0 else -1
 
     def row_of(self, sequence: int, position: int) -> tuple[int, int]:
         """The chunk, and the row in it, that has a token of a sequence."""

@@ -449,7 +449,7 @@ class Batch:
         """What the module is given for a chunk; an idle one has a row of padding. capacity: see cf_metadata_desc."""
         if capacity is None and self.plan.chunks["n_slices"][chunk] == 0:
             capacity = {"rows": 1, "n_seqs": 1}
-        is_tree = self.plan.branches is not None
+        is_tree = self.plan.order is not None
         about = self.plan.metadata(chunk, capacity=capacity, weights=self.weights, ignored=self.ignored, once=self.once,
                                    wants_key_ends=is_tree)
         first = self.starts[about.sequence_ids]
@@ -473,7 +473,7 @@ class Batch:
     def about(self, chunk: int) -> tuple[int, int, int, int]:
         """Group whose state a chunk is of (-1: none), its place there, and which of the state's rows are its own."""
         group, index = (int(self.plan.chunks[name][chunk]) for name in ("group", "index"))
-        rows = chunkflow.lib.cf_chunk_state_tokens(self.plan.c, chunk)
+        rows = int(self.plan.chunks["state"][chunk])
         if rows == 0:  # also in a leaf of a tree
             return -1, 0, 0, 0
         begin = int(self.plan.chunks["prefix"][chunk]) - self._first(group)
@@ -490,7 +490,7 @@ class Batch:
             first = self._first(group)
             if rows > first:
                 parts.insert(0, (group, rows - first))
-            group, rows = int(self.plan.branches["parent"][group]) if first > 0 else -1, min(rows, first)
+            group, rows = self.plan.group_above(group), min(rows, first)
         return parts
 
     def _prefix(self, chunk: int, grad: bool) -> list[Tensor]:
@@ -597,7 +597,7 @@ class Batch:
             above, group = set(), int(plan.chunks["group"][chunk])
             while group >= 0:  # all others are done: a tree's groups come parents first, subtree by subtree
                 above.add(group)
-                group = -1 if plan.branches is None else int(plan.branches["parent"][group])
+                group = plan.group_above(group)
             self.rows = {g: rows for g, rows in self.rows.items() if g in above}
         self.rows, self.ends = {}, {}
         return found
@@ -766,7 +766,7 @@ def microbatches(batch: Batch, chunks: Sequence[int]) -> tuple[list[Any], list[A
     tensor, which microbatch_loss takes apart; the schedule is made with scale_grads=False. Split sequences are refused:
     K and V of their earlier chunks would have to be handed on, and PyTorch hands on nothing between microbatches."""
     plan = batch.plan
-    if plan.branches is not None:
+    if plan.order is not None:
         raise ValueError("plan: its sequences share rows, of which PyTorch's pipelines tell attention nothing")
     if plan.n_groups > 0:
         at = int(plan.groups["first_chunk"][0])
