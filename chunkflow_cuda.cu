@@ -1042,7 +1042,7 @@ const bool WITH_VARIANTS = false;
 #endif
 
 /* Compilers may fuse a product and the sum that it is for, in some rows of a tile and not in others. So such a product
-   is fused by name (fmaf) or kept apart by name (__fmul_rn) wherever the bits of a result, or a branch, hang on it. */
+   is fused by name (fmaf) or kept apart by name (__fmul_rn, or __fadd_rn where expf ends in the product). */
 
 /* tanh, to an absolute error of about 2e-7. */
 CF_DEVICE float tanh_fast(float x) {
@@ -2415,27 +2415,30 @@ __global__ void __launch_bounds__(FORWARD_THREADS_OF<HEAD>, HEAD == 256 ? 1 : HE
 }
 
 /* Adds a part of a forward tile to what is there, both scaled down to the greatest score of the two. Threads have what
-   they had in the kernel that computed the part. */
+   they had in the kernel that computed the part. The branch ends a block of code, as in the forward: without it ptxas
+   loads all of a part at once, for which head size 128 has too few registers. */
 template <int HEAD, int THREADS, int M>
 CF_DEVICE void join_part(float (&o)[M][HEAD / 8][4], running<M> &r, const float *from, float scale_log2, int thread) {
-    float softmax[1][M][4], keep[M][2], add[M][2]; /* greatest scores of all rows, then sums */
+    float softmax[1][M][4]; /* greatest scores of all rows, then sums */
     load_part<THREADS>(softmax, from + FORWARD_ROWS * HEAD, thread);
     CF_UNROLL
     for (int i = 0; i < M; i++) {
+        float keep[2], add[2], x[1][HEAD / 8][4];
         CF_UNROLL
         for (int half = 0; half < 2; half++) {
             const int at = 2 * i + half, sum_at = at + 2 * M;
             const float its_top = softmax[0][at / 4][at % 4], top = fmaxf(r.top[i][half], its_top);
-            const float base = top == -INFINITY ? 0.0f : top * scale_log2; /* as in soften_row */
-            keep[i][half] = exp2_fast(r.top[i][half] * scale_log2 - base);
-            add[i][half] = exp2_fast(its_top * scale_log2 - base);
+            const float base = top == -INFINITY ? 0.0f : __fmul_rn(top, scale_log2); /* as in soften_row */
+            keep[half] = shrink_to(top, base, r.top[i][half], scale_log2);
+            add[half] = shrink_to(top, base, its_top, scale_log2);
             r.top[i][half] = top;
-            r.sum[i][half] = r.sum[i][half] * keep[i][half] + softmax[0][sum_at / 4][sum_at % 4] * add[i][half];
+            r.sum[i][half] = fmaf(softmax[0][sum_at / 4][sum_at % 4], add[half], __fmul_rn(r.sum[i][half], keep[half]));
         }
+        if (__ballot_sync(0xFFFFFFFFu, keep[0] != 1.0f || keep[1] != 1.0f) != 0)
+            each_sum(o[i], [&](float &sum, int, int e) { sum *= keep[e / 2]; });
+        load_part<THREADS>(x, from + i * HEAD / 2 * THREADS, thread);
+        each_sum(o[i], [&](float &sum, int j, int e) { sum = fmaf(x[0][j][e], add[e / 2], sum); });
     }
-    float x[M][HEAD / 8][4];
-    load_part<THREADS>(x, from, thread);
-    each_sum(o, [&](float &sum, int i, int j, int e) { sum = sum * keep[i][e / 2] + x[i][j][e] * add[i][e / 2]; });
 }
 
 /* The rows of a split forward tile: the outputs of its parts, each scaled down to the greatest score of all of them.
@@ -2942,7 +2945,7 @@ CF_DEVICE void differentiate(float (&s)[N][4], float (&dp)[N][4], int half, floa
             CF_UNROLL
             for (int e = 2 * half; e < 2 * half + 2; e++) {
                 const float bent = s[j][e] * inverse_cap;
-                dp[j][e] = bent < -1.0f ? 0.0f : (dp[j][e] - dot) * fmaf(-bent, bent, 1.0f);
+                dp[j][e] = bent < -1.0f ? 0.0f : __fmul_rn(dp[j][e] - dot, fmaf(-bent, bent, 1.0f));
             }
         }
         dot = 0.0f;
@@ -3608,7 +3611,7 @@ CF_DEVICE float carry_row(const score_params &p, float log_sum, int token, int h
     float *row = reinterpret_cast<float *>(rows.data) + token * rows.row + head * rows.head;
     float *lse = p.carried_lse + head * (int64_t)p.slice.q_length + token;
     const float before = p.carry & CARRY_LOAD ? *lse : -INFINITY, top = fmaxf(before, log_sum);
-    const float all = top == -INFINITY ? top : top + logf(expf(before - top) + expf(log_sum - top));
+    const float all = top == -INFINITY ? top : top + logf(__fadd_rn(expf(before - top), expf(log_sum - top)));
     const float keep = before == -INFINITY ? 0.0f : expf(before - all);
     for (int i = lane; i < p.head_size; i += 32) row[i] = before == -INFINITY ? 0.0f : row[i] * keep;
     __syncwarp();
@@ -3630,7 +3633,7 @@ __global__ void __launch_bounds__(UNFUSED_THREADS) softmax_kernel(const __grid_c
     for (int j = lane; j < p.n_keys; j += 32) top = fmaxf(top, masked_score(p, scores[j], begin, end, j));
     top = warp_max(top);
     for (int j = lane; j < p.n_keys && top != -INFINITY; j += 32)
-        sum += expf(masked_score(p, scores[j], begin, end, j) - top);
+        sum = __fadd_rn(sum, expf(masked_score(p, scores[j], begin, end, j) - top));
     sum = warp_sum(sum);
     if (p.carry != 0) {
         top = carry_row(p, top == -INFINITY ? top : top + logf(sum), token, head);
@@ -4733,16 +4736,16 @@ CF_DEVICE void load_turns(float (&cosines)[V], float (&sines)[V], const rope_tab
     }
     CF_UNROLL
     for (int i = 0; i < V; i++) {
-        const float sine = f[2 * i + 1] * c[2 * i] + f[2 * i] * c[2 * i + 1];
-        cosines[i] = f[2 * i] * c[2 * i] - f[2 * i + 1] * c[2 * i + 1];
+        const float sine = fmaf(f[2 * i + 1], c[2 * i], __fmul_rn(f[2 * i], c[2 * i + 1]));
+        cosines[i] = fmaf(f[2 * i], c[2 * i], -__fmul_rn(f[2 * i + 1], c[2 * i + 1]));
         sines[i] = backward ? -sine : sine;
     }
 }
 
 CF_DEVICE void turn(float &x, float &y, float cosine, float sine) {
     const float before = x;
-    x = before * cosine - y * sine;
-    y = y * cosine + before * sine;
+    x = fmaf(before, cosine, -__fmul_rn(y, sine));
+    y = fmaf(y, cosine, __fmul_rn(before, sine));
 }
 
 /* V pairs of the 2 V numbers x, y: of number i of x and number i of y, or of neighbours. */

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Compiles chunkflow_cuda.cu for real, for each architecture, and reads what ptxas says: no warning, no kernel that
 # spills registers or uses a stack frame beyond the list below, no more compile time than promised; the same, but for
-# the time, with the variants of kernels that a record measures; and of the kernels with wgmma the machine code, which a
-# disassembler from PyPI reads. Needs nvcc, no GPU.
+# the time, with the variants of kernels that a record measures; products that are fused, which the PTX tells; and of the
+# kernels with wgmma the machine code, which a disassembler from PyPI reads. Needs nvcc, no GPU.
 #
 #     sh tests/cuda/cuda_compile.sh    from the top; BUILD (default build) takes the objects, NVCC names nvcc
 #
@@ -129,6 +129,32 @@ check_left_out() {
     else fail "$name" "$(cat "$out/n")kernels are empty, wanted 6, and 0 with the variants"; fi
 }
 
+# nvcc and ptxas may fuse a product and a sum in some rows of a tile and not in others. With and without leave to do so
+# nvcc must fuse as many, and it must leave ptxas no sum of a product without a rounding in its name.
+check_products() {
+    name="products are fused or kept apart by name"
+    for may in true false; do
+        "$NVCC" -std=c++17 -w -ptx -arch=compute_90a -fmad=$may -DCHUNKFLOW_CUDA_VARIANTS -I. chunkflow_cuda.cu \
+            -o "$out/fmad_$may.ptx" || { fail "$name" "it does not compile"; return; }
+    done
+    awk 'FNR == 1 { file++ }
+        /\.entry/ { entry = $0; sub(/.*\.entry /, "", entry); delete product }
+        { gsub(/[,;]/, "") }
+        $1 == "fma.rn.f32" { n[entry] += file == 1 ? 1 : -1 }
+        $1 ~ /^(add|sub)\.f32$/ && file == 1 && (($3 in product) || ($4 in product)) { left[entry]++ }
+        $1 ~ /^[a-z]/ { delete product[$2] }
+        $1 == "mul.f32" { product[$2] }
+        END {
+            for (entry in n) {
+                entries++
+                if (n[entry]) print entry ": fuses " n[entry]
+            }
+            for (entry in left) print entry ": leaves " left[entry]
+            if (entries < 50) print "few kernels have a sum of products"
+        }' "$out/fmad_true.ptx" "$out/fmad_false.ptx" >"$out/why"
+    if [ -s "$out/why" ]; then fail "$name" "some are not" "$out/why"; else ok "$name"; fi
+}
+
 # What only the machine code tells of the kernels with wgmma.
 check_overlap() {
     name="exponentials run beside the products of each turn"
@@ -155,6 +181,7 @@ if full; then
     compile sm_90a 60 compute_90a sm_90a sm_90a -O3 $nccl
     compile sm_90a_variants - compute_90a sm_90a sm_90a -DCHUNKFLOW_CUDA_VARIANTS
     check_left_out
+    check_products
     check_overlap
     name="the object holds PTX for compute_80"
     if grep -qa '^\.target sm_80' "$out/sm_80.o"; then ok "$name"; else fail "$name" "it does not"; fi

@@ -314,6 +314,7 @@ static inline __nv_bfloat16 __float2bfloat16_rn(float value) { return {cuda_emu_
 static inline float __bfloat162float(__nv_bfloat16 value) { return cuda_emu_bf16_to_float(value.bits); }
 static inline __half __float2half_rn(float value) { return {cuda_emu_float_to_half(value)}; }
 static inline float __fmul_rn(float x, float y) { return x * y; }
+static inline float __fadd_rn(float x, float y) { return x + y; }
 static inline float __half2float(__half value) { return cuda_emu_half_to_float(value.bits); }
 static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
     return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
