@@ -234,6 +234,19 @@ record = open("tools/bench/results/cuda-faults.txt").read()
 missing = [fault[0] for fault in cuda_faults.FAULTS if not ("\n" + fault[0] + " ") in record]
 sys.exit("not in the record: " + ", ".join(missing) if missing else 0)
 END
+    holds "what is planted in compiled code is recorded, and nothing else" "$PYTHON" -B - <<'END'
+import re, sys
+sys.path[:0] = ["tests/cuda", "tests/ptx"]
+import cuda_faults, ptx_faults
+wanted = {name: name not in cuda_faults.UNSEEN for _, name, _ in cuda_faults.plant_for_nvcc()[1]}
+wanted.update({name: True for name, *_ in ptx_faults.EDITS})
+wanted.update({name: is_seen for name, *_, is_seen in ptx_faults.CONSTRAINTS})
+record = open("tools/bench/results/ptx-faults.txt").read()
+lines = re.findall(r"^(\S.*?) +(caught by|seen:|MISSED by|changes nothing in the PTX)", record, re.M)
+found = {name: verdict in ("caught by", "seen:") for name, verdict in lines}
+wrong = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+sys.exit("not as in the record: " + ", ".join(wrong) if wrong or set(cuda_faults.UNSEEN) - set(wanted) else 0)
+END
 fi
 
 # ---- a signal ends what runs, and the step is left for the next call ----

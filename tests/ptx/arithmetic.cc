@@ -267,25 +267,6 @@ uint32_t f16_of(float x) {
     return sign | ((size - 0x38000000 + 0xFFF + (size >> 13 & 1)) >> 13);
 }
 
-float float_of_bf16(uint32_t x) {
-    const uint32_t bits = x << 16;
-    float y;
-    memcpy(&y, &bits, 4);
-    return y;
-}
-
-float float_of_f16(uint32_t x) {
-    uint32_t bits = (x & 0x7FFF) << 13;
-    float y;
-    memcpy(&y, &bits, 4);
-    y *= 0x1p112f;
-    memcpy(&bits, &y, 4);
-    if ((x & 0x7C00) == 0x7C00) bits = 0x7F800000 | (x & 0x3FF) << 13;
-    bits |= (x & 0x8000) << 16;
-    memcpy(&y, &bits, 4);
-    return y;
-}
-
 static uint32_t bf16_pair(float high, float low) { return bf16_of(high) << 16 | bf16_of(low); }
 static uint32_t f16_pair(float high, float low) { return f16_of(high) << 16 | f16_of(low); }
 
@@ -442,6 +423,7 @@ const opcode ARITHMETIC[] = {
     {"cvta.param.u64", map1<u64, u64, same>, 1},
     {"selp.b32", select<u32>, 1},
     {"selp.u32", select<u32>, 1},
+    {"selp.s32", select<u32>, 1},
     {"selp.f32", select<u32>, 1},
     {"selp.b64", select<u64>, 1},
     {"cvt.s64.s32", map1<s64, s32, to<s64>>, 1},

@@ -12,14 +12,15 @@
    Environment: PTX_ARCH    80 (default), 86 or 90: the device's compute capability, and so which PTX runs
                 PTX_LATE    1 (default): copies and wgmma happen as late as waits allow; 0: when they are issued
                 PTX_COPIES  oldest (default), newest or random: the order in which bulk copies that are late land
-                PTX_ORDER   forward (default), reverse or random: the order of a block's warps
+                PTX_ORDER   forward (default), reverse or shuffled: the order of a block's warps
                 PTX_BLOCKS  how many blocks run at once (1)
                 PTX_FUSE    1: a product and the sum that it is for become one fma, as ptxas may do
                 PTX_RACE    1: shared memory is checked for races between warps, copies and wgmma
                 PTX_DEVICES, PTX_PEERS   how many devices (1), and whether they see each other (1)
                 PTX_DUMP, PTX_TEXT   folders: the text of the program's images is written, or read instead of them
                 PTX_PLANTED    the value of the variable ptx_planted
-                PTX_RAN     a file to which the names of entries that ran are added */
+                PTX_RAN     a file to which the names of entries that ran are added
+                PTX_PROGRAMS   for tests/ptx/test_ptx.cc: a folder of texts that PTX_DUMP wrote, a program each */
 
 #ifndef PTX_H
 #define PTX_H
@@ -71,7 +72,7 @@ struct instruction {
     int32_t offset;                                               /* of an address */
     int target;                                                   /* of a branch */
     int line;                                                     /* of the text */
-    const char *name;
+    const char *name;                                             /* of its opcode; a load or store: its own */
 };
 
 struct parameter {

@@ -1,11 +1,15 @@
 #!/bin/sh
 # ptx_check.sh - the compiled kernels on a CPU: the suites of the CUDA tests and the examples' own checks
 #
-#     tests/ptx/ptx_check.sh [SUITE]      ARCH=80, 86 or 90: only as that device
+#     tests/ptx/ptx_check.sh [SUITE]      ARCH=80, 86 or 90: only as that device; LIST=1: only prints what it would run
 #
 # SUITE: primitives (with the interpreter's own tests; all that `make test` runs), wgmma, attention, blocks, state,
-# executor, executor_cuda, train_cuda, faults. Each runs as a device of 8.0 and of 9.0, and on the code of the former as
-# one of 8.6. Each value of each mode (tests/ptx/ptx.h) has its turn on both targets, not every combination.
+# executor, executor_cuda, train_cuda. Each runs as a device of 8.0 and of 9.0, and on the code of the former as one of
+# 8.6. Each value of each mode (tests/ptx/ptx.h) has its turn on both targets, not every combination.
+#
+#     coverage   every instruction of the programs has a test, and every value of every mode a run
+#     faults     planted in assembly text (ptx_faults.py): each is seen
+#     kernels    planted in kernels, and each of their waits left out (tests/cuda/cuda_faults.py --ptx): each is seen
 #
 # Run it in the top directory, after `make test-ptx` or `make test` has built the programs.
 
@@ -13,16 +17,23 @@
 
 build=${BUILD:-build}/ptx
 only=${1:-}
-workplace "$build/ptx_check.${only:-all}.tmp"
+workplace "$build/ptx_check.${only:-all}${LIST:+.list}.tmp"
+
+# lists NAME: whether the run is only to be listed
+lists() {
+    [ "${LIST:-0}" = 1 ] && ok "$1"
+}
 
 # run NAME COMMAND...: its last line counts tests, and none failed
 run() {
     name=$1
     shift
-    capture timeout -k 5 600 "$@"
+    if lists "$name"; then return; fi
+    capture timeout -k 5 "${limit:-600}" "$@"
     if [ "$status" -eq 0 ] && tail -n 1 "$work/out" | grep -q '^[1-9][0-9]* passed, 0 failed'; then
         ok "$name: $(tail -n 1 "$work/out")"
     else
+        grep -E 'FAILED|MISSED|NOT |nothing tries' "$work/out" >>"$work/err"
         fail "$name" "status $status: $(last_line)" "$work/err"
     fi
 }
@@ -45,7 +56,7 @@ if is_wanted primitives; then
     for arch in 80 90; do
         on $arch "" "$build/primitives"
         on $arch "PTX_LATE=0 PTX_ORDER=reverse PTX_FUSE=1" "$build/primitives" primitives.
-        on $arch "PTX_RACE=1 PTX_ORDER=shuffled PTX_COPIES=newest PTX_BLOCKS=3" "$build/primitives" primitives.
+        on $arch "PTX_RACE=1 PTX_ORDER=shuffled PTX_COPIES=random PTX_BLOCKS=3" "$build/primitives" primitives.
     done
 fi
 for suite in wgmma attention blocks state executor; do
@@ -72,6 +83,7 @@ checks() {
     shift 4
     if [ -n "${ARCH:-}" ] && [ "$ARCH" != "$arch" ]; then return; fi
     name="$program as sm_$arch${modes:+, $modes}: $*"
+    if lists "$name"; then return; fi
     # shellcheck disable=SC2086
     capture timeout -k 5 600 env PTX_ARCH="$arch" $modes "$build/$program" $model --check "$@"
     if [ "$status" -ne 0 ] || grep -q 'NOT OK' "$work/out"; then fail "$name" "status $status: $(last_line)" "$work/err"
@@ -110,9 +122,29 @@ if is_wanted train_cuda; then
     done
     checks 90 "" 5 train_cuda --attention wgmma --k 2 --synthetic 70,20
 fi
-if is_wanted faults && [ "${ARCH:-90}" = 90 ]; then
-    find_python
-    if [ -n "$PYTHON" ]; then run "planted faults" "$PYTHON" tests/ptx/ptx_faults.py
-    else skip faults "no python3"; fi
+if is_wanted coverage && ! lists coverage; then
+    for program in primitives cuda_tests executor_cuda train_cuda; do
+        mkdir -p "$work/texts/$program" || exit 1
+        PTX_DUMP=$work/texts/$program "$build/$program" --help >/dev/null 2>&1
+    done
+    run "every instruction of the programs has a test" env PTX_PROGRAMS="$work/texts" "$build/primitives" ptx.
+    LIST=1 ARCH='' sh "$0" >"$work/runs"
+    before=$failed
+    for arch in 80 90; do
+        for mode in LATE=0 COPIES=newest COPIES=random ORDER=reverse ORDER=shuffled BLOCKS=3 BLOCKS=8 FUSE=1 RACE=1 \
+            DEVICES=2 PEERS=0; do
+            if ! grep -q "sm_$arch,.*PTX_$mode" "$work/runs"; then fail "PTX_$mode as sm_$arch" "no run has it"; fi
+        done
+    done
+    if [ "$failed" -eq "$before" ]; then ok "every value of every mode has a run"; fi
 fi
+planted() { # SUITE SCRIPT [OPTION]
+    if ! is_wanted "$1" || [ "${ARCH:-90}" != 90 ]; then return; fi
+    find_python
+    if [ -z "$PYTHON" ]; then skip "$1" "no python3"; fi
+    shift
+    if [ -n "$PYTHON" ]; then limit=1500 run "$*" "$PYTHON" -B "$@"; fi
+}
+planted faults tests/ptx/ptx_faults.py
+planted kernels tests/cuda/cuda_faults.py --ptx
 finish

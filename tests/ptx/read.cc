@@ -332,6 +332,7 @@ struct reader {
         const bool wide = bytes_of('.' + type) == 4 && is_wide(operands[kind == "ld" ? 0 : 1].names[0]);
         const opcode *found = find_opcode(kind + (wide ? " wide " : " ") + type);
         if (found) i->outputs = kind == "ld" ? i->vector : 0;
+        i->name = keep(name + (wide ? " wide" : ""));
         return found;
     }
 
@@ -349,6 +350,7 @@ struct reader {
         i->space = found->space;
         i->vector = found->vector;
         i->outputs = (uint8_t)found->outputs;
+        i->name = found->name;
         return found;
     }
 
@@ -399,12 +401,11 @@ struct reader {
         i.run = found->run;
         i.needs = (uint8_t)found->needs;
         i.bytes = found->bytes;
-        i.name = keep(name);
         i.n = (uint32_t)k.places.size() - i.more;
         uint32_t *const first[] = {&i.d, &i.a, &i.b, &i.c};
         for (uint32_t n = 0; n < 4; n++) *first[n] = n < i.n ? k.places[i.more + n] : NO_PLACE;
         if (name.compare(0, 9, "wgmma.mma") == 0) i.bytes_of_wgmma = found->bytes;
-        for (const char *one : {"wgmma", "mbarrier", "cp.async.bulk", "fence.proxy"})
+        for (const char *one : {"wgmma", "mbarrier", "cp.async.bulk", "fence.proxy", "setmaxnreg"})
             if (name.compare(0, strlen(one), one) == 0) k.has_wgmma = true;
         for (const char *one : {"wgmma", "mbarrier", "cp.async"})
             if (name.compare(0, strlen(one), one) == 0) k.has_async = true;

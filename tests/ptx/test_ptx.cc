@@ -4,6 +4,8 @@
 #include "opcodes.h"
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <set>
 #include <sys/wait.h>
@@ -45,13 +47,14 @@ int64_t s64(bits x) { return (int64_t)x; }
 
 /* ---- a kernel of one warp ---- */
 
-/* Runs the text of an entry's body, whose only parameter %rd0 is the address of `memory`. */
+/* Runs the text of an entry's body; %rd0 is the address of `memory`. Byte n of the other parameter is 7 n + 3. */
 void run_body(const std::string &body, std::vector<unsigned char> *memory, uint32_t threads = 32, uint32_t shared = 0) {
     static std::vector<std::unique_ptr<module>> modules;
     std::unique_ptr<module> m(new module);
     m->text =
         ".version 9.0\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 shared_memory[];\n"
-        ".entry test(\n.param .u64 test_param_0\n)\n{\n.reg .pred %p<20>;\n.reg .b16 %rs<20>;\n.reg .b32 %r<99>;\n"
+        ".entry test(\n.param .u64 test_param_0,\n.param .align 16 .b8 test_param_1[32]\n)\n{\n"
+        ".reg .pred %p<20>;\n.reg .b16 %rs<20>;\n.reg .b32 %r<99>;\n"
         ".reg .f32 %f<99>;\n.reg .b64 %rd<99>;\n.reg .f64 %fd<20>;\nld.param.u64 %rd0, [test_param_0];\n" +
         body + "\nret;\n}\n";
     const kernel *k = find_kernel(*m, "test");
@@ -59,6 +62,7 @@ void run_body(const std::string &body, std::vector<unsigned char> *memory, uint3
     const uint32_t grid[3] = {1, 1, 1}, size[3] = {threads, 1, 1};
     memcpy(place, memory->data(), memory->size());
     memcpy(k->parameters_at, &place, 8);
+    for (uint32_t n = 0; n < 32; n++) k->parameters_at[k->parameters[1].offset + n] = (unsigned char)(7 * n + 3);
     run_grid(*k, grid, size, shared);
     memcpy(memory->data(), place, memory->size());
     modules.push_back(std::move(m));
@@ -272,6 +276,7 @@ const one LANE_BY_LANE[] = {
     IS("cvta.param.u64 D, A", "dd", a),
     IS("selp.b32 D, A, B, C", "rrrp", c ? a : b),
     IS("selp.u32 D, A, B, C", "rrrp", c ? a : b),
+    IS("selp.s32 D, A, B, C", "rrrp", c ? a : b),
     IS("selp.f32 D, A, B, C", "fffp", c ? a : b),
     IS("selp.b64 D, A, B, C", "dddp", c ? a : b),
     IS("cvt.s64.s32 D, A", "dr", (bits)(int64_t)s32(a)),
@@ -429,14 +434,22 @@ TEST(short_floats) {
 
 /* ---- memory ---- */
 
+const struct {
+    const char *type;
+    char letter;
+    int bytes;
+} TYPES[] = {{"u8", 's', 1},  {"u16", 's', 2}, {"u32", 'r', 4}, {"b32", 'r', 4},
+             {"f32", 'f', 4}, {"u64", 'd', 8}, {"f64", 'F', 8}};
+
+/* One register or a list of as many as the vector has, from that number on. */
+std::string registers_of(char letter, int first, int vector) {
+    std::string list;
+    for (int v = 0; v < vector; v++) list += (v ? ", " : "") + register_of(letter, first + v);
+    return vector > 1 ? "{" + list + "}" : list;
+}
+
 /* Bytes go from global to shared memory, to a thread's own and back, by each type and in vectors. */
 TEST(loads_and_stores) {
-    static const struct {
-        const char *type;
-        char letter;
-        int bytes;
-    } TYPES[] = {{"u8", 's', 1},  {"u16", 's', 2}, {"u32", 'r', 4}, {"b32", 'r', 4},
-                 {"f32", 'f', 4}, {"u64", 'd', 8}, {"f64", 'F', 8}};
     for (const auto &t : TYPES)
         for (int vector = 1; vector <= 4 && vector * t.bytes <= 16; vector *= 2) {
             const std::string many = vector == 2 ? ".v2" : vector == 4 ? ".v4" : "";
@@ -445,18 +458,16 @@ TEST(loads_and_stores) {
                 "shl.b32 %r2, %r1, 4;\n.local .align 16 .b8 own[32];\nmov.u64 %rd4, own;\n";
             int next = 40;
             for (const char *step : {"ld.global [%rd1]", "st.shared [%r2]", "ld.shared [%r2]", "st.local [%rd4+16]",
-                                     "ld.local [%rd4+16]", "st.global [%rd1+16]"}) {
+                                     "ld.local [%rd4+16]", "st [%rd1+16]", "ld [%rd1+16]", "st.global [%rd1+16]",
+                                     "ld.global.nc [%rd1+16]", "st.global [%rd1+16]"}) {
                 const std::string text = step, place = text.substr(text.find('['));
                 const bool loads = text[0] == 'l';
-                std::string list;
                 next -= loads ? 4 : 0;
-                for (int v = 0; v < vector; v++)
-                    list += (v ? ", " : "") + register_of(t.letter, t.letter == 's' || t.letter == 'F' ? v : next + v);
-                if (vector > 1) list = "{" + list + "}";
-                body += text.substr(0, text.find(' ')) + many + "." + t.type + " " +
-                        (loads ? list + ", " + place : place + ", " + list) + ";\n";
+                const std::string list = registers_of(t.letter, t.letter == 's' || t.letter == 'F' ? 0 : next, vector);
+                const std::string name = text.substr(0, text.find(' ')) + many + "." + t.type;
+                note_tried(name), note_tried(text.substr(0, 2) + " " + t.type);
+                body += name + " " + (loads ? list + ", " + place : place + ", " + list) + ";\n";
             }
-            note_tried(std::string("ld ") + t.type), note_tried(std::string("st ") + t.type);
             std::vector<unsigned char> memory(32 * 32);
             for (size_t at = 0; at < memory.size(); at++)
                 memory[at] = at % 32 < 16 ? (unsigned char)(at * 7 + at / 32) : 0;
@@ -469,9 +480,26 @@ TEST(loads_and_stores) {
         }
 }
 
+/* Parts of a parameter, by each type and in vectors. */
+TEST(parameters) {
+    for (const auto &t : TYPES)
+        for (int vector = 1; vector <= 4 && vector * t.bytes <= 16; vector *= 2) {
+            const std::string many = vector == 2 ? ".v2." : vector == 4 ? ".v4." : ".";
+            const std::string name = "ld.param" + many + t.type;
+            const std::string list = registers_of(t.letter, 5, vector), store = "st.global" + name.substr(8);
+            std::vector<unsigned char> memory(16);
+            note_tried(name);
+            run_body(name + " " + list + ", [test_param_1+16];\n" + store + " [%rd0], " + list + ";", &memory);
+            for (int at = 0; at < 16; at++)
+                CHECK_INT(memory[(size_t)at], at < vector * t.bytes ? (7 * (at + 16) + 3) % 256 : 0);
+        }
+}
+
 /* 32 bits to and from registers of 64; parts of a parameter. */
 TEST(narrow_accesses) {
-    for (const char *name : {"ld s32", "ld wide s32", "ld wide u32", "st wide u32", "cvt.s64.s32 wide"})
+    for (const char *name : {"ld s32", "ld wide s32", "ld wide u32", "st wide u32", "cvt.s64.s32 wide",
+                             "ld.param.s32 wide", "ld.param.u32 wide", "ld.global.s32", "ld.global.s32 wide",
+                             "ld.global.u32 wide", "st.global.u32 wide", "st.local.u32 wide"})
         note_tried(name);
     std::vector<unsigned char> memory(32 * 32);
     for (int lane = 0; lane < 32; lane++) {
@@ -480,11 +508,17 @@ TEST(narrow_accesses) {
     }
     run_body(
         "ld.param.v2.u32 {%r5, %r6}, [test_param_0];\nmov.b64 %rd5, {%r5, %r6};\n"
+        ".local .align 8 .b8 own[8];\nmov.u64 %rd4, own;\n"
         "mov.u32 %r1, %tid.x;\nmul.wide.u32 %rd2, %r1, 32;\nadd.s64 %rd1, %rd5, %rd2;\n"
         "ld.global.s32 %rd6, [%rd1];\nst.global.u64 [%rd1+8], %rd6;\n"
         "ld.global.u32 %rd7, [%rd1];\nst.global.u64 [%rd1+16], %rd7;\n"
         "cvt.s64.s32 %rd9, %rd7;\nsetp.eq.s64 %p1, %rd9, %rd6;\n@%p1 st.global.u32 [%rd1+24], %rd7;\n"
-        "ld.global.s32 %r7, [%rd1];\nst.global.u32 [%rd1+28], %r7;",
+        "ld.global.s32 %r6, [%rd1];\nst.local.u32 [%rd4+4], %rd7;\nld.local.u32 %r7, [%rd4+4];\n"
+        "setp.eq.s32 %p1, %r6, %r7;\n@%p1 st.global.u32 [%rd1+28], %r7;\n"
+        "ld.param.s32 %rd10, [test_param_1+20];\nld.param.u32 %rd11, [test_param_1+20];\n"
+        "cvt.s64.s32 %rd12, %rd11;\nsetp.eq.s64 %p1, %rd10, %rd12;\n@!%p1 st.global.u32 [%rd1+28], %rd11;\n"
+        "shr.s64 %rd13, %rd10, 32;\nsetp.eq.s64 %p1, %rd13, -1;\n@!%p1 st.global.u32 [%rd1+28], %rd11;\n"
+        "shr.u64 %rd13, %rd11, 32;\nsetp.eq.s64 %p1, %rd13, 0;\n@!%p1 st.global.u32 [%rd1+28], %rd11;",
         &memory);
     for (int lane = 0; lane < 32; lane++) {
         const int32_t x = lane * 77 - 1000;
@@ -603,12 +637,23 @@ TEST(what_ends_the_run) {
         stops("mov.u32 %r1, %tid.x;\nsetp.eq.s32 %p1, %r1, 0;\n@%p1 bra $on;\nbar.warp.sync -1;\n$on:\n"
               "bar.warp.sync -1;",
               "hangs:"));
-    CHECK(stops("setmaxnreg.inc.sync.aligned.u32 256;", "hangs:", 512));
+}
+
+/* 16 warps have 128 registers a thread. */
+TEST(registers_change_hands) {
+    std::vector<unsigned char> memory(8);
+    note_tried("setmaxnreg.dec.sync.aligned.u32"), note_tried("setmaxnreg.inc.sync.aligned.u32");
+    const std::string given = "setmaxnreg.dec.sync.aligned.u32 24;\n";
+    run_body(given + "setmaxnreg.inc.sync.aligned.u32 128;", &memory, 512);
+    CHECK(stops(given + "setmaxnreg.inc.sync.aligned.u32 136;", "hangs:", 512));
+    CHECK(stops("setmaxnreg.inc.sync.aligned.u32 256;", "waits for registers", 512));
+    CHECK(stops("setmaxnreg.inc.sync.aligned.u32 120;", "from 128 to 120 registers", 512));
+    CHECK(stops("setmaxnreg.dec.sync.aligned.u32 136;", "from 128 to 136 registers", 512));
 }
 
 /* ---- nothing is untried ---- */
 
-/* These have tests in tests/cuda/test_primitives.cc, against plain matrices and bytes. */
+/* The suite primitives (tests/cuda/test_primitives.cc) compares these with plain matrices and bytes. */
 const char *const IN_PRIMITIVES[] = {
     "red.global.add.v4.f32", "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
     "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", "stmatrix.sync.aligned.m8n8.x4.shared.b16", "bar.sync",
@@ -620,19 +665,42 @@ const char *const IN_PRIMITIVES[] = {
     "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes",
     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16", "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16",
     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16", "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16",
-    "wgmma.fence.sync.aligned", "wgmma.commit_group.sync.aligned", "wgmma.wait_group.sync.aligned",
-    /* Of two that need no result of their own: one does nothing, the other is tried above. */
-    "griddepcontrol.launch_dependents", "setmaxnreg.dec.sync.aligned.u32", "setmaxnreg.inc.sync.aligned.u32"};
+    "wgmma.fence.sync.aligned", "wgmma.commit_group.sync.aligned", "wgmma.wait_group.sync.aligned"};
 
+/* Adds the names of all instructions of a file's entries. An unknown one ends the run by its name. */
+void add_instructions(const std::filesystem::path &file, std::map<std::string, std::string> *names) {
+    std::ifstream in(file);
+    module m;
+    m.text.assign(std::istreambuf_iterator<char>(in), {});
+    for (const std::string &entry : entries_of(m.text))
+        for (const instruction &i : find_kernel(m, entry)->code) (*names)[i.name] = file;
+}
+
+/* Each instruction of the interpreter, and of the programs' texts if there are any, with space, vector and type. */
 TEST(every_instruction_is_tried) {
+    const char *folder = getenv("PTX_PROGRAMS");
+    std::map<std::string, std::string> in_programs, in_primitives;
+    note_tried("griddepcontrol.launch_dependents"); /* does nothing, here as on a device */
     for (const char *name : IN_PRIMITIVES) note_tried(name);
     for (const opcode *one : all_opcodes())
         if (!tried.count(one->name)) FAIL("nothing tries %s", one->name);
     CHECK(tried.size() > 150);
+    if (!folder) return;
+    for (const auto &file : std::filesystem::recursive_directory_iterator(folder)) {
+        const bool ours = file.path().parent_path().filename() == "primitives";
+        if (file.path().extension() == ".ptx") add_instructions(file, ours ? &in_primitives : &in_programs);
+    }
+    for (const char *name : IN_PRIMITIVES)
+        if (!in_primitives.count(name)) FAIL("the suite primitives has no %s", name);
+    in_programs.insert(in_primitives.begin(), in_primitives.end());
+    CHECK(in_programs.size() > 100);
+    for (const auto &one : in_programs)
+        if (!tried.count(one.first)) FAIL("nothing tries %s of %s", one.first.c_str(), one.second.c_str());
 }
 
 } /* namespace */
 
-SUITE(ptx, CASE(lane_by_lane), CASE(approximations), CASE(short_floats), CASE(loads_and_stores), CASE(narrow_accesses),
-      CASE(atomics), CASE(lanes_part_and_meet), CASE(halves_of_registers), CASE(what_ends_the_run),
+SUITE(ptx, CASE(lane_by_lane), CASE(approximations), CASE(short_floats), CASE(loads_and_stores), CASE(parameters),
+      CASE(narrow_accesses), CASE(atomics), CASE(lanes_part_and_meet), CASE(halves_of_registers),
+      CASE(what_ends_the_run), CASE(registers_change_hands),
       CASE(every_instruction_is_tried)); /* the last one counts what those before it did */
