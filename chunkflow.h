@@ -1636,26 +1636,32 @@ typedef struct cf_write_desc {
     const cf_allocator *allocator; /* for the metadata of one chunk, given back at the end */
 } cf_write_desc;
 
-/* Writes a plan: format "chunkflow-plan", version 1, chunk_size, align, max_slices, method, split, n_sequences,
-   n_empty, n_tokens, n_ranks, n_steps, n_chunks, n_idle, n_groups, n_slices, lower_bound, fill; groups[] of {id,
-   sequence, first_chunk, n_chunks, tokens}; chunks[] of {id, group (-1: standalone), index, prefix, tokens, padded,
-   pairs, rank, slices[] of {sequence, begin, length, offset}}. One chunk a line. With metadata each chunk also has
-   metadata{max_seqlen_q, max_seqlen_k, cu_seqlens_q[], cu_seqlens_k[], sequence_ids[], position_ids[],
-   target_positions[]}, as in cf_metadata. Where sequences share rows it is version 2, with order[], common[],
-   lengths[]; groups have {parent}, slices {parent (counted in the chunk), first, n}, metadata {more_rows[],
-   more_sequences[], more_targets[], levels[] of {group, first, max_seqlen_q, max_seqlen_k, cu_seqlens_q[],
-   cu_seqlens_k[]}}. The plan must be sound. Errors: CF_ERROR_WRITE, with the callback's number; with metadata also
-   those of cf_metadata_fill, and CF_ERROR_MEMORY. */
+#define CF_JSON_VERSION 3 /* of all that is written; files of an earlier one are made again */
+
+/* Writes a plan: format "chunkflow-plan", version, chunk_size, align, max_slices, method, split, n_sequences, n_empty,
+   n_tokens, n_ranks, n_steps, n_chunks, n_idle, n_groups, n_slices, lower_bound, excess, fill; groups[] of {id,
+   sequence, first_chunk, n_chunks, tokens, gang}; chunks[] of {id, group, index, prefix, tokens, padded, pairs, rank,
+   up, down, below, state, gang, slices[] of {sequence, begin, length, offset, up}}: the members of the structs, with
+   indices as there. One chunk a line. Where sequences share rows, there are order[], common[] and lengths[], and slices
+   have {first, n} as well.
+
+   With metadata each chunk also has metadata{max_seqlen_q, max_seqlen_k, cu_seqlens_q[], cu_seqlens_k[],
+   sequence_ids[], position_ids[], target_positions[]}, as in cf_metadata. Where sequences share rows it also has
+   {more_rows[], more_sequences[], more_targets[], levels[] of {group, first, max_seqlen_q, max_seqlen_k,
+   cu_seqlens_q[], cu_seqlens_k[]}}.
+
+   The plan must be sound. Errors: CF_ERROR_WRITE, with the callback's number; with metadata also those of
+   cf_metadata_fill, and CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_desc *desc, cf_write_fn write,
                                            void *user, cf_error *error);
 
-/* Writes a schedule: format "chunkflow-schedule", version 2, kind, replay, placement, stages, virtual_stages, k, rank,
+/* Writes a schedule: format "chunkflow-schedule", version, kind, replay, placement, stages, virtual_stages, k, rank,
    n_chunks, n_actions, lowered, of_columns and forward_only (where they are 1), limits[stage] (where it has any), and
-   actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action a line. Version 1 had no placement, which
-   was loop, and no limits. With its timeline (NULL: without) also makespan, busy, replayed, bubble_useful, bubble_busy,
-   stream_waits and stream_seconds (where there are any), bounds{name: value}, peak_live[stage], peak_tokens[stage],
-   peak_state_tokens[stage], peak_bytes[stage], and start, end and live of each action. The schedule must be sound.
-   Errors: CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
+   actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action a line. With its timeline (NULL: without)
+   also makespan, busy, replayed, bubble_useful, bubble_busy, stream_waits and stream_seconds (where there are any),
+   bounds{name: value}, peak_live[stage], peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and start,
+   end and live of each action. The schedule must be sound. Errors: CF_ERROR_ARGUMENT (a timeline of another schedule),
+   CF_ERROR_WRITE. */
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
                                                cf_write_fn write, void *user, cf_error *error);
 
@@ -11664,22 +11670,19 @@ static void cf__write_metadata_json(cf__writer *w, const cf_metadata *m, int is_
 /* m: NULL to leave the metadata out. */
 static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int64_t id, const cf_metadata *m) {
     const cf_chunk *c = &plan->chunks[id];
-    const cf__write_member members[] = {{"id", id},         {"group", c->group},   {"index", c->index},
+    const cf__write_member members[] = {{"id", id},            {"group", c->group},   {"index", c->index},
                                         {"prefix", c->prefix}, {"tokens", c->tokens}, {"padded", c->padded},
-                                        {"pairs", c->pairs},   {"rank", c->rank}};
+                                        {"pairs", c->pairs},   {"rank", c->rank},     {"up", c->up},
+                                        {"down", c->down},     {"below", c->below},   {"state", c->state},
+                                        {"gang", c->gang}};
     int64_t i;
     cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, CF__COUNT(members), ", \"slices\": [");
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *s = &plan->slices[c->first_slice + i];
-        int64_t up = cf__plan_parent(plan, c, c->first_slice + i);
-        const cf__write_member slice[] = {{"sequence", s->sequence},
-                                          {"begin", s->begin},
-                                          {"length", s->length},
-                                          {"offset", s->offset},
-                                          {"parent", up >= 0 ? up - c->first_slice : -1},
-                                          {"first", s->first},
+        const cf__write_member slice[] = {{"sequence", s->sequence}, {"begin", s->begin}, {"length", s->length},
+                                          {"offset", s->offset},     {"up", s->up},       {"first", s->first},
                                           {"n", s->n}};
-        cf__write_members(w, i > 0 ? ", {" : "{", slice, plan->order != NULL ? CF__COUNT(slice) : 4, "}");
+        cf__write_members(w, i > 0 ? ", {" : "{", slice, plan->order != NULL ? CF__COUNT(slice) : 5, "}");
     }
     cf__write_text(w, "]");
     if (m != NULL) cf__write_metadata_json(w, m, plan->order != NULL);
@@ -11693,10 +11696,8 @@ static void cf__write_group_json(cf__writer *w, const cf_plan *plan, int64_t id)
                                         {"first_chunk", g->first_chunk},
                                         {"n_chunks", g->n_chunks},
                                         {"tokens", g->tokens},
-                                        {"parent", cf__plan_group_above(plan, id)}};
-    cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, plan->order != NULL ? CF__COUNT(members) : 5, "");
-    if (g->gang > 0) cf__write_text(w, ", \"gang\": %lld", (long long)g->gang);
-    cf__write_text(w, "}");
+                                        {"gang", g->gang}};
+    cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, CF__COUNT(members), "}");
 }
 
 static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
@@ -11709,7 +11710,7 @@ static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
                                      {"n_groups", plan->n_groups}, {"n_slices", plan->n_slices}};
     cf_plan_stats stats;
     cf_plan_measure(plan, NULL, &stats);
-    cf__write_text(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": %d,\n  ", plan->order != NULL ? 2 : 1);
+    cf__write_text(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": %d,\n  ", CF_JSON_VERSION);
     cf__write_members(w, "", options, CF__COUNT(options), ", ");
     cf__write_text(w, "\"method\": \"%s\", \"split\": \"%s\"", cf_pack_method_name(plan->method),
                    cf_split_method_name(plan->split));
@@ -11826,7 +11827,7 @@ static void cf__write_schedule_counts(cf__writer *w, const cf_schedule *s) {
                                         {"lowered", s->lowered}};
     const cf__write_member flags[] = {{"of_columns", s->of_columns}, {"forward_only", s->shape.forward_only}};
     int64_t i;
-    cf__write_text(w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 2,\n  ");
+    cf__write_text(w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": %d,\n  ", CF_JSON_VERSION);
     cf__write_text(w, "\"kind\": \"%s\", \"replay\": \"%s\", \"placement\": \"%s\"", cf_schedule_kind_name(s->kind),
                    cf_replay_name(s->shape.replay),
                    cf_placement_name(s->shape.placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP));

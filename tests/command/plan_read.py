@@ -15,14 +15,14 @@ def check(holds, what):
 
 
 size, chunks = plan["chunk_size"], plan["chunks"]
-check(plan["format"] == "chunkflow-plan" and plan["version"] == 1, "format")
+check(plan["format"] == "chunkflow-plan" and plan["version"] == 3, "format")
 check(plan["n_sequences"] == len(lengths) and plan["n_tokens"] == sum(lengths), "totals")
 check(plan["n_empty"] == lengths.count(0), "n_empty")
 check(len(chunks) == plan["n_chunks"] == plan["n_ranks"] * plan["n_steps"], "n_chunks")
 check(-(-sum(lengths) // size) <= plan["lower_bound"] <= len(chunks) - plan["n_idle"], "lower_bound")
 
 seen = [0] * len(lengths)
-group_of = {}
+group_of, last_slice, n_slices = {}, {}, 0
 for place, chunk in enumerate(chunks):
     check(chunk["id"] == place and chunk["rank"] == place // plan["n_steps"], "id and rank")
     at = pairs = 0
@@ -31,6 +31,9 @@ for place, chunk in enumerate(chunks):
         at = s["offset"] + s["length"]
         check(s["length"] > 0 and s["begin"] == seen[s["sequence"]], "slices in order")
         seen[s["sequence"]] += s["length"]
+        check(s["up"] == (last_slice.get(s["sequence"], -1)), "up of a slice")
+        last_slice[s["sequence"]] = n_slices
+        n_slices += 1
         pairs += s["length"] * s["begin"] + s["length"] * (s["length"] + 1) // 2
         whole = s["length"] == lengths[s["sequence"]]
         check(whole != (chunk["group"] >= 0 and order == 0), "only the first slice of a dependent chunk is a part")
@@ -39,15 +42,22 @@ for place, chunk in enumerate(chunks):
     if chunk["group"] >= 0:
         members = group_of.setdefault(chunk["group"], [])
         check(chunk["index"] == len(members) and chunk["prefix"] == chunk["slices"][0]["begin"], "index and prefix")
+        check(chunk["up"] == (members[-1] if members else -1), "up")
         members.append(place)
+    else:
+        check(chunk["up"] == chunk["down"] == -1 and chunk["below"] == chunk["state"] == 0, "a chunk alone")
 check(seen == lengths, "every token once")
 check(len(group_of) == plan["n_groups"] == len(plan["groups"]), "n_groups")
 for number, group in enumerate(plan["groups"]):
     check(group["id"] == number and group_of[number] == list(range(group["first_chunk"], group["first_chunk"] +
           group["n_chunks"])) and group["tokens"] == lengths[group["sequence"]] > size, "groups")
+    own = [chunks[i] for i in group_of[number]]
+    check([c["down"] for c in own] == group_of[number][1:] + [-1], "down")
+    check([c["below"] for c in own] == list(range(len(own)))[::-1], "below")
+    check(all(c["state"] == c["slices"][0]["length"] and c["gang"] == group["gang"] == 0 for c in own), "state")
 
 for rank, schedule in enumerate(schedules):
-    check(schedule["format"] == "chunkflow-schedule" and schedule["version"] == 2, "schedule format")
+    check(schedule["format"] == "chunkflow-schedule" and schedule["version"] == 3, "schedule format")
     check(schedule["kind"] == "paper" and schedule["stages"] == 1 and schedule["rank"] == rank, "schedule head")
     actions = schedule["actions"][0]
     check(len(schedule["actions"]) == 1 and len(actions) == schedule["n_actions"], "n_actions")

@@ -521,7 +521,8 @@ def test_all_ranks_are_in_one_file():
 
 BROKEN = [  # document, the way to a member, what it becomes; DROP: it goes
     ("plan", ["format"], "chunkflow-plans"), ("plan", ["format"], "chunkflow-schedule"), ("plan", ["format"], "DROP"),
-    ("plan", ["version"], 2), ("plan", ["chunk_size"], 0), ("plan", ["chunk_size"], 8.5), ("plan", ["chunk_size"], "8"),
+    ("plan", ["version"], 2), ("plan", ["chunks", 0, "up"], "DROP"), ("plan", ["chunks", 0, "slices", 0, "n"], 1),
+    ("plan", ["chunk_size"], 0), ("plan", ["chunk_size"], 8.5), ("plan", ["chunk_size"], "8"),
     ("plan", ["chunk_size"], 2**31), ("plan", ["method"], "worst-fit"), ("plan", ["n_ranks"], 0),
     ("plan", ["n_tokens"], -1), ("plan", ["fill"], 1.5), ("plan", ["groups"], {}), ("plan", ["chunks"], "DROP"),
     ("plan", ["extra"], 1), ("plan", ["groups", 0, "n_chunks"], 1), ("plan", ["groups", 0, "tokens"], "DROP"),
@@ -534,7 +535,7 @@ BROKEN = [  # document, the way to a member, what it becomes; DROP: it goes
     ("metadata", ["chunks", 0, "metadata", "sequence_ids", 0], -2),
     ("metadata", ["chunks", 0, "metadata", "position_ids", 0], -1),
     ("metadata", ["chunks", 0, "metadata", "max_seqlen_q"], 1.5),
-    ("timeline", ["kind"], "worst"), ("timeline", ["version"], 3), ("timeline", ["placement"], "DROP"),
+    ("timeline", ["kind"], "worst"), ("timeline", ["version"], 2), ("timeline", ["placement"], "DROP"),
     ("timeline", ["placement"], "any"), ("timeline", ["lowered"], 2), ("timeline", ["lowered"], True),
     ("timeline", ["limits", 0], -1), ("timeline", ["makespan"], "DROP"), ("timeline", ["busy"], "DROP"),
     ("timeline", ["peak_live"], "DROP"), ("timeline", ["bubble_busy"], 1.5), ("timeline", ["bounds", "memory"], "low"),
@@ -620,7 +621,7 @@ def test_tune_leads_to_the_files_of_a_trainer():
         assert len(batch) == 32
         plan, schedules, window = schedules_of_tune(batch, tuned, limit)
         assert (WORK / "plan.json").read_text() == plan, limit
-        head = '{\n  "format": "chunkflow-schedules", "version": 1, "n_ranks": 2,\n  "schedules": [\n'
+        head = '{\n  "format": "chunkflow-schedules", "version": 3, "n_ranks": 2,\n  "schedules": [\n'
         assert (WORK / "schedules.json").read_text() == head + ",\n".join(schedules) + "]}\n", limit
         seen.append(("schedules had to be held down to fit" in text, window > 0))
     held, stream = zip(*seen)

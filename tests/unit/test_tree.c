@@ -1767,14 +1767,11 @@ static int has_list(const json_document *d, int64_t node, const char *key, const
 }
 
 static void check_json(const cf_plan *plan, const json_document *d) {
-    int64_t i, j, k, chunks = json_get(d, 0, "chunks"), groups = json_get(d, 0, "groups");
-    CHECK(has(d, 0, "version", 2));
+    int64_t i, j, k, chunks = json_get(d, 0, "chunks");
+    CHECK(has(d, 0, "version", CF_JSON_VERSION));
     CHECK(has_list(d, 0, "order", plan->order, plan->n_sequences));
     CHECK(has_list(d, 0, "common", plan->common, plan->n_sequences));
     CHECK(has_list(d, 0, "lengths", plan->lengths, plan->n_sequences));
-    for (i = 0; i < plan->n_groups; i++) {
-        CHECK(has(d, json_at(d, groups, i), "parent", above(plan, i)));
-    }
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
         int64_t slices = json_get(d, json_at(d, chunks, i), "slices");
@@ -1782,9 +1779,11 @@ static void check_json(const cf_plan *plan, const json_document *d) {
         cf_metadata m;
         cf_metadata_desc desc = {0};
         void *memory = fill_metadata(plan, i, &desc, &m);
+        CHECK(has(d, json_at(d, chunks, i), "up", c->up) && has(d, json_at(d, chunks, i), "down", c->down));
+        CHECK(has(d, json_at(d, chunks, i), "below", c->below) && has(d, json_at(d, chunks, i), "state", c->state));
         for (j = 0; j < c->n_slices; j++) {
             const cf_slice *t = &plan->slices[c->first_slice + j];
-            CHECK(has(d, json_at(d, slices, j), "parent", t->up < c->first_slice ? -1 : t->up - c->first_slice));
+            CHECK(has(d, json_at(d, slices, j), "up", t->up));
             CHECK(has(d, json_at(d, slices, j), "first", t->first));
             CHECK(has(d, json_at(d, slices, j), "n", t->n));
         }
@@ -1810,7 +1809,7 @@ static void check_json(const cf_plan *plan, const json_document *d) {
     }
 }
 
-TEST(plans_of_trees_are_written_as_version_2) {
+TEST(plans_of_trees_are_written) {
     static json_text out;
     harness_rng random = {5};
     int64_t round;
@@ -1886,7 +1885,7 @@ SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(shared_prompts_
       CASE(damaged_slices_of_trees_are_refused_by_name), CASE(groups_of_trees_stay_on_their_rank),
       CASE(trees_fit_into_what_is_asked_for), CASE(what_is_asked_for_is_near_what_is_used),
       CASE(ranks_of_trees_have_no_chunks_without_anything), CASE(dear_trees_are_parted_over_ranks),
-      CASE(plans_of_trees_have_all_arrays), CASE(plans_of_trees_are_written_as_version_2),
+      CASE(plans_of_trees_have_all_arrays), CASE(plans_of_trees_are_written),
       CASE(two_validators_agree_on_trees), CASE(trees_are_no_slower_than_their_rows_as_chains),
       CASE(a_prompt_keeps_more_once_its_answers_are_done), CASE(virtual_stages_do_not_wait_for_places_of_prompts),
       CASE(shares_are_found_in_tokens), CASE(siblings_take_turns_in_the_same_room),

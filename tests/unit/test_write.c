@@ -82,6 +82,7 @@ static void check_slices(const json_document *j, int64_t array, const cf_plan *p
         check_int_member(j, object, "begin", slice->begin);
         check_int_member(j, object, "length", slice->length);
         check_int_member(j, object, "offset", slice->offset);
+        check_int_member(j, object, "up", slice->up);
     }
 }
 
@@ -89,7 +90,7 @@ static void check_plan_json(const json_document *j, const cf_plan *plan) {
     int64_t chunks = json_get(j, 0, "chunks"), groups = json_get(j, 0, "groups"), i;
     cf_plan_stats stats;
     CHECK(json_is_string(j, json_get(j, 0, "format"), "chunkflow-plan"));
-    check_int_member(j, 0, "version", 1);
+    check_int_member(j, 0, "version", 3);
     check_int_member(j, 0, "chunk_size", plan->chunk_size);
     check_int_member(j, 0, "align", plan->align);
     check_int_member(j, 0, "max_slices", plan->max_slices);
@@ -116,6 +117,7 @@ static void check_plan_json(const json_document *j, const cf_plan *plan) {
         check_int_member(j, object, "first_chunk", group->first_chunk);
         check_int_member(j, object, "n_chunks", group->n_chunks);
         check_int_member(j, object, "tokens", group->tokens);
+        check_int_member(j, object, "gang", group->gang);
     }
     CHECK_INT(json_size(j, chunks), plan->n_chunks);
     for (i = 0; i < plan->n_chunks; i++) {
@@ -129,6 +131,11 @@ static void check_plan_json(const json_document *j, const cf_plan *plan) {
         check_int_member(j, object, "padded", chunk->padded);
         check_int_member(j, object, "pairs", chunk->pairs);
         check_int_member(j, object, "rank", chunk->rank);
+        check_int_member(j, object, "up", chunk->up);
+        check_int_member(j, object, "down", chunk->down);
+        check_int_member(j, object, "below", chunk->below);
+        check_int_member(j, object, "state", chunk->state);
+        check_int_member(j, object, "gang", chunk->gang);
         check_slices(j, json_get(j, object, "slices"), plan, chunk);
     }
 }
@@ -147,7 +154,7 @@ static void check_action_json(const json_document *j, int64_t object, const cf_a
 static void check_schedule_json(const json_document *j, const cf_schedule *schedule) {
     int64_t actions = json_get(j, 0, "actions"), stage, i;
     CHECK(json_is_string(j, json_get(j, 0, "format"), "chunkflow-schedule"));
-    check_int_member(j, 0, "version", 2);
+    check_int_member(j, 0, "version", 3);
     CHECK(json_is_string(j, json_get(j, 0, "kind"), cf_schedule_kind_name(schedule->kind)));
     CHECK(json_is_string(j, json_get(j, 0, "replay"), cf_replay_name(schedule->shape.replay)));
     CHECK(json_is_string(j, json_get(j, 0, "placement"), schedule->shape.placement == CF_PLACEMENT_V ? "v" : "loop"));

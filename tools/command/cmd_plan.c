@@ -602,8 +602,8 @@ static int write_schedules(const planned *made, cli_output *to) {
     pipeline pipe = made->pipe;
     int64_t n_ranks = made->packed.plan->n_ranks;
     char text[120];
-    int n = snprintf(text, sizeof text, "{\n  \"format\": \"chunkflow-schedules\", \"version\": 1, \"n_ranks\": %lld,\n"
-                     "  \"schedules\": [\n", (long long)n_ranks);
+    int n = snprintf(text, sizeof text, "{\n  \"format\": \"chunkflow-schedules\", \"version\": %d, \"n_ranks\": %lld,\n"
+                     "  \"schedules\": [\n", CF_JSON_VERSION, (long long)n_ranks);
     int code = CLI_OK;
 
     (void)cli_write(text, (size_t)n, to);

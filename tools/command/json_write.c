@@ -29,7 +29,7 @@ void json_write_begin(json_writer *w, cli_output *to, const char *format) {
     w->inside = w->depth = 0;
     json_open(w, NULL, '{');
     json_text_member(w, "format", format);
-    json_integer_member(w, "version", 1);
+    json_integer_member(w, "version", CF_JSON_VERSION);
 }
 
 void json_write_end(json_writer *w) {

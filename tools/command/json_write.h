@@ -12,7 +12,7 @@ typedef struct json_writer {
     int depth;  /* how many are open */
 } json_writer;
 
-/* Opens the object that is the whole file, with its "format" and version 1. */
+/* Opens the object that is the whole file, with its "format" and "version". */
 void json_write_begin(json_writer *w, cli_output *to, const char *format);
 void json_write_end(json_writer *w);
 

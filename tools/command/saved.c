@@ -40,9 +40,10 @@ static int format_of(const json_document *document, uint32_t node, saved_format 
     int code = json_read_object(document, node, header_fields, &head, NULL);
 
     if (code != CLI_OK) return code;
-    if (head.version != 1 && (head.version != 2 || head.format == SAVED_SCHEDULES))
-        return json_wrong(document, node, "version: got %lld, wanted 1%s", (long long)head.version,
-                          head.format == SAVED_SCHEDULES ? "" : " or 2");
+    if (head.version != CF_JSON_VERSION)
+        return json_wrong(document, node, "version: got %lld, wanted %d%s", (long long)head.version, CF_JSON_VERSION,
+                          head.version >= 1 && head.version < CF_JSON_VERSION
+                              ? ": an older chunkflow wrote it; write it anew with this one" : "");
     *out = (saved_format)head.format;
     return CLI_OK;
 }
@@ -60,9 +61,9 @@ static const char *split_word(int64_t place) { return cf_split_method_name((cf_s
 
 typedef struct plan_object {
     cf_plan plan;
-    int64_t method, split, version;
+    int64_t method, split;
     uint32_t groups, chunks;
-    uint32_t order, common, lengths; /* version 2: where sequences share rows */
+    uint32_t order, common, lengths; /* where sequences share rows; else 0 */
 } plan_object;
 
 #define PLAN_COUNT(member) {.name = #member, .type = JSON_INT, .offset = offsetof(plan_object, plan.member)}
@@ -75,7 +76,6 @@ static const json_field plan_fields[] = {
     {.name = "split", .type = JSON_WORD, .offset = offsetof(plan_object, split), .word = split_word},
     {.name = "groups", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, groups)},
     {.name = "chunks", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, chunks)},
-    {.name = "version", .type = JSON_INT, .offset = offsetof(plan_object, version)},
     {.name = "order", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, order), .optional = 1},
     {.name = "common", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, common), .optional = 1},
     {.name = "lengths", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, lengths), .optional = 1},
@@ -83,21 +83,14 @@ static const json_field plan_fields[] = {
 
 typedef struct group_object {
     cf_group group;
-    int64_t id, parent;
+    int64_t id;
 } group_object;
 
-#define GROUP_FIELDS                                                                                        \
-    {.name = "id", .type = JSON_INT, .offset = offsetof(group_object, id)},                                 \
-    {.name = "sequence", .type = JSON_INT, .offset = offsetof(group_object, group.sequence)},               \
-    {.name = "first_chunk", .type = JSON_INT, .offset = offsetof(group_object, group.first_chunk)},         \
-    {.name = "n_chunks", .type = JSON_INT, .offset = offsetof(group_object, group.n_chunks)},               \
-    {.name = "tokens", .type = JSON_INT, .offset = offsetof(group_object, group.tokens)},                   \
-    {.name = "gang", .type = JSON_INT, .offset = offsetof(group_object, group.gang), .optional = 1}
+#define GROUP_COUNT(member) {.name = #member, .type = JSON_INT, .offset = offsetof(group_object, group.member)}
 
-static const json_field group_fields[] = {GROUP_FIELDS, {.name = NULL}};
-static const json_field tree_group_fields[] = {
-    GROUP_FIELDS,
-    {.name = "parent", .type = JSON_INT, .offset = offsetof(group_object, parent)},
+static const json_field group_fields[] = {
+    {.name = "id", .type = JSON_INT, .offset = offsetof(group_object, id)},
+    GROUP_COUNT(sequence), GROUP_COUNT(first_chunk), GROUP_COUNT(n_chunks), GROUP_COUNT(tokens), GROUP_COUNT(gang),
     {.name = NULL}};
 
 typedef struct chunk_object {
@@ -111,66 +104,45 @@ typedef struct chunk_object {
 static const json_field chunk_fields[] = {
     {.name = "id", .type = JSON_INT, .offset = offsetof(chunk_object, id)},
     CHUNK_COUNT(group), CHUNK_COUNT(index), CHUNK_COUNT(prefix), CHUNK_COUNT(tokens), CHUNK_COUNT(padded),
-    CHUNK_COUNT(pairs), CHUNK_COUNT(rank),
+    CHUNK_COUNT(pairs), CHUNK_COUNT(rank), CHUNK_COUNT(up), CHUNK_COUNT(down), CHUNK_COUNT(below), CHUNK_COUNT(state),
+    CHUNK_COUNT(gang),
     {.name = "slices", .type = JSON_ARRAY_OF, .offset = offsetof(chunk_object, slices)},
     {.name = NULL}};
 
-typedef struct slice_object {
-    cf_slice slice; /* its up counts from the first slice of the chunk, and is -1 outside of that */
-} slice_object;
+#define SLICE_COUNT(member) {.name = #member, .type = JSON_INT, .offset = offsetof(cf_slice, member)}
+#define SLICE_COUNTS SLICE_COUNT(sequence), SLICE_COUNT(begin), SLICE_COUNT(length), SLICE_COUNT(offset), SLICE_COUNT(up)
 
-#define SLICE_FIELDS                                                                                    \
-    {.name = "sequence", .type = JSON_INT, .offset = offsetof(slice_object, slice.sequence)},           \
-    {.name = "begin", .type = JSON_INT, .offset = offsetof(slice_object, slice.begin)},                 \
-    {.name = "length", .type = JSON_INT, .offset = offsetof(slice_object, slice.length)},               \
-    {.name = "offset", .type = JSON_INT, .offset = offsetof(slice_object, slice.offset)}
+static const json_field slice_fields[] = {SLICE_COUNTS, {.name = NULL}};
+static const json_field shared_slice_fields[] = {SLICE_COUNTS, SLICE_COUNT(first), SLICE_COUNT(n), {.name = NULL}};
 
-static const json_field slice_fields[] = {SLICE_FIELDS, {.name = NULL}};
-static const json_field tree_slice_fields[] = {
-    SLICE_FIELDS,
-    {.name = "parent", .type = JSON_INT, .offset = offsetof(slice_object, slice.up)},
-    {.name = "first", .type = JSON_INT, .offset = offsetof(slice_object, slice.first)},
-    {.name = "n", .type = JSON_INT, .offset = offsetof(slice_object, slice.n)},
-    {.name = NULL}};
-
-/* A slice is an object with at least four names and four values, so no document has more slices than this. */
+/* A slice is an object with at least five names and five values, so no document has more slices than this. */
 static int64_t most_slices(const json_document *document) {
-    return document->n_nodes / 9;
+    return document->n_nodes / 11;
 }
 
-/* parents: (n_groups) the group that each goes on from, or -1. */
-static int read_groups(const json_document *document, uint32_t array, cf_plan *plan, int64_t *parents) {
+static int read_groups(const json_document *document, uint32_t array, cf_plan *plan) {
     uint32_t node;
     int64_t n = 0;
 
     for (node = array + 1; node < document->nodes[array].next; node = document->nodes[node].next, n++) {
-        group_object object = {.parent = -1};
-        int code = json_read_object(document, node, plan->order ? tree_group_fields : group_fields, &object, NULL);
+        group_object object;
+        int code = json_read_object(document, node, group_fields, &object, NULL);
         if (code != CLI_OK) return code;
         if (object.id != n) return contradicts(document, node, "id of a group", object.id, n);
-        if (object.parent < -1 || object.parent >= n)
-            return json_wrong(document, node, "parent: got %lld, wanted -1, or a group before it",
-                              (long long)object.parent);
         plan->groups[n] = object.group;
-        parents[n] = object.parent;
     }
     return CLI_OK;
 }
 
 static int read_slices(const json_document *document, uint32_t array, cf_plan *plan, int64_t *n) {
     uint32_t node;
-    int64_t first = *n;
     int code = CLI_OK;
 
     for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next) {
-        slice_object object = {.slice = {.up = -1, .n = 1}};
-        code = json_read_object(document, node, plan->order ? tree_slice_fields : slice_fields, &object, NULL);
-        if (object.slice.up >= *n - first)
-            return json_wrong(document, node, "parent: got %lld, wanted -1, or a slice of the chunk before it",
-                              (long long)object.slice.up);
-        if (object.slice.up >= 0) object.slice.up += first;
-        if (!plan->order) object.slice.first = object.slice.sequence;
-        plan->slices[(*n)++] = object.slice;
+        cf_slice *slice = &plan->slices[(*n)++];
+        code = json_read_object(document, node, plan->order ? shared_slice_fields : slice_fields, slice, NULL);
+        if (!plan->order) slice->first = slice->sequence;
+        if (!plan->order) slice->n = 1;
     }
     return code;
 }
@@ -191,91 +163,10 @@ static int read_chunks(const json_document *document, uint32_t array, cf_plan *p
         chunk->first_slice = *n_slices;
         chunk->n_slices = json_count(document, object.slices);
         if (chunk->n_slices > most_slices(document) - *n_slices)
-            return json_wrong(document, object.slices, "slices: wanted objects with four members");
+            return json_wrong(document, object.slices, "slices: wanted objects with five members");
         code = read_slices(document, object.slices, plan, n_slices);
     }
     return code;
-}
-
-/* The chunk that a chunk continues, and that of all ranks whose rows come right before its own. The file says it with
-   groups, of which nothing has been checked: what leads nowhere is -1, and every chunk comes behind those above it. */
-static int64_t chunk_above(const cf_plan *plan, const int64_t *parents, int64_t id) {
-    const cf_chunk *c = &plan->chunks[id];
-    const cf_group *group;
-    int64_t up = id - 1;
-
-    if (c->group < 0 || c->group >= plan->n_groups) return -1;
-    if (c->index <= 0) {
-        up = parents[c->group];
-        if (up < 0) return -1;
-        group = &plan->groups[up];
-        if (group->first_chunk < 0 || group->first_chunk >= id || group->n_chunks < 1) return -1;
-        if (group->n_chunks > id - group->first_chunk) return -1;
-        up = group->first_chunk + group->n_chunks - 1;
-    }
-    return up;
-}
-
-static int64_t chunk_before(const cf_plan *plan, int64_t id) {
-    const cf_chunk *c = &plan->chunks[id];
-    int64_t gang = c->gang, step = plan->n_steps;
-
-    if (gang <= 1 || gang > CF_MAX_RANKS || step < 0 || step > plan->n_chunks) return c->up;
-    if (c->rank % gang > 0) return id >= step ? id - step : -1;
-    return c->up >= 0 && c->up + (gang - 1) * step < plan->n_chunks ? c->up + (gang - 1) * step : -1;
-}
-
-/* Rows of a chunk for those that continue it. In a tree the next prefix of the group, or its end, says how many. */
-static int64_t chunk_state(const cf_plan *plan, int64_t id) {
-    const cf_chunk *c = &plan->chunks[id];
-    const cf_group *g = c->group >= 0 && c->group < plan->n_groups ? &plan->groups[c->group] : NULL;
-    uint64_t end;
-
-    if (!g || c->n_slices == 0 || g->tokens <= 0) return 0;
-    if (!plan->order) return plan->slices[c->first_slice].length;
-    if (c->index < 0 || c->index > id) return 0;
-    if (id + 1 < plan->n_chunks && c[1].group == c->group) end = (uint64_t)c[1].prefix;
-    else end = (uint64_t)c[-c->index].prefix + (uint64_t)g->tokens;
-    return (int64_t)(end - (uint64_t)c->prefix); /* any number, where the file has any */
-}
-
-/* Fills in what files say of groups and the library of chunks. */
-static void link_chunks(cf_plan *plan, const int64_t *parents) {
-    int64_t i;
-
-    for (i = 0; i < plan->n_chunks; i++) {
-        cf_chunk *c = &plan->chunks[i];
-        c->up = chunk_above(plan, parents, i);
-        c->down = -1;
-        c->state = chunk_state(plan, i);
-        c->gang = c->group >= 0 && c->group < plan->n_groups ? plan->groups[c->group].gang : 0;
-    }
-    for (i = plan->n_chunks - 1; i >= 0; i--) {
-        cf_chunk *up = plan->chunks[i].up >= 0 ? &plan->chunks[plan->chunks[i].up] : NULL;
-        if (up && up->down < 0) up->down = i;
-        if (up && up->below <= plan->chunks[i].below) up->below = plan->chunks[i].below + 1;
-    }
-}
-
-/* Links slices with those that they go on from in other chunks, which files do not name. */
-static void link_slices(cf_plan *plan) {
-    int64_t i, j, id, at;
-
-    for (i = 0; i < plan->n_chunks; i++) {
-        const cf_chunk *c = &plan->chunks[i];
-        at = plan->order ? c->up : chunk_before(plan, i);
-        for (id = c->first_slice; id < c->first_slice + (plan->order ? c->n_slices : c->n_slices > 0); id++) {
-            cf_slice *slice = &plan->slices[id];
-            if (!plan->order && at >= 0 && plan->chunks[at].n_slices > 0) slice->up = plan->chunks[at].first_slice;
-            if (!plan->order || slice->up >= 0 || slice->begin <= 0) continue;
-            while (at >= 0 && plan->chunks[at].prefix >= slice->begin) at = plan->chunks[at].up;
-            for (j = at < 0 ? 0 : plan->chunks[at].n_slices - 1; at >= 0 && j >= 0; j--) {
-                const cf_slice *above = &plan->slices[plan->chunks[at].first_slice + j];
-                if ((uint64_t)above->begin + (uint64_t)above->length == (uint64_t)slice->begin)
-                    slice->up = plan->chunks[at].first_slice + j; /* the first of them is the path's */
-            }
-        }
-    }
 }
 
 /* Numbers that no sequence has, or that would overflow, are left to cf_plan_validate: it finds lengths that do not
@@ -308,13 +199,14 @@ static int read_counts(const json_document *document, uint32_t array, const char
     return code;
 }
 
-/* Reads the members that only plans of trees have, except their numbers of groups and slices. */
-static int read_trees(const json_document *document, const plan_object *object, cf_plan *plan) {
+/* Reads the members that a plan has where its sequences share rows: all three, or none. */
+static int read_shared(const json_document *document, const plan_object *object, cf_plan *plan) {
     int64_t n = plan->n_sequences;
     int code;
 
+    if (object->order == 0 && object->common == 0 && object->lengths == 0) return CLI_OK;
     if (object->order == 0 || object->common == 0 || object->lengths == 0)
-        return json_wrong(document, 0, "%s is missing, in a plan of version 2",
+        return json_wrong(document, 0, "%s is missing, in a plan whose sequences share rows",
                           object->order == 0 ? "order" : object->common == 0 ? "common" : "lengths");
     code = read_counts(document, object->order, "order", "n_sequences", n, &plan->order);
     if (code == CLI_OK) code = read_counts(document, object->common, "common", "n_sequences", n, &plan->common);
@@ -322,7 +214,7 @@ static int read_trees(const json_document *document, const plan_object *object, 
     return code;
 }
 
-static int read_arrays(const json_document *document, const plan_object *object, int64_t *parents, saved_plan *saved) {
+static int read_arrays(const json_document *document, const plan_object *object, saved_plan *saved) {
     cf_plan *plan = &saved->plan;
     int64_t n_slices = 0;
     int code;
@@ -331,15 +223,13 @@ static int read_arrays(const json_document *document, const plan_object *object,
     plan->chunks = (cf_chunk *)new_array(plan->n_chunks, sizeof *plan->chunks);
     plan->slices = (cf_slice *)new_array(most_slices(document), sizeof *plan->slices);
     saved->lengths = (int64_t *)new_array(plan->n_sequences, sizeof *saved->lengths);
-    if (!plan->groups || !plan->chunks || !plan->slices || !parents || !saved->lengths) return no_memory(document);
-    code = object->version == 2 ? read_trees(document, object, plan) : CLI_OK;
-    if (code == CLI_OK) code = read_groups(document, object->groups, plan, parents);
+    if (!plan->groups || !plan->chunks || !plan->slices || !saved->lengths) return no_memory(document);
+    code = read_shared(document, object, plan);
+    if (code == CLI_OK) code = read_groups(document, object->groups, plan);
     if (code == CLI_OK) code = read_chunks(document, object->chunks, plan, &n_slices);
     if (code == CLI_OK && n_slices != plan->n_slices)
         code = contradicts(document, 0, "n_slices", plan->n_slices, n_slices);
     if (code != CLI_OK) return code;
-    link_chunks(plan, parents);
-    link_slices(plan);
     if (plan->lengths) memcpy(saved->lengths, plan->lengths, (size_t)plan->n_sequences * sizeof *plan->lengths);
     else sum_lengths(saved);
     return CLI_OK;
@@ -348,7 +238,7 @@ static int read_arrays(const json_document *document, const plan_object *object,
 int saved_plan_read(const json_document *document, saved_plan *out) {
     saved_plan fresh;
     plan_object object;
-    int64_t n_groups, n_chunks, *parents;
+    int64_t n_groups, n_chunks;
     int code;
 
     memset(&fresh, 0, sizeof fresh);
@@ -365,15 +255,13 @@ int saved_plan_read(const json_document *document, saved_plan *out) {
         return json_wrong(document, 0, "n_sequences: got %lld, wanted 0 .. %lld", (long long)object.plan.n_sequences,
                           (long long)CLI_MAX_SEQUENCES);
     if (object.plan.n_empty < 0 ||
-        (object.version == 1 && object.plan.n_sequences - object.plan.n_empty > most_slices(document)))
+        (object.order == 0 && object.plan.n_sequences - object.plan.n_empty > most_slices(document)))
         return json_wrong(document, 0, "n_sequences: got %lld, n_empty: %lld, but all others have a slice",
                           (long long)object.plan.n_sequences, (long long)object.plan.n_empty);
     fresh.plan = object.plan;
     fresh.plan.method = (cf_pack_method)object.method;
     fresh.plan.split = (cf_split_method)object.split;
-    parents = (int64_t *)new_array(n_groups, sizeof *parents);
-    code = read_arrays(document, &object, parents, &fresh);
-    free(parents);
+    code = read_arrays(document, &object, &fresh);
     if (code == CLI_OK) *out = fresh;
     else saved_plan_free(&fresh);
     return code;
@@ -402,7 +290,7 @@ static const char *pass_word(int64_t place) { return cf_pass_name((cf_pass)place
 typedef struct schedule_object {
     cf_schedule schedule;
     cf_timeline timeline;
-    int64_t version, kind, replay, placement, lowered; /* placement: 0 where the file has none */
+    int64_t kind, replay, placement, lowered;
     int64_t of_columns, forward_only;
     uint32_t actions, bounds, peak_live, peak_tokens, peak_state_tokens, peak_bytes; /* nodes; 0: not there */
     uint32_t limits, state_limits, byte_limits, token_bytes;
@@ -420,9 +308,8 @@ static const json_field schedule_fields[] = {
     SCHEDULE_TIME(bubble_busy), SCHEDULE_PEAK(peak_live),
     {.name = "kind", .type = JSON_WORD, .offset = offsetof(schedule_object, kind), .word = kind_word},
     {.name = "replay", .type = JSON_WORD, .offset = offsetof(schedule_object, replay), .word = replay_word},
-    {.name = "placement", .type = JSON_WORD, .offset = offsetof(schedule_object, placement), .word = placement_word,
-     .optional = 1},
-    SCHEDULE_COUNT("version", version), SCHEDULE_COUNT("stages", schedule.shape.n_stages),
+    {.name = "placement", .type = JSON_WORD, .offset = offsetof(schedule_object, placement), .word = placement_word},
+    SCHEDULE_COUNT("stages", schedule.shape.n_stages),
     SCHEDULE_COUNT("virtual_stages", schedule.shape.n_virtual),
     SCHEDULE_COUNT("k", schedule.shape.k), SCHEDULE_COUNT("rank", schedule.shape.rank),
     SCHEDULE_COUNT("n_chunks", schedule.n_chunks), SCHEDULE_COUNT("n_actions", schedule.n_actions),
@@ -595,7 +482,7 @@ static int make_schedule(const json_document *document, const schedule_object *o
 
     bare.kind = (cf_schedule_kind)object->kind;
     bare.shape.replay = (cf_replay)object->replay;
-    bare.shape.placement = object->version == 1 ? CF_PLACEMENT_LOOP : (cf_placement)object->placement;
+    bare.shape.placement = (cf_placement)object->placement;
     bare.lowered = (int)object->lowered;
     bare.of_columns = (int)object->of_columns;
     bare.shape.forward_only = (int)object->forward_only;
@@ -665,8 +552,6 @@ int saved_schedule_read(const json_document *document, uint32_t node, saved_sche
         return json_wrong(document, node, "of_columns: got %lld, wanted 1", (long long)object.of_columns);
     code = check_lists(document, &object);
     if (code != CLI_OK) return code;
-    if (object.version > 1 && object.placement == CF_PLACEMENT_DEFAULT)
-        return json_wrong(document, node, "placement is missing");
     fresh.timeline = object.timeline;
     fresh.has_times = (seen & all_times) != 0;
     code = make_schedule(document, &object, &fresh.schedule);
