@@ -409,10 +409,10 @@ typedef struct cf_plan {
 
    With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group is on one rank. Whole sequences,
    and whole trees, go to ranks by their cost: the most expensive first, each to the cheapest rank. Then each rank packs
-   its own as if it were alone, and idle chunks fill what is left. No rank gets more tokens than the mean of the ranks
-   and the longest sequence or tree together, where a group has n_chunks x chunk_size of them. So n_steps is at most
-   twice that many chunks, and one. Of the ways to part expensive trees (no_copies) that one is taken with which the
-   most expensive rank costs least.
+   its own as if it were alone, and idle chunks fill what is left. No rank gets more tokens than half as many again as
+   the mean of the ranks and the longest sequence or tree together, where a group has n_chunks x chunk_size of them. So
+   n_steps is at most twice that many chunks, and one. Of the ways to part expensive trees (no_copies) that one is taken
+   with which the most expensive rank costs least.
 
    With lockstep chunks lie in columns. There may be more chunks than without, and idle ones among the others. The batch
    is laid out once for each target cost of a slice, at most 42 of them: from a full slice at the start of a sequence to
@@ -3015,8 +3015,8 @@ static int64_t cf__pack_bound_gangs(cf__packer *p) {
     return 2 * cf__div_up(longest, size) + 8 * CF__PACK_LEVELS;
 }
 
-/* The most chunks of a rank. It has no more tokens than the mean and the longest sequence (cf__pack_give_things), and
-   of its open chunks any two hold more than one, as in cf__pack_bound_counts. */
+/* The most chunks of a rank. It has no more tokens than half as many again as the mean and the longest sequence
+   (cf__pack_give_things), and of its open chunks any two hold more than one, as in cf__pack_bound_counts. */
 static int64_t cf__pack_most_steps(const cf__packer *p) {
     int64_t size = p->desc.chunk_size, longest = p->largest_group * size, tokens = p->n_dependent * size, i;
     for (i = 0; i < p->n; i++) {
@@ -3024,7 +3024,8 @@ static int64_t cf__pack_most_steps(const cf__packer *p) {
         tokens += cf__pack_item_extent(p, p->lengths[i]);
         longest = cf__max(longest, cf__pack_item_extent(p, p->lengths[i]));
     }
-    tokens = cf__div_up(tokens, p->desc.n_ranks) + longest;
+    tokens = cf__div_up(tokens, p->desc.n_ranks);
+    tokens += tokens / 2 + longest;
     return cf__min(tokens / size * 2 + tokens % size * 2 / size + 1, p->n_dependent + p->n_items);
 }
 
@@ -3628,8 +3629,8 @@ static double cf__pack_dearest(const cf__packer *p) {
 }
 
 /* Gives each of n things a rank, the most expensive first: the least loaded one, unless that has as many tokens as the
-   mean and would have more than those and the longest thing. Then it goes out of the heap, where one with fewer than
-   the mean is always left. */
+   mean and would have more than half as many again and the longest thing. Then it goes out of the heap, where one with
+   fewer than the mean is always left. A lower bound would save steps of cheap ranks and make the dearest one dearer. */
 static void cf__pack_give_things(cf__packer *p, int64_t n) {
     int64_t i, n_heap, most = 0, mean = 0;
     memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps); /* counts tokens here */
@@ -3640,7 +3641,7 @@ static void cf__pack_give_things(cf__packer *p, int64_t n) {
         most = cf__max(most, cf__pack_extent(p, i));
     }
     mean = cf__div_up(mean, p->desc.n_ranks);
-    most += mean;
+    most += mean + mean / 2;
     cf__sort_by_key(p->sorted, n, p->costs);
     for (n_heap = 0; n_heap < p->desc.n_ranks; n_heap++) cf__heap_push(p->heap, n_heap, (int32_t)n_heap, p->loads);
     for (i = 0; i < n; i++) {

@@ -7,6 +7,10 @@
    chunk costs nothing beside its rows, or as much as 500 rows. "dearest": the most expensive rank over the mean of the
    ranks, by this header; "ratio": against the other header's; then steps of a rank and all chunks of both.
 
+   Then 4,000 random batches of each of three kinds, 20 to 320 sequences on 2 to 32 ranks in chunks of 1K to 8K: how
+   many have over two steps more than the other header's, the most that are more, and the ratio of the most expensive
+   ranks, mean and worst.
+
    Then batches in step as those of bench_ranks.c, without gangs and with gangs of any width: seconds of all columns,
    replays at K 1 priced, this header's over the other's, mean and worst of 20 batches. Last, processor time of cf_pack
    on one rank, medians of 15 calls by turns. Prints tables, judges nothing. */
@@ -19,7 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 30000, BATCHES = 20, CALLS = 15, MILLION = 1000000 };
+enum { MOST = 30000, BATCHES = 20, CALLS = 15, MILLION = 1000000, RANDOM = 4000 };
 
 static uint64_t draws = 1;
 
@@ -90,6 +94,51 @@ static void deal_all(const int64_t *trace, double constant) {
     draws = 9;
     for (i = 0; i < 512; i++) lengths[i] = 1024 + (int64_t)(draw() * 23 * 1024);
     deal("1K to 24K 512", lengths, 512, constant);
+}
+
+/* ---- steps ---- */
+
+/* Lengths of one random batch. "giants" have three sequences of 100,000 to 300,000, and all others fit into a chunk. */
+static dealing_case draw_batch(int giants, int by_pairs, int64_t *lengths) {
+    dealing_case of = {lengths, 20 + (int64_t)(draw() * 300), 0, 0, 0, 0, 0, 0, 0};
+    double mean, spread;
+    int64_t i;
+    of.chunk_size = (int64_t)1024 << (int)(draw() * 4);
+    of.n_ranks = 2 + (int64_t)(draw() * 31);
+    mean = 6 + 3 * draw();
+    spread = 0.5 + 1.5 * draw();
+    draw_lengths(lengths, of.n, mean, spread, 262144);
+    for (i = 0; i < of.n && giants; i++)
+        lengths[i] = i < 3 ? 100000 + (int64_t)(draw() * 200000) : 1 + (int64_t)(draw() * (double)of.chunk_size);
+    if (by_pairs) of.per_pair = 1;
+    if (by_pairs) of.per_token = draw() < 0.5 ? 0 : 1;
+    return of;
+}
+
+static void count_steps(const char *name, int giants, int by_pairs) {
+    int64_t lengths[320], over = 0, most = 0;
+    double sum = 0, worst = 0;
+    int i;
+    for (draws = 977, i = 0; i < RANDOM; i++) {
+        const dealing_case of = draw_batch(giants, by_pairs, lengths);
+        const dealing_result ours = dealing_this.pack(&of), theirs = dealing_other.pack(&of);
+        int64_t more = ours.steps - theirs.steps;
+        over += more > 2;
+        most = more > most ? more : most;
+        if (!by_pairs) continue; /* weights by default are the library's, and seconds are unknown here */
+        sum += ours.seconds / theirs.seconds / RANDOM;
+        worst = fmax(worst, ours.seconds / theirs.seconds);
+    }
+    printf("  %-24s %6d of %d  %6d", name, (int)over, RANDOM, (int)most);
+    if (by_pairs) printf("  %8.4f %8.4f", sum, worst);
+    printf("\n");
+}
+
+static void count_all_steps(void) {
+    printf("\n  %-24s %14s  %6s  %8s %8s\n", "random batches", "over 2 more", "most", "ratio", "worst");
+    count_steps("pairs alone or with rows", 0, 1);
+    count_steps("default weights", 0, 0);
+    count_steps("giants, by pairs", 1, 1);
 }
 
 /* ---- ranks in step ---- */
@@ -171,6 +220,7 @@ int main(int argc, char **argv) {
     deal_all(trace, 500);
     printf("  %d cases: ratio %.4f, worst %.4f, best %.4f, at most %d steps more\n", (int)n_cases,
            ratios / (double)n_cases, worst_ratio, best_ratio, (int)most_steps);
+    count_all_steps();
     step_all(trace, n_trace);
     for (i = 0; i < MILLION; i++) chat[i] = draw_lmsys(&source);
     printf("\n");
