@@ -6724,46 +6724,44 @@ static cf__pipe_room cf__pipe_room_of(const cf_limits *limits, const cf_schedule
 
    The rules are written down here and nowhere else; bounds, search, clock and cf_schedule_needs read them. (The
    validator states them again in its own words, so that a mistake here does not go unseen.) A rule names two passes:
-   {CF_F, CF_F, -1, 0, CF_EDGE_STATE} says that F of a chunk waits for F of the chunk before it in its group, on the
-   same virtual stage. It holds where both passes exist. Every chunk has an F and a backward, and it has an R if its
-   activations were dropped, which is so for all but the last `kept` chunks of its group. */
+   {CF_F, CF_F, 0, -1, CF_EDGE_ACTIVATION} says that F of a chunk waits for F of the same chunk on the virtual stage
+   before. It holds where both passes exist. Every chunk has an F and a backward, and it has an R if its activations
+   were dropped, which is so for all but the last `kept` chunks of its group. */
 enum {
     CF__PIPE_KEEPER = CF__PIPE_PLACES, /* leaves the activations: R if the chunk was dropped, otherwise F */
     CF__PIPE_FREER,                    /* gives their slot back: B, or W where backwards are split */
-    CF__PIPE_KEPT_ON = 127,            /* `kept` chunks on */
-    /* in trees, and seen the other way with a minus sign */
-    CF__PIPE_PARENT = 126,             /* from the first chunk of a first child to the last of its parent */
-    CF__PIPE_CHILD = 125,              /* from the last chunk of a parent to the first of its last child */
-    CF__PIPE_SIBLING = 124             /* from the first chunk of a child to that of the one before */
+    /* which chunk: 0 is the same one, and a minus sign turns each of these round */
+    CF__PIPE_UP = 1,  /* the one that this chunk continues, as the first that does */
+    CF__PIPE_SIBLING, /* the one before among those that continue the same */
+    CF__PIPE_DOWN,    /* the last one that continues this chunk */
+    CF__PIPE_NEXT,    /* the next one of its group */
+    CF__PIPE_KEPT_ON  /* `kept` chunks on in its group; the last one that continues a group which keeps nothing */
 };
 
 typedef struct cf__pipe_rule {
     uint8_t place, waits_for; /* a place, or one of the above */
-    int8_t chunks, stages;    /* how far on that other pass is */
+    int8_t chunks, stages;    /* which chunk's, and how many virtual stages on */
     uint8_t why;              /* a cf_edge_why */
 } cf__pipe_rule;
 
 static const cf__pipe_rule cf__pipe_rules[] = {
     {CF_F, CF_F, 0, -1, CF_EDGE_ACTIVATION},
-    {CF_F, CF_F, -1, 0, CF_EDGE_STATE},
-    {CF_F, CF_F, CF__PIPE_PARENT, 0, CF_EDGE_STATE},
+    {CF_F, CF_F, CF__PIPE_UP, 0, CF_EDGE_STATE},
     {CF_F, CF_F, CF__PIPE_SIBLING, 0, CF_EDGE_ORDER},
     {CF_R, CF_F, 0, 0, CF_EDGE_REPLAY},
     {CF_R, CF_R, 0, -1, CF_EDGE_ACTIVATION}, /* pipeline replay only */
     {CF_R, CF__PIPE_FREER, CF__PIPE_KEPT_ON, 0, CF_EDGE_SLOT},
-    {CF_R, CF_R, 1, 0, CF_EDGE_SLOT},
-    {CF_R, CF__PIPE_FREER, CF__PIPE_CHILD, 0, CF_EDGE_SLOT}, /* of a group that keeps nothing */
+    {CF_R, CF_R, CF__PIPE_NEXT, 0, CF_EDGE_SLOT},
     {CF__PIPE_BACK, CF__PIPE_KEEPER, 0, 0, CF_EDGE_OWN},
     {CF__PIPE_BACK, CF__PIPE_BACK, 0, 1, CF_EDGE_GRADIENT},
-    {CF__PIPE_BACK, CF__PIPE_BACK, 1, 0, CF_EDGE_STATE_GRADIENT},
-    {CF__PIPE_BACK, CF__PIPE_BACK, CF__PIPE_CHILD, 0, CF_EDGE_STATE_GRADIENT},
+    {CF__PIPE_BACK, CF__PIPE_BACK, CF__PIPE_DOWN, 0, CF_EDGE_STATE_GRADIENT},
     {CF__PIPE_BACK, CF__PIPE_BACK, CF__PIPE_SIBLING, 0, CF_EDGE_ORDER},
     {CF__PIPE_W, CF__PIPE_BACK, 0, 0, CF_EDGE_OWN}, /* split backwards only */
 };
 
 enum {
     CF__PIPE_MOST_NEEDS = 4, /* passes that one waits for, and passes that wait for one */
-    CF__PIPE_MOST_EDGES = 6  /* rules that are about one place; not all of them hold for one pass */
+    CF__PIPE_MOST_EDGES = 5  /* rules that are about one place; not all of them hold for one pass */
 };
 
 /* A pass at the other end of a rule. */
@@ -6786,7 +6784,6 @@ typedef struct cf__pipe_edge {
     uint8_t place; /* at the other end */
     uint8_t why;
     uint8_t kept; /* 1: holds only for a chunk whose activations are kept */
-    uint8_t leaves; /* 1: leads to another group */
     int8_t chunks, stages;
 } cf__pipe_edge;
 
@@ -6827,11 +6824,6 @@ enum { CF__PIPE_WAITS_FOR = 0, CF__PIPE_HOLDS_UP }; /* the two ways in which a r
 /* Whether a tensor goes to another virtual stage between a pass and one that waits for it. */
 static int cf__pipe_crosses(cf_edge_why why) { return why == CF_EDGE_ACTIVATION || why == CF_EDGE_GRADIENT; }
 
-/* Whether a rule is about two groups of a tree. */
-static uint8_t cf__pipe_leaves(const cf__pipe_rule *rule) {
-    return rule->chunks >= CF__PIPE_SIBLING && rule->chunks != CF__PIPE_KEPT_ON;
-}
-
 /* Adds one rule to the list of the pass at its near end. */
 static void cf__pipe_link(cf__pipeline *pipe, const cf__pipe_rule *rule, int way, int split, int dropped) {
     cf__pipe_links *links = &pipe->links[split][way];
@@ -6841,7 +6833,6 @@ static void cf__pipe_link(cf__pipeline *pipe, const cf__pipe_rule *rule, int way
     link->place = (uint8_t)to;
     link->why = rule->why;
     link->kept = rule->waits_for == CF__PIPE_KEEPER && !dropped;
-    link->leaves = cf__pipe_leaves(rule);
     link->chunks = (int8_t)(way == CF__PIPE_WAITS_FOR ? rule->chunks : -rule->chunks);
     link->stages = (int8_t)(way == CF__PIPE_WAITS_FOR ? rule->stages : -rule->stages);
     if (way == CF__PIPE_WAITS_FOR && cf__pipe_crosses((cf_edge_why)rule->why)) pipe->takes[from] = link->stages;
@@ -6853,7 +6844,7 @@ static void cf__pipe_sort_rules(cf__pipeline *pipe) {
     for (i = 0; i < CF__COUNT(cf__pipe_rules); i++) {
         const cf__pipe_rule *rule = &cf__pipe_rules[i];
         if (pipe->local && rule->place == CF_R && rule->why == CF_EDGE_ACTIVATION) continue;
-        if (pipe->plan->order == NULL && cf__pipe_leaves(rule)) continue;
+        if (pipe->plan->order == NULL && rule->chunks == CF__PIPE_SIBLING) continue;
         for (split = rule->place == CF__PIPE_W; split < 2; split++)
             for (way = 0; way < 2; way++)
                 for (dropped = 0; dropped <= (rule->waits_for == CF__PIPE_KEEPER); dropped++)
@@ -7027,21 +7018,35 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
     return unit;
 }
 
-/* The chunk at the other end of a rule that leads to another group of the tree; -1: it leads nowhere. */
-static int64_t cf__pipe_relative(const cf__pipeline *pipe, int64_t chunk, int on) {
+/* The chunk that a name of a rule leads to from this one, however many are kept; -1: it leads nowhere. Forwards alone
+   run in plan order. */
+static int64_t cf__pipe_relative(const cf__pipeline *pipe, int64_t chunk, int name) {
     const cf_plan *plan = pipe->plan;
     const cf_chunk *c = &pipe->chunks[chunk];
     int64_t id = chunk + pipe->first_chunk, other = -1;
-    int from_last = on == CF__PIPE_CHILD || on == -CF__PIPE_PARENT;
-    if (from_last ? cf__pipe_after(plan, c) > 0 : c->index > 0) return -1;
-    if (on == CF__PIPE_SIBLING) other = cf__plan_previous(plan, id);
-    if (on == CF__PIPE_SIBLING && other >= 0 && pipe->shape.forward_only) return chunk - 1; /* in plan order */
-    if (on == -CF__PIPE_SIBLING) other = cf__plan_next(plan, id);
-    if (on == CF__PIPE_CHILD) other = c->down;
-    if (on == -CF__PIPE_PARENT && c->down >= 0) other = id + 1;
-    if (on == CF__PIPE_PARENT && c->up == id - 1) other = c->up;
-    if (on == -CF__PIPE_CHILD && c->up >= 0 && plan->chunks[c->up].down == id) other = c->up;
+    switch (name) {
+        case CF__PIPE_UP: other = c->up == id - 1 ? c->up : -1; break;
+        case -CF__PIPE_UP: other = c->down >= 0 ? id + 1 : -1; break;
+        case CF__PIPE_DOWN: other = c->down; break;
+        case -CF__PIPE_DOWN: other = c->up >= 0 && plan->chunks[c->up].down == id ? c->up : -1; break;
+        case CF__PIPE_SIBLING:
+            other = cf__plan_previous(plan, id);
+            if (other >= 0 && pipe->shape.forward_only) other = id - 1;
+            break;
+        default: other = cf__plan_next(plan, id); break;
+    }
     return other >= 0 ? other - pipe->first_chunk : -1;
+}
+
+/* The same for the names that ask for a unit; `place` is that of the pass at the other end. Where none is kept, one
+   place goes from chunk to chunk, and the last one's comes from below the group. */
+static int64_t cf__pipe_in_unit(const cf__pipeline *pipe, const cf__pipe_unit *unit, int64_t chunk, int name,
+                                int place) {
+    int64_t i = chunk - unit->first, on = name == CF__PIPE_NEXT || name == -CF__PIPE_NEXT ? 1 : cf__max(unit->k, 1);
+    if (name == CF__PIPE_KEPT_ON && i + 1 == unit->n) return cf__pipe_relative(pipe, chunk, CF__PIPE_DOWN);
+    if (name == -CF__PIPE_KEPT_ON && i == 0) return cf__pipe_relative(pipe, chunk, -CF__PIPE_DOWN);
+    i += name > 0 ? on : -on;
+    return i >= 0 && i < unit->n && cf__pipe_occurs(unit, place, unit->first + i) ? unit->first + i : -1;
 }
 
 /* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules; returns how
@@ -7050,23 +7055,15 @@ static int cf__pipe_follow(const cf__pipeline *pipe, int split, int way, int pla
                            int64_t chunk, cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
     const cf__pipe_links *links = &pipe->links[split][way];
     const cf__pipe_edge *link = links->at[place], *end = link + links->n[place];
-    int32_t i = (int32_t)chunk - unit->first, n_dropped = unit->n - unit->k;
-    int n = 0;
+    int dropped = cf__pipe_is_dropped(unit, chunk - unit->first), n = 0;
     for (; link < end; link++) {
-        int32_t on = link->chunks;
-        if (on == CF__PIPE_KEPT_ON || on == -CF__PIPE_KEPT_ON) {
-            on = unit->k > 0 ? unit->k : 1; /* where none is kept, one place goes from chunk to chunk */
-            if (link->chunks < 0) on = -on;
-        }
-        if (link->leaves) {
-            int64_t other = cf__pipe_relative(pipe, chunk, on);
-            if (other < 0) continue;
-            on = (int32_t)(other - chunk);
-        } else {
-            if (i + on < (link->kept ? n_dropped : 0)) continue;
-            if (i + on >= (link->place == CF_R ? n_dropped : unit->n)) continue;
-        }
-        needs[n].chunk = (int32_t)chunk + on;
+        int64_t other = chunk;
+        int name = link->chunks < 0 ? -link->chunks : link->chunks;
+        if (name == 0 && (link->kept ? dropped : link->place == CF_R && !dropped)) continue;
+        if (name >= CF__PIPE_NEXT) other = cf__pipe_in_unit(pipe, unit, chunk, link->chunks, link->place);
+        else if (name != 0) other = cf__pipe_relative(pipe, chunk, link->chunks);
+        if (other < 0) continue;
+        needs[n].chunk = (int32_t)other;
         needs[n].stage = link->stages;
         needs[n].place = link->place;
         needs[n++].why = (cf_edge_why)link->why;
@@ -7676,9 +7673,7 @@ static void cf__pattern_add_backward(cf__pattern *pattern, int64_t chunk) {
 /* The group whose last child begins with this chunk: once that one's backward has run, its own can. NULL: there is
    none. */
 static const cf__pipe_unit *cf__pattern_ends(const cf__schedule_maker *m, int64_t chunk) {
-    int64_t parent = -1;
-    if (m->pipe.plan->order != NULL)
-        parent = cf__pipe_relative(&m->pipe, chunk, -CF__PIPE_CHILD);
+    int64_t parent = m->pipe.chunks[chunk].index > 0 ? -1 : cf__pipe_relative(&m->pipe, chunk, -CF__PIPE_DOWN);
     return parent >= 0 ? cf__schedule_unit(m, parent) : NULL;
 }
 
