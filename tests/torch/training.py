@@ -7,6 +7,7 @@ they have none; one sequence on two and four ranks, each with rows of its own; a
 """
 
 import dataclasses
+import gc
 import os
 import socket
 import sys
@@ -14,6 +15,7 @@ import tempfile
 import threading
 import time
 import warnings
+import weakref
 from unittest import mock
 
 import numpy as np
@@ -24,6 +26,7 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils import checkpoint
 
 import families
 from families import CHUNK, Float64, chunked_against_plain, differ, gradients, plain_step, sequences_of, tiny
@@ -273,6 +276,110 @@ def test_attention():
         check(f"attention under autocast, {dtype}", got.dtype == dtype and off <= most, f"{off:.1e}")
 
 
+# ---- outputs of attention, kept for replays ----
+
+
+def test_outputs():
+    """Wrong outputs are seen, kept ones are let go, and a replay that is not its forward is refused."""
+    outputs, batch = chunkflow.torch._Outputs, chunkflow.torch.Batch
+    with Float64():
+        model = tiny("qwen2")
+        sequences, forward = sequences_of(model, (90, 5)), Causal(model)
+        plain_step(model, sequences)
+        wanted = gradients(model)
+        for place, name in enumerate(("output", "log-sum")):
+            def keep(self, query, *found):
+                with torch.no_grad():
+                    found[place].mul_(1 + 1e-6)
+                self.calls.append((query[:, :, :1].clone(), *found))
+            with mock.patch.object(outputs, "keep", keep):
+                Step(model, forward, chunk_size=CHUNK)(sequences)
+            off = differ(gradients(model), wanted)
+            check(f"a control: {name} wrong by 1e-6", 1e-8 < off < 1e-3, f"seen, {off:.1e}")
+        for given, least, calls in ((None, 1, 0), (False, 1, 10), (True, 1, 0)):
+            with families.Watch() as seen, mock.patch.object(chunkflow.torch, "_LEAST", least):
+                Step(model, forward, chunk_size=CHUNK, outputs=given)(sequences)
+            off = differ(gradients(model), wanted)
+            check(f"outputs={given}", off <= TOLERANCE and (seen.replays, seen.attends) == (5, calls),
+                  f"{off:.1e}, {seen.attends} calls in {seen.replays} replays")
+        windows = tiny("mistral")
+        with families.Watch() as seen, mock.patch.object(chunkflow.torch, "_LEAST", 10):
+            Step(windows, Causal(windows), chunk_size=CHUNK)(sequences)
+        check("short windows keep nothing", (seen.taken, seen.attends) == (0, 10), f"{seen.attends} calls")
+
+        made, failing = [], Causal(model)
+        kept = outputs.keep
+
+        def watched(self, query, *found):
+            kept(self, query, *found)
+            made.extend(weakref.ref(x) for x in self.calls[-1])
+
+        def fails(inputs):
+            if inputs.keep:
+                raise KeyboardInterrupt
+            return failing(inputs)
+        plan = chunkflow.pack([90, 5], CHUNK)
+        run = batch(fails, plan, sequences)
+        with mock.patch.object(outputs, "keep", watched):
+            try:
+                run.run(plan.schedule(k=1))
+            except KeyboardInterrupt:
+                pass
+        gc.collect()
+        alive = sum(x() is not None for x in made)
+        check("a run that is stopped", len(made) >= 30 and alive == 0 and not (run.rows or run.kept or run.outputs),
+              f"{alive} of {len(made)} tensors are left")
+        run = batch(forward, plan, sequences)
+        run.run(plan.schedule(k=1))
+        check("a run that ends", not (run.rows or run.kept or run.outputs or run.sums), "nothing is left")
+
+    module, drawn = Small().double(), torch.Generator().manual_seed(3)
+    sequences = [np.random.default_rng(i).integers(0, 97, n) for i, n in enumerate(LONG)]
+    wanted_loss = small_alone(module, sequences)
+    wanted, module.drop = gradients(module), nn.Identity()
+    run = Small.forward
+
+    def early(x):
+        """Ends behind the last layer's K and V where nothing else is wanted."""
+        calls = []
+
+        def stop(*given, **more):
+            calls.append(None)
+            runs = x.keep or len(calls) == 1
+            return chunkflow.torch.attention(*given, **more) if runs else torch.zeros_like(given[0])
+        with mock.patch.dict(globals(), {"attention": stop}):
+            return run(module, x)
+
+    def again(x):
+        """Computes attention again in its backward."""
+        def within(*given, **more):
+            return checkpoint.checkpoint(chunkflow.torch.attention, *given, use_reentrant=False, **more)
+        with mock.patch.dict(globals(), {"attention": within}):
+            return run(module, x)
+
+    def own_random(x):
+        """Drops out by a generator of its own, which a replay finds further on."""
+        def noisy(query, *given, **more):
+            query = query * torch.rand(query.shape[:3] + (1,), generator=drawn).double()
+            return chunkflow.torch.attention(query, *given, **more)
+        with mock.patch.dict(globals(), {"attention": noisy}):
+            return run(module, x)
+    for name, forward in (("a forward that ends early", early), ("layers that are checkpointed", again)):
+        loss = Step(module, forward, chunk_size=32, outputs=True)(sequences)
+        off = max(abs(loss / wanted_loss - 1), differ(gradients(module), wanted))
+        check(name, off <= TOLERANCE, f"{off:.1e}")
+    for name, forward, words, device in (
+            ("a random generator of one's own", own_random, "other queries than that of its forward", "cpu"),
+            ("attention that hands out no log-sums", module, "hands out no log-sums", "another")):
+        with mock.patch.object(chunkflow.torch, "_FLASH", device):
+            try:
+                what = f"taken, {Step(module, forward, chunk_size=32, outputs=True)(sequences)}"
+            except ValueError as why:
+                what = str(why)
+        check(name, words in what, what)
+        module.zero_grad()
+
+
 # ---- models of Transformers ----
 
 
@@ -419,9 +526,11 @@ def test_trees():
     with Float64():
         for kind in ("qwen2", "gemma2", "gpt_oss", "deepseek_v3", "llama4_text"):
             model, worst = tiny(kind), 0.0
-            for k in (1, 2, 99) if kind == "qwen2" else (1,):
-                worst = max(worst, compare_grpo(model, sequences, ignored, weights, k=k))
-            check(f"{kind}, answers share their prompts", worst <= TOLERANCE, f"{worst:.1e}")
+            with families.Watch() as seen:
+                for k in (1, 2, 99) if kind == "qwen2" else (1,):
+                    worst = max(worst, compare_grpo(model, sequences, ignored, weights, k=k))
+            check(f"{kind}, answers share their prompts", worst <= TOLERANCE and seen.attends == 0 < seen.taken,
+                  f"{worst:.1e}, {seen.taken} outputs taken")
         model = tiny("llama")
         step = Step(model, Causal(model), chunk_size=CHUNK, share=1)
         rows, wanted = shared_rows(step, sequences), sum(n + sum(a) for n, a in GROUPS)
@@ -545,11 +654,12 @@ def work(rank, n_ranks, store, results):
                         fully_shard(layer)
                     fully_shard(model)
                 step = Step(model, Causal(model), chunk_size=CHUNK, k=1, share=1 if "tree" in name else 0)
-                loss = step(sequences)
-                loss = (loss + step(sequences)) / 2
+                with families.Watch() as seen:
+                    loss = step(sequences)
+                    loss = (loss + step(sequences)) / 2
             got = {key.removeprefix("module."): g.full_tensor() if hasattr(g, "full_tensor") else g
                    for key, g in gradients(model).items()}
-            error = max(abs(loss / wanted_loss - 1), differ(got, wanted))
+            error = max(abs(loss / wanted_loss - 1), differ(got, wanted), float(seen.attends))
             results.put((rank, f"{way}, {n_ranks} ranks, {name}", error))
     dist.destroy_process_group()
 
@@ -703,11 +813,13 @@ def share_sequence(rank, n_ranks, store, results):
             for layer in [*model.model.layers, model] if "FSDP2" in name else []:
                 fully_shard(layer)
             step = Step(model, Causal(model), chunk_size=CHUNK, gang=n_ranks, **options)
-            loss = step(sequences)
+            with families.Watch() as seen:
+                loss = step(sequences)
             probs = torch.cat(step.log_probs(sequences)).sum() if name == "qwen2" else -loss * sum(n - 1 for n in GANG)
         got = {key: g.full_tensor() if hasattr(g, "full_tensor") else g for key, g in gradients(model).items()}
         error = float(np.max([abs(loss / wanted_loss - 1), differ(got, gradients(plain)),
-                              abs(float(probs) / -wanted_loss / sum(n - 1 for n in GANG) - 1)]))
+                              abs(float(probs) / -wanted_loss / sum(n - 1 for n in GANG) - 1),
+                              float(seen.attends > 0 or seen.taken == 0)]))
         results.put((name, error, set(step.gangs)))
     dist.destroy_process_group()
 

@@ -15,6 +15,9 @@ into `own` as a Border. chunkflow.huggingface has such a function for the models
     loss = step(sequences)                  # lists, NumPy arrays or tensors of token numbers
     optimizer.step(); optimizer.zero_grad()
 
+A chunk that K drops runs forward twice. Its first pass keeps what attention gave, and the second does not attend
+(`outputs`; see Batch).
+
 All of a batch, every step of what is elsewhere called gradient accumulation, is one call: it is planned as a whole.
 Under torch.distributed every rank gives the whole batch, and each trains its own chunks. Gradients and loss are then
 those of the batch on every rank. With gang=N an expensive sequence may be spread over up to N of them, which run in step
@@ -29,6 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
@@ -153,28 +157,89 @@ def attention(query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Ten
     scores of as many rows. On a GPU, float16 and bfloat16 go through PyTorch's varlen_attn; blocks, shared rows,
     values of another width and other types take a mask of rows by keys for each slice, whose memory grows with the
     prefix."""
+    held = None if min(window or _LEAST, block or _LEAST) < _LEAST else _running.outputs
     if varlen_attn is not None and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) \
             and softcap is None and sinks is None and block is None and key_ends is None \
             and query.shape[-1] == value.shape[-1]:
+        _refuse_outputs(held, query)
         rows = (x[0].transpose(0, 1) for x in (query, key, value))
         sees = (-1 if window is None else window - 1, 0)
         return varlen_attn(*rows, cu_q, cu_k, max_q, max_k, scale=scale, window_size=sees,
                            enable_gqa=True).transpose(0, 1)[None]
+    if key_ends is not None and positions is None and (window or block):
+        raise ValueError("attention: with a window or blocks, rows that sequences share have positions")
     window, kind = window or 1 << 62, query.device.type
     slices = list(zip(*(x.tolist() for x in (cu_q, cu_q[1:], cu_k, cu_k[1:]))))
     _check_rows(query, key, value, slices, key_ends)
-    if kind != "cpu" and softcap is None and sinks is None:
+    if kind != _FLASH and softcap is None and sinks is None:
+        _refuse_outputs(held, query)
         return _by_masks(query, key, value, slices, scale, window, block, key_ends, positions)
     if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
         query, key, value = (x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    kernel = _Flash(scale) if kind == "cpu" and softcap is None else _ByHand(scale, softcap)
+    kernel = _Flash(scale) if kind == _FLASH and softcap is None else _ByHand(scale, softcap)
     if key_ends is not None:
         pieces = _pieces_of_tree(query.shape[2], key_ends, positions, window, block)
     else:
         pieces = _pieces(slices, window, block, kernel.most)
-    return _Attention.apply(query, key, value, sinks, list(pieces), kernel)[0]
+    kept = None if held is None else held.take(query)
+    out, sums = _Attention.apply(query, key, value, sinks, list(pieces), kernel, kept)
+    if held is not None and kept is None:
+        held.keep(query, out, sums)
+    return out
+
+
+_LEAST = 2048  # shortest window or block whose outputs are kept; shorter ones take little time again
+
+
+class _Outputs:
+    """Outputs of attention that a dropped chunk's forward keeps, call by call, and that its replay takes in turn."""
+
+    def __init__(self, asked: bool):
+        """asked: attention that hands out no log-sums is to be refused."""
+        self.calls: list[tuple[Tensor, Tensor, Tensor]] = []  # a row of Q, the output, its log-sums
+        self.asked, self.replayed, self.forward = asked, 0, True  # replayed: calls so far of the replay
+
+    def keep(self, query: Tensor, out: Tensor, sums: Tensor) -> None:
+        if self.forward:
+            self.calls.append((query[:, :, :1].detach().clone(), out.detach(), sums))
+
+    def take(self, query: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Returns output and log-sums for the replay's next call; None where the forward made fewer calls."""
+        if self.forward or self.replayed == len(self.calls):
+            return None
+        first, out, sums = self.calls[self.replayed]
+        self.replayed += 1
+        same = query.shape[:3] == out.shape[:3] and query.shape[3] == first.shape[3]
+        if not same or float((query.detach()[:, :, :1] - first).norm()) > 0.01 * float(first.norm()):
+            raise ValueError(f"attention call {self.replayed} of a replay has other queries than that of its forward, "
+                             "as with a random generator of one's own: outputs=False attends again")
+        return out, sums
+
+
+class _Running(threading.local):
+    """The outputs of the pass that runs in this thread, where it keeps or takes any."""
+
+    outputs: _Outputs | None = None
+
+
+_running = _Running()
+
+
+@contextlib.contextmanager
+def _holding(outputs: _Outputs | None) -> Iterator[None]:
+    before, _running.outputs = _running.outputs, outputs
+    try:
+        yield
+    finally:
+        _running.outputs = before
+
+
+def _refuse_outputs(held: _Outputs | None, query: Tensor) -> None:
+    if held is not None and held.asked:
+        raise ValueError(f"outputs=True: attention of {query.dtype} on {query.device.type} hands out no log-sums; "
+                         "outputs=None keeps outputs where it can")
 
 
 def _check_rows(query: Tensor, key: Tensor, value: Tensor, slices: list[tuple[int, int, int, int]],
@@ -188,7 +253,8 @@ def _check_rows(query: Tensor, key: Tensor, value: Tensor, slices: list[tuple[in
                          f"rows, and slices (q0, q1, k0, k1) of {slices}")
 
 
-_ROWS = 256  # that a mask or scores by hand are made for at a time
+_FLASH = "cpu"  # the device whose kernel hands out log-sums
+_ROWS = 256  # rows at a time, where masks or scores by hand are made
 
 _Sees = Union[bool, Callable[[], Tensor]]  # all keys (False), causal (True), or what makes a mask of rows by keys
 _Piece = tuple[slice, slice, _Sees]  # of rows and of keys
@@ -275,8 +341,7 @@ class _Flash:
         mask = sees()
         return {"is_causal": False, "attn_mask": query.new_zeros(mask.shape).masked_fill_(~mask, float("-inf"))}
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, sees: _Sees
-                ) -> tuple[Tensor, Tensor]:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, sees: _Sees) -> tuple[Tensor, Tensor]:
         run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, sums = run(*_as_wide(query, key, value), **self._mask(sees, query), scale=self.scale)
         return out[..., :value.shape[-1]], sums
@@ -316,8 +381,7 @@ class _ByHand:
             scores = scores.masked_fill(~mask.to(scores.device), float("-inf"))
         return scores, slope
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, sees: _Sees
-                ) -> tuple[Tensor, Tensor]:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, sees: _Sees) -> tuple[Tensor, Tensor]:
         scores, _ = self._scores(query, key, sees)
         out = scores.softmax(-1).to(value.dtype).flatten(2, 3) @ value
         return out.unflatten(2, scores.shape[2:4]).flatten(1, 2), scores.logsumexp(-1).flatten(1, 2)
@@ -335,22 +399,30 @@ class _ByHand:
         return [of_query, found.transpose(2, 3) @ query, probs.transpose(2, 3) @ grad]
 
 
+def _attend(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, pieces: list[_Piece],
+            kernel: _Flash | _ByHand) -> tuple[Tensor, Tensor]:
+    """Returns attention's output and each row's log-sum-exp, piece by piece."""
+    n, heads, real = query.shape[2], query.shape[1], torch.promote_types(query.dtype, torch.float32)
+    out = value.new_zeros(1, n, heads, value.shape[-1]).transpose(1, 2)
+    sums, filled = value.new_zeros(1, n, heads, dtype=real).transpose(1, 2), 0
+    for rows, keys, sees in pieces:
+        found, total = kernel.forward(query[:, :, rows], key[:, :, keys], value[:, :, keys], sees)
+        if rows.start < filled:  # of these rows, the keys before them are in `out`
+            found, total = _join(out[:, :, rows], sums[:, :, rows], found, total)
+        out[:, :, rows], sums[:, :, rows], filled = found, total, rows.stop
+    if sinks is None:
+        return out, sums
+    return _join(out, sums, out.new_zeros(()), sinks.to(real).reshape(1, -1, 1))
+
+
 class _Attention(torch.autograd.Function):
-    """Attention, and each row's log-sum-exp. The backward goes from these two, Q, K and V; both work by pieces."""
+    """Attention and its log-sums, or those that were kept of an earlier pass. The backward goes from these two, Q, K
+    and V, piece by piece."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, pieces: list[_Piece],
-                kernel: _Flash | _ByHand) -> tuple[Tensor, Tensor]:
-        n, heads, real = query.shape[2], query.shape[1], torch.promote_types(query.dtype, torch.float32)
-        out = value.new_zeros(1, n, heads, value.shape[-1]).transpose(1, 2)
-        sums, filled = value.new_zeros(1, n, heads, dtype=real).transpose(1, 2), 0
-        for rows, keys, sees in pieces:
-            found, total = kernel.forward(query[:, :, rows], key[:, :, keys], value[:, :, keys], sees)
-            if rows.start < filled:  # of these rows, the keys before them are in `out`
-                found, total = _join(out[:, :, rows], sums[:, :, rows], found, total)
-            out[:, :, rows], sums[:, :, rows], filled = found, total, rows.stop
-        if sinks is not None:
-            out, sums = _join(out, sums, torch.zeros_like(out), sinks.to(real).reshape(1, -1, 1))
+                kernel: _Flash | _ByHand, kept: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+        out, sums = _attend(query, key, value, sinks, pieces, kernel) if kept is None else (x.detach() for x in kept)
         ctx.save_for_backward(query, key, value, sinks, out, sums)
         ctx.mark_non_differentiable(sums)
         ctx.pieces, ctx.kernel = pieces, kernel
@@ -371,7 +443,7 @@ class _Attention(torch.autograd.Function):
         if sinks is not None:
             share = (sinks.to(sums.dtype).reshape(1, -1, 1) - sums).exp()
             of_sinks = -(share * (grad * out).sum(-1)).sum((0, 2)).to(sinks.dtype).reshape(sinks.shape)
-        return *(total.to(x.dtype) for total, x in zip(totals, (query, key, value))), of_sinks, None, None
+        return *(total.to(x.dtype) for total, x in zip(totals, (query, key, value))), of_sinks, None, None, None
 
 
 def _join(out: Tensor, sums: Tensor, other: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
@@ -421,11 +493,14 @@ class Batch:
 
     def __init__(self, forward: Forward, plan: chunkflow.Plan, sequences: Sequence[Any], device: Any = "cpu", *,
                  weights: Any = None, ignored: Sequence[Any] | None = None, once: bool = False, seed: int = 0,
-                 loss: Callable[[Tensor, Inputs], Tensor] = cross_entropy, gangs: Mapping[int, Any] | None = None):
+                 loss: Callable[[Tensor, Inputs], Tensor] = cross_entropy, gangs: Mapping[int, Any] | None = None,
+                 outputs: bool | None = None):
         """weights: of each sequence that of its targets (chunkflow.loss_weights; default: the mean over all targets);
         ignored: for each sequence None, or a mask that is not 0 at tokens that are no targets, such as a prompt's. A
         token that sequences share weighs the sum of their weights, with `once` the mean. gangs: where ranks share
-        sequences, the process group of this rank's gang of each number of ranks."""
+        sequences, the process group of this rank's gang of each number of ranks. outputs: whether a dropped chunk's
+        forward keeps attention's outputs, so that its replay does not attend; by default where attention can, that is
+        on CPUs and with soft caps or sinks, and True refuses the others by name."""
         sequences = _tokens_of(sequences)
         lengths = np.array([len(s) for s in sequences], np.int64)
         self.gangs = gangs or {}
@@ -438,6 +513,7 @@ class Batch:
         self.weights = chunkflow.loss_weights(lengths, ignored=ignored) if weights is None else \
             _weights_of(weights, len(lengths))
         self.kept: dict[int, tuple[Tensor, list[Tensor], list[Tensor | Border]]] = {}
+        self.keeps_outputs, self.outputs = outputs, {}  # of each dropped chunk, for its replay
         self.loss = torch.zeros((), dtype=torch.float64)
         # Of each group, what its chunks so far have handed on: rows, or what lies behind so many rows.
         self.rows: dict[int, list[Tensor | dict[int, Tensor]]] = {}
@@ -502,7 +578,8 @@ class Batch:
                 if x is None:
                     raise ValueError(f"chunk {chunk} goes on from one that handed on no state, as one of a single row")
             else:
-                x = torch.cat([rows[..., :n, :] for rows, (_, n) in zip(places, path)], -2)
+                parts = [rows[..., :n, :] for rows, (_, n) in zip(places, path)]
+                x = parts[0] if len(parts) == 1 else torch.cat(parts, -2)
             found.append(x.detach().requires_grad_(grad))
         return found
 
@@ -532,7 +609,13 @@ class Batch:
 
     def run_forward(self, chunk: int, keep: bool) -> None:
         """F or R. Without keep it only hands on K and V: the loss belongs to the pass that is kept."""
-        output, inputs, own = self._forward(chunk, keep, keep)
+        outputs = self.outputs.pop(chunk, None)
+        if outputs is not None:
+            outputs.forward = False
+        elif not keep and self.keeps_outputs is not False:
+            outputs = self.outputs[chunk] = _Outputs(self.keeps_outputs is True)
+        with _holding(outputs):
+            output, inputs, own = self._forward(chunk, keep, keep)
         if keep:
             with torch.enable_grad():
                 loss = self.loss_of(output, inputs)
@@ -608,6 +691,15 @@ class Batch:
         before_last is called before the last backward."""
         if schedule.n_stages != 1 or schedule.n_virtual != 1:
             raise ValueError(f"wanted a schedule of one stage, got {schedule.n_stages} of {schedule.n_virtual}")
+        try:
+            self._run(schedule, idle, before_last)
+        except BaseException:  # what passes keep goes at once, and not with the last reference to the batch
+            for held in (self.kept, self.outputs, self.rows, self.ends, self.sums):
+                held.clear()
+            raise
+        return self.loss
+
+    def _run(self, schedule: chunkflow.Schedule, idle: bool, before_last: Callable[[], None] | None) -> None:
         for step in schedule.steps(0, self.seed).steps:
             name, chunk = chunkflow.PASSES[step["action"]["pass"]], int(step["action"]["chunk"])
             if not idle and self.plan.chunks["n_slices"][chunk] == 0:
@@ -620,7 +712,6 @@ class Batch:
                 self.run_backward(chunk)
             else:
                 raise ValueError(f"a pass {name}: autograd runs whole backwards only; plan without split_backward")
-        return self.loss
 
 
 @contextlib.contextmanager
@@ -642,15 +733,17 @@ class Step:
 
     def __init__(self, module: nn.Module, forward: Forward, *, chunk_size: int, k: int = 1, seed: int = 0,
                  loss: Callable[[Tensor, Inputs], Tensor] = cross_entropy, group: Any = None, share: int = 0,
-                 once: bool = False, **options: Any):
+                 once: bool = False, outputs: bool | None = None, **options: Any):
         """group: the ranks among which chunks are dealt out (default: all of them). share: compute once what sequences
         have in common, from so many first tokens on (0: nothing); once: see Batch. Equal tokens must mean the same: no
-        images, no routes that were recorded for one of them. The other options are those of chunkflow.pack; with
+        images, no routes that were recorded for one of them. outputs: see Batch. The other options are those
+        of chunkflow.pack; with
         lockstep=1, and with gang=2 or more, all ranks run the same kinds of passes in the same order, and a module that fully_shard has sharded
         gathers and frees its weights in every pass, as it was told to. In a pass that keeps nothing the head may be
         left out: it must not be sharded by itself."""
         self.module, self.forward, self.chunk_size, self.k, self.seed = module, forward, chunk_size, k, seed
         self.loss, self.group, self.share, self.once, self.options = loss, group, share, once, options
+        self.outputs = outputs
         self.in_step = bool(options.get("lockstep")) or options.get("gang", 0) > 1
         self.gangs: dict[int, Any] = {}
         self.n_ranks, self.rank = 1, 0
@@ -682,7 +775,8 @@ class Step:
         self._form_gangs(plan)
         device = next(self.module.parameters()).device
         return plan, schedule, Batch(self.forward, plan, sequences, device, weights=weights, ignored=ignored,
-                                     once=self.once, seed=self.seed, loss=self.loss, gangs=self.gangs)
+                                     once=self.once, seed=self.seed, loss=self.loss, gangs=self.gangs,
+                                     outputs=self.outputs)
 
     def log_probs(self, sequences: Sequence[Any], shares: Any = None) -> list[Tensor]:
         """See Batch.log_probs; of all sequences, on every rank."""

@@ -34,11 +34,12 @@ __all__ = ["Chunked", "Trainer"]
 
 
 class Chunked:
-    """What is put before a trainer's class; chunk_size, k and the options of chunkflow.pack are keywords of its own."""
+    """A mixin that stands before a trainer's class. Its own keywords are chunk_size, k, outputs (see
+    chunkflow.torch.Batch) and, in chunk_options, those of chunkflow.pack."""
 
-    def __init__(self, *arguments: Any, chunk_size: int, k: int = 1, chunk_options: dict[str, Any] | None = None,
-                 **options: Any):
-        self._chunks = {"chunk_size": chunk_size, "k": k, **(chunk_options or {})}
+    def __init__(self, *arguments: Any, chunk_size: int, k: int = 1, outputs: bool | None = None,
+                 chunk_options: dict[str, Any] | None = None, **options: Any):
+        self._chunks = {"chunk_size": chunk_size, "k": k, "outputs": outputs, **(chunk_options or {})}
         self._step: Step | None = None
         self._held: list[dict[str, Any]] = []
         super().__init__(*arguments, **options)
