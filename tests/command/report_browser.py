@@ -112,12 +112,12 @@ class Browser:
     def open(self, path):
         self.events = []
         self.call("Page.navigate", url="file://" + os.path.abspath(path))
-        deadline = time.time() + 60
+        deadline = time.time() + 300 # for one that hangs
         while time.time() < deadline:
             if self.run("performance.getEntriesByName('chunkflow-drawn').length"):
                 return
             time.sleep(0.05)
-        raise RuntimeError("the page was not drawn within a minute: " + str(self.complaints()))
+        raise RuntimeError("the page was not drawn within five minutes: " + str(self.complaints()))
 
     def settle(self):
         """Two frames: what was asked to be drawn is drawn."""

@@ -7,7 +7,7 @@ master, slave = pty.openpty()
 run = subprocess.Popen(sys.argv[2:], stdout=open("said", "w"), stderr=slave, # where SIGINT is ignored, as in the background
                        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 when = sys.argv[1]
-seconds = float(when) if when.isdigit() else 60
+seconds = float(when) if when.isdigit() else 600 # for one that hangs
 timer = threading.Timer(seconds, run.send_signal, [signal.SIGINT])
 if seconds > 0:
     timer.start()

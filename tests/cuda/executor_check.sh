@@ -18,7 +18,7 @@ chunkflow=${CHUNKFLOW:-$build/test/chunkflow}
 workplace "$build/executor_check.$mode.tmp"
 
 # run OPTIONS...: as capture; status 124: it hung
-run() { capture timeout -k 5 "${LIMIT:-60}" "$program" "$@"; }
+run() { capture timeout -k 5 "${LIMIT:-600}" "$program" "$@"; }
 
 # gradients NAME TEXT OPTIONS...: --check finds nothing wrong, and TEXT shows that the case was what it is meant to be
 gradients() {

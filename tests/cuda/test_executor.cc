@@ -2880,7 +2880,7 @@ static bool run_ranks(int n, const char *mode, const rank_body &body) {
         const pid_t child = fork();
         if (child == 0) {
             rank_context c = {rank, n, nullptr};
-            alarm(120);
+            alarm(600);
             setenv("CUDA_EMU_NCCL", mode, 1);
             cuda_emu_defaults();
             cuda_emu_reset();

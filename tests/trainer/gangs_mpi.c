@@ -377,7 +377,7 @@ int main(int argc, char **argv) {
     n_stages = argc > 1 && strcmp(argv[1], "stages") == 0 ? 2 : 1;
     n_ranks /= n_stages;
     signal(SIGALRM, give_up);
-    alarm(60);
+    alarm(600);
     for (i = 0; i < 16 && 1 << i <= n_ranks; i++) MPI_Comm_split(MPI_COMM_WORLD, rank >> i, rank, &comms[i]);
     MPI_Comm_split(MPI_COMM_WORLD, rank / n_ranks, rank, &stage);
     for (turn = 0; turn < 4; turn++) {

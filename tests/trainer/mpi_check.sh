@@ -42,12 +42,12 @@ if [ -x "$build/test/pipeline_mpi_f64" ]; then checked=$build/test/pipeline_mpi_
 run() {
     processes=$1
     shift
-    capture timeout -k 5 60 mpirun --quiet --oversubscribe -n "$processes" "$@"
+    capture timeout -k 5 600 mpirun --quiet --oversubscribe -n "$processes" "$@"
     largest_group=$(sed -n 's/.*largest group \([0-9]*\),.*/\1/p' "$work/out")
 }
 
 # alone PROGRAM OPTIONS...: as run, but one process without mpirun, which takes less time to start
-alone() { capture timeout -k 5 60 "$@"; }
+alone() { capture timeout -k 5 600 "$@"; }
 
 # expect_lines NAME COUNT: a sweep of as many schedules, every one of them all right
 expect_lines() {
@@ -271,7 +271,7 @@ if [ "$(grep -c usage "$work/out")" -ne 1 ]; then fail "help" "not printed once"
 run 2 "$exact" $common --timeline "$work/none/file"
 expect "a timeline that cannot be written" 1 'cannot be written'
 # shellcheck disable=SC2086
-capture timeout -k 5 60 mpirun --oversubscribe -n 2 "$exact" $common --timeline "$work/none/file"
+capture timeout -k 5 600 mpirun --oversubscribe -n 2 "$exact" $common --timeline "$work/none/file"
 if grep -q 'MPI_ABORT was invoked' "$work/err" "$work/out"; then fail "and nobody aborts" "somebody did"
 else expect "and nobody aborts" 1 'cannot be written'; fi
 

@@ -156,6 +156,9 @@ done
 if [ "$(wc -l <"$work/whole")" -eq 10 ]; then ok "resume: nine losses and the weights were compared"
 else fail "resume: nine losses and the weights were compared" "$(wc -l <"$work/whole") lines"; fi
 
+# Whether a trainer has done so many steps.
+steps() { [ "$(grep -c '^step' "$2")" -ge "$1" ]; } # N OUTPUT
+
 # Interrupted and killed runs go on as if nothing had been.
 long="$small --steps 100 --exact --checkpoint-every 1"
 run train_cpu $long $texts
@@ -164,10 +167,7 @@ for signal in INT TERM KILL KILL; do
     : >"$work/out.$signal"
     "$build/train_cpu" $long --checkpoint "$work/cut" $texts >"$work/out.$signal" 2>"$work/err" &
     pid=$!
-    for wait in 1 2 3 4 5 6 7 8 9 10; do # until it has done a few steps
-        if [ "$(grep -c '^step' "$work/out.$signal")" -ge 5 ]; then break; fi
-        sleep 0.1
-    done
+    await $pid steps 5 "$work/out.$signal"
     kill -$signal $pid 2>"$work/kill"
     wait $pid 2>"$work/kill"
 done
@@ -205,12 +205,9 @@ run train_cpu $own --stop-after 1 --checkpoint "$work/owned" $texts
 ln -s owned "$work/other-name"
 "$build/train_cpu" $own --checkpoint "$work/owned" $texts >"$work/first" 2>&1 &
 pid=$!
-for wait in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-    if grep -q '^step' "$work/first"; then break; fi
-    sleep 0.1
-done
+await $pid steps 1 "$work/first"
 cp "$work/owned" "$work/owned-before"
-capture timeout 20 "$build/train_cpu" $own --checkpoint "$work/other-name" $texts
+capture timeout 600 "$build/train_cpu" $own --checkpoint "$work/other-name" $texts
 complained "checkpoint: a second trainer" 2 'other-name: another trainer is running with this checkpoint$'
 same_text "checkpoint: a second trainer changes nothing" "0 1" \
     "$(cmp "$work/owned" "$work/owned-before"; echo $?) $(find "$work" -name 'owned.chunkflow*' | wc -l)"
@@ -223,7 +220,7 @@ expect "checkpoint: a killed trainer locks nothing" 0 'going on from .*owned, st
 same_text "checkpoint: the lock goes in the end" "owned owned-before" "$(cd "$work" && echo owned*)"
 
 # What lies where the new file is written is nobody's to write to: a link to another file, or a pipe that nobody reads.
-brief="timeout -k 1 20 $build/train_cpu $small --steps 2"
+brief="timeout -k 1 600 $build/train_cpu $small --steps 2"
 # Another name of a file, too, and whatever is called .tmp: it is somebody's own. Of a killed trainer's it is taken
 # over.
 for kind in link pipe hard old; do

@@ -80,7 +80,7 @@ static int is_child(void) {
         if (child == 0) {
             redirect(1, "said");
             redirect(2, "err");
-            alarm(60);
+            alarm(600);
             from = count;
             to = on ? LONG_MAX : count;
             each = NULL;
