@@ -418,7 +418,7 @@ typedef struct cf_tuning {
    than the tolerance; and those whose difference is within its uncertainty and five times the tolerance. The winner is
    the one of them with least memory. Where others need at most CF_TUNE_ALIKE of the limit more, it is the simplest of
    these: without a stream, with less recomputation, with local replay, of a fixed kind, of the smallest K, and only
-   then the fastest.
+   then the fastest. No other candidate is both faster than the winner and smaller.
 
    *out: to be given to cf_tuning_free. That nothing fits is no failure: then winner is -1. Errors: CF_ERROR_ARGUMENT
    and CF_ERROR_LIMIT with the member; those of cf_pack, cf_cost_estimate, cf_memory_estimate and cf_schedule_make;
@@ -3406,6 +3406,17 @@ static int cft__is_as_fast(const cft__tuner *t, const cf_tune_candidate *c) {
     return c->behind <= slower || (c->behind <= c->behind_confidence && c->behind <= cft__product(5, slower));
 }
 
+/* Returns whether another candidate is faster and needs less memory. */
+static int cft__is_beaten(const cf_tuning *tuning, const cf_tune_candidate *c) {
+    int64_t i;
+    for (i = 0; i < tuning->n_ranked; i++) {
+        const cf_tune_candidate *other = &tuning->candidates[tuning->ranking[i]];
+        if (!(other->seconds < c->seconds)) return 0;
+        if (other->bytes < c->bytes) return 1;
+    }
+    return 0;
+}
+
 static void cft__choose_winner(cft__tuner *t) {
     cf_tuning *tuning = t->tuning;
     double alike = cft__product((double)tuning->limit_bytes, CF_TUNE_ALIKE);
@@ -3418,7 +3429,7 @@ static void cft__choose_winner(cft__tuner *t) {
     }
     for (i = 0; i < tuning->n_ranked; i++) {
         const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
-        if (!cft__is_as_fast(t, c) || (double)(c->bytes - least) > alike) continue;
+        if (!cft__is_as_fast(t, c) || (double)(c->bytes - least) > alike || cft__is_beaten(tuning, c)) continue;
         if (best == NULL || cft__compare_simplicity(c, best) < 0) best = c;
     }
     if (best != NULL) tuning->winner = best - tuning->candidates;

@@ -206,6 +206,17 @@ def rounds_to(text, value, digits):
     return abs(shown - value) <= abs(value) * 10**-digits
 
 
+def says_pace(browser, where, ratio):
+    """Whether the largest type says how fast chunks are beside whole sequences, and a slowdown as one."""
+    number, said = text_of(browser, where + " strong"), text_of(browser, where)
+    if ratio >= 1:
+        return rounds_to(number, ratio, 2) and " as fast" in said
+    if 1 / ratio >= 10:
+        return rounds_to(number, 1 / ratio, 2) and " as slow" in said
+    shown = float(number.removesuffix(" %"))
+    return abs(shown - 100 * (1 / ratio - 1)) <= 0.5000001 and " slower" in said
+
+
 def check_numbers(browser, checks, data):
     rows = cells(browser, "numbers")
     shared = data.get("context_baseline")  # it stands first, and is not among the schedules
@@ -481,14 +492,17 @@ def check_first(browser, checks, data):
         tuning = browser.run("{const t = chunkflow.tuning, c = t.candidates.find(c => c.id === t.winner);"
                              " t.baseline.fits && c ? t.baseline.seconds / c.seconds : 0}")
         if tuning:
-            checks.that("first/tuned", rounds_to(text_of(browser, "#tuning-gain strong"), tuning, 2), tuning)
+            checks.that("first/tuned", says_pace(browser, "#tuning-gain", tuning), tuning)
     elif best >= 0 and (base >= 0 or data.get("context_baseline")):
         against = data["context_baseline"]["seconds"] if "context_baseline" in data else data["schedules"][base]["makespan"]
-        wanted, number = against / data["schedules"][best]["makespan"], gain
+        ratio = against / data["schedules"][best]["makespan"]
+        checks.that("first/pace", says_pace(browser, "#gain", ratio), (gain, ratio))
+        wanted, number = None, gain
     else:
         wanted, number = None, ""
     if wanted is not None:
         checks.that("first/gain", rounds_to(number, wanted, 2), (number, wanted))
+    if number:
         said = text_of(browser, "#gain") + text_of(browser, "#from-to")
         checks.that("first/estimated", ("estimated" in said) == (data["unit"] == "s"), said)
     parts = browser.run("[...document.querySelectorAll('#whole i')].map(i => parseFloat(i.style.width))")

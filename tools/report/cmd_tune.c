@@ -372,9 +372,29 @@ static void print_term(const char *text, int64_t bytes) {
     if (bytes > 0) printf("    %-24s %8.2f GiB\n", text, modelling_gib(bytes));
 }
 
-static void print_winner(const tune_job *job, const cf_tuning *tuning) {
+static int64_t place_of_winner(const cf_tuning *tuning) {
+    int64_t place = 0;
+    while (tuning->ranking[place] != tuning->winner) place++;
+    return place;
+}
+
+/* Says why it is not the fastest, where it is not. */
+static void print_reason(const cf_tuning *tuning) {
     const cf_tune_candidate *c = &tuning->candidates[tuning->winner];
     const cf_tune_candidate *fastest = &tuning->candidates[tuning->ranking[0]];
+
+    if (c == fastest) return;
+    printf("\n                  place %s by time: %.2f %% (+- %.2f) slower than the fastest, %s s and %.2f GiB,\n"
+           "                  which is as fast as one can tell, ",
+           cli_commas(place_of_winner(tuning) + 1), 100 * c->behind / fastest->seconds,
+           100 * c->behind_confidence / fastest->seconds, pipeline_estimate(fastest->seconds),
+           modelling_gib(fastest->bytes));
+    if (c->bytes < fastest->bytes) printf("for %.2f GiB less", modelling_gib(fastest->bytes - c->bytes));
+    else fputs("and simpler to run", stdout);
+}
+
+static void print_winner(const tune_job *job, const cf_tuning *tuning) {
+    const cf_tune_candidate *c = &tuning->candidates[tuning->winner];
     const cf_parallel *p = &tuning->splits[c->split];
     double gpus = (double)(p->tp * p->pp * p->dp);
 
@@ -389,10 +409,7 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
     if (tuning->n_batches > 1) printf(", +- %.2g (95 %%)", c->confidence);
     else fputs(", of one batch", stdout);
     if (c->bound > 0) printf("; with this ChunkSize and K none is faster than %s", pipeline_estimate(c->bound));
-    if (c->behind > 0)
-        printf("\n                  %.2f %% (+- %.2f) behind the fastest, which needs %.2f GiB",
-               100 * c->behind / fastest->seconds, 100 * c->behind_confidence / fastest->seconds,
-               modelling_gib(fastest->bytes));
+    print_reason(tuning);
     printf("\nestimated speed   %s tokens/s, %s for each GPU, %.3g %% of its FLOP/s; bubbles and replays %.1f %%; "
            "%.1f chunks a rank\n", pipeline_estimate(mean_tokens(tuning) / c->seconds),
            pipeline_estimate(mean_tokens(tuning) / c->seconds / gpus),
@@ -423,7 +440,9 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
     }
     printf(": estimated %s s an iteration, %.2f GiB", pipeline_estimate(base->best.seconds),
            modelling_gib(base->best.bytes));
-    if (c) printf("; %.3g x as long as the best", base->best.seconds / c->seconds);
+    if (c && base->best.seconds < c->seconds)
+        printf("; the best takes %.0f %% longer", 100 * (c->seconds / base->best.seconds - 1));
+    else if (c) printf("; %.3g x as long as the best", base->best.seconds / c->seconds);
     printf("\n                  %s, recompute %s, tensor %s, pipeline %s, data %s",
            base->packed ? "micro-batches packed to the longest sequence" : "a micro-batch for each sequence",
            modelling_recompute_words(base->split.recompute, base->split.recompute_layers), cli_commas(base->split.tp),
@@ -539,19 +558,21 @@ static unsigned idle_columns(const cf_tuning *tuning) {
 /* People see a few of them, scripts all. *same: those that are not worth a line. */
 static int print_rows(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base, int64_t *same) {
     double winner = tuning->winner >= 0 ? tuning->candidates[tuning->winner].seconds : base->best.seconds;
-    int64_t i, shown = 0;
+    int64_t i, shown = 0, most = job->asked->tsv ? tuning->n_ranked : job->asked->show;
     const char *whole = base->packed ? "packed" : "unsplit";
     table t;
 
     table_begin(&t, ranking_columns, RANKING_COLUMNS, job->asked->tsv, 0);
     t.hidden = (tuning->n_splits > 1 ? 0 : 1u << COLUMN_SPLIT) | idle_columns(tuning);
-    for (i = 0; i < tuning->n_ranked && (job->asked->tsv || shown < job->asked->show); i++) {
+    for (i = 0; i < tuning->n_ranked; i++) {
         const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
+        if (tuning->ranking[i] != tuning->winner && shown >= most) continue;
         if (!job->asked->tsv && tuning->ranking[i] != tuning->winner && repeats_earlier(tuning, i)) {
             (*same)++;
             continue;
         }
-        add_setting(&t, cli_commas(++shown), &tuning->splits[c->split], c, NULL);
+        shown++;
+        add_setting(&t, cli_commas(i + 1), &tuning->splits[c->split], c, NULL);
         add_times(&t, c, winner, NULL);
     }
     if (base->best.status == CF_TUNE_OK) {
@@ -670,31 +691,61 @@ static void add_neighbour(table *t, const cf_tuning *tuning, const cf_tune_candi
     }
 }
 
-/* Prints the exact candidates that none beats in both time and memory, the fastest first. */
+/* Returns what a candidate takes where one batch of it was timed at least, and its memory is known; else 0. */
+static double timed_seconds(const cf_tuning *tuning, const cf_tune_candidate *c) {
+    if (c->status == CF_TUNE_OK) return c->seconds;
+    if (c->status != CF_TUNE_DOMINATED || c->same_as >= 0 || c->bytes <= 0 || c->bytes > tuning->limit_bytes) return 0;
+    return c->estimate;
+}
+
+/* Returns the fastest of those that need less than `bytes`; of two as fast, the one that needs less. -1: none. */
+static int64_t fastest_below(const cf_tuning *tuning, int64_t bytes) {
+    int64_t i, best = -1;
+    double least = 0;
+
+    for (i = 0; i < tuning->n_candidates; i++) {
+        const cf_tune_candidate *c = &tuning->candidates[i];
+        double seconds = timed_seconds(tuning, c);
+        if (!(seconds > 0) || c->bytes >= bytes || (best >= 0 && seconds > least)) continue;
+        if (best >= 0 && !(seconds < least) && c->bytes >= tuning->candidates[best].bytes) continue;
+        best = i;
+        least = seconds;
+    }
+    return best;
+}
+
+static void add_trade(table *t, const cf_tuning *tuning, const cf_tune_candidate *c) {
+    table_text(t, split_text(&tuning->splits[c->split], c->gang));
+    table_real(t, timed_seconds(tuning, c));
+    table_mark(t, c->status == CF_TUNE_OK ? ' ' : '~');
+    table_real(t, modelling_gib(c->bytes));
+    table_integer(t, c->chunk_size);
+    table_integer(t, c->k);
+    table_text(t, cf_schedule_kind_name(c->kind));
+    table_text(t, cf_replay_name(c->replay));
+    table_text(t, tune_state_word(c));
+}
+
+/* Prints the candidates that none beats in both time and memory, the fastest first. */
 static int print_frontier(const cf_tuning *tuning) {
     static const table_column columns[] = {
         {.heading = "split", .left = 1}, {.heading = "s", .estimate = 1}, {.heading = "GiB", .decimals = 2},
         {.heading = "ChunkSize"}, {.heading = "K"}, {.heading = "schedule", .left = 1},
         {.heading = "replay", .left = 1}, {.heading = "state", .left = 1}};
-    int64_t i, least = INT64_MAX;
+    int64_t id, bytes = INT64_MAX;
+    int code, rough = 0;
     table t;
 
     puts("\ntime against memory: each is the fastest of those that need no more");
     table_begin(&t, columns, sizeof columns / sizeof columns[0], 0, 0);
-    for (i = 0; i < tuning->n_ranked; i++) {
-        const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
-        if (c->bytes >= least) continue;
-        least = c->bytes;
-        table_text(&t, split_text(&tuning->splits[c->split], c->gang));
-        table_real(&t, c->seconds);
-        table_real(&t, modelling_gib(c->bytes));
-        table_integer(&t, c->chunk_size);
-        table_integer(&t, c->k);
-        table_text(&t, cf_schedule_kind_name(c->kind));
-        table_text(&t, cf_replay_name(c->replay));
-        table_text(&t, tune_state_word(c));
+    while ((id = fastest_below(tuning, bytes)) >= 0) {
+        bytes = tuning->candidates[id].bytes;
+        rough = rough || tuning->candidates[id].status != CF_TUNE_OK;
+        add_trade(&t, tuning, &tuning->candidates[id]);
     }
-    return table_end(&t);
+    code = table_end(&t);
+    if (rough) puts("\n~: about; timed, and its memory found, on some of the batches only");
+    return code;
 }
 
 /* Gangs have one kind of schedule, so of those that were asked for all but the first say the same. */
@@ -825,6 +876,13 @@ static int print_tuning(const tune_job *job, const cf_tuning *tuning, const base
    The command
    ---------------------------------------------------------------------------------------------------------------- */
 
+/* What was found of a baseline that is not searched through is not today's best, and nothing is compared with it. */
+static void forget_baseline(baseline_tuned *base) {
+    memset(base, 0, sizeof *base);
+    base->best.status = CF_TUNE_UNTRIED;
+    snprintf(base->why, sizeof base->why, "the search was interrupted before the baseline's was done");
+}
+
 /* Searches; the outcome is due to cf_tuning_free. */
 static int search(tune_job *job, cf_tuning **out, baseline_tuned *base) {
     cf_error error;
@@ -846,6 +904,7 @@ static int search(tune_job *job, cf_tuning **out, baseline_tuned *base) {
         result = baseline_tune_context(job->lengths, job->n, &job->desc, base, &error);
     progress_end();
     cli_signals_restore();
+    if (interrupted) forget_baseline(base);
     return result == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 

@@ -73,6 +73,13 @@ function estimate(x) {
   return Math.abs(x) < 1e-4 || Math.abs(x) >= 1e15 ? x.toPrecision(3) : inThree.format(x);
 }
 
+// How fast a time is beside another one, in words: a slowdown is no "0.8 x as fast". [the number, what follows it]
+function pace(before, after, memory) {
+  if (after <= before) return [`${estimate(before / after)} \u00d7`, " as fast"];
+  if (after >= 10 * before) return [`${estimate(after / before)} \u00d7`, " as slow"];
+  const part = memory && memory[0] > 0 ? `, with ${Math.round(100 * memory[1] / memory[0])} % of the memory` : "";
+  return [`${Math.round(100 * (after / before - 1))} %`, " slower" + part];
+}
 const percent = x => (100 * x).toFixed(2) + " %";
 const gib = x => (x / 1073741824).toFixed(2) + " GiB";
 

@@ -32,6 +32,11 @@ function baselineOf() {
   return {name: data.context_words, makespan: shared.seconds, total: shared.bytes};
 }
 
+// On the fullest GPU; 0 where there is no model.
+function bytesOf(s) {
+  return s.total || (s.memory ? s.memory[s.fullest].total : 0);
+}
+
 // ---- the first screen: one number, one bar, one thing to do ----
 
 function fillGain() {
@@ -40,11 +45,13 @@ function fillGain() {
   const foretold = unit === "s" ? ", estimated" : "", alone = data.n_ranks > 1 ? `, rank ${data.rank} alone` : "";
   if (run)
     big(time(run.makespan), ` measured, where ${shownTime(data.schedules[data.predicted].makespan)} were foretold`);
-  else if (best && base && !tuning)
-    big(`${shown(base.makespan / best.makespan)} \u00d7`, " as fast" + foretold + alone);
+  else if (best && base && !tuning) {
+    const [number, words] = pace(base.makespan, best.makespan, [bytesOf(base), bytesOf(best)]);
+    big(number, words + foretold + alone);
+  }
   else if (best) big(shownTime(best.makespan), (foretold + alone).replace(", ", " "));
   if (!best) return;
-  const memory = s => s.memory || s.total ? ` and ${gib(s.total || s.memory[s.fullest].total)}` : "";
+  const memory = s => bytesOf(s) > 0 ? ` and ${gib(bytesOf(s))}` : "";
   byId("from-to").textContent = (base ? `${shownTime(base.makespan)}${memory(base)} as ${base.name} \u2192 ` : "")
     + `${shownTime(best.makespan)}${memory(best)} in chunks (${best.name})`
     + (run ? ": estimated, not measured" : "");

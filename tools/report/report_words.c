@@ -2,6 +2,7 @@
 
 #include "report.h"
 
+#include <float.h>
 #include <string.h>
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -73,10 +74,13 @@ static void say_both(const report *r, const report_schedule *ours, char *text, s
     if (r->packed->plan->n_ranks > 1)
         snprintf(rank, sizeof rank, ", on rank %lld of %lld alone,", (long long)r->pipe->rank,
                  (long long)r->packed->plan->n_ranks);
-    snprintf(text, size, "%s%s %s%s times as fast (%s, %s, %s) as %s.",
-             ratio >= 1 ? "In chunks this batch runs" : "Chunks do not pay for this batch, which runs", rank,
-             estimated(r),
-             r->pipe->unit_cost ? two_decimals(ratio) : pipeline_estimate(ratio), time, ours->name, held, base);
+    if (ratio < 1)
+        snprintf(text, size,
+                 "Chunks do not pay for this batch, which%s takes %s%.0f %% longer (%s, %s, %s) than as %s.", rank,
+                 estimated(r), 100 * (1 / ratio - 1), time, ours->name, held, base);
+    else
+        snprintf(text, size, "In chunks this batch runs%s %s%s times as fast (%s, %s, %s) as %s.", rank, estimated(r),
+                 r->pipe->unit_cost ? two_decimals(ratio) : pipeline_estimate(ratio), time, ours->name, held, base);
 }
 
 /* Says the measured numbers before the predicted ones. */
@@ -303,6 +307,18 @@ static const report_try *what_pays(const report *r) {
     return best;
 }
 
+/* What whole sequences take, where that is less; nothing where it is not. */
+static const char *still_loses(const report *r, double makespan) {
+    const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
+    double seconds = base ? base->timeline->makespan : DBL_MAX;
+    char *text = cli_scratch();
+
+    if (r->context.best.status == CF_TUNE_OK) seconds = r->context.best.seconds;
+    if (!(seconds < makespan)) return "";
+    snprintf(text, CLI_SCRATCH_BYTES, " Whole sequences still take less: %s s.", pipeline_estimate(seconds));
+    return text;
+}
+
 int report_do(const report *r, char *text, size_t size) {
     const report_try *best = what_pays(r);
     double makespan;
@@ -311,10 +327,12 @@ int report_do(const report *r, char *text, size_t size) {
     makespan = r->schedules[r->best].timeline->makespan;
     if (best)
         snprintf(text, size,
-                 "Do this: %s takes an estimated %s s, %.1f %% less, in %.2f of %.2f GiB (tried, and it fits).",
+                 "Do this: %s takes an estimated %s s, %.1f %% less, in %.2f of %.2f GiB (tried, and it fits).%s",
                  best->options, pipeline_estimate(best->makespan), 100 * (1 - best->makespan / makespan),
-                 modelling_gib(best->memory), modelling_gib(r->pipe->gpu_bytes));
-    else snprintf(text, size, "Keep these options: nothing that was tried and fits is shorter by 1 %% or more.");
+                 modelling_gib(best->memory), modelling_gib(r->pipe->gpu_bytes), still_loses(r, best->makespan));
+    else
+        snprintf(text, size, "Keep these options: nothing that was tried and fits is shorter by 1 %% or more.%s",
+                 still_loses(r, makespan));
     return 1;
 }
 

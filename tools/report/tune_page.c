@@ -25,11 +25,13 @@ static void say_baseline(const baseline_tuned *base, double seconds, char *text,
     if (b->status != CF_TUNE_OK && base->least > 0)
         snprintf(text, size, "; %s does not fit: it needs %s at least", baseline_name(0), gib_text(base->least));
     else if (b->status != CF_TUNE_OK) snprintf(text, size, "; %s cannot be timed", baseline_name(0));
-    else
-        snprintf(text, size, ", %s times as fast as %s (%s s, recompute %s, %s)",
-                 pipeline_estimate(b->seconds / seconds), words, pipeline_estimate(b->seconds),
-                 cf_recompute_name(base->split.recompute),
-                 gib_text(b->bytes));
+    else {
+        char pace[64];
+        if (b->seconds < seconds) snprintf(pace, sizeof pace, "%.0f %% slower than", 100 * (seconds / b->seconds - 1));
+        else snprintf(pace, sizeof pace, "%s times as fast as", pipeline_estimate(b->seconds / seconds));
+        snprintf(text, size, ", %s %s (%s s, recompute %s, %s)", pace, words, pipeline_estimate(b->seconds),
+                 cf_recompute_name(base->split.recompute), gib_text(b->bytes));
+    }
 }
 
 /* The outcome in one sentence. */
@@ -338,6 +340,10 @@ static int add_baseline(winner *w) {
     const cf_parallel *split = &w->pipe.model.parallel;
     baseline_rule rule;
 
+    if (base->best.status != CF_TUNE_OK && base->least == 0) {
+        snprintf(w->out.no_baseline, sizeof w->out.no_baseline, "it cannot be timed: %.200s", base->why);
+        return CLI_OK;
+    }
     if (base->best.status != CF_TUNE_OK) {
         snprintf(w->out.no_baseline, sizeof w->out.no_baseline, "%s needs %s at least for the longest sequence of all",
                  baseline_name(0), gib_text(base->least));

@@ -41,8 +41,9 @@ function makeTuningPage(tuning) {
   function fillGain() {
     const base = tuning.baseline, gain = byId("tuning-gain");
     if (!winner) return;
-    const ratio = base.fits ? `${estimate(base.seconds / winner.seconds)} \u00d7` : milliseconds(winner.seconds);
-    gain.append(element("strong", {}, ratio), base.fits ? " as fast, estimated" : " an iteration, estimated");
+    const [number, words] = base.fits ? pace(base.seconds, winner.seconds, [base.bytes, winner.bytes])
+      : [milliseconds(winner.seconds), " an iteration"];
+    gain.append(element("strong", {}, number), words + ", estimated");
     const from = base.fits ? `${milliseconds(base.seconds)} and ${gib(base.bytes)} as 1F1B that splits no sequence`
       + (base.context_parallel > 1 ? ", with context parallelism \u2192 " : " \u2192 ") : "";
     byId("tuning-from-to").textContent = `${from}${milliseconds(winner.seconds)} and ${gib(winner.bytes)} in chunks`;
