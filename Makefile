@@ -377,7 +377,7 @@ check-deep: plain-unit
 # own, in which everything is compiled for it. What it finds is put into $(BUILD)/fuzz.
 FUZZ_SOURCES := $(wildcard tests/fuzz/*.c)
 FUZZ_HEADERS := $(TEST_HEADERS) $(TOOL_HEADERS) $(TRAIN_HEADERS) tests/fuzz/fuzz.h
-FUZZ_JUDGES  := $(addprefix tests/reference/,exact.c naive.c oracle.c pipeline.c)
+FUZZ_JUDGES  := $(addprefix tests/reference/,exact.c naive.c oracle.c pipeline.c steps.c)
 FUZZ_FLAGS   := -g1 -O2 -DFUZZ_LIBFUZZER -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 MINUTES      ?= 9
 

@@ -6,6 +6,7 @@
 #include "../reference/naive.h"
 #include "../reference/oracle.h"
 #include "../reference/pipeline.h"
+#include "../reference/steps.h"
 #include "tools/command/graph_dot.h"
 #include "tools/command/schedule_csv.h"
 
@@ -207,6 +208,7 @@ static void lower_it(road *r) {
     cf_simulate_desc times = {0};
     cf_timeline *timeline = NULL;
     cf_error error = fuzz_error();
+    const char *fault;
     desc.timing = times.timing = r->order.timing;
     FUZZ_CHECK(fuzz_result(cf_schedule_lower(r->plan, r->schedule, &desc, &r->lowered, &error), &error),
                "cf_schedule_lower: %s", error.text);
@@ -214,6 +216,8 @@ static void lower_it(road *r) {
                "the lowered schedule: %s", error.text);
     FUZZ_CHECK(fuzz_result(cf_simulate(r->plan, r->lowered, &times, &timeline, &error), &error),
                "cf_simulate of the lowered schedule: %s", error.text);
+    fault = pipeline_lowered_fault(r->schedule, r->lowered);
+    FUZZ_CHECK(fault == NULL, "the lowered schedule: %s", fault);
     FUZZ_CHECK(timeline->makespan == r->timeline->makespan, "makespan %.17g lowered, %.17g before", timeline->makespan,
                r->timeline->makespan);
     cf_timeline_free(timeline);
@@ -221,40 +225,25 @@ static void lower_it(road *r) {
 
 /* ---- running ---- */
 
-/* Walks through a stage's steps; what comes into use goes out of it again. */
-static void walk(const road *r, const cf_steps *steps) {
-    int64_t i, live = 0, most = 0, states = 0, boundaries = 0;
-    for (i = 0; i < steps->n; i++) {
-        const cf_step *step = &steps->steps[i];
-        int pass = step->action.pass, reads = pass == CF_F && !step->action.keep &&
-                                              r->lowered->shape.replay == CF_REPLAY_LOCAL &&
-                                              !r->lowered->shape.forward_only;
-        live += step->action.keep;
-        most = live > most ? live : most;
-        live -= pass == CF_B || pass == CF_W;
-        FUZZ_CHECK(step->live == live, "%lld chunks are kept, not %d", (long long)live, step->live);
-        if (pass > CF_W) boundaries += step->input >= 0 ? 1 : -1;
-        else boundaries += (step->output >= 0) - (step->input >= 0 && !reads);
-    }
-    for (i = 0; i < steps->n_paths; i++) states += steps->paths[i].first <= steps->paths[i].last;
-    FUZZ_CHECK(live == 0 && boundaries == 0 && states == steps->n_paths, "slots are still in use at the end");
-    FUZZ_CHECK(most == steps->n_slots && most == r->timeline->peak_live[steps->stage],
-               "%lld slots in the steps, %lld counted, %lld on paper", (long long)steps->n_slots, (long long)most,
-               (long long)r->timeline->peak_live[steps->stage]);
-}
-
+/* Slots are judged always, and all of the steps where the rows of chunks add up to something. */
 static void run_it(road *r) {
     cf_capacity capacity = {0};
+    cf_steps *steps[MOST_STAGES] = {NULL};
+    const char *fault;
     int64_t stage;
     for (stage = 0; stage < r->lowered->shape.n_stages; stage++) {
         cf_error error = fuzz_error();
-        cf_steps *steps = NULL;
-        FUZZ_CHECK(fuzz_result(cf_steps_make(r->plan, r->lowered, stage, 0, NULL, &steps, &error), &error),
+        FUZZ_CHECK(fuzz_result(cf_steps_make(r->plan, r->lowered, stage, 0, NULL, &steps[stage], &error), &error),
                    "cf_steps_make: %s", error.text);
-        walk(r, steps);
-        FUZZ_CHECK(cf_steps_capacity(r->plan, steps, &capacity, NULL) == CF_OK, "no capacity");
-        cf_steps_free(steps);
+        fault = steps_slots_fault(r->lowered, steps[stage]);
+        FUZZ_CHECK(fault == NULL, "the steps: %s", fault);
+        FUZZ_CHECK(steps[stage]->n_slots == r->timeline->peak_live[stage], "%lld slots in the steps, %lld on paper",
+                   (long long)steps[stage]->n_slots, (long long)r->timeline->peak_live[stage]);
+        FUZZ_CHECK(cf_steps_capacity(r->plan, steps[stage], &capacity, NULL) == CF_OK, "no capacity");
     }
+    fault = r->wild > 0 || r->schedule->n_actions > MOST_JUDGED ? NULL : steps_fault(r->plan, r->lowered, steps, 0);
+    FUZZ_CHECK(fault == NULL, "the steps: %s", fault);
+    for (stage = 0; stage < MOST_STAGES; stage++) cf_steps_free(steps[stage]);
 }
 
 /* ---- the graph ---- */

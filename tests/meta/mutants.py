@@ -599,7 +599,7 @@ def link(build, folder, part):
     kin = [f"{build}/test/command/{f}.o" for f in KIN]
     fuzz = make("fuzz", "-std=c99", "-I.", "-O1", *LINKED, *sorted(glob.glob("tests/fuzz/*.c")), mutants[0], *kin,
                 *(f"tools/command/{f}.c" for f in FUZZED),
-                *(f"{build}/test/{f}.o" for f in ("exact", "naive", "oracle", "pipeline")))
+                *(f"{build}/test/{f}.o" for f in ("exact", "naive", "oracle", "pipeline", "steps")))
     trainer = make("trainer", library(f"{folder}/train.o", "-D_XOPEN_SOURCE=700", "-DTRAIN_FLOAT64", *LINKED,
                                       source=TRAINER), mutants[0])
     others = [f"{build}/test/{f}.o" for f in ("test_best", "test_bounds", "test_known", "exact", "forest", "naive",

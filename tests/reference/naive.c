@@ -244,7 +244,7 @@ typedef struct places {
     int keep;
 } places;
 
-/* Where everything stands. Actions on a stage that is not theirs stand nowhere. */
+/* The place of every pass. Actions on a stage that is not theirs have none. */
 typedef struct book {
     const cf_plan *plan;
     const cf_schedule *s;
@@ -496,8 +496,8 @@ static int64_t last_read(const book *b, int64_t group, int64_t v) {
     return last;
 }
 
-/* Where gradients of a group's K and V begin: at the backward of its last chunk or, where others continue that one, at
-   the F of the first of them. */
+/* Returns where gradients of a group's K and V begin: at the backward of its last chunk or, where others continue that
+   one, at the F of the first of them. */
 static int64_t gradient_from(const book *b, const cf_group *group, int64_t v) {
     int64_t last = group->first_chunk + group->n_chunks - 1, i;
     for (i = last + 1; i < b->first + b->n; i++)

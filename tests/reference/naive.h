@@ -69,8 +69,8 @@ double naive_longest(const cf_graph *graph, const cf_schedule *lists, int slots,
 /* Rows of a chunk that those which continue it see: its group's, between its prefix and the next one's. */
 int64_t naive_state(const cf_plan *plan, int64_t chunk);
 
-/* What a stage holds while each action of its list runs, as cf_schedule_loads says it: (actions x n_virtual) records.
-   The schedule must be sound. */
+/* Counts what a stage holds while each action of its list runs, as cf_schedule_loads does: (actions x n_virtual)
+   records. The schedule must be sound. */
 void naive_loads(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, cf_memory_load *loads);
 
 /* The most that a stage holds at once. */

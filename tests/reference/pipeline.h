@@ -29,8 +29,8 @@ double pipeline_transfer(const cf_plan *plan, const cf_timing *timing, int64_t c
 /* Seconds of a pass of a chunk on virtual stage v, by the words of cf_stage_cost and cf_timing. */
 double pipeline_seconds(const cf_plan *plan, const cf_timing *timing, int64_t v, int64_t chunk, int pass);
 
-/* What is wrong with a timeline: of each action its times, of all of them their sums and bounds, of each stage its
-   peaks, in bytes as well. */
+/* Judges a timeline: of each action its times, of all of them their sums and bounds, of each stage its peaks, in bytes
+   as well. */
 const char *pipeline_times_fault(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing,
                                  const cf_bytes *bytes, const cf_timeline *timeline);
 

@@ -236,7 +236,7 @@ void problem_draw(harness_rng *rng, const problem_wants *wants, problem *p) {
 
 /* ---- making ---- */
 
-/* All that follows from a rank's schedule. Returns the first failure. */
+/* Times a rank's schedules and makes their steps. */
 static cf_result make_rank(const problem *p, problem_rank *r, cf_error *error) {
     cf_simulate_desc how = {0};
     cf_result result;
@@ -255,7 +255,7 @@ static cf_result make_rank(const problem *p, problem_rank *r, cf_error *error) {
     return result;
 }
 
-static cf_result make_in_step(problem *p, const cf_lower_desc *lower, cf_error *error) {
+static cf_result order_in_step(problem *p, const cf_lower_desc *lower, cf_error *error) {
     cf_result result = cf_columns_make(p->plan, &p->pack.cost, NULL, &p->columns, error);
     int64_t rank;
     if (result == CF_OK) result = cf_schedule_make(p->columns, &p->desc, &p->list, error);
@@ -264,26 +264,34 @@ static cf_result make_in_step(problem *p, const cf_lower_desc *lower, cf_error *
         problem_rank *r = &p->ranks[rank];
         result = cf_columns_schedule(p->plan, p->list, rank, NULL, &r->schedule, error);
         if (result == CF_OK) result = cf_columns_schedule(p->plan, p->lowered_list, rank, NULL, &r->lowered, error);
-        if (result == CF_OK) result = make_rank(p, r, error);
     }
     return result;
 }
 
-cf_result problem_make(problem *p) {
+cf_result problem_order(problem *p) {
     problem_rank *own = problem_own(p);
     cf_lower_desc lower = {0};
     cf_result result = CF_OK;
     cf_error error = {0};
     lower.timing = p->desc.timing;
     if (p->pack.lockstep) {
-        result = make_in_step(p, &lower, &error);
+        result = order_in_step(p, &lower, &error);
     } else {
         if (!p->is_random) result = cf_schedule_make(p->plan, &p->desc, &own->schedule, &error);
         if (result == CF_OK) result = cf_schedule_lower(p->plan, own->schedule, &lower, &own->lowered, &error);
-        if (result == CF_OK) result = make_rank(p, own, &error);
     }
     if (result != CF_OK && (result != CF_ERROR_INFEASIBLE || strncmp(error.field, "limits.", 7) != 0))
         FAIL("%s", error.text);
+    return result;
+}
+
+cf_result problem_make(problem *p) {
+    cf_result result = problem_order(p);
+    cf_error error = {0};
+    int64_t rank;
+    for (rank = 0; rank < p->plan->n_ranks && result == CF_OK; rank++)
+        if (p->ranks[rank].schedule != NULL && (result = make_rank(p, &p->ranks[rank], &error)) != CF_OK)
+            FAIL("%s", error.text);
     return result;
 }
 
@@ -291,7 +299,7 @@ void problem_free(problem *p) {
     int64_t rank, stage;
     for (rank = 0; rank < PROBLEM_MOST_RANKS; rank++) {
         problem_rank *r = &p->ranks[rank];
-        for (stage = 0; stage < PROBLEM_MOST_STAGES; stage++) {
+        for (stage = 0; stage < PROBLEM_MOST_STAGES && r->times != NULL; stage++) {
             cf_steps_free(r->steps[stage]);
             cf_steps_free(r->lowered_steps[stage]);
         }
@@ -323,7 +331,7 @@ static const char *plan_fault(const problem *p) {
     return fault;
 }
 
-/* What holds for the columns holds for every rank. */
+/* Every rank keeps to the limits of the columns. */
 static const char *room_fault(const problem *p, const cf_schedule *s) {
     int64_t stage;
     for (stage = 0; stage < s->shape.n_stages; stage++) {

@@ -21,8 +21,8 @@
 #define PROBLEM_MOST_STAGES 8
 #define PROBLEM_MOST_RANKS 16
 
-/* What may be drawn. All zero: lists of up to 16 sequences on 1 or 2 ranks and up to 6 stages, and schedules of all
-   kinds with costs and limits. */
+/* The choice of what is drawn. All zero: lists of up to 16 sequences on 1 or 2 ranks and up to 6 stages, and schedules
+   of all kinds with costs and limits. */
 typedef struct problem_wants {
     int64_t sequences;    /* the most. 0: 16 */
     int64_t ranks;        /* the most. 0: 2 */
@@ -32,7 +32,7 @@ typedef struct problem_wants {
     int random;           /* 1: these, a sound schedule in random order instead of a kind, and uneven costs */
 } problem_wants;
 
-/* What one rank has. NULL: it was not made. */
+/* All that one rank has. NULL: it was not made. */
 typedef struct problem_rank {
     cf_schedule *schedule, *lowered;
     cf_timeline *times, *lowered_times;
@@ -59,8 +59,9 @@ typedef struct problem {
 /* wants: NULL is all zeros. */
 void problem_draw(harness_rng *rng, const problem_wants *wants, problem *p);
 
-/* Makes the rest: CF_OK, CF_ERROR_INFEASIBLE where the limits allow no schedule, or another code, which fails the test.
-   All that is made can be freed in any case. */
+/* Makes schedules and lowered ones; or these, times and steps. CF_OK, CF_ERROR_INFEASIBLE where the limits allow no
+   schedule, or another code, which fails the test. All that is made can be freed in any case. */
+cf_result problem_order(problem *p);
 cf_result problem_make(problem *p);
 
 /* NULL, or the first rule that something breaks: of the plan by itself and as one relation, of each rank's lists, of

@@ -126,7 +126,7 @@ const char *steps_slots_fault(const cf_schedule *schedule, const cf_steps *steps
 
 /* ---- paths ---- */
 
-/* What has run on a stage, by virtual stage and chunk, and which groups have added to their gradient. */
+/* Passes that have run on a stage, by virtual stage and chunk, and which groups have added to their gradient. */
 typedef struct done {
     const cf_plan *plan;
     const cf_steps *steps;
@@ -281,7 +281,7 @@ static int is_tensor(const tensor *t, int64_t chunk, int64_t stage, int kind) {
     return t->chunk == chunk && t->stage == stage && t->kind == kind;
 }
 
-/* What a pass must find in its input slot, or -1 in place of a slot. */
+/* Runs a pass: its input slot must have the right tensor, or be -1 where it reads none. */
 static const char *play_pass(const cf_schedule *s, const cf_step *step, tensor *buffers) {
     const cf_action *a = &step->action;
     int64_t last = s->shape.n_stages * s->shape.n_virtual - 1;

@@ -451,7 +451,7 @@ static void mutate(uint64_t seed, int lowered, int trees, int rounds) {
         cf_error error;
         cf_result result;
         problem_draw(&rng, &wants, &p);
-        if (problem_make(&p) == CF_OK) {
+        if (problem_order(&p) == CF_OK) {
             s = naive_copy(lowered ? problem_own(&p)->lowered : problem_own(&p)->schedule);
             if (s->n_actions > 0) s = damage(&rng, s);
             if (harness_chance(&rng, 0.2) && s->n_actions > 0) s = damage(&rng, s);
@@ -724,7 +724,7 @@ TEST(needs_are_those_of_the_rules) {
         problem p;
         problem_draw(&rng, NULL, &p);
         p.desc.budget = 2;
-        if (problem_make(&p) == CF_OK && problem_own(&p)->schedule->n_actions < 900) {
+        if (problem_order(&p) == CF_OK && problem_own(&p)->schedule->n_actions < 900) {
             check_needs(p.plan, problem_own(&p)->schedule);
             check_needs(p.plan, problem_own(&p)->lowered);
             n++;

@@ -1017,7 +1017,7 @@ static cf_schedule *draw(harness_rng *rng, int64_t sequences, int64_t ranks, pro
     wants.ranks = ranks;
     problem_draw(rng, &wants, p);
     if (harness_chance(rng, 0.5)) return naive_copy(problem_own(p)->schedule);
-    CHECK_INT(problem_make(p), CF_OK);
+    CHECK_INT(problem_order(p), CF_OK);
     return naive_copy(problem_own(p)->lowered);
 }
 

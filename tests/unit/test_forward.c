@@ -1,5 +1,4 @@
-/* Schedules without backwards: of batches with trees and without, made, judged, timed, run, lowered and written. What
-   is held is counted here from the lists and the links of the plan alone. */
+/* Schedules without backwards, of lists and trees: judged, and what their times, graphs and texts are. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -9,38 +8,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 20 };
-
-typedef struct batch {
-    int64_t n, lengths[MOST];
-    cf_share shares[MOST];
-    cf_pack_desc desc;
-} batch;
-
 /* Sums in another order differ by rounding. */
 static int close_to(double a, double b) { return a <= b * (1 + 1e-12) && b <= a * (1 + 1e-12); }
 
 static int64_t below(harness_rng *rng, int64_t n) { return harness_between(rng, 0, n - 1); }
 
-/* Half of the batches share nothing. */
-static cf_plan *draw(harness_rng *rng, batch *b) {
-    cf_plan *plan = NULL;
-    int64_t i, sharing = below(rng, 2);
-    memset(b, 0, sizeof *b);
-    b->n = 1 + below(rng, MOST);
-    for (i = 0; i < b->n; i++) {
-        int64_t with = i > 0 ? below(rng, i) : 0, most;
-        b->lengths[i] = below(rng, 120);
-        most = b->lengths[i] < b->lengths[with] ? b->lengths[i] : b->lengths[with];
-        b->shares[i].with = with;
-        if (i > 0 && below(rng, 6) > 0) b->shares[i].tokens = below(rng, most + 1);
-    }
-    b->desc.chunk_size = 4 + below(rng, 24);
-    b->desc.share_least = 1;
-    b->desc.n_ranks = 1 + below(rng, 2);
-    if (sharing) b->desc.shares = b->shares;
-    if (cf_pack(b->lengths, b->n, &b->desc, &plan, NULL) != CF_OK) FAIL("cf_pack");
-    return plan;
+/* Lists and trees. */
+static void draw(harness_rng *rng, problem *p) {
+    problem_wants wants = {0};
+    wants.trees = 1;
+    problem_draw(rng, &wants, p);
 }
 
 static cf_schedule_desc describe(harness_rng *rng, const cf_plan *plan) {
@@ -54,11 +31,6 @@ static cf_schedule_desc describe(harness_rng *rng, const cf_plan *plan) {
     desc.shape.forward_only = 1;
     desc.split_backward = (int)below(rng, 2);
     return desc;
-}
-
-static int64_t parent_of(const cf_plan *plan, int64_t group) {
-    int64_t up = plan->chunks[plan->groups[group].first_chunk].up;
-    return up >= 0 ? plan->chunks[up].group : -1;
 }
 
 /* ---- the makespan, from the lists ---- */
@@ -119,15 +91,13 @@ static void check_written(const cf_schedule *s, int wanted) {
 }
 
 TEST(forwards_alone_are_sound_and_let_everything_go) {
-    problem_wants wants = {0};
     int64_t round, n = harness_rounds(150, 30);
-    wants.trees = 1;
     for (round = 0; round < n; round++) {
         harness_rng rng = {20261126 + (uint64_t)round};
         problem p;
         problem_rank *r;
         cf_search_report report;
-        problem_draw(&rng, &wants, &p);
+        draw(&rng, &p);
         memset(&report, 0, sizeof report);
         p.desc = describe(&rng, p.plan);
         p.desc.report = &report;
@@ -144,18 +114,19 @@ TEST(forwards_alone_are_sound_and_let_everything_go) {
 
 /* ---- the validator ---- */
 
-/* Whether a list of forwards on one stage is sound, from the words: every chunk once, groups upwards, the chunks of a
-   tree in plan order. */
+static int64_t root_of(const cf_plan *plan, int64_t chunk) {
+    while (plan->chunks[chunk].up >= 0) chunk = plan->chunks[chunk].up;
+    return chunk;
+}
+
+/* A list of forwards on one stage is sound, from the words: every chunk once, those of a group or tree in the order of
+   the plan. */
 static int is_sound(const cf_plan *plan, const cf_action *list, int64_t n) {
     int64_t i, j;
     for (i = 0; i < n; i++)
-        for (j = i + 1; j < n; j++) {
-            int64_t a = plan->chunks[list[i].chunk].group, b = plan->chunks[list[j].chunk].group;
-            if (list[i].chunk == list[j].chunk) return 0;
-            while (a >= 0 && parent_of(plan, a) >= 0) a = parent_of(plan, a);
-            while (b >= 0 && parent_of(plan, b) >= 0) b = parent_of(plan, b);
-            if (a >= 0 && a == b && list[i].chunk > list[j].chunk) return 0;
-        }
+        for (j = i + 1; j < n; j++)
+            if (list[i].chunk >= list[j].chunk && root_of(plan, list[i].chunk) == root_of(plan, list[j].chunk))
+                return 0;
     return 1;
 }
 
@@ -163,13 +134,15 @@ TEST(the_validator_takes_sound_orders_of_forwards_and_no_others) {
     harness_rng rng = {20261127};
     int64_t round, n = harness_rounds(3000, 600), sound = 0, unsound = 0;
     for (round = 0; round < n; round++) {
-        batch b;
-        cf_plan *plan = draw(&rng, &b);
+        problem p;
+        const cf_plan *plan;
         cf_schedule_desc desc = {0};
         cf_schedule *s = NULL;
         int64_t swaps;
         int wanted;
         cf_error error = {0};
+        draw(&rng, &p);
+        plan = p.plan;
         desc.shape.forward_only = 1;
         REQUIRE(cf_schedule_make(plan, &desc, &s, NULL) == CF_OK);
         for (swaps = s->n_actions > 1 ? below(&rng, 3) : 0; swaps > 0; swaps--) {
@@ -183,7 +156,7 @@ TEST(the_validator_takes_sound_orders_of_forwards_and_no_others) {
         sound += wanted;
         unsound += !wanted;
         cf_schedule_free(s);
-        cf_plan_free(plan);
+        problem_free(&p);
     }
     CHECK(sound > n / 20 && unsound > n / 20);
     harness_report("%d sound, %d not", (int)sound, (int)unsound);
@@ -244,13 +217,15 @@ TEST(forwards_alone_keep_to_limits_of_state_and_bytes) {
     harness_rng rng = {20261128};
     int64_t round, n = harness_rounds(400, 80), tight = 0;
     for (round = 0; round < n; round++) {
-        batch b;
-        cf_plan *plan = draw(&rng, &b);
-        cf_schedule_desc desc = describe(&rng, plan);
+        problem p;
+        const cf_plan *plan;
+        cf_schedule_desc desc;
         cf_schedule *s = NULL;
         cf_timeline *t = NULL;
         cf_error error = {0};
         int64_t most = 0, stage, bytes = below(&rng, 2);
+        draw(&rng, &p);
+        plan = p.plan, desc = describe(&rng, plan);
         REQUIRE(cf_schedule_make(plan, &desc, &s, NULL) == CF_OK && cf_simulate(plan, s, NULL, &t, NULL) == CF_OK);
         if (desc.shape.n_virtual == 1)
             for (stage = 0; stage < s->shape.n_stages; stage++)
@@ -273,7 +248,7 @@ TEST(forwards_alone_keep_to_limits_of_state_and_bytes) {
             tight++;
             cf_schedule_free(s);
         }
-        cf_plan_free(plan);
+        problem_free(&p);
     }
     CHECK(tight > n / 8);
 }

@@ -274,55 +274,6 @@ TEST(in_step_costs_little) {
     CHECK(sum / 40 <= 1.0035); /* 1.0033 as measured */
 }
 
-TEST(steps_say_which_backward_is_the_last) {
-    int round;
-    for (round = 0; round < 60; round++) {
-        harness_rng rng = {36000 + (uint64_t)round};
-        in_step t;
-        int64_t left[8], said[8], stage, v, i; /* of each virtual stage: backwards, and those that are the last */
-        draw(&rng, &t);
-        memset(&t.order.limits, 0, sizeof t.order.limits);
-        t.order.shape.forward_only = 0;
-        REQUIRE(make(&t, 1));
-        for (stage = 0; stage < t.list->shape.n_stages; stage++) {
-            cf_steps *steps = NULL;
-            for (v = 0; v < 8; v++) left[v] = t.plan->n_steps, said[v] = 0;
-            REQUIRE(cf_steps_make(t.plan, t.schedules[0], stage, 0, NULL, &steps, NULL) == CF_OK);
-            for (i = 0; i < steps->n; i++) {
-                const cf_step *step = &steps->steps[i];
-                int ends = step->action.pass == CF_B || step->action.pass == CF_W;
-                CHECK_INT(step->last_backward, ends && --left[step->action.stage] == 0);
-                said[step->action.stage] += step->last_backward;
-            }
-            for (v = 0; v < t.list->shape.n_stages * t.list->shape.n_virtual; v++)
-                CHECK_INT(said[v], t.plan->n_steps > 0 && naive_stage(t.list, v) == stage);
-            cf_steps_free(steps);
-        }
-        drop(&t);
-    }
-}
-
-TEST(packing_in_step_needs_what_pack_size_says) {
-    int i;
-    for (i = 0; i < harness_rounds(1000, 200); i++) {
-        harness_rng rng = {37000 + (uint64_t)i};
-        in_step t;
-        cf_plan *plan = NULL;
-        void *memory;
-        size_t bytes = 0;
-        draw(&rng, &t);
-        REQUIRE(cf_pack(t.lengths, t.n, &t.pack, &t.plan, NULL) == CF_OK);
-        REQUIRE(cf_pack_size(t.lengths, t.n, &t.pack, &bytes, NULL) == CF_OK);
-        REQUIRE((memory = malloc(bytes)) != NULL);
-        REQUIRE(cf_pack_into(t.lengths, t.n, &t.pack, memory, bytes, &plan, NULL) == CF_OK);
-        CHECK_INT(plan->n_chunks, t.plan->n_chunks);
-        CHECK(memcmp(plan->chunks, t.plan->chunks, (size_t)plan->n_chunks * sizeof *plan->chunks) == 0);
-        CHECK(memcmp(plan->slices, t.plan->slices, (size_t)plan->n_slices * sizeof *plan->slices) == 0);
-        free(memory);
-        drop(&t);
-    }
-}
-
 /* ---- planted faults ---- */
 
 /* One rank takes another sound order of its own columns: whoever sees a difference, both see it. */
@@ -659,8 +610,7 @@ TEST(lockstep_survives_without_memory) {
 
 SUITE(lockstep, CASE(columns_are_what_they_stand_for),
       CASE(columns_take_as_long_as_the_dearest_rank_at_each_position),
-      CASE(a_plain_plan_is_not_in_step), CASE(in_step_costs_little), CASE(steps_say_which_backward_is_the_last),
-      CASE(packing_in_step_needs_what_pack_size_says), CASE(ranks_out_of_step_are_refused),
+      CASE(a_plain_plan_is_not_in_step), CASE(in_step_costs_little), CASE(ranks_out_of_step_are_refused),
       CASE(ranks_that_wait_for_each_other_in_a_circle_are_refused), CASE(what_cannot_be_in_step_is_named),
       CASE(ranks_of_different_shapes_are_refused), CASE(a_ranks_part_of_columns_is_not_lowered),
       CASE(what_cannot_be_dealt_evenly_stays_where_it_fits),

@@ -11,7 +11,23 @@
 
 /* ---- all of it ---- */
 
-/* What a stage holds at each moment. */
+/* The same plan in memory of the caller's, as much as cf_pack_size says. */
+static void check_into(const problem *p) {
+    cf_plan *same = NULL;
+    size_t bytes = 0;
+    void *memory;
+    REQUIRE(cf_pack_size(p->lengths, p->n, &p->pack, &bytes, NULL) == CF_OK);
+    memory = harness_guard_new(bytes);
+    if (CHECK_INT(cf_pack_into(p->lengths, p->n, &p->pack, memory, bytes, &same, NULL), CF_OK)) {
+        CHECK(same->n_slices == p->plan->n_slices && same->n_chunks == p->plan->n_chunks);
+        CHECK(memcmp(same->chunks, p->plan->chunks, (size_t)same->n_chunks * sizeof *same->chunks) == 0);
+        CHECK(memcmp(same->slices, p->plan->slices, (size_t)same->n_slices * sizeof *same->slices) == 0);
+        CHECK(memcmp(same->groups, p->plan->groups, (size_t)same->n_groups * sizeof *same->groups) == 0);
+    }
+    harness_guard_free(memory);
+}
+
+/* Compares what a stage holds at each moment. */
 static void check_loads(const problem *p, const cf_schedule *s) {
     int64_t stage;
     for (stage = 0; stage < s->shape.n_stages; stage++) {
@@ -93,7 +109,7 @@ static void check_validators(const problem *p) {
     if (cf_ranks_validate(p->plan, lowered, NULL, NULL, &error) != CF_OK) FAIL("lowered ranks: %s", error.text);
 }
 
-/* How many were made, by kind of plan and of schedule. */
+/* Counts of what was made, by kind of plan and of schedule. */
 typedef struct tally {
     int made, refused, n_trees, n_step, n_gangs, n_forwards, kinds[CF_SCHEDULE_COUNT];
 } tally;
@@ -121,6 +137,7 @@ static tally judge_all(uint64_t first, int rounds, const problem_wants *wants) {
         const char *fault;
         problem p;
         problem_draw(&rng, wants, &p);
+        if (round % 4 == 0) check_into(&p);
         if (problem_make(&p) == CF_OK) {
             check_validators(&p);
             count(&t, &p);

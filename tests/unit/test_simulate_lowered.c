@@ -64,7 +64,7 @@ TEST(agrees_with_the_slow_simulator) {
         cf_timeline *t = NULL;
         const char *fault;
         problem_draw(&rng, &wants, &p);
-        REQUIRE(problem_make(&p) == CF_OK);
+        REQUIRE(problem_order(&p) == CF_OK);
         desc = plain(p.desc.timing);
         other = shuffle(&rng, p.plan, problem_own(&p)->lowered, &moved);
         REQUIRE(CHECK_INT(cf_simulate(p.plan, other, &desc, &t, NULL), CF_OK));
@@ -210,7 +210,7 @@ TEST(measured_times_are_added_up) {
         int64_t i;
         cf_error error;
         problem_draw(&rng, &wants, &p);
-        REQUIRE(problem_make(&p) == CF_OK);
+        REQUIRE(problem_order(&p) == CF_OK);
         s = problem_own(&p)->lowered;
         CHECK_INT(cf_simulate(p.plan, s, &desc, &t, NULL), CF_OK);
         start = (double *)calloc((size_t)s->n_actions + 1, sizeof *start);
