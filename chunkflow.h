@@ -5148,13 +5148,15 @@ static cf_result cf__plan_check_lists(const cf__plan_check *check) {
 
 /* ---- every token once ---- */
 
-/* Adds a slice to what its sequences have, and takes it away behind the last of them. */
-static void cf__plan_add_slice(cf__plan_sum *sums, const cf_slice *s) {
+/* Adds a slice to what its sequences have, and takes it away behind the last of them. In a list each has one, and the
+   sums of all are started anew: taking away would touch the memory of another sequence. */
+static inline void cf__plan_add_slice(cf__plan_sum *sums, const cf_slice *s, int is_list) {
     uint64_t tokens = (uint64_t)s->length, pairs = (uint64_t)cf_slice_pairs(s->begin, s->length);
     cf__plan_sum *first = &sums[s->first], *end = first + s->n;
     first->tokens += tokens;
     first->low += pairs & UINT32_MAX;
     first->high += pairs >> 32;
+    if (is_list) return;
     first[1].shared += tokens; /* nothing, if it is the last, too */
     end->shared -= tokens;
     end->tokens -= tokens;
@@ -5187,10 +5189,13 @@ static cf_result cf__plan_wrong_sum(const cf__plan_check *check, int64_t at, int
    later one and has more pairs. Neighbours in order share what they both run through. */
 static cf_result cf__plan_check_sums(const cf__plan_check *check) {
     const cf_plan *plan = check->plan;
-    cf__plan_sum sum = {0, 0, 0, 0};
+    const cf__plan_sum none = {0, 0, 0, 0};
+    cf__plan_sum sum = none;
     int64_t i, id;
-    for (i = 0; i < plan->n_slices; i++) cf__plan_add_slice(check->sums, &plan->slices[i]);
+    int is_list = plan->order == NULL;
+    for (i = 0; i < plan->n_slices; i++) cf__plan_add_slice(check->sums, &plan->slices[i], is_list);
     for (i = 0; i < plan->n_sequences; i++) {
+        if (is_list) sum = none;
         id = plan->order != NULL ? plan->order[i] : i;
         sum.tokens += check->sums[i].tokens;
         sum.shared += check->sums[i].shared;
