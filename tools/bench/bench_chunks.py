@@ -6,10 +6,12 @@
 
 Each batch is one sequence of the first length and short ones. Every way runs in a process of its own, one thread,
 fp32; the ways take turns, and the table has medians of the rounds. Bytes are the most that the process held during the
-step, less what it held with the model alone. Whole sequences run one at a time, since padding and packing only cost
-more; the low-memory recipe checkpoints every layer and takes the loss 1,024 rows at a time.
+step, less what it held with the model alone; the C library gives large blocks back at once. Whole sequences run one at
+a time, since padding and packing only cost more; the low-memory recipe checkpoints every layer and takes the loss 1,024
+rows at a time.
 """
 import argparse
+import os
 import pathlib
 import re
 import resource
@@ -104,12 +106,13 @@ def main():
     options = parser.parse_args()
     if options.measure:
         return measure(options.measure[0], int(options.measure[1]))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "262144"}
     for longest in map(int, options.lengths.split(",")):
         found = {way: [] for way in WAYS if options.ways in way}
         for _ in range(options.rounds):
             for way, runs in found.items():
                 made = subprocess.run([sys.executable, __file__, "--measure", way, str(longest)], check=True,
-                                      capture_output=True, text=True).stdout.split()
+                                      env=environment, capture_output=True, text=True).stdout.split()
                 runs.append([float(x) for x in made])
         medians = {way: [statistics.median(x) for x in zip(*runs)] for way, runs in found.items()}
         whole = next(iter(medians.values()))

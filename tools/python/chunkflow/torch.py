@@ -632,24 +632,26 @@ class Batch:
             x, found = (x.state, total.pop(end, None)) if isinstance(x, Border) else (x, total[..., begin:end, :])
             if x.requires_grad and found is not None:
                 roots.append((x, found.to(x.dtype)))
+        for i, row in enumerate(prefix):
+            if row.requires_grad:
+                row.register_post_accumulate_grad_hook(functools.partial(self._hand_back, chunk, i))
         if roots:
             torch.autograd.backward(*map(list, zip(*roots)))
-        self._hand_back(chunk, prefix)
         if own and index == 0:
             del self.rows[group], self.sums[group], self.ends[group]
 
-    def _hand_back(self, chunk: int, prefix: list[Tensor]) -> None:
-        """Adds a backward's gradients of its prefix to what is known of them; a border's are of the last group's."""
+    def _hand_back(self, chunk: int, i: int, row: Tensor) -> None:
+        """Adds a backward's gradients of one tensor of its prefix to what is known of them, as soon as they are there,
+        and lets them go; a border's are of the last group's."""
         at, path = 0, self.path(chunk)
         for group, n in path:
-            for row, total in zip(prefix, self._sums_of(group)):
-                if row.grad is None:
-                    continue
-                if not isinstance(total, dict):
-                    total[..., :n, :] += row.grad[..., at:at + n, :]
-                elif group == path[-1][0]:
-                    total[n] = total[n] + row.grad if n in total else row.grad
+            total = self._sums_of(group)[i]
+            if not isinstance(total, dict):
+                total[..., :n, :] += row.grad[..., at:at + n, :]
+            elif group == path[-1][0]:
+                total[n] = total[n] + row.grad if n in total else row.grad
             at += n
+        row.grad = None
 
     def _sums_of(self, group: int) -> list[Tensor | dict[int, Tensor]]:
         """What was found for a group's rows: nothing yet in the first backward that sees them, which is that of its
@@ -737,10 +739,9 @@ class Step:
         """group: the ranks among which chunks are dealt out (default: all of them). share: compute once what sequences
         have in common, from so many first tokens on (0: nothing); once: see Batch. Equal tokens must mean the same: no
         images, no routes that were recorded for one of them. outputs: see Batch. The other options are those
-        of chunkflow.pack; with
-        lockstep=1, and with gang=2 or more, all ranks run the same kinds of passes in the same order, and a module that fully_shard has sharded
-        gathers and frees its weights in every pass, as it was told to. In a pass that keeps nothing the head may be
-        left out: it must not be sharded by itself."""
+        of chunkflow.pack; with lockstep=1, and with gang=2 or more, all ranks run the same kinds of passes in the same
+        order, and a module that fully_shard has sharded gathers and frees its weights in every pass, as it was told
+        to. In a pass that keeps nothing the head may be left out: it must not be sharded by itself."""
         self.module, self.forward, self.chunk_size, self.k, self.seed = module, forward, chunk_size, k, seed
         self.loss, self.group, self.share, self.once, self.options = loss, group, share, once, options
         self.outputs = outputs
