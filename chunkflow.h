@@ -8561,14 +8561,16 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
    Beats are for several rows. Chunk i begins on virtual stage v at i + beat x v, and comes back there later by a beat
    for each virtual stage on its way; passes go in that order. With a beat of 1/2 on four virtual stages chunk 0 begins
    at 0, 1/2, 1 and 3/2, and chunk 1 at 1, 3/2, 2 and 5/2. The longer a beat, the more chunks are under way. Cut
-   backwards keep strictly to that order, for W fills the gaps.
+   backwards keep strictly to that order, for W fills the gaps. Whole ones go as soon as they can, but no virtual stage
+   has more chunks under way than its beats allow: with the beat above virtual stage 0 starts its 6th chunk only after
+   a backward.
    ================================================================================================================ */
 
 typedef struct cf__dispatch_policy {
     int split;     /* backwards are cut into I and W */
     int64_t turns; /* above 0: forwards and backwards take turns once the first stage is so many forwards ahead */
     double beat;   /* above 0: passes go by their beats, which come so many chunks later on each virtual stage */
-    int64_t full;  /* above 0: no stage keeps more chunks */
+    int steep;     /* in a V, beats to a later stage count twice; 2: backwards also begin 2.5 beats later */
     int starves;   /* no forward goes before a backward to feed the next stage */
 } cf__dispatch_policy;
 
@@ -8631,6 +8633,7 @@ typedef struct cf__dispatch_worker {
 typedef struct cf__dispatch_row {
     int64_t state;     /* tokens of state for which there is room */
     int32_t n_started; /* units that have started there, which in plans with trees they do in order */
+    int32_t n_open;    /* chunks that have been forward there and not backward */
 } cf__dispatch_row;
 
 typedef struct cf__dispatch {
@@ -8638,6 +8641,7 @@ typedef struct cf__dispatch {
     const cf__pipeline *pipe;
     const cf__bounds_paths *paths;
     cf__dispatch_policy policy;
+    int64_t full;         /* above 0: no stage keeps more chunks */
     int32_t *kept;        /* (n_units x n_v) chunks that a unit keeps on a virtual stage */
     cf__dispatch_row *rows; /* (n_v) */
     cf__pipe_room most;   /* what any unit takes on one virtual stage, at most */
@@ -8799,11 +8803,20 @@ static void cf__dispatch_count(cf__dispatch *d, const cf__pipe_unit *unit) {
         }
 }
 
-/* Virtual stages from the first one on that a pass has behind it, in forwards. A whole backward counts twice. */
+/* Returns how many steps on the way to virtual stage v lead to a later stage of a V, if the beat is steep. */
+static int64_t cf__dispatch_steps_down(const cf__dispatch *d, int64_t v) {
+    int64_t row = d->row_of[v];
+    if (d->policy.steep == 0) return 0;
+    return (row + 1) / 2 * (d->pipe->shape.n_stages - 1) + (row % 2 == 0 ? d->stage_of[v] : 0);
+}
+
+/* Returns the beats before a forward, or any other pass, begins on virtual stage v. A whole backward lasts two. */
 static double cf__dispatch_way_to(const cf__dispatch *d, int place, int64_t v) {
-    int64_t n_v = d->pipe->n_v;
-    int returns = place >= CF__PIPE_BACK || place == CF_R;
-    return (double)(returns ? n_v + (n_v - 1 - v) * (d->policy.split ? 1 : 2) : v);
+    int64_t last = d->pipe->n_v - 1, steps = last - v, down = cf__dispatch_steps_down(d, v);
+    int64_t most = cf__dispatch_steps_down(d, last);
+    if (place == CF_F) return (double)(v + down);
+    if (d->policy.steep > 0) steps += steps - (most - down);
+    return (double)(last + most + 1 + steps * (d->policy.split ? 1 : 2)) + (d->policy.steep == 2 ? 2.5 : 0);
 }
 
 /* Returns the beat of a pass. Chunks begin one step after the other: those of a unit in order on their way there, and
@@ -8859,7 +8872,7 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
         cf__dispatch_worker *worker = &d->workers[s];
         worker->free_at = worker->ready = worker->left = worker->link_free[0] = worker->link_free[1] = 0;
         worker->room = cf__schedule_limits_of(d->maker, s);
-        if (d->policy.full > 0) worker->room.chunks = cf__min(worker->room.chunks, d->policy.full);
+        if (d->full > 0) worker->room.chunks = cf__min(worker->room.chunks, d->full);
         worker->free_bytes = worker->room.bytes;
         worker->n_forwards = worker->n_done = worker->n_dropped = worker->n_ahead = 0;
         for (q = 0; q < cf__dispatch_queues(d->maker); q++) worker->queues[q].n = 0;
@@ -8868,7 +8881,7 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
         d->stage_of[v] = (int32_t)cf__pipe_stage(d->pipe, v);
         d->row_of[v] = (int32_t)(v / d->pipe->shape.n_stages);
         d->rows[v].state = d->workers[d->stage_of[v]].room.state;
-        d->rows[v].n_started = 0;
+        d->rows[v].n_started = d->rows[v].n_open = 0;
     }
 }
 
@@ -9114,8 +9127,10 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id) {
     worker->left -= d->paths->seconds[place][cell];
     d->least = cf__most(d->least, end + worker->left);
     worker->n_forwards += place == CF_F;
-    if (place == CF_F || place == CF__PIPE_BACK)
+    if (place == CF_F || place == CF__PIPE_BACK) {
+        d->rows[v].n_open += place == CF_F ? 1 : -1;
         worker->n_ahead += (place == CF_F ? 1 : -1) * cf__pipe_keeps(&unit, CF_F, chunk);
+    }
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[place][cell] > d->give_up_at || end + worker->left > d->give_up_at * (1 + 1e-9))
         d->makespan = DBL_MAX; /* too late */
@@ -9161,13 +9176,18 @@ static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, i
 
 /* Whether a unit can start on virtual stage v. In a plan with trees all units before it must have started. The unit
    needs bytes for itself and one place. A standalone chunk also needs that place to be free where it cannot be dropped,
-   as on the last virtual stage, where its backward follows at once. In turns all places must be free. */
+   as on the last virtual stage, where its backward follows at once. In turns all places must be free. With beats and
+   whole backwards, no virtual stage has more chunks under way than it would have by its beats. */
 static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     cf__pipe_room takes, leaves;
     if (d->pipe->plan->order != NULL && d->maker->unit_of[unit->first] != d->rows[v].n_started) return 0;
     if (v < d->pipe->shape.n_stages && d->policy.turns > 0 && !d->follows && cf__dispatch_is_ahead(d, stage) &&
         !cf__pipe_has_parent(d->pipe, unit->first))
+        return 0;
+    if (d->policy.beat > 0 && !d->policy.split && cf__schedule_is_limited(d->maker) &&
+        (double)d->rows[v].n_open >=
+            cf__product(d->policy.beat, cf__dispatch_way_to(d, CF__PIPE_BACK, v) - cf__dispatch_way_to(d, CF_F, v)))
         return 0;
     takes = cf__schedule_takes(d->maker, unit, cf__dispatch_places(d, unit->k));
     leaves = cf__dispatch_leaves(d, stage, v);
@@ -9203,17 +9223,32 @@ static int32_t cf__dispatch_due(const cf__dispatch *d, cf__dispatch_worker *work
     return due;
 }
 
-/* Whether a stage that follows an order stands idle rather than run a W: the next pass comes before the W would end,
-   and the wait makes nothing longer. */
+/* Returns whether a stage stands idle rather than run a pass, because a better one comes soon and waiting makes nothing
+   longer. Where it follows an order, a W waits if the next pass comes before the W would end. Otherwise a pass waits
+   for up to half as long as it takes: any pass for a backward, and a W for any other pass, too. Only cut backwards
+   wait, for they have a W to fill the gaps with. */
 static int cf__dispatch_waits(const cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
+    int place = cf__dispatch_place(id), strict = cf__dispatch_is_strict(d), is_weight = place == CF__PIPE_W;
+    double seconds = d->paths->seconds[place][cf__dispatch_cell(id)];
     int32_t next;
-    if (!d->follows || cf__dispatch_place(id) != CF__PIPE_W) return 0;
-    next = cf__dispatch_due(d, worker);
+    if (!d->policy.split || place == CF__PIPE_BACK || (strict && !(d->follows && is_weight))) return 0;
+    next = strict ? cf__dispatch_due(d, worker) : cf__dispatch_top(worker, CF__DISPATCH_COMING);
     if (next < 0 || d->missing[next] != 0 || d->ready_at[next] <= d->now) return 0;
-    return (cf__dispatch_place(next) != CF_F || worker->room.chunks >= 1) &&
-           d->ready_at[next] < d->now + d->paths->seconds[CF__PIPE_W][cf__dispatch_cell(id)] &&
-           d->ready_at[next] + worker->left <= d->least * (1 + 1e-9);
+    if (d->ready_at[next] >= d->now + (strict ? seconds : seconds / 2)) return 0;
+    if (d->ready_at[next] + worker->left > d->least * (1 + 1e-9)) return 0;
+    place = cf__dispatch_place(next);
+    if (place == CF_F) return is_weight && worker->room.chunks >= 1;
+    return place == CF__PIPE_BACK || (is_weight && place != CF__PIPE_W);
+}
+
+/* Returns whether a stage runs a W because the next forward, whose turn it is, finds no room. */
+static int cf__dispatch_makes_room(const cf__dispatch *d, int64_t stage, int32_t forward) {
+    int64_t row;
+    if (d->follows || d->policy.turns == 0 || forward >= 0 || cf__dispatch_is_ahead(d, stage)) return 0;
+    for (row = 0; row < d->pipe->shape.n_virtual; row++)
+        if (cf__dispatch_top(&d->workers[stage], CF__DISPATCH_FRESH + row) >= 0) return 1;
+    return 0;
 }
 
 /* Whether a forward goes before a backward or replay that could run, because the next stage has too little to do until
@@ -9247,6 +9282,7 @@ static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     int32_t replay = cf__dispatch_top(worker, CF__DISPATCH_REPLAYS);
     int32_t back = cf__dispatch_top(worker, CF__DISPATCH_RETURNING), best;
     int32_t forward = cf__dispatch_best_forward(d, stage);
+    if (weight >= 0 && cf__dispatch_makes_room(d, stage, forward)) return weight;
     if (replay >= 0 && !cf__dispatch_may_replay(d, stage, replay)) replay = -1;
     best = back >= 0 ? back : replay;
     if (best < 0 || (forward >= 0 && !cf__dispatch_goes_first(d, stage, best, forward))) best = forward;
@@ -9501,7 +9537,7 @@ static int cf__search_try_dispatch(cf__search *search, double most) {
     search->n_tried++;
     search->report.n_tried++;
     d->follows = 0;
-    if (d->policy.turns > 0 && d->policy.full == 0 && !cf__search_plan(search)) return 0;
+    if (d->policy.turns > 0 && !cf__search_plan(search)) return 0;
     if (!cf__dispatch_run(d, most)) return 0;
     if (!(d->makespan < search->makespan)) return 1;
     search->makespan = d->makespan;
@@ -9520,15 +9556,17 @@ static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind, 
     cf__schedule_maker *m = &search->maker;
     cf__dispatch *d = &search->dispatch;
     int64_t p = m->desc.shape.n_stages, rows = m->desc.shape.n_virtual;
+    int made;
     memset(&d->policy, 0, sizeof d->policy);
     d->follows = 0;
     d->policy.split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     d->policy.turns = rows == 1 ? p : 2 * (p - 1) + (rows - 1) * p + 1;
     if (m->pipe.shape.placement == CF_PLACEMENT_V) d->policy.turns = p * rows;
-    d->policy.full = d->policy.split ? cf__max(m->pipe.n_v, m->most_kept * rows) : INT64_MAX;
-    if (!cf__dispatch_run(d, DBL_MAX)) return 0;
-    cf__dispatch_write(d, schedule);
-    return 1;
+    d->full = d->policy.split ? cf__max(m->pipe.n_v, m->most_kept * rows) : 0;
+    made = cf__dispatch_run(d, DBL_MAX);
+    d->full = 0;
+    if (made) cf__dispatch_write(d, schedule);
+    return made;
 }
 
 /* Writes a fixed schedule: a pattern, or Megatron's rounds, or what dispatch makes of the kind's rules; where these
@@ -9597,19 +9635,23 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
 
 /* Tries policies to begin with: backwards first, and without a lead where fewer chunks fit than there are stages (equal
    chunks take up to twice as long with one); on several rows beats from the soonest that a stage which is always
-   busy allows to four times as long; turns up to the room that there is, where cut backwards have no groups. */
+   busy allows to four times as long; turns up to the room that there is, where cut backwards have no groups. There two
+   steep beats of a V keep half of what 1F1B does (V-Half; Qi et al., Pipeline Parallelism with Controllable Memory,
+   2024). */
 static void cf__search_try_policies(cf__search *search) {
-    static const double beats[] = {1, 1.2, 1.5, 2, 3, 4};
+    static const double beats[] = {3, 2, 1, 1.2, 1.5, 4, 1, 1.2}; /* the last two are steep */
     const cf__schedule_maker *m = &search->maker;
     const cf__dispatch_policy plain = search->dispatch.policy;
     cf__dispatch_policy policy = plain;
     int alone = policy.split && m->n_units == m->pipe.n && m->pipe.plan->order == NULL, i;
+    int n_beats = alone && m->pipe.shape.placement == CF_PLACEMENT_V ? 8 : 6;
     int64_t most = 0, s;
     cf__search_try_policy(search, policy);
     policy.starves = m->tightest.chunks < m->desc.shape.n_stages;
     if (policy.starves) cf__search_try_policy(search, policy);
     policy.starves = 0;
-    for (i = 0; i < CF__COUNT(beats) && m->desc.shape.n_virtual > 1; i++) {
+    for (i = 0; i < n_beats && m->desc.shape.n_virtual > 1; i++) {
+        policy.steep = i < 6 ? 0 : 8 - i;
         policy.beat = beats[i] / (double)(3 * m->desc.shape.n_virtual);
         cf__search_try_policy(search, policy);
     }
