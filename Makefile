@@ -69,7 +69,7 @@ MPI_COMPILE := OMPI_CC="$(CC)" MPICH_CC="$(CC)" $(MPICC)
 ifeq ($(shell d=$$(mktemp -d) && echo 'int main(void) { return MPI_SUCCESS; }' >"$$d/t.c" && \
         $(MPI_COMPILE) -include mpi.h "$$d/t.c" -o "$$d/t" >/dev/null 2>&1 && echo yes; rm -rf "$$d"),yes)
 MPI_PROGRAMS := $(BUILD)/pipeline_mpi $(BUILD)/pipeline_mpi_f64
-MPI_TESTS    := $(addprefix $(BUILD)/test/,pipeline_mpi_f64 lockstep_mpi gangs_mpi)
+MPI_TESTS    := $(addprefix $(BUILD)/test/,pipeline_mpi_f64 lockstep_mpi cp_groups_mpi)
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
@@ -313,7 +313,7 @@ $(TEST_BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TEST_LIBRARY) $(TRAIN_
 	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) $(LINKED) -DTRAIN_FLOAT64 $(TEST_CFLAGS) $(WARN) $(LDFLAGS) \
 	    $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
-$(TEST_BUILD)/lockstep_mpi $(TEST_BUILD)/gangs_mpi: $(TEST_BUILD)/%: tests/trainer/%.c tests/trainer/ranks_mpi.h $(TEST_LIBRARY) | $(TEST_BUILD)
+$(TEST_BUILD)/lockstep_mpi $(TEST_BUILD)/cp_groups_mpi: $(TEST_BUILD)/%: tests/trainer/%.c tests/trainer/ranks_mpi.h $(TEST_LIBRARY) | $(TEST_BUILD)
 	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) -D_POSIX_C_SOURCE=200809L $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) \
 	    $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 

@@ -19,14 +19,14 @@
    The functions by task. Those of a line with ~ may change before 1.0; all others are stable: until then a function
    keeps its arguments and meaning, and a struct of options its members, to which others may be added.
        pack a batch            cf_pack, cf_pack_size + cf_pack_into (your memory), cf_pack_defaults, cf_plan_free
-         what begins alike     cf_shares_find (from tokens)
+         what begins alike     cf_shared_prefixes_find (from tokens)
        ask a plan              cf_plan_measure (fill, bounds, balance), cf_slice_pairs
        feed kernels and loss   cf_metadata_size + cf_metadata_fill (cu_seqlens, positions, targets), cf_loss_weights
-     ~   rows of other ranks   cf_gang_pieces
+     ~   rows of other ranks   cf_kv_sources
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
                                cf_schedule_free
        time them               cf_simulate, cf_timeline_free
-     ~ ranks in step           cf_columns_make, cf_columns_schedule, cf_ranks_validate
+     ~ ranks in step           cf_lockstep_plan, cf_lockstep_schedule, cf_lockstep_validate
        add the transfers       cf_schedule_lower
        run them                cf_steps_make, cf_steps_size + cf_steps_into, cf_steps_free, cf_chunk_seed
          in buffers as large   cf_steps_capacity
@@ -88,13 +88,14 @@
        }
 
    Words. sequence: one training sample. chunk: at most chunk_size tokens that go through the model together. slice: a
-   contiguous piece of one sequence inside a chunk. standalone chunk: whole sequences only. group: the chunks of one
-   split sequence, in order; they are dependent chunks. prefix: the tokens of the group before a chunk. hybrid chunk: a
-   group's last chunk whose free space holds whole short sequences. state: K and V of a group's tokens so far. K: how
-   many chunks of one group keep their activations at once. pass: F forward, R replay (a second forward, of a chunk
+   contiguous piece of one sequence inside a chunk. standalone chunk: whole sequences only. chain: the chunks of one
+   split sequence, in order; they are dependent chunks. prefix: the tokens of the chain before a chunk. hybrid chunk: a
+   chain's last chunk whose free space holds whole short sequences. state: K and V of a chain's tokens so far. K: how
+   many chunks of one chain keep their activations at once. pass: F forward, R replay (a second forward, of a chunk
    whose activations were dropped), B backward, or I + W where backward is split into input and weight gradient.
    attention pairs: the (query, key) pairs that a causal mask leaves visible. stage: a part of the model; rank: a
-   data-parallel copy.
+   data-parallel copy. cp group: neighbouring ranks that split a long sequence between them (context parallelism), each
+   with a part of it.
 
    Sections, each found by its tag, first declared and then implemented in this order: >>base >>pack >>plan >>metadata
    >>model >>memory >>pipeline >>schedule >>clock >>bounds >>dispatch >>search >>check >>lockstep >>simulate >>lower
@@ -164,7 +165,7 @@ CF_ENUM_OF(cf_result, CF_RESULTS, CF_RESULT_COUNT);
 /* A failure, in a record that the caller owns. Every function that can fail takes a pointer to one, or NULL. It is
    written only on failure, and then all of it. */
 typedef struct cf_error {
-    int64_t item;      /* index of the sequence, slice, chunk, group, action ... at fault; -1: none in particular */
+    int64_t item;      /* index of the sequence, slice, chunk, chain, action ... at fault; -1: none in particular */
     cf_result code;    /* the code that the function also returns */
     const char *field; /* name of the argument, option or member at fault; a static string */
     int64_t wanted;    /* the nearest acceptable value, or the limit; 0 where there is no such number */
@@ -234,7 +235,7 @@ typedef struct cf_pass_cost {
     double per_pair;
 } cf_pass_cost;
 
-/* The formula above (0 without a cost). Of a chunk, rows is its `padded`. Each product and sum is rounded to double by
+/* The formula above (0 without a cost). Of a chunk, rows is its `rows`. Each product and sum is rounded to double by
    itself, so every platform gives the same bits. */
 CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t rows, int64_t pairs);
 
@@ -264,9 +265,9 @@ CHUNKFLOW_API const char *cf_pack_method_name(cf_pack_method method);
     X(CF_SPLIT_EVEN, "even")          /* As many slices, equal in tokens to within one token (or one alignment    \
                                          unit). */                                                                \
     X(CF_SPLIT_COST, "cost")          /* Slices of at most chunk_size tokens, cut at multiples of the alignment,  \
-                                         the dearest as cheap as possible; late slices, which see more keys, get  \
-                                         shorter. At most about twice as many slices as FULL. A search: a few     \
-                                         microseconds a slice. */
+                                         the most expensive as cheap as possible. Late slices, which see more     \
+                                         keys, get shorter. At most about twice as many slices as FULL. A search: \
+                                         a few microseconds a slice. */
 
 CF_ENUM_OF(cf_split_method, CF_SPLIT_METHODS, CF_SPLIT_COUNT);
 CHUNKFLOW_API const char *cf_split_method_name(cf_split_method split);
@@ -274,39 +275,39 @@ CHUNKFLOW_API const char *cf_split_method_name(cf_split_method split);
 /* A beginning that one sequence shares with another: its first `tokens` tokens are those of sequence `with`, and a
    model makes the same of both. Equal tokens that come with other images, or that a mixture of experts must route
    otherwise, are not the same. */
-typedef struct cf_share {
+typedef struct cf_shared_prefix {
     int64_t with;   /* another sequence of the batch */
     int64_t tokens; /* 0: it shares nothing, and `with` means nothing */
-} cf_share;
+} cf_shared_prefix;
 
-#define CF_SHARE_LEAST 128
+#define CF_MIN_SHARED_PREFIX 128
 
 /* Options of packing. Zero means default in every member; only chunk_size must be given. */
 typedef struct cf_pack_desc {
     int64_t chunk_size;           /* most tokens in a chunk, alignment padding included; 1 .. CF_MAX_CHUNK_SIZE */
     cf_pack_method method;        /* 0: best fit */
     cf_split_method split;        /* 0: full slices */
-    int no_tails;                 /* 0: whole short sequences fill the free space of a group's last chunk, which makes
+    int no_tails;                 /* 0: whole short sequences fill the free space of a chain's last chunk, which makes
                                      it a hybrid chunk (past the paper); 1: that chunk stays alone, as in the paper */
     int64_t align;                /* every slice starts at a multiple of this in its chunk; divides chunk_size. 0: 1 */
     int64_t max_slices;           /* most slices in a chunk. 0: no cap */
     int64_t n_ranks;              /* data-parallel ranks to spread the chunks over. 0: 1 */
-    int64_t lockstep;             /* 1: chunks are laid out for ranks that run in step (cf_columns_make): the i-th
-                                     chunks of all ranks cost about the same. Only for best fit, and without shares;
-                                     split is by cost then, unless it is given */
-    int64_t gang;                 /* most ranks that one sequence is spread over, at most n_ranks. 0, 1: it stays on one
+    int64_t lockstep;             /* 1: chunks are laid out for ranks that run in step (cf_lockstep_plan): the i-th
+                                     chunks of all ranks cost about the same. Only for best fit, and without shared
+                                     prefixes; split is by cost then, unless it is given */
+    int64_t max_cp;               /* most ranks that one sequence is spread over, at most n_ranks. 0, 1: it stays on one
                                      rank. More: the ranks run in step (lockstep) */
-    double gang_seconds;          /* what it costs a pass that a row of K and V comes from another rank, beyond what is
+    double cp_row_seconds;        /* what it costs a pass that a row of K and V comes from another rank, beyond what is
                                      hidden beside other work, in units of the cost; for how widely to spread */
     cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: a row and a pair weigh so that
                                      all rows of the batch weigh as much as all its attention pairs */
-    const cf_share *shares;       /* (n) which sequences begin alike: their common rows are computed once. NULL: none
-                                     do. Only for best fit */
-    int64_t share_least;          /* a beginning of fewer tokens is computed for each, as if it were not shared; and a
-                                     longer one is shared down to a multiple of align. 0: CF_SHARE_LEAST */
-    int no_copies;                /* 0: over several ranks a tree that makes its rank too dear is parted, and the rows
-                                     above the parts are computed for each of them; 1: no row is computed twice, as
-                                     cf_metadata_desc.once needs it, which then counts a row in each part */
+    const cf_shared_prefix *shared_prefixes; /* (n) which sequences begin alike: their common rows are computed once.
+                                     NULL: none do. Only for best fit */
+    int64_t min_shared_prefix;    /* a beginning of fewer tokens is computed for each, as if it were not shared; and a
+                                     longer one is shared down to a multiple of align. 0: CF_MIN_SHARED_PREFIX */
+    int no_copies;                /* 0: over several ranks a tree that makes its rank too expensive is parted, and the
+                                     rows above the parts are computed for each of them; 1: no row is computed twice, as
+                                     cf_metadata_desc.shared_mean needs it, which then counts a row in each part */
     const cf_allocator *allocator;
 } cf_pack_desc;
 
@@ -316,7 +317,7 @@ typedef struct cf_slice {
     int64_t length;   /* tokens */
     int64_t offset;   /* where it starts in the chunk, in tokens; a multiple of the plan's align */
     int64_t up;       /* the slice whose rows come right before its own: in the same chunk, before it; in a chunk above
-                         (cf_chunk.up); or in a gang on another rank. -1: it starts its sequences */
+                         (cf_chunk.up); or in a cp group on another rank. -1: it starts its sequences */
     int64_t first, n; /* plan->order[first .. first + n) are the sequences that run through it. Without an order:
                          sequence `first`, and n is 1 */
 } cf_slice;
@@ -326,42 +327,42 @@ typedef struct cf_chunk {
                             first one is the slice of the split sequence */
     int64_t n_slices;    /* 0 in an idle chunk, which only fills up a rank's steps */
     int64_t tokens;      /* sum of its slices' lengths */
-    int64_t padded;      /* the same with alignment padding; at most chunk_size */
+    int64_t rows;        /* the same with alignment padding; at most chunk_size */
     int64_t pairs;       /* attention pairs, the prefix included */
-    int64_t group;       /* index into plan->groups; -1: standalone or idle */
-    int64_t index;       /* its place in the group, from 0; 0 where there is no group */
-    int64_t prefix;      /* tokens of the group before this chunk; in a tree, rows of its path */
+    int64_t chain;       /* index into plan->chains; -1: standalone or idle */
+    int64_t index;       /* its place in the chain, from 0; 0 where there is no chain */
+    int64_t prefix;      /* tokens of the chain before this chunk; in a tree, rows of its path */
     int64_t rank;        /* data-parallel rank that runs it */
-    int64_t up;          /* the chunk of its rank that it continues: the one before in its group, or the last one of
-                            the group above. -1: none */
+    int64_t up;          /* the chunk of its rank that it continues: the one before in its chain, or the last one of
+                            the chain above. -1: none */
     int64_t down;        /* the last of the chunks that continue this one; the first of them is the next chunk. -1: none
                             does */
     int64_t below;       /* chunks of the longest path that continues it. 0: none does */
-    int64_t state;       /* its first rows, which those see: tokens that it adds to its group's state. 0 in a leaf, and
-                            without a group */
-    int64_t gang;        /* ranks that its sequence is spread over; 0: it is on one */
+    int64_t state;       /* its first rows, which those see: tokens that it adds to its chain's state. 0 in a leaf, and
+                            without a chain */
+    int64_t cp;          /* ranks that its sequence is spread over; 0: it is on one */
 } cf_chunk;
 
 /* The dependent chunks of one split sequence: plan->chunks[first_chunk .. first_chunk + n_chunks). */
-typedef struct cf_group {
+typedef struct cf_chain {
     int64_t sequence;
     int64_t first_chunk;
     int64_t n_chunks;
-    int64_t tokens; /* length of the sequence; in a tree, rows of the group's own state, 0 where no chunk goes on from
-                       it; in a gang, rows of this share */
-    int64_t gang;   /* ranks that the sequence is spread over; 0: it is on one */
-} cf_group;
+    int64_t tokens; /* length of the sequence; in a tree, rows of the chain's own state, 0 where no chunk goes on from
+                       it; in a cp group, rows of this part */
+    int64_t cp;     /* ranks that the sequence is spread over; 0: it is on one */
+} cf_chain;
 
-/* Sequences that begin alike are a tree. Its rows lie in groups, and the first chunk of a group may continue another
-   one. A chunk sees its path: the rows from the tree's root to where it begins, which lie in the states of the groups
+/* Sequences that begin alike are a tree. Its rows lie in chains, and the first chunk of a chain may continue another
+   one. A chunk sees its path: the rows from the tree's root to where it begins, which lie in the states of the chains
    above it and of its own. Chunks come before those that continue them, on the same rank and subtree by subtree. A
-   group of one chunk without a state is a leaf: it holds what several sequences have beyond their path. Beside these
-   groups there are small trees, which lie within one chunk. */
+   chain of one chunk without a state is a leaf: it holds what several sequences have beyond their path. Beside these
+   chains there are small trees, which lie within one chunk. */
 
 /* The packed batch. Plain data in one block of memory: read it, do not resize it. Rank r owns the chunks
-   [r x n_steps, (r + 1) x n_steps); a group's chunks are consecutive. Groups come before standalone chunks, both in
-   input order of their first sequence (groups) or in order of creation (standalone); next fit keeps input order
-   throughout. With lockstep chunk i of every rank is in column i, and nothing else orders them. */
+   [r x chunks_per_rank, (r + 1) x chunks_per_rank); a chain's chunks are consecutive. Chains come before standalone
+   chunks, both in input order of their first sequence (chains) or in order of creation (standalone); next fit keeps
+   input order throughout. With lockstep chunk i of every rank is in column i, and nothing else orders them. */
 typedef struct cf_plan {
     int64_t chunk_size;     /* as asked */
     int64_t align;          /* as asked, 1 if none */
@@ -372,15 +373,15 @@ typedef struct cf_plan {
     int64_t n_empty;        /* sequences of length 0; they are in no slice */
     int64_t n_tokens;
     int64_t n_ranks;
-    int64_t n_steps;        /* chunks of each rank */
-    int64_t n_chunks;       /* n_ranks x n_steps */
+    int64_t chunks_per_rank; /* chunks of each rank */
+    int64_t n_chunks;       /* n_ranks x chunks_per_rank */
     int64_t n_idle;         /* chunks without a slice */
-    int64_t n_groups;
+    int64_t n_chains;
     int64_t n_slices;
     int64_t lower_bound;    /* no packing of these slices can use fewer chunks (cf_pack says how it is found) */
     cf_chunk *chunks;       /* (n_chunks) */
     cf_slice *slices;       /* (n_slices) */
-    cf_group *groups;       /* (n_groups) */
+    cf_chain *chains;       /* (n_chains) */
     /* only where sequences share rows, and otherwise NULL */
     int64_t *order;         /* (n_sequences) all of them; those that share rows are neighbours */
     int64_t *common;        /* (n_sequences) rows that order[i] shares with order[i - 1] */
@@ -391,32 +392,32 @@ typedef struct cf_plan {
 /* Packs a batch: splits every sequence longer than chunk_size, packs the others (Algorithm 1 of the paper and past it).
 
    lengths: n token counts, 0 .. CF_MAX_LENGTH. A sequence of length 0 is in no slice, and is counted in n_empty;
-   one of exactly chunk_size tokens is a standalone chunk; one of a multiple is a group of full chunks. With align > 1 a
+   one of exactly chunk_size tokens is a standalone chunk; one of a multiple is a chain of full chunks. With align > 1 a
    sequence counts as long when its own tokens exceed chunk_size.
 
-   With gang an expensive sequence may be spread over a gang: 2, 4, 8 ... neighbouring ranks, the first of which is a
-   multiple of that number; it divides n_ranks. Rank r of them has a share, the (r % gang)-th, which is a group.
-   Shares of a gang have the same number of chunks, at the same steps of their ranks, and short sequences may lie behind
-   the last slices. The i-th chunks of all shares are a round: neighbouring slices of about the same cost, by rising
-   rank, which follow those of the round before. So a chunk sees more of its sequence than its group has: prefix counts
-   its rank's own rows, and slices.begin all of them (cf_gang_pieces). Ranks run the passes of a round at once, so their
-   schedules come from one list (cf_columns_make). No rank is given fewer than 512 tokens of a sequence, or fewer than
-   an eighth of chunk_size where that is less.
+   With max_cp an expensive sequence may be spread over a cp group, a context-parallel group: 2, 4, 8 ... neighbouring
+   ranks, the first of which is a multiple of that number; it divides n_ranks. Rank r of them has a part, the (r %
+   cp)-th, which is a chain with that number as its `cp`. Parts of a cp group have the same number of chunks, at the
+   same steps of their ranks, and short sequences may lie behind the last slices. The i-th chunks of all parts are a
+   round: neighbouring slices of about the same cost, by rising rank, which follow those of the round before. So a chunk
+   sees more of its sequence than its chain has: prefix counts its rank's own rows, and slices.begin all of them
+   (cf_kv_sources). Ranks run the passes of a round at once, so their schedules come from one list (cf_lockstep_plan).
+   No rank is given fewer than 512 tokens of a sequence, or fewer than an eighth of chunk_size where that is less.
 
-   Time is near linear (a million lengths in tens of milliseconds, with gang in a second; CF_SPLIT_COST takes a few
+   Time is near linear (a million lengths in tens of milliseconds, with max_cp in a second; CF_SPLIT_COST takes a few
    microseconds more for each slice of a long sequence). The plan depends only on the arguments, so every rank can
    compute it for itself.
 
-   With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group is on one rank. Whole sequences,
-   and whole trees, go to ranks by their cost: the most expensive first, each to the cheapest rank. Then each rank packs
-   its own as if it were alone, and idle chunks fill what is left. No rank gets more tokens than half as many again as
-   the mean of the ranks and the longest sequence or tree together, where a group has n_chunks x chunk_size of them. So
-   n_steps is at most twice that many chunks, and one. Of the ways to part expensive trees (no_copies) that one is taken
-   with which the most expensive rank costs least.
+   With n_ranks > 1 every rank gets the same number of chunks (chunks_per_rank), and a chain is on one rank. Whole
+   sequences, and whole trees, go to ranks by their cost: the most expensive first, each to the cheapest rank. Then each
+   rank packs its own as if it were alone, and idle chunks fill what is left. No rank gets more tokens than half as many
+   again as the mean of the ranks and the longest sequence or tree together, where a chain has n_chunks x chunk_size of
+   them. So chunks_per_rank is at most twice that many chunks, and one. Of the ways to part expensive trees (no_copies)
+   that one is taken with which the most expensive rank costs least.
 
    With lockstep chunks lie in columns. There may be more chunks than without, and idle ones among the others. The batch
    is laid out once for each target cost of a slice, at most 42 of them: from a full slice at the start of a sequence to
-   the most expensive slice, each 1.25 times the last. With gang this is repeated for every power of two up to gang that
+   the most expensive slice, each 1.25 times the last. With max_cp this is repeated for every power of two up to it that
    any sequence would take, with eleven choices of widths each. The cheapest layout of all wins, so a larger bound is
    never worse than a smaller one.
 
@@ -445,22 +446,24 @@ CHUNKFLOW_API cf_result cf_pack_into(const int64_t *lengths, int64_t n, const cf
 CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc);
 CHUNKFLOW_API void cf_plan_free(cf_plan *plan);
 
-/* Shares of a batch. Who has its sequences in the order of their tokens, each with `common` tokens of the one before,
-   needs no function: shares[i] is {i - 1, common[i]}.
+/* Finds the shared prefixes of a batch. Sequences in the order of their tokens, each with `common` tokens of the one
+   before, need no function: prefixes[i] is {i - 1, common[i]}.
 
-   cf_shares_find compares tokens: sequence i has lengths[i] of token_bytes bytes each at tokens[i]. Takes n log n steps
-   and as many as tokens are alike (Ng and Kakehi, Merging string sequences by longest common prefixes, 2008).
+   cf_shared_prefixes_find compares tokens: sequence i has lengths[i] of token_bytes bytes each at tokens[i]. Takes n
+   log n steps and as many as tokens are alike (Ng and Kakehi, Merging string sequences by longest common prefixes,
+   2008).
 
    Errors: CF_ERROR_ARGUMENT (names the argument and the item), CF_ERROR_LIMIT, CF_ERROR_MEMORY (working space). */
-CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_bytes, const int64_t *lengths,
-                                       int64_t n, cf_share *shares, const cf_allocator *allocator, cf_error *error);
+CHUNKFLOW_API cf_result cf_shared_prefixes_find(const void *const *tokens, int64_t token_bytes, const int64_t *lengths,
+                                                int64_t n, cf_shared_prefix *prefixes, const cf_allocator *allocator,
+                                                cf_error *error);
 
 /* Checks a plan from any source against the lengths that it claims to pack. Every token of every sequence must be in
-   exactly one slice, the slices of a sequence in order, and no chunk over chunk_size or max_slices. Alignment, groups
+   exactly one slice, the slices of a sequence in order, and no chunk over chunk_size or max_slices. Alignment, chains
    and prefixes, pairs, ranks and totals must be right; of lower_bound only that the plan does not undercut it.
 
    Returns CF_OK, or CF_ERROR_PLAN for the first violation, with its member in error->field and the index of the chunk,
-   slice, group or sequence in error->item. CF_ERROR_MEMORY if scratch cannot be had from `allocator` (NULL: malloc): 32
+   slice, chain or sequence in error->item. CF_ERROR_MEMORY if scratch cannot be had from `allocator` (NULL: malloc): 32
    bytes a sequence and 8 a chunk; with trees 33 and 16. The plan may be unvalidated. */
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,
                                          const cf_allocator *allocator, cf_error *error);
@@ -472,20 +475,20 @@ typedef struct cf_plan_stats {
     int64_t n_hybrid;
     int64_t n_idle;
     int64_t excess;               /* chunks with slices beyond lower_bound */
-    int64_t largest_group;        /* chunks of the largest group, or of the longest path of a tree; 0 if none */
+    int64_t longest_chain;        /* chunks of the longest chain, or of the longest path of a tree; 0 if none */
     int64_t longest_sequence;     /* tokens */
     int64_t most_slices;          /* in one chunk */
     int64_t rows;                 /* that are computed: tokens, less what is shared */
     double fill;                  /* rows / (chunks with slices x chunk_size) */
     double pairs;                 /* attention pairs of the whole batch */
     double unshared_pairs;        /* the same if nothing were shared */
-    double chunk_cost_spread;     /* most expensive chunk / mean, over chunks with slices (0 if there are none) */
-    double rank_token_spread;     /* fullest rank / mean */
-    double rank_pair_spread;
-    double rank_cost_spread;      /* Most expensive rank / mean: an iteration takes so many times as long as with even
+    double chunk_imbalance;       /* most expensive chunk / mean, over chunks with slices (0 if there are none) */
+    double rank_token_imbalance;  /* fullest rank / mean */
+    double rank_pair_imbalance;
+    double rank_imbalance;        /* Most expensive rank / mean: an iteration takes so many times as long as with even
                                      ranks, because all wait for the most expensive one. */
-    double unit_cost_spread;      /* most expensive group or standalone chunk / mean of the ranks; a group stays on one
-                                     rank, so no spreading makes rank_cost_spread less than this */
+    double unit_imbalance;        /* most expensive chain or standalone chunk / mean of the ranks; a chain stays on one
+                                     rank, so no spreading makes rank_imbalance less than this */
 } cf_plan_stats;
 
 /* Measures a plan. The cost spreads are found with `cost`, which means what it does in cf_pack_desc; NULL and all zeros
@@ -501,8 +504,8 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
 typedef struct cf_capacity {
     int64_t rows;       /* most rows of a chunk, padding included: of an activation slot, of a boundary slot, and of the
                            scratch in which a pass works that keeps nothing */
-    int64_t prefix;     /* longest prefix of a chunk: a state slot needs prefix + rows rows; in a gang with the rows of
-                           other ranks, which are gathered beside the state */
+    int64_t prefix;     /* longest prefix of a chunk: a state slot needs prefix + rows rows; in a cp group with the rows
+                           of other ranks, which are gathered beside the state */
     int64_t n_seqs;     /* no cu_seqlens of a chunk tells more sequences apart */
     int64_t slots;      /* activation slots of the stage */
     int64_t states;     /* its state slots */
@@ -523,42 +526,42 @@ typedef struct cf_metadata_desc {
                                             the second is one token ahead. So every row has a target, that with the
                                             row's own position, and `ignored` counts in the targets. The same as for
                                             cf_loss_weights. 0: a row's target is the next token of the sequence */
-    int once;                            /* what a token weighs that several sequences share. 0: the sum of their
-                                            weights, so that every one of them counts, as if nothing were shared; 1: the
-                                            mean */
+    int shared_mean;                     /* the weight of a token that several sequences share. 0: the sum of theirs, so
+                                            that every one of them counts, as if nothing were shared; 1: the mean of
+                                            theirs */
     int wants_loss_rows;                 /* 1: loss_rows, too */
     int wants_key_ends;                  /* 1: key_ends, too */
 } cf_metadata_desc;
 
 /* One more call of attention, for sequences that share rows. Their keys lie in several places, and each place takes a
-   call: that of cu_seqlens, in which all slices see themselves alone, and one without a mask for each level. Results
-   are merged by their LSE (log-sum-exp); the backward of each call takes the merged result and LSE, and its parts of dQ
-   are added up. A sequence of a level may have no queries or no keys. */
-typedef struct cf_level {
-    int64_t group;                /* the group whose state has the keys; -1: they are rows of this chunk, from row 0 */
+   call: that of cu_seqlens, in which all slices see themselves alone, and for each further place one of these, without
+   a mask. Results are merged by their LSE (log-sum-exp); the backward of each call takes the merged result and LSE, and
+   its parts of dQ are added up. A sequence of a call may have no queries or no keys. */
+typedef struct cf_attention_call {
+    int64_t chain;                /* the chain whose state has the keys; -1: they are rows of this chunk, from row 0 */
     int64_t first;                /* the first key's row in that state */
     int64_t n_seqs;
     const int32_t *cu_seqlens_q;  /* (n_seqs + 1) from 0 to rows, or to those of the chunk */
     const int32_t *cu_seqlens_k;  /* (n_seqs + 1) from 0 */
     int32_t max_seqlen_q, max_seqlen_k;
-} cf_level;
+} cf_attention_call;
 
 /* One chunk. Its tensors have `rows` rows: tokens, and padding where `align` or a capacity leave some. Keys and values
    lie in this order: the prefix, then the chunk, prefix + rows in all.
 
    cu_seqlens and max_seqlen are what flash_attn_varlen_func and its like take, causal and aligned bottom-right: the
    first slice of a dependent chunk has `prefix` more keys than queries, and so sees the prefix and itself; all other
-   slices see only themselves. In a gang the prefix also has the rows of other ranks, in order (cf_gang_pieces). Every
-   row is in one of the sequences, for a run of padding rows is a sequence of its own:
+   slices see only themselves. In a cp group the prefix also has the rows of other ranks, in order (cf_kv_sources).
+   Every row is in one of the sequences, for a run of padding rows is a sequence of its own:
    no token sees padding, and no row of a result is left unwritten. Padding does need finite numbers in Q, K and V; its
-   gradients are zero, since it has no loss. Of a group only the last chunk has any, so a state has none between tokens.
+   gradients are zero, since it has no loss. Of a chain only the last chunk has any, so a state has none between tokens.
 
-   With a capacity, unused sequences have length 0, and rows from chunk->padded on are not the chunk's in a group's
+   With a capacity, unused sequences have length 0, and rows from chunk->rows on are not the chunk's in a chain's
    state: leave K and V there as they are (finite from the start: set them to zero once), and take no dK and dV. */
 typedef struct cf_metadata {
     int64_t chunk;
     int64_t tokens;
-    int64_t rows;                    /* chunk->padded, or those of the capacity */
+    int64_t rows;                    /* chunk->rows, or those of the capacity */
     int64_t prefix;
     int64_t pairs;                   /* attention pairs, those of padding left out */
     int64_t n_seqs;                  /* slices and runs of padding rows, or those of the capacity */
@@ -574,10 +577,10 @@ typedef struct cf_metadata {
     /* Only where rows are shared, and otherwise none. A row where sequences part has a target for each way on. The
        first is above, of the sequence in sequence_ids; these are the others, by rising row. Each has a loss of its own,
        of the same logits. */
-    int64_t n_levels, n_more;
-    const cf_level *levels;          /* (n_levels) 0: cu_seqlens say all */
-    const double *more_weights;      /* (n_more) NULL: not wanted */
-    const int32_t *more_rows, *more_sequences, *more_targets; /* (n_more) row, sequence, position of the token */
+    int64_t n_calls, n_extra;
+    const cf_attention_call *calls;  /* (n_calls) 0: cu_seqlens say all */
+    const double *extra_weights;     /* (n_extra) NULL: not wanted */
+    const int32_t *extra_rows, *extra_sequences, *extra_targets; /* (n_extra) row, sequence, position of the token */
     int64_t n_loss_rows;
     const int32_t *loss_rows;        /* (n_loss_rows) the rows with a loss: a target, of a weight other than 0. NULL:
                                         not wanted */
@@ -598,27 +601,27 @@ CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, con
 CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc, void *memory,
                                          size_t bytes, cf_metadata *out, cf_error *error);
 
-/* A piece of the prefix of a chunk of a gang, which lies in the state of some rank. */
-typedef struct cf_piece {
+/* Rows of K and V that come before a chunk of a cp group, where they lie: in the state of some rank. */
+typedef struct cf_kv_source {
     int64_t rank;
-    int64_t chunk;  /* of that rank, which made it; in state of that chunk's group */
+    int64_t chunk;  /* of that rank, which made it; in state of that chunk's chain */
     int64_t row;    /* the first row of it there */
     int64_t begin;  /* and in the sequence */
     int64_t tokens; /* its rows: so many times the bytes of a row go from rank to rank */
-} cf_piece;
+} cf_kv_source;
 
-/* The pieces of a gang's sequence that lie before this chunk, by rising position: without a gap from the first row to
-   its first slice's begin. Pieces of earlier rounds are in states by now. The last ones, of the chunk's own round, are
-   made by the ranks before it while it runs, layer by layer.
+/* Lists where K and V of the cp group's sequence lie that come before this chunk, by rising position: without a gap
+   from the first row to its first slice's begin. Rows of earlier rounds are in states by now. The last ones, of the
+   chunk's own round, are made by the ranks before it while it runs, layer by layer.
 
-   So in each layer of a pass the ranks of a round make K and V of their rows, and each receives those of its pieces,
+   So in each layer of a pass the ranks of a round make K and V of their rows, and each receives those of its sources,
    all at once or one after the other from its neighbour in a ring. Any order will do where attention merges blocks by
-   their LSE. In a backward, gradients of pieces go back to the ranks that have the rows, and a rank continues with its
-   own rows once all ranks behind it have sent theirs.
+   their LSE. In a backward, gradients go back to the ranks that have the rows, and a rank continues with its own rows
+   once all ranks behind it have sent theirs.
 
-   pieces: room for all of them, as many as a call with NULL returns, or NULL. Returns how many there are; 0 for a
-   chunk of no gang. The plan must be sound. */
-CHUNKFLOW_API int64_t cf_gang_pieces(const cf_plan *plan, int64_t chunk, cf_piece *pieces);
+   sources: room for all of them, as many as a call with NULL returns, or NULL. Returns how many there are; 0 for a
+   chunk of no cp group. The plan must be sound. */
+CHUNKFLOW_API int64_t cf_kv_sources(const cf_plan *plan, int64_t chunk, cf_kv_source *sources);
 
 typedef enum cf_mean {
     CF_MEAN_DEFAULT = 0, /* CF_MEAN_TOKENS */
@@ -898,9 +901,9 @@ typedef struct cf_memory_desc {
                                      once: a ring of fixed bytes, through which passes stream a state in host memory
                                      layer by layer, block by block (CF_STATE_SLOTS blocks by default). Kept stage
                                      inputs are in host memory then, too. 0: all of it stays on the device */
-    int64_t gathered;             /* rows of the longest sequence that a gang of ranks shares: of one layer, K and V of
-                                     all of them, and their gradients, are gathered in the buffers. The load's state
-                                     counts rows of the rank's own share. 0: there is no gang */
+    int64_t gathered;             /* rows of the longest sequence that a cp group of ranks shares: of one layer, K and V
+                                     of all of them, and their gradients, are gathered in the buffers. The load's state
+                                     counts rows of the rank's own part. 0: there is no cp group */
     int64_t chunk_size;           /* of a model with windows or recurrent layers: there is a border between chunks for
                                      every chunk_size tokens of state; 0: CF_BORDER_TOKENS */
 } cf_memory_desc;
@@ -919,9 +922,9 @@ typedef struct cf_token_bytes {
                                recomputed activations; with a state_window, also the sums of attention by blocks */
     int64_t buffers;        /* the chunk that is in any pass: gathered rows of tensor parallelism, sends and receives */
     /* And not for each token: */
-    int64_t border;         /* a border between two chunks of a group: the last rows of layers with a window, and of
+    int64_t border;         /* a border between two chunks of a chain: the last rows of layers with a window, and of
                                recurrent layers the state there (float) and the convolution's last rows */
-    int64_t carry;          /* a group in backward: the gradients of those, of one border */
+    int64_t carry;          /* a chain in backward: the gradients of those, of one border */
     int64_t routes;         /* part of `state`: two bytes for each expert that a token goes to, for its replay */
 } cf_token_bytes;
 
@@ -1042,21 +1045,21 @@ typedef struct cf_shape {
     int64_t n_virtual;      /* virtual stages of each stage. 0: 1, and 2 for interleaved schedules */
     cf_placement placement; /* on which stage each of them lies. 0: loop */
     cf_replay replay;       /* 0: local */
-    int64_t k;              /* most chunks of one group that keep activations at once on a virtual stage. 0: 1 */
+    int64_t k;              /* most chunks of one chain that keep activations at once on a virtual stage. 0: 1 */
     int64_t rank;           /* the rank of the plan whose chunks run */
     int64_t forward_only;   /* 1: each chunk has its F and no other pass (old and reference log-probabilities,
-                               evaluation). Nothing is kept, and a group's state goes with the last F that reads it */
+                               evaluation). Nothing is kept, and a chain's state goes with the last F that reads it */
 } cf_shape;
 
 /* Bytes that a stage holds for each token of ... All zero: bytes are not counted. */
-typedef struct cf_bytes {
+typedef struct cf_held_bytes {
     int64_t activations;    /* a chunk whose activations are kept, padding included */
-    int64_t state;          /* a group: its K and V, from the start of the token's F to the end of its B (or I) */
-    int64_t state_gradient; /* the same: its dK and dV, from the start of the group's first backward to that end; of a
-                               group that others go on from, from the start of the first F of one of them */
+    int64_t state;          /* a chain: its K and V, from the start of the token's F to the end of its B (or I) */
+    int64_t state_gradient; /* the same: its dK and dV, from the start of the chain's first backward to that end; of a
+                               chain that others go on from, from the start of the first F of one of them */
     int64_t boundary;       /* a chunk dropped in local replay: its saved input, from the start of its F to that of its
                                R */
-} cf_bytes;
+} cf_held_bytes;
 
 #define CF_NO_LIMIT (-1) /* as a limit: none, not even one that would hold by default or is written in a schedule */
 
@@ -1068,20 +1071,20 @@ typedef struct cf_limits {
     int64_t state;      /* tokens whose K and V are held, on each virtual stage of a stage */
     int64_t bytes;      /* bytes of all that a stage holds */
     const int64_t *chunks_by_stage, *state_by_stage, *bytes_by_stage; /* (n_stages) the same stage by stage, or NULL */
-    cf_bytes per_token; /* what `bytes` counts; must be given with it */
+    cf_held_bytes per_token; /* what `bytes` counts; must be given with it */
 } cf_limits;
 
 /* The reasons for which a pass waits for another one. */
 #define CF_EDGES(X)                                                                                               \
     X(CF_EDGE_ACTIVATION, "activation")          /* F or R on the virtual stage before, whose output is the input */ \
     X(CF_EDGE_GRADIENT, "gradient")              /* B or I on the virtual stage behind */                         \
-    X(CF_EDGE_STATE, "state")                    /* F of the chunk before, in the group or, for the first child of */ \
+    X(CF_EDGE_STATE, "state")                    /* F of the chunk before, in the chain or, for the first child of */ \
                                                  /* another one, in that: its K and V */                          \
-    X(CF_EDGE_STATE_GRADIENT, "state gradient")  /* B or I of the group's next chunk, or of the first one of its */ \
+    X(CF_EDGE_STATE_GRADIENT, "state gradient")  /* B or I of the chain's next chunk, or of the first one of its */ \
                                                  /* last child: its part of dK and dV */                          \
     X(CF_EDGE_REPLAY, "replay")                  /* own F, which kept nothing, before R */                        \
     X(CF_EDGE_OWN, "own")                        /* own F or R with the activations before B or I; own I before W */ \
-    X(CF_EDGE_SLOT, "slot")                      /* B or W of a later chunk of the group, which has given back the */ \
+    X(CF_EDGE_SLOT, "slot")                      /* B or W of a later chunk of the chain, which has given back the */ \
                                                  /* place that R takes */                                        \
     X(CF_EDGE_ORDER, "order")                    /* the same pass of the sibling before it in a tree: siblings take */ \
                                                  /* turns */
@@ -1110,9 +1113,9 @@ typedef struct cf_timing {
     double stream_backward;       /* the same in B and I, where gradients come in and go out as well */
     double stream_exposed;        /* the part of that in which nothing can be computed, 0 .. 1: the first layer's. A
                                      pass takes it and then the larger of its compute and what is left of its stream */
-    double gather_forward;        /* with gangs: the same, after the stream, for each row before the chunk that another
-                                     rank has (cf_gang_pieces); columns have none. Ranks of a gang run every pass but W
-                                     together, so that it takes as long as the slowest of them */
+    double gather_forward;        /* with cp groups: the same, after the stream, for each row before the chunk that
+                                     another rank has (cf_kv_sources); columns have none. Ranks of a cp group run every
+                                     pass but W together, so that it takes as long as the slowest of them */
     double gather_backward;
 } cf_timing;
 
@@ -1135,7 +1138,7 @@ typedef struct cf_timing {
     X(CF_SCHEDULE_GPIPE, "gpipe")             /* all forwards, then all backwards; under a limit in rounds that */    \
                                               /* fit into it */                                                       \
     X(CF_SCHEDULE_1F1B, "1f1b")               /* stage s keeps at most n_stages - s chunks, and more only if a */     \
-                                              /* group cannot do with that */                                         \
+                                              /* chain cannot do with that */                                         \
     X(CF_SCHEDULE_INTERLEAVED, "interleaved") /* 1F1B over several virtual stages on each stage */                    \
     X(CF_SCHEDULE_ZERO_BUBBLE, "zero-bubble") /* backwards are cut into I and W, and W fills the gaps; no stage */    \
                                               /* keeps more than 1F1B's fullest one */                                \
@@ -1160,7 +1163,7 @@ typedef struct cf_schedule {
     int64_t n_chunks;      /* chunks of the plan */
     int64_t n_actions;
     int lowered;           /* 1: the lists hold SEND_* and RECV_* actions too (cf_schedule_lower) */
-    int of_columns;        /* 1: a rank's part of a list for all ranks (cf_columns_schedule), too late to be lowered */
+    int lockstep;          /* 1: a rank's part of a list for all ranks (cf_lockstep_schedule), too late to be lowered */
     int64_t *first;        /* (n_stages + 1) */
     cf_action *actions;    /* (n_actions) */
     cf_limits limits;      /* what it was made under, given or by default; not given: none */
@@ -1168,9 +1171,9 @@ typedef struct cf_schedule {
 } cf_schedule;
 
 /* A report of CF_SCHEDULE_BEST. The fixed schedules are always among its candidates, and a search that reaches the
-   bound stops there. Of CF_SCHEDULE_PAPER's two orders it reports all but budget, n_improved, bound and gap. */
+   bound stops there. Of CF_SCHEDULE_PAPER's two orders it reports all but max_tries, n_improved, bound and gap. */
 typedef struct cf_search_report {
-    int64_t budget;              /* candidates that its largest search was allowed, as in cf_schedule_desc */
+    int64_t max_tries;           /* candidates that its largest search was allowed, as in cf_schedule_desc */
     int64_t n_tried;             /* candidates that were built and timed, in all searches together */
     int64_t n_improved;          /* times a candidate became the best so far */
     cf_schedule_kind best_fixed; /* the best fixed kind under the same limit. 0: none keeps to it */
@@ -1191,7 +1194,7 @@ typedef struct cf_schedule_desc {
     int split_backward;          /* only for best. 1: it may cut backwards into I and W */
     int forwards_first;          /* only for gpipe with local replay. 1: on each stage every first forward runs before
                                     any backward, whatever K is */
-    int64_t budget;              /* only for best: candidates to try with whole backwards, and with cut ones. 0: tenths
+    int64_t max_tries;           /* only for best: candidates to try with whole backwards, and with cut ones. 0: tenths
                                     of a second at most in all up to 10^5 passes, a few microseconds a pass above */
     cf_search_report *report;    /* only for best and paper: filled in on success; or NULL */
     const cf_allocator *allocator;
@@ -1200,19 +1203,19 @@ typedef struct cf_schedule_desc {
 /* Orders the passes of one rank's chunks.
 
    One stage: units run in plan order. An idle chunk is F B too, with no tokens, so that all ranks make the same steps.
-   A standalone chunk is F B. A group of N <= K chunks is F1 .. FN, BN .. B1. A group of N > K chunks is F1 .. F(N-K)
+   A standalone chunk is F B. A chain of N <= K chunks is F1 .. FN, BN .. B1. A chain of N > K chunks is F1 .. F(N-K)
    with nothing kept, F(N-K+1) .. FN kept, BN .. B(N-K+1), then for i = N-K down to 1: R(i) B(i). This is Algorithm 2
    with its two slips put right: as printed, its index test keeps the wrong chunks and its third pass runs upwards, but
    dK and dV of a chunk are complete only when every later chunk has run backward.
 
    Several stages: the fixed kinds, which are all but `best`, keep to the rules above on each virtual stage, and to the
-   memory limits; where a limit is below K, fewer chunks of a group are kept and more are replayed. No kind can
+   memory limits; where a limit is below K, fewer chunks of a chain are kept and more are replayed. No kind can
    deadlock. `1f1b` takes the most expensive units first, the other fixed kinds take them in plan order.
 
    With forwards_first no first forward keeps anything, not even of a standalone chunk: all run, and then R and B of one
    chunk after the other. That is for losses that need the whole batch before its gradients: a contrastive loss, a
    balance over all tokens, a normaliser. A stage keeps one chunk at a time, but from the last first forward on it holds
-   the state of every group and the inputs of all chunks. These grow with the batch, so it takes no limit on state or
+   the state of every chain and the inputs of all chunks. These grow with the batch, so it takes no limit on state or
    bytes.
 
    With shape.forward_only each stage runs its forwards in plan order, in rounds of as many chunks as there are stages
@@ -1221,26 +1224,26 @@ typedef struct cf_schedule_desc {
    Where a kind's rules find no room, units run one by one, which is possible wherever one chunk fits: on each stage one
    chunk is kept at a time, on one of its virtual stages, and every other one is dropped and replayed.
 
-   `best` searches further. K is a cap to it: a group keeps as many of its last chunks as pays. Any chunk may be dropped
+   `best` searches further. K is a cap to it: a chain keeps as many of its last chunks as pays. Any chunk may be dropped
    on any stage, also a standalone one. Each stage keeps the inputs of at most 2 x n_stages x n_virtual dropped
-   standalone chunks, and of as many more as it may keep whole. Inputs of a group's dropped chunks are never more tokens
+   standalone chunks, and of as many more as it may keep whole. Inputs of a chain's dropped chunks are never more tokens
    than its state.
 
    By default two limits keep the memory of `best` from growing with the batch; a limit on bytes replaces both.
      chunks  Each virtual stage adds min(K, longest) to the limit of its stage, where `longest` is the chunks of the
-             longest group, and 1 for each stage after it in its row. So stage s keeps at most
+             longest chain, and 1 for each stage after it in its row. So stage s keeps at most
              (min(K, longest) + n_stages - 1 - s) x n_virtual chunks, and in a V with two rows every stage
              2 x min(K, longest) + n_stages - 1. This is the most that `paper` keeps when it runs a constant number
              ahead.
-     state   On each virtual stage, stage s holds at most 2 x (tokens of the longest group) +
+     state   On each virtual stage, stage s holds at most 2 x (tokens of the longest chain) +
              (n_stages x n_virtual - 1 - s) x chunk_size tokens.
-   For 4 stages, one row, K 2 and a longest group of at least 2 chunks that is 5, 4, 3 and 2 chunks. CF_NO_LIMIT as
+   For 4 stages, one row, K 2 and a longest chain of at least 2 chunks that is 5, 4, 3 and 2 chunks. CF_NO_LIMIT as
    limits.state lifts the second, and as limits.chunks both: it asks for the shortest schedule, whatever that holds.
 
    Promises of `best`, within the same limits: it is never longer than a fixed kind of as many virtual stages
-   (`interleaved` with n_virtual above 1, `zero-bubble` with split_backward), than itself with a smaller budget, or than
+   (`interleaved` with n_virtual above 1, `zero-bubble` with split_backward), than itself with fewer tries, or than
    itself without split_backward. It never holds more than its limits. A limit that all chunks of the rank fit into
-   changes nothing. The same budget gives the same schedule.
+   changes nothing. The same max_tries gives the same schedule.
 
    The plan must be sound. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT
    (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind under which one
@@ -1270,8 +1273,8 @@ typedef struct cf_validate_desc {
 /* Checks a schedule from any source, lowered or not. On every virtual stage of the rank
      every chunk must have one F, one B (or one I and then one W), and one R exactly where its F kept nothing; or, in a
      shape that is forward_only, one F, which keeps nothing, and those of a tree must run in plan order;
-     a group's forwards must run upwards and its backwards downwards, R after F, and each backward with activations;
-     at most K chunks of a group may keep their activations at once;
+     a chain's forwards must run upwards and its backwards downwards, R after F, and each backward with activations;
+     at most K chunks of a chain may keep their activations at once;
      no stage may hold more chunks, state or bytes than its limits allow;
      with pipeline replay, a chunk that a virtual stage replays must be replayed on the one before it, too.
    The lists must run to their end, so that no stage waits for ever for another. In a lowered schedule every tensor that
@@ -1280,7 +1283,7 @@ typedef struct cf_validate_desc {
 
    The rules are not taken from the generators, but stated a second time. Returns CF_OK, or CF_ERROR_SCHEDULE for the
    first violation: error->field names the member, and error->item is the position in the list of the stage that
-   error->text names, or -1 where something is missing. It is CF_ERROR_PLAN if the chunks and their groups disagree.
+   error->text names, or -1 where something is missing. It is CF_ERROR_PLAN if the chunks and their chains disagree.
    desc may be NULL: then the schedule's own limits hold, if it has any. Scratch in proportion to the passes comes from
    `allocator` (NULL: malloc). Plan and schedule may be unvalidated. */
 CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
@@ -1312,7 +1315,7 @@ CHUNKFLOW_API void cf_schedule_index_free(cf_schedule_index *index);
 CHUNKFLOW_API int64_t cf_schedule_find(const cf_schedule_index *index, cf_pass pass, int64_t chunk, int64_t stage);
 
 /* The passes that an action, an index into schedule->actions, waits for, whatever the order of its stage is. A SEND and
-   a RECV wait for the pass that makes what they move. An R waits for a slot, too, where its group has kept K chunks
+   a RECV wait for the pass that makes what they move. An R waits for a slot, too, where its chain has kept K chunks
    before it: the slots go to replays in the order of the list, in which backwards have given them back. needs: room for
    CF_MAX_NEEDS. Returns how many there are; 0 also for an action that does not exist. */
 CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t action, cf_need *needs);
@@ -1329,42 +1332,43 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
    Pack with cf_pack_desc.lockstep, then make one list for all ranks, and take each rank's schedule from it:
 
        cf_pack(lengths, n, &pack_desc, &plan, &error);                              // n_ranks, lockstep = 1
-       cf_columns_make(plan, &pack_desc.cost, NULL, &columns, &error);
+       cf_lockstep_plan(plan, &pack_desc.cost, NULL, &columns, &error);
        cf_schedule_make(columns, &schedule_desc, &list, &error);                    // any kind; shape.rank is 0
        cf_schedule_lower(columns, list, NULL, &lowered, &error);                    // only for several stages
-       cf_columns_schedule(plan, lowered, rank, NULL, &schedule, &error);           // runs with `plan`
+       cf_lockstep_schedule(plan, lowered, rank, NULL, &schedule, &error);           // runs with `plan`
 
    Transfers come before the ranks take their parts: lowered one by one, these would send in orders of their own, and
    ranks that wait for each other in both ways hang. So cf_schedule_lower refuses a rank's part.
 
    Columns are a plan of one rank: column i stands for the i-th chunks of all ranks. It has the most rows and tokens of
    them, and as many pairs as make it cost as much as the most expensive of them. So cf_simulate of its list gives the
-   time of all ranks. Columns that groups of any rank join are one group, which drops and replays as a whole: the group
+   time of all ranks. Columns that chains of any rank join are one chain, which drops and replays as a whole: the chain
    of one rank may be shorter, or several, and standalone chunks in it are dropped as the others are. Limits that hold
    for the columns hold for every rank.
 
    cost: weighs the chunks, as in cf_plan_measure. A plan that was packed without lockstep has columns, too, but they
    are expensive. Columns say nothing of sequences, so metadata and cf_steps_make take the plan itself. To be given to
    cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan"); CF_ERROR_MEMORY. */
-CHUNKFLOW_API cf_result cf_columns_make(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
-                                        cf_plan **out, cf_error *error);
+CHUNKFLOW_API cf_result cf_lockstep_plan(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
+                                         cf_plan **out, cf_error *error);
 
 /* The schedule of a rank of the plan from one of its columns, lowered or not. To be given to cf_schedule_free. Plan and
    columns may be unvalidated: nothing is read but the lists. Errors: CF_ERROR_ARGUMENT (rank; n_chunks, where that is
-   not plan->n_steps), CF_ERROR_SCHEDULE (the lists do not hang together), CF_ERROR_MEMORY. */
-CHUNKFLOW_API cf_result cf_columns_schedule(const cf_plan *plan, const cf_schedule *columns, int64_t rank,
-                                            const cf_allocator *allocator, cf_schedule **out, cf_error *error);
+   not plan->chunks_per_rank), CF_ERROR_SCHEDULE (the lists do not hang together), CF_ERROR_MEMORY. */
+CHUNKFLOW_API cf_result cf_lockstep_schedule(const cf_plan *plan, const cf_schedule *columns, int64_t rank,
+                                             const cf_allocator *allocator, cf_schedule **out, cf_error *error);
 
 /* Checks the schedules of all ranks of a plan, from any source: each by itself, as cf_schedule_validate does, with its
    desc; and that they are in step. They must have the same shape; on every stage the i-th passes of all ranks,
    transfers left out, must be of one kind; and the lists must run to their end even if each of these passes waits for
-   those of all other ranks, and each transfer for its other end. Passes of a gang's round, W left out, must meet: all
-   of its ranks run the same pass of the round at once. schedules: (n_ranks), by rank. Errors: as
+   those of all other ranks, and each transfer for its other end. Passes of a cp group's round, W left out, must meet:
+   all of its ranks run the same pass of the round at once. schedules: (n_ranks), by rank. Errors: as
    cf_schedule_validate's; CF_ERROR_SCHEDULE ("actions", with the position in error->item, not counting transfers, and
    rank and stage in the text; "schedules": the item has another rank or shape); CF_ERROR_ARGUMENT ("schedules": the
    item is NULL). Plan and schedules may be unvalidated. */
-CHUNKFLOW_API cf_result cf_ranks_validate(const cf_plan *plan, const cf_schedule *const *schedules,
-                                          const cf_validate_desc *desc, const cf_allocator *allocator, cf_error *error);
+CHUNKFLOW_API cf_result cf_lockstep_validate(const cf_plan *plan, const cf_schedule *const *schedules,
+                                             const cf_validate_desc *desc, const cf_allocator *allocator,
+                                             cf_error *error);
 
 /* ================================================================================================================
    >>simulate    schedule -> when each pass runs, and what is held meanwhile
@@ -1481,10 +1485,10 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    ================================================================================================================ */
 
 /* Your passes. cf_metadata_fill describes the rows, labels and attention of a chunk, which are the same in each of its
-   passes. A state slot has K, V, dK and dV of a group, each of them for every layer of the virtual stage.
+   passes. A state slot has K, V, dK and dV of a chain, each of them for every layer of the virtual stage.
 
    F    In each layer, K and V of the chunk's rows go into the state from row chunk->prefix on, behind those of the
-        prefix, and queries see [prefix | chunk] there. (A chunk without a group has them in its activation slot.) What
+        prefix, and queries see [prefix | chunk] there. (A chunk without a chain has them in its activation slot.) What
         backward will want stays in activation slot `slot`. The result goes to boundary `output`.
         An F without a slot keeps nothing and is there for K, V and `output` alone: on the last virtual stage it may end
         with K and V of the last layer. It needs scratch of as many rows beside the slots.
@@ -1492,7 +1496,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
         wants_loss says in which one of the two the head runs and the loss is taken, each row's times its loss_weights:
         never in both, and not in an idle chunk.
    B    The gradient of the output comes from the loss or from boundary `input`. If clear_state_gradient is set, dK and
-        dV are first set to zero, for the slot has those of another group. (Those of a chunk without a group are
+        dV are first set to zero, for the slot has those of another chain. (Those of a chunk without a chain are
         scratch, and start from zero in each layer.) Then, from the last layer to the first, the attention's backward
         adds to dK and dV of all rows that it saw, the prefix included. Only now are those of the chunk's own rows
         complete, because later chunks, whose backwards came before, have added their share. They are taken from the
@@ -1520,14 +1524,14 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    If &need is cf_metadata_desc.capacity, too, all chunks have need.rows rows: then set state to zero when it has grown,
    and only then.
 
-   In a tree a state slot has the rows of its group alone, and the prefix of a chunk is in several: step->path is the
+   In a tree a state slot has the rows of its chain alone, and the prefix of a chunk is in several: step->path is the
    lowest of them, and paths[].up leads to the root. F and R put K and V of the rows that are added to the path behind
-   those of the group's earlier chunks. In a leaf (step->state is -1) they stay in the activation slot, as in a chunk
-   without a group. Which rows see which, cf_metadata says. B adds to dK and dV of all that is on its path:
+   those of the chain's earlier chunks. In a leaf (step->state is -1) they stay in the activation slot, as in a chunk
+   without a chain. Which rows see which, cf_metadata says. B adds to dK and dV of all that is on its path:
 
        for (i = step->path; i >= 0; i = steps->paths[i].up) {
            const cf_path *path = &steps->paths[i];
-           if (path->clear == step->position) set_to_zero(path->state);  // dK and dV, of all rows of path->group
+           if (path->clear == step->position) set_to_zero(path->state);  // dK and dV, of all rows of path->chain
            see_rows(path->state, min(path->rows, chunk->prefix - path->begin));
        }
 
@@ -1544,34 +1548,34 @@ typedef struct cf_step {
     int32_t position;     /* index of the step */
     int32_t slot;         /* activation slot of the chunk, in use from the step with action.keep to the end of B or W;
                              -1 in an F that keeps nothing, and in transfers */
-    int32_t state;        /* state slot of the chunk's group; -1 if it has none, in W and in transfers */
-    int32_t path;         /* index into `paths`: the group whose state this pass reads or adds to, and from there up */
+    int32_t state;        /* state slot of the chunk's chain; -1 if it has none, in W and in transfers */
+    int32_t path;         /* index into `paths`: the chain whose state this pass reads or adds to, and from there up */
     int32_t input;        /* boundary slot of the tensor that a receive fills, or that F, R, B or I reads */
     int32_t output;       /* boundary slot of the tensor that F, R, B or I makes, or that a send reads */
     int32_t peer;         /* the stage at the other end of a transfer */
     int32_t live;         /* chunks still kept on the stage when the step has ended */
     uint8_t wants_loss;   /* F, R: 1 in the one forward of a chunk whose head and loss count: the one that keeps its
                              activations, or is its only one, on the last virtual stage */
-    uint8_t clear_state_gradient; /* B, I: 1 in the first backward of a group on this virtual stage: dK and dV of the
+    uint8_t clear_state_gradient; /* B, I: 1 in the first backward of a chain on this virtual stage: dK and dV of the
                                      state slot hold anything, and must be set to zero, in all of its rows, before the
                                      pass */
     uint8_t last_backward; /* B, W: 1 in the last of its virtual stage, after which gradients of weights are whole:
                               there data-parallel ranks reduce them */
-    int64_t state_tokens; /* tokens whose K and V are still held, over all groups, when the step has ended */
+    int64_t state_tokens; /* tokens whose K and V are still held, over all chains, when the step has ended */
     uint64_t seed;        /* for dropout and the like; the same in every pass of this chunk on this virtual stage */
 } cf_step;
 
-/* A group's state on one virtual stage. A chunk whose prefix has p rows sees min(rows, p - begin) of its rows. */
+/* A chain's state on one virtual stage. A chunk whose prefix has p rows sees min(rows, p - begin) of its rows. */
 typedef struct cf_path {
-    int64_t group;
+    int64_t chain;
     int64_t begin, rows;  /* its rows are the rows begin .. begin + rows - 1 of the path from the tree's root; without
                              trees begin is 0 */
     int32_t stage;        /* virtual stage */
     int32_t state;        /* state slot: row 0 is row `begin` of the path */
     int32_t first, last;  /* steps: the slot is in use from the start of the first to the end of the last */
-    int32_t clear;        /* the first step that adds to dK and dV of the group, which hold anything and must be set to
-                             zero, in all rows of the group, before it; -1: no backward comes */
-    int32_t up;           /* index of the group above, whose rows come before; -1: none, as always without trees */
+    int32_t clear;        /* the first step that adds to dK and dV of the chain, which hold anything and must be set to
+                             zero, in all rows of the chain, before it; -1: no backward comes */
+    int32_t up;           /* index of the chain above, whose rows come before; -1: none, as always without trees */
 } cf_path;
 
 /* The work of one stage for one batch. One block of memory, like a plan. */
@@ -1594,7 +1598,7 @@ typedef struct cf_steps {
    into every step's. *out: to be given to cf_steps_free; untouched on failure.
 
    Plan and schedule may be unvalidated. It is CF_ERROR_SCHEDULE, with the position in error->item, if the list asks for
-   the impossible: a backward without activations or before that of a later chunk of its group, a forward whose prefix
+   the impossible: a backward without activations or before that of a later chunk of its chain, a forward whose prefix
    is missing, a chunk out of range and the like. It is the same, with item -1, if the list leaves a chunk out. Also
    CF_ERROR_ARGUMENT, CF_ERROR_PLAN, CF_ERROR_LIMIT (CF_MAX_ACTIONS), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. Time and
    memory are linear in the actions of the stage and the chunks of the rank. */
@@ -1639,15 +1643,15 @@ typedef struct cf_write_desc {
 #define CF_JSON_VERSION 3 /* of all that is written; files of an earlier one are made again */
 
 /* Writes a plan: format "chunkflow-plan", version, chunk_size, align, max_slices, method, split, n_sequences, n_empty,
-   n_tokens, n_ranks, n_steps, n_chunks, n_idle, n_groups, n_slices, lower_bound, excess, fill; groups[] of {id,
-   sequence, first_chunk, n_chunks, tokens, gang}; chunks[] of {id, group, index, prefix, tokens, padded, pairs, rank,
-   up, down, below, state, gang, slices[] of {sequence, begin, length, offset, up}}: the members of the structs, with
-   indices as there. One chunk a line. Where sequences share rows, there are order[], common[] and lengths[], and slices
-   have {first, n} as well.
+   n_tokens, n_ranks, chunks_per_rank, n_chunks, n_idle, n_chains, n_slices, lower_bound, excess, fill; chains[] of {id,
+   sequence, first_chunk, n_chunks, tokens, cp group}; chunks[] of {id, chain, index, prefix, tokens, rows, pairs, rank,
+   up, down, below, state, cp group, slices[] of {sequence, begin, length, offset, up}}: the members of the structs,
+   with indices as there. One chunk a line. Where sequences share rows, there are order[], common[] and lengths[], and
+   slices have {first, n} as well.
 
    With metadata each chunk also has metadata{max_seqlen_q, max_seqlen_k, cu_seqlens_q[], cu_seqlens_k[],
    sequence_ids[], position_ids[], target_positions[]}, as in cf_metadata. Where sequences share rows it also has
-   {more_rows[], more_sequences[], more_targets[], levels[] of {group, first, max_seqlen_q, max_seqlen_k,
+   {extra_rows[], extra_sequences[], extra_targets[], calls[] of {chain, first, max_seqlen_q, max_seqlen_k,
    cu_seqlens_q[], cu_seqlens_k[]}}.
 
    The plan must be sound. Errors: CF_ERROR_WRITE, with the callback's number; with metadata also those of
@@ -1656,7 +1660,7 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
                                            void *user, cf_error *error);
 
 /* Writes a schedule: format "chunkflow-schedule", version, kind, replay, placement, stages, virtual_stages, k, rank,
-   n_chunks, n_actions, lowered, of_columns and forward_only (where they are 1), limits[stage] (where it has any), and
+   n_chunks, n_actions, lowered, lockstep and forward_only (where they are 1), limits[stage] (where it has any), and
    actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action a line. With its timeline (NULL: without)
    also makespan, busy, replayed, bubble_useful, bubble_busy, stream_waits and stream_seconds (where there are any),
    bounds{name: value}, peak_live[stage], peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and start,
@@ -1697,7 +1701,7 @@ typedef struct cf_edge {
            if (--waiting[edge->to] == 0) start(edge->to);
        }
 
-   It may run the passes in any order that the edges allow, and keeps at most K chunks of a group on every virtual
+   It may run the passes in any order that the edges allow, and keeps at most K chunks of a chain on every virtual
    stage: the slot edges see to that. */
 typedef struct cf_graph {
     cf_shape shape;         /* the schedule's */
@@ -2373,7 +2377,7 @@ static void cf__sort_by_key(int32_t *ids, int64_t n, const double *keys) {
    Each sequence leaves another one after so many tokens, or is a root. Where sequences leave it cuts a sequence's own
    rows into nodes, so that the same sequences run through all rows of one. A node whose rows and all below it fit into
    one chunk is small, and a small one without a small parent is a bush: packing moves it about as one thing. All others
-   make up chains, from a root or a parting of the ways down, which become groups.
+   make up stems, from a root or a parting of the ways down, which become chains.
    ================================================================================================================ */
 
 typedef struct cf__tree_node {
@@ -2382,20 +2386,20 @@ typedef struct cf__tree_node {
     int32_t sequence, parent;
     int32_t end;           /* nodes id + 1 .. end - 1 are below it */
     int32_t first, n;      /* its sequences, in order */
-    int32_t chain;         /* -1: it is part of a bush */
-    int32_t follower;      /* the node that continues the chain; negative: none, or several would */
+    int32_t stem;          /* -1: it is part of a bush */
+    int32_t follower;      /* the node that continues the stem; negative: none, or several would */
     int64_t slice;         /* the plan's last slice of it, once it is written */
 } cf__tree_node;
 
 typedef struct cf__tree {
     const cf_pack_desc *desc; /* with defaults */
     const int64_t *lengths;
-    const cf_share *shares; /* NULL: nothing is shared */
+    const cf_shared_prefix *shares; /* NULL: nothing is shared */
     int64_t n;
     int may_part;           /* rows may be copied: trees over several ranks */
     int64_t n_rows;         /* that are computed, and, with padding, at most: */
     int64_t most_rows;
-    int64_t most_nodes, most_chains;
+    int64_t most_nodes, most_stems;
     cf_error *error;
     /* of each sequence: which one it leaves (-1: none), after how many tokens, and two more for finding that */
     int32_t *with, *jump, *rank;
@@ -2406,29 +2410,29 @@ typedef struct cf__tree {
     int32_t *stack;
     uint64_t *items, *spare; /* (n) */
     cf__tree_node *nodes;   /* (most_nodes) in preorder */
-    int32_t *chains;        /* (most_chains) likewise the first node of each: a group to be, follower by follower */
-    int64_t n_nodes, n_chains;
+    int32_t *stems;         /* (most_stems) likewise the first node of each: a chain to be, follower by follower */
+    int64_t n_nodes, n_stems;
 } cf__tree;
 
 /* Tokens that a sequence is taken to share. */
 static int64_t cf__tree_depth(const cf__tree *t, int64_t i) {
     int64_t depth = t->shares[i].tokens - t->shares[i].tokens % t->desc->align;
-    return depth >= t->desc->share_least ? depth : 0;
+    return depth >= t->desc->min_shared_prefix ? depth : 0;
 }
 
-/* Checks what can be checked of each share by itself, and counts rows, and the most nodes and chains that there may
+/* Checks what can be checked of each share by itself, and counts rows, and the most nodes and stems that there may
    be: a node ends where sequences part, or is the last of its sequence, and then longer than a chunk if not small. */
 static cf_result cf__tree_measure(cf__tree *t) {
     int64_t i, partings = 0, n_long = 0;
     for (i = 0; i < t->n; i++) {
-        const cf_share *share = &t->shares[i];
+        const cf_shared_prefix *share = &t->shares[i];
         int64_t most = t->lengths[i], depth, own;
         if (share->tokens != 0) {
-            CF__TRY(cf__inside(share->with, 0, t->n - 1, CF_ERROR_ARGUMENT, "shares.with", i,
+            CF__TRY(cf__inside(share->with, 0, t->n - 1, CF_ERROR_ARGUMENT, "shared_prefixes.with", i,
                                "there is no such sequence", t->error));
             most = cf__min(most, t->lengths[share->with]);
         }
-        CF__TRY(cf__inside(share->tokens, 0, most, CF_ERROR_ARGUMENT, "shares.tokens", i,
+        CF__TRY(cf__inside(share->tokens, 0, most, CF_ERROR_ARGUMENT, "shared_prefixes.tokens", i,
                            "is not in both of the sequences", t->error));
         depth = cf__tree_depth(t, i);
         own = t->lengths[i] - (t->may_part ? 0 : depth);
@@ -2441,9 +2445,9 @@ static cf_result cf__tree_measure(cf__tree *t) {
     CF__TRY(cf__inside(t->most_rows / t->desc->chunk_size, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "n_chunks", -1,
                        "the batch may need too many chunks", t->error));
     t->most_nodes = t->n + partings;
-    t->most_chains = partings + n_long;
-    /* Chains that end or part have more than a chunk of rows below their last parting to themselves. */
-    if (t->desc->max_slices == 0) t->most_chains = cf__min(t->most_chains, 2 * (t->most_rows / t->desc->chunk_size));
+    t->most_stems = partings + n_long;
+    /* Stems that end or part have more than a chunk of rows below their last parting to themselves. */
+    if (t->desc->max_slices == 0) t->most_stems = cf__min(t->most_stems, 2 * (t->most_rows / t->desc->chunk_size));
     if (partings == 0) t->shares = NULL;
     return cf__range(t->n, 0, CF_MAX_SEQUENCES / 2, "n", t->error);
 }
@@ -2460,7 +2464,7 @@ static void cf__tree_layout(cf__tree *t, cf__carver *carver) {
     t->order = t->rank;
     t->stack = (int32_t *)cf__take(carver, n, sizeof(int32_t));
     t->nodes = (cf__tree_node *)cf__take(carver, t->most_nodes, sizeof(cf__tree_node));
-    t->chains = (int32_t *)cf__take(carver, t->most_chains, sizeof(int32_t));
+    t->stems = (int32_t *)cf__take(carver, t->most_stems, sizeof(int32_t));
 }
 
 /* Of a sequence and the one that it is said to share with: what is shared with that one may be no more than what that
@@ -2488,7 +2492,7 @@ static cf_result cf__tree_attach_all(cf__tree *t) {
     for (i = 0; i < t->n; i++) {
         for (n = 0, at = (int32_t)i; t->rank[at] < 0; at = (int32_t)t->shares[at].with) {
             if (t->rank[at] == -2)
-                return cf__refuse(t->error, CF_ERROR_ARGUMENT, "shares", at,
+                return cf__refuse(t->error, CF_ERROR_ARGUMENT, "shared_prefixes", at,
                                   "leads back to itself; the one that others share with must itself share nothing");
             t->rank[at] = -2;
             t->stack[n++] = at;
@@ -2548,7 +2552,7 @@ static int cf__tree_is_small(const cf__tree *t, const cf__tree_node *node, int32
     return node->rows <= t->desc->chunk_size && (t->desc->max_slices == 0 || node->end == id + 1);
 }
 
-/* What is below each node. A chain goes on where one way leads on; not where slices are counted, for each node would be
+/* What is below each node. A stem goes on where one way leads on; not where slices are counted, for each node would be
    another one. */
 static void cf__tree_add_up(cf__tree *t) {
     const int64_t most = t->desc->chunk_size + 1;
@@ -2565,25 +2569,25 @@ static void cf__tree_add_up(cf__tree *t) {
     }
 }
 
-static void cf__tree_make_chains(cf__tree *t) {
+static void cf__tree_make_stems(cf__tree *t) {
     int32_t i;
     for (i = 0; i < t->n_nodes; i++) {
         cf__tree_node *node = &t->nodes[i], *parent = node->parent >= 0 ? &t->nodes[node->parent] : NULL;
         if (cf__tree_is_small(t, node, i)) continue;
-        node->chain = parent != NULL && parent->follower == i ? parent->chain : (int32_t)t->n_chains;
-        if (node->chain == t->n_chains) t->chains[t->n_chains++] = i;
+        node->stem = parent != NULL && parent->follower == i ? parent->stem : (int32_t)t->n_stems;
+        if (node->stem == t->n_stems) t->stems[t->n_stems++] = i;
     }
 }
 
 static void cf__tree_build(cf__tree *t) {
     int64_t n_order = 0;
     int32_t i;
-    t->n_nodes = t->n_chains = 0;
+    t->n_nodes = t->n_stems = 0;
     cf__tree_list_children(t);
     for (i = 0; i < t->n; i++)
         if (t->with[i] < 0) cf__tree_grow(t, i, &n_order);
     cf__tree_add_up(t);
-    cf__tree_make_chains(t);
+    cf__tree_make_stems(t);
 }
 
 /* ---- shares of tokens ---- */
@@ -2593,7 +2597,7 @@ typedef struct cf__share_finder {
     int64_t token_bytes;
     const int64_t *lengths;
     int64_t n;
-    cf_share *shares;
+    cf_shared_prefix *shares;
     int64_t *ids, *common;          /* (n) in runs that are sorted; tokens in common with the one before in the run */
     int64_t *new_ids, *new_common;  /* (n) the same of runs twice as long */
 } cf__share_finder;
@@ -2650,23 +2654,24 @@ static cf_result cf__share_sort(void *job) {
         swap = f->common, f->common = f->new_common, f->new_common = swap;
     }
     for (i = 0; i < f->n; i++) {
-        cf_share *share = &f->shares[f->ids[i]];
+        cf_shared_prefix *share = &f->shares[f->ids[i]];
         share->with = i > 0 ? f->ids[i - 1] : 0;
         share->tokens = f->common[i];
     }
     return CF_OK;
 }
 
-CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_bytes, const int64_t *lengths,
-                                       int64_t n, cf_share *shares, const cf_allocator *allocator, cf_error *error) {
+CHUNKFLOW_API cf_result cf_shared_prefixes_find(const void *const *tokens, int64_t token_bytes, const int64_t *lengths,
+                                                int64_t n, cf_shared_prefix *prefixes, const cf_allocator *allocator,
+                                                cf_error *error) {
     static const cf__recipe recipe = {"n", 1, cf__share_scratch, NULL, NULL, cf__share_sort};
-    cf__share_finder f = {tokens, token_bytes, lengths, n, shares, NULL, NULL, NULL, NULL};
+    cf__share_finder f = {tokens, token_bytes, lengths, n, prefixes, NULL, NULL, NULL, NULL};
     int64_t i;
     CF__TRY(cf__range(token_bytes, 1, 1024, "token_bytes", error));
     CF__TRY(cf__range(n, 0, CF_MAX_SEQUENCES, "n", error));
     if (n > 0 && tokens == NULL) return cf__fail_null(error, "tokens");
     if (n > 0 && lengths == NULL) return cf__fail_null(error, "lengths");
-    if (n > 0 && shares == NULL) return cf__fail_null(error, "shares");
+    if (n > 0 && prefixes == NULL) return cf__fail_null(error, "prefixes");
     for (i = 0; i < n; i++) {
         CF__TRY(cf__inside(lengths[i], 0, CF_MAX_LENGTH, CF_ERROR_ARGUMENT, "lengths", i, "is out of range", error));
         if (lengths[i] > 0 && tokens[i] == NULL)
@@ -2678,10 +2683,10 @@ CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_
 /* ================================================================================================================
    >>pack
 
-   The road: resolve the options, measure the lengths, cut long sequences into groups, sort the short ones, give whole
+   The road: resolve the options, measure the lengths, cut long sequences into chains, sort the short ones, give whole
    sequences to ranks, let each rank assign its short ones to units, number the chunks, write the plan.
 
-   A unit is what gets a rank as a whole: units 0 .. n_groups - 1 are the groups (their room is the free space of the
+   A unit is what gets a rank as a whole: units 0 .. n_chains - 1 are the chains (their room is the free space of the
    last chunk), the others are standalone chunks. An item is a short sequence.
    ================================================================================================================ */
 
@@ -2713,14 +2718,14 @@ typedef struct cf__pack_unit {
     int64_t next_slice;  /* while writing: where its next item goes in plan->slices; in trees, its first item */
 } cf__pack_unit;
 
-/* A unit that is a group of a tree. */
+/* A unit that is a chain of a tree. */
 typedef struct cf__pack_kin {
     int32_t parent, child, next; /* units: the last child, and the one before it of the same parent */
     int32_t below;               /* as in the plan */
-    int32_t group;               /* its number there */
+    int32_t chain;               /* its number there */
 } cf__pack_kin;
 
-/* Items of one padded size, or groups of one number of chunks, next to each other after sorting. */
+/* Items of one padded size, or chains of one number of chunks, next to each other after sorting. */
 typedef struct cf__pack_run {
     int32_t first; /* item; first fit counts it up, and `left` down */
     int32_t left;
@@ -2751,24 +2756,24 @@ typedef struct cf__packer {
     int64_t n;
     cf_error *error;
     cf_pass_cost weights;
-    double target;         /* CF_SPLIT_COST: no slice is dearer, unless it is one alignment unit */
+    double target;         /* CF_SPLIT_COST: no slice is more expensive, unless it is one alignment unit */
     double chunk_constant; /* while units are spread over ranks: cost of a chunk beside that of its slices */
     cf__tree tree;
-    int64_t from;          /* where the chain that is being cut begins; 0: it is a sequence */
+    int64_t from;          /* where the stem that is being cut begins; 0: it is a sequence */
     /* measured */
     cf_plan head; /* what is known of the plan; n_chunks is the most that there may be, until the ranks have theirs */
-    int64_t n_items, n_dependent, largest_group;
-    int64_t max_units, most_groups, most_dependent;
+    int64_t n_items, n_dependent, longest_chain;
+    int64_t max_units, most_chains, most_dependent;
     int64_t item_tokens; /* padded tokens of all items */
-    int64_t most_shares;   /* of gangs */
+    int64_t most_parts;    /* of cp groups */
     double mean_cost;      /* of a rank, if they are even and nothing is spread */
     /* working space */
-    cf_group *groups;       /* (n_groups) here first_chunk counts dependent chunks alone, as cuts does */
-    int32_t *cuts;          /* (n_dependent) lengths of the slices of all groups */
+    cf_chain *chains;       /* (n_chains) here first_chunk counts dependent chunks alone, as cuts does */
+    int32_t *cuts;          /* (n_dependent) lengths of the slices of all chains */
     uint64_t *items;        /* (n_items) length << 32 | sequence; longest first, for next fit in input order. There is
-                               room for n_groups more, which the lower bound uses */
+                               room for n_chains more, which the lower bound uses */
     uint64_t *spare;        /* as large as items */
-    cf__pack_run *runs;     /* (n_items + 1), or (chunk_size + 1) where that is less; in step (n_groups + 1) at least */
+    cf__pack_run *runs;     /* (n_items + 1), or (chunk_size + 1) where that is less; in step (n_chains + 1) at least */
     int32_t *unit_of;       /* (n_items) the unit of each item */
     cf__pack_unit *units;   /* (max_units) */
     int32_t *order;         /* (max_units) units in the order of their chunks */
@@ -2780,18 +2785,19 @@ typedef struct cf__packer {
     int32_t *starts;        /* (n_ranks) */
     int64_t *steps;         /* (n_ranks) chunks of each rank */
     /* only in step */
-    cf__pack_row *rows;     /* (n_groups + n_ranks) what groups leave of the columns */
-    double *last_costs;     /* (n_groups) of the last chunk of each */
-    double *columns;        /* (most_columns) cost of the dearest chunk of each */
+    cf__pack_row *rows;     /* (n_chains + n_ranks) what chains leave of the columns */
+    double *last_costs;     /* (n_chains) of the last chunk of each */
+    double *columns;        /* (most_columns) cost of the most expensive chunk of each */
     int64_t most_columns, most_rows;
     int64_t n_rows, n_bands, first_extra; /* columns of bands; the first unit that is in none of them */
-    int32_t levels[CF__PACK_LEVELS + 1]; /* first run of the widest gangs, of half as wide ones ... none, and the end */
-    /* only with gangs; by sequence but for begins */
+    int32_t levels[CF__PACK_LEVELS + 1]; /* first run of the widest cp groups, of half as wide ones ... none, and the
+                                            end */
+    /* only with cp groups; by sequence but for begins */
     double *whole_costs;    /* (n) without the constant cost of its chunks */
-    int32_t *by_cost;       /* (n) the dearest first */
+    int32_t *by_cost;       /* (n) the most expensive first */
     int32_t *widths;        /* (n) ranks that it is spread over */
-    int64_t *begins;        /* (n_dependent) where slices of shares begin */
-    double slice_target;    /* CF_SPLIT_COST: no slice is dearer; DBL_MAX: slices are full */
+    int64_t *begins;        /* (n_dependent) where slices of parts begin */
+    double slice_target;    /* CF_SPLIT_COST: no slice is more expensive; DBL_MAX: slices are full */
     cf__pack_bins bins;     /* best fit: open chunks by room */
     /* only where rows are shared: an item is a bush then, length << 32 | node */
     cf__pack_kin *kin;      /* (max_units) */
@@ -2800,7 +2806,7 @@ typedef struct cf__packer {
     uint64_t *third;        /* (n) beside items and spare */
     /* results */
     int64_t n_runs, n_units;
-    int64_t n_shares, n_share_cuts; /* units 0 .. n_shares - 1 are shares of gangs */
+    int64_t n_parts, n_part_cuts;   /* units 0 .. n_parts - 1 are parts of cp groups */
     int64_t n_wide;         /* by_cost[0 .. n_wide) has all sequences that are spread */
     int64_t first_free;     /* the items before this one stay in the units of their tree */
     cf_plan *plan;
@@ -2813,11 +2819,11 @@ CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc) {
     memset(&full, 0, sizeof full);
     if (desc != NULL) full = *desc;
     if (full.method == CF_PACK_DEFAULT) full.method = CF_PACK_BEST_FIT;
-    if (full.gang > 1) full.lockstep = 1;
+    if (full.max_cp > 1) full.lockstep = 1;
     if (full.split == CF_SPLIT_DEFAULT) full.split = full.lockstep ? CF_SPLIT_COST : CF_SPLIT_FULL;
     if (full.align == 0) full.align = 1;
     if (full.n_ranks == 0) full.n_ranks = 1;
-    if (full.share_least == 0) full.share_least = CF_SHARE_LEAST;
+    if (full.min_shared_prefix == 0) full.min_shared_prefix = CF_MIN_SHARED_PREFIX;
     return full;
 }
 
@@ -2832,20 +2838,20 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
                                   {"max_slices", desc->max_slices, 0, INT64_MAX, CF_ERROR_LIMIT},
                                   {"n_ranks", desc->n_ranks, 1, CF_MAX_RANKS, CF_ERROR_LIMIT},
                                   {"lockstep", desc->lockstep, 0, 1, CF_ERROR_ARGUMENT},
-                                  {"gang", desc->gang, 0, desc->n_ranks, CF_ERROR_ARGUMENT},
-                                  {"share_least", desc->share_least, 1, INT64_MAX, CF_ERROR_LIMIT}};
+                                  {"max_cp", desc->max_cp, 0, desc->n_ranks, CF_ERROR_ARGUMENT},
+                                  {"min_shared_prefix", desc->min_shared_prefix, 1, INT64_MAX, CF_ERROR_LIMIT}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_ARGUMENT, error));
     if (desc->chunk_size % desc->align != 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, cf__divisor_below(desc->chunk_size, desc->align),
                         desc->align, "must divide chunk_size");
     if (desc->lockstep && desc->method != CF_PACK_BEST_FIT)
         return cf__fail(error, CF_ERROR_ARGUMENT, "method", -1, CF_PACK_BEST_FIT, (int)desc->method,
-                        "ranks in step, and gangs, are packed by best fit");
-    if (desc->gang > 1 && desc->shares != NULL)
-        return cf__refuse(error, CF_ERROR_ARGUMENT, "gang", -1, "trees are not spread over several ranks");
-    if (desc->lockstep && desc->shares != NULL)
+                        "ranks in step, and cp groups, are packed by best fit");
+    if (desc->max_cp > 1 && desc->shared_prefixes != NULL)
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "max_cp", -1, "trees are not spread over several ranks");
+    if (desc->lockstep && desc->shared_prefixes != NULL)
         return cf__refuse(error, CF_ERROR_ARGUMENT, "lockstep", -1, "trees are not laid out for ranks in step");
-    CF__TRY(cf__check_real(desc->gang_seconds, "gang_seconds", -1, error));
+    CF__TRY(cf__check_real(desc->cp_row_seconds, "cp_row_seconds", -1, error));
     CF__TRY(cf__check_real(desc->cost.constant, "cost.constant", -1, error));
     CF__TRY(cf__check_real(desc->cost.per_token, "cost.per_token", -1, error));
     return cf__check_real(desc->cost.per_pair, "cost.per_pair", -1, error);
@@ -2879,9 +2885,10 @@ static int64_t cf__pack_guess_units(const cf__packer *p, int64_t begin, int64_t 
     return units >= 1 && units < (double)most ? (int64_t)units : most; /* a guess, so its rounding does no harm */
 }
 
-/* The longest slice from `begin` that is no dearer than the target: at most chunk_size, at least one alignment unit. */
-static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf_group *group, int64_t begin) {
-    int64_t rest = group->tokens - begin, unit = p->desc.align, guess = 0;
+/* The longest slice from `begin` that is no more expensive than the target: at most chunk_size, at least one alignment
+   unit. */
+static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf_chain *chain, int64_t begin) {
+    int64_t rest = chain->tokens - begin, unit = p->desc.align, guess = 0;
     int64_t low = 1, high = cf__div_up(cf__min(rest, p->desc.chunk_size), unit);
     int tries;
     /* In units: low fits (or is the least there is), high + 1 does not. Asked first is whether all fit, then the guess,
@@ -2898,14 +2905,14 @@ static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf_group *group, int64_
 
 /* Cuts a long sequence and returns how many slices that makes, but stops past `most`. lengths: those of the slices; may
    be NULL. */
-static int64_t cf__pack_make_cuts(cf__packer *p, const cf_group *group, int64_t most, int32_t *lengths) {
-    int64_t begin = 0, i, n = group->n_chunks, units = cf__div_up(group->tokens, p->desc.align);
-    for (i = 0; begin < group->tokens && i <= most; i++) {
+static int64_t cf__pack_make_cuts(cf__packer *p, const cf_chain *chain, int64_t most, int32_t *lengths) {
+    int64_t begin = 0, i, n = chain->n_chunks, units = cf__div_up(chain->tokens, p->desc.align);
+    for (i = 0; begin < chain->tokens && i <= most; i++) {
         int64_t length = p->desc.chunk_size;
-        if (p->desc.split == CF_SPLIT_COST) length = cf__pack_cut_by_cost(p, group, begin);
+        if (p->desc.split == CF_SPLIT_COST) length = cf__pack_cut_by_cost(p, chain, begin);
         /* The last slices get the units left over: the very last one may lack part of a unit. */
         if (p->desc.split == CF_SPLIT_EVEN) length = (units / n + (i >= n - units % n)) * p->desc.align;
-        length = cf__min(length, group->tokens - begin);
+        length = cf__min(length, chain->tokens - begin);
         if (lengths != NULL && i < most) lengths[i] = (int32_t)length;
         begin += length;
     }
@@ -2916,51 +2923,51 @@ static int64_t cf__pack_make_cuts(cf__packer *p, const cf_group *group, int64_t 
    under the cost of slices that are all alike): each resulting slice is either full or costs at least about the mean,
    so there are at most about twice as many. Keep that number and press the target down by bisection. Steps are capped
    so that a sequence of millions of slices does not take seconds. */
-static cf_result cf__pack_find_target(cf__packer *p, cf_group *group) {
-    int64_t full = group->n_chunks, size = p->desc.chunk_size, i, n, steps;
+static cf_result cf__pack_find_target(cf__packer *p, cf_chain *chain) {
+    int64_t full = chain->n_chunks, size = p->desc.chunk_size, i, n, steps;
     double sum = 0, low = 0, high;
-    CF__TRY(cf__inside(full, 0, CF__PACK_MAX_COST_SLICES, CF_ERROR_LIMIT, "lengths", group->sequence,
+    CF__TRY(cf__inside(full, 0, CF__PACK_MAX_COST_SLICES, CF_ERROR_LIMIT, "lengths", chain->sequence,
                        "makes more slices than the cost can be evened out over", p->error));
     for (i = 0; i < full; i++)
-        sum += cf__pack_slice_cost(p, p->from + i * size, cf__min(size, group->tokens - i * size));
+        sum += cf__pack_slice_cost(p, p->from + i * size, cf__min(size, chain->tokens - i * size));
     high = sum / (double)full;
     high += cf__product(high, 1e-9);
     p->target = high;
-    n = cf__pack_make_cuts(p, group, INT64_MAX - 1, NULL);
+    n = cf__pack_make_cuts(p, chain, INT64_MAX - 1, NULL);
     steps = cf__max(2, cf__min(48, (4 * CF__PACK_MAX_COST_SLICES) / n));
     for (i = 0; i < steps && high - low > cf__product(high, 1e-7); i++) {
         p->target = low + (high - low) / 2;
-        if (cf__pack_make_cuts(p, group, n, NULL) <= n) high = p->target;
+        if (cf__pack_make_cuts(p, chain, n, NULL) <= n) high = p->target;
         else low = p->target;
     }
     p->target = high;
-    group->n_chunks = n;
+    chain->n_chunks = n;
     return CF_OK;
 }
 
-/* The same in step, where all groups are cut by one target, so that the slices of neighbours cost alike. It is at least
+/* The same in step, where all chains are cut by one target, so that the slices of neighbours cost alike. It is at least
    what a full slice at the start of a sequence costs. */
-static cf_result cf__pack_cut_in_step(cf__packer *p, cf_group *group) {
+static cf_result cf__pack_cut_in_step(cf__packer *p, cf_chain *chain) {
     p->target = cf__most(p->slice_target, cf__pack_slice_cost(p, 0, p->desc.chunk_size));
-    if (group->n_chunks <= CF__PACK_MAX_COST_SLICES)
-        group->n_chunks = cf__pack_make_cuts(p, group, CF__PACK_MAX_COST_SLICES, NULL);
-    return cf__inside(group->n_chunks, 0, CF__PACK_MAX_COST_SLICES, CF_ERROR_LIMIT, "lengths", group->sequence,
+    if (chain->n_chunks <= CF__PACK_MAX_COST_SLICES)
+        chain->n_chunks = cf__pack_make_cuts(p, chain, CF__PACK_MAX_COST_SLICES, NULL);
+    return cf__inside(chain->n_chunks, 0, CF__PACK_MAX_COST_SLICES, CF_ERROR_LIMIT, "lengths", chain->sequence,
                       "makes more slices than may be cut by cost", p->error);
 }
 
 /* Decides how many slices a long sequence gets. */
-static cf_result cf__pack_plan_group(cf__packer *p, int64_t sequence, int64_t tokens, cf_group *group) {
-    group->sequence = sequence;
-    group->tokens = tokens;
-    group->gang = 0;
-    group->n_chunks = cf__div_up(group->tokens, p->desc.chunk_size);
-    CF__TRY(cf__inside(group->n_chunks, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "lengths", sequence, "makes too many chunks",
+static cf_result cf__pack_plan_chain(cf__packer *p, int64_t sequence, int64_t tokens, cf_chain *chain) {
+    chain->sequence = sequence;
+    chain->tokens = tokens;
+    chain->cp = 0;
+    chain->n_chunks = cf__div_up(chain->tokens, p->desc.chunk_size);
+    CF__TRY(cf__inside(chain->n_chunks, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "lengths", sequence, "makes too many chunks",
                        p->error));
     if (p->desc.split != CF_SPLIT_COST) return CF_OK;
-    return cf__pack_in_step(p) ? cf__pack_cut_in_step(p, group) : cf__pack_find_target(p, group);
+    return cf__pack_in_step(p) ? cf__pack_cut_in_step(p, chain) : cf__pack_find_target(p, chain);
 }
 
-/* Rounds that a gang of so many ranks needs for a sequence, at most: from the full-th on, slices are full. */
+/* Rounds that a cp group of so many ranks needs for a sequence, at most: from the full-th on, slices are full. */
 static int64_t cf__pack_most_rounds(const cf__packer *p, int64_t length, int64_t width) {
     return length <= p->desc.chunk_size ? 1 : 2 * cf__div_up(length, width * p->desc.chunk_size) + 6;
 }
@@ -3000,25 +3007,25 @@ static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double rows, dou
     return weights;
 }
 
-/* What gangs may need beside what there is without them: no more than most_shares are made. Returns how many columns
+/* What cp groups may need beside what there is without them: no more than most_parts are made. Returns how many columns
    the last bands of all widths may have. */
-static int64_t cf__pack_bound_gangs(cf__packer *p) {
+static int64_t cf__pack_bound_cp_groups(cf__packer *p) {
     int64_t i, size = p->desc.chunk_size, longest = 0;
-    if (p->desc.gang < 2) return 0;
-    p->most_shares = cf__min(16 * p->desc.n_ranks, p->n * p->desc.gang);
+    if (p->desc.max_cp < 2) return 0;
+    p->most_parts = cf__min(16 * p->desc.n_ranks, p->n * p->desc.max_cp);
     for (i = 0; i < p->n; i++) {
         longest = cf__max(longest, p->lengths[i]);
         if (p->lengths[i] > size) p->n_dependent += 2 * cf__div_up(p->lengths[i], size);
     }
-    p->n_dependent += 8 * p->most_shares;
-    p->head.n_groups += p->most_shares;
+    p->n_dependent += 8 * p->most_parts;
+    p->head.n_chains += p->most_parts;
     return 2 * cf__div_up(longest, size) + 8 * CF__PACK_LEVELS;
 }
 
 /* The most chunks of a rank. It has no more tokens than half as many again as the mean and the longest sequence
    (cf__pack_give_things), and of its open chunks any two hold more than one, as in cf__pack_bound_counts. */
 static int64_t cf__pack_most_steps(const cf__packer *p) {
-    int64_t size = p->desc.chunk_size, longest = p->largest_group * size, tokens = p->n_dependent * size, i;
+    int64_t size = p->desc.chunk_size, longest = p->longest_chain * size, tokens = p->n_dependent * size, i;
     for (i = 0; i < p->n; i++) {
         if (p->lengths[i] == 0 || p->lengths[i] > size) continue;
         tokens += cf__pack_item_extent(p, p->lengths[i]);
@@ -3031,50 +3038,50 @@ static int64_t cf__pack_most_steps(const cf__packer *p) {
 
 /* The most units and chunks that there may be. */
 static cf_result cf__pack_bound_counts(cf__packer *p) {
-    int64_t ranks = p->desc.n_ranks, n_bins, gang_steps = cf__pack_bound_gangs(p);
+    int64_t ranks = p->desc.n_ranks, n_bins, cp_steps = cf__pack_bound_cp_groups(p);
     /* Of two chunks that are not full by count, neither could take what the other holds (next fit: of two neighbours),
        so together they hold more than one chunk_size. A long sequence may close one more chunk in next fit. */
-    n_bins = 2 * cf__div_up(p->item_tokens, p->desc.chunk_size) + p->head.n_groups + 1;
+    n_bins = 2 * cf__div_up(p->item_tokens, p->desc.chunk_size) + p->head.n_chains + 1;
     if (p->desc.max_slices > 0) n_bins += p->n_items / p->desc.max_slices;
     if (ranks > 1) n_bins = p->n_items; /* before ranks are found each item is by itself */
     n_bins = cf__min(n_bins, p->n_items);
-    p->max_units = p->head.n_groups + n_bins + (cf__pack_in_step(p) ? 2 * p->n_items : 0);
+    p->max_units = p->head.n_chains + n_bins + (cf__pack_in_step(p) ? 2 * p->n_items : 0);
     CF__TRY(cf__inside(p->max_units + p->n_dependent, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "n_chunks", -1,
                        "the batch may need too many chunks", p->error));
     p->head.n_chunks = p->n_dependent + n_bins;
     if (ranks > 1 && !p->desc.lockstep) p->head.n_chunks = ranks * cf__pack_most_steps(p);
-    /* In step all bands of a level but the last are at least half full of its groups. */
+    /* In step all bands of a level but the last are at least half full of its chains. */
     if (cf__pack_in_step(p))
-        p->head.n_chunks = ranks * (cf__div_up(p->head.n_chunks, ranks) + p->largest_group +
-                                    cf__div_up(p->n_dependent, ranks) + 1 + gang_steps);
+        p->head.n_chunks = ranks * (cf__div_up(p->head.n_chunks, ranks) + p->longest_chain +
+                                    cf__div_up(p->n_dependent, ranks) + 1 + cp_steps);
     p->most_columns = p->head.n_chunks / ranks;
-    p->most_groups = p->head.n_groups;
+    p->most_chains = p->head.n_chains;
     p->most_dependent = p->n_dependent;
     p->head.n_chunks = cf__min(p->head.n_chunks, CF_MAX_CHUNKS);
     return CF_OK;
 }
 
-/* The most that trees may need, before they are built. Of the open chunks of one chain, or of a rank, all but one are
+/* The most that trees may need, before they are built. Of the open chunks of one stem, or of a rank, all but one are
    half full, or full by count, when they are packed. Over several ranks only packing tells the size of the plan: a rank
    gets whole trees, and all ranks have as many chunks as the fullest. */
 static cf_result cf__pack_measure_trees(cf__packer *p) {
     cf__tree *t = &p->tree;
-    int64_t rows = t->most_rows / p->desc.chunk_size, full = rows + t->most_chains, n_bins, i;
+    int64_t rows = t->most_rows / p->desc.chunk_size, full = rows + t->most_stems, n_bins, i;
     for (i = 0; i < p->n; i++) p->head.n_empty += p->lengths[i] == 0;
     if (p->desc.method != CF_PACK_BEST_FIT)
         return cf__fail(p->error, CF_ERROR_ARGUMENT, "method", -1, CF_PACK_BEST_FIT, (int)p->desc.method,
                         "trees are packed by best fit");
     p->n_items = p->n;
     p->n_dependent = p->desc.split == CF_SPLIT_COST ? 2 * full + 1 : full;
-    n_bins = 2 * rows + t->most_chains + 3;
+    n_bins = 2 * rows + t->most_stems + 3;
     if (p->desc.max_slices > 0) n_bins += p->n / p->desc.max_slices;
     n_bins = cf__min(p->n, n_bins);
     CF__TRY(cf__inside(p->n_dependent + n_bins, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "n_chunks", -1,
                        "the batch may need too many chunks", p->error));
-    p->max_units = t->most_chains + (p->desc.n_ranks > 1 ? p->n : n_bins); /* with all that ranks are given */
+    p->max_units = t->most_stems + (p->desc.n_ranks > 1 ? p->n : n_bins);  /* with all that ranks are given */
     if (p->desc.n_ranks > 1) return CF_OK;
     p->head.n_slices = t->most_nodes + p->n_dependent;
-    p->head.n_groups = p->max_units;
+    p->head.n_chains = p->max_units;
     p->head.n_chunks = p->n_dependent + n_bins;
     return CF_OK;
 }
@@ -3093,7 +3100,7 @@ static cf_result cf__pack_measure(cf__packer *p) {
     }
     if (p->tree.shares != NULL) return cf__pack_measure_trees(p);
     for (i = 0; i < p->n; i++) {
-        cf_group group;
+        cf_chain chain;
         int64_t length = p->lengths[i];
         if (length == 0) {
             p->head.n_empty++;
@@ -3101,10 +3108,10 @@ static cf_result cf__pack_measure(cf__packer *p) {
             p->n_items++;
             p->item_tokens += cf__pack_padded(p, length);
         } else {
-            CF__TRY(cf__pack_plan_group(p, i, length, &group));
-            p->head.n_groups++;
-            p->n_dependent += group.n_chunks;
-            p->largest_group = cf__max(p->largest_group, group.n_chunks);
+            CF__TRY(cf__pack_plan_chain(p, i, length, &chain));
+            p->head.n_chains++;
+            p->n_dependent += chain.n_chunks;
+            p->longest_chain = cf__max(p->longest_chain, chain.n_chunks);
         }
     }
     return cf__pack_bound_counts(p);
@@ -3134,9 +3141,9 @@ static void cf__pack_layout_trees(cf__packer *p, cf__carver *carver) {
 static void cf__pack_scratch(void *job, cf__carver *carver) {
     cf__packer *p = (cf__packer *)job;
     int64_t ranks = p->desc.n_ranks > 1 ? p->desc.n_ranks : 0;
-    int64_t n_cut = p->tree.shares != NULL ? p->tree.most_chains : p->head.n_groups;
-    int64_t n_runs = cf__max(cf__min(p->n_items, p->desc.chunk_size), cf__pack_in_step(p) ? p->head.n_groups : 0);
-    p->groups = (cf_group *)cf__take(carver, n_cut, sizeof(cf_group));
+    int64_t n_cut = p->tree.shares != NULL ? p->tree.most_stems : p->head.n_chains;
+    int64_t n_runs = cf__max(cf__min(p->n_items, p->desc.chunk_size), cf__pack_in_step(p) ? p->head.n_chains : 0);
+    p->chains = (cf_chain *)cf__take(carver, n_cut, sizeof(cf_chain));
     p->cuts = (int32_t *)cf__take(carver, p->n_dependent, sizeof(int32_t));
     p->items = (uint64_t *)cf__take(carver, p->n_items + n_cut, sizeof(uint64_t));
     p->spare = (uint64_t *)cf__take(carver, p->n_items + n_cut, sizeof(uint64_t));
@@ -3152,12 +3159,12 @@ static void cf__pack_scratch(void *job, cf__carver *carver) {
     p->starts = (int32_t *)cf__take(carver, ranks, sizeof(int32_t));
     p->steps = (int64_t *)cf__take(carver, ranks, sizeof(int64_t));
     if (cf__pack_in_step(p)) {
-        p->most_rows = p->head.n_groups + ranks;
+        p->most_rows = p->head.n_chains + ranks;
         p->rows = (cf__pack_row *)cf__take(carver, p->most_rows, sizeof(cf__pack_row));
-        p->last_costs = (double *)cf__take(carver, p->head.n_groups, sizeof(double));
+        p->last_costs = (double *)cf__take(carver, p->head.n_chains, sizeof(double));
         p->columns = (double *)cf__take(carver, p->most_columns, sizeof(double));
     }
-    if (p->desc.gang > 1) {
+    if (p->desc.max_cp > 1) {
         p->whole_costs = (double *)cf__take(carver, p->n, sizeof(double));
         p->begins = (int64_t *)cf__take(carver, p->n_dependent, sizeof(int64_t));
         p->by_cost = (int32_t *)cf__take(carver, p->n, sizeof(int32_t));
@@ -3176,17 +3183,17 @@ static int32_t cf__pack_item_size(const cf__packer *p, int64_t i) {
     return (int32_t)cf__pack_padded(p, cf__pack_item_length(p->items[i]));
 }
 
-/* Whether a sequence is spread over a gang. */
+/* Whether a sequence is spread over a cp group. */
 static int cf__pack_is_spread(const cf__packer *p, int64_t sequence) {
     return p->widths != NULL && p->widths[sequence] > 1;
 }
 
-/* Where a group's i-th slice is among the cuts. The shares of a gang have theirs in turn. */
-static int64_t cf__pack_cut(const cf_group *group, int64_t i) {
-    return group->first_chunk + i * cf__max(group->gang, 1);
+/* Where a chain's i-th slice is among the cuts. The parts of a cp group have theirs in turn. */
+static int64_t cf__pack_cut(const cf_chain *chain, int64_t i) {
+    return chain->first_chunk + i * cf__max(chain->cp, 1);
 }
 
-/* A unit without items: an empty chunk, or what the last slice of a group leaves of its chunk. */
+/* A unit without items: an empty chunk, or what the last slice of a chain leaves of its chunk. */
 static cf__pack_unit cf__pack_empty_unit(const cf__packer *p, int64_t id) {
     cf__pack_unit unit;
     memset(&unit, 0, sizeof unit);
@@ -3195,10 +3202,10 @@ static cf__pack_unit cf__pack_empty_unit(const cf__packer *p, int64_t id) {
     unit.n_chunks = 1;
     unit.column = -1;
     unit.lead = (int32_t)id;
-    if (id < p->head.n_groups) {
-        const cf_group *group = &p->groups[id];
-        unit.n_chunks = (int32_t)group->n_chunks;
-        unit.room -= (int32_t)cf__pack_padded(p, p->cuts[cf__pack_cut(group, group->n_chunks - 1)]);
+    if (id < p->head.n_chains) {
+        const cf_chain *chain = &p->chains[id];
+        unit.n_chunks = (int32_t)chain->n_chunks;
+        unit.room -= (int32_t)cf__pack_padded(p, p->cuts[cf__pack_cut(chain, chain->n_chunks - 1)]);
         unit.slices_left = p->desc.no_tails ? 0 : unit.slices_left - 1;
     }
     return unit;
@@ -3209,26 +3216,26 @@ static int32_t cf__pack_open_unit(cf__packer *p) {
     return (int32_t)p->n_units++;
 }
 
-/* Cuts a planned group, and opens a unit for it. */
-static void cf__pack_cut_group(cf__packer *p, cf_group *group, int64_t *n_cuts) {
-    group->first_chunk = *n_cuts;
-    *n_cuts += group->n_chunks;
-    (void)cf__pack_make_cuts(p, group, group->n_chunks, &p->cuts[group->first_chunk]);
+/* Cuts a planned chain, and opens a unit for it. */
+static void cf__pack_cut_chain(cf__packer *p, cf_chain *chain, int64_t *n_cuts) {
+    chain->first_chunk = *n_cuts;
+    *n_cuts += chain->n_chunks;
+    (void)cf__pack_make_cuts(p, chain, chain->n_chunks, &p->cuts[chain->first_chunk]);
     (void)cf__pack_open_unit(p);
 }
 
-/* Fills groups and cuts, and opens a unit for each group. All of them have been planned before, when they were
+/* Fills chains and cuts, and opens a unit for each chain. All of them have been planned before, when they were
    measured, and get no more slices than they got then. */
-static void cf__pack_collect_groups(cf__packer *p) {
-    int64_t i, n_cuts = p->n_share_cuts;
-    for (i = 0; i < p->n && p->n_units < p->head.n_groups; i++) {
-        cf_group *group = &p->groups[p->n_units];
+static void cf__pack_collect_chains(cf__packer *p) {
+    int64_t i, n_cuts = p->n_part_cuts;
+    for (i = 0; i < p->n && p->n_units < p->head.n_chains; i++) {
+        cf_chain *chain = &p->chains[p->n_units];
         if (p->lengths[i] <= p->desc.chunk_size || cf__pack_is_spread(p, i)) continue;
-        (void)cf__pack_plan_group(p, i, p->lengths[i], group);
-        if (CF__NEVER(n_cuts + group->n_chunks > p->n_dependent)) break;
-        cf__pack_cut_group(p, group, &n_cuts);
+        (void)cf__pack_plan_chain(p, i, p->lengths[i], chain);
+        if (CF__NEVER(n_cuts + chain->n_chunks > p->n_dependent)) break;
+        cf__pack_cut_chain(p, chain, &n_cuts);
     }
-    p->head.n_groups = p->n_units;
+    p->head.n_chains = p->n_units;
     p->n_dependent = n_cuts;
 }
 
@@ -3283,7 +3290,7 @@ static int64_t cf__pack_l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk
 /* Sorts the items, longest first, and finds the lower bound. What must share chunks are the items and, where tails may
    be filled, the tails, which stand among the items meanwhile. */
 static void cf__pack_sort_and_bound(cf__packer *p) {
-    int64_t i, kept = 0, n_tails = p->desc.no_tails ? 0 : p->head.n_groups, n = p->n_items + n_tails, bound;
+    int64_t i, kept = 0, n_tails = p->desc.no_tails ? 0 : p->head.n_chains, n = p->n_items + n_tails, bound;
     for (i = 0; i < n_tails; i++)
         p->items[p->n_items + i] = (uint64_t)(p->desc.chunk_size - p->units[i].room) << 32 | CF__PACK_TAIL;
     cf__sort(&p->items, &p->spare, n, NULL, ~(uint64_t)0);
@@ -3412,7 +3419,7 @@ static int32_t cf__pack_fill_largest(cf__packer *p, int32_t id, cf__pack_unit *u
    each unit once, from the runs. Returns the number of units; with `dry` that is all it does. Uses up the runs. */
 static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     int64_t placed = 0, id;
-    for (id = 0; placed < p->n_items || id < p->head.n_groups; id++) {
+    for (id = 0; placed < p->n_items || id < p->head.n_chains; id++) {
         cf__pack_unit unit = cf__pack_empty_unit(p, id);
         placed += cf__pack_fill_largest(p, (int32_t)id, &unit, dry);
         if (!dry) p->units[id] = unit;
@@ -3423,17 +3430,17 @@ static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
 
 /* Next fit. Walks all sequences, so that a long one closes the chunk before it on its rank and may offer its tail. */
 static void cf__pack_next_fit(cf__packer *p) {
-    int64_t i, group = 0, n_order = 0;
+    int64_t i, chain = 0, n_order = 0;
     int32_t item = 0, one = -1;
     for (i = 0; i < p->desc.n_ranks && p->desc.n_ranks > 1; i++) p->starts[i] = -1;
     for (i = 0; i < p->n; i++) {
         int is_long = p->lengths[i] > p->desc.chunk_size;
         int32_t rank, *open = &one, before;
         if (p->lengths[i] == 0) continue;
-        rank = p->desc.n_ranks == 1 ? 0 : is_long ? p->units[group].rank : p->unit_of[item];
+        rank = p->desc.n_ranks == 1 ? 0 : is_long ? p->units[chain].rank : p->unit_of[item];
         if (p->desc.n_ranks > 1) open = &p->starts[rank];
         before = *open;
-        if (is_long) *open = (int32_t)group++;
+        if (is_long) *open = (int32_t)chain++;
         else if (before < 0 || cf__pack_fit(&p->units[before], cf__pack_item_size(p, item), 1) == 0)
             *open = cf__pack_open_unit(p);
         if (*open != before) p->order[n_order++] = *open;
@@ -3463,31 +3470,31 @@ static void cf__pack_part_items(cf__packer *p, int32_t *first, int64_t n) {
     first[0] = (int32_t)p->first_free;
 }
 
-/* Fills items, longest first, those of one chain together, and those that are trees by themselves last. */
+/* Fills items, longest first, those of one stem together, and those that are trees by themselves last. */
 static void cf__pack_collect_bushes(cf__packer *p, int32_t *first) {
     const cf__tree *t = &p->tree;
     int64_t i;
     for (p->n_items = 0, i = 0; i < t->n_nodes; i++) {
         const cf__tree_node *node = &t->nodes[i];
-        if (node->chain < 0 && (node->parent < 0 || t->nodes[node->parent].chain >= 0))
+        if (node->stem < 0 && (node->parent < 0 || t->nodes[node->parent].stem >= 0))
             p->items[p->n_items++] = (uint64_t)node->rows << 32 | (uint64_t)i;
     }
     cf__pack_sort_and_bound(p);
     for (i = 0; i < p->n_items; i++) {
         int32_t parent = t->nodes[cf__pack_item_sequence(p->items[i])].parent;
-        p->unit_of[i] = parent >= 0 ? t->nodes[parent].chain : (int32_t)t->n_chains;
+        p->unit_of[i] = parent >= 0 ? t->nodes[parent].stem : (int32_t)t->n_stems;
     }
-    cf__pack_part_items(p, first, t->n_chains + 1);
-    p->first_free = first[t->n_chains];
+    cf__pack_part_items(p, first, t->n_stems + 1);
+    p->first_free = first[t->n_stems];
 }
 
-/* The bushes of each chain fill its tail, and leaves of their own. */
+/* The bushes of each stem fill its tail, and leaves of their own. */
 static void cf__pack_assign_bushes(cf__packer *p) {
     int32_t *first = p->sorted; /* not in use yet */
-    int64_t n_chains = p->tree.n_chains, i;
+    int64_t n_stems = p->tree.n_stems, i;
     cf__pack_collect_bushes(p, first);
     cf__bits_clear(&p->bins.used);
-    for (i = 0; i < n_chains; i++) {
+    for (i = 0; i < n_stems; i++) {
         int64_t leaf = p->n_units;
         cf__pack_find_runs(p, first[i], first[i + 1]);
         (void)cf__pack_fill_largest(p, (int32_t)i, &p->units[i], 0);
@@ -3496,14 +3503,14 @@ static void cf__pack_assign_bushes(cf__packer *p) {
         for (; leaf < p->n_units; leaf++) p->kin[leaf].parent = (int32_t)i;
     }
     p->head.n_slices = p->tree.n_nodes + p->n_dependent;
-    p->n_dependent += p->n_units - n_chains;
-    p->head.n_groups = p->n_units;
+    p->n_dependent += p->n_units - n_stems;
+    p->head.n_chains = p->n_units;
 }
 
-/* Who is whose child: leaves first, then chains, and that with the longest path below it last, for it ends the tree.
+/* Who is whose child: leaves first, then stems, and that with the longest path below it last, for it ends the tree.
    Parents have lower numbers than children. */
-static void cf__pack_link_groups(cf__packer *p) {
-    int32_t *tallest = p->sorted, n = (int32_t)p->head.n_groups, id, parent;
+static void cf__pack_link_chains(cf__packer *p) {
+    int32_t *tallest = p->sorted, n = (int32_t)p->head.n_chains, id, parent;
     int turn;
     for (id = 0; id < n; id++) {
         const cf__pack_kin kin = {parent = p->kin[id].parent, -1, -1, 0, 0};
@@ -3520,21 +3527,21 @@ static void cf__pack_link_groups(cf__packer *p) {
     for (turn = 0; turn < 3; turn++)
         for (id = 0; id < n; id++) {
             if ((parent = p->kin[id].parent) < 0) continue;
-            if (turn != (id >= p->tree.n_chains ? 0 : tallest[parent] == id ? 2 : 1)) continue;
+            if (turn != (id >= p->tree.n_stems ? 0 : tallest[parent] == id ? 2 : 1)) continue;
             p->kin[id].next = p->kin[parent].child;
             p->kin[parent].child = id;
         }
 }
 
-/* Orders the units: trees, each group before its children, and then the rest. */
+/* Orders the units: trees, each chain before its children, and then the rest. */
 static void cf__pack_order_trees(cf__packer *p) {
     int32_t *stack = p->sorted, root, id;
     int64_t n = 0, n_left;
-    for (root = 0; root < p->head.n_groups; root++) {
+    for (root = 0; root < p->head.n_chains; root++) {
         stack[0] = root;
         for (n_left = p->kin[root].parent < 0; n_left > 0;) {
             id = stack[--n_left];
-            p->kin[id].group = (int32_t)n;
+            p->kin[id].chain = (int32_t)n;
             p->order[n++] = id;
             for (id = p->kin[id].child; id >= 0; id = p->kin[id].next) stack[n_left++] = id;
         }
@@ -3551,19 +3558,19 @@ static void cf__pack_order_trees(cf__packer *p) {
 /* Which rank a unit is on: that of its tree. */
 static int32_t cf__pack_rank(const cf__packer *p, int64_t unit) { return p->units[p->units[unit].lead].rank; }
 
-/* Whether a unit has a group that is cut; the leaves of a tree have none. */
+/* Whether a unit has a chain that is cut; the leaves of a tree have none. */
 static int cf__pack_is_cut(const cf__packer *p, int64_t unit) {
-    return unit < (p->tree.shares != NULL ? p->tree.n_chains : p->head.n_groups);
+    return unit < (p->tree.shares != NULL ? p->tree.n_stems : p->head.n_chains);
 }
 
 static int64_t cf__pack_own_chunks(const cf__packer *p, int64_t unit) {
-    return cf__pack_is_cut(p, unit) ? p->groups[unit].n_chunks : 1;
+    return cf__pack_is_cut(p, unit) ? p->chains[unit].n_chunks : 1;
 }
 
 /* The units that have the roots of trees get the chunks of all of it. */
 static void cf__pack_gather_trees(cf__packer *p) {
     int64_t i;
-    for (i = 0; i < p->head.n_groups; i++) {
+    for (i = 0; i < p->head.n_chains; i++) {
         if (p->units[i].lead == i) continue;
         p->units[p->units[i].lead].n_chunks += p->units[i].n_chunks;
         p->units[i].n_chunks = 0;
@@ -3581,15 +3588,15 @@ static double cf__pack_item_cost(cf__packer *p, uint64_t item) {
     return cost;
 }
 
-/* Where a slice begins, given which it is among the cuts and how many rows of its sequence its group has before it. */
-static int64_t cf__pack_begin(const cf__packer *p, const cf_group *group, int64_t cut, int64_t own) {
-    return group->gang > 0 ? p->begins[cut] : own;
+/* Where a slice begins, given which it is among the cuts and how many rows of its sequence its chain has before it. */
+static int64_t cf__pack_begin(const cf__packer *p, const cf_chain *chain, int64_t cut, int64_t own) {
+    return chain->cp > 0 ? p->begins[cut] : own;
 }
 
-/* Cost of a group's i-th slice, which has so many rows of the group before it, and of what it gathers. */
-static double cf__pack_chunk_cost(cf__packer *p, const cf_group *group, int64_t i, int64_t own) {
-    int64_t cut = cf__pack_cut(group, i), begin = cf__pack_begin(p, group, cut, own);
-    double gathered = cf__product(p->desc.gang_seconds, (double)(begin - own));
+/* Cost of a chain's i-th slice, which has so many rows of the chain before it, and of what it gathers. */
+static double cf__pack_chunk_cost(cf__packer *p, const cf_chain *chain, int64_t i, int64_t own) {
+    int64_t cut = cf__pack_cut(chain, i), begin = cf__pack_begin(p, chain, cut, own);
+    double gathered = cf__product(p->desc.cp_row_seconds, (double)(begin - own));
     return cf__pack_slice_cost(p, begin, p->cuts[cut]) + gathered;
 }
 
@@ -3599,12 +3606,12 @@ static void cf__pack_cost_things(cf__packer *p) {
     double size = (double)p->desc.chunk_size;
     int64_t i, j;
     for (i = 0; i < p->n_units; i++) {
-        const cf_group *group = cf__pack_is_cut(p, i) ? &p->groups[i] : NULL;
-        int64_t from = group != NULL && p->tree.shares != NULL ? p->tree.nodes[p->tree.chains[i]].begin : 0;
+        const cf_chain *chain = cf__pack_is_cut(p, i) ? &p->chains[i] : NULL;
+        int64_t from = chain != NULL && p->tree.shares != NULL ? p->tree.nodes[p->tree.stems[i]].begin : 0;
         double *cost = &p->costs[p->units[i].lead];
         p->costs[i] = 0;
-        for (j = 0; group != NULL && j < group->n_chunks; from += p->cuts[group->first_chunk + j++])
-            *cost += cf__pack_slice_cost(p, from, p->cuts[group->first_chunk + j]);
+        for (j = 0; chain != NULL && j < chain->n_chunks; from += p->cuts[chain->first_chunk + j++])
+            *cost += cf__pack_slice_cost(p, from, p->cuts[chain->first_chunk + j]);
         *cost += cf__product(p->chunk_constant, (double)p->units[i].n_chunks);
     }
     for (i = 0; i < p->n_items; i++) {
@@ -3630,7 +3637,8 @@ static double cf__pack_dearest(const cf__packer *p) {
 
 /* Gives each of n things a rank, the most expensive first: the least loaded one, unless that has as many tokens as the
    mean and would have more than half as many again and the longest thing. Then it goes out of the heap, where one with
-   fewer than the mean is always left. A lower bound would save steps of cheap ranks and make the dearest one dearer. */
+   fewer than the mean is always left. A lower bound would save steps of cheap ranks and make the most expensive one
+   more expensive. */
 static void cf__pack_give_things(cf__packer *p, int64_t n) {
     int64_t i, n_heap, most = 0, mean = 0;
     memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps); /* counts tokens here */
@@ -3672,7 +3680,7 @@ static void cf__pack_order_by_rank(cf__packer *p) {
 }
 
 static cf_result cf__pack_count_chunks(cf__packer *p) {
-    p->head.n_chunks = p->head.n_steps * p->desc.n_ranks;
+    p->head.n_chunks = p->head.chunks_per_rank * p->desc.n_ranks;
     return cf__inside(p->head.n_chunks, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "n_chunks", -1,
                       "the batch needs too many chunks", p->error);
 }
@@ -3711,8 +3719,8 @@ static void cf__pack_fill_ranks(cf__packer *p) {
 /* Packs the short sequences of each rank, by the method asked for. Best fit on one rank gives way to first fit where
    that needs fewer chunks, which is tried only if there is something to win. */
 static void cf__pack_assign_items(cf__packer *p) {
-    /* Chunks that take no items: all but the last of each group. */
-    int64_t i, n_closed = p->n_dependent - p->head.n_groups;
+    /* Chunks that take no items: all but the last of each chain. */
+    int64_t i, n_closed = p->n_dependent - p->head.n_chains;
     cf__pack_collect_items(p);
     cf__pack_sort_and_bound(p);
     if (p->desc.method == CF_PACK_NEXT_FIT) cf__pack_collect_items(p);
@@ -3733,20 +3741,21 @@ static void cf__pack_assign_items(cf__packer *p) {
 /* Counts the steps of the fullest rank, and orders all units by rank. */
 static cf_result cf__pack_settle(cf__packer *p) {
     int64_t i;
-    p->head.n_steps = p->n_dependent + p->n_units - p->head.n_groups;
+    p->head.chunks_per_rank = p->n_dependent + p->n_units - p->head.n_chains;
     if (p->desc.n_ranks == 1) return cf__pack_count_chunks(p);
     memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps);
     for (i = 0; i < p->n_units; i++) p->steps[cf__pack_rank(p, i)] += p->units[i].n_chunks;
-    for (p->head.n_steps = 0, i = 0; i < p->desc.n_ranks; i++)
-        p->head.n_steps = cf__max(p->head.n_steps, p->steps[i]);
+    for (p->head.chunks_per_rank = 0, i = 0; i < p->desc.n_ranks; i++)
+        p->head.chunks_per_rank = cf__max(p->head.chunks_per_rank, p->steps[i]);
     cf__pack_order_by_rank(p);
     return cf__pack_count_chunks(p);
 }
 
 /* ---- trees over ranks ----
 
-   A tree is on one rank. One that makes it too dear is parted: some of the sequences that leave its root become a tree
-   of their own, whose root is that of them which leaves last, so that nothing is copied but rows of the old root. */
+   A tree is on one rank. One that makes it too expensive is parted: some of the sequences that leave its root become a
+   tree of their own, whose root is that of them which leaves last, so that nothing is copied but rows of the old root.
+   */
 
 /* What each sequence costs, with all that leave it. */
 static void cf__pack_cost_branches(cf__packer *p) {
@@ -3768,8 +3777,8 @@ static void cf__pack_cost_branches(cf__packer *p) {
 }
 
 /* Parts a tree, or a part of one, as long as more than `most` is left of it; with `dry` it only notes what the parts
-   cost, which are units as far as ranks are concerned. One child that is too dear by itself is a part that is parted in
-   its turn, as `trunks` says. */
+   cost, which are units as far as ranks are concerned. One child that is too expensive by itself is a part that is
+   parted in its turn, as `trunks` says. */
 static void cf__pack_part_tree(cf__packer *p, int32_t root, double most, int dry) {
     cf__tree *t = &p->tree;
     double left = p->trunks[root] + p->item_costs[root], part = 0;
@@ -3792,7 +3801,7 @@ static void cf__pack_part_tree(cf__packer *p, int32_t root, double most, int dry
     p->costs[p->n_units++] = left;
 }
 
-/* Parts all trees that cost more than `most`, from their roots on. Returns what the dearest rank costs then. */
+/* Parts all trees that cost more than `most`, from their roots on. Returns what the most expensive rank costs then. */
 static double cf__pack_part_all(cf__packer *p, double most, int dry) {
     int64_t i;
     for (i = 0; i < p->n; i++) {
@@ -3808,8 +3817,8 @@ static double cf__pack_part_all(cf__packer *p, double most, int dry) {
     return cf__pack_dearest(p);
 }
 
-/* Parts trees where that makes the dearest rank cheaper, which copies have to earn. Parts of less than a rank's mean
-   cost more of them, and fill ranks better. Returns whether it does: then parts may be parted as well. */
+/* Parts trees where that makes the most expensive rank cheaper, which copies have to earn. Parts of less than a rank's
+   mean cost more of them, and fill ranks better. Returns whether it does: then parts may be parted as well. */
 static int cf__pack_part_trees(cf__packer *p) {
     double mean = 0, most, best_most = DBL_MAX, whole, best;
     int64_t i;
@@ -3832,25 +3841,25 @@ static int cf__pack_part_trees(cf__packer *p) {
     return 1;
 }
 
-/* ---- gangs ----
+/* ---- cp groups ----
 
-   A gang is an aligned block of ranks that share a sequence, in step. */
+   A cp group is an aligned block of ranks that share a sequence, in step. */
 
-/* The widest gang that may be. */
+/* The widest cp group that may be. */
 static int64_t cf__pack_widest(const cf__packer *p) {
     int64_t width = 1;
-    while (2 * width <= p->desc.gang && p->desc.n_ranks % (2 * width) == 0) width *= 2;
+    while (2 * width <= p->desc.max_cp && p->desc.n_ranks % (2 * width) == 0) width *= 2;
     return width;
 }
 
-/* The most ranks that a gang may have: its slices are not to be thin, and there must be a unit for each in a round that
-   leaves some behind. */
+/* The most ranks that a cp group may have: its slices are not to be thin, and there must be a unit for each in a round
+   that leaves some behind. */
 static int64_t cf__pack_most_ranks(const cf__packer *p, int64_t sequence) {
     int64_t least = cf__max(cf__min(512, p->desc.chunk_size / 8), 2 * p->desc.align);
     return p->desc.chunk_size >= 2 * p->desc.align ? cf__min(p->lengths[sequence] / least, cf__pack_widest(p)) : 1;
 }
 
-/* About what a share costs, with replays as if K were 1 and backwards cost two forwards, and with transfers: of all
+/* About what a part costs, with replays as if K were 1 and backwards cost two forwards, and with transfers: of all
    rows that lie on other ranks, each round gets those before it and half of its own. */
 static double cf__pack_share_cost(const cf__packer *p, int64_t sequence, int64_t width) {
     int64_t rows = p->lengths[sequence];
@@ -3859,13 +3868,13 @@ static double cf__pack_share_cost(const cf__packer *p, int64_t sequence, int64_t
     double chunks = width > 1 ? rounds : length / (double)p->desc.chunk_size;
     double gathered = cf__product(length / n, (n - 1) * rounds / 2);
     if (rounds > 1) cost += cf__product(cost, (rounds - 1) / (3 * rounds));
-    return cost + cf__product(p->chunk_constant, chunks) + cf__product(p->desc.gang_seconds, gathered);
+    return cost + cf__product(p->chunk_constant, chunks) + cf__product(p->desc.cp_row_seconds, gathered);
 }
 
-/* Gives each sequence the fewest ranks that make a share no dearer than `most`, or as many as pay. Returns whether any
-   sequence has a gang of the widest kind, and any has other ranks than before. */
+/* Gives each sequence the fewest ranks that make a part no more expensive than `most`, or as many as pay. Returns
+   whether any sequence has a cp group of the widest kind, and any has other ranks than before. */
 static int cf__pack_choose_widths(cf__packer *p, double most) {
-    int64_t i, left = p->most_shares, width, ranks;
+    int64_t i, left = p->most_parts, width, ranks;
     int is_widest = 0, differs = 0;
     for (p->n_wide = i = 0; i < p->n; i++) {
         int32_t id = p->by_cost[i];
@@ -3882,10 +3891,11 @@ static int cf__pack_choose_widths(cf__packer *p, double most) {
     return is_widest && differs;
 }
 
-/* Cuts what is left of a sequence into the slices of one round, none dearer than the target, each of one alignment unit
-   or more. last: nothing is left behind it; otherwise it leaves enough for another one. Returns the tokens. */
-static int64_t cf__pack_cut_round(cf__packer *p, const cf_group *rest, int last, int64_t cut) {
-    int64_t size = p->desc.align, begin = 0, left = rest->gang;
+/* Cuts what is left of a sequence into the slices of one round, none more expensive than the target, each of one
+   alignment unit or more. last: nothing is left behind it; otherwise it leaves enough for another one. Returns the
+   tokens. */
+static int64_t cf__pack_cut_round(cf__packer *p, const cf_chain *rest, int last, int64_t cut) {
+    int64_t size = p->desc.align, begin = 0, left = rest->cp;
     int64_t end = (cf__div_up(rest->tokens, size) - (last ? 0 : left)) * size;
     while (left-- > 0) {
         int64_t length = cf__min(cf__pack_cut_by_cost(p, rest, begin), end - begin - left * size);
@@ -3897,25 +3907,25 @@ static int64_t cf__pack_cut_round(cf__packer *p, const cf_group *rest, int last,
     return cf__min(begin, rest->tokens);
 }
 
-/* Whether the slices of one round would be enough for what is left, if none is dearer than the target. */
-static int cf__pack_covers(cf__packer *p, const cf_group *rest, double target) {
-    int64_t begin = 0, left = rest->gang;
+/* Whether the slices of one round would be enough for what is left, if none is more expensive than the target. */
+static int cf__pack_covers(cf__packer *p, const cf_chain *rest, double target) {
+    int64_t begin = 0, left = rest->cp;
     for (p->target = target; left > 0 && begin < rest->tokens; left--) begin += cf__pack_cut_by_cost(p, rest, begin);
     return begin >= rest->tokens;
 }
 
 /* Cuts the next round: its first slice is full, and the others cost as much. The last one, what is left, is cut evenly.
    Where many rounds have brought little, all slices are full. Returns the tokens. */
-static int64_t cf__pack_next_round(cf__packer *p, const cf_group *rest, int full, int64_t cut) {
-    int64_t most = rest->gang * p->desc.chunk_size;
+static int64_t cf__pack_next_round(cf__packer *p, const cf_chain *rest, int full, int64_t cut) {
+    int64_t most = rest->cp * p->desc.chunk_size;
     double low = 0, high = cf__pack_slice_cost(p, p->from, cf__min(rest->tokens, p->desc.chunk_size));
-    int last = cf__pack_covers(p, rest, high) || cf__div_up(rest->tokens, p->desc.align) < 2 * rest->gang, tries;
+    int last = cf__pack_covers(p, rest, high) || cf__div_up(rest->tokens, p->desc.align) < 2 * rest->cp, tries;
     if (!last && full) {
         p->target = DBL_MAX;
         return cf__pack_cut_round(p, rest, rest->tokens <= most, cut);
     }
     if (last) /* costs add up, so the mean is nearly enough */
-        low = cf_cost_seconds(&p->weights, rest->tokens, cf_slice_pairs(p->from, rest->tokens)) / (double)rest->gang;
+        low = cf_cost_seconds(&p->weights, rest->tokens, cf_slice_pairs(p->from, rest->tokens)) / (double)rest->cp;
     for (tries = 0; last && tries < 40 && high - low > high * 1e-3; tries++) {
         double middle = tries == 0 && low > 0 ? cf__product(low, 1.0005) : low + (high - low) / 2;
         if (cf__pack_covers(p, rest, middle)) high = middle;
@@ -3925,28 +3935,28 @@ static int64_t cf__pack_next_round(cf__packer *p, const cf_group *rest, int full
     return cf__pack_cut_round(p, rest, last, cut);
 }
 
-/* Cuts a sequence for its gang, and opens a unit for each share. */
-static void cf__pack_cut_gang(cf__packer *p, int64_t sequence) {
-    cf_group rest = {sequence, 0, 0, p->lengths[sequence], p->widths[sequence]};
-    int64_t rounds, part, i, first = p->n_share_cuts, most = cf__pack_most_rounds(p, rest.tokens, rest.gang);
-    for (rounds = 0; rest.tokens > 0; rounds++, p->n_share_cuts += rest.gang) {
-        int64_t tokens = cf__pack_next_round(p, &rest, rounds >= most / 2, p->n_share_cuts);
+/* Cuts a sequence for its cp group, and opens a unit for each part. */
+static void cf__pack_cut_cp_group(cf__packer *p, int64_t sequence) {
+    cf_chain rest = {sequence, 0, 0, p->lengths[sequence], p->widths[sequence]};
+    int64_t rounds, part, i, first = p->n_part_cuts, most = cf__pack_most_rounds(p, rest.tokens, rest.cp);
+    for (rounds = 0; rest.tokens > 0; rounds++, p->n_part_cuts += rest.cp) {
+        int64_t tokens = cf__pack_next_round(p, &rest, rounds >= most / 2, p->n_part_cuts);
         p->from += tokens;
         rest.tokens -= tokens;
     }
     p->from = 0;
-    for (part = 0; part < rest.gang; part++) {
-        cf_group *share = &p->groups[p->n_units];
+    for (part = 0; part < rest.cp; part++) {
+        cf_chain *share = &p->chains[p->n_units];
         *share = rest;
         share->first_chunk = first + part;
         share->n_chunks = rounds;
         for (i = 0; i < rounds; i++) share->tokens += p->cuts[cf__pack_cut(share, i)];
         (void)cf__pack_open_unit(p);
     }
-    p->n_shares = p->n_units;
+    p->n_parts = p->n_units;
 }
 
-/* What each sequence costs, and which are the dearest. */
+/* What each sequence costs, and which are the most expensive. */
 static void cf__pack_cost_wholes(cf__packer *p) {
     int64_t i, begin, size = p->desc.chunk_size;
     p->weights.constant = 0;
@@ -3962,29 +3972,29 @@ static void cf__pack_cost_wholes(cf__packer *p) {
 }
 
 /* Cuts all sequences that are spread, the widest first. */
-static void cf__pack_cut_gangs(cf__packer *p) {
+static void cf__pack_cut_cp_groups(cf__packer *p) {
     int64_t i, width;
     p->weights.constant = 0;
-    p->n_units = p->n_shares = p->n_share_cuts = 0;
-    p->head.n_groups = p->most_groups;
+    p->n_units = p->n_parts = p->n_part_cuts = 0;
+    p->head.n_chains = p->most_chains;
     for (width = cf__pack_widest(p); width > 1; width /= 2)
         for (i = 0; i < p->n_wide; i++)
-            if (p->widths[p->by_cost[i]] == width) cf__pack_cut_gang(p, p->by_cost[i]);
+            if (p->widths[p->by_cost[i]] == width) cf__pack_cut_cp_group(p, p->by_cost[i]);
 }
 
-/* Fills groups and cuts of trees, and opens a unit for each chain. */
-static cf_result cf__pack_collect_chains(cf__packer *p) {
+/* Fills chains and cuts of trees, and opens a unit for each stem. */
+static cf_result cf__pack_collect_stems(cf__packer *p) {
     const cf__tree_node *nodes = p->tree.nodes;
     int64_t i, n_cuts = 0;
-    for (i = 0; i < p->tree.n_chains; i++) {
-        const cf__tree_node *node = &nodes[p->tree.chains[i]], *last = node;
+    for (i = 0; i < p->tree.n_stems; i++) {
+        const cf__tree_node *node = &nodes[p->tree.stems[i]], *last = node;
         int64_t tokens = node->length;
         for (; last->follower >= 0; tokens += last->length) last = &nodes[last->follower];
         p->from = node->begin;
-        p->kin[i].parent = node->parent >= 0 ? nodes[node->parent].chain : -1;
-        CF__TRY(cf__pack_plan_group(p, node->sequence, tokens, &p->groups[i]));
-        if (CF__NEVER(n_cuts + p->groups[i].n_chunks > p->n_dependent)) return cf__too_large(p->error, "lengths");
-        cf__pack_cut_group(p, &p->groups[i], &n_cuts);
+        p->kin[i].parent = node->parent >= 0 ? nodes[node->parent].stem : -1;
+        CF__TRY(cf__pack_plan_chain(p, node->sequence, tokens, &p->chains[i]));
+        if (CF__NEVER(n_cuts + p->chains[i].n_chunks > p->n_dependent)) return cf__too_large(p->error, "lengths");
+        cf__pack_cut_chain(p, &p->chains[i], &n_cuts);
     }
     p->n_dependent = n_cuts;
     return CF_OK;
@@ -3992,28 +4002,28 @@ static cf_result cf__pack_collect_chains(cf__packer *p) {
 
 /* ---- in step ----
 
-   Columns: the i-th chunks of all ranks. They run at the same time, so a column costs what its dearest chunk does.
-   Groups come in bands of as many columns as the longest group that is in no earlier one has chunks; each rank fills
-   its row of the band with the longest groups that fit, of those with the dearest, so that neighbours cost alike. The
-   shares of a gang lie beside each other, in an aligned block of ranks; where a narrower one comes next, the block is
-   halved. Short sequences fill what all that leaves, but make no column dearer, for those columns run in any case. The
-   others are dealt out evenly, over columns of their own or over the last one of the bands.
+   Columns: the i-th chunks of all ranks. They run at the same time, so a column costs what its most expensive chunk
+   does. Chains come in bands of as many columns as the longest chain that is in no earlier one has chunks; each rank
+   fills its row of the band with the longest chains that fit, of those with the most expensive, so that neighbours cost
+   alike. The parts of a cp group lie beside each other, in an aligned block of ranks; where a narrower one comes next,
+   the block is halved. Short sequences fill what all that leaves, but make no column more expensive, for those columns
+   run in any case. The others are dealt out evenly, over columns of their own or over the last one of the bands.
 
-   Dear slices make dear columns, and many slices many replays. So long sequences are spread over more or fewer ranks,
-   and cut by several targets, and the cheapest layout is taken. */
+   Expensive slices make expensive columns, and many slices many replays. So long sequences are spread over more or
+   fewer ranks, and cut by several targets, and the cheapest layout is taken. */
 
-/* Groups by falling width, then by falling length, then by what their last chunks cost; of a gang its first share
+/* Chains by falling width, then by falling length, then by what their last chunks cost; of a cp group its first part
    stands for all. Runs have those of one width and length, as levels says by width. */
-static void cf__pack_sort_groups(cf__packer *p) {
+static void cf__pack_sort_chains(cf__packer *p) {
     int64_t i, n = 0, width, next = 0;
     int32_t *level = p->levels;
     double full = p->chunk_constant + cf__pack_slice_cost(p, 0, p->desc.chunk_size);
-    for (i = 0; i < p->head.n_groups; i++) {
-        const cf_group *group = &p->groups[i];
-        int64_t last = group->n_chunks - 1, before = group->tokens - p->cuts[cf__pack_cut(group, last)];
-        double cost = p->last_costs[i] = p->chunk_constant + cf__pack_chunk_cost(p, group, last, before);
+    for (i = 0; i < p->head.n_chains; i++) {
+        const cf_chain *chain = &p->chains[i];
+        int64_t last = chain->n_chunks - 1, before = chain->tokens - p->cuts[cf__pack_cut(chain, last)];
+        double cost = p->last_costs[i] = p->chunk_constant + cf__pack_chunk_cost(p, chain, last, before);
         if (i < next) continue;
-        width = cf__max(group->gang, 1);
+        width = cf__max(chain->cp, 1);
         next += width;
         p->sorted[n++] = (int32_t)i;
         p->costs[i] = (double)(width * CF_MAX_CHUNKS + last);
@@ -4022,15 +4032,15 @@ static void cf__pack_sort_groups(cf__packer *p) {
     cf__sort_by_key(p->sorted, n, p->costs);
     p->n_runs = p->runs[0].next = 0;
     for (i = 0, width = cf__pack_widest(p); width > 0; width /= 2) {
-        for (*level = (int32_t)p->n_runs; i < n && cf__max(p->groups[p->sorted[i]].gang, 1) == width; i++)
+        for (*level = (int32_t)p->n_runs; i < n && cf__max(p->chains[p->sorted[i]].cp, 1) == width; i++)
             cf__pack_extend_runs(p, *level, i, p->units[p->sorted[i]].n_chunks);
         *++level = (int32_t)p->n_runs;
     }
 }
 
-/* What comes next, of groups that fit, in a block of as many ranks as a gang of this level has; n_runs if nothing does.
-   That may be narrower than the block. */
-static int32_t cf__pack_next_group(cf__packer *p, int64_t level, int64_t room) {
+/* What comes next, of chains that fit, in a block of as many ranks as a cp group of this level has; n_runs if nothing
+   does. That may be narrower than the block. */
+static int32_t cf__pack_next_chain(cf__packer *p, int64_t level, int64_t room) {
     int64_t width = cf__pack_widest(p) >> level;
     int32_t best = (int32_t)p->n_runs, at;
     double most = -1, key;
@@ -4044,23 +4054,23 @@ static int32_t cf__pack_next_group(cf__packer *p, int64_t level, int64_t room) {
     return best;
 }
 
-/* Gives a group its rank and columns, which cost at least what its slices do. */
-static void cf__pack_lay_group(cf__packer *p, int64_t id, int64_t rank, int64_t column) {
-    const cf_group *group = &p->groups[id];
+/* Gives a chain its rank and columns, which cost at least what its slices do. */
+static void cf__pack_lay_chain(cf__packer *p, int64_t id, int64_t rank, int64_t column) {
+    const cf_chain *chain = &p->chains[id];
     int64_t i, own = 0;
     p->units[id].rank = (int32_t)rank;
     p->units[id].column = (int32_t)column;
-    for (i = 0; i < group->n_chunks; own += p->cuts[cf__pack_cut(group, i++)], column++)
-        p->columns[column] = cf__most(p->columns[column], p->chunk_constant + cf__pack_chunk_cost(p, group, i, own));
+    for (i = 0; i < chain->n_chunks; own += p->cuts[cf__pack_cut(chain, i++)], column++)
+        p->columns[column] = cf__most(p->columns[column], p->chunk_constant + cf__pack_chunk_cost(p, chain, i, own));
 }
 
 /* Fills columns of such a block, until something narrower comes next, and then what is left of its halves. */
 static void cf__pack_fill_block(cf__packer *p, int64_t level, int64_t rank, int64_t column, int64_t end) {
     int64_t width = cf__pack_widest(p) >> level, i;
     int32_t at;
-    while ((at = cf__pack_next_group(p, level, end - column)) < p->levels[level + 1]) {
+    while ((at = cf__pack_next_chain(p, level, end - column)) < p->levels[level + 1]) {
         int32_t id = p->sorted[cf__pack_use_run(p, at, 1)];
-        for (i = 0; i < width; i++) cf__pack_lay_group(p, id + i, rank + i, column);
+        for (i = 0; i < width; i++) cf__pack_lay_chain(p, id + i, rank + i, column);
         column += p->units[id].n_chunks;
     }
     if (width > 1) {
@@ -4072,12 +4082,12 @@ static void cf__pack_fill_block(cf__packer *p, int64_t level, int64_t rank, int6
     }
 }
 
-/* Lays out all groups. n_bands is -1 if there are not so many columns. */
+/* Lays out all chains. n_bands is -1 if there are not so many columns. */
 static void cf__pack_fill_bands(cf__packer *p) {
     int64_t ranks = p->desc.n_ranks, rank, end;
     int32_t at;
-    cf__pack_sort_groups(p);
-    for (p->n_rows = p->n_bands = 0; (at = cf__pack_next_group(p, 0, INT32_MAX)) < p->n_runs; p->n_bands = end) {
+    cf__pack_sort_chains(p);
+    for (p->n_rows = p->n_bands = 0; (at = cf__pack_next_chain(p, 0, INT32_MAX)) < p->n_runs; p->n_bands = end) {
         end = p->n_bands + p->runs[at].size;
         if (p->n_rows + ranks > p->most_rows || end + cf__div_up(p->n_items, ranks) > p->most_columns) {
             p->n_bands = -1;
@@ -4093,20 +4103,20 @@ static double *cf__pack_last_column(const cf__packer *p, const cf__pack_unit *un
     return &p->columns[unit->column + unit->n_chunks - 1];
 }
 
-/* Tokens of short sequences that a chunk which costs so much may take without making its column dearer. */
+/* Tokens of short sequences that a chunk which costs so much may take without making its column more expensive. */
 static int32_t cf__pack_column_room(const cf__packer *p, const cf__pack_unit *unit, double cost, double full) {
     double left = *cf__pack_last_column(p, unit) - cost, size = (double)p->desc.chunk_size;
     double tokens = full > 0 ? cf__product(left, size) / full : size;
     return tokens < (double)unit->room ? (int32_t)tokens : unit->room;
 }
 
-/* Puts the tails of groups, and chunks in the cells that are left of the bands, into the bins. */
+/* Puts the tails of chains, and chunks in the cells that are left of the bands, into the bins. */
 static void cf__pack_open_cells(cf__packer *p) {
     double full = cf__pack_slice_cost(p, 0, p->desc.chunk_size);
     int64_t row, left = p->n_items;
     int32_t i;
     cf__bits_clear(&p->bins.used);
-    for (i = 0; i < p->head.n_groups; i++) {
+    for (i = 0; i < p->head.n_chains; i++) {
         p->units[i].room = cf__pack_column_room(p, &p->units[i], p->last_costs[i], full);
         cf__pack_bins_insert(p, i);
     }
@@ -4128,12 +4138,12 @@ static void cf__pack_empty(cf__packer *p, int64_t id) {
     p->units[id].room = empty.room;
     p->units[id].slices_left = empty.slices_left;
     p->units[id].n_items = 0;
-    p->costs[id] = id < p->head.n_groups ? p->last_costs[id] : p->chunk_constant;
+    p->costs[id] = id < p->head.n_chains ? p->last_costs[id] : p->chunk_constant;
 }
 
 /* Deals the sequences that are in no band, and those of the units that end with column end - 1, out to these units,
-   dearest first, each to the cheapest with room. If one fits nowhere, or makes a chunk dearer than `most`, all stay
-   where they are. */
+   most expensive first, each to the cheapest with room. If one fits nowhere, or makes a chunk more expensive than
+   `most`, all stay where they are. */
 static int cf__pack_deal(cf__packer *p, int64_t end, double most) {
     int32_t *heap = p->order, *aside = p->sorted, smallest = cf__pack_item_size(p, p->n_items - 1), id;
     int64_t i, n_heap = 0, n_aside;
@@ -4164,8 +4174,8 @@ static int cf__pack_deal(cf__packer *p, int64_t end, double most) {
     return i == p->n_items;
 }
 
-/* Deals out what is in no band: to the last column of the last one, if that becomes dearer by less than a new one would
-   cost; or to new ones, of which the dearest chunks come first. */
+/* Deals out what is in no band: to the last column of the last one, if that becomes more expensive by less than a new
+   one would cost; or to new ones, of which the most expensive chunks come first. */
 static void cf__pack_add_columns(cf__packer *p) {
     int64_t i, n_dealt = 0, ranks = p->desc.n_ranks, first = p->n_units;
     int64_t n = cf__div_up(first - p->first_extra, ranks) * ranks;
@@ -4188,8 +4198,8 @@ static void cf__pack_add_columns(cf__packer *p) {
         p->costs[p->unit_of[i]] += p->item_costs[i];
     }
     n = p->n_units - p->first_extra;
-    p->head.n_steps = p->n_bands + cf__div_up(n, ranks);
-    for (i = p->n_bands; i < p->head.n_steps; i++) p->columns[i] = 0;
+    p->head.chunks_per_rank = p->n_bands + cf__div_up(n, ranks);
+    for (i = p->n_bands; i < p->head.chunks_per_rank; i++) p->columns[i] = 0;
     for (i = 0; i < n; i++) p->sorted[i] = (int32_t)(p->first_extra + i);
     cf__sort_by_key(p->sorted, n, p->costs);
     for (i = 0; i < n; i++) {
@@ -4198,7 +4208,7 @@ static void cf__pack_add_columns(cf__packer *p) {
     }
     for (i = 0; i < p->n_units; i++) {
         double *column = cf__pack_last_column(p, &p->units[i]);
-        if (i < p->head.n_groups || p->units[i].n_items > 0) *column = cf__most(*column, p->costs[i]);
+        if (i < p->head.n_chains || p->units[i].n_items > 0) *column = cf__most(*column, p->costs[i]);
     }
 }
 
@@ -4214,16 +4224,16 @@ static double cf__pack_price(const cf__packer *p, int64_t n) {
     return sum + replays / 3;
 }
 
-/* Lays everything out, with slices no dearer than the target. Returns what it costs, or DBL_MAX where groups alone cost
-   more than `most`. */
+/* Lays everything out, with slices no more expensive than the target. Returns what it costs, or DBL_MAX where chains
+   alone cost more than `most`. */
 static double cf__pack_lay_out(cf__packer *p, double target, double most) {
     int64_t i;
     p->slice_target = target;
     p->weights.constant = p->chunk_constant;
-    p->head.n_groups = p->most_groups;
-    for (p->n_units = 0; p->n_units < p->n_shares;) (void)cf__pack_open_unit(p);
+    p->head.n_chains = p->most_chains;
+    for (p->n_units = 0; p->n_units < p->n_parts;) (void)cf__pack_open_unit(p);
     p->n_dependent = p->most_dependent;
-    cf__pack_collect_groups(p);
+    cf__pack_collect_chains(p);
     p->weights.constant = 0; /* it counts once for each chunk, and not for each of its slices */
     cf__pack_collect_items(p);
     cf__pack_fill_bands(p);
@@ -4234,33 +4244,33 @@ static double cf__pack_lay_out(cf__packer *p, double target, double most) {
     cf__pack_open_cells(p);
     cf__pack_best_fit(p);
     cf__pack_add_columns(p);
-    return cf__pack_price(p, p->head.n_steps);
+    return cf__pack_price(p, p->head.chunks_per_rank);
 }
 
-/* A layout in step: the most ranks of a gang, what a share may cost, what a slice may, and what comes of it. */
+/* A layout in step: the most ranks of a cp group, what a part may cost, what a slice may, and what comes of it. */
 typedef struct cf__pack_layout {
-    int64_t gang;
+    int64_t max_cp;
     double most, target, price;
 } cf__pack_layout;
 
-/* Lays out gangs and all else. Returns what it costs, or DBL_MAX where groups alone cost more than `most`. */
+/* Lays out cp groups and all else. Returns what it costs, or DBL_MAX where chains alone cost more than `most`. */
 static double cf__pack_try_layout(cf__packer *p, const cf__pack_layout *layout, double most) {
-    p->desc.gang = layout->gang;
+    p->desc.max_cp = layout->max_cp;
     if (p->widths != NULL) (void)cf__pack_choose_widths(p, layout->most);
-    if (p->widths != NULL) cf__pack_cut_gangs(p);
+    if (p->widths != NULL) cf__pack_cut_cp_groups(p);
     return cf__pack_lay_out(p, layout->target, most);
 }
 
-/* The best layout with gangs of this width at most, or one of narrower gangs where that is better. Returns whether any
-   sequence would have such a gang. */
-static int cf__pack_find_layout(cf__packer *p, int64_t gang, cf__pack_layout *best) {
-    cf__pack_layout own = {gang, DBL_MAX, DBL_MAX, DBL_MAX}, layout = own;
+/* The best layout with cp groups of this width at most, or one of narrower cp groups where that is better. Returns
+   whether any sequence would have such a cp group. */
+static int cf__pack_find_layout(cf__packer *p, int64_t cp, cf__pack_layout *best) {
+    cf__pack_layout own = {cp, DBL_MAX, DBL_MAX, DBL_MAX}, layout = own;
     double dearest = 0;
-    int tries, is_used = gang == 1;
+    int tries, is_used = cp == 1;
     int64_t i;
-    p->desc.gang = gang;
-    for (tries = 0; tries < (gang > 1 ? 11 : 1); tries++, layout.most = tries == 1 ? p->mean_cost : layout.most * 0.7) {
-        if (gang > 1 && !cf__pack_choose_widths(p, layout.most)) continue; /* it has been priced */
+    p->desc.max_cp = cp;
+    for (tries = 0; tries < (cp > 1 ? 11 : 1); tries++, layout.most = tries == 1 ? p->mean_cost : layout.most * 0.7) {
+        if (cp > 1 && !cf__pack_choose_widths(p, layout.most)) continue;   /* it has been priced */
         is_used = 1;
         layout.price = cf__pack_try_layout(p, &layout, own.price);
         if (layout.price < own.price) own = layout;
@@ -4278,19 +4288,19 @@ static int cf__pack_find_layout(cf__packer *p, int64_t gang, cf__pack_layout *be
     return 1;
 }
 
-/* A larger bound of gangs is never worse than a smaller one: what the smaller one allows is tried as well. */
+/* A larger bound of cp groups is never worse than a smaller one: what the smaller one allows is tried as well. */
 static cf_result cf__pack_prepare_in_step(cf__packer *p) {
     cf__pack_layout best = {1, DBL_MAX, DBL_MAX, DBL_MAX};
-    int64_t widest = cf__pack_widest(p), gang, i;
+    int64_t widest = cf__pack_widest(p), cp, i;
     p->chunk_constant = p->weights.constant;
     if (p->widths != NULL) cf__pack_cost_wholes(p);
-    for (gang = 1; gang <= widest; gang *= 2)
-        if (!cf__pack_find_layout(p, gang, &best)) break;
+    for (cp = 1; cp <= widest; cp *= 2)
+        if (!cf__pack_find_layout(p, cp, &best)) break;
     (void)cf__pack_try_layout(p, &best, DBL_MAX);
     if (CF__NEVER(p->n_bands < 0)) return cf__too_large(p->error, "lengths");
     for (i = 0; i < p->n_units; i++) {
         p->order[i] = (int32_t)i;
-        p->costs[i] = -((double)p->units[i].rank * (double)p->head.n_steps + (double)p->units[i].column);
+        p->costs[i] = -((double)p->units[i].rank * (double)p->head.chunks_per_rank + (double)p->units[i].column);
     }
     cf__sort_by_key(p->order, p->n_units, p->costs);
     return cf__pack_count_chunks(p);
@@ -4298,31 +4308,31 @@ static cf_result cf__pack_prepare_in_step(cf__packer *p) {
 
 /* ---- writing the plan ---- */
 
-/* A group, its chunks and its slices. */
-static void cf__pack_write_group(const cf__packer *p, int64_t id, int64_t first_chunk, cf_slice *slices) {
-    cf_group *group = &p->plan->groups[id];
+/* A chain, its chunks and its slices. */
+static void cf__pack_write_chain(const cf__packer *p, int64_t id, int64_t first_chunk, cf_slice *slices) {
+    cf_chain *chain = &p->plan->chains[id];
     int64_t i, own = 0;
-    *group = p->groups[id];
-    group->first_chunk = first_chunk;
-    for (i = 0; i < group->n_chunks; own += slices[i++].length) {
+    *chain = p->chains[id];
+    chain->first_chunk = first_chunk;
+    for (i = 0; i < chain->n_chunks; own += slices[i++].length) {
         cf_chunk *chunk = &p->plan->chunks[first_chunk + i];
-        int64_t at = cf__pack_cut(&p->groups[id], i);
-        slices[i].sequence = group->sequence;
-        slices[i].begin = cf__pack_begin(p, group, at, own);
+        int64_t at = cf__pack_cut(&p->chains[id], i);
+        slices[i].sequence = chain->sequence;
+        slices[i].begin = cf__pack_begin(p, chain, at, own);
         slices[i].length = p->cuts[at];
         chunk->index = i;
         chunk->prefix = own;
-        chunk->group = id;
+        chunk->chain = id;
         chunk->state = slices[i].length;
-        chunk->gang = group->gang;
+        chunk->cp = chain->cp;
         chunk->n_slices = 1;
     }
 }
 
 /* The chunk whose rows come right before those of this one, on whichever rank; -1: none. */
 static int64_t cf__pack_before(const cf_plan *plan, const cf_chunk *c) {
-    if (c->gang > 0 && c->rank % c->gang > 0) return c - plan->chunks - plan->n_steps;
-    return c->up < 0 || c->gang == 0 ? c->up : c->up + (c->gang - 1) * plan->n_steps;
+    if (c->cp > 0 && c->rank % c->cp > 0) return c - plan->chunks - plan->chunks_per_rank;
+    return c->up < 0 || c->cp == 0 ? c->up : c->up + (c->cp - 1) * plan->chunks_per_rank;
 }
 
 /* The members that a chunk of a list has beside its sums. Trees are given theirs as they are written. */
@@ -4353,12 +4363,12 @@ static void cf__pack_finish_chunks(cf_plan *plan) {
     for (i = 0; i < plan->n_chunks; i++) {
         cf_chunk *chunk = &plan->chunks[i];
         chunk->first_slice = first;
-        chunk->rank = i / plan->n_steps;
+        chunk->rank = i / plan->chunks_per_rank;
         for (j = 0; j < chunk->n_slices; j++) {
             cf_slice *slice = &plan->slices[first + j];
-            slice->offset = chunk->padded;
+            slice->offset = chunk->rows;
             chunk->tokens += slice->length;
-            chunk->padded += cf__round_up(slice->length, plan->align);
+            chunk->rows += cf__round_up(slice->length, plan->align);
             chunk->pairs += cf_slice_pairs(slice->begin, slice->length);
         }
         if (plan->order == NULL) cf__pack_finish_list(plan, chunk, i);
@@ -4368,12 +4378,12 @@ static void cf__pack_finish_chunks(cf_plan *plan) {
     cf__pack_link_chunks(plan);
 }
 
-/* The first slices of a gang's chunks go on from those of other ranks. */
-static void cf__pack_link_gangs(cf_plan *plan) {
+/* The first slices of a cp group's chunks go on from those of other ranks. */
+static void cf__pack_link_cp_groups(cf_plan *plan) {
     int64_t i, before;
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
-        if (c->gang == 0) continue;
+        if (c->cp == 0) continue;
         before = cf__pack_before(plan, c);
         plan->slices[c->first_slice].up = before >= 0 ? plan->chunks[before].first_slice : -1;
     }
@@ -4381,7 +4391,7 @@ static void cf__pack_link_gangs(cf_plan *plan) {
 
 /* ---- writing trees ---- */
 
-/* Links the items of each unit, own ones first, of which those that begin last come first: of a chain's nodes those
+/* Links the items of each unit, own ones first, of which those that begin last come first: of a stem's nodes those
    with higher numbers begin later. The last to be linked comes first. */
 static void cf__pack_link_items(cf__packer *p) {
     int64_t i, n_free = p->n_items - p->first_free;
@@ -4410,16 +4420,16 @@ static void cf__pack_put_slice(cf__packer *p, cf_chunk *chunk, cf__tree_node *no
     node->slice = p->plan->n_slices++;
 }
 
-/* The chunks of a chain. */
-static void cf__pack_put_chain(cf__packer *p, int64_t id, cf_chunk *chunks) {
-    cf__tree_node *node = &p->tree.nodes[p->tree.chains[id]];
+/* The chunks of a stem. */
+static void cf__pack_put_stem(cf__packer *p, int64_t id, cf_chunk *chunks) {
+    cf__tree_node *node = &p->tree.nodes[p->tree.stems[id]];
     int64_t at = node->begin, i;
-    for (i = 0; i < p->groups[id].n_chunks; i++) {
-        int64_t end = at + p->cuts[p->groups[id].first_chunk + i];
+    for (i = 0; i < p->chains[id].n_chunks; i++) {
+        int64_t end = at + p->cuts[p->chains[id].first_chunk + i];
         chunks[i].prefix = at;
         chunks[i].index = i;
-        chunks[i].group = p->kin[id].group;
-        chunks[i].state = p->plan->groups[p->kin[id].group].tokens > 0 ? end - at : 0;
+        chunks[i].chain = p->kin[id].chain;
+        chunks[i].state = p->plan->chains[p->kin[id].chain].tokens > 0 ? end - at : 0;
         while (at < end) {
             int64_t to = cf__min(end, node->begin + node->length);
             if (at >= to) {
@@ -4439,19 +4449,19 @@ static void cf__pack_put_bush(cf__packer *p, cf_chunk *chunk, int64_t id) {
         cf__pack_put_slice(p, chunk, &nodes[i], nodes[i].begin, nodes[i].begin + nodes[i].length);
 }
 
-/* A group of a tree, and which chunks its own continue. */
-static void cf__pack_put_group(cf__packer *p, int64_t id, int64_t first_chunk) {
+/* A chain of a tree, and which chunks its own continue. */
+static void cf__pack_put_chain(cf__packer *p, int64_t id, int64_t first_chunk) {
     const cf__pack_kin *kin = &p->kin[id];
-    cf_group *group = &p->plan->groups[kin->group], *above;
+    cf_chain *chain = &p->plan->chains[kin->chain], *above;
     int64_t i;
-    memset(group, 0, sizeof *group);
-    if (id < p->tree.n_chains) *group = p->groups[id];
-    group->first_chunk = first_chunk;
-    group->n_chunks = cf__pack_own_chunks(p, id);
-    if (group->n_chunks == 1 && kin->parent >= 0 && kin->child < 0) group->tokens = 0; /* it is a leaf */
-    for (i = first_chunk + 1; i < first_chunk + group->n_chunks; i++) p->plan->chunks[i].up = i - 1;
+    memset(chain, 0, sizeof *chain);
+    if (id < p->tree.n_stems) *chain = p->chains[id];
+    chain->first_chunk = first_chunk;
+    chain->n_chunks = cf__pack_own_chunks(p, id);
+    if (chain->n_chunks == 1 && kin->parent >= 0 && kin->child < 0) chain->tokens = 0; /* it is a leaf */
+    for (i = first_chunk + 1; i < first_chunk + chain->n_chunks; i++) p->plan->chunks[i].up = i - 1;
     if (kin->parent < 0) return;
-    above = &p->plan->groups[p->kin[kin->parent].group];
+    above = &p->plan->chains[p->kin[kin->parent].chain];
     p->plan->chunks[first_chunk].up = above->first_chunk + above->n_chunks - 1;
 }
 
@@ -4459,25 +4469,25 @@ static void cf__pack_write_unit(cf__packer *p, int64_t id, int64_t first_chunk) 
     cf_plan *plan = p->plan;
     cf_chunk *chunk = &plan->chunks[first_chunk];
     int64_t item = p->units[id].next_slice, first = plan->n_slices;
-    if (id < p->head.n_groups) cf__pack_put_group(p, id, first_chunk);
+    if (id < p->head.n_chains) cf__pack_put_chain(p, id, first_chunk);
     if (cf__pack_is_cut(p, id)) {
-        cf__pack_put_chain(p, id, chunk);
-        chunk += p->groups[id].n_chunks - 1;
+        cf__pack_put_stem(p, id, chunk);
+        chunk += p->chains[id].n_chunks - 1;
     }
     for (; item >= 0; item = p->next_item[item]) cf__pack_put_bush(p, chunk, cf__pack_item_sequence(p->items[item]));
-    if (id >= p->head.n_groups) return;
-    plan->groups[p->kin[id].group].sequence = plan->slices[first].sequence;
-    if (id < p->tree.n_chains) return;
-    chunk->group = p->kin[id].group;
+    if (id >= p->head.n_chains) return;
+    plan->chains[p->kin[id].chain].sequence = plan->slices[first].sequence;
+    if (id < p->tree.n_stems) return;
+    chunk->chain = p->kin[id].chain;
     chunk->prefix = plan->slices[first].begin;
 }
 
-/* A group of lists, and room for the unit's items. */
+/* A chain of lists, and room for the unit's items. */
 static void cf__pack_write_listed(cf__packer *p, int64_t id, int64_t first_chunk) {
     cf_plan *plan = p->plan;
     cf__pack_unit *unit = &p->units[id];
-    if (id < p->head.n_groups) {
-        cf__pack_write_group(p, id, first_chunk, &plan->slices[plan->n_slices]);
+    if (id < p->head.n_chains) {
+        cf__pack_write_chain(p, id, first_chunk, &plan->slices[plan->n_slices]);
         plan->n_slices += unit->n_chunks;
     }
     plan->chunks[first_chunk + unit->n_chunks - 1].n_slices += unit->n_items;
@@ -4513,15 +4523,15 @@ static cf_result cf__pack_write(void *job) {
     for (i = 0; i < p->n_units; i++) {
         int32_t id = p->order[i];
         const cf__pack_unit *unit = &p->units[id];
-        if (id >= p->head.n_groups && unit->n_items == 0) continue; /* in step, a cell that nothing fills */
-        chunk = cf__max(chunk, unit->rank * plan->n_steps);
-        if (cf__pack_in_step(p)) chunk = unit->rank * plan->n_steps + unit->column;
+        if (id >= p->head.n_chains && unit->n_items == 0) continue; /* in step, a cell that nothing fills */
+        chunk = cf__max(chunk, unit->rank * plan->chunks_per_rank);
+        if (cf__pack_in_step(p)) chunk = unit->rank * plan->chunks_per_rank + unit->column;
         (p->tree.shares != NULL ? cf__pack_write_unit : cf__pack_write_listed)(p, id, chunk);
         chunk += cf__pack_own_chunks(p, id);
     }
     cf__pack_write_rest(p);
     cf__pack_finish_chunks(plan);
-    if (p->desc.gang > 1) cf__pack_link_gangs(plan);
+    if (p->desc.max_cp > 1) cf__pack_link_cp_groups(plan);
     return CF_OK;
 }
 
@@ -4544,7 +4554,7 @@ static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n
     CF__TRY(cf__pack_check_desc(&p->desc, error));
     p->tree.desc = &p->desc;
     p->tree.lengths = lengths;
-    p->tree.shares = n > 0 ? p->desc.shares : NULL;
+    p->tree.shares = n > 0 ? p->desc.shared_prefixes : NULL;
     p->tree.n = n;
     p->tree.may_part = p->desc.n_ranks > 1 && !p->desc.no_copies;
     p->tree.error = error;
@@ -4556,10 +4566,10 @@ static cf_result cf__pack_prepare_trees(cf__packer *p) {
     CF__TRY(cf__tree_attach_all(&p->tree));
     while (p->tree.may_part && cf__pack_part_trees(p)) continue;
     cf__tree_build(&p->tree);
-    p->head.n_groups = p->tree.n_chains;
-    CF__TRY(cf__pack_collect_chains(p));
+    p->head.n_chains = p->tree.n_stems;
+    CF__TRY(cf__pack_collect_stems(p));
     cf__pack_assign_bushes(p);
-    cf__pack_link_groups(p);
+    cf__pack_link_chains(p);
     cf__pack_deal_out(p);
     cf__pack_fill_ranks(p);
     cf__pack_order_trees(p);
@@ -4570,7 +4580,7 @@ static cf_result cf__pack_prepare(void *job) {
     cf__packer *p = (cf__packer *)job;
     if (p->tree.shares != NULL) return cf__pack_prepare_trees(p);
     if (cf__pack_in_step(p)) return cf__pack_prepare_in_step(p);
-    cf__pack_collect_groups(p);
+    cf__pack_collect_chains(p);
     cf__pack_assign_items(p);
     return cf__pack_settle(p);
 }
@@ -4583,7 +4593,7 @@ static cf_block *cf__pack_object(void *job, cf__carver *carver) {
     p->plan = (cf_plan *)cf__take(carver, 1, sizeof(cf_plan));
     plan.chunks = (cf_chunk *)cf__take(carver, plan.n_chunks, sizeof(cf_chunk));
     plan.slices = (cf_slice *)cf__take(carver, plan.n_slices, sizeof(cf_slice));
-    plan.groups = (cf_group *)cf__take(carver, plan.n_groups, sizeof(cf_group));
+    plan.chains = (cf_chain *)cf__take(carver, plan.n_chains, sizeof(cf_chain));
     if (p->tree.shares != NULL) {
         plan.order = (int64_t *)cf__take(carver, plan.n_sequences, sizeof(int64_t));
         plan.common = (int64_t *)cf__take(carver, plan.n_sequences, sizeof(int64_t));
@@ -4633,8 +4643,8 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
 /* ================================================================================================================
    >>plan    asking a plan, and checking one from elsewhere
 
-   `up` says whose rows come right before those of a slice. Lists, trees and gangs are one thing by it. Sequence 0 has
-   20 tokens, sequence 1 has 11 and shares 9 of them, chunks have 8:
+   `up` says whose rows come right before those of a slice. Lists, trees and cp groups are one thing by it. Sequence 0
+   has 20 tokens, sequence 1 has 11 and shares 9 of them, chunks have 8:
 
        chunk    slice   rows      up   runs through it
        0        0        0 ..  7  -1   0 and 1
@@ -4649,9 +4659,9 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
    of a slice and behind its last.
    ================================================================================================================ */
 
-/* Rows before a chunk that its first slice sees; in a gang those of other ranks, too. */
+/* Rows before a chunk that its first slice sees; in a cp group those of other ranks, too. */
 static int64_t cf__plan_prefix(const cf_plan *plan, const cf_chunk *c) {
-    return c->gang > 0 ? cf__max(plan->slices[c->first_slice].begin, 0) : c->prefix;
+    return c->cp > 0 ? cf__max(plan->slices[c->first_slice].begin, 0) : c->prefix;
 }
 
 /* The slice of its own chunk that a slice goes on from; -1: none. */
@@ -4660,10 +4670,10 @@ static inline int64_t cf__plan_parent(const cf_plan *plan, const cf_chunk *c, in
     return up >= c->first_slice && up < id ? up : -1;
 }
 
-/* The group that a group goes on from; -1: none. */
-static inline int64_t cf__plan_group_above(const cf_plan *plan, int64_t group) {
-    int64_t up = plan->chunks[plan->groups[group].first_chunk].up;
-    return up >= 0 ? plan->chunks[up].group : -1;
+/* The chain that a chain goes on from; -1: none. */
+static inline int64_t cf__plan_chain_above(const cf_plan *plan, int64_t chain) {
+    int64_t up = plan->chunks[plan->chains[chain].first_chunk].up;
+    return up >= 0 ? plan->chunks[up].chain : -1;
 }
 
 /* The chunk before this one among those that continue the same; -1: it is the first of them, or continues none. It is
@@ -4682,9 +4692,9 @@ static int64_t cf__plan_next(const cf_plan *plan, int64_t id) {
     return id + 1;
 }
 
-static double cf__plan_spread(double most, double sum, int64_t n) { return sum > 0 ? most / (sum / (double)n) : 0; }
+static double cf__plan_imbalance(double most, double sum, int64_t n) { return sum > 0 ? most / (sum / (double)n) : 0; }
 
-/* Returns 1 if a dependent chunk also holds short sequences, which are not of its group. */
+/* Returns 1 if a dependent chunk also holds short sequences, which are not of its chain. */
 static int cf__plan_is_hybrid(const cf_plan *plan, const cf_chunk *chunk) {
     int64_t i = chunk->first_slice + chunk->n_slices - 1;
     if (plan->order == NULL) return chunk->n_slices > 1;
@@ -4698,10 +4708,10 @@ static void cf__plan_measure_ranks(const cf_plan *plan, cf_plan_stats *stats) {
     int64_t rank, i;
     for (rank = 0; rank < plan->n_ranks; rank++) {
         double tokens = 0, pairs = 0;
-        for (i = rank * plan->n_steps; i < (rank + 1) * plan->n_steps; i++) {
+        for (i = rank * plan->chunks_per_rank; i < (rank + 1) * plan->chunks_per_rank; i++) {
             const cf_chunk *chunk = &plan->chunks[i];
             stats->most_slices = cf__max(stats->most_slices, chunk->n_slices);
-            if (chunk->group < 0) stats->n_standalone += chunk->n_slices > 0;
+            if (chunk->chain < 0) stats->n_standalone += chunk->n_slices > 0;
             else if (cf__plan_is_hybrid(plan, chunk)) stats->n_hybrid++;
             else stats->n_dependent++;
             tokens += (double)chunk->tokens;
@@ -4711,29 +4721,29 @@ static void cf__plan_measure_ranks(const cf_plan *plan, cf_plan_stats *stats) {
         most_pairs = cf__most(most_pairs, pairs);
         stats->pairs += pairs;
     }
-    stats->rank_token_spread = cf__plan_spread(most_tokens, (double)stats->rows, plan->n_ranks);
-    stats->rank_pair_spread = cf__plan_spread(most_pairs, stats->pairs, plan->n_ranks);
+    stats->rank_token_imbalance = cf__plan_imbalance(most_tokens, (double)stats->rows, plan->n_ranks);
+    stats->rank_pair_imbalance = cf__plan_imbalance(most_pairs, stats->pairs, plan->n_ranks);
 }
 
-/* Compares the most expensive chunk, rank and unit (group or standalone chunk) with the mean. */
+/* Compares the most expensive chunk, rank and unit (chain or standalone chunk) with the mean. */
 static void cf__plan_measure_costs(const cf_plan *plan, cf_pass_cost cost, cf_plan_stats *stats) {
     double rows = 0, sum = 0, unit = 0, rank = 0, most = 0, most_unit = 0, most_rank = 0;
     int64_t i;
-    for (i = 0; i < plan->n_chunks; i++) rows += (double)plan->chunks[i].padded;
+    for (i = 0; i < plan->n_chunks; i++) rows += (double)plan->chunks[i].rows;
     if (stats->pairs > 0) cost = cf__pack_weights(&cost, rows, stats->pairs);
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *chunk = &plan->chunks[i];
-        double seconds = chunk->n_slices > 0 ? cf_cost_seconds(&cost, chunk->padded, chunk->pairs) : 0;
+        double seconds = chunk->n_slices > 0 ? cf_cost_seconds(&cost, chunk->rows, chunk->pairs) : 0;
         unit = (chunk->up >= 0 ? unit : 0) + seconds;
-        rank = (i % plan->n_steps > 0 ? rank : 0) + seconds;
+        rank = (i % plan->chunks_per_rank > 0 ? rank : 0) + seconds;
         sum += seconds;
         most = cf__most(most, seconds);
         most_unit = cf__most(most_unit, unit);
         most_rank = cf__most(most_rank, rank);
     }
-    stats->chunk_cost_spread = cf__plan_spread(most, sum, plan->n_chunks - plan->n_idle);
-    stats->rank_cost_spread = cf__plan_spread(most_rank, sum, plan->n_ranks);
-    stats->unit_cost_spread = cf__plan_spread(most_unit, sum, plan->n_ranks);
+    stats->chunk_imbalance = cf__plan_imbalance(most, sum, plan->n_chunks - plan->n_idle);
+    stats->rank_imbalance = cf__plan_imbalance(most_rank, sum, plan->n_ranks);
+    stats->unit_imbalance = cf__plan_imbalance(most_unit, sum, plan->n_ranks);
 }
 
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats) {
@@ -4752,8 +4762,8 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
         stats->rows += s->length;
         stats->unshared_pairs += cf__product(pairs, (double)s->n);
     }
-    for (i = 0; i < plan->n_groups; i++)
-        stats->largest_group = cf__max(stats->largest_group, plan->chunks[plan->groups[i].first_chunk].below + 1);
+    for (i = 0; i < plan->n_chains; i++)
+        stats->longest_chain = cf__max(stats->longest_chain, plan->chunks[plan->chains[i].first_chunk].below + 1);
     if (n_used > 0) stats->fill = (double)stats->rows / ((double)n_used * (double)plan->chunk_size);
     cf__plan_measure_ranks(plan, stats);
     cf__plan_measure_costs(plan, cost != NULL ? *cost : none, stats);
@@ -4794,8 +4804,8 @@ static cf_result cf__plan_check_counts(const cf_plan *plan, cf_error *error) {
     const cf__plan_check check = {plan, NULL, NULL, NULL, NULL, NULL, error};
     const cf_result bad = CF_ERROR_PLAN;
     if (plan == NULL) return cf__fail_null(error, "plan");
-    const int many = plan->order != NULL || plan->n_ranks > 1; /* trees, or gangs */
-    const int64_t most_groups = many ? plan->n_chunks : plan->n_sequences;
+    const int many = plan->order != NULL || plan->n_ranks > 1; /* trees, or cp groups */
+    const int64_t most_chains = many ? plan->n_chunks : plan->n_sequences;
     const cf__member members[] = {{"chunk_size", plan->chunk_size, 1, CF_MAX_CHUNK_SIZE, bad},
                                   {"align", plan->align, 1, plan->chunk_size, bad},
                                   {"max_slices", plan->max_slices, 0, INT64_MAX, bad},
@@ -4805,19 +4815,19 @@ static cf_result cf__plan_check_counts(const cf_plan *plan, cf_error *error) {
                                   {"n_empty", plan->n_empty, 0, plan->n_sequences, bad},
                                   {"n_tokens", plan->n_tokens, 0, INT64_MAX, bad},
                                   {"n_ranks", plan->n_ranks, 1, CF_MAX_RANKS, bad},
-                                  {"n_steps", plan->n_steps, 0, CF_MAX_CHUNKS, bad},
+                                  {"chunks_per_rank", plan->chunks_per_rank, 0, CF_MAX_CHUNKS, bad},
                                   {"n_chunks", plan->n_chunks, 0, CF_MAX_CHUNKS, bad},
                                   {"n_idle", plan->n_idle, 0, plan->n_chunks, bad},
-                                  {"n_groups", plan->n_groups, 0, most_groups, bad},
+                                  {"n_chains", plan->n_chains, 0, most_chains, bad},
                                   {"n_slices", plan->n_slices, 0, INT64_MAX, bad}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), bad, error));
     CF__TRY(cf__plan_within(&check, "lower_bound", -1, 0, plan->n_chunks - plan->n_idle, plan->lower_bound,
                             "is out of range"));
-    CF__TRY(cf__plan_is(&check, "n_chunks", -1, plan->n_ranks * plan->n_steps, plan->n_chunks,
-                        "must be n_ranks x n_steps"));
+    CF__TRY(cf__plan_is(&check, "n_chunks", -1, plan->n_ranks * plan->chunks_per_rank, plan->n_chunks,
+                        "must be n_ranks x chunks_per_rank"));
     if (plan->n_chunks > 0 && plan->chunks == NULL) return cf__refuse(error, bad, "chunks", -1, "is NULL");
     if (plan->n_slices > 0 && plan->slices == NULL) return cf__refuse(error, bad, "slices", -1, "is NULL");
-    if (plan->n_groups > 0 && plan->groups == NULL) return cf__refuse(error, bad, "groups", -1, "is NULL");
+    if (plan->n_chains > 0 && plan->chains == NULL) return cf__refuse(error, bad, "chains", -1, "is NULL");
     if (plan->order == NULL) return CF_OK;
     if (plan->common == NULL) return cf__refuse(error, bad, "common", -1, "is NULL");
     if (plan->lengths == NULL) return cf__refuse(error, bad, "lengths", -1, "is NULL");
@@ -4855,9 +4865,9 @@ static cf_result cf__plan_check_slice(const cf__plan_check *check, const cf_chun
                         "is not the slice before it"));
     CF__TRY(cf__plan_is(check, "slices.first", id, s->sequence, s->first, "is not its sequence"));
     CF__TRY(cf__plan_is(check, "slices.n", id, 1, s->n, "counts sequences that share rows"));
-    if (c->group >= 0 && id == c->first_slice)
+    if (c->chain >= 0 && id == c->first_slice)
         return cf__plan_is(check, "chunks.state", c - plan->chunks, s->length, c->state,
-                           "is not the slice of its group's sequence");
+                           "is not the slice of its chain's sequence");
     return cf__plan_is(check, "slices.length", id, length, s->length, "must cover its whole sequence");
 }
 
@@ -4867,9 +4877,9 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
     const cf_chunk *c = &plan->chunks[id];
     int64_t i, tokens = 0, padded = 0, pairs = 0;
     CF__TRY(cf__plan_is(check, "chunks.first_slice", id, first, c->first_slice, "leaves a gap or overlaps"));
-    if (plan->order == NULL && c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks)
+    if (plan->order == NULL && c->chain >= 0 && c->index + 1 < plan->chains[c->chain].n_chunks)
         CF__TRY(cf__plan_is(check, "chunks.n_slices", id, 1, c->n_slices,
-                            "is more than one, and only a group's last chunk may be hybrid"));
+                            "is more than one, and only a chain's last chunk may be hybrid"));
     CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 0, plan->max_slices > 0 ? plan->max_slices : INT64_MAX,
                             c->n_slices, "is more than max_slices"));
     for (i = 0; i < c->n_slices; i++) {
@@ -4881,41 +4891,41 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
             return cf__refuse(check->error, CF_ERROR_PLAN, "chunks.pairs", id, "does not fit in 64 bits");
         tokens += slice->length;
         padded += cf__round_up(slice->length, plan->align);
-        CF__TRY(cf__plan_within(check, "chunks.padded", id, 1, plan->chunk_size, padded, "is more than chunk_size"));
+        CF__TRY(cf__plan_within(check, "chunks.rows", id, 1, plan->chunk_size, padded, "is more than chunk_size"));
     }
     CF__TRY(cf__plan_is(check, "chunks.tokens", id, tokens, c->tokens, "is the wrong sum"));
-    CF__TRY(cf__plan_is(check, "chunks.padded", id, padded, c->padded, "is the wrong sum"));
+    CF__TRY(cf__plan_is(check, "chunks.rows", id, padded, c->rows, "is the wrong sum"));
     return cf__plan_is(check, "chunks.pairs", id, pairs, c->pairs, "is the wrong sum");
 }
 
-/* A share of a gang. Its neighbour is that of the next rank or, of the last rank, that of the first one: it has as many
-   chunks at the same steps. So all of them are there. */
-static cf_result cf__plan_check_share(const cf__plan_check *check, int64_t id) {
+/* A part of a cp group. Its neighbour is that of the next rank or, of the last rank, that of the first one: it has as
+   many chunks at the same steps. So all of them are there. */
+static cf_result cf__plan_check_part(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
-    const cf_group *g = &plan->groups[id], *next;
-    int64_t part = g->first_chunk / plan->n_steps % g->gang, first;
-    first = g->first_chunk + (part + 1 < g->gang ? 1 : -part) * plan->n_steps;
-    CF__TRY(cf__plan_within(check, "chunks.group", first, 0, plan->n_groups - 1, plan->chunks[first].group,
-                            "is no share of its gang"));
-    next = &plan->groups[plan->chunks[first].group];
-    CF__TRY(cf__plan_is(check, "groups.gang", id, next->gang, g->gang, "does not agree with the next share"));
-    CF__TRY(cf__plan_is(check, "groups.n_chunks", id, next->n_chunks, g->n_chunks, "is not the next share's"));
-    CF__TRY(cf__plan_is(check, "groups.first_chunk", id, next->first_chunk, first, "is at another step than the next"));
-    return cf__plan_is(check, "groups.sequence", id, next->sequence, g->sequence, "is not the next share's");
+    const cf_chain *g = &plan->chains[id], *next;
+    int64_t part = g->first_chunk / plan->chunks_per_rank % g->cp, first;
+    first = g->first_chunk + (part + 1 < g->cp ? 1 : -part) * plan->chunks_per_rank;
+    CF__TRY(cf__plan_within(check, "chunks.chain", first, 0, plan->n_chains - 1, plan->chunks[first].chain,
+                            "is no part of its cp group"));
+    next = &plan->chains[plan->chunks[first].chain];
+    CF__TRY(cf__plan_is(check, "chains.cp", id, next->cp, g->cp, "does not agree with the next part"));
+    CF__TRY(cf__plan_is(check, "chains.n_chunks", id, next->n_chunks, g->n_chunks, "is not the next part's"));
+    CF__TRY(cf__plan_is(check, "chains.first_chunk", id, next->first_chunk, first, "is at another step than the next"));
+    return cf__plan_is(check, "chains.sequence", id, next->sequence, g->sequence, "is not the next part's");
 }
 
-/* ---- the chunks that a plan's groups are made of ---- */
+/* ---- the chunks that a plan's chains are made of ---- */
 
 /* What a chunk says of the one that it continues, and of those that continue it. Chunks of a tree come in preorder, so
    one continues the chunk before it, or one above that. */
 static cf_result cf__plan_check_link(const cf_plan *plan, int64_t id, cf_error *error) {
     const cf_result bad = CF_ERROR_PLAN;
     const cf_chunk *c = &plan->chunks[id], *up;
-    int64_t last = id - id % plan->n_steps + plan->n_steps - 1, at = id - 1;
-    int begins = c->index == 0 && (plan->order == NULL || c->group < 0), goes_on = c->below > 0;
+    int64_t last = id - id % plan->chunks_per_rank + plan->chunks_per_rank - 1, at = id - 1;
+    int begins = c->index == 0 && (plan->order == NULL || c->chain < 0), goes_on = c->below > 0;
     CF__TRY(cf__inside(c->up, c->index > 0 ? at : -1, begins ? -1 : at, bad, "chunks.up", id,
                        "is not the chunk that it continues", error));
-    CF__TRY(cf__inside(c->below, 0, c->group >= 0 ? last - id : 0, bad, "chunks.below", id, "is out of range", error));
+    CF__TRY(cf__inside(c->below, 0, c->chain >= 0 ? last - id : 0, bad, "chunks.below", id, "is out of range", error));
     CF__TRY(cf__inside(c->down, goes_on ? id + 1 : -1, goes_on ? last : -1, bad, "chunks.down", id,
                        "is no chunk that continues it", error));
     if (goes_on)
@@ -4928,94 +4938,95 @@ static cf_result cf__plan_check_link(const cf_plan *plan, int64_t id, cf_error *
     CF__TRY(cf__inside(up->state, 1, INT64_MAX, bad, "chunks.state", c->up, "is nothing to continue", error));
     CF__TRY(cf__inside(up->down, id, last, bad, "chunks.down", c->up, "is not the last that continues it", error));
     CF__TRY(cf__inside(up->below, c->below + 1, last, bad, "chunks.below", c->up, "is less than what is below", error));
-    at = plan->groups[up->group].n_chunks - 1;
+    at = plan->chains[up->chain].n_chunks - 1;
     if (c->index > 0) return CF_OK;
-    return cf__inside(up->index, at, at, bad, "chunks.up", id, "is not the last chunk of its group", error);
+    return cf__inside(up->index, at, at, bad, "chunks.up", id, "is not the last chunk of its chain", error);
 }
 
 /* Checks everything that a walk over the chunks of these ranks relies on, in a plan from anywhere. The chunks of a
-   group stand behind each other on one rank and say so, their slices exist, and no number of tokens is negative. */
+   chain stand behind each other on one rank and say so, their slices exist, and no number of tokens is negative. */
 static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t end_rank, cf_error *error) {
     const cf_result bad = CF_ERROR_PLAN;
-    int64_t id, end, left = 0, group = -1, index = 0, gang;
+    int64_t id, end, left = 0, chain = -1, index = 0, cp;
     int is_leaf;
-    for (id = 0; id < plan->n_groups; id++) {
-        gang = plan->groups[id].gang;
-        CF__TRY(cf__inside(plan->groups[id].first_chunk, 0, plan->n_chunks - 1, bad, "groups.first_chunk", id,
+    for (id = 0; id < plan->n_chains; id++) {
+        cp = plan->chains[id].cp;
+        CF__TRY(cf__inside(plan->chains[id].first_chunk, 0, plan->n_chunks - 1, bad, "chains.first_chunk", id,
                            "there is no such chunk", error));
-        if (gang == 0) continue;
+        if (cp == 0) continue;
         if (plan->order != NULL)
-            return cf__fail(error, bad, "groups.gang", id, 0, gang, "trees are not spread over several ranks");
-        CF__TRY(cf__inside(gang, 2, plan->n_ranks, bad, "groups.gang", id, "is no number of ranks", error));
-        CF__TRY(cf__inside(plan->n_ranks % gang, 0, 0, bad, "groups.gang", id, "does not divide the ranks", error));
-        rank = 0; /* who runs a pass of a gang looks at those of its other ranks */
+            return cf__fail(error, bad, "chains.cp", id, 0, cp, "trees are not spread over several ranks");
+        CF__TRY(cf__inside(cp, 2, plan->n_ranks, bad, "chains.cp", id, "is no number of ranks", error));
+        CF__TRY(cf__inside(plan->n_ranks % cp, 0, 0, bad, "chains.cp", id, "does not divide the ranks", error));
+        rank = 0; /* who runs a pass of a cp group looks at those of its other ranks */
         end_rank = plan->n_ranks;
     }
-    end = end_rank * plan->n_steps;
-    for (id = rank * plan->n_steps; id < end; id++, left--, index++) {
+    end = end_rank * plan->chunks_per_rank;
+    for (id = rank * plan->chunks_per_rank; id < end; id++, left--, index++) {
         const cf_chunk *c = &plan->chunks[id];
-        CF__TRY(cf__inside(c->group, -1, plan->n_groups - 1, bad, "chunks.group", id, "there is no such group", error));
-        if (left > 0 ? c->group != group : c->group >= 0 && plan->groups[c->group].first_chunk != id)
-            return cf__refuse(error, bad, "chunks.group", id, "is not the group that holds this chunk");
+        CF__TRY(cf__inside(c->chain, -1, plan->n_chains - 1, bad, "chunks.chain", id, "there is no such chain", error));
+        if (left > 0 ? c->chain != chain : c->chain >= 0 && plan->chains[c->chain].first_chunk != id)
+            return cf__refuse(error, bad, "chunks.chain", id, "is not the chain that holds this chunk");
         if (left == 0) {
-            group = c->group;
-            left = group >= 0 ? plan->groups[group].n_chunks : 1;
+            chain = c->chain;
+            left = chain >= 0 ? plan->chains[chain].n_chunks : 1;
             index = 0;
-            CF__TRY(cf__inside(left, 1, plan->n_steps - id % plan->n_steps, bad, "groups.n_chunks", group,
+            CF__TRY(cf__inside(left, 1, plan->chunks_per_rank - id % plan->chunks_per_rank, bad, "chains.n_chunks",
+                               chain,
                                "counts chunks of the next rank, or none", error));
         }
-        CF__TRY(cf__inside(c->index, index, index, bad, "chunks.index", id, "is the wrong place in its group", error));
+        CF__TRY(cf__inside(c->index, index, index, bad, "chunks.index", id, "is the wrong place in its chain", error));
         CF__TRY(cf__plan_check_link(plan, id, error));
-        gang = group >= 0 ? plan->groups[group].gang : 0;
-        CF__TRY(cf__inside(c->gang, gang, gang, bad, "chunks.gang", id, "is not that of its group", error));
+        cp = chain >= 0 ? plan->chains[chain].cp : 0;
+        CF__TRY(cf__inside(c->cp, cp, cp, bad, "chunks.cp", id, "is not that of its chain", error));
         CF__TRY(cf__inside(c->first_slice, 0, plan->n_slices, bad, "chunks.first_slice", id,
                            "there is no such slice", error));
-        CF__TRY(cf__inside(c->n_slices, group >= 0, plan->n_slices - c->first_slice, bad, "chunks.n_slices", id,
+        CF__TRY(cf__inside(c->n_slices, chain >= 0, plan->n_slices - c->first_slice, bad, "chunks.n_slices", id,
                            "is out of range", error));
         CF__TRY(cf__inside(c->tokens, 0, INT64_MAX, bad, "chunks.tokens", id, "is negative", error));
         is_leaf = c->up >= 0 && index == 0 && left == 1 && plan->order != NULL;
-        CF__TRY(cf__inside(c->state, group >= 0 && !is_leaf, group >= 0 ? plan->chunk_size : 0, bad,
+        CF__TRY(cf__inside(c->state, chain >= 0 && !is_leaf, chain >= 0 ? plan->chunk_size : 0, bad,
                            "chunks.state", id, "is out of range", error));
-        CF__TRY(cf__inside(c->padded, 0, INT64_MAX, bad, "chunks.padded", id, "is negative", error));
-        CF__TRY(cf__inside(c->prefix, 0, INT64_MAX - c->padded, bad, "chunks.prefix", id, "is out of range", error));
-        CF__TRY(cf__inside(c->rank, id / plan->n_steps, id / plan->n_steps, bad, "chunks.rank", id,
+        CF__TRY(cf__inside(c->rows, 0, INT64_MAX, bad, "chunks.rows", id, "is negative", error));
+        CF__TRY(cf__inside(c->prefix, 0, INT64_MAX - c->rows, bad, "chunks.prefix", id, "is out of range", error));
+        CF__TRY(cf__inside(c->rank, id / plan->chunks_per_rank, id / plan->chunks_per_rank, bad, "chunks.rank", id,
                            "is the wrong rank", error));
     }
     return CF_OK;
 }
 
-/* A chunk of a group begins where the state of the one that it continues ends; but a leaf may leave its path sooner. */
+/* A chunk of a chain begins where the state of the one that it continues ends; but a leaf may leave its path sooner. */
 static cf_result cf__plan_check_prefix(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[id];
     int64_t end = c->up < 0 ? 0 : plan->chunks[c->up].prefix + plan->chunks[c->up].state;
     int leaf = c->up >= 0 && c->state == 0;
-    if (c->group < 0)
-        return cf__plan_is(check, "chunks.prefix", id, 0, c->prefix, "must be 0 in a chunk that is in no group");
+    if (c->chain < 0)
+        return cf__plan_is(check, "chunks.prefix", id, 0, c->prefix, "must be 0 in a chunk that is in no chain");
     return cf__plan_within(check, "chunks.prefix", id, leaf ? 1 : end, end, c->prefix,
                            "is not where the rows before it end");
 }
 
-static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
+static cf_result cf__plan_check_chain(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
-    const cf_group *g = &plan->groups[id];
+    const cf_chain *g = &plan->chains[id];
     int64_t i, rows = 0, first = plan->chunks[g->first_chunk].first_slice;
-    CF__TRY(cf__plan_within(check, "groups.sequence", id, 0, plan->n_sequences - 1, g->sequence,
+    CF__TRY(cf__plan_within(check, "chains.sequence", id, 0, plan->n_sequences - 1, g->sequence,
                             "there is no such sequence"));
-    CF__TRY(cf__plan_is(check, "groups.sequence", id, plan->slices[first].sequence, g->sequence,
+    CF__TRY(cf__plan_is(check, "chains.sequence", id, plan->slices[first].sequence, g->sequence,
                         "is not the sequence of its first slice"));
     for (i = g->first_chunk; i < g->first_chunk + g->n_chunks; i++) {
         first = plan->chunks[i].first_slice;
         if (plan->order == NULL)
             CF__TRY(cf__plan_is(check, "slices.sequence", first, g->sequence, plan->slices[first].sequence,
-                                "is not the sequence of its group"));
+                                "is not the sequence of its chain"));
         rows += plan->chunks[i].state; /* at most chunk_size each */
     }
-    if (plan->order == NULL && g->gang == 0)
-        CF__TRY(cf__plan_is(check, "groups.n_chunks", id, check->lengths[g->sequence], rows,
+    if (plan->order == NULL && g->cp == 0)
+        CF__TRY(cf__plan_is(check, "chains.n_chunks", id, check->lengths[g->sequence], rows,
                             "leaves out tokens at the end of its sequence"));
-    CF__TRY(cf__plan_is(check, "groups.tokens", id, rows, g->tokens, "is the wrong sum"));
-    return g->gang > 0 ? cf__plan_check_share(check, id) : CF_OK;
+    CF__TRY(cf__plan_is(check, "chains.tokens", id, rows, g->tokens, "is the wrong sum"));
+    return g->cp > 0 ? cf__plan_check_part(check, id) : CF_OK;
 }
 
 /* How far it is from each chunk to the end of the longest path below it. */
@@ -5087,18 +5098,18 @@ static cf_result cf__plan_check_tree_chunk(const cf__plan_check *check, int64_t 
                             "is not where the chunk begins"));
     for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
         const cf_slice *s = &plan->slices[i];
-        if (left == 0 && c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks)
+        if (left == 0 && c->chain >= 0 && c->index + 1 < plan->chains[c->chain].n_chunks)
             return cf__refuse(check->error, CF_ERROR_PLAN, "chunks.n_slices", id,
-                              "only a group's last chunk may hold what is not its own");
+                              "only a chain's last chunk may hold what is not its own");
         if (left > 0 && i > c->first_slice)
-            CF__TRY(cf__plan_is(check, "slices.up", i, i - 1, s->up, "leaves the group before its rows are complete"));
+            CF__TRY(cf__plan_is(check, "slices.up", i, i - 1, s->up, "leaves the chain before its rows are complete"));
         if (left > 0)
-            CF__TRY(cf__plan_within(check, "slices.length", i, 1, left, s->length, "is more than its group has"));
+            CF__TRY(cf__plan_within(check, "slices.length", i, 1, left, s->length, "is more than its chain has"));
         left -= left > 0 ? s->length : 0;
         CF__TRY(cf__plan_check_up(check, id, i, &sees));
         CF__TRY(cf__plan_check_through(check, i));
     }
-    return cf__plan_is(check, "chunks.tokens", id, 0, left, "is less than its group has in it");
+    return cf__plan_is(check, "chunks.tokens", id, 0, left, "is less than its chain has in it");
 }
 
 static cf_result cf__plan_check_order(const cf__plan_check *check) {
@@ -5117,7 +5128,7 @@ static cf_result cf__plan_check_order(const cf__plan_check *check) {
     return CF_OK;
 }
 
-/* A plan with trees, of whose chunks groups and sums have been checked. */
+/* A plan with trees, of whose chunks chains and sums have been checked. */
 static cf_result cf__plan_check_trees(const cf__plan_check *check) {
     const cf_plan *plan = check->plan;
     int64_t i;
@@ -5223,11 +5234,11 @@ static cf_result cf__plan_check_body(void *job) {
     }
     CF__TRY(cf__plan_is(check, "n_slices", -1, first, plan->n_slices, "counts slices that are in no chunk"));
     CF__TRY(cf__plan_is(check, "n_idle", -1, n_idle, plan->n_idle, "is the wrong count"));
-    for (i = 0; i < plan->n_groups; i++)
-        CF__TRY(cf__plan_is(check, "chunks.group", plan->groups[i].first_chunk, i,
-                            plan->chunks[plan->groups[i].first_chunk].group,
-                            "names another group than the one that holds the chunk"));
-    for (i = 0; i < plan->n_groups; i++) CF__TRY(cf__plan_check_group(check, i));
+    for (i = 0; i < plan->n_chains; i++)
+        CF__TRY(cf__plan_is(check, "chunks.chain", plan->chains[i].first_chunk, i,
+                            plan->chunks[plan->chains[i].first_chunk].chain,
+                            "names another chain than the one that holds the chunk"));
+    for (i = 0; i < plan->n_chains; i++) CF__TRY(cf__plan_check_chain(check, i));
     CF__TRY(cf__plan_check_below(check));
     for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__plan_check_prefix(check, i));
     CF__TRY(plan->order != NULL ? cf__plan_check_trees(check) : cf__plan_check_lists(check));
@@ -5272,11 +5283,11 @@ typedef struct cf__metadata_job {
     double *weights;
     int32_t *sequences, *positions, *targets;
     /* of trees */
-    int64_t n_path_levels, n_depths; /* levels */
-    int64_t n_level_seqs, most_more; /* sequences of all levels; rows' targets beside the first, at most */
-    cf_level *levels;
-    double *more_weights;
-    int32_t *more_rows, *more_sequences, *more_targets, *loss_rows, *key_ends, *level_q, *level_k;
+    int64_t n_path_calls, n_depths;  /* calls */
+    int64_t n_call_seqs, most_more;  /* sequences of all calls; rows' targets beside the first, at most */
+    cf_attention_call *calls;
+    double *extra_weights;
+    int32_t *extra_rows, *extra_sequences, *extra_targets, *loss_rows, *key_ends, *call_q, *call_k;
 } cf__metadata_job;
 
 /* The next sequence, unless nothing is in it. */
@@ -5326,7 +5337,7 @@ static int cf__metadata_target(const cf__metadata_job *job, const int64_t *seque
         if (job->desc.weights != NULL) *weight += job->desc.weights[sequences[i]];
         wanted++;
     }
-    if (job->desc.once && wanted > 0) *weight /= (double)wanted;
+    if (job->desc.shared_mean && wanted > 0) *weight /= (double)wanted;
     return wanted > 0;
 }
 
@@ -5366,74 +5377,75 @@ static int64_t cf__metadata_row_end(const cf_plan *plan, int64_t end) {
     return plan->slices[end - 1].offset + plan->slices[end - 1].length;
 }
 
-/* Levels of the path: ranges of its rows that lie in one state and are seen by the same rows of the chunk, the first
+/* Calls of the path: ranges of its rows that lie in one state and are seen by the same rows of the chunk, the first
    ones. Counts them, and fills them in where there is memory, the last one first: slices that see more of the path come
    before those that see less. */
 static void cf__metadata_list_path(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
-    int64_t id = c->first_slice, end = id + c->n_slices, group = c->group, last, first, at, rows;
-    cf_level *level = job->levels != NULL ? job->levels + job->n_path_levels : NULL;
-    job->n_path_levels = 0;
+    int64_t id = c->first_slice, end = id + c->n_slices, chain = c->chain, last, first, at, rows;
+    cf_attention_call *call = job->calls != NULL ? job->calls + job->n_path_calls : NULL;
+    job->n_path_calls = 0;
     for (last = job->out.prefix; last > 0; last = first) {
         while (id < end && (cf__plan_parent(plan, c, id) >= 0 || plan->slices[id].begin >= last)) id++;
-        while ((at = plan->chunks[plan->groups[group].first_chunk].prefix) >= last)
-            group = cf__plan_group_above(plan, group);
+        while ((at = plan->chunks[plan->chains[chain].first_chunk].prefix) >= last)
+            chain = cf__plan_chain_above(plan, chain);
         first = cf__max(at, id < end ? plan->slices[id].begin : 0);
         rows = cf__metadata_row_end(plan, id);
-        job->n_path_levels++;
-        job->n_level_seqs += 1 + (rows < job->out.rows);
-        if (level == NULL) continue;
-        level--;
-        level->group = group;
-        level->first = first - at;
-        level->n_seqs = 1 + (rows < job->out.rows);
-        level->max_seqlen_q = (int32_t)rows; /* until cf__metadata_place_levels */
-        level->max_seqlen_k = (int32_t)(last - first);
+        job->n_path_calls++;
+        job->n_call_seqs += 1 + (rows < job->out.rows);
+        if (call == NULL) continue;
+        call--;
+        call->chain = chain;
+        call->first = first - at;
+        call->n_seqs = 1 + (rows < job->out.rows);
+        call->max_seqlen_q = (int32_t)rows;  /* until cf__metadata_place_calls */
+        call->max_seqlen_k = (int32_t)(last - first);
     }
 }
 
-/* Adds a sequence to a level whose arrays have their places, unless nothing is in it. */
-static void cf__metadata_add_to_level(const cf__metadata_job *job, cf_level *level, int64_t queries, int64_t keys) {
-    cf__metadata_seqs seqs = {level->n_seqs, NULL, NULL, level->max_seqlen_q, level->max_seqlen_k};
-    seqs.cu_q = job->level_q + (level->cu_seqlens_q - job->level_q);
-    seqs.cu_k = job->level_k + (level->cu_seqlens_k - job->level_k);
+/* Adds a sequence to a call whose arrays have their places, unless nothing is in it. */
+static void cf__metadata_add_to_call(const cf__metadata_job *job, cf_attention_call *call, int64_t queries,
+                                     int64_t keys) {
+    cf__metadata_seqs seqs = {call->n_seqs, NULL, NULL, call->max_seqlen_q, call->max_seqlen_k};
+    seqs.cu_q = job->call_q + (call->cu_seqlens_q - job->call_q);
+    seqs.cu_k = job->call_k + (call->cu_seqlens_k - job->call_k);
     cf__metadata_add(&seqs, queries, keys);
-    level->n_seqs = seqs.n;
-    level->max_seqlen_q = seqs.max_q;
-    level->max_seqlen_k = seqs.max_k;
+    call->n_seqs = seqs.n;
+    call->max_seqlen_q = seqs.max_q;
+    call->max_seqlen_k = seqs.max_k;
 }
 
-/* The level of the rows of slices that have `depth` others above them in the chunk. NULL: there is no memory yet. */
-static cf_level *cf__metadata_depth(const cf__metadata_job *job, int64_t depth) {
-    return job->levels != NULL ? job->levels + job->n_path_levels + depth : NULL;
+/* The call of the rows of slices that have `depth` others above them in the chunk. NULL: there is no memory yet. */
+static cf_attention_call *cf__metadata_depth(const cf__metadata_job *job, int64_t depth) {
+    return job->calls != NULL ? job->calls + job->n_path_calls + depth : NULL;
 }
 
-/* Begins a sequence of a slice's level: a second slice, `next`, goes on from it or from what lies right behind it. Only
-   counts the sequence, and rows and keys before it that have none, until the level has its place. */
+/* Begins a sequence of a slice's call: a second slice, `next`, goes on from it or from what lies right behind it. Only
+   counts the sequence, and rows and keys before it that have none, until the call has its place. */
 static void cf__metadata_open(cf__metadata_job *job, const cf_plan *plan, int64_t id, int64_t depth, int64_t next) {
     int64_t offset = plan->slices[id].offset, *n;
-    cf_level *level = cf__metadata_depth(job, depth);
-    if (level == NULL || level->cu_seqlens_q == NULL) {
-        n = level != NULL ? &level->n_seqs : &job->n_level_seqs;
-        *n += 2 + (offset > 0) + (depth >= job->n_depths); /* and rows behind the last one of the level */
+    cf_attention_call *call = cf__metadata_depth(job, depth);
+    if (call == NULL || call->cu_seqlens_q == NULL) {
+        n = call != NULL ? &call->n_seqs : &job->n_call_seqs;
+        *n += 2 + (offset > 0) + (depth >= job->n_depths); /* and rows behind the last one of the call */
         return;
     }
-    cf__metadata_add_to_level(job, level, plan->slices[next].offset - level->cu_seqlens_q[level->n_seqs], 0);
-    cf__metadata_add_to_level(job, level, 0, offset - level->cu_seqlens_k[level->n_seqs]);
+    cf__metadata_add_to_call(job, call, plan->slices[next].offset - call->cu_seqlens_q[call->n_seqs], 0);
+    cf__metadata_add_to_call(job, call, 0, offset - call->cu_seqlens_k[call->n_seqs]);
 }
 
 /* Ends it, before slice `end`, which is none of those below. */
 static void cf__metadata_close(cf__metadata_job *job, const cf_plan *plan, int64_t id, int64_t depth, int64_t end) {
     int64_t rows = cf__metadata_row_end(plan, end), *n;
-    cf_level *level = cf__metadata_depth(job, depth);
-    if (level == NULL || level->cu_seqlens_q == NULL) {
-        n = level != NULL ? &level->n_seqs : &job->n_level_seqs;
+    cf_attention_call *call = cf__metadata_depth(job, depth);
+    if (call == NULL || call->cu_seqlens_q == NULL) {
+        n = call != NULL ? &call->n_seqs : &job->n_call_seqs;
         *n -= rows == job->out.rows; /* there are no rows behind it */
         return;
     }
-    cf__metadata_add_to_level(job, level, rows - level->cu_seqlens_q[level->n_seqs], plan->slices[id].length);
+    cf__metadata_add_to_call(job, call, rows - call->cu_seqlens_q[call->n_seqs], plan->slices[id].length);
 }
 
-/* Levels of depths, in one walk over the slices, which come in preorder. `depth` is that of the slice before, and the
+/* Calls of depths, in one walk over the slices, which come in preorder. `depth` is that of the slice before, and the
    first `open` slices on the way down to it have begun a sequence. The walk goes up once for each time that it goes
    down, so the time is linear. */
 static void cf__metadata_list_depths(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
@@ -5450,48 +5462,48 @@ static void cf__metadata_list_depths(cf__metadata_job *job, const cf_plan *plan,
     }
 }
 
-/* Gives the levels, whose sequences have been counted, their arrays one behind the other. Those of the path are filled,
+/* Gives the calls, whose sequences have been counted, their arrays one behind the other. Those of the path are filled,
    and others left empty. */
-static void cf__metadata_place_levels(cf__metadata_job *job) {
+static void cf__metadata_place_calls(cf__metadata_job *job) {
     int64_t i, at = 0;
-    for (i = 0; i < job->out.n_levels; i++) {
-        cf_level *level = &job->levels[i];
-        int64_t n = level->n_seqs, queries = level->max_seqlen_q, keys = level->max_seqlen_k;
-        level->cu_seqlens_q = job->level_q + at;
-        level->cu_seqlens_k = job->level_k + at;
-        job->level_q[at] = job->level_k[at] = 0;
+    for (i = 0; i < job->out.n_calls; i++) {
+        cf_attention_call *call = &job->calls[i];
+        int64_t n = call->n_seqs, queries = call->max_seqlen_q, keys = call->max_seqlen_k;
+        call->cu_seqlens_q = job->call_q + at;
+        call->cu_seqlens_k = job->call_k + at;
+        job->call_q[at] = job->call_k[at] = 0;
         at += n + 1;
-        level->n_seqs = level->max_seqlen_q = level->max_seqlen_k = 0;
-        if (i >= job->n_path_levels) level->group = -1;
-        cf__metadata_add_to_level(job, level, queries, keys);
-        if (queries > 0) cf__metadata_add_to_level(job, level, job->out.rows - queries, 0);
+        call->n_seqs = call->max_seqlen_q = call->max_seqlen_k = 0;
+        if (i >= job->n_path_calls) call->chain = -1;
+        cf__metadata_add_to_call(job, call, queries, keys);
+        if (queries > 0) cf__metadata_add_to_call(job, call, job->out.rows - queries, 0);
     }
 }
 
 /* Returns 1 if one call of attention is enough: slices that see more than their own run see all rows of the chunk's own
-   group. */
+   chain. */
 static int cf__metadata_is_plain(const cf_plan *plan, const cf_chunk *c) {
     int64_t id, end = c->first_slice + c->n_slices;
-    if (c->group >= 0 && c->prefix > 0 && cf__plan_group_above(plan, c->group) >= 0) return 0;
+    if (c->chain >= 0 && c->prefix > 0 && cf__plan_chain_above(plan, c->chain) >= 0) return 0;
     for (id = c->first_slice; id < end; id++)
         if (plan->slices[id].begin > 0 && id > c->first_slice && !cf__metadata_continues(plan, id)) return 0;
     return 1;
 }
 
-static void cf__metadata_add_levels(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
-    int64_t n = job->out.n_levels, i;
-    job->out.n_levels = job->n_level_seqs = 0;
+static void cf__metadata_add_calls(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
+    int64_t n = job->out.n_calls, i;
+    job->out.n_calls = job->n_call_seqs = 0;
     if (plan->order == NULL || cf__metadata_is_plain(plan, c)) return;
-    if (job->levels != NULL) memset(job->levels, 0, (size_t)n * sizeof *job->levels);
+    if (job->calls != NULL) memset(job->calls, 0, (size_t)n * sizeof *job->calls);
     cf__metadata_list_path(job, plan, c);
     cf__metadata_list_depths(job, plan, c);
-    job->out.n_levels = job->n_path_levels + job->n_depths;
-    if (job->levels == NULL) return;
-    cf__metadata_place_levels(job);
+    job->out.n_calls = job->n_path_calls + job->n_depths;
+    if (job->calls == NULL) return;
+    cf__metadata_place_calls(job);
     cf__metadata_list_depths(job, plan, c);
-    for (i = job->n_path_levels; i < n; i++) {
-        cf_level *level = &job->levels[i];
-        cf__metadata_add_to_level(job, level, job->out.rows - level->cu_seqlens_q[level->n_seqs], 0);
+    for (i = job->n_path_calls; i < n; i++) {
+        cf_attention_call *call = &job->calls[i];
+        cf__metadata_add_to_call(job, call, job->out.rows - call->cu_seqlens_q[call->n_seqs], 0);
     }
 }
 
@@ -5531,11 +5543,11 @@ static void cf__metadata_fill_parting(cf__metadata_job *job, const cf_plan *plan
             job->targets[row] = (int32_t)target;
             if (job->weights != NULL) job->weights[row] = weight;
         } else if (wanted) {
-            int64_t at = job->out.n_more++;
-            job->more_rows[at] = (int32_t)row;
-            job->more_sequences[at] = (int32_t)plan->order[from];
-            job->more_targets[at] = (int32_t)target;
-            if (job->more_weights != NULL) job->more_weights[at] = weight;
+            int64_t at = job->out.n_extra++;
+            job->extra_rows[at] = (int32_t)row;
+            job->extra_sequences[at] = (int32_t)plan->order[from];
+            job->extra_targets[at] = (int32_t)target;
+            if (job->extra_weights != NULL) job->extra_weights[at] = weight;
         }
     }
 }
@@ -5546,8 +5558,8 @@ static void cf__metadata_list_losses(cf__metadata_job *job) {
     int64_t row, more = 0;
     for (row = 0; row < job->out.rows; row++) {
         int any = job->targets[row] >= 0 && (job->weights == NULL || job->weights[row] < 0 || job->weights[row] > 0);
-        for (; more < job->out.n_more && job->more_rows[more] == row; more++)
-            any |= job->more_weights == NULL || job->more_weights[more] < 0 || job->more_weights[more] > 0;
+        for (; more < job->out.n_extra && job->extra_rows[more] == row; more++)
+            any |= job->extra_weights == NULL || job->extra_weights[more] < 0 || job->extra_weights[more] > 0;
         if (any) job->loss_rows[job->out.n_loss_rows++] = (int32_t)row;
     }
 }
@@ -5576,8 +5588,8 @@ static void cf__metadata_list_keys(const cf__metadata_job *job, const cf_plan *p
 /* The rows of a slice. Where its sequence ends with it, the last row has nothing to predict. */
 static void cf__metadata_add_slice(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t id) {
     const cf_slice *s = &plan->slices[id];
-    const cf_group *g = id == c->first_slice && c->group >= 0 ? &plan->groups[c->group] : NULL;
-    int goes_on = g != NULL && (c->index + 1 < g->n_chunks || (g->gang > 0 && (c->rank + 1) % g->gang != 0));
+    const cf_chain *g = id == c->first_slice && c->chain >= 0 ? &plan->chains[c->chain] : NULL;
+    int goes_on = g != NULL && (c->index + 1 < g->n_chunks || (g->cp > 0 && (c->rank + 1) % g->cp != 0));
     if (plan->order == NULL && job->targets != NULL) {
         cf__metadata_fill_slice(job, s, &s->sequence, 1, s->length - !(goes_on || job->desc.shifted));
     } else if (plan->order != NULL) {
@@ -5589,14 +5601,14 @@ static void cf__metadata_add_slice(cf__metadata_job *job, const cf_plan *plan, c
 /* Slices, and the padding between and behind them. */
 static void cf__metadata_add_rows(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int64_t i, first = c->first_slice, last = first + c->n_slices, end = 0;
-    job->most_more = job->out.n_more = 0;
-    cf__metadata_add_levels(job, plan, c);
+    job->most_more = job->out.n_extra = 0;
+    cf__metadata_add_calls(job, plan, c);
     for (i = first; i < last; i++) {
         const cf_slice *s = &plan->slices[i];
         cf__metadata_add_padding(job, end, s->offset);
         if (i == first || !cf__metadata_continues(plan, i)) {
             int64_t rows = cf__metadata_row_end(plan, cf__metadata_run(plan, i, last)) - s->offset;
-            cf__metadata_add(&job->seqs, rows, rows + (i == first && job->out.n_levels == 0 ? job->out.prefix : 0));
+            cf__metadata_add(&job->seqs, rows, rows + (i == first && job->out.n_calls == 0 ? job->out.prefix : 0));
         }
         cf__metadata_add_slice(job, plan, c, i);
         end = s->offset + s->length;
@@ -5612,12 +5624,12 @@ static cf_result cf__metadata_measure(cf__metadata_job *job, const cf_plan *plan
     job->out.tokens = c->tokens;
     job->out.prefix = cf__plan_prefix(plan, c);
     job->out.pairs = c->pairs;
-    job->out.rows = c->padded;
-    if (job->out.prefix + c->padded > INT32_MAX)
-        return cf__fail(error, CF_ERROR_LIMIT, "cu_seqlens_k", chunk, INT32_MAX, job->out.prefix + c->padded,
+    job->out.rows = c->rows;
+    if (job->out.prefix + c->rows > INT32_MAX)
+        return cf__fail(error, CF_ERROR_LIMIT, "cu_seqlens_k", chunk, INT32_MAX, job->out.prefix + c->rows,
                         "the prefix and the chunk together pass 32 bits");
     if (most != NULL) {
-        CF__TRY(cf__range(most->rows, c->padded, INT32_MAX, "capacity.rows", error));
+        CF__TRY(cf__range(most->rows, c->rows, INT32_MAX, "capacity.rows", error));
         CF__TRY(cf__range(most->prefix, job->out.prefix, INT32_MAX - most->rows, "capacity.prefix", error));
         job->out.rows = most->rows;
     }
@@ -5641,19 +5653,19 @@ static void *cf__metadata_take(unsigned char *memory, int64_t *used, int64_t n, 
 static void cf__metadata_layout_more(cf__metadata_job *job, unsigned char *memory, int64_t *used) {
     const size_t ints = sizeof(int32_t);
     cf_metadata *m = &job->out;
-    int64_t n = job->most_more, n_cu = job->n_level_seqs + m->n_levels;
+    int64_t n = job->most_more, n_cu = job->n_call_seqs + m->n_calls;
     int64_t n_losses = job->desc.wants_loss_rows ? m->rows : 0;
     int64_t n_keys = job->desc.wants_key_ends ? m->prefix + m->rows : 0;
-    if (m->n_levels + n == 0 && !job->desc.wants_loss_rows && !job->desc.wants_key_ends) return;
+    if (m->n_calls + n == 0 && !job->desc.wants_loss_rows && !job->desc.wants_key_ends) return;
     *used = cf__round_up(*used, 8);
-    m->levels = job->levels = (cf_level *)cf__metadata_take(memory, used, m->n_levels, sizeof(cf_level));
+    m->calls = job->calls = (cf_attention_call *)cf__metadata_take(memory, used, m->n_calls, sizeof(cf_attention_call));
     if (job->desc.weights != NULL)
-        m->more_weights = job->more_weights = (double *)cf__metadata_take(memory, used, n, sizeof(double));
-    m->more_rows = job->more_rows = (int32_t *)cf__metadata_take(memory, used, n, ints);
-    m->more_sequences = job->more_sequences = (int32_t *)cf__metadata_take(memory, used, n, ints);
-    m->more_targets = job->more_targets = (int32_t *)cf__metadata_take(memory, used, n, ints);
-    job->level_q = (int32_t *)cf__metadata_take(memory, used, n_cu, ints);
-    job->level_k = (int32_t *)cf__metadata_take(memory, used, n_cu, ints);
+        m->extra_weights = job->extra_weights = (double *)cf__metadata_take(memory, used, n, sizeof(double));
+    m->extra_rows = job->extra_rows = (int32_t *)cf__metadata_take(memory, used, n, ints);
+    m->extra_sequences = job->extra_sequences = (int32_t *)cf__metadata_take(memory, used, n, ints);
+    m->extra_targets = job->extra_targets = (int32_t *)cf__metadata_take(memory, used, n, ints);
+    job->call_q = (int32_t *)cf__metadata_take(memory, used, n_cu, ints);
+    job->call_k = (int32_t *)cf__metadata_take(memory, used, n_cu, ints);
     if (n_losses > 0) m->loss_rows = job->loss_rows = (int32_t *)cf__metadata_take(memory, used, n_losses, ints);
     if (n_keys > 0) m->key_ends = job->key_ends = (int32_t *)cf__metadata_take(memory, used, n_keys, ints);
 }
@@ -5725,22 +5737,22 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, con
     return CF_OK;
 }
 
-/* ---- gangs ---- */
+/* ---- cp groups ---- */
 
-CHUNKFLOW_API int64_t cf_gang_pieces(const cf_plan *plan, int64_t chunk, cf_piece *pieces) {
+CHUNKFLOW_API int64_t cf_kv_sources(const cf_plan *plan, int64_t chunk, cf_kv_source *sources) {
     const cf_chunk *c = plan != NULL && chunk >= 0 && chunk < plan->n_chunks ? &plan->chunks[chunk] : NULL;
     int64_t n, i;
-    if (c == NULL || c->gang == 0) return 0;
-    n = c->index * c->gang + c->rank % c->gang;
-    for (i = n - 1; i >= 0 && pieces != NULL; i--) {
+    if (c == NULL || c->cp == 0) return 0;
+    n = c->index * c->cp + c->rank % c->cp;
+    for (i = n - 1; i >= 0 && sources != NULL; i--) {
         const cf_slice *s;
         c = &plan->chunks[chunk = cf__pack_before(plan, c)];
         s = &plan->slices[c->first_slice];
-        pieces[i].rank = c->rank;
-        pieces[i].chunk = chunk;
-        pieces[i].row = c->prefix;
-        pieces[i].begin = s->begin;
-        pieces[i].tokens = s->length;
+        sources[i].rank = c->rank;
+        sources[i].chunk = chunk;
+        sources[i].row = c->prefix;
+        sources[i].begin = s->begin;
+        sources[i].tokens = s->length;
     }
     return n;
 }
@@ -6446,7 +6458,7 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     sums->two_inputs = cf__max(sums->two_inputs, inputs);
 }
 
-/* All that grows with a group goes to host memory; the ring takes its place, and two inputs. */
+/* All that grows with a chain goes to host memory; the ring takes its place, and two inputs. */
 static void cf__memory_stream(const cf_memory_desc *desc, cf__memory_sums *sums) {
     cf_memory_report *terms = &sums->terms;
     int *overflow = &sums->overflow;
@@ -6680,7 +6692,7 @@ static int64_t cf__pipe_given(int64_t all, const int64_t *by_stage, int64_t stag
 
 /* No number may be negative, unless it is a limit and CF_NO_LIMIT. code: for one that is. */
 static cf_result cf__pipe_check_limits(const cf_limits *limits, int64_t n_stages, cf_result code, cf_error *error) {
-    const cf_bytes *bytes = &limits->per_token;
+    const cf_held_bytes *bytes = &limits->per_token;
     int64_t s, counts;
     const cf__member members[] = {
         {"limits.chunks", limits->chunks, CF_NO_LIMIT, INT64_MAX, CF_ERROR_LIMIT},
@@ -6731,7 +6743,7 @@ static cf__pipe_room cf__pipe_room_of(const cf_limits *limits, const cf_schedule
    validator states them again in its own words, so that a mistake here does not go unseen.) A rule names two passes:
    {CF_F, CF_F, 0, -1, CF_EDGE_ACTIVATION} says that F of a chunk waits for F of the same chunk on the virtual stage
    before. It holds where both passes exist. Every chunk has an F and a backward, and it has an R if its activations
-   were dropped, which is so for all but the last `kept` chunks of its group. */
+   were dropped, which is so for all but the last `kept` chunks of its chain. */
 enum {
     CF__PIPE_KEEPER = CF__PIPE_PLACES, /* leaves the activations: R if the chunk was dropped, otherwise F */
     CF__PIPE_FREER,                    /* gives their slot back: B, or W where backwards are split */
@@ -6739,8 +6751,8 @@ enum {
     CF__PIPE_UP = 1,  /* the one that this chunk continues, as the first that does */
     CF__PIPE_SIBLING, /* the one before among those that continue the same */
     CF__PIPE_DOWN,    /* the last one that continues this chunk */
-    CF__PIPE_NEXT,    /* the next one of its group */
-    CF__PIPE_KEPT_ON  /* `kept` chunks on in its group; the last one that continues a group which keeps nothing */
+    CF__PIPE_NEXT,    /* the next one of its chain */
+    CF__PIPE_KEPT_ON  /* `kept` chunks on in its chain; the last one that continues a chain which keeps nothing */
 };
 
 typedef struct cf__pipe_rule {
@@ -6797,7 +6809,7 @@ typedef struct cf__pipe_links {
     int n[CF__PIPE_PLACES];
 } cf__pipe_links;
 
-/* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped. */
+/* A chain, or one standalone chunk. Of its n chunks the last k are kept and the others dropped. */
 typedef struct cf__pipe_unit {
     int32_t first; /* counted from the rank's first chunk */
     int32_t n, k;
@@ -6861,9 +6873,9 @@ static cf__pipeline cf__pipe_of(const cf_plan *plan, const cf_shape *shape, cons
     cf__pipeline pipe;
     memset(&pipe, 0, sizeof pipe);
     pipe.plan = plan;
-    pipe.first_chunk = shape->rank * plan->n_steps;
+    pipe.first_chunk = shape->rank * plan->chunks_per_rank;
     pipe.chunks = plan->n_chunks > 0 ? &plan->chunks[pipe.first_chunk] : NULL;
-    pipe.n = plan->n_steps;
+    pipe.n = plan->chunks_per_rank;
     pipe.shape = *shape;
     pipe.n_v = shape->n_stages * shape->n_virtual;
     pipe.local = shape->replay == CF_REPLAY_LOCAL && !shape->forward_only;
@@ -6891,7 +6903,7 @@ static const cf__pipe_costs *cf__pipe_costs_of(const cf__pipeline *pipe, int64_t
 /* Seconds of a compute pass of a chunk on a virtual stage, if its state is there. */
 static inline double cf__pipe_compute_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
-    return cf_cost_seconds(&cf__pipe_costs_of(pipe, v)->of[pass], c->padded, c->pairs);
+    return cf_cost_seconds(&cf__pipe_costs_of(pipe, v)->of[pass], c->rows, c->pairs);
 }
 
 /* That of two rates which is for a pass; W moves no state. */
@@ -6912,13 +6924,13 @@ CF__APART static double cf__pipe_own_seconds(const cf__pipeline *pipe, int pass,
     return exposed + cf__most(compute, moved - exposed);
 }
 
-/* Seconds of the pass; but for W, ranks of a gang run those of a round together. */
+/* Seconds of the pass; but for W, ranks of a cp group run those of a round together. */
 static inline double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
-    int64_t gang = pass != CF_W ? c->gang : 0;
+    int64_t cp = pass != CF_W ? c->cp : 0;
     double most = 0;
-    if (gang == 0) return cf__pipe_own_seconds(pipe, pass, chunk, v);
-    for (chunk -= pipe->shape.rank % gang * pipe->n; gang > 0; gang--, chunk += pipe->n)
+    if (cp == 0) return cf__pipe_own_seconds(pipe, pass, chunk, v);
+    for (chunk -= pipe->shape.rank % cp * pipe->n; cp > 0; cp--, chunk += pipe->n)
         most = cf__most(most, cf__pipe_own_seconds(pipe, pass, chunk, v));
     return most;
 }
@@ -6935,7 +6947,7 @@ static int cf__pipe_queue(const cf__pipeline *pipe, int64_t v, int way) {
 
 /* Seconds that the boundary activations of a chunk, or their gradient, take from one stage to the next. */
 static double cf__pipe_transfer_seconds(const cf__pipeline *pipe, int64_t chunk) {
-    return pipe->timing.latency + cf__product(pipe->timing.seconds_per_token, (double)pipe->chunks[chunk].padded);
+    return pipe->timing.latency + cf__product(pipe->timing.seconds_per_token, (double)pipe->chunks[chunk].rows);
 }
 
 /* The same between two virtual stages, which may lie on one stage. */
@@ -6949,7 +6961,7 @@ static cf_result cf__pipe_check_total(const cf__pipeline *pipe, cf_error *error)
     int64_t v, i;
     int pass;
     if (pipe->n == 0) return CF_OK; /* on however many stages */
-    for (i = 0; i < pipe->n; i++) tokens += (double)pipe->chunks[i].padded;
+    for (i = 0; i < pipe->n; i++) tokens += (double)pipe->chunks[i].rows;
     for (v = 0; v < pipe->n_v; v++)
         for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++)
             for (i = 0; i < pipe->n; i++) total += cf__pipe_pass_seconds(pipe, pass, i, v);
@@ -6972,28 +6984,28 @@ static void cf__pipe_fill(cf__pipeline *pipe) {
         pipe->by_stage[v] = cf__pipe_fill_costs(&pipe->timing.stages[v]);
 }
 
-/* Chunks of the group after this one; 0 for a standalone chunk. */
+/* Chunks of the chain after this one; 0 for a standalone chunk. */
 static inline int64_t cf__pipe_after(const cf_plan *plan, const cf_chunk *c) {
-    return c->group >= 0 ? plan->groups[c->group].n_chunks - 1 - c->index : 0;
+    return c->chain >= 0 ? plan->chains[c->chain].n_chunks - 1 - c->index : 0;
 }
 
-/* Where no backward comes, F of a chunk may be the last that reads its group's state, and the state of groups above.
-   Goes through these groups upwards: returns the one after `before`, or the first (-1), or -1 after the last one. */
+/* Where no backward comes, F of a chunk may be the last that reads its chain's state, and the state of chains above.
+   Goes through these chains upwards: returns the one after `before`, or the first (-1), or -1 after the last one. */
 static int64_t cf__pipe_ended(const cf_plan *plan, const cf_chunk *c, int64_t before) {
     int64_t first, up;
-    if (before < 0) return c->below > 0 ? -1 : c->group;
-    first = plan->groups[before].first_chunk;
+    if (before < 0) return c->below > 0 ? -1 : c->chain;
+    first = plan->chains[before].first_chunk;
     up = plan->chunks[first].up;
-    return up >= 0 && plan->chunks[up].down == first ? plan->chunks[up].group : -1;
+    return up >= 0 && plan->chunks[up].down == first ? plan->chunks[up].chain : -1;
 }
 
-/* Chunks of the longest path of groups below the one that holds this chunk. */
+/* Chunks of the longest path of chains below the one that holds this chunk. */
 static int64_t cf__pipe_below(const cf__pipeline *pipe, int64_t chunk) {
     const cf_chunk *c = &pipe->chunks[chunk];
     return c->below - cf__pipe_after(pipe->plan, c);
 }
 
-/* Whether the chunk's group goes on from another one. */
+/* Whether the chunk's chain goes on from another one. */
 static int cf__pipe_has_parent(const cf__pipeline *pipe, int64_t chunk) {
     return pipe->chunks[chunk - pipe->chunks[chunk].index].up >= 0;
 }
@@ -7044,7 +7056,7 @@ static int64_t cf__pipe_relative(const cf__pipeline *pipe, int64_t chunk, int na
 }
 
 /* The same for the names that ask for a unit; `place` is that of the pass at the other end. Where none is kept, one
-   place goes from chunk to chunk, and the last one's comes from below the group. */
+   place goes from chunk to chunk, and the last one's comes from below the chain. */
 static int64_t cf__pipe_in_unit(const cf__pipeline *pipe, const cf__pipe_unit *unit, int64_t chunk, int name,
                                 int place) {
     int64_t i = chunk - unit->first, on = name == CF__PIPE_NEXT || name == -CF__PIPE_NEXT ? 1 : cf__max(unit->k, 1);
@@ -7076,7 +7088,7 @@ static int cf__pipe_follow(const cf__pipeline *pipe, int split, int way, int pla
     return n;
 }
 
-/* The same for what a pass waits for, without slots. Their rules, which come last, ask which chunks of the group are
+/* The same for what a pass waits for, without slots. Their rules, which come last, ask which chunks of the chain are
    kept. All others only ask whether this chunk is dropped. */
 static int cf__pipe_needs(const cf__pipeline *pipe, int split, int place, int64_t chunk, int dropped,
                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
@@ -7134,7 +7146,7 @@ typedef struct cf__pipe_held {
 } cf__pipe_held;
 
 /* INT64_MAX where that many do not fit in 64 bits. */
-static int64_t cf__pipe_held_bytes(const cf_memory_load *load, const cf_bytes *bytes) {
+static int64_t cf__pipe_held_bytes(const cf_memory_load *load, const cf_held_bytes *bytes) {
     int64_t sum, state, gradient, inputs;
     int fits = cf__mul(load->live_tokens, bytes->activations, &sum) &&
                cf__mul(load->state_tokens, bytes->state, &state) && cf__add(sum, state, &sum) &&
@@ -7143,13 +7155,13 @@ static int64_t cf__pipe_held_bytes(const cf_memory_load *load, const cf_bytes *b
     return fits ? sum : INT64_MAX;
 }
 
-/* Rows of dK and dV that come into being with a pass. Those of a whole group start with the backward of its last chunk;
+/* Rows of dK and dV that come into being with a pass. Those of a whole chain start with the backward of its last chunk;
    but where it has children, whose backwards come sooner, they count from the F of the first child on. */
 static int64_t cf__pipe_gradient(const cf__pipeline *pipe, const cf_action *a, const cf_chunk *c) {
     const cf_plan *plan = pipe->plan;
     if (a->pass == CF_F && c->index == 0 && c->up >= 0 && c->up == a->chunk - 1 && !pipe->shape.forward_only)
-        return plan->groups[plan->chunks[c->up].group].tokens;
-    return (a->pass == CF_B || a->pass == CF_I) && c->below == 0 ? plan->groups[c->group].tokens : 0;
+        return plan->chains[plan->chunks[c->up].chain].tokens;
+    return (a->pass == CF_B || a->pass == CF_I) && c->below == 0 ? plan->chains[c->chain].tokens : 0;
 }
 
 /* What comes into being when an action starts. */
@@ -7157,22 +7169,22 @@ static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, 
                                   const cf_chunk *c) {
     if (a->keep) {
         held->live++;
-        held->load.live_tokens += c->padded;
+        held->load.live_tokens += c->rows;
     }
-    if (pipe->local && a->pass == CF_F && !a->keep) held->load.input_tokens += c->padded;
-    if (pipe->local && a->pass == CF_R) held->load.input_tokens -= c->padded;
-    if (c->group < 0) return;
+    if (pipe->local && a->pass == CF_F && !a->keep) held->load.input_tokens += c->rows;
+    if (pipe->local && a->pass == CF_R) held->load.input_tokens -= c->rows;
+    if (c->chain < 0) return;
     if (a->pass == CF_F) held->load.state_tokens += c->state;
     held->load.state_gradient_tokens += cf__pipe_gradient(pipe, a, c);
 }
 
-/* Rows of state that go with an F where no backward comes: those of the group that ends with it, if no other goes on
-   from that, and of the groups above that end with it, too. */
+/* Rows of state that go with an F where no backward comes: those of the chain that ends with it, if no other goes on
+   from that, and of the chains above that end with it, too. */
 static int64_t cf__pipe_ended_rows(const cf__pipeline *pipe, const cf_chunk *c) {
-    int64_t group = cf__pipe_ended(pipe->plan, c, -1), rows = 0, i;
-    for (; group >= 0; group = cf__pipe_ended(pipe->plan, c, group))
-        for (i = 0; i < pipe->plan->groups[group].n_chunks; i++)
-            rows += pipe->plan->chunks[pipe->plan->groups[group].first_chunk + i].state;
+    int64_t chain = cf__pipe_ended(pipe->plan, c, -1), rows = 0, i;
+    for (; chain >= 0; chain = cf__pipe_ended(pipe->plan, c, chain))
+        for (i = 0; i < pipe->plan->chains[chain].n_chunks; i++)
+            rows += pipe->plan->chunks[pipe->plan->chains[chain].first_chunk + i].state;
     return rows;
 }
 
@@ -7182,9 +7194,9 @@ static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held
     int backward = a->pass == CF_B || a->pass == CF_I;
     if (a->pass == CF_B || a->pass == CF_W) {
         held->live--;
-        held->load.live_tokens -= c->padded;
+        held->load.live_tokens -= c->rows;
     }
-    if (c->group < 0) return;
+    if (c->chain < 0) return;
     if (pipe->shape.forward_only && a->pass == CF_F) held->load.state_tokens -= cf__pipe_ended_rows(pipe, c);
     if (!backward) return;
     held->load.state_tokens -= c->state;
@@ -7209,18 +7221,18 @@ static cf_result cf__pipe_check_first(const cf_schedule *s, cf_error *error) {
     return CF_OK;
 }
 
-/* Tokens of the rank's chunks: no more than their groups have, and few enough that whatever is held can be added up. */
+/* Tokens of the rank's chunks: no more than their chains have, and few enough that whatever is held can be added up. */
 static cf_result cf__pipe_check_tokens(const cf_plan *plan, int64_t rank, int64_t n_virtual, cf_error *error) {
     int64_t id, left = 0, sum = 0;
     int overflow = 0;
-    for (id = rank * plan->n_steps; id < (rank + 1) * plan->n_steps; id++) {
+    for (id = rank * plan->chunks_per_rank; id < (rank + 1) * plan->chunks_per_rank; id++) {
         const cf_chunk *c = &plan->chunks[id];
         int64_t state = c->state;
-        if (c->index == 0) left = c->group >= 0 ? plan->groups[c->group].tokens : 0;
+        if (c->index == 0) left = c->chain >= 0 ? plan->chains[c->chain].tokens : 0;
         if (state < 0 || left < state)
-            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "adds more rows to its group than that has");
+            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "adds more rows to its chain than that has");
         left -= state;
-        cf__add_product(&sum, 2 * n_virtual, c->padded, &overflow); /* of activations, and of saved inputs */
+        cf__add_product(&sum, 2 * n_virtual, c->rows, &overflow);   /* of activations, and of saved inputs */
         cf__add_product(&sum, 2 * n_virtual, state + left, &overflow); /* of state and its gradient */
         if (overflow)
             return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "their sum does not fit in 64 bits");
@@ -7239,7 +7251,7 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
         {"kind", (int)s->kind, 0, CF_SCHEDULE_COUNT - 1, bad},
         {"shape.replay", (int)s->shape.replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, bad},
         {"lowered", s->lowered, 0, 1, bad},
-        {"of_columns", s->of_columns, 0, 1, bad},
+        {"lockstep", s->lockstep, 0, 1, bad},
         {"shape.n_stages", s->shape.n_stages, 1, INT32_MAX, bad},
         {"shape.n_virtual", s->shape.n_virtual, 1, INT32_MAX / cf__max(1, s->shape.n_stages), bad},
         {"shape.placement", (int)s->shape.placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, bad},
@@ -7250,7 +7262,7 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
         {"n_actions", s->n_actions, 0, INT64_MAX / (int64_t)sizeof(cf_action), bad}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), bad, error));
     if (s->shape.forward_only) passes = cf__min(passes, 1);
-    needed = passes * s->shape.n_stages * s->shape.n_virtual * plan->n_steps; /* at most 2 x 2^31 x 2^31 */
+    needed = passes * s->shape.n_stages * s->shape.n_virtual * plan->chunks_per_rank; /* at most 2 x 2^31 x 2^31 */
     if (s->n_actions < needed)
         return cf__fail(error, bad, "n_actions", -1, needed, s->n_actions,
                         passes == 1 ? "every chunk needs a pass on every virtual stage"
@@ -7265,7 +7277,7 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
 
    A stage may hold so many chunks, tokens of state and bytes. This section works out what it may hold
    (cf__schedule_limits_of), what each unit takes of it (cf__schedule_takes), and how many chunks of a unit can be kept
-   within that (cf__schedule_fitting_unit). A unit is a group or a standalone chunk.
+   within that (cf__schedule_fitting_unit). A unit is a chain or a standalone chunk.
 
    A unit takes room twice. From its start to its own backwards it takes what it needs whether its chunks are kept or
    not: state and, in bytes, state with its gradient and the inputs of the chunks that it may drop. Each chunk that is
@@ -7326,9 +7338,9 @@ typedef struct cf__schedule_maker {
     cf_schedule_desc desc; /* defaults filled in */
     cf__pipeline pipe;
     cf_error *error;
-    int64_t most_kept;          /* chunks of one group that may be kept at once: K, or the longest group */
+    int64_t most_kept;          /* chunks of one chain that may be kept at once: K, or the longest chain */
     int64_t most_padded;        /* rows of the largest chunk */
-    int64_t most_above;         /* bytes that the groups of a path in a tree take beside their places, at most */
+    int64_t most_above;         /* bytes that the chains of a path in a tree take beside their places, at most */
     cf__pipe_room most;         /* what any unit takes on a virtual stage, at most, if it keeps one chunk */
     cf__pipe_room all;          /* what a stage holds that holds everything */
     int bounds_state;           /* chunks are limited, so that state is limited by default where bytes are not */
@@ -7354,14 +7366,14 @@ static int cf__schedule_has_bytes(const cf_schedule_desc *desc) {
     return desc->limits.bytes > 0 || desc->limits.bytes_by_stage != NULL;
 }
 
-/* Chunks that stage s keeps by default, as many as `paper` does: on each virtual stage the longest group and one chunk
+/* Chunks that stage s keeps by default, as many as `paper` does: on each virtual stage the longest chain and one chunk
    for each stage that comes after it in its row. In a V every other row goes the other way. */
 static int64_t cf__schedule_default_chunks(const cf__schedule_maker *m, int64_t stage) {
     int64_t n_virtual = m->desc.shape.n_virtual, back = m->pipe.shape.placement == CF_PLACEMENT_V ? n_virtual / 2 : 0;
     return m->most_kept * n_virtual + stage * back + (m->desc.shape.n_stages - 1 - stage) * (n_virtual - back);
 }
 
-/* Tokens of state that it holds by default on each virtual stage: two of the longest group, so that one can come while
+/* Tokens of state that it holds by default on each virtual stage: two of the longest chain, so that one can come while
    another one goes, and a chunk for each virtual stage after its first. */
 static int64_t cf__schedule_default_state(const cf__schedule_maker *m, int64_t stage) {
     int64_t state = 0;
@@ -7441,7 +7453,7 @@ static int cf__room_fits(const cf__pipe_room *held, const cf__pipe_room *more, c
 /* Bytes of a row of a place, where bytes are limited: what activations take beyond the input, for which there is room
    from the unit's start on, whether the chunk is dropped or not. */
 static int64_t cf__schedule_row(const cf__schedule_maker *m) {
-    const cf_bytes *bytes = &m->desc.limits.per_token;
+    const cf_held_bytes *bytes = &m->desc.limits.per_token;
     if (m->tightest.bytes == INT64_MAX) return 0;
     return cf__max(bytes->activations - (m->pipe.local ? bytes->boundary : 0), 0);
 }
@@ -7452,16 +7464,16 @@ static int cf__schedule_in_tree(const cf__schedule_maker *m, const cf__pipe_unit
     return cf__pipe_has_parent(&m->pipe, unit->first) || cf__pipe_below(&m->pipe, unit->first) > 0;
 }
 
-/* Bytes of a place for a chunk of the unit. Chunks of groups count as the largest: places go from one to another. */
+/* Bytes of a place for a chunk of the unit. Chunks of chains count as the largest: places go from one to another. */
 static int64_t cf__schedule_place(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
-    int64_t own = m->pipe.chunks[unit->first].padded;
+    int64_t own = m->pipe.chunks[unit->first].rows;
     return (unit->n > 1 || cf__schedule_in_tree(m, unit) ? m->most_padded : own) * cf__schedule_row(m);
 }
 
 /* What chunk i of a unit takes beside its place. The last one may be smaller than the others: while it is kept the unit
    needs so much less, and afterwards the next one needs it all. So it takes that much less, if it takes as much. */
 static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i) {
-    const cf_bytes *bytes = &m->desc.limits.per_token;
+    const cf_held_bytes *bytes = &m->desc.limits.per_token;
     const cf_chunk *c = &m->pipe.chunks[unit->first + i];
     int is_last = i + 1 == unit->n;
     int64_t input = bytes->boundary;
@@ -7471,15 +7483,15 @@ static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__
     takes.bytes = takes.state * (bytes->state + bytes->state_gradient);
     if (is_last && cf__pipe_below(&m->pipe, unit->first) == 0 && !m->shares_places) /* else it must be dropped */
         input = cf__min(input, bytes->activations);
-    if (m->pipe.local) takes.bytes += (is_last ? c->padded : m->most_padded) * input;
+    if (m->pipe.local) takes.bytes += (is_last ? c->rows : m->most_padded) * input;
     if (is_last && unit->n > 1 && !cf__schedule_in_tree(m, unit))
-        takes.bytes -= cf__min(takes.bytes, (m->most_padded - c->padded) * cf__schedule_row(m));
+        takes.bytes -= cf__min(takes.bytes, (m->most_padded - c->rows) * cf__schedule_row(m));
     return takes;
 }
 
 /* What a unit takes from its start on, with places for so many chunks. */
 static cf__pipe_room cf__schedule_takes(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t places) {
-    const cf_bytes *bytes = &m->desc.limits.per_token;
+    const cf_held_bytes *bytes = &m->desc.limits.per_token;
     int64_t last = unit->first + unit->n - 1;
     int64_t before = m->pipe.chunks[last].prefix - m->pipe.chunks[unit->first].prefix;
     cf__pipe_room takes = cf__schedule_beside(m, unit, unit->n - 1);
@@ -7507,7 +7519,7 @@ static int64_t cf__schedule_path_kept(const cf__schedule_maker *m) {
 }
 
 /* The unit of a chunk, with as many chunks kept, up to K, as fit on every virtual stage. In a tree that is a cap for
-   each path of groups, and those below come first; there may be none left. */
+   each path of chains, and those below come first; there may be none left. */
 static cf__pipe_unit cf__schedule_fitting_unit(const cf__schedule_maker *m, int64_t chunk) {
     cf__pipe_unit unit = cf__pipe_unit_of(&m->pipe, chunk, 0);
     int64_t k = cf__min(m->desc.shape.k, m->tightest.chunks), place = cf__schedule_place(m, &unit);
@@ -7528,7 +7540,7 @@ static void cf__schedule_collect_units(cf__schedule_maker *m) {
     }
 }
 
-/* Dearest unit first; equal ones keep their order, and a tree is as one. */
+/* Most expensive unit first; equal ones keep their order, and a tree is as one. */
 static void cf__schedule_sort_units(cf__schedule_maker *m) {
     int64_t i, j, root = 0;
     for (i = 0; i < m->n_units; i++) {
@@ -7616,7 +7628,7 @@ static void cf__alone_return(cf__alone *alone, const cf__pipe_unit *unit, int64_
    No schedule needs less room for chunks, and wherever one fits there is this one. */
 static void cf__alone_run(cf__alone *alone) {
     const cf__pipeline *pipe = &alone->maker->pipe;
-    int64_t rows = alone->maker->desc.shape.n_virtual, i, row, first, group;
+    int64_t rows = alone->maker->desc.shape.n_virtual, i, row, first, chain;
     cf__pipe_unit unit;
     for (first = 0; first < pipe->n; first += unit.n) {
         unit = cf__pipe_unit_of(pipe, first, 0);
@@ -7625,9 +7637,9 @@ static void cf__alone_run(cf__alone *alone) {
             for (row = 0; row < rows; row++) cf__alone_put(alone, CF_F, first + i, row, kept && i + 1 == unit.n);
         if (turns) cf__alone_return(alone, &unit, kept);
         if (!turns || !cf__pipe_has_parent(pipe, first)) continue;
-        group = pipe->chunks[first].group;
-        while ((group = cf__pipe_ended(pipe->plan, NULL, group)) >= 0) {
-            cf__pipe_unit above = cf__pipe_unit_of(pipe, pipe->plan->groups[group].first_chunk - pipe->first_chunk, 0);
+        chain = pipe->chunks[first].chain;
+        while ((chain = cf__pipe_ended(pipe->plan, NULL, chain)) >= 0) {
+            cf__pipe_unit above = cf__pipe_unit_of(pipe, pipe->plan->chains[chain].first_chunk - pipe->first_chunk, 0);
             cf__alone_return(alone, &above, 0);
         }
     }
@@ -7675,7 +7687,7 @@ static void cf__pattern_add_backward(cf__pattern *pattern, int64_t chunk) {
     pattern->backwards[pattern->n_backwards++] = (int32_t)chunk;
 }
 
-/* The group whose last child begins with this chunk: once that one's backward has run, its own can. NULL: there is
+/* The chain whose last child begins with this chunk: once that one's backward has run, its own can. NULL: there is
    none. */
 static const cf__pipe_unit *cf__pattern_ends(const cf__schedule_maker *m, int64_t chunk) {
     int64_t parent = m->pipe.chunks[chunk].index > 0 ? -1 : cf__pipe_relative(&m->pipe, chunk, -CF__PIPE_DOWN);
@@ -7683,7 +7695,7 @@ static const cf__pipe_unit *cf__pattern_ends(const cf__schedule_maker *m, int64_
 }
 
 /* All forwards that a unit's backwards need are there: those of its kept chunks can run, in local replay all of them,
-   and then those of the groups that end with it. */
+   and then those of the chains that end with it. */
 static void cf__pattern_close(cf__schedule_maker *m, const cf__pipe_unit *unit) {
     int64_t i;
     do {
@@ -7694,7 +7706,7 @@ static void cf__pattern_close(cf__schedule_maker *m, const cf__pipe_unit *unit) 
 }
 
 /* In pipeline replay a backward frees the slot for the chunk k before it, if that one was dropped: its R is due when a
-   stage that runs `ahead` items in front of the last one can have run this backward. Where a group keeps nothing, the
+   stage that runs `ahead` items in front of the last one can have run this backward. Where a chain keeps nothing, the
    first slot comes from its last child. all: 1 if it need not be due. */
 static void cf__pattern_add_due(cf__schedule_maker *m, int all) {
     cf__pattern *pattern = &m->pattern;
@@ -7724,14 +7736,14 @@ static void cf__pattern_add_unit(cf__schedule_maker *m, const cf__pipe_unit *uni
     if (cf__pipe_below(&m->pipe, unit->first) == 0) cf__pattern_close(m, unit);
 }
 
-/* What the groups above a unit hold meanwhile, with or without their places. */
+/* What the chains above a unit hold meanwhile, with or without their places. */
 static cf__pipe_room cf__pattern_held_above(const cf__schedule_maker *m, const cf__pipe_unit *unit, int places) {
     const cf_plan *plan = m->pipe.plan;
     cf__pipe_room held = {0, 0, 0};
-    int64_t group = m->pipe.chunks[unit->first].group;
-    if (plan->order == NULL || group < 0) return held;
-    while ((group = cf__plan_group_above(plan, group)) >= 0) {
-        const cf__pipe_unit *above = cf__schedule_unit(m, plan->groups[group].first_chunk - m->pipe.first_chunk);
+    int64_t chain = m->pipe.chunks[unit->first].chain;
+    if (plan->order == NULL || chain < 0) return held;
+    while ((chain = cf__plan_chain_above(plan, chain)) >= 0) {
+        const cf__pipe_unit *above = cf__schedule_unit(m, plan->chains[chain].first_chunk - m->pipe.first_chunk);
         const cf__pipe_room takes = cf__schedule_takes(m, above, places * above->k);
         cf__room_add(&held, &takes, 1);
     }
@@ -7807,8 +7819,8 @@ static int cf__pattern_takes_forward(const cf__schedule_maker *m, cf__pattern_me
     return merge->i < merge->j + pattern->distance + further_down;
 }
 
-/* In local replay R comes right before B, and takes the slot that the backward before has freed, of its group or of
-   the last one below a group that has kept nothing. With forwards_first each R takes one by itself, which is not
+/* In local replay R comes right before B, and takes the slot that the backward before has freed, of its chain or of
+   the last one below a chain that has kept nothing. With forwards_first each R takes one by itself, which is not
    counted. */
 static void cf__pattern_put_backward(const cf__schedule_maker *m, cf__pattern_merge *merge, cf_schedule *schedule) {
     int64_t chunk = m->pattern.backwards[merge->j++], id = m->pipe.first_chunk + chunk;
@@ -7849,17 +7861,17 @@ static void cf__pattern_write(const cf__schedule_maker *m, cf_schedule *schedule
 /* ---- what is asked for ---- */
 
 /* The bytes of all chunks at once, each as large as the largest, must fit into 64 bits. */
-static cf_result cf__schedule_check_bytes(const cf_plan *plan, const cf_shape *shape, const cf_bytes *bytes,
+static cf_result cf__schedule_check_bytes(const cf_plan *plan, const cf_shape *shape, const cf_held_bytes *bytes,
                                           cf_error *error) {
     int64_t i, most = 0, per_token = 0, sum;
     int fits = cf__add(bytes->activations, bytes->state, &per_token) &&
                cf__add(per_token, bytes->state_gradient, &per_token) &&
                cf__add(per_token, bytes->boundary, &per_token);
-    for (i = shape->rank * plan->n_steps; i < (shape->rank + 1) * plan->n_steps && fits; i++) {
-        fits = plan->chunks[i].padded >= 0;
-        most = cf__max(most, plan->chunks[i].padded);
+    for (i = shape->rank * plan->chunks_per_rank; i < (shape->rank + 1) * plan->chunks_per_rank && fits; i++) {
+        fits = plan->chunks[i].rows >= 0;
+        most = cf__max(most, plan->chunks[i].rows);
     }
-    if (fits && cf__mul(most, plan->n_steps, &sum) && cf__mul(sum, shape->n_virtual, &sum) &&
+    if (fits && cf__mul(most, plan->chunks_per_rank, &sum) && cf__mul(sum, shape->n_virtual, &sum) &&
         cf__mul(sum, per_token, &sum))
         return CF_OK;
     return cf__refuse(error, CF_ERROR_OVERFLOW, "limits.per_token", -1,
@@ -7874,13 +7886,13 @@ static cf_result cf__schedule_check_forwards_first(const cf_schedule_desc *desc,
     return why == NULL ? CF_OK : cf__fail(error, CF_ERROR_ARGUMENT, "forwards_first", -1, 0, desc->forwards_first, why);
 }
 
-/* Ranks of a gang must run its passes in the same order, which only one list for all of them promises. */
-static cf_result cf__schedule_check_gangs(const cf_plan *plan, cf_error *error) {
+/* Ranks of a cp group must run its passes in the same order, which only one list for all of them promises. */
+static cf_result cf__schedule_check_cp_groups(const cf_plan *plan, cf_error *error) {
     int64_t i;
-    for (i = 0; i < plan->n_groups; i++)
-        if (plan->groups[i].gang > 0)
+    for (i = 0; i < plan->n_chains; i++)
+        if (plan->chains[i].cp > 0)
             return cf__refuse(error, CF_ERROR_ARGUMENT, "plan", -1,
-                              "has gangs: make one list for all ranks, from columns (cf_columns_make)");
+                              "has cp groups: make one list for all ranks, from columns (cf_lockstep_plan)");
     return CF_OK;
 }
 
@@ -7900,9 +7912,9 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
         return cf__fail(error, CF_ERROR_ARGUMENT, "shape.forward_only", -1, 0, desc->shape.forward_only,
                         "is for best alone: without backwards all kinds are one");
     CF__TRY(cf__pipe_check_shape(plan, &desc->shape, error));
-    CF__TRY(cf__range(desc->budget, 0, INT64_MAX, "budget", error));
+    CF__TRY(cf__range(desc->max_tries, 0, INT64_MAX, "max_tries", error));
     if (desc->forwards_first) CF__TRY(cf__schedule_check_forwards_first(desc, error));
-    CF__TRY(cf__schedule_check_gangs(plan, error));
+    CF__TRY(cf__schedule_check_cp_groups(plan, error));
     CF__TRY(cf__pipe_check_limits(&desc->limits, desc->shape.n_stages, CF_ERROR_ARGUMENT, error));
     CF__TRY(cf__pipe_check_timing(desc->timing, desc->shape.n_stages * desc->shape.n_virtual, error));
     return cf__schedule_check_bytes(plan, &desc->shape, &desc->limits.per_token, error);
@@ -7914,23 +7926,23 @@ static cf_result cf__schedule_check_room(const cf__schedule_maker *m) {
     for (s = 0; s < m->desc.shape.n_stages; s++) {
         cf__pipe_room room = cf__schedule_limits_of(m, s);
         CF__TRY(cf__inside(room.state, m->most.state, INT64_MAX, CF_ERROR_INFEASIBLE, "limits.state", s,
-                           "no schedule can keep to it: the longest group needs more", m->error));
+                           "no schedule can keep to it: the longest chain needs more", m->error));
         CF__TRY(cf__inside(room.bytes, m->bytes_alone, INT64_MAX, CF_ERROR_INFEASIBLE, "limits.bytes", s,
                            "no schedule can keep to it", m->error));
     }
     return CF_OK;
 }
 
-/* Notes what the limits are measured by: everything at once, and the longest group. */
+/* Notes what the limits are measured by: everything at once, and the longest chain. */
 static void cf__schedule_measure(cf__schedule_maker *m) {
-    const cf_bytes *bytes = &m->desc.limits.per_token;
+    const cf_held_bytes *bytes = &m->desc.limits.per_token;
     int64_t i, s;
     m->all.chunks = m->pipe.n * m->desc.shape.n_virtual;
     for (i = 0; i < m->pipe.n; i++) {
         const cf_chunk *c = &m->pipe.chunks[i];
-        m->all.state += c->padded;
-        m->most_padded = cf__max(m->most_padded, c->padded);
-        m->most.state = cf__max(m->most.state, c->group >= 0 ? c->prefix + c->state : 0);
+        m->all.state += c->rows;
+        m->most_padded = cf__max(m->most_padded, c->rows);
+        m->most.state = cf__max(m->most.state, c->chain >= 0 ? c->prefix + c->state : 0);
     }
     m->all.bytes = m->all.state * m->desc.shape.n_virtual *
                    (bytes->activations + bytes->state + bytes->state_gradient + bytes->boundary);
@@ -7940,7 +7952,7 @@ static void cf__schedule_measure(cf__schedule_maker *m) {
     }
 }
 
-/* Chunks of the longest group, or path of groups. */
+/* Chunks of the longest chain, or path of chains. */
 static int64_t cf__schedule_longest(const cf__pipeline *pipe) {
     int64_t i, most = 1;
     for (i = 0; i < pipe->n; i++)
@@ -7948,24 +7960,24 @@ static int64_t cf__schedule_longest(const cf__pipeline *pipe) {
     return most;
 }
 
-/* Bytes that a unit takes with one place, beside those of the groups above it. *above: those, and, as far as another
+/* Bytes that a unit takes with one place, beside those of the chains above it. *above: those, and, as far as another
    unit goes on from this one, the unit's own; it comes back to 0 at the end of a tree. */
 static int64_t cf__schedule_path_bytes(cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t *above) {
     const cf_plan *plan = m->pipe.plan;
     const cf_chunk *last = &m->pipe.chunks[unit->first + unit->n - 1];
-    int64_t own = cf__schedule_takes(m, unit, 0).bytes, group;
+    int64_t own = cf__schedule_takes(m, unit, 0).bytes, chain;
     if (!cf__schedule_in_tree(m, unit)) return cf__schedule_takes(m, unit, 1).bytes;
     *above += own;
     m->most_above = cf__max(m->most_above, *above);
     own = *above;
-    for (group = cf__pipe_ended(plan, last, -1); group >= 0; group = cf__pipe_ended(plan, last, group)) {
-        cf__pipe_unit ended = cf__pipe_unit_of(&m->pipe, plan->groups[group].first_chunk - m->pipe.first_chunk, 0);
+    for (chain = cf__pipe_ended(plan, last, -1); chain >= 0; chain = cf__pipe_ended(plan, last, chain)) {
+        cf__pipe_unit ended = cf__pipe_unit_of(&m->pipe, plan->chains[chain].first_chunk - m->pipe.first_chunk, 0);
         *above -= cf__schedule_takes(m, &ended, 0).bytes;
     }
     return own + cf__schedule_place(m, unit);
 }
 
-/* The bytes that units one by one hold at most; forwards alone: the state of the longest group. */
+/* The bytes that units one by one hold at most; forwards alone: the state of the longest chain. */
 static int64_t cf__schedule_bytes_alone(const cf__schedule_maker *m) {
     cf__alone alone;
     memset(&alone, 0, sizeof alone);
@@ -8042,7 +8054,7 @@ static void cf__schedule_put_room(cf_schedule *schedule, int64_t stage, const cf
     cf__schedule_put_limit(schedule->limits.bytes_by_stage, stage, room->bytes);
 }
 
-/* Whether the chunks can be taken in rounds of as many as there are stages: they divide by them, none is in a group,
+/* Whether the chunks can be taken in rounds of as many as there are stages: they divide by them, none is in a chain,
    no limit stands in the way, and virtual stages lie in loops. */
 static int cf__schedule_has_rounds(const cf__schedule_maker *m) {
     return m->pipe.n % m->desc.shape.n_stages == 0 && m->n_units == m->pipe.n && !cf__schedule_is_limited(m) &&
@@ -8271,8 +8283,8 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
    any part of its passes, and those that come late, or have much behind them, may need longer than all together. So the
    bound looks, for each pass, at all passes whose head is no less than its own, and at the same with tails.
 
-   Nothing may be counted that is a schedule's choice. K is the most chunks of a group that are kept, and a schedule may
-   keep fewer. Where no stage can keep two of a group, all of its chunks but the last are dropped, and their replays lie
+   Nothing may be counted that is a schedule's choice. K is the most chunks of a chain that are kept, and a schedule may
+   keep fewer. Where no stage can keep two of a chain, all of its chunks but the last are dropped, and their replays lie
    on the paths. Elsewhere only the least number of replays is known, and these count as work.
    ================================================================================================================ */
 
@@ -8282,7 +8294,7 @@ enum { CF__BOUNDS_EITHER = 2 };
 typedef struct cf__bounds_paths {
     const cf__pipeline *pipe;
     int split;    /* 1: backwards are I and W. CF__BOUNDS_EITHER: each is that or B, whichever takes less */
-    int64_t kept; /* a group keeps so many of its chunks, the last ones */
+    int64_t kept; /* a chain keeps so many of its chunks, the last ones */
     double *seconds[CF__PIPE_PLACES]; /* (cells) */
     double *head[CF__PIPE_PLACES];    /* (cells) */
     double *tail[CF__PIPE_PLACES];    /* (cells) */
@@ -8384,12 +8396,12 @@ static void cf__bounds_add_job(cf__bounds_jobs *jobs, double head, double second
     jobs->seconds[jobs->n++] = seconds;
 }
 
-/* Whether every schedule drops the chunk: no group keeps two, and this is not the last one of its group. */
+/* Whether every schedule drops the chunk: no chain keeps two, and this is not the last one of its chain. */
 static int cf__bounds_must_drop(const cf__bounds_paths *paths, int64_t chunk) {
     return paths->kept == 1 && cf__pipe_after(paths->pipe->plan, &paths->pipe->chunks[chunk]) > 0;
 }
 
-/* Adds the replays that a group cannot do without on virtual stage v, where it keeps at most k > 1 chunks at once. When
+/* Adds the replays that a chain cannot do without on virtual stage v, where it keeps at most k > 1 chunks at once. When
    the backward of its chunk j begins (counted from 1), that chunk is kept and at most k - 1 before it are, so that at
    least j - k chunks are still to be replayed. With five chunks and k = 2:
 
@@ -8401,7 +8413,7 @@ static int cf__bounds_must_drop(const cf__bounds_paths *paths, int64_t chunk) {
 static void cf__bounds_add_replays(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t v,
                                    const cf__pipe_unit *unit, int64_t k) {
     int64_t first = v * paths->pipe->n + unit->first, t;
-    int32_t *dear = (int32_t *)jobs->order[0]; /* nothing is sorted yet; the dearest comes first */
+    int32_t *dear = (int32_t *)jobs->order[0]; /* nothing is sorted yet; the most expensive comes first */
     for (t = 0; t < unit->n - 1; t++) dear[t] = (int32_t)t;
     cf__sort_by_key(dear, unit->n - 1, paths->seconds[CF_R] + first);
     for (t = 0; t < unit->n - k; t++) {
@@ -8412,7 +8424,7 @@ static void cf__bounds_add_replays(cf__bounds_jobs *jobs, const cf__bounds_paths
     }
 }
 
-/* Adds the jobs of one virtual stage, which keeps at most k chunks of a group. */
+/* Adds the jobs of one virtual stage, which keeps at most k chunks of a chain. */
 static void cf__bounds_add_stage(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t v, int64_t k) {
     const cf__pipeline *pipe = paths->pipe;
     int64_t i;
@@ -8430,7 +8442,7 @@ static void cf__bounds_add_stage(cf__bounds_jobs *jobs, const cf__bounds_paths *
     }
 }
 
-/* Collects the jobs of a stage, which keeps at most k chunks of a group. */
+/* Collects the jobs of a stage, which keeps at most k chunks of a chain. */
 static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage, int64_t k) {
     int64_t i;
     jobs->n = 0;
@@ -8480,7 +8492,7 @@ static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int 
     bounds->limits = (int64_t *)cf__take(carver, pipe->shape.n_stages, sizeof(int64_t));
 }
 
-/* Finds the tails and the critical path of schedules that keep the last `kept` chunks of every group, and with `heads`
+/* Finds the tails and the critical path of schedules that keep the last `kept` chunks of every chain, and with `heads`
    all heads as well, in time linear in the passes. Every longest path begins with an F. */
 static void cf__bounds_find_paths(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t kept, int heads) {
     cf__bounds_paths *paths = &bounds->paths;
@@ -8544,7 +8556,7 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
    A replay is called just in time for its backward, or sooner where the stage would stand idle. On one row of virtual
    stages only replays wait for places, and only until gradients arrive that are on their way. On several rows a
    candidate may come to no end; then units run one by one. A dropped chunk leaves its input on the stage. The inputs
-   of a group are no more tokens than its state. Inputs of standalone chunks are counted: a stage keeps at most two for
+   of a chain are no more tokens than its state. Inputs of standalone chunks are counted: a stage keeps at most two for
    each virtual stage of the pipeline, then drops no more.
 
    A unit starts on a virtual stage when there is room there for its state and, where bytes are limited, for the bytes
@@ -8965,7 +8977,7 @@ static int32_t cf__dispatch_victim(cf__dispatch *d, int64_t stage) {
 }
 
 /* Makes the backward of a dropped cell wait for a replay, and the replay for its call. Where backwards are cut, the
-   replay also waits for the W after which its group keeps fewer chunks than it may, for I alone gives no place back. */
+   replay also waits for the W after which its chain keeps fewer chunks than it may, for I alone gives no place back. */
 static void cf__dispatch_await_replay(cf__dispatch *d, int64_t stage, int64_t cell) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, cell % d->pipe->n);
     int64_t behind = cf__max(unit->k, 1);
@@ -9011,8 +9023,8 @@ static int cf__dispatch_may_replay(cf__dispatch *d, int64_t stage, int32_t id) {
     return cf__dispatch_has_place(d, stage, &unit);
 }
 
-/* Chunks that a unit may keep on virtual stage v beside the groups below it or, once these have gone back there, all
-   that its path may. 0: the groups below still need places, since the last of their backwards there waits for more
+/* Chunks that a unit may keep on virtual stage v beside the chains below it or, once these have gone back there, all
+   that its path may. 0: the chains below still need places, since the last of their backwards there waits for more
    than the next stage. */
 static int64_t cf__dispatch_may_keep(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t v) {
     int64_t last = unit->first + unit->n - 1, k = cf__max(unit->k, 1), child, cell;
@@ -9367,15 +9379,16 @@ static void cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
    >>search    the best of many schedules
 
    A core search looks for a schedule with whole or with cut backwards. It tries the fixed kinds, then dispatch with
-   backwards first, six beats on several rows, turns for cut backwards without groups, and a second order of units. Then
+   backwards first, six beats on several rows, turns for cut backwards without chains, and a second order of units. Then
    it walks from the best of these: it changes one thing at random (a unit moves to another place in the order, or beat
    or turns change), and keeps the change if the makespan does not grow. With units of 4, 3, 2, 1 chunks, a walk may go
 
        4 3 2 1: 40    3 4 2 1: 41, taken back    4 3 1 2: 38, kept    1 4 3 2: 38, kept    1 3 4 2: 37, kept
 
-   It tries the same candidates in the same order whatever the budget, which only says when to stop. So a larger budget
-   never gives a longer schedule. Whole backwards come first, and cut ones after them if they are allowed, so leave to
-   cut never gives a longer one either. A core search is left out where its own lower bound says that it cannot win.
+   It tries the same candidates in the same order whatever the number of tries, which only says when to stop. So more
+   tries never gives a longer schedule. Whole backwards come first, and cut ones after them if they are allowed, so
+   leave to cut never gives a longer one either. A core search is left out where its own lower bound says that it cannot
+   win.
 
    Every candidate is counted through (cf__search_keeps), whoever has made it, and is not taken if it holds more than
    the limits allow on any stage. So a mistake about room costs time, but never breaks a limit.
@@ -9391,7 +9404,7 @@ typedef struct cf__search {
     cf__bounds bounds;
     cf__dispatch dispatch;
     uint64_t random;
-    int64_t budget, n_tried; /* of the core search */
+    int64_t max_tries, n_tried; /* of the core search */
     double goal;            /* a lower bound: no core search can find a shorter schedule */
     double makespan;        /* of the core search's best dispatch */
     cf__dispatch_policy best_policy; /* and its policy */
@@ -9399,12 +9412,12 @@ typedef struct cf__search {
 } cf__search;
 
 /* Candidates of one core search by default; dispatch takes some 150 ns a pass, plus the time of 64 passes. K = 1 gets
-   more than larger K, whose groups replay less. Searches under limits that the caller has set or lifted get more than
+   more than larger K, whose chains replay less. Searches under limits that the caller has set or lifted get more than
    those under default ones. Where fewer chunks fit than there are stages, the number falls in proportion. Large
    problems get the fixed kinds and two dispatches. */
-static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
+static int64_t cf__search_default_tries(const cf__schedule_maker *m, int split) {
     int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split) + 64, stages = m->desc.shape.n_stages;
-    int64_t room = 0, budget, s;
+    int64_t room = 0, max_tries, s;
     const cf_limits *given = &m->desc.limits;
     int is_given = given->chunks != 0 || given->chunks_by_stage != NULL || cf__schedule_has_bytes(&m->desc);
     if (m->pipe.n * m->pipe.n_v <= 32) return 5000; /* small enough to be checked by hand, and worth being optimal */
@@ -9413,10 +9426,10 @@ static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split)
         if (limits.bytes < INT64_MAX) limits.chunks = cf__min(limits.chunks, limits.bytes / cf__max(m->most.bytes, 1));
         room = cf__max(room, limits.chunks);
     }
-    budget = (is_given ? 600000 : 360000) / passes;
-    budget = cf__min(10000, cf__max(budget, cf__min(40, 1000000 / passes)));
-    if (m->desc.shape.k > 1) budget -= budget / 4;
-    return cf__max(6, budget * cf__min(room, stages) / stages);
+    max_tries = (is_given ? 600000 : 360000) / passes;
+    max_tries = cf__min(10000, cf__max(max_tries, cf__min(40, 1000000 / passes)));
+    if (m->desc.shape.k > 1) max_tries -= max_tries / 4;
+    return cf__max(6, max_tries * cf__min(room, stages) / stages);
 }
 
 /* Whether candidates are timed and compared. */
@@ -9453,7 +9466,7 @@ static int cf__search_reaches(const cf__search *search, double bound) {
 }
 
 static int cf__search_is_over(const cf__search *search) {
-    return search->n_tried >= search->budget || cf__search_reaches(search, search->goal);
+    return search->n_tried >= search->max_tries || cf__search_reaches(search, search->goal);
 }
 
 /* ---- candidates ---- */
@@ -9461,7 +9474,7 @@ static int cf__search_is_over(const cf__search *search) {
 /* Whether the candidate never holds more than the limits allow. */
 static int cf__search_keeps(const cf__search *search, const cf_schedule *trial) {
     const cf__pipeline *pipe = &search->maker.pipe;
-    const cf_bytes *bytes = &search->maker.desc.limits.per_token;
+    const cf_held_bytes *bytes = &search->maker.desc.limits.per_token;
     int64_t s, i;
     memset(search->state, 0, (size_t)pipe->n_v * sizeof *search->state);
     for (s = 0; s < pipe->shape.n_stages; s++) {
@@ -9614,8 +9627,8 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 
 /* ---- where a walk begins ---- */
 
-/* Sets a starting order: the dearest units first, or with `cheap_ends` cheap ones at both ends, for a short chunk fills
-   the pipeline sooner, and empties it sooner. */
+/* Sets a starting order: the most expensive units first, or with `cheap_ends` cheap ones at both ends, for a short
+   chunk fills the pipeline sooner, and empties it sooner. */
 static void cf__search_set_order(cf__schedule_maker *m, int cheap_ends) {
     int64_t n = m->n_units, i;
     cf__schedule_collect_units(m);
@@ -9635,7 +9648,7 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
 
 /* Tries policies to begin with: backwards first, and without a lead where fewer chunks fit than there are stages (equal
    chunks take up to twice as long with one); on several rows beats from the soonest that a stage which is always
-   busy allows to four times as long; turns up to the room that there is, where cut backwards have no groups. There two
+   busy allows to four times as long; turns up to the room that there is, where cut backwards have no chains. There two
    steep beats of a V keep half of what 1F1B does (V-Half; Qi et al., Pipeline Parallelism with Controllable Memory,
    2024). */
 static void cf__search_try_policies(cf__search *search) {
@@ -9735,7 +9748,7 @@ static void cf__search_core(cf__search *search, int split) {
         cf__search_reaches(search, cf__search_find_bound(search, split, search->report.makespan)))
         return;
     cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.shape.k, 0);
-    search->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, split);
+    search->max_tries = m->desc.max_tries > 0 ? m->desc.max_tries : cf__search_default_tries(m, split);
     search->n_tried = 0;
     search->random = 0;
     search->makespan = DBL_MAX;
@@ -9757,7 +9770,7 @@ static void cf__search_best(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     cf_search_report *report = &search->report;
     int splits = cf__schedule_splits(&m->desc) && !m->desc.shape.forward_only, split;
-    report->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, splits);
+    report->max_tries = m->desc.max_tries > 0 ? m->desc.max_tries : cf__search_default_tries(m, splits);
     search->goal = cf__search_find_bound(search, splits ? CF__BOUNDS_EITHER : 0, DBL_MAX);
     if (m->desc.shape.forward_only) { /* forwards alone have one order */
         report->n_tried++;
@@ -9903,7 +9916,7 @@ typedef struct cf__checker {
     const cf_limits *limits;      /* K and these limits hold, and positions count from the start of a list; NULL for
                                      cf_simulate, where any K and any memory do, and positions are indices of actions */
     cf_timeline *timeline;        /* gets live and the peaks, if there is one */
-    const cf_bytes *bytes;        /* what its peak_bytes, or the limit of bytes, counts; NULL: nothing */
+    const cf_held_bytes *bytes;   /* what its peak_bytes, or the limit of bytes, counts; NULL: nothing */
     cf_error *error;
     uint8_t crosses;              /* transfers between stages are in the lists */
     uint8_t n_passes;             /* that may be in them */
@@ -9913,7 +9926,7 @@ typedef struct cf__checker {
     cf__pipe_room room;           /* what the stage may hold */
     uint16_t *cells;              /* (cells) the bits above */
     /* cf_schedule_validate only */
-    int32_t *kept;                /* (cells) in the cell of a group's first chunk: how many of its chunks have live
+    int32_t *kept;                /* (cells) in the cell of a chain's first chunk: how many of its chunks have live
                                      activations; a standalone chunk has its own */
     int64_t *state;               /* (virtual stages) tokens of state that each holds */
 } cf__checker;
@@ -10104,10 +10117,10 @@ static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, con
     return CF_OK;
 }
 
-/* Asks whether an action may keep activations. kept: how many chunks of its group are kept with them. */
+/* Asks whether an action may keep activations. kept: how many chunks of its chain are kept with them. */
 static inline cf_result cf__check_keeps(const cf__checker *k, const cf_action *a, int32_t kept) {
     if (kept > k->schedule->shape.k)
-        return cf__check_fail(k, a, "shape.k", k->schedule->shape.k, kept, "keeps more than K chunks of its group");
+        return cf__check_fail(k, a, "shape.k", k->schedule->shape.k, kept, "keeps more than K chunks of its chain");
     if (k->held.live <= k->room.chunks) return CF_OK;
     return cf__check_fail(k, a, "limits.chunks", k->room.chunks, k->held.live, "keeps more chunks than the limit");
 }
@@ -10130,7 +10143,7 @@ static inline cf_result cf__check_room(const cf__checker *k, const cf_action *a,
     int32_t *kept = &k->kept[cell - k->cells - c->index];
     if (a->keep) CF__TRY(cf__check_keeps(k, a, ++*kept));
     if (1 << a->pass & CF__CHECK_ENDS) --*kept; /* it takes nothing itself */
-    if (c->group >= 0 && k->room.state < INT64_MAX) CF__TRY(cf__check_state(k, a, c));
+    if (c->chain >= 0 && k->room.state < INT64_MAX) CF__TRY(cf__check_state(k, a, c));
     if (k->room.bytes == INT64_MAX) return CF_OK;
     bytes = cf__pipe_held_bytes(&k->held.load, k->bytes);
     if (bytes <= k->room.bytes) return CF_OK;
@@ -10293,13 +10306,13 @@ static int cf__lists_has_input(const cf__lists *l, int64_t rank, const cf_action
     return *cf__lists_cell(l, rank, a, a->stage + way) & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass);
 }
 
-/* Returns 1 if a pass can run. In step, all ranks of its gang must have come to the same pass of the round, and have
-   its input. */
+/* Returns 1 if a pass can run. In step, all ranks of its cp group must have come to the same pass of the round, and
+   have its input. */
 static int cf__lists_is_ready(const cf__lists *l, int64_t rank, int64_t stage, const cf_action *a) {
     const cf_plan *plan = l->pipe->plan;
     const cf_chunk *c = &plan->chunks[a->chunk];
-    int64_t gang = l->in_step && a->pass != CF_W ? c->gang : 0;
-    int64_t other = gang > 0 ? rank - rank % gang : rank, end = gang > 0 ? other + gang : rank + 1;
+    int64_t cp = l->in_step && a->pass != CF_W ? c->cp : 0;
+    int64_t other = cp > 0 ? rank - rank % cp : rank, end = cp > 0 ? other + cp : rank + 1;
     for (; other < end; other++) {
         const cf_action *b = other < l->n_ranks ? cf__lists_head(l, other, stage) : NULL;
         if (b == NULL || b->pass != a->pass || b->stage != a->stage || !cf__lists_has_input(l, other, b) ||
@@ -10431,7 +10444,7 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
 /* ---- where actions stand ----
 
    A cell of the index has a place for each pass and then, in lowered schedules, one for each SEND and RECV. The rules
-   say what a pass waits for but for slots: these follow from the order of the list, in which any backward of the group
+   say what a pass waits for but for slots: these follow from the order of the list, in which any backward of the chain
    may have given back what an R takes. */
 
 struct cf_schedule_index {
@@ -10441,7 +10454,7 @@ struct cf_schedule_index {
     int32_t *at;            /* (cells x n_places) the action that stands there; -1: none */
     int32_t *slot;          /* (cells) the action that gave back the slot which an R takes; -1: none had to */
     /* while it is made */
-    int32_t *n_kept, *n_freed; /* (cells) in the cell of a group's first chunk: how many slots it has taken, and how
+    int32_t *n_kept, *n_freed; /* (cells) in the cell of a chain's first chunk: how many slots it has taken, and how
                                   many it has given back */
     int32_t *freed;         /* (cells) from that cell on: the actions that gave them back */
     struct cf_schedule_index *made;
@@ -10471,7 +10484,7 @@ static cf_block *cf__index_object(void *job, cf__carver *carver) {
     return &index->made->block;
 }
 
-/* Notes an action, and what it does to the slots of its group: the n-th chunk that is kept takes the slot that was
+/* Notes an action, and what it does to the slots of its chain: the n-th chunk that is kept takes the slot that was
    given back as the (n - K)-th. Every slot that is given back is waited for by one chunk, so no more than K chunks are
    kept even if the passes of a stage change places. */
 static void cf__index_note(cf_schedule_index *index, int64_t action) {
@@ -10570,8 +10583,8 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
    >>lockstep
 
    There is no scheduler of its own here, and so no way for ranks to wait for each other in a circle: a list that is
-   sound for the columns is sound for each rank, because the chunks of a rank's group are consecutive columns of one
-   group, and because no rank holds more than the columns do. The part "in step" of >>pack says how ranks are laid out
+   sound for the columns is sound for each rank, because the chunks of a rank's chain are consecutive columns of one
+   chain, and because no rank holds more than the columns do. The part "in step" of >>pack says how ranks are laid out
    so that this costs little.
    ================================================================================================================ */
 
@@ -10587,43 +10600,43 @@ typedef struct cf__lockstep {
 
 static cf_block *cf__lockstep_columns(void *job, cf__carver *carver) {
     cf__lockstep *l = (cf__lockstep *)job;
-    int64_t n = l->plan->n_steps;
+    int64_t n = l->plan->chunks_per_rank;
     cf_plan columns = *l->plan;
     columns.n_sequences = columns.n_chunks = columns.n_slices = n;
     columns.n_ranks = 1;
-    columns.n_empty = columns.n_tokens = columns.n_idle = columns.n_groups = columns.lower_bound = 0;
+    columns.n_empty = columns.n_tokens = columns.n_idle = columns.n_chains = columns.lower_bound = 0;
     l->columns = (cf_plan *)cf__take(carver, 1, sizeof(cf_plan));
     columns.chunks = (cf_chunk *)cf__take(carver, n, sizeof(cf_chunk));
     columns.slices = (cf_slice *)cf__take(carver, n, sizeof(cf_slice));
-    columns.groups = (cf_group *)cf__take(carver, cf__min(n, l->plan->n_groups), sizeof(cf_group));
+    columns.chains = (cf_chain *)cf__take(carver, cf__min(n, l->plan->n_chains), sizeof(cf_chain));
     if (l->columns == NULL) return NULL;
     *l->columns = columns;
     return &l->columns->block;
 }
 
-/* Makes column i a chunk, with the state that it has in a group. Returns where the groups end that run through it; i
+/* Makes column i a chunk, with the state that it has in a chain. Returns where the chains end that run through it; i
    where there is none. */
 static int64_t cf__lockstep_column(const cf__lockstep *l, int64_t i) {
     cf_chunk *c = &l->columns->chunks[i];
     double dearest = 0, rows;
     int64_t rank, end = i;
     memset(c, 0, sizeof *c);
-    c->group = -1;
+    c->chain = -1;
     c->first_slice = i;
     for (rank = 0; rank < l->plan->n_ranks; rank++) {
-        int64_t id = rank * l->plan->n_steps + i;
+        int64_t id = rank * l->plan->chunks_per_rank + i;
         const cf_chunk *of = &l->plan->chunks[id];
         if (of->n_slices == 0) continue;
         c->n_slices = 1;
         c->tokens = cf__max(c->tokens, of->tokens);
-        c->padded = cf__max(c->padded, of->padded);
+        c->rows = cf__max(c->rows, of->rows);
         c->pairs = cf__max(c->pairs, of->pairs);
-        dearest = cf__most(dearest, cf_cost_seconds(&l->cost, of->padded, of->pairs));
+        dearest = cf__most(dearest, cf_cost_seconds(&l->cost, of->rows, of->pairs));
         c->state = cf__max(c->state, of->state);
-        if (of->group >= 0) end = cf__max(end, i - of->index + l->plan->groups[of->group].n_chunks);
+        if (of->chain >= 0) end = cf__max(end, i - of->index + l->plan->chains[of->chain].n_chunks);
     }
     if (c->n_slices == 0) return end; /* idle on all ranks, which costs nothing */
-    rows = cf_cost_seconds(&l->cost, c->padded, 0);
+    rows = cf_cost_seconds(&l->cost, c->rows, 0);
     if (dearest - rows < cf__product(l->cost.per_pair, (double)c->pairs))
         c->pairs = (int64_t)((dearest - rows) / l->cost.per_pair);
     return end;
@@ -10632,7 +10645,7 @@ static int64_t cf__lockstep_column(const cf__lockstep *l, int64_t i) {
 static cf_result cf__lockstep_fill(void *job) {
     cf__lockstep *l = (cf__lockstep *)job;
     cf_plan *columns = l->columns;
-    cf_group *group = NULL;
+    cf_chain *chain = NULL;
     int64_t i, end = 0;
     for (i = 0; i < columns->n_chunks; i++) {
         cf_chunk *c = &columns->chunks[i];
@@ -10641,9 +10654,9 @@ static cf_result cf__lockstep_fill(void *job) {
         c->up = c->down = slice->up = -1;
         slice->n = 1;
         if (i >= end && to > i) {
-            group = &columns->groups[columns->n_groups++];
-            group->sequence = group->first_chunk = i;
-            group->n_chunks = group->tokens = group->gang = 0;
+            chain = &columns->chains[columns->n_chains++];
+            chain->sequence = chain->first_chunk = i;
+            chain->n_chunks = chain->tokens = chain->cp = 0;
         }
         end = cf__max(end, to);
         slice->sequence = slice->first = i;
@@ -10651,20 +10664,20 @@ static cf_result cf__lockstep_fill(void *job) {
         slice->length = c->tokens;
         columns->n_idle += c->n_slices == 0;
         if (i >= end) continue;
-        c->group = columns->n_groups - 1;
-        c->index = group->n_chunks++;
+        c->chain = columns->n_chains - 1;
+        c->index = chain->n_chunks++;
         if (c->index > 0) c->up = slice->up = i - 1;
-        slice->begin = c->prefix = group->tokens;
+        slice->begin = c->prefix = chain->tokens;
         slice->length = c->state;
-        group->tokens += c->state; /* fewer than CF_MAX_CHUNKS x CF_MAX_CHUNK_SIZE */
+        chain->tokens += c->state; /* fewer than CF_MAX_CHUNKS x CF_MAX_CHUNK_SIZE */
     }
     cf__pack_link_chunks(columns);
     return CF_OK;
 }
 
-CHUNKFLOW_API cf_result cf_columns_make(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
-                                        cf_plan **out, cf_error *error) {
-    static const cf__recipe recipe = {"n_steps", 0, NULL, NULL, cf__lockstep_columns, cf__lockstep_fill};
+CHUNKFLOW_API cf_result cf_lockstep_plan(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
+                                         cf_plan **out, cf_error *error) {
+    static const cf__recipe recipe = {"chunks_per_rank", 0, NULL, NULL, cf__lockstep_columns, cf__lockstep_fill};
     const cf_pass_cost none = {0, 0, 0};
     double rows = 0, pairs = 0;
     cf__lockstep l;
@@ -10675,7 +10688,7 @@ CHUNKFLOW_API cf_result cf_columns_make(const cf_plan *plan, const cf_pass_cost 
         return cf__refuse(error, CF_ERROR_ARGUMENT, "plan", -1,
                           "trees have no columns for ranks in step");
     for (i = 0; i < plan->n_chunks; i++) {
-        rows += (double)plan->chunks[i].padded;
+        rows += (double)plan->chunks[i].rows;
         pairs += (double)plan->chunks[i].pairs;
     }
     memset(&l, 0, sizeof l);
@@ -10693,7 +10706,7 @@ static cf_block *cf__lockstep_schedule(void *job, cf__carver *carver) {
     cf_schedule schedule = *l->list;
     int64_t s;
     schedule.shape.rank = l->rank;
-    schedule.of_columns = 1;
+    schedule.lockstep = 1;
     schedule.n_chunks = l->plan->n_chunks;
     l->schedule = cf__schedule_layout(&schedule, carver);
     if (l->schedule == NULL) return NULL;
@@ -10707,11 +10720,11 @@ static cf_block *cf__lockstep_schedule(void *job, cf__carver *carver) {
 
 static cf_result cf__lockstep_take(void *job) {
     cf__lockstep *l = (cf__lockstep *)job;
-    int64_t i, first = l->rank * l->plan->n_steps;
+    int64_t i, first = l->rank * l->plan->chunks_per_rank;
     memcpy(l->schedule->first, l->list->first, (size_t)(l->list->shape.n_stages + 1) * sizeof *l->list->first);
     for (i = 0; i < l->list->n_actions; i++) {
         const cf_action *a = &l->list->actions[i];
-        CF__TRY(cf__inside(a->chunk, 0, l->plan->n_steps - 1, CF_ERROR_SCHEDULE, "actions.chunk", i,
+        CF__TRY(cf__inside(a->chunk, 0, l->plan->chunks_per_rank - 1, CF_ERROR_SCHEDULE, "actions.chunk", i,
                            "there is no such column", l->error));
         l->schedule->actions[i] = *a;
         l->schedule->actions[i].chunk = (int32_t)(first + a->chunk);
@@ -10719,8 +10732,8 @@ static cf_result cf__lockstep_take(void *job) {
     return CF_OK;
 }
 
-CHUNKFLOW_API cf_result cf_columns_schedule(const cf_plan *plan, const cf_schedule *columns, int64_t rank,
-                                            const cf_allocator *allocator, cf_schedule **out, cf_error *error) {
+CHUNKFLOW_API cf_result cf_lockstep_schedule(const cf_plan *plan, const cf_schedule *columns, int64_t rank,
+                                             const cf_allocator *allocator, cf_schedule **out, cf_error *error) {
     static const cf__recipe recipe = {"n_actions", 0, NULL, NULL, cf__lockstep_schedule, cf__lockstep_take};
     const cf_result bad = CF_ERROR_SCHEDULE;
     cf__lockstep l;
@@ -10728,7 +10741,8 @@ CHUNKFLOW_API cf_result cf_columns_schedule(const cf_plan *plan, const cf_schedu
     if (columns == NULL) return cf__fail_null(error, "columns");
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf__choice(rank, 0, plan->n_ranks - 1, "rank", error));
-    const cf__member members[] = {{"n_chunks", columns->n_chunks, plan->n_steps, plan->n_steps, CF_ERROR_ARGUMENT},
+    const cf__member members[] =
+        {{"n_chunks", columns->n_chunks, plan->chunks_per_rank, plan->chunks_per_rank, CF_ERROR_ARGUMENT},
                                   {"shape.rank", columns->shape.rank, 0, 0, CF_ERROR_ARGUMENT},
                                   {"shape.n_stages", columns->shape.n_stages, 1, CF_MAX_STAGES, bad},
                                   {"n_actions", columns->n_actions, 0, CF_MAX_ACTIONS, bad}};
@@ -10757,9 +10771,9 @@ static cf_result cf__ranks_run(void *job) {
                       "the ranks wait for each other for ever");
 }
 
-CHUNKFLOW_API cf_result cf_ranks_validate(const cf_plan *plan, const cf_schedule *const *schedules,
-                                          const cf_validate_desc *desc, const cf_allocator *allocator,
-                                          cf_error *error) {
+CHUNKFLOW_API cf_result cf_lockstep_validate(const cf_plan *plan, const cf_schedule *const *schedules,
+                                             const cf_validate_desc *desc, const cf_allocator *allocator,
+                                             cf_error *error) {
     static const cf__recipe recipe = {"shape.n_stages", 1, cf__ranks_layout, NULL, NULL, cf__ranks_run};
     cf__pipeline pipe;
     cf__lists l;
@@ -10827,7 +10841,7 @@ static void cf__simulate_scratch(void *job, cf__carver *carver) {
 
 static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, const cf_schedule *schedule,
                                     const cf_simulate_desc *desc, cf_error *error) {
-    const cf_bytes *b = &sim->desc.limits.per_token;
+    const cf_held_bytes *b = &sim->desc.limits.per_token;
     int64_t i;
     int whole = 0;
     memset(sim, 0, sizeof *sim);
@@ -10996,12 +11010,12 @@ static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id,
     cf_memory_load *load = &held->load;
     int64_t keys, scores = 0;
     int runs = way > 0 && a->pass < CF_COMPUTE_PASS_COUNT;
-    if (!cf__add(cf__plan_prefix(sim->pipe.plan, c), c->padded, &keys) || !cf__mul(c->padded, keys, &scores) ||
+    if (!cf__add(cf__plan_prefix(sim->pipe.plan, c), c->rows, &keys) || !cf__mul(c->rows, keys, &scores) ||
         scores > INT64_MAX / 4)
         return cf__fail_size(error, "loads.live_scores");
     (way > 0 ? cf__pipe_hold : cf__pipe_let_go)(&sim->pipe, held, a, c);
     if (way > 0 ? a->keep : 1 << a->pass & CF__CHECK_ENDS) load->live_scores += way * scores;
-    load->chunk_tokens = runs ? c->padded : 0;
+    load->chunk_tokens = runs ? c->rows : 0;
     load->chunk_scores = runs ? scores : 0;
     return cf__simulate_check_load(load, id, error);
 }
@@ -11188,8 +11202,8 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf_schedule_validate(plan, schedule, NULL, desc->allocator, error));
     if (schedule->lowered) return cf__fail(error, CF_ERROR_ARGUMENT, "lowered", -1, 0, 1, "is lowered already");
-    if (schedule->of_columns)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "of_columns", -1, 0, 1, "lower the columns' list, not a rank's part");
+    if (schedule->lockstep)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "lockstep", -1, 0, 1, "lower the columns' list, not a rank's part");
     CF__TRY(cf__pipe_check_timing(desc->timing, schedule->shape.n_stages * schedule->shape.n_virtual, error));
     l.clock.schedule = schedule;
     l.error = error;
@@ -11206,11 +11220,11 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    >>steps
 
    The list of a stage is walked once, with the validator's checker in front, which judges each action before it counts.
-   Slots are taken and given back along the way, and what each action finds in them is its step. An example, of a group
+   Slots are taken and given back along the way, and what each action finds in them is its step. An example, of a chain
    of two chunks at K = 1 on one stage: F0 keeps nothing (slot -1) and takes state 0; F1 takes slot 0; B1 clears the
    state's gradient and gives slot 0 back; R0 takes it again; B0 gives back both.
 
-   Cells are the rank's chunks on the virtual stages of this one stage only. What belongs to a group is in the cell of
+   Cells are the rank's chunks on the virtual stages of this one stage only. What belongs to a chain is in the cell of
    its first chunk.
    ================================================================================================================ */
 
@@ -11242,7 +11256,7 @@ typedef struct cf__stepper {
     int64_t n_cells;
     cf__steps_pool pools[CF__STEPS_POOLS]; /* activations (n_cells), states (n_cells), boundaries (n_cells x
                                               CF__STEPS_TENSORS; none where nothing crosses stages) */
-    int32_t *paths;     /* (n_cells) in the cell of a group's first chunk: index of its state */
+    int32_t *paths;     /* (n_cells) in the cell of a chain's first chunk: index of its state */
     int32_t *last;      /* (n_virtual) the last B or W so far */
     int64_t n_finished; /* chunks, counted on each virtual stage, whose last pass has come */
 } cf__stepper;
@@ -11304,32 +11318,32 @@ static inline cf__steps_places cf__steps_places_of(const cf__stepper *s, const c
     return at;
 }
 
-/* Returns the index of the state of a group, or of the nearest one above that has a state; -1: none has. */
-static int32_t cf__steps_path(const cf__stepper *s, const cf_action *a, int64_t cell, int64_t group) {
+/* Returns the index of the state of a chain, or of the nearest one above that has a state; -1: none has. */
+static int32_t cf__steps_path(const cf__stepper *s, const cf_action *a, int64_t cell, int64_t chain) {
     const cf_plan *plan = s->pipe.plan;
     int32_t path = CF__STEPS_NONE;
-    for (; group >= 0 && path < 0; group = cf__plan_group_above(plan, group))
-        path = s->paths[cell + plan->groups[group].first_chunk - a->chunk];
+    for (; chain >= 0 && path < 0; chain = cf__plan_chain_above(plan, chain))
+        path = s->paths[cell + plan->chains[chain].first_chunk - a->chunk];
     return path;
 }
 
-/* Notes the state of a group that begins with this F. */
+/* Notes the state of a chain that begins with this F. */
 static void cf__steps_begin_state(cf__stepper *s, const cf_action *a, const cf_chunk *c, const cf__steps_places *at) {
     const cf_plan *plan = s->pipe.plan;
     cf_path *path = &s->made->paths[s->header.n_paths];
     cf__steps_acquire(s, CF__STEPS_STATES, at->cell);
-    path->group = c->group;
+    path->chain = c->chain;
     path->begin = c->prefix;
-    path->rows = plan->groups[c->group].tokens;
+    path->rows = plan->chains[c->chain].tokens;
     path->stage = a->stage;
     path->state = s->pools[CF__STEPS_STATES].slots[at->cell];
     path->first = (int32_t)(a - s->actions);
     path->last = path->clear = CF__STEPS_NONE;
-    path->up = cf__steps_path(s, a, at->cell, cf__plan_group_above(plan, c->group));
+    path->up = cf__steps_path(s, a, at->cell, cf__plan_chain_above(plan, c->chain));
     s->paths[at->cell] = (int32_t)s->header.n_paths++;
 }
 
-/* Takes the slots that an action needs: the state of the group, activations that stay, a tensor that it receives or
+/* Takes the slots that an action needs: the state of the chain, activations that stay, a tensor that it receives or
    that will be sent. */
 static void cf__steps_take(cf__stepper *s, const cf_action *a, const cf_chunk *c, const cf__steps_places *at) {
     if (a->pass == CF_F && c->index == 0 && c->state > 0) cf__steps_begin_state(s, a, c, at);
@@ -11348,9 +11362,9 @@ static void cf__steps_end_state(cf__stepper *s, const cf_action *a, int64_t cell
 /* Gives back the states that end with an F where no backward comes. */
 static void cf__steps_end_states(cf__stepper *s, const cf_action *a, const cf_chunk *c, int64_t cell) {
     const cf_plan *plan = s->pipe.plan;
-    int64_t group = c->group >= 0 ? cf__pipe_ended(plan, c, -1) : -1;
-    for (; group >= 0; group = cf__pipe_ended(plan, c, group))
-        cf__steps_end_state(s, a, cell + plan->groups[group].first_chunk - a->chunk);
+    int64_t chain = c->chain >= 0 ? cf__pipe_ended(plan, c, -1) : -1;
+    for (; chain >= 0; chain = cf__pipe_ended(plan, c, chain))
+        cf__steps_end_state(s, a, cell + plan->chains[chain].first_chunk - a->chunk);
 }
 
 /* Gives back what nobody needs after an action. Local replay reads the input of an F that kept nothing once more. */
@@ -11365,13 +11379,13 @@ static void cf__steps_give_back(cf__stepper *s, const cf_action *a, const cf_chu
 
 /* ---- one action ---- */
 
-/* Fills in the states of a pass. A pass that adds to dK and dV of a group also adds to those of all groups above. So
-   the groups of a path without additions are the lowest ones. */
+/* Fills in the states of a pass. A pass that adds to dK and dV of a chain also adds to those of all chains above. So
+   the chains of a path without additions are the lowest ones. */
 static void cf__steps_find_path(const cf__stepper *s, const cf_action *a, const cf_chunk *c, int64_t cell,
                                 cf_step *step) {
     cf_path *paths = s->made->paths;
     int32_t i;
-    step->path = cf__steps_path(s, a, cell, c->group);
+    step->path = cf__steps_path(s, a, cell, c->chain);
     step->state = c->state > 0 ? paths[step->path].state : -1;
     if (!(1 << a->pass & CF__CHECK_BACKWARDS)) return;
     for (i = step->path; i >= 0 && paths[i].clear < 0; i = paths[i].up) paths[i].clear = step->position;
@@ -11503,10 +11517,11 @@ static const cf__recipe cf__steps_recipe = {"n_actions", 1, cf__steps_scratch, c
 /* Checks plan and schedule against each other, and counts what the stage needs. */
 static cf_result cf__steps_start(cf__stepper *s, const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                  cf_error *error) {
-    int64_t i, n_groups = 0;
+    int64_t i, n_chains = 0;
     memset(s, 0, sizeof *s);
     CF__TRY(cf__pipe_check_schedule(plan, schedule, 0, error));
-    if (!cf__mul(plan->n_steps, schedule->shape.n_virtual, &s->n_cells) || s->n_cells > INT32_MAX / CF__STEPS_TENSORS)
+    if (!cf__mul(plan->chunks_per_rank, schedule->shape.n_virtual, &s->n_cells) ||
+        s->n_cells > INT32_MAX / CF__STEPS_TENSORS)
         return cf__refuse(error, CF_ERROR_LIMIT, "shape.n_virtual", -1,
                           "a stage has too many chunks on its virtual stages");
     /* Memory stays in proportion to the chunks and actions that there are. */
@@ -11526,9 +11541,9 @@ static cf_result cf__steps_start(cf__stepper *s, const cf_plan *plan, const cf_s
     if (s->header.n > 0) s->actions = &schedule->actions[schedule->first[stage]];
     for (i = 0; i < s->pipe.n; i++) {
         const cf_chunk *c = &s->pipe.chunks[i];
-        n_groups += c->index == 0 && c->state > 0;
+        n_chains += c->index == 0 && c->state > 0;
     }
-    s->header.n_paths = n_groups * schedule->shape.n_virtual;
+    s->header.n_paths = n_chains * schedule->shape.n_virtual;
     s->pools[CF__STEPS_ACTIVATIONS].n = s->pools[CF__STEPS_STATES].n = s->n_cells;
     s->pools[CF__STEPS_BOUNDARIES].n = s->check.crosses ? s->n_cells * CF__STEPS_TENSORS : 0;
     return CF_OK;
@@ -11580,7 +11595,7 @@ CHUNKFLOW_API cf_result cf_steps_capacity(const cf_plan *plan, const cf_steps *s
         int64_t n_slices = cf__min(c->n_slices, plan->chunk_size); /* each of them has a token */
         /* Padding lies behind the last one, where the capacity has more rows, and behind any if rows are aligned. */
         cf__steps_raise(&capacity->n_seqs, n_slices + (plan->align > 1 ? cf__max(n_slices, 1) : 1));
-        cf__steps_raise(&capacity->rows, c->padded);
+        cf__steps_raise(&capacity->rows, c->rows);
         cf__steps_raise(&capacity->prefix, cf__plan_prefix(plan, c));
     }
     if (steps == NULL) return CF_OK;
@@ -11678,15 +11693,15 @@ static void cf__write_ids(cf__writer *w, const char *name, const int32_t *ids, i
 }
 
 /* What only trees have. */
-static void cf__write_levels_json(cf__writer *w, const cf_metadata *m) {
+static void cf__write_calls_json(cf__writer *w, const cf_metadata *m) {
     int64_t i;
-    cf__write_ids(w, "more_rows", m->more_rows, m->n_more);
-    cf__write_ids(w, "more_sequences", m->more_sequences, m->n_more);
-    cf__write_ids(w, "more_targets", m->more_targets, m->n_more);
-    cf__write_text(w, ", \"levels\": [");
-    for (i = 0; i < m->n_levels; i++) {
-        const cf_level *l = &m->levels[i];
-        const cf__write_member members[] = {{"group", l->group},
+    cf__write_ids(w, "extra_rows", m->extra_rows, m->n_extra);
+    cf__write_ids(w, "extra_sequences", m->extra_sequences, m->n_extra);
+    cf__write_ids(w, "extra_targets", m->extra_targets, m->n_extra);
+    cf__write_text(w, ", \"calls\": [");
+    for (i = 0; i < m->n_calls; i++) {
+        const cf_attention_call *l = &m->calls[i];
+        const cf__write_member members[] = {{"chain", l->chain},
                                             {"first", l->first},
                                             {"max_seqlen_q", l->max_seqlen_q},
                                             {"max_seqlen_k", l->max_seqlen_k}};
@@ -11706,18 +11721,18 @@ static void cf__write_metadata_json(cf__writer *w, const cf_metadata *m, int is_
     cf__write_ids(w, "sequence_ids", m->sequence_ids, m->rows);
     cf__write_ids(w, "position_ids", m->position_ids, m->rows);
     cf__write_ids(w, "target_positions", m->target_positions, m->rows);
-    if (is_tree) cf__write_levels_json(w, m);
+    if (is_tree) cf__write_calls_json(w, m);
     cf__write_text(w, "}");
 }
 
 /* m: NULL to leave the metadata out. */
 static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int64_t id, const cf_metadata *m) {
     const cf_chunk *c = &plan->chunks[id];
-    const cf__write_member members[] = {{"id", id},            {"group", c->group},   {"index", c->index},
-                                        {"prefix", c->prefix}, {"tokens", c->tokens}, {"padded", c->padded},
+    const cf__write_member members[] = {{"id", id},            {"chain", c->chain},   {"index", c->index},
+                                        {"prefix", c->prefix}, {"tokens", c->tokens}, {"rows", c->rows},
                                         {"pairs", c->pairs},   {"rank", c->rank},     {"up", c->up},
                                         {"down", c->down},     {"below", c->below},   {"state", c->state},
-                                        {"gang", c->gang}};
+                                        {"cp", c->cp}};
     int64_t i;
     cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, CF__COUNT(members), ", \"slices\": [");
     for (i = 0; i < c->n_slices; i++) {
@@ -11732,14 +11747,14 @@ static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int64_t id,
     cf__write_text(w, "}");
 }
 
-static void cf__write_group_json(cf__writer *w, const cf_plan *plan, int64_t id) {
-    const cf_group *g = &plan->groups[id];
+static void cf__write_chain_json(cf__writer *w, const cf_plan *plan, int64_t id) {
+    const cf_chain *g = &plan->chains[id];
     const cf__write_member members[] = {{"id", id},
                                         {"sequence", g->sequence},
                                         {"first_chunk", g->first_chunk},
                                         {"n_chunks", g->n_chunks},
                                         {"tokens", g->tokens},
-                                        {"gang", g->gang}};
+                                        {"cp", g->cp}};
     cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, CF__COUNT(members), "}");
 }
 
@@ -11748,9 +11763,9 @@ static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
         {"chunk_size", plan->chunk_size}, {"align", plan->align}, {"max_slices", plan->max_slices}};
     const cf__write_member given[] = {
         {"n_sequences", plan->n_sequences}, {"n_empty", plan->n_empty}, {"n_tokens", plan->n_tokens}};
-    const cf__write_member made[] = {{"n_ranks", plan->n_ranks},   {"n_steps", plan->n_steps},
+    const cf__write_member made[] = {{"n_ranks", plan->n_ranks},   {"chunks_per_rank", plan->chunks_per_rank},
                                      {"n_chunks", plan->n_chunks}, {"n_idle", plan->n_idle},
-                                     {"n_groups", plan->n_groups}, {"n_slices", plan->n_slices}};
+                                     {"n_chains", plan->n_chains}, {"n_slices", plan->n_slices}};
     cf_plan_stats stats;
     cf_plan_measure(plan, NULL, &stats);
     cf__write_text(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": %d,\n  ", CF_JSON_VERSION);
@@ -11772,8 +11787,8 @@ static void cf__write_plan_head(cf__writer *w, const cf_plan *plan) {
         cf__write_counts(w, "common", plan->common, plan->n_sequences);
         cf__write_counts(w, "lengths", plan->lengths, plan->n_sequences);
     }
-    cf__write_text(w, ",\n  \"groups\": [");
-    for (i = 0; i < plan->n_groups && w->code == 0; i++) cf__write_group_json(w, plan, i);
+    cf__write_text(w, ",\n  \"chains\": [");
+    for (i = 0; i < plan->n_chains && w->code == 0; i++) cf__write_chain_json(w, plan, i);
     cf__write_text(w, "],\n  \"chunks\": [");
 }
 
@@ -11868,7 +11883,7 @@ static void cf__write_schedule_counts(cf__writer *w, const cf_schedule *s) {
                                         {"k", s->shape.k},                {"rank", s->shape.rank},
                                         {"n_chunks", s->n_chunks},  {"n_actions", s->n_actions},
                                         {"lowered", s->lowered}};
-    const cf__write_member flags[] = {{"of_columns", s->of_columns}, {"forward_only", s->shape.forward_only}};
+    const cf__write_member flags[] = {{"lockstep", s->lockstep}, {"forward_only", s->shape.forward_only}};
     int64_t i;
     cf__write_text(w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": %d,\n  ", CF_JSON_VERSION);
     cf__write_text(w, "\"kind\": \"%s\", \"replay\": \"%s\", \"placement\": \"%s\"", cf_schedule_kind_name(s->kind),

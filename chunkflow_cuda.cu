@@ -253,7 +253,7 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_block_prepare(const cf_attention *chun
    ================================================================================================================ */
 
 /* K and V of the layers of one virtual stage, or their gradients: a plane of rows for K and one for V of each layer,
-   each row (n_kv_heads, head_size) numbers. A group has the same range of rows in every plane, in the order of its
+   each row (n_kv_heads, head_size) numbers. A chain has the same range of rows in every plane, in the order of its
    tokens. So K of its prefix and of the chunk lie together, and any variable-length attention kernel reads them. */
 typedef struct cf_state {
     void *data;                   /* on the device, aligned to 16: row 0 of K of layer 0 */
@@ -282,7 +282,7 @@ CHUNKFLOW_CUDA_API cf_tensor cf_state_v(const cf_state *state, int64_t layer, in
    State that streams
    ================================================================================================================ */
 
-/* K and V of a long group, and their gradients, need not be on the device: a pass needs one layer's at a time, and of
+/* K and V of a long chain, and their gradients, need not be on the device: a pass needs one layer's at a time, and of
    these a block of rows. Host memory has all of it, a ring of fixed bytes on the device what is in use or on its way:
 
        cf_state_stream_begin(s, &pass, &error);                  the first blocks set out
@@ -291,7 +291,7 @@ CHUNKFLOW_CUDA_API cf_tensor cf_state_v(const cf_state *state, int64_t layer, in
            while (cf_state_stream_next(s, compute, &block, &error) == CF_OK && block.n_rows > 0)
                attention with that block (or, if block.own, cf_state_stream_add)
            attention's end
-           cf_state_stream_append(s, compute, layer, k, v, &error)   in the group's F, but for its last chunk
+           cf_state_stream_append(s, compute, layer, k, v, &error)   in the chain's F, but for its last chunk
        cf_state_stream_end(s, compute, &error);
 
    Only create allocates or waits. Copies run on two streams beside compute. A block's rows are there when `compute`
@@ -312,35 +312,35 @@ typedef struct cf_state_stream_desc {
     const cf_allocator *allocator;/* host memory; NULL: malloc */
 } cf_state_stream_desc;
 
-/* Rows of a group that others go on from. */
+/* Rows of a chain that others go on from. */
 typedef struct cf_state_part {
     cf_state state, gradient;     /* as in cf_state_pass */
     int64_t rows;                 /* the first of them, which the path goes through */
 } cf_state_part;
 
 /* One pass of one chunk. The arrays are in pinned host memory (pageable memory, whose copies would wait for the device,
-   is refused), and stay until the copies are done: a group has the same rows in every pass. Rows that a sliding window
+   is refused), and stay until the copies are done: a chain has the same rows in every pass. Rows that a sliding window
    hides from every query of the pass are not sent. */
 typedef struct cf_state_pass {
-    cf_state state;               /* K and V of the group: row 0 is its first token, `rows` as in any state, n_layers
+    cf_state state;               /* K and V of the chain: row 0 is its first token, `rows` as in any state, n_layers
                                      those of this pass */
     cf_state gradient;            /* dK and dV likewise, fp32. data NULL: a forward */
-    int64_t prefix;               /* rows of the group before the chunk's */
+    int64_t prefix;               /* rows of the chain before the chunk's */
     int64_t own;                  /* the chunk's own */
     int64_t window;               /* as in cf_attention_desc */
-    int overwrite;                /* 1: nothing was added to the gradient yet (the group's last chunk), and it holds
+    int overwrite;                /* 1: nothing was added to the gradient yet (the chain's last chunk), and it holds
                                      anything. Rows that only this pass adds to never need be cleared */
-    const cf_state_part *above;   /* in trees: the groups above this one, from the root down; their rows come first.
+    const cf_state_part *above;   /* in trees: the chains above this one, from the root down; their rows come first.
                                      Then the gradient of each must be cleared before the first pass that adds to it,
                                      and `window` is 0, because siblings see other rows: */
     int64_t n_above;              /* 64 at most */
-    int64_t hidden;               /* first rows of the path, groups above and all, that no query of the pass sees */
+    int64_t hidden;               /* first rows of the path, chains above and all, that no query of the pass sees */
 } cf_state_pass;
 
 typedef struct cf_state_block {
     int64_t layer;
     int64_t index;                /* among the blocks of the prefix, as of cf_state_stream_block */
-    int64_t first_row, n_rows;    /* of its group. 0: no more in this layer; the next call is for the next one */
+    int64_t first_row, n_rows;    /* of its chain. 0: no more in this layer; the next call is for the next one */
     int own;                      /* 1: rows of the chunk itself, to whose dK and dV later chunks added: `gradient` is
                                      to be added to what this pass has (cf_state_stream_add). They come first. 0: of
                                      the prefix; what is in `gradient` when the block is done goes back */
@@ -351,7 +351,7 @@ typedef struct cf_state_block {
 typedef struct cf_state_stream cf_state_stream;
 
 /* Bytes of the two rings: n_slots x block_rows rows of one layer, the memory model's terms for a window of so many
-   rows. Reads neither rings nor streams. Host memory: cf_state_bytes of the group's rows. Errors here and below:
+   rows. Reads neither rings nor streams. Host memory: cf_state_bytes of the chain's rows. Errors here and below:
    CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument, CF_ERROR_SPACE (a ring), CF_ERROR_MEMORY
    (allocator), CF_ERROR_DEVICE. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_size(const cf_state_stream_desc *desc, int64_t *ring_bytes,
@@ -432,7 +432,7 @@ typedef struct cf_append {
    Reads and writes rows x (n_heads + 2 n_kv_heads) x head_size numbers once each, in one kernel, 16 bytes at a time
    (number by number where `rotated` is no multiple of 16, or of 8 in fp32).
 
-   Backward, once every later chunk of the group has added its part: turns dq and dk back by RoPE, converts dk and dv
+   Backward, once every later chunk of the chain has added its part: turns dq and dk back by RoPE, converts dk and dv
    to dtype. Padding rows of all three become 0, so that they add nothing to weight gradients. Reads as many numbers as
    it writes, those of dk and dv in fp32.
 
@@ -448,8 +448,8 @@ CHUNKFLOW_CUDA_API cf_result cf_append_backward(const cf_append *append, cf_cuda
 typedef struct cf_cuda_block {
     int64_t first;                /* as cf_state_block.index. In trees, as in cf_attention_block_prepare; with n: */
     int64_t n;
-    int64_t group;                /* in trees: whose state it lies in; of a level -1 */
-    const cf_attention *attention;/* as cf_attention_block_prepare makes it */
+    int64_t chain;                /* in trees: whose state it lies in; of a level -1 */
+    const cf_attention *attention; /* as cf_attention_block_prepare makes it */
     const void *tiles;            /* on the device */
     cf_state state, gradient;     /* in trees, where the state does not stream: its rows, for this pass */
 } cf_cuda_block;
@@ -466,9 +466,9 @@ typedef struct cf_cuda_step {
     const cf_metadata *metadata;  /* of the chunk; arrays in host memory */
     const cf_attention *attention;/* prepared for the chunk; NULL if the executor has no attention. Use tiles below */
     const void *tiles;
-    const int32_t *positions;     /* (chunk->padded): position_ids of the metadata, but -1 in padding */
-    cf_state state;               /* K and V, row 0 the group's first token; the chunk's own rows start at
-                                     state_prefix. A chunk without a group, or that is a tree's leaf, has one of its
+    const int32_t *positions;     /* (chunk->rows): position_ids of the metadata, but -1 in padding */
+    cf_state state;               /* K and V, row 0 the chain's first token; the chunk's own rows start at
+                                     state_prefix. A chunk without a chain, or that is a tree's leaf, has one of its
                                      own, from the pass that keeps its activations to its backward; an F that keeps
                                      nothing has one for itself. Where slices see rows in several places (metadata has
                                      levels), it has the chunk's own rows alone. W: data is NULL, because rows are held
@@ -477,9 +477,9 @@ typedef struct cf_cuda_step {
     cf_state gradient;            /* of the same rows, fp32. B and I only: data is NULL elsewhere */
     int overwrite;                /* 1: nothing was added to `gradient` yet, and it holds anything: overwrite it. With
                                      state_block_rows: of a backward's own dK and dV, always 1 */
-    cf_state_stream *state_stream;/* with state_block_rows: a pass of it has begun, and ends after the callback, in
+    cf_state_stream *state_stream; /* with state_block_rows: a pass of it has begun, and ends after the callback, in
                                      which each layer is walked through. NULL where nothing is to be read or sent: W,
-                                     standalone chunks, the R of a group's first chunk, a stage without layers.
+                                     standalone chunks, the R of a chain's first chunk, a stage without layers.
                                      The chunk's own K and V, of any chunk, are yours to keep, in `activations` until B
                                      or I (`attention` has no other keys), and so are its dK and dV */
     const cf_cuda_block *blocks;  /* attention with the blocks that the stream hands out: see cf_cuda_step_block. In
@@ -488,7 +488,7 @@ typedef struct cf_cuda_step {
     int64_t n_blocks;             /* entries: one for all full ones, few more. 0: no prefix, or none that is seen */
     const cf_cuda_block *levels;  /* (n_levels) in trees, attention with the chunk's own rows, of which slices go on: */
     int64_t n_levels;             /* likewise, with the arrays of the chunk's own */
-    int append;                   /* 1: later chunks of the group read this F's K and V: give each layer's to
+    int append;                   /* 1: later chunks of the chain read this F's K and V: give each layer's to
                                      cf_state_stream_append */
     void *activations;            /* from this F or R to the chunk's B or W. NULL in an F that keeps nothing */
     int64_t activation_bytes;
@@ -536,7 +536,7 @@ typedef struct cf_executor_desc {
                                          are given. arch 0: that of the least of the devices */
     int64_t boundary_bytes_per_token; /* what goes from stage to stage; needed with more than one virtual stage */
     int64_t memory_limit;             /* most bytes of device memory of one stage. 0: no limit */
-    int64_t state_block_rows;         /* the state of groups streams: see below. Most rows of a block. 0: it stays on
+    int64_t state_block_rows;         /* the state of chains streams: see below. Most rows of a block. 0: it stays on
                                          the device */
     int64_t state_slots;              /* blocks of the ring, as cf_state_stream_desc.n_slots. 0: 3 */
     int timeline;                     /* 1: measure start and end of every action */
@@ -557,7 +557,7 @@ typedef struct cf_executor_desc {
 
 typedef struct cf_executor cf_executor;
 
-/* With state_block_rows K, V, dK and dV of all groups lie in pinned host memory. Each stage has two rings of
+/* With state_block_rows K, V, dK and dV of all chains lie in pinned host memory. Each stage has two rings of
    state_slots x state_block_rows rows of one layer, for K and V and for their gradients. A pass walks through its
    prefix as said above under "state that streams"; cf_memory_desc.state_window is that number of rows. Inputs that
    local replay keeps, from an F to its R, also lie in host memory, and come back through at most two slots. They leave
@@ -620,7 +620,7 @@ CHUNKFLOW_CUDA_API cf_cuda_stream cf_executor_stream(const cf_executor *executor
 CHUNKFLOW_CUDA_API const cf_schedule *cf_executor_schedule(const cf_executor *executor);
 
 /* Memory of one stage, in bytes of its device but for `host`. Everything lies in slots that are as large as the largest
-   that ever lies in them, and a group has all of its rows from its first pass to its last. So batches of real lengths
+   that ever lies in them, and a chain has all of its rows from its first pass to its last. So batches of real lengths
    took 1 to 12 % more than is live at once (tools/bench/results/arena.txt). Where state is much beside activations it
    may be half as much again. memory_limit counts what is laid out. */
 typedef struct cf_executor_memory {
@@ -629,7 +629,7 @@ typedef struct cf_executor_memory {
     int64_t inputs;               /* of both, with state_block_rows: the slots through which kept inputs come back */
     int64_t state;                /* K and V; with state_block_rows their ring ... */
     int64_t state_live;
-    int64_t gradient;             /* dK and dV of groups; ... and theirs */
+    int64_t gradient;             /* dK and dV of chains; ... and theirs */
     int64_t gradient_live;
     int64_t forward_workspace;    /* what an F or R has to itself: yours and attention's */
     int64_t backward_workspace;   /* what a B, I or W has: the same, and dK and dV of a standalone chunk, of one layer
@@ -4906,15 +4906,15 @@ struct stream_slot {
     cudaEvent_t loaded, used, written;
 };
 
-const int64_t MOST_PARTS = 65; /* of a path: the chunk's group and those above it */
+const int64_t MOST_PARTS = 65; /* of a path: the chunk's chain and those above it */
 
-/* The rows that one turn of a pass moves: of one layer and one group. */
+/* The rows that one turn of a pass moves: of one layer and one chain. */
 struct stream_item {
     int64_t layer, index, part, first, n;
     bool own;
 };
 
-/* A group's rows on the path: which of them the pass reads, and the number of its first block. */
+/* A chain's rows on the path: which of them the pass reads, and the number of its first block. */
 struct stream_part {
     cf_state state, gradient;
     int64_t seen, end, first_block;
@@ -4929,9 +4929,9 @@ struct state_stream {
     bool open;
     cf_state_pass pass;
     bool backward;
-    stream_part parts[MOST_PARTS]; /* the last one is of the chunk's group */
+    stream_part parts[MOST_PARTS]; /* the last one is of the chunk's chain */
     int64_t n_parts;
-    int64_t touched;            /* first row of that group that has a gradient to be loaded */
+    int64_t touched;            /* first row of that chain that has a gradient to be loaded */
     int64_t n_own, n_prefix;    /* blocks of a layer */
     int64_t issued, taken;      /* blocks of all layers that have set out, and that were handed out */
     int64_t layer, place;       /* where the next call is: layers that are done, blocks that this one has handed out */
@@ -4992,7 +4992,7 @@ cf_result check_ring(const void *ring, int64_t bytes, int64_t need, const char *
     return cf_fail(error, CF_ERROR_SPACE, bytes_name, -1, need, bytes, "too small");
 }
 
-/* The group's rows in host memory: what the stream was made for, and enough rows. */
+/* The chain's rows in host memory: what the stream was made for, and enough rows. */
 cf_result check_host_rows(const state_stream *s, const cf_state *host, cf_dtype dtype, const char *name, int64_t rows,
                           cf_error *error) {
     const cf_state *own = &s->desc.state;
@@ -5012,7 +5012,7 @@ cf_result check_host_rows(const state_stream *s, const cf_state *host, cf_dtype 
     return CF_OK;
 }
 
-/* A group's rows, of as many layers as the pass has; their gradients where it is a backward. */
+/* A chain's rows, of as many layers as the pass has; their gradients where it is a backward. */
 cf_result check_part(const state_stream *s, const cf_state_pass *p, const cf_state &state, const cf_state &gradient,
                      int64_t rows, cf_error *error) {
     const cf_result code = check_host_rows(s, &state, s->desc.state.dtype, "state", rows, error);
@@ -5744,8 +5744,8 @@ struct planned {
     int64_t source = -1;          /* position of what makes or brings the tensor that this reads or sends; -1: none */
     int64_t last = -1;            /* of the tensor that begins here: position of its last reader or SEND; -1: none */
     int64_t input = -1, output = -1;    /* slots */
-    int64_t rows = -1;            /* slot of K and V: at the F of a group's first chunk, and at all passes of a chunk
-                                     without a group */
+    int64_t rows = -1;            /* slot of K and V: at the F of a chain's first chunk, and at all passes of a chunk
+                                     without a chain */
     int64_t host = -1;            /* at an F that keeps its input for an R in host memory, and at that R: slot there, */
     int64_t kept = -1;            /* and position of the other one of the two */
     int64_t fetched_at = -1;      /* at such an R: where the input comes back, bytes from the stage's inputs_at on, */
@@ -5789,9 +5789,9 @@ struct stage_plan {
     array<planned> plan;
     cf_steps *steps;
     array<region> activations; /* by the steps' slots */
-    array<region> rows[2];     /* pools: K and V of groups and standalone chunks; dK and dV of groups. In host memory
+    array<region> rows[2];     /* pools: K and V of chains and standalone chunks; dK and dV of chains. In host memory
                                   where the state streams */
-    array<int64_t> gradients;  /* (n_virtual x n_groups) slots of dK and dV: see gradient_slot */
+    array<int64_t> gradients;  /* (n_virtual x n_chains) slots of dK and dV: see gradient_slot */
     array<region> tensors;     /* a pool: between virtual stages */
     array<region> kept;        /* a pool: inputs in host memory */
     int64_t inputs_at, workspace_at, attention_at[2], standalone_at, ring_at;
@@ -5820,7 +5820,7 @@ struct batch {
     const cf_schedule *schedule = NULL; /* lowered */
     cf_schedule *lowered = NULL;        /* where this object made it */
     int64_t first_chunk = 0, n_chunks = 0;         /* of the rank */
-    int64_t most_rows = 0, standalone_rows = 0; /* of the largest chunk, and of the largest without a group */
+    int64_t most_rows = 0, standalone_rows = 0; /* of the largest chunk, and of the largest without a chain */
     cf_schedule_index *index = NULL;
     array<stage_plan> stages;    /* the local ones */
     array<int32_t> order;        /* these, in the order in which their actions are issued */
@@ -5898,7 +5898,7 @@ struct keep_thread {
 bool has_nccl(const executor *e) { return e->desc.nccl != NULL; }
 bool is_local_replay(const batch *b) { return b->schedule->shape.replay == CF_REPLAY_LOCAL; }
 
-/* Returns whether the state of groups lies in host memory; inputs that local replay keeps do so, too, then. */
+/* Returns whether the state of chains lies in host memory; inputs that local replay keeps do so, too, then. */
 bool streams_state(const executor *e) { return e->desc.state_block_rows > 0; }
 
 int64_t stage_of(const batch *b, int64_t virtual_stage) {
@@ -5930,28 +5930,28 @@ int32_t stream_of(const executor *e, const cf_action &a) {
     return (int32_t)(FIRST_LINK + 2 * (a.stage / e->desc.n_stages) + (a.pass == CF_RECV_B));
 }
 
-/* Returns whether the chunk's group has a state: all do but the leaves of trees, which are chunks without one here. */
-bool has_group(const cf_chunk &c) { return c.state > 0; }
+/* Returns whether the chunk's chain has a state: all do but the leaves of trees, which are chunks without one here. */
+bool has_chain(const cf_chunk &c) { return c.state > 0; }
 
-bool is_last_of_group(const cf_plan *plan, const cf_chunk &c) { return c.index + 1 == plan->groups[c.group].n_chunks; }
+bool is_last_of_chain(const cf_plan *plan, const cf_chunk &c) { return c.index + 1 == plan->chains[c.chain].n_chunks; }
 
-/* Returns the row of its path with which a group's state begins. */
-int64_t begin_of_group(const cf_plan *plan, int64_t group) {
-    return plan->chunks[plan->groups[group].first_chunk].prefix;
+/* Returns the row of its path with which a chain's state begins. */
+int64_t begin_of_chain(const cf_plan *plan, int64_t chain) {
+    return plan->chunks[plan->chains[chain].first_chunk].prefix;
 }
 
-/* Returns the group that a group goes on from, or -1. */
-int64_t group_above(const cf_plan *plan, int64_t group) {
-    const int64_t up = plan->chunks[plan->groups[group].first_chunk].up;
-    return up >= 0 ? plan->chunks[up].group : -1;
+/* Returns the chain that a chain goes on from, or -1. */
+int64_t chain_above(const cf_plan *plan, int64_t chain) {
+    const int64_t up = plan->chunks[plan->chains[chain].first_chunk].up;
+    return up >= 0 ? plan->chunks[up].chain : -1;
 }
 
-/* Counts the rows of the state that a chunk takes: as many as it has tokens of its group; or as many as it has rows, if
-   it has other slices behind those tokens (a hybrid chunk) or no group. */
+/* Counts the rows of the state that a chunk takes: as many as it has tokens of its chain; or as many as it has rows, if
+   it has other slices behind those tokens (a hybrid chunk) or no chain. */
 int64_t rows_of(const cf_plan *plan, int64_t chunk) {
     const cf_chunk *c = &plan->chunks[chunk];
-    const bool whole = has_group(*c) && (c->n_slices == 1 || !is_last_of_group(plan, *c));
-    return whole ? plan->chunks[chunk].state : c->padded;
+    const bool whole = has_chain(*c) && (c->n_slices == 1 || !is_last_of_chain(plan, *c));
+    return whole ? plan->chunks[chunk].state : c->rows;
 }
 
 /* Counts the rows of a chunk that host memory keeps: those that later chunks may read. */
@@ -5959,12 +5959,12 @@ int64_t kept_rows_of(const batch *b, int64_t chunk) {
     return streams_state(b->e) ? b->plan->chunks[chunk].state : rows_of(b->plan, chunk);
 }
 
-/* Counts the rows that the chunk's group, or a chunk without one, takes in each plane. They are rounded up so that
+/* Counts the rows that the chunk's chain, or a chunk without one, takes in each plane. They are rounded up so that
    planes on the device lie at multiples of 256 bytes. */
 int64_t state_rows(const batch *b, const cf_chunk &c) {
-    const cf_group *g = has_group(c) ? &b->plan->groups[c.group] : NULL;
+    const cf_chain *g = has_chain(c) ? &b->plan->chains[c.chain] : NULL;
     const cf_chunk *last = g != NULL ? &b->plan->chunks[g->first_chunk + g->n_chunks - 1] : &c;
-    const int64_t before = last->prefix - (g != NULL ? begin_of_group(b->plan, c.group) : last->prefix);
+    const int64_t before = last->prefix - (g != NULL ? begin_of_chain(b->plan, c.chain) : last->prefix);
     const int64_t rows = before + kept_rows_of(b, last - b->plan->chunks);
     return streams_state(b->e) ? rows : (rows + 15) / 16 * 16;
 }
@@ -6022,7 +6022,7 @@ bool start_plan(batch *b, stage_plan *s, stage *on) {
     s->n_actions = b->schedule->first[on->number + 1] - s->first;
     s->actions = b->schedule->actions + s->first;
     if (!s->plan.fill(&e->home, s->n_actions)) return false;
-    if (!s->gradients.fill(&e->home, e->desc.n_virtual * b->plan->n_groups, -1)) return false;
+    if (!s->gradients.fill(&e->home, e->desc.n_virtual * b->plan->n_chains, -1)) return false;
     for (int64_t i = 0; i < s->n_actions; i++) {
         const cf_action &a = s->actions[i];
         planned *p = &s->plan[i];
@@ -6065,13 +6065,13 @@ cf_result find_order(batch *b, cf_error *error) {
 
 /* ---- what a stage holds, and when ---- */
 
-int64_t *gradient_slot(const stage_plan *s, int64_t group, int64_t virtual_stage) {
-    return &s->gradients[virtual_stage / s->b->e->desc.n_stages * s->b->plan->n_groups + group];
+int64_t *gradient_slot(const stage_plan *s, int64_t chain, int64_t virtual_stage) {
+    return &s->gradients[virtual_stage / s->b->e->desc.n_stages * s->b->plan->n_chains + chain];
 }
 
-/* Returns the slot of a group's K and V. */
-int64_t state_slot(const stage_plan *s, int64_t group, int64_t virtual_stage) {
-    return s->plan[position_of(s->b, CF_F, s->b->plan->groups[group].first_chunk, virtual_stage)].rows;
+/* Returns the slot of a chain's K and V. */
+int64_t state_slot(const stage_plan *s, int64_t chain, int64_t virtual_stage) {
+    return s->plan[position_of(s->b, CF_F, s->b->plan->chains[chain].first_chunk, virtual_stage)].rows;
 }
 
 enum { ARENA, STATE, GRADIENT, N_HELD };
@@ -6161,13 +6161,13 @@ void record_activations(recording *r, const cf_step *step) {
     const cf_action &a = step->action;
     const int64_t split = position_of(b, CF_W, a.chunk, a.stage);
     const int64_t last = split >= 0 ? split : position_of(b, CF_B, a.chunk, a.stage);
-    const int64_t bytes = align_256(wanted_bytes(b->e->stage_descs[a.stage], ACTIVATIONS, chunk_of(r->s, step).padded));
+    const int64_t bytes = align_256(wanted_bytes(b->e->stage_descs[a.stage], ACTIVATIONS, chunk_of(r->s, step).rows));
     if (!is_forward(a.pass) || step->slot < 0) return;
     (void)note_held(r, ARENA, step->position, last + 1, (double)bytes);
     (void)raise_region(&b->e->home, &r->s->activations, step->slot, bytes);
 }
 
-/* Takes a slot for all rows of a chunk's group, or of a chunk without one, at the pass that begins with them. */
+/* Takes a slot for all rows of a chunk's chain, or of a chunk without one, at the pass that begins with them. */
 int64_t take_rows(recording *r, const cf_step *step, const cf_chunk &c, bool gradient, int64_t end) {
     const batch *b = r->s->b;
     const double bytes = (double)state_rows(b, c) * state_row_bytes(b->e, step->action.stage, gradient);
@@ -6177,24 +6177,24 @@ int64_t take_rows(recording *r, const cf_step *step, const cf_chunk &c, bool gra
     return take_slot(&b->e->home, &r->s->rows[gradient], (int64_t)bytes, step->position, end, end - 1, &before);
 }
 
-/* Records that dK and dV of a group come into use. Those of each chunk go with its backward. */
-void record_gradient(recording *r, const cf_step *step, int64_t group) {
+/* Records that dK and dV of a chain come into use. Those of each chunk go with its backward. */
+void record_gradient(recording *r, const cf_step *step, int64_t chain) {
     const batch *b = r->s->b;
-    const cf_group &g = b->plan->groups[group];
+    const cf_chain &g = b->plan->chains[chain];
     const int64_t stage = step->action.stage, end = position_of(b, CF_B, g.first_chunk, stage) + 1;
     for (int64_t i = g.first_chunk; i < g.first_chunk + g.n_chunks; i++)
         (void)note_held(r, GRADIENT, step->position, position_of(b, CF_B, i, stage) + 1,
                         (double)kept_rows_of(b, i) * state_row_bytes(b->e, stage, true));
-    *gradient_slot(r->s, group, stage) = take_rows(r, step, b->plan->chunks[g.first_chunk], true, end);
+    *gradient_slot(r->s, chain, stage) = take_rows(r, step, b->plan->chunks[g.first_chunk], true, end);
 }
 
-/* Records the rows of groups. A chunk's rows come with its F and go with its backward. Rows of the gradient come with
+/* Records the rows of chains. A chunk's rows come with its F and go with its backward. Rows of the gradient come with
    the first backward that adds to any of them. */
 void record_rows(recording *r, const cf_step *step) {
     const batch *b = r->s->b;
     const cf_action &a = step->action;
     const cf_chunk &c = chunk_of(r->s, step);
-    const cf_group &g = b->plan->groups[c.group];
+    const cf_chain &g = b->plan->chains[c.chain];
     const int64_t end = position_of(b, CF_B, g.first_chunk, a.stage) + 1;
     if (a.pass != CF_F) return;
     if (c.index == 0) r->s->plan[step->position].rows = take_rows(r, step, c, false, end);
@@ -6215,11 +6215,11 @@ void record_own_rows(recording *r, const cf_step *step) {
     r->s->plan[step->position].rows = r->s->plan[back].rows = take_rows(r, step, chunk_of(r->s, step), false, end);
 }
 
-/* Records the gradients that this step clears, from the highest group on its path down. */
+/* Records the gradients that this step clears, from the highest chain on its path down. */
 void record_gradients(recording *r, const cf_step *step, int32_t path) {
     if (path < 0 || r->s->steps->paths[path].clear != step->position) return;
     record_gradients(r, step, r->s->steps->paths[path].up);
-    record_gradient(r, step, r->s->steps->paths[path].group);
+    record_gradient(r, step, r->s->steps->paths[path].chain);
 }
 
 /* Records a step. Returns whether all is well. */
@@ -6229,10 +6229,10 @@ bool record_step(recording *r, const cf_step *step) {
     if (is_pass(step->action.pass)) record_activations(r, step);
     if (is_pass(step->action.pass) && step->action.pass != CF_W && e->has_state) {
         record_gradients(r, step, step->path);
-        if (has_group(c)) record_rows(r, step);
+        if (has_chain(c)) record_rows(r, step);
         else record_own_rows(r, step);
     }
-    record_tensors(r, step->position, align_256(e->desc.boundary_bytes_per_token * c.padded));
+    record_tensors(r, step->position, align_256(e->desc.boundary_bytes_per_token * c.rows));
     return !e->home.failed && !r->too_large;
 }
 
@@ -6251,7 +6251,7 @@ bool start_recording(recording *r, stage_plan *s) {
 
 /* ---- what streams ---- */
 
-/* Sizes the ring that all virtual stages of the stage share, by the memory model. It is there if any group has rows. */
+/* Sizes the ring that all virtual stages of the stage share, by the memory model. It is there if any chain has rows. */
 void size_rings(stage_plan *s) {
     const executor *e = s->b->e;
     const int64_t rows = bytes_in(s->rows[0]) > 0.0 ? e->desc.state_slots * e->desc.state_block_rows : 0;
@@ -6262,7 +6262,7 @@ void size_rings(stage_plan *s) {
 
 /* Counts the bytes of a kept input, as they are laid out. */
 int64_t input_bytes(const stage_plan *s, int64_t at) {
-    return align_256(s->b->e->desc.boundary_bytes_per_token * s->b->plan->chunks[s->actions[at].chunk].padded);
+    return align_256(s->b->e->desc.boundary_bytes_per_token * s->b->plan->chunks[s->actions[at].chunk].rows);
 }
 
 /* Finds the most bytes of kept inputs on the device at once, but no more than two of the largest chunk: one input is in
@@ -6336,20 +6336,20 @@ cf_result plan_stage(stage_plan *s, cf_error *error) {
 /* ---- chunks ---- */
 
 /* Returns whether the chunk's slices see rows in several places, all of which come as blocks. */
-bool is_branched(const chunk_data &data) { return data.metadata.n_levels > 0; }
+bool is_branched(const chunk_data &data) { return data.metadata.n_calls > 0; }
 
-/* Checks that one chunk has what the code above relies on. The check of the schedule has seen that groups and their
-   chunks agree, and that the chunk's slices are there. Only the last chunk of a group may have other slices behind the
-   group's: in any other one, their rows would be the next chunk's. */
+/* Checks that one chunk has what the code above relies on. The check of the schedule has seen that chains and their
+   chunks agree, and that the chunk's slices are there. Only the last chunk of a chain may have other slices behind the
+   chain's: in any other one, their rows would be the next chunk's. */
 cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
     const cf_chunk *c = &plan->chunks[chunk];
-    const bool goes_on = c->group >= 0 && !is_last_of_group(plan, *c);
-    if (c->padded > plan->chunk_size)
-        return cf_fail(error, CF_ERROR_PLAN, "padded", chunk, plan->chunk_size, c->padded, "out of range");
+    const bool goes_on = c->chain >= 0 && !is_last_of_chain(plan, *c);
+    if (c->rows > plan->chunk_size)
+        return cf_fail(error, CF_ERROR_PLAN, "rows", chunk, plan->chunk_size, c->rows, "out of range");
     if (c->prefix > CF_MAX_LENGTH)
         return cf_fail(error, CF_ERROR_PLAN, "prefix", chunk, CF_MAX_LENGTH, c->prefix, "out of range");
-    if (c->group >= 0 && plan->groups[c->group].gang > 0)
-        return cf_fail(error, CF_ERROR_PLAN, "groups.gang", c->group, 0, plan->groups[c->group].gang,
+    if (c->chain >= 0 && plan->chains[c->chain].cp > 0)
+        return cf_fail(error, CF_ERROR_PLAN, "chains.cp", c->chain, 0, plan->chains[c->chain].cp,
                        "rows of other ranks are not exchanged here");
     if (goes_on && c->n_slices != 1 && plan->order == NULL)
         return cf_fail(error, CF_ERROR_PLAN, "n_slices", chunk, 1, c->n_slices, "only a last chunk is hybrid");
@@ -6358,8 +6358,8 @@ cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
                        "rows overlap");
     for (int64_t i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
         const cf_slice *x = &plan->slices[i];
-        if (x->length < 0 || x->offset < 0 || x->length > c->padded || x->offset > c->padded - x->length)
-            return cf_fail(error, CF_ERROR_PLAN, "slices", i, c->padded, x->offset, "outside its chunk");
+        if (x->length < 0 || x->offset < 0 || x->length > c->rows || x->offset > c->rows - x->length)
+            return cf_fail(error, CF_ERROR_PLAN, "slices", i, c->rows, x->offset, "outside its chunk");
         if (x->begin < 0 || x->begin > INT32_MAX - x->length)
             return cf_fail(error, CF_ERROR_LIMIT, "slices", i, INT32_MAX - x->length, x->begin,
                            "positions pass 32 bits");
@@ -6431,14 +6431,14 @@ int64_t first_seen_by(const cf_attention_desc &d, const cf_chunk &c) {
     return seen;
 }
 
-/* Lists the blocks of a chunk of a tree: what it sees of each group on its path, from the root down, in pieces where
+/* Lists the blocks of a chunk of a tree: what it sees of each chain on its path, from the root down, in pieces where
    the state streams; then the levels of the chunk itself. */
 bool list_tree_blocks(batch *b, const cf_chunk &c, chunk_data *data) {
     heap *home = &b->e->home;
     const int64_t rows = streams_state(b->e) ? b->e->desc.state_block_rows : MOST_ROWS;
     data->first_block = b->blocks.n;
-    for (int64_t g = c.group, end = c.prefix; g >= 0 && end > data->hidden; g = group_above(b->plan, g)) {
-        const int64_t begin = begin_of_group(b->plan, g), seen = std::max<int64_t>(0, data->hidden - begin);
+    for (int64_t g = c.chain, end = c.prefix; g >= 0 && end > data->hidden; g = chain_above(b->plan, g)) {
+        const int64_t begin = begin_of_chain(b->plan, g), seen = std::max<int64_t>(0, data->hidden - begin);
         for (int64_t i = n_blocks_of(seen, end - begin, rows) - 1; i >= 0; i--) {
             int64_t row = 0;
             const int64_t n = block_of(seen, end - begin, rows, i, &row);
@@ -6473,7 +6473,7 @@ bool list_blocks(batch *b, int64_t prefix, int64_t own, chunk_data *data) {
 }
 
 /* Finds a place for tiles. If the chunk before has the same tiles, both share its place, as do the full chunks of a
-   group whose prefix comes in blocks. */
+   chain whose prefix comes in blocks. */
 int64_t place_tiles(batch *b, const cf_attention *a, const cf_attention *before, int64_t before_at) {
     const int64_t at = b->metadata_bytes;
     if (before != NULL && before->tiles_bytes == a->tiles_bytes && a->tiles_bytes > 0 &&
@@ -6529,10 +6529,10 @@ cf_result fill_chunk(batch *b, int64_t chunk, chunk_data *data, cf_error *error)
     code = cf_metadata_fill(b->plan, chunk, NULL, data->metadata_memory.data, bytes, &data->metadata, error);
     if (code == CF_OK && b->e->desc.attention.n_heads != 0) code = prepare_attention(b, c, data, error);
     if (code != CF_OK) return code;
-    b->most_rows = std::max(b->most_rows, c.padded);
-    if (!has_group(c)) b->standalone_rows = std::max(b->standalone_rows, state_rows(b, c));
+    b->most_rows = std::max(b->most_rows, c.rows);
+    if (!has_chain(c)) b->standalone_rows = std::max(b->standalone_rows, state_rows(b, c));
     data->positions_at = b->metadata_bytes;
-    b->metadata_bytes += align_256(4 * c.padded);
+    b->metadata_bytes += align_256(4 * c.rows);
     if (data->attention == NULL) return CF_OK;
     const chunk_data *before = chunk > b->first_chunk ? data - 1 : NULL;
     data->tiles_at = before != NULL ? place_tiles(b, data->attention, before->attention, before->tiles_at)
@@ -6715,8 +6715,8 @@ cf_result take_schedule(batch *b, const cf_plan *plan, const cf_schedule *schedu
     if (code != CF_OK) return code;
     b->plan = plan;
     b->schedule = b->lowered != NULL ? b->lowered : schedule;
-    b->first_chunk = schedule->shape.rank * plan->n_steps;
-    b->n_chunks = plan->n_steps;
+    b->first_chunk = schedule->shape.rank * plan->chunks_per_rank;
+    b->n_chunks = plan->chunks_per_rank;
     return cf_schedule_index_make(plan, b->schedule, &e->home.from, &b->index, error);
 }
 
@@ -6923,8 +6923,8 @@ void *input_of(const stage_plan *s, const planned &p) {
 
 void *host_of(const stage_plan *s, const planned &p) { return s->on->host.data + s->kept[p.host].at; }
 
-/* Describes K and V that lie in a slot, or their gradient, from `row` on; in host memory where the state of groups
-   streams. Slot -1: chunks without a group share the planes of one layer for their gradient. */
+/* Describes K and V that lie in a slot, or their gradient, from `row` on; in host memory where the state of chains
+   streams. Slot -1: chunks without a chain share the planes of one layer for their gradient. */
 cf_state state_in(const stage_plan *s, const cf_step *step, const cf_chunk &c, int64_t slot, bool gradient,
                   int64_t row) {
     const batch *b = s->b;
@@ -6942,19 +6942,19 @@ cf_state state_in(const stage_plan *s, const cf_step *step, const cf_chunk &c, i
     return state;
 }
 
-/* Describes K and V of a group, or their gradient. */
-cf_state group_state(const stage_plan *s, const cf_step *step, int64_t group, bool gradient, int64_t row) {
+/* Describes K and V of a chain, or their gradient. */
+cf_state chain_state(const stage_plan *s, const cf_step *step, int64_t chain, bool gradient, int64_t row) {
     const int64_t stage = step->action.stage;
-    const int64_t slot = gradient ? *gradient_slot(s, group, stage) : state_slot(s, group, stage);
-    return state_in(s, step, s->b->plan->chunks[s->b->plan->groups[group].first_chunk], slot, gradient, row);
+    const int64_t slot = gradient ? *gradient_slot(s, chain, stage) : state_slot(s, chain, stage);
+    return state_in(s, step, s->b->plan->chunks[s->b->plan->chains[chain].first_chunk], slot, gradient, row);
 }
 
-/* Describes K and V of a chunk, of its group or its own, or their gradient; with own_rows from its own rows on. */
+/* Describes K and V of a chunk, of its chain or its own, or their gradient; with own_rows from its own rows on. */
 cf_state state_of(const stage_plan *s, const cf_step *step, bool gradient, bool own_rows) {
     const cf_chunk &c = chunk_of(s, step);
-    if (!has_group(c))
+    if (!has_chain(c))
         return state_in(s, step, c, gradient ? -1 : s->plan[step->position].rows, gradient, 0);
-    return group_state(s, step, c.group, gradient, own_rows ? c.prefix - begin_of_group(s->b->plan, c.group) : 0);
+    return chain_state(s, step, c.chain, gradient, own_rows ? c.prefix - begin_of_chain(s->b->plan, c.chain) : 0);
 }
 
 /* Returns whether a pass needs the stream: walks through its prefix, sends rows of its own out, or adds what came back
@@ -6963,20 +6963,20 @@ bool needs_stream(const stage_plan *s, const cf_action &a) {
     const batch *b = s->b;
     const cf_chunk &c = b->plan->chunks[a.chunk];
     if (!streams_state(b->e) || a.pass == CF_W || b->e->stage_descs[a.stage].n_layers == 0) return false;
-    return has_group(c) ? a.pass != CF_R || c.prefix > 0 : b->chunks[a.chunk - b->first_chunk].n_blocks > 0;
+    return has_chain(c) ? a.pass != CF_R || c.prefix > 0 : b->chunks[a.chunk - b->first_chunk].n_blocks > 0;
 }
 
-/* Returns whether others read what a chunk adds to its group. */
+/* Returns whether others read what a chunk adds to its chain. */
 bool is_read_again(const cf_chunk &c) { return c.down >= 0; }
 
 /* Finds where the blocks of a chunk of a tree lie. */
 void list_places(const stage_plan *s, const cf_step *step, const chunk_data &data, cf_cuda_step *to) {
     for (int64_t i = 0; i < data.n_blocks; i++) {
         cf_cuda_block *block = &s->blocks[data.first_block + i];
-        const int64_t row = block->first - begin_of_group(s->b->plan, block->group);
-        block->state = group_state(s, step, block->group, false, row);
+        const int64_t row = block->first - begin_of_chain(s->b->plan, block->chain);
+        block->state = chain_state(s, step, block->chain, false, row);
         block->gradient =
-            is_backward(step->action.pass) ? group_state(s, step, block->group, true, row) : cf_state();
+            is_backward(step->action.pass) ? chain_state(s, step, block->chain, true, row) : cf_state();
     }
     to->blocks = s->blocks.data + data.first_block;
     to->n_blocks = data.n_blocks;
@@ -6990,7 +6990,7 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step, cf_error *error) 
     const planned &p = s->plan[step->position];
     const chunk_data &data = b->chunks[a.chunk - b->first_chunk];
     const cf_chunk &c = chunk_of(s, step);
-    const int64_t rows = c.padded;
+    const int64_t rows = c.rows;
     const bool backward = !is_forward(a.pass);
     const cf_cuda_stage &d = e->stage_descs[a.stage];
     cf_cuda_step out = {};
@@ -7009,7 +7009,7 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step, cf_error *error) 
         out.attention_workspace_bytes = (size_t)b->attention_bytes[backward];
     }
     const bool resident = e->has_state && !streams_state(e), branched = is_branched(data);
-    const bool has_own = !has_group(c);
+    const bool has_own = !has_chain(c);
     if (resident && a.pass != CF_W) out.state = state_of(s, step, false, branched);
     if (resident && is_backward(a.pass)) out.gradient = state_of(s, step, true, branched);
     out.overwrite = is_backward(a.pass) && (!resident || has_own || (!branched && step->clear_state_gradient));
@@ -7045,7 +7045,7 @@ cudaError_t order_streams(cudaStream_t earlier, cudaEvent_t event, cudaStream_t 
     return status == cudaSuccess ? cudaStreamWaitEvent(later, event, 0) : status;
 }
 
-/* Clears dK and dV of groups that a backward of a tree is the first to add to: here, or in host memory before anything
+/* Clears dK and dV of chains that a backward of a tree is the first to add to: here, or in host memory before anything
    is fetched from there. */
 bool clear_gradients(const stage_plan *s, const cf_step *step) {
     const batch *b = s->b;
@@ -7056,7 +7056,7 @@ bool clear_gradients(const stage_plan *s, const cf_step *step) {
     if (!streams_state(b->e) && !is_branched(b->chunks[step->action.chunk - b->first_chunk])) return true;
     for (int32_t i = step->path; i >= 0 && status == cudaSuccess; i = states[i].up) {
         if (states[i].clear != step->position) break;
-        const cf_state g = group_state(s, step, states[i].group, true, 0);
+        const cf_state g = chain_state(s, step, states[i].chain, true, 0);
         status = cudaMemsetAsync(g.data, 0, (size_t)(g.rows * g.n_layers * row_bytes(b->e, true)), compute);
         if (status == cudaSuccess && streams_state(b->e))
             status = order_streams(compute, input_event(s, CLEARED), s->on->streams[OUT]);
@@ -7089,7 +7089,7 @@ bool fetch_input(const stage_plan *s, int64_t position) {
     const cf_action &a = s->actions[at];
     const planned &p = s->plan[at];
     const cudaStream_t in = s->on->streams[IN];
-    const size_t bytes = (size_t)(s->b->e->desc.boundary_bytes_per_token * s->b->plan->chunks[a.chunk].padded);
+    const size_t bytes = (size_t)(s->b->e->desc.boundary_bytes_per_token * s->b->plan->chunks[a.chunk].rows);
     cudaError_t status = cudaStreamWaitEvent(in, s->on->events[s->plan[p.kept].event], 0);
     if (status == cudaSuccess && p.fetch_after >= 0)
         status = cudaStreamWaitEvent(in, s->on->events[s->plan[p.fetch_after].event], 0);
@@ -7104,7 +7104,7 @@ bool note_stream(const stage_plan *s, int64_t position, cf_result code, const cf
     return code == CF_OK;
 }
 
-/* Lists the states above a chunk's own group, from the root down. Returns how many, or -1 if they are too many. */
+/* Lists the states above a chunk's own chain, from the root down. Returns how many, or -1 if they are too many. */
 int64_t list_above(const stage_plan *s, const cf_step *step, bool grouped, cf_state_part *above) {
     const cf_path *states = s->steps->paths;
     int64_t n = 0;
@@ -7113,8 +7113,8 @@ int64_t list_above(const stage_plan *s, const cf_step *step, bool grouped, cf_st
     if (n >= MOST_PARTS) return -1;
     for (int64_t at = n - 1; at >= 0; at--, lowest = states[lowest].up) {
         const int64_t rows = std::min(states[lowest].rows, chunk_of(s, step).prefix - states[lowest].begin);
-        above[at] = {group_state(s, step, states[lowest].group, false, 0), {}, rows};
-        if (is_backward(step->action.pass)) above[at].gradient = group_state(s, step, states[lowest].group, true, 0);
+        above[at] = {chain_state(s, step, states[lowest].chain, false, 0), {}, rows};
+        if (is_backward(step->action.pass)) above[at].gradient = chain_state(s, step, states[lowest].chain, true, 0);
     }
     return n;
 }
@@ -7123,7 +7123,7 @@ bool begin_stream(const stage_plan *s, const cf_step *step) {
     const cf_action &a = step->action;
     const cf_plan *plan = s->b->plan;
     const cf_chunk &c = chunk_of(s, step);
-    const bool grouped = has_group(c);
+    const bool grouped = has_chain(c);
     cf_state_pass pass = {};
     cf_state_part above[MOST_PARTS];
     cf_error why = {};
@@ -7134,7 +7134,7 @@ bool begin_stream(const stage_plan *s, const cf_step *step) {
         return note_stream(s, step->position, cf_refuse(&why, CF_ERROR_LIMIT, "n_above", -1, "too deep"), why);
     pass.state = grouped ? state_of(s, step, false, false) : above[0].state;
     if (is_backward(a.pass)) pass.gradient = grouped ? state_of(s, step, true, false) : above[0].gradient;
-    pass.prefix = grouped ? c.prefix - begin_of_group(plan, c.group) : 0;
+    pass.prefix = grouped ? c.prefix - begin_of_chain(plan, c.chain) : 0;
     pass.own = plan->chunks[a.chunk].state;
     pass.window = plan->order == NULL ? s->b->e->desc.attention.window : 0;
     pass.hidden = plan->order == NULL ? 0 : s->b->chunks[a.chunk - s->b->first_chunk].hidden;
@@ -7188,7 +7188,7 @@ void report_progress(const stage_plan *s, const cf_step *step) {
 void run_transfer(const stage_plan *s, const cf_step *step) {
     executor *e = s->b->e;
     const planned &p = s->plan[step->position];
-    const size_t bytes = (size_t)(e->desc.boundary_bytes_per_token * chunk_of(s, step).padded);
+    const size_t bytes = (size_t)(e->desc.boundary_bytes_per_token * chunk_of(s, step).rows);
     const bool sends = is_send(step->action.pass);
     if (p.event < 0) return; /* its RECV does it all */
     const bool ok = issue(s, step->position, [&] {

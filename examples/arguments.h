@@ -127,9 +127,10 @@ static inline int64_t parse_arguments(int argc, char **argv, const option *list,
 #define SHARE_HELP "compute once what sequences have in common, from so many first tokens on, 0: no"
 #define ONCE_HELP "a token that sequences share counts once, and not once for each"
 
-static inline void check_once(int once, int64_t share, int64_t align) {
-    if (!once || (share == 1 && align <= 1)) return;
-    fail(EXIT_BAD_INPUT, "--once wants --share 1 and no --align: what is not computed once counts for each sequence");
+static inline void check_shared_mean(int shared_mean, int64_t share, int64_t align) {
+    if (!shared_mean || (share == 1 && align <= 1)) return;
+    fail(EXIT_BAD_INPUT,
+         "--shared-mean wants --share 1 and no --align: what is not computed once counts for each sequence");
 }
 
 static inline void check_alike(const length_list *lengths, const length_list *with, const length_list *shared) {

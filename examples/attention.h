@@ -1,6 +1,6 @@
 /* attention.h - the branches that attend: full, window, chunked, and latent - MIT or public domain
 
-   All of them hand on rows: K and V of every token of a group, of which a pass reads those that its queries see. A
+   All of them hand on rows: K and V of every token of a chain, of which a pass reads those that its queries see. A
    latent layer keeps one row in place of all heads' K and V, its latent and one rotated key. What a head makes of it,
 
        k = [latent W_key, rotated]    v = latent W_value
@@ -62,9 +62,9 @@ static inline key_block own_keys(const pass *p, int64_t i) {
     return own;
 }
 
-/* `count` of the rows that layer `i` keeps in a group's state, from its row `row` on, wherever that lies. The first of
+/* `count` of the rows that layer `i` keeps in a chain's state, from its row `row` on, wherever that lies. The first of
    them is key `first` of the sequence. */
-static inline key_block state_keys(const group_state *state, int64_t i, int64_t width, int64_t row, int64_t first,
+static inline key_block state_keys(const chain_state *state, int64_t i, int64_t width, int64_t row, int64_t first,
                                    int64_t count) {
     key_block none = {NULL, NULL, NULL, NULL, 0, 0, 0, NULL, 0};
     if (!state) return none;
@@ -169,7 +169,7 @@ static inline int next_keys(state_stream *stream, const key_block *place, key_bl
     return 1;
 }
 
-/* Hands K and V on to the later chunks of the group. */
+/* Hands K and V on to the later chunks of the chain. */
 static inline void append_to_state(const pass *p, const key_block *own, const key_block *to, int64_t width) {
     const int64_t count = to->count * width;
     state_stream *stream = state_stream_of(p);
@@ -183,7 +183,7 @@ static inline void append_to_state(const pass *p, const key_block *own, const ke
     }
 }
 
-/* What the later chunks of the group, all done by now, have found for this chunk's K and V. */
+/* What the later chunks of the chain, all done by now, have found for this chunk's K and V. */
 static inline void fetch_own_gradients(const pass *p, const key_block *own, const key_block *from, int64_t width) {
     const int64_t count = from->count * width;
     state_stream *stream = state_stream_of(p);

@@ -101,7 +101,7 @@ static inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
    really held. */
 typedef enum memory_kind {
     MEMORY_ACTIVATIONS, /* kept from a forward for its backward */
-    MEMORY_STATE,       /* K, V, dK and dV of a group's tokens; with a stream, the ring that they pass through */
+    MEMORY_STATE,       /* K, V, dK and dV of a chain's tokens; with a stream, the ring that they pass through */
     MEMORY_WORKSPACE,   /* scratch of one pass */
     MEMORY_INPUTS,      /* with a stream: where kept stage inputs (local replay) come back to */
     MEMORY_HOST,        /* states and stage inputs that lie in host memory: not on the device, as all others do */

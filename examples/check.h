@@ -56,10 +56,10 @@ static inline int check_gradients(chunk_runner *runner, const model_config *conf
     }
     double loss = unchunked_gradients(config, w, &unchunked, b, seed, &unchunked_memory);
     printf("check " REAL_NAME ": %lld sequences, %lld tokens in %lld rows, %lld targets in %lld chunks of %lld, "
-           "K %lld: largest group %lld, %lld hybrid, %lld replays\n",
+           "K %lld: longest chain %lld, %lld hybrid, %lld replays\n",
            (long long)b->count, (long long)b->n_tokens, (long long)result.n_rows, (long long)b->n_targets,
            (long long)result.n_chunks, (long long)runner->packing.chunk_size, (long long)runner->order.shape.k,
-           (long long)result.largest_group, (long long)result.n_hybrid, (long long)result.n_replays);
+           (long long)result.longest_chain, (long long)result.n_hybrid, (long long)result.n_replays);
 
     double worst = relative_difference_of_losses(result.loss, loss);
     const char *worst_name = "loss";

@@ -42,16 +42,16 @@ static inline int64_t block_rows_of(const model_config *c, cf_dtype type, int64_
 static inline void share_documents(cf_pack_desc *packing, const length_list *lengths, const length_list *with,
                                    const length_list *shared) {
     const int64_t n = with->count;
-    packing->share_least = 1;
+    packing->min_shared_prefix = 1;
     check_alike(lengths, with, shared);
-    cf_share *shares = n > 0 ? TAKE(cf_share, n) : NULL;
+    cf_shared_prefix *shares = n > 0 ? TAKE(cf_shared_prefix, n) : NULL;
     for (int64_t i = 0; i < n; i++) shares[i] = {with->lengths[i], shared->lengths[i]};
-    packing->shares = shares;
+    packing->shared_prefixes = shares;
 }
 
 /* Makes them so: `first` says where each document begins. */
 template <typename N>
-static void copy_shared(N *tokens, const int64_t *first, const cf_share *shares, int64_t n_documents) {
+static void copy_shared(N *tokens, const int64_t *first, const cf_shared_prefix *shares, int64_t n_documents) {
     for (int64_t i = 0; i < n_documents && shares; i++)
         memcpy(tokens + first[i], tokens + first[shares[i].with], (size_t)shares[i].tokens * sizeof *tokens);
 }
@@ -96,7 +96,7 @@ static double sequence_gradients(part *whole, const batch *b, int64_t sequence, 
     memset(&chunk, 0, sizeof chunk);
     memset(&step, 0, sizeof step);
     memset(&cuda, 0, sizeof cuda);
-    chunk.tokens = chunk.padded = n;
+    chunk.tokens = chunk.rows = n;
     step.wants_loss = 1;
     cuda.step = &step;
     cuda.chunk = &chunk;

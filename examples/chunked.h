@@ -2,12 +2,12 @@
 
        cf_pack            lengths of the batch    ->  plan: which tokens go into which chunk
        cf_schedule_make   plan, K                 ->  schedule: the order of forwards, replays and backwards
-       cf_steps_make      schedule                ->  steps: the same with the activation slot and the group state that
+       cf_steps_make      schedule                ->  steps: the same with the activation slot and the chain state that
                                                       each of them uses; run_steps below walks them
 
    Every pass asks the plan what its chunk looks like (chunk_feed_load), which is all that the model needs to know.
-   Without a group a chunk is just a packed micro-batch. With one, the forward also appends its K and V, or what else
-   its layers hand on, to the group's state, and the backward leaves in it what it found for those of earlier chunks. */
+   Without a chain a chunk is just a packed micro-batch. With one, the forward also appends its K and V, or what else
+   its layers hand on, to the chain's state, and the backward leaves in it what it found for those of earlier chunks. */
 
 #ifndef TRAIN_CHUNKED_H
 #define TRAIN_CHUNKED_H
@@ -30,8 +30,8 @@ typedef struct chunk_feed {
     void *metadata;          /* memory of cf_metadata_fill */
     size_t metadata_bytes;
     cf_metadata described;   /* what that says of the chunk */
-    int32_t *more_target;    /* (described.n_more) */
-    key_place *places;       /* (described.n_levels) */
+    int32_t *extra_target;   /* (described.n_extra) */
+    key_place *places;       /* (described.n_calls) */
     int64_t bytes;           /* of all these: what a device is given beside the weights, of one chunk at a time */
     double *weights;         /* (sequences of the batch) from cf_loss_weights */
     double mtp_weight;       /* of the loss of each token's next but one */
@@ -45,7 +45,7 @@ static inline void chunk_feed_free(chunk_feed *f, memory_meter *meter) {
     free(f->target2);
     free(f->weight2);
     free(f->metadata);
-    free(f->more_target);
+    free(f->extra_target);
     free(f->places);
     free(f->weights);
     memset(f, 0, sizeof *f);
@@ -89,15 +89,15 @@ static inline cf_result chunk_feed_begin(chunk_feed *f, const cf_plan *plan, con
 /* Where the plan has trees: targets beside the first of rows where sequences part, and room for the places of keys. */
 static inline void chunk_feed_load_more(chunk_feed *f, const batch *b) {
     const cf_metadata *m = &f->described;
-    free(f->more_target);
+    free(f->extra_target);
     free(f->places);
-    f->more_target = TAKE(int32_t, m->n_more);
-    f->places = TAKE(key_place, m->n_levels);
-    for (int64_t i = 0; i < m->n_more; i++) f->more_target[i] = b->tokens[m->more_sequences[i]][m->more_targets[i]];
-    f->rows.n_more = m->n_more;
-    f->rows.more_row = m->more_rows;
-    f->rows.more_target = f->more_target;
-    f->rows.more_weight = m->more_weights;
+    f->extra_target = TAKE(int32_t, m->n_extra);
+    f->places = TAKE(key_place, m->n_calls);
+    for (int64_t i = 0; i < m->n_extra; i++) f->extra_target[i] = b->tokens[m->extra_sequences[i]][m->extra_targets[i]];
+    f->rows.n_extra = m->n_extra;
+    f->rows.extra_row = m->extra_rows;
+    f->rows.extra_target = f->extra_target;
+    f->rows.extra_weight = m->extra_weights;
 }
 
 /* Fills in the rows of one chunk. */
@@ -108,7 +108,7 @@ static inline cf_result chunk_feed_load(chunk_feed *f, const cf_plan *plan, int6
     cf_metadata m;
     desc.ignored = b->ignored;
     desc.weights = f->weights;
-    desc.once = b->once;
+    desc.shared_mean = b->shared_mean;
     cf_result result = cf_metadata_fill(plan, chunk, &desc, f->metadata, f->metadata_bytes, &m, error);
     if (result != CF_OK) return result;
     f->described = m;
@@ -144,27 +144,27 @@ static inline cf_result chunk_feed_load(chunk_feed *f, const cf_plan *plan, int6
 /* In a tree: which states the pass reads, and before its first use of one in a backward, clears its gradients. Which of
    its rows see which of theirs is in the metadata, level by level. */
 static inline void chunk_feed_find_places(chunk_feed *f, const cf_steps *steps, const cf_step *step,
-                                          const group_state *states, pass *p) {
+                                          const chain_state *states, pass *p) {
     const cf_metadata *m = &f->described;
     for (int32_t n = step->path; n >= 0; n = steps->paths[n].up) {
         const cf_path *path = &steps->paths[n];
-        const group_state *state = &states[path->state];
+        const chain_state *state = &states[path->state];
         if (path->clear == step->position && state != p->state) {
-            group_state_clear_gradient(state, p->config, &p->stage);
+            chain_state_clear_gradient(state, p->config, &p->stage);
         }
-        for (int64_t i = 0; i < m->n_levels; i++) {
-            if (m->levels[i].group != path->group) continue;
+        for (int64_t i = 0; i < m->n_calls; i++) {
+            if (m->calls[i].chain != path->chain) continue;
             f->places[i].state = state;
-            f->places[i].row = m->levels[i].first;
-            f->places[i].first = path->begin + m->levels[i].first;
+            f->places[i].row = m->calls[i].first;
+            f->places[i].first = path->begin + m->calls[i].first;
         }
     }
-    for (int64_t i = 0; i < m->n_levels; i++) {
-        const key_level level = {m->levels[i].n_seqs, m->levels[i].cu_seqlens_q, m->levels[i].cu_seqlens_k};
+    for (int64_t i = 0; i < m->n_calls; i++) {
+        const key_level level = {m->calls[i].n_seqs, m->calls[i].cu_seqlens_q, m->calls[i].cu_seqlens_k};
         f->places[i].level = level;
     }
     p->places = f->places;
-    p->n_places = m->n_levels;
+    p->n_places = m->n_calls;
 }
 
 /* ================================================================================================================
@@ -184,9 +184,9 @@ typedef struct chunk_runner {
     activations *slots;       /* (n_slots) for forwards that keep their activations */
     int64_t n_slots, slot_rows;
     activations passing;      /* for forwards that do not: one layer deep */
-    group_state *states;      /* (n_states) */
+    chain_state *states;      /* (n_states) */
     int64_t n_states;
-    state_stream stream;      /* its ring is taken for the first batch that has a group */
+    state_stream stream;      /* its ring is taken for the first batch that has a chain */
     workspace scratch;
     cf_capacity most;         /* of all batches so far */
     chunk_feed feed;
@@ -207,7 +207,7 @@ typedef struct chunked_result {
     double loss;                       /* mean over the batch's target tokens */
     int64_t n_chunks, n_replays;
     int64_t n_rows;                    /* that were computed: tokens, less what is shared */
-    int64_t largest_group;             /* in chunks; of a tree, of its longest path */
+    int64_t longest_chain;             /* in chunks; of a tree, of its longest path */
     int64_t n_hybrid;
     int64_t peak_slots;
     int64_t peak_activation_bytes;     /* of slots in use at once */
@@ -264,7 +264,7 @@ static inline cf_result chunk_runner_reserve(chunk_runner *r, const cf_plan *pla
     }
     if (r->most.states > r->n_states) {
         free(r->states);
-        r->states = TAKE(group_state, r->most.states);
+        r->states = TAKE(chain_state, r->most.states);
         r->n_states = r->most.states;
     }
     if (r->stream_bytes > 0 && r->most.states > 0 && !r->stream.ring) {
@@ -278,7 +278,7 @@ static inline pass pass_of(chunk_runner *r, const cf_step *step) {
               step->action.pass == CF_R, &r->routing, NULL, 0};
     if (step->slot >= 0) p.kept = &r->slots[step->slot];
     if (step->state >= 0) p.state = &r->states[step->state];
-    if (step->clear_state_gradient) group_state_clear_gradient(p.state, r->config, &r->stage);
+    if (step->clear_state_gradient) chain_state_clear_gradient(p.state, r->config, &r->stage);
     chunk_feed_find_places(&r->feed, r->steps, step, r->states, &p);
     return p;
 }
@@ -301,23 +301,23 @@ static inline cf_result run_pass(chunk_runner *r, const cf_step *step, cf_error 
     return CF_OK;
 }
 
-static inline group_state state_of_group(const model_config *config, const stage *part, const cf_plan *plan,
+static inline chain_state state_of_chain(const model_config *config, const stage *part, const cf_plan *plan,
                                          int64_t number, state_stream *stream, memory_meter *meter) {
-    const cf_group *group = &plan->groups[number];
-    int64_t *begin = TAKE(int64_t, group->n_chunks + 1);
-    for (int64_t i = 0; i < group->n_chunks; i++) begin[i] = plan->chunks[group->first_chunk + i].prefix;
-    begin[group->n_chunks] = begin[0] + group->tokens;
-    return group_state_new(config, part, begin, group->n_chunks, plan->order != NULL, stream, meter);
+    const cf_chain *chain = &plan->chains[number];
+    int64_t *begin = TAKE(int64_t, chain->n_chunks + 1);
+    for (int64_t i = 0; i < chain->n_chunks; i++) begin[i] = plan->chunks[chain->first_chunk + i].prefix;
+    begin[chain->n_chunks] = begin[0] + chain->tokens;
+    return chain_state_new(config, part, begin, chain->n_chunks, plan->order != NULL, stream, meter);
 }
 
-/* What comes into use with a step. Activation slots are there already; a group's state has the group's size. */
+/* What comes into use with a step. Activation slots are there already; a chain's state has the chain's size. */
 static inline void begin_step(chunk_runner *r, const cf_step *step) {
     const cf_path *path = step->path >= 0 ? &r->steps->paths[step->path] : NULL;
     if (step->action.keep) r->live_bytes += r->slots[step->slot].bytes;
     r->peak_live_bytes = max_of(r->peak_live_bytes, r->live_bytes);
     if (!path || path->first != step->position) return;
     state_stream *stream = r->stream_bytes > 0 ? &r->stream : NULL;
-    r->states[path->state] = state_of_group(r->config, &r->stage, r->plan, path->group, stream, r->meter);
+    r->states[path->state] = state_of_chain(r->config, &r->stage, r->plan, path->chain, stream, r->meter);
 }
 
 /* What goes out of use with it. */
@@ -325,7 +325,7 @@ static inline void end_step(chunk_runner *r, const cf_step *step) {
     if (step->action.pass == CF_B) r->live_bytes -= r->slots[step->slot].bytes;
     for (int32_t i = step->path; i >= 0; i = r->steps->paths[i].up) {
         const cf_path *path = &r->steps->paths[i];
-        if (path->last == step->position) group_state_free(&r->states[path->state], r->meter);
+        if (path->last == step->position) chain_state_free(&r->states[path->state], r->meter);
     }
 }
 
@@ -334,7 +334,7 @@ static inline void drop_states(chunk_runner *r, const cf_step *step) {
     for (int64_t i = 0; i < r->steps->n_paths; i++) {
         const cf_path *path = &r->steps->paths[i];
         if (path->first <= step->position && step->position < path->last)
-            group_state_free(&r->states[path->state], r->meter);
+            chain_state_free(&r->states[path->state], r->meter);
     }
 }
 
@@ -380,14 +380,14 @@ static inline cf_result run_rank(chunk_runner *r, const cf_plan *plan, int64_t r
 static inline cf_result pack_batch(const cf_pack_desc *packing, int64_t share, const batch *b, cf_plan **plan,
                                    cf_error *error) {
     cf_pack_desc desc = *packing;
-    desc.share_least = share;
-    desc.no_copies = b->once; /* a row in two parts would count twice */
+    desc.min_shared_prefix = share;
+    desc.no_copies = b->shared_mean; /* a row in two parts would count twice */
     if (share == 0) return cf_pack(b->length, b->count, &desc, plan, error);
-    cf_share *shares = TAKE(cf_share, b->count);
+    cf_shared_prefix *shares = TAKE(cf_shared_prefix, b->count);
     const void **tokens = TAKE(const void *, b->count);
     for (int64_t i = 0; i < b->count; i++) tokens[i] = b->tokens[i];
-    cf_result result = cf_shares_find(tokens, sizeof **b->tokens, b->length, b->count, shares, NULL, error);
-    desc.shares = shares;
+    cf_result result = cf_shared_prefixes_find(tokens, sizeof **b->tokens, b->length, b->count, shares, NULL, error);
+    desc.shared_prefixes = shares;
     if (result == CF_OK) result = cf_pack(b->length, b->count, &desc, plan, error);
     free(shares);
     free((void *)tokens);
@@ -415,7 +415,7 @@ static inline cf_result chunked_gradients(chunk_runner *r, const weights *w, wei
         sum.n_replays = r->n_replays;
         sum.n_hybrid = stats.n_hybrid;
         sum.n_rows = stats.rows;
-        sum.largest_group = stats.largest_group;
+        sum.longest_chain = stats.longest_chain;
         sum.peak_activation_bytes = r->peak_live_bytes;
         *result = sum;
     }

@@ -552,7 +552,7 @@ template <typename T> static cf_cuda_stage decoder_needs(const decoder *d) {
 template <typename T> static decoder_pass<T> begin_decoder_pass(const decoder *d, const cf_cuda_step *step) {
     decoder_pass<T> p = {};
     const int backward = step->step->action.pass != CF_F && step->step->action.pass != CF_R;
-    area kept = {(char *)step->activations, step->chunk->padded, 0, 0};
+    area kept = {(char *)step->activations, step->chunk->rows, 0, 0};
     area work = {(char *)step->workspace, kept.rows, 0, 0}, fixed = {NULL, d->loss_rows, 0, 0};
     p.own = p.model = d;
     p.step = step;

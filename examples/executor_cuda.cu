@@ -87,9 +87,9 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
          "path of attention; default: mma where it can, else unfused; wgmma only by name"},
         {"chunk-size", INTEGER, &s->packing.chunk_size, 1, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk"},
         {"split", CHOICE, &s->packing.split, 0, 0, "full even cost", "how to cut long sequences"},
-        {"no-tails", FLAG, &s->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a group's last chunk stays alone"},
+        {"no-tails", FLAG, &s->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a chain's last chunk stays alone"},
         {"align", INTEGER, &s->packing.align, 1, CF_MAX_CHUNK_SIZE, NULL, "slices start at multiples of this"},
-        {"k", INTEGER, &s->order.shape.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
+        {"k", INTEGER, &s->order.shape.k, 1, MANY, NULL, "chunks of a chain that keep their activations at once"},
         {"schedule", CHOICE, &s->order.kind, 0, 0, "paper gpipe 1f1b interleaved zero-bubble best", "which schedule"},
         {"replay", CHOICE, &s->order.shape.replay, 0, 0, "pipeline local", "how dropped activations come back"},
         {"stages", INTEGER, &s->order.shape.n_stages, 1, CF_MAX_STAGES, NULL, "stages of the pipeline"},
@@ -266,8 +266,8 @@ static void add_rows(batch_rows *r, const batch *b, const cf_metadata *m) {
         r->tokens[r->n_rows] = of ? of[m->position_ids[row]] : -1;
         r->first_target[r->n_rows++] = (int32_t)r->n_targets;
         if (m->target_positions[row] >= 0) add_target(r, of[m->target_positions[row]], m->loss_weights[row]);
-        for (; more < m->n_more && m->more_rows[more] == row; more++)
-            add_target(r, b->tokens[m->more_sequences[more]][m->more_targets[more]], m->more_weights[more]);
+        for (; more < m->n_extra && m->extra_rows[more] == row; more++)
+            add_target(r, b->tokens[m->extra_sequences[more]][m->extra_targets[more]], m->extra_weights[more]);
     }
     r->first_target[r->n_rows] = (int32_t)r->n_targets;
 }
@@ -330,7 +330,7 @@ static void load_batch(trainer *t) {
     free(t->first_row);
     t->first_row = TAKE(int64_t, t->plan->n_chunks + 1);
     for (int64_t i = 0; i < t->plan->n_chunks; i++)
-        t->first_row[i + 1] = t->first_row[i] + t->plan->chunks[i].padded;
+        t->first_row[i + 1] = t->first_row[i] + t->plan->chunks[i].rows;
     upload_rows(t);
     MUST(cf_executor_load(t->executor, t->plan, t->schedule, &error));
     cf_schedule_free(old_schedule);
@@ -409,7 +409,7 @@ static void print_memory(const trainer *t) {
         const cf_executor_memory &m = all[stage_index];
         if (!runs_here(t, stage_index)) continue;
         printf("stage %lld on device %d: %.3f MiB = activations and boundaries %.3f (in use %.3f), state %.3f, its "
-               "gradient in groups %.3f, workspace %.3f, metadata %.3f; host %.3f; %lld chunks kept at most\n",
+               "gradient in chains %.3f, workspace %.3f, metadata %.3f; host %.3f; %lld chunks kept at most\n",
                (long long)stage_index, t->devices[stage_index], mebibytes(m.total), mebibytes(m.arena),
                mebibytes(m.arena_live), mebibytes(m.state), mebibytes(m.gradient), mebibytes(m.workspace),
                mebibytes(m.metadata), mebibytes(m.host), (long long)m.n_slots);
@@ -513,10 +513,10 @@ template <typename T> static int check_batch(trainer *t) {
     losses[1] = run_and_download(t, &again);
     cf_plan_stats stats;
     cf_plan_measure(t->plan, NULL, &stats);
-    printf("check %s: %lld sequences, %lld tokens in %lld chunks of %lld (%lld hybrid), largest group %lld, K %lld; "
+    printf("check %s: %lld sequences, %lld tokens in %lld chunks of %lld (%lld hybrid), longest chain %lld, K %lld; "
            "%s, %lld stages x %lld (%s); %lld replays, %lld split backwards\n",
            types[s->type], (long long)t->batch.count, (long long)t->batch.n_tokens, (long long)t->plan->n_chunks,
-           (long long)s->packing.chunk_size, (long long)stats.n_hybrid, (long long)stats.largest_group,
+           (long long)s->packing.chunk_size, (long long)stats.n_hybrid, (long long)stats.longest_chain,
            (long long)s->order.shape.k, cf_schedule_kind_name(t->schedule->kind), (long long)t->n_stages,
            (long long)s->order.shape.n_virtual, cf_placement_name(t->schedule->shape.placement),
            (long long)count_passes(t->schedule, CF_R), (long long)count_passes(t->schedule, CF_W));
@@ -558,7 +558,7 @@ static void load_documents(trainer *t) {
     const settings *s = t->settings;
     for (int64_t i = 0; i < s->synthetic.count; i++)
         add_synthetic(&t->documents, s->synthetic.lengths[i], mix64_pair((uint64_t)s->seed, 1));
-    copy_shared(t->documents.tokens, t->documents.first, s->packing.shares, s->synthetic.count);
+    copy_shared(t->documents.tokens, t->documents.first, s->packing.shared_prefixes, s->synthetic.count);
     for (int64_t i = 0; i < s->n_paths; i++) add_path(&t->documents, s->paths[i], s->longest);
     if (t->documents.count == 0) fail(EXIT_BAD_INPUT, "there is no file to train on");
     t->order = data_order_new(t->documents.count, mix64_pair((uint64_t)s->seed, 2), 0, 0);
@@ -725,7 +725,7 @@ int main(int argc, char **argv) {
     free(s.synthetic.lengths);
     free(s.with.lengths);
     free(s.shared.lengths);
-    free((void *)s.packing.shares);
+    free((void *)s.packing.shared_prefixes);
     free((void *)s.paths);
     must_be_printed();
     return code;

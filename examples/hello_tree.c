@@ -27,11 +27,11 @@ static cf_result one_pass(const cf_plan *plan, const cf_steps *steps, const cf_s
         for (i = step->path; i >= 0; i = steps->paths[i].up) {
             const cf_path *path = &steps->paths[i]; /* its K and V are read; a backward adds to its dK and dV */
             const int64_t before = plan->chunks[chunk].prefix - path->begin; /* of its rows, those before the chunk */
-            printf("  path: %lld of group %lld in slot %d%s", (long long)(before < path->rows ? before : path->rows),
-                   (long long)path->group, path->state, path->clear == step->position ? ", cleared" : "");
+            printf("  path: %lld of chain %lld in slot %d%s", (long long)(before < path->rows ? before : path->rows),
+                   (long long)path->chain, path->state, path->clear == step->position ? ", cleared" : "");
         }
-        printf("  attention: %lld calls  targets beside the first: %lld\n", (long long)m.n_levels + 1,
-               (long long)m.n_more);
+        printf("  attention: %lld calls  targets beside the first: %lld\n", (long long)m.n_calls + 1,
+               (long long)m.n_extra);
     }
     free(memory);
     return result;
@@ -58,8 +58,8 @@ int main(void) {
     const double weights[ANSWERS] = {0.5, -1, 0.25, 1.5, -0.75, -0.5}; /* advantages, say */
     const void *sequences[ANSWERS];
     int64_t lengths[ANSWERS], i, j;
-    cf_share shares[ANSWERS];
-    cf_pack_desc packing = {.chunk_size = 4096, .shares = shares};
+    cf_shared_prefix shares[ANSWERS];
+    cf_pack_desc packing = {.chunk_size = 4096, .shared_prefixes = shares};
     cf_schedule_desc scores = {.shape = {.forward_only = 1}}, order = {.shape = {.k = 1}};
     cf_metadata_desc loss = {.weights = weights};
     cf_plan *plan = NULL;
@@ -72,7 +72,7 @@ int main(void) {
         lengths[i] = PROMPT + ANSWER;
         for (j = 0; j < lengths[i]; j++) tokens[i][j] = (int32_t)(j < PROMPT ? j : j + 1000 * i);
     }
-    result = cf_shares_find(sequences, sizeof(int32_t), lengths, ANSWERS, shares, NULL, &error);
+    result = cf_shared_prefixes_find(sequences, sizeof(int32_t), lengths, ANSWERS, shares, NULL, &error);
     if (result == CF_OK) result = cf_pack(lengths, ANSWERS, &packing, &plan, &error);
     /* Forwards alone keep nothing, and the prompt runs once there, too. */
     if (result == CF_OK) result = run_all(plan, &scores, &loss, &error);

@@ -211,7 +211,7 @@ static inline void rope_rotate(real *x, const real *cosine, const real *sine, in
 /* ================================================================================================================
    >>attention    grouped-query, causal, variable-length, block after block of keys
 
-   One chunk's queries are `rows` rows; its keys are those of the prefix (in the group's state) followed by its own
+   One chunk's queries are `rows` rows; its keys are those of the prefix (in the chain's state) followed by its own
    rows. They are described as flash_attn_varlen_func wants them: sequence s has the queries cu_seqlens_q[s] ..
    cu_seqlens_q[s + 1] and likewise keys; the mask is causal and aligned bottom-right: with more keys than queries, the
    last query sees all keys, or, with a window, the last `window` of them, or those of its own block.

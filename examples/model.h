@@ -6,7 +6,7 @@
    The model is [embedding] + layers + [final norm + head + loss], and every call takes the part of it (a `stage`) to
    work on. The whole model is one stage; cut into several, each hands stage_output to the next one's stage_input, and
    the gradient back. One forward or backward handles one chunk: its rows, the activations that the forward leaves for
-   the backward, and, for a chunk of a group, the group's state.
+   the backward, and, for a chunk of a chain, the chain's state.
 
    Read in this order: parts.h, attention.h, this file; recurrent.h and feed_forward.h for the other kinds. */
 
@@ -199,13 +199,13 @@ typedef struct head_part {
     real *scale, *normed, *probability;
     const int32_t *target;
     const double *weight;
-    int64_t n_more;           /* targets beside the first: see chunk_rows */
+    int64_t n_extra;          /* targets beside the first: see chunk_rows */
 } head_part;
 
 static inline head_part main_head(const pass *p, const weights *gradient) {
     const activations *a = p->kept;
     head_part head = {a->output, p->weights->final_norm, gradient ? gradient->final_norm : NULL, a->scale, a->normed,
-                      a->probability, p->rows->target, p->rows->weight, p->rows->n_more};
+                      a->probability, p->rows->target, p->rows->weight, p->rows->n_extra};
     return head;
 }
 
@@ -232,9 +232,9 @@ static inline double head_forward(const pass *p, const head_part *head) {
     }
     double sum = 0;
     for (int64_t row = 0; row < p->rows->rows; row++) sum += head->weight[row] * p->scratch->row_loss[row];
-    for (int64_t i = 0; i < head->n_more; i++) {
-        const real *probability = head->probability + p->rows->more_row[i] * v;
-        sum -= p->rows->more_weight[i] * log((double)probability[p->rows->more_target[i]]);
+    for (int64_t i = 0; i < head->n_extra; i++) {
+        const real *probability = head->probability + p->rows->extra_row[i] * v;
+        sum -= p->rows->extra_weight[i] * log((double)probability[p->rows->extra_target[i]]);
     }
     return sum;
 }
@@ -242,15 +242,15 @@ static inline double head_forward(const pass *p, const head_part *head) {
 /* What the losses of each row beside the first weigh. */
 static inline void sum_more_weights(const pass *p, const head_part *head, double *sum) {
     memset(sum, 0, (size_t)p->rows->rows * sizeof *sum);
-    for (int64_t i = 0; i < head->n_more; i++) sum[p->rows->more_row[i]] += p->rows->more_weight[i];
+    for (int64_t i = 0; i < head->n_extra; i++) sum[p->rows->extra_row[i]] += p->rows->extra_weight[i];
 }
 
 /* Subtracts their targets from a block's gradients of logits. */
 static inline void subtract_more_targets(const pass *p, const head_part *head, const row_block *b, real *dlogits) {
-    for (int64_t i = 0; i < head->n_more; i++) {
-        const int64_t row = p->rows->more_row[i] - b->first;
+    for (int64_t i = 0; i < head->n_extra; i++) {
+        const int64_t row = p->rows->extra_row[i] - b->first;
         if (row < 0 || row >= b->count) continue;
-        dlogits[row * p->config->vocabulary + p->rows->more_target[i]] -= (real)p->rows->more_weight[i];
+        dlogits[row * p->config->vocabulary + p->rows->extra_target[i]] -= (real)p->rows->extra_weight[i];
     }
 }
 
@@ -383,7 +383,7 @@ static inline void model_backward(const pass *p, const weights *gradient) {
     if (p->stage.has_embedding) embed_backward(p, gradient, p->scratch->rows.stream);
 }
 
-/* The same in two passes. The first is all that the stage before waits for, and the group's earlier chunks: it leaves
+/* The same in two passes. The first is all that the stage before waits for, and the chain's earlier chunks: it leaves
    the gradient of the stage's input in scratch->rows.stream. The second makes the gradients of the weights, at any
    later time, from what the first has left in `kept`. (What is no matrix gets its gradient in the first.) Whichever way
    a backward is done, it adds the same numbers. */

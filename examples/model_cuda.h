@@ -632,7 +632,7 @@ static void add_weight_gradient(pass_of<T> *p, float *dw, const T *x, const T *d
 template <typename T>
 static pass_of<T> begin_pass(const part *own, const cf_cuda_step *step) {
     pass_of<T> p = {};
-    area kept = {(char *)step->activations, step->chunk->padded, 0, 0};
+    area kept = {(char *)step->activations, step->chunk->rows, 0, 0};
     area scratch = {(char *)step->workspace, kept.rows, 0, 0};
     p.own = own;
     p.step = step;
@@ -687,7 +687,7 @@ template <typename T> static cf_append append_of(const pass_of<T> *p) {
     return a;
 }
 
-/* K and V of the group from `row` on, or where the state streams, the chunk's own. */
+/* K and V of the chain from `row` on, or where the state streams, the chunk's own. */
 template <typename T> static cf_tensor keys_of(const pass_of<T> *p, int64_t layer, int64_t row) {
     const int64_t h = p->own->config->hidden;
     if (p->step->state.data) return cf_state_k(&p->step->state, layer, row);
@@ -783,7 +783,7 @@ template <typename T> static void attention_forward(pass_of<T> *p, int64_t layer
     on_rows(p, "padding", clear_padding_kernel<T>, a.attended, p->step->positions, h);
 }
 
-/* dK and dV of the group, fp32, from `row` on; or where the state streams, of the chunk's own rows. */
+/* dK and dV of the chain, fp32, from `row` on; or where the state streams, of the chunk's own rows. */
 template <typename T> static cf_tensor key_gradients_of(const pass_of<T> *p, int64_t layer, int64_t row) {
     const cf_tensor own = {p->scratch.dk, 0, 0};
     return p->step->gradient.data ? cf_state_k(&p->step->gradient, layer, row) : own;
@@ -901,7 +901,7 @@ template <typename T> static int part_forward(const part *own, const cf_cuda_ste
     return p.failed;
 }
 
-/* All that the stage before waits for, and the group's earlier chunks. */
+/* All that the stage before waits for, and the chain's earlier chunks. */
 template <typename T> static void part_backward_input(pass_of<T> *p) {
     const part *own = p->own;
     const int64_t h = own->config->hidden, v = own->config->vocabulary;

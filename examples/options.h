@@ -24,7 +24,7 @@ typedef struct options {
     int64_t n_paths;
     const char *checkpoint, *kinds;
     int64_t checkpoint_every, stop_after, print_every;
-    int check, memory_table, demo, exact, help, once, advantages;
+    int check, memory_table, demo, exact, help, shared_mean, advantages;
 } options;
 
 static inline int64_t list_options(options *o, option list[MAX_OPTIONS]) {
@@ -48,16 +48,16 @@ static inline int64_t list_options(options *o, option list[MAX_OPTIONS]) {
         {"capacity", NUMBER, &o->model.kinds.capacity, 0, MANY, NULL, "tokens that an expert takes, 0: all that come"},
         {"mtp", NUMBER, &o->model.kinds.mtp, 0, MANY, NULL, "weight of a loss of the next token but one, 0: none"},
         {"chunk-size", INTEGER, &o->packing.chunk_size, 1, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk"},
-        {"k", INTEGER, &o->order.shape.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
+        {"k", INTEGER, &o->order.shape.k, 1, MANY, NULL, "chunks of a chain that keep their activations at once"},
         {"stream", INTEGER, &o->stream, 0, MANY, NULL,
          "keep states in host memory and stream them through a ring of these bytes, 0: no"},
         {"method", CHOICE, &o->packing.method, 0, 0, "best next", "how to fit sequences into chunks"},
         {"split", CHOICE, &o->packing.split, 0, 0, "full even cost", "how to cut long sequences"},
-        {"no-tails", FLAG, &o->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a group's last chunk stays alone"},
+        {"no-tails", FLAG, &o->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a chain's last chunk stays alone"},
         {"align", INTEGER, &o->packing.align, 1, CF_MAX_CHUNK_SIZE, NULL, "slices start at multiples of this"},
         {"max-slices", INTEGER, &o->packing.max_slices, 0, MANY, NULL, "most slices of a chunk, 0: any"},
         {"share", INTEGER, &o->share, 0, MANY, NULL, SHARE_HELP},
-        {"once", FLAG, &o->once, 0, 0, NULL, ONCE_HELP},
+        {"shared-mean", FLAG, &o->shared_mean, 0, 0, NULL, ONCE_HELP},
         {"ranks", INTEGER, &o->packing.n_ranks, 1, CF_MAX_RANKS, NULL, "data-parallel ranks, run one after the other"},
         {"batch", INTEGER, &o->batch, 1, 1e6, NULL, "documents of a training step"},
         {"steps", INTEGER, &o->optimizer.steps, 1, MANY, NULL, "training steps of the whole run"},
@@ -148,7 +148,7 @@ static inline options parse_options(int argc, char **argv) {
     check_stream_bytes(o.stream, &o.model);
     check_alike(&o.synthetic, &o.with, &o.shared);
     if (o.synthetic.count > 0 && o.n_paths > 0) fail(EXIT_BAD_INPUT, "give --synthetic or files, not both");
-    check_once(o.once, o.share, o.packing.align);
+    check_shared_mean(o.shared_mean, o.share, o.packing.align);
     if (o.longest > 0 && o.longest < 3) fail(EXIT_BAD_INPUT, "--max-length must be 0 or at least 3");
     return o;
 }

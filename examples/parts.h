@@ -8,7 +8,7 @@
    Who holds what:
        chunk_rows     what is computed: tokens, targets, positions, cu_seqlens
        activations    what a forward keeps for its backward; grows with the rows of one chunk, never with the prefix
-       group_state    what the chunks of one long sequence hand on, in every layer: rows of its tokens (K, V or latents,
+       chain_state    what the chunks of one long sequence hand on, in every layer: rows of its tokens (K, V or latents,
                       and their gradients; with a window only each chunk's last), or a snapshot at each border between
                       chunks and one gradient that is carried backwards. It lies on the device, or in host memory and is
                       streamed past the device (state_stream.h)
@@ -409,8 +409,8 @@ static inline int64_t stage_layers(const stage *s) { return s->end_layer - s->fi
 typedef struct chunk_rows {
     int64_t rows;             /* padding included */
     int64_t n_seqs;           /* slices, and runs of padding rows */
-    int64_t prefix;           /* tokens of the group before this chunk */
-    int64_t state_tokens;     /* rows, from row 0 on, that join the group's state; 0 without a group */
+    int64_t prefix;           /* tokens of the chain before this chunk */
+    int64_t state_tokens;     /* rows, from row 0 on, that join the chain's state; 0 without a chain */
     const int32_t *cu_seqlens_q, *cu_seqlens_k; /* (n_seqs + 1) */
     const int32_t *position;  /* (rows) in its sequence */
     const int32_t *sequence;  /* (rows) -1: padding */
@@ -420,12 +420,12 @@ typedef struct chunk_rows {
     int32_t *next, *target2;  /* (rows) for the module that looks further: the next token, ignored or not, and the one
                                  after it as a target. It needs no more of what is beyond the chunk's border */
     const double *weight2;    /* (rows) of its loss */
-    int64_t index;            /* of the chunk in its group, from 0 */
+    int64_t index;            /* of the chunk in its chain, from 0 */
     int64_t chunk;            /* of the batch: where its routes lie */
-    int64_t n_more;           /* where sequences part, a row has a target for each way on: those beside the first */
-    const int32_t *more_row;  /* (n_more) rising */
-    const int32_t *more_target;  /* (n_more) tokens */
-    const double *more_weight;   /* (n_more) */
+    int64_t n_extra;          /* where sequences part, a row has a target for each way on: those beside the first */
+    const int32_t *extra_row; /* (n_extra) rising */
+    const int32_t *extra_target; /* (n_extra) tokens */
+    const double *extra_weight;  /* (n_extra) */
 } chunk_rows;
 
 /* ================================================================================================================
@@ -581,7 +581,7 @@ static inline real *stage_input(const activations *a) { return a->layers[0].inpu
 static inline const real *stage_output(const activations *a) { return a->output; }
 
 /* ================================================================================================================
-   >>state    what the chunks of a group hand on, in every layer of the stage
+   >>state    what the chunks of a chain hand on, in every layer of the stage
    ================================================================================================================ */
 
 typedef struct layer_state {
@@ -590,31 +590,31 @@ typedef struct layer_state {
     real *carry;            /* a snapshot's gradient, from the chunk that has run backward last to the one before it */
 } layer_state;
 
-typedef struct group_state {
+typedef struct chain_state {
     layer_state *layers;
     real *flat;
     int64_t *begin;       /* (chunks + 1) the first token of each chunk, and the end of the last one */
     int64_t chunks;
-    int in_tree;          /* 1: other groups go on from its rows, too */
+    int in_tree;          /* 1: other chains go on from its rows, too */
     int64_t bytes;
     memory_kind kind;
     state_stream *stream; /* through which passes reach a state in host memory; NULL: it is on the device */
-} group_state;
+} chain_state;
 
 /* How many of a chunk's rows the state keeps: those that the next chunk sees, which with a window are its last. What the
    next one does not see, no later one does. In a tree others may go on from any row. */
-static inline int64_t rows_kept(const group_state *g, int64_t window, int64_t begin, int64_t end) {
+static inline int64_t rows_kept(const chain_state *g, int64_t window, int64_t begin, int64_t end) {
     return g && g->in_tree ? end - begin : min_of(end - begin, end - first_key_of(window, end));
 }
 
-/* Rows that a layer keeps of the chunks before chunk `chunk`; 0 without a group. */
-static inline int64_t kept_before(const group_state *g, int64_t window, int64_t chunk) {
+/* Rows that a layer keeps of the chunks before chunk `chunk`; 0 without a chain. */
+static inline int64_t kept_before(const chain_state *g, int64_t window, int64_t chunk) {
     int64_t rows = 0;
     for (int64_t i = 0; g && i < chunk; i++) rows += rows_kept(g, window, g->begin[i], g->begin[i + 1]);
     return rows;
 }
 
-static inline void group_state_layout(group_state *g, carver *from, const model_config *c, const stage *s) {
+static inline void chain_state_layout(chain_state *g, carver *from, const model_config *c, const stage *s) {
     for (int64_t i = 0; i < stage_layers(s); i++) {
         const layer_sizes n = layer_sizes_of(c, s->first_layer + i);
         const int64_t rows = kept_before(g, window_of(c, s->first_layer + i), g->chunks);
@@ -628,30 +628,30 @@ static inline void group_state_layout(group_state *g, carver *from, const model_
     }
 }
 
-/* Not a number anywhere, as if another group had left something there: what is read must have been written. begin: as
+/* Not a number anywhere, as if another chain had left something there: what is read must have been written. begin: as
    in the state, which will own it. With a stream, the state lies in host memory. */
-static inline group_state group_state_new(const model_config *c, const stage *s, int64_t *begin, int64_t chunks,
+static inline chain_state chain_state_new(const model_config *c, const stage *s, int64_t *begin, int64_t chunks,
                                           int in_tree, state_stream *stream, memory_meter *meter) {
-    group_state g = {0};
+    chain_state g = {0};
     carver from = {0};
     g.layers = TAKE(layer_state, stage_layers(s));
     g.begin = begin;
     g.chunks = chunks;
     g.in_tree = in_tree;
-    group_state_layout(&g, &from, c, s);
+    chain_state_layout(&g, &from, c, s);
     g.bytes = from.used * (int64_t)sizeof(real);
     g.stream = stream;
     g.kind = stream ? MEMORY_HOST : MEMORY_STATE;
     g.flat = from.flat = TAKE(real, from.used);
     spoil(g.flat, from.used);
     from.used = 0;
-    group_state_layout(&g, &from, c, s);
+    chain_state_layout(&g, &from, c, s);
     memory_count(meter, g.kind, g.bytes);
     return g;
 }
 
-/* Before a group's first backward, which adds to them. */
-static inline void group_state_clear_gradient(const group_state *g, const model_config *c, const stage *s) {
+/* Before a chain's first backward, which adds to them. */
+static inline void chain_state_clear_gradient(const chain_state *g, const model_config *c, const stage *s) {
     for (int64_t i = 0; i < stage_layers(s); i++) {
         const layer_sizes n = layer_sizes_of(c, s->first_layer + i);
         const int64_t rows = kept_before(g, window_of(c, s->first_layer + i), g->chunks);
@@ -661,7 +661,7 @@ static inline void group_state_clear_gradient(const group_state *g, const model_
     }
 }
 
-static inline void group_state_free(group_state *g, memory_meter *meter) {
+static inline void chain_state_free(chain_state *g, memory_meter *meter) {
     if (g->stream && stream_is_busy(g->stream)) fail(EXIT_CHECK_FAILED, "a state is freed while copies are under way");
     memory_count(meter, g->kind, -g->bytes);
     free(g->layers);
@@ -679,8 +679,8 @@ static inline void group_state_free(group_state *g, memory_meter *meter) {
                                                     P[e] = mean over its T rows of score[e] / sum of scores,
 
    is a product of sums over all its rows. The counts have no gradient, so all that a row's backward needs to know of
-   other chunks is the counts of its sequence: a state of the kind "sum", complete when the last F of the group has run,
-   and that is before the group's first B. Replays do not count.
+   other chunks is the counts of its sequence: a state of the kind "sum", complete when the last F of the chain has run,
+   and that is before the chain's first B. Replays do not count.
    ================================================================================================================ */
 
 typedef struct routing {
@@ -881,7 +881,7 @@ static inline void workspace_free(workspace *w, memory_meter *meter) {
 
 /* Keys that slices of a chunk go on from, where sequences share rows. */
 typedef struct key_place {
-    const group_state *state; /* NULL: they are rows of the chunk itself, from row 0 on */
+    const chain_state *state; /* NULL: they are rows of the chunk itself, from row 0 on */
     int64_t row, first;       /* else the first of them in that state, and its place in the sequence */
     key_level level;          /* who sees which of them */
 } key_place;
@@ -891,7 +891,7 @@ typedef struct pass {
     const struct weights *weights;
     const chunk_rows *rows;
     const activations *kept;
-    const group_state *state; /* NULL without a group */
+    const chain_state *state; /* NULL without a chain */
     workspace *scratch;
     struct stage stage;
     uint64_t seed;            /* of dropout; the same in all passes of a training step */
@@ -938,7 +938,7 @@ static inline void for_row_blocks(const pass *p, int64_t i, rows_function *work)
 
 /* All states lie in the same place, be it the device or host memory. */
 static inline state_stream *state_stream_of(const pass *p) {
-    const group_state *state = p->state ? p->state : p->n_places > 0 ? p->places[0].state : NULL;
+    const chain_state *state = p->state ? p->state : p->n_places > 0 ? p->places[0].state : NULL;
     return state ? state->stream : NULL;
 }
 

@@ -4,7 +4,7 @@
    schedule. Its steps (cf_steps_make) number the buffers and say which of them to use:
 
        slot             activations that a forward keeps for its backward; in use until B, or until W
-       state            K, V, dK and dV of a group's tokens, in all layers of one part
+       state            K, V, dK and dV of a chain's tokens, in all layers of one part
        input, output    boundary tensors, (rows, hidden): residual stream on its way up, its gradient on its way down.
                         A receive fills the one that a pass will read, a send takes the one that a pass has made. Where
                         a V turns, the part behind reads what the part before it has made, on the same stage. With
@@ -42,7 +42,7 @@ typedef struct stage_runner {
 
     activations *slots;          /* (n_slots) */
     activations passing;         /* of forwards that keep nothing: one layer deep */
-    group_state *states;         /* (n_states) empty while the slot is free */
+    chain_state *states;         /* (n_states) empty while the slot is free */
     real **boundaries;           /* (n_boundaries) NULL where the slot is free, or its tensor in host memory */
     real **spare;                /* (n_spare) buffers of boundaries that are not in use */
     int64_t n_spare;
@@ -106,7 +106,7 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
     const stage passing = largest_part(config, schedule, stage_index, 0);
     r->routing = routing_new(config, plan->n_chunks, plan->chunk_size, b->length, b->count);
     r->slots = TAKE(activations, r->n_slots);
-    r->states = TAKE(group_state, r->n_states);
+    r->states = TAKE(chain_state, r->n_states);
     r->boundaries = TAKE(real *, r->n_boundaries);
     r->spare = TAKE(real *, r->n_boundaries);
     r->stream_bytes = stream_bytes;
@@ -139,7 +139,7 @@ static inline void stage_runner_end(stage_runner *r) {
 }
 
 static inline int64_t boundary_numbers(const stage_runner *r, const cf_step *step) {
-    return r->plan->chunks[step->action.chunk].padded * r->config->hidden;
+    return r->plan->chunks[step->action.chunk].rows * r->config->hidden;
 }
 
 /* Loads the rows of the step's chunk and lays its buffers out for the part of the model that the step is about. */
@@ -159,7 +159,7 @@ static inline cf_result prepare_pass(stage_runner *r, const cf_step *step, pass 
     p->routing = &r->routing;
     activations_reshape(kept, r->config, &p->stage, r->plan->chunk_size, step->slot >= 0);
     if (step->state >= 0) p->state = &r->states[step->state];
-    if (step->clear_state_gradient) group_state_clear_gradient(p->state, r->config, &p->stage);
+    if (step->clear_state_gradient) chain_state_clear_gradient(p->state, r->config, &p->stage);
     if (step->action.pass != CF_W) chunk_feed_find_places(&r->feed, r->steps, step, r->states, p);
     return CF_OK;
 }
@@ -189,7 +189,7 @@ static inline void input_has_left(stage_runner *r, const cf_step *step) {
 
 /* Begins to load a kept input, unless that has begun, and gives its slot; NULL where none is free. */
 static inline input_slot *input_load(stage_runner *r, const cf_action *a) {
-    int64_t cell = cell_of(r, a), count = r->plan->chunks[a->chunk].padded * r->config->hidden;
+    int64_t cell = cell_of(r, a), count = r->plan->chunks[a->chunk].rows * r->config->hidden;
     input_slot *slot = NULL;
     for (int i = INPUT_SLOTS - 1; i >= 0; i--) {
         if (r->input_slots[i].owner == cell) return &r->input_slots[i];
@@ -273,7 +273,7 @@ static inline void stage_begin_step(stage_runner *r, const cf_step *step) {
     if (!path || path->first != step->position) return;
     stage part = part_of(r->config, r->schedule, path->stage);
     state_stream *stream = r->stream.ring ? &r->stream : NULL;
-    r->states[path->state] = state_of_group(r->config, &part, r->plan, path->group, stream, &r->meter);
+    r->states[path->state] = state_of_chain(r->config, &part, r->plan, path->chain, stream, &r->meter);
 }
 
 /* The tensor that a pass has read or sent is done with; only local replay reads the input of an F that kept nothing
@@ -288,7 +288,7 @@ static inline void stage_end_step(stage_runner *r, const cf_step *step) {
     }
     for (int32_t i = step->path; i >= 0; i = r->steps->paths[i].up) {
         const cf_path *path = &r->steps->paths[i];
-        if (path->last == step->position) group_state_free(&r->states[path->state], &r->meter);
+        if (path->last == step->position) chain_state_free(&r->states[path->state], &r->meter);
     }
 }
 

@@ -132,7 +132,7 @@ typedef struct settings {
     int64_t prompt, seed, repeat;
     int64_t share;             /* see pack_batch */
     int64_t stream;            /* bytes of the ring of states in host memory, 0: they are on the device */
-    int rendezvous, sweep, once, help;
+    int rendezvous, sweep, shared_mean, help;
     const char *plan, *timeline, *simulated, *fail, *kinds;
     fault fault;
 } settings;
@@ -159,11 +159,11 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"chunk-size", INTEGER, &s->packing.chunk_size, 1, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk"},
         {"method", CHOICE, &s->packing.method, 0, 0, "best next", "how to fit sequences into chunks"},
         {"split", CHOICE, &s->packing.split, 0, 0, "full even cost", "how to cut long sequences"},
-        {"no-tails", FLAG, &s->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a group's last chunk stays alone"},
+        {"no-tails", FLAG, &s->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a chain's last chunk stays alone"},
         {"align", INTEGER, &s->packing.align, 1, CF_MAX_CHUNK_SIZE, NULL, "slices start at multiples of this"},
         {"share", INTEGER, &s->share, 0, MANY, NULL, SHARE_HELP},
-        {"once", FLAG, &s->once, 0, 0, NULL, ONCE_HELP},
-        {"k", INTEGER, &s->order.shape.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
+        {"shared-mean", FLAG, &s->shared_mean, 0, 0, NULL, ONCE_HELP},
+        {"k", INTEGER, &s->order.shape.k, 1, MANY, NULL, "chunks of a chain that keep their activations at once"},
         {"schedule", CHOICE, &s->order.kind, 0, 0, "paper gpipe 1f1b interleaved zero-bubble best", "which schedule"},
         {"replay", CHOICE, &s->order.shape.replay, 0, 0, "pipeline local", "how dropped activations come back"},
         {"virtual", INTEGER, &s->order.shape.n_virtual, 0, MANY, NULL, "parts of the model on each stage, 0: as is usual"},
@@ -271,7 +271,7 @@ static settings parse_settings(int argc, char **argv) {
     if (s.help) return s;
     if (s.lengths.count == 0) parse_lengths("synthetic", &s.lengths, "500,20,90,33,128,64,7,300,45,11");
     check_alike(&s.lengths, &s.with, &s.shared);
-    check_once(s.once, s.share, s.packing.align);
+    check_shared_mean(s.shared_mean, s.share, s.packing.align);
     if (s.fail) s.fault = parse_fault(s.fail);
     if (s.fail && s.fault.stage >= n_processes) {
         fail(EXIT_BAD_INPUT, "--fail: there is no stage %lld", (long long)s.fault.stage);
@@ -604,7 +604,7 @@ static cf_stage_cost measured_cost(const stage_process *p, int64_t virtual_stage
         for (int64_t i = 0; i < p->n_timed; i++) {
             if (actions[i].stage != virtual_stage || actions[i].pass != kind) continue;
             const cf_chunk *chunk = &plan->chunks[actions[i].chunk];
-            cf_sample sample = {kind, chunk->padded, chunk->pairs, fmax(p->end[i] - p->start[i], 1e-9)};
+            cf_sample sample = {kind, chunk->rows, chunk->pairs, fmax(p->end[i] - p->start[i], 1e-9)};
             samples[n++] = sample;
         }
         *stage_cost_member(&cost, kind) = pass_cost_of(samples, n);
@@ -779,10 +779,10 @@ static void print_plan(const settings *s, const cf_plan *plan, const batch *b) {
     cf_plan_stats stats;
     cf_plan_measure(plan, NULL, &stats);
     printf("pipeline " REAL_NAME ": %d processes, %lld layers, %s sends; %lld sequences, %lld tokens in %lld rows, "
-           "%lld targets in %lld chunks of %lld, largest group %lld, %lld hybrid\n",
+           "%lld targets in %lld chunks of %lld, longest chain %lld, %lld hybrid\n",
            n_processes, (long long)s->model.layers, s->rendezvous ? "rendezvous" : "non-blocking", (long long)b->count,
            (long long)b->n_tokens, (long long)stats.rows, (long long)b->n_targets, (long long)plan->n_chunks,
-           (long long)plan->chunk_size, (long long)stats.largest_group, (long long)stats.n_hybrid);
+           (long long)plan->chunk_size, (long long)stats.longest_chain, (long long)stats.n_hybrid);
 }
 
 static void print_schedule(const cf_schedule *schedule, const cf_schedule *lowered) {
@@ -881,7 +881,7 @@ static void task_begin(task *t, const settings *s) {
     }
     for (int64_t i = 0; i < s->lengths.count; i++) batch_put(&t->batch, i, &t->documents, i, s->prompt, 0);
     if (t->batch.n_targets == 0) fail(EXIT_BAD_INPUT, "the batch has no target tokens, so there is nothing to check");
-    t->batch.once = s->once;
+    t->batch.shared_mean = s->shared_mean;
     if (pack_batch(&s->packing, s->share, &t->batch, &t->plan, &error) != CF_OK) {
         fail(EXIT_BAD_INPUT, "%s", error.text);
     }

@@ -295,7 +295,7 @@ static inline void run_heads(const pass *p, int64_t i, int64_t first, int64_t en
     }
 }
 
-/* One slice of the chunk forward; of a group's, hands on what the next chunk begins from. */
+/* One slice of the chunk forward; of a chain's, hands on what the next chunk begins from. */
 static inline void slice_forward(const pass *p, int64_t i, int64_t s) {
     const model_config *c = p->config;
     const layer_activations *a = &p->kept->layers[i];
@@ -314,7 +314,7 @@ static inline void slice_forward(const pass *p, int64_t i, int64_t s) {
     border_send(p, p->state->layers[i].snapshots + p->rows->index * border_numbers(c), next);
 }
 
-/* One slice backward; of a group's, takes what the next chunk has found and leaves the same for the one before. */
+/* One slice backward; of a chain's, takes what the next chunk has found and leaves the same for the one before. */
 static inline void slice_backward(const pass *p, int64_t i, int64_t s) {
     const model_config *c = p->config;
     const row_scratch *d = &p->scratch->rows;

@@ -243,7 +243,7 @@ typedef struct batch {
     const unsigned char **ignored; /* (count) a byte for each token: 1 where it is no target, as in a prompt */
     int64_t n_tokens, n_targets;
     double *weight;          /* (count) of each target of a sequence; NULL: the loss is the mean over all targets */
-    int once;                /* 1: a token that sequences share counts once, with the mean of their weights */
+    int shared_mean;         /* 1: a token that sequences share counts once, with the mean of their weights */
 } batch;
 
 static inline batch batch_new(int64_t count) {
@@ -320,7 +320,7 @@ static inline int batch_is_shared(const batch *b, int64_t i, int64_t j, int64_t 
 static inline double batch_weight(const batch *b, int64_t i, int64_t position) {
     double sum = 0, n = 0;
     for (int64_t j = 0; j < b->count; j++) {
-        if (b->once ? !batch_is_shared(b, i, j, position) : j != i) continue;
+        if (b->shared_mean ? !batch_is_shared(b, i, j, position) : j != i) continue;
         sum += b->weight ? b->weight[j] : batch_loss_weight(b);
         n++;
     }

@@ -83,7 +83,7 @@ static batch next_batch(const options *o, const documents *d, data_order *order)
         int64_t document = o->synthetic.count > 0 ? i : data_order_next(order);
         batch_put(&b, i, d, document, o->prompt, o->prompt_fraction);
     }
-    b.once = o->once;
+    b.shared_mean = o->shared_mean;
     if (o->advantages) batch_draw_weights(&b, seed_of(o, SEED_WEIGHTS));
     return b;
 }
@@ -161,7 +161,7 @@ static int with_checkpoint(training *t, int (*use)(const char *path, checkpoint 
         setting_double("lr", o->optimizer.learning_rate), setting_int("warmup", o->optimizer.warmup),
         setting_double("weight-decay", o->optimizer.weight_decay), setting_double("clip", o->optimizer.clip),
         setting_int("seed", o->seed), setting_int("prompt", o->prompt),
-        setting_double("prompt-fraction", o->prompt_fraction), setting_int("once", o->once),
+        setting_double("prompt-fraction", o->prompt_fraction), setting_int("shared-mean", o->shared_mean),
         setting_int("advantages", o->advantages),
         setting_int("hash of the documents", (int64_t)documents_hash(&t->documents)),
     };
@@ -381,13 +381,13 @@ static void print_memory_row(const memory_row *row) {
 /* Whether row `i` holds what it should: `slots` activation slots of chunked training, with a stream or without, and
    nothing else on the device that has grown since the row before. */
 static int memory_row_is_right(const memory_row *rows, int i, int64_t slots) {
-    int64_t slot = rows[0].chunked.peak[MEMORY_ACTIVATIONS]; /* no group there, so one slot */
+    int64_t slot = rows[0].chunked.peak[MEMORY_ACTIVATIONS]; /* no chain there, so one slot */
     const memory_row *row = &rows[i], *before = &rows[i - 1];
     int64_t earlier_slots = before->chunked.peak[MEMORY_ACTIVATIONS] / slot;
     return row->chunked.peak[MEMORY_ACTIVATIONS] == slots * slot &&
            row->unchunked.peak[MEMORY_ACTIVATIONS] > 3 * before->unchunked.peak[MEMORY_ACTIVATIONS] &&
            row->streamed.peak[MEMORY_HOST] == row->chunked.peak[MEMORY_STATE] &&
-           (before->streamed.peak[MEMORY_STATE] == 0 || /* it has no group */
+           (before->streamed.peak[MEMORY_STATE] == 0 || /* it has no chain */
             device_bytes(&row->streamed) - device_bytes(&before->streamed) == (slots - earlier_slots) * slot);
 }
 

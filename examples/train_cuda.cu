@@ -95,7 +95,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"chunk-size", INTEGER, &s->chunk_size, 0, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk, 0: none is split"},
         {"max-slices", INTEGER, &s->packing.max_slices, 0, MANY, NULL, "most slices of a chunk, 0: any"},
         {"split", CHOICE, &s->packing.split, 0, 0, "full even cost", "how to cut long documents"},
-        {"k", INTEGER, &s->order.shape.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
+        {"k", INTEGER, &s->order.shape.k, 1, MANY, NULL, "chunks of a chain that keep their activations at once"},
         {"data", TEXT, &s->data, 0, 0, NULL, "token file to train on (make_tokens writes such)"},
         {"lengths", TEXT, &s->lengths, 0, 0, NULL, "list of lengths: random documents, --batch of them each step"},
         {"synthetic", LENGTHS, &s->synthetic, 0, 0, NULL, "LEN,LEN,...: one batch of random documents, each step"},
@@ -278,8 +278,8 @@ static void fill_chunk(const trainer *t, batch_rows *r, int64_t first, const cf_
         const int32_t *of = m->sequence_ids[row] < 0 ? NULL : t->batch.tokens[m->sequence_ids[row]];
         r->tokens[first + row] = of ? of[m->position_ids[row]] : -1;
         if (m->target_positions[row] >= 0) add_target(r, of[m->target_positions[row]], m->loss_weights[row]);
-        for (; more < m->n_more && m->more_rows[more] == row; more++)
-            add_target(r, t->batch.tokens[m->more_sequences[more]][m->more_targets[more]], m->more_weights[more]);
+        for (; more < m->n_extra && m->extra_rows[more] == row; more++)
+            add_target(r, t->batch.tokens[m->extra_sequences[more]][m->extra_targets[more]], m->extra_weights[more]);
         r->first_target[first + row + 1] = (int32_t)r->n_targets;
     }
 }
@@ -300,7 +300,7 @@ static batch_rows fill_rows(trainer *t) {
     void *const arrays = take_memory((int64_t)bytes, 1);
     t->first_row = TAKE(int64_t, t->plan->n_chunks + 1);
     t->first_run = TAKE(int64_t, t->plan->n_chunks + 1);
-    for (int64_t i = 0; i < t->plan->n_chunks; i++) t->first_row[i + 1] = t->first_row[i] + t->plan->chunks[i].padded;
+    for (int64_t i = 0; i < t->plan->n_chunks; i++) t->first_row[i + 1] = t->first_row[i] + t->plan->chunks[i].rows;
     batch_rows r = batch_rows_new(t->first_row[t->plan->n_chunks], t->plan->n_chunks, t->batch.n_tokens);
     for (int64_t i = 0; i < t->plan->n_chunks; i++) {
         cf_metadata m;
@@ -581,7 +581,7 @@ static void write_times(const trainer *t) {
         const cf_action *a = &schedule->actions[i];
         const cf_chunk *c = &t->plan->chunks[a->chunk];
         if (a->pass == CF_F && !a->keep && !s->headless) continue;
-        fprintf(file, "%s %lld %lld %.9g\n", cf_pass_name((cf_pass)a->pass), (long long)c->padded, (long long)c->pairs,
+        fprintf(file, "%s %lld %lld %.9g\n", cf_pass_name((cf_pass)a->pass), (long long)c->rows, (long long)c->pairs,
                 timeline->end[i] - timeline->start[i]);
     }
     const int failed = ferror(file);
@@ -816,14 +816,14 @@ template <typename T> static void fill_checked(trainer *t, checked *of, weights 
     put_weights<T>(&t->model, w);
     next_batch(t);
     load_batch(t);
-    printf("check: %lld documents, %lld tokens in %lld chunks of %lld, K %lld, %lld groups\n",
+    printf("check: %lld documents, %lld tokens in %lld chunks of %lld, K %lld, %lld chains\n",
            (long long)t->batch.count, (long long)t->batch.n_tokens, (long long)t->plan->n_chunks,
-           (long long)t->plan->chunk_size, (long long)chunked->order.shape.k, (long long)t->plan->n_groups);
+           (long long)t->plan->chunk_size, (long long)chunked->order.shape.k, (long long)t->plan->n_chains);
     of->loss = take_gradients(t, &of->chunked).loss;
     of->loss_again = take_gradients(t, &of->again).loss;
     unchunked.chunk_size = 0;
     unchunked.packing.max_slices = 1;
-    unchunked.packing.shares = NULL;
+    unchunked.packing.shared_prefixes = NULL;
     t->settings = &unchunked;
     load_batch(t);
     t->settings = chunked;
@@ -897,7 +897,7 @@ static token_set load_data(const settings *s) {
     if (s->synthetic.count > 0) {
         const token_set made = random_tokens(s->synthetic.lengths, s->synthetic.count, s->model.vocabulary,
                                              mix64_pair((uint64_t)s->seed, 1));
-        copy_shared(made.tokens, made.first, s->packing.shares, made.count);
+        copy_shared(made.tokens, made.first, s->packing.shared_prefixes, made.count);
         return made;
     }
     if (s->lengths) return listed_data(s);
@@ -976,7 +976,7 @@ int main(int argc, char **argv) {
     free(s.synthetic.lengths);
     free(s.with.lengths);
     free(s.shared.lengths);
-    free((void *)s.packing.shares);
+    free((void *)s.packing.shared_prefixes);
     must_be_printed();
     return code;
 }

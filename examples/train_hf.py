@@ -5,7 +5,8 @@
     examples/train_hf.py FILE...                          # a small Qwen2 on the bytes of these files, one sequence each
     examples/train_hf.py --model Qwen/Qwen2.5-0.5B --lr 1e-5 FILE...
     examples/train_hf.py --share 64 FILE...               # what files have in common is computed once
-    torchrun --nproc-per-node 4 examples/train_hf.py --gang 4 FILE...     # a long file is spread over up to 4 processes
+    torchrun --nproc-per-node 4 examples/train_hf.py --max-cp 4 FILE...     # a long file is spread over up to 4
+    processes
 
 chunkflow.huggingface says which models it takes and refuses the others by name. tests/torch compares their gradients
 with plain training.
@@ -40,7 +41,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--model")
-    for name, default in (("--chunk-size", 2048), ("--k", 1), ("--share", 0), ("--gang", 0), ("--steps", 10),
+    for name, default in (("--chunk-size", 2048), ("--k", 1), ("--share", 0), ("--max-cp", 0), ("--steps", 10),
                           ("--lr", 1e-3)):
         parser.add_argument(name, type=type(default), default=default)
     options = parser.parse_args()
@@ -59,9 +60,9 @@ def main():
         torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     step = chunkflow.torch.Step(model, chunkflow.huggingface.Causal(model), chunk_size=options.chunk_size, k=options.k,
-                                share=options.share, gang=options.gang)
+                                min_shared_prefix=options.share, max_cp=options.max_cp)
     lengths = [len(s) for s in sequences]
-    plan, _ = step.plan(lengths, chunkflow.shares_of_tokens(sequences) if options.share else None)
+    plan, _ = step.plan(lengths, chunkflow.shared_prefixes_of_tokens(sequences) if options.share else None)
     if rank == 0:
         print(f"{len(lengths)} sequences, the longest of {max(lengths)} tokens, in {plan.n_chunks - plan.n_idle} chunks",
               flush=True)

@@ -239,9 +239,9 @@ typedef struct chunk_slot {
 
 /* K, V, dK and dV of a split sequence: what its chunks hand on. A real trainer has these for every layer, and takes no
    more rows than cf_steps_capacity says. */
-typedef struct group_state {
+typedef struct chain_state {
     key_value key[MAX_LENGTH], d_key[MAX_LENGTH];
-} group_state;
+} chain_state;
 
 /* What the passes work on. */
 typedef struct trainer {
@@ -253,7 +253,7 @@ typedef struct trainer {
     double loss;
     chunk_slot *slots;           /* of activations, and one more for forwards that keep nothing */
     int64_t n_slots;
-    group_state *states;
+    chain_state *states;
     key_value d_own[CHUNK_SIZE]; /* of the backward at hand, as d */
     row_gradient d[CHUNK_SIZE];
 } trainer;
@@ -297,7 +297,7 @@ static void backward(trainer *t, const cf_step *step) {
     }
 }
 
-/* Slots that go out of use with a step. A trainer that allocates memory for each group frees it here. This one sets
+/* Slots that go out of use with a step. A trainer that allocates memory for each chain frees it here. This one sets
    every bit, which makes every number a NaN: if a later pass read one, the loss or the gradients would show it. */
 static void forget(trainer *t, const cf_steps *steps, const cf_step *step) {
     if (step->action.pass == CF_B) memset(&t->slots[step->slot], 0xFF, sizeof *t->slots);

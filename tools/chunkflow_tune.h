@@ -15,10 +15,10 @@
 
    The functions by task
        fit costs to measured passes     cf_cost_fit
-       estimate them from numbers       cf_cost_estimate, cf_gang_costs, cf_model_find, cf_gpu_find
+       estimate them from numbers       cf_cost_estimate, cf_cp_costs, cf_model_find, cf_gpu_find
        bytes that a schedule needs      cf_schedule_memory
        limits that leave it those       cf_memory_limits
-       choose ChunkSize and K           cf_tune, cf_tune_schedule, cf_tune_defaults, cf_tune_budget, cf_tuning_free,
+       choose ChunkSize and K           cf_tune, cf_tune_schedule, cf_tune_defaults, cf_tune_max_tries, cf_tuning_free,
                                         cf_tune_status_name
 
    What it does not do. It measures nothing, reads no files and prints nothing. It knows decoders (cf_model); for
@@ -90,7 +90,7 @@ extern "C" {
 /* One measured pass. */
 typedef struct cf_sample {
     int pass;       /* a cf_pass, CF_F .. CF_W */
-    int64_t rows;   /* tokens of the chunk, padding included: its `padded` */
+    int64_t rows;   /* tokens of the chunk, padding included: its `rows` */
     int64_t pairs;  /* attention pairs of the chunk */
     double seconds; /* more than 0 */
 } cf_sample;
@@ -161,7 +161,7 @@ typedef struct cf_cost_desc {
                                 forward attention loses half a wave of its blocks of 128 queries a head */
     int stream;              /* 1: state is in host memory and passes stream it by layer
                                 (cf_memory_desc.state_window) */
-    int64_t gang;            /* most ranks that share a sequence (cf_pack_desc.gang). 0, 1: none do */
+    int64_t max_cp;          /* most ranks that share a sequence (cf_pack_desc.max_cp). 0, 1: none do */
     int unfused;             /* 1: norms, rotation and SwiGLU are separate operations (cf_memory_desc.unfused), as
                                 PyTorch's own are without torch.compile */
 } cf_cost_desc;
@@ -180,9 +180,9 @@ typedef struct cf_cost_desc {
    of forward but the head (full). B = I + W.
    With a stream, K and V (two bytes an element) cross the GPU's link to the host in F and R, and in B and I their
    gradients (four bytes) as well, in and out, which is counted as if the two directions shared the link's rate. The
-   stage with the most layers stands for all; one of its layers is exposed. With a gang, rows of K and V come from
-   other ranks over their link, that between nodes where tp x gang GPUs are more than one has, and in B and I as many
-   gradients besides; both directions of the link carry the same at once.
+   stage with the most layers stands for all; one of its layers is exposed. With a cp group, rows of K and V come from
+   other ranks over their link, that between nodes where tp x cp group GPUs are more than one has, and in B and I as
+   many gradients besides; both directions of the link carry the same at once.
 
    stages: (pp x n_virtual), count of them. timing: all else that a schedule needs, with timing->stages = stages.
    step_seconds (NULL is allowed): what an iteration takes besides, once: the gradient exchange over dp and the
@@ -192,15 +192,15 @@ typedef struct cf_cost_desc {
    These run beside the pass, a layer ahead (Zhao et al., PyTorch FSDP, 2023): the bytes of one layer are exposed, and
    what a pass over chunk_size tokens without a prefix is too short for. They are in its constant term. All three are
    untouched on failure.
-   Errors: as cf_model_validate and cf_parallel_validate, or the member, as "gang" of a model with recurrent layers;
+   Errors: as cf_model_validate and cf_parallel_validate, or the member, as "cp group" of a model with recurrent layers;
    CF_ERROR_OVERFLOW ("gpu") where a time is not finite. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error);
 
-/* Fills in what cf_pack needs to choose how widely it spreads sequences over gangs of ranks: `cost`, forwards of the
-   first stage, and `gang_seconds`, what is exposed of their gathers and of a third of those in backward, which takes
-   about two forwards. timing: of cf_cost_estimate. */
-CHUNKFLOW_TUNE_API void cf_gang_costs(const cf_timing *timing, cf_pack_desc *pack);
+/* Fills in what cf_pack needs to choose how widely it spreads sequences over cp groups of ranks: `cost`, forwards of
+   the first stage, and `cp_row_seconds`, what is exposed of their gathers and of a third of those in backward, which
+   takes about two forwards. timing: of cf_cost_estimate. */
+CHUNKFLOW_TUNE_API void cf_cp_costs(const cf_timing *timing, cf_pack_desc *pack);
 
 /* Finds the most that a schedule needs: the report of each stage at its heaviest pass, by cf_schedule_loads and
    cf_memory_estimate. Of desc->parallel, pp, n_virtual and placement must be those of the schedule; unfused_attention
@@ -216,7 +216,7 @@ CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, cons
 /* The limits under which a schedule of a plan fits into so many bytes of every GPU, for cf_schedule_desc: per_token and
    bytes_by_stage of *limits; its other members stay as they are. A schedule counts the tokens of all stages by the same
    bytes, and here stages differ, so both speak of the tightest stage, in hundredths of a byte; what a stage holds
-   always and what a pass works in is left out of them. They leave room for one chunk of any group beside its state,
+   always and what a pass works in is left out of them. They leave room for one chunk of any chain beside its state,
    even where that does not fit: cf_schedule_memory of what comes out has the last word. cf_tune makes a schedule
    without these limits first and, where that does not fit, under them.
 
@@ -260,7 +260,7 @@ CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status);
 /* Bytes on one GPU of a virtual stage, for a model that no cf_model describes. Measure them, or count them from your
    own code. */
 typedef struct cf_stage_bytes {
-    cf_bytes held;         /* for each token that is held: of kept activations (more than 0), state, state gradient and,
+    cf_held_bytes held;    /* for each token that is held: of kept activations (more than 0), state, state gradient and,
                               for local replay, the saved input of a dropped chunk */
     int64_t per_token_pass; /* for each token of the chunk that is in a pass, beside the above: logits, gradients of
                               activations, buffers. Of a stage's virtual stages the most expensive counts */
@@ -279,7 +279,7 @@ typedef struct cf_tune_candidate {
     int64_t recompute_layers;
     int64_t state_window;   /* state streams from host memory through a ring of so many rows (cf_memory_desc); 0: no.
                                memory.host says how much lies there */
-    int64_t gang;           /* of its split: most ranks that share a sequence. 0: none do */
+    int64_t max_cp;         /* of its split: most ranks that share a sequence. 0: none do */
     cf_tune_status status;
     const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
     int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the very same schedules or, of one that
@@ -342,10 +342,11 @@ typedef struct cf_tune_desc {
                                        none so long; times stay the list's. 0: the longest of the list */
     cf_pack_desc pack;              /* how to pack; chunk_size and n_ranks are not used. shares: of the whole list; then
                                        a tree is drawn as one, and where a batch is full before it ends, the next batch
-                                       begins with the rest of it. gang: the most that is tried, beside none, in splits
-                                       of one stage: 2, 4, 8 ... ranks, as far as they divide dp, all in step. Time and
-                                       memory are those of columns by paper, with what gangs gather, and `cost` and
-                                       `gang_seconds` the estimate's. Only with a gpu, and without shares */
+                                       begins with the rest of it. cp group: the most that is tried, beside none, in
+                                       splits of one stage: 2, 4, 8 ... ranks, as far as they divide dp, all in step.
+                                       Time and memory are those of columns by paper, with what cp groups gather, and
+                                       `cost` and `cp_row_seconds` the estimate's. Only with a gpu, and without shares
+                                       */
     const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K, and the longest sequence (up to a multiple
                                        of pack.align), which is the least that splits nothing; without n_exact also, for
                                        the split that is best so, sizes between these (n_even) */
@@ -361,7 +362,7 @@ typedef struct cf_tune_desc {
                                        otherwise or schedules had to be held down to fit. A memory.state_window is for
                                        all candidates: all stream */
     int split_backward;             /* as in cf_schedule_desc, for best */
-    int64_t budget;                 /* of best, for each schedule. 0: what cf_tune_budget says of its plan */
+    int64_t max_tries;              /* of best, for each schedule. 0: what cf_tune_max_tries says of its plan */
     int64_t batch;                  /* sequences of a batch. 0: 256 */
     int64_t n_batches;              /* batches to simulate. 0: 16 */
     uint64_t seed;                  /* which batches are drawn */
@@ -386,14 +387,14 @@ typedef struct cf_tuning {
     int64_t n_even;                 /* of the candidates, the last so many are of one split, in chunk_sizes that deal a
                                        mean batch out evenly; all others are sorted as said below */
     cf_parallel *splits;            /* (n_splits) */
-    int64_t *gangs;                 /* (n_splits) most ranks that share a sequence; 0: none do */
+    int64_t *max_cps;               /* (n_splits) most ranks that share a sequence; 0: none do */
     cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay, recompute and,
                                        fastest, whether state stays or streams */
     double *seconds;                /* (n_candidates x n_batches) of each batch; -1: not simulated */
     int64_t *batch_tokens;          /* (n_batches) */
     int64_t batch;                  /* sequences of a batch */
     int64_t *batches;               /* (n_batches + 1) x batch: their lengths; the last batch is for memory only */
-    cf_share *shares;               /* likewise what they share, of sequences of the same batch; NULL: nothing */
+    cf_shared_prefix *shared_prefixes; /* likewise what they share, of sequences of the same batch; NULL: nothing */
     int64_t winner;                 /* index of the best candidate; -1: none fits, or none was exact when interrupted */
     int64_t n_ranked;
     int64_t *ranking;               /* (n_ranked) the candidates that are exact, fastest first */
@@ -430,8 +431,8 @@ CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf
    cf_tune makes it, without a limit or, where that does not fit, under one. So a trainer gets for every batch what the
    search has chosen.
 
-   desc: as it was given to cf_tune; tuning: what came of it. plan: packed to the candidate's chunk_size and gang for
-   the dp of its split. On success cf_schedule_free is due; *out is untouched on failure. Errors:
+   desc: as it was given to cf_tune; tuning: what came of it. plan: packed to the candidate's chunk_size and cp group
+   for the dp of its split. On success cf_schedule_free is due; *out is untouched on failure. Errors:
    CF_ERROR_ARGUMENT with what does not belong together; CF_ERROR_INFEASIBLE where no schedule of this plan keeps to the
    limit, with the bytes that one needs in error->wanted; those of cf_tune. */
 CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf_tuning *tuning, int64_t candidate,
@@ -441,11 +442,11 @@ CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf
    sequence among the chunk_sizes. */
 CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
 
-/* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have
-   some 20,000 passes, which take milliseconds. A plan of more than 2,500 passes takes longer in proportion, because
-   fewer than 8 candidates find too little. 0 without a plan, or where a number of stages is below 1. Of the plan it
-   reads n_steps alone. */
-CHUNKFLOW_TUNE_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
+/* The number of tries that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together
+   have some 20,000 passes, which take milliseconds. A plan of more than 2,500 passes takes longer in proportion,
+   because fewer than 8 candidates find too little. 0 without a plan, or where a number of stages is below 1. Of the
+   plan it reads chunks_per_rank alone. */
+CHUNKFLOW_TUNE_API int64_t cf_tune_max_tries(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
 
 /* Frees a tuning made by cf_tune. NULL is allowed. */
 CHUNKFLOW_TUNE_API void cf_tuning_free(cf_tuning *tuning);
@@ -1257,15 +1258,15 @@ static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *
     timing.seconds_per_token = (double)cft__div_up(2 * shard->hidden, shard->sequence) / rate;
     if (desc->stream) timing.stream_forward = row_bytes / cft__product(desc->gpu->pcie, desc->gpu->link);
     timing.stream_backward = 5 * timing.stream_forward; /* and 8 kv twice */
-    if (desc->gang > 1) timing.gather_forward = row_bytes / cft__link_rate(desc, parallel->tp * desc->gang);
+    if (desc->max_cp > 1) timing.gather_forward = row_bytes / cft__link_rate(desc, parallel->tp * desc->max_cp);
     timing.gather_backward = 3 * timing.gather_forward; /* and 8 kv once in each direction */
-    if (desc->stream || desc->gang > 1) timing.stream_exposed = 1 / (double)most_layers;
+    if (desc->stream || desc->max_cp > 1) timing.stream_exposed = 1 / (double)most_layers;
     return timing;
 }
 
-CHUNKFLOW_TUNE_API void cf_gang_costs(const cf_timing *timing, cf_pack_desc *pack) {
+CHUNKFLOW_TUNE_API void cf_cp_costs(const cf_timing *timing, cf_pack_desc *pack) {
     pack->cost = timing->stages != NULL ? timing->stages[0].forward : timing->all.forward;
-    pack->gang_seconds = cft__product(timing->gather_forward + timing->gather_backward / 3, timing->stream_exposed);
+    pack->cp_row_seconds = cft__product(timing->gather_forward + timing->gather_backward / 3, timing->stream_exposed);
 }
 
 /* Bytes of K and V, or latents, of one token on a stage: two an element. */
@@ -1294,12 +1295,12 @@ static cf_result cft__check_estimate(const cf_cost_desc *full, int64_t count, co
     return cf_refuse(error, CF_ERROR_OVERFLOW, "gpu", -1, "is so slow that a pass or a transfer takes for ever");
 }
 
-/* A recurrent layer hands its state on from slice to slice, so ranks of a gang would run it one after the other, which
-   no time here knows. */
-static cf_result cft__check_gang(const cf_model *model, int64_t gang, const char *field, cf_error *error) {
+/* A recurrent layer hands its state on from slice to slice, so ranks of a cp group would run it one after the other,
+   which no time here knows. */
+static cf_result cft__check_cp_group(const cf_model *model, int64_t cp, const char *field, cf_error *error) {
     int64_t k;
-    CFT__TRY(cft__range(gang, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, field, -1, error));
-    for (k = 0; gang > 1 && model != NULL && k < model->n_kinds; k++)
+    CFT__TRY(cft__range(cp, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, field, -1, error));
+    for (k = 0; cp > 1 && model != NULL && k < model->n_kinds; k++)
         if (model->kinds[k].mixer >= CF_MIXER_DELTA && model->kinds[k].mixer <= CF_MIXER_MAMBA2)
             return cf_refuse(error, CF_ERROR_ARGUMENT, field, -1,
                              "recurrent layers hand on their state: ranks cannot share a sequence at once");
@@ -1324,7 +1325,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     if (full.gpus_per_node == 0) full.gpus_per_node = 8;
     CFT__TRY(cft__range(full.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
     CFT__TRY(cft__range(full.chunk_size, 0, CF_MAX_CHUNK_SIZE, CF_ERROR_LIMIT, "chunk_size", -1, error));
-    CFT__TRY(cft__check_gang(full.model, full.gang, "gang", error));
+    CFT__TRY(cft__check_cp_group(full.model, full.max_cp, "max_cp", error));
     if (count != full.parallel.pp * full.parallel.n_virtual)
         return cf_fail(error, CF_ERROR_ARGUMENT, "count", -1, full.parallel.pp * full.parallel.n_virtual, count,
                        "must be the number of virtual stages");
@@ -1403,11 +1404,11 @@ CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc) {
     return full;
 }
 
-CHUNKFLOW_TUNE_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual) {
+CHUNKFLOW_TUNE_API int64_t cf_tune_max_tries(const cf_plan *plan, int64_t n_stages, int64_t n_virtual) {
     int64_t stages = 0, passes = 0;
-    if (plan == NULL || plan->n_steps < 0 || n_stages < 1 || n_virtual < 1) return 0;
+    if (plan == NULL || plan->chunks_per_rank < 0 || n_stages < 1 || n_virtual < 1) return 0;
     cft__add_product(&stages, n_stages, n_virtual);
-    cft__add_product(&passes, plan->n_steps, stages);
+    cft__add_product(&passes, plan->chunks_per_rank, stages);
     return cft__max(8, cft__min(64, 10000 / cft__max(1, passes)));
 }
 
@@ -1451,7 +1452,7 @@ enum { CFT__ACTIVATIONS, CFT__STATE, CFT__GRADIENT, CFT__INPUT, CFT__CHUNK, CFT_
 
 typedef struct cft__weights {
     int64_t of[CFT__PARTS];
-    int64_t carry;  /* of all groups of a stage that are in backward, one at a time */
+    int64_t carry;  /* of all chains of a stage that are in backward, one at a time */
     int64_t staged; /* with a window: of a stage input that passes between host and device, of at most two at a time */
 } cft__weights;
 
@@ -1527,7 +1528,7 @@ typedef struct cft__tuner {
     int64_t fullest;         /* the first stage of those with the most bytes in `reports` */
 
     /* of the batch and schedule at hand; each lives until the next one is made */
-    cf_plan *plan;           /* with gangs: the columns of `packed` */
+    cf_plan *plan;           /* with cp groups: the columns of `packed` */
     cf_plan *packed;         /* NULL: it is `plan` */
     cf_schedule *schedule;
     cf_timeline *timeline;
@@ -1553,7 +1554,7 @@ static int64_t cft__index(const cft__tuner *t, int64_t id, int list) {
     return id / t->strides[list] % t->counts[list];
 }
 
-/* Chunks of the largest group of any batch, or of the longest path of its trees, as they are packed for this
+/* Chunks of the longest chain of any batch, or of the longest path of its trees, as they are packed for this
    candidate. */
 static int64_t *cft__most_chunks(const cft__tuner *t, int64_t id) {
     return &t->most_chunks[id / t->strides[CFT__SIZE]];
@@ -1606,21 +1607,21 @@ static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of, int
     return 0;
 }
 
-/* Adds a split, and once more with gangs of every width that is asked for and divides its ranks. Returns how many
+/* Adds a split, and once more with cp groups of every width that is asked for and divides its ranks. Returns how many
    splits there are then. out: the tuning to write them to, or NULL. */
 static int64_t cft__add_split(const cf_tune_desc *desc, const cf_parallel *split, cf_tuning *out, int64_t n) {
-    int64_t gang = 0, ranks = cft__max(split->dp, 1), most = desc->pack.gang;
+    int64_t cp = 0, ranks = cft__max(split->dp, 1), most = desc->pack.max_cp;
     if (split->pp > 1 || split->n_virtual > 1 || desc->timing != NULL || desc->model == NULL) most = 0;
-    for (; gang <= cft__min(most, ranks) && ranks % cft__max(gang, 1) == 0; gang = cft__max(2 * gang, 2), n++) {
+    for (; cp <= cft__min(most, ranks) && ranks % cft__max(cp, 1) == 0; cp = cft__max(2 * cp, 2), n++) {
         if (out == NULL) continue;
         out->splits[n] = cf_parallel_defaults(split);
-        out->gangs[n] = gang;
+        out->max_cps[n] = cp;
     }
     return n;
 }
 
-/* Writes the splits to `out`, or only counts them where it is NULL: by rising tp, then pp, ep and gang. Experts lie on
-   as many GPUs of a node as they can, and on as many of all. */
+/* Writes the splits to `out`, or only counts them where it is NULL: by rising tp, then pp, ep and cp group. Experts lie
+   on as many GPUs of a node as they can, and on as many of all. */
 static int64_t cft__list_splits(const cf_tune_desc *desc, cf_tuning *out) {
     int64_t n = 0, i, gpus = desc->n_gpus, most;
     cf_parallel split = desc->parallel;
@@ -1872,12 +1873,12 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     CFT__TRY(cft__range(t->desc.reserve, INT64_MIN, 99, CF_ERROR_LIMIT, "reserve", -1, error));
     CFT__TRY(cft__range(t->desc.context, 0, CF_MAX_LENGTH, CF_ERROR_LIMIT, "context", -1, error));
     if (!(t->desc.tolerance < 0)) CFT__TRY(cft__check_time(t->desc.tolerance, "tolerance", error));
-    CFT__TRY(cft__range(t->desc.budget, 0, INT64_MAX, CF_ERROR_LIMIT, "budget", -1, error));
+    CFT__TRY(cft__range(t->desc.max_tries, 0, INT64_MAX, CF_ERROR_LIMIT, "max_tries", -1, error));
     if (desc->model == NULL && desc->bytes != NULL) CFT__TRY(cft__check_bytes(&t->desc, error));
     else CFT__TRY(cft__check_split(&t->desc, error));
-    CFT__TRY(cft__check_gang(desc->model, t->desc.pack.gang, "pack.gang", error));
-    if (t->desc.pack.gang > 1 && t->desc.pack.shares != NULL)
-        return cf_refuse(error, CF_ERROR_ARGUMENT, "pack.gang", -1, "trees are not spread over several ranks");
+    CFT__TRY(cft__check_cp_group(desc->model, t->desc.pack.max_cp, "pack.max_cp", error));
+    if (t->desc.pack.max_cp > 1 && t->desc.pack.shared_prefixes != NULL)
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "pack.max_cp", -1, "trees are not spread over several ranks");
     CFT__TRY(cft__check_lists(&t->desc, error));
     CFT__TRY(cft__check_costs(&t->desc, error));
     CFT__TRY(cft__check_memory(&t->desc, error));
@@ -1904,13 +1905,14 @@ static void cft__lay_out_tuning(cft__tuner *t, cft__carver *carver) {
     cf_tuning *header = &t->header, *tuning = (cf_tuning *)cft__take(carver, 1, sizeof(cf_tuning));
     int64_t n = header->n_candidates + t->room;
     header->splits = (cf_parallel *)cft__take(carver, header->n_splits, sizeof(cf_parallel));
-    header->gangs = (int64_t *)cft__take(carver, header->n_splits, sizeof(int64_t));
+    header->max_cps = (int64_t *)cft__take(carver, header->n_splits, sizeof(int64_t));
     header->candidates = (cf_tune_candidate *)cft__take(carver, n, sizeof(cf_tune_candidate));
     header->seconds = (double *)cft__take(carver, n * header->n_batches, sizeof(double));
     header->batch_tokens = (int64_t *)cft__take(carver, header->n_batches, sizeof(int64_t));
     header->batches = (int64_t *)cft__take(carver, (header->n_batches + 1) * header->batch, sizeof(int64_t));
-    if (t->desc.pack.shares != NULL)
-        header->shares = (cf_share *)cft__take(carver, (header->n_batches + 1) * header->batch, sizeof(cf_share));
+    if (t->desc.pack.shared_prefixes != NULL)
+        header->shared_prefixes =
+            (cf_shared_prefix *)cft__take(carver, (header->n_batches + 1) * header->batch, sizeof(cf_shared_prefix));
     header->ranking = (int64_t *)cft__take(carver, n, sizeof(int64_t));
     if (tuning != NULL) *tuning = *header;
     t->tuning = tuning;
@@ -1966,11 +1968,11 @@ static cf_result cft__find_trees(cft__tuner *t, int64_t *n_trees) {
     int64_t i;
     *n_trees = 0;
     memset(&desc, 0, sizeof desc);
-    desc.shares = t->desc.pack.shares;
+    desc.shared_prefixes = t->desc.pack.shared_prefixes;
     desc.chunk_size = t->desc.chunk_sizes[t->desc.n_chunk_sizes - 1];
-    desc.share_least = 1; /* which batches are drawn does not depend on what is packed as shared */
+    desc.min_shared_prefix = 1; /* which batches are drawn does not depend on what is packed as shared */
     desc.allocator = &t->allocator;
-    if (desc.shares != NULL) CFT__TRY(cf_pack(t->lengths, t->n, &desc, &t->trees, t->error));
+    if (desc.shared_prefixes != NULL) CFT__TRY(cf_pack(t->lengths, t->n, &desc, &t->trees, t->error));
     for (i = 0; i < t->n; i++)
         if (!cft__goes_on(t, i)) t->pool[(*n_trees)++] = (int32_t)i;
     return CF_OK;
@@ -1980,10 +1982,10 @@ static cf_result cft__find_trees(cft__tuner *t, int64_t *n_trees) {
 static cf_result cft__put_drawn(cft__tuner *t, int64_t at, int64_t drawn) {
     int64_t size = t->desc.batch, *tokens = &t->tuning->batch_tokens[at / size], length;
     const int64_t *common = t->trees != NULL ? t->trees->common : NULL;
-    const cf_share share = {cft__max(at % size - 1, 0), common != NULL && at % size > 0 ? common[drawn] : 0};
+    const cf_shared_prefix share = {cft__max(at % size - 1, 0), common != NULL && at % size > 0 ? common[drawn] : 0};
     length = t->lengths[common != NULL ? t->trees->order[drawn] : drawn];
     t->tuning->batches[at] = length;
-    if (t->tuning->shares != NULL) t->tuning->shares[at] = share;
+    if (t->tuning->shared_prefixes != NULL) t->tuning->shared_prefixes[at] = share;
     cft__add_product(tokens, length, 1);
     return *tokens == INT64_MAX ? cft__fail_size(t->error, "lengths") : CF_OK;
 }
@@ -2006,8 +2008,8 @@ static cf_result cft__draw_batches(cft__tuner *t) {
         for (id = drawn; i < count && (id == drawn || cft__goes_on(t, id)); id++) CFT__TRY(cft__put_drawn(t, i++, id));
     }
     memcpy(memory_only, t->tuning->batches, (size_t)size * sizeof *memory_only);
-    if (t->tuning->shares != NULL)
-        memcpy(&t->tuning->shares[count], t->tuning->shares, (size_t)size * sizeof(cf_share));
+    if (t->tuning->shared_prefixes != NULL)
+        memcpy(&t->tuning->shared_prefixes[count], t->tuning->shared_prefixes, (size_t)size * sizeof(cf_shared_prefix));
     memory_only[cft__longest_of(memory_only, size)] = t->longest;
     return CF_OK;
 }
@@ -2018,43 +2020,44 @@ static void cft__free_plans(cft__tuner *t) {
     t->plan = t->packed = NULL;
 }
 
-/* Puts the columns of a plan in its place, which is t->packed then: ranks of gangs run in step. */
+/* Puts the columns of a plan in its place, which is t->packed then: ranks of cp groups run in step. */
 static cf_result cft__take_columns(cft__tuner *t) {
     cf_pack_desc priced;
     memset(&priced, 0, sizeof priced);
-    cf_gang_costs(&t->timing, &priced);
+    cf_cp_costs(&t->timing, &priced);
     t->packed = t->plan;
     t->plan = NULL;
-    return cf_columns_make(t->packed, &priced.cost, &t->allocator, &t->plan, t->error);
+    return cf_lockstep_plan(t->packed, &priced.cost, &t->allocator, &t->plan, t->error);
 }
 
 /* Packs a batch for t->split, whose costs are known. */
 static cf_result cft__pack_batch(cft__tuner *t, const cf_tune_candidate *c, int64_t batch) {
     cf_pack_desc desc = t->desc.pack;
     desc.chunk_size = c->chunk_size;
-    desc.gang = c->gang;
-    if (c->gang > 1) cf_gang_costs(&t->timing, &desc);
+    desc.max_cp = c->max_cp;
+    if (c->max_cp > 1) cf_cp_costs(&t->timing, &desc);
     desc.n_ranks = t->split.dp;
     desc.allocator = &t->allocator;
-    desc.shares = t->tuning->shares != NULL ? &t->tuning->shares[batch * t->desc.batch] : NULL;
+    desc.shared_prefixes = t->tuning->shared_prefixes != NULL ? &t->tuning->shared_prefixes[batch * t->desc.batch]
+                           : NULL;
     cft__free_plans(t);
     CFT__TRY(cf_pack(&t->tuning->batches[batch * t->desc.batch], t->desc.batch, &desc, &t->plan, t->error));
-    return c->gang > 1 ? cft__take_columns(t) : CF_OK;
+    return c->max_cp > 1 ? cft__take_columns(t) : CF_OK;
 }
 
 /* The most rows that a chunk of a column gathers from other ranks. */
 static int64_t cft__gathered_rows(const cf_plan *packed, int64_t column) {
     int64_t most = 0, id;
-    for (id = column; id < packed->n_chunks; id += packed->n_steps) {
+    for (id = column; id < packed->n_chunks; id += packed->chunks_per_rank) {
         const cf_chunk *c = &packed->chunks[id];
-        if (c->group >= 0 && packed->groups[c->group].gang > 0)
+        if (c->chain >= 0 && packed->chains[c->chain].cp > 0)
             most = cft__max(most, packed->slices[c->first_slice].begin - c->prefix);
     }
     return most;
 }
 
 /* Returns how much longer the passes of the schedule at hand take because of rows that their ranks gather beside
-   computing. Columns have no gathers, and gangs one stage. */
+   computing. Columns have no gathers, and cp groups one stage. */
 static double cft__gather_seconds(const cft__tuner *t) {
     double sum = 0;
     int64_t i;
@@ -2181,7 +2184,7 @@ static void cft__set_memory_of(cft__tuner *t, const cf_tune_candidate *c) {
     split.recompute_layers = c->recompute_layers;
     cft__set_memory(t, &split, c->state_window);
     t->memory.chunk_size = c->chunk_size;
-    t->memory.gathered = c->gang > 1 ? t->longest : 0;
+    t->memory.gathered = c->max_cp > 1 ? t->longest : 0;
 }
 
 /* Sets up what the functions below need to know about a split. */
@@ -2218,7 +2221,7 @@ static cf_result cft__set_weights(cft__tuner *t, int64_t chunk_size) {
 static cf_result cft__check_weights(const cft__tuner *t) {
     const cf_plan *plan = t->plan;
     int64_t i, v, tokens = 0, most = 0, total = 0;
-    for (i = 0; i < plan->n_chunks; i++) cft__add_product(&tokens, plan->chunks[i].padded, t->split.n_virtual);
+    for (i = 0; i < plan->n_chunks; i++) cft__add_product(&tokens, plan->chunks[i].rows, t->split.n_virtual);
     for (v = 0; v < t->split.pp * t->split.n_virtual; v++) {
         int64_t sum = 0;
         for (i = 0; i < CFT__PARTS; i++) sum += t->weights[v].of[i];
@@ -2260,13 +2263,13 @@ typedef struct cft__least {
     cf_memory_load load;
 } cft__least;
 
-/* Tokens of the state that a chunk finds: those of its path, and of its own group up to it. */
+/* Tokens of the state that a chunk finds: those of its path, and of its own chain up to it. */
 static int64_t cft__tokens_before(const cf_plan *plan, int64_t id) {
-    return plan->chunks[id].group >= 0 ? plan->chunks[id].prefix : 0;
+    return plan->chunks[id].chain >= 0 ? plan->chunks[id].prefix : 0;
 }
 
-/* Chunks of a group that keep their activations, of at most k of a path: those that come before the groups below it
-   drop theirs first. One has to be there when it runs, whatever k is. last: the last chunk of the group. */
+/* Chunks of a chain that keep their activations, of at most k of a path: those that come before the chains below it
+   drop theirs first. One has to be there when it runs, whatever k is. last: the last chunk of the chain. */
 static int64_t cft__kept_of(const cf_chunk *last, int64_t k) { return cft__max(1, k - last->below); }
 
 /* Returns whether nothing is held of one load of which there is not as much in another. */
@@ -2275,9 +2278,9 @@ static int cft__is_less(const cf_memory_load *a, const cf_memory_load *b) {
            a->input_tokens <= b->input_tokens && a->chunk_tokens <= b->chunk_tokens;
 }
 
-/* Returns the least bytes that any schedule needs which keeps the last k chunks of each group. That is the worst moment
-   of any group, or standalone chunk, by itself: just before the backward of one of its chunks. With virtual stages only
-   the backward of its last chunk counts, because they come to the others at different times. State grows to a group's
+/* Returns the least bytes that any schedule needs which keeps the last k chunks of each chain. That is the worst moment
+   of any chain, or standalone chunk, by itself: just before the backward of one of its chunks. With virtual stages only
+   the backward of its last chunk counts, because they come to the others at different times. State grows to a chain's
    end, so its last two chunks are looked at. */
 static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
     const cf_plan *plan = t->plan;
@@ -2287,20 +2290,20 @@ static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
     for (id = 0; id < plan->n_chunks; id += n) {
         cf_memory_load load;
         memset(&load, 0, sizeof load);
-        n = plan->chunks[id].group >= 0 ? plan->groups[plan->chunks[id].group].n_chunks : 1;
-        if (plan->chunks[id].group < 0 && plan->chunks[id].padded <= alone) continue;
-        if (plan->chunks[id].group < 0) alone = plan->chunks[id].padded;
+        n = plan->chunks[id].chain >= 0 ? plan->chains[plan->chunks[id].chain].n_chunks : 1;
+        if (plan->chunks[id].chain < 0 && plan->chunks[id].rows <= alone) continue;
+        if (plan->chunks[id].chain < 0) alone = plan->chunks[id].rows;
         kept = cft__kept_of(&plan->chunks[id + n - 1], k);
         load.state_tokens = cft__tokens_before(plan, id);
         for (i = 0; i < n; i++) {
             const cf_chunk *c = &plan->chunks[id + i];
             int64_t bytes;
             if (i <= n - kept) load.live_tokens = 0; /* a replayed chunk may be alone, and so may the first one kept */
-            load.live_tokens += c->padded;
-            if (local && i > 0 && i <= n - kept) load.input_tokens += c[-1].padded;
+            load.live_tokens += c->rows;
+            if (local && i > 0 && i <= n - kept) load.input_tokens += c[-1].rows;
             load.state_tokens += plan->chunks[id + i].state;
             load.state_gradient_tokens = load.state_tokens;
-            load.chunk_tokens = c->padded;
+            load.chunk_tokens = c->rows;
             if (i < n - (t->split.n_virtual > 1 ? 1 : 2)) continue;
             if (least.bytes > 0 && cft__is_less(&load, &least.load)) continue;
             bytes = cft__most_bytes(t, &load, &at);
@@ -2330,14 +2333,14 @@ static int64_t cft__state_bytes(const cft__tuner *t, const cft__weights *w, int 
 /* Sets limits in bytes for a scheduler that weighs a token alike on all stages, although here stages differ. A token
    weighs what it does on the tightest stage: the one with room for the fewest tokens beside the state of the deepest
    path. Limits of other stages are scaled so that they leave room for as many tokens as there really is. No limit is
-   below that state and one chunk: a group does not always need all of its state at once. */
+   below that state and one chunk: a chain does not always need all of its state at once. */
 static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc) {
     const cf_plan *plan = t->plan;
     const cft__weights *tightest = NULL;
     int64_t s, i, tokens = 0, fewest = INT64_MAX, state, least;
     int local = desc->shape.replay == CF_REPLAY_LOCAL;
-    for (i = 0; i < plan->n_groups; i++)
-        tokens = cft__max(tokens, cft__tokens_before(plan, plan->groups[i].first_chunk) + plan->groups[i].tokens);
+    for (i = 0; i < plan->n_chains; i++)
+        tokens = cft__max(tokens, cft__tokens_before(plan, plan->chains[i].first_chunk) + plan->chains[i].tokens);
     for (s = 0; s < t->split.pp; s++) {
         const cft__weights *w = &t->stages[s].most;
         t->limits[s] = t->stages[s].room - cft__state_bytes(t, w, local, tokens);
@@ -2560,7 +2563,7 @@ static cf_result cft__set_up(cft__tuner *t, const cf_tune_candidate *c) {
         cost.gpus_per_node = t->desc.gpus_per_node;
         cost.chunk_size = c->chunk_size;
         cost.stream = c->state_window > 0;
-        cost.gang = c->gang;
+        cost.max_cp = c->max_cp;
         cost.unfused = t->memory.unfused;
         CFT__TRY(cf_cost_estimate(&cost, t->costs, t->split.pp * t->split.n_virtual, &t->timing, &t->step_seconds,
                                   t->error));
@@ -2627,7 +2630,7 @@ static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t ba
     c->peak_batch = batch;
     c->peak_rank = rank;
     c->peak_action = own->peak;
-    c->peak_seconds = t->plan->n_steps > 0 ? t->timeline->start[t->schedule->first[stage] + own->before] : 0;
+    c->peak_seconds = t->plan->chunks_per_rank > 0 ? t->timeline->start[t->schedule->first[stage] + own->before] : 0;
 }
 
 /* One rank of one batch: without a limit and, where that does not fit, under one. */
@@ -2637,7 +2640,8 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
     cf_memory_report memory;
     int held;
     memset(&memory, 0, sizeof memory);
-    desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(t->plan, t->split.pp, t->split.n_virtual);
+    desc.max_tries = t->desc.max_tries > 0 ? t->desc.max_tries
+                     : cf_tune_max_tries(t->plan, t->split.pp, t->split.n_virtual);
     for (held = 0; held < 2; held++) {
         int64_t total;
         cf_result result;
@@ -2664,11 +2668,11 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
 /* Returns whether a rank has the same chunks as the one before it, in the same order, and so the same schedule: where
    all sequences are as long, most have. In trees it also matters what others hold. */
 static int cft__is_like_last(const cf_plan *plan, int64_t rank) {
-    const cf_chunk *a = &plan->chunks[(rank - 1) * plan->n_steps], *b = a + plan->n_steps, *end = b;
+    const cf_chunk *a = &plan->chunks[(rank - 1) * plan->chunks_per_rank], *b = a + plan->chunks_per_rank, *end = b;
     if (plan->order != NULL) return 0;
     for (; a < end; a++, b++) {
-        if (a->tokens != b->tokens || a->padded != b->padded || a->pairs != b->pairs) return 0;
-        if (a->index != b->index || a->prefix != b->prefix || (a->group < 0) != (b->group < 0)) return 0;
+        if (a->tokens != b->tokens || a->rows != b->rows || a->pairs != b->pairs) return 0;
+        if (a->index != b->index || a->prefix != b->prefix || (a->chain < 0) != (b->chain < 0)) return 0;
     }
     return 1;
 }
@@ -2691,7 +2695,7 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
     if (batch == t->desc.n_batches) return CF_OK;
     c->bubble += bubble / (double)t->desc.n_batches;
     c->waiting += waiting / (double)t->desc.n_batches;
-    c->chunks += (double)t->plan->n_steps / (double)t->desc.n_batches;
+    c->chunks += (double)t->plan->chunks_per_rank / (double)t->desc.n_batches;
     return CF_OK;
 }
 
@@ -2710,17 +2714,17 @@ static double cft__seconds_of(const cf_pass_cost *cost, const cft__amount *amoun
 
 static void cft__add_chunk(cft__amount *sum, const cf_chunk *c) {
     sum->chunks++;
-    sum->rows += (double)c->padded;
+    sum->rows += (double)c->rows;
     sum->pairs += (double)c->pairs;
 }
 
 static void cft__take_least(cft__amount *least, const cf_chunk *c) {
-    if (least->chunks < 1 || (double)c->padded < least->rows) least->rows = (double)c->padded;
+    if (least->chunks < 1 || (double)c->rows < least->rows) least->rows = (double)c->rows;
     if (least->chunks < 1 || (double)c->pairs < least->pairs) least->pairs = (double)c->pairs;
     least->chunks = 1;
 }
 
-/* Adds a lower bound of the replays of a group with more than k chunks: all but k of them. Full slices cost more from
+/* Adds a lower bound of the replays of a chain with more than k chunks: all but k of them. Full slices cost more from
    one to the next, except the last, which is shorter. Nothing is known of other slices, so they count as the cheapest
    of all. */
 static void cft__add_dropped(const cft__tuner *t, const cf_chunk *chunks, int64_t n, int64_t k, cft__amount *sum) {
@@ -2781,10 +2785,10 @@ static cft__costs cft__costs_of(const cft__tuner *t, int64_t v) {
 static double cft__stage_load(const cft__tuner *t, int64_t rank, int64_t k) {
     const cf_plan *plan = t->plan;
     cft__amount all = {0, 0, 0}, dropped = {0, 0, 0}, least = {0, 0, 0};
-    int64_t id, end = (rank + 1) * plan->n_steps, n, i, s, row;
+    int64_t id, end = (rank + 1) * plan->chunks_per_rank, n, i, s, row;
     double most = 0, head = 0, tail = 0, transfer;
-    for (id = rank * plan->n_steps; id < end; id += n) {
-        n = plan->chunks[id].group >= 0 ? plan->groups[plan->chunks[id].group].n_chunks : 1;
+    for (id = rank * plan->chunks_per_rank; id < end; id += n) {
+        n = plan->chunks[id].chain >= 0 ? plan->chains[plan->chunks[id].chain].n_chunks : 1;
         cft__add_dropped(t, &plan->chunks[id], n, k, &dropped);
         for (i = id; i < id + n; i++) {
             cft__add_chunk(&all, &plan->chunks[i]);
@@ -2813,7 +2817,7 @@ static double cft__find_bound(const cft__tuner *t, int64_t k, int64_t *slowest) 
     double most = 0;
     int64_t rank;
     *slowest = 0;
-    for (rank = 0; rank < t->plan->n_ranks && t->plan->n_steps > 0; rank++) {
+    for (rank = 0; rank < t->plan->n_ranks && t->plan->chunks_per_rank > 0; rank++) {
         double load = cft__stage_load(t, rank, k);
         if (!(load > most)) continue;
         most = load;
@@ -2856,8 +2860,8 @@ static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t batch, c
         if (least[best].bytes > t->tuning->limit_bytes &&
             (c->status != CF_TUNE_INFEASIBLE || least[best].bytes > c->bytes))
             cft__set_infeasible(c, &memory[best], least[best].bytes, least[best].stage,
-                                best ? "a chunk of a group does not fit, even alone"
-                                     : "K chunks of a group do not fit, even alone");
+                                best ? "a chunk of a chain does not fit, even alone"
+                                     : "K chunks of a chain do not fit, even alone");
     }
     cft__report_done(t, bound != NULL);
     return CF_OK;
@@ -2871,7 +2875,7 @@ static cf_result cft__bound_points(cft__tuner *t, int64_t first, int64_t batch) 
     int64_t replay, k, unused;
     double bound = 0;
     for (k = 0; k < t->desc.n_ks && !t->stop; k++) {
-        int same = k > 0 && ks[k - 1] >= most; /* no group has more chunks to keep */
+        int same = k > 0 && ks[k - 1] >= most; /* no chain has more chunks to keep */
         if (timed && !same) bound = cft__find_bound(t, ks[k], &unused);
         for (replay = 0; replay < t->desc.n_replays; replay++) {
             cft__least *of = least[replay];
@@ -2922,8 +2926,8 @@ static void cft__fill_size(cft__tuner *t, int64_t first, int64_t split, int64_t 
         c->k = t->desc.ks[cft__index(t, id, CFT__K)];
         c->kind = t->desc.kinds[cft__index(t, id, CFT__KIND)];
         c->replay = t->desc.replays[cft__index(t, id, CFT__REPLAY)];
-        c->gang = t->tuning->gangs[split];
-        if (c->gang > 1) c->kind = CF_SCHEDULE_PAPER;
+        c->max_cp = t->tuning->max_cps[split];
+        if (c->max_cp > 1) c->kind = CF_SCHEDULE_PAPER;
         cft__set_recompute(t, c, cft__index(t, id, CFT__LEVEL));
         c->state_window = t->windows[cft__index(t, id, CFT__WINDOW)];
         c->why = "";
@@ -3169,17 +3173,17 @@ static int cft__fits_freely(const cft__tuner *t, int64_t id) {
 }
 
 /* Returns whether another candidate's outcome says that this one need not be simulated; then its status says why. Every
-   K that no group exceeds makes the same schedules, and so do both forms of replay where nothing is replayed. */
+   K that no chain exceeds makes the same schedules, and so do both forms of replay where nothing is replayed. */
 static int cft__is_needless(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t most = *cft__most_chunks(t, id), k = cft__index(t, id, CFT__K), replay = cft__index(t, id, CFT__REPLAY);
     if (k > 0 && t->desc.ks[k - 1] >= most) {
-        cft__give_up(c, "no group has so many chunks: the same as a smaller K");
+        cft__give_up(c, "no chain has so many chunks: the same as a smaller K");
         c->same_as = id - t->strides[CFT__K];
         return 1;
     }
-    if (c->gang > 1 && cft__index(t, id, CFT__KIND) > 0) {
-        cft__give_up(c, "gangs take the schedules of paper: the same");
+    if (c->max_cp > 1 && cft__index(t, id, CFT__KIND) > 0) {
+        cft__give_up(c, "cp groups take the schedules of paper: the same");
         c->same_as = id - cft__index(t, id, CFT__KIND) * t->strides[CFT__KIND];
         return 1;
     }
@@ -3577,11 +3581,11 @@ static cf_result cft__make_choice(cft__tuner *t, const cf_tune_candidate *chosen
     CFT__TRY(cft__check_weights(t));
     c.status = CF_TUNE_UNTRIED;
     c.bytes = 0;
-    if (c.gang > 1) CFT__TRY(cft__take_columns(t));
-    CFT__TRY(cft__fit_rank(t, &c, 0, c.gang > 1 ? 0 : rank));
-    if (c.gang > 1 && c.status != CF_TUNE_INFEASIBLE) {
+    if (c.max_cp > 1) CFT__TRY(cft__take_columns(t));
+    CFT__TRY(cft__fit_rank(t, &c, 0, c.max_cp > 1 ? 0 : rank));
+    if (c.max_cp > 1 && c.status != CF_TUNE_INFEASIBLE) {
         cf_schedule *list = t->schedule;
-        cf_result result = cf_columns_schedule(t->packed, list, rank, &t->allocator, &t->schedule, t->error);
+        cf_result result = cf_lockstep_schedule(t->packed, list, rank, &t->allocator, &t->schedule, t->error);
         if (result == CF_OK) cf_schedule_free(list);
         return result;
     }

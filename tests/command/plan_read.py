@@ -18,13 +18,13 @@ size, chunks = plan["chunk_size"], plan["chunks"]
 check(plan["format"] == "chunkflow-plan" and plan["version"] == 3, "format")
 check(plan["n_sequences"] == len(lengths) and plan["n_tokens"] == sum(lengths), "totals")
 check(plan["n_empty"] == lengths.count(0), "n_empty")
-check(len(chunks) == plan["n_chunks"] == plan["n_ranks"] * plan["n_steps"], "n_chunks")
+check(len(chunks) == plan["n_chunks"] == plan["n_ranks"] * plan["chunks_per_rank"], "n_chunks")
 check(-(-sum(lengths) // size) <= plan["lower_bound"] <= len(chunks) - plan["n_idle"], "lower_bound")
 
 seen = [0] * len(lengths)
-group_of, last_slice, n_slices = {}, {}, 0
+chain_of, last_slice, n_slices = {}, {}, 0
 for place, chunk in enumerate(chunks):
-    check(chunk["id"] == place and chunk["rank"] == place // plan["n_steps"], "id and rank")
+    check(chunk["id"] == place and chunk["rank"] == place // plan["chunks_per_rank"], "id and rank")
     at = pairs = 0
     for order, s in enumerate(chunk["slices"]):
         check(s["offset"] % plan["align"] == 0 and s["offset"] >= at, "offset")
@@ -36,25 +36,25 @@ for place, chunk in enumerate(chunks):
         n_slices += 1
         pairs += s["length"] * s["begin"] + s["length"] * (s["length"] + 1) // 2
         whole = s["length"] == lengths[s["sequence"]]
-        check(whole != (chunk["group"] >= 0 and order == 0), "only the first slice of a dependent chunk is a part")
-    check(at <= chunk["padded"] <= size and chunk["pairs"] == pairs, "padded and pairs of chunk %d" % place)
+        check(whole != (chunk["chain"] >= 0 and order == 0), "only the first slice of a dependent chunk is a part")
+    check(at <= chunk["rows"] <= size and chunk["pairs"] == pairs, "padded and pairs of chunk %d" % place)
     check(chunk["tokens"] == sum(s["length"] for s in chunk["slices"]), "tokens")
-    if chunk["group"] >= 0:
-        members = group_of.setdefault(chunk["group"], [])
+    if chunk["chain"] >= 0:
+        members = chain_of.setdefault(chunk["chain"], [])
         check(chunk["index"] == len(members) and chunk["prefix"] == chunk["slices"][0]["begin"], "index and prefix")
         check(chunk["up"] == (members[-1] if members else -1), "up")
         members.append(place)
     else:
         check(chunk["up"] == chunk["down"] == -1 and chunk["below"] == chunk["state"] == 0, "a chunk alone")
 check(seen == lengths, "every token once")
-check(len(group_of) == plan["n_groups"] == len(plan["groups"]), "n_groups")
-for number, group in enumerate(plan["groups"]):
-    check(group["id"] == number and group_of[number] == list(range(group["first_chunk"], group["first_chunk"] +
-          group["n_chunks"])) and group["tokens"] == lengths[group["sequence"]] > size, "groups")
-    own = [chunks[i] for i in group_of[number]]
-    check([c["down"] for c in own] == group_of[number][1:] + [-1], "down")
+check(len(chain_of) == plan["n_chains"] == len(plan["chains"]), "n_chains")
+for number, chain in enumerate(plan["chains"]):
+    check(chain["id"] == number and chain_of[number] == list(range(chain["first_chunk"], chain["first_chunk"] +
+          chain["n_chunks"])) and chain["tokens"] == lengths[chain["sequence"]] > size, "chains")
+    own = [chunks[i] for i in chain_of[number]]
+    check([c["down"] for c in own] == chain_of[number][1:] + [-1], "down")
     check([c["below"] for c in own] == list(range(len(own)))[::-1], "below")
-    check(all(c["state"] == c["slices"][0]["length"] and c["gang"] == group["gang"] == 0 for c in own), "state")
+    check(all(c["state"] == c["slices"][0]["length"] and c["cp"] == chain["cp"] == 0 for c in own), "state")
 
 for rank, schedule in enumerate(schedules):
     check(schedule["format"] == "chunkflow-schedule" and schedule["version"] == 3, "schedule format")
@@ -64,23 +64,23 @@ for rank, schedule in enumerate(schedules):
     live, forwarded, done, kept = {}, {}, set(), set()
     for a in actions:
         chunk = chunks[a["chunk"]]
-        group, index = chunk["group"], chunk["index"]
+        chain, index = chunk["chain"], chunk["index"]
         check(chunk["rank"] == rank, "whose chunk")
         if a["pass"] in "FR":
             check(("keep" in a) and (a["chunk"] not in kept), "keep")
-            if a["pass"] == "F" and group >= 0:
-                check(forwarded.get(group, 0) == index, "forwards ascend")
-                forwarded[group] = index + 1
+            if a["pass"] == "F" and chain >= 0:
+                check(forwarded.get(chain, 0) == index, "forwards ascend")
+                forwarded[chain] = index + 1
             if a["keep"]:
                 kept.add(a["chunk"])
-                live[group] = live.get(group, 0) + 1
-                check(live[group] <= (schedule["k"] if group >= 0 else 1), "at most K live")
+                live[chain] = live.get(chain, 0) + 1
+                check(live[chain] <= (schedule["k"] if chain >= 0 else 1), "at most K live")
         else:
             check(a["pass"] == "B" and "keep" not in a and a["chunk"] in kept, "backward of a kept chunk")
-            later = group_of[group][index + 1:] if group >= 0 else []
+            later = chain_of[chain][index + 1:] if chain >= 0 else []
             check(all(c in done for c in later) and a["chunk"] not in done, "backwards descend")
             kept.remove(a["chunk"])
-            live[group] -= 1
+            live[chain] -= 1
             done.add(a["chunk"])
     check(done == {i for i, c in enumerate(chunks) if c["rank"] == rank}, "all chunks done")
     check(not kept, "nothing left")

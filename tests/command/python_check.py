@@ -31,9 +31,9 @@ import chunkflow.lengths
 BUILD = pathlib.Path(os.environ.get("CHUNKFLOW_BUILD", "build")).resolve()
 COMMAND, WORK = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
 SCHEMA = json.loads((TOP / "tools" / "chunkflow.schema.json").read_text())
-STRUCTS = (chunkflow.Plan, chunkflow.Metadata, chunkflow.Level, chunkflow.Schedule, chunkflow.Timeline)
+STRUCTS = (chunkflow.Plan, chunkflow.Metadata, chunkflow.AttentionCall, chunkflow.Schedule, chunkflow.Timeline)
 OPTIONS = {"cf_pass_cost": chunkflow.PassCost, "cf_stage_cost": chunkflow.StageCost, "cf_timing": chunkflow.Timing,
-           "cf_bytes": chunkflow.Bytes, "cf_limits": chunkflow.Limits, "cf_pack_desc": chunkflow.PackOptions,
+           "cf_held_bytes": chunkflow.HeldBytes, "cf_limits": chunkflow.Limits, "cf_pack_desc": chunkflow.PackOptions,
            "cf_schedule_desc": chunkflow.ScheduleOptions, "cf_simulate_desc": chunkflow.SimulateOptions,
            "cf_validate_desc": chunkflow.ValidateOptions, "cf_lower_desc": chunkflow.LowerOptions}
 
@@ -85,9 +85,9 @@ def test_members_have_the_types_that_they_are_said_to_have():
     plan = chunkflow.pack([5, 30, 2], 8, n_ranks=2)
     schedule = plan.schedule(k=1, n_stages=2, limits={"chunks": 3})
     kinds = {"int": int, "float": float, "str": str, "np.ndarray": np.ndarray, "np.ndarray | None": np.ndarray}
-    shared = chunkflow.pack([6, 6], 8, shares=[(0, 0), (0, 4)], share_least=1)
+    shared = chunkflow.pack([6, 6], 8, shared_prefixes=[(0, 0), (0, 4)], min_shared_prefix=1)
     metadata = shared.metadata(0, weights=[1, 1], wants_loss_rows=True, wants_key_ends=True)
-    for made in (shared, metadata, metadata.levels[0], schedule, schedule.simulate()):
+    for made in (shared, metadata, metadata.calls[0], schedule, schedule.simulate()):
         for name, kind in type(made).__annotations__.items():
             assert type(getattr(made, name)) is kinds[kind], f"{made._struct}.{name}: {type(getattr(made, name))}"
             assert name in dir(made) and (kind.startswith("np") or f"{name}=" in repr(made))
@@ -99,7 +99,7 @@ def test_members_have_the_types_that_they_are_said_to_have():
 
 def test_arrays_are_the_library_s_memory():
     plan = chunkflow.pack([900, 14000, 350, 2600], 4096)
-    for name in ("chunks", "slices", "groups"):
+    for name in ("chunks", "slices", "chains"):
         array = getattr(plan, name)
         assert array.ctypes.data == int(chunkflow.ffi.cast("uintptr_t", getattr(plan.c, name)))
         assert not array.flags.writeable and array is getattr(plan, name)
@@ -155,7 +155,7 @@ def test_rows_are_those_of_the_slices():
         for chunk in range(plan.n_chunks):
             about, metadata = plan.chunks[chunk], plan.metadata(chunk)
             sequence, position, target = metadata.sequence_ids, metadata.position_ids, metadata.target_positions
-            real = np.zeros(about["padded"], bool)
+            real = np.zeros(about["rows"], bool)
             for s in plan.slices_of(chunk):
                 rows = np.arange(s["offset"], s["offset"] + s["length"])
                 assert (sequence[rows] == s["sequence"]).all() and not real[rows].any()
@@ -203,11 +203,25 @@ def test_capacities_masks_and_weights():
     assert np.allclose(by_prompt[[0, 1, 3]], [0.5 / 23, 0.5 / 23, 0.5 / 6])
 
 
-def test_pieces_are_all_that_a_gang_has_before_a_chunk():
-    plan, shared = chunkflow.pack([150, 7, 33, 12, 5], 16, n_ranks=4, gang=4), 0
+def test_old_names_are_refused_with_the_new_ones():
+    plan, says = chunkflow.pack([9, 3], 4), lambda *given, **named: str(raised(*given, **named))
+    assert "'gang': it is max_cp now" in says(TypeError, chunkflow.pack, [9, 3], 4, n_ranks=2, gang=2)
+    assert "'share_least': it is min_shared_prefix now" in says(TypeError, chunkflow.pack, [9, 3], 4, share_least=1)
+    assert "'budget': it is max_tries now" in says(TypeError, plan.schedule, k=1, budget=2)
+    assert "'once': it is shared_mean now" in says(TypeError, plan.metadata, 0, once=True)
+    assert "'n_steps': it is chunks_per_rank now" in says(AttributeError, getattr, plan, "n_steps")
+    assert "'schedule_of': it is lockstep_schedule now" in says(AttributeError, getattr, plan, "schedule_of")
+    assert "'levels': it is calls now" in says(AttributeError, getattr, plan.metadata(0), "levels")
+    assert "it is shared_prefixes_of_tokens now" in says(AttributeError, getattr, chunkflow, "shares_of_tokens")
+    for name in chunkflow._RENAMED:
+        assert not hasattr(plan, name) and not hasattr(chunkflow, name)
+
+
+def test_pieces_are_all_that_a_cp_group_has_before_a_chunk():
+    plan, shared = chunkflow.pack([150, 7, 33, 12, 5], 16, n_ranks=4, max_cp=4), 0
     for chunk in range(plan.n_chunks):
-        pieces, group = plan.pieces_of(chunk), plan.chunks["group"][chunk]
-        if group < 0 or plan.groups["gang"][group] == 0:
+        pieces, chain = plan.kv_sources_of(chunk), plan.chunks["chain"][chunk]
+        if chain < 0 or plan.chains["cp"][chain] == 0:
             assert pieces.size == 0
             continue
         shared += 1
@@ -234,10 +248,10 @@ def test_steps_are_arrays():
             assert steps["last_backward"].sum() == 1 and (paths["up"] == -1).all()
             assert (steps["seed"] == [chunkflow.lib.cf_chunk_seed(3, int(a["chunk"]), int(a["stage"]))
                                       for a in actions]).all()
-            grouped = plan.chunks["group"][actions["chunk"]] >= 0
+            grouped = plan.chunks["chain"][actions["chunk"]] >= 0
             assert ((steps["path"] >= 0) == (grouped & (actions["pass"] < chunkflow.PASSES.index("W")))).all()
-            kept = paths["group"][steps["path"][steps["path"] >= 0]]
-            assert (kept == plan.chunks["group"][actions["chunk"][steps["path"] >= 0]]).all()
+            kept = paths["chain"][steps["path"][steps["path"] >= 0]]
+            assert (kept == plan.chunks["chain"][actions["chunk"][steps["path"] >= 0]]).all()
     assert raised(chunkflow.Error, schedule.steps, 2).field == "stage"
 
 
@@ -249,7 +263,7 @@ def test_schedules_are_those_of_the_paper():
     names = [chunkflow.PASSES[a["pass"]] + str(a["chunk"]) for a in plan.schedule(k=1).stage(0)]
     assert names == ["F0", "F1", "B1", "R0", "B0", "F2", "B2", "F3", "B3"], names
     names = [chunkflow.PASSES[a["pass"]] for a in plan.schedule(kind="gpipe", k=1, forwards_first=1).stage(0)]
-    assert names == ["F"] * plan.n_steps + ["R", "B"] * plan.n_steps
+    assert names == ["F"] * plan.chunks_per_rank + ["R", "B"] * plan.chunks_per_rank
     report = plan.schedule(n_stages=4, k=2).report
     assert report["best_fixed"] == "paper" and report["gap"] == 0 and report["makespan"] == 42
     assert plan.schedule(kind="gpipe", k=2).report is None
@@ -336,14 +350,16 @@ def test_mistakes_are_named():
 def test_wrong_types():
     """Whatever is given for whichever argument, the exception is one of those that say so."""
     plan, ranks = chunkflow.pack([9, 3], 4), chunkflow.pack([9, 3], 4, n_ranks=2, lockstep=1)
-    schedule, columns = plan.schedule(), ranks.columns().schedule(k=1)
+    schedule, columns = plan.schedule(), ranks.lockstep_plan().schedule(k=1)
     wrong = (None, 3, 2.5, "x", b"x", [1], ["x"], {"a": 1}, {"forward": 3}, object(), plan, schedule, np.zeros(3),
              [None], [[1]], [{}], (), {}, -1, 1 << 70, [schedule, 3], [{"forward": [1]}])
     calls = [lambda x: chunkflow.pack(x, 4), lambda x: chunkflow.pack([5], x), plan.validate, plan.metadata,
-             lambda x: chunkflow.pack([5, 6], 8, shares=x), plan.json, schedule.json, plan.capacity, schedule.capacity,
-             lambda x: schedule.capacity(0, x), schedule.stage, plan.sequences_of, plan.slices_of, ranks.columns,
-             lambda x: plan.row_of(x, 0), lambda x: plan.row_of(0, x), lambda x: ranks.schedule_of(x, 0),
-             lambda x: ranks.schedule_of(columns, x), ranks.validate_ranks, chunkflow.shares_of_tokens,
+             lambda x: chunkflow.pack([5, 6], 8,
+                                      shared_prefixes=x), plan.json, schedule.json, plan.capacity, schedule.capacity,
+             lambda x: schedule.capacity(0, x), schedule.stage, plan.sequences_of, plan.slices_of, ranks.lockstep_plan,
+             lambda x: plan.row_of(x, 0), lambda x: plan.row_of(0, x), lambda x: ranks.lockstep_schedule(x, 0),
+             lambda x: ranks.lockstep_schedule(columns,
+                                               x), ranks.lockstep_validate, chunkflow.shared_prefixes_of_tokens,
              chunkflow.loss_weights]
     for call, names in ((lambda **o: chunkflow.pack([5, 6], 8, **o), chunkflow.PackOptions.__annotations__),
                         (plan.schedule, chunkflow.ScheduleOptions.__annotations__),
@@ -362,9 +378,10 @@ def test_wrong_types():
 
 
 def test_pickled_plans():
-    plan = chunkflow.pack([900, 14000, 350], 4096, shares=[[0, 0], [0, 7], [1, 3]], n_ranks=2, cost={"per_pair": 1.0})
+    plan = chunkflow.pack([900, 14000, 350], 4096, shared_prefixes=[[0, 0], [0, 7], [1, 3]], n_ranks=2,
+                          cost={"per_pair": 1.0})
     assert pickle.loads(pickle.dumps(plan)).json() == plan.json()
-    raised(TypeError, pickle.dumps, chunkflow.pack([9, 3], 4, n_ranks=2, lockstep=1).columns())
+    raised(TypeError, pickle.dumps, chunkflow.pack([9, 3], 4, n_ranks=2, lockstep=1).lockstep_plan())
 
 
 def test_threads():
@@ -524,9 +541,9 @@ BROKEN = [  # document, the way to a member, what it becomes; DROP: it goes
     ("plan", ["version"], 2), ("plan", ["chunks", 0, "up"], "DROP"), ("plan", ["chunks", 0, "slices", 0, "n"], 1),
     ("plan", ["chunk_size"], 0), ("plan", ["chunk_size"], 8.5), ("plan", ["chunk_size"], "8"),
     ("plan", ["chunk_size"], 2**31), ("plan", ["method"], "worst-fit"), ("plan", ["n_ranks"], 0),
-    ("plan", ["n_tokens"], -1), ("plan", ["fill"], 1.5), ("plan", ["groups"], {}), ("plan", ["chunks"], "DROP"),
-    ("plan", ["extra"], 1), ("plan", ["groups", 0, "n_chunks"], 1), ("plan", ["groups", 0, "tokens"], "DROP"),
-    ("plan", ["chunks", 0, "group"], -2), ("plan", ["chunks", 0, "prefix"], None), ("plan", ["chunks", 0, "more"], 0),
+    ("plan", ["n_tokens"], -1), ("plan", ["fill"], 1.5), ("plan", ["chains"], {}), ("plan", ["chunks"], "DROP"),
+    ("plan", ["extra"], 1), ("plan", ["chains", 0, "n_chunks"], 1), ("plan", ["chains", 0, "tokens"], "DROP"),
+    ("plan", ["chunks", 0, "chain"], -2), ("plan", ["chunks", 0, "prefix"], None), ("plan", ["chunks", 0, "more"], 0),
     ("plan", ["chunks", 0, "slices", 0, "length"], 0), ("plan", ["chunks", 0, "slices", 0, "offset"], "DROP"),
     ("metadata", ["chunks", 0, "metadata", "cu_seqlens_q"], [1, 8]),
     ("metadata", ["chunks", 0, "metadata", "cu_seqlens_k"], []),
@@ -683,33 +700,33 @@ def forests(n):
             sequences.append(tokens)
         align = int(rng.choice([1, 1, 4]))
         yield sequences, {"chunk_size": 8 * int(rng.integers(1, 9)), "align": align,
-                          "share_least": int(rng.integers(1, 6)), "n_ranks": int(rng.integers(1, 3))}
+                          "min_shared_prefix": int(rng.integers(1, 6)), "n_ranks": int(rng.integers(1, 3))}
 
 
 def keys_of(plan, chunk, metadata, row):
     """(state or -1, row there) of all keys that a row sees, as the calls of attention say it."""
-    first, levels = plan.groups["first_chunk"], metadata.levels
+    first, levels = plan.chains["first_chunk"], metadata.calls
     prefix = plan.chunks["prefix"][chunk]
     for i in range(metadata.n_seqs):
         q, k = metadata.cu_seqlens_q[i:i + 2], metadata.cu_seqlens_k[i:i + 2]
         if q[0] <= row < q[1]:
             for key in range(k[0], k[1] - (q[1] - 1 - row)):
                 key += prefix if levels else 0
-                yield (-1, key - prefix) if key >= prefix else (plan.chunks["group"][chunk], key)
+                yield (-1, key - prefix) if key >= prefix else (plan.chunks["chain"][chunk], key)
     for level in levels:
         for i in range(level.n_seqs):
             if level.cu_seqlens_q[i] <= row < level.cu_seqlens_q[i + 1]:
                 for key in range(level.cu_seqlens_k[i], level.cu_seqlens_k[i + 1]):
-                    yield level.group, key + level.first
+                    yield level.chain, key + level.first
 
 
 def test_sequences_share_what_they_begin_with():
     for sequences, options in forests(60):
         lengths = [tokens.size for tokens in sequences]
-        shares = chunkflow.shares_of_tokens(sequences)
+        shares = chunkflow.shared_prefixes_of_tokens(sequences)
         for i, (other, n) in enumerate(shares):
             assert (sequences[i][:n] == sequences[other][:n]).all()
-        plan = chunkflow.pack(lengths, shares=shares, **options)
+        plan = chunkflow.pack(lengths, shared_prefixes=shares, **options)
         plan.validate(lengths)
         validator().validate(json.loads(plan.json(metadata=True)))
         token_of, rows, weights = {}, 0, np.arange(1.0, 1 + len(lengths))
@@ -724,18 +741,20 @@ def test_sequences_share_what_they_begin_with():
         for chunk in range(plan.n_chunks):
             metadata = plan.metadata(chunk, weights=weights, wants_loss_rows=True, wants_key_ends=True)
             total = metadata.loss_weights.sum()
-            if metadata.n_more:
-                total += metadata.more_weights.sum()
-                assert (np.diff(metadata.more_rows) >= 0).all()
+            if metadata.n_extra:
+                total += metadata.extra_weights.sum()
+                assert (np.diff(metadata.extra_rows) >= 0).all()
             wanted = sum(weights[i] for i, n in enumerate(lengths) for p in range(n - 1)
                          if plan.row_of(i, p)[0] == chunk)
             assert abs(total - wanted) < 1e-9, (total, wanted)
             for row in np.flatnonzero(metadata.sequence_ids >= 0):
                 assert len(set(keys_of(plan, chunk, metadata, row))) == metadata.position_ids[row] + 1
-    raised(TypeError, chunkflow.pack, [5, 5], 4, shares=[0, 1])
-    assert raised(chunkflow.Error, chunkflow.pack, [5, 5], 4, shares=[(0, 0), (0, 6)]).field == "shares.tokens"
-    assert raised(chunkflow.Error, chunkflow.pack, [500, 500], 4, shares=[(1, 300), (0, 300)]).field == "shares"
-    assert chunkflow.pack([5, 5], 4).order is None and chunkflow.shares_of_tokens([]).shape == (0, 2)
+    raised(TypeError, chunkflow.pack, [5, 5], 4, shared_prefixes=[0, 1])
+    assert raised(chunkflow.Error, chunkflow.pack, [5, 5], 4,
+                  shared_prefixes=[(0, 0), (0, 6)]).field == "shared_prefixes.tokens"
+    assert raised(chunkflow.Error, chunkflow.pack, [500, 500], 4,
+                  shared_prefixes=[(1, 300), (0, 300)]).field == "shared_prefixes"
+    assert chunkflow.pack([5, 5], 4).order is None and chunkflow.shared_prefixes_of_tokens([]).shape == (0, 2)
     for sequence, position in ((0, 5), (2, 0), (-1, 0), (0, -1)):
         raised(IndexError, chunkflow.pack([5, 5], 4).row_of, sequence, position)
 

@@ -344,9 +344,9 @@ def check_pointing(browser, checks, data):
     browser.click(at["x"], at["y"])
     details = browser.run("document.getElementById('details').textContent")
     checks.that("click/details", details == tip, details)
-    checks.that("click/marks", state(browser, "group") is not None and state(browser, "focus") is not None)
+    checks.that("click/marks", state(browser, "chain") is not None and state(browser, "focus") is not None)
     browser.click(at["x"], at["y"])
-    checks.that("click/again", state(browser, "group") is None)
+    checks.that("click/again", state(browser, "chain") is None)
     before = (state(browser, "from"), state(browser, "to"))
     browser.mouse("mouseWheel", at["x"], at["y"], deltaX=0, deltaY=-300, modifiers=2)
     browser.settle()
@@ -378,9 +378,9 @@ def check_keyboard(browser, checks, data):
         "on stage %d" % min(1, stages - 1) in browser.run("document.getElementById('details').textContent"),
     )
     browser.key("Enter")
-    checks.that("keys/enter", state(browser, "group") is not None)
+    checks.that("keys/enter", state(browser, "chain") is not None)
     browser.key("Escape")
-    checks.that("keys/escape", state(browser, "group") is None and state(browser, "focus") is None)
+    checks.that("keys/escape", state(browser, "chain") is None and state(browser, "focus") is None)
     whole = state(browser, "to") - state(browser, "from")
     browser.key("+", "+")
     checks.that("keys/zoom", state(browser, "to") - state(browser, "from") < 0.7 * whole)
@@ -425,7 +425,7 @@ def check_switch(browser, checks, data):
         )
     browser.run(
         """(() => { const b = document.getElementById('beside'); b.value = '0'; b.dispatchEvent(new Event('change'));
-        for (const [id, value] of [['colours', 'group'], ['bubbles', 'cause']]) { const e = document.getElementById(id);
+        for (const [id, value] of [['colours', 'chain'], ['bubbles', 'cause']]) { const e = document.getElementById(id);
         e.value = value; e.dispatchEvent(new Event('change')); } })()"""
     )
     browser.settle()
@@ -514,8 +514,8 @@ def check_first(browser, checks, data):
 
 
 def check_colours(browser, checks):
-    """No cause of idle time has nearly the colour of a pass, of a group or of another cause, in either scheme."""
-    names = ["F", "R", "B", "I", "W"] + ["group%d" % i for i in range(8)] + ["cause%d" % i for i in range(10)]
+    """No cause of idle time has nearly the colour of a pass, of a chain or of another cause, in either scheme."""
+    names = ["F", "R", "B", "I", "W"] + ["chain%d" % i for i in range(8)] + ["cause%d" % i for i in range(10)]
     for dark in False, True:
         browser.dark(dark)
         values = browser.run("""%s.map(n => { const p = document.createElement('canvas').getContext('2d'); p.fillStyle =
@@ -530,7 +530,7 @@ def check_colours(browser, checks):
 def check_finding(browser, checks, data):
     """A chunk's number shows its first pass; what is in sight can be saved as SVG."""
     plan = data["plans"][data["schedules"][state(browser, "schedule")]["plan"]]
-    chunk = plan["first_chunk"] + len(plan["chunks"]["group"]) // 2
+    chunk = plan["first_chunk"] + len(plan["chunks"]["chain"]) // 2
     browser.run("(() => { const e = document.getElementById('find'); e.value = '%d'; e.dispatchEvent(new Event('change')); })()"
                 % chunk)
     browser.settle()

@@ -122,7 +122,7 @@ def check_batch(report):
                 i,
                 "has other tokens than its slices",
             )
-            check(of["group"][i] < 0 or slices[0][1] == of["prefix"][i], plan["name"], "prefix of chunk", i)
+            check(of["chain"][i] < 0 or slices[0][1] == of["prefix"][i], plan["name"], "prefix of chunk", i)
             at += many
         if report["n_ranks"] == 1:
             check(sum(of["tokens"]) == report["n_tokens"], plan["name"], "has other tokens than the batch")

@@ -44,12 +44,12 @@ for s, row in enumerate(schedule["actions"]):
         check(near(a["end"] - a["start"], cost), "time of %s" % a)
         if kind == "R" or (kind == "F" and a["keep"]):
             kept.add((stage, a["chunk"]))
-            held += chunk["padded"]
+            held += chunk["rows"]
         check(a["live"] == len(kept), "live of %s" % a)
         peak, most = max(peak, len(kept)), max(most, held)
         if kind in "BW":
             kept.remove((stage, a["chunk"]))
-            held -= chunk["padded"]
+            held -= chunk["rows"]
         free = a["end"]
         busy += cost
         replayed += cost if kind == "R" else 0

@@ -110,7 +110,7 @@ for s, row in enumerate(schedule["actions"]):
         if a["pass"] == "R" or (a["pass"] == "F" and a["keep"]):
             held.add(key)
         chunks_seen.append((nanoseconds(e["ts"]), len(held)))
-        tokens_seen.append((nanoseconds(e["ts"]), sum(chunks[c]["padded"] for _, c in held)))
+        tokens_seen.append((nanoseconds(e["ts"]), sum(chunks[c]["rows"] for _, c in held)))
         if a["pass"] in "BW":
             held.discard(key)
     if not row:
@@ -152,12 +152,12 @@ for way in flows.values():
 last = stages * v - 1
 waits = {(("F", c, last), ("B", c, last)) for kind, c, r in place if r == last and kind == "B"}
 for kind, c, r in place:
-    group = chunks[c]["group"]
-    state = group >= 0 and chunks[c]["index"] + 1 < plan["groups"][group]["n_chunks"]
+    chain = chunks[c]["chain"]
+    state = chain >= 0 and chunks[c]["index"] + 1 < plan["chains"][chain]["n_chunks"]
     if kind == "F":
         waits |= {(("F", c, r), ("F", c, r + 1))} if r < last else set()
         waits |= {(("F", c, r), ("F", c + 1, r))} if state else set()
-        waits |= {(("F", c, r), ("B", c, r))} if group >= 0 and not state else set()
+        waits |= {(("F", c, r), ("B", c, r))} if chain >= 0 and not state else set()
     elif kind == "B":
         waits |= {(("B", c, r), ("B", c, r - 1))} if r > 0 else set()
         waits |= {(("B", c + 1, r), ("B", c, r))} if state else set()

@@ -144,13 +144,13 @@ CUDA_EMU_DEVICES=2
 export CUDA_EMU_DEVICES
 # fp32, because the fused attention of 16-bit numbers takes five times as long at these sizes.
 tiny="--type fp32 --layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --chunk-size 16"
-model="$tiny --synthetic 56,5,16,3,1,0,33" # groups of 4 and 3 chunks, some of them hybrid
+model="$tiny --synthetic 56,5,16,3,1,0,33" # chains of 4 and 3 chunks, some of them hybrid
 
 # ---- gradients: types and the float64 reference, which shares no line with the kernels ----
 
 for type in fp32 fp16 bf16; do
     case $type in *16) full || continue ;; esac # both come below
-    gradients "$type, one stage" "check $type.*(2 hybrid), largest group 4.* 5 replays" --type $type --reference
+    gradients "$type, one stage" "check $type.*(2 hybrid), longest chain 4.* 5 replays" --type $type --reference
 done
 gradients "fp16 with the unfused attention" 'check fp16' --type fp16 --attention unfused --stages 2 --reference
 if ! full; then model="$tiny --synthetic 40,5,16"; fi # bf16 takes longest by far
@@ -197,14 +197,14 @@ gradients "at most 2 chunks kept" 'K 4' --stages 2 --k 4 --limit 2
 
 gradients "aligned slices" '[1-9] hybrid' --align 8 --stages 2 --k 2
 gradients "no hybrid chunks" '(0 hybrid)' --no-tails --stages 2
-in_full gradients "even slices, prompts" 'largest group 4' --split even --prompt 7 --stages 2 --k 2 --reference
+in_full gradients "even slices, prompts" 'longest chain 4' --split even --prompt 7 --stages 2 --k 2 --reference
 model="$tiny --synthetic 16,9,3,0,1,16,12,5"
-in_full gradients "standalone chunks only" 'largest group 0' --stages 2 --schedule 1f1b --align 4
+in_full gradients "standalone chunks only" 'longest chain 0' --stages 2 --schedule 1f1b --align 4
 # best drops some of them on some stages, where there is little room
-gradients "standalone chunks replayed" 'largest group 0.* [1-9][0-9]* replays' --layers 3 --stages 3 --schedule best \
+gradients "standalone chunks replayed" 'longest chain 0.* [1-9][0-9]* replays' --layers 3 --stages 3 --schedule best \
     --replay local --limit 1
 model="$tiny --synthetic 131"
-in_full gradients "one group of 9" 'largest group 9' --stages 2 --k 3 --schedule zero-bubble
+in_full gradients "one chain of 9" 'longest chain 9' --stages 2 --k 3 --schedule zero-bubble
 model="$tiny --synthetic 56,5,16,3,1,0,33"
 
 # ---- two devices ----
@@ -215,7 +215,7 @@ gradients "4 stages on 2 devices, interleaved" '4 stages x 2' --layers 8 --stage
 
 # ---- a state that streams: blocks of 5 to 40 rows of a prefix of up to 48 ----
 
-if ! full; then model="$tiny --synthetic 56,5,16,3,1,0"; fi # one group and a hybrid chunk
+if ! full; then model="$tiny --synthetic 56,5,16,3,1,0"; fi # one chain and a hybrid chunk
 rings "one stage" --stream 4000 --reference
 in_full rings "2 stages, K 2, local replay" --stages 2 --k 2 --replay local --stream 2000
 in_full rings "2 stages, pipeline replay" --stages 2 --k 1 --schedule paper --replay pipeline --stream 2000
@@ -241,20 +241,20 @@ model="$tiny --synthetic 56,5,16,3,1,0,33"
 star="--synthetic 36,38,40,37,8,50 --with 0,0,0,1,0,5 --shared 0,34,34,35,0,0"
 small="--synthetic 9,8,7,5,7,6 --with 0,0,0,3,3,4 --shared 0,6,5,0,4,5"
 deep="--synthetic 40,43,45,48,50,6,17,66 --with 0,0,1,2,0,0,5,3 --shared 0,18,24,34,10,0,4,45"
-group=4
+chain=4
 if ! full; then
     star="--synthetic 36,38,37,8 --with 0,0,1,0 --shared 0,34,35,0"
     deep="--synthetic 40,43,45,48,6,33 --with 0,0,1,2,0,0 --shared 0,18,24,34,0,10"
-    group=3
+    chain=3
 fi
 
 model="$tiny $star"
-gradients "a prompt's answers" "largest group $group" --reference
+gradients "a prompt's answers" "longest chain $chain" --reference
 in_full gradients "a prompt's answers, 2 stages, K 2" '2 stages' --stages 2 --k 2 --schedule 1f1b
 in_full gradients "a prompt's answers, aligned" '' --align 4 --stages 2 --replay local
 in_full rings "a prompt's answers" --stream 4000 --stages 2
 model="$tiny $small"
-gradients "small trees" 'largest group 0'
+gradients "small trees" 'longest chain 0'
 gradients "small trees, a window" '' --window 7 --stages 2
 model="$tiny $deep"
 gradients "a deep tree, local replay" ' [1-9][0-9]* replays' --replay local --stages 2 --k 1

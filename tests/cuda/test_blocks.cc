@@ -16,9 +16,9 @@
 
 #define OK(call) CHECK((call) == cudaSuccess)
 
-/* ---- a group of chunks ---- */
+/* ---- a chain of chunks ---- */
 
-struct group_setting {
+struct chain_setting {
     cf_dtype dtype = CF_DTYPE_BF16;
     int n_heads = 2, n_kv_heads = 1, head_size = 64, window = 0, n_layers = 2;
     double softcap = 0.0;
@@ -39,7 +39,7 @@ struct group_setting {
 };
 
 /* The sequence in one piece, then the documents. */
-static host_problem whole_problem(const group_setting &g) {
+static host_problem whole_problem(const chain_setting &g) {
     host_problem p;
     p.dtype = g.dtype;
     p.n_heads = g.n_heads, p.n_kv_heads = g.n_kv_heads, p.head_size = g.head_size;
@@ -133,8 +133,8 @@ struct layer_arrays {
     rows_array q, k, v, dout, out, dq, dk, dv, lse;
 };
 
-struct group_run {
-    const group_setting &g;
+struct chain_run {
+    const chain_setting &g;
     host_problem whole;
     int rows = 0;
     std::vector<chunk_work> chunks;
@@ -150,10 +150,10 @@ struct group_run {
     cf_error error = {};
     bool ok = true;
 
-    explicit group_run(const group_setting &setting) : g(setting), whole(whole_problem(setting)) {}
-    group_run(const group_run &) = delete;
-    group_run &operator=(const group_run &) = delete;
-    ~group_run();
+    explicit chain_run(const chain_setting &setting) : g(setting), whole(whole_problem(setting)) {}
+    chain_run(const chain_run &) = delete;
+    chain_run &operator=(const chain_run &) = delete;
+    ~chain_run();
 
     void note(cf_result code) { ok = call_ok(code, error) && ok; }
     void make_streams() {
@@ -181,7 +181,7 @@ struct group_run {
     void run();
 };
 
-group_run::~group_run() {
+chain_run::~chain_run() {
     cf_state_stream_free(stream);
     for (layer_arrays &l : layers)
         for (rows_array *a : {&l.q, &l.k, &l.v, &l.dout, &l.out, &l.dq, &l.dk, &l.dv, &l.lse}) cudaFree(a->data);
@@ -200,7 +200,7 @@ static void *aligned(std::vector<uint64_t> &memory, size_t bytes) {
     return (void *)(((uintptr_t)memory.data() + 15) / 16 * 16);
 }
 
-void group_run::prepare_chunk(chunk_work &c, int prefix, bool last) {
+void chain_run::prepare_chunk(chunk_work &c, int prefix, bool last) {
     std::vector<int32_t> cu = {0, c.own};
     cf_attention_desc d = {};
     size_t bytes = 0;
@@ -234,7 +234,7 @@ void group_run::prepare_chunk(chunk_work &c, int prefix, bool last) {
     for (prepared_tiles &block : c.blocks) block.upload();
 }
 
-void group_run::prepare() {
+void chain_run::prepare() {
     int prefix = 0;
     chunks.resize(g.own.size());
     for (size_t i = 0; i < chunks.size() && ok; i++) {
@@ -245,7 +245,7 @@ void group_run::prepare() {
     rows = whole.rows_q();
 }
 
-void group_run::make_stream() {
+void chain_run::make_stream() {
     cf_state_stream_desc d = {};
     d.state = state(nullptr, g.dtype);
     d.block_rows = g.block_rows, d.n_slots = g.n_slots;
@@ -261,7 +261,7 @@ void group_run::make_stream() {
     note(cf_state_stream_create(&d, &stream, &error));
 }
 
-void group_run::make_arrays(const std::vector<host_inputs> &inputs) {
+void chain_run::make_arrays(const std::vector<host_inputs> &inputs) {
     const int width = g.n_heads * g.head_size, planes = 2 * g.n_layers * g.length();
     layers.resize((size_t)g.n_layers);
     for (size_t i = 0; i < layers.size(); i++) {
@@ -285,7 +285,7 @@ void group_run::make_arrays(const std::vector<host_inputs> &inputs) {
     if (chunks[0].chunk.a->path == CF_ATTENTION_UNFUSED) CHECK(cublasCreate(&cublas) == CUBLAS_STATUS_SUCCESS);
 }
 
-cf_attention_tensors group_run::tensors_of(const chunk_work &c, int layer) const {
+cf_attention_tensors chain_run::tensors_of(const chunk_work &c, int layer) const {
     const layer_arrays &l = layers[(size_t)layer];
     cf_attention_tensors x = {};
     x.q = l.q.tensor(c.row), x.out = l.out.tensor(c.row), x.dout = l.dout.tensor(c.row), x.dq = l.dq.tensor(c.row);
@@ -297,13 +297,13 @@ cf_attention_tensors group_run::tensors_of(const chunk_work &c, int layer) const
     return x;
 }
 
-void group_run::attend(const prepared_tiles &p, cf_attention_tensors x, bool backward, bool finish) {
+void chain_run::attend(const prepared_tiles &p, cf_attention_tensors x, bool backward, bool finish) {
     x.tiles = p.tiles;
     x.finish = finish;
     note(backward ? cf_attention_backward(p.a, &x, compute, &error) : cf_attention_forward(p.a, &x, compute, &error));
 }
 
-cf_state_pass group_run::pass_of(const chunk_work &c, bool backward, bool last) const {
+cf_state_pass chain_run::pass_of(const chunk_work &c, bool backward, bool last) const {
     cf_state_pass p = {};
     p.state = state(host, g.dtype);
     if (backward) p.gradient = state(host_gradient, CF_DTYPE_FP32);
@@ -313,7 +313,7 @@ cf_state_pass group_run::pass_of(const chunk_work &c, bool backward, bool last) 
 }
 
 /* The prefix from the ring. */
-void group_run::walk_blocks(const chunk_work &c, cf_attention_tensors x, int layer, bool backward) {
+void chain_run::walk_blocks(const chunk_work &c, cf_attention_tensors x, int layer, bool backward) {
     const cf_tensor dk = x.dk, dv = x.dv;
     cf_state_block b = {};
     for (int64_t n = 0; ok;) {
@@ -338,7 +338,7 @@ void group_run::walk_blocks(const chunk_work &c, cf_attention_tensors x, int lay
 }
 
 /* The same blocks, all of them on the device. */
-void group_run::resident_blocks(const chunk_work &c, cf_attention_tensors x, int layer, bool backward) {
+void chain_run::resident_blocks(const chunk_work &c, cf_attention_tensors x, int layer, bool backward) {
     const cf_state kv = state(resident.data, g.dtype), gradient = state(resident_gradient.data, CF_DTYPE_FP32);
     for (size_t i = 0; i < c.n.size() && ok; i++) {
         x.k = cf_state_k(&kv, layer, c.first[i]), x.v = cf_state_v(&kv, layer, c.first[i]);
@@ -348,12 +348,12 @@ void group_run::resident_blocks(const chunk_work &c, cf_attention_tensors x, int
     }
 }
 
-void group_run::copy_rows(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, int n) {
+void chain_run::copy_rows(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, int n) {
     OK(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, (size_t)n, cudaMemcpyDeviceToDevice, compute));
 }
 
 /* K and V come into scratch memory that every second layer uses again, and that the pass leaves full of NaN. */
-void group_run::forward(const chunk_work &c, bool sends) {
+void chain_run::forward(const chunk_work &c, bool sends) {
     const cf_state_pass pass = pass_of(c, false, false);
     const cf_state kv = state(resident.data, g.dtype);
     if (g.streamed) note(cf_state_stream_begin(stream, &pass, &error));
@@ -380,7 +380,7 @@ void group_run::forward(const chunk_work &c, bool sends) {
 }
 
 /* What later chunks added to the chunk's own rows, where nothing streams, is added when all is done. */
-void group_run::backward(const chunk_work &c, bool last) {
+void chain_run::backward(const chunk_work &c, bool last) {
     const cf_state_pass pass = pass_of(c, true, last);
     if (g.streamed) note(cf_state_stream_begin(stream, &pass, &error));
     for (int layer = g.n_layers - 1; layer >= 0 && ok; layer--) {
@@ -395,7 +395,7 @@ void group_run::backward(const chunk_work &c, bool last) {
     if (ok && g.streamed) note(cf_state_stream_end(stream, compute, &error));
 }
 
-void group_run::run() {
+void chain_run::run() {
     for (size_t i = 0; i < chunks.size() && ok; i++) forward(chunks[i], i + 1 < chunks.size());
     for (size_t i = chunks.size(); i-- > 0 && ok;) {
         if (g.replays) forward(chunks[i], false);
@@ -404,22 +404,22 @@ void group_run::run() {
 }
 
 /* All outputs of all layers. */
-struct group_results {
+struct chain_results {
     std::vector<host_results> layers;
     std::vector<unsigned char> bits;
 };
 
-static std::vector<host_inputs> group_inputs(const group_setting &g, uint64_t seed) {
+static std::vector<host_inputs> chain_inputs(const chain_setting &g, uint64_t seed) {
     std::vector<host_inputs> inputs;
     for (int i = 0; i < g.n_layers; i++) inputs.push_back(random_inputs(whole_problem(g), seed * 100 + (uint64_t)i));
     return inputs;
 }
 
-static bool run_group(const group_setting &g, const std::vector<host_inputs> &inputs, group_results *to) {
+static bool run_chain(const chain_setting &g, const std::vector<host_inputs> &inputs, chain_results *to) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_set_arch(g.path == CF_ATTENTION_WGMMA ? 90 : g.arch);
 #endif
-    group_run r(g);
+    chain_run r(g);
     r.make_streams();
     r.prepare();
     if (r.ok && g.streamed) r.make_stream();
@@ -453,7 +453,7 @@ static bool run_group(const group_setting &g, const std::vector<host_inputs> &in
     return true;
 }
 
-static void note_group(const group_setting &g) {
+static void note_chain(const chain_setting &g) {
     char text[300];
     int n = snprintf(text, sizeof text,
                      "%s%s dtype %d, heads %d/%d of %d, window %d, blocks of %d x %d, arch %d, chunks",
@@ -465,18 +465,18 @@ static void note_group(const group_setting &g) {
 }
 
 /* Whether sums of dQ have: with atomic ones only if deterministic. */
-static bool has_one_order(const group_setting &g) { return g.deterministic || g.path == CF_ATTENTION_UNFUSED; }
+static bool has_one_order(const chain_setting &g) { return g.deterministic || g.path == CF_ATTENTION_UNFUSED; }
 
 /* Against float64; and the bits of the resident walk, where dQ has only one order. */
-static bool check_group(group_setting g, uint64_t seed) {
-    const std::vector<host_inputs> inputs = group_inputs(g, seed);
+static bool check_chain(chain_setting g, uint64_t seed) {
+    const std::vector<host_inputs> inputs = chain_inputs(g, seed);
     const host_problem whole = whole_problem(g);
-    group_results streamed, resident;
-    note_group(g);
+    chain_results streamed, resident;
+    note_chain(g);
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_reset();
 #endif
-    if (!run_group(g, inputs, &streamed)) return false;
+    if (!run_chain(g, inputs, &streamed)) return false;
     bool ok = true;
     for (int i = 0; i < g.n_layers; i++) {
         const host_results &got = streamed.layers[(size_t)i], exact = reference_exact(whole, inputs[(size_t)i]),
@@ -488,7 +488,7 @@ static bool check_group(group_setting g, uint64_t seed) {
         ok = check_accuracy("dv", g.dtype, got.dv, exact.dv, rounded.dv, 3.0) && ok;
     }
     g.streamed = false;
-    if (!ok || !run_group(g, inputs, &resident)) return false;
+    if (!ok || !run_chain(g, inputs, &resident)) return false;
 #ifdef CHUNKFLOW_CUDA_EMULATION
     if (cuda_emu_faults() > 0) FAIL("%lld faults; the first: %s", (long long)cuda_emu_faults(), cuda_emu_first_fault());
 #endif
@@ -500,8 +500,8 @@ static bool check_group(group_setting g, uint64_t seed) {
     return ok;
 }
 
-static group_setting unfused(cf_dtype dtype) {
-    group_setting g;
+static chain_setting unfused(cf_dtype dtype) {
+    chain_setting g;
     g.path = CF_ATTENTION_UNFUSED;
     g.dtype = dtype;
     g.head_size = 16;
@@ -513,15 +513,15 @@ static group_setting unfused(cf_dtype dtype) {
 
 TEST(types) {
     for (int i = 0; i < 3; i++) {
-        group_setting g = unfused((cf_dtype)(CF_DTYPE_BF16 + i));
+        chain_setting g = unfused((cf_dtype)(CF_DTYPE_BF16 + i));
         g.own = {13, 21, 9};
         g.documents = {5, 11};
         g.window = i == 1 ? 18 : 0;
         g.softcap = i == 2 ? 2.0 : 0.0;
-        if (!check_group(g, 10 + (uint64_t)i)) return;
+        if (!check_chain(g, 10 + (uint64_t)i)) return;
         g.n_heads = g.n_kv_heads = 3;
         g.n_slots = 4, g.n_layers = 3;
-        if (!check_group(g, 20 + (uint64_t)i)) return;
+        if (!check_chain(g, 20 + (uint64_t)i)) return;
     }
 }
 
@@ -529,12 +529,12 @@ TEST(types) {
 TEST(prefixes) {
     const std::vector<int> own[] = {{5}, {1, 6, 9}, {7, 1, 1}, {8, 9}, {9, 8, 7, 1}, {15, 2, 16}};
     for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
-        group_setting g = unfused(CF_DTYPE_FP32);
+        chain_setting g = unfused(CF_DTYPE_FP32);
         g.own = own[i];
         g.replays = i % 2 != 0;
-        if (!check_group(g, 30 + i)) return;
+        if (!check_chain(g, 30 + i)) return;
         g.block_rows = i % 3 ? 1 : 100;
-        if (!check_group(g, 40 + i)) return;
+        if (!check_chain(g, 40 + i)) return;
     }
 }
 
@@ -542,18 +542,18 @@ TEST(prefixes) {
 TEST(windows) {
     const int windows[] = {1, 2, 7, 9, 17, 30, 52, 53, 200};
     for (int window : windows) {
-        group_setting g = unfused(window == 1 ? CF_DTYPE_BF16 : CF_DTYPE_FP32);
+        chain_setting g = unfused(window == 1 ? CF_DTYPE_BF16 : CF_DTYPE_FP32);
         g.own = {16, 4, 18, 15};
         g.window = window;
         g.documents = {12};
         g.replays = window % 2 != 0;
-        if (!check_group(g, 50 + (uint64_t)window)) return;
+        if (!check_chain(g, 50 + (uint64_t)window)) return;
     }
 }
 
 TEST(fused) {
     for (int i = harness_rounds(0, 1); i < 6; i += harness_rounds(1, 2)) {
-        group_setting g;
+        chain_setting g;
         g.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
         g.n_layers = 1;
         const bool small = i > harness_rounds(5, 0);
@@ -566,31 +566,31 @@ TEST(fused) {
         g.window = i == 1 ? 50 : i == 4 ? 75 : 0;
         g.softcap = i == 3 ? 3.0 : 0.0;
         g.arch = i == 4 ? 86 : 80;
-        if (!check_group(g, 70 + (uint64_t)i)) return;
+        if (!check_chain(g, 70 + (uint64_t)i)) return;
     }
 }
 
 /* dQ from atomic sums: right, in any order. */
 TEST(fused_sums_in_memory) {
-    group_setting g;
+    chain_setting g;
     g.n_layers = 1;
     g.deterministic = false;
     g.own = {80, 70};
     g.block_rows = 48;
-    if (!check_group(g, 80)) return;
+    if (!check_chain(g, 80)) return;
     g.window = 33, g.head_size = 128, g.dtype = CF_DTYPE_FP16;
-    check_group(g, 81);
+    check_chain(g, 81);
 }
 
 /* Tiles of a block, and of the chunk itself, in parts. */
 TEST(fused_parts) {
-    group_setting g;
+    chain_setting g;
     g.n_layers = 1;
     g.processors = 132;
     g.own = {harness_rounds(1100, 600), 30};
     g.block_rows = harness_rounds(1100, 600);
     g.n_heads = 2, g.n_kv_heads = 1;
-    check_group(g, 90);
+    check_chain(g, 90);
 #ifdef CHUNKFLOW_CUDA_EMULATION
     CHECK(cuda_emu_kernel("attention_combine").blocks > 0);
     CHECK(cuda_emu_kernel("attention_join").blocks > 0);
@@ -600,7 +600,7 @@ TEST(fused_parts) {
 TEST(wgmma) {
     if (last_path() != CF_ATTENTION_WGMMA) SKIP("needs wgmma");
     for (int i = 0; i < 3; i++) {
-        group_setting g;
+        chain_setting g;
         g.path = CF_ATTENTION_WGMMA;
         g.n_layers = 1;
         g.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
@@ -610,7 +610,7 @@ TEST(wgmma) {
         g.documents = {20};
         g.block_rows = 60;
         g.window = i == 1 ? 60 : 0;
-        if (!check_group(g, 95 + (uint64_t)i)) return;
+        if (!check_chain(g, 95 + (uint64_t)i)) return;
     }
 }
 
@@ -620,7 +620,7 @@ TEST(wgmma) {
 /* Whatever the device does first, and whichever of the three streams is late: no bit changes. */
 TEST(every_order) {
     for (int i = 0; i < 4; i++) {
-        group_setting g = unfused(CF_DTYPE_FP32);
+        chain_setting g = unfused(CF_DTYPE_FP32);
         g.head_size = 8;
         g.own = i == 3 ? std::vector<int>{9, 7, 10, 6} : std::vector<int>{19, 6, 12};
         g.block_rows = i == 1 ? 32 : 5; /* one block in a layer, or more than the ring has */
@@ -628,12 +628,12 @@ TEST(every_order) {
         g.n_slots = i == 2 ? 0 : 2;
         g.window = i == 2 ? 14 : 0;
         g.replays = i == 3;
-        const std::vector<host_inputs> inputs = group_inputs(g, 200 + (uint64_t)i);
-        note_group(g);
+        const std::vector<host_inputs> inputs = chain_inputs(g, 200 + (uint64_t)i);
+        note_chain(g);
         cuda_emu_reset();
         const std::string race = cuda_emu_find_race(harness_rounds(8, 1), [&] {
-            group_results got;
-            (void)run_group(g, inputs, &got);
+            chain_results got;
+            (void)run_chain(g, inputs, &got);
             return got.bits;
         });
         if (!CHECK_STR(race.c_str(), "")) break;
@@ -644,34 +644,34 @@ TEST(every_order) {
 /* A pass reads what the pass before sent out, however late that stream is: one layer and one block, so that nothing
    else makes it wait. */
 TEST(what_was_sent_is_there) {
-    group_setting g = unfused(CF_DTYPE_FP32);
+    chain_setting g = unfused(CF_DTYPE_FP32);
     g.head_size = 8;
     g.own = {5, 4, 6};
     g.block_rows = 5;
     g.n_layers = 1;
     g.n_slots = 2;
-    const std::vector<host_inputs> inputs = group_inputs(g, 250);
-    group_results in_order, late;
-    note_group(g);
+    const std::vector<host_inputs> inputs = chain_inputs(g, 250);
+    chain_results in_order, late;
+    note_chain(g);
     cuda_emu_reset();
-    if (!run_group(g, inputs, &in_order)) return;
+    if (!run_chain(g, inputs, &in_order)) return;
     for (uint64_t stream = 1; stream <= 3; stream++) {
         cuda_emu_reset();
         cuda_emu_set_policy(CUDA_EMU_STREAM_LATE, stream);
-        if (!run_group(g, inputs, &late) || !CHECK(late.bits == in_order.bits)) break;
+        if (!run_chain(g, inputs, &late) || !CHECK(late.bits == in_order.bits)) break;
     }
     cuda_emu_defaults();
 }
 
 /* A pass that is given up wherever it is, and then another one: nothing that was on its way does harm. */
 TEST(passes_that_are_given_up) {
-    group_setting g = unfused(CF_DTYPE_FP32);
+    chain_setting g = unfused(CF_DTYPE_FP32);
     g.n_layers = 2;
     g.own = {21, 17};
-    const std::vector<host_inputs> inputs = group_inputs(g, 300);
+    const std::vector<host_inputs> inputs = chain_inputs(g, 300);
     for (int after = 0; after < 8; after += harness_rounds(1, after % 3 ? 3 : 1)) { /* 0, 1, 4, 7 */
         const std::string race = cuda_emu_find_race(harness_rounds(4, 1), [&] {
-            group_run r(g);
+            chain_run r(g);
             cf_state_block b = {};
             std::vector<unsigned char> bits;
             r.make_streams();
@@ -705,13 +705,13 @@ TEST(passes_allocate_nothing) {
                                         "cudaEventCreate", "cudaEventCreateWithFlags", "cudaStreamCreateWithFlags",
                                         "cudaMemcpy", "cudaMemset", "cudaDeviceSynchronize", "cudaStreamSynchronize",
                                         "cudaEventSynchronize", "cudaEventQuery", "cudaStreamQuery"};
-    group_setting g = unfused(CF_DTYPE_BF16);
-    group_run r(g);
+    chain_setting g = unfused(CF_DTYPE_BF16);
+    chain_run r(g);
     cuda_emu_reset();
     r.make_streams();
     r.prepare();
     r.make_stream();
-    r.make_arrays(group_inputs(g, 310));
+    r.make_arrays(chain_inputs(g, 310));
     int64_t calls = 0, copies = 0;
     for (const char *name : names) calls -= cuda_emu_calls(name);
     copies -= cuda_emu_calls("cudaMemcpy2DAsync");
@@ -726,12 +726,12 @@ TEST(passes_allocate_nothing) {
 
 /* Each call of CUDA that begin, next and end make may fail: the error says so, and the stream can be freed. */
 TEST(every_call_fails_once) {
-    group_setting g = unfused(CF_DTYPE_FP32);
+    chain_setting g = unfused(CF_DTYPE_FP32);
     g.n_layers = 1;
-    const std::vector<host_inputs> inputs = group_inputs(g, 320);
+    const std::vector<host_inputs> inputs = chain_inputs(g, 320);
     int64_t n = 1;
     for (bool failed = true; failed && n < 1000; n++) {
-        group_run r(g);
+        chain_run r(g);
         cf_state_block b = {};
         cuda_emu_reset();
         r.make_streams();
@@ -764,15 +764,15 @@ TEST(every_call_fails_once) {
 /* The end of a pass on the compute stream, of 4 layers with 6 blocks each: seconds of compute before the blocks of a
    layer and for each block, where K and V of one come in 1 s, its gradients in 2 s, and go in 2 s. */
 static double pass_seconds(bool backward, int n_slots, double own, double block_seconds) {
-    group_setting g = unfused(CF_DTYPE_BF16);
+    chain_setting g = unfused(CF_DTYPE_BF16);
     cf_state_block b = {};
     g.n_layers = 4, g.own = {60}, g.block_rows = 10, g.n_slots = n_slots;
-    group_run r(g);
+    chain_run r(g);
     cuda_emu_reset();
     r.make_streams();
     r.prepare();
     r.make_stream();
-    r.make_arrays(group_inputs(g, 330));
+    r.make_arrays(chain_inputs(g, 330));
     OK(cudaDeviceSynchronize());
     cuda_emu_set_host_time(0.0);
     cuda_emu_set_rule([](const cuda_emu_work &w) {

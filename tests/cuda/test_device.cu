@@ -158,13 +158,13 @@ struct large_problem {
 
     /* dk and dv of one key, likewise; for problems with a window, so that few rows see it. */
     double dkv_error(int64_t key, int64_t kv) const {
-        const int64_t group = n_heads / n_kv_heads, begin = std::max((int64_t)0, key - (keys - queries));
+        const int64_t chain = n_heads / n_kv_heads, begin = std::max((int64_t)0, key - (keys - queries));
         const int64_t end = std::min(queries, key + window - (keys - queries));
         std::vector<double> prob, slope, dk((size_t)head_size, 0.0), dv((size_t)head_size, 0.0);
         std::vector<float> got_k((size_t)head_size), got_v((size_t)head_size);
         double worst = 0.0, gap[2] = {0.0, 0.0}, size[2] = {0.0, 0.0};
         for (int64_t i = begin; i < end; i++)
-            for (int64_t head = kv * group; head < (kv + 1) * group; head++) {
+            for (int64_t head = kv * chain; head < (kv + 1) * chain; head++) {
                 row_slopes(i, head, &prob, &slope);
                 const size_t at = (size_t)(key - first_key(i));
                 for (int64_t c = 0; c < head_size; c++) {

@@ -1,4 +1,4 @@
-/* The executor under a model made of hashes: every pass mixes its input, its group's state, its activations and what it
+/* The executor under a model made of hashes: every pass mixes its input, its chain's state, its activations and what it
    adds to gradients into numbers that any wrong order, overlap, stale or missing byte changes, and leaves poison behind
    wherever its memory goes out of use. The same passes run one after the other on the host, each thing in an array of
    its own; the numbers must agree. Under the emulation this is done for every order of streams that it knows. Runs as
@@ -32,7 +32,7 @@ namespace { /* other tests have batches of their own */
 typedef uint32_t word;
 
 const word POISON = 0xDEADBEEFu;
-const int ROW = 64;  /* words in a row of K or V: a head of 64 fp32 numbers, so that a group may start anywhere; or
+const int ROW = 64;  /* words in a row of K or V: a head of 64 fp32 numbers, so that a chain may start anywhere; or
                         WIDTH, where only every eighth row is at a multiple of 256 bytes */
 const int WIDTH = 8; /* words that are used, as bits */
 const int RESULTS = 4;
@@ -44,9 +44,9 @@ __host__ __device__ static inline word mix(word h, word x) {
 
 /* One pass, with pointers either to the device or to the host. */
 struct pass_data {
-    int pass, padded, prefix, n_layers, boundary_words, row_words;
+    int pass, rows, prefix, n_layers, boundary_words, row_words;
     int first, last, keep_input, overwrite, one_layer;
-    int64_t first_seen; /* row of the group: a window hides those before it */
+    int64_t first_seen; /* row of the chain: a window hides those before it */
     int64_t state_rows, gradient_rows, n_activations, n_work;
     word seed;
     const int32_t *positions;
@@ -56,7 +56,7 @@ struct pass_data {
     word *carry;    /* ... a hash, and the sum over rows */
 };
 
-/* Rows first .. first + n - 1 of a group in the planes of one layer, K and V. */
+/* Rows first .. first + n - 1 of a chain in the planes of one layer, K and V. */
 struct layer_rows {
     word *data;
     int64_t rows; /* from K to V */
@@ -78,14 +78,14 @@ __host__ __device__ static inline word *row_of(const pass_data &p, const layer_r
 
 /* All rows of a layer; where the state streams, the chunk's own. */
 __host__ __device__ static inline layer_rows state_rows(const pass_data &p, int layer) {
-    if (p.own) return {p.own + 2 * layer * p.padded * p.row_words, p.padded, p.prefix, p.padded};
-    return {p.state + 2 * layer * p.state_rows * p.row_words, p.state_rows, 0, p.prefix + p.padded};
+    if (p.own) return {p.own + 2 * layer * p.rows * p.row_words, p.rows, p.prefix, p.rows};
+    return {p.state + 2 * layer * p.state_rows * p.row_words, p.state_rows, 0, p.prefix + p.rows};
 }
 
 __host__ __device__ static inline layer_rows gradient_rows(const pass_data &p, int layer) {
     const int at = p.one_layer ? 0 : layer;
-    if (p.own_gradient) return {(word *)p.own_gradient, p.padded, p.prefix, p.padded};
-    return {p.gradient + 2 * at * p.gradient_rows * p.row_words, p.gradient_rows, 0, p.prefix + p.padded};
+    if (p.own_gradient) return {(word *)p.own_gradient, p.rows, p.prefix, p.rows};
+    return {p.gradient + 2 * at * p.gradient_rows * p.row_words, p.gradient_rows, 0, p.prefix + p.rows};
 }
 
 /* The rows that there are: the prefix, and the chunk's own without padding. */
@@ -115,7 +115,7 @@ __host__ __device__ static inline word input_word(const pass_data &p, int row, i
 }
 
 __host__ __device__ static inline word fold_input(const pass_data &p, word h) {
-    for (int row = 0; row < p.padded; row++)
+    for (int row = 0; row < p.rows; row++)
         for (int i = 0; i < p.boundary_words; i++) h = mix(h, input_word(p, row, i));
     return h;
 }
@@ -124,7 +124,7 @@ __host__ __device__ static inline word fold_input(const pass_data &p, word h) {
 __host__ __device__ static inline void forward_first(const pass_data &p) {
     const word h = fold_input(p, p.seed);
     for (int plane = 0; plane < 2 * p.n_layers; plane++)
-        for (int row = 0; row < p.padded; row++)
+        for (int row = 0; row < p.rows; row++)
             for (int i = 0; i < WIDTH && p.positions[row] >= 0; i++)
                 row_of(p, state_rows(p, plane / 2), plane % 2, p.prefix + row)[i] =
                     mix(mix(h, (word)(plane * WIDTH + i)), (word)row);
@@ -138,10 +138,10 @@ __host__ __device__ static inline void forward_second(const pass_data &p) {
     for (int layer = 0; layer < p.n_layers; layer++) sum += sum_rows(p, state_rows(p, layer), layer);
     const word h = fold_input(p, mix(fold(p.work, p.n_work, p.seed), sum));
     for (int64_t i = 0; p.activations && i < p.n_activations; i++) p.activations[i] = mix(h, (word)i);
-    for (int64_t i = 0; p.output && i < (int64_t)p.padded * p.boundary_words; i++)
+    for (int64_t i = 0; p.output && i < (int64_t)p.rows * p.boundary_words; i++)
         p.output[i] = mix(h, input_word(p, (int)(i / p.boundary_words), (int)(i % p.boundary_words)) ^ (word)i);
     p.result[p.pass == CF_F ? 0 : 1] = h;
-    if (!p.first && !p.keep_input) poison(p.input, (int64_t)p.padded * p.boundary_words);
+    if (!p.first && !p.keep_input) poison(p.input, (int64_t)p.rows * p.boundary_words);
     poison(p.work, p.n_work);
 }
 
@@ -167,7 +167,7 @@ __host__ __device__ static inline void add_gradients(const pass_data &p, const l
 /* Takes the gradients of the chunk's own rows, which are complete. */
 __host__ __device__ static inline word take_gradients(const pass_data &p, int layer, word h) {
     for (int plane = 0; plane < 2; plane++)
-        for (int64_t row = p.prefix; row < p.prefix + p.padded; row++) {
+        for (int64_t row = p.prefix; row < p.prefix + p.rows; row++) {
             if (!exists(p, row)) continue;
             word *g = row_of(p, gradient_rows(p, layer), plane, row);
             h = fold(g, WIDTH, h);
@@ -189,10 +189,10 @@ __host__ __device__ static inline void backward_second(const pass_data &p) {
         h = take_gradients(p, layer, h);
     }
     p.result[2] = h;
-    for (int64_t i = 0; p.output && i < (int64_t)p.padded * p.boundary_words; i++)
+    for (int64_t i = 0; p.output && i < (int64_t)p.rows * p.boundary_words; i++)
         p.output[i] = mix(h, input_word(p, (int)(i / p.boundary_words), (int)(i % p.boundary_words)) ^ (word)i);
     for (int64_t i = 0; i < p.n_activations; i++) p.activations[i] = mix(p.activations[i], h);
-    if (!p.last) poison(p.input, (int64_t)p.padded * p.boundary_words);
+    if (!p.last) poison(p.input, (int64_t)p.rows * p.boundary_words);
     poison(p.work, p.n_work);
     if (p.pass == CF_B) weights(p);
 }
@@ -296,12 +296,13 @@ struct host_model {
     std::vector<word> work;
 
     host_model(const setting &x_, const batch &b, uint64_t seed_)
-        : x(x_), plan(b.plan), made(b.made), seed(seed_), first(b.made->shape.rank * plan->n_steps), n(plan->n_steps),
+        : x(x_), plan(b.plan), made(b.made), seed(seed_), first(b.made->shape.rank * plan->chunks_per_rank),
+            n(plan->chunks_per_rank),
           n_virtual_stages(b.made->shape.n_stages * b.made->shape.n_virtual) {
         results.assign((size_t)(n_virtual_stages * n * RESULTS), 0);
         for (int64_t i = first; i < first + n; i++) {
             const cf_chunk &c = plan->chunks[i];
-            std::vector<int32_t> ids((size_t)c.padded, -1);
+            std::vector<int32_t> ids((size_t)c.rows, -1);
             for (int64_t s = c.first_slice; s < c.first_slice + c.n_slices; s++)
                 for (int64_t t = 0; t < plan->slices[s].length; t++)
                     ids[(size_t)(plan->slices[s].offset + t)] = (int32_t)(plan->slices[s].begin + t);
@@ -315,7 +316,7 @@ struct host_model {
         const cf_cuda_stage &d = x.stages[(size_t)v];
         pass_data p = {};
         p.pass = pass;
-        p.padded = (int)c.padded;
+        p.rows = (int)c.rows;
         p.prefix = (int)c.prefix;
         p.n_layers = (int)d.n_layers;
         p.boundary_words = (int)x.boundary_words;
@@ -324,8 +325,8 @@ struct host_model {
         p.last = v == n_virtual_stages - 1;
         p.keep_input = 1;
         p.first_seen = first_seen(x, c.prefix);
-        p.n_activations = (d.activation_bytes + d.activation_bytes_per_token * c.padded) / 4;
-        p.n_work = workspace_of(d, pass, c.padded) / 4;
+        p.n_activations = (d.activation_bytes + d.activation_bytes_per_token * c.rows) / 4;
+        p.n_work = workspace_of(d, pass, c.rows) / 4;
         p.seed = (word)cf_chunk_seed(seed, chunk, v);
         p.positions = positions[(size_t)(chunk - first)].data();
         p.result = &results[(size_t)((v * n + chunk - first) * RESULTS)];
@@ -334,17 +335,17 @@ struct host_model {
         return p;
     }
 
-    void run_group(int64_t v, int64_t begin, int64_t count, bool backward, std::vector<word> *state,
+    void run_chain(int64_t v, int64_t begin, int64_t count, bool backward, std::vector<word> *state,
                    std::vector<word> *gradient) {
         int64_t rows = 0;
         for (int64_t i = begin; i < begin + count; i++)
-            rows = std::max(rows, plan->chunks[i].prefix + plan->chunks[i].padded);
+            rows = std::max(rows, plan->chunks[i].prefix + plan->chunks[i].rows);
         if (!backward) state->assign((size_t)(rows * 2 * x.stages[(size_t)v].n_layers * x.row_words) + 1, POISON);
         if (backward) gradient->assign(state->size(), POISON);
         for (int64_t k = 0; k < count; k++) {
             const int64_t chunk = backward ? begin + count - 1 - k : begin + k, i = chunk - first;
             pass_data p = pass_of(backward ? CF_B : CF_F, v, chunk);
-            std::vector<word> out((size_t)(plan->chunks[chunk].padded * x.boundary_words) + 1, POISON);
+            std::vector<word> out((size_t)(plan->chunks[chunk].rows * x.boundary_words) + 1, POISON);
             p.state_rows = p.gradient_rows = rows;
             p.state = state->data();
             p.gradient = gradient->data();
@@ -370,9 +371,9 @@ struct host_model {
             else activations = kept[(size_t)v];
             if (!backward) states[(size_t)v].resize((size_t)n);
             for (int64_t i = 0, count; i < n; i += count) {
-                const int64_t group = plan->chunks[first + i].group;
-                count = group >= 0 ? plan->groups[group].n_chunks : 1;
-                run_group(v, first + i, count, backward, &states[(size_t)v][(size_t)i], &gradient);
+                const int64_t chain = plan->chunks[first + i].chain;
+                count = chain >= 0 ? plan->chains[chain].n_chunks : 1;
+                run_chain(v, first + i, count, backward, &states[(size_t)v][(size_t)i], &gradient);
             }
             if (!backward) kept[(size_t)v] = activations;
         }
@@ -418,7 +419,7 @@ struct device_model {
 
     int64_t n_stages() const { return b.made->shape.n_stages; }
     int64_t n_virtual_stages() const { return b.made->shape.n_stages * b.made->shape.n_virtual; }
-    size_t result_words() const { return (size_t)(n_virtual_stages() * b.plan->n_steps * RESULTS); }
+    size_t result_words() const { return (size_t)(n_virtual_stages() * b.plan->chunks_per_rank * RESULTS); }
     int device(int64_t stage) const { return x.devices.empty() ? 0 : x.devices[(size_t)stage]; }
 
     static int pass(void *user, const cf_cuda_step *step) { return static_cast<device_model *>(user)->run_pass(step); }
@@ -432,7 +433,7 @@ struct device_model {
         const cf_action a = step->step->action;
         const cf_chunk &c = *step->chunk;
         const cf_cuda_stage &d = x.stages[(size_t)a.stage];
-        const int64_t first = b.made->shape.rank * b.plan->n_steps, last = n_virtual_stages() - 1;
+        const int64_t first = b.made->shape.rank * b.plan->chunks_per_rank, last = n_virtual_stages() - 1;
         const int64_t stage = stage_of(b.made, a.stage);
         int current = -1;
         if (note) seen.push_back({stage, step->step->position, a, *step});
@@ -446,7 +447,7 @@ struct device_model {
         CHECK_INT(step->metadata->chunk, a.chunk);
         pass_data p = {};
         p.pass = a.pass;
-        p.padded = (int)c.padded;
+        p.rows = (int)c.rows;
         p.prefix = (int)c.prefix;
         p.n_layers = (int)d.n_layers;
         p.boundary_words = (int)x.boundary_words;
@@ -459,13 +460,13 @@ struct device_model {
         p.one_layer = step->gradient.one_layer;
         p.state_rows = step->state.rows;
         p.gradient_rows = step->gradient.rows;
-        p.n_activations = (d.activation_bytes + d.activation_bytes_per_token * c.padded) / 4;
-        p.n_work = workspace_of(d, a.pass, c.padded) / 4;
+        p.n_activations = (d.activation_bytes + d.activation_bytes_per_token * c.rows) / 4;
+        p.n_work = workspace_of(d, a.pass, c.rows) / 4;
         const cf_cuda_stage needs = stages()[(size_t)a.stage];
-        CHECK_INT(step->workspace_bytes, workspace_of(needs, a.pass, c.padded));
+        CHECK_INT(step->workspace_bytes, workspace_of(needs, a.pass, c.rows));
         CHECK_INT(step->activation_bytes,
-                  step->activations ? needs.activation_bytes + needs.activation_bytes_per_token * c.padded : 0);
-        CHECK_INT(step->boundary_bytes, 4 * x.boundary_words * c.padded);
+                  step->activations ? needs.activation_bytes + needs.activation_bytes_per_token * c.rows : 0);
+        CHECK_INT(step->boundary_bytes, 4 * x.boundary_words * c.rows);
         p.seed = (word)step->step->seed;
         p.positions = step->positions;
         p.state = (word *)step->state.data;
@@ -474,7 +475,7 @@ struct device_model {
         p.work = (word *)step->workspace;
         p.input = (word *)const_cast<void *>(step->input);
         p.output = (word *)step->output;
-        p.result = results[(size_t)stage] + (a.stage * b.plan->n_steps + a.chunk - first) * RESULTS;
+        p.result = results[(size_t)stage] + (a.stage * b.plan->chunks_per_rank + a.chunk - first) * RESULTS;
         const bool forward = a.pass == CF_F || a.pass == CF_R;
         const bool reads = a.pass == CF_W ? false : forward ? !p.first : !p.last;
         if (!CHECK(!reads == !p.input) || !CHECK(p.activations || (a.pass == CF_F && !a.keep))) return 6;
@@ -518,8 +519,8 @@ struct device_model {
     int run_layer(const cf_cuda_step *step, const pass_data &p, int layer) {
         const bool forward = p.pass == CF_F || p.pass == CF_R;
         const layer_rows none = {}, own = state_rows(p, layer), g = forward ? none : gradient_rows(p, layer);
-        const cf_tensor k = {own.data, 0, 0}, v = {own.data + p.padded * p.row_words, 0, 0};
-        const cf_tensor dk = {g.data, 0, 0}, dv = {forward ? nullptr : g.data + p.padded * p.row_words, 0, 0};
+        const cf_tensor k = {own.data, 0, 0}, v = {own.data + p.rows * p.row_words, 0, 0};
+        const cf_tensor dk = {g.data, 0, 0}, dv = {forward ? nullptr : g.data + p.rows * p.row_words, 0, 0};
         cf_error why = {};
         cf_state_block block = {};
         if (!put(step, layer_kernel, p, (int)LAYER_BEGINS, layer, own, g)) return 6;
@@ -547,14 +548,14 @@ struct device_model {
         const bool forward = p.pass == CF_F || p.pass == CF_R, backward = p.pass == CF_B || p.pass == CF_I;
         const cf_chunk &c = *step->chunk;
         word *room = behind(p.work, p.n_work);
-        const int64_t n = 2 * p.padded * p.row_words;
+        const int64_t n = 2 * p.rows * p.row_words;
         p.own = p.activations ? behind(p.activations, p.n_activations) : room;
         if (backward) p.own_gradient = (float *)(void *)room;
         if (p.pass != CF_W) p.carry = room + (forward ? n * p.n_layers : n);
-        const bool last = c.group >= 0 && c.index + 1 == b.plan->groups[c.group].n_chunks;
+        const bool last = c.chain >= 0 && c.index + 1 == b.plan->chains[c.chain].n_chunks;
         const bool reads = c.prefix > 0 || backward;
         CHECK_INT(step->state_stream != nullptr,
-                  c.group >= 0 && p.n_layers > 0 && p.pass != CF_W && (reads || p.pass == CF_F));
+                  c.chain >= 0 && p.n_layers > 0 && p.pass != CF_W && (reads || p.pass == CF_F));
         CHECK_INT(step->append, step->state_stream && p.pass == CF_F && !last);
         CHECK_INT(step->overwrite, backward);
         int number = put(step, half_kernel, p, 0) ? 0 : 6;
@@ -620,7 +621,7 @@ struct device_model {
 
     std::vector<word> fetch() {
         std::vector<word> all(result_words(), 0), one(result_words(), 0);
-        const int64_t n = b.plan->n_steps * RESULTS;
+        const int64_t n = b.plan->chunks_per_rank * RESULTS;
         for (int64_t i = 0; i < n_stages(); i++) {
             cudaSetDevice(device(i));
             CHECK(cudaMemcpy(one.data(), results[(size_t)i], result_words() * 4, cudaMemcpyDeviceToHost) ==
@@ -710,7 +711,7 @@ static setting random_setting(uint64_t seed, int n_devices) {
     x.order.shape.k = harness_between(&rng, 1, 3);
     x.order.shape.rank = x.pack.n_ranks - 1;
     x.order.split_backward = harness_chance(&rng, 0.5);
-    x.order.budget = 2;
+    x.order.max_tries = 2;
     x.is_lowered = harness_chance(&rng, 0.4);
     x.boundary_words = harness_between(&rng, 1, 3);
     x.row_words = harness_chance(&rng, 0.4) ? WIDTH : ROW;
@@ -842,8 +843,8 @@ struct tree_model {
     static float number_of(int64_t chunk) { return (float)(1 + chunk * 37 % 101); }
     int64_t n_own(int64_t chunk) const {
         const cf_chunk &c = b.plan->chunks[chunk];
-        const bool goes_on = c.group >= 0 && c.index + 1 < b.plan->groups[c.group].n_chunks;
-        return goes_on || x.block_rows ? b.plan->chunks[chunk].state : c.padded;
+        const bool goes_on = c.chain >= 0 && c.index + 1 < b.plan->chains[c.chain].n_chunks;
+        return goes_on || x.block_rows ? b.plan->chunks[chunk].state : c.rows;
     }
 
     tree_model(const setting &x_, const batch &b_) : x(x_), b(b_) {
@@ -853,13 +854,13 @@ struct tree_model {
             std::vector<word> all;
             std::vector<int64_t> whose; /* chunk and row of each row of the path */
             int64_t first = 0, up = i;
-            for (int64_t end = c.prefix; up >= 0 && c.group >= 0 && end > 0; up = p->chunks[first].up) {
-                const int64_t g = p->chunks[up].group;
+            for (int64_t end = c.prefix; up >= 0 && c.chain >= 0 && end > 0; up = p->chunks[first].up) {
+                const int64_t g = p->chunks[up].chain;
                 std::vector<word> of;
                 std::vector<int64_t> chunks;
-                first = p->groups[g].first_chunk;
+                first = p->chains[g].first_chunk;
                 const int64_t begin = p->chunks[first].prefix;
-                for (int64_t j = first; j < first + p->groups[g].n_chunks && p->chunks[j].prefix < end; j++)
+                for (int64_t j = first; j < first + p->chains[g].n_chunks && p->chunks[j].prefix < end; j++)
                     for (int64_t row = 0; row < p->chunks[j].state && p->chunks[j].prefix + row < end; row++)
                         of.push_back(mix((word)j, (word)row)), chunks.push_back(j), chunks.push_back(row);
                 all.insert(all.begin(), of.begin(), of.end());
@@ -872,7 +873,7 @@ struct tree_model {
                 if (p->slices[j].up < c.first_slice && p->slices[j].begin > 0)
                     unseen = std::min(unseen, first_seen(x, p->slices[j].begin));
             hidden.push_back(unseen);
-            for (int64_t row = 0; row < c.padded; row++) all.push_back(mix((word)i, (word)row));
+            for (int64_t row = 0; row < c.rows; row++) all.push_back(mix((word)i, (word)row));
             path.push_back(all);
             sums.emplace_back(all.size(), number_of(i));
             for (size_t j = 2 * (size_t)unseen; j < whose.size(); j += 2) { /* their rows come before, so are there */
@@ -918,8 +919,8 @@ struct tree_model {
         tree_work own = w;
         own.first = c.prefix, own.n = n_own(a.chunk);
         own.writes = !backward;
-        own.k_rows = own.g_rows = c.padded;
-        own.k = (word *)(step->activations ? step->activations : step->workspace) + 2 * at * c.padded * x.row_words;
+        own.k_rows = own.g_rows = c.rows;
+        own.k = (word *)(step->activations ? step->activations : step->workspace) + 2 * at * c.rows * x.row_words;
         if (backward) own.g = (float *)step->workspace;
         if (!x.block_rows) {
             own.k = (word *)cf_state_k(&step->state, at, step->state_prefix).data, own.k_rows = step->state.rows;
@@ -1005,23 +1006,23 @@ struct tree_model {
 };
 
 /* A forest: most sequences begin as an earlier one does. */
-static setting random_forest(uint64_t seed, std::vector<cf_share> *shares) {
+static setting random_forest(uint64_t seed, std::vector<cf_shared_prefix> *shares) {
     static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B, CF_SCHEDULE_BEST};
     setting x;
     harness_rng rng = {seed * 577 + 5};
     x.seed = seed;
     x.pack.align = harness_chance(&rng, 0.3) ? 2 : 1;
     x.pack.chunk_size = 2 * harness_between(&rng, 2, 6);
-    x.pack.share_least = 1;
+    x.pack.min_shared_prefix = 1;
     shares->clear();
     for (int64_t i = 0, n = harness_between(&rng, 2, 9); i < n; i++) {
         x.lengths.push_back(harness_between(&rng, 1, 40));
-        cf_share share = {i > 0 ? harness_between(&rng, 0, i - 1) : 0, 0};
+        cf_shared_prefix share = {i > 0 ? harness_between(&rng, 0, i - 1) : 0, 0};
         if (i > 0 && harness_chance(&rng, 0.8))
             share.tokens = harness_between(&rng, 0, std::min(x.lengths.back(), x.lengths[(size_t)share.with]));
         shares->push_back(share);
     }
-    x.pack.shares = shares->data();
+    x.pack.shared_prefixes = shares->data();
     x.order.kind = kinds[harness_between(&rng, 0, 3)];
     x.order.shape.n_stages = harness_between(&rng, 1, 3);
     x.order.shape.n_virtual = 1;
@@ -1039,13 +1040,13 @@ static setting random_forest(uint64_t seed, std::vector<cf_share> *shares) {
 TEST(trees) {
     int n_trees = 0;
     for (uint64_t seed = 0; seed < (uint64_t)harness_rounds(150, 16); seed++) {
-        std::vector<cf_share> shares;
+        std::vector<cf_shared_prefix> shares;
         const setting x = random_forest(seed, &shares);
         batch b;
         harness_note("%s", x.name.c_str());
         if (!make_batch(x, &b)) return;
         if (b.plan->order == nullptr) continue;
-        for (int64_t i = 0; i < b.plan->n_groups; i++) n_trees += b.plan->chunks[b.plan->groups[i].first_chunk].up >= 0;
+        for (int64_t i = 0; i < b.plan->n_chains; i++) n_trees += b.plan->chunks[b.plan->chains[i].first_chunk].up >= 0;
         tree_model m(x, b);
         if (!m.check()) return;
     }
@@ -1056,7 +1057,7 @@ TEST(trees) {
 /* Whatever the device does first. */
 TEST(trees_in_every_order) {
     for (uint64_t seed = 500; seed < 500 + (uint64_t)harness_rounds(16, 4); seed++) {
-        std::vector<cf_share> shares;
+        std::vector<cf_shared_prefix> shares;
         setting x = random_forest(seed, &shares);
         if (x.block_rows == 0 && seed % 3 != 0) x.block_rows = 1 + (int64_t)seed % 7;
         batch b;
@@ -1127,22 +1128,22 @@ static void claim_rows(claims *to, const cf_state &s, int64_t first, int64_t n, 
         to->add((const char *)s.data + (plane * s.rows + first) * row, n * row, begin, end, what, chunk);
 }
 
-/* A chunk's rows from its F, or of its gradient from its group's first backward, to its own. Those of a chunk without a
-   group from the pass that keeps its activations. */
+/* A chunk's rows from its F, or of its gradient from its chain's first backward, to its own. Those of a chunk without a
+   chain from the pass that keeps its activations. */
 static void claim_chunk_rows(claims *to, const device_model &m, const positions &p, const seen_pass &s) {
     const cf_chunk &c = m.b.plan->chunks[s.action.chunk];
     const int64_t v = s.action.stage, chunk = s.action.chunk;
-    const int64_t rows = c.group < 0 || c.n_slices > 1 ? c.padded : m.b.plan->chunks[chunk].state;
+    const int64_t rows = c.chain < 0 || c.n_slices > 1 ? c.rows : m.b.plan->chunks[chunk].state;
     const int64_t own = first_of(at(p, CF_B, v, chunk), at(p, CF_I, v, chunk));
     int64_t begin = first_of(at(p, CF_R, v, chunk), at(p, CF_F, v, chunk)), held_gradient = own;
-    if (c.group >= 0) {
+    if (c.chain >= 0) {
         begin = at(p, CF_F, v, chunk);
-        const cf_group &g = m.b.plan->groups[c.group];
+        const cf_chain &g = m.b.plan->chains[c.chain];
         const int64_t last = g.first_chunk + g.n_chunks - 1;
         held_gradient = first_of(at(p, CF_B, v, last), at(p, CF_I, v, last));
     }
     claim_rows(to, s.step.state, c.prefix, rows, begin, own + 1, "state", chunk);
-    claim_rows(to, s.step.gradient, c.prefix, rows, held_gradient, own + 1, c.group < 0 ? "shared" : "gradient", chunk);
+    claim_rows(to, s.step.gradient, c.prefix, rows, held_gradient, own + 1, c.chain < 0 ? "shared" : "gradient", chunk);
 }
 
 /* Whether two virtual stages hand tensors to each other on the spot. */
@@ -1231,8 +1232,8 @@ static bool check_stage_places(const device_model &m, int64_t stage, losses *wor
         if (x.step.output) made[x.step.output] = x.position;
         if (x.action.pass == CF_B || x.action.pass == CF_I) claim_chunk_rows(&all, m, p, x);
         const cf_chunk &c = m.b.plan->chunks[x.action.chunk];
-        if (x.action.pass == CF_F && !x.action.keep && c.group < 0)
-            claim_rows(&all, x.step.state, 0, c.padded, x.position, x.position + 1, "state", x.action.chunk);
+        if (x.action.pass == CF_F && !x.action.keep && c.chain < 0)
+            claim_rows(&all, x.step.state, 0, c.rows, x.position, x.position + 1, "state", x.action.chunk);
         if (x.action.pass == CF_F && x.action.stage == stage) /* its other virtual stages use the same */
             all.add(x.step.positions, 4 * x.step.metadata->rows, 0, n, "positions", x.action.chunk);
     }
@@ -1299,7 +1300,7 @@ TEST(places) {
     worst.report();
 }
 
-/* State live is what the steps count where every chunk is in a group and none is hybrid. */
+/* State live is what the steps count where every chunk is in a chain and none is hybrid. */
 TEST(state_is_what_the_books_say) {
     setting x = random_setting(7, 1);
     x.pack = cf_pack_desc();
@@ -1374,7 +1375,7 @@ static bool check_window(const setting &x, const batch &b, const cf_model &model
     return true;
 }
 
-/* Chunks of 16 rows of 64 bytes leave no gap to a multiple of 256, and one group none in host memory. */
+/* Chunks of 16 rows of 64 bytes leave no gap to a multiple of 256, and one chain none in host memory. */
 TEST(windows_are_the_models) {
     const cf_model model = {"tiny", 12, 32, 4, 2, 8, 48, 64, 0, 0, 0, 0, 0, 0, nullptr, 0, nullptr, 0, 0, 0};
     int64_t inputs = 0;
@@ -1418,10 +1419,10 @@ static std::vector<int64_t> long_tailed(int64_t n, int64_t longest, harness_rng 
     return lengths;
 }
 
-/* The most bytes of K and V, and of gradients, at once on a stage where a group has all of its rows from the first pass
+/* The most bytes of K and V, and of gradients, at once on a stage where a chain has all of its rows from the first pass
    that needs any of them to the last, which is what a slot is: worked out from plan and schedule alone. A row is of 8
    fp32 numbers. */
-static void live_in_whole_groups(const device_model &m, int64_t stage, int64_t most[2]) {
+static void live_in_whole_chains(const device_model &m, int64_t stage, int64_t most[2]) {
     const cf_schedule *s = cf_executor_schedule(m.executor);
     const cf_plan *plan = m.b.plan;
     int64_t now[2] = {0, 0};
@@ -1429,10 +1430,10 @@ static void live_in_whole_groups(const device_model &m, int64_t stage, int64_t m
     for (int64_t i = s->first[stage]; i < s->first[stage + 1]; i++) {
         const cf_action &a = s->actions[i];
         const cf_chunk &c = plan->chunks[a.chunk];
-        const cf_group *g = c.group >= 0 ? &plan->groups[c.group] : nullptr;
+        const cf_chain *g = c.chain >= 0 ? &plan->chains[c.chain] : nullptr;
         const cf_chunk &last = g ? plan->chunks[g->first_chunk + g->n_chunks - 1] : c;
         const bool whole = g && last.n_slices == 1, forward = a.pass == CF_F || a.pass == CF_R;
-        const int64_t rows = last.prefix + (whole ? plan->slices[last.first_slice].length : last.padded);
+        const int64_t rows = last.prefix + (whole ? plan->slices[last.first_slice].length : last.rows);
         const int64_t bytes = (rows + 15) / 16 * 16 * m.x.stages[(size_t)a.stage].n_layers * 2 * 4 * 8;
         const bool ends = (a.pass == CF_B || a.pass == CF_I) && c.index == 0;
         if (g ? a.pass == CF_F && c.index == 0 : forward && (a.keep || a.pass == CF_F)) now[0] += bytes;
@@ -1444,8 +1445,8 @@ static void live_in_whole_groups(const device_model &m, int64_t stage, int64_t m
 }
 
 /* What gaps cost on batches as they come: a long tail, four stages, activations of a 7B model's part of all. A slot is
-   as large as the largest that ever lies in it, and holds a group as a whole, though its rows come into use chunk by
-   chunk: so rows are up to three times of what is in use at once where few groups are long, while activations and
+   as large as the largest that ever lies in it, and holds a chain as a whole, though its rows come into use chunk by
+   chunk: so rows are up to three times of what is in use at once where few chains are long, while activations and
    tensors, which are most bytes, lose little. Bounds: on all bytes against all in use, which is what a device's memory
    is for, and of each tensor against what slots can do at best. */
 TEST(gaps_are_small) {
@@ -1482,7 +1483,7 @@ TEST(gaps_are_small) {
             REQUIRE(loaded_memory(m.executor, stage, &memory, &error) == CF_OK);
             worst.add(memory);
             int64_t most[2];
-            live_in_whole_groups(m, stage, most);
+            live_in_whole_chains(m, stage, most);
             CHECK(memory.state >= most[0] && (double)memory.state < 1.8 * (double)most[0]);
             CHECK(memory.gradient >= most[1] && (double)memory.gradient < 1.5 * (double)most[1]);
         }
@@ -1494,7 +1495,7 @@ TEST(gaps_are_small) {
 
 /* ---- a batch for all that follows ---- */
 
-/* Two groups, one of them with a hybrid chunk, and standalone chunks; two stages. */
+/* Two chains, one of them with a hybrid chunk, and standalone chunks; two stages. */
 static setting small_setting() {
     setting x;
     harness_rng rng = {3};
@@ -1993,11 +1994,11 @@ TEST(damaged_plans) {
     REQUIRE(make_batch(x, &b));
     device_model m(x, b, 1);
     const cf_executor_desc d = m.desc();
-    const cf_group *group = nullptr;
-    for (int64_t i = 0; i < b.plan->n_groups; i++)
-        if (b.plan->groups[i].n_chunks > 1) group = &b.plan->groups[i];
-    REQUIRE(group != nullptr);
-    const int64_t first = group->first_chunk;
+    const cf_chain *chain = nullptr;
+    for (int64_t i = 0; i < b.plan->n_chains; i++)
+        if (b.plan->chains[i].n_chunks > 1) chain = &b.plan->chains[i];
+    REQUIRE(chain != nullptr);
+    const int64_t first = chain->first_chunk;
     cf_chunk *chunk = &b.plan->chunks[first];
     cf_slice *slice = &b.plan->slices[chunk->first_slice];
     const cf_slice was = *slice;
@@ -2067,7 +2068,7 @@ TEST(bad_loads) {
     slice->offset = 1000;
     CHECK_INT(cf_executor_load(e, damaged.plan, damaged.schedule(), &error), CF_ERROR_PLAN);
     slice->offset = 0;
-    damaged.plan->chunks[0].padded = INT64_MAX;
+    damaged.plan->chunks[0].rows = INT64_MAX;
     CHECK(cf_executor_load(e, damaged.plan, damaged.schedule(), &error) != CF_OK);
 
     /* And then a good one. */
@@ -2178,7 +2179,7 @@ TEST(loads_reuse_memory) {
     delete models[1];
 }
 
-/* Batches of other lengths, one of them without a group, one after the other: each has a ring of its own. */
+/* Batches of other lengths, one of them without a chain, one after the other: each has a ring of its own. */
 TEST(loads_stream_anew) {
     std::vector<setting> settings(3, small_streamed_setting());
     settings[1].lengths = {40, 3, 2, 29, 6};
@@ -2240,19 +2241,19 @@ TEST(attention_of_each_chunk) {
         CHECK_INT(a->desc.n_processors, n_processors);
         const cf_slice *last = step->plan->slices + c->first_slice + c->n_slices - 1;
         CHECK_INT(a->rows_q, c->n_slices ? last->offset + last->length : 0);
-        CHECK_INT(step->metadata->cu_seqlens_q[step->metadata->n_seqs], c->padded);
+        CHECK_INT(step->metadata->cu_seqlens_q[step->metadata->n_seqs], c->rows);
         const bool forward = step->step->action.pass == CF_F || step->step->action.pass == CF_R;
         CHECK(step->attention_workspace_bytes >= (forward ? a->forward_bytes : a->backward_bytes));
         std::vector<unsigned char> tiles(a->tiles_bytes + 1);
-        std::vector<int32_t> ids((size_t)c->padded + 1);
+        std::vector<int32_t> ids((size_t)c->rows + 1);
         CHECK(cudaMemcpy(tiles.data(), step->tiles, a->tiles_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
         CHECK(memcmp(tiles.data(), a->tiles, a->tiles_bytes) == 0);
-        CHECK(cudaMemcpy(ids.data(), step->positions, (size_t)c->padded * 4, cudaMemcpyDeviceToHost) == cudaSuccess);
+        CHECK(cudaMemcpy(ids.data(), step->positions, (size_t)c->rows * 4, cudaMemcpyDeviceToHost) == cudaSuccess);
         int64_t n = 0;
         for (int64_t s = c->first_slice; s < c->first_slice + c->n_slices; s++)
             for (int64_t t = 0; t < step->plan->slices[s].length; t++, n++)
                 CHECK_INT(ids[(size_t)(step->plan->slices[s].offset + t)], step->plan->slices[s].begin + t);
-        CHECK_INT(std::count(ids.begin(), ids.begin() + c->padded, -1), c->padded - n);
+        CHECK_INT(std::count(ids.begin(), ids.begin() + c->rows, -1), c->rows - n);
         CHECK((uintptr_t)step->tiles % 256 == 0 && (uintptr_t)step->positions % 256 == 0);
         CHECK(step->step->action.pass == CF_W || (uintptr_t)step->state.data % 256 == 0);
         n_seen++;
@@ -2786,7 +2787,7 @@ static void check_timeline(cf_schedule_kind kind, cf_replay replay, int64_t n_st
     x.order.shape.n_virtual = n_virtual;
     x.order.shape.placement = placement;
     x.order.timing = lower.timing = simulate.timing = &timing;
-    x.order.budget = 2;
+    x.order.max_tries = 2;
     x.order.split_backward = 1;
     x.timeline = 1;
     set_stages(&x, &rng);
@@ -2802,7 +2803,7 @@ static void check_timeline(cf_schedule_kind kind, cf_replay replay, int64_t n_st
                    : 0.0;
     });
     m.before = [&](const cf_cuda_step *step) {
-        const double tokens = (double)step->chunk->padded;
+        const double tokens = (double)step->chunk->rows;
         cuda_emu_delay(step->stream, step->step->action.pass == CF_B ? 2.0 * tokens : tokens);
     };
     REQUIRE(m.start(&error));
@@ -3194,7 +3195,7 @@ static bool timed_rank(const rank_context &c) {
     cuda_emu_set_host_time(0.0);
     cuda_emu_set_rule([](const cuda_emu_work &) { return 0.0; });
     m.before = [&](const cf_cuda_step *step) {
-        const double tokens = (double)step->chunk->padded;
+        const double tokens = (double)step->chunk->rows;
         cuda_emu_delay(step->stream, step->step->action.pass == CF_B ? 2.0 * tokens : tokens);
     };
     if (!start_rank(c, &m)) return false;

@@ -846,7 +846,7 @@ struct chunk_memory {
     }
 };
 
-static const int LAYER = 1, N_LAYERS = 2, FIRST_ROW = 3; /* of the group, in a state that it does not have alone */
+static const int LAYER = 1, N_LAYERS = 2, FIRST_ROW = 3; /* of the chain, in a state that it does not have alone */
 
 struct chunked_batch {
     const batch &b;

@@ -54,7 +54,7 @@ if [ "$mode" = emulated ] && ! full; then # 3 chunks of 48, not 4 of 64, and so 
     layers=1
     steps=8
 fi
-gradients "fp32, K 1, a long group and a hybrid chunk" --type fp32 --chunk-size $chunk \
+gradients "fp32, K 1, a long chain and a hybrid chunk" --type fp32 --chunk-size $chunk \
     --synthetic $longest,20,33,$chunk,1,0
 gradients "bf16, K 2" --chunk-size $chunk --k 2 --synthetic $longest,20,33,$chunk,1,0
 gradients "slices of logits" --type fp32 --chunk-size 160 --synthetic 170,20,150
@@ -112,7 +112,7 @@ times_of() {
     cut -d ' ' -f 1-3 "$work/times" | tr '\n' ','
 }
 
-# A group of 80 tokens in chunks of 32, 32 and 16, and a document of 20.
+# A chain of 80 tokens in chunks of 32, 32 and 16, and a document of 20.
 rest='B 16 1160,R 32 1552,B 32 1552,R 32 528,B 32 528,F 20 210,B 20 210,'
 name="times of passes"
 said=$(times_of)

@@ -134,7 +134,7 @@ void fuzz_draw_batch(fuzz_input *in, fuzz_batch *batch, int64_t most, int wild) 
     if (fuzz_chance(in, 4)) pack->max_slices = fuzz_mostly(in, 0, 4, wild);
     if (fuzz_chance(in, 4)) pack->n_ranks = fuzz_mostly(in, 0, 3, wild);
     if (pack->n_ranks > 1 && (wild > 0 || pack->method <= CF_PACK_BEST_FIT) && fuzz_chance(in, 3))
-        pack->gang = fuzz_mostly(in, 0, pack->n_ranks, wild);
+        pack->max_cp = fuzz_mostly(in, 0, pack->n_ranks, wild);
     if (fuzz_chance(in, 4)) pack->cost = draw_pass_cost(in, wild);
     batch->n = fuzz_between(in, 0, most);
     for (i = 0; i < batch->n; i++) batch->lengths[i] = fuzz_mostly(in, 0, fuzz_chance(in, 4) ? 120 : 24, wild);
@@ -172,7 +172,7 @@ void fuzz_draw_stream(fuzz_input *in, cf_timing *timing, int wild) {
 
 /* One stage that may keep no more bytes of trees than it must keeps as many, but for what one chunk is not full. */
 static void check_least(const cf_plan *plan, const cf_schedule_desc *desc, const cf_schedule *schedule) {
-    const cf_bytes *each = &desc->limits.per_token;
+    const cf_held_bytes *each = &desc->limits.per_token;
     cf_simulate_desc how = {0};
     cf_timeline *timeline = NULL;
     int64_t chunk;

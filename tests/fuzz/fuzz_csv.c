@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Only standalone chunks, as PyTorch has; groups; and two ranks. */
+/* Only standalone chunks, as PyTorch has; chains; and two ranks. */
 static const cf_plan *plan_of(int which) {
     static const int64_t lengths[] = {4, 4, 4, 11, 3, 6, 2};
     static const struct {
@@ -80,8 +80,9 @@ static void check_microbatches(const char *text, size_t bytes, const cf_plan *pl
         FUZZ_CHECK(memcmp(chunks, untouched, sizeof chunks) == 0, "it failed, and wrote");
         return;
     }
-    for (i = 0; i < plan->n_steps; i++) {
-        FUZZ_CHECK(chunks[i] >= rank * plan->n_steps && chunks[i] < (rank + 1) * plan->n_steps, "chunk %d", chunks[i]);
+    for (i = 0; i < plan->chunks_per_rank; i++) {
+        FUZZ_CHECK(chunks[i] >= rank * plan->chunks_per_rank && chunks[i] < (rank + 1) * plan->chunks_per_rank,
+                   "chunk %d", chunks[i]);
         for (k = 0; k < i; k++) FUZZ_CHECK(chunks[i] != chunks[k], "chunk %d twice", chunks[i]);
     }
 }

@@ -33,7 +33,7 @@ static void copy_plan(hostile *h, const cf_plan *plan) {
     h->plan = *plan;
     h->plan.chunks = (cf_chunk *)copy_of(plan->chunks, plan->n_chunks, sizeof *plan->chunks);
     h->plan.slices = (cf_slice *)copy_of(plan->slices, plan->n_slices, sizeof *plan->slices);
-    h->plan.groups = (cf_group *)copy_of(plan->groups, plan->n_groups, sizeof *plan->groups);
+    h->plan.chains = (cf_chain *)copy_of(plan->chains, plan->n_chains, sizeof *plan->chains);
 }
 
 static void copy_schedule(hostile *h, const cf_schedule *s) {
@@ -49,7 +49,7 @@ static void copy_schedule(hostile *h, const cf_schedule *s) {
 static void forget(hostile *h) {
     free(h->plan.chunks);
     free(h->plan.slices);
-    free(h->plan.groups);
+    free(h->plan.chains);
     free(h->schedule.first);
     free(h->schedule.actions);
     free((void *)h->schedule.limits.chunks_by_stage);
@@ -64,19 +64,19 @@ static void widen_chunks(fuzz_batch *batch) {
     if (batch->pack.align > 0) batch->pack.chunk_size *= batch->pack.align;
 }
 
-/* Of gangs, a schedule is made from columns. */
-static cf_schedule *make_schedule(const cf_plan *plan, const cf_schedule_desc *order, int64_t gang) {
+/* Of cp groups, a schedule is made from columns. */
+static cf_schedule *make_schedule(const cf_plan *plan, const cf_schedule_desc *order, int64_t cp) {
     cf_plan *columns = NULL;
     cf_schedule *schedule = NULL, *list = NULL;
-    cf_schedule_desc of_columns = *order;
-    if (gang <= 1) {
+    cf_schedule_desc lockstep = *order;
+    if (cp <= 1) {
         if (cf_schedule_make(plan, order, &schedule, NULL) != CF_OK) abort();
         return schedule;
     }
-    of_columns.shape.rank = 0;
-    if (cf_columns_make(plan, NULL, NULL, &columns, NULL) != CF_OK ||
-        cf_schedule_make(columns, &of_columns, &list, NULL) != CF_OK ||
-        cf_columns_schedule(plan, list, order->shape.rank, NULL, &schedule, NULL) != CF_OK)
+    lockstep.shape.rank = 0;
+    if (cf_lockstep_plan(plan, NULL, NULL, &columns, NULL) != CF_OK ||
+        cf_schedule_make(columns, &lockstep, &list, NULL) != CF_OK ||
+        cf_lockstep_schedule(plan, list, order->shape.rank, NULL, &schedule, NULL) != CF_OK)
         abort();
     cf_schedule_free(list);
     cf_plan_free(columns);
@@ -101,8 +101,8 @@ static void make(hostile *h) {
         order.shape.placement = (cf_placement)fuzz_between(&h->in, 0, CF_PLACEMENT_V);
     order.shape.k = fuzz_between(&h->in, 1, 3);
     order.shape.rank = fuzz_between(&h->in, 0, plan->n_ranks - 1);
-    schedule = make_schedule(plan, &order, h->batch.pack.gang);
-    if (h->batch.pack.gang <= 1 && fuzz_chance(&h->in, 2) &&
+    schedule = make_schedule(plan, &order, h->batch.pack.max_cp);
+    if (h->batch.pack.max_cp <= 1 && fuzz_chance(&h->in, 2) &&
         cf_schedule_lower(plan, schedule, NULL, &lowered, NULL) != CF_OK)
         abort();
     copy_plan(h, plan);
@@ -130,8 +130,8 @@ static int64_t damaged_count(hostile *h, int64_t count) {
 static void damage_plan(hostile *h) {
     cf_plan *p = &h->plan;
     int64_t *members[] = {&p->chunk_size, &p->align, &p->max_slices, &p->n_sequences, &p->n_empty, &p->n_tokens,
-                          &p->n_ranks, &p->n_steps, &p->n_idle, &p->lower_bound};
-    int64_t *counts[] = {&p->n_chunks, &p->n_groups, &p->n_slices};
+                          &p->n_ranks, &p->chunks_per_rank, &p->n_idle, &p->lower_bound};
+    int64_t *counts[] = {&p->n_chunks, &p->n_chains, &p->n_slices};
     int64_t which = fuzz_between(&h->in, 0, 20), i;
     h->plan_is_sound = h->only_actions = 0;
     if (which < 10) {
@@ -148,9 +148,9 @@ static void damage_plan(hostile *h) {
     } else if (which < 20 && p->n_slices > 0) {
         i = fuzz_between(&h->in, 0, p->n_slices * (int64_t)(sizeof *p->slices / sizeof(int64_t)) - 1);
         ((int64_t *)p->slices)[i] = damaged(h, ((int64_t *)p->slices)[i]);
-    } else if (which == 20 && p->n_groups > 0) {
-        i = fuzz_between(&h->in, 0, p->n_groups * (int64_t)(sizeof *p->groups / sizeof(int64_t)) - 1);
-        ((int64_t *)p->groups)[i] = damaged(h, ((int64_t *)p->groups)[i]);
+    } else if (which == 20 && p->n_chains > 0) {
+        i = fuzz_between(&h->in, 0, p->n_chains * (int64_t)(sizeof *p->chains / sizeof(int64_t)) - 1);
+        ((int64_t *)p->chains)[i] = damaged(h, ((int64_t *)p->chains)[i]);
     }
 }
 
@@ -313,12 +313,13 @@ static void ranks_stand(hostile *h) {
     cf_schedule *own = NULL;
     cf_error error = fuzz_error();
     int64_t i;
-    if (fuzz_result(cf_columns_schedule(&h->plan, &h->schedule, fuzz_between(&h->in, -1, 3), NULL, &own, &error), &error))
+    if (fuzz_result(cf_lockstep_schedule(&h->plan, &h->schedule, fuzz_between(&h->in, -1, 3), NULL, &own, &error),
+                    &error))
         cf_schedule_free(own);
     for (i = 0; i < 8; i++) schedules[i] = i == 7 && fuzz_between(&h->in, 0, 1) ? NULL : &h->schedule;
     if (h->plan.n_ranks > 8) return; /* that is how many schedules are read */
     error = fuzz_error();
-    (void)fuzz_result(cf_ranks_validate(&h->plan, schedules, &desc, NULL, &error), &error);
+    (void)fuzz_result(cf_lockstep_validate(&h->plan, schedules, &desc, NULL, &error), &error);
 }
 
 static void schedule_stands(hostile *h) {
@@ -339,7 +340,7 @@ static void schedule_stands(hostile *h) {
     if (fuzz_result(cf_schedule_lower(&h->plan, &h->schedule, NULL, &lowered, &error), &error))
         cf_schedule_free(lowered);
     else
-        FUZZ_CHECK(!sound || h->schedule.lowered || h->schedule.of_columns, "a sound schedule is not lowered: %s",
+        FUZZ_CHECK(!sound || h->schedule.lowered || h->schedule.lockstep, "a sound schedule is not lowered: %s",
                    error.text);
     error = fuzz_error();
     if (fuzz_result(cf_graph_make(&h->plan, &h->schedule, NULL, NULL, &graph, &error), &error)) cf_graph_free(graph);

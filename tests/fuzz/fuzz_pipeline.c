@@ -99,7 +99,7 @@ static int pack(road *r) {
     FUZZ_CHECK(fault == NULL, "the plan: %s", fault);
     pack_into(r);
     fill_metadata(r);
-    return r->plan->n_steps <= 24;
+    return r->plan->chunks_per_rank <= 24;
 }
 
 /* ---- ordering ---- */
@@ -134,7 +134,7 @@ static void draw_order(road *r) {
     d->shape.k = fuzz_mostly(in, 0, 5, r->wild);
     d->shape.rank = fuzz_mostly(in, 0, r->plan->n_ranks - 1, r->wild);
     d->split_backward = fuzz_chance(in, 3);
-    d->budget = fuzz_between(in, 1, 6); /* without one, a search takes tenths of a second */
+    d->max_tries = fuzz_between(in, 1, 6); /* without one, a search takes tenths of a second */
     d->timing = fuzz_draw_timing(in, &r->timing, r->stages, MOST_STAGES * MOST_VIRTUAL, r->wild);
     draw_limits(r);
     if (d->timing) fuzz_draw_stream(in, &r->timing, r->wild);
@@ -165,7 +165,7 @@ static void keep_short(road *r) {
     int64_t most = MOST_JUDGED / (d->kind == CF_SCHEDULE_DEFAULT || d->kind == CF_SCHEDULE_BEST ? 10 : 4);
     if (fuzz_chance(&r->in, 64)) return;
     while (d->shape.n_stages > 1 &&
-           r->plan->n_steps * d->shape.n_stages * (d->shape.n_virtual > 0 ? d->shape.n_virtual : 1) > most)
+           r->plan->chunks_per_rank * d->shape.n_stages * (d->shape.n_virtual > 0 ? d->shape.n_virtual : 1) > most)
         --*(d->shape.n_virtual > 1 ? &d->shape.n_virtual : &d->shape.n_stages);
 }
 

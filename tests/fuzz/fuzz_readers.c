@@ -145,12 +145,12 @@ const fuzz_target fuzz_json = {"json", run_json, 0};
    ---------------------------------------------------------------------------------------------------------------- */
 
 static void check_same_plan(const cf_plan *a, const cf_plan *b) {
-    FUZZ_CHECK(a->n_chunks == b->n_chunks && a->n_slices == b->n_slices && a->n_groups == b->n_groups &&
+    FUZZ_CHECK(a->n_chunks == b->n_chunks && a->n_slices == b->n_slices && a->n_chains == b->n_chains &&
                    a->method == b->method && a->split == b->split && a->lower_bound == b->lower_bound,
                "another plan");
     FUZZ_CHECK(memcmp(a->chunks, b->chunks, (size_t)a->n_chunks * sizeof *a->chunks) == 0, "other chunks");
     FUZZ_CHECK(memcmp(a->slices, b->slices, (size_t)a->n_slices * sizeof *a->slices) == 0, "other slices");
-    FUZZ_CHECK(memcmp(a->groups, b->groups, (size_t)a->n_groups * sizeof *a->groups) == 0, "other groups");
+    FUZZ_CHECK(memcmp(a->chains, b->chains, (size_t)a->n_chains * sizeof *a->chains) == 0, "other chains");
     FUZZ_CHECK(!a->order == !b->order, "one of them has no trees");
     if (!a->order) return;
     FUZZ_CHECK(memcmp(a->order, b->order, (size_t)a->n_sequences * sizeof *a->order) == 0, "another order");
@@ -186,7 +186,7 @@ static void check_plan(const saved_plan *saved) {
     fuzz_text_free(&text);
 }
 
-/* The plan that schedules are judged against: two groups, one of them with a hybrid chunk, and standalone chunks. */
+/* The plan that schedules are judged against: two chains, one of them with a hybrid chunk, and standalone chunks. */
 static const cf_plan *judging_plan(void) {
     static const int64_t lengths[] = {7, 2, 10, 3, 4};
     static cf_plan *plan;

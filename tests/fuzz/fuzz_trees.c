@@ -11,15 +11,15 @@ enum { MOST_BYTES = 1 << 22, MOST_CHUNKS = 40 };
 typedef struct grove {
     fuzz_input in;
     fuzz_batch batch;
-    cf_share shares[32];
+    cf_shared_prefix shares[32];
     int wild;
     cf_plan *plan;
 } grove;
 
 static void draw_shares(grove *g) {
     int64_t i, n = g->batch.n;
-    g->batch.pack.shares = g->shares;
-    g->batch.pack.share_least = fuzz_mostly(&g->in, 1, 6, g->wild);
+    g->batch.pack.shared_prefixes = g->shares;
+    g->batch.pack.min_shared_prefix = fuzz_mostly(&g->in, 1, 6, g->wild);
     if (fuzz_chance(&g->in, 2)) g->batch.pack.method = CF_PACK_BEST_FIT;
     for (i = 0; i < n; i++) {
         int64_t with = fuzz_mostly(&g->in, 0, i > 0 ? i - 1 : 0, g->wild), most = 0;
@@ -69,7 +69,7 @@ static int use(grove *g, int stage, cf_error *why) {
     cf_error error = fuzz_error();
     int fine;
     desc.kind = (cf_schedule_kind)fuzz_between(&g->in, 0, CF_SCHEDULE_1F1B);
-    desc.budget = 3;
+    desc.max_tries = 3;
     desc.shape.n_stages = 1 + stage;
     desc.shape.k = fuzz_between(&g->in, 1, 4);
     desc.shape.rank = fuzz_between(&g->in, 0, g->plan->n_ranks - 1);
@@ -124,11 +124,11 @@ static void walk(grove *g, const cf_schedule *schedule) {
 /* One number of the plan is another one: the plan is refused, or it is sound and may be used. */
 static void damage(grove *g) {
     cf_plan *plan = g->plan;
-    int64_t *const arrays[] = {(int64_t *)plan->chunks, (int64_t *)plan->slices, (int64_t *)plan->groups,
+    int64_t *const arrays[] = {(int64_t *)plan->chunks, (int64_t *)plan->slices, (int64_t *)plan->chains,
                                plan->order, plan->common};
     const int64_t counts[] = {plan->n_chunks * (int64_t)(sizeof(cf_chunk) / 8),
                               plan->n_slices * (int64_t)(sizeof(cf_slice) / 8),
-                              plan->n_groups * (int64_t)(sizeof(cf_group) / 8),
+                              plan->n_chains * (int64_t)(sizeof(cf_chain) / 8),
                               plan->n_sequences,
                               plan->n_sequences};
     int64_t which = fuzz_between(&g->in, 0, 4), at;
@@ -136,7 +136,7 @@ static void damage(grove *g) {
     cf_schedule *schedule = NULL;
     cf_error error = fuzz_error();
     if (!plan->order || counts[which] == 0) return;
-    desc.budget = 3;
+    desc.max_tries = 3;
     if (!fuzz_result(cf_schedule_make(plan, &desc, &schedule, &error), &error)) schedule = NULL;
     at = fuzz_between(&g->in, 0, counts[which] - 1);
     arrays[which][at] = fuzz_chance(&g->in, 2) ? arrays[which][at] + fuzz_between(&g->in, -2, 2) : fuzz_number(&g->in);
@@ -155,7 +155,7 @@ static void run_trees(const uint8_t *data, size_t size) {
     g.in = fuzz_input_of(data, size);
     g.wild = fuzz_chance(&g.in, 4) ? 12 : 0;
     fuzz_draw_batch(&g.in, &g.batch, 12, g.wild);
-    g.batch.pack.gang = 0; /* of trees, only `paper` on one stage takes them */
+    g.batch.pack.max_cp = 0; /* of trees, only `paper` on one stage takes them */
     if (g.batch.pack.split == CF_SPLIT_COST && g.wild) return; /* slow where lengths are large */
     draw_shares(&g);
     if (cf_pack_size(g.batch.lengths, g.batch.n, &g.batch.pack, &bytes, NULL) == CF_OK && bytes > MOST_BYTES) return;

@@ -104,7 +104,7 @@ static void draw_search(problem *p) {
     d->kinds = &kinds[fuzz_between(in, 0, 2)];
     d->n_kinds = 1;
     d->split_backward = fuzz_chance(in, 3);
-    d->budget = fuzz_between(in, 1, 3);
+    d->max_tries = fuzz_between(in, 1, 3);
     d->batch = fuzz_mostly(in, 1, 6, p->wild);
     d->n_batches = fuzz_mostly(in, 1, 3, p->wild);
     d->n_exact = fuzz_mostly(in, 0, 3, p->wild);
@@ -225,7 +225,7 @@ static void estimate(problem *p) {
 static void run_tune(const uint8_t *data, size_t size) {
     problem p = {0};
     cf_plan plan = {0};
-    int64_t kind, budget;
+    int64_t kind, max_tries;
     p.in = fuzz_input_of(data, size);
     p.wild = fuzz_chance(&p.in, 3) ? WILD : 0;
     kind = fuzz_between(&p.in, 0, 5);
@@ -237,9 +237,9 @@ static void run_tune(const uint8_t *data, size_t size) {
     if (kind == 0) fit(&p);
     else if (kind == 1) estimate(&p);
     else tune(&p);
-    plan.n_steps = fuzz_number(&p.in);
-    budget = cf_tune_budget(&plan, fuzz_number(&p.in), fuzz_number(&p.in));
-    FUZZ_CHECK(budget == 0 || (budget >= 8 && budget <= 64), "a budget of %lld", (long long)budget);
+    plan.chunks_per_rank = fuzz_number(&p.in);
+    max_tries = cf_tune_max_tries(&plan, fuzz_number(&p.in), fuzz_number(&p.in));
+    FUZZ_CHECK(max_tries == 0 || (max_tries >= 8 && max_tries <= 64), "%lld tries", (long long)max_tries);
 }
 
 const fuzz_target fuzz_tune = {"tune", run_tune, 200};

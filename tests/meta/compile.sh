@@ -403,7 +403,7 @@ tune_files() { # compiler, standard, mode
         "$SOURCES/implementation.c" &&
         build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN $TUNE \
             "$SOURCES/tune_user.c" -no-pie -x none "$tuner" "$object" -o "$OUT/$name" &&
-        run "$name" "$OUT/$name" "budget 64, h200"
+        run "$name" "$OUT/$name" "max_tries 64, h200"
 }
 
 tune_one_file() { # compiler, standard, mode
@@ -416,7 +416,7 @@ tune_one_file() { # compiler, standard, mode
         fail "$name" "a function of a library is visible outside its file"
         return 0
     fi
-    run "$name" "$OUT/$name" "budget 64, h200"
+    run "$name" "$OUT/$name" "max_tries 64, h200"
 }
 
 # With the library optimised, because it searches through many schedules.

@@ -38,7 +38,7 @@ code = read_tree(in, text, n, list, &capacity);
 # Lengths belong to the packing, whose owner frees them where packing fails.
 return cli_error(&error, &out->list);
 # The chunk of a share has its slice, in arrays that are there, for both have been checked before.
-CF__TRY(cf__plan_is(check, "groups.gang", c->group, on != NULL ? on->begin + on->length : 0, s->begin,
+CF__TRY(cf__plan_is(check, "chains.cp", c->chain, on != NULL ? on->begin + on->length : 0, s->begin,
 # Batches are drawn from a list that is not empty.
 int64_t other = next + (int64_t)(cft__draw(&state) % (uint64_t)(n - next));
 # Working space that starts as zeros is never empty, which the recipe's comment promises.
@@ -55,14 +55,14 @@ cft__add_product(&least, t->split.n_virtual * plan->chunk_size, tightest->of[CFT
 # A call that went well has made its object, or read its number; those that say what is wrong never return 0.
 peak->fixed = (double)fullest->total - 1;
 if (!p->unit_cost) cost = costs.stages ? costs.stages[0].forward : costs.timing.all.forward;
-result = cf_columns_schedule(plan, whole.schedule, p->rank, NULL, &schedule, error);
+result = cf_lockstep_schedule(plan, whole.schedule, p->rank, NULL, &schedule, error);
 if (code == CLI_OK) schedules[n_read] = saved[n_read].schedule, n_read++;
 for (s = 0; s < n; s++) loads[s] = guess_load(&of, &path, n - s);
 for (s = 0; s < n; s++) loads[s] = guess_load(asked, &path, n - s);
 if (whole < INT32_MIN || whole > INT32_MAX)
 if (format != SAVED_SCHEDULE) return json_wrong(document, node, "schedules: wanted schedules");
 if (microbatch != m) return bad_cell(r, &r->cell, "microbatches are counted up from 0");
-if (chunk < first || chunk >= first + r->plan->n_steps)
+if (chunk < first || chunk >= first + r->plan->chunks_per_rank)
 free(costs->stages);
 fits = pipeline_fits(p, &run) && !run.held_down;
 out[s].fixed = fixed[s].total;
@@ -89,8 +89,8 @@ if (seen[k].mixer == choices[i].mixer && seen[k].experts == choices[i].experts) 
 if (n == 1 && choices[0].mixer == CF_MIXER_FULL && !choices[0].experts) return CLI_OK; /* dense, and nothing more */
 # Without a model there are the caller's bytes.
 w->of[CFT__ACTIVATIONS] = own->held.activations * 100;
-# What is before the end of a group is in one.
-c->index = group->n_chunks++;
+# What is before the end of a chain is in one.
+c->index = chain->n_chunks++;
 KNOWN
 }
 

@@ -64,9 +64,9 @@ COUNTED = re.compile(r"cf__(take|bits_layout|range|\w*within|check_\w*|div_up|ro
 COUNT = re.compile(r"\b(n|n_\w+|\w*(size|bytes|tokens|chunks|limit|most|rows|stages|ranks|MAX\w*))\b")
 SIBLINGS = [("forward", "input", "weight", "replay"), ("per_token", "per_pair", "constant"), ("n_stages", "n_virtual"),
             ("per_token_activations", "per_token_state", "per_token_state_gradient", "per_token_boundary"),
-            ("tokens", "padded"), ("index", "prefix"), ("first_chunk", "n_chunks"), ("start", "end"), ("head", "tail"),
+            ("tokens", "rows"), ("index", "prefix"), ("first_chunk", "n_chunks"), ("start", "end"), ("head", "tail"),
             ("begin", "length", "offset"), ("latency", "seconds_per_token"), ("limit", "limit_bytes"), ("chunks", "bytes"),
-            ("limits", "limits_bytes"), ("n_steps", "n_chunks"), ("rank", "group"), ("n_slices", "n_groups"),
+            ("limits", "limits_bytes"), ("chunks_per_rank", "n_chunks"), ("rank", "chain"), ("n_slices", "n_chains"),
             ("n_sequences", "n_slices"), ("first", "last"), ("activations", "state"), ("in", "out")]
 WORDS = {"if", "while", "for", "switch", "return", "sizeof", "do", "else", "case", "goto", "default", "break",
          "continue"}

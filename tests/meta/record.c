@@ -249,7 +249,7 @@ static void draw_schedule(batch *b) {
     desc->shape.k = between(0, 5);
     desc->shape.rank = between(0, (b->pack.n_ranks ? b->pack.n_ranks : 1) - 1);
     desc->split_backward = one_in(2);
-    desc->budget = one_in(6) ? between(40, 120) : between(1, 30);
+    desc->max_tries = one_in(6) ? between(40, 120) : between(1, 30);
     if (!one_in(4)) desc->timing = &b->timing;
     b->n_virtual = between(0, 3);
     draw_limits(b);
@@ -276,10 +276,10 @@ static void add_plan_head(const cf_plan *p) {
     number("n_empty", p->n_empty);
     number("n_tokens", p->n_tokens);
     number("n_ranks", p->n_ranks);
-    number("n_steps", p->n_steps);
+    number("chunks_per_rank", p->chunks_per_rank);
     number("n_chunks", p->n_chunks);
     number("n_idle", p->n_idle);
-    number("n_groups", p->n_groups);
+    number("n_chains", p->n_chains);
     number("n_slices", p->n_slices);
     number("lower_bound", p->lower_bound);
 }
@@ -293,9 +293,9 @@ static void add_plan(const cf_plan *p) {
         number("first_slice", c->first_slice);
         number("n_slices", c->n_slices);
         number("tokens", c->tokens);
-        number("padded", c->padded);
+        number("rows", c->rows);
         number("pairs", c->pairs);
-        number("group", c->group);
+        number("chain", c->chain);
         number("index", c->index);
         number("prefix", c->prefix);
         number("rank", c->rank);
@@ -307,12 +307,12 @@ static void add_plan(const cf_plan *p) {
         number("length", p->slices[i].length);
         number("offset", p->slices[i].offset);
     }
-    for (i = 0; i < p->n_groups; i++) {
-        row("group", i);
-        number("sequence", p->groups[i].sequence);
-        number("first_chunk", p->groups[i].first_chunk);
-        number("n_chunks", p->groups[i].n_chunks);
-        number("tokens", p->groups[i].tokens);
+    for (i = 0; i < p->n_chains; i++) {
+        row("chain", i);
+        number("sequence", p->chains[i].sequence);
+        number("first_chunk", p->chains[i].first_chunk);
+        number("n_chunks", p->chains[i].n_chunks);
+        number("tokens", p->chains[i].tokens);
     }
 }
 
@@ -351,7 +351,7 @@ static void add_schedule(const cf_schedule *s) {
 }
 
 static void add_report(const cf_search_report *r) {
-    row("report", r->budget);
+    row("report", r->max_tries);
     number("n_tried", r->n_tried);
     number("n_improved", r->n_improved);
     number("best_fixed", (int64_t)r->best_fixed);

@@ -58,7 +58,7 @@ static void once(findings *f) {
     cf_timeline *timeline = NULL;
     order.shape.n_stages = 3;
     order.shape.k = 2;
-    order.budget = 20;
+    order.max_tries = 20;
     expect(f, cf_plan_validate(shared->plan, lengths, N_LENGTHS, NULL, NULL));
     expect(f, cf_write_plan_json(shared->plan, &with_rows, add_text, f, NULL));
     expect(f, cf_schedule_validate(shared->plan, shared->schedule, NULL, NULL, NULL));

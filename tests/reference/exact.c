@@ -32,7 +32,7 @@ typedef struct state {
 typedef struct cell {
     int chunk, v, machine;
     int returns;            /* 1: in its row a V leads back, so that activations go to the previous stage */
-    int index, size;        /* in its group */
+    int index, size;        /* in its chain */
     int twin;               /* the first chunk of a unit just like this one, whose F starts first; -1: none */
     int free_to_keep;       /* nothing forbids to keep it, so it is never dropped */
     double seconds[5];      /* F .. W */
@@ -79,7 +79,7 @@ static int costs_nothing(const cf_pass_cost *cost) {
 }
 
 static double cost_of(const cf_pass_cost *cost, const cf_chunk *c) {
-    return cost->constant + cost->per_token * (double)c->padded + cost->per_pair * (double)c->pairs;
+    return cost->constant + cost->per_token * (double)c->rows + cost->per_pair * (double)c->pairs;
 }
 
 /* F, R, B, I, W: from the costs given, as the comment of cf_stage_cost says. */
@@ -118,7 +118,7 @@ static double least_backward_work(const solver *s, const cell *c) {
     return s->split == 1 ? parts : smaller(c->seconds[CF_B], parts);
 }
 
-static int is_last_of_group(const cell *c) { return c->index == c->size - 1; }
+static int is_last_of_chain(const cell *c) { return c->index == c->size - 1; }
 
 static void find_tails(solver *s) {
     int v, i;
@@ -134,7 +134,7 @@ static void find_tails(solver *s) {
 }
 
 static int same_chunk(const cf_chunk *a, const cf_chunk *b) {
-    return a->tokens == b->tokens && a->padded == b->padded && a->pairs == b->pairs;
+    return a->tokens == b->tokens && a->rows == b->rows && a->pairs == b->pairs;
 }
 
 /* The latest unit before the one that starts at chunk `first` with chunks like its own. */
@@ -149,18 +149,18 @@ static int twin_of(const solver *s, const cf_chunk *chunks, int first) {
 }
 
 static void add_cell(solver *s, exact_placement placement, int v, int i) {
-    int64_t id = s->desc->shape.rank * s->plan->n_steps + i;
+    int64_t id = s->desc->shape.rank * s->plan->chunks_per_rank + i;
     const cf_chunk *chunk = &s->plan->chunks[id];
     const cf_timing *timing = s->desc->timing;
     cell *c = &s->cells[v * s->n + i];
-    double transfer = timing == NULL ? 0 : timing->latency + timing->seconds_per_token * (double)chunk->padded;
+    double transfer = timing == NULL ? 0 : timing->latency + timing->seconds_per_token * (double)chunk->rows;
     memset(c, 0, sizeof *c);
     c->chunk = i;
     c->v = v;
     c->machine = (int)placement(v, s->n_machines);
     c->returns = placement(v - v % s->n_machines, s->n_machines) != 0;
-    c->size = chunk->group >= 0 ? (int)s->plan->groups[chunk->group].n_chunks : 1;
-    c->index = chunk->group >= 0 ? (int)chunk->index : 0;
+    c->size = chunk->chain >= 0 ? (int)s->plan->chains[chunk->chain].n_chunks : 1;
+    c->index = chunk->chain >= 0 ? (int)chunk->index : 0;
     c->free_to_keep = !s->fixed_rule && s->slots[c->machine] == 0 && c->size <= s->k;
     if (!s->local && v + 1 < s->n_v) c->free_to_keep &= (c + s->n)->free_to_keep; /* a replay behind needs one here */
     costs_of_chunk(timing, v, chunk, c->seconds);
@@ -176,8 +176,8 @@ static int set_up(solver *s, const cf_plan *plan, const cf_schedule_desc *desc, 
     int i, v;
     s->plan = plan;
     s->desc = desc;
-    if (n_stages > MOST_MACHINES || plan->n_steps * n_stages * n_virtual > EXACT_MOST_CELLS) return 0;
-    s->n = (int)plan->n_steps;
+    if (n_stages > MOST_MACHINES || plan->chunks_per_rank * n_stages * n_virtual > EXACT_MOST_CELLS) return 0;
+    s->n = (int)plan->chunks_per_rank;
     s->n_machines = (int)n_stages;
     s->n_v = (int)(n_stages * n_virtual);
     s->n_cells = s->n * s->n_v;
@@ -191,7 +191,8 @@ static int set_up(solver *s, const cf_plan *plan, const cf_schedule_desc *desc, 
     for (v = s->n_v - 1; v >= 0; v--)
         for (i = 0; i < s->n; i++) add_cell(s, placement, v, i);
     for (i = 0; i < s->n; i++)
-        if (s->cells[i].index == 0) s->cells[i].twin = twin_of(s, &plan->chunks[desc->shape.rank * plan->n_steps], i);
+        if (s->cells[i].index == 0) s->cells[i].twin =
+            twin_of(s, &plan->chunks[desc->shape.rank * plan->chunks_per_rank], i);
     find_tails(s);
     return 1;
 }
@@ -202,14 +203,14 @@ static int holds(int progress) { return progress >= REPLAYED && progress <= RETU
 
 static uint32_t bit(int i) { return (uint32_t)1 << i; }
 
-/* Whether the stage and the group have a place for the chunk. */
+/* Whether the stage and the chain have a place for the chunk. */
 static int has_room(const solver *s, const state *at, int i) {
     const cell *c = &s->cells[i];
-    int64_t on_machine = 0, of_group = 0;
+    int64_t on_machine = 0, of_chain = 0;
     int j;
     for (j = 0; j < s->n_cells; j++) on_machine += s->cells[j].machine == c->machine && holds(at->progress[j]);
-    for (j = i - c->index; j < i - c->index + c->size; j++) of_group += holds(at->progress[j]);
-    return of_group < s->k && (s->slots[c->machine] == 0 || on_machine < s->slots[c->machine]);
+    for (j = i - c->index; j < i - c->index + c->size; j++) of_chain += holds(at->progress[j]);
+    return of_chain < s->k && (s->slots[c->machine] == 0 || on_machine < s->slots[c->machine]);
 }
 
 static int may_drop(const solver *s, const state *at, int i) {
@@ -253,7 +254,7 @@ static int is_needless(const solver *s, const state *at, int i) { return !s->fix
 static int may_go_backward(const solver *s, const state *at, int i) {
     const cell *c = &s->cells[i];
     if (c->v + 1 < s->n_v && at->progress[i + s->n] < RETURNED) return 0;
-    return is_last_of_group(c) || at->progress[i + 1] >= RETURNED;
+    return is_last_of_chain(c) || at->progress[i + 1] >= RETURNED;
 }
 
 static void add_move(const solver *s, const state *at, move *moves, int *n, int i, int pass, int to) {
@@ -320,7 +321,7 @@ static void raise_all(double *values, int n, double least) {
         if (values[i] < least) values[i] = least;
 }
 
-/* A dropped chunk is needlessly so until the stage or the group is full. */
+/* A dropped chunk is needlessly so until the stage or the chain is full. */
 static void note_needs(const solver *s, state *at, const move *m) {
     int i;
     if (m->to == DROPPED) at->needless |= bit(m->cell);
@@ -385,7 +386,7 @@ static void find_heads(const solver *s, const state *at, heads *h) {
             double there = h->backward[i + s->n] + shortest_backward(s, behind) + behind->backward_transfer;
             start = larger(start, waits ? there : at->gradient[i + s->n]);
         }
-        if (!is_last_of_group(c) && at->progress[i + 1] < RETURNED)
+        if (!is_last_of_chain(c) && at->progress[i + 1] < RETURNED)
             start = larger(start, h->backward[i + 1] + shortest_backward(s, c + 1));
         h->backward[i] = start;
     }
@@ -401,8 +402,8 @@ static void add_load(load *l, double head, double work, double tail) {
     l->work += work;
 }
 
-/* At the first backward of a group all its forwards have run, and at most so many of them can be kept. Seconds of
-   replays that this forces on a virtual stage beyond those of the chunks dropped so far; the group starts at cell i. */
+/* At the first backward of a chain all its forwards have run, and at most so many of them can be kept. Seconds of
+   replays that this forces on a virtual stage beyond those of the chunks dropped so far; the chain starts at cell i. */
 static double forced_replays(const solver *s, const state *at, int i) {
     const cell *c = &s->cells[i];
     int64_t most = s->slots[c->machine] > 0 && s->slots[c->machine] < s->k ? s->slots[c->machine] : s->k;
@@ -519,7 +520,7 @@ static int leave_out_late(const solver *s, move *moves, int n) {
 
 static void note_schedule(solver *s) {
     exact_answer *a = s->answer;
-    int64_t first = s->desc->shape.rank * s->plan->n_steps;
+    int64_t first = s->desc->shape.rank * s->plan->chunks_per_rank;
     int i;
     a->n_actions = s->n_path;
     for (i = 0; i < s->n_path; i++) {
@@ -598,7 +599,7 @@ static void search(solver *s) {
     forget(s);
 }
 
-/* An odometer over the numbers of chunks that the groups keep. Returns 0 after the last setting. */
+/* An odometer over the numbers of chunks that the chains keep. Returns 0 after the last setting. */
 static int next_setting(solver *s) {
     int i, j;
     for (i = 0; i < s->n; i += s->cells[i].size) {

@@ -28,7 +28,7 @@ typedef struct exact_answer {
 } exact_answer;
 
 /* The optimum over everything that cf_schedule_validate accepts of the rank's chunks: any chunk may be dropped on any
-   virtual stage (with pipeline replay only on 0 .. d - 1), at most K of a group are kept at once, and no stage keeps
+   virtual stage (with pipeline replay only on 0 .. d - 1), at most K of a chain are kept at once, and no stage keeps
    more than its limit. Reads n_stages, n_virtual, k, replay, rank, timing, limit, limits and split_backward (0: no
    backward is split, 1: every one, 2: any) from desc; zeros mean what they mean there. A transfer between virtual
    stages of one stage takes no time. `known`: a makespan that some schedule reaches, or EXACT_UNKNOWN; the answer is at
@@ -36,9 +36,9 @@ typedef struct exact_answer {
 exact_answer exact_optimum(const cf_plan *plan, const cf_schedule_desc *desc, exact_placement placement, double known,
                            int64_t most_nodes);
 
-/* The optimum over the schedules in which each group keeps its last chunks, as many on all stages, and replays fill
+/* The optimum over the schedules in which each chain keeps its last chunks, as many on all stages, and replays fill
    their places in falling order; standalone chunks are kept. Where there is a limit, every number of kept chunks up to
-   K is tried for each group. Virtual stages lie in loops. */
+   K is tried for each chain. Virtual stages lie in loops. */
 exact_answer exact_makespan(const cf_plan *plan, const cf_schedule_desc *desc, double known, int64_t most_nodes);
 
 #endif /* EXACT_H */

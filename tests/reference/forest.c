@@ -19,16 +19,16 @@ static void *room(int64_t n, size_t size) {
 
 int64_t forest_before(const forest_plan *f, int64_t chunk) {
     const forest_chunk *c = &f->chunks[chunk];
-    if (c->gang > 0 && c->rank % c->gang > 0) return chunk - f->n_steps;
-    if (c->up < 0 || c->gang == 0) return c->up;
-    return c->up + (c->gang - 1) * f->n_steps;
+    if (c->cp > 0 && c->rank % c->cp > 0) return chunk - f->chunks_per_rank;
+    if (c->up < 0 || c->cp == 0) return c->up;
+    return c->up + (c->cp - 1) * f->chunks_per_rank;
 }
 
 forest_plan *forest_of(const cf_plan *plan) {
     forest_plan *f = (forest_plan *)room(1, sizeof *f);
     int64_t i;
     f->chunk_size = plan->chunk_size, f->align = plan->align, f->max_slices = plan->max_slices;
-    f->n_sequences = plan->n_sequences, f->n_ranks = plan->n_ranks, f->n_steps = plan->n_steps;
+    f->n_sequences = plan->n_sequences, f->n_ranks = plan->n_ranks, f->chunks_per_rank = plan->chunks_per_rank;
     f->n_chunks = plan->n_chunks, f->n_slices = plan->n_slices;
     f->order = (int64_t *)room(f->n_sequences, sizeof *f->order);
     f->common = (int64_t *)room(f->n_sequences, sizeof *f->common);
@@ -45,8 +45,8 @@ forest_plan *forest_of(const cf_plan *plan) {
     }
     for (i = 0; i < f->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
-        const forest_chunk made = {c->first_slice, c->n_slices, c->tokens, c->padded, c->pairs,
-                                   c->up,          c->prefix,   c->state,  c->rank,   c->gang};
+        const forest_chunk made = {c->first_slice, c->n_slices, c->tokens, c->rows, c->pairs,
+                                   c->up,          c->prefix,   c->state,  c->rank,   c->cp};
         f->chunks[i] = made;
     }
     return f;
@@ -73,14 +73,14 @@ typedef struct judge {
     int64_t *tokens, *pairs, *shared; /* (n_sequences + 1) in order, as differences */
 } judge;
 
-/* The chunk of a gang's share beside the one on the rank before, whose sequence and place it must have. */
-static const char *gang_rule(const forest_plan *f, int64_t id) {
+/* The chunk of a cp group's share beside the one on the rank before, whose sequence and place it must have. */
+static const char *cp_rule(const forest_plan *f, int64_t id) {
     const forest_chunk *c = &f->chunks[id], *next, *up = c->up >= 0 ? &f->chunks[c->up] : NULL;
-    RULE(c->gang == 0 || (c->gang >= 2 && c->gang <= f->n_ranks && f->n_ranks % c->gang == 0));
-    RULE(up == NULL || up->gang == c->gang);
-    if (c->gang == 0) return NULL;
-    next = c + ((c->rank + 1) % c->gang > 0 ? 1 : 1 - c->gang) * f->n_steps;
-    RULE(next->gang == c->gang && c->state > 0);
+    RULE(c->cp == 0 || (c->cp >= 2 && c->cp <= f->n_ranks && f->n_ranks % c->cp == 0));
+    RULE(up == NULL || up->cp == c->cp);
+    if (c->cp == 0) return NULL;
+    next = c + ((c->rank + 1) % c->cp > 0 ? 1 : 1 - c->cp) * f->chunks_per_rank;
+    RULE(next->cp == c->cp && c->state > 0);
     RULE(up == NULL ? next->up < 0 : next - c == next->up - c->up);
     return NULL;
 }
@@ -92,9 +92,9 @@ static const char *chunk_rule(judge *j, int64_t id, int64_t *first) {
     int64_t end = 0, at;
     RULE(c->first_slice == *first && c->n_slices >= 0 && c->n_slices <= f->n_slices - *first);
     RULE(f->max_slices == 0 || c->n_slices <= f->max_slices);
-    RULE(c->rank == id / f->n_steps);
+    RULE(c->rank == id / f->chunks_per_rank);
     RULE(c->state >= 0 && c->state <= f->chunk_size);
-    RULE(c->up == -1 || (c->up >= id / f->n_steps * f->n_steps && c->up < id));
+    RULE(c->up == -1 || (c->up >= id / f->chunks_per_rank * f->chunks_per_rank && c->up < id));
     for (at = id - 1; at >= 0 && at != c->up; at = f->chunks[at].up) j->ends[at] = id; /* they have been left */
     RULE(c->up < 0 || at == c->up);
     RULE(c->n_slices > 0 || (c->up < 0 && c->state == 0));
@@ -127,7 +127,7 @@ static const char *up_rule(const judge *j, int64_t chunk, int64_t id, int64_t *s
     if (up == NULL) return NULL;
     above = &f->chunks[j->chunk[s->up]];
     RULE(up->offset < above->state);
-    if (c->gang == 0) {
+    if (c->cp == 0) {
         RULE(above < c && j->ends[above - f->chunks] > chunk);
     } else {
         RULE(forest_before(f, chunk) == above - f->chunks);
@@ -160,11 +160,11 @@ static const char *slices_rule(judge *j, int64_t id) {
     int64_t i, tokens = 0, padded = 0, pairs = 0, before = forest_before(f, id), left = c->state;
     int64_t sees = c->prefix;
     const char *fault = NULL;
-    if (c->gang > 0 && before >= 0) {
+    if (c->cp > 0 && before >= 0) {
         const forest_slice *last = &f->slices[f->chunks[before].first_slice];
         sees = last->begin + last->length;
     }
-    RULE(c->n_slices == 0 || f->slices[c->first_slice].begin == (c->gang > 0 && before < 0 ? 0 : sees));
+    RULE(c->n_slices == 0 || f->slices[c->first_slice].begin == (c->cp > 0 && before < 0 ? 0 : sees));
     for (i = c->first_slice; i < c->first_slice + c->n_slices && fault == NULL; i++) {
         const forest_slice *s = &f->slices[i];
         RULE(s->begin >= 0 && s->length >= 1 && s->length <= f->chunk_size && s->begin % f->align == 0);
@@ -181,7 +181,7 @@ static const char *slices_rule(judge *j, int64_t id) {
         if (fault == NULL) pairs += pairs_of(s->begin, s->length);
     }
     if (fault != NULL) return fault;
-    RULE(left == 0 && tokens == c->tokens && padded == c->padded && pairs == c->pairs);
+    RULE(left == 0 && tokens == c->tokens && padded == c->rows && pairs == c->pairs);
     return NULL;
 }
 
@@ -221,7 +221,7 @@ static const char *judge_all(judge *j, unsigned char *seen) {
     }
     if (fault != NULL) return fault;
     RULE(first == f->n_slices);
-    for (i = 0; i < f->n_chunks && fault == NULL; i++) fault = gang_rule(f, i);
+    for (i = 0; i < f->n_chunks && fault == NULL; i++) fault = cp_rule(f, i);
     for (i = 0; i < f->n_chunks && fault == NULL; i++) fault = slices_rule(j, i);
     return fault != NULL ? fault : sums_rule(j);
 }
@@ -301,27 +301,27 @@ static const char *slow_chunk(const forest_plan *f, int64_t id, int64_t *up) {
         if (row == c->state) own = 1;
     }
     while (row % f->align != 0) row++;
-    RULE(tokens == c->tokens && pairs == c->pairs && row == c->padded && row <= f->chunk_size);
+    RULE(tokens == c->tokens && pairs == c->pairs && row == c->rows && row <= f->chunk_size);
     RULE(in_preorder(up, c->n_slices));
     RULE(c->state == 0 || own);
-    RULE(above == NULL || (c->n_slices > 0 && above->state > 0 && above->rank == c->rank && above->gang == c->gang));
+    RULE(above == NULL || (c->n_slices > 0 && above->state > 0 && above->rank == c->rank && above->cp == c->cp));
     for (row = 0, at = c->up; at >= 0; at = f->chunks[at].up) row += f->chunks[at].state;
-    RULE(c->up >= 0 && c->state == 0 && c->gang == 0 ? c->prefix >= 1 && c->prefix <= row : c->prefix == row);
-    if (c->n_slices > 0 && c->gang == 0) RULE(f->slices[c->first_slice].begin == c->prefix);
-    if (c->n_slices > 0 && c->gang > 0 && (at = forest_before(f, id)) >= 0 && at < f->n_chunks)
+    RULE(c->up >= 0 && c->state == 0 && c->cp == 0 ? c->prefix >= 1 && c->prefix <= row : c->prefix == row);
+    if (c->n_slices > 0 && c->cp == 0) RULE(f->slices[c->first_slice].begin == c->prefix);
+    if (c->n_slices > 0 && c->cp > 0 && (at = forest_before(f, id)) >= 0 && at < f->n_chunks)
         RULE(f->slices[c->first_slice].up == f->chunks[at].first_slice);
     return NULL;
 }
 
-/* All ranks of a gang do the same: as many chunks, at the same steps, that continue each other in the same way. */
-static const char *slow_gang(const forest_plan *f, int64_t id) {
+/* All ranks of a cp group do the same: as many chunks, at the same steps, that continue each other in the same way. */
+static const char *slow_cp_group(const forest_plan *f, int64_t id) {
     const forest_chunk *c = &f->chunks[id];
     int64_t part;
-    if (c->gang == 0) return NULL;
-    RULE(c->gang >= 2 && c->gang <= f->n_ranks && f->n_ranks % c->gang == 0 && c->state > 0);
-    for (part = 0; part < c->gang; part++) {
-        const forest_chunk *other = c + (part - c->rank % c->gang) * f->n_steps;
-        RULE(other->gang == c->gang);
+    if (c->cp == 0) return NULL;
+    RULE(c->cp >= 2 && c->cp <= f->n_ranks && f->n_ranks % c->cp == 0 && c->state > 0);
+    for (part = 0; part < c->cp; part++) {
+        const forest_chunk *other = c + (part - c->rank % c->cp) * f->chunks_per_rank;
+        RULE(other->cp == c->cp);
         RULE(c->up < 0 ? other->up < 0 : other->up - c->up == other - c);
     }
     return NULL;
@@ -354,13 +354,13 @@ static const char *slow_all(const forest_plan *f, const int64_t *lengths, unsign
         RULE(f->chunks[i].n_slices <= f->n_slices - next);
         RULE(f->chunks[i].up >= -1 && f->chunks[i].up < i);
         RULE(f->chunks[i].state >= 0 && f->chunks[i].prefix >= 0);
-        RULE(f->chunks[i].rank == i / f->n_steps);
+        RULE(f->chunks[i].rank == i / f->chunks_per_rank);
         next += f->chunks[i].n_slices;
     }
     RULE(next == f->n_slices);
     for (i = 0; i < f->n_chunks; i++) up[i] = f->chunks[i].up;
     RULE(in_preorder(up, f->n_chunks));
-    for (i = 0; i < f->n_chunks && fault == NULL; i++) fault = slow_gang(f, i);
+    for (i = 0; i < f->n_chunks && fault == NULL; i++) fault = slow_cp_group(f, i);
     for (i = 0; i < f->n_chunks && fault == NULL; i++) fault = slow_chunk(f, i, up);
     for (i = 0; i < f->n_chunks && fault == NULL; i++)
         for (j = 0; j < f->chunks[i].n_slices && fault == NULL; j++)

@@ -99,18 +99,18 @@ typedef struct maker {
     int64_t v, n, first;            /* virtual stages, chunks of the rank, the first of them */
     unsigned char done[5][MOST_CELLS];
     unsigned char split[MOST_CELLS];
-    int64_t kept[MOST_CELLS];       /* in each group's first chunk: how many of its last chunks keep on that stage */
+    int64_t kept[MOST_CELLS];       /* in each chain's first chunk: how many of its last chunks keep on that stage */
 } maker;
 
-static int64_t group_size(const cf_plan *plan, int64_t chunk) {
-    return plan->chunks[chunk].group < 0 ? 1 : plan->groups[plan->chunks[chunk].group].n_chunks;
+static int64_t chain_size(const cf_plan *plan, int64_t chunk) {
+    return plan->chunks[chunk].chain < 0 ? 1 : plan->chains[plan->chunks[chunk].chain].n_chunks;
 }
 
 static int64_t cell(const maker *m, int64_t chunk, int64_t v) { return v * m->n + chunk - m->first; }
 
 static int is_kept(const maker *m, int64_t chunk, int64_t v) {
     int64_t index = m->plan->chunks[chunk].index;
-    return index >= group_size(m->plan, chunk) - m->kept[cell(m, chunk - index, v)];
+    return index >= chain_size(m->plan, chunk) - m->kept[cell(m, chunk - index, v)];
 }
 
 static int backward_done(const maker *m, int64_t chunk, int64_t v) {
@@ -122,7 +122,7 @@ static int freed(const maker *m, int64_t chunk, int64_t v) {
 }
 
 static int may_run(const maker *m, int pass, int64_t chunk, int64_t v) {
-    int64_t at = cell(m, chunk, v), index = m->plan->chunks[chunk].index, size = group_size(m->plan, chunk);
+    int64_t at = cell(m, chunk, v), index = m->plan->chunks[chunk].index, size = chain_size(m->plan, chunk);
     int64_t kept = m->kept[cell(m, chunk - index, v)], i, held = 0;
     if (m->done[pass][at]) return 0;
     for (i = chunk - index; i < chunk - index + size; i++)
@@ -186,8 +186,8 @@ cf_schedule *naive_schedule(harness_rng *rng, const cf_plan *plan, const naive_s
     m.plan = plan;
     m.shape = *shape;
     m.v = shape->n_stages * shape->n_virtual;
-    m.n = plan->n_steps;
-    m.first = shape->rank * plan->n_steps;
+    m.n = plan->chunks_per_rank;
+    m.first = shape->rank * plan->chunks_per_rank;
     if (m.v * m.n > MOST_CELLS) {
         FAIL("too large for the naive generator");
         return NULL;
@@ -253,7 +253,8 @@ typedef struct book {
 } book;
 
 static book open_book(const cf_plan *plan, const cf_schedule *s) {
-    book b = {plan, s, s->shape.n_stages * s->shape.n_virtual, s->shape.rank * plan->n_steps, plan->n_steps, NULL};
+    book b = {plan, s, s->shape.n_stages * s->shape.n_virtual, s->shape.rank * plan->chunks_per_rank,
+              plan->chunks_per_rank, NULL};
     int64_t stage, i, j;
     b.all = (places *)calloc((size_t)(b.n_v * b.n) + 1, sizeof *b.all);
     if (!b.all) abort();
@@ -281,7 +282,8 @@ static const char *fields_fault(const cf_plan *plan, const cf_schedule *s) {
             const cf_action *a = &s->actions[i];
             if (a->reserved) return "reserved";
             if (a->pass >= (s->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT)) return "pass";
-            if (a->chunk < 0 || a->chunk >= plan->n_chunks || a->chunk / plan->n_steps != s->shape.rank) return "chunk";
+            if (a->chunk < 0 || a->chunk >= plan->n_chunks ||
+                a->chunk / plan->chunks_per_rank != s->shape.rank) return "chunk";
             if (a->stage < 0 || a->stage >= s->shape.n_stages * s->shape.n_virtual) return "stage";
             if (naive_stage(s, a->stage) != stage) return "stage";
             if (a->keep > 1 || (a->keep && a->pass != CF_F && a->pass != CF_R)) return "keep";
@@ -331,7 +333,7 @@ static const char *cell_fault(const book *b, int64_t chunk, int64_t v) {
     return order_fault(b, chunk, v);
 }
 
-/* Chunks of a group with activations while action `at` runs. */
+/* Chunks of a chain with activations while action `at` runs. */
 static int64_t held_at(const book *b, int64_t v, int64_t from, int64_t to, int64_t at) {
     int64_t chunk, n = 0;
     for (chunk = from; chunk < to; chunk++) {
@@ -347,7 +349,7 @@ static const char *k_fault(const book *b) {
     for (i = 0; i < b->s->n_actions; i++) {
         const cf_action *a = &b->s->actions[i];
         int64_t first = a->chunk - b->plan->chunks[a->chunk].index;
-        int64_t end = first + group_size(b->plan, a->chunk);
+        int64_t end = first + chain_size(b->plan, a->chunk);
         if (a->keep && held_at(b, a->stage, first, end, i) > b->s->shape.k) return "K";
     }
     return NULL;
@@ -421,7 +423,7 @@ static int is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || 
 static int is_receive(int pass) { return pass == CF_RECV_F || pass == CF_RECV_R || pass == CF_RECV_B; }
 
 const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *s) {
-    int64_t pc[64], stage, n = plan->n_steps, i;
+    int64_t pc[64], stage, n = plan->chunks_per_rank, i;
     tensors *all = (tensors *)calloc((size_t)(s->shape.n_stages * s->shape.n_virtual * n) + 1, sizeof *all);
     const char *fault = NULL;
     int moved = 1;
@@ -480,26 +482,26 @@ const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *s) {
 
 /* ---- memory ---- */
 
-/* 1 if a chunk reads or writes the state of a group: its own, and those that it continues. */
-static int reads_group(const cf_plan *plan, int64_t chunk, int64_t group) {
-    while (chunk >= 0 && plan->chunks[chunk].group != group) chunk = plan->chunks[chunk].up;
+/* 1 if a chunk reads or writes the state of a chain: its own, and those that it continues. */
+static int reads_chain(const cf_plan *plan, int64_t chunk, int64_t chain) {
+    while (chunk >= 0 && plan->chunks[chunk].chain != chain) chunk = plan->chunks[chunk].up;
     return chunk >= 0;
 }
 
-/* The last F that reads the state of a group, of forwards alone. */
-static int64_t last_read(const book *b, int64_t group, int64_t v) {
+/* The last F that reads the state of a chain, of forwards alone. */
+static int64_t last_read(const book *b, int64_t chain, int64_t v) {
     int64_t chunk, last = -1;
     for (chunk = b->first; chunk < b->first + b->n; chunk++) {
         int64_t at = find(b, chunk, v)->at[CF_F];
-        if (at > last && reads_group(b->plan, chunk, group)) last = at;
+        if (at > last && reads_chain(b->plan, chunk, chain)) last = at;
     }
     return last;
 }
 
-/* Returns where gradients of a group's K and V begin: at the backward of its last chunk or, where others continue that
+/* Returns where gradients of a chain's K and V begin: at the backward of its last chunk or, where others continue that
    one, at the F of the first of them. */
-static int64_t gradient_from(const book *b, const cf_group *group, int64_t v) {
-    int64_t last = group->first_chunk + group->n_chunks - 1, i;
+static int64_t gradient_from(const book *b, const cf_chain *chain, int64_t v) {
+    int64_t last = chain->first_chunk + chain->n_chunks - 1, i;
     for (i = last + 1; i < b->first + b->n; i++)
         if (b->plan->chunks[i].up == last) return find(b, i, v)->at[CF_F];
     return backward_at(find(b, last, v));
@@ -520,34 +522,34 @@ static void add_load(const span *s, size_t member, int64_t from, int64_t to, int
 static void add_cell(const book *b, const span *all, int64_t first, int64_t chunk, int64_t v, int64_t state) {
     const cf_chunk *c = &b->plan->chunks[chunk];
     const places *p = find(b, chunk, v);
-    int shared = c->group >= 0 && b->plan->groups[c->group].gang > 0; /* it sees the rows of other ranks, too */
-    int64_t scores = c->padded * ((shared ? b->plan->slices[c->first_slice].begin : c->prefix) + c->padded), i;
+    int shared = c->chain >= 0 && b->plan->chains[c->chain].cp > 0;   /* it sees the rows of other ranks, too */
+    int64_t scores = c->rows * ((shared ? b->plan->slices[c->first_slice].begin : c->prefix) + c->rows), i;
     int64_t f = p->at[CF_F] - first, back = backward_at(p) - first;
     int64_t kept = (p->keep ? p->at[CF_F] : p->at[CF_R]) - first, end = p->at[CF_W] - first;
     if (p->at[CF_B] >= 0) end = back;
     for (i = CF_F; i < CF_COMPUTE_PASS_COUNT; i++) {
         if (p->at[i] < 0) continue;
-        add_load(all, offsetof(cf_memory_load, chunk_tokens), p->at[i] - first, p->at[i] - first, c->padded);
+        add_load(all, offsetof(cf_memory_load, chunk_tokens), p->at[i] - first, p->at[i] - first, c->rows);
         add_load(all, offsetof(cf_memory_load, chunk_scores), p->at[i] - first, p->at[i] - first, scores);
     }
     if (b->s->shape.forward_only) {
         if (state > 0)
-            add_load(all, offsetof(cf_memory_load, state_tokens), f, last_read(b, c->group, v) - first, state);
+            add_load(all, offsetof(cf_memory_load, state_tokens), f, last_read(b, c->chain, v) - first, state);
         return;
     }
-    add_load(all, offsetof(cf_memory_load, live_tokens), kept, end, c->padded);
+    add_load(all, offsetof(cf_memory_load, live_tokens), kept, end, c->rows);
     add_load(all, offsetof(cf_memory_load, live_scores), kept, end, scores);
     if (!p->keep && b->s->shape.replay == CF_REPLAY_LOCAL)
-        add_load(all, offsetof(cf_memory_load, input_tokens), f, kept - 1, c->padded);
-    if (c->group < 0) return;
+        add_load(all, offsetof(cf_memory_load, input_tokens), f, kept - 1, c->rows);
+    if (c->chain < 0) return;
     add_load(all, offsetof(cf_memory_load, state_tokens), f, back, state);
     add_load(all, offsetof(cf_memory_load, state_gradient_tokens),
-             gradient_from(b, &b->plan->groups[c->group], v) - first, back, state);
+             gradient_from(b, &b->plan->chains[c->chain], v) - first, back, state);
 }
 
 int64_t naive_state(const cf_plan *plan, int64_t chunk) {
     const cf_chunk *c = &plan->chunks[chunk];
-    const cf_group *g = c->group >= 0 ? &plan->groups[c->group] : NULL;
+    const cf_chain *g = c->chain >= 0 ? &plan->chains[c->chain] : NULL;
     if (g == NULL || g->tokens == 0) return 0;
     return c->index + 1 < g->n_chunks ? c[1].prefix - c->prefix
                                       : plan->chunks[g->first_chunk].prefix + g->tokens - c->prefix;
@@ -567,7 +569,7 @@ void naive_loads(const cf_plan *plan, const cf_schedule *s, int64_t stage, cf_me
     free(b.all);
 }
 
-naive_peaks naive_peaks_of(const cf_plan *plan, const cf_schedule *s, int64_t stage, const cf_bytes *bytes) {
+naive_peaks naive_peaks_of(const cf_plan *plan, const cf_schedule *s, int64_t stage, const cf_held_bytes *bytes) {
     int64_t n = s->first[stage + 1] - s->first[stage], rows = s->shape.n_virtual, i, j, live = 0;
     cf_memory_load *loads = (cf_memory_load *)calloc((size_t)(n * rows) + 1, sizeof *loads);
     naive_peaks peaks = {0, 0, 0, 0, 0};
@@ -597,11 +599,11 @@ naive_peaks naive_peaks_of(const cf_plan *plan, const cf_schedule *s, int64_t st
 }
 
 int64_t naive_peak_chunks(const cf_plan *plan, const cf_schedule *s, int64_t stage) {
-    const cf_bytes none = {0, 0, 0, 0};
+    const cf_held_bytes none = {0, 0, 0, 0};
     return naive_peaks_of(plan, s, stage, &none).chunks;
 }
 
-int64_t naive_peak_bytes(const cf_plan *plan, const cf_schedule *s, int64_t stage, const cf_bytes *bytes) {
+int64_t naive_peak_bytes(const cf_plan *plan, const cf_schedule *s, int64_t stage, const cf_held_bytes *bytes) {
     return naive_peaks_of(plan, s, stage, bytes).bytes;
 }
 

@@ -19,7 +19,7 @@ typedef struct naive_shape {
     cf_placement placement;
     cf_replay replay;
     int split;  /* 0: B; 1: I and W; 2: either, chunk by chunk and stage by stage */
-    int uneven; /* 1: some groups keep fewer than K chunks on some stages */
+    int uneven; /* 1: some chains keep fewer than K chunks on some stages */
 } naive_shape;
 
 naive_shape naive_draw_shape(harness_rng *rng);
@@ -66,7 +66,7 @@ double naive_relax(int64_t n, const double *seconds, const naive_wait *waits, in
    stages take nodes in order, too, or NULL. slots: 0: without the edges of slots. */
 double naive_longest(const cf_graph *graph, const cf_schedule *lists, int slots, double *earliest);
 
-/* Rows of a chunk that those which continue it see: its group's, between its prefix and the next one's. */
+/* Rows of a chunk that those which continue it see: its chain's, between its prefix and the next one's. */
 int64_t naive_state(const cf_plan *plan, int64_t chunk);
 
 /* Counts what a stage holds while each action of its list runs, as cf_schedule_loads does: (actions x n_virtual)
@@ -81,8 +81,8 @@ typedef struct naive_peaks {
     int64_t bytes;
 } naive_peaks;
 
-naive_peaks naive_peaks_of(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_bytes *bytes);
+naive_peaks naive_peaks_of(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_held_bytes *bytes);
 int64_t naive_peak_chunks(const cf_plan *plan, const cf_schedule *schedule, int64_t stage);
-int64_t naive_peak_bytes(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_bytes *bytes);
+int64_t naive_peak_bytes(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_held_bytes *bytes);
 
 #endif

@@ -124,20 +124,20 @@ static const char *counts_fault(const cf_plan *p, const int64_t *lengths, int64_
     RULE(p->n_empty == empty);
     RULE(p->n_tokens == total);
     RULE(p->n_ranks >= 1 && p->n_ranks <= CF_MAX_RANKS);
-    RULE(p->n_steps >= 0 && p->n_steps <= CF_MAX_CHUNKS);
-    RULE(p->n_chunks == p->n_ranks * p->n_steps);
-    RULE(p->n_slices >= 0 && p->n_groups >= 0 && p->n_idle >= 0);
+    RULE(p->chunks_per_rank >= 0 && p->chunks_per_rank <= CF_MAX_CHUNKS);
+    RULE(p->n_chunks == p->n_ranks * p->chunks_per_rank);
+    RULE(p->n_slices >= 0 && p->n_chains >= 0 && p->n_idle >= 0);
     return NULL;
 }
 
-/* The chunk whose rows come right before those of chunk c, of a list: on the rank before in a gang, or the last of its
-   round before. -1: none. */
+/* The chunk whose rows come right before those of chunk c, of a list: on the rank before in a cp group, or the last of
+   its round before. -1: none. */
 static int64_t before_of(const cf_plan *p, int64_t c) {
     const cf_chunk *chunk = &p->chunks[c];
-    int64_t gang = p->groups[chunk->group].gang, before = chunk->index > 0 ? c - 1 : -1;
-    if (gang < 2 || gang > p->n_ranks) return before;
-    if (chunk->rank % gang > 0) return c - p->n_steps;
-    before += before >= 0 ? (gang - 1) * p->n_steps : 0;
+    int64_t cp = p->chains[chunk->chain].cp, before = chunk->index > 0 ? c - 1 : -1;
+    if (cp < 2 || cp > p->n_ranks) return before;
+    if (chunk->rank % cp > 0) return c - p->chunks_per_rank;
+    before += before >= 0 ? (cp - 1) * p->chunks_per_rank : 0;
     return before < p->n_chunks ? before : -1;
 }
 
@@ -148,36 +148,36 @@ static const char *chunk_fault(const cf_plan *p, int64_t c, const int64_t *lengt
     RULE(chunk->n_slices >= 0 && chunk->n_slices <= p->n_slices - *next);
     RULE(chunk->first_slice == *next);
     RULE(p->max_slices == 0 || chunk->n_slices <= p->max_slices);
-    RULE(chunk->rank == c / p->n_steps);
-    RULE(chunk->group >= -1 && chunk->group < p->n_groups);
-    RULE(chunk->up == (chunk->group >= 0 && chunk->index > 0 ? c - 1 : -1));
+    RULE(chunk->rank == c / p->chunks_per_rank);
+    RULE(chunk->chain >= -1 && chunk->chain < p->n_chains);
+    RULE(chunk->up == (chunk->chain >= 0 && chunk->index > 0 ? c - 1 : -1));
     for (i = 0; i < chunk->n_slices; i++) {
         const cf_slice *slice = &p->slices[*next + i];
-        int in_group = chunk->group >= 0 && i == 0;
+        int in_chain = chunk->chain >= 0 && i == 0;
         RULE(slice->sequence >= 0 && slice->sequence < p->n_sequences);
         RULE(slice->length >= 1 && slice->length <= p->chunk_size);
         RULE(slice->begin >= 0 && slice->begin <= lengths[slice->sequence] - slice->length);
         RULE(slice->offset == padded);
         RULE(slice->first == slice->sequence && slice->n == 1);
-        before = in_group ? before_of(p, c) : -1;
+        before = in_chain ? before_of(p, c) : -1;
         RULE(slice->up == (before >= 0 ? p->chunks[before].first_slice : -1));
-        if (!in_group) {
+        if (!in_chain) {
             RULE(slice->begin == 0 && slice->length == lengths[slice->sequence]); /* short sequences stay whole */
         } else {
-            RULE(slice->sequence == p->groups[chunk->group].sequence);
-            RULE(p->groups[chunk->group].gang > 0 || slice->begin == chunk->prefix);
+            RULE(slice->sequence == p->chains[chunk->chain].sequence);
+            RULE(p->chains[chunk->chain].cp > 0 || slice->begin == chunk->prefix);
         }
         tokens += slice->length;
         padded += oracle_round_up(slice->length, p->align);
         RULE(padded <= p->chunk_size);
-        pairs += oracle_pairs(in_group ? slice->begin : 0, slice->length);
+        pairs += oracle_pairs(in_chain ? slice->begin : 0, slice->length);
     }
     RULE(chunk->tokens == tokens);
-    RULE(chunk->padded == padded);
+    RULE(chunk->rows == padded);
     RULE(chunk->pairs == pairs);
-    if (chunk->group < 0) {
-        RULE(chunk->group == -1 && chunk->index == 0 && chunk->prefix == 0);
-        RULE(chunk->down == -1 && chunk->below == 0 && chunk->state == 0 && chunk->gang == 0);
+    if (chunk->chain < 0) {
+        RULE(chunk->chain == -1 && chunk->index == 0 && chunk->prefix == 0);
+        RULE(chunk->down == -1 && chunk->below == 0 && chunk->state == 0 && chunk->cp == 0);
     } else {
         RULE(chunk->n_slices >= 1);
     }
@@ -185,45 +185,45 @@ static const char *chunk_fault(const cf_plan *p, int64_t c, const int64_t *lengt
     return NULL;
 }
 
-static const char *group_fault(const cf_plan *p, int64_t g, const int64_t *lengths) {
-    const cf_group *group = &p->groups[g];
+static const char *chain_fault(const cf_plan *p, int64_t g, const int64_t *lengths) {
+    const cf_chain *chain = &p->chains[g];
     int64_t prefix = 0, i;
-    RULE(group->sequence >= 0 && group->sequence < p->n_sequences);
-    RULE(group->gang > 0 || group->tokens == lengths[group->sequence]);
-    RULE(group->n_chunks >= 1 && group->n_chunks <= p->n_chunks);
-    RULE(group->first_chunk >= 0 && group->first_chunk <= p->n_chunks - group->n_chunks);
-    for (i = 0; i < group->n_chunks; i++) {
-        const cf_chunk *chunk = &p->chunks[group->first_chunk + i];
-        RULE(chunk->group == g && chunk->index == i && chunk->prefix == prefix);
-        RULE(chunk->below == group->n_chunks - 1 - i && chunk->gang == group->gang);
-        RULE(chunk->down == (chunk->below > 0 ? group->first_chunk + i + 1 : -1));
+    RULE(chain->sequence >= 0 && chain->sequence < p->n_sequences);
+    RULE(chain->cp > 0 || chain->tokens == lengths[chain->sequence]);
+    RULE(chain->n_chunks >= 1 && chain->n_chunks <= p->n_chunks);
+    RULE(chain->first_chunk >= 0 && chain->first_chunk <= p->n_chunks - chain->n_chunks);
+    for (i = 0; i < chain->n_chunks; i++) {
+        const cf_chunk *chunk = &p->chunks[chain->first_chunk + i];
+        RULE(chunk->chain == g && chunk->index == i && chunk->prefix == prefix);
+        RULE(chunk->below == chain->n_chunks - 1 - i && chunk->cp == chain->cp);
+        RULE(chunk->down == (chunk->below > 0 ? chain->first_chunk + i + 1 : -1));
         RULE(chunk->state == p->slices[chunk->first_slice].length);
-        RULE(chunk->rank == p->chunks[group->first_chunk].rank);
-        RULE(i == group->n_chunks - 1 || chunk->n_slices == 1); /* only the last one may be hybrid */
+        RULE(chunk->rank == p->chunks[chain->first_chunk].rank);
+        RULE(i == chain->n_chunks - 1 || chunk->n_slices == 1); /* only the last one may be hybrid */
         RULE(chunk->n_slices >= 1);
         /* An attention that is split over several devices wants the cuts on alignment units. */
-        RULE((i == group->n_chunks - 1 && group->gang == 0) || p->slices[chunk->first_slice].length % p->align == 0 ||
-             p->slices[chunk->first_slice].begin + p->slices[chunk->first_slice].length == lengths[group->sequence]);
+        RULE((i == chain->n_chunks - 1 && chain->cp == 0) || p->slices[chunk->first_slice].length % p->align == 0 ||
+             p->slices[chunk->first_slice].begin + p->slices[chunk->first_slice].length == lengths[chain->sequence]);
         prefix += p->slices[chunk->first_slice].length;
     }
-    RULE(prefix == group->tokens);
+    RULE(prefix == chain->tokens);
     return NULL;
 }
 
-/* Group g is a share of a gang: all ranks of its block have one, beginning at the same step, and slice after slice, by
-   round and then by rank, they have the whole sequence. */
-static const char *gang_fault(const cf_plan *p, int64_t g, const int64_t *lengths) {
-    const cf_group *share = &p->groups[g];
+/* Chain g is a share of a cp group: all ranks of its block have one, beginning at the same step, and slice after slice,
+   by round and then by rank, they have the whole sequence. */
+static const char *cp_fault(const cf_plan *p, int64_t g, const int64_t *lengths) {
+    const cf_chain *share = &p->chains[g];
     int64_t step, first_rank, covered = 0, round, rank;
-    RULE(share->gang >= 2 && share->gang <= p->n_ranks && p->n_ranks % share->gang == 0);
-    step = share->first_chunk % p->n_steps;
-    first_rank = share->first_chunk / p->n_steps / share->gang * share->gang;
+    RULE(share->cp >= 2 && share->cp <= p->n_ranks && p->n_ranks % share->cp == 0);
+    step = share->first_chunk % p->chunks_per_rank;
+    first_rank = share->first_chunk / p->chunks_per_rank / share->cp * share->cp;
     for (round = 0; round < share->n_chunks; round++)
-        for (rank = first_rank; rank < first_rank + share->gang; rank++) {
-            const cf_chunk *c = &p->chunks[rank * p->n_steps + step + round];
+        for (rank = first_rank; rank < first_rank + share->cp; rank++) {
+            const cf_chunk *c = &p->chunks[rank * p->chunks_per_rank + step + round];
             const cf_slice *s = &p->slices[c->first_slice];
-            RULE(c->group >= 0 && c->index == round);
-            RULE(p->groups[c->group].gang == share->gang && p->groups[c->group].n_chunks == share->n_chunks);
+            RULE(c->chain >= 0 && c->index == round);
+            RULE(p->chains[c->chain].cp == share->cp && p->chains[c->chain].n_chunks == share->n_chunks);
             RULE(s->sequence == share->sequence && s->begin == covered);
             covered += s->length;
         }
@@ -231,20 +231,20 @@ static const char *gang_fault(const cf_plan *p, int64_t g, const int64_t *length
     return NULL;
 }
 
-static int in_gang(const cf_plan *p, int64_t sequence) {
+static int in_cp_group(const cf_plan *p, int64_t sequence) {
     int64_t i;
-    for (i = 0; i < p->n_groups; i++)
-        if (p->groups[i].sequence == sequence) return p->groups[i].gang > 0;
+    for (i = 0; i < p->n_chains; i++)
+        if (p->chains[i].sequence == sequence) return p->chains[i].cp > 0;
     return 0;
 }
 
-/* Every token of every sequence in exactly one slice, slices of a sequence in order; those of gangs are not in that
+/* Every token of every sequence in exactly one slice, slices of a sequence in order; those of cp groups are not in that
    of the plan. `covered`: n zeros. */
 static const char *cover_fault(const cf_plan *p, const int64_t *lengths, int64_t n, int64_t *covered) {
     int64_t i;
     for (i = 0; i < p->n_slices; i++) {
         const cf_slice *slice = &p->slices[i];
-        RULE(slice->begin == covered[slice->sequence] || in_gang(p, slice->sequence));
+        RULE(slice->begin == covered[slice->sequence] || in_cp_group(p, slice->sequence));
         covered[slice->sequence] += slice->length;
     }
     for (i = 0; i < n; i++) RULE(covered[i] == lengths[i]);
@@ -253,22 +253,22 @@ static const char *cover_fault(const cf_plan *p, const int64_t *lengths, int64_t
 
 const char *oracle_plan_fault(const cf_plan *p, const int64_t *lengths, int64_t n) {
     const char *fault = counts_fault(p, lengths, n);
-    int64_t next = 0, idle = 0, in_groups = 0, dependent = 0, *covered, i;
+    int64_t next = 0, idle = 0, in_chains = 0, dependent = 0, *covered, i;
     for (i = 0; i < p->n_chunks && !fault; i++) {
         fault = chunk_fault(p, i, lengths, &next);
         idle += p->chunks[i].n_slices == 0;
-        dependent += p->chunks[i].group >= 0;
+        dependent += p->chunks[i].chain >= 0;
     }
     if (fault) return fault;
     RULE(next == p->n_slices);
     RULE(idle == p->n_idle);
-    for (i = 0; i < p->n_groups && !fault; i++) {
-        fault = group_fault(p, i, lengths);
-        if (!fault && p->groups[i].gang != 0) fault = gang_fault(p, i, lengths);
-        if (!fault) in_groups += p->groups[i].n_chunks;
+    for (i = 0; i < p->n_chains && !fault; i++) {
+        fault = chain_fault(p, i, lengths);
+        if (!fault && p->chains[i].cp != 0) fault = cp_fault(p, i, lengths);
+        if (!fault) in_chains += p->chains[i].n_chunks;
     }
     if (fault) return fault;
-    RULE(in_groups == dependent);
+    RULE(in_chains == dependent);
     RULE(p->lower_bound >= 0 && p->lower_bound <= p->n_chunks - p->n_idle);
     covered = (int64_t *)calloc((size_t)n + 1, sizeof *covered);
     if (!covered) return "out of memory";
@@ -282,24 +282,24 @@ const char *oracle_plan_fault(const cf_plan *p, const int64_t *lengths, int64_t 
 static const char *kinds_fault(const cf_plan *p, const cf_pack_desc *desc) {
     int64_t i;
     for (i = 0; i < p->n_chunks; i++) {
-        if (desc->no_tails && p->chunks[i].group >= 0) RULE(p->chunks[i].n_slices == 1);
+        if (desc->no_tails && p->chunks[i].chain >= 0) RULE(p->chunks[i].n_slices == 1);
     }
     if (desc->method == CF_PACK_NEXT_FIT) RULE(p->method == CF_PACK_NEXT_FIT);
     if (desc->method == CF_PACK_BEST_FIT || desc->method == CF_PACK_DEFAULT) RULE(p->method == CF_PACK_BEST_FIT);
     return NULL;
 }
 
-/* Groups first, then standalone chunks, then idle ones, on each rank; next fit keeps the order of the input. */
+/* Chains first, then standalone chunks, then idle ones, on each rank; next fit keeps the order of the input. */
 static const char *order_fault(const cf_plan *p) {
-    int64_t i, last_sequence = -1, last_kind = 0, last_group_sequence = -1;
+    int64_t i, last_sequence = -1, last_kind = 0, last_chain_sequence = -1;
     for (i = 0; i < p->n_chunks; i++) {
         const cf_chunk *chunk = &p->chunks[i];
-        int64_t kind = chunk->n_slices == 0 ? 2 : chunk->group >= 0 ? 0 : 1, j;
-        if (i % p->n_steps == 0) last_sequence = last_group_sequence = -1, last_kind = 0;
+        int64_t kind = chunk->n_slices == 0 ? 2 : chunk->chain >= 0 ? 0 : 1, j;
+        if (i % p->chunks_per_rank == 0) last_sequence = last_chain_sequence = -1, last_kind = 0;
         if (p->method == CF_PACK_NEXT_FIT) {
             for (j = 0; j < chunk->n_slices; j++) {
                 int64_t sequence = p->slices[chunk->first_slice + j].sequence;
-                RULE(sequence >= last_sequence); /* equal inside a group */
+                RULE(sequence >= last_sequence); /* equal inside a chain */
                 last_sequence = sequence;
             }
             RULE((kind == 2) >= (last_kind == 2));
@@ -307,28 +307,28 @@ static const char *order_fault(const cf_plan *p) {
             RULE(kind >= last_kind);
         }
         if (kind == 0) {
-            RULE(p->groups[chunk->group].sequence >= last_group_sequence);
-            last_group_sequence = p->groups[chunk->group].sequence;
+            RULE(p->chains[chunk->chain].sequence >= last_chain_sequence);
+            last_chain_sequence = p->chains[chunk->chain].sequence;
         }
         last_kind = kind;
     }
     return NULL;
 }
 
-/* How one group was cut. */
-static const char *split_fault(const cf_plan *p, const cf_group *group) {
-    int64_t fewest = oracle_divide_up(group->tokens, p->chunk_size), least = INT64_MAX, most = 0, i;
-    for (i = 0; i < group->n_chunks; i++) {
-        int64_t length = p->slices[p->chunks[group->first_chunk + i].first_slice].length;
+/* How one chain was cut. */
+static const char *split_fault(const cf_plan *p, const cf_chain *chain) {
+    int64_t fewest = oracle_divide_up(chain->tokens, p->chunk_size), least = INT64_MAX, most = 0, i;
+    for (i = 0; i < chain->n_chunks; i++) {
+        int64_t length = p->slices[p->chunks[chain->first_chunk + i].first_slice].length;
         if (length < least) least = length;
         if (length > most) most = length;
-        if (p->split == CF_SPLIT_FULL && i < group->n_chunks - 1) RULE(length == p->chunk_size);
+        if (p->split == CF_SPLIT_FULL && i < chain->n_chunks - 1) RULE(length == p->chunk_size);
     }
-    RULE(group->tokens > p->chunk_size); /* nothing else is split */
-    RULE(group->n_chunks >= 2);
-    if (p->split != CF_SPLIT_COST) RULE(group->n_chunks == fewest);
+    RULE(chain->tokens > p->chunk_size); /* nothing else is split */
+    RULE(chain->n_chunks >= 2);
+    if (p->split != CF_SPLIT_COST) RULE(chain->n_chunks == fewest);
     if (p->split == CF_SPLIT_EVEN) RULE(most - least <= p->align);
-    RULE(group->n_chunks >= fewest);
+    RULE(chain->n_chunks >= fewest);
     return NULL;
 }
 
@@ -341,10 +341,10 @@ const char *oracle_option_fault(const cf_plan *p, const int64_t *lengths, const 
     RULE(p->n_ranks == (desc->n_ranks ? desc->n_ranks : 1));
     RULE(p->split == (desc->split ? desc->split : CF_SPLIT_FULL));
     for (i = 0; i < p->n_sequences; i++) n_long += lengths[i] > desc->chunk_size;
-    RULE(p->n_groups == n_long);
+    RULE(p->n_chains == n_long);
     fault = kinds_fault(p, desc);
     if (!fault) fault = order_fault(p);
-    for (i = 0; i < p->n_groups && !fault; i++) fault = split_fault(p, &p->groups[i]);
+    for (i = 0; i < p->n_chains && !fault; i++) fault = split_fault(p, &p->chains[i]);
     return fault;
 }
 
@@ -358,7 +358,7 @@ static int begins_with(const char *text, const char *begin) { return strncmp(tex
 static int has_no_items(const cf_error *e) {
     static const char *const alone[] = {
         "n_", "model.", "gpu.", "capacity.", "allocator.", "limits.per_token.", "memory", "bytes", "align", "rank",
-        "method", "split", "kind", "replay", "lowered", "budget", "candidate", "chunk_size", "chunk", "stage", "k",
+        "method", "split", "kind", "replay", "lowered", "max_tries", "candidate", "chunk_size", "chunk", "stage", "k",
         "timeline", "count", "format", "torch", "activation_bytes", "parallel.pp", "parallel.tp", "parallel.dp",
         "parallel.zero", "parallel.n_virtual", "timing.latency"};
     size_t i, n;
@@ -425,9 +425,9 @@ void oracle_packing_of(const cf_plan *plan, const int64_t *lengths, const cf_pac
     memset(packing, 0, sizeof *packing);
     packing->capacity = plan->chunk_size;
     packing->max_slices = desc->max_slices;
-    for (i = 0; i < plan->n_groups && !desc->no_tails; i++) {
-        const cf_group *group = &plan->groups[i];
-        const cf_chunk *last = &plan->chunks[group->first_chunk + group->n_chunks - 1];
+    for (i = 0; i < plan->n_chains && !desc->no_tails; i++) {
+        const cf_chain *chain = &plan->chains[i];
+        const cf_chunk *last = &plan->chunks[chain->first_chunk + chain->n_chunks - 1];
         packing->tails[packing->n_tails++] = oracle_round_up(plan->slices[last->first_slice].length, plan->align);
     }
     for (i = 0; i < plan->n_sequences; i++)
@@ -578,7 +578,7 @@ int64_t oracle_next_fit(const int64_t *lengths, int64_t n, const cf_pack_desc *d
 #define SPLIT_CELLS 2000
 
 double oracle_best_split(int64_t length, int64_t parts, int64_t most, int64_t unit, oracle_cost cost, void *user) {
-    /* best[cell]: dearest slice when the first `part` slices end at token min(cell x unit, length) */
+    /* best[cell]: most expensive slice when the first `part` slices end at token min(cell x unit, length) */
     static double best[SPLIT_CELLS + 1], next[SPLIT_CELLS + 1];
     int64_t cells = oracle_divide_up(length, unit), part, from, to;
     if (cells > SPLIT_CELLS) return (double)NAN;

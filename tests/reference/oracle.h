@@ -80,15 +80,15 @@ int64_t oracle_next_fit(const int64_t *lengths, int64_t n, const cf_pack_desc *d
 
 typedef double (*oracle_cost)(int64_t begin, int64_t length, void *user);
 
-/* Cheapest possible dearest slice over all ways to cut `length` tokens into `parts` slices of 1 .. most tokens, cuts at
-   multiples of `unit`. Dynamic programming, O(parts x (length / unit)^2). Infinite if there is no way. */
+/* Cheapest possible most expensive slice over all ways to cut `length` tokens into `parts` slices of 1 .. most tokens,
+   cuts at multiples of `unit`. Dynamic programming, O(parts x (length / unit)^2). Infinite if there is no way. */
 double oracle_best_split(int64_t length, int64_t parts, int64_t most, int64_t unit, oracle_cost cost, void *user);
 
 /* ---- ranks ---- */
 
-/* Units (a group, or one standalone chunk) to put on ranks: best[0] = fewest steps with which it can be done,
-   best[1] = smallest possible cost of the dearest rank, given at most `steps` chunks on each. Tries everything: at
-   most 9 units. */
+/* Units (a chain, or one standalone chunk) to put on ranks: best[0] = fewest steps with which it can be done,
+   best[1] = smallest possible cost of the most expensive rank, given at most `steps` chunks on each. Tries everything:
+   at most 9 units. */
 void oracle_best_ranks(const int64_t *chunks, const double *cost, int64_t n_units, int64_t n_ranks, int64_t steps,
                        double best[2]);
 

@@ -28,7 +28,7 @@ static int64_t limit_of(const cf_plan *plan, const cf_schedule *s, const cf_sche
     if (desc->limits.chunks_by_stage && desc->limits.chunks_by_stage[stage] != 0)
         limit = desc->limits.chunks_by_stage[stage];
     if (limit != 0 || by_bytes || s->kind != CF_SCHEDULE_BEST) return limit > 0 ? limit : 0;
-    for (i = s->shape.rank * plan->n_steps; i < (s->shape.rank + 1) * plan->n_steps; i++) {
+    for (i = s->shape.rank * plan->chunks_per_rank; i < (s->shape.rank + 1) * plan->chunks_per_rank; i++) {
         int64_t n = 0, at;
         for (at = i; at >= 0; at = plan->chunks[at].up) n++;
         if (n > longest) longest = n;
@@ -58,7 +58,7 @@ static int64_t most_inputs(const cf_plan *plan, const cf_schedule *s, int64_t st
     int64_t held = 0, most = 0, i;
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
         const cf_action *a = &s->actions[i];
-        if (plan->chunks[a->chunk].group >= 0) continue;
+        if (plan->chunks[a->chunk].chain >= 0) continue;
         held += (a->pass == CF_F && !a->keep) - (a->pass == CF_R);
         if (held > most) most = held;
     }
@@ -76,7 +76,7 @@ const char *pipeline_fault(const cf_plan *plan, const cf_schedule *s, const cf_s
         fault = kept_fault(plan, s, desc, stage);
         if (!fault && (s->limits.bytes_by_stage ? s->limits.bytes_by_stage[stage] : 0) != (bytes > 0 ? bytes : 0))
             fault = "another limit of bytes is written in the schedule";
-        if (!fault && bytes > 0 && memcmp(&s->limits.per_token, &desc->limits.per_token, sizeof(cf_bytes)) != 0)
+        if (!fault && bytes > 0 && memcmp(&s->limits.per_token, &desc->limits.per_token, sizeof(cf_held_bytes)) != 0)
             fault = "what bytes count is not written in the schedule";
         if (!fault && bytes > 0 && naive_peak_bytes(plan, s, stage, &desc->limits.per_token) > bytes)
             fault = "more bytes than the limit";
@@ -94,7 +94,7 @@ const char *pipeline_fault(const cf_plan *plan, const cf_schedule *s, const cf_s
 /* ---- the naive simulator ---- */
 
 static double sum_of(const cf_pass_cost *cost, const cf_chunk *c) {
-    return cost->constant + cost->per_token * (double)c->padded + cost->per_pair * (double)c->pairs;
+    return cost->constant + cost->per_token * (double)c->rows + cost->per_pair * (double)c->pairs;
 }
 
 static int is_given(const cf_pass_cost *cost) {
@@ -107,7 +107,7 @@ static double compute_of(const cf_timing *timing, int64_t v, const cf_chunk *c, 
     double forward, backward, input, weight;
     if (s == NULL || (!is_given(&s->forward) && !is_given(&s->replay) && !is_given(&s->backward) &&
                       !is_given(&s->input) && !is_given(&s->weight)))
-        return (double)(pass == CF_B ? 2 * c->padded : c->padded);
+        return (double)(pass == CF_B ? 2 * c->rows : c->rows);
     forward = sum_of(&s->forward, c);
     input = sum_of(&s->input, c);
     weight = sum_of(&s->weight, c);
@@ -125,7 +125,7 @@ static double compute_of(const cf_timing *timing, int64_t v, const cf_chunk *c, 
 }
 
 static int is_shared(const cf_plan *plan, const cf_chunk *c) {
-    return c->group >= 0 && plan->groups[c->group].gang > 0;
+    return c->chain >= 0 && plan->chains[c->chain].cp > 0;
 }
 
 /* Rows of a chunk's sequence that lie before it on other ranks. */
@@ -158,9 +158,9 @@ double pipeline_seconds(const cf_plan *plan, const cf_timing *timing, int64_t v,
     const cf_chunk *c = &plan->chunks[chunk], *mate;
     double most = alone_seconds(plan, timing, v, c, pass), other;
     int64_t g;
-    for (g = 0; is_shared(plan, c) && pass != CF_W && g < plan->n_groups; g++) {
-        if (plan->groups[g].sequence != plan->groups[c->group].sequence) continue;
-        mate = &plan->chunks[plan->groups[g].first_chunk + c->index];
+    for (g = 0; is_shared(plan, c) && pass != CF_W && g < plan->n_chains; g++) {
+        if (plan->chains[g].sequence != plan->chains[c->chain].sequence) continue;
+        mate = &plan->chunks[plan->chains[g].first_chunk + c->index];
         other = alone_seconds(plan, timing, v, mate, pass);
         if (other > most) most = other;
     }
@@ -208,7 +208,7 @@ static int64_t reader_of(const cf_schedule *s, const cf_action *a) {
 }
 
 double pipeline_transfer(const cf_plan *plan, const cf_timing *timing, int64_t chunk) {
-    return timing == NULL ? 0 : timing->latency + timing->seconds_per_token * (double)plan->chunks[chunk].padded;
+    return timing == NULL ? 0 : timing->latency + timing->seconds_per_token * (double)plan->chunks[chunk].rows;
 }
 
 static int64_t stage_of(const network *w, int64_t i) { return naive_stage(w->s, w->s->actions[i].stage); }
@@ -294,8 +294,8 @@ static const char *streams_fault(const cf_plan *plan, const cf_schedule *s, cons
     int64_t i, waits = 0;
     if (timing != NULL) plain = *timing;
     plain.stream_forward = plain.stream_backward = 0;
-    for (i = 0; i < plan->n_groups; i++)
-        if (plan->groups[i].gang > 0) return NULL;
+    for (i = 0; i < plan->n_chains; i++)
+        if (plan->chains[i].cp > 0) return NULL;
     for (i = 0; i < s->n_actions; i++) {
         const cf_action *a = &s->actions[i];
         double more;
@@ -325,7 +325,8 @@ static const char *sums_fault(const cf_schedule *s, const cf_timeline *t) {
     return strongest <= t->makespan * (1 + 1e-9) ? NULL : "a bound is above the makespan";
 }
 
-static const char *held_fault(const cf_plan *plan, const cf_schedule *s, const cf_bytes *bytes, const cf_timeline *t) {
+static const char *held_fault(const cf_plan *plan, const cf_schedule *s, const cf_held_bytes *bytes,
+                              const cf_timeline *t) {
     int64_t stage, i, live;
     for (stage = 0; stage < s->shape.n_stages; stage++) {
         naive_peaks peaks = naive_peaks_of(plan, s, stage, bytes);
@@ -343,7 +344,7 @@ static const char *held_fault(const cf_plan *plan, const cf_schedule *s, const c
 }
 
 const char *pipeline_times_fault(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing,
-                                 const cf_bytes *bytes, const cf_timeline *t) {
+                                 const cf_held_bytes *bytes, const cf_timeline *t) {
     double *start = (double *)calloc((size_t)(2 * s->n_actions) + 1, sizeof *start), *end = start + s->n_actions;
     const char *fault = NULL;
     int64_t i;
@@ -413,11 +414,11 @@ const char *pipeline_lowered_fault(const cf_schedule *s, const cf_schedule *low)
 }
 
 double pipeline_state_over_default(const cf_plan *plan, const cf_schedule *s) {
-    const cf_bytes none = {0, 0, 0, 0};
+    const cf_held_bytes none = {0, 0, 0, 0};
     int64_t longest = 0, g, stage;
     double most = 0;
-    for (g = 0; g < plan->n_groups; g++)
-        if (plan->groups[g].tokens > longest) longest = plan->groups[g].tokens;
+    for (g = 0; g < plan->n_chains; g++)
+        if (plan->chains[g].tokens > longest) longest = plan->chains[g].tokens;
     for (stage = 0; stage < s->shape.n_stages; stage++) {
         double behind = (double)(s->shape.n_stages * s->shape.n_virtual - 1 - stage);
         double over = (double)naive_peaks_of(plan, s, stage, &none).state_of_one /

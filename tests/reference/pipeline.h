@@ -12,7 +12,7 @@
 cf_plan *pipeline_sixteen(cf_timing *timing);
 
 /* Every rule that the lists of a schedule must keep by themselves: each pass of each chunk once, on its stage, order in
-   groups, replays, at most K chunks of a group kept, limits in chunks and bytes. NULL, or the rule that is broken. */
+   chains, replays, at most K chunks of a chain kept, limits in chunks and bytes. NULL, or the rule that is broken. */
 const char *pipeline_fault(const cf_plan *plan, const cf_schedule *schedule, const cf_schedule_desc *desc);
 
 /* Starts and ends of all actions, of lowered schedules too, by going over the lists again and again until no time
@@ -32,7 +32,7 @@ double pipeline_seconds(const cf_plan *plan, const cf_timing *timing, int64_t v,
 /* Judges a timeline: of each action its times, of all of them their sums and bounds, of each stage its peaks, in bytes
    as well. */
 const char *pipeline_times_fault(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing,
-                                 const cf_bytes *bytes, const cf_timeline *timeline);
+                                 const cf_held_bytes *bytes, const cf_timeline *timeline);
 
 /* A lowered schedule has the passes of the schedule, in its order, and as many transfers as tensors that cross stages.
    Its passes run when those of the schedule do, to the last bit. */
@@ -41,7 +41,7 @@ const char *pipeline_same_times_fault(const cf_schedule *schedule, const cf_time
                                       const cf_timeline *lowered_times);
 
 /* The most tokens of state that any virtual stage of a stage holds at once, over what it may hold by default: two of
-   the longest group, and a chunk for each virtual stage behind its first. */
+   the longest chain, and a chunk for each virtual stage behind its first. */
 double pipeline_state_over_default(const cf_plan *plan, const cf_schedule *schedule);
 
 #endif /* PIPELINE_H */

@@ -34,27 +34,27 @@ static void draw_shares(harness_rng *rng, problem *p) {
         most = p->lengths[p->shares[i].with] < p->lengths[i] ? p->lengths[p->shares[i].with] : p->lengths[i];
         p->shares[i].tokens = below(rng, 6) > 0 ? below(rng, most + 1) : 0;
     }
-    p->pack.shares = p->shares;
-    p->pack.share_least = 1 + below(rng, 4);
+    p->pack.shared_prefixes = p->shares;
+    p->pack.min_shared_prefix = 1 + below(rng, 4);
     p->pack.no_copies = below(rng, 2) == 0;
 }
 
-static void draw_ranks_in_step(harness_rng *rng, problem *p, int gangs) {
+static void draw_ranks_in_step(harness_rng *rng, problem *p, int cp_groups) {
     static const int64_t even[] = {2, 4, 6, 8, 12};
-    p->pack.n_ranks = gangs ? even[below(rng, COUNT(even))] : 1 + below(rng, 8);
+    p->pack.n_ranks = cp_groups ? even[below(rng, COUNT(even))] : 1 + below(rng, 8);
     p->pack.lockstep = 1;
     p->pack.cost.constant = (double)below(rng, 2) * 10;
     p->pack.cost.per_token = 1;
     p->pack.cost.per_pair = (double)below(rng, 3) / 32;
-    p->pack.gang_seconds = (double)below(rng, 2) / 100;
-    if (gangs) p->pack.gang = 2 + below(rng, p->pack.n_ranks - 1);
+    p->pack.cp_row_seconds = (double)below(rng, 2) / 100;
+    if (cp_groups) p->pack.max_cp = 2 + below(rng, p->pack.n_ranks - 1);
 }
 
-/* A list, a tree, ranks in lockstep or gangs, with all options of packing. */
+/* A list, a tree, ranks in lockstep or cp groups, with all options of packing. */
 static void draw_wide(harness_rng *rng, const problem_wants *wants, problem *p) {
     int64_t kind, i;
     do kind = below(rng, 4);
-    while ((kind == 1 && !wants->trees) || (kind == 2 && !wants->lockstep) || (kind == 3 && !wants->gangs));
+    while ((kind == 1 && !wants->trees) || (kind == 2 && !wants->lockstep) || (kind == 3 && !wants->cp_groups));
     p->n = 1 + below(rng, or_else(wants->sequences, 24));
     p->pack.align = (int64_t)1 << below(rng, 3);
     p->pack.chunk_size = p->pack.align * (1 + below(rng, 12));
@@ -96,7 +96,7 @@ static void draw_timing(harness_rng *rng, problem *p) {
 
 static void draw_limits(harness_rng *rng, problem *p) {
     cf_limits *limits = &p->desc.limits;
-    cf_bytes *bytes = &limits->per_token;
+    cf_held_bytes *bytes = &limits->per_token;
     int64_t i;
     for (i = 0; i < PROBLEM_MOST_STAGES; i++) {
         p->limits[i] = harness_between(rng, 0, 8);
@@ -128,7 +128,7 @@ static void draw_order(harness_rng *rng, problem *p) {
     desc->shape.k = harness_between(rng, 1, 5);
     desc->shape.rank = p->plan->n_ranks - 1;
     desc->split_backward = harness_chance(rng, 0.3);
-    desc->budget = 20;
+    desc->max_tries = 20;
     draw_timing(rng, p);
     draw_limits(rng, p);
 }
@@ -150,17 +150,17 @@ static void draw_more(harness_rng *rng, problem *p) {
 static void note(const problem *p) {
     const cf_schedule_desc *d = &p->desc;
     harness_note("seed %llu: %d sequences, chunks of %d, %d ranks%s; %s%s, %d stages x %d (%s), K %d, %s replay, limit "
-                 "%d%s, bytes %d%s; %d chunks, %d groups",
+                 "%d%s, bytes %d%s; %d chunks, %d chains",
                  (unsigned long long)p->seed, (int)p->n, (int)p->pack.chunk_size, (int)p->plan->n_ranks,
-                 p->pack.shares     ? ", trees"
-                 : p->pack.gang     ? ", gangs"
+                 p->pack.shared_prefixes     ? ", trees"
+                 : p->pack.max_cp     ? ", cp groups"
                  : p->pack.lockstep ? ", in step"
                                     : "",
                  p->is_random ? "a random order" : cf_schedule_kind_name(d->kind),
                  d->shape.forward_only ? " of forwards" : "", (int)d->shape.n_stages, (int)d->shape.n_virtual,
                  cf_placement_name(d->shape.placement), (int)d->shape.k, cf_replay_name(d->shape.replay),
                  (int)d->limits.chunks, d->limits.chunks_by_stage ? " (by stage)" : "", (int)d->limits.bytes,
-                 d->limits.bytes_by_stage ? " (by stage)" : "", (int)p->plan->n_chunks, (int)p->plan->n_groups);
+                 d->limits.bytes_by_stage ? " (by stage)" : "", (int)p->plan->n_chunks, (int)p->plan->n_chains);
 }
 
 problem_rank *problem_own(problem *p) { return &p->ranks[p->desc.shape.rank]; }
@@ -199,7 +199,7 @@ static void draw_uneven_timing(harness_rng *rng, problem *p) {
 
 /* A sound schedule of one rank, which keeps to no kind. */
 static void draw_random(harness_rng *rng, problem *p) {
-    cf_bytes *bytes = &p->desc.limits.per_token;
+    cf_held_bytes *bytes = &p->desc.limits.per_token;
     naive_shape shape = naive_draw_shape(rng);
     shape.rank = harness_between(rng, 0, p->plan->n_ranks - 1);
     p->is_random = 1;
@@ -219,7 +219,7 @@ void problem_draw(harness_rng *rng, const problem_wants *wants, problem *p) {
     if (wants == NULL) wants = &few;
     memset(p, 0, sizeof *p);
     p->seed = rng->state;
-    wide = !wants->random && !wants->small && (wants->trees || wants->lockstep || wants->gangs);
+    wide = !wants->random && !wants->small && (wants->trees || wants->lockstep || wants->cp_groups);
     if (wants->random || wants->small) draw_small(rng, wants, p);
     else if (wide) draw_wide(rng, wants, p);
     else draw_plain(rng, wants, p);
@@ -256,14 +256,14 @@ static cf_result make_rank(const problem *p, problem_rank *r, cf_error *error) {
 }
 
 static cf_result order_in_step(problem *p, const cf_lower_desc *lower, cf_error *error) {
-    cf_result result = cf_columns_make(p->plan, &p->pack.cost, NULL, &p->columns, error);
+    cf_result result = cf_lockstep_plan(p->plan, &p->pack.cost, NULL, &p->columns, error);
     int64_t rank;
     if (result == CF_OK) result = cf_schedule_make(p->columns, &p->desc, &p->list, error);
     if (result == CF_OK) result = cf_schedule_lower(p->columns, p->list, lower, &p->lowered_list, error);
     for (rank = 0; rank < p->plan->n_ranks && result == CF_OK; rank++) {
         problem_rank *r = &p->ranks[rank];
-        result = cf_columns_schedule(p->plan, p->list, rank, NULL, &r->schedule, error);
-        if (result == CF_OK) result = cf_columns_schedule(p->plan, p->lowered_list, rank, NULL, &r->lowered, error);
+        result = cf_lockstep_schedule(p->plan, p->list, rank, NULL, &r->schedule, error);
+        if (result == CF_OK) result = cf_lockstep_schedule(p->plan, p->lowered_list, rank, NULL, &r->lowered, error);
     }
     return result;
 }
@@ -322,8 +322,8 @@ void problem_free(problem *p) {
 static const char *plan_fault(const problem *p) {
     forest_plan *forest = forest_of(p->plan);
     const char *fault = NULL;
-    if (p->pack.shares == NULL) fault = oracle_plan_fault(p->plan, p->lengths, p->n);
-    if (fault == NULL && p->pack.shares == NULL && !p->pack.lockstep)
+    if (p->pack.shared_prefixes == NULL) fault = oracle_plan_fault(p->plan, p->lengths, p->n);
+    if (fault == NULL && p->pack.shared_prefixes == NULL && !p->pack.lockstep)
         fault = oracle_option_fault(p->plan, p->lengths, &p->pack);
     if (fault == NULL) fault = forest_fault(forest, p->lengths);
     if (fault == NULL) fault = forest_slow_fault(forest, p->lengths);
@@ -356,7 +356,7 @@ static int has_free_transfers(const problem *p) {
 
 static const char *rank_fault(const problem *p, const problem_rank *r) {
     const cf_timing *timing = p->desc.timing;
-    const cf_bytes *bytes = &p->desc.limits.per_token;
+    const cf_held_bytes *bytes = &p->desc.limits.per_token;
     int by_kind = !p->is_random && p->list == NULL;
     const char *fault = by_kind ? pipeline_fault(p->plan, r->schedule, &p->desc) : naive_fault(p->plan, r->schedule);
     if (!fault && p->list) fault = room_fault(p, r->schedule);
@@ -388,14 +388,14 @@ static const char *step_fault(const cf_plan *plan, const cf_schedule *s, const c
         int64_t i = s->first[stage], j = t->first[stage];
         const cf_action *a, *b;
         do {
-            int64_t gang;
+            int64_t cp;
             a = pass_at(s, stage, &i);
             b = pass_at(t, stage, &j);
             if (kind_of(a) != kind_of(b)) return "not in step";
-            if (a == NULL || a->pass == CF_W || plan->chunks[a->chunk].group < 0) continue;
-            gang = plan->groups[plan->chunks[a->chunk].group].gang;
-            if (gang == 0 || s->shape.rank / gang != t->shape.rank / gang) continue;
-            if (a->pass != b->pass || a->chunk % plan->n_steps != b->chunk % plan->n_steps)
+            if (a == NULL || a->pass == CF_W || plan->chunks[a->chunk].chain < 0) continue;
+            cp = plan->chains[plan->chunks[a->chunk].chain].cp;
+            if (cp == 0 || s->shape.rank / cp != t->shape.rank / cp) continue;
+            if (a->pass != b->pass || a->chunk % plan->chunks_per_rank != b->chunk % plan->chunks_per_rank)
                 return "a round does not meet";
         } while (a != NULL);
     }

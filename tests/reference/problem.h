@@ -2,7 +2,7 @@
 
        problem_wants wants = {0};
        problem p;
-       wants.trees = wants.gangs = 1;
+       wants.trees = wants.cp groups = 1;
        problem_draw(&rng, &wants, &p);                // lengths, options, and the plan that cf_pack makes of them
        problem_make(&p);                              // schedules, lowered, timed, and the steps of each stage
        CHECK_STR(problem_judge(&p), NULL);            // or the rule that is broken
@@ -27,7 +27,7 @@ typedef struct problem_wants {
     int64_t sequences;    /* the most. 0: 16 */
     int64_t ranks;        /* the most. 0: 2 */
     int trees;            /* 1: plans may share rows. With any of these three, all options of packing are drawn */
-    int lockstep, gangs;  /* 1: ranks may be in step, or share sequences */
+    int lockstep, cp_groups; /* 1: ranks may be in step, or share sequences */
     int small;            /* 1: small lists, of up to 6 sequences where nothing is said */
     int random;           /* 1: these, a sound schedule in random order instead of a kind, and uneven costs */
 } problem_wants;
@@ -43,7 +43,7 @@ typedef struct problem_rank {
 typedef struct problem {
     uint64_t seed;  /* of the generator, before it was drawn */
     int64_t n, lengths[PROBLEM_MOST_SEQUENCES];
-    cf_share shares[PROBLEM_MOST_SEQUENCES];
+    cf_shared_prefix shares[PROBLEM_MOST_SEQUENCES];
     cf_pack_desc pack;
     cf_schedule_desc desc;
     cf_timing timing;
@@ -74,7 +74,7 @@ void problem_free(problem *p);
 problem_rank *problem_own(problem *p);
 
 /* The part of the judge that is about all ranks of a plan: they run the same kinds of passes in the same order, and
-   each round of a gang at once. */
+   each round of a cp group at once. */
 const char *problem_in_step_fault(const cf_plan *plan, const cf_schedule *const *schedules);
 
 #endif /* PROBLEM_H */

@@ -18,7 +18,7 @@ typedef struct style {
     int safe;          /* replays only what can run backward at once, and keeps nothing at a forward */
 } style;
 
-enum { DROP_AT_RANDOM, DROP_IF_FULL, DROP_FIRST_OF_GROUP, DROP_ON_SOME_STAGES, DROP_RULES };
+enum { DROP_AT_RANDOM, DROP_IF_FULL, DROP_FIRST_OF_CHAIN, DROP_ON_SOME_STAGES, DROP_RULES };
 
 typedef struct maker {
     harness_rng *rng;
@@ -58,12 +58,12 @@ static int is_held(const maker *m, int64_t cell) { return (m->kept[cell] || has(
 static int64_t stage_of(const maker *m, int64_t cell) { return m->placement(cell / m->n, m->n_stages); }
 
 static int64_t size_of(const maker *m, int64_t cell) {
-    int64_t group = chunk_of(m, cell)->group;
-    return group >= 0 ? m->plan->groups[group].n_chunks : 1;
+    int64_t chain = chunk_of(m, cell)->chain;
+    return chain >= 0 ? m->plan->chains[chain].n_chunks : 1;
 }
 
 static int64_t index_of(const maker *m, int64_t cell) {
-    return chunk_of(m, cell)->group >= 0 ? chunk_of(m, cell)->index : 0;
+    return chunk_of(m, cell)->chain >= 0 ? chunk_of(m, cell)->index : 0;
 }
 
 static double seconds_of(const maker *m, int64_t cell, int pass) {
@@ -74,7 +74,7 @@ static double seconds_of(const maker *m, int64_t cell, int pass) {
 static double transfer_of(const maker *m, int64_t cell, int64_t other) {
     const cf_timing *timing = m->desc->timing;
     if (timing == NULL || stage_of(m, cell) == stage_of(m, other)) return 0;
-    return timing->latency + timing->seconds_per_token * (double)chunk_of(m, cell)->padded;
+    return timing->latency + timing->seconds_per_token * (double)chunk_of(m, cell)->rows;
 }
 
 /* ---- room ---- */
@@ -85,7 +85,7 @@ static int64_t limit_of(const maker *m, int64_t stage) {
                                                                           : limits->chunks;
 }
 
-static int64_t held_of_group(const maker *m, int64_t cell) {
+static int64_t held_of_chain(const maker *m, int64_t cell) {
     int64_t first = cell - index_of(m, cell), n = 0, i;
     for (i = first; i < first + size_of(m, cell); i++) n += is_held(m, i);
     return n;
@@ -93,13 +93,13 @@ static int64_t held_of_group(const maker *m, int64_t cell) {
 
 static int has_room(const maker *m, int64_t cell) {
     int64_t stage = stage_of(m, cell), limit = limit_of(m, stage);
-    return held_of_group(m, cell) < m->k && (limit == 0 || m->held[stage] < limit);
+    return held_of_chain(m, cell) < m->k && (limit == 0 || m->held[stage] < limit);
 }
 
 /* Whether the chunks that must go back before this one still find a place when it has taken one. */
 static int leaves_room(const maker *m, int64_t cell) {
     int64_t stage = stage_of(m, cell), limit = limit_of(m, stage);
-    return held_of_group(m, cell) + 1 < m->k && (limit == 0 || m->held[stage] + 1 < limit);
+    return held_of_chain(m, cell) + 1 < m->k && (limit == 0 || m->held[stage] + 1 < limit);
 }
 
 /* ---- what may run ---- */
@@ -136,10 +136,10 @@ static int wants_to_drop(const maker *m, int64_t cell) {
     int64_t most = m->k;
     int is_last = index_of(m, cell) == size_of(m, cell) - 1;
     if (m->style.safe) return 1;
-    if (!is_last && held_of_group(m, cell) + 1 >= m->k) return 1; /* or the last one could hardly be kept */
+    if (!is_last && held_of_chain(m, cell) + 1 >= m->k) return 1; /* or the last one could hardly be kept */
     switch (m->style.rule) {
         case DROP_IF_FULL: return !has_room(m, cell);
-        case DROP_FIRST_OF_GROUP:
+        case DROP_FIRST_OF_CHAIN:
             if (limit_of(m, stage_of(m, cell)) > 0 && limit_of(m, stage_of(m, cell)) < most)
                 most = limit_of(m, stage_of(m, cell));
             return index_of(m, cell) + most < size_of(m, cell);
@@ -353,8 +353,8 @@ cf_schedule *random_schedule(harness_rng *rng, const cf_plan *plan, const cf_sch
     m.placement = placement;
     m.n_stages = desc->shape.n_stages > 0 ? desc->shape.n_stages : 1;
     m.n_v = m.n_stages * (desc->shape.n_virtual > 0 ? desc->shape.n_virtual : 1);
-    m.n = plan->n_steps;
-    m.first = desc->shape.rank * plan->n_steps;
+    m.n = plan->chunks_per_rank;
+    m.first = desc->shape.rank * plan->chunks_per_rank;
     m.k = desc->shape.k > 0 ? desc->shape.k : 1;
     m.local = desc->shape.replay == CF_REPLAY_LOCAL;
     prepare(&m);

@@ -126,16 +126,16 @@ const char *steps_slots_fault(const cf_schedule *schedule, const cf_steps *steps
 
 /* ---- paths ---- */
 
-/* Passes that have run on a stage, by virtual stage and chunk, and which groups have added to their gradient. */
+/* Passes that have run on a stage, by virtual stage and chunk, and which chains have added to their gradient. */
 typedef struct done {
     const cf_plan *plan;
     const cf_steps *steps;
     unsigned char *forward, *back, *added; /* (virtual stages x chunks) */
 } done;
 
-static int64_t group_above(const cf_plan *plan, int64_t group) {
-    int64_t up = plan->chunks[plan->groups[group].first_chunk].up;
-    return up >= 0 ? plan->chunks[up].group : -1;
+static int64_t chain_above(const cf_plan *plan, int64_t chain) {
+    int64_t up = plan->chunks[plan->chains[chain].first_chunk].up;
+    return up >= 0 ? plan->chunks[up].chain : -1;
 }
 
 /* One of the states that a pass reads: its rows up to `end` of the path were computed. */
@@ -143,18 +143,18 @@ static const char *path_fault(done *d, const cf_step *step, int32_t at, int64_t 
     const cf_plan *plan = d->plan;
     const cf_path *path = &d->steps->paths[at];
     int64_t prefix = plan->chunks[step->action.chunk].prefix;
-    const cf_group *group = &plan->groups[path->group];
+    const cf_chain *chain = &plan->chains[path->chain];
     int64_t base = step->action.stage * plan->n_chunks, i;
     int clears = path->clear == step->position, back = is_back(&step->action);
     RULE(path->first <= step->position && step->position <= path->last, "a path that is not in use");
     RULE(path->stage == step->action.stage, "a path on another virtual stage");
-    RULE(path->rows == group->tokens, "a path with other rows than its group");
+    RULE(path->rows == chain->tokens, "a path with other rows than its chain");
     RULE((prefix < path->begin + path->rows ? prefix : path->begin + path->rows) == end, "a path has a gap");
-    RULE(group_above(plan, path->group) == (path->up >= 0 ? d->steps->paths[path->up].group : -1),
+    RULE(chain_above(plan, path->chain) == (path->up >= 0 ? d->steps->paths[path->up].chain : -1),
          "a path leaves the tree");
-    RULE(clears == (back && !d->added[base + path->group]), "a gradient is cleared at the wrong time");
-    if (back) d->added[base + path->group] = 1;
-    for (i = group->first_chunk; i < group->first_chunk + group->n_chunks; i++)
+    RULE(clears == (back && !d->added[base + path->chain]), "a gradient is cleared at the wrong time");
+    if (back) d->added[base + path->chain] = 1;
+    for (i = chain->first_chunk; i < chain->first_chunk + chain->n_chunks; i++)
         RULE(i == step->action.chunk || plan->chunks[i].prefix >= end || d->forward[base + i],
              "a row of the path was not computed");
     return NULL;
@@ -171,13 +171,13 @@ static const char *paths_fault(done *d, const cf_step *step) {
         const cf_path *path = &d->steps->paths[at];
         const char *fault = path_fault(d, step, at, end);
         if (fault != NULL) return fault;
-        if (path->group == chunk->group) clears = path->clear == step->position, own = 1;
-        RULE(step->state == (own ? d->steps->paths[step->path].state : -1), "the state slot of another group");
+        if (path->chain == chunk->chain) clears = path->clear == step->position, own = 1;
+        RULE(step->state == (own ? d->steps->paths[step->path].state : -1), "the state slot of another chain");
         end = path->begin;
     }
     if (step->path < 0) RULE(step->state == -1, "a state slot without a path");
-    RULE(step->clear_state_gradient == clears, "a group's own gradient is another one's");
-    RULE(a->pass == CF_W || chunk->group < 0 || end == 0, "a path is too short");
+    RULE(step->clear_state_gradient == clears, "a chain's own gradient is another one's");
+    RULE(a->pass == CF_W || chunk->chain < 0 || end == 0, "a path is too short");
     if (a->pass == CF_F) d->forward[base + a->chunk] = 1;
     if (!is_back(a)) return NULL;
     d->back[base + a->chunk] = 1;
@@ -244,7 +244,7 @@ static const char *flags_fault(const cf_plan *plan, const cf_schedule *s, const 
 
 static const char *stage_fault(const cf_plan *plan, const cf_schedule *s, const cf_steps *steps, uint64_t seed) {
     static slots all;
-    const cf_bytes none = {0, 0, 0, 0};
+    const cf_held_bytes none = {0, 0, 0, 0};
     naive_peaks peaks = naive_peaks_of(plan, s, steps->stage, &none);
     cf_memory_load *loads;
     const char *fault;

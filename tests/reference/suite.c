@@ -80,7 +80,7 @@ static void draw_lengths(suite_batch *batch, suite_random *random) {
 }
 
 /* Every other batch has attention costs: a full chunk's pairs weigh a tenth of its tokens, so the last chunk of a
-   group of 20 costs three times the first. Every third has transfers, of a twentieth of a full chunk's forward. */
+   chain of 20 costs three times the first. Every third has transfers, of a twentieth of a full chunk's forward. */
 static void draw_costs(suite_batch *batch, int index) {
     double size = (double)batch->pack.chunk_size;
     memset(&batch->timing, 0, sizeof batch->timing);

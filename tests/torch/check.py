@@ -152,7 +152,7 @@ def run_case(rank, n_ranks, case):
         rows = list(csv.reader(file))
     with open(case["plan"]) as file:
         plan = json.load(file)
-    n = plan["n_steps"]
+    n = plan["chunks_per_rank"]
     chunks = list(range(n))
     if case["map"]:
         with open(case["map"], newline="") as file:
@@ -288,7 +288,7 @@ def check_refusals():
     for version, words in others.items():
         chunkflow(*sends, version, whole)
         with open("w.json") as file:
-            n = json.load(file)["n_steps"]
+            n = json.load(file)["chunks_per_rank"]
         check(f"transfers for {version} are refused by {VERSION}", *refused_by_torch("w.csv", COMMS, words, 2, 1, n))
     ordered = step_alone([["0F0", "0B0", "0F1", "0B1"]], 2)
     check("microbatches in the order of the forwards run", ordered == "", ordered[:90])

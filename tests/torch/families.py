@@ -305,7 +305,7 @@ def check_kinds():
         except ValueError as why:
             what = str(why)
         check("recurrent layers in chunks of one row", "handed on no state" in str(what), what)
-        step = chunkflow.torch.Step(model, step.forward, chunk_size=CHUNK, share=1)
+        step = chunkflow.torch.Step(model, step.forward, chunk_size=CHUNK, min_shared_prefix=1)
         twice = [np.concatenate([sequences[0], [i, 5]]) for i in (3, 4)]
         check("recurrent layers in trees", "share rows" in refused(lambda: step(twice)), "refused")
 

@@ -145,7 +145,7 @@ def check_balance(theirs=None):
                 found, beside = [], []
                 for lengths in batches(longest and min(longest, n_ranks * capacity)):
                     began = time.process_time()
-                    rows = microbatches(lengths, n_ranks, capacity, gang_seconds=Planned.gang_seconds)
+                    rows = microbatches(lengths, n_ranks, capacity, cp_row_seconds=Planned.cp_row_seconds)
                     slowest = max(slowest, time.process_time() - began)
                     found.append(dearest(rows, lengths))
                     if theirs:

@@ -67,8 +67,8 @@ class Small(nn.Module):
             own += [k, v]
             if x.prefix:
                 k, v = torch.cat([x.prefix[2 * i], k], 2), torch.cat([x.prefix[2 * i + 1], v], 2)
-            if x.gang:
-                k, v = x.gang.rows(k, v)
+            if x.cp_group:
+                k, v = x.cp_group.rows(k, v)
             rows = attention(q, k, v, x.cu_seqlens_q, x.cu_seqlens_k, x.max_seqlen_q, x.max_seqlen_k,
                              key_ends=x.key_ends)
             hidden = hidden + self.drop(layer["out"](rows[0].transpose(0, 1).reshape(len(x.tokens), 16)))
@@ -504,13 +504,13 @@ def advantages_of(group, ignored, seed=4):
 
 
 def shared_rows(step, sequences):
-    plan, _ = step.plan([len(s) for s in sequences], chunkflow.shares_of_tokens(sequences))
+    plan, _ = step.plan([len(s) for s in sequences], chunkflow.shared_prefixes_of_tokens(sequences))
     return int(plan.stats()["rows"])
 
 
 def compare_grpo(model, sequences, ignored, weights, **options):
     """How far loss and gradients of shared prompts are from those of each answer behind its own prompt."""
-    step = Step(model, Causal(model), chunk_size=CHUNK, share=1, **options)
+    step = Step(model, Causal(model), chunk_size=CHUNK, min_shared_prefix=1, **options)
     loss = step(sequences, ignored=ignored, weights=weights)
     got, wanted_loss = gradients(model), 0.0
     for s, i, w in zip(sequences, ignored, weights):
@@ -532,16 +532,16 @@ def test_trees():
             check(f"{kind}, answers share their prompts", worst <= TOLERANCE and seen.attends == 0 < seen.taken,
                   f"{worst:.1e}, {seen.taken} outputs taken")
         model = tiny("llama")
-        step = Step(model, Causal(model), chunk_size=CHUNK, share=1)
+        step = Step(model, Causal(model), chunk_size=CHUNK, min_shared_prefix=1)
         rows, wanted = shared_rows(step, sequences), sum(n + sum(a) for n, a in GROUPS)
         check("rows of shared prompts", wanted - 8 <= rows <= wanted, f"{rows} for {sum(map(len, sequences))} tokens")
 
         ids = [np.where(i, s + 1000 * (at % 2), s) for at, (s, i) in enumerate(zip(sequences, ignored))]  # two images
-        apart = chunkflow.shares_of_tokens(ids)
+        apart = chunkflow.shared_prefixes_of_tokens(ids)
         more = int(step.plan([len(s) for s in sequences], apart)[0].stats()["rows"])
         loss = step(sequences, ignored=ignored, weights=weights)
         got = gradients(model)
-        other = step(sequences, ignored=ignored, weights=weights, shares=apart)
+        other = step(sequences, ignored=ignored, weights=weights, shared_prefixes=apart)
         off = max(abs(loss - other) / np.abs(weights).max(), differ(got, gradients(model)))
         check("shares of one's own", more > rows and off <= TOLERANCE, f"{more} rows, {off:.1e}")
 
@@ -573,7 +573,7 @@ def test_preferences():
     reference, beta = torch.linspace(-1, 1, len(sequences) // 2, dtype=torch.float64), 0.1
     with Float64():
         model = tiny("llama")
-        step = Step(model, Causal(model), chunk_size=CHUNK, share=1)
+        step = Step(model, Causal(model), chunk_size=CHUNK, min_shared_prefix=1)
         sums = [float(x[torch.from_numpy(~i[1:])].sum()) for x, i in zip(step.log_probs(sequences), ignored)]
         margins = torch.tensor(sums, dtype=torch.float64).view(-1, 2) @ torch.tensor([1.0, -1.0]).double() - reference
         slopes = beta * torch.sigmoid(-beta * margins) / len(margins)
@@ -600,7 +600,7 @@ def test_trees_own_module():
         worst = max(worst, abs(loss / wanted_loss - 1), differ(gradients(module), wanted))
     check("a module of one's own, trees", worst <= TOLERANCE, f"12 plans, worst {worst:.1e}")
 
-    once = Step(module, module, chunk_size=16, share=1, once=True)
+    shared_mean = Step(module, module, chunk_size=16, min_shared_prefix=1, shared_mean=True)
     once(sequences, weights=np.ones(len(sequences)))
     got = gradients(module)
     for i, s in enumerate(sequences):  # a token that n sequences share has a part in n of each
@@ -618,7 +618,7 @@ def test_trees_own_module():
             x.key_ends, len(x.tokens))))
     for name, forward, loss in (("one target where sequences part", module, one_target),
                                 ("siblings see each other", siblings, chunkflow.torch.cross_entropy)):
-        Step(module, forward, chunk_size=16, share=1, loss=loss)(sequences, weights=weights)
+        Step(module, forward, chunk_size=16, min_shared_prefix=1, loss=loss)(sequences, weights=weights)
         off = differ(gradients(module), wanted)
         check(f"a control: {name}", off > 1e-3, f"{off:.1e}")
 
@@ -653,7 +653,7 @@ def work(rank, n_ranks, store, results):
                     for layer in model.model.layers:
                         fully_shard(layer)
                     fully_shard(model)
-                step = Step(model, Causal(model), chunk_size=CHUNK, k=1, share=1 if "tree" in name else 0)
+                step = Step(model, Causal(model), chunk_size=CHUNK, k=1, min_shared_prefix=1 if "tree" in name else 0)
                 with families.Watch() as seen:
                     loss = step(sequences)
                     loss = (loss + step(sequences)) / 2
@@ -812,7 +812,7 @@ def share_sequence(rank, n_ranks, store, results):
             wanted_loss = plain_step(plain, sequences)
             for layer in [*model.model.layers, model] if "FSDP2" in name else []:
                 fully_shard(layer)
-            step = Step(model, Causal(model), chunk_size=CHUNK, gang=n_ranks, **options)
+            step = Step(model, Causal(model), chunk_size=CHUNK, max_cp=n_ranks, **options)
             with families.Watch() as seen:
                 loss = step(sequences)
             probs = torch.cat(step.log_probs(sequences)).sum() if name == "qwen2" else -loss * sum(n - 1 for n in GANG)
@@ -820,7 +820,7 @@ def share_sequence(rank, n_ranks, store, results):
         error = float(np.max([abs(loss / wanted_loss - 1), differ(got, gradients(plain)),
                               abs(float(probs) / -wanted_loss / sum(n - 1 for n in GANG) - 1),
                               float(seen.attends > 0 or seen.taken == 0)]))
-        results.put((name, error, set(step.gangs)))
+        results.put((name, error, set(step.cp_groups)))
     dist.destroy_process_group()
 
 
@@ -829,21 +829,22 @@ def share_own_module(rank, n_ranks, results):
     sequences = [np.random.default_rng(i).integers(0, 97, n) for i, n in enumerate(GANG)]
     wanted_loss = small_alone(module, sequences)
     wanted = gradients(module)
-    step = Step(module, module, chunk_size=CHUNK, gang=n_ranks)
+    step = Step(module, module, chunk_size=CHUNK, max_cp=n_ranks)
     error = np.max([abs(step(sequences) / wanted_loss - 1), differ(gradients(module), wanted)])
-    results.put((OWN, float(error), set(step.gangs)))
+    results.put((OWN, float(error), set(step.cp_groups)))
     try:
-        Step(module, lambda x: module(dataclasses.replace(x, gang=None)), chunk_size=CHUNK, gang=n_ranks)(sequences)
+        Step(module, lambda x: module(dataclasses.replace(x, cp_group=None)), chunk_size=CHUNK,
+             max_cp=n_ranks)(sequences)
         error = 0.0
     except (ValueError, RuntimeError) as why:  # attention lacks keys, but for the first rank
-        error = float(rank > 0 or "did not ask Gang.rows" in str(why))
-    results.put((DEAF, error, set(step.gangs)))
+        error = float(rank > 0 or "did not ask CPGroup.rows" in str(why))
+    results.put((DEAF, error, set(step.cp_groups)))
     model = tiny("qwen3_next")
-    why = families.refused(lambda: Step(model, Causal(model, check=False), chunk_size=CHUNK, gang=n_ranks)(sequences))
-    results.put((STATE, float("where ranks share a sequence" in why), set(step.gangs)))
+    why = families.refused(lambda: Step(model, Causal(model, check=False), chunk_size=CHUNK, max_cp=n_ranks)(sequences))
+    results.put((STATE, float("where ranks share a sequence" in why), set(step.cp_groups)))
 
 
-def test_gangs():
+def test_cp_groups():
     began = time.time()
     for n_ranks in (2, 4):
         with tempfile.TemporaryDirectory() as folder:
@@ -852,22 +853,22 @@ def test_gangs():
                                start_method="fork")
             found = {name: [] for name in (*list(GANGS)[:10 if n_ranks == 2 else 5], OWN, DEAF, STATE)}
             while not results.empty():
-                name, error, gangs = results.get()
-                found[name].append(error if n_ranks in gangs else float("nan"))
+                name, error, cp_groups = results.get()
+                found[name].append(error if n_ranks in cp_groups else float("nan"))
         for name, errors in found.items():
             worst = float(np.max(errors, initial=0.0))  # which keeps what is no number
             holds = worst > 1e-3 if "control" in name else worst <= TOLERANCE
             holds &= name not in (DEAF, STATE) or min(errors) == 1
-            check(f"a gang of {n_ranks}, {name}", len(errors) == n_ranks and holds, f"worst {worst:.1e}")
+            check(f"a cp group of {n_ranks}, {name}", len(errors) == n_ranks and holds, f"worst {worst:.1e}")
     with Float64():
-        plan = chunkflow.pack(GANG, CHUNK, n_ranks=2, gang=2)
+        plan = chunkflow.pack(GANG, CHUNK, n_ranks=2, max_cp=2)
         try:
             chunkflow.torch.Batch(None, plan, sequences_of(tiny("qwen2"), GANG))
             what = "it was taken"
         except ValueError as why:
             what = str(why)
-    check("a gang without its process group", "has gangs of 2 ranks" in what, what)
-    print(f"gangs: {time.time() - began:.1f} s")
+    check("a cp group without its process group", "has cp groups of 2 ranks" in what, what)
+    print(f"cp groups: {time.time() - began:.1f} s")
 
 
 # ---- trainers ----

@@ -61,7 +61,7 @@ def check_installed(folder):
         f"1 sequences, the longest of {size} tokens, in {-(-size // 256)} chunks\n"), ran.stdout[:60])
     losses = re.findall("loss [0-9.]+", ran.stdout)
     ran = run(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program,
-              "--gang", "2", cwd=folder, env=environment)
+              "--max-cp", "2", cwd=folder, env=environment)
     check("train_hf.py, the file spread over two processes", re.findall("loss [0-9.]+", ran.stdout) == losses != [],
           ran.stdout[-60:] + ran.stderr[-300:])
     seconds = "import numpy, time; c = time.process_time(); import chunkflow; " \

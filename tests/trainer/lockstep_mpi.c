@@ -21,8 +21,8 @@ typedef struct trainer {
     double whole[PARAMETERS];   /* while a pass runs */
     double gradients[PARAMETERS];
     double loss;
-    double (*sums)[D];          /* (n_chunks) state: of tanh(W x) over the group, at the end of each chunk */
-    double dsums[D];            /* state gradient of the group whose backwards run */
+    double (*sums)[D];          /* (n_chunks) state: of tanh(W x) over the chain, at the end of each chunk */
+    double dsums[D];            /* state gradient of the chain whose backwards run */
     unsigned char *kept;        /* (n_chunks) has activations */
     int64_t n_passes, n_reduced;
 } trainer;
@@ -85,14 +85,14 @@ static void gather(trainer *t, int kind) {
     MPI_Abort(MPI_COMM_WORLD, 3);
 }
 
-/* All slices of a chunk: its group's first, on top of the state, and whole sequences. */
+/* All slices of a chunk: its chain's first, on top of the state, and whole sequences. */
 static void run_chunk(trainer *t, const cf_step *step, double *gradients) {
     const cf_chunk *chunk = &t->plan->chunks[step->action.chunk];
     int64_t id = step->action.chunk, i;
     double zero[D] = {0}, dzero[D] = {0};
     for (i = 0; i < chunk->n_slices; i++) {
         const cf_slice *s = &t->plan->slices[chunk->first_slice + i];
-        int grouped = chunk->group >= 0 && i == 0;
+        int grouped = chunk->chain >= 0 && i == 0;
         double sum[D] = {0};
         if (grouped && chunk->index > 0) memcpy(sum, t->sums[id - 1], sizeof sum);
         memset(dzero, 0, sizeof dzero);

@@ -43,7 +43,7 @@ run() {
     processes=$1
     shift
     capture timeout -k 5 600 mpirun --quiet --oversubscribe -n "$processes" "$@"
-    largest_group=$(sed -n 's/.*largest group \([0-9]*\),.*/\1/p' "$work/out")
+    longest_chain=$(sed -n 's/.*longest chain \([0-9]*\),.*/\1/p' "$work/out")
 }
 
 # alone PROGRAM OPTIONS...: as run, but one process without mpirun, which takes less time to start
@@ -64,7 +64,7 @@ tiny="--hidden 16 --heads 4 --kv-heads 2 --ffn 24 --chunk-size 16"
 n_ks=3
 if ! full; then n_ks=2; fi
 
-# sweep NAME PROGRAM PROCESSES LARGEST_GROUP OPTIONS...
+# sweep NAME PROGRAM PROCESSES LONGEST_CHAIN OPTIONS...
 sweep() {
     name="gradients: $1, $3 processes"
     program=$2
@@ -74,14 +74,14 @@ sweep() {
     # shellcheck disable=SC2086
     run "$processes" "$program" $tiny --sweep --k $n_ks --layers $((2 * processes)) "$@"
     expect_lines "$name" $((9 * n_ks))
-    if [ "$largest_group" != "$wanted" ]; then fail "$name" "the largest group has $largest_group chunks"; fi
+    if [ "$longest_chain" != "$wanted" ]; then fail "$name" "the longest chain has $longest_chain chunks"; fi
 }
 
-sweep "groups of 7 and 3 chunks, hybrid chunks" "$exact" 2 7 --synthetic 100,5,33,7,16,2
+sweep "chains of 7 and 3 chunks, hybrid chunks" "$exact" 2 7 --synthetic 100,5,33,7,16,2
 if ! full; then n_ks=1; fi
 for n in 2 4; do
     if [ $n = 2 ] && ! full; then continue; fi
-    sweep "rendezvous, groups of 2, 5 and 3" "$exact" $n 5 --rendezvous --no-tails --synthetic 20,70,3,41,8
+    sweep "rendezvous, chains of 2, 5 and 3" "$exact" $n 5 --rendezvous --no-tails --synthetic 20,70,3,41,8
 done
 # Larger than what MPI buffers: a send that is not waited for ends only when it is received.
 OMPI_MCA_btl_vader_eager_limit=256
@@ -89,7 +89,7 @@ export OMPI_MCA_btl_vader_eager_limit
 sweep "messages that are not buffered" "$exact" 4 7 --synthetic 100,5,33,7,16,2
 unset OMPI_MCA_btl_vader_eager_limit
 sweep "with sanitizers" "$checked" 2 4 --synthetic 9,60,21 --dropout 0.2
-sweep "one group of 13, dropout, untied, aligned" "$exact" 2 13 --synthetic 205 --dropout 0.3 --untied --align 4
+sweep "one chain of 13, dropout, untied, aligned" "$exact" 2 13 --synthetic 205 --dropout 0.3 --untied --align 4
 if full; then n=4; else n=2; fi
 sweep "standalone chunks only" "$exact" $n 0 --synthetic 16,9,3,0,1,16,12,5
 sweep "prompts, slices of equal cost, at most 2 chunks kept" "$exact" 2 5 --prompt 5 --split cost --limit 2 \
@@ -98,7 +98,7 @@ sweep "prompts, slices of equal cost, at most 2 chunks kept" "$exact" 2 5 --prom
 # shellcheck disable=SC2086
 run 4 "$exact" $tiny --layers 8 --schedule best --replay local --limit 1 --dropout 0.2 --synthetic 16,9,3,0,1,16,12,5
 expect "gradients: standalone chunks replayed" 0 'limit 1e-10: ok'
-if [ "$largest_group" != 0 ] || ! grep -q ' [1-9][0-9]* replays' "$work/out"; then
+if [ "$longest_chain" != 0 ] || ! grep -q ' [1-9][0-9]* replays' "$work/out"; then
     fail "gradients: standalone chunks replayed" "no standalone chunk was"
 fi
 
@@ -159,7 +159,7 @@ trees() {
         *" --align "*) expect "$name" 0 '488 tokens in 172 rows' ;; # padding counts
         *) expect "$name" 0 '488 tokens in 160 rows' ;;
     esac
-    if [ "$(grep -c '^ok ' "$work/out")" -lt $((8 * n_ks)) ] || [ "$largest_group" -lt 5 ] ||
+    if [ "$(grep -c '^ok ' "$work/out")" -lt $((8 * n_ks)) ] || [ "$longest_chain" -lt 5 ] ||
         grep -v -e '^ok ' -e '^pipeline ' -e '^skipped .*not made for trees' "$work/out" >"$work/other"; then
         fail "$name" "wanted at least $((8 * n_ks)) schedules, all of them ok, and paths of 5 chunks: $(last_line)"
     fi
@@ -167,7 +167,7 @@ trees() {
 in_full trees "weights add up" "$exact" 2 # as they do below
 once=$exact # with sanitizers it takes as long as all others, and trainer_trees has them
 if full; then once=$checked; fi
-trees "streamed, a token counts once" "$once" 2 --stream 65536 --once
+trees "streamed, a token counts once" "$once" 2 --stream 65536 --shared-mean
 trees "kinds of layers, streamed" "$exact" 4 --stream 65536 --window 20 \
     --kinds window,chunked+experts,full+sinks+gate,latent
 if full; then trees "aligned, messages that are not buffered" "$exact" 4 --align 4 --rendezvous; fi
@@ -253,8 +253,8 @@ refuse '--fail: stage 0 has .* actions' --fail 0:9999
 refuse '--fail: wanted STAGE:ACTION' --fail 0:2:explode
 refuse 'stream must be 0 or at least 16384' --stream 16383
 refuse 'are for one schedule' --sweep --timeline x
-refuse 'once wants --share 1 and no --align' --once
-refuse 'once wants --share 1 and no --align' --once --share 1 --align 8
+refuse 'shared-mean wants --share 1 and no --align' --shared-mean
+refuse 'shared-mean wants --share 1 and no --align' --shared-mean --share 1 --align 8
 # shellcheck disable=SC2086
 run 2 "$exact" $common --stages 3
 refused "--stages 3 of 2 processes" '--stages 3 wants as many processes.*mpirun -n 3'
@@ -288,22 +288,22 @@ else
     skip "in step" "build/test/lockstep_mpi is not there"
 fi
 
-# ---- gangs: one sequence over two and four ranks ----
+# ---- cp groups: one sequence over two and four ranks ----
 
-if [ -x "$build/test/gangs_mpi" ]; then
+if [ -x "$build/test/cp_groups_mpi" ]; then
     for processes in 2 4; do
-        run $processes "$build/test/gangs_mpi"
-        expect "gangs of $processes" 0
-        run $processes "$build/test/gangs_mpi" ring
-        expect "gangs of $processes, by a ring" 0
+        run $processes "$build/test/cp_groups_mpi"
+        expect "cp groups of $processes" 0
+        run $processes "$build/test/cp_groups_mpi" ring
+        expect "cp groups of $processes, by a ring" 0
     done
-    run 4 "$build/test/gangs_mpi" stages
-    expect "gangs of 2 in pipelines of 2 stages" 0
-    run 2 "$build/test/gangs_mpi" selfish
+    run 4 "$build/test/cp_groups_mpi" stages
+    expect "cp groups of 2 in pipelines of 2 stages" 0
+    run 2 "$build/test/cp_groups_mpi" selfish
     expect "gradients that are not sent back" 1
     if ! grep -q 'gradients off by [0-9.]*e-01' "$work/out"; then fail "and they are far off" "$(last_line)"; fi
 else
-    skip "gangs" "build/test/gangs_mpi is not there"
+    skip "cp groups" "build/test/cp_groups_mpi is not there"
 fi
 
 # ---- timelines: the measured one has the form of the simulated one, and keeps to the order of things ----

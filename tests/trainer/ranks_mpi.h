@@ -1,4 +1,4 @@
-/* What lockstep_mpi.c and gangs_mpi.c have in common: numbers, schedules, and how far gradients are off. */
+/* What lockstep_mpi.c and cp_groups_mpi.c have in common: numbers, schedules, and how far gradients are off. */
 
 #ifndef RANKS_MPI_H
 #define RANKS_MPI_H
@@ -47,10 +47,10 @@ static cf_schedule *schedule_of(const cf_plan *plan, int rank, int64_t stages, i
         need(cf_schedule_make(plan, &desc, &own, &error), &error);
         return own;
     }
-    need(cf_columns_make(plan, NULL, NULL, &columns, &error), &error);
+    need(cf_lockstep_plan(plan, NULL, NULL, &columns, &error), &error);
     need(cf_schedule_make(columns, &desc, &list, &error), &error);
     if (stages > 1) need(cf_schedule_lower(columns, list, NULL, &lowered, &error), &error);
-    need(cf_columns_schedule(plan, lowered != NULL ? lowered : list, rank, NULL, &own, &error), &error);
+    need(cf_lockstep_schedule(plan, lowered != NULL ? lowered : list, rank, NULL, &own, &error), &error);
     cf_schedule_free(lowered);
     cf_schedule_free(list);
     cf_plan_free(columns);

@@ -548,7 +548,7 @@ TEST(the_check_tells_right_from_wrong) {
     world_begin(&x, &c, lengths, 3, 10, 2, 0);
     ending e = ended(run_check, &x);
     CHECK_INT(e.status, 0);
-    snprintf(line, sizeof line, "3 sequences, 67 tokens in 67 rows, 64 targets in %d chunks of 10, K 2: largest group 5, 0 hybrid, 3", 7);
+    snprintf(line, sizeof line, "3 sequences, 67 tokens in 67 rows, 64 targets in %d chunks of 10, K 2: longest chain 5, 0 hybrid, 3", 7);
     if (!CHECK(strstr(e.out, line) && strstr(e.out, "limit 1e-10: ok, it is rounding"))) FAIL("%s", e.out);
     for (int64_t i = 0; i < x.weights.n_tensors; i++) CHECK(strstr(e.out, x.weights.tensors[i].name) != NULL);
     CHECK(strstr(e.out, "largest gradient ") != NULL);
@@ -564,7 +564,7 @@ TEST(the_check_tells_right_from_wrong) {
 /* Sequences that begin alike are computed once where that is asked for; chunks are counted over all ranks. */
 TEST(nothing_is_shared_unasked) {
     const int64_t lengths[] = {140, 135};
-    for (int64_t share = 0; share <= CF_SHARE_LEAST; share += CF_SHARE_LEAST) {
+    for (int64_t share = 0; share <= CF_MIN_SHARED_PREFIX; share += CF_MIN_SHARED_PREFIX) {
         world x;
         model_config c = tiny_model();
         chunked_result result;
@@ -596,7 +596,7 @@ static void check_stream(const model_config *c, const int64_t *lengths, int64_t 
     chunked_loss(&y, &streamed);
     CHECK(streamed.loss == resident.loss);
     CHECK(memcmp(x.gradient.flat, y.gradient.flat, (size_t)x.gradient.count * sizeof(real)) == 0);
-    CHECK_INT(y.meter.peak[MEMORY_STATE], resident.largest_group > 0 ? ring : 0);
+    CHECK_INT(y.meter.peak[MEMORY_STATE], resident.longest_chain > 0 ? ring : 0);
     CHECK_INT(y.meter.peak[MEMORY_HOST], x.meter.peak[MEMORY_STATE]);
     CHECK_INT(x.meter.peak[MEMORY_HOST], 0);
     CHECK_INT(y.meter.peak[MEMORY_WORKSPACE], x.meter.peak[MEMORY_WORKSPACE]);
@@ -747,7 +747,7 @@ TEST(what_is_freed_is_empty) {
     f.bytes = f.capacity = 7; /* as if there were something */
     begin[1] = length;
     memory_count(&meter, MEMORY_WORKSPACE, 7);
-    group_state g = group_state_new(&c, &all, begin, 1, 0, NULL, &meter);
+    chain_state g = chain_state_new(&c, &all, begin, 1, 0, NULL, &meter);
     optimizer_free(&o);
     data_order_free(&order);
     token_set_free(&s);
@@ -757,7 +757,7 @@ TEST(what_is_freed_is_empty) {
     stream_free(&ring, &meter);
     routing_free(&r);
     chunk_feed_free(&f, &meter);
-    group_state_free(&g, &meter);
+    chain_state_free(&g, &meter);
     CHECK_EMPTY(o, "optimizer");
     CHECK_EMPTY(order, "order");
     CHECK_EMPTY(s, "set of tokens");
@@ -1022,7 +1022,7 @@ static const struct {
     {"chunk-size N [256]", 1, CF_MAX_CHUNK_SIZE}, {"k N [1]", 1, LIMIT},
     {"stream N [0]", 0, LIMIT}, {"method WORD: best next", 0, 0}, {"split WORD: full even cost", 0, 0},
     {"no-tails", 0, 0}, {"align N [1]", 1, CF_MAX_CHUNK_SIZE}, {"max-slices N [0]", 0, LIMIT},
-    {"share N [0]", 0, LIMIT}, {"once", 0, 0}, {"ranks N [1]", 1, CF_MAX_RANKS},
+    {"share N [0]", 0, LIMIT}, {"shared-mean", 0, 0}, {"ranks N [1]", 1, CF_MAX_RANKS},
     {"batch N [8]", 1, 1000000}, {"steps N [100]", 1, LIMIT}, {"lr X [0.003]", 0, LIMIT}, {"warmup N [10]", 0, LIMIT},
     {"weight-decay X [0.1]", 0, LIMIT}, {"clip X [1]", 0, LIMIT}, {"seed N [1]", 0, LIMIT}, {"threads N [0]", 0, 4096},
     {"max-length N [4096]", 0, LIMIT}, {"prompt N [0]", 0, LIMIT}, {"prompt-fraction X [0]", 0, 1}, {"advantages", 0, 0},
@@ -1045,7 +1045,7 @@ static void parse_and_print(const void *user) {
     for (int64_t i = 0; i < o.n_paths; i++) printf("path %s\n", o.paths[i]);
     for (int64_t i = 0; i < o.synthetic.count; i++) printf("length %d\n", (int)o.synthetic.lengths[i]);
     printf("flags%s%s%s%s%s%s%s%s%s\n", o.check ? " check" : "", o.memory_table ? " memory-table" : "", o.demo ? " demo" : "",
-           o.once ? " once" : "", o.advantages ? " advantages" : "",
+           o.shared_mean ? " shared-mean" : "", o.advantages ? " advantages" : "",
            o.model.untied ? " untied" : "", o.packing.no_tails ? " no-tails" : "", o.exact ? " exact" : "", o.help ? " help" : "");
     printf("method %d split %d checkpoint %s\n", (int)o.packing.method, (int)o.packing.split, o.checkpoint ? o.checkpoint : "");
     options_free(&o);
@@ -1089,7 +1089,7 @@ TEST(options_set_what_they_name) {
         char name[40], value[32], line[64];
         snprintf(name, sizeof name, "--%.*s", (int)(blank ? blank - known : (int)strlen(known)), known);
         if (!blank) {
-            const int wants_share = strcmp(name, "--once") == 0; /* the option before it */
+            const int wants_share = strcmp(name, "--shared-mean") == 0; /* the option before it */
             w = words_of(name, NULL);
             for (const char *more = "--share\0" "1"; wants_share && w.n < 3; more += 8) snprintf(w.text[w.n++], 40, "%s", more);
             snprintf(line, sizeof line, "\nflags %s\n", name + 2);
@@ -1128,7 +1128,8 @@ TEST(options_with_words_and_lists) {
         {"--method", "bes", "wanted one of"}, {"--method", "best next", "wanted one of"}, {"--method", "first", "wanted one of"}, {"--method", "", "wanted one of"},
         {"--synthetic", "", "a whole number"}, {"--synthetic", "1,", "a whole number"}, {"--synthetic", "1000000001", "a whole number"},
         {"--with", "0,x", "--with: wanted a whole number"}, {"--with", "0", "a number for each"},
-        {"--once", "--exact", "--once wants --share 1"}, {"--nothing", "1", "unknown option --nothing"}, {"--", "1", "unknown option"}, {"--layers", "1.5", "a whole number from 1"},
+        {"--shared-mean", "--exact", "--shared-mean wants --share 1"}, {"--nothing", "1", "unknown option --nothing"},
+        {"--", "1", "unknown option"}, {"--layers", "1.5", "a whole number from 1"},
         {"--layers", "", "a whole number"}, {"--layers", "1x", "got \"1x\""}, {"--lr", "x", "a number from 0"}, {"--lr", "nan", "a number"},
         {"--max-length", "2", "0 or at least 3"}, {"--max-length", "1", "0 or at least 3"}, {"--stream", "65535", "at least 65536: two blocks of 32 rows"}, {"--dropout", "1", "less than 1"}};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {

@@ -97,7 +97,7 @@ TEST(any_chunking_gives_the_same_gradients) {
     harness_report("at most %.1e off", worst);
 }
 
-/* Numbers of state that a group of 5 chunks and 70 tokens has in one layer: K, V and gradients, with a window of 11 of
+/* Numbers of state that a chain of 5 chunks and 70 tokens has in one layer: K, V and gradients, with a window of 11 of
    the last 10 rows of each chunk, with blocks of 11 of those from the last multiple of 11 on; latents, a rotated key,
    and gradients; 4 snapshots and a carry of heads x 6 x 6, and 3 rows of Q, K and V. */
 TEST(states_have_the_size_of_their_kind) {
@@ -180,7 +180,7 @@ static struct {
 } seen;
 
 static void look_at(const pass *p) {
-    const group_state *state = NULL;
+    const chain_state *state = NULL;
     int64_t rows_seeing = -1, own = 0, ends = 0;
     for (int64_t i = 0; i < p->n_places; i++) {
         const key_place *place = &p->places[i];
@@ -199,7 +199,7 @@ static void look_at(const pass *p) {
     for (int64_t row = 1; row < p->rows->rows && state; row++) {
         seen.hybrid += p->rows->sequence[row] >= 0 && p->rows->position[row] == 0;
     }
-    seen.parting += p->rows->n_more;
+    seen.parting += p->rows->n_extra;
     seen.replays += p->is_replay;
 }
 
@@ -226,9 +226,9 @@ TEST(forests_have_the_gradients_of_their_sequences) {
         cf_pack_desc *p = &x.runner.packing;
         p->split = (cf_split_method)harness_between(&rng, 0, 3);
         p->n_ranks = harness_chance(&rng, 0.2) ? 2 : 1;
-        x.batch.once = harness_chance(&rng, 0.4);
-        if (!x.batch.once) p->align = chunk_size % 4 == 0 ? 4 : 1; /* shares tokens down to a multiple */
-        if (!x.batch.once && harness_chance(&rng, 0.3)) x.runner.share = harness_between(&rng, 2, 30);
+        x.batch.shared_mean = harness_chance(&rng, 0.4);
+        if (!x.batch.shared_mean) p->align = chunk_size % 4 == 0 ? 4 : 1; /* shares tokens down to a multiple */
+        if (!x.batch.shared_mean && harness_chance(&rng, 0.3)) x.runner.share = harness_between(&rng, 2, 30);
         for (int64_t i = 0; i < n && trial % 4 == 0; i++) { /* prompts that end anywhere, not all in the same place */
             const int64_t prompt = harness_between(&rng, 0, lengths[i]);
             memset((void *)x.batch.ignored[i], 1, (size_t)prompt);
@@ -237,7 +237,7 @@ TEST(forests_have_the_gradients_of_their_sequences) {
         if (harness_chance(&rng, 0.4)) batch_draw_weights(&x.batch, (uint64_t)trial);
         if (trial % 3 == 0) x.runner.stream_bytes = stream_ring_bytes(stream_width_of(&c), KEY_BLOCK);
         harness_note("trial %d: %d sequences, window %d, chunks of %d, K %d, align %d, once %d", trial, (int)n,
-                     (int)c.window, (int)chunk_size, (int)x.runner.order.shape.k, (int)p->align, x.batch.once);
+                     (int)c.window, (int)chunk_size, (int)x.runner.order.shape.k, (int)p->align, x.batch.shared_mean);
         worst = fmax(worst, check_same_gradients(&x));
         world_end(&x);
     }

@@ -148,7 +148,7 @@ static double off(int64_t predicted, int64_t count) {
 
 TEST(activations_and_state) {
     double worst = 0;
-    int i, groups = 0;
+    int i, chains = 0;
     for (i = 0; i < N_SHAPES; i++) {
         const shape *s = &shapes[i];
         cf_model model = model_of(&s->config);
@@ -166,12 +166,12 @@ TEST(activations_and_state) {
         /* and all of the difference is what the table above says */
         CHECK_INT(report.activations + unmodelled * load.live_tokens, c.result.peak_activation_bytes);
         CHECK_INT(report.state + report.state_gradient, c.state);
-        groups += c.state > 0;
+        chains += c.state > 0;
         CHECK_INT(report.parameters, 4 * c.parameters);
         CHECK_INT(report.gradients, 4 * c.parameters);
         CHECK_INT(report.optimizer, 8 * c.parameters);
     }
-    CHECK(groups >= 3);
+    CHECK(chains >= 3);
     harness_report("activations: at most %+.2f %% off; state, parameters and optimizer exact", 100 * worst);
 }
 
@@ -195,7 +195,7 @@ TEST(k_moves_only_activations) {
 /* The ring and the host's bytes, for a model of at least 6 layers, are what the model says, to the byte; and a longer
    sequence moves nothing but the host's. */
 TEST(streamed_state) {
-    int i, groups = 0;
+    int i, chains = 0;
     for (i = 0; i < N_SHAPES; i++) {
         shape s = shapes[i];
         cf_model model;
@@ -215,13 +215,13 @@ TEST(streamed_state) {
         CHECK_INT(report.host, c.host);
         CHECK_INT(c.host > 0, c.state > 0);
         if (c.host == 0) continue;
-        groups++;
+        chains++;
         s.lengths[i == 2 || i == 4] += 111;
         longer = train_batch(&s, sizing.state_window);
         CHECK_INT(longer.state, c.state);
         CHECK(longer.host > c.host);
     }
-    CHECK(groups >= 3);
+    CHECK(chains >= 3);
 }
 
 SUITE(trainer_model, CASE(activations_and_state), CASE(k_moves_only_activations), CASE(streamed_state));

@@ -61,7 +61,7 @@ static uint64_t hash(uint64_t h, const void *bytes, size_t n) {
 typedef struct setup {
     const char *words; /* of the command line */
     int64_t layers, hidden, heads, kv_heads, ffn, window, experts, active;
-    int untied, once, advantages;
+    int untied, shared_mean, advantages;
     double dropout, balance, mtp;
     char kinds[16][40];
     int n_kinds;
@@ -113,7 +113,7 @@ static setup setup_of(const char *words) {
     s.experts = whole_of(words, "--experts", 4);
     s.active = whole_of(words, "--active", 2);
     s.untied = word_of(words, "--untied") != NULL;
-    s.once = word_of(words, "--once") != NULL;
+    s.shared_mean = word_of(words, "--shared-mean") != NULL;
     s.advantages = word_of(words, "--advantages") != NULL;
     s.dropout = number_of(words, "--dropout", 0);
     s.balance = number_of(words, "--balance", 0);
@@ -773,13 +773,13 @@ static int64_t count_targets(const sequences *b, int64_t from_token) {
     return n;
 }
 
-/* What the loss of token t of sequence i weighs. With --once, of all sequences that have it with everything before it,
-   as a target, each has its part of their mean. */
+/* What the loss of token t of sequence i weighs. With --shared-mean, of all sequences that have it with everything
+   before it, as a target, each has its part of their mean. */
 static double weight_of(const setup *s, const sequences *b, int64_t i, int64_t t) {
     const double mean = 1 / (double)count_targets(b, 1);
     double sum = 0, n = 0;
     for (int64_t j = 0; j < b->count; j++) {
-        int same = s->once ? is_target(b, j, t) : i == j;
+        int same = s->shared_mean ? is_target(b, j, t) : i == j;
         for (int64_t a = 0; a <= t && same; a++) same = b->tokens[i][a] == b->tokens[j][a];
         if (!same) continue;
         sum += s->advantages ? mean * normal(pair((uint64_t)s->seed, 1), j) : mean;
@@ -944,7 +944,7 @@ static int call_trainer(const char *words) {
 static cf_plan *plan_of(const setup *s, const sequences *b) {
     static const char *const methods[] = {"best", "next"}, *const splits[] = {"full", "even", "cost"};
     const void *tokens[40];
-    cf_share shares[40];
+    cf_shared_prefix shares[40];
     cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
     const char *word = word_of(s->words, "--method");
@@ -958,11 +958,11 @@ static cf_plan *plan_of(const setup *s, const sequences *b) {
     desc.align = whole_of(s->words, "--align", 1);
     desc.max_slices = whole_of(s->words, "--max-slices", 0);
     desc.n_ranks = whole_of(s->words, "--ranks", 1);
-    desc.share_least = whole_of(s->words, "--share", 0);
+    desc.min_shared_prefix = whole_of(s->words, "--share", 0);
     for (int64_t i = 0; i < b->count; i++) tokens[i] = b->tokens[i];
-    if (desc.share_least > 0) {
-        CHECK_INT(cf_shares_find(tokens, sizeof(uint16_t), b->length, b->count, shares, NULL, NULL), CF_OK);
-        desc.shares = shares;
+    if (desc.min_shared_prefix > 0) {
+        CHECK_INT(cf_shared_prefixes_find(tokens, sizeof(uint16_t), b->length, b->count, shares, NULL, NULL), CF_OK);
+        desc.shared_prefixes = shares;
     }
     CHECK_INT(cf_pack(b->length, b->count, &desc, &plan, NULL), CF_OK);
     return plan;
@@ -1081,7 +1081,7 @@ static void check_settings(const char *image, const setup *s, const text *d) {
                        {"seed", (double)s->seed, 0},
                        {"prompt", (double)s->prompt, 0},
                        {"prompt-fraction", s->prompt_fraction, 1},
-                       {"once", s->once, 0},
+                       {"shared-mean", s->shared_mean, 0},
                        {"advantages", s->advantages, 0},
                        {"hash of the documents", -1, 0}};
     for (int i = 0; i < SETTINGS; i++) check_setting(image, i, all[i].name, all[i].value, all[i].is_double);
@@ -1209,9 +1209,9 @@ TEST(options_do_what_they_say) {
                                       "--prompt 7 --prompt-fraction 0.3",
                                       MADE_UP "--advantages",
                                       ALIKE,
-                                      ALIKE "--once --share 1",
+                                      ALIKE "--shared-mean --share 1",
                                       ALIKE "--share 1 --advantages",
-                                      ALIKE "--once --share 1 --advantages --prompt 10",
+                                      ALIKE "--shared-mean --share 1 --advantages --prompt 10",
                                       ALIKE "--share 15",
                                       "--steps 7 --stop-after 3 --print-every 2",
                                       "--steps 5 --print-every 3 --layers 1",
@@ -1266,10 +1266,10 @@ static void check_first_line(const setup *s, const sequences *b, const cf_plan *
     for (int64_t i = 0; i < b->count; i++) tokens += b->length[i];
     snprintf(
         wanted, sizeof wanted,
-        "check float64: %d sequences, %d tokens in %d rows, %d targets in %d chunks of %d, K %d: largest group %d, "
+        "check float64: %d sequences, %d tokens in %d rows, %d targets in %d chunks of %d, K %d: longest chain %d, "
         "%d hybrid, %d replays",
         (int)b->count, (int)tokens, (int)stats.rows, (int)count_targets(b, 1), (int)plan->n_chunks,
-        (int)plan->chunk_size, (int)desc.shape.k, (int)stats.largest_group, (int)stats.n_hybrid, (int)replays);
+        (int)plan->chunk_size, (int)desc.shape.k, (int)stats.longest_chain, (int)stats.n_hybrid, (int)replays);
     CHECK_STR(line_of("check float64"), wanted);
     cf_schedule_free(schedule);
 }

@@ -7,7 +7,7 @@
 #ifndef SUITES
 #define SUITES(X) \
     X(harness) X(base) X(cost) X(models) X(pack) X(tree) X(forest) X(validate) X(metadata) X(memory) X(graph) \
-    X(schedule) X(schedule_pipeline) X(lockstep) X(gangs) X(simulate) X(loads) X(simulate_lowered) \
+    X(schedule) X(schedule_pipeline) X(lockstep) X(cp_groups) X(simulate) X(loads) X(simulate_lowered) \
     X(best) X(bounds) X(check) X(lower) X(tune) X(steps) X(steps_lowered) X(forward) X(write) X(csv) X(dot) \
     X(idle) X(refusals) X(limits) X(boundaries) X(problem) X(promises)
 #endif

@@ -224,7 +224,7 @@ TEST(sanitizers_see_the_end_of_every_array) {
     CHECK(!__asan_address_is_poisoned(&plan->chunks[plan->n_chunks - 1]));
     CHECK(__asan_address_is_poisoned(&plan->chunks[plan->n_chunks]));
     CHECK(__asan_address_is_poisoned(&plan->slices[plan->n_slices]));
-    CHECK(__asan_address_is_poisoned(&plan->groups[plan->n_groups]));
+    CHECK(__asan_address_is_poisoned(&plan->chains[plan->n_chains]));
     CHECK(__asan_address_is_poisoned(plan + 1));
     cf_plan_free(plan);
     /* In the caller's memory the gaps are lifted when the object is given back, and when making it fails. */

@@ -29,7 +29,7 @@ static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc, dou
         cf_schedule_free(schedule);
         return -1;
     }
-    fault = plan->n_steps <= 40 ? pipeline_fault(plan, schedule, desc) : NULL;
+    fault = plan->chunks_per_rank <= 40 ? pipeline_fault(plan, schedule, desc) : NULL;
     if (fault) FAIL("broken rule: %s", fault);
     makespan = timeline->makespan;
     if (bound) *bound = timeline->bound;
@@ -141,8 +141,8 @@ TEST(optimal_on_small_pipelines_with_split_backwards) { check_small_pipelines(0,
 
 static const cf_schedule_kind fixed_kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B};
 
-/* The longest path where the last K chunks of each group are kept, as the fixed kinds have it. No bound on other
-   schedules, as they may drop other chunks, but for long groups hardly any is shorter. */
+/* The longest path where the last K chunks of each chain are kept, as the fixed kinds have it. No bound on other
+   schedules, as they may drop other chunks, but for long chains hardly any is shorter. */
 static double fixed_path(const cf_plan *plan, const cf_schedule_desc *desc) {
     cf_schedule_desc fixed = {0};
     cf_schedule *schedule = NULL;
@@ -163,7 +163,7 @@ static double fixed_path(const cf_plan *plan, const cf_schedule_desc *desc) {
     return length;
 }
 
-/* The geometric mean of makespan / bound, by class, or over that path where it is longer; a small budget, so that the
+/* The geometric mean of makespan / bound, by class, or over that path where it is longer; few tries, so that the
    test stays short. */
 TEST(suite_is_near_the_bound) {
     double sum[SUITE_CLASSES] = {0};
@@ -177,7 +177,7 @@ TEST(suite_is_near_the_bound) {
         REQUIRE((plan = draw_batch(i, &batch, &desc)) != NULL);
         desc.kind = CF_SCHEDULE_BEST;
         desc.limits.chunks = CF_NO_LIMIT;
-        desc.budget = plan->n_chunks > 100 ? 12 : 40;
+        desc.max_tries = plan->n_chunks > 100 ? 12 : 40;
         harness_note("batch %d, %s", i, suite_class_name(batch.class_id));
         makespan = makespan_of(plan, &desc, &bound);
         CHECK(makespan >= bound * (1 - 1e-12));
@@ -216,7 +216,7 @@ TEST(suite_is_never_worse_than_a_fixed_schedule) {
         double best;
         size_t j;
         REQUIRE((plan = draw_batch(i, &batch, &desc)) != NULL);
-        desc.budget = 6;
+        desc.max_tries = 6;
         for (s = 0; s < desc.shape.n_stages; s++) limits[s] = desc.shape.n_stages - s + i % 4;
         desc.limits.chunks = CF_NO_LIMIT;
         desc.limits.chunks_by_stage = i % 2 ? limits : NULL;
@@ -272,9 +272,9 @@ TEST(a_v_under_tight_limits) {
     cf_plan_free(plan);
 }
 
-/* Where each stage keeps its inputs, room for one chunk is enough for any number of virtual stages, whatever the budget,
-   and so are as many bytes as the refusal of too few wants, even if an input takes more than activations. 31 is what is
-   possible for four equal chunks on 2 x 2 virtual stages with room for two and one. */
+/* Where each stage keeps its inputs, room for one chunk is enough for any number of virtual stages, whatever the number
+   of tries, and so are as many bytes as the refusal of too few wants, even if an input takes more than activations. 31
+   is what is possible for four equal chunks on 2 x 2 virtual stages with room for two and one. */
 TEST(fewer_places_than_virtual_stages) {
     static const int64_t ones[] = {1, 1, 1, 1}, two_and_one[] = {2, 1};
     cf_schedule_desc desc = {0};
@@ -297,7 +297,7 @@ TEST(fewer_places_than_virtual_stages) {
         p.desc.shape.n_virtual = harness_between(&rng, 2, 3);
         p.desc.shape.placement = (cf_placement)harness_between(&rng, CF_PLACEMENT_LOOP, CF_PLACEMENT_V);
         p.desc.forwards_first = 0;
-        p.desc.budget = seed % 2 ? harness_between(&rng, 1, 12) : 30;
+        p.desc.max_tries = seed % 2 ? harness_between(&rng, 1, 12) : 30;
         for (s = 0; s < PROBLEM_MOST_STAGES; s++)
             p.limits[s] = harness_between(&rng, 1, p.desc.shape.n_virtual);
         p.limits[0] = 1;
@@ -329,7 +329,7 @@ TEST(a_larger_limit_is_hardly_ever_worse) {
         cf_plan *plan = NULL;
         double least = 1e300;
         REQUIRE((plan = draw_batch(i, &batch, &desc)) != NULL);
-        desc.budget = harness_rounds(0, 12); /* 0: as many as by default */
+        desc.max_tries = harness_rounds(0, 12); /* 0: as many as by default */
         for (limit = 1; limit <= 16 && plan->n_chunks <= 64; limit++) {
             double makespan;
             desc.limits.chunks = limit;
@@ -370,7 +370,7 @@ TEST(no_limit_is_hardly_worse_than_the_default_one) {
         desc.shape.n_virtual = i % 3 == 0 ? 3 : i % 2 + 1;
         desc.shape.placement = desc.shape.n_virtual == 2 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
         desc.timing = i > 0 ? &batch.timing : NULL;
-        desc.budget = i > 0 ? 12 : 0;
+        desc.max_tries = i > 0 ? 12 : 0;
         if (plan->n_chunks * desc.shape.n_stages * desc.shape.n_virtual <= 1000) {
             double by_default, unlimited;
             harness_note("batch %d", i);
@@ -410,7 +410,7 @@ TEST(a_limit_beyond_all_chunks) {
         desc.shape.n_stages = 4;
         desc.shape.n_virtual = n_virtual;
         desc.shape.k = 3;
-        desc.budget = n_virtual == 1 ? 0 : 40;
+        desc.max_tries = n_virtual == 1 ? 0 : 40;
         for (i = 0; i < 3; i++) {
             desc.limits.chunks = i == 0 ? CF_NO_LIMIT : i == 1 ? enough : enough << 40;
             desc.report = &reports[i];
@@ -510,7 +510,7 @@ static const quality qualities[] = {
 static cf_plan *draw_quality(harness_rng *rng, int i, int in_trees, cf_schedule_desc *desc, cf_timing *timing,
                              cf_stage_cost *stages) {
     int64_t lengths[16], n = harness_between(rng, 6, 16), j;
-    cf_share shares[16] = {{0, 0}};
+    cf_shared_prefix shares[16] = {{0, 0}};
     cf_pack_desc how = {0};
     cf_plan *plan = NULL;
     for (j = 0; j < n; j++) lengths[j] = harness_between(rng, 1, j % 5 == 0 ? 64 : 8);
@@ -526,18 +526,18 @@ static cf_plan *draw_quality(harness_rng *rng, int i, int in_trees, cf_schedule_
     if (i % 4 == 1) timing->stages = stages;
     desc->timing = timing;
     how.chunk_size = 8;
-    how.share_least = 1;
+    how.min_shared_prefix = 1;
     for (j = 1; j < n && in_trees; j++) {
         int64_t most = lengths[j - 1] < lengths[j] ? lengths[j - 1] : lengths[j];
         shares[j].with = j - 1;
         shares[j].tokens = j % 5 == 0 ? 0 : harness_between(rng, 0, most);
     }
-    if (in_trees) how.shares = shares;
+    if (in_trees) how.shared_prefixes = shares;
     CHECK_INT(cf_pack(lengths, n, &how, &plan, NULL), CF_OK);
     return plan;
 }
 
-/* Room for the activations of two chunks more than half of the stages, and for what the longest group hands on,
+/* Room for the activations of two chunks more than half of the stages, and for what the longest chain hands on,
    twice; in trees, for all that they hand on. */
 static int64_t some_bytes(const cf_plan *plan, const cf_schedule_desc *desc) {
     int64_t longest = 0, all = 0, i;
@@ -571,7 +571,7 @@ static double ratio_of(const cf_plan *plan, const cf_schedule_desc *desc) {
 }
 
 static void check_quality(const quality *q) {
-    static const int64_t budgets[] = {1, 2, 3, 4, 6, 16};
+    static const int64_t all_tries[] = {1, 2, 3, 4, 6, 16};
     double sum = 0;
     int64_t bytes = 0;
     int i;
@@ -597,7 +597,7 @@ static void check_quality(const quality *q) {
             desc.limits.per_token.boundary = 1;
             desc.limits.bytes = some_bytes(plan, &desc);
         }
-        desc.budget = budgets[i % 6];
+        desc.max_tries = all_tries[i % 6];
         harness_note("%s, batch %d", q->name, i);
         ratio = ratio_of(plan, &desc);
         CHECK(ratio >= 1 - 1e-12);
@@ -645,7 +645,7 @@ TEST(large_batches_lose_nothing) {
     harness_report("%.4f, %.4f and %.4f of the bound", ratios[0], ratios[1], ratios[2]);
 }
 
-/* ---- the report, the budget, determinism ---- */
+/* ---- the report, the number of tries, determinism ---- */
 
 TEST(report_says_what_was_done) {
     uint64_t seed;
@@ -659,7 +659,7 @@ TEST(report_says_what_was_done) {
         problem_draw(&rng, NULL, &p);
         p.desc.kind = CF_SCHEDULE_BEST;
         p.desc.shape.replay = CF_REPLAY_LOCAL;
-        p.desc.budget = 15 + (int64_t)seed % 40;
+        p.desc.max_tries = 15 + (int64_t)seed % 40;
         p.desc.report = &report;
         memset(&simulate, 0, sizeof simulate);
         memset(&report, 0, sizeof report);
@@ -674,8 +674,8 @@ TEST(report_says_what_was_done) {
                 CHECK(report.bound >= timeline->bound * (1 - 1e-12)); /* of all such schedules, and of this one */
             CHECK(report.makespan <= report.fixed_makespan);
             CHECK(report.bound > 0 ? fabs(report.gap - (report.makespan / report.bound - 1)) < 1e-12 : report.gap <= 0);
-            CHECK_INT(report.budget, p.desc.budget);
-            CHECK(report.n_tried <= report.budget * (1 + p.desc.split_backward) && report.n_tried > 0);
+            CHECK_INT(report.max_tries, p.desc.max_tries);
+            CHECK(report.n_tried <= report.max_tries * (1 + p.desc.split_backward) && report.n_tried > 0);
             CHECK(report.best_fixed > CF_SCHEDULE_DEFAULT && report.best_fixed < CF_SCHEDULE_BEST);
             CHECK_INT(cf_schedule_make(p.plan, &p.desc, &twice, NULL), CF_OK);
             CHECK_INT(once->n_actions, twice->n_actions);
@@ -711,7 +711,7 @@ TEST(a_search_ends_at_its_bound) {
 }
 
 /* More candidates never make it worse. */
-TEST(a_larger_budget_is_no_worse) {
+TEST(more_tries_are_no_worse) {
     int i;
     for (i = 10; i < SUITE_BATCHES; i += harness_rounds(50, 130)) {
         static suite_batch batch;
@@ -720,7 +720,7 @@ TEST(a_larger_budget_is_no_worse) {
         double before = 1e300;
         REQUIRE((plan = draw_batch(i, &batch, &desc)) != NULL);
         desc.kind = CF_SCHEDULE_BEST;
-        for (desc.budget = 1; desc.budget <= 64; desc.budget *= 4) {
+        for (desc.max_tries = 1; desc.max_tries <= 64; desc.max_tries *= 4) {
             double makespan = makespan_of(plan, &desc, NULL);
             CHECK(makespan <= before * (1 + 1e-12));
             before = makespan;
@@ -734,7 +734,7 @@ TEST(a_larger_budget_is_no_worse) {
 TEST(replays_wait_for_the_place_that_a_weight_pass_frees) {
     static const struct {
         cf_placement placement;
-        int64_t limit, budget;
+        int64_t limit, max_tries;
         double seconds[4][3]; /* F, I, W */
     } cases[] = {{CF_PLACEMENT_LOOP, 3, 3, {{3, 2, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2}}},
                  {CF_PLACEMENT_V, CF_NO_LIMIT, 6, {{3, 1, 1}, {1, 2, 1}, {1, 3, 1}, {1, 1, 2}}}};
@@ -749,7 +749,7 @@ TEST(replays_wait_for_the_place_that_a_weight_pass_frees) {
         cf_schedule *schedule = NULL;
         desc.shape.placement = cases[i].placement;
         desc.limits.chunks = cases[i].limit;
-        desc.budget = cases[i].budget;
+        desc.max_tries = cases[i].max_tries;
         desc.timing = &timing;
         for (v = 0; v < 4; v++) {
             stages[v].forward.constant = cases[i].seconds[v][0];
@@ -765,7 +765,7 @@ TEST(replays_wait_for_the_place_that_a_weight_pass_frees) {
     }
 }
 
-/* The header's rule: each virtual stage adds min(K, longest group), and 1 for each stage after it in its row. */
+/* The header's rule: each virtual stage adds min(K, longest chain), and 1 for each stage after it in its row. */
 TEST(chunks_kept_by_default) {
     const int64_t lengths[] = {40, 16, 8, 8, 8, 8, 8, 8};
     const cf_pack_desc pack = {.chunk_size = 8};
@@ -783,7 +783,7 @@ TEST(chunks_kept_by_default) {
                     desc.shape.n_virtual = rows;
                     desc.shape.k = k;
                     desc.shape.placement = v ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
-                    desc.budget = 1;
+                    desc.max_tries = 1;
                     harness_note("%s, %d x %d, K %d", v ? "v" : "loop", (int)p, (int)rows, (int)k);
                     REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
                     for (s = 0; s < p; s++) {
@@ -800,8 +800,8 @@ TEST(chunks_kept_by_default) {
 /* A tree of up to three levels over some other sequences. */
 static cf_plan *draw_trees(harness_rng *rng) {
     int64_t lengths[16], n = harness_between(rng, 3, 16), i;
-    cf_share shares[16];
-    cf_pack_desc pack = {.chunk_size = 16, .share_least = 1};
+    cf_shared_prefix shares[16];
+    cf_pack_desc pack = {.chunk_size = 16, .min_shared_prefix = 1};
     cf_plan *plan = NULL;
     for (i = 0; i < n; i++) {
         lengths[i] = harness_between(rng, 1, harness_chance(rng, 0.4) ? 90 : 14);
@@ -811,7 +811,7 @@ static cf_plan *draw_trees(harness_rng *rng) {
             shares[i].tokens = harness_between(rng, 0, lengths[i] < lengths[shares[i].with]
                                                            ? lengths[i] : lengths[shares[i].with]);
     }
-    pack.shares = shares;
+    pack.shared_prefixes = shares;
     CHECK_INT(cf_pack(lengths, n, &pack, &plan, NULL), CF_OK);
     return plan;
 }
@@ -831,7 +831,7 @@ TEST(trees_keep_to_their_bytes) {
         int turn;
         desc.shape.n_stages = harness_between(&rng, 1, 3);
         desc.shape.k = harness_between(&rng, 1, 3);
-        desc.budget = 20;
+        desc.max_tries = 20;
         desc.split_backward = harness_chance(&rng, 0.3);
         desc.limits.per_token.activations = harness_between(&rng, 1, 5);
         desc.limits.per_token.state = harness_between(&rng, 0, 3);
@@ -879,7 +879,7 @@ TEST(inputs_of_dropped_chunks_are_few) {
         desc.shape.n_stages = harness_between(&rng, 1, 4);
         desc.shape.n_virtual = harness_between(&rng, 1, 3);
         desc.limits.chunks = harness_between(&rng, 1, 3);
-        desc.budget = 20;
+        desc.max_tries = 20;
         harness_note("seed %d", 82000 + round);
         REQUIRE(cf_pack(lengths, n, &pack, &plan, NULL) == CF_OK);
         if (!CHECK_INT(cf_schedule_make(plan, &desc, &schedule, &error), CF_OK)) FAIL("%s", error.text);
@@ -889,7 +889,7 @@ TEST(inputs_of_dropped_chunks_are_few) {
             int64_t held = 0;
             for (i = schedule->first[s]; i < schedule->first[s + 1]; i++) {
                 const cf_action *a = &schedule->actions[i];
-                if (plan->chunks[a->chunk].group >= 0) continue;
+                if (plan->chunks[a->chunk].chain >= 0) continue;
                 held += (a->pass == CF_F && !a->keep) - (a->pass == CF_R);
                 CHECK(held <= bound);
                 if (held > most_seen) most_seen = (int)held;
@@ -904,7 +904,7 @@ TEST(inputs_of_dropped_chunks_are_few) {
 
 SUITE(best, CASE(paper_example), CASE(chunks_kept_by_default), CASE(trees_keep_to_their_bytes),
       CASE(inputs_of_dropped_chunks_are_few), CASE(report_says_what_was_done), CASE(a_search_ends_at_its_bound),
-      CASE(a_larger_budget_is_no_worse), CASE(replays_wait_for_the_place_that_a_weight_pass_frees));
+      CASE(more_tries_are_no_worse), CASE(replays_wait_for_the_place_that_a_weight_pass_frees));
 
 /* Searches long enough to be a program of its own, without sanitizers: see the Makefile. */
 SUITE(search, CASE(optimal_on_small_pipelines), CASE(optimal_on_small_pipelines_under_limits),

@@ -46,13 +46,13 @@ static unsigned char visited[N_MEMBERS];
 
 /* What is not tried here. Objects are damaged by tests/fuzz/fuzz_hostile.c; a block's numbers say how much memory
    there is, which nobody can check. */
-static const char *const objects[] = {"cf_plan", "cf_chunk", "cf_slice", "cf_group", "cf_schedule", "cf_action",
+static const char *const objects[] = {"cf_plan", "cf_chunk", "cf_slice", "cf_chain", "cf_schedule", "cf_action",
                                       "cf_graph", "cf_node", "cf_edge", "cf_block"};
 static const char *const outputs[] = {
     "cf_error",          "cf_plan_stats",    "cf_metadata", "cf_parameters", "cf_shard",     "cf_token_bytes",
     "cf_memory_report",  "cf_search_report", "cf_bound",    "cf_need",       "cf_timeline",  "cf_fit",
-    "cf_level",
-    "cf_tune_candidate", "cf_tune_progress", "cf_tuning",   "cf_piece",      "cf_steps",     "cf_step",
+    "cf_attention_call",
+    "cf_tune_candidate", "cf_tune_progress", "cf_tuning",   "cf_kv_source",      "cf_steps",     "cf_step",
     "cf_path"};
 
 /* ---- documented limits ---- */
@@ -68,8 +68,8 @@ typedef struct bound {
 static const bound bounds[] = {
     {"cf_pack_desc", "chunk_size", CF_MAX_CHUNK_SIZE, 0, " align lengths "},
     {"cf_pack_desc", "n_ranks", CF_MAX_RANKS, 0, NULL},
-    {"cf_pack_desc", "lockstep", 1, 0, " method gang "},
-    {"cf_pack_desc", "gang", CF_MAX_RANKS, 0, " method "},
+    {"cf_pack_desc", "lockstep", 1, 0, " method cp group "},
+    {"cf_pack_desc", "max_cp", CF_MAX_RANKS, 0, " method "},
     {"cf_pass_cost", NULL, 0, 0, " timing cost "},
     {"cf_timing", NULL, 0, 0, " timing "},
     {"cf_capacity", "rows", INT32_MAX, 0, " prefix "},
@@ -105,17 +105,17 @@ static const bound bounds[] = {
     {"cf_memory_load", NULL, 0, 0, " loads "},
     {"cf_shape", "n_stages", CF_MAX_STAGES, 1, " n_virtual n_nodes n_actions "},
     {"cf_shape", "n_virtual", CF_MAX_STAGES, 1, " n_stages n_nodes n_actions "},
-    {"cf_schedule_desc", "budget", INT64_MAX, 2, NULL},
+    {"cf_schedule_desc", "max_tries", INT64_MAX, 2, NULL},
     {"cf_limits", "bytes_by_stage", 0, 0, " bytes "},
     {"cf_limits", "chunks_by_stage", 0, 0, " chunks "},
-    {"cf_bytes", NULL, 0, 0, " bytes per_token limit_bytes "},
-    {"cf_share", NULL, 0, 0, " shares "},
+    {"cf_held_bytes", NULL, 0, 0, " bytes per_token limit_bytes "},
+    {"cf_shared_prefix", NULL, 0, 0, " shares "},
     {"cf_sample", NULL, 0, 0, " samples "},
     {"cf_gpu", NULL, 0, 0, " gpu timing limit_bytes "},
     {"cf_gpu", "memory", INT64_MAX / 1000, 0, " gpu timing limit_bytes "},
     {"cf_cost_desc", "gpus_per_node", CF_MAX_RANKS, 0, NULL},
     {"cf_cost_desc", "chunk_size", CF_MAX_CHUNK_SIZE, 0, NULL},
-    {"cf_cost_desc", "gang", CF_MAX_RANKS, 0, NULL},
+    {"cf_cost_desc", "max_cp", CF_MAX_RANKS, 0, NULL},
     {"cf_tune_desc", "chunk_sizes", CF_MAX_CHUNK_SIZE, 0, NULL},
     {"cf_tune_desc", "ks", CF_MAX_CHUNKS, 0, NULL},
     {"cf_tune_desc", "n_gpus", CF_MAX_RANKS, 2, NULL},
@@ -123,7 +123,7 @@ static const bound bounds[] = {
     {"cf_tune_desc", "limit_bytes", INT64_MAX / 1000, 0, NULL},
     {"cf_stage_bytes", NULL, CF_MAX_STAGE_BYTES, 0, " limit_bytes "},
     {"cf_stage_bytes", "fixed", CF_MAX_STAGE_BYTES, 0, " limit_bytes "},
-    {"cf_tune_desc", "budget", INT64_MAX, 2, NULL},
+    {"cf_tune_desc", "max_tries", INT64_MAX, 2, NULL},
     {"cf_tune_desc", "n_chunk_sizes", CF_MAX_CANDIDATES, 1, NULL},
     {"cf_tune_desc", "n_ks", CF_MAX_CANDIDATES, 1, NULL},
     {"cf_tune_desc", "n_kinds", CF_SCHEDULE_COUNT - 1, 1, NULL},
@@ -189,9 +189,9 @@ static cf_layer two_kinds[2]; /* windows, and experts behind latents */
 static cf_gpu gpu;
 static cf_timing timing, plain_timing;
 static cf_pass_cost cost;
-static cf_bytes bytes;
+static cf_held_bytes bytes;
 static cf_pack_desc pack;
-static cf_share shares[N];
+static cf_shared_prefix shares[N];
 static cf_metadata_desc metadata;
 static cf_loss_weights_desc loss;
 static cf_parallel parallel, plain_parallel;
@@ -282,7 +282,7 @@ static void set_orders(void) {
     order.limits.chunks_by_stage = limits;
     order.limits.bytes_by_stage = limits_bytes;
     order.limits.per_token.activations = 1;
-    order.budget = 2;
+    order.max_tries = 2;
     order.allocator = &small;
     CLEAR(plain_timing);
     plain_timing.all.forward.per_token = 1;
@@ -304,7 +304,7 @@ static void set_orders(void) {
     lower.allocator = &small;
 }
 
-/* A group of three chunks, one of them hybrid, and standalone chunks. */
+/* A chain of three chunks, one of them hybrid, and standalone chunks. */
 static void set_up(void) {
     static const int64_t given[N] = {10, 3, 1, 4, 0};
     int i;
@@ -372,8 +372,8 @@ static cf_result call_shared_pack(cf_error *error) {
     cf_pack_desc desc = {0};
     cf_result result;
     desc.chunk_size = 8;
-    desc.share_least = 1;
-    desc.shares = shares;
+    desc.min_shared_prefix = 1;
+    desc.shared_prefixes = shares;
     desc.allocator = &small;
     result = (POISON(), cf_pack(lengths, N, &desc, made, error));
     if (!is_made(result)) return result;
@@ -387,7 +387,7 @@ static cf_result call_measure(cf_error *error) {
     (void)error;
     (void)cf_cost_seconds(&cost, 7, 100);
     cf_plan_measure(plan, &cost, &stats);
-    CHECK_INT(stats.largest_group, 3);
+    CHECK_INT(stats.longest_chain, 3);
     return CF_OK;
 }
 
@@ -579,7 +579,7 @@ static const struct {
     int plain; /* 1: there are no arrays that its counts speak of, so that these may be anything */
 } calls[] = {
     {"pack", "cf_pack_desc", &pack, call_pack, 1},
-    {"pack with shares", "cf_share", &shares[1], call_shared_pack, 1},
+    {"pack with shares", "cf_shared_prefix", &shares[1], call_shared_pack, 1},
     {"measure", "cf_pass_cost", &cost, call_measure, 1},
     {"metadata", "cf_metadata_desc", &metadata, call_metadata, 1},
     {"loss weights", "cf_loss_weights_desc", &loss, call_loss, 1},
@@ -595,7 +595,7 @@ static const struct {
     {"order, plain", "cf_schedule_desc", &plain_order, call_plain_order, 1},
     {"validate", "cf_validate_desc", &validate, call_validate, 1},
     {"simulate", "cf_simulate_desc", &simulate, call_simulate, 1},
-    {"measured", "cf_bytes", &bytes, call_measured, 1},
+    {"measured", "cf_held_bytes", &bytes, call_measured, 1},
     {"lower", "cf_lower_desc", &lower, call_lower, 1},
     {"write", "cf_write_desc", &writing, call_write, 1},
     {"fit", "cf_sample", &samples[2], call_fit, 1},
@@ -953,7 +953,7 @@ static cf_result untouched_by(cf_result result) {
     return result;
 }
 
-static cf_result budget(int64_t got) {
+static cf_result max_tries(int64_t got) {
     CHECK(got == (number < 1 ? 0 : got) && (got == 0 || (got >= 8 && got <= 64)));
     return CF_OK;
 }
@@ -976,8 +976,8 @@ static cf_result asked(int64_t pass, int64_t chunk, int64_t stage, int64_t actio
 static cf_result find_shares(int64_t n, int64_t token_bytes, cf_error *error) {
     static const void *tokens[N];
     static int64_t nothing[N];
-    static cf_share found[N];
-    return cf_shares_find(tokens, token_bytes, nothing, n, found, &small, error);
+    static cf_shared_prefix found[N];
+    return cf_shared_prefixes_find(tokens, token_bytes, nothing, n, found, &small, error);
 }
 
 #define ROOM ((void *)out)
@@ -1007,10 +1007,10 @@ static cf_limits scratch_limits;
     X(cf_pack_size, n, N, CF_MAX_SEQUENCES, untouched_by(cf_pack_size(lengths, number, &pack, ROOM, error))) \
     X(cf_pack_into, n, N, CF_MAX_SEQUENCES, untouched_by(cf_pack_into(lengths, number, &pack, NULL, 0, ROOM, error))) \
     X(cf_pack_into, bytes, INT64_MAX, 0, into(into_plan, error)) \
-    X(cf_shares_find, n, N, CF_MAX_SEQUENCES, find_shares(number, 4, error)) \
-    X(cf_shares_find, token_bytes, 1024, 1024, find_shares(N, number, error)) \
+    X(cf_shared_prefixes_find, n, N, CF_MAX_SEQUENCES, find_shares(number, 4, error)) \
+    X(cf_shared_prefixes_find, token_bytes, 1024, 1024, find_shares(N, number, error)) \
     X(cf_plan_validate, n, N, CF_MAX_SEQUENCES, cf_plan_validate(plan, lengths, number, &small, error)) \
-    X(cf_gang_pieces, chunk, INT64_MAX, 0, fine(cf_gang_pieces(plan, number, NULL))) \
+    X(cf_kv_sources, chunk, INT64_MAX, 0, fine(cf_kv_sources(plan, number, NULL)))   \
     X(cf_metadata_size, chunk, INT64_MAX, 0, untouched_by(cf_metadata_size(plan, number, NULL, ROOM, error))) \
     X(cf_metadata_fill, chunk, INT64_MAX, 0, untouched_by(cf_metadata_fill(plan, number, NULL, NULL, 0, ROOM, error))) \
     X(cf_metadata_fill, bytes, INT64_MAX, 0, into(into_metadata, error)) \
@@ -1041,8 +1041,8 @@ static cf_limits scratch_limits;
     X(cf_schedule_loads, stage, INT64_MAX, 0, \
       untouched_by(cf_schedule_loads(plan, schedule, number, ROOM, 60, error))) \
     X(cf_schedule_loads, count, 60, 0, untouched_by(cf_schedule_loads(plan, schedule, 0, ROOM, number, error))) \
-    X(cf_columns_schedule, rank, INT64_MAX, 0, \
-      made(cf_columns_schedule(plan, schedule, number, NULL, ROOM, error), release_schedule)) \
+    X(cf_lockstep_schedule, rank, INT64_MAX, 0,\
+      made(cf_lockstep_schedule(plan, schedule, number, NULL, ROOM, error), release_schedule))\
     X(cf_schedule_find, pass, INT32_MAX, 0, asked(number, 0, 0, 0)) \
     X(cf_schedule_find, chunk, INT64_MAX, 0, asked(0, number, 0, 0)) \
     X(cf_schedule_find, stage, INT64_MAX, 0, asked(0, 0, number, 0)) \
@@ -1071,8 +1071,8 @@ static cf_limits scratch_limits;
     X(cf_tune, n, N, CF_MAX_SEQUENCES, made(cf_tune(lengths, number, &tune, ROOM, error), release_tuning)) \
     X(cf_tune_schedule, candidate, INT64_MAX, 0, tuned(number, 0, error)) \
     X(cf_tune_schedule, rank, INT64_MAX, 0, tuned(0, number, error)) \
-    X(cf_tune_budget, n_stages, INT64_MAX, 0, budget(cf_tune_budget(plan, number, 1))) \
-    X(cf_tune_budget, n_virtual, INT64_MAX, 0, budget(cf_tune_budget(plan, 2, number)))
+    X(cf_tune_max_tries, n_stages, INT64_MAX, 0, max_tries(cf_tune_max_tries(plan, number, 1))) \
+    X(cf_tune_max_tries, n_virtual, INT64_MAX, 0, max_tries(cf_tune_max_tries(plan, 2, number)))
 
 #define DEFINE_TRY(function, argument, most, limit, expression)                  \
     static cf_result try_##function##_##argument(cf_error *error) {              \
@@ -1221,7 +1221,7 @@ TEST(seconds_that_do_not_add_up) {
     tear_down();
 }
 
-/* A standalone chunk has no place in a group; one that claims a far one would lead out of every array. */
+/* A standalone chunk has no place in a chain; one that claims a far one would lead out of every array. */
 TEST(a_standalone_chunk_with_an_index) {
     const int64_t places[] = {1, 1 << 20, INT64_MAX, -1, INT64_MIN};
     cf_error error;
@@ -1229,7 +1229,7 @@ TEST(a_standalone_chunk_with_an_index) {
     set_up();
     for (i = 0; i < sizeof places / sizeof places[0]; i++) {
         cf_chunk *last = &plan->chunks[plan->n_chunks - 1];
-        REQUIRE(last->group == -1);
+        REQUIRE(last->chain == -1);
         last->index = places[i];
         CHECK_INT(cf_schedule_validate(plan, schedule, NULL, NULL, &error), CF_ERROR_PLAN);
         CHECK_STR(error.field, "chunks.index");
@@ -1258,19 +1258,19 @@ TEST(a_prefix_that_no_chunk_has) {
     tear_down();
 }
 
-TEST(a_budget_for_no_plan) {
+TEST(tries_for_no_plan) {
     set_up();
-    CHECK_INT(cf_tune_budget(NULL, 1, 1), 0);
-    CHECK_INT(cf_tune_budget(plan, 0, 1), 0);
-    CHECK_INT(cf_tune_budget(plan, 1, 1), 64);
-    CHECK_INT(cf_tune_budget(plan, 100, 1), 10000 / (100 * plan->n_steps));
-    CHECK_INT(cf_tune_budget(plan, (int64_t)1 << 62, 4), 8);
+    CHECK_INT(cf_tune_max_tries(NULL, 1, 1), 0);
+    CHECK_INT(cf_tune_max_tries(plan, 0, 1), 0);
+    CHECK_INT(cf_tune_max_tries(plan, 1, 1), 64);
+    CHECK_INT(cf_tune_max_tries(plan, 100, 1), 10000 / (100 * plan->chunks_per_rank));
+    CHECK_INT(cf_tune_max_tries(plan, (int64_t)1 << 62, 4), 8);
     tear_down();
 }
 
 /* A search that reaches the bound stops, whatever it may try. */
-TEST(a_budget_takes_any_number) {
-    const int64_t budgets[] = {INT32_MAX, INT64_MAX - 1, INT64_MAX};
+TEST(max_tries_takes_any_number) {
+    const int64_t all_tries[] = {INT32_MAX, INT64_MAX - 1, INT64_MAX};
     size_t i;
     set_up();
     for (i = 0; i < 3; i++) {
@@ -1278,7 +1278,7 @@ TEST(a_budget_takes_any_number) {
         plain_order.kind = CF_SCHEDULE_BEST;
         plain_order.shape.n_stages = 1;
         plain_order.shape.k = 3; /* nothing has to be replayed, so the bound is reached */
-        plain_order.budget = budgets[i];
+        plain_order.max_tries = all_tries[i];
         CHECK_INT(cf_schedule_make(plan, &plain_order, &found, NULL), CF_OK);
         cf_schedule_free(found);
     }
@@ -1286,8 +1286,8 @@ TEST(a_budget_takes_any_number) {
 }
 
 SUITE(boundaries, CASE(every_member_takes_any_number), CASE(every_call_survives_every_failed_allocation),
-      CASE(a_budget_takes_any_number),
+      CASE(max_tries_takes_any_number),
       CASE(every_argument_takes_any_number), CASE(no_argument_is_forgotten), CASE(claims_take_no_memory),
       CASE(times_of_every_stage_are_looked_at),
       CASE(seconds_that_do_not_add_up), CASE(a_standalone_chunk_with_an_index),
-      CASE(a_prefix_that_no_chunk_has), CASE(a_budget_for_no_plan));
+      CASE(a_prefix_that_no_chunk_has), CASE(tries_for_no_plan));

@@ -25,23 +25,23 @@ typedef struct problem {
 
 /* ---- drawing ---- */
 
-/* Moves the borders between the slices of each group, so that slices of all lengths follow each other. */
+/* Moves the borders between the slices of each chain, so that slices of all lengths follow each other. */
 static void move_borders(harness_rng *rng, cf_plan *plan) {
     int64_t i, j;
     for (i = plan->n_chunks - 2; i >= 0; i--) {
         cf_chunk *c = &plan->chunks[i], *next = c + 1;
         cf_slice *ours = &plan->slices[c->first_slice], *theirs = &plan->slices[next->first_slice];
-        int64_t room = plan->chunk_size - next->padded, by;
+        int64_t room = plan->chunk_size - next->rows, by;
         if (next->index == 0) continue;
         by = harness_between(rng, 0, room < ours->length - 1 ? room : ours->length - 1);
         c->pairs -= cf_slice_pairs(ours->begin, ours->length) - cf_slice_pairs(ours->begin, ours->length - by);
         next->pairs += cf_slice_pairs(theirs->begin - by, theirs->length + by) -
                        cf_slice_pairs(theirs->begin, theirs->length);
-        ours->length = c->tokens = c->padded = c->state = c->tokens - by;
+        ours->length = c->tokens = c->rows = c->state = c->tokens - by;
         theirs->begin = next->prefix = next->prefix - by;
         theirs->length += by;
         next->state += by;
-        next->tokens = next->padded = next->tokens + by;
+        next->tokens = next->rows = next->tokens + by;
         for (j = 1; j < next->n_slices; j++) theirs[j].offset += by;
     }
 }
@@ -134,7 +134,7 @@ static exact_placement placement_of(const problem *p) {
 static void tell(char *text, size_t bytes, const problem *p) {
     const cf_schedule_desc *d = &p->desc;
     snprintf(text, bytes, "seed %d: %d chunks, %d stages x %d (%s), K %d, %s, limit %d%s, split %d, %s costs%s",
-             (int)p->seed, (int)p->plan->n_steps, (int)d->shape.n_stages, (int)d->shape.n_virtual,
+             (int)p->seed, (int)p->plan->chunks_per_rank, (int)d->shape.n_stages, (int)d->shape.n_virtual,
              cf_placement_name(d->shape.placement), (int)d->shape.k, cf_replay_name(d->shape.replay),
              (int)d->limits.chunks, d->limits.chunks_by_stage ? " (by stage)" : "", d->split_backward,
              d->timing == NULL   ? "unit"
@@ -343,10 +343,10 @@ static void try_optima(uint64_t last, int some_split, int64_t most_nodes) {
                    (int)last, mean_ratio(&sum), (int)reached);
 }
 
-/* A long sequence, and perhaps a short one. When the backwards of a group begin, its last chunk is kept: the replays
+/* A long sequence, and perhaps a short one. When the backwards of a chain begin, its last chunk is kept: the replays
    are those of other chunks, which are whole ones. A bound that counted a short last chunk among them would be below
    the optimum, which the search finds here. */
-TEST(a_group_s_last_chunk_is_no_replay) {
+TEST(a_chain_s_last_chunk_is_no_replay) {
     int64_t lengths[2], k;
     for (lengths[0] = 5; lengths[0] <= 24; lengths[0]++)
         for (lengths[1] = 0; lengths[1] <= 8; lengths[1] += 4)
@@ -367,7 +367,7 @@ TEST(a_group_s_last_chunk_is_no_replay) {
                     desc.shape.n_stages = n_stages;
                     desc.shape.k = k;
                     desc.limits.chunks = CF_NO_LIMIT;
-                    desc.budget = 1000;
+                    desc.max_tries = 1000;
                     desc.report = &report;
                     REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
                     harness_note("%d and %d tokens, K %d, %d stages", (int)lengths[0], (int)lengths[1], (int)k,
@@ -402,7 +402,7 @@ TEST(no_bound_is_above_an_optimum_of_hundreds) { try_optima(600, 0, 4000); }
 TEST(nor_of_hundreds_with_some_backwards_split) { try_optima(300, 1, 4000); }
 
 SUITE(bounds, CASE(four_standalone_chunks), CASE(a_long_chunk_is_kept), CASE(a_short_chunk_holds_up_a_long_one),
-      CASE(a_group_s_last_chunk_is_no_replay), CASE(no_random_schedule_beats_a_bound),
+      CASE(a_chain_s_last_chunk_is_no_replay), CASE(no_random_schedule_beats_a_bound),
       CASE(nor_with_some_backwards_split), CASE(no_bound_is_above_an_optimum));
 
 /* Part of the program without sanitizers: see the Makefile. */

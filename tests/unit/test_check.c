@@ -15,7 +15,7 @@ static cf_result validate(const cf_plan *plan, const cf_schedule *schedule, cf_e
     return cf_schedule_validate(plan, schedule, NULL, NULL, error);
 }
 
-/* A plan of known chunks: one group of n full chunks of 2 tokens, then one-chunk sequences. */
+/* A plan of known chunks: one chain of n full chunks of 2 tokens, then one-chunk sequences. */
 static cf_plan *plan_of(int64_t n_dependent, int64_t n_single) {
     int64_t lengths[32], i;
     cf_plan *plan = NULL;
@@ -96,7 +96,7 @@ static void refuses(const cf_plan *plan, int64_t k, const char *list, const char
 }
 
 TEST(one_stage_rules) {
-    cf_plan *plan = plan_of(3, 1); /* chunks 0 1 2 are a group, 3 stands alone */
+    cf_plan *plan = plan_of(3, 1); /* chunks 0 1 2 are a chain, 3 stands alone */
     static const char *const good[] = {"F0* F1* F2 B2 R1 B1 R0 B0 F3 B3", "F3 F0* F1* F2 B2 R1 B1 R0 B0 B3",
                                        "F0* F1* F2 I2 W2 R1 I1 W1 R0 B0 F3 I3 W3",
                                        "F3* F0* F1* F2 B2 R3 R1 B1 B3 R0 B0"};
@@ -267,20 +267,20 @@ TEST(rules_of_lowered_lists) {
                                          "RECV_F0 F0 RECV_F1 F1 B1 SEND_B1 B0 SEND_B0"};
     static const char *const unsent[] = {"F0* SEND_F0 F1 SEND_F1 RECV_B1 B1 R0 RECV_B0 B0",
                                          "RECV_F0 F0* RECV_F1 F1 B1 SEND_B1 RECV_R0 R0 B0 SEND_B0"};
-    cf_plan *group = plan_of(2, 0);
+    cf_plan *chain = plan_of(2, 0);
     cf_error error;
-    accepts(group, 1, 1, CF_REPLAY_PIPELINE, both, 2);
-    CHECK_STR(verdict(group, 1, 2, CF_REPLAY_PIPELINE, unread, 2, &error), "actions");
+    accepts(chain, 1, 1, CF_REPLAY_PIPELINE, both, 2);
+    CHECK_STR(verdict(chain, 1, 2, CF_REPLAY_PIPELINE, unread, 2, &error), "actions");
     CHECK(strstr(error.text, "RECV_R of chunk 0 on virtual stage 1 is missing") != NULL);
-    CHECK_STR(verdict(group, 1, 1, CF_REPLAY_PIPELINE, unsent, 2, &error), "actions");
+    CHECK_STR(verdict(chain, 1, 1, CF_REPLAY_PIPELINE, unsent, 2, &error), "actions");
     CHECK(strstr(error.text, "SEND_R of chunk 0 on virtual stage 0 is missing") != NULL);
-    CHECK_STR(verdict(group, 1, 1, CF_REPLAY_LOCAL, both, 2, &error), "actions.pass");
+    CHECK_STR(verdict(chain, 1, 1, CF_REPLAY_LOCAL, both, 2, &error), "actions.pass");
     CHECK(strstr(error.text, "no place in local replay") != NULL);
     /* Stage 1 keeps both chunks, so nobody waits for R on stage 0. */
-    accepts(group, 1, 2, CF_REPLAY_PIPELINE, replays, 2);
-    CHECK_STR(verdict(group, 1, 2, CF_REPLAY_PIPELINE, needless, 2, &error), "actions");
+    accepts(chain, 1, 2, CF_REPLAY_PIPELINE, replays, 2);
+    CHECK_STR(verdict(chain, 1, 2, CF_REPLAY_PIPELINE, needless, 2, &error), "actions");
     CHECK(strstr(error.text, "R of chunk 0 on virtual stage 1 is missing") != NULL);
-    cf_plan_free(group);
+    cf_plan_free(chain);
     accepts(plan, 1, 1, CF_REPLAY_PIPELINE, good, 2);
     CHECK_STR(verdict(plan, 1, 1, CF_REPLAY_PIPELINE, order, 2, &error), "transfers");
     CHECK(strstr(error.text, "stage 0: SEND_F of chunk 1 on virtual stage 0 waits for ever") != NULL);
@@ -408,7 +408,7 @@ static void check_wanted(const cf_plan *plan, const cf_schedule *s, const cf_err
     CHECK_STR(oracle_error_fault(e), NULL);
     if (strstr(e->text, "no such virtual stage") != NULL) CHECK(a && e->wanted == n_v - 1 && e->got == a->stage);
     if (strstr(e->text, "another rank's") != NULL)
-        CHECK(a && e->wanted == s->shape.rank * plan->n_steps && e->got == a->chunk);
+        CHECK(a && e->wanted == s->shape.rank * plan->chunks_per_rank && e->got == a->chunk);
     if (strstr(e->text, "no such pass") != NULL)
         CHECK(a && e->wanted == (s->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT) - 1 && e->got == a->pass);
     if (strstr(e->text, "lies on another stage") != NULL) CHECK(a && e->wanted == stage && e->got == a->stage);
@@ -602,9 +602,9 @@ TEST(missing_arguments_are_named_by_validate) {
     limits.limits.per_token.boundary = -4;
     CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "limits.per_token.boundary");
-    plan->chunks[0].group = 5;
+    plan->chunks[0].chain = 5;
     CHECK_INT(cf_schedule_validate(plan, s, NULL, NULL, &error), CF_ERROR_PLAN);
-    CHECK_STR(error.field, "chunks.group");
+    CHECK_STR(error.field, "chunks.chain");
     cf_schedule_free(s);
     cf_plan_free(plan);
 }
@@ -621,17 +621,17 @@ static int64_t linear_find(const cf_schedule *s, int pass, int64_t chunk, int64_
     return -1;
 }
 
-/* The place that an R takes: the n-th chunk that a group keeps gets that which it has given back as (n - K)th. */
+/* The place that an R takes: the n-th chunk that a chain keeps gets that which it has given back as (n - K)th. */
 static int64_t slot_by_hand(const cf_plan *plan, const cf_schedule *s, int64_t id) {
     const cf_action *a = &s->actions[id];
-    int64_t i, group = plan->chunks[a->chunk].group, n_kept = 0, n_freed = 0;
+    int64_t i, chain = plan->chunks[a->chunk].chain, n_kept = 0, n_freed = 0;
     int again;
-    if (group < 0) return -1;
+    if (chain < 0) return -1;
     for (again = 0; again < 2; again++)
         for (i = s->first[naive_stage(s, a->stage)]; i < id; i++) {
             const cf_action *b = &s->actions[i];
             int frees = b->pass == CF_B || b->pass == CF_W;
-            if (b->stage != a->stage || plan->chunks[b->chunk].group != group) continue;
+            if (b->stage != a->stage || plan->chunks[b->chunk].chain != chain) continue;
             if (!again) n_kept += b->keep;
             else if (frees && n_freed++ == n_kept - s->shape.k && a->pass == CF_R) return i;
         }
@@ -642,14 +642,14 @@ static int64_t slot_by_hand(const cf_plan *plan, const cf_schedule *s, int64_t i
 static int needs_by_hand(const cf_plan *plan, const cf_schedule *s, int64_t id, cf_need *needs) {
     const cf_action *a = &s->actions[id];
     const cf_chunk *c = &plan->chunks[a->chunk];
-    int64_t next = c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks ? a->chunk + 1 : -1;
+    int64_t next = c->chain >= 0 && c->index + 1 < plan->chains[c->chain].n_chunks ? a->chunk + 1 : -1;
     int64_t replay = linear_find(s, CF_R, a->chunk, a->stage), from[4] = {-1, -1, -1, -1},
             slot = slot_by_hand(plan, s, id);
     int whys[4] = {0, 0, 0, CF_EDGE_SLOT}, i, n = 0, way = a->pass == CF_F || a->pass == CF_R ? -1 : 1;
     switch (a->pass) {
         case CF_F:
             from[0] = linear_find(s, CF_F, a->chunk, a->stage - 1), whys[0] = CF_EDGE_ACTIVATION;
-            if (c->group >= 0 && c->index > 0) from[1] = linear_find(s, CF_F, a->chunk - 1, a->stage);
+            if (c->chain >= 0 && c->index > 0) from[1] = linear_find(s, CF_F, a->chunk - 1, a->stage);
             whys[1] = CF_EDGE_STATE;
             break;
         case CF_R:
@@ -711,7 +711,7 @@ static void check_needs(const cf_plan *plan, const cf_schedule *s) {
     }
     CHECK_INT(cf_schedule_find(index, CF_F, -1, 0), -1);
     CHECK_INT(cf_schedule_find(index, CF_F, s->n_chunks, 0), -1);
-    CHECK_INT(cf_schedule_find(index, CF_F, s->shape.rank * plan->n_steps, -1), -1);
+    CHECK_INT(cf_schedule_find(index, CF_F, s->shape.rank * plan->chunks_per_rank, -1), -1);
     CHECK_INT(cf_schedule_find(index, CF_F, 0, s->shape.n_stages * s->shape.n_virtual), -1);
     cf_schedule_index_free(index);
 }
@@ -723,7 +723,7 @@ TEST(needs_are_those_of_the_rules) {
         harness_rng rng = {seed};
         problem p;
         problem_draw(&rng, NULL, &p);
-        p.desc.budget = 2;
+        p.desc.max_tries = 2;
         if (problem_order(&p) == CF_OK && problem_own(&p)->schedule->n_actions < 900) {
             check_needs(p.plan, problem_own(&p)->schedule);
             check_needs(p.plan, problem_own(&p)->lowered);

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* n sequences that fill a chunk each, and before them a group of n_dependent chunks (0: none). */
+/* n sequences that fill a chunk each, and before them a chain of n_dependent chunks (0: none). */
 static cf_plan *plan_of(int64_t n_dependent, int64_t n) {
     int64_t lengths[40], i;
     cf_plan *plan = NULL;
@@ -387,8 +387,8 @@ TEST(what_is_no_pass_here_is_kept) {
     cf_plan_free(plan);
 }
 
-/* Only the rank's own chunks count: each of two ranks has a group, or only one of them, or none. */
-TEST(groups_of_other_ranks_are_no_hindrance) {
+/* Only the rank's own chunks count: each of two ranks has a chain, or only one of them, or none. */
+TEST(chains_of_other_ranks_are_no_hindrance) {
     static const int64_t lengths[][4] = {{8, 8, 0, 0}, {8, 4, 4, 0}, {4, 4, 4, 4}};
     int which, rank, n_refused = 0;
     for (which = 0; which < 3; which++) {
@@ -408,8 +408,8 @@ TEST(groups_of_other_ranks_are_no_hindrance) {
             order.shape.n_stages = 2;
             order.shape.rank = rank;
             REQUIRE(cf_schedule_make(plan, &order, &s, NULL) == CF_OK);
-            for (i = (rank + 1) * plan->n_steps - 1; i >= rank * plan->n_steps; i--)
-                if (plan->chunks[i].group >= 0) item = i;
+            for (i = (rank + 1) * plan->chunks_per_rank - 1; i >= rank * plan->chunks_per_rank; i--)
+                if (plan->chunks[i].chain >= 0) item = i;
             n_refused += item >= 0;
             CHECK_INT(schedule_csv_write(plan, s, NULL, harness_collect, &t, &error),
                       item >= 0 ? CF_ERROR_ARGUMENT : CF_OK);
@@ -794,7 +794,7 @@ TEST(the_second_rank_has_its_own_chunks) {
     pack.chunk_size = 4;
     pack.max_slices = 1;
     pack.n_ranks = 2;
-    REQUIRE(cf_pack(lengths, 6, &pack, &plan, NULL) == CF_OK && plan->n_steps == 3);
+    REQUIRE(cf_pack(lengths, 6, &pack, &plan, NULL) == CF_OK && plan->chunks_per_rank == 3);
     for (rank = 0; rank < 2; rank++) {
         cf_schedule_desc order = {0};
         schedule_csv_desc desc = {0};
@@ -1023,22 +1023,22 @@ static cf_schedule *draw(harness_rng *rng, int64_t sequences, int64_t ranks, pro
 
 /* Where PyTorch could run it: the plan in the order of the microbatches is sound, and gives the same text. */
 static int renumber(cf_plan *plan, cf_schedule *s, const schedule_csv_desc *desc, const char *wanted) {
-    int64_t lengths[8] = {0}, i, first = s->shape.rank * plan->n_steps;
+    int64_t lengths[8] = {0}, i, first = s->shape.rank * plan->chunks_per_rank;
     int32_t chunks[64];
     harness_text t = {NULL, 0, 0, 0, 0, 0};
     cf_error error;
-    for (i = first; i < first + plan->n_steps; i++)
-        if (plan->chunks[i].group >= 0) return 0;
+    for (i = first; i < first + plan->chunks_per_rank; i++)
+        if (plan->chunks[i].chain >= 0) return 0;
     if (!CHECK(plan->n_sequences <= 8)) return 0;
     for (i = 0; i < plan->n_slices; i++) lengths[plan->slices[i].sequence] += plan->slices[i].length;
     CHECK_INT(schedule_csv_renumber(plan, s, NULL, &error), CF_OK);
     CHECK_INT(cf_plan_validate(plan, lengths, plan->n_sequences, NULL, &error), CF_OK);
     CHECK_INT(schedule_csv_microbatches(plan, s, chunks, &error), CF_OK);
-    for (i = 0; i < plan->n_steps; i++) CHECK_INT(chunks[i], first + i);
+    for (i = 0; i < plan->chunks_per_rank; i++) CHECK_INT(chunks[i], first + i);
     CHECK_INT(schedule_csv_write(plan, s, desc, harness_collect, &t, &error), CF_OK);
     CHECK_STR(t.at, wanted);
     free(t.at);
-    return plan->n_steps > 1;
+    return plan->chunks_per_rank > 1;
 }
 
 TEST(round_trips) {
@@ -1053,7 +1053,7 @@ TEST(round_trips) {
         int32_t chunks[64];
         harness_text t = {NULL, 0, 0, 0, 0, 0};
         cf_error error;
-        REQUIRE(s != NULL && plan->n_steps <= 64);
+        REQUIRE(s != NULL && plan->chunks_per_rank <= 64);
         memset(&desc, 0, sizeof desc);
         CHECK_INT(schedule_csv_microbatches(plan, s, chunks, &error), CF_OK);
         desc.chunks = chunks;
@@ -1130,7 +1130,7 @@ TEST(damaged_text_is_survived) {
         desc.replay = s->shape.replay;
         if (s->lowered && harness_chance(&rng, 0.7)) desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
         desc.torch = (schedule_csv_torch)harness_between(&rng, 0, SCHEDULE_CSV_TORCH_COUNT - 1);
-        REQUIRE(plan->n_steps <= 64);
+        REQUIRE(plan->chunks_per_rank <= 64);
         CHECK_INT(schedule_csv_microbatches(plan, s, chunks, &error), CF_OK);
         CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_OK);
         desc.format = SCHEDULE_CSV_DEFAULT;
@@ -1187,7 +1187,7 @@ SUITE(csv, CASE(reads_and_writes_rows_in_a_v), CASE(reads_a_zero_bubble_file_of_
       CASE(bw_is_the_whole_backward_of_older_files), CASE(reads_and_writes_both_dialects), CASE(replay_is_an_extension),
       CASE(microbatches_are_numbered_as_the_last_stage_runs_them), CASE(bad_microbatches_are_refused_with_their_place),
       CASE(transfers_are_written_for_a_version), CASE(what_is_no_pass_here_is_kept),
-      CASE(groups_of_other_ranks_are_no_hindrance), CASE(what_pytorch_cannot_run_is_refused),
+      CASE(chains_of_other_ranks_are_no_hindrance), CASE(what_pytorch_cannot_run_is_refused),
       CASE(dumps_of_pytorch_are_taken_and_written_back), CASE(dumps_of_pytorch_that_are_refused),
       CASE(line_ends_blanks_and_empty_cells), CASE(an_empty_plan_has_empty_lines),
       CASE(bad_text_is_refused_with_its_place), CASE(numbers_of_any_size), CASE(more_cells_than_actions_are_refused),

@@ -1,5 +1,5 @@
 /* Plans as one relation, `up`: a judge over it, a slow one that follows it token by token, and cf_plan_validate. Lists,
-   trees and gangs, with ranks and in lockstep, of which a number was changed. (Sound ones: test_problem.) */
+   trees and cp groups, with ranks and in lockstep, of which a number was changed. (Sound ones: test_problem.) */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -49,13 +49,13 @@ static both choose_chunk(harness_rng *rng, cf_plan *plan, forest_plan *f) {
     const both all[] = {{&c->first_slice, &d->first_slice, "first_slice"},
                         {&c->n_slices, &d->n_slices, "n_slices"},
                         {&c->tokens, &d->tokens, "tokens"},
-                        {&c->padded, &d->padded, "padded"},
+                        {&c->rows, &d->rows, "rows"},
                         {&c->pairs, &d->pairs, "pairs"},
                         {&c->prefix, &d->prefix, "prefix"},
                         {&c->rank, &d->rank, "rank"},
                         {&c->up, &d->up, "chunk.up"},
                         {NULL, &d->state, "state"},
-                        {NULL, &d->gang, "gang"}};
+                        {NULL, &d->cp, "cp"}};
     return all[below(rng, (int64_t)(sizeof all / sizeof all[0]))];
 }
 
@@ -75,7 +75,7 @@ static both choose(harness_rng *rng, cf_plan *plan, forest_plan *f) {
 TEST(damaged_plans_are_judged_alike) {
     int64_t round, n = harness_rounds(200000, 12000), refused = 0, taken = 0, differ = 0, own = 0, i;
     problem_wants wants = {0};
-    wants.trees = wants.lockstep = wants.gangs = 1;
+    wants.trees = wants.lockstep = wants.cp_groups = 1;
     for (round = 0; round < n;) {
         harness_rng rng = {57000 + (uint64_t)round};
         problem p;

@@ -39,8 +39,8 @@ static void check_time(const cf_plan *plan, const cf_schedule *s, const cf_timel
                        const cf_search_report *report) {
     double sum = 0, most = 0;
     int64_t i;
-    for (i = s->shape.rank * plan->n_steps; i < (s->shape.rank + 1) * plan->n_steps; i++) {
-        double rows = (double)plan->chunks[i].padded;
+    for (i = s->shape.rank * plan->chunks_per_rank; i < (s->shape.rank + 1) * plan->chunks_per_rank; i++) {
+        double rows = (double)plan->chunks[i].rows;
         sum += rows;
         most = rows > most ? rows : most;
     }
@@ -64,7 +64,7 @@ static void check_graph(const cf_plan *plan, const cf_schedule *s) {
     int64_t n_v = s->shape.n_stages * s->shape.n_virtual, i, edges = 0;
     REQUIRE(cf_graph_make(plan, s, NULL, NULL, &graph, NULL) == CF_OK);
     REQUIRE(cf_schedule_index_make(plan, s, NULL, &index, NULL) == CF_OK);
-    CHECK_INT(graph->n_nodes, n_v * plan->n_steps);
+    CHECK_INT(graph->n_nodes, n_v * plan->chunks_per_rank);
     for (i = 0; i < graph->n_nodes; i++) CHECK(graph->nodes[i].action.pass == CF_F && !graph->nodes[i].action.keep);
     for (i = 0; i < s->n_actions; i++) {
         cf_need found[CF_MAX_NEEDS];
@@ -105,7 +105,7 @@ TEST(forwards_alone_are_sound_and_let_everything_go) {
         CHECK_STR(problem_judge(&p), NULL);
         r = problem_own(&p);
         CHECK(r->schedule->shape.forward_only == 1 && report.n_tried >= 1);
-        if (p.plan->n_steps > 0) check_time(p.plan, r->schedule, r->times, &report);
+        if (p.plan->chunks_per_rank > 0) check_time(p.plan, r->schedule, r->times, &report);
         check_graph(p.plan, r->schedule);
         check_written(r->schedule, 1);
         problem_free(&p);
@@ -119,7 +119,7 @@ static int64_t root_of(const cf_plan *plan, int64_t chunk) {
     return chunk;
 }
 
-/* A list of forwards on one stage is sound, from the words: every chunk once, those of a group or tree in the order of
+/* A list of forwards on one stage is sound, from the words: every chunk once, those of a chain or tree in the order of
    the plan. */
 static int is_sound(const cf_plan *plan, const cf_action *list, int64_t n) {
     int64_t i, j;
@@ -256,7 +256,7 @@ TEST(forwards_alone_keep_to_limits_of_state_and_bytes) {
 /* 16 answers of 2K to a prompt of 32K: eight forwards, and no more state than the prompt. */
 TEST(forwards_of_a_shared_prompt) {
     int64_t lengths[16], i;
-    cf_share shares[16];
+    cf_shared_prefix shares[16];
     cf_pack_desc pack = {0};
     cf_schedule_desc desc = {0};
     cf_schedule *s = NULL;
@@ -268,7 +268,7 @@ TEST(forwards_of_a_shared_prompt) {
         shares[i].tokens = i > 0 ? 32 * 1024 : 0;
     }
     pack.chunk_size = 8 * 1024;
-    pack.shares = shares;
+    pack.shared_prefixes = shares;
     REQUIRE(cf_pack(lengths, 16, &pack, &plan, NULL) == CF_OK);
     desc.shape.n_stages = 4;
     desc.shape.forward_only = 1;
@@ -281,7 +281,7 @@ TEST(forwards_of_a_shared_prompt) {
     cf_plan_free(plan);
 }
 
-/* In rounds of as many chunks as there are stages, each round through all rows of a stage. Chunks of groups count as
+/* In rounds of as many chunks as there are stages, each round through all rows of a stage. Chunks of chains count as
    any other, and the last round may be smaller. */
 TEST(forwards_alone_go_in_rounds) {
     const int64_t lengths[] = {40, 8, 8, 24, 8, 8, 8, 8, 8};

@@ -59,13 +59,13 @@ static int64_t find(const cf_schedule *s, int pass, int64_t chunk, int64_t v) {
     return -1;
 }
 
-/* How many passes of a chunk's group on its virtual stage stand before it in the list and take a place among K, or
+/* How many passes of a chunk's chain on its virtual stage stand before it in the list and take a place among K, or
    give one back. */
 static int64_t n_before(const cf_plan *plan, const cf_schedule *s, const cf_action *a, int taken) {
-    int64_t n = 0, i, end = find(s, a->pass, a->chunk, a->stage), group = plan->chunks[a->chunk].group;
+    int64_t n = 0, i, end = find(s, a->pass, a->chunk, a->stage), chain = plan->chunks[a->chunk].chain;
     for (i = 0; i < end; i++) {
         const cf_action *b = &s->actions[i];
-        if (b->stage != a->stage || plan->chunks[b->chunk].group != group) continue;
+        if (b->stage != a->stage || plan->chunks[b->chunk].chain != chain) continue;
         n += taken ? b->keep : b->pass == CF_B || b->pass == CF_W;
     }
     return n;
@@ -76,7 +76,7 @@ static int is_back(const cf_action *a) { return a->pass == CF_B || a->pass == CF
 /* Why b waits for a; -1: it does not. */
 static int why(const cf_plan *plan, const cf_graph *g, const cf_schedule *s, const cf_action *a, const cf_action *b) {
     int same = a->chunk == b->chunk && a->stage == b->stage;
-    int together = plan->chunks[a->chunk].group >= 0 && plan->chunks[a->chunk].group == plan->chunks[b->chunk].group;
+    int together = plan->chunks[a->chunk].chain >= 0 && plan->chunks[a->chunk].chain == plan->chunks[b->chunk].chain;
     if (a->chunk == b->chunk && a->stage + 1 == b->stage && a->pass == b->pass &&
         (a->pass == CF_F || (a->pass == CF_R && g->shape.replay == CF_REPLAY_PIPELINE)))
         return CF_EDGE_ACTIVATION;
@@ -114,7 +114,7 @@ static void check_edges(const cf_plan *plan, const cf_graph *g, const cf_schedul
             if (wanted < 0) continue;
             n_in++;
             if (hops && timing)
-                seconds = timing->latency + timing->seconds_per_token * (double)plan->chunks[from->chunk].padded;
+                seconds = timing->latency + timing->seconds_per_token * (double)plan->chunks[from->chunk].rows;
             for (e = g->first_in[b]; e < g->first_in[b + 1]; e++) {
                 if (g->edges[e].from != a) continue;
                 CHECK_INT(g->edges[e].why, wanted);
@@ -178,7 +178,7 @@ TEST(a_schedules_graph_has_its_passes) {
             CHECK(g->nodes[i].seconds == pipeline_seconds(plan, desc.timing, a->stage, a->chunk, a->pass));
         }
         n_v = g->shape.n_stages * g->shape.n_virtual;
-        for (i = g->shape.rank * plan->n_steps; i < (g->shape.rank + 1) * plan->n_steps; i++) {
+        for (i = g->shape.rank * plan->chunks_per_rank; i < (g->shape.rank + 1) * plan->chunks_per_rank; i++) {
             int64_t there = 0;
             for (v = 0; v < n_v; v++) there += find(schedule, CF_R, i, v) >= 0;
             n_partly += there > 0 && there < n_v;
@@ -213,10 +213,10 @@ static cf_pass_cost draw_cost(harness_rng *rng) {
     return cost;
 }
 
-static int64_t longest_group(const cf_plan *plan) {
+static int64_t longest_chain(const cf_plan *plan) {
     int64_t most = 1, i;
     for (i = 0; i < plan->n_chunks; i++)
-        if (plan->chunks[i].group >= 0 && plan->chunks[i].index >= most) most = plan->chunks[i].index + 1;
+        if (plan->chunks[i].chain >= 0 && plan->chunks[i].index >= most) most = plan->chunks[i].index + 1;
     return most;
 }
 
@@ -262,7 +262,7 @@ TEST(critical_path_is_the_simulators_bound) {
         length = naive_longest(g, NULL, 1, earliest);
         REQUIRE(cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK);
         CHECK_STR(timeline->bounds[0].name, "critical-path");
-        if (plan->n_chunks > 0 && (order.shape.k == 1 || order.shape.k >= longest_group(plan))) {
+        if (plan->n_chunks > 0 && (order.shape.k == 1 || order.shape.k >= longest_chain(plan))) {
             CHECK(length == timeline->bounds[0].value); /* nobody can choose what is dropped */
             n_equal++;
         } else if (plan->n_chunks > 0) {
@@ -287,7 +287,7 @@ static cf_plan *in_twos(const int64_t *lengths, int64_t n) {
 
 /* K is a cap: a schedule that drops chunks though K would not is sound, and then no replay waits for a place that a
    backward gives back. */
-TEST(a_k_beyond_any_group) {
+TEST(a_k_beyond_any_chain) {
     static const int64_t lengths[] = {10, 3, 6},
                          caps[] = {5, 6, INT32_MAX, (int64_t)INT32_MAX + 1, INT64_MAX - 1, INT64_MAX};
     int i, replay;
@@ -345,7 +345,7 @@ static double longest_path(const cf_plan *plan, int64_t k, cf_replay replay) {
     return length;
 }
 
-/* The paper's example cut into chunks of 2: {1, 1}, {2} and a group of two; F = tokens, B = 2 x tokens, 4 stages. */
+/* The paper's example cut into chunks of 2: {1, 1}, {2} and a chain of two; F = tokens, B = 2 x tokens, 4 stages. */
 TEST(bounds_of_the_papers_example) {
     static const int64_t lengths[] = {1, 1, 2, 4};
     cf_plan *plan = in_twos(lengths, 4);
@@ -451,9 +451,9 @@ TEST(a_wrong_schedule_makes_no_graph) {
     CHECK_INT(cf_graph_make(NULL, schedule, NULL, NULL, &g, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_graph_make(plan, schedule, NULL, NULL, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "out");
-    plan->chunks[1].group = -2;
-    REFUSE(schedule, CF_ERROR_PLAN, "chunks.group");
-    plan->chunks[1].group = 0;
+    plan->chunks[1].chain = -2;
+    REFUSE(schedule, CF_ERROR_PLAN, "chunks.chain");
+    plan->chunks[1].chain = 0;
     schedule->actions[0].chunk = 9;
     REFUSE(schedule, CF_ERROR_SCHEDULE, "actions.chunk");
     cf_schedule_free(schedule);
@@ -514,6 +514,6 @@ TEST(each_part_of_a_time_can_be_too_long) {
 }
 
 SUITE(graph, CASE(the_relaxer_relaxes), CASE(a_schedules_graph_has_its_passes),
-      CASE(critical_path_is_the_simulators_bound), CASE(a_k_beyond_any_group), CASE(bounds_of_the_papers_example),
+      CASE(critical_path_is_the_simulators_bound), CASE(a_k_beyond_any_chain), CASE(bounds_of_the_papers_example),
       CASE(an_executor_of_your_own), CASE(a_graph_has_backwards_of_both_forms), CASE(a_wrong_schedule_makes_no_graph),
       CASE(each_part_of_a_time_can_be_too_long));

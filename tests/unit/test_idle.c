@@ -58,7 +58,7 @@ static double arrival_of(const book *b, int64_t id, double *sent) {
         const cf_action *a = at(b, i);
         int turned = b->schedule->shape.placement == CF_PLACEMENT_V && a->stage / b->schedule->shape.n_stages % 2;
         int way = (a->pass < CF_B) != turned;
-        double seconds = b->timing->latency + b->timing->seconds_per_token * (double)b->plan->chunks[a->chunk].padded;
+        double seconds = b->timing->latency + b->timing->seconds_per_token * (double)b->plan->chunks[a->chunk].rows;
         if (!goes(b, i)) continue;
         begin = fmax(free_at[way], b->timeline->end[i]);
         arrived = free_at[way] = begin + seconds;
@@ -67,12 +67,12 @@ static double arrival_of(const book *b, int64_t id, double *sent) {
     return arrived;
 }
 
-/* Chunks that are kept on a stage just before an action: all of them, or those of one group on one virtual stage. */
-static int64_t kept_before(const book *b, int64_t stage, int64_t id, int64_t group, int64_t v) {
+/* Chunks that are kept on a stage just before an action: all of them, or those of one chain on one virtual stage. */
+static int64_t kept_before(const book *b, int64_t stage, int64_t id, int64_t chain, int64_t v) {
     int64_t i, n = 0;
     for (i = b->schedule->first[stage]; i < id; i++) {
         const cf_action *a = at(b, i);
-        if (group >= 0 && (b->plan->chunks[a->chunk].group != group || a->stage != v)) continue;
+        if (chain >= 0 && (b->plan->chunks[a->chunk].chain != chain || a->stage != v)) continue;
         n += (a->pass <= CF_R && a->keep) - (a->pass == CF_B || a->pass == CF_W);
     }
     return n;
@@ -82,10 +82,10 @@ static int64_t kept_before(const book *b, int64_t stage, int64_t id, int64_t gro
    others. */
 static double place_of_replay(const book *b, int64_t stage, int64_t id) {
     const cf_action *a = at(b, id);
-    int64_t group = b->plan->chunks[a->chunk].group, i, back = kept_before(b, stage, id, group, a->stage);
-    if (a->pass != CF_R || group < 0) return 0;
+    int64_t chain = b->plan->chunks[a->chunk].chain, i, back = kept_before(b, stage, id, chain, a->stage);
+    if (a->pass != CF_R || chain < 0) return 0;
     for (i = id - 1; i >= b->schedule->first[stage]; i--)
-        if (b->plan->chunks[at(b, i)->chunk].group == group && at(b, i)->stage == a->stage &&
+        if (b->plan->chunks[at(b, i)->chunk].chain == chain && at(b, i)->stage == a->stage &&
             (at(b, i)->pass == CF_B || at(b, i)->pass == CF_W) && ++back == b->schedule->shape.k)
             return b->timeline->end[i];
     return 0;
@@ -100,11 +100,11 @@ static double raise(const book *b, double so_far, int64_t id) {
 static double could_run(const book *b, int64_t stage, int64_t id, int how) {
     const cf_action *a = at(b, id);
     const cf_chunk *chunk = &b->plan->chunks[a->chunk];
-    int64_t maker = -1, state = -1, n_chunks = chunk->group >= 0 ? b->plan->groups[chunk->group].n_chunks : 1;
+    int64_t maker = -1, state = -1, n_chunks = chunk->chain >= 0 ? b->plan->chains[chunk->chain].n_chunks : 1;
     double when = how == WITHOUT_ROOM ? 0 : place_of_replay(b, stage, id);
     if (a->pass == CF_F) {
         maker = look_for(b, CF_F, a->chunk, a->stage - 1);
-        if (chunk->group >= 0 && chunk->index > 0) state = look_for(b, CF_F, a->chunk - 1, a->stage);
+        if (chunk->chain >= 0 && chunk->index > 0) state = look_for(b, CF_F, a->chunk - 1, a->stage);
     } else if (a->pass == CF_R) {
         if (b->schedule->shape.replay == CF_REPLAY_PIPELINE) maker = look_for(b, CF_R, a->chunk, a->stage - 1);
         when = raise(b, when, look_for(b, CF_F, a->chunk, a->stage));
@@ -112,7 +112,7 @@ static double could_run(const book *b, int64_t stage, int64_t id, int how) {
         when = raise(b, when, look_for(b, CF_I, a->chunk, a->stage));
     } else {
         maker = backward_of(b, a->chunk, a->stage + 1);
-        if (chunk->group >= 0 && chunk->index + 1 < n_chunks) state = backward_of(b, a->chunk + 1, a->stage);
+        if (chunk->chain >= 0 && chunk->index + 1 < n_chunks) state = backward_of(b, a->chunk + 1, a->stage);
         when = raise(b, when, look_for(b, CF_F, a->chunk, a->stage));
         when = raise(b, when, look_for(b, CF_R, a->chunk, a->stage));
     }
@@ -296,7 +296,7 @@ TEST(causes_of_random_schedules) {
         problem_draw(&rng, NULL, &p);
         if (seed % 3 == 0) { /* slow links where rows turn, so that transfers wait for each other, and padding */
             int64_t i;
-            for (i = 0; i < p.plan->n_chunks; i++) p.plan->chunks[i].padded += i % 3;
+            for (i = 0; i < p.plan->n_chunks; i++) p.plan->chunks[i].rows += i % 3;
             p.desc.kind = CF_SCHEDULE_BEST;
             p.desc.shape.replay = CF_REPLAY_LOCAL;
             p.desc.shape.n_virtual = harness_between(&rng, 2, 5);
@@ -306,7 +306,7 @@ TEST(causes_of_random_schedules) {
             p.timing.all.forward.per_token = 1;
             p.desc.timing = &p.timing;
         }
-        p.desc.budget = 5;
+        p.desc.max_tries = 5;
         memset(&desc, 0, sizeof desc);
         desc.timing = p.desc.timing;
         desc.no_bounds = 1;
@@ -423,7 +423,7 @@ TEST(a_limit_is_memory) {
 
 /* Two dependent chunks, the first stage three times as slow as the second: there the backward of the first chunk has
    all that it needs but the gradients of K and V from the second, from 4 to 6. */
-TEST(a_group_is_state) {
+TEST(a_chain_is_state) {
     static const int64_t lengths[] = {2};
     cf_stage_cost stages[2] = {0};
     cf_schedule_desc desc = {0};
@@ -533,7 +533,7 @@ TEST(transfers_in_a_v) {
             desc.shape.n_virtual = n_virtual;
             desc.shape.placement = CF_PLACEMENT_V;
             desc.timing = &timing;
-            desc.budget = 1;
+            desc.max_tries = 1;
             REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
             check_example(plan, schedule, &timing);
             cf_schedule_free(schedule);
@@ -557,5 +557,5 @@ TEST(the_last_pass_may_be_out_of_order) {
 }
 
 SUITE(idle, CASE(causes_of_random_schedules), CASE(transfers_in_a_v), CASE(the_last_pass_may_be_out_of_order),
-      CASE(equal_chunks_in_1f1b), CASE(the_way_back_is_transfer), CASE(a_limit_is_memory), CASE(a_group_is_state),
+      CASE(equal_chunks_in_1f1b), CASE(the_way_back_is_transfer), CASE(a_limit_is_memory), CASE(a_chain_is_state),
       CASE(the_path_ends_with_the_last), CASE(a_late_start_is_overhead));

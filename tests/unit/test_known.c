@@ -94,7 +94,7 @@ TEST(more_k_is_hardly_longer) {
         memset(&desc, 0, sizeof desc);
         desc.shape.n_stages = 8;
         desc.limits.chunks = 4;
-        desc.budget = 12;
+        desc.max_tries = 12;
         for (k = 1; k <= 8; k *= 2) {
             desc.shape.k = k;
             harness_note("batch %d, K %d", i, (int)k);
@@ -133,7 +133,7 @@ TEST(inputs_of_many_chunks) {
         cf_schedule_desc desc = {0};
         desc.shape.n_stages = 4;
         desc.limits.chunks = limit;
-        desc.budget = 40;
+        desc.max_tries = 40;
         CHECK(makespan_of(plan, &desc) <= (limit == 1 ? 261 : 239)); /* as measured */
     }
     cf_plan_free(plan);
@@ -215,7 +215,7 @@ TEST(loops_under_tight_limits) {
         desc.shape.n_virtual = 2;
         desc.split_backward = 1;
         desc.timing = &timing;
-        desc.budget = 200;
+        desc.max_tries = 200;
         harness_note("%d stages, limit %d", (int)desc.shape.n_stages, (int)desc.limits.chunks);
         CHECK(makespan_of(plan, &desc) <= cases[i].most);
     }
@@ -223,7 +223,7 @@ TEST(loops_under_tight_limits) {
 }
 
 /* Small batches on virtual stages, and what 64 candidates find for them. The first takes replays that wait for the W of
-   their own group's chunk K behind them: of K before them, it is 174, and an array is read in front of its start. The
+   their own chain's chunk K behind them: of K before them, it is 174, and an array is read in front of its start. The
    second takes the beat of whole backwards, which last twice as long as forwards: with that of cut ones it is 95. */
 TEST(virtual_stages_in_rhythm) {
     static const struct {
@@ -239,7 +239,7 @@ TEST(virtual_stages_in_rhythm) {
         desc.shape.n_virtual = 2;
         desc.shape.k = cases[i].k;
         desc.split_backward = cases[i].split;
-        desc.budget = 64;
+        desc.max_tries = 64;
         harness_note("case %d", i);
         CHECK(makespan_of(plan, &desc) <= cases[i].most);
         cf_plan_free(plan);
@@ -276,14 +276,14 @@ TEST(a_v_of_unequal_passes) {
         desc.limits.chunks = cases[i].limit;
         desc.split_backward = cases[i].split;
         desc.timing = &timing;
-        desc.budget = 60;
+        desc.max_tries = 60;
         harness_note("%d stages, limit %d", (int)desc.shape.n_stages, (int)desc.limits.chunks);
         CHECK(makespan_of(plan, &desc) <= 1.045 * cases[i].published);
         cf_plan_free(plan);
     }
 }
 
-/* The largest K there is replays nothing, as K of the longest group does. */
+/* The largest K there is replays nothing, as K of the longest chain does. */
 TEST(the_largest_k) {
     const int64_t lengths[] = {100, 900, 300, 200};
     static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_BEST};

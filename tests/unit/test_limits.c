@@ -104,14 +104,14 @@ static cf_result weigh_n(int64_t value, cf_error *error) {
 static cf_result find_n(int64_t value, cf_error *error) {
     const int64_t bad = -1;
     const void *tokens = &bad;
-    cf_share share;
-    return cf_shares_find(&tokens, 4, &bad, value, &share, &nothing, error);
+    cf_shared_prefix share;
+    return cf_shared_prefixes_find(&tokens, 4, &bad, value, &share, &nothing, error);
 }
 
 static cf_result find_of(int64_t token_bytes, int64_t length, cf_error *error) {
     const void *tokens = &length;
-    cf_share share;
-    return cf_shares_find(&tokens, token_bytes, &length, 1, &share, &nothing, error);
+    cf_shared_prefix share;
+    return cf_shared_prefixes_find(&tokens, token_bytes, &length, 1, &share, &nothing, error);
 }
 
 static cf_result find_token_bytes(int64_t value, cf_error *error) { return find_of(value, 1, error); }
@@ -303,13 +303,13 @@ TEST(of_models) {
 
 static cf_plan *plan; /* a standalone chunk, for as long as a test runs */
 
-static cf_result make_of(int64_t n_stages, int64_t n_virtual, int64_t k, int64_t budget, cf_error *error) {
+static cf_result make_of(int64_t n_stages, int64_t n_virtual, int64_t k, int64_t max_tries, cf_error *error) {
     cf_schedule_desc desc = {0};
     cf_schedule *schedule = NULL;
     desc.shape.n_stages = n_stages;
     desc.shape.n_virtual = n_virtual;
     desc.shape.k = k;
-    desc.budget = budget;
+    desc.max_tries = max_tries;
     desc.allocator = &nothing;
     return cf_schedule_make(plan, &desc, &schedule, error);
 }
@@ -317,7 +317,7 @@ static cf_result make_of(int64_t n_stages, int64_t n_virtual, int64_t k, int64_t
 static cf_result make_stages(int64_t value, cf_error *error) { return make_of(value, 1, 1, 0, error); }
 static cf_result make_virtual(int64_t value, cf_error *error) { return make_of(3, value, 1, 0, error); }
 static cf_result make_k(int64_t value, cf_error *error) { return make_of(1, 1, value, 0, error); }
-static cf_result make_budget(int64_t value, cf_error *error) { return make_of(1, 1, 1, value, error); }
+static cf_result make_max_tries(int64_t value, cf_error *error) { return make_of(1, 1, 1, value, error); }
 
 /* Claims: a schedule whose lists are empty but for what they say. */
 static cf_schedule claims;
@@ -376,7 +376,7 @@ TEST(of_schedules) {
     check_range(make_stages, "shape.n_stages", INT64_MIN, CF_MAX_STAGES);
     check_range(make_virtual, "shape.n_virtual", INT64_MIN, CF_MAX_STAGES / 3);
     check_range(make_k, "shape.k", INT64_MIN, INT64_MAX);
-    check_range(make_budget, "budget", 0, INT64_MAX);
+    check_range(make_max_tries, "max_tries", 0, INT64_MAX);
     /* With 32 bits, the times of so many fill more than could be pointed to. */
     if (sizeof(size_t) >= 8) check_range(simulate_actions, "n_actions", INT64_MIN, CF_MAX_ACTIONS);
     check_range(count_loads, "count", 8, INT64_MAX);

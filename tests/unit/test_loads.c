@@ -50,9 +50,9 @@ TEST(bad_loads_are_named) {
     refuse_loads(plan, s, 1, n - 1, CF_ERROR_ARGUMENT, "count", -1);
     CHECK_INT(cf_schedule_loads(plan, s, 1, NULL, n, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "loads");
-    s->actions[3].chunk += (int32_t)plan->n_steps; /* of the other rank */
+    s->actions[3].chunk += (int32_t)plan->chunks_per_rank; /* of the other rank */
     refuse_loads(plan, s, 0, 1000, CF_ERROR_SCHEDULE, "actions.chunk", 3);
-    s->actions[3].chunk -= (int32_t)plan->n_steps;
+    s->actions[3].chunk -= (int32_t)plan->chunks_per_rank;
     s->actions[3].stage = 1;
     refuse_loads(plan, s, 0, 1000, CF_ERROR_SCHEDULE, "actions.stage", 3);
     s->actions[3].stage = 0;
@@ -104,7 +104,7 @@ TEST(bounds_of_either_form) {
         split = bound_of(&p);
         p.desc.kind = CF_SCHEDULE_BEST;
         p.desc.split_backward = 1;
-        p.desc.budget = 1;
+        p.desc.max_tries = 1;
         p.desc.report = &report;
         CHECK(bound_of(&p) >= report.bound);
         least = whole < split ? whole : split;

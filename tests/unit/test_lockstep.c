@@ -59,7 +59,7 @@ static void draw(harness_rng *rng, in_step *t) {
         t->order.shape.n_virtual = harness_between(rng, 1, 2);
         t->order.split_backward = (int)harness_between(rng, 0, 1);
         t->order.shape.forward_only = harness_between(rng, 0, 7) == 0;
-        t->order.budget = 40;
+        t->order.max_tries = 40;
         if (harness_between(rng, 0, 2) == 0) {
             t->order.limits.bytes = harness_between(rng, 1000, 3000);
             t->order.limits.per_token.activations = 5;
@@ -67,8 +67,8 @@ static void draw(harness_rng *rng, in_step *t) {
             t->order.limits.per_token.boundary = 1;
         }
     }
-    if (harness_between(rng, 0, 1)) t->pack.gang = harness_between(rng, 0, t->pack.n_ranks);
-    t->pack.gang_seconds = (double)harness_between(rng, 0, 1) / 100;
+    if (harness_between(rng, 0, 1)) t->pack.max_cp = harness_between(rng, 0, t->pack.n_ranks);
+    t->pack.cp_row_seconds = (double)harness_between(rng, 0, 1) / 100;
 }
 
 /* Makes all that can be made; `list` is NULL where the limits allow none. */
@@ -76,7 +76,7 @@ static int make(in_step *t, int lowers) {
     cf_schedule *lowered = NULL;
     int64_t rank;
     if (cf_pack(t->lengths, t->n, &t->pack, &t->plan, &t->error) != CF_OK) return 0;
-    if (cf_columns_make(t->plan, &t->pack.cost, NULL, &t->columns, &t->error) != CF_OK) return 0;
+    if (cf_lockstep_plan(t->plan, &t->pack.cost, NULL, &t->columns, &t->error) != CF_OK) return 0;
     if (cf_schedule_make(t->columns, &t->order, &t->list, &t->error) != CF_OK)
         return t->error.code == CF_ERROR_INFEASIBLE;
     if (lowers) {
@@ -85,7 +85,7 @@ static int make(in_step *t, int lowers) {
         t->list = lowered;
     }
     for (rank = 0; rank < t->plan->n_ranks; rank++)
-        if (cf_columns_schedule(t->plan, t->list, rank, NULL, &t->schedules[rank], &t->error) != CF_OK) return 0;
+        if (cf_lockstep_schedule(t->plan, t->list, rank, NULL, &t->schedules[rank], &t->error) != CF_OK) return 0;
     return 1;
 }
 
@@ -101,44 +101,44 @@ static const cf_schedule *const *all(const in_step *t) { return (const cf_schedu
 
 /* ---- sound ones ---- */
 
-/* A column costs what the dearest of its chunks costs, has the most rows and tokens of them, and is in a group where a
-   group of any rank runs; columns that one of these runs through are one group. All of it counted again. */
+/* A column costs what the most expensive of its chunks costs, has the most rows and tokens of them, and is in a chain
+   where a chain of any rank runs; columns that one of these runs through are one chain. All of it counted again. */
 TEST(columns_are_what_they_stand_for) {
     int i;
     for (i = 0; i < harness_rounds(2000, 400); i++) {
         harness_rng rng = {39000 + (uint64_t)i};
         in_step t;
-        int64_t at, rank, before = 0, groups = 0, idle = 0, index = 0;
+        int64_t at, rank, before = 0, chains = 0, idle = 0, index = 0;
         draw(&rng, &t);
         harness_note("seed %d", 39000 + i);
         REQUIRE(cf_pack(t.lengths, t.n, &t.pack, &t.plan, &t.error) == CF_OK);
-        REQUIRE(cf_columns_make(t.plan, &t.pack.cost, NULL, &t.columns, &t.error) == CF_OK);
-        CHECK_INT(t.columns->n_chunks, t.plan->n_steps);
-        for (at = 0; at < t.plan->n_steps; at++) {
+        REQUIRE(cf_lockstep_plan(t.plan, &t.pack.cost, NULL, &t.columns, &t.error) == CF_OK);
+        CHECK_INT(t.columns->n_chunks, t.plan->chunks_per_rank);
+        for (at = 0; at < t.plan->chunks_per_rank; at++) {
             const cf_chunk *c = &t.columns->chunks[at];
             int64_t tokens = 0, padded = 0, pairs = 0, state = 0;
             double dearest = 0, cost;
             int runs = 0, goes_on = 0, works = 0;
             for (rank = 0; rank < t.plan->n_ranks; rank++) {
-                int64_t id = rank * t.plan->n_steps + at;
+                int64_t id = rank * t.plan->chunks_per_rank + at;
                 const cf_chunk *of = &t.plan->chunks[id];
                 if (of->n_slices == 0) continue;
                 works = 1;
-                cost = cf_cost_seconds(&t.pack.cost, of->padded, of->pairs);
+                cost = cf_cost_seconds(&t.pack.cost, of->rows, of->pairs);
                 if (cost > dearest) dearest = cost;
                 if (of->tokens > tokens) tokens = of->tokens;
-                if (of->padded > padded) padded = of->padded;
+                if (of->rows > padded) padded = of->rows;
                 if (of->pairs > pairs) pairs = of->pairs;
                 if (t.plan->chunks[id].state > state) state = t.plan->chunks[id].state;
-                runs |= of->group >= 0;
-                goes_on |= of->group >= 0 && of->index > 0;
+                runs |= of->chain >= 0;
+                goes_on |= of->chain >= 0 && of->index > 0;
             }
             idle += !works;
-            if (runs && !goes_on) groups++, before = index = 0;
+            if (runs && !goes_on) chains++, before = index = 0;
             CHECK_INT(c->n_slices, works);
             CHECK_INT(c->tokens, tokens);
-            CHECK_INT(c->padded, padded);
-            CHECK_INT(c->group, runs ? groups - 1 : -1);
+            CHECK_INT(c->rows, padded);
+            CHECK_INT(c->chain, runs ? chains - 1 : -1);
             CHECK_INT(c->index, runs ? index : 0);
             CHECK_INT(c->prefix, runs ? before : 0);
             CHECK(c->pairs >= 0 && c->pairs <= pairs);
@@ -148,19 +148,19 @@ TEST(columns_are_what_they_stand_for) {
             if (!runs) continue;
             before += state;
             index++;
-            CHECK_INT(t.columns->groups[c->group].first_chunk, at + 1 - index);
-            if (at + 1 == t.plan->n_steps || t.columns->chunks[at + 1].group != c->group) {
-                CHECK_INT(t.columns->groups[c->group].n_chunks, index);
-                CHECK_INT(t.columns->groups[c->group].tokens, before);
+            CHECK_INT(t.columns->chains[c->chain].first_chunk, at + 1 - index);
+            if (at + 1 == t.plan->chunks_per_rank || t.columns->chunks[at + 1].chain != c->chain) {
+                CHECK_INT(t.columns->chains[c->chain].n_chunks, index);
+                CHECK_INT(t.columns->chains[c->chain].tokens, before);
             }
         }
-        CHECK_INT(t.columns->n_groups, groups);
+        CHECK_INT(t.columns->n_chains, chains);
         CHECK_INT(t.columns->n_idle, idle);
         drop(&t);
     }
 }
 
-/* One stage: the time of the columns is the sum over positions of the dearest rank. */
+/* One stage: the time of the columns is the sum over positions of the most expensive rank. */
 TEST(columns_take_as_long_as_the_dearest_rank_at_each_position) {
     int i;
     for (i = 0; i < harness_rounds(400, 100); i++) {
@@ -178,15 +178,15 @@ TEST(columns_take_as_long_as_the_dearest_rank_at_each_position) {
         timing.all.forward = t.pack.cost;
         t.order.timing = simulate.timing = &timing;
         REQUIRE(make(&t, 0));
-        for (at = 0; at < t.plan->n_steps; at++) { /* of tokens and rows the most, too */
+        for (at = 0; at < t.plan->chunks_per_rank; at++) { /* of tokens and rows the most, too */
             int64_t tokens = 0, padded = 0;
             for (rank = 0; rank < t.plan->n_ranks; rank++) {
-                const cf_chunk *c = &t.plan->chunks[rank * t.plan->n_steps + at];
+                const cf_chunk *c = &t.plan->chunks[rank * t.plan->chunks_per_rank + at];
                 if (c->n_slices > 0 && c->tokens > tokens) tokens = c->tokens;
-                if (c->n_slices > 0 && c->padded > padded) padded = c->padded;
+                if (c->n_slices > 0 && c->rows > padded) padded = c->rows;
             }
             CHECK_INT(t.columns->chunks[at].tokens, tokens);
-            CHECK_INT(t.columns->chunks[at].padded, padded);
+            CHECK_INT(t.columns->chunks[at].rows, padded);
         }
         REQUIRE(cf_simulate(t.columns, t.list, &simulate, &line, NULL) == CF_OK);
         for (at = 0; at < t.list->n_actions; at++) {
@@ -194,7 +194,7 @@ TEST(columns_take_as_long_as_the_dearest_rank_at_each_position) {
             for (rank = 0; rank < t.plan->n_ranks; rank++) {
                 const cf_action *a = &t.schedules[rank]->actions[at];
                 const cf_chunk *c = &t.plan->chunks[a->chunk];
-                double seconds = cf_cost_seconds(&t.pack.cost, c->padded, c->pairs) * (a->pass == CF_B ? 2 : 1);
+                double seconds = cf_cost_seconds(&t.pack.cost, c->rows, c->pairs) * (a->pass == CF_B ? 2 : 1);
                 if (c->n_slices > 0 && seconds > most) most = seconds;
             }
             sum += most;
@@ -220,7 +220,7 @@ TEST(a_plain_plan_is_not_in_step) {
         REQUIRE(cf_schedule_make(t.plan, &t.order, &t.schedules[rank], NULL) == CF_OK);
     }
     CHECK_STR(fault(t.plan, t.schedules), "not in step");
-    CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &error), CF_ERROR_SCHEDULE);
+    CHECK_INT(cf_lockstep_validate(t.plan, all(&t), NULL, NULL, &error), CF_ERROR_SCHEDULE);
     CHECK_STR(error.field, "actions");
     CHECK_INT(error.item, 1); /* F F on rank 0, F B on rank 1 */
     CHECK(strstr(error.text, "rank 1, stage 0: B on virtual stage 0, where rank 0 has F on 0") != NULL);
@@ -228,12 +228,12 @@ TEST(a_plain_plan_is_not_in_step) {
     t = (in_step){.lengths = {32, 8, 8, 8, 8}, .n = 5, .pack = {.chunk_size = 8, .n_ranks = 2, .lockstep = 1}};
     t.order.kind = CF_SCHEDULE_PAPER;
     REQUIRE(make(&t, 0));
-    CHECK_INT(t.plan->n_steps, 4); /* the four run beside the long one, and add no column */
-    CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &error), CF_OK);
+    CHECK_INT(t.plan->chunks_per_rank, 4); /* the four run beside the long one, and add no column */
+    CHECK_INT(cf_lockstep_validate(t.plan, all(&t), NULL, NULL, &error), CF_OK);
     drop(&t);
 }
 
-/* Hardly costs more than ranks that run free do at best, which is their mean, or the dearest group. */
+/* Hardly costs more than ranks that run free do at best, which is their mean, or the most expensive chain. */
 TEST(in_step_costs_little) {
     double sum = 0;
     int i, j;
@@ -242,7 +242,7 @@ TEST(in_step_costs_little) {
         static int64_t lengths[128];
         cf_pack_desc desc = {.chunk_size = 8192, .n_ranks = 8, .cost = {.per_token = 1, .per_pair = 2.64e-5}};
         cf_plan *plan = NULL, *columns = NULL;
-        double mean = 0, group = 0, dearest = 0, in_columns = 0;
+        double mean = 0, chain = 0, dearest = 0, in_columns = 0;
         int64_t at;
         for (j = 0; j < 128; j++) {
             lengths[j] = (int64_t)1 << harness_between(&rng, 7, j % 8 == 0 ? 16 : 13);
@@ -251,20 +251,20 @@ TEST(in_step_costs_little) {
         REQUIRE(cf_pack(lengths, 128, &desc, &plan, NULL) == CF_OK);
         for (at = 0; at < plan->n_chunks; at++) {
             const cf_chunk *c = &plan->chunks[at];
-            int replays = c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks;
-            double cost = cf_cost_seconds(&desc.cost, c->padded, c->pairs) * (3 + replays);
+            int replays = c->chain >= 0 && c->index + 1 < plan->chains[c->chain].n_chunks;
+            double cost = cf_cost_seconds(&desc.cost, c->rows, c->pairs) * (3 + replays);
             mean += cost / 8;
-            group = (c->index > 0 ? group : 0) + cost;
-            if (group > dearest) dearest = group;
+            chain = (c->index > 0 ? chain : 0) + cost;
+            if (chain > dearest) dearest = chain;
         }
         cf_plan_free(plan);
         desc.lockstep = 1;
         REQUIRE(cf_pack(lengths, 128, &desc, &plan, NULL) == CF_OK);
-        REQUIRE(cf_columns_make(plan, &desc.cost, NULL, &columns, NULL) == CF_OK);
+        REQUIRE(cf_lockstep_plan(plan, &desc.cost, NULL, &columns, NULL) == CF_OK);
         for (at = 0; at < columns->n_chunks; at++) {
             const cf_chunk *c = &columns->chunks[at];
-            int replays = c->group >= 0 && c->index + 1 < columns->groups[c->group].n_chunks;
-            in_columns += cf_cost_seconds(&desc.cost, c->padded, c->pairs) * (3 + replays);
+            int replays = c->chain >= 0 && c->index + 1 < columns->chains[c->chain].n_chunks;
+            in_columns += cf_cost_seconds(&desc.cost, c->rows, c->pairs) * (3 + replays);
         }
         sum += in_columns / (mean > dearest ? mean : dearest);
         cf_plan_free(columns);
@@ -285,7 +285,7 @@ TEST(ranks_out_of_step_are_refused) {
         const char *wrong;
         int64_t rank;
         draw(&rng, &t);
-        t.pack.gang = 0; /* its ranks would not take schedules of their own */
+        t.pack.max_cp = 0; /* its ranks would not take schedules of their own */
         memset(&t.order.limits, 0, sizeof t.order.limits);
         t.order.shape.replay = CF_REPLAY_LOCAL;
         REQUIRE(make(&t, 0));
@@ -298,7 +298,7 @@ TEST(ranks_out_of_step_are_refused) {
         if (t.schedules[rank]->shape.placement == t.list->shape.placement) {
             wrong = fault(t.plan, t.schedules);
             harness_note("seed %d: %s", 38000 + i, wrong ? wrong : "in step");
-            CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, NULL), wrong ? CF_ERROR_SCHEDULE : CF_OK);
+            CHECK_INT(cf_lockstep_validate(t.plan, all(&t), NULL, NULL, NULL), wrong ? CF_ERROR_SCHEDULE : CF_OK);
             refused += wrong != NULL;
         }
         drop(&t);
@@ -336,11 +336,12 @@ TEST(ranks_that_wait_for_each_other_in_a_circle_are_refused) {
     schedules[0] = by_hand(0, rank0);
     schedules[1] = by_hand(1, rank1);
     CHECK_STR(fault(t.plan, schedules), NULL); /* the judge looks at kinds alone */
-    CHECK_INT(cf_ranks_validate(t.plan, (const cf_schedule *const *)schedules, NULL, NULL, &error), CF_ERROR_SCHEDULE);
+    CHECK_INT(cf_lockstep_validate(t.plan, (const cf_schedule *const *)schedules, NULL, NULL, &error),
+              CF_ERROR_SCHEDULE);
     CHECK(strstr(error.text, "wait for each other") != NULL);
     naive_free(schedules[1]);
     schedules[1] = by_hand(1, rank0);
-    CHECK_INT(cf_ranks_validate(t.plan, (const cf_schedule *const *)schedules, NULL, NULL, &error), CF_OK);
+    CHECK_INT(cf_lockstep_validate(t.plan, (const cf_schedule *const *)schedules, NULL, NULL, &error), CF_OK);
     naive_free(schedules[0]);
     naive_free(schedules[1]);
     drop(&t);
@@ -357,7 +358,7 @@ static void refused(cf_result got, const cf_error *error, cf_result wanted, cons
 
 TEST(what_cannot_be_in_step_is_named) {
     in_step t = {.lengths = {20, 8, 8}, .n = 3, .pack = {.chunk_size = 8, .n_ranks = 2, .lockstep = 2}};
-    const cf_share shares[3] = {{0, 0}, {0, 0}, {0, 0}};
+    const cf_shared_prefix shares[3] = {{0, 0}, {0, 0}, {0, 0}};
     const int64_t too_long = 8 * ((int64_t)1 << 22) + 1;
     cf_schedule *none = NULL, *broken, incomplete;
     cf_plan *no_plan = NULL, tree;
@@ -368,9 +369,9 @@ TEST(what_cannot_be_in_step_is_named) {
     t.pack.method = CF_PACK_NEXT_FIT;
     refused(cf_pack(t.lengths, t.n, &t.pack, &no_plan, &e), &e, CF_ERROR_ARGUMENT, "method");
     t.pack.method = CF_PACK_DEFAULT;
-    t.pack.shares = shares;
+    t.pack.shared_prefixes = shares;
     refused(cf_pack(t.lengths, t.n, &t.pack, &no_plan, &e), &e, CF_ERROR_ARGUMENT, "lockstep");
-    t.pack.shares = NULL;
+    t.pack.shared_prefixes = NULL;
     t.pack.split = CF_SPLIT_COST;
     refused(cf_pack(&too_long, 1, &t.pack, &no_plan, &e), &e, CF_ERROR_LIMIT, "lengths");
     t.pack.split = CF_SPLIT_DEFAULT;
@@ -378,45 +379,45 @@ TEST(what_cannot_be_in_step_is_named) {
     REQUIRE(make(&t, 0));
     tree = *t.plan;
     tree.order = order;
-    refused(cf_columns_make(&tree, NULL, NULL, &no_plan, &e), &e, CF_ERROR_ARGUMENT, "plan");
-    refused(cf_columns_make(NULL, NULL, NULL, &no_plan, &e), &e, CF_ERROR_ARGUMENT, "plan");
-    refused(cf_columns_make(t.plan, NULL, NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "out");
+    refused(cf_lockstep_plan(&tree, NULL, NULL, &no_plan, &e), &e, CF_ERROR_ARGUMENT, "plan");
+    refused(cf_lockstep_plan(NULL, NULL, NULL, &no_plan, &e), &e, CF_ERROR_ARGUMENT, "plan");
+    refused(cf_lockstep_plan(t.plan, NULL, NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "out");
     CHECK(no_plan == NULL);
-    refused(cf_columns_schedule(NULL, t.list, 0, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "plan");
-    refused(cf_columns_schedule(t.plan, NULL, 0, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "columns");
-    refused(cf_columns_schedule(t.plan, t.list, 0, NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "out");
-    refused(cf_columns_schedule(t.plan, t.list, 2, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "rank");
-    refused(cf_columns_schedule(t.plan, t.list, -1, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "rank");
-    refused(cf_columns_schedule(t.plan, t.schedules[1], 1, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "n_chunks");
-    refused(cf_columns_schedule(t.columns, t.schedules[1], 0, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "n_chunks");
+    refused(cf_lockstep_schedule(NULL, t.list, 0, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "plan");
+    refused(cf_lockstep_schedule(t.plan, NULL, 0, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "columns");
+    refused(cf_lockstep_schedule(t.plan, t.list, 0, NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "out");
+    refused(cf_lockstep_schedule(t.plan, t.list, 2, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "rank");
+    refused(cf_lockstep_schedule(t.plan, t.list, -1, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "rank");
+    refused(cf_lockstep_schedule(t.plan, t.schedules[1], 1, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "n_chunks");
+    refused(cf_lockstep_schedule(t.columns, t.schedules[1], 0, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "n_chunks");
     broken = naive_copy(t.list);
     broken->shape.rank = 1;
-    refused(cf_columns_schedule(t.plan, broken, 1, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "shape.rank");
+    refused(cf_lockstep_schedule(t.plan, broken, 1, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "shape.rank");
     broken->shape.rank = 0;
-    broken->actions[2].chunk = (int32_t)t.plan->n_steps;
-    refused(cf_columns_schedule(t.plan, broken, 1, NULL, &none, &e), &e, CF_ERROR_SCHEDULE, "actions.chunk");
+    broken->actions[2].chunk = (int32_t)t.plan->chunks_per_rank;
+    refused(cf_lockstep_schedule(t.plan, broken, 1, NULL, &none, &e), &e, CF_ERROR_SCHEDULE, "actions.chunk");
     CHECK_INT(e.item, 2);
     broken->first[1]--;
-    refused(cf_columns_schedule(t.plan, broken, 1, NULL, &none, &e), &e, CF_ERROR_SCHEDULE, "first");
+    refused(cf_lockstep_schedule(t.plan, broken, 1, NULL, &none, &e), &e, CF_ERROR_SCHEDULE, "first");
     incomplete = *t.list;
     incomplete.first = NULL;
-    refused(cf_columns_schedule(t.plan, &incomplete, 1, NULL, &none, &e), &e, CF_ERROR_SCHEDULE, "first");
+    refused(cf_lockstep_schedule(t.plan, &incomplete, 1, NULL, &none, &e), &e, CF_ERROR_SCHEDULE, "first");
     incomplete = *t.list;
     incomplete.actions = NULL;
-    refused(cf_columns_schedule(t.plan, &incomplete, 1, NULL, &none, &e), &e, CF_ERROR_SCHEDULE, "actions");
+    refused(cf_lockstep_schedule(t.plan, &incomplete, 1, NULL, &none, &e), &e, CF_ERROR_SCHEDULE, "actions");
     CHECK(none == NULL);
     naive_free(broken);
-    refused(cf_ranks_validate(NULL, all(&t), NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "plan");
-    refused(cf_ranks_validate(t.plan, NULL, NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "schedules");
+    refused(cf_lockstep_validate(NULL, all(&t), NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "plan");
+    refused(cf_lockstep_validate(t.plan, NULL, NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "schedules");
     none = t.schedules[1];
     t.schedules[1] = NULL;
-    refused(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "schedules");
+    refused(cf_lockstep_validate(t.plan, all(&t), NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "schedules");
     CHECK_INT(e.item, 1);
     t.schedules[1] = t.schedules[0];
-    refused(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &e), &e, CF_ERROR_SCHEDULE, "schedules");
+    refused(cf_lockstep_validate(t.plan, all(&t), NULL, NULL, &e), &e, CF_ERROR_SCHEDULE, "schedules");
     t.schedules[1] = none;
     none->shape.replay = CF_REPLAY_PIPELINE;
-    refused(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &e), &e, CF_ERROR_SCHEDULE, "schedules");
+    refused(cf_lockstep_validate(t.plan, all(&t), NULL, NULL, &e), &e, CF_ERROR_SCHEDULE, "schedules");
     CHECK_INT(e.item, 1);
     drop(&t);
 }
@@ -432,26 +433,26 @@ TEST(a_ranks_part_of_columns_is_not_lowered) {
     t.order.kind = CF_SCHEDULE_1F1B;
     t.order.shape.n_stages = 2;
     REQUIRE(make(&t, 0));
-    CHECK_INT(t.list->of_columns, 0);
+    CHECK_INT(t.list->lockstep, 0);
     for (rank = 0; rank < 2; rank++) {
-        CHECK_INT(t.schedules[rank]->of_columns, 1);
-        refused(cf_schedule_lower(t.plan, t.schedules[rank], NULL, &lowered, &e), &e, CF_ERROR_ARGUMENT, "of_columns");
+        CHECK_INT(t.schedules[rank]->lockstep, 1);
+        refused(cf_schedule_lower(t.plan, t.schedules[rank], NULL, &lowered, &e), &e, CF_ERROR_ARGUMENT, "lockstep");
         CHECK(lowered == NULL);
-        t.schedules[rank]->of_columns = 0; /* what it would come to */
+        t.schedules[rank]->lockstep = 0;   /* what it would come to */
         CHECK_INT(cf_schedule_lower(t.plan, t.schedules[rank], NULL, &hidden[rank], &e), CF_OK);
-        t.schedules[rank]->of_columns = 1;
+        t.schedules[rank]->lockstep = 1;
         both[rank] = hidden[rank];
     }
-    refused(cf_ranks_validate(t.plan, both, NULL, NULL, &e), &e, CF_ERROR_SCHEDULE, "actions");
+    refused(cf_lockstep_validate(t.plan, both, NULL, NULL, &e), &e, CF_ERROR_SCHEDULE, "actions");
     CHECK(strstr(e.text, "wait for each other for ever") != NULL);
     for (rank = 0; rank < 2; rank++) cf_schedule_free(hidden[rank]);
-    t.schedules[0]->of_columns = 2;
-    refused(cf_schedule_validate(t.plan, t.schedules[0], NULL, NULL, &e), &e, CF_ERROR_SCHEDULE, "of_columns");
+    t.schedules[0]->lockstep = 2;
+    refused(cf_schedule_validate(t.plan, t.schedules[0], NULL, NULL, &e), &e, CF_ERROR_SCHEDULE, "lockstep");
     drop(&t);
     REQUIRE(make(&t, 1));
     CHECK_INT(t.schedules[1]->lowered, 1);
-    CHECK_INT(t.schedules[1]->of_columns, 1);
-    CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &e), CF_OK);
+    CHECK_INT(t.schedules[1]->lockstep, 1);
+    CHECK_INT(cf_lockstep_validate(t.plan, all(&t), NULL, NULL, &e), CF_OK);
     drop(&t);
 }
 
@@ -478,22 +479,23 @@ TEST(ranks_of_different_shapes_are_refused) {
         two[0] = t[0].schedules[0];
         two[1] = t[i].schedules[1];
         if (i > 0 && i + 1 < n) {
-            refused(cf_ranks_validate(t[i].plan, two, NULL, NULL, &e), &e, CF_ERROR_SCHEDULE, "schedules");
+            refused(cf_lockstep_validate(t[i].plan, two, NULL, NULL, &e), &e, CF_ERROR_SCHEDULE, "schedules");
             CHECK_INT(e.item, 1);
             CHECK(strstr(e.text, "shape") != NULL);
-        } else CHECK_INT(cf_ranks_validate(t[i].plan, two, NULL, NULL, &e), CF_OK);
+        } else CHECK_INT(cf_lockstep_validate(t[i].plan, two, NULL, NULL, &e), CF_OK);
     }
     for (i = 0; i < n; i++) drop(&t[i]);
 }
 
-/* Sequences of columns of their own are dealt out to the chunks that they need at least, dearest first, each to the
-   cheapest. Here that fails (6 | 4 4, then 9 | 8, then a 3 fits nowhere) where best fit does not, whose chunks stay. */
+/* Sequences of columns of their own are dealt out to the chunks that they need at least, most expensive first, each to
+   the cheapest. Here that fails (6 | 4 4, then 9 | 8, then a 3 fits nowhere) where best fit does not, whose chunks
+   stay. */
 TEST(what_cannot_be_dealt_evenly_stays_where_it_fits) {
     in_step t = {.lengths = {6, 4, 4, 3, 3}, .n = 5, .pack = {.chunk_size = 10, .n_ranks = 2, .lockstep = 1}};
     t.order.kind = CF_SCHEDULE_PAPER;
     REQUIRE(make(&t, 0));
     CHECK_STR(oracle_plan_fault(t.plan, t.lengths, t.n), NULL);
-    CHECK_INT(t.plan->n_steps, 1);
+    CHECK_INT(t.plan->chunks_per_rank, 1);
     CHECK_INT(t.plan->chunks[0].tokens, 10);
     CHECK_INT(t.plan->chunks[1].tokens, 10);
     drop(&t);
@@ -511,8 +513,8 @@ TEST(an_empty_batch_has_empty_columns) {
     without.actions = NULL;
     cf_schedule_free(t.schedules[1]);
     t.schedules[1] = NULL;
-    CHECK_INT(cf_columns_schedule(t.plan, &without, 1, NULL, &t.schedules[1], &t.error), CF_OK);
-    CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &t.error), CF_OK);
+    CHECK_INT(cf_lockstep_schedule(t.plan, &without, 1, NULL, &t.schedules[1], &t.error), CF_OK);
+    CHECK_INT(cf_lockstep_validate(t.plan, all(&t), NULL, NULL, &t.error), CF_OK);
     drop(&t);
 }
 
@@ -528,20 +530,20 @@ TEST(columns_without_chunks_cost_nothing) {
     memset(chunks, 0, sizeof chunks);
     for (i = 0; i < 4; i++) {
         chunks[i].rank = (int32_t)(i / 2);
-        chunks[i].group = chunks[i].up = chunks[i].down = -1;
+        chunks[i].chain = chunks[i].up = chunks[i].down = -1;
         chunks[i].first_slice = t.plan->n_slices;
         if (i % 2 == 0) chunks[i] = t.plan->chunks[i / 2];
     }
     idle = *t.plan;
     idle.chunks = chunks;
     idle.n_chunks = 4;
-    idle.n_steps = idle.n_idle = 2;
-    REQUIRE(cf_columns_make(&idle, &cost, NULL, &t.columns, &e) == CF_OK);
+    idle.chunks_per_rank = idle.n_idle = 2;
+    REQUIRE(cf_lockstep_plan(&idle, &cost, NULL, &t.columns, &e) == CF_OK);
     CHECK_INT(t.columns->n_chunks, 2);
     CHECK_INT(t.columns->n_idle, 1);
     CHECK_INT(t.columns->chunks[0].n_slices, 1);
     CHECK_INT(t.columns->chunks[1].n_slices, 0);
-    CHECK_INT(t.columns->chunks[1].padded, 0);
+    CHECK_INT(t.columns->chunks[1].rows, 0);
     CHECK_INT(t.columns->chunks[1].pairs, 0);
     drop(&t);
 }
@@ -558,7 +560,7 @@ TEST(in_step_without_costs) {
         REQUIRE(make(&t, 0));
         CHECK_STR(oracle_plan_fault(t.plan, t.lengths, t.n), NULL);
         CHECK_STR(fault(t.plan, t.schedules), NULL);
-        CHECK_INT(t.plan->n_groups, 2);
+        CHECK_INT(t.plan->n_chains, 2);
         drop(&t);
     }
 }
@@ -570,7 +572,7 @@ TEST(in_step_with_one_endless_sequence) {
     cf_plan *plan = NULL;
     REQUIRE(cf_pack(&length, 1, &desc, &plan, NULL) == CF_OK);
     CHECK_INT(cf_plan_validate(plan, &length, 1, NULL, NULL), CF_OK);
-    CHECK(plan->n_groups == 1 && plan->groups[0].n_chunks >= 8000);
+    CHECK(plan->n_chains == 1 && plan->chains[0].n_chunks >= 8000);
     cf_plan_free(plan);
 }
 
@@ -593,9 +595,9 @@ TEST(lockstep_survives_without_memory) {
             heap.fail_at = fail_at;
             t.pack.allocator = &allocator;
             if (call == 0) result = cf_pack(t.lengths, t.n, &t.pack, &plan, &error);
-            else if (call == 1) result = cf_columns_make(t.plan, NULL, &allocator, &plan, &error);
-            else if (call == 2) result = cf_columns_schedule(t.plan, t.list, 1, &allocator, &schedule, &error);
-            else result = cf_ranks_validate(t.plan, all(&t), NULL, &allocator, &error);
+            else if (call == 1) result = cf_lockstep_plan(t.plan, NULL, &allocator, &plan, &error);
+            else if (call == 2) result = cf_lockstep_schedule(t.plan, t.list, 1, &allocator, &schedule, &error);
+            else result = cf_lockstep_validate(t.plan, all(&t), NULL, &allocator, &error);
             t.pack.allocator = NULL;
             CHECK(result == CF_OK || (result == CF_ERROR_MEMORY && plan == NULL && schedule == NULL));
             failed += result == CF_ERROR_MEMORY;

@@ -42,11 +42,11 @@ static void query_tokens(const cf_plan *plan, const cf_chunk *chunk, int64_t n, 
     }
 }
 
-/* Keys: the prefix of the group, then the chunk. */
+/* Keys: the prefix of the chain, then the chunk. */
 static void key_tokens(const cf_plan *plan, const cf_chunk *chunk, int64_t n, token *keys) {
     int64_t i;
     for (i = 0; i < chunk->prefix; i++) {
-        keys[i].sequence = plan->groups[chunk->group].sequence;
+        keys[i].sequence = plan->chains[chunk->chain].sequence;
         keys[i].position = i;
     }
     query_tokens(plan, chunk, n, keys + chunk->prefix);
@@ -154,7 +154,7 @@ static void check_chunk(const cf_plan *plan, int64_t id, const int64_t *lengths)
             CHECK_POISON(memory, bytes);
         } else if (CHECK_INT(cf_metadata_fill(plan, id, desc, memory, bytes, &m, &error), CF_OK)) {
             CHECK_POISON(&error, sizeof error);
-            CHECK(m.chunk == id && m.tokens == chunk->tokens && m.rows == chunk->padded && m.prefix == chunk->prefix);
+            CHECK(m.chunk == id && m.tokens == chunk->tokens && m.rows == chunk->rows && m.prefix == chunk->prefix);
             CHECK(m.loss_weights == NULL);
             if (desc == NULL) CHECK_INT(need, (size_t)(2 * (m.n_seqs + 1) + 3 * m.rows) * sizeof(int32_t));
             CHECK((m.loss_rows != NULL) == (wants.wants_loss_rows && m.rows > 0));
@@ -182,11 +182,11 @@ TEST(masks_rows_and_sizes_of_random_plans) {
         oracle_note(seed, &batch);
         REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
         for (c = 0; c < plan->n_chunks; c++) {
-            if (plan->chunks[c].prefix + plan->chunks[c].padded <= MOST_KEYS) check_chunk(plan, c, batch.lengths);
+            if (plan->chunks[c].prefix + plan->chunks[c].rows <= MOST_KEYS) check_chunk(plan, c, batch.lengths);
             CHECK_INT(cf_metadata_size(plan, c, NULL, &need, NULL), CF_OK);
             if (need > most) most = need;
             CHECK_INT(plan->chunks[c].state,
-                      plan->chunks[c].group < 0 ? 0 : plan->slices[plan->chunks[c].first_slice].length);
+                      plan->chunks[c].chain < 0 ? 0 : plan->slices[plan->chunks[c].first_slice].length);
         }
         CHECK_INT(cf_metadata_size(plan, -1, NULL, &any, NULL), CF_OK);
         CHECK_INT(any, most);
@@ -495,7 +495,7 @@ TEST(the_last_position_of_32_bits) {
     desc.chunk_size = 65536;
     desc.split = CF_SPLIT_EVEN;
     REQUIRE(cf_pack(lengths, 1, &desc, &plan, NULL) == CF_OK);
-    REQUIRE(plan->chunks[chunk].prefix + plan->chunks[chunk].padded == INT32_MAX);
+    REQUIRE(plan->chunks[chunk].prefix + plan->chunks[chunk].rows == INT32_MAX);
     CHECK_INT(cf_metadata_size(plan, chunk, NULL, &bytes, NULL), CF_OK);
     memory = malloc(bytes);
     if (CHECK(memory != NULL)) {
@@ -671,13 +671,13 @@ TEST(batches_that_people_tried) {
     static unsigned char none[300];
     const unsigned char *const no_target[] = {none, none, none, none};
     const unsigned char *const second_none[] = {NULL, none, NULL, NULL};
-    static const cf_share rollouts[] = {{0, 0}, {0, 60}, {0, 90}, {0, 0}};
+    static const cf_shared_prefix rollouts[] = {{0, 0}, {0, 60}, {0, 90}, {0, 0}};
     static const double signs[] = {1, -2, 0.5, 0.25};
     const struct {
         int64_t n, lengths[4], n_ranks;
         int lockstep;
         const unsigned char *const *ignored;
-        const cf_share *shares;
+        const cf_shared_prefix *shares;
         double wanted; /* sum of the weights of all targets */
     } cases[] = {{4, {40, 0, 3, 0}, 1, 0, NULL, NULL, 1},
                  {4, {40, 0, 3, 0}, 2, 1, NULL, NULL, 1},
@@ -690,7 +690,7 @@ TEST(batches_that_people_tried) {
     int64_t i, chunk, row;
     memset(none, 1, sizeof none);
     for (i = 0; i < (int64_t)(sizeof cases / sizeof cases[0]); i++) {
-        cf_pack_desc pack = {.chunk_size = 32, .share_least = 1};
+        cf_pack_desc pack = {.chunk_size = 32, .min_shared_prefix = 1};
         cf_loss_weights_desc how = {0};
         cf_metadata_desc desc = {0};
         cf_plan *plan = NULL;
@@ -700,7 +700,7 @@ TEST(batches_that_people_tried) {
         harness_note("case %d", (int)i);
         pack.n_ranks = cases[i].n_ranks;
         pack.lockstep = cases[i].lockstep;
-        pack.shares = cases[i].shares;
+        pack.shared_prefixes = cases[i].shares;
         how.ignored = desc.ignored = cases[i].ignored;
         REQUIRE(cf_loss_weights(cases[i].lengths, cases[i].n, &how, weights, NULL) == CF_OK);
         desc.weights = cases[i].shares != NULL ? signs : weights;
@@ -712,7 +712,7 @@ TEST(batches_that_people_tried) {
             cf_metadata m;
             REQUIRE(cf_metadata_fill(plan, chunk, &desc, memory, bytes, &m, NULL) == CF_OK);
             for (row = 0; row < m.rows; row++) sum += m.loss_weights[row];
-            for (row = 0; row < m.n_more; row++) sum += m.more_weights[row];
+            for (row = 0; row < m.n_extra; row++) sum += m.extra_weights[row];
         }
         CHECK(fabs(sum - cases[i].wanted) <= 1e-12);
         free(memory);

@@ -80,9 +80,9 @@ TEST(paper_example_of_16_sequences) {
         REQUIRE(plan != NULL);
         CHECK_INT(plan->n_sequences, 16);
         CHECK_INT(plan->n_chunks, 7);
-        CHECK_INT(plan->n_groups, 1);
-        CHECK_INT(plan->groups[0].sequence, 6);
-        CHECK_INT(plan->groups[0].n_chunks, 4);
+        CHECK_INT(plan->n_chains, 1);
+        CHECK_INT(plan->chains[0].sequence, 6);
+        CHECK_INT(plan->chains[0].n_chunks, 4);
         CHECK_INT(plan->lower_bound, 7);
         cf_plan_free(plan);
     }
@@ -151,10 +151,10 @@ TEST(empty_batches) {
             CHECK_INT(empty->n_empty, 5);
             CHECK_INT(nothing->n_chunks + empty->n_chunks, 0);
             CHECK_INT(nothing->n_slices + empty->n_slices, 0);
-            CHECK_INT(nothing->n_steps + empty->n_steps, 0);
+            CHECK_INT(nothing->chunks_per_rank + empty->chunks_per_rank, 0);
             CHECK_INT(nothing->lower_bound + empty->lower_bound, 0);
             cf_plan_measure(empty, NULL, &stats);
-            CHECK(stats.rank_token_spread == 0 && stats.chunk_cost_spread == 0 && stats.unit_cost_spread == 0);
+            CHECK(stats.rank_token_imbalance == 0 && stats.chunk_imbalance == 0 && stats.unit_imbalance == 0);
             cf_plan_free(nothing);
             cf_plan_free(empty);
         }
@@ -191,7 +191,7 @@ TEST(alignment) {
     REQUIRE(plan != NULL);
     CHECK_STR(plan_text(plan), "4:0+16 | 3:0+8 4:16+1 | 5:0+15 | 0:0+9 | 1:0+1 2:0+1");
     CHECK_INT(plan->chunks[4].tokens, 2);
-    CHECK_INT(plan->chunks[4].padded, 16);
+    CHECK_INT(plan->chunks[4].rows, 16);
     CHECK_INT(plan->slices[plan->chunks[4].first_slice + 1].offset, 8);
     cf_plan_free(plan);
     desc.align = 16; /* one slice in a chunk */
@@ -200,11 +200,11 @@ TEST(alignment) {
 
 /* ---- properties, over thousands of batches ---- */
 
-/* Bins of the plan that could still take short sequences: standalone chunks, and a group's last chunk with tails on. */
+/* Bins of the plan that could still take short sequences: standalone chunks, and a chain's last chunk with tails on. */
 static int64_t open_bins(const cf_plan *plan, const cf_pack_desc *desc) {
     int64_t i, dependent = 0;
-    for (i = 0; i < plan->n_groups; i++) dependent += plan->groups[i].n_chunks;
-    return chunks_in_use(plan) - dependent + (desc->no_tails ? 0 : plan->n_groups);
+    for (i = 0; i < plan->n_chains; i++) dependent += plan->chains[i].n_chunks;
+    return chunks_in_use(plan) - dependent + (desc->no_tails ? 0 : plan->n_chains);
 }
 
 /* First fit decreasing is defined to the last slice: bin by bin the same tokens and the same count. */
@@ -212,10 +212,10 @@ static void check_first_fit_bins(const cf_plan *plan, const oracle_packing *naiv
     int64_t i, bin = naive->n_tails;
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *chunk = &plan->chunks[i];
-        int64_t at = chunk->group < 0 ? bin++ : chunk->group;
-        int is_tail = chunk->group >= 0 && chunk->index == plan->groups[chunk->group].n_chunks - 1;
-        if (chunk->group >= 0 && (naive->n_tails == 0 || !is_tail)) continue;
-        CHECK_INT(chunk->padded, naive->used[at]);
+        int64_t at = chunk->chain < 0 ? bin++ : chunk->chain;
+        int is_tail = chunk->chain >= 0 && chunk->index == plan->chains[chunk->chain].n_chunks - 1;
+        if (chunk->chain >= 0 && (naive->n_tails == 0 || !is_tail)) continue;
+        CHECK_INT(chunk->rows, naive->used[at]);
         CHECK_INT(chunk->n_slices, naive->count[at]);
     }
 }
@@ -336,11 +336,11 @@ static void check_equal_plans(const cf_plan *a, const cf_plan *b) {
     CHECK(a->chunk_size == b->chunk_size && a->align == b->align && a->max_slices == b->max_slices);
     CHECK(a->method == b->method && a->split == b->split && a->n_sequences == b->n_sequences);
     CHECK(a->n_empty == b->n_empty && a->n_tokens == b->n_tokens && a->n_ranks == b->n_ranks);
-    CHECK(a->n_steps == b->n_steps && a->n_idle == b->n_idle && a->lower_bound == b->lower_bound);
-    if (!CHECK(a->n_chunks == b->n_chunks && a->n_groups == b->n_groups && a->n_slices == b->n_slices)) return;
+    CHECK(a->chunks_per_rank == b->chunks_per_rank && a->n_idle == b->n_idle && a->lower_bound == b->lower_bound);
+    if (!CHECK(a->n_chunks == b->n_chunks && a->n_chains == b->n_chains && a->n_slices == b->n_slices)) return;
     CHECK(memcmp(a->chunks, b->chunks, (size_t)a->n_chunks * sizeof *a->chunks) == 0);
     CHECK(memcmp(a->slices, b->slices, (size_t)a->n_slices * sizeof *a->slices) == 0);
-    CHECK(memcmp(a->groups, b->groups, (size_t)a->n_groups * sizeof *a->groups) == 0);
+    CHECK(memcmp(a->chains, b->chains, (size_t)a->n_chains * sizeof *a->chains) == 0);
 }
 
 TEST(the_same_input_gives_the_same_plan) {
@@ -396,20 +396,20 @@ static cf_pass_cost default_weights(const int64_t *lengths, int64_t n, int64_t a
     return cost;
 }
 
-static void check_dearest_slice(const cf_plan *plan, const cf_group *group, formula *costs) {
+static void check_dearest_slice(const cf_plan *plan, const cf_chain *chain, formula *costs) {
     double dearest = 0.0, best;
     int64_t i;
-    for (i = 0; i < group->n_chunks; i++) {
-        const cf_slice *slice = &plan->slices[plan->chunks[group->first_chunk + i].first_slice];
+    for (i = 0; i < chain->n_chunks; i++) {
+        const cf_slice *slice = &plan->slices[plan->chunks[chain->first_chunk + i].first_slice];
         double c = cost_of_formula(slice->begin, slice->length, costs);
         if (c > dearest) dearest = c;
     }
-    best = oracle_best_split(group->tokens, group->n_chunks, plan->chunk_size, plan->align, cost_of_formula, costs);
+    best = oracle_best_split(chain->tokens, chain->n_chunks, plan->chunk_size, plan->align, cost_of_formula, costs);
     /* the weights of the library are rounded on their own way; 1e-9 is far below one token's cost */
     if (!CHECK(dearest <= best * (1.0 + 1e-9)))
-        FAIL("sequence %lld: dearest slice %.17g, best possible with %lld slices %.17g", (long long)group->sequence,
-             dearest, (long long)group->n_chunks, best);
-    CHECK(group->n_chunks <= 2 * oracle_divide_up(group->tokens, plan->chunk_size) + 1);
+        FAIL("sequence %lld: dearest slice %.17g, best possible with %lld slices %.17g", (long long)chain->sequence,
+             dearest, (long long)chain->n_chunks, best);
+    CHECK(chain->n_chunks <= 2 * oracle_divide_up(chain->tokens, plan->chunk_size) + 1);
 }
 
 TEST(cost_split_makes_the_dearest_slice_as_cheap_as_can_be) {
@@ -431,8 +431,8 @@ TEST(cost_split_makes_the_dearest_slice_as_cheap_as_can_be) {
         oracle_note(seed, &batch);
         plan = pack(batch.lengths, batch.n, &batch.desc);
         REQUIRE(plan != NULL);
-        for (g = 0; g < plan->n_groups; g++) {
-            check_dearest_slice(plan, &plan->groups[g], &weights);
+        for (g = 0; g < plan->n_chains; g++) {
+            check_dearest_slice(plan, &plan->chains[g], &weights);
             judged++;
         }
         cf_plan_free(plan);
@@ -499,18 +499,18 @@ TEST(costs_count_padding) {
     desc.cost.per_token = 1.0;
     plan = pack(lengths, 4, &desc);
     REQUIRE(plan != NULL);
-    for (i = 0; i < plan->n_chunks; i++) rows[plan->chunks[i].rank] += plan->chunks[i].padded;
+    for (i = 0; i < plan->n_chunks; i++) rows[plan->chunks[i].rank] += plan->chunks[i].rows;
     CHECK_INT(rows[0], 300);
     CHECK_INT(rows[1], 300);
     cf_plan_measure(plan, &desc.cost, &stats);
-    CHECK(stats.chunk_cost_spread == 1.0);
+    CHECK(stats.chunk_imbalance == 1.0);
     cf_plan_free(plan);
 }
 
 /* ---- ranks ---- */
 
 static double chunk_cost(const cf_plan *plan, int64_t chunk, const cf_pass_cost *weights) {
-    return weights->per_token * (double)plan->chunks[chunk].padded +
+    return weights->per_token * (double)plan->chunks[chunk].rows +
            weights->per_pair * (double)plan->chunks[chunk].pairs + weights->constant;
 }
 
@@ -523,7 +523,7 @@ static int64_t rank_costs(const cf_plan *plan, const cf_pass_cost *weights, doub
         double cost = plan->chunks[i].n_slices ? chunk_cost(plan, i, weights) : 0.0;
         if (plan->chunks[i].n_slices == 0) continue;
         ranks[plan->chunks[i].rank] += cost;
-        if (plan->chunks[i].group < 0 || plan->chunks[i].index == 0) {
+        if (plan->chunks[i].chain < 0 || plan->chunks[i].index == 0) {
             unit_chunks[n_units] = 0;
             unit_costs[n_units++] = 0.0;
         }
@@ -541,13 +541,13 @@ static double largest(const double *values, int64_t n) {
     return most;
 }
 
-/* Dearest first and changes of places come near to what these units allow in so many steps: the dearest rank is never
-   above 4/3 of the best of all assignments (Graham's bound for dearest first alone), and on average hardly above it.
-   There are more steps than the fewest only where that makes it cheaper. */
+/* Most expensive first and changes of places come near to what these units allow in so many steps: the most expensive
+   rank is never above 4/3 of the best of all assignments (Graham's bound for most expensive first alone), and on
+   average hardly above it. There are more steps than the fewest only where that makes it cheaper. */
 TEST(ranks_are_balanced_against_every_assignment) {
     static oracle_batch batch;
     double worst = 1.0, sum = 0.0, without = 0.0;
-    int n_more = 0;
+    int n_extra = 0;
     int i, judged = 0;
     for (i = 0; i < 6000; i++) {
         uint64_t seed = 8000000 + (uint64_t)i;
@@ -566,16 +566,17 @@ TEST(ranks_are_balanced_against_every_assignment) {
             weights = default_weights(batch.lengths, batch.n, batch.desc.align);
         n_units = rank_costs(plan, &weights, ranks, unit_chunks, unit_costs);
         if (n_units >= 2 && n_units <= 9) {
-            oracle_best_ranks(unit_chunks, unit_costs, n_units, plan->n_ranks, plan->n_steps, best);
+            oracle_best_ranks(unit_chunks, unit_costs, n_units, plan->n_ranks, plan->chunks_per_rank, best);
             ratio = largest(ranks, plan->n_ranks) / best[1];
             CHECK(ratio >= 1.0 - 1e-9);
             if (ratio > worst) worst = ratio;
             sum += ratio;
-            CHECK((double)plan->n_steps >= best[0]);
-            if ((double)plan->n_steps > best[0]) { /* more steps make no rank dearer than the fewest need */
+            CHECK((double)plan->chunks_per_rank >= best[0]);
+            if ((double)plan->chunks_per_rank > best[0]) { /* more steps make no rank more expensive than the fewest
+                                                              need */
                 oracle_best_ranks(unit_chunks, unit_costs, n_units, plan->n_ranks, (int64_t)best[0], best);
                 without += largest(ranks, plan->n_ranks) / best[1];
-                n_more++;
+                n_extra++;
             }
             judged++;
         }
@@ -583,13 +584,13 @@ TEST(ranks_are_balanced_against_every_assignment) {
     }
     REQUIRE(judged > 500);
     harness_report("dearest rank / best possible: mean %.5f, worst %.3f of %d; in more steps %.4f of %d", sum / judged,
-                   worst, judged, without / n_more, n_more);
+                   worst, judged, without / n_extra, n_extra);
     CHECK(worst <= 4.0 / 3.0);
     CHECK(sum / judged <= 1.002); /* 1.0017 as measured: sequences, not chunks, are what ranks are given */
-    CHECK(without / n_more <= 1.0);
+    CHECK(without / n_extra <= 1.0);
 }
 
-/* How far the dearest of many ranks may stay above the mean, which is as measured. */
+/* How far the most expensive of many ranks may stay above the mean, which is as measured. */
 TEST(a_hundred_ranks_are_evened_out) {
     static const struct {
         int64_t n_ranks, n, chunk_size;
@@ -609,25 +610,25 @@ TEST(a_hundred_ranks_are_evened_out) {
         desc.cost.per_token = 1;
         REQUIRE((plan = pack(lengths, cases[i].n, &desc)) != NULL);
         cf_plan_measure(plan, &desc.cost, &stats);
-        harness_note("%d ranks: %.5f", (int)cases[i].n_ranks, stats.rank_cost_spread);
-        CHECK(stats.rank_cost_spread <= cases[i].most);
+        harness_note("%d ranks: %.5f", (int)cases[i].n_ranks, stats.rank_imbalance);
+        CHECK(stats.rank_imbalance <= cases[i].most);
         cf_plan_free(plan);
     }
 }
 
-/* No rank has more tokens than half as many again as the mean and the longest sequence, where a group has as many as
+/* No rank has more tokens than half as many again as the mean and the longest sequence, where a chain has as many as
    its chunks could. Two chunks that a rank opens hold more than one, so that bounds its steps. */
 static void check_tokens_of_ranks(const cf_plan *plan, const oracle_batch *batch) {
     int64_t most = 0, sum = 0, fullest = 0, mean, rank, i, j, size = plan->chunk_size;
     int64_t least = batch->desc.max_slices > 0 ? oracle_divide_up(size, batch->desc.max_slices) : 0;
     for (rank = 0; rank < plan->n_ranks; rank++) {
         int64_t own = 0;
-        for (i = rank * plan->n_steps; i < (rank + 1) * plan->n_steps; i++) {
+        for (i = rank * plan->chunks_per_rank; i < (rank + 1) * plan->chunks_per_rank; i++) {
             const cf_chunk *c = &plan->chunks[i];
-            if (c->group >= 0) own += size;
-            if (c->group >= 0 && plan->groups[c->group].n_chunks * size > most)
-                most = plan->groups[c->group].n_chunks * size;
-            for (j = c->group >= 0 ? 1 : 0; j < c->n_slices; j++) {
+            if (c->chain >= 0) own += size;
+            if (c->chain >= 0 && plan->chains[c->chain].n_chunks * size > most)
+                most = plan->chains[c->chain].n_chunks * size;
+            for (j = c->chain >= 0 ? 1 : 0; j < c->n_slices; j++) {
                 int64_t tokens = oracle_round_up(plan->slices[c->first_slice + j].length, plan->align);
                 if (tokens < least) tokens = least;
                 if (tokens > most) most = tokens;
@@ -640,7 +641,7 @@ static void check_tokens_of_ranks(const cf_plan *plan, const oracle_batch *batch
     mean = oracle_divide_up(sum, plan->n_ranks);
     most += mean + mean / 2;
     CHECK(fullest <= most);
-    CHECK(plan->n_steps <= 2 * most / size + 1);
+    CHECK(plan->chunks_per_rank <= 2 * most / size + 1);
 }
 
 /* Ranks pack by themselves, and leave more chunks partly empty than one would. Where a chunk's cost follows its tokens,
@@ -653,7 +654,7 @@ TEST(ranks_need_few_more_steps_than_the_packing_of_one_rank) {
         uint64_t seed = 10000000 + (uint64_t)i;
         harness_rng rng = {seed};
         cf_plan *one, *many;
-        int64_t g, group = 0, even;
+        int64_t g, chain = 0, even;
         oracle_draw(&rng, &batch, 40);
         batch.desc.n_ranks = 1;
         one = pack(batch.lengths, batch.n, &batch.desc);
@@ -661,23 +662,23 @@ TEST(ranks_need_few_more_steps_than_the_packing_of_one_rank) {
         oracle_note(seed, &batch);
         many = pack(batch.lengths, batch.n, &batch.desc);
         REQUIRE(one != NULL && many != NULL);
-        for (g = 0; g < one->n_groups; g++)
-            if (one->groups[g].n_chunks > group) group = one->groups[g].n_chunks;
+        for (g = 0; g < one->n_chains; g++)
+            if (one->chains[g].n_chunks > chain) chain = one->chains[g].n_chunks;
         even = oracle_divide_up(chunks_in_use(one), many->n_ranks);
         CHECK_INT(one->n_idle, 0);
         CHECK_INT(one->lower_bound, many->lower_bound);
-        CHECK(many->n_steps * many->n_ranks >= many->lower_bound);
-        CHECK(many->n_steps >= group);
-        CHECK(many->n_steps <= one->n_chunks);
-        if (batch.desc.cost.per_pair == 0) CHECK(many->n_steps <= even + (group > 0 ? group - 1 : 0) + 2);
+        CHECK(many->chunks_per_rank * many->n_ranks >= many->lower_bound);
+        CHECK(many->chunks_per_rank >= chain);
+        CHECK(many->chunks_per_rank <= one->n_chunks);
+        if (batch.desc.cost.per_pair == 0) CHECK(many->chunks_per_rank <= even + (chain > 0 ? chain - 1 : 0) + 2);
         check_tokens_of_ranks(many, &batch);
         cf_plan_free(one);
         cf_plan_free(many);
     }
 }
 
-/* A group of 8 chunks that costs what 24 others do: 16 steps would put 8 of these onto its rank, 24 put none there. */
-TEST(a_dear_group_is_not_burdened_to_save_steps) {
+/* A chain of 8 chunks that costs what 24 others do: 16 steps would put 8 of these onto its rank, 24 put none there. */
+TEST(a_dear_chain_is_not_burdened_to_save_steps) {
     int64_t lengths[25], i;
     cf_pack_desc desc = with_chunk_size(8);
     cf_plan_stats stats;
@@ -685,17 +686,17 @@ TEST(a_dear_group_is_not_burdened_to_save_steps) {
     for (i = 0; i < 25; i++) lengths[i] = i == 0 ? 64 : 8;
     desc.n_ranks = 2;
     desc.cost.per_token = 1;
-    desc.cost.per_pair = 128.0 / (2080 - 3 * 8 * 36); /* 64 + 2,080 pairs as dear as 24 x (8 + 36 pairs) */
+    desc.cost.per_pair = 128.0 / (2080 - 3 * 8 * 36); /* 64 + 2,080 pairs as expensive as 24 x (8 + 36 pairs) */
     plan = pack(lengths, 25, &desc);
     REQUIRE(plan != NULL);
-    CHECK(plan->n_steps >= 23 && plan->n_steps <= 24);
+    CHECK(plan->chunks_per_rank >= 23 && plan->chunks_per_rank <= 24);
     cf_plan_measure(plan, &desc.cost, &stats);
-    CHECK(stats.rank_cost_spread < 25.0 / 24.0 + 1e-9);
+    CHECK(stats.rank_imbalance < 25.0 / 24.0 + 1e-9);
     for (i = 0; i < 25; i++) lengths[i] = 8; /* all alike: the fewest steps */
     cf_plan_free(plan);
     plan = pack(lengths, 25, &desc);
     REQUIRE(plan != NULL);
-    CHECK_INT(plan->n_steps, 13);
+    CHECK_INT(plan->chunks_per_rank, 13);
     cf_plan_free(plan);
 }
 
@@ -709,10 +710,10 @@ TEST(short_sequences_move_to_idle_ranks) {
     plan = pack(lengths, 8, &desc);
     REQUIRE(plan != NULL);
     cf_plan_measure(plan, NULL, &stats);
-    CHECK_INT(plan->n_steps, 1);
+    CHECK_INT(plan->chunks_per_rank, 1);
     CHECK_INT(plan->n_idle, 0);
-    CHECK(stats.rank_token_spread == 1.0);
-    CHECK(stats.rank_pair_spread == 1.0);
+    CHECK(stats.rank_token_imbalance == 1.0);
+    CHECK(stats.rank_pair_imbalance == 1.0);
     cf_plan_free(plan);
 }
 
@@ -723,12 +724,12 @@ TEST(as_many_ranks_as_there_can_be) {
     desc.n_ranks = CF_MAX_RANKS;
     plan = pack(lengths, 3, &desc);
     REQUIRE(plan != NULL);
-    CHECK_INT(plan->n_steps, 3);
+    CHECK_INT(plan->chunks_per_rank, 3);
     CHECK_INT(plan->n_chunks, (int64_t)3 * CF_MAX_RANKS);
     cf_plan_free(plan);
 }
 
-/* One group of 40,000 chunks, and as many idle ones on each of 65,536 ranks: more than an action can name. */
+/* One chain of 40,000 chunks, and as many idle ones on each of 65,536 ranks: more than an action can name. */
 TEST(too_many_idle_chunks_are_refused) {
     const int64_t lengths[] = {40000};
     cf_pack_desc desc = with_chunk_size(1);
@@ -760,7 +761,7 @@ TEST(stats_are_what_a_recount_gives) {
         cf_plan *plan;
         cf_plan_stats stats;
         cf_pass_cost weights;
-        int64_t standalone = 0, dependent = 0, hybrid = 0, idle = 0, group = 0, longest = 0, slices = 0, c;
+        int64_t standalone = 0, dependent = 0, hybrid = 0, idle = 0, chain = 0, longest = 0, slices = 0, c;
         double pairs = 0.0, dearest = 0.0, total = 0.0, tokens[8] = {0}, rank_pairs[8] = {0};
         static double rank_sums[8], unit_costs[20 * ORACLE_MOST_SEQUENCES];
         static int64_t unit_chunks[20 * ORACLE_MOST_SEQUENCES];
@@ -776,9 +777,9 @@ TEST(stats_are_what_a_recount_gives) {
             const cf_chunk *chunk = &plan->chunks[c];
             double cost = chunk_cost(plan, c, &weights);
             idle += chunk->n_slices == 0;
-            standalone += chunk->group < 0 && chunk->n_slices > 0;
-            dependent += chunk->group >= 0 && chunk->n_slices == 1;
-            hybrid += chunk->group >= 0 && chunk->n_slices > 1;
+            standalone += chunk->chain < 0 && chunk->n_slices > 0;
+            dependent += chunk->chain >= 0 && chunk->n_slices == 1;
+            hybrid += chunk->chain >= 0 && chunk->n_slices > 1;
             if (chunk->n_slices > slices) slices = chunk->n_slices;
             pairs += (double)chunk->pairs;
             total += cost;
@@ -786,8 +787,8 @@ TEST(stats_are_what_a_recount_gives) {
             tokens[chunk->rank] += (double)chunk->tokens;
             rank_pairs[chunk->rank] += (double)chunk->pairs;
         }
-        for (c = 0; c < plan->n_groups; c++)
-            if (plan->groups[c].n_chunks > group) group = plan->groups[c].n_chunks;
+        for (c = 0; c < plan->n_chains; c++)
+            if (plan->chains[c].n_chunks > chain) chain = plan->chains[c].n_chunks;
         for (c = 0; c < batch.n; c++)
             if (batch.lengths[c] > longest) longest = batch.lengths[c];
         CHECK_INT(stats.n_standalone, standalone);
@@ -795,7 +796,7 @@ TEST(stats_are_what_a_recount_gives) {
         CHECK_INT(stats.n_hybrid, hybrid);
         CHECK_INT(stats.n_idle, idle);
         CHECK_INT(stats.excess, chunks_in_use(plan) - plan->lower_bound);
-        CHECK_INT(stats.largest_group, group);
+        CHECK_INT(stats.longest_chain, chain);
         CHECK_INT(stats.longest_sequence, longest);
         CHECK_INT(stats.most_slices, slices);
         if (plan->n_tokens > 0) {
@@ -804,12 +805,12 @@ TEST(stats_are_what_a_recount_gives) {
             double mean_tokens = (double)plan->n_tokens / ranks, mean_pairs = pairs / ranks;
             got[0] = stats.fill, wanted[0] = (double)plan->n_tokens / (used * (double)plan->chunk_size);
             got[1] = stats.pairs, wanted[1] = pairs;
-            got[2] = stats.chunk_cost_spread, wanted[2] = dearest / (total / used);
-            got[3] = stats.rank_token_spread, wanted[3] = largest(tokens, plan->n_ranks) / mean_tokens;
-            got[4] = stats.rank_pair_spread, wanted[4] = largest(rank_pairs, plan->n_ranks) / mean_pairs;
+            got[2] = stats.chunk_imbalance, wanted[2] = dearest / (total / used);
+            got[3] = stats.rank_token_imbalance, wanted[3] = largest(tokens, plan->n_ranks) / mean_tokens;
+            got[4] = stats.rank_pair_imbalance, wanted[4] = largest(rank_pairs, plan->n_ranks) / mean_pairs;
             n_units = rank_costs(plan, &weights, rank_sums, unit_chunks, unit_costs);
-            got[5] = stats.rank_cost_spread, wanted[5] = largest(rank_sums, plan->n_ranks) * ranks / total;
-            got[6] = stats.unit_cost_spread, wanted[6] = largest(unit_costs, n_units) * ranks / total;
+            got[5] = stats.rank_imbalance, wanted[5] = largest(rank_sums, plan->n_ranks) * ranks / total;
+            got[6] = stats.unit_imbalance, wanted[6] = largest(unit_costs, n_units) * ranks / total;
             got[7] = stats.unshared_pairs, wanted[7] = pairs;
             CHECK_NEAR(harness_compare(got, 8, wanted, 8, 1e-12, 0.0));
         }
@@ -1127,10 +1128,10 @@ TEST(defaults_are_filled_in) {
 
 /* ---- how good ---- */
 
-/* What comes out of a kind of random batches: the geometric means of 40 of them of the dearest rank's cost over the
-   mean one (in step: of all columns' dearest chunks) and of chunks over their lower bound, and the mean of the bytes
-   that packing asks for. As measured, and they may not rise: what packs a little worse on the whole shows here and in
-   no other test. Whoever changes how batches are packed measures anew what it changed, and says why. */
+/* What comes out of a kind of random batches: the geometric means of 40 of them of the most expensive rank's cost over
+   the mean one (in step: of all columns' most expensive chunks) and of chunks over their lower bound, and the mean of
+   the bytes that packing asks for. As measured, and they may not rise: what packs a little worse on the whole shows
+   here and in no other test. Whoever changes how batches are packed measures anew what it changed, and says why. */
 typedef struct quality {
     const char *name;
     cf_pack_desc desc;
@@ -1161,26 +1162,26 @@ static const quality qualities[] = {
     {"in step with full slices",
      {.chunk_size = 24, .n_ranks = 4, .lockstep = 1, .split = CF_SPLIT_FULL, .max_slices = 4},
      0, 80, 3, 1.087804, 1.108988, 37778, 24},
-    {"gangs", {.chunk_size = 24, .n_ranks = 4, .gang = 4}, 0, 60, 40, 1.047195, 1.086389, 525776, 28},
-    {"gangs of two",
-     {.chunk_size = 32, .n_ranks = 8, .gang = 2, .align = 4, DEAR}, 0, 60, 40, 1.521893, 1.176904, 1185576, 28},
-    {"dear gangs",
-     {.chunk_size = 24, .n_ranks = 4, .gang = 4, .gang_seconds = 0.2, DEAR},
+    {"cp groups", {.chunk_size = 24, .n_ranks = 4, .max_cp = 4}, 0, 60, 40, 1.047195, 1.086389, 525776, 28},
+    {"cp groups of two",
+     {.chunk_size = 32, .n_ranks = 8, .max_cp = 2, .align = 4, DEAR}, 0, 60, 40, 1.521893, 1.176904, 1185576, 28},
+    {"dear cp groups",
+     {.chunk_size = 24, .n_ranks = 4, .max_cp = 4, .cp_row_seconds = 0.2, DEAR},
      0, 60, 40, 1.031460, 1.049434, 1351515, 28},
-    {"gangs of slices that cost alike",
-     {.chunk_size = 24, .n_ranks = 4, .gang = 4, .split = CF_SPLIT_COST, DEAR},
+    {"cp groups of slices that cost alike",
+     {.chunk_size = 24, .n_ranks = 4, .max_cp = 4, .split = CF_SPLIT_COST, DEAR},
      0, 60, 40, 1.021917, 1.059037, 1351515, 28},
-    {"trees", {.chunk_size = 32, .share_least = 1}, 1, 40, 3, 1.000000, 1.047890, 31471, 43},
+    {"trees", {.chunk_size = 32, .min_shared_prefix = 1}, 1, 40, 3, 1.000000, 1.047890, 31471, 43},
     {"trees of few slices",
-     {.chunk_size = 32, .share_least = 4, .max_slices = 5, .align = 2}, 1, 40, 3, 1.000000, 1.024910, 27410, 43},
+     {.chunk_size = 32, .min_shared_prefix = 4, .max_slices = 5, .align = 2}, 1, 40, 3, 1.000000, 1.024910, 27410, 43},
     {"trees on ranks",
-     {.chunk_size = 32, .share_least = 1, .n_ranks = 4, DEAR}, 1, 60, 3, 1.010299, 1.288946, 33276, 43},
+     {.chunk_size = 32, .min_shared_prefix = 1, .n_ranks = 4, DEAR}, 1, 60, 3, 1.010299, 1.288946, 33276, 43},
 };
 
 static cf_plan *draw_quality(const quality *q, uint64_t seed, size_t *bytes) {
     harness_rng rng = {seed};
     int64_t lengths[120], size = q->desc.chunk_size, i;
-    cf_share shares[120] = {{0, 0}};
+    cf_shared_prefix shares[120] = {{0, 0}};
     cf_pack_desc desc = q->desc;
     cf_plan *plan = NULL;
     for (i = 0; i < q->n; i++) lengths[i] = harness_between(&rng, 1, i % 8 == 3 ? q->giant * size : size * 2 / 3);
@@ -1190,7 +1191,7 @@ static cf_plan *draw_quality(const quality *q, uint64_t seed, size_t *bytes) {
         shares[i].tokens = lengths[i] < lengths[with] ? lengths[i] : lengths[with];
         shares[i].tokens = i % 3 == 0 ? 0 : harness_between(&rng, 0, shares[i].tokens);
     }
-    if (q->in_trees) desc.shares = shares;
+    if (q->in_trees) desc.shared_prefixes = shares;
     CHECK_INT(cf_pack(lengths, q->n, &desc, &plan, NULL), CF_OK);
     CHECK_INT(cf_plan_validate(plan, lengths, q->n, NULL, NULL), CF_OK);
     CHECK_INT(cf_pack_size(lengths, q->n, &desc, bytes, NULL), CF_OK);
@@ -1198,28 +1199,30 @@ static cf_plan *draw_quality(const quality *q, uint64_t seed, size_t *bytes) {
 }
 
 static double cost_of(const cf_plan *plan, const quality *q, const cf_chunk *c) {
-    double own = c->n_slices > 0 ? 2 + (double)c->padded + (double)c->pairs / 16 : 0;
-    if (c->group < 0 || plan->groups[c->group].gang == 0) return own;
-    return own + q->desc.gang_seconds * (double)(plan->slices[c->first_slice].begin - c->prefix);
+    double own = c->n_slices > 0 ? 2 + (double)c->rows + (double)c->pairs / 16 : 0;
+    if (c->chain < 0 || plan->chains[c->chain].cp == 0) return own;
+    return own + q->desc.cp_row_seconds * (double)(plan->slices[c->first_slice].begin - c->prefix);
 }
 
-/* The dearest rank over the mean, or in step all columns' dearest chunks. A share also pays for what it gathers. */
+/* The most expensive rank over the mean, or in step all columns' most expensive chunks. A share also pays for what it
+   gathers. */
 static double unevenness(const cf_plan *plan, const quality *q) {
     double sum = 0, dearest = 0, all = 0;
     int64_t rank, i;
     for (rank = 0; rank < plan->n_ranks; rank++) {
         double own = 0;
-        for (i = rank * plan->n_steps; i < (rank + 1) * plan->n_steps; i++) own += cost_of(plan, q, &plan->chunks[i]);
+        for (i = rank * plan->chunks_per_rank; i < (rank + 1) * plan->chunks_per_rank; i++)
+            own += cost_of(plan, q, &plan->chunks[i]);
         sum += own;
         dearest = own > dearest ? own : dearest;
     }
-    for (i = 0; i < plan->n_steps; i++) {
+    for (i = 0; i < plan->chunks_per_rank; i++) {
         double most = 0;
         for (rank = 0; rank < plan->n_ranks; rank++)
-            most = fmax(most, cost_of(plan, q, &plan->chunks[rank * plan->n_steps + i]));
+            most = fmax(most, cost_of(plan, q, &plan->chunks[rank * plan->chunks_per_rank + i]));
         all += most;
     }
-    return (q->desc.lockstep || q->desc.gang > 1 ? all : dearest) * (double)plan->n_ranks / sum;
+    return (q->desc.lockstep || q->desc.max_cp > 1 ? all : dearest) * (double)plan->n_ranks / sum;
 }
 
 /* Bytes behind each array, by what nothing at all takes. */
@@ -1260,7 +1263,7 @@ SUITE(pack, CASE(paper_example_of_16_sequences), CASE(paper_example_of_four_sequ
       CASE(cost_split_of_a_long_sequence), CASE(cost_split_of_a_flat_cost_makes_full_slices), CASE(costs_count_padding),
       CASE(ranks_are_balanced_against_every_assignment), CASE(a_hundred_ranks_are_evened_out),
       CASE(ranks_need_few_more_steps_than_the_packing_of_one_rank),
-      CASE(a_dear_group_is_not_burdened_to_save_steps), CASE(short_sequences_move_to_idle_ranks),
+      CASE(a_dear_chain_is_not_burdened_to_save_steps), CASE(short_sequences_move_to_idle_ranks),
       CASE(as_many_ranks_as_there_can_be), CASE(too_many_idle_chunks_are_refused), CASE(stats_are_what_a_recount_gives),
       CASE(pack_into_needs_what_pack_size_says), CASE(memory_for_the_most_chunks_there_can_be),
       CASE(pack_into_refuses_bad_memory), CASE(free_takes_null), CASE(bad_options_are_named),

@@ -1,5 +1,5 @@
-/* All that is drawn is judged, from lengths to steps: lists, trees, ranks in step and gangs, all kinds of schedules and
-   random ones. The library's own judges agree. And the judge itself: whatever is broken, it says. */
+/* All that is drawn is judged, from lengths to steps: lists, trees, ranks in step and cp groups, all kinds of schedules
+   and random ones. The library's own judges agree. And the judge itself: whatever is broken, it says. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -22,7 +22,7 @@ static void check_into(const problem *p) {
         CHECK(same->n_slices == p->plan->n_slices && same->n_chunks == p->plan->n_chunks);
         CHECK(memcmp(same->chunks, p->plan->chunks, (size_t)same->n_chunks * sizeof *same->chunks) == 0);
         CHECK(memcmp(same->slices, p->plan->slices, (size_t)same->n_slices * sizeof *same->slices) == 0);
-        CHECK(memcmp(same->groups, p->plan->groups, (size_t)same->n_groups * sizeof *same->groups) == 0);
+        CHECK(memcmp(same->chains, p->plan->chains, (size_t)same->n_chains * sizeof *same->chains) == 0);
     }
     harness_guard_free(memory);
 }
@@ -105,26 +105,26 @@ static void check_validators(const problem *p) {
         if (cf_schedule_validate(p->plan, r->lowered, &rules, NULL, &error) != CF_OK) FAIL("lowered: %s", error.text);
     }
     if (p->list == NULL) return;
-    if (cf_ranks_validate(p->plan, schedules, NULL, NULL, &error) != CF_OK) FAIL("ranks: %s", error.text);
-    if (cf_ranks_validate(p->plan, lowered, NULL, NULL, &error) != CF_OK) FAIL("lowered ranks: %s", error.text);
+    if (cf_lockstep_validate(p->plan, schedules, NULL, NULL, &error) != CF_OK) FAIL("ranks: %s", error.text);
+    if (cf_lockstep_validate(p->plan, lowered, NULL, NULL, &error) != CF_OK) FAIL("lowered ranks: %s", error.text);
 }
 
 /* Counts of what was made, by kind of plan and of schedule. */
 typedef struct tally {
-    int made, refused, n_trees, n_step, n_gangs, n_forwards, kinds[CF_SCHEDULE_COUNT];
+    int made, refused, n_trees, n_step, n_cp_groups, n_forwards, kinds[CF_SCHEDULE_COUNT];
 } tally;
 
 static void count(tally *t, const problem *p) {
     int64_t i;
-    int gangs = 0;
-    for (i = 0; i < p->plan->n_groups; i++) {
-        CHECK(p->plan->groups[i].gang <= p->pack.gang && p->plan->groups[i].gang != 1);
-        gangs |= p->plan->groups[i].gang > 0;
+    int cp_groups = 0;
+    for (i = 0; i < p->plan->n_chains; i++) {
+        CHECK(p->plan->chains[i].cp <= p->pack.max_cp && p->plan->chains[i].cp != 1);
+        cp_groups |= p->plan->chains[i].cp > 0;
     }
     t->made++;
-    t->n_trees += p->pack.shares != NULL;
+    t->n_trees += p->pack.shared_prefixes != NULL;
     t->n_step += p->list != NULL;
-    t->n_gangs += gangs;
+    t->n_cp_groups += cp_groups;
     t->n_forwards += p->desc.shape.forward_only != 0;
     t->kinds[p->is_random ? 0 : p->desc.kind]++;
 }
@@ -166,13 +166,13 @@ TEST(orders_of_no_kind) {
     CHECK(judge_all(2000, harness_rounds(4000, 300), &wants).made > 0);
 }
 
-TEST(trees_ranks_in_step_and_gangs) {
+TEST(trees_ranks_in_step_and_cp_groups) {
     const int rounds = harness_rounds(6000, 400);
     problem_wants wants = {0};
     tally t;
-    wants.trees = wants.lockstep = wants.gangs = 1;
+    wants.trees = wants.lockstep = wants.cp_groups = 1;
     t = judge_all(3000, rounds, &wants);
-    CHECK(t.n_trees > rounds / 8 && t.n_step > rounds / 4 && t.n_gangs > rounds / 20 && t.n_forwards > rounds / 40);
+    CHECK(t.n_trees > rounds / 8 && t.n_step > rounds / 4 && t.n_cp_groups > rounds / 20 && t.n_forwards > rounds / 40);
 }
 
 /* ---- the judge ---- */
@@ -217,7 +217,7 @@ static int64_t first_of(const cf_action *actions, int64_t n, int pass) {
     return i;
 }
 
-/* A group of five chunks and two standalone ones on two stages; K is 2, so there are replays. */
+/* A chain of five chunks and two standalone ones on two stages; K is 2, so there are replays. */
 TEST(broken_plans_and_lists_are_seen) {
     problem p = {.lengths = {38, 8, 7, 2, 5}};
     problem_rank *r = &p.ranks[0];
@@ -227,8 +227,8 @@ TEST(broken_plans_and_lists_are_seen) {
     list = r->schedule->actions, low = r->lowered->actions;
     BREAK(p.plan->n_tokens, 61, "p->n_tokens == total");
     BREAK(p.plan->chunks[1].pairs, 3, "chunk->pairs == pairs");
-    BREAK(p.plan->slices[2].begin, 15, "p->groups[chunk->group].gang > 0 || slice->begin == chunk->prefix");
-    BREAK(p.plan->groups[0].tokens, 37, "group->gang > 0 || group->tokens == lengths[group->sequence]");
+    BREAK(p.plan->slices[2].begin, 15, "p->chains[chunk->chain].cp > 0 || slice->begin == chunk->prefix");
+    BREAK(p.plan->chains[0].tokens, 37, "chain->cp > 0 || chain->tokens == lengths[chain->sequence]");
     BREAK(p.pack.max_slices, 9, "p->max_slices == desc->max_slices");
     BREAK(list[0].reserved, 1, "reserved");
     BREAK(list[0].pass, CF_B, "twice");
@@ -299,11 +299,11 @@ TEST(broken_steps_are_seen) {
     BREAK(s->steps[f].seed, 4, "another seed");
     BREAK(s->steps[f].wants_loss, 1, "a loss that is taken twice or nowhere");
     BREAK(s->steps[b].last_backward, 1, "the last backward is another one");
-    BREAK(s->steps[b].clear_state_gradient, 0, "a group's own gradient is another one's");
+    BREAK(s->steps[b].clear_state_gradient, 0, "a chain's own gradient is another one's");
     BREAK(s->steps[b].slot, 1 - s->steps[b].slot, "activations of another chunk");
     BREAK(s->steps[b].live, 9, "another count of chunks is left");
     BREAK(s->steps[b].state_tokens, 9, "another count of state is left");
-    BREAK(s->steps[b].state, 1, "the state slot of another group");
+    BREAK(s->steps[b].state, 1, "the state slot of another chain");
     BREAK(s->steps[b].path, -1, "a state slot without a path");
     BREAK(s->steps[b].input, 1 + s->steps[b].input, "an input of another");
     BREAK(s->steps[b].peer, 1, "a pass with a peer");
@@ -316,7 +316,7 @@ TEST(broken_steps_are_seen) {
     BREAK(plain->steps[0].peer, 1, "a boundary although nothing crosses");
     BREAK(path->first, 1, "a path that is not in use");
     BREAK(path->last, path->last - 1, "a path that is not in use");
-    BREAK(path->rows, 37, "a path with other rows than its group");
+    BREAK(path->rows, 37, "a path with other rows than its chain");
     BREAK(path->begin, 1, "a path is too short");
     BREAK(path->stage, 1, "a path on another virtual stage");
     BREAK(path->clear, -1, "a gradient is cleared at the wrong time");
@@ -333,8 +333,8 @@ static void relabel(cf_schedule *s, int64_t one, int64_t other) {
 }
 
 TEST(broken_trees_are_seen) {
-    problem p = {.lengths = {24, 22, 22}, .shares = {{0, 0}, {0, 16}, {0, 16}}, .pack = {.share_least = 1}};
-    p.pack.shares = p.shares;
+    problem p = {.lengths = {24, 22, 22}, .shares = {{0, 0}, {0, 16}, {0, 16}}, .pack = {.min_shared_prefix = 1}};
+    p.pack.shared_prefixes = p.shares;
     pack_and_make(&p, 3, 1, 2); /* a prompt of two chunks, and three answers of one chunk each */
     REQUIRE(p.plan->n_chunks == 5 && p.plan->common != NULL);
     BREAK(p.plan->common[1], 15, "tokens == length && pairs == pairs_of(0, length) && shared == j->f->common[i]");
@@ -346,8 +346,8 @@ TEST(broken_trees_are_seen) {
     CHECK_STR(problem_judge(&p), "more than forwards");
     problem_free(&p);
 
-    p = (problem){.lengths = {40, 44, 38}, .shares = {{0, 0}, {0, 16}, {0, 16}}, .pack = {.share_least = 1}};
-    p.pack.shares = p.shares;
+    p = (problem){.lengths = {40, 44, 38}, .shares = {{0, 0}, {0, 16}, {0, 16}}, .pack = {.min_shared_prefix = 1}};
+    p.pack.shared_prefixes = p.shares;
     pack_and_make(&p, 3, 1, 2); /* and three of several chunks, whose states go on from that of the prompt */
     REQUIRE(p.ranks[0].steps[0] != NULL && p.ranks[0].steps[0]->n_paths > 1);
     BREAK(p.ranks[0].steps[0]->paths[1].up, -1, "a path leaves the tree");
@@ -356,16 +356,16 @@ TEST(broken_trees_are_seen) {
 
 TEST(broken_ranks_in_step_are_seen) {
     static const int64_t ones[] = {1, 1};
-    problem p = {.lengths = {200, 8, 7, 2, 5, 60, 8, 3}, .pack = {.n_ranks = 2, .gang = 2, .lockstep = 1}};
+    problem p = {.lengths = {200, 8, 7, 2, 5, 60, 8, 3}, .pack = {.n_ranks = 2, .max_cp = 2, .lockstep = 1}};
     const cf_schedule *both[2];
     cf_schedule *other;
     p.pack.cost.per_token = 1;
     pack_and_make(&p, 8, 2, 1);
-    REQUIRE(p.ranks[1].schedule != NULL && p.plan->groups[0].gang == 2 && p.plan->groups[0].n_chunks > 2);
+    REQUIRE(p.ranks[1].schedule != NULL && p.plan->chains[0].cp == 2 && p.plan->chains[0].n_chunks > 2);
     BREAK(p.list->limits.state_by_stage, ones, "a rank has more state than its column may");
     both[0] = p.ranks[0].schedule;
     both[1] = other = naive_copy(p.ranks[1].schedule);
-    relabel(other, p.plan->n_steps, p.plan->n_steps + 1);
+    relabel(other, p.plan->chunks_per_rank, p.plan->chunks_per_rank + 1);
     CHECK_STR(problem_in_step_fault(p.plan, both), "a round does not meet");
     other->actions[0].pass = CF_B;
     CHECK_STR(problem_in_step_fault(p.plan, both), "not in step");
@@ -373,6 +373,6 @@ TEST(broken_ranks_in_step_are_seen) {
     problem_free(&p);
 }
 
-SUITE(problem, CASE(lists_of_all_kinds), CASE(orders_of_no_kind), CASE(trees_ranks_in_step_and_gangs),
+SUITE(problem, CASE(lists_of_all_kinds), CASE(orders_of_no_kind), CASE(trees_ranks_in_step_and_cp_groups),
       CASE(broken_plans_and_lists_are_seen), CASE(broken_times_are_seen), CASE(broken_steps_are_seen),
       CASE(broken_trees_are_seen), CASE(broken_ranks_in_step_are_seen));

@@ -18,13 +18,13 @@ static double makespan_of(const cf_plan *plan, cf_schedule_desc desc) {
     return report.makespan;
 }
 
-/* Small enough a budget for a search to miss what another one finds, unless it looks there, too. */
+/* Few enough tries for a search to miss what another one finds, unless it looks there, too. */
 static void draw(uint64_t seed, problem *p) {
     harness_rng rng = {seed};
     problem_draw(&rng, NULL, p);
     p->desc.kind = CF_SCHEDULE_BEST;
     p->desc.shape.replay = CF_REPLAY_LOCAL;
-    p->desc.budget = 4;
+    p->desc.max_tries = 4;
     p->desc.split_backward = 0;
     if (p->desc.limits.chunks == 0 && p->desc.limits.chunks_by_stage == NULL)
         p->desc.limits.chunks = CF_NO_LIMIT;
@@ -64,13 +64,13 @@ TEST(never_longer_than_with_whole_backwards) { compare_all(split_more); }
 
 static int search_more(uint64_t seed, const cf_plan *plan, cf_schedule_desc *more, cf_schedule_desc *less) {
     (void)plan;
-    less->budget = 1 + (int64_t)(seed % 8);
-    more->budget = less->budget + 1 + (int64_t)(seed % 30);
+    less->max_tries = 1 + (int64_t)(seed % 8);
+    more->max_tries = less->max_tries + 1 + (int64_t)(seed % 30);
     more->split_backward = less->split_backward = seed % 3 == 0;
     return 1;
 }
 
-TEST(never_longer_than_with_a_smaller_budget) { compare_all(search_more); }
+TEST(never_longer_than_with_fewer_tries) { compare_all(search_more); }
 
 /* A fixed kind of as many virtual stages, within the same limits; what holds by default for `best` alone is lifted. */
 TEST(never_longer_than_a_fixed_kind) {
@@ -106,42 +106,42 @@ TEST(never_longer_than_a_fixed_kind) {
 
 /* ---- tight limits ---- */
 
-/* What one stage holds that runs units one by one, counted by the definitions of cf_bytes: every chunk is dropped and
-   replayed, one virtual stage after the other; on one row the last chunk of a unit is kept. */
-static int64_t bytes_one_by_one(const cf_plan *plan, int64_t rows, const cf_bytes *bytes, int64_t *most_state) {
+/* What one stage holds that runs units one by one, counted by the definitions of cf_held_bytes: every chunk is dropped
+   and replayed, one virtual stage after the other; on one row the last chunk of a unit is kept. */
+static int64_t bytes_one_by_one(const cf_plan *plan, int64_t rows, const cf_held_bytes *bytes, int64_t *most_state) {
     int64_t most = 0, first, n, i, row;
     *most_state = 0;
-    for (first = 0; first < plan->n_steps; first += n) {
-        int64_t state = 0, inputs = 0, gradient = 0, in_group = plan->chunks[first].group >= 0;
-        n = in_group ? plan->groups[plan->chunks[first].group].n_chunks : 1;
+    for (first = 0; first < plan->chunks_per_rank; first += n) {
+        int64_t state = 0, inputs = 0, gradient = 0, in_chain = plan->chunks[first].chain >= 0;
+        n = in_chain ? plan->chains[plan->chunks[first].chain].n_chunks : 1;
         for (i = 0; i < n; i++) /* forwards */
             for (row = 0; row < rows; row++) {
                 const cf_chunk *c = &plan->chunks[first + i];
                 int kept = rows == 1 && i == n - 1;
                 int64_t held;
-                if (in_group) state += plan->chunks[first + i].state;
-                if (!kept) inputs += c->padded;
-                held = state * bytes->state + inputs * bytes->boundary + kept * c->padded * bytes->activations;
+                if (in_chain) state += plan->chunks[first + i].state;
+                if (!kept) inputs += c->rows;
+                held = state * bytes->state + inputs * bytes->boundary + kept * c->rows * bytes->activations;
                 if (held > most) most = held;
             }
         if (state / rows > *most_state) *most_state = state / rows;
         for (i = n - 1; i >= 0; i--) /* replays and backwards */
             for (row = rows - 1; row >= 0; row--) {
                 const cf_chunk *c = &plan->chunks[first + i];
-                int64_t own = in_group ? plan->chunks[first + i].state : 0, held;
-                if (rows > 1 || i < n - 1) inputs -= c->padded;
-                if (i == n - 1 && in_group) gradient += plan->groups[c->group].tokens;
+                int64_t own = in_chain ? plan->chunks[first + i].state : 0, held;
+                if (rows > 1 || i < n - 1) inputs -= c->rows;
+                if (i == n - 1 && in_chain) gradient += plan->chains[c->chain].tokens;
                 held = state * bytes->state + gradient * bytes->state_gradient + inputs * bytes->boundary +
-                       c->padded * bytes->activations;
+                       c->rows * bytes->activations;
                 if (held > most) most = held;
                 state -= own;
-                if (in_group) gradient -= own;
+                if (in_chain) gradient -= own;
             }
     }
     return most;
 }
 
-/* Groups and standalone chunks, every kind, with just the room that units one by one need. */
+/* Chains and standalone chunks, every kind, with just the room that units one by one need. */
 TEST(where_one_chunk_fits_there_is_a_schedule) {
     uint64_t seed;
     for (seed = 1; seed <= (uint64_t)harness_rounds(500, 120); seed++) {
@@ -165,7 +165,7 @@ TEST(where_one_chunk_fits_there_is_a_schedule) {
             if (kind > CF_SCHEDULE_INTERLEAVED && harness_chance(&rng, 0.4)) desc.shape.placement = CF_PLACEMENT_V;
             desc.shape.k = harness_between(&rng, 1, 4);
             desc.split_backward = kind == CF_SCHEDULE_BEST && harness_chance(&rng, 0.5);
-            desc.budget = harness_between(&rng, 1, 20);
+            desc.max_tries = harness_between(&rng, 1, 20);
             desc.limits.per_token.activations = harness_between(&rng, 1, 8);
             desc.limits.per_token.state = harness_between(&rng, 0, 3);
             desc.limits.per_token.state_gradient = harness_between(&rng, 0, 3);
@@ -215,11 +215,11 @@ TEST(a_limit_that_binds_nothing_changes_nothing) {
 
 /* ---- state ---- */
 
-/* Batches of many groups, with and without virtual stages, and with so few candidates, too, that only fixed schedules
+/* Batches of many chains, with and without virtual stages, and with so few candidates, too, that only fixed schedules
    are tried. Without the limit of state some of them must hold more, or the test would show nothing. */
 TEST(state_does_not_grow_with_the_batch) {
     uint64_t seed;
-    int n_more = 0;
+    int n_extra = 0;
     for (seed = 1; seed <= (uint64_t)harness_rounds(160, 60); seed++) {
         harness_rng rng = {seed};
         int64_t lengths[64], n = harness_between(&rng, 8, 64), i;
@@ -234,7 +234,7 @@ TEST(state_does_not_grow_with_the_batch) {
         desc.shape.placement = seed % 8 == 0 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
         desc.shape.k = harness_between(&rng, 1, 4);
         desc.split_backward = seed % 7 == 0;
-        desc.budget = harness_between(&rng, 1, 24);
+        desc.max_tries = harness_between(&rng, 1, 24);
         if (seed % 6 == 0) desc.limits.chunks = 3 * desc.shape.n_stages * desc.shape.n_virtual;
         harness_note("seed %d", (int)seed);
         CHECK_INT(cf_schedule_make(plan, &desc, &bounded, NULL), CF_OK);
@@ -243,18 +243,18 @@ TEST(state_does_not_grow_with_the_batch) {
         REQUIRE(bounded != NULL && free_of_it != NULL);
         CHECK_INT(cf_schedule_validate(plan, bounded, NULL, NULL, NULL), CF_OK);
         CHECK(pipeline_state_over_default(plan, bounded) <= 1);
-        n_more += pipeline_state_over_default(plan, free_of_it) > 1;
+        n_extra += pipeline_state_over_default(plan, free_of_it) > 1;
         cf_schedule_free(bounded);
         cf_schedule_free(free_of_it);
         cf_plan_free(plan);
     }
-    CHECK(n_more > 0);
-    harness_report("%d of them would hold more", n_more);
+    CHECK(n_extra > 0);
+    harness_report("%d of them would hold more", n_extra);
 }
 
 /* ---- the fixed kinds that are dispatched ---- */
 
-/* Batches of groups under limits with several rows: a unit that waits for room never keeps one that has started from
+/* Batches of chains under limits with several rows: a unit that waits for room never keeps one that has started from
    going on, so that every schedule that is made goes to its end. */
 TEST(dispatched_kinds_come_to_an_end) {
     uint64_t seed;
@@ -328,7 +328,7 @@ TEST(interleaved_runs_as_far_ahead_as_its_warm_up) {
     cf_plan_free(plan);
 }
 
-SUITE(promises, CASE(never_longer_than_with_whole_backwards), CASE(never_longer_than_with_a_smaller_budget),
+SUITE(promises, CASE(never_longer_than_with_whole_backwards), CASE(never_longer_than_with_fewer_tries),
       CASE(never_longer_than_a_fixed_kind), CASE(a_limit_that_binds_nothing_changes_nothing),
       CASE(where_one_chunk_fits_there_is_a_schedule),
       CASE(state_does_not_grow_with_the_batch), CASE(dispatched_kinds_come_to_an_end),

@@ -21,8 +21,8 @@
         CHECK_STR(oracle_error_fault(&error), NULL); \
     } while (0)
 
-/* Sequences of 9, 2 and 5 tokens in chunks of 3: groups of three and two chunks. */
-static cf_plan *plan_of_groups(void) {
+/* Sequences of 9, 2 and 5 tokens in chunks of 3: chains of three and two chunks. */
+static cf_plan *plan_of_chains(void) {
     static const int64_t lengths[] = {9, 2, 5};
     cf_pack_desc pack = {0};
     cf_plan *plan = NULL;
@@ -83,7 +83,7 @@ TEST(a_batch_of_too_many_chunks) {
     REFUSED(cf_pack_size(giants, 2, &desc, &bytes, &error), CF_ERROR_LIMIT, "n_chunks");
     CHECK_INT(error.wanted, CF_MAX_CHUNKS);
     CHECK(error.got >= 2 * (int64_t)CF_MAX_CHUNKS);
-    /* A group that long on as many ranks might need more idle chunks than there may be: no memory is asked for them. */
+    /* A chain that long on as many ranks might need more idle chunks than there may be: no memory is asked for them. */
     desc.n_ranks = CF_MAX_RANKS;
     REQUIRE(cf_pack_size(long_one, 1, &desc, &bytes, &error) == CF_OK);
     CHECK(bytes < (size_t)CF_MAX_CHUNKS * sizeof(cf_chunk) + ((size_t)1 << 26));
@@ -99,7 +99,7 @@ TEST(a_batch_of_too_many_chunks) {
 /* How long a prompt is that sequences share is known late, in memory of the caller's too. */
 TEST(a_prompt_of_too_many_slices) {
     const int64_t lengths[] = {5000000, 5000000}, prompt = lengths[0] - 1000;
-    const cf_share shares[] = {{0, 0}, {0, prompt}};
+    const cf_shared_prefix shares[] = {{0, 0}, {0, prompt}};
     cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
     cf_error error;
@@ -108,7 +108,7 @@ TEST(a_prompt_of_too_many_slices) {
     desc.chunk_size = 1;
     desc.split = CF_SPLIT_COST;
     desc.cost.per_pair = 1;
-    desc.shares = shares;
+    desc.shared_prefixes = shares;
     REFUSED(cf_pack(lengths, 2, &desc, &plan, &error), CF_ERROR_LIMIT, "lengths");
     CHECK_INT(error.got, prompt);
     REQUIRE(cf_pack_size(lengths, 2, &desc, &bytes, &error) == CF_OK);
@@ -188,8 +188,8 @@ TEST(ranks_of_many_sequences_are_even) {
         REQUIRE(cf_pack(lengths, n, &desc, &plan, NULL) == CF_OK);
         CHECK(oracle_plan_fault(plan, lengths, n) == NULL);
         cf_plan_measure(plan, &desc.cost, &stats);
-        CHECK(stats.unit_cost_spread < 0.7);
-        CHECK(stats.rank_cost_spread < 1.01);
+        CHECK(stats.unit_imbalance < 0.7);
+        CHECK(stats.rank_imbalance < 1.01);
         cf_plan_free(plan);
     }
     harness_note("%s", "");
@@ -197,17 +197,17 @@ TEST(ranks_of_many_sequences_are_even) {
 
 /* ---- plans from elsewhere ---- */
 
-TEST(a_group_without_chunks) {
+TEST(a_chain_without_chunks) {
     const int64_t lengths[] = {2, 0};
-    cf_group group = {1, 1, 1, 0, 0};
+    cf_chain chain = {1, 1, 1, 0, 0};
     cf_plan *plan = NULL, copy;
     cf_error error;
     REQUIRE((plan = naive_pack(lengths, 2, 3)) != NULL);
     copy = *plan;
-    copy.groups = &group;
-    copy.n_groups = 1;
-    REFUSED(cf_plan_validate(&copy, lengths, 2, NULL, &error), CF_ERROR_PLAN, "groups.first_chunk");
-    copy.n_groups = 0;
+    copy.chains = &chain;
+    copy.n_chains = 1;
+    REFUSED(cf_plan_validate(&copy, lengths, 2, NULL, &error), CF_ERROR_PLAN, "chains.first_chunk");
+    copy.n_chains = 0;
     CHECK_INT(cf_plan_validate(&copy, lengths, 2, NULL, NULL), CF_OK);
     cf_plan_free(plan);
 }
@@ -232,15 +232,16 @@ TEST(pairs_that_do_not_fit) {
     const int64_t lengths[] = {CF_MAX_LENGTH};
     cf_slice slices[] = {{0, CF_MAX_LENGTH - CF_MAX_CHUNK_SIZE, CF_MAX_CHUNK_SIZE, 0, -1, 0, 1}};
     cf_chunk chunks[] = {{0, 1, CF_MAX_CHUNK_SIZE, CF_MAX_CHUNK_SIZE, 1, 0, 0, 0, 0, -1, -1, 0, CF_MAX_CHUNK_SIZE, 0}};
-    cf_group groups[] = {{0, 0, 1, CF_MAX_LENGTH, 0}};
+    cf_chain chains[] = {{0, 0, 1, CF_MAX_LENGTH, 0}};
     cf_plan plan = {0};
     cf_error error;
     plan.chunk_size = CF_MAX_CHUNK_SIZE;
-    plan.align = plan.n_sequences = plan.n_ranks = plan.n_steps = plan.n_chunks = plan.n_groups = plan.n_slices = 1;
+    plan.align = plan.n_sequences = plan.n_ranks = plan.chunks_per_rank = plan.n_chunks = plan.n_chains = plan.n_slices =
+        1;
     plan.n_tokens = CF_MAX_LENGTH;
     plan.chunks = chunks;
     plan.slices = slices;
-    plan.groups = groups;
+    plan.chains = chains;
     CHECK_INT(cf_slice_pairs(slices[0].begin, slices[0].length), -1);
     REFUSED(cf_plan_validate(&plan, lengths, 1, NULL, &error), CF_ERROR_PLAN, "chunks.pairs");
     CHECK_INT(error.item, 0);
@@ -251,16 +252,16 @@ TEST(pairs_that_do_not_fit_together) {
     const int64_t most = 1 << 21, late = ((int64_t)1 << 43) - (1 << 20), lengths[] = {late + (1 << 20), most};
     cf_slice slices[] = {{0, late, 1 << 20, 0, -1, 0, 1}, {1, 0, most, 1 << 20, -1, 1, 1}};
     cf_chunk chunks[] = {{0, 2, 3 << 20, 3 << 20, 1, 0, 0, 0, 0, -1, -1, 0, 1 << 20, 0}};
-    cf_group groups[] = {{0, 0, 1, late + (1 << 20), 0}};
+    cf_chain chains[] = {{0, 0, 1, late + (1 << 20), 0}};
     cf_plan plan = {0};
     cf_error error;
     plan.chunk_size = 1 << 22;
-    plan.align = plan.n_ranks = plan.n_steps = plan.n_chunks = plan.n_groups = 1;
+    plan.align = plan.n_ranks = plan.chunks_per_rank = plan.n_chunks = plan.n_chains = 1;
     plan.n_sequences = plan.n_slices = 2;
     plan.n_tokens = lengths[0] + lengths[1];
     plan.chunks = chunks;
     plan.slices = slices;
-    plan.groups = groups;
+    plan.chains = chains;
     CHECK(cf_slice_pairs(late, 1 << 20) > INT64_MAX - cf_slice_pairs(0, most));
     REFUSED(cf_plan_validate(&plan, lengths, 2, NULL, &error), CF_ERROR_PLAN, "chunks.pairs");
 }
@@ -375,7 +376,7 @@ TEST(sums_of_memory_that_do_not_fit) {
     CHECK_POISON(&bytes, sizeof bytes);
 }
 
-/* ---- costs, and plans whose groups are not sound ---- */
+/* ---- costs, and plans whose chains are not sound ---- */
 
 TEST(each_cost_is_named) {
     static const struct {
@@ -392,7 +393,7 @@ TEST(each_cost_is_named) {
                    {offsetof(cf_timing, stream_backward), "timing.stream_backward"},
                    {offsetof(cf_timing, stream_exposed), "timing.stream_exposed"}};
     const double bad[] = {-1, (double)NAN, (double)INFINITY};
-    cf_plan *plan = plan_of_groups();
+    cf_plan *plan = plan_of_chains();
     cf_simulate_desc simulate = {0};
     cf_schedule_desc desc = {0};
     cf_schedule *made = paper_of(plan, 1), *schedule = NULL;
@@ -428,7 +429,7 @@ static void refuse_everywhere(const cf_plan *plan, const cf_schedule *schedule, 
 }
 
 TEST(plans_that_do_not_hold_together) {
-    cf_plan *plan = plan_of_groups();
+    cf_plan *plan = plan_of_chains();
     cf_schedule *schedule = paper_of(plan, 2);
     cf_chunk was;
 #define DAMAGE(i, change, code, field)                            \
@@ -438,24 +439,24 @@ TEST(plans_that_do_not_hold_together) {
         refuse_everywhere(plan, schedule, code, field);           \
         plan->chunks[i] = was;                                    \
     } while (0)
-    CHECK_INT(plan->chunks[1].group, 0);
+    CHECK_INT(plan->chunks[1].chain, 0);
     DAMAGE(1, n_slices = 0, CF_ERROR_PLAN, "chunks.n_slices");
     DAMAGE(1, first_slice = -1, CF_ERROR_PLAN, "chunks.first_slice");
     DAMAGE(1, first_slice = plan->n_slices, CF_ERROR_PLAN, "chunks.n_slices");
-    DAMAGE(1, group = 1, CF_ERROR_PLAN, "chunks.group");
+    DAMAGE(1, chain = 1, CF_ERROR_PLAN, "chunks.chain");
     DAMAGE(1, index = 2, CF_ERROR_PLAN, "chunks.index");
-    DAMAGE(1, group = (int32_t)plan->n_groups, CF_ERROR_PLAN, "chunks.group");
+    DAMAGE(1, chain = (int32_t)plan->n_chains, CF_ERROR_PLAN, "chunks.chain");
     DAMAGE(1, tokens = -1, CF_ERROR_PLAN, "chunks.tokens");
     DAMAGE(1, down = -1, CF_ERROR_PLAN, "chunks.down");
     DAMAGE(1, below = 0, CF_ERROR_PLAN, "chunks.down");
     DAMAGE(1, up = -1, CF_ERROR_PLAN, "chunks.up");
-    DAMAGE(1, gang = 2, CF_ERROR_PLAN, "chunks.gang");
+    DAMAGE(1, cp = 2, CF_ERROR_PLAN, "chunks.cp");
     DAMAGE(1, state = 0, CF_ERROR_PLAN, "chunks.state");
     DAMAGE(1, state = plan->chunk_size + 1, CF_ERROR_PLAN, "chunks.state");
 #undef DAMAGE
-    plan->groups[0].tokens--; /* the last chunk has more than the group has left */
+    plan->chains[0].tokens--; /* the last chunk has more than the chain has left */
     refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
-    plan->groups[0].tokens++;
+    plan->chains[0].tokens++;
     CHECK_INT(cf_schedule_validate(plan, schedule, NULL, NULL, NULL), CF_OK);
     cf_schedule_free(schedule);
     cf_plan_free(plan);
@@ -463,23 +464,23 @@ TEST(plans_that_do_not_hold_together) {
 
 /* Padded rows that are none, or that cannot be added up. */
 TEST(rows_that_cannot_be_added_up) {
-    cf_plan *plan = plan_of_groups();
+    cf_plan *plan = plan_of_chains();
     cf_schedule *schedule = paper_of(plan, 2);
     cf_timeline *timeline = NULL;
     cf_error error;
     int64_t most;
-    plan->chunks[1].padded = -1;
-    REFUSED(cf_schedule_validate(plan, schedule, NULL, NULL, &error), CF_ERROR_PLAN, "chunks.padded");
-    REFUSED(cf_simulate(plan, schedule, NULL, &timeline, &error), CF_ERROR_PLAN, "chunks.padded");
-    plan->chunks[1].padded = INT64_MAX; /* with its prefix */
+    plan->chunks[1].rows = -1;
+    REFUSED(cf_schedule_validate(plan, schedule, NULL, NULL, &error), CF_ERROR_PLAN, "chunks.rows");
+    REFUSED(cf_simulate(plan, schedule, NULL, &timeline, &error), CF_ERROR_PLAN, "chunks.rows");
+    plan->chunks[1].rows = INT64_MAX;   /* with its prefix */
     REFUSED(cf_schedule_validate(plan, schedule, NULL, NULL, &error), CF_ERROR_PLAN, "chunks.prefix");
     REFUSED(cf_simulate(plan, schedule, NULL, &timeline, &error), CF_ERROR_PLAN, "chunks.prefix");
-    plan->chunks[1].padded = INT64_MAX / 2;
+    plan->chunks[1].rows = INT64_MAX / 2;
     REFUSED(cf_simulate(plan, schedule, NULL, &timeline, &error), CF_ERROR_PLAN, "chunks.tokens");
     CHECK(timeline == NULL);
-    plan->chunks[1].padded = 3;
+    plan->chunks[1].rows = 3;
     for (most = INT64_MAX; most > INT64_MAX / 2; most -= most / 8) { /* of state, K and V and both gradients */
-        plan->groups[0].tokens = most;
+        plan->chains[0].tokens = most;
         refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
         plan->slices[plan->chunks[0].first_slice].length = most - 6; /* and is the first chunk's, all of it */
         refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
@@ -506,11 +507,11 @@ TEST(rows_of_another_rank) {
         desc.shape.rank = rank;
         REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
         for (i = 0; i < plan->n_chunks; i++) {
-            const int64_t was = plan->chunks[i].padded;
-            plan->chunks[i].padded = -1;
-            if (plan->chunks[i].rank == rank) refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.padded");
+            const int64_t was = plan->chunks[i].rows;
+            plan->chunks[i].rows = -1;
+            if (plan->chunks[i].rank == rank) refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.rows");
             else CHECK_INT(cf_schedule_validate(plan, schedule, NULL, NULL, NULL), CF_OK);
-            plan->chunks[i].padded = was;
+            plan->chunks[i].rows = was;
         }
         cf_schedule_free(schedule);
     }
@@ -538,9 +539,9 @@ TEST(graphs_without_anything) {
 
 /* Each member alone is no negative number, and what all tokens take together passes 64 bits. */
 TEST(bytes_that_cannot_be_added_up) {
-    static const cf_bytes many[] = {{INT64_MAX, 1, 0, 0}, {INT64_MAX, 0, 1, 0}, {INT64_MAX, 0, 0, 1},
-                                    {INT64_MAX, 0, 0, 0}, {INT64_MAX / 30, 0, 0, 0}};
-    cf_plan *plan = plan_of_groups();
+    static const cf_held_bytes many[] = {{INT64_MAX, 1, 0, 0}, {INT64_MAX, 0, 1, 0}, {INT64_MAX, 0, 0, 1},
+                                         {INT64_MAX, 0, 0, 0}, {INT64_MAX / 30, 0, 0, 0}};
+    cf_plan *plan = plan_of_chains();
     cf_schedule *made = paper_of(plan, 2), *schedule = NULL;
     cf_schedule_desc desc = {0};
     cf_simulate_desc simulate = {0};
@@ -563,7 +564,7 @@ TEST(bytes_that_cannot_be_added_up) {
     REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW,
             "limits.per_token"); /* twice as many */
     memset(&desc.limits.per_token, 0, sizeof desc.limits.per_token);
-    plan->chunks[0].padded = INT64_MAX - 100; /* and so would be the rows themselves */
+    plan->chunks[0].rows = INT64_MAX - 100;   /* and so would be the rows themselves */
     REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW, "limits.per_token");
     CHECK(schedule == NULL);
     cf_schedule_free(made);
@@ -573,8 +574,8 @@ TEST(bytes_that_cannot_be_added_up) {
 /* gpipe keeps all 16 tokens, unless bytes are limited: for all stages alike, for each of them, or in both ways. */
 TEST(limits_on_bytes_bind_in_either_form) {
     const int64_t each[] = {6, 6};
-    const cf_bytes one_a_token = {1, 0, 0, 0};
-    cf_plan *plan = plan_of_groups();
+    const cf_held_bytes one_a_token = {1, 0, 0, 0};
+    cf_plan *plan = plan_of_chains();
     int form;
     for (form = 0; form < 4; form++) {
         cf_schedule_desc desc = {0};
@@ -598,7 +599,7 @@ TEST(limits_on_bytes_bind_in_either_form) {
 /* A limit of bytes says nothing without what it counts. It used to take all other limits away, and was kept by all. */
 TEST(bytes_need_what_they_count) {
     const int64_t each[] = {0, 6}, none[] = {CF_NO_LIMIT, 0};
-    cf_plan *plan = plan_of_groups();
+    cf_plan *plan = plan_of_chains();
     cf_schedule_desc desc = {0};
     cf_validate_desc asked = {0};
     cf_simulate_desc simulate = {0};
@@ -636,7 +637,7 @@ TEST(what_is_wanted_would_do) {
                  {CF_SCHEDULE_GPIPE, {.forward_only = 5}, "shape.forward_only", 0},
                  {CF_SCHEDULE_BEST, {.forward_only = 5}, "shape.forward_only", 1}};
     const int64_t length = 9, primes[] = {2147483647, 2147483629};
-    cf_plan *plan = plan_of_groups();
+    cf_plan *plan = plan_of_chains();
     cf_pack_desc pack = {0};
     cf_error error;
     size_t bytes;
@@ -678,9 +679,9 @@ TEST(adapters_of_experts_need_a_rank) {
     CHECK_INT(cf_memory_token_bytes(&desc, 0, &bytes, &error), CF_OK);
 }
 
-/* The first group's 9 tokens of state must all be held at once, and nothing else is counted. */
-TEST(the_state_of_the_first_group_needs_its_bytes) {
-    cf_plan *plan = plan_of_groups();
+/* The first chain's 9 tokens of state must all be held at once, and nothing else is counted. */
+TEST(the_state_of_the_first_chain_needs_its_bytes) {
+    cf_plan *plan = plan_of_chains();
     cf_schedule_desc desc = {0};
     cf_schedule *schedule = NULL;
     cf_error error;
@@ -703,7 +704,7 @@ TEST(placements_are_for_some_kinds) {
                  {CF_SCHEDULE_ZERO_BUBBLE, CF_PLACEMENT_V, 1},   {CF_SCHEDULE_ZERO_BUBBLE, CF_PLACEMENT_COUNT, 0},
                  {CF_SCHEDULE_BEST, CF_PLACEMENT_V, 1},        {CF_SCHEDULE_BEST, CF_PLACEMENT_COUNT, 0},
                  {CF_SCHEDULE_BEST, -1, 0},                      {CF_SCHEDULE_PAPER, CF_PLACEMENT_LOOP, 1}};
-    cf_plan *plan = plan_of_groups();
+    cf_plan *plan = plan_of_chains();
     int64_t i;
     for (i = 0; i < COUNT(cases); i++) {
         cf_schedule_desc desc = {0};
@@ -714,7 +715,7 @@ TEST(placements_are_for_some_kinds) {
         desc.shape.n_stages = 2;
         desc.shape.n_virtual = desc.kind >= CF_SCHEDULE_INTERLEAVED ? 2 : 1;
         desc.shape.placement = (cf_placement)cases[i].placement;
-        desc.budget = 3;
+        desc.max_tries = 3;
         harness_note("case %d", (int)i);
         CHECK_INT(cf_schedule_make(plan, &desc, &schedule, &error), cases[i].allowed ? CF_OK : CF_ERROR_ARGUMENT);
         if (!cases[i].allowed) CHECK_STR(error.field, "shape.placement");
@@ -735,12 +736,12 @@ TEST(placements_are_for_some_kinds) {
 
 /* What is held passes 64 bits, by each of the four terms: that is more than any limit. */
 TEST(bytes_past_64_bits_are_past_the_limit) {
-    static const cf_bytes many[] = {{INT64_MAX, 0, 0, 0},         {0, INT64_MAX, 0, 0},
-                                    {0, 0, INT64_MAX, 0},         {0, 0, 0, INT64_MAX},
-                                    {INT64_MAX / 3, 1000, 0, 0},  {INT64_MAX / 3, 0, 1000, 0},
-                                    {INT64_MAX / 3, 0, 0, INT64_MAX / 9}};
-    const cf_bytes few = {1, 1, 1, 1};
-    cf_plan *plan = plan_of_groups();
+    static const cf_held_bytes many[] = {{INT64_MAX, 0, 0, 0},         {0, INT64_MAX, 0, 0},
+                                         {0, 0, INT64_MAX, 0},         {0, 0, 0, INT64_MAX},
+                                         {INT64_MAX / 3, 1000, 0, 0},  {INT64_MAX / 3, 0, 1000, 0},
+                                         {INT64_MAX / 3, 0, 0, INT64_MAX / 9}};
+    const cf_held_bytes few = {1, 1, 1, 1};
+    cf_plan *plan = plan_of_chains();
     cf_schedule_desc order = {0};
     cf_schedule *schedule = NULL;
     cf_validate_desc desc = {0};
@@ -764,7 +765,7 @@ TEST(bytes_past_64_bits_are_past_the_limit) {
 }
 
 TEST(a_schedules_own_limits_bind) {
-    cf_plan *plan = plan_of_groups();
+    cf_plan *plan = plan_of_chains();
     cf_schedule *schedule = paper_of(plan, 2);
     int64_t limits[2];
     cf_validate_desc desc = {0};
@@ -795,7 +796,7 @@ TEST(a_schedules_own_limits_bind) {
 
 /* Chunks that stage 1 keeps after all, so that no R takes what it receives. */
 TEST(what_is_received_and_not_read) {
-    cf_plan *plan = plan_of_groups();
+    cf_plan *plan = plan_of_chains();
     cf_schedule *schedule = paper_of(plan, 2), *lowered = NULL, *copy;
     cf_timeline *timeline = NULL;
     cf_error error;
@@ -821,7 +822,7 @@ TEST(what_is_received_and_not_read) {
 
 /* A list that ends before another stage's transfers have met their other ends. */
 TEST(a_list_that_ends_too_early) {
-    cf_plan *plan = plan_of_groups();
+    cf_plan *plan = plan_of_chains();
     cf_schedule *schedule = paper_of(plan, 2), *lowered = NULL, *copy;
     int64_t left;
     REQUIRE(cf_schedule_lower(plan, schedule, NULL, &lowered, NULL) == CF_OK);
@@ -847,7 +848,7 @@ TEST(a_list_that_ends_too_early) {
 
 /* A plan of one rank made by hand whose chunks, far behind in their sequence, have scores past what can be counted. */
 TEST(scores_that_do_not_fit) {
-    cf_plan *plan = plan_of_groups();
+    cf_plan *plan = plan_of_chains();
     cf_schedule_desc order = {0};
     cf_schedule *schedule = NULL;
     cf_memory_load loads[64];
@@ -874,7 +875,7 @@ TEST(scores_that_do_not_fit) {
 
 /* A second backward gives back what the first one has given back already. */
 TEST(loads_of_what_is_given_back_twice) {
-    cf_plan *plan = plan_of_groups(), *nothing = plan_of_nothing();
+    cf_plan *plan = plan_of_chains(), *nothing = plan_of_nothing();
     cf_schedule *schedule = paper_of(plan, 1), *empty = paper_of(nothing, 1);
     cf_memory_load loads[64];
     cf_error error;
@@ -945,7 +946,7 @@ TEST(writers_of_what_does_not_go_together) {
     harness_heap heap = {0};
     cf_allocator half = {harness_alloc, NULL, NULL};
     cf_write_desc desc = {0, NULL};
-    cf_plan *plan = plan_of_groups();
+    cf_plan *plan = plan_of_chains();
     cf_schedule *one = paper_of(plan, 1), *two = paper_of(plan, 2);
     cf_timeline *timeline = NULL, copy;
     stopper s = {0, 0, 0};
@@ -977,14 +978,14 @@ TEST(writers_of_what_does_not_go_together) {
 
 SUITE(refusals, CASE(every_item_has_its_name), CASE(a_batch_of_too_many_chunks), CASE(a_prompt_of_too_many_slices),
       CASE(best_fit_among_rooms_that_lie_close), CASE(a_room_too_small_is_passed_by),
-      CASE(ranks_of_many_sequences_are_even), CASE(a_group_without_chunks), CASE(a_sequence_left_out_needs_no_record),
+      CASE(ranks_of_many_sequences_are_even), CASE(a_chain_without_chunks), CASE(a_sequence_left_out_needs_no_record),
       CASE(pairs_that_do_not_fit), CASE(pairs_that_do_not_fit_together), CASE(places_out_of_range),
       CASE(splits_and_outputs_of_models), CASE(unfused_operations_without_a_gate), CASE(buffers_of_tensor_parallelism),
       CASE(sums_of_memory_that_do_not_fit), CASE(each_cost_is_named), CASE(plans_that_do_not_hold_together),
       CASE(rows_that_cannot_be_added_up), CASE(rows_of_another_rank), CASE(graphs_without_anything),
       CASE(bytes_that_cannot_be_added_up),
       CASE(limits_on_bytes_bind_in_either_form), CASE(bytes_need_what_they_count), CASE(what_is_wanted_would_do),
-      CASE(adapters_of_experts_need_a_rank), CASE(the_state_of_the_first_group_needs_its_bytes),
+      CASE(adapters_of_experts_need_a_rank), CASE(the_state_of_the_first_chain_needs_its_bytes),
       CASE(placements_are_for_some_kinds), CASE(bytes_past_64_bits_are_past_the_limit),
       CASE(a_schedules_own_limits_bind), CASE(what_is_received_and_not_read), CASE(a_list_that_ends_too_early),
       CASE(scores_that_do_not_fit), CASE(loads_of_what_is_given_back_twice),

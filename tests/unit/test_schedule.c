@@ -90,18 +90,18 @@ static int64_t naive_schedule(const cf_plan *plan, int64_t rank, int64_t k, cf_a
     int64_t c, count = 0;
     for (c = 0; c < plan->n_chunks; c++) {
         const cf_chunk *chunk = &plan->chunks[c];
-        if (chunk->rank != rank || (chunk->group >= 0 && chunk->index > 0)) continue;
-        count += naive_unit(c, chunk->group >= 0 ? plan->groups[chunk->group].n_chunks : 1, k, actions + count);
+        if (chunk->rank != rank || (chunk->chain >= 0 && chunk->index > 0)) continue;
+        count += naive_unit(c, chunk->chain >= 0 ? plan->chains[chunk->chain].n_chunks : 1, k, actions + count);
     }
     return count;
 }
 
 /* The rules of a schedule, counted action by action, without regard to how it was made. */
 static void check_rules(const cf_plan *plan, const cf_schedule *schedule, int64_t k) {
-    /* of each group: chunks that hold activations, forwards and backwards that have run */
-    int64_t *kept = (int64_t *)calloc((size_t)plan->n_groups + 1, sizeof *kept);
-    int64_t *forwards = (int64_t *)calloc((size_t)plan->n_groups + 1, sizeof *forwards);
-    int64_t *backwards = (int64_t *)calloc((size_t)plan->n_groups + 1, sizeof *backwards);
+    /* of each chain: chunks that hold activations, forwards and backwards that have run */
+    int64_t *kept = (int64_t *)calloc((size_t)plan->n_chains + 1, sizeof *kept);
+    int64_t *forwards = (int64_t *)calloc((size_t)plan->n_chains + 1, sizeof *forwards);
+    int64_t *backwards = (int64_t *)calloc((size_t)plan->n_chains + 1, sizeof *backwards);
     char *done = (char *)calloc((size_t)plan->n_chunks + 1, 4); /* F, R, B ran; activations held */
     int64_t i, n_done = 0;
     REQUIRE(kept && forwards && backwards && done);
@@ -117,7 +117,7 @@ static void check_rules(const cf_plan *plan, const cf_schedule *schedule, int64_
         switch (a->pass) {
             case CF_F:
                 CHECK(!state[0] && !state[1] && !state[2]);
-                if (chunk->group >= 0) CHECK_INT(chunk->index, forwards[chunk->group]++); /* ascending */
+                if (chunk->chain >= 0) CHECK_INT(chunk->index, forwards[chunk->chain]++); /* ascending */
                 state[0] = 1;
                 state[3] = (char)a->keep;
                 break;
@@ -128,22 +128,22 @@ static void check_rules(const cf_plan *plan, const cf_schedule *schedule, int64_
                 break;
             case CF_B:
                 CHECK(state[0] && !state[2] && state[3]);
-                if (chunk->group >= 0) /* descending, and only after every forward of the group */
-                    CHECK(chunk->index == plan->groups[chunk->group].n_chunks - 1 - backwards[chunk->group]++ &&
-                          forwards[chunk->group] == plan->groups[chunk->group].n_chunks);
+                if (chunk->chain >= 0) /* descending, and only after every forward of the chain */
+                    CHECK(chunk->index == plan->chains[chunk->chain].n_chunks - 1 - backwards[chunk->chain]++ &&
+                          forwards[chunk->chain] == plan->chains[chunk->chain].n_chunks);
                 state[2] = 1;
                 state[3] = 0;
                 n_done++;
                 break;
             default: FAIL("pass %d", (int)a->pass);
         }
-        if (chunk->group >= 0) {
-            kept[chunk->group] += a->keep;
-            kept[chunk->group] -= a->pass == CF_B;
-            CHECK(kept[chunk->group] >= 0 && kept[chunk->group] <= k);
+        if (chunk->chain >= 0) {
+            kept[chunk->chain] += a->keep;
+            kept[chunk->chain] -= a->pass == CF_B;
+            CHECK(kept[chunk->chain] >= 0 && kept[chunk->chain] <= k);
         }
     }
-    CHECK_INT(n_done, plan->n_steps); /* each chunk of the rank, once */
+    CHECK_INT(n_done, plan->chunks_per_rank); /* each chunk of the rank, once */
     free(kept);
     free(forwards);
     free(backwards);

@@ -122,7 +122,7 @@ TEST(closed_forms_for_equal_chunks) {
 TEST(memory_of_equal_chunks) {
     int64_t lengths[32], i, s;
     const int64_t p = 4, m = 16;
-    cf_bytes one;
+    cf_held_bytes one;
     cf_plan *plan;
     for (i = 0; i < 32; i++) lengths[i] = 1;
     memset(&one, 0, sizeof one);
@@ -157,7 +157,7 @@ static int has_limit(const cf_schedule_desc *desc) {
 /* With forwards_first each list is all F, none of which keeps anything, and then R and B of one chunk after the
    other. */
 static void check_forwards_first(const problem *p, const cf_schedule *schedule, const cf_timeline *timeline) {
-    int64_t n = p->plan->n_steps, state = 0, s, i;
+    int64_t n = p->plan->chunks_per_rank, state = 0, s, i;
     for (i = 0; i < n; i++) state += p->plan->chunks[p->desc.shape.rank * n + i].state;
     for (s = 0; s < schedule->shape.n_stages; s++) {
         const cf_action *a = &schedule->actions[schedule->first[s]];
@@ -248,7 +248,7 @@ TEST(refused_limits_say_what_would_do) {
     CHECK(refused > harness_rounds(20, 3));
 }
 
-/* A plan whose groups have chunks that are not full before their last one, and last ones with padded rows. */
+/* A plan whose chains have chunks that are not full before their last one, and last ones with padded rows. */
 static cf_plan *uneven_plan(harness_rng *rng) {
     int64_t lengths[8], n = harness_between(rng, 2, 8), i;
     cf_pack_desc desc = {0};
@@ -264,7 +264,7 @@ static cf_plan *uneven_plan(harness_rng *rng) {
 }
 
 /* Where a kept input costs more than the activations that it stands for, dropping a chunk saves nothing until it is
-   replayed: limits between what a group needs and what there is without one are kept to or refused. */
+   replayed: limits between what a chain needs and what there is without one are kept to or refused. */
 TEST(inputs_that_cost_more_than_activations) {
     uint64_t seed;
     int64_t made = 0, dropped = 0;
@@ -317,7 +317,7 @@ TEST(inputs_that_cost_more_than_activations) {
 }
 
 /* Every kind keeps to a limit of state, given for all stages or one by one, writes it down, and refuses one that the
-   longest group does not fit into. The validator finds what a virtual stage holds beyond a limit, and nothing
+   longest chain does not fit into. The validator finds what a virtual stage holds beyond a limit, and nothing
    sooner. */
 TEST(limits_of_state) {
     int64_t n_made = 0, n_refused = 0;
@@ -333,10 +333,10 @@ TEST(limits_of_state) {
         cf_result result;
         problem_draw(&rng, NULL, &p);
         desc = p.desc;
-        for (g = 0; g < p.plan->n_groups; g++)
-            if (p.plan->chunks[p.plan->groups[g].first_chunk].rank == desc.shape.rank &&
-                p.plan->groups[g].tokens > longest)
-                longest = p.plan->groups[g].tokens;
+        for (g = 0; g < p.plan->n_chains; g++)
+            if (p.plan->chunks[p.plan->chains[g].first_chunk].rank == desc.shape.rank &&
+                p.plan->chains[g].tokens > longest)
+                longest = p.plan->chains[g].tokens;
         desc.limits.state = given = longest > 0 ? harness_between(&rng, longest / 2, 2 * longest) : 7;
         for (v = 0; v < PROBLEM_MOST_STAGES; v++) by_stage[v] = v % 2 ? 0 : given;
         if (harness_chance(&rng, 0.3)) desc.limits.state_by_stage = by_stage;
@@ -459,7 +459,7 @@ TEST(bad_options_are_named) {
     REFUSED(bad.limits.bytes_by_stage = negative, CF_ERROR_ARGUMENT, "limits.bytes_by_stage");
     REFUSED(bad.limits.per_token.state = -1, CF_ERROR_ARGUMENT, "limits.per_token.state");
     REFUSED(bad.limits.per_token.state = INT64_MAX / 2, CF_ERROR_OVERFLOW, "limits.per_token");
-    REFUSED(bad.budget = -1, CF_ERROR_ARGUMENT, "budget");
+    REFUSED(bad.max_tries = -1, CF_ERROR_ARGUMENT, "max_tries");
     REFUSED(bad.forwards_first = 1; bad.shape.replay = CF_REPLAY_LOCAL, CF_ERROR_ARGUMENT, "forwards_first");
     REFUSED(bad = first; bad.limits.state = 9, CF_ERROR_ARGUMENT, "forwards_first");
     REFUSED(bad = first; bad.limits.state_by_stage = negative, CF_ERROR_ARGUMENT, "forwards_first");
@@ -567,7 +567,7 @@ TEST(a_thousand_stages) {
     for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind++) {
         cf_schedule_desc desc = describe((cf_schedule_kind)kind, 1000, 2);
         cf_schedule *schedule = NULL;
-        desc.budget = harness_rounds(8, 2);
+        desc.max_tries = harness_rounds(8, 2);
         CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
         REQUIRE(schedule != NULL);
         CHECK_INT(schedule->shape.n_stages, 1000);
@@ -594,7 +594,7 @@ TEST(order_is_that_of_any_unit_of_time) {
             timings[i].all.backward.per_token = 2 * timings[i].all.forward.per_token;
             timings[i].latency = timings[i].all.forward.per_token / 4;
             desc.timing = &timings[i];
-            desc.budget = 20;
+            desc.max_tries = 20;
             schedules[i] = make(plan, &desc);
         }
         harness_note("%s", cf_schedule_kind_name((cf_schedule_kind)kind));

@@ -62,8 +62,8 @@ TEST(padded_rows_take_time) {
     CHECK_INT(cf_pack(lengths, 4, &pack, &plan, NULL), CF_OK);
     REQUIRE(plan != NULL);
     CHECK_INT(plan->n_chunks, 2);
-    CHECK_INT(plan->chunks[0].padded, 256);
-    CHECK_INT(plan->chunks[1].padded, 64);
+    CHECK_INT(plan->chunks[0].rows, 256);
+    CHECK_INT(plan->chunks[1].rows, 64);
     schedule = schedule_of(plan, CF_SCHEDULE_GPIPE, 1, 1);
     REQUIRE(schedule != NULL);
     CHECK_INT(cf_simulate(plan, schedule, &simulate, &timeline, NULL), CF_OK);
@@ -286,7 +286,7 @@ TEST(json_carries_the_timeline) {
             ",\n  \"token_bytes\": {\"activations\": 11, \"state\": 12, \"state_gradient\": 13, \"boundary\": 14}";
         cf_schedule limited = *schedule;
         cf_timeline streamed = *timeline;
-        const cf_bytes per_token = {11, 12, 13, 14};
+        const cf_held_bytes per_token = {11, 12, 13, 14};
         size_t k;
         harness_text text = {NULL, 0, 0, 0, 0, 0};
         if (i == 0) limited.limits.chunks = 3;

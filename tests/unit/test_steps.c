@@ -31,24 +31,24 @@ static void raise_to(int64_t *peak, int64_t value) {
     if (value > *peak) *peak = value;
 }
 
-/* dK and dV of a chunk are complete when every later chunk of its group has run its backward. */
+/* dK and dV of a chunk are complete when every later chunk of its chain has run its backward. */
 static int later_chunks_are_done(const books *b, const cf_chunk *chunk) {
     int64_t i;
-    const cf_group *group;
-    if (chunk->group < 0) return 1;
-    group = &b->plan->groups[chunk->group];
-    for (i = chunk->index + 1; i < group->n_chunks; i++)
-        if (!b->chunks[group->first_chunk + i].backward) return 0;
+    const cf_chain *chain;
+    if (chunk->chain < 0) return 1;
+    chain = &b->plan->chains[chunk->chain];
+    for (i = chunk->index + 1; i < chain->n_chunks; i++)
+        if (!b->chunks[chain->first_chunk + i].backward) return 0;
     return 1;
 }
 
 static int earlier_chunks_are_held(const books *b, const cf_chunk *chunk) {
     int64_t i;
-    const cf_group *group;
-    if (chunk->group < 0) return 1;
-    group = &b->plan->groups[chunk->group];
+    const cf_chain *chain;
+    if (chunk->chain < 0) return 1;
+    chain = &b->plan->chains[chunk->chain];
     for (i = 0; i < chunk->index; i++) {
-        const chunk_book *earlier = &b->chunks[group->first_chunk + i];
+        const chunk_book *earlier = &b->chunks[chain->first_chunk + i];
         if (!earlier->forwarded || earlier->backward) return 0;
     }
     return 1;
@@ -76,11 +76,11 @@ static void book_action(books *b, const cf_action *a) {
     const cf_chunk *chunk = &b->plan->chunks[a->chunk];
     chunk_book *book = &b->chunks[a->chunk];
     if (a->pass == CF_F) book->forwarded = 1;
-    if (a->pass == CF_F && chunk->group >= 0) b->state_held[chunk->group] = 1;
+    if (a->pass == CF_F && chunk->chain >= 0) b->state_held[chunk->chain] = 1;
     if (a->keep) book->kept = 1;
     if (a->pass == CF_B || a->pass == CF_I) {
         book->backward = a->pass == CF_I ? 1 : 2;
-        if (chunk->group >= 0 && chunk->index == 0) b->state_held[chunk->group] = 0;
+        if (chunk->chain >= 0 && chunk->index == 0) b->state_held[chunk->chain] = 0;
     }
     if (a->pass == CF_W) book->backward = 2;
     if (a->pass == CF_B || a->pass == CF_W) book->kept = 0;
@@ -111,7 +111,7 @@ static int books_are_open(const books *b) {
     int64_t i;
     for (i = 0; i < b->plan->n_chunks; i++)
         if (b->plan->chunks[i].rank == b->rank && (b->chunks[i].backward != 2 || b->chunks[i].kept)) return 1;
-    for (i = 0; i < b->plan->n_groups; i++)
+    for (i = 0; i < b->plan->n_chains; i++)
         if (b->state_held[i]) return 1;
     return 0;
 }
@@ -152,7 +152,7 @@ static fixture draw_fixture(uint64_t seed, int64_t most_sequences) {
     return f;
 }
 
-/* A group of five chunks and two standalone ones. */
+/* A chain of five chunks and two standalone ones. */
 static fixture known_fixture(int64_t k) {
     const int64_t lengths[] = {38, 8, 7, 2, 5};
     cf_pack_desc pack = {0};
@@ -216,7 +216,7 @@ TEST(capacities_are_high_water_marks) {
                 const cf_slice *s = &plan->slices[chunk->first_slice + j];
                 n_seqs += s->offset + s->length < s[1].offset; /* ... and there is padding behind this one */
             }
-            raise_to(&wanted.rows, chunk->padded);
+            raise_to(&wanted.rows, chunk->rows);
             raise_to(&wanted.prefix, chunk->prefix);
             CHECK(n_seqs <= (plan->align > 1 ? 2 * chunk->n_slices + (chunk->n_slices == 0) : chunk->n_slices + 1));
             raise_to(&wanted.n_seqs, plan->align > 1 && chunk->n_slices > 0 ? 2 * chunk->n_slices : n_seqs);
@@ -262,17 +262,17 @@ TEST(a_capacity_is_not_read_past_the_plan) {
                  {"chunks.first_slice", offsetof(cf_chunk, first_slice), INT64_MAX},
                  {"chunks.n_slices", offsetof(cf_chunk, n_slices), -1},
                  {"chunks.n_slices", offsetof(cf_chunk, n_slices), INT64_MAX},
-                 {"chunks.group", offsetof(cf_chunk, group), INT64_MAX},
+                 {"chunks.chain", offsetof(cf_chunk, chain), INT64_MAX},
                  {"chunks.index", offsetof(cf_chunk, index), INT64_MAX},
                  {"chunks.index", offsetof(cf_chunk, index), -1},
                  {"chunks.prefix", offsetof(cf_chunk, prefix), INT64_MAX},
                  {"chunks.prefix", offsetof(cf_chunk, prefix), -1},
-                 {"chunks.padded", offsetof(cf_chunk, padded), -1}};
+                 {"chunks.rows", offsetof(cf_chunk, rows), -1}};
     fixture f = known_fixture(2);
     size_t i;
-    REQUIRE(f.plan && f.plan->n_groups > 0);
+    REQUIRE(f.plan && f.plan->n_chains > 0);
     for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        unsigned char *chunk = (unsigned char *)&f.plan->chunks[f.plan->groups[0].first_chunk + 1];
+        unsigned char *chunk = (unsigned char *)&f.plan->chunks[f.plan->chains[0].first_chunk + 1];
         int64_t *damaged = (int64_t *)(void *)(chunk + cases[i].offset), sound = *damaged;
         cf_capacity most, poison;
         cf_error error;
@@ -342,7 +342,7 @@ static cf_schedule wrap_actions(const cf_plan *plan, int64_t rank, cf_action *ac
     return schedule;
 }
 
-/* Makes the steps of a text for one group of three chunks (0, 1, 2) and one standalone chunk (3). wanted_at: -2 good,
+/* Makes the steps of a text for one chain of three chunks (0, 1, 2) and one standalone chunk (3). wanted_at: -2 good,
    -1 refused at the end, else the position of the action that is refused. */
 static void check_by_hand(const char *text, int64_t wanted_at) {
     const int64_t lengths[] = {12, 4};
@@ -401,7 +401,7 @@ TEST(impossible_actions_are_refused_where_they_stand) {
     check_by_hand("F0+ F1+ F2+ W2", 3);
 }
 
-/* dK and dV of a chunk are not complete while a later chunk of its group has not even run forward. */
+/* dK and dV of a chunk are not complete while a later chunk of its chain has not even run forward. */
 TEST(a_backward_before_later_forwards_is_refused) {
     check_by_hand("F0+ B0", 1);
     check_by_hand("F0+ F1+ B1 B0", 2);
@@ -415,7 +415,7 @@ TEST(slots_left_in_use_are_an_error) {
     check_by_hand("F0 F1 F2+ B2 R1+ B1 F3+ B3", -1); /* chunk 0 forgotten: its state is still held */
 }
 
-/* The record counts them: two chunks, and the state of the group that one of them belongs to. */
+/* The record counts them: two chunks, and the state of the chain that one of them belongs to. */
 TEST(slots_left_in_use_are_counted) {
     const int64_t lengths[] = {12, 4};
     cf_plan *plan = NULL;
@@ -666,7 +666,7 @@ static void check_drops(int64_t n_stages, int64_t limit) {
     order.limits.chunks = limit;
     harness_note("%d stages, limit %d", (int)n_stages, (int)limit);
     CHECK_INT(cf_pack(lengths, COUNT(lengths), &pack, &f.plan, NULL), CF_OK);
-    CHECK_INT(f.plan->n_groups, 0);
+    CHECK_INT(f.plan->n_chains, 0);
     CHECK_INT(cf_schedule_make(f.plan, &order, &f.schedule, NULL), CF_OK);
     REQUIRE(f.schedule != NULL);
     CHECK_INT(cf_schedule_validate(f.plan, f.schedule, NULL, NULL, NULL), CF_OK);

@@ -16,7 +16,7 @@ enum { MOST = 16, LONGEST = 80, MOST_CHUNKS = 512, MOST_V = 12 };
 
 typedef struct forest {
     int64_t n, lengths[MOST];
-    cf_share shares[MOST];
+    cf_shared_prefix shares[MOST];
     int32_t tokens[MOST][LONGEST];
     unsigned char ignored[MOST][LONGEST];
     double weights[MOST];
@@ -50,7 +50,7 @@ static forest make_forest_of(harness_rng *random, int64_t apart, int64_t longest
     }
     f.desc.align = (int64_t)1 << below(random, 3);
     f.desc.chunk_size = f.desc.align * (1 + below(random, 24));
-    f.desc.share_least = 1 + below(random, 6);
+    f.desc.min_shared_prefix = 1 + below(random, 6);
     f.desc.split = (cf_split_method)below(random, CF_SPLIT_COUNT);
     f.desc.max_slices = below(random, 4) == 0 ? 1 + below(random, 4) : 0;
     f.desc.no_tails = below(random, 6) == 0;
@@ -64,7 +64,7 @@ static forest make_forest(harness_rng *random) { return make_forest_of(random, 0
 static forest make_grove(harness_rng *random) {
     forest f = make_forest_of(random, 2, 20);
     f.desc.chunk_size = f.desc.align * (12 + below(random, 60));
-    f.desc.share_least = 1;
+    f.desc.min_shared_prefix = 1;
     f.desc.max_slices = 0;
     return f;
 }
@@ -72,7 +72,7 @@ static forest make_grove(harness_rng *random) {
 static cf_plan *pack(forest *f) {
     cf_plan *plan = NULL;
     cf_error error = {0};
-    f->desc.shares = f->shares;
+    f->desc.shared_prefixes = f->shares;
     if (cf_pack(f->lengths, f->n, &f->desc, &plan, &error) != CF_OK) FAIL("cf_pack: %s", error.text);
     else if (cf_plan_validate(plan, f->lengths, f->n, NULL, &error) != CF_OK) FAIL("cf_plan_validate: %s", error.text);
     return plan;
@@ -94,11 +94,11 @@ static void check_cover(const forest *f, const cf_plan *plan) {
     int64_t s, i, p, rows = 0, n_hybrid = 0;
     cf_plan_stats stats;
     memset(seen, 0, sizeof seen);
-    for (i = 0; i < plan->n_chunks; i++) { /* of a group, with whole sequences behind what it has of that */
+    for (i = 0; i < plan->n_chunks; i++) { /* of a chain, with whole sequences behind what it has of that */
         const cf_chunk *c = &plan->chunks[i];
         int whole = 0;
         for (s = c->first_slice + 1; s < c->first_slice + c->n_slices; s++) whole |= plan->slices[s].begin == 0;
-        n_hybrid += c->group >= 0 && whole;
+        n_hybrid += c->chain >= 0 && whole;
     }
     for (s = 0; s < plan->n_slices; s++) {
         const cf_slice *slice = &plan->slices[s];
@@ -121,13 +121,13 @@ static void check_cover(const forest *f, const cf_plan *plan) {
     CHECK(plan->n_chunks - plan->n_idle >= plan->lower_bound);
 }
 
-/* The group that a group goes on from; -1: none. */
-static int64_t above(const cf_plan *plan, int64_t group) {
-    int64_t up = plan->chunks[plan->groups[group].first_chunk].up;
-    return up >= 0 ? plan->chunks[up].group : -1;
+/* The chain that a chain goes on from; -1: none. */
+static int64_t above(const cf_plan *plan, int64_t chain) {
+    int64_t up = plan->chunks[plan->chains[chain].first_chunk].up;
+    return up >= 0 ? plan->chunks[up].chain : -1;
 }
 
-/* Of the children of a group, the one with the longest path comes last, so that nothing waits for it when all others
+/* Of the children of a chain, the one with the longest path comes last, so that nothing waits for it when all others
    are done. */
 static void check_siblings(const cf_plan *plan) {
     int64_t id, up;
@@ -138,9 +138,9 @@ static void check_siblings(const cf_plan *plan) {
 
 /* ---- metadata ---- */
 
-/* The slice of a path that has a row of it, among the groups from this one up. */
-static int64_t path_slice(const cf_plan *plan, int64_t group, int64_t row) {
-    const cf_group *g = &plan->groups[group];
+/* The slice of a path that has a row of it, among the chains from this one up. */
+static int64_t path_slice(const cf_plan *plan, int64_t chain, int64_t row) {
+    const cf_chain *g = &plan->chains[chain];
     int64_t c, i;
     for (c = g->first_chunk; c < g->first_chunk + g->n_chunks; c++) {
         int64_t left = plan->chunks[c].state;
@@ -168,16 +168,16 @@ static int64_t slice_of_row(const cf_plan *plan, const cf_chunk *c, int64_t row)
 
 /* What one key, counted from the start of the prefix, adds to what the query sees. */
 static int see_key(const cf_plan *plan, const cf_chunk *c, int64_t key, int64_t query, unsigned char *seen) {
-    int64_t slice, group = c->group;
+    int64_t slice, chain = c->chain;
     if (key >= c->prefix) {
         slice = slice_of_row(plan, c, key - c->prefix);
         return slice >= 0 && see(plan, slice, plan->slices[slice].begin + key - c->prefix - plan->slices[slice].offset,
                                  query, seen);
     }
-    for (; plan->order && group >= 0; group = above(plan, group))
-        if (plan->chunks[plan->groups[group].first_chunk].prefix <= key) break;
-    if (group >= 0 && plan->order && plan->groups[group].tokens == 0) group = above(plan, group);
-    return see(plan, plan->order ? path_slice(plan, group, key) : c->first_slice, key, query, seen);
+    for (; plan->order && chain >= 0; chain = above(plan, chain))
+        if (plan->chunks[plan->chains[chain].first_chunk].prefix <= key) break;
+    if (chain >= 0 && plan->order && plan->chains[chain].tokens == 0) chain = above(plan, chain);
+    return see(plan, plan->order ? path_slice(plan, chain, key) : c->first_slice, key, query, seen);
 }
 
 /* Lengths of a call of attention: none is empty, together they have all rows, and the longest are as is said. Returns
@@ -199,17 +199,17 @@ static int64_t check_lengths(const int32_t *cu_q, const int32_t *cu_k, int64_t n
 /* Every row sees the tokens of its sequences up to itself, each once, and nothing else: by calls and by key ends. */
 static void check_mask(const cf_plan *plan, const cf_chunk *c, const cf_metadata *m) {
     int64_t row, i, k, level;
-    if (m->n_levels == 0 && c->prefix > 0 && plan->order) /* the rows of other groups lie elsewhere */
-        CHECK_INT(above(plan, c->group), -1);
-    for (level = 0; level < m->n_levels; level++) {
-        const cf_level *l = &m->levels[level];
+    if (m->n_calls == 0 && c->prefix > 0 && plan->order)  /* the rows of other chains lie elsewhere */
+        CHECK_INT(above(plan, c->chain), -1);
+    for (level = 0; level < m->n_calls; level++) {
+        const cf_attention_call *l = &m->calls[level];
         int64_t keys = check_lengths(l->cu_seqlens_q, l->cu_seqlens_k, l->n_seqs, m->rows, l->max_seqlen_q,
                                      l->max_seqlen_k);
         CHECK(l->n_seqs > 0 && l->first >= 0);
-        CHECK(l->group < 0 ? l->first == 0 && keys <= m->rows : l->first + keys <= plan->groups[l->group].tokens);
+        CHECK(l->chain < 0 ? l->first == 0 && keys <= m->rows : l->first + keys <= plan->chains[l->chain].tokens);
     }
     check_lengths(m->cu_seqlens_q, m->cu_seqlens_k, m->n_seqs, m->rows, m->max_seqlen_q, m->max_seqlen_k);
-    CHECK(m->rows == c->padded && m->tokens == c->tokens && m->prefix == c->prefix && m->pairs == c->pairs);
+    CHECK(m->rows == c->rows && m->tokens == c->tokens && m->prefix == c->prefix && m->pairs == c->pairs);
     for (row = 0; row < m->rows; row++) {
         unsigned char seen[LONGEST + 1] = {0}, ends[LONGEST + 1] = {0};
         int64_t query = slice_of_row(plan, c, row), position, n = 0, n_ends = 0;
@@ -224,12 +224,12 @@ static void check_mask(const cf_plan *plan, const cf_chunk *c, const cf_metadata
             int64_t k0 = m->cu_seqlens_k[i], k1 = m->cu_seqlens_k[i + 1];
             if (row < q0 || row >= q1) continue;
             for (k = k0; k < k1 - (q1 - 1 - row); k++, n++) /* causal, bottom-right */
-                fine &= see_key(plan, c, m->n_levels > 0 ? c->prefix + k : k, query, seen);
+                fine &= see_key(plan, c, m->n_calls > 0 ? c->prefix + k : k, query, seen);
         }
-        for (level = 0; level < m->n_levels; level++) {
-            const cf_level *l = &m->levels[level];
+        for (level = 0; level < m->n_calls; level++) {
+            const cf_attention_call *l = &m->calls[level];
             int64_t base = c->prefix;
-            if (l->group >= 0) base = plan->chunks[plan->groups[l->group].first_chunk].prefix + l->first;
+            if (l->chain >= 0) base = plan->chunks[plan->chains[l->chain].first_chunk].prefix + l->first;
             for (i = 0; i < l->n_seqs; i++)
                 if (row >= l->cu_seqlens_q[i] && row < l->cu_seqlens_q[i + 1])
                     for (k = l->cu_seqlens_k[i]; k < l->cu_seqlens_k[i + 1]; k++, n++)
@@ -244,7 +244,8 @@ static void check_mask(const cf_plan *plan, const cf_chunk *c, const cf_metadata
 }
 
 /* Weights by token of what a row is to predict: by the metadata, less what its sequences say. */
-static void check_targets(const forest *f, const cf_plan *plan, const cf_chunk *c, const cf_metadata *m, int once) {
+static void check_targets(const forest *f, const cf_plan *plan, const cf_chunk *c, const cf_metadata *m,
+                          int shared_mean) {
     int64_t row, i, at = 0, losses = 0;
     for (row = 0; row < m->rows; row++) {
         double wanted[MOST * LONGEST] = {0}, got[MOST * LONGEST] = {0};
@@ -263,31 +264,31 @@ static void check_targets(const forest *f, const cf_plan *plan, const cf_chunk *
             CHECK(count[f->tokens[m->sequence_ids[row]][position + 1]] > 0);
             any = fabs(m->loss_weights[row]) > 0;
         }
-        for (; at < m->n_more && m->more_rows[at] == row; at++) {
-            got[f->tokens[m->more_sequences[at]][m->more_targets[at]]] += m->more_weights[at];
-            any |= fabs(m->more_weights[at]) > 0;
+        for (; at < m->n_extra && m->extra_rows[at] == row; at++) {
+            got[f->tokens[m->extra_sequences[at]][m->extra_targets[at]]] += m->extra_weights[at];
+            any |= fabs(m->extra_weights[at]) > 0;
         }
-        for (i = 0; i < MOST * LONGEST && !once; i++)
+        for (i = 0; i < MOST * LONGEST && !shared_mean; i++)
             if (got[i] < wanted[i] || got[i] > wanted[i]) FAIL("token %d has another weight", (int)i);
-        for (i = 0; i < MOST * LONGEST && once; i++)
-            if (count[i] > 0 && f->desc.share_least == 1 && f->desc.align == 1 &&
+        for (i = 0; i < MOST * LONGEST && shared_mean; i++)
+            if (count[i] > 0 && f->desc.min_shared_prefix == 1 && f->desc.align == 1 &&
                 (got[i] * count[i] < wanted[i] - 1e-9 || got[i] * count[i] > wanted[i] + 1e-9))
                 FAIL("token %d has another mean weight", (int)i);
         if (any) CHECK_INT(losses < m->n_loss_rows ? m->loss_rows[losses] : -1, row);
         losses += any;
     }
-    CHECK_INT(at, m->n_more);
+    CHECK_INT(at, m->n_extra);
     CHECK_INT(losses, m->n_loss_rows);
 }
 
-static void check_metadata(const forest *f, const cf_plan *plan, int once) {
+static void check_metadata(const forest *f, const cf_plan *plan, int shared_mean) {
     const unsigned char *ignored[MOST];
     cf_metadata_desc desc = {0};
     int64_t i;
     for (i = 0; i < f->n; i++) ignored[i] = f->ignored[i];
     desc.ignored = ignored;
     desc.weights = f->weights;
-    desc.once = once;
+    desc.shared_mean = shared_mean;
     desc.wants_loss_rows = desc.wants_key_ends = 1;
     for (i = 0; i < plan->n_chunks; i++) {
         cf_metadata m;
@@ -300,7 +301,7 @@ static void check_metadata(const forest *f, const cf_plan *plan, int once) {
             FAIL("cf_metadata_fill: %s", error.text);
         } else {
             check_mask(plan, &plan->chunks[i], &m);
-            check_targets(f, plan, &plan->chunks[i], &m, once);
+            check_targets(f, plan, &plan->chunks[i], &m, shared_mean);
         }
         free(memory);
     }
@@ -370,13 +371,13 @@ static int64_t keys_of(const trainer *t, int64_t row, int64_t *keys) {
     const cf_metadata *m = &t->m;
     int64_t n = 0, i, k, level;
     for (i = 0; m->cu_seqlens_q[i + 1] <= row; i++) continue;
-    k = t->sees_siblings && m->n_levels > 0 ? 0 : m->cu_seqlens_k[i];
+    k = t->sees_siblings && m->n_calls > 0 ? 0 : m->cu_seqlens_k[i];
     for (; k < m->cu_seqlens_k[i + 1] - (m->cu_seqlens_q[i + 1] - 1 - row); k++)
-        keys[n++] = m->n_levels > 0 ? t->chunk->prefix + k : k;
-    for (level = 0; level < m->n_levels; level++) {
-        const cf_level *l = &m->levels[level];
+        keys[n++] = m->n_calls > 0 ? t->chunk->prefix + k : k;
+    for (level = 0; level < m->n_calls; level++) {
+        const cf_attention_call *l = &m->calls[level];
         int64_t base = t->chunk->prefix;
-        if (l->group >= 0) base = t->plan->chunks[t->plan->groups[l->group].first_chunk].prefix + l->first;
+        if (l->chain >= 0) base = t->plan->chunks[t->plan->chains[l->chain].first_chunk].prefix + l->first;
         for (i = 0; l->cu_seqlens_q[i + 1] <= row; i++) continue;
         for (k = l->cu_seqlens_k[i]; k < l->cu_seqlens_k[i + 1]; k++) keys[n++] = base + k;
     }
@@ -416,13 +417,13 @@ static void attend(trainer *t, const cf_step *step, int layer, int64_t row, int6
     for (i = 0; i < n; i++) p[i] /= sum;
 }
 
-/* Up to the last layer; K and V of the rows that are added to the group go into its state. */
+/* Up to the last layer; K and V of the rows that are added to the chain go into its state. */
 static void run_layers(trainer *t, const cf_step *step, int appends) {
     int64_t row, i, at, n, keys[ROWS], added = t->plan->chunks[step->action.chunk].state, begin = 0;
     double p[ROWS], out[WIDTH];
     int layer, j;
-    if (t->chunk->group >= 0)
-        begin = t->chunk->prefix - t->plan->chunks[t->plan->groups[t->chunk->group].first_chunk].prefix;
+    if (t->chunk->chain >= 0)
+        begin = t->chunk->prefix - t->plan->chunks[t->plan->chains[t->chunk->chain].first_chunk].prefix;
     memset(&t->own, 0, sizeof t->own);
     memset(t->x, 0, sizeof t->x);
     for (row = 0; row < t->m.rows; row++)
@@ -496,15 +497,15 @@ static void back_layers(trainer *t, const cf_step *step) {
     static matrix dx, dq;
     int64_t row, i, added = t->plan->chunks[step->action.chunk].state, begin = 0;
     int layer, j;
-    if (t->chunk->group >= 0)
-        begin = t->chunk->prefix - t->plan->chunks[t->plan->groups[t->chunk->group].first_chunk].prefix;
+    if (t->chunk->chain >= 0)
+        begin = t->chunk->prefix - t->plan->chunks[t->plan->chains[t->chunk->chain].first_chunk].prefix;
     memset(dx, 0, sizeof dx);
     for (row = 0; row < t->m.rows; row++)
         if (t->m.target_positions[row] >= 0)
             add_loss(t, row, t->m.sequence_ids[row], t->m.target_positions[row], t->m.loss_weights[row], dx[row]);
-    for (i = 0; i < t->m.n_more && !t->forgets_targets; i++)
-        add_loss(t, t->m.more_rows[i], t->m.more_sequences[i], t->m.more_targets[i], t->m.more_weights[i],
-                 dx[t->m.more_rows[i]]);
+    for (i = 0; i < t->m.n_extra && !t->forgets_targets; i++)
+        add_loss(t, t->m.extra_rows[i], t->m.extra_sequences[i], t->m.extra_targets[i], t->m.extra_weights[i],
+                 dx[t->m.extra_rows[i]]);
     for (layer = LAYERS - 1; layer >= 0; layer--) {
         memset(dq, 0, sizeof dq);
         back_attention(t, step, layer, dx, dq);
@@ -641,7 +642,7 @@ TEST(what_makes_gradients_wrong_is_seen) {
     memset(&f, 0, sizeof f);
     f.n = 8;
     f.desc.chunk_size = 8;
-    f.desc.share_least = 1;
+    f.desc.min_shared_prefix = 1;
     for (i = 0; i < f.n; i++) {
         f.lengths[i] = 15;
         f.weights[i] = 1;
@@ -667,7 +668,7 @@ TEST(what_makes_gradients_wrong_is_seen) {
 /* `n` answers of `answer` tokens to one prompt, `times` times over. */
 static cf_plan *pack_prompts(int64_t times, int64_t prompt, int64_t n, int64_t answer, int64_t chunk_size) {
     static int64_t lengths[512];
-    static cf_share shares[512];
+    static cf_shared_prefix shares[512];
     cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
     cf_error error = {0};
@@ -678,8 +679,8 @@ static cf_plan *pack_prompts(int64_t times, int64_t prompt, int64_t n, int64_t a
         shares[i].tokens = i % n > 0 ? prompt : 0;
     }
     desc.chunk_size = chunk_size;
-    desc.shares = shares;
-    desc.share_least = 1;
+    desc.shared_prefixes = shares;
+    desc.min_shared_prefix = 1;
     if (cf_pack(lengths, times * n, &desc, &plan, &error) != CF_OK) FAIL("cf_pack: %s", error.text);
     if (cf_plan_validate(plan, lengths, times * n, NULL, &error) != CF_OK) FAIL("cf_plan_validate: %s", error.text);
     return plan;
@@ -709,7 +710,7 @@ TEST(shared_prompts_are_computed_once) {
     cf_plan_measure(plan, NULL, &stats);
     CHECK_INT(stats.rows, 198000);
     CHECK_INT(plan->n_tokens, 2448000);
-    CHECK_INT(plan->n_groups, 0); /* each fits into one chunk */
+    CHECK_INT(plan->n_chains, 0); /* each fits into one chunk */
     cf_plan_free(plan);
 }
 
@@ -739,7 +740,7 @@ TEST(siblings_take_turns_in_the_same_room) {
 /* 4K, four times 8K, six times 4K each. */
 static cf_plan *pack_two_levels(void) {
     int64_t lengths[24], i;
-    cf_share shares[24];
+    cf_shared_prefix shares[24];
     cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
     for (i = 0; i < 24; i++) {
@@ -748,7 +749,7 @@ static cf_plan *pack_two_levels(void) {
         shares[i].tokens = i == 0 ? 0 : i % 6 > 0 ? 12288 : 4096;
     }
     desc.chunk_size = 8192;
-    desc.shares = shares;
+    desc.shared_prefixes = shares;
     if (cf_pack(lengths, 24, &desc, &plan, NULL) != CF_OK) FAIL("cf_pack");
     return plan;
 }
@@ -759,24 +760,24 @@ TEST(trees_of_two_levels_are_computed_once) {
     cf_plan_measure(plan, NULL, &stats);
     CHECK_INT(plan->n_chunks, 17);
     CHECK_INT(stats.rows, 132 * 1024);
-    CHECK_INT(stats.largest_group, 3);
+    CHECK_INT(stats.longest_chain, 3);
     CHECK_INT(count_replays(plan, 1, 1), 5);
     cf_plan_free(plan);
 }
 
 /* ---- bad shares ---- */
 
-static void check_refused(cf_share a, cf_share b, const char *field, int64_t item) {
+static void check_refused(cf_shared_prefix a, cf_shared_prefix b, const char *field, int64_t item) {
     int64_t lengths[] = {100, 80};
-    cf_share shares[2];
+    cf_shared_prefix shares[2];
     cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
     cf_error error = {0};
     shares[0] = a;
     shares[1] = b;
     desc.chunk_size = 64;
-    desc.shares = shares;
-    desc.share_least = 1;
+    desc.shared_prefixes = shares;
+    desc.min_shared_prefix = 1;
     CHECK_INT(cf_pack(lengths, 2, &desc, &plan, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, field);
     CHECK_INT(error.item, item);
@@ -784,13 +785,15 @@ static void check_refused(cf_share a, cf_share b, const char *field, int64_t ite
 }
 
 TEST(bad_shares_are_refused_by_name) {
-    const cf_share none = {0, 0}, circle = {1, 50}, self = {0, 10}, nobody = {2, 1}, negative = {0, -1}, back = {0, 50};
-    const cf_share longer = {0, 81};
-    check_refused(circle, back, "shares", 0); /* {1, 50}, {0, 50}: each with the other one, where one of them begins */
-    check_refused(self, none, "shares", 0);
-    check_refused(none, nobody, "shares.with", 1);
-    check_refused(none, negative, "shares.tokens", 1);
-    check_refused(none, longer, "shares.tokens", 1);
+    const cf_shared_prefix none = {0, 0}, circle = {1, 50}, self = {0, 10}, nobody = {2, 1}, negative = {0, -1}, back =
+        {0, 50};
+    const cf_shared_prefix longer = {0, 81};
+    check_refused(circle, back, "shared_prefixes", 0); /* {1, 50}, {0, 50}: each with the other one, where one of them
+                                                          begins */
+    check_refused(self, none, "shared_prefixes", 0);
+    check_refused(none, nobody, "shared_prefixes.with", 1);
+    check_refused(none, negative, "shared_prefixes.tokens", 1);
+    check_refused(none, longer, "shared_prefixes.tokens", 1);
 }
 
 static cf_result try_pack(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, cf_error *error) {
@@ -803,12 +806,12 @@ static cf_result try_pack(const int64_t *lengths, int64_t n, const cf_pack_desc 
 
 TEST(trees_are_packed_by_best_fit) {
     const int64_t lengths[] = {100, 100};
-    const cf_share shares[] = {{0, 0}, {0, 90}};
+    const cf_shared_prefix shares[] = {{0, 0}, {0, 90}};
     cf_pack_desc desc = {0};
     cf_error error = {0};
     desc.chunk_size = 64;
-    desc.shares = shares;
-    desc.share_least = 1;
+    desc.shared_prefixes = shares;
+    desc.min_shared_prefix = 1;
     for (desc.method = CF_PACK_BEST_FIT; desc.method < CF_PACK_COUNT; desc.method = (cf_pack_method)(desc.method + 1)) {
         int fits = desc.method == CF_PACK_BEST_FIT;
         CHECK_INT(try_pack(lengths, 2, &desc, &error), fits ? CF_OK : CF_ERROR_ARGUMENT);
@@ -819,19 +822,19 @@ TEST(trees_are_packed_by_best_fit) {
 
 TEST(trees_too_large_for_a_plan_are_refused) {
     const int64_t lengths[] = {(int64_t)1 << 31, (int64_t)1 << 31}, n = 32768;
-    const cf_share shares[] = {{0, 0}, {0, (int64_t)1 << 30}};
+    const cf_shared_prefix shares[] = {{0, 0}, {0, (int64_t)1 << 30}};
     int64_t *long_ones = (int64_t *)malloc((size_t)n * sizeof *long_ones), i;
-    cf_share *none = (cf_share *)calloc((size_t)n, sizeof *none);
+    cf_shared_prefix *none = (cf_shared_prefix *)calloc((size_t)n, sizeof *none);
     cf_pack_desc desc = {0};
     cf_error error = {0};
     REQUIRE(long_ones && none);
     desc.chunk_size = 1;
-    desc.shares = shares;
+    desc.shared_prefixes = shares;
     CHECK_INT(try_pack(lengths, 2, &desc, &error), CF_ERROR_LIMIT);
     CHECK_STR(error.field, "n_chunks");
     for (i = 0; i < n; i++) long_ones[i] = CF_MAX_LENGTH - (i == 0); /* together 2^63 - 1 */
     desc.chunk_size = desc.align = 64;
-    desc.shares = none;
+    desc.shared_prefixes = none;
     CHECK_INT(try_pack(long_ones, n, &desc, &error), CF_ERROR_OVERFLOW);
     CHECK_STR(error.field, "lengths");
     desc.chunk_size = desc.align = 1;
@@ -845,20 +848,20 @@ TEST(trees_too_large_for_a_plan_are_refused) {
 /* Shares of nothing, or too short ones, give the plan that there is without. */
 TEST(without_shares_plans_are_as_ever) {
     int64_t lengths[] = {300, 90, 90, 700}, i;
-    cf_share shares[] = {{3, 0}, {0, 60}, {1, 127}, {0, 0}};
+    cf_shared_prefix shares[] = {{3, 0}, {0, 60}, {1, 127}, {0, 0}};
     cf_pack_desc desc = {0};
     cf_plan *with = NULL, *without = NULL;
     shares[2].tokens = 90;
     desc.chunk_size = 128;
     REQUIRE(cf_pack(lengths, 4, &desc, &without, NULL) == CF_OK);
-    desc.shares = shares;
+    desc.shared_prefixes = shares;
     REQUIRE(cf_pack(lengths, 4, &desc, &with, NULL) == CF_OK);
     CHECK(with->order == NULL && with->order == NULL);
     CHECK_INT(with->n_chunks, without->n_chunks);
     CHECK(memcmp(with->chunks, without->chunks, (size_t)with->n_chunks * sizeof(cf_chunk)) == 0);
     CHECK(memcmp(with->slices, without->slices, (size_t)with->n_slices * sizeof(cf_slice)) == 0);
-    for (i = 0; i < with->n_groups; i++)
-        CHECK(memcmp(&with->groups[i], &without->groups[i], sizeof(cf_group)) == 0);
+    for (i = 0; i < with->n_chains; i++)
+        CHECK(memcmp(&with->chains[i], &without->chains[i], sizeof(cf_chain)) == 0);
     cf_plan_free(with);
     cf_plan_free(without);
 }
@@ -893,12 +896,12 @@ TEST(metadata_of_trees_without_weights_is_that_with_even_ones) {
             plain.shifted = even.shifted = (int)(round % 2);
             of_a = fill_metadata(plan, i, &plain, &a);
             of_b = fill_metadata(plan, i, &even, &b);
-            CHECK(a.loss_weights == NULL && a.more_weights == NULL && a.key_ends == NULL);
+            CHECK(a.loss_weights == NULL && a.extra_weights == NULL && a.key_ends == NULL);
             CHECK(memcmp(a.target_positions, b.target_positions, (size_t)a.rows * sizeof(int32_t)) == 0);
-            CHECK_INT(a.n_more, b.n_more);
+            CHECK_INT(a.n_extra, b.n_extra);
             CHECK_INT(a.n_loss_rows, b.n_loss_rows);
-            CHECK_INT(a.n_levels, b.n_levels);
-            for (j = 0; j < a.n_more; j++) CHECK_INT(a.more_targets[j], b.more_targets[j]);
+            CHECK_INT(a.n_calls, b.n_calls);
+            for (j = 0; j < a.n_extra; j++) CHECK_INT(a.extra_targets[j], b.extra_targets[j]);
             for (j = 0; j < a.n_loss_rows; j++) CHECK_INT(a.loss_rows[j], b.loss_rows[j]);
             for (j = 0; j < a.rows; j++) CHECK((a.target_positions[j] >= 0) == (b.loss_weights[j] > 0));
             free(of_a);
@@ -910,11 +913,11 @@ TEST(metadata_of_trees_without_weights_is_that_with_even_ones) {
 
 /* ---- plans from elsewhere ---- */
 
-/* Records that say what a number does not go with: of groups, sequences and slices above, which have no order, of
+/* Records that say what a number does not go with: of chains, sequences and slices above, which have no order, of
    alignment, and of two numbers together. */
 static int tells_otherwise(const cf_plan *plan, const cf_error *error) {
-    return strcmp(error->field, "chunks.group") == 0 || strcmp(error->field, "slices.sequence") == 0 ||
-           strcmp(error->field, "groups.gang") == 0 || strcmp(error->field, "slices.up") == 0 ||
+    return strcmp(error->field, "chunks.chain") == 0 || strcmp(error->field, "slices.sequence") == 0 ||
+           strcmp(error->field, "chains.cp") == 0 || strcmp(error->field, "slices.up") == 0 ||
            strcmp(error->field, "chunks.up") == 0 || strcmp(error->field, "chunks.down") == 0 ||
            error->wanted == plan->align ||
            strstr(error->text, "does not agree") || strstr(error->text, "there twice") ||
@@ -951,7 +954,7 @@ static int damage(const forest *f, cf_plan *plan, int64_t *number, int64_t value
 
 static int64_t damage_all(const forest *f, cf_plan *plan, void *array, int64_t n, const char *const *fields,
                           int64_t n_fields) {
-    const int64_t values[] = {-2, -1, 0, 1, 3, plan->n_chunks, plan->n_groups, plan->n_slices, CF_MAX_LENGTH,
+    const int64_t values[] = {-2, -1, 0, 1, 3, plan->n_chunks, plan->n_chains, plan->n_slices, CF_MAX_LENGTH,
                               INT64_MAX, INT64_MIN};
     int64_t *numbers = (int64_t *)array, i, v, refused = 0;
     for (i = 0; i < n * n_fields; i++) {
@@ -963,7 +966,7 @@ static int64_t damage_all(const forest *f, cf_plan *plan, void *array, int64_t n
     return refused;
 }
 
-/* Forests whose plans have groups with parents. */
+/* Forests whose plans have chains with parents. */
 static cf_plan *pack_small_tree(harness_rng *random, forest *f) {
     for (;;) {
         cf_plan *plan;
@@ -982,12 +985,12 @@ TEST(damaged_plans_of_trees_are_refused) {
     static const char *const slices[] = {"slices.sequence", "slices.begin", "slices.length", "slices.offset",
                                          "slices.up",       "slices.first", "slices.n"};
     static const char *const chunks[] = {"chunks.first_slice", "chunks.n_slices", "chunks.tokens",
-                                         "chunks.padded",      "chunks.pairs",    "chunks.group",
+                                         "chunks.rows",      "chunks.pairs",    "chunks.chain",
                                          "chunks.index",       "chunks.prefix",   "chunks.rank",
                                          "chunks.up",          "chunks.down",     "chunks.below",
-                                         "chunks.state",       "chunks.gang"};
-    static const char *const groups[] = {"groups.sequence", "groups.first_chunk", "groups.n_chunks", "groups.tokens",
-                                         "groups.gang"};
+                                         "chunks.state",       "chunks.cp"};
+    static const char *const chains[] = {"chains.sequence", "chains.first_chunk", "chains.n_chunks", "chains.tokens",
+                                         "chains.cp"};
     static const char *const order[] = {"order"}, *const lengths[] = {"lengths"}, *const common[] = {"common"};
     harness_rng random = {20261125};
     int64_t round, n = harness_rounds(40, 8), i, j;
@@ -995,10 +998,10 @@ TEST(damaged_plans_of_trees_are_refused) {
         forest f;
         cf_plan *plan = pack_small_tree(&random, &f);
         CHECK(DAMAGE(slices, plan->n_slices) > 0);
-        for (i = 0; i < plan->n_chunks; i++) { /* a chunk is of the group that holds it */
-            int64_t *group = &plan->chunks[i].group;
-            CHECK(damage(&f, plan, group, -1, chunks[5], i, 0) || *group < 0);
-            for (j = 0; j < plan->n_groups; j++) CHECK(damage(&f, plan, group, j, chunks[5], i, 0) || *group == j);
+        for (i = 0; i < plan->n_chunks; i++) { /* a chunk is of the chain that holds it */
+            int64_t *chain = &plan->chunks[i].chain;
+            CHECK(damage(&f, plan, chain, -1, chunks[5], i, 0) || *chain < 0);
+            for (j = 0; j < plan->n_chains; j++) CHECK(damage(&f, plan, chain, j, chunks[5], i, 0) || *chain == j);
         }
         for (i = 0; i < 3 * plan->n_chunks; i++) {
             cf_chunk *c = &plan->chunks[i / 3];
@@ -1006,7 +1009,7 @@ TEST(damaged_plans_of_trees_are_refused) {
             for (j = -2; j <= plan->n_chunks; j++) (void)damage(&f, plan, of[i % 3], j, links[i % 3], i / 3, 1);
         }
         CHECK(DAMAGE(chunks, plan->n_chunks) > 0);
-        CHECK(DAMAGE(groups, plan->n_groups) > 0 || plan->n_groups == 0);
+        CHECK(DAMAGE(chains, plan->n_chains) > 0 || plan->n_chains == 0);
         CHECK(DAMAGE(order, plan->n_sequences) > 0);
         CHECK(DAMAGE(lengths, plan->n_sequences) > 0);
         (void)DAMAGE(common, plan->n_sequences);
@@ -1066,7 +1069,7 @@ TEST(plans_of_trees_that_nobody_has_validated_are_walked_safely) {
         desc.kind = CF_SCHEDULE_PAPER;
         desc.shape.n_stages = 1 + round % 2;
         REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
-        walk_damaged(plan, schedule, plan->groups, plan->n_groups, sizeof(cf_group));
+        walk_damaged(plan, schedule, plan->chains, plan->n_chains, sizeof(cf_chain));
         walk_damaged(plan, schedule, plan->chunks, plan->n_chunks, sizeof(cf_chunk));
         cf_schedule_free(schedule);
         cf_plan_free(plan);
@@ -1086,7 +1089,7 @@ static cf_plan *pack_star(forest *f, int64_t n, const int64_t *lengths, const in
     memset(f, 0, sizeof *f);
     f->n = n;
     f->desc.chunk_size = chunk_size;
-    f->desc.share_least = 1;
+    f->desc.min_shared_prefix = 1;
     for (i = 0; i < n; i++) {
         f->lengths[i] = lengths[i];
         f->shares[i].tokens = tokens[i];
@@ -1094,8 +1097,8 @@ static cf_plan *pack_star(forest *f, int64_t n, const int64_t *lengths, const in
     return pack(f);
 }
 
-/* A group of the first rank that would reach into the second one. */
-TEST(groups_of_trees_stay_on_their_rank) {
+/* A chain of the first rank that would reach into the second one. */
+TEST(chains_of_trees_stay_on_their_rank) {
     const int64_t lengths[] = {32, 16, 4};
     forest f;
     cf_plan *plan;
@@ -1105,12 +1108,12 @@ TEST(groups_of_trees_stay_on_their_rank) {
     f.shares[2].with = 1;
     f.shares[2].tokens = 2;
     f.desc.chunk_size = 8;
-    f.desc.share_least = 1;
+    f.desc.min_shared_prefix = 1;
     f.desc.n_ranks = 2;
     plan = pack(&f);
-    REQUIRE(plan->n_steps == 4 && plan->groups[0].n_chunks == 4 && plan->groups[1].first_chunk == 4);
-    plan->groups[0].n_chunks = 5;
-    check_damaged(&f, plan, "groups.n_chunks", 0);
+    REQUIRE(plan->chunks_per_rank == 4 && plan->chains[0].n_chunks == 4 && plan->chains[1].first_chunk == 4);
+    plan->chains[0].n_chunks = 5;
+    check_damaged(&f, plan, "chains.n_chunks", 0);
     cf_plan_free(plan);
 }
 
@@ -1121,12 +1124,12 @@ TEST(trees_fit_into_what_is_asked_for) {
     static int64_t memory[1 << 17];
     size_t bytes = 0, i;
     for (i = 0; i < COUNT(cases); i++) {
-        const cf_share shares[] = {{0, 0}, {0, cases[i][2]}};
+        const cf_shared_prefix shares[] = {{0, 0}, {0, cases[i][2]}};
         cf_pack_desc desc = {0};
         cf_plan *plan = NULL;
         desc.chunk_size = cases[i][3];
-        desc.shares = shares;
-        desc.share_least = desc.no_copies = 1;
+        desc.shared_prefixes = shares;
+        desc.min_shared_prefix = desc.no_copies = 1;
         desc.n_ranks = cases[i][4];
         desc.max_slices = cases[i][5];
         REQUIRE(cf_pack_size(cases[i], 2, &desc, &bytes, NULL) == CF_OK && bytes <= sizeof memory);
@@ -1148,11 +1151,12 @@ static void give_back(void *memory, void *sum) {
 
 /* cf_pack_size asks for at most four times what cf_pack takes for plan and working space. Where shares go to several
    ranks it packs to know, and asks for just that. */
-static void check_asked(const char *name, const int64_t *lengths, const cf_share *shares, int64_t n, int64_t n_ranks) {
+static void check_asked(const char *name, const int64_t *lengths, const cf_shared_prefix *shares, int64_t n,
+                        int64_t n_ranks) {
     const cf_allocator failing = {.alloc = harness_alloc, .release = harness_release, .user = &(harness_heap){.fail_at = 1}};
     size_t used = 0, asked = 0, less;
     const cf_allocator adding = {add_up, give_back, &used};
-    cf_pack_desc desc = {.chunk_size = 8192, .n_ranks = n_ranks, .shares = shares, .allocator = &adding};
+    cf_pack_desc desc = {.chunk_size = 8192, .n_ranks = n_ranks, .shared_prefixes = shares, .allocator = &adding};
     cf_plan *plan = NULL, *same = NULL;
     cf_error error;
     void *memory;
@@ -1163,7 +1167,7 @@ static void check_asked(const char *name, const int64_t *lengths, const cf_share
     CHECK(asked >= used && asked <= 4 * used);
     REQUIRE((memory = malloc(asked)) != NULL);
     REQUIRE(cf_pack_into(lengths, n, &desc, memory, asked, &same, NULL) == CF_OK);
-    CHECK(same->n_chunks == plan->n_chunks && same->n_slices == plan->n_slices && same->n_groups == plan->n_groups);
+    CHECK(same->n_chunks == plan->n_chunks && same->n_slices == plan->n_slices && same->n_chains == plan->n_chains);
     CHECK(memcmp(same->chunks, plan->chunks, (size_t)plan->n_chunks * sizeof *plan->chunks) == 0);
     same = NULL;
     CHECK_INT(cf_pack_into(lengths, n, &desc, memory, asked - 1, &same, &error), CF_ERROR_SPACE);
@@ -1190,13 +1194,13 @@ TEST(what_is_asked_for_is_near_what_is_used) {
     static const char *const names[] = {"comb", "star", "chain", "pairs", "long list", "short list"};
     enum { N = 20000 };
     static int64_t lengths[N];
-    static cf_share shares[N];
+    static cf_shared_prefix shares[N];
     int shape;
     size_t r;
     for (shape = 0; shape < COUNT(names); shape++) {
         int64_t i, n = shape == 2 ? 1000 : shape == 3 ? 18000 : shape == 5 ? 100 : N;
         for (i = 0; i < n; i++) {
-            cf_share *share = &shares[i];
+            cf_shared_prefix *share = &shares[i];
             const int64_t own[] = {200 + i, 1000 + i * 37 % 900, 200 + 100 * i, 2048, 100 + i * 7919 % 20000, 100};
             lengths[i] = own[shape];
             memset(share, 0, sizeof *share);
@@ -1221,10 +1225,10 @@ TEST(dear_trees_are_parted_over_ranks) {
     } cases[] = {{1, 0, 4, 4 * 32 + 32, 40}, {1, 1, 4, 64, 64}, {4, 0, 4, 4 * 64, 64}, {0, 0, 8, 8 * 24, 24},
                  {-1, 0, 2, 2 * 43 + 6, 46}, {-2, 0, 2, 2 * 11, 11}};
     static int64_t lengths[64];
-    static cf_share shares[64];
+    static cf_shared_prefix shares[64];
     size_t i;
     for (i = 0; i < COUNT(cases); i++) {
-        cf_pack_desc desc = {.chunk_size = 8, .cost.per_token = 1, .share_least = 1, .shares = shares};
+        cf_pack_desc desc = {.chunk_size = 8, .cost.per_token = 1, .min_shared_prefix = 1, .shared_prefixes = shares};
         int64_t j, rank, dearest = 0, n = cases[i].n_trees > 0 ? 16 * cases[i].n_trees : 24;
         cf_plan *plan = NULL;
         cf_plan_stats stats;
@@ -1255,7 +1259,7 @@ TEST(dear_trees_are_parted_over_ranks) {
         CHECK_INT(stats.rows, cases[i].rows);
         for (rank = 0; rank < cases[i].n_ranks; rank++) {
             int64_t rows = 0;
-            for (j = 0; j < plan->n_steps; j++) rows += plan->chunks[rank * plan->n_steps + j].tokens;
+            for (j = 0; j < plan->chunks_per_rank; j++) rows += plan->chunks[rank * plan->chunks_per_rank + j].tokens;
             if (rows > dearest) dearest = rows;
         }
         CHECK_INT(dearest, cases[i].dearest);
@@ -1274,7 +1278,7 @@ TEST(ranks_of_trees_have_no_chunks_without_anything) {
     memcpy(f.lengths, lengths, sizeof lengths);
     f.shares[1].tokens = 2;
     f.desc.chunk_size = 26;
-    f.desc.share_least = 1;
+    f.desc.min_shared_prefix = 1;
     f.desc.n_ranks = 4;
     plan = pack(&f);
     CHECK_INT(plan->n_chunks, 4);
@@ -1301,7 +1305,7 @@ TEST(damaged_slices_of_trees_are_refused_by_name) {
     cf_plan_free(plan);
 
     plan = pack_star(&f, 4, deep, in_deep, 8); /* the three short ones are leaves of one chunk, of two tokens each */
-    REQUIRE(plan->n_groups == 2 && plan->n_slices == 10 && plan->slices[8].begin == 11 && plan->slices[9].begin == 9);
+    REQUIRE(plan->n_chains == 2 && plan->n_slices == 10 && plan->slices[8].begin == 11 && plan->slices[9].begin == 9);
     {
         const cf_slice slice = plan->slices[8];
         plan->slices[8] = plan->slices[9];
@@ -1313,14 +1317,14 @@ TEST(damaged_slices_of_trees_are_refused_by_name) {
     cf_plan_free(plan);
 
     plan = pack_star(&f, 4, deep, in_deep, 8);
-    REQUIRE(plan->groups[0].n_chunks > 2);
+    REQUIRE(plan->chains[0].n_chunks > 2);
     plan->chunks[2].prefix = plan->chunks[1].prefix; /* so chunk 1 would add nothing */
     check_damaged(&f, plan, "chunks.prefix", 2);
     cf_plan_free(plan);
 
     plan = pack_star(&f, 4, deep, in_deep, 8);
-    plan->groups[0].tokens = CF_MAX_LENGTH + 1;
-    check_damaged(&f, plan, "groups.tokens", 0);
+    plan->chains[0].tokens = CF_MAX_LENGTH + 1;
+    check_damaged(&f, plan, "chains.tokens", 0);
     cf_plan_free(plan);
 
     plan = pack_star(&f, 5, small, in_small, 64);
@@ -1332,15 +1336,15 @@ TEST(damaged_slices_of_trees_are_refused_by_name) {
     REQUIRE(plan->n_chunks == 3 && plan->slices[1].begin == 7);
     plan->chunk_size = 8; /* and 7 is not to begin at */
     plan->align = 2;
-    plan->chunks[0].padded = plan->chunks[1].padded = 8;
-    plan->chunks[2].padded = 4;
+    plan->chunks[0].rows = plan->chunks[1].rows = 8;
+    plan->chunks[2].rows = 4;
     check_damaged(&f, plan, "slices.begin", 1);
     cf_plan_free(plan);
 
-    plan = pack_star(&f, 2, two, in_two, 8); /* of two slices in the first chunk, one is not the group's */
-    REQUIRE(plan->chunks[0].n_slices == 2 && plan->groups[0].n_chunks == 2);
+    plan = pack_star(&f, 2, two, in_two, 8); /* of two slices in the first chunk, one is not the chain's */
+    REQUIRE(plan->chunks[0].n_slices == 2 && plan->chains[0].n_chunks == 2);
     plan->chunks[1].prefix = plan->chunks[0].state = plan->slices[1].begin;
-    plan->groups[0].tokens = plan->slices[1].begin + 8;
+    plan->chains[0].tokens = plan->slices[1].begin + 8;
     check_damaged(&f, plan, "chunks.n_slices", 0);
     cf_plan_free(plan);
 }
@@ -1376,11 +1380,11 @@ typedef struct judge {
 
 /* Whether the state that chunk b goes on from has rows of chunk a. */
 static int is_above(const cf_plan *plan, int64_t a, int64_t b) {
-    int64_t group = plan->chunks[b].group;
-    if (a == b || plan->chunks[a].group < 0) return 0;
-    if (plan->chunks[a].group == group) return a < b;
-    for (; group >= 0; group = above(plan, group))
-        if (group == plan->chunks[a].group) return 1;
+    int64_t chain = plan->chunks[b].chain;
+    if (a == b || plan->chunks[a].chain < 0) return 0;
+    if (plan->chunks[a].chain == chain) return a < b;
+    for (; chain >= 0; chain = above(plan, chain))
+        if (chain == plan->chunks[a].chain) return 1;
     return 0;
 }
 
@@ -1408,8 +1412,8 @@ static int may_run(const judge *j, const cf_action *a) {
         int before = is_before(j->plan, other, c);
         if (a->pass == CF_F && (before || is_above(j->plan, other, c)) && !j->done[CF_F][s][other]) return 0;
         if (back && (before || is_above(j->plan, c, other)) && !j->done[CF_B][s][other]) return 0;
-        if (a->keep && other != c && j->plan->chunks[c].group >= 0 &&
-            j->plan->chunks[other].group == j->plan->chunks[c].group)
+        if (a->keep && other != c && j->plan->chunks[c].chain >= 0 &&
+            j->plan->chunks[other].chain == j->plan->chunks[c].chain)
             kept += j->kept[s][other];
     }
     return kept <= j->schedule->shape.k;
@@ -1462,10 +1466,10 @@ TEST(two_validators_agree_on_trees) {
         desc.shape.n_stages = 1 + below(&random, 3);
         if (desc.kind >= CF_SCHEDULE_INTERLEAVED) desc.shape.n_virtual = 1 + below(&random, 2);
         desc.split_backward = (int)below(&random, 2);
-        desc.budget = 20;
+        desc.max_tries = 20;
         desc.shape.k = 1 + below(&random, 3);
         if (below(&random, 2) && desc.kind == CF_SCHEDULE_PAPER) desc.shape.replay = CF_REPLAY_PIPELINE;
-        if (plan->order && plan->n_groups > 1 && plan->n_chunks <= JUDGED_CHUNKS &&
+        if (plan->order && plan->n_chains > 1 && plan->n_chunks <= JUDGED_CHUNKS &&
             cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK) {
             CHECK(judge_accepts(plan, schedule));
             for (swaps = 0; swaps < 8; swaps++, round++) {
@@ -1505,14 +1509,14 @@ static double best_makespan(const cf_plan *plan, int64_t n_stages, int64_t n_vir
     desc.shape.n_stages = n_stages;
     desc.shape.n_virtual = n_virtual;
     desc.shape.k = k;
-    desc.budget = 20;
+    desc.max_tries = 20;
     desc.report = &report;
     if (cf_schedule_make(plan, &desc, &schedule, &error) != CF_OK) FAIL("cf_schedule_make: %s", error.text);
     cf_schedule_free(schedule);
     return report.makespan;
 }
 
-/* Groups of answers to prompts of some chunks, as reinforcement learning has them. The chain is what one gets who lays
+/* Chains of answers to prompts of some chunks, as reinforcement learning has them. The chain is what one gets who lays
    all rows of a tree one behind the other. The first few have a tree that is longer unless its prompt's last chunk is
    filled before others are. */
 TEST(trees_are_no_slower_than_their_rows_as_chains) {
@@ -1521,7 +1525,7 @@ TEST(trees_are_no_slower_than_their_rows_as_chains) {
     double sum = 0, worst = 0, count = 0, above = 0;
     for (round = 0; round < n; round++) {
         int64_t lengths[MOST * 4], chains[4], trees = 1 + below(&random, 4), all = 0, at;
-        cf_share shares[MOST * 4];
+        cf_shared_prefix shares[MOST * 4];
         cf_pack_desc desc = {0};
         cf_plan *tree = NULL, *chain = NULL;
         for (i = 0; i < trees; i++) {
@@ -1537,7 +1541,7 @@ TEST(trees_are_no_slower_than_their_rows_as_chains) {
         }
         desc.chunk_size = 8192;
         REQUIRE(cf_pack(chains, trees, &desc, &chain, NULL) == CF_OK);
-        desc.shares = shares;
+        desc.shared_prefixes = shares;
         REQUIRE(cf_pack(lengths, all, &desc, &tree, NULL) == CF_OK);
         for (i = 0; i < 9; i++) {
             const int64_t stages[] = {1, 4, 8}, ks[] = {1, 2, 4};
@@ -1581,14 +1585,14 @@ TEST(virtual_stages_do_not_wait_for_places_of_prompts) {
 /* ---- shares of tokens, and of nodes ---- */
 
 /* Rows of a plan with these shares, none of which is too short. */
-static int64_t rows_with(const int64_t *lengths, int64_t n, const cf_share *shares) {
+static int64_t rows_with(const int64_t *lengths, int64_t n, const cf_shared_prefix *shares) {
     cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
     cf_plan_stats stats = {0};
     cf_error error = {0};
     desc.chunk_size = 16;
-    desc.shares = shares;
-    desc.share_least = 1;
+    desc.shared_prefixes = shares;
+    desc.min_shared_prefix = 1;
     if (cf_pack(lengths, n, &desc, &plan, &error) != CF_OK) FAIL("cf_pack: %s", error.text);
     else cf_plan_measure(plan, NULL, &stats);
     cf_plan_free(plan);
@@ -1603,7 +1607,7 @@ TEST(shares_are_found_in_tokens) {
         forest f = make_forest(&random);
         const void *tokens[MOST];
         const int64_t words = 1 + below(&random, 3);
-        cf_share shares[MOST];
+        cf_shared_prefix shares[MOST];
         int64_t i, j, p, fresh = 0;
         for (i = 0; i < f.n; i++) {
             int64_t most = 0;
@@ -1615,7 +1619,7 @@ TEST(shares_are_found_in_tokens) {
             tokens[i] = f.tokens[i];
             fresh += f.lengths[i] - most;
         }
-        CHECK_INT(cf_shares_find(tokens, sizeof(int32_t), f.lengths, f.n, shares, NULL, NULL), CF_OK);
+        CHECK_INT(cf_shared_prefixes_find(tokens, sizeof(int32_t), f.lengths, f.n, shares, NULL, NULL), CF_OK);
         for (i = 0; i < f.n; i++)
             for (p = 0; p < shares[i].tokens; p++) CHECK_INT(f.tokens[i][p], f.tokens[shares[i].with][p]);
         for (i = 0; i < f.n; i++) /* sequences that are alike keep their order */
@@ -1628,30 +1632,30 @@ TEST(tokens_that_are_none_are_refused) {
     const int32_t word = 1;
     const void *tokens[] = {&word, NULL};
     int64_t lengths[] = {1, 1};
-    cf_share shares[2];
+    cf_shared_prefix shares[2];
     cf_error error = {0};
 #define REFUSES(call, what, at)               \
     CHECK_INT(call, CF_ERROR_ARGUMENT);       \
     CHECK_STR(error.field, what);             \
     CHECK_INT(error.item, at)
-    REFUSES(cf_shares_find(tokens, 4, lengths, 2, shares, NULL, &error), "tokens", 1);
+    REFUSES(cf_shared_prefixes_find(tokens, 4, lengths, 2, shares, NULL, &error), "tokens", 1);
     tokens[1] = &word;
     lengths[1] = -1;
-    REFUSES(cf_shares_find(tokens, 4, lengths, 2, shares, NULL, &error), "lengths", 1);
-    REFUSES(cf_shares_find(NULL, 4, lengths, 2, shares, NULL, &error), "tokens", -1);
-    REFUSES(cf_shares_find(tokens, 4, NULL, 2, shares, NULL, &error), "lengths", -1);
-    REFUSES(cf_shares_find(tokens, 4, lengths, 2, NULL, NULL, &error), "shares", -1);
-    CHECK_INT(cf_shares_find(NULL, 4, NULL, 0, NULL, NULL, &error), CF_OK);
+    REFUSES(cf_shared_prefixes_find(tokens, 4, lengths, 2, shares, NULL, &error), "lengths", 1);
+    REFUSES(cf_shared_prefixes_find(NULL, 4, lengths, 2, shares, NULL, &error), "tokens", -1);
+    REFUSES(cf_shared_prefixes_find(tokens, 4, NULL, 2, shares, NULL, &error), "lengths", -1);
+    REFUSES(cf_shared_prefixes_find(tokens, 4, lengths, 2, NULL, NULL, &error), "prefixes", -1);
+    CHECK_INT(cf_shared_prefixes_find(NULL, 4, NULL, 0, NULL, NULL, &error), CF_OK);
 #undef REFUSES
 }
 
 /* ---- large trees ---- */
 
-/* Each shares with the one before: a chain of shares, and of groups, which nothing follows by calling itself. */
+/* Each shares with the one before: a chain of shares, and of chains, which nothing follows by calling itself. */
 TEST(long_chains_of_shares_need_no_stack) {
     const int64_t n = 100000;
     int64_t *lengths = (int64_t *)malloc((size_t)n * sizeof *lengths), i;
-    cf_share *shares = (cf_share *)malloc((size_t)n * sizeof *shares);
+    cf_shared_prefix *shares = (cf_shared_prefix *)malloc((size_t)n * sizeof *shares);
     cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
     cf_plan_stats stats;
@@ -1665,8 +1669,8 @@ TEST(long_chains_of_shares_need_no_stack) {
             shares[at].tokens = i;
         }
         desc.chunk_size = 4096;
-        desc.shares = shares;
-        desc.share_least = 1;
+        desc.shared_prefixes = shares;
+        desc.min_shared_prefix = 1;
         CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
         cf_plan_measure(plan, NULL, &stats);
         CHECK_INT(stats.rows, 2 * n);
@@ -1681,7 +1685,7 @@ TEST(long_chains_of_shares_need_no_stack) {
    of its own: the least of five runs. */
 static double comb_seconds(int64_t n, int64_t chunk_size) {
     int64_t *lengths = (int64_t *)malloc((size_t)n * sizeof *lengths), i, run;
-    cf_share *shares = (cf_share *)malloc((size_t)n * sizeof *shares);
+    cf_shared_prefix *shares = (cf_shared_prefix *)malloc((size_t)n * sizeof *shares);
     const cf_metadata_desc wants = {.wants_loss_rows = 1, .wants_key_ends = 1};
     cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
@@ -1695,8 +1699,8 @@ static double comb_seconds(int64_t n, int64_t chunk_size) {
         shares[i].tokens = i;
     }
     desc.chunk_size = chunk_size;
-    desc.shares = shares;
-    desc.share_least = 1;
+    desc.shared_prefixes = shares;
+    desc.min_shared_prefix = 1;
     CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
     CHECK_INT(plan->n_slices, 2 * n - 1);
     for (run = 0; run < 5; run++) {
@@ -1707,7 +1711,7 @@ static double comb_seconds(int64_t n, int64_t chunk_size) {
         for (i = 0; i < plan->n_chunks; i++) {
             cf_metadata m;
             CHECK_INT(cf_metadata_fill(plan, i, &wants, memory, bytes, &m, NULL), CF_OK);
-            levels += m.n_levels;
+            levels += m.n_calls;
         }
         CHECK(levels >= n - 1); /* one for each place where sequences part */
         best = fmin(best, (double)(clock() - start) / CLOCKS_PER_SEC);
@@ -1772,22 +1776,22 @@ static void check_json(const cf_plan *plan, const json_document *d) {
             CHECK(has(d, json_at(d, slices, j), "first", t->first));
             CHECK(has(d, json_at(d, slices, j), "n", t->n));
         }
-        CHECK_INT(json_size(d, json_get(d, told, "more_rows")), m.n_more);
-        for (j = 0; j < m.n_more; j++) {
-            CHECK(json_is_int(d, json_at(d, json_get(d, told, "more_rows"), j), m.more_rows[j]));
-            CHECK(json_is_int(d, json_at(d, json_get(d, told, "more_sequences"), j), m.more_sequences[j]));
-            CHECK(json_is_int(d, json_at(d, json_get(d, told, "more_targets"), j), m.more_targets[j]));
+        CHECK_INT(json_size(d, json_get(d, told, "extra_rows")), m.n_extra);
+        for (j = 0; j < m.n_extra; j++) {
+            CHECK(json_is_int(d, json_at(d, json_get(d, told, "extra_rows"), j), m.extra_rows[j]));
+            CHECK(json_is_int(d, json_at(d, json_get(d, told, "extra_sequences"), j), m.extra_sequences[j]));
+            CHECK(json_is_int(d, json_at(d, json_get(d, told, "extra_targets"), j), m.extra_targets[j]));
         }
-        CHECK_INT(json_size(d, json_get(d, told, "levels")), m.n_levels);
-        for (j = 0; j < m.n_levels; j++) {
-            int64_t level = json_at(d, json_get(d, told, "levels"), j);
-            CHECK(has(d, level, "group", m.levels[j].group) && has(d, level, "first", m.levels[j].first));
-            CHECK(has(d, level, "max_seqlen_q", m.levels[j].max_seqlen_q));
-            CHECK(has(d, level, "max_seqlen_k", m.levels[j].max_seqlen_k));
-            CHECK_INT(json_size(d, json_get(d, level, "cu_seqlens_k")), m.levels[j].n_seqs + 1);
-            for (k = 0; k <= m.levels[j].n_seqs; k++) {
-                CHECK(json_is_int(d, json_at(d, json_get(d, level, "cu_seqlens_q"), k), m.levels[j].cu_seqlens_q[k]));
-                CHECK(json_is_int(d, json_at(d, json_get(d, level, "cu_seqlens_k"), k), m.levels[j].cu_seqlens_k[k]));
+        CHECK_INT(json_size(d, json_get(d, told, "calls")), m.n_calls);
+        for (j = 0; j < m.n_calls; j++) {
+            int64_t level = json_at(d, json_get(d, told, "calls"), j);
+            CHECK(has(d, level, "chain", m.calls[j].chain) && has(d, level, "first", m.calls[j].first));
+            CHECK(has(d, level, "max_seqlen_q", m.calls[j].max_seqlen_q));
+            CHECK(has(d, level, "max_seqlen_k", m.calls[j].max_seqlen_k));
+            CHECK_INT(json_size(d, json_get(d, level, "cu_seqlens_k")), m.calls[j].n_seqs + 1);
+            for (k = 0; k <= m.calls[j].n_seqs; k++) {
+                CHECK(json_is_int(d, json_at(d, json_get(d, level, "cu_seqlens_q"), k), m.calls[j].cu_seqlens_q[k]));
+                CHECK(json_is_int(d, json_at(d, json_get(d, level, "cu_seqlens_k"), k), m.calls[j].cu_seqlens_k[k]));
             }
         }
         free(memory);
@@ -1867,7 +1871,7 @@ SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(shared_prompts_
       CASE(trees_are_packed_by_best_fit), CASE(trees_too_large_for_a_plan_are_refused),
       CASE(without_shares_plans_are_as_ever), CASE(metadata_of_trees_without_weights_is_that_with_even_ones),
       CASE(damaged_plans_of_trees_are_refused), CASE(plans_of_trees_that_nobody_has_validated_are_walked_safely),
-      CASE(damaged_slices_of_trees_are_refused_by_name), CASE(groups_of_trees_stay_on_their_rank),
+      CASE(damaged_slices_of_trees_are_refused_by_name), CASE(chains_of_trees_stay_on_their_rank),
       CASE(trees_fit_into_what_is_asked_for), CASE(what_is_asked_for_is_near_what_is_used),
       CASE(ranks_of_trees_have_no_chunks_without_anything), CASE(dear_trees_are_parted_over_ranks),
       CASE(plans_of_trees_have_all_arrays), CASE(plans_of_trees_are_written),

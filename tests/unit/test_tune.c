@@ -23,7 +23,7 @@ static const cf_replay both[] = {CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL};
 
 typedef struct fixture {
     int64_t lengths[100];
-    cf_share shares[100];
+    cf_shared_prefix shares[100];
     int64_t prompt[100], turn[100]; /* the sequence that a sequence's tree begins with, and that its part of it does */
     cf_gpu gpu;
     cf_tune_desc desc;
@@ -51,7 +51,7 @@ static void fixture_fill(fixture *f, uint64_t seed) {
     f->desc.limit_bytes = (int64_t)1 << 40;
     f->desc.batch = 30;
     f->desc.n_batches = 4;
-    f->desc.budget = 10;
+    f->desc.max_tries = 10;
     f->desc.seed = seed;
     f->desc.n_exact = 10;
     f->desc.tolerance = -1;
@@ -61,7 +61,7 @@ static void fixture_fill(fixture *f, uint64_t seed) {
 static void fixture_plant(fixture *f, uint64_t seed) {
     harness_rng rng = {seed};
     int64_t i, end, prompt = 0, turn = 0, of_turn = 0;
-    f->desc.pack.shares = f->shares;
+    f->desc.pack.shared_prefixes = f->shares;
     for (i = end = 0; i < COUNT(f->lengths); i++) {
         int begins = i == end, turns = begins || harness_chance(&rng, 0.3);
         if (begins) end = i + harness_between(&rng, 1, 9);
@@ -84,12 +84,12 @@ static cf_tuning *tune(const fixture *f) {
 
 /* ---- brute force ---- */
 
-static cf_share drawn_shares[MOST_BATCHES + 1][MOST_BATCH];
+static cf_shared_prefix drawn_shares[MOST_BATCHES + 1][MOST_BATCH];
 
 /* Tokens that two sequences begin with alike. */
 static int64_t common_tokens(const fixture *f, int64_t a, int64_t b) {
     int64_t other = f->turn[a] == f->prompt[a] ? f->turn[b] : f->turn[a], i;
-    if (f->desc.pack.shares == NULL || f->prompt[a] != f->prompt[b]) return 0;
+    if (f->desc.pack.shared_prefixes == NULL || f->prompt[a] != f->prompt[b]) return 0;
     if (f->turn[a] != f->turn[b]) return f->shares[other].tokens;
     for (i = f->turn[a] + 1; i != a && i != b; i++) continue;
     return f->shares[i].tokens;
@@ -97,8 +97,8 @@ static int64_t common_tokens(const fixture *f, int64_t a, int64_t b) {
 
 /* Of the sequences at places 0 .. i of a batch, what the last one shares with the first of those that it shares most
    with. A tree that is drawn once more is another one. */
-static cf_share share_of(const fixture *f, const int64_t *ids, int64_t i) {
-    cf_share most = {0, 0};
+static cf_shared_prefix share_of(const fixture *f, const int64_t *ids, int64_t i) {
+    cf_shared_prefix most = {0, 0};
     int64_t j = i;
     while (j > 0 && ids[j] != f->prompt[ids[j]]) j--;
     for (; j < i; j++)
@@ -117,7 +117,7 @@ static void draw(const fixture *f, int64_t batches[MOST_BATCHES + 1][MOST_BATCH]
     const int64_t size = f->desc.batch, count = f->desc.n_batches * size;
     harness_rng rng = {f->desc.seed};
     for (i = 0; i < COUNT(f->lengths); i++)
-        if (f->desc.pack.shares == NULL || f->prompt[i] == i) deck[n++] = i;
+        if (f->desc.pack.shared_prefixes == NULL || f->prompt[i] == i) deck[n++] = i;
     for (i = 0; i < count;) {
         int64_t pick = harness_between(&rng, at, n - 1), taken = deck[pick];
         deck[pick] = deck[at];
@@ -129,7 +129,7 @@ static void draw(const fixture *f, int64_t batches[MOST_BATCHES + 1][MOST_BATCH]
     }
     for (i = 0; i < count; i++) {
         batches[i / size][i % size] = f->lengths[ids[i]];
-        if (f->desc.pack.shares != NULL)
+        if (f->desc.pack.shared_prefixes != NULL)
             drawn_shares[i / size][i % size] = share_of(f, &ids[i / size * size], i % size);
     }
     b = f->desc.n_batches;
@@ -142,8 +142,8 @@ static void draw(const fixture *f, int64_t batches[MOST_BATCHES + 1][MOST_BATCH]
         if (f->lengths[i] > batches[b][longest]) batches[b][longest] = f->lengths[i];
 }
 
-static int64_t group_after(const cf_plan *plan, const cf_chunk *c) {
-    return c->group < 0 ? 0 : plan->groups[c->group].n_chunks - 1 - c->index;
+static int64_t chain_after(const cf_plan *plan, const cf_chunk *c) {
+    return c->chain < 0 ? 0 : plan->chains[c->chain].n_chunks - 1 - c->index;
 }
 
 /* What one virtual stage holds while action `at` of the list runs, from the definitions: every chunk is looked at anew.
@@ -151,16 +151,17 @@ static int64_t group_after(const cf_plan *plan, const cf_chunk *c) {
 static cf_memory_load held_at(const cf_plan *plan, const cf_schedule *schedule, int64_t first, int64_t at, int64_t v) {
     cf_memory_load load = {0};
     int64_t c, id;
-    for (c = schedule->shape.rank * plan->n_steps; c < (schedule->shape.rank + 1) * plan->n_steps; c++) {
+    for (c = schedule->shape.rank * plan->chunks_per_rank; c < (schedule->shape.rank + 1) * plan->chunks_per_rank;
+         c++) {
         const cf_chunk *chunk = &plan->chunks[c];
-        int forward = 0, kept = 0, dropped = 0, replayed = 0, backward = 0, finished = 0, group_back = 0, own_back = 0;
+        int forward = 0, kept = 0, dropped = 0, replayed = 0, backward = 0, finished = 0, chain_back = 0, own_back = 0;
         for (id = first; id <= at; id++) {
             const cf_action *a = &schedule->actions[id];
             int now = id == at, back = a->pass == CF_B || a->pass == CF_I;
             if (a->stage != v) continue;
-            if (chunk->group >= 0 && back && plan->chunks[a->chunk].group == chunk->group &&
-                group_after(plan, &plan->chunks[a->chunk]) == 0)
-                group_back = 1;
+            if (chunk->chain >= 0 && back && plan->chunks[a->chunk].chain == chunk->chain &&
+                chain_after(plan, &plan->chunks[a->chunk]) == 0)
+                chain_back = 1;
             if (a->chunk != c) continue;
             if (a->pass == CF_F) forward = 1, kept = a->keep, dropped = !a->keep;
             if (a->pass == CF_R) replayed = 1, kept = 1;
@@ -169,18 +170,18 @@ static cf_memory_load held_at(const cf_plan *plan, const cf_schedule *schedule, 
             if (back) backward = 1;
         }
         (void)backward;
-        if (kept && !finished) load.live_tokens += chunk->padded;
-        if (chunk->group >= 0 && forward && !own_back) load.state_tokens += plan->slices[chunk->first_slice].length;
-        if (chunk->group >= 0 && group_back && !own_back)
+        if (kept && !finished) load.live_tokens += chunk->rows;
+        if (chunk->chain >= 0 && forward && !own_back) load.state_tokens += plan->slices[chunk->first_slice].length;
+        if (chunk->chain >= 0 && chain_back && !own_back)
             load.state_gradient_tokens += plan->slices[chunk->first_slice].length;
-        if (schedule->shape.replay == CF_REPLAY_LOCAL && dropped && !replayed) load.input_tokens += chunk->padded;
+        if (schedule->shape.replay == CF_REPLAY_LOCAL && dropped && !replayed) load.input_tokens += chunk->rows;
     }
-    if (schedule->actions[at].stage == v) load.chunk_tokens = plan->chunks[schedule->actions[at].chunk].padded;
+    if (schedule->actions[at].stage == v) load.chunk_tokens = plan->chunks[schedule->actions[at].chunk].rows;
     return load;
 }
 
 /* Most bytes on any stage at any action. */
-static int64_t peak_bytes(const fixture *f, const cf_parallel *split, int64_t gang, const cf_plan *plan,
+static int64_t peak_bytes(const fixture *f, const cf_parallel *split, int64_t cp, const cf_plan *plan,
                           const cf_schedule *schedule) {
     cf_memory_desc memory = f->desc.memory;
     cf_memory_load loads[MOST_STAGES];
@@ -189,7 +190,7 @@ static int64_t peak_bytes(const fixture *f, const cf_parallel *split, int64_t ga
     cf_error error;
     memory.model = f->desc.model;
     memory.parallel = *split;
-    for (v = 0; v < COUNT(f->lengths) && gang > 0; v++)
+    for (v = 0; v < COUNT(f->lengths) && cp > 0; v++)
         if (f->lengths[v] > memory.gathered) memory.gathered = f->lengths[v];
     for (s = 0; s < schedule->shape.n_stages; s++)
         for (id = schedule->first[s]; id < schedule->first[s + 1]; id++) {
@@ -212,7 +213,7 @@ typedef struct outcome {
 /* How much longer the passes of a list of columns take than they compute, by what the ranks gather. */
 static double gathered(const cf_plan *plan, const cf_schedule *list, const cf_timeline *timeline,
                        const cf_timing *timing) {
-    static cf_piece pieces[4096];
+    static cf_kv_source pieces[4096];
     double sum = 0;
     int64_t i, j, rank;
     for (i = 0; i < list->n_actions; i++) {
@@ -220,7 +221,7 @@ static double gathered(const cf_plan *plan, const cf_schedule *list, const cf_ti
         int64_t most = 0;
         double moved, left;
         for (rank = 0; rank < plan->n_ranks; rank++) {
-            int64_t n = cf_gang_pieces(plan, rank * plan->n_steps + a->chunk, pieces), rows = 0;
+            int64_t n = cf_kv_sources(plan, rank * plan->chunks_per_rank + a->chunk, pieces), rows = 0;
             for (j = 0; j < n; j++) rows += pieces[j].rank != rank ? pieces[j].tokens : 0;
             most = rows > most ? rows : most;
         }
@@ -231,7 +232,7 @@ static double gathered(const cf_plan *plan, const cf_schedule *list, const cf_ti
     return sum;
 }
 
-/* Pack, schedule, simulate, without a limit; in gangs the columns of all ranks. with_memory: also the slow walk. */
+/* Pack, schedule, simulate, without a limit; in cp groups the columns of all ranks. with_memory: also the slow walk. */
 static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_tune_candidate *c,
                            int64_t batches[MOST_BATCHES + 1][MOST_BATCH], int with_memory) {
     const cf_parallel *split = &tuning->splits[c->split];
@@ -248,24 +249,24 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
         double step, slowest = 0;
         pack.chunk_size = c->chunk_size;
         pack.n_ranks = split->dp;
-        if (pack.shares != NULL) pack.shares = drawn_shares[b];
+        if (pack.shared_prefixes != NULL) pack.shared_prefixes = drawn_shares[b];
         cost.model = f->desc.model;
         cost.gpu = f->desc.gpu;
         cost.parallel = *split;
         cost.chunk_size = c->chunk_size;
-        pack.gang = cost.gang = c->gang;
+        pack.max_cp = cost.max_cp = c->max_cp;
         if (cf_cost_estimate(&cost, stages, split->pp * split->n_virtual, &timing, &step, &error) != CF_OK) {
             FAIL("%s", error.text);
             return out;
         }
-        if (c->gang > 0) cf_gang_costs(&timing, &pack);
+        if (c->max_cp > 0) cf_cp_costs(&timing, &pack);
         if (cf_pack(batches[b], f->desc.batch, &pack, &plan, &error) != CF_OK) {
             FAIL("%s", error.text);
             return out;
         }
-        if (c->gang > 0) {
+        if (c->max_cp > 0) {
             packed = plan;
-            CHECK_INT(cf_columns_make(packed, &pack.cost, NULL, &plan, &error), CF_OK);
+            CHECK_INT(cf_lockstep_plan(packed, &pack.cost, NULL, &plan, &error), CF_OK);
         }
         for (rank = 0; rank < plan->n_ranks; rank++) {
             cf_schedule_desc order = {0};
@@ -282,13 +283,13 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
             order.timing = simulate.timing = &timing;
             order.limits.chunks = CF_NO_LIMIT;
             order.split_backward = c->kind == CF_SCHEDULE_BEST && f->desc.split_backward;
-            order.budget = f->desc.budget;
+            order.max_tries = f->desc.max_tries;
             simulate.no_bounds = 1;
             if (cf_schedule_make(plan, &order, &schedule, &error) != CF_OK ||
                 cf_simulate(plan, schedule, &simulate, &timeline, &error) != CF_OK) {
                 FAIL("%s", error.text);
             } else {
-                int64_t bytes = with_memory ? peak_bytes(f, split, c->gang, plan, schedule) : 0;
+                int64_t bytes = with_memory ? peak_bytes(f, split, c->max_cp, plan, schedule) : 0;
                 if (timeline->makespan > slowest) slowest = timeline->makespan;
                 if (packed != NULL) slowest += gathered(packed, schedule, timeline, &timing);
                 if (bytes > out.bytes) out.bytes = bytes;
@@ -335,14 +336,14 @@ static void check_against_brute_force(const fixture *f) {
         }
         CHECK(o.seconds >= c->bound * (1 - 1e-9));
         if (c->status == CF_TUNE_OK) {
-            CHECK(c->gang > 0 ? fabs(o.seconds - c->seconds) <= 1e-9 * o.seconds : same(o.seconds, c->seconds));
-            CHECK(c->gang > 0 || memcmp(o.each, &tuning->seconds[i * tuning->n_batches],
-                                        (size_t)tuning->n_batches * sizeof(double)) == 0);
+            CHECK(c->max_cp > 0 ? fabs(o.seconds - c->seconds) <= 1e-9 * o.seconds : same(o.seconds, c->seconds));
+            CHECK(c->max_cp > 0 || memcmp(o.each, &tuning->seconds[i * tuning->n_batches],
+                                          (size_t)tuning->n_batches * sizeof(double)) == 0);
             CHECK(!c->limited);
         } else if (CHECK_INT(c->status, CF_TUNE_DOMINATED)) {
             n_dominated++;
             if (c->same_as >= 0 && tuning->candidates[c->same_as].status == CF_TUNE_OK)
-                CHECK(fabs(o.seconds - tuning->candidates[c->same_as].seconds) <= (c->gang > 0) * 1e-9 * o.seconds);
+                CHECK(fabs(o.seconds - tuning->candidates[c->same_as].seconds) <= (c->max_cp > 0) * 1e-9 * o.seconds);
             else CHECK(o.seconds >= last * (1 - 1e-8));
             CHECK(c->why[0] != '\0');
         }
@@ -350,7 +351,7 @@ static void check_against_brute_force(const fixture *f) {
     harness_note("%s", "");
     CHECK_INT(tuning->winner, best);
     CHECK(fabs(tuning->candidates[tuning->winner].seconds - best_seconds) <=
-          (tuning->candidates[best].gang > 0) * 1e-9 * best_seconds);
+          (tuning->candidates[best].max_cp > 0) * 1e-9 * best_seconds);
     CHECK(n_dominated > 0);
     for (i = 0; i < tuning->n_ranked; i++)
         CHECK(i == 0 ||
@@ -406,9 +407,10 @@ TEST(equals_brute_force_on_ranks) {
     cf_tuning_free(tuning);
 }
 
-/* Gangs of each width that divides the ranks stand beside none, with the schedules of paper whatever kind is asked for;
-   the giants of the list are spread, and all of it is as by hand: times, memory with the gathered layer, schedules. */
-TEST(equals_brute_force_with_gangs) {
+/* CP groups of each width that divides the ranks stand beside none, with the schedules of paper whatever kind is asked
+   for; the giants of the list are spread, and all of it is as by hand: times, memory with the gathered layer,
+   schedules. */
+TEST(equals_brute_force_with_cp_groups) {
     static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
     const cf_tune_candidate *c;
     cf_tuning *tuning;
@@ -419,34 +421,34 @@ TEST(equals_brute_force_with_gangs) {
     f.desc.n_exact = 3;
     f.desc.parallel.pp = 1;
     f.desc.parallel.dp = 4;
-    f.desc.pack.gang = 4;
+    f.desc.pack.max_cp = 4;
     f.desc.n_kinds = 2;
     check_against_brute_force(&f);
     tuning = tune(&f);
     REQUIRE(tuning != NULL && tuning->n_splits == 3);
     draw(&f, batches);
-    for (i = 0; i < 3; i++) CHECK_INT(tuning->gangs[i], 2 * i);
+    for (i = 0; i < 3; i++) CHECK_INT(tuning->max_cps[i], 2 * i);
     for (i = 0; i < tuning->n_candidates; i++) {
         c = &tuning->candidates[i];
-        CHECK_INT(c->gang, tuning->gangs[c->split]);
-        CHECK(c->gang == 0 || c->kind == CF_SCHEDULE_PAPER);
+        CHECK_INT(c->max_cp, tuning->max_cps[c->split]);
+        CHECK(c->max_cp == 0 || c->kind == CF_SCHEDULE_PAPER);
     }
     c = &tuning->candidates[tuning->winner];
-    CHECK(c->gang > 0);
+    CHECK(c->max_cp > 0);
     CHECK_INT(c->bytes, brute_force(&f, tuning, c, batches, 1).bytes);
     cf_tuning_free(tuning);
     for (i = 0; i < 3; i++) {
         f.desc.parallel.pp = i == 0 ? 3 : 1;
         f.desc.parallel.dp = i == 1 ? 3 : 4;
-        f.desc.pack.gang = i == 2 ? 3 : 4;
+        f.desc.pack.max_cp = i == 2 ? 3 : 4;
         tuning = tune(&f);
         REQUIRE(tuning != NULL);
         CHECK_INT(tuning->n_splits, i < 2 ? 1 : 2);
         cf_tuning_free(tuning);
     }
-    f.desc.pack.gang = -1;
+    f.desc.pack.max_cp = -1;
     CHECK_INT(cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &tuning, &error), CF_ERROR_ARGUMENT);
-    CHECK_STR(error.field, "pack.gang");
+    CHECK_STR(error.field, "pack.max_cp");
 }
 
 /* Where no ChunkSizes are given, the longest sequence is one of them, in its place and only once; with it nothing is
@@ -633,7 +635,7 @@ TEST(limit_is_kept_by_trees) {
     fixture_fill(&f, 9);
     fixture_plant(&f, 9);
     f.desc.n_ks = 3;
-    f.desc.budget = 6;
+    f.desc.max_tries = 6;
     check_limits(&f, 1);
 }
 
@@ -1481,8 +1483,8 @@ TEST(bad_descriptions) {
     refuse(&f, CF_ERROR_LIMIT, "n_batches", CF_MAX_TUNE_BATCHES);
     f.desc.n_exact = -1;
     refuse(&f, CF_ERROR_ARGUMENT, "n_exact", 0);
-    f.desc.budget = -1;
-    refuse(&f, CF_ERROR_ARGUMENT, "budget", 0);
+    f.desc.max_tries = -1;
+    refuse(&f, CF_ERROR_ARGUMENT, "max_tries", 0);
     f.desc.limit_bytes = -5;
     refuse(&f, CF_ERROR_ARGUMENT, "limit_bytes", 0);
     f.desc.memory.unfused_attention = 1;
@@ -1560,8 +1562,8 @@ TEST(bad_lengths) {
     f.shares[0].with = 1;
     f.shares[1].with = 0;
     CHECK_INT(cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &tuning, &error), CF_ERROR_ARGUMENT);
-    CHECK_STR(error.field, "shares");
-    f.desc.pack.shares = NULL;
+    CHECK_STR(error.field, "shared_prefixes");
+    f.desc.pack.shared_prefixes = NULL;
     f.lengths[50] = CF_MAX_LENGTH + 1;
     CHECK_INT(cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &tuning, &error), CF_ERROR_LIMIT);
     CHECK_INT(error.wanted, CF_MAX_LENGTH);
@@ -1610,7 +1612,7 @@ static void check_choice(const fixture *f, const cf_tuning *tuning, int64_t id, 
     cf_schedule *schedule = NULL;
     cf_error error;
     pack.chunk_size = c->chunk_size;
-    if (pack.shares != NULL) pack.shares = drawn_shares[batch];
+    if (pack.shared_prefixes != NULL) pack.shared_prefixes = drawn_shares[batch];
     CHECK(memcmp(&tuning->batches[batch * tuning->batch], lengths, (size_t)tuning->batch * sizeof *lengths) == 0);
     REQUIRE(cf_pack(lengths, f->desc.batch, &pack, &plan, NULL) == CF_OK);
     if (cf_tune_schedule(&f->desc, tuning, id, plan, 0, &schedule, &error) != CF_OK) {
@@ -1680,7 +1682,7 @@ static cf_schedule *make_fitting(const fixture *f, const cf_tune_candidate *c, c
         desc.shape.n_stages = f->desc.parallel.pp;
         desc.shape.k = c->k;
         desc.timing = &timing;
-        desc.budget = f->desc.budget;
+        desc.max_tries = f->desc.max_tries;
         desc = cf_schedule_defaults(&desc);
         desc.limits.chunks = CF_NO_LIMIT;
         if (way > 0)
@@ -1934,7 +1936,7 @@ TEST(no_moment_needs_more_than_is_reported) {
         int64_t lengths[12], n = harness_between(&rng, 1, 12), n_stages = harness_between(&rng, 1, 3), n_virtual;
         for (i = 0; i < n; i++) lengths[i] = harness_between(&rng, 1, harness_chance(&rng, 0.3) ? 30000 : 4000);
         order.kind = (cf_schedule_kind)harness_between(&rng, 1, CF_SCHEDULE_COUNT - 1);
-        order.budget = 5;
+        order.max_tries = 5;
         order.shape.n_stages = memory.parallel.pp = n_stages;
         order.shape.k = harness_between(&rng, 1, 3);
         if (order.kind >= CF_SCHEDULE_INTERLEAVED) order.shape.n_virtual = harness_between(&rng, 1, 2);
@@ -2029,7 +2031,7 @@ SUITE(tune, CASE(experts_are_tried_where_a_node_allows),
       CASE(memory_of_a_schedule_is_that_of_its_worst_moment), CASE(no_moment_needs_more_than_is_reported),
       CASE(limits_of_memory_are_those_of_the_search), CASE(limits_of_memory_refuse),
       CASE(equals_brute_force), CASE(equals_brute_force_on_trees), CASE(equals_brute_force_on_ranks),
-      CASE(equals_brute_force_with_gangs),
+      CASE(equals_brute_force_with_cp_groups),
       CASE(equals_brute_force_on_splits),
       CASE(the_longest_sequence_is_a_chunk_size),
       CASE(equals_brute_force_on_virtual_stages), CASE(peak_is_the_walk_s), CASE(limit_is_kept),

@@ -20,15 +20,15 @@ static cf_plan copy_plan(const cf_plan *plan) {
     memset(&copy.block, 0, sizeof copy.block);
     copy.chunks = (cf_chunk *)copy_array(plan->chunks, plan->n_chunks, sizeof *plan->chunks);
     copy.slices = (cf_slice *)copy_array(plan->slices, plan->n_slices, sizeof *plan->slices);
-    copy.groups = (cf_group *)copy_array(plan->groups, plan->n_groups, sizeof *plan->groups);
-    CHECK(copy.chunks && copy.slices && copy.groups);
+    copy.chains = (cf_chain *)copy_array(plan->chains, plan->n_chains, sizeof *plan->chains);
+    CHECK(copy.chunks && copy.slices && copy.chains);
     return copy;
 }
 
 static void drop_copy(cf_plan *copy) {
     free(copy->chunks);
     free(copy->slices);
-    free(copy->groups);
+    free(copy->chains);
 }
 
 /* ---- one known plan: each kind of damage is named ---- */
@@ -46,13 +46,13 @@ static const cf_slice known_slices[] = {
     {5, 16, 5, 0, 5, 5, 1},  {1, 0, 5, 8, -1, 1, 1},  {2, 0, 3, 0, -1, 2, 1},
 };
 static const cf_chunk known_chunks[] = {
-    /* first_slice, n_slices, tokens, padded, pairs, group, index, prefix, rank, up, down, below, state, gang */
+    /* first_slice, n_slices, tokens, padded, pairs, chain, index, prefix, rank, up, down, below, state, cp group */
     {0, 1, 16, 16, 136, 0, 0, 0, 0, -1, 1, 2, 16, 0}, {1, 1, 16, 16, 392, 0, 1, 16, 0, 0, 2, 1, 16, 0},
     {2, 2, 15, 16, 320, 0, 2, 32, 0, 1, -1, 0, 8, 0}, {4, 1, 16, 16, 136, -1, 0, 0, 0, -1, -1, 0, 0, 0},
     {5, 1, 16, 16, 136, 1, 0, 0, 1, -1, 5, 1, 16, 0}, {6, 2, 10, 16, 110, 1, 1, 16, 1, 4, -1, 0, 5, 0},
     {8, 1, 3, 4, 6, -1, 0, 0, 1, -1, -1, 0, 0, 0},    {9, 0, 0, 0, 0, -1, 0, 0, 1, -1, -1, 0, 0, 0},
 };
-static const cf_group known_groups[] = {{0, 0, 3, 40, 0}, {5, 4, 2, 21, 0}}; /* sequence, first_chunk, n_chunks, tokens */
+static const cf_chain known_chains[] = {{0, 0, 3, 40, 0}, {5, 4, 2, 21, 0}}; /* sequence, first_chunk, n_chunks, tokens */
 
 static cf_plan known_plan(void) {
     cf_plan plan = {0};
@@ -65,15 +65,15 @@ static cf_plan known_plan(void) {
     plan.n_empty = 1;
     plan.n_tokens = 92;
     plan.n_ranks = 2;
-    plan.n_steps = 4;
+    plan.chunks_per_rank = 4;
     plan.n_chunks = 8;
     plan.n_idle = 1;
-    plan.n_groups = 2;
+    plan.n_chains = 2;
     plan.n_slices = 9;
     plan.lower_bound = 6;
     plan.chunks = (cf_chunk *)(uintptr_t)known_chunks;
     plan.slices = (cf_slice *)(uintptr_t)known_slices;
-    plan.groups = (cf_group *)(uintptr_t)known_groups;
+    plan.chains = (cf_chain *)(uintptr_t)known_chains;
     return copy_plan(&plan);
 }
 
@@ -85,11 +85,11 @@ TEST(a_plan_made_by_hand_is_accepted) {
     drop_copy(&plan);
 }
 
-typedef enum where { HEADER, CHUNK, SLICE, GROUP } where;
+typedef enum where { HEADER, CHUNK, SLICE, CHAIN } where;
 
 typedef struct damage {
     where place;
-    int64_t index;      /* of the chunk, slice or group */
+    int64_t index;      /* of the chunk, slice or chain */
     size_t member;      /* offsetof */
     int64_t value;
     const char *field;  /* what the error has to name */
@@ -100,7 +100,7 @@ typedef struct damage {
 #define IN_PLAN(member, value, field) {HEADER, 0, offsetof(cf_plan, member), value, field, -1, #member}
 #define IN_CHUNK(i, member, value, field, item) {CHUNK, i, offsetof(cf_chunk, member), value, field, item, #member}
 #define IN_SLICE(i, member, value, field, item) {SLICE, i, offsetof(cf_slice, member), value, field, item, #member}
-#define IN_GROUP(i, member, value, field, item) {GROUP, i, offsetof(cf_group, member), value, field, item, #member}
+#define IN_CHAIN(i, member, value, field, item) {CHAIN, i, offsetof(cf_chain, member), value, field, item, #member}
 
 static const damage damages[] = {
     IN_PLAN(chunk_size, 0, "chunk_size"),
@@ -121,16 +121,16 @@ static const damage damages[] = {
     IN_PLAN(n_ranks, 0, "n_ranks"),
     IN_PLAN(n_ranks, 1, "n_chunks"),
     IN_PLAN(n_ranks, INT64_MAX, "n_ranks"),
-    IN_PLAN(n_steps, 3, "n_chunks"),
-    IN_PLAN(n_steps, -4, "n_steps"),
+    IN_PLAN(chunks_per_rank, 3, "n_chunks"),
+    IN_PLAN(chunks_per_rank, -4, "chunks_per_rank"),
     IN_PLAN(n_chunks, 7, "n_chunks"),
     IN_PLAN(n_chunks, INT64_MAX, "n_chunks"),
     IN_PLAN(n_idle, 0, "n_idle"),
     IN_PLAN(n_idle, 2, "n_idle"),
-    IN_PLAN(n_groups, -1, "n_groups"),
-    IN_PLAN(n_groups, INT64_MAX, "n_groups"),
-    {HEADER, 0, offsetof(cf_plan, n_groups), 1, "chunks.group", 4, NULL},
-    {HEADER, 0, offsetof(cf_plan, n_groups), 3, "chunks.group", 0, NULL},
+    IN_PLAN(n_chains, -1, "n_chains"),
+    IN_PLAN(n_chains, INT64_MAX, "n_chains"),
+    {HEADER, 0, offsetof(cf_plan, n_chains), 1, "chunks.chain", 4, NULL},
+    {HEADER, 0, offsetof(cf_plan, n_chains), 3, "chunks.chain", 0, NULL},
     {HEADER, 0, offsetof(cf_plan, n_slices), 8, "chunks.n_slices", 6, NULL},
     IN_PLAN(n_slices, 10, "n_slices"),
     IN_PLAN(n_slices, -1, "n_slices"),
@@ -144,16 +144,16 @@ static const damage damages[] = {
     IN_CHUNK(2, n_slices, INT64_MAX, "chunks.n_slices", 2),
     IN_CHUNK(1, n_slices, 0, "chunks.n_slices", 1),
     IN_CHUNK(3, n_slices, -1, "chunks.n_slices", 3),
-    IN_CHUNK(1, n_slices, 2, "chunks.n_slices", 1), /* hybrid, but not the last of its group */
+    IN_CHUNK(1, n_slices, 2, "chunks.n_slices", 1), /* hybrid, but not the last of its chain */
     IN_CHUNK(2, tokens, 14, "chunks.tokens", 2),
     IN_CHUNK(7, tokens, 1, "chunks.tokens", 7),
-    IN_CHUNK(5, padded, 12, "chunks.padded", 5),
+    IN_CHUNK(5, rows, 12, "chunks.rows", 5),
     IN_CHUNK(3, pairs, 137, "chunks.pairs", 3),
     IN_CHUNK(1, pairs, 136, "chunks.pairs", 1), /* the prefix left out */
-    IN_CHUNK(3, group, 2, "chunks.group", 3),
-    IN_CHUNK(3, group, -2, "chunks.group", 3),
-    IN_CHUNK(3, group, 0, "chunks.group", 3),
-    IN_CHUNK(0, group, 1, "chunks.group", 0),
+    IN_CHUNK(3, chain, 2, "chunks.chain", 3),
+    IN_CHUNK(3, chain, -2, "chunks.chain", 3),
+    IN_CHUNK(3, chain, 0, "chunks.chain", 3),
+    IN_CHUNK(0, chain, 1, "chunks.chain", 0),
     IN_CHUNK(1, index, 2, "chunks.index", 1),
     IN_CHUNK(3, index, 1, "chunks.index", 3),
     IN_CHUNK(1, prefix, 15, "chunks.prefix", 1),
@@ -176,8 +176,8 @@ static const damage damages[] = {
     IN_CHUNK(3, state, 16, "chunks.state", 3),
     IN_CHUNK(5, state, 10, "chunks.state", 5),
     IN_CHUNK(5, state, 17, "chunks.state", 5),
-    IN_CHUNK(0, gang, 2, "chunks.gang", 0),
-    IN_CHUNK(7, gang, -1, "chunks.gang", 7),
+    IN_CHUNK(0, cp, 2, "chunks.cp", 0),
+    IN_CHUNK(7, cp, -1, "chunks.cp", 7),
 
     IN_SLICE(4, sequence, 7, "slices.sequence", 4),
     IN_SLICE(4, sequence, -1, "slices.sequence", 4),
@@ -195,18 +195,18 @@ static const damage damages[] = {
     IN_SLICE(3, offset, 12, "slices.offset", 3),
     IN_SLICE(0, offset, 4, "slices.offset", 0),
 
-    IN_GROUP(0, sequence, 7, "groups.sequence", 0),
-    IN_GROUP(0, sequence, -1, "groups.sequence", 0),
-    IN_GROUP(0, sequence, 5, "groups.sequence", 0), /* the first slice of the group is another sequence's */
-    IN_GROUP(1, first_chunk, 5, "chunks.group", 4),
-    IN_GROUP(1, first_chunk, -1, "groups.first_chunk", 1),
-    IN_GROUP(1, first_chunk, INT64_MAX, "groups.first_chunk", 1),
-    IN_GROUP(0, n_chunks, 2, "chunks.n_slices", -2), /* see below: a chunk too many or a sum too small */
-    IN_GROUP(0, n_chunks, 4, "chunks.group", 3),
-    IN_GROUP(0, n_chunks, 0, "groups.n_chunks", 0),
-    IN_GROUP(0, n_chunks, INT64_MIN, "groups.n_chunks", 0),
-    IN_GROUP(0, tokens, 39, "groups.tokens", 0),
-    IN_GROUP(1, tokens, INT64_MAX, "groups.tokens", 1),
+    IN_CHAIN(0, sequence, 7, "chains.sequence", 0),
+    IN_CHAIN(0, sequence, -1, "chains.sequence", 0),
+    IN_CHAIN(0, sequence, 5, "chains.sequence", 0), /* the first slice of the chain is another sequence's */
+    IN_CHAIN(1, first_chunk, 5, "chunks.chain", 4),
+    IN_CHAIN(1, first_chunk, -1, "chains.first_chunk", 1),
+    IN_CHAIN(1, first_chunk, INT64_MAX, "chains.first_chunk", 1),
+    IN_CHAIN(0, n_chunks, 2, "chunks.n_slices", -2), /* see below: a chunk too many or a sum too small */
+    IN_CHAIN(0, n_chunks, 4, "chunks.chain", 3),
+    IN_CHAIN(0, n_chunks, 0, "chains.n_chunks", 0),
+    IN_CHAIN(0, n_chunks, INT64_MIN, "chains.n_chunks", 0),
+    IN_CHAIN(0, tokens, 39, "chains.tokens", 0),
+    IN_CHAIN(1, tokens, INT64_MAX, "chains.tokens", 1),
 };
 
 /* Returns what stood there. */
@@ -214,18 +214,18 @@ static int64_t apply(cf_plan *plan, const damage *d) {
     char *base = d->place == HEADER  ? (char *)plan
                  : d->place == CHUNK ? (char *)&plan->chunks[d->index]
                  : d->place == SLICE ? (char *)&plan->slices[d->index]
-                                     : (char *)&plan->groups[d->index];
+                                     : (char *)&plan->chains[d->index];
     int64_t was;
     memcpy(&was, base + d->member, sizeof was);
     memcpy(base + d->member, &d->value, sizeof d->value);
     return was;
 }
 
-/* Whether the member that was damaged is the one that the error names, and so the value that it has found. A group, a
+/* Whether the member that was damaged is the one that the error names, and so the value that it has found. A chain, a
    sequence or an alignment that does not go with the rest is told by what it does not go with. */
 static int blames_member(const damage *d) {
     const char *dot = strchr(d->field, '.');
-    if (strcmp(d->field, "chunks.group") == 0 || strcmp(d->field, "slices.sequence") == 0) return 0;
+    if (strcmp(d->field, "chunks.chain") == 0 || strcmp(d->field, "slices.sequence") == 0) return 0;
     if (strcmp(d->field, "align") == 0 && d->value == 3) return 0;
     return d->name != NULL && strcmp(dot ? dot + 1 : d->field, d->name) == 0;
 }
@@ -246,7 +246,7 @@ TEST(each_kind_of_damage_is_named) {
         }
         CHECK_INT(error.code, CF_ERROR_PLAN);
         if (d->item == -2) {
-            CHECK_STR(error.field, "chunks.group"); /* chunk 2 says group 0, which now ends before it */
+            CHECK_STR(error.field, "chunks.chain"); /* chunk 2 says chain 0, which now ends before it */
             CHECK_INT(error.item, 2);
         } else {
             CHECK_STR(error.field, d->field);
@@ -263,24 +263,24 @@ TEST(each_kind_of_damage_is_named) {
 
 /* ---- damage that takes more than one number ---- */
 
-/* A group where no slice exists at all: nothing to read. */
-TEST(a_group_without_slices) {
+/* A chain where no slice exists at all: nothing to read. */
+TEST(a_chain_without_slices) {
     const int64_t lengths[] = {5};
     cf_chunk chunk = {0};
-    cf_group group = {0, 0, 1, 5, 0};
+    cf_chain chain = {0, 0, 1, 5, 0};
     cf_plan plan = {0};
     cf_error error;
-    chunk.group = chunk.up = chunk.down = -1;
+    chunk.chain = chunk.up = chunk.down = -1;
     plan.chunk_size = 8;
     plan.align = 1;
     plan.method = CF_PACK_BEST_FIT;
     plan.split = CF_SPLIT_FULL;
-    plan.n_sequences = plan.n_ranks = plan.n_steps = plan.n_chunks = plan.n_idle = plan.n_groups = 1;
+    plan.n_sequences = plan.n_ranks = plan.chunks_per_rank = plan.n_chunks = plan.n_idle = plan.n_chains = 1;
     plan.n_tokens = 5;
     plan.chunks = &chunk;
-    plan.groups = &group;
+    plan.chains = &chain;
     CHECK_INT(cf_plan_validate(&plan, lengths, 1, NULL, &error), CF_ERROR_PLAN);
-    CHECK_STR(error.field, "chunks.group");
+    CHECK_STR(error.field, "chunks.chain");
     CHECK_INT(error.item, 0);
 }
 
@@ -340,8 +340,8 @@ static void damage_once(harness_rng *rng, cf_plan *plan) {
         damage_array(rng, plan->chunks, plan->n_chunks, sizeof *plan->chunks, plan->align);
     if (what == 1 && plan->n_slices > 0)
         damage_array(rng, plan->slices, plan->n_slices, sizeof *plan->slices, plan->align);
-    if (what == 2 && plan->n_groups > 0)
-        damage_array(rng, plan->groups, plan->n_groups, sizeof *plan->groups, plan->align);
+    if (what == 2 && plan->n_chains > 0)
+        damage_array(rng, plan->chains, plan->n_chains, sizeof *plan->chains, plan->align);
 }
 
 TEST(random_damage_is_judged_as_by_the_oracle) {
@@ -404,13 +404,13 @@ TEST(validate_refuses_bad_arguments) {
     } while (0)
     REFUSE_WITHOUT(chunks);
     REFUSE_WITHOUT(slices);
-    REFUSE_WITHOUT(groups);
+    REFUSE_WITHOUT(chains);
 #undef REFUSE_WITHOUT
     drop_copy(&plan);
 }
 
 /* One token more than the chunks of the first sequence have, in the batch and in the sum. */
-TEST(a_group_that_ends_too_early) {
+TEST(a_chain_that_ends_too_early) {
     cf_plan plan = known_plan();
     int64_t longer[N_KNOWN];
     cf_error error;
@@ -418,7 +418,7 @@ TEST(a_group_that_ends_too_early) {
     longer[0]++;
     plan.n_tokens++;
     CHECK_INT(cf_plan_validate(&plan, longer, N_KNOWN, NULL, &error), CF_ERROR_PLAN);
-    CHECK_STR(error.field, "groups.n_chunks");
+    CHECK_STR(error.field, "chains.n_chunks");
     CHECK_INT(error.item, 0);
     drop_copy(&plan);
 }
@@ -445,14 +445,14 @@ TEST(fewer_than_no_rows_are_no_bytes) {
     cf_schedule_desc desc = {.limits = {.bytes = 1000, .per_token = {1, 1, 1, 1}}};
     cf_schedule *schedule = NULL;
     cf_error error;
-    plan.chunks[3].padded = -16;
+    plan.chunks[3].rows = -16;
     CHECK_INT(cf_schedule_make(&plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW);
     CHECK_STR(error.field, "limits.per_token");
     cf_schedule_free(schedule);
     drop_copy(&plan);
 }
 
-SUITE(validate, CASE(a_plan_made_by_hand_is_accepted), CASE(each_kind_of_damage_is_named), CASE(a_group_without_slices),
+SUITE(validate, CASE(a_plan_made_by_hand_is_accepted), CASE(each_kind_of_damage_is_named), CASE(a_chain_without_slices),
       CASE(impossible_methods_are_named), CASE(random_damage_is_judged_as_by_the_oracle),
-      CASE(validate_refuses_bad_arguments), CASE(a_group_that_ends_too_early), CASE(fewer_than_no_rows_are_no_bytes),
+      CASE(validate_refuses_bad_arguments), CASE(a_chain_that_ends_too_early), CASE(fewer_than_no_rows_are_no_bytes),
       CASE(a_chunk_that_ends_between_two_places));

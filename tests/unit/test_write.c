@@ -87,7 +87,7 @@ static void check_slices(const json_document *j, int64_t array, const cf_plan *p
 }
 
 static void check_plan_json(const json_document *j, const cf_plan *plan) {
-    int64_t chunks = json_get(j, 0, "chunks"), groups = json_get(j, 0, "groups"), i;
+    int64_t chunks = json_get(j, 0, "chunks"), chains = json_get(j, 0, "chains"), i;
     cf_plan_stats stats;
     CHECK(json_is_string(j, json_get(j, 0, "format"), "chunkflow-plan"));
     check_int_member(j, 0, "version", 3);
@@ -100,42 +100,42 @@ static void check_plan_json(const json_document *j, const cf_plan *plan) {
     check_int_member(j, 0, "n_empty", plan->n_empty);
     check_int_member(j, 0, "n_tokens", plan->n_tokens);
     check_int_member(j, 0, "n_ranks", plan->n_ranks);
-    check_int_member(j, 0, "n_steps", plan->n_steps);
+    check_int_member(j, 0, "chunks_per_rank", plan->chunks_per_rank);
     check_int_member(j, 0, "n_chunks", plan->n_chunks);
     check_int_member(j, 0, "n_idle", plan->n_idle);
-    check_int_member(j, 0, "n_groups", plan->n_groups);
+    check_int_member(j, 0, "n_chains", plan->n_chains);
     check_int_member(j, 0, "n_slices", plan->n_slices);
     check_int_member(j, 0, "lower_bound", plan->lower_bound);
     cf_plan_measure(plan, NULL, &stats);
     CHECK(json_double(j, json_get(j, 0, "fill")) == stats.fill); /* to the last bit */
-    CHECK_INT(json_size(j, groups), plan->n_groups);
-    for (i = 0; i < plan->n_groups; i++) {
-        const cf_group *group = &plan->groups[i];
-        int64_t object = json_at(j, groups, i);
+    CHECK_INT(json_size(j, chains), plan->n_chains);
+    for (i = 0; i < plan->n_chains; i++) {
+        const cf_chain *chain = &plan->chains[i];
+        int64_t object = json_at(j, chains, i);
         check_int_member(j, object, "id", i);
-        check_int_member(j, object, "sequence", group->sequence);
-        check_int_member(j, object, "first_chunk", group->first_chunk);
-        check_int_member(j, object, "n_chunks", group->n_chunks);
-        check_int_member(j, object, "tokens", group->tokens);
-        check_int_member(j, object, "gang", group->gang);
+        check_int_member(j, object, "sequence", chain->sequence);
+        check_int_member(j, object, "first_chunk", chain->first_chunk);
+        check_int_member(j, object, "n_chunks", chain->n_chunks);
+        check_int_member(j, object, "tokens", chain->tokens);
+        check_int_member(j, object, "cp", chain->cp);
     }
     CHECK_INT(json_size(j, chunks), plan->n_chunks);
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *chunk = &plan->chunks[i];
         int64_t object = json_at(j, chunks, i);
         check_int_member(j, object, "id", i);
-        check_int_member(j, object, "group", chunk->group);
+        check_int_member(j, object, "chain", chunk->chain);
         check_int_member(j, object, "index", chunk->index);
         check_int_member(j, object, "prefix", chunk->prefix);
         check_int_member(j, object, "tokens", chunk->tokens);
-        check_int_member(j, object, "padded", chunk->padded);
+        check_int_member(j, object, "rows", chunk->rows);
         check_int_member(j, object, "pairs", chunk->pairs);
         check_int_member(j, object, "rank", chunk->rank);
         check_int_member(j, object, "up", chunk->up);
         check_int_member(j, object, "down", chunk->down);
         check_int_member(j, object, "below", chunk->below);
         check_int_member(j, object, "state", chunk->state);
-        check_int_member(j, object, "gang", chunk->gang);
+        check_int_member(j, object, "cp", chunk->cp);
         check_slices(j, json_get(j, object, "slices"), plan, chunk);
     }
 }
@@ -272,10 +272,10 @@ static int64_t row_of(const json_document *j, int64_t metadata, const char *key,
 static void check_metadata_rows(const json_document *j, int64_t metadata, const cf_plan *plan, const cf_chunk *chunk,
                                 const int64_t *lengths) {
     int64_t row, i;
-    CHECK_INT(json_size(j, json_get(j, metadata, "sequence_ids")), chunk->padded);
-    CHECK_INT(json_size(j, json_get(j, metadata, "position_ids")), chunk->padded);
-    CHECK_INT(json_size(j, json_get(j, metadata, "target_positions")), chunk->padded);
-    for (row = 0; row < chunk->padded; row++) {
+    CHECK_INT(json_size(j, json_get(j, metadata, "sequence_ids")), chunk->rows);
+    CHECK_INT(json_size(j, json_get(j, metadata, "position_ids")), chunk->rows);
+    CHECK_INT(json_size(j, json_get(j, metadata, "target_positions")), chunk->rows);
+    for (row = 0; row < chunk->rows; row++) {
         int64_t sequence = -1, position = 0;
         for (i = chunk->first_slice; i < chunk->first_slice + chunk->n_slices; i++) {
             const cf_slice *slice = &plan->slices[i];
@@ -298,9 +298,9 @@ static void check_metadata_cuts(const json_document *j, int64_t metadata, const 
     int64_t q = json_get(j, metadata, "cu_seqlens_q"), k = json_get(j, metadata, "cu_seqlens_k"), row, n = 0, begin = 0;
     int64_t most_q = 0, most_k = 0;
     CHECK(json_is_int(j, json_at(j, q, 0), 0) && json_is_int(j, json_at(j, k, 0), 0));
-    for (row = 1; row <= chunk->padded; row++) {
+    for (row = 1; row <= chunk->rows; row++) {
         int64_t before = row_of(j, metadata, "sequence_ids", row - 1);
-        if (row < chunk->padded && row_of(j, metadata, "sequence_ids", row) == before) continue;
+        if (row < chunk->rows && row_of(j, metadata, "sequence_ids", row) == before) continue;
         n++;
         CHECK(json_is_int(j, json_at(j, q, n), row) && json_is_int(j, json_at(j, k, n), row + chunk->prefix));
         if (most_q < row - begin) most_q = row - begin;
@@ -334,7 +334,7 @@ TEST(metadata_is_written_row_by_row) {
                 int64_t metadata = json_get(&j, json_at(&j, chunks, i), "metadata");
                 check_metadata_rows(&j, metadata, plan, &plan->chunks[i], batch.lengths);
                 check_metadata_cuts(&j, metadata, &plan->chunks[i]);
-                n_padded += plan->chunks[i].padded > plan->chunks[i].tokens;
+                n_padded += plan->chunks[i].rows > plan->chunks[i].tokens;
                 n_prefixed += plan->chunks[i].prefix > 0;
             }
         }

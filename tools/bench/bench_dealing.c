@@ -4,16 +4,16 @@
 
    Sixty cases, ChunkSize 8K, a pair at 2.84e-5 of a row: 256, 1,024 and 4,096 lengths of a service trace (those of FILE
    in their order, or drawn like them), 256 and 1,024 of chats, and 512 of 1K to 24K; on 4, 8, 16, 32 and 64 ranks; a
-   chunk costs nothing beside its rows, or as much as 500 rows. "dearest": the most expensive rank over the mean of the
-   ranks, by this header; "ratio": against the other header's; then steps of a rank and all chunks of both.
+   chunk costs nothing beside its rows, or as much as 500 rows. "most expensive": the most expensive rank over the mean
+   of the ranks, by this header; "ratio": against the other header's; then steps of a rank and all chunks of both.
 
    Then 4,000 random batches of each of three kinds, 20 to 320 sequences on 2 to 32 ranks in chunks of 1K to 8K: how
    many have over two steps more than the other header's, the most that are more, and the ratio of the most expensive
    ranks, mean and worst.
 
-   Then batches in step as those of bench_ranks.c, without gangs and with gangs of any width: seconds of all columns,
-   replays at K 1 priced, this header's over the other's, mean and worst of 20 batches. Last, processor time of cf_pack
-   on one rank, medians of 15 calls by turns. Prints tables, judges nothing. */
+   Then batches in step as those of bench_ranks.c, without cp groups and with cp groups of any width: seconds of all
+   columns, replays at K 1 priced, this header's over the other's, mean and worst of 20 batches. Last, processor time of
+   cf_pack on one rank, medians of 15 calls by turns. Prints tables, judges nothing. */
 
 #include "dealing_side.h"
 #include "../command/draw.h"
@@ -144,7 +144,7 @@ static void count_all_steps(void) {
 /* ---- ranks in step ---- */
 
 static void step(const char *name, const int64_t *from, int64_t n_from, int64_t n, int64_t giant, int64_t ranks,
-                 int with_gangs, double *sum) {
+                 int with_cp_groups, double *sum) {
     double mean = 0, worst = 0;
     int b;
     for (b = 0; b < BATCHES; b++) {
@@ -153,12 +153,12 @@ static void step(const char *name, const int64_t *from, int64_t n_from, int64_t 
         double ratio;
         for (i = 0; i < n; i++) lengths[i] = from[(b * n + i) % n_from];
         if (giant > 0) lengths[n - 1] = giant;
-        of.gang = with_gangs ? ranks : 0;
+        of.max_cp = with_cp_groups ? ranks : 0;
         ratio = dealing_this.pack(&of).seconds / dealing_other.pack(&of).seconds;
         mean += ratio / BATCHES;
         worst = fmax(worst, ratio);
     }
-    printf("  %-22s %5d  %-5s  %7.4f  %7.4f\n", name, (int)ranks, with_gangs ? "yes" : "no", mean, worst);
+    printf("  %-22s %5d  %-5s  %7.4f  %7.4f\n", name, (int)ranks, with_cp_groups ? "yes" : "no", mean, worst);
     *sum += mean;
 }
 
@@ -167,18 +167,18 @@ static void step_all(const int64_t *trace, int64_t n_trace) {
     draw_source source = {1};
     double sum = 0;
     int64_t i, ranks;
-    int gangs, n = 0;
+    int cp_groups, n = 0;
     for (i = 0; i < BATCHES * 256; i++)
         do chat[i] = draw_lmsys(&source);
         while (chat[i] > 262144);
-    printf("\n  %-22s %5s  %-5s  %7s  %7s\n", "batch", "ranks", "gangs", "ratio", "worst");
-    for (gangs = 0; gangs < 2; gangs++)
+    printf("\n  %-22s %5s  %-5s  %7s  %7s\n", "batch", "ranks", "cp groups", "ratio", "worst");
+    for (cp_groups = 0; cp_groups < 2; cp_groups++)
         for (ranks = 8; ranks <= 64; ranks *= 2, n += 5) {
-            step("256 chat", chat, BATCHES * 256, 256, 0, ranks, gangs, &sum);
-            step("255 chat, one of 128K", chat, BATCHES * 256, 256, 131072, ranks, gangs, &sum);
-            step("255 chat, one of 256K", chat, BATCHES * 256, 256, 262144, ranks, gangs, &sum);
-            step("64 of the trace", trace, n_trace, 64, 0, ranks, gangs, &sum);
-            step("256 of the trace", trace, n_trace, 256, 0, ranks, gangs, &sum);
+            step("256 chat", chat, BATCHES * 256, 256, 0, ranks, cp_groups, &sum);
+            step("255 chat, one of 128K", chat, BATCHES * 256, 256, 131072, ranks, cp_groups, &sum);
+            step("255 chat, one of 256K", chat, BATCHES * 256, 256, 262144, ranks, cp_groups, &sum);
+            step("64 of the trace", trace, n_trace, 64, 0, ranks, cp_groups, &sum);
+            step("256 of the trace", trace, n_trace, 256, 0, ranks, cp_groups, &sum);
         }
     printf("  all: %.4f\n", sum / n);
 }

@@ -27,7 +27,7 @@ samples() {
             return text
         }
         FNR == 1 { file++ }
-        file == 1 && /"padded": / { rows[value("id")] = value("padded"); pairs[value("id")] = value("pairs") }
+        file == 1 && /"rows": / { rows[value("id")] = value("rows"); pairs[value("id")] = value("pairs") }
         file == 2 && /"pass": "[FRBIW]"/ {
             seconds = value("end") - value("start")
             line = sprintf("%s %s %s %.9g", value("pass"), rows[value("chunk")], pairs[value("chunk")], seconds)

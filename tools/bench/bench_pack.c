@@ -84,7 +84,7 @@ static sample draw_sample(int64_t n, uint64_t seed) {
    The rival in C: first-fit decreasing with a segment tree
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Pieces to be packed, longest first, and the chunks that are open before: the last chunks of the groups. */
+/* Pieces to be packed, longest first, and the chunks that are open before: the last chunks of the chains. */
 typedef struct pieces {
     int64_t *size;   /* (n) */
     int64_t n;
@@ -466,7 +466,7 @@ static double bench_batches(const bench_options *asked) {
    Growth
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Time per sequence for batches of n, for each n; returns the dearest over the cheapest. */
+/* Time per sequence for batches of n, for each n; returns the most expensive over the cheapest. */
 static double bench_growth(const bench_options *asked) {
     sample s = draw_sample(asked->quick ? 100000 : 10000000, 1);
     double cheapest = 0.0, dearest = 0.0;
@@ -510,7 +510,7 @@ static void bench_trees(const bench_options *asked) {
                                    {"prompts of 4K with 16 answers of at most 2K", 4096, 1, 0, 16, 2048},
                                    {"4K, 4 x 8K, each with 6 of at most 8K", 4096, 4, 8192, 6, 8192}};
     sample s = draw_sample(100000, 1);
-    cf_share *shares = (cf_share *)need_memory((size_t)s.n, sizeof *shares);
+    cf_shared_prefix *shares = (cf_shared_prefix *)need_memory((size_t)s.n, sizeof *shares);
     size_t k;
 
     printf("\nTrees of 100,000 leaves at ChunkSize 8,192\n");
@@ -523,7 +523,7 @@ static void bench_trees(const bench_options *asked) {
         double into;
         memset(&desc, 0, sizeof desc);
         desc.chunk_size = 8192;
-        desc.shares = shares;
+        desc.shared_prefixes = shares;
         for (i = 0; i < s.n; i++) {
             int64_t root = i - i % (a->branches * a->leaves), first = i - i % a->leaves;
             shares[i].with = i == first ? root : first;

@@ -5,16 +5,16 @@
 
    Batches of lengths like those of LMSys-Chat-1M, the same with one sequence of 128K or 256K, and the lengths of
    FILE in their order, 64 and 256 at a time; ChunkSize 8K, K 1, one stage; work as of Qwen2.5-7B: a pair costs 2.64e-5
-   of what a row does. A forward costs 1, a replay 1, a backward 2. "free" is the dearest rank, and the better
-   of full slices and slices cut by cost; "in step" the sum of the columns, each as dear as its dearest chunk;
-   "dummies" what the free plan with full slices costs if each rank's units are taken in their order and ranks with
-   fewer or shorter ones run dummies. Means of 20 batches and the worst; planning in processor time.
+   of what a row does. A forward costs 1, a replay 1, a backward 2. "free" is the most expensive rank, and the better
+   of full slices and slices cut by cost; "in step" the sum of the columns, each as expensive as its most expensive
+   chunk; "dummies" what the free plan with full slices costs if each rank's units are taken in their order and ranks
+   with fewer or shorter ones run dummies. Means of 20 batches and the worst; planning in processor time.
 
-   Then the same batches with gangs, which run in step, ChunkSize 8K and 32K, K 1 and 2. All against the mean of the
-   ranks without gangs: "gangs" is the sum of the columns with gangs of any width, "no gangs" the same without, "free"
-   the most expensive rank where ranks run free and none shares a sequence. Rows that are gathered take 0.003 of a row's
-   forward in a forward or replay and 0.009 in a backward (57 KB a token, 50 GB/s, a tenth of it exposed, a row at 400
-   TFLOP/s). Prints tables, judges nothing. */
+   Then the same batches with cp groups, which run in step, ChunkSize 8K and 32K, K 1 and 2. All against the mean of the
+   ranks without cp groups: "cp groups" is the sum of the columns with cp groups of any width, "no cp groups" the same
+   without, "free" the most expensive rank where ranks run free and none shares a sequence. Rows that are gathered take
+   0.003 of a row's forward in a forward or replay and 0.009 in a backward (57 KB a token, 50 GB/s, a tenth of it
+   exposed, a row at 400 TFLOP/s). Prints tables, judges nothing. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -59,18 +59,18 @@ static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t n_ranks, cf_spli
     return pack_desc(lengths, n, desc);
 }
 
-static double cost_of(const cf_chunk *c) { return c->n_slices > 0 ? cf_cost_seconds(&cost, c->padded, c->pairs) : 0; }
+static double cost_of(const cf_chunk *c) { return c->n_slices > 0 ? cf_cost_seconds(&cost, c->rows, c->pairs) : 0; }
 
 static int64_t k = 1;
 
-/* Forward, backward, and the replay of all but the last K chunks of a group. */
+/* Forward, backward, and the replay of all but the last K chunks of a chain. */
 static double passes(const cf_plan *plan, const cf_chunk *c) {
-    return 3 + (c->group >= 0 && c->index + k < plan->groups[c->group].n_chunks);
+    return 3 + (c->chain >= 0 && c->index + k < plan->chains[c->chain].n_chunks);
 }
 
 /* Rows that come from other ranks. */
 static double gathered(const cf_plan *plan, const cf_chunk *c) {
-    return c->group >= 0 ? (double)(plan->slices[c->first_slice].begin - c->prefix) : 0;
+    return c->chain >= 0 ? (double)(plan->slices[c->first_slice].begin - c->prefix) : 0;
 }
 
 /* What a chunk costs, all passes and what they gather. */
@@ -86,12 +86,12 @@ static void dearer(const cf_plan *plan, const cf_chunk *c, double *forward, doub
     if (2 * own + 0.009 * rows > *backward) *backward = 2 * own + 0.009 * rows;
 }
 
-/* The dearest rank. */
+/* The most expensive rank. */
 static double free_ranks(const cf_plan *plan) {
     double most = 0, sum = 0;
     int64_t i;
     for (i = 0; i < plan->n_chunks; i++) {
-        sum = (i % plan->n_steps > 0 ? sum : 0) + whole_cost(plan, &plan->chunks[i]);
+        sum = (i % plan->chunks_per_rank > 0 ? sum : 0) + whole_cost(plan, &plan->chunks[i]);
         if (sum > most) most = sum;
     }
     return most;
@@ -104,20 +104,20 @@ static double all_work(const cf_plan *plan) {
     return sum;
 }
 
-/* All columns: in each pass as long as the dearest chunk, what it gathers included. */
+/* All columns: in each pass as long as the most expensive chunk, what it gathers included. */
 static double in_step(const cf_plan *plan) {
     cf_plan *columns = NULL;
     cf_error error;
     double sum = 0;
     int64_t i, rank;
-    if (cf_columns_make(plan, &cost, NULL, &columns, &error) != CF_OK) {
+    if (cf_lockstep_plan(plan, &cost, NULL, &columns, &error) != CF_OK) {
         fprintf(stderr, "bench_ranks: %s\n", error.text);
         exit(1);
     }
-    for (i = 0; i < plan->n_steps; i++) {
+    for (i = 0; i < plan->chunks_per_rank; i++) {
         double forward = 0, backward = 0;
         for (rank = 0; rank < plan->n_ranks; rank++)
-            dearer(plan, &plan->chunks[rank * plan->n_steps + i], &forward, &backward);
+            dearer(plan, &plan->chunks[rank * plan->chunks_per_rank + i], &forward, &backward);
         sum += forward * (passes(columns, &columns->chunks[i]) - 2) + backward;
     }
     cf_plan_free(columns);
@@ -131,14 +131,15 @@ static double dummies(const cf_plan *plan) {
     do {
         int64_t n[MOST_RANKS];
         for (longest = 0, rank = 0; rank < plan->n_ranks; rank++) {
-            const cf_chunk *c = &plan->chunks[rank * plan->n_steps + at[rank]];
-            n[rank] = at[rank] == plan->n_steps ? 0 : c->group >= 0 ? plan->groups[c->group].n_chunks : 1;
+            const cf_chunk *c = &plan->chunks[rank * plan->chunks_per_rank + at[rank]];
+            n[rank] = at[rank] == plan->chunks_per_rank ? 0 : c->chain >= 0 ? plan->chains[c->chain].n_chunks : 1;
             if (n[rank] > longest) longest = n[rank];
         }
         for (i = 0; i < longest; i++) {
             double forward = 0, backward = 0;
             for (rank = 0; rank < plan->n_ranks; rank++)
-                if (i < n[rank]) dearer(plan, &plan->chunks[rank * plan->n_steps + at[rank] + i], &forward, &backward);
+                if (i < n[rank]) dearer(plan, &plan->chunks[rank * plan->chunks_per_rank + at[rank] + i], &forward,
+                                        &backward);
             sum += forward * (1 + (i + k < longest)) + backward;
         }
         for (rank = 0; rank < plan->n_ranks; rank++) at[rank] += n[rank];
@@ -174,7 +175,7 @@ static void line(const char *name, const int64_t *lengths, int64_t n_lengths, in
         if (other > worst) worst = other;
         dummy += dummies(full) / free_cost;
         spread += free_cost * (double)ranks / all_work(full);
-        n_columns += (double)columns->n_steps;
+        n_columns += (double)columns->chunks_per_rank;
         cf_plan_free(full);
         cf_plan_free(by_cost);
         cf_plan_free(columns);
@@ -183,10 +184,10 @@ static void line(const char *name, const int64_t *lengths, int64_t n_lengths, in
            dummy / BATCHES, spread / BATCHES, n_columns / BATCHES, 1e3 * seconds / BATCHES);
 }
 
-/* The same batches, with gangs. */
-static void gang_line(const char *name, const int64_t *lengths, int64_t n_lengths, int64_t n, int64_t giant,
-                      int64_t ranks, int64_t chunk_size) {
-    double gangs = 0, worst = 0, alone = 0, apart = 0, seconds = 0, n_columns = 0;
+/* The same batches, with cp groups. */
+static void cp_line(const char *name, const int64_t *lengths, int64_t n_lengths, int64_t n, int64_t giant,
+                    int64_t ranks, int64_t chunk_size) {
+    double cp_groups = 0, worst = 0, alone = 0, apart = 0, seconds = 0, n_columns = 0;
     int b;
     for (b = 0; b < BATCHES; b++) {
         int64_t batch[MOST];
@@ -204,20 +205,20 @@ static void gang_line(const char *name, const int64_t *lengths, int64_t n_length
         columns = pack_desc(batch, n, desc);
         alone += in_step(columns) / mean;
         cf_plan_free(columns);
-        desc.gang = ranks;
-        desc.gang_seconds = 0.004;
+        desc.max_cp = ranks;
+        desc.cp_row_seconds = 0.004;
         begin = seconds_now();
         columns = pack_desc(batch, n, desc);
         seconds += seconds_now() - begin;
         one = in_step(columns) / mean;
-        gangs += one;
+        cp_groups += one;
         if (one > worst) worst = one;
-        n_columns += (double)columns->n_steps;
+        n_columns += (double)columns->chunks_per_rank;
         cf_plan_free(plain);
         cf_plan_free(columns);
     }
     printf("  %-22s %5d  %4dK  %2d  %7.3f  %7.3f  %8.3f  %7.3f  %7.1f  %7.2f\n", name, (int)ranks,
-           (int)(chunk_size / 1024), (int)k, gangs / BATCHES, worst, alone / BATCHES, apart / BATCHES,
+           (int)(chunk_size / 1024), (int)k, cp_groups / BATCHES, worst, alone / BATCHES, apart / BATCHES,
            n_columns / BATCHES, 1e3 * seconds / BATCHES);
 }
 
@@ -255,13 +256,13 @@ int main(int argc, char **argv) {
         for (ranks = 8; ranks <= MOST_RANKS; ranks *= 2)
             for (j = 0; j < n; j++)
                 line(all[j].name, all[j].lengths, all[j].n_lengths, all[j].n, all[j].giant, ranks);
-        printf("\n  %-22s %5s  %5s  %2s  %7s  %7s  %8s  %7s  %7s  %7s\n", "batch", "ranks", "chunk", "K", "gangs",
-               "worst", "no gangs", "free", "columns", "ms");
+        printf("\n  %-22s %5s  %5s  %2s  %7s  %7s  %8s  %7s  %7s  %7s\n", "batch", "ranks", "chunk", "K", "cp groups",
+               "worst", "no cp groups", "free", "columns", "ms");
         for (k = 1; k <= 2; k++)
             for (size = 8192; size <= 32768; size *= 4)
                 for (ranks = 8; ranks <= MOST_RANKS; ranks *= 2)
                     for (j = 0; j < n; j++)
-                        gang_line(all[j].name, all[j].lengths, all[j].n_lengths, all[j].n, all[j].giant, ranks, size);
+                        cp_line(all[j].name, all[j].lengths, all[j].n_lengths, all[j].n, all[j].giant, ranks, size);
     }
     return 0;
 }

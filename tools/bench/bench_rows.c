@@ -6,7 +6,7 @@
    A line for each row: milliseconds of processor time, the least of REPEATS. Built with -DROWS_COUNT and run by
    `valgrind --tool=callgrind --collect-atstart=no --callgrind-out-file=out`, each row is a file out.N with its number
    of instructions, which does not depend on what else the machine does. Uses only what the header has had from the
-   start: 8 stages, K = 4, pipeline replay, groups of up to 21 chunks (rounds: none). */
+   start: 8 stages, K = 4, pipeline replay, chains of up to 21 chunks (rounds: none). */
 
 #define _POSIX_C_SOURCE 199309L
 #define CHUNKFLOW_IMPLEMENTATION
@@ -106,15 +106,15 @@ static void row(const char *kind, const char *what, int repeats, void (*run)(voi
     printf("%-24s %12.4f\n", name, best);
 }
 
-/* Lengths that make about so many chunks of 1000 tokens; with `groups`, one sequence in 16 makes 2 to 21. */
-static void draw_lengths(int64_t n, int groups) {
+/* Lengths that make about so many chunks of 1000 tokens; with `chains`, one sequence in 16 makes 2 to 21. */
+static void draw_lengths(int64_t n, int chains) {
     uint64_t x = 1;
     n_lengths = 0;
     while (n > 0) {
         int64_t length;
         x = x * 6364136223846793005u + 1442695040888963407u;
         length = 500 + (int64_t)(x >> 40) % 500;
-        if (groups && x >> 60 == 0) length += ((int64_t)(x >> 40) % 20 + 1) * 1000;
+        if (chains && x >> 60 == 0) length += ((int64_t)(x >> 40) % 20 + 1) * 1000;
         if ((length + 999) / 1000 > n) continue;
         lengths[n_lengths++] = length;
         n -= (length + 999) / 1000;
@@ -125,7 +125,7 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         cf_schedule_kind kind;
-        int per_chunk, groups; /* about so many actions for each chunk */
+        int per_chunk, chains; /* about so many actions for each chunk */
     } kinds[] = {{"paper", CF_SCHEDULE_PAPER, 19, 1},
                  {"gpipe", CF_SCHEDULE_GPIPE, 19, 1},
                  {"1f1b", CF_SCHEDULE_1F1B, 19, 1},
@@ -142,7 +142,7 @@ int main(int argc, char **argv) {
     order.shape.replay = CF_REPLAY_PIPELINE;
     for (i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         const char *name = kinds[i].name;
-        draw_lengths(actions / kinds[i].per_chunk / STAGES * STAGES, kinds[i].groups);
+        draw_lengths(actions / kinds[i].per_chunk / STAGES * STAGES, kinds[i].chains);
         order.kind = kinds[i].kind;
         row(name, "packed", repeats, pack, drop_plan);
         row(name, "made", repeats, make, drop_schedule);

@@ -6,14 +6,14 @@
                                        replay[=FILE] longer=SECONDS[,FILE]
 
    speed: fixed schedules of 10^3 to 10^6 actions, made and simulated; time per action should be flat. best: the default
-   budget on 100 chunks and 8 stages. suite: 250 batches (tests/reference/suite.h), makespan over the strongest lower
+   tries on 100 chunks and 8 stages. suite: 250 batches (tests/reference/suite.h), makespan over the strongest lower
    bound and over other kinds, by class; without a limit, and under the peaks of `paper` on each stage. limits: batches
    of realistic lengths (and the first lengths of FILE, one a line, `#` for comments) on 4, 8 and 16 stages with the
    costs of a 14B model, without a limit, with as many chunks as stages, and with half as many: `best` over the
    strongest bound. replay: `best` with room for half as many chunks as stages, for several K; to see what free replay
    gains, build it with another header. longer: named cases, those where bounds are weakest without a limit and with as
    many chunks as stages: default `best` against the best schedule that is found in so many seconds of processor time
-   for each, half of them by `best` with larger budgets and half by changing lists (search_lists.h). What a change of
+   for each, half of them by `best` with more tries and half by changing lists (search_lists.h). What a change of
    the search is worth, bench_clocks.c says.
    Exit status 1 if `best` is worse than a fixed schedule anywhere. */
 
@@ -55,7 +55,7 @@ static void must(cf_result result, const cf_error *error) {
     exit(2);
 }
 
-/* About n chunks of uneven length; with `long_ones`, one sequence in 16 is a group of 2 to 21 chunks. */
+/* About n chunks of uneven length; with `long_ones`, one sequence in 16 is a chain of 2 to 21 chunks. */
 static cf_plan *draw_plan(int64_t n, int long_ones) {
     int64_t *lengths = (int64_t *)malloc((size_t)n * sizeof *lengths), m = 0, left = n;
     uint64_t x = 1;
@@ -86,7 +86,7 @@ static void bench_speed(void) {
                                              CF_SCHEDULE_ZERO_BUBBLE};
     int64_t actions;
     size_t kind;
-    printf("fixed schedules, 8 stages, groups of up to 21 chunks, K = 4: median of %d runs\n", REPEATS);
+    printf("fixed schedules, 8 stages, chains of up to 21 chunks, K = 4: median of %d runs\n", REPEATS);
     printf("%-12s %10s %10s %10s %10s %12s\n", "kind", "actions", "make ms", "times ms", "ns/action", "+ bounds ms");
     for (kind = 0; kind < sizeof kinds / sizeof kinds[0]; kind++) {
         for (actions = 1000; actions <= 1000000; actions *= 10) {
@@ -133,7 +133,7 @@ static void bench_speed(void) {
 
 static void bench_best(void) {
     int variant;
-    printf("best, default budget, 100 chunks, 8 stages, K = 4: median of %d runs\n", REPEATS);
+    printf("best, default tries, 100 chunks, 8 stages, K = 4: median of %d runs\n", REPEATS);
     printf("%-28s %8s %10s %12s %12s\n", "batch", "ms", "candidates", "best/bound", "fixed/best");
     for (variant = 0; variant < 4; variant++) {
         cf_plan *plan = draw_plan(100, variant % 2);
@@ -155,7 +155,7 @@ static void bench_best(void) {
             seconds[i] = now() - start;
             cf_schedule_free(schedule);
         }
-        printf("%-10s %-17s %8.1f %10lld %12.4f %12.4f\n", variant % 2 ? "groups," : "no groups,",
+        printf("%-10s %-17s %8.1f %10lld %12.4f %12.4f\n", variant % 2 ? "chains," : "no chains,",
                desc.limits.chunks > 0 ? "limit 8 chunks" : "no limit", median(seconds, REPEATS) * 1e3,
                (long long)report.n_tried,
                report.makespan / report.bound, report.fixed_makespan / report.makespan);
@@ -447,18 +447,18 @@ static double checked_makespan(const cf_plan *plan, const cf_schedule_desc *desc
 
 static double processor_seconds(void) { return (double)clock() / CLOCKS_PER_SEC; }
 
-/* `best` with budgets that double as long as the time lasts; the schedule of the last one is the shortest. */
-static cf_schedule *search_budgets(const cf_plan *plan, cf_schedule_desc desc, double seconds) {
+/* `best` with numbers of tries that double as long as the time lasts; the schedule of the last one is the shortest. */
+static cf_schedule *search_longer(const cf_plan *plan, cf_schedule_desc desc, double seconds) {
     cf_schedule *found = NULL;
     double start = processor_seconds(), begun, took = 0;
-    desc.budget = desc.report->budget;
+    desc.max_tries = desc.report->max_tries;
     do {
         cf_error error;
         cf_schedule_free(found);
         begun = processor_seconds();
         must(cf_schedule_make(plan, &desc, &found, &error), &error);
         took = processor_seconds() - begun;
-        desc.budget *= 2;
+        desc.max_tries *= 2;
     } while (processor_seconds() - start + 2 * took < seconds && !(desc.report->gap <= 0));
     return found;
 }
@@ -470,7 +470,7 @@ static double search_longer(const struct longer_case *what, const cf_plan *plan,
     cf_search_report report;
     cf_schedule_desc desc;
     cf_error error;
-    double makespan, by_budget, by_lists, least, start, ms;
+    double makespan, by_tries, by_lists, least, start, ms;
     memset(&desc, 0, sizeof desc);
     desc.shape.n_stages = what->n_stages;
     desc.shape.k = what->k;
@@ -482,15 +482,15 @@ static double search_longer(const struct longer_case *what, const cf_plan *plan,
     ms = 1e3 * (processor_seconds() - start);
     makespan = checked_makespan(plan, &desc, usual);
     start = processor_seconds();
-    searched = search_budgets(plan, desc, seconds / 2);
-    by_budget = checked_makespan(plan, &desc, searched);
+    searched = search_longer(plan, desc, seconds / 2);
+    by_tries = checked_makespan(plan, &desc, searched);
     listed = search_lists(plan, searched, &desc, seconds - (processor_seconds() - start), 1);
     if (listed == NULL) exit(2);
     by_lists = checked_makespan(plan, &desc, listed);
-    least = by_lists < by_budget ? by_lists : by_budget;
+    least = by_lists < by_tries ? by_lists : by_tries;
     printf("%-13s %6lld %6lld %2lld %5s %6.0f %9.4f %9.4f %9.4f %9.4f %8.4f %8.4f %8.4f\n", what->name,
            (long long)plan->n_chunks, (long long)what->n_stages, (long long)what->k,
-           what->limited ? "P" : "none", ms, report.bound, makespan, by_budget,
+           what->limited ? "P" : "none", ms, report.bound, makespan, by_tries,
            by_lists, makespan / report.bound, least / report.bound, makespan / least);
     fflush(stdout);
     cf_schedule_free(usual);
@@ -507,7 +507,7 @@ static void bench_longer(const char *text) {
     int i, n_runs = 0;
     printf("longer: local replay, ChunkSize 8192, costs of a 14B model, %g s of processor time a case\n", seconds);
     printf("%-13s %6s %6s %2s %5s %6s %9s %9s %9s %9s %8s %8s %8s\n", "batch", "chunks", "stages", "K", "limit", "ms",
-           "bound", "default", "budget", "lists", "/bound", "found/b", "/found");
+           "bound", "default", "max_tries", "lists", "/bound", "found/b", "/found");
     for (i = 0; i < (int)(sizeof longer_cases / sizeof longer_cases[0]); i++) {
         const struct longer_case *what = &longer_cases[i];
         int64_t n = draw_lengths(what->batch, path != NULL ? path + 1 : NULL, lengths);

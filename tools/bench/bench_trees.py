@@ -83,7 +83,7 @@ def chunked(trees, budget):
         shares.append((names[shared[-1][2]], shared[-1][0] + shared[-1][1]) if shared else (0, 0))
         for node in way:
             names.setdefault(node[2], i)
-    plan = chunkflow.pack([sum(node[1] for node in way) for way in ways], budget, shares=shares)
+    plan = chunkflow.pack([sum(node[1] for node in way) for way in ways], budget, shared_prefixes=shares)
     chunks = plan.schedule(k=1).actions
     replays = chunks["chunk"][chunks["pass"] == chunkflow.PASSES.index("R")]
     forwards = np.concatenate([np.arange(plan.n_chunks), replays])

@@ -69,7 +69,7 @@ static void plan_batch(const int64_t *lengths, int64_t chunk_size, int64_t k, do
     order.report = &report;
     begin = seconds_now();
     if (cf_pack(lengths, BATCH, &pack, &plan, &error) != CF_OK) stop(&error);
-    order.budget = cf_tune_budget(plan, 4, 1);
+    order.max_tries = cf_tune_max_tries(plan, 4, 1);
     if (cf_schedule_make(plan, &order, &schedule, &error) != CF_OK) stop(&error);
     *seconds = seconds_now() - begin;
     *gap = report.gap;

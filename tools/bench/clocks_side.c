@@ -9,6 +9,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 #include HEADER
+#include "old_names.h"
 
 #include "clocks_side.h"
 
@@ -75,9 +76,9 @@ static clock_costs costs_of(const clocks_case *it, const cf_plan *plan, int cloc
     costs.noise = clock <= CLOCK_NOISE_20 ? noise[clock] : 0;
     costs.slow_stage = clock == CLOCK_SLOW_STAGE ? run * (it->n_stages - 1) / 2 : -1;
     costs.seed = (uint64_t)run + 1;
-    for (i = 0; i < plan->n_steps; i++)
-        mean += (it->forward[0] + it->forward[1] * (double)plan->chunks[i].padded +
-                 it->forward[2] * (double)plan->chunks[i].pairs) / (double)plan->n_steps;
+    for (i = 0; i < plan->chunks_per_rank; i++)
+        mean += (it->forward[0] + it->forward[1] * (double)plan->chunks[i].rows +
+                 it->forward[2] * (double)plan->chunks[i].pairs) / (double)plan->chunks_per_rank;
     for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++) {
         if (clock == CLOCK_HALF_ATTENTION) costs.of[pass][2] *= 0.5;
         if (clock == CLOCK_TWICE_ATTENTION) costs.of[pass][2] *= 2;
@@ -94,7 +95,7 @@ static clock_costs costs_of(const clocks_case *it, const cf_plan *plan, int cloc
 
 static double pass_seconds(const clock_costs *costs, const cf_schedule *s, const cf_chunk *c, const cf_action *a) {
     const double *of = costs->of[a->pass];
-    double seconds = of[0] + of[1] * (double)c->padded + of[2] * (double)c->pairs;
+    double seconds = of[0] + of[1] * (double)c->rows + of[2] * (double)c->pairs;
     int as = a->pass == CF_I ? CF_B : a->pass; /* a backward has the same noise, whole or cut */
     uint64_t key = costs->seed * 1000003u + (uint64_t)a->chunk * 524288u + (uint64_t)a->stage * 8 + (uint64_t)as;
     if (cf_placement_stage(s->shape.placement, s->shape.n_stages, a->stage) == costs->slow_stage) seconds *= 1.1;
@@ -137,7 +138,7 @@ static void hand_on(replay_state *r, int64_t stage, const cf_action *a, double e
         return;
     }
     *link = (end > *link ? end : *link) + r->costs->latency +
-            r->costs->per_row * (double)r->plan->chunks[a->chunk].padded;
+            r->costs->per_row * (double)r->plan->chunks[a->chunk].rows;
     *arrival_of(r, a, to) = *link;
 }
 

@@ -6,6 +6,7 @@
 #define CHUNKFLOW_IMPLEMENTATION
 #define CHUNKFLOW_STATIC
 #include HEADER
+#include "old_names.h"
 
 #include "dealing_side.h"
 
@@ -28,8 +29,8 @@ static cf_plan *plan_of(const dealing_case *of) {
     desc.chunk_size = of->chunk_size;
     desc.n_ranks = of->n_ranks;
     desc.lockstep = of->lockstep;
-    desc.gang = of->gang;
-    if (of->gang > 0) desc.gang_seconds = 0.004;
+    desc.max_cp = of->max_cp;
+    if (of->max_cp > 0) desc.cp_row_seconds = 0.004;
     desc.cost.constant = of->constant;
     desc.cost.per_token = of->per_token;
     desc.cost.per_pair = of->per_pair;
@@ -41,27 +42,27 @@ static cf_plan *plan_of(const dealing_case *of) {
 /* What a forward of a chunk takes, with what its rows gather from other ranks. */
 static double cost_of(const cf_plan *plan, const dealing_case *of, const cf_chunk *c) {
     const cf_pass_cost cost = {of->constant, of->per_token, of->per_pair};
-    double seconds = c->n_slices > 0 ? cf_cost_seconds(&cost, c->padded, c->pairs) : 0;
-    if (c->group < 0 || plan->groups[c->group].gang == 0) return seconds;
+    double seconds = c->n_slices > 0 ? cf_cost_seconds(&cost, c->rows, c->pairs) : 0;
+    if (c->chain < 0 || plan->chains[c->chain].cp == 0) return seconds;
     return seconds + 0.003 * (double)(plan->slices[c->first_slice].begin - c->prefix);
 }
 
-/* The sum of the columns, with a third more for those that are replayed where K is 1: all of a group but its last. */
+/* The sum of the columns, with a third more for those that are replayed where K is 1: all of a chain but its last. */
 static double in_step(const cf_plan *plan, const dealing_case *of) {
     const cf_pass_cost cost = {of->constant, of->per_token, of->per_pair};
     cf_plan *columns = NULL;
     double sum = 0;
     int64_t i, rank;
-    if (cf_columns_make(plan, &cost, NULL, &columns, NULL) != CF_OK) exit(1);
-    for (i = 0; i < plan->n_steps; i++) {
+    if (cf_lockstep_plan(plan, &cost, NULL, &columns, NULL) != CF_OK) exit(1);
+    for (i = 0; i < plan->chunks_per_rank; i++) {
         const cf_chunk *c = &columns->chunks[i];
         double most = 0;
         for (rank = 0; rank < plan->n_ranks; rank++) {
-            double own = cost_of(plan, of, &plan->chunks[rank * plan->n_steps + i]);
+            double own = cost_of(plan, of, &plan->chunks[rank * plan->chunks_per_rank + i]);
             most = own > most ? own : most;
         }
         sum += most;
-        if (c->group >= 0 && c->index + 1 < columns->groups[c->group].n_chunks) sum += most / 3;
+        if (c->chain >= 0 && c->index + 1 < columns->chains[c->chain].n_chunks) sum += most / 3;
     }
     cf_plan_free(columns);
     return sum;
@@ -69,12 +70,12 @@ static double in_step(const cf_plan *plan, const dealing_case *of) {
 
 static dealing_result pack(const dealing_case *of) {
     cf_plan *plan = plan_of(of);
-    dealing_result out = {0, 0, plan->n_steps, plan->n_chunks - plan->n_idle};
+    dealing_result out = {0, 0, plan->chunks_per_rank, plan->n_chunks - plan->n_idle};
     double rank = 0;
     int64_t i;
     for (i = 0; i < plan->n_chunks; i++) {
         double own = cost_of(plan, of, &plan->chunks[i]);
-        rank = (i % plan->n_steps > 0 ? rank : 0) + own;
+        rank = (i % plan->chunks_per_rank > 0 ? rank : 0) + own;
         out.mean += own / (double)plan->n_ranks;
         if (rank > out.seconds) out.seconds = rank;
     }

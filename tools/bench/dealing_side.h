@@ -9,7 +9,7 @@ typedef struct dealing_case {
     const int64_t *lengths;
     int64_t n, n_ranks, chunk_size;
     double constant, per_token, per_pair;
-    int64_t lockstep, gang;
+    int64_t lockstep, max_cp;
 } dealing_case;
 
 /* Of a plan: seconds of its most expensive rank, or in step of all columns, and chunks of a rank and of all. */

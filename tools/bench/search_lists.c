@@ -38,7 +38,7 @@ typedef struct searcher {
     int *place;                /* (n_stages x 3 n) by item: where it stands in its list */
     int *next;                 /* (n_stages) */
     double *free_at, *link[2]; /* (n_stages) */
-    int64_t *in_group;         /* (n) by the group's first chunk: how many of it are kept */
+    int64_t *in_chain;         /* (n) by the chain's first chunk: how many of it are kept */
     signed char *seen;         /* (n) for the check of a list */
     int *critical;             /* places on the critical path, as stage x 3 n + place; last pass first */
     int n_critical;
@@ -57,25 +57,25 @@ static item *list_of(const searcher *s, const lists *l, int64_t stage) { return 
 
 /* ---- is a list sound, and how long do all take? ---- */
 
-/* The chunk before or after in the group; -1: there is none. */
+/* The chunk before or after in the chain; -1: there is none. */
 static int64_t neighbour(const searcher *s, int64_t chunk, int on) {
     const cf_chunk *c = &s->chunks[chunk];
     int64_t i = c->index + on;
-    return c->group < 0 || i < 0 || i >= s->plan->groups[c->group].n_chunks ? -1 : chunk + on;
+    return c->chain < 0 || i < 0 || i >= s->plan->chains[c->chain].n_chunks ? -1 : chunk + on;
 }
 
-/* Walks a list: F before R before B, a group upwards and back again, and no more chunks kept than may be. */
+/* Walks a list: F before R before B, a chain upwards and back again, and no more chunks kept than may be. */
 static int is_sound(searcher *s, const lists *l, int64_t stage) {
     enum { NOTHING, FORWARD, KEPT, DONE };
     const item *list = list_of(s, l, stage);
     int64_t live = 0;
     int i;
     memset(s->seen, NOTHING, (size_t)s->n);
-    memset(s->in_group, 0, (size_t)s->n * sizeof *s->in_group);
+    memset(s->in_chain, 0, (size_t)s->n * sizeof *s->in_chain);
     for (i = 0; i < l->count[stage]; i++) s->seen[chunk_of(list[i])] |= pass_of(list[i]) == CF_R ? 8 : 0;
     for (i = 0; i < l->count[stage]; i++) {
         int64_t c = chunk_of(list[i]), before = neighbour(s, c, -1), after = neighbour(s, c, 1);
-        int64_t first = s->chunks[c].group < 0 ? c : c - s->chunks[c].index;
+        int64_t first = s->chunks[c].chain < 0 ? c : c - s->chunks[c].index;
         int dropped = s->seen[c] & 8, was = s->seen[c] & 7, keeps = 0;
         switch (pass_of(list[i])) {
             case CF_F:
@@ -88,15 +88,15 @@ static int is_sound(searcher *s, const lists *l, int64_t stage) {
                 break;
             default:
                 if (was != KEPT || (after >= 0 && (s->seen[after] & 7) != DONE)) return 0;
-                s->in_group[first]--;
+                s->in_chain[first]--;
                 live--;
                 s->seen[c] = (signed char)(DONE | dropped);
                 continue;
         }
         s->seen[c] = (signed char)((keeps ? KEPT : FORWARD) | dropped);
         live += keeps;
-        s->in_group[first] += keeps;
-        if (live > s->limits[stage] || s->in_group[first] > s->k) return 0;
+        s->in_chain[first] += keeps;
+        if (live > s->limits[stage] || s->in_chain[first] > s->k) return 0;
     }
     return 1;
 }
@@ -221,15 +221,15 @@ static int shift_column(searcher *s, lists *l) {
 }
 
 static int64_t unit_chunks(const searcher *s, int64_t chunk) {
-    return s->chunks[chunk].group < 0 ? 1 : s->plan->groups[s->chunks[chunk].group].n_chunks;
+    return s->chunks[chunk].chain < 0 ? 1 : s->plan->chains[s->chunks[chunk].chain].n_chunks;
 }
 
 /* Two units of as many chunks trade places on all stages. */
 static int trade(searcher *s, lists *l) {
     int64_t a = below(s, s->n), b = below(s, s->n), n, stage;
     int i;
-    if (s->chunks[a].group >= 0) a -= s->chunks[a].index;
-    if (s->chunks[b].group >= 0) b -= s->chunks[b].index;
+    if (s->chunks[a].chain >= 0) a -= s->chunks[a].index;
+    if (s->chunks[b].chain >= 0) b -= s->chunks[b].index;
     n = unit_chunks(s, a);
     if (a == b || n != unit_chunks(s, b)) return 0;
     for (stage = 0; stage < s->n_stages; stage++) {
@@ -365,7 +365,7 @@ static size_t lay_out(searcher *s, char *memory) {
     s->place = (int *)take(memory, &used, 3 * cells, sizeof(int));
     s->next = (int *)take(memory, &used, s->n_stages, sizeof(int));
     s->free_at = (double *)take(memory, &used, s->n_stages, sizeof(double));
-    s->in_group = (int64_t *)take(memory, &used, s->n, sizeof(int64_t));
+    s->in_chain = (int64_t *)take(memory, &used, s->n, sizeof(int64_t));
     s->seen = (signed char *)take(memory, &used, s->n, 1);
     s->critical = (int *)take(memory, &used, 3 * cells, sizeof(int));
     return used;
@@ -392,7 +392,7 @@ static void fill_in(searcher *s, const cf_schedule *start, const cf_schedule_des
     int64_t stage, i;
     int pass;
     for (i = 0; i < s->n && desc->timing != NULL; i++)
-        s->transfer[i] = desc->timing->latency + desc->timing->seconds_per_token * (double)s->chunks[i].padded;
+        s->transfer[i] = desc->timing->latency + desc->timing->seconds_per_token * (double)s->chunks[i].rows;
     for (stage = 0; stage < s->n_stages; stage++) {
         int64_t limit = desc->limits.chunks_by_stage != NULL
                             ? desc->limits.chunks_by_stage[stage] : desc->limits.chunks;
@@ -403,11 +403,11 @@ static void fill_in(searcher *s, const cf_schedule *start, const cf_schedule_des
             cf_pass_cost cost = cost_of(desc, stage, pass);
             for (i = 0; i < s->n; i++)
                 s->seconds[stage * 3 * s->n + item_of(i, pass)] =
-                    cf_cost_seconds(&cost, s->chunks[i].padded, s->chunks[i].pairs);
+                    cf_cost_seconds(&cost, s->chunks[i].rows, s->chunks[i].pairs);
         }
         for (i = start->first[stage]; i < start->first[stage + 1]; i++)
             list_of(s, &s->best, stage)[s->best.count[stage]++] =
-                item_of(start->actions[i].chunk - s->plan->n_steps * start->shape.rank, start->actions[i].pass);
+                item_of(start->actions[i].chunk - s->plan->chunks_per_rank * start->shape.rank, start->actions[i].pass);
     }
 }
 
@@ -436,7 +436,7 @@ static cf_schedule *write_down(const searcher *s, const cf_schedule *start) {
         for (i = 0; i < s->best.count[stage]; i++, at++) {
             int pass = pass_of(list[i]);
             int dropped = find(list, s->best.count[stage], item_of(chunk_of(list[i]), CF_R)) >= 0;
-            actions[at].chunk = (int32_t)(chunk_of(list[i]) + s->plan->n_steps * start->shape.rank);
+            actions[at].chunk = (int32_t)(chunk_of(list[i]) + s->plan->chunks_per_rank * start->shape.rank);
             actions[at].stage = (int32_t)stage;
             actions[at].pass = (uint8_t)pass;
             actions[at].keep = (uint8_t)(pass == CF_R || (pass == CF_F && !dropped));
@@ -454,8 +454,8 @@ cf_schedule *search_lists(const cf_plan *plan, const cf_schedule *start, const c
     void *memory;
     memset(&s, 0, sizeof s);
     s.plan = plan;
-    s.chunks = &plan->chunks[start->shape.rank * plan->n_steps];
-    s.n = plan->n_steps;
+    s.chunks = &plan->chunks[start->shape.rank * plan->chunks_per_rank];
+    s.n = plan->chunks_per_rank;
     s.n_stages = start->shape.n_stages;
     s.k = desc->shape.k > 0 ? desc->shape.k : 1;
     s.state = seed;

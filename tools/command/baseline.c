@@ -142,8 +142,8 @@ void baseline_take_form(cf_tune_desc *desc, int packed, const int64_t *chunk_siz
     static const cf_replay replay = CF_REPLAY_LOCAL;
 
     desc->pack.max_slices = most_slices(packed, desc->pack.max_slices);
-    desc->pack.share_least = INT64_MAX; /* the same batches, but nothing is shared */
-    desc->pack.gang = 0;
+    desc->pack.min_shared_prefix = INT64_MAX; /* the same batches, but nothing is shared */
+    desc->pack.max_cp = 0;
     desc->chunk_sizes = chunk_size;
     desc->ks = &k;
     desc->kinds = &kind;

@@ -294,11 +294,19 @@ const char *cli_guess_text(const cli_guess *guess) {
     return out;
 }
 
+/* Options that had another name before 0.1.0. */
+static const char *const renamed_options[][2] = {{"--gang", "--max-cp"}, {"--budget", "--max-tries"}};
+
 static int refuse_option(const cli_command *command, const char *text, size_t n) {
     char word[GUESS_BYTES + 2];
     cli_guess guess = {NULL, NULL, 0};
     int i;
 
+    for (i = 0; i < (int)(sizeof renamed_options / sizeof renamed_options[0]); i++) {
+        const char *old = renamed_options[i][0], *now = renamed_options[i][1];
+        if (is_name(old, text, n) && find_option(command, now, strlen(now)) >= 0)
+            return cli_usage(command->name, "unknown option %s: it is %s now", old, now);
+    }
     snprintf(word, sizeof word, "%.*s", (int)(n < 100 ? n : 100), text);
     guess.word = word;
     for (i = 0; command->options[i].name; i++) {

@@ -217,7 +217,7 @@ typedef struct cli_entry {
     int64_t count;
     int64_t line;   /* from 1 */
     int64_t common; /* tokens that all of them begin with alike; 0: none */
-    cf_share share; /* of the first of them */
+    cf_shared_prefix share; /* of the first of them */
 } cli_entry;
 
 typedef struct cli_list {
@@ -246,7 +246,7 @@ int64_t *cli_list_lengths(const cli_list *list);
 
 /* The same, and what each sequence shares, NULL where none shares anything. Returns an exit code; both are to be freed
    in any case. */
-int cli_list_expand(const cli_list *list, int64_t **lengths, cf_share **shares);
+int cli_list_expand(const cli_list *list, int64_t **lengths, cf_shared_prefix **shares);
 
 /* Refuses a list with trees, for a command that knows none. Returns an exit code. */
 int cli_list_refuse_trees(const cli_list *list, const char *command);

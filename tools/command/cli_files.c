@@ -513,16 +513,16 @@ int64_t *cli_list_lengths(const cli_list *list) {
     return lengths;
 }
 
-static cf_share *list_shares(const cli_list *list) {
-    cf_share *shares, *at;
+static cf_shared_prefix *list_shares(const cli_list *list) {
+    cf_shared_prefix *shares, *at;
     size_t i;
 
     if ((uint64_t)list->n_sequences >= SIZE_MAX / sizeof *shares) return NULL;
-    shares = at = (cf_share *)malloc(((size_t)list->n_sequences + 1) * sizeof *shares);
+    shares = at = (cf_shared_prefix *)malloc(((size_t)list->n_sequences + 1) * sizeof *shares);
     if (!shares) return NULL;
     for (i = 0; i < list->n_entries; i++) {
         const cli_entry *entry = &list->entries[i];
-        cf_share like_first = {at - shares, entry->common};
+        cf_shared_prefix like_first = {at - shares, entry->common};
         int64_t left = entry->count;
         if (left-- > 0) *at++ = entry->share;
         while (left-- > 0) *at++ = like_first;
@@ -530,7 +530,7 @@ static cf_share *list_shares(const cli_list *list) {
     return shares;
 }
 
-int cli_list_expand(const cli_list *list, int64_t **lengths, cf_share **shares) {
+int cli_list_expand(const cli_list *list, int64_t **lengths, cf_shared_prefix **shares) {
     *lengths = cli_list_lengths(list);
     *shares = list->has_trees ? list_shares(list) : NULL;
     if (*lengths && (*shares || !list->has_trees)) return CLI_OK;
@@ -558,7 +558,8 @@ static const char *say_option(const cf_error *error) {
     static const char *const names[][2] = {
         {"parallel.tp", "--tp"}, {"parallel.pp", "--stages"}, {"parallel.dp", "--ranks"}, {"parallel.zero", "--zero"},
         {"parallel.n_virtual", "--virtual"}, {"parallel.ep", "--ep"}, {"parallel.layers", "--stage-layers"},
-        {"method", "--method"}, {"gang", "--gang"}, {"lockstep", "--lockstep"}, {"forwards_first", "--forwards-first"},
+        {"method", "--method"}, {"max_cp", "--max-cp"}, {"lockstep", "--lockstep"},
+        {"forwards_first", "--forwards-first"},
         {"shape.forward_only", "--forward-only"}, {"shape.n_virtual", "--virtual"}, {"shape.placement", "--placement"},
         {"shape.replay", "--replay"}};
     static char text[sizeof error->text + 32];

@@ -51,7 +51,7 @@ static const cli_option options[] = {
      "that were measured on several devices or processes"},
     {.name = "--k", .alias = "--ks", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(check_options, k), .min = 1,
      .max = INT32_MAX,
-     .help = "of a schedule in CSV: how many chunks of a group keep their\n"
+     .help = "of a schedule in CSV: how many chunks of a chain keep their\n"
      "activations; default: as many as it takes"},
     {.name = "--rank", .value = "R", .kind = CLI_NUMBER, .offset = offsetof(check_options, rank),
      .max = CF_MAX_RANKS - 1, .help = "of a schedule in CSV: whose passes; default 0"},
@@ -149,7 +149,7 @@ static int say_plan(const source *file, const cf_plan *plan) {
     cli_put(cli_input_name(file->path), stdout);
     printf(": sound plan: %s, %s, %s of at most %s, %s, %s\n", cli_counted(plan->n_sequences, "sequence"),
            cli_counted(plan->n_tokens, "token"), cli_counted(plan->n_chunks, "chunk"),
-           cli_counted(plan->chunk_size, "token"), cli_counted(plan->n_groups, "group"),
+           cli_counted(plan->chunk_size, "token"), cli_counted(plan->n_chains, "chain"),
            cli_counted(plan->n_ranks, "rank"));
     return CLI_OK;
 }
@@ -170,7 +170,7 @@ static int load_plan(const source *file, const char *lengths_path, saved_plan *o
 
 /* bytes: what a token weighs, NULL if nobody said. */
 static int check_times(const source *file, const cf_plan *plan, const saved_schedule *saved, double skew,
-                       const cf_bytes *bytes) {
+                       const cf_held_bytes *bytes) {
     char why[200];
     int holds = saved->has_times ? saved_times_hold(plan, saved, skew, bytes, why, sizeof why) : 1;
 
@@ -238,7 +238,7 @@ static int has_unit_costs(const cf_plan *plan, const cf_schedule *s, const cf_ti
     int64_t i;
 
     for (i = 0; i < s->n_actions; i++) {
-        double rows = (double)plan->chunks[s->actions[i].chunk].padded / (double)s->shape.n_virtual;
+        double rows = (double)plan->chunks[s->actions[i].chunk].rows / (double)s->shape.n_virtual;
         double unit = s->actions[i].pass == CF_B ? 2 * rows : rows, seconds = timeline->end[i] - timeline->start[i];
         if (s->actions[i].pass >= CF_COMPUTE_PASS_COUNT) continue;
         if (seconds < unit * (1 - 1e-6) || seconds > unit * (1 + 1e-6)) return 0;
@@ -339,11 +339,11 @@ static int check_json_node(const check_options *asked, const source *file, const
     return code;
 }
 
-static int has_gangs(const cf_plan *plan) {
+static int has_cp_groups(const cf_plan *plan) {
     int64_t i;
 
-    for (i = 0; i < plan->n_groups; i++)
-        if (plan->groups[i].gang > 0) return 1;
+    for (i = 0; i < plan->n_chains; i++)
+        if (plan->chains[i].cp > 0) return 1;
     return 0;
 }
 
@@ -362,7 +362,7 @@ static int check_together(const source *file, const cf_plan *plan, uint32_t arra
         code = saved_schedule_read(document, node, &saved[n_read]);
         if (code == CLI_OK) schedules[n_read] = saved[n_read].schedule, n_read++;
     }
-    if (code == CLI_OK && n_read == n && cf_ranks_validate(plan, schedules, NULL, NULL, &error) != CF_OK)
+    if (code == CLI_OK && n_read == n && cf_lockstep_validate(plan, schedules, NULL, NULL, &error) != CF_OK)
         code = error.code == CF_ERROR_MEMORY ? cli_failed("%s", error.text) : breaks(file, error.text);
     for (rank = 0; rank < n_read; rank++) saved_schedule_free(&saved[rank]);
     free(schedules);
@@ -389,7 +389,7 @@ static int check_json_schedule(const check_options *asked, const source *file, c
     if (code == CLI_OK && format == SAVED_SCHEDULE) return check_json_node(asked, file, plan, 0, -1);
     if (wants_drawing(asked)) return cli_usage("check", "--chart and --trace want the schedule of one rank");
     if (code == CLI_OK) code = saved_schedules_find(document, &array);
-    if (code == CLI_OK && (asked->lockstep || has_gangs(plan)))
+    if (code == CLI_OK && (asked->lockstep || has_cp_groups(plan)))
         code = check_together(file, plan, array);
     if (code != CLI_OK) return code;
     for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next)
@@ -434,7 +434,7 @@ static int read_microbatches(const check_options *asked, const cf_plan *plan, in
     memset(&file, 0, sizeof file);
     code = open_source(asked->microbatches, &file);
     if (code != CLI_OK) return code;
-    *chunks = (int32_t *)malloc(((size_t)plan->n_steps + 1) * sizeof **chunks);
+    *chunks = (int32_t *)malloc(((size_t)plan->chunks_per_rank + 1) * sizeof **chunks);
     if (!*chunks) code = cli_failed("out of memory for %s", cli_input_name(file.path));
     else if (schedule_csv_read_microbatches(file.text, file.bytes, plan, rank, *chunks, &error) != CF_OK)
         code = csv_error(&file, &error);

@@ -27,7 +27,7 @@ static const cli_option options[] = {
     PACKING_OPTIONS(compare_options, packing),
     PACKING_GANG_OPTION(compare_options, packing),
     {.name = "--k", .alias = "--ks", .value = "K,...", .kind = CLI_TEXT, .offset = offsetof(compare_options, k),
-     .help = "most chunks of a group that keep their activations; more\n"
+     .help = "most chunks of a chain that keep their activations; more\n"
      "than one number: a row for each;\n" PIPELINE_K_DEFAULT},
     VIRTUAL_OPTIONS(compare_options),
     {.name = "--replay", .value = "pipeline|local|both", .kind = CLI_CHOICE,
@@ -75,7 +75,8 @@ typedef struct comparison {
     int64_t n_rows;
     baseline_tuned context; /* where context parallelism makes the baseline faster; else its best is untried */
     double best; /* the least makespan of what fits; 0: no row has one */
-    row with[2]; /* of --gang: the dearest rank of paper, without gangs and with; makespan 0 where there are none */
+    row with[2]; /* of --max-cp: the most expensive rank of paper, without cp groups and with; makespan 0 where there
+                    are none */
     const row *paper;     /* its last row */
     int64_t *paper_peaks; /* (n_stages) the chunks that it keeps */
 } comparison;
@@ -168,7 +169,7 @@ static void add_row(comparison *t, int64_t kind, int64_t replay, int64_t k) {
     pipeline_place(&r->what, t->asked->n_virtual, (cf_placement)t->asked->placement);
 }
 
-/* Every kind, with every K, and paper with every form of replay; of gangs paper alone. */
+/* Every kind, with every K, and paper with every form of replay; of cp groups paper alone. */
 static int add_rows(comparison *t, const int64_t *k, int64_t n_k) {
     int64_t asked = t->asked->replay > 0 ? t->asked->replay : REPLAY_LOCAL;
     int64_t first = asked == REPLAY_LOCAL ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
@@ -185,7 +186,7 @@ static int add_rows(comparison *t, const int64_t *k, int64_t n_k) {
     }
     for (i = 0; i < n_k; i++)
         for (replay = first; replay <= last; replay++)
-            for (kind = CF_SCHEDULE_PAPER; kind < (t->pipe.gang > 1 ? CF_SCHEDULE_PAPER + 1 : ROW_KINDS); kind++)
+            for (kind = CF_SCHEDULE_PAPER; kind < (t->pipe.max_cp > 1 ? CF_SCHEDULE_PAPER + 1 : ROW_KINDS); kind++)
                 if (replay == CF_REPLAY_LOCAL || kind == CF_SCHEDULE_PAPER) add_row(t, kind, replay, k[i]);
     return CLI_OK;
 }
@@ -220,7 +221,7 @@ static cf_result fill_ranks(const comparison *t, const cf_plan *plan, row *deare
     cf_result result = CF_OK;
 
     pipe.lockstep = lockstep;
-    pipeline_take_gangs(&pipe, plan);
+    pipeline_take_cp(&pipe, plan);
     for (pipe.rank = 0; pipe.rank < plan->n_ranks && result == CF_OK; pipe.rank++) {
         row r = {.what = t->paper->what};
         pipeline_run run;
@@ -235,15 +236,15 @@ static cf_result fill_ranks(const comparison *t, const cf_plan *plan, row *deare
     return result;
 }
 
-static int fill_gangs(comparison *t) {
+static int fill_cp_groups(comparison *t) {
     packing_options plain = t->asked->packing;
     packing without;
     cf_error error;
     cf_result result;
     int code;
 
-    if (t->pipe.gang < 2) return CLI_OK;
-    plain.gang = 0;
+    if (t->pipe.max_cp < 2) return CLI_OK;
+    plain.max_cp = 0;
     code = packing_of_lengths(&plain, t->packed.list.path, t->packed.lengths, NULL, t->packed.list.n_sequences,
                               &without);
     if (code != CLI_OK) return code;
@@ -283,7 +284,7 @@ static int fill_table(comparison *t) {
         if (r->result == CF_OK && !r->too_large && (t->best == 0 || r->makespan < t->best)) t->best = r->makespan;
         if (r->result == CF_ERROR_MEMORY) code = cli_failed("%s", r->why);
     }
-    if (code == CLI_OK) code = fill_gangs(t);
+    if (code == CLI_OK) code = fill_cp_groups(t);
     if (code == CLI_OK) code = fill_context(t);
     progress_end();
     return code;
@@ -455,9 +456,9 @@ static int print_context(const comparison *t, const row *ours) {
     printf("baseline          %s:\n                  %s s, %.2f GiB\n", words, pipeline_estimate(c->seconds),
            modelling_gib(c->bytes));
     if (ours) {
-        double seconds = t->pipe.gang > 1 ? t->with[1].makespan : ours->makespan;
+        double seconds = t->pipe.max_cp > 1 ? t->with[1].makespan : ours->makespan;
         print_chunks(t, ours);
-        if (t->context.ranks > 1 && t->pipe.gang < 2) printf("; rank %lld alone", (long long)t->pipe.rank);
+        if (t->context.ranks > 1 && t->pipe.max_cp < 2) printf("; rank %lld alone", (long long)t->pipe.rank);
         printf("; %s x the baseline's time\n", pipeline_estimate(ratio(seconds, c->seconds)));
         if (c->seconds < seconds)
             puts("                  The baseline is faster: GPUs that share each sequence leave no pipeline to fill.\n"
@@ -466,16 +467,16 @@ static int print_context(const comparison *t, const row *ours) {
     return 1;
 }
 
-/* Prints the times of the ranks with and without gangs. */
-static void print_gangs(const comparison *t) {
-    int64_t rows, widest = packing_gangs(t->packed.plan, &rows);
+/* Prints the times of the ranks with and without cp groups. */
+static void print_cp_groups(const comparison *t) {
+    int64_t rows, widest = packing_cp_groups(t->packed.plan, &rows);
     int i;
 
     for (i = 1; i >= 0; i--) {
-        printf("%-18s", i ? "gangs" : "");
+        printf("%-18s", i ? "cp groups" : "");
         if (i) printf("of up to %s ranks; ", cli_commas(widest));
         else fputs("without: ", stdout);
-        printf("the dearest of %s takes %s %s", cli_commas(t->packed.plan->n_ranks),
+        printf("the most expensive of %s takes %s %s", cli_commas(t->packed.plan->n_ranks),
                pipeline_duration(t->with[i].makespan, t->pipe.unit_cost), pipeline_unit(t->pipe.unit_cost));
         if (t->pipe.has_model) printf(", and one needs %.2f GiB", modelling_gib(t->with[i].memory));
         if (i && t->pipe.has_model && t->pipe.memory.gathered > 0)
@@ -491,7 +492,7 @@ static void print_verdict(const comparison *t) {
     cf_plan_stats stats;
 
     putchar('\n');
-    if (t->pipe.gang > 1) print_gangs(t);
+    if (t->pipe.max_cp > 1) print_cp_groups(t);
     if (print_context(t, ours)) return;
     if (!base) {
         print_no_baseline(t);
@@ -510,7 +511,8 @@ static void print_verdict(const comparison *t) {
     if (!(base->makespan < ours->makespan)) return;
     cf_plan_measure(plan, NULL, &stats);
     printf("                  The baseline is faster:\n                  %s.\n",
-           packing_why_unsplit(stats.longest_sequence, plan->chunk_size, (double)plan->n_steps, t->pipe.n_stages,
+           packing_why_unsplit(stats.longest_sequence, plan->chunk_size, (double)plan->chunks_per_rank,
+                               t->pipe.n_stages,
                                ours->replays));
 }
 
@@ -522,7 +524,7 @@ static int print_table(const comparison *t) {
     packing_print_input(&t->packed);
     pipeline_print_setting(&t->pipe);
     printf("plan              %s of at most %s, %s; rank %s of %s, %s\n", cli_counted(plan->n_chunks, "chunk"),
-           cli_counted(plan->chunk_size, "token"), cli_counted(plan->n_groups, "group"), cli_commas(t->pipe.rank),
+           cli_counted(plan->chunk_size, "token"), cli_counted(plan->n_chains, "chain"), cli_commas(t->pipe.rank),
            cli_commas(plan->n_ranks), cli_counted(t->pipe.n_stages, "stage"));
     if (!t->asked->k)
         printf("K                 %s, %s; --k for another\n", cli_commas(t->rows[t->n_rows - 1].what.k),
@@ -601,9 +603,9 @@ static void write_json(const comparison *t, cli_output *to) {
     json_bool_member(&w, "estimated", !t->pipe.unit_cost);
     if (t->pipe.has_model) modelling_write(&w, &t->pipe.model);
     if (t->context.best.status == CF_TUNE_OK) baseline_write(&w, "context_baseline", &t->context);
-    if (t->pipe.gang > 1) {
-        json_open(&w, "gangs", '{');
-        json_integer_member(&w, "widest", packing_gangs(t->packed.plan, &rows));
+    if (t->pipe.max_cp > 1) {
+        json_open(&w, "cp_groups", '{');
+        json_integer_member(&w, "widest", packing_cp_groups(t->packed.plan, &rows));
         json_number_member(&w, "makespan", t->with[1].makespan);
         json_number_member(&w, "makespan_without", t->with[0].makespan);
         if (t->pipe.has_model) json_integer_member(&w, "memory", t->with[1].memory);
@@ -642,10 +644,10 @@ static int run(const void *given, char **operands, int n_operands) {
     code = table_check("compare", t.asked->tsv, "--json", t.asked->json);
     if (code == CLI_OK) code = pipeline_open("compare", &t.asked->pipeline, t.asked->packing.ranks, &t.pipe);
     if (code != CLI_OK) return code;
-    code = pipeline_price_gangs(&t.pipe, &priced);
+    code = pipeline_price_cp(&t.pipe, &priced);
     if (code == CLI_OK) code = packing_make(&priced, operands[0], &t.packed);
     if (code == CLI_OK) {
-        pipeline_take_gangs(&t.pipe, t.packed.plan);
+        pipeline_take_cp(&t.pipe, t.packed.plan);
         code = compare(&t);
         free(t.rows);
         free(t.paper_peaks);

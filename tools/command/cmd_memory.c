@@ -27,7 +27,7 @@ static const cli_option options[] = {
      .kind = CLI_NUMBER, .offset = offsetof(memory_options, chunk_size),
      .min = 1, .max = CF_MAX_CHUNK_SIZE, .required = 1, .help = "most tokens in a chunk; required"},
     {.name = "--k", .alias = "--ks", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(memory_options, k), .min = 1,
-     .max = INT32_MAX, .help = "chunks of a group that keep their activations; default 1"},
+     .max = INT32_MAX, .help = "chunks of a chain that keep their activations; default 1"},
     {.name = "--context", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(memory_options, context), .min = 1,
      .max = CF_MAX_LENGTH, .help = "longest sequence; default one chunk, or what the list has"},
     {.name = "--live", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(memory_options, live), .min = 1,
@@ -80,12 +80,12 @@ static memory_path path_of_plan(const cf_plan *plan) {
 
     cf_plan_measure(plan, NULL, &stats);
     path.context = stats.longest_sequence;
-    path.chunks = stats.largest_group > 0 ? stats.largest_group : 1;
+    path.chunks = stats.longest_chain > 0 ? stats.longest_chain : 1;
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *chunk = &plan->chunks[i];
-        int64_t state = chunk->group < 0 ? 0 : chunk->prefix + plan->chunks[i].state;
+        int64_t state = chunk->chain < 0 ? 0 : chunk->prefix + plan->chunks[i].state;
         if (state > path.state) path.state = state;
-        if (chunk->group >= 0 && chunk->prefix > path.gradient) path.gradient = chunk->prefix;
+        if (chunk->chain >= 0 && chunk->prefix > path.gradient) path.gradient = chunk->prefix;
     }
     return path;
 }

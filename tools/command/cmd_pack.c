@@ -23,7 +23,7 @@ static const cli_option options[] = {
     PACKING_GANG_OPTION(pack_options, packing),
     MODELLING_MODEL_OPTIONS(pack_options, pipeline.model),
     MODELLING_SPLIT_OPTIONS(pack_options, pipeline.model),
-    GPU_OPTIONS(pack_options, pipeline.gpu, "with --gang, for the widths"),
+    GPU_OPTIONS(pack_options, pipeline.gpu, "with --max-cp, for the widths"),
     {.name = "--chunks", .kind = CLI_FLAG, .offset = offsetof(pack_options, chunks),
      .help = "also print a line for each chunk"},
     TABLE_OPTION(pack_options, tsv, "the lengths or, with --chunks, the chunks"),
@@ -127,14 +127,14 @@ static int print_input(packing *packed, int tsv) {
 
 /* alone: its cost against the mean of the ranks, which is 1. The others of the batch cost ranks - alone, and would have
    to cost alone on each of the other ranks. */
-static void print_long_sequence(const cf_group *group, double ranks, double alone) {
+static void print_long_sequence(const cf_chain *chain, double ranks, double alone) {
     int64_t enough = ranks / alone >= 1 ? (int64_t)(ranks / alone) : 1;
     double others = ranks - alone;
 
     printf("                  Sequence %s with its %s tokens alone costs %.2f x a rank's mean, and its chunks\n"
            "                  stay on one rank. What would help: at most %s rank%s, with pipeline stages or tensor\n"
            "                  parallelism in place of the others; ",
-           cli_commas(group->sequence), cli_commas(group->tokens), alone, cli_commas(enough), enough == 1 ? "" : "s");
+           cli_commas(chain->sequence), cli_commas(chain->tokens), alone, cli_commas(enough), enough == 1 ? "" : "s");
     if (others > ranks * 1e-3) printf("%.1f x as many other sequences;\n", (ranks - 1) * alone / others);
     else puts("more sequences beside it;");
     puts("                  or such sequences together in one batch.");
@@ -142,20 +142,21 @@ static void print_long_sequence(const cf_group *group, double ranks, double alon
 
 /* Prints the imbalance of the ranks, its cost, its cause and the remedy. */
 static void print_ranks(const cf_plan *plan, const cf_plan_stats *stats) {
-    double spread = stats->rank_cost_spread, alone = stats->unit_cost_spread, ranks = (double)plan->n_ranks;
-    const cf_group *longest = NULL;
+    double spread = stats->rank_imbalance, alone = stats->unit_imbalance, ranks = (double)plan->n_ranks;
+    const cf_chain *longest = NULL;
     int64_t i;
 
     printf("ranks             %s with %s each; tokens at most %.4f x the mean, attention pairs %.4f x\n",
-           cli_commas(plan->n_ranks), cli_counted(plan->n_steps, "step"), stats->rank_token_spread, stats->rank_pair_spread);
+           cli_commas(plan->n_ranks), cli_counted(plan->chunks_per_rank, "step"), stats->rank_token_imbalance,
+           stats->rank_pair_imbalance);
     if (plan->n_ranks == 1 || !(spread > 0)) return;
-    printf("dearest rank      %.4f x the mean cost (all rows weigh as much as all pairs); %s of %s steps idle\n",
+    printf("rank imbalance      %.4f x the mean cost (all rows weigh as much as all pairs); %s of %s steps idle\n",
            spread, cli_commas(plan->n_idle), cli_commas(plan->n_chunks));
     if (spread < 1.05) return;
     printf("                  All ranks wait for it: %.1f %% of their time is lost, and an iteration takes\n"
            "                  %.2f x as long as with even ranks.\n", 100 * (1 - 1 / spread), spread);
-    for (i = 0; i < plan->n_groups; i++)
-        if (!longest || plan->groups[i].tokens > longest->tokens) longest = &plan->groups[i];
+    for (i = 0; i < plan->n_chains; i++)
+        if (!longest || plan->chains[i].tokens > longest->tokens) longest = &plan->chains[i];
     if (longest && alone > 0.9 * spread)
         print_long_sequence(longest, ranks, alone);
     else
@@ -173,15 +174,15 @@ static int print_columns(const cf_plan *plan) {
     int64_t i;
 
     for (i = 0; i < plan->n_chunks; i++) {
-        rows += (double)plan->chunks[i].padded;
+        rows += (double)plan->chunks[i].rows;
         pairs += (double)plan->chunks[i].pairs;
     }
     if (!(rows > 0)) return CLI_OK;
     cost.per_token = 1 / rows;
     cost.per_pair = 1 / pairs;
-    if (cf_columns_make(plan, &cost, NULL, &columns, &error) != CF_OK) return cli_error(&error, NULL);
+    if (cf_lockstep_plan(plan, &cost, NULL, &columns, &error) != CF_OK) return cli_error(&error, NULL);
     for (i = 0; i < columns->n_chunks; i++)
-        sum += cf_cost_seconds(&cost, columns->chunks[i].padded, columns->chunks[i].pairs);
+        sum += cf_cost_seconds(&cost, columns->chunks[i].rows, columns->chunks[i].pairs);
     printf("in step           %s, together %.4f x the mean cost of a rank; long sequences replay beside that\n",
            cli_counted(columns->n_chunks, "column"), sum / 2 * (double)plan->n_ranks);
     cf_plan_free(columns);
@@ -189,15 +190,15 @@ static int print_columns(const cf_plan *plan) {
 }
 
 /* Sequences that are spread over ranks: the first shares. */
-static void print_gangs(const cf_plan *plan) {
-    int64_t i, n = 0, rows, widest = packing_gangs(plan, &rows);
+static void print_cp_groups(const cf_plan *plan) {
+    int64_t i, n = 0, rows, widest = packing_cp_groups(plan, &rows);
 
-    for (i = 0; i < plan->n_groups; i++) {
-        const cf_group *group = &plan->groups[i];
-        n += group->gang > 0 && group->first_chunk / plan->n_steps % group->gang == 0;
+    for (i = 0; i < plan->n_chains; i++) {
+        const cf_chain *chain = &plan->chains[i];
+        n += chain->cp > 0 && chain->first_chunk / plan->chunks_per_rank % chain->cp == 0;
     }
     if (n == 0) return;
-    printf("gangs             %s of the %s are spread over %s ranks at most\n", cli_commas(n),
+    printf("cp groups         %s of the %s are spread over %s ranks at most\n", cli_commas(n),
            "sequences", cli_commas(widest));
 }
 
@@ -215,12 +216,12 @@ static int print_plan(const cf_plan *plan, int lockstep) {
     printf("lower bound       %s, excess %s (%.4f %%)\n", cli_counted(plan->lower_bound, "chunk"),
            cli_commas(stats.excess), 100 * share_of(stats.excess, plan->lower_bound));
     printf("fill              %.4f %%\n", 100.0 * stats.fill);
-    printf("groups            %s, the largest of %s\n", cli_commas(plan->n_groups),
-           cli_counted(stats.largest_group, "chunk"));
-    print_gangs(plan);
+    printf("chains            %s, the largest of %s\n", cli_commas(plan->n_chains),
+           cli_counted(stats.longest_chain, "chunk"));
+    print_cp_groups(plan);
     printf("slices            %s, at most %s in a chunk\n", cli_commas(plan->n_slices), cli_commas(stats.most_slices));
     printf("attention pairs   %.6g\n", stats.pairs);
-    printf("cost of a chunk   at most %.4f x the mean\n", stats.chunk_cost_spread);
+    printf("cost of a chunk   at most %.4f x the mean\n", stats.chunk_imbalance);
     if (lockstep) return print_columns(plan);
     print_ranks(plan, &stats);
     return CLI_OK;
@@ -230,11 +231,11 @@ static const table_column chunk_columns[] = {
     {.heading = "chunk", .name = "chunk", .decimals = TABLE_PLAIN},
     {.heading = "rank", .name = "rank", .decimals = TABLE_PLAIN},
     {.heading = "kind", .name = "kind", .left = 1},
-    {.heading = "group", .name = "group", .decimals = TABLE_PLAIN},
-    {.heading = "index", .name = "index_in_group", .decimals = TABLE_PLAIN},
+    {.heading = "chain", .name = "chain", .decimals = TABLE_PLAIN},
+    {.heading = "index", .name = "index_in_chain", .decimals = TABLE_PLAIN},
     {.heading = "prefix", .name = "prefix_tokens", .decimals = TABLE_PLAIN},
     {.heading = "tokens", .name = "tokens", .decimals = TABLE_PLAIN},
-    {.heading = "padded", .name = "padded_tokens", .decimals = TABLE_PLAIN},
+    {.heading = "rows", .name = "rows", .decimals = TABLE_PLAIN},
     {.heading = "pairs", .name = "attention_pairs", .decimals = TABLE_PLAIN},
     {.heading = "slices", .name = "n_slices", .decimals = TABLE_PLAIN},
     {.heading = "slices", .name = "slices", .left = 1}};
@@ -257,12 +258,12 @@ static void add_chunk(table *t, const cf_plan *plan, int64_t id, const int64_t *
     table_integer(t, id);
     table_integer(t, chunk->rank);
     table_text(t, packing_chunk_kind(plan, chunk));
-    if (chunk->group >= 0) table_integer(t, chunk->group);
+    if (chunk->chain >= 0) table_integer(t, chunk->chain);
     else table_none(t);
     table_integer(t, chunk->index);
     table_integer(t, chunk->prefix);
     table_integer(t, chunk->tokens);
-    table_integer(t, chunk->padded);
+    table_integer(t, chunk->rows);
     table_integer(t, chunk->pairs);
     table_integer(t, chunk->n_slices);
     table_text(t, "");
@@ -307,7 +308,7 @@ static int run(const void *given, char **operands, int n_operands) {
     code = table_check("pack", asked->tsv, "--json", asked->json);
     if (code == CLI_OK) code = pipeline_open("pack", &asked->pipeline, priced.ranks, &pipe);
     if (code != CLI_OK) return code;
-    code = pipeline_price_gangs(&pipe, &priced);
+    code = pipeline_price_cp(&pipe, &priced);
     pipeline_close(&pipe);
     if (code == CLI_OK) code = packing_make(&priced, operands[0], &packed);
     if (code != CLI_OK) return code;

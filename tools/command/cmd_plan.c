@@ -52,7 +52,7 @@ static const cli_option options[] = {
     PACKING_GANG_OPTION(plan_options, packing),
     {.name = "--k", .alias = "--ks", .value = "K",
      .kind = CLI_NUMBER, .offset = offsetof(plan_options, k), .min = 1, .max = INT32_MAX,
-     .help = "most chunks of a group that keep their activations;\n" PIPELINE_K_DEFAULT},
+     .help = "most chunks of a chain that keep their activations;\n" PIPELINE_K_DEFAULT},
     {.name = "--schedule", .value = "paper|gpipe|1f1b|interleaved|zero-bubble|best", .kind = CLI_CHOICE,
      .offset = offsetof(plan_options, kind), .help = "the order of the passes; default best"},
     {.name = "--virtual", .value = "V", .kind = CLI_NUMBER, .offset = offsetof(plan_options, n_virtual), .min = 1,
@@ -175,9 +175,9 @@ static const table_column action_columns[] = {
     {.name = "estimated"},
     {.heading = "chunk", .name = "chunk", .decimals = TABLE_PLAIN},
     {.heading = "kind", .name = "kind", .left = 1},
-    {.heading = "group", .left = 1},
-    {.name = "group"},
-    {.name = "index_in_group"},
+    {.heading = "chain", .left = 1},
+    {.name = "chain"},
+    {.name = "index_in_chain"},
     {.heading = "tokens", .name = "tokens", .decimals = TABLE_PLAIN},
     {.heading = "prefix", .name = "prefix_tokens", .decimals = TABLE_PLAIN},
     {.heading = "slot", .name = "slot", .decimals = TABLE_PLAIN},
@@ -198,7 +198,7 @@ static void add_integer_or_none(table *t, int64_t value) {
     else table_none(t);
 }
 
-/* "F+" where the activations are kept, "F-" where they are dropped; and the group that the chunk is a part of. */
+/* "F+" where the activations are kept, "F-" where they are dropped; and the chain that the chunk is a part of. */
 static void add_pass(action_list *list, const cf_step *step) {
     const char *name = cf_pass_name((cf_pass)step->action.pass);
     int keeps = step->action.pass <= CF_R;
@@ -217,14 +217,14 @@ static void add_chunk(action_list *list, const cf_step *step) {
     const cf_chunk *chunk = &list->plan->chunks[step->action.chunk];
     char part[56] = "-";
 
-    if (chunk->group >= 0)
-        snprintf(part, sizeof part, "%lld: %lld/%lld", (long long)chunk->group, (long long)chunk->index + 1,
-                 (long long)list->plan->groups[chunk->group].n_chunks);
+    if (chunk->chain >= 0)
+        snprintf(part, sizeof part, "%lld: %lld/%lld", (long long)chunk->chain, (long long)chunk->index + 1,
+                 (long long)list->plan->chains[chunk->chain].n_chunks);
     table_integer(&list->table, step->action.chunk);
     table_text(&list->table, packing_chunk_kind(list->plan, chunk));
     table_text(&list->table, part);
-    add_integer_or_none(&list->table, chunk->group);
-    add_integer_or_none(&list->table, chunk->group >= 0 ? chunk->index : -1);
+    add_integer_or_none(&list->table, chunk->chain);
+    add_integer_or_none(&list->table, chunk->chain >= 0 ? chunk->index : -1);
     table_integer(&list->table, chunk->tokens);
     table_integer(&list->table, chunk->prefix);
 }
@@ -336,8 +336,8 @@ static void print_input(const planned *made) {
     packing_print_input(&made->packed);
     pipeline_print_setting(&made->pipe);
     printf("plan              %s of at most %s, %s, %s with %s each\n", cli_counted(plan->n_chunks, "chunk"),
-           cli_counted(plan->chunk_size, "token"), cli_counted(plan->n_groups, "group"),
-           cli_counted(plan->n_ranks, "rank"), cli_counted(plan->n_steps, "step"));
+           cli_counted(plan->chunk_size, "token"), cli_counted(plan->n_chains, "chain"),
+           cli_counted(plan->n_ranks, "rank"), cli_counted(plan->chunks_per_rank, "step"));
     if (schedule->shape.forward_only) printf("schedule          forwards alone");
     else
         printf("schedule          %s, K = %s, %s replay", cf_schedule_kind_name(schedule->kind),
@@ -361,7 +361,7 @@ static void print_times(const planned *made) {
     if (made->columns)
         printf("in step           all ranks take %s%s; the times that follow are those of this rank alone\n",
                pipeline_duration(made->run.in_step, made->pipe.unit_cost),
-               made->pipe.gang > 1 ? ", beside what gangs gather" : "");
+               made->pipe.max_cp > 1 ? ", beside what cp groups gather" : "");
     pipeline_print_times(timeline, made->pipe.unit_cost, 1);
     pipeline_print_speed(&made->pipe, made->packed.plan, timeline->makespan);
     for (i = 0; i < timeline->n_bounds; i++)
@@ -374,7 +374,7 @@ static void print_times(const planned *made) {
                pipeline_strongest(timeline));
     if (made->run.schedule->kind == CF_SCHEDULE_BEST && !made->run.schedule->shape.forward_only)
         printf("search            %s tried, %s a search; %s better than all before; best fixed schedule: %s, %s\n",
-               cli_counted(report->n_tried, "candidate"), cli_commas(report->budget), cli_commas(report->n_improved),
+               cli_counted(report->n_tried, "candidate"), cli_commas(report->max_tries), cli_commas(report->n_improved),
                cf_schedule_kind_name(report->best_fixed),
                pipeline_duration(report->fixed_makespan, made->pipe.unit_cost));
 }
@@ -471,7 +471,7 @@ static int print_peaks(const planned *made) {
     if (made->run.schedule->shape.n_stages > 1) putchar('\n');
     printf("peak activations  %s chunk%s, %s tokens\n", pipeline_share(most.slots, n_virtual),
            most.slots == n_virtual ? "" : "s", pipeline_share(most.tokens, n_virtual));
-    printf("peak state        %s group%s, %s tokens\n", pipeline_share(most.states, n_virtual),
+    printf("peak state        %s chain%s, %s tokens\n", pipeline_share(most.states, n_virtual),
            most.states == n_virtual ? "" : "s",
            pipeline_share(most.state_tokens, n_virtual));
     if (made->pipe.counts_bytes) printf("peak bytes        %s\n", pipeline_share(most.bytes, n_virtual));
@@ -534,15 +534,15 @@ static cf_result write_dot(const planned *made, cli_output *to, cf_error *error)
 /* Whoever reads the file must know which chunk a microbatch is. */
 static cf_result check_numbering(const planned *made, cf_error *error) {
     const cf_plan *plan = made->packed.plan;
-    int64_t first = made->run.schedule->shape.rank * plan->n_steps, m = 0;
-    int32_t *chunks = (int32_t *)malloc(((size_t)plan->n_steps + 1) * sizeof *chunks);
+    int64_t first = made->run.schedule->shape.rank * plan->chunks_per_rank, m = 0;
+    int32_t *chunks = (int32_t *)malloc(((size_t)plan->chunks_per_rank + 1) * sizeof *chunks);
     cf_result result;
 
-    if (!chunks) return cf_fail(error, CF_ERROR_MEMORY, "chunks", -1, plan->n_steps, 0, "cannot be had");
+    if (!chunks) return cf_fail(error, CF_ERROR_MEMORY, "chunks", -1, plan->chunks_per_rank, 0, "cannot be had");
     result = schedule_csv_microbatches(plan, made->run.schedule, chunks, error);
-    while (result == CF_OK && m < plan->n_steps && chunks[m] == first + m) m++;
+    while (result == CF_OK && m < plan->chunks_per_rank && chunks[m] == first + m) m++;
     free(chunks);
-    if (result != CF_OK || m == plan->n_steps || made->asked->paths[MICROBATCHES]) return result;
+    if (result != CF_OK || m == plan->chunks_per_rank || made->asked->paths[MICROBATCHES]) return result;
     (void)cf_refuse(error, CF_ERROR_ARGUMENT, "chunks", m, "");
     snprintf(error->text, sizeof error->text,
              "--csv: the last stage runs the chunks in another order: --microbatches FILE writes which microbatch is "
@@ -736,9 +736,9 @@ static int run(const void *given, char **operands, int n_operands) {
     if (pipeline_asked.model.stage_layers) pipeline_asked.model.n_virtual = asked->n_virtual; /* whose layers they are */
     if (code == CLI_OK) code = pipeline_open("plan", &pipeline_asked, asked->packing.ranks, &made.pipe);
     if (code != CLI_OK) return code;
-    code = pipeline_price_gangs(&made.pipe, &priced);
+    code = pipeline_price_cp(&made.pipe, &priced);
     if (code == CLI_OK) code = packing_make(&priced, operands[0], &made.packed);
-    if (code == CLI_OK) pipeline_take_gangs(&made.pipe, made.packed.plan);
+    if (code == CLI_OK) pipeline_take_cp(&made.pipe, made.packed.plan);
     if (code == CLI_OK && made.pipe.lockstep &&
         pipeline_columns(&made.pipe, made.packed.plan, &made.columns, &error) != CF_OK)
         code = cli_error(&error, NULL);

@@ -27,7 +27,7 @@ static int64_t length_of(const cf_schedule *schedule, int64_t stage) {
 
 /* Returns the bytes, or tokens, of one virtual stage. cf_simulate has added up the same ones. */
 static int64_t weigh(const counter *c, const cf_memory_load *load) {
-    const cf_bytes *bytes = &c->pipe->bytes;
+    const cf_held_bytes *bytes = &c->pipe->bytes;
 
     if (!c->pipe->counts_bytes) return load->live_tokens;
     return bytes->activations * load->live_tokens + bytes->state * load->state_tokens +

@@ -22,10 +22,10 @@ const char *idle_cause_name(idle_cause cause) {
 
 /* When a pass could have run. */
 typedef struct moments {
-    double ready;       /* with all that it needs, and a place among the K of its group */
+    double ready;       /* with all that it needs, and a place among the K of its chain */
     double roomy;       /* if there were room for its activations; NEVER where it takes none */
     double instant;     /* if transfers took no time */
-    double stateless;   /* if it needed no K and V, and no gradients of them, of its group */
+    double stateless;   /* if it needed no K and V, and no gradients of them, of its chain */
 } moments;
 
 typedef struct finder {
@@ -63,9 +63,9 @@ static int64_t physical(const finder *f, int64_t v) {
 /* The passes that one waits for, whatever the order of its stage. -1: none. */
 typedef struct needs {
     int64_t from_stage; /* the neighbour's pass whose result it takes */
-    int64_t state;      /* the pass of its group on its own virtual stage */
+    int64_t state;      /* the pass of its chain on its own virtual stage */
     int64_t own;        /* the pass of its own chunk there */
-    int64_t slot;       /* the pass that gave back the place among the K of its group which it takes */
+    int64_t slot;       /* the pass that gave back the place among the K of its chain which it takes */
 } needs;
 
 static needs needs_of(const finder *f, int64_t id) {
@@ -108,7 +108,7 @@ static void note_arrival(finder *f, int64_t id, double free_at[2]) {
     f->out.sent[id] = -1;
     f->out.arrived[id] = end;
     if (to < 0 || physical(f, to) == physical(f, a->stage) || !f->timing) return;
-    seconds = f->timing->latency + f->timing->seconds_per_token * (double)chunk_of(f, id)->padded;
+    seconds = f->timing->latency + f->timing->seconds_per_token * (double)chunk_of(f, id)->rows;
     f->out.sent[id] = later(end, free_at[queue]);
     f->out.arrived[id] = free_at[queue] = f->out.sent[id] + seconds;
 }

@@ -16,7 +16,7 @@
     X(IDLE_ORDER, "order")           /* a later pass could run: the schedule puts it behind one that waits */       \
     X(IDLE_MEMORY, "memory")         /* one could run if the stage, or K, left room for its activations */          \
     X(IDLE_TRANSFER, "transfer")     /* one could run if transfers took no time */                                  \
-    X(IDLE_STATE, "state")           /* one could run if it did not need K and V, or their gradients, of its group */ \
+    X(IDLE_STATE, "state")           /* one could run if it did not need K and V, or their gradients, of its chain */ \
     X(IDLE_IMBALANCE, "imbalance")   /* the pass that the next one waits for runs longer than the mean of its kind */ \
     X(IDLE_GRADIENT, "gradient")     /* the next pass is a backward, whose gradient is not there */                 \
     X(IDLE_ACTIVATION, "activation") /* the next pass is a forward or replay, whose input is not there */

@@ -28,7 +28,7 @@ static int check_chunks(const packing *p, const cf_pack_desc *desc) {
 
     for (i = 0; i < p->list.n_sequences && !p->shares; i++) { /* which would have rows in common */
         double own = (double)p->lengths[i] / (double)desc->chunk_size;
-        if (own > longest && desc->gang < 2) longest = own;
+        if (own > longest && desc->max_cp < 2) longest = own;
         chunks += own / ranks;
     }
     if (chunks < longest) chunks = longest;
@@ -52,10 +52,10 @@ static int pack_lengths(const packing_options *asked, packing *out) {
     desc.max_slices = asked->max_slices;
     desc.n_ranks = asked->ranks;
     desc.lockstep = asked->lockstep;
-    desc.gang = asked->gang;
+    desc.max_cp = asked->max_cp;
     desc.cost = asked->cost;
-    desc.gang_seconds = asked->gang_seconds;
-    desc.shares = out->shares;
+    desc.cp_row_seconds = asked->cp_row_seconds;
+    desc.shared_prefixes = out->shares;
     code = check_chunks(out, &desc);
     if (code != CLI_OK) return code;
     announce_memory(out, &desc);
@@ -89,7 +89,8 @@ int packing_make(const packing_options *asked, const char *path, packing *out) {
     return code;
 }
 
-int packing_of_lengths(const packing_options *asked, const char *path, const int64_t *lengths, const cf_share *shares,
+int packing_of_lengths(const packing_options *asked, const char *path, const int64_t *lengths,
+                       const cf_shared_prefix *shares,
                        int64_t n, packing *out) {
     packing fresh = {{0}, NULL, NULL, NULL};
     int code;
@@ -97,7 +98,7 @@ int packing_of_lengths(const packing_options *asked, const char *path, const int
     fresh.list.path = path;
     fresh.list.n_sequences = n;
     fresh.lengths = (int64_t *)malloc((size_t)n * sizeof *fresh.lengths + 1);
-    if (shares) fresh.shares = (cf_share *)malloc((size_t)n * sizeof *shares + 1);
+    if (shares) fresh.shares = (cf_shared_prefix *)malloc((size_t)n * sizeof *shares + 1);
     if (!fresh.lengths || (shares && !fresh.shares)) {
         code = cli_failed("out of memory for %s sequences", cli_commas(n));
     } else {
@@ -144,14 +145,14 @@ void packing_count_lengths(const packing *p, int64_t sequences[PACKING_BUCKETS],
     }
 }
 
-int64_t packing_gangs(const cf_plan *plan, int64_t *rows) {
+int64_t packing_cp_groups(const cf_plan *plan, int64_t *rows) {
     int64_t i, widest = 0;
 
-    for (i = *rows = 0; i < plan->n_groups; i++) {
-        const cf_group *group = &plan->groups[i];
-        const cf_slice *last = &plan->slices[plan->chunks[group->first_chunk + group->n_chunks - 1].first_slice];
-        if (group->gang > widest) widest = group->gang;
-        if (group->gang > 0 && last->begin + last->length > *rows) *rows = last->begin + last->length;
+    for (i = *rows = 0; i < plan->n_chains; i++) {
+        const cf_chain *chain = &plan->chains[i];
+        const cf_slice *last = &plan->slices[plan->chunks[chain->first_chunk + chain->n_chunks - 1].first_slice];
+        if (chain->cp > widest) widest = chain->cp;
+        if (chain->cp > 0 && last->begin + last->length > *rows) *rows = last->begin + last->length;
     }
     return widest;
 }
@@ -160,7 +161,7 @@ const char *packing_chunk_kind(const cf_plan *plan, const cf_chunk *chunk) {
     int64_t i = chunk->first_slice + chunk->n_slices - 1;
 
     if (chunk->n_slices == 0) return "idle";
-    if (chunk->group < 0) return "standalone";
+    if (chunk->chain < 0) return "standalone";
     if (!plan->order) return chunk->n_slices > 1 ? "hybrid" : "dependent";
     while (plan->slices[i].up >= chunk->first_slice) i = plan->slices[i].up;
     if (i > chunk->first_slice && plan->slices[i].begin == 0) return "hybrid"; /* what is its own comes first */
@@ -169,7 +170,7 @@ const char *packing_chunk_kind(const cf_plan *plan, const cf_chunk *chunk) {
 
 int64_t packing_tree(const cf_plan *plan, const cf_chunk *chunk) {
     while (chunk->up >= 0) chunk = &plan->chunks[chunk->up];
-    return chunk->group;
+    return chunk->chain;
 }
 
 const char *packing_why_unsplit(int64_t longest, int64_t chunk_size, double chunks, int64_t n_stages, int replays) {

@@ -15,9 +15,9 @@ typedef struct packing_options {
     int64_t max_sequences;
     int64_t ranks;
     int lockstep;
-    int64_t gang;
-    cf_pass_cost cost;   /* with gangs, by pipeline_price_gangs; zero: not known */
-    double gang_seconds;
+    int64_t max_cp;
+    cf_pass_cost cost;   /* with cp groups, by pipeline_price_cp; zero: not known */
+    double cp_row_seconds;
 } packing_options;
 
 /* The entries of an option table; `member` is the packing_options in the command's options struct `type`. */
@@ -33,7 +33,7 @@ typedef struct packing_options {
      .help = "how long sequences are cut: into full chunks and a rest\n"                                           \
      "(the default), equal in tokens, or equal in cost"},                                                          \
     {.name = "--no-tails", .kind = CLI_FLAG, .offset = offsetof(type, member.no_tails),                            \
-     .help = "leave a group's last chunk alone, as the paper does, and\n"                                          \
+     .help = "leave a chain's last chunk alone, as the paper does, and\n"                                          \
      "do not fill it with short sequences"},                                                                       \
     {.name = "--align", .value = "A", .kind = CLI_NUMBER, .offset = offsetof(type, member.align), .min = 1,        \
      .max = CF_MAX_CHUNK_SIZE, .help = "start slices at multiples of A; divides the chunk size"},                  \
@@ -51,7 +51,7 @@ typedef struct packing_options {
      "needs it: the i-th chunks of all ranks cost about the same"}
 
 #define PACKING_GANG_OPTION(type, member)                                                                          \
-    {.name = "--gang", .value = "G", .kind = CLI_NUMBER, .offset = offsetof(type, member.gang), .min = 1,          \
+    {.name = "--max-cp", .value = "G", .kind = CLI_NUMBER, .offset = offsetof(type, member.max_cp), .min = 1,      \
      .max = CF_MAX_RANKS, .help = "spread an expensive sequence over up to G of the ranks, which\n"               \
      "run it together, each a part, by what the GPU's links take;\n"                                               \
      "--ranks G or more; all ranks run in step, as with --lockstep"}
@@ -60,7 +60,7 @@ typedef struct packing_options {
 typedef struct packing {
     cli_list list;
     int64_t *lengths;
-    cf_share *shares; /* NULL: there are no trees */
+    cf_shared_prefix *shares; /* NULL: there are no trees */
     cf_plan *plan;
 } packing;
 
@@ -71,7 +71,8 @@ const char *packing_why_unsplit(int64_t longest, int64_t chunk_size, double chun
 int packing_make(const packing_options *asked, const char *path, packing *out);
 
 /* The same of n lengths that were drawn from the list at `path`; shares: of all of them, or NULL. */
-int packing_of_lengths(const packing_options *asked, const char *path, const int64_t *lengths, const cf_share *shares,
+int packing_of_lengths(const packing_options *asked, const char *path, const int64_t *lengths,
+                       const cf_shared_prefix *shares,
                        int64_t n, packing *out);
 void packing_free(packing *p);
 
@@ -83,13 +84,13 @@ void packing_print_input(const packing *p);
 enum { PACKING_BUCKETS = 50 };
 void packing_count_lengths(const packing *p, int64_t sequences[PACKING_BUCKETS], int64_t tokens[PACKING_BUCKETS]);
 
-/* Ranks of the widest gang, and rows of the longest sequence that one shares; 0: there is none. */
-int64_t packing_gangs(const cf_plan *plan, int64_t *rows);
+/* Ranks of the widest cp group, and rows of the longest sequence that one shares; 0: there is none. */
+int64_t packing_cp_groups(const cf_plan *plan, int64_t *rows);
 
 /* "standalone", "dependent", "hybrid" or "idle"; "leaf": what sequences have beyond the rows that they share. */
 const char *packing_chunk_kind(const cf_plan *plan, const cf_chunk *chunk);
 
-/* Returns the group whose colour a chunk has: its own or, in a tree, that of the root; -1 where it has none. */
+/* Returns the chain whose colour a chunk has: its own or, in a tree, that of the root; -1 where it has none. */
 int64_t packing_tree(const cf_plan *plan, const cf_chunk *chunk);
 
 #endif /* CHUNKFLOW_PACKING_H */

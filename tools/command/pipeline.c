@@ -259,7 +259,7 @@ int pipeline_open(const char *command, const pipeline_options *asked, int64_t n_
     memset(out, 0, sizeof *out);
     out->n_stages = asked->stages;
     out->rank = asked->rank;
-    out->budget = asked->budget;
+    out->max_tries = asked->max_tries;
     out->asked = asked;
     if (n_ranks == 0) n_ranks = 1;
     if (asked->rank >= n_ranks)
@@ -336,7 +336,7 @@ static cf_result estimate_costs(const pipeline *p, int64_t n_virtual, int64_t ch
 
     desc.parallel = parallel_of(p, n_virtual, recompute);
     desc.stream = p->memory.state_window > 0;
-    desc.gang = p->gang;
+    desc.max_cp = p->max_cp;
     desc.unfused = p->memory.unfused;
     result = cf_cost_estimate(&desc, out->stages, p->n_stages * n_virtual, &out->timing, NULL, error);
     if (asked->latency.n > 0) out->timing.latency = p->timing.latency;
@@ -362,24 +362,24 @@ cf_result pipeline_costs_make(const pipeline *p, int64_t n_virtual, int64_t chun
     return result;
 }
 
-int pipeline_price_gangs(pipeline *p, packing_options *how) {
+int pipeline_price_cp(pipeline *p, packing_options *how) {
     cf_pack_desc desc;
     pipeline_costs costs;
     cf_error error;
 
-    p->lockstep = how->lockstep || how->gang > 1;
-    if (how->gang < 2) return CLI_OK;
-    p->gang = how->gang;
+    p->lockstep = how->lockstep || how->max_cp > 1;
+    if (how->max_cp < 2) return CLI_OK;
+    p->max_cp = how->max_cp;
     if (pipeline_costs_make(p, 1, how->chunk_size, CF_RECOMPUTE_DEFAULT, &costs, &error) != CF_OK)
         return cli_error(&error, NULL);
-    cf_gang_costs(&costs.timing, &desc);
+    cf_cp_costs(&costs.timing, &desc);
     how->cost = desc.cost;
-    how->gang_seconds = desc.gang_seconds;
+    how->cp_row_seconds = desc.cp_row_seconds;
     pipeline_costs_free(&costs);
     return CLI_OK;
 }
 
-void pipeline_take_gangs(pipeline *p, const cf_plan *plan) { (void)packing_gangs(plan, &p->memory.gathered); }
+void pipeline_take_cp(pipeline *p, const cf_plan *plan) { (void)packing_cp_groups(plan, &p->memory.gathered); }
 
 void pipeline_costs_free(pipeline_costs *costs) {
     free(costs->stages);
@@ -596,7 +596,7 @@ static cf_schedule_desc describe(const pipeline *p, const pipeline_case *what) {
     desc.split_backward = what->split_backward;
     desc.forwards_first = what->forwards_first;
     desc.shape.forward_only = what->forward_only;
-    desc.budget = p->budget;
+    desc.max_tries = p->max_tries;
     return desc;
 }
 
@@ -608,7 +608,7 @@ cf_result pipeline_columns(const pipeline *p, const cf_plan *plan, cf_plan **col
     if (result != CF_OK) return result;
     if (!p->unit_cost) cost = costs.stages ? costs.stages[0].forward : costs.timing.all.forward;
     pipeline_costs_free(&costs);
-    return cf_columns_make(plan, &cost, NULL, columns, error);
+    return cf_lockstep_plan(plan, &cost, NULL, columns, error);
 }
 
 static cf_result make_in_step(const pipeline *p, const cf_plan *plan, const pipeline_case *what, pipeline_run *out,
@@ -623,7 +623,7 @@ static cf_result make_in_step(const pipeline *p, const cf_plan *plan, const pipe
     if (result == CF_OK) result = pipeline_run_make(&all, columns, what, &whole, error);
     cf_plan_free(columns);
     if (result != CF_OK) return result;
-    result = cf_columns_schedule(plan, whole.schedule, p->rank, NULL, &schedule, error);
+    result = cf_lockstep_schedule(plan, whole.schedule, p->rank, NULL, &schedule, error);
     if (result == CF_OK) result = pipeline_run_of(p, plan, schedule, &own, error);
     if (result == CF_OK) {
         *out = own;
@@ -744,9 +744,9 @@ pipeline_speed pipeline_speed_of(const pipeline *p, const cf_plan *plan, double 
     modelling_flops flops = modelling_flops_of(&p->model.model);
     double gpus = (double)(p->model.parallel.tp * p->n_stages), tokens = 0, pairs = 0;
     pipeline_speed speed = {0, -1};
-    int64_t i, end = (p->rank + 1) * plan->n_steps;
+    int64_t i, end = (p->rank + 1) * plan->chunks_per_rank;
 
-    for (i = p->rank * plan->n_steps; i < end; i++) {
+    for (i = p->rank * plan->chunks_per_rank; i < end; i++) {
         tokens += (double)plan->chunks[i].tokens;
         pairs += (double)plan->chunks[i].pairs;
     }

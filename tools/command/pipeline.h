@@ -18,7 +18,7 @@ typedef struct pipeline_options {
     cli_reals forward, replay, backward, input, weight;
     cli_reals latency;
     cli_reals seconds_per_token;
-    int64_t budget;
+    int64_t max_tries;
     modelling_options model; /* its stages and ranks are those above and of the packing */
     gpu_options gpu;
     int64_t reserve;
@@ -35,7 +35,7 @@ typedef struct pipeline_options {
 
 /* The help of commands that make schedules. A command that does not has its own. */
 #define PIPELINE_LIMIT_DEFAULT "for best what paper keeps with that K, else none"
-#define PIPELINE_STATE_DEFAULT "for best two of the longest group and a chunk\nfor each virtual stage behind, else none"
+#define PIPELINE_STATE_DEFAULT "for best two of the longest chain and a chunk\nfor each virtual stage behind, else none"
 
 /* The entries of an option table; `member` is the pipeline_options in the command's options struct `type`. */
 #define PIPELINE_LIMIT_OPTIONS(type, member)                                                                       \
@@ -74,7 +74,7 @@ typedef struct pipeline_options {
      .max = CF_MAX_RANKS - 1, .help = "whose passes, of the D ranks; default 0"},                                  \
     PIPELINE_LIMIT_OPTIONS(type, member),                                                                          \
     PIPELINE_COST_OPTIONS(type, member),                                                                           \
-    {.name = "--budget", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.budget), .min = 1,      \
+    {.name = "--max-tries", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.max_tries), .min = 1,\
      .max = INT64_MAX,                                                                                             \
      .help = "candidates that best may try; default: what takes about a\n"                                         \
      "tenth of a second"}
@@ -130,7 +130,7 @@ typedef struct pipeline {
     int64_t limit_bytes; /* of those below; 0: not given */
     int64_t gpu_bytes;   /* with a model: all that a GPU may hold, which is its memory less the reserve where nothing
                             was given; 0: not known */
-    cf_bytes bytes;
+    cf_held_bytes bytes;
     int counts_bytes;
     int unit_cost;
     cf_timing timing;         /* whole stages; not with estimates, whose costs depend on the case */
@@ -141,19 +141,19 @@ typedef struct pipeline {
     cf_memory_desc memory;
     cf_gpu gpu;
     const pipeline_options *asked;
-    int64_t budget;
-    int64_t gang; /* most ranks that share a sequence */
-    int lockstep; /* 1: all ranks have one list of passes, as gangs do */
+    int64_t max_tries;
+    int64_t max_cp; /* most ranks that share a sequence */
+    int lockstep; /* 1: all ranks have one list of passes, as cp groups do */
 } pipeline;
 
 /* `command` is for messages. Returns an exit code; after CLI_OK pipeline_close is due. */
 int pipeline_open(const char *command, const pipeline_options *asked, int64_t n_ranks, pipeline *out);
 void pipeline_close(pipeline *p);
 
-/* Takes from *how, which is what to pack with, whether ranks run in step. With --gang gives it what cf_pack needs to
+/* Takes from *how, which is what to pack with, whether ranks run in step. With --max-cp gives it what cf_pack needs to
    choose its widths; take: and takes what is gathered of the plan. Returns an exit code. */
-int pipeline_price_gangs(pipeline *p, packing_options *how);
-void pipeline_take_gangs(pipeline *p, const cf_plan *plan);
+int pipeline_price_cp(pipeline *p, packing_options *how);
+void pipeline_take_cp(pipeline *p, const cf_plan *plan);
 
 /* The costs of the passes of a case. */
 typedef struct pipeline_costs {
@@ -198,7 +198,7 @@ typedef struct pipeline_run {
     cf_memory_report *memory; /* (n_stages) with a model; or NULL */
     int64_t fullest;          /* the stage whose total is the most */
     int held_down;            /* 1: without a limit of bytes it would not fit */
-    double in_step;           /* where all ranks have one list: how long they take, beside what gangs gather */
+    double in_step;           /* where all ranks have one list: how long they take, beside what cp groups gather */
 } pipeline_run;
 
 /* Makes the columns of a list of all ranks; a chunk costs as much as its forward on the first stage. To be given to

@@ -62,7 +62,7 @@ static const char *split_word(int64_t place) { return cf_split_method_name((cf_s
 typedef struct plan_object {
     cf_plan plan;
     int64_t method, split;
-    uint32_t groups, chunks;
+    uint32_t chains, chunks;
     uint32_t order, common, lengths; /* where sequences share rows; else 0 */
 } plan_object;
 
@@ -70,27 +70,27 @@ typedef struct plan_object {
 
 static const json_field plan_fields[] = {
     PLAN_COUNT(chunk_size), PLAN_COUNT(align), PLAN_COUNT(max_slices), PLAN_COUNT(n_sequences), PLAN_COUNT(n_empty),
-    PLAN_COUNT(n_tokens), PLAN_COUNT(n_ranks), PLAN_COUNT(n_steps), PLAN_COUNT(n_chunks), PLAN_COUNT(n_idle),
-    PLAN_COUNT(n_groups), PLAN_COUNT(n_slices), PLAN_COUNT(lower_bound),
+    PLAN_COUNT(n_tokens), PLAN_COUNT(n_ranks), PLAN_COUNT(chunks_per_rank), PLAN_COUNT(n_chunks), PLAN_COUNT(n_idle),
+    PLAN_COUNT(n_chains), PLAN_COUNT(n_slices), PLAN_COUNT(lower_bound),
     {.name = "method", .type = JSON_WORD, .offset = offsetof(plan_object, method), .word = method_word},
     {.name = "split", .type = JSON_WORD, .offset = offsetof(plan_object, split), .word = split_word},
-    {.name = "groups", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, groups)},
+    {.name = "chains", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, chains)},
     {.name = "chunks", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, chunks)},
     {.name = "order", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, order), .optional = 1},
     {.name = "common", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, common), .optional = 1},
     {.name = "lengths", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, lengths), .optional = 1},
     {.name = NULL}};
 
-typedef struct group_object {
-    cf_group group;
+typedef struct chain_object {
+    cf_chain chain;
     int64_t id;
-} group_object;
+} chain_object;
 
-#define GROUP_COUNT(member) {.name = #member, .type = JSON_INT, .offset = offsetof(group_object, group.member)}
+#define CHAIN_COUNT(member) {.name = #member, .type = JSON_INT, .offset = offsetof(chain_object, chain.member)}
 
-static const json_field group_fields[] = {
-    {.name = "id", .type = JSON_INT, .offset = offsetof(group_object, id)},
-    GROUP_COUNT(sequence), GROUP_COUNT(first_chunk), GROUP_COUNT(n_chunks), GROUP_COUNT(tokens), GROUP_COUNT(gang),
+static const json_field chain_fields[] = {
+    {.name = "id", .type = JSON_INT, .offset = offsetof(chain_object, id)},
+    CHAIN_COUNT(sequence), CHAIN_COUNT(first_chunk), CHAIN_COUNT(n_chunks), CHAIN_COUNT(tokens), CHAIN_COUNT(cp),
     {.name = NULL}};
 
 typedef struct chunk_object {
@@ -103,9 +103,9 @@ typedef struct chunk_object {
 
 static const json_field chunk_fields[] = {
     {.name = "id", .type = JSON_INT, .offset = offsetof(chunk_object, id)},
-    CHUNK_COUNT(group), CHUNK_COUNT(index), CHUNK_COUNT(prefix), CHUNK_COUNT(tokens), CHUNK_COUNT(padded),
+    CHUNK_COUNT(chain), CHUNK_COUNT(index), CHUNK_COUNT(prefix), CHUNK_COUNT(tokens), CHUNK_COUNT(rows),
     CHUNK_COUNT(pairs), CHUNK_COUNT(rank), CHUNK_COUNT(up), CHUNK_COUNT(down), CHUNK_COUNT(below), CHUNK_COUNT(state),
-    CHUNK_COUNT(gang),
+    CHUNK_COUNT(cp),
     {.name = "slices", .type = JSON_ARRAY_OF, .offset = offsetof(chunk_object, slices)},
     {.name = NULL}};
 
@@ -120,16 +120,16 @@ static int64_t most_slices(const json_document *document) {
     return document->n_nodes / 11;
 }
 
-static int read_groups(const json_document *document, uint32_t array, cf_plan *plan) {
+static int read_chains(const json_document *document, uint32_t array, cf_plan *plan) {
     uint32_t node;
     int64_t n = 0;
 
     for (node = array + 1; node < document->nodes[array].next; node = document->nodes[node].next, n++) {
-        group_object object;
-        int code = json_read_object(document, node, group_fields, &object, NULL);
+        chain_object object;
+        int code = json_read_object(document, node, chain_fields, &object, NULL);
         if (code != CLI_OK) return code;
-        if (object.id != n) return contradicts(document, node, "id of a group", object.id, n);
-        plan->groups[n] = object.group;
+        if (object.id != n) return contradicts(document, node, "id of a chain", object.id, n);
+        plan->chains[n] = object.chain;
     }
     return CLI_OK;
 }
@@ -219,13 +219,13 @@ static int read_arrays(const json_document *document, const plan_object *object,
     int64_t n_slices = 0;
     int code;
 
-    plan->groups = (cf_group *)new_array(plan->n_groups, sizeof *plan->groups);
+    plan->chains = (cf_chain *)new_array(plan->n_chains, sizeof *plan->chains);
     plan->chunks = (cf_chunk *)new_array(plan->n_chunks, sizeof *plan->chunks);
     plan->slices = (cf_slice *)new_array(most_slices(document), sizeof *plan->slices);
     saved->lengths = (int64_t *)new_array(plan->n_sequences, sizeof *saved->lengths);
-    if (!plan->groups || !plan->chunks || !plan->slices || !saved->lengths) return no_memory(document);
+    if (!plan->chains || !plan->chunks || !plan->slices || !saved->lengths) return no_memory(document);
     code = read_shared(document, object, plan);
-    if (code == CLI_OK) code = read_groups(document, object->groups, plan);
+    if (code == CLI_OK) code = read_chains(document, object->chains, plan);
     if (code == CLI_OK) code = read_chunks(document, object->chunks, plan, &n_slices);
     if (code == CLI_OK && n_slices != plan->n_slices)
         code = contradicts(document, 0, "n_slices", plan->n_slices, n_slices);
@@ -238,17 +238,17 @@ static int read_arrays(const json_document *document, const plan_object *object,
 int saved_plan_read(const json_document *document, saved_plan *out) {
     saved_plan fresh;
     plan_object object;
-    int64_t n_groups, n_chunks;
+    int64_t n_chains, n_chunks;
     int code;
 
     memset(&fresh, 0, sizeof fresh);
     memset(&object, 0, sizeof object);
     code = json_read_object(document, 0, plan_fields, &object, NULL);
     if (code != CLI_OK) return code;
-    n_groups = json_count(document, object.groups);
+    n_chains = json_count(document, object.chains);
     n_chunks = json_count(document, object.chunks);
-    if (n_groups != object.plan.n_groups)
-        return contradicts(document, object.groups, "n_groups", object.plan.n_groups, n_groups);
+    if (n_chains != object.plan.n_chains)
+        return contradicts(document, object.chains, "n_chains", object.plan.n_chains, n_chains);
     if (n_chunks != object.plan.n_chunks)
         return contradicts(document, object.chunks, "n_chunks", object.plan.n_chunks, n_chunks);
     if (object.plan.n_sequences < 0 || object.plan.n_sequences > CLI_MAX_SEQUENCES)
@@ -268,7 +268,7 @@ int saved_plan_read(const json_document *document, saved_plan *out) {
 }
 
 void saved_plan_free(saved_plan *saved) {
-    free(saved->plan.groups);
+    free(saved->plan.chains);
     free(saved->plan.chunks);
     free(saved->plan.slices);
     free(saved->plan.order);
@@ -291,7 +291,7 @@ typedef struct schedule_object {
     cf_schedule schedule;
     cf_timeline timeline;
     int64_t kind, replay, placement, lowered;
-    int64_t of_columns, forward_only;
+    int64_t lockstep, forward_only;
     uint32_t actions, bounds, peak_live, peak_tokens, peak_state_tokens, peak_bytes; /* nodes; 0: not there */
     uint32_t limits, state_limits, byte_limits, token_bytes;
 } schedule_object;
@@ -314,7 +314,7 @@ static const json_field schedule_fields[] = {
     SCHEDULE_COUNT("k", schedule.shape.k), SCHEDULE_COUNT("rank", schedule.shape.rank),
     SCHEDULE_COUNT("n_chunks", schedule.n_chunks), SCHEDULE_COUNT("n_actions", schedule.n_actions),
     SCHEDULE_COUNT("lowered", lowered),
-    {.name = "of_columns", .type = JSON_INT, .offset = offsetof(schedule_object, of_columns), .optional = 1},
+    {.name = "lockstep", .type = JSON_INT, .offset = offsetof(schedule_object, lockstep), .optional = 1},
     {.name = "forward_only", .type = JSON_INT, .offset = offsetof(schedule_object, forward_only), .optional = 1},
     {.name = "actions", .type = JSON_ARRAY_OF, .offset = offsetof(schedule_object, actions)},
     SCHEDULE_PEAK(limits), SCHEDULE_PEAK(state_limits), SCHEDULE_PEAK(byte_limits),
@@ -450,10 +450,10 @@ static int check_lists(const json_document *document, const schedule_object *obj
 }
 
 static const json_field bytes_fields[] = {
-    {.name = "activations", .type = JSON_INT, .offset = offsetof(cf_bytes, activations)},
-    {.name = "state", .type = JSON_INT, .offset = offsetof(cf_bytes, state)},
-    {.name = "state_gradient", .type = JSON_INT, .offset = offsetof(cf_bytes, state_gradient)},
-    {.name = "boundary", .type = JSON_INT, .offset = offsetof(cf_bytes, boundary)},
+    {.name = "activations", .type = JSON_INT, .offset = offsetof(cf_held_bytes, activations)},
+    {.name = "state", .type = JSON_INT, .offset = offsetof(cf_held_bytes, state)},
+    {.name = "state_gradient", .type = JSON_INT, .offset = offsetof(cf_held_bytes, state_gradient)},
+    {.name = "boundary", .type = JSON_INT, .offset = offsetof(cf_held_bytes, boundary)},
     {.name = NULL}};
 
 /* Limits by stage, in the order of the members of cf_limits. */
@@ -484,7 +484,7 @@ static int make_schedule(const json_document *document, const schedule_object *o
     bare.shape.replay = (cf_replay)object->replay;
     bare.shape.placement = (cf_placement)object->placement;
     bare.lowered = (int)object->lowered;
-    bare.of_columns = (int)object->of_columns;
+    bare.lockstep = (int)object->lockstep;
     bare.shape.forward_only = (int)object->forward_only;
     if (code == CLI_OK && schedule_new(&bare, NULL, out, NULL) != CF_OK) code = no_memory(document);
     for (i = 0; i < LIMIT_KINDS; i++) free(by_stage[i]);
@@ -548,8 +548,8 @@ int saved_schedule_read(const json_document *document, uint32_t node, saved_sche
                           "of makespan, busy, replayed, bubble_useful, bubble_busy and peak_live some are missing");
     if (object.lowered < 0 || object.lowered > 1)
         return json_wrong(document, node, "lowered: got %lld, wanted 0 or 1", (long long)object.lowered);
-    if (object.of_columns < 0 || object.of_columns > 1)
-        return json_wrong(document, node, "of_columns: got %lld, wanted 1", (long long)object.of_columns);
+    if (object.lockstep < 0 || object.lockstep > 1)
+        return json_wrong(document, node, "lockstep: got %lld, wanted 1", (long long)object.lockstep);
     code = check_lists(document, &object);
     if (code != CLI_OK) return code;
     fresh.timeline = object.timeline;
@@ -721,7 +721,7 @@ static int live_agrees(const time_check *c, const int32_t *wanted) {
 }
 
 /* Checks `live` and the peaks. They follow from the lists, whatever the times, so a simulation gives the right ones. */
-static int peaks_hold(const time_check *c, const cf_bytes *bytes) {
+static int peaks_hold(const time_check *c, const cf_held_bytes *bytes) {
     const cf_timeline *t = c->timeline;
     cf_timeline *lists = NULL;
     cf_simulate_desc desc;
@@ -743,7 +743,8 @@ static int peaks_hold(const time_check *c, const cf_bytes *bytes) {
     return holds;
 }
 
-int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, double skew, const cf_bytes *bytes, char *why,
+int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, double skew, const cf_held_bytes *bytes,
+                     char *why,
                      size_t size) {
     const cf_schedule *schedule = saved->schedule;
     cf_schedule_index *index = NULL;

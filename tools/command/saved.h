@@ -42,7 +42,8 @@ void saved_schedule_free(saved_schedule *saved);
    that were measured; 0 for simulated ones. bytes: what a token weighs; NULL: peaks in bytes are not judged. For a
    schedule that cf_schedule_validate accepts. Returns 1; or 0 with what is wrong, as one line, in why; or -1 where
    there is no memory. */
-int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, double skew, const cf_bytes *bytes, char *why,
+int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, double skew, const cf_held_bytes *bytes,
+                     char *why,
                      size_t size);
 
 #endif /* CHUNKFLOW_SAVED_H */

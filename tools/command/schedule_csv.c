@@ -61,10 +61,10 @@ cf_result schedule_csv_write_microbatches(const cf_plan *plan, const cf_schedule
     TRY(cf_schedule_validate(plan, schedule, NULL, NULL, error));
     TRY(cf_allocator_resolve(NULL, &allocator, error));
     TRY(text_out_begin(&to, write, user, error));
-    TRY(cf_allocate(&allocator, (size_t)plan->n_steps * sizeof(int32_t), &chunks, error));
+    TRY(cf_allocate(&allocator, (size_t)plan->chunks_per_rank * sizeof(int32_t), &chunks, error));
     find_microbatches(schedule, (int32_t *)chunks);
     text_out_put(&to, "microbatch,chunk\r\n");
-    for (m = 0; m < plan->n_steps && to.code == 0; m++)
+    for (m = 0; m < plan->chunks_per_rank && to.code == 0; m++)
         text_out_put(&to, "%lld,%d\r\n", (long long)m, (int)((const int32_t *)chunks)[m]);
     allocator.release(chunks, allocator.user);
     return text_out_end(&to, error);
@@ -72,13 +72,13 @@ cf_result schedule_csv_write_microbatches(const cf_plan *plan, const cf_schedule
 
 /* chunks: the new order. old: room for the rank's chunks and for the plan's slices, as they are now. */
 static void reorder_chunks(cf_plan *plan, int64_t rank, const int32_t *chunks, cf_chunk *old, cf_slice *slices) {
-    int64_t first = rank * plan->n_steps, m, at, i;
+    int64_t first = rank * plan->chunks_per_rank, m, at, i;
 
-    if (plan->n_steps == 0) return;
-    memcpy(old, plan->chunks + first, (size_t)plan->n_steps * sizeof *old);
+    if (plan->chunks_per_rank == 0) return;
+    memcpy(old, plan->chunks + first, (size_t)plan->chunks_per_rank * sizeof *old);
     if (plan->n_slices > 0) memcpy(slices, plan->slices, (size_t)plan->n_slices * sizeof *slices);
     at = old[0].first_slice;
-    for (m = 0; m < plan->n_steps; m++) {
+    for (m = 0; m < plan->chunks_per_rank; m++) {
         cf_chunk *chunk = &plan->chunks[first + m];
         *chunk = old[chunks[m] - first];
         if (chunk->n_slices > 0)
@@ -99,8 +99,8 @@ static void invert(const int32_t *chunks, int64_t first, int64_t n, int32_t *mic
 static cf_result check_no_groups(const cf_plan *plan, int64_t rank, const char *why, cf_error *error) {
     int64_t i;
 
-    for (i = rank * plan->n_steps; i < (rank + 1) * plan->n_steps; i++)
-        if (plan->chunks[i].group >= 0) return cf_refuse(error, CF_ERROR_ARGUMENT, "chunks", i, why);
+    for (i = rank * plan->chunks_per_rank; i < (rank + 1) * plan->chunks_per_rank; i++)
+        if (plan->chunks[i].chain >= 0) return cf_refuse(error, CF_ERROR_ARGUMENT, "chunks", i, why);
     return CF_OK;
 }
 
@@ -114,17 +114,17 @@ cf_result schedule_csv_renumber(cf_plan *plan, cf_schedule *schedule, const cf_a
     int64_t i, first;
 
     TRY(cf_schedule_validate(plan, schedule, NULL, allocator, error));
-    TRY(check_no_groups(plan, schedule->shape.rank, "is a dependent chunk, which stays with its group", error));
+    TRY(check_no_groups(plan, schedule->shape.rank, "is a dependent chunk, which stays with its chain", error));
     TRY(cf_allocator_resolve(allocator, &used, error));
-    n = (size_t)plan->n_steps;
+    n = (size_t)plan->chunks_per_rank;
     bytes = (size_t)plan->n_slices * sizeof *slices + n * sizeof *old + 2 * n * sizeof *chunks;
     TRY(cf_allocate(&used, bytes, &memory, error));
     slices = (cf_slice *)memory;
     old = (cf_chunk *)(slices + plan->n_slices);
     chunks = (int32_t *)(old + n);
-    first = schedule->shape.rank * plan->n_steps;
+    first = schedule->shape.rank * plan->chunks_per_rank;
     find_microbatches(schedule, chunks);
-    invert(chunks, first, plan->n_steps, chunks + n);
+    invert(chunks, first, plan->chunks_per_rank, chunks + n);
     reorder_chunks(plan, schedule->shape.rank, chunks, old, slices);
     for (i = 0; i < schedule->n_actions; i++)
         schedule->actions[i].chunk = (int32_t)first + (chunks + n)[schedule->actions[i].chunk - first];
@@ -157,7 +157,7 @@ static cf_result check_runnable(const cf_plan *plan, const cf_schedule *schedule
 
 static cf_result check_extra(const cf_plan *plan, const cf_schedule *schedule, const schedule_csv_extra *extra,
                              const schedule_csv_extra *previous) {
-    int64_t first = schedule->shape.rank * plan->n_steps;
+    int64_t first = schedule->shape.rank * plan->chunks_per_rank;
 
     if (extra->kind < 0 || extra->kind >= SCHEDULE_CSV_EXTRA_COUNT) return CF_ERROR_ARGUMENT;
     if (extra->row < 0 || extra->row >= schedule->shape.n_stages || extra->stage < 0) return CF_ERROR_ARGUMENT;
@@ -165,7 +165,7 @@ static cf_result check_extra(const cf_plan *plan, const cf_schedule *schedule, c
         return CF_ERROR_ARGUMENT;
     if (previous && (extra->row < previous->row || extra->before < previous->before)) return CF_ERROR_ARGUMENT;
     if (!is_of_transfers(extra->kind)) return CF_OK;
-    return extra->chunk >= first && extra->chunk < first + plan->n_steps ? CF_OK : CF_ERROR_ARGUMENT;
+    return extra->chunk >= first && extra->chunk < first + plan->chunks_per_rank ? CF_OK : CF_ERROR_ARGUMENT;
 }
 
 static cf_result check_extras(const cf_plan *plan, const cf_schedule *schedule, const schedule_csv_extras *extras,
@@ -206,7 +206,7 @@ typedef struct writer {
 static void put_cell(writer *w, int32_t stage, const char *word, int64_t chunk) {
     text_out_put(&w->to, "%s%d%s", w->comma, (int)stage, word);
     if (chunk >= 0)
-        text_out_put(&w->to, "%d", (int)w->microbatch_of[chunk - w->schedule->shape.rank * w->plan->n_steps]);
+        text_out_put(&w->to, "%d", (int)w->microbatch_of[chunk - w->schedule->shape.rank * w->plan->chunks_per_rank]);
     w->comma = ",";
 }
 
@@ -249,7 +249,7 @@ static void put_torch(writer *w, const cf_action *a, const cf_action *end) {
         sends_forwards(w->schedule, a->stage))
         put_cell(w, a->stage, extra_names[SCHEDULE_CSV_WAIT_SEND_F], a->chunk);
     if (a->pass == CF_B || a->pass == CF_W) w->done[a->stage]++;
-    is_last = w->done[a->stage] == w->plan->n_steps &&
+    is_last = w->done[a->stage] == w->plan->chunks_per_rank &&
               (a->pass == CF_B || a->pass == CF_W || a->pass == CF_SEND_B);
     sends_next = a + 1 < end && a[1].pass == CF_SEND_B && a[1].stage == a->stage;
     if (!adds_for_torch(w, SCHEDULE_CSV_TORCH_2_14) || !is_last || sends_next) return;
@@ -279,12 +279,13 @@ static void write_row(writer *w, int64_t row) {
 
 /* memory: room for the chunk and the microbatch of each other, and for the count of each virtual stage. */
 static void write_rows(writer *w, int32_t *memory) {
-    int64_t n_steps = w->plan->n_steps, n_all = w->schedule->shape.n_stages * w->schedule->shape.n_virtual, row;
+    int64_t chunks_per_rank = w->plan->chunks_per_rank, n_all =
+        w->schedule->shape.n_stages * w->schedule->shape.n_virtual, row;
 
     find_microbatches(w->schedule, memory);
-    w->microbatch_of = memory + n_steps;
-    invert(memory, w->schedule->shape.rank * n_steps, n_steps, w->microbatch_of);
-    w->done = (int32_t *)memset(memory + 2 * n_steps, 0, (size_t)n_all * sizeof(int32_t));
+    w->microbatch_of = memory + chunks_per_rank;
+    invert(memory, w->schedule->shape.rank * chunks_per_rank, chunks_per_rank, w->microbatch_of);
+    w->done = (int32_t *)memset(memory + 2 * chunks_per_rank, 0, (size_t)n_all * sizeof(int32_t));
     for (row = 0; row < w->schedule->shape.n_stages && w->to.code == 0; row++) write_row(w, row);
 }
 
@@ -303,7 +304,7 @@ cf_result schedule_csv_write(const cf_plan *plan, const cf_schedule *schedule, c
     TRY(check_writable(plan, schedule, w.desc, error));
     TRY(cf_allocator_resolve(w.desc->allocator, &allocator, error));
     TRY(text_out_begin(&w.to, write, user, error));
-    n_rows = 2 * plan->n_steps + schedule->shape.n_stages * schedule->shape.n_virtual;
+    n_rows = 2 * plan->chunks_per_rank + schedule->shape.n_stages * schedule->shape.n_virtual;
     TRY(cf_allocate(&allocator, (size_t)n_rows * sizeof(int32_t), &memory, error));
     write_rows(&w, (int32_t *)memory);
     allocator.release(memory, allocator.user);
@@ -450,9 +451,9 @@ static cf_result read_action(const reader *r, cf_action *action) {
         return end == c->n ? CF_OK : bad_cell(r, c, "this action is of no microbatch and ends with its name");
     used = read_number(c->text + end, c->n - end, &action->chunk);
     if (used == 0 || end + used != c->n) return bad_cell(r, c, "an action ends with the number of its microbatch");
-    if (action->chunk >= r->plan->n_steps) return bad_cell(r, c, "the rank has no chunk for this microbatch");
+    if (action->chunk >= r->plan->chunks_per_rank) return bad_cell(r, c, "the rank has no chunk for this microbatch");
     action->chunk = r->desc.chunks ? r->desc.chunks[action->chunk]
-                                   : (int32_t)(r->desc.rank * r->plan->n_steps) + action->chunk;
+                                   : (int32_t)(r->desc.rank * r->plan->chunks_per_rank) + action->chunk;
     return CF_OK;
 }
 
@@ -489,9 +490,9 @@ static cf_result check_arguments(const reader *r, const char *text) {
         order.kind = CF_SCHEDULE_PAPER; /* whatever a list calls itself, it may replay that way */
     order.shape.rank = r->desc.rank;
     TRY(cf_schedule_size(r->plan, &order, &bytes, r->error));
-    first = r->desc.rank * r->plan->n_steps;
-    for (m = 0; r->desc.chunks && m < r->plan->n_steps; m++)
-        if (r->desc.chunks[m] < first || r->desc.chunks[m] >= first + r->plan->n_steps)
+    first = r->desc.rank * r->plan->chunks_per_rank;
+    for (m = 0; r->desc.chunks && m < r->plan->chunks_per_rank; m++)
+        if (r->desc.chunks[m] < first || r->desc.chunks[m] >= first + r->plan->chunks_per_rank)
             return cf_refuse(r->error, CF_ERROR_ARGUMENT, "chunks", m, "is no chunk of the rank");
     return r->desc.k >= 0 ? CF_OK : cf_fail(r->error, CF_ERROR_ARGUMENT, "k", -1, 0, r->desc.k, "is too small");
 }
@@ -539,9 +540,10 @@ static cf_result count_actions(reader *r, cf_schedule *header) {
 /* Derives the header from the counts. A text with fewer than two actions for each chunk and stage (one, of forwards
    alone) is refused here, before any memory is taken. */
 static cf_result finish_header(const reader *r, cf_schedule *header) {
-    int64_t all = header->n_actions > 0 ? header->shape.n_virtual : header->shape.n_stages, n_steps = r->plan->n_steps;
+    int64_t all = header->n_actions > 0 ? header->shape.n_virtual : header->shape.n_stages, chunks_per_rank =
+        r->plan->chunks_per_rank;
     int64_t passes = r->desc.forward_only ? 1 : 2;
-    int64_t needed = n_steps > INT64_MAX / (2 * all) ? INT64_MAX : passes * all * n_steps;
+    int64_t needed = chunks_per_rank > INT64_MAX / (2 * all) ? INT64_MAX : passes * all * chunks_per_rank;
 
     header->kind = r->desc.kind;
     header->shape.replay = r->desc.replay == CF_REPLAY_DEFAULT ? CF_REPLAY_PIPELINE : r->desc.replay;
@@ -601,27 +603,27 @@ static cf_result fill_actions(reader *r, cf_schedule *schedule, schedule_csv_ext
 
 /* R keeps, and so does F unless there is an R or no backward at all. live: a zero for each chunk and virtual stage. */
 static void find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live) {
-    int64_t i, first = schedule->shape.rank * plan->n_steps;
+    int64_t i, first = schedule->shape.rank * plan->chunks_per_rank;
 
     for (i = 0; i < schedule->n_actions; i++) {
         cf_action *a = &schedule->actions[i];
         a->keep = a->pass == CF_R;
-        if (a->keep) live[a->stage * plan->n_steps + a->chunk - first] = 1;
+        if (a->keep) live[a->stage * plan->chunks_per_rank + a->chunk - first] = 1;
     }
     for (i = 0; i < schedule->n_actions; i++) {
         cf_action *a = &schedule->actions[i];
         if (a->pass != CF_F || schedule->shape.forward_only) continue;
-        a->keep = !live[a->stage * plan->n_steps + a->chunk - first];
+        a->keep = !live[a->stage * plan->chunks_per_rank + a->chunk - first];
     }
 }
 
-/* The most chunks of a group that are kept at once, counted at the group's first chunk. live: as above. */
+/* The most chunks of a chain that are kept at once, counted at the chain's first chunk. live: as above. */
 static void find_k(const cf_plan *plan, cf_schedule *schedule, int32_t *live) {
-    int64_t i, first = schedule->shape.rank * plan->n_steps;
+    int64_t i, first = schedule->shape.rank * plan->chunks_per_rank;
 
     for (i = 0; i < schedule->n_actions; i++) {
         const cf_action *a = &schedule->actions[i];
-        int32_t *count = &live[a->stage * plan->n_steps + a->chunk - plan->chunks[a->chunk].index - first];
+        int32_t *count = &live[a->stage * plan->chunks_per_rank + a->chunk - plan->chunks[a->chunk].index - first];
         *count += a->keep - (a->pass == CF_B || a->pass == CF_W);
         if (*count > schedule->shape.k) schedule->shape.k = *count;
     }
@@ -629,7 +631,8 @@ static void find_k(const cf_plan *plan, cf_schedule *schedule, int32_t *live) {
 
 static cf_result find_keeps_and_k(const reader *r, cf_schedule *schedule) {
     const cf_allocator *allocator = &schedule->block.allocator;
-    size_t bytes = (size_t)(schedule->shape.n_stages * schedule->shape.n_virtual * r->plan->n_steps) * sizeof(int32_t);
+    size_t bytes =
+        (size_t)(schedule->shape.n_stages * schedule->shape.n_virtual * r->plan->chunks_per_rank) * sizeof(int32_t);
     void *live;
 
     TRY(cf_allocate(allocator, bytes, &live, r->error));
@@ -733,15 +736,15 @@ static cf_result read_header(reader *r) {
 
 /* chunk_of: filled in; taken: zeros, a byte for each chunk of the rank. */
 static cf_result read_microbatches(reader *r, int32_t *chunk_of, unsigned char *taken) {
-    int64_t first = r->desc.rank * r->plan->n_steps, m;
+    int64_t first = r->desc.rank * r->plan->chunks_per_rank, m;
     int32_t microbatch, chunk;
     int bare;
 
     TRY(read_header(r));
-    for (m = 0; m < r->plan->n_steps; m++) {
+    for (m = 0; m < r->plan->chunks_per_rank; m++) {
         TRY(read_pair(r, &microbatch, &chunk));
         if (microbatch != m) return bad_cell(r, &r->cell, "microbatches are counted up from 0");
-        if (chunk < first || chunk >= first + r->plan->n_steps)
+        if (chunk < first || chunk >= first + r->plan->chunks_per_rank)
             return bad_cell(r, &r->cell, "this is no chunk of the rank");
         if (taken[chunk - first]++) return bad_cell(r, &r->cell, "this chunk has a microbatch already");
         chunk_of[m] = chunk;
@@ -765,7 +768,7 @@ cf_result schedule_csv_read_microbatches(const char *text, size_t bytes, const c
     r.desc.rank = rank;
     TRY(check_arguments(&r, text));
     if (!chunks) return cf_fail_null(error, "chunks");
-    n = (size_t)plan->n_steps;
+    n = (size_t)plan->chunks_per_rank;
     TRY(cf_allocator_resolve(NULL, &allocator, error));
     TRY(cf_allocate(&allocator, n * (sizeof(int32_t) + 1), &memory, error));
     memset(memory, 0, n * (sizeof(int32_t) + 1));

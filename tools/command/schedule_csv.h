@@ -77,8 +77,8 @@ typedef struct schedule_csv_desc {
     cf_replay replay;           /* reading: how an R comes back. 0: pipeline */
     int64_t k;                  /* reading: the schedule's K. 0: the least that allows what is in the text */
     int64_t rank;               /* reading: which rank of the plan this is */
-    const int32_t *chunks;      /* reading: (n_steps) the chunk of each microbatch, as schedule_csv_microbatches has it.
-                                   NULL: they are numbered as the chunks are */
+    const int32_t *chunks;      /* reading: (chunks_per_rank) the chunk of each microbatch, as schedule_csv_microbatches
+                                   has it. NULL: they are numbered as the chunks are */
     const schedule_csv_extras *extras; /* writing: what was read beside the schedule, to stand where it stood; then
                                           nothing is added for `torch`. NULL: nothing */
     const cf_allocator *allocator;
@@ -115,7 +115,7 @@ cf_result schedule_csv_read(const char *text, size_t bytes, const cf_plan *plan,
 void schedule_csv_extras_free(schedule_csv_extras *extras);
 
 /* The chunks (indices into plan->chunks) in the order of the last virtual stage's forwards: chunks[m] is microbatch m.
-   chunks: (plan->n_steps), untouched on failure. Errors: those of cf_schedule_validate. */
+   chunks: (plan->chunks_per_rank), untouched on failure. Errors: those of cf_schedule_validate. */
 cf_result schedule_csv_microbatches(const cf_plan *plan, const cf_schedule *schedule, int32_t *chunks,
                                     cf_error *error);
 
@@ -127,7 +127,7 @@ cf_result schedule_csv_read_microbatches(const char *text, size_t bytes, const c
 
 /* Numbers the chunks of the schedule's rank in that order, in the plan and in the schedule, so that microbatch m is the
    rank's chunk m. The slices move with their chunks. Errors: CF_ERROR_ARGUMENT ("chunks" and the index) where the rank
-   has a dependent chunk, whose group must stay together; those of cf_schedule_validate; CF_ERROR_MEMORY. Both are
+   has a dependent chunk, whose chain must stay together; those of cf_schedule_validate; CF_ERROR_MEMORY. Both are
    untouched on failure. allocator: of working space; NULL: malloc. */
 cf_result schedule_csv_renumber(cf_plan *plan, cf_schedule *schedule, const cf_allocator *allocator, cf_error *error);
 

@@ -16,7 +16,7 @@ static const char *const fills[CF_COMPUTE_PASS_COUNT] = {"#397af2", "#9cc3ff", "
 static const char *const inks[CF_COMPUTE_PASS_COUNT] = {"#fff", "#10244a", "#1f1200", "#06282a", "#0d2c1c"};
 static const char *const meanings[CF_COMPUTE_PASS_COUNT] = {"forward", "replay", "backward", "input gradient",
                                                             "weight gradient"};
-/* Colours that differ for the colour-blind as well (Okabe and Ito), for groups and for stages. */
+/* Colours that differ for the colour-blind as well (Okabe and Ito), for chains and for stages. */
 static const char *const hues[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                                    "#8b6f00", "#56b4e9", "#7b5bd6", "#a23b3b"};
 enum { N_HUES = sizeof hues / sizeof hues[0] };
@@ -127,7 +127,7 @@ static void put_box(picture *p, int64_t id, int y) {
                          "stroke=\"#fff\">",
                  cf_pass_name((cf_pass)a->pass), dropped ? " dropped" : "", x, y, width, p->box, fills[a->pass]);
     text_out_put(&p->to, "<title>%s: %.9g to %.9g</title></rect>", label, p->timeline->start[id], p->timeline->end[id]);
-    if (chunk->group >= 0 && width > 2)
+    if (chunk->chain >= 0 && width > 2)
         text_out_put(&p->to, "<path d=\"M%.2f %dh%.2f\" stroke=\"%s\" stroke-width=\"2\"/>", x, y + 1, width,
                      hues[packing_tree(p->plan, chunk) % N_HUES]);
     if (dropped) text_out_put(&p->to, "<path d=\"M%.2f %dh%.2f\" stroke=\"#fff\"/>", x, y + p->box - 2, width);
@@ -171,7 +171,7 @@ static void put_key(picture *p, int *x, int *y, const char *fill, const char *li
 
 static void put_legend(picture *p, int y) {
     int64_t i, seen[CF_COMPUTE_PASS_COUNT] = {0};
-    int pass, dropped = 0, groups = p->plan->n_groups > 0, x = p->left;
+    int pass, dropped = 0, chains = p->plan->n_chains > 0, x = p->left;
 
     for (i = 0; i < p->schedule->n_actions; i++) {
         if (!is_pass(p, i)) continue;
@@ -181,7 +181,7 @@ static void put_legend(picture *p, int y) {
     text_out_put(&p->to, "<g class=\"legend\" fill=\"#333\">\n");
     for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++)
         if (seen[pass]) put_key(p, &x, &y, fills[pass], NULL, 0, cf_pass_name((cf_pass)pass), meanings[pass]);
-    if (groups) put_key(p, &x, &y, fills[CF_B], hues[0], 0.1, "", "part of a group");
+    if (chains) put_key(p, &x, &y, fills[CF_B], hues[0], 0.1, "", "part of a chain");
     if (dropped) put_key(p, &x, &y, fills[CF_F], "#fff", 0.75, "", "activations dropped");
     text_out_put(&p->to, "</g>\n");
 }

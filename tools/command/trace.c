@@ -82,9 +82,9 @@ static void print_pass(const trace *t, int64_t stage, int64_t id) {
     print_microseconds(t, "ts", start);
     fputs(", ", t->to);
     print_microseconds(t, "dur", end - start);
-    fprintf(t->to, ", \"args\": {\"virtual stage\": %d, \"chunk\": %d, \"group\": %lld, \"index\": %lld, "
+    fprintf(t->to, ", \"args\": {\"virtual stage\": %d, \"chunk\": %d, \"chain\": %lld, \"index\": %lld, "
                    "\"tokens\": %lld, \"prefix\": %lld",
-            (int)a->stage, (int)a->chunk, (long long)chunk->group, (long long)chunk->index, (long long)chunk->tokens,
+            (int)a->stage, (int)a->chunk, (long long)chunk->chain, (long long)chunk->index, (long long)chunk->tokens,
             (long long)chunk->prefix);
     if (a->pass <= CF_R) fprintf(t->to, ", \"keep\": %s", a->keep ? "true" : "false");
     fputs("}}", t->to);
@@ -192,12 +192,12 @@ static void print_chunk_flows(flows *f, int64_t chunk) {
 }
 
 /* K and V go from chunk to chunk on each virtual stage, and their gradients come back. */
-static void print_state_flow(flows *f, const cf_group *group, int64_t row) {
+static void print_state_flow(flows *f, const cf_chain *chain, int64_t row) {
     int64_t i;
 
     begin_flow(f, "state and its gradient");
-    for (i = 0; i < group->n_chunks; i++) add_flow_step(f, group->first_chunk + i, row, CF_F);
-    for (i = group->n_chunks - 1; i >= 0; i--) add_flow_step(f, group->first_chunk + i, row, CF_B);
+    for (i = 0; i < chain->n_chunks; i++) add_flow_step(f, chain->first_chunk + i, row, CF_F);
+    for (i = chain->n_chunks - 1; i >= 0; i--) add_flow_step(f, chain->first_chunk + i, row, CF_B);
     end_flow(f);
 }
 
@@ -212,8 +212,8 @@ static int print_flows(const trace *t) {
     if (cf_schedule_index_make(t->plan, t->schedule, NULL, &f.index, &error) != CF_OK)
         return cli_failed("--trace: %s", error.text);
     for (i = 0; i < t->plan->n_chunks && !ferror(t->to); i++) print_chunk_flows(&f, i);
-    for (i = 0; i < t->plan->n_groups && !ferror(t->to); i++)
-        for (row = 0; row < f.n_rows; row++) print_state_flow(&f, &t->plan->groups[i], row);
+    for (i = 0; i < t->plan->n_chains && !ferror(t->to); i++)
+        for (row = 0; row < f.n_rows; row++) print_state_flow(&f, &t->plan->chains[i], row);
     cf_schedule_index_free(f.index);
     return CLI_OK;
 }

@@ -263,7 +263,7 @@ summarize() {
         }
         NR == 1 { printf "%s, driver %s, commit %s\n\n", value("device"), value("driver"), value("commit") }
         { step = value("step") }
-        value("tokens_per_s") != "" && !(step in line) { steps[++n_steps] = step }
+        value("tokens_per_s") != "" && !(step in line) { steps[++chunks_per_rank] = step }
         value("tokens_per_s") != "" {
             line[step] = sprintf("%-44s %12s %10s %% %12s", step, value("tokens_per_s"), value("utilisation"),
                 value("memory_mib"))
@@ -272,7 +272,7 @@ summarize() {
         value("done") == "true" && value("status") != 0 { bad[++n_bad] = step ": " value("error") }
         END {
             printf "%-44s %12s %12s %12s\n", "last step of", "tokens/s", "utilisation", "MiB"
-            for (i = 1; i <= n_steps; i++) print line[steps[i]]
+            for (i = 1; i <= chunks_per_rank; i++) print line[steps[i]]
             for (i = 1; i <= n_bad; i++) print "    step " bad[i]
             for (i = 1; i <= n_skipped; i++) print "    left out: " skipped[i]
         }' "$record"

@@ -56,7 +56,7 @@ const CHUNKS_HEIGHT = 190;
 const bars = {n: 0, left: 38, width: 0};
 
 painters.chunks = function () {
-  const {g, width} = prepare(byId("chunks"), CHUNKS_HEIGHT), plan = data.plans[0], n = plan.chunks.group.length;
+  const {g, width} = prepare(byId("chunks"), CHUNKS_HEIGHT), plan = data.plans[0], n = plan.chunks.chain.length;
   const bottom = CHUNKS_HEIGHT - AXIS, top = 8, w = (width - bars.left) / Math.max(1, n);
   const y = tokens => bottom - tokens / plan.chunk_size * (bottom - top), last = String(plan.first_chunk + n - 1);
   bars.n = n;
@@ -74,23 +74,23 @@ painters.chunks = function () {
 };
 
 function isChunkMarked(plan, i) {
-  const mark = state.group;
+  const mark = state.chain;
   if (!mark || mark.plan !== 0) return true;
-  return mark.group >= 0 ? plan.chunks.group[i] === mark.group : mark.chunk === i + plan.first_chunk;
+  return mark.chain >= 0 ? plan.chunks.chain[i] === mark.chain : mark.chunk === i + plan.first_chunk;
 }
 
-// The slices of a group stand at the bottom, in its hue; those of whole sequences in two greys.
+// The slices of a chain stand at the bottom, in its hue; those of whole sequences in two greys.
 function drawBar(g, plan, i, x, w, y) {
-  const of = plan.chunks, group = (of.tree || of.group)[i];
+  const of = plan.chunks, chain = (of.tree || of.chain)[i];
   let at = 0;
   g.globalAlpha = isChunkMarked(plan, i) ? 1 : 0.25;
   if (!of.slices) {
-    g.fillStyle = group >= 0 ? groupColour(group) : colour.alone;
+    g.fillStyle = chain >= 0 ? chainColour(chain) : colour.alone;
     g.fillRect(x, y(of.tokens[i]), w, y(0) - y(of.tokens[i]));
   }
   slicesOf(plan, i).forEach((slice, j) => {
     const height = y(at) - y(at + slice.length);
-    g.fillStyle = group >= 0 && (j === 0 || slice.begin > 0) ? groupColour(group)
+    g.fillStyle = chain >= 0 && (j === 0 || slice.begin > 0) ? chainColour(chain)
       : j % 2 ? colour.aloneAlt : colour.alone;
     g.fillRect(x, y(at + slice.length), w, height > 3 ? height - 0.75 : height);
     at += Math.ceil(slice.length / plan.align) * plan.align;
@@ -108,14 +108,14 @@ function drawWholeColumns(g, plan, n, w, y) {
 function drawBarColumns(g, of, width, w, y, bottom) {
   const chunkAt = x => Math.floor((x - bars.left) / w);
   for (let x = bars.left; x < width; x++) {
-    const from = chunkAt(x), to = Math.min(of.group.length, Math.max(from + 1, chunkAt(x + 1)));
+    const from = chunkAt(x), to = Math.min(of.chain.length, Math.max(from + 1, chunkAt(x + 1)));
     let tokens = 0, dependent = 0;
     for (let i = from; i < to; i++) {
       tokens += of.tokens[i];
-      if (of.group[i] >= 0) dependent += of.tokens[i];
+      if (of.chain[i] >= 0) dependent += of.tokens[i];
     }
     if (to <= from) continue;
-    for (const [sum, fill] of [[tokens, colour.alone], [dependent, colour.group[0]]]) {
+    for (const [sum, fill] of [[tokens, colour.alone], [dependent, colour.chain[0]]]) {
       g.fillStyle = fill;
       g.fillRect(x, y(sum / (to - from)), 1, bottom - y(sum / (to - from)));
     }
@@ -127,7 +127,7 @@ function fillBatch() {
   byId("chunks-caption").textContent = `${count(plan.n_chunks)} chunks of at most ${count(plan.chunk_size)} tokens, `
     + `${percent(plan.fill)} full: ${count(plan.n_standalone)} standalone (grey), `
     + `${count(plan.n_dependent)} dependent, `
-    + `${count(plan.n_hybrid)} hybrid, in ${count(plan.n_groups)} groups (a hue each)`
+    + `${count(plan.n_hybrid)} hybrid, in ${count(plan.n_chains)} chains (a hue each)`
     + (plan.rows ? `. ${count(plan.rows)} rows are computed for ${count(data.n_tokens)} tokens: sequences share what `
       + "they begin with (a hue for each tree)" : "")
     + (data.n_ranks > 1 ? `. Here: those of rank ${data.rank}` : "");
@@ -145,7 +145,7 @@ function listenToChunks() {
   const say = i => `chunk ${plan.first_chunk + i}: ${chunkWords(plan, i)}`;
   const markChunk = i => {
     chosen = i;
-    state.group = {plan: 0, group: plan.chunks.group[i], chunk: plan.first_chunk + i};
+    state.chain = {plan: 0, chain: plan.chunks.chain[i], chunk: plan.first_chunk + i};
     request("gantt", "chunks");
   };
   canvas.addEventListener("pointermove", event => {
@@ -159,7 +159,7 @@ function listenToChunks() {
   });
   canvas.addEventListener("keydown", event => {
     if (event.key === "Escape") {
-      state.group = null;
+      state.chain = null;
       request("gantt", "chunks");
     }
     if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;

@@ -76,23 +76,23 @@ function columnMerger(colours) {
 
 // ---- one pass ----
 
-// The colours of a lane: by kind of pass, or by group with standalone chunks in two greys.
+// The colours of a lane: by kind of pass, or by chain with standalone chunks in two greys.
 function paletteOf() {
-  return state.colours === "pass" ? colour.pass : [...colour.group, colour.alone, colour.aloneAlt];
+  return state.colours === "pass" ? colour.pass : [...colour.chain, colour.alone, colour.aloneAlt];
 }
 
 // Which of them a pass has.
 function colourOf(s, st, i) {
   if (state.colours === "pass") return st.letter[i];
-  const group = hueOf(s, st.chunk[i]), n = colour.group.length;
-  return group >= 0 ? group % n : n + st.chunk[i] % 2;
+  const chain = hueOf(s, st.chunk[i]), n = colour.chain.length;
+  return chain >= 0 ? chain % n : n + st.chunk[i] % 2;
 }
 
 function isMarked(s, st, i) {
-  const mark = state.group;
+  const mark = state.chain;
   if (!mark) return true;
   if (mark.plan !== s.from.plan) return false;
-  return mark.group >= 0 ? groupOf(s, st.chunk[i]) === mark.group : st.chunk[i] === mark.chunk;
+  return mark.chain >= 0 ? chainOf(s, st.chunk[i]) === mark.chain : st.chunk[i] === mark.chunk;
 }
 
 function hatch(g) {
@@ -110,16 +110,16 @@ function hatch(g) {
   return colour.hatch = g.createPattern(tile, "repeat");
 }
 
-// Hatching for replays, a stripe above for a group, one below for dropped activations.
+// Hatching for replays, a stripe above for a chain, one below for dropped activations.
 function drawMarks(g, s, st, i, x0, w, y, h) {
-  const letter = LETTERS[st.letter[i]], group = hueOf(s, st.chunk[i]);
+  const letter = LETTERS[st.letter[i]], chain = hueOf(s, st.chunk[i]);
   if (w > 5 && letter === "R") {
     g.fillStyle = hatch(g);
     g.fillRect(x0, y, w - 0.75, h);
   }
   if (w <= 3 || h <= 12) return;
-  if (state.colours === "pass" && group >= 0) {
-    g.fillStyle = groupColour(group);
+  if (state.colours === "pass" && chain >= 0) {
+    g.fillStyle = chainColour(chain);
     g.fillRect(x0, y, w - 0.75, 3);
   }
   if (goesForward(letter) && !st.kept[i]) {
@@ -130,7 +130,7 @@ function drawMarks(g, s, st, i, x0, w, y, h) {
 
 function inkOf(s, st, i) {
   if (state.colours === "pass") return colour.passInk[st.letter[i]];
-  return groupOf(s, st.chunk[i]) >= 0 ? colour.groupInk : colour.aloneInk;
+  return chainOf(s, st.chunk[i]) >= 0 ? colour.chainInk : colour.aloneInk;
 }
 
 // One pass that is a pixel wide or more. Its name stands in it where there is room for all of it.
@@ -148,7 +148,7 @@ function drawPass(g, s, st, i, x0, x1, y, h) {
 
 // ---- a lane: the passes of one stage ----
 
-// Idle time by cause: low boxes, so that none is taken for a pass of a group with that hue.
+// Idle time by cause: low boxes, so that none is taken for a pass of a chain with that hue.
 function drawPieces(g, st, y, h, x, from, to) {
   const merger = columnMerger(colour.cause);
   for (let p = firstAbove(st.pieceEnd, from); p < st.pieceEnd.length && st.pieceStart[p] < to; p++)
@@ -169,7 +169,7 @@ function drawLane(g, lane) {
     else merger.add(x0, x1, colourOf(s, st, i));
   }
   merger.draw(g, y, h);
-  if (state.group) shadeUnmarked(g, s, st, y, h, x, from, to);
+  if (state.chain) shadeUnmarked(g, s, st, y, h, x, from, to);
 }
 
 // Everything but the marked chunks steps back.
@@ -347,14 +347,14 @@ function focusOn(found, follow) {
   request("gantt");
 }
 
-// Marks the group of a pass, or its chunk where it has none; a second time clears it.
+// Marks the chain of a pass, or its chunk where it has none; a second time clears it.
 function mark(found) {
-  if (!found || found.i === undefined) state.group = null;
+  if (!found || found.i === undefined) state.chain = null;
   else {
-    const s = scheduleAt(found.schedule), chunk = s.stages[found.stage].chunk[found.i], group = groupOf(s, chunk);
-    const before = state.group && state.group.plan === s.from.plan ? state.group : null;
-    const same = before && (group >= 0 ? before.group === group : before.chunk === chunk);
-    state.group = same ? null : {plan: s.from.plan, group, chunk};
+    const s = scheduleAt(found.schedule), chunk = s.stages[found.stage].chunk[found.i], chain = chainOf(s, chunk);
+    const before = state.chain && state.chain.plan === s.from.plan ? state.chain : null;
+    const same = before && (chain >= 0 ? before.chain === chain : before.chunk === chunk);
+    state.chain = same ? null : {plan: s.from.plan, chain, chunk};
   }
   request("gantt", "chunks");
 }
@@ -401,18 +401,18 @@ function walk(dx, dy) {
   focusOn({schedule: s.index, stage, i}, true);
 }
 
-// Shows the first pass of a chunk, and marks its group.
+// Shows the first pass of a chunk, and marks its chain.
 function findChunk(chunk) {
   if (state.schedule < 0) return;
   const s = scheduleAt(state.schedule), place = findPass(s, "F", chunk, 0);
   if (!place) {
     byId("details").textContent = `There is no chunk ${chunk} here: those of this rank are ${s.plan.first_chunk} to `
-      + `${s.plan.first_chunk + s.plan.chunks.group.length - 1}.`;
+      + `${s.plan.first_chunk + s.plan.chunks.chain.length - 1}.`;
     return;
   }
   const st = s.stages[place[0]], middleOf = (st.start[place[1]] + st.end[place[1]]) / 2 * s.tick;
   const half = Math.min(longest / 2, 10 * (st.end[place[1]] - st.start[place[1]]) * s.tick);
-  state.group = null;
+  state.chain = null;
   show(middleOf - half, middleOf + half);
   focusOn({schedule: s.index, stage: place[0], i: place[1]});
   mark(state.focus);
@@ -473,7 +473,7 @@ function toggleCritical() {
 }
 
 function clearMarks() {
-  state.group = null;
+  state.chain = null;
   focusOn(null);
   request("chunks");
 }

@@ -32,7 +32,7 @@ static const cli_option options[] = {
     PACKING_OPTIONS(report_options, packing),
     PACKING_GANG_OPTION(report_options, packing),
     {.name = "--k", .alias = "--ks", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(report_options, k), .min = 1,
-     .max = INT32_MAX, .help = "most chunks of a group that keep their activations;\n" PIPELINE_K_DEFAULT},
+     .max = INT32_MAX, .help = "most chunks of a chain that keep their activations;\n" PIPELINE_K_DEFAULT},
     {.name = "--replay", .value = "pipeline|local", .kind = CLI_CHOICE, .offset = offsetof(report_options, replay),
      .help = "how dropped activations come back: through all stages again\n"
      "(paper alone), or on each stage alone (the default)"},
@@ -79,14 +79,14 @@ static int add_case(maker *m, const char *name, cf_schedule_kind kind, int split
     return report_add_case(&m->out, name, &what);
 }
 
-/* Returns the kind of the main schedule: the one that gangs are scheduled by, else the one that is searched for. */
-static cf_schedule_kind main_kind(const maker *m) { return m->pipe.gang > 1 ? CF_SCHEDULE_PAPER : CF_SCHEDULE_BEST; }
+/* Returns the kind of the main schedule: the one that cp groups are scheduled by, else the one that is searched for. */
+static cf_schedule_kind main_kind(const maker *m) { return m->pipe.max_cp > 1 ? CF_SCHEDULE_PAPER : CF_SCHEDULE_BEST; }
 
 static int add_cases(maker *m) {
     int pipelined = m->pipe.n_stages > 1, code;
 
     code = add_case(m, "paper", CF_SCHEDULE_PAPER, 0);
-    if (m->pipe.gang > 1) return code;
+    if (m->pipe.max_cp > 1) return code;
     if (code == CLI_OK && pipelined) code = add_case(m, "zero-bubble", CF_SCHEDULE_ZERO_BUBBLE, 0);
     if (code == CLI_OK) code = add_case(m, "best", CF_SCHEDULE_BEST, 0);
     if (code == CLI_OK && pipelined) code = add_case(m, "best, I + W", CF_SCHEDULE_BEST, 1);
@@ -244,9 +244,9 @@ static int run(const void *given, char **operands, int n_operands) {
     code = pipeline_open("report", &m.asked->pipeline, m.asked->packing.ranks, &m.pipe);
     if (code != CLI_OK) return code;
     m.priced = m.asked->packing;
-    code = pipeline_price_gangs(&m.pipe, &m.priced);
+    code = pipeline_price_cp(&m.pipe, &m.priced);
     if (code == CLI_OK) code = packing_make(&m.priced, operands[0], &m.packed);
-    if (code == CLI_OK) pipeline_take_gangs(&m.pipe, m.packed.plan);
+    if (code == CLI_OK) pipeline_take_cp(&m.pipe, m.packed.plan);
     progress_begin("reporting");
     if (code == CLI_OK) code = make(&m);
     progress_end();

@@ -52,7 +52,7 @@ static const cli_option options[] = {
      .help = "never stream state from host memory, not even where\nnothing else fits"},
     {.name = "--split-backward", .kind = CLI_FLAG, .offset = offsetof(tune_options, split_backward),
      .help = "best may cut backwards into input and weight gradients"},
-    {.name = "--budget", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, budget), .min = 1,
+    {.name = "--max-tries", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, max_tries), .min = 1,
      .max = INT64_MAX, .help = "schedules that best tries for each batch; default 8 to 64"},
     {.name = "--limit-bytes", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(tune_options, limit), .min = 1,
      .max = INT64_MAX / 1000, .help = "memory of each GPU; default the GPU's less the reserve"},
@@ -65,10 +65,10 @@ static const cli_option options[] = {
     TERM_OPTIONS(tune_options, terms),
     STREAM_OPTION(tune_options, stream),
     {.name = "--no-tails", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_tails),
-     .help = "leave a group's last chunk alone, as the paper does"},
+     .help = "leave a chain's last chunk alone, as the paper does"},
     {.name = "--align", .value = "A", .kind = CLI_NUMBER, .offset = offsetof(tune_options, align), .min = 1,
      .max = CF_MAX_CHUNK_SIZE, .help = "start slices at multiples of A; divides every chunk size"},
-    {.name = "--gang", .value = "G", .kind = CLI_NUMBER, .offset = offsetof(tune_options, gang), .min = 1,
+    {.name = "--max-cp", .value = "G", .kind = CLI_NUMBER, .offset = offsetof(tune_options, max_cp), .min = 1,
      .max = CF_MAX_RANKS, .help = "in splits without a pipeline also try to spread sequences over\n"
      "2, 4, 8 ... G data-parallel ranks, for trainers that can"},
     {.name = "--show", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, show), .min = 1,
@@ -181,10 +181,10 @@ static int fill_desc(tune_job *job) {
     desc->memory.state_window = memory.state_window;
     desc->pack.no_tails = asked->no_tails;
     desc->pack.align = asked->align;
-    desc->pack.gang = asked->gang;
+    desc->pack.max_cp = asked->max_cp;
     desc->no_stream = asked->no_stream;
     desc->split_backward = asked->split_backward;
-    desc->budget = asked->budget;
+    desc->max_tries = asked->max_tries;
     desc->batch = asked->batch;
     desc->n_batches = asked->batches;
     desc->seed = (uint64_t)asked->seed;
@@ -199,7 +199,7 @@ static int read_lengths(tune_job *job, const char *path) {
 
     if (code == CLI_OK) code = cli_list_expand(&job->list, &job->lengths, &job->shares);
     if (code != CLI_OK) return code;
-    job->desc.pack.shares = job->shares;
+    job->desc.pack.shared_prefixes = job->shares;
     for (i = 0; i < job->list.n_sequences; i++) {
         int64_t length = job->lengths[i];
         if (length > CF_MAX_LENGTH && context == 0)
@@ -313,12 +313,12 @@ static void run_tasks(void *user, int64_t n, cf_tune_task task, void *context) {
    Printing
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* gang: ranks that share a sequence at most; 0: none do. */
-static const char *split_text(const cf_parallel *p, int64_t gang) {
+/* cp group: ranks that share a sequence at most; 0: none do. */
+static const char *split_text(const cf_parallel *p, int64_t cp) {
     char *text = cli_scratch();
     snprintf(text, CLI_SCRATCH_BYTES, "%lld x %lld x %lld", (long long)p->tp, (long long)p->pp, (long long)p->dp);
     if (p->ep > 1) snprintf(text + strlen(text), CLI_SCRATCH_BYTES - strlen(text), " (%lld)", (long long)p->ep);
-    if (gang > 1) snprintf(text + strlen(text), CLI_SCRATCH_BYTES - strlen(text), " /%lld", (long long)gang);
+    if (cp > 1) snprintf(text + strlen(text), CLI_SCRATCH_BYTES - strlen(text), " /%lld", (long long)cp);
     return text;
 }
 
@@ -351,7 +351,7 @@ static void print_setting(const tune_job *job, const cf_tuning *tuning) {
                cli_commas(tune_longest(job)), cli_commas(job->asked->context));
     printf("\nbatches           %s of %s sequences, seed %s\n", cli_commas(full.n_batches), cli_commas(full.batch),
            cli_commas(job->asked->seed));
-    if (tuning->shares) {
+    if (tuning->shared_prefixes) {
         tune_work shared = tune_work_of(tuning, 1), all = tune_work_of(tuning, 0);
         printf("shared            %.1f %% of their tokens are computed, and %.1f %% of the attention pairs\n",
                all.tokens > 0 ? 100 * shared.tokens / all.tokens : 100,
@@ -403,8 +403,8 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
            c->state_window > 0 ? ", state streamed" : "");
     printf("split             tensor %s, pipeline %s, data %s%s%s%s%s; recompute %s\n",
            cli_commas(p->tp), cli_commas(p->pp), cli_commas(p->dp), p->ep > 1 ? ", experts " : "",
-           p->ep > 1 ? cli_commas(p->ep) : "", c->gang > 0 ? ", gangs of up to " : "",
-           c->gang > 0 ? cli_commas(c->gang) : "", modelling_recompute_words(c->recompute, c->recompute_layers));
+           p->ep > 1 ? cli_commas(p->ep) : "", c->max_cp > 0 ? ", cp groups of up to " : "",
+           c->max_cp > 0 ? cli_commas(c->max_cp) : "", modelling_recompute_words(c->recompute, c->recompute_layers));
     printf("estimated time    %s s an iteration", pipeline_estimate(c->seconds));
     if (tuning->n_batches > 1) printf(", +- %.2g (95 %%)", c->confidence);
     else fputs(", of one batch", stdout);
@@ -452,7 +452,8 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
     putchar('\n');
     if (c && base->best.seconds < c->seconds && base->context > 0)
         printf("                  It is faster: GPUs that share each sequence leave no pipeline to fill. --no-cp is "
-               "without%s.\n", job->asked->gang > 1 ? "" : ",\n                  --gang has chunks that ranks share");
+               "without%s.\n", job->asked->max_cp > 1 ? ""
+                   : ",\n                  --max-cp has chunks that ranks share");
     else if (c && base->best.seconds < c->seconds)
         printf("                  It is faster: %s.\n",
                packing_why_unsplit(tune_longest(job), c->chunk_size, c->chunks, tuning->splits[c->split].pp,
@@ -497,7 +498,7 @@ enum {
 static void add_setting(table *t, const char *rank, const cf_parallel *split, const cf_tune_candidate *c,
                         const char *whole) {
     table_text(t, rank);
-    table_text(t, split_text(split, c->gang));
+    table_text(t, split_text(split, c->max_cp));
     table_integer(t, split->tp);
     table_integer(t, split->pp);
     table_integer(t, split->dp);
@@ -608,7 +609,7 @@ static int print_splits(const cf_tuning *tuning) {
         int64_t id = tune_best_of_split(tuning, i);
         const cf_tune_candidate *c = id >= 0 ? &tuning->candidates[id] : NULL;
         if (!c) continue;
-        table_text(&t, split_text(&tuning->splits[c->split], c->gang));
+        table_text(&t, split_text(&tuning->splits[c->split], c->max_cp));
         if (c->status == CF_TUNE_OK) {
             table_real(&t, c->seconds);
             table_integer(&t, c->chunk_size);
@@ -715,7 +716,7 @@ static int64_t fastest_below(const cf_tuning *tuning, int64_t bytes) {
 }
 
 static void add_trade(table *t, const cf_tuning *tuning, const cf_tune_candidate *c) {
-    table_text(t, split_text(&tuning->splits[c->split], c->gang));
+    table_text(t, split_text(&tuning->splits[c->split], c->max_cp));
     table_real(t, timed_seconds(tuning, c));
     table_mark(t, c->status == CF_TUNE_OK ? ' ' : '~');
     table_real(t, modelling_gib(c->bytes));
@@ -748,11 +749,11 @@ static int print_frontier(const cf_tuning *tuning) {
     return code;
 }
 
-/* Gangs have one kind of schedule, so of those that were asked for all but the first say the same. */
+/* CP groups have one kind of schedule, so of those that were asked for all but the first say the same. */
 static int repeats_kind(const cf_tuning *tuning, int64_t id) {
     const cf_tune_candidate *c = &tuning->candidates[id], *e = c;
 
-    while (c->gang > 0 && e > tuning->candidates) {
+    while (c->max_cp > 0 && e > tuning->candidates) {
         e--;
         if (e->split != c->split || e->chunk_size != c->chunk_size || e->k != c->k) return 0;
         if (e->replay == c->replay && e->recompute == c->recompute && e->recompute_layers == c->recompute_layers &&
@@ -802,7 +803,7 @@ static int fits_in_no_way(const cf_tuning *tuning, int64_t i) {
 }
 
 static void add_infeasible(table *t, const cf_tuning *tuning, const cf_tune_candidate *c) {
-    table_text(t, split_text(&tuning->splits[c->split], c->gang));
+    table_text(t, split_text(&tuning->splits[c->split], c->max_cp));
     table_integer(t, c->chunk_size);
     table_integer(t, c->k);
     table_real(t, modelling_gib(c->bytes));

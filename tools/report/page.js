@@ -112,16 +112,16 @@ function readColours(nCauses) {
   colour = {
     page: get("page"), panel: get("panel"), ink: get("ink"), quiet: get("quiet"), line: get("line"),
     lane: get("lane"), accent: get("accent"), mark: get("mark"), shade: get("shade"), limit: get("limit"),
-    alone: get("alone"), aloneAlt: get("alone-alt"), groupInk: get("group-ink"), aloneInk: get("alone-ink"),
+    alone: get("alone"), aloneAlt: get("alone-alt"), chainInk: get("chain-ink"), aloneInk: get("alone-ink"),
     pass: [...LETTERS].map(get),
     passInk: [...LETTERS].map(letter => get(letter + "-ink")),
-    group: [0, 1, 2, 3, 4, 5, 6, 7].map(i => get("group" + i)),
+    chain: [0, 1, 2, 3, 4, 5, 6, 7].map(i => get("chain" + i)),
     cause: Array.from({length: nCauses}, (_, i) => get("cause" + i)),
     hatch: null // made when it is first needed
   };
 }
 
-const groupColour = group => colour.group[group % colour.group.length];
+const chainColour = chain => colour.chain[chain % colour.chain.length];
 
 // A colour as a pixel of an ImageData.
 const pixels = new Map();

@@ -24,20 +24,20 @@ static void write_lengths(json_writer *w, const packing *packed) {
     do {                                                                                     \
         int64_t chunk_;                                                                      \
         json_list_open(w, #member);                                                          \
-        for (chunk_ = first; chunk_ < (first) + (plan)->n_steps; chunk_++)                   \
+        for (chunk_ = first; chunk_ < (first) + (plan)->chunks_per_rank; chunk_++)           \
             json_list_integer(w, (plan)->chunks[chunk_].member);                             \
         json_list_close(w);                                                                  \
     } while (0)
 
 /* The chunks of the rank that is scheduled; of their slices sequence, begin and length, one after the other. */
 static void write_chunks(json_writer *w, const cf_plan *plan, int64_t first) {
-    int64_t i, n = 0, end = first + plan->n_steps;
+    int64_t i, n = 0, end = first + plan->chunks_per_rank;
 
-    WRITE_CHUNK_LIST(w, plan, first, group);
+    WRITE_CHUNK_LIST(w, plan, first, chain);
     WRITE_CHUNK_LIST(w, plan, first, index);
     WRITE_CHUNK_LIST(w, plan, first, prefix);
     WRITE_CHUNK_LIST(w, plan, first, tokens);
-    WRITE_CHUNK_LIST(w, plan, first, padded);
+    WRITE_CHUNK_LIST(w, plan, first, rows);
     WRITE_CHUNK_LIST(w, plan, first, n_slices);
     if (plan->order) {
         json_list_open(w, "tree");
@@ -67,15 +67,15 @@ static void write_plan(json_writer *w, const report_plan *p, int64_t rank) {
     json_text_member(w, "name", p->name);
     json_integer_member(w, "chunk_size", p->plan->chunk_size);
     json_integer_member(w, "align", p->plan->align);
-    json_integer_member(w, "first_chunk", rank * p->plan->n_steps);
+    json_integer_member(w, "first_chunk", rank * p->plan->chunks_per_rank);
     json_integer_member(w, "n_chunks", p->plan->n_chunks);
-    json_integer_member(w, "n_groups", p->plan->n_groups);
+    json_integer_member(w, "n_chains", p->plan->n_chains);
     json_integer_member(w, "n_standalone", stats.n_standalone);
     json_integer_member(w, "n_dependent", stats.n_dependent);
     json_integer_member(w, "n_hybrid", stats.n_hybrid);
     json_integer_member(w, "n_idle", stats.n_idle);
     json_integer_member(w, "lower_bound", p->plan->lower_bound);
-    json_integer_member(w, "largest_group", stats.largest_group);
+    json_integer_member(w, "longest_chain", stats.longest_chain);
     json_number_member(w, "fill", stats.fill);
     if (p->plan->order) {
         json_integer_member(w, "rows", stats.rows);
@@ -83,7 +83,7 @@ static void write_plan(json_writer *w, const report_plan *p, int64_t rank) {
         json_number_member(w, "unshared_pairs", stats.unshared_pairs);
     }
     json_open(w, "chunks", '{');
-    write_chunks(w, p->plan, rank * p->plan->n_steps);
+    write_chunks(w, p->plan, rank * p->plan->chunks_per_rank);
     json_close(w, '}');
     json_close(w, '}');
 }

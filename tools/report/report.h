@@ -110,7 +110,7 @@ typedef cf_result (*report_rank_fn)(void *user, const pipeline *rank, pipeline_r
 int report_add_ranks(report *r, const char *name, report_rank_fn simulate, void *user);
 
 /* Tries other options on the best schedule, where there are a model and a GPU: other ChunkSizes (of one rank), no
-   recomputation, more chunks kept of a group (--k) and in all (--limit), virtual and evener stages, one after the
+   recomputation, more chunks kept of a chain (--k) and in all (--limit), virtual and evener stages, one after the
    other. All are held to the GPU's bytes, as every `best` is. what: the case to try them with; asked: how the list was
    packed. Returns an exit code: a change that cannot be made is left out, unless it is for want of memory. */
 int report_try_changes(report *r, const pipeline_case *what, const packing_options *asked);

@@ -179,9 +179,9 @@ function fillLegends() {
   if (state.schedule < 0) return;
   if (state.colours === "pass") {
     for (const letter of lettersShown()) add(`var(--${letter})`, letter + " " + PASS_NAMES[letter]);
-    legend.append(element("span", {}, "a stripe above: part of a group; below: activations dropped"));
+    legend.append(element("span", {}, "a stripe above: part of a chain; below: activations dropped"));
   } else {
-    add("var(--group0)", "one hue for each group");
+    add("var(--chain0)", "one hue for each chain");
     add("var(--alone)", "standalone");
   }
   const isSeen = i => panels().some(p => data.schedules[p].idle.some(stage => stage[i] > 0));
@@ -309,7 +309,7 @@ function choose(index) {
   state.schedule = index;
   state.focus = null;
   showTip("");
-  if (state.group && data.schedules[index].plan !== state.group.plan) state.group = null;
+  if (state.chain && data.schedules[index].plan !== state.chain.plan) state.chain = null;
   for (const input of document.querySelectorAll("#schedules input")) input.checked = Number(input.value) === index;
   focusOn(null);
   request("gantt", "memory", "chunks");

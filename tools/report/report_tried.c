@@ -63,13 +63,13 @@ static int try_change(trial *t, const cf_plan *plan, const pipeline *pipe, const
     return 1;
 }
 
-/* As many chunks of a group as there are, or half as many until they fit. */
+/* As many chunks of a chain as there are, or half as many until they fit. */
 static void try_k(trial *t) {
     cf_plan_stats stats;
     int64_t k;
 
     cf_plan_measure(t->plan, NULL, &stats);
-    for (k = stats.largest_group; k > t->what.k; k /= 2) {
+    for (k = stats.longest_chain; k > t->what.k; k /= 2) {
         pipeline_case what = t->what;
         char option[32];
         what.k = k;

@@ -288,7 +288,8 @@ static int say_unsplit(const report *r, const report_schedule *s, char *text, si
     if (!base || !(base->timeline->makespan < s->timeline->makespan)) return 0;
     cf_plan_measure(plan, NULL, &stats);
     snprintf(text, size, "Unsplit is faster here: %s.",
-             packing_why_unsplit(stats.longest_sequence, plan->chunk_size, (double)plan->n_steps, r->pipe->n_stages,
+             packing_why_unsplit(stats.longest_sequence, plan->chunk_size, (double)plan->chunks_per_rank,
+                                 r->pipe->n_stages,
                                  s->timeline->replayed > 0));
     while ((at = strstr(text, "\n                  ")) != NULL) { /* that text is indented for a summary */
         *at = ' ';
@@ -351,19 +352,19 @@ static int say_ranks(const report *r, char *text, size_t size) {
         rank = i;
     }
     if (n < 2 || !(slowest * n > 1.02 * sum)) return 0;
-    for (i = 0; i < plan->n_groups; i++)
-        if (longest < 0 || plan->groups[i].tokens > plan->groups[longest].tokens) longest = i;
+    for (i = 0; i < plan->n_chains; i++)
+        if (longest < 0 || plan->chains[i].tokens > plan->chains[longest].tokens) longest = i;
     snprintf(text, size,
              "Ranks are uneven: all wait for rank %lld, %s %s, %s times the mean, so %.1f %% of all GPU time is "
              "lost. Each has %s steps, ", (long long)rank, pipeline_duration(slowest, r->pipe->unit_cost),
              pipeline_unit(r->pipe->unit_cost), pipeline_estimate(slowest * n / sum), 100 * (1 - sum / (slowest * n)),
-             cli_commas(plan->n_steps));
+             cli_commas(plan->chunks_per_rank));
     size -= strlen(text);
     text += strlen(text);
-    if (longest >= 0 && plan->chunks[plan->groups[longest].first_chunk].rank == rank)
+    if (longest >= 0 && plan->chunks[plan->chains[longest].first_chunk].rank == rank)
         snprintf(text, size, "but the chunks of a sequence of %s tokens, which stay on that rank, attend to all of it "
                              "before them and cost more than others; more other sequences, or several as long, would "
-                             "even that out.", cli_commas(plan->groups[longest].tokens));
+                             "even that out.", cli_commas(plan->chains[longest].tokens));
     else snprintf(text, size, "but not of equal cost.");
     return 1;
 }

@@ -117,7 +117,7 @@ function transferOf(s, stage, i) {
   if (letter === "W" || (letter === "R" && s.from.replay !== "pipeline")) return null;
   const taker = findPass(s, letter, st.chunk[i], goesForward(letter) ? v + 1 : v - 1);
   if (!taker || taker[0] === stage) return null;
-  const seconds = s.from.latency + s.from.seconds_per_token * chunkOf(s, st.chunk[i]).padded;
+  const seconds = s.from.latency + s.from.seconds_per_token * chunkOf(s, st.chunk[i]).rows;
   const left = st.end[i] + (st.queued.get(i) || 0);
   return {taker, left, arrived: left + seconds / s.tick};
 }
@@ -126,13 +126,13 @@ function transferOf(s, stage, i) {
 
 function chunkOf(s, chunk) {
   const i = chunk - s.plan.first_chunk, of = s.plan.chunks;
-  return {i, group: of.group[i], index: of.index[i], prefix: of.prefix[i], tokens: of.tokens[i], padded: of.padded[i],
+  return {i, chain: of.chain[i], index: of.index[i], prefix: of.prefix[i], tokens: of.tokens[i], padded: of.rows[i],
     slices: of.n_slices[i]};
 }
 
-const groupOf = (s, chunk) => s.plan.chunks.group[chunk - s.plan.first_chunk];
-// The group whose hue it has: all of a tree have that of its root.
-const hueOf = (s, chunk) => (s.plan.chunks.tree || s.plan.chunks.group)[chunk - s.plan.first_chunk];
+const chainOf = (s, chunk) => s.plan.chunks.chain[chunk - s.plan.first_chunk];
+// The chain whose hue it has: all of a tree have that of its root.
+const hueOf = (s, chunk) => (s.plan.chunks.tree || s.plan.chunks.chain)[chunk - s.plan.first_chunk];
 
 function firstSlices(plan) {
   if (!plan.firstSlice) {
@@ -159,7 +159,7 @@ const state = {
   beside: -1, colours: "pass", bubbles: "cause", critical: false,
   from: 0, to: longest,           // the part of the time axis that is shown
   focus: null,                    // {schedule, stage, i} of the pass at hand
-  group: null                     // {plan, group} or {plan, chunk}: what is marked
+  chain: null                     // {plan, chain} or {plan, chunk}: what is marked
 };
 if (isDrawn(data.measured)) {
   state.schedule = data.measured;
@@ -184,7 +184,7 @@ function firstAbove(sorted, x) {
 
 function kindOf(of, i) {
   if (of.n_slices[i] === 0) return "idle";
-  if (of.group[i] < 0) return "standalone";
+  if (of.chain[i] < 0) return "standalone";
   return of.n_slices[i] > 1 ? "hybrid" : "dependent";
 }
 
@@ -193,9 +193,9 @@ const sliceWords = s => `${s.sequence} [${count(s.begin)}, ${count(s.begin + s.l
 function chunkWords(plan, i) {
   const of = plan.chunks, slices = slicesOf(plan, i), most = 4;
   let text = `${kindOf(of, i)}, ${count(of.tokens[i])} tokens`;
-  if (of.padded[i] !== of.tokens[i]) text += ` (${count(of.padded[i])} with padding)`;
-  if (of.group[i] >= 0)
-    text += `; group ${of.group[i]}, part ${of.index[i] + 1}, after ${count(of.prefix[i])} tokens (prefix)`;
+  if (of.rows[i] !== of.tokens[i]) text += ` (${count(of.rows[i])} with padding)`;
+  if (of.chain[i] >= 0)
+    text += `; chain ${of.chain[i]}, part ${of.index[i] + 1}, after ${count(of.prefix[i])} tokens (prefix)`;
   if (slices.length) text += "; slices " + slices.slice(0, most).map(sliceWords).join(", ");
   else if (of.n_slices[i]) text += `; ${count(of.n_slices[i])} slices`;
   if (slices.length > most) text += ` and ${count(slices.length - most)} more`;
@@ -225,7 +225,7 @@ const CAUSES = {
   "order": "a later pass could run: the schedule puts it behind one that waits",
   "memory": "a pass could run if the stage, or K, left room for its activations",
   "transfer": "a pass could run if transfers took no time",
-  "state": "a pass could run if it did not need K and V, or their gradients, from its group",
+  "state": "a pass could run if it did not need K and V, or their gradients, from its chain",
   "imbalance": "the pass that the next one waits for runs longer than the mean of its kind",
   "gradient": "the next pass is a backward, whose gradient is not there",
   "activation": "the next pass is a forward or replay, whose input is not there"

@@ -16,12 +16,12 @@ typedef struct tune_options {
     int64_t replay; /* of the choice pipeline|local|both */
     int no_stream, split_backward;
     int64_t stream;
-    int64_t budget;
+    int64_t max_tries;
     int64_t limit, reserve;
     int64_t tolerance; /* millionths of a percent */
     term_options terms;
     int no_tails;
-    int64_t align, gang;
+    int64_t align, max_cp;
     int64_t show, jobs;
     int tsv, no_cp;
     const char *json, *html, *batch_lengths, *old_limit, *costs;
@@ -39,7 +39,7 @@ typedef struct tune_job {
     cf_replay replays[2];
     cli_list list;
     int64_t *lengths;
-    cf_share *shares;               /* NULL: there are no trees */
+    cf_shared_prefix *shares;       /* NULL: there are no trees */
     int64_t n;                      /* of them within the context */
     int64_t left_out, left_out_tokens, tokens;
     time_t begun, next_line;        /* of the search, and of its next line of progress */

@@ -193,7 +193,7 @@ static void write_splits(json_writer *w, const cf_tuning *tuning) {
     for (i = 0; i < tuning->n_splits; i++) {
         json_open(w, NULL, '{');
         modelling_write_split(w, &tuning->splits[i]);
-        if (tuning->gangs[i] > 0) json_integer_member(w, "gang", tuning->gangs[i]);
+        if (tuning->max_cps[i] > 0) json_integer_member(w, "max_cp", tuning->max_cps[i]);
         json_close(w, '}');
     }
     json_close(w, ']');
@@ -308,7 +308,7 @@ static int open_winner(winner *w, int64_t batch) {
     w->packing.no_tails = job->asked->no_tails;
     w->packing.align = job->asked->align;
     w->packing.ranks = split->dp;
-    w->packing.gang = w->candidate->gang;
+    w->packing.max_cp = w->candidate->max_cp;
     w->pipeline.stages = split->pp;
     w->pipeline.limit = "none"; /* it is bytes that a GPU has */
     w->pipeline.model = job->asked->modelling;
@@ -318,17 +318,18 @@ static int open_winner(winner *w, int64_t batch) {
     if (job->asked->costs) w->pipeline.gpu.name = NULL;
     w->pipeline.reserve = job->asked->limit > 0 ? 0 : job->asked->reserve;
     w->pipeline.terms = job->asked->terms;
-    w->pipeline.budget = job->asked->budget;
+    w->pipeline.max_tries = job->asked->max_tries;
     code = pipeline_open("tune", &w->pipeline, split->dp, &w->pipe);
     if (code != CLI_OK) return code;
     w->pipe.model.parallel = tune_split(tuning, w->candidate);
     w->pipe.gpu_bytes = tuning->limit_bytes;
     w->pipe.memory.state_window = w->candidate->state_window;
-    code = pipeline_price_gangs(&w->pipe, &w->packing);
+    code = pipeline_price_cp(&w->pipe, &w->packing);
     if (code != CLI_OK) return code;
     code = packing_of_lengths(&w->packing, job->list.path, &tuning->batches[batch * tuning->batch],
-                              tuning->shares ? &tuning->shares[batch * tuning->batch] : NULL, tuning->batch, &w->packed);
-    if (code == CLI_OK) pipeline_take_gangs(&w->pipe, w->packed.plan);
+                              tuning->shared_prefixes ? &tuning->shared_prefixes[batch * tuning->batch] : NULL,
+                              tuning->batch, &w->packed);
+    if (code == CLI_OK) pipeline_take_cp(&w->pipe, w->packed.plan);
     return code;
 }
 

@@ -71,7 +71,7 @@ tune_work tune_work_of(const cf_tuning *tuning, int shared) {
 
     for (i = 0; i < tuning->n_batches * tuning->batch; i++) {
         double length = (double)tuning->batches[i];
-        double common = shared && tuning->shares ? (double)tuning->shares[i].tokens : 0;
+        double common = shared && tuning->shared_prefixes ? (double)tuning->shared_prefixes[i].tokens : 0;
         work.tokens += (length - common) / n_batches;
         work.pairs += (length * (length + 1) - common * (common + 1)) / 2 / n_batches;
     }
@@ -104,7 +104,8 @@ static void write_number(const char *before, int64_t number, cli_output *to) {
 
 /* The sequences first .. end - 1 of a tree, or the one that there is, less `tokens` that they all begin with: as a list
    says them. */
-static void write_tree(const int64_t *lengths, const cf_share *shares, int64_t first, int64_t end, int64_t tokens,
+static void write_tree(const int64_t *lengths, const cf_shared_prefix *shares, int64_t first, int64_t end,
+                       int64_t tokens,
                        cli_output *to) {
     int64_t common = lengths[first], i, next;
 
@@ -123,7 +124,7 @@ static void write_tree(const int64_t *lengths, const cf_share *shares, int64_t f
 void tune_write_batch(const cf_tuning *tuning, cli_output *to) {
     int64_t first = tune_usual_batch(tuning) * tuning->batch, i, next;
     const int64_t *lengths = &tuning->batches[first];
-    const cf_share *shares = tuning->shares ? &tuning->shares[first] : NULL;
+    const cf_shared_prefix *shares = tuning->shared_prefixes ? &tuning->shared_prefixes[first] : NULL;
 
     for (i = 0; i < tuning->batch; i = next) {
         for (next = i + 1; shares && next < tuning->batch && shares[next].tokens > 0; next++) continue;
@@ -210,23 +211,24 @@ static int64_t ring_bytes(const tune_job *job, const cf_tuning *tuning, const cf
     return c->state_window > 0 ? c->state_window * modelling_row_bytes(&desc) : 0;
 }
 
-/* Returns the budget that the search gave such a schedule of the usual batch; other batches have another, hardly
-   different. */
-static int64_t budget_of(const tune_job *job, const cf_tuning *tuning, const cf_tune_candidate *c) {
+/* Returns the number of tries that the search gave such a schedule of the usual batch; other batches have another,
+   hardly different. */
+static int64_t tries_of(const tune_job *job, const cf_tuning *tuning, const cf_tune_candidate *c) {
     const cf_parallel *split = &tuning->splits[c->split];
     cf_pack_desc desc = job->desc.pack;
     cf_plan *plan = NULL;
     const int64_t *batch = &tuning->batches[tune_usual_batch(tuning) * tuning->batch];
-    int64_t budget = job->asked->budget;
+    int64_t max_tries = job->asked->max_tries;
 
     desc.chunk_size = c->chunk_size;
     desc.n_ranks = split->dp;
-    desc.gang = 0; /* with gangs there is no best */
-    desc.shares = tuning->shares ? &tuning->shares[tune_usual_batch(tuning) * tuning->batch] : NULL;
-    if (budget == 0 && cf_pack(batch, tuning->batch, &desc, &plan, NULL) == CF_OK)
-        budget = cf_tune_budget(plan, split->pp, split->n_virtual);
+    desc.max_cp = 0; /* with cp groups there is no best */
+    desc.shared_prefixes = tuning->shared_prefixes ? &tuning->shared_prefixes[tune_usual_batch(tuning) * tuning->batch]
+                           : NULL;
+    if (max_tries == 0 && cf_pack(batch, tuning->batch, &desc, &plan, NULL) == CF_OK)
+        max_tries = cf_tune_max_tries(plan, split->pp, split->n_virtual);
     cf_plan_free(plan);
-    return budget;
+    return max_tries;
 }
 
 static void print_split(const cf_parallel *split) {
@@ -246,9 +248,9 @@ static void print_plan(const tune_job *job, const cf_tuning *tuning, const cf_tu
     printf(" --chunk-size %lld --k %lld --schedule %s --replay %s", (long long)c->chunk_size, (long long)c->k,
            cf_schedule_kind_name(c->kind), cf_replay_name(c->replay));
     print_split(&split);
-    if (c->gang > 0) printf(" --gang %lld", (long long)c->gang);
+    if (c->max_cp > 0) printf(" --max-cp %lld", (long long)c->max_cp);
     printf(" --limit none --limit-bytes %lld", (long long)tuning->limit_bytes);
-    if (c->kind == CF_SCHEDULE_BEST) printf(" --budget %lld", (long long)budget_of(job, tuning, c));
+    if (c->kind == CF_SCHEDULE_BEST) printf(" --max-tries %lld", (long long)tries_of(job, tuning, c));
     if (ring > 0) printf(" --stream %lld", (long long)ring);
     print_shared(job, options, defaults);
     fputs(" --summary --plan-json plan.json --all-ranks --json schedules.json", stdout);
@@ -265,9 +267,9 @@ static void print_upper(const char *name) {
     for (; *name; name++) putchar(*name == '-' ? '_' : *name >= 'a' && *name <= 'z' ? *name - 'a' + 'A' : *name);
 }
 
-/* Returns the description of packing that a trainer needs for gangs: cost and gang_seconds, as the search had them. A
-   gang has one stage. */
-static cf_pack_desc price_gangs(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
+/* Returns the description of packing that a trainer needs for cp groups: cost and cp_row_seconds, as the search had
+   them. A cp group has one stage. */
+static cf_pack_desc price_cp_groups(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
     cf_cost_desc cost = modelling_costs(&job->model, &job->gpu, &job->asked->gpu, c->chunk_size);
     cf_pack_desc pack;
     cf_stage_cost stage;
@@ -275,23 +277,23 @@ static cf_pack_desc price_gangs(const tune_job *job, const cf_tune_candidate *c,
 
     memset(&pack, 0, sizeof pack);
     cost.parallel = *split;
-    cost.gang = c->gang;
+    cost.max_cp = c->max_cp;
     cost.unfused = job->desc.memory.unfused;
-    if (c->gang > 0 && cf_cost_estimate(&cost, &stage, 1, &timing, NULL, NULL) == CF_OK) cf_gang_costs(&timing, &pack);
+    if (c->max_cp > 0 && cf_cost_estimate(&cost, &stage, 1, &timing, NULL, NULL) == CF_OK) cf_cp_costs(&timing, &pack);
     return pack;
 }
 
 static void print_c(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
-    cf_pack_desc gangs = price_gangs(job, c, split);
+    cf_pack_desc cp_groups = price_cp_groups(job, c, split);
 
     printf("  cf_pack_desc pack = {.chunk_size = %lld, .n_ranks = %lld", (long long)c->chunk_size,
            (long long)split->dp);
-    if (c->gang > 0)
-        printf(", .gang = %lld, .gang_seconds = %.17g, .cost = {%.17g, %.17g, %.17g}", (long long)c->gang,
-               gangs.gang_seconds, gangs.cost.constant, gangs.cost.per_token, gangs.cost.per_pair);
+    if (c->max_cp > 0)
+        printf(", .max_cp = %lld, .cp_row_seconds = %.17g, .cost = {%.17g, %.17g, %.17g}", (long long)c->max_cp,
+               cp_groups.cp_row_seconds, cp_groups.cost.constant, cp_groups.cost.per_token, cp_groups.cost.per_pair);
     if (job->asked->no_tails) fputs(", .no_tails = 1", stdout);
     if (job->asked->align > 1) printf(", .align = %lld", (long long)job->asked->align);
-    if (job->shares) fputs(", .shares = shares", stdout);
+    if (job->shares) fputs(", .shared_prefixes = shares", stdout);
     fputs("};\n  cf_schedule_desc order = {.kind = CF_SCHEDULE_", stdout);
     print_upper(cf_schedule_kind_name(c->kind));
     printf(", .shape = {.n_stages = %lld, .k = %lld, .replay = CF_REPLAY_", (long long)split->pp, (long long)c->k);
@@ -303,17 +305,17 @@ static void print_c(const tune_job *job, const cf_tune_candidate *c, const cf_pa
 }
 
 static void print_python(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
-    cf_pack_desc gangs = price_gangs(job, c, split);
+    cf_pack_desc cp_groups = price_cp_groups(job, c, split);
 
     printf("  plan = chunkflow.pack(lengths, chunk_size=%lld, n_ranks=%lld", (long long)c->chunk_size,
            (long long)split->dp);
-    if (c->gang > 0)
-        printf(", gang=%lld, gang_seconds=%.17g,\n                        cost={\"constant\": %.17g, "
-               "\"per_token\": %.17g, \"per_pair\": %.17g}", (long long)c->gang, gangs.gang_seconds,
-               gangs.cost.constant, gangs.cost.per_token, gangs.cost.per_pair);
+    if (c->max_cp > 0)
+        printf(", cp group=%lld, cp_row_seconds=%.17g,\n                        cost={\"constant\": %.17g, "
+               "\"per_token\": %.17g, \"per_pair\": %.17g}", (long long)c->max_cp, cp_groups.cp_row_seconds,
+               cp_groups.cost.constant, cp_groups.cost.per_token, cp_groups.cost.per_pair);
     if (job->asked->no_tails) fputs(", no_tails=True", stdout);
     if (job->asked->align > 1) printf(", align=%lld", (long long)job->asked->align);
-    if (job->shares) fputs(", shares=shares", stdout);
+    if (job->shares) fputs(", shared_prefixes=shared_prefixes", stdout);
     printf(")\n  schedule = plan.schedule(kind=\"%s\", replay=\"%s\", n_stages=%lld, k=%lld",
            cf_schedule_kind_name(c->kind), cf_replay_name(c->replay), (long long)split->pp, (long long)c->k);
     if (split->n_virtual > 1)

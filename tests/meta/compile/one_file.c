@@ -24,7 +24,7 @@ int main(void) {
         cf_schedule_make(plan, &order, &schedule, &error) == CF_OK)
         cf_steps_make(plan, schedule, 0, 0, NULL, &steps, &error);
     if (error.code != CF_OK) printf("%s\n", error.text);
-    /* a group of 4 chunks, K = 1: 4 F, 3 R, 4 B; one standalone chunk: F, B */
+    /* a chain of 4 chunks, K = 1: 4 F, 3 R, 4 B; one standalone chunk: F, B */
     printf("passes %d\n", steps != NULL ? (int)steps->n : 0);
     cf_steps_free(steps);
     cf_schedule_free(schedule);

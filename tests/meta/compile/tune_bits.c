@@ -25,7 +25,7 @@ static int tune(const char *model, cf_recompute recompute, int64_t ep) {
     desc.n_chunk_sizes = desc.n_ks = 2;
     desc.batch = 16;
     desc.n_batches = 2;
-    desc.budget = 4;
+    desc.max_tries = 4;
     desc.limit_bytes = (int64_t)1 << 44;
     if (cf_tune(lengths, 60, &desc, &tuning, &error) != CF_OK) {
         printf("%s: %s\n", model, error.text);

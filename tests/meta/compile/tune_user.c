@@ -8,7 +8,7 @@
 int main(void) {
     cf_plan plan;
     memset(&plan, 0, sizeof plan);
-    plan.n_steps = 10;
-    printf("budget %d, %s\n", (int)cf_tune_budget(&plan, 4, 1), cf_gpu_find("H200")->name);
+    plan.chunks_per_rank = 10;
+    printf("max_tries %d, %s\n", (int)cf_tune_max_tries(&plan, 4, 1), cf_gpu_find("H200")->name);
     return 0;
 }

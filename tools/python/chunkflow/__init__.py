@@ -35,7 +35,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 try:
     import cffi
@@ -47,8 +47,10 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 __all__ = ["Error", "Metadata", "PASSES", "Plan", "Schedule", "Steps", "Timeline", "ffi", "lib", "loss_weights",
-           "pack", "shares_of_tokens"]
+           "pack", "shared_prefixes_of_tokens"]
 
 
 def _find() -> Path:
@@ -148,6 +150,35 @@ def _integers(values: Any, what: str) -> np.ndarray:
 # ----------------------------------------------------------------------------------------------------------------------
 # Options: keywords and dictionaries into the members of a description
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+# Members, arguments and methods that had another name before 0.1.0.
+_RENAMED = {"gang": "max_cp", "gang_seconds": "cp_row_seconds", "gangs": "cp_groups", "budget": "max_tries",
+            "share": "min_shared_prefix", "share_least": "min_shared_prefix", "shares": "shared_prefixes",
+            "once": "shared_mean", "n_steps": "chunks_per_rank", "groups": "chains", "n_groups": "n_chains",
+            "columns": "lockstep_plan", "schedule_of": "lockstep_schedule", "validate_ranks": "lockstep_validate",
+            "pieces_of": "kv_sources_of", "of_columns": "lockstep", "levels": "calls", "n_more": "n_extra",
+            "more_rows": "extra_rows", "more_sequences": "extra_sequences", "more_targets": "extra_targets",
+            "more_weights": "extra_weights", "shares_of_tokens": "shared_prefixes_of_tokens"}
+
+
+def _now(name: str) -> str:
+    return f": it is {_RENAMED[name]} now" if name in _RENAMED else ""
+
+
+def _renamed(function: _Function) -> _Function:
+    """Refuses arguments by their old names, with what each is called now."""
+    @functools.wraps(function)
+    def checked(*given: Any, **named: Any) -> Any:
+        for name in named:
+            if name in _RENAMED:
+                raise TypeError(f"{function.__qualname__}: there is no argument '{name}'{_now(name)}")
+        return function(*given, **named)
+    return checked  # type: ignore[return-value]
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(f"chunkflow has no '{name}'{_now(name)}")
 
 
 @functools.lru_cache(maxsize=None)
@@ -252,7 +283,7 @@ def _fill(c: Any, options: Mapping[str, Any], given: _Given, number: Callable[[s
         raise TypeError(f"wanted a dictionary of members of {struct}, got {options!r}")
     for name in options:
         if name not in _members(struct):
-            raise TypeError(f"{struct} has no member '{name}'; it has {', '.join(_members(struct))}")
+            raise TypeError(f"{struct} has no member '{name}'{_now(name)}; it has {', '.join(_members(struct))}")
     rest = {name: value for name, value in options.items() if name in fields}
     if len(rest) < len(options):
         of_shape = {name: value for name, value in options.items() if name not in rest}
@@ -336,11 +367,11 @@ class _Object:
         if name not in fields and name in _members(self._struct):
             return getattr(self.shape, name)
         if name not in fields:
-            raise AttributeError(f"{self._struct} has no member '{name}'")
+            raise AttributeError(f"{self._struct} has no member '{name}'{_now(name)}")
         value, ctype = getattr(self.c, name), fields[name]
         if ctype.kind == "primitive":
             return value
-        if ctype.cname in ("cf_shape", "cf_limits", "cf_bytes"):
+        if ctype.cname in ("cf_shape", "cf_limits", "cf_held_bytes"):
             return _Record(ctype.cname, ffi.addressof(self.c[0], name), self)
         if ctype.kind == "enum":
             return _words(ctype.cname)[int(ffi.cast("int", value))]
@@ -415,27 +446,28 @@ class Metadata(_Object):
     position_ids: np.ndarray
     target_positions: np.ndarray
     loss_weights: np.ndarray | None
-    n_more: int
-    more_rows: np.ndarray | None
-    more_sequences: np.ndarray | None
-    more_targets: np.ndarray | None
-    more_weights: np.ndarray | None
+    n_extra: int
+    extra_rows: np.ndarray | None
+    extra_sequences: np.ndarray | None
+    extra_targets: np.ndarray | None
+    extra_weights: np.ndarray | None
     loss_rows: np.ndarray | None
     key_ends: np.ndarray | None
 
 
     @property
-    def levels(self) -> list[Level]:
-        """The further calls of attention where sequences share rows (cf_level); without any, cu_seqlens say all."""
-        return [Level(ffi.addressof(self.c.levels, i), self) for i in range(self.c.n_levels)]
+    def calls(self) -> list[AttentionCall]:
+        """The further calls of attention where sequences share rows (cf_attention_call); without any, cu_seqlens say
+        all."""
+        return [AttentionCall(ffi.addressof(self.c.calls, i), self) for i in range(self.c.n_calls)]
 
 
-class Level(_Object):
-    """cf_level: a call of attention without a mask, with keys in one place."""
+class AttentionCall(_Object):
+    """cf_attention_call: a call of attention without a mask, with keys in one place."""
 
-    _struct = "cf_level"
+    _struct = "cf_attention_call"
     _writable = True
-    group: int
+    chain: int
     first: int
     n_seqs: int
     max_seqlen_q: int
@@ -504,7 +536,7 @@ class Schedule(_Object):
     n_chunks: int
     n_actions: int
     lowered: int
-    of_columns: int
+    lockstep: int
     first: np.ndarray
     actions: np.ndarray
 
@@ -557,7 +589,7 @@ def _capacity(plan: Any, steps: Any, so_far: Mapping[str, int] | None) -> dict[s
 
 
 class Plan(_Object):
-    """cf_plan: a packed batch. `chunks`, `slices` and `groups` are arrays of records: plan.chunks["tokens"]. Where
+    """cf_plan: a packed batch. `chunks`, `slices` and `chains` are arrays of records: plan.chunks["tokens"]. Where
     sequences share rows there are also `order`, `common` and `lengths`; else they are None."""
 
     _struct = "cf_plan"
@@ -570,15 +602,15 @@ class Plan(_Object):
     n_empty: int
     n_tokens: int
     n_ranks: int
-    n_steps: int
+    chunks_per_rank: int
     n_chunks: int
     n_idle: int
-    n_groups: int
+    n_chains: int
     n_slices: int
     lower_bound: int
     chunks: np.ndarray
     slices: np.ndarray
-    groups: np.ndarray
+    chains: np.ndarray
     order: np.ndarray | None
     common: np.ndarray | None
     lengths: np.ndarray | None
@@ -597,10 +629,10 @@ class Plan(_Object):
         first = self.slices["first"][slice]
         return self.order[first:first + self.slices["n"][slice]]
 
-    def group_above(self, group: int) -> int:
-        """The group of a tree that a group goes on from; -1: none."""
+    def chain_above(self, chain: int) -> int:
+        """The chain of a tree that a chain goes on from; -1: none."""
         up = int(self.chunks["up"][self.groups["first_chunk"][group]])
-        return int(self.chunks["group"][up]) if up >= 0 else -1
+        return int(self.chunks["chain"][up]) if up >= 0 else -1
 
     def row_of(self, sequence: int, position: int) -> tuple[int, int]:
         """The chunk, and the row in it, that has a token of a sequence."""
@@ -619,11 +651,11 @@ class Plan(_Object):
             chunk -= 1
         return chunk, int(slices["offset"][found[0]] + position - slices["begin"][found[0]])
 
-    def pieces_of(self, chunk: int) -> np.ndarray:
-        """cf_gang_pieces: where the rows lie that come before this chunk of a gang; of another chunk nothing."""
-        pieces = ffi.new("cf_piece[]", lib.cf_gang_pieces(self.c, chunk, ffi.NULL))
-        lib.cf_gang_pieces(self.c, chunk, pieces)
-        return np.frombuffer(ffi.buffer(pieces), _dtype(ffi.typeof("cf_piece")))
+    def kv_sources_of(self, chunk: int) -> np.ndarray:
+        """cf_kv_sources: where the rows lie that come before this chunk of a cp group; of another chunk nothing."""
+        pieces = ffi.new("cf_kv_source[]", lib.cf_kv_sources(self.c, chunk, ffi.NULL))
+        lib.cf_kv_sources(self.c, chunk, pieces)
+        return np.frombuffer(ffi.buffer(pieces), _dtype(ffi.typeof("cf_kv_source")))
 
     def slices_of(self, chunk: int) -> np.ndarray:
         """The slices of one chunk."""
@@ -632,13 +664,15 @@ class Plan(_Object):
         first = self.chunks["first_slice"][chunk]
         return self.slices[first:first + self.chunks["n_slices"][chunk]]
 
+    @_renamed
     def metadata(self, chunk: int, capacity: Mapping[str, int] | None = None, ignored: Sequence[Any] | None = None,
-                 weights: Any = None, shifted: bool = False, once: bool = False, wants_loss_rows: bool = False,
+                 weights: Any = None, shifted: bool = False, shared_mean: bool = False, wants_loss_rows: bool = False,
                  wants_key_ends: bool = False) -> Metadata:
         """cf_metadata_fill: what the kernels of a chunk, and its loss, are told; the options are the members of
         cf_metadata_desc, `ignored` a mask for each sequence (or None in its place)."""
         desc, given = _describe("cf_metadata_desc",
-                                {"capacity": capacity, "weights": weights, "shifted": int(shifted), "once": int(once),
+                                {"capacity": capacity, "weights": weights, "shifted": int(shifted),
+                                 "shared_mean": int(shared_mean),
                                  "wants_loss_rows": int(wants_loss_rows), "wants_key_ends": int(wants_key_ends)},
                                 lambda name: int(getattr(self.c, name)))
         if ignored is not None and self.lengths is not None:
@@ -674,22 +708,22 @@ class Plan(_Object):
         said = {name: getattr(report, name) for name in _fields(report._struct)}
         return Schedule(made, self, said if searches else None)
 
-    def columns(self, cost: PassCost | None = None) -> Plan:
-        """cf_columns_make: a plan of one rank whose schedule is that of all ranks in step; see schedule_of."""
+    def lockstep_plan(self, cost: PassCost | None = None) -> Plan:
+        """cf_lockstep_plan: a plan of one rank whose schedule is that of all ranks in step; see lockstep_schedule."""
         given, _given = _describe("cf_pass_cost", cost or {}, int)
-        return Plan(_make("plan", lib.cf_columns_make, self.c, given, ffi.NULL))
+        return Plan(_make("plan", lib.cf_lockstep_plan, self.c, given, ffi.NULL))
 
-    def schedule_of(self, columns: Schedule, rank: int) -> Schedule:
-        """cf_columns_schedule: a rank's schedule from one of this plan's columns, which must be lowered by then."""
-        return Schedule(_make("schedule", lib.cf_columns_schedule, self.c,
+    def lockstep_schedule(self, columns: Schedule, rank: int) -> Schedule:
+        """cf_lockstep_schedule: a rank's schedule from one of this plan's columns, which must be lowered by then."""
+        return Schedule(_make("schedule", lib.cf_lockstep_schedule, self.c,
                               _pointer(columns, Schedule, "columns"), rank, ffi.NULL), self)
 
-    def validate_ranks(self, schedules: Sequence[Schedule]) -> None:
-        """cf_ranks_validate: raises Error unless these, one for each rank, are sound and in step."""
+    def lockstep_validate(self, schedules: Sequence[Schedule]) -> None:
+        """cf_lockstep_validate: raises Error unless these, one for each rank, are sound and in step."""
         if len(schedules) != self.n_ranks:
             _refuse("schedules", self.n_ranks, len(schedules), "has not one for each rank")
         pointers = ffi.new("cf_schedule *[]", [_pointer(x, Schedule, "schedules") for x in schedules])
-        _call(lib.cf_ranks_validate, self.c, ffi.cast("const cf_schedule *const *", pointers), ffi.NULL, ffi.NULL)
+        _call(lib.cf_lockstep_validate, self.c, ffi.cast("const cf_schedule *const *", pointers), ffi.NULL, ffi.NULL)
 
     def validate(self, lengths: Any) -> None:
         """cf_plan_validate: raises Error unless this is a sound plan of these lengths."""
@@ -707,43 +741,45 @@ class Report(_Object):
     _struct = "cf_search_report"
 
 
-def _pairs(shares: Any, n: int) -> np.ndarray:
-    pairs = np.asarray(shares)
+def _pairs(shared_prefixes: Any, n: int) -> np.ndarray:
+    pairs = np.asarray(shared_prefixes)
     if pairs.dtype.kind not in "iu" or pairs.shape != (n, 2):
         raise TypeError(f"shares: wanted {n} pairs of whole numbers, got shape {pairs.shape} of {pairs.dtype}")
     return np.ascontiguousarray(pairs, dtype=np.int64)
 
 
-def shares_of_tokens(sequences: Sequence[Any]) -> np.ndarray:
-    """cf_shares_find: for each of these arrays of token ids another one, and how many tokens it begins with like that
-    one, as pack's `shares`. Equal tokens that come with other images are not the same: give them other ids."""
+def shared_prefixes_of_tokens(sequences: Sequence[Any]) -> np.ndarray:
+    """cf_shared_prefixes_find: for each of these arrays of token ids another one, and how many tokens it begins with
+    like that one, as pack's `shares`. Equal tokens that come with other images are not the same: give them other
+    ids."""
     arrays = [_integers(tokens, "tokens") for tokens in sequences]
     lengths = np.array([array.size for array in arrays], np.int64)
     tokens = ffi.new("void *[]", [ffi.cast("void *", array.ctypes.data) for array in arrays])
     pairs = np.zeros((len(arrays), 2), np.int64)
-    _call(lib.cf_shares_find, tokens, 8, ffi.from_buffer("int64_t[]", lengths), len(arrays),
-          ffi.from_buffer("cf_share[]", pairs), ffi.NULL)
+    _call(lib.cf_shared_prefixes_find, tokens, 8, ffi.from_buffer("int64_t[]", lengths), len(arrays),
+          ffi.from_buffer("cf_shared_prefix[]", pairs), ffi.NULL)
     return pairs
 
 
-def pack(lengths: Sequence[int] | np.ndarray, chunk_size: int, shares: Any = None,
+@_renamed
+def pack(lengths: Sequence[int] | np.ndarray, chunk_size: int, shared_prefixes: Any = None,
          **options: Unpack[PackOptions]) -> Plan:
     """cf_pack: the tokens of each sequence of a batch, and the most tokens in a chunk. The other options are the
     members of cf_pack_desc; shares has for each sequence the number of another one and how many tokens it shares with
     that one: what several begin with is computed once."""
     numbers = _integers(lengths, "lengths")
     desc, given = _describe("cf_pack_desc", {"chunk_size": chunk_size, **options})
-    if shares is not None:
-        pairs = _pairs(shares, numbers.size)
+    if shared_prefixes is not None:
+        pairs = _pairs(shared_prefixes, numbers.size)
         given.append(pairs)
-        desc.shares = ffi.from_buffer("cf_share[]", pairs)
+        desc.shared_prefixes = ffi.from_buffer("cf_shared_prefix[]", pairs)
     plan = Plan(_make("plan", lib.cf_pack, ffi.from_buffer("int64_t[]", numbers), numbers.size, desc))
-    plan._packed = numbers, chunk_size, shares, options
+    plan._packed = numbers, chunk_size, shared_prefixes, options
     return plan
 
 
-def _pack_again(lengths: Any, chunk_size: int, shares: Any, options: Any) -> Plan:
-    return pack(lengths, chunk_size, shares, **options)
+def _pack_again(lengths: Any, chunk_size: int, shared_prefixes: Any, options: Any) -> Plan:
+    return pack(lengths, chunk_size, shared_prefixes, **options)
 
 
 def loss_weights(lengths: Sequence[int] | np.ndarray, mean: str = "tokens", ignored: Sequence[Any] | None = None,
@@ -798,8 +834,8 @@ class Timing(TypedDict, total=False):
     gather_backward: float
 
 
-class Bytes(TypedDict, total=False):
-    """cf_bytes"""
+class HeldBytes(TypedDict, total=False):
+    """cf_held_bytes"""
     activations: int
     state: int
     state_gradient: int
@@ -814,7 +850,7 @@ class Limits(TypedDict, total=False):
     chunks_by_stage: Sequence[int]
     state_by_stage: Sequence[int]
     bytes_by_stage: Sequence[int]
-    per_token: Bytes
+    per_token: HeldBytes
 
 
 class PackOptions(TypedDict, total=False):
@@ -826,10 +862,10 @@ class PackOptions(TypedDict, total=False):
     max_slices: int
     n_ranks: int
     lockstep: int
-    gang: int
-    gang_seconds: float
+    max_cp: int
+    cp_row_seconds: float
     cost: PassCost
-    share_least: int
+    min_shared_prefix: int
     no_copies: int
 
 
@@ -846,7 +882,7 @@ class ScheduleOptions(TypedDict, total=False):
     limits: Limits
     split_backward: int
     forwards_first: int
-    budget: int
+    max_tries: int
 
 
 class SimulateOptions(TypedDict, total=False):
@@ -859,7 +895,7 @@ class SimulateOptions(TypedDict, total=False):
 
 
 class ValidateOptions(TypedDict, total=False):
-    """cf_validate_desc, less what only cf_ranks_validate reads"""
+    """cf_validate_desc, less what only cf_lockstep_validate reads"""
     limits: Limits
 
 

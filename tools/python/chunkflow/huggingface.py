@@ -47,7 +47,7 @@ class _Pass:
     def __init__(self, inputs: Inputs, before: Iterable[Tensor], tempered: list[nn.Module]):
         self.rows = (inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.max_seqlen_q, inputs.max_seqlen_k)
         self.tree = {} if inputs.key_ends is None else {"key_ends": inputs.key_ends, "positions": inputs.positions}
-        self.gang = inputs.gang
+        self.cp_group = inputs.cp_group
         self.positions, self.tempered, self.before = inputs.positions, tempered, iter(before)
         self.calls = self.windows = self.blocks = self.recurrent = 0
         self.keep: dict[int, int] = {}  # how many rows a layer with a window sees before its own
@@ -84,8 +84,8 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
     if about is not None:
         rows, tree = about.rows, about.tree
         about.calls += 1
-        if about.gang is not None:
-            key, value = about.gang.rows(key, value)
+        if about.cp_group is not None:
+            key, value = about.cp_group.rows(key, value)
         if sliding_window is not None:
             about.windows += 1
             about.keep[getattr(module, "layer_idx", -1)] = sliding_window - 1
@@ -170,7 +170,7 @@ class _Recurrent:
         if about.tree:
             raise Unsupported("recurrent layers where sequences share rows: their states would part in the midst of a "
                               "chunk")
-        if about.gang is not None:
+        if about.cp_group is not None:
             raise Unsupported("recurrent layers where ranks share a sequence: each would wait for the state of the one "
                               "before")
         before = list(itertools.islice(about.before, len(self.places)))
@@ -331,9 +331,10 @@ class Causal:
 
     def _handed_on(self, about: _Pass, cache: Any, before: dict[int, int], inputs: Inputs) -> list[Tensor | Border]:
         """Rows of this chunk, layer by layer. Where a window is shorter than chunks, no more than it sees is kept of
-        the first sequence; in trees sequences part anywhere, and a gang's ranks hold turns of it, so all rows are."""
+        the first sequence; in trees sequences part anywhere, and a cp group's ranks hold turns of it, so all rows
+        are."""
         filled = [i for i, layer in enumerate(cache.layers) if layer.is_initialized]
-        short = [i for i in filled if not (about.tree or about.gang)
+        short = [i for i in filled if not (about.tree or about.cp_group)
                  and about.keep.get(i, inputs.chunk_size) < inputs.chunk_size]
         whole = [i for i in filled if i not in short]
         self.layers, first = whole + short, int(inputs.cu_seqlens_q[1])

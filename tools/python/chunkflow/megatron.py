@@ -11,10 +11,10 @@ name among it, stays as it is. Nothing of Megatron is imported here; the release
 
 Megatron runs whole sequences: a micro-batch of a rank holds at most max_seqlen_per_dp_cp_rank of its tokens, where each
 of g ranks has a g-th of a sequence that they share, cut by Megatron or verl (zigzag). A sequence gets as many ranks as
-its memory needs, or more where its cost would make a rank dear (`gang` of chunkflow.pack says how many). Widest first,
-and of these the dearest first, each goes to the ranks that cost least so far. Ranks that share are a block, and run
-what they share before all else, so none waits for another one; and no rank is without a sequence in any micro-batch.
-"""
+its memory needs, or more where its cost would make a rank expensive (`max_cp` of chunkflow.pack says how many). Widest
+first, and of these the most expensive first, each goes to the ranks that cost least so far. Ranks that share are a
+block, and run what they share before all else, so none waits for another one; and no rank is without a sequence in any
+micro-batch. """
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Planned:
     without attention, on GPUs that hide nine tenths of a transfer; a class made of this one may have others."""
 
     cost = {"per_token": 1.0, "per_pair": 2.64e-5}
-    gang_seconds = 0.003
+    cp_row_seconds = 0.003
 
     def get_groups_and_subsamples(self, sample_id_seqlens: Sequence[tuple[int, int]]) -> list[list[list[int]]]:
         """Of pairs of a sample's number and length: for each micro-batch, for each rank, the numbers of its samples."""
@@ -46,7 +46,7 @@ class Planned:
         ids = [int(sample) for sample, _ in sample_id_seqlens]
         rows = microbatches([int(length) for _, length in sample_id_seqlens], here.dp_size * here.cp_size // unit,
                             here.max_seqlen_per_dp_cp_rank * unit, spread=dynamic, cost=self.cost,
-                            gang_seconds=self.gang_seconds, multiple=here.microbatch_group_size_per_vp_stage or 1,
+                            cp_row_seconds=self.cp_row_seconds, multiple=here.microbatch_group_size_per_vp_stage or 1,
                             most_sequences=getattr(here, "max_num_seqs", None) or 0)
         return [[[ids[i] for i in box] for box in row for _ in range(unit)] for row in rows]
 
@@ -69,15 +69,15 @@ def install(data_schedule: Any) -> type:
 
 
 def microbatches(lengths: Sequence[int], n_ranks: int, capacity: int, *, spread: bool = True, cost: Any = None,
-                 gang_seconds: float = 0.0, most_sequences: int = 0, multiple: int = 1) -> list[list[list[int]]]:
+                 cp_row_seconds: float = 0.0, most_sequences: int = 0, multiple: int = 1) -> list[list[list[int]]]:
     """For each micro-batch, for each rank, the numbers of its sequences.
 
-    capacity: tokens of a rank in a micro-batch; spread: whether ranks may share a sequence; cost, gang_seconds: as in
+    capacity: tokens of a rank in a micro-batch; spread: whether ranks may share a sequence; cost, cp_row_seconds: as in
     chunkflow.pack; most_sequences: in a micro-batch of a rank (0: any number); multiple: of micro-batches."""
     cost = {**Planned.cost, **(cost or {})}
     costs = [cost["per_token"] * n + cost["per_pair"] * n * (n + 1) / 2 for n in lengths]
     widths = _widths(n_ranks, spread)
-    wide = _ranks_of(lengths, widths if spread else [1], capacity, cost, gang_seconds)
+    wide = _ranks_of(lengths, widths if spread else [1], capacity, cost, cp_row_seconds)
     boxes: dict[tuple[int, int], Any] = {}
     for block, numbers in _place(costs, wide, widths, n_ranks).items():
         boxes[block] = _pack([lengths[i] for i in numbers], numbers, block[0] * capacity, most_sequences)
@@ -97,7 +97,7 @@ def _widths(n_ranks: int, spread: bool) -> list[int]:
     return widths + [n_ranks] * (widths[-1] < n_ranks)
 
 
-def _ranks_of(lengths: Sequence[int], widths: list[int], capacity: int, cost: Any, gang_seconds: float) -> list[int]:
+def _ranks_of(lengths: Sequence[int], widths: list[int], capacity: int, cost: Any, cp_row_seconds: float) -> list[int]:
     """How many ranks each sequence gets: those that hold it, or as many as its cost asks for."""
     wide, most = [], max(w for w in widths if w & (w - 1) == 0)
     for number, n in enumerate(lengths):
@@ -105,9 +105,9 @@ def _ranks_of(lengths: Sequence[int], widths: list[int], capacity: int, cost: An
             raise ValueError(f"sequence {number}: wanted 1 to {widths[-1]} x {capacity} tokens, got {n}")
         wide.append(next(w for w in widths if n <= w * capacity))
     if most > 1:  # how many rounds of slices they would be does not matter here
-        for group in chunkflow.pack(lengths, capacity, n_ranks=widths[-1], gang=most, cost=cost,
-                                    gang_seconds=gang_seconds).groups:
-            wide[group["sequence"]] = max(wide[group["sequence"]], int(group["gang"]))
+        for chain in chunkflow.pack(lengths, capacity, n_ranks=widths[-1], max_cp=most, cost=cost,
+                                    cp_row_seconds=cp_row_seconds).chains:
+            wide[chain["sequence"]] = max(wide[chain["sequence"]], int(chain["cp"]))
     return wide
 
 

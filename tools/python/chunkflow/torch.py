@@ -20,13 +20,13 @@ A chunk that K drops runs forward twice. Its first pass keeps what attention gav
 
 All of a batch, every step of what is elsewhere called gradient accumulation, is one call: it is planned as a whole.
 Under torch.distributed every rank gives the whole batch, and each trains its own chunks. Gradients and loss are then
-those of the batch on every rank. With gang=N an expensive sequence may be spread over up to N of them, which run in step
-and hand each other K and V in every layer (`inputs.gang`). Step(..., share=N) computes once what sequences have in common from N
-first tokens on, as answers to one prompt do: K and V of a chunk's prefix then come from several places, rows see each
-other by `inputs.key_ends`, and a row where sequences part has several targets. The module may be plain or in
-DistributedDataParallel (its gradients are summed once a step, without its hooks), or sharded by fully_shard (FSDP2),
-which is gathered once a step, its weights and gradients whole in between. Nothing here has run on a GPU yet.
-"""
+those of the batch on every rank. With max_cp=N an expensive sequence may be spread over up to N of them, which run in
+step and hand each other K and V in every layer (`inputs.cp_group`). Step(..., min_shared_prefix=N) computes once what
+sequences have in common from N first tokens on, as answers to one prompt do: K and V of a chunk's prefix then come from
+several places, rows see each other by `inputs.key_ends`, and a row where sequences part has several targets. The module
+may be plain or in DistributedDataParallel (its gradients are summed once a step, without its hooks), or sharded by
+fully_shard (FSDP2), which is gathered once a step, its weights and gradients whole in between. Nothing here has run on
+a GPU yet. """
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ try:
 except ImportError:
     FSDPModule = ()
 
-__all__ = ["Batch", "Border", "Gang", "Inputs", "Step", "attention", "cross_entropy", "microbatch_loss", "microbatches"]
+__all__ = ["Batch", "Border", "CPGroup", "Inputs", "Step", "attention", "cross_entropy", "microbatch_loss",
+           "microbatches"]
 
 Forward = Callable[["Inputs"], "tuple[Tensor | None, list[Tensor | Border]]"]
 
@@ -86,18 +87,18 @@ class _Gather(torch.autograd.Function):
         return own.to(found.dtype), None
 
 
-class Gang:
+class CPGroup:
     """The ranks that share the sequence of a pass. They run it at the same time, each with rows of its own."""
 
     def __init__(self, plan: chunkflow.Plan, chunk: int, group: Any, device: Any):
         """group: the process group of these ranks."""
         chunks, n = plan.chunks, dist.get_world_size(group)
         part = int(chunks["rank"][chunk]) % n
-        mates = chunk + (np.arange(n) - part) * plan.n_steps
+        mates = chunk + (np.arange(n) - part) * plan.chunks_per_rank
         shared = plan.slices["length"][chunks["first_slice"][mates]]  # rows of the sequence that each rank's pass has
         held = chunks["prefix"][mates] + shared  # of each rank, with those of this pass
         own = part, int(chunks["prefix"][chunk]), int(shared[part])
-        parts = [(int(p["rank"]) % n, int(p["row"]), int(p["tokens"])) for p in plan.pieces_of(chunk)] + [own]
+        parts = [(int(p["rank"]) % n, int(p["row"]), int(p["tokens"])) for p in plan.kv_sources_of(chunk)] + [own]
         self.group, self.held, self.most, self.calls = group, int(held[part]), int(held.max()), 0
         self.order = torch.from_numpy(np.concatenate([rank * self.most + np.arange(row, row + tokens)
                                                       for rank, row, tokens in parts])).to(device)
@@ -134,8 +135,9 @@ class Inputs:
     key_ends: Tensor | None = None  # key j, counted from the start of the prefix, is seen by the rows before this one
     more: tuple[Tensor, Tensor, Tensor] | None = None  # rows, targets and weights of targets beside a row's first
     chunk_size: int = 0  # most rows of any chunk of the plan
-    # Where ranks share the sequence; prefix has this one's rows of it alone, and Gang.rows makes the others' of them:
-    gang: Gang | None = None
+    # Where ranks share the sequence; prefix has this one's rows of it alone, and CPGroup.rows makes the others' of
+    # them:
+    cp_group: CPGroup | None = None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -491,23 +493,24 @@ def _weights_of(weights: Any, n: int) -> np.ndarray:
 class Batch:
     """The passes of one batch on one stage. Gradients are added to the parameters', as backward() adds them."""
 
+    @chunkflow._renamed
     def __init__(self, forward: Forward, plan: chunkflow.Plan, sequences: Sequence[Any], device: Any = "cpu", *,
-                 weights: Any = None, ignored: Sequence[Any] | None = None, once: bool = False, seed: int = 0,
-                 loss: Callable[[Tensor, Inputs], Tensor] = cross_entropy, gangs: Mapping[int, Any] | None = None,
+                 weights: Any = None, ignored: Sequence[Any] | None = None, shared_mean: bool = False, seed: int = 0,
+                 loss: Callable[[Tensor, Inputs], Tensor] = cross_entropy, cp_groups: Mapping[int, Any] | None = None,
                  outputs: bool | None = None):
         """weights: of each sequence that of its targets (chunkflow.loss_weights; default: the mean over all targets);
         ignored: for each sequence None, or a mask that is not 0 at tokens that are no targets, such as a prompt's. A
-        token that sequences share weighs the sum of their weights, with `once` the mean. gangs: where ranks share
-        sequences, the process group of this rank's gang of each number of ranks. outputs: whether a dropped chunk's
-        forward keeps attention's outputs, so that its replay does not attend; by default where attention can, that is
-        on CPUs and with soft caps or sinks, and True refuses the others by name."""
+        token that sequences share weighs the sum of their weights, with `shared_mean` the mean. cp groups: where ranks
+        share sequences, the process group of this rank's cp group of each number of ranks. outputs: whether a dropped
+        chunk's forward keeps attention's outputs, so that its replay does not attend; by default where attention can,
+        that is on CPUs and with soft caps or sinks, and True refuses the others by name."""
         sequences = _tokens_of(sequences)
         lengths = np.array([len(s) for s in sequences], np.int64)
-        self.gangs = gangs or {}
-        for n in set(plan.groups["gang"].tolist()) - {0, *self.gangs}:
-            raise ValueError(f"the plan has gangs of {n} ranks, and gangs has no process group for them")
+        self.cp_groups = cp_groups or {}
+        for n in set(plan.chains["cp"].tolist()) - {0, *self.cp_groups}:
+            raise ValueError(f"the plan has cp groups of {n} ranks, and cp groups has no process group for them")
         self.forward, self.plan, self.device, self.seed, self.loss_of = forward, plan, device, seed, loss
-        self.ignored, self.once = ignored, once
+        self.ignored, self.shared_mean = ignored, shared_mean
         self.starts = np.cumsum(lengths) - lengths
         self.tokens = np.concatenate([*sequences, np.zeros(1, np.int64)])  # one more, for padding to read
         self.weights = chunkflow.loss_weights(lengths, ignored=ignored) if weights is None else \
@@ -515,7 +518,7 @@ class Batch:
         self.kept: dict[int, tuple[Tensor, list[Tensor], list[Tensor | Border]]] = {}
         self.keeps_outputs, self.outputs = outputs, {}  # of each dropped chunk, for its replay
         self.loss = torch.zeros((), dtype=torch.float64)
-        # Of each group, what its chunks so far have handed on: rows, or what lies behind so many rows.
+        # Of each chain, what its chunks so far have handed on: rows, or what lies behind so many rows.
         self.rows: dict[int, list[Tensor | dict[int, Tensor]]] = {}
         self.ends: dict[int, int] = {}  # how many rows that is
         self.sums: dict[int, list[Tensor | dict[int, Tensor]]] = {}  # what later chunks found for its gradients
@@ -526,7 +529,8 @@ class Batch:
         if capacity is None and self.plan.chunks["n_slices"][chunk] == 0:
             capacity = {"rows": 1, "n_seqs": 1}
         is_tree = self.plan.order is not None
-        about = self.plan.metadata(chunk, capacity=capacity, weights=self.weights, ignored=self.ignored, once=self.once,
+        about = self.plan.metadata(chunk, capacity=capacity, weights=self.weights, ignored=self.ignored,
+                                   shared_mean=self.shared_mean,
                                    wants_key_ends=is_tree)
         first = self.starts[about.sequence_ids]
         rows = (self.tokens[first + about.position_ids], about.position_ids.astype(np.int64),
@@ -535,44 +539,44 @@ class Batch:
         tokens, positions, targets, weights, cu_q, cu_k = (torch.from_numpy(x).to(self.device) for x in rows)
         inputs = Inputs(chunk, keep, tokens, positions, targets, weights, cu_q, cu_k, about.max_seqlen_q,
                         about.max_seqlen_k, list(prefix), chunk_size=self.plan.chunk_size)
-        group = int(self.plan.chunks["group"][chunk])
-        if group >= 0 and self.plan.groups["gang"][group] > 0:
-            inputs.gang = Gang(self.plan, chunk, self.gangs[int(self.plan.groups["gang"][group])], self.device)
+        chain = int(self.plan.chunks["chain"][chunk])
+        if chain >= 0 and self.plan.chains["cp"][chain] > 0:
+            inputs.cp_group = CPGroup(self.plan, chunk, self.cp_groups[int(self.plan.chains["cp"][chain])], self.device)
         if is_tree:
             inputs.key_ends = torch.from_numpy(about.key_ends).to(self.device)
-        if about.n_more > 0:
-            more = about.more_rows, self.tokens[self.starts[about.more_sequences] + about.more_targets], \
-                about.more_weights
+        if about.n_extra > 0:
+            more = about.extra_rows, self.tokens[self.starts[about.extra_sequences] + about.extra_targets], \
+                about.extra_weights
             inputs.more = tuple(torch.from_numpy(x).to(self.device) for x in more)
         return inputs
 
     def about(self, chunk: int) -> tuple[int, int, int, int]:
-        """Group whose state a chunk is of (-1: none), its place there, and which of the state's rows are its own."""
-        group, index = (int(self.plan.chunks[name][chunk]) for name in ("group", "index"))
+        """Chain whose state a chunk is of (-1: none), its place there, and which of the state's rows are its own."""
+        chain, index = (int(self.plan.chunks[name][chunk]) for name in ("chain", "index"))
         rows = int(self.plan.chunks["state"][chunk])
         if rows == 0:  # also in a leaf of a tree
             return -1, 0, 0, 0
-        begin = int(self.plan.chunks["prefix"][chunk]) - self._first(group)
-        return group, index, begin, begin + rows
+        begin = int(self.plan.chunks["prefix"][chunk]) - self._first(chain)
+        return chain, index, begin, begin + rows
 
-    def _first(self, group: int) -> int:
-        """Where in its sequences a group begins: 0, but in trees."""
-        return int(self.plan.chunks["prefix"][self.plan.groups["first_chunk"][group]])
+    def _first(self, chain: int) -> int:
+        """Where in its sequences a chain begins: 0, but in trees."""
+        return int(self.plan.chunks["prefix"][self.plan.chains["first_chunk"][chain]])
 
     def path(self, chunk: int) -> list[tuple[int, int]]:
-        """The groups whose rows are a chunk's prefix, from the root of its tree down, and how many of each."""
-        group, rows, parts = int(self.plan.chunks["group"][chunk]), int(self.plan.chunks["prefix"][chunk]), []
+        """The chains whose rows are a chunk's prefix, from the root of its tree down, and how many of each."""
+        chain, rows, parts = int(self.plan.chunks["chain"][chunk]), int(self.plan.chunks["prefix"][chunk]), []
         while rows > 0:
-            first = self._first(group)
+            first = self._first(chain)
             if rows > first:
-                parts.insert(0, (group, rows - first))
-            group, rows = self.plan.group_above(group), min(rows, first)
+                parts.insert(0, (chain, rows - first))
+            chain, rows = self.plan.chain_above(chain), min(rows, first)
         return parts
 
     def _prefix(self, chunk: int, grad: bool) -> list[Tensor]:
-        """What came before a chunk's rows: rows of all groups above, and of the last of them what lies behind those."""
+        """What came before a chunk's rows: rows of all chains above, and of the last of them what lies behind those."""
         path, found = self.path(chunk), []
-        for places in zip(*(self.rows[group] for group, _ in path)):
+        for places in zip(*(self.rows[chain] for chain, _ in path)):
             if isinstance(places[-1], dict):
                 x = places[-1].get(path[-1][1])
                 if x is None:
@@ -585,27 +589,28 @@ class Batch:
 
     def _forward(self, chunk: int, keep: bool, grad: bool) -> tuple[Tensor | None, Inputs, list[Tensor | Border]]:
         """Runs the module on a chunk and hands on K and V of its rows: what it returned, its inputs, and those rows."""
-        group, _, begin, end = self.about(chunk)
+        chain, _, begin, end = self.about(chunk)
         inputs = self.inputs(chunk, keep, self._prefix(chunk, grad))
         with _seeded(self.device, chunkflow.lib.cf_chunk_seed(self.seed, chunk, 0)), torch.set_grad_enabled(grad):
             output, own = self.forward(inputs)  # a replay drops out what F did
-        if inputs.gang is not None and inputs.gang.calls == 0:
-            raise ValueError(f"chunk {chunk} is of a gang, and its forward did not ask Gang.rows for the others' rows")
-        if group < 0:
+        if inputs.cp_group is not None and inputs.cp_group.calls == 0:
+            raise ValueError(f"chunk {chunk} is of a cp group, and its forward did not ask CPGroup.rows for the rows of "
+                             "the others")
+        if chain < 0:
             return output, inputs, []
         own = [x if isinstance(x, Border) else x[..., :end - begin, :] for x in own]  # its tail has other sequences
-        if self.ends.get(group, 0) == begin:  # a replay finds its rows there
-            self._hand_on(group, own, end)
+        if self.ends.get(chain, 0) == begin:  # a replay finds its rows there
+            self._hand_on(chain, own, end)
         return output, inputs, own
 
-    def _hand_on(self, group: int, own: list[Tensor | Border], end: int) -> None:
-        held = self.rows.setdefault(group, [{} if isinstance(x, Border) else x[..., :0, :].detach() for x in own])
+    def _hand_on(self, chain: int, own: list[Tensor | Border], end: int) -> None:
+        held = self.rows.setdefault(chain, [{} if isinstance(x, Border) else x[..., :0, :].detach() for x in own])
         for i, x in enumerate(own):
             if isinstance(x, Border):
                 held[i][end] = x.state.detach()
             else:
                 held[i] = torch.cat([held[i], x.detach()], -2)
-        self.ends[group] = end
+        self.ends[chain] = end
 
     def run_forward(self, chunk: int, keep: bool) -> None:
         """F or R. Without keep it only hands on K and V: the loss belongs to the pass that is kept."""
@@ -624,9 +629,9 @@ class Batch:
 
     def run_backward(self, chunk: int) -> None:
         """B: from the loss, and from what later chunks found for this one's rows, to weights and to the prefix."""
-        group, index, begin, end = self.about(chunk)
+        chain, index, begin, end = self.about(chunk)
         loss, prefix, own = self.kept.pop(chunk)
-        sums = self._sums_of(group) if own else []
+        sums = self._sums_of(chain) if own else []
         roots = [(loss, None)] if loss.requires_grad else []
         for x, total in zip(own, sums):
             x, found = (x.state, total.pop(end, None)) if isinstance(x, Border) else (x, total[..., begin:end, :])
@@ -638,29 +643,29 @@ class Batch:
         if roots:
             torch.autograd.backward(*map(list, zip(*roots)))
         if own and index == 0:
-            del self.rows[group], self.sums[group], self.ends[group]
+            del self.rows[chain], self.sums[chain], self.ends[chain]
 
     def _hand_back(self, chunk: int, i: int, row: Tensor) -> None:
         """Adds a backward's gradients of one tensor of its prefix to what is known of them, as soon as they are there,
-        and lets them go; a border's are of the last group's."""
+        and lets them go; a border's are of the last chain's."""
         at, path = 0, self.path(chunk)
-        for group, n in path:
-            total = self._sums_of(group)[i]
+        for chain, n in path:
+            total = self._sums_of(chain)[i]
             if not isinstance(total, dict):
                 total[..., :n, :] += row.grad[..., at:at + n, :]
-            elif group == path[-1][0]:
+            elif chain == path[-1][0]:
                 total[n] = total[n] + row.grad if n in total else row.grad
             at += n
         row.grad = None
 
-    def _sums_of(self, group: int) -> list[Tensor | dict[int, Tensor]]:
-        """What was found for a group's rows: nothing yet in the first backward that sees them, which is that of its
+    def _sums_of(self, chain: int) -> list[Tensor | dict[int, Tensor]]:
+        """What was found for a chain's rows: nothing yet in the first backward that sees them, which is that of its
         last chunk or of one below it."""
-        if group not in self.sums:
-            self.sums[group] = [{} if isinstance(x, dict) else
+        if chain not in self.sums:
+            self.sums[chain] = [{} if isinstance(x, dict) else
                                 torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
-                                for x in self.rows[group]]
-        return self.sums[group]
+                                for x in self.rows[chain]]
+        return self.sums[chain]
 
     def log_probs(self, rank: int = 0) -> list[Tensor]:
         """Of each sequence's tokens from the second on, without gradients: for old and reference policies, and for
@@ -669,7 +674,7 @@ class Batch:
         ends, plan = [*self.starts[1:], len(self.tokens) - 1], self.plan
         tokens = [torch.from_numpy(self.tokens[a:b]).to(self.device) for a, b in zip(self.starts, ends)]
         found = [torch.zeros(max(len(t) - 1, 0), dtype=torch.float64, device=self.device) for t in tokens]
-        for chunk in range(rank * plan.n_steps, (rank + 1) * plan.n_steps):
+        for chunk in range(rank * plan.chunks_per_rank, (rank + 1) * plan.chunks_per_rank):
             logits, _, _ = self._forward(chunk, True, False)
             first = int(plan.chunks["first_slice"][chunk])
             for at, piece in enumerate(plan.slices_of(chunk), first):
@@ -679,10 +684,10 @@ class Batch:
                 for s in plan.sequences_of(at):
                     next_ones = tokens[s][begin + 1:begin + length + 1]
                     found[s][begin:begin + length] = rows[:len(next_ones)].gather(1, next_ones[:, None])[:, 0].double()
-            above, group = set(), int(plan.chunks["group"][chunk])
-            while group >= 0:  # all others are done: a tree's groups come parents first, subtree by subtree
-                above.add(group)
-                group = plan.group_above(group)
+            above, chain = set(), int(plan.chunks["chain"][chunk])
+            while chain >= 0:  # all others are done: a tree's chains come parents first, subtree by subtree
+                above.add(chain)
+                chain = plan.chain_above(chain)
             self.rows = {g: rows for g, rows in self.rows.items() if g in above}
         self.rows, self.ends = {}, {}
         return found
@@ -733,65 +738,73 @@ def _seeded(device: Any, seed: int) -> Iterator[None]:
 class Step:
     """A callable that adds a batch's gradients to those of a module's parameters, and returns the batch's loss."""
 
+    @chunkflow._renamed
     def __init__(self, module: nn.Module, forward: Forward, *, chunk_size: int, k: int = 1, seed: int = 0,
-                 loss: Callable[[Tensor, Inputs], Tensor] = cross_entropy, group: Any = None, share: int = 0,
-                 once: bool = False, outputs: bool | None = None, **options: Any):
-        """group: the ranks among which chunks are dealt out (default: all of them). share: compute once what sequences
-        have in common, from so many first tokens on (0: nothing); once: see Batch. Equal tokens must mean the same: no
-        images, no routes that were recorded for one of them. outputs: see Batch. The other options are those
-        of chunkflow.pack; with lockstep=1, and with gang=2 or more, all ranks run the same kinds of passes in the same
-        order, and a module that fully_shard has sharded gathers and frees its weights in every pass, as it was told
-        to. In a pass that keeps nothing the head may be left out: it must not be sharded by itself."""
+                 loss: Callable[[Tensor, Inputs],
+                                Tensor] = cross_entropy, group: Any = None, min_shared_prefix: int = 0,
+                 shared_mean: bool = False, outputs: bool | None = None, **options: Any):
+        """group: the ranks among which chunks are dealt out (default: all of them). min_shared_prefix: compute once
+        what sequences have in common, from so many first tokens on (0: nothing); shared_mean: see Batch. Equal tokens
+        must mean the same: no images, no routes that were recorded for one of them. outputs: see Batch. The other
+        options are those of chunkflow.pack; with lockstep=1, and with max_cp=2 or more, all ranks run the same kinds of
+        passes in the same order, and a module that fully_shard has sharded gathers and frees its weights in every pass,
+        as it was told to. In a pass that keeps nothing the head may be left out: it must not be sharded by itself."""
         self.module, self.forward, self.chunk_size, self.k, self.seed = module, forward, chunk_size, k, seed
-        self.loss, self.group, self.share, self.once, self.options = loss, group, share, once, options
+        self.loss, self.group, self.options = loss, group, options
+        self.min_shared_prefix, self.shared_mean = min_shared_prefix, shared_mean
         self.outputs = outputs
-        self.in_step = bool(options.get("lockstep")) or options.get("gang", 0) > 1
-        self.gangs: dict[int, Any] = {}
+        self.in_step = bool(options.get("lockstep")) or options.get("max_cp", 0) > 1
+        self.cp_groups: dict[int, Any] = {}
         self.n_ranks, self.rank = 1, 0
         if dist.is_initialized():
             self.n_ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
-    def plan(self, lengths: Sequence[int], shares: Any = None) -> tuple[chunkflow.Plan, chunkflow.Schedule]:
+    @chunkflow._renamed
+    def plan(self, lengths: Sequence[int], shared_prefixes: Any = None) -> tuple[chunkflow.Plan, chunkflow.Schedule]:
         """The plan of a batch of these lengths (shares: see chunkflow.pack), and this rank's order of it."""
-        options = self.options if shares is None else {**self.options, "shares": shares, "share_least": self.share,
-                                                              "no_copies": self.once}
+        options = self.options
+        if shared_prefixes is not None:
+            options = {**options, "shared_prefixes": shared_prefixes, "min_shared_prefix": self.min_shared_prefix,
+                       "no_copies": self.shared_mean}
         plan = chunkflow.pack(lengths, self.chunk_size, n_ranks=self.n_ranks, **options)
         if self.in_step:
-            return plan, plan.schedule_of(plan.columns(options.get("cost")).schedule(k=self.k), self.rank)
+            return plan, plan.lockstep_schedule(plan.lockstep_plan(options.get("cost")).schedule(k=self.k), self.rank)
         return plan, plan.schedule(k=self.k, rank=self.rank)
 
-    def _form_gangs(self, plan: chunkflow.Plan) -> None:
+    def _form_cp_groups(self, plan: chunkflow.Plan) -> None:
         """Makes the process groups that a plan needs beside those of batches before; all ranks come here together."""
-        for n in sorted(set(plan.groups["gang"].tolist()) - {0, *self.gangs}):
+        for n in sorted(set(plan.chains["cp"].tolist()) - {0, *self.cp_groups}):
             first = self.rank - self.rank % n
             ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)[first:first + n]
-            self.gangs[n] = dist.new_group(ranks, use_local_synchronization=True)
+            self.cp_groups[n] = dist.new_group(ranks, use_local_synchronization=True)
 
     def _batch(self, sequences: Sequence[Any], ignored: Sequence[Any] | None = None, weights: Any = None,
-               shares: Any = None) -> tuple[chunkflow.Plan, chunkflow.Schedule, Batch]:
+               shared_prefixes: Any = None) -> tuple[chunkflow.Plan, chunkflow.Schedule, Batch]:
         sequences = _tokens_of(sequences)
-        if shares is None and self.share > 0:
-            shares = chunkflow.shares_of_tokens(sequences)
-        plan, schedule = self.plan([len(s) for s in sequences], shares)
-        self._form_gangs(plan)
+        if shared_prefixes is None and self.min_shared_prefix > 0:
+            shared_prefixes = chunkflow.shared_prefixes_of_tokens(sequences)
+        plan, schedule = self.plan([len(s) for s in sequences], shared_prefixes)
+        self._form_cp_groups(plan)
         device = next(self.module.parameters()).device
         return plan, schedule, Batch(self.forward, plan, sequences, device, weights=weights, ignored=ignored,
-                                     once=self.once, seed=self.seed, loss=self.loss, gangs=self.gangs,
+                                     shared_mean=self.shared_mean, seed=self.seed, loss=self.loss, cp_groups=self.cp_groups,
                                      outputs=self.outputs)
 
-    def log_probs(self, sequences: Sequence[Any], shares: Any = None) -> list[Tensor]:
+    @chunkflow._renamed
+    def log_probs(self, sequences: Sequence[Any], shared_prefixes: Any = None) -> list[Tensor]:
         """See Batch.log_probs; of all sequences, on every rank."""
-        _, _, batch = self._batch(sequences, shares=shares)
+        _, _, batch = self._batch(sequences, shared_prefixes=shared_prefixes)
         found = batch.log_probs(self.rank)
         for x in found if self.n_ranks > 1 else []:
             dist.all_reduce(x, group=self.group)
         return found
 
+    @chunkflow._renamed
     def __call__(self, sequences: Sequence[Any], ignored: Sequence[Any] | None = None, weights: Any = None,
-                 shares: Any = None) -> float:
+                 shared_prefixes: Any = None) -> float:
         """ignored and weights: see Batch; shares: see chunkflow.pack, in place of what equal tokens say. The seed of
         dropout goes on by one for each batch."""
-        plan, schedule, batch = self._batch(sequences, ignored, weights, shares)
+        plan, schedule, batch = self._batch(sequences, ignored, weights, shared_prefixes)
         if plan.n_chunks == 0:
             return 0.0
         device = batch.device
@@ -863,8 +876,8 @@ def microbatches(batch: Batch, chunks: Sequence[int]) -> tuple[list[Any], list[A
     plan = batch.plan
     if plan.order is not None:
         raise ValueError("plan: its sequences share rows, of which PyTorch's pipelines tell attention nothing")
-    if plan.n_groups > 0:
-        at = int(plan.groups["first_chunk"][0])
+    if plan.n_chains > 0:
+        at = int(plan.chains["first_chunk"][0])
         raise ValueError(f"chunk {at} is part of a sequence that is split, whose keys and values PyTorch's pipelines "
                          f"do not hand on: wanted a chunk_size that holds every sequence, got {plan.chunk_size}")
     capacity = {**plan.capacity(), "rows": plan.chunk_size}

@@ -1,7 +1,7 @@
-/* gangs_mpi.c - data-parallel ranks that share long sequences: keys and values of mates, gradients back - MIT or public
-   domain
+/* cp_groups_mpi.c - data-parallel ranks that share long sequences: keys and values of mates, gradients back - MIT or
+   public domain
 
-       mpirun -n RANKS gangs_mpi [ring | selfish | stages]
+       mpirun -n RANKS cp_groups_mpi [ring | selfish | stages]
 
    Two layers of attention with one head in float64, o = P V with P = softmax(Q K^T) row by row, each on top of the last
    one's output, and a loss of every row against a target. A rank computes the rows of its own slices. In each layer of
@@ -61,27 +61,27 @@ static void times_back(const double *m, const double x[D], const double dy[D], d
 
 /* ---- the exchange ---- */
 
-/* Ranks of a chunk's gang; 0: it is in none. */
-static int64_t gang_of(const trainer *t, int64_t chunk) {
-    int64_t group = t->plan->chunks[chunk].group;
-    return group >= 0 ? t->plan->groups[group].gang : 0;
+/* Ranks of a chunk's cp group; 0: it is in none. */
+static int64_t cp_of(const trainer *t, int64_t chunk) {
+    int64_t chain = t->plan->chunks[chunk].chain;
+    return chain >= 0 ? t->plan->chains[chain].cp : 0;
 }
 
-static MPI_Comm block_of(const trainer *t, int64_t gang) {
+static MPI_Comm block_of(const trainer *t, int64_t cp) {
     int i = 0;
-    while (((int64_t)1 << i) < gang) i++;
+    while (((int64_t)1 << i) < cp) i++;
     return t->comms[i];
 }
 
 static layer *state_of(const trainer *t, int64_t chunk, int l) { return &t->states[chunk * LAYERS + l]; }
 
-/* The pieces before a chunk, in rows of their chunks: of its own group, where no gang shares it. */
-static int64_t pieces_of(const trainer *t, int64_t chunk, cf_piece *pieces) {
+/* The pieces before a chunk, in rows of their chunks: of its own chain, where no cp group shares it. */
+static int64_t kv_sources_of(const trainer *t, int64_t chunk, cf_kv_source *pieces) {
     const cf_chunk *c = &t->plan->chunks[chunk];
-    int64_t n = cf_gang_pieces(t->plan, chunk, pieces), i;
+    int64_t n = cf_kv_sources(t->plan, chunk, pieces), i;
     for (i = 0; i < n; i++) pieces[i].row -= t->plan->chunks[pieces[i].chunk].prefix;
-    for (i = chunk - c->index; c->group >= 0 && gang_of(t, chunk) == 0 && i < chunk; i++) {
-        const cf_piece own = {c->rank, i, 0, t->plan->chunks[i].prefix, t->plan->chunks[i].state};
+    for (i = chunk - c->index; c->chain >= 0 && cp_of(t, chunk) == 0 && i < chunk; i++) {
+        const cf_kv_source own = {c->rank, i, 0, t->plan->chunks[i].prefix, t->plan->chunks[i].state};
         pieces[n++] = own;
     }
     return n;
@@ -94,11 +94,11 @@ static void add_rows(row *to, const row *from, int64_t n) {
         for (d = 0; d < D; d++) to[i].k[d] += from[i].k[d], to[i].v[d] += from[i].v[d];
 }
 
-/* Adds up rows over the ranks of the gang. Of K and V each rank has its own, and zeros elsewhere, so the sum is a
+/* Adds up rows over the ranks of the cp group. Of K and V each rank has its own, and zeros elsewhere, so the sum is a
    gather; of gradients each has a part of all. With `ring`, what a rank has goes round from neighbour to neighbour. */
 static void exchange(trainer *t, int64_t chunk, row *rows, int64_t n) {
-    int gang = (int)gang_of(t, chunk), me = t->rank % gang, step;
-    MPI_Comm comm = block_of(t, gang);
+    int cp = (int)cp_of(t, chunk), me = t->rank % cp, step;
+    MPI_Comm comm = block_of(t, cp);
     static row passing[GATHERED];
     t->n_exchanged++;
     if (!t->ring) {
@@ -106,8 +106,8 @@ static void exchange(trainer *t, int64_t chunk, row *rows, int64_t n) {
         return;
     }
     memcpy(passing, rows, (size_t)n * sizeof *rows);
-    for (step = 1; step < gang; step++) {
-        MPI_Sendrecv_replace(passing, (int)n * 2 * D, MPI_DOUBLE, (me + 1) % gang, 0, (me + gang - 1) % gang, 0, comm,
+    for (step = 1; step < cp; step++) {
+        MPI_Sendrecv_replace(passing, (int)n * 2 * D, MPI_DOUBLE, (me + 1) % cp, 0, (me + cp - 1) % cp, 0, comm,
                              MPI_STATUS_IGNORE);
         add_rows(rows, passing, n);
     }
@@ -116,30 +116,30 @@ static void exchange(trainer *t, int64_t chunk, row *rows, int64_t n) {
 /* The first chunk of a sequence on the rank of a chunk. */
 static int64_t root_of(const trainer *t, int64_t chunk) { return chunk - t->plan->chunks[chunk].index; }
 
-/* Where a chunk's rows are among those that a gang exchanges: all of its chunks so far, round by round. */
+/* Where a chunk's rows are among those that a cp group exchanges: all of its chunks so far, round by round. */
 static int64_t place(const trainer *t, int64_t chunk) {
-    int64_t step = (chunk - root_of(t, chunk)) % t->plan->n_steps, gang = gang_of(t, chunk);
-    return (step * gang + t->plan->chunks[chunk].rank % gang) * CHUNK;
+    int64_t step = (chunk - root_of(t, chunk)) % t->plan->chunks_per_rank, cp = cp_of(t, chunk);
+    return (step * cp + t->plan->chunks[chunk].rank % cp) * CHUNK;
 }
 
 /* The rows of a chunk's path; or, back, their gradients on the way to those who have them. */
 static void gather(trainer *t, int64_t chunk, int l, row *path, int back) {
-    static cf_piece pieces[LONGEST];
+    static cf_kv_source pieces[LONGEST];
     static row all[GATHERED];
-    int64_t gang = gang_of(t, chunk), n = pieces_of(t, chunk, pieces), end, i, first;
-    end = gang > 0 ? place(t, chunk) / (gang * CHUNK) * gang * CHUNK + gang * CHUNK : 0;
+    int64_t cp = cp_of(t, chunk), n = kv_sources_of(t, chunk, pieces), end, i, first;
+    end = cp > 0 ? place(t, chunk) / (cp * CHUNK) * cp * CHUNK + cp * CHUNK : 0;
     if (end > GATHERED || n > LONGEST) MPI_Abort(MPI_COMM_WORLD, 5);
     memset(all, 0, sizeof all);
-    first = gang > 0 ? root_of(t, chunk) : chunk + 1;
+    first = cp > 0 ? root_of(t, chunk) : chunk + 1;
     for (i = first; i <= chunk && !back; i++) memcpy(&all[place(t, i)], state_of(t, i, l)->rows, CHUNK * sizeof *all);
     for (i = 0; i < n && back; i++) {
-        row *to = gang > 0 ? &all[place(t, pieces[i].chunk)] : state_of(t, pieces[i].chunk, l)->gradients;
+        row *to = cp > 0 ? &all[place(t, pieces[i].chunk)] : state_of(t, pieces[i].chunk, l)->gradients;
         if (t->selfish && pieces[i].rank != t->rank) continue;
         add_rows(to + pieces[i].row, path + pieces[i].begin, pieces[i].tokens);
     }
-    if (gang > 0 && !(back && t->selfish)) exchange(t, chunk, all, end);
+    if (cp > 0 && !(back && t->selfish)) exchange(t, chunk, all, end);
     for (i = 0; i < n && !back; i++) {
-        const row *from = gang > 0 ? &all[place(t, pieces[i].chunk)] : state_of(t, pieces[i].chunk, l)->rows;
+        const row *from = cp > 0 ? &all[place(t, pieces[i].chunk)] : state_of(t, pieces[i].chunk, l)->rows;
         memcpy(path + pieces[i].begin, from + pieces[i].row, (size_t)pieces[i].tokens * sizeof *path);
     }
     for (i = first; i <= chunk && back; i++) add_rows(state_of(t, i, l)->gradients, &all[place(t, i)], CHUNK);
@@ -345,11 +345,11 @@ static double train(trainer *t, int64_t k, cf_schedule_kind kind, int64_t *wides
         run_rows(&alone, &w, 1, NULL);
     }
     pack.chunk_size = CHUNK;
-    pack.n_ranks = pack.gang = t->n_ranks;
+    pack.n_ranks = pack.max_cp = t->n_ranks;
     need(cf_pack(lists, N, &pack, &plan, &error), &error);
     schedule = schedule_of(plan, t->rank, t->n_stages, k, 0, kind);
-    for (*widest = i = 0; i < plan->n_groups; i++)
-        if (plan->groups[i].gang > *widest) *widest = plan->groups[i].gang;
+    for (*widest = i = 0; i < plan->n_chains; i++)
+        if (plan->chains[i].cp > *widest) *widest = plan->chains[i].cp;
     t->plan = plan;
     t->states = (layer *)calloc((size_t)(plan->n_chunks * LAYERS) + 1, sizeof *t->states);
     t->kept = (unsigned char *)calloc((size_t)plan->n_chunks + 1, 1);
@@ -396,7 +396,8 @@ int main(int argc, char **argv) {
         worst = train(&t, 1 + turn % 2, kind, &widest);
         failed |= !(worst <= 1e-10) || widest != (n_ranks > 1 ? n_ranks : 0);
         if (rank == 0)
-            printf("%d ranks of %d stages, gangs of up to %d, K %d, %s: gradients off by %.1e, %d exchanges\n", n_ranks,
+            printf("%d ranks of %d stages, cp groups of up to %d, K %d, %s: gradients off by %.1e, %d exchanges\n",
+                   n_ranks,
                    n_stages, (int)widest, 1 + turn % 2, cf_schedule_kind_name(kind), worst, (int)t.n_exchanged);
     }
     MPI_Finalize();

@@ -1,4 +1,4 @@
-/* Gangs: one sequence over several ranks. Damaged plans against the oracle, pieces and metadata against counting.
+/* CP groups: one sequence over several ranks. Damaged plans against the oracle, pieces and metadata against counting.
    (Sound ones: test_problem.) */
 
 #include "chunkflow.h"
@@ -16,15 +16,15 @@
 
 /* ---- what is drawn ---- */
 
-typedef struct gangs {
+typedef struct cp_groups {
     int64_t lengths[24], n;
     cf_pack_desc pack;
     cf_plan *plan;
     cf_schedule *schedules[MOST_RANKS];
     cf_error error;
-} gangs;
+} cp_groups;
 
-static void draw(harness_rng *rng, gangs *t) {
+static void draw(harness_rng *rng, cp_groups *t) {
     static const int64_t sizes[] = {8, 32, 100}, ranks[] = {2, 4, 6, 8, 12, 16};
     int64_t i;
     memset(t, 0, sizeof *t);
@@ -33,7 +33,7 @@ static void draw(harness_rng *rng, gangs *t) {
     for (i = 0; i < t->n; i++)
         t->lengths[i] = harness_between(rng, 0, t->pack.chunk_size * (harness_between(rng, 0, 2) == 0 ? 30 : 1));
     t->pack.n_ranks = ranks[harness_between(rng, 0, 5)];
-    t->pack.gang = harness_between(rng, 2, t->pack.n_ranks);
+    t->pack.max_cp = harness_between(rng, 2, t->pack.n_ranks);
     if (harness_between(rng, 0, 2) == 0) t->pack.align = t->pack.chunk_size == 8 && harness_between(rng, 0, 1) ? 8 : 4;
     t->pack.max_slices = harness_between(rng, 0, 3) == 0 ? 3 : 0;
     t->pack.no_tails = harness_between(rng, 0, 3) == 0;
@@ -41,13 +41,13 @@ static void draw(harness_rng *rng, gangs *t) {
     t->pack.cost.constant = (double)harness_between(rng, 0, 1) * 10;
     t->pack.cost.per_token = (double)harness_between(rng, 0, 3) / 2;
     t->pack.cost.per_pair = (double)harness_between(rng, 0, 2) / 32;
-    t->pack.gang_seconds = (double)harness_between(rng, 0, 2) / 100;
+    t->pack.cp_row_seconds = (double)harness_between(rng, 0, 2) / 100;
     t->pack.lockstep = harness_between(rng, 0, 1); /* implied */
 }
 
-static int pack(gangs *t) { return cf_pack(t->lengths, t->n, &t->pack, &t->plan, &t->error) == CF_OK; }
+static int pack(cp_groups *t) { return cf_pack(t->lengths, t->n, &t->pack, &t->plan, &t->error) == CF_OK; }
 
-static void drop(gangs *t) {
+static void drop(cp_groups *t) {
     int64_t rank;
     for (rank = 0; rank < MOST_RANKS; rank++) {
         cf_schedule_free(t->schedules[rank]);
@@ -57,24 +57,24 @@ static void drop(gangs *t) {
     t->plan = NULL;
 }
 
-static const cf_schedule *const *all(const gangs *t) { return (const cf_schedule *const *)t->schedules; }
+static const cf_schedule *const *all(const cp_groups *t) { return (const cf_schedule *const *)t->schedules; }
 
-static int64_t gang_of(const cf_plan *plan, int64_t chunk) {
-    return plan->chunks[chunk].group >= 0 ? plan->groups[plan->chunks[chunk].group].gang : 0;
+static int64_t cp_of(const cf_plan *plan, int64_t chunk) {
+    return plan->chunks[chunk].chain >= 0 ? plan->chains[plan->chunks[chunk].chain].cp : 0;
 }
 
-/* Of every rank, from one list of columns: of_columns, or by `paper` on one stage. */
-static int schedule(gangs *t, const cf_schedule_desc *of_columns) {
+/* Of every rank, from one list of columns: lockstep, or by `paper` on one stage. */
+static int schedule(cp_groups *t, const cf_schedule_desc *lockstep) {
     const cf_schedule_desc plain = {.kind = CF_SCHEDULE_PAPER, .shape = {.k = 1 + t->n % 2}};
     cf_plan *columns = NULL;
     cf_schedule *list = NULL;
     int64_t rank, i;
-    int ok = cf_columns_make(t->plan, &t->pack.cost, NULL, &columns, &t->error) == CF_OK &&
-             cf_schedule_make(columns, of_columns ? of_columns : &plain, &list, &t->error) == CF_OK;
+    int ok = cf_lockstep_plan(t->plan, &t->pack.cost, NULL, &columns, &t->error) == CF_OK &&
+             cf_schedule_make(columns, lockstep ? lockstep : &plain, &list, &t->error) == CF_OK;
     for (i = 0; ok && i < columns->n_chunks; i++)
         CHECK(columns->chunks[i].pairs >= 0 && (columns->chunks[i].n_slices > 0 || columns->chunks[i].pairs == 0));
     for (rank = 0; rank < t->plan->n_ranks && ok; rank++)
-        ok = cf_columns_schedule(t->plan, list, rank, NULL, &t->schedules[rank], &t->error) == CF_OK;
+        ok = cf_lockstep_schedule(t->plan, list, rank, NULL, &t->schedules[rank], &t->error) == CF_OK;
     cf_schedule_free(list);
     cf_plan_free(columns);
     return ok;
@@ -82,17 +82,17 @@ static int schedule(gangs *t, const cf_schedule_desc *of_columns) {
 
 /* ---- plans ---- */
 
-TEST(packing_gangs_needs_what_pack_size_says) {
+TEST(packing_cp_groups_needs_what_pack_size_says) {
     int i;
     for (i = 0; i < harness_rounds(2000, 200); i++) {
         harness_rng rng = {92000 + (uint64_t)i};
-        gangs t;
+        cp_groups t;
         cf_plan *other = NULL;
         size_t bytes = 0;
         void *memory;
         int64_t j;
         draw(&rng, &t);
-        if (i % 2) { /* some dear ones, and so many cheap ones that one rank would have them all */
+        if (i % 2) { /* some expensive ones, and so many cheap ones that one rank would have them all */
             t.n = 24;
             t.pack.cost.per_token = 0;
             t.pack.cost.per_pair = 1;
@@ -106,7 +106,7 @@ TEST(packing_gangs_needs_what_pack_size_says) {
             CHECK_INT(other->n_chunks, t.plan->n_chunks);
             CHECK(memcmp(other->chunks, t.plan->chunks, (size_t)t.plan->n_chunks * sizeof(cf_chunk)) == 0);
             CHECK(memcmp(other->slices, t.plan->slices, (size_t)t.plan->n_slices * sizeof(cf_slice)) == 0);
-            CHECK(memcmp(other->groups, t.plan->groups, (size_t)t.plan->n_groups * sizeof(cf_group)) == 0);
+            CHECK(memcmp(other->chains, t.plan->chains, (size_t)t.plan->n_chains * sizeof(cf_chain)) == 0);
         }
         free(memory);
         drop(&t);
@@ -114,13 +114,13 @@ TEST(packing_gangs_needs_what_pack_size_says) {
 }
 
 /* A giant among short sequences: no rank has much more than the mean, and in each round no rank waits for another. */
-TEST(gangs_even_out_giants) {
+TEST(cp_groups_even_out_giants) {
     static const int64_t giants[] = {131072, 262144, 1000000};
     int turn;
     for (turn = 0; turn < 3; turn++) {
         harness_rng rng = {7};
         int64_t lengths[256], i, j;
-        cf_pack_desc desc = {.chunk_size = 8192, .n_ranks = 32, .gang = 32, .cost = {0, 1, 2.64e-5}};
+        cf_pack_desc desc = {.chunk_size = 8192, .n_ranks = 32, .max_cp = 32, .cost = {0, 1, 2.64e-5}};
         cf_plan *plan = NULL;
         cf_plan_stats stats;
         for (i = 0; i < 256; i++) lengths[i] = harness_between(&rng, 20, 3000);
@@ -128,12 +128,12 @@ TEST(gangs_even_out_giants) {
         REQUIRE(cf_pack(lengths, 256, &desc, &plan, NULL) == CF_OK);
         CHECK_INT(cf_plan_validate(plan, lengths, 256, NULL, NULL), CF_OK);
         cf_plan_measure(plan, &desc.cost, &stats);
-        CHECK(stats.rank_cost_spread <= 1.02);
-        CHECK_INT(plan->groups[0].gang, 32);
-        for (j = 0; j < plan->groups[0].n_chunks; j++) {
+        CHECK(stats.rank_imbalance <= 1.02);
+        CHECK_INT(plan->chains[0].cp, 32);
+        for (j = 0; j < plan->chains[0].n_chunks; j++) {
             double sum = 0, most = 0;
             for (i = 0; i < 32; i++) {
-                const cf_slice *s = &plan->slices[plan->chunks[i * plan->n_steps + j].first_slice];
+                const cf_slice *s = &plan->slices[plan->chunks[i * plan->chunks_per_rank + j].first_slice];
                 double seconds = cf_cost_seconds(&desc.cost, s->length, cf_slice_pairs(s->begin, s->length));
                 sum += seconds;
                 most = fmax(most, seconds);
@@ -144,49 +144,49 @@ TEST(gangs_even_out_giants) {
     }
 }
 
-/* What the columns of a plan cost, with a third more for those that are replayed where K is 1: all of a group of
+/* What the columns of a plan cost, with a third more for those that are replayed where K is 1: all of a chain of
    columns but its last. That is what cf_pack weighs layouts by. */
-static double price_of(const gangs *t) {
+static double price_of(const cp_groups *t) {
     cf_plan *columns = NULL;
     double sum = 0;
     int64_t i, rank;
-    if (!CHECK_INT(cf_columns_make(t->plan, &t->pack.cost, NULL, &columns, NULL), CF_OK)) return 0;
-    for (i = 0; i < t->plan->n_steps; i++) {
+    if (!CHECK_INT(cf_lockstep_plan(t->plan, &t->pack.cost, NULL, &columns, NULL), CF_OK)) return 0;
+    for (i = 0; i < t->plan->chunks_per_rank; i++) {
         const cf_chunk *of = &columns->chunks[i];
         double most = 0;
         for (rank = 0; rank < t->plan->n_ranks; rank++) {
-            const cf_chunk *c = &t->plan->chunks[rank * t->plan->n_steps + i];
-            double own = c->n_slices > 0 ? cf_cost_seconds(&t->pack.cost, c->padded, c->pairs) : 0;
-            if (gang_of(t->plan, rank * t->plan->n_steps + i) > 0)
-                own += t->pack.gang_seconds * (double)(t->plan->slices[c->first_slice].begin - c->prefix);
+            const cf_chunk *c = &t->plan->chunks[rank * t->plan->chunks_per_rank + i];
+            double own = c->n_slices > 0 ? cf_cost_seconds(&t->pack.cost, c->rows, c->pairs) : 0;
+            if (cp_of(t->plan, rank * t->plan->chunks_per_rank + i) > 0)
+                own += t->pack.cp_row_seconds * (double)(t->plan->slices[c->first_slice].begin - c->prefix);
             most = fmax(most, own);
         }
         sum += most;
-        if (of->group >= 0 && of->index + 1 < columns->groups[of->group].n_chunks) sum += most / 3;
+        if (of->chain >= 0 && of->index + 1 < columns->chains[of->chain].n_chunks) sum += most / 3;
     }
     cf_plan_free(columns);
     return sum;
 }
 
 /* A larger bound is never worse than a smaller one, none included: what the smaller one allows is tried as well. */
-TEST(larger_bounds_of_gangs_are_never_worse) {
+TEST(larger_bounds_of_cp_groups_are_never_worse) {
     int i, better = 0;
     for (i = 0; i < harness_rounds(2000, 200); i++) {
         harness_rng rng = {99000 + (uint64_t)i};
-        gangs t;
+        cp_groups t;
         double before = 0;
-        int64_t gang;
+        int64_t cp;
         draw(&rng, &t);
         t.pack.lockstep = 1;
         t.pack.cost.per_token = 1;
         harness_note("seed %d: chunk size %d, ranks %d", 99000 + i, (int)t.pack.chunk_size, (int)t.pack.n_ranks);
-        for (gang = 1; gang <= t.pack.n_ranks; gang++) {
+        for (cp = 1; cp <= t.pack.n_ranks; cp++) {
             double price;
-            t.pack.gang = gang;
+            t.pack.max_cp = cp;
             REQUIRE(pack(&t));
             price = price_of(&t);
-            if (gang > 1) CHECK(price <= before * (1 + 1e-9));
-            better += gang > 1 && price < before * 0.999;
+            if (cp > 1) CHECK(price <= before * (1 + 1e-9));
+            better += cp > 1 && price < before * 0.999;
             before = price;
             drop(&t);
         }
@@ -196,48 +196,48 @@ TEST(larger_bounds_of_gangs_are_never_worse) {
 }
 
 /* Rows that come from other ranks cost something, and at a price nothing is spread any more. */
-TEST(dear_transfers_make_gangs_narrow) {
+TEST(dear_transfers_make_cp_groups_narrow) {
     const int64_t lengths[] = {8000, 900, 900, 900, 900, 900, 900, 900, 900};
     static const double prices[] = {0, 0.5, 100};
     int64_t widest = 8;
     int turn;
     for (turn = 0; turn < 3; turn++) {
-        cf_pack_desc desc = {.chunk_size = 1000, .n_ranks = 8, .gang = 8, .cost = {0, 1, 0}};
+        cf_pack_desc desc = {.chunk_size = 1000, .n_ranks = 8, .max_cp = 8, .cost = {0, 1, 0}};
         cf_plan *plan = NULL;
-        desc.gang_seconds = prices[turn];
+        desc.cp_row_seconds = prices[turn];
         REQUIRE(cf_pack(lengths, 9, &desc, &plan, NULL) == CF_OK);
-        if (turn == 0) CHECK_INT(plan->groups[0].gang, 8);
-        if (turn == 2) CHECK_INT(plan->groups[0].gang, 0);
-        CHECK(plan->groups[0].gang <= widest);
-        widest = plan->groups[0].gang;
+        if (turn == 0) CHECK_INT(plan->chains[0].cp, 8);
+        if (turn == 2) CHECK_INT(plan->chains[0].cp, 0);
+        CHECK(plan->chains[0].cp <= widest);
+        widest = plan->chains[0].cp;
         cf_plan_free(plan);
     }
 }
 
 /* ---- what a chunk is told ---- */
 
-static void check_chunk(const gangs *t, int64_t id) {
+static void check_chunk(const cp_groups *t, int64_t id) {
     static union {
         unsigned char bytes[1 << 16];
         long double aligned;
     } memory;
-    static cf_piece pieces[4096];
+    static cf_kv_source pieces[4096];
     const cf_plan *plan = t->plan;
     const cf_chunk *c = &plan->chunks[id];
     const cf_slice *s = &plan->slices[c->first_slice];
-    int64_t gang = gang_of(plan, id), n = cf_gang_pieces(plan, id, NULL), covered = 0, i;
+    int64_t cp = cp_of(plan, id), n = cf_kv_sources(plan, id, NULL), covered = 0, i;
     cf_metadata_desc desc = {.wants_key_ends = 1};
     cf_metadata m;
-    if (gang == 0) {
+    if (cp == 0) {
         CHECK_INT(n, 0);
         return;
     }
-    REQUIRE(n <= 4096 && n == cf_gang_pieces(plan, id, pieces));
-    CHECK_INT(n, c->index * gang + c->rank % gang);
+    REQUIRE(n <= 4096 && n == cf_kv_sources(plan, id, pieces));
+    CHECK_INT(n, c->index * cp + c->rank % cp);
     for (i = 0; i < n; i++) {
         const cf_chunk *of = &plan->chunks[pieces[i].chunk];
         CHECK(pieces[i].begin == covered && pieces[i].tokens == plan->slices[of->first_slice].length);
-        CHECK(pieces[i].rank == of->rank && pieces[i].row == of->prefix && of->rank / gang == c->rank / gang);
+        CHECK(pieces[i].rank == of->rank && pieces[i].row == of->prefix && of->rank / cp == c->rank / cp);
         CHECK(plan->slices[of->first_slice].sequence == s->sequence && of->index <= c->index);
         covered += pieces[i].tokens;
     }
@@ -251,18 +251,18 @@ static void check_chunk(const gangs *t, int64_t id) {
     for (i = 0; i < s->begin + s->length; i++) CHECK_INT(m.key_ends[i], s->length);
 }
 
-TEST(chunks_of_gangs_see_the_rows_of_all_ranks) {
+TEST(chunks_of_cp_groups_see_the_rows_of_all_ranks) {
     int i;
     for (i = 0; i < harness_rounds(1000, 100); i++) {
         harness_rng rng = {93000 + (uint64_t)i};
-        gangs t;
+        cp_groups t;
         cf_capacity capacity = {0};
         int64_t j, longest = 0;
         draw(&rng, &t);
         REQUIRE(pack(&t));
         for (j = 0; j < t.plan->n_chunks; j++) {
             check_chunk(&t, j);
-            if (t.plan->chunks[j].group >= 0)
+            if (t.plan->chunks[j].chain >= 0)
                 longest = longest > t.plan->slices[t.plan->chunks[j].first_slice].begin
                               ? longest
                               : t.plan->slices[t.plan->chunks[j].first_slice].begin;
@@ -271,20 +271,20 @@ TEST(chunks_of_gangs_see_the_rows_of_all_ranks) {
         CHECK_INT(capacity.prefix, longest);
         drop(&t);
     }
-    CHECK_INT(cf_gang_pieces(NULL, 0, NULL), 0);
+    CHECK_INT(cf_kv_sources(NULL, 0, NULL), 0);
 }
 
 /* State counts a rank's own rows: those of all ranks together are the sequence's. */
 TEST(state_is_of_own_rows) {
-    gangs t = {.lengths = {3000, 20, 30}, .n = 3, .pack = {.chunk_size = 100, .n_ranks = 4, .gang = 4}};
+    cp_groups t = {.lengths = {3000, 20, 30}, .n = 3, .pack = {.chunk_size = 100, .n_ranks = 4, .max_cp = 4}};
     cf_simulate_desc how = {0};
     int64_t rank, sum = 0, peaks = 0;
-    REQUIRE(pack(&t) && t.plan->groups[0].gang == 4 && schedule(&t, NULL));
+    REQUIRE(pack(&t) && t.plan->chains[0].cp == 4 && schedule(&t, NULL));
     for (rank = 0; rank < 4; rank++) {
         cf_timeline *timeline = NULL;
         REQUIRE(cf_simulate(t.plan, t.schedules[rank], &how, &timeline, NULL) == CF_OK);
         peaks += timeline->peak_state_tokens[0];
-        sum += t.plan->groups[rank].tokens;
+        sum += t.plan->chains[rank].tokens;
         cf_timeline_free(timeline);
     }
     CHECK_INT(sum, 3000);
@@ -306,7 +306,7 @@ TEST(memory_has_the_gathered_layer) {
     CHECK_INT(cf_memory_estimate(&desc, &load, 1, &with, 1, NULL), CF_ERROR_ARGUMENT);
 }
 
-/* The widest gang of a batch: one sequence of so many tokens, and n of `others`. */
+/* The widest cp group of a batch: one sequence of so many tokens, and n of `others`. */
 static int64_t widest_of(cf_pack_desc desc, int64_t first, int64_t n, int64_t others, cf_plan **out) {
     int64_t lengths[4096], i, widest = 0;
     cf_plan *plan = NULL;
@@ -314,8 +314,8 @@ static int64_t widest_of(cf_pack_desc desc, int64_t first, int64_t n, int64_t ot
     for (lengths[0] = first, i = 1; i <= n; i++) lengths[i] = others;
     if (cf_pack(lengths, n + 1, &desc, &plan, &error) != CF_OK) FAIL("%s", error.text);
     else CHECK_INT(cf_plan_validate(plan, lengths, n + 1, NULL, &error), CF_OK);
-    for (i = 0; plan != NULL && i < plan->n_groups; i++)
-        if (plan->groups[i].gang > widest) widest = plan->groups[i].gang;
+    for (i = 0; plan != NULL && i < plan->n_chains; i++)
+        if (plan->chains[i].cp > widest) widest = plan->chains[i].cp;
     if (out != NULL) *out = plan;
     else cf_plan_free(plan);
     return widest;
@@ -323,49 +323,49 @@ static int64_t widest_of(cf_pack_desc desc, int64_t first, int64_t n, int64_t ot
 
 /* What a width is chosen by, as cf_pack says it, worked out by hand. */
 TEST(widths_are_what_they_cost) {
-    cf_pack_desc thin = {.chunk_size = 8192, .n_ranks = 8, .gang = 8, .cost = {0, 1, 0}}, dear = thin;
+    cf_pack_desc thin = {.chunk_size = 8192, .n_ranks = 8, .max_cp = 8, .cost = {0, 1, 0}}, dear = thin;
     cf_pack_desc chunky = thin;
     cf_plan *plan = NULL;
     CHECK_INT(widest_of(thin, 8 * 512, 0, 0, NULL), 8); /* 512 tokens for each are enough */
     CHECK_INT(widest_of(thin, 8 * 511, 0, 0, NULL), 4);
     dear.chunk_size = 1000; /* on two ranks 4 rounds, 5000 with replays and 4000 x 2 rows; on one 10333 */
-    dear.gang_seconds = 0.6;
+    dear.cp_row_seconds = 0.6;
     CHECK(widest_of(dear, 8000, 8, 900, NULL) > 0);
-    dear.gang_seconds = 0.75;
+    dear.cp_row_seconds = 0.75;
     CHECK_INT(widest_of(dear, 8000, 8, 900, NULL), 0);
     chunky.chunk_size = 1000; /* short ones pay their part of a chunk: all 90 of them as much as the one of 900 */
-    chunky.n_ranks = chunky.gang = 2;
+    chunky.n_ranks = chunky.max_cp = 2;
     chunky.cost.constant = 1000;
-    chunky.gang_seconds = 1e9;
+    chunky.cp_row_seconds = 1e9;
     CHECK_INT(widest_of(chunky, 900, 90, 10, &plan), 0);
-    CHECK(plan != NULL && plan->n_steps == 1);
+    CHECK(plan != NULL && plan->chunks_per_rank == 1);
     cf_plan_free(plan);
 }
 
 /* Where costs would have it otherwise there are still no more shares and rounds than there is room for. */
-TEST(gangs_stay_within_their_room) {
-    cf_pack_desc many = {.chunk_size = 10, .n_ranks = 64, .gang = 64, .cost = {0, 1, 0}};
-    cf_pack_desc steep = {.chunk_size = 2, .n_ranks = 4, .gang = 4, .cost = {0, 0, 1}}; /* one token for two */
-    cf_pack_desc lone = {.chunk_size = 100, .n_ranks = 2, .gang = 2, .max_slices = 1, .cost = {0, 1, 0}};
-    cf_pack_desc tight = {.chunk_size = 8, .n_ranks = 2, .gang = 2, .align = 4, .cost = {0, 1, 0}};
+TEST(cp_groups_stay_within_their_room) {
+    cf_pack_desc many = {.chunk_size = 10, .n_ranks = 64, .max_cp = 64, .cost = {0, 1, 0}};
+    cf_pack_desc steep = {.chunk_size = 2, .n_ranks = 4, .max_cp = 4, .cost = {0, 0, 1}}; /* one token for two */
+    cf_pack_desc lone = {.chunk_size = 100, .n_ranks = 2, .max_cp = 2, .max_slices = 1, .cost = {0, 1, 0}};
+    cf_pack_desc tight = {.chunk_size = 8, .n_ranks = 2, .max_cp = 2, .align = 4, .cost = {0, 1, 0}};
     int64_t all = 0, i;
     cf_plan *plan = NULL;
     CHECK_INT(widest_of(lone, 1, 2000, 1, NULL), 0); /* a chunk for each token */
     CHECK_INT(widest_of(tight, 160, 0, 0, NULL), 2); /* a chunk is two alignment units */
     CHECK(widest_of(many, 1000, 299, 1000, &plan) > 0);
     REQUIRE(plan != NULL);
-    for (i = 0; i < plan->n_groups; i++) all += plan->groups[i].gang > 0;
+    for (i = 0; i < plan->n_chains; i++) all += plan->chains[i].cp > 0;
     CHECK(all > 512 && all <= 16 * 64);
     cf_plan_free(plan);
     CHECK(widest_of(steep, 1280, 0, 0, &plan) == 4);
-    CHECK(plan->groups[0].n_chunks <= 2 * 1280 / (4 * 2) + 6);
+    CHECK(plan->chains[0].n_chunks <= 2 * 1280 / (4 * 2) + 6);
     cf_plan_free(plan);
 }
 
 /* ---- how long ---- */
 
-/* A pass of a gang takes as long as its slowest rank, gathers included. */
-TEST(passes_of_gangs_take_as_long_as_the_slowest_rank) {
+/* A pass of a cp group takes as long as its slowest rank, gathers included. */
+TEST(passes_of_cp_groups_take_as_long_as_the_slowest_rank) {
     int i, waits = 0;
     for (i = 0; i < 60; i++) {
         harness_rng rng = {97000 + (uint64_t)i};
@@ -375,7 +375,7 @@ TEST(passes_of_gangs_take_as_long_as_the_slowest_rank) {
                             .stream_exposed = 0.25};
         cf_simulate_desc simulate = {.timing = &timing};
         int64_t rank, j;
-        gangs t;
+        cp_groups t;
         draw(&rng, &t);
         if (i % 3 > 0) timing.gather_forward = 0.25, timing.gather_backward = 0.125;
         if (i % 3 > 1) timing.stream_forward = timing.stream_backward = 0.5;
@@ -404,30 +404,31 @@ TEST(gathers_are_priced_by_model_and_gpu) {
     cf_timing timing;
     cf_pack_desc pack = {0};
     cf_error error;
-    int64_t gang;
+    int64_t cp;
     desc.model = cf_model_find("qwen2.5-7b");
     desc.gpu = cf_gpu_find("h100-80g");
-    for (gang = 0; gang <= 8; gang += 4) {
-        const double rate = 0.75 * (gang == 4 ? 450e9 : 50e9), row = gang > 0 ? 28 * 2 * 2 * 128 * 2 / rate : 0;
-        desc.gang = gang;
+    for (cp = 0; cp <= 8; cp += 4) {
+        const double rate = 0.75 * (cp == 4 ? 450e9 : 50e9), row = cp > 0 ? 28 * 2 * 2 * 128 * 2 / rate : 0;
+        desc.max_cp = cp;
         REQUIRE(cf_cost_estimate(&desc, &stage, 1, &timing, NULL, NULL) == CF_OK);
         CHECK(fabs(timing.gather_forward - row) <= 1e-12 * row);
         CHECK(fabs(timing.gather_backward - 3 * row) <= 3e-12 * row);
-        CHECK(fabs(timing.stream_exposed - (gang > 0 ? 1 / 28.0 : 0)) < 1e-15 && !(timing.stream_backward > 0));
-        cf_gang_costs(&timing, &pack);
+        CHECK(fabs(timing.stream_exposed - (cp > 0 ? 1 / 28.0 : 0)) < 1e-15 && !(timing.stream_backward > 0));
+        cf_cp_costs(&timing, &pack);
         CHECK(memcmp(&pack.cost, &stage.forward, sizeof pack.cost) == 0);
-        CHECK(fabs(pack.gang_seconds - 2 * row / 28) <= 1e-12 * row);
+        CHECK(fabs(pack.cp_row_seconds - 2 * row / 28) <= 1e-12 * row);
     }
     timing.stages = NULL;
-    cf_gang_costs(&timing, &pack);
+    cf_cp_costs(&timing, &pack);
     CHECK(memcmp(&pack.cost, &timing.all.forward, sizeof pack.cost) == 0);
-    desc.gang = -1;
+    desc.max_cp = -1;
     CHECK_INT(cf_cost_estimate(&desc, &stage, 1, &timing, NULL, &error), CF_ERROR_ARGUMENT);
-    CHECK_STR(error.field, "gang");
+    CHECK_STR(error.field, "max_cp");
     desc.model = cf_model_find("qwen3.5-27b"); /* whose states no rank can have at once */
-    for (desc.gang = 2; desc.gang >= 1; desc.gang--)
-        CHECK_INT(cf_cost_estimate(&desc, &stage, 1, &timing, NULL, &error), desc.gang > 1 ? CF_ERROR_ARGUMENT : CF_OK);
-    CHECK_STR(error.field, "gang");
+    for (desc.max_cp = 2; desc.max_cp >= 1; desc.max_cp--)
+        CHECK_INT(cf_cost_estimate(&desc, &stage, 1, &timing, NULL, &error), desc.max_cp > 1 ? CF_ERROR_ARGUMENT
+                  : CF_OK);
+    CHECK_STR(error.field, "max_cp");
 }
 
 /* ---- what is refused ---- */
@@ -437,27 +438,27 @@ static void refused(cf_result result, const cf_error *e, cf_result code, const c
     CHECK_STR(e->field, field);
 }
 
-TEST(gangs_that_cannot_be_are_named) {
-    gangs t = {.lengths = {300, 20, 30}, .n = 3, .pack = {.chunk_size = 16, .n_ranks = 4, .gang = 5}};
-    const cf_share alike[3] = {{0, 0}, {0, 20}, {0, 0}};
+TEST(cp_groups_that_cannot_be_are_named) {
+    cp_groups t = {.lengths = {300, 20, 30}, .n = 3, .pack = {.chunk_size = 16, .n_ranks = 4, .max_cp = 5}};
+    const cf_shared_prefix alike[3] = {{0, 0}, {0, 20}, {0, 0}};
     cf_schedule_desc order = {0};
     cf_schedule *none = NULL;
     cf_error *e = &t.error;
-    refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
-    t.pack.gang = -1;
-    refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
-    t.pack.gang = 2;
-    t.pack.gang = 4;
+    refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "max_cp");
+    t.pack.max_cp = -1;
+    refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "max_cp");
+    t.pack.max_cp = 2;
+    t.pack.max_cp = 4;
     t.pack.method = CF_PACK_NEXT_FIT;
     refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "method");
     t.pack.method = CF_PACK_DEFAULT;
-    t.pack.shares = alike;
-    refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
-    t.pack.shares = NULL;
-    t.pack.gang_seconds = NAN;
-    refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang_seconds");
-    t.pack.gang_seconds = 0;
-    REQUIRE(pack(&t) && t.plan->groups[0].gang == 4);
+    t.pack.shared_prefixes = alike;
+    refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "max_cp");
+    t.pack.shared_prefixes = NULL;
+    t.pack.cp_row_seconds = NAN;
+    refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "cp_row_seconds");
+    t.pack.cp_row_seconds = 0;
+    REQUIRE(pack(&t) && t.plan->chains[0].cp == 4);
     refused(cf_schedule_make(t.plan, &order, &none, e), e, CF_ERROR_ARGUMENT, "plan"); /* best */
     order.kind = CF_SCHEDULE_PAPER;
     refused(cf_schedule_make(t.plan, &order, &none, e), e, CF_ERROR_ARGUMENT, "plan");
@@ -465,30 +466,30 @@ TEST(gangs_that_cannot_be_are_named) {
     drop(&t);
 }
 
-/* Any number of a group, chunk or slice is another one: the validator says what the oracle says. */
-TEST(random_damage_to_gangs_is_judged_as_by_the_oracle) {
+/* Any number of a chain, chunk or slice is another one: the validator says what the oracle says. */
+TEST(random_damage_to_cp_groups_is_judged_as_by_the_oracle) {
     int i, damaged = 0, sound = 0;
     for (i = 0; i < harness_rounds(3000, 300); i++) {
         harness_rng rng = {94000 + (uint64_t)i};
-        gangs t;
+        cp_groups t;
         int turn;
         draw(&rng, &t);
         REQUIRE(pack(&t));
-        for (turn = 0; turn < 30 && t.plan->n_groups > 0; turn++) {
-            cf_group *g = &t.plan->groups[harness_between(&rng, 0, t.plan->n_groups - 1)];
+        for (turn = 0; turn < 30 && t.plan->n_chains > 0; turn++) {
+            cf_chain *g = &t.plan->chains[harness_between(&rng, 0, t.plan->n_chains - 1)];
             cf_chunk *c = &t.plan->chunks[g->first_chunk];
-            int64_t *numbers[] = {&g->gang,   &g->sequence, &g->n_chunks, &g->tokens, &g->gang, &g->first_chunk,
-                                  &c->prefix, &c->group,    &t.plan->slices[c->first_slice].begin};
-            int64_t *number = numbers[harness_between(&rng, 0, 8)], before = *number, other = g->gang;
+            int64_t *numbers[] = {&g->cp,   &g->sequence, &g->n_chunks, &g->tokens, &g->cp, &g->first_chunk,
+                                  &c->prefix, &c->chain,    &t.plan->slices[c->first_slice].begin};
+            int64_t *number = numbers[harness_between(&rng, 0, 8)], before = *number, other = g->cp;
             const char *fault;
             *number = harness_between(&rng, 0, 1) ? harness_between(&rng, 0, 4) : before + harness_between(&rng, -1, 1);
-            if (harness_between(&rng, 0, 3) == 0) g->gang = g->gang == 2 ? 4 : 2; /* two at once */
+            if (harness_between(&rng, 0, 3) == 0) g->cp = g->cp == 2 ? 4 : 2;     /* two at once */
             fault = oracle_plan_fault(t.plan, t.lengths, t.n);
             harness_note("seed %d, turn %d: the oracle says %s", 94000 + i, turn, fault ? fault : "sound");
             CHECK((cf_plan_validate(t.plan, t.lengths, t.n, NULL, &t.error) == CF_OK) == (fault == NULL));
             damaged += fault != NULL;
             sound += fault == NULL;
-            g->gang = other;
+            g->cp = other;
             *number = before;
         }
         drop(&t);
@@ -497,29 +498,29 @@ TEST(random_damage_to_gangs_is_judged_as_by_the_oracle) {
 }
 
 /* Each number of a share is wrong in turn. */
-TEST(broken_gangs_are_refused) {
-    gangs t = {.lengths = {3000, 20, 30}, .n = 3, .pack = {.chunk_size = 100, .n_ranks = 4, .gang = 4}};
-    cf_group *g;
+TEST(broken_cp_groups_are_refused) {
+    cp_groups t = {.lengths = {3000, 20, 30}, .n = 3, .pack = {.chunk_size = 100, .n_ranks = 4, .max_cp = 4}};
+    cf_chain *g;
     cf_chunk *c;
     cf_slice *s;
     cf_error *e = &t.error;
-    REQUIRE(pack(&t) && t.plan->groups[1].gang == 4 && t.plan->groups[1].n_chunks > 1);
-    g = &t.plan->groups[1];
-    g->gang = 3;
-    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "groups.gang");
-    g->gang = 8;
-    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "groups.gang");
-    g->gang = 2;
-    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "chunks.gang");
-    g->gang = 0;
+    REQUIRE(pack(&t) && t.plan->chains[1].cp == 4 && t.plan->chains[1].n_chunks > 1);
+    g = &t.plan->chains[1];
+    g->cp = 3;
+    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "chains.cp");
+    g->cp = 8;
+    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "chains.cp");
+    g->cp = 2;
+    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "chunks.cp");
+    g->cp = 0;
     CHECK_INT(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), CF_ERROR_PLAN);
-    g->gang = 4;
+    g->cp = 4;
     s = &t.plan->slices[t.plan->chunks[g->first_chunk].first_slice];
     s->begin++;
     CHECK_INT(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), CF_ERROR_PLAN);
     s->begin--;
     g->tokens++;
-    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "groups.tokens");
+    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "chains.tokens");
     g->tokens--;
     c = &t.plan->chunks[g->first_chunk]; /* a row is left out, and all sums agree; then the last one is */
     c->pairs = cf_slice_pairs(++s->begin, s->length);
@@ -533,14 +534,15 @@ TEST(broken_gangs_are_refused) {
 }
 
 /* Two sequences of one length, each of which has the other's share on the second rank. */
-TEST(shares_of_two_gangs_are_no_gang) {
-    gangs t = {.lengths = {400, 400}, .n = 2, .pack = {.chunk_size = 100, .n_ranks = 2, .gang = 2, .cost = {0, 1, 0}}};
+TEST(shares_of_two_cp_groups_are_no_cp_group) {
+    cp_groups t =
+        {.lengths = {400, 400}, .n = 2, .pack = {.chunk_size = 100, .n_ranks = 2, .max_cp = 2, .cost = {0, 1, 0}}};
     int64_t i, exchanged = 0;
     REQUIRE(pack(&t));
-    for (i = 0; i < t.plan->n_groups; i++) {
-        cf_group *g = &t.plan->groups[i];
+    for (i = 0; i < t.plan->n_chains; i++) {
+        cf_chain *g = &t.plan->chains[i];
         int64_t chunk;
-        if (g->gang != 2 || t.plan->chunks[g->first_chunk].rank != 1) continue;
+        if (g->cp != 2 || t.plan->chunks[g->first_chunk].rank != 1) continue;
         exchanged++;
         g->sequence = 1 - g->sequence;
         for (chunk = g->first_chunk; chunk < g->first_chunk + g->n_chunks; chunk++) {
@@ -549,61 +551,61 @@ TEST(shares_of_two_gangs_are_no_gang) {
         }
     }
     CHECK_INT(exchanged, 2);
-    refused(cf_plan_validate(t.plan, t.lengths, 2, NULL, &t.error), &t.error, CF_ERROR_PLAN, "groups.sequence");
+    refused(cf_plan_validate(t.plan, t.lengths, 2, NULL, &t.error), &t.error, CF_ERROR_PLAN, "chains.sequence");
     drop(&t);
 }
 
-/* Two gangs of the same ranks, in another order on one of them: all passes are of the same kinds, and still they wait
-   for each other for ever. */
-TEST(gangs_that_do_not_meet_are_refused) {
-    gangs t = {.lengths = {190, 190}, .n = 2, .pack = {.chunk_size = 50, .n_ranks = 2, .gang = 2}};
+/* Two cp groups of the same ranks, in another order on one of them: all passes are of the same kinds, and still they
+   wait for each other for ever. */
+TEST(cp_groups_that_do_not_meet_are_refused) {
+    cp_groups t = {.lengths = {190, 190}, .n = 2, .pack = {.chunk_size = 50, .n_ranks = 2, .max_cp = 2}};
     cf_schedule *sound, *broken;
     int64_t i;
     t.pack.cost.per_token = 1;
-    REQUIRE(pack(&t) && t.plan->n_groups == 4 && schedule(&t, NULL));
-    CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &t.error), CF_OK);
+    REQUIRE(pack(&t) && t.plan->n_chains == 4 && schedule(&t, NULL));
+    CHECK_INT(cf_lockstep_validate(t.plan, all(&t), NULL, NULL, &t.error), CF_OK);
     sound = t.schedules[1];
     broken = naive_copy(sound);
     REQUIRE(sound->n_actions % 2 == 0);
     for (i = 0; i < sound->n_actions; i++)
         broken->actions[i] = sound->actions[(i + sound->n_actions / 2) % sound->n_actions];
-    CHECK(t.plan->chunks[broken->actions[0].chunk].group != t.plan->chunks[sound->actions[0].chunk].group);
+    CHECK(t.plan->chunks[broken->actions[0].chunk].chain != t.plan->chunks[sound->actions[0].chunk].chain);
     t.schedules[1] = broken;
     CHECK_INT(cf_schedule_validate(t.plan, broken, NULL, NULL, NULL), CF_OK);
-    CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &t.error), CF_ERROR_SCHEDULE);
+    CHECK_INT(cf_lockstep_validate(t.plan, all(&t), NULL, NULL, &t.error), CF_ERROR_SCHEDULE);
     CHECK_STR(t.error.field, "actions");
     t.schedules[1] = sound;
     naive_free(broken);
     drop(&t);
 }
 
-/* What the JSON says of shares; and ranks of a gang that goes beyond them, in a plan that nobody has validated. */
-TEST(gangs_are_written_and_damaged_ones_survived) {
-    gangs t = {.lengths = {300, 20, 30}, .n = 3, .pack = {.chunk_size = 16, .n_ranks = 4, .gang = 4}};
+/* What the JSON says of shares; and ranks of a cp group that goes beyond them, in a plan that nobody has validated. */
+TEST(cp_groups_are_written_and_damaged_ones_survived) {
+    cp_groups t = {.lengths = {300, 20, 30}, .n = 3, .pack = {.chunk_size = 16, .n_ranks = 4, .max_cp = 4}};
     harness_text json = {0};
     cf_timeline *timeline = NULL;
     int64_t i, slice;
     REQUIRE(pack(&t));
-    REQUIRE(t.plan->n_groups > 1 && t.plan->groups[0].gang > 1);
+    REQUIRE(t.plan->n_chains > 1 && t.plan->chains[0].cp > 1);
     CHECK_INT(cf_write_plan_json(t.plan, NULL, harness_collect, &json, NULL), CF_OK);
-    CHECK(strstr(json.at, t.plan->groups[0].gang == 4 ? "\"gang\": 4" : "\"gang\": 2") != NULL);
+    CHECK(strstr(json.at, t.plan->chains[0].cp == 4 ? "\"cp\": 4" : "\"cp\": 2") != NULL);
     free(json.at);
     REQUIRE(schedule(&t, NULL));
-    CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &t.error), CF_OK);
-    slice = t.plan->chunks[3 * t.plan->n_steps].first_slice; /* a mate's, on which the pass depends */
-    t.plan->chunks[3 * t.plan->n_steps].first_slice = INT64_MAX / 2;
+    CHECK_INT(cf_lockstep_validate(t.plan, all(&t), NULL, NULL, &t.error), CF_OK);
+    slice = t.plan->chunks[3 * t.plan->chunks_per_rank].first_slice; /* a mate's, on which the pass depends */
+    t.plan->chunks[3 * t.plan->chunks_per_rank].first_slice = INT64_MAX / 2;
     refused(cf_simulate(t.plan, t.schedules[0], NULL, &timeline, &t.error), &t.error, CF_ERROR_PLAN,
             "chunks.first_slice");
-    t.plan->chunks[3 * t.plan->n_steps].first_slice = slice;
-    for (i = 0; i < t.plan->n_groups; i++) t.plan->groups[i].gang = 64;
-    CHECK(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &t.error) != CF_OK);
-    refused(cf_simulate(t.plan, t.schedules[0], NULL, &timeline, &t.error), &t.error, CF_ERROR_PLAN, "groups.gang");
+    t.plan->chunks[3 * t.plan->chunks_per_rank].first_slice = slice;
+    for (i = 0; i < t.plan->n_chains; i++) t.plan->chains[i].cp = 64;
+    CHECK(cf_lockstep_validate(t.plan, all(&t), NULL, NULL, &t.error) != CF_OK);
+    refused(cf_simulate(t.plan, t.schedules[0], NULL, &timeline, &t.error), &t.error, CF_ERROR_PLAN, "chains.cp");
     drop(&t);
 }
 
 /* Every allocation fails once. */
-TEST(gangs_survive_without_memory) {
-    gangs t = {.lengths = {300, 20, 30}, .n = 3, .pack = {.chunk_size = 16, .n_ranks = 4, .gang = 4}};
+TEST(cp_groups_survive_without_memory) {
+    cp_groups t = {.lengths = {300, 20, 30}, .n = 3, .pack = {.chunk_size = 16, .n_ranks = 4, .max_cp = 4}};
     int64_t fail_at;
     int made = 0;
     for (fail_at = 1; !made; fail_at++) {
@@ -620,12 +622,14 @@ TEST(gangs_survive_without_memory) {
     CHECK(fail_at > 2);
 }
 
-SUITE(gangs, CASE(packing_gangs_needs_what_pack_size_says),
-      CASE(gangs_even_out_giants), CASE(larger_bounds_of_gangs_are_never_worse), CASE(dear_transfers_make_gangs_narrow),
-      CASE(chunks_of_gangs_see_the_rows_of_all_ranks), CASE(state_is_of_own_rows), CASE(memory_has_the_gathered_layer),
-      CASE(widths_are_what_they_cost), CASE(gangs_stay_within_their_room),
-      CASE(passes_of_gangs_take_as_long_as_the_slowest_rank), CASE(gathers_are_priced_by_model_and_gpu),
-      CASE(gangs_that_cannot_be_are_named), CASE(random_damage_to_gangs_is_judged_as_by_the_oracle),
-      CASE(broken_gangs_are_refused), CASE(shares_of_two_gangs_are_no_gang),
-      CASE(gangs_are_written_and_damaged_ones_survived),
-      CASE(gangs_that_do_not_meet_are_refused), CASE(gangs_survive_without_memory));
+SUITE(cp_groups, CASE(packing_cp_groups_needs_what_pack_size_says),
+      CASE(cp_groups_even_out_giants), CASE(larger_bounds_of_cp_groups_are_never_worse),
+      CASE(dear_transfers_make_cp_groups_narrow),
+      CASE(chunks_of_cp_groups_see_the_rows_of_all_ranks), CASE(state_is_of_own_rows),
+      CASE(memory_has_the_gathered_layer),
+      CASE(widths_are_what_they_cost), CASE(cp_groups_stay_within_their_room),
+      CASE(passes_of_cp_groups_take_as_long_as_the_slowest_rank), CASE(gathers_are_priced_by_model_and_gpu),
+      CASE(cp_groups_that_cannot_be_are_named), CASE(random_damage_to_cp_groups_is_judged_as_by_the_oracle),
+      CASE(broken_cp_groups_are_refused), CASE(shares_of_two_cp_groups_are_no_cp_group),
+      CASE(cp_groups_are_written_and_damaged_ones_survived),
+      CASE(cp_groups_that_do_not_meet_are_refused), CASE(cp_groups_survive_without_memory));
