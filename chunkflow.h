@@ -1644,10 +1644,10 @@ typedef struct cf_write_desc {
 
 /* Writes a plan: format "chunkflow-plan", version, chunk_size, align, max_slices, method, split, n_sequences, n_empty,
    n_tokens, n_ranks, chunks_per_rank, n_chunks, n_idle, n_chains, n_slices, lower_bound, excess, fill; chains[] of {id,
-   sequence, first_chunk, n_chunks, tokens, cp group}; chunks[] of {id, chain, index, prefix, tokens, rows, pairs, rank,
-   up, down, below, state, cp group, slices[] of {sequence, begin, length, offset, up}}: the members of the structs,
-   with indices as there. One chunk a line. Where sequences share rows, there are order[], common[] and lengths[], and
-   slices have {first, n} as well.
+   sequence, first_chunk, n_chunks, tokens, cp}; chunks[] of {id, chain, index, prefix, tokens, rows, pairs, rank, up,
+   down, below, state, cp, slices[] of {sequence, begin, length, offset, up}}: the members of the structs, with indices
+   as there. One chunk a line. Where sequences share rows, there are order[], common[] and lengths[], and slices have
+   {first, n} as well.
 
    With metadata each chunk also has metadata{max_seqlen_q, max_seqlen_k, cu_seqlens_q[], cu_seqlens_k[],
    sequence_ids[], position_ids[], target_positions[]}, as in cf_metadata. Where sequences share rows it also has

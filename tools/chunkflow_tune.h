@@ -177,23 +177,21 @@ typedef struct cf_cost_desc {
 
    Recomputation adds to backward what it runs again, in as many layers as do: attention forward (selective); 8 h / s
    bytes of element-wise traffic (layernorm), 6 f more (act), the products of the MLP and their transfers (mlp); or all
-   of forward but the head (full). B = I + W.
-   With a stream, K and V (two bytes an element) cross the GPU's link to the host in F and R, and in B and I their
-   gradients (four bytes) as well, in and out, which is counted as if the two directions shared the link's rate. The
-   stage with the most layers stands for all; one of its layers is exposed. With a cp group, rows of K and V come from
-   other ranks over their link, that between nodes where tp x cp group GPUs are more than one has, and in B and I as
-   many gradients besides; both directions of the link carry the same at once.
+   of forward but the head (full). B = I + W. With a stream, K and V (two bytes an element) cross the GPU's link to the
+   host in F and R, and in B and I their gradients (four bytes) as well, in and out, which is counted as if the two
+   directions shared the link's rate. The stage with the most layers stands for all; one of its layers is exposed. With
+   a cp group, rows of K and V come from other ranks over their link, that between nodes where tp x max_cp GPUs are more
+   than one has, and in B and I as many gradients besides; both directions of the link carry the same at once.
 
    stages: (pp x n_virtual), count of them. timing: all else that a schedule needs, with timing->stages = stages.
    step_seconds (NULL is allowed): what an iteration takes besides, once: the gradient exchange over dp and the
    optimizer's traffic on the slowest stage. ZeRO 2 and 3 scatter their gradients in each backward instead (4 bytes
    each). ZeRO 3, which is FSDP with resharding after forward, gathers its parameters in each F, R and I (2 bytes each).
-   So it sends three times the parameters where the others send two (Rajbhandari et al., ZeRO, 2020, section 7).
-   These run beside the pass, a layer ahead (Zhao et al., PyTorch FSDP, 2023): the bytes of one layer are exposed, and
-   what a pass over chunk_size tokens without a prefix is too short for. They are in its constant term. All three are
-   untouched on failure.
-   Errors: as cf_model_validate and cf_parallel_validate, or the member, as "cp group" of a model with recurrent layers;
-   CF_ERROR_OVERFLOW ("gpu") where a time is not finite. */
+   So it sends three times the parameters where the others send two (Rajbhandari et al., ZeRO, 2020, section 7). These
+   run beside the pass, a layer ahead (Zhao et al., PyTorch FSDP, 2023): the bytes of one layer are exposed, and what a
+   pass over chunk_size tokens without a prefix is too short for. They are in its constant term. All three are untouched
+   on failure. Errors: as cf_model_validate and cf_parallel_validate, or the member, as "max_cp" of a model with
+   recurrent layers; CF_ERROR_OVERFLOW ("gpu") where a time is not finite. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error);
 
@@ -342,7 +340,7 @@ typedef struct cf_tune_desc {
                                        none so long; times stay the list's. 0: the longest of the list */
     cf_pack_desc pack;              /* how to pack; chunk_size and n_ranks are not used. shares: of the whole list; then
                                        a tree is drawn as one, and where a batch is full before it ends, the next batch
-                                       begins with the rest of it. cp group: the most that is tried, beside none, in
+                                       begins with the rest of it. max_cp: the most that is tried, beside none, in
                                        splits of one stage: 2, 4, 8 ... ranks, as far as they divide dp, all in step.
                                        Time and memory are those of columns by paper, with what cp groups gather, and
                                        `cost` and `cp_row_seconds` the estimate's. Only with a gpu, and without shares
@@ -431,10 +429,10 @@ CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf
    cf_tune makes it, without a limit or, where that does not fit, under one. So a trainer gets for every batch what the
    search has chosen.
 
-   desc: as it was given to cf_tune; tuning: what came of it. plan: packed to the candidate's chunk_size and cp group
-   for the dp of its split. On success cf_schedule_free is due; *out is untouched on failure. Errors:
-   CF_ERROR_ARGUMENT with what does not belong together; CF_ERROR_INFEASIBLE where no schedule of this plan keeps to the
-   limit, with the bytes that one needs in error->wanted; those of cf_tune. */
+   desc: as it was given to cf_tune; tuning: what came of it. plan: packed to the candidate's chunk_size and max_cp for
+   the dp of its split. On success cf_schedule_free is due; *out is untouched on failure. Errors: CF_ERROR_ARGUMENT with
+   what does not belong together; CF_ERROR_INFEASIBLE where no schedule of this plan keeps to the limit, with the bytes
+   that one needs in error->wanted; those of cf_tune. */
 CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf_tuning *tuning, int64_t candidate,
                                               const cf_plan *plan, int64_t rank, cf_schedule **out, cf_error *error);
 

@@ -46,7 +46,7 @@ static const cf_slice known_slices[] = {
     {5, 16, 5, 0, 5, 5, 1},  {1, 0, 5, 8, -1, 1, 1},  {2, 0, 3, 0, -1, 2, 1},
 };
 static const cf_chunk known_chunks[] = {
-    /* first_slice, n_slices, tokens, padded, pairs, chain, index, prefix, rank, up, down, below, state, cp group */
+    /* first_slice, n_slices, tokens, padded, pairs, chain, index, prefix, rank, up, down, below, state, cp */
     {0, 1, 16, 16, 136, 0, 0, 0, 0, -1, 1, 2, 16, 0}, {1, 1, 16, 16, 392, 0, 1, 16, 0, 0, 2, 1, 16, 0},
     {2, 2, 15, 16, 320, 0, 2, 32, 0, 1, -1, 0, 8, 0}, {4, 1, 16, 16, 136, -1, 0, 0, 0, -1, -1, 0, 0, 0},
     {5, 1, 16, 16, 136, 1, 0, 0, 1, -1, 5, 1, 16, 0}, {6, 2, 10, 16, 110, 1, 1, 16, 1, 4, -1, 0, 5, 0},

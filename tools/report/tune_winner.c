@@ -310,7 +310,7 @@ static void print_python(const tune_job *job, const cf_tune_candidate *c, const 
     printf("  plan = chunkflow.pack(lengths, chunk_size=%lld, n_ranks=%lld", (long long)c->chunk_size,
            (long long)split->dp);
     if (c->max_cp > 0)
-        printf(", cp group=%lld, cp_row_seconds=%.17g,\n                        cost={\"constant\": %.17g, "
+        printf(", max_cp=%lld, cp_row_seconds=%.17g,\n                        cost={\"constant\": %.17g, "
                "\"per_token\": %.17g, \"per_pair\": %.17g}", (long long)c->max_cp, cp_groups.cp_row_seconds,
                cp_groups.cost.constant, cp_groups.cost.per_token, cp_groups.cost.per_pair);
     if (job->asked->no_tails) fputs(", no_tails=True", stdout);

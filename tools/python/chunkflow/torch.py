@@ -500,7 +500,7 @@ class Batch:
                  outputs: bool | None = None):
         """weights: of each sequence that of its targets (chunkflow.loss_weights; default: the mean over all targets);
         ignored: for each sequence None, or a mask that is not 0 at tokens that are no targets, such as a prompt's. A
-        token that sequences share weighs the sum of their weights, with `shared_mean` the mean. cp groups: where ranks
+        token that sequences share weighs the sum of their weights, with `shared_mean` the mean. cp_groups: where ranks
         share sequences, the process group of this rank's cp group of each number of ranks. outputs: whether a dropped
         chunk's forward keeps attention's outputs, so that its replay does not attend; by default where attention can,
         that is on CPUs and with soft caps or sinks, and True refuses the others by name."""
@@ -508,7 +508,7 @@ class Batch:
         lengths = np.array([len(s) for s in sequences], np.int64)
         self.cp_groups = cp_groups or {}
         for n in set(plan.chains["cp"].tolist()) - {0, *self.cp_groups}:
-            raise ValueError(f"the plan has cp groups of {n} ranks, and cp groups has no process group for them")
+            raise ValueError(f"the plan has cp groups of {n} ranks, and cp_groups has no process group for them")
         self.forward, self.plan, self.device, self.seed, self.loss_of = forward, plan, device, seed, loss
         self.ignored, self.shared_mean = ignored, shared_mean
         self.starts = np.cumsum(lengths) - lengths
