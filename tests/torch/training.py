@@ -595,12 +595,12 @@ def test_trees_own_module():
     wanted_loss = small_alone(module, sequences, weights)
     wanted, worst = gradients(module), 0.0
     for split, align, k in [(s, a, k) for s in ("full", "even") for a in (1, 4) for k in (1, 2, 99)]:
-        step = Step(module, module, chunk_size=16, k=k, split=split, align=align, share=align)
+        step = Step(module, module, chunk_size=16, k=k, split=split, align=align, min_shared_prefix=align)
         loss = step(sequences, weights=weights)
         worst = max(worst, abs(loss / wanted_loss - 1), differ(gradients(module), wanted))
     check("a module of one's own, trees", worst <= TOLERANCE, f"12 plans, worst {worst:.1e}")
 
-    shared_mean = Step(module, module, chunk_size=16, min_shared_prefix=1, shared_mean=True)
+    once = Step(module, module, chunk_size=16, min_shared_prefix=1, shared_mean=True)
     once(sequences, weights=np.ones(len(sequences)))
     got = gradients(module)
     for i, s in enumerate(sequences):  # a token that n sequences share has a part in n of each

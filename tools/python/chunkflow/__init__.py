@@ -631,7 +631,7 @@ class Plan(_Object):
 
     def chain_above(self, chain: int) -> int:
         """The chain of a tree that a chain goes on from; -1: none."""
-        up = int(self.chunks["up"][self.groups["first_chunk"][group]])
+        up = int(self.chunks["up"][self.chains["first_chunk"][chain]])
         return int(self.chunks["chain"][up]) if up >= 0 else -1
 
     def row_of(self, sequence: int, position: int) -> tuple[int, int]:
@@ -744,14 +744,14 @@ class Report(_Object):
 def _pairs(shared_prefixes: Any, n: int) -> np.ndarray:
     pairs = np.asarray(shared_prefixes)
     if pairs.dtype.kind not in "iu" or pairs.shape != (n, 2):
-        raise TypeError(f"shares: wanted {n} pairs of whole numbers, got shape {pairs.shape} of {pairs.dtype}")
+        raise TypeError(f"shared_prefixes: wanted {n} pairs of whole numbers, got shape {pairs.shape} of {pairs.dtype}")
     return np.ascontiguousarray(pairs, dtype=np.int64)
 
 
 def shared_prefixes_of_tokens(sequences: Sequence[Any]) -> np.ndarray:
     """cf_shared_prefixes_find: for each of these arrays of token ids another one, and how many tokens it begins with
-    like that one, as pack's `shares`. Equal tokens that come with other images are not the same: give them other
-    ids."""
+    like that one, as pack's `shared_prefixes`. Equal tokens that come with other images are not the same: give them
+    other ids."""
     arrays = [_integers(tokens, "tokens") for tokens in sequences]
     lengths = np.array([array.size for array in arrays], np.int64)
     tokens = ffi.new("void *[]", [ffi.cast("void *", array.ctypes.data) for array in arrays])
@@ -765,8 +765,8 @@ def shared_prefixes_of_tokens(sequences: Sequence[Any]) -> np.ndarray:
 def pack(lengths: Sequence[int] | np.ndarray, chunk_size: int, shared_prefixes: Any = None,
          **options: Unpack[PackOptions]) -> Plan:
     """cf_pack: the tokens of each sequence of a batch, and the most tokens in a chunk. The other options are the
-    members of cf_pack_desc; shares has for each sequence the number of another one and how many tokens it shares with
-    that one: what several begin with is computed once."""
+    members of cf_pack_desc; shared_prefixes has for each sequence the number of another one and how many tokens it
+    shares with that one: what several begin with is computed once."""
     numbers = _integers(lengths, "lengths")
     desc, given = _describe("cf_pack_desc", {"chunk_size": chunk_size, **options})
     if shared_prefixes is not None:

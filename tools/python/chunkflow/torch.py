@@ -594,8 +594,8 @@ class Batch:
         with _seeded(self.device, chunkflow.lib.cf_chunk_seed(self.seed, chunk, 0)), torch.set_grad_enabled(grad):
             output, own = self.forward(inputs)  # a replay drops out what F did
         if inputs.cp_group is not None and inputs.cp_group.calls == 0:
-            raise ValueError(f"chunk {chunk} is of a cp group, and its forward did not ask CPGroup.rows for the rows of "
-                             "the others")
+            raise ValueError(f"chunk {chunk} is of a cp group, and its forward did not ask CPGroup.rows for the rows "
+                             "of the others")
         if chain < 0:
             return output, inputs, []
         own = [x if isinstance(x, Border) else x[..., :end - begin, :] for x in own]  # its tail has other sequences
@@ -761,7 +761,7 @@ class Step:
 
     @chunkflow._renamed
     def plan(self, lengths: Sequence[int], shared_prefixes: Any = None) -> tuple[chunkflow.Plan, chunkflow.Schedule]:
-        """The plan of a batch of these lengths (shares: see chunkflow.pack), and this rank's order of it."""
+        """The plan of a batch of these lengths (shared_prefixes: see pack), and this rank's order of it."""
         options = self.options
         if shared_prefixes is not None:
             options = {**options, "shared_prefixes": shared_prefixes, "min_shared_prefix": self.min_shared_prefix,
@@ -787,7 +787,8 @@ class Step:
         self._form_cp_groups(plan)
         device = next(self.module.parameters()).device
         return plan, schedule, Batch(self.forward, plan, sequences, device, weights=weights, ignored=ignored,
-                                     shared_mean=self.shared_mean, seed=self.seed, loss=self.loss, cp_groups=self.cp_groups,
+                                     shared_mean=self.shared_mean, seed=self.seed, loss=self.loss,
+                                     cp_groups=self.cp_groups,
                                      outputs=self.outputs)
 
     @chunkflow._renamed
@@ -802,8 +803,8 @@ class Step:
     @chunkflow._renamed
     def __call__(self, sequences: Sequence[Any], ignored: Sequence[Any] | None = None, weights: Any = None,
                  shared_prefixes: Any = None) -> float:
-        """ignored and weights: see Batch; shares: see chunkflow.pack, in place of what equal tokens say. The seed of
-        dropout goes on by one for each batch."""
+        """ignored and weights: see Batch; shared_prefixes: see chunkflow.pack, in place of what equal tokens say. The
+        seed of dropout goes on by one for each batch."""
         plan, schedule, batch = self._batch(sequences, ignored, weights, shared_prefixes)
         if plan.n_chunks == 0:
             return 0.0
