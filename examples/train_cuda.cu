@@ -9,8 +9,8 @@
    Every batch is packed, scheduled and run by chunkflow's executor (executor_cuda.cu shows that step by step, and
    stages and ranks); the model is in decoder_cuda.h, its products in products_cuda.h, the data in tokens.h. What others
    do is a setting here: --chunk-size 0 makes chunks as long as the longest document, so nothing is split (packing), and
-   with --max-slices 1 each has one document. Not yet run on a device: tests/cuda/train_cuda_check.sh runs it under the
-   emulation. */
+   with --max-slices 1 each has one document. Speed and memory on an H200 are in tools/bench/results/h200.txt;
+   tests/cuda/train_cuda_check.sh runs it under the emulation. */
 
 #define _XOPEN_SOURCE 700
 #define OWN_END_PROGRAM

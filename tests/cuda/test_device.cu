@@ -1,5 +1,5 @@
 /* What only a device can show: full sizes, offsets past 32 bits, races and the same bits over many repeats. Not built
-   for the emulation. Not yet run on a device. */
+   for the emulation. */
 
 #include "../harness.h"
 #include "device.h"
@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
@@ -254,9 +255,14 @@ static void compare_floats(const void *a, const void *b, int64_t n, double relat
     CHECK(std::sqrt(gap) <= relative * std::sqrt(size));
 }
 
+/* The fused path that is asked for: with CHUNKFLOW_TEST_WGMMA in the environment it is path 3. */
+static cf_attention_path fused_path() {
+    return getenv("CHUNKFLOW_TEST_WGMMA") != NULL ? CF_ATTENTION_WGMMA : CF_ATTENTION_MMA;
+}
+
 TEST(chunk_of_8k_over_a_long_prefix) {
     large_problem p = {}, oracle = {};
-    p.n_heads = 16, p.n_kv_heads = 2, p.head_size = 128, p.queries = 8192, p.keys = 65536, p.path = CF_ATTENTION_MMA;
+    p.n_heads = 16, p.n_kv_heads = 2, p.head_size = 128, p.queries = 8192, p.keys = 65536, p.path = fused_path();
     oracle.n_heads = 16, oracle.n_kv_heads = 2, oracle.head_size = 128, oracle.queries = 8192, oracle.keys = 65536;
     oracle.path = CF_ATTENTION_UNFUSED;
     if (!p.make() || !p.run(true) || !oracle.make() || !oracle.run(true)) return;
@@ -270,7 +276,7 @@ TEST(chunk_of_8k_over_a_long_prefix) {
 TEST(offsets_past_32_bits) {
     large_problem p = {};
     p.n_heads = 64, p.n_kv_heads = 8, p.head_size = 128, p.queries = p.keys = 262144 + 77, p.window = 300;
-    p.path = CF_ATTENTION_MMA;
+    p.path = fused_path();
     p.deterministic = 1; /* without the fp32 sums of dq, which would be 8.6 GB more */
     if (!p.make() || !p.run(true)) return;
     check_rows(p);
@@ -280,7 +286,7 @@ TEST(offsets_past_32_bits) {
 TEST(a_thousand_repeats) {
     for (int deterministic = 0; deterministic < 2; deterministic++) {
         large_problem p = {};
-        p.n_heads = 12, p.n_kv_heads = 3, p.head_size = 128, p.queries = 1000, p.keys = 2333, p.path = CF_ATTENTION_MMA;
+        p.n_heads = 12, p.n_kv_heads = 3, p.head_size = 128, p.queries = 1000, p.keys = 2333, p.path = fused_path();
         p.deterministic = deterministic;
         if (!p.make()) return;
         const size_t q = (size_t)(12 * 1000 * 128), k = (size_t)(3 * 2333 * 128);

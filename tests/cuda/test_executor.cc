@@ -1740,12 +1740,20 @@ TEST(errors_that_callbacks_leave) {
     };
     REQUIRE(run_and_compare(&m, host));
 
-    const auto launch_badly = [](cudaStream_t stream) {
+    /* Drivers differ in the name that they give to it. */
+    cudaError_t left = cudaSuccess;
+    const auto launch_badly = [&](cudaStream_t stream) {
         cudaLaunchConfig_t config = {};
         config.gridDim = dim3(1);
         config.blockDim = dim3(4096); /* more than a block can have */
         config.stream = stream;
-        (void)cudaLaunchKernelEx(&config, half_kernel, pass_data(), 0);
+        left = cudaLaunchKernelEx(&config, half_kernel, pass_data(), 0);
+    };
+    const auto says = [&](const char *where) {
+        const std::string wanted = std::string(where) + " left " + cudaGetErrorName(left);
+        CHECK(left != cudaSuccess);
+        CHECK_INT(error.got, left);
+        CHECK(strstr(error.text, wanted.c_str()) != nullptr);
     };
     m.clear_results();
     m.in_progress = nullptr;
@@ -1753,8 +1761,7 @@ TEST(errors_that_callbacks_leave) {
         if (m.n_passes == 4) launch_badly(step->stream);
     };
     CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_DEVICE);
-    CHECK_INT(error.got, cudaErrorInvalidConfiguration);
-    CHECK(strstr(error.text, "ward left cudaErrorInvalidConfiguration") != nullptr);
+    says("ward");
     CHECK_INT(m.n_passes, 5);
     CHECK_INT(cudaPeekAtLastError(), cudaSuccess);
     m.before = nullptr;
@@ -1770,9 +1777,8 @@ TEST(errors_that_callbacks_leave) {
             launch_badly(cf_executor_stream(m.executor, 0));
         };
         CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_DEVICE);
-        CHECK_INT(error.got, cudaErrorInvalidConfiguration);
+        says("progress");
         CHECK_INT(error.item, position);
-        CHECK(strstr(error.text, "progress left cudaErrorInvalidConfiguration") != nullptr);
         CHECK_INT(m.n_progress, at + 1);
     }
     m.in_progress = nullptr;

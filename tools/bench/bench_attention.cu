@@ -18,9 +18,7 @@
    TFLOP/s count what the mask leaves visible: 4 x pairs x heads x head size for a forward, 2.5 times that for a
    backward. Inputs are normal numbers (zeros draw less power, which raises clocks); between runs the L2 cache is
    overwritten. A time is the median of the runs. bench_attention.py puts PyTorch's numbers beside these, in the same
-   run. What cannot run says "SHAPE VARIANT error WHY", and the others go on; the exit status is then 1.
-
-   Not yet run on a device. */
+   run. What cannot run says "SHAPE VARIANT error WHY", and the others go on; the exit status is then 1. */
 
 #define CHUNKFLOW_IMPLEMENTATION
 #include "../../chunkflow.h"

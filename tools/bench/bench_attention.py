@@ -7,7 +7,7 @@ The options are bench_attention's. For each shape, twice in turn: our variants, 
 flash backend (FlashAttention-2, through the variable-length operator, with the same packed documents and prefixes) and,
 for one document without a prefix, its cuDNN backend. TFLOP/s count visible pairs only, for everyone alike. Every result
 is a line of its own as it comes, as bench_attention prints them; a table of the better ones of the two rounds, and the
-ratio of our best to their best, come last. Not yet run on a device.
+ratio of our best to their best, come last.
 """
 import math
 import subprocess

@@ -7,7 +7,7 @@
 # PROGRAMS has executor_cuda and chunkflow; plan.json, measured.json (the last batch's) and costs.json go to DIR, and
 # nothing else does. A batch is a list of lengths: 60000,300,4096. OPTIONS are executor_cuda's. Prints the fitted terms
 # of each pass, and for each batch "executor N measured X ms simulated Y ms ratio Y/X". On one device several stages
-# share it, which the simulator does not know. Not yet run on a device.
+# share it, which the simulator does not know.
 
 set -u
 programs=$1

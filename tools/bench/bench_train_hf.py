@@ -8,7 +8,7 @@ Documents are packed into rows as long as the longest one; attention is PyTorch'
 pair that is masked costs anything: a dense mask would be no rival. Parameters, gradients and moments are bf16, for
 which its fused AdamW is fastest; train_cuda keeps fp32 ones. --liger: with Liger's norm, rotary and SwiGLU kernels,
 where they are installed. Every step is a line as train_cuda prints it. Needs a device; --cpu tries it on any machine
-with a tiny shape, whose speed says nothing. Not yet run on a device.
+with a tiny shape, whose speed says nothing. Not yet run on a device to its first step.
 """
 import argparse
 import pathlib
