@@ -7309,7 +7309,7 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
     return full;
 }
 
-/* Whether there may be I and W in the schedule. */
+/* Returns whether the schedule may have I and W. */
 static int cf__schedule_splits(const cf_schedule_desc *desc) {
     return desc->kind == CF_SCHEDULE_ZERO_BUBBLE || (desc->kind == CF_SCHEDULE_BEST && desc->split_backward);
 }
@@ -7383,7 +7383,7 @@ static int64_t cf__schedule_default_state(const cf__schedule_maker *m, int64_t s
     return overflow ? INT64_MAX : m->most.state > 0 ? state : 0;
 }
 
-/* What stage s may hold as it is asked for, with defaults filled in; not above 0: any number. */
+/* Returns the requested limits of a stage, defaults filled in. 0 or less means unlimited. */
 static cf__pipe_room cf__schedule_asked(const cf__schedule_maker *m, int64_t stage) {
     cf__pipe_room asked = cf__pipe_given_room(&m->desc.limits, stage);
     if (m->desc.shape.forward_only) asked.chunks = 0;
@@ -7397,7 +7397,7 @@ static cf__pipe_room cf__schedule_asked(const cf__schedule_maker *m, int64_t sta
 /* A limit that everything fits into is none. */
 static int64_t cf__schedule_limit(int64_t limit, int64_t all) { return limit > 0 && limit < all ? limit : INT64_MAX; }
 
-/* What stage s may hold. */
+/* Returns what a stage may hold. */
 static cf__pipe_room cf__schedule_limits_of(const cf__schedule_maker *m, int64_t stage) {
     cf__pipe_room limits = cf__schedule_asked(m, stage);
     limits.chunks = cf__schedule_limit(limits.chunks, m->all.chunks);
@@ -7426,12 +7426,12 @@ static void cf__schedule_settle(cf__schedule_maker *m) {
     m->tightest = least;
 }
 
-/* Whether chunks or bytes are limited. */
+/* Returns whether chunks or bytes are limited. */
 static int cf__schedule_is_limited(const cf__schedule_maker *m) {
     return m->tightest.chunks < INT64_MAX || m->tightest.bytes < INT64_MAX;
 }
 
-/* Whether every unit finds room on each virtual stage beside the others, if it keeps one chunk there. */
+/* Returns whether every unit that keeps one chunk finds room on each virtual stage beside the others. */
 static int cf__schedule_fits(const cf__schedule_maker *m) {
     return m->tightest.chunks >= 1 && m->tightest.state >= m->most.state && m->tightest.bytes >= m->most.bytes;
 }
@@ -7444,7 +7444,7 @@ static void cf__room_add(cf__pipe_room *room, const cf__pipe_room *more, int64_t
     room->bytes += times * more->bytes;
 }
 
-/* Whether so much fits beside what is held. */
+/* Returns whether `more` fits beside what is held. */
 static int cf__room_fits(const cf__pipe_room *held, const cf__pipe_room *more, const cf__pipe_room *limits) {
     return held->chunks <= limits->chunks - more->chunks && held->state <= limits->state - more->state &&
            held->bytes <= limits->bytes - more->bytes;
@@ -7458,7 +7458,7 @@ static int64_t cf__schedule_row(const cf__schedule_maker *m) {
     return cf__max(bytes->activations - (m->pipe.local ? bytes->boundary : 0), 0);
 }
 
-/* Whether a unit goes on from another one's state, or others go on from its own. */
+/* Returns whether a unit continues another unit's state, or another unit continues its state. */
 static int cf__schedule_in_tree(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
     if (m->pipe.plan->order == NULL) return 0;
     return cf__pipe_has_parent(&m->pipe, unit->first) || cf__pipe_below(&m->pipe, unit->first) > 0;
@@ -7470,8 +7470,9 @@ static int64_t cf__schedule_place(const cf__schedule_maker *m, const cf__pipe_un
     return (unit->n > 1 || cf__schedule_in_tree(m, unit) ? m->most_padded : own) * cf__schedule_row(m);
 }
 
-/* What chunk i of a unit takes beside its place. The last one may be smaller than the others: while it is kept the unit
-   needs so much less, and afterwards the next one needs it all. So it takes that much less, if it takes as much. */
+/* Returns what chunk i of a unit takes beside its place. A last chunk may be smaller than the others: while it is kept
+   the unit needs less, and afterwards the next chunk needs the full place. So the last chunk takes that much less, but
+   not less than nothing. */
 static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i) {
     const cf_held_bytes *bytes = &m->desc.limits.per_token;
     const cf_chunk *c = &m->pipe.chunks[unit->first + i];
@@ -7489,7 +7490,7 @@ static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__
     return takes;
 }
 
-/* What a unit takes from its start on, with places for so many chunks. */
+/* Returns what a unit takes from its start on, with places for so many chunks. */
 static cf__pipe_room cf__schedule_takes(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t places) {
     const cf_held_bytes *bytes = &m->desc.limits.per_token;
     int64_t last = unit->first + unit->n - 1;
@@ -7503,7 +7504,7 @@ static cf__pipe_room cf__schedule_takes(const cf__schedule_maker *m, const cf__p
     return takes;
 }
 
-/* What it gives back at the end of the backward of its chunk i, with so many places. */
+/* Returns what a unit gives back at the end of the backward of its chunk i, with so many places. */
 static cf__pipe_room cf__schedule_gives(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i,
                                         int64_t places) {
     cf__pipe_room gives = cf__schedule_beside(m, unit, i);
@@ -7736,7 +7737,7 @@ static void cf__pattern_add_unit(cf__schedule_maker *m, const cf__pipe_unit *uni
     if (cf__pipe_below(&m->pipe, unit->first) == 0) cf__pattern_close(m, unit);
 }
 
-/* What the chains above a unit hold meanwhile, with or without their places. */
+/* Returns what the chains above a unit hold meanwhile, with or without their places. */
 static cf__pipe_room cf__pattern_held_above(const cf__schedule_maker *m, const cf__pipe_unit *unit, int places) {
     const cf_plan *plan = m->pipe.plan;
     cf__pipe_room held = {0, 0, 0};
@@ -7798,8 +7799,8 @@ typedef struct cf__pattern_merge {
     cf__pipe_room takes;  /* what the next item takes */
 } cf__pattern_merge;
 
-/* Whether a stage takes its next forward item: its next backward needs it, or the stage may run ahead. The first item
-   of a unit takes all that the unit takes beside its places, and one that keeps its activations a place. */
+/* Returns whether a stage takes its next forward item: its next backward needs it, or the stage may run ahead. The
+   first item of a unit takes all that the unit takes beside its places, and one that keeps its activations a place. */
 static int cf__pattern_takes_forward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     const cf__pattern *pattern = &m->pattern;
     const cf__pattern_item *item = &pattern->items[merge->i];
@@ -7819,9 +7820,9 @@ static int cf__pattern_takes_forward(const cf__schedule_maker *m, cf__pattern_me
     return merge->i < merge->j + pattern->distance + further_down;
 }
 
-/* In local replay R comes right before B, and takes the slot that the backward before has freed, of its chain or of
-   the last one below a chain that has kept nothing. With forwards_first each R takes one by itself, which is not
-   counted. */
+/* Writes the next backward. In local replay R comes right before B. It takes the slot that the backward before has
+   freed: of its own chain, or of the last chain below one that has kept nothing. With forwards_first each R takes a
+   slot by itself, which is not counted. */
 static void cf__pattern_put_backward(const cf__schedule_maker *m, cf__pattern_merge *merge, cf_schedule *schedule) {
     int64_t chunk = m->pattern.backwards[merge->j++], id = m->pipe.first_chunk + chunk;
     const cf__pipe_unit *unit = cf__schedule_unit(m, chunk);
@@ -8054,8 +8055,8 @@ static void cf__schedule_put_room(cf_schedule *schedule, int64_t stage, const cf
     cf__schedule_put_limit(schedule->limits.bytes_by_stage, stage, room->bytes);
 }
 
-/* Whether the chunks can be taken in rounds of as many as there are stages: they divide by them, none is in a chain,
-   no limit stands in the way, and virtual stages lie in loops. */
+/* Returns whether the chunks can be taken in rounds of as many as there are stages. They divide by the stages, none is
+   in a chain, no limit stands in the way, and virtual stages lie in loops. */
 static int cf__schedule_has_rounds(const cf__schedule_maker *m) {
     return m->pipe.n % m->desc.shape.n_stages == 0 && m->n_units == m->pipe.n && !cf__schedule_is_limited(m) &&
            m->pipe.plan->order == NULL && m->pipe.shape.placement == CF_PLACEMENT_LOOP;
@@ -8144,8 +8145,8 @@ static inline double cf__clock_send(cf__clock *clock, int64_t stage, int64_t v, 
     return begin;
 }
 
-/* What a pass has made goes on to the virtual stage that takes it. Where that has kept the activations of its F, nobody
-   takes those of an R. */
+/* Hands the result of a pass to the virtual stage that takes it. Where the taker has kept the activations of its F, no
+   pass takes the result of an R. */
 static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *a, int64_t chunk, int64_t cell,
                               double made) {
     int place = cf__pipe_place(a->pass), way = -clock->pipe->takes[place];
@@ -8300,7 +8301,7 @@ typedef struct cf__bounds_paths {
     double *tail[CF__PIPE_PLACES];    /* (cells) */
 } cf__bounds_paths;
 
-/* How long before the end a pass must have begun: its seconds and its tail. */
+/* Returns the time from the start of a pass to the end of the schedule, at least: its seconds and its tail. */
 static double cf__bounds_latest_start(const cf__bounds_paths *paths, int place, int64_t cell) {
     return paths->tail[place][cell] + paths->seconds[place][cell];
 }
@@ -8329,9 +8330,9 @@ static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
         }
 }
 
-/* Finds the heads (CF__PIPE_WAITS_FOR) or the tails (CF__PIPE_HOLDS_UP) of a chunk's passes at one place, one on each
-   virtual stage, from those of the passes at the other ends of the rules. The rule between neighbouring virtual stages
-   comes last, because it goes on from what was found for the neighbour. */
+/* Finds the heads (CF__PIPE_WAITS_FOR) or the tails (CF__PIPE_HOLDS_UP) of the passes of one chunk and place, one on
+   each virtual stage. They follow from those of the passes at the other ends of the rules. The rule between
+   neighbouring virtual stages comes last, because it continues from what was found for the neighbour. */
 static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, const cf__pipe_unit *unit,
                                   int64_t chunk) {
     const cf__pipeline *pipe = paths->pipe;
@@ -8396,14 +8397,14 @@ static void cf__bounds_add_job(cf__bounds_jobs *jobs, double head, double second
     jobs->seconds[jobs->n++] = seconds;
 }
 
-/* Whether every schedule drops the chunk: no chain keeps two, and this is not the last one of its chain. */
+/* Returns whether every schedule drops the chunk: no chain keeps two, and this is not the last chunk of its chain. */
 static int cf__bounds_must_drop(const cf__bounds_paths *paths, int64_t chunk) {
     return paths->kept == 1 && cf__pipe_after(paths->pipe->plan, &paths->pipe->chunks[chunk]) > 0;
 }
 
 /* Adds the replays that a chain cannot do without on virtual stage v, where it keeps at most k > 1 chunks at once. When
-   the backward of its chunk j begins (counted from 1), that chunk is kept and at most k - 1 before it are, so that at
-   least j - k chunks are still to be replayed. With five chunks and k = 2:
+   the backward of its chunk j begins (counted from 1), that chunk is kept, and at most k - 1 before it. So at least
+   j - k chunks are still to be replayed. With five chunks and k = 2:
 
        B5  three are to come  B4  two  B3  one  B2 B1
 
@@ -8493,7 +8494,7 @@ static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int 
 }
 
 /* Finds the tails and the critical path of schedules that keep the last `kept` chunks of every chain, and with `heads`
-   all heads as well, in time linear in the passes. Every longest path begins with an F. */
+   all heads. It takes time linear in the passes. Every longest path begins with an F. */
 static void cf__bounds_find_paths(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t kept, int heads) {
     cf__bounds_paths *paths = &bounds->paths;
     int64_t i;
@@ -8573,9 +8574,10 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
    Beats are for several rows. Chunk i begins on virtual stage v at i + beat x v, and comes back there later by a beat
    for each virtual stage on its way; passes go in that order. With a beat of 1/2 on four virtual stages chunk 0 begins
    at 0, 1/2, 1 and 3/2, and chunk 1 at 1, 3/2, 2 and 5/2. The longer a beat, the more chunks are under way. Cut
-   backwards keep strictly to that order, for W fills the gaps. Whole ones go as soon as they can, but no virtual stage
-   has more chunks under way than its beats allow: with the beat above virtual stage 0 starts its 6th chunk only after
-   a backward.
+   backwards keep strictly to that order, for W fills the gaps. Whole ones go as soon as they can, but under a limit no
+   virtual stage has more chunks under way than its beats allow. With the beat above, virtual stage 0 of four has at
+   most 5: its backward begins 1/2 x 10 chunks after its forward. On a V, beats may be steep: those that lead to a later
+   stage count twice.
    ================================================================================================================ */
 
 typedef struct cf__dispatch_policy {
@@ -8594,8 +8596,8 @@ enum {
                                       standalone chunks that it has dropped */
 };
 
-/* A forward goes before a backward while the next stage has less to run than so many times what this stage has at hand,
-   so that the next one need not wait; on several rows that many as a row's share. */
+/* A forward goes before a backward while the next stage has less to run than so many times what this stage has at hand.
+   So the next stage need not wait. On several rows each row has an equal part of that number. */
 static const double cf__dispatch_lead = 1.5;
 
 /* Passes are numbered cell by cell, and in a cell by their place. */
@@ -8841,7 +8843,7 @@ static double cf__dispatch_beat(const cf__dispatch *d, int place, int64_t chunk,
     return d->place[chunk] + (double)step + cf__product(d->policy.beat, cf__dispatch_way_to(d, place, v));
 }
 
-/* Whether forwards and backwards go strictly in the order of their urgency. */
+/* Returns whether forwards and backwards go strictly in the order of their urgency. */
 static int cf__dispatch_is_strict(const cf__dispatch *d) {
     return d->follows || (d->policy.beat > 0 && d->policy.split);
 }
@@ -8950,13 +8952,13 @@ static void cf__dispatch_start(cf__dispatch *d) {
 
 /* ---- eviction ---- */
 
-/* Whether a unit is a standalone chunk or a leaf of one chunk. No chunk goes on from these, so the bound on state does
-   not bound their inputs. */
+/* Returns whether a unit is a standalone chunk or a leaf of one chunk. No chunk continues these, so the bound on state
+   does not bound their inputs. */
 static int cf__dispatch_is_lone(const cf__dispatch *d, const cf__pipe_unit *unit) {
     return unit->n == 1 && cf__pipe_below(d->pipe, unit->first) == 0;
 }
 
-/* Whether a stage may drop a chunk of the unit and keep its input instead. */
+/* Returns whether a stage may drop a chunk of the unit and keep its input instead. */
 static int cf__dispatch_can_drop(const cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit) {
     return !cf__dispatch_is_lone(d, unit) || d->workers[stage].n_dropped < CF__DISPATCH_INPUTS * d->pipe->n_v;
 }
@@ -9006,14 +9008,14 @@ static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
     }
 }
 
-/* Whether a stage has a place for a chunk of the unit, or can make one by eviction. */
+/* Returns whether a stage has a place for a chunk of the unit, or can make one by eviction. */
 static int cf__dispatch_has_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit) {
     const cf__pipe_room *room = &d->workers[stage].room;
     return (room->chunks >= 1 && room->bytes >= cf__schedule_place(d->maker, unit)) ||
            cf__dispatch_victim(d, stage) >= 0;
 }
 
-/* Whether a ready replay may run: it waits for a place, and a unit's replays take places in falling order. */
+/* Returns whether a ready replay may run. It waits for a place, and a unit's replays take places in falling order. */
 static int cf__dispatch_may_replay(cf__dispatch *d, int64_t stage, int32_t id) {
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
     const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
@@ -9161,8 +9163,8 @@ static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) 
     return d->urgency[a] <= d->urgency[b] ? a : b;
 }
 
-/* Whether a stage has as many forwards ahead of its backwards as its turns allow: policy.turns on the first stage, one
-   fewer on each stage after it and, with more rows, two fewer. In a V it is the same number on all. */
+/* Returns whether a stage has as many forwards ahead of its backwards as its turns allow: policy.turns on the first
+   stage, one fewer on each stage after it and, with more rows, two fewer. In a V it is the same number on all. */
 static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
     int64_t less = d->pipe->shape.n_virtual == 1 ? stage : 2 * stage;
     if (d->pipe->shape.placement == CF_PLACEMENT_V) less = 0;
@@ -9186,10 +9188,11 @@ static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, i
     return leaves;
 }
 
-/* Whether a unit can start on virtual stage v. In a plan with trees all units before it must have started. The unit
-   needs bytes for itself and one place. A standalone chunk also needs that place to be free where it cannot be dropped,
-   as on the last virtual stage, where its backward follows at once. In turns all places must be free. With beats and
-   whole backwards, no virtual stage has more chunks under way than it would have by its beats. */
+/* Returns whether a unit can start on virtual stage v. In a plan with trees all units before it must have started. The
+   unit needs bytes for itself and one place. A standalone chunk also needs that place to be free where it cannot be
+   dropped, as on the last virtual stage, where its backward follows at once. In turns all places must be free. With
+   beats and whole backwards, under a limit, no virtual stage has more chunks under way than it would have by its beats.
+   */
 static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     cf__pipe_room takes, leaves;
@@ -9263,8 +9266,8 @@ static int cf__dispatch_makes_room(const cf__dispatch *d, int64_t stage, int32_t
     return 0;
 }
 
-/* Whether a forward goes before a backward or replay that could run, because the next stage has too little to do until
-   both have run. A forward that evicts a chunk costs a replay, so then only a sixth of the lead counts. */
+/* Returns whether a forward goes before a backward or replay that could run, because the next stage has too little to
+   do until both have run. A forward that evicts a chunk costs a replay, so then only a sixth of the lead counts. */
 static int cf__dispatch_feeds(const cf__dispatch *d, int64_t stage, int32_t back, int32_t forward) {
     const cf__dispatch_worker *worker = &d->workers[stage], *next = worker + 1;
     int64_t chunk, v = cf__dispatch_stage(d, forward, &chunk);
@@ -9279,7 +9282,7 @@ static int cf__dispatch_feeds(const cf__dispatch *d, int64_t stage, int32_t back
            cf__product(evicts ? lead / 6 : lead, at_hand);
 }
 
-/* Whether a backward or replay goes before a forward. */
+/* Returns whether a backward or replay goes before a forward. */
 static int cf__dispatch_goes_first(const cf__dispatch *d, int64_t stage, int32_t id, int32_t forward) {
     if (d->follows || d->policy.beat > 0) return d->urgency[id] <= d->urgency[forward];
     if (d->policy.turns > 0) return cf__dispatch_is_ahead(d, stage);
@@ -9379,9 +9382,10 @@ static void cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
    >>search    the best of many schedules
 
    A core search looks for a schedule with whole or with cut backwards. It tries the fixed kinds, then dispatch with
-   backwards first, six beats on several rows, turns for cut backwards without chains, and a second order of units. Then
-   it walks from the best of these: it changes one thing at random (a unit moves to another place in the order, or beat
-   or turns change), and keeps the change if the makespan does not grow. With units of 4, 3, 2, 1 chunks, a walk may go
+   backwards first, six beats on several rows (and two steep ones in a V), turns for cut backwards without chains, and a
+   second order of units. Then it walks from the best of these: it changes one thing at random (a unit moves to another
+   place in the order, or beat or turns change), and keeps the change if the makespan does not grow. With units of 4, 3,
+   2, 1 chunks, a walk may go
 
        4 3 2 1: 40    3 4 2 1: 41, taken back    4 3 1 2: 38, kept    1 4 3 2: 38, kept    1 3 4 2: 37, kept
 
@@ -9432,7 +9436,7 @@ static int64_t cf__search_default_tries(const cf__schedule_maker *m, int split) 
     return cf__max(6, max_tries * cf__min(room, stages) / stages);
 }
 
-/* Whether candidates are timed and compared. */
+/* Returns whether candidates are timed and compared. */
 static int cf__search_compares(const cf__schedule_maker *m) {
     return m->desc.kind == CF_SCHEDULE_BEST || m->desc.kind == CF_SCHEDULE_PAPER;
 }
@@ -9460,7 +9464,7 @@ static int64_t cf__search_below(cf__search *search, int64_t n) {
     return (int64_t)(cf__draw(&search->random) % (uint64_t)n);
 }
 
-/* Whether the best so far is as short as a lower bound. */
+/* Returns whether the best so far is as short as a lower bound. */
 static int cf__search_reaches(const cf__search *search, double bound) {
     return search->report.makespan <= bound * (1 + 1e-12);
 }
@@ -9471,7 +9475,7 @@ static int cf__search_is_over(const cf__search *search) {
 
 /* ---- candidates ---- */
 
-/* Whether the candidate never holds more than the limits allow. */
+/* Returns whether the candidate never holds more than the limits allow. */
 static int cf__search_keeps(const cf__search *search, const cf_schedule *trial) {
     const cf__pipeline *pipe = &search->maker.pipe;
     const cf_held_bytes *bytes = &search->maker.desc.limits.per_token;
