@@ -8414,12 +8414,12 @@ static int cf__bounds_must_drop(const cf__bounds_paths *paths, int64_t chunk) {
 static void cf__bounds_add_replays(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t v,
                                    const cf__pipe_unit *unit, int64_t k) {
     int64_t first = v * paths->pipe->n + unit->first, t;
-    int32_t *dear = (int32_t *)jobs->order[0]; /* nothing is sorted yet; the most expensive comes first */
-    for (t = 0; t < unit->n - 1; t++) dear[t] = (int32_t)t;
-    cf__sort_by_key(dear, unit->n - 1, paths->seconds[CF_R] + first);
+    int32_t *longest = (int32_t *)jobs->order[0]; /* nothing is sorted yet; the most expensive comes first */
+    for (t = 0; t < unit->n - 1; t++) longest[t] = (int32_t)t;
+    cf__sort_by_key(longest, unit->n - 1, paths->seconds[CF_R] + first);
     for (t = 0; t < unit->n - k; t++) {
         int64_t cell = first + k + t;
-        double seconds = paths->seconds[CF_R][first + dear[unit->n - 2 - t]];
+        double seconds = paths->seconds[CF_R][first + longest[unit->n - 2 - t]];
         cf__bounds_add_job(jobs, paths->head[CF__PIPE_BACK][cell] + paths->seconds[CF__PIPE_BACK][cell], seconds,
                            cf__bounds_latest_start(paths, CF__PIPE_BACK, first));
     }
