@@ -166,13 +166,28 @@ TEST(orders_of_no_kind) {
     CHECK(judge_all(2000, harness_rounds(4000, 300), &wants).made > 0);
 }
 
-TEST(trees_ranks_in_step_and_cp_groups) {
-    const int rounds = harness_rounds(6000, 400);
+/* Three tests, so that each is quick enough to be asked about planted faults. */
+TEST(lists_and_trees) {
+    const int rounds = harness_rounds(3000, 200);
     problem_wants wants = {0};
     tally t;
-    wants.trees = wants.lockstep = wants.cp_groups = 1;
+    wants.trees = 1;
     t = judge_all(3000, rounds, &wants);
-    CHECK(t.n_trees > rounds / 8 && t.n_step > rounds / 4 && t.n_cp_groups > rounds / 20 && t.n_forwards > rounds / 40);
+    CHECK(t.n_trees > rounds / 4 && t.n_forwards > rounds / 40);
+}
+
+TEST(ranks_in_step) {
+    const int rounds = harness_rounds(2000, 130);
+    problem_wants wants = {0};
+    wants.lockstep = 1;
+    CHECK(judge_all(13000, rounds, &wants).n_step > rounds / 4);
+}
+
+TEST(ranks_that_share_sequences) {
+    const int rounds = harness_rounds(2000, 130);
+    problem_wants wants = {0};
+    wants.cp_groups = 1;
+    CHECK(judge_all(23000, rounds, &wants).n_cp_groups > rounds / 10);
 }
 
 /* ---- the judge ---- */
@@ -373,6 +388,7 @@ TEST(broken_ranks_in_step_are_seen) {
     problem_free(&p);
 }
 
-SUITE(problem, CASE(lists_of_all_kinds), CASE(orders_of_no_kind), CASE(trees_ranks_in_step_and_cp_groups),
+SUITE(problem, CASE(lists_of_all_kinds), CASE(orders_of_no_kind), CASE(lists_and_trees), CASE(ranks_in_step),
+      CASE(ranks_that_share_sequences),
       CASE(broken_plans_and_lists_are_seen), CASE(broken_times_are_seen), CASE(broken_steps_are_seen),
       CASE(broken_trees_are_seen), CASE(broken_ranks_in_step_are_seen));
