@@ -50,6 +50,7 @@ class _Pass:
         self.cp_group = inputs.cp_group
         self.positions, self.tempered, self.before = inputs.positions, tempered, iter(before)
         self.calls = self.windows = self.blocks = self.recurrent = 0
+        self.dtype: torch.dtype | None = None  # of attention, which under autocast is not the logits'
         self.keep: dict[int, int] = {}  # how many rows a layer with a window sees before its own
         self.after: list[Tensor] = []  # states behind the chunk's first sequence, as before has those in front of it
 
@@ -93,8 +94,11 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
         about.blocks += block is not None
         if module in about.tempered:
             query = _tempered(module, query, about.positions)
-    return chunks.attention(query, key, value, *rows, scale=scaling, window=sliding_window, softcap=softcap,
-                            sinks=s_aux, block=block, **tree).transpose(1, 2).contiguous(), None
+    out = chunks.attention(query, key, value, *rows, scale=scaling, window=sliding_window, softcap=softcap,
+                           sinks=s_aux, block=block, **tree)
+    if about is not None:
+        about.dtype = out.dtype
+    return out.transpose(1, 2).contiguous(), None
 
 
 transformers.AttentionInterface.register("chunkflow", attend)
@@ -325,6 +329,7 @@ class Causal:
                               **more)
         except Unsupported as refused:  # by attention, which does not know of which model it is
             self.refuse(refused.why)
+        self.attends_in = about.dtype
         self._check_pass(about, cache, before, len(inputs.tokens))
         own = self._handed_on(about, cache, before, inputs)
         return (output.logits[0] if inputs.keep else None), own + [Border(x) for x in about.after]
@@ -379,7 +384,8 @@ class Causal:
             for m in training:
                 m.training = True
         off = float((got - wanted).double().norm() / wanted.double().norm().clamp(min=1e-30))
-        if not off <= (0.1 if wanted.dtype in (torch.float16, torch.bfloat16) else 1e-3):
+        half = {wanted.dtype, self.attends_in} & {torch.float16, torch.bfloat16}
+        if not off <= (0.1 if half else 1e-3):
             self.refuse(f"two chunks differ from the whole by {off:.1e} of its logits; its positions or a state of its "
                         "own do not follow the rows")
 
