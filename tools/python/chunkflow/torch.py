@@ -521,7 +521,7 @@ class Batch:
         # Of each chain, what its chunks so far have handed on: rows, or what lies behind so many rows.
         self.rows: dict[int, list[Tensor | dict[int, Tensor]]] = {}
         self.ends: dict[int, int] = {}  # how many rows that is
-        self.sums: dict[int, list[Tensor | dict[int, Tensor]]] = {}  # what later chunks found for its gradients
+        self.sums: dict[tuple[int, int], Tensor | dict[int, Tensor]] = {}  # of each tensor of rows, its gradient
 
     def inputs(self, chunk: int, keep: bool = True, prefix: Sequence[Tensor] = (),
                capacity: dict[str, int] | None = None) -> Inputs:
@@ -631,9 +631,11 @@ class Batch:
         """B: from the loss, and from what later chunks found for this one's rows, to weights and to the prefix."""
         chain, index, begin, end = self.about(chunk)
         loss, prefix, own = self.kept.pop(chunk)
-        sums = self._sums_of(chain) if own else []
         roots = [(loss, None)] if loss.requires_grad else []
-        for x, total in zip(own, sums):
+        for i, x in enumerate(own):
+            total = self.sums.get((chain, i))
+            if total is None:  # no later chunk has found anything
+                continue
             x, found = (x.state, total.pop(end, None)) if isinstance(x, Border) else (x, total[..., begin:end, :])
             if x.requires_grad and found is not None:
                 roots.append((x, found.to(x.dtype)))
@@ -643,14 +645,16 @@ class Batch:
         if roots:
             torch.autograd.backward(*map(list, zip(*roots)))
         if own and index == 0:
-            del self.rows[chain], self.sums[chain], self.ends[chain]
+            del self.rows[chain], self.ends[chain]
+            for i in range(len(own)):
+                self.sums.pop((chain, i), None)
 
     def _hand_back(self, chunk: int, i: int, row: Tensor) -> None:
         """Adds a backward's gradients of one tensor of its prefix to what is known of them, as soon as they are there,
         and lets them go; a border's are of the last chain's."""
         at, path = 0, self.path(chunk)
         for chain, n in path:
-            total = self._sums_of(chain)[i]
+            total = self._sum_of(chain, i)
             if not isinstance(total, dict):
                 total[..., :n, :] += row.grad[..., at:at + n, :]
             elif chain == path[-1][0]:
@@ -658,14 +662,14 @@ class Batch:
             at += n
         row.grad = None
 
-    def _sums_of(self, chain: int) -> list[Tensor | dict[int, Tensor]]:
-        """What was found for a chain's rows: nothing yet in the first backward that sees them, which is that of its
-        last chunk or of one below it."""
-        if chain not in self.sums:
-            self.sums[chain] = [{} if isinstance(x, dict) else
-                                torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
-                                for x in self.rows[chain]]
-        return self.sums[chain]
+    def _sum_of(self, chain: int, i: int) -> Tensor | dict[int, Tensor]:
+        """Returns what was found for one tensor of a chain's rows: nothing before the first backward that sees them,
+        which is that of its last chunk or of one below it."""
+        if (chain, i) not in self.sums:
+            x = self.rows[chain][i]
+            self.sums[chain, i] = {} if isinstance(x, dict) else \
+                torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
+        return self.sums[chain, i]
 
     def log_probs(self, rank: int = 0) -> list[Tensor]:
         """Of each sequence's tokens from the second on, without gradients: for old and reference policies, and for
