@@ -2913,7 +2913,7 @@ static int64_t cf__pack_make_cuts(cf__packer *p, const cf_chain *chain, int64_t 
         /* The last slices get the units left over: the very last one may lack part of a unit. */
         if (p->desc.split == CF_SPLIT_EVEN) length = (units / n + (i >= n - units % n)) * p->desc.align;
         length = cf__min(length, chain->tokens - begin);
-        if (lengths != NULL && i < most) lengths[i] = (int32_t)length;
+        if (lengths != NULL && !CF__NEVER(i >= most)) lengths[i] = (int32_t)length;
         begin += length;
     }
     return i;
@@ -3927,7 +3927,7 @@ static int64_t cf__pack_next_round(cf__packer *p, const cf_chain *rest, int full
     if (last) /* costs add up, so the mean is nearly enough */
         low = cf_cost_seconds(&p->weights, rest->tokens, cf_slice_pairs(p->from, rest->tokens)) / (double)rest->cp;
     for (tries = 0; last && tries < 40 && high - low > high * 1e-3; tries++) {
-        double middle = tries == 0 && low > 0 ? cf__product(low, 1.0005) : low + (high - low) / 2;
+        double middle = tries == 0 ? cf__product(low, 1.0005) : low + (high - low) / 2;
         if (cf__pack_covers(p, rest, middle)) high = middle;
         else low = middle;
     }
@@ -4089,7 +4089,7 @@ static void cf__pack_fill_bands(cf__packer *p) {
     cf__pack_sort_chains(p);
     for (p->n_rows = p->n_bands = 0; (at = cf__pack_next_chain(p, 0, INT32_MAX)) < p->n_runs; p->n_bands = end) {
         end = p->n_bands + p->runs[at].size;
-        if (p->n_rows + ranks > p->most_rows || end + cf__div_up(p->n_items, ranks) > p->most_columns) {
+        if (CF__NEVER(p->n_rows + ranks > p->most_rows || end + cf__div_up(p->n_items, ranks) > p->most_columns)) {
             p->n_bands = -1;
             return;
         }
@@ -4237,7 +4237,7 @@ static double cf__pack_lay_out(cf__packer *p, double target, double most) {
     p->weights.constant = 0; /* it counts once for each chunk, and not for each of its slices */
     cf__pack_collect_items(p);
     cf__pack_fill_bands(p);
-    if (p->n_bands < 0 || cf__pack_price(p, p->n_bands) > most) return DBL_MAX;
+    if (CF__NEVER(p->n_bands < 0) || cf__pack_price(p, p->n_bands) > most) return DBL_MAX;
     cf__pack_sort_and_bound(p);
     for (i = 0; i < p->n_items; i++) p->item_costs[i] = cf__pack_item_cost(p, p->items[i]);
     cf__pack_find_runs(p, 0, p->n_items);
@@ -9181,9 +9181,10 @@ static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, i
     leaves.bytes = (end - row) * d->most.bytes;
     for (; row < end && d->pipe->plan->order != NULL; row++) {
         int64_t u = d->rows[cf__pipe_at(d->pipe, row, stage)].n_started;
-        const cf__pipe_unit *unit = &m->units[cf__min(u, m->n_units - 1)];
-        const cf__pipe_room above = cf__pattern_held_above(m, unit, d->policy.turns > 0);
-        if (u < m->n_units) cf__room_add(&leaves, &above, -1);
+        cf__pipe_room above;
+        if (CF__NEVER(u >= m->n_units)) break; /* a later row has started no more units than this one */
+        above = cf__pattern_held_above(m, &m->units[u], d->policy.turns > 0);
+        cf__room_add(&leaves, &above, -1);
     }
     return leaves;
 }
@@ -11660,7 +11661,7 @@ static void cf__write_real(cf__writer *w, const char *before, const char *name, 
     (void)snprintf(text, sizeof text, "%.17g", value);
     for (c = text; *c != 0; c++)
         if (strchr("0123456789+-e", *c) != NULL) *end++ = *c;
-        else if (end == text || end[-1] != '.') *end++ = '.';
+        else if (CF__NEVER(end == text) || end[-1] != '.') *end++ = '.';
     *end = 0;
     cf__write_text(w, "%s\"%s\": %s", before, name, text);
 }

@@ -902,7 +902,42 @@ TEST(inputs_of_dropped_chunks_are_few) {
     CHECK(most_seen > 1);
 }
 
-SUITE(best, CASE(paper_example), CASE(chunks_kept_by_default), CASE(trees_keep_to_their_bytes),
+/* Bytes are a limit that the caller has set, too: such searches get more candidates than those under default limits. */
+TEST(bytes_alone_are_a_given_limit) {
+    int64_t lengths[48], i;
+    cf_search_report plain, given;
+    cf_schedule_desc desc = {0};
+    cf_plan *plan;
+    for (i = 0; i < 48; i++) lengths[i] = 8;
+    plan = naive_pack(lengths, 48, 8);
+    desc.shape.n_stages = 4;
+    desc.report = &plain;
+    makespan_of(plan, &desc, NULL);
+    desc.limits.bytes = (int64_t)1 << 40;
+    desc.limits.per_token.activations = 1;
+    desc.report = &given;
+    makespan_of(plan, &desc, NULL);
+    CHECK(given.max_tries > plain.max_tries && plain.max_tries > 0);
+    cf_plan_free(plan);
+}
+
+/* A kind that makes one schedule has nothing to report. */
+TEST(fixed_kinds_report_nothing) {
+    const int64_t lengths[] = {8, 8, 8};
+    cf_plan *plan = naive_pack(lengths, 3, 8);
+    cf_search_report report, before;
+    cf_schedule_desc desc = {0};
+    memset(&report, 0x5a, sizeof report);
+    before = report;
+    desc.kind = CF_SCHEDULE_1F1B;
+    desc.shape.n_stages = 2;
+    desc.report = &report;
+    makespan_of(plan, &desc, NULL);
+    CHECK(memcmp(&report, &before, sizeof report) == 0);
+    cf_plan_free(plan);
+}
+
+SUITE(best, CASE(bytes_alone_are_a_given_limit), CASE(fixed_kinds_report_nothing), CASE(paper_example), CASE(chunks_kept_by_default), CASE(trees_keep_to_their_bytes),
       CASE(inputs_of_dropped_chunks_are_few), CASE(report_says_what_was_done), CASE(a_search_ends_at_its_bound),
       CASE(more_tries_are_no_worse), CASE(replays_wait_for_the_place_that_a_weight_pass_frees));
 
