@@ -529,8 +529,8 @@ typedef struct cf_metadata_desc {
     int shared_mean;                     /* the weight of a token that several sequences share. 0: the sum of theirs, so
                                             that every one of them counts, as if nothing were shared; 1: the mean of
                                             theirs */
-    int wants_loss_rows;                 /* 1: loss_rows, too */
-    int wants_key_ends;                  /* 1: key_ends, too */
+    int wants_loss_rows;                 /* 1: also loss_rows */
+    int wants_key_ends;                  /* 1: also key_ends */
 } cf_metadata_desc;
 
 /* One more call of attention, for sequences that share rows. Their keys lie in several places, and each place takes a
@@ -1009,7 +1009,7 @@ CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_
    >>pipeline    passes, what each waits for, and what each costs
    ================================================================================================================ */
 
-/* The passes. A lowered schedule has those from SEND_F on, too. */
+/* The passes. Those from SEND_F on are in lowered schedules alone. */
 #define CF_PASSES(X)                                                                                              \
     X(CF_F, "F")                /* forward */                                                                     \
     X(CF_R, "R")                /* replay: forward again, because the activations were dropped */                 \
@@ -1276,7 +1276,7 @@ typedef struct cf_validate_desc {
      a chain's forwards must run upwards and its backwards downwards, R after F, and each backward with activations;
      at most K chunks of a chain may keep their activations at once;
      no stage may hold more chunks, state or bytes than its limits allow;
-     with pipeline replay, a chunk that a virtual stage replays must be replayed on the one before it, too.
+     with pipeline replay, a chunk that a virtual stage replays must also be replayed on the one before it.
    The lists must run to their end, so that no stage waits for ever for another. In a lowered schedule every tensor that
    crosses stages must be sent once and received once, after it was made and before it is used, and the lists must end
    even if every send waits for its receiver, with no buffer anywhere.
@@ -1315,7 +1315,7 @@ CHUNKFLOW_API void cf_schedule_index_free(cf_schedule_index *index);
 CHUNKFLOW_API int64_t cf_schedule_find(const cf_schedule_index *index, cf_pass pass, int64_t chunk, int64_t stage);
 
 /* The passes that an action, an index into schedule->actions, waits for, whatever the order of its stage is. A SEND and
-   a RECV wait for the pass that makes what they move. An R waits for a slot, too, where its chain has kept K chunks
+   a RECV wait for the pass that makes what they move. An R also waits for a slot where its chain has kept K chunks
    before it: the slots go to replays in the order of the list, in which backwards have given them back. needs: room for
    CF_MAX_NEEDS. Returns how many there are; 0 also for an action that does not exist. */
 CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t action, cf_need *needs);
@@ -1326,7 +1326,7 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
 
 /* Under FSDP, ZeRO-3 or expert parallelism every pass of a model calls collectives, so all ranks must run the same
    kinds of passes in the same order, or they hang. A kind is a virtual stage and whether the pass is a forward (F or
-   R), B, I or W: in step every forward runs every module, a dropped F the last layer and the head, too, and an idle
+   R), B, I or W: in step every forward runs every module, a dropped F also the last layer and the head, and an idle
    chunk's passes run the model on some rows with weight 0. cf_step.last_backward says where gradients are reduced.
 
    Pack with cf_pack_desc.lockstep, then make one list for all ranks, and take each rank's schedule from it:
@@ -1346,7 +1346,7 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
    of one rank may be shorter, or several, and standalone chunks in it are dropped as the others are. Limits that hold
    for the columns hold for every rank.
 
-   cost: weighs the chunks, as in cf_plan_measure. A plan that was packed without lockstep has columns, too, but they
+   cost: weighs the chunks, as in cf_plan_measure. A plan packed without lockstep also has columns, but they
    are expensive. Columns say nothing of sequences, so metadata and cf_steps_make take the plan itself. To be given to
    cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan"); CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_lockstep_plan(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
@@ -1521,7 +1521,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
            grow(&scratch, need.rows);                                    // of what a pass keeps nothing of
        }
 
-   If &need is cf_metadata_desc.capacity, too, all chunks have need.rows rows: then set state to zero when it has grown,
+   If &need is also cf_metadata_desc.capacity, all chunks have need.rows rows: then set state to zero when it has grown,
    and only then.
 
    In a tree a state slot has the rows of its chain alone, and the prefix of a chunk is in several: step->path is the
@@ -1754,7 +1754,7 @@ CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 #endif
 typedef char cf__constants_are_doubles[sizeof 0.1 == sizeof(double) ? 1 : -1]; /* no -fsingle-precision-constant */
 
-/* The implementation is C that compiles as C++, too, so some habits of C++ make no sense in it. */
+/* The implementation is C that also compiles as C++, so some habits of C++ make no sense in it. */
 #if defined(__clang__)
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wunknown-warning-option"
@@ -2467,8 +2467,9 @@ static void cf__tree_layout(cf__tree *t, cf__carver *carver) {
     t->stems = (int32_t *)cf__take(carver, t->most_stems, sizeof(int32_t));
 }
 
-/* Of a sequence and the one that it is said to share with: what is shared with that one may be no more than what that
-   one shares with another, and then it leaves the other. Looked for upwards in steps that double (Myers, 1983). */
+/* Attaches a sequence to the one that it is said to share with, or to one above. Where it shares no more tokens with
+   that one than that one shares with its own parent, it leaves the parent. The place is looked for upwards, in steps
+   that double (Myers, 1983). */
 static void cf__tree_attach(cf__tree *t, int32_t i, int32_t to) {
     int64_t depth = cf__tree_depth(t, i);
     t->depth[i] = (double)depth;
@@ -2503,7 +2504,7 @@ static cf_result cf__tree_attach_all(cf__tree *t) {
     return CF_OK;
 }
 
-/* Who leaves whom, in lists by rising depth; of those that leave at one place, the later come first. */
+/* Lists each sequence's children by rising depth. Of children that leave at one place, the later come first. */
 static void cf__tree_list_children(cf__tree *t) {
     int64_t i, n = 0;
     for (i = 0; i < t->n; i++) {
@@ -2552,8 +2553,8 @@ static int cf__tree_is_small(const cf__tree *t, const cf__tree_node *node, int32
     return node->rows <= t->desc->chunk_size && (t->desc->max_slices == 0 || node->end == id + 1);
 }
 
-/* What is below each node. A stem goes on where one way leads on; not where slices are counted, for each node would be
-   another one. */
+/* Adds up what each node has below it: rows, sequences, its end. A stem continues where only one child leads on. It
+   does not where slices are counted, because each node would be another slice. */
 static void cf__tree_add_up(cf__tree *t) {
     const int64_t most = t->desc->chunk_size + 1;
     int32_t i;
@@ -3007,8 +3008,8 @@ static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double rows, dou
     return weights;
 }
 
-/* What cp groups may need beside what there is without them: no more than most_parts are made. Returns how many columns
-   the last bands of all widths may have. */
+/* Bounds the memory that cp groups need in addition: no more than most_parts are made. Returns how many columns the
+   last bands of all widths may have. */
 static int64_t cf__pack_bound_cp_groups(cf__packer *p) {
     int64_t i, size = p->desc.chunk_size, longest = 0;
     if (p->desc.max_cp < 2) return 0;
@@ -3039,8 +3040,9 @@ static int64_t cf__pack_most_steps(const cf__packer *p) {
 /* The most units and chunks that there may be. */
 static cf_result cf__pack_bound_counts(cf__packer *p) {
     int64_t ranks = p->desc.n_ranks, n_bins, cp_steps = cf__pack_bound_cp_groups(p);
-    /* Of two chunks that are not full by count, neither could take what the other holds (next fit: of two neighbours),
-       so together they hold more than one chunk_size. A long sequence may close one more chunk in next fit. */
+    /* Neither of two chunks that are not full by count could take the content of the other (next fit: of two
+       neighbours). So together they hold more than one chunk_size. A long sequence may close one more chunk in next
+       fit. */
     n_bins = 2 * cf__div_up(p->item_tokens, p->desc.chunk_size) + p->head.n_chains + 1;
     if (p->desc.max_slices > 0) n_bins += p->n_items / p->desc.max_slices;
     if (ranks > 1) n_bins = p->n_items; /* before ranks are found each item is by itself */
@@ -3183,12 +3185,12 @@ static int32_t cf__pack_item_size(const cf__packer *p, int64_t i) {
     return (int32_t)cf__pack_padded(p, cf__pack_item_length(p->items[i]));
 }
 
-/* Whether a sequence is spread over a cp group. */
+/* Returns 1 if a sequence is spread over a cp group. */
 static int cf__pack_is_spread(const cf__packer *p, int64_t sequence) {
     return p->widths != NULL && p->widths[sequence] > 1;
 }
 
-/* Where a chain's i-th slice is among the cuts. The parts of a cp group have theirs in turn. */
+/* Returns the index into cuts of a chain's i-th slice. The parts of a cp group take turns. */
 static int64_t cf__pack_cut(const cf_chain *chain, int64_t i) {
     return chain->first_chunk + i * cf__max(chain->cp, 1);
 }
@@ -3344,7 +3346,7 @@ static int32_t cf__pack_bins_take(cf__packer *p, int32_t size) {
 
 /* ---- assigning items to units ---- */
 
-/* How many of `left` items of one size go into a unit. */
+/* Returns how many of `left` items of one size go into a unit. */
 static int32_t cf__pack_fit(const cf__pack_unit *unit, int32_t size, int32_t left) {
     return (int32_t)cf__min(cf__min(left, unit->slices_left), unit->room / size);
 }
@@ -3380,9 +3382,9 @@ static void cf__pack_best_fit(cf__packer *p) {
     }
 }
 
-/* Of the runs low .. high - 1, by falling size, the first that fits into `room` and has items left; high or more if
-   there is none. Runs that are used up point to a later one, and the way to the next that is not gets shorter with
-   every walk. */
+/* Returns the first of the runs low .. high - 1, by falling size, that fits into `room` and has items left; high or
+   more if there is none. Runs that are used up point to a later one. Every walk shortens the way to the next run with
+   items. */
 static inline int32_t cf__pack_largest_run(cf__packer *p, int32_t low, int32_t high, int64_t room) {
     while (low < high) {
         int32_t middle = low + (high - low) / 2;
@@ -3507,8 +3509,8 @@ static void cf__pack_assign_bushes(cf__packer *p) {
     p->head.n_chains = p->n_units;
 }
 
-/* Who is whose child: leaves first, then stems, and that with the longest path below it last, for it ends the tree.
-   Parents have lower numbers than children. */
+/* Links parents and children: leaves first, then stems. The stem with the longest path below it comes last, for it ends
+   the tree. Parents have lower numbers than children. */
 static void cf__pack_link_chains(cf__packer *p) {
     int32_t *tallest = p->sorted, n = (int32_t)p->head.n_chains, id, parent;
     int turn;
@@ -3555,10 +3557,10 @@ static void cf__pack_order_trees(cf__packer *p) {
    trees. Then each rank packs its own as if it were alone. Of costs 9, 5, 4, 4, 3, 3 one of two ranks gets 9 and 4, and
    the other one 5, 4, 3 and 3. */
 
-/* Which rank a unit is on: that of its tree. */
+/* Returns the rank of a unit, which is that of its tree. */
 static int32_t cf__pack_rank(const cf__packer *p, int64_t unit) { return p->units[p->units[unit].lead].rank; }
 
-/* Whether a unit has a chain that is cut; the leaves of a tree have none. */
+/* Returns 1 if a unit has a chain that is cut; the leaves of a tree have none. */
 static int cf__pack_is_cut(const cf__packer *p, int64_t unit) {
     return unit < (p->tree.shares != NULL ? p->tree.n_stems : p->head.n_chains);
 }
@@ -3588,7 +3590,7 @@ static double cf__pack_item_cost(cf__packer *p, uint64_t item) {
     return cost;
 }
 
-/* Where a slice begins, given which it is among the cuts and how many rows of its sequence its chain has before it. */
+/* Returns where a slice begins. cut: its index into cuts. own: rows of its sequence that its chain has before it. */
 static int64_t cf__pack_begin(const cf__packer *p, const cf_chain *chain, int64_t cut, int64_t own) {
     return chain->cp > 0 ? p->begins[cut] : own;
 }
@@ -3600,8 +3602,8 @@ static double cf__pack_chunk_cost(cf__packer *p, const cf_chain *chain, int64_t 
     return cf__pack_slice_cost(p, begin, p->cuts[cut]) + gathered;
 }
 
-/* What is given to ranks: units as far as there are any, of trees those that lead them, then items of no unit. Puts the
-   cost of each into p->costs. A chunk's constant cost counts once for each chunk, or for the used part of one. */
+/* Puts the cost of everything that is given to ranks into p->costs: units first (of a tree, the unit that leads it),
+   then items of no unit. A chunk's constant cost counts once for each chunk, or for the used part of one. */
 static void cf__pack_cost_things(cf__packer *p) {
     double size = (double)p->desc.chunk_size;
     int64_t i, j;
@@ -3757,7 +3759,7 @@ static cf_result cf__pack_settle(cf__packer *p) {
    tree of their own, whose root is that of them which leaves last, so that nothing is copied but rows of the old root.
    */
 
-/* What each sequence costs, with all that leave it. */
+/* Adds up the cost of each sequence and of all that leave it. */
 static void cf__pack_cost_branches(cf__packer *p) {
     cf__tree *t = &p->tree;
     double constant = p->weights.constant;
@@ -3829,7 +3831,7 @@ static int cf__pack_part_trees(cf__packer *p) {
     whole = best = cf__pack_part_all(p, DBL_MAX, 1);
     for (most = mean / 4; most > 0 && most < whole; most = most < mean ? 2 * most : cf__most(most * 1.1, whole / 64)) {
         double dearest = cf__pack_part_all(p, most, 1);
-        /* Of two that are alike the later one copies less, much less than parts of less than the mean do. */
+        /* The later one of two alike copies less, and much less than parts below the mean do. */
         if (dearest > whole * 0.95 || dearest > best * (best_most < mean ? 1.05 : 1)) continue;
         best = dearest;
         best_most = most;
@@ -3907,7 +3909,7 @@ static int64_t cf__pack_cut_round(cf__packer *p, const cf_chain *rest, int last,
     return cf__min(begin, rest->tokens);
 }
 
-/* Whether the slices of one round would be enough for what is left, if none is more expensive than the target. */
+/* Returns 1 if the slices of one round cover the rest of a sequence, none of them more expensive than the target. */
 static int cf__pack_covers(cf__packer *p, const cf_chain *rest, double target) {
     int64_t begin = 0, left = rest->cp;
     for (p->target = target; left > 0 && begin < rest->tokens; left--) begin += cf__pack_cut_by_cost(p, rest, begin);
@@ -3956,7 +3958,7 @@ static void cf__pack_cut_cp_group(cf__packer *p, int64_t sequence) {
     p->n_parts = p->n_units;
 }
 
-/* What each sequence costs, and which are the most expensive. */
+/* Computes the cost of each sequence, and finds the most expensive ones. */
 static void cf__pack_cost_wholes(cf__packer *p) {
     int64_t i, begin, size = p->desc.chunk_size;
     p->weights.constant = 0;
@@ -4038,8 +4040,8 @@ static void cf__pack_sort_chains(cf__packer *p) {
     }
 }
 
-/* What comes next, of chains that fit, in a block of as many ranks as a cp group of this level has; n_runs if nothing
-   does. That may be narrower than the block. */
+/* Returns the next chain that fits into a block of as many ranks as a cp group of this level has; n_runs if none does.
+   It may be narrower than the block. */
 static int32_t cf__pack_next_chain(cf__packer *p, int64_t level, int64_t room) {
     int64_t width = cf__pack_widest(p) >> level;
     int32_t best = (int32_t)p->n_runs, at;
@@ -4212,8 +4214,8 @@ static void cf__pack_add_columns(cf__packer *p) {
     }
 }
 
-/* What the first n columns cost, with a third more where they are replayed: where K is 1, in all of a band but its
-   last. */
+/* Returns the cost of the first n columns, with a third more where they are replayed: where K is 1, in all of a band
+   but its last. */
 static double cf__pack_price(const cf__packer *p, int64_t n) {
     double sum = 0, replays = 0;
     int64_t i, row;
@@ -4357,7 +4359,7 @@ static void cf__pack_link_chunks(cf_plan *plan) {
     }
 }
 
-/* Where each chunk's slices are, their offsets, and the sums over them. */
+/* Fills in where each chunk's slices are, their offsets, and the sums over them. */
 static void cf__pack_finish_chunks(cf_plan *plan) {
     int64_t i, j, first = 0;
     for (i = 0; i < plan->n_chunks; i++) {
@@ -4495,7 +4497,7 @@ static void cf__pack_write_listed(cf__packer *p, int64_t id, int64_t first_chunk
     plan->n_slices += unit->n_items;
 }
 
-/* What is not in any unit: whole items, or the order of what shares rows. */
+/* Writes everything that is in no unit: whole items, or the order of sequences that share rows. */
 static void cf__pack_write_rest(cf__packer *p) {
     cf_plan *plan = p->plan;
     int64_t i;
@@ -4916,8 +4918,8 @@ static cf_result cf__plan_check_part(const cf__plan_check *check, int64_t id) {
 
 /* ---- the chunks that a plan's chains are made of ---- */
 
-/* What a chunk says of the one that it continues, and of those that continue it. Chunks of a tree come in preorder, so
-   one continues the chunk before it, or one above that. */
+/* Checks a chunk's links to the chunk that it continues and to those that continue it. Chunks of a tree come in
+   preorder, so a chunk continues the one before it, or one above that. */
 static cf_result cf__plan_check_link(const cf_plan *plan, int64_t id, cf_error *error) {
     const cf_result bad = CF_ERROR_PLAN;
     const cf_chunk *c = &plan->chunks[id], *up;
@@ -5029,7 +5031,7 @@ static cf_result cf__plan_check_chain(const cf__plan_check *check, int64_t id) {
     return g->cp > 0 ? cf__plan_check_part(check, id) : CF_OK;
 }
 
-/* How far it is from each chunk to the end of the longest path below it. */
+/* Checks the length of the longest path below each chunk. */
 static cf_result cf__plan_check_below(const cf__plan_check *check) {
     const cf_plan *plan = check->plan;
     int64_t i, up;
@@ -6681,7 +6683,7 @@ static cf_result cf__pipe_check_by_stage(const int64_t *limits, int64_t n_stages
     return CF_OK;
 }
 
-/* What one stage may hold. In the end there is a number everywhere, INT64_MAX where there is no limit. */
+/* The room of one stage. In the end there is a number everywhere, INT64_MAX where there is no limit. */
 typedef struct cf__pipe_room {
     int64_t chunks, state, bytes;
 } cf__pipe_room;
@@ -6713,7 +6715,7 @@ static cf_result cf__pipe_check_limits(const cf_limits *limits, int64_t n_stages
     return CF_OK;
 }
 
-/* What is given for a stage; 0: nothing is. */
+/* Returns the limits that are given for a stage; 0 where none is. */
 static cf__pipe_room cf__pipe_given_room(const cf_limits *limits, int64_t stage) {
     cf__pipe_room room;
     room.chunks = cf__pipe_given(limits->chunks, limits->chunks_by_stage, stage);
@@ -6728,7 +6730,7 @@ static int64_t cf__pipe_limit(int64_t given, int64_t otherwise) {
     return limit > 0 ? limit : INT64_MAX;
 }
 
-/* What a stage may hold: what the limits give or, where they are silent, what the schedule says. */
+/* Returns the room of a stage: the given limits or, where they are silent, those of the schedule. */
 static cf__pipe_room cf__pipe_room_of(const cf_limits *limits, const cf_schedule *schedule, int64_t stage) {
     cf__pipe_room room = cf__pipe_given_room(limits, stage), own = cf__pipe_given_room(&schedule->limits, stage);
     room.chunks = cf__pipe_limit(room.chunks, own.chunks);
@@ -6789,7 +6791,7 @@ typedef struct cf__pipe_need {
     cf_edge_why why;
 } cf__pipe_need;
 
-/* Which place a rule's name stands for. */
+/* Returns the place that a rule's name stands for. */
 static int cf__pipe_resolve(int name, int split, int dropped) {
     if (name == CF__PIPE_KEEPER) return dropped ? CF_R : CF_F;
     if (name == CF__PIPE_FREER) return split ? CF__PIPE_W : CF__PIPE_BACK;
@@ -6838,7 +6840,7 @@ typedef struct cf__pipeline {
 
 enum { CF__PIPE_WAITS_FOR = 0, CF__PIPE_HOLDS_UP }; /* the two ways in which a rule is read */
 
-/* Whether a tensor goes to another virtual stage between a pass and one that waits for it. */
+/* Returns 1 if a tensor goes to another virtual stage between a pass and one that waits for it. */
 static int cf__pipe_crosses(cf_edge_why why) { return why == CF_EDGE_ACTIVATION || why == CF_EDGE_GRADIENT; }
 
 /* Adds one rule to the list of the pass at its near end. */
@@ -6935,12 +6937,13 @@ static inline double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, i
     return most;
 }
 
-/* Whether a tensor goes from one stage to another between two virtual stages side by side. */
+/* Returns 1 if a tensor goes from one stage to another between two virtual stages side by side. */
 static int cf__pipe_hops(const cf__pipeline *pipe, int64_t v, int64_t to) {
     return cf__pipe_stage(pipe, v) != cf__pipe_stage(pipe, to);
 }
 
-/* Which of its two queues of transfers a stage uses for what virtual stage v sends that way: 0 towards later stages. */
+/* Returns the queue of transfers, of a stage's two, for tensors that virtual stage v sends that way: 0 towards later
+   stages. */
 static int cf__pipe_queue(const cf__pipeline *pipe, int64_t v, int way) {
     return (way < 0) != (pipe->shape.placement == CF_PLACEMENT_V && v / pipe->shape.n_stages % 2 == 1);
 }
@@ -6989,8 +6992,8 @@ static inline int64_t cf__pipe_after(const cf_plan *plan, const cf_chunk *c) {
     return c->chain >= 0 ? plan->chains[c->chain].n_chunks - 1 - c->index : 0;
 }
 
-/* Where no backward comes, F of a chunk may be the last that reads its chain's state, and the state of chains above.
-   Goes through these chains upwards: returns the one after `before`, or the first (-1), or -1 after the last one. */
+/* Without backwards, F of a chunk may be the last that reads its chain's state, and the state of chains above. Goes
+   through these chains upwards: returns the one after `before`, or the first (-1), or -1 after the last one. */
 static int64_t cf__pipe_ended(const cf_plan *plan, const cf_chunk *c, int64_t before) {
     int64_t first, up;
     if (before < 0) return c->below > 0 ? -1 : c->chain;
@@ -7005,7 +7008,7 @@ static int64_t cf__pipe_below(const cf__pipeline *pipe, int64_t chunk) {
     return c->below - cf__pipe_after(pipe->plan, c);
 }
 
-/* Whether the chunk's chain goes on from another one. */
+/* Returns 1 if the chunk's chain continues another one. */
 static int cf__pipe_has_parent(const cf__pipeline *pipe, int64_t chunk) {
     return pipe->chunks[chunk - pipe->chunks[chunk].index].up >= 0;
 }
@@ -7015,12 +7018,12 @@ static int cf__pipe_has_parent(const cf__pipeline *pipe, int64_t chunk) {
 /* Chunk i of the unit is dropped in its first forward. */
 static int cf__pipe_is_dropped(const cf__pipe_unit *unit, int64_t i) { return i < unit->n - unit->k; }
 
-/* Whether a chunk of the unit has a pass at that place, where there may be one at all. */
+/* Returns 1 if a chunk of the unit has a pass at that place, where there may be one at all. */
 static int cf__pipe_occurs(const cf__pipe_unit *unit, int place, int64_t chunk) {
     return place != CF_R || cf__pipe_is_dropped(unit, chunk - unit->first);
 }
 
-/* Whether that pass leaves activations behind: F of a kept chunk, and R. */
+/* Returns 1 if that pass leaves activations behind: F of a kept chunk, and R. */
 static int cf__pipe_keeps(const cf__pipe_unit *unit, int place, int64_t chunk) {
     return place == CF_R || (place == CF_F && !cf__pipe_is_dropped(unit, chunk - unit->first));
 }
@@ -7105,7 +7108,7 @@ static int cf__pipe_needs(const cf__pipeline *pipe, int split, int place, int64_
    it makes: an R takes what an R has made. */
 enum { CF__PIPE_TENSORS = CF__PIPE_BACK + 1 };
 
-/* Whether a way leads anywhere from virtual stage v. */
+/* Returns 1 if a way leads anywhere from virtual stage v. */
 static int cf__pipe_leads(const cf__pipeline *pipe, int way, int64_t v) {
     return way != 0 && (uint64_t)(v + way) < (uint64_t)pipe->n_v;
 }
@@ -7164,7 +7167,7 @@ static int64_t cf__pipe_gradient(const cf__pipeline *pipe, const cf_action *a, c
     return (a->pass == CF_B || a->pass == CF_I) && c->below == 0 ? plan->chains[c->chain].tokens : 0;
 }
 
-/* What comes into being when an action starts. */
+/* Adds the chunk and the tokens that an action holds from its start on. */
 static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, const cf_action *a,
                                   const cf_chunk *c) {
     if (a->keep) {
@@ -7188,7 +7191,7 @@ static int64_t cf__pipe_ended_rows(const cf__pipeline *pipe, const cf_chunk *c) 
     return rows;
 }
 
-/* What goes when it has ended. */
+/* Gives back the tokens that are free when the action has ended. */
 static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held, const cf_action *a,
                                     const cf_chunk *c) {
     int backward = a->pass == CF_B || a->pass == CF_I;
@@ -9906,7 +9909,7 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule) {
 
 /* ---- the walk ---- */
 
-/* Of a chunk on one virtual stage: a bit for each pass that is in the list so far, and these. */
+/* Bits of a chunk on one virtual stage: one for each pass that is in the list so far, and these. */
 enum {
     CF__CHECK_FORWARDS = 1 << CF_F | 1 << CF_R,
     CF__CHECK_BACKWARDS = 1 << CF_B | 1 << CF_I,
@@ -9946,7 +9949,7 @@ static void cf__check_take_up(cf__checker *k, const cf_schedule *schedule, cf_er
     if (schedule->shape.placement == CF_PLACEMENT_V) k->turn = (int32_t)schedule->shape.n_stages;
 }
 
-/* Where the walk is, and what is wrong there; a: the action to name, or NULL. */
+/* Says where the walk is and what is wrong there. a: the action to name, or NULL. */
 static void cf__check_tell(const cf__checker *k, const cf_action *a, const char *why, char text[128]) {
     if (a == NULL) (void)snprintf(text, 128, "stage %lld: %s", (long long)k->stage, why);
     else

@@ -30,7 +30,7 @@ height() { sed -n '1s/.* height="\([0-9]*\)".*/\1/p' "$work/$1"; }
 second=$((28 + $(height whole)))
 
 cat <<END
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 744 $((second + $(height chunks) + 32))" font-size="12"
+<svg $(sed -n '1s/^<svg \(xmlns="[^"]*"\).*/\1/p' "$work/whole") viewBox="0 0 744 $((second + $(height chunks) + 32))" font-size="12"
      font-family="Helvetica, Arial, 'Liberation Sans', sans-serif" fill="#333">
 <title>Four sequences of 1, 1, 2 and 4 units on four stages: whole, and in chunks of 2</title>
 <rect width="744" height="$((second + $(height chunks) + 32))" rx="6" fill="#fff"/>
