@@ -200,7 +200,7 @@ foreign() {
         names="$names X($suite)"
         files="$files tests/unit/test_$suite.c"
     done
-    for file in exact naive oracle pipeline random_schedule; do files="$files tests/reference/$file.c"; done
+    files="$files $(printf '%s ' tests/reference/*.c)" # all of them, as the Makefile takes them
     if ! has "$compiler" || ! has "$emulator"; then
         echo "there is no $compiler or no $emulator here"
         return 1
