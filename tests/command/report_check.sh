@@ -203,7 +203,7 @@ test_advice() {
         sed -n "s/^peak memory  *\([0-9.]*\) GiB on stage [0-9], \(of the .* GiB of the GPU\).*/\1 \2/p" out)"
 }
 
-# Pictures: plan --svg and --memory-svg, and the two in tools/README.md, which its command makes again.
+# Pictures: plan --svg and --memory-svg, and the two of the page about schedules, whose command makes them again.
 test_pictures() {
     root=$(dirname "$(dirname "$tests")")
     # shellcheck disable=SC2086
@@ -230,7 +230,7 @@ test_pictures() {
         plan --chunk-size 64 --k 1 --stages 8 --svg no.svg lengths
     printf '40K\n12K\n9K\n3K 4\n1K 12\n' >batch
     # shellcheck disable=SC2046
-    cf $(sed -n 's/^ *build.chunkflow \(plan .* --memory-svg .*\) batch$/\1/p' "$root/tools/README.md" |
+    cf $(sed -n 's/^ *build.chunkflow \(plan .* --memory-svg .*\) batch$/\1/p' "$root/tools/guide/look-at-a-schedule.md" |
         sed 's#tools/#./#g') --summary batch
     same report/svg/readme "0 " "$code $(head -n 1 err)"
     same_files report/svg/readme/schedule "$root/tools/schedule.svg" schedule.svg

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every command of README.md and tools/README.md, as it stands there, in order, in a fresh clone.
+"""Every command of README.md, tools/README.md and tools/guide, as it stands there, in order, each page in a fresh clone.
 
     tests/meta/pages.py [BUILD]         BUILD (default: build) has the programs, and stands in the clone as build/
 
@@ -17,6 +17,7 @@ import sys
 import tempfile
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
+PAGES = ["README.md", "tools/README.md", *sorted(f"tools/guide/{page.name}" for page in TOP.glob("tools/guide/*.md"))]
 ELSEWHERE = ("make ", "import chunkflow", "pip ")
 passed = failed = skipped = 0
 
@@ -83,6 +84,21 @@ def check_memory(folder):
             check(f"README.md: {figure} of {command}", re.search(rf"\b{figure}\b", ran.stdout), ran.stdout + ran.stderr)
 
 
+def check_links(page):
+    """Links to files of the repository, and to headings of its pages, lead somewhere."""
+    text = re.sub(r"^```.*?^```$", "", (TOP / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, heading = target.partition("#")
+        path = (TOP / page).parent / path if path else TOP / page
+        found = path.exists()
+        if found and heading:
+            titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            found = heading in (re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)
+        check(f"{page}: its link to {target}", found, "leads nowhere")
+
+
 def main(build="build"):
     if not (TOP / ".git").exists() or not shutil.which("git"):
         print("skip pages: this is no clone\n0 passed, 0 failed, 1 skipped")
@@ -90,15 +106,21 @@ def main(build="build"):
     with tempfile.TemporaryDirectory() as work:
         folder = pathlib.Path(work) / "clone"
         subprocess.run(["git", "clone", "-q", "--local", "--no-hardlinks", TOP, folder], check=True)
-        for page in ("README.md", "tools/README.md"):  # as they are now
+        for page in PAGES:  # as they are now
+            (folder / page).parent.mkdir(exist_ok=True)
             shutil.copy(TOP / page, folder / page)
+        before = {path for path in folder.rglob("*") if ".git" not in path.parts}
         (folder / "build").symlink_to(pathlib.Path(build).resolve())
-        n = 0
-        for page in ("README.md", "tools/README.md"):
-            for block in blocks(folder / page):
+        for page in PAGES:
+            found = blocks(folder / page)
+            check(f"{page} has commands", found)
+            for block in found:
                 check_block(page, block, folder)
-                n += 1
-        check("the pages have blocks", n > 10, f"{n}")
+            for path in folder.iterdir():  # no page needs what another one made
+                if path not in before and path.name not in ("build", ".git"):
+                    path.unlink()
+        for page in (*PAGES, "tools/python/README.md", "tests/README.md", "tools/bench/results/README.md"):
+            check_links(page)
         check_memory(folder)
     print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     return failed > 0
