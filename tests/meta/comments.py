@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Draws comments to be read by somebody who has not written them, and counts what they should not have.
+"""Draws comments and sentences to be read by somebody who has not written them, and counts what breaks a rule.
 
-    tests/meta/comments.py [--seed SEED]      60 comments, each with its place and the code beside it
+    tests/meta/comments.py [--seed SEED]      60 comments, each with its place and the code beside it, and 40 sentences
+                                              of the pages
     tests/meta/comments.py --rules            for each kind of file, how many comments break which rule, and where
 
 One reads each comment once, top to bottom, and notes: plain, to be read twice, or wrong English. Of each kind those
@@ -15,7 +16,8 @@ import hashlib
 import re
 
 COMMENT = re.compile(r'/\*.*?\*/|(?://[^\n]*(?:\n[ \t]*(?=//))?)+|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
-KINDS = {"public": 15, "private": 20, ".cu": 9, "tune": 7, "command": 9}  # how many of each are drawn
+KINDS = {"public": 15, "private": 20, ".cu": 9, "tune": 7, "command": 9, "pages": 40}  # how many of each are drawn
+PAGES = ["README.md", "tools/README.md", "tools/python/README.md", "tests/README.md", *glob.glob("tools/guide/*.md")]
 RULES = {
     "begins with What, Whether, Who, Which, Where, How or Of":
         re.compile(r"(What|Whether|Who|Whose|Which|Where|How|Of)\b"),
@@ -52,6 +54,29 @@ def comments_of(path):
     return found
 
 
+class Sentence:
+    """A sentence of a page, in one line, and how its paragraph begins."""
+
+    def __init__(self, path, line, text, paragraph):
+        self.path, self.line, self.text, self.code = path, line, text, paragraph[:120]
+
+    breaks = Comment.breaks
+
+
+def sentences_of(path):
+    """Sentences of six words and more; code, headings and tables aside."""
+    with open(path, encoding="utf-8") as file:
+        whole = re.sub(r"^```[\s\S]*?^```$|^(?:    .*\n)+|^[|#].*$", lambda m: "\n" * m.group().count("\n"), file.read(),
+                       flags=re.M)
+    found, line = [], 1
+    for paragraph in re.split(r"(\n(?:\n|(?=- |\d\. )))", whole):
+        text = re.sub(r"\]\([^)]*\)|[\[*]|^(?:- |\d\. )", "", " ".join(paragraph.split()))
+        found += [Sentence(path, line, s, text) for s in re.split(r"(?<=[.?!]) (?=[A-Z`])", text)
+                  if len(re.findall(r"[A-Za-z]{2,}", s)) >= 6]
+        line += paragraph.count("\n")
+    return found
+
+
 def all_comments():
     header = comments_of("chunkflow.h")
     with open("chunkflow.h", encoding="utf-8") as file:
@@ -59,7 +84,8 @@ def all_comments():
     tools = sorted(glob.glob("tools/command/*.[ch]") + glob.glob("tools/report/*.[ch]"))
     return {"public": [c for c in header if c.line <= behind], "private": [c for c in header if c.line > behind],
             ".cu": comments_of("chunkflow_cuda.cu"), "tune": comments_of("tools/chunkflow_tune.h"),
-            "command": [c for path in tools for c in comments_of(path)]}
+            "command": [c for path in tools for c in comments_of(path)],
+            "pages": [s for path in sorted(PAGES) for s in sentences_of(path)]}
 
 
 def main():
