@@ -662,6 +662,7 @@ CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const
 #define CF_MAX_EXPERTS 65536 /* of a layer; a token goes to at most CF_MAX_ACTIVE of them */
 #define CF_MAX_ACTIVE 1024
 #define CF_MAX_KINDS 26
+#define CF_MIN_OUTPUT_WINDOW 2048 /* rows: attention within fewer costs too little to keep its outputs */
 
 /* The part of a layer that mixes tokens, and with it the state that the layer hands on from chunk to chunk. */
 typedef enum cf_mixer {
@@ -842,6 +843,8 @@ typedef struct cf_shard {
     int64_t reach;        /* of all experts of a layer, those that a token chooses among */
     int64_t expert_share; /* over how many GPUs the rows are divided before they go to experts */
     int64_t norms;        /* parameters */
+    int outputs;          /* 1: it may keep attention's outputs for a replay (cf_memory_desc.outputs): full and latent
+                             attention, and windows of at least CF_MIN_OUTPUT_WINDOW rows */
 } cf_shard;
 
 /* Finds the widths of one kind of layers, counted from 0; one past the last is CF_ERROR_ARGUMENT. A model without
@@ -906,6 +909,9 @@ typedef struct cf_memory_desc {
                                      counts rows of the rank's own part. 0: there is no cp group */
     int64_t chunk_size;           /* of a model with windows or recurrent layers: there is a border between chunks for
                                      every chunk_size tokens of state; 0: CF_BORDER_TOKENS */
+    int outputs;                  /* 1: a dropped chunk keeps attention's outputs and log-sum-exps beside its stage
+                                     input, so that its replay does not attend (past the paper). Only with local
+                                     replay, and not with full recomputation or unfused attention, which drop them */
 } cf_memory_desc;
 
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc);
@@ -916,7 +922,9 @@ typedef struct cf_token_bytes {
     int64_t state;          /* state: K and V of this stage's layers, or 0 with a state_window; routes; and a
                                chunk_size-th of `border`, rounded up, always */
     int64_t state_gradient; /* state gradient; 0 with a state_window */
-    int64_t boundary;       /* what goes from stage to stage; also a stage input kept for local replay */
+    int64_t boundary;       /* what goes from stage to stage */
+    int64_t dropped;        /* a chunk dropped in local replay, until its replay begins: its stage input, which is one
+                               `boundary`, and its outputs, if it keeps any */
     int64_t logits;         /* the chunk that is at its loss, beyond what stays (last virtual stage; 0 elsewhere) */
     int64_t working;        /* the chunk that is in backward: gradients of one layer's activations, and that layer's
                                recomputed activations; with a state_window, also the sums of attention by blocks */
@@ -939,6 +947,8 @@ typedef struct cf_token_bytes {
    Layers that recompute keep 4 h / s less and nothing unfused of norms (layernorm and what goes beyond it), 2 f less
    and no activated gate (act), no f at all (mlp), or 2 h / s alone (full).
    First stage: 8 (token ids). Last stage: 4 h / s (final norm) and what the loss keeps.
+   Outputs of a dropped chunk: 2 heads x value_dim + 4 heads of each layer whose shard has `outputs`. They pass into the
+   activations when the replay begins.
    With a state_window attention goes through its prefix by blocks of keys, and `working` has what it carries from block
    to block of a layer: 4 q + 8 heads / tp, the sums of dQ in fp32 and two numbers for each row of a head. The kernels
    of chunkflow_cuda.cu take as much, and more only where they split tiles because a GPU would idle.
@@ -961,7 +971,7 @@ typedef struct cf_memory_load {
     int64_t chunk_tokens;          /* padded tokens of the largest chunk that may be in a pass */
     int64_t state_tokens;          /* tokens whose K and V are in device memory, or streamed (state_window) */
     int64_t state_gradient_tokens; /* tokens that have gradients of K and V there */
-    int64_t input_tokens;          /* padded tokens of kept stage inputs (local replay) */
+    int64_t input_tokens;          /* padded tokens of dropped chunks: their stage inputs (local replay), and outputs */
     int64_t live_scores;           /* unfused attention: sum over live chunks of tokens x (prefix + tokens) */
     int64_t chunk_scores;          /* the same of the largest chunk in a pass */
 } cf_memory_load;
@@ -976,7 +986,7 @@ typedef struct cf_memory_load {
     X(working, "backward of one layer")                                                      \
     X(state, "state (K, V)")                                                                 \
     X(state_gradient, "state gradient")                                                      \
-    X(inputs, "kept stage inputs")                                                           \
+    X(inputs, "kept inputs, outputs")                                                        \
     X(buffers, "communication buffers")                                                      \
     X(runtime, "runtime, not modelled")
 
@@ -996,8 +1006,8 @@ typedef struct cf_memory_report {
    layers. With a state_window, a stage that has any state, on whichever of its virtual stages, has
      state           state_window x 2 kv x state_bytes, once
      state gradient  state_window x 2 kv x state_gradient_bytes, once
-     inputs          kept stage inputs, but no more than two of chunk_tokens: one in use, one on its way
-     host            state, state gradient and kept stage inputs of all its virtual stages, as they would be without
+     inputs          kept inputs and outputs, but no more than two of chunk_tokens: one in use, one on its way
+     host            state, state gradient, kept inputs and outputs of all its virtual stages, as they would be without
    where borders and carries stay on the device: a stage that has gradients of state has one carry, beside them.
    ZeRO divides routed experts over tp x dp / ep GPUs with ep, and over dp like all else without.
    Reports are untouched on failure. Errors: as cf_model_validate and cf_parallel_validate, CF_ERROR_ARGUMENT
@@ -1057,8 +1067,8 @@ typedef struct cf_held_bytes {
     int64_t state;          /* a chain: its K and V, from the start of the token's F to the end of its B (or I) */
     int64_t state_gradient; /* the same: its dK and dV, from the start of the chain's first backward to that end; of a
                                chain that others go on from, from the start of the first F of one of them */
-    int64_t boundary;       /* a chunk dropped in local replay: its saved input, from the start of its F to that of its
-                               R */
+    int64_t boundary;       /* a chunk dropped in local replay: its saved input, and its outputs if it keeps any
+                               (cf_token_bytes.dropped), from the start of its F to that of its R */
 } cf_held_bytes;
 
 #define CF_NO_LIMIT (-1) /* as a limit: none, not even one that would hold by default or is written in a schedule */
@@ -1094,7 +1104,7 @@ CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why);
 
 /* The passes of one virtual stage. All zero: F = R = rows, B = 2 x rows, I = W = rows, where the rows of a chunk are
    its tokens with padding: the unit costs of the paper's figures. Otherwise a member that is all zero is derived:
-   R = F, B = I + W or 2 x F, I = W = B / 2. */
+   R = F (without its pairs, if cf_timing.outputs), B = I + W or 2 x F, I = W = B / 2. */
 typedef struct cf_stage_cost {
     cf_pass_cost forward, replay, backward, input, weight;
 } cf_stage_cost;
@@ -1117,6 +1127,8 @@ typedef struct cf_timing {
                                      another rank has (cf_kv_sources); columns have none. Ranks of a cp group run every
                                      pass but W together, so that it takes as long as the slowest of them */
     double gather_backward;
+    int outputs;                  /* 1: an R takes attention's outputs from its F and does not attend, so for it nothing
+                                     streams in or is gathered (cf_memory_desc.outputs). Only with local replay */
 } cf_timing;
 
 /* ================================================================================================================
@@ -6047,6 +6059,7 @@ static void cf__model_set_attention(const cf_model *model, const cf_layer *kind,
     if (kind->sinks) s->mixer_vectors += s->heads;
     if (model->qk_norm && kind->mixer != CF_MIXER_LATENT)
         s->norms += model->qk_norm == 2 ? s->q + s->kv : 2 * kind->head_dim;
+    s->outputs = kind->window == 0 || kind->window >= CF_MIN_OUTPUT_WINDOW;
     if (kind->mixer == CF_MIXER_FULL) s->state_row = s->kv + s->value;
     else if (kind->mixer != CF_MIXER_LATENT) s->window_row = s->kv + s->value;
     if (kind->mixer != CF_MIXER_LATENT) return;
@@ -6232,6 +6245,11 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
     if (full->lora_experts != 0 && full->lora_rank == 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "lora_rank", -1, 1, 0, "must be given with lora_experts");
     CF__TRY(cf__range(full->chunk_size, 1, CF_MAX_CHUNK_SIZE, "chunk_size", error));
+    CF__TRY(cf__choice(full->outputs, 0, 1, "outputs", error));
+    if (full->outputs && full->parallel.recompute == CF_RECOMPUTE_FULL)
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "outputs", -1, "are dropped again with full recomputation");
+    if (full->outputs && full->unfused_attention)
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "outputs", -1, "need attention that does not write out its scores");
     return cf__range(full->runtime_bytes, 1, INT64_MAX, "runtime_bytes", error);
 }
 
@@ -6325,6 +6343,8 @@ static void cf__memory_add_kind(const cf_memory_desc *desc, const cf_shard *s, i
     out->heads_kept += heads * (s->layers - (drops ? again : 0));
     if (s->layers == 0) return;
     out->heads = cf__max(out->heads, heads);
+    if (desc->outputs && s->outputs)
+        cf__add_product(&out->bytes.dropped, s->layers, desc->activation_bytes * s->out + 4 * s->heads, &out->overflow);
     out->bytes.working = cf__max(out->bytes.working, cf__memory_working_bytes(desc, s));
     out->bytes.buffers = cf__max(out->bytes.buffers,
                                  cf__memory_dispatched(desc, s, 2 * desc->activation_bytes * s->hidden));
@@ -6353,6 +6373,7 @@ static void cf__memory_weigh_stage(const cf_memory_desc *desc, int64_t stage, cf
             bytes->logits = (element + (desc->loss == CF_LOSS_EAGER ? 8 : 4)) * shard->vocab;
     }
     bytes->boundary = row;
+    bytes->dropped += row;
     ends = (shard->first != 0) + (shard->last != 0);
     bytes->buffers += (4 - 2 * ends) * row; /* in and out, of activations and of gradients */
     if (desc->parallel.tp > 1 && !desc->parallel.no_sequence)
@@ -6448,7 +6469,7 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     cf__add_product(&sums->kept, load->state_tokens, of.share, overflow);
     cf__add_product(&terms->state_gradient, load->state_gradient_tokens, bytes->state_gradient, overflow);
     if (load->state_gradient_tokens > 0) cf__add_product(&sums->carry, 1, bytes->carry, overflow);
-    cf__add_product(&terms->inputs, load->input_tokens, bytes->boundary, overflow);
+    cf__add_product(&terms->inputs, load->input_tokens, bytes->dropped, overflow);
     cf__add_product(&working, load->chunk_tokens, bytes->working, overflow);
     /* The gradient of the scores, and their softmax where it is made again. */
     cf__add_product(&working, load->chunk_scores, (drops ? 2 : 1) * element * of.heads, overflow);
@@ -6456,7 +6477,7 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     terms->working = cf__max(terms->working, working); /* one virtual stage is in a pass at a time */
     terms->buffers = cf__max(terms->buffers, buffers);
     sums->layer_row = cf__max(sums->layer_row, of.row);
-    cf__add_product(&inputs, load->chunk_tokens, 2 * bytes->boundary, overflow);
+    cf__add_product(&inputs, load->chunk_tokens, 2 * bytes->dropped, overflow);
     sums->two_inputs = cf__max(sums->two_inputs, inputs);
 }
 
@@ -6599,15 +6620,17 @@ static void cf__pipe_derive(cf_pass_cost *cost, const cf_pass_cost *a, const cf_
     cost->per_pair = (a->per_pair + b->per_pair) * scale;
 }
 
-static cf__pipe_costs cf__pipe_fill_costs(const cf_stage_cost *given) {
+static cf__pipe_costs cf__pipe_fill_costs(const cf_stage_cost *given, int outputs) {
     static const cf_pass_cost none = {0, 0, 0};
     cf__pipe_costs costs;
-    cf_pass_cost *of = costs.of;
+    cf_pass_cost *of = costs.of, replay;
     int i = 0;
     memcpy(of, given, sizeof costs);
     while (i < CF_COMPUTE_PASS_COUNT && cf__pipe_is_free(&of[i])) i++;
     if (i == CF_COMPUTE_PASS_COUNT) of[CF_F].per_token = 1;
-    cf__pipe_derive(&of[CF_R], &of[CF_F], &none, 1);
+    replay = of[CF_F];
+    if (outputs) replay.per_pair = 0;
+    cf__pipe_derive(&of[CF_R], &replay, &none, 1);
     cf__pipe_derive(&of[CF_B], &of[CF_I], &of[CF_W], 1);
     cf__pipe_derive(&of[CF_B], &of[CF_F], &of[CF_F], 1);
     cf__pipe_derive(&of[CF_I], &of[CF_B], &none, 0.5);
@@ -6632,10 +6655,13 @@ static cf_result cf__pipe_check_cost(const cf_stage_cost *stage, int64_t v, cf_e
     return CF_OK;
 }
 
-/* n_v: virtual stages in all. NULL is allowed. */
-static cf_result cf__pipe_check_timing(const cf_timing *timing, int64_t n_v, cf_error *error) {
-    int64_t v;
+/* shape: a checked one, its defaults filled in. timing: NULL is allowed. */
+static cf_result cf__pipe_check_timing(const cf_timing *timing, const cf_shape *shape, cf_error *error) {
+    int64_t v, n_v = shape->n_stages * shape->n_virtual;
     if (timing == NULL) return CF_OK;
+    CF__TRY(cf__choice(timing->outputs, 0, 1, "timing.outputs", error));
+    if (timing->outputs && shape->replay == CF_REPLAY_PIPELINE)
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "timing.outputs", -1, "are for local replay");
     CF__TRY(cf__check_real(timing->latency, "timing.latency", -1, error));
     CF__TRY(cf__check_real(timing->seconds_per_token, "timing.seconds_per_token", -1, error));
     CF__TRY(cf__check_real(timing->stream_forward, "timing.stream_forward", -1, error));
@@ -6919,7 +6945,7 @@ CF__APART static double cf__pipe_own_seconds(const cf__pipeline *pipe, int pass,
     double stream = cf__pipe_rate(pass, pipe->timing.stream_forward, pipe->timing.stream_backward);
     double gather = cf__pipe_rate(pass, pipe->timing.gather_forward, pipe->timing.gather_backward);
     double compute = cf__pipe_compute_seconds(pipe, pass, chunk, v), moved, exposed;
-    if (!(stream > 0) && !(gather > 0)) return compute;
+    if ((!(stream > 0) && !(gather > 0)) || (pass == CF_R && pipe->timing.outputs)) return compute;
     moved = cf__product(stream, (double)c->prefix);
     moved += cf__product(gather, (double)cf__max(cf__plan_prefix(pipe->plan, c) - c->prefix, 0));
     exposed = cf__product(moved, pipe->timing.stream_exposed);
@@ -6982,9 +7008,9 @@ static void cf__pipe_layout(cf__pipeline *pipe, cf__carver *carver) {
 /* Fills in all costs, once there is memory for them. */
 static void cf__pipe_fill(cf__pipeline *pipe) {
     int64_t v;
-    pipe->all = cf__pipe_fill_costs(&pipe->timing.all);
+    pipe->all = cf__pipe_fill_costs(&pipe->timing.all, pipe->timing.outputs);
     for (v = 0; pipe->by_stage != NULL && v < pipe->n_v; v++)
-        pipe->by_stage[v] = cf__pipe_fill_costs(&pipe->timing.stages[v]);
+        pipe->by_stage[v] = cf__pipe_fill_costs(&pipe->timing.stages[v], pipe->timing.outputs);
 }
 
 /* Chunks of the chain after this one; 0 for a standalone chunk. */
@@ -7920,7 +7946,7 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
     if (desc->forwards_first) CF__TRY(cf__schedule_check_forwards_first(desc, error));
     CF__TRY(cf__schedule_check_cp_groups(plan, error));
     CF__TRY(cf__pipe_check_limits(&desc->limits, desc->shape.n_stages, CF_ERROR_ARGUMENT, error));
-    CF__TRY(cf__pipe_check_timing(desc->timing, desc->shape.n_stages * desc->shape.n_virtual, error));
+    CF__TRY(cf__pipe_check_timing(desc->timing, &desc->shape, error));
     return cf__schedule_check_bytes(plan, &desc->shape, &desc->limits.per_token, error);
 }
 
@@ -10859,7 +10885,7 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
     if (desc != NULL) sim->desc = *desc;
     sim->desc.no_bounds |= sim->desc.start != NULL || sim->desc.end != NULL;
     CF__TRY(cf__pipe_check_limits(&sim->desc.limits, schedule->shape.n_stages, CF_ERROR_ARGUMENT, error));
-    CF__TRY(cf__pipe_check_timing(sim->desc.timing, schedule->shape.n_stages * schedule->shape.n_virtual, error));
+    CF__TRY(cf__pipe_check_timing(sim->desc.timing, &schedule->shape, error));
     CF__TRY(cf__schedule_check_bytes(plan, &schedule->shape, b, error));
     cf__check_take_up(&sim->check, schedule, error);
     sim->clock.schedule = schedule;
@@ -11212,7 +11238,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
     if (schedule->lowered) return cf__fail(error, CF_ERROR_ARGUMENT, "lowered", -1, 0, 1, "is lowered already");
     if (schedule->lockstep)
         return cf__fail(error, CF_ERROR_ARGUMENT, "lockstep", -1, 0, 1, "lower the columns' list, not a rank's part");
-    CF__TRY(cf__pipe_check_timing(desc->timing, schedule->shape.n_stages * schedule->shape.n_virtual, error));
+    CF__TRY(cf__pipe_check_timing(desc->timing, &schedule->shape, error));
     l.clock.schedule = schedule;
     l.error = error;
     l.pipe = cf__pipe_of(plan, &schedule->shape, desc->timing);
@@ -12033,7 +12059,7 @@ CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_schedule *sc
     g.error = error;
     g.header.shape = schedule->shape;
     g.pipe = cf__pipe_of(plan, &schedule->shape, timing);
-    result = cf__pipe_check_timing(timing, g.pipe.n_v, error);
+    result = cf__pipe_check_timing(timing, &schedule->shape, error);
     if (result == CF_OK) result = cf__make(&recipe, &g, allocator, error);
     cf_schedule_index_free(g.index);
     if (result == CF_OK) *out = g.graph;

@@ -164,6 +164,7 @@ typedef struct cf_cost_desc {
     int64_t max_cp;          /* most ranks that share a sequence (cf_pack_desc.max_cp). 0, 1: none do */
     int unfused;             /* 1: norms, rotation and SwiGLU are separate operations (cf_memory_desc.unfused), as
                                 PyTorch's own are without torch.compile */
+    int outputs;             /* 1: replays take attention's outputs from their forwards (cf_memory_desc.outputs) */
 } cf_cost_desc;
 
 /* Seconds of every pass on every virtual stage, from FLOPs and rates.
@@ -182,6 +183,8 @@ typedef struct cf_cost_desc {
    directions shared the link's rate. The stage with the most layers stands for all; one of its layers is exposed. With
    a cp group, rows of K and V come from other ranks over their link, that between nodes where tp x max_cp GPUs are more
    than one has, and in B and I as many gradients besides; both directions of the link carry the same at once.
+   With `outputs` an R has no pairs, no rows of a window and one kernel less in each layer that keeps any. That outputs
+   in host memory come and go beside the passes, as kept stage inputs do, is counted as free.
 
    stages: (pp x n_virtual), count of them. timing: all else that a schedule needs, with timing->stages = stages.
    step_seconds (NULL is allowed): what an iteration takes besides, once: the gradient exchange over dp and the
@@ -191,7 +194,7 @@ typedef struct cf_cost_desc {
    run beside the pass, a layer ahead (Zhao et al., PyTorch FSDP, 2023): the bytes of one layer are exposed, and what a
    pass over chunk_size tokens without a prefix is too short for. They are in its constant term. All three are untouched
    on failure. Errors: as cf_model_validate and cf_parallel_validate, or the member, as "max_cp" of a model with
-   recurrent layers; CF_ERROR_OVERFLOW ("gpu") where a time is not finite. */
+   recurrent layers, and "outputs" with full recomputation; CF_ERROR_OVERFLOW ("gpu") where a time is not finite. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error);
 
@@ -1151,9 +1154,16 @@ static void cft__add_exposed(const cf_cost_desc *desc, const cf_shard *shard, co
     double gathered = desc->parallel.zero > 2 ? 2 : 0;
     if (desc->parallel.zero < 2 || desc->parallel.dp == 1) return;
     cost->forward.constant += cft__exposed_seconds(desc, shard, &cost->forward, counted, gathered);
-    cost->replay = cost->forward;
+    cost->replay.constant += cft__exposed_seconds(desc, shard, &cost->replay, counted, gathered);
     cost->input.constant += cft__exposed_seconds(desc, shard, &cost->input, counted, gathered);
     cost->weight.constant += cft__exposed_seconds(desc, shard, &cost->weight, counted, 4);
+}
+
+/* Takes attention out of a forward of one kind's layers: what a replay leaves out that has its outputs. */
+static void cft__leave_out_attention(const cf_cost_desc *desc, const cf_shard *shard, cf_pass_cost *cost) {
+    cost->constant -= cft__product((double)shard->layers, desc->gpu->launch);
+    cost->per_token -= cft__pair_seconds(desc, shard, CFT__FORWARD).per_token;
+    cost->per_pair = 0;
 }
 
 /* Adds what the layers of one kind take; again: how many of them make things again. */
@@ -1161,6 +1171,8 @@ static void cft__add_kind(const cf_cost_desc *desc, const cf_shard *shard, int h
                           cf_stage_cost *cost) {
     cf_pass_cost part = cft__work_seconds(desc, shard, CFT__FORWARD, head);
     cft__cost_sum(&cost->forward, &part, &cost->forward);
+    if (desc->outputs && shard->outputs) cft__leave_out_attention(desc, shard, &part);
+    cft__cost_sum(&cost->replay, &part, &cost->replay);
     part = cft__work_seconds(desc, shard, CFT__INPUT_GRADIENT, head);
     cft__cost_sum(&cost->input, &part, &cost->input);
     part = cft__again_seconds(desc, shard, again);
@@ -1187,7 +1199,6 @@ static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, int64_t stage)
         left -= cft__min(left, shard.layers);
         head = 0; /* with the first kind, and once */
     }
-    cost.replay = cost.forward;
     cft__add_exposed(desc, &whole, &counted, &cost);
     cft__cost_sum(&cost.input, &cost.weight, &cost.backward);
     return cost;
@@ -1252,6 +1263,7 @@ static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *
     double rate = cft__link_rate(desc, parallel->tp * parallel->dp * parallel->pp);
     cf_timing timing;
     memset(&timing, 0, sizeof timing);
+    timing.outputs = desc->outputs;
     timing.latency = desc->gpu->latency;
     timing.seconds_per_token = (double)cft__div_up(2 * shard->hidden, shard->sequence) / rate;
     if (desc->stream) timing.stream_forward = row_bytes / cft__product(desc->gpu->pcie, desc->gpu->link);
@@ -1324,6 +1336,9 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     CFT__TRY(cft__range(full.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
     CFT__TRY(cft__range(full.chunk_size, 0, CF_MAX_CHUNK_SIZE, CF_ERROR_LIMIT, "chunk_size", -1, error));
     CFT__TRY(cft__check_cp_group(full.model, full.max_cp, "max_cp", error));
+    CFT__TRY(cft__range(full.outputs, 0, 1, CF_ERROR_ARGUMENT, "outputs", -1, error));
+    if (full.outputs && full.parallel.recompute == CF_RECOMPUTE_FULL)
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "outputs", -1, "are dropped again with full recomputation");
     if (count != full.parallel.pp * full.parallel.n_virtual)
         return cf_fail(error, CF_ERROR_ARGUMENT, "count", -1, full.parallel.pp * full.parallel.n_virtual, count,
                        "must be the number of virtual stages");
@@ -2062,7 +2077,8 @@ static double cft__gather_seconds(const cft__tuner *t) {
     for (i = 0; t->packed != NULL && i < t->schedule->n_actions; i++) {
         const cf_action *a = &t->schedule->actions[i];
         double rate = a->pass == CF_F || a->pass == CF_R ? t->timing.gather_forward : t->timing.gather_backward, hidden;
-        double moved = a->pass == CF_W ? 0 : cft__product(rate, (double)cft__gathered_rows(t->packed, a->chunk));
+        int none = a->pass == CF_W || (a->pass == CF_R && t->timing.outputs);
+        double moved = none ? 0 : cft__product(rate, (double)cft__gathered_rows(t->packed, a->chunk));
         double exposed = cft__product(moved, t->timing.stream_exposed);
         hidden = t->timeline->end[i] - t->timeline->start[i];
         sum += exposed + (moved - exposed > hidden ? moved - exposed - hidden : 0);
@@ -2128,10 +2144,10 @@ static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__
     w->of[CFT__ACTIVATIONS] = bytes.activations * loose;
     w->of[CFT__STATE] = bytes.state * loose;
     w->of[CFT__GRADIENT] = bytes.state_gradient * loose;
-    w->of[CFT__INPUT] = memory->state_window > 0 ? 0 : bytes.boundary * loose;
+    w->of[CFT__INPUT] = memory->state_window > 0 ? 0 : bytes.dropped * loose;
     w->of[CFT__CHUNK] = cft__max(bytes.logits, bytes.working) * loose + bytes.buffers * 100;
     w->carry = bytes.carry * loose;
-    w->staged = memory->state_window > 0 ? bytes.boundary * loose : 0;
+    w->staged = memory->state_window > 0 ? bytes.dropped * loose : 0;
     return CF_OK;
 }
 
@@ -2183,6 +2199,7 @@ static void cft__set_memory_of(cft__tuner *t, const cf_tune_candidate *c) {
     cft__set_memory(t, &split, c->state_window);
     t->memory.chunk_size = c->chunk_size;
     t->memory.gathered = c->max_cp > 1 ? t->longest : 0;
+    if (c->recompute == CF_RECOMPUTE_FULL) t->memory.outputs = 0; /* which drops them */
 }
 
 /* Sets up what the functions below need to know about a split. */
@@ -2563,6 +2580,7 @@ static cf_result cft__set_up(cft__tuner *t, const cf_tune_candidate *c) {
         cost.stream = c->state_window > 0;
         cost.max_cp = c->max_cp;
         cost.unfused = t->memory.unfused;
+        cost.outputs = t->memory.outputs;
         CFT__TRY(cf_cost_estimate(&cost, t->costs, t->split.pp * t->split.n_virtual, &t->timing, &t->step_seconds,
                                   t->error));
     }
@@ -2766,7 +2784,10 @@ static cft__costs cft__costs_of(const cft__tuner *t, int64_t v) {
     cft__cost_sum(&c.input, &c.weight, &parts);
     if (cft__is_free(&c.forward) && cft__is_free(&c.replay) && cft__is_free(&c.backward) && cft__is_free(&parts))
         c.forward.per_token = 1;
-    if (cft__is_free(&c.replay)) c.replay = c.forward;
+    if (cft__is_free(&c.replay)) {
+        c.replay = c.forward;
+        if (t->timing.outputs) c.replay.per_pair = 0;
+    }
     if (cft__is_free(&c.backward)) c.backward = parts;
     if (cft__is_free(&c.backward)) cft__cost_sum(&c.forward, &c.forward, &c.backward);
     least.forward = c.forward;

@@ -91,7 +91,13 @@ static void costs_of_chunk(const cf_timing *timing, int64_t v, const cf_chunk *c
     int pass;
     if (none) s = unit;
     out[CF_F] = cost_of(&s.forward, c);
-    out[CF_R] = costs_nothing(&s.replay) ? out[CF_F] : cost_of(&s.replay, c);
+    if (timing != NULL && timing->outputs && costs_nothing(&s.replay)) { /* a forward that does not attend */
+        s.replay = s.forward;
+        s.replay.per_pair = 0;
+        out[CF_R] = cost_of(&s.replay, c);
+    } else {
+        out[CF_R] = costs_nothing(&s.replay) ? out[CF_F] : cost_of(&s.replay, c);
+    }
     out[CF_B] = cost_of(&s.backward, c);
     if (costs_nothing(&s.backward)) {
         int parts = !costs_nothing(&s.input) || !costs_nothing(&s.weight);
@@ -102,6 +108,7 @@ static void costs_of_chunk(const cf_timing *timing, int64_t v, const cf_chunk *c
     for (pass = CF_F; timing != NULL && pass < CF_W; pass++) { /* W reads no state */
         double rate = pass <= CF_R ? timing->stream_forward : timing->stream_backward;
         double stream = rate * (double)c->prefix, first = stream * timing->stream_exposed;
+        if (pass == CF_R && timing->outputs) continue;
         out[pass] = first + larger(out[pass], stream - first);
     }
 }

@@ -117,7 +117,9 @@ static double compute_of(const cf_timing *timing, int64_t v, const cf_chunk *c, 
     if (!is_given(&s->weight)) weight = backward / 2;
     switch (pass) {
         case CF_F: return forward;
-        case CF_R: return is_given(&s->replay) ? sum_of(&s->replay, c) : forward;
+        case CF_R:
+            if (is_given(&s->replay)) return sum_of(&s->replay, c);
+            return forward - (timing->outputs ? s->forward.per_pair * (double)c->pairs : 0);
         case CF_B: return backward;
         case CF_I: return input;
         default: return weight;
@@ -145,7 +147,7 @@ static int64_t rows_of_others(const cf_plan *plan, const cf_chunk *c) {
 static double alone_seconds(const cf_plan *plan, const cf_timing *timing, int64_t v, const cf_chunk *c, int pass) {
     double compute = compute_of(timing, v, c, pass), moved = 0, alone;
     int forward = pass == CF_F || pass == CF_R;
-    if (timing == NULL || pass == CF_W) return compute;
+    if (timing == NULL || pass == CF_W || (pass == CF_R && timing->outputs)) return compute;
     moved = (double)c->prefix * (forward ? timing->stream_forward : timing->stream_backward);
     if (timing->gather_forward > 0 || timing->gather_backward > 0)
         moved += (double)rows_of_others(plan, c) * (forward ? timing->gather_forward : timing->gather_backward);

@@ -551,6 +551,73 @@ TEST(float_trainer) {
     CHECK_INT(bytes.boundary, 4 * h);
 }
 
+/* Attention's outputs kind by kind, of heads x value_dim numbers of two bytes and a log-sum-exp of four a head. With 8
+   heads of 64: 1,056; V of 32: 544; on two GPUs half. Windows of fewer than 2,048 rows and recurrent layers keep
+   none. */
+TEST(outputs_of_kinds_by_hand) {
+    static const struct {
+        cf_layer kind;
+        int64_t outputs;
+    } kinds[] = {{{.mixer = CF_MIXER_FULL}, 1056},
+                 {{.value_dim = 32, .gate = 1, .sinks = 1}, 544},
+                 {{.mixer = CF_MIXER_WINDOW, .window = 2047}, 0},
+                 {{.mixer = CF_MIXER_WINDOW, .window = 2048}, 1056},
+                 {{.mixer = CF_MIXER_CHUNKED, .window = 8192}, 1056},
+                 {{.mixer = CF_MIXER_CHUNKED, .window = 1024}, 0},
+                 {{.mixer = CF_MIXER_LATENT, .latent = 512, .rope_dim = 16, .value_dim = 32}, 544},
+                 {{.mixer = CF_MIXER_DELTA, .tail = 4}, 0},
+                 {{.mixer = CF_MIXER_KDA, .tail = 4}, 0},
+                 {{.mixer = CF_MIXER_MAMBA2, .tail = 4}, 0},
+                 {{.mixer = CF_MIXER_NONE}, 0}};
+    cf_model model = {.layers = 6, .hidden = 512, .heads = 8, .kv_heads = 2, .head_dim = 64, .ffn = 64, .vocab = 1000};
+    cf_memory_desc desc = {0};
+    cf_memory_load load = {0};
+    cf_memory_report report;
+    cf_token_bytes bytes, without;
+    int64_t tp, i;
+    load.chunk_tokens = 64;
+    load.input_tokens = 1000;
+    desc.model = &model;
+    model.n_kinds = 1;
+    for (i = 0; i < COUNT(kinds); i++)
+        for (tp = 1; tp <= 2; tp++) {
+            model.kinds = &kinds[i].kind;
+            desc.parallel.tp = tp;
+            desc.outputs = 0;
+            REQUIRE(cf_memory_token_bytes(&desc, 0, &without, NULL) == CF_OK);
+            CHECK_INT(without.dropped, without.boundary);
+            desc.outputs = 1;
+            REQUIRE(cf_memory_token_bytes(&desc, 0, &bytes, NULL) == CF_OK);
+            CHECK_INT(bytes.dropped, 1024 / tp + 6 * kinds[i].outputs / tp);
+            REQUIRE(cf_memory_estimate(&desc, &load, 1, &report, 1, NULL) == CF_OK);
+            CHECK_INT(report.inputs, 1000 * bytes.dropped);
+            without.dropped = bytes.dropped;
+            CHECK(memcmp(&without, &bytes, sizeof bytes) == 0);
+            desc.state_window = 64; /* in host memory then, but for two chunks */
+            REQUIRE(cf_memory_estimate(&desc, &load, 1, &report, 1, NULL) == CF_OK);
+            CHECK_INT(report.inputs, 2 * 64 * bytes.dropped);
+            CHECK_INT(report.host, 1000 * bytes.dropped);
+            desc.state_window = 0;
+        }
+}
+
+/* One layer of 7B, 32B, 72B and 30B-A3B: 2 x heads x 128 + 4 x heads. */
+TEST(outputs_of_models_by_hand) {
+    static const struct {
+        const char *name;
+        int64_t layers, a_layer;
+    } rows[] = {{"qwen2.5-7b", 28, 7280}, {"qwen2.5-32b", 64, 10400}, {"qwen2.5-72b", 80, 16640},
+                {"qwen3-30b-a3b", 48, 8320}};
+    int64_t i;
+    for (i = 0; i < COUNT(rows); i++) {
+        cf_memory_desc desc = sizing(rows[i].name, 1, 1);
+        cf_token_bytes bytes;
+        desc.outputs = 1;
+        REQUIRE(cf_memory_token_bytes(&desc, 0, &bytes, NULL) == CF_OK);
+        CHECK_INT(bytes.dropped - bytes.boundary, rows[i].layers * rows[i].a_layer);
+    }
+}
+
 TEST(losses_keep_what_they_say) {
     static const int64_t kept[] = {4, 4, 4, 2, 0}, more[] = {6, 6, 10, 0, 0};
     cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
@@ -855,6 +922,25 @@ TEST(paper_plain_training_peak) {
 
 /* ---- nonsense ---- */
 
+TEST(outputs_refuse_by_name) {
+    cf_memory_desc desc = sizing("qwen2.5-7b", 1, 1);
+    cf_token_bytes bytes;
+    cf_error error;
+    desc.outputs = 1;
+    desc.parallel.recompute = CF_RECOMPUTE_FULL;
+    CHECK_INT(cf_memory_token_bytes(&desc, 0, &bytes, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.text, "outputs: are dropped again with full recomputation");
+    desc.parallel.recompute = CF_RECOMPUTE_MLP;
+    desc.unfused_attention = 1;
+    CHECK_INT(cf_memory_token_bytes(&desc, 0, &bytes, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.text, "outputs: need attention that does not write out its scores");
+    desc.unfused_attention = 0;
+    CHECK_INT(cf_memory_token_bytes(&desc, 0, &bytes, &error), CF_OK);
+    desc.outputs = 2;
+    CHECK_INT(cf_memory_token_bytes(&desc, 0, &bytes, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "outputs");
+}
+
 TEST(bad_sizings_are_named) {
     static const struct {
         size_t member;
@@ -962,7 +1048,8 @@ SUITE(memory, CASE(state_of_kinds_by_hand), CASE(windows_stop_growing), CASE(exp
       CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2),
       CASE(megatron_activation_formula),
       CASE(unfused_operations_keep_more), CASE(scores_are_those_of_attention_layers), CASE(working_rows_by_hand),
-      CASE(float_trainer),
+      CASE(float_trainer), CASE(outputs_of_kinds_by_hand), CASE(outputs_of_models_by_hand),
+      CASE(outputs_refuse_by_name),
       CASE(losses_keep_what_they_say), CASE(buffers_are_those_of_the_neighbours), CASE(zero_divides_states),
       CASE(reports_add_up), CASE(full_recompute_makes_all_of_a_layer), CASE(modules_made_again),
       CASE(modules_of_unfused_operations), CASE(shares_are_rounded_up), CASE(zero_3_gathers_two_layers),

@@ -1059,6 +1059,50 @@ TEST(streams_cross_the_link_to_the_host) {
     CHECK(memcmp(stages, same, sizeof same) == 0);
 }
 
+/* A replay with outputs leaves out pairs, rows of windows and one kernel a layer, in layers that keep outputs; and what
+   ZeRO 3 gathers has less to hide beside. All other costs stay. */
+TEST(replays_with_outputs_do_not_attend) {
+    static const struct {
+        cf_layer kind;
+        int keeps;
+    } kinds[] = {{{.mixer = CF_MIXER_FULL}, 1},
+                 {{.mixer = CF_MIXER_WINDOW, .window = 4096}, 1},
+                 {{.mixer = CF_MIXER_WINDOW, .window = 512}, 0},
+                 {{.mixer = CF_MIXER_LATENT, .latent = 512, .rope_dim = 64}, 1},
+                 {{.mixer = CF_MIXER_DELTA, .tail = 4}, 0}};
+    cf_gpu gpu = *cf_gpu_find("h100-80g");
+    int64_t i, zero;
+    gpu.launch = 1e-5;
+    for (i = 0; i < COUNT(kinds); i++)
+        for (zero = 0; zero <= 3; zero += 3) {
+            cf_model model = *cf_model_find("qwen2.5-7b");
+            cf_stage_cost with[1], without[1], expected;
+            cf_timing timing, before;
+            cf_cost_desc desc = {0};
+            double window = kinds[i].keeps && kinds[i].kind.window > 0 ? 4 * 28 * 4096.0 * 3584 : 0;
+            model.kinds = &kinds[i].kind;
+            model.n_kinds = 1;
+            desc.model = &model;
+            desc.gpu = &gpu;
+            desc.stream = 1;
+            desc.parallel = split(1, 1, zero > 0 ? 8 : 1);
+            desc.parallel.zero = zero;
+            REQUIRE(cf_cost_estimate(&desc, without, 1, &before, NULL, NULL) == CF_OK);
+            CHECK(memcmp(&without->forward, &without->replay, sizeof without->forward) == 0);
+            desc.outputs = 1;
+            REQUIRE(cf_cost_estimate(&desc, with, 1, &timing, NULL, NULL) == CF_OK);
+            expected = *without;
+            expected.replay = with->replay;
+            CHECK(memcmp(with, &expected, sizeof expected) == 0);
+            CHECK_INT(timing.outputs, 1);
+            CHECK(near(timing.stream_forward, before.stream_forward, 0));
+            CHECK(near(with->replay.per_pair, kinds[i].keeps ? 0 : with->forward.per_pair, 0));
+            CHECK(near(with->forward.per_token - with->replay.per_token,
+                       window / gpu.flops / gpu.attention_forward, window > 0 ? 1e-9 : 0));
+            CHECK(near(with->forward.constant - with->replay.constant, kinds[i].keeps ? 28 * 1e-5 : 0, 1e-9));
+        }
+}
+
 /* Half a wave: 7 heads x 16 blocks of 128 queries on 112 processors are one wave, so one and a half are paid. */
 TEST(small_chunks_leave_processors_idle) {
     cf_gpu gpu = only_flops();
@@ -1318,6 +1362,7 @@ SUITE(models, CASE(counts_are_the_published_ones), CASE(names_are_found_in_any_c
       CASE(experts_send_and_are_read), CASE(recompute_adds_a_forward), CASE(queries_of_recurrent_layers),
       CASE(modules_add_what_they_run_again), CASE(zero_2_and_3_send_in_every_pass),
       CASE(ranks_of_a_node_send_side_by_side), CASE(transfers_use_the_right_link),
-      CASE(streams_cross_the_link_to_the_host), CASE(small_chunks_leave_processors_idle),
+      CASE(streams_cross_the_link_to_the_host), CASE(replays_with_outputs_do_not_attend),
+      CASE(small_chunks_leave_processors_idle),
       CASE(small_chunks_cost_more_a_token), CASE(bad_estimates_are_named), CASE(fits_return_exact_terms),
       CASE(fits_are_optimal), CASE(bad_samples_are_named));

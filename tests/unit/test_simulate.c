@@ -339,7 +339,45 @@ TEST(measured_times_of_few_passes) {
     }
 }
 
+/* The same four chunks with a pair of which F takes a sixteenth: 10, 26, 42 and 58 pairs. With outputs an R takes the 4
+   of its rows, whatever its prefix, and waits for no stream; where its own cost is given, that. */
+TEST(replays_with_outputs_by_hand) {
+    const int64_t length = 16;
+    cf_simulate_desc desc = {0};
+    cf_timing timing = {0};
+    cf_plan *plan = naive_pack(&length, 1, 4);
+    cf_schedule *schedule = schedule_of(plan, CF_SCHEDULE_PAPER, 1, 1);
+    cf_error error;
+    int given;
+    REQUIRE(schedule != NULL);
+    schedule->shape.replay = CF_REPLAY_LOCAL;
+    timing.all.forward.per_token = timing.stream_exposed = timing.outputs = 1;
+    timing.all.forward.per_pair = 0.0625;
+    timing.stream_forward = 0.5;
+    desc.timing = &timing;
+    for (given = 0; given < 2; given++) {
+        cf_timeline *timeline = NULL;
+        if (given) timing.all.replay.per_token = timing.all.replay.per_pair = 0.5;
+        CHECK_INT(cf_simulate(plan, schedule, &desc, &timeline, NULL), CF_OK);
+        REQUIRE(timeline != NULL);
+        CHECK(fabs(timeline->replayed - (given ? 3 * 2 + 0.5 * (10 + 26 + 42) : 3 * 4)) < 1e-12);
+        CHECK_INT(timeline->stream_waits, 3); /* the three forwards with a prefix */
+        CHECK(fabs(timeline->stream_seconds - 0.5 * (4 + 8 + 12)) < 1e-12);
+        cf_timeline_free(timeline);
+    }
+    timing.outputs = 2;
+    CHECK_INT(cf_simulate(plan, schedule, &desc, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "timing.outputs");
+    timing.outputs = 1;
+    schedule->shape.replay = CF_REPLAY_PIPELINE;
+    CHECK_INT(cf_simulate(plan, schedule, &desc, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "timing.outputs");
+    CHECK_STR(error.text, "timing.outputs: are for local replay");
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
 SUITE(simulate, CASE(padded_rows_take_time), CASE(measured_times_of_few_passes), CASE(the_paper_example_by_numbers),
       CASE(transfers_by_hand),
-      CASE(streams_by_hand), CASE(bounds_hold_against_the_exact_optimum),
+      CASE(streams_by_hand), CASE(replays_with_outputs_by_hand), CASE(bounds_hold_against_the_exact_optimum),
       CASE(json_carries_the_timeline));

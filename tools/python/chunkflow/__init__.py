@@ -832,6 +832,7 @@ class Timing(TypedDict, total=False):
     stream_exposed: float
     gather_forward: float
     gather_backward: float
+    outputs: int
 
 
 class HeldBytes(TypedDict, total=False):
