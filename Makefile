@@ -27,7 +27,7 @@
 #   make build/train_cuda       the trainer of real model shapes on one GPU, with nvcc
 #   make release    the archive that people vendor: both headers, the .cu, licence, checksums
 #   make install    headers, command, manual page, completions, pkg-config file; PREFIX (/usr/local), DESTDIR
-#   make picture    the README's picture anew, tools/example.svg
+#   make pictures   the pictures of README and of tools/guide anew
 #   make clean
 #
 # Useful variables: CC, CXX, NVCC, PYTHON, CFLAGS, BUILD, SANITIZE (empty: without sanitizers), STRICT_SKIPS=1 (a skipped test fails).
@@ -73,7 +73,7 @@ MPI_TESTS    := $(addprefix $(BUILD)/test/,pipeline_mpi_f64 lockstep_mpi cp_grou
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all wheel release demo picture test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-clocks bench-dealing bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record gpu-record-train clean
+.PHONY: all wheel release demo pictures test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-clocks bench-dealing bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record gpu-record-train clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -196,8 +196,8 @@ demo: $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
 	    '  PyTorch                              tools/python/README.md'
 
 # Committed, and compared by tests/command/report_check.sh.
-picture: $(BUILD)/chunkflow
-	sh tools/example_svg.sh $< >tools/example.svg
+pictures: $(BUILD)/chunkflow
+	sh tools/guide/pictures.sh $< tools/guide
 
 # ---- tests ----
 #

@@ -193,7 +193,7 @@ chunkflow() {
     [ ! -x "$build/test/chunkflow" ] || watched "watched/$command" "$command" "$@"
     starved "starved/$command" "$build/chunkflow" "$command" "$@"
 }
-chunkflow pack --chunk-size 4K --align 2 --ranks 2 --metadata --json "$w/json" "$work/few"
+chunkflow pack --chunk-size 4K --align 2 --ranks 2 --metadata --json "$w/json" --svg "$w/svg" "$work/few"
 chunkflow plan --chunk-size 4K --k 2 --stages 2 --lower --plan-json "$w/plan" --json "$w/json" --svg "$w/svg" \
     --memory-svg "$w/memory" --trace "$w/trace" --dot "$w/dot" $cost "$work/few"
 chunkflow compare --chunk-size 4K --k 1,2 --stages 2 --json "$w/json" $cost "$work/few"

@@ -203,7 +203,7 @@ test_advice() {
         sed -n "s/^peak memory  *\([0-9.]*\) GiB on stage [0-9], \(of the .* GiB of the GPU\).*/\1 \2/p" out)"
 }
 
-# Pictures: plan --svg and --memory-svg, and the two of the page about schedules, whose command makes them again.
+# Pictures: plan --svg and --memory-svg, pack --svg, and those of the pages, whose commands make them again.
 test_pictures() {
     root=$(dirname "$(dirname "$tests")")
     # shellcheck disable=SC2086
@@ -228,16 +228,25 @@ test_pictures() {
     done
     refuses report/svg/many 2 'n_passes: is too large for a picture [(]wanted 20000' \
         plan --chunk-size 64 --k 1 --stages 8 --svg no.svg lengths
-    printf '40K\n12K\n9K\n3K 4\n1K 12\n' >batch
-    # shellcheck disable=SC2046
-    cf $(sed -n 's/^ *build.chunkflow \(plan .* --memory-svg .*\) batch$/\1/p' "$root/tools/guide/look-at-a-schedule.md" |
-        sed 's#tools/#./#g') --summary batch
-    same report/svg/readme "0 " "$code $(head -n 1 err)"
-    same_files report/svg/readme/schedule "$root/tools/schedule.svg" schedule.svg
-    same_files report/svg/readme/memory "$root/tools/memory.svg" memory.svg
-    sh "$root/tools/example_svg.sh" "$CHUNKFLOW" >example.svg 2>err
-    same report/svg/example "0 " "$? $(head -n 1 err)"
-    same_files report/svg/example/readme "$root/tools/example.svg" example.svg
+    for options in "--chunk-size 8K lengths" "--chunk-size 8K --ranks 3 lengths" "--chunk-size 512 --align 64 example" \
+        "--chunk-size 8K --ranks 4 --max-cp 4 long" "--chunk-size 8K tree" "--chunk-size 8K --svg-type 14 --svg-width 900 long"; do
+        printf '70K\n4K 9\n700 20\n' >long
+        echo '20K + (3K + 2K 3) 2' >tree
+        # shellcheck disable=SC2086
+        cf pack $options --json plan.json --svg chunks.svg
+        same "report/svg/pack/$options" "0 " "$code $(python "$tests/svg_check.py" plan.json chunks.svg 2>&1 | head -n 3)"
+    done
+    sed 's/class="slice" x="78.000"/class="slice" x="79.000"/' chunks.svg >moved.svg
+    same report/svg/pack/moved 1 "$(python "$tests/svg_check.py" plan.json moved.svg >out 2>&1; echo $?)"
+    refuses report/svg/pack/many 2 'n_slices: is too large for a picture [(]wanted 20000' \
+        pack --chunk-size 1 --svg no.svg long
+    same report/svg/pack/none no "$(if [ -e no.svg ]; then echo yes; else echo no; fi)"
+    # The pictures of README and of the pages are those that the command makes today.
+    sh "$root/tools/guide/pictures.sh" "$CHUNKFLOW" pictures >out 2>err
+    same report/svg/pictures "0 " "$? $(head -n 1 err)"
+    for picture in "$root"/tools/guide/*.svg; do
+        same_files "report/svg/pictures/$(basename "$picture")" "$picture" "pictures/$(basename "$picture")"
+    done
 }
 
 # tried LIST OPTION: what was tried for it, that option among it, takes what plan says that it takes, with the same

@@ -1,6 +1,7 @@
-"""svg_check.py - checks the pictures of plan --svg and --memory-svg against the schedule that plan --json wrote.
+"""svg_check.py - checks the pictures of plan and pack --svg and of plan --memory-svg against what --json wrote.
 
     svg_check.py SCHEDULE.json CHART.svg [MEMORY.svg REPORT.json KIND]
+    svg_check.py PLAN.json CHUNKS.svg
 
 Prints what is wrong and leaves with 1, or nothing. A picture must be well-formed, its boxes must lie where the timeline
 says, and its labels must fit. With a report of the same schedule, the lines of the memory are its numbers.
@@ -131,13 +132,49 @@ def check_memory(schedule, path, report, kind):
             )
 
 
+def check_plan(plan, path):
+    """Frames lie in a grid of ranks and steps, every slice where its offset and length say, split ones in colour."""
+    root = ElementTree.parse(path).getroot()
+    take_style(root)
+    frames = [p for p in root.iter(SVG + "path") if p.get("class") == "chunk"]
+    boxes = [r for r in root.iter(SVG + "rect") if r.get("class") == "slice"]
+    slices = [(chunk, s) for chunk in plan["chunks"] for s in chunk["slices"]]
+    check(len(frames) == len(plan["chunks"]), "frames", len(frames))
+    check(len(boxes) == len(slices), "boxes", len(boxes), "slices", len(slices))
+    corners, hues = {}, {}
+    for chunk, frame in zip(plan["chunks"], frames):
+        corners[chunk["id"]] = tuple(float(n) for n in re.match(r"M([\d.]+) (\d+)h([\d.]+)", frame.get("d")).groups())
+    column = [corners[c["id"]][0] for c in plan["chunks"]]
+    check(all(a < b for c, a, b in zip(plan["chunks"], column, column[plan["chunks_per_rank"]:])), "ranks beside ranks")
+    for (chunk, s), box in zip(slices, boxes):
+        x, y, wide = corners[chunk["id"]]
+        token = wide / plan["chunk_size"]
+        check(abs(float(box.get("x")) - x - s["offset"] * token) <= 0.02, "slice of chunk", chunk["id"], "begins elsewhere")
+        check(abs(float(box.get("width")) - s["length"] * token) <= 0.02, "slice of chunk", chunk["id"], "is as wide elsewhere")
+        check(float(box.get("y")) == y, "slice of chunk", chunk["id"], "lies in another line")
+        check(box.find(SVG + "title").text.endswith(", %d tokens" % s["length"]), box.find(SVG + "title").text)
+        whole = not plan.get("order") and s["length"] == sum(t["length"] for _, t in slices if t["sequence"] == s["sequence"])
+        check(plan.get("order") or whole == (box.get("fill") in ("#d5dbe6", "#e6eaf1")), "colour of", s)
+        if not whole and not plan.get("order"):
+            check(hues.setdefault(s["sequence"], box.get("fill")) == box.get("fill"), "two colours of", s["sequence"])
+    groups = [g for g in root.iter(SVG + "g") if g.get("class") == "chunks"]
+    spans = [(float(b.get("x")), float(b.get("x")) + float(b.get("width")), float(b.get("y"))) for b in boxes]
+    for text in groups[0].findall(SVG + "text"):
+        x, y = float(text.get("x")), float(text.get("y"))
+        check(any(a <= x and x + 0.5 * TYPE * len(text.text) <= b + 1 and top < y < top + 3 * TYPE for a, b, top in spans),
+              "label", text.text, "leaves its box")
+
+
 def main(arguments):
     with open(arguments[0], encoding="utf-8") as file:
-        schedule = json.load(file)
-    check_chart(schedule, arguments[1])
+        made = json.load(file)
+    if made["format"] == "chunkflow-plan":
+        check_plan(made, arguments[1])
+    else:
+        check_chart(made, arguments[1])
     if len(arguments) > 2:
         with open(arguments[3], encoding="utf-8") as file:
-            check_memory(schedule, arguments[2], json.load(file), arguments[4])
+            check_memory(made, arguments[2], json.load(file), arguments[4])
     for why in WRONG[:8]:
         print(why)
     sys.exit(1 if WRONG else 0)

@@ -15,7 +15,7 @@ typedef struct chart_options {
     int64_t colour; /* a chart_colour; 0: CHART_AUTO */
 } chart_options;
 
-/* The entries of an option table, as PACKING_OPTIONS. */
+/* Entries of an option table, like PACKING_OPTIONS. */
 #define CHART_OPTIONS(type, member)                                                                                \
     {.name = "--width", .value = "COLUMNS", .kind = CLI_NUMBER, .offset = offsetof(type, member.width),            \
      .min = CHART_MIN_WIDTH, .max = CHART_MAX_WIDTH,                                                               \

@@ -442,7 +442,7 @@ static int read_microbatches(const check_options *asked, const cf_plan *plan, in
     return code;
 }
 
-/* Cell for cell what was read. */
+/* Writes each cell as it was read. */
 static int write_back(const source *file, const cf_plan *plan, const cf_schedule *schedule, schedule_csv_desc desc,
                       const schedule_csv_extras *extras, cli_output *to) {
     cf_error error;

@@ -1,6 +1,7 @@
 /* cmd_pack.c - chunkflow pack: pack a list of lengths into chunks and say how well that went. */
 
 #include "pipeline.h"
+#include "svg.h"
 #include "table.h"
 
 #include <stdlib.h>
@@ -11,8 +12,9 @@ typedef struct pack_options {
     pipeline_options pipeline;
     int chunks;
     int tsv;
-    const char *json;
+    const char *json, *drawn;
     int metadata;
+    svg_style svg;
 } pack_options;
 
 static const pack_options defaults = {.pipeline = PIPELINE_DEFAULTS};
@@ -31,6 +33,9 @@ static const cli_option options[] = {
      .help = "write the plan as JSON; with - nothing else is printed"},
     {.name = "--metadata", .kind = CLI_FLAG, .offset = offsetof(pack_options, metadata),
      .help = "with cu_seqlens, positions and targets of every chunk"},
+    {.name = "--svg", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(pack_options, drawn),
+     .help = "draw the chunks and the sequences in them"},
+    SVG_STYLE_OPTIONS(pack_options, svg),
     {.name = NULL}};
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -293,32 +298,41 @@ static int print_all(const pack_options *asked, packing *packed) {
     return code;
 }
 
+/* Writes the files that were asked for, then the tables, unless standard output has one of the files. */
+static int write_all(const pack_options *asked, packing *packed) {
+    cli_output outputs[2] = {{0}, {0}}; /* JSON, picture */
+    cf_write_desc desc = {0};
+    cf_error error;
+    int code = cli_output_open(&outputs[0], asked->json);
+
+    desc.metadata = asked->metadata;
+    if (code == CLI_OK) code = cli_output_open(&outputs[1], asked->drawn);
+    if (code == CLI_OK && outputs[0].stream)
+        code = cli_written(cf_write_plan_json(packed->plan, &desc, cli_write, &outputs[0], &error), &error);
+    if (code == CLI_OK && outputs[1].stream)
+        code = cli_written(svg_plan_write(packed->plan, &asked->svg, cli_write, &outputs[1], &error), &error);
+    if (code == CLI_OK && outputs[0].stream != stdout && outputs[1].stream != stdout) code = print_all(asked, packed);
+    return cli_outputs_finish(outputs, 2, code);
+}
+
 static int run(const void *given, char **operands, int n_operands) {
     const pack_options *asked = (const pack_options *)given;
     packing_options priced = asked->packing;
     pipeline pipe;
     packing packed;
-    cli_output json = {0};
-    cf_write_desc desc;
-    cf_error error;
     int code;
 
     (void)n_operands;
     if (asked->metadata && !asked->json) return cli_usage("pack", "--metadata wants --json");
     code = table_check("pack", asked->tsv, "--json", asked->json);
+    if (code == CLI_OK) code = table_check("pack", asked->tsv, "--svg", asked->drawn);
     if (code == CLI_OK) code = pipeline_open("pack", &asked->pipeline, priced.ranks, &pipe);
     if (code != CLI_OK) return code;
     code = pipeline_price_cp(&pipe, &priced);
     pipeline_close(&pipe);
     if (code == CLI_OK) code = packing_make(&priced, operands[0], &packed);
     if (code != CLI_OK) return code;
-    code = cli_output_open(&json, asked->json);
-    memset(&desc, 0, sizeof desc);
-    desc.metadata = asked->metadata;
-    if (code == CLI_OK && json.stream)
-        code = cli_written(cf_write_plan_json(packed.plan, &desc, cli_write, &json, &error), &error);
-    if (code == CLI_OK && json.stream != stdout) code = print_all(asked, &packed);
-    code = cli_outputs_finish(&json, 1, code);
+    code = write_all(asked, &packed);
     packing_free(&packed);
     return code;
 }

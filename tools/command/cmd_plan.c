@@ -116,13 +116,7 @@ static const cli_option options[] = {
      .help = "write a trace for Perfetto or chrome://tracing"},
     {.name = "--svg", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[SVG]),
      .help = "draw the passes over time, for a paper or a page"},
-    {.name = "--svg-width", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(plan_options, svg.width), .min = 160,
-     .max = 20000, .help = "width of both pictures, in pixels; default 720"},
-    {.name = "--svg-height", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(plan_options, svg.height), .min = 60,
-     .max = 20000, .help = "height of each; default what its lines of type need"},
-    {.name = "--svg-type", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(plan_options, svg.type), .min = 4,
-     .max = 100, .help = "size of their type; default 10. A picture that is printed 240\n"
-     "points wide has type of N points with --svg-width 240"},
+    SVG_STYLE_OPTIONS(plan_options, svg),
     {.name = "--memory-svg", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[MEMORY_SVG]),
      .help = "and what each stage holds over time: bytes with --model or\n"
      "--token-bytes, else tokens whose activations are kept"},

@@ -164,7 +164,7 @@ const char *packing_chunk_kind(const cf_plan *plan, const cf_chunk *chunk) {
     if (chunk->chain < 0) return "standalone";
     if (!plan->order) return chunk->n_slices > 1 ? "hybrid" : "dependent";
     while (plan->slices[i].up >= chunk->first_slice) i = plan->slices[i].up;
-    if (i > chunk->first_slice && plan->slices[i].begin == 0) return "hybrid"; /* what is its own comes first */
+    if (i > chunk->first_slice && plan->slices[i].begin == 0) return "hybrid"; /* its own slices come first */
     return chunk->state > 0 ? "dependent" : "leaf";
 }
 

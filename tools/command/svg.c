@@ -1,4 +1,4 @@
-/* svg.c - pictures of a schedule. */
+/* svg.c - pictures of a plan and of a schedule. */
 
 #include "svg.h"
 #include "chart.h"
@@ -31,7 +31,7 @@ typedef struct picture {
     int left, right, top, axis, lane, box, plot;
 } picture;
 
-/* Returns units at this picture's size of type for units at the usual size. */
+/* Scales a length from the usual size of type to this picture's. */
 static int grown(const picture *p, int units) { return (units * p->type + TYPE / 2) / TYPE; }
 
 /* Returns the baseline of type in the middle of a lane. */
@@ -64,13 +64,19 @@ static double place(const picture *p, double time) {
 
 static int is_pass(const picture *p, int64_t id) { return p->schedule->actions[id].pass < CF_COMPUTE_PASS_COUNT; }
 
-static cf_result begin(picture *p, const char *title, cf_write_fn write, void *user, cf_error *error) {
+static int64_t count_passes(const picture *p) {
     int64_t i, n = 0;
+    for (i = 0; i < p->schedule->n_actions; i++) n += is_pass(p, i);
+    return n;
+}
+
+/* n: boxes, or corners of lines, called `what`. */
+static cf_result begin(picture *p, const char *title, const char *what, int64_t n, cf_write_fn write, void *user,
+                       cf_error *error) {
     cf_result result = text_out_begin(&p->to, write, user, error);
 
-    for (i = 0; i < p->schedule->n_actions; i++) n += is_pass(p, i);
     if (result == CF_OK && n > SVG_MOST_PASSES)
-        result = cf_fail(error, CF_ERROR_LIMIT, "n_passes", -1, SVG_MOST_PASSES, n, "is too large for a picture");
+        result = cf_fail(error, CF_ERROR_LIMIT, what, -1, SVG_MOST_PASSES, n, "is too large for a picture");
     if (result != CF_OK) return result;
     text_out_put(&p->to, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\"\n",
                  p->width, p->height, p->width, p->height);
@@ -197,7 +203,7 @@ cf_result svg_chart_write(const cf_plan *plan, const cf_schedule *schedule, cons
     p.timeline = timeline;
     p.unit = unit;
     lay_out(&p, style, (int)schedule->shape.n_stages);
-    result = begin(&p, "Passes of every stage over time", write, user, error);
+    result = begin(&p, "Passes of every stage over time", "n_passes", count_passes(&p), write, user, error);
     if (result != CF_OK) return result;
     for (stage = 0; stage < schedule->shape.n_stages; stage++) put_lane(&p, stage);
     put_axis(&p, p.height - p.axis);
@@ -291,7 +297,7 @@ cf_result svg_memory_write(const cf_schedule *schedule, const cf_timeline *timel
     p.timeline = timeline;
     p.unit = unit;
     lay_out(&p, style, 0);
-    result = begin(&p, "What every stage holds over time", write, user, error);
+    result = begin(&p, "What every stage holds over time", "n_passes", count_passes(&p), write, user, error);
     if (result != CF_OK) return result;
     s = scale_of(&p, held, what, limit);
     put_heights(&p, &s);
@@ -306,6 +312,97 @@ cf_result svg_memory_write(const cf_schedule *schedule, const cf_timeline *timel
                      stage >= N_HUES ? " stroke-dasharray=\"5 2\"" : "", p.left + (int)stage * grown(&p, 60) + 13,
                      p.top + p.plot + grown(&p, 32),
                      (long long)stage);
+    text_out_put(&p.to, "</g>\n");
+    return end(&p, error);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Chunks
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static const char *const pales[] = {"#d5dbe6", "#e6eaf1"}; /* whole sequences, in turns */
+
+/* A number of tokens as short as it can be exactly: "8K". */
+static const char *tokens_text(int64_t tokens, char text[24]) {
+    int in_thousands = tokens > 0 && tokens % 1024 == 0;
+    snprintf(text, 24, "%lld%s", (long long)(in_thousands ? tokens / 1024 : tokens), in_thousands ? "K" : "");
+    return text;
+}
+
+/* Names a slice's sequences and its rows: "3", "0: 8K to 16K", "16 sequences". */
+static void name_slice(const cf_plan *plan, const cf_chunk *chunk, const cf_slice *slice, char *label, size_t size) {
+    char from[24], to[24], who[32];
+
+    if (slice->n > 1) snprintf(who, sizeof who, "%lld sequences", (long long)slice->n);
+    else snprintf(who, sizeof who, "%lld", (long long)slice->sequence);
+    if (chunk->chain < 0 || (slice->begin == 0 && slice != &plan->slices[chunk->first_slice]))
+        snprintf(label, size, "%s", who);
+    else
+        snprintf(label, size, "%s: %s to %s", who, tokens_text(slice->begin, from),
+                 tokens_text(slice->begin + slice->length, to));
+}
+
+/* A colour for each tree, and for each sequence that is spread over ranks, whose parts are chains of their own. */
+static const char *hue_of(const cf_plan *plan, const cf_chunk *chunk) {
+    return hues[(chunk->cp > 0 ? plan->chains[chunk->chain].sequence : packing_tree(plan, chunk)) % N_HUES];
+}
+
+static void put_slice(picture *p, const cf_chunk *chunk, int64_t i, double x, double width, int y) {
+    const cf_slice *slice = &p->plan->slices[i];
+    int split = chunk->chain >= 0 && (i == chunk->first_slice || slice->begin > 0);
+    int leaf = split && p->plan->order && slice->n == 1; /* what no other sequence shares */
+    const char *fill = split ? hue_of(p->plan, chunk) : pales[i % 2];
+    char label[96];
+
+    name_slice(p->plan, chunk, slice, label, sizeof label);
+    text_out_put(&p->to, "<rect class=\"slice\" x=\"%.3f\" y=\"%d\" width=\"%.3f\" height=\"%d\" fill=\"%s\"%s "
+                         "stroke=\"#fff\">", x, y, width, p->box, fill, leaf ? " fill-opacity=\".25\"" : "");
+    text_out_put(&p->to, "<title>%s, %lld tokens</title></rect>", label, (long long)slice->length);
+    if (width <= label_width(p, label) && slice->n == 1)
+        snprintf(label, sizeof label, "%lld", (long long)slice->sequence);
+    if (width > label_width(p, label) && p->box >= p->type)
+        text_out_put(&p->to, "<text x=\"%.2f\" y=\"%d\" fill=\"%s\">%s</text>", x + 3, y + baseline(p),
+                     split && !leaf ? "#fff" : "#333", label);
+    text_out_put(&p->to, "\n");
+}
+
+/* A chunk as a frame of ChunkSize tokens, with its slices where they lie. */
+static void put_chunk(picture *p, int64_t id, double column) {
+    const cf_chunk *chunk = &p->plan->chunks[id];
+    double x = p->left + (double)chunk->rank * column, wide = column - grown(p, 8);
+    int y = p->top + (int)(id % p->plan->chunks_per_rank + (p->plan->n_ranks > 1)) * p->lane;
+    int64_t i;
+
+    text_out_put(&p->to, "<path class=\"chunk\" d=\"M%.2f %dh%.2fv%dh-%.2fz\" fill=\"none\" stroke=\"#bbb\"/>\n", x, y,
+                 wide, p->box, wide);
+    for (i = chunk->first_slice; i < chunk->first_slice + chunk->n_slices; i++) {
+        double wide_token = wide / (double)p->plan->chunk_size;
+        put_slice(p, chunk, i, x + (double)p->plan->slices[i].offset * wide_token,
+                  (double)p->plan->slices[i].length * wide_token, y);
+    }
+}
+
+cf_result svg_plan_write(const cf_plan *plan, const svg_style *style, cf_write_fn write, void *user, cf_error *error) {
+    picture p;
+    double column;
+    int64_t i, boxes = plan->n_chunks + plan->n_slices, named = plan->n_ranks > 1; /* a lane for the names of ranks */
+    cf_result result;
+
+    p.plan = plan;
+    lay_out(&p, style, boxes > SVG_MOST_PASSES ? 1 : (int)(plan->chunks_per_rank + named));
+    p.height -= p.axis - p.top; /* there is no axis below */
+    result = begin(&p, "Chunks, and the sequences in them", "n_slices", boxes, write, user, error);
+    if (result != CF_OK) return result;
+    column = (double)(p.width - p.left) / (double)plan->n_ranks;
+    text_out_put(&p.to, "<g class=\"names\" fill=\"#333\">\n");
+    for (i = 0; named && i < plan->n_ranks; i++)
+        text_out_put(&p.to, "<text x=\"%.2f\" y=\"%d\">rank %lld</text>\n", p.left + (double)i * column,
+                     p.top + baseline(&p), (long long)i);
+    for (i = 0; i < plan->chunks_per_rank; i++)
+        text_out_put(&p.to, "<text x=\"0\" y=\"%d\">%s %lld</text>\n", p.top + (int)(i + named) * p.lane + baseline(&p),
+                     named ? "step" : "chunk", (long long)i);
+    text_out_put(&p.to, "</g>\n<g class=\"chunks\" stroke-width=\".7\">\n");
+    for (i = 0; i < plan->n_chunks; i++) put_chunk(&p, i, column);
     text_out_put(&p.to, "</g>\n");
     return end(&p, error);
 }

@@ -1,17 +1,27 @@
-/* svg.h - pictures of a schedule for a paper or a page: its passes over time, and its memory. */
+/* svg.h - pictures for a paper or a page: chunks with their sequences, passes over time, memory over time. */
 
 #ifndef CHUNKFLOW_SVG_H
 #define CHUNKFLOW_SVG_H
 
 #include "held.h"
 
-#define SVG_MOST_PASSES 20000 /* in one picture: more than there are places for on any page */
+#define SVG_MOST_PASSES 20000 /* or slices, in one picture: more than there are places for on any page */
 
 /* The style of a picture, in units that a browser shows as pixels. Zero is the default in every member. */
 typedef struct svg_style {
     int64_t width, height; /* of all; 720, and what lanes of one line of type, or a plot, take */
     int64_t type;          /* its size; 10. All but the width grow with it */
 } svg_style;
+
+/* For options with a member of this type. */
+#define SVG_STYLE_OPTIONS(record, member)                                                                             \
+    {.name = "--svg-width", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(record, member.width), .min = 160,   \
+     .max = 20000, .help = "width of pictures, in pixels; default 720"},                                           \
+    {.name = "--svg-height", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(record, member.height), .min = 60,  \
+     .max = 20000, .help = "height of each; default what its lines of type need"},                                 \
+    {.name = "--svg-type", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(record, member.type), .min = 4,       \
+     .max = 100, .help = "size of their type; default 10. A picture that is printed 240\n"                         \
+     "points wide has type of N points with --svg-width 240"}
 
 /* A line per stage, time from left to right, a box for every pass. Every box has a title: "F3: 12 to 14". unit: of the
    times, "s". Errors: CF_ERROR_LIMIT with the number of passes, CF_ERROR_WRITE. */
@@ -23,5 +33,10 @@ cf_result svg_chart_write(const cf_plan *plan, const cf_schedule *schedule, cons
 cf_result svg_memory_write(const cf_schedule *schedule, const cf_timeline *timeline, const int64_t *held,
                            held_unit what, int64_t limit, const char *unit, const svg_style *style,
                            cf_write_fn write, void *user, cf_error *error);
+
+/* A line per chunk, one below another, and a column per rank; in each the slices where they lie, coloured where a
+   sequence or a tree is split. Every slice has a title: "0: 8K to 16K, 8192 tokens". Errors: as above, with the number
+   of chunks and slices. */
+cf_result svg_plan_write(const cf_plan *plan, const svg_style *style, cf_write_fn write, void *user, cf_error *error);
 
 #endif /* CHUNKFLOW_SVG_H */

@@ -140,7 +140,7 @@ typedef struct flows {
     const char *name;
 } flows;
 
-/* An arrow binds to the slice that is under it, so a step stands where its pass starts. */
+/* Prints one step at the time that its pass starts: an arrow binds to the event that encloses it. */
 static void print_flow_step(const flows *f, char phase, int64_t action) {
     const cf_schedule *schedule = f->t->schedule;
     int64_t stage = cf_placement_stage(schedule->shape.placement, schedule->shape.n_stages,

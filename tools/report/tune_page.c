@@ -400,7 +400,7 @@ static void free_winner(winner *w) {
    The page
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Returns which candidates the page speaks of: there may be tens of thousands that it does not. */
+/* Returns which candidates the page mentions. It may leave out tens of thousands. */
 static char *mark_shown(const tune_outcome *o) {
     const cf_tuning *tuning = o->tuning;
     char *shown = (char *)calloc((size_t)tuning->n_candidates, 1);
