@@ -247,6 +247,7 @@ CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length);
 #define CF_MAX_CHUNK_SIZE INT32_MAX      /* cu_seqlens are int32 */
 #define CF_MAX_SEQUENCES INT32_MAX       /* sequences in a batch */
 #define CF_MAX_CHUNKS INT32_MAX          /* chunks of a plan; an action names its chunk with 32 bits */
+#define CF_MAX_SLICES INT32_MAX          /* slices of a plan */
 #define CF_MAX_LENGTH ((int64_t)1 << 48) /* tokens of one sequence */
 #define CF_MAX_RANKS 65536
 
@@ -311,14 +312,16 @@ typedef struct cf_pack_desc {
     const cf_allocator *allocator;
 } cf_pack_desc;
 
+/* There may be millions of slices, and the time of packing goes into their bytes, so they have 32 bits wherever the
+   limits allow it. Widen a length before you multiply it. */
 typedef struct cf_slice {
-    int64_t sequence; /* index into the caller's lengths; of several that run through the slice, the first in order */
     int64_t begin;    /* first token, counted in the sequence */
-    int64_t length;   /* tokens */
-    int64_t offset;   /* where it starts in the chunk, in tokens; a multiple of the plan's align */
-    int64_t up;       /* the slice whose rows come right before its own: in the same chunk, before it; in a chunk above
+    int32_t sequence; /* index into the caller's lengths; of several that run through the slice, the first in order */
+    int32_t length;   /* tokens */
+    int32_t offset;   /* where it starts in the chunk, in tokens; a multiple of the plan's align */
+    int32_t up;       /* the slice whose rows come right before its own: in the same chunk, before it; in a chunk above
                          (cf_chunk.up); or in a cp group on another rank. -1: it starts its sequences */
-    int64_t first, n; /* plan->order[first .. first + n) are the sequences that run through it. Without an order:
+    int32_t first, n; /* plan->order[first .. first + n) are the sequences that run through it. Without an order:
                          sequence `first`, and n is 1 */
 } cf_slice;
 
@@ -2400,7 +2403,7 @@ typedef struct cf__tree_node {
     int32_t first, n;      /* its sequences, in order */
     int32_t stem;          /* -1: it is part of a bush */
     int32_t follower;      /* the node that continues the stem; negative: none, or several would */
-    int64_t slice;         /* the plan's last slice of it, once it is written */
+    int32_t slice;         /* the plan's last slice of it, once it is written */
 } cf__tree_node;
 
 typedef struct cf__tree {
@@ -3062,6 +3065,8 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
     p->max_units = p->head.n_chains + n_bins + (cf__pack_in_step(p) ? 2 * p->n_items : 0);
     CF__TRY(cf__inside(p->max_units + p->n_dependent, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "n_chunks", -1,
                        "the batch may need too many chunks", p->error));
+    CF__TRY(cf__inside(p->n_dependent + p->n_items, 0, CF_MAX_SLICES, CF_ERROR_LIMIT, "n_slices", -1,
+                       "the batch may need too many slices", p->error));
     p->head.n_chunks = p->n_dependent + n_bins;
     if (ranks > 1 && !p->desc.lockstep) p->head.n_chunks = ranks * cf__pack_most_steps(p);
     /* In step all bands of a level but the last are at least half full of its chains. */
@@ -3092,6 +3097,8 @@ static cf_result cf__pack_measure_trees(cf__packer *p) {
     n_bins = cf__min(p->n, n_bins);
     CF__TRY(cf__inside(p->n_dependent + n_bins, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "n_chunks", -1,
                        "the batch may need too many chunks", p->error));
+    CF__TRY(cf__inside(p->n_dependent + t->most_nodes, 0, CF_MAX_SLICES, CF_ERROR_LIMIT, "n_slices", -1,
+                       "the batch may need too many slices", p->error));
     p->max_units = t->most_stems + (p->desc.n_ranks > 1 ? p->n : n_bins);  /* with all that ranks are given */
     if (p->desc.n_ranks > 1) return CF_OK;
     p->head.n_slices = t->most_nodes + p->n_dependent;
@@ -4331,7 +4338,7 @@ static void cf__pack_write_chain(const cf__packer *p, int64_t id, int64_t first_
     for (i = 0; i < chain->n_chunks; own += slices[i++].length) {
         cf_chunk *chunk = &p->plan->chunks[first_chunk + i];
         int64_t at = cf__pack_cut(&p->chains[id], i);
-        slices[i].sequence = chain->sequence;
+        slices[i].sequence = (int32_t)chain->sequence;
         slices[i].begin = cf__pack_begin(p, chain, at, own);
         slices[i].length = p->cuts[at];
         chunk->index = i;
@@ -4354,7 +4361,7 @@ static void cf__pack_finish_list(cf_plan *plan, cf_chunk *chunk, int64_t id) {
     int64_t j;
     chunk->up = chunk->index > 0 ? id - 1 : -1;
     for (j = chunk->first_slice; j < chunk->first_slice + chunk->n_slices; j++) {
-        plan->slices[j].up = j == chunk->first_slice && chunk->up >= 0 ? chunk[-1].first_slice : -1;
+        plan->slices[j].up = j == chunk->first_slice && chunk->up >= 0 ? (int32_t)chunk[-1].first_slice : -1;
         plan->slices[j].first = plan->slices[j].sequence;
         plan->slices[j].n = 1;
     }
@@ -4380,7 +4387,7 @@ static void cf__pack_finish_chunks(cf_plan *plan) {
         chunk->rank = i / plan->chunks_per_rank;
         for (j = 0; j < chunk->n_slices; j++) {
             cf_slice *slice = &plan->slices[first + j];
-            slice->offset = chunk->rows;
+            slice->offset = (int32_t)chunk->rows;
             chunk->tokens += slice->length;
             chunk->rows += cf__round_up(slice->length, plan->align);
             chunk->pairs += cf_slice_pairs(slice->begin, slice->length);
@@ -4399,7 +4406,7 @@ static void cf__pack_link_cp_groups(cf_plan *plan) {
         const cf_chunk *c = &plan->chunks[i];
         if (c->cp == 0) continue;
         before = cf__pack_before(plan, c);
-        plan->slices[c->first_slice].up = before >= 0 ? plan->chunks[before].first_slice : -1;
+        plan->slices[c->first_slice].up = before >= 0 ? (int32_t)plan->chunks[before].first_slice : -1;
     }
 }
 
@@ -4426,12 +4433,12 @@ static void cf__pack_link_items(cf__packer *p) {
 
 /* Adds a slice to a chunk: rows of a node, behind those that it has so far or those of its parent. */
 static void cf__pack_put_slice(cf__packer *p, cf_chunk *chunk, cf__tree_node *node, int64_t begin, int64_t end) {
-    int64_t above = node->parent >= 0 ? p->tree.nodes[node->parent].slice : -1;
-    const cf_slice slice = {node->sequence, begin, end - begin, 0, begin > node->begin ? node->slice : above,
+    int32_t above = node->parent >= 0 ? p->tree.nodes[node->parent].slice : -1;
+    const cf_slice slice = {begin, node->sequence, (int32_t)(end - begin), 0, begin > node->begin ? node->slice : above,
                             node->first, node->n};
     p->plan->slices[p->plan->n_slices] = slice;
     chunk->n_slices++;
-    node->slice = p->plan->n_slices++;
+    node->slice = (int32_t)p->plan->n_slices++;
 }
 
 /* The chunks of a stem. */
@@ -4515,9 +4522,9 @@ static void cf__pack_write_rest(cf__packer *p) {
     int64_t i;
     for (i = 0; i < p->n_items && p->tree.shares == NULL; i++) {
         cf_slice *slice = &plan->slices[p->units[p->unit_of[i]].next_slice++];
-        slice->sequence = cf__pack_item_sequence(p->items[i]);
+        slice->sequence = (int32_t)cf__pack_item_sequence(p->items[i]);
         slice->begin = 0;
-        slice->length = cf__pack_item_length(p->items[i]);
+        slice->length = (int32_t)cf__pack_item_length(p->items[i]);
     }
     for (i = 0; i < plan->n_sequences && p->tree.shares != NULL; i++) {
         plan->order[i] = p->tree.order[i];
@@ -4833,7 +4840,7 @@ static cf_result cf__plan_check_counts(const cf_plan *plan, cf_error *error) {
                                   {"n_chunks", plan->n_chunks, 0, CF_MAX_CHUNKS, bad},
                                   {"n_idle", plan->n_idle, 0, plan->n_chunks, bad},
                                   {"n_chains", plan->n_chains, 0, most_chains, bad},
-                                  {"n_slices", plan->n_slices, 0, INT64_MAX, bad}};
+                                  {"n_slices", plan->n_slices, 0, CF_MAX_SLICES, bad}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), bad, error));
     CF__TRY(cf__plan_within(&check, "lower_bound", -1, 0, plan->n_chunks - plan->n_idle, plan->lower_bound,
                             "is out of range"));
@@ -5362,7 +5369,7 @@ static void cf__metadata_fill_slice(const cf__metadata_job *job, const cf_slice 
     int32_t *targets = job->targets + s->offset;
     double weight = 0;
     int wanted = 1;
-    cf__metadata_fill_rows(job->sequences + s->offset, s->length, (int32_t)s->sequence, 0);
+    cf__metadata_fill_rows(job->sequences + s->offset, s->length, s->sequence, 0);
     cf__metadata_fill_rows(job->positions + s->offset, s->length, (int32_t)s->begin, 1);
     cf__metadata_fill_rows(targets, n_targets, (int32_t)(s->begin + ahead), 1);
     for (i = 0; i < n_targets && (job->desc.ignored != NULL || job->weights != NULL); i++) {
@@ -5604,8 +5611,9 @@ static void cf__metadata_add_slice(cf__metadata_job *job, const cf_plan *plan, c
     const cf_slice *s = &plan->slices[id];
     const cf_chain *g = id == c->first_slice && c->chain >= 0 ? &plan->chains[c->chain] : NULL;
     int goes_on = g != NULL && (c->index + 1 < g->n_chunks || (g->cp > 0 && (c->rank + 1) % g->cp != 0));
+    int64_t sequence = s->sequence;
     if (plan->order == NULL && job->targets != NULL) {
-        cf__metadata_fill_slice(job, s, &s->sequence, 1, s->length - !(goes_on || job->desc.shifted));
+        cf__metadata_fill_slice(job, s, &sequence, 1, s->length - !(goes_on || job->desc.shifted));
     } else if (plan->order != NULL) {
         if (job->targets != NULL) cf__metadata_fill_slice(job, s, &plan->order[s->first], s->n, s->length - 1);
         cf__metadata_fill_parting(job, plan, c, id);
@@ -10693,16 +10701,16 @@ static cf_result cf__lockstep_fill(void *job) {
             chain->n_chunks = chain->tokens = chain->cp = 0;
         }
         end = cf__max(end, to);
-        slice->sequence = slice->first = i;
+        slice->sequence = slice->first = (int32_t)i;
         slice->begin = slice->offset = 0;
-        slice->length = c->tokens;
+        slice->length = (int32_t)c->tokens;
         columns->n_idle += c->n_slices == 0;
         if (i >= end) continue;
         c->chain = columns->n_chains - 1;
         c->index = chain->n_chunks++;
-        if (c->index > 0) c->up = slice->up = i - 1;
+        if (c->index > 0) c->up = slice->up = (int32_t)(i - 1);
         slice->begin = c->prefix = chain->tokens;
-        slice->length = c->state;
+        slice->length = (int32_t)c->state;
         chain->tokens += c->state; /* fewer than CF_MAX_CHUNKS x CF_MAX_CHUNK_SIZE */
     }
     cf__pack_link_chunks(columns);

@@ -6371,7 +6371,7 @@ cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
    one. */
 bool continues(const cf_plan *plan, const cf_chunk &c, int64_t id) {
     return plan->order != NULL && id > c.first_slice && plan->slices[id].up == id - 1 &&
-           plan->slices[id - 1].offset + plan->slices[id - 1].length == plan->slices[id].offset;
+           (int64_t)plan->slices[id - 1].offset + plan->slices[id - 1].length == plan->slices[id].offset;
 }
 
 /* The slices of a chunk as attention is told of them: one for each run of the plan's slices. */

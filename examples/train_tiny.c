@@ -386,7 +386,7 @@ static cf_result unchunked(const weights *w, weights *gradient, const batch *b, 
     *loss = 0;
     if (gradient) memset(gradient, 0, sizeof *gradient);
     for (int64_t i = 0; i < b->count; i++) {
-        cf_slice s = {.sequence = i, .length = b->length[i]};
+        cf_slice s = {.sequence = (int32_t)i, .length = (int32_t)b->length[i]};
         *loss += slice_forward(w, b, &s, m->row, m->key, 0) / (double)b->n_targets;
         memset(m->d_key, 0, sizeof m->d_key);
         if (gradient) slice_backward(w, gradient, b, &s, m->row, m->d, m->key, m->d_key, 1 / (double)b->n_targets);

@@ -133,6 +133,7 @@ static void damage_plan(hostile *h) {
                           &p->n_ranks, &p->chunks_per_rank, &p->n_idle, &p->lower_bound};
     int64_t *counts[] = {&p->n_chunks, &p->n_chains, &p->n_slices};
     int64_t which = fuzz_between(&h->in, 0, 20), i;
+    oracle_number number;
     h->plan_is_sound = h->only_actions = 0;
     if (which < 10) {
         *members[which] = damaged(h, *members[which]);
@@ -142,12 +143,13 @@ static void damage_plan(hostile *h) {
         int32_t value = damaged_32(h, CF_PACK_NEXT_FIT);
         if (value != 0 && which == 13) p->method = (cf_pack_method)value;
         if (value != 0 && which == 14) p->split = (cf_split_method)value;
-    } else if (which < 18 && p->n_chunks > 0) { /* all members of these three structs are int64_t */
+    } else if (which < 18 && p->n_chunks > 0) { /* all members of chunks and chains are int64_t */
         i = fuzz_between(&h->in, 0, p->n_chunks * (int64_t)(sizeof *p->chunks / sizeof(int64_t)) - 1);
         ((int64_t *)p->chunks)[i] = damaged(h, ((int64_t *)p->chunks)[i]);
     } else if (which < 20 && p->n_slices > 0) {
-        i = fuzz_between(&h->in, 0, p->n_slices * (int64_t)(sizeof *p->slices / sizeof(int64_t)) - 1);
-        ((int64_t *)p->slices)[i] = damaged(h, ((int64_t *)p->slices)[i]);
+        i = fuzz_between(&h->in, 0, p->n_slices * ORACLE_SLICE_NUMBERS - 1);
+        number = oracle_slice_number(&p->slices[i / ORACLE_SLICE_NUMBERS], i % ORACLE_SLICE_NUMBERS);
+        oracle_write(number, damaged(h, oracle_read(number)));
     } else if (which == 20 && p->n_chains > 0) {
         i = fuzz_between(&h->in, 0, p->n_chains * (int64_t)(sizeof *p->chains / sizeof(int64_t)) - 1);
         ((int64_t *)p->chains)[i] = damaged(h, ((int64_t *)p->chains)[i]);

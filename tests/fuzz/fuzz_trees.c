@@ -3,6 +3,8 @@
 
 #include "fuzz.h"
 
+#include "../reference/oracle.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -124,14 +126,14 @@ static void walk(grove *g, const cf_schedule *schedule) {
 /* One number of the plan is another one: the plan is refused, or it is sound and may be used. */
 static void damage(grove *g) {
     cf_plan *plan = g->plan;
-    int64_t *const arrays[] = {(int64_t *)plan->chunks, (int64_t *)plan->slices, (int64_t *)plan->chains,
-                               plan->order, plan->common};
+    int64_t *const arrays[] = {(int64_t *)plan->chunks, NULL, (int64_t *)plan->chains, plan->order, plan->common};
     const int64_t counts[] = {plan->n_chunks * (int64_t)(sizeof(cf_chunk) / 8),
-                              plan->n_slices * (int64_t)(sizeof(cf_slice) / 8),
+                              plan->n_slices * ORACLE_SLICE_NUMBERS,
                               plan->n_chains * (int64_t)(sizeof(cf_chain) / 8),
                               plan->n_sequences,
                               plan->n_sequences};
     int64_t which = fuzz_between(&g->in, 0, 4), at;
+    oracle_number number = {NULL, sizeof(int64_t)};
     cf_schedule_desc desc = {0};
     cf_schedule *schedule = NULL;
     cf_error error = fuzz_error();
@@ -139,7 +141,10 @@ static void damage(grove *g) {
     desc.max_tries = 3;
     if (!fuzz_result(cf_schedule_make(plan, &desc, &schedule, &error), &error)) schedule = NULL;
     at = fuzz_between(&g->in, 0, counts[which] - 1);
-    arrays[which][at] = fuzz_chance(&g->in, 2) ? arrays[which][at] + fuzz_between(&g->in, -2, 2) : fuzz_number(&g->in);
+    if (which == 1) number = oracle_slice_number(&plan->slices[at / ORACLE_SLICE_NUMBERS], at % ORACLE_SLICE_NUMBERS);
+    else number.at = &arrays[which][at];
+    oracle_write(number, fuzz_chance(&g->in, 2) ? oracle_read(number) + fuzz_between(&g->in, -2, 2)
+                                                : fuzz_number(&g->in));
     if (schedule != NULL) walk(g, schedule);
     cf_schedule_free(schedule);
     if (!fuzz_result(cf_plan_validate(plan, g->batch.lengths, g->batch.n, NULL, &error), &error)) return;

@@ -417,6 +417,28 @@ const char *oracle_change_fault(const cf_error *error, const char *field, int64_
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
+   numbers to be damaged
+   ---------------------------------------------------------------------------------------------------------------- */
+
+oracle_number oracle_slice_number(cf_slice *slice, int64_t which) {
+    oracle_number numbers[ORACLE_SLICE_NUMBERS] = {
+        {&slice->begin, sizeof slice->begin},   {&slice->sequence, sizeof slice->sequence},
+        {&slice->length, sizeof slice->length}, {&slice->offset, sizeof slice->offset},
+        {&slice->up, sizeof slice->up},         {&slice->first, sizeof slice->first},
+        {&slice->n, sizeof slice->n}};
+    return numbers[which];
+}
+
+int64_t oracle_read(oracle_number number) {
+    return number.bytes == sizeof(int32_t) ? *(int32_t *)number.at : *(int64_t *)number.at;
+}
+
+void oracle_write(oracle_number number, int64_t value) {
+    if (number.bytes == sizeof(int32_t)) *(int32_t *)number.at = (int32_t)(uint32_t)(uint64_t)value;
+    else *(int64_t *)number.at = value;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
    packing
    ---------------------------------------------------------------------------------------------------------------- */
 

@@ -50,6 +50,18 @@ const char *oracle_error_fault(const cf_error *error);
    found what stands there now, and wanted something nearer to what stood there. */
 const char *oracle_change_fault(const cf_error *error, const char *field, int64_t item, int64_t was, int64_t now);
 
+/* A number of a plan, to be damaged. Members of chunks and chains have 64 bits, and most of a slice 32: they take the
+   low ones of a value. */
+typedef struct oracle_number {
+    void *at;
+    size_t bytes;
+} oracle_number;
+
+#define ORACLE_SLICE_NUMBERS 7
+oracle_number oracle_slice_number(cf_slice *slice, int64_t which); /* in the order in which they are declared */
+int64_t oracle_read(oracle_number number);
+void oracle_write(oracle_number number, int64_t value);
+
 /* ---- packing ---- */
 
 /* One-dimensional bin packing with given bins to start with: the tails, one per bin. Weights are padded lengths. */

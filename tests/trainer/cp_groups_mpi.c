@@ -335,7 +335,7 @@ static double train(trainer *t, int64_t k, cf_schedule_kind kind, int64_t *wides
     alone.n_stages = 1;
     for (i = 0; i < PARAMETERS; i++) t->parameters[i] = alone.parameters[i] = number(i, 3, 99) / 3;
     for (i = 0; i < N; i++) {
-        const cf_slice whole = {.sequence = i, .length = lists[i]};
+        const cf_slice whole = {.sequence = (int32_t)i, .length = (int32_t)lists[i]};
         memset(states, 0, sizeof states);
         memset(&w, 0, sizeof w);
         w.chunk = -1;

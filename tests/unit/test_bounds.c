@@ -37,12 +37,13 @@ static void move_borders(harness_rng *rng, cf_plan *plan) {
         c->pairs -= cf_slice_pairs(ours->begin, ours->length) - cf_slice_pairs(ours->begin, ours->length - by);
         next->pairs += cf_slice_pairs(theirs->begin - by, theirs->length + by) -
                        cf_slice_pairs(theirs->begin, theirs->length);
-        ours->length = c->tokens = c->rows = c->state = c->tokens - by;
+        c->tokens = c->rows = c->state = c->tokens - by;
+        ours->length = (int32_t)c->tokens;
         theirs->begin = next->prefix = next->prefix - by;
-        theirs->length += by;
+        theirs->length += (int32_t)by;
         next->state += by;
         next->tokens = next->rows = next->tokens + by;
-        for (j = 1; j < next->n_slices; j++) theirs[j].offset += by;
+        for (j = 1; j < next->n_slices; j++) theirs[j].offset += (int32_t)by;
     }
 }
 

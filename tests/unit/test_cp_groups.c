@@ -547,7 +547,7 @@ TEST(shares_of_two_cp_groups_are_no_cp_group) {
         g->sequence = 1 - g->sequence;
         for (chunk = g->first_chunk; chunk < g->first_chunk + g->n_chunks; chunk++) {
             cf_slice *slice = &t.plan->slices[t.plan->chunks[chunk].first_slice];
-            slice->sequence = slice->first = g->sequence;
+            slice->sequence = slice->first = (int32_t)g->sequence;
         }
     }
     CHECK_INT(exchanged, 2);

@@ -4,6 +4,7 @@
 #include "chunkflow.h"
 #include "../harness.h"
 #include "../reference/forest.h"
+#include "../reference/oracle.h"
 #include "../reference/problem.h"
 
 #include <stdlib.h>
@@ -27,45 +28,57 @@ static int64_t draw_value(harness_rng *rng, int64_t old, int64_t align) {
 
 /* A number of a plan and the same one of its forest. `ours` is NULL where only the forest has it. */
 typedef struct both {
-    int64_t *ours, *theirs;
+    oracle_number ours;
+    int64_t *theirs;
     const char *name;
 } both;
+
+/* Sets both; in the plan some numbers have 32 bits. */
+static void set_both(const both *of, int64_t value) {
+    *of->theirs = value;
+    if (of->ours.at != NULL) oracle_write(of->ours, value);
+    if (of->ours.at != NULL) *of->theirs = oracle_read(of->ours);
+}
 
 static both choose_slice(harness_rng *rng, cf_plan *plan, forest_plan *f) {
     int64_t i = below(rng, f->n_slices), what = below(rng, 7);
     cf_slice *s = &plan->slices[i];
     forest_slice *t = &f->slices[i];
-    const both all[] = {{&s->sequence, &t->sequence, "sequence"}, {&s->begin, &t->begin, "begin"},
-                        {&s->length, &t->length, "length"},       {&s->offset, &t->offset, "offset"},
-                        {&s->up, &t->up, "slice.up"},             {&s->first, &t->first, "first"},
-                        {&s->n, &t->n, "n"}};
-    return all[what];
+    const both all[] = {{{NULL, 0}, &t->begin, "begin"},   {{NULL, 0}, &t->sequence, "sequence"},
+                        {{NULL, 0}, &t->length, "length"}, {{NULL, 0}, &t->offset, "offset"},
+                        {{NULL, 0}, &t->up, "slice.up"},   {{NULL, 0}, &t->first, "first"},
+                        {{NULL, 0}, &t->n, "n"}};
+    both chosen = all[what];
+    chosen.ours = oracle_slice_number(s, what);
+    return chosen;
 }
 
 static both choose_chunk(harness_rng *rng, cf_plan *plan, forest_plan *f) {
     int64_t i = below(rng, f->n_chunks);
     cf_chunk *c = &plan->chunks[i];
     forest_chunk *d = &f->chunks[i];
-    const both all[] = {{&c->first_slice, &d->first_slice, "first_slice"},
-                        {&c->n_slices, &d->n_slices, "n_slices"},
-                        {&c->tokens, &d->tokens, "tokens"},
-                        {&c->rows, &d->rows, "rows"},
-                        {&c->pairs, &d->pairs, "pairs"},
-                        {&c->prefix, &d->prefix, "prefix"},
-                        {&c->rank, &d->rank, "rank"},
-                        {&c->up, &d->up, "chunk.up"},
-                        {NULL, &d->state, "state"},
-                        {NULL, &d->cp, "cp"}};
+    const size_t bytes = sizeof(int64_t);
+    const both all[] = {{{&c->first_slice, bytes}, &d->first_slice, "first_slice"},
+                        {{&c->n_slices, bytes}, &d->n_slices, "n_slices"},
+                        {{&c->tokens, bytes}, &d->tokens, "tokens"},
+                        {{&c->rows, bytes}, &d->rows, "rows"},
+                        {{&c->pairs, bytes}, &d->pairs, "pairs"},
+                        {{&c->prefix, bytes}, &d->prefix, "prefix"},
+                        {{&c->rank, bytes}, &d->rank, "rank"},
+                        {{&c->up, bytes}, &d->up, "chunk.up"},
+                        {{NULL, 0}, &d->state, "state"},
+                        {{NULL, 0}, &d->cp, "cp"}};
     return all[below(rng, (int64_t)(sizeof all / sizeof all[0]))];
 }
 
 static both choose(harness_rng *rng, cf_plan *plan, forest_plan *f) {
     int64_t what = below(rng, plan->order != NULL ? 10 : 8), i = below(rng, f->n_sequences);
-    both order = {NULL, NULL, "order"}, common = {NULL, NULL, "common"};
+    both order = {{NULL, sizeof(int64_t)}, f->order + i, "order"};
+    both common = {{NULL, sizeof(int64_t)}, f->common + i, "common"};
     if (what < 4) return choose_slice(rng, plan, f);
     if (what < 8) return choose_chunk(rng, plan, f);
-    order.ours = plan->order + i, order.theirs = f->order + i;
-    common.ours = plan->common + i, common.theirs = f->common + i;
+    order.ours.at = plan->order + i;
+    common.ours.at = plan->common + i;
     return what == 8 ? order : common;
 }
 
@@ -87,11 +100,9 @@ TEST(damaged_plans_are_judged_alike) {
             both first = choose(&rng, plan, forest), second = choose(&rng, plan, forest);
             int64_t was[2] = {*first.theirs, *second.theirs};
             const char *fault, *slow;
-            int shared = first.ours != NULL, twice = below(&rng, 3) == 0, sound;
-            *first.theirs = draw_value(&rng, *first.theirs, plan->align);
-            if (twice) *second.theirs = draw_value(&rng, *second.theirs, plan->align), shared &= second.ours != NULL;
-            if (first.ours != NULL) *first.ours = *first.theirs;
-            if (twice && second.ours != NULL) *second.ours = *second.theirs;
+            int shared = first.ours.at != NULL, twice = below(&rng, 3) == 0, sound;
+            set_both(&first, draw_value(&rng, *first.theirs, plan->align));
+            if (twice) set_both(&second, draw_value(&rng, *second.theirs, plan->align)), shared &= second.ours.at != NULL;
             fault = forest_fault(forest, p.lengths);
             slow = forest_slow_fault(forest, p.lengths);
             sound = cf_plan_validate(plan, p.lengths, p.n, NULL, NULL) == CF_OK;
@@ -107,10 +118,8 @@ TEST(damaged_plans_are_judged_alike) {
             refused += fault != NULL;
             taken += fault == NULL;
             own += !shared;
-            *second.theirs = was[1];
-            if (second.ours != NULL) *second.ours = was[1];
-            *first.theirs = was[0];
-            if (first.ours != NULL) *first.ours = was[0];
+            set_both(&second, was[1]);
+            set_both(&first, was[0]);
         }
         if (forest->n_slices == 0) round++;
         forest_free(forest);

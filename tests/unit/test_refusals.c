@@ -72,6 +72,23 @@ TEST(every_item_has_its_name) {
 
 /* ---- packing ---- */
 
+/* A thousand short sequences fit into a chunk, beside a chain of nearly as many chunks as there may be. */
+TEST(a_batch_of_too_many_slices) {
+    int64_t lengths[1001], i;
+    cf_pack_desc desc = {0};
+    cf_error error;
+    size_t bytes;
+    for (i = 0; i < 1001; i++) lengths[i] = 1;
+    desc.chunk_size = 1000;
+    lengths[0] = ((int64_t)CF_MAX_CHUNKS - 1005) * desc.chunk_size;
+    CHECK_INT(cf_pack_size(lengths, 1001, &desc, &bytes, &error), CF_OK);
+    lengths[0] += 6 * desc.chunk_size;
+    harness_poison(&bytes, sizeof bytes);
+    REFUSED(cf_pack_size(lengths, 1001, &desc, &bytes, &error), CF_ERROR_LIMIT, "n_slices");
+    CHECK_INT(error.wanted, CF_MAX_SLICES);
+    CHECK_INT(error.got, (int64_t)CF_MAX_SLICES + 1);
+}
+
 TEST(a_batch_of_too_many_chunks) {
     const int64_t giants[] = {CF_MAX_CHUNKS, CF_MAX_CHUNKS}, one[] = {((int64_t)1 << 22) + 1};
     const int64_t long_one[] = {65536};
@@ -230,7 +247,7 @@ TEST(a_sequence_left_out_needs_no_record) {
 /* One chunk late in a sequence so long that its pairs pass 64 bits. */
 TEST(pairs_that_do_not_fit) {
     const int64_t lengths[] = {CF_MAX_LENGTH};
-    cf_slice slices[] = {{0, CF_MAX_LENGTH - CF_MAX_CHUNK_SIZE, CF_MAX_CHUNK_SIZE, 0, -1, 0, 1}};
+    cf_slice slices[] = {{CF_MAX_LENGTH - CF_MAX_CHUNK_SIZE, 0, CF_MAX_CHUNK_SIZE, 0, -1, 0, 1}};
     cf_chunk chunks[] = {{0, 1, CF_MAX_CHUNK_SIZE, CF_MAX_CHUNK_SIZE, 1, 0, 0, 0, 0, -1, -1, 0, CF_MAX_CHUNK_SIZE, 0}};
     cf_chain chains[] = {{0, 0, 1, CF_MAX_LENGTH, 0}};
     cf_plan plan = {0};
@@ -249,8 +266,9 @@ TEST(pairs_that_do_not_fit) {
 
 /* Each of two slices has pairs that fit, and together they do not. */
 TEST(pairs_that_do_not_fit_together) {
-    const int64_t most = 1 << 21, late = ((int64_t)1 << 43) - (1 << 20), lengths[] = {late + (1 << 20), most};
-    cf_slice slices[] = {{0, late, 1 << 20, 0, -1, 0, 1}, {1, 0, most, 1 << 20, -1, 1, 1}};
+    const int32_t most = 1 << 21;
+    const int64_t late = ((int64_t)1 << 43) - (1 << 20), lengths[] = {late + (1 << 20), most};
+    cf_slice slices[] = {{late, 0, 1 << 20, 0, -1, 0, 1}, {0, 1, most, 1 << 20, -1, 1, 1}};
     cf_chunk chunks[] = {{0, 2, 3 << 20, 3 << 20, 1, 0, 0, 0, 0, -1, -1, 0, 1 << 20, 0}};
     cf_chain chains[] = {{0, 0, 1, late + (1 << 20), 0}};
     cf_plan plan = {0};
@@ -482,9 +500,9 @@ TEST(rows_that_cannot_be_added_up) {
     for (most = INT64_MAX; most > INT64_MAX / 2; most -= most / 8) { /* of state, K and V and both gradients */
         plan->chains[0].tokens = most;
         refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
-        plan->slices[plan->chunks[0].first_slice].length = most - 6; /* and is the first chunk's, all of it */
-        refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
-        plan->slices[plan->chunks[0].first_slice].length = 3;
+        plan->chunks[0].state = most - 6; /* and is the first chunk's, all of it */
+        refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.state");
+        plan->chunks[0].state = 3;
     }
     cf_schedule_free(schedule);
     cf_plan_free(plan);
@@ -976,7 +994,7 @@ TEST(writers_of_what_does_not_go_together) {
     cf_plan_free(plan);
 }
 
-SUITE(refusals, CASE(every_item_has_its_name), CASE(a_batch_of_too_many_chunks), CASE(a_prompt_of_too_many_slices),
+SUITE(refusals, CASE(every_item_has_its_name), CASE(a_batch_of_too_many_slices), CASE(a_batch_of_too_many_chunks), CASE(a_prompt_of_too_many_slices),
       CASE(best_fit_among_rooms_that_lie_close), CASE(a_room_too_small_is_passed_by),
       CASE(ranks_of_many_sequences_are_even), CASE(a_chain_without_chunks), CASE(a_sequence_left_out_needs_no_record),
       CASE(pairs_that_do_not_fit), CASE(pairs_that_do_not_fit_together), CASE(places_out_of_range),

@@ -40,10 +40,10 @@ static const int64_t known_lengths[] = {40, 5, 3, 16, 0, 21, 7};
 #define N_KNOWN ((int64_t)(sizeof known_lengths / sizeof known_lengths[0]))
 
 static const cf_slice known_slices[] = {
-    /* sequence, begin, length, offset, up, first, n */
-    {0, 0, 16, 0, -1, 0, 1}, {0, 16, 16, 0, 0, 0, 1}, {0, 32, 8, 0, 1, 0, 1},
-    {6, 0, 7, 8, -1, 6, 1},  {3, 0, 16, 0, -1, 3, 1}, {5, 0, 16, 0, -1, 5, 1},
-    {5, 16, 5, 0, 5, 5, 1},  {1, 0, 5, 8, -1, 1, 1},  {2, 0, 3, 0, -1, 2, 1},
+    /* begin, sequence, length, offset, up, first, n */
+    {0, 0, 16, 0, -1, 0, 1}, {16, 0, 16, 0, 0, 0, 1}, {32, 0, 8, 0, 1, 0, 1},
+    {0, 6, 7, 8, -1, 6, 1},  {0, 3, 16, 0, -1, 3, 1}, {0, 5, 16, 0, -1, 5, 1},
+    {16, 5, 5, 0, 5, 5, 1},  {0, 1, 5, 8, -1, 1, 1},  {0, 2, 3, 0, -1, 2, 1},
 };
 static const cf_chunk known_chunks[] = {
     /* first_slice, n_slices, tokens, padded, pairs, chain, index, prefix, rank, up, down, below, state, cp */
@@ -91,16 +91,18 @@ typedef struct damage {
     where place;
     int64_t index;      /* of the chunk, slice or chain */
     size_t member;      /* offsetof */
+    size_t bytes;       /* of the member */
     int64_t value;
     const char *field;  /* what the error has to name */
     int64_t item;
     const char *name;   /* of the member */
 } damage;
 
-#define IN_PLAN(member, value, field) {HEADER, 0, offsetof(cf_plan, member), value, field, -1, #member}
-#define IN_CHUNK(i, member, value, field, item) {CHUNK, i, offsetof(cf_chunk, member), value, field, item, #member}
-#define IN_SLICE(i, member, value, field, item) {SLICE, i, offsetof(cf_slice, member), value, field, item, #member}
-#define IN_CHAIN(i, member, value, field, item) {CHAIN, i, offsetof(cf_chain, member), value, field, item, #member}
+#define MEMBER_OF(record, member) offsetof(record, member), sizeof(((record *)0)->member)
+#define IN_PLAN(member, value, field) {HEADER, 0, MEMBER_OF(cf_plan, member), value, field, -1, #member}
+#define IN_CHUNK(i, member, value, field, item) {CHUNK, i, MEMBER_OF(cf_chunk, member), value, field, item, #member}
+#define IN_SLICE(i, member, value, field, item) {SLICE, i, MEMBER_OF(cf_slice, member), value, field, item, #member}
+#define IN_CHAIN(i, member, value, field, item) {CHAIN, i, MEMBER_OF(cf_chain, member), value, field, item, #member}
 
 static const damage damages[] = {
     IN_PLAN(chunk_size, 0, "chunk_size"),
@@ -129,11 +131,12 @@ static const damage damages[] = {
     IN_PLAN(n_idle, 2, "n_idle"),
     IN_PLAN(n_chains, -1, "n_chains"),
     IN_PLAN(n_chains, INT64_MAX, "n_chains"),
-    {HEADER, 0, offsetof(cf_plan, n_chains), 1, "chunks.chain", 4, NULL},
-    {HEADER, 0, offsetof(cf_plan, n_chains), 3, "chunks.chain", 0, NULL},
-    {HEADER, 0, offsetof(cf_plan, n_slices), 8, "chunks.n_slices", 6, NULL},
+    {HEADER, 0, MEMBER_OF(cf_plan, n_chains), 1, "chunks.chain", 4, NULL},
+    {HEADER, 0, MEMBER_OF(cf_plan, n_chains), 3, "chunks.chain", 0, NULL},
+    {HEADER, 0, MEMBER_OF(cf_plan, n_slices), 8, "chunks.n_slices", 6, NULL},
     IN_PLAN(n_slices, 10, "n_slices"),
     IN_PLAN(n_slices, -1, "n_slices"),
+    IN_PLAN(n_slices, (int64_t)CF_MAX_SLICES + 1, "n_slices"),
     IN_PLAN(lower_bound, -1, "lower_bound"),
     IN_PLAN(lower_bound, 8, "lower_bound"),
 
@@ -181,7 +184,7 @@ static const damage damages[] = {
 
     IN_SLICE(4, sequence, 7, "slices.sequence", 4),
     IN_SLICE(4, sequence, -1, "slices.sequence", 4),
-    IN_SLICE(4, sequence, INT64_MAX, "slices.sequence", 4),
+    IN_SLICE(4, sequence, INT32_MAX, "slices.sequence", 4),
     IN_SLICE(8, begin, 1, "slices.length", 8),  /* then it runs past the end of its sequence */
     IN_SLICE(8, begin, -1, "slices.begin", 8),
     IN_SLICE(8, begin, 3, "slices.begin", 8),
@@ -189,7 +192,7 @@ static const damage damages[] = {
     IN_SLICE(8, length, 2, "slices.length", 8),
     IN_SLICE(8, length, 4, "slices.length", 8),
     IN_SLICE(8, length, 0, "slices.length", 8),
-    IN_SLICE(8, length, INT64_MIN, "slices.length", 8),
+    IN_SLICE(8, length, INT32_MIN, "slices.length", 8),
     IN_SLICE(0, length, 17, "slices.length", 0), /* more than chunk_size */
     IN_SLICE(3, offset, 7, "slices.offset", 3),
     IN_SLICE(3, offset, 12, "slices.offset", 3),
@@ -215,9 +218,9 @@ static int64_t apply(cf_plan *plan, const damage *d) {
                  : d->place == CHUNK ? (char *)&plan->chunks[d->index]
                  : d->place == SLICE ? (char *)&plan->slices[d->index]
                                      : (char *)&plan->chains[d->index];
-    int64_t was;
-    memcpy(&was, base + d->member, sizeof was);
-    memcpy(base + d->member, &d->value, sizeof d->value);
+    const oracle_number number = {base + d->member, d->bytes};
+    int64_t was = oracle_read(number);
+    oracle_write(number, d->value);
     return was;
 }
 
@@ -318,30 +321,37 @@ static int64_t draw_value(harness_rng *rng, int64_t old, int64_t align) {
     }
 }
 
-/* Sets one number, drawn from all numbers in the arrays, or exchanges two items. Every member of them is an int64_t. */
-static void damage_array(harness_rng *rng, void *items, int64_t count, size_t bytes, int64_t align) {
-    int64_t a = harness_between(rng, 0, count - 1), b = harness_between(rng, 0, count - 1), *numbers;
-    int64_t member = harness_between(rng, 0, (int64_t)(bytes / sizeof(int64_t)) - 1);
-    char *base = (char *)items, swap[256];
-    if (harness_chance(rng, 0.15)) {
-        memcpy(swap, base + (size_t)a * bytes, bytes);
-        memcpy(base + (size_t)a * bytes, base + (size_t)b * bytes, bytes);
-        memcpy(base + (size_t)b * bytes, swap, bytes);
-        return;
-    }
-    numbers = (int64_t *)(void *)(base + (size_t)a * bytes);
-    if (harness_chance(rng, 0.2)) numbers[member] = ((int64_t *)(void *)(base + (size_t)b * bytes))[member];
-    else numbers[member] = draw_value(rng, numbers[member], align);
+/* A number of an item: of a chunk, a slice or a chain. */
+static oracle_number number_of(cf_plan *plan, int64_t what, int64_t item, int64_t member) {
+    oracle_number number = {what == 0 ? &plan->chunks[item].first_slice + member : &plan->chains[item].sequence + member,
+                            sizeof(int64_t)};
+    return what == 1 ? oracle_slice_number(&plan->slices[item], member) : number;
 }
 
+/* Sets one number, drawn from all numbers in the arrays, or exchanges two items. */
 static void damage_once(harness_rng *rng, cf_plan *plan) {
-    int64_t what = harness_between(rng, 0, 2);
-    if (what == 0 && plan->n_chunks > 0)
-        damage_array(rng, plan->chunks, plan->n_chunks, sizeof *plan->chunks, plan->align);
-    if (what == 1 && plan->n_slices > 0)
-        damage_array(rng, plan->slices, plan->n_slices, sizeof *plan->slices, plan->align);
-    if (what == 2 && plan->n_chains > 0)
-        damage_array(rng, plan->chains, plan->n_chains, sizeof *plan->chains, plan->align);
+    const int64_t members[] = {sizeof(cf_chunk) / sizeof(int64_t), ORACLE_SLICE_NUMBERS,
+                               sizeof(cf_chain) / sizeof(int64_t)};
+    const int64_t counts[] = {plan->n_chunks, plan->n_slices, plan->n_chains};
+    int64_t what = harness_between(rng, 0, 2), n = members[what], a, b, member, i;
+    if (counts[what] == 0) return;
+    a = harness_between(rng, 0, counts[what] - 1);
+    b = harness_between(rng, 0, counts[what] - 1);
+    member = harness_between(rng, 0, n - 1);
+    if (harness_chance(rng, 0.15)) {
+        for (i = 0; i < n; i++) {
+            const oracle_number one = number_of(plan, what, a, i), other = number_of(plan, what, b, i);
+            int64_t was = oracle_read(one);
+            oracle_write(one, oracle_read(other));
+            oracle_write(other, was);
+        }
+        return;
+    }
+    {
+        const oracle_number one = number_of(plan, what, a, member);
+        if (harness_chance(rng, 0.2)) oracle_write(one, oracle_read(number_of(plan, what, b, member)));
+        else oracle_write(one, draw_value(rng, oracle_read(one), plan->align));
+    }
 }
 
 TEST(random_damage_is_judged_as_by_the_oracle) {
@@ -427,9 +437,9 @@ TEST(a_chain_that_ends_too_early) {
 TEST(a_chunk_that_ends_between_two_places) {
     cf_plan copy = known_plan();
     cf_error error;
-    copy.slices[5].length = copy.chunks[4].tokens = copy.chunks[4].state = 15;
+    copy.chunks[4].tokens = copy.chunks[4].state = copy.slices[5].length = 15;
     copy.chunks[5].prefix = copy.slices[6].begin = 15;
-    copy.slices[6].length = copy.chunks[5].state = 6;
+    copy.chunks[5].state = copy.slices[6].length = 6;
     copy.chunks[4].pairs = 120;
     copy.chunks[5].tokens = 11;
     copy.chunks[5].pairs = 126;

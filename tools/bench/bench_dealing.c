@@ -1,6 +1,6 @@
 /* Plans of two headers for data-parallel ranks, side by side in one run.
 
-       make bench-dealing OTHER=/path/to/another/chunkflow.h [ARGS='FILE']
+       make bench-dealing OTHER=/path/to/another/chunkflow.h [ARGS='FILE' or ARGS=--time]
 
    Sixty cases, ChunkSize 8K, a pair at 2.84e-5 of a row: 256, 1,024 and 4,096 lengths of a service trace (those of FILE
    in their order, or drawn like them), 256 and 1,024 of chats, and 512 of 1K to 24K; on 4, 8, 16, 32 and 64 ranks; a
@@ -12,8 +12,9 @@
    ranks, mean and worst.
 
    Then batches in step as those of bench_ranks.c, without cp groups and with cp groups of any width: seconds of all
-   columns, replays at K 1 priced, this header's over the other's, mean and worst of 20 batches. Last, processor time of
-   cf_pack on one rank, medians of 15 calls by turns. Prints tables, judges nothing. */
+   columns, replays at K 1 priced, this header's over the other's, mean and worst of 20 batches. Last, or alone with
+   --time, processor time of cf_pack and cf_plan_validate on one rank, medians of 15 calls by turns. Prints tables, judges
+   nothing. */
 
 #include "dealing_side.h"
 #include "../command/draw.h"
@@ -192,25 +193,42 @@ static int by_size(const void *a, const void *b) {
 
 static void time_both(const char *name, const int64_t *lengths, int64_t n, int calls) {
     const dealing_case of = {lengths, n, 1, 8192, 0, 0, 0, 0, 0};
-    double ours[CALLS], theirs[CALLS];
+    double seconds[4][CALLS] = {{0}}; /* this header's pack and validate, and the other's */
     int i, j;
-    for (i = 0; i < CALLS; i++) {
-        for (ours[i] = theirs[i] = 0, j = 0; j < calls; j++) {
-            ours[i] += dealing_this.time(&of) / calls;
-            theirs[i] += dealing_other.time(&of) / calls;
+    for (i = 0; i < CALLS; i++)
+        for (j = 0; j < calls; j++) {
+            double ours, theirs;
+            seconds[0][i] += dealing_this.time(&of, &ours) / calls;
+            seconds[2][i] += dealing_other.time(&of, &theirs) / calls;
+            seconds[1][i] += ours / calls;
+            seconds[3][i] += theirs / calls;
         }
-    }
-    qsort(ours, CALLS, sizeof *ours, by_size);
-    qsort(theirs, CALLS, sizeof *theirs, by_size);
-    printf("  %-22s %10.2f us  %7.3f of the other's  chunks %d, %d\n", name, 1e6 * ours[CALLS / 2],
-           ours[CALLS / 2] / theirs[CALLS / 2], (int)dealing_this.pack(&of).chunks,
-           (int)dealing_other.pack(&of).chunks);
+    for (i = 0; i < 4; i++) qsort(seconds[i], CALLS, sizeof seconds[i][0], by_size);
+    printf("  %-18s", name);
+    for (i = 0; i < 2; i++)
+        printf("  %10.2f us %7.3f", 1e6 * seconds[i][CALLS / 2], seconds[i][CALLS / 2] / seconds[i + 2][CALLS / 2]);
+    printf("  %7d %7d\n", (int)dealing_this.pack(&of).chunks, (int)dealing_other.pack(&of).chunks);
+}
+
+static void time_all(void) {
+    static int64_t chat[MILLION];
+    draw_source source = {7};
+    int64_t i;
+    for (i = 0; i < MILLION; i++) chat[i] = draw_lmsys(&source);
+    printf("  %-18s  %13s %7s  %13s %7s  %7s %7s\n", "lengths", "cf_pack", "ratio", "validate", "ratio", "chunks",
+           "other");
+    time_both("256 chat lengths", chat, 256, 200);
+    time_both("65,536", chat, 65536, 1);
+    time_both("a million", chat, MILLION, 1);
 }
 
 int main(int argc, char **argv) {
-    static int64_t trace[MOST], chat[MILLION];
-    draw_source source = {7};
-    int64_t n_trace = MOST, i;
+    static int64_t trace[MOST];
+    int64_t n_trace = MOST;
+    if (argc > 1 && strcmp(argv[1], "--time") == 0) {
+        time_all();
+        return 0;
+    }
     draws = 5;
     draw_lengths(trace, MOST, 8.6, 1.3, 131072);
     if (argc > 1) n_trace = read_lengths(argv[1], trace);
@@ -222,10 +240,7 @@ int main(int argc, char **argv) {
            ratios / (double)n_cases, worst_ratio, best_ratio, (int)most_steps);
     count_all_steps();
     step_all(trace, n_trace);
-    for (i = 0; i < MILLION; i++) chat[i] = draw_lmsys(&source);
     printf("\n");
-    time_both("256 chat lengths", chat, 256, 200);
-    time_both("65,536", chat, 65536, 1);
-    time_both("a million", chat, MILLION, 1);
+    time_all();
     return 0;
 }

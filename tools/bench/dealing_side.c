@@ -84,10 +84,16 @@ static dealing_result pack(const dealing_case *of) {
     return out;
 }
 
-static double time_pack(const dealing_case *of) {
+static double time_pack(const dealing_case *of, double *validate) {
     double begin = seconds_now();
     cf_plan *plan = plan_of(of);
     double end = seconds_now();
+    cf_error error;
+    if (cf_plan_validate(plan, of->lengths, of->n, NULL, &error) != CF_OK) {
+        fprintf(stderr, "bench_dealing: %s\n", error.text);
+        exit(1);
+    }
+    *validate = seconds_now() - end;
     cf_plan_free(plan);
     return end - begin;
 }

@@ -20,7 +20,8 @@ typedef struct dealing_result {
 
 typedef struct dealing_side {
     dealing_result (*pack)(const dealing_case *of);
-    double (*time)(const dealing_case *of); /* processor seconds of one call of cf_pack */
+    double (*time)(const dealing_case *of, double *validate); /* processor seconds of one call of cf_pack, and of one of
+                                                                 cf_plan_validate */
 } dealing_side;
 
 extern const dealing_side dealing_this, dealing_other;

@@ -109,8 +109,10 @@ static const json_field chunk_fields[] = {
     {.name = "slices", .type = JSON_ARRAY_OF, .offset = offsetof(chunk_object, slices)},
     {.name = NULL}};
 
-#define SLICE_COUNT(member) {.name = #member, .type = JSON_INT, .offset = offsetof(cf_slice, member)}
-#define SLICE_COUNTS SLICE_COUNT(sequence), SLICE_COUNT(begin), SLICE_COUNT(length), SLICE_COUNT(offset), SLICE_COUNT(up)
+#define SLICE_COUNT(member) {.name = #member, .type = JSON_INT32, .offset = offsetof(cf_slice, member)}
+#define SLICE_COUNTS                                                                                 \
+    SLICE_COUNT(sequence), {.name = "begin", .type = JSON_INT, .offset = offsetof(cf_slice, begin)}, \
+        SLICE_COUNT(length), SLICE_COUNT(offset), SLICE_COUNT(up)
 
 static const json_field slice_fields[] = {SLICE_COUNTS, {.name = NULL}};
 static const json_field shared_slice_fields[] = {SLICE_COUNTS, SLICE_COUNT(first), SLICE_COUNT(n), {.name = NULL}};

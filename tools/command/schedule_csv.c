@@ -84,7 +84,7 @@ static void reorder_chunks(cf_plan *plan, int64_t rank, const int32_t *chunks, c
         if (chunk->n_slices > 0)
             memcpy(plan->slices + at, slices + chunk->first_slice, (size_t)chunk->n_slices * sizeof *slices);
         for (i = at; i < at + chunk->n_slices; i++)
-            if (plan->slices[i].up >= 0) plan->slices[i].up += at - chunk->first_slice;
+            if (plan->slices[i].up >= 0) plan->slices[i].up += (int32_t)(at - chunk->first_slice);
         chunk->first_slice = at;
         at += chunk->n_slices;
     }

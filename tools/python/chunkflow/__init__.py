@@ -649,7 +649,7 @@ class Plan(_Object):
         chunk = int(np.searchsorted(self.chunks["first_slice"], found[0], side="right")) - 1
         while self.chunks["n_slices"][chunk] == 0:
             chunk -= 1
-        return chunk, int(slices["offset"][found[0]] + position - slices["begin"][found[0]])
+        return chunk, int(slices["offset"][found[0]]) + position - int(slices["begin"][found[0]])
 
     def kv_sources_of(self, chunk: int) -> np.ndarray:
         """cf_kv_sources: where the rows lie that come before this chunk of a cp group; of another chunk nothing."""
