@@ -87,13 +87,13 @@ typedef enum cf_dtype {
 } cf_dtype;
 
 typedef enum cf_attention_path {
-    CF_ATTENTION_AUTO = 0,        /* CF_ATTENTION_MMA where that can do the problem on the device, else the unfused */
+    CF_ATTENTION_AUTO = 0,        /* the last of these that can do the problem on the device, with this program's code */
     CF_ATTENTION_UNFUSED,         /* cuBLAS products around a masked softmax: any type and head size; needs `cublas` */
     CF_ATTENTION_MMA,             /* fused, mma.sync: 16-bit types, head sizes to 256 (128 where a block has 99 KB of
                                      shared memory: 8.6, 8.9, 12.0), compute capability 8.0 and up, at most 64 query
                                      heads for each key head */
     CF_ATTENTION_WGMMA            /* the same with wgmma, head sizes to 128, for compute capability 9.0 and code for
-                                     sm_90a: 1.2 to 1.8 times as fast on an H200; chosen by name alone, for now */
+                                     sm_90a: 1.2 to 1.8 times as fast on an H200 (tools/bench/results/h200.txt) */
 } cf_attention_path;
 
 /* "auto", "unfused", "mma", "wgmma"; "?" for anything else. */
@@ -165,10 +165,10 @@ typedef struct cf_attention {
 } cf_attention;
 
 /* cf_attention_size: bytes of host memory, aligned to CF_MEMORY_ALIGNMENT, that cf_attention_prepare needs. If you copy
-   `tiles` to the device asynchronously, put the object into pinned memory. Neither call touches the device, but to ask
-   for its compute capability where arch is 0. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than 2^30 rows, or rows x
-   heads per key head), CF_ERROR_SPACE, CF_ERROR_DEVICE (arch is 0 and there is no device). Outputs are untouched on
-   failure. */
+   `tiles` to the device asynchronously, put the object into pinned memory. Neither call touches the device, except to
+   ask for its compute capability where arch is 0, and for code of path 3 where AUTO may take it: call both with the same
+   device current. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than 2^30 rows, or rows x heads per key head),
+   CF_ERROR_SPACE, CF_ERROR_DEVICE (arch is 0 and there is no device). Outputs are untouched on failure. */
 CHUNKFLOW_CUDA_API cf_result cf_attention_size(const cf_attention_desc *desc, size_t *bytes, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size_t bytes,
                                                   const cf_attention **out, cf_error *error);
@@ -533,7 +533,9 @@ typedef struct cf_executor_desc {
     const int *devices;               /* (n_stages) CUDA device of each stage; NULL: the current one for all */
     cf_attention_desc attention;      /* heads, sizes, type, mask; the slices come from the plan. n_heads 0: no
                                          attention objects, no tiles, and no state unless n_kv_heads and head_size
-                                         are given. arch 0: that of the least of the devices */
+                                         are given. arch 0: that of the least of the devices. All take one path: where
+                                         they differ, AUTO is not path 3, and a fused path refuses those with less
+                                         shared memory a block than the least has (CF_ERROR_ARGUMENT, "devices") */
     int64_t boundary_bytes_per_token; /* what goes from stage to stage; needed with more than one virtual stage */
     int64_t memory_limit;             /* most bytes of device memory of one stage. 0: no limit */
     int64_t state_block_rows;         /* the state of chains streams: see below. Most rows of a block. 0: it stays on
@@ -1616,10 +1618,6 @@ void choose_parts(const problem *p, const block_costs &costs, int64_t least, pro
     });
 }
 
-/* AUTO takes path 2 even where path 3 is possible. To be changed once a record of a device (tools/device) shows path 3
-   to be faster. */
-const bool AUTO_TAKES_WGMMA = false;
-
 /* Refuses what a fused path cannot do, for head sizes up to `most`. The error names the field. */
 cf_result check_16_bit(const problem *p, int64_t most, cf_error *error) {
     const cf_attention_desc *d = &p->desc;
@@ -1645,10 +1643,16 @@ cf_result check_hopper(const problem *p, cf_error *error) {
     return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, 90, p->desc.arch, "is not for this architecture");
 }
 
-bool is_hopper(const problem *p) {
-    if (number_of(p->desc.path) != CF_ATTENTION_AUTO) return number_of(p->desc.path) == CF_ATTENTION_WGMMA;
-    return AUTO_TAKES_WGMMA && check_hopper(p, NULL) == CF_OK;
+/* Returns true if this program has path 3's kernels for the current device; false without a device. */
+bool has_hopper_code();
+
+/* AUTO becomes path 3 where that is possible, before tiles are made. */
+void choose_hopper(problem *p) {
+    if (number_of(p->desc.path) == CF_ATTENTION_AUTO && check_hopper(p, NULL) == CF_OK && has_hopper_code())
+        p->desc.path = CF_ATTENTION_WGMMA;
 }
+
+bool is_hopper(const problem *p) { return number_of(p->desc.path) == CF_ATTENTION_WGMMA; }
 
 /* A step of the forward is a block of keys, one of the backward a row tile. Either takes as long as a block takes to
    move about 64 KB while all others do so, too. Beside its steps a forward moves Q and the rows that it writes, or in
@@ -1786,6 +1790,7 @@ cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
     p->visible.causal = !d->full;
     p->visible.window = d->window == 0 || d->window >= p->longest_k ? NO_WINDOW : (int32_t)d->window;
     code = check_prefix(p, error);
+    choose_hopper(p);
     return code == CF_OK ? make_tiles(p, error) : code;
 }
 
@@ -3761,6 +3766,14 @@ cf_result check_code(K *kernel, int threads, const char *field, const char *why,
     return cf_fail(error, CF_ERROR_DEVICE, field, -1, threads, attributes.maxThreadsPerBlock, why);
 }
 
+bool has_hopper_code() {
+    cudaFuncAttributes attributes;
+    if (cudaFuncGetAttributes(&attributes, attention_forward_hopper_kernel<__nv_bfloat16, 128, true>) == cudaSuccess)
+        return attributes.maxThreadsPerBlock >= HOPPER_THREADS;
+    (void)cudaGetLastError(); /* no device, or no code at all: the first launch will say so */
+    return false;
+}
+
 struct call {
     const problem *of;
     const cf_attention_tensors *tensors;
@@ -4431,7 +4444,7 @@ const path_entry *find_path(cf_attention_path path) {
 cf_result choose_path(const problem *p, const path_entry **out, cf_error *error) {
     const cf_attention_path wanted = p->desc.path;
     if (wanted == CF_ATTENTION_AUTO) {
-        int i = is_hopper(p) ? 0 : 1;
+        int i = 1; /* choose_hopper would have named path 3 */
         while (paths[i].check(p, NULL) != CF_OK) i++; /* the last one can do everything */
         *out = &paths[i];
         return CF_OK;
@@ -5772,6 +5785,7 @@ struct block {
 struct stage {
     int64_t number; /* in the pipeline */
     int device;
+    int64_t arch;
     array<cudaStream_t> streams;
     array<cudaEvent_t> events;
     cudaEvent_t base; /* timeline: time 0 of the run */
@@ -7435,6 +7449,27 @@ cf_result check_desc(cf_executor_desc *d, cf_error *error) {
     return code;
 }
 
+bool are_alike(const executor *e) {
+    for (const stage &on : e->stages)
+        if (on.arch != e->stages[0].arch) return false;
+    return true;
+}
+
+/* Refuses devices on which attention that is prepared for the least of them would not start. */
+cf_result check_devices(const executor *e, cf_error *error) {
+    const cf_attention_desc &d = e->desc.attention;
+    if (d.n_heads == 0 || d.path == CF_ATTENTION_UNFUSED || are_alike(e)) return CF_OK;
+    for (const stage &on : e->stages) {
+        if (d.path == CF_ATTENTION_WGMMA && on.arch != 90)
+            return cf_fail(error, CF_ERROR_ARGUMENT, "devices", on.number, 90, on.arch,
+                           "attention.path is not for this architecture");
+        if (block_memory(on.arch) < block_memory(d.arch))
+            return cf_fail(error, CF_ERROR_ARGUMENT, "devices", on.number, block_memory(d.arch), block_memory(on.arch),
+                           "has too little shared memory a block for the tiles of the least architecture");
+    }
+    return CF_OK;
+}
+
 /* Attention is wanted where there are heads; state without it where there are key heads. All is checked but the slices,
    which come with a batch. */
 cf_result check_attention(executor *e, cf_error *error) {
@@ -7452,8 +7487,16 @@ cf_result check_attention(executor *e, cf_error *error) {
     empty.n_slices = 0;
     empty.cu_seqlens_q = empty.cu_seqlens_k = nothing;
     empty.starts_q = empty.starts_k = NULL;
-    const cf_result code = cf_attention_size(&empty, &bytes, error);
+    if (number_of(empty.path) == CF_ATTENTION_AUTO && !are_alike(e)) { /* not path 3, which 9.0 alone has */
+        empty.path = CF_ATTENTION_MMA;
+        if (cf_attention_size(&empty, &bytes, NULL) != CF_OK) empty.path = CF_ATTENTION_UNFUSED;
+    }
+    problem p;
+    const path_entry *path = NULL;
+    cf_result code = resolve(&empty, &p, error);
+    if (code == CF_OK) code = choose_path(&p, &path, error);
     if (code != CF_OK) return code;
+    d->path = path->path; /* for all stages and batches */
     if (d->n_kv_heads == 0) d->n_kv_heads = d->n_heads;
     if (d->dtype == CF_DTYPE_DEFAULT) d->dtype = CF_DTYPE_BF16;
     for (int64_t i = 0; i < e->n_virtual_stages; i++)
@@ -7497,8 +7540,8 @@ void allow_peers(const executor *e) {
         }
 }
 
-/* Makes the stages. Attention is prepared once, for the least of the devices. An architecture that the application
-   gives stands for all of them, with the usual number of processors. */
+/* Makes the stages. Attention is prepared once, for the least of the devices; AUTO is path 3 only where all of them have
+   its code. An architecture that the application gives stands for all of them, with the usual number of processors. */
 cf_result make_stages(executor *e, cf_error *error) {
     int n_devices = 0, current = 0;
     cudaError_t status = cudaGetDeviceCount(&n_devices);
@@ -7514,12 +7557,12 @@ cf_result make_stages(executor *e, cf_error *error) {
         if (on->device < 0 || on->device >= n_devices)
             return cf_fail(error, CF_ERROR_ARGUMENT, "devices", on->number, n_devices - 1, on->device,
                            "no such device");
-        int64_t arch = 0, n_processors = 0;
+        int64_t n_processors = 0;
         cf_result code = make_streams(e, on, error);
-        if (code == CF_OK) code = current_arch(&arch, error);
+        if (code == CF_OK) code = current_arch(&on->arch, error);
         if (code == CF_OK) code = current_processors(&n_processors, error);
         if (code != CF_OK) return code;
-        least_arch = std::min(least_arch, arch);
+        least_arch = std::min(least_arch, on->arch);
         least_processors = std::min(least_processors, n_processors);
         if (i > 0 && on->device == e->stages[i - 1].device) continue;
         code = cuda_result(error, load_kernels(), "kernels");
@@ -7530,7 +7573,8 @@ cf_result make_stages(executor *e, cf_error *error) {
     if (d->arch == 0 && d->n_processors == 0)
         d->n_processors = std::max<int64_t>(1, least_processors - (has_nccl(e) ? CF_NCCL_CHANNELS : 0));
     if (d->arch == 0) d->arch = least_arch;
-    return check_attention(e, error);
+    const cf_result code = check_attention(e, error);
+    return code == CF_OK ? check_devices(e, error) : code;
 }
 
 /* Frees an executor, but not what a device may still use that comes to no end: that would wait for ever. */

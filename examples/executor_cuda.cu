@@ -84,7 +84,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"ffn", INTEGER, &s->model.ffn, 1, MANY, NULL, "width of the feed-forward part"},
         {"type", CHOICE, &s->type, 0, 0, "bf16 fp16 fp32", "of weights and activations"},
         {"attention", CHOICE, &s->path, 0, 0, "unfused mma wgmma",
-         "path of attention; default: mma where it can, else unfused; wgmma only by name"},
+         "path of attention; default: the last of these that can do it"},
         {"chunk-size", INTEGER, &s->packing.chunk_size, 1, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk"},
         {"split", CHOICE, &s->packing.split, 0, 0, "full even cost", "how to cut long sequences"},
         {"no-tails", FLAG, &s->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a chain's last chunk stays alone"},

@@ -88,7 +88,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"untied", FLAG, &s->model.untied, 0, 0, NULL, "give the head a weight of its own"},
         {"type", CHOICE, &s->type, 0, 0, "bf16 fp16 fp32", "of parameters and activations; not fp16"},
         {"attention", CHOICE, &s->path, 0, 0, "unfused mma wgmma",
-         "path of attention; default: mma where it can, else unfused; wgmma only by name"},
+         "path of attention; default: the last of these that can do it"},
         {"recompute", CHOICE, &s->recompute, 0, 0, "none selective layernorm act mlp full",
          "none, or full: layers keep their input alone"},
         {"loss-rows", INTEGER, &s->loss_rows, 128, 1 << 20, NULL, "rows of logits at a time, a multiple of 128"},

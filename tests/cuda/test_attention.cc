@@ -554,7 +554,7 @@ TEST(when_tiles_are_split) {
         }
         d.n_heads = one.n_heads, d.n_kv_heads = one.n_kv_heads, d.head_size = 128;
         d.n_slices = one.documents, d.cu_seqlens_q = cu_q.data(), d.cu_seqlens_k = cu_k.data();
-        d.arch = 90, d.n_processors = one.processors;
+        d.arch = 90, d.path = CF_ATTENTION_MMA, d.n_processors = one.processors;
         REQUIRE(cf_attention_size(&d, &bytes, NULL) == CF_OK);
         std::vector<uint64_t> memory(bytes / 8 + 2);
         REQUIRE(cf_attention_prepare(&d, memory.data(), bytes, &a, NULL) == CF_OK);
@@ -1469,7 +1469,7 @@ TEST(automatic_choice) {
         cf_dtype dtype;
         int64_t head_size, arch;
         cf_attention_path path;
-    } cases[] = {{CF_DTYPE_DEFAULT, 64, 80, CF_ATTENTION_MMA},   {CF_DTYPE_FP16, 128, 90, CF_ATTENTION_MMA},
+    } cases[] = {{CF_DTYPE_DEFAULT, 64, 80, CF_ATTENTION_MMA},   {CF_DTYPE_FP16, 128, 90, CF_ATTENTION_WGMMA},
                  {CF_DTYPE_BF16, 40, 86, CF_ATTENTION_MMA},      {CF_DTYPE_FP32, 64, 90, CF_ATTENTION_UNFUSED},
                  {CF_DTYPE_BF16, 136, 90, CF_ATTENTION_MMA},     {CF_DTYPE_BF16, 136, 86, CF_ATTENTION_UNFUSED},
                  {CF_DTYPE_BF16, 64, 75, CF_ATTENTION_UNFUSED}};
@@ -1480,7 +1480,18 @@ TEST(automatic_choice) {
         r.desc.head_size = one.head_size;
         r.desc.arch = one.arch;
         REQUIRE(cf_attention_prepare(&r.desc, r.memory.data(), r.memory.size() * 8, &a, NULL) == CF_OK);
-        CHECK_INT(a->path, one.path);
+        CHECK_INT(a->path, one.path == CF_ATTENTION_WGMMA ? last_path() : one.path);
+#ifdef CHUNKFLOW_CUDA_EMULATION
+        for (int fails = 0; fails < 2 && one.path == CF_ATTENTION_WGMMA; fails++) { /* a program without its code */
+            if (fails) cuda_emu_fail_call(1, cudaErrorNoDevice);
+            else cuda_emu_set_kernel_threads(32);
+            CHECK_INT(cf_attention_prepare(&r.desc, r.memory.data(), r.memory.size() * 8, &a, NULL), CF_OK);
+            CHECK_INT(a->path, CF_ATTENTION_MMA);
+            CHECK_INT(cudaGetLastError(), cudaSuccess);
+            cuda_emu_set_kernel_threads(1024);
+            cuda_emu_reset();
+        }
+#endif
     }
     CHECK_STR(cf_attention_path_name(CF_ATTENTION_AUTO), "auto");
     CHECK_STR(cf_attention_path_name(CF_ATTENTION_UNFUSED), "unfused");
@@ -1551,6 +1562,7 @@ TEST(tiles_without_code) {
         const cf_attention *a = NULL;
         cf_attention_tensors x;
         r.desc.arch = little ? 86 : 90;
+        r.desc.path = CF_ATTENTION_MMA;
         r.desc.head_size = i & 2 ? 128 : 64;
         r.desc.deterministic = (i & 4) != 0;
         REQUIRE(cf_attention_prepare(&r.desc, r.memory.data(), r.memory.size() * 8, &a, NULL) == CF_OK);

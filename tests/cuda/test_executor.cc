@@ -2271,6 +2271,57 @@ TEST(attention_of_each_chunk) {
     CHECK(n_seen > 20);
 }
 
+#ifdef CHUNKFLOW_CUDA_EMULATION
+/* All stages attend by one path. Devices that cannot start what the least of them can are refused when the executor is
+   made, and not at the first launch. */
+TEST(devices_that_differ) {
+    static const struct {
+        int arch[2];
+        cf_dtype dtype;
+        cf_attention_path asked, wanted;
+        int64_t item; /* device that is refused; -1: none */
+    } cases[] = {{{90, 90}, CF_DTYPE_BF16, CF_ATTENTION_AUTO, CF_ATTENTION_WGMMA, -1},
+                 {{90, 100}, CF_DTYPE_BF16, CF_ATTENTION_AUTO, CF_ATTENTION_MMA, -1},
+                 {{100, 90}, CF_DTYPE_FP16, CF_ATTENTION_AUTO, CF_ATTENTION_MMA, -1},
+                 {{90, 100}, CF_DTYPE_FP32, CF_ATTENTION_AUTO, CF_ATTENTION_UNFUSED, -1},
+                 {{80, 90}, CF_DTYPE_BF16, CF_ATTENTION_AUTO, CF_ATTENTION_MMA, -1},
+                 {{90, 100}, CF_DTYPE_BF16, CF_ATTENTION_WGMMA, CF_ATTENTION_WGMMA, 1},
+                 {{80, 90}, CF_DTYPE_BF16, CF_ATTENTION_WGMMA, CF_ATTENTION_WGMMA, -2},
+                 {{90, 120}, CF_DTYPE_BF16, CF_ATTENTION_AUTO, CF_ATTENTION_MMA, 1},
+                 {{86, 80}, CF_DTYPE_BF16, CF_ATTENTION_MMA, CF_ATTENTION_MMA, 0},
+                 {{86, 120}, CF_DTYPE_BF16, CF_ATTENTION_MMA, CF_ATTENTION_MMA, -1},
+                 {{90, 120}, CF_DTYPE_BF16, CF_ATTENTION_UNFUSED, CF_ATTENTION_UNFUSED, -1}};
+    const int devices[2] = {0, 1};
+    const setting x = small_setting();
+    batch b;
+    REQUIRE(make_batch(x, &b));
+    cuda_emu_set_devices(2);
+    for (const auto &one : cases) {
+        device_model m(x, b, 1);
+        cf_executor_desc d = m.desc();
+        cf_error error = {};
+        static cf_attention_path path;
+        for (int i = 0; i < 2; i++) cuda_emu_set_arch_of(i, one.arch[i]);
+        d.devices = devices;
+        d.attention.n_heads = 2, d.attention.n_kv_heads = 1, d.attention.head_size = 64;
+        d.attention.dtype = one.dtype, d.attention.path = one.asked;
+        d.forward = d.backward = [](void *, const cf_cuda_step *step) { return path = step->attention->path, 0; };
+        const cf_result code = cf_executor_create(&d, &m.executor, &error);
+        harness_note("%d and %d: %s", one.arch[0], one.arch[1], error.text);
+        CHECK_INT(code, one.item == -1 ? CF_OK : CF_ERROR_ARGUMENT);
+        if (code != CF_OK) {
+            CHECK_STR(error.field, one.item == -2 ? "path" : "devices");
+            CHECK_INT(error.item, one.item == -2 ? -1 : one.item);
+            continue;
+        }
+        CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_OK);
+        CHECK_INT(cf_executor_run(m.executor, &error), CF_OK);
+        CHECK_INT(path, one.wanted);
+    }
+    cuda_emu_reset();
+}
+#endif
+
 /* Pairs that the chunk's tokens and its own keys, then all keys, make under a window. */
 static int64_t count_pairs(const cf_plan *plan, const cf_chunk &c, int64_t window, bool with_prefix) {
     int64_t n = 0;
@@ -3241,7 +3292,7 @@ TEST(timelines_of_processes) {
         CASE(what_a_call_leaves), CASE(too_little_device_memory),                                                      \
         CASE(timelines_are_the_simulated_ones), CASE(processes), CASE(processes_leave_a_margin), \
         CASE(a_process_fails), CASE(a_process_dies), CASE(a_process_stumbles), CASE(timelines_of_processes), \
-        CASE(kernels_are_loaded)
+        CASE(kernels_are_loaded), CASE(devices_that_differ)
 #else
 #define EMULATED_CASES
 #endif

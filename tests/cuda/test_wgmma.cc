@@ -377,7 +377,7 @@ TEST(refused_calls) {
 }
 #endif
 
-/* Nothing but its name chooses this path, and it refuses what it cannot do. */
+/* It is chosen where it can do the problem, and refuses by name what it cannot do. */
 TEST(choice) {
     const struct {
         cf_dtype dtype;
@@ -401,7 +401,7 @@ TEST(choice) {
         d.dtype = one.dtype, d.n_heads = one.n_heads, d.n_kv_heads = 1, d.head_size = one.head_size, d.arch = one.arch;
         d.n_slices = 1, d.cu_seqlens_q = d.cu_seqlens_k = cu;
         REQUIRE(cf_attention_prepare(&d, memory.data(), memory.size() * 8, &a, &error) == CF_OK);
-        CHECK(a->path != CF_ATTENTION_WGMMA);
+        CHECK_INT(a->path == CF_ATTENTION_WGMMA, !one.refusal && last_path() == CF_ATTENTION_WGMMA);
         d.path = CF_ATTENTION_WGMMA;
         const cf_result code = cf_attention_prepare(&d, memory.data(), memory.size() * 8, &a, &error);
         CHECK_INT(code, one.refusal ? CF_ERROR_ARGUMENT : CF_OK);

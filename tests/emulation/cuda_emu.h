@@ -131,6 +131,7 @@ int64_t cuda_emu_memory_used(int device); /* bytes of live blocks */
 /* ---- the machine ---- */
 
 void cuda_emu_set_arch(int arch);             /* compute capability x 10; 80 at first */
+void cuda_emu_set_arch_of(int device, int arch); /* another one; 0: the one of all, as at first */
 void cuda_emu_set_processors(int n);          /* multiprocessors of a device; 4 at first */
 int cuda_emu_arch();
 void cuda_emu_set_devices(int n);             /* 1 to 16; 1 at first. The current device becomes 0 */

@@ -491,6 +491,9 @@ cudaError_t cudaSetDevice(int device) {
 }
 
 static int n_processors = 4;
+static int other_arch[MOST_DEVICES];
+
+static int arch_of(int device) { return other_arch[device] != 0 ? other_arch[device] : cuda_emu_arch(); }
 
 void cuda_emu_set_processors(int n) { n_processors = n; }
 
@@ -503,8 +506,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
         case cudaDevAttrConcurrentKernels:
         case cudaDevAttrUnifiedAddressing: *value = 1; return cudaSuccess;
         case cudaDevAttrAsyncEngineCount: *value = 2; return cudaSuccess;
-        case cudaDevAttrComputeCapabilityMajor: *value = cuda_emu_arch() / 10; return cudaSuccess;
-        case cudaDevAttrComputeCapabilityMinor: *value = cuda_emu_arch() % 10; return cudaSuccess;
+        case cudaDevAttrComputeCapabilityMajor: *value = arch_of(device) / 10; return cudaSuccess;
+        case cudaDevAttrComputeCapabilityMinor: *value = arch_of(device) % 10; return cudaSuccess;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = cuda_emu_most_shared_memory(); return cudaSuccess;
     }
     return finish_call(cudaErrorInvalidValue);
@@ -1159,7 +1162,10 @@ void cuda_emu_defaults() {
     cuda_emu_set_queue(0);
     cuda_emu_set_rule(nullptr);
     cuda_emu_set_host_time(0.0);
-    for (int i = 0; i < MOST_DEVICES; i++) cuda_emu_set_latency(i, 0.0);
+    for (int i = 0; i < MOST_DEVICES; i++) {
+        cuda_emu_set_latency(i, 0.0);
+        cuda_emu_set_arch_of(i, 0);
+    }
     cuda_emu_set_timeout(60.0);
 }
 
@@ -1199,6 +1205,7 @@ void cuda_emu_set_devices(int n) {
     for (device_state &one : devices) one.peers = 0;
 }
 
+void cuda_emu_set_arch_of(int device, int arch) { other_arch[device] = arch; }
 void cuda_emu_set_peer_access(bool possible) { peer_access_possible = possible; }
 void cuda_emu_set_memory(size_t bytes) { memory_limit = bytes; }
 void cuda_emu_set_queue(int64_t n) { queue_limit = n; }

@@ -287,8 +287,6 @@ summarize() {
             for (i = 1; i <= n_fit; i++) print "    " fit[i]
             for (i = 1; i <= n_executor; i++) print "    " executor[i]
         }' "$record"
-    grep -n '^const bool AUTO_TAKES_WGMMA' chunkflow_cuda.cu 2>/dev/null | sed 's/^\([0-9]*\):.*/\
-mma and wgmma: which path AUTO takes is line \1 of chunkflow_cuda.cu (AUTO_TAKES_WGMMA)/'
     if [ -n "$left_over" ]; then
         printf '\nThe time of this call ended before some steps. Go on with --resume %s\n' "$record"
     fi

@@ -159,15 +159,15 @@ speed() { # MODEL LIST WAY RECOMPUTE [VARIANT OPTIONS...]
         $6 $7 $8
 }
 
-# The two fused paths, and each without atomic sums: what AUTO should take is decided by these (AUTO_TAKES_WGMMA).
+# The two fused paths, and each without atomic sums. By default the trainer takes wgmma where that can run.
 both_paths() { # MODEL LIST
     speed "$1" "$2" chunkflow none exact --exact
     if [ "$capability" = 90 ]; then
-        speed "$1" "$2" chunkflow none wgmma --attention wgmma
-        speed "$1" "$2" chunkflow none wgmma-exact --attention wgmma --exact
+        speed "$1" "$2" chunkflow none mma --attention mma
+        speed "$1" "$2" chunkflow none mma-exact --attention mma --exact
     else
-        for variant in wgmma wgmma-exact; do
-            skip_step 2 "speed $1 $2 chunkflow-$variant none" "wgmma is for compute capability 9.0, not $capability"
+        for variant in mma mma-exact; do
+            skip_step 2 "speed $1 $2 chunkflow-$variant none" "mma is the default for compute capability $capability"
         done
     fi
 }
@@ -276,8 +276,6 @@ summarize() {
             for (i = 1; i <= n_bad; i++) print "    step " bad[i]
             for (i = 1; i <= n_skipped; i++) print "    left out: " skipped[i]
         }' "$record"
-    grep -n '^const bool AUTO_TAKES_WGMMA' chunkflow_cuda.cu 2>/dev/null | sed 's/^\([0-9]*\):.*/\
-chunkflow and chunkflow-wgmma: which path AUTO takes is line \1 of chunkflow_cuda.cu (AUTO_TAKES_WGMMA)/'
     printf '\n'
     if [ -s "$out/paper.csv" ]; then cat "$out/paper.csv"
     else printf 'the setting of the paper (7B, 256K, PP 4; 4.53): not simulated, for passes are missing\n'; fi
