@@ -594,6 +594,21 @@ static int print_ranking(const tune_job *job, const cf_tuning *tuning, const bas
     return code;
 }
 
+/* Returns whether another candidate of c's split, dropped before it was timed in full, may be faster than c. None is
+   faster than the fastest of all. */
+static int is_beatable(const cf_tuning *tuning, const cf_tune_candidate *c) {
+    int64_t i;
+
+    if (c == &tuning->candidates[tuning->ranking[0]]) return 0;
+    for (i = 0; i < tuning->n_candidates; i++) {
+        const cf_tune_candidate *other = &tuning->candidates[i];
+        if (other->split == c->split && other->status == CF_TUNE_DOMINATED && other->same_as < 0 &&
+            (other->estimate > 0 ? other->estimate : other->bound) < c->seconds)
+            return 1;
+    }
+    return 0;
+}
+
 /* The best that is known of each split. */
 static int print_splits(const cf_tuning *tuning) {
     static const table_column columns[] = {
@@ -601,6 +616,7 @@ static int print_splits(const cf_tuning *tuning) {
         {.heading = "GiB", .decimals = 2}};
     char text[80];
     int64_t i;
+    int code, marked = 0;
     table t;
 
     puts("\nsplits (tensor x pipeline x data)");
@@ -611,17 +627,22 @@ static int print_splits(const cf_tuning *tuning) {
         if (!c) continue;
         table_text(&t, split_text(&tuning->splits[c->split], c->max_cp));
         if (c->status == CF_TUNE_OK) {
+            int mark = is_beatable(tuning, c);
             table_real(&t, c->seconds);
+            table_mark(&t, mark ? '<' : ' ');
             table_integer(&t, c->chunk_size);
             table_integer(&t, c->k);
             table_real(&t, modelling_gib(c->bytes));
+            marked |= mark;
         } else {
             snprintf(text, sizeof text, "does not fit: needs %.2f GiB on stage %lld", modelling_gib(c->bytes),
                      (long long)c->stage);
             table_note(&t, c->status == CF_TUNE_DOMINATED ? tune_slower_words(tuning, c) : text);
         }
     }
-    return table_end(&t);
+    code = table_end(&t);
+    if (marked) puts("\n<: at most; other settings of the split were dropped as soon as they could no longer win");
+    return code;
 }
 
 /* The ways in which a candidate may differ from the winner. */
@@ -843,6 +864,27 @@ static int print_infeasible(const cf_tuning *tuning) {
     return code;
 }
 
+/* The answer in one line: whether chunks pay here. Ranks of ZeRO 3 and of experts meet in every pass, which times of
+   free ranks leave out. */
+static void print_verdict(const cf_tuning *tuning, const baseline_tuned *base) {
+    const cf_tune_candidate *c = &tuning->candidates[tuning->winner];
+    const cf_parallel *p = &tuning->splits[c->split];
+    double ratio = base->best.status == CF_TUNE_OK ? base->best.seconds / c->seconds : 0;
+
+    fputs("verdict           ", stdout);
+    if (ratio > 1.01) printf("chunks pay here: whole sequences take %.3g x as long", ratio);
+    else if (ratio > 0.99) fputs("chunks and whole sequences take the same time here, within 1 %", stdout);
+    else if (ratio > 0) printf("chunks do not pay here: they take %.0f %% longer than whole sequences", 100 / ratio - 100);
+    else if (base->least > 0) fputs("only chunks fit here", stdout);
+    else fputs("chunks were compared with nothing", stdout);
+    if (ratio > 0)
+        printf(" (%s and %s s)", pipeline_estimate(c->seconds), pipeline_estimate(base->best.seconds));
+    putchar('\n');
+    if (p->dp > 1 && c->max_cp == 0 && (p->zero == 3 || p->ep > 1))
+        puts("                  Times are of ranks that run free. Where every pass has collectives, as with FSDP and\n"
+             "                  experts, plan --lockstep runs them in step, which takes longer; --max-cp counts it.");
+}
+
 static int print_tuning(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
     int64_t same = 0;
     int code = CLI_OK;
@@ -850,6 +892,7 @@ static int print_tuning(const tune_job *job, const cf_tuning *tuning, const base
     if (job->asked->tsv) return print_rows(job, tuning, base, &same);
     print_setting(job, tuning);
     if (tuning->winner >= 0) {
+        print_verdict(tuning, base);
         print_winner(job, tuning);
         print_baseline(job, tuning, base);
         code = print_ranking(job, tuning, base);
