@@ -11,21 +11,21 @@
 
    and everywhere else just #include "chunkflow_tune.h". Define CHUNKFLOW_TUNE_STATIC instead to get functions that are
    private to the file, implementation included. Define CHUNKFLOW_TUNE_API yourself (say, as a DLL export) to override
-   the linkage. Needs only libc and the public functions of chunkflow.h, which it includes unless that is done already.
+   the linkage. Needs only libc and the public functions of chunkflow.h, which it includes unless you already have.
 
    The functions by task
        fit costs to measured passes     cf_cost_fit
        estimate them from numbers       cf_cost_estimate, cf_cp_costs, cf_model_find, cf_gpu_find
        bytes that a schedule needs      cf_schedule_memory
-       limits that leave it those       cf_memory_limits
+       limits for given bytes           cf_memory_limits
        choose ChunkSize and K           cf_tune, cf_tune_schedule, cf_tune_defaults, cf_tune_max_tries, cf_tuning_free,
                                         cf_tune_status_name
 
-   What it does not do. It measures nothing, reads no files and prints nothing. It knows decoders (cf_model); for
-   any other model give cf_tune your own timing and your own bytes per token. Estimated seconds are good for choosing
-   between settings; fit your own as soon as you have some. There is no global state; objects, defaults, errors,
-   allocators and checks are as in chunkflow.h, and so is the promise that the same input gives the same bytes out on
-   every platform.
+   What it does not do. It measures nothing, reads no files and prints nothing. It knows decoders (cf_model); for any
+   other model give cf_tune your own timing and your own bytes per token. Estimated seconds are good enough to choose
+   between settings; once you have measured passes, fit costs to them. There is no global state. Objects, defaults,
+   errors, allocators and checks work as in chunkflow.h. As there, the same input gives the same bytes out on every
+   platform.
 
    A complete program (C++ people write {} for {0})
 
@@ -90,30 +90,30 @@ extern "C" {
 /* One measured pass. */
 typedef struct cf_sample {
     int pass;       /* a cf_pass, CF_F .. CF_W */
-    int64_t rows;   /* tokens of the chunk, padding included: its `rows` */
+    int64_t rows;   /* tokens of the chunk, padding included (cf_chunk.rows) */
     int64_t pairs;  /* attention pairs of the chunk */
     double seconds; /* more than 0 */
 } cf_sample;
 
-/* The agreement of the fit of one pass with its samples. Errors are relative: predicted / measured - 1. */
+/* Errors of the fit of one pass on its samples. They are relative: predicted / measured - 1. */
 typedef struct cf_fit {
-    int64_t n_samples;    /* 0: the pass was not measured and its cost is left all zero */
+    int64_t n_samples;    /* 0: the pass was not measured; its cost is all zero */
     double mean_error;    /* signed */
     double mean_absolute; /* mean of the absolute errors */
-    double worst_error;   /* the error that is largest in absolute value, with its sign */
-    int64_t worst_sample; /* its index; -1 if there are no samples */
+    double worst_error;   /* the error of the largest absolute value, signed */
+    int64_t worst_sample; /* index of the sample with worst_error; -1 if there are no samples */
 } cf_fit;
 
 /* Fits constant, per_token and per_pair of every measured pass to its samples: least squares of the relative errors,
-   with no term below zero. All eight sets of terms are tried, so the result is the exact optimum and depends on nothing
-   but the samples and their order. Samples of several passes may be mixed. A pass without samples stays all zero, and
+   with no term below zero. All eight sets of terms are tried, so the result is the exact optimum and depends only on
+   the samples and their order. Samples of several passes may be mixed. A pass without samples stays all zero, and
    cf_timing derives its cost from the others.
 
    fits: 5 records, by pass; NULL is allowed. cost and fits are untouched on failure. Errors: CF_ERROR_ARGUMENT names
-   the member and the sample at fault ("samples.seconds"). It names "samples", with the pass in error->item, where a
-   pass has fewer than three samples (error->got says how many). It names "samples.rows" or "samples.pairs" where these
-   do not vary, or vary together, so that the terms cannot be told apart. CF_ERROR_OVERFLOW where a sum leaves the range
-   of double. */
+   the member and the sample at fault ("samples.seconds"). If a pass has fewer than three samples, it names "samples",
+   with the pass in error->item and their number in error->got. If rows or pairs do not vary, or vary together, the
+   terms cannot be told apart, and it names "samples.rows" or "samples.pairs". CF_ERROR_OVERFLOW if a sum leaves the
+   range of double. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf_stage_cost *cost, cf_fit *fits,
                                          cf_error *error);
 
@@ -121,13 +121,13 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf
    >>estimate    model and GPU -> costs
    ================================================================================================================ */
 
-/* Rates are per GPU and, for links, per direction. Peaks are the maker's figures; fractions say how much of them good
+/* Rates are per GPU and, for links, per direction. Peaks are the maker's figures; fractions say how much of a peak good
    kernels reach. */
 typedef struct cf_gpu {
     const char *name;
     double flops;              /* dense bf16 peak, FLOP/s */
-    double gemm;               /* fraction of it in large matrix products */
-    double attention_forward;  /* fraction of it in fused causal attention */
+    double gemm;               /* fraction of `flops` in large matrix products */
+    double attention_forward;  /* fraction of `flops` in fused causal attention */
     double attention_backward;
     int64_t processors;        /* streaming multiprocessors */
     double bandwidth;          /* device memory, bytes/s */
@@ -137,94 +137,101 @@ typedef struct cf_gpu {
     double pcie;               /* to host memory, bytes/s */
     double link;               /* fraction of the three rates above that transfers reach */
     double launch;             /* seconds lost around each kernel: launch gap, ramp-up, tail. The table's 5 microseconds
-                                  are for fused kernels that are launched from C. Where Python launches each norm, cast
-                                  and copy by itself, 20 to 40 microseconds for each kernel counted here come closer. A
-                                  Grace needs 2.75 times that: 37.1 for a linear layer where a Xeon takes 13.5
-                                  (TransformerEngine, issue 2053) */
+                                  are for fused kernels launched from C. If Python launches each norm, cast and copy by
+                                  itself, 20 to 40 microseconds per kernel counted here are closer. A Grace takes 2.75
+                                  times that: 37.1 for a linear layer that takes 13.5 on a Xeon (TransformerEngine,
+                                  issue 2053) */
     double latency;            /* seconds before the first byte of a collective or a send arrives */
 } cf_gpu;
 
-/* The model of this name ("qwen2.5-7b"; letter case does not matter), as static data, or NULL. */
+/* Finds a model by name ("qwen2.5-7b"; letter case does not matter). Returns static data, or NULL. */
 CHUNKFLOW_TUNE_API const cf_model *cf_model_find(const char *name);
 
-/* The GPU of this name ("h100-80g"), likewise. */
+/* Finds a GPU by name ("h100-80g"; letter case does not matter). Returns static data, or NULL. */
 CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_find(const char *name);
 
-/* The question of an estimate. Zero means default in every member; model and gpu must be given. */
+/* Options of cf_cost_estimate. Zero means default in every member; model and gpu must be given. */
 typedef struct cf_cost_desc {
     const cf_model *model;
     const cf_gpu *gpu;
     cf_parallel parallel;
     int64_t gpus_per_node;   /* 0: 8. Ranks are laid out tensor-parallel first, then data-parallel, then pipeline */
-    int64_t chunk_size;      /* usual tokens of a chunk; 0: many. Where it is given, a pair costs what it does in such a
-                                chunk: the carried state is read and its gradient added to once for each chunk, and
-                                forward attention loses half a wave of its blocks of 128 queries a head */
+    int64_t chunk_size;      /* usual tokens of a chunk; 0: many. If given, the cost of a pair includes what such a
+                                chunk adds: each chunk reads the carried state once and adds to its gradient once, and
+                                forward attention loses half a wave of its blocks of 128 queries per head */
     int stream;              /* 1: state is in host memory and passes stream it by layer
                                 (cf_memory_desc.state_window) */
-    int64_t max_cp;          /* most ranks that share a sequence (cf_pack_desc.max_cp). 0, 1: none do */
-    int unfused;             /* 1: norms, rotation and SwiGLU are separate operations (cf_memory_desc.unfused), as
-                                PyTorch's own are without torch.compile */
+    int64_t max_cp;          /* maximum ranks that share a sequence (cf_pack_desc.max_cp). 0, 1: one */
+    int unfused;             /* 1: norms, rotation and SwiGLU are separate operations (cf_memory_desc.unfused), as in
+                                PyTorch without torch.compile */
     int outputs;             /* 1: replays take attention's outputs from their forwards (cf_memory_desc.outputs) */
 } cf_cost_desc;
 
-/* Seconds of every pass on every virtual stage, from FLOPs and rates.
+/* Estimates the seconds of every pass on every virtual stage, from FLOPs and rates.
 
-     constant   kernels x launch, collectives x latency, and what a pass reads and writes however few its tokens are
+     constant   kernels x launch, collectives x latency, and the traffic that is the same for any number of tokens
                 (weights, gradient accumulators). A matrix product whose rate grows with its rows m as m / (m + m0)
-                takes as long as m + m0 rows at full rate, so this is also where small chunks lose
-     per_token  of each row, padding included: 2 FLOPs a weight (backward 4), element-wise traffic, tensor-parallel
+                takes as long as m + m0 rows at full rate, so small chunks also lose here
+     per_token  per row, padding included: 2 FLOPs per weight (backward 4), element-wise traffic, tensor-parallel
                 transfers (not overlapped), and the output head
-     per_pair   4 x heads x head_dim FLOPs a layer; 10 in backward (five products for two: Dao, FlashAttention-2, 2023)
+     per_pair   4 x heads x head_dim FLOPs per layer; 10 instead of 4 in backward, which has five products instead of
+                two (Dao, FlashAttention-2, 2023)
 
-   Recomputation adds to backward what it runs again, in as many layers as do: attention forward (selective); 8 h / s
-   bytes of element-wise traffic (layernorm), 6 f more (act), the products of the MLP and their transfers (mlp); or all
-   of forward but the head (full). B = I + W. With a stream, K and V (two bytes an element) cross the GPU's link to the
-   host in F and R, and in B and I their gradients (four bytes) as well, in and out, which is counted as if the two
-   directions shared the link's rate. The stage with the most layers stands for all; one of its layers is exposed. With
-   a cp group, rows of K and V come from other ranks over their link, that between nodes where tp x max_cp GPUs are more
-   than one has, and in B and I as many gradients besides; both directions of the link carry the same at once.
-   With `outputs` an R has no pairs, no rows of a window and one kernel less in each layer that keeps any. That outputs
-   in host memory come and go beside the passes, as kept stage inputs do, is counted as free.
+   Recomputation adds to backward the work that is run again, in each layer that recomputes: attention forward
+   (selective); 8 h / s bytes of element-wise traffic (layernorm), 6 f more (act), also the products of the MLP and
+   their transfers (mlp); or all of forward except the head (full). B = I + W. With a stream, K and V (two bytes an
+   element) cross the GPU's link to the host in F and R. In B and I their gradients (four bytes) cross it as well, in
+   and out, counted as if both directions shared the link's rate. The stage with the most layers stands for all; one of
+   its layers is exposed.
 
-   stages: (pp x n_virtual), count of them. timing: all else that a schedule needs, with timing->stages = stages.
-   step_seconds (NULL is allowed): what an iteration takes besides, once: the gradient exchange over dp and the
-   optimizer's traffic on the slowest stage. ZeRO 2 and 3 scatter their gradients in each backward instead (4 bytes
-   each). ZeRO 3, which is FSDP with resharding after forward, gathers its parameters in each F, R and I (2 bytes each).
-   So it sends three times the parameters where the others send two (Rajbhandari et al., ZeRO, 2020, section 7). These
-   run beside the pass, a layer ahead (Zhao et al., PyTorch FSDP, 2023): the bytes of one layer are exposed, and what a
-   pass over chunk_size tokens without a prefix is too short for. They are in its constant term. All three are untouched
-   on failure. Errors: as cf_model_validate and cf_parallel_validate, or the member, as "max_cp" of a model with
-   recurrent layers, and "outputs" with full recomputation; CF_ERROR_OVERFLOW ("gpu") where a time is not finite. */
+   With a cp group, rows of K and V come from other ranks: over the network if tp x max_cp GPUs are more than one node
+   has, else over NVLink. In B and I the gradients of as many rows are exchanged as well; both directions of the link
+   carry the same at once. With `outputs`, an R has no pairs, no rows of a window and one kernel less in each layer that
+   keeps outputs. Outputs in host memory come and go beside the passes, as kept stage inputs do; that is counted as
+   free.
+
+   stages: (pp x n_virtual), count of them. timing: everything else that a schedule needs, with timing->stages = stages.
+   step_seconds (NULL is allowed): what an iteration takes once, beside its passes: the gradient exchange over dp and
+   the optimizer's traffic, on the stage with the most parameters. All three are untouched on failure.
+
+   ZeRO 2 and 3 scatter their gradients in each backward instead (4 bytes each). ZeRO 3, which is FSDP with resharding
+   after forward, gathers its parameters in each F, R and I (2 bytes each). So it sends three times the parameters, and
+   the others send two times (Rajbhandari et al., ZeRO, 2020, section 7). These transfers run beside the pass, a layer
+   ahead (Zhao et al., PyTorch FSDP, 2023). A pass's constant term gets what they expose: the bytes of one layer, and
+   whatever a pass over chunk_size tokens without a prefix is too short to hide.
+
+   Errors: those of cf_model_validate and cf_parallel_validate; the member at fault, such as "max_cp" of a model with
+   recurrent layers, or "outputs" with full recomputation; CF_ERROR_OVERFLOW ("gpu") if a time is not finite. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error);
 
-/* Fills in what cf_pack needs to choose how widely it spreads sequences over cp groups of ranks: `cost`, forwards of
-   the first stage, and `cp_row_seconds`, what is exposed of their gathers and of a third of those in backward, which
-   takes about two forwards. timing: of cf_cost_estimate. */
+/* Sets the two costs with which cf_pack chooses how many ranks of a cp group share a sequence. `cost` is the first
+   stage's forward. `cp_row_seconds` is the exposed part of a row's gathers: those of a forward, and a third of those of
+   a backward, which takes about two forwards. timing: from cf_cost_estimate. */
 CHUNKFLOW_TUNE_API void cf_cp_costs(const cf_timing *timing, cf_pack_desc *pack);
 
-/* Finds the most that a schedule needs: the report of each stage at its heaviest pass, by cf_schedule_loads and
-   cf_memory_estimate. Of desc->parallel, pp, n_virtual and placement must be those of the schedule; unfused_attention
-   must be 0.
+/* Finds the peak memory of a schedule: each stage's report at its heaviest pass, from cf_schedule_loads and
+   cf_memory_estimate. In desc->parallel, pp, n_virtual and placement must be the schedule's; unfused_attention must be
+   0.
 
-   Borders are counted by the plan's chunk_size. reports: (pp), n_reports of them; untouched on failure. Working space
-   comes from `allocator` (NULL: malloc). Errors: CF_ERROR_ARGUMENT with the member, those of the two functions,
-   CF_ERROR_MEMORY. */
+   Borders are counted by the plan's chunk_size, not by desc's. reports: (pp), n_reports of them; untouched on failure.
+   Working space comes from `allocator` (NULL: malloc). Errors: CF_ERROR_ARGUMENT with the member, those of the two
+   functions, CF_ERROR_MEMORY. */
 CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, const cf_plan *plan,
                                                 const cf_schedule *schedule, cf_memory_report *reports,
                                                 int64_t n_reports, const cf_allocator *allocator, cf_error *error);
 
-/* The limits under which a schedule of a plan fits into so many bytes of every GPU, for cf_schedule_desc: per_token and
-   bytes_by_stage of *limits; its other members stay as they are. A schedule counts the tokens of all stages by the same
-   bytes, and here stages differ, so both speak of the tightest stage, in hundredths of a byte; what a stage holds
-   always and what a pass works in is left out of them. They leave room for one chunk of any chain beside its state,
-   even where that does not fit: cf_schedule_memory of what comes out has the last word. cf_tune makes a schedule
-   without these limits first and, where that does not fit, under them.
+/* Computes limits for cf_schedule_desc under which a schedule of the plan fits into limit_bytes on every GPU. It sets
+   per_token and bytes_by_stage of *limits; its other members stay as they are. A scheduler weighs a token alike on all
+   stages, although stages differ here. So both members are those of the tightest stage, in hundredths of a byte. They
+   exclude what a stage always holds and the working memory of a pass. They always leave room for one chunk of any chain
+   beside its state, even if that does not fit: check the schedule with cf_schedule_memory. cf_tune first makes a
+   schedule without these limits and, if it does not fit, another one under them.
 
-   shape: of the schedule, as cf_schedule_defaults gives it; desc: as in cf_schedule_memory. by_stage:
-   (shape->n_stages), the caller's, where limits->bytes_by_stage then points. Working space comes from `allocator`
-   (NULL: malloc). Errors: as in cf_schedule_memory, CF_ERROR_ARGUMENT with what is not positive, CF_ERROR_OVERFLOW
-   where bytes do not fit in 64 bits. */
+   shape: the schedule's, from cf_schedule_defaults. desc: as in cf_schedule_memory. by_stage: the caller's array
+   (shape->n_stages), to which limits->bytes_by_stage will point. Working space comes from `allocator` (NULL: malloc).
+   Errors: those of cf_schedule_memory; CF_ERROR_ARGUMENT with the member that is not positive; CF_ERROR_OVERFLOW if
+   bytes do not fit in 64 bits. */
 CHUNKFLOW_TUNE_API cf_result cf_memory_limits(const cf_memory_desc *desc, const cf_plan *plan, const cf_shape *shape,
                                               int64_t limit_bytes, int64_t *by_stage, cf_limits *limits,
                                               const cf_allocator *allocator, cf_error *error);
@@ -237,16 +244,16 @@ CHUNKFLOW_TUNE_API cf_result cf_memory_limits(const cf_memory_desc *desc, const 
 #define CF_MAX_TUNE_BATCHES 4096
 #define CF_TUNE_WINDOW (CF_STATE_SLOTS * 4096) /* state_window of a candidate that streams, unless one is given */
 #define CF_MAX_STAGE_BYTES ((int64_t)1 << 48) /* any member of cf_stage_bytes */
-#define CF_TUNE_RESERVE 9   /* percent of a GPU's memory that stay free */
-#define CF_TUNE_ALIKE 0.05  /* part of the limit by which memory may differ and still count as the same */
+#define CF_TUNE_RESERVE 9   /* percent of a GPU's memory to keep free */
+#define CF_TUNE_ALIKE 0.05  /* memory that differs by at most this fraction of the limit counts as equal */
 
-/* What is known of a candidate. */
+/* Status of a candidate. */
 #define CF_TUNE_STATUSES(X)                                                                                       \
-    X(CF_TUNE_UNTRIED, "untried")       /* the search was interrupted before it came to this one */               \
+    X(CF_TUNE_UNTRIED, "untried")       /* the search was interrupted before it tried the candidate */            \
     X(CF_TUNE_OK, "ok")                 /* simulated on every batch; its time is exact for these */               \
-    X(CF_TUNE_DOMINATED, "dominated")   /* cannot be among the best; `why` says how that is known, `bound` how */ \
-                                        /* fast it might be */                                                    \
-    X(CF_TUNE_INFEASIBLE, "infeasible") /* does not fit into the limit; `bytes` says what would do */
+    X(CF_TUNE_DOMINATED, "dominated")   /* cannot be among the best: `why` gives the reason, `bound` how fast */  \
+                                        /* it might be */                                                         \
+    X(CF_TUNE_INFEASIBLE, "infeasible") /* does not fit into the limit; `bytes` is what it would need */
 
 typedef enum cf_tune_status {
 #define CF_TUNE_ITEM(name, text) name,
@@ -255,20 +262,20 @@ typedef enum cf_tune_status {
     CF_TUNE_STATUS_COUNT
 } cf_tune_status;
 
-/* The string in its row; "?" for anything else. */
+/* Returns the string in the row of `status`, or "?" for any other value. */
 CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status);
 
-/* Bytes on one GPU of a virtual stage, for a model that no cf_model describes. Measure them, or count them from your
+/* Bytes of a virtual stage on one GPU, for a model that cf_model cannot describe. Measure them, or count them from your
    own code. */
 typedef struct cf_stage_bytes {
-    cf_held_bytes held;    /* for each token that is held: of kept activations (more than 0), state, state gradient and,
-                              for local replay, the saved input of a dropped chunk */
-    int64_t per_token_pass; /* for each token of the chunk that is in a pass, beside the above: logits, gradients of
-                              activations, buffers. Of a stage's virtual stages the most expensive counts */
-    int64_t fixed;         /* whatever runs: parameters, gradients, optimizer states, the runtime */
+    cf_held_bytes held;    /* per held token: kept activations (more than 0), state, state gradient and, for local
+                              replay, the saved input of a dropped chunk */
+    int64_t per_token_pass; /* per token of the chunk in a pass, beside `held`: logits, gradients of activations,
+                               buffers. Of a stage's virtual stages the most expensive counts */
+    int64_t fixed;         /* always: parameters, gradients, optimizer states, the runtime */
 } cf_stage_bytes;
 
-/* One point of the search. Times are means over the batches, in seconds of a whole iteration: the slowest rank's
+/* One point of the search. Times are seconds of a whole iteration, averaged over the batches: the slowest rank's
    makespan, the gradient exchange and the optimizer. */
 typedef struct cf_tune_candidate {
     int64_t split;          /* index into tuning->splits */
@@ -276,177 +283,186 @@ typedef struct cf_tune_candidate {
     int64_t k;
     cf_schedule_kind kind;
     cf_replay replay;
-    cf_recompute recompute; /* in place of that of the split, as is the next one */
+    cf_recompute recompute; /* recompute and recompute_layers replace the split's */
     int64_t recompute_layers;
-    int64_t state_window;   /* state streams from host memory through a ring of so many rows (cf_memory_desc); 0: no.
-                               memory.host says how much lies there */
-    int64_t max_cp;         /* of its split: most ranks that share a sequence. 0: none do */
+    int64_t state_window;   /* rows of the ring through which state streams from host memory (cf_memory_desc); 0: no
+                               stream. memory.host: bytes there */
+    int64_t max_cp;         /* of its split: maximum ranks that share a sequence. 0: one */
     cf_tune_status status;
     const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
-    int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the very same schedules or, of one that
-                               streams or recomputes, of that which fits without; -1: none */
-    int limited;            /* 1: schedules of some batch had to be made under the limit, which may cost time */
-    double seconds;         /* for CF_TUNE_OK only, as the five below; else 0 */
-    double confidence;      /* half of the 95 % interval of the mean (Student's t); 0 where there is one batch */
-    double behind;          /* mean difference to the fastest, batch by batch */
+    int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the very same schedules or, if this one
+                               streams or recomputes, of one that fits with less of it; -1: none */
+    int limited;            /* 1: some batch fits only with schedules made under the limit, which may cost time */
+    double seconds;         /* this and the next five members: for CF_TUNE_OK only, else 0 */
+    double confidence;      /* half of the 95 % confidence interval of the mean (Student's t); 0 with one batch */
+    double behind;          /* mean difference from the fastest, batch by batch */
     double behind_confidence;
     double bubble;          /* mean bubble_useful of the slowest rank */
-    double waiting;         /* mean part of all its stages' time in which passes wait for their stream of state */
-    double bound;           /* no schedule with this ChunkSize, K and replay that fits is faster on these batches; 0:
-                               not known */
-    double estimate;        /* CF_TUNE_DOMINATED: how long it would take about, from the batches that it was given and
-                               the bounds of the others; 0: it was given none */
+    double waiting;         /* mean fraction of all stages' time in which passes wait for streamed state */
+    double bound;           /* lower bound of `seconds`: no schedule that fits, with this ChunkSize, K and replay, is
+                               faster on these batches; 0: not known */
+    double estimate;        /* CF_TUNE_DOMINATED: approximate seconds, from the batches that were simulated and the
+                               bounds of the others; 0: none was */
     double chunks;          /* mean number of chunks of a rank */
-    int64_t bytes;          /* CF_TUNE_OK: the most on any GPU at any moment; CF_TUNE_INFEASIBLE: what it would take */
-    int64_t stage;          /* the stage of that GPU */
-    cf_memory_report memory; /* CF_TUNE_OK, CF_TUNE_INFEASIBLE: what these bytes go to. Without a model the fixed bytes
-                               stand under `runtime` and those of the chunk in a pass under `working` */
-    int64_t peak_batch;     /* CF_TUNE_OK: the batch with that moment; n_batches: the one that is only for memory */
+    int64_t bytes;          /* CF_TUNE_OK: peak bytes of any GPU; CF_TUNE_INFEASIBLE: bytes that it would need */
+    int64_t stage;          /* stage of the GPU with `bytes` */
+    cf_memory_report memory; /* CF_TUNE_OK, CF_TUNE_INFEASIBLE: `bytes` by purpose. Without a model, fixed bytes count
+                                as `runtime` and those of the chunk in a pass as `working` */
+    int64_t peak_batch;     /* CF_TUNE_OK: the batch of the peak; n_batches: the batch for memory only */
     int64_t peak_rank;
-    cf_action peak_action;  /* the pass that runs then */
-    double peak_seconds;    /* when it starts */
+    cf_action peak_action;  /* the pass that runs at the peak */
+    double peak_seconds;    /* start of that pass */
 } cf_tune_candidate;
 
 /* Reported after each simulated or skipped batch of a candidate. */
 typedef struct cf_tune_progress {
-    int64_t done, total;            /* parts of the time that it takes, about; no more is known beforehand */
+    int64_t done, total;            /* done / total: rough fraction of the search's time; no better one is known
+                                       beforehand */
     const cf_tune_candidate *best;  /* the fastest so far; NULL: none yet */
 } cf_tune_progress;
 
-/* One of several pieces of work that do not touch each other. */
+/* One of several pieces of work that are independent of each other. */
 typedef void (*cf_tune_task)(void *context, int64_t index);
 
-/* The question of a search. Zero means default in every member. Required are a model with a gpu, or with timing and a
-   limit; or, for models that cf_model does not describe, timing, bytes and a limit. Lists must rise. */
+/* Options of cf_tune. Zero means default in every member. Required: a model with a gpu, or a model with timing and a
+   limit; for a model that cf_model cannot describe, timing, bytes and a limit. chunk_sizes and ks must rise. */
 typedef struct cf_tune_desc {
     const cf_model *model;
     const cf_gpu *gpu;
-    cf_parallel parallel;           /* the split; with n_gpus, a tp, pp or dp of 0 is searched for, and for an ep of 0
-                                       1 and the most that a node's GPUs allow are tried. Where recompute is
-                                       0, what backward makes again is, too: nothing, act, mlp of half of the layers,
-                                       mlp, full, each of them only where the one before does not fit or schedules had
-                                       to be held down to fit. Only with a gpu */
-    int64_t n_gpus;                 /* GPUs to split over: all tp x pp x dp that the model allows, tp within a node, no
-                                       more ranks than sequences of a batch. 0: as `parallel` says */
+    cf_parallel parallel;           /* the split. With n_gpus, a tp, pp or dp of 0 is searched for. An ep of 0 then
+                                       tries 1, the maximum that the GPUs of a node allow and the maximum that all GPUs
+                                       allow. If recompute is 0 and costs are estimated (gpu, no timing), these are
+                                       tried: nothing, act, mlp in half of the layers, mlp, full. Each is tried only if
+                                       the previous one does not fit, or fits only under the limit */
+    int64_t n_gpus;                 /* GPUs to split over: tries every tp x pp x dp that the model allows, with tp
+                                       within a node and no more ranks than sequences in a batch. 0: the split is
+                                       `parallel` */
     int64_t gpus_per_node;          /* 0: 8 */
-    const cf_timing *timing;        /* measured costs of these stages, in place of estimates; only without n_gpus */
-    double step_seconds;            /* with timing: what an iteration costs besides */
-    cf_memory_desc memory;          /* how a model's memory is counted; its model and parallel are not used, and
+    const cf_timing *timing;        /* measured costs of the stages, instead of estimates; only without n_gpus */
+    double step_seconds;            /* with timing: extra seconds of an iteration */
+    cf_memory_desc memory;          /* options for counting a model's memory; its model and parallel are not used, and
                                        unfused_attention must be 0 */
-    const cf_stage_bytes *bytes;    /* (pp x n_virtual) by virtual stage: in place of model and memory; without n_gpus.
-                                       Of `parallel` only pp, n_virtual and dp are used then */
-    int64_t limit_bytes;            /* of each GPU. 0: gpu->memory less the reserve */
-    int64_t reserve;                /* percent of gpu->memory that stay free, because formulas say too little rather
-                                       than too much (the paper's memory table: 5 to 9 %). 0: CF_TUNE_RESERVE; negative:
-                                       none. Not looked at where there are limit_bytes */
-    int64_t context;                /* tokens of the longest sequence that memory must do for, though the list may have
-                                       none so long; times stay the list's. 0: the longest of the list */
-    cf_pack_desc pack;              /* how to pack; chunk_size and n_ranks are not used. shares: of the whole list; then
-                                       a tree is drawn as one, and where a batch is full before it ends, the next batch
-                                       begins with the rest of it. max_cp: the most that is tried, beside none, in
-                                       splits of one stage: 2, 4, 8 ... ranks, as far as they divide dp, all in step.
-                                       Time and memory are those of columns by paper, with what cp groups gather, and
-                                       `cost` and `cp_row_seconds` the estimate's. Only with a gpu, and without shares
-                                       */
-    const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K, and the longest sequence (up to a multiple
-                                       of pack.align), which is the least that splits nothing; without n_exact also, for
-                                       the split that is best so, sizes between these (n_even) */
+    const cf_stage_bytes *bytes;    /* (pp x n_virtual) by virtual stage: instead of model and memory; only without
+                                       n_gpus. Of `parallel`, only pp, n_virtual, placement and dp are used then */
+    int64_t limit_bytes;            /* limit of each GPU. 0: gpu->memory minus the reserve */
+    int64_t reserve;                /* percent of gpu->memory to keep free, because formulas rather say too little (by 5
+                                       to 9 % in the paper's memory table). 0: CF_TUNE_RESERVE; negative: none. Not used
+                                       if limit_bytes is given */
+    int64_t context;                /* tokens of the longest sequence that must fit in memory, even if the list has none
+                                       that long; times are still the list's. 0: the longest of the list */
+    cf_pack_desc pack;              /* options of packing; chunk_size and n_ranks are not used. shared_prefixes: of the
+                                       whole list. A tree is then drawn as a whole; if a batch is full before the tree
+                                       ends, the next batch begins with its rest. max_cp: maximum width of cp groups. In
+                                       splits of one stage, widths of 2, 4, 8 ... ranks that divide dp are tried beside
+                                       no groups, all in step. Time and memory are then those of columns scheduled by
+                                       paper, plus what groups gather; `cost` and `cp_row_seconds` are the estimate's.
+                                       Only with a gpu, and without shared prefixes */
+    const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K and the longest sequence (rounded up to a
+                                       multiple of pack.align), which is the smallest size that splits nothing. Without
+                                       n_exact, sizes between these are tried too, for the best split only (n_even) */
     int64_t n_chunk_sizes;
     const int64_t *ks;              /* (n_ks) NULL: 1, 2, 4 ... 32 */
     int64_t n_ks;
     const cf_schedule_kind *kinds;  /* (n_kinds) NULL: paper, 1f1b, best; with virtual stages interleaved, best */
     int64_t n_kinds;
-    const cf_replay *replays;       /* (n_replays) NULL: local. Pipeline only where kinds is paper alone */
+    const cf_replay *replays;       /* (n_replays) NULL: local. Pipeline is allowed only if `kinds` is paper alone */
     int64_t n_replays;
-    int no_stream;                  /* 1: leave out candidates whose state streams from host memory, layer by layer.
-                                       They are there for a model with a gpu, and are tried where its state does not fit
-                                       otherwise or schedules had to be held down to fit. A memory.state_window is for
-                                       all candidates: all stream */
+    int no_stream;                  /* 1: no candidates whose state streams from host memory, layer by layer. 0: for a
+                                       model with estimated costs they are tried if the state does not fit otherwise, or
+                                       fits only under the limit. With memory.state_window all candidates stream */
     int split_backward;             /* as in cf_schedule_desc, for best */
-    int64_t max_tries;              /* of best, for each schedule. 0: what cf_tune_max_tries says of its plan */
-    int64_t batch;                  /* sequences of a batch. 0: 256 */
+    int64_t max_tries;              /* tries of best per schedule. 0: cf_tune_max_tries of its plan */
+    int64_t batch;                  /* sequences in a batch. 0: 256 */
     int64_t n_batches;              /* batches to simulate. 0: 16 */
-    uint64_t seed;                  /* which batches are drawn */
-    int64_t n_exact;                /* how many of the fastest must be proved to be that: then nothing is given up but
-                                       for a bound of its time. CF_MAX_CANDIDATES: all are simulated but those with the
-                                       schedules of another. 0: a race, which gives up what its first batches show to be
-                                       slower than the best, and finds the fastest within a fraction of a percent */
-    double tolerance;               /* how much slower than the fastest the winner may be where it needs less memory or
-                                       is simpler. 0: 0.01; negative: not at all */
-    int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search with what there is */
+    uint64_t seed;                  /* seed of the draw of batches */
+    int64_t n_exact;                /* number of fastest candidates to prove: candidates are then given up only for a
+                                       bound of their time. CF_MAX_CANDIDATES: simulates all except those with the
+                                       schedules of another. 0: a race, which gives up candidates whose first batches
+                                       are slower than the best's, and finds the fastest within a fraction of a
+                                       percent */
+    double tolerance;               /* fraction by which the winner may be slower than the fastest, if it needs less
+                                       memory or is simpler. 0: 0.01; negative: none */
+    int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search early */
     void (*run_tasks)(void *user, int64_t n, cf_tune_task task, void *context); /* calls task(context, i) for every i
-                                       of 0 .. n - 1, at the same time if it likes, and returns when all are done; then
-                                       the allocator and `progress` are called at the same time, too. The answer does
-                                       not depend on it. NULL: one after the other */
+                                       of 0 .. n - 1, concurrently if it likes, and returns when all are done. The
+                                       allocator and `progress` are then called concurrently, too. The answer is always
+                                       the same. NULL: one after the other */
     void *user;
-    const cf_allocator *allocator;  /* also of the working space */
+    const cf_allocator *allocator;  /* of the outcome and of the working space */
 } cf_tune_desc;
 
-/* The outcome, in one block like a plan. */
+/* The outcome of a search, in one block like a plan. */
 typedef struct cf_tuning {
     int64_t n_splits, n_candidates, n_batches;
-    int64_t n_even;                 /* of the candidates, the last so many are of one split, in chunk_sizes that deal a
-                                       mean batch out evenly; all others are sorted as said below */
+    int64_t n_even;                 /* number of candidates at the end of the list that are of one split, in chunk_sizes
+                                       that deal a mean batch out evenly; all others are sorted as said below */
     cf_parallel *splits;            /* (n_splits) */
-    int64_t *max_cps;               /* (n_splits) most ranks that share a sequence; 0: none do */
-    cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay, recompute and,
-                                       fastest, whether state stays or streams */
-    double *seconds;                /* (n_candidates x n_batches) of each batch; -1: not simulated */
+    int64_t *max_cps;               /* (n_splits) maximum ranks that share a sequence; 0: one */
+    cf_tune_candidate *candidates;  /* (n_candidates) sorted by split, chunk_size, k, kind, replay, recompute and, last,
+                                       state_window */
+    double *seconds;                /* (n_candidates x n_batches) seconds of each batch; -1: not simulated */
     int64_t *batch_tokens;          /* (n_batches) */
-    int64_t batch;                  /* sequences of a batch */
-    int64_t *batches;               /* (n_batches + 1) x batch: their lengths; the last batch is for memory only */
-    cf_shared_prefix *shared_prefixes; /* likewise what they share, of sequences of the same batch; NULL: nothing */
-    int64_t winner;                 /* index of the best candidate; -1: none fits, or none was exact when interrupted */
+    int64_t batch;                  /* sequences in a batch */
+    int64_t *batches;               /* (n_batches + 1) x batch: lengths of the sequences; the last batch is for memory
+                                       only */
+    cf_shared_prefix *shared_prefixes; /* (n_batches + 1) x batch: what each sequence shares with another of its batch;
+                                          NULL: nothing */
+    int64_t winner;                 /* index of the best candidate; -1: none fits, or none was exact when the search was
+                                       interrupted */
     int64_t n_ranked;
-    int64_t *ranking;               /* (n_ranked) the candidates that are exact, fastest first */
+    int64_t *ranking;               /* (n_ranked) the exact candidates (CF_TUNE_OK), fastest first */
     int64_t limit_bytes;
-    int64_t smallest_limit;         /* where no candidate fits: the least of their `bytes`; below it none can. Else 0 */
+    int64_t smallest_limit;         /* if no candidate fits: the least of their `bytes`, below which none can. Else 0 */
     int64_t n_simulated;            /* schedules that were made and timed */
     int interrupted;                /* 1: progress asked to stop */
-    cf_allocator allocator;         /* private: how to give the block back */
+    cf_allocator allocator;         /* private: frees the block */
 } cf_tuning;
 
-/* Searches. Draws n_batches batches of the lengths, the same for every candidate. The list is shuffled and read
-   through, again and again as needed. Candidates whose schedules fit the limit are timed on every batch. One batch more
-   is for memory alone: the first one, with the list's longest sequence, or one of `context` tokens, instead of its own.
+/* Searches for the best candidate. Draws n_batches batches of the lengths, the same for every candidate. The list is
+   shuffled and read through, as often as needed. Candidates whose schedules fit the limit are timed on every batch. One
+   extra batch is for memory alone. It is the first batch, but its longest sequence is replaced by the longest of the
+   list or, if that is longer, by one of `context` tokens.
 
-   A candidate's schedules are made without a limit and, where that does not fit, again under one (cf_memory_limits).
-   Its memory is that of the schedule itself: on every stage, at every pass, what is held then. A CF_TUNE_OK is exact
-   for these batches. What is given up says why: a lower bound of its time (the load of a stage, and the time of the
-   batches already simulated); in a race, what its first batches take beside the best one's, less twice what batches
-   differ by; or that it is known to give the same schedules as another.
+   A candidate's schedules are made without a limit and, if they do not fit, again under one (cf_memory_limits). Its
+   memory is what the schedule really holds, on every stage at every pass. A CF_TUNE_OK is exact for these batches. Any
+   other candidate says why it was given up:
 
-   The winner is not simply the fastest, whose lead may be an accident. Close to it are those that are slower by no more
-   than the tolerance; and those whose difference is within its uncertainty and five times the tolerance. The winner is
-   the one of them with least memory. Where others need at most CF_TUNE_ALIKE of the limit more, it is the simplest of
-   these: without a stream, with less recomputation, with local replay, of a fixed kind, of the smallest K, and only
-   then the fastest. No other candidate is both faster than the winner and smaller.
+      - a lower bound of its time (the load of a stage plus the time of the batches already simulated);
+      - in a race, first batches slower than the best's by more than twice the variation of batches;
+      - the same schedules as another candidate.
 
-   *out: to be given to cf_tuning_free. That nothing fits is no failure: then winner is -1. Errors: CF_ERROR_ARGUMENT
-   and CF_ERROR_LIMIT with the member; those of cf_pack, cf_cost_estimate, cf_memory_estimate and cf_schedule_make;
+   The winner is not simply the fastest, whose lead may be an accident. A candidate is close to the fastest if it is
+   slower by no more than the tolerance. It is also close if it is slower by no more than five times the tolerance and
+   the difference is within its uncertainty. Of the close ones, those count that need at most CF_TUNE_ALIKE of the limit
+   more than the one with least memory. The winner is the simplest of these: without a stream, with less recomputation,
+   with local replay, of a fixed kind, of the smallest K, and only then the fastest. No other candidate is both faster
+   than the winner and smaller.
+
+   Free *out with cf_tuning_free. If nothing fits, that is no failure: winner is -1. Errors: CF_ERROR_ARGUMENT and
+   CF_ERROR_LIMIT with the member; those of cf_pack, cf_cost_estimate, cf_memory_estimate and cf_schedule_make;
    CF_ERROR_MEMORY. */
 CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
                                      cf_error *error);
 
-/* The schedule that a candidate stands for, of one rank of a plan, which need not be one of the batches: made as
-   cf_tune makes it, without a limit or, where that does not fit, under one. So a trainer gets for every batch what the
-   search has chosen.
+/* Makes a candidate's schedule for one rank of a plan, so that a trainer gets for every batch what the search has
+   chosen. The plan need not be one of the search's batches. As in cf_tune, the schedule is made without a limit and, if
+   it does not fit, under one.
 
-   desc: as it was given to cf_tune; tuning: what came of it. plan: packed to the candidate's chunk_size and max_cp for
-   the dp of its split. On success cf_schedule_free is due; *out is untouched on failure. Errors: CF_ERROR_ARGUMENT with
-   what does not belong together; CF_ERROR_INFEASIBLE where no schedule of this plan keeps to the limit, with the bytes
-   that one needs in error->wanted; those of cf_tune. */
+   desc: as given to cf_tune. tuning: its outcome. plan: packed with the candidate's chunk_size and max_cp, for the dp
+   of its split. Free *out with cf_schedule_free; it is untouched on failure. Errors: CF_ERROR_ARGUMENT with the
+   argument or member that does not match; CF_ERROR_INFEASIBLE if no schedule of this plan keeps to the limit, with the
+   bytes that one needs in error->wanted; those of cf_tune. */
 CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf_tuning *tuning, int64_t candidate,
                                               const cf_plan *plan, int64_t rank, cf_schedule **out, cf_error *error);
 
-/* A copy of desc with every default filled in, but for limit_bytes, what `parallel` leaves open, and the longest
-   sequence among the chunk_sizes. */
+/* Returns a copy of desc with defaults filled in. Unchanged are limit_bytes, context, max_tries, what `parallel` leaves
+   open, and n_exact; chunk_sizes lack the longest sequence. */
 CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
 
-/* The number of tries that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together
-   have some 20,000 passes, which take milliseconds. A plan of more than 2,500 passes takes longer in proportion,
-   because fewer than 8 candidates find too little. 0 without a plan, or where a number of stages is below 1. Of the
-   plan it reads chunks_per_rank alone. */
+/* Returns the default number of tries for a plan's `best` schedule: 8 to 64 candidates, which together have about
+   20,000 passes and take milliseconds. A plan of more than 2,500 passes takes longer in proportion, because fewer than
+   8 candidates find too little. Returns 0 without a plan, or if n_stages or n_virtual is below 1. It reads only
+   chunks_per_rank of the plan. */
 CHUNKFLOW_TUNE_API int64_t cf_tune_max_tries(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
 
 /* Frees a tuning made by cf_tune. NULL is allowed. */
