@@ -483,7 +483,7 @@ CHUNKFLOW_TUNE_API void cf_tuning_free(cf_tuning *tuning);
 
 #include <float.h>
 
-/* The arithmetic that chunkflow.h's implementation asks for, and why. */
+/* Requires the same arithmetic as chunkflow.h's implementation, for the reasons given there. */
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__)
 #error "chunkflow_tune.h needs IEEE 754 arithmetic: compile its implementation in a file of its own, without -Ofast"
@@ -510,7 +510,7 @@ extern "C" {
    >>helpers    failing, arithmetic, memory
    ================================================================================================================ */
 
-/* Returns from the function that it stands in, with the result of `call`, unless that is CF_OK. */
+/* Returns the result of `call` from the enclosing function, unless it is CF_OK. */
 #define CFT__TRY(call)                                \
     do {                                              \
         cf_result cft__result = (call);               \
@@ -542,20 +542,20 @@ static int64_t cft__min(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t cft__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t cft__div_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-/* Adds a x b to a sum; none of them is negative. What does not fit is INT64_MAX, and stays so. */
+/* Adds a x b to *sum; none of the three is negative. A sum that does not fit becomes INT64_MAX, and stays INT64_MAX. */
 static void cft__add_product(int64_t *sum, int64_t a, int64_t b) {
     int fits = b == 0 || a <= (INT64_MAX - *sum) / b;
     *sum = fits ? *sum + a * b : INT64_MAX;
 }
 
-/* Returns a product, rounded here. Without the volatile a compiler may fuse it into a following addition, and then
-   results would differ between machines with and without that instruction. */
+/* Returns a x b, rounded. Without `volatile` a compiler may fuse the product into a following addition, and results
+   would differ between machines with and without that instruction. */
 static double cft__product(double a, double b) {
     volatile double product = a * b;
     return product;
 }
 
-/* Cuts one block into arrays. With base == NULL it only adds up, so that measuring and laying out are one function.
+/* Cuts one block into arrays. With base == NULL it only adds up sizes, so that one function both measures and lays out.
    overflow stays set once a size did not fit. */
 typedef struct cft__carver {
     unsigned char *base;
@@ -576,16 +576,16 @@ static void *cft__take(cft__carver *carver, int64_t count, size_t item_bytes) {
 /* ================================================================================================================
    >>fit
 
-   Every sample is divided by its seconds, so that the target of each row is 1 and squares are of relative errors, and
-   each column is scaled to at most 1. Three columns are few enough to try every set of terms that may be above zero.
+   Every sample is divided by its seconds, so that the target of each row is 1 and squares are of relative errors. Each
+   column is scaled to at most 1. Three columns are few enough to try every set of terms that may be above zero.
    ================================================================================================================ */
 
 #define CFT__TERMS 3               /* constant, rows, pairs */
-#define CFT__INDEPENDENT 1e-10     /* least square of the part of a column that the columns before it do not explain */
+#define CFT__INDEPENDENT 1e-10     /* minimum fraction of a column's square that earlier columns do not explain */
 
 typedef struct cft__normal {
     double scale[CFT__TERMS];
-    double gram[CFT__TERMS][CFT__TERMS + 1]; /* columns times columns; last, columns times ones */
+    double gram[CFT__TERMS][CFT__TERMS + 1]; /* products of columns; in the last column, products with ones */
 } cft__normal;
 
 static void cft__sample_row(const cf_sample *sample, const double *scale, double *row) {
@@ -595,7 +595,7 @@ static void cft__sample_row(const cf_sample *sample, const double *scale, double
     row[3] = 1;
 }
 
-/* Adds up the samples of one pass. Returns 0 where something is not finite. */
+/* Adds up the samples of one pass. Returns 0 if a number is not finite. */
 static int cft__normal_sums(const cf_sample *samples, int64_t n, int pass, cft__normal *normal) {
     static const double unscaled[CFT__TERMS] = {1, 1, 1};
     double row[CFT__TERMS + 1];
@@ -611,7 +611,7 @@ static int cft__normal_sums(const cf_sample *samples, int64_t n, int pass, cft__
         }
     }
     for (i = 0; i < CFT__TERMS; i++)
-        if (normal->scale[i] < DBL_MIN) normal->scale[i] = 1; /* an empty column, which its pivot shows */
+        if (normal->scale[i] < DBL_MIN) normal->scale[i] = 1; /* a column of zeros, which its pivot will show */
     for (s = 0; s < n; s++) {
         if (samples[s].pass != pass) continue;
         cft__sample_row(&samples[s], normal->scale, row);
@@ -621,8 +621,8 @@ static int cft__normal_sums(const cf_sample *samples, int64_t n, int pass, cft__
     return 1;
 }
 
-/* Solves for the terms in `set` (bits), the others being 0. Returns CFT__TERMS, or the first term of the set that
-   depends on those before it. Elimination without pivoting is sound: the matrix is symmetric and not negative. */
+/* Solves for the terms in `set` (bits); the others are 0. Returns CFT__TERMS, or the first term of the set that depends
+   on earlier terms. Elimination without pivoting is sound: the matrix is symmetric and positive semidefinite. */
 static int cft__solve_terms(const cft__normal *normal, int set, double *x) {
     double a[CFT__TERMS][CFT__TERMS + 1];
     int i, j, k;
@@ -645,7 +645,7 @@ static int cft__solve_terms(const cft__normal *normal, int set, double *x) {
     return CFT__TERMS;
 }
 
-/* Returns how well a cost agrees with the samples of one pass. Returns the sum of the squares of the relative
+/* Fills in *fit: how well a cost agrees with the samples of one pass. Returns the sum of the squares of the relative
    errors. */
 static double cft__measure_fit(const cf_sample *samples, int64_t n, int pass, const cf_pass_cost *cost, cf_fit *fit) {
     int64_t s;
@@ -672,7 +672,7 @@ static double cft__measure_fit(const cf_sample *samples, int64_t n, int pass, co
     return squares;
 }
 
-/* The best terms of one pass that has enough samples. */
+/* Finds the best terms of one pass that has enough samples. */
 static cf_result cft__fit_pass(const cf_sample *samples, int64_t n, int pass, cf_pass_cost *best, cf_error *error) {
     static const char *const fields[CFT__TERMS] = {"samples", "samples.rows", "samples.pairs"};
     cft__normal normal;
@@ -748,9 +748,10 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf
    >>estimate
    ================================================================================================================ */
 
-/* From the models' published configurations; tests hold each against its published number of parameters. */
-/* Kinds of layers. Attention: output gate, sinks, window. Routed experts: width, how many, to how many a
-   token goes; width of the shared ones, and whether they are gated. */
+/* Layers, from the models' published configurations. Tests compare each model with its published number of
+   parameters. */
+/* Columns of kinds of layers. Attention: output gate, sinks, window. Routed experts: width, count, experts per token;
+   then the width of the shared experts, and whether they are gated. */
 #define CFT__ATTENTION(mixer, gate, sinks, window) mixer, gate, sinks, 0, 0, 0, 0, 0, window, 0, 0, 0, 0, 0
 #define CFT__FULL CFT__ATTENTION(CF_MIXER_FULL, 0, 0, 0)
 #define CFT__GATED CFT__ATTENTION(CF_MIXER_FULL, 1, 0, 0)
@@ -846,12 +847,12 @@ static const cf_model cft__models[] = {
      CFT__KINDS_OF(cft__nemotron_nano, "ababacbababacbababacbababacbababacbabababacbabababab", 0)},
 };
 
-/* Peaks: NVIDIA's data sheets (A100 2021, H100 2023, H200 2024; SXM, dense bf16; NVLink and PCIe figures halved, as
-   they are given for both directions together). Memory: what nvidia-smi reports as total. Network: one 200 Gbit/s
-   (A100) or 400 Gbit/s (H100, H200) port per GPU, as in the maker's own systems. Attention fractions: causal,
-   head size 128, long sequences, rounded down from what the FlashAttention-2 (A100, up to 0.73 forward) and
-   FlashAttention-3 (H100, up to 0.75) papers report. Product and link fractions, launch and latency are common
-   experience and nobody's publication; use cf_cost_fit on your own measurements in place of them as soon as you can. */
+/* Peaks: NVIDIA's data sheets (A100 2021, H100 2023, H200 2024; SXM, dense bf16). NVLink and PCIe figures are halved,
+   because the sheets give them for both directions together. Memory: the total that nvidia-smi reports. Network: one
+   200 Gbit/s (A100) or 400 Gbit/s (H100, H200) port per GPU, as in the maker's own systems. Attention fractions:
+   causal, head size 128, long sequences, rounded down from the FlashAttention-2 (A100, up to 0.73 forward) and
+   FlashAttention-3 (H100, up to 0.75) papers. Product and link fractions, launch and latency are common experience, not
+   from any publication. Replace them with cf_cost_fit on your own measurements as soon as you can. */
 static const cf_gpu cft__gpus[] = {
     /* name, flops, gemm, attention forward and backward, processors,
        bandwidth, memory, nvlink, network, pcie, link, launch, latency */
@@ -863,11 +864,11 @@ static const cf_gpu cft__gpus[] = {
      3.35e12, (int64_t)81559 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
     {"h200", 989.4e12, 0.70, 0.60, 0.50, 132,
      4.8e12, (int64_t)143771 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
-    /* Rates as public pages repeat them from data sheets, which were not read themselves; fractions are those of the
-       H100 (Blackwell, H20, MI300X) or the A100 (Ada), nobody's measurements. B200, GB200: Blackwell's, dense bf16 half
-       of what is given with sparsity, 7,680 bits at 3,996 MHz; GB200 has four GPUs a node, and NVLink to 72. L40S, RTX:
-       no NVLink, so PCIe stands for it; the RTX 5090's bf16 is twice its float rate, as the 4090's is. MI300X: seven
-       links of 64 GB/s. MI300X, H20 and RTX have as much memory as their names say. */
+    /* Rates come from published data sheets, second hand. Fractions are those of the H100 (Blackwell, H20, MI300X) or
+       the A100 (Ada); nobody measured them. B200, GB200: dense bf16 is half of the rate given with sparsity; memory has
+       7,680 bits at 3,996 MHz; GB200 has four GPUs a node, and NVLink to 72. L40S, RTX: there is no NVLink, so PCIe
+       replaces it; the RTX 5090's bf16 is twice its float rate, like the 4090's. MI300X: seven links of 64 GB/s.
+       MI300X, H20 and RTX: memory is the nominal size. */
     {"b200", 2250e12, 0.70, 0.60, 0.50, 148,
      7.67e12, (int64_t)182630 << 20, 900e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
     {"gb200", 2500e12, 0.70, 0.60, 0.50, 148,
@@ -884,11 +885,11 @@ static const cf_gpu cft__gpus[] = {
      1.792e12, (int64_t)32 << 30, 64e9, 12.5e9, 64e9, 0.75, 5e-6, 15e-6},
 };
 
-static int cft__lower(char c) { return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c; } /* whatever the locale */
+static int cft__lower(char c) { return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c; } /* in any locale */
 
 static int cft__has_name(const char *own, const char *asked) { /* own: lower case */
     while (*own != '\0' && *own == cft__lower(*asked)) own++, asked++;
-    return *own == *asked; /* both at their end */
+    return *own == *asked; /* both have ended */
 }
 
 CHUNKFLOW_TUNE_API const cf_model *cf_model_find(const char *name) {
@@ -905,50 +906,53 @@ CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_find(const char *name) {
     return NULL;
 }
 
-#define CFT__COLLECTIVES 4       /* of a layer in each direction: two gathers and two reduce-scatters */
+#define CFT__COLLECTIVES 4       /* per layer in each direction: two gathers and two reduce-scatters */
 #define CFT__LOSS_KERNELS 6
 
 /* The three kinds of work in a layer. Forward: norm, QKV, rotation, attention, projection, residual, norm, gate and up,
-   SwiGLU, down, residual, and appending to the state. The gradient of the inputs: one for each of these, attention's
-   five products for two, and dK and dV (float) read and written beside K and V. The gradient of the weights: one for
-   each of the seven matrices, added to a float accumulator. */
+   SwiGLU, down, residual, and appending to the state. The gradient of the inputs: one kernel for each of these;
+   attention has five products instead of two, and reads and writes dK and dV (float) beside K and V. The gradient of
+   the weights: one kernel for each of the seven matrices, added to a float accumulator. */
 typedef enum cft__kind { CFT__FORWARD, CFT__INPUT_GRADIENT, CFT__WEIGHT_GRADIENT, CFT__KINDS } cft__kind;
 
 typedef struct cft__factor {
-    double kernels;     /* of a layer */
-    double weight;      /* bytes read and written for each weight, in each pass */
+    double kernels;     /* per layer */
+    double weight;      /* bytes read and written per weight in a pass */
     double transfers;   /* 1: tensor-parallel collectives */
-    double elementwise; /* times the element-wise traffic of a token */
-    double logits;      /* bytes for each: written and read about twice */
-    double pair_flops;  /* for each number in a row of Q */
-    double pair_bytes;  /* for each number in a row of K: a prefix is gone through once for each chunk */
-    double biases;      /* kernels that an expert's bias takes */
+    double elementwise; /* factor of a token's element-wise traffic */
+    double logits;      /* bytes per logit: written and read about twice */
+    double pair_flops;  /* per pair and number in a row of Q */
+    double pair_bytes;  /* per number in a row of K: each chunk reads its prefix once */
+    double biases;      /* kernels for an expert's bias */
 } cft__factor;
 
 static const cft__factor cft__factors[CFT__KINDS] = {
     {12, 2, 1, 1, 20, 4, 4, 2}, {14, 2, 1, 2, 20, 10, 20, 6}, {7, 8, 0, 0, 0, 0, 0, 0}};
 
-/* Bytes of a collective that one GPU sends for each byte of the whole tensor. */
+/* Returns the bytes that one GPU sends in a collective, per byte of the whole tensor. */
 static double cft__ring_share(int64_t ranks) { return (double)(ranks - 1) / (double)ranks; }
 
-/* Copies of each row that experts work on here, with what the fullest GPU has more. */
+/* Returns how many copies of each row experts work on here, including the imbalance of the fullest GPU. */
 static double cft__expert_rows(const cf_cost_desc *desc, const cf_shard *shard) {
     double more = desc->parallel.ep > 1 ? 1 + (double)desc->parallel.imbalance / 100 : 1;
     if (shard->active == 0) return 0;
     return more * (double)shard->active / (double)shard->expert_share;
 }
 
-/* Bytes of a norm for each number, of SwiGLU, and of the rotation. Unfused, a norm casts to float, squares, means,
-   scales, casts back and multiplies by its weights; a rotation is a product of complex floats between two casts. */
+/* Return the bytes of a norm per number, of SwiGLU, and of the rotation. Unfused, a norm casts to float, squares,
+   means, scales, casts back and multiplies by its weights; a rotation is a product of complex floats between two
+   casts. */
 static double cft__norm_bytes(const cf_cost_desc *desc) { return desc->unfused ? 36 : 4; }
 static double cft__glu_bytes(const cf_cost_desc *desc) { return desc->unfused ? 10 : 6; }
 static double cft__rotation_bytes(const cf_cost_desc *desc) { return desc->unfused ? 20 : 4; }
 
-/* Element-wise traffic of one token in the layers: two norms, two residuals of 6 h bytes, rotation, SwiGLU; what a
-   recurrent layer keeps is written and read once, and a row is copied to its experts and back.
-   Grouped products add no biases (TransformerEngine, issue 2766). Megatron-LM's experts.py (d98e8a6) adds that of the
-   down product in float, expert by expert, joins the pieces and casts them: 28 h bytes forward, 40 h backward; and the
-   clamp before the activation is three passes: 16 f and 20 f. A third is counted in forward and two in backward. */
+/* Returns the element-wise traffic of one token in the layers: two norms, two residuals of 6 h bytes, rotation, SwiGLU.
+   A recurrent layer writes and reads what it keeps once. A row is copied to its experts and back.
+
+   Grouped products add no biases (TransformerEngine, issue 2766). Megatron-LM's experts.py (d98e8a6) adds the bias of
+   the down product in float, expert by expert, joins the pieces and casts them: 28 h bytes forward, 40 h backward. Its
+   clamp before the activation is three passes: 16 f and 20 f. One third of these bytes is counted in forward and two
+   thirds in backward. */
 static double cft__elementwise_bytes(const cf_cost_desc *desc, const cf_shard *shard) {
     double glu = cft__glu_bytes(desc), rotated = cft__rotation_bytes(desc) * (double)(shard->q + shard->kv);
     double rows = (double)shard->hidden / (double)shard->sequence, kept = 4 * (double)shard->elements;
@@ -959,25 +963,25 @@ static double cft__elementwise_bytes(const cf_cost_desc *desc, const cf_shard *s
     return cft__product((double)shard->layers, bytes);
 }
 
-/* Weights of so many of a layer's matrices and of so many experts, in all layers: of those that are here, or of those
-   that a row goes through. */
+/* Returns the number of weights in all layers. matrices: weights of a layer's matrices. experts: number of experts in a
+   layer, either those on this GPU or those that a row goes through. */
 static double cft__weights_of(const cf_shard *shard, int64_t matrices, double experts) {
     double a_layer = (double)matrices + cft__product(experts, (double)shard->expert_size);
     return cft__product((double)shard->layers, a_layer);
 }
 
-/* Returns how much longer forward attention takes because its last wave of blocks is half empty on average. Backward
-   has blocks of keys, of which a prefix has plenty. */
+/* Returns the factor by which forward attention takes longer because its last wave of blocks is half empty on average.
+   Backward has blocks of keys, and a prefix has plenty of them. */
 static double cft__partial_wave(const cf_gpu *gpu, const cf_shard *shard, int64_t chunk_size) {
     double blocks = cft__product((double)shard->heads, (double)chunk_size) / 128;
     return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
 }
 
-/* Returns the fraction that heads narrower than 128 reach of the rate at 128, which a GPU's fractions are of. For each
-   pair and head there is one exponential, however narrow the head; a processor makes 16 in a cycle, 28.8 G/s, and
-   products do not hide it. H100: 0.75 forward, 0.86 backward at heads of 64, where FlashAttention-3 has 497 of 648 and
-   474 of 561 TFLOP/s (Shah et al., 2024, figures 5 and 6); B200: 0.67, where FlashAttention-4 has 762 of 1,362 (its
-   pull request 2605). flops: of the products, for each column and pair. */
+/* Returns the rate of heads narrower than 128 as a fraction of the rate at 128, which the fractions of a GPU describe.
+   Each pair and head needs one exponential, however narrow the head. A processor makes 16 in a cycle, 28.8 G/s, and
+   products do not hide them. H100 at heads of 64: 0.75 forward, 0.86 backward; FlashAttention-3 has 497 of 648 and 474
+   of 561 TFLOP/s (Shah et al., 2024, figures 5 and 6). B200: 0.67; FlashAttention-4 has 762 of 1,362 (its pull request
+   2605). flops: of the products, per column and pair. */
 static double cft__narrow_heads(const cf_gpu *gpu, const cf_shard *shard, double flops) {
     double columns = (double)(shard->q + shard->out) / 2, exponential = gpu->flops / (double)gpu->processors / 28.8e9;
     double width = columns / (double)cft__max(1, shard->heads);
@@ -985,12 +989,13 @@ static double cft__narrow_heads(const cf_gpu *gpu, const cf_shard *shard, double
     return width * (128 * flops + exponential) / (128 * (width * flops + exponential));
 }
 
-/* Bytes/s of a group that spans `span` neighbouring ranks. */
+/* Returns the bytes/s within a group of `span` neighbouring ranks. */
 static double cft__link_rate(const cf_cost_desc *desc, int64_t span) {
     return cft__product(span <= desc->gpus_per_node ? desc->gpu->nvlink : desc->gpu->network, desc->gpu->link);
 }
 
-/* Returns the same of collectives over data-parallel ranks: those of a node send through its ports side by side. */
+/* Returns the bytes/s of collectives over data-parallel ranks. The ranks of a node send through its ports side by
+   side. */
 static double cft__data_rate(const cf_cost_desc *desc) {
     const cf_parallel *parallel = &desc->parallel;
     int64_t side_by_side = cft__max(1, desc->gpus_per_node / parallel->tp);
@@ -999,13 +1004,14 @@ static double cft__data_rate(const cf_cost_desc *desc) {
     return cft__product(rate, desc->gpu->link);
 }
 
-/* Seconds of so many collectives of tensor parallelism, for each token. */
+/* Returns the seconds per token of `transfers` tensor-parallel collectives. */
 static double cft__transfer_seconds(const cf_cost_desc *desc, const cf_shard *shard, double transfers) {
     double bytes = cft__product(2 * (double)shard->hidden, cft__ring_share(desc->parallel.tp));
     return cft__product(transfers, bytes) / cft__link_rate(desc, desc->parallel.tp);
 }
 
-/* Returns the mean number of places, other than its own, that a row reaches among `n` with equally many experts. */
+/* Returns the mean number of places, other than its own, that a row reaches among `n` places with equally many
+   experts. */
 static double cft__others_met(const cf_cost_desc *desc, const cf_shard *shard, double n) {
     double missed = 1, part = (double)shard->reach / (double)(shard->experts * desc->parallel.ep);
     int64_t k;
@@ -1014,8 +1020,9 @@ static double cft__others_met(const cf_cost_desc *desc, const cf_shard *shard, d
     return (n - 1) * part * (1 - missed);
 }
 
-/* Returns the same of a row that goes to its experts' GPUs and back, in one direction of the layers: a copy to each
-   node, which hands it on to each GPU at the same time (DeepSeek-V3's report, 2024, section 3.2.2, and DeepEP). */
+/* Returns the seconds in which a row goes to its experts' GPUs and back, in a forward or backward of one layer. One
+   copy goes to each node, which hands it on to each GPU at the same time (DeepSeek-V3's report, 2024, section 3.2.2,
+   and DeepEP). */
 static double cft__dispatch_seconds(const cf_cost_desc *desc, const cf_shard *shard) {
     int64_t ep = desc->parallel.ep, nodes = (ep + desc->gpus_per_node - 1) / desc->gpus_per_node;
     double bytes = cft__product(4, (double)shard->hidden) / (double)shard->expert_share;
@@ -1024,9 +1031,9 @@ static double cft__dispatch_seconds(const cf_cost_desc *desc, const cf_shard *sh
     return cft__product(bytes, across > within ? across : within) / desc->gpu->link;
 }
 
-/* FLOPs of one row in the mixers of a layer that do not depend on its prefix, as pairs of so many columns of Q count:
-   rows in a window, or a gated delta rule in blocks of 64 (Yang et al., 2024): six products with the state, five with
-   the block. No such layer's rate is measured; that of attention stands for it. */
+/* Returns the FLOPs of one row in a layer's mixer that do not depend on its prefix, counted in pairs times columns of
+   Q. They are the rows of a window, or a gated delta rule in blocks of 64 (Yang et al., 2024): six products with the
+   state, five with the block. Nobody measured the rate of such layers; attention's rate replaces it. */
 static double cft__row_flops(const cf_shard *shard) {
     double window = shard->mixer == CF_MIXER_CHUNKED ? (double)shard->window / 2 : (double)shard->window;
     double keys = shard->out > 0 ? (double)shard->heads * ((double)shard->snapshot / (double)shard->out) : 0;
@@ -1035,8 +1042,8 @@ static double cft__row_flops(const cf_shard *shard) {
     return (6 * (double)shard->snapshot + 128 * (cft__product(3, keys) + 2 * (double)shard->out)) / 4;
 }
 
-/* Returns the same for each pair: attention, and what makes K and V of the prefix out of latents again in each
-   chunk. */
+/* Returns the seconds of a layer's mixer: per_token for the FLOPs of cft__row_flops; per_pair for attention, and for
+   making K and V of the prefix from latents again in each chunk. */
 static cf_pass_cost cft__pair_seconds(const cf_cost_desc *desc, const cf_shard *shard, cft__kind kind) {
     const cf_gpu *gpu = desc->gpu;
     const cft__factor *factor = &cft__factors[kind];
@@ -1047,7 +1054,7 @@ static cf_pass_cost cft__pair_seconds(const cf_cost_desc *desc, const cf_shard *
     cost.per_token = cft__product(factor->pair_flops * layers, cft__row_flops(shard)) / attention;
     if (shard->state_row == 0) return cost;
     if (desc->chunk_size > 0) {
-        double rows = layers / (double)desc->chunk_size; /* of the prefix, for each pair */
+        double rows = layers / (double)desc->chunk_size; /* rows of the prefix per pair */
         pair_bytes = cft__product(layers, factor->pair_bytes * ((double)(shard->kv + shard->value) / 2)) /
                      (double)desc->chunk_size;
         expand = cft__product(rows * (kind == CFT__INPUT_GRADIENT ? 4 : 2), (double)shard->expand);
@@ -1060,15 +1067,16 @@ static cf_pass_cost cft__pair_seconds(const cf_cost_desc *desc, const cf_shard *
     return cost;
 }
 
-/* Kernels that a layer's experts take besides: router, choice, two copies, two transfers, two sums, and two products
-   for each expert in place of two for all (TransformerEngine's grouped linear calls cuBLAS for each: pull request 853,
-   issue 1386). biases: for each expert. */
+/* Returns the additional kernels of a layer's experts: router, choice, two copies, two transfers, two sums, and two
+   products for each expert instead of two for all (TransformerEngine's grouped linear calls cuBLAS for each: pull
+   request 853, issue 1386). biases: kernels per expert. */
 static double cft__expert_kernels(const cf_cost_desc *desc, const cf_shard *shard, double biases) {
     double each = desc->model->mlp_bias ? 2 + biases : 2;
     return shard->active > 0 ? 6 + cft__product(each, (double)shard->experts) : 0;
 }
 
-/* Seconds of one kind of work in the layers of one kind: amounts over rates. head: with output head and loss. */
+/* Returns the seconds of one kind of work in the layers of one kind: amounts divided by rates. head: 1 includes output
+   head and loss. */
 static cf_pass_cost cft__work_seconds(const cf_cost_desc *desc, const cf_shard *shard, cft__kind kind, int head) {
     const cf_gpu *gpu = desc->gpu;
     const cft__factor *factor = &cft__factors[kind];
@@ -1078,7 +1086,8 @@ static cf_pass_cost cft__work_seconds(const cf_cost_desc *desc, const cf_shard *
     double active = cft__weights_of(shard, matrices, cft__expert_rows(desc, shard));
     double transfers = factor->transfers * CFT__COLLECTIVES * layers;
     double collectives = desc->parallel.tp > 1 ? transfers : 0, out;
-    double apart = desc->unfused ? 16 * factor->elementwise : 0; /* five more a norm and of rotation, SwiGLU's */
+    double apart = desc->unfused ? 16 * factor->elementwise : 0; /* five more per norm and for rotation, one for
+                                                                    SwiGLU */
     double kernels = cft__product(factor->kernels + experts + apart, layers);
     double token_bytes = cft__product(factor->elementwise, cft__elementwise_bytes(desc, shard));
     cf_pass_cost cost, pairs = cft__pair_seconds(desc, shard, kind);
@@ -1107,8 +1116,8 @@ static void cft__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_
     out->per_pair = a->per_pair + b->per_pair;
 }
 
-/* Returns the time of the norms and MLP that backward runs again, as Megatron-LM's modules do. Both norms read and
-   write h; the activation reads 2 f and writes one. The MLP's products are three kernels with SwiGLU, and two of the
+/* Returns the time of the norms and MLP that backward recomputes, in modules like Megatron-LM's. Each norm reads and
+   writes h; the activation reads 2 f and writes f. The MLP takes three kernels, SwiGLU included, and two of the
    collectives. */
 static cf_pass_cost cft__modules_seconds(const cf_cost_desc *desc, const cf_shard *shard) {
     const cf_gpu *gpu = desc->gpu;
@@ -1144,15 +1153,16 @@ static cf_pass_cost cft__again_seconds(const cf_cost_desc *desc, const cf_shard 
     return cost;
 }
 
-/* Bytes that data-parallel ranks send for so many of their parameters, and of routed experts, of which there are fewer
-   copies. */
+/* Returns the bytes that a data-parallel rank sends for `shared` bytes of its parameters and for `routed` bytes of
+   routed experts, which have fewer copies. */
 static double cft__exchanged(const cf_parallel *parallel, double shared, double routed) {
     int64_t copies = parallel->ep > 1 ? parallel->tp * parallel->dp / parallel->ep : parallel->dp;
     return cft__product(shared, cft__ring_share(parallel->dp)) + cft__product(routed, cft__ring_share(copies));
 }
 
-/* Seconds of a pass over a usual chunk that it waits for `each` bytes of every parameter, which cross the link of the
-   data-parallel ranks beside it: those of one layer, and what the pass is too short to hide. */
+/* Returns the seconds for which a pass over a usual chunk waits for `each` bytes of every parameter. They cross the
+   link between data-parallel ranks beside the pass. It waits for those of one layer, and for those that it is too short
+   to hide. */
 static double cft__exposed_seconds(const cf_cost_desc *desc, const cf_shard *shard, const cf_pass_cost *pass,
                                    const cf_parameters *counted, double each) {
     double shared = (double)(counted->total - counted->experts), routed = (double)counted->experts;
@@ -1163,8 +1173,8 @@ static double cft__exposed_seconds(const cf_cost_desc *desc, const cf_shard *sha
     return desc->chunk_size > 0 && hidden > room ? all - room : first;
 }
 
-/* Adds the messages of a virtual stage's passes: ZeRO 3 gathers weights for each pass, ZeRO 2 and 3 scatter gradients
-   of each backward. */
+/* Adds the exposed messages of a virtual stage's passes: ZeRO 3 gathers weights for each pass, ZeRO 2 and 3 scatter
+   gradients of each backward. */
 static void cft__add_exposed(const cf_cost_desc *desc, const cf_shard *shard, const cf_parameters *counted,
                              cf_stage_cost *cost) {
     double gathered = desc->parallel.zero > 2 ? 2 : 0;
@@ -1175,14 +1185,14 @@ static void cft__add_exposed(const cf_cost_desc *desc, const cf_shard *shard, co
     cost->weight.constant += cft__exposed_seconds(desc, shard, &cost->weight, counted, 4);
 }
 
-/* Takes attention out of a forward of one kind's layers: what a replay leaves out that has its outputs. */
+/* Takes attention out of the forward of one kind's layers, for a replay that has attention's outputs. */
 static void cft__leave_out_attention(const cf_cost_desc *desc, const cf_shard *shard, cf_pass_cost *cost) {
     cost->constant -= cft__product((double)shard->layers, desc->gpu->launch);
     cost->per_token -= cft__pair_seconds(desc, shard, CFT__FORWARD).per_token;
     cost->per_pair = 0;
 }
 
-/* Adds what the layers of one kind take; again: how many of them make things again. */
+/* Adds the costs of the layers of one kind. again: number of these layers that recompute. */
 static void cft__add_kind(const cf_cost_desc *desc, const cf_shard *shard, int head, int64_t again,
                           cf_stage_cost *cost) {
     cf_pass_cost part = cft__work_seconds(desc, shard, CFT__FORWARD, head);
@@ -1197,7 +1207,7 @@ static void cft__add_kind(const cf_cost_desc *desc, const cf_shard *shard, int h
     cft__cost_sum(&cost->weight, &part, &cost->weight);
 }
 
-/* The stage is one that there is. */
+/* Returns the costs of a virtual stage, which must exist. */
 static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, int64_t stage) {
     cf_parameters counted;
     cf_shard whole, shard;
@@ -1213,7 +1223,7 @@ static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, int64_t stage)
         if (shard.layers == 0) continue;
         cft__add_kind(desc, &shard, head, cft__min(left, shard.layers), &cost);
         left -= cft__min(left, shard.layers);
-        head = 0; /* with the first kind, and once */
+        head = 0; /* counted once, with the first kind */
     }
     cft__add_exposed(desc, &whole, &counted, &cost);
     cft__cost_sum(&cost.input, &cost.weight, &cost.backward);
@@ -1243,13 +1253,14 @@ static cf_result cft__check_gpu(const cf_gpu *gpu, cf_error *error) {
     return cft__check_time(gpu->latency, "gpu.latency", error);
 }
 
-/* Once an iteration, on the stage with the most parameters: gradients (float) reduced over dp and parameters gathered
-   again, unless passes do that, and the optimizer's reads and writes: a float gradient, three float states both ways, a
-   bf16 parameter. */
+/* Estimates the seconds that an iteration takes once, on the stage with the most parameters. Gradients (float) are
+   reduced over dp and parameters gathered again, unless passes do that. The optimizer reads a float gradient, reads and
+   writes three float states, and writes a bf16 parameter. */
 static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf_error *error) {
     static const double bytes[] = {8, 6, 2, 0}; /* by ZeRO level; an all-reduce sends 4 bytes twice */
     const cf_parallel *parallel = &desc->parallel;
-    int64_t copies = parallel->ep > 1 ? parallel->tp * parallel->dp / parallel->ep : parallel->dp; /* of experts */
+    int64_t copies = parallel->ep > 1 ? parallel->tp * parallel->dp / parallel->ep : parallel->dp; /* copies of
+                                                                                                      experts */
     double rate = cft__data_rate(desc), most = 0, experts = 0, owned, exchanged;
     int64_t s, v;
     for (s = 0; s < parallel->pp; s++) {
@@ -1271,8 +1282,8 @@ static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf
     return CF_OK;
 }
 
-/* All else that a schedule needs: transfers between stages, and the stream and gathers of state of the stage with the
-   most of it: row_bytes for each token. shard: of the first stage. */
+/* Returns everything else that a schedule needs: transfers between stages, and streams and gathers of state. row_bytes:
+   state per token of the stage with the most state. shard: of the first stage. */
 static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *shard, int64_t most_layers,
                                       double row_bytes) {
     const cf_parallel *parallel = &desc->parallel;
@@ -1283,9 +1294,9 @@ static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *
     timing.latency = desc->gpu->latency;
     timing.seconds_per_token = (double)cft__div_up(2 * shard->hidden, shard->sequence) / rate;
     if (desc->stream) timing.stream_forward = row_bytes / cft__product(desc->gpu->pcie, desc->gpu->link);
-    timing.stream_backward = 5 * timing.stream_forward; /* and 8 kv twice */
+    timing.stream_backward = 5 * timing.stream_forward; /* also 8 kv twice */
     if (desc->max_cp > 1) timing.gather_forward = row_bytes / cft__link_rate(desc, parallel->tp * desc->max_cp);
-    timing.gather_backward = 3 * timing.gather_forward; /* and 8 kv once in each direction */
+    timing.gather_backward = 3 * timing.gather_forward; /* also 8 kv once in each direction */
     if (desc->stream || desc->max_cp > 1) timing.stream_exposed = 1 / (double)most_layers;
     return timing;
 }
@@ -1295,7 +1306,7 @@ CHUNKFLOW_TUNE_API void cf_cp_costs(const cf_timing *timing, cf_pack_desc *pack)
     pack->cp_row_seconds = cft__product(timing->gather_forward + timing->gather_backward / 3, timing->stream_exposed);
 }
 
-/* Bytes of K and V, or latents, of one token on a stage: two an element. */
+/* Returns the bytes of K and V, or latents, of one token on a stage: two per element. */
 static double cft__row_bytes(const cf_cost_desc *desc, int64_t stage) {
     double sum = 0;
     cf_shard shard;
@@ -1305,7 +1316,7 @@ static double cft__row_bytes(const cf_cost_desc *desc, int64_t stage) {
     return sum;
 }
 
-/* A rate that is next to nothing makes times that no double holds. */
+/* Refuses estimates that are not finite: a rate close to 0 makes times that no double holds. */
 static cf_result cft__check_estimate(const cf_cost_desc *full, int64_t count, const cf_timing *timing, double step,
                                      cf_error *error) {
     double of[sizeof(cf_stage_cost) / sizeof(double)];
@@ -1321,8 +1332,8 @@ static cf_result cft__check_estimate(const cf_cost_desc *full, int64_t count, co
     return cf_refuse(error, CF_ERROR_OVERFLOW, "gpu", -1, "is so slow that a pass or a transfer takes for ever");
 }
 
-/* A recurrent layer hands its state on from slice to slice, so ranks of a cp group would run it one after the other,
-   which no time here knows. */
+/* Refuses cp groups if a layer is recurrent. Such a layer hands its state from slice to slice, so ranks of a group
+   would run it one after the other, which no time here models. */
 static cf_result cft__check_cp_group(const cf_model *model, int64_t cp, const char *field, cf_error *error) {
     int64_t k;
     CFT__TRY(cft__range(cp, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, field, -1, error));
@@ -1361,7 +1372,8 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     CFT__TRY(cf_stage_shard(full.model, &full.parallel, 0, -1, &first, error));
     CFT__TRY(cft__step_seconds(&full, &step, error));
     for (s = 0; s < count; s++) {
-        (void)cf_stage_shard(full.model, &full.parallel, s, -1, &shard, error); /* as the first one, so it succeeds */
+        (void)cf_stage_shard(full.model, &full.parallel, s, -1, &shard, error); /* the first stage succeeded, so this
+                                                                                   does */
         most_layers = cft__max(most_layers, shard.layers);
         if (cft__row_bytes(&full, s) > row_bytes) row_bytes = cft__row_bytes(&full, s);
     }
@@ -1378,10 +1390,10 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
 /* ================================================================================================================
    >>tune
 
-   First every ChunkSize, K and replay gets, for every batch, a lower bound of its time and the least memory that it can
-   do with. Then the candidates are simulated, those with the smallest bounds first, in rounds. A round is a number of
-   families, which are tried side by side and know nothing of each other; what it finds decides what the next one leaves
-   out. So the answer is the same however many of them run at the same time.
+   First every ChunkSize, K and replay gets, for every batch, a lower bound of its time and the least memory that it
+   needs. Then the candidates are simulated in rounds, smallest bounds first. The families of a round are tried side by
+   side and know nothing of each other; what a round finds decides what the next round leaves out. So the answer is the
+   same however many families run at the same time.
    ================================================================================================================ */
 
 CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status) {
@@ -1392,10 +1404,11 @@ CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status) {
 }
 
 enum {
-    CFT__SIZES = 9, /* ChunkSizes that are tried where none are given, the longest sequence included */
-    CFT__EVEN = 8,  /* and those that deal a batch out evenly, where a rank has no more chunks than */
-    CFT__FEW = 64,  /* these: of more, one that is not full is a small part */
-    CFT__UNIT = 128 /* and which are multiples of this, as kernels like them */
+    CFT__SIZES = 9, /* ChunkSizes that are tried by default, the longest sequence included */
+    CFT__EVEN = 8,  /* maximum ChunkSizes that are tried because they deal a batch out evenly */
+    CFT__FEW = 64,  /* even sizes are tried if a rank has at most this many chunks: of more, one that is not full is a
+                       small part */
+    CFT__UNIT = 128 /* even sizes are multiples of this, which suits kernels */
 };
 
 CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc) {
@@ -1418,7 +1431,7 @@ CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc) {
     }
     if (full.kinds == NULL) {
         int many = full.parallel.n_virtual > 1;
-        int turns = many && full.parallel.placement == CF_PLACEMENT_V; /* where interleaved does not go */
+        int turns = many && full.parallel.placement == CF_PLACEMENT_V; /* V excludes interleaved */
         full.kinds = many ? &virtual_kinds[turns] : kinds;
         full.n_kinds = many ? CFT__COUNT(virtual_kinds) - turns : CFT__COUNT(kinds);
     }
@@ -1443,7 +1456,7 @@ CHUNKFLOW_TUNE_API int64_t cf_tune_max_tries(const cf_plan *plan, int64_t n_stag
 
 /* ---- statistics ---- */
 
-/* Returns the square root, by Newton's steps from above: the same on every platform, and no libm. */
+/* Returns the square root, by Newton's steps from above: the same on every platform, without libm. */
 static double cft__square_root(double x) {
     double root = x > 1 ? x : 1, next;
     if (!(x > 0)) return 0;
@@ -1454,8 +1467,8 @@ static double cft__square_root(double x) {
     }
 }
 
-/* Half of the 95 % interval of the mean of n numbers that may be taken for normal. minus (NULL is allowed): what is
-   subtracted from each. */
+/* Returns half of the 95 % confidence interval of the mean of n numbers that may be taken for normal. minus (NULL is
+   allowed): subtracted from `sample`, number by number. */
 static double cft__confidence(const double *sample, const double *minus, int64_t n) {
     static const double t[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
                                2.201,  2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
@@ -1470,136 +1483,138 @@ static double cft__confidence(const double *sample, const double *minus, int64_t
     }
     quantile = n - 1 <= CFT__COUNT(t) ? t[n - 2] : 1.95996 + 2.45 / (double)(n - 1);
     quantile *= cft__square_root(squares / (double)(n - 1) / (double)n);
-    return quantile > cft__product(1e-12, sample[0]) ? quantile : 0; /* less comes from rounding, where all are alike */
+    return quantile > cft__product(1e-12, sample[0]) ? quantile : 0; /* less is rounding of equal numbers */
 }
 
-/* ---- the search's own books ---- */
+/* ---- what the search keeps ---- */
 
-/* Bytes x 100 for each token that one virtual stage holds, and (CFT__CHUNK) of the chunk that is in a pass. Times 100
-   because what the allocator loses in gaps is given in percent. */
+/* Bytes x 100 per token that a virtual stage holds or (CFT__CHUNK) per token of the chunk in a pass. They are times 100
+   because the allocator's loss in gaps is given in percent. */
 enum { CFT__ACTIVATIONS, CFT__STATE, CFT__GRADIENT, CFT__INPUT, CFT__CHUNK, CFT__PARTS };
 
 typedef struct cft__weights {
     int64_t of[CFT__PARTS];
-    int64_t carry;  /* of all chains of a stage that are in backward, one at a time */
-    int64_t staged; /* with a window: of a stage input that passes between host and device, of at most two at a time */
+    int64_t carry;  /* once per virtual stage while a chain is in backward */
+    int64_t staged; /* with a window: per token of a stage input that passes between host and device, of at most two at
+                       a time */
 } cft__weights;
 
-/* The lists of what is tried, the one that changes slowest first. A "point" is a candidate without its kind and state:
-   what bounds of time are found for, and, where it streams and where not, of memory. */
+/* Lists of choices, the one that changes slowest first. A "point" is a candidate without its kind and window. Bounds of
+   time are found per point; bounds of memory per point and window. */
 enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__LEVEL, CFT__WINDOW, CFT__LISTS };
 
-/* The recomputations, from the one that costs least to the one that frees most. A module goes with others that cost
-   less and free as much: with fused attention its inside frees nothing, and norms cost as little as the activation
+/* Recomputations, from the cheapest to the one that frees most. A module is recomputed together with those that cost
+   less and free as much. With fused attention its inside frees nothing, and norms cost as little as the activation
    does. */
 static const struct {
     cf_recompute what;
-    int64_t part; /* of a stage's layers: one in so many */
+    int64_t part; /* recomputes 1 / part of a stage's layers */
 } cft__levels[] = {{CF_RECOMPUTE_NONE, 1}, {CF_RECOMPUTE_ACT, 1}, {CF_RECOMPUTE_MLP, 2}, {CF_RECOMPUTE_MLP, 1},
                    {CF_RECOMPUTE_FULL, 1}};
 
-/* A stage of the split at hand. */
+/* A stage of the current split. */
 typedef struct cft__stage {
-    cft__weights all;  /* the sums over its virtual stages */
-    cft__weights most; /* of each weight the largest */
-    int64_t fixed;     /* bytes x 100 that it holds always */
-    int64_t room;      /* bytes x 100 for all that a schedule can change, beside the largest chunk in a pass */
-    cf_action peak;    /* of the schedule at hand: the pass at which the stage holds most, */
-    int64_t before;    /* and how many passes its list has before that */
-    int64_t host;      /* bytes that it needs in host memory */
+    cft__weights all;  /* sums over its virtual stages */
+    cft__weights most; /* the largest of each weight */
+    int64_t fixed;     /* bytes x 100 that it always holds */
+    int64_t room;      /* bytes x 100 for everything that a schedule can change, beside the largest chunk in a pass */
+    cf_action peak;    /* the pass of the current schedule during which the stage holds most */
+    int64_t before;    /* number of passes before `peak` in its list */
+    int64_t host;      /* bytes in host memory */
 } cft__stage;
 
-/* When a family is tried: the one with the least key comes first. */
+/* The turn of a family; the least key comes first. */
 typedef struct cft__turn {
     double key;
-    int64_t first; /* of its candidates */
+    int64_t first; /* its first candidate */
 } cft__turn;
 
 typedef struct cft__tuner {
     cf_tune_desc desc;       /* defaults filled in */
-    int64_t longest;         /* tokens of the longest sequence that memory must do for */
-    int64_t sizes[CFT__SIZES]; /* its chunk_sizes where none were given */
+    int64_t longest;         /* tokens of the longest sequence that must fit in memory */
+    int64_t sizes[CFT__SIZES]; /* desc.chunk_sizes if none were given */
     const int64_t *lengths;
     int64_t n;
     cf_error *error;         /* the caller's record until the search starts; then `record` */
-    cf_error record;         /* not all errors of the search are failures of it */
+    cf_error record;         /* some errors in the search are not failures of the search */
     cf_allocator allocator;
-    cf_tuning header;        /* what `tuning` starts as */
+    cf_tuning header;        /* initial value of *tuning */
     cf_tuning *tuning;
-    cf_plan *trees;              /* the list, packed in some way, for the order of its sequences; NULL: none share */
-    int64_t counts[CFT__LISTS];  /* what there is in each list */
-    int64_t windows[2];          /* the last list: rows of the ring through which state streams; 0: it stays */
-    int64_t strides[CFT__LISTS]; /* how far a candidate is from the one with the next of that list, all else equal */
+    cf_plan *trees;              /* a packing of the list, for the order of its sequences; NULL: none share */
+    int64_t counts[CFT__LISTS];  /* length of each list */
+    int64_t windows[2];          /* the last list: rows of the ring through which state streams; 0: no stream */
+    int64_t strides[CFT__LISTS]; /* distance to the candidate with the next choice of that list, all else equal */
     int64_t most_virtual;    /* virtual stages of the deepest split */
-    int64_t room;            /* for candidates of even sizes, behind the others */
+    int64_t room;            /* for candidates of even sizes, after the others */
 
-    int32_t *pool;           /* (n) the list, or where in t->trees each of its trees begins, being shuffled */
-    int splits;              /* 1: some kind may split backwards */
-    double *bounds;          /* (n_candidates x n_batches) that no time is below */
-    double *heats;           /* (n_candidates) what it would take by the heaviest rank of the first batch; 0: not tried;
-                                below 0: it was given up for another one that takes so long */
+    int32_t *pool;           /* (n) being shuffled: sequences of the list, or where each of its trees begins in
+                                `trees` */
+    int splits;              /* 1: some kind may split a backward */
+    double *bounds;          /* (n_candidates x n_batches) lower bounds of times */
+    double *heats;           /* (n_candidates) seconds, projected from the heaviest rank of the first batch; 0: not
+                                tried; below 0: given up for another candidate, which takes -heats */
     cft__turn *turns;        /* (n_families) in the order of the search */
-    int64_t n_families, family; /* a family is so many candidates */
-    int64_t *most_chunks;    /* (n_splits x n_chunk_sizes) as cft__most_chunks says */
+    int64_t n_families, family; /* family: number of candidates in one */
+    int64_t *most_chunks;    /* (n_splits x n_chunk_sizes), see cft__most_chunks */
 
-    /* of the split and ChunkSize at hand */
+    /* of the current split and ChunkSize */
     cf_parallel split;       /* with the recomputation of the candidate */
-    cf_memory_desc memory;   /* of the candidate, or of its likes */
+    cf_memory_desc memory;   /* of the candidate, or of those that need the same memory description */
     cf_timing timing;
     double step_seconds;
     cf_stage_cost *costs;    /* (most_virtual) */
     cft__weights *weights;   /* (most_virtual) */
     cft__stage *stages;      /* (most_virtual) */
-    int64_t *limits;         /* (most_virtual) of bytes or chunks, for schedules that must keep to them */
+    int64_t *limits;         /* (most_virtual) in bytes x 100, for schedules under the limit */
     cf_memory_load *loads;   /* (most_virtual) at the heaviest pass of its stage */
-    cf_memory_load *streamed; /* (most_virtual) the same, with the most that ever streams: for host memory */
+    cf_memory_load *streamed; /* (most_virtual) `loads`, but with the maximum of what streams: for host memory */
     cf_memory_report *reports; /* (most_virtual) */
-    int64_t fullest;         /* the first stage of those with the most bytes in `reports` */
+    int64_t fullest;         /* the first stage with the most bytes in `reports` */
 
-    /* of the batch and schedule at hand; each lives until the next one is made */
+    /* of the current batch and schedule; each lives until the next one is made */
     cf_plan *plan;           /* with cp groups: the columns of `packed` */
-    cf_plan *packed;         /* NULL: it is `plan` */
+    cf_plan *packed;         /* NULL: `plan` is the packed one */
     cf_schedule *schedule;
     cf_timeline *timeline;
 
     int part;                /* of the search: CFT__BOUNDS and so on */
-    int64_t piece;           /* what a piece of work in it counts: batches of candidates, or candidates */
-    int64_t done, total;     /* of these */
-    int64_t reported;        /* the most that the caller was told */
+    int64_t piece;           /* units of work in a piece: batches of candidates, or candidates */
+    int64_t done, total;     /* units of work */
+    int64_t reported;        /* maximum of progress.done that the caller was told */
     int64_t simulated;
-    double first;            /* the least heat of any candidate; 0: none yet */
+    double first;            /* least heat of any candidate; 0: none yet */
     int stop;
 
-    struct cft__tuner *workers; /* (CFT__ROUND) one for each piece of work that may run at the same time */
-    cf_result (*work)(struct cft__tuner *worker, int64_t first); /* on a family */
-    int64_t first_index;     /* of the round at hand: its first turn */
+    struct cft__tuner *workers; /* (CFT__ROUND) one for each piece of work that may run concurrently */
+    cf_result (*work)(struct cft__tuner *worker, int64_t first); /* does the work of a family */
+    int64_t first_index;     /* first turn of the current round */
     cf_result result;        /* of a worker */
 } cft__tuner;
 
-enum { CFT__ROUND = 16 }; /* pieces of work in a round */
+enum { CFT__ROUND = 16 }; /* maximum pieces of work in a round */
 
-/* Returns the place of candidate `id` in a list. */
+/* Returns the index into `list` of candidate `id`'s choice. */
 static int64_t cft__index(const cft__tuner *t, int64_t id, int list) {
     return id / t->strides[list] % t->counts[list];
 }
 
-/* Chunks of the longest chain of any batch, or of the longest path of its trees, as they are packed for this
-   candidate. */
+/* Returns where the maximum chunks of a chain, or of a path of a tree, are noted: of all batches as packed for
+   candidate `id`. */
 static int64_t *cft__most_chunks(const cft__tuner *t, int64_t id) {
     return &t->most_chunks[id / t->strides[CFT__SIZE]];
 }
 
 enum { CFT__BOUNDS, CFT__HEATS, CFT__FINALS };
 
-/* Enters a part of the search, of so many pieces of work. */
+/* Enters a part of the search, which has n_pieces pieces of `piece` units of work. */
 static void cft__enter(cft__tuner *t, int part, int64_t piece, int64_t n_pieces) {
     t->part = part;
     t->piece = piece;
     t->total = cft__max(1, piece * n_pieces);
 }
 
-/* Reports that `n` more of what a piece counts are done. Parts take the shares of all time that they took for 72B on 64
-   GPUs; without heats the finals have theirs, too. */
+/* Reports that `n` more units of work are done. Each part takes its share of all time as measured for 72B on 64 GPUs;
+   without heats the finals get the heats' share. */
 static void cft__report_done(cft__tuner *t, int64_t n) {
     const int64_t begin[] = {0, 18, t->desc.n_exact > 0 ? 18 : 56, 100};
     cf_tune_progress progress;
@@ -1614,8 +1629,7 @@ static void cft__report_done(cft__tuner *t, int64_t n) {
 
 /* ---- splits ---- */
 
-/* Returns whether this split is what is asked for, the model and the machine allow it, and it leaves no rank without a
-   sequence. */
+/* Returns whether a split matches the request, the model and the machine allow it, and every rank gets a sequence. */
 static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
     const cf_parallel *fixed = &desc->parallel;
     if (fixed->tp > 0 ? split->tp != fixed->tp : split->tp > desc->gpus_per_node) return 0;
@@ -1624,8 +1638,8 @@ static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
     return cf_parallel_validate(desc->model, split, NULL) == CF_OK;
 }
 
-/* Returns the most GPUs, up to `most`, that a layer's experts can lie on, if there are experts and that is searched
-   for. */
+/* Returns the maximum number of GPUs, up to `most`, that a layer's experts can lie on; 0 without experts. If an ep is
+   given, returns it. */
 static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of, int64_t most) {
     cf_parallel split = *of;
     cf_parameters counted;
@@ -1636,8 +1650,8 @@ static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of, int
     return 0;
 }
 
-/* Adds a split, and once more with cp groups of every width that is asked for and divides its ranks. Returns how many
-   splits there are then. out: the tuning to write them to, or NULL. */
+/* Adds a split, and copies of it with cp groups of every requested width that divides its ranks. Returns the new number
+   of splits. out: the tuning to write to; NULL: only counts. */
 static int64_t cft__add_split(const cf_tune_desc *desc, const cf_parallel *split, cf_tuning *out, int64_t n) {
     int64_t cp = 0, ranks = cft__max(split->dp, 1), most = desc->pack.max_cp;
     if (split->pp > 1 || split->n_virtual > 1 || desc->timing != NULL || desc->model == NULL) most = 0;
@@ -1649,8 +1663,8 @@ static int64_t cft__add_split(const cf_tune_desc *desc, const cf_parallel *split
     return n;
 }
 
-/* Writes the splits to `out`, or only counts them where it is NULL: by rising tp, then pp, ep and cp group. Experts lie
-   on as many GPUs of a node as they can, and on as many of all. */
+/* Writes the splits to `out` by rising tp, then pp, ep and cp group; with NULL only counts them. Experts are tried on
+   as many GPUs of a node as possible, and on as many of all. */
 static int64_t cft__list_splits(const cf_tune_desc *desc, cf_tuning *out) {
     int64_t n = 0, i, gpus = desc->n_gpus, most;
     cf_parallel split = desc->parallel;
@@ -1673,7 +1687,7 @@ static int64_t cft__list_splits(const cf_tune_desc *desc, cf_tuning *out) {
     return n;
 }
 
-/* ---- what is asked ---- */
+/* ---- checks of the description ---- */
 
 static cf_result cft__check_rising(const int64_t *values, int64_t n, int64_t most, const char *field,
                                    const char *count, cf_error *error) {
@@ -1688,7 +1702,7 @@ static cf_result cft__check_rising(const int64_t *values, int64_t n, int64_t mos
     return CF_OK;
 }
 
-/* A choice in a list. *seen: a bit for each choice that stands before it. */
+/* Checks an item of a list of choices. *seen: a bit for each earlier item. */
 static cf_result cft__check_choice(int64_t choice, int64_t count, const char *field, int64_t item, uint32_t *seen,
                                    cf_error *error) {
     CFT__TRY(cft__range(choice, 1, count - 1, CF_ERROR_ARGUMENT, field, -1, error));
@@ -1725,7 +1739,7 @@ static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
     return CF_OK;
 }
 
-/* Costs come from a GPU, or are measured. Measured ones are looked at when the first schedule is made. */
+/* Checks that costs come from a GPU or are measured. Measured costs are checked when the first schedule is made. */
 static cf_result cft__check_costs(const cf_tune_desc *desc, cf_error *error) {
     if (desc->timing == NULL && desc->model == NULL) return cf_fail_null(error, "timing");
     if (desc->timing == NULL && desc->gpu == NULL) return cf_fail_null(error, "gpu");
@@ -1736,7 +1750,7 @@ static cf_result cft__check_costs(const cf_tune_desc *desc, cf_error *error) {
     return CF_OK;
 }
 
-/* A model's split, or what is fixed of it. */
+/* Checks a model's split, or the part of it that is given. */
 static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
     const cf_parallel *parallel = &desc->parallel;
     cf_tune_desc nearest = *desc;
@@ -1749,13 +1763,13 @@ static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
     CFT__TRY(cft__range(parallel->pp, 0, CF_MAX_LAYERS, CF_ERROR_LIMIT, "parallel.pp", -1, error));
     CFT__TRY(cft__range(parallel->dp, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "parallel.dp", -1, error));
     fixed = cft__max(parallel->tp, 1) * cft__max(parallel->pp, 1) * cft__max(parallel->dp, 1);
-    most = CF_MAX_RANKS / fixed * fixed; /* 0: what is fixed is too many already */
+    most = CF_MAX_RANKS / fixed * fixed; /* 0: the given part is too many already */
     CFT__TRY(cft__range(desc->n_gpus, most > 0 ? fixed : 1, most > 0 ? most : CF_MAX_RANKS, CF_ERROR_LIMIT, "n_gpus",
                         -1, error));
     if (parallel->layers != NULL && parallel->pp == 0)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, "cannot be given while pp is searched for");
     if (cft__list_splits(desc, NULL) > 0) return CF_OK;
-    CFT__TRY(cf_parallel_validate(desc->model, parallel, error)); /* wrong by itself, whatever the number of GPUs? */
+    CFT__TRY(cf_parallel_validate(desc->model, parallel, error)); /* is it wrong for any number of GPUs? */
     nearest.n_gpus = cft__div_up(desc->n_gpus, fixed) * fixed;
     if (nearest.n_gpus > most || cft__list_splits(&nearest, NULL) == 0)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "n_gpus", -1,
@@ -1811,8 +1825,8 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
     return cft__range(desc->limit_bytes, desc->gpu == NULL, INT64_MAX / 1000, CF_ERROR_LIMIT, "limit_bytes", -1, error);
 }
 
-/* State stays where it fits, and streams otherwise; what is kept for backward stays, and is made again otherwise. Where
-   only its caller knows what passes take, nobody knows what that takes. */
+/* Lists the reliefs of memory: if state does not fit, it streams; if activations do not fit, they are recomputed. With
+   measured costs there are none, because nobody knows what a relief would cost. */
 static void cft__list_reliefs(cft__tuner *t) {
     const cf_tune_desc *desc = &t->desc;
     int searched = desc->model != NULL && desc->timing == NULL && desc->parallel.recompute == CF_RECOMPUTE_DEFAULT;
@@ -1857,8 +1871,8 @@ static cf_result cft__count_candidates(cft__tuner *t) {
     return CF_OK;
 }
 
-/* Puts the longest sequence among the ChunkSizes that are tried by default, in its place. Chunks of that size split
-   nothing, so what is found is as good as 1F1B on packed sequences. A length that is no ChunkSize is left alone. */
+/* Inserts the longest sequence into the default ChunkSizes. Chunks of that size split nothing, so the outcome is at
+   least as good as 1F1B on packed sequences. Skips a length that cannot be a ChunkSize. */
 static void cft__add_longest(cft__tuner *t) {
     int64_t align = cft__max(t->desc.pack.align, 1), longest = 0, i, n;
     for (i = 0; i < t->n; i++) longest = cft__max(longest, t->lengths[i]);
@@ -1881,7 +1895,8 @@ static int64_t cft__longest_of(const int64_t *lengths, int64_t n) {
     return longest;
 }
 
-/* Fills in desc, n, lengths and the counts of the outcome; refuses what can be refused without working space. */
+/* Fills in desc, n, lengths and the counts of the outcome. Refuses every error that can be found without working
+   space. */
 static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, const cf_tune_desc *desc,
                             cf_error *error) {
     memset(t, 0, sizeof *t);
@@ -1917,7 +1932,7 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     return CF_OK;
 }
 
-/* Measures a layout, allocates that much and lays it out. field: what is to blame where it does not fit. */
+/* Measures a layout, allocates its bytes and lays it out. field: to blame if the bytes do not fit. */
 static cf_result cft__carve(cft__tuner *t, void (*lay_out)(cft__tuner *, cft__carver *), const char *field,
                             void **memory) {
     cft__carver carver = {NULL, 0, 0};
@@ -1947,7 +1962,7 @@ static void cft__lay_out_tuning(cft__tuner *t, cft__carver *carver) {
     t->tuning = tuning;
 }
 
-/* What a worker has for itself. */
+/* Lays out a worker's own arrays. */
 static void cft__lay_out_worker(cft__tuner *t, cft__carver *carver) {
     int64_t v = t->most_virtual;
     t->costs = (cf_stage_cost *)cft__take(carver, v, sizeof(cf_stage_cost));
@@ -1978,7 +1993,7 @@ static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
 
 /* ---- batches ---- */
 
-/* Returns the next of a row of random numbers: splitmix64. */
+/* Returns the next random number: splitmix64. */
 static uint64_t cft__draw(uint64_t *state) {
     uint64_t x = *state += 0x9e3779b97f4a7c15u;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
@@ -1986,12 +2001,13 @@ static uint64_t cft__draw(uint64_t *state) {
     return x ^ x >> 31;
 }
 
-/* Returns whether the sequence at a place in the order of all goes on with the tree of the one before it. */
+/* Returns whether sequence `id`, in the order of all, continues the tree of the previous sequence. */
 static int cft__goes_on(const cft__tuner *t, int64_t id) {
     return t->trees != NULL && t->trees->common != NULL && id < t->n && t->trees->common[id] > 0;
 }
 
-/* The trees of the list: where each begins in their order. Of a list without shares every sequence is one. */
+/* Finds where each tree of the list begins, in the order of all sequences. Without shared prefixes, every sequence is a
+   tree. */
 static cf_result cft__find_trees(cft__tuner *t, int64_t *n_trees) {
     cf_pack_desc desc;
     int64_t i;
@@ -1999,7 +2015,7 @@ static cf_result cft__find_trees(cft__tuner *t, int64_t *n_trees) {
     memset(&desc, 0, sizeof desc);
     desc.shared_prefixes = t->desc.pack.shared_prefixes;
     desc.chunk_size = t->desc.chunk_sizes[t->desc.n_chunk_sizes - 1];
-    desc.min_shared_prefix = 1; /* which batches are drawn does not depend on what is packed as shared */
+    desc.min_shared_prefix = 1; /* the draw does not depend on what is packed as shared */
     desc.allocator = &t->allocator;
     if (desc.shared_prefixes != NULL) CFT__TRY(cf_pack(t->lengths, t->n, &desc, &t->trees, t->error));
     for (i = 0; i < t->n; i++)
@@ -2007,7 +2023,8 @@ static cf_result cft__find_trees(cft__tuner *t, int64_t *n_trees) {
     return CF_OK;
 }
 
-/* The sequence at a place of a batch: it shares with the one before it, unless it is the first. */
+/* Puts a drawn sequence in place `at` of the batches. It shares with the previous sequence, unless it is the first of
+   its batch. */
 static cf_result cft__put_drawn(cft__tuner *t, int64_t at, int64_t drawn) {
     int64_t size = t->desc.batch, *tokens = &t->tuning->batch_tokens[at / size], length;
     const int64_t *common = t->trees != NULL ? t->trees->common : NULL;
@@ -2019,7 +2036,8 @@ static cf_result cft__put_drawn(cft__tuner *t, int64_t at, int64_t drawn) {
     return *tokens == INT64_MAX ? cft__fail_size(t->error, "lengths") : CF_OK;
 }
 
-/* As a data loader would: the list is shuffled and handed out from its start, and shuffled anew when it is through. */
+/* Draws batches as a data loader would: shuffles the list, hands it out from its start, and shuffles it again at its
+   end. */
 static cf_result cft__draw_batches(cft__tuner *t) {
     int64_t i, id, n, next = 0, size = t->desc.batch, count = t->desc.n_batches * size;
     int64_t *memory_only = &t->tuning->batches[count];
@@ -2049,7 +2067,7 @@ static void cft__free_plans(cft__tuner *t) {
     t->plan = t->packed = NULL;
 }
 
-/* Puts the columns of a plan in its place, which is t->packed then: ranks of cp groups run in step. */
+/* Replaces t->plan by its columns, because ranks of cp groups run in step. The plan itself is then t->packed. */
 static cf_result cft__take_columns(cft__tuner *t) {
     cf_pack_desc priced;
     memset(&priced, 0, sizeof priced);
@@ -2074,7 +2092,7 @@ static cf_result cft__pack_batch(cft__tuner *t, const cf_tune_candidate *c, int6
     return c->max_cp > 1 ? cft__take_columns(t) : CF_OK;
 }
 
-/* The most rows that a chunk of a column gathers from other ranks. */
+/* Returns the maximum rows that a chunk of a column gathers from other ranks. */
 static int64_t cft__gathered_rows(const cf_plan *packed, int64_t column) {
     int64_t most = 0, id;
     for (id = column; id < packed->n_chunks; id += packed->chunks_per_rank) {
@@ -2085,8 +2103,8 @@ static int64_t cft__gathered_rows(const cf_plan *packed, int64_t column) {
     return most;
 }
 
-/* Returns how much longer the passes of the schedule at hand take because of rows that their ranks gather beside
-   computing. Columns have no gathers, and cp groups one stage. */
+/* Returns the seconds by which gathers of rows from other ranks lengthen the current schedule's passes. Columns have no
+   gathers themselves, and cp groups have one stage. */
 static double cft__gather_seconds(const cft__tuner *t) {
     double sum = 0;
     int64_t i;
@@ -2104,7 +2122,7 @@ static double cft__gather_seconds(const cft__tuner *t) {
 
 /* ---- memory ---- */
 
-/* The report of one stage from the caller's bytes. Returns 0 where they do not fit in 64 bits. */
+/* Fills in the report of one stage from the caller's bytes. Returns 0 if they do not fit in 64 bits. */
 static int cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *out) {
     const int64_t *const parts[] = {&out->activations, &out->state,   &out->state_gradient,
                                     &out->inputs,      &out->working, &out->runtime};
@@ -2127,7 +2145,7 @@ static int cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *
     return out->total < INT64_MAX;
 }
 
-/* Fills in reports from t->loads, and host memory from t->streamed, which is not less. */
+/* Fills in reports from t->loads, and their host memory from t->streamed, whose loads are never less. */
 static cf_result cft__estimate_memory(cft__tuner *t, cf_memory_report *reports) {
     int64_t s, pp = t->split.pp, n_v = pp * t->split.n_virtual;
     if (t->memory.state_window == 0) return cf_memory_estimate(&t->memory, t->loads, n_v, reports, pp, t->error);
@@ -2138,7 +2156,7 @@ static cf_result cft__estimate_memory(cft__tuner *t, cf_memory_report *reports) 
     return CF_OK;
 }
 
-/* Fills t->reports, and t->fullest. field: what is to blame where bytes do not fit in 64 bits. */
+/* Fills in t->reports and t->fullest. field: to blame if bytes do not fit in 64 bits. */
 static cf_result cft__report_stages(cft__tuner *t, const char *field) {
     int64_t s, pp = t->split.pp;
     cf_result result = CF_OK;
@@ -2151,7 +2169,7 @@ static cf_result cft__report_stages(cft__tuner *t, const char *field) {
     return CF_OK;
 }
 
-/* Finds the bytes of a token of a model on one virtual stage. */
+/* Finds the bytes per token of a model on one virtual stage. */
 static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__weights *w, cf_error *error) {
     cf_token_bytes bytes;
     int64_t loose;
@@ -2167,7 +2185,7 @@ static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__
     return CF_OK;
 }
 
-/* The same of the model, or of the caller's bytes. */
+/* Finds the bytes per token on one virtual stage, of the model or from the caller. */
 static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
     if (t->desc.model == NULL) {
         const cf_stage_bytes *own = &t->desc.bytes[v];
@@ -2182,7 +2200,7 @@ static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
     return cft__weigh_model(&t->memory, v, w, t->error);
 }
 
-/* With a window: takes the ring and two stage inputs, which no token weighs, out of the room for chunks. */
+/* With a window: takes the ring and two stage inputs, which the bytes per token leave out, from the room for chunks. */
 static cf_result cft__leave_room_for_stream(cft__tuner *t, int64_t chunk_size) {
     int64_t v, s, n_v = t->split.pp * t->split.n_virtual;
     if (t->desc.model == NULL || t->memory.state_window == 0) return CF_OK;
@@ -2215,10 +2233,10 @@ static void cft__set_memory_of(cft__tuner *t, const cf_tune_candidate *c) {
     cft__set_memory(t, &split, c->state_window);
     t->memory.chunk_size = c->chunk_size;
     t->memory.gathered = c->max_cp > 1 ? t->longest : 0;
-    if (c->recompute == CF_RECOMPUTE_FULL) t->memory.outputs = 0; /* which drops them */
+    if (c->recompute == CF_RECOMPUTE_FULL) t->memory.outputs = 0; /* full recomputation drops them */
 }
 
-/* Sets up what the functions below need to know about a split. */
+/* Sets up the weights and stages of a split for the functions below. */
 static cf_result cft__set_weights(cft__tuner *t, int64_t chunk_size) {
     int64_t v, s, i, n_v = t->split.pp * t->split.n_virtual;
     memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
@@ -2248,7 +2266,7 @@ static cf_result cft__set_weights(cft__tuner *t, int64_t chunk_size) {
     return cft__leave_room_for_stream(t, chunk_size);
 }
 
-/* All tokens of a plan on one stage must be countable. */
+/* Checks that the bytes of all tokens of a plan on one stage can be counted. */
 static cf_result cft__check_weights(const cft__tuner *t) {
     const cf_plan *plan = t->plan;
     int64_t i, v, tokens = 0, most = 0, total = 0;
@@ -2271,8 +2289,8 @@ static int64_t cft__weigh(const cft__weights *w, const cf_memory_load *load) {
     return sum;
 }
 
-/* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of load->chunk_tokens rows. All
-   tokens of the plan together are countable (cft__check_weights), so no sum is looked at. */
+/* Returns the bytes of the fullest stage if every virtual stage holds `load` and runs a pass of load->chunk_tokens
+   rows. cft__check_weights has made sure that no sum overflows. */
 static int64_t cft__most_bytes(const cft__tuner *t, const cf_memory_load *load, int64_t *stage) {
     int64_t s, most = -1;
     for (s = 0; s < t->split.pp; s++) {
@@ -2288,31 +2306,32 @@ static int64_t cft__most_bytes(const cft__tuner *t, const cf_memory_load *load, 
     return most / 100;
 }
 
-/* The least that some schedule needs: bytes of a stage, and what is held then by each of its virtual stages. */
+/* The least memory that some schedule needs: bytes of a stage, and the load of each of its virtual stages at that
+   time. */
 typedef struct cft__least {
     int64_t bytes, stage;
     cf_memory_load load;
 } cft__least;
 
-/* Tokens of the state that a chunk finds: those of its path, and of its own chain up to it. */
+/* Returns the tokens of state that a chunk finds: those of its path, and of its own chain before the chunk. */
 static int64_t cft__tokens_before(const cf_plan *plan, int64_t id) {
     return plan->chunks[id].chain >= 0 ? plan->chunks[id].prefix : 0;
 }
 
-/* Chunks of a chain that keep their activations, of at most k of a path: those that come before the chains below it
-   drop theirs first. One has to be there when it runs, whatever k is. last: the last chunk of the chain. */
+/* Returns how many chunks of a chain keep their activations if a path keeps at most k. Chains further down the path go
+   first; at least one chunk is kept, as it runs. last: the last chunk of the chain. */
 static int64_t cft__kept_of(const cf_chunk *last, int64_t k) { return cft__max(1, k - last->below); }
 
-/* Returns whether nothing is held of one load of which there is not as much in another. */
+/* Returns whether load a holds at most as much as b in every respect. */
 static int cft__is_less(const cf_memory_load *a, const cf_memory_load *b) {
     return a->live_tokens <= b->live_tokens && a->state_tokens <= b->state_tokens &&
            a->input_tokens <= b->input_tokens && a->chunk_tokens <= b->chunk_tokens;
 }
 
-/* Returns the least bytes that any schedule needs which keeps the last k chunks of each chain. That is the worst moment
-   of any chain, or standalone chunk, by itself: just before the backward of one of its chunks. With virtual stages only
-   the backward of its last chunk counts, because they come to the others at different times. State grows to a chain's
-   end, so its last two chunks are looked at. */
+/* Returns the least bytes of any schedule that keeps the last k chunks of each chain. They are needed at the worst
+   moment of a chain, or standalone chunk, by itself: just before the backward of one of its chunks. State grows to a
+   chain's end, so only its last two chunks are examined. With virtual stages only the last chunk is, because they reach
+   the other backwards at different times. */
 static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
     const cf_plan *plan = t->plan;
     int64_t id, n, i, kept, at = 0, alone = -1;
@@ -2329,7 +2348,7 @@ static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
         for (i = 0; i < n; i++) {
             const cf_chunk *c = &plan->chunks[id + i];
             int64_t bytes;
-            if (i <= n - kept) load.live_tokens = 0; /* a replayed chunk may be alone, and so may the first one kept */
+            if (i <= n - kept) load.live_tokens = 0; /* a replayed chunk, and the first one kept, may be alone */
             load.live_tokens += c->rows;
             if (local && i > 0 && i <= n - kept) load.input_tokens += c[-1].rows;
             load.state_tokens += plan->chunks[id + i].state;
@@ -2356,15 +2375,16 @@ static int64_t cft__longest_path(const cf_plan *plan) {
 
 /* ---- limits ---- */
 
-/* Bytes x 100 of the state of so many tokens, with its gradient and (local replay) the saved inputs. */
+/* Returns the bytes x 100 of the state of `tokens` tokens, of its gradient and, with local replay, of the saved
+   inputs. */
 static int64_t cft__state_bytes(const cft__tuner *t, const cft__weights *w, int local, int64_t tokens) {
     return tokens * t->split.n_virtual * (w->of[CFT__STATE] + w->of[CFT__GRADIENT] + (local ? w->of[CFT__INPUT] : 0));
 }
 
-/* Sets limits in bytes for a scheduler that weighs a token alike on all stages, although here stages differ. A token
-   weighs what it does on the tightest stage: the one with room for the fewest tokens beside the state of the deepest
-   path. Limits of other stages are scaled so that they leave room for as many tokens as there really is. No limit is
-   below that state and one chunk: a chain does not always need all of its state at once. */
+/* Sets limits in bytes for a scheduler that weighs a token alike on all stages, although stages differ here. A token
+   has its weight on the tightest stage: the one with room for the fewest tokens beside the state of the deepest path.
+   Limits of other stages are scaled to leave room for as many tokens as really fit. No limit is below that state and
+   one chunk, because a chain does not always need all of its state at once. */
 static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc) {
     const cf_plan *plan = t->plan;
     const cft__weights *tightest = NULL;
@@ -2395,8 +2415,8 @@ static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc) {
 
 /* ---- one plan: schedule, time, memory ---- */
 
-/* Bytes x 100 that a stage needs while one of its passes runs, beside what it needs always. held: what each of its
-   virtual stages holds then. */
+/* Returns the bytes x 100 that a stage needs during a pass, beyond what it always holds. held: load of each of its
+   virtual stages. */
 static int64_t cft__weigh_moment(const cft__tuner *t, int64_t stage, const cf_memory_load *held) {
     const cf_shape *shape = &t->schedule->shape;
     int64_t weight = 0, inputs = 0, two_inputs = 0, j;
@@ -2412,8 +2432,8 @@ static int64_t cft__weigh_moment(const cft__tuner *t, int64_t stage, const cf_me
     return weight;
 }
 
-/* Puts what is held during the heaviest pass of one stage into t->loads, and into t->stages which pass it is. moments:
-   what is held while each action of the stage's list runs. */
+/* Puts the load during a stage's heaviest pass into t->loads, and the pass into t->stages. moments: load while each
+   action of the stage's list runs. */
 static void cft__note_heaviest(cft__tuner *t, int64_t stage, const cf_memory_load *moments) {
     const cf_schedule *schedule = t->schedule;
     const cf_placement placement = schedule->shape.placement;
@@ -2440,7 +2460,8 @@ static void cft__note_heaviest(cft__tuner *t, int64_t stage, const cf_memory_loa
     }
 }
 
-/* The ring is there from the first pass to the last, and host memory must do for the moment that needs most of it. */
+/* Fills in t->streamed: host memory must hold the maximum over all moments. The ring exists from the first pass to the
+   last. */
 static void cft__note_streamed(cft__tuner *t, int64_t stage, const cf_memory_load *moments, int64_t count) {
     const cf_shape *shape = &t->schedule->shape;
     int64_t i;
@@ -2455,7 +2476,7 @@ static void cft__note_streamed(cft__tuner *t, int64_t stage, const cf_memory_loa
     }
 }
 
-/* Finds the load of every stage during its heaviest pass, for the schedule at hand. */
+/* Finds the load of every stage during its heaviest pass, for the current schedule. */
 static cf_result cft__find_heaviest(cft__tuner *t) {
     const cf_schedule *schedule = t->schedule;
     int64_t s;
@@ -2496,7 +2517,7 @@ static cf_result cft__check_memory_of(const cf_memory_desc *desc, const cf_shape
     return CF_OK;
 }
 
-/* A tuner for what is asked about one plan without a search. *scratch: its working space. */
+/* Starts a tuner for questions about one plan, without a search. *scratch: its working space. */
 static cf_result cft__start_alone(cft__tuner *t, const cf_memory_desc *desc, const cf_plan *plan,
                                   const cf_shape *shape, const cf_allocator *allocator, cf_error *error,
                                   void **scratch) {
@@ -2514,7 +2535,7 @@ static cf_result cft__start_alone(cft__tuner *t, const cf_memory_desc *desc, con
     return cft__carve(t, cft__lay_out_worker, "plan", scratch);
 }
 
-/* Weights first, then the heaviest pass of each stage, then its report. */
+/* Finds the weights, then the heaviest pass of each stage, then its report. */
 static cf_result cft__report_schedule(cft__tuner *t, cf_memory_report *reports) {
     int64_t v;
     for (v = 0; v < t->most_virtual; v++) CFT__TRY(cft__weigh_model(&t->memory, v, &t->weights[v], t->error));
@@ -2579,7 +2600,7 @@ CHUNKFLOW_TUNE_API cf_result cf_memory_limits(const cf_memory_desc *desc, const 
     return result;
 }
 
-/* Costs, memory and limits of a candidate's split and ChunkSize. */
+/* Sets up the costs, memory and room of a candidate's split and ChunkSize. */
 static cf_result cft__set_up(cft__tuner *t, const cf_tune_candidate *c) {
     cft__set_memory_of(t, c);
     if (t->desc.timing != NULL) {
@@ -2622,13 +2643,13 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_tune_candid
     desc.shape.k = c->k;
     desc.shape.rank = rank;
     desc.timing = &t->timing;
-    desc.limits.chunks = CF_NO_LIMIT; /* on chunks: it is bytes that a GPU has */
+    desc.limits.chunks = CF_NO_LIMIT; /* a GPU limits bytes, not chunks */
     desc.split_backward = t->desc.split_backward;
     desc.allocator = &t->allocator;
     return desc;
 }
 
-/* Makes a schedule of the plan at hand, times it, and reports every stage at its heaviest moment. */
+/* Makes a schedule of the current plan, times it, and reports every stage at its heaviest moment. */
 static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc) {
     cf_simulate_desc simulate;
     memset(&simulate, 0, sizeof simulate);
@@ -2665,7 +2686,7 @@ static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t ba
     c->peak_seconds = t->plan->chunks_per_rank > 0 ? t->timeline->start[t->schedule->first[stage] + own->before] : 0;
 }
 
-/* One rank of one batch: without a limit and, where that does not fit, under one. */
+/* Schedules one rank of one batch: without a limit and, if that does not fit, under one. */
 static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batch, int64_t rank) {
     cf_schedule_desc desc = cft__rank_desc(t, c, c->kind, rank);
     int64_t least = INT64_MAX, stage = 0;
@@ -2697,8 +2718,8 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
     return CF_OK;
 }
 
-/* Returns whether a rank has the same chunks as the one before it, in the same order, and so the same schedule: where
-   all sequences are as long, most have. In trees it also matters what others hold. */
+/* Returns whether a rank has the same chunks as the previous rank, in the same order, and so the same schedule. Most
+   ranks have if all sequences are equally long. With trees it says no, because the load of other ranks matters too. */
 static int cft__is_like_last(const cf_plan *plan, int64_t rank) {
     const cf_chunk *a = &plan->chunks[(rank - 1) * plan->chunks_per_rank], *b = a + plan->chunks_per_rank, *end = b;
     if (plan->order != NULL) return 0;
@@ -2709,7 +2730,7 @@ static int cft__is_like_last(const cf_plan *plan, int64_t rank) {
     return 1;
 }
 
-/* One batch of a candidate: seconds of the slowest rank and what an iteration costs besides. */
+/* Tries one batch of a candidate. *seconds: a whole iteration, at the speed of the slowest rank. */
 static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t batch, double *seconds) {
     double slowest = 0, bubble = 0, waiting = 0;
     int64_t rank;
@@ -2733,7 +2754,7 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
 
 /* ---- bounds ---- */
 
-/* An amount of chunks, and the seconds that they take together. */
+/* An amount of chunks; costs x amounts are seconds. */
 typedef struct cft__amount {
     double chunks, rows, pairs;
 } cft__amount;
@@ -2756,9 +2777,9 @@ static void cft__take_least(cft__amount *least, const cf_chunk *c) {
     least->chunks = 1;
 }
 
-/* Adds a lower bound of the replays of a chain with more than k chunks: all but k of them. Full slices cost more from
-   one to the next, except the last, which is shorter. Nothing is known of other slices, so they count as the cheapest
-   of all. */
+/* Adds a lower bound of the replays of a chain with more than k chunks: n - k of them. Each full slice costs more than
+   the previous one, except the last, which is shorter; so the cheapest n - k are known. Other slices have no known
+   order, and each counts as the cheapest of all. */
 static void cft__add_dropped(const cft__tuner *t, const cf_chunk *chunks, int64_t n, int64_t k, cft__amount *sum) {
     int full = t->plan->split == CF_SPLIT_FULL;
     cft__amount least = {0, 0, 0};
@@ -2775,7 +2796,7 @@ static void cft__add_dropped(const cft__tuner *t, const cf_chunk *chunks, int64_
     sum->pairs += full ? least.pairs : cft__product(least.pairs, (double)(n - k));
 }
 
-/* Returns a lower bound of two costs, term by term: the lesser of both. */
+/* Returns the lesser of two costs, term by term, which is a lower bound of both. */
 static cf_pass_cost cft__least_cost(const cf_pass_cost *a, const cf_pass_cost *b) {
     cf_pass_cost least = *a;
     if (b->constant < least.constant) least.constant = b->constant;
@@ -2788,7 +2809,7 @@ static int cft__is_free(const cf_pass_cost *cost) {
     return !(cost->constant > 0) && !(cost->per_token > 0) && !(cost->per_pair > 0);
 }
 
-/* The least costs of a virtual stage: F, R, and a whole backward. */
+/* Lower bounds of the costs of a virtual stage: F, R, and a whole backward. */
 typedef struct cft__costs {
     cf_pass_cost forward, replay, backward;
 } cft__costs;
@@ -2811,12 +2832,12 @@ static cft__costs cft__costs_of(const cft__tuner *t, int64_t v) {
     least.backward = c.backward;
     if (!t->splits || (cft__is_free(&c.input) && cft__is_free(&c.weight))) return least;
     if (!cft__is_free(&c.input) && !cft__is_free(&c.weight)) least.backward = cft__least_cost(&c.backward, &parts);
-    else memset(&least.backward, 0, sizeof least.backward); /* of what is half measured nothing is claimed */
+    else memset(&least.backward, 0, sizeof least.backward); /* half measured: no bound but 0 */
     return least;
 }
 
-/* Returns the work of a stage, the shortest way to it and the shortest way back from it, of the stage where that is
-   most. Where backwards may be split, the last pass of a stage need not have anything behind it. */
+/* Returns the largest load of a stage: its work, the shortest way to it and the shortest way back from it. If a
+   backward may be split, the last pass of a stage need not be followed by anything. */
 static double cft__stage_load(const cft__tuner *t, int64_t rank, int64_t k) {
     const cf_plan *plan = t->plan;
     cft__amount all = {0, 0, 0}, dropped = {0, 0, 0}, least = {0, 0, 0};
@@ -2846,8 +2867,8 @@ static double cft__stage_load(const cft__tuner *t, int64_t rank, int64_t k) {
     return most;
 }
 
-/* Returns a time that no schedule of the batch at hand can beat, whatever its kind and replay: the bound of the slowest
-   rank, which is *slowest. It sums over the chunks and knows no order of passes. */
+/* Returns a time that no schedule of the current batch can beat, of any kind and replay: the bound of the slowest rank,
+   which is *slowest. It sums over the chunks, and their order does not matter. */
 static double cft__find_bound(const cft__tuner *t, int64_t k, int64_t *slowest) {
     double most = 0;
     int64_t rank;
@@ -2861,8 +2882,8 @@ static double cft__find_bound(const cft__tuner *t, int64_t k, int64_t *slowest) 
     return cft__product(most, 1 - 1e-12) + t->step_seconds;
 }
 
-/* Reports the terms of a memory that is above the limit, the ring of a stream among them. Nothing is said of a memory
-   that fits. */
+/* Reports the parts of a memory above the limit, including the ring of a stream. *out is all zero for a memory that
+   fits. */
 static cf_result cft__report_least(cft__tuner *t, cft__least *least, cf_memory_report *out) {
     int64_t v;
     memset(out, 0, sizeof *out);
@@ -2870,14 +2891,13 @@ static cf_result cft__report_least(cft__tuner *t, cft__least *least, cf_memory_r
     for (v = 0; v < t->split.pp * t->split.n_virtual; v++) t->loads[v] = t->streamed[v] = least->load;
     CFT__TRY(cft__report_stages(t, "lengths"));
     *out = t->reports[least->stage];
-    if (t->memory.state_window > 0) least->bytes = out->total; /* no token weighs the ring */
+    if (t->memory.state_window > 0) least->bytes = out->total; /* bytes per token leave out the ring */
     return CF_OK;
 }
 
-/* The least memory that the candidates of a point need for the batch at hand, and the time `bound`: those that differ
-   from `first` in their kind only. least: what they need with their K, and with 1, for `best` may keep fewer. Memory is
-   that of candidates with t->memory's window, and time, where it is known, is that of the first window, for a stream
-   makes nothing faster. */
+/* Notes the bounds of the candidates of a point, which differ only in kind from `first`, for the current batch. of:
+   their least memory with their K, and with 1, because `best` may keep fewer. Memory is of candidates with t->memory's
+   window. bound: their time, or NULL; that of the first window holds for all, because a stream makes nothing faster. */
 static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t batch, const double *bound,
                                   const cft__least *of) {
     cf_memory_report memory[2];
@@ -2902,7 +2922,7 @@ static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t batch, c
     return CF_OK;
 }
 
-/* All points of one split, ChunkSize and relief, of whose candidates `first` is the first, on one batch. */
+/* Bounds all points of one split, ChunkSize and relief on one batch. first: the first of their candidates. */
 static cf_result cft__bound_points(cft__tuner *t, int64_t first, int64_t batch) {
     int timed = batch < t->desc.n_batches && cft__index(t, first, CFT__WINDOW) == 0;
     const int64_t most = *cft__most_chunks(t, first), *ks = t->desc.ks;
@@ -2924,13 +2944,13 @@ static cf_result cft__bound_points(cft__tuner *t, int64_t first, int64_t batch) 
     return CF_OK;
 }
 
-/* The same with every relief. */
+/* Bounds all points of one split and ChunkSize on one batch, with every relief. */
 static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
     const cf_tune_candidate *c = &t->tuning->candidates[first];
     int64_t *most = cft__most_chunks(t, first), way;
     for (way = 0; way < t->strides[CFT__REPLAY]; way++) {
         CFT__TRY(cft__set_up(t, &c[way]));
-        if (way == 0) CFT__TRY(cft__pack_batch(t, c, batch)); /* whatever the relief */
+        if (way == 0) CFT__TRY(cft__pack_batch(t, c, batch)); /* the same for every relief */
         if (way == 0) *most = cft__max(*most, cft__longest_path(t->plan));
         CFT__TRY(cft__check_weights(t));
         CFT__TRY(cft__bound_points(t, first + way, batch));
@@ -2950,7 +2970,7 @@ static void cft__set_recompute(const cft__tuner *t, cf_tune_candidate *c, int64_
                                           split->pp * split->n_virtual * cft__levels[level].part);
 }
 
-/* All candidates of a split and ChunkSize, from `first` on. */
+/* Fills in all candidates of a split and ChunkSize, from `first` on. */
 static void cft__fill_size(cft__tuner *t, int64_t first, int64_t split, int64_t chunk_size) {
     int64_t id, end = first + t->strides[CFT__SIZE];
     for (id = first; id < end; id++) {
@@ -2978,14 +2998,14 @@ static void cft__fill_size(cft__tuner *t, int64_t first, int64_t split, int64_t 
 
 /* ---- rounds ---- */
 
-/* A cf_tune_task: the piece of work that worker `i` has in this round. Those before it are done, or nearly. */
+/* A cf_tune_task: does the work of worker `i` in this round. Earlier pieces are done, or nearly. */
 static void cft__work(void *context, int64_t i) {
     cft__tuner *t = (cft__tuner *)context, *worker = &t->workers[i];
     worker->done = t->piece * (t->first_index + i);
     worker->result = t->work(worker, t->turns[t->first_index + i].first);
 }
 
-/* Starts a worker: it knows what is known by now, and has its own working space. */
+/* Starts a worker. It gets everything known so far, and has its own working space. */
 static void cft__hire(const cft__tuner *t, cft__tuner *worker) {
     const cft__tuner own = *worker;
     *worker = *t;
@@ -3005,7 +3025,7 @@ static void cft__hire(const cft__tuner *t, cft__tuner *worker) {
     worker->result = CF_OK;
 }
 
-/* Takes over what a worker has counted; its plan and schedule go. *result: the first failure of a round. */
+/* Takes over a worker's counts and frees its plan and schedule. *result: the first failure of a round. */
 static void cft__dismiss(cft__tuner *t, cft__tuner *worker, cf_result *result) {
     cft__free_schedule(worker);
     cft__free_plans(worker);
@@ -3031,7 +3051,8 @@ static cf_result cft__run_round(cft__tuner *t, int64_t first, int64_t n) {
     return result;
 }
 
-/* Bounds of all candidates of one split and ChunkSize. That none fits, the batch for memory says before the others. */
+/* Bounds all candidates of one split and ChunkSize. The batch for memory comes first, because it shows soonest that
+   none fits. */
 static cf_result cft__bound_size(cft__tuner *t, int64_t first) {
     int64_t batch, id = first;
     cft__set_memory_of(t, &t->tuning->candidates[first]);
@@ -3052,7 +3073,7 @@ static void cft__mean_bounds(cft__tuner *t, int64_t first, int64_t end) {
 
 /* ---- the search ---- */
 
-/* Returns the time that a candidate must stay below to be among the best. Rounding is no reason to give one up. */
+/* Returns the time above which a candidate cannot be among the best, with a margin for rounding. */
 static double cft__to_beat(const cft__tuner *t) {
     const cf_tuning *tuning = t->tuning;
     int64_t n = cft__max(t->desc.n_exact, 1);
@@ -3061,7 +3082,7 @@ static double cft__to_beat(const cft__tuner *t) {
     return cft__product(tuning->candidates[tuning->ranking[n - 1]].seconds, 1 + slower);
 }
 
-/* Puts a candidate whose time is known into its place among the others, unless it is there: by time, then by number. */
+/* Inserts a candidate whose time is known into the ranking, unless it is there: by time, then by number. */
 static void cft__rank_candidate(cf_tuning *tuning, int64_t id) {
     double seconds = tuning->candidates[id].seconds;
     int64_t place;
@@ -3094,8 +3115,9 @@ static int64_t cft__compare_simplicity(const cf_tune_candidate *a, const cf_tune
     return a->k - b->k;
 }
 
-/* Returns the longest that a candidate may take, as m batches let it seem, where the best takes so long. That is off by
-   about 1 % after one batch of 256 sequences, and by more after fewer; twice that is left as a margin. */
+/* Returns the longest time, projected from m batches, at which a candidate stays in the race. best: the best time. A
+   projection is off by about 1 % after one batch of 256 sequences, and by more after fewer; the margin is twice
+   that. */
 static double cft__race_time(const cft__tuner *t, int64_t m, double best) {
     double tolerance = t->desc.tolerance > 0 ? t->desc.tolerance : 0, margin;
     if (!(best > 0)) return DBL_MAX;
@@ -3103,8 +3125,8 @@ static double cft__race_time(const cft__tuner *t, int64_t m, double best) {
     return cft__product(best, 1 + tolerance + margin);
 }
 
-/* Returns the mean of all batches of a candidate whose first m take `sum` seconds, if the others are as far above their
-   bounds as these. So it matters little which batches came first. */
+/* Projects the mean time of candidate `id`, whose first m batches take `sum` seconds. It assumes that the other batches
+   exceed their bounds by the same factor, so it matters little which batches came first. */
 static double cft__project(const cft__tuner *t, int64_t id, int64_t m, double sum) {
     const double *bounds = &t->bounds[id * t->desc.n_batches];
     double first = 0, all = 0;
@@ -3117,8 +3139,8 @@ static double cft__project(const cft__tuner *t, int64_t id, int64_t m, double su
     return cft__product(sum, all / first) / (double)t->desc.n_batches;
 }
 
-/* Why a candidate whose first m batches take `sum` seconds is given up, or NULL. at_least: seconds of all its
-   batches. */
+/* Returns why a candidate is given up whose first m batches take `sum` seconds, or NULL. at_least: lower bound of the
+   seconds of all its batches. */
 static const char *cft__why_give_up(const cft__tuner *t, cf_tune_candidate *c, int64_t m, double sum,
                                     double at_least) {
     const cf_tuning *tuning = t->tuning;
@@ -3134,7 +3156,7 @@ static const char *cft__why_give_up(const cft__tuner *t, cf_tune_candidate *c, i
     return "its first batches take longer than the best's";
 }
 
-/* Begins a candidate from the beginning, whatever it has been through. */
+/* Resets a candidate to its beginning, in any status, and sets up its costs and memory. */
 static cf_result cft__begin(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t i;
@@ -3147,8 +3169,8 @@ static cf_result cft__begin(cft__tuner *t, int64_t id) {
     return cft__set_up(t, c);
 }
 
-/* Simulates a candidate batch by batch, the one for memory behind the first, unless that was too slow. `forced`: to the
-   end, however slow, also when it was given up before. */
+/* Simulates a candidate batch by batch. The batch for memory follows the first, unless that was too slow. forced: to
+   the end, however slow, even if the candidate was given up before. */
 static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t i, n = t->desc.n_batches;
@@ -3181,13 +3203,14 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     return CF_OK;
 }
 
-/* Returns the candidate whose schedules this one has too, which may itself have been found to be a copy later. */
+/* Returns the candidate whose schedules candidate `id` repeats. A copied candidate may itself have been found to be a
+   copy later. */
 static int64_t cft__origin_of(const cf_tuning *tuning, int64_t id) {
     while (tuning->candidates[id].same_as >= 0) id = tuning->candidates[id].same_as;
     return id;
 }
 
-/* Gives a candidate up for another one that makes the same schedules, if it is known how good that one is. */
+/* Gives up a candidate for another one that is as good, if it is known how good that one is. Returns whether it did. */
 static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_tune_candidate *other,
                             const char *why) {
     double heat = t->heats[other - t->tuning->candidates];
@@ -3198,7 +3221,7 @@ static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_
     return 1;
 }
 
-/* Returns whether a candidate's schedules, or those that are the same as its own, were made and fit without a limit. */
+/* Returns whether the schedules of a candidate, or of the one that it repeats, were made and fit without a limit. */
 static int cft__fits_freely(const cft__tuner *t, int64_t id) {
     const cf_tune_candidate *c;
     id = cft__origin_of(t->tuning, id);
@@ -3207,8 +3230,8 @@ static int cft__fits_freely(const cft__tuner *t, int64_t id) {
            c->status != CF_TUNE_INFEASIBLE;
 }
 
-/* Returns whether another candidate's outcome says that this one need not be simulated; then its status says why. Every
-   K that no chain exceeds makes the same schedules, and so do both forms of replay where nothing is replayed. */
+/* Returns whether another candidate's outcome makes this one needless; then its status says why. All K that no chain
+   exceeds make the same schedules, and so do both forms of replay if nothing is replayed. */
 static int cft__is_needless(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t most = *cft__most_chunks(t, id), k = cft__index(t, id, CFT__K), replay = cft__index(t, id, CFT__REPLAY);
@@ -3232,15 +3255,15 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
     return cft__index(t, id, CFT__WINDOW) > 0 && cft__give_up_for(t, c, &c[-1], "it fits without");
 }
 
-/* By rising key, then by number, where the fixed kinds come first. */
+/* Orders turns by rising key, then by number, where the fixed kinds come first. */
 static int cft__compare_turns(const void *a, const void *b) {
     const cft__turn *x = (const cft__turn *)a, *y = (const cft__turn *)b;
     if (x->key < y->key || x->key > y->key) return x->key < y->key ? -1 : 1;
     return x->first < y->first ? -1 : x->first > y->first;
 }
 
-/* Returns the key by which families take turns: the least bound of its candidates at first, later the least heat of
-   those still in the race. */
+/* Returns the key of a family's turn: the least bound of its candidates or, with heats, the least heat of those still
+   in the race. */
 static double cft__key_of(const cft__tuner *t, int64_t first, int heats) {
     double least = DBL_MAX, key;
     int64_t id;
@@ -3265,14 +3288,14 @@ static void cft__sort_turns(cft__tuner *t, int64_t family, int heats) {
 
 /* ---- heats ---- */
 
-/* Takes over a heat, if it is the fastest. */
+/* Notes a heat if it is the fastest. */
 static void cft__note_heat(cft__tuner *t, int64_t id) {
     if (t->tuning->candidates[id].status == CF_TUNE_INFEASIBLE || !(t->heats[id] > 0)) return;
     if (!(t->first > 0) || t->heats[id] < t->first) t->first = t->heats[id];
 }
 
-/* Returns whether a candidate need not run its heat, because the one with the next larger K, which has more choice, is
-   far behind, all else equal. */
+/* Returns whether a candidate need not run its heat, because the same candidate with the next larger K is far behind,
+   although it has more choice. */
 static int cft__is_behind_another(cft__tuner *t, int64_t id) {
     static const double behind = 1.04;
     int64_t other = id + t->strides[CFT__K];
@@ -3304,7 +3327,7 @@ static cf_result cft__run_heat(cft__tuner *t, int64_t id) {
     return CF_OK;
 }
 
-/* The heats of one split and ChunkSize, those with the largest K first. */
+/* Runs the heats of one split and ChunkSize, largest K first. */
 static cf_result cft__run_heats(cft__tuner *t, int64_t first) {
     int64_t k, id, i;
     for (k = t->desc.n_ks - 1; k >= 0; k--)
@@ -3320,16 +3343,16 @@ static cf_result cft__run_heats(cft__tuner *t, int64_t first) {
 
 /* ---- finals ---- */
 
-/* Returns whether a candidate was given up for another that was thought to need less relief, and is now known to need
-   it. */
+/* Returns whether a candidate was given up for another with less relief, which has turned out to fit only under the
+   limit. */
 static int cft__has_lost_its_reason(const cft__tuner *t, int64_t id) {
     int64_t other = t->tuning->candidates[id].same_as;
     return other >= 0 && other / t->strides[CFT__REPLAY] == id / t->strides[CFT__REPLAY] &&
            t->tuning->candidates[other].limited;
 }
 
-/* A family: what differs only in replay, in what is recomputed and in what is done with state. Some may be given up for
-   another of them, so they are tried one after the other. */
+/* Tries a family: candidates that differ only in replay, recomputation and window. Some may be given up for another of
+   the family, so they are tried one after the other. */
 static cf_result cft__try_family(cft__tuner *t, int64_t first) {
     int64_t id, end = t->done + t->piece;
     for (id = first; id < first + t->family && !t->stop; id++) {
@@ -3353,9 +3376,9 @@ static cf_result cft__make_exact(cft__tuner *t, int64_t id) {
     return CF_OK;
 }
 
-/* Finds an answer soon, before anything is known. Of the splits with most tensor parallelism it takes the first whose
-   first kind fits with the least K and chunks of a usual size: as it is, or else with all relief that there is. Nothing
-   is reported before, for whoever ends the search sooner would have nothing. */
+/* Finds an answer soon, before anything is known. Goes through the splits from most tensor parallelism down, and takes
+   the first whose first kind fits with the least K and a usual ChunkSize: without relief or, if none fits, with all
+   relief. Nothing is reported before: whoever ended the search sooner would have nothing. */
 static cf_result cft__find_first(cft__tuner *t) {
     enum { CFT__USUAL = 8192 };
     int64_t n = t->tuning->n_splits, i, size = 0;
@@ -3374,8 +3397,8 @@ static cf_result cft__find_first(cft__tuner *t) {
     return CF_OK;
 }
 
-/* Makes a candidate exact whose heat was far faster than the best that is known, so that a search which is interrupted
-   has found something. */
+/* Makes the candidate of the fastest heat exact, if that is far faster than the best known time. So a search that is
+   interrupted has found something. */
 static cf_result cft__improve(cft__tuner *t) {
     static const double behind = 0.95;
     const cf_tuning *tuning = t->tuning;
@@ -3387,7 +3410,7 @@ static cf_result cft__improve(cft__tuner *t) {
     return id < tuning->n_candidates ? cft__make_exact(t, id) : CF_OK;
 }
 
-/* Returns how many families there is something to try of, as far as one can tell: others take no time. */
+/* Returns the number of families that have something to try, as far as one can tell; others take no time. */
 static int64_t cft__count_turns(const cft__tuner *t, int heats) {
     double most = t->desc.n_exact > 0 ? cft__to_beat(t) : heats ? cft__race_time(t, 1, t->first) : DBL_MAX / 2;
     int64_t n = 0;
@@ -3395,7 +3418,8 @@ static int64_t cft__count_turns(const cft__tuner *t, int heats) {
     return n;
 }
 
-/* All families, in rounds. The first rounds are small, for the sooner something is known, the less is tried in vain. */
+/* Goes through all families in rounds. The first rounds are small: the sooner something is known, the less is tried in
+   vain. */
 static cf_result cft__try_all(cft__tuner *t, int part) {
     static cf_result (*const works[])(cft__tuner *, int64_t) = {cft__bound_size, cft__run_heats, cft__try_family};
     const int64_t points = t->counts[CFT__KIND] * t->counts[CFT__WINDOW], n_batches = t->desc.n_batches;
@@ -3415,7 +3439,7 @@ static cf_result cft__try_all(cft__tuner *t, int part) {
     return CF_OK;
 }
 
-/* Bounds first. A race has heats, from which the finals take those that are left. */
+/* Runs the bounds first. A race has heats next; the finals take the candidates that are left. */
 static cf_result cft__search(cft__tuner *t) {
     cft__sort_turns(t, t->strides[CFT__SIZE], 0);
     CFT__TRY(cft__try_all(t, CFT__BOUNDS));
@@ -3430,7 +3454,7 @@ static cf_result cft__search(cft__tuner *t) {
 
 /* ---- the choice of the winner ---- */
 
-/* Mean and uncertainty of what an exact candidate takes longer than the fastest. */
+/* Finds the mean and uncertainty of the time by which an exact candidate is behind the fastest. */
 static void cft__find_behind(cf_tuning *tuning, int64_t id) {
     cf_tune_candidate *c = &tuning->candidates[id];
     int64_t fastest = tuning->ranking[0], n = tuning->n_batches;
@@ -3438,7 +3462,7 @@ static void cft__find_behind(cf_tuning *tuning, int64_t id) {
     c->behind_confidence = cft__confidence(&tuning->seconds[id * n], &tuning->seconds[fastest * n], n);
 }
 
-/* Returns whether a candidate is as good as the fastest, as far as one can tell. */
+/* Returns whether a candidate is as fast as the fastest, as far as one can tell. */
 static int cft__is_as_fast(const cft__tuner *t, const cf_tune_candidate *c) {
     double slower = cft__product(t->tuning->candidates[t->tuning->ranking[0]].seconds, t->desc.tolerance);
     if (t->desc.tolerance < 0) return c == &t->tuning->candidates[t->tuning->ranking[0]];
@@ -3476,8 +3500,8 @@ static void cft__choose_winner(cft__tuner *t) {
 
 /* ---- even sizes ---- */
 
-/* Returns the ChunkSize that deals a batch out in about `part` of the chunks that a rank has so far, or 0 where that is
-   tried already. It has room for 3 % more than the mean batch, which packing and what batches differ by take. */
+/* Returns the ChunkSize that deals a batch out in about `part` times the chunks that a rank has so far, or 0 if it was
+   tried already. It has room for 6 % more than the mean batch, for packing and for differences between batches. */
 static int64_t cft__even_size(const cft__tuner *t, const cf_tune_candidate *best, double part) {
     int64_t unit = t->desc.pack.align > 1 ? t->desc.pack.align : 1, chunks, size, id;
     double tokens = 0;
@@ -3491,7 +3515,7 @@ static int64_t cft__even_size(const cft__tuner *t, const cf_tune_candidate *best
     return size <= CF_MAX_CHUNK_SIZE ? size : 0;
 }
 
-/* Returns whether sizes between those that were tried deal batches out more evenly: for the split of the winner. */
+/* Tries sizes between those tried so far, which deal batches out more evenly, for the split of the winner. */
 static cf_result cft__try_even_sizes(cft__tuner *t) {
     static const double parts[CFT__EVEN] = {1.68, 1.41, 1.19, 1.09, 0.92, 0.84, 0.71, 0.6};
     cf_tuning *tuning = t->tuning;
@@ -3558,7 +3582,7 @@ static cf_result cft__tune_all(cft__tuner *t) {
     return CF_OK;
 }
 
-/* Everything but the outcome's own memory, which t->tuning points to. */
+/* Does everything except allocating the outcome, to which t->tuning points. */
 static cf_result cft__tune_in(cft__tuner *t) {
     cf_tuning *tuning = t->tuning;
     cf_error *error = t->error;
@@ -3593,7 +3617,7 @@ CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf
     return result;
 }
 
-/* Returns whether a plan is one that a candidate speaks of, and desc the one that the search was about. */
+/* Checks that a plan matches a candidate, and desc its search. */
 static cf_result cft__check_choice_of(const cf_tune_desc *desc, const cf_tuning *tuning, const cf_tune_candidate *c,
                                       const cf_plan *plan, int64_t rank, cf_error *error) {
     const cf_parallel *split = &tuning->splits[c->split];
@@ -3609,7 +3633,7 @@ static cf_result cft__check_choice_of(const cf_tune_desc *desc, const cf_tuning 
     return cft__range(rank, 0, plan->n_ranks - 1, CF_ERROR_ARGUMENT, "rank", -1, error);
 }
 
-/* Leaves the schedule in t->schedule. */
+/* Makes a candidate's schedule and leaves it in t->schedule. */
 static cf_result cft__make_choice(cft__tuner *t, const cf_tune_candidate *chosen, int64_t rank) {
     cf_tune_candidate c = *chosen;
     CFT__TRY(cft__set_up(t, &c));
@@ -3659,7 +3683,7 @@ CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf
         *error = t.record;
     }
     cft__free_schedule(&t);
-    if (t.packed != NULL) cf_plan_free(t.plan); /* columns; the other one is the caller's */
+    if (t.packed != NULL) cf_plan_free(t.plan); /* columns; t.packed is the caller's plan */
     t.allocator.release(scratch, t.allocator.user);
     return result;
 }
