@@ -4,43 +4,44 @@
    batch into chunks of at most ChunkSize tokens. Short sequences are packed together; long ones are cut into dependent
    chunks that hand on their attention state (K, V and the gradients of both). A state-aware schedule runs the chunks so
    that a stage keeps the activations of about K chunks at once, however long the longest sequence is: K x ChunkSize
-   tokens, and one chunk more for each later stage. Loss and gradients stay those of the unchunked batch. The method is
-   ChunkFlow (Yuan et al., ICML 2025, arXiv 2503.02356). Where this file goes past the paper, a comment says so.
+   tokens, and one extra chunk for each later stage. Loss and gradients equal those of the unchunked batch. The method
+   is ChunkFlow (Yuan et al., ICML 2025, arXiv 2503.02356). Comments say where this file does more than the paper.
 
    How to use it. In ONE C or C++ file:
 
        #define CHUNKFLOW_IMPLEMENTATION
        #include "chunkflow.h"
 
-   and everywhere else just #include "chunkflow.h". Define CHUNKFLOW_STATIC instead to get functions that are private to
-   the file, implementation included. Define CHUNKFLOW_API yourself (say, as a DLL export) to override the linkage.
-   Needs only libc. Compile that one file with any optimisation but -Ofast, -ffast-math and its parts, which it refuses.
+   and everywhere else just #include "chunkflow.h". Define CHUNKFLOW_STATIC instead to make all functions private to the
+   file; this includes the implementation. Define CHUNKFLOW_API yourself (say, as a DLL export) to override the linkage.
+   Needs only libc. Compile that one file with any optimisation except -Ofast, -ffast-math and its parts: it refuses
+   those.
 
-   The functions by task. Those of a line with ~ may change before 1.0; all others are stable: until then a function
-   keeps its arguments and meaning, and a struct of options its members, to which others may be added.
+   The functions by task. Functions on lines marked ~ may change before 1.0. All others are stable until then: a
+   function keeps its arguments and meaning, and a struct of options keeps its members but may get more.
        pack a batch            cf_pack, cf_pack_size + cf_pack_into (your memory), cf_pack_defaults, cf_plan_free
-         what begins alike     cf_shared_prefixes_find (from tokens)
-       ask a plan              cf_plan_measure (fill, bounds, balance), cf_slice_pairs
+         find shared prefixes  cf_shared_prefixes_find (from tokens)
+       measure a plan          cf_plan_measure (fill, bounds, balance), cf_slice_pairs
        feed kernels and loss   cf_metadata_size + cf_metadata_fill (cu_seqlens, positions, targets), cf_loss_weights
-     ~   rows of other ranks   cf_kv_sources
+     ~   other ranks' K and V  cf_kv_sources
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
                                cf_schedule_free
        time them               cf_simulate, cf_timeline_free
      ~ ranks in step           cf_lockstep_plan, cf_lockstep_schedule, cf_lockstep_validate
        add the transfers       cf_schedule_lower
        run them                cf_steps_make, cf_steps_size + cf_steps_into, cf_steps_free, cf_chunk_seed
-         in buffers as large   cf_steps_capacity
+         size their buffers    cf_steps_capacity
        check                   cf_plan_validate, cf_schedule_validate (of any source)
      ~ ask a schedule          cf_schedule_index_make, cf_schedule_index_free, cf_schedule_find (where a pass stands),
                                cf_schedule_needs (what it waits for), cf_schedule_loads (what is held meanwhile)
        write                   cf_write_plan_json, cf_write_schedule_json
-     ~ what waits for what     cf_graph_make, cf_graph_free
-       words of enumerations   cf_pass_name, cf_edge_name, cf_placement_name, cf_replay_name, cf_schedule_kind_name,
+     ~ passes as a graph       cf_graph_make, cf_graph_free
+       names of enum items     cf_pass_name, cf_edge_name, cf_placement_name, cf_replay_name, cf_schedule_kind_name,
                                cf_pack_method_name, cf_split_method_name, cf_recompute_name
        errors                  cf_result_name, the cf_error record
-     ~   of your own           cf_fail, cf_fail_real, cf_fail_null, cf_refuse
-       memory of yours         cf_allocator
-     ~   for your functions    cf_allocator_resolve, cf_allocate
+     ~   raise your own        cf_fail, cf_fail_real, cf_fail_null, cf_refuse
+       your own memory         cf_allocator
+     ~   in your functions     cf_allocator_resolve, cf_allocate
        cost numbers            cf_cost_seconds
        describe a model        cf_model_validate, cf_model_parameters, cf_stage_parameters,
          and its split         cf_stage_shard, cf_parallel_validate, cf_parallel_defaults
@@ -48,22 +49,22 @@
      ~ size its memory         cf_memory_estimate, cf_memory_token_bytes, cf_memory_defaults
 
    Attention, carried state and a pipeline on GPUs are in a companion with its own declarations, chunkflow_cuda.cu.
-   A second library of the same kind, tools/chunkflow_tune.h, has the decisions that are made once and not for every
-   batch: seconds estimated from a model and a GPU or fitted to measurements, and the search for ChunkSize and K.
+   A second library of the same kind, tools/chunkflow_tune.h, makes the decisions that are needed once, not for every
+   batch. It estimates seconds from a model and a GPU or fits them to measurements, and searches for ChunkSize and K.
 
    What it does not do. It runs no model, owns no tensor, starts no thread, opens no file, prints nothing and never
    aborts. It never truncates, drops or reorders tokens inside a sequence.
 
    Determinism. The same input gives the same bytes out, on every compiler and platform with IEEE 754 doubles and two's
-   complement integers; decisions depend on integers, or on double products that are rounded one by one.
+   complement integers. Decisions depend only on integers and on products of doubles that are rounded one by one.
 
    Threads. There is no global state. Calls on different objects may run at once; a finished object may be read by any
    number of threads.
 
    Untrusted input. Every number that comes from the caller is checked, in release builds too: sizes are 64-bit,
    arithmetic is overflow-checked, and a bad value is a result code plus a cf_error record, never a crash. Two things
-   cannot be checked: that a pointer really points to as many items as was said, and that an object still is what this
-   library built (validate one that came from elsewhere before you hand it to a function that says it must be sound).
+   cannot be checked: that a pointer points to as many items as you say, and that an object is still as this library
+   built it. Validate an object from elsewhere before you pass it to a function that says it must be sound.
 
    A complete program (examples/hello.c is a longer one; C++ people write {} for {0})
 
@@ -87,20 +88,26 @@
            return (int)error.code;
        }
 
-   Words. sequence: one training sample. chunk: at most chunk_size tokens that go through the model together. slice: a
-   contiguous piece of one sequence inside a chunk. standalone chunk: whole sequences only. chain: the chunks of one
-   split sequence, in order; they are dependent chunks. prefix: the tokens of the chain before a chunk. hybrid chunk: a
-   chain's last chunk whose free space holds whole short sequences. state: K and V of a chain's tokens so far. K: how
-   many chunks of one chain keep their activations at once. pass: F forward, R replay (a second forward, of a chunk
-   whose activations were dropped), B backward, or I + W where backward is split into input and weight gradient.
-   attention pairs: the (query, key) pairs that a causal mask leaves visible. stage: a part of the model; rank: a
-   data-parallel copy. cp group: neighbouring ranks that split a long sequence between them (context parallelism), each
-   with a part of it.
+   Words
+       sequence          one training sample
+       chunk             at most chunk_size tokens that go through the model together
+       slice             a contiguous piece of one sequence inside a chunk
+       standalone chunk  a chunk of whole sequences only
+       chain             the chunks of one split sequence, in order; they are dependent chunks
+       prefix            the tokens of a chain that come before a chunk
+       hybrid chunk      a chain's last chunk, if its free space holds whole short sequences
+       state             K and V of a chain's tokens so far
+       K                 the maximum number of chunks of one chain that keep their activations at once
+       pass              F forward, R replay (a second forward, if the activations were dropped), B backward; or
+                         I + W, if backward is split into the gradients of the inputs and of the weights
+       attention pairs   the (query, key) pairs that a causal mask leaves visible
+       stage, rank       a part of the model; a data-parallel copy of it
+       cp group          neighbouring ranks that split one long sequence (context parallelism); each has a part of it
 
-   Sections, each found by its tag, first declared and then implemented in this order: >>base >>pack >>plan >>metadata
-   >>model >>memory >>pipeline >>schedule >>clock >>bounds >>dispatch >>search >>check >>lockstep >>simulate >>lower
-   >>steps >>write >>graph. A section calls only those above it. >>plan, >>clock, >>bounds, >>dispatch and >>search
-   declare nothing of their own. */
+   Sections. Each is found by its tag. They are declared and then implemented in this order: >>base >>tree >>pack
+   >>plan >>metadata >>model >>memory >>pipeline >>schedule >>clock >>bounds >>dispatch >>search >>check >>lockstep
+   >>simulate >>lower >>steps >>write >>graph. A section calls only sections above it. >>tree, >>plan, >>clock,
+   >>bounds, >>dispatch and >>search have no declarations here. */
 
 #ifndef CHUNKFLOW_H
 #define CHUNKFLOW_H
@@ -155,31 +162,32 @@ extern "C" {
     X(CF_ERROR_TEXT, "CF_ERROR_TEXT")             /* the text breaks its format */                       \
     X(CF_ERROR_DEVICE, "CF_ERROR_DEVICE")         /* the device reported an error */
 
-/* An enum from a table with a row for each item; `count` is how many there are, and no item itself. A function returns
-   the name of an item, which is the string in its row ("?" for any other value). Undefined below the declarations. */
+/* Declares an enum from a table with one row per item. `count` is the number of items and not an item itself. A
+   function returns an item's name, the string in its row ("?" for any other value). Both macros end with the
+   declarations. */
 #define CF_ENUM_OF(type, ITEMS, count) typedef enum type { ITEMS(CF_ENUM_ITEM) count } type
 #define CF_ENUM_ITEM(name, text) name,
 
 CF_ENUM_OF(cf_result, CF_RESULTS, CF_RESULT_COUNT);
 
-/* A failure, in a record that the caller owns. Every function that can fail takes a pointer to one, or NULL. It is
-   written only on failure, and then all of it. */
+/* The record of a failure; the caller owns it. Every function that can fail takes a pointer to a record, or NULL. The
+   record is written only on failure, and then completely. */
 typedef struct cf_error {
     int64_t item;      /* index of the sequence, slice, chunk, chain, action ... at fault; -1: none in particular */
     cf_result code;    /* the code that the function also returns */
     const char *field; /* name of the argument, option or member at fault; a static string */
-    int64_t wanted;    /* the nearest acceptable value, or the limit; 0 where there is no such number */
-    int64_t got;       /* the value found; 0 where it is no whole number */
-    char text[256];    /* where, why and what was found as one line, without a line end */
+    int64_t wanted;    /* the nearest acceptable value, or the limit; 0 if there is no such number */
+    int64_t got;       /* the value found; 0 if it is not an integer */
+    char text[256];    /* place, reason and value in one line, without a line end */
 } cf_error;
 
-/* The name of a code, as in "CF_ERROR_PLAN". */
+/* Returns the name of a code, for example "CF_ERROR_PLAN". */
 CHUNKFLOW_API const char *cf_result_name(cf_result code);
 
-/* For functions of your own that fail as the library's do: each fills in the record (NULL: there is none) and returns
-   the code. The text is "field[item]: why (wanted 1, got 0)", without the brackets where item is -1; `field` must be a
-   static string. cf_fail_real is for a double and calls a NaN a NaN, cf_refuse for what no number says, cf_fail_null
-   for a missing argument, with CF_ERROR_ARGUMENT. */
+/* For your own functions, to fail like the library's. Each fills in the record, unless `error` is NULL, and returns the
+   code. The text is "field[item]: why (wanted 1, got 0)", without [item] if item is -1. `field` must be a static
+   string. cf_fail_real reports a double, also NaN and infinity. cf_refuse reports no number. cf_fail_null reports a
+   missing argument, with CF_ERROR_ARGUMENT. */
 CHUNKFLOW_API cf_result cf_fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
                                 int64_t got, const char *why);
 CHUNKFLOW_API cf_result cf_fail_real(cf_error *error, cf_result code, const char *field, int64_t item, double got,
@@ -187,61 +195,61 @@ CHUNKFLOW_API cf_result cf_fail_real(cf_error *error, cf_result code, const char
 CHUNKFLOW_API cf_result cf_refuse(cf_error *error, cf_result code, const char *field, int64_t item, const char *why);
 CHUNKFLOW_API cf_result cf_fail_null(cf_error *error, const char *field);
 
-/* The source of memory. Give both callbacks or neither; NULL instead of the record, or an all-zero record, means malloc
-   and free. alloc returns memory aligned as malloc's (16 bytes), or NULL, which the library survives and reports. An
-   object remembers the allocator that made it; `user` must live as long as the object. */
+/* The source of memory. Give both callbacks or neither; a NULL pointer to the record, or an all-zero record, means
+   malloc and free. alloc returns memory aligned like malloc's (16 bytes). If it returns NULL, the call fails with
+   CF_ERROR_MEMORY. An object remembers the allocator that made it; `user` must live as long as the object. */
 typedef struct cf_allocator {
     void *(*alloc)(size_t bytes, void *user);
     void (*release)(void *memory, void *user);
     void *user;
 } cf_allocator;
 
-/* For functions of your own that are given an allocator. cf_allocator_resolve finds the one to use, with both
-   callbacks; half of one is CF_ERROR_ARGUMENT. cf_allocate asks such an allocator for memory, for at least one byte
-   even where none are wanted, and fails with CF_ERROR_MEMORY. *out is untouched on failure. */
+/* For your own functions that take an allocator. cf_allocator_resolve finds the one to use, with both callbacks set;
+   only one callback is CF_ERROR_ARGUMENT. cf_allocate asks such a resolved allocator for memory, for at least one byte
+   even if bytes is 0, and fails with CF_ERROR_MEMORY. *out is untouched on failure. */
 CHUNKFLOW_API cf_result cf_allocator_resolve(const cf_allocator *given, cf_allocator *out, cf_error *error);
 CHUNKFLOW_API cf_result cf_allocate(const cf_allocator *allocator, size_t bytes, void **out, cf_error *error);
 
-/* Alignment, in bytes, of all memory that the library works in. */
+/* Alignment, in bytes, of all memory that the library uses. */
 #define CF_MEMORY_ALIGNMENT 16
 
-/* The block of memory that an object lies at the start of, which its free function gives back. All zero: the memory is
-   the caller's, and nothing is given back. Fill it in if you make an object yourself, say from a file. */
+/* The block of memory that an object lies in, at its start; the object's free function frees the block. All zero: the
+   memory is the caller's, and nothing is freed. Fill it in if you make an object yourself, say from a file. */
 typedef struct cf_block {
-    cf_allocator allocator; /* all zero where the memory is the caller's */
+    cf_allocator allocator; /* all zero if the memory is the caller's */
     size_t bytes;
 } cf_block;
 
-/* Objects and options, in all sections. A function that makes an object puts its address into *out, to be given to the
-   free function of its kind (which also takes NULL); *out is untouched on failure. A function ending in _defaults
-   returns a copy of a record of options with every default filled in; those for packing and schedules take NULL
-   for a record of zeros.
+/* Objects and options, in all sections. A function that makes an object puts its address into *out. Free the object
+   with the free function of its kind, which also takes NULL. *out is untouched on failure. A function ending in
+   _defaults returns a copy of its options with every default filled in; cf_pack_defaults and cf_schedule_defaults take
+   NULL for options that are all zeros.
 
    Objects from elsewhere. A plan, schedule or graph is sound if the library has made it or the validator of its kind
    accepts it. Every function that takes one says whether it must be sound or may be unvalidated. A function that takes
-   unvalidated objects never reads past the counts that they state, and its time and memory are in proportion to these
-   counts. A free function takes only what the library has made. */
+   unvalidated objects never reads past the counts that they state, and takes time and memory in proportion to these
+   counts. A free function takes only objects that the library has made. */
 
 /* ================================================================================================================
    >>pack    lengths -> plan
    ================================================================================================================ */
 
 /* Time of one pass over one chunk: constant + per_token x rows + per_pair x attention pairs (seconds, or any unit that
-   you use throughout). The rows are the chunk's tokens, padding included: kernels run over them all. The last term
-   makes a late chunk of a long sequence more expensive than an early one. */
+   you use throughout). The rows are the chunk's tokens with padding, because kernels run over all of them. The last
+   term makes a late chunk of a long sequence more expensive than an early one. */
 typedef struct cf_pass_cost {
     double constant;
     double per_token;
     double per_pair;
 } cf_pass_cost;
 
-/* The formula above (0 without a cost). Of a chunk, rows is its `rows`. Each product and sum is rounded to double by
-   itself, so every platform gives the same bits. */
+/* Returns the formula above; 0 if cost is NULL. For a chunk, pass its `rows` and `pairs`. Each product and sum is
+   rounded to double by itself, so every platform gives the same bits. */
 CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t rows, int64_t pairs);
 
-/* Visible (query, key) pairs of a slice of `length` tokens that follows `prefix` tokens of its own sequence, under a
-   causal mask: length x prefix + length x (length + 1) / 2. Returns -1 where an argument is negative or the result
-   would not fit in 64 bits. */
+/* Returns the visible (query, key) pairs of a slice of `length` tokens that follows `prefix` tokens of its own
+   sequence, under a causal mask: length x prefix + length x (length + 1) / 2. Returns -1 if an argument is negative or
+   the result does not fit in 64 bits. */
 CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length);
 
 #define CF_MAX_CHUNK_SIZE INT32_MAX      /* cu_seqlens are int32 */
@@ -253,8 +261,8 @@ CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length);
 
 #define CF_PACK_METHODS(X)                                                                                        \
     X(CF_PACK_DEFAULT, "?")           /* CF_PACK_BEST_FIT */                                                      \
-    X(CF_PACK_BEST_FIT, "best-fit")   /* Longest first, into the fullest chunk with room. On one rank never more  \
-                                         chunks than first fit decreasing: where that wins, it is taken. */       \
+    X(CF_PACK_BEST_FIT, "best-fit")   /* Longest first, into the fullest chunk with room. On one rank, if first fit   \
+                                         decreasing needs fewer chunks, its packing is taken. */                      \
     X(CF_PACK_NEXT_FIT, "next-fit")   /* in input order, into the last chunk or a new one: sequences stay in order */
 
 CF_ENUM_OF(cf_pack_method, CF_PACK_METHODS, CF_PACK_COUNT);
@@ -262,87 +270,87 @@ CHUNKFLOW_API const char *cf_pack_method_name(cf_pack_method method);
 
 #define CF_SPLIT_METHODS(X)                                                                                       \
     X(CF_SPLIT_DEFAULT, "?")          /* CF_SPLIT_FULL */                                                         \
-    X(CF_SPLIT_FULL, "full")          /* slices of chunk_size tokens, the rest last (the paper's Algorithm 1) */  \
-    X(CF_SPLIT_EVEN, "even")          /* As many slices, equal in tokens to within one token (or one alignment    \
-                                         unit). */                                                                \
-    X(CF_SPLIT_COST, "cost")          /* Slices of at most chunk_size tokens, cut at multiples of the alignment,  \
-                                         the most expensive as cheap as possible. Late slices, which see more     \
-                                         keys, get shorter. At most about twice as many slices as FULL. A search: \
-                                         a few microseconds a slice. */
+    X(CF_SPLIT_FULL, "full")          /* slices of chunk_size tokens, the remainder last (the paper's Algorithm 1) */ \
+    X(CF_SPLIT_EVEN, "even")          /* The same number of slices as "full", equal in tokens to within one token (or \
+                                         one alignment unit). */                                                  \
+    X(CF_SPLIT_COST, "cost")          /* Slices of at most chunk_size tokens, cut at multiples of the alignment. The  \
+                                         most expensive slice is as cheap as possible, so late slices, which see  \
+                                         more keys, are shorter. At most about twice as many slices as "full". A  \
+                                         search: a few microseconds per slice. */
 
 CF_ENUM_OF(cf_split_method, CF_SPLIT_METHODS, CF_SPLIT_COUNT);
 CHUNKFLOW_API const char *cf_split_method_name(cf_split_method split);
 
-/* A beginning that one sequence shares with another: its first `tokens` tokens are those of sequence `with`, and a
-   model makes the same of both. Equal tokens that come with other images, or that a mixture of experts must route
-   otherwise, are not the same. */
+/* A beginning that one sequence shares with another: its first `tokens` tokens are those of sequence `with`, and the
+   model computes the same from both. Equal tokens with different images, or tokens that a mixture of experts must route
+   differently, are not shared. */
 typedef struct cf_shared_prefix {
-    int64_t with;   /* another sequence of the batch */
-    int64_t tokens; /* 0: it shares nothing, and `with` means nothing */
+    int64_t with;   /* index of the other sequence in the batch */
+    int64_t tokens; /* 0: it shares nothing, and `with` is ignored */
 } cf_shared_prefix;
 
 #define CF_MIN_SHARED_PREFIX 128
 
 /* Options of packing. Zero means default in every member; only chunk_size must be given. */
 typedef struct cf_pack_desc {
-    int64_t chunk_size;           /* most tokens in a chunk, alignment padding included; 1 .. CF_MAX_CHUNK_SIZE */
+    int64_t chunk_size;           /* maximum tokens per chunk, alignment padding included; 1 .. CF_MAX_CHUNK_SIZE */
     cf_pack_method method;        /* 0: best fit */
-    cf_split_method split;        /* 0: full slices */
+    cf_split_method split;        /* 0: full slices; by cost with lockstep */
     int no_tails;                 /* 0: whole short sequences fill the free space of a chain's last chunk, which makes
-                                     it a hybrid chunk (past the paper); 1: that chunk stays alone, as in the paper */
+                                     it a hybrid chunk (not in the paper); 1: they do not, as in the paper */
     int64_t align;                /* every slice starts at a multiple of this in its chunk; divides chunk_size. 0: 1 */
-    int64_t max_slices;           /* most slices in a chunk. 0: no cap */
+    int64_t max_slices;           /* maximum slices per chunk. 0: no limit */
     int64_t n_ranks;              /* data-parallel ranks to spread the chunks over. 0: 1 */
-    int64_t lockstep;             /* 1: chunks are laid out for ranks that run in step (cf_lockstep_plan): the i-th
-                                     chunks of all ranks cost about the same. Only for best fit, and without shared
-                                     prefixes; split is by cost then, unless it is given */
-    int64_t max_cp;               /* most ranks that one sequence is spread over, at most n_ranks. 0, 1: it stays on one
-                                     rank. More: the ranks run in step (lockstep) */
-    double cp_row_seconds;        /* what it costs a pass that a row of K and V comes from another rank, beyond what is
-                                     hidden beside other work, in units of the cost; for how widely to spread */
-    cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: a row and a pair weigh so that
-                                     all rows of the batch weigh as much as all its attention pairs */
+    int64_t lockstep;             /* 1: lays out chunks for ranks that run in step (cf_lockstep_plan): the i-th chunks
+                                     of all ranks cost about the same. Only for best fit, and without shared
+                                     prefixes */
+    int64_t max_cp;               /* maximum ranks per sequence, at most n_ranks. 0, 1: every sequence stays on one
+                                     rank. Above 1 sets lockstep */
+    double cp_row_seconds;        /* extra cost of a pass per row of K and V that comes from another rank, beyond what
+                                     other work hides, in units of `cost`; decides how widely to spread */
+    cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: weights with which all rows
+                                     of the batch cost as much as all its attention pairs */
     const cf_shared_prefix *shared_prefixes; /* (n) which sequences begin alike: their common rows are computed once.
                                      NULL: none do. Only for best fit */
-    int64_t min_shared_prefix;    /* a beginning of fewer tokens is computed for each, as if it were not shared; and a
-                                     longer one is shared down to a multiple of align. 0: CF_MIN_SHARED_PREFIX */
-    int no_copies;                /* 0: over several ranks a tree that makes its rank too expensive is parted, and the
-                                     rows above the parts are computed for each of them; 1: no row is computed twice, as
-                                     cf_metadata_desc.shared_mean needs it, which then counts a row in each part */
+    int64_t min_shared_prefix;    /* a shared beginning of fewer tokens is computed once per sequence; a longer one is
+                                     rounded down to a multiple of align. 0: CF_MIN_SHARED_PREFIX */
+    int no_copies;                /* 0: if a tree makes its rank too expensive it is split over several ranks, and each
+                                     computes the rows above its part again; 1: no row is computed twice. Set 1 for
+                                     cf_metadata_desc.shared_mean, which would count a row once per copy */
     const cf_allocator *allocator;
 } cf_pack_desc;
 
-/* There may be millions of slices, and the time of packing goes into their bytes, so they have 32 bits wherever the
-   limits allow it. Widen a length before you multiply it. */
+/* A plan may have millions of slices, and their bytes take most of the time of packing. So members have 32 bits if the
+   limits allow it. Widen a length to 64 bits before you multiply it. */
 typedef struct cf_slice {
     int64_t begin;    /* first token, counted in the sequence */
-    int32_t sequence; /* index into the caller's lengths; of several that run through the slice, the first in order */
+    int32_t sequence; /* index into the caller's lengths; if several run through the slice, the first in order */
     int32_t length;   /* tokens */
     int32_t offset;   /* where it starts in the chunk, in tokens; a multiple of the plan's align */
-    int32_t up;       /* the slice whose rows come right before its own: in the same chunk, before it; in a chunk above
-                         (cf_chunk.up); or in a cp group on another rank. -1: it starts its sequences */
+    int32_t up;       /* the slice whose rows come right before its own: earlier in the same chunk, in a chunk above
+                         (cf_chunk.up), or in a cp group on another rank. -1: it starts its sequences */
     int32_t first, n; /* plan->order[first .. first + n) are the sequences that run through it. Without an order:
                          sequence `first`, and n is 1 */
 } cf_slice;
 
 typedef struct cf_chunk {
     int64_t first_slice; /* its slices are plan->slices[first_slice .. first_slice + n_slices); in a dependent chunk the
-                            first one is the slice of the split sequence */
+                            slice of the split sequence comes first */
     int64_t n_slices;    /* 0 in an idle chunk, which only fills up a rank's steps */
     int64_t tokens;      /* sum of its slices' lengths */
-    int64_t rows;        /* the same with alignment padding; at most chunk_size */
+    int64_t rows;        /* tokens and alignment padding; at most chunk_size */
     int64_t pairs;       /* attention pairs, the prefix included */
     int64_t chain;       /* index into plan->chains; -1: standalone or idle */
-    int64_t index;       /* its place in the chain, from 0; 0 where there is no chain */
+    int64_t index;       /* its place in the chain, from 0; 0 without a chain */
     int64_t prefix;      /* tokens of the chain before this chunk; in a tree, rows of its path */
     int64_t rank;        /* data-parallel rank that runs it */
-    int64_t up;          /* the chunk of its rank that it continues: the one before in its chain, or the last one of
+    int64_t up;          /* the chunk of its rank that it continues: the previous one in its chain, or the last one of
                             the chain above. -1: none */
-    int64_t down;        /* the last of the chunks that continue this one; the first of them is the next chunk. -1: none
-                            does */
-    int64_t below;       /* chunks of the longest path that continues it. 0: none does */
-    int64_t state;       /* its first rows, which those see: tokens that it adds to its chain's state. 0 in a leaf, and
-                            without a chain */
+    int64_t down;        /* the last of the chunks that continue this one; the first of them is the next chunk. -1:
+                            none */
+    int64_t below;       /* chunks on the longest path that continues it. 0: none */
+    int64_t state;       /* tokens that it adds to its chain's state: its first rows, which chunks that continue it see.
+                            0 in a leaf, and without a chain */
     int64_t cp;          /* ranks that its sequence is spread over; 0: it is on one */
 } cf_chunk;
 
@@ -351,25 +359,25 @@ typedef struct cf_chain {
     int64_t sequence;
     int64_t first_chunk;
     int64_t n_chunks;
-    int64_t tokens; /* length of the sequence; in a tree, rows of the chain's own state, 0 where no chunk goes on from
-                       it; in a cp group, rows of this part */
+    int64_t tokens; /* length of the sequence; in a tree, rows of the chain's own state (0 if no chunk continues it); in
+                       a cp group, rows of this part */
     int64_t cp;     /* ranks that the sequence is spread over; 0: it is on one */
 } cf_chain;
 
-/* Sequences that begin alike are a tree. Its rows lie in chains, and the first chunk of a chain may continue another
-   one. A chunk sees its path: the rows from the tree's root to where it begins, which lie in the states of the chains
-   above it and of its own. Chunks come before those that continue them, on the same rank and subtree by subtree. A
-   chain of one chunk without a state is a leaf: it holds what several sequences have beyond their path. Beside these
-   chains there are small trees, which lie within one chunk. */
+/* Sequences that begin alike form a tree. Its rows lie in chains, and the first chunk of a chain may continue another
+   chain. A chunk sees its path: the rows from the tree's root to where the chunk begins. They lie in the states of the
+   chains above it and of its own chain. A chunk comes before those that continue it, on the same rank, subtree by
+   subtree. A chain of one chunk without a state is a leaf: it holds the rows of several sequences beyond their common
+   path. Small trees have no chains: each lies within one chunk. */
 
 /* The packed batch. Plain data in one block of memory: read it, do not resize it. Rank r owns the chunks
-   [r x chunks_per_rank, (r + 1) x chunks_per_rank); a chain's chunks are consecutive. Chains come before standalone
-   chunks, both in input order of their first sequence (chains) or in order of creation (standalone); next fit keeps
-   input order throughout. With lockstep chunk i of every rank is in column i, and nothing else orders them. */
+   [r x chunks_per_rank, (r + 1) x chunks_per_rank); a chain's chunks are consecutive. Chains come first, in input order
+   of their first sequence, then standalone chunks in order of creation. Next fit keeps input order throughout. With
+   lockstep, chunk i of every rank is in column i, and there is no other order. */
 typedef struct cf_plan {
-    int64_t chunk_size;     /* as asked */
-    int64_t align;          /* as asked, 1 if none */
-    int64_t max_slices;     /* as asked, 0 if none */
+    int64_t chunk_size;     /* as in the options */
+    int64_t align;          /* as in the options; 1 if not given */
+    int64_t max_slices;     /* as in the options; 0: no limit */
     cf_pack_method method;
     cf_split_method split;
     int64_t n_sequences;
@@ -385,47 +393,47 @@ typedef struct cf_plan {
     cf_chunk *chunks;       /* (n_chunks) */
     cf_slice *slices;       /* (n_slices) */
     cf_chain *chains;       /* (n_chains) */
-    /* only where sequences share rows, and otherwise NULL */
+    /* NULL unless sequences share rows: */
     int64_t *order;         /* (n_sequences) all of them; those that share rows are neighbours */
     int64_t *common;        /* (n_sequences) rows that order[i] shares with order[i - 1] */
     int64_t *lengths;       /* (n_sequences) as given */
     cf_block block;         /* the memory that it lies in */
 } cf_plan;
 
-/* Packs a batch: splits every sequence longer than chunk_size, packs the others (Algorithm 1 of the paper and past it).
+/* Packs a batch: splits every sequence longer than chunk_size and packs the others. Extends the paper's Algorithm 1.
 
-   lengths: n token counts, 0 .. CF_MAX_LENGTH. A sequence of length 0 is in no slice, and is counted in n_empty;
-   one of exactly chunk_size tokens is a standalone chunk; one of a multiple is a chain of full chunks. With align > 1 a
-   sequence counts as long when its own tokens exceed chunk_size.
+   lengths: n token counts, 0 .. CF_MAX_LENGTH. A sequence of length 0 is in no slice, and is counted in n_empty. A
+   sequence of exactly chunk_size tokens is a standalone chunk; a larger multiple is a chain of full chunks. With
+   align > 1 a sequence is long if its tokens without padding exceed chunk_size.
 
-   With max_cp an expensive sequence may be spread over a cp group, a context-parallel group: 2, 4, 8 ... neighbouring
-   ranks, the first of which is a multiple of that number; it divides n_ranks. Rank r of them has a part, the (r %
-   cp)-th, which is a chain with that number as its `cp`. Parts of a cp group have the same number of chunks, at the
-   same steps of their ranks, and short sequences may lie behind the last slices. The i-th chunks of all parts are a
-   round: neighbouring slices of about the same cost, by rising rank, which follow those of the round before. So a chunk
-   sees more of its sequence than its chain has: prefix counts its rank's own rows, and slices.begin all of them
-   (cf_kv_sources). Ranks run the passes of a round at once, so their schedules come from one list (cf_lockstep_plan).
-   No rank is given fewer than 512 tokens of a sequence, or fewer than an eighth of chunk_size where that is less.
+   With max_cp an expensive sequence may be spread over a cp group (context parallelism): cp = 2, 4, 8 ... neighbouring
+   ranks, the first of which is a multiple of cp; cp divides n_ranks. Rank r of the group has part r % cp of the
+   sequence, a chain with this `cp`. All parts have the same number of chunks, at the same steps of their ranks, and
+   short sequences may follow their last slices. The i-th chunks of all parts are a round: neighbouring slices of about
+   the same cost, by rising rank, which continue the previous round. So a chunk sees more of its sequence than its chain
+   has: prefix counts the rows of its own rank, and slices.begin the rows of all (cf_kv_sources). Ranks run the passes
+   of a round at once, so their schedules come from one list (cf_lockstep_plan). No rank gets fewer than 512 tokens of a
+   sequence, or fewer than chunk_size / 8 if that is less.
 
    Time is near linear (a million lengths in tens of milliseconds, with max_cp in a second; CF_SPLIT_COST takes a few
-   microseconds more for each slice of a long sequence). The plan depends only on the arguments, so every rank can
-   compute it for itself.
+   microseconds more per slice of a long sequence). The plan depends only on the arguments, so every rank can compute it
+   for itself.
 
    With n_ranks > 1 every rank gets the same number of chunks (chunks_per_rank), and a chain is on one rank. Whole
-   sequences, and whole trees, go to ranks by their cost: the most expensive first, each to the cheapest rank. Then each
-   rank packs its own as if it were alone, and idle chunks fill what is left. No rank gets more tokens than half as many
-   again as the mean of the ranks and the longest sequence or tree together, where a chain has n_chunks x chunk_size of
-   them. So chunks_per_rank is at most twice that many chunks, and one. Of the ways to part expensive trees (no_copies)
-   that one is taken with which the most expensive rank costs least.
+   sequences and whole trees go to ranks by their cost: the most expensive first, each to the rank that is cheapest so
+   far. Then each rank packs its own sequences as if it were alone, and idle chunks fill the rest. No rank gets more
+   tokens than 1.5 x the mean of all ranks + the longest sequence or tree; a chain counts as n_chunks x chunk_size. So
+   chunks_per_rank is at most 2 x that bound / chunk_size + 1. Of several ways to split expensive trees (no_copies),
+   cf_pack takes the one whose most expensive rank costs least.
 
-   With lockstep chunks lie in columns. There may be more chunks than without, and idle ones among the others. The batch
-   is laid out once for each target cost of a slice, at most 42 of them: from a full slice at the start of a sequence to
-   the most expensive slice, each 1.25 times the last. With max_cp this is repeated for every power of two up to it that
-   any sequence would take, with eleven choices of widths each. The cheapest layout of all wins, so a larger bound is
-   never worse than a smaller one.
+   With lockstep, chunks lie in columns. There may be more chunks than without, and idle chunks between the others. The
+   batch is laid out once per target cost of a slice, at most 42 times: from a full slice at the start of a sequence to
+   the most expensive slice, each target 1.25 times the last. With max_cp this is repeated for every power of two up to
+   max_cp that any sequence would use, each with eleven choices of widths. The cheapest layout wins, so a larger max_cp
+   is never worse than a smaller one.
 
-   lower_bound is the better of: total tokens / chunk_size, the count of sequences that cannot share, Martello and
-   Toth's L2 (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.
+   lower_bound is the largest of: total tokens / chunk_size, the number of sequences that cannot share a chunk, Martello
+   and Toth's L2 (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.
 
    Errors: CF_ERROR_ARGUMENT (names the member, or "lengths" and the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW
    ("lengths": their sum does not fit; "pairs": the attention pairs of a chunk of that sequence do not),
@@ -433,14 +441,14 @@ typedef struct cf_plan {
 CHUNKFLOW_API cf_result cf_pack(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, cf_plan **out,
                                 cf_error *error);
 
-/* The same without any allocation, for a data loader that reuses one block: cf_pack_size says how many bytes are
-   enough for these lengths (plan and working space), cf_pack_into packs into `memory` and puts the plan at its start.
-   Memory must be aligned to CF_MEMORY_ALIGNMENT; fewer bytes than asked is CF_ERROR_SPACE. The plan lives as long as
-   `memory` does; cf_plan_free on it does nothing.
+/* These pack without any allocation, for a data loader that reuses one block. cf_pack_size returns how many bytes are
+   enough for these lengths (plan and working space). cf_pack_into packs into `memory` and puts the plan at its start.
+   Memory must be aligned to CF_MEMORY_ALIGNMENT; too few bytes are CF_ERROR_SPACE. The plan lives as long as `memory`
+   does; cf_plan_free on it does nothing.
 
-   cf_pack_size looks at each length once. Where shares go to several ranks only packing tells the size of the plan, so
-   cf_pack_size packs, in working space that it takes from the allocator and gives back: it can end with all that
-   cf_pack can. A loader that asks for nothing keeps a block and calls cf_pack_into until that is CF_ERROR_SPACE. */
+   cf_pack_size looks at each length once. But if sequences share prefixes and n_ranks > 1, only packing tells the size
+   of the plan. Then cf_pack_size packs, in working space that it allocates and frees, and can return every error of
+   cf_pack. A loader that wants to avoid this keeps a block and calls cf_pack_into until it returns CF_ERROR_SPACE. */
 CHUNKFLOW_API cf_result cf_pack_size(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, size_t *bytes,
                                      cf_error *error);
 CHUNKFLOW_API cf_result cf_pack_into(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, void *memory,
@@ -449,12 +457,12 @@ CHUNKFLOW_API cf_result cf_pack_into(const int64_t *lengths, int64_t n, const cf
 CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc);
 CHUNKFLOW_API void cf_plan_free(cf_plan *plan);
 
-/* Finds the shared prefixes of a batch. Sequences in the order of their tokens, each with `common` tokens of the one
-   before, need no function: prefixes[i] is {i - 1, common[i]}.
+/* Finds the shared prefixes of a batch by comparing tokens: sequence i has lengths[i] tokens of token_bytes bytes each
+   at tokens[i]. Takes n log n steps plus time in proportion to the tokens that are equal (Ng and Kakehi, Merging string
+   sequences by longest common prefixes, 2008).
 
-   cf_shared_prefixes_find compares tokens: sequence i has lengths[i] of token_bytes bytes each at tokens[i]. Takes n
-   log n steps and as many as tokens are alike (Ng and Kakehi, Merging string sequences by longest common prefixes,
-   2008).
+   No call is needed if the sequences are sorted by their tokens and common[i] tokens of sequence i are those of
+   sequence i - 1: then prefixes[i] is {i - 1, common[i]}.
 
    Errors: CF_ERROR_ARGUMENT (names the argument and the item), CF_ERROR_LIMIT, CF_ERROR_MEMORY (working space). */
 CHUNKFLOW_API cf_result cf_shared_prefixes_find(const void *const *tokens, int64_t token_bytes, const int64_t *lengths,
@@ -462,12 +470,13 @@ CHUNKFLOW_API cf_result cf_shared_prefixes_find(const void *const *tokens, int64
                                                 cf_error *error);
 
 /* Checks a plan from any source against the lengths that it claims to pack. Every token of every sequence must be in
-   exactly one slice, the slices of a sequence in order, and no chunk over chunk_size or max_slices. Alignment, chains
-   and prefixes, pairs, ranks and totals must be right; of lower_bound only that the plan does not undercut it.
+   exactly one slice, the slices of a sequence in order, and no chunk may exceed chunk_size or max_slices. Alignment,
+   chains and prefixes, pairs, ranks and totals must be right. Of lower_bound it checks only that the plan does not use
+   fewer chunks.
 
    Returns CF_OK, or CF_ERROR_PLAN for the first violation, with its member in error->field and the index of the chunk,
-   slice, chain or sequence in error->item. CF_ERROR_MEMORY if scratch cannot be had from `allocator` (NULL: malloc): 32
-   bytes a sequence and 8 a chunk; with trees 33 and 16. The plan may be unvalidated. */
+   slice, chain or sequence in error->item. Returns CF_ERROR_MEMORY if `allocator` (NULL: malloc) has no scratch: 32
+   bytes per sequence and 8 per chunk, with trees 33 and 16. The plan may be unvalidated. */
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,
                                          const cf_allocator *allocator, cf_error *error);
 
@@ -481,35 +490,35 @@ typedef struct cf_plan_stats {
     int64_t longest_chain;        /* chunks of the longest chain, or of the longest path of a tree; 0 if none */
     int64_t longest_sequence;     /* tokens */
     int64_t most_slices;          /* in one chunk */
-    int64_t rows;                 /* that are computed: tokens, less what is shared */
+    int64_t rows;                 /* rows that are computed: tokens less shared ones */
     double fill;                  /* rows / (chunks with slices x chunk_size) */
     double pairs;                 /* attention pairs of the whole batch */
-    double unshared_pairs;        /* the same if nothing were shared */
+    double unshared_pairs;        /* attention pairs if nothing were shared */
     double chunk_imbalance;       /* most expensive chunk / mean, over chunks with slices (0 if there are none) */
     double rank_token_imbalance;  /* fullest rank / mean */
     double rank_pair_imbalance;
-    double rank_imbalance;        /* Most expensive rank / mean: an iteration takes so many times as long as with even
-                                     ranks, because all wait for the most expensive one. */
+    double rank_imbalance;        /* Most expensive rank / mean. All ranks wait for the most expensive one, so this is
+                                     also the time of an iteration / its time on even ranks. */
     double unit_imbalance;        /* most expensive chain or standalone chunk / mean of the ranks; a chain stays on one
-                                     rank, so no spreading makes rank_imbalance less than this */
+                                     rank, so no way to spread them makes rank_imbalance less than this */
 } cf_plan_stats;
 
-/* Measures a plan. The cost spreads are found with `cost`, which means what it does in cf_pack_desc; NULL and all zeros
-   give the default weights. Without a plan all numbers are 0. The plan must be sound. */
+/* Measures a plan. `cost` weighs the chunks as in cf_pack_desc; NULL and all zeros mean the default weights. If plan is
+   NULL all numbers are 0. The plan must be sound. */
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats);
 
 /* ================================================================================================================
    >>metadata    plan -> what the kernels of a chunk, and its loss, are told
    ================================================================================================================ */
 
-/* Sizes of a trainer's buffers: the needs of one batch, or high-water marks over many (cf_steps_capacity). Begin with
+/* Sizes of a trainer's buffers: what one batch needs, or the maximum over many batches (cf_steps_capacity). Start with
    all zeros. */
 typedef struct cf_capacity {
-    int64_t rows;       /* most rows of a chunk, padding included: of an activation slot, of a boundary slot, and of the
-                           scratch in which a pass works that keeps nothing */
-    int64_t prefix;     /* longest prefix of a chunk: a state slot needs prefix + rows rows; in a cp group with the rows
-                           of other ranks, which are gathered beside the state */
-    int64_t n_seqs;     /* no cu_seqlens of a chunk tells more sequences apart */
+    int64_t rows;       /* maximum rows of a chunk, padding included: the size of an activation slot, of a boundary
+                           slot, and of the scratch for a pass that keeps nothing */
+    int64_t prefix;     /* longest prefix of a chunk: a state slot needs prefix + rows rows. In a cp group it includes
+                           the rows of other ranks, which are gathered beside the state */
+    int64_t n_seqs;     /* maximum number of sequences in a chunk's cu_seqlens */
     int64_t slots;      /* activation slots of the stage */
     int64_t states;     /* its state slots */
     int64_t boundaries; /* its boundary slots */
@@ -517,121 +526,121 @@ typedef struct cf_capacity {
 
 /* Options of a chunk's metadata. Zero means default in every member; NULL is all zeros. */
 typedef struct cf_metadata_desc {
-    const cf_capacity *capacity;         /* NULL: arrays just as long as the chunk needs. Else its rows, prefix and
-                                            n_seqs say how long, so that neither shapes nor offsets in the block change
-                                            from chunk to chunk (CUDA graphs): what the chunk leaves is padding */
-    const unsigned char *const *ignored; /* (n_sequences) of each sequence a byte for each token: not 0 where that token
-                                            is not to be predicted (a prompt, say). NULL, here or for a sequence: every
-                                            token is. The same as for cf_loss_weights, or the mean is not one */
-    const double *weights;               /* (n_sequences) of each sequence's targets, from cf_loss_weights; NULL: no
-                                            loss_weights are wanted */
-    int shifted;                         /* 1: the trainer's inputs and targets are arrays of the same length, of which
-                                            the second is one token ahead. So every row has a target, that with the
-                                            row's own position, and `ignored` counts in the targets. The same as for
-                                            cf_loss_weights. 0: a row's target is the next token of the sequence */
-    int shared_mean;                     /* the weight of a token that several sequences share. 0: the sum of theirs, so
-                                            that every one of them counts, as if nothing were shared; 1: the mean of
-                                            theirs */
-    int wants_loss_rows;                 /* 1: also loss_rows */
-    int wants_key_ends;                  /* 1: also key_ends */
+    const cf_capacity *capacity;         /* NULL: arrays are just as long as the chunk needs. Else its rows, prefix and
+                                            n_seqs set the lengths, so that shapes and offsets in the block are the same
+                                            for every chunk (CUDA graphs); unused rows are padding */
+    const unsigned char *const *ignored; /* (n_sequences) for each sequence one byte per token: not 0 if that token is
+                                            not to be predicted (a prompt, say). NULL, here or for a sequence: all
+                                            tokens are predicted. Give cf_loss_weights the same, or the mean is wrong */
+    const double *weights;               /* (n_sequences) weight of each sequence's targets, from cf_loss_weights; NULL:
+                                            no loss_weights are wanted */
+    int shifted;                         /* 1: the trainer's inputs and targets are arrays of the same length, and the
+                                            targets are one token ahead. So every row has a target, at the row's own
+                                            position, and `ignored` is indexed by target. Give cf_loss_weights the same.
+                                            0: a row's target is the next token of the sequence */
+    int shared_mean;                     /* the weight of a token that several sequences share. 0: the sum of their
+                                            weights, so that every sequence counts as if nothing were shared; 1: the
+                                            mean of their weights */
+    int wants_loss_rows;                 /* 1: also fill loss_rows */
+    int wants_key_ends;                  /* 1: also fill key_ends */
 } cf_metadata_desc;
 
-/* One more call of attention, for sequences that share rows. Their keys lie in several places, and each place takes a
-   call: that of cu_seqlens, in which all slices see themselves alone, and for each further place one of these, without
-   a mask. Results are merged by their LSE (log-sum-exp); the backward of each call takes the merged result and LSE, and
-   its parts of dQ are added up. A sequence of a call may have no queries or no keys. */
+/* One extra call of attention, for sequences that share rows. Their keys lie in several places, and each place needs a
+   call of its own. The call with cu_seqlens comes first: in it each slice sees only itself. Every further place has one
+   of these calls, without a mask. Merge the results by their LSE (log-sum-exp). In backward, every call takes the
+   merged result and LSE; add up the dQ of all calls. A sequence of a call may have no queries or no keys. */
 typedef struct cf_attention_call {
     int64_t chain;                /* the chain whose state has the keys; -1: they are rows of this chunk, from row 0 */
     int64_t first;                /* the first key's row in that state */
     int64_t n_seqs;
-    const int32_t *cu_seqlens_q;  /* (n_seqs + 1) from 0 to rows, or to those of the chunk */
+    const int32_t *cu_seqlens_q;  /* (n_seqs + 1) from 0 to the metadata's rows */
     const int32_t *cu_seqlens_k;  /* (n_seqs + 1) from 0 */
     int32_t max_seqlen_q, max_seqlen_k;
 } cf_attention_call;
 
-/* One chunk. Its tensors have `rows` rows: tokens, and padding where `align` or a capacity leave some. Keys and values
+/* One chunk. Its tensors have `rows` rows: tokens, and padding if `align` or a capacity leaves some. Keys and values
    lie in this order: the prefix, then the chunk, prefix + rows in all.
 
-   cu_seqlens and max_seqlen are what flash_attn_varlen_func and its like take, causal and aligned bottom-right: the
-   first slice of a dependent chunk has `prefix` more keys than queries, and so sees the prefix and itself; all other
-   slices see only themselves. In a cp group the prefix also has the rows of other ranks, in order (cf_kv_sources).
-   Every row is in one of the sequences, for a run of padding rows is a sequence of its own:
-   no token sees padding, and no row of a result is left unwritten. Padding does need finite numbers in Q, K and V; its
-   gradients are zero, since it has no loss. Of a chain only the last chunk has any, so a state has none between tokens.
+   cu_seqlens and max_seqlen are arguments of flash_attn_varlen_func and functions like it, causal and aligned
+   bottom-right. The first slice of a dependent chunk has `prefix` more keys than queries, so it sees the prefix and
+   itself; all other slices see only themselves. In a cp group the prefix also has the rows of other ranks, in order
+   (cf_kv_sources). Every row is in one of the sequences, because a run of padding rows is a sequence of its own: no
+   token sees padding, and every row of a result is written. Padding needs finite numbers in Q, K and V. It has no loss,
+   so its gradients are zero. Only the last chunk of a chain has padding, so a state has none between tokens.
 
-   With a capacity, unused sequences have length 0, and rows from chunk->rows on are not the chunk's in a chain's
-   state: leave K and V there as they are (finite from the start: set them to zero once), and take no dK and dV. */
+   With a capacity, unused sequences have length 0. Rows from chunk->rows on then do not belong to the chunk in a
+   chain's state: do not write K and V there (set the state to zero once, so that they are finite), and use no dK and
+   dV. */
 typedef struct cf_metadata {
     int64_t chunk;
     int64_t tokens;
-    int64_t rows;                    /* chunk->rows, or those of the capacity */
+    int64_t rows;                    /* chunk->rows, or the capacity's rows */
     int64_t prefix;
-    int64_t pairs;                   /* attention pairs, those of padding left out */
-    int64_t n_seqs;                  /* slices and runs of padding rows, or those of the capacity */
-    int32_t max_seqlen_q;            /* longest of them, in queries; with a capacity: rows */
-    int32_t max_seqlen_k;            /* likewise in keys; with a capacity: prefix + rows */
+    int64_t pairs;                   /* attention pairs, without those of padding */
+    int64_t n_seqs;                  /* slices and runs of padding rows, or the capacity's n_seqs */
+    int32_t max_seqlen_q;            /* queries of the longest sequence; with a capacity: rows */
+    int32_t max_seqlen_k;            /* keys of the longest sequence; with a capacity: its prefix + rows */
     const int32_t *cu_seqlens_q;     /* (n_seqs + 1) from 0 */
     const int32_t *cu_seqlens_k;     /* (n_seqs + 1) from 0 */
-    const int32_t *sequence_ids;     /* (rows) which sequence of the batch; -1: padding */
-    const int32_t *position_ids;     /* (rows) position in it, for RoPE; 0 in padding */
-    const int32_t *target_positions; /* (rows) position of the token to predict, the row's label, even where that token
-                                        is in the next chunk; -1: none, or ignored. Shifted: the row's own position */
+    const int32_t *sequence_ids;     /* (rows) index of the row's sequence in the batch; -1: padding */
+    const int32_t *position_ids;     /* (rows) position in that sequence, for RoPE; 0 in padding */
+    const int32_t *target_positions; /* (rows) position of the token to predict, the row's label, even if that token is
+                                        in the next chunk; -1: none, or ignored. Shifted: the row's own position */
     const double *loss_weights;      /* (rows) factor of the row's loss; 0 without a target. NULL: not wanted */
-    /* Only where rows are shared, and otherwise none. A row where sequences part has a target for each way on. The
-       first is above, of the sequence in sequence_ids; these are the others, by rising row. Each has a loss of its own,
-       of the same logits. */
+    /* Only if rows are shared; otherwise 0 and NULL. The last row before sequences diverge has one target per branch:
+       the first is above, for the sequence in sequence_ids; the others are here, by rising row. Each target has a loss
+       of its own, from the same logits. */
     int64_t n_calls, n_extra;
-    const cf_attention_call *calls;  /* (n_calls) 0: cu_seqlens say all */
+    const cf_attention_call *calls;  /* (n_calls) extra calls; 0: the call with cu_seqlens is enough */
     const double *extra_weights;     /* (n_extra) NULL: not wanted */
     const int32_t *extra_rows, *extra_sequences, *extra_targets; /* (n_extra) row, sequence, position of the token */
     int64_t n_loss_rows;
-    const int32_t *loss_rows;        /* (n_loss_rows) the rows with a loss: a target, of a weight other than 0. NULL:
+    const int32_t *loss_rows;        /* (n_loss_rows) rows with a loss: those with a target whose weight is not 0. NULL:
                                         not wanted */
-    const int32_t *key_ends;         /* (prefix + rows) key j, counted from the start of the prefix, is seen by the rows
-                                        from j - prefix (0 if that is negative) to key_ends[j] - 1, and no others: for
-                                        kernels that take a mask. NULL: not wanted */
+    const int32_t *key_ends;         /* (prefix + rows) for kernels that take a mask: key j, counted from the start of
+                                        the prefix, is seen by exactly the rows max(j - prefix, 0) .. key_ends[j] - 1.
+                                        NULL: not wanted */
 } cf_metadata;
 
-/* cf_metadata_size says how many bytes cf_metadata_fill needs for this chunk, or, where chunk is -1, for any one of the
-   plan. Fill puts the arrays into `memory` (aligned to CF_MEMORY_ALIGNMENT) and their addresses into *out. They lie one
-   behind the other as listed above, but loss_weights first, and those of trees, whose sizes no capacity fixes, last.
-   Everything is untouched on failure. Errors:
-   CF_ERROR_ARGUMENT (chunk; capacity.rows, capacity.prefix or capacity.n_seqs, where the chunk needs more),
-   CF_ERROR_SPACE (memory, bytes), CF_ERROR_LIMIT where prefix and rows pass INT32_MAX, CF_ERROR_OVERFLOW. The plan must
-   be sound. */
+/* cf_metadata_size returns how many bytes cf_metadata_fill needs for this chunk, or, if chunk is -1, for any chunk of
+   the plan. cf_metadata_fill puts the arrays into `memory` (aligned to CF_MEMORY_ALIGNMENT) and their addresses into
+   *out. loss_weights come first, then the other arrays as listed above. No capacity fixes the sizes of arrays that only
+   shared rows have, so in such plans offsets from `calls` on vary. Everything is untouched on failure. Errors:
+   CF_ERROR_ARGUMENT (chunk; capacity.rows, capacity.prefix or capacity.n_seqs if the chunk needs more), CF_ERROR_SPACE
+   (memory, bytes), CF_ERROR_LIMIT if prefix + rows exceeds INT32_MAX, CF_ERROR_OVERFLOW. The plan must be sound. */
 CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc,
                                          size_t *bytes, cf_error *error);
 CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc, void *memory,
                                          size_t bytes, cf_metadata *out, cf_error *error);
 
-/* Rows of K and V that come before a chunk of a cp group, where they lie: in the state of some rank. */
+/* Rows of K and V that a chunk of a cp group sees before its own, and their place: the state of some rank. */
 typedef struct cf_kv_source {
     int64_t rank;
-    int64_t chunk;  /* of that rank, which made it; in state of that chunk's chain */
-    int64_t row;    /* the first row of it there */
-    int64_t begin;  /* and in the sequence */
-    int64_t tokens; /* its rows: so many times the bytes of a row go from rank to rank */
+    int64_t chunk;  /* the chunk of that rank which makes the rows; they lie in the state of that chunk's chain */
+    int64_t row;    /* their first row in that state */
+    int64_t begin;  /* their first row in the sequence */
+    int64_t tokens; /* number of rows; times the bytes of a row, what goes from rank to rank */
 } cf_kv_source;
 
-/* Lists where K and V of the cp group's sequence lie that come before this chunk, by rising position: without a gap
-   from the first row to its first slice's begin. Rows of earlier rounds are in states by now. The last ones, of the
-   chunk's own round, are made by the ranks before it while it runs, layer by layer.
+/* Lists the rows of K and V that come before this chunk in its cp group's sequence, by rising position, without a gap
+   from the sequence's first row to the begin of the chunk's first slice. Rows of earlier rounds are already in states.
+   The last entries, of the chunk's own round, are made by the ranks before it during the pass, layer by layer.
 
-   So in each layer of a pass the ranks of a round make K and V of their rows, and each receives those of its sources,
-   all at once or one after the other from its neighbour in a ring. Any order will do where attention merges blocks by
-   their LSE. In a backward, gradients go back to the ranks that have the rows, and a rank continues with its own rows
-   once all ranks behind it have sent theirs.
+   So in each layer of a pass the ranks of a round make K and V of their rows. Each rank receives the rows of its
+   sources, all at once or one after the other from its neighbour in a ring. If attention merges blocks by their LSE,
+   they may come in any order. In a backward, gradients go back to the ranks that have the rows. A rank continues with
+   its own rows once all ranks behind it have sent their gradients.
 
-   sources: room for all of them, as many as a call with NULL returns, or NULL. Returns how many there are; 0 for a
-   chunk of no cp group. The plan must be sound. */
+   sources: room for all entries, or NULL to only count them. Returns their number; 0 for a chunk without a cp group.
+   The plan must be sound. */
 CHUNKFLOW_API int64_t cf_kv_sources(const cf_plan *plan, int64_t chunk, cf_kv_source *sources);
 
 typedef enum cf_mean {
     CF_MEAN_DEFAULT = 0, /* CF_MEAN_TOKENS */
-    CF_MEAN_TOKENS,      /* every target of the batch counts the same */
-    CF_MEAN_SEQUENCES,   /* every sequence with a target counts the same, and in it every target */
-    CF_MEAN_PROMPTS,     /* every prompt counts the same, and in all of its answers together every target (the groups of
-                            reinforcement learning) */
+    CF_MEAN_TOKENS,      /* every target of the batch has the same weight */
+    CF_MEAN_SEQUENCES,   /* every sequence with a target has the same weight; within a sequence, so has every target */
+    CF_MEAN_PROMPTS,     /* every prompt has the same weight; over all of its answers, so has every target (the groups
+                            of reinforcement learning) */
     CF_MEAN_COUNT
 } cf_mean;
 
@@ -639,17 +648,18 @@ typedef enum cf_mean {
 typedef struct cf_loss_weights_desc {
     cf_mean mean;                        /* 0: over tokens */
     const unsigned char *const *ignored; /* as in cf_metadata_desc */
-    int shifted;                         /* likewise */
+    int shifted;                         /* as in cf_metadata_desc */
     const int64_t *prompts;              /* (n) the prompt of each sequence, 0 .. n - 1; for CF_MEAN_PROMPTS */
-    const cf_allocator *allocator;       /* for n counts, given back at the end */
+    const cf_allocator *allocator;       /* for n counts, freed at the end */
 } cf_loss_weights_desc;
 
-/* For each sequence of the batch the weight of its targets that makes the sum of all weighted losses the wanted mean.
-   lengths: all n, as given to cf_pack, so those of other ranks too. A mean over a chunk or a rank would be another
-   loss, for these have different numbers of targets: add up losses and gradients over chunks and ranks, and let nothing
-   (no DDP) divide them. Every token but a sequence's first (shifted: every one) is a target, unless it is ignored;
-   without any, all weights are 0. Errors: CF_ERROR_ARGUMENT ("lengths", "prompts": with the sequence), CF_ERROR_LIMIT,
-   CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. The weights are untouched then. */
+/* Finds for each sequence the weight of its targets with which the sum of all weighted losses is the wanted mean.
+   lengths: all n of the batch, as given to cf_pack, those of other ranks included. Chunks and ranks have different
+   numbers of targets, so a mean over one of them would be another loss. Add up losses and gradients over chunks and
+   ranks, and let nothing (no DDP) divide them. Every token except a sequence's first (shifted: every token) is a
+   target, unless it is ignored. If there is no target, all weights are 0. Errors: CF_ERROR_ARGUMENT ("lengths",
+   "prompts": with the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. The weights are untouched on
+   failure. */
 CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const cf_loss_weights_desc *desc,
                                         double *weights, cf_error *error);
 
@@ -658,57 +668,60 @@ CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const
    ================================================================================================================ */
 
 #define CF_MAX_LAYERS 65536
-#define CF_MAX_WIDTH ((int64_t)1 << 24) /* hidden, and heads x head_dim */
+#define CF_MAX_WIDTH ((int64_t)1 << 24) /* of hidden, and of heads x head_dim */
 #define CF_MAX_FFN ((int64_t)1 << 26)
 #define CF_MAX_VOCAB ((int64_t)1 << 28)
 
-#define CF_MAX_EXPERTS 65536 /* of a layer; a token goes to at most CF_MAX_ACTIVE of them */
+#define CF_MAX_EXPERTS 65536 /* per layer; a token goes to at most CF_MAX_ACTIVE of them */
 #define CF_MAX_ACTIVE 1024
 #define CF_MAX_KINDS 26
-#define CF_MIN_OUTPUT_WINDOW 2048 /* rows: attention within fewer costs too little to keep its outputs */
+#define CF_MIN_OUTPUT_WINDOW 2048 /* rows: attention in a smaller window costs too little to keep its outputs */
 
-/* The part of a layer that mixes tokens, and with it the state that the layer hands on from chunk to chunk. */
+/* The part of a layer that mixes tokens, and the state that it hands on from chunk to chunk. */
 typedef enum cf_mixer {
-    CF_MIXER_FULL = 0, /* causal attention: K and V of all rows */
-    CF_MIXER_WINDOW,   /* attention to the last `window` rows, the own one among them: window - 1 rows */
-    CF_MIXER_CHUNKED,  /* attention to the rows since the last multiple of `window` (Llama 4): those */
-    CF_MIXER_LATENT,   /* multi-head latent attention (DeepSeek-V2, 2024): latents of all rows */
-    CF_MIXER_DELTA,    /* gated delta rule (Yang et al., 2024): a snapshot at each border, and the last tail - 1 rows of
-                          its convolution */
-    CF_MIXER_KDA,      /* the same with a gate for each channel (Kimi Linear, 2025) */
-    CF_MIXER_MAMBA2,   /* the same (Dao and Gu, 2024): head_dim is its state size, kv_heads its groups */
-    CF_MIXER_NONE,     /* nothing: a layer that is feed-forward alone (Nemotron-H) */
+    CF_MIXER_FULL = 0, /* causal attention. State: K and V of all rows */
+    CF_MIXER_WINDOW,   /* attention to the last `window` rows, a row's own included. State: K and V of window - 1
+                          rows */
+    CF_MIXER_CHUNKED,  /* attention to the rows since the last multiple of `window` (Llama 4). State: their K and V */
+    CF_MIXER_LATENT,   /* multi-head latent attention (DeepSeek-V2, 2024). State: latents of all rows */
+    CF_MIXER_DELTA,    /* gated delta rule (Yang et al., 2024). State: a snapshot per border, and the last tail - 1 rows
+                          of its convolution */
+    CF_MIXER_KDA,      /* delta rule with one gate per channel (Kimi Linear, 2025). State: as CF_MIXER_DELTA */
+    CF_MIXER_MAMBA2,   /* (Dao and Gu, 2024): head_dim is its state size, kv_heads its groups. State: as
+                          CF_MIXER_DELTA */
+    CF_MIXER_NONE,     /* no mixer and no state: a layer that is feed-forward alone (Nemotron-H) */
     CF_MIXER_COUNT
 } cf_mixer;
 
-/* One kind of layers. Zero: the model's own number where it has one, else nothing of the sort. */
+/* One kind of layer. Zero means the model's own number if it has one, and otherwise that the layer has no such part. */
 typedef struct cf_layer {
     cf_mixer mixer;
     int gate;          /* 1: attention's output is gated by as many columns as Q has */
-    int sinks;         /* 1: softmax sees one number more for each head */
-    int no_ffn;        /* 1: the mixer alone */
-    int64_t heads, kv_heads; /* of a recurrent layer: those of its values, and of its keys */
-    int64_t head_dim;  /* of Q and K; of a latent layer with its rope_dim */
+    int sinks;         /* 1: softmax has one extra learned logit per head (attention sink) */
+    int no_ffn;        /* 1: a mixer and no MLP */
+    int64_t heads, kv_heads; /* query and key heads; in a recurrent layer heads of values and of keys */
+    int64_t head_dim;  /* of Q and K; in a latent layer rope_dim included */
     int64_t value_dim; /* of V; 0: head_dim */
     int64_t window;
-    int64_t latent, q_latent; /* widths of compressed K and V, and of compressed Q (0: it is not) */
-    int64_t rope_dim;  /* of a latent layer: the part of K that all heads share */
-    int64_t tail;      /* of a recurrent layer: rows that its convolution sees, the own one among them */
-    int64_t reach;     /* experts in the groups that a token is held to (DeepSeek-V3: half of them); 0: all */
-    int64_t ffn;       /* of the MLP, or of one routed expert */
-    int64_t experts, active; /* routed ones, and to how many of them a token goes. No token is dropped */
-    int64_t shared;    /* width of all experts together that every token goes to */
-    int64_t shared_gate; /* 1: the output of those is gated by one number for each token */
+    int64_t latent, q_latent; /* widths of compressed K and V, and of compressed Q (0: Q is not compressed) */
+    int64_t rope_dim;  /* latent layer: width of the part of K that all heads share */
+    int64_t tail;      /* recurrent layer: rows that its convolution sees, a row's own included */
+    int64_t reach;     /* experts in the groups that a token may choose from (DeepSeek-V3: half of all); 0: all */
+    int64_t ffn;       /* width of the MLP, or of one routed expert */
+    int64_t experts, active; /* routed experts, and how many of them a token goes to. No token is dropped */
+    int64_t shared;    /* width of all shared experts together, which every token goes to */
+    int64_t shared_gate; /* 1: the output of the shared experts is gated by one number per token */
 } cf_layer;
 
-/* A decoder: RMSNorm, a mixer, a gated MLP or experts. Without kinds, layers of grouped-query attention and MLP. */
+/* A decoder: RMSNorm, a mixer, a gated MLP or experts. Without kinds all layers have grouped-query attention and
+   MLP. */
 typedef struct cf_model {
     const char *name;
     int64_t layers;
     int64_t hidden;
     int64_t heads;    /* query heads */
     int64_t kv_heads; /* key and value heads; divides heads */
-    int64_t head_dim; /* 0: hidden / heads. Qwen3 gives it outright, and there heads x head_dim need not be hidden */
+    int64_t head_dim; /* 0: hidden / heads. If given (as by Qwen3), heads x head_dim need not be hidden */
     int64_t ffn;      /* width of the MLP */
     int64_t vocab;
     int tied;         /* 1: the output head is the embedding */
@@ -717,17 +730,18 @@ typedef struct cf_model {
     int mlp_bias;     /* 1: biases in the MLP */
     int qk_norm;      /* 1: an RMSNorm over each head of Q and K; 2: one over all of Q, and one over all of K */
     int no_gate;      /* 1: two MLP matrices; 0: three (SwiGLU) */
-    const cf_layer *kinds; /* NULL: one kind, of the numbers above */
+    const cf_layer *kinds; /* NULL: all layers are alike, with the numbers above */
     int64_t n_kinds;
-    const char *pattern;   /* "aaab": the kinds of layers 0, 1, ..., over and over; a is kinds[0]. NULL: "a" */
-    int64_t first_dense;   /* so many first layers have an MLP of width `ffn` instead of experts */
-    int64_t mtp;           /* layers more that predict tokens further ahead (DeepSeek-V3, 2024), each of the last one's
-                              kind, with a projection of two rows to one, three norms, and head and loss again */
-    int64_t norms;         /* of each layer, beside those of heads; 0: one before the mixer, one before the MLP */
+    const char *pattern;   /* "aaab": the kinds of layers 0, 1, ..., repeated; a is kinds[0]. NULL: "a" */
+    int64_t first_dense;   /* number of first layers with an MLP of width `ffn` instead of experts */
+    int64_t mtp;           /* extra layers that predict tokens further ahead (DeepSeek-V3, 2024). Each is of the last
+                              layer's kind and has a projection of two rows to one, three norms, head and loss again */
+    int64_t norms;         /* norms per layer, those of heads not counted; 0: one before the mixer, one before the
+                              MLP */
 } cf_model;
 
-/* Checks a description. Errors: CF_ERROR_ARGUMENT or CF_ERROR_LIMIT with the member ("model.kv_heads") and, in wanted,
-   the nearest value that works. */
+/* Checks a model. Errors: CF_ERROR_ARGUMENT or CF_ERROR_LIMIT with the member ("model.kv_heads") and, in wanted, the
+   nearest value that works. */
 CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error);
 
 /* Numbers of parameters. */
@@ -736,73 +750,73 @@ typedef struct cf_parameters {
     int64_t attention; /* projections and their biases */
     int64_t mlp;       /* with biases, experts, routers, and projections of prediction layers */
     int64_t norms;
-    int64_t head;      /* 0 where it is tied to an embedding in the same place */
-    int64_t total;     /* of the five above */
-    int64_t experts;   /* the routed ones of mlp */
-    int64_t active;    /* total less those experts that a token does not go to; publishers leave the embedding out, too,
-                          or do not */
+    int64_t head;      /* 0 if it is tied to an embedding in the same place */
+    int64_t total;     /* sum of the five above */
+    int64_t experts;   /* routed experts; a part of mlp */
+    int64_t active;    /* total less the experts that a token does not go to; some publishers leave out the embedding
+                          as well */
 } cf_parameters;
 
-/* Counts the whole model, exactly. */
+/* Counts the parameters of the whole model, exactly. */
 CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters *out, cf_error *error);
 
 /* ---- splitting a model over GPUs ---- */
 
-/* Activations that a trainer drops in forward and makes again in backward. (Dropping whole chunks is the schedule's
-   matter.) */
+/* Activations that a trainer drops in forward and recomputes in backward. (The schedule decides which whole chunks are
+   dropped.) */
 #define CF_RECOMPUTES(X)                                                                                          \
     X(CF_RECOMPUTE_DEFAULT, "?")           /* CF_RECOMPUTE_NONE */                                                \
     X(CF_RECOMPUTE_NONE, "none")                                                                                  \
     X(CF_RECOMPUTE_SELECTIVE, "selective") /* the inside of attention (Megatron's core_attn): scores, or with     \
-                                              fused attention its row statistics, which is worth nothing */       \
-    X(CF_RECOMPUTE_LAYERNORM, "layernorm") /* the outputs of both norms (layernorm) */                            \
-    X(CF_RECOMPUTE_ACT, "act")             /* these, and the product of gate and up (moe_act of a dense MLP) */   \
-    X(CF_RECOMPUTE_MLP, "mlp")             /* these, and gate and up (mlp) */                                     \
+                                              fused attention its row statistics, which saves almost nothing */   \
+    X(CF_RECOMPUTE_LAYERNORM, "layernorm") /* the outputs of both norms (Megatron's layernorm) */                 \
+    X(CF_RECOMPUTE_ACT, "act")             /* layernorm, and the product of gate and up (moe_act of a dense MLP) */ \
+    X(CF_RECOMPUTE_MLP, "mlp")             /* act, and gate and up (Megatron's mlp) */                            \
     X(CF_RECOMPUTE_FULL, "full")           /* whole layers; each keeps only its input */
 
 CF_ENUM_OF(cf_recompute, CF_RECOMPUTES, CF_RECOMPUTE_COUNT);
 CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute);
 
-/* The stages that virtual stages lie on. */
+/* How virtual stages are placed on stages. */
 #define CF_PLACEMENTS(X)                                                                                          \
     X(CF_PLACEMENT_DEFAULT, "?")   /* CF_PLACEMENT_LOOP */                                                        \
-    X(CF_PLACEMENT_LOOP, "loop")   /* virtual stage v on stage v mod n_stages */                                  \
+    X(CF_PLACEMENT_LOOP, "loop")   /* virtual stage v is on stage v mod n_stages */                               \
     X(CF_PLACEMENT_V, "v")         /* there and back again: 0 .. n_stages - 1, n_stages - 1 .. 0, and so on (Qi et */ \
                                    /* al., Pipeline Parallelism with Controllable Memory, 2024) */
 
 CF_ENUM_OF(cf_placement, CF_PLACEMENTS, CF_PLACEMENT_COUNT);
 CHUNKFLOW_API const char *cf_placement_name(cf_placement placement);
 
-/* The stage of virtual stage v, counted from 0. Any placement but CF_PLACEMENT_V is a loop. -1 where n_stages is below
-   1 or v below 0. */
+/* Returns the stage of virtual stage v; both count from 0. Every placement except CF_PLACEMENT_V is a loop. Returns -1
+   if n_stages is below 1 or v below 0. */
 CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stages, int64_t v);
 
-/* The virtual stage that lies on a stage in one row of n_stages of them, row 0 being that of virtual stage 0: the other
-   way round. -1 where one of the numbers is out of range. */
+/* Returns the virtual stage on this stage in one row. A row is n_stages virtual stages; row 0 begins with virtual stage
+   0. It is the inverse of cf_placement_stage. Returns -1 if a number is out of range. */
 CHUNKFLOW_API int64_t cf_placement_at(cf_placement placement, int64_t n_stages, int64_t row, int64_t stage);
 
-/* Zero means default in every member. */
+/* How a model is split over GPUs. Zero means default in every member. */
 typedef struct cf_parallel {
-    int64_t tp;              /* tensor parallel; 0: 1. Must divide heads and ffn, and divide kv_heads or be a multiple
-                                of it (then K and V heads are replicated) */
+    int64_t tp;              /* tensor parallelism; 0: 1. Must divide heads and ffn, and divide kv_heads or be a
+                                multiple of it (then K and V heads are replicated) */
     int64_t pp;              /* pipeline stages; 0: 1 */
-    int64_t n_virtual;       /* virtual stages of each; 0: 1 */
-    cf_placement placement;  /* on which stage each of them lies; 0: loop */
+    int64_t n_virtual;       /* virtual stages per stage; 0: 1 */
+    cf_placement placement;  /* of virtual stages on stages; 0: loop */
     int64_t dp;              /* data-parallel ranks; 0: 1 */
     int64_t zero;            /* ZeRO level, over dp: 0 none, 1 optimizer states (Megatron's distributed optimizer), 2
-                                gradients too, 3 parameters too */
-    int no_sequence;         /* 1: no sequence parallelism. 0: what tensor parallelism leaves whole (norms, residuals)
-                                is split over tp by tokens */
+                                also gradients, 3 also parameters */
+    int no_sequence;         /* 1: no sequence parallelism. 0: what tensor parallelism does not split (norms,
+                                residuals) is split over tp by tokens */
     cf_recompute recompute;  /* 0: none */
-    int64_t recompute_layers; /* so many layers of each virtual stage make that again, and the others nothing; 0: all */
-    const int64_t *layers;   /* (pp x n_virtual) layers of each virtual stage; NULL: even. What does not divide goes one
-                                each to the second, third, ... virtual stage, then to the first, and never to the last,
-                                which has the output head */
+    int64_t recompute_layers; /* number of layers per virtual stage that recompute it; 0: all */
+    const int64_t *layers;   /* (pp x n_virtual) layers of each virtual stage; NULL: even. The remainder goes, one layer
+                                each, to virtual stages 1, 2, ..., then to 0. None goes to the last one, which has the
+                                output head */
     int64_t vocab_multiple;  /* vocab is padded to a multiple of this x tp (Megatron: 128); 0: 1 */
-    int64_t ep;              /* expert parallel: the routed experts of a layer lie whole on so many of the tp x dp GPUs
-                                of a stage, and each sends its rows to them; 0: 1, each has a tp-th of every expert's
-                                width. Must divide tp x dp and the experts of each kind */
-    int64_t imbalance;       /* with ep: percent of rows that the fullest GPU's experts get beyond the mean; 0: none */
+    int64_t ep;              /* expert parallelism: ep of the tp x dp GPUs of a stage share the routed experts of a
+                                layer. Each has whole experts, and the others send it rows. 0: 1, each GPU has a tp-th
+                                of every expert's width. Must divide tp x dp and the experts of each kind */
+    int64_t imbalance;       /* with ep: percent of rows above the mean that the fullest GPU's experts get; 0: none */
 } cf_parallel;
 
 CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel);
@@ -810,50 +824,53 @@ CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel);
 /* Checks a split of a model. Errors name the member ("parallel.tp") and give the nearest value that works. */
 CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_parallel *parallel, cf_error *error);
 
-/* The parameters that one GPU of a virtual stage holds before ZeRO divides them. A tied head on another stage than the
-   embedding is a copy and is counted as head; replicated norms, biases and K and V heads are counted on each GPU that
-   has them. Errors: as cf_parallel_validate, and "stage". */
+/* Counts the parameters that one GPU of a virtual stage holds before ZeRO divides them. A tied head on a different
+   stage than the embedding is a copy and counts as head. Replicated norms, biases and K and V heads count on each GPU
+   that has them. Errors: as cf_parallel_validate, and "stage". */
 CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
                                             cf_parameters *out, cf_error *error);
 
-/* The widths of the model as one GPU of a virtual stage has them: what its matrices, and so its time and memory, are
-   made of. */
+/* The widths of the model on one GPU of a virtual stage. Its matrices have these widths, and time and memory follow
+   from them. */
 typedef struct cf_shard {
     int64_t layers;
     int64_t hidden;
     int64_t heads;        /* query heads on this GPU */
     int64_t q;            /* heads x head_dim */
-    int64_t kv;           /* the same for K (or V) heads, replicas included */
+    int64_t kv;           /* K (or V) heads on this GPU x head_dim, replicas included */
     int64_t ffn;
     int64_t vocab;        /* rows of the embedding and of the head, padding included */
-    int64_t sequence;     /* over how many GPUs the rows of norms and residuals are split */
+    int64_t sequence;     /* GPUs that the rows of norms and residuals are split over */
     int64_t mlp_matrices; /* 3, or 2 without a gate */
     int first, last;      /* 1: the virtual stage has the embedding; it has the output head */
-    cf_mixer mixer;       /* what follows is of one layer of a kind; ffn above is then that of MLP or shared experts */
+    /* All members from here on are of one layer of a kind; then ffn above is the width of MLP or shared experts. */
+    cf_mixer mixer;
     int64_t out;          /* heads x value_dim */
-    int64_t value;        /* the same for heads of V. kv and value of a latent layer are as attention sees them */
-    int64_t elements;     /* that backward needs of the mixer: what goes into it, Q, K, V, output, gates */
+    int64_t value;        /* V heads x value_dim. In a latent layer kv and value are as attention sees them */
+    int64_t elements;     /* elements per row that backward needs of the mixer: its inputs, Q, K, V, output, gates */
     int64_t window;
-    int64_t state_row;    /* elements of the state that each row adds */
-    int64_t expand;       /* weights that make K and V out of such a row (latent), in every pass that reads it */
-    int64_t window_row;   /* what a row adds to the state of a layer with a window or chunks, where rows leave again */
-    int64_t snapshot;     /* elements of a recurrent layer's state (float), whatever its rows */
-    int64_t tail_row;     /* columns of its convolution */
-    int64_t tail;         /* rows of these that it hands on */
-    int64_t mixer_weights, mixer_vectors; /* parameters in matrices, and in biases and the like */
+    int64_t state_row;    /* elements that a row adds to the state */
+    int64_t expand;       /* latent: weights that make K and V out of such a row, in every pass that reads it */
+    int64_t window_row;   /* elements that a row adds to a state with a window or chunks, from which rows leave again */
+    int64_t snapshot;     /* elements of a recurrent layer's state (float), for any number of rows */
+    int64_t tail_row;     /* columns of a recurrent layer's convolution */
+    int64_t tail;         /* rows of that convolution which are handed on */
+    int64_t mixer_weights, mixer_vectors; /* parameters in matrices; in biases and the like */
     int64_t mlp_weights, mlp_vectors;     /* the same of MLP, shared experts and router */
-    int64_t experts, active, expert_ffn, expert_size; /* routed: here, for a token, width and parameters of one here */
-    int64_t reach;        /* of all experts of a layer, those that a token chooses among */
-    int64_t expert_share; /* over how many GPUs the rows are divided before they go to experts */
+    int64_t experts, active, expert_ffn, expert_size; /* routed experts: how many are on this GPU, how many a token goes
+                                                         to, the width of one on this GPU, and its parameters */
+    int64_t reach;        /* experts of a layer, on all GPUs, that a token may choose from */
+    int64_t expert_share; /* GPUs that the rows are divided over before they go to experts */
     int64_t norms;        /* parameters */
     int outputs;          /* 1: it may keep attention's outputs for a replay (cf_memory_desc.outputs): full and latent
                              attention, and windows of at least CF_MIN_OUTPUT_WINDOW rows */
 } cf_shard;
 
-/* Finds the widths of one kind of layers, counted from 0; one past the last is CF_ERROR_ARGUMENT. A model without
-   `kinds` has one kind. With first_dense its kinds come twice, as they are and then with an MLP. The stage may have no
-   layer of the kind; prediction layers are among the last stage's. Kind -1 counts all layers of the stage, and takes
-   what differs between kinds from the first one. Errors: as cf_stage_parameters. *out is untouched on failure. */
+/* Finds the widths of one kind of layer, counted from 0. A model without `kinds` has one kind. With first_dense its
+   kinds come twice: as they are, and then with an MLP instead of experts. A kind past the last one is
+   CF_ERROR_ARGUMENT. The stage may have no layer of the kind. Prediction layers count to the last virtual stage. Kind
+   -1 counts all layers of the stage, and takes members that differ between kinds from kind 0. Errors: as
+   cf_stage_parameters. *out is untouched on failure. */
 CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage, int64_t kind,
                                        cf_shard *out, cf_error *error);
 
