@@ -878,7 +878,7 @@ CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel 
    >>memory    bytes of a stage
    ================================================================================================================ */
 
-/* Ways to compute the loss, with the bytes per logit that each keeps for backward and needs at its peak. */
+/* Ways to compute the loss: the bytes per logit that each keeps for backward, and its bytes per logit at the peak. */
 typedef enum cf_loss {
     CF_LOSS_DEFAULT = 0, /* CF_LOSS_PARALLEL */
     CF_LOSS_PARALLEL,    /* vocabulary-parallel, as in Megatron-LM: bf16 logits, a float copy, a float softmax that
@@ -887,113 +887,118 @@ typedef enum cf_loss {
                             float gradients beside it and the bf16 logits. Keeps 4, peak 14 */
     CF_LOSS_FUSED,       /* one kernel that turns the bf16 logits into their gradient in place. Keeps 2, peak 2 */
     CF_LOSS_CHUNKED,     /* head and loss together, a few rows at a time; only the gradient of the head's input stays
-                            (2 bytes x hidden). There are no logits at all */
+                            (2 bytes x hidden). There are no whole logits at any time */
     CF_LOSS_COUNT
 } cf_loss;
 
 #define CF_RUNTIME_BYTES ((int64_t)2 << 30) /* context, loaded kernels, buffers of libraries and of NCCL */
 #define CF_FRAGMENTATION 10                 /* percent */
-#define CF_STATE_SLOTS 3                    /* blocks of a ring of streamed state, unless more or fewer are asked for:
-                                               one for attention, one on its way in, one on its way out */
+#define CF_STATE_SLOTS 3                    /* default blocks of a ring of streamed state: one for attention, one on its
+                                               way in, one on its way out */
 #define CF_BORDER_TOKENS 4096
 
-/* A training whose memory is estimated. Zero means default in every member; model must be given. */
+/* A training run whose memory is estimated. Zero means default in every member; model must be given. */
 typedef struct cf_memory_desc {
     const cf_model *model;
     cf_parallel parallel;
     cf_loss loss;                 /* 0: parallel */
     int unfused;                  /* 1: norms and SwiGLU as separate operations that each keep their results (float
                                      copies of the norms' inputs, the normalised rows, the gate's activation) */
-    int unfused_attention;        /* 1: attention writes out its scores; count cf_memory_load.live_scores then */
-    int64_t activation_bytes;     /* of each element of activations, boundaries and logits; 0: 2 (bf16) */
-    int64_t parameter_bytes;      /* of each parameter; 0: 2 (bf16) */
-    int64_t gradient_bytes;       /* 0: 4 (float) */
-    int64_t optimizer_bytes;      /* 0: 12 (float master copy, two Adam moments); 6 with moments of 8 bits */
-    int64_t matrix_bytes;         /* the same for parameters of attention and MLP, biases too; 0: as the others. Muon
-                                     has one moment for these: 8 */
-    int64_t lora_rank;            /* adapters of this rank beside each matrix of attention, MLP and shared experts, and
-                                     these alone have gradients and optimizer states; 0: all is trained */
-    int64_t lora_experts;         /* 1: also beside those of each routed expert; needs lora_rank */
-    int64_t state_bytes;          /* of each element of K and V in the state; 0: 2 */
-    int64_t state_gradient_bytes; /* of each element of their gradients; 0: 4 (float accumulators); 2 for bf16 */
-    int64_t runtime_bytes;        /* what no formula here covers, in bytes; 0: CF_RUNTIME_BYTES. It is never nothing:
-                                     measure an idle process of yours and put the number here */
+    int unfused_attention;        /* 1: attention writes out its scores; then also fill cf_memory_load.live_scores */
+    int64_t activation_bytes;     /* per element of activations, boundaries and logits; 0: 2 (bf16) */
+    int64_t parameter_bytes;      /* per parameter; 0: 2 (bf16) */
+    int64_t gradient_bytes;       /* per parameter; 0: 4 (float) */
+    int64_t optimizer_bytes;      /* per parameter; 0: 12 (float master copy, two float Adam moments). With two 8-bit
+                                     moments: 6 */
+    int64_t matrix_bytes;         /* optimizer bytes per parameter of attention and MLP, biases included; 0:
+                                     optimizer_bytes. Muon keeps one moment for these: 8 */
+    int64_t lora_rank;            /* rank of LoRA adapters beside each matrix of attention, MLP and shared experts. Then
+                                     only adapters have gradients and optimizer states. 0: all parameters are trained */
+    int64_t lora_experts;         /* 1: adapters also beside each routed expert's matrices; needs lora_rank */
+    int64_t state_bytes;          /* per element of K and V in the state; 0: 2 */
+    int64_t state_gradient_bytes; /* per element of dK and dV in the state; 0: 4 (float accumulators); 2 for bf16 */
+    int64_t runtime_bytes;        /* bytes that no formula here covers; 0: CF_RUNTIME_BYTES. It is never zero: measure
+                                     an idle process of yours and put the number here */
     int64_t fragmentation;        /* percent of activations, logits, working memory, state and inputs that the allocator
                                      loses in gaps; 0: CF_FRAGMENTATION; -1: none (one arena, carved once) */
-    int64_t state_window;         /* rows of one layer's K and V, and of their gradients, that are on the device at
-                                     once: a ring of fixed bytes, through which passes stream a state in host memory
-                                     layer by layer, block by block (CF_STATE_SLOTS blocks by default). Kept stage
-                                     inputs are in host memory then, too. 0: all of it stays on the device */
-    int64_t gathered;             /* rows of the longest sequence that a cp group of ranks shares: of one layer, K and V
-                                     of all of them, and their gradients, are gathered in the buffers. The load's state
-                                     counts rows of the rank's own part. 0: there is no cp group */
-    int64_t chunk_size;           /* of a model with windows or recurrent layers: there is a border between chunks for
-                                     every chunk_size tokens of state; 0: CF_BORDER_TOKENS */
+    int64_t state_window;         /* rows of one layer's K and V, and of their gradients, on the device at once: a ring
+                                     of fixed size. Passes stream a state in host memory through it, layer by layer and
+                                     block by block (CF_STATE_SLOTS blocks by default). Kept stage inputs are in host
+                                     memory as well. 0: the whole state stays on the device */
+    int64_t gathered;             /* rows of the longest sequence of a cp group. The buffers hold K and V of all its
+                                     rows, and their gradients, for one layer. A load's state_tokens count only rows of
+                                     the rank's own part. 0: no cp group */
+    int64_t chunk_size;           /* for models with windows or recurrent layers: one border is counted per chunk_size
+                                     tokens of state; 0: CF_BORDER_TOKENS */
     int outputs;                  /* 1: a dropped chunk keeps attention's outputs and log-sum-exps beside its stage
-                                     input, so that its replay does not attend (past the paper). Only with local
+                                     input, so that its replay computes no attention (not in the paper). Only with local
                                      replay, and not with full recomputation or unfused attention, which drop them */
 } cf_memory_desc;
 
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc);
 
-/* Bytes on one GPU of a virtual stage, for each token of ... */
+/* Bytes on one GPU of a virtual stage, per token of ... */
 typedef struct cf_token_bytes {
     int64_t activations;    /* a chunk whose activations are kept */
-    int64_t state;          /* state: K and V of this stage's layers, or 0 with a state_window; routes; and a
-                               chunk_size-th of `border`, rounded up, always */
-    int64_t state_gradient; /* state gradient; 0 with a state_window */
-    int64_t boundary;       /* what goes from stage to stage */
+    int64_t state;          /* state: K and V of this stage's layers (0 with a state_window), routes, and `border` /
+                               chunk_size, rounded up */
+    int64_t state_gradient; /* state with gradients (0 with a state_window) */
+    int64_t boundary;       /* a tensor that goes from stage to stage */
     int64_t dropped;        /* a chunk dropped in local replay, until its replay begins: its stage input, which is one
                                `boundary`, and its outputs, if it keeps any */
     int64_t logits;         /* the chunk that is at its loss, beyond what stays (last virtual stage; 0 elsewhere) */
     int64_t working;        /* the chunk that is in backward: gradients of one layer's activations, and that layer's
                                recomputed activations; with a state_window, also the sums of attention by blocks */
     int64_t buffers;        /* the chunk that is in any pass: gathered rows of tensor parallelism, sends and receives */
-    /* And not for each token: */
-    int64_t border;         /* a border between two chunks of a chain: the last rows of layers with a window, and of
-                               recurrent layers the state there (float) and the convolution's last rows */
-    int64_t carry;          /* a chain in backward: the gradients of those, of one border */
-    int64_t routes;         /* part of `state`: two bytes for each expert that a token goes to, for its replay */
+    /* Not per token: */
+    int64_t border;         /* bytes of a border between two chunks of a chain: the last rows of layers with a window,
+                               and a recurrent layer's state there (float) and last rows of its convolution */
+    int64_t carry;          /* bytes of the gradients of one border, which a chain in backward holds */
+    int64_t routes;         /* part of `state`: two bytes per expert that a token goes to, for its replay */
 } cf_token_bytes;
 
-/* Activations, in bytes per layer and token with two bytes an element (q = heads x head_dim / tp, kv = K heads on this
-   GPU x head_dim, f = ffn / tp, s = tp with sequence parallelism, else 1):
+/* Finds bytes per token. Activations, in bytes per layer and token with two bytes per element (q = heads x head_dim /
+   tp, kv = K heads on this GPU x head_dim, f = ffn / tp, s = tp with sequence parallelism, else 1):
      8 h / s  inputs of both norms, and of the projections after them
-     4 q      Q, attention output;  4 kv  K, V (again, where they are in the state too)
+     4 q      Q, attention output;  4 kv  K, V (also if they are in the state)
      4 heads / tp  float row statistics of attention (not with selective recompute)
      6 f      gate, up, product (4 f without gate)
-     unfused: 8 h / s more (each norm: float input in place of bf16, and the normalised rows), 2 f (the activated gate)
-     unfused attention: 2 heads / tp for each score in place of the statistics (nothing with selective recompute)
-   Layers that recompute keep 4 h / s less and nothing unfused of norms (layernorm and what goes beyond it), 2 f less
-   and no activated gate (act), no f at all (mlp), or 2 h / s alone (full).
+     unfused  8 h / s extra (each norm: float input instead of bf16, and normalised rows), 2 f extra (activated gate)
+     unfused attention  2 heads / tp per score, instead of the row statistics (nothing with selective recompute)
+   Layers that recompute layernorm or more keep 4 h / s less and no unfused parts of norms. With act they also keep 2 f
+   less and no activated gate, with mlp no f at all, and with full only 2 h / s.
    First stage: 8 (token ids). Last stage: 4 h / s (final norm) and what the loss keeps.
-   Outputs of a dropped chunk: 2 heads x value_dim + 4 heads of each layer whose shard has `outputs`. They pass into the
-   activations when the replay begins.
-   With a state_window attention goes through its prefix by blocks of keys, and `working` has what it carries from block
-   to block of a layer: 4 q + 8 heads / tp, the sums of dQ in fp32 and two numbers for each row of a head. The kernels
-   of chunkflow_cuda.cu take as much, and more only where they split tiles because a GPU would idle.
+   Outputs of a dropped chunk: 2 heads x value_dim + 4 heads per layer whose shard has `outputs`. They become part of
+   the activations when the replay begins.
+   With a state_window, attention goes through its prefix by blocks of keys. `working` then has the values that go from
+   block to block of a layer: 4 q + 8 heads / tp, the sums of dQ in fp32 and two numbers per row of a head. The kernels
+   of chunkflow_cuda.cu take as much, and more only if they split tiles because a GPU would idle.
    This is Korthikanti et al., Reducing Activation Recomputation (2022), Table 2, without dropout masks, with grouped
-   heads and a gate. Of kinds of layers: q, kv as their heads are; an output gate 2 q and 2 out more; a latent layer its
-   latents, and K and V of each head; a recurrent one the rows of its convolution before and after it (4 each), three
-   rows of values (6) and a block of 64 for each head (2 x 64, not mamba2), as fla keeps them: read, not measured. A row
-   goes to `active` experts, and for each of them there are its copy (2 h) and 6 f of the expert's width, imbalance
-   percent more with ep; 8 for each expert (logits and probabilities of the router, float), gone with mlp. A pass has
-   buffers of 4 h for each of them, sent and received. recompute_layers counts layers of the first kinds first.
-   A border of window layers has min(chunk_size, window - 1) rows of K and V, one of chunked attention as many of its
-   `window`, or none where that divides chunk_size. Errors: as cf_memory_estimate. */
+   heads and a gate. Kinds of layers differ from it:
+     heads            q and kv of the kind's own heads
+     output gate      2 q + 2 out extra
+     latent layer     its latents, and K and V of each head
+     recurrent layer  4 per column of its convolution (its rows before and after), 6 out (three rows of values), 128 per
+                      head (a block of 64; not mamba2), as fla keeps them: read, not measured
+     experts          per active expert a copy of the row (2 h) and 6 f of the expert's width, with ep `imbalance`
+                      percent more; 8 per expert of the layer (logits and probabilities of the router, float). All of
+                      these are gone with mlp. The buffers of a pass have 4 h per active expert, sent and received
+   recompute_layers counts layers of the first kinds first. A border of window layers has min(chunk_size, window - 1)
+   rows of K and V. A border of chunked attention has min(chunk_size, window), or none if window divides chunk_size.
+   Errors: as cf_memory_estimate. */
 CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_t stage, cf_token_bytes *out,
                                               cf_error *error);
 
-/* The tokens that one virtual stage holds at one moment: peaks of a simulated timeline, or counts of your own. None is
+/* Tokens that one virtual stage holds at one moment: peaks of a simulated timeline, or counts of your own. None is
    negative. */
 typedef struct cf_memory_load {
     int64_t live_tokens;           /* padded tokens of all chunks whose activations are kept */
     int64_t chunk_tokens;          /* padded tokens of the largest chunk that may be in a pass */
     int64_t state_tokens;          /* tokens whose K and V are in device memory, or streamed (state_window) */
-    int64_t state_gradient_tokens; /* tokens that have gradients of K and V there */
+    int64_t state_gradient_tokens; /* tokens whose dK and dV are there as well */
     int64_t input_tokens;          /* padded tokens of dropped chunks: their stage inputs (local replay), and outputs */
     int64_t live_scores;           /* unfused attention: sum over live chunks of tokens x (prefix + tokens) */
-    int64_t chunk_scores;          /* the same of the largest chunk in a pass */
+    int64_t chunk_scores;          /* unfused attention: tokens x (prefix + tokens) of the largest chunk in a pass */
 } cf_memory_load;
 
 /* The parts of a stage's memory, in bytes on one GPU. */
@@ -1016,22 +1021,22 @@ typedef struct cf_memory_report {
 #undef CF_MEMBER_ITEM
     int64_t total;    /* sum of all above */
     int64_t host;     /* streamed state, in host memory; not part of total */
-    int at_loss;      /* 1: the peak is at the loss, where logits exist and no layer is in backward (working is 0); 0:
-                         in a layer's backward, where logits are gone (logits is 0) */
+    int at_loss;      /* 1: the peak is at the loss, when logits exist and no layer is in backward (working is 0); 0: it
+                         is in a layer's backward, when logits are gone (logits is 0) */
 } cf_memory_report;
 
-/* Adds up every stage. There is a load for each virtual stage (n_loads is pp x n_virtual) and a report for each stage
-   (n_reports is pp), which sums up its virtual stages. Parameters, gradients and optimizer states are bytes x
-   cf_stage_parameters, divided over dp as parallel.zero says (rounded up); with ZeRO 3 the buffers hold two gathered
-   layers. With a state_window, a stage that has any state, on whichever of its virtual stages, has
+/* Estimates the memory of every stage. Give one load per virtual stage (n_loads is pp x n_virtual) and room for one
+   report per stage (n_reports is pp), which sums up its virtual stages. Parameters, gradients and optimizer states are
+   bytes x cf_stage_parameters, divided over dp according to parallel.zero (rounded up). With ZeRO 3 the buffers hold
+   two gathered layers. With a state_window, a stage that has any state, on any of its virtual stages, has
      state           state_window x 2 kv x state_bytes, once
      state gradient  state_window x 2 kv x state_gradient_bytes, once
-     inputs          kept inputs and outputs, but no more than two of chunk_tokens: one in use, one on its way
-     host            state, state gradient, kept inputs and outputs of all its virtual stages, as they would be without
-   where borders and carries stay on the device: a stage that has gradients of state has one carry, beside them.
-   ZeRO divides routed experts over tp x dp / ep GPUs with ep, and over dp like all else without.
-   Reports are untouched on failure. Errors: as cf_model_validate and cf_parallel_validate, CF_ERROR_ARGUMENT
-   with the member, or CF_ERROR_OVERFLOW. */
+     inputs          kept inputs and outputs, but at most two of chunk_tokens: one in use, one on its way
+     host            state, state gradient, kept inputs and outputs of all its virtual stages, as without a window
+   Borders and carries stay on the device in addition. A virtual stage with gradients of state has one carry.
+   ZeRO divides routed experts over tp x dp / ep GPUs with ep, and over dp like all other parameters without ep.
+   Reports are untouched on failure. Errors: as cf_model_validate and cf_parallel_validate, CF_ERROR_ARGUMENT with the
+   member, or CF_ERROR_OVERFLOW. */
 CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_memory_load *loads, int64_t n_loads,
                                            cf_memory_report *reports, int64_t n_reports, cf_error *error);
 
