@@ -1044,7 +1044,7 @@ CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_
    >>pipeline    passes, what each waits for, and what each costs
    ================================================================================================================ */
 
-/* The passes. Those from SEND_F on are in lowered schedules alone. */
+/* The passes. Those from SEND_F on are only in lowered schedules. */
 #define CF_PASSES(X)                                                                                              \
     X(CF_F, "F")                /* forward */                                                                     \
     X(CF_R, "R")                /* replay: forward again, because the activations were dropped */                 \
@@ -1052,11 +1052,11 @@ CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_
     X(CF_I, "I")                /* backward, gradient of the inputs only */                                       \
     X(CF_W, "W")                /* backward, gradient of the weights only */                                      \
     X(CF_SEND_F, "SEND_F")      /* boundary activations of F to the next virtual stage */                         \
-    X(CF_RECV_F, "RECV_F")      /* the same, from the previous virtual stage */                                   \
+    X(CF_RECV_F, "RECV_F")      /* what SEND_F sends, from the previous virtual stage */                          \
     X(CF_SEND_R, "SEND_R")      /* boundary activations of R (pipeline replay) to the next virtual stage */       \
     X(CF_RECV_R, "RECV_R")                                                                                        \
     X(CF_SEND_B, "SEND_B")      /* gradient of the boundary activations (of B or I) to the previous stage */      \
-    X(CF_RECV_B, "RECV_B")      /* the same, from the next virtual stage */
+    X(CF_RECV_B, "RECV_B")      /* what SEND_B sends, from the next virtual stage */
 
 CF_ENUM_OF(cf_pass, CF_PASSES, CF_PASS_COUNT);
 
@@ -1067,93 +1067,94 @@ CHUNKFLOW_API const char *cf_pass_name(cf_pass pass);
 /* Ways to replay a dropped forward. */
 #define CF_REPLAYS(X)                                                                                             \
     X(CF_REPLAY_DEFAULT, "?")          /* CF_REPLAY_LOCAL */                                                      \
-    X(CF_REPLAY_PIPELINE, "pipeline")  /* through all stages again (the paper): only `paper` */                    \
-    X(CF_REPLAY_LOCAL, "local")        /* each stage keeps its input and replays alone (past the paper) */
+    X(CF_REPLAY_PIPELINE, "pipeline")  /* through all stages again, as in the paper; only for `paper` */          \
+    X(CF_REPLAY_LOCAL, "local")        /* each stage keeps its input and replays alone (not in the paper) */
 
 CF_ENUM_OF(cf_replay, CF_REPLAYS, CF_REPLAY_COUNT);
 CHUNKFLOW_API const char *cf_replay_name(cf_replay replay);
 
-/* The shape of a pipeline: what is asked for and what a schedule or graph has. In a description, zero means default in
-   every member. */
+/* The shape of a pipeline, in options and in a schedule or graph. In options, zero means default in every member. */
 typedef struct cf_shape {
     int64_t n_stages;       /* 0: 1 */
-    int64_t n_virtual;      /* virtual stages of each stage. 0: 1, and 2 for interleaved schedules */
-    cf_placement placement; /* on which stage each of them lies. 0: loop */
+    int64_t n_virtual;      /* virtual stages per stage. 0: 1, and 2 for interleaved schedules */
+    cf_placement placement; /* of virtual stages on stages. 0: loop */
     cf_replay replay;       /* 0: local */
-    int64_t k;              /* most chunks of one chain that keep activations at once on a virtual stage. 0: 1 */
+    int64_t k;              /* maximum chunks of one chain that keep activations at once on a virtual stage. 0: 1 */
     int64_t rank;           /* the rank of the plan whose chunks run */
-    int64_t forward_only;   /* 1: each chunk has its F and no other pass (old and reference log-probabilities,
-                               evaluation). Nothing is kept, and a chain's state goes with the last F that reads it */
+    int64_t forward_only;   /* 1: each chunk has only its F (old and reference log-probabilities, evaluation). Nothing
+                               is kept, and a chain's state is freed after the last F that reads it */
 } cf_shape;
 
-/* Bytes that a stage holds for each token of ... All zero: bytes are not counted. */
+/* Bytes that a stage holds per token of ... All zero: bytes are not counted. */
 typedef struct cf_held_bytes {
     int64_t activations;    /* a chunk whose activations are kept, padding included */
     int64_t state;          /* a chain: its K and V, from the start of the token's F to the end of its B (or I) */
-    int64_t state_gradient; /* the same: its dK and dV, from the start of the chain's first backward to that end; of a
-                               chain that others go on from, from the start of the first F of one of them */
+    int64_t state_gradient; /* a chain: its dK and dV, from the start of the chain's first backward to the end of the
+                               token's B (or I); if other chains continue it, from the start of the first F of them */
     int64_t boundary;       /* a chunk dropped in local replay: its saved input, and its outputs if it keeps any
-                               (cf_token_bytes.dropped), from the start of its F to that of its R */
+                               (cf_token_bytes.dropped), from the start of its F to the start of its R */
 } cf_held_bytes;
 
-#define CF_NO_LIMIT (-1) /* as a limit: none, not even one that would hold by default or is written in a schedule */
+#define CF_NO_LIMIT (-1) /* no limit at all, not even a default one or one that is written in a schedule */
 
-/* The most that a stage may hold at once. In every member and in every entry of an array, 0 means "not given" and
-   CF_NO_LIMIT means "none". Where nothing is given there is a default, which whoever takes the limits names. An entry
-   that is given goes before the member for all stages. */
+/* The maximum that a stage may hold at once. In every member and array entry, 0 means "not given" and CF_NO_LIMIT means
+   "none". If no limit is given a default applies; the functions that take limits name it. An array entry that is given
+   overrides the member for all stages. */
 typedef struct cf_limits {
-    int64_t chunks;     /* chunks whose activations a stage keeps, all of its virtual stages together */
+    int64_t chunks;     /* chunks whose activations a stage keeps, on all of its virtual stages together */
     int64_t state;      /* tokens whose K and V are held, on each virtual stage of a stage */
-    int64_t bytes;      /* bytes of all that a stage holds */
-    const int64_t *chunks_by_stage, *state_by_stage, *bytes_by_stage; /* (n_stages) the same stage by stage, or NULL */
-    cf_held_bytes per_token; /* what `bytes` counts; must be given with it */
+    int64_t bytes;      /* all bytes that a stage holds */
+    const int64_t *chunks_by_stage, *state_by_stage, *bytes_by_stage; /* (n_stages) one limit per stage, or NULL */
+    cf_held_bytes per_token; /* the bytes that `bytes` counts; must be given with it */
 } cf_limits;
 
-/* The reasons for which a pass waits for another one. */
+/* The reasons why a pass waits for another pass. */
 #define CF_EDGES(X)                                                                                               \
-    X(CF_EDGE_ACTIVATION, "activation")          /* F or R on the virtual stage before, whose output is the input */ \
-    X(CF_EDGE_GRADIENT, "gradient")              /* B or I on the virtual stage behind */                         \
-    X(CF_EDGE_STATE, "state")                    /* F of the chunk before, in the chain or, for the first child of */ \
-                                                 /* another one, in that: its K and V */                          \
-    X(CF_EDGE_STATE_GRADIENT, "state gradient")  /* B or I of the chain's next chunk, or of the first one of its */ \
-                                                 /* last child: its part of dK and dV */                          \
-    X(CF_EDGE_REPLAY, "replay")                  /* own F, which kept nothing, before R */                        \
-    X(CF_EDGE_OWN, "own")                        /* own F or R with the activations before B or I; own I before W */ \
-    X(CF_EDGE_SLOT, "slot")                      /* B or W of a later chunk of the chain, which has given back the */ \
-                                                 /* place that R takes */                                        \
-    X(CF_EDGE_ORDER, "order")                    /* the same pass of the sibling before it in a tree: siblings take */ \
+    X(CF_EDGE_ACTIVATION, "activation")          /* F or R on the previous virtual stage: its output is the input */ \
+    X(CF_EDGE_GRADIENT, "gradient")              /* B or I on the next virtual stage: its gradient */             \
+    X(CF_EDGE_STATE, "state")                    /* F of the previous chunk in the chain or, for the first child */ \
+                                                 /* of another chunk, of that chunk: its K and V */               \
+    X(CF_EDGE_STATE_GRADIENT, "state gradient")  /* B or I of the next chunk in the chain, or of the first chunk */ \
+                                                 /* of the last child: its part of dK and dV */                   \
+    X(CF_EDGE_REPLAY, "replay")                  /* R: its own F, which kept nothing */                           \
+    X(CF_EDGE_OWN, "own")                        /* B or I: its own F or R with the activations; W: its own I */  \
+    X(CF_EDGE_SLOT, "slot")                      /* R: B or W of a later chunk of the chain, which freed the slot */ \
+                                                 /* that R takes */                                               \
+    X(CF_EDGE_ORDER, "order")                    /* the same pass of the previous sibling in a tree: siblings take */ \
                                                  /* turns */
 
 CF_ENUM_OF(cf_edge_why, CF_EDGES, CF_EDGE_COUNT);
 CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why);
 
-/* The passes of one virtual stage. All zero: F = R = rows, B = 2 x rows, I = W = rows, where the rows of a chunk are
-   its tokens with padding: the unit costs of the paper's figures. Otherwise a member that is all zero is derived:
+/* The costs of the passes of one virtual stage. All zero: unit costs as in the paper's figures, F = R = rows, B = 2 x
+   rows, I = W = rows; a chunk's rows are its tokens with padding. Otherwise a member that is all zero is derived:
    R = F (without its pairs, if cf_timing.outputs), B = I + W or 2 x F, I = W = B / 2. */
 typedef struct cf_stage_cost {
     cf_pass_cost forward, replay, backward, input, weight;
 } cf_stage_cost;
 
-/* The costs of a pipeline. Zero means default in every member: unit costs, transfers that take no time. Passes and
+/* The costs of a pipeline. Zero means default in every member: unit costs, and transfers that take no time. Passes and
    transfers between stages take time for all rows of a chunk, padding included. Transfers run beside compute, and a
-   stage has a queue for each of its two directions. */
+   stage has one queue for each of its two directions. */
 typedef struct cf_timing {
     cf_stage_cost all;            /* every virtual stage, unless `stages` is given */
     const cf_stage_cost *stages;  /* (n_stages x n_virtual), by virtual stage; NULL: all alike */
-    double latency;               /* seconds of any transfer between stages */
-    double seconds_per_token;     /* more per row of boundary activations or their gradient (bytes / bandwidth) */
-    double stream_forward;        /* a state in host memory that passes stream by layer (cf_memory_desc.state_window):
-                                     seconds that a token of the prefix is on its way in F and R, in all layers of a
-                                     virtual stage; 0: no stream */
-    double stream_backward;       /* the same in B and I, where gradients come in and go out as well */
-    double stream_exposed;        /* the part of that in which nothing can be computed, 0 .. 1: the first layer's. A
-                                     pass takes it and then the larger of its compute and what is left of its stream */
-    double gather_forward;        /* with cp groups: the same, after the stream, for each row before the chunk that
-                                     another rank has (cf_kv_sources); columns have none. Ranks of a cp group run every
-                                     pass but W together, so that it takes as long as the slowest of them */
-    double gather_backward;
-    int outputs;                  /* 1: an R takes attention's outputs from its F and does not attend, so for it nothing
-                                     streams in or is gathered (cf_memory_desc.outputs). Only with local replay */
+    double latency;               /* seconds per transfer between stages */
+    double seconds_per_token;     /* extra seconds per row of boundary activations or their gradient (bytes /
+                                     bandwidth) */
+    double stream_forward;        /* for a state in host memory that passes stream by layer
+                                     (cf_memory_desc.state_window): seconds that a token of the prefix takes to stream
+                                     in F and R, over all layers of a virtual stage; 0: no stream */
+    double stream_backward;       /* the same in B and I, which also stream gradients in and out */
+    double stream_exposed;        /* the part of the stream's time that no compute hides, 0 .. 1: that of the first
+                                     layer. A pass takes this part plus the larger of its compute and the rest of its
+                                     stream */
+    double gather_forward;        /* with cp groups: seconds in F and R, after the stream, per row before the chunk that
+                                     another rank has (cf_kv_sources); columns have no such rows. Ranks of a cp group
+                                     run every pass except W together, so it takes as long as on the slowest rank */
+    double gather_backward;       /* the same in B and I */
+    int outputs;                  /* 1: an R takes attention's outputs from its F and computes no attention, so it
+                                     streams and gathers nothing (cf_memory_desc.outputs). Only with local replay */
 } cf_timing;
 
 /* ================================================================================================================
@@ -1161,25 +1162,25 @@ typedef struct cf_timing {
    ================================================================================================================ */
 
 #define CF_MAX_STAGES 65536                    /* virtual stages of a pipeline */
-#define CF_MAX_ACTIONS ((int64_t)1 << 27)      /* actions of a schedule: 1.5 GiB of them */
+#define CF_MAX_ACTIONS ((int64_t)1 << 27)      /* actions of a schedule: 1.5 GiB */
 
 /* The kinds of schedule. */
 #define CF_SCHEDULE_KINDS(X)                                                                                          \
     X(CF_SCHEDULE_DEFAULT, "?")               /* CF_SCHEDULE_BEST */                                                  \
-    X(CF_SCHEDULE_PAPER, "paper")             /* state-aware 1F1B: the shorter of two orders, in both of which a */   \
-                                              /* stage runs ahead of the last one by its distance from it, and */     \
-                                              /* other work fills the wait for a replay. The last stage takes */      \
-                                              /* forwards until its next backward can run, or is always a constant */ \
-                                              /* number of forwards ahead of its backwards, the most that any */      \
+    X(CF_SCHEDULE_PAPER, "paper")             /* state-aware 1F1B: the shorter of two orders. In both, a stage runs */ \
+                                              /* ahead of the last one by its distance from it, and other work */     \
+                                              /* fills the wait for a replay. In one, the last stage takes forwards */ \
+                                              /* until its next backward can run. In the other it stays a constant */ \
+                                              /* number of forwards ahead of its backwards: the most that any */      \
                                               /* backward needs */                                                    \
-    X(CF_SCHEDULE_GPIPE, "gpipe")             /* all forwards, then all backwards; under a limit in rounds that */    \
+    X(CF_SCHEDULE_GPIPE, "gpipe")             /* all forwards, then all backwards; under a limit, in rounds that */   \
                                               /* fit into it */                                                       \
     X(CF_SCHEDULE_1F1B, "1f1b")               /* stage s keeps at most n_stages - s chunks, and more only if a */     \
-                                              /* chain cannot do with that */                                         \
+                                              /* chain needs them */                                                  \
     X(CF_SCHEDULE_INTERLEAVED, "interleaved") /* 1F1B over several virtual stages on each stage */                    \
-    X(CF_SCHEDULE_ZERO_BUBBLE, "zero-bubble") /* backwards are cut into I and W, and W fills the gaps; no stage */    \
-                                              /* keeps more than 1F1B's fullest one */                                \
-    X(CF_SCHEDULE_BEST, "best")               /* searched for */
+    X(CF_SCHEDULE_ZERO_BUBBLE, "zero-bubble") /* backwards are split into I and W, and W fills the gaps; no stage */  \
+                                              /* keeps more than the fullest one of 1f1b */                           \
+    X(CF_SCHEDULE_BEST, "best")               /* the shortest that a search finds */
 
 CF_ENUM_OF(cf_schedule_kind, CF_SCHEDULE_KINDS, CF_SCHEDULE_COUNT);
 CHUNKFLOW_API const char *cf_schedule_kind_name(cf_schedule_kind kind);
@@ -1189,107 +1190,109 @@ typedef struct cf_action {
     int32_t chunk;     /* index into plan->chunks */
     int32_t stage;     /* virtual stage, 0 .. n_stages x n_virtual - 1 */
     uint8_t pass;      /* a cf_pass */
-    uint8_t keep;      /* F and R: 1 if the activations stay for a backward. 0 for the others */
+    uint8_t keep;      /* F and R: 1 if the activations stay for a backward. 0 in other passes */
     uint16_t reserved; /* 0 */
 } cf_action;
 
 /* The order in which each stage runs its passes. Stage s runs actions[first[s] .. first[s + 1]) one after the other. */
 typedef struct cf_schedule {
-    cf_schedule_kind kind; /* who made it; 0: none of the generators */
+    cf_schedule_kind kind; /* the generator that made it; 0: no generator of this library */
     cf_shape shape;        /* only rank and forward_only may be 0; placement is CF_PLACEMENT_LOOP or CF_PLACEMENT_V */
     int64_t n_chunks;      /* chunks of the plan */
     int64_t n_actions;
-    int lowered;           /* 1: the lists hold SEND_* and RECV_* actions too (cf_schedule_lower) */
-    int lockstep;          /* 1: a rank's part of a list for all ranks (cf_lockstep_schedule), too late to be lowered */
+    int lowered;           /* 1: the lists also hold SEND_* and RECV_* actions (cf_schedule_lower) */
+    int lockstep;          /* 1: one rank's part of a list for all ranks (cf_lockstep_schedule); cannot be lowered */
     int64_t *first;        /* (n_stages + 1) */
     cf_action *actions;    /* (n_actions) */
-    cf_limits limits;      /* what it was made under, given or by default; not given: none */
+    cf_limits limits;      /* the limits that it was made under, defaults included; not given: none */
     cf_block block;        /* the memory that it lies in */
 } cf_schedule;
 
-/* A report of CF_SCHEDULE_BEST. The fixed schedules are always among its candidates, and a search that reaches the
-   bound stops there. Of CF_SCHEDULE_PAPER's two orders it reports all but max_tries, n_improved, bound and gap. */
+/* A report of a search. CF_SCHEDULE_BEST always tries the fixed kinds as well, and stops when it reaches the bound.
+   CF_SCHEDULE_PAPER reports on its two orders, without max_tries, n_improved, bound and gap. */
 typedef struct cf_search_report {
-    int64_t max_tries;           /* candidates that its largest search was allowed, as in cf_schedule_desc */
-    int64_t n_tried;             /* candidates that were built and timed, in all searches together */
+    int64_t max_tries;           /* candidates allowed in its largest search, as in cf_schedule_desc */
+    int64_t n_tried;             /* candidates built and timed, in all searches together */
     int64_t n_improved;          /* times a candidate became the best so far */
-    cf_schedule_kind best_fixed; /* the best fixed kind under the same limit. 0: none keeps to it */
-    double fixed_makespan;       /* its makespan; without one, that of the schedule returned */
-    double makespan;             /* of the schedule returned */
-    double bound;                /* the strongest lower bound that is known */
+    cf_schedule_kind best_fixed; /* the best fixed kind under the same limits. 0: none keeps to them */
+    double fixed_makespan;       /* makespan of best_fixed; if that is 0, of the schedule returned */
+    double makespan;             /* makespan of the schedule returned */
+    double bound;                /* the strongest known lower bound */
     double gap;                  /* makespan / bound - 1 */
 } cf_search_report;
 
 /* Options of a schedule. Zero means default in every member. */
 typedef struct cf_schedule_desc {
     cf_shape shape;              /* pipeline replay only for paper; more than one virtual stage only for interleaved,
-                                    zero-bubble and best; placement v only for zero-bubble and best, forward_only only
+                                    zero-bubble and best; placement v only for zero-bubble and best; forward_only only
                                     for best */
     cf_schedule_kind kind;       /* 0: best */
     const cf_timing *timing;     /* NULL: unit costs */
-    cf_limits limits;            /* not given: none, but for `best`, as said below */
-    int split_backward;          /* only for best. 1: it may cut backwards into I and W */
-    int forwards_first;          /* only for gpipe with local replay. 1: on each stage every first forward runs before
-                                    any backward, whatever K is */
-    int64_t max_tries;           /* only for best: candidates to try with whole backwards, and with cut ones. 0: tenths
-                                    of a second at most in all up to 10^5 passes, a few microseconds a pass above */
+    cf_limits limits;            /* not given: none; `best` has the defaults below */
+    int split_backward;          /* only for best. 1: it may split backwards into I and W */
+    int forwards_first;          /* only for gpipe with local replay. 1: on each stage all first forwards run before
+                                    any backward, for any K */
+    int64_t max_tries;           /* only for best: maximum candidates, once with whole backwards and once with split
+                                    ones. 0: for up to 10^5 passes some tenths of a second at most in all, above that a
+                                    few microseconds per pass */
     cf_search_report *report;    /* only for best and paper: filled in on success; or NULL */
     const cf_allocator *allocator;
 } cf_schedule_desc;
 
 /* Orders the passes of one rank's chunks.
 
-   One stage: units run in plan order. An idle chunk is F B too, with no tokens, so that all ranks make the same steps.
-   A standalone chunk is F B. A chain of N <= K chunks is F1 .. FN, BN .. B1. A chain of N > K chunks is F1 .. F(N-K)
-   with nothing kept, F(N-K+1) .. FN kept, BN .. B(N-K+1), then for i = N-K down to 1: R(i) B(i). This is Algorithm 2
-   with its two slips put right: as printed, its index test keeps the wrong chunks and its third pass runs upwards, but
-   dK and dV of a chunk are complete only when every later chunk has run backward.
+   One stage: units run in plan order. An idle chunk is also F B, with no tokens, so that all ranks run the same number
+   of steps. A standalone chunk is F B. A chain of N <= K chunks is F1 .. FN, BN .. B1. A chain of N > K chunks is
+   F1 .. F(N-K) with nothing kept, F(N-K+1) .. FN kept, BN .. B(N-K+1), then R(i) B(i) for i = N-K down to 1. This is
+   Algorithm 2 with two slips corrected. As printed, its index test keeps the wrong chunks, and its third pass runs
+   upwards, but dK and dV of a chunk are complete only after the backwards of all later chunks.
 
-   Several stages: the fixed kinds, which are all but `best`, keep to the rules above on each virtual stage, and to the
-   memory limits; where a limit is below K, fewer chunks of a chain are kept and more are replayed. No kind can
-   deadlock. `1f1b` takes the most expensive units first, the other fixed kinds take them in plan order.
+   Several stages: the fixed kinds, which are all except `best`, follow these rules on each virtual stage and keep to
+   the memory limits. If a limit is below K, they keep fewer chunks of a chain and replay more. No kind can deadlock.
+   `1f1b` takes the most expensive units first, the other fixed kinds take them in plan order.
 
-   With forwards_first no first forward keeps anything, not even of a standalone chunk: all run, and then R and B of one
-   chunk after the other. That is for losses that need the whole batch before its gradients: a contrastive loss, a
-   balance over all tokens, a normaliser. A stage keeps one chunk at a time, but from the last first forward on it holds
-   the state of every chain and the inputs of all chunks. These grow with the batch, so it takes no limit on state or
-   bytes.
+   With forwards_first no first forward keeps activations, not even that of a standalone chunk: all forwards run, and
+   then R and B of one chunk after the other. Use it for losses that need the whole batch before its gradients: a
+   contrastive loss, a balance over all tokens, a normaliser. A stage keeps one chunk at a time. But when the forwards
+   have run it holds the state of every chain and the inputs of all chunks. These grow with the batch, so limits on
+   state and bytes are refused.
 
-   With shape.forward_only each stage runs its forwards in plan order, in rounds of as many chunks as there are stages
-   where it has several virtual ones. Of limits, state and bytes are heeded.
+   With shape.forward_only each stage runs its forwards in plan order; with several virtual stages, in rounds of
+   n_stages chunks. Only limits on state and bytes apply.
 
-   Where a kind's rules find no room, units run one by one, which is possible wherever one chunk fits: on each stage one
-   chunk is kept at a time, on one of its virtual stages, and every other one is dropped and replayed.
+   If the rules of a kind find no room, units run one by one, which is possible if one chunk fits: each stage keeps one
+   chunk at a time, on one of its virtual stages, and every other chunk is dropped and replayed.
 
-   `best` searches further. K is a cap to it: a chain keeps as many of its last chunks as pays. Any chunk may be dropped
-   on any stage, also a standalone one. Each stage keeps the inputs of at most 2 x n_stages x n_virtual dropped
-   standalone chunks, and of as many more as it may keep whole. Inputs of a chain's dropped chunks are never more tokens
-   than its state.
+   `best` searches further. For it K is a maximum: a chain keeps as many of its last chunks as is worth it. Any chunk
+   may be dropped on any stage, also a standalone one. Each stage keeps the inputs of at most 2 x n_stages x n_virtual
+   dropped standalone chunks, plus as many as it may keep whole. Inputs of a chain's dropped chunks never have more
+   tokens than its state.
 
    By default two limits keep the memory of `best` from growing with the batch; a limit on bytes replaces both.
-     chunks  Each virtual stage adds min(K, longest) to the limit of its stage, where `longest` is the chunks of the
-             longest chain, and 1 for each stage after it in its row. So stage s keeps at most
+     chunks  Let `longest` be the number of chunks of the longest chain. The limit of a stage is a sum over its virtual
+             stages: min(K, longest), plus 1 for each stage after it in the row. So stage s keeps at most
              (min(K, longest) + n_stages - 1 - s) x n_virtual chunks, and in a V with two rows every stage
              2 x min(K, longest) + n_stages - 1. This is the most that `paper` keeps when it runs a constant number
              ahead.
      state   On each virtual stage, stage s holds at most 2 x (tokens of the longest chain) +
              (n_stages x n_virtual - 1 - s) x chunk_size tokens.
-   For 4 stages, one row, K 2 and a longest chain of at least 2 chunks that is 5, 4, 3 and 2 chunks. CF_NO_LIMIT as
-   limits.state lifts the second, and as limits.chunks both: it asks for the shortest schedule, whatever that holds.
+   For 4 stages, one row, K 2 and a longest chain of at least 2 chunks these are 5, 4, 3 and 2 chunks. CF_NO_LIMIT as
+   limits.state lifts the second limit. As limits.chunks it lifts both, and asks for the shortest schedule, however much
+   that holds.
 
-   Promises of `best`, within the same limits: it is never longer than a fixed kind of as many virtual stages
+   Promises of `best`, within the same limits: it is never longer than a fixed kind with as many virtual stages
    (`interleaved` with n_virtual above 1, `zero-bubble` with split_backward), than itself with fewer tries, or than
    itself without split_backward. It never holds more than its limits. A limit that all chunks of the rank fit into
    changes nothing. The same max_tries gives the same schedule.
 
    The plan must be sound. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT
-   (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind under which one
-   is made), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
+   (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind under which a
+   schedule can be made), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error);
 
-/* The same in the caller's memory. cf_schedule_size says how many bytes are enough for the schedule and the space to
-   work in; a schedule may turn out to need less. The rules are those of cf_pack_into. The plan must be sound. */
+/* These make a schedule in the caller's memory. cf_schedule_size returns how many bytes are enough for the schedule and
+   working space; a schedule may turn out to need less. The rules are those of cf_pack_into. The plan must be sound. */
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error);
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
@@ -1302,59 +1305,59 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule);
    >>check    is a schedule sound?
    ================================================================================================================ */
 
-/* Limits that a schedule must keep besides the rules. Zero means default in every member. */
+/* Limits that a schedule must keep in addition to the rules. Zero means default in every member. */
 typedef struct cf_validate_desc {
     cf_limits limits; /* not given: the schedule's own */
 } cf_validate_desc;
 
 /* Checks a schedule from any source, lowered or not. On every virtual stage of the rank
-     every chunk must have one F, one B (or one I and then one W), and one R exactly where its F kept nothing; or, in a
-     shape that is forward_only, one F, which keeps nothing, and those of a tree must run in plan order;
+     every chunk must have one F, one B (or one I and then one W), and one R if and only if its F kept nothing; in a
+     shape that is forward_only, only one F, which keeps nothing, and the F of a tree must run in plan order;
      a chain's forwards must run upwards and its backwards downwards, R after F, and each backward with activations;
      at most K chunks of a chain may keep their activations at once;
      no stage may hold more chunks, state or bytes than its limits allow;
-     with pipeline replay, a chunk that a virtual stage replays must also be replayed on the one before it.
-   The lists must run to their end, so that no stage waits for ever for another. In a lowered schedule every tensor that
-   crosses stages must be sent once and received once, after it was made and before it is used, and the lists must end
+     with pipeline replay, a chunk that is replayed must also be replayed on the previous virtual stage.
+   The lists must run to their end, so that no stage waits for another forever. In a lowered schedule every tensor that
+   crosses stages must be sent once and received once, after it was made and before it is used. The lists must then end
    even if every send waits for its receiver, with no buffer anywhere.
 
-   The rules are not taken from the generators, but stated a second time. Returns CF_OK, or CF_ERROR_SCHEDULE for the
-   first violation: error->field names the member, and error->item is the position in the list of the stage that
-   error->text names, or -1 where something is missing. It is CF_ERROR_PLAN if the chunks and their chains disagree.
-   desc may be NULL: then the schedule's own limits hold, if it has any. Scratch in proportion to the passes comes from
-   `allocator` (NULL: malloc). Plan and schedule may be unvalidated. */
+   The check states the rules a second time and uses nothing of the generators. Returns CF_OK, or CF_ERROR_SCHEDULE for
+   the first violation: error->field names the member, and error->item is the position in the list of the stage that
+   error->text names, or -1 if an action is missing. Returns CF_ERROR_PLAN if chunks and chains disagree. If desc is
+   NULL the schedule's own limits hold, if it has any. Scratch in proportion to the passes comes from `allocator` (NULL:
+   malloc). Plan and schedule may be unvalidated. */
 CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error);
 
-/* An index of a schedule: the place of each action, and with it the passes that each action waits for. */
+/* An index of a schedule: finds each action, and the passes that each action waits for. */
 typedef struct cf_schedule_index cf_schedule_index;
 
-/* An action that another one waits for. */
+/* An action that another action waits for. */
 typedef struct cf_need {
     int64_t action;   /* index into schedule->actions of a pass */
-    int64_t received; /* that of the RECV which brings its result to the stage that waits; -1: nothing has to come, or
+    int64_t received; /* index of the RECV that brings its result to the waiting stage; -1: no transfer is needed, or
                          the schedule is not lowered */
     cf_edge_why why;
 } cf_need;
 
-#define CF_MAX_NEEDS 4 /* passes that one action waits for */
+#define CF_MAX_NEEDS 4 /* maximum passes that one action waits for */
 
 /* Makes an index. Plan and schedule may be unvalidated: the schedule is validated first, under its own limits, so the
-   errors are those of cf_schedule_validate. Both must stay as they are while the index lives. Takes 20 bytes for each
-   chunk and virtual stage, and 24 more if the schedule is lowered. */
+   errors are those of cf_schedule_validate. Both must not change while the index lives. Takes 20 bytes per chunk and
+   virtual stage, and 24 more if the schedule is lowered. */
 CHUNKFLOW_API cf_result cf_schedule_index_make(const cf_plan *plan, const cf_schedule *schedule,
                                                const cf_allocator *allocator, cf_schedule_index **out, cf_error *error);
 CHUNKFLOW_API void cf_schedule_index_free(cf_schedule_index *index);
 
-/* The index into schedule->actions of a pass, or of a SEND or RECV, of a chunk (index into plan->chunks) on a virtual
-   stage; -1 if there is none. A chunk's backward is found as CF_B and as CF_I, whichever of them it is. */
+/* Returns the index into schedule->actions of a pass, SEND or RECV of a chunk (an index into plan->chunks) on a virtual
+   stage; -1 if there is none. For a chunk's backward, CF_B and CF_I both find whichever of the two there is. */
 CHUNKFLOW_API int64_t cf_schedule_find(const cf_schedule_index *index, cf_pass pass, int64_t chunk, int64_t stage);
 
-/* The passes that an action, an index into schedule->actions, waits for, whatever the order of its stage is. A SEND and
-   a RECV wait for the pass that makes what they move. An R also waits for a slot where its chain has kept K chunks
-   before it: the slots go to replays in the order of the list, in which backwards have given them back. needs: room for
-   CF_MAX_NEEDS. Returns how many there are; 0 also for an action that does not exist. */
+/* Finds the passes that an action (an index into schedule->actions) waits for, apart from the order of its own stage. A
+   SEND and a RECV wait for the pass that makes their tensor. An R also waits for a slot if its chain has kept K chunks
+   before it: replays take slots in the order of the list, in which backwards have freed them. needs: room for
+   CF_MAX_NEEDS. Returns their number; 0 also for an action that does not exist. */
 CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t action, cf_need *needs);
 
 /* ================================================================================================================
