@@ -1365,9 +1365,10 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
    ================================================================================================================ */
 
 /* Under FSDP, ZeRO-3 or expert parallelism every pass of a model calls collectives, so all ranks must run the same
-   kinds of passes in the same order, or they hang. A kind is a virtual stage and whether the pass is a forward (F or
-   R), B, I or W: in step every forward runs every module, a dropped F also the last layer and the head, and an idle
-   chunk's passes run the model on some rows with weight 0. cf_step.last_backward says where gradients are reduced.
+   kinds of passes in the same order, or they hang. Two passes are of one kind if they are on the same virtual stage and
+   both are forwards (F or R), B, I or W. In step every forward runs every module: a dropped F also runs the last layer
+   and the head. The passes of an idle chunk run the model on some rows with weight 0. cf_step.last_backward says when
+   to reduce gradients.
 
    Pack with cf_pack_desc.lockstep, then make one list for all ranks, and take each rank's schedule from it:
 
@@ -1377,35 +1378,37 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
        cf_schedule_lower(columns, list, NULL, &lowered, &error);                    // only for several stages
        cf_lockstep_schedule(plan, lowered, rank, NULL, &schedule, &error);           // runs with `plan`
 
-   Transfers come before the ranks take their parts: lowered one by one, these would send in orders of their own, and
-   ranks that wait for each other in both ways hang. So cf_schedule_lower refuses a rank's part.
+   Lower before the ranks take their parts. If the parts were lowered one by one, each rank would send in an order of
+   its own, and ranks that wait for each other across stages and across ranks would hang. So cf_schedule_lower refuses a
+   rank's part.
 
-   Columns are a plan of one rank: column i stands for the i-th chunks of all ranks. It has the most rows and tokens of
-   them, and as many pairs as make it cost as much as the most expensive of them. So cf_simulate of its list gives the
-   time of all ranks. Columns that chains of any rank join are one chain, which drops and replays as a whole: the chain
-   of one rank may be shorter, or several, and standalone chunks in it are dropped as the others are. Limits that hold
-   for the columns hold for every rank.
+   Columns are a plan of one rank: column i stands for the i-th chunks of all ranks. It has the maximum rows and tokens
+   of these chunks, and so many pairs that it costs as much as the most expensive of them. So cf_simulate of the
+   columns' list gives the time of all ranks. Columns that any rank's chain joins are one chain, which is dropped and
+   replayed as a whole. A single rank may have a shorter chain there, or several; its standalone chunks there are
+   dropped like the others. Limits that hold for the columns hold for every rank.
 
-   cost: weighs the chunks, as in cf_plan_measure. A plan packed without lockstep also has columns, but they
-   are expensive. Columns say nothing of sequences, so metadata and cf_steps_make take the plan itself. To be given to
-   cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan"); CF_ERROR_MEMORY. */
+   cf_lockstep_plan makes the columns; `cost` weighs the chunks, as in cf_plan_measure. A plan packed without lockstep
+   also has columns, but they are expensive. Columns do not name sequences, so metadata and cf_steps_make take the plan
+   itself. Free *out with cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan");
+   CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_lockstep_plan(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
                                          cf_plan **out, cf_error *error);
 
-/* The schedule of a rank of the plan from one of its columns, lowered or not. To be given to cf_schedule_free. Plan and
-   columns may be unvalidated: nothing is read but the lists. Errors: CF_ERROR_ARGUMENT (rank; n_chunks, where that is
-   not plan->chunks_per_rank), CF_ERROR_SCHEDULE (the lists do not hang together), CF_ERROR_MEMORY. */
+/* Makes the schedule of one rank of the plan from the schedule of the columns, lowered or not. Free *out with
+   cf_schedule_free. Plan and columns may be unvalidated: only the lists are read. Errors: CF_ERROR_ARGUMENT (rank;
+   n_chunks, if it is not plan->chunks_per_rank), CF_ERROR_SCHEDULE (the lists are inconsistent), CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_lockstep_schedule(const cf_plan *plan, const cf_schedule *columns, int64_t rank,
                                              const cf_allocator *allocator, cf_schedule **out, cf_error *error);
 
-/* Checks the schedules of all ranks of a plan, from any source: each by itself, as cf_schedule_validate does, with its
-   desc; and that they are in step. They must have the same shape; on every stage the i-th passes of all ranks,
-   transfers left out, must be of one kind; and the lists must run to their end even if each of these passes waits for
-   those of all other ranks, and each transfer for its other end. Passes of a cp group's round, W left out, must meet:
-   all of its ranks run the same pass of the round at once. schedules: (n_ranks), by rank. Errors: as
-   cf_schedule_validate's; CF_ERROR_SCHEDULE ("actions", with the position in error->item, not counting transfers, and
-   rank and stage in the text; "schedules": the item has another rank or shape); CF_ERROR_ARGUMENT ("schedules": the
-   item is NULL). Plan and schedules may be unvalidated. */
+/* Checks the schedules of all ranks of a plan, from any source: each by itself, as cf_schedule_validate does, with
+   `desc`; and that they are in step. They must have the same shape. On every stage the i-th passes of all ranks, not
+   counting transfers, must be of one kind. The lists must run to their end even if each of these passes waits for those
+   of all other ranks, and each transfer for its other end. All ranks of a cp group must run each pass of a round,
+   except W, at once. schedules: (n_ranks), by rank. Errors: as cf_schedule_validate; CF_ERROR_SCHEDULE ("actions",
+   with the position, not counting transfers, in error->item, and rank and stage in the text; "schedules": the item has
+   a different rank or shape); CF_ERROR_ARGUMENT ("schedules": the item is NULL). Plan and schedules may be
+   unvalidated. */
 CHUNKFLOW_API cf_result cf_lockstep_validate(const cf_plan *plan, const cf_schedule *const *schedules,
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error);
@@ -1416,85 +1419,85 @@ CHUNKFLOW_API cf_result cf_lockstep_validate(const cf_plan *plan, const cf_sched
 
 #define CF_MAX_BOUNDS 2
 
-/* A time that no other schedule of these chunks can beat, whichever chunks it drops and in whichever order its stages
-   run. It holds for every schedule that cf_schedule_validate accepts with the same K, the same limits on chunks and the
-   same form of replay, and with whole backwards if this one has no others. */
+/* A time that no other schedule of these chunks can beat, no matter which chunks it drops and how it orders its stages.
+   It holds for every schedule that cf_schedule_validate accepts with the same K, the same limits on chunks and the same
+   form of replay. If this schedule has only whole backwards, it holds only for such schedules. */
 typedef struct cf_bound {
-    const char *name; /* a static string; cf_simulate says which there are */
+    const char *name; /* a static string; cf_simulate lists the names */
     double value;
 } cf_bound;
 
 /* Options of a simulation. Zero means default in every member. */
 typedef struct cf_simulate_desc {
     const cf_timing *timing;  /* NULL: unit costs */
-    cf_limits limits;         /* of chunks, for the bounds; not given: the schedule's own. per_token is what peak_bytes
-                                 counts; all zero: nothing */
-    int no_bounds;            /* 1: leave out the bounds, which take longer than all the rest */
-    const double *start, *end; /* (n_actions) times that were measured, parallel to schedule->actions and on one clock,
-                                 so that these are checked and drawn like others: the timeline has them, moved so that
-                                 the earliest start is 0, and no bounds. NULL: they are simulated */
+    cf_limits limits;         /* limits on chunks, for the bounds; not given: the schedule's own. per_token: the bytes
+                                 that peak_bytes counts; all zero: none */
+    int no_bounds;            /* 1: leave out the bounds, which take longer than everything else */
+    const double *start, *end; /* (n_actions) measured times, parallel to schedule->actions and on one clock. They are
+                                 checked, and the timeline gets them, shifted so that the earliest start is 0, without
+                                 bounds. So they can be drawn like simulated ones. NULL: times are simulated */
     const cf_allocator *allocator;
 } cf_simulate_desc;
 
-/* The simulated or measured run. One block of memory, like a plan. */
+/* A simulated or measured run. One block of memory, like a plan. */
 typedef struct cf_timeline {
     int64_t n_actions;
     int64_t n_stages;
     double makespan;             /* end of the last action; the first one starts at 0 */
-    double busy;                 /* time of all passes on all stages; transfers and copies are none */
-    double replayed;             /* the part of it that is R */
-    double bubble_useful;        /* 1 - (busy - replayed) / (n_stages x makespan): a replay counts as waste */
+    double busy;                 /* time of all passes on all stages, without transfers and copies */
+    double replayed;             /* the part of busy that is R */
+    double bubble_useful;        /* 1 - (busy - replayed) / (n_stages x makespan): counts replays as waste */
     double bubble_busy;          /* 1 - busy / (n_stages x makespan) */
-    int64_t stream_waits;        /* passes that take longer for their stream or gather of state (cf_timing) */
-    double stream_seconds;       /* how much longer, in all; a part of busy */
+    int64_t stream_waits;        /* passes that take longer because of their stream or gather of state (cf_timing) */
+    double stream_seconds;       /* extra time of these passes in all; a part of busy */
     int64_t n_bounds;
     cf_bound bounds[CF_MAX_BOUNDS];
-    double bound;                /* the largest of them; 0 if there are none */
+    double bound;                /* the largest of the bounds; 0 if there are none */
     double *start, *end;         /* (n_actions) parallel to schedule->actions */
     int32_t *live;               /* (n_actions) chunks kept on that stage while the action runs */
-    int64_t *peak_live;          /* (n_stages) most chunks kept at once */
-    int64_t *peak_tokens;        /* (n_stages) most tokens, padding included, whose activations were kept at once */
-    int64_t *peak_state_tokens;  /* (n_stages) most tokens whose K and V were held at once */
-    int64_t *peak_bytes;         /* (n_stages) zeros if no bytes were given */
+    int64_t *peak_live;          /* (n_stages) maximum chunks kept at once */
+    int64_t *peak_tokens;        /* (n_stages) maximum tokens, padding included, whose activations are kept at once */
+    int64_t *peak_state_tokens;  /* (n_stages) maximum tokens whose K and V are held at once */
+    int64_t *peak_bytes;         /* (n_stages) maximum bytes held at once; zeros if per_token is not given */
     cf_block block;              /* the memory that it lies in */
 } cf_timeline;
 
-/* Runs a schedule on paper. Each stage takes its actions in order, each as soon as its input is there: the previous
+/* Simulates a schedule. Each stage takes its actions in order, each as soon as its input has arrived: the previous
    stage's activations (F, and R in pipeline replay) or the next stage's gradient (B, I), after the transfer.
 
-   Bounds, by name. "critical-path": the longest path of dependent passes. Replays lie on it only where K, or the limit
-   of every stage, is 1, because elsewhere none of them must be. "stage-load": the work of a stage, with the shortest
-   way to it and the shortest way from it. The same is tried for those of its passes that come late or have much behind
-   them.
+   Bounds, by name. "critical-path": the longest path of dependent passes. It has replays only if K, or the limit of
+   every stage, is 1, because otherwise no single replay is necessary. "stage-load": the work of a stage, plus the
+   shortest way to it and the shortest way from it. The same bound is also tried for only those passes of a stage that
+   come late or have much behind them.
 
-   Lowered schedules: a SEND begins when its tensor is made and the way is free, wherever it stands behind that pass,
-   and its RECV has the same times. So transfers take the time that they take in the schedule that was lowered, and all
-   passes keep theirs. Transfers do not count as busy.
+   Lowered schedules: a SEND begins when its tensor is made and the channel is free, wherever it stands behind the pass
+   that makes the tensor. Its RECV has the same times. So all transfers and passes keep the times of the schedule that
+   was lowered. Transfers do not count as busy.
 
-   A schedule that deadlocks (lowered: where a send waits for its receiver), repeats or leaves out a pass, or breaks a
+   A schedule that deadlocks (lowered: if a send waits for its receiver), repeats or leaves out a pass, or breaks a
    dependency is CF_ERROR_SCHEDULE with the index of the action in error->item. Time is linear in the actions; the
    bounds take n log n. Plan and schedule may be unvalidated.
 
-   Measured times: live and the peaks are counted along the lists, which is what happened as long as each stage ran its
-   passes in order. CF_ERROR_ARGUMENT where a time is not finite or an action ends before it starts. */
+   With measured times, `live` and the peaks are counted along the lists. That is correct if each stage ran its passes
+   in order. CF_ERROR_ARGUMENT if a time is not finite or an action ends before it starts. */
 CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
                                     cf_timeline **out, cf_error *error);
 
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
 
 /* Counts a stage's loads at every moment, for cf_memory_estimate or for sums of your own. A moment is an action of the
-   stage's list, from its start to its end: n = schedule->first[stage + 1] - schedule->first[stage] of them.
+   stage's list, from its start to its end; there are n = schedule->first[stage + 1] - schedule->first[stage].
 
    loads: (n x n_virtual) with room for `count` records. loads[i x n_virtual + j] is the load of the stage's virtual
    stage in row j (cf_placement_at) while action first[stage] + i runs. chunk_tokens and chunk_scores are those of the
-   chunk in the pass, on the virtual stage that the pass is for; they are 0 on the others, and in transfers. Only the
-   order of the list decides, so the loads hold for simulated and for measured times alike: timeline->start[first[stage]
-   + i] says when the moment begins.
+   pass's chunk, on the virtual stage of the pass; they are 0 on other virtual stages, and in transfers. Loads depend
+   only on the order of the list, so they hold for simulated and for measured times: the moment begins at
+   timeline->start[first[stage] + i].
 
-   loads are untouched on failure. Errors: CF_ERROR_ARGUMENT ("stage", or "count" with the number of records that are
-   needed), CF_ERROR_PLAN, CF_ERROR_OVERFLOW, and CF_ERROR_SCHEDULE with the index of an action that is not of this
-   stage and rank, or that gives back memory that is not held. Plan and schedule may be unvalidated; only their
-   validators say whether they are sound. */
+   loads are untouched on failure. Errors: CF_ERROR_ARGUMENT ("stage", or "count" with the number of records needed),
+   CF_ERROR_PLAN, CF_ERROR_OVERFLOW, and CF_ERROR_SCHEDULE with the index of an action that is not of this stage and
+   rank, or that frees memory that is not held. Plan and schedule may be unvalidated; only their validators say whether
+   they are sound. */
 CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                           cf_memory_load *loads, int64_t count, cf_error *error);
 
@@ -1508,14 +1511,14 @@ typedef struct cf_lower_desc {
     const cf_allocator *allocator;
 } cf_lower_desc;
 
-/* Adds the transfers to a schedule: a copy whose lists hold SEND_* and RECV_* actions, none between virtual stages on
-   one stage, and whose `lowered` is 1. It cannot deadlock even where a send blocks until it is received: passes and
-   transfers are put into one order, by the time at which they begin in cf_simulate with this `timing`, and every stage
-   runs its part of that one order.
+/* Adds the transfers to a schedule: makes a copy whose lists also hold SEND_* and RECV_* actions and whose `lowered` is
+   1. Virtual stages on one stage need no transfer. The copy cannot deadlock, even if a send blocks until it is
+   received: all passes and transfers are put into one order, by their start in cf_simulate with this `timing`, and
+   every stage runs its part of that order.
 
    Plan and schedule may be unvalidated. The schedule is validated first, under its own limits, so the errors are those
    of cf_schedule_validate; CF_ERROR_ARGUMENT if it is lowered already, or is a rank's part of columns (>>lockstep);
-   CF_ERROR_OVERFLOW if the passes take too long to be added up; and CF_ERROR_LIMIT if the lists grow past
+   CF_ERROR_OVERFLOW if the sum of all passes' times is too large; and CF_ERROR_LIMIT if the lists exceed
    CF_MAX_ACTIONS. */
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
                                           cf_schedule **out, cf_error *error);
@@ -1528,28 +1531,28 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    passes. A state slot has K, V, dK and dV of a chain, each of them for every layer of the virtual stage.
 
    F    In each layer, K and V of the chunk's rows go into the state from row chunk->prefix on, behind those of the
-        prefix, and queries see [prefix | chunk] there. (A chunk without a chain has them in its activation slot.) What
-        backward will want stays in activation slot `slot`. The result goes to boundary `output`.
-        An F without a slot keeps nothing and is there for K, V and `output` alone: on the last virtual stage it may end
-        with K and V of the last layer. It needs scratch of as many rows beside the slots.
-   R    The same once more, with the same seed, from boundary `input` (local replay: that of F); it keeps everything.
-        wants_loss says in which one of the two the head runs and the loss is taken, each row's times its loss_weights:
-        never in both, and not in an idle chunk.
+        prefix, and queries see [prefix | chunk] there. (A chunk without a chain has them in its activation slot.)
+        Everything that backward needs stays in activation slot `slot`. The result goes to boundary `output`.
+        An F without a slot keeps no activations; it only produces K, V and `output`. On the last virtual stage it may
+        end with K and V of the last layer. It needs scratch of as many rows beside the slots.
+   R    Runs the forward again, with the same seed, from boundary `input` (local replay: that of F); it keeps
+        everything. wants_loss says in which one of F and R the head runs and the loss is taken, each row's times its
+        loss_weights. Both never have it, and an idle chunk has it in neither.
    B    The gradient of the output comes from the loss or from boundary `input`. If clear_state_gradient is set, dK and
-        dV are first set to zero, for the slot has those of another chain. (Those of a chunk without a chain are
+        dV are first set to zero, because the slot has those of another chain. (Those of a chunk without a chain are
         scratch, and start from zero in each layer.) Then, from the last layer to the first, the attention's backward
-        adds to dK and dV of all rows that it saw, the prefix included. Only now are those of the chunk's own rows
+        adds to dK and dV of all rows that it saw, the prefix included. Only now are dK and dV of the chunk's own rows
         complete, because later chunks, whose backwards came before, have added their share. They are taken from the
         state and go on through the projections of K and V. Gradients of weights are added to those of earlier passes.
         The gradient of the input goes to `output`.
-   I, W B in two halves, where the schedule splits it: I leaves in the slot everything that W needs for the gradients of
-        the weights. At W the state may be gone.
+   I, W The two halves of B, if the schedule splits it: I leaves in the slot everything that W needs for the gradients
+        of the weights. At W the state may be gone.
 
    A chunk without slices is idle: its passes have nothing to do.
 
-   Buffers. cf_steps_capacity says how many slots of which size the passes of a batch need. Handed the same cf_capacity
-   for every batch, it keeps the most of each member, so that buffers grow in the first batches and then stay. Nothing
-   in a slot outlives a batch, so growing is to free and to allocate:
+   Buffers. cf_steps_capacity says how many slots of which size the passes of a batch need. Called with the same
+   cf_capacity for every batch, it keeps the maximum of each member, so that buffers grow in the first batches and then
+   stay. Nothing in a slot outlives a batch, so to grow a buffer, free it and allocate a larger one:
 
        static cf_capacity need;                       // all zeros at first, kept over the whole training
        cf_capacity before = need;                     // and for every batch, once it has a plan and steps:
@@ -1558,16 +1561,16 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
            grow(&activations, need.slots * need.rows);                   // rows; slot i starts at i x need.rows
            grow(&state, need.states * (need.prefix + need.rows));        // of K, V, dK and dV, in every layer
            grow(&boundaries, need.boundaries * need.rows);               // of the tensor between stages
-           grow(&scratch, need.rows);                                    // of what a pass keeps nothing of
+           grow(&scratch, need.rows);                                    // for a pass that keeps nothing
        }
 
-   If &need is also cf_metadata_desc.capacity, all chunks have need.rows rows: then set state to zero when it has grown,
-   and only then.
+   If &need is also cf_metadata_desc.capacity, all chunks have need.rows rows. Then set the state to zero when it has
+   grown, and only then.
 
-   In a tree a state slot has the rows of its chain alone, and the prefix of a chunk is in several: step->path is the
-   lowest of them, and paths[].up leads to the root. F and R put K and V of the rows that are added to the path behind
-   those of the chain's earlier chunks. In a leaf (step->state is -1) they stay in the activation slot, as in a chunk
-   without a chain. Which rows see which, cf_metadata says. B adds to dK and dV of all that is on its path:
+   In a tree a state slot has only the rows of its chain, and the prefix of a chunk is in several slots: step->path is
+   the lowest of their paths, and paths[].up leads to the root. F and R put K and V of the rows that they add to the
+   path behind those of the chain's earlier chunks. In a leaf (step->state is -1) they stay in the activation slot, as
+   in a chunk without a chain. cf_metadata says which rows see which. B adds to dK and dV of everything on its path:
 
        for (i = step->path; i >= 0; i = steps->paths[i].up) {
            const cf_path *path = &steps->paths[i];
@@ -1576,81 +1579,81 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
        }
 
    Transfers. A boundary slot holds a tensor from its RECV until the end of the pass that reads it (local replay: of R,
-   where F keeps nothing), or from the start of the pass that makes it until the end of its SEND. Where a V turns, a
-   tensor stays on the stage: its slot is the output of the pass that makes it and the input of the one that reads it.
-   Both ends of every transfer come in one order for which even sends that block are enough; transfers need no numbers
-   of their own. A stage that fails must tell its peers, which may be waiting for it. */
+   if F keeps nothing), or from the start of the pass that makes it until the end of its SEND. Where a V turns, a tensor
+   stays on the stage: its slot is the output of the pass that makes it and the input of the pass that reads it. The two
+   ends of all transfers come in one order, with which even blocking sends work; transfers need no tags. A stage that
+   fails must tell its peers, which may be waiting for it. */
 
-/* One action of a stage's list, with all that your pass or transfer is told. Slots are small numbers, used again as
-   soon as they are free, and first the one that has been free longest. A number that does not apply is -1, a flag 0. */
+/* One action of a stage's list, with everything that your pass or transfer needs to know. Slots are small numbers. They
+   are reused when they are free, the one that has been free longest first. A number that does not apply is -1, a flag
+   0. */
 typedef struct cf_step {
     cf_action action;
     int32_t position;     /* index of the step */
     int32_t slot;         /* activation slot of the chunk, in use from the step with action.keep to the end of B or W;
                              -1 in an F that keeps nothing, and in transfers */
     int32_t state;        /* state slot of the chunk's chain; -1 if it has none, in W and in transfers */
-    int32_t path;         /* index into `paths`: the chain whose state this pass reads or adds to, and from there up */
+    int32_t path;         /* index into `paths` of the chain whose state this pass reads or adds to; follow `up` */
     int32_t input;        /* boundary slot of the tensor that a receive fills, or that F, R, B or I reads */
     int32_t output;       /* boundary slot of the tensor that F, R, B or I makes, or that a send reads */
     int32_t peer;         /* the stage at the other end of a transfer */
     int32_t live;         /* chunks still kept on the stage when the step has ended */
-    uint8_t wants_loss;   /* F, R: 1 in the one forward of a chunk whose head and loss count: the one that keeps its
-                             activations, or is its only one, on the last virtual stage */
+    uint8_t wants_loss;   /* F, R: 1 if this forward runs the head and the loss counts: on the last virtual stage, in
+                             the one forward of a chunk that keeps activations, or in its only forward */
     uint8_t clear_state_gradient; /* B, I: 1 in the first backward of a chain on this virtual stage: dK and dV of the
-                                     state slot hold anything, and must be set to zero, in all of its rows, before the
-                                     pass */
-    uint8_t last_backward; /* B, W: 1 in the last of its virtual stage, after which gradients of weights are whole:
-                              there data-parallel ranks reduce them */
+                                     state slot are undefined. Set all of its rows to zero before the pass */
+    uint8_t last_backward; /* B, W: 1 in the last one of its virtual stage. After it, gradients of weights are complete,
+                              and data-parallel ranks reduce them */
     int64_t state_tokens; /* tokens whose K and V are still held, over all chains, when the step has ended */
     uint64_t seed;        /* for dropout and the like; the same in every pass of this chunk on this virtual stage */
 } cf_step;
 
-/* A chain's state on one virtual stage. A chunk whose prefix has p rows sees min(rows, p - begin) of its rows. */
+/* A chain's state on one virtual stage. A chunk whose prefix has p rows sees the first min(rows, p - begin) of them. */
 typedef struct cf_path {
     int64_t chain;
-    int64_t begin, rows;  /* its rows are the rows begin .. begin + rows - 1 of the path from the tree's root; without
-                             trees begin is 0 */
+    int64_t begin, rows;  /* it has rows begin .. begin + rows - 1 of the path from the tree's root; without trees begin
+                             is 0 */
     int32_t stage;        /* virtual stage */
     int32_t state;        /* state slot: row 0 is row `begin` of the path */
-    int32_t first, last;  /* steps: the slot is in use from the start of the first to the end of the last */
-    int32_t clear;        /* the first step that adds to dK and dV of the chain, which hold anything and must be set to
-                             zero, in all rows of the chain, before it; -1: no backward comes */
+    int32_t first, last;  /* the slot is in use from the start of step `first` to the end of step `last` */
+    int32_t clear;        /* the first step that adds to dK and dV of the chain. They are undefined before it: set all
+                             rows of the chain to zero. -1: no backward comes */
     int32_t up;           /* index of the chain above, whose rows come before; -1: none, as always without trees */
 } cf_path;
 
 /* The work of one stage for one batch. One block of memory, like a plan. */
 typedef struct cf_steps {
     int64_t stage;
-    int64_t transfers;         /* 1: made of a lowered schedule of several stages, so tensors cross between them. 0: no
-                                  tensor does: every `input` and `output` is -1, and what virtual stages hand each other
-                                  goes your own way */
+    int64_t transfers;         /* 1: made from a lowered schedule of several stages, so tensors cross between them. 0:
+                                  every `input` and `output` is -1, and you pass tensors between virtual stages your own
+                                  way */
     int64_t n;
     int64_t n_paths;
-    int64_t n_slots, n_states, n_boundaries; /* slots of activations, states and boundaries: the most in use at once */
-    int64_t peak_tokens;       /* most tokens (padding included) whose activations are kept at once */
-    int64_t peak_state_tokens; /* most tokens whose K and V are held at once */
+    int64_t n_slots, n_states, n_boundaries; /* slots of activations, states and boundaries: maximum in use at once */
+    int64_t peak_tokens;       /* maximum tokens (padding included) whose activations are kept at once */
+    int64_t peak_state_tokens; /* maximum tokens whose K and V are held at once */
     cf_step *steps;            /* (n) */
-    cf_path *paths;            /* (n_paths) in the order in which they come into use */
+    cf_path *paths;            /* (n_paths) in order of first use */
     cf_block block;            /* the memory that it lies in */
 } cf_steps;
 
 /* Makes the steps of one stage: for (i = 0; i < steps->n; i++) my_pass(&steps->steps[i]) runs it. The seed is mixed
-   into every step's. *out: to be given to cf_steps_free; untouched on failure.
+   into every step's seed. Free *out with cf_steps_free; *out is untouched on failure.
 
-   Plan and schedule may be unvalidated. It is CF_ERROR_SCHEDULE, with the position in error->item, if the list asks for
-   the impossible: a backward without activations or before that of a later chunk of its chain, a forward whose prefix
-   is missing, a chunk out of range and the like. It is the same, with item -1, if the list leaves a chunk out. Also
+   Plan and schedule may be unvalidated. Returns CF_ERROR_SCHEDULE, with the position in error->item, if the list asks
+   for something impossible: a backward without activations or before that of a later chunk of its chain, a forward
+   whose prefix is missing, a chunk out of range and the like. If the list leaves a chunk out, the item is -1. Also
    CF_ERROR_ARGUMENT, CF_ERROR_PLAN, CF_ERROR_LIMIT (CF_MAX_ACTIONS), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. Time and
    memory are linear in the actions of the stage and the chunks of the rank. */
 CHUNKFLOW_API cf_result cf_steps_make(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, uint64_t seed,
                                       const cf_allocator *allocator, cf_steps **out, cf_error *error);
 
-/* Bytes that cf_steps_into needs for these arguments; exact, working space included. Plan and schedule may be
+/* Finds the bytes that cf_steps_into needs for these arguments: exact, working space included. Plan and schedule may be
    unvalidated. */
 CHUNKFLOW_API cf_result cf_steps_size(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, size_t *bytes,
                                       cf_error *error);
 
-/* The same in memory of your own: `bytes` of it, at a multiple of CF_MEMORY_ALIGNMENT. *out lies at its start, and
+/* Makes the steps in your own memory: `bytes` of it, at a multiple of CF_MEMORY_ALIGNMENT. *out lies at its start and
    needs no cf_steps_free. CF_ERROR_SPACE if the memory is too small or misaligned. Plan and schedule may be
    unvalidated. */
 CHUNKFLOW_API cf_result cf_steps_into(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, uint64_t seed,
@@ -1658,39 +1661,39 @@ CHUNKFLOW_API cf_result cf_steps_into(const cf_plan *plan, const cf_schedule *sc
 
 CHUNKFLOW_API void cf_steps_free(cf_steps *steps);
 
-/* Raises each member of *capacity to what the plan and the steps need: for one batch, or for as many as it is called
-   for. steps NULL: rows, prefix and n_seqs, for which the plan is enough. *capacity is untouched on failure. The plan
-   may be unvalidated; the steps must be as they were made. */
+/* Raises each member of *capacity to what the plan and the steps need; call it once per batch for the maximum over
+   many. If steps is NULL it raises only rows, prefix and n_seqs, which depend on the plan alone. *capacity is
+   untouched on failure. The plan may be unvalidated; the steps must be as they were made. */
 CHUNKFLOW_API cf_result cf_steps_capacity(const cf_plan *plan, const cf_steps *steps, cf_capacity *capacity,
                                           cf_error *error);
 
-/* Returns a step's seed: a 64-bit mix (splitmix64's finaliser) of the seed of all, chunk and virtual stage. */
+/* Returns a step's seed: a 64-bit mix (splitmix64's finaliser) of the common seed, chunk and virtual stage. */
 CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage);
 
 /* ================================================================================================================
    >>write    plans and schedules as text
    ================================================================================================================ */
 
-/* Gets the text piece by piece, in order; returns 0, or any other number to stop. */
+/* Receives the text piece by piece, in order. Returns 0 to continue, or any other number to stop. */
 typedef int (*cf_write_fn)(const char *text, size_t bytes, void *user);
 
 /* Options of writing a plan. Zero means default in every member; NULL is all zeros. */
 typedef struct cf_write_desc {
-    int metadata;                  /* 1: with the metadata of each chunk */
-    const cf_allocator *allocator; /* for the metadata of one chunk, given back at the end */
+    int metadata;                  /* 1: also the metadata of each chunk */
+    const cf_allocator *allocator; /* for the metadata of one chunk, freed at the end */
 } cf_write_desc;
 
-#define CF_JSON_VERSION 3 /* of all that is written; files of an earlier one are made again */
+#define CF_JSON_VERSION 3 /* of all files that are written; make files of an earlier version again */
 
 /* Writes a plan: format "chunkflow-plan", version, chunk_size, align, max_slices, method, split, n_sequences, n_empty,
    n_tokens, n_ranks, chunks_per_rank, n_chunks, n_idle, n_chains, n_slices, lower_bound, excess, fill; chains[] of {id,
    sequence, first_chunk, n_chunks, tokens, cp}; chunks[] of {id, chain, index, prefix, tokens, rows, pairs, rank, up,
-   down, below, state, cp, slices[] of {sequence, begin, length, offset, up}}: the members of the structs, with indices
-   as there. One chunk a line. Where sequences share rows, there are order[], common[] and lengths[], and slices have
-   {first, n} as well.
+   down, below, state, cp, slices[] of {sequence, begin, length, offset, up}}. These are the members of the structs,
+   with the same indices. One chunk per line. If sequences share rows, there are also order[], common[] and lengths[],
+   and slices also have {first, n}.
 
    With metadata each chunk also has metadata{max_seqlen_q, max_seqlen_k, cu_seqlens_q[], cu_seqlens_k[],
-   sequence_ids[], position_ids[], target_positions[]}, as in cf_metadata. Where sequences share rows it also has
+   sequence_ids[], position_ids[], target_positions[]}, as in cf_metadata. If sequences share rows it also has
    {extra_rows[], extra_sequences[], extra_targets[], calls[] of {chain, first, max_seqlen_q, max_seqlen_k,
    cu_seqlens_q[], cu_seqlens_k[]}}.
 
@@ -1700,9 +1703,9 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
                                            void *user, cf_error *error);
 
 /* Writes a schedule: format "chunkflow-schedule", version, kind, replay, placement, stages, virtual_stages, k, rank,
-   n_chunks, n_actions, lowered, lockstep and forward_only (where they are 1), limits[stage] (where it has any), and
-   actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action a line. With its timeline (NULL: without)
-   also makespan, busy, replayed, bubble_useful, bubble_busy, stream_waits and stream_seconds (where there are any),
+   n_chunks, n_actions, lowered, lockstep and forward_only (if they are 1), limits[stage] (if it has any), and
+   actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action per line. With its timeline (NULL: without)
+   also makespan, busy, replayed, bubble_useful, bubble_busy, stream_waits and stream_seconds (if there are any),
    bounds{name: value}, peak_live[stage], peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and start,
    end and live of each action. The schedule must be sound. Errors: CF_ERROR_ARGUMENT (a timeline of another schedule),
    CF_ERROR_WRITE. */
@@ -1719,18 +1722,18 @@ typedef struct cf_node {
     cf_action action;
 } cf_node;
 
-/* `to` starts when `from` has ended and then `seconds` have passed (a transfer between stages; 0 for all others). */
+/* `to` starts after `from` has ended and `seconds` more have passed (a transfer between stages; 0 for other edges). */
 typedef struct cf_edge {
     double seconds;
     int32_t from, to;
     int32_t why; /* a cf_edge_why */
 } cf_edge;
 
-/* All passes of a schedule, and what each of them waits for (cf_schedule_needs), in both directions. This is plain data
-   in one block of memory: read it as you like, and overwrite the seconds with measured ones. Nodes stand in the order
-   of the schedule's actions, without its transfers.
+/* All passes of a schedule, and the passes that each waits for (cf_schedule_needs), in both directions. This is plain
+   data in one block of memory: read it as you like, and overwrite the seconds with measured ones. Nodes are in the
+   order of the schedule's actions, without its transfers.
 
-   An executor of your own needs one number for each node: how many passes it still waits for. Those at 0 can start.
+   Your own executor needs one number per node: how many passes the node still waits for. Nodes at 0 can start.
 
        for (i = 0; i < graph->n_nodes; i++) waiting[i] = graph->first_in[i + 1] - graph->first_in[i];
 
@@ -1741,10 +1744,10 @@ typedef struct cf_edge {
            if (--waiting[edge->to] == 0) start(edge->to);
        }
 
-   It may run the passes in any order that the edges allow, and keeps at most K chunks of a chain on every virtual
-   stage: the slot edges see to that. */
+   It may run the passes in any order that the edges allow. The slot edges ensure that it keeps at most K chunks of a
+   chain on every virtual stage. */
 typedef struct cf_graph {
-    cf_shape shape;         /* the schedule's */
+    cf_shape shape;         /* that of the schedule */
     int64_t n_nodes;
     int64_t n_edges;
     cf_node *nodes;         /* (n_nodes) */
@@ -1757,8 +1760,8 @@ typedef struct cf_graph {
 
 /* Builds the graph of a schedule, lowered or not, in time and space linear in its passes. timing: NULL for unit costs
    and free transfers. Plan and schedule may be unvalidated: the schedule is validated first, under its own limits, so
-   the errors are those of cf_schedule_validate; CF_ERROR_ARGUMENT (timing), and CF_ERROR_OVERFLOW (the passes take too
-   long to be added up). */
+   the errors are those of cf_schedule_validate; also CF_ERROR_ARGUMENT (timing), and CF_ERROR_OVERFLOW (the sum of all
+   passes' times is too large). */
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing,
                                       const cf_allocator *allocator, cf_graph **out, cf_error *error);
 
@@ -1783,8 +1786,8 @@ CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 
 #include <float.h>
 
-/* Checks that NaN is refused and that plans are the same everywhere need arithmetic as IEEE 754 has it: every operation
-   as it is written, rounded to a double. */
+/* To refuse NaN, and to make the same plans everywhere, needs arithmetic as IEEE 754 has it: every operation as
+   written, rounded to a double. */
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__)
 #error "chunkflow.h needs IEEE 754 arithmetic: compile its implementation in a file of its own, without -Ofast"
@@ -1794,7 +1797,7 @@ CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 #endif
 typedef char cf__constants_are_doubles[sizeof 0.1 == sizeof(double) ? 1 : -1]; /* no -fsingle-precision-constant */
 
-/* The implementation is C that also compiles as C++, so some habits of C++ make no sense in it. */
+/* The implementation is C that also compiles as C++, so some habits of C++ make no sense here. */
 #if defined(__clang__)
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wunknown-warning-option"
