@@ -622,7 +622,7 @@ typedef struct cf_kv_source {
     int64_t tokens; /* number of rows; times the bytes of a row, what goes from rank to rank */
 } cf_kv_source;
 
-/* Lists the rows of K and V that come before this chunk in its cp group's sequence, by rising position, without a gap
+/* Lists the rows of K and V that come before this chunk in its cp group's sequence, by rising position. There is no gap
    from the sequence's first row to the begin of the chunk's first slice. Rows of earlier rounds are already in states.
    The last entries, of the chunk's own round, are made by the ranks before it during the pass, layer by layer.
 
@@ -777,7 +777,7 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
 CF_ENUM_OF(cf_recompute, CF_RECOMPUTES, CF_RECOMPUTE_COUNT);
 CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute);
 
-/* How virtual stages are placed on stages. */
+/* Placements of virtual stages on stages. */
 #define CF_PLACEMENTS(X)                                                                                          \
     X(CF_PLACEMENT_DEFAULT, "?")   /* CF_PLACEMENT_LOOP */                                                        \
     X(CF_PLACEMENT_LOOP, "loop")   /* virtual stage v is on stage v mod n_stages */                               \
@@ -795,7 +795,7 @@ CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stage
    0. It is the inverse of cf_placement_stage. Returns -1 if a number is out of range. */
 CHUNKFLOW_API int64_t cf_placement_at(cf_placement placement, int64_t n_stages, int64_t row, int64_t stage);
 
-/* How a model is split over GPUs. Zero means default in every member. */
+/* The split of a model over GPUs. Zero means default in every member. */
 typedef struct cf_parallel {
     int64_t tp;              /* tensor parallelism; 0: 1. Must divide heads and ffn, and divide kv_heads or be a
                                 multiple of it (then K and V heads are replicated) */
@@ -1244,8 +1244,8 @@ typedef struct cf_schedule_desc {
    One stage: units run in plan order. An idle chunk is also F B, with no tokens, so that all ranks run the same number
    of steps. A standalone chunk is F B. A chain of N <= K chunks is F1 .. FN, BN .. B1. A chain of N > K chunks is
    F1 .. F(N-K) with nothing kept, F(N-K+1) .. FN kept, BN .. B(N-K+1), then R(i) B(i) for i = N-K down to 1. This is
-   Algorithm 2 with two slips corrected. As printed, its index test keeps the wrong chunks, and its third pass runs
-   upwards, but dK and dV of a chunk are complete only after the backwards of all later chunks.
+   Algorithm 2 with two slips corrected. As printed, its index test keeps the wrong chunks. Its third pass runs upwards,
+   but dK and dV of a chunk are complete only after the backwards of all later chunks.
 
    Several stages: the fixed kinds, which are all except `best`, follow these rules on each virtual stage and keep to
    the memory limits. If a limit is below K, they keep fewer chunks of a chain and replay more. No kind can deadlock.
@@ -1311,12 +1311,13 @@ typedef struct cf_validate_desc {
 } cf_validate_desc;
 
 /* Checks a schedule from any source, lowered or not. On every virtual stage of the rank
-     every chunk must have one F, one B (or one I and then one W), and one R if and only if its F kept nothing; in a
-     shape that is forward_only, only one F, which keeps nothing, and the F of a tree must run in plan order;
-     a chain's forwards must run upwards and its backwards downwards, R after F, and each backward with activations;
-     at most K chunks of a chain may keep their activations at once;
-     no stage may hold more chunks, state or bytes than its limits allow;
-     with pipeline replay, a chunk that is replayed must also be replayed on the previous virtual stage.
+     - every chunk must have one F, one B (or one I and then one W), and one R if and only if its F kept nothing;
+     - in a shape that is forward_only it must have only one F, which keeps nothing, and the F of a tree must run in
+       plan order;
+     - a chain's forwards must run upwards and its backwards downwards, R after F, and each backward with activations;
+     - at most K chunks of a chain may keep their activations at once;
+     - no stage may hold more chunks, state or bytes than its limits allow;
+     - with pipeline replay, a chunk that is replayed must also be replayed on the previous virtual stage.
    The lists must run to their end, so that no stage waits for another forever. In a lowered schedule every tensor that
    crosses stages must be sent once and received once, after it was made and before it is used. The lists must then end
    even if every send waits for its receiver, with no buffer anywhere.
@@ -1364,11 +1365,11 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
    >>lockstep    ranks that run the same kinds of passes in the same order
    ================================================================================================================ */
 
-/* Under FSDP, ZeRO-3 or expert parallelism every pass of a model calls collectives, so all ranks must run the same
-   kinds of passes in the same order, or they hang. Two passes are of one kind if they are on the same virtual stage and
-   both are forwards (F or R), B, I or W. In step every forward runs every module: a dropped F also runs the last layer
-   and the head. The passes of an idle chunk run the model on some rows with weight 0. cf_step.last_backward says when
-   to reduce gradients.
+/* Under FSDP, ZeRO-3 or expert parallelism every pass of a model calls collectives. All ranks must run the same kinds
+   of passes in the same order ("in step"), or they hang. Two passes are of one kind if they are on the same virtual
+   stage and both are forwards (F or R), B, I or W. In step every forward runs every module: a dropped F also runs the
+   last layer and the head. The passes of an idle chunk run the model on some rows with weight 0. cf_step.last_backward
+   says when to reduce gradients.
 
    Pack with cf_pack_desc.lockstep, then make one list for all ranks, and take each rank's schedule from it:
 
@@ -1378,9 +1379,8 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
        cf_schedule_lower(columns, list, NULL, &lowered, &error);                    // only for several stages
        cf_lockstep_schedule(plan, lowered, rank, NULL, &schedule, &error);           // runs with `plan`
 
-   Lower before the ranks take their parts. If the parts were lowered one by one, each rank would send in an order of
-   its own, and ranks that wait for each other across stages and across ranks would hang. So cf_schedule_lower refuses a
-   rank's part.
+   Lower before the ranks take their parts. Parts that are lowered one by one would each send in an order of their own.
+   Ranks that wait for each other in step and across stages would then hang. So cf_schedule_lower refuses a rank's part.
 
    Columns are a plan of one rank: column i stands for the i-th chunks of all ranks. It has the maximum rows and tokens
    of these chunks, and so many pairs that it costs as much as the most expensive of them. So cf_simulate of the
@@ -1531,17 +1531,17 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    passes. A state slot has K, V, dK and dV of a chain, each of them for every layer of the virtual stage.
 
    F    In each layer, K and V of the chunk's rows go into the state from row chunk->prefix on, behind those of the
-        prefix, and queries see [prefix | chunk] there. (A chunk without a chain has them in its activation slot.)
+        prefix. Queries see [prefix | chunk] there. (A chunk without a chain has K and V in its activation slot.)
         Everything that backward needs stays in activation slot `slot`. The result goes to boundary `output`.
         An F without a slot keeps no activations; it only produces K, V and `output`. On the last virtual stage it may
         end with K and V of the last layer. It needs scratch of as many rows beside the slots.
    R    Runs the forward again, with the same seed, from boundary `input` (local replay: that of F); it keeps
         everything. wants_loss says in which one of F and R the head runs and the loss is taken, each row's times its
-        loss_weights. Both never have it, and an idle chunk has it in neither.
+        loss_weights. It is never set in both, and in an idle chunk in neither.
    B    The gradient of the output comes from the loss or from boundary `input`. If clear_state_gradient is set, dK and
-        dV are first set to zero, because the slot has those of another chain. (Those of a chunk without a chain are
-        scratch, and start from zero in each layer.) Then, from the last layer to the first, the attention's backward
-        adds to dK and dV of all rows that it saw, the prefix included. Only now are dK and dV of the chunk's own rows
+        dV are first set to zero, because the slot has those of another chain. (Without a chain, dK and dV are scratch
+        and start from zero in each layer.) Then, from the last layer to the first, the attention's backward adds to dK
+        and dV of all rows that it saw, the prefix included. Only now are dK and dV of the chunk's own rows
         complete, because later chunks, whose backwards came before, have added their share. They are taken from the
         state and go on through the projections of K and V. Gradients of weights are added to those of earlier passes.
         The gradient of the input goes to `output`.
