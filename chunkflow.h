@@ -1786,8 +1786,8 @@ CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 
 #include <float.h>
 
-/* To refuse NaN, and to make the same plans everywhere, needs arithmetic as IEEE 754 has it: every operation as
-   written, rounded to a double. */
+/* Checks for NaN, and the same plans everywhere, need IEEE 754 arithmetic: every operation as it is written, rounded to
+   a double. */
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__)
 #error "chunkflow.h needs IEEE 754 arithmetic: compile its implementation in a file of its own, without -Ofast"
@@ -1797,7 +1797,7 @@ CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 #endif
 typedef char cf__constants_are_doubles[sizeof 0.1 == sizeof(double) ? 1 : -1]; /* no -fsingle-precision-constant */
 
-/* The implementation is C that also compiles as C++, so some habits of C++ make no sense here. */
+/* The implementation is C that also compiles as C++, so warnings about C++ style make no sense in it. */
 #if defined(__clang__)
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wunknown-warning-option"
@@ -1838,10 +1838,10 @@ extern "C" {
    >>base
    ================================================================================================================ */
 
-/* One case of a switch that names the items of an enum. */
+/* A case of a switch that names the items of an enum. */
 #define CF__NAME(name, text) case name: return text;
 
-/* A public function that returns the text of each item of an enum, and `unknown` for any other value. */
+/* Defines a public function that returns the text of each item of an enum, and `unknown` for any other value. */
 #define CF__NAMES(function, type, ITEMS, unknown) \
     CHUNKFLOW_API const char *function(type item) { \
         switch ((int)item) { ITEMS(CF__NAME) }    \
@@ -1852,15 +1852,15 @@ CF__NAMES(cf_result_name, cf_result, CF_RESULTS, "?")
 
 /* ---- failing ---- */
 
-/* Returns from the function that it stands in, with the result of `call`, unless that is CF_OK. */
+/* Returns the result of `call` from the enclosing function, unless it is CF_OK. */
 #define CF__TRY(call)                            \
     do {                                         \
         cf_result cf__result = (call);           \
         if (cf__result != CF_OK) return cf__result; \
     } while (0)
 
-/* Code that fails, and code that lays out memory, needs no speed. Kept cold or apart, it makes the compiled library a
-   tenth smaller, and the code around it faster rather than slower. */
+/* Marks code that reports failures or lays out memory, which needs no speed. Kept cold or apart, it makes the compiled
+   library a tenth smaller, and the code around it faster rather than slower. */
 #if defined(__GNUC__) || defined(__clang__)
 #define CF__COLD __attribute__((cold))
 #define CF__APART __attribute__((noinline))
@@ -1870,9 +1870,9 @@ CF__NAMES(cf_result_name, cf_result, CF_RESULTS, "?")
 #endif
 
 /* A condition that no test can bring about: it takes objects of terabytes, a size_t of 32 bits, or a fault in another
-   check. Builds ask it all the same, because the code behind it writes memory. A build that counts branches leaves it
-   out, so that every branch which is never taken lacks a test; the tests' own builds stop if it ever holds. To ask it
-   has no effects. */
+   check. Normal builds test it all the same, because the code behind it writes memory. A build that counts branches
+   leaves it out, so that every branch never taken there lacks a test. The tests' own builds stop if it ever holds. The
+   condition must have no side effects. */
 #if defined(CHUNKFLOW_COVERAGE)
 #define CF__NEVER(condition) (sizeof(condition) == 0)
 #elif defined(CHUNKFLOW_TESTED)
@@ -1881,7 +1881,7 @@ CF__NAMES(cf_result_name, cf_result, CF_RESULTS, "?")
 #define CF__NEVER(condition) (condition)
 #endif
 
-/* The one place that fills in an error record. found: " (wanted 1, got 0)" or the like, or "". */
+/* Fills in an error record; nothing else does. found: " (wanted 1, got 0)" or the like, or "". */
 static void cf__record(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted, int64_t got,
                        const char *why, const char *found) {
     char place[32] = "";
@@ -1923,21 +1923,21 @@ CHUNKFLOW_API CF__COLD cf_result cf_fail_null(cf_error *error, const char *field
     return cf_refuse(error, CF_ERROR_ARGUMENT, field, -1, "must not be NULL");
 }
 
-/* The same for use in here. From these macros compilers see that the code is not CF_OK, so they do not warn of outputs
-   that are used unset. */
+/* The same functions for use in the implementation. As macros they show compilers that the code is not CF_OK, so no
+   compiler warns of outputs that are used unset. */
 #define cf__fail(error, code, field, item, wanted, got, why) \
     ((void)cf_fail(error, code, field, item, wanted, got, why), code)
 #define cf__fail_real(error, code, field, item, got, why) ((void)cf_fail_real(error, code, field, item, got, why), code)
 #define cf__refuse(error, code, field, item, why) ((void)cf_refuse(error, code, field, item, why), code)
 #define cf__fail_null(error, field) ((void)cf_fail_null(error, field), CF_ERROR_ARGUMENT)
 
-/* A size or sum is too large. */
+/* Report that a size or sum is too large. */
 #define cf__fail_size(error, field) cf__refuse(error, CF_ERROR_OVERFLOW, field, -1, "does not fit in 64 bits")
 #define cf__too_large(error, field) cf__refuse(error, CF_ERROR_OVERFLOW, field, -1, "does not fit in memory")
 
-/* A cost, a rate, a time: finite and not negative. */
+/* Checks a cost, rate or time: it must be finite and not negative. */
 static cf_result cf__check_real(double x, const char *field, int64_t item, cf_error *error) {
-    if (x >= 0 && x <= DBL_MAX) return CF_OK; /* which a NaN is not */
+    if (x >= 0 && x <= DBL_MAX) return CF_OK; /* false for a NaN */
     return cf__fail_real(error, CF_ERROR_ARGUMENT, field, item, x, "must be finite and not negative");
 }
 
@@ -1945,7 +1945,7 @@ static cf_result cf__check_real(double x, const char *field, int64_t item, cf_er
 
 #define CF__COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 
-/* A number and the range that it must lie in. past, why: the code, and the words, for one above it. */
+/* Checks that a number lies in a range. past, why: the code and the words for a number above the range. */
 CF__APART static cf_result cf__within(int64_t value, int64_t least, int64_t most, const char *field, cf_result code,
                                       cf_result past, const char *why, cf_error *error) {
     if (value < least) return cf__fail(error, code, field, -1, least, value, "is too small");
@@ -1953,25 +1953,25 @@ CF__APART static cf_result cf__within(int64_t value, int64_t least, int64_t most
     return CF_OK;
 }
 
-/* A number above a documented limit is refused with CF_ERROR_LIMIT. */
+/* Checks a range that ends at a documented limit; a number above it is CF_ERROR_LIMIT. */
 CF__APART static cf_result cf__range(int64_t value, int64_t least, int64_t most, const char *field, cf_error *error) {
     return cf__within(value, least, most, field, CF_ERROR_ARGUMENT, CF_ERROR_LIMIT, "is too large", error);
 }
 
-/* A number above a bound that follows from another argument is refused with CF_ERROR_ARGUMENT; `why` names it. */
+/* Checks a range whose end follows from another argument, which `why` names; a number above it is CF_ERROR_ARGUMENT. */
 CF__APART static cf_result cf__bounded(int64_t value, int64_t least, int64_t most, const char *field, const char *why,
                                        cf_error *error) {
     return cf__within(value, least, most, field, CF_ERROR_ARGUMENT, CF_ERROR_ARGUMENT, why, error);
 }
 
-/* One of many numbers that are checked one after the other. */
+/* One of several numbers to be checked in turn. */
 typedef struct cf__member {
     const char *field;
     int64_t value, least, most;
     cf_result past; /* the code for a value above the range */
 } cf__member;
 
-/* code: for a value below its range. */
+/* Checks several numbers. code: for a value below its range. */
 static cf_result cf__check_members(const cf__member *members, int64_t n, cf_result code, cf_error *error) {
     int64_t i;
     for (i = 0; i < n; i++) {
@@ -1981,14 +1981,14 @@ static cf_result cf__check_members(const cf__member *members, int64_t n, cf_resu
     return CF_OK;
 }
 
-/* Any number outside of a range is wrong in the same way, which `why` names. */
+/* Checks a range outside of which any number is wrong in the same way, which `why` names. */
 static inline cf_result cf__inside(int64_t value, int64_t least, int64_t most, cf_result code, const char *field,
                                    int64_t item, const char *why, cf_error *error) {
     if (value >= least && value <= most) return CF_OK;
     return cf__fail(error, code, field, item, value < least ? least : most, value, why);
 }
 
-/* A choice among things that there are: above the last one is no limit, but a mistake. Callers cast an enum to int,
+/* Checks a choice among existing things: above the last one is not a limit, but a mistake. Callers cast an enum to int,
    because compilers may make it unsigned, and -1 would be reported as 4294967295. */
 CF__APART static cf_result cf__choice(int64_t value, int64_t first, int64_t last, const char *field, cf_error *error) {
     return cf__inside(value, first, last, CF_ERROR_ARGUMENT, field, -1, "there is no such choice", error);
@@ -1998,17 +1998,18 @@ CF__APART static cf_result cf__choice(int64_t value, int64_t first, int64_t last
 
 #define CF__GOLDEN 0x9e3779b97f4a7c15u /* the step of splitmix64: 2^64 / the golden ratio, odd */
 
-/* The finaliser of splitmix64: every bit of the answer depends on every bit of x. */
+/* Returns the finaliser of splitmix64: every bit of the result depends on every bit of x. */
 static uint64_t cf__mix(uint64_t x) {
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
     x = (x ^ x >> 27) * 0x94d049bb133111ebu;
     return x ^ x >> 31;
 }
 
-/* The next of a row of random numbers: splitmix64. */
+/* Returns the next random number: splitmix64. */
 static uint64_t cf__draw(uint64_t *state) { return cf__mix(*state += CF__GOLDEN); }
 
-/* Checked arithmetic on numbers that are not negative: 1 and *out on success, 0 where the result would not fit. */
+/* Checked arithmetic on numbers that are not negative. Return 1 and set *out, or return 0 if the result does not
+   fit. */
 static int cf__add(int64_t a, int64_t b, int64_t *out) {
     if (a > INT64_MAX - b) return 0;
     *out = a + b;
@@ -2016,7 +2017,7 @@ static int cf__add(int64_t a, int64_t b, int64_t *out) {
 }
 
 static int cf__mul(int64_t a, int64_t b, int64_t *out) {
-    if ((a | b) > INT32_MAX && b != 0 && a > INT64_MAX / b) return 0; /* a division is slow: only for large factors */
+    if ((a | b) > INT32_MAX && b != 0 && a > INT64_MAX / b) return 0; /* division is slow: only for large factors */
     *out = a * b;
     return 1;
 }
@@ -2028,11 +2029,11 @@ static int64_t cf__div_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 static int64_t cf__gcd(int64_t a, int64_t b) { return b == 0 ? a : cf__gcd(b, a % b); }
 
-/* The largest divisor of a whole number that is at most so large; both are above 0. */
+/* Returns the largest divisor of `whole` that is at most `most`; both are above 0. */
 static int64_t cf__divisor_below(int64_t whole, int64_t most) {
     int64_t low, found = 1;
     for (low = 1; low <= whole / low; low++) {
-        int64_t high = whole / low; /* divisors come in pairs, so that the root of a prime is far enough */
+        int64_t high = whole / low; /* divisors come in pairs, so the loop may stop at the square root */
         if (whole % low != 0) continue;
         if (low <= most) found = cf__max(found, low);
         if (high <= most) found = cf__max(found, high);
@@ -2040,13 +2041,13 @@ static int64_t cf__divisor_below(int64_t whole, int64_t most) {
     return found;
 }
 
-/* Packing spends its time here: no division for the usual 1. */
+/* Rounds up to a multiple. Packing spends its time here, so the usual 1 takes no division. */
 static int64_t cf__round_up(int64_t a, int64_t multiple) {
     return multiple == 1 ? a : cf__div_up(a, multiple) * multiple;
 }
 
-/* A product that is rounded here. Without the volatile a compiler may fuse it into a following addition, and then plans
-   would differ between machines with and without that instruction. */
+/* Returns a x b, rounded. Without `volatile` a compiler may fuse the product into a following addition, and plans would
+   differ between machines with and without that instruction. */
 static double cf__product(double a, double b) {
     volatile double product = a * b;
     return product;
@@ -2054,8 +2055,8 @@ static double cf__product(double a, double b) {
 
 /* ---- memory ---- */
 
-/* Sanitizer builds leave a poisoned gap behind every array that is carved from a block. So a write past one array is
-   seen, and does not land in the next one. */
+/* Sanitizer builds leave a poisoned gap after every array that is carved from a block. So they report a write past one
+   array, which would otherwise land in the next one. */
 #if defined(__SANITIZE_ADDRESS__)
 #define CF__GAP 16
 #elif defined(__has_feature)
@@ -2075,8 +2076,8 @@ static void cf__poison(void *memory, size_t bytes) { (void)memory; (void)bytes; 
 static void cf__unpoison(void *memory, size_t bytes) { (void)memory; (void)bytes; }
 #endif
 
-/* Cuts one block into arrays. With base == NULL it only adds up, so the size query and the real layout are one function
-   and cannot drift apart. overflow stays set once a size did not fit. */
+/* Cuts one block into arrays. With base == NULL it only adds up sizes, so the size query and the real layout are one
+   function and cannot drift apart. overflow stays set once a size did not fit. */
 typedef struct cf__carver {
     unsigned char *base;
     size_t used;
@@ -2085,7 +2086,7 @@ typedef struct cf__carver {
 
 CF__APART static void *cf__take(cf__carver *carver, int64_t count, size_t item_bytes) {
     size_t start = carver->used, bytes, padded;
-    if (CF__NEVER((uint64_t)count > (SIZE_MAX / 2 - start) / item_bytes)) { /* as a negative count would be */
+    if (CF__NEVER((uint64_t)count > (SIZE_MAX / 2 - start) / item_bytes)) { /* also catches a negative count */
         carver->overflow = 1;
         return NULL;
     }
@@ -2117,7 +2118,8 @@ CHUNKFLOW_API cf_result cf_allocator_resolve(const cf_allocator *given, cf_alloc
 }
 
 CHUNKFLOW_API cf_result cf_allocate(const cf_allocator *allocator, size_t bytes, void **out, cf_error *error) {
-    void *memory = allocator->alloc(bytes > 0 ? bytes : 1, allocator->user); /* for no bytes, NULL is no failure */
+    void *memory = allocator->alloc(bytes > 0 ? bytes : 1, allocator->user); /* alloc(0) may return NULL without
+                                                                                failing */
     char found[48];
     if (memory != NULL) {
         *out = memory;
@@ -2129,7 +2131,7 @@ CHUNKFLOW_API cf_result cf_allocate(const cf_allocator *allocator, size_t bytes,
     return CF_ERROR_MEMORY;
 }
 
-/* Memory that a caller brought: present, aligned, large enough. */
+/* Checks the caller's memory: present, aligned, large enough. */
 static cf_result cf__check_memory(const void *memory, size_t bytes, size_t needed, cf_error *error) {
     uintptr_t off = (uintptr_t)memory % CF_MEMORY_ALIGNMENT;
     if (memory == NULL) return cf__fail_null(error, "memory");
@@ -2142,23 +2144,24 @@ static cf_result cf__check_memory(const void *memory, size_t bytes, size_t neede
 
 /* ---- making objects ----
 
-   Every object is made on the same road: working space is laid out, `prepare` finds out how large the object gets, the
-   object is laid out, and `fill` writes it. A job is what a section knows of the object that it makes; the functions of
-   a recipe get it as their argument. What a recipe has no use for is NULL; a check that only needs working space has no
-   object. */
+   Every object is made in the same steps: working space is laid out, `prepare` finds out how large the object gets, the
+   object is laid out, and `fill` writes it. A job is a section's data about the object that it makes; the functions of
+   a recipe get it as their argument. Functions that a recipe does not need are NULL; a check that only needs working
+   space has no object. */
 typedef struct cf__recipe {
-    const char *field;                                  /* what is to blame where the sizes do not fit in memory */
-    int zeroed;                                         /* 1: working space, some in any case, is zero at the start */
+    const char *field;                                  /* to blame if the sizes do not fit in memory */
+    int zeroed;                                         /* 1: working space, which then always exists, is zeroed at the
+                                                           start */
     void (*scratch)(void *job, cf__carver *carver);     /* lays out the working space */
     cf_result (*prepare)(void *job);
     cf_block *(*object)(void *job, cf__carver *carver); /* lays out the object, puts its address into the job, and
-                                                           returns the address of its block; before `prepare`, with no
-                                                           memory yet, it measures the largest that it can get, or, if
-                                                           only `prepare` tells, the smallest */
+                                                           returns the address of its block. Before `prepare`, without
+                                                           memory, it measures the largest possible object or, if only
+                                                           `prepare` can tell, the smallest */
     cf_result (*fill)(void *job);
 } cf__recipe;
 
-/* Bytes of the object, as it is measured before `prepare`, and of the working space. */
+/* Measures the bytes of the object, as known before `prepare`, and of the working space. */
 static cf_result cf__measure_job(const cf__recipe *recipe, void *job, size_t *object, size_t *scratch,
                                  cf_error *error) {
     cf__carver block = {NULL, 0, 0}, space = {NULL, 0, 0};
@@ -2171,7 +2174,7 @@ static cf_result cf__measure_job(const cf__recipe *recipe, void *job, size_t *ob
     return CF_OK;
 }
 
-/* For a *_size function. */
+/* Does the work of a *_size function. */
 static cf_result cf__size_job(const cf__recipe *recipe, void *job, size_t *bytes, cf_error *error) {
     size_t object, scratch;
     if (bytes == NULL) return cf__fail_null(error, "bytes");
@@ -2180,7 +2183,7 @@ static cf_result cf__size_job(const cf__recipe *recipe, void *job, size_t *bytes
     return CF_OK;
 }
 
-/* The road up to the object, in working space that is there. */
+/* Runs everything before the object, in the given working space. */
 static cf_result cf__prepare_job(const cf__recipe *recipe, void *job, void *memory, size_t bytes) {
     cf__carver space = {(unsigned char *)memory, 0, 0};
     if (recipe->zeroed) memset(memory, 0, bytes);
@@ -2188,7 +2191,7 @@ static cf_result cf__prepare_job(const cf__recipe *recipe, void *job, void *memo
     return recipe->prepare != NULL ? recipe->prepare(job) : CF_OK;
 }
 
-/* Adds the bytes of the object, now that `prepare` has been through, to those of the working space. */
+/* Adds the bytes of the object, known once `prepare` has run, to those of the working space. */
 static cf_result cf__add_object(const cf__recipe *recipe, void *job, size_t *bytes, cf_error *error) {
     cf__carver block = {NULL, 0, 0};
     (void)recipe->object(job, &block);
@@ -2197,7 +2200,7 @@ static cf_result cf__add_object(const cf__recipe *recipe, void *job, size_t *byt
     return CF_OK;
 }
 
-/* The rest of it. memory: where the object goes; NULL: it is asked of the allocator, now that its size is known. */
+/* Makes the object itself. memory: where the object goes; NULL: allocates it, now that its size is known. */
 static cf_result cf__write_object(const cf__recipe *recipe, void *job, void *memory, const cf_allocator *allocator,
                                   cf_error *error) {
     cf__carver block = {(unsigned char *)memory, 0, 0};
@@ -2222,14 +2225,15 @@ static cf_result cf__write_object(const cf__recipe *recipe, void *job, void *mem
     return result;
 }
 
-/* For a *_into function: everything in the caller's memory, the object at its start and working space at its end. */
+/* Does the work of a *_into function: everything is in the caller's memory, the object at its start and working space
+   at its end. */
 static cf_result cf__make_into(const cf__recipe *recipe, void *job, void *memory, size_t bytes, cf_error *error) {
     size_t object, scratch, needed;
     unsigned char *space;
     cf_result result;
     CF__TRY(cf__measure_job(recipe, job, &object, &scratch, error));
     CF__TRY(cf__check_memory(memory, bytes, object + scratch, error));
-    cf__unpoison(memory, bytes); /* what lay there before need not have been given back */
+    cf__unpoison(memory, bytes); /* an object that was here may not have been freed */
     space = (unsigned char *)memory + (bytes - scratch) / CF_MEMORY_ALIGNMENT * CF_MEMORY_ALIGNMENT;
     result = cf__prepare_job(recipe, job, space, needed = scratch);
     if (result == CF_OK) result = cf__add_object(recipe, job, &needed, error);
@@ -2239,8 +2243,8 @@ static cf_result cf__make_into(const cf__recipe *recipe, void *job, void *memory
     return result;
 }
 
-/* For everything else: the object and, while it is made, the working space come from the allocator. bytes: says what
-   both need, in place of making the object; NULL: makes it. */
+/* Makes an object; the object and, meanwhile, the working space come from the allocator. bytes: not NULL: only measures
+   the bytes of both, without making the object. */
 static cf_result cf__make_or_measure(const cf__recipe *recipe, void *job, const cf_allocator *given, size_t *bytes,
                                      cf_error *error) {
     cf_allocator allocator;
@@ -2267,14 +2271,14 @@ static cf_result cf__make(const cf__recipe *recipe, void *job, const cf_allocato
     return cf__make_or_measure(recipe, job, given, NULL, error);
 }
 
-/* Gives an object's block back. block: a member of the object. */
+/* Frees an object's block. block: a member of the object. */
 static void cf__free_object(void *object, const cf_block *block) {
     cf_block own = *block;
     cf__unpoison(object, own.bytes);
     if (own.allocator.release != NULL) own.allocator.release(object, own.allocator.user);
 }
 
-/* Adds a x b, sizes that are not negative, to a sum. *overflow is set, and stays set, once something does not fit. */
+/* Adds a x b, sizes that are not negative, to *sum. *overflow is set, and stays set, once something does not fit. */
 CF__APART static void cf__add_product(int64_t *sum, int64_t a, int64_t b, int *overflow) {
     int64_t product;
     if (!cf__mul(a, b, &product) || !cf__add(*sum, product, sum)) *overflow = 1;
@@ -2282,9 +2286,9 @@ CF__APART static void cf__add_product(int64_t *sum, int64_t a, int64_t b, int *o
 
 /* ---- a set of bits, a radix sort, a heap ---- */
 
-/* A set of the numbers below n that finds its next member fast: a tree of bits, 64 ways. */
+/* A set of numbers below n that finds its next member fast: a tree of bits, 64 ways. */
 typedef struct cf__bits {
-    uint64_t *words[6]; /* words[0]: a bit for each number; words[i]: a bit for each word of words[i - 1] */
+    uint64_t *words[6]; /* words[0]: one bit per number; words[i]: one bit per word of words[i - 1] */
     int64_t n_words[6];
     int n_levels;
 } cf__bits;
@@ -2316,7 +2320,7 @@ static int cf__bits_lowest(uint64_t word) { /* word != 0 */
 
 static int cf__bits_has(const cf__bits *bits, int64_t i) { return (int)(bits->words[0][i >> 6] >> (i & 63) & 1); }
 
-/* The first member at or after i, -1 if there is none. */
+/* Returns the first member at or after i, or -1. */
 static int64_t cf__bits_next(const cf__bits *bits, int64_t i) {
     int level;
     for (level = 0; level < bits->n_levels; level++) {
@@ -2337,27 +2341,27 @@ static void cf__bits_put(cf__bits *bits, int64_t i, int is_member) {
     for (level = 0; level < bits->n_levels; level++, i >>= 6) {
         uint64_t *word = &bits->words[level][i >> 6], bit = (uint64_t)1 << (i & 63), before = *word;
         *word = is_member ? before | bit : before & ~bit;
-        if (is_member ? before != 0 : *word != 0) return; /* the levels above know already */
+        if (is_member ? before != 0 : *word != 0) return; /* higher levels are right already */
     }
 }
 
-/* Returns the sort key of an item: its upper 32 bits, or the bits of keys[item], which order like a number that is not
-   negative. */
+/* Returns the sort key of an item: its upper 32 bits, or the bits of keys[item]. The bits of doubles that are not
+   negative have the order of their numbers. */
 static inline uint64_t cf__sort_bits(uint64_t item, const double *keys) {
     uint64_t bits = item >> 32;
     if (keys != NULL) memcpy(&bits, &keys[item], sizeof bits);
     return bits;
 }
 
-/* Sorts items by rising bits, or falling where flip is all ones; equal ones keep their order. A radix sort over those
-   bits that differ; the two arrays change places with every pass. */
+/* Sorts items by rising key, or by falling key if flip is all ones; equal items keep their order. It is a radix sort
+   over the bits that differ; the two arrays swap with every pass. */
 static void cf__sort(uint64_t **items, uint64_t **spare, int64_t n, const double *keys, uint64_t flip) {
     int64_t start[1 << 11], i, sum;
     uint64_t differ = 0, mask;
     int shift, end = 0, width = n < 4096 ? 8 : 11;
     for (i = 1; i < n; i++) differ |= cf__sort_bits((*items)[i], keys) ^ cf__sort_bits((*items)[0], keys);
     while (end < 64 && differ >> end != 0) end++;
-    width = (int)cf__div_up(end, cf__max(1, cf__div_up(end, width))); /* as many passes, of one width */
+    width = (int)cf__div_up(end, cf__max(1, cf__div_up(end, width))); /* the same number of passes, of equal width */
     mask = ((uint64_t)1 << width) - 1;
     for (shift = 0; shift < end; shift += (differ >> shift & 1) != 0 ? width : 1) {
         uint64_t *from = *items, *to = *spare;
@@ -2375,7 +2379,7 @@ static void cf__sort(uint64_t **items, uint64_t **spare, int64_t n, const double
     }
 }
 
-/* A heap of ids with the least key on top; the lower id wins a tie, so the order is total. */
+/* A heap of ids with the least key on top. The lower id wins a tie, so the order is total. */
 static int cf__heap_less(const double *keys, int32_t a, int32_t b) {
     return keys[a] < keys[b] || (keys[a] <= keys[b] && a < b);
 }
@@ -5317,14 +5321,14 @@ CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *len
    >>metadata
    ================================================================================================================ */
 
-/* Sequences of one call: cu_seqlens, and the longest. They are only counted where there is no memory yet. */
+/* Sequences of one call: cu_seqlens, and the longest. Without memory they are only counted. */
 typedef struct cf__metadata_seqs {
     int64_t n;
     int32_t *cu_q, *cu_k;
     int32_t max_q, max_k;
 } cf__metadata_seqs;
 
-/* A chunk that is being described: how large, where to, and how far. */
+/* A chunk that is being described: its sizes, its arrays, and how far they are filled. */
 typedef struct cf__metadata_job {
     cf_metadata_desc desc;
     cf_metadata out;
@@ -5333,13 +5337,14 @@ typedef struct cf__metadata_job {
     int32_t *sequences, *positions, *targets;
     /* of trees */
     int64_t n_path_calls, n_depths;  /* calls */
-    int64_t n_call_seqs, most_more;  /* sequences of all calls; rows' targets beside the first, at most */
+    int64_t n_call_seqs, most_more;  /* sequences of all calls; maximum number of targets that rows have beside their
+                                        first */
     cf_attention_call *calls;
     double *extra_weights;
     int32_t *extra_rows, *extra_sequences, *extra_targets, *loss_rows, *key_ends, *call_q, *call_k;
 } cf__metadata_job;
 
-/* The next sequence, unless nothing is in it. */
+/* Adds the next sequence, unless it is empty. */
 static void cf__metadata_add(cf__metadata_seqs *seqs, int64_t queries, int64_t keys) {
     int64_t i = seqs->n;
     if (queries == 0 && keys == 0) return;
@@ -5352,16 +5357,16 @@ static void cf__metadata_add(cf__metadata_seqs *seqs, int64_t queries, int64_t k
     seqs->max_k = (int32_t)cf__max(seqs->max_k, keys);
 }
 
-/* first, first + step, first + 2 x step ... The blocks of 16 are what compilers turn into vector code at -O2. */
+/* Writes first, first + step, first + 2 x step ... Compilers turn the blocks of 16 into vector code at -O2. */
 static void cf__metadata_fill_rows(int32_t *row, int64_t n, int32_t first, int32_t step) {
     int64_t t = 0;
-    uint32_t value = (uint32_t)first, by = (uint32_t)step, i; /* unsigned, because they go one step past the last row */
+    uint32_t value = (uint32_t)first, by = (uint32_t)step, i; /* unsigned, because they step once past the last row */
     for (; t + 16 <= n; t += 16, value += 16 * by)
         for (i = 0; i < 16; i++) row[t + i] = (int32_t)(value + i * by);
     for (; t < n; t++, value += by) row[t] = (int32_t)value;
 }
 
-/* Rows [first, end) are padding. */
+/* Fills in rows [first, end) as padding. */
 static void cf__metadata_add_padding(cf__metadata_job *job, int64_t first, int64_t end) {
     int64_t n = end - first, i;
     if (n <= 0) return;
@@ -5373,8 +5378,8 @@ static void cf__metadata_add_padding(cf__metadata_job *job, int64_t first, int64
     for (i = first; i < end && job->weights != NULL; i++) job->weights[i] = 0;
 }
 
-/* The target at this position of n sequences that have the same token there: whether any of them is to predict it, and
-   what that weighs. */
+/* Returns whether any of n sequences with the same token at `position` is to predict it. *weight: its weight in the
+   loss. */
 static int cf__metadata_target(const cf__metadata_job *job, const int64_t *sequences, int64_t n, int64_t position,
                                double *weight) {
     int64_t i, wanted = 0;
@@ -5390,7 +5395,7 @@ static int cf__metadata_target(const cf__metadata_job *job, const int64_t *seque
     return wanted > 0;
 }
 
-/* The rows of a slice through which these n sequences run, the first n_targets of them with their targets. */
+/* Fills in the rows of a slice that belongs to n sequences. The first n_targets rows have targets. */
 static void cf__metadata_fill_slice(const cf__metadata_job *job, const cf_slice *s, const int64_t *sequences, int64_t n,
                                     int64_t n_targets) {
     int64_t ahead = !job->desc.shifted, i;
@@ -5413,8 +5418,8 @@ static void cf__metadata_fill_slice(const cf__metadata_job *job, const cf_slice 
 
 /* ---- trees ---- */
 
-/* Returns 1 if a slice, not the first of its chunk, lies right behind the slice that it continues: attention sees the
-   two as one. A slice that others continue fills whole alignment units. */
+/* Returns 1 if a slice, not the first of its chunk, lies directly after the slice that it continues, so that attention
+   sees the two as one. A slice that others continue fills whole alignment units. */
 static int cf__metadata_continues(const cf_plan *plan, int64_t id) { return plan->slices[id].up == id - 1; }
 
 static int64_t cf__metadata_run(const cf_plan *plan, int64_t id, int64_t end) {
@@ -5426,8 +5431,8 @@ static int64_t cf__metadata_row_end(const cf_plan *plan, int64_t end) {
     return plan->slices[end - 1].offset + plan->slices[end - 1].length;
 }
 
-/* Calls of the path: ranges of its rows that lie in one state and are seen by the same rows of the chunk, the first
-   ones. Counts them, and fills them in where there is memory, the last one first: slices that see more of the path come
+/* Lists the calls of the path: ranges of its rows that lie in one state and are seen by the same first rows of the
+   chunk. Counts them or, if there is memory, fills them in, the last one first: slices that see more of the path come
    before those that see less. */
 static void cf__metadata_list_path(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int64_t id = c->first_slice, end = id + c->n_slices, chain = c->chain, last, first, at, rows;
@@ -5451,7 +5456,7 @@ static void cf__metadata_list_path(cf__metadata_job *job, const cf_plan *plan, c
     }
 }
 
-/* Adds a sequence to a call whose arrays have their places, unless nothing is in it. */
+/* Adds a sequence, unless it is empty, to a call whose arrays have been placed. */
 static void cf__metadata_add_to_call(const cf__metadata_job *job, cf_attention_call *call, int64_t queries,
                                      int64_t keys) {
     cf__metadata_seqs seqs = {call->n_seqs, NULL, NULL, call->max_seqlen_q, call->max_seqlen_k};
@@ -5463,40 +5468,40 @@ static void cf__metadata_add_to_call(const cf__metadata_job *job, cf_attention_c
     call->max_seqlen_k = seqs.max_k;
 }
 
-/* The call of the rows of slices that have `depth` others above them in the chunk. NULL: there is no memory yet. */
+/* Returns the call of the slices that have `depth` other slices above them in the chunk; NULL without memory. */
 static cf_attention_call *cf__metadata_depth(const cf__metadata_job *job, int64_t depth) {
     return job->calls != NULL ? job->calls + job->n_path_calls + depth : NULL;
 }
 
-/* Begins a sequence of a slice's call: a second slice, `next`, goes on from it or from what lies right behind it. Only
-   counts the sequence, and rows and keys before it that have none, until the call has its place. */
+/* Begins a sequence of a slice's call, because a second slice, `next`, continues this slice or one right after it.
+   Until the call has its place, it only counts the sequence and the rows and keys before it that have none. */
 static void cf__metadata_open(cf__metadata_job *job, const cf_plan *plan, int64_t id, int64_t depth, int64_t next) {
     int64_t offset = plan->slices[id].offset, *n;
     cf_attention_call *call = cf__metadata_depth(job, depth);
     if (call == NULL || call->cu_seqlens_q == NULL) {
         n = call != NULL ? &call->n_seqs : &job->n_call_seqs;
-        *n += 2 + (offset > 0) + (depth >= job->n_depths); /* and rows behind the last one of the call */
+        *n += 2 + (offset > 0) + (depth >= job->n_depths); /* and rows after the last sequence of the call */
         return;
     }
     cf__metadata_add_to_call(job, call, plan->slices[next].offset - call->cu_seqlens_q[call->n_seqs], 0);
     cf__metadata_add_to_call(job, call, 0, offset - call->cu_seqlens_k[call->n_seqs]);
 }
 
-/* Ends it, before slice `end`, which is none of those below. */
+/* Ends the sequence of a slice's call before slice `end`, which is not below the slice. */
 static void cf__metadata_close(cf__metadata_job *job, const cf_plan *plan, int64_t id, int64_t depth, int64_t end) {
     int64_t rows = cf__metadata_row_end(plan, end), *n;
     cf_attention_call *call = cf__metadata_depth(job, depth);
     if (call == NULL || call->cu_seqlens_q == NULL) {
         n = call != NULL ? &call->n_seqs : &job->n_call_seqs;
-        *n -= rows == job->out.rows; /* there are no rows behind it */
+        *n -= rows == job->out.rows; /* no rows come after it */
         return;
     }
     cf__metadata_add_to_call(job, call, rows - call->cu_seqlens_q[call->n_seqs], plan->slices[id].length);
 }
 
-/* Calls of depths, in one walk over the slices, which come in preorder. `depth` is that of the slice before, and the
-   first `open` slices on the way down to it have begun a sequence. The walk goes up once for each time that it goes
-   down, so the time is linear. */
+/* Lists the calls of depths, in one walk over the slices, which come in preorder. `depth` is that of the previous
+   slice; the first `open` slices on the way down to it have begun a sequence. The walk goes up once each time that it
+   goes down, so the time is linear. */
 static void cf__metadata_list_depths(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int64_t end = c->first_slice + c->n_slices, depth = 0, open = 0, id, at, up, d;
     job->n_depths = 0;
@@ -5511,8 +5516,8 @@ static void cf__metadata_list_depths(cf__metadata_job *job, const cf_plan *plan,
     }
 }
 
-/* Gives the calls, whose sequences have been counted, their arrays one behind the other. Those of the path are filled,
-   and others left empty. */
+/* Gives the calls, whose sequences have been counted, their arrays one after the other. Calls of the path are filled
+   in; the other calls stay empty. */
 static void cf__metadata_place_calls(cf__metadata_job *job) {
     int64_t i, at = 0;
     for (i = 0; i < job->out.n_calls; i++) {
@@ -5556,9 +5561,9 @@ static void cf__metadata_add_calls(cf__metadata_job *job, const cf_plan *plan, c
     }
 }
 
-/* The end, in plan->order, of one way on from a slice: of the sequences from `from` on that share the row behind it. A
-   slice of this chunk may have just these. It is looked for from *child on in steps that double, since the slices below
-   this one come in the order of their sequences; where they do not, it is not found, and sequences are compared. */
+/* Returns the end, in plan->order, of the sequences from `from` on that share the row after slice `id`. A slice of this
+   chunk may have just these sequences. It is searched for from *child on in steps that double, since the slices below
+   `id` come in the order of their sequences. If they do not, it is not found, and sequences are compared. */
 static int64_t cf__metadata_way_end(const cf_plan *plan, const cf_chunk *c, int64_t id, int64_t from, int64_t *child) {
     const cf_slice *t = plan->slices;
     int64_t low = *child, high, step, middle, end = c->first_slice + c->n_slices, first = t[id].first;
@@ -5576,7 +5581,8 @@ static int64_t cf__metadata_way_end(const cf_plan *plan, const cf_chunk *c, int6
     return from;
 }
 
-/* Targets of the last row of a slice: one for each way on. Counts them, but the first, where there is no memory yet. */
+/* Fills in the targets of a slice's last row: one for each way in which sequences continue. Without memory, counts all
+   except the first. */
 static void cf__metadata_fill_parting(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t id) {
     const cf_slice *s = &plan->slices[id];
     int64_t first = s->first, end = first + s->n, child = id + 1, from, next;
@@ -5613,8 +5619,8 @@ static void cf__metadata_list_losses(cf__metadata_job *job) {
     }
 }
 
-/* Fills in key_ends. Slices come from the last one back; each raises the first entry of the slice above it, so that an
-   end that lies in a slice below is known there in time. */
+/* Fills in key_ends, from the last slice to the first. Each raises the first entry of the slice above it, so that this
+   slice knows in time of an end that lies in a slice below. */
 static void cf__metadata_list_keys(const cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int32_t *ends = job->key_ends + job->out.prefix;
     int64_t id, seen = 0;
@@ -5634,7 +5640,7 @@ static void cf__metadata_list_keys(const cf__metadata_job *job, const cf_plan *p
     }
 }
 
-/* The rows of a slice. Where its sequence ends with it, the last row has nothing to predict. */
+/* Adds the rows of a slice. If its sequence ends with the slice, the last row has nothing to predict. */
 static void cf__metadata_add_slice(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t id) {
     const cf_slice *s = &plan->slices[id];
     const cf_chain *g = id == c->first_slice && c->chain >= 0 ? &plan->chains[c->chain] : NULL;
@@ -5648,7 +5654,7 @@ static void cf__metadata_add_slice(cf__metadata_job *job, const cf_plan *plan, c
     }
 }
 
-/* Slices, and the padding between and behind them. */
+/* Adds the slices, and the padding between and after them. */
 static void cf__metadata_add_rows(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int64_t i, first = c->first_slice, last = first + c->n_slices, end = 0;
     job->most_more = job->out.n_extra = 0;
@@ -5666,7 +5672,7 @@ static void cf__metadata_add_rows(cf__metadata_job *job, const cf_plan *plan, co
     cf__metadata_add_padding(job, end, job->out.rows);
 }
 
-/* Sizes of a chunk's arrays. */
+/* Measures the sizes of a chunk's arrays. */
 static cf_result cf__metadata_measure(cf__metadata_job *job, const cf_plan *plan, int64_t chunk, cf_error *error) {
     const cf_chunk *c = &plan->chunks[chunk];
     const cf_capacity *most = job->desc.capacity;
@@ -5692,14 +5698,14 @@ static cf_result cf__metadata_measure(cf__metadata_job *job, const cf_plan *plan
     return CF_OK;
 }
 
-/* The next n items of the block; NULL where there is no memory yet. */
+/* Returns the next n items of the block, or NULL without memory. */
 static void *cf__metadata_take(unsigned char *memory, int64_t *used, int64_t n, size_t item_bytes) {
     unsigned char *at = memory != NULL ? memory + *used : NULL;
     *used += n * (int64_t)item_bytes;
     return at;
 }
 
-/* The arrays that only trees have, and what is there only where it is asked for. */
+/* Lays out the arrays that only trees have, and those that exist on request. */
 static void cf__metadata_layout_more(cf__metadata_job *job, unsigned char *memory, int64_t *used) {
     const size_t ints = sizeof(int32_t);
     cf_metadata *m = &job->out;
@@ -5720,7 +5726,7 @@ static void cf__metadata_layout_more(cf__metadata_job *job, unsigned char *memor
     if (n_keys > 0) m->key_ends = job->key_ends = (int32_t *)cf__metadata_take(memory, used, n_keys, ints);
 }
 
-/* Bytes of the arrays; and their places, where there is memory. */
+/* Measures the bytes of the arrays and, if there is memory, places them. */
 static cf_result cf__metadata_layout(cf__metadata_job *job, unsigned char *memory, size_t *bytes, cf_error *error) {
     const size_t ints = sizeof(int32_t);
     cf_metadata *m = &job->out;
@@ -5809,7 +5815,8 @@ CHUNKFLOW_API int64_t cf_kv_sources(const cf_plan *plan, int64_t chunk, cf_kv_so
 
 /* ---- weights of the loss ---- */
 
-/* Returns the set that a sequence belongs to. All targets of a set weigh the same, and so do all sets. */
+/* Returns the set that a sequence belongs to. All targets of a set have the same weight, and all sets have the same
+   total. */
 static int64_t cf__metadata_set(const cf_loss_weights_desc *d, int64_t sequence) {
     if (d->mean == CF_MEAN_SEQUENCES) return sequence;
     return d->mean == CF_MEAN_PROMPTS ? d->prompts[sequence] : 0;
@@ -5821,7 +5828,7 @@ static int64_t cf__metadata_count_targets(int64_t length, const unsigned char *i
     return n;
 }
 
-/* Adds up the targets of each set; totals are zero before. */
+/* Adds up the targets of each set. totals: zero before. */
 static cf_result cf__metadata_add_targets(const int64_t *lengths, int64_t n, const cf_loss_weights_desc *d,
                                           int64_t *totals, cf_error *error) {
     int64_t i, set, sum = 0;
@@ -5873,7 +5880,7 @@ static int64_t cf__model_kinds(const cf_model *model) {
     return model->first_dense > 0 ? 2 * n : n;
 }
 
-/* A kind with the model's numbers where it has none of its own. */
+/* Returns a kind, with the model's numbers in place of numbers that the kind leaves 0. */
 static cf_layer cf__model_kind(const cf_model *model, int64_t k) {
     int64_t n = model->kinds == NULL ? 1 : model->n_kinds;
     cf_layer kind;
@@ -5897,8 +5904,7 @@ static int64_t cf__model_count_layers(const cf_model *model, int64_t of, int64_t
     return count;
 }
 
-/* The divisor of `whole` next below value. */
-/* The members that only some kinds have: how small and how large each may be. */
+/* Checks the members that only some kinds have: how small and how large each may be. */
 static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error *error) {
     int windowed = kind->mixer == CF_MIXER_WINDOW || kind->mixer == CF_MIXER_CHUNKED;
     int latent = kind->mixer == CF_MIXER_LATENT;
@@ -6006,7 +6012,7 @@ static int cf__model_tp_fits(const cf_model *model, int64_t tp, int64_t ep) {
     int64_t k;
     for (k = 0; k < cf__model_kinds(model); k++) {
         cf_layer kind = cf__model_kind(model, k);
-        int whole = kind.no_ffn || (kind.experts > 0 && ep > 1); /* tp divides no width */
+        int whole = kind.no_ffn || (kind.experts > 0 && ep > 1); /* tp does not divide ffn */
         int heads = kind.mixer == CF_MIXER_LATENT || kind.kv_heads % tp == 0 || tp % kind.kv_heads == 0;
         if (kind.heads % tp != 0 || !heads || kind.shared % tp != 0 || (!whole && kind.ffn % tp != 0)) return 0;
     }
@@ -6024,7 +6030,7 @@ static cf_result cf__model_check_ep(const cf_model *model, const cf_parallel *pa
                     "must divide tp x dp, and the experts of each kind");
 }
 
-/* Layers given stage by stage: none empty, and together those of the model. */
+/* Checks layers given stage by stage: no stage may be empty, and their sum must be the model's layers. */
 static cf_result cf__model_check_layers(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
     int64_t s, sum = 0;
     for (s = 0; s < parallel->pp * parallel->n_virtual; s++) {
@@ -6038,7 +6044,7 @@ static cf_result cf__model_check_layers(const cf_model *model, const cf_parallel
                     "must add up to the model's layers");
 }
 
-/* Checks both and hands back the split with its defaults. */
+/* Checks model and split. *full: the split with its defaults. */
 static cf_result cf__model_resolve(const cf_model *model, const cf_parallel *given, cf_parallel *full,
                                    cf_error *error) {
     int64_t fitting;
@@ -6069,14 +6075,15 @@ CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_par
     return cf__model_resolve(model, parallel, &full, error);
 }
 
-/* Layers of virtual stage `stage` where they are split evenly: the remainder goes to stages 1, 2, ... and then to 0. */
+/* Returns the layers of a virtual stage if layers are split evenly: the remainder goes to stages 1, 2, ... and then to
+   0. */
 static int64_t cf__model_even_layers(int64_t layers, int64_t n_stages, int64_t stage) {
     int64_t left = layers % n_stages;
     if (stage == 0) return layers / n_stages + (left == n_stages - 1 && left > 0);
     return layers / n_stages + (stage <= left && stage < n_stages - 1);
 }
 
-/* The index of a virtual stage's first layer, or of the one behind its last. */
+/* Returns the index of a virtual stage's first layer; `stage` may also be one past the last. */
 static int64_t cf__model_first_layer(const cf_model *model, const cf_parallel *parallel, int64_t stage) {
     int64_t n_stages = parallel->pp * parallel->n_virtual, s, first = 0;
     for (s = 0; s < stage; s++)
@@ -6084,10 +6091,11 @@ static int64_t cf__model_first_layer(const cf_model *model, const cf_parallel *p
     return first;
 }
 
-/* Widths of attention, and its parameters. What is latent lies on each GPU of tensor parallelism. */
+/* Sets widths and parameters of attention. Latent parts are whole on each GPU of tensor parallelism. */
 static void cf__model_set_attention(const cf_model *model, const cf_layer *kind, cf_shard *s) {
     int64_t h = s->hidden, row = kind->latent + kind->rope_dim;
-    int64_t part = kind->head_dim - kind->rope_dim + kind->value_dim; /* of each head's K and V, out of the latent */
+    int64_t part = kind->head_dim - kind->rope_dim + kind->value_dim; /* columns of each head's K and V that come out of
+                                                                         the latent */
     s->elements = s->q + s->out + s->kv + s->value + (kind->gate ? s->q + s->out : 0);
     s->mixer_weights = h * (s->q + s->kv + s->value + s->out + (kind->gate ? s->q : 0));
     if (model->qkv_bias) s->mixer_vectors += s->q + s->kv + s->value + (kind->gate ? s->q : 0);
@@ -6099,7 +6107,7 @@ static void cf__model_set_attention(const cf_model *model, const cf_layer *kind,
     if (kind->mixer == CF_MIXER_FULL) s->state_row = s->kv + s->value;
     else if (kind->mixer != CF_MIXER_LATENT) s->window_row = s->kv + s->value;
     if (kind->mixer != CF_MIXER_LATENT) return;
-    s->kv = s->q; /* each head has its own */
+    s->kv = s->q; /* each head has its own K */
     s->value = s->out;
     s->elements = 2 * (s->q + s->out) + kind->q_latent + row;
     s->expand = kind->latent * s->heads * part;
@@ -6110,8 +6118,9 @@ static void cf__model_set_attention(const cf_model *model, const cf_layer *kind,
     s->state_row = row;
 }
 
-/* The same of a recurrent layer, as fla, transformers and mamba_ssm build them: q is its queries, as many as its keys;
-   two numbers a head gate it (delta: decay and rate), one (mamba2), or a channel of keys by way of head_dim (kda). */
+/* Sets widths and parameters of a recurrent layer, as fla, transformers and mamba_ssm build them. q: its queries, as
+   many as its keys. A head is gated by two numbers (delta: decay and rate) or one (mamba2); with kda each channel of
+   keys is gated, by way of head_dim. */
 static void cf__model_set_recurrence(const cf_layer *kind, cf_shard *s) {
     int64_t h = s->hidden, n = s->heads, mamba = kind->mixer == CF_MIXER_MAMBA2, kda = kind->mixer == CF_MIXER_KDA;
     s->q = s->kv;
@@ -6119,14 +6128,14 @@ static void cf__model_set_recurrence(const cf_layer *kind, cf_shard *s) {
     s->tail_row = 2 * s->kv + s->out;
     s->tail = kind->tail - 1;
     s->snapshot = n * kind->head_dim * kind->value_dim;
-    s->elements = 2 * s->tail_row + 3 * s->out + (mamba ? 0 : 64 * n); /* and a block of 64 x 64 a head */
+    s->elements = 2 * s->tail_row + 3 * s->out + (mamba ? 0 : 64 * n); /* also a block of 64 x 64 per head */
     s->mixer_weights = h * (s->tail_row + 2 * s->out + (mamba || kda ? 1 : 2) * n);
     if (kda) s->mixer_weights += kind->value_dim * (2 * h + s->kv + s->out) - h * s->out;
     s->mixer_vectors = s->tail_row * (kind->tail + mamba) + (mamba ? 3 : 2) * n + (mamba ? s->out : kind->value_dim);
     if (kda) s->mixer_vectors += s->kv - n;
 }
 
-/* MLP or experts. The router and its bias are on every GPU. */
+/* Sets widths and parameters of MLP or experts. The router and its bias are on every GPU. */
 static void cf__model_set_mlp(const cf_model *model, const cf_layer *kind, const cf_parallel *parallel, cf_shard *s) {
     int64_t h = s->hidden, m = s->mlp_matrices, tp = parallel->tp;
     s->ffn = kind->no_ffn ? 0 : (kind->experts > 0 ? kind->shared : kind->ffn) / tp;
@@ -6143,8 +6152,8 @@ static void cf__model_set_mlp(const cf_model *model, const cf_layer *kind, const
     s->expert_share = parallel->ep > 1 ? s->sequence : 1;
 }
 
-/* Returns the shard of one kind, or (-1) the layers of all kinds and the widths of the first. model and parallel have
-   been checked. */
+/* Returns the shard of one kind or, for -1, the layers of all kinds with the widths of the first. model and parallel
+   have been checked. */
 static cf_shard cf__model_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage, int64_t of) {
     int64_t n_stages = parallel->pp * parallel->n_virtual, tp = parallel->tp;
     cf_layer kind = cf__model_kind(model, cf__max(of, 0));
@@ -6179,7 +6188,8 @@ static cf_shard cf__model_shard(const cf_model *model, const cf_parallel *parall
     return shard;
 }
 
-/* Returns 0 where a count does not fit. The widths are bounded, so only the matrices of all layers can be too large. */
+/* Counts the parameters of a virtual stage. Returns 0 if a count does not fit; widths are bounded, so only the matrices
+   of all layers can be too large. */
 static int cf__model_count_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
                                       cf_parameters *out) {
     cf_shard shard = cf__model_shard(model, parallel, stage, -1);
@@ -6188,7 +6198,7 @@ static int cf__model_count_parameters(const cf_model *model, const cf_parallel *
     memset(out, 0, sizeof *out);
     if (shard.first) out->embedding = shard.vocab * h;
     if (shard.last && !(model->tied && cf_placement_stage(parallel->placement, parallel->pp, stage) == 0))
-        out->head = shard.vocab * h; /* else it is the embedding, which lies on the same stage */
+        out->head = shard.vocab * h; /* otherwise the head is the embedding, which is on the same stage */
     if (shard.last) out->norms = h + 3 * h * model->mtp;
     if (shard.last) cf__add_product(&out->mlp, model->mtp, 2 * h * h, &overflow);
     for (k = 0; k < cf__model_kinds(model); k++) {
@@ -6245,7 +6255,7 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
    >>memory
    ================================================================================================================ */
 
-/* Bytes of one element of each kind, and how many they are unless the caller says so. */
+/* Bytes of one element of each kind, with their defaults. */
 #define CF__MEMORY_ELEMENTS(X)                                                               \
     X(activation_bytes, 2) X(parameter_bytes, 2) X(gradient_bytes, 4) X(optimizer_bytes, 12) \
     X(matrix_bytes, full.optimizer_bytes) X(state_bytes, 2) X(state_gradient_bytes, 4)
@@ -6291,14 +6301,15 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
 
 /* ---- bytes per token ---- */
 
-/* Bytes for each row that goes to experts, of all of them that it goes to; bytes: of one such copy of it. */
+/* Returns the bytes per row of its copies for all experts that it goes to. bytes: of one copy. */
 static int64_t cf__memory_dispatched(const cf_memory_desc *desc, const cf_shard *shard, int64_t bytes) {
     int64_t more = desc->parallel.ep > 1 ? desc->parallel.imbalance : 0;
     if (shard->active == 0) return 0;
     return cf__div_up(cf__div_up(shard->active * bytes, shard->expert_share) * (100 + more), 100);
 }
 
-/* matrices: how many results of the width of the MLP, or of an expert, each row has. */
+/* Returns the bytes of a row in MLP and experts. matrices: number of results, as wide as the MLP or an expert, that
+   each row has. */
 static int64_t cf__memory_mlp_rows(const cf_memory_desc *desc, const cf_shard *shard, int64_t matrices) {
     int64_t element = desc->activation_bytes;
     int64_t router = cf__div_up(8 * shard->experts * desc->parallel.ep, shard->sequence);
@@ -6310,7 +6321,7 @@ static int64_t cf__memory_mlp_bytes(const cf_memory_desc *desc, const cf_shard *
     return cf__memory_mlp_rows(desc, shard, shard->mlp_matrices + (desc->unfused && !desc->model->no_gate));
 }
 
-/* Returns the bytes that a layer keeps for backward, if it makes `again` once more there. */
+/* Returns the bytes per token that a layer keeps for backward, if backward recomputes `again`. */
 static int64_t cf__memory_layer_bytes(const cf_memory_desc *desc, const cf_shard *shard, cf_recompute again) {
     int64_t element = desc->activation_bytes, mlp = cf__memory_mlp_bytes(desc, shard);
     int64_t rows = 4 * element * shard->hidden;  /* inputs of two norms, and their outputs */
@@ -6318,15 +6329,16 @@ static int64_t cf__memory_layer_bytes(const cf_memory_desc *desc, const cf_shard
     if (again == CF_RECOMPUTE_FULL) return cf__div_up(element * shard->hidden, shard->sequence);
     if (again != CF_RECOMPUTE_SELECTIVE && !desc->unfused_attention && shard->mixer <= CF_MIXER_LATENT)
         mixer += 4 * shard->heads;
-    if (desc->unfused) rows += 8 * shard->hidden; /* each norm: its input as float instead, and its normalised rows */
+    if (desc->unfused) rows += 8 * shard->hidden; /* each norm keeps its input as float instead, and its normalised
+                                                     rows */
     if (again >= CF_RECOMPUTE_LAYERNORM) rows = 2 * element * shard->hidden;
     if (again == CF_RECOMPUTE_ACT) mlp = cf__memory_mlp_rows(desc, shard, shard->mlp_matrices - 1);
     if (again == CF_RECOMPUTE_MLP) mlp = 0;
     return cf__div_up(rows, shard->sequence) + mixer + mlp;
 }
 
-/* Gradients of one layer's activations while it is in backward: the larger of MLP and attention, and those of the
-   residual and of a norm's output. Beside them what is made again, but for the row statistics of attention. */
+/* Returns the bytes per token of one layer's gradients in backward: the larger of MLP and attention, plus the residual
+   and a norm's output. Adds recomputed activations, except the row statistics of attention. */
 static int64_t cf__memory_working_bytes(const cf_memory_desc *desc, const cf_shard *shard) {
     int64_t element = desc->activation_bytes, bytes = cf__div_up(2 * element * shard->hidden, shard->sequence);
     cf_recompute again = desc->parallel.recompute;
@@ -6334,25 +6346,25 @@ static int64_t cf__memory_working_bytes(const cf_memory_desc *desc, const cf_sha
     if (again > CF_RECOMPUTE_SELECTIVE) bytes += cf__memory_layer_bytes(desc, shard, CF_RECOMPUTE_NONE);
     if (again > CF_RECOMPUTE_SELECTIVE && again < CF_RECOMPUTE_FULL)
         bytes -= cf__memory_layer_bytes(desc, shard, again);
-    if (desc->state_window > 0 && shard->state_row > 0) /* sums from block to block of keys */
+    if (desc->state_window > 0 && shard->state_row > 0) /* sums carried from block to block of keys */
         bytes += 4 * (shard->q + 2 * shard->heads);
     return bytes;
 }
 
-/* A stage's bytes for each token, and what they alone do not say. */
+/* A stage's bytes per token, and other numbers of the stage. */
 typedef struct cf__memory_stage_bytes {
-    cf_shard shard;       /* of all its layers */
-    cf_token_bytes bytes; /* state without the rest of it */
-    int64_t share;        /* that rest: routes, and a token's share of a border */
-    int64_t row;          /* elements that a row adds to the layer with the most state */
-    int64_t heads_kept;   /* of all layers that keep their scores */
-    int64_t heads;        /* of one layer, at most */
+    cf_shard shard;       /* with all layers of the stage */
+    cf_token_bytes bytes; /* `state` without `share` */
+    int64_t share;        /* the rest of state: routes, and a token's share of a border */
+    int64_t row;          /* elements of a row of state in the layer with most of it */
+    int64_t heads_kept;   /* heads of all layers that keep their scores */
+    int64_t heads;        /* maximum heads of one layer */
     int overflow;         /* 1: something does not fit */
 } cf__memory_stage_bytes;
 
 /* Adds the state of the layers of one kind. */
 static void cf__memory_add_state(const cf_memory_desc *desc, const cf_shard *s, cf__memory_stage_bytes *out) {
-    int64_t chunked = s->mixer == CF_MIXER_CHUNKED, ends = s->window - !chunked; /* rows that a border hands on */
+    int64_t chunked = s->mixer == CF_MIXER_CHUNKED, ends = s->window - !chunked; /* rows that cross a border */
     int64_t rows = cf__min(desc->chunk_size, ends), tail = s->tail * s->tail_row;
     cf_token_bytes *bytes = &out->bytes;
     if (chunked && desc->chunk_size % s->window == 0) rows = ends = 0;
@@ -6366,7 +6378,7 @@ static void cf__memory_add_state(const cf_memory_desc *desc, const cf_shard *s, 
     bytes->routes += s->layers * cf__div_up(2 * s->active, s->expert_share > 0 ? s->expert_share : 1);
 }
 
-/* Adds all that the layers of one kind have; left: how many layers more of the stage make something again. */
+/* Adds everything that the layers of one kind need. left: number of the stage's remaining layers that recompute. */
 static void cf__memory_add_kind(const cf_memory_desc *desc, const cf_shard *s, int64_t *left,
                                 cf__memory_stage_bytes *out) {
     cf_recompute what = desc->parallel.recompute;
@@ -6391,7 +6403,7 @@ static void cf__memory_weigh_stage(const cf_memory_desc *desc, int64_t stage, cf
     cf_shard *shard = &out->shard, of;
     cf_token_bytes *bytes = &out->bytes;
     int64_t element = desc->activation_bytes, row, left, k, ends, losses = 1 + desc->model->mtp;
-    int whole = desc->loss == CF_LOSS_PARALLEL || desc->loss == CF_LOSS_EAGER; /* a float softmax stays */
+    int whole = desc->loss == CF_LOSS_PARALLEL || desc->loss == CF_LOSS_EAGER; /* a float softmax is kept */
     int64_t kept = whole ? 4 : desc->loss == CF_LOSS_FUSED ? element : 0;
     memset(out, 0, sizeof *out);
     *shard = cf__model_shard(desc->model, &desc->parallel, stage, -1);
@@ -6405,13 +6417,13 @@ static void cf__memory_weigh_stage(const cf_memory_desc *desc, int64_t stage, cf
     if (shard->last) {
         bytes->activations += losses * (cf__div_up(2 * element * shard->hidden, shard->sequence) + kept * shard->vocab);
         if (desc->loss == CF_LOSS_CHUNKED) bytes->activations += losses * row;
-        if (whole) /* beside it the logits, and their float copy or gradients */
+        if (whole) /* plus the logits, and their float copy or gradients */
             bytes->logits = (element + (desc->loss == CF_LOSS_EAGER ? 8 : 4)) * shard->vocab;
     }
     bytes->boundary = row;
     bytes->dropped += row;
     ends = (shard->first != 0) + (shard->last != 0);
-    bytes->buffers += (4 - 2 * ends) * row; /* in and out, of activations and of gradients */
+    bytes->buffers += (4 - 2 * ends) * row; /* in and out, for activations and for gradients */
     if (desc->parallel.tp > 1 && !desc->parallel.no_sequence)
         bytes->buffers += 2 * element * shard->hidden; /* gathered; gradient */
     out->share = bytes->routes + (bytes->border > 0 ? cf__div_up(bytes->border, desc->chunk_size) : 0);
@@ -6447,23 +6459,24 @@ static cf_result cf__memory_check_load(const cf_memory_load *load, int64_t item,
     return CF_OK;
 }
 
-/* A stage while it is added up over its virtual stages. */
+/* Sums of a stage over its virtual stages. */
 typedef struct cf__memory_sums {
-    cf_memory_report terms;   /* logits and working as if each were at its peak; parameters and below are to come */
-    int64_t parameters;       /* how many there are, but for routed experts */
-    int64_t matrices;         /* those of attention and MLP among them */
-    int64_t experts;          /* those routed experts */
-    int64_t adapters, expert_adapters; /* parameters of LoRA, and those of routed experts */
-    int64_t layer_parameters; /* all of the largest layer, or the mean of a stage's */
-    int64_t kept, carry;      /* bytes of state that never stream, and of its gradient */
+    cf_memory_report terms;   /* logits and working each at its peak; parameters, gradients and optimizer are filled in
+                                 later */
+    int64_t parameters;       /* number of parameters, without routed experts */
+    int64_t matrices;         /* of these, attention and MLP */
+    int64_t experts;          /* parameters of routed experts */
+    int64_t adapters, expert_adapters; /* parameters of LoRA; expert_adapters: those on routed experts */
+    int64_t layer_parameters; /* parameters of the largest layer, but at least the mean of a stage's layers */
+    int64_t kept, carry;      /* bytes of state that never stream; carry: of its gradient */
     int64_t layer_row;        /* elements of a row of one layer's K and V */
     int64_t two_inputs;       /* bytes of two stage inputs of the largest chunk */
     int overflow;             /* 1: something does not fit */
 } cf__memory_sums;
 
-/* Parameters of the largest layer on a stage, experts as they lie here, and those of adapters: inputs and outputs of
-   all matrices on one GPU. Those which tensor parallelism divides by their outputs keep a whole A, the others a whole
-   B. */
+/* Adds the parameters of the largest layer on a stage, with its experts on this GPU, and those of adapters: inputs and
+   outputs of all matrices on one GPU. Matrices whose outputs tensor parallelism divides keep a whole A, the others a
+   whole B. */
 static void cf__memory_add_matrices(const cf_memory_desc *desc, int64_t stage, cf__memory_sums *sums) {
     int64_t k;
     for (k = 0; k < cf__model_kinds(desc->model); k++) {
@@ -6486,7 +6499,7 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     cf_memory_report *terms = &sums->terms;
     int *overflow = &sums->overflow;
     int64_t working = 0, buffers = 0, inputs = 0;
-    int64_t element = desc->unfused_attention ? desc->activation_bytes : 0; /* of a score of one head */
+    int64_t element = desc->unfused_attention ? desc->activation_bytes : 0; /* bytes of a score of one head */
     int drops = desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE || desc->parallel.recompute == CF_RECOMPUTE_FULL;
     cf_parameters counted;
     cf__memory_weigh_stage(desc, stage, &of);
@@ -6507,7 +6520,7 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     if (load->state_gradient_tokens > 0) cf__add_product(&sums->carry, 1, bytes->carry, overflow);
     cf__add_product(&terms->inputs, load->input_tokens, bytes->dropped, overflow);
     cf__add_product(&working, load->chunk_tokens, bytes->working, overflow);
-    /* The gradient of the scores, and their softmax where it is made again. */
+    /* The gradient of the scores, and their softmax if it is recomputed. */
     cf__add_product(&working, load->chunk_scores, (drops ? 2 : 1) * element * of.heads, overflow);
     cf__add_product(&buffers, load->chunk_tokens, bytes->buffers, overflow);
     terms->working = cf__max(terms->working, working); /* one virtual stage is in a pass at a time */
@@ -6517,7 +6530,7 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     sums->two_inputs = cf__max(sums->two_inputs, inputs);
 }
 
-/* All that grows with a chain goes to host memory; the ring takes its place, and two inputs. */
+/* Moves everything that grows with a chain to host memory, and counts the ring and two inputs instead. */
 static void cf__memory_stream(const cf_memory_desc *desc, cf__memory_sums *sums) {
     cf_memory_report *terms = &sums->terms;
     int *overflow = &sums->overflow;
@@ -6534,8 +6547,8 @@ static void cf__memory_stream(const cf_memory_desc *desc, cf__memory_sums *sums)
     terms->inputs = cf__min(terms->inputs, sums->two_inputs);
 }
 
-/* Bytes of the parameters, or where they are shared, of a dp-th, rounded up; experts have copies of their own. matrix:
-   of each parameter of a matrix. trained: adapters alone, where there are some. */
+/* Returns the bytes of the parameters or, if they are shared, of a dp-th, rounded up; experts have their own number of
+   copies. bytes, matrix: per parameter, and per parameter of a matrix. trained: adapters alone, if there are any. */
 static int64_t cf__memory_share(const cf_memory_desc *desc, cf__memory_sums *sums, int64_t bytes, int64_t matrix,
                                 int trained, int shared) {
     const cf_parallel *parallel = &desc->parallel;
@@ -6561,7 +6574,7 @@ static int64_t cf__memory_runtime(const cf_memory_desc *desc, const cf_memory_re
     return runtime;
 }
 
-/* loads: by virtual stage. Returns 0 where something does not fit. */
+/* Fills in the report of a stage. loads: by virtual stage. Returns 0 if something does not fit. */
 static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *loads,
                             cf_memory_report *out) {
     const cf_parallel *parallel = &desc->parallel;
@@ -6610,7 +6623,7 @@ CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_
     if (n_reports != full.parallel.pp)
         return cf__fail(error, CF_ERROR_ARGUMENT, "n_reports", -1, full.parallel.pp, n_reports, "must be parallel.pp");
     for (s = 0; s < n_stages; s++) CF__TRY(cf__memory_check_load(&loads[s], s, error));
-    for (s = 0; s < n_reports; s++) /* nothing is written unless all of it can be */
+    for (s = 0; s < n_reports; s++) /* nothing is written unless everything can be */
         if (!cf__memory_stage(&full, s, loads, &report)) return cf__fail_size(error, "loads");
     for (s = 0; s < n_reports; s++) (void)cf__memory_stage(&full, s, loads, &reports[s]);
     return CF_OK;
@@ -6626,17 +6639,17 @@ CF__NAMES(cf_edge_name, cf_edge_why, CF_EDGES, "?")
 
 /* ---- passes of a stage ---- */
 
-/* All defaults filled in: one cost for each compute pass, by its cf_pass. The members of cf_stage_cost stand in that
-   order, too. */
+/* One cost for each compute pass, by its cf_pass, with defaults filled in. The members of cf_stage_cost have the same
+   order. */
 typedef struct cf__pipe_costs {
     cf_pass_cost of[CF_COMPUTE_PASS_COUNT];
 } cf__pipe_costs;
 
-/* Backwards are either B, or I and W. So a chunk has places for four passes on each virtual stage: F, R, and B, or I in
-   its place and W. */
+/* A backward is either B, or I and W. So a chunk has places for four passes on each virtual stage: F, R, B or I, and
+   W. */
 enum {
     CF__PIPE_BACK = CF_B, /* B or I */
-    CF__PIPE_W,           /* only where backwards are split */
+    CF__PIPE_W,           /* only if backwards are split */
     CF__PIPE_PLACES
 };
 
@@ -6648,7 +6661,7 @@ static int cf__pipe_is_free(const cf_pass_cost *cost) {
     return !(cost->constant > 0) && !(cost->per_token > 0) && !(cost->per_pair > 0);
 }
 
-/* (a + b) x scale, in place of a cost that was not given. */
+/* Sets a cost that was not given to (a + b) x scale. */
 static void cf__pipe_derive(cf_pass_cost *cost, const cf_pass_cost *a, const cf_pass_cost *b, double scale) {
     if (!cf__pipe_is_free(cost)) return;
     cost->constant = (a->constant + b->constant) * scale;
@@ -6691,7 +6704,7 @@ static cf_result cf__pipe_check_cost(const cf_stage_cost *stage, int64_t v, cf_e
     return CF_OK;
 }
 
-/* shape: a checked one, its defaults filled in. timing: NULL is allowed. */
+/* Checks a timing. shape: checked, with its defaults. timing: NULL is allowed. */
 static cf_result cf__pipe_check_timing(const cf_timing *timing, const cf_shape *shape, cf_error *error) {
     int64_t v, n_v = shape->n_stages * shape->n_virtual;
     if (timing == NULL) return CF_OK;
@@ -6724,7 +6737,7 @@ static cf_shape cf__pipe_shape_defaults(cf_shape shape, int64_t n_virtual) {
     return shape;
 }
 
-/* A shape whose defaults are filled in. */
+/* Checks a shape whose defaults are filled in. */
 static cf_result cf__pipe_check_shape(const cf_plan *plan, const cf_shape *shape, cf_error *error) {
     CF__TRY(cf__range(shape->n_stages, 1, CF_MAX_STAGES, "shape.n_stages", error));
     CF__TRY(cf__range(shape->n_virtual, 1, CF_MAX_STAGES / shape->n_stages, "shape.n_virtual", error));
@@ -6745,7 +6758,7 @@ static cf_result cf__pipe_check_by_stage(const int64_t *limits, int64_t n_stages
     return CF_OK;
 }
 
-/* The room of one stage. In the end there is a number everywhere, INT64_MAX where there is no limit. */
+/* The room of one stage. Once resolved, every member is a number; INT64_MAX means no limit. */
 typedef struct cf__pipe_room {
     int64_t chunks, state, bytes;
 } cf__pipe_room;
@@ -6754,7 +6767,7 @@ static int64_t cf__pipe_given(int64_t all, const int64_t *by_stage, int64_t stag
     return by_stage != NULL && by_stage[stage] != 0 ? by_stage[stage] : all;
 }
 
-/* No number may be negative, unless it is a limit and CF_NO_LIMIT. code: for one that is. */
+/* Checks that no number is negative, except CF_NO_LIMIT as a limit. code: for a negative number. */
 static cf_result cf__pipe_check_limits(const cf_limits *limits, int64_t n_stages, cf_result code, cf_error *error) {
     const cf_held_bytes *bytes = &limits->per_token;
     int64_t s, counts;
@@ -6777,7 +6790,7 @@ static cf_result cf__pipe_check_limits(const cf_limits *limits, int64_t n_stages
     return CF_OK;
 }
 
-/* Returns the limits that are given for a stage; 0 where none is. */
+/* Returns the given limits of a stage, 0 for a limit that is not given. */
 static cf__pipe_room cf__pipe_given_room(const cf_limits *limits, int64_t stage) {
     cf__pipe_room room;
     room.chunks = cf__pipe_given(limits->chunks, limits->chunks_by_stage, stage);
@@ -6786,13 +6799,13 @@ static cf__pipe_room cf__pipe_given_room(const cf_limits *limits, int64_t stage)
     return room;
 }
 
-/* The limit that is given, or else the other one; INT64_MAX where that is none. */
+/* Returns `given` or, if that is 0, `otherwise`; INT64_MAX if there is no limit. */
 static int64_t cf__pipe_limit(int64_t given, int64_t otherwise) {
     int64_t limit = given != 0 ? given : otherwise;
     return limit > 0 ? limit : INT64_MAX;
 }
 
-/* Returns the room of a stage: the given limits or, where they are silent, those of the schedule. */
+/* Returns the room of a stage: the given limits or, for those not given, the schedule's. */
 static cf__pipe_room cf__pipe_room_of(const cf_limits *limits, const cf_schedule *schedule, int64_t stage) {
     cf__pipe_room room = cf__pipe_given_room(limits, stage), own = cf__pipe_given_room(&schedule->limits, stage);
     room.chunks = cf__pipe_limit(room.chunks, own.chunks);
@@ -6805,23 +6818,24 @@ static cf__pipe_room cf__pipe_room_of(const cf_limits *limits, const cf_schedule
 
    The rules are written down here and nowhere else; bounds, search, clock and cf_schedule_needs read them. (The
    validator states them again in its own words, so that a mistake here does not go unseen.) A rule names two passes:
-   {CF_F, CF_F, 0, -1, CF_EDGE_ACTIVATION} says that F of a chunk waits for F of the same chunk on the virtual stage
-   before. It holds where both passes exist. Every chunk has an F and a backward, and it has an R if its activations
-   were dropped, which is so for all but the last `kept` chunks of its chain. */
+   {CF_F, CF_F, 0, -1, CF_EDGE_ACTIVATION} says that F of a chunk waits for F of the same chunk on the previous virtual
+   stage. A rule holds if both passes exist. Every chunk has an F and a backward. It also has an R if its activations
+   were dropped, as those of all chunks except the last `kept` of a chain are. */
 enum {
     CF__PIPE_KEEPER = CF__PIPE_PLACES, /* leaves the activations: R if the chunk was dropped, otherwise F */
-    CF__PIPE_FREER,                    /* gives their slot back: B, or W where backwards are split */
-    /* which chunk: 0 is the same one, and a minus sign turns each of these round */
-    CF__PIPE_UP = 1,  /* the one that this chunk continues, as the first that does */
-    CF__PIPE_SIBLING, /* the one before among those that continue the same */
-    CF__PIPE_DOWN,    /* the last one that continues this chunk */
-    CF__PIPE_NEXT,    /* the next one of its chain */
-    CF__PIPE_KEPT_ON  /* `kept` chunks on in its chain; the last one that continues a chain which keeps nothing */
+    CF__PIPE_FREER,                    /* frees their slot: B, or W if backwards are split */
+    /* which chunk: 0 is the same chunk; a minus sign reverses each of these */
+    CF__PIPE_UP = 1,  /* the chunk that this one continues, if it is the first to do so */
+    CF__PIPE_SIBLING, /* the previous chunk of those that continue the same chunk */
+    CF__PIPE_DOWN,    /* the last chunk that continues this one */
+    CF__PIPE_NEXT,    /* the next chunk of its chain */
+    CF__PIPE_KEPT_ON  /* `kept` chunks further in its chain; for a chain that keeps nothing, the last chunk that
+                         continues it */
 };
 
 typedef struct cf__pipe_rule {
-    uint8_t place, waits_for; /* a place, or one of the above */
-    int8_t chunks, stages;    /* which chunk's, and how many virtual stages on */
+    uint8_t place, waits_for; /* a place, or a name from above */
+    int8_t chunks, stages;    /* which chunk, and how many virtual stages further */
     uint8_t why;              /* a cf_edge_why */
 } cf__pipe_rule;
 
@@ -6841,13 +6855,13 @@ static const cf__pipe_rule cf__pipe_rules[] = {
 };
 
 enum {
-    CF__PIPE_MOST_NEEDS = 4, /* passes that one waits for, and passes that wait for one */
-    CF__PIPE_MOST_EDGES = 5  /* rules that are about one place; not all of them hold for one pass */
+    CF__PIPE_MOST_NEEDS = 4, /* maximum of passes that one pass waits for, and of passes that wait for one */
+    CF__PIPE_MOST_EDGES = 5  /* maximum of rules about one place; not all of them hold for one pass */
 };
 
 /* A pass at the other end of a rule. */
 typedef struct cf__pipe_need {
-    int32_t chunk; /* counted from the rank's first one */
+    int32_t chunk; /* counted from the rank's first chunk */
     int32_t stage; /* virtual stage */
     int place;
     cf_edge_why why;
@@ -6860,7 +6874,7 @@ static int cf__pipe_resolve(int name, int split, int dropped) {
     return name;
 }
 
-/* A rule as it is seen from the pass at one of its ends. */
+/* A rule as seen from the pass at one of its ends. */
 typedef struct cf__pipe_edge {
     uint8_t place; /* at the other end */
     uint8_t why;
@@ -6869,11 +6883,11 @@ typedef struct cf__pipe_edge {
 } cf__pipe_edge;
 
 typedef struct cf__pipe_links {
-    cf__pipe_edge at[CF__PIPE_PLACES][CF__PIPE_MOST_EDGES]; /* by the place at this end */
+    cf__pipe_edge at[CF__PIPE_PLACES][CF__PIPE_MOST_EDGES]; /* by place at this end */
     int n[CF__PIPE_PLACES];
 } cf__pipe_links;
 
-/* A chain, or one standalone chunk. Of its n chunks the last k are kept and the others dropped. */
+/* A chain or a standalone chunk. Its last k chunks are kept, the others dropped. */
 typedef struct cf__pipe_unit {
     int32_t first; /* counted from the rank's first chunk */
     int32_t n, k;
@@ -6881,8 +6895,8 @@ typedef struct cf__pipe_unit {
 
 /* ---- the pipeline: what is scheduled, and what each pass costs ---- */
 
-/* The chunks of one rank on the virtual stages. Chunks are counted from the rank's first one here. A "cell" is a chunk
-   on a virtual stage, v x n + chunk; what is kept for each cell lies stage by stage, so that walking a stage walks
+/* The chunks of one rank on the virtual stages. Chunks are counted from the rank's first chunk here. A "cell" is a
+   chunk on a virtual stage, v x n + chunk. Arrays of cells are ordered by stage, so that walking a stage walks
    memory. */
 typedef struct cf__pipeline {
     const cf_plan *plan;
@@ -6891,18 +6905,18 @@ typedef struct cf__pipeline {
     int64_t n;          /* chunks */
     cf_shape shape;
     int64_t n_v;        /* virtual stages */
-    int local;          /* local replay: the input of an F that keeps nothing stays */
-    cf__pipe_costs all;      /* of every virtual stage, unless there are: */
+    int local;          /* 1: local replay, where the input of an F that keeps nothing stays */
+    cf__pipe_costs all;      /* of every virtual stage, unless by_stage is given */
     cf__pipe_costs *by_stage; /* (n_v) or NULL */
-    cf_timing timing;         /* zeros where none is given */
-    cf__pipe_links links[2][2]; /* the rules: by whether backwards are split; CF__PIPE_WAITS_FOR, CF__PIPE_HOLDS_UP */
-    int8_t takes[CF__PIPE_PLACES]; /* where what a pass takes is made: on the virtual stage before (-1), on the next one
-                                      (1), or nowhere else (0). What it makes goes the other way */
+    cf_timing timing;         /* zeros if none is given */
+    cf__pipe_links links[2][2]; /* the rules: [1 if backwards are split][CF__PIPE_WAITS_FOR or CF__PIPE_HOLDS_UP] */
+    int8_t takes[CF__PIPE_PLACES]; /* where a pass's input is made: on the previous virtual stage (-1), the next (1), or
+                                      neither (0). Its output goes the other way */
 } cf__pipeline;
 
-enum { CF__PIPE_WAITS_FOR = 0, CF__PIPE_HOLDS_UP }; /* the two ways in which a rule is read */
+enum { CF__PIPE_WAITS_FOR = 0, CF__PIPE_HOLDS_UP }; /* the two directions in which a rule is read */
 
-/* Returns 1 if a tensor goes to another virtual stage between a pass and one that waits for it. */
+/* Returns 1 if a tensor crosses to another virtual stage between a pass and the one that waits for it. */
 static int cf__pipe_crosses(cf_edge_why why) { return why == CF_EDGE_ACTIVATION || why == CF_EDGE_GRADIENT; }
 
 /* Adds one rule to the list of the pass at its near end. */
@@ -6948,8 +6962,8 @@ static cf__pipeline cf__pipe_of(const cf_plan *plan, const cf_shape *shape, cons
     return pipe;
 }
 
-/* The stage on which a virtual stage lies. It takes no division in the first row, where most virtual stages are, and in
-   loops one of 32 bits, which takes a fraction of the time of 64. */
+/* Returns the stage of a virtual stage. The first row, with most virtual stages, takes no division. Loops take one of
+   32 bits, which is several times faster than one of 64. */
 static inline int64_t cf__pipe_stage(const cf__pipeline *pipe, int64_t v) {
     if (v < pipe->shape.n_stages) return v;
     if (pipe->shape.placement != CF_PLACEMENT_V) return (uint32_t)v % (uint32_t)pipe->shape.n_stages;
@@ -6964,18 +6978,19 @@ static const cf__pipe_costs *cf__pipe_costs_of(const cf__pipeline *pipe, int64_t
     return pipe->by_stage != NULL ? &pipe->by_stage[v] : &pipe->all;
 }
 
-/* Seconds of a compute pass of a chunk on a virtual stage, if its state is there. */
+/* Returns the seconds of a compute pass of a chunk on a virtual stage, without moving its state. */
 static inline double cf__pipe_compute_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
     return cf_cost_seconds(&cf__pipe_costs_of(pipe, v)->of[pass], c->rows, c->pairs);
 }
 
-/* That of two rates which is for a pass; W moves no state. */
+/* Returns the rate for a pass; W moves no state. */
 static inline double cf__pipe_rate(int pass, double forward, double backward) {
     return pass <= CF_R ? forward : pass <= CF_I ? backward : 0;
 }
 
-/* Seconds of the pass by itself: what is exposed of its stream and its gather, then the larger of compute and rest. */
+/* Returns the seconds of a rank's own pass: the exposed part of its stream and gather, then the larger of compute and
+   the rest. */
 CF__APART static double cf__pipe_own_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
     double stream = cf__pipe_rate(pass, pipe->timing.stream_forward, pipe->timing.stream_backward);
@@ -6988,7 +7003,7 @@ CF__APART static double cf__pipe_own_seconds(const cf__pipeline *pipe, int pass,
     return exposed + cf__most(compute, moved - exposed);
 }
 
-/* Seconds of the pass; but for W, ranks of a cp group run those of a round together. */
+/* Returns the seconds of a pass. The ranks of a cp group run a round's passes together, except W. */
 static inline double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
     int64_t cp = pass != CF_W ? c->cp : 0;
@@ -6999,33 +7014,34 @@ static inline double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, i
     return most;
 }
 
-/* Returns 1 if a tensor goes from one stage to another between two virtual stages side by side. */
+/* Returns 1 if a tensor changes stages between two neighbouring virtual stages. */
 static int cf__pipe_hops(const cf__pipeline *pipe, int64_t v, int64_t to) {
     return cf__pipe_stage(pipe, v) != cf__pipe_stage(pipe, to);
 }
 
-/* Returns the queue of transfers, of a stage's two, for tensors that virtual stage v sends that way: 0 towards later
+/* Returns which of a stage's two transfer queues takes tensors that virtual stage v sends that way. 0: towards later
    stages. */
 static int cf__pipe_queue(const cf__pipeline *pipe, int64_t v, int way) {
     return (way < 0) != (pipe->shape.placement == CF_PLACEMENT_V && v / pipe->shape.n_stages % 2 == 1);
 }
 
-/* Seconds that the boundary activations of a chunk, or their gradient, take from one stage to the next. */
+/* Returns the seconds that boundary activations of a chunk, or their gradient, take from one stage to the next. */
 static double cf__pipe_transfer_seconds(const cf__pipeline *pipe, int64_t chunk) {
     return pipe->timing.latency + cf__product(pipe->timing.seconds_per_token, (double)pipe->chunks[chunk].rows);
 }
 
-/* The same between two virtual stages, which may lie on one stage. */
+/* Returns the seconds of a transfer between two virtual stages, which may lie on one stage. */
 static inline double cf__pipe_hop_seconds(const cf__pipeline *pipe, int64_t chunk, int64_t v, int64_t to) {
     return cf__pipe_hops(pipe, v, to) ? cf__pipe_transfer_seconds(pipe, chunk) : 0;
 }
 
-/* Times must stay far from infinity, or nothing could be compared. Adds up an upper bound of every makespan. */
+/* Checks that times stay far from infinity, because infinite times cannot be compared. Adds up an upper bound of every
+   makespan. */
 static cf_result cf__pipe_check_total(const cf__pipeline *pipe, cf_error *error) {
     double tokens = 0, n = (double)pipe->n, total = 0, transfers;
     int64_t v, i;
     int pass;
-    if (pipe->n == 0) return CF_OK; /* on however many stages */
+    if (pipe->n == 0) return CF_OK; /* for any number of stages */
     for (i = 0; i < pipe->n; i++) tokens += (double)pipe->chunks[i].rows;
     for (v = 0; v < pipe->n_v; v++)
         for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++)
@@ -7041,7 +7057,7 @@ static void cf__pipe_layout(cf__pipeline *pipe, cf__carver *carver) {
     pipe->by_stage = (cf__pipe_costs *)cf__take(carver, pipe->n_v, sizeof(cf__pipe_costs));
 }
 
-/* Fills in all costs, once there is memory for them. */
+/* Fills in all costs, once they have memory. */
 static void cf__pipe_fill(cf__pipeline *pipe) {
     int64_t v;
     pipe->all = cf__pipe_fill_costs(&pipe->timing.all, pipe->timing.outputs);
@@ -7049,13 +7065,13 @@ static void cf__pipe_fill(cf__pipeline *pipe) {
         pipe->by_stage[v] = cf__pipe_fill_costs(&pipe->timing.stages[v], pipe->timing.outputs);
 }
 
-/* Chunks of the chain after this one; 0 for a standalone chunk. */
+/* Returns the number of chunks in the chain after this one; 0 for a standalone chunk. */
 static inline int64_t cf__pipe_after(const cf_plan *plan, const cf_chunk *c) {
     return c->chain >= 0 ? plan->chains[c->chain].n_chunks - 1 - c->index : 0;
 }
 
-/* Without backwards, F of a chunk may be the last that reads its chain's state, and the state of chains above. Goes
-   through these chains upwards: returns the one after `before`, or the first (-1), or -1 after the last one. */
+/* Goes upwards through the chains that end with a chunk, whose F is the last to read their state if there are no
+   backwards. Returns the first (before = -1), the chain after `before`, or -1 at the end. */
 static int64_t cf__pipe_ended(const cf_plan *plan, const cf_chunk *c, int64_t before) {
     int64_t first, up;
     if (before < 0) return c->below > 0 ? -1 : c->chain;
@@ -7064,7 +7080,7 @@ static int64_t cf__pipe_ended(const cf_plan *plan, const cf_chunk *c, int64_t be
     return up >= 0 && plan->chunks[up].down == first ? plan->chunks[up].chain : -1;
 }
 
-/* Chunks of the longest path of chains below the one that holds this chunk. */
+/* Returns the number of chunks on the longest path of chains below the chain of this chunk. */
 static int64_t cf__pipe_below(const cf__pipeline *pipe, int64_t chunk) {
     const cf_chunk *c = &pipe->chunks[chunk];
     return c->below - cf__pipe_after(pipe->plan, c);
@@ -7077,20 +7093,20 @@ static int cf__pipe_has_parent(const cf__pipeline *pipe, int64_t chunk) {
 
 /* ---- following the rules ---- */
 
-/* Chunk i of the unit is dropped in its first forward. */
+/* Returns 1 if chunk i of the unit is dropped in its first forward. */
 static int cf__pipe_is_dropped(const cf__pipe_unit *unit, int64_t i) { return i < unit->n - unit->k; }
 
-/* Returns 1 if a chunk of the unit has a pass at that place, where there may be one at all. */
+/* Returns 1 if a chunk of the unit has a pass at a place that exists in this pipeline. */
 static int cf__pipe_occurs(const cf__pipe_unit *unit, int place, int64_t chunk) {
     return place != CF_R || cf__pipe_is_dropped(unit, chunk - unit->first);
 }
 
-/* Returns 1 if that pass leaves activations behind: F of a kept chunk, and R. */
+/* Returns 1 if the pass leaves activations behind: F of a kept chunk, or R. */
 static int cf__pipe_keeps(const cf__pipe_unit *unit, int place, int64_t chunk) {
     return place == CF_R || (place == CF_F && !cf__pipe_is_dropped(unit, chunk - unit->first));
 }
 
-/* The unit of a chunk, of which `kept` chunks are kept. */
+/* Returns the unit of a chunk, with `kept` of its chunks kept. */
 static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, int64_t kept) {
     const cf_chunk *c = &pipe->chunks[chunk];
     cf__pipe_unit unit;
@@ -7100,8 +7116,8 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
     return unit;
 }
 
-/* The chunk that a name of a rule leads to from this one, however many are kept; -1: it leads nowhere. Forwards alone
-   run in plan order. */
+/* Returns the chunk to which a rule's name leads from this one, for names that do not depend on how many are kept; -1
+   if there is none. Forwards alone run in plan order. */
 static int64_t cf__pipe_relative(const cf__pipeline *pipe, int64_t chunk, int name) {
     const cf_plan *plan = pipe->plan;
     const cf_chunk *c = &pipe->chunks[chunk];
@@ -7120,8 +7136,9 @@ static int64_t cf__pipe_relative(const cf__pipeline *pipe, int64_t chunk, int na
     return other >= 0 ? other - pipe->first_chunk : -1;
 }
 
-/* The same for the names that ask for a unit; `place` is that of the pass at the other end. Where none is kept, one
-   place goes from chunk to chunk, and the last one's comes from below the chain. */
+/* Returns the chunk to which a name leads that depends on the unit; -1 if there is none. `place`: of the pass at the
+   other end. If no chunk is kept, one place passes from chunk to chunk, and the last chunk's place comes from below the
+   chain. */
 static int64_t cf__pipe_in_unit(const cf__pipeline *pipe, const cf__pipe_unit *unit, int64_t chunk, int name,
                                 int place) {
     int64_t i = chunk - unit->first, on = name == CF__PIPE_NEXT || name == -CF__PIPE_NEXT ? 1 : cf__max(unit->k, 1);
@@ -7131,8 +7148,8 @@ static int64_t cf__pipe_in_unit(const cf__pipeline *pipe, const cf__pipe_unit *u
     return i >= 0 && i < unit->n && cf__pipe_occurs(unit, place, unit->first + i) ? unit->first + i : -1;
 }
 
-/* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules; returns how
-   many there are. The stage of each is relative, and may lie outside of the pipeline: there the rule does not hold. */
+/* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules. Returns the
+   number of these. Their stages are relative; a rule does not hold if its stage lies outside the pipeline. */
 static int cf__pipe_follow(const cf__pipeline *pipe, int split, int way, int place, const cf__pipe_unit *unit,
                            int64_t chunk, cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
     const cf__pipe_links *links = &pipe->links[split][way];
@@ -7153,8 +7170,8 @@ static int cf__pipe_follow(const cf__pipeline *pipe, int split, int way, int pla
     return n;
 }
 
-/* The same for what a pass waits for, without slots. Their rules, which come last, ask which chunks of the chain are
-   kept. All others only ask whether this chunk is dropped. */
+/* Finds what a pass waits for, without slots. Rules of slots come last and depend on which chunks of the chain are
+   kept. All other rules only depend on whether this chunk is dropped. */
 static int cf__pipe_needs(const cf__pipeline *pipe, int split, int place, int64_t chunk, int dropped,
                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
     cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, cf__pipe_after(pipe->plan, &pipe->chunks[chunk]) + !dropped);
@@ -7165,17 +7182,17 @@ static int cf__pipe_needs(const cf__pipeline *pipe, int split, int place, int64_
 
 /* ---- tensors that cross virtual stages ----
 
-   A chunk has three on each virtual stage: the activations that F hands on, the same again from R, and the gradient
-   from B or I. They are called after the place of the pass that makes them. What a pass takes has the same name as what
-   it makes: an R takes what an R has made. */
+   A chunk has three on each virtual stage: the activations from F, the same activations again from R, and the gradient
+   from B or I. Each is named after the place of the pass that makes it. The input of a pass has the same name as its
+   output: an R takes what an R has made. */
 enum { CF__PIPE_TENSORS = CF__PIPE_BACK + 1 };
 
-/* Returns 1 if a way leads anywhere from virtual stage v. */
+/* Returns 1 if virtual stage v has a neighbour in that direction. */
 static int cf__pipe_leads(const cf__pipeline *pipe, int way, int64_t v) {
     return way != 0 && (uint64_t)(v + way) < (uint64_t)pipe->n_v;
 }
 
-/* SEND_F .. RECV_B: what it moves, in which direction, and whether it stands where the tensor comes from. */
+/* For SEND_F .. RECV_B: the tensor that moves, 1 for the sending end, and the direction. */
 typedef struct cf__pipe_transfer {
     uint8_t tensor, sends;
     int8_t way;
@@ -7190,7 +7207,7 @@ static const cf__pipe_transfer *cf__pipe_transfer_of(const cf_action *a) {
     return &cf__pipe_transfers[a->pass - CF_SEND_F];
 }
 
-/* The RECV that a SEND belongs to, and the other way round. In a wrong list there may be no such virtual stage. */
+/* Returns the RECV of a SEND, or the SEND of a RECV. In a wrong list its virtual stage may not exist. */
 static inline cf_action cf__pipe_other_end(const cf_action *a) {
     const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
     cf_action other = *a;
@@ -7206,11 +7223,11 @@ static int cf__pipe_is_same(const cf_action *a, const cf_action *b) {
 /* ---- what a stage holds while it walks its list ---- */
 
 typedef struct cf__pipe_held {
-    int64_t live;        /* chunks kept */
-    cf_memory_load load; /* tokens; those of the chunk in a pass, and scores, are only counted for cf_schedule_loads */
+    int64_t live;        /* kept chunks */
+    cf_memory_load load; /* tokens; chunk_tokens and scores are only counted for cf_schedule_loads */
 } cf__pipe_held;
 
-/* INT64_MAX where that many do not fit in 64 bits. */
+/* Returns the bytes of a load; INT64_MAX if they do not fit in 64 bits. */
 static int64_t cf__pipe_held_bytes(const cf_memory_load *load, const cf_held_bytes *bytes) {
     int64_t sum, state, gradient, inputs;
     int fits = cf__mul(load->live_tokens, bytes->activations, &sum) &&
@@ -7220,8 +7237,8 @@ static int64_t cf__pipe_held_bytes(const cf_memory_load *load, const cf_held_byt
     return fits ? sum : INT64_MAX;
 }
 
-/* Rows of dK and dV that come into being with a pass. Those of a whole chain start with the backward of its last chunk;
-   but where it has children, whose backwards come sooner, they count from the F of the first child on. */
+/* Returns the rows of dK and dV that begin to exist with an action. A whole chain's rows begin with the backward of its
+   last chunk. If the chain has children, whose backwards come sooner, they begin with the F of the first child. */
 static int64_t cf__pipe_gradient(const cf__pipeline *pipe, const cf_action *a, const cf_chunk *c) {
     const cf_plan *plan = pipe->plan;
     if (a->pass == CF_F && c->index == 0 && c->up >= 0 && c->up == a->chunk - 1 && !pipe->shape.forward_only)
@@ -7229,7 +7246,7 @@ static int64_t cf__pipe_gradient(const cf__pipeline *pipe, const cf_action *a, c
     return (a->pass == CF_B || a->pass == CF_I) && c->below == 0 ? plan->chains[c->chain].tokens : 0;
 }
 
-/* Adds the chunk and the tokens that an action holds from its start on. */
+/* Adds the chunk and the tokens that an action holds from its start. */
 static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, const cf_action *a,
                                   const cf_chunk *c) {
     if (a->keep) {
@@ -7243,8 +7260,8 @@ static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, 
     held->load.state_gradient_tokens += cf__pipe_gradient(pipe, a, c);
 }
 
-/* Rows of state that go with an F where no backward comes: those of the chain that ends with it, if no other goes on
-   from that, and of the chains above that end with it, too. */
+/* Returns the rows of state that an F frees if there are no backwards: those of its chain, if the chain ends with it
+   and no other continues it, and of the chains above that end with it. */
 static int64_t cf__pipe_ended_rows(const cf__pipeline *pipe, const cf_chunk *c) {
     int64_t chain = cf__pipe_ended(pipe->plan, c, -1), rows = 0, i;
     for (; chain >= 0; chain = cf__pipe_ended(pipe->plan, c, chain))
@@ -7253,7 +7270,7 @@ static int64_t cf__pipe_ended_rows(const cf__pipeline *pipe, const cf_chunk *c) 
     return rows;
 }
 
-/* Gives back the tokens that are free when the action has ended. */
+/* Subtracts the tokens that are free once the action has ended. */
 static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held, const cf_action *a,
                                     const cf_chunk *c) {
     int backward = a->pass == CF_B || a->pass == CF_I;
@@ -7270,7 +7287,7 @@ static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held
 
 /* ---- schedules from anywhere ---- */
 
-/* The arrays of a schedule, and where its lists begin: the first at 0 and none before the one before it, and the last
+/* Checks the arrays of a schedule, and where its lists begin: the first at 0, none before the previous one; the last
    ends with the actions. Stops at the first bad number, so that a wrong number of stages is not followed far. */
 static cf_result cf__pipe_check_first(const cf_schedule *s, cf_error *error) {
     int64_t i, least = 0, most = 0;
@@ -7286,7 +7303,8 @@ static cf_result cf__pipe_check_first(const cf_schedule *s, cf_error *error) {
     return CF_OK;
 }
 
-/* Tokens of the rank's chunks: no more than their chains have, and few enough that whatever is held can be added up. */
+/* Checks the tokens of the rank's chunks: they have no more than their chains, and few enough that any load can be
+   added up. */
 static cf_result cf__pipe_check_tokens(const cf_plan *plan, int64_t rank, int64_t n_virtual, cf_error *error) {
     int64_t id, left = 0, sum = 0;
     int overflow = 0;
@@ -7305,8 +7323,8 @@ static cf_result cf__pipe_check_tokens(const cf_plan *plan, int64_t rank, int64_
     return CF_OK;
 }
 
-/* Checks what every walk over the lists relies on: the schedule's counts and arrays, and those chunks of the plan that
-   its lists are about. passes: how many of them each chunk needs at least on each virtual stage. */
+/* Checks what every walk over the lists relies on: the schedule's counts and arrays, and the chunks of its rank in the
+   plan. passes: how many passes each chunk needs at least on each virtual stage. */
 static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule *s, int64_t passes, cf_error *error) {
     const cf_result bad = CF_ERROR_SCHEDULE;
     int64_t needed;
@@ -7340,27 +7358,27 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
 /* ================================================================================================================
    >>schedule    fixed patterns, and what every search for a schedule needs to know
 
-   A stage may hold so many chunks, tokens of state and bytes. This section works out what it may hold
-   (cf__schedule_limits_of), what each unit takes of it (cf__schedule_takes), and how many chunks of a unit can be kept
-   within that (cf__schedule_fitting_unit). A unit is a chain or a standalone chunk.
+   A stage has limits on chunks, tokens of state and bytes. This section finds these limits (cf__schedule_limits_of),
+   how much of them each unit takes (cf__schedule_takes), and how many chunks of a unit can be kept
+   (cf__schedule_fitting_unit). A unit is a chain or a standalone chunk.
 
    A unit takes room twice. From its start to its own backwards it takes what it needs whether its chunks are kept or
    not: state and, in bytes, state with its gradient and the inputs of the chunks that it may drop. Each chunk that is
-   kept takes a place beside that, and gives it back at the end of its backward.
+   kept also takes a place, and frees it at the end of its backward.
 
    `paper`, `1f1b` and `gpipe` are patterns, made here. The forward items of all stages are one sequence: F of every
-   chunk, unit by unit, and in pipeline replay the R of dropped chunks, put in as soon as the first stage can have made
-   room for them while later units fill the wait. The backwards are another, in the order in which the forwards make
-   them possible. Each stage merges the two sequences; the kinds differ only in how far it may run ahead with forwards
-   (cf__pattern_takes_forward). On one stage `paper` is Algorithm 2.
+   chunk, unit by unit, and in pipeline replay the R of dropped chunks. An R is inserted as soon as the first stage can
+   have made room for it, while later units fill the wait. The backwards are a second sequence, in the order in which
+   the forwards make them possible. Each stage merges the two sequences; the kinds differ only in how far it may run
+   ahead with forwards (cf__pattern_takes_forward). On one stage `paper` is Algorithm 2.
 
-   Where units find no room for that, they run one by one (cf__alone_run), which needs least.
+   If units do not find room for a pattern, they run one by one (cf__alone_run), which needs the least room.
 
-   Why a pattern cannot deadlock. Stages further down run ahead no further, and both sequences are the same everywhere.
-   Follow what an action waits for: forward item i waits for item i on the stage before and for backwards that its stage
-   takes before i; those wait on stages further down for items before i. The index falls each time a backward is passed,
-   so there is no cycle. Room: units start one after the other, so when an item finds none, an earlier unit has a
-   backward to run.
+   Why a pattern cannot deadlock. Later stages never run further ahead than earlier ones, and both sequences are the
+   same on all stages. Follow what an action waits for. Forward item i waits for item i on the previous stage, and for
+   backwards that its own stage takes before i. These backwards wait on later stages for items before i. The index falls
+   each time a backward is passed, so there is no cycle. Units start one after the other, so when an item finds no room,
+   an earlier unit has a backward to run.
    ================================================================================================================ */
 
 CF__NAMES(cf_schedule_kind_name, cf_schedule_kind, CF_SCHEDULE_KINDS, "?")
@@ -7381,45 +7399,47 @@ static int cf__schedule_splits(const cf_schedule_desc *desc) {
 
 typedef struct cf__pattern_item {
     int32_t chunk;
-    int32_t after;  /* backwards that must have run on the same stage: R, whose slot an earlier backward frees */
+    int32_t after;  /* backwards that must have run on the same stage before: an R takes a slot that an earlier backward
+                       frees */
     uint8_t pass, keep;
-    uint8_t opens;  /* the first of its unit */
+    uint8_t opens;  /* 1: the first item of its unit */
 } cf__pattern_item;
 
 typedef struct cf__pattern {
     cf_schedule_kind kind;
-    int runs_ahead;           /* paper: a stage is a constant number of items ahead of its backwards */
+    int runs_ahead;           /* 1 (paper): a stage is a constant number of items ahead of its backwards */
     int64_t distance;         /* that number on the last stage */
-    int64_t ahead;            /* items that the first stage may be in front of the last one */
+    int64_t ahead;            /* items by which the first stage may be ahead of the last */
     int64_t n_items, n_backwards;
     cf__pattern_item *items;  /* (n + n_replays) */
     int32_t *backwards;       /* (n) chunks, in the order of their backward */
-    int32_t *need;            /* (n) items that run before each backward; gpipe: all of its round and those before */
-    int64_t n_followed;       /* backwards whose place has been given to a replay, if there is one to take it */
+    int32_t *need;            /* (n) items that run before each backward; gpipe: all items of its round and of earlier
+                                 rounds */
+    int64_t n_followed;       /* backwards whose place has been given to a replay, if one can take it */
 } cf__pattern;
 
-/* Everything that making a schedule works with. */
+/* Working data for making a schedule. */
 typedef struct cf__schedule_maker {
     cf_schedule_desc desc; /* defaults filled in */
     cf__pipeline pipe;
     cf_error *error;
-    int64_t most_kept;          /* chunks of one chain that may be kept at once: K, or the longest chain */
+    int64_t most_kept;          /* maximum chunks of one chain kept at once: K, or the longest chain */
     int64_t most_padded;        /* rows of the largest chunk */
-    int64_t most_above;         /* bytes that the chains of a path in a tree take beside their places, at most */
-    cf__pipe_room most;         /* what any unit takes on a virtual stage, at most, if it keeps one chunk */
-    cf__pipe_room all;          /* what a stage holds that holds everything */
-    int bounds_state;           /* chunks are limited, so that state is limited by default where bytes are not */
-    int64_t bytes_alone;        /* what units that run one by one hold at most */
-    /* the limits, which may depend on the placement */
-    int shares_places;          /* some stage has fewer places than virtual stages: a chunk is dropped on all of them
-                                   and replayed on one after the other */
-    cf__pipe_room tightest;     /* what the tightest stage may hold, for one of its virtual stages */
+    int64_t most_above;         /* maximum bytes of the chains of a path in a tree, without their places */
+    cf__pipe_room most;         /* maximum that a unit takes on a virtual stage if it keeps one chunk */
+    cf__pipe_room all;          /* load of a stage that holds everything */
+    int bounds_state;           /* 1: chunks are limited, so state is limited by default unless bytes are */
+    int64_t bytes_alone;        /* peak bytes if units run one by one */
+    /* limits, which may depend on the placement */
+    int shares_places;          /* 1: some stage has fewer places than virtual stages, so a chunk is dropped on all of
+                                   them and replayed on one after the other */
+    cf__pipe_room tightest;     /* limits of the tightest stage, for one of its virtual stages */
     int64_t n_units, n_replays; /* n_replays: on one virtual stage */
-    int64_t n_actions;          /* at most */
+    int64_t n_actions;          /* upper bound */
     /* working space */
     cf__pipe_unit *units;       /* (n_units) in the order in which they start */
     cf__pipe_unit *spare;       /* (n_units) */
-    double *unit_seconds;       /* (n_units) by place in plan order */
+    double *unit_seconds;       /* (n_units) by position in plan order */
     int32_t *sorted;            /* (n_units) */
     int32_t *unit_of;           /* (n) by chunk */
     cf__pattern pattern;
@@ -7431,15 +7451,15 @@ static int cf__schedule_has_bytes(const cf_schedule_desc *desc) {
     return desc->limits.bytes > 0 || desc->limits.bytes_by_stage != NULL;
 }
 
-/* Chunks that stage s keeps by default, as many as `paper` does: on each virtual stage the longest chain and one chunk
-   for each stage that comes after it in its row. In a V every other row goes the other way. */
+/* Returns the number of chunks that a stage keeps by default, the same as `paper`: on each virtual stage the longest
+   chain plus one chunk for each later stage in its row. In a V every other row runs backwards. */
 static int64_t cf__schedule_default_chunks(const cf__schedule_maker *m, int64_t stage) {
     int64_t n_virtual = m->desc.shape.n_virtual, back = m->pipe.shape.placement == CF_PLACEMENT_V ? n_virtual / 2 : 0;
     return m->most_kept * n_virtual + stage * back + (m->desc.shape.n_stages - 1 - stage) * (n_virtual - back);
 }
 
-/* Tokens of state that it holds by default on each virtual stage: two of the longest chain, so that one can come while
-   another one goes, and a chunk for each virtual stage after its first. */
+/* Returns the tokens of state that a stage holds by default on each virtual stage: two of the longest chain, so that
+   one can come while another goes, plus a chunk for each virtual stage after its first. */
 static int64_t cf__schedule_default_state(const cf__schedule_maker *m, int64_t stage) {
     int64_t state = 0;
     int overflow = 0;
@@ -7459,10 +7479,10 @@ static cf__pipe_room cf__schedule_asked(const cf__schedule_maker *m, int64_t sta
     return asked;
 }
 
-/* A limit that everything fits into is none. */
+/* Returns a limit, or INT64_MAX if everything fits into it. */
 static int64_t cf__schedule_limit(int64_t limit, int64_t all) { return limit > 0 && limit < all ? limit : INT64_MAX; }
 
-/* Returns what a stage may hold. */
+/* Returns the limits of a stage. */
 static cf__pipe_room cf__schedule_limits_of(const cf__schedule_maker *m, int64_t stage) {
     cf__pipe_room limits = cf__schedule_asked(m, stage);
     limits.chunks = cf__schedule_limit(limits.chunks, m->all.chunks);
@@ -7479,7 +7499,7 @@ static void cf__schedule_tighten(cf__pipe_room *limits, const cf__schedule_maker
     limits->bytes = cf__min(limits->bytes, own.bytes);
 }
 
-/* The limits have changed. */
+/* Finds shares_places and the tightest limits, after limits have changed. */
 static void cf__schedule_settle(cf__schedule_maker *m) {
     cf__pipe_room least = {INT64_MAX, INT64_MAX, INT64_MAX};
     int64_t s;
@@ -7509,14 +7529,14 @@ static void cf__room_add(cf__pipe_room *room, const cf__pipe_room *more, int64_t
     room->bytes += times * more->bytes;
 }
 
-/* Returns whether `more` fits beside what is held. */
+/* Returns whether `more` fits beside `held`. */
 static int cf__room_fits(const cf__pipe_room *held, const cf__pipe_room *more, const cf__pipe_room *limits) {
     return held->chunks <= limits->chunks - more->chunks && held->state <= limits->state - more->state &&
            held->bytes <= limits->bytes - more->bytes;
 }
 
-/* Bytes of a row of a place, where bytes are limited: what activations take beyond the input, for which there is room
-   from the unit's start on, whether the chunk is dropped or not. */
+/* Returns the bytes of a place per row, if bytes are limited: activations minus the input. The input has room from the
+   unit's start on, whether the chunk is dropped or not. */
 static int64_t cf__schedule_row(const cf__schedule_maker *m) {
     const cf_held_bytes *bytes = &m->desc.limits.per_token;
     if (m->tightest.bytes == INT64_MAX) return 0;
@@ -7529,15 +7549,16 @@ static int cf__schedule_in_tree(const cf__schedule_maker *m, const cf__pipe_unit
     return cf__pipe_has_parent(&m->pipe, unit->first) || cf__pipe_below(&m->pipe, unit->first) > 0;
 }
 
-/* Bytes of a place for a chunk of the unit. Chunks of chains count as the largest: places go from one to another. */
+/* Returns the bytes of a place for a chunk of the unit. Chunks of chains count as the largest chunk, because places
+   pass from one to another. */
 static int64_t cf__schedule_place(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
     int64_t own = m->pipe.chunks[unit->first].rows;
     return (unit->n > 1 || cf__schedule_in_tree(m, unit) ? m->most_padded : own) * cf__schedule_row(m);
 }
 
-/* Returns what chunk i of a unit takes beside its place. A last chunk may be smaller than the others: while it is kept
-   the unit needs less, and afterwards the next chunk needs the full place. So the last chunk takes that much less, but
-   not less than nothing. */
+/* Returns what chunk i of a unit takes beside its place. The last chunk may be smaller than the others: while it is
+   kept the unit needs less, and afterwards the next chunk needs the full place. So the last chunk takes less by that
+   difference, but never less than nothing. */
 static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i) {
     const cf_held_bytes *bytes = &m->desc.limits.per_token;
     const cf_chunk *c = &m->pipe.chunks[unit->first + i];
@@ -7547,7 +7568,7 @@ static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__
     takes.state = c->state;
     if (m->tightest.bytes == INT64_MAX) return takes;
     takes.bytes = takes.state * (bytes->state + bytes->state_gradient);
-    if (is_last && cf__pipe_below(&m->pipe, unit->first) == 0 && !m->shares_places) /* else it must be dropped */
+    if (is_last && cf__pipe_below(&m->pipe, unit->first) == 0 && !m->shares_places) /* otherwise it must be dropped */
         input = cf__min(input, bytes->activations);
     if (m->pipe.local) takes.bytes += (is_last ? c->rows : m->most_padded) * input;
     if (is_last && unit->n > 1 && !cf__schedule_in_tree(m, unit))
@@ -7555,7 +7576,7 @@ static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__
     return takes;
 }
 
-/* Returns what a unit takes from its start on, with places for so many chunks. */
+/* Returns what a unit takes from its start on, with a number of places. */
 static cf__pipe_room cf__schedule_takes(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t places) {
     const cf_held_bytes *bytes = &m->desc.limits.per_token;
     int64_t last = unit->first + unit->n - 1;
@@ -7569,7 +7590,7 @@ static cf__pipe_room cf__schedule_takes(const cf__schedule_maker *m, const cf__p
     return takes;
 }
 
-/* Returns what a unit gives back at the end of the backward of its chunk i, with so many places. */
+/* Returns what a unit frees at the end of the backward of its chunk i, including a number of places. */
 static cf__pipe_room cf__schedule_gives(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i,
                                         int64_t places) {
     cf__pipe_room gives = cf__schedule_beside(m, unit, i);
@@ -7578,14 +7599,14 @@ static cf__pipe_room cf__schedule_gives(const cf__schedule_maker *m, const cf__p
     return gives;
 }
 
-/* Chunks that a path of a tree keeps at most. */
+/* Returns the maximum number of chunks that a path of a tree keeps. */
 static int64_t cf__schedule_path_kept(const cf__schedule_maker *m) {
     int64_t k = cf__min(m->desc.shape.k, m->tightest.chunks), place = m->most_padded * cf__schedule_row(m);
     return place > 0 ? cf__min(k, (m->tightest.bytes - m->most_above) / place) : k;
 }
 
-/* The unit of a chunk, with as many chunks kept, up to K, as fit on every virtual stage. In a tree that is a cap for
-   each path of chains, and those below come first; there may be none left. */
+/* Returns the unit of a chunk, with as many chunks kept, up to K, as fit on every virtual stage. In a tree this is a
+   cap for each path of chains, and chains below come first; none may be left. */
 static cf__pipe_unit cf__schedule_fitting_unit(const cf__schedule_maker *m, int64_t chunk) {
     cf__pipe_unit unit = cf__pipe_unit_of(&m->pipe, chunk, 0);
     int64_t k = cf__min(m->desc.shape.k, m->tightest.chunks), place = cf__schedule_place(m, &unit);
@@ -7597,7 +7618,7 @@ static cf__pipe_unit cf__schedule_fitting_unit(const cf__schedule_maker *m, int6
     return unit;
 }
 
-/* Fills units, in plan order. */
+/* Fills in units, in plan order. */
 static void cf__schedule_collect_units(cf__schedule_maker *m) {
     int64_t i, chunk = 0;
     for (i = 0; i < m->n_units; i++) {
@@ -7606,7 +7627,7 @@ static void cf__schedule_collect_units(cf__schedule_maker *m) {
     }
 }
 
-/* Most expensive unit first; equal ones keep their order, and a tree is as one. */
+/* Sorts units, most expensive first; equal units keep their order, and a tree counts as one. */
 static void cf__schedule_sort_units(cf__schedule_maker *m) {
     int64_t i, j, root = 0;
     for (i = 0; i < m->n_units; i++) {
@@ -7621,12 +7642,12 @@ static void cf__schedule_sort_units(cf__schedule_maker *m) {
         m->unit_seconds[i] = m->unit_seconds[root];
         m->sorted[i] = (int32_t)i;
     }
-    cf__sort_by_key(m->sorted, m->n_units, m->unit_seconds); /* cheapest first, and of equal ones the later first */
+    cf__sort_by_key(m->sorted, m->n_units, m->unit_seconds); /* cheapest first; of equal units the later first */
     for (i = 0; i < m->n_units; i++) m->spare[i] = m->units[m->sorted[m->n_units - 1 - i]];
     memcpy(m->units, m->spare, (size_t)m->n_units * sizeof *m->units);
 }
 
-/* Notes each chunk's unit, in the order in which units now stand. */
+/* Notes each chunk's unit, in the present order of units. */
 static void cf__schedule_number_units(cf__schedule_maker *m) {
     int64_t u, i;
     for (u = 0; u < m->n_units; u++)
@@ -7656,7 +7677,7 @@ static void cf__schedule_put(cf_schedule *schedule, cf_pass pass, int64_t chunk,
 
 /* ---- units one by one ---- */
 
-/* One stage that runs units one by one, and what it holds meanwhile. schedule: it is written there, unless NULL. */
+/* A stage that runs units one by one, and what it holds. schedule: written to, unless NULL. */
 typedef struct cf__alone {
     const cf__schedule_maker *maker;
     cf_schedule *schedule;
@@ -7675,7 +7696,7 @@ static void cf__alone_put(cf__alone *alone, cf_pass pass, int64_t chunk, int64_t
     if (alone->schedule != NULL) alone->schedule->actions[alone->schedule->n_actions++] = action;
 }
 
-/* The backwards of a unit. kept: how many of its last chunks were kept. */
+/* Puts the backwards of a unit. kept: how many of its last chunks were kept. */
 static void cf__alone_return(cf__alone *alone, const cf__pipe_unit *unit, int64_t kept) {
     int64_t rows = alone->maker->desc.shape.n_virtual, i, row;
     for (i = unit->n - 1; i >= 0; i--)
@@ -7747,21 +7768,21 @@ static cf__pattern_item *cf__pattern_add_item(cf__pattern *pattern, cf_pass pass
     return item;
 }
 
-/* The backward of a chunk has become possible. */
+/* Adds the backward of a chunk, which has become possible. */
 static void cf__pattern_add_backward(cf__pattern *pattern, int64_t chunk) {
     pattern->need[pattern->n_backwards] = (int32_t)pattern->n_items;
     pattern->backwards[pattern->n_backwards++] = (int32_t)chunk;
 }
 
-/* The chain whose last child begins with this chunk: once that one's backward has run, its own can. NULL: there is
-   none. */
+/* Returns the chain whose last child begins with this chunk; once that child's backward has run, the chain's own can.
+   NULL: none. */
 static const cf__pipe_unit *cf__pattern_ends(const cf__schedule_maker *m, int64_t chunk) {
     int64_t parent = m->pipe.chunks[chunk].index > 0 ? -1 : cf__pipe_relative(&m->pipe, chunk, -CF__PIPE_DOWN);
     return parent >= 0 ? cf__schedule_unit(m, parent) : NULL;
 }
 
-/* All forwards that a unit's backwards need are there: those of its kept chunks can run, in local replay all of them,
-   and then those of the chains that end with it. */
+/* Adds the backwards that a unit's forwards have made possible: in local replay all, else those of its kept chunks.
+   Once all can run, adds those of the chains that end with the unit. */
 static void cf__pattern_close(cf__schedule_maker *m, const cf__pipe_unit *unit) {
     int64_t i;
     do {
@@ -7771,9 +7792,9 @@ static void cf__pattern_close(cf__schedule_maker *m, const cf__pipe_unit *unit) 
     } while (unit != NULL);
 }
 
-/* In pipeline replay a backward frees the slot for the chunk k before it, if that one was dropped: its R is due when a
-   stage that runs `ahead` items in front of the last one can have run this backward. Where a chain keeps nothing, the
-   first slot comes from its last child. all: 1 if it need not be due. */
+/* Adds replays that are due, in pipeline replay. A backward frees the slot for the chunk k before it, if that was
+   dropped. Its R is due when a stage that is `ahead` items in front of the last can have run this backward. If a chain
+   keeps nothing, its first slot comes from its last child. all: 1 adds replays that are not due yet, too. */
 static void cf__pattern_add_due(cf__schedule_maker *m, int all) {
     cf__pattern *pattern = &m->pattern;
     for (; pattern->n_followed < pattern->n_backwards; pattern->n_followed++) {
@@ -7802,7 +7823,7 @@ static void cf__pattern_add_unit(cf__schedule_maker *m, const cf__pipe_unit *uni
     if (cf__pipe_below(&m->pipe, unit->first) == 0) cf__pattern_close(m, unit);
 }
 
-/* Returns what the chains above a unit hold meanwhile, with or without their places. */
+/* Returns what the chains above a unit hold, with or without their places. */
 static cf__pipe_room cf__pattern_held_above(const cf__schedule_maker *m, const cf__pipe_unit *unit, int places) {
     const cf_plan *plan = m->pipe.plan;
     cf__pipe_room held = {0, 0, 0};
@@ -7816,7 +7837,7 @@ static cf__pipe_room cf__pattern_held_above(const cf__schedule_maker *m, const c
     return held;
 }
 
-/* Ends a round of gpipe that begins with that backward: all of its forwards and replays run first. */
+/* Ends a round of gpipe, whose first backward is `begin`: all of its forwards and replays run before that. */
 static void cf__pattern_end_round(cf__schedule_maker *m, int64_t begin) {
     cf__pattern *pattern = &m->pattern;
     cf__pattern_add_due(m, 1);
@@ -7824,11 +7845,11 @@ static void cf__pattern_end_round(cf__schedule_maker *m, int64_t begin) {
     for (; begin < pattern->n_backwards; begin++) pattern->need[begin] = (int32_t)pattern->n_items;
 }
 
-/* All units with their replays. gpipe: a round ends where the next unit would not find room beside the others. */
+/* Adds all units with their replays. gpipe: a round ends if the next unit does not find room beside the others. */
 static void cf__pattern_build(cf__schedule_maker *m) {
     cf__pattern *pattern = &m->pattern;
     int gpipe = pattern->kind == CF_SCHEDULE_GPIPE;
-    /* A unit that waits for bytes or state waits for units before it, none of whose replays may come after it. */
+    /* A unit that waits for bytes or state waits for earlier units, so none of their replays may come after it. */
     int waits = m->tightest.bytes < INT64_MAX || m->tightest.state < INT64_MAX;
     cf__pipe_room used = {0, 0, 0};
     int64_t i, begin = 0;
@@ -7845,7 +7866,7 @@ static void cf__pattern_build(cf__schedule_maker *m) {
             used = cf__pattern_held_above(m, unit, 1);
         }
         cf__room_add(&used, &takes, 1);
-        /* Siblings go back in order, so what is due of those before comes first. */
+        /* Backwards of siblings run in order, so replays due for earlier siblings come first. */
         if (cf__pipe_has_parent(&m->pipe, unit->first)) cf__pattern_add_due(m, 1);
         cf__pattern_add_unit(m, unit);
         cf__pattern_add_due(m, 0);
@@ -7855,17 +7876,18 @@ static void cf__pattern_build(cf__schedule_maker *m) {
         pattern->distance = cf__max(pattern->distance, pattern->need[i] - i);
 }
 
-/* One stage on its way through the pattern. */
+/* A stage on its way through the pattern. */
 typedef struct cf__pattern_merge {
     int64_t stage;
-    cf__pipe_room limits; /* of this stage and all before it: no stage may run further ahead than those */
+    cf__pipe_room limits; /* of this stage and all earlier ones: no stage may run further ahead than these */
     cf__pipe_room held;
     int64_t i, j;         /* next item, next backward */
-    cf__pipe_room takes;  /* what the next item takes */
+    cf__pipe_room takes;  /* room that the next item takes */
 } cf__pattern_merge;
 
-/* Returns whether a stage takes its next forward item: its next backward needs it, or the stage may run ahead. The
-   first item of a unit takes all that the unit takes beside its places, and one that keeps its activations a place. */
+/* Returns whether a stage takes its next forward item: its next backward needs the item, or the stage may run ahead.
+   The first item of a unit takes everything that the unit needs beside its places. An item that keeps its activations
+   takes a place. */
 static int cf__pattern_takes_forward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     const cf__pattern *pattern = &m->pattern;
     const cf__pattern_item *item = &pattern->items[merge->i];
@@ -7885,9 +7907,9 @@ static int cf__pattern_takes_forward(const cf__schedule_maker *m, cf__pattern_me
     return merge->i < merge->j + pattern->distance + further_down;
 }
 
-/* Writes the next backward. In local replay R comes right before B. It takes the slot that the backward before has
-   freed: of its own chain, or of the last chain below one that has kept nothing. With forwards_first each R takes a
-   slot by itself, which is not counted. */
+/* Writes the next backward. In local replay R comes right before B. It takes the slot that the previous backward has
+   freed: of its own chain or, if that has kept nothing, of the last chain below it. With forwards_first each R takes
+   its own slot, which is not counted. */
 static void cf__pattern_put_backward(const cf__schedule_maker *m, cf__pattern_merge *merge, cf_schedule *schedule) {
     int64_t chunk = m->pattern.backwards[merge->j++], id = m->pipe.first_chunk + chunk;
     const cf__pipe_unit *unit = cf__schedule_unit(m, chunk);
@@ -7926,7 +7948,7 @@ static void cf__pattern_write(const cf__schedule_maker *m, cf_schedule *schedule
 
 /* ---- what is asked for ---- */
 
-/* The bytes of all chunks at once, each as large as the largest, must fit into 64 bits. */
+/* Checks that the bytes of all chunks at once, each as large as the largest, fit into 64 bits. */
 static cf_result cf__schedule_check_bytes(const cf_plan *plan, const cf_shape *shape, const cf_held_bytes *bytes,
                                           cf_error *error) {
     int64_t i, most = 0, per_token = 0, sum;
@@ -7952,7 +7974,8 @@ static cf_result cf__schedule_check_forwards_first(const cf_schedule_desc *desc,
     return why == NULL ? CF_OK : cf__fail(error, CF_ERROR_ARGUMENT, "forwards_first", -1, 0, desc->forwards_first, why);
 }
 
-/* Ranks of a cp group must run its passes in the same order, which only one list for all of them promises. */
+/* Refuses plans with cp groups: their ranks must run passes in the same order, which only one list for all of them
+   promises. */
 static cf_result cf__schedule_check_cp_groups(const cf_plan *plan, cf_error *error) {
     int64_t i;
     for (i = 0; i < plan->n_chains; i++)
@@ -7986,7 +8009,8 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
     return cf__schedule_check_bytes(plan, &desc->shape, &desc->limits.per_token, error);
 }
 
-/* Refuses limits that units one by one do not keep: says how much is needed at least, and where it is missing. */
+/* Refuses limits that are too small even for units one by one. The error says how much is needed at least, and on which
+   stage. */
 static cf_result cf__schedule_check_room(const cf__schedule_maker *m) {
     int64_t s;
     for (s = 0; s < m->desc.shape.n_stages; s++) {
@@ -7999,7 +8023,7 @@ static cf_result cf__schedule_check_room(const cf__schedule_maker *m) {
     return CF_OK;
 }
 
-/* Notes what the limits are measured by: everything at once, and the longest chain. */
+/* Finds what limits are compared with: everything at once, and the longest chain. */
 static void cf__schedule_measure(cf__schedule_maker *m) {
     const cf_held_bytes *bytes = &m->desc.limits.per_token;
     int64_t i, s;
@@ -8018,7 +8042,7 @@ static void cf__schedule_measure(cf__schedule_maker *m) {
     }
 }
 
-/* Chunks of the longest chain, or path of chains. */
+/* Returns the number of chunks in the longest chain, or path of chains. */
 static int64_t cf__schedule_longest(const cf__pipeline *pipe) {
     int64_t i, most = 1;
     for (i = 0; i < pipe->n; i++)
@@ -8026,8 +8050,8 @@ static int64_t cf__schedule_longest(const cf__pipeline *pipe) {
     return most;
 }
 
-/* Bytes that a unit takes with one place, beside those of the chains above it. *above: those, and, as far as another
-   unit goes on from this one, the unit's own; it comes back to 0 at the end of a tree. */
+/* Returns the bytes that a unit takes with one place, plus those of the chains above it. *above: bytes of these chains.
+   It includes the unit's own while other units continue it, and returns to 0 at the end of a tree. */
 static int64_t cf__schedule_path_bytes(cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t *above) {
     const cf_plan *plan = m->pipe.plan;
     const cf_chunk *last = &m->pipe.chunks[unit->first + unit->n - 1];
@@ -8043,7 +8067,7 @@ static int64_t cf__schedule_path_bytes(cf__schedule_maker *m, const cf__pipe_uni
     return own + cf__schedule_place(m, unit);
 }
 
-/* The bytes that units one by one hold at most; forwards alone: the state of the longest chain. */
+/* Returns the peak bytes if units run one by one; for forwards alone, the state of the longest chain. */
 static int64_t cf__schedule_bytes_alone(const cf__schedule_maker *m) {
     cf__alone alone;
     memset(&alone, 0, sizeof alone);
@@ -8056,7 +8080,7 @@ static int64_t cf__schedule_bytes_alone(const cf__schedule_maker *m) {
 /* Counts units and actions; refuses limits that no schedule can keep. */
 static cf_result cf__schedule_count(cf__schedule_maker *m) {
     int64_t i, per_stage, above = 0;
-    int drops_all = 1; /* or may */
+    int drops_all = 1; /* all chunks are dropped, or may be */
     if (m->desc.shape.forward_only) m->n_units = m->pipe.n;
     for (i = m->n_units; i < m->pipe.n;) {
         cf__pipe_unit unit = cf__pipe_unit_of(&m->pipe, i, 0);
@@ -8080,12 +8104,12 @@ static cf_result cf__schedule_count(cf__schedule_maker *m) {
     return CF_OK;
 }
 
-/* One array of limits, if the header says with any pointer but NULL that there is one. */
+/* Lays out one array of limits, if the header's pointer is not NULL. */
 static void cf__schedule_take_limits(const int64_t **limits, int64_t n_stages, cf__carver *carver) {
     if (*limits != NULL) *limits = (const int64_t *)cf__take(carver, n_stages, sizeof(int64_t));
 }
 
-/* The arrays of a schedule; the counts are the caller's. */
+/* Lays out the arrays of a schedule, whose counts are in the header. */
 static cf_schedule *cf__schedule_layout(cf_schedule *header, cf__carver *carver) {
     cf_schedule *schedule = (cf_schedule *)cf__take(carver, 1, sizeof(cf_schedule));
     header->first = (int64_t *)cf__take(carver, header->shape.n_stages + 1, sizeof(int64_t));
@@ -8096,7 +8120,7 @@ static cf_schedule *cf__schedule_layout(cf_schedule *header, cf__carver *carver)
     return schedule;
 }
 
-/* Notes of which limits there are to be arrays. */
+/* Marks the limits that will have arrays. */
 static void cf__schedule_mark_limits(const cf__schedule_maker *m, cf_limits *limits) {
     int64_t s;
     for (s = 0; s < m->desc.shape.n_stages; s++) {
@@ -8113,23 +8137,23 @@ static void cf__schedule_put_limit(const int64_t *limits, int64_t stage, int64_t
     if (limits != NULL) ((int64_t *)limits)[stage] = limit > 0 && limit < INT64_MAX ? limit : 0;
 }
 
-/* Writes what a stage may hold into the arrays that there are. */
+/* Writes the limits of a stage into those arrays that exist. */
 static void cf__schedule_put_room(cf_schedule *schedule, int64_t stage, const cf__pipe_room *room) {
     cf__schedule_put_limit(schedule->limits.chunks_by_stage, stage, room->chunks);
     cf__schedule_put_limit(schedule->limits.state_by_stage, stage, room->state);
     cf__schedule_put_limit(schedule->limits.bytes_by_stage, stage, room->bytes);
 }
 
-/* Returns whether the chunks can be taken in rounds of as many as there are stages. They divide by the stages, none is
-   in a chain, no limit stands in the way, and virtual stages lie in loops. */
+/* Returns whether chunks can be taken in rounds of n_stages chunks. The number of chunks must be divisible by n_stages,
+   no chunk may be in a chain, no limit may stand in the way, and virtual stages must lie in loops. */
 static int cf__schedule_has_rounds(const cf__schedule_maker *m) {
     return m->pipe.n % m->desc.shape.n_stages == 0 && m->n_units == m->pipe.n && !cf__schedule_is_limited(m) &&
            m->pipe.plan->order == NULL && m->pipe.shape.placement == CF_PLACEMENT_LOOP;
 }
 
-/* The pass that stage s runs as its i-th of that kind, in rounds of as many chunks as there are stages. Each round goes
-   through all virtual stages of a stage before the next begins, forwards from the first row to the last, backwards from
-   the last to the first. The last round may be a smaller one. */
+/* Writes the pass that stage s runs as the i-th of its kind, in rounds of n_stages chunks. Each round goes through all
+   virtual stages of a stage before the next round begins: forwards from the first row to the last, backwards from the
+   last to the first. The last round may be smaller. */
 static void cf__schedule_put_in_round(const cf__schedule_maker *m, cf_schedule *schedule, cf_pass pass, int64_t i,
                                       int64_t s) {
     int64_t p = m->desc.shape.n_stages, rows = m->desc.shape.n_virtual, begin = i / (p * rows) * p;
@@ -8139,8 +8163,9 @@ static void cf__schedule_put_in_round(const cf__schedule_maker *m, cf_schedule *
                      pass == CF_F && !m->desc.shape.forward_only);
 }
 
-/* Megatron-LM's interleaved 1F1B (Narayanan et al., 2021): stage s runs 2 x (n_stages - 1 - s) + (n_virtual - 1) x
-   n_stages forwards ahead. Forwards alone come in the same order, and as all stages keep to it, none waits for ever. */
+/* Writes Megatron-LM's interleaved 1F1B (Narayanan et al., 2021): stage s runs 2 x (n_stages - 1 - s) + (n_virtual - 1)
+   x n_stages forwards ahead. Forwards alone come in the same order; since all stages keep to it, no stage waits for
+   ever. */
 static void cf__schedule_write_rounds(const cf__schedule_maker *m, cf_schedule *schedule) {
     int64_t p = m->desc.shape.n_stages, rows = m->desc.shape.n_virtual, total = m->pipe.n * rows, s, i;
     schedule->n_actions = schedule->first[0] = 0;
@@ -8156,31 +8181,30 @@ static void cf__schedule_write_rounds(const cf__schedule_maker *m, cf_schedule *
 /* ================================================================================================================
    >>clock    when each action of a schedule runs
 
-   Each stage runs down its list until it has to wait for another one, and is looked at again once that one has handed
-   something on to it. In which order stages are looked at changes no time. The lists are known to be in order by
-   themselves (>>check has walked them, or the library has written them); that they wait for each other for ever is
-   found here.
+   Each stage runs its list until it has to wait for another stage, and is looked at again once that stage has handed
+   something to it. The order in which stages are looked at changes no time. Each list by itself is known to be in order
+   (>>check has walked it, or the library has written it). Lists that wait for each other for ever are found here.
    ================================================================================================================ */
 
 typedef struct cf__clock {
     const cf__pipeline *pipe;
     const cf_schedule *schedule;
-    const uint16_t *listed;        /* (cells) a bit for each pass that the lists hold */
+    const uint16_t *listed;        /* (cells) a bit for each pass in the lists */
     double *start, *end;           /* (n_actions) */
-    double *arrival[CF__PIPE_TENSORS]; /* (cells) when what a pass takes is there */
+    double *arrival[CF__PIPE_TENSORS]; /* (cells) when a pass's input is there */
     uint8_t *done;                 /* (cells) a bit for each place whose pass has run */
     int64_t *next;                 /* (n_stages) first action that has not run */
     double *free_at;               /* (n_stages) */
-    double *link_free[2];          /* (n_stages) when the way to the next, to the previous stage is free */
+    double *link_free[2];          /* (n_stages) when the link to the next (or previous) stage is free */
     int32_t *waiting;              /* (n_stages) stack of the stages to look at */
     uint8_t *is_waiting;           /* (n_stages) */
     int64_t n_waiting;
     double makespan;
-    int crosses;                   /* transfers between stages are in the lists */
+    int crosses;                   /* 1: the lists have transfers between stages */
     /* for >>lower, or NULL */
-    double *sent;                  /* (n_actions) when what a pass has made begins to cross to another stage; or -1 */
-    int32_t *order;                /* (n_actions) passes in the order in which they were run ... */
-    int64_t n_run;                 /* ... and how many have */
+    double *sent;                  /* (n_actions) when a pass's output begins to cross to another stage; or -1 */
+    int32_t *order;                /* (n_actions) passes in the order in which they ran */
+    int64_t n_run;                 /* number of passes in `order` */
 } cf__clock;
 
 static void cf__clock_layout(cf__clock *clock, const cf__pipeline *pipe, cf__carver *carver) {
@@ -8201,7 +8225,7 @@ static void cf__clock_look_at(cf__clock *clock, int64_t stage) {
     clock->waiting[clock->n_waiting++] = (int32_t)stage;
 }
 
-/* A tensor, made at that time on virtual stage v of a stage, goes to a neighbour. Returns when it begins to. */
+/* Sends a tensor, made on virtual stage v of a stage, to a neighbour. Returns when it begins to move. */
 static inline double cf__clock_send(cf__clock *clock, int64_t stage, int64_t v, int tensor, double made,
                                     double transfer, double *arrival) {
     double *link_free = &clock->link_free[cf__pipe_queue(clock->pipe, v, -clock->pipe->takes[tensor])][stage];
@@ -8210,7 +8234,7 @@ static inline double cf__clock_send(cf__clock *clock, int64_t stage, int64_t v, 
     return begin;
 }
 
-/* Hands the result of a pass to the virtual stage that takes it. Where the taker has kept the activations of its F, no
+/* Hands the result of a pass to the virtual stage that takes it. If the taker has kept the activations of its F, no
    pass takes the result of an R. */
 static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *a, int64_t chunk, int64_t cell,
                               double made) {
@@ -8222,14 +8246,14 @@ static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *
     arrival = &clock->arrival[place][cell];
     *arrival = made;
     taker = cf__pipe_stage(clock->pipe, a->stage + way);
-    if (taker == stage || clock->crosses) return; /* a SEND will know more */
+    if (taker == stage || clock->crosses) return; /* a SEND will set the time */
     if (place == CF_R && !(clock->listed[cell] >> CF_R & 1)) return;
     made = cf__clock_send(clock, stage, a->stage, place, made, cf__pipe_transfer_seconds(clock->pipe, chunk), arrival);
     if (clock->sent != NULL) clock->sent[a - clock->schedule->actions] = made;
     cf__clock_look_at(clock, taker);
 }
 
-/* Runs a pass, unless its input has not been handed on yet. */
+/* Runs a pass, unless its input is not there yet. Returns whether it ran. */
 static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk, int64_t cell) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id];
@@ -8237,7 +8261,7 @@ static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t c
     double start = clock->free_at[stage], end;
     if (cf__pipe_leads(pipe, way, a->stage)) {
         int64_t from = a->stage + way;
-        int is_received = clock->crosses && cf__pipe_stage(pipe, from) != stage; /* by a RECV before it in the list */
+        int is_received = clock->crosses && cf__pipe_stage(pipe, from) != stage; /* by an earlier RECV in the list */
         if (!is_received && !(clock->done[cell + way * pipe->n] >> place & 1)) return 0;
         start = cf__most(start, clock->arrival[place][cell]);
     }
@@ -8254,8 +8278,8 @@ static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t c
     return 1;
 }
 
-/* SEND and RECV: the lists go on only when both ends have come to the transfer, because they must end even where a send
-   waits for its receiver; the time that it takes is that of tensor and link alone. */
+/* Runs a SEND and its RECV together. Lists continue only when both ends have reached the transfer, because they must
+   also end where a send waits for its receiver. The time depends on tensor and link alone. */
 static int cf__clock_meet(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id], other = cf__pipe_other_end(a);
@@ -8289,7 +8313,7 @@ static void cf__clock_advance(cf__clock *clock, int64_t stage) {
     clock->next[stage] = id;
 }
 
-/* Notes which passes the lists hold, where >>check has not walked them. */
+/* Notes which passes are in the lists, if >>check has not walked them. */
 static void cf__clock_list(const cf__clock *clock, uint16_t *listed) {
     const cf__pipeline *pipe = clock->pipe;
     int64_t i;
@@ -8300,7 +8324,7 @@ static void cf__clock_list(const cf__clock *clock, uint16_t *listed) {
     }
 }
 
-/* Fills start and end. Passes over each action once. */
+/* Fills in start and end. Looks at each action once. */
 static void cf__clock_run(cf__clock *clock) {
     const cf__pipeline *pipe = clock->pipe;
     int64_t cells = pipe->n * pipe->n_v, s;
@@ -8321,7 +8345,7 @@ static void cf__clock_run(cf__clock *clock) {
     }
 }
 
-/* The action that waits for ever on the first stage which has not come to the end of its list; -1: all have. */
+/* Returns the action that waits for ever on the first stage that has not reached the end of its list; -1: all have. */
 static int64_t cf__clock_stuck(const cf__clock *clock) {
     int64_t s;
     for (s = 0; s < clock->pipe->shape.n_stages; s++)
