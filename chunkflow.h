@@ -8356,47 +8356,47 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
 /* ================================================================================================================
    >>bounds    how long a schedule must take
 
-   A bound is a time that no schedule accepted by cf_schedule_validate can beat, whatever it drops and in whichever
-   order its stages run. There are two: the critical path and the stage load. Both are made from heads and tails.
+   A bound is a time that no schedule accepted by cf_schedule_validate can beat, no matter which chunks it drops and in
+   which order its stages run. There are two: the critical path and the stage load. Both are made from heads and tails.
 
-   Heads and tails. A pass waits for others, which wait for others again, and transfers take time, too. The longest such
-   chain that leads to a pass is its head: it cannot begin sooner. The longest one that leads on from its end is its
-   tail: the schedule ends no sooner after it. For one chunk on two stages, where F takes 1, B 2 and a transfer 1:
+   Heads and tails. A pass waits for others, which wait for others again, and transfers also take time. The longest such
+   chain that leads to a pass is its head: the pass cannot begin sooner. The longest chain that leads on from its end is
+   its tail: the schedule ends no sooner after it. For one chunk on two stages, where F takes 1, B 2 and a transfer 1:
 
        stage 0   F . . . . . B B        F: head 0, tail 7    B: head 6, tail 0
        stage 1   . . F B B . . .        F: head 2, tail 5    B: head 3, tail 3
 
-   The critical path is the longest chain of all: the most that head, pass and tail of any pass come to.
+   The critical path is the longest chain of all: the maximum over all passes of head + pass + tail.
 
-   The stage load: a stage runs one pass at a time, so it needs the seconds of all of its passes between the least of
-   their heads and the least of their tails: 0 + 3 + 0 for stage 0 above, and 2 + 3 + 3 for stage 1. The same holds for
-   any part of its passes, and those that come late, or have much behind them, may need longer than all together. So the
-   bound looks, for each pass, at all passes whose head is no less than its own, and at the same with tails.
+   The stage load: a stage runs one pass at a time. So it needs the seconds of all of its passes, plus the smallest of
+   their heads and the smallest of their tails: 0 + 3 + 0 for stage 0 above, and 2 + 3 + 3 for stage 1. The same holds
+   for any subset of its passes. Passes that come late, or have much behind them, may need longer than all together. So
+   the bound looks, for each pass, at all passes whose head is at least its own, and does the same with tails.
 
-   Nothing may be counted that is a schedule's choice. K is the most chunks of a chain that are kept, and a schedule may
-   keep fewer. Where no stage can keep two of a chain, all of its chunks but the last are dropped, and their replays lie
-   on the paths. Elsewhere only the least number of replays is known, and these count as work.
+   A bound must not count anything that a schedule may choose. K is the maximum of chunks of a chain that are kept, and
+   a schedule may keep fewer. If no stage can keep two chunks of a chain, all of its chunks except the last are dropped,
+   and their replays lie on the paths. Otherwise only the minimum number of replays is known, and these count as work.
    ================================================================================================================ */
 
 enum { CF__BOUNDS_EITHER = 2 };
 
-/* The heads and tails of all passes, by their place. Those of W are there only where backwards are split. */
+/* Heads and tails of all passes, by their place. W has them only if backwards are split. */
 typedef struct cf__bounds_paths {
     const cf__pipeline *pipe;
-    int split;    /* 1: backwards are I and W. CF__BOUNDS_EITHER: each is that or B, whichever takes less */
-    int64_t kept; /* a chain keeps so many of its chunks, the last ones */
+    int split;    /* 1: backwards are I and W. CF__BOUNDS_EITHER: each is I and W or B, whichever takes less */
+    int64_t kept; /* number of chunks that a chain keeps: its last ones */
     double *seconds[CF__PIPE_PLACES]; /* (cells) */
     double *head[CF__PIPE_PLACES];    /* (cells) */
     double *tail[CF__PIPE_PLACES];    /* (cells) */
 } cf__bounds_paths;
 
-/* Returns the time from the start of a pass to the end of the schedule, at least: its seconds and its tail. */
+/* Returns the minimum time from the start of a pass to the end of the schedule: its seconds and its tail. */
 static double cf__bounds_latest_start(const cf__bounds_paths *paths, int place, int64_t cell) {
     return paths->tail[place][cell] + paths->seconds[place][cell];
 }
 
-/* Fills in the seconds of all passes. A backward that may be of either form gets the least of both: it takes no longer
-   than the cheaper form, and its gradient of the inputs comes no later than with the form that has it first. */
+/* Fills in the seconds of all passes. A backward that may be of either form gets the minimum of both: it takes no
+   longer than the cheaper form, and its gradient of the inputs comes no later than in the form where it comes first. */
 static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
     const cf__pipeline *pipe = paths->pipe;
     int64_t v, i, cell = 0;
@@ -8419,9 +8419,9 @@ static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
         }
 }
 
-/* Finds the heads (CF__PIPE_WAITS_FOR) or the tails (CF__PIPE_HOLDS_UP) of the passes of one chunk and place, one on
-   each virtual stage. They follow from those of the passes at the other ends of the rules. The rule between
-   neighbouring virtual stages comes last, because it continues from what was found for the neighbour. */
+/* Finds the heads (CF__PIPE_WAITS_FOR) or the tails (CF__PIPE_HOLDS_UP) of the passes of one chunk and place, one pass
+   on each virtual stage. They follow from the heads or tails of the passes at the other ends of the rules. The rule
+   between neighbouring virtual stages comes last, because it continues from the result for the neighbour. */
 static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, const cf__pipe_unit *unit,
                                   int64_t chunk) {
     const cf__pipeline *pipe = paths->pipe;
@@ -8446,8 +8446,8 @@ static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, c
         }
 }
 
-/* Finds all tails of a unit and the heads of its forwards, in an order in which none is read before it is found. A kept
-   chunk gets a tail of R, too, since a schedule may drop it all the same. */
+/* Finds all tails of a unit and the heads of its forwards, in an order in which each is found before it is read. A kept
+   chunk also gets a tail of R, because a schedule may drop it nevertheless. */
 static void cf__bounds_find_tails(cf__bounds_paths *paths, const cf__pipe_unit *unit) {
     cf__pipe_unit dropped = *unit;
     int64_t first = unit->first, last = first + unit->n - 1, i;
@@ -8491,15 +8491,15 @@ static int cf__bounds_must_drop(const cf__bounds_paths *paths, int64_t chunk) {
     return paths->kept == 1 && cf__pipe_after(paths->pipe->plan, &paths->pipe->chunks[chunk]) > 0;
 }
 
-/* Adds the replays that a chain cannot do without on virtual stage v, where it keeps at most k > 1 chunks at once. When
-   the backward of its chunk j begins (counted from 1), that chunk is kept, and at most k - 1 before it. So at least
-   j - k chunks are still to be replayed. With five chunks and k = 2:
+/* Adds the minimum replays of a chain on virtual stage v, where it keeps at most k > 1 chunks at once. When the
+   backward of its chunk j begins (counted from 1), chunk j is kept, and at most k - 1 chunks before it. So at least j
+   - k chunks still need a replay. With five chunks and k = 2:
 
-       B5  three are to come  B4  two  B3  one  B2 B1
+       B5  three replays to come  B4  two  B3  one  B2  B1
 
-   So one replay comes after B of chunk k + 1, another one after that of k + 2, and so on. Which chunks are replayed is
-   open, but all replays come before B1, and the last t of them take no less than the t cheapest. In every sum over
-   jobs behind some head, the cheapest replays therefore stand for the real ones. */
+   So one replay comes after B of chunk k + 1, another after B of chunk k + 2, and so on. It is open which chunks these
+   are. But all replays come before B1, and the last t replays take at least as long as the t cheapest. So in every sum
+   over jobs behind some head, the cheapest replays can stand for the real ones. */
 static void cf__bounds_add_replays(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t v,
                                    const cf__pipe_unit *unit, int64_t k) {
     int64_t first = v * paths->pipe->n + unit->first, t;
@@ -8540,8 +8540,8 @@ static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_path
         cf__bounds_add_stage(jobs, paths, cf__pipe_at(paths->pipe, i, stage), k);
 }
 
-/* Returns the most time that any part of the jobs needs. A part is one job and all others whose `by` is no less than
-   its own. `by` holds the heads of all jobs and `other` their tails, or the other way round. */
+/* Returns the maximum time that any part of the jobs needs. A part is one job and all others whose `by` is at least its
+   own. `by` holds the heads of all jobs and `other` their tails, or the reverse. */
 static double cf__bounds_find_parts(cf__bounds_jobs *jobs, const double *by, const double *other) {
     double most = 0, seconds = 0, least = DBL_MAX;
     int64_t i;
@@ -8561,7 +8561,7 @@ static double cf__bounds_find_parts(cf__bounds_jobs *jobs, const double *by, con
 typedef struct cf__bounds {
     cf__bounds_paths paths;
     cf__bounds_jobs jobs;
-    int64_t *limits; /* (n_stages) the caller's: most chunks on each stage; INT64_MAX: any number */
+    int64_t *limits; /* (n_stages) the caller's limits on chunks per stage; INT64_MAX: none */
     double critical_path, stage_load;
 } cf__bounds;
 
@@ -8582,8 +8582,8 @@ static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int 
     bounds->limits = (int64_t *)cf__take(carver, pipe->shape.n_stages, sizeof(int64_t));
 }
 
-/* Finds the tails and the critical path of schedules that keep the last `kept` chunks of every chain, and with `heads`
-   all heads. It takes time linear in the passes. Every longest path begins with an F. */
+/* Finds the tails and the critical path of schedules that keep the last `kept` chunks of every chain; if `heads` is
+   set, also all heads. Takes time linear in the passes. Every longest path begins with an F. */
 static void cf__bounds_find_paths(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t kept, int heads) {
     cf__bounds_paths *paths = &bounds->paths;
     int64_t i;
@@ -8629,50 +8629,50 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
    Dispatch simulates the pipeline. Whenever a stage is free, it takes the ready pass that its policy likes best. So
    every choice is made with the knowledge of that moment.
 
-   A pass is ready when everything that it needs by the rules of >>pipeline has arrived. `missing` counts what it still
-   waits for; each pass that is taken supplies those that wait for it. A ready pass lies in a queue of its stage.
-   Forwards go in the order of units, other passes by the longest way to the end of the schedule. Backwards go first,
-   for they give places back, unless the next stage would run out of work: then a forward feeds it (the lead). W goes
-   when nothing else can, or when the next forward needs its place.
+   A pass is ready when everything that it needs by the rules of >>pipeline has arrived. `missing` counts the things
+   that it still waits for; each pass that is taken supplies the passes that wait for it. A ready pass lies in a queue
+   of its stage. Forwards go in the order of units, other passes by the longest way to the end of the schedule.
+   Backwards go first, because they free places. But if the next stage would run out of work, a forward feeds it first
+   (the lead). W goes when nothing else can, or when the next forward needs its place.
 
-   Room. Forwards run whether there is a place for their activations or not. Where there is none, the kept chunk whose
-   backward is furthest off gives up its place after the fact (eviction, by Belady's rule). Its forward has taken no
-   longer than one that drops the activations, so all that changes is a replay before its backward. Two chunks on two
-   stages with room for one, where F and R take 1 and B takes 2:
+   Room. Forwards run even if there is no place for their activations. Then the kept chunk whose backward is furthest
+   off gives up its place afterwards (eviction, by Belady's rule). Its forward has taken no longer than one that drops
+   the activations, so the only change is a replay before its backward. Two chunks on two stages with room for one,
+   where F and R take 1 and B takes 2:
 
        stage 0   F1 F2 .  .  B1 B1 R2 B2 B2      F2 finds no place. B2 is further off than B1, so chunk 2 is dropped
-       stage 1   .  F1 B1 B1 F2 B2 B2            again, and replayed in the place that B1 has given back
+       stage 1   .  F1 B1 B1 F2 B2 B2            again, and replayed in the place that B1 has freed
 
-   A replay is called just in time for its backward, or sooner where the stage would stand idle. On one row of virtual
-   stages only replays wait for places, and only until gradients arrive that are on their way. On several rows a
-   candidate may come to no end; then units run one by one. A dropped chunk leaves its input on the stage. The inputs
-   of a chain are no more tokens than its state. Inputs of standalone chunks are counted: a stage keeps at most two for
-   each virtual stage of the pipeline, then drops no more.
+   A replay is called just in time for its backward, or sooner if the stage would be idle. On one row of virtual stages
+   only replays wait for places, and only until gradients arrive that are on their way. On several rows a candidate may
+   get stuck; then units run one by one. A dropped chunk leaves its input on the stage. The inputs of a chain have no
+   more tokens than its state. Inputs of standalone chunks are counted: a stage keeps at most two per virtual stage of
+   the pipeline, then drops no more.
 
-   A unit starts on a virtual stage when there is room there for its state and, where bytes are limited, for the bytes
-   that it takes whether its chunks are kept or not. Its backwards give both back. In a plan with trees, units start in
-   order on every virtual stage, so a unit that waits for room waits only for units that have all that they need.
+   A unit starts on a virtual stage when there is room there for its state and, if bytes are limited, for the bytes that
+   it takes even if its chunks are dropped. Its backwards free both. In a plan with trees, units start in order on every
+   virtual stage, so a unit that waits for room waits only for units that have everything that they need.
 
-   Turns are for fixed kinds and for cut backwards that fill a pipeline (ZB-H1, ZB-V). A stage takes forwards until it
-   is so many ahead of its backwards, and from then on a backward for each forward. There a unit starts only when places
-   are free for all chunks that it keeps, and leaves as many for each later row of its stage, so nothing is evicted. On
-   three stages with turns of 3 the stages start with 3, 2 and 1 forwards:
+   Turns are for fixed kinds, and for split backwards that fill a pipeline (ZB-H1, ZB-V). A stage first takes a number
+   of forwards, `turns` on the first stage, and from then on one backward for each forward. Then a unit starts only when
+   places are free for all chunks that it keeps, and leaves as many for each later row of its stage, so nothing is
+   evicted. On three stages with turns of 3 the stages start with 3, 2 and 1 forwards:
 
        stage 0   F1 F2 F3 .  .  B1 F4 B2        stage 1   .  F1 F2 .  B1 F3 B2        stage 2   .  .  F1 B1 F2 B2
 
-   Beats are for several rows. Chunk i begins on virtual stage v at i + beat x v, and comes back there later by a beat
+   Beats are for several rows. Chunk i begins on virtual stage v at i + beat x v. It comes back there later, by one beat
    for each virtual stage on its way; passes go in that order. With a beat of 1/2 on four virtual stages chunk 0 begins
-   at 0, 1/2, 1 and 3/2, and chunk 1 at 1, 3/2, 2 and 5/2. The longer a beat, the more chunks are under way. Cut
-   backwards keep strictly to that order, for W fills the gaps. Whole ones go as soon as they can, but under a limit no
-   virtual stage has more chunks under way than its beats allow. With the beat above, virtual stage 0 of four has at
-   most 5: its backward begins 1/2 x 10 chunks after its forward. On a V, beats may be steep: those that lead to a later
-   stage count twice.
+   at 0, 1/2, 1 and 3/2, and chunk 1 at 1, 3/2, 2 and 5/2. The longer a beat, the more chunks are under way. Split
+   backwards keep strictly to that order, because W fills the gaps. Whole backwards go as soon as they can, but under a
+   limit no virtual stage has more chunks under way than its beats allow. With the beat above, virtual stage 0 of four
+   has at most 5: its backward begins 1/2 x 10 chunks after its forward. On a V, beats may be steep: beats that lead to
+   a later stage count twice.
    ================================================================================================================ */
 
 typedef struct cf__dispatch_policy {
-    int split;     /* backwards are cut into I and W */
-    int64_t turns; /* above 0: forwards and backwards take turns once the first stage is so many forwards ahead */
-    double beat;   /* above 0: passes go by their beats, which come so many chunks later on each virtual stage */
+    int split;     /* backwards are split into I and W */
+    int64_t turns; /* above 0: forwards and backwards take turns once the first stage is this many forwards ahead */
+    double beat;   /* above 0: passes go by their beats, each virtual stage this many chunks after the one before it */
     int steep;     /* in a V, beats to a later stage count twice; 2: backwards also begin 2.5 beats later */
     int starves;   /* no forward goes before a backward to feed the next stage */
 } cf__dispatch_policy;
@@ -8680,13 +8680,14 @@ typedef struct cf__dispatch_policy {
 enum {
     CF__DISPATCH_NOT_STARTED = -1, /* in `kept`: the unit has not started there */
     CF__DISPATCH_TAKEN = -1,       /* in `missing`: the pass has been taken */
-    CF__DISPATCH_AHEAD = 2,        /* with a backward to run, a stage gets at most so many forwards ahead of the next */
-    CF__DISPATCH_INPUTS = 2        /* for each virtual stage of the pipeline, a stage keeps at most so many inputs of
+    CF__DISPATCH_AHEAD = 2,        /* with a backward to run, a stage gets at most this many forwards ahead of the next
+                                      stage */
+    CF__DISPATCH_INPUTS = 2        /* per virtual stage of the pipeline, a stage keeps at most this many inputs of
                                       standalone chunks that it has dropped */
 };
 
-/* A forward goes before a backward while the next stage has less to run than so many times what this stage has at hand.
-   So the next stage need not wait. On several rows each row has an equal part of that number. */
+/* A forward goes before a backward while the next stage has less work than this factor times the work that this stage
+   has at hand. So the next stage need not wait. Several rows divide the factor equally. */
 static const double cf__dispatch_lead = 1.5;
 
 /* Passes are numbered cell by cell, and in a cell by their place. */
@@ -8698,16 +8699,15 @@ static int cf__dispatch_place(int32_t id) { return (int)((uint32_t)id % CF__PIPE
 
 /* The queues of a stage. */
 enum {
-    CF__DISPATCH_COMING = 0, /* passes that will be ready, by the time at which they are */
-    CF__DISPATCH_PLAN,       /* where the order is strict: all forwards and backwards in that order, ready or not */
-    CF__DISPATCH_KEPT,       /* cells that are kept, the one whose backward is furthest off first */
+    CF__DISPATCH_COMING = 0, /* passes that will be ready, by the time at which they will be */
+    CF__DISPATCH_PLAN,       /* if the order is strict: all forwards and backwards in that order, ready or not */
+    CF__DISPATCH_KEPT,       /* kept cells, the one whose backward is furthest off first */
     CF__DISPATCH_DROPPED,    /* cells whose replay has not been called, the one whose backward comes next first */
     CF__DISPATCH_BEGUN,      /* the first of four queues of ready passes, one for each place, by urgency */
     CF__DISPATCH_REPLAYS,
     CF__DISPATCH_RETURNING,
     CF__DISPATCH_WEIGHTS,
-    CF__DISPATCH_FRESH       /* the first of n_virtual queues, one for each row: forwards that are the first of their
-                                unit */
+    CF__DISPATCH_FRESH       /* the first of n_virtual queues, one for each row: first forwards of units */
 };
 
 /* A heap of passes or of cells. */
@@ -8720,11 +8720,11 @@ typedef struct cf__dispatch_queue {
 typedef struct cf__dispatch_worker {
     double free_at;
     double ready;               /* seconds of the passes that it could take, or that are on their way to it */
-    double left;                /* seconds of the passes that it has not taken, plus the least tail of its passes */
+    double left;                /* seconds of the passes that it has not taken, plus the smallest tail of its passes */
     double link_free[2];
-    cf__pipe_room room;         /* what is left of its chunks and bytes */
-    int64_t free_bytes;         /* bytes that would be left if no chunk were kept */
-    int64_t n_forwards;         /* taken */
+    cf__pipe_room room;         /* chunks and bytes that it has left */
+    int64_t free_bytes;         /* bytes that it would have left if no chunk were kept */
+    int64_t n_forwards;         /* forwards taken */
     int64_t n_ahead;            /* forwards without a backward yet, of chunks that are not dropped */
     int64_t n_dropped;          /* standalone chunks that were dropped and have had no backward yet */
     cf__dispatch_queue *queues; /* (CF__DISPATCH_FRESH + n_virtual) */
@@ -8734,9 +8734,9 @@ typedef struct cf__dispatch_worker {
 
 /* One virtual stage at work. */
 typedef struct cf__dispatch_row {
-    int64_t state;     /* tokens of state for which there is room */
-    int32_t n_started; /* units that have started there, which in plans with trees they do in order */
-    int32_t n_open;    /* chunks that have been forward there and not backward */
+    int64_t state;     /* tokens of state that there is room for */
+    int32_t n_started; /* units that have started there; in plans with trees they start in order */
+    int32_t n_open;    /* chunks that have run forward there but not backward */
 } cf__dispatch_row;
 
 typedef struct cf__dispatch {
@@ -8744,32 +8744,32 @@ typedef struct cf__dispatch {
     const cf__pipeline *pipe;
     const cf__bounds_paths *paths;
     cf__dispatch_policy policy;
-    int64_t full;         /* above 0: no stage keeps more chunks */
+    int64_t full;         /* above 0: maximum chunks that a stage keeps */
     int32_t *kept;        /* (n_units x n_v) chunks that a unit keeps on a virtual stage */
     cf__dispatch_row *rows; /* (n_v) */
-    cf__pipe_room most;   /* what any unit takes on one virtual stage, at most */
-    double *place;        /* (n) for each chunk, how many chunks the units before its own have */
-    double *back;         /* (n) its backward's place in the order in which backwards become possible, from 1 on */
+    cf__pipe_room most;   /* maximum that any unit takes on one virtual stage */
+    double *place;        /* (n) for each chunk, the number of chunks in the units before its own */
+    double *back;         /* (n) place of its backward in the order in which backwards become possible, from 1 on */
     int64_t longest;      /* chunks of the longest unit */
-    int8_t *missing;      /* (passes) how many things a pass still waits for */
+    int8_t *missing;      /* (passes) number of things that a pass still waits for */
     double *ready_at;     /* (passes) */
-    double *urgency;      /* (passes) the lower the more urgent */
-    double *furthest;     /* (cells) the lower the further off its backward: keys of the heaps of kept cells */
-    double *nearest;      /* (cells) the same, negated: keys of the heaps of dropped cells */
-    int follows;          /* forwards and backwards go in an order that stands in `urgency` from the start */
+    double *urgency;      /* (passes) the lower, the more urgent */
+    double *furthest;     /* (cells) the lower, the further off its backward: keys of the heaps of kept cells */
+    double *nearest;      /* (cells) furthest, negated: keys of the heaps of dropped cells */
+    int follows;          /* forwards and backwards follow an order that is in `urgency` from the start */
     double now, give_up_at;
-    double least;         /* the makespan that there will be at least */
-    int64_t n_left;       /* passes but R that have not been taken */
+    double least;         /* a lower bound of the makespan */
+    int64_t n_left;       /* passes, except R, that have not been taken */
     cf__dispatch_worker *workers; /* (n_stages) */
-    int32_t *stage_of;    /* (n_v); dividing by the number of stages takes longer than looking it up */
-    int32_t *row_of;      /* (n_v) which of its stage's virtual stages each is */
+    int32_t *stage_of;    /* (n_v) stage of each; faster to look up than to divide by the number of stages */
+    int32_t *row_of;      /* (n_v) row of each: which of its stage's virtual stages it is */
     double *wake;         /* (n_leaves) when to look at the stage again */
     int32_t *winners;     /* (2 x n_leaves) a tournament over wake: winners[1] is the stage to look at next */
-    int64_t n_leaves;     /* n_stages, up to a power of 2; those past the end never wake */
+    int64_t n_leaves;     /* n_stages, rounded up to a power of 2; leaves past n_stages never wake */
     double makespan;
 } cf__dispatch;
 
-/* The virtual stage of a pass, and its chunk. Divides 32 bits, which takes a fraction of the time of 64. */
+/* Returns the virtual stage of a pass, and its chunk. Divides 32 bits, which is much faster than 64. */
 static int64_t cf__dispatch_stage(const cf__dispatch *d, int32_t id, int64_t *chunk) {
     uint32_t cell = (uint32_t)id / CF__PIPE_PLACES, v = cell / (uint32_t)d->pipe->n;
     *chunk = cell - v * (uint32_t)d->pipe->n;
@@ -8833,7 +8833,7 @@ static int32_t cf__dispatch_pop(cf__dispatch_worker *worker, int64_t queue, cons
     return cf__heap_pop(q->heap, q->n--, keys);
 }
 
-/* The first of a queue; -1: it is empty. */
+/* Returns the first item of a queue; -1: it is empty. */
 static int32_t cf__dispatch_top(const cf__dispatch_worker *worker, int64_t queue) {
     return worker->queues[queue].n > 0 ? worker->queues[queue].heap[0] : -1;
 }
@@ -8843,7 +8843,7 @@ static int32_t *cf__dispatch_kept(const cf__dispatch *d, int64_t chunk, int64_t 
     return &d->kept[d->maker->unit_of[chunk] * d->pipe->n_v + v];
 }
 
-/* The unit of a chunk as it is on virtual stage v. */
+/* Returns the unit of a chunk as it is on virtual stage v. */
 static cf__pipe_unit cf__dispatch_unit(const cf__dispatch *d, int64_t chunk, int64_t v) {
     cf__pipe_unit unit = *cf__schedule_unit(d->maker, chunk);
     int32_t kept = *cf__dispatch_kept(d, chunk, v);
@@ -8864,9 +8864,9 @@ static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
                       d->urgency);
 }
 
-/* Gives a pass of virtual stage v one of the things that it waits for, as of the time `when`. A pass that has them all
-   goes to its stage, and is a choice at once if the stage is busy until then. A backward that waits only for the replay
-   of its chunk calls that replay, which then ends when everything else is there. */
+/* Gives a pass of virtual stage v one of the things that it waits for, at the time `when`. A pass that now has all of
+   them goes to its stage; if the stage is busy until then, the pass is a choice at once. A backward that waits only for
+   its replay calls that replay, in time for it to end when everything else has arrived. */
 static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double when) {
     int64_t stage = d->stage_of[v], cell = cf__dispatch_cell(id);
     cf__dispatch_worker *worker = &d->workers[stage];
@@ -8887,7 +8887,7 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double w
 
 /* ---- the start ---- */
 
-/* Counts what each pass of a unit waits for if it keeps everything. */
+/* Counts the things that each pass of a unit waits for if it keeps everything. */
 static void cf__dispatch_count(cf__dispatch *d, const cf__pipe_unit *unit) {
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     cf__pipe_unit counted = *unit;
@@ -8913,7 +8913,8 @@ static int64_t cf__dispatch_steps_down(const cf__dispatch *d, int64_t v) {
     return (row + 1) / 2 * (d->pipe->shape.n_stages - 1) + (row % 2 == 0 ? d->stage_of[v] : 0);
 }
 
-/* Returns the beats before a forward, or any other pass, begins on virtual stage v. A whole backward lasts two. */
+/* Returns the beats before a forward, or any other pass, begins on virtual stage v. A whole backward lasts two
+   beats. */
 static double cf__dispatch_way_to(const cf__dispatch *d, int place, int64_t v) {
     int64_t last = d->pipe->n_v - 1, steps = last - v, down = cf__dispatch_steps_down(d, v);
     int64_t most = cf__dispatch_steps_down(d, last);
@@ -8922,8 +8923,8 @@ static double cf__dispatch_way_to(const cf__dispatch *d, int place, int64_t v) {
     return (double)(last + most + 1 + steps * (d->policy.split ? 1 : 2)) + (d->policy.steep == 2 ? 2.5 : 0);
 }
 
-/* Returns the beat of a pass. Chunks begin one step after the other: those of a unit in order on their way there, and
-   in reverse on their way back, which starts as many steps later as the longest unit has chunks. Each step from one
+/* Returns the beat of a pass. Chunks begin one step after the other. A unit's chunks go in order on their way there,
+   and in reverse on their way back, which starts as many steps later as the longest unit has chunks. Each step from one
    virtual stage to the next counts as policy.beat chunks. W fills the gaps. */
 static double cf__dispatch_beat(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
     int64_t step = chunk - cf__schedule_unit(d->maker, chunk)->first;
@@ -8937,8 +8938,8 @@ static int cf__dispatch_is_strict(const cf__dispatch *d) {
     return d->follows || (d->policy.beat > 0 && d->policy.split);
 }
 
-/* Returns how urgent a pass is; the lowest goes first. Forwards go in the order of units, all other passes by the
-   longest way to the end. `follows`: d->urgency has it already. */
+/* Returns the urgency of a pass; the lowest goes first. Forwards go in the order of units, all other passes by the
+   longest way to the end. If d->follows, the urgency is already set. */
 static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
     if (d->follows) return d->urgency[cf__dispatch_id(v * d->pipe->n + chunk, place)];
     if (d->policy.beat > 0) return cf__dispatch_beat(d, place, chunk, v);
@@ -8946,7 +8947,7 @@ static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chu
     return -cf__bounds_latest_start(d->paths, place, v * d->pipe->n + chunk);
 }
 
-/* Notes the urgency of all passes, and how much each stage has to run. */
+/* Sets the urgency of all passes, and the seconds that each stage has to run. */
 static void cf__dispatch_start_passes(cf__dispatch *d) {
     double least_tail = DBL_MAX;
     int64_t s, row, i;
@@ -8988,12 +8989,12 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
     }
 }
 
-/* Places that must be free where a unit starts: for all chunks that it keeps, where forwards and backwards take turns;
-   otherwise for one, which eviction makes. */
+/* Returns the places that must be free when a unit starts: with turns, one for each chunk that it keeps; otherwise one,
+   which eviction can make. */
 static int64_t cf__dispatch_places(const cf__dispatch *d, int64_t k) { return d->policy.turns > 0 ? k : 1; }
 
-/* Notes where the chunks of a unit, before which `before` chunks come, stand in the order, and numbers the backwards
-   that become possible with it. A backward of a later row is nearer by the stages of the rows before. */
+/* Sets the places of a unit's chunks in the order (`before` chunks come before the unit), and numbers the backwards
+   that become possible with it. A backward of a later row is nearer by the stages of the earlier rows. */
 static void cf__dispatch_start_unit(cf__dispatch *d, const cf__pipe_unit *unit, int64_t before, int64_t *n_back) {
     cf__pipe_room takes = cf__schedule_takes(d->maker, unit, cf__dispatch_places(d, unit->k));
     int64_t p = d->pipe->shape.n_stages, i, v;
@@ -9017,7 +9018,7 @@ static void cf__dispatch_start(cf__dispatch *d) {
     d->most.chunks = d->most.bytes = 0;
     for (u = 0; u < m->n_units; n += m->units[u++].n) cf__dispatch_start_unit(d, &m->units[u], n, &n_back);
     for (u = 0; u < m->n_units * m->pipe.n_v; u++) d->kept[u] = CF__DISPATCH_NOT_STARTED;
-    if (m->pipe.plan->order != NULL) { /* a path takes more than a unit of it */
+    if (m->pipe.plan->order != NULL) { /* a path takes more than one of its units */
         int64_t path = cf__dispatch_places(d, cf__min(cf__schedule_path_kept(m), d->longest));
         d->most.chunks = cf__max(d->most.chunks, path);
         d->most.bytes = cf__max(d->most.bytes, m->most_above + path * m->most_padded * cf__schedule_row(m));
@@ -9032,7 +9033,7 @@ static void cf__dispatch_start(cf__dispatch *d) {
         d->winners[d->n_leaves + u] = (int32_t)u;
     }
     for (u = d->n_leaves - 1; u > 0; u--) d->winners[u] = d->winners[2 * u];
-    for (u = 0; u < m->n_units; u++) { /* the first pass of a unit, or tree, waits for nothing but this */
+    for (u = 0; u < m->n_units; u++) { /* the first pass of a unit, or tree, waits only for this supply */
         if (cf__pipe_has_parent(&m->pipe, m->units[u].first)) continue;
         d->missing[cf__dispatch_id(m->units[u].first, CF_F)] = 1;
         cf__dispatch_supply(d, cf__dispatch_id(m->units[u].first, CF_F), 0, 0);
@@ -9041,8 +9042,8 @@ static void cf__dispatch_start(cf__dispatch *d) {
 
 /* ---- eviction ---- */
 
-/* Returns whether a unit is a standalone chunk or a leaf of one chunk. No chunk continues these, so the bound on state
-   does not bound their inputs. */
+/* Returns whether a unit is a standalone chunk or a leaf of one chunk. No chunk continues these, so the limit on state
+   does not limit their inputs. */
 static int cf__dispatch_is_lone(const cf__dispatch *d, const cf__pipe_unit *unit) {
     return unit->n == 1 && cf__pipe_below(d->pipe, unit->first) == 0;
 }
@@ -9052,7 +9053,7 @@ static int cf__dispatch_can_drop(const cf__dispatch *d, int64_t stage, const cf_
     return !cf__dispatch_is_lone(d, unit) || d->workers[stage].n_dropped < CF__DISPATCH_INPUTS * d->pipe->n_v;
 }
 
-/* The cell to evict next; -1: there is none. A cell whose backward could begin is not evicted any more. */
+/* Returns the cell to evict next; -1: there is none. A cell whose backward could begin is no longer evicted. */
 static int32_t cf__dispatch_victim(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int32_t cell;
@@ -9067,8 +9068,8 @@ static int32_t cf__dispatch_victim(cf__dispatch *d, int64_t stage) {
     return -1;
 }
 
-/* Makes the backward of a dropped cell wait for a replay, and the replay for its call. Where backwards are cut, the
-   replay also waits for the W after which its chain keeps fewer chunks than it may, for I alone gives no place back. */
+/* Makes the backward of a dropped cell wait for a replay, and the replay for its call. If backwards are split, the
+   replay also waits for the W after which its chain keeps fewer chunks than it may, because I alone frees no place. */
 static void cf__dispatch_await_replay(cf__dispatch *d, int64_t stage, int64_t cell) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, cell % d->pipe->n);
     int64_t behind = cf__max(unit->k, 1);
@@ -9079,7 +9080,7 @@ static void cf__dispatch_await_replay(cf__dispatch *d, int64_t stage, int64_t ce
     cf__dispatch_push(&d->workers[stage], CF__DISPATCH_DROPPED, (int32_t)cell, d->nearest);
 }
 
-/* Drops kept cells after the fact, until the stage holds no more than it may. */
+/* Drops kept cells whose forwards have run, until the stage is within its limits. */
 static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     while (worker->room.chunks < 0 || worker->room.bytes < 0) {
@@ -9104,7 +9105,7 @@ static int cf__dispatch_has_place(cf__dispatch *d, int64_t stage, const cf__pipe
            cf__dispatch_victim(d, stage) >= 0;
 }
 
-/* Returns whether a ready replay may run. It waits for a place, and a unit's replays take places in falling order. */
+/* Returns whether a ready replay may run. It needs a place, and a unit's replays take places in falling order. */
 static int cf__dispatch_may_replay(cf__dispatch *d, int64_t stage, int32_t id) {
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
     const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
@@ -9114,9 +9115,9 @@ static int cf__dispatch_may_replay(cf__dispatch *d, int64_t stage, int32_t id) {
     return cf__dispatch_has_place(d, stage, &unit);
 }
 
-/* Chunks that a unit may keep on virtual stage v beside the chains below it or, once these have gone back there, all
-   that its path may. 0: the chains below still need places, since the last of their backwards there waits for more
-   than the next stage. */
+/* Returns the number of chunks that a unit may keep on virtual stage v beside the chains below it. Once these have run
+   backward there, it is all that its path may keep. 0: the chains below still need places, because their last backward
+   there waits for more than the next stage. */
 static int64_t cf__dispatch_may_keep(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t v) {
     int64_t last = unit->first + unit->n - 1, k = cf__max(unit->k, 1), child, cell;
     cf__pipe_unit below;
@@ -9130,9 +9131,10 @@ static int64_t cf__dispatch_may_keep(const cf__dispatch *d, const cf__pipe_unit 
     return cf__dispatch_is_taken(d, cell, cf__pipe_is_dropped(&below, child - below.first) ? CF_R : CF_F) ? k : 0;
 }
 
-/* Calls a replay early rather than let a stage stand idle that has a place to spare: the one whose backward comes next.
-   Where places are shared one more stays free, since that backward may wait for a replay of another row. All of the
-   unit must have been forward, and it must keep fewer chunks than it may. Returns whether a replay was called. */
+/* Calls a replay early if a stage would otherwise be idle and has a spare place: the replay whose backward comes next.
+   If virtual stages share places one more stays free, because that backward may wait for a replay of another row. All
+   forwards of the unit must have run, and it must keep fewer chunks than it may. Returns whether a replay was
+   called. */
 static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t spare = 1 + d->maker->shares_places, chunk, v, last, behind;
@@ -9151,7 +9153,7 @@ static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
     behind = chunk + cf__dispatch_may_keep(d, most, v);
     if (!cf__dispatch_is_taken(d, cell - chunk + last, CF_F) || behind == chunk) return 0;
     if (behind <= last && !cf__dispatch_is_taken(d, cell - chunk + behind, frees))
-        return 0; /* where backwards are cut it may have been called already, and wait for that W */
+        return 0; /* if backwards are split it may have been called already, and wait for that W */
     if (!cf__dispatch_may_replay(d, stage, replay)) return 0;
     cf__dispatch_supply(d, replay, v, worker->free_at);
     return 1;
@@ -9159,7 +9161,7 @@ static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
 
 /* ---- taking a pass ---- */
 
-/* Sends the result of a pass on virtual stage v on to one on virtual stage `to`; cf__clock_send says how. */
+/* Sends the result of a pass on virtual stage v to a pass on virtual stage `to`, as cf__clock_send does. */
 static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int64_t v, int64_t to, double end,
                                  double transfer) {
     double *link_free = &d->workers[stage].link_free[cf__pipe_queue(d->pipe, v, to < v ? -1 : 1)];
@@ -9167,8 +9169,8 @@ static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int
     cf__dispatch_supply(d, id, to, *link_free);
 }
 
-/* Supplies the passes that wait for one that ends at `end`. The rules are followed as if everything were kept; what
-   waits for a replay is its backward alone, and replays wait to be called. */
+/* Supplies the passes that wait for a pass which ends at `end`. Follows the rules as if everything were kept: only a
+   backward waits for its replay, and replays wait to be called. */
 static void cf__dispatch_supply_all(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place,
                                     int64_t chunk, int64_t v, double end) {
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
@@ -9197,7 +9199,7 @@ static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pi
     cf__dispatch_evict(d, stage);
 }
 
-/* A chunk gives back its place and what it takes beside that. Where backwards are cut, W gives all bytes back, and a
+/* Frees the place of a chunk and the bytes that it takes beside it. If backwards are split, W frees all bytes, and a
    replay may have waited for that W. */
 static void cf__dispatch_give_back(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
                                    double end) {
@@ -9221,7 +9223,7 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id) {
     double end = d->now + d->paths->seconds[place][cell];
     cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
     cf__dispatch_take_place(d, stage, &unit, place, chunk, v);
-    unit = cf__dispatch_unit(d, chunk, v); /* which may keep one chunk fewer now */
+    unit = cf__dispatch_unit(d, chunk, v); /* it may keep one chunk fewer now */
     worker->done[worker->n_done++] = id;
     d->missing[id] = CF__DISPATCH_TAKEN;
     d->n_left -= place != CF_R; /* each R comes before a backward that is counted */
@@ -9246,22 +9248,23 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id) {
 
 /* ---- choosing a pass ---- */
 
-/* The more urgent of two passes, and of equal ones the first; -1 stands for none. */
+/* Returns the more urgent of two passes, or the first if they are equally urgent; -1 stands for no pass. */
 static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) {
     if (a < 0 || b < 0) return a < 0 ? b : a;
     return d->urgency[a] <= d->urgency[b] ? a : b;
 }
 
 /* Returns whether a stage has as many forwards ahead of its backwards as its turns allow: policy.turns on the first
-   stage, one fewer on each stage after it and, with more rows, two fewer. In a V it is the same number on all. */
+   stage, one fewer on each stage after it or, with several rows, two fewer. In a V all stages have the same number. */
 static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
     int64_t less = d->pipe->shape.n_virtual == 1 ? stage : 2 * stage;
     if (d->pipe->shape.placement == CF_PLACEMENT_V) less = 0;
     return d->workers[stage].n_ahead >= cf__max(d->policy.turns - less, 1);
 }
 
-/* Returns the room that a unit which starts on virtual stage v leaves for later rows: in each, what a unit takes or, in
-   trees, a path, less what that path holds already. It leaves none in a strict order, which says what comes first. */
+/* Returns the room that a unit which starts on virtual stage v leaves for later rows. In each row this is what a unit
+   takes or, in trees, what a path takes, less what that path holds already. In a strict order it leaves none, because
+   the order says what comes first. */
 static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, int64_t v) {
     const cf__schedule_maker *m = d->maker;
     cf__pipe_room leaves = {0, 0, 0};
@@ -9279,10 +9282,9 @@ static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, i
 }
 
 /* Returns whether a unit can start on virtual stage v. In a plan with trees all units before it must have started. The
-   unit needs bytes for itself and one place. A standalone chunk also needs that place to be free where it cannot be
-   dropped, as on the last virtual stage, where its backward follows at once. In turns all places must be free. With
-   beats and whole backwards, under a limit, no virtual stage has more chunks under way than it would have by its beats.
-   */
+   unit needs bytes for itself and one place. For a standalone chunk that place must be free if the chunk cannot be
+   dropped, as on the last virtual stage, where its backward follows at once. With turns all places must be free. With
+   beats, whole backwards and a limit, no virtual stage may have more chunks under way than its beats allow. */
 static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     cf__pipe_room takes, leaves;
@@ -9304,7 +9306,7 @@ static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe
            cf__dispatch_has_place(d, stage, unit);
 }
 
-/* The forward to take next: one of a unit that has started, or the first of a row that may start; -1: none. */
+/* Returns the forward to take next: of a unit that has started, or the first one of a row that may start; -1: none. */
 static int32_t cf__dispatch_best_forward(cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     int32_t best = cf__dispatch_top(worker, CF__DISPATCH_BEGUN);
@@ -9320,7 +9322,7 @@ static int32_t cf__dispatch_best_forward(cf__dispatch *d, int64_t stage) {
     return best;
 }
 
-/* The forward or backward whose turn it is where their order is strict; -1: all have been taken. */
+/* Returns the forward or backward whose turn it is if their order is strict; -1: all have been taken. */
 static int32_t cf__dispatch_due(const cf__dispatch *d, cf__dispatch_worker *worker) {
     int32_t due;
     while ((due = cf__dispatch_top(worker, CF__DISPATCH_PLAN)) >= 0 && d->missing[due] == CF__DISPATCH_TAKEN)
@@ -9328,10 +9330,10 @@ static int32_t cf__dispatch_due(const cf__dispatch *d, cf__dispatch_worker *work
     return due;
 }
 
-/* Returns whether a stage stands idle rather than run a pass, because a better one comes soon and waiting makes nothing
-   longer. Where it follows an order, a W waits if the next pass comes before the W would end. Otherwise a pass waits
-   for up to half as long as it takes: any pass for a backward, and a W for any other pass, too. Only cut backwards
-   wait, for they have a W to fill the gaps with. */
+/* Returns whether a stage stays idle rather than run a pass, because a better pass comes soon and the wait makes
+   nothing longer. If it follows an order, a W waits if the next pass comes before the W would end. Otherwise a pass
+   waits for up to half of its own time: any pass for a backward, and a W also for any other pass. This is only for
+   split backwards, which have a W to fill the gaps. */
 static int cf__dispatch_waits(const cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int place = cf__dispatch_place(id), strict = cf__dispatch_is_strict(d), is_weight = place == CF__PIPE_W;
@@ -9347,7 +9349,7 @@ static int cf__dispatch_waits(const cf__dispatch *d, int64_t stage, int32_t id) 
     return place == CF__PIPE_BACK || (is_weight && place != CF__PIPE_W);
 }
 
-/* Returns whether a stage runs a W because the next forward, whose turn it is, finds no room. */
+/* Returns whether a stage runs a W because the next forward, whose turn it is, has no room. */
 static int cf__dispatch_makes_room(const cf__dispatch *d, int64_t stage, int32_t forward) {
     int64_t row;
     if (d->follows || d->policy.turns == 0 || forward >= 0 || cf__dispatch_is_ahead(d, stage)) return 0;
@@ -9356,8 +9358,8 @@ static int cf__dispatch_makes_room(const cf__dispatch *d, int64_t stage, int32_t
     return 0;
 }
 
-/* Returns whether a forward goes before a backward or replay that could run, because the next stage has too little to
-   do until both have run. A forward that evicts a chunk costs a replay, so then only a sixth of the lead counts. */
+/* Returns whether a forward goes before a backward or replay that could run, because the next stage has too little work
+   until both have run. If the forward evicts a chunk it costs a replay, so then only a sixth of the lead counts. */
 static int cf__dispatch_feeds(const cf__dispatch *d, int64_t stage, int32_t back, int32_t forward) {
     const cf__dispatch_worker *worker = &d->workers[stage], *next = worker + 1;
     int64_t chunk, v = cf__dispatch_stage(d, forward, &chunk);
@@ -9379,8 +9381,8 @@ static int cf__dispatch_goes_first(const cf__dispatch *d, int64_t stage, int32_t
     return d->policy.starves || !cf__dispatch_feeds(d, stage, id, forward);
 }
 
-/* The pass that a free stage likes best; -1: none is ready. Replays go behind all backwards that are ready, which give
-   places back. */
+/* Returns the pass that a free stage likes best; -1: none is ready. Replays go after all ready backwards, because these
+   free places. */
 static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int32_t weight = cf__dispatch_top(worker, CF__DISPATCH_WEIGHTS);
@@ -9393,12 +9395,12 @@ static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     if (best < 0 || (forward >= 0 && !cf__dispatch_goes_first(d, stage, best, forward))) best = forward;
     if (best >= 0 && best != replay && cf__dispatch_is_strict(d) &&
         d->urgency[best] > d->urgency[cf__dispatch_due(d, worker)])
-        best = replay; /* another forward or backward comes first */
+            best = replay; /* the strict order has another forward or backward first; a replay is not in it */
     if (best >= 0 && best == forward && weight >= 0 && worker->room.chunks < 1) return weight;
     return best >= 0 ? best : weight;
 }
 
-/* Takes a chosen pass out of its queue. With the first forward of a unit on a virtual stage the unit starts there. */
+/* Takes a chosen pass out of its queue. If it is a unit's first forward on a virtual stage, starts the unit there. */
 static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk), queue = CF__DISPATCH_BEGUN + cf__dispatch_place(id), i;
@@ -9418,7 +9420,7 @@ static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_evict(d, stage);
 }
 
-/* Lets a free stage look at what has arrived, and take a pass or wait for the next one to come. */
+/* Lets a free stage look at the passes that have arrived, and take one or wait for the next one to come. */
 static void cf__dispatch_decide(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int32_t id, coming;
@@ -9438,7 +9440,7 @@ static void cf__dispatch_decide(cf__dispatch *d, int64_t stage) {
 
 /* ---- the whole dispatch ---- */
 
-/* Returns whether dispatch came to its end. It gives up as soon as a pass comes too late for a makespan of
+/* Runs the dispatch; returns whether it came to its end. It gives up as soon as a pass comes too late for a makespan of
    `give_up_at`, or a stage has too much left to run. */
 static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
     cf__dispatch_start(d);
@@ -9453,7 +9455,7 @@ static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
     }
 }
 
-/* Writes down what was dispatched. */
+/* Writes the dispatched passes into a schedule. */
 static void cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
     int64_t s, i;
     schedule->n_actions = schedule->first[0] = 0;
