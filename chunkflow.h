@@ -9473,20 +9473,20 @@ static void cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
 /* ================================================================================================================
    >>search    the best of many schedules
 
-   A core search looks for a schedule with whole or with cut backwards. It tries the fixed kinds, then dispatch with
-   backwards first, six beats on several rows (and two steep ones in a V), turns for cut backwards without chains, and a
-   second order of units. Then it walks from the best of these: it changes one thing at random (a unit moves to another
-   place in the order, or beat or turns change), and keeps the change if the makespan does not grow. With units of 4, 3,
-   2, 1 chunks, a walk may go
+   A core search looks for a schedule with whole or with split backwards. It tries the fixed kinds, then dispatch with
+   backwards first, six beats on several rows (and two steep ones in a V), turns for split backwards without chains, and
+   a second order of units. Then it walks from the best of these: it changes one thing at random (a unit moves to
+   another place in the order, or beat or turns change), and keeps the change if the makespan does not grow. With units
+   of 4, 3, 2, 1 chunks, a walk may go
 
-       4 3 2 1: 40    3 4 2 1: 41, taken back    4 3 1 2: 38, kept    1 4 3 2: 38, kept    1 3 4 2: 37, kept
+       4 3 2 1: 40    3 4 2 1: 41, undone    4 3 1 2: 38, kept    1 4 3 2: 38, kept    1 3 4 2: 37, kept
 
-   It tries the same candidates in the same order whatever the number of tries, which only says when to stop. So more
-   tries never gives a longer schedule. Whole backwards come first, and cut ones after them if they are allowed, so
-   leave to cut never gives a longer one either. A core search is left out where its own lower bound says that it cannot
-   win.
+   It tries the same candidates in the same order for any number of tries, which only says when to stop. So more tries
+   never give a longer schedule. Whole backwards come first, and split ones after them if they are allowed, so
+   split_backward never gives a longer schedule either. A core search is left out if its own lower bound says that it
+   cannot win.
 
-   Every candidate is counted through (cf__search_keeps), whoever has made it, and is not taken if it holds more than
+   Every candidate is counted through (cf__search_keeps), no matter what made it, and is refused if it holds more than
    the limits allow on any stage. So a mistake about room costs time, but never breaks a limit.
    ================================================================================================================ */
 
@@ -9502,15 +9502,15 @@ typedef struct cf__search {
     uint64_t random;
     int64_t max_tries, n_tried; /* of the core search */
     double goal;            /* a lower bound: no core search can find a shorter schedule */
-    double makespan;        /* of the core search's best dispatch */
-    cf__dispatch_policy best_policy; /* and its policy */
+    double makespan;        /* makespan of the core search's best dispatch */
+    cf__dispatch_policy best_policy; /* policy of that dispatch */
     cf_search_report report;
 } cf__search;
 
-/* Candidates of one core search by default; dispatch takes some 150 ns a pass, plus the time of 64 passes. K = 1 gets
-   more than larger K, whose chains replay less. Searches under limits that the caller has set or lifted get more than
-   those under default ones. Where fewer chunks fit than there are stages, the number falls in proportion. Large
-   problems get the fixed kinds and two dispatches. */
+/* Returns the default number of candidates of one core search. Dispatch takes some 150 ns per pass, plus the time of 64
+   passes. K = 1 gets more candidates than larger K, whose chains replay less. Searches under limits that the caller has
+   set or lifted get more than those under default limits. If fewer chunks fit than there are stages, the number falls
+   in proportion. Large problems get the fixed kinds and two dispatches. */
 static int64_t cf__search_default_tries(const cf__schedule_maker *m, int split) {
     int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split) + 64, stages = m->desc.shape.n_stages;
     int64_t room = 0, max_tries, s;
@@ -9556,7 +9556,7 @@ static int64_t cf__search_below(cf__search *search, int64_t n) {
     return (int64_t)(cf__draw(&search->random) % (uint64_t)n);
 }
 
-/* Returns whether the best so far is as short as a lower bound. */
+/* Returns whether the best schedule so far is as short as a lower bound. */
 static int cf__search_reaches(const cf__search *search, double bound) {
     return search->report.makespan <= bound * (1 + 1e-12);
 }
@@ -9617,8 +9617,8 @@ static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
     memcpy(search->schedule->actions, trial->actions, (size_t)trial->n_actions * sizeof *trial->actions);
 }
 
-/* Makes dispatch follow the order in which the policy takes passes if each lasts as long as its chunk's forward
-   on the first virtual stage and transfers take no time. Returns whether there is such an order. */
+/* Makes dispatch follow the order in which the policy would take passes if each lasted as long as its chunk's forward
+   on the first virtual stage and transfers took no time. Returns whether there is such an order. */
 static int cf__search_plan(cf__search *search) {
     cf__dispatch *d = &search->dispatch;
     cf__pipeline equal = search->maker.pipe;
@@ -9658,8 +9658,8 @@ static int cf__search_try_dispatch(cf__search *search, double most) {
 
 /* ---- the fixed kinds ---- */
 
-/* Lets dispatch make a schedule by the rules of a fixed kind: forwards and backwards take turns, with as many forwards
-   ahead as 1F1B has or, on several rows, one more than Megatron's warm-up; in a V only room limits them. Returns
+/* Lets dispatch make a schedule by the rules of a fixed kind: forwards and backwards take turns. The forwards ahead are
+   as many as in 1F1B or, on several rows, one more than in Megatron's warm-up; in a V only room limits them. Returns
    whether dispatch came to its end. */
 static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind, cf_schedule *schedule) {
     cf__schedule_maker *m = &search->maker;
@@ -9678,8 +9678,8 @@ static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind, 
     return made;
 }
 
-/* Writes a fixed schedule: a pattern, or Megatron's rounds, or what dispatch makes of the kind's rules; where these
-   find no room, units one by one. */
+/* Writes a fixed schedule: a pattern, or Megatron's rounds, or a dispatch by the kind's rules. If these find no room,
+   units run one by one. */
 static void cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead, cf_schedule *schedule) {
     cf__schedule_maker *m = &search->maker;
     int is_made = 1;
@@ -9700,7 +9700,7 @@ static void cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, in
     if (!is_made || !cf__search_keeps(search, schedule)) cf__alone_write(m, schedule);
 }
 
-/* A fixed schedule as a candidate. */
+/* Tries a fixed schedule as a candidate. */
 static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead) {
     search->n_tried++;
     search->report.n_tried++;
@@ -9708,7 +9708,7 @@ static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int 
     cf__search_judge(search, kind);
 }
 
-/* Tries the fixed schedules. On one stage both orders of `paper` take the same time but for rounding, so only one is
+/* Tries the fixed schedules. On one stage both orders of `paper` take the same time except for rounding, so only one is
    tried. */
 static void cf__search_try_all_fixed(cf__search *search, int split) {
     int i;
@@ -9723,7 +9723,7 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 
 /* ---- where a walk begins ---- */
 
-/* Sets a starting order: the most expensive units first, or with `cheap_ends` cheap ones at both ends, for a short
+/* Sets a starting order: the most expensive units first. With `cheap_ends` cheap units go to both ends, because a short
    chunk fills the pipeline sooner, and empties it sooner. */
 static void cf__search_set_order(cf__schedule_maker *m, int cheap_ends) {
     int64_t n = m->n_units, i;
@@ -9734,7 +9734,7 @@ static void cf__search_set_order(cf__schedule_maker *m, int cheap_ends) {
     memcpy(m->units, m->spare, (size_t)n * sizeof *m->units);
 }
 
-/* Tries a policy; the best one so far stays. */
+/* Tries a policy. The best policy so far stays set. */
 static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy) {
     if (cf__search_is_over(search)) return;
     search->dispatch.policy = policy;
@@ -9742,11 +9742,11 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
     search->dispatch.policy = search->best_policy;
 }
 
-/* Tries policies to begin with: backwards first, and without a lead where fewer chunks fit than there are stages (equal
-   chunks take up to twice as long with one); on several rows beats from the soonest that a stage which is always
-   busy allows to four times as long; turns up to the room that there is, where cut backwards have no chains. There two
-   steep beats of a V keep half of what 1F1B does (V-Half; Qi et al., Pipeline Parallelism with Controllable Memory,
-   2024). */
+/* Tries the policies to begin with. First, backwards first; if fewer chunks fit than there are stages, also without a
+   lead (with a lead, equal chunks take up to twice as long). On several rows, beats: from the soonest that a stage
+   which is always busy allows to four times as long. For split backwards without chains, turns up to the room. In a V
+   these also have two steep beats, which keep half as much as 1F1B (V-Half; Qi et al., Pipeline Parallelism with
+   Controllable Memory, 2024). */
 static void cf__search_try_policies(cf__search *search) {
     static const double beats[] = {3, 2, 1, 1.2, 1.5, 4, 1, 1.2}; /* the last two are steep */
     const cf__schedule_maker *m = &search->maker;
@@ -9775,14 +9775,14 @@ static void cf__search_try_policies(cf__search *search) {
 
 /* ---- the walk ---- */
 
-/* Finds the tree of the unit at `at`: its first unit, and the one after its last. */
+/* Finds the tree of the unit at `at`: its first unit, and the unit after its last. */
 static void cf__search_whole(const cf__schedule_maker *m, int64_t at, int64_t *begin, int64_t *end) {
     for (*begin = at; cf__pipe_has_parent(&m->pipe, m->units[*begin].first);) --*begin;
     for (*end = at + 1; *end < m->n_units && cf__pipe_has_parent(&m->pipe, m->units[*end].first);) ++*end;
 }
 
-/* Moves the unit at `from`, with its tree, to where the unit at `to`, with its own, is; those between close up. `spare`
-   then has the old order. */
+/* Moves the unit at `from`, with its tree, to the place of the unit at `to` and its tree; units between them close up.
+   Then `spare` has the old order. */
 static void cf__search_shift(cf__schedule_maker *m, int64_t from, int64_t to) {
     const cf__pipe_unit *old = m->spare;
     int64_t begin, end, first, last, n;
@@ -9803,7 +9803,7 @@ static void cf__search_change_policy(cf__search *search) {
     else if (policy->turns > 0) policy->turns = cf__max(policy->turns + (drawn & 1 ? 1 : -1), 1);
 }
 
-/* Walks from where the search stands: shifts mostly, and changes of policy. */
+/* Walks from where the search is: mostly shifts, and sometimes changes of policy. */
 static void cf__search_walk(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     double current = search->makespan;
@@ -9826,7 +9826,7 @@ static void cf__search_walk(cf__search *search) {
 
 /* ---- core searches, and all of them ---- */
 
-/* Returns the strongest bound of what the core search may find, or one that reaches `enough`. */
+/* Returns the strongest bound of the schedules that a core search may find, or a bound that reaches `enough`. */
 static double cf__search_find_bound(cf__search *search, int split, double enough) {
     cf__schedule_maker *m = &search->maker;
     int64_t s;
@@ -9835,7 +9835,7 @@ static double cf__search_find_bound(cf__search *search, int split, double enough
     return cf__bounds_strongest(&search->bounds);
 }
 
-/* Makes a core search, unless its bound leaves nothing to it. */
+/* Makes a core search, unless its bound says that it cannot win. */
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     cf__dispatch_policy policy;
@@ -9868,7 +9868,7 @@ static void cf__search_best(cf__search *search) {
     int splits = cf__schedule_splits(&m->desc) && !m->desc.shape.forward_only, split;
     report->max_tries = m->desc.max_tries > 0 ? m->desc.max_tries : cf__search_default_tries(m, splits);
     search->goal = cf__search_find_bound(search, splits ? CF__BOUNDS_EITHER : 0, DBL_MAX);
-    if (m->desc.shape.forward_only) { /* forwards alone have one order */
+    if (m->desc.shape.forward_only) { /* forwards alone have only one order */
         report->n_tried++;
         cf__schedule_write_rounds(m, &search->trial);
         cf__search_judge(search, CF_SCHEDULE_BEST);
@@ -9882,7 +9882,7 @@ static void cf__search_best(cf__search *search) {
 
 /* ---- the road, and the public functions ---- */
 
-/* Everything that can be refused without working space is refused here. */
+/* Opens a search. Refuses everything that can be refused without working space. */
 static cf_result cf__search_open(cf__search *search, const cf_plan *plan, const cf_schedule_desc *desc,
                                  cf_error *error) {
     cf__schedule_maker *m = &search->maker;
@@ -9925,7 +9925,7 @@ static void cf__search_write_limits(cf__search *search) {
     }
 }
 
-/* Writes actions and first, and sets n_actions to what was written. */
+/* Writes actions and first, and sets n_actions to the number written. */
 static cf_result cf__search_fill(void *job) {
     cf__search *search = (cf__search *)job;
     cf__schedule_maker *m = &search->maker;
@@ -9990,18 +9990,18 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule) {
 /* ================================================================================================================
    >>check
 
-   First every list by itself, action by action, as the stage would live through it; cf_simulate takes this walk too,
-   and reads from it what is held when. Then all lists against each other, run as far as they go: with every finished
-   pass visible everywhere, or, if transfers are in the lists, with nothing but a rendezvous between two stages.
+   First each list by itself, action by action, as the stage would run it; cf_simulate also takes this walk, and reads
+   from it what is held at which time. Then all lists against each other, run as far as they go. Every finished pass is
+   visible everywhere; or, if transfers are in the lists, results move only by a rendezvous between two stages.
    ================================================================================================================ */
 
 /* ---- the walk ---- */
 
-/* Bits of a chunk on one virtual stage: one for each pass that is in the list so far, and these. */
+/* Bits of a chunk on one virtual stage: one for each pass that is in the list so far, and these: */
 enum {
     CF__CHECK_FORWARDS = 1 << CF_F | 1 << CF_R,
     CF__CHECK_BACKWARDS = 1 << CF_B | 1 << CF_I,
-    CF__CHECK_ENDS = 1 << CF_B | 1 << CF_W,  /* activations are given back */
+    CF__CHECK_ENDS = 1 << CF_B | 1 << CF_W,  /* passes that free activations */
     CF__CHECK_KEPT_BIT = CF_PASS_COUNT,
     CF__CHECK_KEPT = 1 << CF__CHECK_KEPT_BIT /* a forward has kept the activations */
 };
@@ -10009,35 +10009,36 @@ enum {
 typedef struct cf__checker {
     const cf__pipeline *pipe;     /* for its counts, not for its rules */
     const cf_schedule *schedule;
-    const cf_limits *limits;      /* K and these limits hold, and positions count from the start of a list; NULL for
-                                     cf_simulate, where any K and any memory do, and positions are indices of actions */
+    const cf_limits *limits;      /* K and these limits hold, and positions count from the start of a list. NULL for
+                                     cf_simulate: any K and any memory are allowed, and positions are indices of
+                                     actions */
     cf_timeline *timeline;        /* gets live and the peaks, if there is one */
-    const cf_held_bytes *bytes;   /* what its peak_bytes, or the limit of bytes, counts; NULL: nothing */
+    const cf_held_bytes *bytes;   /* bytes that peak_bytes and the limit of bytes count; NULL: none */
     cf_error *error;
     uint8_t crosses;              /* transfers between stages are in the lists */
-    uint8_t n_passes;             /* that may be in them */
-    int32_t turn;                 /* virtual stages v - 1 and v lie on one stage where it divides v; 0: nowhere */
+    uint8_t n_passes;             /* number of passes that may be in the lists */
+    int32_t turn;                 /* virtual stages v - 1 and v are on one stage if this divides v; 0: never */
     int64_t stage, action;        /* where the walk is; action -1: nowhere in particular */
     cf__pipe_held held;
-    cf__pipe_room room;           /* what the stage may hold */
+    cf__pipe_room room;           /* the stage's limits */
     uint16_t *cells;              /* (cells) the bits above */
     /* cf_schedule_validate only */
-    int32_t *kept;                /* (cells) in the cell of a chain's first chunk: how many of its chunks have live
-                                     activations; a standalone chunk has its own */
+    int32_t *kept;                /* (cells) in the cell of a chain's first chunk, the number of its chunks with live
+                                     activations; a standalone chunk has its own number */
     int64_t *state;               /* (virtual stages) tokens of state that each holds */
 } cf__checker;
 
-/* Notes which schedule the walk is about. */
+/* Sets the schedule of the walk. */
 static void cf__check_take_up(cf__checker *k, const cf_schedule *schedule, cf_error *error) {
     k->schedule = schedule;
     k->error = error;
-    k->crosses = schedule->lowered && schedule->shape.n_stages > 1; /* where there are others to send to */
+    k->crosses = schedule->lowered && schedule->shape.n_stages > 1; /* if there are other stages to send to */
     k->n_passes = (uint8_t)(schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT);
     k->turn = schedule->shape.n_stages == 1;
     if (schedule->shape.placement == CF_PLACEMENT_V) k->turn = (int32_t)schedule->shape.n_stages;
 }
 
-/* Says where the walk is and what is wrong there. a: the action to name, or NULL. */
+/* Writes where the walk is and what is wrong there. a: the action to name, or NULL. */
 static void cf__check_tell(const cf__checker *k, const cf_action *a, const char *why, char text[128]) {
     if (a == NULL) (void)snprintf(text, 128, "stage %lld: %s", (long long)k->stage, why);
     else
@@ -10049,7 +10050,7 @@ static int64_t cf__check_item(const cf__checker *k) {
     return k->limits != NULL && k->action >= 0 ? k->action - k->schedule->first[k->stage] : k->action;
 }
 
-/* A violation, with numbers or without. */
+/* Reports a violation, with numbers or (cf__check_refuse) without. */
 CF__COLD static cf_result cf__check_fail(const cf__checker *k, const cf_action *a, const char *field, int64_t wanted,
                                          int64_t got, const char *why) {
     char text[128];
@@ -10070,7 +10071,7 @@ static uint16_t *cf__check_cell(const cf__checker *k, int64_t chunk, int64_t sta
 
 static int cf__check_has(const uint16_t *cell, int pass) { return *cell >> pass & 1; }
 
-/* The stage of a virtual stage: in loops they start over after the last stage, in a V they turn and come back. */
+/* Returns the stage of a virtual stage: loops start over after the last stage, a V turns and comes back. */
 static int64_t cf__check_stage(const cf_schedule *s, int64_t v) {
     uint32_t n = (uint32_t)s->shape.n_stages, at = (uint32_t)v;
     if (s->shape.placement != CF_PLACEMENT_V) return (int64_t)(at % n);
@@ -10078,20 +10079,20 @@ static int64_t cf__check_stage(const cf_schedule *s, int64_t v) {
     return (int64_t)(at < n ? at : 2 * n - 1 - at);
 }
 
-/* Returns 1 if there are two virtual stages at this border, v - 1 and v. */
+/* Returns 1 if virtual stages v - 1 and v both exist. */
 static inline int cf__check_borders(const cf__checker *k, int64_t v) { return v > 0 && v < k->pipe->n_v; }
 
-/* Returns 1 if both lie on one stage: where a V turns, and in a pipeline of one stage. */
+/* Returns 1 if virtual stages v - 1 and v are on one stage: where a V turns, and in a pipeline of one stage. */
 static inline int cf__check_turns(const cf__checker *k, int64_t v) {
     return k->turn > 0 && cf__check_borders(k, v) && v % k->turn == 0;
 }
 
-/* Returns 1 if transfers must lead from one to the other. */
+/* Returns 1 if transfers must lead from virtual stage v - 1 to v. */
 static inline int cf__check_crosses(const cf__checker *k, int64_t v) {
     return k->crosses && cf__check_borders(k, v) && !cf__check_turns(k, v);
 }
 
-/* A virtual stage other than the one with the stage's own number. */
+/* Checks a virtual stage whose number is not that of its stage. */
 static cf_result cf__check_place(const cf__checker *k, int64_t v) {
     if ((uint64_t)v >= (uint64_t)k->pipe->n_v)
         return cf__check_fail(k, NULL, "actions.stage", k->pipe->n_v - 1, v, "there is no such virtual stage");
@@ -10117,7 +10118,7 @@ static inline cf_result cf__check_fields(const cf__checker *k, const cf_action *
     return CF_OK;
 }
 
-/* F of a chunk that continues another: it reads the state of that one, and those that continue the same take turns. */
+/* Checks F of a chunk that continues another: it reads that chunk's state, and its siblings take turns. */
 static cf_result cf__check_child(const cf__checker *k, const cf_action *a, const cf_chunk *c, const uint16_t *cell) {
     int64_t before = cf__plan_previous(k->pipe->plan, a->chunk);
     if (!cf__check_has(cell + (c->up - a->chunk), CF_F))
@@ -10129,7 +10130,7 @@ static cf_result cf__check_child(const cf__checker *k, const cf_action *a, const
     return CF_OK;
 }
 
-/* A backward: all chunks that continue this one have added to dK and dV, each after the one before it. */
+/* Checks a backward: all chunks that continue this one have added to dK and dV, each after the previous one. */
 static cf_result cf__check_parent(const cf__checker *k, const cf_action *a, const cf_chunk *c, const uint16_t *cell) {
     int64_t before = cf__plan_previous(k->pipe->plan, a->chunk);
     if (c->down >= 0 && !(cell[c->down - a->chunk] & CF__CHECK_BACKWARDS))
@@ -10175,7 +10176,7 @@ static inline cf_result cf__check_backward(const cf__checker *k, const cf_action
     return CF_OK;
 }
 
-/* A send or receive must have a stage at its other end. */
+/* Checks that a send or receive has a stage at its other end. */
 static inline cf_result cf__check_ends(const cf__checker *k, const cf_action *a) {
     const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
     if (!cf__check_crosses(k, a->stage + ((t->sends != 0) == (t->way > 0))))
@@ -10185,7 +10186,7 @@ static inline cf_result cf__check_ends(const cf__checker *k, const cf_action *a)
     return CF_OK;
 }
 
-/* If it sends, it must come after what it sends. */
+/* Checks a transfer. A send must come after the pass that makes its tensor. */
 static inline cf_result cf__check_transfer(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
     const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
     CF__TRY(cf__check_ends(k, a));
@@ -10194,8 +10195,8 @@ static inline cf_result cf__check_transfer(const cf__checker *k, const cf_action
     return CF_OK;
 }
 
-/* An action whose fields are good. Cells of one virtual stage lie side by side, and those of two neighbours on one
-   stage n chunks apart; no others are looked at here. */
+/* Checks an action whose fields are good. Cells of one virtual stage are side by side. Those of two neighbouring
+   virtual stages on one stage are n chunks apart; no others are read here. */
 static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, const cf_chunk *c, uint16_t *cell) {
     int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
     if (*cell & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass))
@@ -10213,7 +10214,7 @@ static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, con
     return CF_OK;
 }
 
-/* Asks whether an action may keep activations. kept: how many chunks of its chain are kept with them. */
+/* Checks that an action may keep activations. kept: number of chunks of its chain that are kept with them. */
 static inline cf_result cf__check_keeps(const cf__checker *k, const cf_action *a, int32_t kept) {
     if (kept > k->schedule->shape.k)
         return cf__check_fail(k, a, "shape.k", k->schedule->shape.k, kept, "keeps more than K chunks of its chain");
@@ -10221,7 +10222,7 @@ static inline cf_result cf__check_keeps(const cf__checker *k, const cf_action *a
     return cf__check_fail(k, a, "limits.chunks", k->room.chunks, k->held.live, "keeps more chunks than the limit");
 }
 
-/* Counts the state that the action's virtual stage holds, and asks whether it may. */
+/* Counts the state that the action's virtual stage holds, and checks it against the limit. */
 static inline cf_result cf__check_state(const cf__checker *k, const cf_action *a, const cf_chunk *c) {
     int64_t *held = &k->state[a->stage], rows = c->state;
     if (1 << a->pass & CF__CHECK_BACKWARDS) *held -= rows;
@@ -10232,13 +10233,13 @@ static inline cf_result cf__check_state(const cf__checker *k, const cf_action *a
     return CF_OK;
 }
 
-/* K and the limits, while the action runs. */
+/* Checks K and the limits, while the action runs. */
 static inline cf_result cf__check_room(const cf__checker *k, const cf_action *a, const cf_chunk *c,
                                        const uint16_t *cell) {
     int64_t bytes;
     int32_t *kept = &k->kept[cell - k->cells - c->index];
     if (a->keep) CF__TRY(cf__check_keeps(k, a, ++*kept));
-    if (1 << a->pass & CF__CHECK_ENDS) --*kept; /* it takes nothing itself */
+    if (1 << a->pass & CF__CHECK_ENDS) --*kept; /* it keeps nothing itself */
     if (c->chain >= 0 && k->room.state < INT64_MAX) CF__TRY(cf__check_state(k, a, c));
     if (k->room.bytes == INT64_MAX) return CF_OK;
     bytes = cf__pipe_held_bytes(&k->held.load, k->bytes);
@@ -10246,7 +10247,7 @@ static inline cf_result cf__check_room(const cf__checker *k, const cf_action *a,
     return cf__check_fail(k, a, "limits.bytes", k->room.bytes, bytes, "needs more bytes than the limit");
 }
 
-/* The limits of the stage, and what those of bytes count. */
+/* Sets the limits of the stage, and the bytes that they count. */
 static void cf__check_take_limits(cf__checker *k) {
     int own = cf__pipe_given_room(k->limits, k->stage).bytes == 0;
     k->room = cf__pipe_room_of(k->limits, k->schedule, k->stage);
@@ -10268,7 +10269,7 @@ static cf_result cf__check_list(cf__checker *k) {
     if (k->limits != NULL) cf__check_take_limits(k);
     for (k->action = k->schedule->first[k->stage]; k->action < end; k->action++) {
         const cf_action *a = &k->schedule->actions[k->action];
-        int transfer = cf__pipe_is_transfer(a->pass); /* changes nothing of what is held */
+        int transfer = cf__pipe_is_transfer(a->pass); /* does not change what is held */
         const cf_chunk *c;
         uint16_t *cell;
         CF__TRY(cf__check_fields(k, a));
@@ -10290,7 +10291,7 @@ static cf_result cf__check_list(cf__checker *k) {
     return CF_OK;
 }
 
-/* The cells are zero at the start, and so are the counts of kept chunks. */
+/* Checks all lists. The cells and the counts of kept chunks must be zero at the start. */
 static cf_result cf__check_lists(cf__checker *k) {
     for (k->stage = 0; k->stage < k->schedule->shape.n_stages; k->stage++) CF__TRY(cf__check_list(k));
     return CF_OK;
@@ -10298,7 +10299,7 @@ static cf_result cf__check_lists(cf__checker *k) {
 
 /* ---- what is missing ---- */
 
-/* Refuses what is wrong between lists. action: the one to blame, or -1 where it is missing and only described by a. */
+/* Refuses an error between lists. action: the one to blame; -1: it is missing, and `a` describes it. */
 static cf_result cf__check_blame(cf__checker *k, int64_t action, const cf_action *a, const char *field,
                                  const char *why) {
     k->stage = cf__check_stage(k->schedule, a->stage);
@@ -10344,12 +10345,12 @@ static cf_result cf__check_all_complete(cf__checker *k) {
 
 /* ---- all lists together ----
 
-   The lists of one rank, or of several, run as far as they go: a pass when it is next and what it takes has been made,
-   a transfer when both of its ends have come to it. Stages are looked at upwards and then downwards, as results go, for
-   as long as anything moves; every chunk goes through all of them, so the time is in proportion to the actions. */
+   The lists of one rank, or of several, run as far as they go. A pass runs when it is next and its input has been
+   made, a transfer when both of its ends are next. Stages are looked at upwards and then downwards, as results go, for
+   as long as anything moves. Every chunk goes through all stages, so the time is in proportion to the actions. */
 
 typedef struct cf__lists {
-    const cf__pipeline *pipe; /* of the first of the ranks; the others differ in their chunks */
+    const cf__pipeline *pipe; /* that of the first rank; other ranks have different chunks */
     const cf_schedule *const *schedules; /* (n_ranks) */
     int64_t n_ranks;
     int in_step;              /* 1: all ranks run all passes together */
@@ -10394,7 +10395,7 @@ static uint16_t *cf__lists_cell(const cf__lists *l, int64_t rank, const cf_actio
     return &l->run[(rank * l->pipe->n_v + v) * l->pipe->n + a->chunk - l->pipe->first_chunk - rank * l->pipe->n];
 }
 
-/* Returns 1 if the input of a pass that another virtual stage makes is there. */
+/* Returns 1 if the input of a pass has been made, or no other virtual stage makes it. */
 static int cf__lists_has_input(const cf__lists *l, int64_t rank, const cf_action *a) {
     int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
     int way = backward - (a->pass == CF_F || (a->pass == CF_R && !l->pipe->local));
@@ -10402,8 +10403,8 @@ static int cf__lists_has_input(const cf__lists *l, int64_t rank, const cf_action
     return *cf__lists_cell(l, rank, a, a->stage + way) & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass);
 }
 
-/* Returns 1 if a pass can run. In step, all ranks of its cp group must have come to the same pass of the round, and
-   have its input. */
+/* Returns 1 if a pass can run. In step, all ranks of its cp group must be at the same pass of the round, and have its
+   input. */
 static int cf__lists_is_ready(const cf__lists *l, int64_t rank, int64_t stage, const cf_action *a) {
     const cf_plan *plan = l->pipe->plan;
     const cf_chunk *c = &plan->chunks[a->chunk];
@@ -10424,7 +10425,7 @@ static void cf__lists_step(const cf__lists *l, int64_t rank, int64_t stage) {
     ++*cf__lists_cursor(l, rank, stage);
 }
 
-/* In step, F and R are of one kind. */
+/* Returns the kind of a pass. In step, F and R are of one kind. */
 static int cf__lists_kind(const cf_action *a) { return a->pass == CF_R ? (int)CF_F : a->pass; }
 
 static cf_result cf__lists_differ(const cf__lists *l, int64_t rank, int64_t stage, const cf_action *a,
@@ -10436,8 +10437,8 @@ static cf_result cf__lists_differ(const cf__lists *l, int64_t rank, int64_t stag
     return cf__refuse(l->error, CF_ERROR_SCHEDULE, "actions", l->position[stage], text);
 }
 
-/* Runs what ranks run next on a stage: each by itself; or in step, where that is a pass that all of them can run. Lists
-   that are sound and have run the same kinds so far end together, for all have as many chunks. */
+/* Runs the next actions of all ranks on a stage: each rank by itself or, in step, one pass if all ranks can run it.
+   Sound lists that have run the same kinds so far end together, because all have the same number of chunks. */
 static cf_result cf__lists_turn(const cf__lists *l, int64_t stage, int *moved) {
     const cf_action *lead;
     int64_t rank;
@@ -10467,7 +10468,7 @@ static cf_result cf__lists_turn(const cf__lists *l, int64_t stage, int *moved) {
     return CF_OK;
 }
 
-/* Runs all lists. *stuck: an action that waits for ever; NULL: all come to their end. The working space is zero. */
+/* Runs all lists. *stuck: an action that waits forever; NULL: all lists end. The working space must be zero. */
 static cf_result cf__lists_run(const cf__lists *l, const cf_action **stuck) {
     int64_t n_stages = l->pipe->shape.n_stages, rank, i;
     int moved, any;
@@ -10501,7 +10502,7 @@ static void cf__check_layout(void *job, cf__carver *carver) {
     cf__lists_layout(&((cf__validation *)job)->lists, carver);
 }
 
-/* Some stage waits for ever: names the action that it waits with. */
+/* Reports a deadlock: some stage waits forever with this action. */
 static cf_result cf__check_deadlock(cf__checker *k, const cf_action *a) {
     return cf__check_blame(k, a - k->schedule->actions, a, cf__pipe_is_transfer(a->pass) ? "transfers" : "actions",
                            "waits for ever: the lists deadlock");
@@ -10540,19 +10541,19 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
 /* ---- where actions stand ----
 
    A cell of the index has a place for each pass and then, in lowered schedules, one for each SEND and RECV. The rules
-   say what a pass waits for but for slots: these follow from the order of the list, in which any backward of the chain
-   may have given back what an R takes. */
+   say what a pass waits for, except for slots. These follow from the order of the list: any backward of the chain may
+   have freed the slot that an R takes. */
 
 struct cf_schedule_index {
     const cf_schedule *schedule;
     cf__pipeline pipe;
-    int64_t n_places;       /* transfers have theirs behind those of the passes */
+    int64_t n_places;       /* those of transfers come after those of passes */
     int32_t *at;            /* (cells x n_places) the action that stands there; -1: none */
-    int32_t *slot;          /* (cells) the action that gave back the slot which an R takes; -1: none had to */
+    int32_t *slot;          /* (cells) the action that freed the slot which an R takes; -1: the slot was never in use */
     /* while it is made */
-    int32_t *n_kept, *n_freed; /* (cells) in the cell of a chain's first chunk: how many slots it has taken, and how
-                                  many it has given back */
-    int32_t *freed;         /* (cells) from that cell on: the actions that gave them back */
+    int32_t *n_kept, *n_freed; /* (cells) in the cell of a chain's first chunk, the number of slots that the chain has
+                                  taken and has freed */
+    int32_t *freed;         /* (cells) from that cell on, the actions that freed the slots */
     struct cf_schedule_index *made;
     cf_block block;
 };
@@ -10580,9 +10581,9 @@ static cf_block *cf__index_object(void *job, cf__carver *carver) {
     return &index->made->block;
 }
 
-/* Notes an action, and what it does to the slots of its chain: the n-th chunk that is kept takes the slot that was
-   given back as the (n - K)-th. Every slot that is given back is waited for by one chunk, so no more than K chunks are
-   kept even if the passes of a stage change places. */
+/* Enters an action, and what it does to the slots of its chain: the n-th chunk that is kept takes the (n - K)-th slot
+   that was freed. For every slot that is freed only one chunk waits. So no more than K chunks are kept even if the
+   passes of a stage change places. */
 static void cf__index_note(cf_schedule_index *index, int64_t action) {
     const cf_action *a = &index->schedule->actions[action];
     int64_t chunk = a->chunk - index->pipe.first_chunk, cell = a->stage * index->pipe.n + chunk;
@@ -10633,7 +10634,7 @@ CHUNKFLOW_API int64_t cf_schedule_find(const cf_schedule_index *index, cf_pass p
     return *cf__index_at(index, place, i, stage);
 }
 
-/* One need, of the pass at a place of a chunk on virtual stage `from`; 0 if there is no such pass. */
+/* Finds one need: the pass at a place of a chunk on virtual stage `from`. Returns 0 if there is no such pass. */
 static int cf__index_need(const cf_schedule_index *index, int64_t place, int64_t chunk, int64_t from, int64_t v,
                           cf_edge_why why, cf_need *need) {
     if (from < 0 || from >= index->pipe.n_v) return 0;
@@ -10645,7 +10646,7 @@ static int cf__index_need(const cf_schedule_index *index, int64_t place, int64_t
     return need->action >= 0;
 }
 
-/* The one need of a SEND or RECV. */
+/* Finds the one need of a SEND or RECV. */
 static int cf__index_transfer_need(const cf_schedule_index *index, const cf_action *a, cf_need *need) {
     const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
     int64_t from = t->sends ? a->stage : a->stage - t->way;
