@@ -10679,10 +10679,9 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
 /* ================================================================================================================
    >>lockstep
 
-   There is no scheduler of its own here, and so no way for ranks to wait for each other in a circle: a list that is
-   sound for the columns is sound for each rank, because the chunks of a rank's chain are consecutive columns of one
-   chain, and because no rank holds more than the columns do. The part "in step" of >>pack says how ranks are laid out
-   so that this costs little.
+   This section has no scheduler of its own, so ranks cannot wait for each other in a circle. A list that is sound for
+   the columns is sound for each rank: the chunks of a rank's chain are consecutive columns of one chain, and no rank
+   holds more than the columns do. The part "in step" of >>pack says how ranks are laid out so that this costs little.
    ================================================================================================================ */
 
 typedef struct cf__lockstep {
@@ -10691,7 +10690,7 @@ typedef struct cf__lockstep {
     const cf_schedule *list;
     int64_t rank;
     cf_error *error;
-    cf_plan *columns;      /* what is made */
+    cf_plan *columns;      /* the result, or: */
     cf_schedule *schedule;
 } cf__lockstep;
 
@@ -10711,8 +10710,8 @@ static cf_block *cf__lockstep_columns(void *job, cf__carver *carver) {
     return &l->columns->block;
 }
 
-/* Makes column i a chunk, with the state that it has in a chain. Returns where the chains end that run through it; i
-   where there is none. */
+/* Makes column i a chunk, with the state that it has in a chain. Returns the column after the chains that run through
+   it; i if there are none. */
 static int64_t cf__lockstep_column(const cf__lockstep *l, int64_t i) {
     cf_chunk *c = &l->columns->chunks[i];
     double dearest = 0, rows;
@@ -10732,7 +10731,7 @@ static int64_t cf__lockstep_column(const cf__lockstep *l, int64_t i) {
         c->state = cf__max(c->state, of->state);
         if (of->chain >= 0) end = cf__max(end, i - of->index + l->plan->chains[of->chain].n_chunks);
     }
-    if (c->n_slices == 0) return end; /* idle on all ranks, which costs nothing */
+    if (c->n_slices == 0) return end; /* idle on all ranks, so it costs nothing */
     rows = cf_cost_seconds(&l->cost, c->rows, 0);
     if (dearest - rows < cf__product(l->cost.per_pair, (double)c->pairs))
         c->pairs = (int64_t)((dearest - rows) / l->cost.per_pair);
@@ -10905,8 +10904,8 @@ CHUNKFLOW_API cf_result cf_lockstep_validate(const cf_plan *plan, const cf_sched
 typedef struct cf__simulation {
     cf_simulate_desc desc;
     cf__pipeline pipe;
-    int splits; /* for the bounds: whether backwards are whole, split, or either */
-    cf__checker check; /* has the schedule and the error record */
+    int splits; /* for the bounds: 0: backwards are whole, 1: split, CF__BOUNDS_EITHER: both occur */
+    cf__checker check; /* also has the schedule and the error record */
     cf__clock clock;
     cf__bounds bounds;
     cf_timeline header, *timeline;
@@ -10966,7 +10965,7 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
     return CF_OK;
 }
 
-/* Adds up the work and finds the bubbles. Transfers and copies run beside the passes and are no work of the stage. */
+/* Adds up the work and finds the bubbles. Transfers and copies run beside the passes and are not work of the stage. */
 static void cf__simulate_count(cf_timeline *timeline, const cf_action *actions, const double *start,
                                const double *end) {
     double capacity = timeline->makespan * (double)timeline->n_stages;
@@ -10981,7 +10980,7 @@ static void cf__simulate_count(cf_timeline *timeline, const cf_action *actions, 
     timeline->bubble_busy = capacity > 0 ? 1 - timeline->busy / capacity : 0;
 }
 
-/* Counts the passes that take longer because of their stream of state, and adds up by how much. */
+/* Counts the passes that take longer because of their stream or gather of state, and adds up the extra time. */
 static void cf__simulate_count_streams(cf__simulation *sim) {
     const cf__pipeline *pipe = &sim->pipe;
     const cf_timing *t = &pipe->timing;
@@ -11018,7 +11017,7 @@ static void cf__simulate_add_bounds(cf__simulation *sim) {
     cf__simulate_add_bound(sim->timeline, "stage-load", bounds->stage_load);
 }
 
-/* Puts measured times in place of the clock's: all of them finite, and none that ends before it starts. */
+/* Replaces the clock's times by measured ones. Each must be finite, and no action may end before it starts. */
 static cf_result cf__simulate_replace(const cf__simulation *sim) {
     const double *start = sim->desc.start, *end = sim->desc.end;
     cf_error *error = sim->check.error;
@@ -11035,7 +11034,7 @@ static cf_result cf__simulate_replace(const cf__simulation *sim) {
         if (i == 0 || start[i] < first) first = start[i];
         if (i == 0 || end[i] > last) last = end[i];
     }
-    if (last - first > DBL_MAX / 1e9) /* sums of all of them must stay finite */
+    if (last - first > DBL_MAX / 1e9) /* the sum of all times must stay finite */
         return cf__refuse(error, CF_ERROR_ARGUMENT, "end", -1, "the times are too far apart");
     for (i = 0; i < n; i++) {
         timeline->start[i] = start[i] - first;
@@ -11088,7 +11087,7 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline) {
 
 /* ---- memory at every moment ---- */
 
-/* The counts after something was taken or given back. One action adds less than half of what fits. */
+/* Checks the counts after something was taken or freed. One action adds less than half of what fits. */
 static cf_result cf__simulate_check_load(const cf_memory_load *load, int64_t action, cf_error *error) {
     if (cf__memory_check_load(load, action, NULL) != CF_OK)
         return cf__refuse(error, CF_ERROR_SCHEDULE, "actions", action, "gives back what is not held");
@@ -11098,8 +11097,8 @@ static cf_result cf__simulate_check_load(const cf_memory_load *load, int64_t act
     return CF_OK;
 }
 
-/* Counts what an action takes when it starts (way 1), or gives back when it has ended (way -1), on its virtual stage.
-   Scores, where attention writes them out, are rows times keys of a chunk. */
+/* Counts what an action takes when it starts (way 1), or frees when it has ended (way -1), on its virtual stage.
+   Scores, if attention writes them out, are rows times keys of a chunk. */
 static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id, int way, cf__pipe_held *held,
                                           cf_error *error) {
     const cf_action *a = &sim->check.schedule->actions[id];
@@ -11117,8 +11116,8 @@ static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id,
     return cf__simulate_check_load(load, id, error);
 }
 
-/* Walks the list of a stage as virtual stage v sees it. loads: where its records go, n_virtual apart; NULL to check
-   only. */
+/* Walks the list of a stage, counting only virtual stage v. loads: receives one record per action, n_virtual apart;
+   NULL: only checks. */
 static cf_result cf__simulate_walk_loads(const cf__simulation *sim, int64_t stage, int64_t v, cf_memory_load *loads,
                                          cf_error *error) {
     const cf_schedule *schedule = sim->check.schedule;
@@ -11147,7 +11146,7 @@ CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule
     k->stage = stage;
     for (k->action = schedule->first[stage]; k->action < schedule->first[stage + 1]; k->action++)
         CF__TRY(cf__check_fields(k, &schedule->actions[k->action]));
-    for (j = 0; j < schedule->shape.n_virtual; j++) /* nothing is written unless all of it can be */
+    for (j = 0; j < schedule->shape.n_virtual; j++) /* checks everything before it writes anything */
         CF__TRY(cf__simulate_walk_loads(&sim, stage, cf__pipe_at(&sim.pipe, j, stage), NULL, error));
     for (j = 0; j < schedule->shape.n_virtual && n > 0; j++)
         (void)cf__simulate_walk_loads(&sim, stage, cf__pipe_at(&sim.pipe, j, stage), &loads[j], error);
@@ -11157,15 +11156,15 @@ CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule
 /* ================================================================================================================
    >>lower
 
-   The clock runs the lists, and says when each pass begins and when what it has made begins to cross to another stage.
-   Both are events; put into one order by these times they are what every stage does, of which each takes its part. So
-   two stages never wait for each other: whichever of their events comes first in that order can go on.
+   The clock runs the lists. It says when each pass begins and when its result begins to cross to another stage. Both
+   are events. Sorted by these times they are one order of everything, and each stage takes its own part of that order.
+   So two stages never wait for each other: the one whose event comes first in that order can go on.
 
-   In the order, a transfer must come after the pass that makes its tensor and before the one that takes it, and passes
-   must stay as their stage's list has them. The times see to that, but for events at the same time. Of these, transfers
-   come first, since a stage hands on what it has made before it begins the next pass. Only passes that take no time
-   need more care: they and their transfers stand between other transfers and passes that take time, as the clock has
-   run them.
+   In the order, a transfer must come after the pass that makes its tensor and before the pass that takes it, and passes
+   must stay in the order of their stage's list. The times ensure this, except for events at the same time. Of these,
+   transfers come first, because a stage hands on its result before it begins the next pass. Only passes that take no
+   time need more care: they and their transfers come between other transfers and passes that take time, in the order in
+   which the clock has run them.
    ================================================================================================================ */
 
 typedef struct cf__lowerer {
@@ -11173,12 +11172,13 @@ typedef struct cf__lowerer {
     cf__pipeline pipe;
     cf__clock clock;
     cf_schedule header, *lowered;
-    uint16_t *listed;          /* (cells) of the clock */
-    double *times;             /* (2 x n_actions) when an event begins: the transfer of what action i makes is number i,
-                                  the pass itself is n_actions + i. The two halves are the clock's `sent` and `start` */
-    uint64_t *events, *spare;  /* (2 x n_actions) in order */
+    uint16_t *listed;          /* (cells) for the clock */
+    double *times;             /* (2 x n_actions) start of each event: number i is the transfer of action i's result,
+                                  number n_actions + i the pass itself. The two halves are the clock's `sent` and
+                                  `start` */
+    uint64_t *events, *spare;  /* (2 x n_actions) numbers of events, in order */
     int64_t n_events;
-    int64_t *cursor;           /* (n_stages) where the next action of each stage is put */
+    int64_t *cursor;           /* (n_stages) where to put the next action of each stage */
 } cf__lowerer;
 
 static void cf__lower_scratch(void *job, cf__carver *carver) {
@@ -11201,7 +11201,7 @@ static int cf__lower_takes_time(const cf__lowerer *l, int64_t action) {
     return l->clock.end[action] > l->clock.start[action];
 }
 
-/* Notes an event. Events at the same time keep the order in which they are noted. */
+/* Adds an action's events. Events at the same time keep the order in which they are added. */
 static void cf__lower_note(cf__lowerer *l, int64_t action, int transfer, int pass) {
     if (pass) l->events[l->n_events++] = (uint64_t)(l->clock.schedule->n_actions + action);
     if (transfer && l->clock.sent[action] >= 0) l->events[l->n_events++] = (uint64_t)action;
@@ -11220,14 +11220,14 @@ static void cf__lower_order(cf__lowerer *l) {
 
 /* ---- writing the lists ---- */
 
-/* Until there are lists, cursor[] only counts. */
+/* Puts an action into its stage's list. Until there are lists, cursor[] only counts. */
 static void cf__lower_put(cf__lowerer *l, const cf_action *a) {
     int64_t *cursor = &l->cursor[cf__pipe_stage(&l->pipe, a->stage)];
     if (l->lowered != NULL) l->lowered->actions[*cursor] = *a;
     ++*cursor;
 }
 
-/* Everything, in the one order of all stages. */
+/* Puts all events, in the one order of all stages. A transfer is two actions. */
 static void cf__lower_put_events(cf__lowerer *l) {
     int64_t n = l->clock.schedule->n_actions, i;
     for (i = 0; i < l->n_events; i++) {
@@ -11243,7 +11243,7 @@ static void cf__lower_put_events(cf__lowerer *l) {
     }
 }
 
-/* Finds the order, and so how long the lists get. */
+/* Finds the order, and from it the lengths of the lists. */
 static cf_result cf__lower_prepare(void *job) {
     cf__lowerer *l = (cf__lowerer *)job;
     int64_t i;
@@ -11277,7 +11277,7 @@ static cf_result cf__lower_fill(void *job) {
 static cf_block *cf__lower_object(void *job, cf__carver *carver) {
     cf__lowerer *l = (cf__lowerer *)job;
     int64_t s;
-    l->header.limits = l->clock.schedule->limits; /* whether there are arrays, for the layout */
+    l->header.limits = l->clock.schedule->limits; /* the layout asks which arrays there are */
     l->lowered = cf__schedule_layout(&l->header, carver);
     if (l->lowered == NULL) return NULL;
     *l->lowered = l->header;
@@ -11316,28 +11316,28 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
 /* ================================================================================================================
    >>steps
 
-   The list of a stage is walked once, with the validator's checker in front, which judges each action before it counts.
-   Slots are taken and given back along the way, and what each action finds in them is its step. An example, of a chain
-   of two chunks at K = 1 on one stage: F0 keeps nothing (slot -1) and takes state 0; F1 takes slot 0; B1 clears the
-   state's gradient and gives slot 0 back; R0 takes it again; B0 gives back both.
+   Walks the list of a stage once. The validator's checker judges each action before it counts. Actions take and free
+   slots along the way, and each step records the slots of its action. For example, a chain of two chunks at K = 1 on
+   one stage: F0 keeps nothing (slot -1) and takes state 0; F1 takes slot 0; B1 clears the state's gradient and frees
+   slot 0; R0 takes slot 0 again; B0 frees slot 0 and state 0.
 
-   Cells are the rank's chunks on the virtual stages of this one stage only. What belongs to a chain is in the cell of
-   its first chunk.
+   Cells are the rank's chunks on the virtual stages of only this stage. Data of a chain is in the cell of its first
+   chunk.
    ================================================================================================================ */
 
-/* The tensors of a chunk that cross stages, on one virtual stage: each as it comes in, then each as it goes out. */
+/* The tensors of a chunk that cross stages, on one virtual stage: first those that come in, then those that go out. */
 enum { CF__STEPS_TENSORS = 2 * CF__PIPE_TENSORS };
 
-/* In place of a slot. WANTED: there is a SEND in the list for this tensor, so the pass that makes it takes a slot. */
+/* Values instead of a slot. WANTED: the list has a SEND of this tensor, so the pass that makes it takes a slot. */
 enum { CF__STEPS_NONE = -1, CF__STEPS_WANTED = -2 };
 
 enum { CF__STEPS_ACTIVATIONS, CF__STEPS_STATES, CF__STEPS_BOUNDARIES, CF__STEPS_POOLS };
 
-/* The slots of one kind. They are small numbers, and a new one is made only where none is free, so the number of those
-   ever made is the peak. The one that has been free longest is handed out first: a tensor that comes in beside the
-   passes seldom has to wait for the pass that has just begun. */
+/* The slots of one kind. They are small numbers, and a new one is made only if none is free, so the number of slots
+   made is the peak. The slot that has been free longest is used first. So a tensor that comes in beside the passes
+   seldom has to wait for the pass that has just begun. */
 typedef struct cf__steps_pool {
-    int64_t n;          /* how many owners of a slot there can be */
+    int64_t n;          /* maximum number of owners of a slot */
     int32_t *slots;     /* (n) */
     int32_t *free_list; /* (n) a ring */
     int64_t first_free, n_free, n_made;
@@ -11352,10 +11352,10 @@ typedef struct cf__stepper {
     cf__checker check;
     int64_t n_cells;
     cf__steps_pool pools[CF__STEPS_POOLS]; /* activations (n_cells), states (n_cells), boundaries (n_cells x
-                                              CF__STEPS_TENSORS; none where nothing crosses stages) */
-    int32_t *paths;     /* (n_cells) in the cell of a chain's first chunk: index of its state */
-    int32_t *last;      /* (n_virtual) the last B or W so far */
-    int64_t n_finished; /* chunks, counted on each virtual stage, whose last pass has come */
+                                              CF__STEPS_TENSORS; none if nothing crosses stages) */
+    int32_t *paths;     /* (n_cells) in the cell of a chain's first chunk: index of its state in made->paths */
+    int32_t *last;      /* (n_virtual) position of the last B or W so far; -1: none yet */
+    int64_t n_finished; /* chunks, counted on each virtual stage, that have had their last pass */
 } cf__stepper;
 
 CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage) {
@@ -11382,16 +11382,17 @@ static void cf__steps_release(cf__stepper *s, int what, int64_t i) {
     pool->slots[i] = CF__STEPS_NONE;
 }
 
-/* The places that an action works with: its cell, and its boundary slots, -1 for none. */
+/* The places that an action works with: its cell, and its boundary slots (-1: none). */
 typedef struct cf__steps_places {
     int64_t row, cell;
-    int64_t in, out;          /* of the tensor that it reads or receives, and of the one that it makes or sends */
-    int64_t taken, given;     /* that of the two which comes into use with it, and that which goes out of use */
+    int64_t in, out;          /* of the tensor that it reads or receives, and of the tensor that it makes or sends */
+    int64_t taken, given;     /* in or out: the one that it takes into use, and the one that it frees */
 } cf__steps_places;
 
-/* Place of the tensor that a pass reads. Where a V turns, it is the very one that another pass on this stage makes. */
+/* Returns the place of the tensor that a pass reads. Where a V turns, it is the same tensor that another pass on this
+   stage makes. */
 static inline int64_t cf__steps_read(const cf__stepper *s, const cf_action *a, int64_t cell) {
-    /* In local replay an R reads once more what its F has read. */
+    /* In local replay an R reads the input of its F again. */
     int tensor = a->pass == CF_R && s->pipe.local ? CF_F : cf__pipe_place(a->pass), way = s->pipe.takes[tensor];
     if (!cf__pipe_leads(&s->pipe, way, a->stage)) return -1;
     if (cf__pipe_hops(&s->pipe, a->stage, a->stage + way)) return cell * CF__STEPS_TENSORS + tensor;
@@ -11400,7 +11401,7 @@ static inline int64_t cf__steps_read(const cf__stepper *s, const cf_action *a, i
 
 static inline cf__steps_places cf__steps_places_of(const cf__stepper *s, const cf_action *a) {
     int64_t n_stages = s->pipe.shape.n_stages;
-    int64_t row = a->stage < n_stages ? 0 : a->stage / n_stages; /* mostly there is one: no division */
+    int64_t row = a->stage < n_stages ? 0 : a->stage / n_stages; /* usually there is one row: no division */
     cf__steps_places at = {row, row * s->pipe.n + a->chunk - s->pipe.first_chunk, -1, -1, -1, -1};
     int64_t first = at.cell * CF__STEPS_TENSORS;
     if (!s->check.crosses || a->pass == CF_W) return at;
@@ -11415,7 +11416,7 @@ static inline cf__steps_places cf__steps_places_of(const cf__stepper *s, const c
     return at;
 }
 
-/* Returns the index of the state of a chain, or of the nearest one above that has a state; -1: none has. */
+/* Returns the index of the state of a chain, or of the nearest chain above it that has a state; -1: there is none. */
 static int32_t cf__steps_path(const cf__stepper *s, const cf_action *a, int64_t cell, int64_t chain) {
     const cf_plan *plan = s->pipe.plan;
     int32_t path = CF__STEPS_NONE;
@@ -11424,7 +11425,7 @@ static int32_t cf__steps_path(const cf__stepper *s, const cf_action *a, int64_t 
     return path;
 }
 
-/* Notes the state of a chain that begins with this F. */
+/* Starts the state of a chain that begins with this F. */
 static void cf__steps_begin_state(cf__stepper *s, const cf_action *a, const cf_chunk *c, const cf__steps_places *at) {
     const cf_plan *plan = s->pipe.plan;
     cf_path *path = &s->made->paths[s->header.n_paths];
@@ -11456,7 +11457,7 @@ static void cf__steps_end_state(cf__stepper *s, const cf_action *a, int64_t cell
     cf__steps_release(s, CF__STEPS_STATES, cell);
 }
 
-/* Gives back the states that end with an F where no backward comes. */
+/* Frees the states that end with an F, in a schedule of forwards alone. */
 static void cf__steps_end_states(cf__stepper *s, const cf_action *a, const cf_chunk *c, int64_t cell) {
     const cf_plan *plan = s->pipe.plan;
     int64_t chain = c->chain >= 0 ? cf__pipe_ended(plan, c, -1) : -1;
@@ -11464,7 +11465,7 @@ static void cf__steps_end_states(cf__stepper *s, const cf_action *a, const cf_ch
         cf__steps_end_state(s, a, cell + plan->chains[chain].first_chunk - a->chunk);
 }
 
-/* Gives back what nobody needs after an action. Local replay reads the input of an F that kept nothing once more. */
+/* Frees the slots that nothing needs after an action. Local replay reads the input of an F that kept nothing again. */
 static void cf__steps_give_back(cf__stepper *s, const cf_action *a, const cf_chunk *c, const cf__steps_places *at) {
     int forward_only = s->pipe.shape.forward_only != 0, again = a->pass == CF_F && !a->keep && s->pipe.local;
     if (1 << a->pass & CF__CHECK_ENDS) cf__steps_release(s, CF__STEPS_ACTIVATIONS, at->cell);
@@ -11557,8 +11558,8 @@ static cf_block *cf__steps_object(void *job, cf__carver *carver) {
     return &s->made->block;
 }
 
-/* Looks ahead which tensors will be sent, or read where a V turns, so that the passes which make them get a slot for
-   them. No slot is in use yet. */
+/* Looks ahead for tensors that will be sent, or read where a V turns, so that the passes which make them take a slot.
+   No slot is in use yet. */
 static cf_result cf__steps_find_sends(void *job) {
     cf__stepper *s = (cf__stepper *)job;
     const cf_action *a = s->actions;
@@ -11597,7 +11598,7 @@ static cf_result cf__steps_judge_end(const cf__stepper *s) {
 static cf_result cf__steps_fill(void *job) {
     cf__stepper *s = (cf__stepper *)job;
     int64_t i;
-    s->header.n_paths = 0; /* from here on, those that have begun */
+    s->header.n_paths = 0; /* from here on, counts the states that have begun */
     for (i = 0; i < s->header.n; i++) CF__TRY(cf__steps_action(s, &s->actions[i]));
     CF__TRY(cf__steps_judge_end(s));
     for (i = 0; i < s->pipe.shape.n_virtual; i++)
@@ -11611,7 +11612,7 @@ static cf_result cf__steps_fill(void *job) {
 static const cf__recipe cf__steps_recipe = {"n_actions", 1, cf__steps_scratch, cf__steps_find_sends, cf__steps_object,
                                             cf__steps_fill};
 
-/* Checks plan and schedule against each other, and counts what the stage needs. */
+/* Checks plan and schedule against each other, and counts the cells, paths and slots that the stage needs. */
 static cf_result cf__steps_start(cf__stepper *s, const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                  cf_error *error) {
     int64_t i, n_chains = 0;
@@ -11621,7 +11622,7 @@ static cf_result cf__steps_start(cf__stepper *s, const cf_plan *plan, const cf_s
         s->n_cells > INT32_MAX / CF__STEPS_TENSORS)
         return cf__refuse(error, CF_ERROR_LIMIT, "shape.n_virtual", -1,
                           "a stage has too many chunks on its virtual stages");
-    /* Memory stays in proportion to the chunks and actions that there are. */
+    /* Memory must stay in proportion to the chunks and actions. */
     if (schedule->shape.n_virtual > 1 && schedule->n_actions / schedule->shape.n_stages < s->n_cells)
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, s->n_cells, schedule->n_actions,
                         "every chunk needs two passes on every virtual stage");
@@ -11689,8 +11690,8 @@ CHUNKFLOW_API cf_result cf_steps_capacity(const cf_plan *plan, const cf_steps *s
     CF__TRY(cf__plan_check_units(plan, 0, plan->n_ranks, error));
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
-        int64_t n_slices = cf__min(c->n_slices, plan->chunk_size); /* each of them has a token */
-        /* Padding lies behind the last one, where the capacity has more rows, and behind any if rows are aligned. */
+        int64_t n_slices = cf__min(c->n_slices, plan->chunk_size); /* each slice has a token */
+        /* There is padding after the last slice if the capacity has more rows, and after any if rows are aligned. */
         cf__steps_raise(&capacity->n_seqs, n_slices + (plan->align > 1 ? cf__max(n_slices, 1) : 1));
         cf__steps_raise(&capacity->rows, c->rows);
         cf__steps_raise(&capacity->prefix, cf__plan_prefix(plan, c));
@@ -11706,7 +11707,7 @@ CHUNKFLOW_API cf_result cf_steps_capacity(const cf_plan *plan, const cf_steps *s
    >>write
    ================================================================================================================ */
 
-/* Text on its way out, in pieces of up to sizeof text. After a refused piece the rest is swallowed. */
+/* A buffer for text, which is written in pieces of up to sizeof text. After a refused piece the rest is dropped. */
 typedef struct cf__writer {
     cf_write_fn write;
     void *user;
