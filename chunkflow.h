@@ -11716,7 +11716,7 @@ typedef struct cf__writer {
     char text[4096];
 } cf__writer;
 
-enum { CF__WRITE_PIECE = 256 }; /* no single cf__write_text makes more characters than this */
+enum { CF__WRITE_PIECE = 256 }; /* maximum characters that one cf__write_text makes */
 
 static void cf__write_flush(cf__writer *w) {
     if (w->code == 0) w->code = w->write(w->text, w->used, w->user);
@@ -11733,7 +11733,7 @@ static void cf__write_text(cf__writer *w, const char *format, ...) {
     if (n > 0) w->used += (size_t)cf__min(n, CF__WRITE_PIECE - 1);
 }
 
-/* Members of a JSON object, with commas between them. */
+/* A member of a JSON object; cf__write_members puts commas between them. */
 typedef struct cf__write_member {
     const char *name;
     int64_t value;
@@ -11748,7 +11748,7 @@ static void cf__write_members(cf__writer *w, const char *before, const cf__write
     cf__write_text(w, "%s", behind);
 }
 
-/* A double as JSON wants it, whatever the locale's decimal point is; it may have several bytes. */
+/* Writes a double as JSON wants it, for any decimal point of the locale, which may have several bytes. */
 static void cf__write_real(cf__writer *w, const char *before, const char *name, double value) {
     char text[40], *c, *end = text;
     (void)snprintf(text, sizeof text, "%.17g", value);
@@ -11782,7 +11782,7 @@ static void cf__write_counts(cf__writer *w, const char *name, const int64_t *val
 
 /* ---- plans ---- */
 
-/* An array inside a line. */
+/* Writes an array inside a line. */
 static void cf__write_ids(cf__writer *w, const char *name, const int32_t *ids, int64_t n) {
     int64_t i;
     cf__write_text(w, ", \"%s\": [", name);
@@ -11790,7 +11790,7 @@ static void cf__write_ids(cf__writer *w, const char *name, const int32_t *ids, i
     cf__write_text(w, "]");
 }
 
-/* What only trees have. */
+/* Writes the metadata that only trees have. */
 static void cf__write_calls_json(cf__writer *w, const cf_metadata *m) {
     int64_t i;
     cf__write_ids(w, "extra_rows", m->extra_rows, m->n_extra);
@@ -11823,7 +11823,7 @@ static void cf__write_metadata_json(cf__writer *w, const cf_metadata *m, int is_
     cf__write_text(w, "}");
 }
 
-/* m: NULL to leave the metadata out. */
+/* Writes a chunk in one line. m: its metadata; NULL: without. */
 static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int64_t id, const cf_metadata *m) {
     const cf_chunk *c = &plan->chunks[id];
     const cf__write_member members[] = {{"id", id},            {"chain", c->chain},   {"index", c->index},
@@ -11939,7 +11939,7 @@ static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
     cf__write_text(w, ",");
 }
 
-/* t: NULL for none. */
+/* Writes an action in one line. t: its timeline; NULL: without. */
 static void cf__write_action_json(cf__writer *w, const cf_action *a, const cf_timeline *t, int64_t id) {
     cf__write_text(w, "{\"pass\": \"%s\", \"chunk\": %d, \"stage\": %d", cf_pass_name((cf_pass)a->pass), (int)a->chunk,
                    (int)a->stage);
@@ -11952,7 +11952,7 @@ static void cf__write_action_json(cf__writer *w, const cf_action *a, const cf_ti
     cf__write_text(w, "}");
 }
 
-/* Writes the limit of each stage, 0 for none, if any of them has one. */
+/* Writes the limit of each stage (0: none), if any stage has one. */
 static void cf__write_limit(cf__writer *w, const char *name, int64_t all, const int64_t *by_stage, int64_t n_stages) {
     int64_t s, any = 0;
     for (s = 0; s < n_stages; s++) any |= cf__pipe_given(all, by_stage, s) > 0;
@@ -12022,15 +12022,15 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
 /* ================================================================================================================
    >>graph
 
-   Nothing is decided here: nodes are the schedule's passes, and >>check's index says what each of them waits for.
+   This section decides nothing: nodes are the schedule's passes, and >>check's index says what each pass waits for.
    ================================================================================================================ */
 
 typedef struct cf__graph_builder {
-    cf_schedule_index *index; /* has the schedule */
+    cf_schedule_index *index; /* also has the schedule */
     cf__pipeline pipe;
     cf_error *error;
-    int32_t *number;         /* (n_actions) which node an action is; transfers have none */
-    cf_graph header, *graph; /* header: what is known before there is memory */
+    int32_t *number;         /* (n_actions) the node of each action; transfers have none */
+    cf_graph header, *graph; /* header: counts and shape, before there is memory */
 } cf__graph_builder;
 
 static void cf__graph_scratch(void *job, cf__carver *carver) {
@@ -12081,7 +12081,7 @@ static int64_t cf__graph_put(const cf__graph_builder *g, int64_t action, int64_t
     cf_node *node = &g->graph->nodes[g->number[action]];
     cf_need needs[CF_MAX_NEEDS];
     int i, n = cf_schedule_needs(g->index, action, needs);
-    memset(node, 0, sizeof *node); /* padding, too: the same input gives the same bytes */
+    memset(node, 0, sizeof *node); /* also its padding: the same input gives the same bytes */
     node->seconds = cf__pipe_pass_seconds(&g->pipe, a->pass, a->chunk - g->pipe.first_chunk, a->stage);
     node->action = *a;
     g->graph->first_in[g->number[action]] = edge;
@@ -12089,8 +12089,8 @@ static int64_t cf__graph_put(const cf__graph_builder *g, int64_t action, int64_t
     return edge;
 }
 
-/* The other direction, by counting: first_out[i] is where the edges of node i end, and comes down to where they begin
-   as they are put there, last to first. */
+/* Sorts the edges by `from`, by counting. First first_out[i] is where the edges of node i end. It moves down to where
+   they begin as the edges are put there, last to first. */
 static void cf__graph_sort_out(cf_graph *graph) {
     int64_t i, *first = graph->first_out;
     memset(first, 0, (size_t)(graph->n_nodes + 1) * sizeof *first);
