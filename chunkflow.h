@@ -223,7 +223,10 @@ typedef struct cf_block {
 /* Objects and options, in all sections. A function that makes an object puts its address into *out. Free the object
    with the free function of its kind, which also takes NULL. *out is untouched on failure. A function ending in
    _defaults returns a copy of its options with every default filled in; cf_pack_defaults and cf_schedule_defaults take
-   NULL for options that are all zeros.
+   NULL for options that are all zeros. A member that says yes or no is 1 or 0.
+
+   A member without another one that it needs is refused, and the message names both. Prices and upper limits may stand
+   where nothing is charged or held, so that one record does for many batches.
 
    Objects from elsewhere. A plan, schedule or graph is sound if the library has made it or the validator of its kind
    accepts it. Every function that takes one says whether it must be sound or may be unvalidated. A function that takes
@@ -307,13 +310,15 @@ typedef struct cf_pack_desc {
     int64_t max_cp;               /* maximum ranks per sequence, at most n_ranks. 0, 1: every sequence stays on one
                                      rank. Above 1 sets lockstep */
     double cp_row_seconds;        /* extra cost of a pass per row of K and V that comes from another rank, beyond what
-                                     other work hides, in units of `cost`; decides how widely to spread */
+                                     other work hides, in units of `cost`; decides how widely to spread. A price:
+                                     unused without max_cp */
     cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: weights with which all rows
                                      of the batch cost as much as all its attention pairs */
     const cf_shared_prefix *shared_prefixes; /* (n) which sequences begin alike: their common rows are computed once.
                                      NULL: none do. Only for best fit */
     int64_t min_shared_prefix;    /* a shared beginning of fewer tokens is computed once per sequence; a longer one is
-                                     rounded down to a multiple of align. 0: CF_MIN_SHARED_PREFIX */
+                                     rounded down to a multiple of align. 0: CF_MIN_SHARED_PREFIX. Needs
+                                     shared_prefixes, as no_copies does */
     int no_copies;                /* 0: if a tree makes its rank too expensive it is split over several ranks, and each
                                      computes the rows above its part again; 1: no row is computed twice. Set 1 for
                                      cf_metadata_desc.shared_mean, which would count a row once per copy */
@@ -514,14 +519,14 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
 /* Sizes of a trainer's buffers: what one batch needs, or the maximum over many batches (cf_steps_capacity). Start with
    all zeros. */
 typedef struct cf_capacity {
-    int64_t rows;       /* maximum rows of a chunk, padding included: the size of an activation slot, of a boundary
-                           slot, and of the scratch for a pass that keeps nothing */
-    int64_t prefix;     /* longest prefix of a chunk: a state slot needs prefix + rows rows. In a cp group it includes
-                           the rows of other ranks, which are gathered beside the state */
-    int64_t n_seqs;     /* maximum number of sequences in a chunk's cu_seqlens */
-    int64_t slots;      /* activation slots of the stage */
-    int64_t states;     /* its state slots */
-    int64_t boundaries; /* its boundary slots */
+    int64_t rows;        /* maximum rows of a chunk, padding included: the size of an activation slot, of a boundary
+                            slot, and of the scratch for a pass that keeps nothing */
+    int64_t prefix;      /* longest prefix of a chunk: a state slot needs prefix + rows rows. In a cp group it includes
+                            the rows of other ranks, which are gathered beside the state */
+    int64_t n_seqs;      /* maximum number of sequences in a chunk's cu_seqlens */
+    int64_t activations; /* activation slots of the stage */
+    int64_t states;      /* its state slots */
+    int64_t boundaries;  /* its boundary slots */
 } cf_capacity;
 
 /* Options of a chunk's metadata. Zero means default in every member; NULL is all zeros. */
@@ -540,7 +545,7 @@ typedef struct cf_metadata_desc {
                                             0: a row's target is the next token of the sequence */
     int shared_mean;                     /* the weight of a token that several sequences share. 0: the sum of their
                                             weights, so that every sequence counts as if nothing were shared; 1: the
-                                            mean of their weights */
+                                            mean of their weights. Needs weights */
     int wants_loss_rows;                 /* 1: also fill loss_rows */
     int wants_key_ends;                  /* 1: also fill key_ends */
 } cf_metadata_desc;
@@ -649,7 +654,7 @@ typedef struct cf_loss_weights_desc {
     cf_mean mean;                        /* 0: over tokens */
     const unsigned char *const *ignored; /* as in cf_metadata_desc */
     int shifted;                         /* as in cf_metadata_desc */
-    const int64_t *prompts;              /* (n) the prompt of each sequence, 0 .. n - 1; for CF_MEAN_PROMPTS */
+    const int64_t *prompts;              /* (n) the prompt of each sequence, 0 .. n - 1; only for CF_MEAN_PROMPTS */
     const cf_allocator *allocator;       /* for n counts, freed at the end */
 } cf_loss_weights_desc;
 
@@ -696,9 +701,9 @@ typedef enum cf_mixer {
 /* One kind of layer. Zero means the model's own number if it has one, and otherwise that the layer has no such part. */
 typedef struct cf_layer {
     cf_mixer mixer;
-    int gate;          /* 1: attention's output is gated by as many columns as Q has */
-    int sinks;         /* 1: softmax has one extra learned logit per head (attention sink) */
-    int no_ffn;        /* 1: a mixer and no MLP */
+    int gate;          /* 1: attention's output is gated by as many columns as Q has. Full, window or chunked */
+    int sinks;         /* 1: softmax has one extra learned logit per head (attention sink). Full, window or chunked */
+    int no_ffn;        /* 1: a mixer, and neither MLP nor experts */
     int64_t heads, kv_heads; /* query and key heads; in a recurrent layer heads of values and of keys */
     int64_t head_dim;  /* of Q and K; in a latent layer rope_dim included */
     int64_t value_dim; /* of V; 0: head_dim */
@@ -709,8 +714,8 @@ typedef struct cf_layer {
     int64_t reach;     /* experts in the groups that a token may choose from (DeepSeek-V3: half of all); 0: all */
     int64_t ffn;       /* width of the MLP, or of one routed expert */
     int64_t experts, active; /* routed experts, and how many of them a token goes to. No token is dropped */
-    int64_t shared;    /* width of all shared experts together, which every token goes to */
-    int64_t shared_gate; /* 1: the output of the shared experts is gated by one number per token */
+    int64_t shared;    /* width of all shared experts together, which every token goes to. Needs experts */
+    int64_t shared_gate; /* 1: the output of the shared experts is gated by one number per token. Needs shared */
 } cf_layer;
 
 /* A decoder: RMSNorm, a mixer, a gated MLP or experts. Without kinds all layers have grouped-query attention and
@@ -733,7 +738,7 @@ typedef struct cf_model {
     const cf_layer *kinds; /* NULL: all layers are alike, with the numbers above */
     int64_t n_kinds;
     const char *pattern;   /* "aaab": the kinds of layers 0, 1, ..., repeated; a is kinds[0]. NULL: "a" */
-    int64_t first_dense;   /* number of first layers with an MLP of width `ffn` instead of experts */
+    int64_t first_dense;   /* number of first layers with an MLP of width `ffn` instead of experts. Needs experts */
     int64_t mtp;           /* extra layers that predict tokens further ahead (DeepSeek-V3, 2024). Each is of the last
                               layer's kind and has a projection of two rows to one, three norms, head and loss again */
     int64_t norms;         /* norms per layer, those of heads not counted; 0: one before the mixer, one before the
@@ -801,22 +806,24 @@ typedef struct cf_parallel {
                                 multiple of it (then K and V heads are replicated) */
     int64_t pp;              /* pipeline stages; 0: 1 */
     int64_t n_virtual;       /* virtual stages per stage; 0: 1 */
-    cf_placement placement;  /* of virtual stages on stages; 0: loop */
+    cf_placement placement;  /* of virtual stages on stages; 0: loop. A V needs n_virtual above 1 */
     int64_t dp;              /* data-parallel ranks; 0: 1 */
     int64_t zero;            /* ZeRO level, over dp: 0 none, 1 optimizer states (Megatron's distributed optimizer), 2
                                 also gradients, 3 also parameters */
     int no_sequence;         /* 1: no sequence parallelism. 0: what tensor parallelism does not split (norms,
                                 residuals) is split over tp by tokens */
     cf_recompute recompute;  /* 0: none */
-    int64_t recompute_layers; /* number of layers per virtual stage that recompute it; 0: all */
+    int64_t recompute_layers; /* number of layers per virtual stage that recompute it; 0: all. Needs recompute */
     const int64_t *layers;   /* (pp x n_virtual) layers of each virtual stage; NULL: even. The remainder goes, one layer
                                 each, to virtual stages 1, 2, ..., then to 0. None goes to the last one, which has the
                                 output head */
     int64_t vocab_multiple;  /* vocab is padded to a multiple of this x tp (Megatron: 128); 0: 1 */
     int64_t ep;              /* expert parallelism: ep of the tp x dp GPUs of a stage share the routed experts of a
                                 layer. Each has whole experts, and the others send it rows. 0: 1, each GPU has a tp-th
-                                of every expert's width. Must divide tp x dp and the experts of each kind */
-    int64_t imbalance;       /* with ep: percent of rows above the mean that the fullest GPU's experts get; 0: none */
+                                of every expert's width. Must divide tp x dp and the experts of each kind. Above 1 it
+                                needs experts */
+    int64_t imbalance;       /* percent of rows above the mean that the fullest GPU's experts get; 0: none. A price:
+                                unused without ep */
 } cf_parallel;
 
 CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel);
@@ -914,7 +921,8 @@ typedef struct cf_memory_desc {
                                      optimizer_bytes. Muon keeps one moment for these: 8 */
     int64_t lora_rank;            /* rank of LoRA adapters beside each matrix of attention, MLP and shared experts. Then
                                      only adapters have gradients and optimizer states. 0: all parameters are trained */
-    int64_t lora_experts;         /* 1: adapters also beside each routed expert's matrices; needs lora_rank */
+    int64_t lora_experts;         /* 1: adapters also beside each routed expert's matrices; needs lora_rank,
+                                     and experts */
     int64_t state_bytes;          /* per element of K and V in the state; 0: 2 */
     int64_t state_gradient_bytes; /* per element of dK and dV in the state; 0: 4 (float accumulators); 2 for bf16 */
     int64_t runtime_bytes;        /* bytes that no formula here covers; 0: CF_RUNTIME_BYTES. It is never zero: measure
@@ -1077,7 +1085,7 @@ CHUNKFLOW_API const char *cf_replay_name(cf_replay replay);
 typedef struct cf_shape {
     int64_t n_stages;       /* 0: 1 */
     int64_t n_virtual;      /* virtual stages per stage. 0: 1, and 2 for interleaved schedules */
-    cf_placement placement; /* of virtual stages on stages. 0: loop */
+    cf_placement placement; /* of virtual stages on stages. 0: loop. To ask for a V needs n_virtual above 1 */
     cf_replay replay;       /* 0: local */
     int64_t k;              /* maximum chunks of one chain that keep activations at once on a virtual stage. 0: 1 */
     int64_t rank;           /* the rank of the plan whose chunks run */
@@ -1137,8 +1145,8 @@ typedef struct cf_stage_cost {
    transfers between stages take time for all rows of a chunk, padding included. Transfers run beside compute, and a
    stage has one queue for each of its two directions. */
 typedef struct cf_timing {
-    cf_stage_cost all;            /* every virtual stage, unless `stages` is given */
-    const cf_stage_cost *stages;  /* (n_stages x n_virtual), by virtual stage; NULL: all alike */
+    cf_stage_cost all;            /* every virtual stage */
+    const cf_stage_cost *stages;  /* (n_stages x n_virtual), by virtual stage, in place of `all`; NULL: all alike */
     double latency;               /* seconds per transfer between stages */
     double seconds_per_token;     /* extra seconds per row of boundary activations or their gradient (bytes /
                                      bandwidth) */
@@ -1148,7 +1156,7 @@ typedef struct cf_timing {
     double stream_backward;       /* the same in B and I, which also stream gradients in and out */
     double stream_exposed;        /* the part of the stream's time that no compute hides, 0 .. 1: that of the first
                                      layer. A pass takes this part plus the larger of its compute and the rest of its
-                                     stream */
+                                     stream. Needs a stream or a gather */
     double gather_forward;        /* with cp groups: seconds in F and R, after the stream, per row before the chunk that
                                      another rank has (cf_kv_sources); columns have no such rows. Ranks of a cp group
                                      run every pass except W together, so it takes as long as on the slowest rank */
@@ -1209,7 +1217,8 @@ typedef struct cf_schedule {
 } cf_schedule;
 
 /* A report of a search. CF_SCHEDULE_BEST always tries the fixed kinds as well, and stops when it reaches the bound.
-   CF_SCHEDULE_PAPER reports on its two orders, without max_tries, n_improved, bound and gap. */
+   Fixed kinds search for nothing: best_fixed is the kind itself, both makespans are its own, and all other members are
+   0, except n_tried and n_improved of CF_SCHEDULE_PAPER's two orders. */
 typedef struct cf_search_report {
     int64_t max_tries;           /* candidates allowed in its largest search, as in cf_schedule_desc */
     int64_t n_tried;             /* candidates built and timed, in all searches together */
@@ -1229,13 +1238,14 @@ typedef struct cf_schedule_desc {
     cf_schedule_kind kind;       /* 0: best */
     const cf_timing *timing;     /* NULL: unit costs */
     cf_limits limits;            /* not given: none; `best` has the defaults below */
-    int split_backward;          /* only for best. 1: it may split backwards into I and W */
+    int split_backward;          /* 1: best may split backwards into I and W. Zero-bubble always does. Other kinds, and
+                                    forward_only, refuse it */
     int forwards_first;          /* only for gpipe with local replay. 1: on each stage all first forwards run before
                                     any backward, for any K */
-    int64_t max_tries;           /* only for best: maximum candidates, once with whole backwards and once with split
-                                    ones. 0: for up to 10^5 passes some tenths of a second at most in all, above that a
-                                    few microseconds per pass */
-    cf_search_report *report;    /* only for best and paper: filled in on success; or NULL */
+    int64_t max_tries;           /* maximum candidates of best, once with whole backwards and once with split ones; no
+                                    other kind has any. 0: for up to 10^5 passes some tenths of a second at most in all,
+                                    above that a few microseconds per pass */
+    cf_search_report *report;    /* filled in on success; or NULL */
     const cf_allocator *allocator;
 } cf_schedule_desc;
 
@@ -1430,8 +1440,9 @@ typedef struct cf_bound {
 /* Options of a simulation. Zero means default in every member. */
 typedef struct cf_simulate_desc {
     const cf_timing *timing;  /* NULL: unit costs */
-    cf_limits limits;         /* limits on chunks, for the bounds; not given: the schedule's own. per_token: the bytes
-                                 that peak_bytes counts; all zero: none */
+    cf_limits limits;         /* limits on chunks, for the bounds, which those on state and bytes do not change; not
+                                 given: the schedule's own. per_token: the bytes that peak_bytes counts; all zero: none
+                                 */
     int no_bounds;            /* 1: leave out the bounds, which take longer than everything else */
     const double *start, *end; /* (n_actions) measured times, parallel to schedule->actions and on one clock. They are
                                  checked, and the timeline gets them, shifted so that the earliest start is 0, without
@@ -1558,7 +1569,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
        cf_capacity before = need;                     // and for every batch, once it has a plan and steps:
        if (cf_steps_capacity(plan, steps, &need, &error) != CF_OK) return 1;
        if (memcmp(&before, &need, sizeof need) != 0) {
-           grow(&activations, need.slots * need.rows);                   // rows; slot i starts at i x need.rows
+           grow(&activations, need.activations * need.rows);             // rows; slot i starts at i x need.rows
            grow(&state, need.states * (need.prefix + need.rows));        // of K, V, dK and dV, in every layer
            grow(&boundaries, need.boundaries * need.rows);               // of the tensor between stages
            grow(&scratch, need.rows);                                    // for a pass that keeps nothing
@@ -1981,6 +1992,12 @@ static cf_result cf__check_members(const cf__member *members, int64_t n, cf_resu
     return CF_OK;
 }
 
+/* Refuses a number that asks for something, unless what it needs is there. why: names that. */
+CF__APART static cf_result cf__needs(int64_t given, int there, const char *field, int64_t item, const char *why,
+                                     cf_error *error) {
+    return given == 0 || there ? CF_OK : cf__fail(error, CF_ERROR_ARGUMENT, field, item, 0, given, why);
+}
+
 /* Checks a range outside of which any number is wrong in the same way, which `why` names. */
 static inline cf_result cf__inside(int64_t value, int64_t least, int64_t most, cf_result code, const char *field,
                                    int64_t item, const char *why, cf_error *error) {
@@ -1992,6 +2009,10 @@ static inline cf_result cf__inside(int64_t value, int64_t least, int64_t most, c
    because compilers may make it unsigned, and -1 would be reported as 4294967295. */
 CF__APART static cf_result cf__choice(int64_t value, int64_t first, int64_t last, const char *field, cf_error *error) {
     return cf__inside(value, first, last, CF_ERROR_ARGUMENT, field, -1, "there is no such choice", error);
+}
+
+CF__APART static cf_result cf__check_flag(int64_t value, const char *field, int64_t item, cf_error *error) {
+    return cf__inside(value, 0, 1, CF_ERROR_ARGUMENT, field, item, "is neither 0 nor 1", error);
 }
 
 /* ---- arithmetic ---- */
@@ -2871,7 +2892,7 @@ CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc) {
     if (full.split == CF_SPLIT_DEFAULT) full.split = full.lockstep ? CF_SPLIT_COST : CF_SPLIT_FULL;
     if (full.align == 0) full.align = 1;
     if (full.n_ranks == 0) full.n_ranks = 1;
-    if (full.min_shared_prefix == 0) full.min_shared_prefix = CF_MIN_SHARED_PREFIX;
+    if (full.min_shared_prefix == 0 && full.shared_prefixes != NULL) full.min_shared_prefix = CF_MIN_SHARED_PREFIX;
     return full;
 }
 
@@ -2885,10 +2906,12 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
                                   {"align", desc->align, 1, desc->chunk_size, CF_ERROR_ARGUMENT},
                                   {"max_slices", desc->max_slices, 0, INT64_MAX, CF_ERROR_LIMIT},
                                   {"n_ranks", desc->n_ranks, 1, CF_MAX_RANKS, CF_ERROR_LIMIT},
-                                  {"lockstep", desc->lockstep, 0, 1, CF_ERROR_ARGUMENT},
                                   {"max_cp", desc->max_cp, 0, desc->n_ranks, CF_ERROR_ARGUMENT},
-                                  {"min_shared_prefix", desc->min_shared_prefix, 1, INT64_MAX, CF_ERROR_LIMIT}};
+                                  {"min_shared_prefix", desc->min_shared_prefix, 0, INT64_MAX, CF_ERROR_LIMIT}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_ARGUMENT, error));
+    CF__TRY(cf__check_flag(desc->lockstep, "lockstep", -1, error));
+    CF__TRY(cf__check_flag(desc->no_tails, "no_tails", -1, error));
+    CF__TRY(cf__check_flag(desc->no_copies, "no_copies", -1, error));
     if (desc->chunk_size % desc->align != 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, cf__divisor_below(desc->chunk_size, desc->align),
                         desc->align, "must divide chunk_size");
@@ -4593,6 +4616,7 @@ static cf_result cf__pack_write(void *job) {
 /* Everything that can be refused is refused here, before any memory is asked for. */
 static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n, const cf_pack_desc *desc,
                                 cf_error *error) {
+    int shares;
     memset(p, 0, sizeof *p);
     if (desc == NULL) return cf__fail_null(error, "desc");
     p->desc = cf_pack_defaults(desc);
@@ -4604,6 +4628,9 @@ static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n
     p->head.max_slices = p->desc.max_slices;
     p->head.split = p->desc.split;
     p->head.n_ranks = p->desc.n_ranks;
+    shares = n == 0 || p->desc.shared_prefixes != NULL; /* an empty batch has no array */
+    CF__TRY(cf__needs(p->desc.min_shared_prefix, shares, "min_shared_prefix", -1, "needs shared_prefixes", error));
+    CF__TRY(cf__needs(p->desc.no_copies, shares, "no_copies", -1, "needs shared_prefixes", error));
     CF__TRY(cf__pack_check_desc(&p->desc, error));
     p->tree.desc = &p->desc;
     p->tree.lengths = lengths;
@@ -5749,6 +5776,11 @@ static cf_result cf__metadata_start(cf__metadata_job *job, const cf_plan *plan, 
     memset(job, 0, sizeof *job);
     if (desc != NULL) job->desc = *desc;
     if (plan == NULL) return cf__fail_null(error, "plan");
+    CF__TRY(cf__needs(job->desc.shared_mean, job->desc.weights != NULL, "shared_mean", -1, "needs weights", error));
+    CF__TRY(cf__check_flag(job->desc.shared_mean, "shared_mean", -1, error));
+    CF__TRY(cf__check_flag(job->desc.shifted, "shifted", -1, error));
+    CF__TRY(cf__check_flag(job->desc.wants_loss_rows, "wants_loss_rows", -1, error));
+    CF__TRY(cf__check_flag(job->desc.wants_key_ends, "wants_key_ends", -1, error));
     return cf__bounded(chunk, least, plan->n_chunks - 1, "chunk", "there is no such chunk", error);
 }
 
@@ -5856,6 +5888,9 @@ CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const
     if (n > 0 && lengths == NULL) return cf__fail_null(error, "lengths");
     if (n > 0 && weights == NULL) return cf__fail_null(error, "weights");
     if (d.mean == CF_MEAN_PROMPTS && d.prompts == NULL) return cf__fail_null(error, "prompts");
+    if (d.mean != CF_MEAN_PROMPTS && d.prompts != NULL)
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "prompts", -1, "need the mean over prompts (CF_MEAN_PROMPTS)");
+    CF__TRY(cf__check_flag(d.shifted, "shifted", -1, error));
     CF__TRY(cf_allocator_resolve(d.allocator, &allocator, error));
     CF__TRY(cf_allocate(&allocator, (size_t)n * sizeof *totals, &memory, error));
     totals = (int64_t *)memory;
@@ -5913,6 +5948,10 @@ static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error 
         const char *field;
         int64_t value, least, most;
     } members[] = {{"kinds.mixer", (int)kind->mixer, 0, CF_MIXER_COUNT - 1},
+                   {"kinds.gate", kind->gate, 0, 1},
+                   {"kinds.sinks", kind->sinks, 0, 1},
+                   {"kinds.no_ffn", kind->no_ffn, 0, 1},
+                   {"kinds.shared_gate", kind->shared_gate, 0, 1},
                    {"kinds.heads", kind->heads, 1, CF_MAX_WIDTH},
                    {"kinds.kv_heads", kind->kv_heads, 1, kind->heads},
                    {"kinds.head_dim", kind->head_dim, 1, CF_MAX_WIDTH / cf__max(kind->heads, 1)},
@@ -5927,7 +5966,13 @@ static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error 
                    {"kinds.active", kind->active, kind->experts > 0, cf__min(kind->experts, CF_MAX_ACTIVE)},
                    {"kinds.reach", kind->reach, kind->reach != 0 ? kind->active : 0, kind->experts},
                    {"kinds.shared", kind->shared, 0, CF_MAX_FFN}};
+    int attends = kind->mixer <= CF_MIXER_CHUNKED;
     int64_t i;
+    CF__TRY(cf__needs(kind->gate, attends, "kinds.gate", k, "needs a mixer that is full, window or chunked", error));
+    CF__TRY(cf__needs(kind->sinks, attends, "kinds.sinks", k, "need a mixer that is full, window or chunked", error));
+    CF__TRY(cf__needs(kind->experts, !kind->no_ffn, "kinds.experts", k, "need no_ffn to be 0", error));
+    CF__TRY(cf__needs(kind->shared, kind->experts != 0, "kinds.shared", k, "needs experts", error));
+    CF__TRY(cf__needs(kind->shared_gate, kind->shared != 0, "kinds.shared_gate", k, "needs shared", error));
     for (i = 0; i < CF__COUNT(members); i++)
         CF__TRY(cf__inside(members[i].value, members[i].least, members[i].most, CF_ERROR_ARGUMENT, members[i].field, k,
                            "is out of range for its kind", error));
@@ -5936,21 +5981,43 @@ static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error 
                     kind->kv_heads, "must divide heads");
 }
 
+static int cf__model_has_experts(const cf_model *model) {
+    int64_t k;
+    for (k = 0; model->kinds != NULL && k < model->n_kinds; k++)
+        if (model->kinds[k].experts > 0) return 1;
+    return 0;
+}
+
 static cf_result cf__model_check_kinds(const cf_model *model, cf_error *error) {
     int64_t k;
+    CF__TRY(cf__needs(model->first_dense, cf__model_has_experts(model), "model.first_dense", -1,
+                      "needs a kind that has experts", error));
     CF__TRY(cf__bounded(model->first_dense, 0, model->layers, "model.first_dense", "must not be more than layers",
                         error));
     CF__TRY(cf__range(model->mtp, 0, CF_MAX_LAYERS, "model.mtp", error));
     CF__TRY(cf__range(model->norms, 0, CF_MAX_KINDS, "model.norms", error));
     if (model->kinds != NULL) CF__TRY(cf__range(model->n_kinds, 1, CF_MAX_KINDS, "model.n_kinds", error));
+    CF__TRY(cf__needs(model->n_kinds, model->kinds != NULL, "model.n_kinds", -1, "needs kinds", error));
     for (k = 0; model->pattern != NULL && (k == 0 || model->pattern[k] != 0); k++)
         CF__TRY(cf__inside(model->pattern[k], 'a', 'a' + (model->kinds == NULL ? 1 : model->n_kinds) - 1,
                            CF_ERROR_ARGUMENT, "model.pattern", k, "must be a letter of a kind", error));
     for (k = 0; model->kinds != NULL && k < model->n_kinds; k++) {
         cf_layer kind = cf__model_kind(model, k);
         CF__TRY(cf__model_check_kind(&kind, k, error));
+        if (strchr(model->pattern != NULL ? model->pattern : "a", (int)('a' + k)) == NULL)
+            return cf__refuse(error, CF_ERROR_ARGUMENT, "model.pattern", -1, "must have the letter of each kind");
     }
     return CF_OK;
+}
+
+/* Yes or no, and the norms of Q and K. */
+static cf_result cf__model_check_flags(const cf_model *model, cf_error *error) {
+    CF__TRY(cf__check_flag(model->tied, "model.tied", -1, error));
+    CF__TRY(cf__check_flag(model->qkv_bias, "model.qkv_bias", -1, error));
+    CF__TRY(cf__check_flag(model->out_bias, "model.out_bias", -1, error));
+    CF__TRY(cf__check_flag(model->mlp_bias, "model.mlp_bias", -1, error));
+    CF__TRY(cf__check_flag(model->no_gate, "model.no_gate", -1, error));
+    return cf__choice(model->qk_norm, 0, 2, "model.qk_norm", error);
 }
 
 CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error) {
@@ -5974,6 +6041,7 @@ CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error
     if (fitting < model->heads)
         return cf__fail(error, CF_ERROR_ARGUMENT, "model.heads", -1, fitting, model->heads,
                         "must divide hidden, or head_dim must be given");
+    CF__TRY(cf__model_check_flags(model, error));
     return cf__model_check_kinds(model, error);
 }
 
@@ -6021,8 +6089,10 @@ static int cf__model_tp_fits(const cf_model *model, int64_t tp, int64_t ep) {
 
 static cf_result cf__model_check_ep(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
     int64_t k, shared = parallel->tp * parallel->dp;
-    CF__TRY(cf__range(parallel->ep, 1, INT64_MAX, "parallel.ep", error));
     CF__TRY(cf__range(parallel->imbalance, 0, 1000, "parallel.imbalance", error));
+    CF__TRY(cf__needs(parallel->ep, cf__model_has_experts(model) || parallel->ep == 1, "parallel.ep", -1,
+                      "above 1 needs experts", error));
+    CF__TRY(cf__range(parallel->ep, 1, INT64_MAX, "parallel.ep", error));
     for (k = 0; k < cf__model_kinds(model); k++) shared = cf__gcd(shared, cf__model_kind(model, k).experts);
     if (parallel->ep <= CF_MAX_EXPERTS && shared % parallel->ep == 0) return CF_OK;
     return cf__fail(error, parallel->ep > CF_MAX_EXPERTS ? CF_ERROR_LIMIT : CF_ERROR_ARGUMENT, "parallel.ep", -1,
@@ -6044,6 +6114,13 @@ static cf_result cf__model_check_layers(const cf_model *model, const cf_parallel
                     "must add up to the model's layers");
 }
 
+/* Checks that a V has more than one row of virtual stages. */
+static cf_result cf__model_check_v(cf_placement placement, int64_t n_virtual, const char *field, cf_error *error) {
+    if ((int)placement <= CF_PLACEMENT_LOOP || n_virtual != 1) return CF_OK;
+    return cf__fail(error, CF_ERROR_ARGUMENT, field, -1, CF_PLACEMENT_LOOP, (int)placement,
+                    "a V needs n_virtual above 1");
+}
+
 /* Checks model and split. *full: the split with its defaults. */
 static cf_result cf__model_resolve(const cf_model *model, const cf_parallel *given, cf_parallel *full,
                                    cf_error *error) {
@@ -6060,10 +6137,14 @@ static cf_result cf__model_resolve(const cf_model *model, const cf_parallel *giv
     CF__TRY(cf__bounded(full->pp, 1, model->layers, "parallel.pp", "must not be more than layers", error));
     CF__TRY(cf__bounded(full->n_virtual, 1, model->layers / full->pp, "parallel.n_virtual",
                         "must leave each virtual stage a layer", error));
+    CF__TRY(cf__model_check_v(full->placement, full->n_virtual, "parallel.placement", error));
     CF__TRY(cf__choice((int)full->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "parallel.placement", error));
+    CF__TRY(cf__check_flag(full->no_sequence, "parallel.no_sequence", -1, error));
     CF__TRY(cf__range(full->dp, 1, CF_MAX_RANKS, "parallel.dp", error));
     CF__TRY(cf__choice(full->zero, 0, 3, "parallel.zero", error));
     CF__TRY(cf__choice((int)full->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error));
+    CF__TRY(cf__needs(full->recompute_layers, full->recompute != CF_RECOMPUTE_NONE, "parallel.recompute_layers", -1,
+                      "needs recompute, of which it is a number of layers", error));
     CF__TRY(cf__range(full->recompute_layers, 0, CF_MAX_LAYERS, "parallel.recompute_layers", error));
     CF__TRY(cf__range(full->vocab_multiple, 1, CF_MAX_VOCAB, "parallel.vocab_multiple", error));
     CF__TRY(cf__model_check_ep(model, full, error));
@@ -6290,6 +6371,11 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
     CF__TRY(cf__range(full->lora_rank, 0, CF_MAX_WIDTH, "lora_rank", error));
     if (full->lora_experts != 0 && full->lora_rank == 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "lora_rank", -1, 1, 0, "must be given with lora_experts");
+    CF__TRY(cf__needs(full->lora_experts, cf__model_has_experts(full->model), "lora_experts", -1,
+                      "needs a model with experts", error));
+    CF__TRY(cf__check_flag(full->lora_experts, "lora_experts", -1, error));
+    CF__TRY(cf__check_flag(full->unfused, "unfused", -1, error));
+    CF__TRY(cf__check_flag(full->unfused_attention, "unfused_attention", -1, error));
     CF__TRY(cf__range(full->chunk_size, 1, CF_MAX_CHUNK_SIZE, "chunk_size", error));
     CF__TRY(cf__choice(full->outputs, 0, 1, "outputs", error));
     if (full->outputs && full->parallel.recompute == CF_RECOMPUTE_FULL)
@@ -6707,6 +6793,7 @@ static cf_result cf__pipe_check_cost(const cf_stage_cost *stage, int64_t v, cf_e
 /* Checks a timing. shape: checked, with its defaults. timing: NULL is allowed. */
 static cf_result cf__pipe_check_timing(const cf_timing *timing, const cf_shape *shape, cf_error *error) {
     int64_t v, n_v = shape->n_stages * shape->n_virtual;
+    cf__pipe_costs all;
     if (timing == NULL) return CF_OK;
     CF__TRY(cf__choice(timing->outputs, 0, 1, "timing.outputs", error));
     if (timing->outputs && shape->replay == CF_REPLAY_PIPELINE)
@@ -6721,7 +6808,16 @@ static cf_result cf__pipe_check_timing(const cf_timing *timing, const cf_shape *
     if (timing->stream_exposed > 1)
         return cf__fail_real(error, CF_ERROR_ARGUMENT, "timing.stream_exposed", -1, timing->stream_exposed,
                              "must not be more than 1");
-    if (timing->stages == NULL) return cf__pipe_check_cost(&timing->all, -1, error);
+    if (timing->stream_exposed > 0 && !(timing->stream_forward > 0 || timing->stream_backward > 0 ||
+                                        timing->gather_forward > 0 || timing->gather_backward > 0))
+        return cf__fail_real(error, CF_ERROR_ARGUMENT, "timing.stream_exposed", -1, timing->stream_exposed,
+                             "needs stream_forward, or another stream or gather of which it is a part");
+    CF__TRY(cf__pipe_check_cost(&timing->all, -1, error));
+    if (timing->stages == NULL) return CF_OK;
+    memcpy(all.of, &timing->all, sizeof all);
+    for (v = 0; v < CF_COMPUTE_PASS_COUNT; v++)
+        if (!cf__pipe_is_free(&all.of[v]))
+            return cf__refuse(error, CF_ERROR_ARGUMENT, "timing.all", -1, "must be zero where stages are given");
     for (v = 0; v < n_v; v++) CF__TRY(cf__pipe_check_cost(&timing->stages[v], v, error));
     return CF_OK;
 }
@@ -6744,8 +6840,7 @@ static cf_result cf__pipe_check_shape(const cf_plan *plan, const cf_shape *shape
     CF__TRY(cf__choice((int)shape->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "shape.placement", error));
     CF__TRY(cf__choice((int)shape->replay, CF_REPLAY_PIPELINE, CF_REPLAY_COUNT - 1, "shape.replay", error));
     CF__TRY(cf__range(shape->k, 1, INT64_MAX, "shape.k", error));
-    CF__TRY(cf__inside(shape->forward_only, 0, 1, CF_ERROR_ARGUMENT, "shape.forward_only", -1, "is neither 0 nor 1",
-                       error));
+    CF__TRY(cf__check_flag(shape->forward_only, "shape.forward_only", -1, error));
     return cf__choice(shape->rank, 0, plan->n_ranks - 1, "shape.rank", error);
 }
 
@@ -8000,9 +8095,16 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
     if (desc->shape.forward_only && desc->kind != CF_SCHEDULE_BEST)
         return cf__fail(error, CF_ERROR_ARGUMENT, "shape.forward_only", -1, 0, desc->shape.forward_only,
                         "is for best alone: without backwards all kinds are one");
+    CF__TRY(cf__model_check_v(desc->shape.placement, desc->shape.n_virtual, "shape.placement", error));
     CF__TRY(cf__pipe_check_shape(plan, &desc->shape, error));
     CF__TRY(cf__range(desc->max_tries, 0, INT64_MAX, "max_tries", error));
+    CF__TRY(cf__needs(desc->split_backward, desc->kind >= CF_SCHEDULE_ZERO_BUBBLE, "split_backward", -1,
+                      "needs a kind that cuts backwards: best or zero-bubble", error));
+    CF__TRY(cf__needs(desc->split_backward, !desc->shape.forward_only, "split_backward", -1,
+                      "needs backwards: the shape is forward_only", error));
+    CF__TRY(cf__check_flag(desc->split_backward, "split_backward", -1, error));
     if (desc->forwards_first) CF__TRY(cf__schedule_check_forwards_first(desc, error));
+    CF__TRY(cf__check_flag(desc->forwards_first, "forwards_first", -1, error));
     CF__TRY(cf__schedule_check_cp_groups(plan, error));
     CF__TRY(cf__pipe_check_limits(&desc->limits, desc->shape.n_stages, CF_ERROR_ARGUMENT, error));
     CF__TRY(cf__pipe_check_timing(desc->timing, &desc->shape, error));
@@ -9528,9 +9630,9 @@ static int64_t cf__search_default_tries(const cf__schedule_maker *m, int split) 
     return cf__max(6, max_tries * cf__min(room, stages) / stages);
 }
 
-/* Returns whether candidates are timed and compared. */
+/* Returns whether candidates are timed: to be compared, or for the report of a fixed kind. */
 static int cf__search_compares(const cf__schedule_maker *m) {
-    return m->desc.kind == CF_SCHEDULE_BEST || m->desc.kind == CF_SCHEDULE_PAPER;
+    return m->desc.kind == CF_SCHEDULE_BEST || m->desc.kind == CF_SCHEDULE_PAPER || m->desc.report != NULL;
 }
 
 static void cf__search_scratch(void *job, cf__carver *carver) {
@@ -9944,11 +10046,13 @@ static cf_result cf__search_fill(void *job) {
     } else {
         if (m->desc.kind >= CF_SCHEDULE_INTERLEAVED)
             cf__bounds_find_paths(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), m->desc.shape.k, 0);
-        cf__search_write_fixed(search, m->desc.kind, 0, search->schedule);
+        cf__search_write_fixed(search, m->desc.kind, 0, cf__search_compares(m) ? &search->trial : search->schedule);
+        if (cf__search_compares(m)) cf__search_judge(search, m->desc.kind);
+        search->report.n_improved = 0;
     }
     if (CF__NEVER(cf__search_compares(m) && !(search->report.makespan < DBL_MAX)))
         return cf__refuse(m->error, CF_ERROR_INFEASIBLE, "limit", -1, "no schedule was found that keeps to it");
-    if (m->desc.report != NULL && cf__search_compares(m)) *m->desc.report = search->report;
+    if (m->desc.report != NULL) *m->desc.report = search->report;
     cf__search_write_limits(search);
     return CF_OK;
 }
@@ -10945,6 +11049,7 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
     CF__TRY(cf__range(schedule->shape.n_stages * schedule->shape.n_virtual, 1, CF_MAX_STAGES, "shape.n_stages", error));
     CF__TRY(cf__range(schedule->n_actions, 0, CF_MAX_ACTIONS, "n_actions", error));
     if (desc != NULL) sim->desc = *desc;
+    CF__TRY(cf__check_flag(sim->desc.no_bounds, "no_bounds", -1, error));
     sim->desc.no_bounds |= sim->desc.start != NULL || sim->desc.end != NULL;
     CF__TRY(cf__pipe_check_limits(&sim->desc.limits, schedule->shape.n_stages, CF_ERROR_ARGUMENT, error));
     CF__TRY(cf__pipe_check_timing(sim->desc.timing, &schedule->shape, error));
@@ -11338,7 +11443,7 @@ enum { CF__STEPS_ACTIVATIONS, CF__STEPS_STATES, CF__STEPS_BOUNDARIES, CF__STEPS_
    seldom has to wait for the pass that has just begun. */
 typedef struct cf__steps_pool {
     int64_t n;          /* maximum number of owners of a slot */
-    int32_t *slots;     /* (n) */
+    int32_t *slot_of;   /* (n) */
     int32_t *free_list; /* (n) a ring */
     int64_t first_free, n_free, n_made;
 } cf__steps_pool;
@@ -11368,18 +11473,18 @@ CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage
 static void cf__steps_acquire(cf__stepper *s, int what, int64_t i) {
     cf__steps_pool *pool = &s->pools[what];
     if (pool->n_free == 0) {
-        pool->slots[i] = (int32_t)pool->n_made++;
+        pool->slot_of[i] = (int32_t)pool->n_made++;
         return;
     }
-    pool->slots[i] = pool->free_list[pool->first_free];
+    pool->slot_of[i] = pool->free_list[pool->first_free];
     pool->n_free--;
     pool->first_free = (pool->first_free + 1) % pool->n;
 }
 
 static void cf__steps_release(cf__stepper *s, int what, int64_t i) {
     cf__steps_pool *pool = &s->pools[what];
-    pool->free_list[(pool->first_free + pool->n_free++) % pool->n] = pool->slots[i];
-    pool->slots[i] = CF__STEPS_NONE;
+    pool->free_list[(pool->first_free + pool->n_free++) % pool->n] = pool->slot_of[i];
+    pool->slot_of[i] = CF__STEPS_NONE;
 }
 
 /* The places that an action works with: its cell, and its boundary slots (-1: none). */
@@ -11434,7 +11539,7 @@ static void cf__steps_begin_state(cf__stepper *s, const cf_action *a, const cf_c
     path->begin = c->prefix;
     path->rows = plan->chains[c->chain].tokens;
     path->stage = a->stage;
-    path->state = s->pools[CF__STEPS_STATES].slots[at->cell];
+    path->state = s->pools[CF__STEPS_STATES].slot_of[at->cell];
     path->first = (int32_t)(a - s->actions);
     path->last = path->clear = CF__STEPS_NONE;
     path->up = cf__steps_path(s, a, at->cell, cf__plan_chain_above(plan, c->chain));
@@ -11447,12 +11552,12 @@ static void cf__steps_take(cf__stepper *s, const cf_action *a, const cf_chunk *c
     if (a->pass == CF_F && c->index == 0 && c->state > 0) cf__steps_begin_state(s, a, c, at);
     if (a->keep) cf__steps_acquire(s, CF__STEPS_ACTIVATIONS, at->cell);
     if (at->taken < 0) return;
-    if (at->taken == at->out && s->pools[CF__STEPS_BOUNDARIES].slots[at->taken] != CF__STEPS_WANTED) return;
+    if (at->taken == at->out && s->pools[CF__STEPS_BOUNDARIES].slot_of[at->taken] != CF__STEPS_WANTED) return;
     cf__steps_acquire(s, CF__STEPS_BOUNDARIES, at->taken);
 }
 
 static void cf__steps_end_state(cf__stepper *s, const cf_action *a, int64_t cell) {
-    if (s->pools[CF__STEPS_STATES].slots[cell] < 0) return;
+    if (s->pools[CF__STEPS_STATES].slot_of[cell] < 0) return;
     s->made->paths[s->paths[cell]].last = (int32_t)(a - s->actions);
     cf__steps_release(s, CF__STEPS_STATES, cell);
 }
@@ -11492,13 +11597,13 @@ static void cf__steps_find_path(const cf__stepper *s, const cf_action *a, const 
 
 /* Writes the step of an action that has its slots. */
 static void cf__steps_write(cf__stepper *s, const cf_action *a, const cf_chunk *c, const cf__steps_places *at) {
-    const int32_t *boundaries = s->pools[CF__STEPS_BOUNDARIES].slots;
+    const int32_t *boundaries = s->pools[CF__STEPS_BOUNDARIES].slot_of;
     int transfer = cf__pipe_is_transfer(a->pass), keeps = a->keep || s->pipe.shape.forward_only;
     cf_step *step = &s->made->steps[a - s->actions];
     memset(step, 0, sizeof *step);
     step->action = *a;
     step->position = (int32_t)(a - s->actions);
-    step->slot = transfer ? -1 : s->pools[CF__STEPS_ACTIVATIONS].slots[at->cell];
+    step->slot = transfer ? -1 : s->pools[CF__STEPS_ACTIVATIONS].slot_of[at->cell];
     step->state = step->path = -1;
     step->input = at->in >= 0 ? boundaries[at->in] : -1;
     step->output = at->out >= 0 && boundaries[at->out] >= 0 ? boundaries[at->out] : -1;
@@ -11543,7 +11648,7 @@ static void cf__steps_scratch(void *job, cf__carver *carver) {
     s->paths = (int32_t *)cf__take(carver, s->n_cells, sizeof(int32_t));
     s->last = (int32_t *)cf__take(carver, s->pipe.shape.n_virtual, sizeof(int32_t));
     for (what = 0; what < CF__STEPS_POOLS; what++) {
-        s->pools[what].slots = (int32_t *)cf__take(carver, s->pools[what].n, sizeof(int32_t));
+        s->pools[what].slot_of = (int32_t *)cf__take(carver, s->pools[what].n, sizeof(int32_t));
         s->pools[what].free_list = (int32_t *)cf__take(carver, s->pools[what].n, sizeof(int32_t));
     }
 }
@@ -11567,7 +11672,7 @@ static cf_result cf__steps_find_sends(void *job) {
     int what;
     s->check.pipe = &s->pipe;
     for (what = 0; what < CF__STEPS_POOLS; what++)
-        for (i = 0; i < s->pools[what].n; i++) s->pools[what].slots[i] = CF__STEPS_NONE;
+        for (i = 0; i < s->pools[what].n; i++) s->pools[what].slot_of[i] = CF__STEPS_NONE;
     for (i = 0; i < s->n_cells; i++) s->paths[i] = CF__STEPS_NONE;
     for (i = 0; i < s->pipe.shape.n_virtual; i++) s->last[i] = CF__STEPS_NONE;
     for (i = 0; i < s->header.n && s->check.crosses; i++, a++) {
@@ -11576,7 +11681,7 @@ static cf_result cf__steps_find_sends(void *job) {
         if (cf__pipe_is_transfer(a->pass)) CF__TRY(cf__check_ends(&s->check, a));
         given = cf__steps_places_of(s, a).given;
         if (given >= 0 && given % CF__STEPS_TENSORS >= CF__PIPE_TENSORS)
-            s->pools[CF__STEPS_BOUNDARIES].slots[given] = CF__STEPS_WANTED;
+            s->pools[CF__STEPS_BOUNDARIES].slot_of[given] = CF__STEPS_WANTED;
     }
     return CF_OK;
 }
@@ -11697,7 +11802,7 @@ CHUNKFLOW_API cf_result cf_steps_capacity(const cf_plan *plan, const cf_steps *s
         cf__steps_raise(&capacity->prefix, cf__plan_prefix(plan, c));
     }
     if (steps == NULL) return CF_OK;
-    cf__steps_raise(&capacity->slots, steps->n_slots);
+    cf__steps_raise(&capacity->activations, steps->n_slots);
     cf__steps_raise(&capacity->states, steps->n_states);
     cf__steps_raise(&capacity->boundaries, steps->n_boundaries);
     return CF_OK;
@@ -11900,6 +12005,7 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
     int64_t i;
     CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__write_start(&w, write, user, error));
+    CF__TRY(cf__check_flag(desc != NULL ? desc->metadata : 0, "metadata", -1, error));
     if (desc != NULL && desc->metadata) {
         CF__TRY(cf_allocator_resolve(desc->allocator, &allocator, error));
         CF__TRY(cf_metadata_size(plan, -1, NULL, &bytes, error));

@@ -252,12 +252,12 @@ static inline cf_result chunk_runner_reserve(chunk_runner *r, const cf_plan *pla
         r->scratch = workspace_new(r->config, plan->chunk_size, r->meter);
         r->passing = activations_new(r->config, &r->stage, plan->chunk_size, 0, MEMORY_WORKSPACE, r->meter);
     }
-    if (r->most.slots > r->n_slots) {
-        activations *slots = TAKE(activations, r->most.slots);
+    if (r->most.activations > r->n_slots) {
+        activations *slots = TAKE(activations, r->most.activations);
         if (r->n_slots > 0) memcpy(slots, r->slots, (size_t)r->n_slots * sizeof *slots);
         free(r->slots);
         r->slots = slots;
-        while (r->n_slots < r->most.slots) {
+        while (r->n_slots < r->most.activations) {
             r->slots[r->n_slots++] =
                 activations_new(r->config, &r->stage, plan->chunk_size, 1, MEMORY_ACTIVATIONS, r->meter);
         }

@@ -98,7 +98,7 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
     r->steps = steps;
     r->stage = stage_index;
     r->batch = b;
-    r->n_slots = need.slots;
+    r->n_slots = need.activations;
     r->n_states = need.states;
     r->n_boundaries = need.boundaries;
     r->boundary_count = plan->chunk_size * config->hidden;

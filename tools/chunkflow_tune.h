@@ -339,7 +339,7 @@ typedef struct cf_tune_desc {
                                        `parallel` */
     int64_t gpus_per_node;          /* 0: 8 */
     const cf_timing *timing;        /* measured costs of the stages, instead of estimates; only without n_gpus */
-    double step_seconds;            /* with timing: extra seconds of an iteration */
+    double step_seconds;            /* extra seconds of an iteration. Needs timing: an estimate has its own */
     cf_memory_desc memory;          /* options for counting a model's memory; its model and parallel are not used, and
                                        unfused_attention must be 0 */
     const cf_stage_bytes *bytes;    /* (pp x n_virtual) by virtual stage: instead of model and memory; only without
@@ -360,7 +360,7 @@ typedef struct cf_tune_desc {
     const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K and the longest sequence (rounded up to a
                                        multiple of pack.align), which is the smallest size that splits nothing. Without
                                        n_exact, sizes between these are tried too, for the best split only (n_even) */
-    int64_t n_chunk_sizes;
+    int64_t n_chunk_sizes;          /* this count, like the three below, needs its list */
     const int64_t *ks;              /* (n_ks) NULL: 1, 2, 4 ... 32 */
     int64_t n_ks;
     const cf_schedule_kind *kinds;  /* (n_kinds) NULL: paper, 1f1b, best; with virtual stages interleaved, best */
@@ -369,8 +369,9 @@ typedef struct cf_tune_desc {
     int64_t n_replays;
     int no_stream;                  /* 1: no candidates whose state streams from host memory, layer by layer. 0: for a
                                        model with estimated costs they are tried if the state does not fit otherwise, or
-                                       fits only under the limit. With memory.state_window all candidates stream */
-    int split_backward;             /* as in cf_schedule_desc, for best */
+                                       fits only under the limit. With memory.state_window all candidates stream, and
+                                       this is 0 */
+    int split_backward;             /* as in cf_schedule_desc, for best, which must be among the kinds */
     int64_t max_tries;              /* tries of best per schedule. 0: cf_tune_max_tries of its plan */
     int64_t batch;                  /* sequences in a batch. 0: 256 */
     int64_t n_batches;              /* batches to simulate. 0: 16 */
@@ -1297,7 +1298,7 @@ static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *
     timing.stream_backward = 5 * timing.stream_forward; /* also 8 kv twice */
     if (desc->max_cp > 1) timing.gather_forward = row_bytes / cft__link_rate(desc, parallel->tp * desc->max_cp);
     timing.gather_backward = 3 * timing.gather_forward; /* also 8 kv once in each direction */
-    if (desc->stream || desc->max_cp > 1) timing.stream_exposed = 1 / (double)most_layers;
+    if (timing.stream_forward > 0 || timing.gather_forward > 0) timing.stream_exposed = 1 / (double)most_layers;
     return timing;
 }
 
@@ -1381,7 +1382,6 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     CFT__TRY(cft__check_estimate(&full, count, &transfers, step, error));
     for (s = 0; s < count; s++) stages[s] = cft__stage_seconds(&full, s);
     *timing = transfers;
-    timing->all = stages[0];
     timing->stages = stages;
     if (step_seconds != NULL) *step_seconds = step;
     return CF_OK;
@@ -1711,6 +1711,29 @@ static cf_result cft__check_choice(int64_t choice, int64_t count, const char *fi
     return CF_OK;
 }
 
+/* Refuses a member without the one that gives it a meaning; given: as the caller has it, without defaults. */
+static cf_result cft__check_needs(const cf_tune_desc *given, cf_error *error) {
+    const struct {
+        const char *field;
+        int64_t value;
+        int there;
+        const char *why;
+    } members[] = {
+        {"n_chunk_sizes", given->n_chunk_sizes, given->chunk_sizes != NULL, "needs chunk_sizes"},
+        {"n_ks", given->n_ks, given->ks != NULL, "needs ks"},
+        {"n_kinds", given->n_kinds, given->kinds != NULL, "needs kinds"},
+        {"n_replays", given->n_replays, given->replays != NULL, "needs replays"},
+        {"no_stream", given->no_stream, given->memory.state_window == 0, "needs memory.state_window to be 0"}};
+    int64_t i;
+    for (i = 0; i < CFT__COUNT(members); i++)
+        if (members[i].value != 0 && !members[i].there)
+            return cf_fail(error, CF_ERROR_ARGUMENT, members[i].field, -1, 0, members[i].value, members[i].why);
+    CFT__TRY(cft__range(given->no_stream, 0, 1, CF_ERROR_ARGUMENT, "no_stream", -1, error));
+    if (given->step_seconds > 0 && given->timing == NULL)
+        return cf_fail_real(error, CF_ERROR_ARGUMENT, "step_seconds", -1, given->step_seconds, "needs timing");
+    return CF_OK;
+}
+
 static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
     uint32_t kinds = 0, replays = 0;
     int64_t i;
@@ -1729,6 +1752,10 @@ static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
             return cf_fail(error, CF_ERROR_ARGUMENT, "kinds", i, CF_SCHEDULE_BEST, (int)kind,
                            "cannot lay virtual stages in a V");
     }
+    if (desc->split_backward && !(kinds & ((uint32_t)1 << CF_SCHEDULE_BEST | (uint32_t)1 << CF_SCHEDULE_ZERO_BUBBLE)))
+        return cf_fail(error, CF_ERROR_ARGUMENT, "split_backward", -1, 0, desc->split_backward,
+                       "needs best among kinds");
+    CFT__TRY(cft__range(desc->split_backward, 0, 1, CF_ERROR_ARGUMENT, "split_backward", -1, error));
     CFT__TRY(cft__range(desc->n_replays, 1, CF_REPLAY_COUNT - 1, CF_ERROR_LIMIT, "n_replays", -1, error));
     for (i = 0; i < desc->n_replays; i++) {
         if ((int)desc->replays[i] < CF_REPLAY_LOCAL && kinds != (uint32_t)1 << CF_SCHEDULE_PAPER)
@@ -1923,6 +1950,7 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     CFT__TRY(cft__check_cp_group(desc->model, t->desc.pack.max_cp, "pack.max_cp", error));
     if (t->desc.pack.max_cp > 1 && t->desc.pack.shared_prefixes != NULL)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "pack.max_cp", -1, "trees are not spread over several ranks");
+    CFT__TRY(cft__check_needs(desc, error));
     CFT__TRY(cft__check_lists(&t->desc, error));
     CFT__TRY(cft__check_costs(&t->desc, error));
     CFT__TRY(cft__check_memory(&t->desc, error));
@@ -2644,7 +2672,7 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_tune_candid
     desc.shape.rank = rank;
     desc.timing = &t->timing;
     desc.limits.chunks = CF_NO_LIMIT; /* a GPU limits bytes, not chunks */
-    desc.split_backward = t->desc.split_backward;
+    desc.split_backward = t->desc.split_backward && kind == CF_SCHEDULE_BEST;
     desc.allocator = &t->allocator;
     return desc;
 }

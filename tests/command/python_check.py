@@ -9,6 +9,7 @@ import contextlib
 import copy
 import gc
 import gzip
+import inspect
 import io
 import json
 import os
@@ -27,6 +28,7 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / "tools" / "python"))
 import chunkflow
 import chunkflow.lengths
+import chunkflow.megatron
 
 BUILD = pathlib.Path(os.environ.get("CHUNKFLOW_BUILD", "build")).resolve()
 COMMAND, WORK = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
@@ -179,7 +181,7 @@ def test_capacities_masks_and_weights():
     lengths = [20, 5, 0, 7]
     plan = chunkflow.pack(lengths, 8, align=4)
     capacity = plan.schedule(k=2).capacity(so_far=plan.capacity({"rows": 11}))
-    assert capacity["rows"] == 11 and capacity["prefix"] == 16 and capacity["slots"] >= 2
+    assert capacity["rows"] == 11 and capacity["prefix"] == 16 and capacity["activations"] >= 2
     ignored = [np.arange(20) < 6, None, None, [1, 1, 1, 0, 0, 0, 0]]
     weights = chunkflow.loss_weights(lengths, ignored=ignored)
     assert np.allclose(weights[[0, 1, 3]], 1 / (14 + 4 + 4))
@@ -266,7 +268,8 @@ def test_schedules_are_those_of_the_paper():
     assert names == ["F"] * plan.chunks_per_rank + ["R", "B"] * plan.chunks_per_rank
     report = plan.schedule(n_stages=4, k=2).report
     assert report["best_fixed"] == "paper" and report["gap"] == 0 and report["makespan"] == 42
-    assert plan.schedule(kind="gpipe", k=2).report is None
+    report = plan.schedule(kind="gpipe", k=2).report
+    assert report["best_fixed"] == "gpipe" and report["n_tried"] == 0 and report["makespan"] > 0
 
 
 def test_options_reach_the_library():
@@ -319,15 +322,17 @@ def test_errors_carry_the_record():
     for n_limits in (1, 3):
         error = raised(chunkflow.Error, plan.schedule, k=1, n_stages=2,
                        limits={"chunks_by_stage": [4] * n_limits})
-        assert (error.code, error.field, error.wanted, error.got) == ("CF_ERROR_ARGUMENT", "chunks_by_stage", 2, n_limits)
+        assert (error.code, error.field) == ("CF_ERROR_ARGUMENT", "limits.chunks_by_stage")
+        assert (error.wanted, error.got) == (2, n_limits)
     for wrong in ({"n_stages": -3}, {"n_stages": 2, "n_virtual": -1}):
         error = raised(chunkflow.Error, plan.schedule, limits={"chunks_by_stage": [4, 4]}, **wrong)
         assert (error.field, error.wanted) == ("shape." + list(wrong)[-1], 1) and error.got == list(wrong.values())[-1]
     error = raised(chunkflow.Error, plan.schedule, n_stages=-1, n_virtual=-2, timing={"stages": [{}] * 3})
     assert (error.field, error.got) == ("shape.n_stages", -1)  # their product is none of a length
     error = raised(chunkflow.Error, plan.schedule, kind="interleaved", n_stages=2, timing={"stages": [{}] * 2})
-    assert (error.field, error.wanted) == ("stages", 4)  # interleaved has two virtual stages of each by default
-    assert raised(chunkflow.Error, plan.schedule().simulate, limits={"bytes_by_stage": [1, 1]}).field == "bytes_by_stage"
+    assert (error.field, error.wanted) == ("timing.stages", 4)  # interleaved has two virtual stages of each by default
+    error = raised(chunkflow.Error, plan.schedule().simulate, limits={"bytes_by_stage": [1, 1]})
+    assert error.field == "limits.bytes_by_stage"
     assert raised(chunkflow.Error, plan.schedule, kind="best", rank=5).field == "shape.rank"
 
 
@@ -347,34 +352,88 @@ def test_mistakes_are_named():
     assert "wanted a Timeline, got int" in str(raised(TypeError, plan.schedule().json, 3))
 
 
-def test_wrong_types():
-    """Whatever is given for whichever argument, the exception is one of those that say so."""
+WRONG = (None, 3, 2.5, "x", b"x", [1], ["x"], {"a": 1}, {"forward": 3}, object(), np.zeros(3), [None], [[1]], [{}], (),
+         {}, -1, 1 << 70, [object(), 3], [{"forward": [1]}], [None, (0, "a")], float("nan"))
+
+
+def calls():
+    """Every public function: name, function, good arguments, and the names of its options."""
     plan, ranks = chunkflow.pack([9, 3], 4), chunkflow.pack([9, 3], 4, n_ranks=2, lockstep=1)
-    schedule, columns = plan.schedule(), ranks.lockstep_plan().schedule(k=1)
-    wrong = (None, 3, 2.5, "x", b"x", [1], ["x"], {"a": 1}, {"forward": 3}, object(), plan, schedule, np.zeros(3),
-             [None], [[1]], [{}], (), {}, -1, 1 << 70, [schedule, 3], [{"forward": [1]}])
-    calls = [lambda x: chunkflow.pack(x, 4), lambda x: chunkflow.pack([5], x), plan.validate, plan.metadata,
-             lambda x: chunkflow.pack([5, 6], 8,
-                                      shared_prefixes=x), plan.json, schedule.json, plan.capacity, schedule.capacity,
-             lambda x: schedule.capacity(0, x), schedule.stage, plan.sequences_of, plan.slices_of, ranks.lockstep_plan,
-             lambda x: plan.row_of(x, 0), lambda x: plan.row_of(0, x), lambda x: ranks.lockstep_schedule(x, 0),
-             lambda x: ranks.lockstep_schedule(columns,
-                                               x), ranks.lockstep_validate, chunkflow.shared_prefixes_of_tokens,
-             chunkflow.loss_weights]
-    for call, names in ((lambda **o: chunkflow.pack([5, 6], 8, **o), chunkflow.PackOptions.__annotations__),
-                        (plan.schedule, chunkflow.ScheduleOptions.__annotations__),
-                        (schedule.simulate, chunkflow.SimulateOptions.__annotations__),
-                        (lambda **o: plan.schedule(limits=o), chunkflow.Limits.__annotations__),
-                        (lambda **o: plan.schedule(timing=o), chunkflow.Timing.__annotations__),
-                        (lambda **o: plan.metadata(0, **o), ("capacity", "ignored", "weights", "shifted")),
-                        (lambda **o: chunkflow.loss_weights([4, 5], **o), ("mean", "ignored", "prompts"))):
-        calls += [lambda x, call=call, name=name: call(**{name: x}) for name in names]
-    for call in calls:
-        for value in wrong:
-            try:
-                call(value)
-            except (TypeError, ValueError, OverflowError, IndexError, chunkflow.Error):
-                pass
+    cp = chunkflow.pack([4096, 30], 512, n_ranks=2, max_cp=2)
+    shared, schedule = chunkflow.pack([5, 6], 8, shared_prefixes=[[0, 0], [0, 3]], min_shared_prefix=1), plan.schedule()
+    columns = ranks.lockstep_plan().schedule(k=1)
+    parts = [ranks.lockstep_schedule(columns, rank) for rank in range(2)]
+    options = {"pack": chunkflow.PackOptions, "Plan.schedule": chunkflow.ScheduleOptions,
+               "Schedule.simulate": chunkflow.SimulateOptions, "Schedule.lower": chunkflow.LowerOptions,
+               "Schedule.validate": chunkflow.ValidateOptions}
+    good = {"pack": {"lengths": [5, 6], "chunk_size": 8}, "loss_weights": {"lengths": [5, 6]},
+            "shared_prefixes_of_tokens": {"sequences": [[1, 2], [1, 3]]}, "Plan.sequences_of": {"slice": 0},
+            "Plan.chain_above": {"chain": 0}, "Plan.row_of": {"sequence": 0, "position": 0},
+            "Plan.kv_sources_of": {"chunk": 0}, "Plan.slices_of": {"chunk": 0}, "Plan.metadata": {"chunk": 0},
+            "Plan.capacity": {}, "Plan.stats": {}, "Plan.schedule": {}, "Plan.lockstep_plan": {},
+            "Plan.lockstep_schedule": {"columns": columns, "rank": 0}, "Plan.lockstep_validate": {"schedules": parts},
+            "Plan.validate": {"lengths": [9, 3]}, "Plan.json": {}, "Schedule.stage": {"stage": 0},
+            "Schedule.simulate": {}, "Schedule.lower": {}, "Schedule.steps": {}, "Schedule.capacity": {},
+            "Schedule.validate": {}, "Schedule.json": {}}
+    for name, given in good.items():
+        owner = {"Plan": ranks if "lockstep" in name else plan, "Schedule": schedule}.get(name.split(".")[0], chunkflow)
+        function = getattr(owner, name.split(".")[-1])
+        taken = [p for p, about in inspect.signature(function).parameters.items() if about.kind != about.VAR_KEYWORD]
+        yield name, function, given, [*taken, *getattr(options.get(name), "__annotations__", ())]
+    yield "microbatches", chunkflow.megatron.microbatches, {"lengths": [5, 6, 7], "n_ranks": 2, "capacity": 9}, \
+        list(inspect.signature(chunkflow.megatron.microbatches).parameters)
+    yield "lengths_of", lambda **o: list(chunkflow.lengths.lengths_of(**o)), {"paths": []}, ["paths", "fields"]
+    yield "Plan.metadata of a tree", shared.metadata, {"chunk": 0}, ["chunk", "ignored", "weights"]
+    yield "Plan.kv_sources_of a cp group", cp.kv_sources_of, {"chunk": 0}, ["chunk"]
+    yield ("limits", lambda **o: plan.schedule(limits=o), {"per_token": {"activations": 1}},
+           list(chunkflow.Limits.__annotations__))
+    yield "timing", lambda **o: plan.schedule(timing=o), {}, list(chunkflow.Timing.__annotations__)
+
+
+def test_wrong_types_are_named():
+    """Whatever is given for whichever argument: it is taken, or what is raised names the argument."""
+    named = taken = 0
+    seen = set()
+    for name, function, good, arguments in calls():
+        function(**good)
+        seen.add(name)
+        for argument in arguments:
+            for wrong in WRONG:
+                try:
+                    function(**{**good, argument: wrong})
+                    taken += 1
+                except chunkflow.lengths.Refused:
+                    pass
+                except (TypeError, ValueError, OverflowError, IndexError, chunkflow.Error) as error:
+                    other = getattr(error, "code", "") in ("CF_ERROR_PLAN", "CF_ERROR_INFEASIBLE") or \
+                        "are too few for" in str(error)
+                    assert argument in str(error) or other, f"{name}, {argument}={wrong!r:.60}: {error!r}"
+                    named += 1
+    public = {f"{c.__name__}.{name}" for c in (chunkflow.Plan, chunkflow.Schedule) for name, f in vars(c).items()
+              if inspect.isfunction(f) and not name.startswith("_")}
+    public |= {name for name in chunkflow.__all__ if inspect.isfunction(getattr(chunkflow, name))}
+    assert public <= seen, public - seen
+    assert named > 1000 and taken > 100, (named, taken)
+
+
+def test_wrong_types_by_hand():
+    plan = chunkflow.pack([9, 3], 4)
+    for words, kind, call in (
+            ("chunk: wanted a whole number, got 'a'", TypeError, lambda: plan.metadata("a")),
+            ("weights: wanted one row of numbers, got shape ()", TypeError, lambda: plan.metadata(0, weights=5)),
+            ("ignored: wanted None or a mask for each of 2 sequences, got 5", TypeError,
+             lambda: plan.metadata(0, ignored=5)),
+            ("shared_prefixes: wanted for each of 2 sequences a pair", TypeError,
+             lambda: chunkflow.pack([5, 5], 4, shared_prefixes=[None, (0, "a")])),
+            ("stage: got 7, wanted 0 .. 0", IndexError, lambda: plan.schedule().stage(7)),
+            ("min_shared_prefix: needs shared_prefixes", chunkflow.Error,
+             lambda: chunkflow.pack([5, 5], 4, min_shared_prefix=2)),
+            ("prompts: need the mean over prompts", chunkflow.Error,
+             lambda: chunkflow.loss_weights([4, 5], prompts=[0, 0])),
+            ("capacity: cf_capacity has no member 'row'", TypeError, lambda: plan.metadata(0, capacity={"row": 1}))):
+        assert words in str(raised(kind, call)), str(raised(kind, call))
+    report = plan.schedule(kind="1f1b").report
+    assert report["makespan"] == plan.schedule(kind="1f1b").simulate().makespan and report["n_tried"] == 0
 
 
 def test_pickled_plans():

@@ -710,7 +710,7 @@ static setting random_setting(uint64_t seed, int n_devices) {
     }
     x.order.shape.k = harness_between(&rng, 1, 3);
     x.order.shape.rank = x.pack.n_ranks - 1;
-    x.order.split_backward = harness_chance(&rng, 0.5);
+    x.order.split_backward = harness_chance(&rng, 0.5) && x.order.kind >= CF_SCHEDULE_ZERO_BUBBLE;
     x.order.max_tries = 2;
     x.is_lowered = harness_chance(&rng, 0.4);
     x.boundary_words = harness_between(&rng, 1, 3);
@@ -2845,7 +2845,7 @@ static void check_timeline(cf_schedule_kind kind, cf_replay replay, int64_t n_st
     x.order.shape.placement = placement;
     x.order.timing = lower.timing = simulate.timing = &timing;
     x.order.max_tries = 2;
-    x.order.split_backward = 1;
+    x.order.split_backward = kind >= CF_SCHEDULE_ZERO_BUBBLE;
     x.timeline = 1;
     set_stages(&x, &rng);
     harness_note("%s, %s", describe(&x), seconds_per_token > 0 ? "transfers cost" : "transfers are free");

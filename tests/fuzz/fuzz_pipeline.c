@@ -133,7 +133,8 @@ static void draw_order(road *r) {
         d->shape.placement = (cf_placement)fuzz_between(in, 0, CF_PLACEMENT_COUNT - 1 + past);
     d->shape.k = fuzz_mostly(in, 0, 5, r->wild);
     d->shape.rank = fuzz_mostly(in, 0, r->plan->n_ranks - 1, r->wild);
-    d->split_backward = fuzz_chance(in, 3);
+    d->split_backward = fuzz_chance(in, 3) && (past || d->kind >= CF_SCHEDULE_ZERO_BUBBLE || d->kind == 0);
+    if (!past && d->shape.n_virtual < 2) d->shape.placement = CF_PLACEMENT_DEFAULT;
     d->max_tries = fuzz_between(in, 1, 6); /* without one, a search takes tenths of a second */
     d->timing = fuzz_draw_timing(in, &r->timing, r->stages, MOST_STAGES * MOST_VIRTUAL, r->wild);
     draw_limits(r);

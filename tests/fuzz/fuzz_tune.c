@@ -52,6 +52,8 @@ static void draw_parallel(problem *p, cf_parallel *parallel) {
     parallel->no_sequence = fuzz_chance(in, 3);
     parallel->recompute = (cf_recompute)fuzz_between(in, 0, CF_RECOMPUTE_COUNT);
     if (fuzz_chance(in, 4)) parallel->recompute_layers = fuzz_mostly(in, 0, 8, p->wild);
+    if (p->wild == 0 && parallel->n_virtual < 2) parallel->placement = CF_PLACEMENT_DEFAULT;
+    if (p->wild == 0 && parallel->recompute <= CF_RECOMPUTE_NONE) parallel->recompute_layers = 0;
     if (fuzz_chance(in, 4)) parallel->vocab_multiple = fuzz_mostly(in, 0, 128, p->wild);
     for (i = 0; i < MOST_STAGES; i++) p->layers[i] = fuzz_mostly(in, 0, 8, p->wild);
     if (fuzz_chance(in, 5) && parallel->pp <= 3 && parallel->n_virtual <= 2) parallel->layers = p->layers;
@@ -103,7 +105,7 @@ static void draw_search(problem *p) {
     d->n_ks = draw_list(p, p->ks, 1, 3);
     d->kinds = &kinds[fuzz_between(in, 0, 2)];
     d->n_kinds = 1;
-    d->split_backward = fuzz_chance(in, 3);
+    d->split_backward = fuzz_chance(in, 3) && (p->wild > 0 || *d->kinds == CF_SCHEDULE_BEST);
     d->max_tries = fuzz_between(in, 1, 3);
     d->batch = fuzz_mostly(in, 1, 6, p->wild);
     d->n_batches = fuzz_mostly(in, 1, 3, p->wild);
@@ -114,7 +116,7 @@ static void draw_search(problem *p) {
 /* As fuzz_draw_stream, last. */
 static void draw_stream(problem *p) {
     if (fuzz_chance(&p->in, 3)) p->desc.memory.state_window = fuzz_mostly(&p->in, 0, 300, p->wild);
-    p->desc.no_stream = fuzz_chance(&p->in, 2);
+    p->desc.no_stream = fuzz_chance(&p->in, 2) && (p->wild > 0 || p->desc.memory.state_window == 0);
     if (p->desc.timing) fuzz_draw_stream(&p->in, &p->timing, p->wild);
 }
 

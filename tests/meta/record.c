@@ -169,6 +169,7 @@ static void draw_timing(batch *b) {
     if (!one_in(3)) b->timing.all = draw_stage_cost();
     for (i = 0; i < MOST_STAGES; i++) b->stages[i] = draw_stage_cost();
     if (one_in(4)) b->timing.stages = b->stages;
+    if (b->timing.stages) memset(&b->timing.all, 0, sizeof b->timing.all);
     if (one_in(2)) b->timing.latency = one_in(2) ? real_below(3) : (double)between(1, 4);
     if (one_in(3)) b->timing.seconds_per_token = real_below(0.015625);
     if (one_in(2)) (void)real_below(0.0078125); /* what is drawn after it stays as it was recorded before */
@@ -447,6 +448,7 @@ static cf_schedule *record_schedule(const batch *b, const cf_plan *plan, cf_sche
     cf_error error = no_error();
     cf_result code;
     desc.kind = kind;
+    if (kind < CF_SCHEDULE_ZERO_BUBBLE) desc.split_backward = 0; /* which those would refuse */
     desc.report = &report;
     if (kind == CF_SCHEDULE_PAPER && b->through_pipeline) desc.shape.replay = CF_REPLAY_PIPELINE;
     if (kind == CF_SCHEDULE_INTERLEAVED || kind == CF_SCHEDULE_BEST) desc.shape.n_virtual = b->n_virtual;

@@ -82,8 +82,10 @@ static void draw_timing(harness_rng *rng, problem *p) {
         p->timing.stream_forward = (double)harness_between(rng, 0, 4) / 8;
         p->timing.stream_backward = (double)harness_between(rng, 0, 8) / 8;
         p->timing.stream_exposed = (double)harness_between(rng, 0, 4) / 4;
+        if (!(p->timing.stream_forward + p->timing.stream_backward > 0)) p->timing.stream_exposed = 0;
     }
     if (harness_chance(rng, 0.5)) return;
+    memset(&p->timing.all, 0, sizeof p->timing.all);
     p->timing.stages = p->stages;
     for (i = 0; i < COUNT(p->stages); i++) {
         cf_stage_cost *cost = &p->stages[i];
@@ -131,6 +133,7 @@ static void draw_order(harness_rng *rng, problem *p) {
     desc->max_tries = 20;
     draw_timing(rng, p);
     draw_limits(rng, p);
+    problem_settle(desc);
 }
 
 /* With forwards alone, or all of them first, now and then; ranks in step have one list, which is of rank 0. */
@@ -138,6 +141,7 @@ static void draw_more(harness_rng *rng, problem *p) {
     cf_schedule_desc *desc = &p->desc;
     desc->shape.rank = p->pack.lockstep ? 0 : below(rng, p->plan->n_ranks);
     if (desc->kind == CF_SCHEDULE_BEST && below(rng, 3) == 0) desc->shape.forward_only = 1;
+    problem_settle(desc);
     if (desc->kind == CF_SCHEDULE_GPIPE && below(rng, 3) == 0) {
         desc->forwards_first = 1;
         desc->limits.bytes = 0;

@@ -59,6 +59,13 @@ typedef struct problem {
 /* wants: NULL is all zeros. */
 void problem_draw(harness_rng *rng, const problem_wants *wants, problem *p);
 
+/* Clears what was drawn for another kind or shape, and would be refused for want of it. */
+static inline void problem_settle(cf_schedule_desc *desc) {
+    if (desc->kind != CF_SCHEDULE_DEFAULT && desc->kind < CF_SCHEDULE_ZERO_BUBBLE) desc->split_backward = 0;
+    if (desc->shape.forward_only) desc->split_backward = 0;
+    if (desc->shape.n_virtual < 2) desc->shape.placement = CF_PLACEMENT_DEFAULT;
+}
+
 /* Makes schedules and lowered ones; or these, times and steps. CF_OK, CF_ERROR_INFEASIBLE where the limits allow no
    schedule, or another code, which fails the test. All that is made can be freed in any case. */
 cf_result problem_order(problem *p);

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import transformers
 from torch.overrides import TorchFunctionMode
 
-from judge import check, finish
+from judge import check, finish, run
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "python"))
 import chunkflow.huggingface
@@ -426,12 +426,10 @@ def main(*kinds):
     transformers.logging.set_verbosity_error()
     print(f"torch {torch.__version__}, transformers {transformers.__version__}; float64, tolerance {TOLERANCE}")
     for kind in kinds or (*RIGHT, *REFUSED):
-        check_kind(kind)
+        run(check_kind, kind)
     if not kinds:
-        check_kinds()
-        check_faults()
-        check_ropes()
-        check_set_up()
+        for test in (check_kinds, check_faults, check_ropes, check_set_up):
+            run(test)
         print(f"{len(RIGHT)} families right, {len(REFUSED)} refused by name")
     return finish()
 

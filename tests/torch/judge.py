@@ -1,5 +1,8 @@
 """What the programs beside this one judge by: a line for each check, and at the end how many held."""
 
+import sys
+import traceback
+
 passed = failed = skipped = 0
 
 
@@ -13,6 +16,15 @@ def skip(name, why):
     global skipped
     skipped += 1
     print(f"skip {name}: {why}", flush=True)
+
+
+def run(test, *given):
+    """Runs a test. One that ends in an exception has failed, and the others go on."""
+    try:
+        test(*given)
+    except Exception as error:
+        traceback.print_exc(file=sys.stdout)
+        check(" ".join(map(str, (test.__name__, *given))), False, f"it ended in {type(error).__name__}: {error}")
 
 
 def finish():

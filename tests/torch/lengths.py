@@ -170,5 +170,5 @@ def test_all(folder):
 
 
 with tempfile.TemporaryDirectory() as made:
-    test_all(pathlib.Path(made))
+    judge.run(test_all, pathlib.Path(made))
 sys.exit(judge.finish())

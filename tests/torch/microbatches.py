@@ -14,7 +14,7 @@ import types
 
 import numpy as np
 
-from judge import check, finish
+from judge import check, finish, run
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "python"))
 import chunkflow.megatron
@@ -173,23 +173,22 @@ def check_faults():
 def main(*folders):
     for name, about in INTERFACE.items():
         module = module_of(about)
-        check_interface(name, module, bool(about["members"]))
+        run(check_interface, name, module, bool(about["members"]))
         if about["members"]:
-            check_verl(module)
+            run(check_verl, module)
     for folder in folders:
         for known in [m for m in sys.modules if m.split(".")[0] == "megatron"]:
             del sys.modules[known]
         sys.path.insert(0, folder)
         module = importlib.import_module("megatron.core.datasets.data_schedule")
         theirs = getattr(module, "DefaultDynamicCPScheduler", None)
-        check_interface(folder, module, theirs is not None)
+        run(check_interface, folder, module, theirs is not None)
         if theirs:
-            check_verl(module)
-            check_balance(theirs)
+            run(check_verl, module)
+            run(check_balance, theirs)
         sys.path.remove(folder)
-    check_release()
-    check_balance()
-    check_faults()
+    for test in (check_release, check_balance, check_faults):
+        run(test)
     return finish()
 
 

@@ -22,6 +22,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as pp
 
 from families import differ, gradients
+import judge
 from judge import check, finish
 
 import chunkflow
@@ -112,7 +113,7 @@ def work(rank, store, folder, results):
     dist.destroy_process_group()
 
 
-def main(command):
+def test_all(command):
     print(f"torch {torch.__version__}, gloo, {RANKS} processes, float64, tolerance {TOLERANCE}")
     split = chunkflow.torch.Batch(None, chunkflow.pack([60, 5], CHUNK), [np.zeros(60, int), np.zeros(5, int)])
     try:
@@ -137,6 +138,10 @@ def main(command):
     for name, errors in found.items():
         check(name, len(errors) == RANKS and max(errors) <= TOLERANCE, f"worst {max(errors):.1e}")
     check("all ran", len(found) == len(OWN) + 2, f"{len(found)} schedules")
+
+
+def main(command):
+    judge.run(test_all, command)
     return finish()
 
 

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 
 from families import Float64, differ, gradients
+import judge
 from judge import check, finish
 
 import chunkflow
@@ -132,7 +133,7 @@ def work(rank, store, folder, results):
     dist.destroy_process_group()
 
 
-def main(command):
+def test_all(command):
     print(f"torch {torch.__version__}, torchtitan 0.3.0, gloo, {RANKS} processes, float64, tolerance {TOLERANCE}")
     with tempfile.TemporaryDirectory() as folder:
         for lengths, name in ((LENGTHS, "lengths"), ((60, 5), "split")):
@@ -161,6 +162,10 @@ def main(command):
         n = sum(n for _, n, _ in ranks)
         check(f"torchtitan, {name}", len(ranks) == RANKS and worst <= TOLERANCE and n == ranks[0][2],
               f"{n} gradients, worst {worst:.1e}")
+
+
+def main(command):
+    judge.run(test_all, command)
     return finish()
 
 

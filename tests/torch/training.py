@@ -8,6 +8,7 @@ they have none; one sequence on two and four ranks, each with rows of its own; a
 
 import dataclasses
 import gc
+import inspect
 import os
 import socket
 import sys
@@ -30,11 +31,11 @@ from torch.utils import checkpoint
 
 import families
 from families import CHUNK, Float64, chunked_against_plain, differ, gradients, plain_step, sequences_of, tiny
-from judge import check, finish
+from judge import check, finish, run
 
 import chunkflow
 import chunkflow.torch
-from chunkflow.huggingface import Causal
+from chunkflow.huggingface import Causal, pin_rope
 from chunkflow.torch import Step, attention
 
 TOLERANCE = 1e-12
@@ -135,9 +136,9 @@ def test_own_module():
 
     def squares(logits, x):
         return (logits.square().mean(1) * x.weights).sum()
-    for bad, words in (([[5, 1.5]], "sequence 0: wanted one row of whole numbers"),
-                       ("ab", "sequence 0: wanted one row of whole numbers"),
-                       ([[3], [4, -100]], "sequence 1: wanted numbers of tokens, got -100 at 1")):
+    for bad, words in (([[5, 1.5]], "sequences[0]: wanted one row of whole numbers"),
+                       ("ab", "sequences: wanted the tokens of each sequence"),
+                       ([[3], [4, -100]], "sequences[1]: wanted numbers of tokens, got -100 at 1")):
         try:
             what = f"taken, {Step(module, module, chunk_size=32)(bad)}"
         except (TypeError, ValueError) as why:
@@ -148,6 +149,82 @@ def test_own_module():
     whole = Step(module, module, chunk_size=256, loss=squares)(sequences)
     worst = max(abs(loss / whole - 1), differ(first, gradients(module)))
     check("a loss of one's own", worst <= TOLERANCE, f"chunks of 32 beside whole sequences, {worst:.1e}")
+
+
+WRONG = (None, 3, 2.5, "x", [1], ["x"], {"a": 1}, object(), np.zeros(3), [None], [[1]], [{}], (), {}, -1, 1 << 70,
+         [object(), 3], [None, (0, "a")], float("nan"))
+
+
+def test_wrong_types():
+    """Whatever is given for whichever argument: it is taken, or what is raised names the argument."""
+    module, sequences = Small().double(), [[3, 4, 5, 6, 7], [8, 9]]
+    plan, own = chunkflow.pack([5, 2], 4), {"module": module, "forward": module, "chunk_size": 4}
+    rows = torch.zeros(1, 2, 7, 4, dtype=torch.float64)
+    cu = torch.tensor([0, 7], dtype=torch.int32)
+    model = tiny("llama")
+
+    def of(name):
+        """A method of a new batch, whose first chunk has run where its backward is asked for."""
+        def call(**given):
+            batch = chunkflow.torch.Batch(module, plan, sequences)
+            if name == "run_backward":
+                batch.run_forward(0, True)
+            return getattr(batch, name)(**given)
+        return name, call, inspect.signature(getattr(chunkflow.torch.Batch, name))
+
+    calls = [("Step", Step, inspect.signature(Step), own, [*chunkflow.PackOptions.__annotations__]),
+             ("step", lambda **given: Step(**own)(**given), inspect.signature(Step.__call__), {"sequences": sequences}),
+             ("plan", Step(**own).plan, inspect.signature(Step.plan), {"lengths": [5, 2]}),
+             ("step.log_probs", Step(**own).log_probs, inspect.signature(Step.log_probs), {"sequences": sequences}),
+             ("Batch", chunkflow.torch.Batch, inspect.signature(chunkflow.torch.Batch),
+              {"forward": module, "plan": plan, "sequences": sequences}),
+             ("attention", attention, inspect.signature(attention),
+              {"query": rows, "key": rows, "value": rows, "cu_q": cu, "cu_k": cu, "max_q": 7, "max_k": 7}),
+             ("microbatches", chunkflow.torch.microbatches, inspect.signature(chunkflow.torch.microbatches),
+              {"batch": chunkflow.torch.Batch(module, chunkflow.pack([3, 2], 4), [[3, 4, 5], [8, 9]]), "chunks": [0]}),
+             ("microbatch_loss", chunkflow.torch.microbatch_loss, inspect.signature(chunkflow.torch.microbatch_loss),
+              {"logits": torch.zeros(1, 4, 9), "target": torch.zeros(2, 4)}),
+             ("Causal", Causal, inspect.signature(Causal), {"model": model}),
+             ("pin_rope", pin_rope, inspect.signature(pin_rope), {"model": model, "length": 9})]
+    calls += [(*of(name), {"chunk": 0}) for name in ("inputs", "about", "path", "run_backward")]
+    calls += [(*of("run_forward"), {"chunk": 0, "keep": True}), (*of("log_probs"), {"rank": 0}),
+              (*of("run"), {"schedule": plan.schedule(k=1)})]
+    named = taken = 0
+    unnamed = []
+    for name, function, signature, good, *more in calls:
+        function(**good)
+        arguments = [p for p, about in signature.parameters.items() if about.kind != about.VAR_KEYWORD and p != "self"]
+        for argument in (*arguments, *(more[0] if more else ())):
+            for wrong in WRONG:
+                try:
+                    function(**{**good, argument: wrong})
+                    taken += 1
+                except Exception as error:
+                    named += 1
+                    if argument not in str(error):
+                        unnamed.append(f"{name}({argument}={wrong!r:.40}): {type(error).__name__}: {error!s:.80}")
+    check("wrong types are named", not unnamed and named > 500, f"{named} named, {taken} taken; {unnamed[:9]}")
+
+
+def test_module_of_another_model():
+    """Prompts of peft's lie in the model around the one that forward runs, which would train without them."""
+    import peft
+
+    def said(outer, of):
+        try:
+            Step(outer, Causal(of), chunk_size=32)
+        except ValueError as error:
+            return str(error)
+        return "taken"
+
+    base = tiny("llama")
+    prompts = peft.get_peft_model(base, peft.PromptTuningConfig("CAUSAL_LM", num_virtual_tokens=4))
+    what = said(prompts, base)
+    check("prompts of peft's, and forward of the model inside", "not in the model that forward runs" in what, what)
+    base = tiny("llama")
+    adapters = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"]))
+    check("adapters, and forward of the model inside", said(adapters, base) == "taken", said(adapters, base))
+    check("two models", "not in the model" in said(tiny("llama"), tiny("llama")), said(tiny("llama"), tiny("llama")))
 
 
 def test_dropout():
@@ -1131,7 +1208,7 @@ def main(words=""):
     print(f"torch {torch.__version__}, transformers {transformers.__version__}; float64, tolerance {TOLERANCE}")
     for name, test in list(globals().items()):
         if name.startswith("test_") and words in name:
-            test()
+            run(test)
     return finish()
 
 

@@ -9,7 +9,7 @@
     X(harness) X(base) X(cost) X(models) X(pack) X(tree) X(forest) X(validate) X(metadata) X(memory) X(graph) \
     X(schedule) X(schedule_pipeline) X(lockstep) X(cp_groups) X(simulate) X(loads) X(simulate_lowered) \
     X(best) X(bounds) X(check) X(lower) X(tune) X(steps) X(steps_lowered) X(forward) X(write) X(csv) X(dot) \
-    X(idle) X(refusals) X(limits) X(boundaries) X(problem) X(promises)
+    X(idle) X(refusals) X(needs) X(limits) X(boundaries) X(problem) X(promises)
 #endif
 
 #define DECLARE(name) extern const harness_suite suite_##name;

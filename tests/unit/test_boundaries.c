@@ -70,8 +70,9 @@ static const bound bounds[] = {
     {"cf_pack_desc", "n_ranks", CF_MAX_RANKS, 0, NULL},
     {"cf_pack_desc", "lockstep", 1, 0, " method cp group "},
     {"cf_pack_desc", "max_cp", CF_MAX_RANKS, 0, " method "},
-    {"cf_pass_cost", NULL, 0, 0, " timing cost "},
+    {"cf_pass_cost", NULL, 0, 0, " timing cost all "},
     {"cf_timing", NULL, 0, 0, " timing "},
+    {"cf_loss_weights_desc", "mean", 0, 0, " prompts "},
     {"cf_capacity", "rows", INT32_MAX, 0, " prefix "},
     {"cf_capacity", "prefix", INT32_MAX, 0, NULL},
     {"cf_capacity", "n_seqs", INT32_MAX, 0, " rows "}, /* which may not fit in memory, where that has 32 bits */
@@ -84,7 +85,8 @@ static const bound bounds[] = {
     {"cf_model", "vocab", CF_MAX_VOCAB, 0, " limit_bytes "},
     {"cf_model", "mtp", CF_MAX_LAYERS, 0, " limit_bytes "},
     {"cf_model", "norms", CF_MAX_KINDS, 0, NULL},
-    {"cf_layer", NULL, 0, 0, " heads kv_heads head_dim value_dim rope_dim window latent tail active parameters model "},
+    {"cf_layer", NULL, 0, 0, " heads kv_heads head_dim value_dim rope_dim window latent tail active parameters model "
+                          "experts shared shared_gate gate sinks "},
     {"cf_parallel", "tp", CF_MAX_RANKS, 0, NULL},
     {"cf_parallel", "ep", CF_MAX_EXPERTS, 0, NULL},
     {"cf_parallel", "imbalance", 1000, 0, NULL},

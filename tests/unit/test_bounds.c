@@ -78,8 +78,10 @@ static void draw_timing(harness_rng *rng, problem *p) {
         p->timing.stream_forward = (double)harness_between(rng, 0, 4) / 8;
         p->timing.stream_backward = (double)harness_between(rng, 0, 8) / 8;
         p->timing.stream_exposed = (double)harness_between(rng, 0, 4) / 4;
+        if (!(p->timing.stream_forward + p->timing.stream_backward > 0)) p->timing.stream_exposed = 0;
     }
     if (harness_chance(rng, 0.5)) return;
+    memset(&p->timing.all, 0, sizeof p->timing.all);
     p->timing.stages = p->stages;
     for (i = 0; i < 2 * MOST_STAGES; i++) {
         cf_stage_cost *cost = &p->stages[i];

@@ -29,7 +29,7 @@ static cf_schedule_desc describe(harness_rng *rng, const cf_plan *plan) {
     desc.shape.k = 1 + below(rng, 3);
     desc.shape.rank = below(rng, plan->n_ranks);
     desc.shape.forward_only = 1;
-    desc.split_backward = (int)below(rng, 2);
+    if (desc.shape.n_virtual == 1) desc.shape.placement = CF_PLACEMENT_DEFAULT;
     return desc;
 }
 

@@ -156,6 +156,8 @@ TEST(of_capacities) {
 
 /* ---- models and memory ---- */
 
+static const cf_layer an_expert = {.experts = CF_MAX_EXPERTS, .active = 1};
+
 #define MODEL_MEMBER(name, member)                                            \
     static cf_result name(int64_t value, cf_error *error) {                   \
         cf_memory_desc desc = {0};                                            \
@@ -179,16 +181,16 @@ MODEL_MEMBER(of_vocab_multiple, desc.parallel.vocab_multiple)
 MODEL_MEMBER(of_fragmentation, desc.fragmentation)
 MODEL_MEMBER(of_window, desc.state_window)
 MODEL_MEMBER(of_runtime, desc.runtime_bytes)
-MODEL_MEMBER(of_first_dense, model.layers = 7; model.first_dense)
+MODEL_MEMBER(of_first_dense, model.kinds = &an_expert; model.n_kinds = 1; model.layers = 7; model.first_dense)
 MODEL_MEMBER(of_kv_heads, model.heads = 12; model.kv_heads)
 MODEL_MEMBER(of_tp, model.heads = model.kv_heads = model.ffn = 12; desc.parallel.tp)
 MODEL_MEMBER(of_pp, model.layers = 12; desc.parallel.pp)
 MODEL_MEMBER(of_n_virtual, model.layers = 11; desc.parallel.pp = 4; desc.parallel.n_virtual)
 MODEL_MEMBER(of_mtp, model.mtp)
 MODEL_MEMBER(of_norms, model.norms)
-MODEL_MEMBER(of_ep, desc.parallel.dp = CF_MAX_EXPERTS; desc.parallel.ep)
+MODEL_MEMBER(of_ep, model.kinds = &an_expert; model.n_kinds = 1; desc.parallel.dp = CF_MAX_EXPERTS; desc.parallel.ep)
 MODEL_MEMBER(of_imbalance, desc.parallel.imbalance)
-MODEL_MEMBER(of_recompute_layers, desc.parallel.recompute_layers)
+MODEL_MEMBER(of_recompute_layers, desc.parallel.recompute = CF_RECOMPUTE_FULL; desc.parallel.recompute_layers)
 MODEL_MEMBER(of_gathered, desc.gathered)
 MODEL_MEMBER(of_lora_rank, desc.lora_rank)
 MODEL_MEMBER(of_chunk_size, desc.chunk_size)
@@ -199,6 +201,14 @@ MODEL_MEMBER(of_optimizer_bytes, desc.matrix_bytes = 8; desc.optimizer_bytes)
 MODEL_MEMBER(of_matrix_bytes, desc.matrix_bytes)
 MODEL_MEMBER(of_state_bytes, desc.state_bytes)
 MODEL_MEMBER(of_gradients_of_state, desc.state_gradient_bytes)
+
+/* The first letters of the alphabet: as many as there are kinds. */
+static const char *letters(int64_t n) {
+    static char text[CF_MAX_KINDS + 2];
+    int64_t i;
+    for (i = 0; i < CF_MAX_KINDS + 1; i++) text[i] = i == 0 || i < n ? (char)('a' + i) : '\0';
+    return text;
+}
 
 /* The same of the only kind of a model: `with` sets other members of it. */
 #define KIND_MEMBER(name, with, member)                                       \
@@ -214,7 +224,7 @@ MODEL_MEMBER(of_gradients_of_state, desc.state_gradient_bytes)
         member = value;                                                       \
         return cf_model_validate(&model, error);                              \
     }
-KIND_MEMBER(count, (void)kind, model.n_kinds)
+KIND_MEMBER(count, (void)kind; model.pattern = letters(value), model.n_kinds)
 KIND_MEMBER(heads, (void)kind, kind->heads)
 KIND_MEMBER(kv_heads, kind->heads = 12, kind->kv_heads)
 KIND_MEMBER(head_dim, kind->heads = 3, kind->head_dim)
@@ -235,7 +245,7 @@ KIND_MEMBER(ffn, (void)kind, kind->ffn)
 KIND_MEMBER(experts, kind->active = 1, kind->experts)
 KIND_MEMBER(active, kind->experts = 2000, kind->active)
 KIND_MEMBER(active_of_few, kind->experts = 5, kind->active)
-KIND_MEMBER(shared, (void)kind, kind->shared)
+KIND_MEMBER(shared, kind->experts = kind->active = 1, kind->shared)
 
 TEST(of_kinds) {
     const cf_result bad = CF_ERROR_ARGUMENT;

@@ -99,6 +99,7 @@ TEST(bounds_of_either_form) {
         p.desc.shape.placement = CF_PLACEMENT_LOOP;
         p.desc.shape.replay = CF_REPLAY_LOCAL;
         p.desc.kind = CF_SCHEDULE_PAPER;
+        p.desc.split_backward = 0;
         whole = bound_of(&p);
         p.desc.kind = CF_SCHEDULE_ZERO_BUBBLE;
         split = bound_of(&p);

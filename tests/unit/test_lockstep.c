@@ -59,6 +59,7 @@ static void draw(harness_rng *rng, in_step *t) {
         t->order.shape.n_virtual = harness_between(rng, 1, 2);
         t->order.split_backward = (int)harness_between(rng, 0, 1);
         t->order.shape.forward_only = harness_between(rng, 0, 7) == 0;
+        problem_settle(&t->order);
         t->order.max_tries = 40;
         if (harness_between(rng, 0, 2) == 0) {
             t->order.limits.bytes = harness_between(rng, 1000, 3000);
@@ -174,6 +175,7 @@ TEST(columns_take_as_long_as_the_dearest_rank_at_each_position) {
         draw(&rng, &t);
         memset(&t.order.limits, 0, sizeof t.order.limits);
         t.order.kind = CF_SCHEDULE_PAPER;
+        t.order.split_backward = 0;
         t.order.shape = (cf_shape){0};
         timing.all.forward = t.pack.cost;
         t.order.timing = simulate.timing = &timing;

@@ -201,6 +201,7 @@ TEST(rows_of_experts_by_hand) {
     cf_model plain = *cf_model_find("qwen3-30b-a3b");
     int64_t rows = 8 * (2 * 2048 + 3 * 2 * 768);
     plain.kinds = NULL;
+    plain.n_kinds = 0;
     plain.ffn = 768;
     desc.model = &plain;
     REQUIRE(cf_memory_token_bytes(&desc, 0, &dense, NULL) == CF_OK);

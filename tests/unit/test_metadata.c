@@ -599,7 +599,7 @@ static int draw_loss(harness_rng *rng, const oracle_batch *batch, loss_batch *b)
     }
     b->how.mean = (cf_mean)harness_between(rng, CF_MEAN_DEFAULT, CF_MEAN_PROMPTS);
     b->how.ignored = masked ? b->ignored : NULL;
-    b->how.prompts = b->prompts;
+    if (b->how.mean == CF_MEAN_PROMPTS) b->how.prompts = b->prompts;
     b->how.shifted = harness_chance(rng, 0.3);
     return 1;
 }
@@ -690,7 +690,7 @@ TEST(batches_that_people_tried) {
     int64_t i, chunk, row;
     memset(none, 1, sizeof none);
     for (i = 0; i < (int64_t)(sizeof cases / sizeof cases[0]); i++) {
-        cf_pack_desc pack = {.chunk_size = 32, .min_shared_prefix = 1};
+        cf_pack_desc pack = {.chunk_size = 32, .min_shared_prefix = cases[i].shares != NULL};
         cf_loss_weights_desc how = {0};
         cf_metadata_desc desc = {0};
         cf_plan *plan = NULL;
@@ -776,6 +776,9 @@ TEST(loss_weights_refuse_bad_arguments) {
     CHECK_INT(cf_loss_weights(lengths, 2, &how, weights, &error), CF_ERROR_ARGUMENT);
     CHECK(strcmp(error.field, "prompts") == 0 && error.item == 1 && error.got == -1 && error.wanted == 0);
     how.mean = CF_MEAN_TOKENS;
+    CHECK_INT(cf_loss_weights(lengths, 2, &how, weights, &error), CF_ERROR_ARGUMENT);
+    CHECK(strcmp(error.field, "prompts") == 0 && error.item == -1 && strstr(error.text, "CF_MEAN_PROMPTS") != NULL);
+    how.prompts = NULL;
     how.allocator = &failing;
     CHECK_INT(cf_loss_weights(lengths, 2, &how, weights, &error), CF_ERROR_MEMORY);
     failing.release = NULL;

@@ -426,6 +426,8 @@ static cf_model random_kinds(harness_rng *rng, cf_layer *kinds, char *pattern) {
     for (i = 0; i < 3; i++)
         if (kinds[i].no_ffn) kinds[i].experts = kinds[i].active = kinds[i].shared = kinds[i].shared_gate = 0;
     for (i = 0; i < n; i++) pattern[i] = (char)('a' + harness_between(rng, 0, 2));
+    for (i = 0; i < 3; i++) /* each of them in some layer */
+        if (memchr(pattern, (int)('a' + i), (size_t)n) == NULL) pattern[n++] = (char)('a' + i);
     pattern[n] = '\0';
     m.kinds = kinds;
     m.n_kinds = 3;
@@ -433,14 +435,17 @@ static cf_model random_kinds(harness_rng *rng, cf_layer *kinds, char *pattern) {
     m.first_dense = harness_chance(rng, 0.5) ? harness_between(rng, 0, 2) : 0;
     m.mtp = harness_chance(rng, 0.3) ? harness_between(rng, 1, 2) : 0;
     for (i = 0; i < 3; i++)
-        if (kinds[i].experts == 0) kinds[i].shared = kinds[i].shared_gate = 0;
+        if (kinds[i].experts == 0) kinds[i].shared = 0;
+    for (i = 0; i < 3; i++)
+        if (kinds[i].shared == 0) kinds[i].shared_gate = 0;
+    if (kinds[0].experts + kinds[1].experts + kinds[2].experts == 0) m.first_dense = 0;
     return m;
 }
 
 TEST(counts_of_kinds_are_those_of_the_tensors) {
     harness_rng rng = {23};
     cf_layer kinds[3];
-    char pattern[8];
+    char pattern[12];
     int64_t i, published_ones = COUNT(published_kinds);
     for (i = 0; i < 400 + published_ones; i++) {
         cf_model m = i < published_ones ? *cf_model_find(published_kinds[i].name) : random_kinds(&rng, kinds, pattern);
@@ -456,7 +461,7 @@ TEST(counts_of_kinds_are_those_of_the_tensors) {
 TEST(stages_of_kinds_add_up) {
     harness_rng rng = {24};
     cf_layer kinds[3];
-    char pattern[8];
+    char pattern[12];
     int i, checked = 0;
     for (i = 0; i < 600; i++) {
         cf_model m = random_kinds(&rng, kinds, pattern);
@@ -465,6 +470,7 @@ TEST(stages_of_kinds_add_up) {
         cf_parameters counted, whole;
         cf_shard shard;
         p.ep = (int64_t)1 << harness_between(&rng, 0, 2);
+        if (kinds[0].experts + kinds[1].experts + kinds[2].experts == 0) p.ep = 1;
         if (cf_parallel_validate(&m, &p, NULL) != CF_OK) continue;
         checked++;
         REQUIRE(cf_model_parameters(&m, &whole, NULL) == CF_OK);

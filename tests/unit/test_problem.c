@@ -80,7 +80,7 @@ static void check_capacity(const problem *p, cf_steps *const *steps) {
         if (steps[stage]->n_boundaries > boundaries) boundaries = steps[stage]->n_boundaries;
         CHECK_INT(cf_steps_capacity(p->plan, steps[stage], &most, NULL), CF_OK);
     }
-    CHECK(most.slots == slots && most.states == states && most.boundaries == boundaries);
+    CHECK(most.activations == slots && most.states == states && most.boundaries == boundaries);
 }
 
 /* The library's own judges, and what else it says of a schedule. */

@@ -163,6 +163,7 @@ TEST(where_one_chunk_fits_there_is_a_schedule) {
                                    : kind > CF_SCHEDULE_INTERLEAVED ? harness_between(&rng, 1, 3)
                                                                     : 1;
             if (kind > CF_SCHEDULE_INTERLEAVED && harness_chance(&rng, 0.4)) desc.shape.placement = CF_PLACEMENT_V;
+            problem_settle(&desc);
             desc.shape.k = harness_between(&rng, 1, 4);
             desc.split_backward = kind == CF_SCHEDULE_BEST && harness_chance(&rng, 0.5);
             desc.max_tries = harness_between(&rng, 1, 20);

@@ -320,8 +320,8 @@ TEST(splits_and_outputs_of_models) {
     split.placement = CF_PLACEMENT_COUNT;
     harness_poison(&counted, sizeof counted);
     REFUSED(cf_stage_parameters(model, &split, 0, &counted, &error), CF_ERROR_ARGUMENT, "parallel.placement");
-    split.placement = CF_PLACEMENT_V;
     split.pp = 2;
+    split.placement = CF_PLACEMENT_DEFAULT;
     split.layers = layers;
     REFUSED(cf_stage_parameters(model, &split, 0, &counted, &error), CF_ERROR_ARGUMENT, "parallel.layers");
     CHECK_INT(error.item, 0);
@@ -651,7 +651,9 @@ TEST(what_is_wanted_would_do) {
         int64_t wanted;
     } cases[] = {{CF_SCHEDULE_1F1B, {.n_virtual = CF_MAX_STAGES + 1}, "shape.n_virtual", 1},
                  {CF_SCHEDULE_PAPER, {.placement = (cf_placement)99}, "shape.placement", CF_PLACEMENT_LOOP},
-                 {CF_SCHEDULE_ZERO_BUBBLE, {.placement = (cf_placement)99}, "shape.placement", CF_PLACEMENT_V},
+                 {CF_SCHEDULE_ZERO_BUBBLE, {.placement = (cf_placement)99}, "shape.placement", CF_PLACEMENT_LOOP},
+                 {CF_SCHEDULE_ZERO_BUBBLE, {.n_virtual = 2, .placement = (cf_placement)99}, "shape.placement",
+                  CF_PLACEMENT_V},
                  {CF_SCHEDULE_GPIPE, {.forward_only = 5}, "shape.forward_only", 0},
                  {CF_SCHEDULE_BEST, {.forward_only = 5}, "shape.forward_only", 1}};
     const int64_t length = 9, primes[] = {2147483647, 2147483629};

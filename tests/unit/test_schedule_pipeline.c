@@ -189,6 +189,7 @@ TEST(every_first_forward_first) {
         p.desc.shape.placement = CF_PLACEMENT_LOOP;
         p.desc.shape.replay = CF_REPLAY_LOCAL;
         p.desc.forwards_first = 1;
+        p.desc.split_backward = 0;
         schedule = make(p.plan, &p.desc);
         REQUIRE(schedule != NULL && cf_schedule_validate(p.plan, schedule, NULL, NULL, NULL) == CF_OK);
         clock.timing = p.desc.timing;
@@ -394,6 +395,7 @@ TEST(limits_at_the_peak_and_below) {
         desc.kind = (cf_schedule_kind)harness_between(&rng, CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B);
         if (desc.kind != CF_SCHEDULE_PAPER) desc.shape.replay = CF_REPLAY_LOCAL;
         desc.shape.n_virtual = 1;
+        desc.split_backward = 0;
         desc.shape.placement = CF_PLACEMENT_LOOP;
         schedule = make(p.plan, &desc);
         REQUIRE(schedule != NULL);

@@ -172,7 +172,7 @@ TEST(streams_by_hand) {
     CHECK(fabs(timeline->stream_seconds - (timeline->makespan - 7 * 4 - 4 * 8)) < 1e-12);
     CHECK(timeline->bound <= timeline->makespan * (1 + 1e-12));
     cf_timeline_free(timeline);
-    timing.stream_forward = timing.stream_backward = 0;
+    timing.stream_forward = timing.stream_backward = timing.stream_exposed = 0;
     timeline = NULL;
     CHECK_INT(cf_simulate(plan, schedule, &desc, &timeline, NULL), CF_OK);
     REQUIRE(timeline != NULL);

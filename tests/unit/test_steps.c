@@ -221,11 +221,11 @@ TEST(capacities_are_high_water_marks) {
             CHECK(n_seqs <= (plan->align > 1 ? 2 * chunk->n_slices + (chunk->n_slices == 0) : chunk->n_slices + 1));
             raise_to(&wanted.n_seqs, plan->align > 1 && chunk->n_slices > 0 ? 2 * chunk->n_slices : n_seqs);
         }
-        raise_to(&wanted.slots, steps->n_slots);
+        raise_to(&wanted.activations, steps->n_slots);
         raise_to(&wanted.states, steps->n_states);
         CHECK_INT(cf_steps_capacity(plan, steps, &most, NULL), CF_OK);
         CHECK(most.rows == wanted.rows && most.prefix == wanted.prefix && most.n_seqs == wanted.n_seqs);
-        CHECK(most.slots == wanted.slots && most.states == wanted.states && most.boundaries == 0);
+        CHECK(most.activations == wanted.activations && most.states == wanted.states && most.boundaries == 0);
         cf_steps_free(steps);
         cf_schedule_free(schedule);
         cf_plan_free(plan);
@@ -247,7 +247,7 @@ TEST(a_capacity_is_raised_only_where_all_is_well) {
     CHECK(memcmp(&most, &poison, sizeof most) == 0);
     memset(&most, 0, sizeof most);
     CHECK_INT(cf_steps_capacity(f.plan, NULL, &most, &error), CF_OK);
-    CHECK(most.rows == 8 && most.prefix == 32 && most.n_seqs == 3 && most.slots == 0 && most.states == 0);
+    CHECK(most.rows == 8 && most.prefix == 32 && most.n_seqs == 3 && most.activations == 0 && most.states == 0);
     cf_steps_free(steps);
     drop_fixture(&f);
 }

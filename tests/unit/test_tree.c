@@ -1492,7 +1492,7 @@ TEST(two_validators_agree_on_trees) {
         desc.kind = (cf_schedule_kind)(1 + below(&random, CF_SCHEDULE_BEST));
         desc.shape.n_stages = 1 + below(&random, 3);
         if (desc.kind >= CF_SCHEDULE_INTERLEAVED) desc.shape.n_virtual = 1 + below(&random, 2);
-        desc.split_backward = (int)below(&random, 2);
+        desc.split_backward = (int)below(&random, 2) && desc.kind >= CF_SCHEDULE_ZERO_BUBBLE;
         desc.max_tries = 20;
         desc.shape.k = 1 + below(&random, 3);
         if (below(&random, 2) && desc.kind == CF_SCHEDULE_PAPER) desc.shape.replay = CF_REPLAY_PIPELINE;

@@ -208,6 +208,7 @@ TEST(what_is_written_is_what_is_there) {
         order.kind = CF_SCHEDULE_ZERO_BUBBLE;
         order.shape.n_virtual = harness_between(&rng, 1, 2);
         order.shape.placement = harness_chance(&rng, 0.5) ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
+        if (order.shape.n_virtual == 1) order.shape.placement = CF_PLACEMENT_LOOP;
         if (harness_chance(&rng, 0.5)) order.limits.chunks = 2 * harness_between(&rng, 1, 3);
         REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
         harness_poison(&error, sizeof error);

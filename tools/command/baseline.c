@@ -142,7 +142,7 @@ void baseline_take_form(cf_tune_desc *desc, int packed, const int64_t *chunk_siz
     static const cf_replay replay = CF_REPLAY_LOCAL;
 
     desc->pack.max_slices = most_slices(packed, desc->pack.max_slices);
-    desc->pack.min_shared_prefix = INT64_MAX; /* the same batches, but nothing is shared */
+    if (desc->pack.shared_prefixes) desc->pack.min_shared_prefix = INT64_MAX; /* the same batches, nothing is shared */
     desc->pack.max_cp = 0;
     desc->chunk_sizes = chunk_size;
     desc->ks = &k;

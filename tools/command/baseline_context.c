@@ -242,7 +242,6 @@ static cf_result make_costs(const context_search *s, const context_way *way, con
         stages[v] = ways[out->ring];
     }
     out->timing.stages = stages;
-    out->timing.all = stages[0];
     out->timing.seconds_per_token /= (double)way->cp;
     return result;
 }

@@ -294,6 +294,25 @@ const char *cli_guess_text(const cli_guess *guess) {
     return out;
 }
 
+const char *cli_guess_among(const char *word, const char *const *names) {
+    cli_guess guess = {NULL, NULL, 0};
+
+    for (guess.word = word; *names; names++) cli_guess_offer(&guess, *names);
+    return cli_guess_text(&guess);
+}
+
+int cli_refuse_name(const char *command, const char *option, const char *given, const char *word,
+                    const char *const *names, const char *others) {
+    const char *guessed = cli_guess_among(word, names);
+    char list[1024] = "";
+    int i;
+
+    for (i = 0; names[i]; i++)
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i > 0 ? ", " : "", names[i]);
+    return cli_usage(command, "%s: there is no '%s'%s There are: %s. Any other: %s", option, given,
+                     *guessed ? guessed : ".", list, others);
+}
+
 /* Options that had another name before 0.1.0. */
 static const char *const renamed_options[][2] = {{"--gang", "--max-cp"}, {"--budget", "--max-tries"}};
 
@@ -396,10 +415,16 @@ int cli_take_numbers(const char *command, const char *option, const char *text, 
 
 static int set_choice(const cli_command *command, const cli_option *option, const char *text, int64_t *out) {
     int64_t place = find_choice(option->value, text);
+    char copy[256];
+    const char *names[16] = {NULL};
+    int n = 0;
 
-    if (place == 0) return cli_usage(command->name, "%s: got '%s', wanted %s", option->name, text, option->value);
     *out = place;
-    return CLI_OK;
+    if (place > 0) return CLI_OK;
+    snprintf(copy, sizeof copy, "%s", option->value);
+    for (names[0] = strtok(copy, "|"); names[n] && n < 15; n++) names[n + 1] = strtok(NULL, "|");
+    return cli_usage(command->name, "%s: got '%s', wanted %s%s", option->name, text, option->value,
+                     cli_guess_among(text, names));
 }
 
 static int set_option(const cli_command *command, const cli_option *option, const char *text, void *options) {

@@ -161,6 +161,14 @@ typedef struct cli_guess {
 void cli_guess_offer(cli_guess *guess, const char *name);
 const char *cli_guess_text(const cli_guess *guess);
 
+/* The same for a word that is none of `names`, which NULL ends. */
+const char *cli_guess_among(const char *word, const char *const *names);
+
+/* Refuses a name that an option was given, and lists those that there are. word: what of it is compared; others: what
+   else may be given. Returns an exit code. */
+int cli_refuse_name(const char *command, const char *option, const char *given, const char *word,
+                    const char *const *names, const char *others);
+
 /* Takes "N,N,..." from an option of the kind CLI_TEXT: each min .. max, as cli_parse_number reads them. *out is to be
    freed; it is untouched on failure, which the message explains. Returns an exit code. */
 int cli_take_numbers(const char *command, const char *option, const char *text, int64_t min, int64_t max, int64_t **out,

@@ -86,6 +86,10 @@ static const char *quote(const char *text, size_t n) {
 }
 
 static int bad_line(const reader *in, const char *got, size_t n) {
+    if (n > 0 && (*got == '[' || *got == '{'))
+        return cli_at_line(in->path, in->line,
+                           "got '%s', which looks like JSON; wanted a length in tokens on each line, without brackets "
+                           "and commas", quote(got, n));
     return cli_at_line(in->path, in->line,
                        "got '%s', wanted a length in tokens (0 .. %lld), or a length and a count, or a tree such as "
                        "32K + 2K 16%s",

@@ -64,22 +64,6 @@ static const char *own_name(const char *name) {
     return text;
 }
 
-static int refuse_model(const char *command, const char *name) {
-    char list[1024] = "";
-    const char *guessed;
-    cli_guess guess = {NULL, NULL, 0};
-    int i;
-
-    guess.word = own_name(name);
-    for (i = 0; model_names[i]; i++) {
-        cli_guess_offer(&guess, model_names[i]);
-        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i > 0 ? ", " : "", model_names[i]);
-    }
-    guessed = cli_guess_text(&guess);
-    return cli_usage(command, "--model: there is no '%s'%s There are: %s. Any other: --config FILE", name,
-                     *guessed ? guessed : ".", list);
-}
-
 static int make_model(const char *command, const modelling_options *asked, modelling *out) {
     const char *missing;
     int code;
@@ -88,7 +72,9 @@ static int make_model(const char *command, const modelling_options *asked, model
     out->model.name = "custom";
     if (asked->model) {
         const cf_model *named = cf_model_find(own_name(asked->model));
-        if (!named) return refuse_model(command, asked->model);
+        if (!named)
+            return cli_refuse_name(command, "--model", asked->model, own_name(asked->model), model_names,
+                                   "--config FILE");
         out->model = *named;
     }
     if (asked->config) {
@@ -161,6 +147,9 @@ void modelling_free(modelling *m) {
 #define GPU_REAL(key) {.name = #key, .type = JSON_REAL, .offset = offsetof(gpu_object, gpu.key), .optional = 1}
 #define GPU_COUNT(key) {.name = #key, .type = JSON_COUNT, .offset = offsetof(gpu_object, gpu.key), .optional = 1}
 
+static const char *const gpu_names[] = {"a100-40g", "a100-80g", "h100-80g", "h200", "b200", "gb200", "h20", "mi300x",
+                                         "l40s", "rtx4090", "rtx5090", NULL};
+
 typedef struct gpu_object {
     uint32_t like, name; /* the latter is for its reader: what is printed is the file's */
     cf_gpu gpu;
@@ -186,7 +175,9 @@ static int take_gpu(const json_document *document, const char *name, cf_gpu *out
     if (code == CLI_OK && seen & 1) {
         json_copy_text(document, object.like, text, sizeof text);
         like = cf_gpu_find(text);
-        if (!like) return json_wrong(document, object.like, "like: there is no GPU '%s'", text);
+        if (!like)
+            return json_wrong(document, object.like, "like: there is no GPU '%s'%s", text,
+                              cli_guess_among(text, gpu_names));
         object.gpu = *like;
         code = json_read_object(document, 0, gpu_fields, &object, NULL); /* what it says of its own comes last */
     }
@@ -211,9 +202,7 @@ int modelling_find_gpu(const char *command, const char *name, cf_gpu *out) {
     const cf_gpu *gpu = cf_gpu_find(name);
 
     if (!gpu && strchr(name, '.')) return read_gpu(name, out);
-    if (!gpu)
-        return cli_usage(command, "--gpu: there is no '%s'; wanted one of a100-40g, a100-80g, h100-80g, h200, b200, "
-                         "gb200, h20, mi300x, l40s, rtx4090, rtx5090, or FILE.json", name);
+    if (!gpu) return cli_refuse_name(command, "--gpu", name, name, gpu_names, "FILE.json");
     *out = *gpu;
     return CLI_OK;
 }

@@ -308,6 +308,7 @@ static cf_parallel parallel_of(const pipeline *p, int64_t n_virtual, cf_recomput
 
     if (n_virtual != parallel.n_virtual) parallel.layers = NULL; /* they are those of other stages */
     parallel.n_virtual = n_virtual;
+    if (n_virtual == 1) parallel.placement = CF_PLACEMENT_DEFAULT;
     if (recompute != CF_RECOMPUTE_DEFAULT) parallel.recompute = recompute;
     return parallel;
 }

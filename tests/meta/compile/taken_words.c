@@ -1,5 +1,6 @@
 /* Both libraries where the words that system headers take are taken: near, far, min, max, small and interface by
-   windows.h, I by complex.h, unix and linux by GNU compilers, the rest by X11. */
+   windows.h, I by complex.h, unix and linux by GNU compilers, slots, signals, emit and foreach by Qt, the rest by
+   X11. */
 #define near
 #define far
 #define NEAR
@@ -14,6 +15,10 @@
 #define OPTIONAL
 #define CALLBACK
 #define I _Complex_I
+#define slots
+#define signals public
+#define emit
+#define foreach for
 #undef unix
 #define unix 1
 #undef linux

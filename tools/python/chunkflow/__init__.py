@@ -135,9 +135,67 @@ def _make(kind: str, function: Any, *arguments: Any) -> Any:
     return ffi.gc(out[0], getattr(lib, f"cf_{kind}_free"))
 
 
+def _whole(value: Any, what: str, least: int = -2**63, most: int = 2**63 - 1) -> int:
+    """A whole number; what is none, or too large for the library, is named."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what}: wanted a whole number, got {value!r:.99}") from None
+    if not least <= number <= most:
+        kind = ValueError if -2**63 <= number < 2**64 else OverflowError
+        raise kind(f"{what}: got {number}, wanted {least} .. {most}")
+    return number
+
+
+def _flag(value: Any, what: str) -> int:
+    """Yes or no."""
+    if not isinstance(value, (bool, np.bool_, int, np.integer)) or value not in (0, 1):
+        raise TypeError(f"{what}: wanted True or False, got {value!r:.99}")
+    return int(value)
+
+
+def _callable(value: Any, what: str) -> Any:
+    if not callable(value):
+        raise TypeError(f"{what}: wanted a function, got {value!r:.99}")
+    return value
+
+
+def _at(value: Any, n: int, what: str) -> int:
+    """One of n numbers that count from 0."""
+    if not 0 <= _whole(value, what) < n:
+        raise IndexError(f"{what}: got {value}, wanted 0 .. {n - 1}")
+    return _whole(value, what)
+
+
+def _each(values: Any, what: str, wanted: str) -> list[Any]:
+    """The items of a sequence; wanted: what it shall have."""
+    try:
+        if isinstance(values, (str, bytes, Mapping)):
+            raise TypeError
+        return list(values)
+    except TypeError:
+        raise TypeError(f"{what}: wanted {wanted}, got {values!r:.99}") from None
+
+
+def _numbers(values: Any, what: str) -> np.ndarray:
+    """An array, whatever its shape."""
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError):
+        raise TypeError(f"{what}: wanted numbers, got {values!r:.99}") from None
+
+
+def _reals(values: Any, what: str) -> list[float]:
+    """One row of numbers."""
+    array = _numbers(values, what)
+    if array.ndim != 1 or array.dtype.kind not in "iuf":
+        raise TypeError(f"{what}: wanted one row of numbers, got shape {array.shape} of {array.dtype}")
+    return [float(x) for x in array]
+
+
 def _integers(values: Any, what: str) -> np.ndarray:
     """One row of whole numbers as the library reads them."""
-    array = np.asarray(values)
+    array = _numbers(values, what)
     if array.size == 0 and array.ndim == 1:
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -229,13 +287,17 @@ def _masks(ignored: Sequence[Any] | None, lengths: np.ndarray, given: _Given) ->
     """For each sequence a byte for each of its tokens, not 0 where it is no target; None for a sequence: all are."""
     if ignored is None:
         return ffi.NULL
+    ignored = _each(ignored, "ignored", f"None or a mask for each of {len(lengths)} sequences")
     if len(ignored) != len(lengths):
         _refuse("ignored", len(lengths), len(ignored), "has not one mask for each sequence")
     masks = ffi.new("unsigned char *[]", len(lengths))
     for sequence, values in enumerate(ignored):
         if values is None:
             continue
-        mask = np.ascontiguousarray(values, dtype=np.bool_).view(np.uint8)
+        mask = _numbers(values, "ignored")
+        if mask.dtype.kind not in "biuf":
+            raise TypeError(f"ignored: wanted a mask of sequence {sequence}, got {values!r:.99}")
+        mask = np.ascontiguousarray(mask, dtype=np.bool_).view(np.uint8)
         if mask.shape != (lengths[sequence],):
             _refuse("ignored", int(lengths[sequence]), mask.size, f"has not a byte for each token of {sequence}")
         masks[sequence] = ffi.from_buffer("unsigned char[]", mask)
@@ -244,7 +306,7 @@ def _masks(ignored: Sequence[Any] | None, lengths: np.ndarray, given: _Given) ->
     return masks
 
 
-def _pointed(struct: str, member: str, value: Any, given: _Given, number: Callable[[str], int]) -> Any:
+def _pointed(struct: str, member: str, value: Any, given: _Given, number: Callable[[str], int], what: str) -> Any:
     """What a member of a description that is a pointer shall point to."""
     ctype = _fields(struct)[member]
     length = _LENGTHS.get((struct, member))
@@ -253,21 +315,23 @@ def _pointed(struct: str, member: str, value: Any, given: _Given, number: Callab
         raise TypeError(f"{struct}.{member} cannot be given from Python")
     elif length is None:
         made = ffi.new(ctype)
-        _fill(made, value, given, number)
+        _fill(made, value, given, number, what)
     else:
         if ctype.item.cname == "double":
-            value = np.asarray(value, np.float64).tolist()
+            value = _reals(value, what)
         elif ctype.item.kind != "struct":
-            value = _integers(value, member)
+            value = _integers(value, what)
+        else:
+            value = _each(value, what, f"a list of {ctype.item.cname.replace('const ', '')}")
         wanted = _count(length, number)
         if wanted >= 0 and len(value) != wanted:
-            _refuse(member, wanted, len(value), f"has not ({length}) items")
+            _refuse(what, wanted, len(value), f"has not ({length}) items")
         made = ffi.new(f"{ctype.item.cname.replace('const ', '')}[]", len(value))
         for i, item in enumerate(value):
             if isinstance(item, Mapping):
-                _fill(made + i, item, given, number)
+                _fill(made + i, item, given, number, f"{what}[{i}]")
             else:
-                _set(made, i, item, member)
+                _set(made, i, item, what)
     given.append(made)
     return made
 
@@ -275,31 +339,32 @@ def _pointed(struct: str, member: str, value: Any, given: _Given, number: Callab
 _POINTERS = ("pointer", "function")
 
 
-def _fill(c: Any, options: Mapping[str, Any], given: _Given, number: Callable[[str], int]) -> None:
-    """The members of a record; those of its shape, if it has one, stand among them."""
+def _fill(c: Any, options: Mapping[str, Any], given: _Given, number: Callable[[str], int], what: str) -> None:
+    """The members of a record; those of its shape, if it has one, stand among them. what: the record's own name."""
     struct = ffi.typeof(c).item.cname
     fields = _fields(struct)
     if not isinstance(options, Mapping):
-        raise TypeError(f"wanted a dictionary of members of {struct}, got {options!r}")
+        raise TypeError(f"{what}: wanted a dictionary of members of {struct}, got {options!r:.99}")
     for name in options:
         if name not in _members(struct):
-            raise TypeError(f"{struct} has no member '{name}'{_now(name)}; it has {', '.join(_members(struct))}")
+            raise TypeError(f"{what}: {struct} has no member '{name}'{_now(name)}; "
+                            f"it has {', '.join(_members(struct))}")
     rest = {name: value for name, value in options.items() if name in fields}
     if len(rest) < len(options):
         of_shape = {name: value for name, value in options.items() if name not in rest}
-        _fill(ffi.addressof(c[0], "shape"), of_shape, given, number)
+        _fill(ffi.addressof(c[0], "shape"), of_shape, given, number, what)
     # Numbers first: they say how long arrays are.
     for name, value in sorted(rest.items(), key=lambda item: fields[item[0]].kind in ("struct", *_POINTERS)):
-        ctype = fields[name]
+        ctype, at = fields[name], name if what == "options" else f"{what}.{name}"
         if value is None:
             continue
         if ctype.kind in _POINTERS:
-            setattr(c, name, _pointed(struct, name, value, given, number))
+            setattr(c, name, _pointed(struct, name, value, given, number, at))
         elif ctype.kind == "struct" and isinstance(value, Mapping):
-            _fill(ffi.addressof(c[0], name), value, given, number)
+            _fill(ffi.addressof(c[0], name), value, given, number, at)
         else:
             named = ctype.kind == "enum" and isinstance(value, str)
-            _set(c, name, _number_of(ctype.cname, value, name) if named else value, name)
+            _set(c, name, _number_of(ctype.cname, value, at) if named else value, at)
 
 
 def _set(c: Any, at: str | int, value: Any, name: str) -> None:
@@ -315,16 +380,16 @@ def _set(c: Any, at: str | int, value: Any, name: str) -> None:
         raise TypeError(f"{name}: {why}, got {value!r}") from None
 
 
-def _describe(struct: str, options: Mapping[str, Any],
-              number: Callable[[str], int] | None = None) -> tuple[Any, _Given]:
+def _describe(struct: str, options: Mapping[str, Any], number: Callable[[str], int] | None = None,
+              what: str = "options") -> tuple[Any, _Given]:
     """A description with these options, and what must live as long as it. `number` knows the sizes that the description
-    itself does not have."""
+    itself does not have; what: the argument that the options are."""
     c, given = ffi.new(f"{struct} *"), _Given()
     if number is None:
         defaults = getattr(lib, struct.replace("_desc", "_defaults"))
-        _fill(c, options, given, lambda name: int(_member(defaults(c), name)))
+        _fill(c, options, given, lambda name: int(_member(defaults(c), name)), what)
     else:
-        _fill(c, options, given, number)
+        _fill(c, options, given, number, what)
     return c, given
 
 
@@ -544,12 +609,11 @@ class Schedule(_Object):
         super().__init__(c)
         self.plan = plan
         self.report = report
-        """What the search tried (cf_search_report), where the kind is "best" or "paper"; or None."""
+        """What the search tried, and the makespan (cf_search_report); None where schedule did not make it."""
 
     def stage(self, stage: int) -> np.ndarray:
         """The actions of one stage, in order: records with "pass" (see PASSES), "chunk", "stage" and "keep"."""
-        if not 0 <= stage < self.n_stages:
-            raise IndexError(f"stage: got {stage}, wanted 0 .. {self.n_stages - 1}")
+        stage = _at(stage, self.n_stages, "stage")
         return self.actions[self.first[stage]:self.first[stage + 1]]
 
     def simulate(self, **options: Unpack[SimulateOptions]) -> Timeline:
@@ -565,7 +629,8 @@ class Schedule(_Object):
 
     def steps(self, stage: int = 0, seed: int = 0) -> Steps:
         """cf_steps_make: what a trainer walks through on a stage, with slots, states, seeds and flags."""
-        return Steps(_make("steps", lib.cf_steps_make, self.plan.c, self.c, stage, seed, ffi.NULL))
+        return Steps(_make("steps", lib.cf_steps_make, self.plan.c, self.c, _whole(stage, "stage"),
+                           _whole(seed, "seed", 0, 2**64 - 1), ffi.NULL))
 
     def capacity(self, stage: int = 0, so_far: Mapping[str, int] | None = None) -> dict[str, int]:
         """cf_steps_capacity: how large a trainer's buffers must be, for this batch and those before (`so_far`)."""
@@ -583,7 +648,7 @@ class Schedule(_Object):
 
 
 def _capacity(plan: Any, steps: Any, so_far: Mapping[str, int] | None) -> dict[str, int]:
-    capacity, _given = _describe("cf_capacity", so_far or {}, int)
+    capacity, _given = _describe("cf_capacity", {} if so_far is None else so_far, int, "so_far")
     _call(lib.cf_steps_capacity, plan, steps, capacity)
     return {name: getattr(capacity, name) for name in _fields("cf_capacity")}
 
@@ -624,6 +689,7 @@ class Plan(_Object):
 
     def sequences_of(self, slice: int) -> np.ndarray:
         """The sequences that run through a slice: those that a loss of its rows belongs to."""
+        slice = _at(slice, self.n_slices, "slice")
         if self.order is None:
             return self.slices["sequence"][slice:slice + 1]
         first = self.slices["first"][slice]
@@ -631,12 +697,12 @@ class Plan(_Object):
 
     def chain_above(self, chain: int) -> int:
         """The chain of a tree that a chain goes on from; -1: none."""
-        up = int(self.chunks["up"][self.chains["first_chunk"][chain]])
+        up = int(self.chunks["up"][self.chains["first_chunk"][_at(chain, self.n_chains, "chain")]])
         return int(self.chunks["chain"][up]) if up >= 0 else -1
 
     def row_of(self, sequence: int, position: int) -> tuple[int, int]:
         """The chunk, and the row in it, that has a token of a sequence."""
-        sequence, position, slices = operator.index(sequence), operator.index(position), self.slices
+        sequence, position, slices = _whole(sequence, "sequence"), _whole(position, "position"), self.slices
         has = (slices["begin"] <= position) & (position < slices["begin"] + slices["length"])
         if self.order is None:
             has &= slices["sequence"] == sequence
@@ -645,7 +711,7 @@ class Plan(_Object):
             has &= (slices["first"] <= place) & (place < slices["first"] + slices["n"])
         found = np.flatnonzero(has)
         if not 0 <= sequence < self.n_sequences or not found.size:
-            raise IndexError(f"there is no token {position} of sequence {sequence}")
+            raise IndexError(f"position: there is no token {position} of sequence {sequence}")
         chunk = int(np.searchsorted(self.chunks["first_slice"], found[0], side="right")) - 1
         while self.chunks["n_slices"][chunk] == 0:
             chunk -= 1
@@ -653,14 +719,14 @@ class Plan(_Object):
 
     def kv_sources_of(self, chunk: int) -> np.ndarray:
         """cf_kv_sources: where the rows lie that come before this chunk of a cp group; of another chunk nothing."""
+        chunk = _whole(chunk, "chunk")
         pieces = ffi.new("cf_kv_source[]", lib.cf_kv_sources(self.c, chunk, ffi.NULL))
         lib.cf_kv_sources(self.c, chunk, pieces)
         return np.frombuffer(ffi.buffer(pieces), _dtype(ffi.typeof("cf_kv_source")))
 
     def slices_of(self, chunk: int) -> np.ndarray:
         """The slices of one chunk."""
-        if not 0 <= chunk < self.n_chunks:
-            raise IndexError(f"chunk {chunk} of {self.n_chunks}")
+        chunk = _at(chunk, self.n_chunks, "chunk")
         first = self.chunks["first_slice"][chunk]
         return self.slices[first:first + self.chunks["n_slices"][chunk]]
 
@@ -670,10 +736,11 @@ class Plan(_Object):
                  wants_key_ends: bool = False) -> Metadata:
         """cf_metadata_fill: what the kernels of a chunk, and its loss, are told; the options are the members of
         cf_metadata_desc, `ignored` a mask for each sequence (or None in its place)."""
-        desc, given = _describe("cf_metadata_desc",
-                                {"capacity": capacity, "weights": weights, "shifted": int(shifted),
-                                 "shared_mean": int(shared_mean),
-                                 "wants_loss_rows": int(wants_loss_rows), "wants_key_ends": int(wants_key_ends)},
+        flags = {"shifted": shifted, "shared_mean": shared_mean, "wants_loss_rows": wants_loss_rows,
+                 "wants_key_ends": wants_key_ends}
+        chunk = _whole(chunk, "chunk")
+        desc, given = _describe("cf_metadata_desc", {"capacity": capacity, "weights": weights,
+                                                     **{name: _flag(value, name) for name, value in flags.items()}},
                                 lambda name: int(getattr(self.c, name)))
         if ignored is not None and self.lengths is not None:
             desc.ignored = _masks(ignored, self.lengths, given)
@@ -700,26 +767,24 @@ class Plan(_Object):
     def schedule(self, **options: Unpack[ScheduleOptions]) -> Schedule:
         """cf_schedule_make; the options are the members of cf_schedule_desc, and those of its shape."""
         desc, _given = _describe("cf_schedule_desc", options)
-        searches = lib.cf_schedule_defaults(desc).kind in (lib.CF_SCHEDULE_BEST, lib.CF_SCHEDULE_PAPER)
         report = Report(ffi.new("cf_search_report *"))
-        if searches:
-            desc.report = report.c
+        desc.report = report.c
         made = _make("schedule", lib.cf_schedule_make, self.c, desc)
-        said = {name: getattr(report, name) for name in _fields(report._struct)}
-        return Schedule(made, self, said if searches else None)
+        return Schedule(made, self, {name: getattr(report, name) for name in _fields(report._struct)})
 
     def lockstep_plan(self, cost: PassCost | None = None) -> Plan:
         """cf_lockstep_plan: a plan of one rank whose schedule is that of all ranks in step; see lockstep_schedule."""
-        given, _given = _describe("cf_pass_cost", cost or {}, int)
+        given, _given = _describe("cf_pass_cost", {} if cost is None else cost, int, "cost")
         return Plan(_make("plan", lib.cf_lockstep_plan, self.c, given, ffi.NULL))
 
     def lockstep_schedule(self, columns: Schedule, rank: int) -> Schedule:
         """cf_lockstep_schedule: a rank's schedule from one of this plan's columns, which must be lowered by then."""
         return Schedule(_make("schedule", lib.cf_lockstep_schedule, self.c,
-                              _pointer(columns, Schedule, "columns"), rank, ffi.NULL), self)
+                              _pointer(columns, Schedule, "columns"), _whole(rank, "rank"), ffi.NULL), self)
 
     def lockstep_validate(self, schedules: Sequence[Schedule]) -> None:
         """cf_lockstep_validate: raises Error unless these, one for each rank, are sound and in step."""
+        schedules = _each(schedules, "schedules", f"a schedule for each of {self.n_ranks} ranks")
         if len(schedules) != self.n_ranks:
             _refuse("schedules", self.n_ranks, len(schedules), "has not one for each rank")
         pointers = ffi.new("cf_schedule *[]", [_pointer(x, Schedule, "schedules") for x in schedules])
@@ -732,7 +797,8 @@ class Plan(_Object):
 
     def json(self, metadata: bool = False) -> str:
         """cf_write_plan_json, with metadata: also cu_seqlens, positions and targets of every chunk."""
-        return _json(lib.cf_write_plan_json, self.c, ffi.new("cf_write_desc *", {"metadata": metadata}))
+        desc = ffi.new("cf_write_desc *", {"metadata": _flag(metadata, "metadata")})
+        return _json(lib.cf_write_plan_json, self.c, desc)
 
 
 class Report(_Object):
@@ -742,9 +808,13 @@ class Report(_Object):
 
 
 def _pairs(shared_prefixes: Any, n: int) -> np.ndarray:
-    pairs = np.asarray(shared_prefixes)
+    wanted = f"for each of {n} sequences a pair of whole numbers: another one, and how many tokens both begin with"
+    try:
+        pairs = np.asarray(shared_prefixes)
+    except (TypeError, ValueError):
+        raise TypeError(f"shared_prefixes: wanted {wanted}, got {shared_prefixes!r:.99}") from None
     if pairs.dtype.kind not in "iu" or pairs.shape != (n, 2):
-        raise TypeError(f"shared_prefixes: wanted {n} pairs of whole numbers, got shape {pairs.shape} of {pairs.dtype}")
+        raise TypeError(f"shared_prefixes: wanted {wanted}, got shape {pairs.shape} of {pairs.dtype}")
     return np.ascontiguousarray(pairs, dtype=np.int64)
 
 
@@ -752,7 +822,8 @@ def shared_prefixes_of_tokens(sequences: Sequence[Any]) -> np.ndarray:
     """cf_shared_prefixes_find: for each of these arrays of token ids another one, and how many tokens it begins with
     like that one, as pack's `shared_prefixes`. Equal tokens that come with other images are not the same: give them
     other ids."""
-    arrays = [_integers(tokens, "tokens") for tokens in sequences]
+    arrays = [_integers(tokens, f"sequences[{i}]")
+              for i, tokens in enumerate(_each(sequences, "sequences", "the token ids of each sequence"))]
     lengths = np.array([array.size for array in arrays], np.int64)
     tokens = ffi.new("void *[]", [ffi.cast("void *", array.ctypes.data) for array in arrays])
     pairs = np.zeros((len(arrays), 2), np.int64)
@@ -787,7 +858,7 @@ def loss_weights(lengths: Sequence[int] | np.ndarray, mean: str = "tokens", igno
     """cf_loss_weights: of each sequence the weight of its targets, for Plan.metadata; over the lengths of all ranks."""
     numbers = _integers(lengths, "lengths")
     given, desc = _Given(), ffi.new("cf_loss_weights_desc *")
-    desc.mean, desc.shifted = _number_of("cf_mean", mean, "mean"), int(shifted)
+    desc.mean, desc.shifted = _number_of("cf_mean", mean, "mean"), _flag(shifted, "shifted")
     desc.ignored = _masks(ignored, numbers, given)
     if prompts is not None:
         of = _integers(prompts, "prompts")

@@ -24,6 +24,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+import chunkflow
+
 from . import torch as chunks
 from .torch import Border, FSDPModule, Inputs
 
@@ -220,6 +222,9 @@ def _ropes(model: nn.Module) -> Iterator[tuple[nn.Module, str | None, str]]:
 def pin_rope(model: nn.Module, length: int) -> None:
     """Fixes what dynamic and longrope frequencies depend on, the longest position of a call, at that of a sequence of
     `length` tokens: from now on the model is another one than it was for shorter or longer sequences, whole or not."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: wanted a torch.nn.Module, got {model!r:.99}")
+    length = chunkflow._whole(length, "length", 1)
     for module, layer, _ in list(_ropes(model)):
         x = torch.zeros(1, 1, 1, device=next(model.parameters()).device)
         more = {} if layer is None else {"layer_type": layer}
@@ -236,11 +241,16 @@ class Causal:
     def __init__(self, model: nn.Module, check: bool = True):
         """check: compares two small chunks with the model as it is, which finds what the other checks do not. Under
         FSDP2 every rank makes one of these at the same time."""
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model: wanted a model of Transformers, got {model!r:.99}")
         if type(model).__name__ in ("FullyShardedDataParallel", "DeepSpeedEngine", "DataParallel"):
             raise Unsupported("weights are gathered or copied for each forward, and ranks run forwards in other "
                               "numbers: use DistributedDataParallel or fully_shard", type(model).__name__)
         self.outer = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
         self.model = self.outer.get_base_model() if hasattr(self.outer, "get_base_model") else self.outer
+        if not hasattr(getattr(self.model, "config", None), "get_text_config"):
+            raise TypeError(f"model: wanted a model of Transformers, got a {type(self.model).__name__}; a module of "
+                            "your own needs a forward of your own (see chunkflow.torch)")
         self.config = self.model.config.get_text_config()
         self.kind = self.config.model_type
         self.sharded = any(isinstance(m, FSDPModule) for m in self.model.modules())
@@ -253,7 +263,7 @@ class Causal:
         self.tempered = [m for m in self.model.modules()
                          if getattr(m, "attn_temperature_tuning", None) and not getattr(m, "use_rope", True)]
         self._check_set_up()
-        if check:
+        if chunkflow._flag(check, "check"):
             self._check_probe()
 
     def refuse(self, why: str) -> NoReturn:

@@ -171,6 +171,14 @@ class Counter:
 def lengths_of(paths: list[str], tokenizer: str | None = None,
                fields: tuple[str, ...] | None = None) -> Iterator[tuple[int, str]]:
     """The tokens of each document of these files, and where it stands."""
+    for name, given, kind, wanted in (("paths", paths, (list, tuple), "a list of names of files"),
+                                      ("tokenizer", tokenizer, (str, os.PathLike, type(None)), "a folder"),
+                                      ("fields", fields, (list, tuple, type(None)), "names of fields")):
+        if not isinstance(given, kind):
+            raise TypeError(f"{name}: wanted {wanted}, got {given!r:.99}")
+    for name, items in (("paths", paths), ("fields", fields or ())):
+        if not all(isinstance(item, (str, os.PathLike)) for item in items):
+            raise TypeError(f"{name}: wanted names, got {items!r:.99}")
     counter, found = Counter(tokenizer), documents(paths, fields)
     while batch := list(islice(found, BATCH)):
         yield from zip(counter.count(batch, fields), (place for place, _ in batch))

@@ -56,8 +56,8 @@ def install(data_schedule: Any) -> type:
     names = "DefaultDynamicCPScheduler", "DpBalancedScheduler"
     base = next((getattr(data_schedule, name) for name in names if hasattr(data_schedule, name)), None)
     if base is None or not hasattr(data_schedule, "scheduler_map"):
-        raise ImportError(f"{getattr(data_schedule, '__name__', data_schedule)} has no scheduler_map with "
-                          f"{' or '.join(names)}: releases of Megatron up to 0.19.2 plan no micro-batches there; "
+        raise ImportError(f"data_schedule: {getattr(data_schedule, '__name__', data_schedule)} has no scheduler_map "
+                          f"with {' or '.join(names)}: releases of Megatron up to 0.19.2 plan no micro-batches there; "
                           "its branches main and dev do")
     if issubclass(base, Planned):
         return base
@@ -74,6 +74,13 @@ def microbatches(lengths: Sequence[int], n_ranks: int, capacity: int, *, spread:
 
     capacity: tokens of a rank in a micro-batch; spread: whether ranks may share a sequence; cost, cp_row_seconds: as in
     chunkflow.pack; most_sequences: in a micro-batch of a rank (0: any number); multiple: of micro-batches."""
+    lengths = chunkflow._integers(lengths, "lengths").tolist()
+    for name, n, least in (("n_ranks", n_ranks, 1), ("capacity", capacity, 1), ("most_sequences", most_sequences, 0),
+                           ("multiple", multiple, 1)):
+        chunkflow._whole(n, name, least)
+    chunkflow._flag(spread, "spread")
+    chunkflow._describe("cf_pass_cost", {} if cost is None else cost, int, "cost")
+    chunkflow._describe("cf_pack_desc", {"cp_row_seconds": cp_row_seconds})
     cost = {**Planned.cost, **(cost or {})}
     costs = [cost["per_token"] * n + cost["per_pair"] * n * (n + 1) / 2 for n in lengths]
     widths = _widths(n_ranks, spread)
@@ -102,7 +109,8 @@ def _ranks_of(lengths: Sequence[int], widths: list[int], capacity: int, cost: An
     wide, most = [], max(w for w in widths if w & (w - 1) == 0)
     for number, n in enumerate(lengths):
         if not 0 < n <= widths[-1] * capacity:
-            raise ValueError(f"sequence {number}: wanted 1 to {widths[-1]} x {capacity} tokens, got {n}")
+            raise ValueError(f"lengths[{number}]: wanted 1 to {widths[-1]} x {capacity} tokens, got {n} "
+                             "(ranks that may share it x capacity)")
         wide.append(next(w for w in widths if n <= w * capacity))
     if most > 1:  # how many rounds of slices they would be does not matter here
         for chain in chunkflow.pack(lengths, capacity, n_ranks=widths[-1], max_cp=most, cost=cost,

@@ -159,6 +159,18 @@ def attention(query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Ten
     scores of as many rows. On a GPU, float16 and bfloat16 go through PyTorch's varlen_attn; blocks, shared rows,
     values of another width and other types take a mask of rows by keys for each slice, whose memory grows with the
     prefix."""
+    for name, x in (("query", query), ("key", key), ("value", value), ("cu_q", cu_q), ("cu_k", cu_k)):
+        _check_tensor(x, name)
+    for name, x in (("sinks", sinks), ("key_ends", key_ends), ("positions", positions)):
+        if x is not None:
+            _check_tensor(x, name)
+    for name, n in (("window", window), ("block", block), ("max_q", max_q), ("max_k", max_k)):
+        if n is not None:
+            chunkflow._whole(n, name, 0)
+    for name, n in (("scale", scale), ("softcap", softcap)):
+        if not isinstance(n, (int, float, type(None))):
+            raise TypeError(f"{name}: wanted a number, got {n!r:.99}")
+    scale, softcap = (n if n is None else float(n) for n in (scale, softcap))
     held = None if min(window or _LEAST, block or _LEAST) < _LEAST else _running.outputs
     if varlen_attn is not None and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) \
             and softcap is None and sinks is None and block is None and key_ends is None \
@@ -242,6 +254,11 @@ def _refuse_outputs(held: _Outputs | None, query: Tensor) -> None:
     if held is not None and held.asked:
         raise ValueError(f"outputs=True: attention of {query.dtype} on {query.device.type} hands out no log-sums; "
                          "outputs=None keeps outputs where it can")
+
+
+def _check_tensor(x: Any, name: str) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: wanted a tensor, got {x!r:.99}")
 
 
 def _check_rows(query: Tensor, key: Tensor, value: Tensor, slices: list[tuple[int, int, int, int]],
@@ -457,6 +474,9 @@ def _join(out: Tensor, sums: Tensor, other: Tensor, more: Tensor) -> tuple[Tenso
 
 def cross_entropy(logits: Tensor, inputs: Inputs) -> Tensor:
     """The loss unless another is given: a function of what the pass returned and its inputs, weighted and summed."""
+    _check_tensor(logits, "logits")
+    if not hasattr(inputs, "targets"):
+        raise TypeError(f"inputs: wanted the Inputs of a pass, got {inputs!r:.99}")
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     loss = (F.cross_entropy(logits, inputs.targets, reduction="none") * inputs.weights).sum()
     if inputs.more is not None:
@@ -472,11 +492,11 @@ def cross_entropy(logits: Tensor, inputs: Inputs) -> Tensor:
 
 def _tokens_of(sequences: Sequence[Any]) -> list[np.ndarray]:
     """The numbers of each sequence's tokens."""
-    rows = [chunkflow._integers(s.cpu().numpy() if isinstance(s, Tensor) else s, f"sequence {i}")
-            for i, s in enumerate(sequences)]
+    rows = [chunkflow._integers(s.cpu().numpy() if isinstance(s, Tensor) else s, f"sequences[{i}]")
+            for i, s in enumerate(chunkflow._each(sequences, "sequences", "the tokens of each sequence"))]
     for i, row in enumerate(rows):
         if row.size and row.min() < 0:
-            raise ValueError(f"sequence {i}: wanted numbers of tokens, got {row.min()} at {row.argmin()}; what is no "
+            raise ValueError(f"sequences[{i}]: wanted numbers of tokens, got {row.min()} at {row.argmin()}; what is no "
                              "target (labels of -100) is told by `ignored`")
     return rows
 
@@ -484,10 +504,37 @@ def _tokens_of(sequences: Sequence[Any]) -> list[np.ndarray]:
 def _weights_of(weights: Any, n: int) -> np.ndarray:
     """Returns one number for each of n sequences."""
     given = weights.tolist() if isinstance(weights, (Tensor, np.ndarray)) else weights
-    if not isinstance(given, (list, tuple)) or len(given) != n or not all(np.ndim(x) == 0 for x in given):
+    if not isinstance(given, (list, tuple)) or len(given) != n or not all(isinstance(x, (int, float, np.number))
+                                                                          for x in given):
         raise ValueError(f"weights: wanted one number for each of {n} sequences; which tokens count is said by "
                          "`ignored`, and what each counts by a loss of your own")
     return np.array([float(x) for x in given])
+
+
+def _check_options(forward: Any, loss: Any, seed: Any, shared_mean: Any, outputs: Any) -> None:
+    """What Batch and Step have in common."""
+    if forward is not None:  # a pipeline has its own
+        chunkflow._callable(forward, "forward")
+    chunkflow._callable(loss, "loss")
+    chunkflow._whole(seed, "seed", 0, 2**64 - 1)
+    chunkflow._flag(shared_mean, "shared_mean")
+    if outputs is not None:
+        chunkflow._flag(outputs, "outputs")
+
+
+def _check_module(module: Any, forward: Any) -> None:
+    """A module whose trained parameters are in the model that forward runs, where it says which one that is. Prompts
+    of peft's are in the model around it, which forward would go past."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module: wanted a torch.nn.Module, got {module!r:.99}")
+    runs = getattr(forward, "outer", None)
+    if not isinstance(runs, nn.Module):
+        return
+    reached = {id(p) for p in runs.parameters()}
+    missed = [name for name, p in module.named_parameters() if p.requires_grad and id(p) not in reached]
+    if missed:
+        raise ValueError(f"module: {len(missed)} of its trained parameters, such as {missed[0]}, are not in the model "
+                         "that forward runs: make forward of the same module")
 
 
 class Batch:
@@ -506,6 +553,16 @@ class Batch:
         that is on CPUs and with soft caps or sinks, and True refuses the others by name."""
         sequences = _tokens_of(sequences)
         lengths = np.array([len(s) for s in sequences], np.int64)
+        chunkflow._pointer(plan, chunkflow.Plan, "plan")
+        if len(sequences) != plan.n_sequences:
+            raise ValueError(f"sequences: wanted the plan's {plan.n_sequences}, got {len(sequences)}")
+        _check_options(forward, loss, seed, shared_mean, outputs)
+        if not isinstance(cp_groups, (Mapping, type(None))):
+            raise TypeError(f"cp_groups: wanted process groups by numbers of ranks, got {cp_groups!r:.99}")
+        try:
+            torch.device(device)
+        except (RuntimeError, TypeError, ValueError, OverflowError) as why:
+            raise TypeError(f"device: {why}, got {device!r:.99}") from None
         self.cp_groups = cp_groups or {}
         for n in set(plan.chains["cp"].tolist()) - {0, *self.cp_groups}:
             raise ValueError(f"the plan has cp groups of {n} ranks, and cp_groups has no process group for them")
@@ -526,6 +583,9 @@ class Batch:
     def inputs(self, chunk: int, keep: bool = True, prefix: Sequence[Tensor] = (),
                capacity: dict[str, int] | None = None) -> Inputs:
         """What the module is given for a chunk; an idle one has a row of padding. capacity: see cf_metadata_desc."""
+        chunk = chunkflow._at(chunk, self.plan.n_chunks, "chunk")
+        prefix = chunkflow._each(prefix, "prefix", "the tensors that earlier chunks handed on")
+        keep = bool(chunkflow._flag(keep, "keep"))
         if capacity is None and self.plan.chunks["n_slices"][chunk] == 0:
             capacity = {"rows": 1, "n_seqs": 1}
         is_tree = self.plan.order is not None
@@ -552,6 +612,7 @@ class Batch:
 
     def about(self, chunk: int) -> tuple[int, int, int, int]:
         """Chain whose state a chunk is of (-1: none), its place there, and which of the state's rows are its own."""
+        chunk = chunkflow._at(chunk, self.plan.n_chunks, "chunk")
         chain, index = (int(self.plan.chunks[name][chunk]) for name in ("chain", "index"))
         rows = int(self.plan.chunks["state"][chunk])
         if rows == 0:  # also in a leaf of a tree
@@ -565,6 +626,7 @@ class Batch:
 
     def path(self, chunk: int) -> list[tuple[int, int]]:
         """The chains whose rows are a chunk's prefix, from the root of its tree down, and how many of each."""
+        chunk = chunkflow._at(chunk, self.plan.n_chunks, "chunk")
         chain, rows, parts = int(self.plan.chunks["chain"][chunk]), int(self.plan.chunks["prefix"][chunk]), []
         while rows > 0:
             first = self._first(chain)
@@ -614,6 +676,7 @@ class Batch:
 
     def run_forward(self, chunk: int, keep: bool) -> None:
         """F or R. Without keep it only hands on K and V: the loss belongs to the pass that is kept."""
+        chunk, keep = chunkflow._at(chunk, self.plan.n_chunks, "chunk"), bool(chunkflow._flag(keep, "keep"))
         outputs = self.outputs.pop(chunk, None)
         if outputs is not None:
             outputs.forward = False
@@ -629,6 +692,9 @@ class Batch:
 
     def run_backward(self, chunk: int) -> None:
         """B: from the loss, and from what later chunks found for this one's rows, to weights and to the prefix."""
+        chunk = chunkflow._at(chunk, self.plan.n_chunks, "chunk")
+        if chunk not in self.kept:
+            raise ValueError(f"chunk: {chunk} has no forward that kept its activations")
         chain, index, begin, end = self.about(chunk)
         loss, prefix, own = self.kept.pop(chunk)
         roots = [(loss, None)] if loss.requires_grad else []
@@ -675,6 +741,7 @@ class Batch:
         """Of each sequence's tokens from the second on, without gradients: for old and reference policies, and for
         losses that are not linear in a sequence's weight, which is to be found first. Sequences of other ranks have
         zeros."""
+        rank = chunkflow._at(rank, self.plan.n_ranks, "rank")
         ends, plan = [*self.starts[1:], len(self.tokens) - 1], self.plan
         tokens = [torch.from_numpy(self.tokens[a:b]).to(self.device) for a, b in zip(self.starts, ends)]
         found = [torch.zeros(max(len(t) - 1, 0), dtype=torch.float64, device=self.device) for t in tokens]
@@ -700,8 +767,12 @@ class Batch:
             ) -> Tensor:
         """All passes of a schedule of one stage; the loss of its chunks. Idle chunks are left out unless asked for;
         before_last is called before the last backward."""
+        chunkflow._pointer(schedule, chunkflow.Schedule, "schedule")
+        chunkflow._flag(idle, "idle")
+        if before_last is not None:
+            chunkflow._callable(before_last, "before_last")
         if schedule.n_stages != 1 or schedule.n_virtual != 1:
-            raise ValueError(f"wanted a schedule of one stage, got {schedule.n_stages} of {schedule.n_virtual}")
+            raise ValueError(f"schedule: wanted one stage, got {schedule.n_stages} of {schedule.n_virtual}")
         try:
             self._run(schedule, idle, before_last)
         except BaseException:  # what passes keep goes at once, and not with the last reference to the batch
@@ -753,11 +824,18 @@ class Step:
         options are those of chunkflow.pack; with lockstep=1, and with max_cp=2 or more, all ranks run the same kinds of
         passes in the same order, and a module that fully_shard has sharded gathers and frees its weights in every pass,
         as it was told to. In a pass that keeps nothing the head may be left out: it must not be sharded by itself."""
+        _check_module(module, chunkflow._callable(forward, "forward"))
+        _check_options(forward, loss, seed, shared_mean, outputs)
+        chunkflow._whole(k, "k", 0)
+        chunkflow._whole(min_shared_prefix, "min_shared_prefix", 0)
+        for name in {"n_ranks", "shared_prefixes", "no_copies"} & set(options):
+            raise TypeError(f"{name}: is found by Step itself, for each batch")
+        chunkflow._describe("cf_pack_desc", {"chunk_size": chunk_size, **options})
         self.module, self.forward, self.chunk_size, self.k, self.seed = module, forward, chunk_size, k, seed
         self.loss, self.group, self.options = loss, group, options
         self.min_shared_prefix, self.shared_mean = min_shared_prefix, shared_mean
         self.outputs = outputs
-        self.in_step = bool(options.get("lockstep")) or options.get("max_cp", 0) > 1
+        self.in_step = bool(options.get("lockstep")) or (options.get("max_cp") or 0) > 1
         self.cp_groups: dict[int, Any] = {}
         self.n_ranks, self.rank = 1, 0
         if dist.is_initialized():
@@ -878,16 +956,19 @@ def microbatches(batch: Batch, chunks: Sequence[int]) -> tuple[list[Any], list[A
     position_ids and cu_seqlens of constant length, whose last entries repeat. A target has targets and weights in one
     tensor, which microbatch_loss takes apart; the schedule is made with scale_grads=False. Split sequences are refused:
     K and V of their earlier chunks would have to be handed on, and PyTorch hands on nothing between microbatches."""
+    if not isinstance(batch, Batch):
+        raise TypeError(f"batch: wanted a Batch, got {batch!r:.99}")
     plan = batch.plan
     if plan.order is not None:
-        raise ValueError("plan: its sequences share rows, of which PyTorch's pipelines tell attention nothing")
+        raise ValueError("batch: its sequences share rows, of which PyTorch's pipelines tell attention nothing")
     if plan.n_chains > 0:
         at = int(plan.chains["first_chunk"][0])
         raise ValueError(f"chunk {at} is part of a sequence that is split, whose keys and values PyTorch's pipelines "
                          f"do not hand on: wanted a chunk_size that holds every sequence, got {plan.chunk_size}")
     capacity = {**plan.capacity(), "rows": plan.chunk_size}
     args, kwargs, targets = [], [], []
-    for chunk in chunks:
+    for chunk in chunkflow._each(chunks, "chunks", "numbers of chunks"):
+        chunk = chunkflow._at(chunk, plan.n_chunks, "chunks")
         x = batch.inputs(chunk, capacity=capacity)
         args.append((x.tokens[None],))
         kwargs.append({"position_ids": x.positions[None], "cu_seqlens": x.cu_seqlens_q})
@@ -897,6 +978,8 @@ def microbatches(batch: Batch, chunks: Sequence[int]) -> tuple[list[Any], list[A
 
 def microbatch_loss(logits: Tensor, target: Tensor) -> Tensor:
     """The loss_fn of a schedule: cross_entropy of (1, ChunkSize, words), for a target of microbatches."""
+    _check_tensor(logits, "logits")
+    _check_tensor(target, "target")
     losses = F.cross_entropy(logits[0].to(torch.promote_types(logits.dtype, torch.float32)), target[0].long(),
                              reduction="none")
     return (losses * target[1]).sum()

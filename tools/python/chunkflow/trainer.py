@@ -39,13 +39,16 @@ class Chunked:
 
     def __init__(self, *arguments: Any, chunk_size: int, k: int = 1, outputs: bool | None = None,
                  chunk_options: dict[str, Any] | None = None, **options: Any):
+        if not isinstance(chunk_options, (dict, type(None))):
+            raise TypeError(f"chunk_options: wanted options of chunkflow.pack by name, got {chunk_options!r:.99}")
         self._chunks = {"chunk_size": chunk_size, "k": k, "outputs": outputs, **(chunk_options or {})}
         self._step: Step | None = None
         self._held: list[dict[str, Any]] = []
         super().__init__(*arguments, **options)
         self._refuse()
         self._switch_off()
-        Causal(self.model, check=False)._check_now()
+        whole = not any(p.is_meta for p in self.model.parameters())  # what is to be sharded may have nothing yet
+        self._made_of(self.model, check=whole).forward._check_now()
         self._warn_of_truncation()
 
     def _refuse(self) -> None:
@@ -117,9 +120,12 @@ class Chunked:
         return -found[targets].sum() / targets.sum().clamp(min=1), None, None
 
     def _step_of(self, model: torch.nn.Module) -> Step:
-        if self._step is None:
-            self._step = Step(model, Causal(model), seed=self.args.seed, **self._chunks)
+        if self._step is None or self._step.module is not model:  # which model_init makes anew
+            self._step = self._made_of(model)
         return self._step
+
+    def _made_of(self, model: torch.nn.Module, check: bool = True) -> Step:
+        return Step(model, Causal(model, check), seed=self.args.seed, **self._chunks)
 
     def _of_all_ranks(self, batch: list[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
         """The sequences of these rows of all ranks, and which of their tokens are no targets."""
