@@ -149,7 +149,7 @@ extern "C" {
 #define CF_RESULTS(X)                                                                                    \
     X(CF_OK, "CF_OK")                             /* ok */                                               \
     X(CF_ERROR_ARGUMENT, "CF_ERROR_ARGUMENT")     /* an argument or option is missing or out of range */ \
-    X(CF_ERROR_LIMIT, "CF_ERROR_LIMIT")           /* the request goes past a documented limit */         \
+    X(CF_ERROR_LIMIT, "CF_ERROR_LIMIT")           /* the request exceeds a documented limit */           \
     X(CF_ERROR_OVERFLOW, "CF_ERROR_OVERFLOW")     /* a size or sum does not fit in 64 bits */            \
     X(CF_ERROR_MEMORY, "CF_ERROR_MEMORY")         /* the allocator returned no memory */                 \
     X(CF_ERROR_SPACE, "CF_ERROR_SPACE")           /* the caller's memory is too small or misaligned */   \
@@ -158,13 +158,13 @@ extern "C" {
     X(CF_ERROR_CALLBACK, "CF_ERROR_CALLBACK")     /* a callback reported an error */                     \
     X(CF_ERROR_CANCELLED, "CF_ERROR_CANCELLED")   /* the progress callback asked to stop */              \
     X(CF_ERROR_WRITE, "CF_ERROR_WRITE")           /* the write callback reported an error */             \
-    X(CF_ERROR_INFEASIBLE, "CF_ERROR_INFEASIBLE") /* no schedule can keep to the memory limit */         \
+    X(CF_ERROR_INFEASIBLE, "CF_ERROR_INFEASIBLE") /* no schedule keeps within the memory limit */        \
     X(CF_ERROR_TEXT, "CF_ERROR_TEXT")             /* the text breaks its format */                       \
     X(CF_ERROR_DEVICE, "CF_ERROR_DEVICE")         /* the device reported an error */
 
 /* Declares an enum from a table with one row per item. `count` is the number of items and not an item itself. A
-   function returns an item's name, the string in its row ("?" for any other value). Both macros end with the
-   declarations. */
+   function returns an item's name, the string in its row ("?" for any other value). Both macros are undefined again at
+   the end of the declarations. */
 #define CF_ENUM_OF(type, ITEMS, count) typedef enum type { ITEMS(CF_ENUM_ITEM) count } type
 #define CF_ENUM_ITEM(name, text) name,
 
@@ -184,7 +184,7 @@ typedef struct cf_error {
 /* Returns the name of a code, for example "CF_ERROR_PLAN". */
 CHUNKFLOW_API const char *cf_result_name(cf_result code);
 
-/* For your own functions, to fail like the library's. Each fills in the record, unless `error` is NULL, and returns the
+/* Let your own functions fail like the library's. Each fills in the record, unless `error` is NULL, and returns the
    code. The text is "field[item]: why (wanted 1, got 0)", without [item] if item is -1. `field` must be a static
    string. cf_fail_real reports a double, also NaN and infinity. cf_refuse reports no number. cf_fail_null reports a
    missing argument, with CF_ERROR_ARGUMENT. */
@@ -204,16 +204,16 @@ typedef struct cf_allocator {
     void *user;
 } cf_allocator;
 
-/* For your own functions that take an allocator. cf_allocator_resolve finds the one to use, with both callbacks set;
-   only one callback is CF_ERROR_ARGUMENT. cf_allocate asks such a resolved allocator for memory, for at least one byte
-   even if bytes is 0, and fails with CF_ERROR_MEMORY. *out is untouched on failure. */
+/* Let your own functions take an allocator. cf_allocator_resolve finds the one to use, with both callbacks set; an
+   allocator with only one callback is CF_ERROR_ARGUMENT. cf_allocate asks such a resolved allocator for memory, for at
+   least one byte even if bytes is 0, and fails with CF_ERROR_MEMORY. *out is untouched on failure. */
 CHUNKFLOW_API cf_result cf_allocator_resolve(const cf_allocator *given, cf_allocator *out, cf_error *error);
 CHUNKFLOW_API cf_result cf_allocate(const cf_allocator *allocator, size_t bytes, void **out, cf_error *error);
 
 /* Alignment, in bytes, of all memory that the library uses. */
 #define CF_MEMORY_ALIGNMENT 16
 
-/* The block of memory that an object lies in, at its start; the object's free function frees the block. All zero: the
+/* The memory block of an object, which lies at its start; the object's free function frees the block. All zero: the
    memory is the caller's, and nothing is freed. Fill it in if you make an object yourself, say from a file. */
 typedef struct cf_block {
     cf_allocator allocator; /* all zero if the memory is the caller's */
@@ -264,8 +264,8 @@ CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length);
 
 #define CF_PACK_METHODS(X)                                                                                        \
     X(CF_PACK_DEFAULT, "?")           /* CF_PACK_BEST_FIT */                                                      \
-    X(CF_PACK_BEST_FIT, "best-fit")   /* Longest first, into the fullest chunk with room. On one rank, if first fit   \
-                                         decreasing needs fewer chunks, its packing is taken. */                      \
+    X(CF_PACK_BEST_FIT, "best-fit")   /* Longest first, into the fullest chunk with room. On one rank it never needs  \
+                                         more chunks than first fit decreasing, whose packing it takes if smaller. */ \
     X(CF_PACK_NEXT_FIT, "next-fit")   /* in input order, into the last chunk or a new one: sequences stay in order */
 
 CF_ENUM_OF(cf_pack_method, CF_PACK_METHODS, CF_PACK_COUNT);
@@ -308,7 +308,7 @@ typedef struct cf_pack_desc {
                                      of all ranks cost about the same. Only for best fit, and without shared
                                      prefixes */
     int64_t max_cp;               /* maximum ranks per sequence, at most n_ranks. 0, 1: every sequence stays on one
-                                     rank. Above 1 sets lockstep */
+                                     rank. Above 1 it implies lockstep */
     double cp_row_seconds;        /* extra cost of a pass per row of K and V that comes from another rank, beyond what
                                      other work hides, in units of `cost`; decides how widely to spread. A price:
                                      unused without max_cp */
@@ -320,7 +320,7 @@ typedef struct cf_pack_desc {
                                      rounded down to a multiple of align. 0: CF_MIN_SHARED_PREFIX. Needs
                                      shared_prefixes, as no_copies does */
     int no_copies;                /* 0: if a tree makes its rank too expensive it is split over several ranks, and each
-                                     computes the rows above its part again; 1: no row is computed twice. Set 1 for
+                                     of them computes the rows above its part; 1: no row is computed twice. Set 1 for
                                      cf_metadata_desc.shared_mean, which would count a row once per copy */
     const cf_allocator *allocator;
 } cf_pack_desc;
@@ -329,19 +329,19 @@ typedef struct cf_pack_desc {
    limits allow it. Widen a length to 64 bits before you multiply it. */
 typedef struct cf_slice {
     int64_t begin;    /* first token, counted in the sequence */
-    int32_t sequence; /* index into the caller's lengths; if several run through the slice, the first in order */
+    int32_t sequence; /* index into the caller's lengths; if several sequences run through it, the first in `order` */
     int32_t length;   /* tokens */
     int32_t offset;   /* where it starts in the chunk, in tokens; a multiple of the plan's align */
     int32_t up;       /* the slice whose rows come right before its own: earlier in the same chunk, in a chunk above
                          (cf_chunk.up), or in a cp group on another rank. -1: it starts its sequences */
     int32_t first, n; /* plan->order[first .. first + n) are the sequences that run through it. Without an order:
-                         sequence `first`, and n is 1 */
+                         only sequence `first` */
 } cf_slice;
 
 typedef struct cf_chunk {
     int64_t first_slice; /* its slices are plan->slices[first_slice .. first_slice + n_slices); in a dependent chunk the
                             slice of the split sequence comes first */
-    int64_t n_slices;    /* 0 in an idle chunk, which only fills up a rank's steps */
+    int64_t n_slices;    /* 0: the chunk is idle, and only fills up its rank's steps */
     int64_t tokens;      /* sum of its slices' lengths */
     int64_t rows;        /* tokens and alignment padding; at most chunk_size */
     int64_t pairs;       /* attention pairs, the prefix included */
@@ -399,7 +399,7 @@ typedef struct cf_plan {
     cf_slice *slices;       /* (n_slices) */
     cf_chain *chains;       /* (n_chains) */
     /* NULL unless sequences share rows: */
-    int64_t *order;         /* (n_sequences) all of them; those that share rows are neighbours */
+    int64_t *order;         /* (n_sequences) all sequences; those that share rows are neighbours */
     int64_t *common;        /* (n_sequences) rows that order[i] shares with order[i - 1] */
     int64_t *lengths;       /* (n_sequences) as given */
     cf_block block;         /* the memory that it lies in */
@@ -415,10 +415,11 @@ typedef struct cf_plan {
    ranks, the first of which is a multiple of cp; cp divides n_ranks. Rank r of the group has part r % cp of the
    sequence, a chain with this `cp`. All parts have the same number of chunks, at the same steps of their ranks, and
    short sequences may follow their last slices. The i-th chunks of all parts are a round: neighbouring slices of about
-   the same cost, by rising rank, which continue the previous round. So a chunk sees more of its sequence than its chain
-   has: prefix counts the rows of its own rank, and slices.begin the rows of all (cf_kv_sources). Ranks run the passes
-   of a round at once, so their schedules come from one list (cf_lockstep_plan). No rank gets fewer than 512 tokens of a
-   sequence, or fewer than chunk_size / 8 if that is less.
+   the same cost, by rising rank, which continue the previous round. With cp 2 and four slices, the first rank has
+   slices 0 and 2, and the second has 1 and 3. So a chunk sees more of its sequence than its chain has: prefix counts
+   the rows of its own rank, and slices.begin the rows of all (cf_kv_sources). Ranks run the passes of a round at once,
+   so their schedules come from one list (cf_lockstep_plan). No rank gets fewer than 512 tokens of a sequence, or fewer
+   than chunk_size / 8 if that is less.
 
    Time is near linear (a million lengths in tens of milliseconds, with max_cp in a second; CF_SPLIT_COST takes a few
    microseconds more per slice of a long sequence). The plan depends only on the arguments, so every rank can compute it
@@ -513,7 +514,7 @@ typedef struct cf_plan_stats {
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats);
 
 /* ================================================================================================================
-   >>metadata    plan -> what the kernels of a chunk, and its loss, are told
+   >>metadata    plan -> inputs of a chunk's kernels and of its loss
    ================================================================================================================ */
 
 /* Sizes of a trainer's buffers: what one batch needs, or the maximum over many batches (cf_steps_capacity). Start with
@@ -669,7 +670,7 @@ CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const
                                         double *weights, cf_error *error);
 
 /* ================================================================================================================
-   >>model    models as data, and what one GPU has of them
+   >>model    models as data, and the part of a model on one GPU
    ================================================================================================================ */
 
 #define CF_MAX_LAYERS 65536
@@ -786,8 +787,8 @@ CHUNKFLOW_API const char *cf_recompute_name(cf_recompute recompute);
 #define CF_PLACEMENTS(X)                                                                                          \
     X(CF_PLACEMENT_DEFAULT, "?")   /* CF_PLACEMENT_LOOP */                                                        \
     X(CF_PLACEMENT_LOOP, "loop")   /* virtual stage v is on stage v mod n_stages */                               \
-    X(CF_PLACEMENT_V, "v")         /* there and back again: 0 .. n_stages - 1, n_stages - 1 .. 0, and so on (Qi et */ \
-                                   /* al., Pipeline Parallelism with Controllable Memory, 2024) */
+    X(CF_PLACEMENT_V, "v")         /* there and back again: 0 .. n_stages - 1, n_stages - 1 .. 0, and so on (Qi et   \
+                                      al., Pipeline Parallelism with Controllable Memory, 2024) */
 
 CF_ENUM_OF(cf_placement, CF_PLACEMENTS, CF_PLACEMENT_COUNT);
 CHUNKFLOW_API const char *cf_placement_name(cf_placement placement);
@@ -1049,7 +1050,7 @@ CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_
                                            cf_memory_report *reports, int64_t n_reports, cf_error *error);
 
 /* ================================================================================================================
-   >>pipeline    passes, what each waits for, and what each costs
+   >>pipeline    passes, their dependencies and their costs
    ================================================================================================================ */
 
 /* The passes. Those from SEND_F on are only in lowered schedules. */
@@ -1120,16 +1121,16 @@ typedef struct cf_limits {
 #define CF_EDGES(X)                                                                                               \
     X(CF_EDGE_ACTIVATION, "activation")          /* F or R on the previous virtual stage: its output is the input */ \
     X(CF_EDGE_GRADIENT, "gradient")              /* B or I on the next virtual stage: its gradient */             \
-    X(CF_EDGE_STATE, "state")                    /* F of the previous chunk in the chain or, for the first child */ \
-                                                 /* of another chunk, of that chunk: its K and V */               \
-    X(CF_EDGE_STATE_GRADIENT, "state gradient")  /* B or I of the next chunk in the chain, or of the first chunk */ \
-                                                 /* of the last child: its part of dK and dV */                   \
+    X(CF_EDGE_STATE, "state")                    /* F of the previous chunk in the chain or, for the first child    \
+                                                    of another chunk, of that chunk: its K and V */               \
+    X(CF_EDGE_STATE_GRADIENT, "state gradient")  /* B or I of the next chunk in the chain, or of the first chunk    \
+                                                    of the last child: its part of dK and dV */                   \
     X(CF_EDGE_REPLAY, "replay")                  /* R: its own F, which kept nothing */                           \
     X(CF_EDGE_OWN, "own")                        /* B or I: its own F or R with the activations; W: its own I */  \
-    X(CF_EDGE_SLOT, "slot")                      /* R: B or W of a later chunk of the chain, which freed the slot */ \
-                                                 /* that R takes */                                               \
-    X(CF_EDGE_ORDER, "order")                    /* the same pass of the previous sibling in a tree: siblings take */ \
-                                                 /* turns */
+    X(CF_EDGE_SLOT, "slot")                      /* R: B or W of a later chunk of the chain, which freed the slot   \
+                                                    that R takes */                                               \
+    X(CF_EDGE_ORDER, "order")                    /* the same pass of the previous sibling in a tree: siblings take  \
+                                                    turns */
 
 CF_ENUM_OF(cf_edge_why, CF_EDGES, CF_EDGE_COUNT);
 CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why);
@@ -1175,19 +1176,19 @@ typedef struct cf_timing {
 /* The kinds of schedule. */
 #define CF_SCHEDULE_KINDS(X)                                                                                          \
     X(CF_SCHEDULE_DEFAULT, "?")               /* CF_SCHEDULE_BEST */                                                  \
-    X(CF_SCHEDULE_PAPER, "paper")             /* state-aware 1F1B: the shorter of two orders. In both, a stage runs */ \
-                                              /* ahead of the last one by its distance from it, and other work */     \
-                                              /* fills the wait for a replay. In one, the last stage takes forwards */ \
-                                              /* until its next backward can run. In the other it stays a constant */ \
-                                              /* number of forwards ahead of its backwards: the most that any */      \
-                                              /* backward needs */                                                    \
-    X(CF_SCHEDULE_GPIPE, "gpipe")             /* all forwards, then all backwards; under a limit, in rounds that */   \
-                                              /* fit into it */                                                       \
-    X(CF_SCHEDULE_1F1B, "1f1b")               /* stage s keeps at most n_stages - s chunks, and more only if a */     \
-                                              /* chain needs them */                                                  \
+    X(CF_SCHEDULE_PAPER, "paper")             /* State-aware 1F1B: the shorter of two orders. In both, a stage runs   \
+                                                 ahead of the last one by its distance from it, and other work fills  \
+                                                 the wait for a replay. In one order the last stage takes forwards    \
+                                                 until its next backward can run. In the other it stays a constant    \
+                                                 number of forwards ahead of its backwards, as many as any backward   \
+                                                 needs. */                                                            \
+    X(CF_SCHEDULE_GPIPE, "gpipe")             /* all forwards, then all backwards; under a limit, in rounds that fit  \
+                                                 into it */                                                           \
+    X(CF_SCHEDULE_1F1B, "1f1b")               /* stage s keeps at most n_stages - s chunks, and more only if a chain  \
+                                                 needs them */                                                        \
     X(CF_SCHEDULE_INTERLEAVED, "interleaved") /* 1F1B over several virtual stages on each stage */                    \
-    X(CF_SCHEDULE_ZERO_BUBBLE, "zero-bubble") /* backwards are split into I and W, and W fills the gaps; no stage */  \
-                                              /* keeps more than the fullest one of 1f1b */                           \
+    X(CF_SCHEDULE_ZERO_BUBBLE, "zero-bubble") /* backwards are split into I and W, and W fills the gaps; no stage     \
+                                                 keeps more than the fullest one of 1f1b */                           \
     X(CF_SCHEDULE_BEST, "best")               /* the shortest that a search finds */
 
 CF_ENUM_OF(cf_schedule_kind, CF_SCHEDULE_KINDS, CF_SCHEDULE_COUNT);
@@ -1251,11 +1252,12 @@ typedef struct cf_schedule_desc {
 
 /* Orders the passes of one rank's chunks.
 
-   One stage: units run in plan order. An idle chunk is also F B, with no tokens, so that all ranks run the same number
-   of steps. A standalone chunk is F B. A chain of N <= K chunks is F1 .. FN, BN .. B1. A chain of N > K chunks is
-   F1 .. F(N-K) with nothing kept, F(N-K+1) .. FN kept, BN .. B(N-K+1), then R(i) B(i) for i = N-K down to 1. This is
-   Algorithm 2 with two slips corrected. As printed, its index test keeps the wrong chunks. Its third pass runs upwards,
-   but dK and dV of a chunk are complete only after the backwards of all later chunks.
+   One stage: units, which are chains and standalone chunks, run in plan order. An idle chunk is also F B, with no
+   tokens, so that all ranks run the same number of steps. A standalone chunk is F B. A chain of N <= K chunks is
+   F1 .. FN, BN .. B1. A chain of N > K chunks is F1 .. F(N-K) with nothing kept, F(N-K+1) .. FN kept, BN .. B(N-K+1),
+   then R(i) B(i) for i = N-K down to 1. This is Algorithm 2 with two slips corrected. As printed, its index test keeps
+   the wrong chunks. Its third pass runs upwards, but dK and dV of a chunk are complete only after the backwards of all
+   later chunks.
 
    Several stages: the fixed kinds, which are all except `best`, follow these rules on each virtual stage and keep to
    the memory limits. If a limit is below K, they keep fewer chunks of a chain and replay more. No kind can deadlock.
@@ -1346,7 +1348,7 @@ typedef struct cf_schedule_index cf_schedule_index;
 
 /* An action that another action waits for. */
 typedef struct cf_need {
-    int64_t action;   /* index into schedule->actions of a pass */
+    int64_t action;   /* the pass that it waits for, an index into schedule->actions */
     int64_t received; /* index of the RECV that brings its result to the waiting stage; -1: no transfer is needed, or
                          the schedule is not lowered */
     cf_edge_why why;
@@ -1424,7 +1426,7 @@ CHUNKFLOW_API cf_result cf_lockstep_validate(const cf_plan *plan, const cf_sched
                                              cf_error *error);
 
 /* ================================================================================================================
-   >>simulate    schedule -> when each pass runs, and what is held meanwhile
+   >>simulate    schedule -> time of each pass, and memory over time
    ================================================================================================================ */
 
 #define CF_MAX_BOUNDS 2
@@ -1513,7 +1515,7 @@ CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule
                                           cf_memory_load *loads, int64_t count, cf_error *error);
 
 /* ================================================================================================================
-   >>lower    schedule -> the same with its transfers
+   >>lower    schedule -> schedule with transfers
    ================================================================================================================ */
 
 /* Options of lowering. Zero means default in every member; NULL is all zeros. */
@@ -1535,7 +1537,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
                                           cf_schedule **out, cf_error *error);
 
 /* ================================================================================================================
-   >>steps    schedule -> what a stage does, step by step
+   >>steps    schedule -> steps of one stage
    ================================================================================================================ */
 
 /* Your passes. cf_metadata_fill describes the rows, labels and attention of a chunk, which are the same in each of its
@@ -1603,17 +1605,19 @@ typedef struct cf_step {
     int32_t position;     /* index of the step */
     int32_t slot;         /* activation slot of the chunk, in use from the step with action.keep to the end of B or W;
                              -1 in an F that keeps nothing, and in transfers */
-    int32_t state;        /* state slot of the chunk's chain; -1 if it has none, in W and in transfers */
-    int32_t path;         /* index into `paths` of the chain whose state this pass reads or adds to; follow `up` */
+    int32_t state;        /* state slot of the chunk's chain; -1: the chain has none, or the step is a W or a
+                             transfer */
+    int32_t path;         /* index into `paths`: the lowest state that this pass reads or adds to; `up` leads to those
+                             above it */
     int32_t input;        /* boundary slot of the tensor that a receive fills, or that F, R, B or I reads */
     int32_t output;       /* boundary slot of the tensor that F, R, B or I makes, or that a send reads */
     int32_t peer;         /* the stage at the other end of a transfer */
     int32_t live;         /* chunks still kept on the stage when the step has ended */
-    uint8_t wants_loss;   /* F, R: 1 if this forward runs the head and the loss counts: on the last virtual stage, in
-                             the one forward of a chunk that keeps activations, or in its only forward */
+    uint8_t wants_loss;   /* F, R: 1 if this forward runs the head and its loss counts. That is so on the last virtual
+                             stage, in the forward that keeps the chunk's activations, or in its only forward */
     uint8_t clear_state_gradient; /* B, I: 1 in the first backward of a chain on this virtual stage: dK and dV of the
                                      state slot are undefined. Set all of its rows to zero before the pass */
-    uint8_t last_backward; /* B, W: 1 in the last one of its virtual stage. After it, gradients of weights are complete,
+    uint8_t last_backward; /* B, W: 1 in the last one on its virtual stage. After it, gradients of weights are complete,
                               and data-parallel ranks reduce them */
     int64_t state_tokens; /* tokens whose K and V are still held, over all chains, when the step has ended */
     uint64_t seed;        /* for dropout and the like; the same in every pass of this chunk on this virtual stage */
@@ -1724,7 +1728,7 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
                                                cf_write_fn write, void *user, cf_error *error);
 
 /* ================================================================================================================
-   >>graph    schedule -> which pass waits for which
+   >>graph    schedule -> graph of which pass waits for which
    ================================================================================================================ */
 
 /* A pass of a schedule. */
