@@ -926,8 +926,8 @@ typedef struct cf_memory_desc {
                                      and experts */
     int64_t state_bytes;          /* per element of K and V in the state; 0: 2 */
     int64_t state_gradient_bytes; /* per element of dK and dV in the state; 0: 4 (float accumulators); 2 for bf16 */
-    int64_t runtime_bytes;        /* bytes that no formula here covers; 0: CF_RUNTIME_BYTES. It is never zero: measure
-                                     an idle process of yours and put the number here */
+    int64_t runtime_bytes;        /* bytes that no formula here covers; 0: CF_RUNTIME_BYTES. They are never zero:
+                                     measure an idle process of yours and put the number here */
     int64_t fragmentation;        /* percent of activations, logits, working memory, state and inputs that the allocator
                                      loses in gaps; 0: CF_FRAGMENTATION; -1: none (one arena, carved once) */
     int64_t state_window;         /* rows of one layer's K and V, and of their gradients, on the device at once: a ring
@@ -968,14 +968,19 @@ typedef struct cf_token_bytes {
 
 /* Finds bytes per token. Activations, in bytes per layer and token with two bytes per element (q = heads x head_dim /
    tp, kv = K heads on this GPU x head_dim, f = ffn / tp, s = tp with sequence parallelism, else 1):
-     8 h / s  inputs of both norms, and of the projections after them
-     4 q      Q, attention output;  4 kv  K, V (also if they are in the state)
-     4 heads / tp  float row statistics of attention (not with selective recompute)
-     6 f      gate, up, product (4 f without gate)
-     unfused  8 h / s extra (each norm: float input instead of bf16, and normalised rows), 2 f extra (activated gate)
+     8 h / s            inputs of both norms, and of the projections after them
+     4 q                Q, attention output
+     4 kv               K, V (also if they are in the state)
+     4 heads / tp       float row statistics of attention (not with selective recompute)
+     6 f                gate, up, product (4 f without gate)
+     unfused            8 h / s extra (each norm: float input instead of bf16, and normalised rows), 2 f extra
+                        (activated gate)
      unfused attention  2 heads / tp per score, instead of the row statistics (nothing with selective recompute)
-   Layers that recompute layernorm or more keep 4 h / s less and no unfused parts of norms. With act they also keep 2 f
-   less and no activated gate, with mlp no f at all, and with full only 2 h / s.
+   Layers that recompute keep
+     layernorm          4 h / s less, and no unfused parts of norms
+     act                another 2 f less, and no activated gate
+     mlp                as layernorm, and no f at all
+     full               only 2 h / s
    First stage: 8 (token ids). Last stage: 4 h / s (final norm) and what the loss keeps.
    Outputs of a dropped chunk: 2 heads x value_dim + 4 heads per layer whose shard has `outputs`. They become part of
    the activations when the replay begins.
