@@ -25,23 +25,22 @@ typedef struct chart_options {
      .help = "colour the chart; auto, the default: on a terminal that has\n"                                       \
      "colours, unless NO_COLOR is set"}
 
-/* Each stage's passes in order: F forward, R replay, B backward, I input gradient, W weight gradient, with the chunk
-   behind it; "-" behind F: nothing is kept. With virtual stages, their number stands in front. */
+/* Prints each stage's passes in order: F forward, R replay, B backward, I input gradient, W weight gradient, each
+   followed by its chunk; "-" after F: nothing is kept. With virtual stages, their number comes first. */
 void chart_list(const cf_schedule *schedule, const chart_options *options);
 
-/* A line per stage, time from left to right. A column shows the pass that fills most of it; '.' is idle. A pass begins
-   with its letter, which stands for its colour, too; its chunk's number follows where there is room for all of it.
-   Lower case: a virtual stage behind the stage's first. Transfers and copies, which run beside the passes, are left
-   out.
+/* Draws a line per stage, time from left to right. A column shows the pass that fills most of it; '.' is idle. A pass
+   begins with its letter, which also shows its colour; its chunk's number follows if there is room for all of it. Lower
+   case: any virtual stage but the stage's first. Transfers and copies, which run beside the passes, are left out.
 
-   Below it, on the same axis, how much each stage holds, in whole stages' worth: the most that a column sees, with the
-   stage's peak in front (of its limit, if it has one). Block elements where the locale has UTF-8, '.' to '@' elsewhere.
-   What is above the limit is red, or '!'. Bytes are counted where `pipe` knows any, chunks elsewhere; then `held`,
-   which is of held_make, may be NULL. Returns an exit code. */
+   Below, on the same axis, it draws how much each stage holds, in whole stages' worth: the maximum within a column,
+   after the stage's peak (of its limit, if it has one). Bars are block elements in a UTF-8 locale, '.' to '@'
+   elsewhere. Parts above the limit are red, or '!'. Bytes are counted if `pipe` knows any, else chunks; then `held`,
+   from held_make, may be NULL. Returns an exit code. */
 int chart_draw(const pipeline *pipe, const cf_schedule *schedule, const cf_timeline *timeline, const int64_t *held,
                const chart_options *options);
 
-/* For an axis: the first of 1, 2, 5, 10, 20, 50, ... times a power of ten that is not below x. */
+/* Returns the step of an axis: the first of 1, 2, 5, 10, 20, 50, ... times a power of ten that is not below x. */
 double chart_step(double x);
 
 #endif /* CHUNKFLOW_CHART_H */

@@ -1,4 +1,4 @@
-/* cli.h - what the subcommands of the chunkflow command share: options, numbers, messages, length lists, output files.
+/* cli.h - shared by the subcommands of the chunkflow command: options, numbers, messages, length lists, output files.
 
    A subcommand is a file cmd_NAME.c that defines one `const cli_command cmd_NAME`: its help, a table of options, a
    struct with their defaults, and a function. To add one, write that file, declare the command at the end of this
@@ -16,12 +16,12 @@
 /* Exit codes of the command. */
 enum {
     CLI_OK = 0,
-    CLI_FAILED = 1,       /* it could not be done: no memory, a file cannot be written; check: the file breaks a rule */
+    CLI_FAILED = 1,       /* the work failed: no memory, a file cannot be written; check: the file breaks a rule */
     CLI_WRONG = 2,        /* the command line or the input is wrong; nothing was written */
-    CLI_INTERRUPTED = 130 /* Ctrl-C, as shells say it */
+    CLI_INTERRUPTED = 130 /* Ctrl-C, the code that shells use */
 };
 
-/* Their meanings, for the help and the manual. The last entry has none. */
+/* Meanings of the exit codes, for the help and the manual. The last entry has none. */
 typedef struct cli_exit_code {
     int code;
     const char *meaning;
@@ -32,10 +32,11 @@ extern const cli_exit_code cli_exit_codes[];
 /* The purpose of the command: one sentence without its full stop. */
 #define CLI_SUMMARY "packs batches of long-tailed sequences into chunks of one size and orders their passes"
 
-/* Most sequences in one list: 800 MB of lengths. The library would take more; a count such as `5 99999999999` is far
+/* Maximum sequences in one list: 800 MB of lengths. The library allows more, but a count such as `5 99999999999` is far
    more likely a slip than a batch. */
 #define CLI_MAX_SEQUENCES 100000000
-#define CLI_COUNTED_SEQUENCES 10000000 /* that counts may make of a short list, unless --max-sequences says otherwise */
+#define CLI_COUNTED_SEQUENCES 10000000 /* maximum that counts may make of a short list, unless --max-sequences says
+                                          otherwise */
 #ifndef CLI_MAX_LIST_BYTES /* of a list of lengths; fewer where that is tested */
 #define CLI_MAX_LIST_BYTES ((int64_t)1 << 30)
 #endif
@@ -50,9 +51,9 @@ extern const cli_exit_code cli_exit_codes[];
 #define CLI_FORMAT(text, first)
 #endif
 
-/* Print one line to standard error and return the exit code that goes with it.
-   cli_failed: "chunkflow: TEXT", for what could not be done.
-   cli_wrong: the same, for input that is wrong.
+/* Print one line to standard error and return the matching exit code.
+   cli_failed: "chunkflow: TEXT", for work that failed.
+   cli_wrong: "chunkflow: TEXT", for wrong input.
    cli_usage: "chunkflow COMMAND: TEXT (see chunkflow COMMAND --help)"; command may be NULL.
    cli_at_line: "PATH:LINE: TEXT", for input that is wrong at one place. */
 int cli_failed(const char *format, ...) CLI_FORMAT(1, 2);
@@ -60,27 +61,27 @@ int cli_wrong(const char *format, ...) CLI_FORMAT(1, 2);
 int cli_usage(const char *command, const char *format, ...) CLI_FORMAT(2, 3);
 int cli_at_line(const char *path, int64_t line, const char *format, ...) CLI_FORMAT(3, 4);
 
-/* Prints a text that may come from anybody, such as a file's name, on one line: control characters become '?'. The
-   functions above do so with what they print. */
+/* Prints a text from an unknown source, such as a file's name, on one line: control characters become '?'. The
+   functions above also do so. */
 void cli_put(const char *text, FILE *to);
 
 /* Returns a file's name for people: "-" becomes "standard input". */
 const char *cli_input_name(const char *path);
 
-/* Returns the same without its folders, for what is handed on: where a file lies is nobody's business. */
+/* Returns a file's name without its folders, for output that others may see. */
 const char *cli_base_name(const char *path);
 
-/* One of 32 buffers that take turns: a text in it lives until 32 more were asked for. */
+/* Returns one of 32 buffers in turn: a text in it lives until 32 more were asked for. */
 enum { CLI_SCRATCH_BYTES = 64 };
 char *cli_scratch(void);
 
 /* 1234567 -> "1,234,567", in a cli_scratch. */
 const char *cli_commas(int64_t value);
 
-/* The same of a number that is printed already, with digits behind the point or without, in at most 40 bytes. */
+/* Adds commas to a number that is printed already, with or without decimals, in at most 40 bytes. */
 const char *cli_grouped(const char *number);
 
-/* Behind what was wanted of a number: how thousands are written, where somebody tried (8KB, 8.5K), else nothing. */
+/* Returns a hint after an error in a number: how thousands are written, if the text tried to (8KB, 8.5K), else "". */
 const char *cli_suffix_hint(const char *text);
 
 /* "1 chunk", "2,000 chunks". */
@@ -90,15 +91,16 @@ const char *cli_counted(int64_t n, const char *what);
    Numbers
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Strict: decimal digits and at most one suffix K, M, G or T (times 1024 to 1024^4; lower case as well). Returns 1, or 0
-   where text[0 .. n) is anything else or does not fit in 63 bits; *out is then untouched. */
+/* Parses strictly: decimal digits and at most one suffix K, M, G or T (times 1024 to 1024^4; lower case as well).
+   Returns 1. Returns 0, with *out untouched, if text[0 .. n) is anything else or does not fit in 63 bits. */
 int cli_parse_number(const char *text, size_t n, int64_t *out);
 
-/* Decimal digits, and a point with up to six more: "1.25" gives 1250000 (millionths). Independent of the locale. */
+/* Parses decimal digits, optionally with a point and up to six more: "1.25" gives 1250000 (millionths). Independent of
+   the locale. */
 int cli_parse_millionths(const char *text, size_t n, int64_t *out);
 
-/* Decimal digits with a point and an exponent if wanted ("0.5", "3e-9"); finite and not negative. The C locale is taken
-   for granted: the command never leaves it. */
+/* Parses decimal digits with an optional point and exponent ("0.5", "3e-9"); finite and not negative. Assumes the C
+   locale, which the command never leaves. */
 int cli_parse_real(const char *text, size_t n, double *out);
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -114,7 +116,7 @@ typedef enum cli_kind {
     CLI_TEXT        /* const char * into argv */
 } cli_kind;
 
-/* The value of a CLI_REALS option; n is 0 where it was not given. */
+/* The value of a CLI_REALS option; n is 0 if it was not given. */
 typedef struct cli_reals {
     double value[4];
     int64_t n;
@@ -122,18 +124,18 @@ typedef struct cli_reals {
 
 typedef struct cli_option {
     const char *name;  /* with its dashes */
-    const char *value; /* how the help names the value: "N"; the words of a choice: "full|even|cost"; NULL for a flag */
+    const char *value; /* the value's name in the help: "N"; the words of a choice: "full|even|cost"; NULL for a flag */
     cli_kind kind;
     size_t offset;     /* of the member in the command's options struct; its type follows from the kind */
     int64_t min, max;
     int required;
     const char *help;  /* a line end starts a new, indented line */
-    const char *alias; /* another name for it, which others use; or NULL */
+    const char *alias; /* an alternative name, common elsewhere; or NULL */
 } cli_option;
 
 typedef struct cli_command {
     const char *name;
-    const char *operands;      /* for the usage line: "FILE|-" */
+    const char *operands;      /* in the usage line: "FILE|-" */
     int min_operands;
     int max_operands;          /* -1: no limit */
     const char *summary;       /* one line, no full stop */
@@ -151,26 +153,26 @@ int cli_parse(const cli_command *command, int argc, char **argv, void *options, 
 
 void cli_print_help(const cli_command *command, FILE *to);
 
-/* "; did you mean --stages?" after a word that is none of those that were wanted, or "" where none of them is near.
-   Start with {word}, offer it each of those, and take the text, which is in a cli_scratch. */
+/* Makes "; did you mean --stages?" to follow an unknown word, or "" if no wanted word is near. Start with {word}, offer
+   it each wanted word, and take the text, which is in a cli_scratch. */
 typedef struct cli_guess {
     const char *word, *nearest;
-    int distance; /* twice the letters that differ, and 1 more where the lengths do */
+    int distance; /* twice the number of different letters, plus 1 if the lengths differ */
 } cli_guess;
 
 void cli_guess_offer(cli_guess *guess, const char *name);
 const char *cli_guess_text(const cli_guess *guess);
 
-/* The same for a word that is none of `names`, which NULL ends. */
+/* Makes that text for a word that is none of `names`, which end with NULL. */
 const char *cli_guess_among(const char *word, const char *const *names);
 
-/* Refuses a name that an option was given, and lists those that there are. word: what of it is compared; others: what
+/* Refuses a name that was given to an option, and lists the valid names. word: the part of it to compare; others: what
    else may be given. Returns an exit code. */
 int cli_refuse_name(const char *command, const char *option, const char *given, const char *word,
                     const char *const *names, const char *others);
 
-/* Takes "N,N,..." from an option of the kind CLI_TEXT: each min .. max, as cli_parse_number reads them. *out is to be
-   freed; it is untouched on failure, which the message explains. Returns an exit code. */
+/* Takes "N,N,..." from an option of the kind CLI_TEXT: each min .. max, as cli_parse_number reads them. Free *out; it
+   is untouched on failure, which the message explains. Returns an exit code. */
 int cli_take_numbers(const char *command, const char *option, const char *text, int64_t min, int64_t max, int64_t **out,
                      int64_t *n);
 
@@ -178,31 +180,31 @@ int cli_take_numbers(const char *command, const char *option, const char *text, 
    Memory
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Room for twice as many elements of that size, at least 64, in a block from malloc; `array` may be NULL. Returns the
-   new block with *capacity as its elements, or NULL after a message: then `array` and *capacity are as they were. */
+/* Grows an array from malloc (NULL is allowed) to twice as many elements, at least 64. Returns the new block and its
+   *capacity in elements. On failure prints a message and returns NULL; `array` and *capacity are untouched. */
 void *cli_grow(void *array, size_t *capacity, size_t size);
 
 /* ----------------------------------------------------------------------------------------------------------------
    Input files
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Opens a file for reading, "-" as standard input. Returns an exit code, after a message where it is not CLI_OK. */
+/* Opens a file for reading, "-" as standard input. Returns an exit code, after a message unless it is CLI_OK. */
 int cli_input_open(const char *path, FILE **stream);
 
-/* Says why reading failed, which errno knows. Returns CLI_FAILED where there is no memory, else CLI_WRONG. */
+/* Prints why reading failed, by errno. Returns CLI_FAILED if there is no memory, else CLI_WRONG. */
 int cli_cannot_read(const char *path);
 
-/* Closes it, unless it is standard input. Where code is CLI_OK and reading had failed, says so. Returns an exit
+/* Closes an input, unless it is standard input. If code is CLI_OK but reading had failed, prints so. Returns an exit
    code. */
 int cli_input_close(FILE *stream, const char *path, int code);
 
-/* Reads a whole file, or standard input for "-"; *text is to be freed and has a zero byte behind its end. More than
-   max_bytes is refused. Returns an exit code. */
+/* Reads a whole file, or standard input for "-". Free *text, which ends with a zero byte. A file of more than max_bytes
+   is refused. Returns an exit code. */
 int cli_file_read(const char *path, size_t max_bytes, char **text, size_t *bytes);
 
-/* Hands on each line of a file without its end and without a comment, with its number from 1, for as long as `take`
-   returns CLI_OK. Lines of 256 bytes and more are refused, and more than a million of them: what has no end, such as a
-   device. Returns an exit code. */
+/* Calls `take` with each line of a file, without its end and comment, and with its number from 1, as long as `take`
+   returns CLI_OK. Refuses lines of 256 bytes and more, and more than a million lines, as from a device without an end.
+   Returns an exit code. */
 typedef int (*cli_take_line)(void *user, const char *path, int64_t number, const char *line);
 int cli_lines_read(const char *path, cli_take_line take, void *user);
 
@@ -224,8 +226,8 @@ typedef struct cli_entry {
     int64_t length;
     int64_t count;
     int64_t line;   /* from 1 */
-    int64_t common; /* tokens that all of them begin with alike; 0: none */
-    cf_shared_prefix share; /* of the first of them */
+    int64_t common; /* tokens that all of the sequences share at their beginning; 0: none */
+    cf_shared_prefix share; /* of the first of these sequences */
 } cli_entry;
 
 typedef struct cli_list {
@@ -233,14 +235,15 @@ typedef struct cli_list {
     cli_entry *entries;
     size_t n_entries;
     int64_t n_sequences; /* sum of counts */
-    int has_trees;       /* 1: sequences share what they begin with */
+    int has_trees;       /* 1: some sequences begin alike */
 } cli_list;
 
-/* Reads a list, or an index of Megatron's, whose documents are its lines; max_sequences bounds the sum of its counts.
-   Returns an exit code; on failure *list is untouched and the message names the file and the place. */
+/* Reads a list, or an index of Megatron's, whose documents are its lines. max_sequences: limit of the sum of its
+   counts. Returns an exit code; on failure *list is untouched and the message names the file and the place. */
 int cli_list_read(const char *path, int64_t max_sequences, cli_list *list);
 
-/* The same where each sequence of a count takes memory. asked: --max-sequences, for counts and trees; 0: the usual. */
+/* Reads a list in which each sequence of a count will take memory. asked: --max-sequences, for counts and trees; 0: the
+   default. */
 int cli_list_read_counted(const char *path, int64_t asked, cli_list *list);
 
 #define CLI_MAX_SEQUENCES_OPTION(type, member)                                                                     \
@@ -248,21 +251,21 @@ int cli_list_read_counted(const char *path, int64_t asked, cli_list *list);
      .max = CLI_MAX_SEQUENCES, .help = "most sequences that counts in a list may make; default 10,000,000"}
 void cli_list_free(cli_list *list);
 
-/* Returns one length per sequence, in order, to be freed; NULL if there is no memory. A list without sequences gives an
+/* Returns one length per sequence, in order, or NULL if there is no memory; free it. A list without sequences gives an
    array of one unused number. */
 int64_t *cli_list_lengths(const cli_list *list);
 
-/* The same, and what each sequence shares, NULL where none shares anything. Returns an exit code; both are to be freed
-   in any case. */
+/* Expands a list to one length per sequence, and what each sequence shares (NULL if none shares). Free both in any
+   case. Returns an exit code. */
 int cli_list_expand(const cli_list *list, int64_t **lengths, cf_shared_prefix **shares);
 
-/* Refuses a list with trees, for a command that knows none. Returns an exit code. */
+/* Refuses a list with trees, for a command that does not support them. Returns an exit code. */
 int cli_list_refuse_trees(const cli_list *list, const char *command);
 
 /* Returns the line that a sequence came from; 0 if there is no such sequence. */
 int64_t cli_list_line(const cli_list *list, int64_t sequence);
 
-/* Reports an error of the library and returns the exit code for it. Where cf_pack finds fault with a sequence of `list`
+/* Reports an error of the library and returns the exit code for it. If cf_pack finds fault with a sequence of `list`
    (NULL for errors of other functions), the message names its line. */
 int cli_error(const cf_error *error, const cli_list *list);
 
@@ -270,40 +273,41 @@ int cli_error(const cf_error *error, const cli_list *list);
    Output files
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* A file that appears whole or not at all: it is written under a temporary name beside its place, forced to the disk
-   and renamed at the end. Where INT, TERM, HUP or QUIT ends the program, the temporary file goes; one that a kill left
-   behind is taken over by the next run. Pipes and devices are written directly. Start with all zero. */
+/* A file that appears whole or not at all: it is written under a temporary name in the same folder, forced to the disk
+   and renamed at the end. If INT, TERM, HUP or QUIT ends the program, the temporary file is removed; one left behind by
+   a kill is taken over by the next run. Pipes and devices are written directly. Start with all zero. */
 typedef struct cli_output {
     FILE *stream;     /* where to write; NULL: this output was not asked for */
     const char *path; /* as the user wrote it; "-" is standard output */
     char *target;     /* the name to rename to, symbolic links resolved; NULL: written directly */
-    char *temporary;  /* what it is called until then */
-    int lock;         /* a descriptor that says to other runs that the temporary file is in use */
+    char *temporary;  /* its name until then */
+    int lock;         /* a descriptor that tells other runs that the temporary file is in use */
     int error;        /* the first errno that cli_write met */
 } cli_output;
 
-/* path NULL opens nothing. Returns an exit code. cli_output_try asks, before what takes long, whether a file could be
-   opened, and leaves it as it is. */
+/* Open an output; path NULL opens nothing. Return an exit code. cli_output_try checks, before long work, whether a file
+   could be opened, and leaves it as it is. */
 int cli_output_try(const char *path);
 int cli_output_open(cli_output *output, const char *path);
 
-/* Ends standard output and n outputs together. With code CLI_OK: flushes and closes all of them, and only when that
-   went well puts the files in their places. Otherwise, or where something fails, removes the temporary files.
-   Returns code, or CLI_FAILED after a message. */
+/* Ends standard output and n outputs together. With code CLI_OK: flushes and closes all of them, and only if that went
+   well renames the files into place. Otherwise, or if something fails, removes the temporary files. Returns code, or
+   CLI_FAILED after a message. */
 int cli_outputs_finish(cli_output *outputs, int n, int code);
 
-/* A cf_write_fn; user is the cli_output. What goes wrong is reported by cli_outputs_finish. */
+/* A cf_write_fn; user is the cli_output. cli_outputs_finish reports its errors. */
 int cli_write(const char *text, size_t bytes, void *user);
 
-/* The exit code for what a function of the library that wrote to an output returned, after a message. */
+/* Returns the exit code for the result of a library function that wrote to an output, after a message. */
 int cli_written(cf_result result, const cf_error *error);
 
-/* Returns whether writing to standard output has failed, for loops that print much: there is no use in going on. The
-   reason is kept for cli_outputs_finish. */
+/* Returns whether writing to standard output has failed, so that loops which print much can stop. cli_outputs_finish
+   reports the reason. */
 int cli_stdout_failed(void);
 
-/* Lets INT, TERM, HUP and QUIT remove temporary files before they end the program: main calls it first. A signal that
-   the program was started without stays ignored. cli_signals_restore does so for INT again after one's own handler. */
+/* Makes INT, TERM, HUP and QUIT remove temporary files before they end the program; main calls it first. A signal that
+   was ignored when the program started stays ignored. cli_signals_restore does this for INT again after a handler of
+   your own. */
 void cli_signals_catch(void);
 void cli_signals_restore(void);
 

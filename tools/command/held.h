@@ -5,13 +5,13 @@
 
 #include "pipeline.h"
 
-/* The unit that is counted. With a model: bytes of a GPU with everything on it. With --token-bytes: these bytes. Else:
-   tokens whose activations are kept. The last two count every virtual stage's copy. */
+/* The unit that is counted. With a model: bytes of a GPU, everything included. With --token-bytes: these bytes. Else:
+   tokens whose activations are kept. The last two count the copies of all virtual stages. */
 typedef enum held_unit { HELD_GPU_BYTES, HELD_TOKEN_BYTES, HELD_TOKENS } held_unit;
 
 held_unit held_unit_of(const pipeline *p);
 
-/* *out: (n_actions) parallel to schedule->actions, what the action's stage holds while it runs; to be freed. */
+/* Makes *out: (n_actions), parallel to schedule->actions: what the action's stage holds while it runs. Free it. */
 cf_result held_make(const pipeline *p, const cf_plan *plan, const cf_schedule *schedule, cf_recompute recompute,
                     int64_t **out, cf_error *error);
 

@@ -1,13 +1,13 @@
 /* idle.h - why stages stand idle: every idle moment of a timeline has one cause. Also what each pass waited for last,
-   and the critical path that this makes. */
+   and the critical path that follows. */
 
 #ifndef CHUNKFLOW_IDLE_H
 #define CHUNKFLOW_IDLE_H
 
 #include "../../chunkflow.h"
 
-/* The causes in their order of precedence: a moment has the first one that holds. "Could run" speaks of the passes that
-   the stage has still to run, with everything else as it was. */
+/* The causes, in order of precedence: a moment has the first cause that holds. "Could run" is about the passes that the
+   stage has still to run, with everything else as it was. */
 #define IDLE_CAUSES(X)                                                                                              \
     X(IDLE_WARM_UP, "warm-up")       /* the stage has run nothing yet */                                            \
     X(IDLE_DRAIN, "drain")           /* the stage has run everything */                                             \
@@ -35,7 +35,7 @@ typedef struct idle_piece {
 } idle_piece;
 
 typedef struct idle_stage {
-    double seconds[IDLE_CAUSE_COUNT]; /* they add up to makespan - time of its passes */
+    double seconds[IDLE_CAUSE_COUNT]; /* together makespan - time of its passes */
 } idle_stage;
 
 /* All arrays lie in one block of memory. */
@@ -44,20 +44,19 @@ typedef struct idle_report {
     int64_t *first;      /* (n_stages + 1) stage s has the pieces first[s] .. first[s + 1), by time */
     idle_piece *pieces;
     idle_stage *stages;  /* (n_stages) */
-    double *sent;        /* (n_actions) when what a pass makes begins to go to another stage; -1: it goes nowhere */
-    double *arrived;     /* (n_actions) and when it is there; the end of the pass where it stays on the stage */
-    int32_t *waited_for; /* (n_actions) what an action's start was bound by: the pass before it on its stage, or one
-                            whose result came later than that; -1: nothing, or the action is no pass */
-    int32_t *path;       /* (n_path) the critical path: back from the last pass to end along waited_for, in order of
+    double *sent;        /* (n_actions) when a pass's result begins to go to another stage; -1: it goes nowhere */
+    double *arrived;     /* (n_actions) when the result is there; the end of the pass if it stays on the stage */
+    int32_t *waited_for; /* (n_actions) the action that fixed an action's start: the previous pass on its stage, or a
+                            pass whose result came later than that; -1: none, or the action is no pass */
+    int32_t *path;       /* (n_path) the critical path: from the last pass to end back along waited_for, in order of
                             time */
     int64_t n_path;
     void *memory;
 } idle_report;
 
-/* For a schedule that cf_schedule_validate accepts, with a timeline of it, simulated or measured. Transfers of a
-   lowered schedule are left out: they are reckoned from `timing` (NULL: they take no time), as cf_simulate does. On
-   success idle_free is due; on failure *out is untouched. Errors: those of
-   cf_schedule_index_make. */
+/* Makes a report for a schedule that cf_schedule_validate accepts, with its timeline, simulated or measured. Transfers
+   of a lowered schedule are left out; they are computed from `timing` (NULL: they take no time), as in cf_simulate.
+   Free it with idle_free; on failure *out is untouched. Errors: those of cf_schedule_index_make. */
 cf_result idle_make(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline,
                     const cf_timing *timing, idle_report *out, cf_error *error);
 void idle_free(idle_report *report);

@@ -5,32 +5,32 @@
 
 #include "cli.h"
 
-/* Commas are its own matter. What goes wrong is reported by cli_outputs_finish. */
+/* A writer, which places the commas itself. cli_outputs_finish reports its errors. */
 typedef struct json_writer {
     cli_output *to;
-    int inside; /* whether the object or array at hand has a member already */
-    int depth;  /* how many are open */
+    int inside; /* 1: the current object or array has a member already */
+    int depth;  /* number of open objects and arrays */
 } json_writer;
 
 /* Opens the object that is the whole file, with its "format" and "version". */
 void json_write_begin(json_writer *w, cli_output *to, const char *format);
 void json_write_end(json_writer *w);
 
-void json_open(json_writer *w, const char *key, char bracket); /* key NULL here and below: none */
+void json_open(json_writer *w, const char *key, char bracket); /* here and below, key NULL: no key */
 void json_close(json_writer *w, char bracket);
 void json_integer_member(json_writer *w, const char *key, int64_t value);
 void json_number_member(json_writer *w, const char *key, double value);
 void json_bool_member(json_writer *w, const char *key, int value);
-/* Control characters are escaped, and so is '<', which could end a script that the text lies in; what is not UTF-8
-   becomes ? */
+/* Writes a text. Control characters are escaped, and so is '<', which could end a script around the text; bytes that
+   are not UTF-8 become ? */
 void json_text_member(json_writer *w, const char *key, const char *value);
 
-/* A string that is put together from letters and digits. */
+/* Write a string from letters and digits, one by one. */
 void json_string_open(json_writer *w, const char *key);
 void json_string_put(json_writer *w, char letter);
 void json_string_close(json_writer *w);
 
-/* An array of numbers on one line. */
+/* Write an array of numbers on one line. */
 void json_list_open(json_writer *w, const char *key);
 void json_list_integer(json_writer *w, int64_t value);
 void json_list_number(json_writer *w, double value);

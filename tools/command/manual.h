@@ -5,10 +5,10 @@
 
 #include "cli.h"
 
-/* zsh takes what bash takes, once `bashcompinit` has run. */
+/* zsh can load bash's file once `bashcompinit` has run. */
 typedef enum manual_shell { MANUAL_BASH, MANUAL_FISH } manual_shell;
 
-/* The page for `man`, section 1. `commands` ends with NULL. */
+/* Writes the page for `man`, section 1. `commands` ends with NULL. */
 void manual_write_page(const cli_command *const *commands, FILE *to);
 
 /* Writes the file that a shell loads to complete commands, options, the words of a choice and names of files. */

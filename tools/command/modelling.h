@@ -1,5 +1,5 @@
-/* modelling.h - a model, how it is split over GPUs, and how both are told: what memory, time and all commands that
-   begin with a model share. */
+/* modelling.h - a model and its split over GPUs, and their options: shared by memory, time and all commands that begin
+   with a model. */
 
 #ifndef CHUNKFLOW_MODELLING_H
 #define CHUNKFLOW_MODELLING_H
@@ -21,9 +21,9 @@ typedef struct modelling_options {
     const char *stage_layers;
 } modelling_options;
 
-/* The entries of an option table; `member` is the modelling_options in the command's options struct `type`. First what
-   describes a model, then how it is split, but for the stages and ranks, which a command with a plan has options
-   for. */
+/* The entries of an option table; `member` is the modelling_options in the command's options struct `type`. The first
+   table describes a model, the second its split, without stages and ranks, for which a command with a plan has
+   options. */
 #define MODELLING_MODEL_OPTIONS(type, member)                                                                      \
     {.name = "--model", .value = "NAME", .kind = CLI_TEXT, .offset = offsetof(type, member.model),                 \
      .help = "one of the models below"},                                                                           \
@@ -101,18 +101,19 @@ typedef struct modelling_options {
 
 /* A model and its split, checked. */
 typedef struct modelling {
-    config_json config; /* where --config was read */
+    config_json config; /* if --config was read */
     cf_model model;
     cf_parallel parallel;
     int64_t *layers;    /* of --stage-layers */
     int keeps_scores;   /* 1: attention is not fused */
 } modelling;
 
-/* `command` is named in messages. Returns an exit code; after CLI_OK modelling_free is due. */
+/* Makes a model and its split from options. `command` is named in messages. Returns an exit code; after CLI_OK call
+   modelling_free. */
 int modelling_make(const char *command, const modelling_options *asked, modelling *out);
 void modelling_free(modelling *m);
 
-/* The models and GPUs that have names, for the help. */
+/* Names of the known models and GPUs, for the help. */
 #define MODELLING_NAMES                                                                                     \
     "models\n"                                                                                              \
     "  qwen2.5-0.5b 1.5b 3b 7b 14b 32b 72b, qwen3-0.6b 1.7b 4b 8b 14b 32b, llama-3-8b 70b, llama-3.1-405b,\n" \
@@ -125,7 +126,7 @@ void modelling_free(modelling *m);
     "  rtx4090, rtx5090; or a file such as {\"like\": \"h100-80g\", \"bandwidth\": 2.4e12}\n"                   \
     "  with members of cf_gpu (chunkflow_tune.h)\n"
 
-/* A GPU whose numbers are asked for. */
+/* Options that name a GPU and its numbers. */
 typedef struct gpu_options {
     const char *name;
     int64_t per_node; /* 0: not given */
@@ -134,7 +135,7 @@ typedef struct gpu_options {
 
 #define GPU_DEFAULTS {.launch = -1}
 
-/* The entries of an option table; `needed` says when --gpu is. */
+/* The entries of an option table; `needed` says when --gpu is required. */
 #define GPU_OPTIONS(type, member, needed)                                                                          \
     {.name = "--gpu", .value = "NAME|FILE.json", .kind = CLI_TEXT, .offset = offsetof(type, member.name),          \
      .help = "whose numbers; " needed},                                                                            \
@@ -151,17 +152,17 @@ typedef struct gpu_options {
      .help = "of the GPU's memory that stay free, because formulas say too\n"                                      \
      "little rather than too much; default 9"}
 
-/* Finds a GPU by name, or reads a file of the members of cf_gpu that are other than those of the GPU that it is `like`.
-   Returns an exit code; out->name lives as long as `name`. */
+/* Finds a GPU by name, or reads a file with those members of cf_gpu that differ from the GPU that it is `like`. Returns
+   an exit code; out->name lives as long as `name`. */
 int modelling_find_gpu(const char *command, const char *name, cf_gpu *out);
 
-/* The same, with --launch. Returns an exit code. */
+/* Finds a GPU by name or file, and applies --launch. Returns an exit code. */
 int modelling_take_gpu(const char *command, const gpu_options *asked, cf_gpu *out);
 
-/* Returns words behind the figure: which trainers should give --launch, or "" if it was given. */
+/* Returns words to follow the launch time: which trainers should give --launch, or "" if it was given. */
 const char *modelling_launch_hint(const gpu_options *asked);
 
-/* How memory is counted. */
+/* Options of how memory is counted. */
 typedef struct term_options {
     int64_t loss;
     int unfused, lora_experts;
@@ -205,17 +206,17 @@ typedef struct term_options {
      "on each GPU, one layer at a time, in three blocks of rows; default:\n"                                       \
      "it stays on the GPUs"}
 
-/* Returns the question for cf_cost_estimate: this model and split on a GPU. */
+/* Returns the input for cf_cost_estimate: this model and split on a GPU. */
 cf_cost_desc modelling_costs(const modelling *m, const cf_gpu *gpu, const gpu_options *asked, int64_t chunk_size);
 
-/* Fills in the members that these options are about. Returns an exit code. */
+/* Fills in the members that these options set. Returns an exit code. */
 int modelling_take_terms(const char *command, const term_options *asked, cf_memory_desc *out);
 
-/* Bytes of a row of the layer with the most state, its gradient among them: what a ring's rows are made of. */
+/* Returns the bytes of a row of the layer with most state, its gradient included: a ring consists of such rows. */
 int64_t modelling_row_bytes(const cf_memory_desc *desc);
 
-/* The window of a ring of at most so many bytes on each GPU, cut into CF_STATE_SLOTS blocks of whole rows; 0: none.
-   Model and split are those of *out, whose other members are filled in. Returns an exit code. */
+/* Sets the window of a ring of at most `bytes` on each GPU, cut into CF_STATE_SLOTS blocks of whole rows; 0: no ring.
+   Takes model and split from *out, and fills in its other members. Returns an exit code. */
 int modelling_take_stream(const char *command, int64_t bytes, cf_memory_desc *out);
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -224,26 +225,26 @@ int modelling_take_stream(const char *command, int64_t bytes, cf_memory_desc *ou
 
 double modelling_gib(int64_t bytes);
 
-/* "model             qwen2.5-7b: 7,615,616,512 parameters", and with it the split and what is recomputed. */
+/* Print "model qwen2.5-7b: 7,615,616,512 parameters"; the second also prints the split and what is recomputed. */
 void modelling_print_model(const modelling *m);
 void modelling_print(const modelling *m);
 
-/* FLOPs of training, forward and backward: six for each weight that multiplies a token, and twelve for each column of Q
-   and visible pair of rows, or rows in a window: two products of two FLOPs, and twice that in backward; of a recurrent
-   layer three times those of forward. Zeros where the parameters are too many to be counted. */
+/* FLOPs of training, forward and backward. Per token: six for each weight that multiplies a token. Per pair: twelve for
+   each column of Q and visible pair of rows, or rows in a window (two products of two FLOPs, and twice that in
+   backward). A recurrent layer takes three times its forward. Zeros if the parameters are too many to be counted. */
 typedef struct modelling_flops {
     double per_token, per_pair;
 } modelling_flops;
 
 modelling_flops modelling_flops_of(const cf_model *model);
 
-/* "mlp", or "mlp in 5 layers of each stage"; 0 is "as little as memory asks for". */
+/* Returns "mlp", or "mlp in 5 layers of each stage"; 0 is "as little as memory asks for". */
 const char *modelling_recompute_words(cf_recompute recompute, int64_t layers);
 
-/* "stream            3 blocks of 682 rows of one layer on each GPU"; nothing without one. */
+/* Prints "stream 3 blocks of 682 rows of one layer on each GPU", or nothing without a stream. */
 void modelling_print_stream(const cf_memory_desc *desc);
 
-/* The members that describe a model and its split, a split alone, and the terms of a memory report. */
+/* Write the members that describe a model and its split, a split alone, and the terms of a memory report. */
 void modelling_write(json_writer *w, const modelling *m);
 void modelling_write_split(json_writer *w, const cf_parallel *parallel);
 void modelling_write_terms(json_writer *w, const cf_memory_report *report);

@@ -1,4 +1,4 @@
-/* packing.h - from a list of lengths to a plan: what pack, plan and all commands that begin with a plan share. */
+/* packing.h - from a list of lengths to a plan: shared by pack, plan and all commands that begin with a plan. */
 
 #ifndef CHUNKFLOW_PACKING_H
 #define CHUNKFLOW_PACKING_H
@@ -16,7 +16,7 @@ typedef struct packing_options {
     int64_t ranks;
     int lockstep;
     int64_t max_cp;
-    cf_pass_cost cost;   /* with cp groups, by pipeline_price_cp; zero: not known */
+    cf_pass_cost cost;   /* with cp groups: from pipeline_price_cp; zero: not known */
     double cp_row_seconds;
 } packing_options;
 
@@ -44,7 +44,7 @@ typedef struct packing_options {
      .max = CF_MAX_RANKS, .help = "spread the chunks over D data-parallel ranks; default 1"},                       \
     CLI_MAX_SEQUENCES_OPTION(type, member.max_sequences)
 
-/* Only where the schedules are made in step as well, or none are. */
+/* Only for commands that also make schedules in step, or make none. */
 #define PACKING_LOCKSTEP_OPTION(type, member)                                                                      \
     {.name = "--lockstep", .kind = CLI_FLAG, .offset = offsetof(type, member.lockstep),                            \
      .help = "ranks run the same kinds of passes in the same order, as FSDP\n"                                     \
@@ -64,33 +64,36 @@ typedef struct packing {
     cf_plan *plan;
 } packing;
 
-/* Why unsplit sequences may be faster than chunks of this size, on a pipeline of so many stages; chunks: of a rank. */
+/* Returns why unsplit sequences may be faster than chunks of this size on a pipeline of n_stages stages. chunks: of a
+   rank. */
 const char *packing_why_unsplit(int64_t longest, int64_t chunk_size, double chunks, int64_t n_stages, int replays);
 
-/* Reads the list at `path` and packs it. Returns an exit code; after CLI_OK packing_free is due. */
+/* Reads the list at `path` and packs it. Returns an exit code; after CLI_OK call packing_free. */
 int packing_make(const packing_options *asked, const char *path, packing *out);
 
-/* The same of n lengths that were drawn from the list at `path`; shares: of all of them, or NULL. */
+/* Packs n lengths that were drawn from the list at `path`. shares: of all of them, or NULL. */
 int packing_of_lengths(const packing_options *asked, const char *path, const int64_t *lengths,
                        const cf_shared_prefix *shares,
                        int64_t n, packing *out);
 void packing_free(packing *p);
 
-/* The first line of a summary. */
+/* Prints the first line of a summary. */
 void packing_print_input(const packing *p);
 
-/* The sequences and tokens with a length of each bucket: 0, 1, 2 .. 3, 4 .. 7 and so on up to CF_MAX_LENGTH, one bucket
-   for each bit of a length. */
+/* Counts sequences and tokens by bucket of length: 0, 1, 2 .. 3, 4 .. 7 and so on up to CF_MAX_LENGTH, one bucket for
+   each bit of a length. */
 enum { PACKING_BUCKETS = 50 };
 void packing_count_lengths(const packing *p, int64_t sequences[PACKING_BUCKETS], int64_t tokens[PACKING_BUCKETS]);
 
-/* Ranks of the widest cp group, and rows of the longest sequence that one shares; 0: there is none. */
+/* Returns the ranks of the widest cp group, or 0 if there is none. *rows: of the longest sequence that a group
+   shares. */
 int64_t packing_cp_groups(const cf_plan *plan, int64_t *rows);
 
-/* "standalone", "dependent", "hybrid" or "idle"; "leaf": what sequences have beyond the rows that they share. */
+/* Returns "standalone", "dependent", "hybrid" or "idle"; "leaf": what sequences have beyond the rows that they
+   share. */
 const char *packing_chunk_kind(const cf_plan *plan, const cf_chunk *chunk);
 
-/* Returns the chain whose colour a chunk has: its own or, in a tree, that of the root; -1 where it has none. */
+/* Returns the chain whose colour a chunk has: its own or, in a tree, the root's; -1: none. */
 int64_t packing_tree(const cf_plan *plan, const cf_chunk *chunk);
 
 #endif /* CHUNKFLOW_PACKING_H */

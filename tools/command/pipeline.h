@@ -1,4 +1,4 @@
-/* pipeline.h - from a plan to a simulated schedule: what plan, compare and all commands that schedule share. */
+/* pipeline.h - from a plan to a simulated schedule: shared by plan, compare and all commands that schedule. */
 
 #ifndef CHUNKFLOW_PIPELINE_H
 #define CHUNKFLOW_PIPELINE_H
@@ -19,7 +19,7 @@ typedef struct pipeline_options {
     cli_reals latency;
     cli_reals seconds_per_token;
     int64_t max_tries;
-    modelling_options model; /* its stages and ranks are those above and of the packing */
+    modelling_options model; /* its stages are the member above, its ranks those of the packing */
     gpu_options gpu;
     int64_t reserve;
     term_options terms;
@@ -33,7 +33,7 @@ typedef struct pipeline_options {
 
 #define PIPELINE_COST "CONST,PER_TOKEN,PER_PAIR"
 
-/* The help of commands that make schedules. A command that does not has its own. */
+/* Default limits in the help of commands that make schedules; other commands have their own. */
 #define PIPELINE_LIMIT_DEFAULT "for best what paper keeps with that K, else none"
 #define PIPELINE_STATE_DEFAULT "for best two of the longest chain and a chunk\nfor each virtual stage behind, else none"
 
@@ -79,7 +79,7 @@ typedef struct pipeline_options {
      .help = "candidates that best may try; default: what takes about a\n"                                         \
      "tenth of a second"}
 
-/* The costs of passes and transfers: unit costs, numbers, a file of them, or a model on a GPU, which also has a
+/* The costs of passes and transfers: unit costs, numbers, a file of them, or a model on a GPU, which also gives
    memory. */
 #define PIPELINE_COST_OPTIONS(type, member)                                                                        \
     {.name = "--unit-cost", .kind = CLI_FLAG, .offset = offsetof(type, member.unit_cost),                          \
@@ -119,39 +119,38 @@ typedef struct pipeline_options {
     "and memory. --costs, or --gpu with --model, give every stage its own cost: the last one has the output head.\n" \
     "--model also counts the GiB of each GPU.\n\n" MODELLING_NAMES MODELLING_GPUS "\n"
 
-/* The options, checked and read. Times are in seconds, or in token times with unit costs: how long a forward takes over
-   one row. */
+/* The options, checked and read. Times are in seconds or, with unit costs, in token times: how long a forward takes
+   over one row. */
 typedef struct pipeline {
     int64_t n_stages;
     int64_t rank;
     int64_t limit;   /* as in cf_schedule_desc: 0 if none was given, CF_NO_LIMIT for `none` */
     int64_t *limits; /* (n_stages), or NULL */
     int64_t limit_state; /* as limit */
-    int64_t limit_bytes; /* of those below; 0: not given */
-    int64_t gpu_bytes;   /* with a model: all that a GPU may hold, which is its memory less the reserve where nothing
-                            was given; 0: not known */
+    int64_t limit_bytes; /* limit of `bytes`; 0: not given */
+    int64_t gpu_bytes;   /* with a model: limit of a GPU, by default its memory less the reserve; 0: not known */
     cf_held_bytes bytes;
     int counts_bytes;
     int unit_cost;
-    cf_timing timing;         /* whole stages; not with estimates, whose costs depend on the case */
-    cf_stage_cost *stages;    /* of --costs, timing.stages then, or NULL */
-    double step_seconds;      /* of --costs: what an iteration takes besides */
-    int has_model, estimates; /* estimates: a model and a GPU, which is the source of costs */
+    cf_timing timing;         /* of whole stages; not used with estimates, whose costs depend on the case */
+    cf_stage_cost *stages;    /* from --costs, then also timing.stages; or NULL */
+    double step_seconds;      /* from --costs: extra seconds of an iteration */
+    int has_model, estimates; /* estimates: 1 if costs come from a model and a GPU */
     modelling model;
     cf_memory_desc memory;
     cf_gpu gpu;
     const pipeline_options *asked;
     int64_t max_tries;
-    int64_t max_cp; /* most ranks that share a sequence */
+    int64_t max_cp; /* maximum ranks that share a sequence */
     int lockstep; /* 1: all ranks have one list of passes, as cp groups do */
 } pipeline;
 
-/* `command` is for messages. Returns an exit code; after CLI_OK pipeline_close is due. */
+/* Opens a pipeline from options. `command` is for messages. Returns an exit code; after CLI_OK call pipeline_close. */
 int pipeline_open(const char *command, const pipeline_options *asked, int64_t n_ranks, pipeline *out);
 void pipeline_close(pipeline *p);
 
-/* Takes from *how, which is what to pack with, whether ranks run in step. With --max-cp gives it what cf_pack needs to
-   choose its widths; take: and takes what is gathered of the plan. Returns an exit code. */
+/* The first takes from *how, the options of packing, whether ranks run in step; with --max-cp it sets what cf_pack
+   needs to choose widths. The second takes from a plan what is gathered. Returns an exit code. */
 int pipeline_price_cp(pipeline *p, packing_options *how);
 void pipeline_take_cp(pipeline *p, const cf_plan *plan);
 
@@ -161,33 +160,33 @@ typedef struct pipeline_costs {
     cf_stage_cost *stages; /* timing.stages, or NULL */
 } pipeline_costs;
 
-/* The costs of n_virtual virtual stages of each stage, in chunks of that size. recompute: 0 for what the options say.
-   On success pipeline_costs_free is due; on failure *out is untouched. */
+/* Makes the costs of n_virtual virtual stages per stage, for chunks of chunk_size. recompute: 0 for what the options
+   say. Free them with pipeline_costs_free; on failure *out is untouched. */
 cf_result pipeline_costs_make(const pipeline *p, int64_t n_virtual, int64_t chunk_size, cf_recompute recompute,
                               pipeline_costs *out, cf_error *error);
 void pipeline_costs_free(pipeline_costs *costs);
 
-/* The same of a file that time --json wrote, for n_stages whole stages of a model that is split and recomputes as the
-   options say. Returns an exit code; after CLI_OK pipeline_costs_free is due. */
+/* Reads the costs in a file that time --json wrote, for n_stages whole stages of a model whose split and recomputation
+   are those of the options. Returns an exit code; after CLI_OK call pipeline_costs_free. */
 int pipeline_costs_read(const char *command, const char *path, const modelling_options *model, int64_t n_stages,
                         int64_t n_virtual, pipeline_costs *out, double *step_seconds);
 
-/* One of the schedules that a pipeline can have. Zero means default in every member. */
+/* A choice of schedule. Zero means default in every member. */
 typedef struct pipeline_case {
     cf_schedule_kind kind;
     cf_replay replay;
     int64_t n_virtual;
     cf_placement placement;
     int64_t k;
-    int split_backward; /* best may cut backwards into I and W */
+    int split_backward; /* best may split a backward into I and W */
     int forwards_first; /* gpipe runs every first forward before any backward */
     int forward_only;   /* no backwards at all */
     int lower;          /* add the transfers between stages */
     int unlimited;      /* no limits of chunks; bytes still count */
-    cf_recompute recompute; /* in place of what the options say */
+    cf_recompute recompute; /* replaces what the options say */
 } pipeline_case;
 
-/* The virtual stages that --virtual and --placement give it, if its kind can have any. */
+/* Sets the virtual stages from --virtual and --placement, if the kind can have any. */
 void pipeline_place(pipeline_case *what, int64_t n_virtual, cf_placement placement);
 
 /* A schedule, made and simulated. */
@@ -196,60 +195,58 @@ typedef struct pipeline_run {
     cf_timeline *timeline;
     cf_search_report report; /* of best */
     cf_memory_report *memory; /* (n_stages) with a model; or NULL */
-    int64_t fullest;          /* the stage whose total is the most */
-    int held_down;            /* 1: without a limit of bytes it would not fit */
-    double in_step;           /* where all ranks have one list: how long they take, beside what cp groups gather */
+    int64_t fullest;          /* the stage with the largest total */
+    int held_down;            /* 1: it fits only because bytes were limited */
+    double in_step;           /* if all ranks have one list: their time, with what cp groups gather */
 } pipeline_run;
 
-/* Makes the columns of a list of all ranks; a chunk costs as much as its forward on the first stage. To be given to
+/* Makes the columns of a list of all ranks; a chunk costs as much as its forward on the first stage. Free them with
    cf_plan_free. */
 cf_result pipeline_columns(const pipeline *p, const cf_plan *plan, cf_plan **columns, cf_error *error);
 
-/* Makes and simulates a schedule. If the limit of a GPU is known, `best` is held to it; other kinds only if it was
-   given as an option. A schedule that does not fit is made again under the limits of cf_memory_limits, and stays as it
-   is if that does not help. In step it is p->rank's part of the list of all. On success pipeline_run_free is due; on
-   failure *out is untouched. If a limit is to blame, error->text speaks of whole stages, as the options do. */
+/* Makes and simulates a schedule. `best` keeps to the limit of a GPU if that is known; other kinds only if it was given
+   as an option. A schedule that does not fit is made again under the limits of cf_memory_limits, and stays as it is if
+   that does not help. In step it is p->rank's part of the list of all ranks. Free it with pipeline_run_free; on failure
+   *out is untouched. If a limit is to blame, error->text speaks of whole stages, as the options do. */
 cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeline_case *what, pipeline_run *out,
                             cf_error *error);
 void pipeline_run_free(pipeline_run *run);
 
-/* Returns the K where none was given: the largest of 4, 2 and 1 with which `paper`, which keeps what K says, fits or
-   keeps to its limits, and 1 where none does; 4 where nothing is known of memory. */
+/* Returns the default K: the largest of 4, 2 and 1 with which `paper`, which keeps exactly what K says, fits or keeps
+   to its limits; 1 if none does; 4 if nothing is known of memory. */
 int64_t pipeline_default_k(const pipeline *p, const cf_plan *plan, cf_replay replay);
 
-/* "the largest of 1, 2 and 4 that memory allows" or the like, in words after that K. */
+/* Returns words to follow a default K, such as "the largest of 1, 2 and 4 that memory allows". */
 const char *pipeline_default_k_words(const pipeline *p);
 
-/* Returns the description that the memory of such a schedule is counted with, if there is a model. recompute: 0 for the
-   options' own. */
+/* Returns the description for counting a schedule's memory, if there is a model. recompute: 0 for the options' own. */
 cf_memory_desc pipeline_memory_of(const pipeline *p, const cf_schedule *schedule, cf_recompute recompute);
 
-/* Returns whether it fits into p->gpu_bytes; 1 where nothing is known of them. */
+/* Returns whether a run fits into p->gpu_bytes; 1 if these are not known. */
 int pipeline_fits(const pipeline *p, const pipeline_run *run);
 
-/* Times and weighs a schedule that was made elsewhere. On success pipeline_run_free is due for all but out->schedule,
-   which is NULL. */
+/* Times and weighs a schedule that was made elsewhere. Free the run with pipeline_run_free; out->schedule is NULL. */
 cf_result pipeline_run_of(const pipeline *p, const cf_plan *plan, const cf_schedule *schedule, pipeline_run *out,
                           cf_error *error);
 
-/* The limits for cf_schedule_validate on a schedule with n_virtual virtual stages a stage. *limits is to be freed,
-   also where it is NULL. Returns an exit code. */
+/* Sets the limits for cf_schedule_validate on a schedule with n_virtual virtual stages per stage. Free *limits, even if
+   NULL. Returns an exit code. */
 int pipeline_limits(const pipeline *p, int64_t n_virtual, cf_validate_desc *out, int64_t **limits);
 
 /* Returns the origin of p->gpu_bytes in words, such as "of the GPU less the reserve of 9 %". In a cli_scratch. */
 const char *pipeline_room_words(const pipeline *p);
 
-/* Returns a time for people: whole numbers with commas, others with six digits or more. The text is in a
+/* Returns a time for people: whole numbers with commas, others with at least six digits. The text is in a
    cli_scratch. */
 const char *pipeline_time(double time);
 
-/* Estimated seconds for people, who should not read more into them than they hold: three digits. In a cli_scratch. */
+/* Returns estimated seconds for people, in three digits, because an estimate holds no more. In a cli_scratch. */
 const char *pipeline_estimate(double seconds);
 
-/* Returns a makespan in words: exact in token times, else as an estimate in seconds. */
+/* Returns a makespan in words: exact in token times, else an estimate in seconds. */
 const char *pipeline_duration(double time, int unit_cost);
 
-/* The speed of a rank: tokens a second of each of its GPUs, and the share of their FLOPs that the model's own work
+/* The speed of a rank: tokens per second of each of its GPUs, and the share of their FLOPs that the model's own work
    takes, without replay and recomputation. The share is -1 if no GPU is known. Only with a model. */
 typedef struct pipeline_speed {
     double tokens_per_second, utilisation;
@@ -258,26 +255,26 @@ typedef struct pipeline_speed {
 pipeline_speed pipeline_speed_of(const pipeline *p, const cf_plan *plan, double seconds);
 void pipeline_write_speed(json_writer *w, const pipeline *p, const cf_plan *plan, double seconds);
 
-/* Returns the name of the lower bound that is the timeline's `bound`. */
+/* Returns the name of the lower bound that equals the timeline's `bound`. */
 const char *pipeline_strongest(const cf_timeline *timeline);
 
-/* "token times", or "s". */
+/* Returns "token times" or "s". */
 const char *pipeline_unit(int unit_cost);
 
-/* The lines of a summary that say what costs come from. */
+/* Prints the lines of a summary that say where costs come from. */
 void pipeline_print_setting(const pipeline *p);
 
-/* Prints makespan and bubbles, the first lines of a summary; what speed that is, with a model; and the memory of the
-   fullest stage, if it is known. estimated: 0 for times that were measured. */
+/* Print parts of a summary: makespan and bubbles, its first lines; the speed, with a model; the memory of the fullest
+   stage, if known. estimated: 0 for measured times. */
 void pipeline_print_times(const cf_timeline *timeline, int unit_cost, int estimated);
 void pipeline_print_speed(const pipeline *p, const cf_plan *plan, double seconds);
 void pipeline_print_memory(const pipeline *p, const pipeline_run *run);
 
-/* Copies of chunks or bytes on the virtual stages of a stage, in whole stages' worth: 7 of 2 virtual stages are
+/* Returns copies of chunks or bytes on a stage's virtual stages in whole stages' worth: 7 on 2 virtual stages are
    "3.5". */
 const char *pipeline_share(int64_t count, int64_t n_virtual);
 
-/* And back: a limit in whole stages, or on each virtual stage, as one on copies. CF_NO_LIMIT stays. */
+/* Converts a limit from whole stages, or from each virtual stage, to copies. CF_NO_LIMIT stays. */
 int64_t pipeline_scaled(int64_t limit, int64_t n_virtual);
 
 #endif /* CHUNKFLOW_PIPELINE_H */

@@ -1,5 +1,5 @@
-/* progress.h - a line on standard error that says how far a command is. It is there only where standard error is a
-   terminal and the work takes longer than a second, and it is gone before anything else is printed. */
+/* progress.h - a line on standard error that shows a command's progress. It appears only if standard error is a
+   terminal and the work takes longer than a second, and it is erased before anything else is printed. */
 
 #ifndef CHUNKFLOW_PROGRESS_H
 #define CHUNKFLOW_PROGRESS_H
@@ -9,17 +9,17 @@
 /* Returns whether a file descriptor is a terminal that can do more than print lines. */
 int progress_is_terminal(int fd);
 
-/* Returns how many columns a line has there: as COLUMNS says, or the terminal; 0: not known. At most 10,000. */
+/* Returns how many columns a line has there: from COLUMNS or the terminal; 0: not known. At most 10,000. */
 int64_t progress_columns(int fd);
 
-/* From here on a timer writes the line, so that it moves inside one long call of the library, too. what: "packing".
-   Where work is part of other work that has begun, only the latter is shown. progress_end is due. */
+/* Starts a timer that writes the line, so that it also moves during one long call of the library. what: "packing". If
+   other work has begun and not ended, only that is shown. Call progress_end afterwards. */
 void progress_begin(const char *what);
 
-/* Sets the progress: a bar, if total is above 0, and a few words behind it. */
+/* Sets the progress: a bar, if total is above 0, followed by a few words. */
 void progress_set(int64_t done, int64_t total, const char *words);
 
-/* Erases the line for good; for now, because something else is printed. The latter may be called by signal handlers. */
+/* Erase the line: for good, or for now because something else is printed. Signal handlers may call the second. */
 void progress_end(void);
 void progress_clear(void);
 

@@ -1,47 +1,45 @@
-/* saved.h - plans and schedules from the JSON that plan --plan-json and plan --json write. */
+/* saved.h - reads plans and schedules from the JSON that plan --plan-json and plan --json write. */
 
 #ifndef CHUNKFLOW_SAVED_H
 #define CHUNKFLOW_SAVED_H
 
 #include "json_read.h"
 
-/* The kind of a file, by its "format". SAVED_SCHEDULES: those of all ranks. */
+/* The kind of a file, by its "format". SAVED_SCHEDULES: the schedules of all ranks. */
 typedef enum saved_format { SAVED_PLAN, SAVED_SCHEDULE, SAVED_SCHEDULES } saved_format;
 
-/* All of these return an exit code: CLI_WRONG where the file is no such file, CLI_FAILED where it is one that
-   contradicts itself (or there is no memory). The message names the line. */
+/* Returns the kind of a file. This and the functions below return an exit code: CLI_WRONG for a file of another format,
+   CLI_FAILED for one that contradicts itself (or without memory). The message names the line. */
 int saved_format_of(const json_document *document, saved_format *out);
 
-/* A plan that nobody has validated yet. Its counts are those of its arrays. */
+/* A plan that is not validated yet. Its counts are those of its arrays. */
 typedef struct saved_plan {
     cf_plan plan;     /* its arrays are freed by saved_plan_free, not by cf_plan_free */
-    int64_t *lengths; /* (plan.n_sequences) the tokens of each sequence that are in some slice */
+    int64_t *lengths; /* (plan.n_sequences) the tokens of each sequence that slices hold */
 } saved_plan;
 
 int saved_plan_read(const json_document *document, saved_plan *out);
 void saved_plan_free(saved_plan *saved);
 
-/* A schedule that nobody has validated yet, with its timeline if the file has one. The counts are those of the
-   arrays. */
+/* A schedule that is not validated yet, with its timeline if the file has one. The counts are those of the arrays. */
 typedef struct saved_schedule {
     cf_schedule *schedule;
     int has_times;
-    cf_timeline timeline; /* all but `bound`; of what the file leaves out, peaks in tokens or bytes are NULL and there
-                             are no bounds */
+    cf_timeline timeline; /* everything except `bound`; where the file has none, peaks in tokens or bytes are NULL, and
+                             bounds are absent */
 } saved_schedule;
 
-/* node: that of the schedule: 0, or one of the nodes in the array that saved_schedules_find finds in a file of all
-   ranks, where there is one for each rank, in order. */
+/* The second reads the schedule at `node`: 0, or in a file of all ranks one of the nodes in the array that
+   saved_schedules_find finds. That array has one schedule per rank, in order. */
 int saved_schedules_find(const json_document *document, uint32_t *array);
 int saved_schedule_read(const json_document *document, uint32_t node, saved_schedule *out);
 void saved_schedule_free(saved_schedule *saved);
 
-/* Returns whether the times fit the order: no stage runs two passes at once, nothing starts before what it waits for on
-   other stages has ended, no transfer comes before its tensor, the sums are those of the actions, no bound is above the
-   makespan, and the peaks are those of the lists. skew: seconds by which the clocks of two stages may differ, for times
-   that were measured; 0 for simulated ones. bytes: what a token weighs; NULL: peaks in bytes are not judged. For a
-   schedule that cf_schedule_validate accepts. Returns 1; or 0 with what is wrong, as one line, in why; or -1 where
-   there is no memory. */
+/* Checks that the times of a schedule, which cf_schedule_validate must accept, fit its order. No stage may run two
+   passes at once, nothing may start before what it waits for on other stages has ended, and no transfer may come before
+   its tensor. Sums must be those of the actions, bounds at most the makespan, and peaks those of the lists. skew:
+   seconds by which the clocks of two stages may differ, for measured times; 0 for simulated ones. bytes: of a token;
+   NULL: peaks in bytes are not checked. Returns 1; 0 with the error as one line in `why`; or -1 without memory. */
 int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, double skew, const cf_held_bytes *bytes,
                      char *why,
                      size_t size);

@@ -1,10 +1,10 @@
 /* schedule_csv.h - schedules as CSV in the form that PyTorch's pipelining reads and writes: a row per stage and no
-   header; a cell is <virtual stage><pass><microbatch>, as in "2B0" or "3SEND_F1"; an empty cell is a time step without
-   work. All functions are like the library's own: they print nothing, and what is wrong is a result code and a record.
+   header. A cell is <virtual stage><pass><microbatch>, as in "2B0" or "3SEND_F1"; an empty cell is a time step without
+   work. Like the library's functions, these print nothing: errors are a result code and a record.
 
-   PyTorch's runtime finds the loss of microbatch m in place m of the losses, in the order in which the last stage made
-   them. So a file numbers its microbatches in the order of the last virtual stage's forwards, which need not be that of
-   the chunks: schedule_csv_microbatches says which chunk is which. */
+   PyTorch's runtime finds the loss of microbatch m at index m of the losses, which are in the order in which the last
+   stage made them. So a file numbers its microbatches in the order of the last virtual stage's forwards, which may
+   differ from the order of the chunks. schedule_csv_microbatches gives the chunk of each microbatch. */
 
 #ifndef CHUNKFLOW_SCHEDULE_CSV_H
 #define CHUNKFLOW_SCHEDULE_CSV_H
@@ -12,22 +12,22 @@
 #include "../../chunkflow.h"
 
 typedef enum schedule_csv_format {
-    SCHEDULE_CSV_DEFAULT = 0,   /* writing: COMPUTE_ONLY. Reading: whichever the text is */
-    SCHEDULE_CSV_COMPUTE_ONLY,  /* no transfers; PyTorch adds them, whatever its version */
+    SCHEDULE_CSV_DEFAULT = 0,   /* writing: COMPUTE_ONLY. Reading: the format of the text */
+    SCHEDULE_CSV_COMPUTE_ONLY,  /* no transfers; any version of PyTorch adds them */
     SCHEDULE_CSV_COMPUTE_COMMS, /* passes and transfers; no empty cells */
     SCHEDULE_CSV_FORMAT_COUNT
 } schedule_csv_format;
 
-/* For which PyTorch a file with transfers is, which runs nothing but what stands in it. */
+/* The PyTorch that a file with transfers is for, which runs only what the file has. */
 typedef enum schedule_csv_torch {
     SCHEDULE_CSV_TORCH_2_9 = 0, /* 2.9 and older: transfers only */
-    SCHEDULE_CSV_TORCH_2_14,    /* 2.10 to 2.14: REDUCE_GRAD behind a stage's last backward, without which gradients are
+    SCHEDULE_CSV_TORCH_2_14,    /* 2.10 to 2.14: REDUCE_GRAD after a stage's last backward, without which gradients are
                                    neither scaled nor exchanged */
-    SCHEDULE_CSV_TORCH_2_15,    /* 2.15: and a wait for each send and each REDUCE_GRAD, which 2.14 would read as W */
+    SCHEDULE_CSV_TORCH_2_15,    /* 2.15: also a wait for each send and each REDUCE_GRAD, which 2.14 would read as W */
     SCHEDULE_CSV_TORCH_COUNT
 } schedule_csv_torch;
 
-/* The passes of PyTorch's files that a cf_schedule does not have; transfers are among them if `buffered` is set. */
+/* Passes of PyTorch's files that a cf_schedule does not have. Transfers are among them only if `buffered` is set. */
 #define SCHEDULE_CSV_EXTRAS(X)                           \
     X(SCHEDULE_CSV_EMPTY, "")                            \
     X(SCHEDULE_CSV_UNSHARD, "UNSHARD")                   \
@@ -48,87 +48,88 @@ typedef enum schedule_csv_extra_kind {
 #undef SCHEDULE_CSV_VALUE
 
 typedef struct schedule_csv_extra {
-    int64_t before; /* it stands right before schedule->actions[before], or behind the row's last action */
+    int64_t before; /* its place: right before schedule->actions[before], or after the row's last action */
     int32_t row;    /* stage of the schedule */
     int32_t stage;  /* virtual stage; 0 for EMPTY */
-    int32_t chunk;  /* of the last six kinds: index into plan->chunks; 0 for the others */
+    int32_t chunk;  /* for the last six kinds: index into plan->chunks; 0 for the others */
     int32_t kind;   /* a schedule_csv_extra_kind */
 } schedule_csv_extra;
 
-/* Those of a file, in the order in which they stand there. */
+/* The extras of a file, in its order. */
 typedef struct schedule_csv_extras {
     int64_t n;
     schedule_csv_extra *items; /* (n) */
-    cf_block block;            /* the memory that it lies in */
+    cf_block block;            /* its memory */
 } schedule_csv_extras;
 
 /* Zero means default in every member. */
 typedef struct schedule_csv_desc {
-    int extensions;             /* writing: 1: what PyTorch cannot run may be written. Reading takes it always */
+    int extensions;             /* writing: 1: may write what PyTorch cannot run. Reading always accepts it */
     schedule_csv_format format; /* 0: the default */
-    schedule_csv_torch torch;   /* writing, COMPUTE_COMMS. 0: 2.9 and older */
+    schedule_csv_torch torch;   /* writing COMPUTE_COMMS. 0: 2.9 and older */
     int legacy;                 /* reading: 1: B is the gradient of the inputs only (now I), BW the whole backward (now
                                    B) */
-    int buffered;               /* reading: 1: sends do not wait for their receivers, as PyTorch's do not. The schedule
-                                   has the passes only then, and the transfers are extras. 0: transfers are the
-                                   schedule's, and lists that deadlock without buffers are refused */
-    int forward_only;           /* reading: 1: there are no backwards. 0: a text that has none has lost them */
-    cf_schedule_kind kind;      /* reading: the label that the schedule gets; 0 says that it is nobody's */
-    cf_replay replay;           /* reading: how an R comes back. 0: pipeline */
-    int64_t k;                  /* reading: the schedule's K. 0: the least that allows what is in the text */
-    int64_t rank;               /* reading: which rank of the plan this is */
-    const int32_t *chunks;      /* reading: (chunks_per_rank) the chunk of each microbatch, as schedule_csv_microbatches
-                                   has it. NULL: they are numbered as the chunks are */
-    const schedule_csv_extras *extras; /* writing: what was read beside the schedule, to stand where it stood; then
-                                          nothing is added for `torch`. NULL: nothing */
+    int buffered;               /* reading: 1: sends do not wait for their receivers, as in PyTorch. Then the schedule
+                                   has only the passes, and transfers are extras. 0: the schedule has the transfers, and
+                                   lists that deadlock without buffers are refused */
+    int forward_only;           /* reading: 1: there are no backwards. 0: a text without backwards is an error */
+    cf_schedule_kind kind;      /* reading: the schedule's label; 0: of unknown origin */
+    cf_replay replay;           /* reading: kind of replay. 0: pipeline */
+    int64_t k;                  /* reading: the schedule's K. 0: the least that allows the text */
+    int64_t rank;               /* reading: the rank of the plan */
+    const int32_t *chunks;      /* reading: (chunks_per_rank) the chunk of each microbatch, from
+                                   schedule_csv_microbatches. NULL: microbatches are numbered like the chunks */
+    const schedule_csv_extras *extras; /* writing: extras that were read with the schedule, written at their places;
+                                          then nothing is added for `torch`. NULL: none */
     const cf_allocator *allocator;
 } schedule_csv_desc;
 
-/* Writes a schedule that cf_schedule_validate accepts, with CRLF line ends. COMPUTE_ONLY leaves the transfers of a
-   lowered schedule and the waits for them out; COMPUTE_COMMS of one that is not lowered is CF_ERROR_ARGUMENT.
+/* Writes a schedule that cf_schedule_validate accepts, with CRLF line ends. COMPUTE_ONLY leaves out the transfers of a
+   lowered schedule and the waits for them. COMPUTE_COMMS of a schedule that is not lowered is CF_ERROR_ARGUMENT.
 
-   What PyTorch cannot run is CF_ERROR_ARGUMENT without `extensions`, with the reason in error->text: a dependent chunk
-   ("chunks" and its index), whose keys, values and their gradients no file of PyTorch's hands on, and R, SEND_R and
-   RECV_R ("actions.pass" and the index), for which it has no name. Such a file is for this library, for people, and for
-   stages that keep the state themselves.
+   Without `extensions`, anything that PyTorch cannot run is CF_ERROR_ARGUMENT, with the reason in error->text. That is
+   a dependent chunk ("chunks" and its index), because no file of PyTorch's hands on its keys, values and their
+   gradients; and R, SEND_R and RECV_R ("actions.pass" and the index), which have no name there. With `extensions` the
+   file is for this library, for people, and for stages that keep the state themselves.
 
-   Other errors are those of cf_schedule_validate, CF_ERROR_MEMORY, and CF_ERROR_WRITE with the callback's number; with
-   any but that one, nothing was written. desc: NULL for all zero. */
+   Other errors are those of cf_schedule_validate, CF_ERROR_MEMORY, and CF_ERROR_WRITE with the callback's number.
+   Nothing is written except with CF_ERROR_WRITE. desc: NULL for all zero. */
 cf_result schedule_csv_write(const cf_plan *plan, const cf_schedule *schedule, const schedule_csv_desc *desc,
                              cf_write_fn write, void *user, cf_error *error);
 
-/* Reads a schedule of the plan's chunks: `bytes` bytes of text, lines ended by LF or CRLF. Every cell must be one
-   action from its first character to its last, spaces and tabs around it apart. The number of rows is the number of
-   stages. The virtual stages lie on them in loops (v on row v mod rows) or in a V (0, 1, .. and back again), which the
-   rows show. An F keeps its activations unless R of that chunk is in the row. Everything that PyTorch writes is taken
-   but OVERLAP_F_B, two passes that run as one.
+/* Reads a schedule of the plan's chunks: `bytes` bytes of text, lines ended by LF or CRLF. Every cell must be exactly
+   one action, except for spaces and tabs around it. The number of rows is the number of stages. Virtual stages lie on
+   them in loops (v on row v mod rows) or in a V (0, 1, .. and back again), as the rows show. An F keeps its activations
+   unless the row has an R of its chunk. Everything that PyTorch writes is accepted except OVERLAP_F_B, two passes that
+   run as one.
 
-   *out: a new schedule that cf_schedule_validate accepts, to be given to cf_schedule_free; *extras: what stands between
-   its actions, to be given to schedule_csv_extras_free (extras: NULL to leave that out). With both, schedule_csv_write
-   writes the text again, cell for cell. Untouched on failure. Errors: CF_ERROR_TEXT with the line (from 1) in
-   error->item and the column (in bytes, from 1) in error->got, those of cf_schedule_validate, CF_ERROR_ARGUMENT,
-   CF_ERROR_LIMIT, CF_ERROR_MEMORY. */
+   *out: a new schedule that cf_schedule_validate accepts; free it with cf_schedule_free. *extras: what the text has
+   between its actions; free it with schedule_csv_extras_free (extras: NULL leaves that out). From both,
+   schedule_csv_write writes each cell as it was read. They are untouched on failure. Errors: CF_ERROR_TEXT with the
+   line (from 1) in error->item and the column (in bytes, from 1) in error->got, those of cf_schedule_validate,
+   CF_ERROR_ARGUMENT, CF_ERROR_LIMIT, CF_ERROR_MEMORY. */
 cf_result schedule_csv_read(const char *text, size_t bytes, const cf_plan *plan, const schedule_csv_desc *desc,
                             cf_schedule **out, schedule_csv_extras **extras, cf_error *error);
 
-/* extras: NULL does nothing. */
+/* Frees extras; NULL does nothing. */
 void schedule_csv_extras_free(schedule_csv_extras *extras);
 
-/* The chunks (indices into plan->chunks) in the order of the last virtual stage's forwards: chunks[m] is microbatch m.
-   chunks: (plan->chunks_per_rank), untouched on failure. Errors: those of cf_schedule_validate. */
+/* Finds the chunks (indices into plan->chunks) in the order of the last virtual stage's forwards: chunks[m] is
+   microbatch m. chunks: (plan->chunks_per_rank), untouched on failure. Errors: those of cf_schedule_validate. */
 cf_result schedule_csv_microbatches(const cf_plan *plan, const cf_schedule *schedule, int32_t *chunks,
                                     cf_error *error);
 
-/* That as text, and back: the line "microbatch,chunk" and one of two numbers for each, counted up. Errors: as above. */
+/* Write and read that order as text: the line "microbatch,chunk", then a line of these two numbers for each microbatch,
+   from 0 up. Errors: as above. */
 cf_result schedule_csv_write_microbatches(const cf_plan *plan, const cf_schedule *schedule, cf_write_fn write,
                                           void *user, cf_error *error);
 cf_result schedule_csv_read_microbatches(const char *text, size_t bytes, const cf_plan *plan, int64_t rank,
                                          int32_t *chunks, cf_error *error);
 
-/* Numbers the chunks of the schedule's rank in that order, in the plan and in the schedule, so that microbatch m is the
-   rank's chunk m. The slices move with their chunks. Errors: CF_ERROR_ARGUMENT ("chunks" and the index) where the rank
-   has a dependent chunk, whose chain must stay together; those of cf_schedule_validate; CF_ERROR_MEMORY. Both are
-   untouched on failure. allocator: of working space; NULL: malloc. */
+/* Renumbers the chunks of the schedule's rank in that order, in the plan and in the schedule, so that microbatch m is
+   the rank's chunk m. The slices move with their chunks. Errors: CF_ERROR_ARGUMENT ("chunks" and the index) if the rank
+   has a dependent chunk, whose chain must stay together; those of cf_schedule_validate; CF_ERROR_MEMORY. Plan and
+   schedule are untouched on failure. allocator: of working space; NULL: malloc. */
 cf_result schedule_csv_renumber(cf_plan *plan, cf_schedule *schedule, const cf_allocator *allocator, cf_error *error);
 
 #endif /* CHUNKFLOW_SCHEDULE_CSV_H */

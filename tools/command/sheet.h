@@ -1,4 +1,4 @@
-/* sheet.h - a table of the paper's numbers beside ours: printed once it is filled, and written as JSON. */
+/* sheet.h - a table of the paper's numbers beside ours: printed once it is full, and written as JSON. */
 
 #ifndef CHUNKFLOW_SHEET_H
 #define CHUNKFLOW_SHEET_H
@@ -7,17 +7,17 @@
 
 enum { SHEET_COLUMNS = 12, SHEET_ROWS = 16, SHEET_SERIES = 32, SHEET_POINTS = 12, SHEET_TEXT = 64 };
 
-/* How a column looks. */
+/* Format of a column. */
 typedef struct sheet_column {
     const char *key;    /* its name in JSON */
-    const char *group;  /* a heading over this column and those behind it, or NULL */
+    const char *group;  /* a heading over this and the following columns, or NULL */
     const char *title;
-    const char *heading; /* in place of group and title where people read it as text, or NULL */
+    const char *heading; /* replaces group and title in text for people, or NULL */
     int left;           /* left-aligned */
-    int key_of_rows;    /* stands before each part of a table that has several */
-    int digits;         /* behind the point */
+    int key_of_rows;    /* 1: repeated before each part of a table that has several parts */
+    int digits;         /* decimals */
     int sign;           /* 1: with its sign */
-    const char *suffix; /* behind the number, or NULL */
+    const char *suffix; /* after the number, or NULL */
 } sheet_column;
 
 /* A text, a number, or a number that is shown as a text. */
@@ -30,9 +30,9 @@ typedef struct sheet_cell {
 sheet_cell sheet_text(const char *text);
 sheet_cell sheet_number(double value);
 sheet_cell sheet_count(int64_t value);                    /* with commas */
-sheet_cell sheet_marked(double value, int digits, char mark); /* a blank where others have a mark */
+sheet_cell sheet_marked(double value, int digits, char mark); /* with a blank where other cells have a mark */
 
-/* A line of a chart: at each x a y. Charts are told by their title; a role is "paper", "ours" or "best". */
+/* A line of a chart: a y for each x. Charts are identified by their title; a role is "paper", "ours" or "best". */
 typedef struct sheet_series {
     const char *role;
     char chart[SHEET_TEXT], name[SHEET_TEXT];
@@ -48,28 +48,28 @@ typedef struct sheet {
     int n_columns;
     sheet_cell rows[SHEET_ROWS][SHEET_COLUMNS];
     int n_rows;
-    sheet_cell notes[SHEET_ROWS][3]; /* what stands below the rows: a text, the paper's number if there is one, ours */
+    sheet_cell notes[SHEET_ROWS][3]; /* below the rows: a text, the paper's number if there is one, ours */
     int n_notes;
-    const char *x_title, *y_title;   /* of its charts */
+    const char *x_title, *y_title;   /* of the charts */
     sheet_series series[SHEET_SERIES];
     int n_series;
 } sheet;
 
-/* Rows, notes, and at the end what was assumed: lines, of which the first is a heading. Then all of it is printed.
-   sheet_end returns an exit code. */
+/* Add rows, notes and, at the end, the assumptions: lines, of which the first is a heading. Then the whole sheet is
+   printed. sheet_end returns an exit code. */
 void sheet_begin(sheet *s, const char *title, const sheet_column *columns, int n_columns);
 void sheet_row(sheet *s, const sheet_cell *cells);
 void sheet_note(sheet *s, const char *text, sheet_cell paper, sheet_cell ours);
 int sheet_end(sheet *s, const char *assumptions);
 
-/* The titles of the axes of all charts of a sheet, and a line of one. What does not fit is left out. */
+/* Set the axis titles of all charts of a sheet, and add a line to a chart. Text that does not fit is left out. */
 void sheet_axes(sheet *s, const char *x_title, const char *y_title);
 void sheet_add_series(sheet *s, const char *chart, const char *role, const char *name, int n, const double *x,
                       const double *y);
 
 void sheet_write(json_writer *w, const sheet *s);
 
-/* The rows for scripts: the numbers, or the texts of what has none. Returns an exit code. */
+/* Prints the rows for scripts: numbers, and texts in cells without a number. Returns an exit code. */
 int sheet_print_table(const sheet *s);
 
 #endif /* CHUNKFLOW_SHEET_H */

@@ -5,12 +5,12 @@
 
 #include "held.h"
 
-#define SVG_MOST_PASSES 20000 /* or slices, in one picture: more than there are places for on any page */
+#define SVG_MOST_PASSES 20000 /* passes or slices in one picture; a page has no room for more */
 
-/* The style of a picture, in units that a browser shows as pixels. Zero is the default in every member. */
+/* The style of a picture, in units that a browser shows as pixels. Zero means default in every member. */
 typedef struct svg_style {
-    int64_t width, height; /* of all; 720, and what lanes of one line of type, or a plot, take */
-    int64_t type;          /* its size; 10. All but the width grow with it */
+    int64_t width, height; /* of the picture; default 720, and what lanes of one line of type, or a plot, take */
+    int64_t type;          /* size of type; default 10. Everything except the width grows with it */
 } svg_style;
 
 /* For options with a member of this type. */
@@ -23,20 +23,20 @@ typedef struct svg_style {
      .max = 100, .help = "size of their type; default 10. A picture that is printed 240\n"                         \
      "points wide has type of N points with --svg-width 240"}
 
-/* A line per stage, time from left to right, a box for every pass. Every box has a title: "F3: 12 to 14". unit: of the
-   times, "s". Errors: CF_ERROR_LIMIT with the number of passes, CF_ERROR_WRITE. */
+/* Draws a line per stage, time from left to right, with a box for every pass. Every box has a title: "F3: 12 to 14".
+   unit: of the times, "s". Errors: CF_ERROR_LIMIT with the number of passes, CF_ERROR_WRITE. */
 cf_result svg_chart_write(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline,
                           const char *unit, const svg_style *style, cf_write_fn write, void *user, cf_error *error);
 
-/* A line per stage for what it holds while its passes run: held, as held_make gives it. limit: a line across, with
-   that name; 0: none. Errors: as above. */
+/* Draws a line per stage for what it holds while its passes run. held: from held_make. limit: a line across, with that
+   name; 0: none. Errors: as above. */
 cf_result svg_memory_write(const cf_schedule *schedule, const cf_timeline *timeline, const int64_t *held,
                            held_unit what, int64_t limit, const char *unit, const svg_style *style,
                            cf_write_fn write, void *user, cf_error *error);
 
-/* A line per chunk, one below another, and a column per rank; in each the slices where they lie, coloured where a
-   sequence or a tree is split. Every slice has a title: "0: 8K to 16K, 8192 tokens". Errors: as above, with the number
-   of chunks and slices. */
+/* Draws a line per chunk, one below the other, and a column per rank. Slices lie at their places, coloured if their
+   sequence or tree is split. Every slice has a title: "0: 8K to 16K, 8192 tokens". Errors: as above, with the number of
+   chunks and slices. */
 cf_result svg_plan_write(const cf_plan *plan, const svg_style *style, cf_write_fn write, void *user, cf_error *error);
 
 #endif /* CHUNKFLOW_SVG_H */

@@ -3,7 +3,7 @@
 #ifndef CHUNKFLOW_REPORT_PAGE_H
 #define CHUNKFLOW_REPORT_PAGE_H
 
-/* Its lines before, between and behind the objects of data; NULL ends each piece, and the last one. */
+/* The page's lines before, between and after the objects of data. NULL ends each piece, and the list. */
 extern const char *const *const report_page_pieces[];
 
 #endif /* CHUNKFLOW_REPORT_PAGE_H */

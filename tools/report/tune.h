@@ -1,4 +1,4 @@
-/* tune.h - what the files of `chunkflow tune` share: the options, the search, and the writers of what came of it. */
+/* tune.h - shared by the files of `chunkflow tune`: the options, the search, and the writers of its outcome. */
 
 #ifndef CHUNKFLOW_TUNE_COMMAND_H
 #define CHUNKFLOW_TUNE_COMMAND_H
@@ -27,7 +27,7 @@ typedef struct tune_options {
     const char *json, *html, *batch_lengths, *old_limit, *costs;
 } tune_options;
 
-/* The search, and what its description points to. */
+/* A search, and everything that its description points to. */
 typedef struct tune_job {
     const tune_options *asked;
     modelling model;
@@ -40,38 +40,38 @@ typedef struct tune_job {
     cli_list list;
     int64_t *lengths;
     cf_shared_prefix *shares;       /* NULL: there are no trees */
-    int64_t n;                      /* of them within the context */
+    int64_t n;                      /* number of lengths within the context */
     int64_t left_out, left_out_tokens, tokens;
-    time_t begun, next_line;        /* of the search, and of its next line of progress */
-    int64_t done;                   /* as its progress was shown last */
+    time_t begun, next_line;        /* begin of the search, and time of its next line of progress */
+    int64_t done;                   /* progress as last shown */
 } tune_job;
 
 /* Tokens of the longest sequence within the context. */
 int64_t tune_longest(const tune_job *job);
 
-enum { TUNE_MOST_CELLS = 4096 }; /* that a page draws */
+enum { TUNE_MOST_CELLS = 4096 }; /* cells that a page draws */
 
 /* One ChunkSize with one K: the best of its candidates. */
 typedef struct tune_cell {
     int64_t chunk_size, k;
-    int64_t candidate; /* the fastest that fits; else the one that would be, by what such ones were given up for; else
-                          the one that needs least */
-    int64_t numbers;   /* the candidate whose schedules it has, which may have another K; mostly itself */
-    int64_t nearest;   /* where nothing fits, the cell next to it where something is known to; -1: there is none */
+    int64_t candidate; /* the fastest that fits. If none fits: the one with the lowest estimated time, or else the one
+                          that needs least */
+    int64_t numbers;   /* the candidate whose schedules it has, usually itself; it may have another K */
+    int64_t nearest;   /* if nothing fits: the nearest cell that is known to fit; -1: none */
 } tune_cell;
 
-/* All of them, by ChunkSize, then by K. */
+/* All cells, by ChunkSize, then by K. */
 typedef struct tune_map {
-    int64_t *chunk_sizes, *ks; /* those that were tried, the longest sequence among them */
+    int64_t *chunk_sizes, *ks; /* tried values, including the longest sequence */
     int64_t n_chunk_sizes, n_ks;
     tune_cell *cells;
 } tune_map;
 
-/* Returns an exit code; tune_map_free is due in any case. */
+/* Makes the map. Returns an exit code; call tune_map_free in any case. */
 int tune_map_make(const cf_tuning *tuning, tune_map *out);
 void tune_map_free(tune_map *map);
 
-/* What came of a search. */
+/* The outcome of a search. */
 typedef struct tune_outcome {
     const tune_job *job;
     const cf_tuning *tuning;
@@ -82,12 +82,13 @@ typedef struct tune_outcome {
 /* Returns the split of a candidate, with what it recomputes. */
 cf_parallel tune_split(const cf_tuning *tuning, const cf_tune_candidate *c);
 
-/* Returns how long a candidate takes that was given up, by what it was given up for: about, or at least, where its
-   bound is above the fastest; 0: it is only known that another one like it is far behind. And that in words. */
+/* Returns the time of a candidate that was given up, by what it was given up for: approximate or, if its bound is above
+   the fastest, at least that. 0: it is only known that a similar candidate is far behind. The second says that in
+   words. */
 double tune_slower_seconds(const cf_tuning *tuning, const cf_tune_candidate *c);
 const char *tune_slower_words(const cf_tuning *tuning, const cf_tune_candidate *c);
 
-/* The mean tokens and pairs of a batch, or those that are computed if sequences share rows. */
+/* The mean tokens and pairs of a batch, or the computed ones if sequences share rows. */
 typedef struct tune_work {
     double tokens, pairs;
 } tune_work;
@@ -97,17 +98,17 @@ tune_work tune_work_of(const cf_tuning *tuning, int shared);
 /* Returns the share of the GPUs' FLOP/s that forward and backward of the batches' tokens need in `seconds`. */
 double tune_utilisation(const tune_job *job, const cf_tuning *tuning, double seconds, double gpus);
 
-/* Returns the candidate of a split that is known best: the fastest that fits; else the one estimated to be fastest;
-   else the one with the least bound above the fastest of all; else one given up without either; else the one that needs
-   least. -1: none. */
+/* Returns the best known candidate of a split, in this order: the fastest that fits; the one estimated to be fastest;
+   the one with the least bound above the fastest of all; one given up without either; the one that needs least. -1:
+   none. */
 int64_t tune_best_of_split(const cf_tuning *tuning, int64_t split);
 
-/* Returns the batch whose time is nearest to the winner's mean, or the first one where there is no winner. */
+/* Returns the batch whose time is nearest to the winner's mean, or the first one without a winner. */
 int64_t tune_usual_batch(const cf_tuning *tuning);
 void tune_write_batch(const cf_tuning *tuning, cli_output *to);
 
-/* The winner as commands that make its plan and schedules of a list, as a C initialiser and as arguments in Python.
-   options: those of the command, of which the ones that plan has, too, are repeated where they are not the defaults. */
+/* Prints the winner as commands that make its plan and schedules from a list, as a C initialiser and as Python
+   arguments. options: the command's; those that plan has too are repeated if they differ from the defaults. */
 void tune_print_commands(const tune_job *job, const cf_tuning *tuning, const cli_option *options, const void *defaults);
 
 /* Returns the word for the place of state: "stays" or "streams". */
@@ -115,7 +116,7 @@ const char *tune_state_word(const cf_tune_candidate *c);
 
 void tune_write_json(const tune_outcome *o, cli_output *to);
 
-/* The map, with a report of the winner below it. Returns an exit code. */
+/* Writes the map, with a report of the winner below it. Returns an exit code. */
 int tune_write_page(const tune_outcome *o, cli_output *to);
 
 #endif /* CHUNKFLOW_TUNE_COMMAND_H */
