@@ -223,10 +223,10 @@ typedef struct cf_block {
 /* Objects and options, in all sections. A function that makes an object puts its address into *out. Free the object
    with the free function of its kind, which also takes NULL. *out is untouched on failure. A function ending in
    _defaults returns a copy of its options with every default filled in; cf_pack_defaults and cf_schedule_defaults take
-   NULL for options that are all zeros. A member that says yes or no is 1 or 0.
+   NULL for options that are all zeros. A flag is 1 or 0.
 
-   A member without another one that it needs is refused, and the message names both. Prices and upper limits may stand
-   where nothing is charged or held, so that one record does for many batches.
+   A member that needs another one is refused without it, and the message names both. Prices and upper limits are
+   allowed even if nothing uses them, so that one record fits many batches.
 
    Objects from elsewhere. A plan, schedule or graph is sound if the library has made it or the validator of its kind
    accepts it. Every function that takes one says whether it must be sound or may be unvalidated. A function that takes
@@ -318,10 +318,11 @@ typedef struct cf_pack_desc {
                                      NULL: none do. Only for best fit */
     int64_t min_shared_prefix;    /* a shared beginning of fewer tokens is computed once per sequence; a longer one is
                                      rounded down to a multiple of align. 0: CF_MIN_SHARED_PREFIX. Needs
-                                     shared_prefixes, as no_copies does */
+                                     shared_prefixes */
     int no_copies;                /* 0: if a tree makes its rank too expensive it is split over several ranks, and each
                                      of them computes the rows above its part; 1: no row is computed twice. Set 1 for
-                                     cf_metadata_desc.shared_mean, which would count a row once per copy */
+                                     cf_metadata_desc.shared_mean, which would count a row once per copy. Needs
+                                     shared_prefixes */
     const cf_allocator *allocator;
 } cf_pack_desc;
 
@@ -524,7 +525,7 @@ typedef struct cf_capacity {
                             slot, and of the scratch for a pass that keeps nothing */
     int64_t prefix;      /* longest prefix of a chunk: a state slot needs prefix + rows rows. In a cp group it includes
                             the rows of other ranks, which are gathered beside the state */
-    int64_t n_seqs;      /* maximum number of sequences in a chunk's cu_seqlens */
+    int64_t n_seqs;      /* an upper bound of the sequences in a chunk's cu_seqlens */
     int64_t activations; /* activation slots of the stage */
     int64_t states;      /* its state slots */
     int64_t boundaries;  /* its boundary slots */
@@ -625,7 +626,7 @@ typedef struct cf_kv_source {
     int64_t chunk;  /* the chunk of that rank which makes the rows; they lie in the state of that chunk's chain */
     int64_t row;    /* their first row in that state */
     int64_t begin;  /* their first row in the sequence */
-    int64_t tokens; /* number of rows; times the bytes of a row, what goes from rank to rank */
+    int64_t tokens; /* number of rows; x the bytes of a row, this is the traffic from rank to rank */
 } cf_kv_source;
 
 /* Lists the rows of K and V that come before this chunk in its cp group's sequence, by rising position. There is no gap
@@ -702,8 +703,9 @@ typedef enum cf_mixer {
 /* One kind of layer. Zero means the model's own number if it has one, and otherwise that the layer has no such part. */
 typedef struct cf_layer {
     cf_mixer mixer;
-    int gate;          /* 1: attention's output is gated by as many columns as Q has. Full, window or chunked */
-    int sinks;         /* 1: softmax has one extra learned logit per head (attention sink). Full, window or chunked */
+    int gate;          /* 1: attention's output is gated by as many columns as Q has. Only full, window or chunked */
+    int sinks;         /* 1: softmax has one extra learned logit per head (attention sink). Only full, window or
+                          chunked */
     int no_ffn;        /* 1: a mixer, and neither MLP nor experts */
     int64_t heads, kv_heads; /* query and key heads; in a recurrent layer heads of values and of keys */
     int64_t head_dim;  /* of Q and K; in a latent layer rope_dim included */
@@ -922,7 +924,7 @@ typedef struct cf_memory_desc {
                                      optimizer_bytes. Muon keeps one moment for these: 8 */
     int64_t lora_rank;            /* rank of LoRA adapters beside each matrix of attention, MLP and shared experts. Then
                                      only adapters have gradients and optimizer states. 0: all parameters are trained */
-    int64_t lora_experts;         /* 1: adapters also beside each routed expert's matrices; needs lora_rank,
+    int64_t lora_experts;         /* 1: adapters also beside each routed expert's matrices. Needs lora_rank
                                      and experts */
     int64_t state_bytes;          /* per element of K and V in the state; 0: 2 */
     int64_t state_gradient_bytes; /* per element of dK and dV in the state; 0: 4 (float accumulators); 2 for bf16 */
@@ -1091,7 +1093,7 @@ CHUNKFLOW_API const char *cf_replay_name(cf_replay replay);
 typedef struct cf_shape {
     int64_t n_stages;       /* 0: 1 */
     int64_t n_virtual;      /* virtual stages per stage. 0: 1, and 2 for interleaved schedules */
-    cf_placement placement; /* of virtual stages on stages. 0: loop. To ask for a V needs n_virtual above 1 */
+    cf_placement placement; /* of virtual stages on stages. 0: loop. In options, a V needs n_virtual above 1 */
     cf_replay replay;       /* 0: local */
     int64_t k;              /* maximum chunks of one chain that keep activations at once on a virtual stage. 0: 1 */
     int64_t rank;           /* the rank of the plan whose chunks run */
@@ -1152,7 +1154,7 @@ typedef struct cf_stage_cost {
    stage has one queue for each of its two directions. */
 typedef struct cf_timing {
     cf_stage_cost all;            /* every virtual stage */
-    const cf_stage_cost *stages;  /* (n_stages x n_virtual), by virtual stage, in place of `all`; NULL: all alike */
+    const cf_stage_cost *stages;  /* (n_stages x n_virtual), by virtual stage, instead of `all`; NULL: all alike */
     double latency;               /* seconds per transfer between stages */
     double seconds_per_token;     /* extra seconds per row of boundary activations or their gradient (bytes /
                                      bandwidth) */
@@ -1223,8 +1225,8 @@ typedef struct cf_schedule {
 } cf_schedule;
 
 /* A report of a search. CF_SCHEDULE_BEST always tries the fixed kinds as well, and stops when it reaches the bound.
-   Fixed kinds search for nothing: best_fixed is the kind itself, both makespans are its own, and all other members are
-   0, except n_tried and n_improved of CF_SCHEDULE_PAPER's two orders. */
+   A fixed kind searches nothing: best_fixed is the kind itself, both makespans are its makespan, and other members are
+   0. Only CF_SCHEDULE_PAPER, which tries two orders, sets n_tried and n_improved. */
 typedef struct cf_search_report {
     int64_t max_tries;           /* candidates allowed in its largest search, as in cf_schedule_desc */
     int64_t n_tried;             /* candidates built and timed, in all searches together */
@@ -1248,9 +1250,9 @@ typedef struct cf_schedule_desc {
                                     forward_only, refuse it */
     int forwards_first;          /* only for gpipe with local replay. 1: on each stage all first forwards run before
                                     any backward, for any K */
-    int64_t max_tries;           /* maximum candidates of best, once with whole backwards and once with split ones; no
-                                    other kind has any. 0: for up to 10^5 passes some tenths of a second at most in all,
-                                    above that a few microseconds per pass */
+    int64_t max_tries;           /* only for best: maximum candidates with whole backwards, and the same maximum with
+                                    split ones. 0: up to 10^5 passes, some tenths of a second at most in all; above
+                                    that, a few microseconds per pass */
     cf_search_report *report;    /* filled in on success; or NULL */
     const cf_allocator *allocator;
 } cf_schedule_desc;
@@ -1447,9 +1449,9 @@ typedef struct cf_bound {
 /* Options of a simulation. Zero means default in every member. */
 typedef struct cf_simulate_desc {
     const cf_timing *timing;  /* NULL: unit costs */
-    cf_limits limits;         /* limits on chunks, for the bounds, which those on state and bytes do not change; not
-                                 given: the schedule's own. per_token: the bytes that peak_bytes counts; all zero: none
-                                 */
+    cf_limits limits;         /* limits on chunks, for the bounds (limits on state and bytes do not change these); not
+                                 given: the schedule's own. per_token: the bytes that peak_bytes counts; all zero:
+                                 none */
     int no_bounds;            /* 1: leave out the bounds, which take longer than everything else */
     const double *start, *end; /* (n_actions) measured times, parallel to schedule->actions and on one clock. They are
                                  checked, and the timeline gets them, shifted so that the earliest start is 0, without
@@ -1610,7 +1612,7 @@ typedef struct cf_step {
     int32_t position;     /* index of the step */
     int32_t slot;         /* activation slot of the chunk, in use from the step with action.keep to the end of B or W;
                              -1 in an F that keeps nothing, and in transfers */
-    int32_t state;        /* state slot of the chunk's chain; -1: the chain has none, or the step is a W or a
+    int32_t state;        /* state slot of the chunk's chain; -1: there is none, or the step is a W or a
                              transfer */
     int32_t path;         /* index into `paths`: the lowest state that this pass reads or adds to; `up` leads to those
                              above it */
@@ -2001,7 +2003,7 @@ static cf_result cf__check_members(const cf__member *members, int64_t n, cf_resu
     return CF_OK;
 }
 
-/* Refuses a number that asks for something, unless what it needs is there. why: names that. */
+/* Refuses a number other than 0 unless the member that it needs is there. why: names that member. */
 CF__APART static cf_result cf__needs(int64_t given, int there, const char *field, int64_t item, const char *why,
                                      cf_error *error) {
     return given == 0 || there ? CF_OK : cf__fail(error, CF_ERROR_ARGUMENT, field, item, 0, given, why);
@@ -10803,8 +10805,8 @@ typedef struct cf__lockstep {
     const cf_schedule *list;
     int64_t rank;
     cf_error *error;
-    cf_plan *columns;      /* the result, or: */
-    cf_schedule *schedule;
+    cf_plan *columns;      /* result of cf_lockstep_plan */
+    cf_schedule *schedule; /* result of cf_lockstep_schedule */
 } cf__lockstep;
 
 static cf_block *cf__lockstep_columns(void *job, cf__carver *carver) {
