@@ -573,7 +573,7 @@ typedef struct cf_attention_call {
    itself; all other slices see only themselves. In a cp group the prefix also has the rows of other ranks, in order
    (cf_kv_sources). Every row is in one of the sequences, because a run of padding rows is a sequence of its own: no
    token sees padding, and every row of a result is written. Padding needs finite numbers in Q, K and V. It has no loss,
-   so its gradients are zero. Only the last chunk of a chain has padding, so a state has none between tokens.
+   so its gradients are zero. Only the last chunk of a chain has padding, so a state has no padding between tokens.
 
    With a capacity, unused sequences have length 0. Rows from chunk->rows on then do not belong to the chunk in a
    chain's state: do not write K and V there (set the state to zero once, so that they are finite), and use no dK and
@@ -645,13 +645,13 @@ CHUNKFLOW_API int64_t cf_kv_sources(const cf_plan *plan, int64_t chunk, cf_kv_so
 typedef enum cf_mean {
     CF_MEAN_DEFAULT = 0, /* CF_MEAN_TOKENS */
     CF_MEAN_TOKENS,      /* every target of the batch has the same weight */
-    CF_MEAN_SEQUENCES,   /* every sequence with a target has the same weight; within a sequence, so has every target */
-    CF_MEAN_PROMPTS,     /* every prompt has the same weight; over all of its answers, so has every target (the groups
-                            of reinforcement learning) */
+    CF_MEAN_SEQUENCES,   /* every sequence with a target has the same weight, and so has every target within it */
+    CF_MEAN_PROMPTS,     /* every prompt has the same weight, and so has every target of all its answers (the groups of
+                            reinforcement learning) */
     CF_MEAN_COUNT
 } cf_mean;
 
-/* The mean that the loss is. Zero means default in every member; NULL is all zeros. */
+/* The mean over targets that makes the loss. Zero means default in every member; NULL is all zeros. */
 typedef struct cf_loss_weights_desc {
     cf_mean mean;                        /* 0: over tokens */
     const unsigned char *const *ignored; /* as in cf_metadata_desc */
@@ -816,7 +816,7 @@ typedef struct cf_parallel {
     int no_sequence;         /* 1: no sequence parallelism. 0: what tensor parallelism does not split (norms,
                                 residuals) is split over tp by tokens */
     cf_recompute recompute;  /* 0: none */
-    int64_t recompute_layers; /* number of layers per virtual stage that recompute it; 0: all. Needs recompute */
+    int64_t recompute_layers; /* number of layers per virtual stage that recompute anything; 0: all. Needs recompute */
     const int64_t *layers;   /* (pp x n_virtual) layers of each virtual stage; NULL: even. The remainder goes, one layer
                                 each, to virtual stages 1, 2, ..., then to 0. None goes to the last one, which has the
                                 output head */
@@ -852,7 +852,7 @@ typedef struct cf_shard {
     int64_t vocab;        /* rows of the embedding and of the head, padding included */
     int64_t sequence;     /* GPUs that the rows of norms and residuals are split over */
     int64_t mlp_matrices; /* 3, or 2 without a gate */
-    int first, last;      /* 1: the virtual stage has the embedding; it has the output head */
+    int first, last;      /* 1 if the virtual stage has the embedding; 1 if it has the output head */
     /* All members from here on are of one layer of a kind; then ffn above is the width of MLP or shared experts. */
     cf_mixer mixer;
     int64_t out;          /* heads x value_dim */
@@ -948,7 +948,7 @@ typedef struct cf_memory_desc {
 
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc);
 
-/* Bytes on one GPU of a virtual stage, per token of ... */
+/* Bytes on one GPU of a virtual stage, per token of the following. */
 typedef struct cf_token_bytes {
     int64_t activations;    /* a chunk whose activations are kept */
     int64_t state;          /* state: K and V of this stage's layers (0 with a state_window), routes, and `border` /
@@ -1036,7 +1036,8 @@ typedef struct cf_memory_report {
     CF_MEMORY_TERMS(CF_MEMBER_ITEM)
 #undef CF_MEMBER_ITEM
     int64_t total;    /* sum of all above */
-    int64_t host;     /* streamed state, in host memory; not part of total */
+    int64_t host;     /* in host memory, with a state_window: state, its gradient, kept inputs and outputs; not part of
+                         total */
     int at_loss;      /* 1: the peak is at the loss, when logits exist and no layer is in backward (working is 0); 0: it
                          is in a layer's backward, when logits are gone (logits is 0) */
 } cf_memory_report;
@@ -1101,7 +1102,7 @@ typedef struct cf_shape {
                                is kept, and a chain's state is freed after the last F that reads it */
 } cf_shape;
 
-/* Bytes that a stage holds per token of ... All zero: bytes are not counted. */
+/* Bytes that a stage holds, per token of the following. All zero: bytes are not counted. */
 typedef struct cf_held_bytes {
     int64_t activations;    /* a chunk whose activations are kept, padding included */
     int64_t state;          /* a chain: its K and V, from the start of the token's F to the end of its B (or I) */
