@@ -32,8 +32,8 @@
        run them                cf_steps_make, cf_steps_size + cf_steps_into, cf_steps_free, cf_chunk_seed
          size their buffers    cf_steps_capacity
        check                   cf_plan_validate, cf_schedule_validate (of any source)
-     ~ ask a schedule          cf_schedule_index_make, cf_schedule_index_free, cf_schedule_find (where a pass stands),
-                               cf_schedule_needs (what it waits for), cf_schedule_loads (what is held meanwhile)
+     ~ query a schedule        cf_schedule_index_make, cf_schedule_index_free, cf_schedule_find (where a pass stands),
+                               cf_schedule_needs (what it waits for), cf_schedule_loads (memory over time)
        write                   cf_write_plan_json, cf_write_schedule_json
      ~ passes as a graph       cf_graph_make, cf_graph_free
        names of enum items     cf_pass_name, cf_edge_name, cf_placement_name, cf_replay_name, cf_schedule_kind_name,
