@@ -10123,7 +10123,7 @@ enum {
 };
 
 typedef struct cf__checker {
-    const cf__pipeline *pipe;     /* for its counts, not for its rules */
+    const cf__pipeline *pipe;     /* only for its counts: this section states the rules again */
     const cf_schedule *schedule;
     const cf_limits *limits;      /* K and these limits hold, and positions count from the start of a list. NULL for
                                      cf_simulate: any K and any memory are allowed, and positions are indices of
@@ -10665,7 +10665,7 @@ struct cf_schedule_index {
     cf__pipeline pipe;
     int64_t n_places;       /* those of transfers come after those of passes */
     int32_t *at;            /* (cells x n_places) the action that stands there; -1: none */
-    int32_t *slot;          /* (cells) the action that freed the slot which an R takes; -1: the slot was never in use */
+    int32_t *slot;          /* (cells) the action that freed the slot which an R takes; -1: it was free at the start */
     /* while it is made */
     int32_t *n_kept, *n_freed; /* (cells) in the cell of a chain's first chunk, the number of slots that the chain has
                                   taken and has freed */
@@ -11582,7 +11582,8 @@ static void cf__steps_end_states(cf__stepper *s, const cf_action *a, const cf_ch
         cf__steps_end_state(s, a, cell + plan->chains[chain].first_chunk - a->chunk);
 }
 
-/* Frees the slots that nothing needs after an action. Local replay reads the input of an F that kept nothing again. */
+/* Frees the slots that nothing needs after an action. In local replay the input of an F that kept nothing stays for its
+   R. */
 static void cf__steps_give_back(cf__stepper *s, const cf_action *a, const cf_chunk *c, const cf__steps_places *at) {
     int forward_only = s->pipe.shape.forward_only != 0, again = a->pass == CF_F && !a->keep && s->pipe.local;
     if (1 << a->pass & CF__CHECK_ENDS) cf__steps_release(s, CF__STEPS_ACTIVATIONS, at->cell);
