@@ -2454,21 +2454,21 @@ static void cf__sort_by_key(int32_t *ids, int64_t n, const double *keys) {
 /* ================================================================================================================
    >>tree    shares -> trees of rows
 
-   Each sequence leaves another one after so many tokens, or is a root. Where sequences leave it cuts a sequence's own
-   rows into nodes, so that the same sequences run through all rows of one. A node whose rows and all below it fit into
-   one chunk is small, and a small one without a small parent is a bush: packing moves it about as one thing. All others
-   make up stems, from a root or a parting of the ways down, which become chains.
+   Each sequence leaves another one after a number of tokens, or is a root. The places where others leave it cut a
+   sequence's own rows into nodes, so that the same sequences run through all rows of a node. A node is small if its
+   rows and all rows below it fit into one chunk. A small node without a small parent is a bush, which packing moves as
+   a whole. All other nodes make up stems, which begin at a root or where a tree branches, and become chains.
    ================================================================================================================ */
 
 typedef struct cf__tree_node {
     int64_t begin, length; /* rows of its sequence */
-    uint32_t rows;         /* of it and all below it, with padding; counted to one more than chunk_size */
+    uint32_t rows;         /* rows of the node and all nodes below it, padding included; counted up to chunk_size + 1 */
     int32_t sequence, parent;
     int32_t end;           /* nodes id + 1 .. end - 1 are below it */
-    int32_t first, n;      /* its sequences, in order */
-    int32_t stem;          /* -1: it is part of a bush */
-    int32_t follower;      /* the node that continues the stem; negative: none, or several would */
-    int32_t slice;         /* the plan's last slice of it, once it is written */
+    int32_t first, n;      /* the node's sequences, in order */
+    int32_t stem;          /* -1: the node is part of a bush */
+    int32_t follower;      /* the node that continues the stem; negative: none, or several could */
+    int32_t slice;         /* once it is written, the plan's last slice of the node */
 } cf__tree_node;
 
 typedef struct cf__tree {
@@ -2476,32 +2476,34 @@ typedef struct cf__tree {
     const int64_t *lengths;
     const cf_shared_prefix *shares; /* NULL: nothing is shared */
     int64_t n;
-    int may_part;           /* rows may be copied: trees over several ranks */
-    int64_t n_rows;         /* that are computed, and, with padding, at most: */
+    int may_part;           /* 1: rows may be copied, for trees over several ranks */
+    int64_t n_rows;         /* computed rows; most_rows: their upper bound with padding */
     int64_t most_rows;
     int64_t most_nodes, most_stems;
     cf_error *error;
-    /* of each sequence: which one it leaves (-1: none), after how many tokens, and two more for finding that */
+    /* of each sequence: the one that it leaves (-1: none), after how many tokens, and two arrays for finding these */
     int32_t *with, *jump, *rank;
     double *depth;
-    int32_t *child, *next;  /* of each: one that leaves it, and the next that leaves the same, by rising depth */
-    int32_t *at;            /* and the node behind which it leaves */
-    int32_t *order;         /* (n) as in the plan */
+    int32_t *child, *next;  /* of each sequence: the first that leaves it; the next that leaves the same, by rising
+                               depth */
+    int32_t *at;            /* of each sequence: the node after which it leaves */
+    int32_t *order;         /* (n) the plan's order */
     int32_t *stack;
     uint64_t *items, *spare; /* (n) */
     cf__tree_node *nodes;   /* (most_nodes) in preorder */
-    int32_t *stems;         /* (most_stems) likewise the first node of each: a chain to be, follower by follower */
+    int32_t *stems;         /* (most_stems) in preorder: first node of each stem, a chain to be, from which followers
+                               lead on */
     int64_t n_nodes, n_stems;
 } cf__tree;
 
-/* Tokens that a sequence is taken to share. */
+/* Returns the tokens that a sequence is taken to share. */
 static int64_t cf__tree_depth(const cf__tree *t, int64_t i) {
     int64_t depth = t->shares[i].tokens - t->shares[i].tokens % t->desc->align;
     return depth >= t->desc->min_shared_prefix ? depth : 0;
 }
 
-/* Checks what can be checked of each share by itself, and counts rows, and the most nodes and stems that there may
-   be: a node ends where sequences part, or is the last of its sequence, and then longer than a chunk if not small. */
+/* Checks everything that can be checked of each share by itself. Counts rows, and the maximum of nodes and stems. A
+   node ends where sequences part, or is the last of its sequence, and then longer than a chunk if not small. */
 static cf_result cf__tree_measure(cf__tree *t) {
     int64_t i, partings = 0, n_long = 0;
     for (i = 0; i < t->n; i++) {
@@ -2526,7 +2528,7 @@ static cf_result cf__tree_measure(cf__tree *t) {
                        "the batch may need too many chunks", t->error));
     t->most_nodes = t->n + partings;
     t->most_stems = partings + n_long;
-    /* Stems that end or part have more than a chunk of rows below their last parting to themselves. */
+    /* Stems that end or part have more than a chunk of rows of their own below their last parting. */
     if (t->desc->max_slices == 0) t->most_stems = cf__min(t->most_stems, 2 * (t->most_rows / t->desc->chunk_size));
     if (partings == 0) t->shares = NULL;
     return cf__range(t->n, 0, CF_MAX_SEQUENCES / 2, "n", t->error);
@@ -2540,16 +2542,15 @@ static void cf__tree_layout(cf__tree *t, cf__carver *carver) {
     t->depth = (double *)cf__take(carver, n, sizeof(double));
     t->child = (int32_t *)cf__take(carver, n, sizeof(int32_t));
     t->next = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    t->at = t->jump; /* both are of no use any more once everybody has been attached */
+    t->at = t->jump; /* both are unused once all sequences are attached */
     t->order = t->rank;
     t->stack = (int32_t *)cf__take(carver, n, sizeof(int32_t));
     t->nodes = (cf__tree_node *)cf__take(carver, t->most_nodes, sizeof(cf__tree_node));
     t->stems = (int32_t *)cf__take(carver, t->most_stems, sizeof(int32_t));
 }
 
-/* Attaches a sequence to the one that it is said to share with, or to one above. Where it shares no more tokens with
-   that one than that one shares with its own parent, it leaves the parent. The place is looked for upwards, in steps
-   that double (Myers, 1983). */
+/* Attaches sequence i to `to`, or to an ancestor of `to`. While i shares no more tokens with `to` than `to` shares with
+   its own parent, it moves up to that parent. It looks for its place in steps that double (Myers, 1983). */
 static void cf__tree_attach(cf__tree *t, int32_t i, int32_t to) {
     int64_t depth = cf__tree_depth(t, i);
     t->depth[i] = (double)depth;
@@ -2565,7 +2566,7 @@ static void cf__tree_attach(cf__tree *t, int32_t i, int32_t to) {
         t->jump[i] = t->jump[t->jump[to]];
 }
 
-/* Whom each sequence leaves, those first that others share with. While it is on the way there, its rank is -2. */
+/* Attaches all sequences, each after the one that it shares with. While a sequence is on the stack, its rank is -2. */
 static cf_result cf__tree_attach_all(cf__tree *t) {
     int64_t i, n;
     int32_t at;
@@ -2599,7 +2600,7 @@ static void cf__tree_list_children(cf__tree *t) {
     }
 }
 
-/* The rows of a sequence up to `end`, from where its rows so far end, unless there are none. Returns the last node. */
+/* Adds a node with the rows of a sequence from *begin to `end`, unless there are none. Returns the last node. */
 static int32_t cf__tree_cut(cf__tree *t, int32_t sequence, int64_t first, int64_t *begin, int64_t end, int32_t parent) {
     int32_t id = (int32_t)t->n_nodes;
     const cf__tree_node node = {*begin, end - *begin, 0, sequence, parent, id + 1, (int32_t)first, 0, -1, -1, -1};
@@ -2609,8 +2610,8 @@ static int32_t cf__tree_cut(cf__tree *t, int32_t sequence, int64_t first, int64_
     return id;
 }
 
-/* All nodes of a tree. Its sequences are put in order, each before those that leave it, of which the deepest come
-   first; so those that run through a node are neighbours. */
+/* Makes all nodes of a tree. Each sequence comes before those that leave it, and of these the deepest come first; so
+   the sequences that run through a node are neighbours. */
 static void cf__tree_grow(cf__tree *t, int32_t root, int64_t *n_order) {
     int64_t n = 0;
     t->at[root] = -1;
@@ -2624,7 +2625,7 @@ static void cf__tree_grow(cf__tree *t, int32_t root, int64_t *n_order) {
             t->stack[n++] = child;
         }
         last = cf__tree_cut(t, i, *n_order, &begin, t->lengths[i], last);
-        if (last >= 0) t->nodes[last].n++; /* a sequence without tokens is in none */
+        if (last >= 0) t->nodes[last].n++; /* a sequence without tokens is in no node */
         t->order[(*n_order)++] = i;
     }
 }
@@ -2633,8 +2634,8 @@ static int cf__tree_is_small(const cf__tree *t, const cf__tree_node *node, int32
     return node->rows <= t->desc->chunk_size && (t->desc->max_slices == 0 || node->end == id + 1);
 }
 
-/* Adds up what each node has below it: rows, sequences, its end. A stem continues where only one child leads on. It
-   does not where slices are counted, because each node would be another slice. */
+/* Adds up each node's rows, sequences and end, with everything below it. A stem continues if only one child leads on,
+   but not if slices are limited, because each node would be another slice. */
 static void cf__tree_add_up(cf__tree *t) {
     const int64_t most = t->desc->chunk_size + 1;
     int32_t i;
@@ -2679,8 +2680,9 @@ typedef struct cf__share_finder {
     const int64_t *lengths;
     int64_t n;
     cf_shared_prefix *shares;
-    int64_t *ids, *common;          /* (n) in runs that are sorted; tokens in common with the one before in the run */
-    int64_t *new_ids, *new_common;  /* (n) the same of runs twice as long */
+    int64_t *ids, *common;          /* ids: (n) sorted within each run. common: tokens that a sequence has in common
+                                       with the previous one of its run */
+    int64_t *new_ids, *new_common;  /* (n) ids and common for runs twice as long */
 } cf__share_finder;
 
 static void cf__share_scratch(void *job, cf__carver *carver) {
@@ -2691,7 +2693,7 @@ static void cf__share_scratch(void *job, cf__carver *carver) {
     f->new_common = (int64_t *)cf__take(carver, f->n, sizeof(int64_t));
 }
 
-/* Counts the tokens that two sequences have in common beyond *common. Returns whether the first comes first. */
+/* Counts the tokens that two sequences have in common, from *common on. Returns whether the first one sorts first. */
 static int cf__share_compare(const cf__share_finder *f, int64_t a, int64_t b, int64_t *common) {
     const unsigned char *x = (const unsigned char *)f->tokens[a], *y = (const unsigned char *)f->tokens[b];
     int64_t most = cf__min(f->lengths[a], f->lengths[b]), size = f->token_bytes, at = *common, step = 64;
@@ -2702,8 +2704,8 @@ static int cf__share_compare(const cf__share_finder *f, int64_t a, int64_t b, in
     return memcmp(x + at * size, y + at * size, (size_t)size) < 0;
 }
 
-/* Merges two runs. What each of their next sequences has in common with the last one that was taken decides, unless
-   that is the same: then tokens do, from there on. */
+/* Merges two runs. The next sequence of each run is compared by the tokens that it has in common with the last one
+   taken. If these are equally many, the tokens after them decide. */
 static void cf__share_merge(const cf__share_finder *f, int64_t first, int64_t middle, int64_t end) {
     int64_t a = first, b = middle, of_a = 0, of_b = 0, at;
     for (at = first; at < end; at++) {
@@ -2764,11 +2766,11 @@ CHUNKFLOW_API cf_result cf_shared_prefixes_find(const void *const *tokens, int64
 /* ================================================================================================================
    >>pack
 
-   The road: resolve the options, measure the lengths, cut long sequences into chains, sort the short ones, give whole
+   Steps: resolve the options, measure the lengths, cut long sequences into chains, sort the short ones, give whole
    sequences to ranks, let each rank assign its short ones to units, number the chunks, write the plan.
 
-   A unit is what gets a rank as a whole: units 0 .. n_chains - 1 are the chains (their room is the free space of the
-   last chunk), the others are standalone chunks. An item is a short sequence.
+   A unit gets a rank as a whole. Units 0 .. n_chains - 1 are the chains (their room is the free space of the last
+   chunk); all other units are standalone chunks. An item is a short sequence.
    ================================================================================================================ */
 
 CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t rows, int64_t pairs) {
@@ -2787,48 +2789,48 @@ CHUNKFLOW_API int64_t cf_slice_pairs(int64_t prefix, int64_t length) {
 
 typedef struct cf__pack_unit {
     int32_t room;        /* free tokens of its open chunk */
-    int32_t slices_left; /* slices that chunk may still take */
+    int32_t slices_left; /* slices that its open chunk may still take */
     int32_t n_items;     /* short sequences in it */
     int32_t n_chunks;
     int32_t rank;
     int32_t next;        /* in the bins: first unit of the next larger room in the bucket, -1: none */
     int32_t same;        /* in the bins: next unit with the same room, -1: none */
-    int32_t lead;        /* the unit with the root of its tree, which has the cost and, while ranks are found, the
-                            chunks of all: elsewhere the unit itself */
-    int32_t column;      /* in step: that of its first chunk */
-    int64_t next_slice;  /* while writing: where its next item goes in plan->slices; in trees, its first item */
+    int32_t lead;        /* the unit with the root of its tree or, without a tree, the unit itself. It has the cost of
+                            the whole tree and, while ranks are found, its chunks */
+    int32_t column;      /* in step: column of its first chunk */
+    int64_t next_slice;  /* while writing: place of its next item in plan->slices; in trees, its first item */
 } cf__pack_unit;
 
 /* A unit that is a chain of a tree. */
 typedef struct cf__pack_kin {
-    int32_t parent, child, next; /* units: the last child, and the one before it of the same parent */
+    int32_t parent, child, next; /* units: the parent; the last child; the previous child of the same parent */
     int32_t below;               /* as in the plan */
-    int32_t chain;               /* its number there */
+    int32_t chain;               /* its number in the plan */
 } cf__pack_kin;
 
-/* Items of one padded size, or chains of one number of chunks, next to each other after sorting. */
+/* Items of one padded size, or chains of one number of chunks, which are neighbours after sorting. */
 typedef struct cf__pack_run {
-    int32_t first; /* item; first fit counts it up, and `left` down */
+    int32_t first; /* item; first fit counts `first` up and `left` down */
     int32_t left;
-    int32_t next;  /* first fit: the run itself while it has items left, then a later one */
-    int32_t size;  /* padded tokens, or chunks, of each */
+    int32_t next;  /* first fit: the run itself while it has items left, then a later run */
+    int32_t size;  /* padded tokens, or chunks, per item */
 } cf__pack_run;
 
-/* In step: cells of one rank in neighbouring columns that have no chunk yet. */
+/* In step: cells of one rank, in neighbouring columns, that have no chunk yet. */
 typedef struct cf__pack_row {
     int32_t rank, column, n;
 } cf__pack_row;
 
-/* Open chunks, found by room: best fit asks for the least room that is enough. Rooms fall into buckets of 2^shift, and
-   within a bucket the distinct rooms form an ascending list, each with a stack of chunks. With shift 0, the usual case,
-   a bucket is one room. Very large chunks get wider buckets, so that space stays in proportion to the items. */
+/* Open chunks, found by room: best fit takes the least room that is enough. Rooms fall into buckets of 2^shift. Within
+   a bucket the distinct rooms form an ascending list, each with a stack of chunks. With shift 0, the usual case, a
+   bucket is one room. Very large chunks get wider buckets, so that space stays in proportion to the items. */
 typedef struct cf__pack_bins {
     cf__bits used; /* buckets with a chunk in them */
-    int32_t *head; /* (buckets) unit with the least room; valid where the bucket is used */
+    int32_t *head; /* (buckets) unit with the least room; valid if the bucket is used */
     int shift;
 } cf__pack_bins;
 
-#define CF__PACK_MAX_COST_SLICES ((int64_t)1 << 22) /* CF_SPLIT_COST searches; one sequence may not take minutes */
+#define CF__PACK_MAX_COST_SLICES ((int64_t)1 << 22) /* CF_SPLIT_COST searches; one sequence must not take minutes */
 #define CF__PACK_LEVELS 17 /* CF_MAX_RANKS, half as many ... 1 */
 
 typedef struct cf__packer {
@@ -2838,58 +2840,59 @@ typedef struct cf__packer {
     cf_error *error;
     cf_pass_cost weights;
     double target;         /* CF_SPLIT_COST: no slice is more expensive, unless it is one alignment unit */
-    double chunk_constant; /* while units are spread over ranks: cost of a chunk beside that of its slices */
+    double chunk_constant; /* while units are spread over ranks: constant cost of a chunk, which its slices then leave
+                              out */
     cf__tree tree;
-    int64_t from;          /* where the stem that is being cut begins; 0: it is a sequence */
+    int64_t from;          /* begin of the stem that is being cut; 0: it is a sequence */
     /* measured */
-    cf_plan head; /* what is known of the plan; n_chunks is the most that there may be, until the ranks have theirs */
+    cf_plan head; /* known members of the plan; n_chunks is an upper bound until ranks have their chunks */
     int64_t n_items, n_dependent, longest_chain;
     int64_t max_units, most_chains, most_dependent;
     int64_t item_tokens; /* padded tokens of all items */
-    int64_t most_parts;    /* of cp groups */
-    double mean_cost;      /* of a rank, if they are even and nothing is spread */
+    int64_t most_parts;    /* upper bound of parts of cp groups */
+    double mean_cost;      /* cost of a rank if all are equal and nothing is spread */
     /* working space */
-    cf_chain *chains;       /* (n_chains) here first_chunk counts dependent chunks alone, as cuts does */
+    cf_chain *chains;       /* (n_chains) here first_chunk counts only dependent chunks, like cuts */
     int32_t *cuts;          /* (n_dependent) lengths of the slices of all chains */
-    uint64_t *items;        /* (n_items) length << 32 | sequence; longest first, for next fit in input order. There is
-                               room for n_chains more, which the lower bound uses */
+    uint64_t *items;        /* (n_items) length << 32 | sequence; longest first, for next fit in input order. It has
+                               room for n_chains more, for the lower bound */
     uint64_t *spare;        /* as large as items */
-    cf__pack_run *runs;     /* (n_items + 1), or (chunk_size + 1) where that is less; in step (n_chains + 1) at least */
+    cf__pack_run *runs;     /* (n_items + 1), or (chunk_size + 1) if that is less; in step at least (n_chains + 1) */
     int32_t *unit_of;       /* (n_items) the unit of each item */
     cf__pack_unit *units;   /* (max_units) */
     int32_t *order;         /* (max_units) units in the order of their chunks */
     int32_t *sorted;        /* (max_units) */
-    double *item_costs;     /* (n_items) only with more than one rank, as what follows */
+    double *item_costs;     /* (n_items) cost of each item; this and the next five only with more than one rank */
     double *costs;          /* (max_units) cost of each unit */
     double *loads;          /* (n_ranks) cost of each rank */
     int32_t *heap;          /* (n_ranks) */
     int32_t *starts;        /* (n_ranks) */
     int64_t *steps;         /* (n_ranks) chunks of each rank */
     /* only in step */
-    cf__pack_row *rows;     /* (n_chains + n_ranks) what chains leave of the columns */
-    double *last_costs;     /* (n_chains) of the last chunk of each */
-    double *columns;        /* (most_columns) cost of the most expensive chunk of each */
+    cf__pack_row *rows;     /* (n_chains + n_ranks) cells of the columns that chains leave free */
+    double *last_costs;     /* (n_chains) cost of each chain's last chunk */
+    double *columns;        /* (most_columns) cost of each column's most expensive chunk */
     int64_t most_columns, most_rows;
-    int64_t n_rows, n_bands, first_extra; /* columns of bands; the first unit that is in none of them */
-    int32_t levels[CF__PACK_LEVELS + 1]; /* first run of the widest cp groups, of half as wide ones ... none, and the
-                                            end */
-    /* only with cp groups; by sequence but for begins */
-    double *whole_costs;    /* (n) without the constant cost of its chunks */
-    int32_t *by_cost;       /* (n) the most expensive first */
-    int32_t *widths;        /* (n) ranks that it is spread over */
-    int64_t *begins;        /* (n_dependent) where slices of parts begin */
+    int64_t n_rows, n_bands, first_extra; /* n_bands: columns of bands; first_extra: first unit that is in no band */
+    int32_t levels[CF__PACK_LEVELS + 1]; /* first run of the widest cp groups, of those half as wide ... of chains
+                                            without; then the end */
+    /* only with cp groups; by sequence, except begins */
+    double *whole_costs;    /* (n) cost without the constant of its chunks */
+    int32_t *by_cost;       /* (n) most expensive first */
+    int32_t *widths;        /* (n) ranks that a sequence is spread over */
+    int64_t *begins;        /* (n_dependent) begin of each slice of a part */
     double slice_target;    /* CF_SPLIT_COST: no slice is more expensive; DBL_MAX: slices are full */
     cf__pack_bins bins;     /* best fit: open chunks by room */
-    /* only where rows are shared: an item is a bush then, length << 32 | node */
+    /* only with shared rows, where an item is a bush: length << 32 | node */
     cf__pack_kin *kin;      /* (max_units) */
-    int32_t *next_item;     /* (n_items) of the same unit; -1: none */
-    double *trunks;         /* (n) what the trunk of a part costs; only with more than one rank */
-    uint64_t *third;        /* (n) beside items and spare */
+    int32_t *next_item;     /* (n_items) next item of the same unit; -1: none */
+    double *trunks;         /* (n) cost of a part's trunk; only with more than one rank */
+    uint64_t *third;        /* (n) third array beside items and spare */
     /* results */
     int64_t n_runs, n_units;
     int64_t n_parts, n_part_cuts;   /* units 0 .. n_parts - 1 are parts of cp groups */
     int64_t n_wide;         /* by_cost[0 .. n_wide) has all sequences that are spread */
-    int64_t first_free;     /* the items before this one stay in the units of their tree */
+    int64_t first_free;     /* earlier items stay in the units of their tree */
     cf_plan *plan;
 } cf__packer;
 
@@ -2946,7 +2949,8 @@ static int cf__pack_in_step(const cf__packer *p) { return p->desc.lockstep && p-
 
 static int64_t cf__pack_padded(const cf__packer *p, int64_t length) { return cf__round_up(length, p->desc.align); }
 
-/* Tokens that a chunk has for a short sequence: no fewer than one of as many slices as it may have. */
+/* Returns the tokens that a short sequence takes of a chunk: at least the chunk's size divided by its maximum number of
+   slices. */
 static int64_t cf__pack_item_extent(const cf__packer *p, int64_t length) {
     int64_t least = p->desc.max_slices > 0 ? cf__div_up(p->desc.chunk_size, p->desc.max_slices) : 0;
     return cf__max(cf__pack_padded(p, length), least);
@@ -2956,8 +2960,8 @@ static double cf__pack_slice_cost(const cf__packer *p, int64_t begin, int64_t le
     return cf_cost_seconds(&p->weights, cf__pack_padded(p, length), cf_slice_pairs(begin, length));
 }
 
-/* About how many alignment units from `begin` on cost as much as the target: Newton's steps to the root of a parabola,
-   from above. */
+/* Guesses how many alignment units from `begin` on cost as much as the target: Newton's steps to the root of a
+   parabola, from above. */
 static int64_t cf__pack_guess_units(const cf__packer *p, int64_t begin, int64_t most) {
     double unit = (double)p->desc.align, left = p->target - p->weights.constant, units;
     double each = (p->weights.per_token + p->weights.per_pair * ((double)begin + 0.5)) * unit;
@@ -2965,17 +2969,17 @@ static int64_t cf__pack_guess_units(const cf__packer *p, int64_t begin, int64_t 
     int i;
     for (units = left / each, i = 0; i < 2; i++)
         units = (left + growth * units * units / 2) / (each + growth * units);
-    return units >= 1 && units < (double)most ? (int64_t)units : most; /* a guess, so its rounding does no harm */
+    return units >= 1 && units < (double)most ? (int64_t)units : most; /* rounding does no harm to a guess */
 }
 
-/* The longest slice from `begin` that is no more expensive than the target: at most chunk_size, at least one alignment
-   unit. */
+/* Returns the length of the longest slice from `begin` that is no more expensive than the target: at most chunk_size,
+   at least one alignment unit. */
 static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf_chain *chain, int64_t begin) {
     int64_t rest = chain->tokens - begin, unit = p->desc.align, guess = 0;
     int64_t low = 1, high = cf__div_up(cf__min(rest, p->desc.chunk_size), unit);
     int tries;
-    /* In units: low fits (or is the least there is), high + 1 does not. Asked first is whether all fit, then the guess,
-       then its neighbour. */
+    /* In units: low fits (or is the least allowed), high + 1 does not. Tried first: all units, then the guess, then its
+       neighbour. */
     for (tries = 0; low < high; tries++) {
         int64_t middle = tries == 0 ? high : low + (high - low + 1) / 2;
         if (tries == 1) guess = cf__pack_guess_units(p, p->from + begin, high);
@@ -2983,11 +2987,11 @@ static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf_chain *chain, int64_
         if (cf__pack_slice_cost(p, p->from + begin, cf__min(middle * unit, rest)) <= p->target) low = middle;
         else high = middle - 1;
     }
-    return low * unit; /* or what is left, if that is less */
+    return low * unit; /* or the rest, if that is less */
 }
 
-/* Cuts a long sequence and returns how many slices that makes, but stops past `most`. lengths: those of the slices; may
-   be NULL. */
+/* Cuts a long sequence and returns the number of slices, but stops beyond `most`. lengths: of the slices; may be
+   NULL. */
 static int64_t cf__pack_make_cuts(cf__packer *p, const cf_chain *chain, int64_t most, int32_t *lengths) {
     int64_t begin = 0, i, n = chain->n_chunks, units = cf__div_up(chain->tokens, p->desc.align);
     for (i = 0; begin < chain->tokens && i <= most; i++) {
@@ -3002,10 +3006,10 @@ static int64_t cf__pack_make_cuts(cf__packer *p, const cf_chain *chain, int64_t 
     return i;
 }
 
-/* CF_SPLIT_COST. Start from the mean cost of full slices as the target (and a little more: rounding must not push it
-   under the cost of slices that are all alike): each resulting slice is either full or costs at least about the mean,
-   so there are at most about twice as many. Keep that number and press the target down by bisection. Steps are capped
-   so that a sequence of millions of slices does not take seconds. */
+/* Finds the target of CF_SPLIT_COST. It starts from the mean cost of full slices, and a little more, so that rounding
+   cannot push it below the cost of equal slices. Each slice is then full or costs at least about the mean, so there are
+   at most about twice as many. Keeping that number, bisection lowers the target. Steps are capped so that a sequence of
+   millions of slices does not take seconds. */
 static cf_result cf__pack_find_target(cf__packer *p, cf_chain *chain) {
     int64_t full = chain->n_chunks, size = p->desc.chunk_size, i, n, steps;
     double sum = 0, low = 0, high;
@@ -3028,8 +3032,8 @@ static cf_result cf__pack_find_target(cf__packer *p, cf_chain *chain) {
     return CF_OK;
 }
 
-/* The same in step, where all chains are cut by one target, so that the slices of neighbours cost alike. It is at least
-   what a full slice at the start of a sequence costs. */
+/* Cuts a chain in step, where all chains have one target, so that the slices of neighbours cost alike. The target is at
+   least the cost of a full slice at the start of a sequence. */
 static cf_result cf__pack_cut_in_step(cf__packer *p, cf_chain *chain) {
     p->target = cf__most(p->slice_target, cf__pack_slice_cost(p, 0, p->desc.chunk_size));
     if (chain->n_chunks <= CF__PACK_MAX_COST_SLICES)
@@ -3050,14 +3054,14 @@ static cf_result cf__pack_plan_chain(cf__packer *p, int64_t sequence, int64_t to
     return cf__pack_in_step(p) ? cf__pack_cut_in_step(p, chain) : cf__pack_find_target(p, chain);
 }
 
-/* Rounds that a cp group of so many ranks needs for a sequence, at most: from the full-th on, slices are full. */
+/* Returns the maximum rounds of a cp group of `width` ranks for a sequence: after half of them, slices are full. */
 static int64_t cf__pack_most_rounds(const cf__packer *p, int64_t length, int64_t width) {
     return length <= p->desc.chunk_size ? 1 : 2 * cf__div_up(length, width * p->desc.chunk_size) + 6;
 }
 
 /* ---- measuring ---- */
 
-/* Adds a length to those before it. */
+/* Adds a length to the sum of the earlier ones. */
 static cf_result cf__pack_add_length(const int64_t *lengths, int64_t i, int64_t *sum, cf_error *error) {
     if (lengths[i] < 0) return cf__fail(error, CF_ERROR_ARGUMENT, "lengths", i, 0, lengths[i], "is negative");
     if (cf__add(*sum, lengths[i], sum)) return CF_OK;
@@ -3081,7 +3085,7 @@ static cf_result cf__pack_check_lengths(cf__packer *p) {
     return CF_OK;
 }
 
-/* The caller's cost, or one such that all rows weigh as much as all pairs. */
+/* Returns the caller's cost or, without one, a cost by which all rows weigh as much as all pairs. */
 static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double rows, double pairs) {
     cf_pass_cost weights = *given;
     if (weights.constant > 0 || weights.per_token > 0 || weights.per_pair > 0 || !(rows > 0)) return weights;
@@ -3090,8 +3094,8 @@ static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double rows, dou
     return weights;
 }
 
-/* Bounds the memory that cp groups need in addition: no more than most_parts are made. Returns how many columns the
-   last bands of all widths may have. */
+/* Bounds the additional memory of cp groups: at most most_parts parts are made. Returns how many columns the last bands
+   of all widths may have. */
 static int64_t cf__pack_bound_cp_groups(cf__packer *p) {
     int64_t i, size = p->desc.chunk_size, longest = 0;
     if (p->desc.max_cp < 2) return 0;
@@ -3105,8 +3109,8 @@ static int64_t cf__pack_bound_cp_groups(cf__packer *p) {
     return 2 * cf__div_up(longest, size) + 8 * CF__PACK_LEVELS;
 }
 
-/* The most chunks of a rank. It has no more tokens than half as many again as the mean and the longest sequence
-   (cf__pack_give_things), and of its open chunks any two hold more than one, as in cf__pack_bound_counts. */
+/* Returns the maximum chunks of a rank. It has no more tokens than 1.5 times the mean plus the longest sequence
+   (cf__pack_give_things). Any two of its open chunks hold more than one chunk's tokens, as in cf__pack_bound_counts. */
 static int64_t cf__pack_most_steps(const cf__packer *p) {
     int64_t size = p->desc.chunk_size, longest = p->longest_chain * size, tokens = p->n_dependent * size, i;
     for (i = 0; i < p->n; i++) {
@@ -3119,15 +3123,15 @@ static int64_t cf__pack_most_steps(const cf__packer *p) {
     return cf__min(tokens / size * 2 + tokens % size * 2 / size + 1, p->n_dependent + p->n_items);
 }
 
-/* The most units and chunks that there may be. */
+/* Finds upper bounds of units and chunks. */
 static cf_result cf__pack_bound_counts(cf__packer *p) {
     int64_t ranks = p->desc.n_ranks, n_bins, cp_steps = cf__pack_bound_cp_groups(p);
-    /* Neither of two chunks that are not full by count could take the content of the other (next fit: of two
+    /* If neither of two chunks is full by count, neither could take the content of the other (next fit: of two
        neighbours). So together they hold more than one chunk_size. A long sequence may close one more chunk in next
        fit. */
     n_bins = 2 * cf__div_up(p->item_tokens, p->desc.chunk_size) + p->head.n_chains + 1;
     if (p->desc.max_slices > 0) n_bins += p->n_items / p->desc.max_slices;
-    if (ranks > 1) n_bins = p->n_items; /* before ranks are found each item is by itself */
+    if (ranks > 1) n_bins = p->n_items; /* before ranks are found, each item is a unit */
     n_bins = cf__min(n_bins, p->n_items);
     p->max_units = p->head.n_chains + n_bins + (cf__pack_in_step(p) ? 2 * p->n_items : 0);
     CF__TRY(cf__inside(p->max_units + p->n_dependent, 0, CF_MAX_CHUNKS, CF_ERROR_LIMIT, "n_chunks", -1,
@@ -3136,7 +3140,7 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
                        "the batch may need too many slices", p->error));
     p->head.n_chunks = p->n_dependent + n_bins;
     if (ranks > 1 && !p->desc.lockstep) p->head.n_chunks = ranks * cf__pack_most_steps(p);
-    /* In step all bands of a level but the last are at least half full of its chains. */
+    /* In step, all bands of a level except the last are at least half full of its chains. */
     if (cf__pack_in_step(p))
         p->head.n_chunks = ranks * (cf__div_up(p->head.n_chunks, ranks) + p->longest_chain +
                                     cf__div_up(p->n_dependent, ranks) + 1 + cp_steps);
@@ -3147,9 +3151,9 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
     return CF_OK;
 }
 
-/* The most that trees may need, before they are built. Of the open chunks of one stem, or of a rank, all but one are
-   half full, or full by count, when they are packed. Over several ranks only packing tells the size of the plan: a rank
-   gets whole trees, and all ranks have as many chunks as the fullest. */
+/* Finds upper bounds of every array that trees need, before they are built. When packed, all open chunks of one stem,
+   or of a rank, except one are half full, or full by count. Over several ranks, only packing tells the size of the
+   plan: a rank gets whole trees, and all ranks have as many chunks as the fullest. */
 static cf_result cf__pack_measure_trees(cf__packer *p) {
     cf__tree *t = &p->tree;
     int64_t rows = t->most_rows / p->desc.chunk_size, full = rows + t->most_stems, n_bins, i;
@@ -3166,7 +3170,7 @@ static cf_result cf__pack_measure_trees(cf__packer *p) {
                        "the batch may need too many chunks", p->error));
     CF__TRY(cf__inside(p->n_dependent + t->most_nodes, 0, CF_MAX_SLICES, CF_ERROR_LIMIT, "n_slices", -1,
                        "the batch may need too many slices", p->error));
-    p->max_units = t->most_stems + (p->desc.n_ranks > 1 ? p->n : n_bins);  /* with all that ranks are given */
+    p->max_units = t->most_stems + (p->desc.n_ranks > 1 ? p->n : n_bins);  /* with everything that ranks are given */
     if (p->desc.n_ranks > 1) return CF_OK;
     p->head.n_slices = t->most_nodes + p->n_dependent;
     p->head.n_chains = p->max_units;
@@ -3205,7 +3209,7 @@ static cf_result cf__pack_measure(cf__packer *p) {
     return cf__pack_bound_counts(p);
 }
 
-/* Buckets are at most 65536 + 16 per item, so the bins cost no more than the items do. */
+/* Lays out the bins. Buckets are at most 65536 + 16 per item, so the bins cost no more than the items. */
 static void cf__pack_layout_bins(cf__packer *p, cf__carver *carver) {
     cf__pack_bins *bins = &p->bins;
     int64_t most = 65536 + 16 * p->n_items, n;
@@ -3281,7 +3285,7 @@ static int64_t cf__pack_cut(const cf_chain *chain, int64_t i) {
     return chain->first_chunk + i * cf__max(chain->cp, 1);
 }
 
-/* A unit without items: an empty chunk, or what the last slice of a chain leaves of its chunk. */
+/* Returns a unit without items: an empty chunk, or what the last slice of a chain leaves free in its chunk. */
 static cf__pack_unit cf__pack_empty_unit(const cf__packer *p, int64_t id) {
     cf__pack_unit unit;
     memset(&unit, 0, sizeof unit);
@@ -3312,8 +3316,8 @@ static void cf__pack_cut_chain(cf__packer *p, cf_chain *chain, int64_t *n_cuts) 
     (void)cf__pack_open_unit(p);
 }
 
-/* Fills chains and cuts, and opens a unit for each chain. All of them have been planned before, when they were
-   measured, and get no more slices than they got then. */
+/* Fills in chains and cuts, and opens a unit for each chain. All of them were planned before, when they were measured,
+   and get no more slices than then. */
 static void cf__pack_collect_chains(cf__packer *p) {
     int64_t i, n_cuts = p->n_part_cuts;
     for (i = 0; i < p->n && p->n_units < p->head.n_chains; i++) {
@@ -3327,7 +3331,7 @@ static void cf__pack_collect_chains(cf__packer *p) {
     p->n_dependent = n_cuts;
 }
 
-/* Fills items, in input order. */
+/* Fills in items, in input order. */
 static void cf__pack_collect_items(cf__packer *p) {
     int64_t i, n = 0;
     for (i = 0; i < p->n; i++) {
@@ -3338,12 +3342,13 @@ static void cf__pack_collect_items(cf__packer *p) {
     p->n_items = n;
 }
 
-/* Adds a thing, sorted by falling size, to the last run from the first-th on, or begins another one. */
+/* Adds an item or chain to the last run from the first-th on, or begins another run. They come sorted by falling
+   size. */
 static inline void cf__pack_extend_runs(cf__packer *p, int64_t first, int64_t i, int32_t size) {
     if (p->n_runs == first || p->runs[p->n_runs - 1].size != size) {
         const cf__pack_run run = {(int32_t)i, 0, (int32_t)p->n_runs, size};
         p->runs[p->n_runs++] = run;
-        p->runs[p->n_runs].next = (int32_t)p->n_runs; /* where every search ends */
+        p->runs[p->n_runs].next = (int32_t)p->n_runs; /* every search ends here */
     }
     p->runs[p->n_runs - 1].left++;
 }
@@ -3357,8 +3362,9 @@ static void cf__pack_find_runs(cf__packer *p, int64_t first, int64_t end) {
 
 /* ---- lower bound ---- */
 
-/* Martello and Toth's L2: for each threshold t <= C / 2, sizes above C - t have a chunk to themselves, sizes above C /
-   2 one each, and the sizes in t .. C / 2 fill what those leave. t = 0 gives total / C. `sizes` falls. */
+/* Returns Martello and Toth's L2 bound. For each threshold t <= C / 2, sizes above C - t have a chunk to themselves,
+   sizes above C / 2 one chunk each, and sizes in t .. C / 2 fill the room that these leave. t = 0 gives total / C.
+   `sizes` falls. */
 static int64_t cf__pack_l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk_size) {
     int64_t big = 0, alone, i, free_space = 0, best = 0, small_sum = 0;
     while (big < n && (int64_t)sizes[big] * 2 > chunk_size) big++;
@@ -3375,8 +3381,8 @@ static int64_t cf__pack_l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk
 
 #define CF__PACK_TAIL ((uint64_t)1 << 31) /* no sequence has this bit */
 
-/* Sorts the items, longest first, and finds the lower bound. What must share chunks are the items and, where tails may
-   be filled, the tails, which stand among the items meanwhile. */
+/* Sorts the items, longest first, and finds the lower bound. Items share chunks with each other and with tails, if
+   these may be filled; so tails are among the items meanwhile. */
 static void cf__pack_sort_and_bound(cf__packer *p) {
     int64_t i, kept = 0, n_tails = p->desc.no_tails ? 0 : p->head.n_chains, n = p->n_items + n_tails, bound;
     for (i = 0; i < n_tails; i++)
@@ -3393,7 +3399,7 @@ static void cf__pack_sort_and_bound(cf__packer *p) {
 
 /* ---- bins: open chunks by room ---- */
 
-/* A unit that is full does not come in. */
+/* Inserts a unit, unless it is full. */
 static void cf__pack_bins_insert(cf__packer *p, int32_t id) {
     cf__pack_unit *unit = &p->units[id], *units = p->units;
     int32_t room = unit->room, *link;
@@ -3448,9 +3454,9 @@ static void cf__pack_assign(cf__packer *p, int32_t first_item, int32_t count, in
     for (i = 0; i < count; i++) p->unit_of[first_item + i] = unit;
 }
 
-/* Best fit of all runs, longest first, into the units in the bins and new ones. Items of one size are placed in one go:
-   after one of them the unit has the least room of all that still are large enough, so the next one would go there
-   too. */
+/* Packs all runs by best fit, longest first, into the units in the bins and new ones. Items of one size are placed in
+   one go: after one of them the unit has the least room of all that are still large enough, so the next item would go
+   there too. */
 static void cf__pack_best_fit(cf__packer *p) {
     int64_t i;
     for (i = 0; i < p->n_runs; i++) {
@@ -3469,7 +3475,7 @@ static void cf__pack_best_fit(cf__packer *p) {
 }
 
 /* Returns the first of the runs low .. high - 1, by falling size, that fits into `room` and has items left; high or
-   more if there is none. Runs that are used up point to a later one. Every walk shortens the way to the next run with
+   more if there is none. Runs that are used up point to a later run. Every walk shortens the way to the next run with
    items. */
 static inline int32_t cf__pack_largest_run(cf__packer *p, int32_t low, int32_t high, int64_t room) {
     while (low < high) {
@@ -3481,7 +3487,7 @@ static inline int32_t cf__pack_largest_run(cf__packer *p, int32_t low, int32_t h
     return low;
 }
 
-/* Takes things out of a run. Returns the first of them. */
+/* Takes items or chains out of a run. Returns the first of them. */
 static inline int32_t cf__pack_use_run(cf__packer *p, int32_t at, int32_t count) {
     cf__pack_run *run = &p->runs[at];
     run->first += count;
@@ -3490,8 +3496,8 @@ static inline int32_t cf__pack_use_run(cf__packer *p, int32_t at, int32_t count)
     return run->first - count;
 }
 
-/* Fills a unit from the runs: the largest item that fits, then again. Returns how many items. With `dry` it notes them
-   nowhere else. */
+/* Fills a unit from the runs: the largest item that fits, then again. Returns the number of items. With `dry` it notes
+   them nowhere else. */
 static int32_t cf__pack_fill_largest(cf__packer *p, int32_t id, cf__pack_unit *unit, int dry) {
     int32_t placed = unit->n_items, at;
     while (unit->slices_left > 0 && (at = cf__pack_largest_run(p, 0, (int32_t)p->n_runs, unit->room)) < p->n_runs) {
@@ -3503,8 +3509,9 @@ static int32_t cf__pack_fill_largest(cf__packer *p, int32_t id, cf__pack_unit *u
     return unit->n_items - placed;
 }
 
-/* First fit, longest first. It fills unit 0, then unit 1 ... : the same packing as taking items one by one, but fills
-   each unit once, from the runs. Returns the number of units; with `dry` that is all it does. Uses up the runs. */
+/* Packs by first fit, longest first. It fills unit 0, then unit 1 ... : the same packing as taking items one by one,
+   but it fills each unit once, from the runs. Returns the number of units; with `dry` it does nothing else. Uses up the
+   runs. */
 static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     int64_t placed = 0, id;
     for (id = 0; placed < p->n_items || id < p->head.n_chains; id++) {
@@ -3516,7 +3523,8 @@ static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     return id;
 }
 
-/* Next fit. Walks all sequences, so that a long one closes the chunk before it on its rank and may offer its tail. */
+/* Packs by next fit. Walks all sequences, so that a long one closes the previous chunk on its rank and may offer its
+   tail. */
 static void cf__pack_next_fit(cf__packer *p) {
     int64_t i, chain = 0, n_order = 0;
     int32_t item = 0, one = -1;
@@ -3541,8 +3549,8 @@ static void cf__pack_next_fit(cf__packer *p) {
 
 /* ---- trees: the same for bushes ---- */
 
-/* Puts the items from p->first_free on of each of n owners, whom unit_of names, together, in their order. Returns where
-   each one's begin in `first`. */
+/* Groups the items from p->first_free on by their owners (unit_of, numbers below n), in their order. first: where each
+   owner's items begin. */
 static void cf__pack_part_items(cf__packer *p, int32_t *first, int64_t n) {
     int64_t i;
     int32_t sum = (int32_t)p->first_free;
@@ -3558,7 +3566,7 @@ static void cf__pack_part_items(cf__packer *p, int32_t *first, int64_t n) {
     first[0] = (int32_t)p->first_free;
 }
 
-/* Fills items, longest first, those of one stem together, and those that are trees by themselves last. */
+/* Fills in items, longest first: those of one stem together, and those that are trees by themselves last. */
 static void cf__pack_collect_bushes(cf__packer *p, int32_t *first) {
     const cf__tree *t = &p->tree;
     int64_t i;
@@ -3576,7 +3584,7 @@ static void cf__pack_collect_bushes(cf__packer *p, int32_t *first) {
     p->first_free = first[t->n_stems];
 }
 
-/* The bushes of each stem fill its tail, and leaves of their own. */
+/* Assigns the bushes of each stem to its tail, and to leaves of their own. */
 static void cf__pack_assign_bushes(cf__packer *p) {
     int32_t *first = p->sorted; /* not in use yet */
     int64_t n_stems = p->tree.n_stems, i;
@@ -3595,8 +3603,8 @@ static void cf__pack_assign_bushes(cf__packer *p) {
     p->head.n_chains = p->n_units;
 }
 
-/* Links parents and children: leaves first, then stems. The stem with the longest path below it comes last, for it ends
-   the tree. Parents have lower numbers than children. */
+/* Links parents and children: leaves first, then stems. The stem with the longest path below it comes last, because it
+   ends the tree. Parents have lower numbers than children. */
 static void cf__pack_link_chains(cf__packer *p) {
     int32_t *tallest = p->sorted, n = (int32_t)p->head.n_chains, id, parent;
     int turn;
@@ -3621,7 +3629,7 @@ static void cf__pack_link_chains(cf__packer *p) {
         }
 }
 
-/* Orders the units: trees, each chain before its children, and then the rest. */
+/* Orders the units: trees first, each chain before its children, then the rest. */
 static void cf__pack_order_trees(cf__packer *p) {
     int32_t *stack = p->sorted, root, id;
     int64_t n = 0, n_left;
@@ -3639,14 +3647,14 @@ static void cf__pack_order_trees(cf__packer *p) {
 
 /* ---- ranks first ----
 
-   Whole sequences go to ranks by what they cost, the most expensive first, each to the rank that has least; so do whole
-   trees. Then each rank packs its own as if it were alone. Of costs 9, 5, 4, 4, 3, 3 one of two ranks gets 9 and 4, and
-   the other one 5, 4, 3 and 3. */
+   Whole sequences and whole trees go to ranks by their cost: the most expensive first, each to the rank that has least.
+   Then each rank packs its own as if it were alone. Of costs 9, 5, 4, 4, 3, 3, one of two ranks gets 9 and 4; the other
+   gets 5, 4, 3 and 3. */
 
 /* Returns the rank of a unit, which is that of its tree. */
 static int32_t cf__pack_rank(const cf__packer *p, int64_t unit) { return p->units[p->units[unit].lead].rank; }
 
-/* Returns 1 if a unit has a chain that is cut; the leaves of a tree have none. */
+/* Returns 1 if a unit has a chain that is cut; leaves of a tree have none. */
 static int cf__pack_is_cut(const cf__packer *p, int64_t unit) {
     return unit < (p->tree.shares != NULL ? p->tree.n_stems : p->head.n_chains);
 }
@@ -3655,7 +3663,7 @@ static int64_t cf__pack_own_chunks(const cf__packer *p, int64_t unit) {
     return cf__pack_is_cut(p, unit) ? p->chains[unit].n_chunks : 1;
 }
 
-/* The units that have the roots of trees get the chunks of all of it. */
+/* Gives the units with the roots of trees the chunks of their whole tree. */
 static void cf__pack_gather_trees(cf__packer *p) {
     int64_t i;
     for (i = 0; i < p->head.n_chains; i++) {
@@ -3681,15 +3689,15 @@ static int64_t cf__pack_begin(const cf__packer *p, const cf_chain *chain, int64_
     return chain->cp > 0 ? p->begins[cut] : own;
 }
 
-/* Cost of a chain's i-th slice, which has so many rows of the chain before it, and of what it gathers. */
+/* Returns the cost of a chain's i-th slice, with what it gathers. own: rows that the chain has before it. */
 static double cf__pack_chunk_cost(cf__packer *p, const cf_chain *chain, int64_t i, int64_t own) {
     int64_t cut = cf__pack_cut(chain, i), begin = cf__pack_begin(p, chain, cut, own);
     double gathered = cf__product(p->desc.cp_row_seconds, (double)(begin - own));
     return cf__pack_slice_cost(p, begin, p->cuts[cut]) + gathered;
 }
 
-/* Puts the cost of everything that is given to ranks into p->costs: units first (of a tree, the unit that leads it),
-   then items of no unit. A chunk's constant cost counts once for each chunk, or for the used part of one. */
+/* Puts the cost of everything that is given to ranks into p->costs: first units (for a tree, the unit that leads it),
+   then items of no unit. A chunk's constant cost counts once per chunk, or for the used part of one. */
 static void cf__pack_cost_things(cf__packer *p) {
     double size = (double)p->desc.chunk_size;
     int64_t i, j;
@@ -3710,7 +3718,7 @@ static void cf__pack_cost_things(cf__packer *p) {
     }
 }
 
-/* Tokens of a thing as chunks count them. */
+/* Returns the tokens of a unit or item as chunks count them. */
 static int64_t cf__pack_extent(const cf__packer *p, int64_t i) {
     if (i < p->n_units) return p->units[i].n_chunks * p->desc.chunk_size;
     return cf__pack_item_extent(p, cf__pack_item_length(p->items[p->first_free + i - p->n_units]));
@@ -3723,10 +3731,10 @@ static double cf__pack_dearest(const cf__packer *p) {
     return dearest;
 }
 
-/* Gives each of n things a rank, the most expensive first: the least loaded one, unless that has as many tokens as the
-   mean and would have more than half as many again and the longest thing. Then it goes out of the heap, where one with
-   fewer than the mean is always left. A lower bound would save steps of cheap ranks and make the most expensive one
-   more expensive. */
+/* Gives each of n units and items a rank, the most expensive first: the least loaded rank. A rank with at least the
+   mean of tokens is passed over if it would get more than 1.5 times the mean plus the largest of all. It then leaves
+   the heap, in which a rank with less than the mean always remains. A lower bound would save steps of cheap ranks but
+   make the most expensive rank more expensive. */
 static void cf__pack_give_things(cf__packer *p, int64_t n) {
     int64_t i, n_heap, most = 0, mean = 0;
     memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps); /* counts tokens here */
@@ -3773,7 +3781,7 @@ static cf_result cf__pack_count_chunks(cf__packer *p) {
                       "the batch needs too many chunks", p->error);
 }
 
-/* Gives whole sequences and trees to ranks, and orders what there is of units by rank. */
+/* Gives whole sequences and trees to ranks, and orders the existing units by rank. */
 static void cf__pack_deal_out(cf__packer *p) {
     int64_t i;
     for (i = 0; i < p->n_units; i++) p->order[i] = (int32_t)i;
@@ -3786,7 +3794,7 @@ static void cf__pack_deal_out(cf__packer *p) {
     cf__pack_order_by_rank(p);
 }
 
-/* Best fit of what each rank has, into the room that its units leave and new ones. */
+/* Packs each rank's items by best fit, into the room that its units leave and into new units. */
 static void cf__pack_fill_ranks(cf__packer *p) {
     int64_t rank, ranks = p->desc.n_ranks, at = 0, n = p->n_units, opened;
     if (ranks > 1) cf__pack_part_items(p, p->starts, ranks);
@@ -3804,10 +3812,10 @@ static void cf__pack_fill_ranks(cf__packer *p) {
     }
 }
 
-/* Packs the short sequences of each rank, by the method asked for. Best fit on one rank gives way to first fit where
-   that needs fewer chunks, which is tried only if there is something to win. */
+/* Packs the short sequences of each rank by the requested method. On one rank, first fit replaces best fit if it needs
+   fewer chunks; it is tried only if there is something to win. */
 static void cf__pack_assign_items(cf__packer *p) {
-    /* Chunks that take no items: all but the last of each chain. */
+    /* Chunks that take no items: all except the last of each chain. */
     int64_t i, n_closed = p->n_dependent - p->head.n_chains;
     cf__pack_collect_items(p);
     cf__pack_sort_and_bound(p);
@@ -3841,16 +3849,16 @@ static cf_result cf__pack_settle(cf__packer *p) {
 
 /* ---- trees over ranks ----
 
-   A tree is on one rank. One that makes it too expensive is parted: some of the sequences that leave its root become a
-   tree of their own, whose root is that of them which leaves last, so that nothing is copied but rows of the old root.
-   */
+   A tree is on one rank. A tree too expensive for one rank is split: some of the sequences that leave its root become a
+   tree of their own. The root of the new tree is the one of them that leaves last, so that only rows of the old root
+   are copied. */
 
 /* Adds up the cost of each sequence and of all that leave it. */
 static void cf__pack_cost_branches(cf__packer *p) {
     cf__tree *t = &p->tree;
     double constant = p->weights.constant;
     int64_t i, depth;
-    p->weights.constant = 0; /* nobody knows the chunks yet */
+    p->weights.constant = 0; /* chunks are not known yet */
     for (i = 0; i < t->n; i++) {
         depth = (int64_t)t->depth[i];
         p->item_costs[i] = depth < t->lengths[i] ? cf__pack_slice_cost(p, depth, t->lengths[i] - depth) : 0;
@@ -3864,9 +3872,9 @@ static void cf__pack_cost_branches(cf__packer *p) {
     p->weights.constant = constant;
 }
 
-/* Parts a tree, or a part of one, as long as more than `most` is left of it; with `dry` it only notes what the parts
-   cost, which are units as far as ranks are concerned. One child that is too expensive by itself is a part that is
-   parted in its turn, as `trunks` says. */
+/* Splits a tree, or a part of one, as long as more than `most` is left of it. With `dry` it only notes the costs of the
+   parts, which are units as far as ranks are concerned. If one child alone is too expensive, it is a part that is split
+   in turn, as `trunks` says. */
 static void cf__pack_part_tree(cf__packer *p, int32_t root, double most, int dry) {
     cf__tree *t = &p->tree;
     double left = p->trunks[root] + p->item_costs[root], part = 0;
@@ -3889,12 +3897,12 @@ static void cf__pack_part_tree(cf__packer *p, int32_t root, double most, int dry
     p->costs[p->n_units++] = left;
 }
 
-/* Parts all trees that cost more than `most`, from their roots on. Returns what the most expensive rank costs then. */
+/* Splits all trees that cost more than `most`, from their roots on. Returns the cost of the most expensive rank. */
 static double cf__pack_part_all(cf__packer *p, double most, int dry) {
     int64_t i;
     for (i = 0; i < p->n; i++) {
         p->trunks[i] = p->tree.rank[i] == 0 ? 0 : -1;
-        p->units[i].n_chunks = 0; /* nobody knows those of a part yet */
+        p->units[i].n_chunks = 0; /* a part's chunks are not known yet */
     }
     for (p->n_units = 0; i > 0;) {
         int32_t id = (int32_t)cf__pack_item_sequence(p->tree.items[--i]);
@@ -3905,8 +3913,9 @@ static double cf__pack_part_all(cf__packer *p, double most, int dry) {
     return cf__pack_dearest(p);
 }
 
-/* Parts trees where that makes the most expensive rank cheaper, which copies have to earn. Parts of less than a rank's
-   mean cost more of them, and fill ranks better. Returns whether it does: then parts may be parted as well. */
+/* Splits trees if that makes the most expensive rank cheaper: copies must pay for themselves. Parts of less than a
+   rank's mean cost more copies, and fill ranks better. Returns whether trees were split; then parts may be split as
+   well. */
 static int cf__pack_part_trees(cf__packer *p) {
     double mean = 0, most, best_most = DBL_MAX, whole, best;
     int64_t i;
@@ -3917,7 +3926,7 @@ static int cf__pack_part_trees(cf__packer *p) {
     whole = best = cf__pack_part_all(p, DBL_MAX, 1);
     for (most = mean / 4; most > 0 && most < whole; most = most < mean ? 2 * most : cf__most(most * 1.1, whole / 64)) {
         double dearest = cf__pack_part_all(p, most, 1);
-        /* The later one of two alike copies less, and much less than parts below the mean do. */
+        /* Of two equal ones the later copies less, and much less than parts below the mean do. */
         if (dearest > whole * 0.95 || dearest > best * (best_most < mean ? 1.05 : 1)) continue;
         best = dearest;
         best_most = most;
@@ -3933,22 +3942,22 @@ static int cf__pack_part_trees(cf__packer *p) {
 
    A cp group is an aligned block of ranks that share a sequence, in step. */
 
-/* The widest cp group that may be. */
+/* Returns the width of the widest possible cp group. */
 static int64_t cf__pack_widest(const cf__packer *p) {
     int64_t width = 1;
     while (2 * width <= p->desc.max_cp && p->desc.n_ranks % (2 * width) == 0) width *= 2;
     return width;
 }
 
-/* The most ranks that a cp group may have: its slices are not to be thin, and there must be a unit for each in a round
-   that leaves some behind. */
+/* Returns the maximum ranks of a sequence's cp group: slices must not be thin, and a round that is not the last needs
+   an alignment unit for each rank. */
 static int64_t cf__pack_most_ranks(const cf__packer *p, int64_t sequence) {
     int64_t least = cf__max(cf__min(512, p->desc.chunk_size / 8), 2 * p->desc.align);
     return p->desc.chunk_size >= 2 * p->desc.align ? cf__min(p->lengths[sequence] / least, cf__pack_widest(p)) : 1;
 }
 
-/* About what a part costs, with replays as if K were 1 and backwards cost two forwards, and with transfers: of all
-   rows that lie on other ranks, each round gets those before it and half of its own. */
+/* Estimates the cost of a part, with replays as if K were 1 and a backward cost two forwards, and with transfers: of
+   all rows on other ranks, each round gathers those of earlier rounds and half of its own. */
 static double cf__pack_share_cost(const cf__packer *p, int64_t sequence, int64_t width) {
     int64_t rows = p->lengths[sequence];
     double n = (double)width, length = (double)rows, cost = p->whole_costs[sequence] / n;
@@ -3960,7 +3969,7 @@ static double cf__pack_share_cost(const cf__packer *p, int64_t sequence, int64_t
 }
 
 /* Gives each sequence the fewest ranks that make a part no more expensive than `most`, or as many as pay. Returns
-   whether any sequence has a cp group of the widest kind, and any has other ranks than before. */
+   whether some sequence has a cp group of the widest kind, and some sequence has other ranks than before. */
 static int cf__pack_choose_widths(cf__packer *p, double most) {
     int64_t i, left = p->most_parts, width, ranks;
     int is_widest = 0, differs = 0;
@@ -3979,8 +3988,8 @@ static int cf__pack_choose_widths(cf__packer *p, double most) {
     return is_widest && differs;
 }
 
-/* Cuts what is left of a sequence into the slices of one round, none more expensive than the target, each of one
-   alignment unit or more. last: nothing is left behind it; otherwise it leaves enough for another one. Returns the
+/* Cuts the rest of a sequence into the slices of one round, none more expensive than the target, each at least one
+   alignment unit. last: 1 if nothing may be left after it; otherwise it leaves enough for another round. Returns the
    tokens. */
 static int64_t cf__pack_cut_round(cf__packer *p, const cf_chain *rest, int last, int64_t cut) {
     int64_t size = p->desc.align, begin = 0, left = rest->cp;
@@ -4002,8 +4011,8 @@ static int cf__pack_covers(cf__packer *p, const cf_chain *rest, double target) {
     return begin >= rest->tokens;
 }
 
-/* Cuts the next round: its first slice is full, and the others cost as much. The last one, what is left, is cut evenly.
-   Where many rounds have brought little, all slices are full. Returns the tokens. */
+/* Cuts the next round: its first slice is full, and the others cost as much. The last round, with the rest, is cut
+   evenly. If many rounds have brought little, all slices are full. Returns the tokens. */
 static int64_t cf__pack_next_round(cf__packer *p, const cf_chain *rest, int full, int64_t cut) {
     int64_t most = rest->cp * p->desc.chunk_size;
     double low = 0, high = cf__pack_slice_cost(p, p->from, cf__min(rest->tokens, p->desc.chunk_size));
@@ -4012,7 +4021,7 @@ static int64_t cf__pack_next_round(cf__packer *p, const cf_chain *rest, int full
         p->target = DBL_MAX;
         return cf__pack_cut_round(p, rest, rest->tokens <= most, cut);
     }
-    if (last) /* costs add up, so the mean is nearly enough */
+    if (last) /* costs add up, so the mean is almost enough */
         low = cf_cost_seconds(&p->weights, rest->tokens, cf_slice_pairs(p->from, rest->tokens)) / (double)rest->cp;
     for (tries = 0; last && tries < 40 && high - low > high * 1e-3; tries++) {
         double middle = tries == 0 ? cf__product(low, 1.0005) : low + (high - low) / 2;
@@ -4090,18 +4099,20 @@ static cf_result cf__pack_collect_stems(cf__packer *p) {
 
 /* ---- in step ----
 
-   Columns: the i-th chunks of all ranks. They run at the same time, so a column costs what its most expensive chunk
-   does. Chains come in bands of as many columns as the longest chain that is in no earlier one has chunks; each rank
-   fills its row of the band with the longest chains that fit, of those with the most expensive, so that neighbours cost
-   alike. The parts of a cp group lie beside each other, in an aligned block of ranks; where a narrower one comes next,
-   the block is halved. Short sequences fill what all that leaves, but make no column more expensive, for those columns
-   run in any case. The others are dealt out evenly, over columns of their own or over the last one of the bands.
+   A column is the i-th chunks of all ranks. They run at the same time, so a column costs as much as its most expensive
+   chunk. Chains come in bands. A band has as many columns as the longest chain that is in no earlier band has chunks.
+   Each rank fills its row of the band with the longest chains that fit, and of equally long ones with the most
+   expensive, so that neighbours cost alike. The parts of a cp group lie beside each other, in an aligned block of
+   ranks; if a narrower group comes next, the block is halved.
 
-   Expensive slices make expensive columns, and many slices many replays. So long sequences are spread over more or
-   fewer ranks, and cut by several targets, and the cheapest layout is taken. */
+   Short sequences fill the cells that chains leave free, but make no column more expensive: these columns run in any
+   case. Short sequences that find no room are dealt out evenly, over new columns or over the last column of the bands.
 
-/* Chains by falling width, then by falling length, then by what their last chunks cost; of a cp group its first part
-   stands for all. Runs have those of one width and length, as levels says by width. */
+   Expensive slices make expensive columns, and many slices make many replays. So long sequences are spread over more or
+   fewer ranks, and cut by several targets; the cheapest layout wins. */
+
+/* Sorts chains by falling width, then by falling length, then by the cost of their last chunk. The first part of a cp
+   group stands for all. A run has chains of one width and length; `levels` says where runs of each width begin. */
 static void cf__pack_sort_chains(cf__packer *p) {
     int64_t i, n = 0, width, next = 0;
     int32_t *level = p->levels;
@@ -4127,7 +4138,7 @@ static void cf__pack_sort_chains(cf__packer *p) {
 }
 
 /* Returns the next chain that fits into a block of as many ranks as a cp group of this level has; n_runs if none does.
-   It may be narrower than the block. */
+   The chain may be narrower than the block. */
 static int32_t cf__pack_next_chain(cf__packer *p, int64_t level, int64_t room) {
     int64_t width = cf__pack_widest(p) >> level;
     int32_t best = (int32_t)p->n_runs, at;
@@ -4142,7 +4153,7 @@ static int32_t cf__pack_next_chain(cf__packer *p, int64_t level, int64_t room) {
     return best;
 }
 
-/* Gives a chain its rank and columns, which cost at least what its slices do. */
+/* Gives a chain its rank and columns. Each column then costs at least as much as the chain's slice. */
 static void cf__pack_lay_chain(cf__packer *p, int64_t id, int64_t rank, int64_t column) {
     const cf_chain *chain = &p->chains[id];
     int64_t i, own = 0;
@@ -4152,7 +4163,7 @@ static void cf__pack_lay_chain(cf__packer *p, int64_t id, int64_t rank, int64_t 
         p->columns[column] = cf__most(p->columns[column], p->chunk_constant + cf__pack_chunk_cost(p, chain, i, own));
 }
 
-/* Fills columns of such a block, until something narrower comes next, and then what is left of its halves. */
+/* Fills columns of a block until something narrower comes next, and then fills the rest of its halves. */
 static void cf__pack_fill_block(cf__packer *p, int64_t level, int64_t rank, int64_t column, int64_t end) {
     int64_t width = cf__pack_widest(p) >> level, i;
     int32_t at;
@@ -4170,7 +4181,7 @@ static void cf__pack_fill_block(cf__packer *p, int64_t level, int64_t rank, int6
     }
 }
 
-/* Lays out all chains. n_bands is -1 if there are not so many columns. */
+/* Lays out all chains. n_bands is -1 if there are too few columns. */
 static void cf__pack_fill_bands(cf__packer *p) {
     int64_t ranks = p->desc.n_ranks, rank, end;
     int32_t at;
@@ -4186,19 +4197,19 @@ static void cf__pack_fill_bands(cf__packer *p) {
     }
 }
 
-/* The column of a unit's last chunk, which is the one that has its items. */
+/* Returns the column of a unit's last chunk, which is the one that has its items. */
 static double *cf__pack_last_column(const cf__packer *p, const cf__pack_unit *unit) {
     return &p->columns[unit->column + unit->n_chunks - 1];
 }
 
-/* Tokens of short sequences that a chunk which costs so much may take without making its column more expensive. */
+/* Returns the tokens of short sequences that a chunk of this cost may take without making its column more expensive. */
 static int32_t cf__pack_column_room(const cf__packer *p, const cf__pack_unit *unit, double cost, double full) {
     double left = *cf__pack_last_column(p, unit) - cost, size = (double)p->desc.chunk_size;
     double tokens = full > 0 ? cf__product(left, size) / full : size;
     return tokens < (double)unit->room ? (int32_t)tokens : unit->room;
 }
 
-/* Puts the tails of chains, and chunks in the cells that are left of the bands, into the bins. */
+/* Puts into the bins the tails of chains, and chunks in the cells that bands leave free. */
 static void cf__pack_open_cells(cf__packer *p) {
     double full = cf__pack_slice_cost(p, 0, p->desc.chunk_size);
     int64_t row, left = p->n_items;
@@ -4220,7 +4231,7 @@ static void cf__pack_open_cells(cf__packer *p) {
     p->first_extra = p->n_units;
 }
 
-/* A unit without its items, and what its last chunk costs then. */
+/* Empties a unit, and sets its cost to that of its last chunk without items. */
 static void cf__pack_empty(cf__packer *p, int64_t id) {
     const cf__pack_unit empty = cf__pack_empty_unit(p, id);
     p->units[id].room = empty.room;
@@ -4229,9 +4240,9 @@ static void cf__pack_empty(cf__packer *p, int64_t id) {
     p->costs[id] = id < p->head.n_chains ? p->last_costs[id] : p->chunk_constant;
 }
 
-/* Deals the sequences that are in no band, and those of the units that end with column end - 1, out to these units,
-   most expensive first, each to the cheapest with room. If one fits nowhere, or makes a chunk more expensive than
-   `most`, all stay where they are. */
+/* Deals sequences out to the units that end with column end - 1: those that are in no band, and those of these units.
+   The most expensive come first, each goes to the cheapest unit with room. If one fits nowhere, or makes a chunk more
+   expensive than `most`, all stay where they are. */
 static int cf__pack_deal(cf__packer *p, int64_t end, double most) {
     int32_t *heap = p->order, *aside = p->sorted, smallest = cf__pack_item_size(p, p->n_items - 1), id;
     int64_t i, n_heap = 0, n_aside;
@@ -4262,8 +4273,8 @@ static int cf__pack_deal(cf__packer *p, int64_t end, double most) {
     return i == p->n_items;
 }
 
-/* Deals out what is in no band: to the last column of the last one, if that becomes more expensive by less than a new
-   one would cost; or to new ones, of which the most expensive chunks come first. */
+/* Deals out the items that are in no band. They go to the last column of the last band, if that becomes more expensive
+   by less than a new column would cost; otherwise to new columns, the most expensive chunks first. */
 static void cf__pack_add_columns(cf__packer *p) {
     int64_t i, n_dealt = 0, ranks = p->desc.n_ranks, first = p->n_units;
     int64_t n = cf__div_up(first - p->first_extra, ranks) * ranks;
@@ -4300,8 +4311,8 @@ static void cf__pack_add_columns(cf__packer *p) {
     }
 }
 
-/* Returns the cost of the first n columns, with a third more where they are replayed: where K is 1, in all of a band
-   but its last. */
+/* Returns the cost of the first n columns, and a third more for columns that are replayed: with K = 1, all of a band
+   except its last. */
 static double cf__pack_price(const cf__packer *p, int64_t n) {
     double sum = 0, replays = 0;
     int64_t i, row;
@@ -4312,8 +4323,8 @@ static double cf__pack_price(const cf__packer *p, int64_t n) {
     return sum + replays / 3;
 }
 
-/* Lays everything out, with slices no more expensive than the target. Returns what it costs, or DBL_MAX where chains
-   alone cost more than `most`. */
+/* Lays everything out, with slices no more expensive than the target. Returns the cost, or DBL_MAX if chains alone cost
+   more than `most`. */
 static double cf__pack_lay_out(cf__packer *p, double target, double most) {
     int64_t i;
     p->slice_target = target;
@@ -4322,7 +4333,7 @@ static double cf__pack_lay_out(cf__packer *p, double target, double most) {
     for (p->n_units = 0; p->n_units < p->n_parts;) (void)cf__pack_open_unit(p);
     p->n_dependent = p->most_dependent;
     cf__pack_collect_chains(p);
-    p->weights.constant = 0; /* it counts once for each chunk, and not for each of its slices */
+    p->weights.constant = 0; /* it counts once per chunk, not per slice */
     cf__pack_collect_items(p);
     cf__pack_fill_bands(p);
     if (CF__NEVER(p->n_bands < 0) || cf__pack_price(p, p->n_bands) > most) return DBL_MAX;
@@ -4335,13 +4346,14 @@ static double cf__pack_lay_out(cf__packer *p, double target, double most) {
     return cf__pack_price(p, p->head.chunks_per_rank);
 }
 
-/* A layout in step: the most ranks of a cp group, what a part may cost, what a slice may, and what comes of it. */
+/* A layout in step: maximum ranks of a cp group, what a part may cost, what a slice may cost, and the resulting
+   price. */
 typedef struct cf__pack_layout {
     int64_t max_cp;
     double most, target, price;
 } cf__pack_layout;
 
-/* Lays out cp groups and all else. Returns what it costs, or DBL_MAX where chains alone cost more than `most`. */
+/* Lays out cp groups and everything else. Returns the cost, or DBL_MAX if chains alone cost more than `most`. */
 static double cf__pack_try_layout(cf__packer *p, const cf__pack_layout *layout, double most) {
     p->desc.max_cp = layout->max_cp;
     if (p->widths != NULL) (void)cf__pack_choose_widths(p, layout->most);
@@ -4349,8 +4361,8 @@ static double cf__pack_try_layout(cf__packer *p, const cf__pack_layout *layout, 
     return cf__pack_lay_out(p, layout->target, most);
 }
 
-/* The best layout with cp groups of this width at most, or one of narrower cp groups where that is better. Returns
-   whether any sequence would have such a cp group. */
+/* Finds the best layout with cp groups at most this wide, and keeps the better of it and *best, which has narrower
+   ones. Returns whether any sequence would have a cp group of this width. */
 static int cf__pack_find_layout(cf__packer *p, int64_t cp, cf__pack_layout *best) {
     cf__pack_layout own = {cp, DBL_MAX, DBL_MAX, DBL_MAX}, layout = own;
     double dearest = 0;
@@ -4358,7 +4370,7 @@ static int cf__pack_find_layout(cf__packer *p, int64_t cp, cf__pack_layout *best
     int64_t i;
     p->desc.max_cp = cp;
     for (tries = 0; tries < (cp > 1 ? 11 : 1); tries++, layout.most = tries == 1 ? p->mean_cost : layout.most * 0.7) {
-        if (cp > 1 && !cf__pack_choose_widths(p, layout.most)) continue;   /* it has been priced */
+        if (cp > 1 && !cf__pack_choose_widths(p, layout.most)) continue;   /* it has a price already */
         is_used = 1;
         layout.price = cf__pack_try_layout(p, &layout, own.price);
         if (layout.price < own.price) own = layout;
@@ -4376,7 +4388,8 @@ static int cf__pack_find_layout(cf__packer *p, int64_t cp, cf__pack_layout *best
     return 1;
 }
 
-/* A larger bound of cp groups is never worse than a smaller one: what the smaller one allows is tried as well. */
+/* Finds the best layout in step. A larger maximum of cp groups is never worse than a smaller one, because it also tries
+   everything that the smaller allows. */
 static cf_result cf__pack_prepare_in_step(cf__packer *p) {
     cf__pack_layout best = {1, DBL_MAX, DBL_MAX, DBL_MAX};
     int64_t widest = cf__pack_widest(p), cp, i;
@@ -4396,7 +4409,7 @@ static cf_result cf__pack_prepare_in_step(cf__packer *p) {
 
 /* ---- writing the plan ---- */
 
-/* A chain, its chunks and its slices. */
+/* Writes a chain, its chunks and its slices. */
 static void cf__pack_write_chain(const cf__packer *p, int64_t id, int64_t first_chunk, cf_slice *slices) {
     cf_chain *chain = &p->plan->chains[id];
     int64_t i, own = 0;
@@ -4417,13 +4430,13 @@ static void cf__pack_write_chain(const cf__packer *p, int64_t id, int64_t first_
     }
 }
 
-/* The chunk whose rows come right before those of this one, on whichever rank; -1: none. */
+/* Returns the chunk, on any rank, whose rows come right before those of this chunk; -1: none. */
 static int64_t cf__pack_before(const cf_plan *plan, const cf_chunk *c) {
     if (c->cp > 0 && c->rank % c->cp > 0) return c - plan->chunks - plan->chunks_per_rank;
     return c->up < 0 || c->cp == 0 ? c->up : c->up + (c->cp - 1) * plan->chunks_per_rank;
 }
 
-/* The members that a chunk of a list has beside its sums. Trees are given theirs as they are written. */
+/* Fills in the members of a list's chunk beside its sums. For trees, writing fills them in. */
 static void cf__pack_finish_list(cf_plan *plan, cf_chunk *chunk, int64_t id) {
     int64_t j;
     chunk->up = chunk->index > 0 ? id - 1 : -1;
@@ -4466,7 +4479,7 @@ static void cf__pack_finish_chunks(cf_plan *plan) {
     cf__pack_link_chunks(plan);
 }
 
-/* The first slices of a cp group's chunks go on from those of other ranks. */
+/* Links the first slices of a cp group's chunks, which continue slices on other ranks. */
 static void cf__pack_link_cp_groups(cf_plan *plan) {
     int64_t i, before;
     for (i = 0; i < plan->n_chunks; i++) {
@@ -4479,8 +4492,8 @@ static void cf__pack_link_cp_groups(cf_plan *plan) {
 
 /* ---- writing trees ---- */
 
-/* Links the items of each unit, own ones first, of which those that begin last come first: of a stem's nodes those
-   with higher numbers begin later. The last to be linked comes first. */
+/* Builds each unit's list of items. Items of its own tree come first; of these, the ones that begin later, which are at
+   nodes with higher numbers. The last item to be linked comes first. */
 static void cf__pack_link_items(cf__packer *p) {
     int64_t i, n_free = p->n_items - p->first_free;
     for (i = 0; i < p->n_units; i++) p->units[i].next_slice = -1;
@@ -4498,7 +4511,7 @@ static void cf__pack_link_items(cf__packer *p) {
     }
 }
 
-/* Adds a slice to a chunk: rows of a node, behind those that it has so far or those of its parent. */
+/* Adds a slice to a chunk: rows of a node, after the rows that the node has so far or else its parent's. */
 static void cf__pack_put_slice(cf__packer *p, cf_chunk *chunk, cf__tree_node *node, int64_t begin, int64_t end) {
     int32_t above = node->parent >= 0 ? p->tree.nodes[node->parent].slice : -1;
     const cf_slice slice = {begin, node->sequence, (int32_t)(end - begin), 0, begin > node->begin ? node->slice : above,
@@ -4508,7 +4521,7 @@ static void cf__pack_put_slice(cf__packer *p, cf_chunk *chunk, cf__tree_node *no
     node->slice = (int32_t)p->plan->n_slices++;
 }
 
-/* The chunks of a stem. */
+/* Fills in the chunks of a stem. */
 static void cf__pack_put_stem(cf__packer *p, int64_t id, cf_chunk *chunks) {
     cf__tree_node *node = &p->tree.nodes[p->tree.stems[id]];
     int64_t at = node->begin, i;
@@ -4537,7 +4550,7 @@ static void cf__pack_put_bush(cf__packer *p, cf_chunk *chunk, int64_t id) {
         cf__pack_put_slice(p, chunk, &nodes[i], nodes[i].begin, nodes[i].begin + nodes[i].length);
 }
 
-/* A chain of a tree, and which chunks its own continue. */
+/* Fills in a chain of a tree, and which chunks its own continue. */
 static void cf__pack_put_chain(cf__packer *p, int64_t id, int64_t first_chunk) {
     const cf__pack_kin *kin = &p->kin[id];
     cf_chain *chain = &p->plan->chains[kin->chain], *above;
@@ -4546,7 +4559,7 @@ static void cf__pack_put_chain(cf__packer *p, int64_t id, int64_t first_chunk) {
     if (id < p->tree.n_stems) *chain = p->chains[id];
     chain->first_chunk = first_chunk;
     chain->n_chunks = cf__pack_own_chunks(p, id);
-    if (chain->n_chunks == 1 && kin->parent >= 0 && kin->child < 0) chain->tokens = 0; /* it is a leaf */
+    if (chain->n_chunks == 1 && kin->parent >= 0 && kin->child < 0) chain->tokens = 0; /* a leaf */
     for (i = first_chunk + 1; i < first_chunk + chain->n_chunks; i++) p->plan->chunks[i].up = i - 1;
     if (kin->parent < 0) return;
     above = &p->plan->chains[p->kin[kin->parent].chain];
@@ -4570,7 +4583,7 @@ static void cf__pack_write_unit(cf__packer *p, int64_t id, int64_t first_chunk) 
     chunk->prefix = plan->slices[first].begin;
 }
 
-/* A chain of lists, and room for the unit's items. */
+/* Writes a chain of a list, and makes room for the unit's items. */
 static void cf__pack_write_listed(cf__packer *p, int64_t id, int64_t first_chunk) {
     cf_plan *plan = p->plan;
     cf__pack_unit *unit = &p->units[id];
@@ -4611,7 +4624,7 @@ static cf_result cf__pack_write(void *job) {
     for (i = 0; i < p->n_units; i++) {
         int32_t id = p->order[i];
         const cf__pack_unit *unit = &p->units[id];
-        if (id >= p->head.n_chains && unit->n_items == 0) continue; /* in step, a cell that nothing fills */
+        if (id >= p->head.n_chains && unit->n_items == 0) continue; /* in step, an empty cell */
         chunk = cf__max(chunk, unit->rank * plan->chunks_per_rank);
         if (cf__pack_in_step(p)) chunk = unit->rank * plan->chunks_per_rank + unit->column;
         (p->tree.shares != NULL ? cf__pack_write_unit : cf__pack_write_listed)(p, id, chunk);
@@ -4623,9 +4636,9 @@ static cf_result cf__pack_write(void *job) {
     return CF_OK;
 }
 
-/* ---- the road, and the public functions ---- */
+/* ---- all steps, and the public functions ---- */
 
-/* Everything that can be refused is refused here, before any memory is asked for. */
+/* Starts packing. Everything that can be refused is refused here, before any memory is requested. */
 static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n, const cf_pack_desc *desc,
                                 cf_error *error) {
     int shares;
@@ -4653,7 +4666,7 @@ static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n
     return cf__pack_measure(p);
 }
 
-/* Trees: from shares to units, in the order in which they are written. */
+/* Makes units of trees from shares, in the order in which they are written. */
 static cf_result cf__pack_prepare_trees(cf__packer *p) {
     CF__TRY(cf__tree_attach_all(&p->tree));
     while (p->tree.may_part && cf__pack_part_trees(p)) continue;
@@ -9994,7 +10007,7 @@ static void cf__search_best(cf__search *search) {
     report->gap = report->bound > 0 ? report->makespan / report->bound - 1 : 0;
 }
 
-/* ---- the road, and the public functions ---- */
+/* ---- all steps, and the public functions ---- */
 
 /* Opens a search. Refuses everything that can be refused without working space. */
 static cf_result cf__search_open(cf__search *search, const cf_plan *plan, const cf_schedule_desc *desc,
