@@ -4758,10 +4758,10 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
        2        3       16 .. 19   2   0
                 4        9 .. 10   1   1
 
-   A slice begins where its `up` ends, so rows that lead to a token have no gap. Then two sums show that a sequence has
-   each token once: its slices have as many tokens as it has (1: 8 + 1 + 2 = 11) and as many attention pairs
-   (36 + 9 + 21 = 66 = 11 x 12 / 2). Both are added up for all sequences at once, as differences at the first sequence
-   of a slice and behind its last.
+   A slice begins where its `up` ends, so rows that lead to a token have no gap. In a list a sequence is one chain or one
+   slice, which has to be seen once. In trees two sums show that a sequence has each token once: its slices have as many
+   tokens as it has (1: 8 + 1 + 2 = 11) and as many attention pairs (36 + 9 + 21 = 66 = 11 x 12 / 2). Both are added up
+   for all sequences at once, as differences at the first sequence of a slice and behind its last.
    ================================================================================================================ */
 
 /* Rows before a chunk that its first slice sees; in a cp group those of other ranks, too. */
@@ -4886,9 +4886,10 @@ typedef struct cf__plan_sum {
 typedef struct cf__plan_check {
     const cf_plan *plan;
     const int64_t *lengths;
-    unsigned char *seen; /* (n_sequences) of trees: is in order already */
-    int64_t *ends;       /* (n_chunks) chunks id + 1 .. ends[id] - 1 are below chunk id */
+    unsigned char *seen; /* (n_sequences) is in order already; in lists, has all its tokens in a chain or a slice */
     int64_t *below;      /* (n_chunks) chunks of the longest path below each */
+    /* of trees */
+    int64_t *ends;       /* (n_chunks) chunks id + 1 .. ends[id] - 1 are below chunk id */
     cf__plan_sum *sums;  /* (n_sequences + 1) in order */
     cf_error *error;
 } cf__plan_check;
@@ -4950,57 +4951,6 @@ static cf_result cf__plan_check_lengths(const cf__plan_check *check, int64_t n) 
     }
     CF__TRY(cf__plan_is(check, "n_empty", -1, n_empty, plan->n_empty, "is the wrong count"));
     return cf__plan_is(check, "n_tokens", -1, n_tokens, plan->n_tokens, "is the wrong sum");
-}
-
-/* One slice by itself, and as many members of it as lists determine. */
-static cf_result cf__plan_check_slice(const cf__plan_check *check, const cf_chunk *c, int64_t id, int64_t offset) {
-    const cf_plan *plan = check->plan;
-    const cf_slice *s = &plan->slices[id];
-    int64_t length, before = id == c->first_slice ? cf__pack_before(plan, c) : -1;
-    CF__TRY(cf__plan_within(check, "slices.sequence", id, 0, plan->n_sequences - 1, s->sequence,
-                            "there is no such sequence"));
-    length = check->lengths[s->sequence];
-    CF__TRY(cf__plan_within(check, "slices.begin", id, 0, length - 1, s->begin, "is outside of its sequence"));
-    CF__TRY(cf__plan_within(check, "slices.length", id, 1, length - s->begin, s->length, "is outside of its sequence"));
-    CF__TRY(cf__plan_within(check, "slices.length", id, 1, plan->chunk_size, s->length, "is more than chunk_size"));
-    CF__TRY(cf__plan_is(check, "slices.offset", id, offset, s->offset, "is the wrong place in its chunk"));
-    CF__TRY(cf__plan_within(check, "slices.up", id, -1, plan->n_slices - 1, s->up, "there is no such slice"));
-    if (plan->order != NULL) return CF_OK;
-    CF__TRY(cf__plan_is(check, "slices.up", id, before >= 0 ? plan->chunks[before].first_slice : -1, s->up,
-                        "is not the slice before it"));
-    CF__TRY(cf__plan_is(check, "slices.first", id, s->sequence, s->first, "is not its sequence"));
-    CF__TRY(cf__plan_is(check, "slices.n", id, 1, s->n, "counts sequences that share rows"));
-    if (c->chain >= 0 && id == c->first_slice)
-        return cf__plan_is(check, "chunks.state", c - plan->chunks, s->length, c->state,
-                           "is not the slice of its chain's sequence");
-    return cf__plan_is(check, "slices.length", id, length, s->length, "must cover its whole sequence");
-}
-
-/* The sums of one chunk over its slices, which start at `first`. cf__plan_check_units has seen the rest of it. */
-static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, int64_t first) {
-    const cf_plan *plan = check->plan;
-    const cf_chunk *c = &plan->chunks[id];
-    int64_t i, tokens = 0, padded = 0, pairs = 0;
-    CF__TRY(cf__plan_is(check, "chunks.first_slice", id, first, c->first_slice, "leaves a gap or overlaps"));
-    if (plan->order == NULL && c->chain >= 0 && c->index + 1 < plan->chains[c->chain].n_chunks)
-        CF__TRY(cf__plan_is(check, "chunks.n_slices", id, 1, c->n_slices,
-                            "is more than one, and only a chain's last chunk may be hybrid"));
-    CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 0, plan->max_slices > 0 ? plan->max_slices : INT64_MAX,
-                            c->n_slices, "is more than max_slices"));
-    for (i = 0; i < c->n_slices; i++) {
-        const cf_slice *slice = &plan->slices[first + i];
-        int64_t own;
-        CF__TRY(cf__plan_check_slice(check, c, first + i, padded));
-        own = cf_slice_pairs(slice->begin, slice->length);
-        if (own < 0 || !cf__add(pairs, own, &pairs))
-            return cf__refuse(check->error, CF_ERROR_PLAN, "chunks.pairs", id, "does not fit in 64 bits");
-        tokens += slice->length;
-        padded += cf__round_up(slice->length, plan->align);
-        CF__TRY(cf__plan_within(check, "chunks.rows", id, 1, plan->chunk_size, padded, "is more than chunk_size"));
-    }
-    CF__TRY(cf__plan_is(check, "chunks.tokens", id, tokens, c->tokens, "is the wrong sum"));
-    CF__TRY(cf__plan_is(check, "chunks.rows", id, padded, c->rows, "is the wrong sum"));
-    return cf__plan_is(check, "chunks.pairs", id, pairs, c->pairs, "is the wrong sum");
 }
 
 /* A part of a cp group. Its neighbour is that of the next rank or, of the last rank, that of the first one: it has as
@@ -5112,25 +5062,29 @@ static cf_result cf__plan_check_prefix(const cf__plan_check *check, int64_t id) 
                            "is not where the rows before it end");
 }
 
+/* Notes that a slice of a list, or its chain, has all tokens of its sequence. */
+static cf_result cf__plan_see(const cf__plan_check *check, int64_t slice) {
+    int32_t sequence = check->plan->slices[slice].sequence;
+    if (check->seen[sequence])
+        return cf__refuse(check->error, CF_ERROR_PLAN, "slices.sequence", slice, "its sequence has tokens twice");
+    check->seen[sequence] = 1;
+    return CF_OK;
+}
+
 static cf_result cf__plan_check_chain(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_chain *g = &plan->chains[id];
-    int64_t i, rows = 0, first = plan->chunks[g->first_chunk].first_slice;
-    CF__TRY(cf__plan_within(check, "chains.sequence", id, 0, plan->n_sequences - 1, g->sequence,
-                            "there is no such sequence"));
+    int64_t i, rows = 0, cp = cf__max(g->cp, 1), part = g->first_chunk / plan->chunks_per_rank % cp;
+    int64_t first = plan->chunks[g->first_chunk].first_slice;
+    const cf_slice *last = &plan->slices[plan->chunks[g->first_chunk + g->n_chunks - 1].first_slice];
     CF__TRY(cf__plan_is(check, "chains.sequence", id, plan->slices[first].sequence, g->sequence,
                         "is not the sequence of its first slice"));
-    for (i = g->first_chunk; i < g->first_chunk + g->n_chunks; i++) {
-        first = plan->chunks[i].first_slice;
-        if (plan->order == NULL)
-            CF__TRY(cf__plan_is(check, "slices.sequence", first, g->sequence, plan->slices[first].sequence,
-                                "is not the sequence of its chain"));
-        rows += plan->chunks[i].state; /* at most chunk_size each */
-    }
-    if (plan->order == NULL && g->cp == 0)
-        CF__TRY(cf__plan_is(check, "chains.n_chunks", id, check->lengths[g->sequence], rows,
+    for (i = g->first_chunk; i < g->first_chunk + g->n_chunks; i++) rows += plan->chunks[i].state;
+    if (plan->order == NULL && part == cp - 1)
+        CF__TRY(cf__plan_is(check, "chains.n_chunks", id, check->lengths[g->sequence], last->begin + last->length,
                             "leaves out tokens at the end of its sequence"));
     CF__TRY(cf__plan_is(check, "chains.tokens", id, rows, g->tokens, "is the wrong sum"));
+    if (plan->order == NULL && part == 0) CF__TRY(cf__plan_see(check, first));
     return g->cp > 0 ? cf__plan_check_part(check, id) : CF_OK;
 }
 
@@ -5157,66 +5111,116 @@ static int64_t cf__plan_chunk_of(const cf_plan *plan, int64_t slice) {
     return low;
 }
 
-/* The slice that a slice of a tree goes on from. In its own chunk slices are in preorder; elsewhere it has to be on the
-   path, of which the slice before sees *sees rows. */
-static cf_result cf__plan_check_up(const cf__plan_check *check, int64_t chunk, int64_t id, int64_t *sees) {
+/* A slice by itself: its sequences are there, and have its tokens. */
+static cf_result cf__plan_check_slice(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
-    const cf_chunk *c = &plan->chunks[chunk];
-    const cf_slice *s = &plan->slices[id], *up = s->up >= 0 ? &plan->slices[s->up] : NULL;
-    int64_t before = id - 1, above;
-    int is_inside = cf__plan_parent(plan, c, id) >= 0;
-    while (is_inside && before > s->up) before = plan->slices[before].up;
-    if (is_inside) CF__TRY(cf__plan_is(check, "slices.up", id, before, s->up, "has been left"));
-    CF__TRY(cf__plan_is(check, "slices.begin", id, up != NULL ? up->begin + up->length : 0, s->begin,
-                        "is not where the slice that it goes on from ends"));
-    if (is_inside) return CF_OK;
+    const cf_slice *s = &plan->slices[id];
+    int64_t most = plan->order != NULL ? plan->n_sequences - s->first : 1, at, length;
+    CF__TRY(cf__plan_within(check, "slices.sequence", id, 0, plan->n_sequences - 1, s->sequence,
+                            "there is no such sequence"));
+    CF__TRY(cf__plan_within(check, "slices.first", id, 0, plan->n_sequences - 1, s->first, "is no place in order"));
+    CF__TRY(cf__plan_within(check, "slices.n", id, 1, most, s->n, "is no number of sequences"));
+    at = plan->order != NULL ? plan->order[s->first] : s->first;
+    CF__TRY(cf__plan_is(check, "slices.sequence", id, at, s->sequence, "is not the first in order"));
+    length = check->lengths[at];
+    CF__TRY(cf__plan_within(check, "slices.begin", id, 0, length - 1, s->begin, "is outside of its sequence"));
+    CF__TRY(cf__plan_within(check, "slices.length", id, 1, length - s->begin, s->length, "is outside of its sequence"));
+    CF__TRY(cf__plan_within(check, "slices.length", id, 1, plan->chunk_size, s->length, "is more than chunk_size"));
+    return cf__plan_within(check, "slices.up", id, -1, plan->n_slices - 1, s->up, "there is no such slice");
+}
+
+/* A slice of a tree that goes on from one that is not in its chunk. That has to be on the path, of which the slice before
+   sees *sees rows. */
+static cf_result cf__plan_check_path(const cf__plan_check *check, int64_t chunk, int64_t id, int64_t *sees) {
+    const cf_plan *plan = check->plan;
+    const cf_slice *s = &plan->slices[id];
+    int64_t above;
     CF__TRY(cf__plan_within(check, "slices.begin", id, 0, *sees, s->begin, "sees more of the path than one before it"));
     *sees = s->begin;
-    if (up == NULL) return CF_OK;
+    if (s->up < 0) return CF_OK;
     above = cf__plan_chunk_of(plan, s->up);
-    if (above >= chunk || check->ends[above] <= chunk || up->offset >= plan->chunks[above].state)
+    if (above >= chunk || check->ends[above] <= chunk || plan->slices[s->up].offset >= plan->chunks[above].state)
         return cf__refuse(check->error, CF_ERROR_PLAN, "slices.up", id, "is not on the path of its chunk");
     return CF_OK;
 }
 
-/* The sequences of a slice of a tree: some of those through the slice that it goes on from. */
-static cf_result cf__plan_check_through(const cf__plan_check *check, int64_t id) {
+/* The slice that a slice goes on from: in a list the first one of the chunk before, in cp groups on whichever rank; of
+   those in the chunk of a tree, one that none has left since. It ends where this one begins, and all sequences of this
+   one run through it. */
+static cf_result cf__plan_check_up(const cf__plan_check *check, int64_t chunk, int64_t id, int64_t *sees) {
     const cf_plan *plan = check->plan;
-    const cf_slice *s = &plan->slices[id];
-    int64_t first = s->up >= 0 ? plan->slices[s->up].first : 0;
-    int64_t end = s->up >= 0 ? first + plan->slices[s->up].n : plan->n_sequences;
+    const cf_chunk *c = &plan->chunks[chunk];
+    const cf_slice *s = &plan->slices[id], *up = s->up >= 0 ? &plan->slices[s->up] : NULL;
+    int64_t wanted = s->up, end = 0, first = 0, n = plan->n_sequences;
+    int is_inside = plan->order != NULL && cf__plan_parent(plan, c, id) >= 0;
+    if (is_inside)
+        for (wanted = id - 1; wanted > s->up;) wanted = plan->slices[wanted].up;
+    if (plan->order == NULL) {
+        wanted = id == c->first_slice ? cf__pack_before(plan, c) : -1;
+        if (wanted >= 0) wanted = plan->chunks[wanted].first_slice;
+    }
+    CF__TRY(cf__plan_is(check, "slices.up", id, wanted, s->up, "is not the slice before it, or has been left"));
+    if (up != NULL) { /* on a later rank nobody has seen it yet */
+        end = (int64_t)((uint64_t)up->begin + (uint64_t)up->length);
+        first = up->first;
+        n = up->n;
+    }
+    CF__TRY(cf__plan_is(check, "slices.begin", id, end, s->begin, "is not where the slice that it goes on from ends"));
     if (s->begin % plan->align != 0)
         return cf__fail(check->error, CF_ERROR_PLAN, "slices.begin", id, s->begin - s->begin % plan->align, s->begin,
                         "is no multiple of the alignment");
-    CF__TRY(cf__plan_within(check, "slices.first", id, first, end - 1, s->first, "is not of those before it"));
-    CF__TRY(cf__plan_within(check, "slices.n", id, 1, end - s->first, s->n, "is more than there are before it"));
-    return cf__plan_is(check, "slices.sequence", id, plan->order[s->first], s->sequence, "is not the first in order");
+    if (plan->order != NULL && !is_inside) CF__TRY(cf__plan_check_path(check, chunk, id, sees));
+    CF__TRY(cf__plan_within(check, "slices.first", id, first, first + n - 1, s->first, "is not of those before it"));
+    return cf__plan_within(check, "slices.n", id, 1, first + n - s->first, s->n, "is more than there are before it");
 }
 
-/* The slices of a chunk of a tree. Those of its state come first, then those that see some of the path, then others. */
-static cf_result cf__plan_check_tree_chunk(const cf__plan_check *check, int64_t id) {
+/* A chunk and its slices. Those of its state come first, then those that see some of the path, then others; in a list
+   one has the state, and whole sequences follow. cf__plan_check_units has seen the rest of it. */
+static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[id];
-    int64_t i, sees = c->prefix, left = c->state;
-    if (c->n_slices > 0)
-        CF__TRY(cf__plan_is(check, "slices.begin", c->first_slice, sees, plan->slices[c->first_slice].begin,
-                            "is not where the chunk begins"));
+    int64_t i, tokens = 0, rows = 0, pairs = 0, sees = c->prefix;
+    int is_list = plan->order == NULL, is_last = c->chain < 0 || c->index + 1 == plan->chains[c->chain].n_chunks;
+    CF__TRY(cf__plan_check_prefix(check, id));
+    CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 0, plan->max_slices > 0 ? plan->max_slices : INT64_MAX,
+                            c->n_slices, "is more than max_slices"));
+    /* in a loop of their own, for it waits for memory */
+    for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) CF__TRY(cf__plan_check_slice(check, i));
     for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
         const cf_slice *s = &plan->slices[i];
-        if (left == 0 && c->chain >= 0 && c->index + 1 < plan->chains[c->chain].n_chunks)
-            return cf__refuse(check->error, CF_ERROR_PLAN, "chunks.n_slices", id,
-                              "only a chain's last chunk may hold what is not its own");
-        if (left > 0 && i > c->first_slice)
+        int64_t own;
+        if (tokens >= c->state && !is_last)
+            CF__TRY(cf__plan_is(check, "chunks.n_slices", id, i - c->first_slice, c->n_slices,
+                                "counts what is not its chain's, which only a chain's last chunk may hold"));
+        CF__TRY(cf__plan_is(check, "slices.offset", i, rows, s->offset, "is the wrong place in its chunk"));
+        if (i == c->first_slice && c->cp == 0)
+            CF__TRY(cf__plan_is(check, "slices.begin", i, sees, s->begin, "is not where the chunk begins"));
+        if (tokens > 0 && tokens < c->state)
             CF__TRY(cf__plan_is(check, "slices.up", i, i - 1, s->up, "leaves the chain before its rows are complete"));
-        if (left > 0)
-            CF__TRY(cf__plan_within(check, "slices.length", i, 1, left, s->length, "is more than its chain has"));
-        left -= left > 0 ? s->length : 0;
+        if (tokens < c->state && is_list)
+            CF__TRY(cf__plan_is(check, "chunks.state", id, s->length, c->state, "is not its chain's slice"));
+        if (tokens < c->state)
+            CF__TRY(cf__plan_within(check, "slices.length", i, 1, c->state - tokens, s->length,
+                                    "is more than its chain has"));
         CF__TRY(cf__plan_check_up(check, id, i, &sees));
-        CF__TRY(cf__plan_check_through(check, i));
+        if (is_list && tokens >= c->state)
+            CF__TRY(cf__plan_is(check, "slices.length", i, check->lengths[s->sequence], s->length,
+                                "must cover its whole sequence"));
+        if (is_list && tokens >= c->state) CF__TRY(cf__plan_see(check, i));
+        own = cf_slice_pairs(s->begin, s->length);
+        if (own < 0 || !cf__add(pairs, own, &pairs))
+            return cf__refuse(check->error, CF_ERROR_PLAN, "chunks.pairs", id, "does not fit in 64 bits");
+        tokens += s->length;
+        rows += cf__round_up(s->length, plan->align);
+        CF__TRY(cf__plan_within(check, "chunks.rows", id, 1, plan->chunk_size, rows, "is more than chunk_size"));
     }
-    return cf__plan_is(check, "chunks.tokens", id, 0, left, "is less than its chain has in it");
+    CF__TRY(cf__plan_is(check, "chunks.tokens", id, tokens, c->tokens, "is the wrong sum"));
+    CF__TRY(cf__plan_within(check, "chunks.state", id, 0, tokens, c->state, "is more than its slices have"));
+    CF__TRY(cf__plan_is(check, "chunks.rows", id, rows, c->rows, "is the wrong sum"));
+    return cf__plan_is(check, "chunks.pairs", id, pairs, c->pairs, "is the wrong sum");
 }
 
+/* The order of sequences, and which chunks are below which. */
 static cf_result cf__plan_check_order(const cf__plan_check *check) {
     const cf_plan *plan = check->plan;
     int64_t i, before = 0;
@@ -5230,49 +5234,23 @@ static cf_result cf__plan_check_order(const cf__plan_check *check) {
                                 "is more than one of the two has"));
         before = check->lengths[plan->order[i]];
     }
-    return CF_OK;
-}
-
-/* A plan with trees, of whose chunks chains and sums have been checked. */
-static cf_result cf__plan_check_trees(const cf__plan_check *check) {
-    const cf_plan *plan = check->plan;
-    int64_t i;
-    CF__TRY(cf__plan_check_order(check));
     for (i = plan->n_chunks - 1; i >= 0; i--) {
         int64_t up = plan->chunks[i].up;
         check->ends[i] = cf__max(check->ends[i], i + 1);
         if (up >= 0) check->ends[up] = cf__max(check->ends[up], check->ends[i]);
-    }
-    for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__plan_check_tree_chunk(check, i));
-    return CF_OK;
-}
-
-/* Slices of lists. Each begins where the one that it goes on from ends, on an alignment unit. */
-static cf_result cf__plan_check_lists(const cf__plan_check *check) {
-    const cf_plan *plan = check->plan;
-    int64_t i;
-    for (i = 0; i < plan->n_slices; i++) {
-        const cf_slice *s = &plan->slices[i], *up = s->up >= 0 ? &plan->slices[s->up] : NULL;
-        CF__TRY(cf__plan_is(check, "slices.begin", i, up != NULL ? up->begin + up->length : 0, s->begin,
-                            "is not where the slice that it goes on from ends"));
-        if (up != NULL && up->length % plan->align != 0)
-            return cf__fail(check->error, CF_ERROR_PLAN, "slices.length", s->up, cf__round_up(up->length, plan->align),
-                            up->length, "is no multiple of the alignment");
     }
     return CF_OK;
 }
 
 /* ---- every token once ---- */
 
-/* Adds a slice to what its sequences have, and takes it away behind the last of them. In a list each has one, and the
-   sums of all are started anew: taking away would touch the memory of another sequence. */
-static inline void cf__plan_add_slice(cf__plan_sum *sums, const cf_slice *s, int is_list) {
+/* Adds a slice to what its sequences have, and takes it away behind the last of them. */
+static void cf__plan_add_slice(cf__plan_sum *sums, const cf_slice *s) {
     uint64_t tokens = (uint64_t)s->length, pairs = (uint64_t)cf_slice_pairs(s->begin, s->length);
     cf__plan_sum *first = &sums[s->first], *end = first + s->n;
     first->tokens += tokens;
     first->low += pairs & UINT32_MAX;
     first->high += pairs >> 32;
-    if (is_list) return;
     first[1].shared += tokens; /* nothing, if it is the last, too */
     end->shared -= tokens;
     end->tokens -= tokens;
@@ -5291,11 +5269,13 @@ static int cf__plan_has_all_pairs(const cf__plan_sum *sum, int64_t length) {
 }
 
 /* A sequence, `at` in order, has more or fewer tokens than it should: names the last of its slices. */
-static cf_result cf__plan_wrong_sum(const cf__plan_check *check, int64_t at, int64_t id) {
+static cf_result cf__plan_wrong_sum(const cf__plan_check *check, int64_t at) {
     const cf_slice *slices = check->plan->slices;
     int64_t i = check->plan->n_slices - 1;
     while (i >= 0 && (at < slices[i].first || at >= slices[i].first + slices[i].n)) i--;
-    if (i < 0) return cf__fail(check->error, CF_ERROR_PLAN, "slices.sequence", -1, id, 0, "is nowhere the one wanted");
+    if (i < 0)
+        return cf__fail(check->error, CF_ERROR_PLAN, "slices.sequence", -1, check->plan->order[at], 0,
+                        "is nowhere the one wanted");
     return cf__refuse(check->error, CF_ERROR_PLAN, "slices.sequence", i,
                       "its sequence has tokens twice, or not all of them");
 }
@@ -5305,23 +5285,28 @@ static cf_result cf__plan_wrong_sum(const cf__plan_check *check, int64_t at, int
    later one and has more pairs. Neighbours in order share what they both run through. */
 static cf_result cf__plan_check_sums(const cf__plan_check *check) {
     const cf_plan *plan = check->plan;
-    const cf__plan_sum none = {0, 0, 0, 0};
-    cf__plan_sum sum = none;
-    int64_t i, id;
-    int is_list = plan->order == NULL;
-    for (i = 0; i < plan->n_slices; i++) cf__plan_add_slice(check->sums, &plan->slices[i], is_list);
+    cf__plan_sum sum = {0, 0, 0, 0};
+    int64_t i;
+    for (i = 0; i < plan->n_slices; i++) cf__plan_add_slice(check->sums, &plan->slices[i]);
     for (i = 0; i < plan->n_sequences; i++) {
-        if (is_list) sum = none;
-        id = plan->order != NULL ? plan->order[i] : i;
+        int64_t length = check->lengths[plan->order[i]];
         sum.tokens += check->sums[i].tokens;
         sum.shared += check->sums[i].shared;
         sum.low += check->sums[i].low;
         sum.high += check->sums[i].high;
-        if (sum.tokens != (uint64_t)check->lengths[id] || !cf__plan_has_all_pairs(&sum, check->lengths[id]))
-            return cf__plan_wrong_sum(check, i, id);
-        if (plan->order != NULL)
-            CF__TRY(cf__plan_is(check, "common", i, (int64_t)sum.shared, plan->common[i], "is not what slices share"));
+        if (sum.tokens != (uint64_t)length || !cf__plan_has_all_pairs(&sum, length))
+            return cf__plan_wrong_sum(check, i);
+        CF__TRY(cf__plan_is(check, "common", i, (int64_t)sum.shared, plan->common[i], "is not what slices share"));
     }
+    return CF_OK;
+}
+
+/* In a list a chain has all tokens of its sequence, or a slice has, which is in none. */
+static cf_result cf__plan_check_seen(const cf__plan_check *check) {
+    int64_t i;
+    for (i = 0; i < check->plan->n_sequences; i++)
+        if (check->lengths[i] > 0 && !check->seen[i])
+            return cf__fail(check->error, CF_ERROR_PLAN, "slices.sequence", -1, i, 0, "is nowhere the one wanted");
     return CF_OK;
 }
 
@@ -5332,8 +5317,11 @@ static cf_result cf__plan_check_body(void *job) {
     if (plan->chunk_size % plan->align != 0)
         return cf__refuse(check->error, CF_ERROR_PLAN, "align", -1, "does not divide chunk_size");
     CF__TRY(cf__plan_check_units(plan, 0, plan->n_ranks, check->error));
+    if (plan->order != NULL) CF__TRY(cf__plan_check_order(check));
     for (i = 0; i < plan->n_chunks; i++) {
-        CF__TRY(cf__plan_check_chunk(check, i, first));
+        CF__TRY(cf__plan_is(check, "chunks.first_slice", i, first, plan->chunks[i].first_slice,
+                            "leaves a gap or overlaps"));
+        CF__TRY(cf__plan_check_chunk(check, i));
         first += plan->chunks[i].n_slices;
         n_idle += plan->chunks[i].n_slices == 0;
     }
@@ -5345,19 +5333,17 @@ static cf_result cf__plan_check_body(void *job) {
                             "names another chain than the one that holds the chunk"));
     for (i = 0; i < plan->n_chains; i++) CF__TRY(cf__plan_check_chain(check, i));
     CF__TRY(cf__plan_check_below(check));
-    for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__plan_check_prefix(check, i));
-    CF__TRY(plan->order != NULL ? cf__plan_check_trees(check) : cf__plan_check_lists(check));
-    return cf__plan_check_sums(check);
+    return plan->order != NULL ? cf__plan_check_sums(check) : cf__plan_check_seen(check);
 }
 
 static void cf__plan_check_scratch(void *job, cf__carver *carver) {
     cf__plan_check *check = (cf__plan_check *)job;
     const cf_plan *plan = check->plan;
     int64_t trees = plan->order != NULL;
-    check->sums = (cf__plan_sum *)cf__take(carver, plan->n_sequences + 1, sizeof(cf__plan_sum));
-    check->seen = (unsigned char *)cf__take(carver, trees * plan->n_sequences, 1);
-    check->ends = (int64_t *)cf__take(carver, trees * plan->n_chunks, sizeof(int64_t));
+    check->seen = (unsigned char *)cf__take(carver, plan->n_sequences, 1);
     check->below = (int64_t *)cf__take(carver, plan->n_chunks, sizeof(int64_t));
+    check->ends = (int64_t *)cf__take(carver, trees * plan->n_chunks, sizeof(int64_t));
+    check->sums = (cf__plan_sum *)cf__take(carver, trees * (plan->n_sequences + 1), sizeof(cf__plan_sum));
 }
 
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,

@@ -529,7 +529,7 @@ TEST(broken_cp_groups_are_refused) {
     CHECK_INT(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), CF_OK);
     t.lengths[0]++;
     t.plan->n_tokens++;
-    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "slices.sequence");
+    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "chains.n_chunks");
     drop(&t);
 }
 
@@ -551,7 +551,7 @@ TEST(shares_of_two_cp_groups_are_no_cp_group) {
         }
     }
     CHECK_INT(exchanged, 2);
-    refused(cf_plan_validate(t.plan, t.lengths, 2, NULL, &t.error), &t.error, CF_ERROR_PLAN, "chains.sequence");
+    refused(cf_plan_validate(t.plan, t.lengths, 2, NULL, &t.error), &t.error, CF_ERROR_PLAN, "slices.first");
     drop(&t);
 }
 

@@ -244,44 +244,47 @@ TEST(a_sequence_left_out_needs_no_record) {
     cf_plan_free(plan);
 }
 
-/* One chunk late in a sequence so long that its pairs pass 64 bits. */
+/* The third chunk of a sequence in chunks as large as can be: its pairs do not fit in 64 bits. Those of a slice that is
+   just short enough fit, and do not together with those of the sequence behind it. */
 TEST(pairs_that_do_not_fit) {
-    const int64_t lengths[] = {CF_MAX_LENGTH};
-    cf_slice slices[] = {{CF_MAX_LENGTH - CF_MAX_CHUNK_SIZE, 0, CF_MAX_CHUNK_SIZE, 0, -1, 0, 1}};
-    cf_chunk chunks[] = {{0, 1, CF_MAX_CHUNK_SIZE, CF_MAX_CHUNK_SIZE, 1, 0, 0, 0, 0, -1, -1, 0, CF_MAX_CHUNK_SIZE, 0}};
-    cf_chain chains[] = {{0, 0, 1, CF_MAX_LENGTH, 0}};
+    const int32_t size = CF_MAX_CHUNK_SIZE;
+    const int64_t before = 2 * (int64_t)size;
+    int64_t lengths[] = {3 * (int64_t)size, 0};
+    cf_slice slices[] = {{0, 0, size, 0, -1, 0, 1}, {size, 0, size, 0, 0, 0, 1}, {before, 0, size, 0, 1, 0, 1}, {0}};
+    cf_chunk chunks[] = {{0, 1, size, size, cf_slice_pairs(0, size), 0, 0, 0, 0, -1, 1, 2, size, 0},
+                         {1, 1, size, size, cf_slice_pairs(size, size), 0, 1, size, 0, 0, 2, 1, size, 0},
+                         {2, 1, size, size, 1, 0, 2, before, 0, 1, -1, 0, size, 0}};
+    cf_chain chains[] = {{0, 0, 3, 3 * (int64_t)size, 0}};
+    cf_slice behind = {0, 1, 0, 0, -1, 1, 1};
     cf_plan plan = {0};
     cf_error error;
-    plan.chunk_size = CF_MAX_CHUNK_SIZE;
-    plan.align = plan.n_sequences = plan.n_ranks = plan.chunks_per_rank = plan.n_chunks = plan.n_chains = plan.n_slices =
-        1;
-    plan.n_tokens = CF_MAX_LENGTH;
+    int32_t fits = 1, step;
+    plan.chunk_size = size;
+    plan.align = plan.n_ranks = plan.n_chains = plan.n_sequences = 1;
+    plan.chunks_per_rank = plan.n_chunks = plan.n_slices = 3;
+    plan.n_tokens = lengths[0];
     plan.chunks = chunks;
     plan.slices = slices;
     plan.chains = chains;
-    CHECK_INT(cf_slice_pairs(slices[0].begin, slices[0].length), -1);
+    CHECK_INT(cf_slice_pairs(before, size), -1);
     REFUSED(cf_plan_validate(&plan, lengths, 1, NULL, &error), CF_ERROR_PLAN, "chunks.pairs");
-    CHECK_INT(error.item, 0);
-}
+    CHECK_INT(error.item, 2);
 
-/* Each of two slices has pairs that fit, and together they do not. */
-TEST(pairs_that_do_not_fit_together) {
-    const int32_t most = 1 << 21;
-    const int64_t late = ((int64_t)1 << 43) - (1 << 20), lengths[] = {late + (1 << 20), most};
-    cf_slice slices[] = {{late, 0, 1 << 20, 0, -1, 0, 1}, {0, 1, most, 1 << 20, -1, 1, 1}};
-    cf_chunk chunks[] = {{0, 2, 3 << 20, 3 << 20, 1, 0, 0, 0, 0, -1, -1, 0, 1 << 20, 0}};
-    cf_chain chains[] = {{0, 0, 1, late + (1 << 20), 0}};
-    cf_plan plan = {0};
-    cf_error error;
-    plan.chunk_size = 1 << 22;
-    plan.align = plan.n_ranks = plan.chunks_per_rank = plan.n_chunks = plan.n_chains = 1;
-    plan.n_sequences = plan.n_slices = 2;
-    plan.n_tokens = lengths[0] + lengths[1];
-    plan.chunks = chunks;
-    plan.slices = slices;
-    plan.chains = chains;
-    CHECK(cf_slice_pairs(late, 1 << 20) > INT64_MAX - cf_slice_pairs(0, most));
+    for (step = 1 << 30; step > 0; step /= 2)
+        if (cf_slice_pairs(before, (int64_t)fits + step) >= 0) fits += step;
+    behind.length = size - fits;
+    behind.offset = fits;
+    slices[2].length = fits;
+    slices[3] = behind;
+    chunks[2].n_slices = 2;
+    chunks[2].state = fits;
+    chains[0].tokens = lengths[0] = before + fits;
+    lengths[1] = behind.length;
+    plan.n_sequences = 2;
+    plan.n_slices = 4;
+    CHECK(cf_slice_pairs(before, fits) > INT64_MAX - cf_slice_pairs(0, behind.length));
     REFUSED(cf_plan_validate(&plan, lengths, 2, NULL, &error), CF_ERROR_PLAN, "chunks.pairs");
+    CHECK_INT(error.item, 2);
 }
 
 /* ---- models and memory ---- */
@@ -999,7 +1002,7 @@ TEST(writers_of_what_does_not_go_together) {
 SUITE(refusals, CASE(every_item_has_its_name), CASE(a_batch_of_too_many_slices), CASE(a_batch_of_too_many_chunks), CASE(a_prompt_of_too_many_slices),
       CASE(best_fit_among_rooms_that_lie_close), CASE(a_room_too_small_is_passed_by),
       CASE(ranks_of_many_sequences_are_even), CASE(a_chain_without_chunks), CASE(a_sequence_left_out_needs_no_record),
-      CASE(pairs_that_do_not_fit), CASE(pairs_that_do_not_fit_together), CASE(places_out_of_range),
+      CASE(pairs_that_do_not_fit), CASE(places_out_of_range),
       CASE(splits_and_outputs_of_models), CASE(unfused_operations_without_a_gate), CASE(buffers_of_tensor_parallelism),
       CASE(sums_of_memory_that_do_not_fit), CASE(each_cost_is_named), CASE(plans_that_do_not_hold_together),
       CASE(rows_that_cannot_be_added_up), CASE(rows_of_another_rank), CASE(graphs_without_anything),

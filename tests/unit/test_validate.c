@@ -188,7 +188,7 @@ static const damage damages[] = {
     IN_SLICE(8, begin, 1, "slices.length", 8),  /* then it runs past the end of its sequence */
     IN_SLICE(8, begin, -1, "slices.begin", 8),
     IN_SLICE(8, begin, 3, "slices.begin", 8),
-    IN_SLICE(1, begin, 15, "chunks.pairs", 1),  /* noticed first by the sum of the chunk */
+    IN_SLICE(1, begin, 15, "slices.begin", 1),
     IN_SLICE(8, length, 2, "slices.length", 8),
     IN_SLICE(8, length, 4, "slices.length", 8),
     IN_SLICE(8, length, 0, "slices.length", 8),
@@ -444,8 +444,9 @@ TEST(a_chunk_that_ends_between_two_places) {
     copy.chunks[5].tokens = 11;
     copy.chunks[5].pairs = 126;
     CHECK_INT(cf_plan_validate(&copy, known_lengths, N_KNOWN, NULL, &error), CF_ERROR_PLAN);
-    CHECK_STR(error.field, "slices.length");
-    CHECK_INT(error.item, 5);
+    CHECK_STR(error.field, "slices.begin");
+    CHECK_INT(error.item, 6);
+    CHECK_INT(error.wanted, 12);
     drop_copy(&copy);
 }
 
