@@ -439,8 +439,8 @@ typedef struct cf_plan {
    max_cp that any sequence would use, each with eleven choices of widths. The cheapest layout wins, so a larger max_cp
    is never worse than a smaller one.
 
-   lower_bound is the largest of: total tokens / chunk_size, the number of sequences that cannot share a chunk, Martello
-   and Toth's L2 (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.
+   lower_bound is the largest of: total tokens / chunk_size; the number of sequences that cannot share a chunk; Martello
+   and Toth's L2 (Knapsack Problems, 1990, section 8.3); slices / max_slices; and the number of dependent chunks.
 
    Errors: CF_ERROR_ARGUMENT (names the member, or "lengths" and the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW
    ("lengths": their sum does not fit; "pairs": the attention pairs of a chunk of that sequence do not),
@@ -1291,7 +1291,7 @@ typedef struct cf_schedule_desc {
    By default two limits keep the memory of `best` from growing with the batch; a limit on bytes replaces both.
      chunks  Let `longest` be the number of chunks of the longest chain. The limit of a stage is a sum over its virtual
              stages: min(K, longest), plus 1 for each stage after it in the row. So stage s keeps at most
-             (min(K, longest) + n_stages - 1 - s) x n_virtual chunks, and in a V with two rows every stage
+             (min(K, longest) + n_stages - 1 - s) x n_virtual chunks. In a V with two rows every stage keeps at most
              2 x min(K, longest) + n_stages - 1. This is the most that `paper` keeps when it runs a constant number
              ahead.
      state   On each virtual stage, stage s holds at most 2 x (tokens of the longest chain) +
@@ -1300,10 +1300,12 @@ typedef struct cf_schedule_desc {
    limits.state lifts the second limit. As limits.chunks it lifts both, and asks for the shortest schedule, however much
    that holds.
 
-   Promises of `best`, within the same limits: it is never longer than a fixed kind with as many virtual stages
-   (`interleaved` with n_virtual above 1, `zero-bubble` with split_backward), than itself with fewer tries, or than
-   itself without split_backward. It never holds more than its limits. A limit that all chunks of the rank fit into
-   changes nothing. The same max_tries gives the same schedule.
+   Promises of `best`, within the same limits:
+     - it is never longer than itself with fewer tries, or than itself without split_backward;
+     - it is never longer than a fixed kind with as many virtual stages: `paper`, `gpipe` and `1f1b` with one,
+       `interleaved` with more, and with split_backward also `zero-bubble`;
+     - it never holds more than its limits, and a limit that all chunks of the rank fit into changes nothing;
+     - the same max_tries gives the same schedule.
 
    The plan must be sound. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT
    (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind under which a
@@ -1330,7 +1332,7 @@ typedef struct cf_validate_desc {
     cf_limits limits; /* not given: the schedule's own */
 } cf_validate_desc;
 
-/* Checks a schedule from any source, lowered or not. On every virtual stage of the rank
+/* Checks a schedule from any source, lowered or not. On every virtual stage of the rank:
      - every chunk must have one F, one B (or one I and then one W), and one R if and only if its F kept nothing;
      - in a shape that is forward_only it must have only one F, which keeps nothing, and the F of a tree must run in
        plan order;
@@ -1515,10 +1517,10 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
    only on the order of the list, so they hold for simulated and for measured times: the moment begins at
    timeline->start[first[stage] + i].
 
-   loads are untouched on failure. Errors: CF_ERROR_ARGUMENT ("stage", or "count" with the number of records needed),
-   CF_ERROR_PLAN, CF_ERROR_OVERFLOW, and CF_ERROR_SCHEDULE with the index of an action that is not of this stage and
-   rank, or that frees memory that is not held. Plan and schedule may be unvalidated; only their validators say whether
-   they are sound. */
+   loads are untouched on failure. Errors: CF_ERROR_ARGUMENT ("stage", or "count" with the number of records needed);
+   CF_ERROR_PLAN; CF_ERROR_OVERFLOW; CF_ERROR_SCHEDULE with the index of an action that is not of this stage and rank,
+   or that frees memory that is not held. Plan and schedule may be unvalidated; only their validators say whether they
+   are sound. */
 CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                           cf_memory_load *loads, int64_t count, cf_error *error);
 
@@ -9730,8 +9732,8 @@ static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
     memcpy(search->schedule->actions, trial->actions, (size_t)trial->n_actions * sizeof *trial->actions);
 }
 
-/* Makes dispatch follow the order in which the policy would take passes if each lasted as long as its chunk's forward
-   on the first virtual stage and transfers took no time. Returns whether there is such an order. */
+/* Makes dispatch follow the order in which the policy would take passes at equal costs: each pass lasts as long as its
+   chunk's forward on the first virtual stage, and transfers take no time. Returns whether there is such an order. */
 static int cf__search_plan(cf__search *search) {
     cf__dispatch *d = &search->dispatch;
     cf__pipeline equal = search->maker.pipe;
