@@ -1,4 +1,4 @@
-/* baseline.c - what one has today: 1F1B that splits no sequence. */
+/* baseline.c - training without chunks: 1F1B that splits no sequence. */
 
 #include "baseline.h"
 
@@ -142,7 +142,8 @@ void baseline_take_form(cf_tune_desc *desc, int packed, const int64_t *chunk_siz
     static const cf_replay replay = CF_REPLAY_LOCAL;
 
     desc->pack.max_slices = most_slices(packed, desc->pack.max_slices);
-    if (desc->pack.shared_prefixes) desc->pack.min_shared_prefix = INT64_MAX; /* the same batches, nothing is shared */
+    if (desc->pack.shared_prefixes) desc->pack.min_shared_prefix = INT64_MAX; /* the same batches, without shared
+                                                                                 prefixes */
     desc->pack.max_cp = 0;
     desc->chunk_sizes = chunk_size;
     desc->ks = &k;
@@ -153,7 +154,7 @@ void baseline_take_form(cf_tune_desc *desc, int packed, const int64_t *chunk_siz
     desc->split_backward = 0;
 }
 
-/* One form of it with one level of recomputation. */
+/* Searches one form of the baseline with one level of recomputation. */
 static cf_result tune_form(const int64_t *lengths, int64_t n, cf_tune_desc desc, int packed, cf_recompute level,
                            baseline_tuned *base, cf_error *error) {
     int64_t chunk_size = baseline_chunk_size(lengths, n, &desc);

@@ -1,22 +1,25 @@
 /* baseline_context.c - the baseline with context parallelism: sequences stay whole, and GPUs share each of them.
 
-   A group of cp GPUs has the rows of every micro-batch in 2 cp pieces, of which each takes one from the front and one
-   from the back (zigzag), so rows and attention pairs are even. What attention needs of the others crosses the link of
-   the group: K and V forward; K, V and their gradients backward, all in two bytes.
+   A group of cp GPUs has the rows of every micro-batch in 2 cp pieces. Each GPU takes one piece from the front and one
+   from the back (zigzag), so rows and attention pairs are even. What attention needs from other GPUs crosses the link
+   of the group: K and V forward; K, V and their gradients backward, all in two bytes.
 
-     all-gather   all of it before attention, exposed
-     ring         piece by piece beside attention, exposed as far as attention of cp - 1 of cp steps is shorter; each
-                  step is three more kernels (attention, and the two that merge what it found)
+       all-gather   all of it before attention, exposed
+       ring         piece by piece beside attention, exposed as far as attention of cp - 1 of cp steps is shorter; each
+                    step is three more kernels (attention, and the two that merge what it found)
 
-   Layers with a window need the rows before each piece and no more, those with chunks none; recurrent ones scan their
-   states, in as many rounds as the group's size has bits (MaxText, pull request 4968). Latent attention sends K and V of
-   each head, as TransformerEngine does, and experts lie on as many GPUs of a node as they can.
-   Each sequence is padded to a multiple of 2 cp x tp rows, as such trainers do for zigzag and sequence parallelism (verl,
-   preprocess_packed_seqs), and the last wave of blocks of attention is half empty, as that of a chunk is.
-   The one that costs the sample's micro-batches less is taken. A pass's exposed seconds are charged by its rows, so
-   their sum is right and a single pass's need not be. Gradients and optimizer states are divided over all cp x data
-   GPUs, as in Megatron-LM's distributed optimizer. This is in favour of the baseline: kernels are as fast
-   as without, and each has the rows of the longest micro-batch. */
+   The way that costs the sample's micro-batches less is taken. Layers with a window need only the rows before each
+   piece; layers with chunks need none. Recurrent layers scan their states, in as many rounds as the group's size has
+   bits (MaxText, pull request 4968). Latent attention sends K and V of each head, as TransformerEngine does, and
+   experts lie on as many GPUs of a node as they can.
+
+   Each sequence is padded to a multiple of 2 cp x tp rows, as such trainers do for zigzag and sequence parallelism
+   (verl, preprocess_packed_seqs). The last wave of blocks of attention is half empty, like that of a chunk. A pass's
+   exposed seconds are charged by its rows, so their sum is right, but a single pass's may be off.
+
+   Gradients and optimizer states are divided over all cp x data GPUs, as in Megatron-LM's distributed optimizer. This
+   favours the baseline: kernels are as fast as without context parallelism, and each has the rows of the longest
+   micro-batch. */
 
 #include "baseline.h"
 #include "modelling.h"
@@ -26,7 +29,7 @@
 
 enum { SAMPLE = 1024, FINALISTS = 3 };
 
-/* The costs, bytes and times of micro-batches on the stages of one GPU. */
+/* Costs, bytes and times of micro-batches on the stages of one GPU. */
 typedef struct context_costs {
     cf_stage_cost *stages;
     cf_stage_bytes *bytes;
@@ -35,13 +38,13 @@ typedef struct context_costs {
     int ring;
 } context_costs;
 
-/* One way to run it, and what came of it. */
+/* One way of context parallelism, and its outcome. */
 typedef struct context_way {
     int64_t tp, cp, pp, dp, ep;
     int packed;
     cf_recompute recompute;
     int64_t layers;  /* that recompute */
-    double seconds;  /* of the batches that it was timed on; 0: it does not fit */
+    double seconds;  /* seconds of the batches that it was timed on; 0: it does not fit */
     int64_t needs;   /* bytes */
 } context_way;
 
@@ -50,10 +53,10 @@ typedef struct context_search {
     int64_t n;
     const cf_tune_desc *desc;
     int64_t limit, chunk_size;
-    cf_plan *samples[2]; /* micro-batches of some sequences: each its own; packed */
+    cf_plan *samples[2]; /* micro-batches of some sequences: [0] one per sequence, [1] packed */
     context_way best[FINALISTS];
     int n_best;
-    int64_t least; /* bytes that the thriftiest needs of those that do not fit; 0: none */
+    int64_t least; /* least bytes of the ways that do not fit; 0: none */
 } context_search;
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -65,8 +68,8 @@ static void scale(cf_pass_cost *cost, double by) {
     cost->per_pair *= by;
 }
 
-/* Returns the seconds for each row that a pass waits for `link` seconds of transfers a row, beside attention of so many
-   seconds a pair. */
+/* Returns the seconds per row that a pass waits for transfers. link: seconds of transfers per row. They run beside
+   attention, which takes `attention` seconds per pair. */
 static double exposed(const cf_plan *sample, double link, double attention) {
     double waits = 0, rows = 0;
     int64_t i;
@@ -80,13 +83,13 @@ static double exposed(const cf_plan *sample, double link, double attention) {
     return rows > 0 ? waits / rows : 0;
 }
 
-/* The exchanges with other GPUs that the layers of a stage need. */
+/* Exchanges with other GPUs that the layers of a stage need. */
 typedef struct context_needs {
-    double layers;           /* that need K and V of all rows, */
-    double row;              /* bytes of these for each row, */
-    int64_t widest;          /* and of one layer, at most */
-    double messages, pieces; /* of the others: how many transfers there are, and their bytes, however many rows */
-    double heads;            /* of attention to all rows, on a GPU; 0: there is none */
+    double layers;           /* layers that need K and V of all rows */
+    double row;              /* bytes of their K and V per row */
+    int64_t widest;          /* maximum bytes per row of one layer */
+    double messages, pieces; /* other layers: number of transfers, and their bytes, for any number of rows */
+    double heads;            /* heads of attention to all rows, on a GPU; 0: none */
 } context_needs;
 
 static cf_result find_needs(const cf_model *model, const cf_parallel *parallel, const context_way *way, int64_t stage,
@@ -116,7 +119,7 @@ static cf_result find_needs(const cf_model *model, const cf_parallel *parallel, 
     return result;
 }
 
-/* Adds the transfers of forward (backward: twice as many bytes) to a pass: for each row, and of pieces. */
+/* Adds to a pass the transfers of a forward (backward: twice the bytes), per row, and those of pieces. */
 static void add_transfers(const context_way *way, const cf_plan *sample, const cf_gpu *gpu, double link, double pieces,
                           const context_needs *needs, int ring, cf_pass_cost *cost) {
     double steps = (double)(way->cp - 1), part = steps / (double)way->cp, layers = needs->layers;
@@ -168,7 +171,8 @@ static int64_t part_of(int64_t bytes, int64_t loose, int64_t cp) {
     return most / (100 * cp) + (most % (100 * cp) != 0);
 }
 
-/* Rows are shared, parameters are not; beside them a layer's K and V of all rows. */
+/* Counts the bytes of a stage: rows are divided over the group, parameters are not; a layer's K and V of all rows come
+   on top. */
 static cf_result count_bytes(const cf_memory_desc *memory, const context_way *way, cf_stage_bytes *out,
                              cf_error *error) {
     cf_memory_load *none = (cf_memory_load *)calloc((size_t)way->pp, sizeof *none);
@@ -196,7 +200,7 @@ static cf_result count_bytes(const cf_memory_desc *memory, const context_way *wa
     return result;
 }
 
-/* Its stages and bytes are to be freed in any case. */
+/* Makes the costs of a way. Free their stages and bytes in any case. */
 static cf_result make_costs(const context_search *s, const context_way *way, context_costs *out, cf_error *error) {
     cf_memory_desc memory = s->desc->memory;
     cf_stage_cost *stages = (cf_stage_cost *)malloc((size_t)way->pp * sizeof *stages);
@@ -250,7 +254,7 @@ static cf_result make_costs(const context_search *s, const context_way *way, con
    The search
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Padding for the way, and a micro-batch that is no less than the longest sequence with it. */
+/* Finds the padding for a way, and a micro-batch no smaller than the longest padded sequence. */
 static void pad(const context_way *way, int64_t *align, int64_t *chunk_size) {
     int64_t least = *align > 0 ? *align : 1, all = least;
 
@@ -259,7 +263,7 @@ static void pad(const context_way *way, int64_t *align, int64_t *chunk_size) {
     *chunk_size += (all - *chunk_size % all) % all;
 }
 
-/* Times a way on so many batches. *out: due to cf_tuning_free; NULL where it cannot be made. */
+/* Times a way on n_batches batches. Free *out with cf_tuning_free; it is NULL if the way cannot be made. */
 static cf_result time_way(const context_search *s, context_way *way, int64_t n_batches, cf_tuning **out, int *ring,
                           cf_error *error) {
     cf_tune_desc desc = *s->desc;
@@ -322,8 +326,8 @@ static cf_result try_way(context_search *s, context_way *way, cf_recompute recom
     return result;
 }
 
-/* The least number of layers that have to recompute for the split to fit, between `few`, which does not, and all, which
-   does: what it needs is nearly a straight line. */
+/* Finds the least number of recomputing layers with which a split fits, between `few`, which does not fit, and all,
+   which does. Memory is almost a straight line between them. */
 static cf_result try_some(context_search *s, const context_way *few, const context_way *all, int64_t layers,
                           cf_error *error) {
     context_way low = *few, high = *all;
@@ -344,7 +348,7 @@ static cf_result try_some(context_search *s, const context_way *few, const conte
     return result;
 }
 
-/* A split with as few layers recomputed as memory asks for. */
+/* Tries a split with as few recomputing layers as fit. */
 static cf_result try_split(context_search *s, const context_way *split, cf_error *error) {
     static const cf_recompute levels[] = {CF_RECOMPUTE_ACT, CF_RECOMPUTE_MLP, CF_RECOMPUTE_FULL};
     int64_t layers = s->desc->model->layers / split->pp + (s->desc->model->layers % split->pp != 0), i;
@@ -361,7 +365,7 @@ static cf_result try_split(context_search *s, const context_way *split, cf_error
 
 static int is_asked(int64_t asked, int64_t value) { return asked == 0 || asked == value; }
 
-/* Returns the GPUs of a node that experts lie on, where that is not asked for: as many as there can be. */
+/* Returns how many GPUs of a node experts lie on, if that is not given: as many as possible. */
 static int64_t most_experts(const context_search *s, const cf_parallel *split, int64_t per_node) {
     cf_parallel parallel = *split;
     cf_parameters counted;
@@ -373,7 +377,7 @@ static int64_t most_experts(const context_search *s, const cf_parallel *split, i
     return parallel.ep;
 }
 
-/* Every way to share so many GPUs out with at least two in a group; tensor parallelism as asked for, and within a
+/* Tries every way to divide `gpus` GPUs with at least two in a group; tensor parallelism is as given, or within a
    node. */
 static cf_result try_splits(context_search *s, int64_t gpus, cf_error *error) {
     int64_t per_node = s->desc->gpus_per_node > 0 ? s->desc->gpus_per_node : 8;
@@ -467,7 +471,7 @@ cf_result baseline_tune_context(const int64_t *lengths, int64_t n, const cf_tune
    One batch
    ---------------------------------------------------------------------------------------------------------------- */
 
-enum { MOST_SEQUENCES = 20000 }; /* of a batch that is timed dozens of times more */
+enum { MOST_SEQUENCES = 20000 }; /* sequences of a batch that is timed dozens of times more */
 
 void baseline_context_words(const baseline_tuned *base, char *text, size_t size) {
     size_t n;
@@ -481,7 +485,7 @@ void baseline_context_words(const baseline_tuned *base, char *text, size_t size)
     if (base->ranks > 1) snprintf(text + n, size - n, "; on the GPUs of all %lld ranks", (long long)base->ranks);
 }
 
-/* Finds the seconds of an iteration, in the split asked for, beside its passes. */
+/* Finds the seconds of an iteration beside its passes, in the requested split. */
 static cf_result find_step(const pipeline *p, double *step, cf_error *error) {
     int64_t n = p->n_stages * p->model.parallel.n_virtual;
     cf_stage_cost *stages = (cf_stage_cost *)malloc((size_t)n * sizeof *stages);

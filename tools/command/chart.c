@@ -26,7 +26,7 @@ static int choose_colour(const chart_options *options) {
     return progress_is_terminal(STDOUT_FILENO);
 }
 
-/* The command stays in the C locale, so the environment is asked which characters the terminal has. */
+/* Returns whether the terminal has block elements. The command stays in the C locale, so it reads the environment. */
 static int has_blocks(void) {
     static const char *const variables[] = {"LC_ALL", "LC_CTYPE", "LANG"};
     const char *locale = NULL;
@@ -37,7 +37,7 @@ static int has_blocks(void) {
                       strstr(locale, "utf-8"));
 }
 
-/* Columns of "stage 12 " for the largest stage number. */
+/* Returns the columns of "stage 12 " for the largest stage number. */
 static int label_width(const cf_schedule *schedule) {
     return snprintf(NULL, 0, "stage %lld ", (long long)(schedule->shape.n_stages - 1));
 }
@@ -86,7 +86,7 @@ void chart_list(const cf_schedule *schedule, const chart_options *options) {
 
 /* One column of one stage's line. */
 typedef struct column {
-    int64_t action; /* the one with the most time in it; -1: none */
+    int64_t action; /* the action with most time in the column; -1: none */
     double most;    /* its time, in columns */
     double busy;    /* time of all, in columns */
 } column;
@@ -95,13 +95,13 @@ typedef struct canvas {
     const cf_schedule *schedule;
     const cf_timeline *timeline;
     const int64_t *held; /* (n_actions) bytes; NULL: chunks are counted */
-    int64_t copies;      /* of these that make a whole one: virtual stages, where each has its own */
-    int64_t limit;       /* of whole bytes; 0: none. Limits of chunks are the schedule's */
+    int64_t copies;      /* copies in a whole one: virtual stages, if each has its own */
+    int64_t limit;       /* limit in whole bytes; 0: none. Limits of chunks are in the schedule */
     column *columns;
     int64_t width;
     int colour;
-    int at;    /* of words below the chart: the column behind the last one */
-    int blank; /* and whether a blank is due before the next one */
+    int at;    /* words below the chart: column after the last word */
+    int blank; /* 1: a blank comes before the next word */
 } canvas;
 
 static void cover(canvas *c, int64_t action) {
@@ -146,8 +146,8 @@ static const char *colour_of(int pass) {
     }
 }
 
-/* n columns of one pass: its letter, the chunk if there is room for all of it, and a filling that ends where the next
-   pass begins. */
+/* Draws n columns of one pass: its letter, its chunk if there is room for the whole number, and a filling up to the
+   next pass. */
 static void draw_pass(const canvas *c, const cf_action *a, int64_t n) {
     char text[32];
     int later = a->stage >= c->schedule->shape.n_stages;
@@ -192,8 +192,8 @@ double chart_step(double x) {
     return i < 3 ? power * steps[i] : power * 10;
 }
 
-/* The time below the chart, a mark every dozen columns or so. A number that would touch the one before it or leave the
-   chart is left out. */
+/* Draws the time below the chart, with a mark about every dozen columns. It leaves out a number that would touch the
+   previous one or leave the chart. */
 static void draw_axis(const canvas *c) {
     double makespan = c->timeline->makespan, step = chart_step(makespan * 12 / (double)c->width);
     int64_t at = -1, mark;
@@ -212,7 +212,7 @@ static void draw_axis(const canvas *c) {
     putchar('\n');
 }
 
-/* Words below the chart: what has no room on its line begins the next one. */
+/* Begins words below the chart; those without room on a line begin the next one. */
 static void begin_words(canvas *c) {
     c->at = label_width(c->schedule) + 1;
     c->blank = 0;
@@ -286,7 +286,7 @@ static double peak_of(const canvas *c, int64_t stage) {
     return peak;
 }
 
-/* Returns a number in five characters at most: 3, 3.5, 24.6K, 79.6G. */
+/* Returns a number in at most five characters: 3, 3.5, 24.6K, 79.6G. */
 static const char *compact(double value) {
     static const char units[] = " KMGTPEZY";
     char *text = cli_scratch();
@@ -305,7 +305,7 @@ static const char *compact(double value) {
     return text;
 }
 
-/* The most that is held in each column; between two passes as much as in the one before. */
+/* Fills in the maximum held in each column; between two passes it is that of the earlier. */
 static void fill_heights(canvas *c, int64_t stage) {
     double makespan = c->timeline->makespan, width = (double)c->width;
     int64_t i, next, last = c->schedule->first[stage + 1];

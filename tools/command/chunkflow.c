@@ -1,6 +1,5 @@
-/* chunkflow.c - the chunkflow command: plans and schedules of chunked training, on the command line.
-
-   Each subcommand is a file cmd_*.c; cli.h says what they share and how to add one. */
+/* chunkflow.c - the chunkflow command: plans and schedules of chunked training on the command line. Each subcommand is
+   a file cmd_*.c; cli.h says what they share and how to add one. */
 
 #define CHUNKFLOW_IMPLEMENTATION
 #include "manual.h"
@@ -49,8 +48,8 @@ static void print_overview(FILE *to) {
         fprintf(to, "  %-10d%s\n", cli_exit_codes[i].code, cli_exit_codes[i].meaning);
 }
 
-/* A closed standard stream would lend its number to the next file that is opened, and the report would end up in that
-   file. So the number is taken, the wrong way round: using it fails, and that is reported as for any file. */
+/* Opens closed standard streams, in the wrong direction. Otherwise the next opened file would get the stream's number,
+   and the report would end up in that file. Using such a stream fails, and that is reported as for any file. */
 static int take_standard_streams(void) {
     int fd;
     for (fd = 0; fd <= 2; fd++)
@@ -69,7 +68,7 @@ static int run_command(const cli_command *command, int argc, char **argv) {
     return code;
 }
 
-/* chunkflow help [COMMAND | man | bash | fish] */
+/* Runs chunkflow help [COMMAND | man | bash | fish]. */
 static int run_help(int argc, char **argv) {
     const char *topic = argc > 0 && strcmp(argv[0], "--help") != 0 ? argv[0] : "";
     const cli_command *command = find_command(topic);

@@ -30,7 +30,8 @@ void cli_put(const char *text, FILE *to) {
     }
 }
 
-/* Texts may hold names of files and arguments. A path has at most some 4,096 bytes; what is longer is cut. */
+/* Prints a message, which may hold names of files and arguments. Beyond about 4,096 bytes, the longest path, it is
+   cut. */
 static void put_message(const char *format, va_list arguments) {
     char text[8192];
     vsnprintf(text, sizeof text, format, arguments);
@@ -196,7 +197,7 @@ static size_t count_digits(const char *text, size_t at, size_t n) {
     return i - at;
 }
 
-/* strtod takes more than is wanted here (blanks, signs, hexadecimal, "inf"), so the form is checked first. */
+/* Checks the form first, because strtod accepts more than is allowed here (blanks, signs, hexadecimal, "inf"). */
 int cli_parse_real(const char *text, size_t n, double *out) {
     char copy[64];
     size_t digits = count_digits(text, 0, n), at = digits;
@@ -232,7 +233,7 @@ static int is_name(const char *name, const char *text, size_t n) {
     return name && strlen(name) == n && memcmp(name, text, n) == 0;
 }
 
-/* The entry that has the name text[0 .. n), or -1. */
+/* Returns the index of the option named text[0 .. n), or -1. */
 static int find_option(const cli_command *command, const char *text, size_t n) {
     int i;
     for (i = 0; command->options[i].name; i++)
@@ -242,7 +243,7 @@ static int find_option(const cli_command *command, const char *text, size_t n) {
 
 enum {
     GUESS_BYTES = 40,   /* longer words are nobody's slip */
-    LEAST_BEGINNING = 4 /* letters from which on a name that begins with them is meant rather than any other */
+    LEAST_BEGINNING = 4 /* from this many letters on, a name that begins with them is preferred to any other */
 };
 
 static int least_of(int a, int b, int c) {
@@ -252,7 +253,7 @@ static int least_of(int a, int b, int c) {
 
 static int same_letter(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
 
-/* Letters to put in, take out, change or exchange with the next one, case aside, to make one word of the other
+/* Returns the number of letters to insert, delete, replace or swap, ignoring case, to make one word of the other
    (Damerau's distance). */
 static int distance_between(const char *a, const char *b) {
     int d[GUESS_BYTES + 1][GUESS_BYTES + 1], m = (int)strlen(a), n = (int)strlen(b), i, j;
@@ -313,7 +314,7 @@ int cli_refuse_name(const char *command, const char *option, const char *given, 
                      *guessed ? guessed : ".", list, others);
 }
 
-/* Options that had another name before 0.1.0. */
+/* Old names of options, from before 0.1.0. */
 static const char *const renamed_options[][2] = {{"--gang", "--max-cp"}, {"--budget", "--max-tries"}};
 
 static int refuse_option(const cli_command *command, const char *text, size_t n) {
@@ -335,7 +336,7 @@ static int refuse_option(const cli_command *command, const char *text, size_t n)
     return cli_usage(command->name, "unknown option %.*s%s", (int)(n < 100 ? n : 100), text, cli_guess_text(&guess));
 }
 
-/* Returns the place of `word` in "one|two|three", from 1; 0 if it is not there. */
+/* Returns the index of `word` in "one|two|three", from 1; 0 if it is not there. */
 static int64_t find_choice(const char *choices, const char *word) {
     size_t n = strlen(word);
     int64_t place = 1;
@@ -395,7 +396,7 @@ int cli_take_numbers(const char *command, const char *option, const char *text, 
     int64_t *numbers;
 
     for (; *at; at++) most += *at == ',';
-    numbers = (int64_t *)malloc(most * sizeof *numbers); /* no more bytes than 8 times those of the command line */
+    numbers = (int64_t *)malloc(most * sizeof *numbers); /* at most 8 times the bytes of the command line */
     if (!numbers) return cli_failed("out of memory");
     for (at = text; count < most; count++) {
         size_t length = strcspn(at, ",");
@@ -444,14 +445,14 @@ static int set_option(const cli_command *command, const cli_option *option, cons
     }
 }
 
-/* Returns the bit of an option that is required: there are far fewer than 64 of these, but may be more options. */
+/* Returns the bit of a required option. There are far fewer than 64 of these, but may be more options. */
 static uint64_t required_bit(const cli_command *command, int index) {
     int i, before = 0;
     for (i = 0; i < index; i++) before += command->options[i].required;
     return (uint64_t)1 << before;
 }
 
-/* Takes the option at argv[at], and its value. Returns how many arguments that used, or 0 with *code. */
+/* Takes the option at argv[at] and its value. Returns the number of arguments used, or 0 with *code. */
 static int take_option(const cli_command *command, int argc, char **argv, int at, void *options, uint64_t *given,
                        int *code) {
     const char *text = argv[at];
@@ -540,7 +541,8 @@ int cli_parse(const cli_command *command, int argc, char **argv, void *options, 
 
 #define HELP_COLUMN 26
 
-/* One option: its name and value, and its help from HELP_COLUMN on, on the next line if the name is too long. */
+/* Prints one option: its name and value, and its help from HELP_COLUMN on, or on the next line if the name is too
+   long. */
 static void print_option(const char *name, const char *alias, const char *value, const char *help, FILE *to) {
     int used = fprintf(to, "  %s%s%s%s%s", name, alias ? ", " : "", alias ? alias : "", value ? " " : "",
                        value ? value : "");

@@ -28,7 +28,7 @@ void *cli_grow(void *array, size_t *capacity, size_t size) {
    Input
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Says what went wrong, which errno knows. That there is no memory is no fault of the input. */
+/* Prints what went wrong, by errno. Lack of memory is not the input's fault. */
 static int cannot(const char *what, const char *name) {
     int (*complain)(const char *, ...) = errno == ENOMEM ? cli_failed : cli_wrong;
     return complain("cannot %s %s: %s", what, name, strerror(errno));
@@ -57,20 +57,21 @@ int cli_input_close(FILE *stream, const char *path, int code) {
 typedef struct reader {
     FILE *stream;
     const char *path;
-    int64_t max_sequences, most_counted; /* in all; where counts and trees make them */
+    int64_t max_sequences, most_counted; /* maximum in all; maximum from counts and trees */
     int64_t line;
-    int64_t bytes; /* read so far; one past the limit: there were more */
+    int64_t bytes; /* read so far; limit + 1: there were more */
     char *text; /* [MAX_LINE] */
     size_t length;
 } reader;
 
-/* EOF at the limit, too: what has no end, such as a device, is refused in the end. */
+/* Returns the next byte; EOF also at the limit, so that input without an end, such as a device, is refused
+   eventually. */
 static int next_byte(reader *in) {
     int c = getc_unlocked(in->stream);
     return c != EOF && ++in->bytes > CLI_MAX_LIST_BYTES ? EOF : c;
 }
 
-/* Returns the start of a line, fit to be printed: at most 40 bytes, what is not printable ASCII as \xNN. */
+/* Returns the start of a line in printable form: at most 40 bytes, with bytes that are not printable ASCII as \xNN. */
 static const char *quote(const char *text, size_t n) {
     static char out[40 * 4 + 4];
     char *at = out;
@@ -102,8 +103,8 @@ static int too_many(const reader *in, const char *got, size_t n, int64_t most) {
                        most < in->max_sequences ? "; --max-sequences N allows more" : ", the most in a list");
 }
 
-/* Reads one line without its comment and its line end. Returns 1; 0 at the end of the file; -1 where it is too long. A
-   comment may be of any length: it is skipped as it is read. */
+/* Reads one line without its comment and its line end. Returns 1; 0 at the end of the file; -1 if it is too long. A
+   comment may have any length: it is skipped while reading. */
 static int read_line(reader *in) {
     int c = next_byte(in);
     int comment = 0, too_long = 0;
@@ -132,7 +133,7 @@ static size_t skip_word(const char *text, size_t at, size_t n) {
     return at;
 }
 
-/* Takes "LENGTH" or "LENGTH COUNT" from the line. Returns 1, or 0 if that is not what stands there. */
+/* Parses "LENGTH" or "LENGTH COUNT". Returns 1, or 0 for anything else. */
 static int parse_line(const char *text, size_t n, cli_entry *entry) {
     size_t first = skip_blanks(text, 0, n);
     size_t first_end = skip_word(text, first, n);
@@ -176,10 +177,10 @@ typedef struct tree_reader {
     int depth;
 } tree_reader;
 
-/* The place in a tree from which the next sequences continue. */
+/* A place in a tree from which the next sequences continue. */
 typedef struct tree_place {
-    int64_t tokens; /* on the way from the root */
-    int64_t leader; /* the first sequence from here on; -1: it is still to come */
+    int64_t tokens; /* tokens from the root */
+    int64_t leader; /* the first sequence through this place; -1: not read yet */
     int is_mute;    /* 1: they are only looked at */
 } tree_place;
 
@@ -199,7 +200,7 @@ static int tree_number(tree_reader *r, int64_t *out) {
     return cli_parse_number(r->text + first, r->at - first, out);
 }
 
-/* The count behind a branch, 1 where there is none. */
+/* Reads the count after a branch; 1 if there is none. */
 static int tree_count(tree_reader *r, int64_t *count) {
     int c = tree_next(r);
 
@@ -207,7 +208,7 @@ static int tree_count(tree_reader *r, int64_t *count) {
     return c == 0 || c == '+' || c == ')' || tree_number(r, count);
 }
 
-/* So many sequences that go on from a place. */
+/* Adds `count` sequences that continue from a place. */
 static int tree_add(tree_reader *r, tree_place *on, int64_t tokens, int64_t count) {
     cli_entry entry = {on->tokens + tokens, count, r->line, on->tokens, {0, 0}};
 
@@ -225,7 +226,7 @@ static int tree_add(tree_reader *r, tree_place *on, int64_t tokens, int64_t coun
 
 static int tree_branches(tree_reader *r, tree_place *on);
 
-/* A tree in parentheses, as often as the count behind it says. */
+/* Reads a tree in parentheses, and repeats it by the count after it. */
 static int tree_group(tree_reader *r, tree_place *on) {
     size_t first = r->at + 1, end;
     tree_place inner = *on;
@@ -244,14 +245,15 @@ static int tree_group(tree_reader *r, tree_place *on) {
         int64_t n = r->list->n_sequences;
         r->at = first;
         got = tree_branches(r, on);
-        if (r->list->n_sequences == n) break; /* nor will it the next time */
+        if (r->list->n_sequences == n) break; /* later turns would add none either */
     }
     r->at = end;
     r->depth--;
     return got;
 }
 
-/* A length, and what goes on from there. What its first sequence shares with those before is as far as `on` goes. */
+/* Reads a length, and everything that continues from it. Its first sequence shares with earlier ones as far as `on`
+   goes. */
 static int tree_branches(tree_reader *r, tree_place *on) {
     tree_place inner = *on;
     int64_t tokens, count, n = r->list->n_sequences;
@@ -364,7 +366,7 @@ static int short_index(const reader *in) {
                      cli_commas(in->bytes));
 }
 
-/* Takes a number of so many bytes. Returns 1, or 0 where the file ends before it. */
+/* Reads a number of n_bytes. Returns 1, or 0 if the file ends before it. */
 static int take_number(reader *in, int n_bytes, uint64_t *out) {
     int i, c = 0;
 
@@ -373,7 +375,7 @@ static int take_number(reader *in, int n_bytes, uint64_t *out) {
     return i == n_bytes;
 }
 
-/* Numbers that are too large for an int64_t are none that are wanted either. */
+/* Returns a number capped at INT64_MAX; larger ones are invalid too. */
 static int64_t capped(uint64_t number) { return number > INT64_MAX ? INT64_MAX : (int64_t)number; }
 
 static int read_index_head(reader *in, uint64_t *n_sequences, uint64_t *n_entries) {
@@ -401,7 +403,8 @@ static int read_index_head(reader *in, uint64_t *n_sequences, uint64_t *n_entrie
     return CLI_OK;
 }
 
-/* One entry a sequence, whose line is its number from 1. Memory grows with what is read, not with what is claimed. */
+/* Reads one entry per sequence, whose line is its number from 1. Memory grows with what is read, not with the count
+   that the file claims. */
 static int read_index_sequences(reader *in, uint64_t n, cli_list *list) {
     cli_entry entry = {0, 1, 0, 0, {0, 0}};
     size_t capacity = 0;
@@ -425,7 +428,7 @@ static int read_index_sequences(reader *in, uint64_t n, cli_list *list) {
     return code;
 }
 
-/* Adds up the sequences of each document; one without any has no tokens. */
+/* Adds up the sequences of each document; a document without sequences has no tokens. */
 static int read_index_documents(reader *in, uint64_t n_entries, const cli_list *sequences, cli_list *list) {
     const uint64_t n = (uint64_t)sequences->n_sequences;
     uint64_t at = 0, next, i;
@@ -465,7 +468,7 @@ static int read_index(reader *in, cli_list *list) {
     return CLI_OK;
 }
 
-/* No line of a list starts like an index. */
+/* Returns whether a file is an index; no line of a list starts like one. */
 static int is_index(FILE *stream) {
     int c = getc_unlocked(stream);
     return c != EOF && ungetc(c, stream) == INDEX_MAGIC[0];
@@ -557,7 +560,7 @@ int64_t cli_list_line(const cli_list *list, int64_t sequence) {
     return 0;
 }
 
-/* Returns the option for the member of a description that an error names, because people know the option. */
+/* Returns the option for the member that an error names, because people know the option. */
 static const char *say_option(const cf_error *error) {
     static const char *const names[][2] = {
         {"parallel.tp", "--tp"}, {"parallel.pp", "--stages"}, {"parallel.dp", "--ranks"}, {"parallel.zero", "--zero"},
@@ -593,7 +596,7 @@ int cli_error(const cf_error *error, const cli_list *list) {
    Whole files
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Room for one byte more than what is there and than what comes next. */
+/* Makes room for the text so far, the next piece and one more byte. */
 static int grow_text(char **text, size_t *capacity, size_t max_bytes) {
     size_t more = *capacity ? *capacity * 2 : 65536;
     char *grown;
@@ -668,7 +671,7 @@ static int cannot_write(const char *path, int error) {
                       error ? strerror(error) : "the stream reports an error");
 }
 
-/* The temporary files that a signal removes. Whoever changes the list has the signals blocked. */
+/* Temporary files that a signal removes. The list is only changed while the signals are blocked. */
 enum { MAX_TEMPORARIES = 16 };
 static const char *temporaries[MAX_TEMPORARIES];
 
@@ -680,7 +683,7 @@ static void remove_temporaries(int number) {
     progress_clear();
     for (i = 0; i < MAX_TEMPORARIES; i++)
         if (temporaries[i]) unlink(temporaries[i]);
-    raise(number); /* SA_RESETHAND has put the default back: the program ends as if there were no handler */
+    raise(number); /* SA_RESETHAND has restored the default: the program ends as without a handler */
 }
 
 static void catch_signal(int number) {
@@ -689,14 +692,15 @@ static void catch_signal(int number) {
     memset(&handler, 0, sizeof handler);
     handler.sa_handler = remove_temporaries;
     handler.sa_flags = (int)SA_RESETHAND;
-    sigaddset(&handler.sa_mask, SIGALRM); /* or what shows progress would write behind the line that is erased */
+    sigaddset(&handler.sa_mask, SIGALRM); /* otherwise progress would be written after the erased line */
     if (sigaction(number, NULL, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(number, &handler, NULL);
 }
 
 void cli_signals_catch(void) {
     size_t i;
     for (i = 0; i < N_ENDING; i++) catch_signal(ending_signals[i]);
-    signal(SIGXFSZ, SIG_IGN); /* who writes a file past the limit on its size is told so, and removes it */
+    signal(SIGXFSZ, SIG_IGN); /* writing beyond the limit on file sizes then fails, is reported, and the file is
+                                 removed */
 }
 
 void cli_signals_restore(void) {
@@ -723,17 +727,19 @@ static void note_temporary(const char *from, const char *to) {
     }
 }
 
-/* Opens a temporary file that no run is writing to: a new one, or one that a killed run has left behind. A run holds
-   the lock until the file has its final name, so a file with that lock is in use; and after it was taken, the name must
-   still lead to the file, or another run has given it its final name meanwhile. A file that has another name, too, or
-   is another user's, is no run's and stays as it is. Returns -1 with errno, EEXIST where the name cannot be had. */
+/* Opens a temporary file that no run is writing to: a new one, or one that a killed run has left behind.
+
+   A run holds the lock until the file has its final name, so a locked file is in use. After taking the lock, the name
+   must still lead to the file; otherwise another run has given it its final name meanwhile. A file that has another
+   name, too, or belongs to another user, is not of any run and stays as it is. Returns -1 with errno; EEXIST if the
+   name cannot be used. */
 static int open_temporary(const char *name) {
     struct stat named, opened;
     int file = open(name, O_WRONLY | O_CREAT | O_EXCL, 0666), fresh = file >= 0;
 
     if (file < 0 && errno != EEXIST) return -1;
     if (!fresh) file = open(name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK);
-    /* Not all file systems have locks: there, a name that is new is free, and no other is. */
+    /* Some file systems have no locks: there only a new name is free. */
     if (file >= 0 && (flock(file, LOCK_EX | LOCK_NB) == 0 || (fresh && errno != EWOULDBLOCK)) &&
         lstat(name, &named) == 0 && fstat(file, &opened) == 0 && named.st_ino == opened.st_ino &&
         named.st_dev == opened.st_dev && S_ISREG(opened.st_mode) &&
@@ -750,8 +756,8 @@ static mode_t new_file_mode(void) {
     return 0666 & ~mask;
 }
 
-/* Opens target.chunkflow-tmp0, which is what no user calls a file, or the first name after it that can be had. It gets
-   the permissions of the file that it will replace. */
+/* Opens target.chunkflow-tmp0, a name that users do not give, or the first free name after it. It gets the permissions
+   of the file that it will replace. */
 static int create_temporary(cli_output *output, const struct stat *existing) {
     mode_t mode = existing ? existing->st_mode & 0777 : new_file_mode();
     size_t bytes = strlen(output->target) + sizeof ".chunkflow-tmp99";
@@ -782,7 +788,7 @@ static int create_temporary(cli_output *output, const struct stat *existing) {
     return code;
 }
 
-/* Gives the file its name, or removes it; then others may use the temporary name. */
+/* Renames the file into place, or removes it; then others may use the temporary name. */
 static int settle_temporary(cli_output *output, int code) {
     sigset_t before;
 
@@ -827,7 +833,7 @@ int cli_output_open(cli_output *output, const char *path) {
     return code;
 }
 
-static int stdout_error; /* the first errno of cli_stdout_failed */
+static int stdout_error; /* first errno of cli_stdout_failed */
 
 int cli_stdout_failed(void) {
     if (!ferror(stdout)) return 0;
@@ -844,13 +850,13 @@ int cli_write(const char *text, size_t bytes, void *user) {
     return -1;
 }
 
-/* A failing file is reported when it is closed. */
+/* Reports errors of the library; a failing file is reported when it is closed. */
 int cli_written(cf_result result, const cf_error *error) {
     return result == CF_OK || result == CF_ERROR_WRITE ? CLI_OK : cli_error(error, NULL);
 }
 
-/* Flushes a stream and closes it, except for standard output. to_disk: it is a file, and it is to be there even if the
-   machine stops. error: an errno from before, or 0. */
+/* Flushes a stream and closes it, except standard output. to_disk: 1 for a file, which must survive if the machine
+   stops. error: an earlier errno, or 0. */
 static int end_stream(FILE *stream, const char *path, int to_disk, int error) {
     int bad;
 
@@ -865,7 +871,7 @@ static int end_stream(FILE *stream, const char *path, int to_disk, int error) {
     return bad ? cannot_write(path, error) : CLI_OK;
 }
 
-/* Flushes standard output. What failed is reported once. */
+/* Flushes standard output. An error is reported once. */
 static int end_stdout(const cli_output *outputs, int n) {
     int i, ended;
 

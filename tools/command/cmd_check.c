@@ -1,4 +1,4 @@
-/* cmd_check.c - chunkflow check: whether a written plan or schedule is sound; draws a schedule that has times. */
+/* cmd_check.c - chunkflow check: checks a written plan or schedule, and draws a schedule that has times. */
 
 #include "chart.h"
 #include "held.h"
@@ -88,7 +88,7 @@ static const cli_option options[] = {
     PIPELINE_COST_OPTIONS(check_options, pipeline),
     {.name = NULL}};
 
-/* A file that was read, and what is in it. */
+/* A file that was read, and its contents. */
 typedef struct source {
     const char *path;
     char *text;
@@ -122,7 +122,7 @@ static int breaks(const source *file, const char *why) {
    Plans
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Against the list, or against its own slices. */
+/* Checks a plan against the list, or against its own slices. */
 static int check_plan(const source *file, const saved_plan *saved, const char *lengths_path) {
     cf_error error;
     cli_list list;
@@ -154,7 +154,7 @@ static int say_plan(const source *file, const cf_plan *plan) {
     return CLI_OK;
 }
 
-/* Reads and checks the plan in a parsed file. After CLI_OK saved_plan_free is due. */
+/* Reads and checks the plan in a parsed file. After CLI_OK call saved_plan_free. */
 static int load_plan(const source *file, const char *lengths_path, saved_plan *out) {
     int code = saved_plan_read(&file->document, out);
 
@@ -168,7 +168,7 @@ static int load_plan(const source *file, const char *lengths_path, saved_plan *o
    Schedules
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* bytes: what a token weighs, NULL if nobody said. */
+/* Checks the times of a schedule. bytes: of a token; NULL: not given. */
 static int check_times(const source *file, const cf_plan *plan, const saved_schedule *saved, double skew,
                        const cf_held_bytes *bytes) {
     char why[200];
@@ -178,7 +178,7 @@ static int check_times(const source *file, const cf_plan *plan, const saved_sche
     return holds ? CLI_OK : breaks(file, why);
 }
 
-/* saved: with its times, NULL: there are none, or they do not count. */
+/* Validates a schedule. saved: with its times; NULL: there are none, or they are ignored. */
 static int validate_schedule(const check_options *asked, const pipeline *pipe, const source *file, const cf_plan *plan,
                              const cf_schedule *schedule, const saved_schedule *saved) {
     cf_validate_desc desc;
@@ -222,7 +222,7 @@ static int nothing_to_draw(const source *file) {
                      cli_input_name(file->path));
 }
 
-/* A sound schedule and its times: those of its file or, with a run, simulated ones. */
+/* A sound schedule and its times: the file's or, with a run, simulated ones. */
 typedef struct timed {
     const cf_plan *plan;
     const cf_schedule *schedule;
@@ -232,7 +232,7 @@ typedef struct timed {
     int unit_cost;
 } timed;
 
-/* Returns whether every pass takes just as long as its rows say: then a file's times are token times. Measured seconds
+/* Returns whether every pass takes exactly as long as its rows: then a file's times are token times. Measured seconds
    cannot come that close. */
 static int has_unit_costs(const cf_plan *plan, const cf_schedule *s, const cf_timeline *timeline) {
     int64_t i;
@@ -255,7 +255,7 @@ static int print_chart(const check_options *asked, const timed *t, const int64_t
     return code;
 }
 
-/* Says, draws and writes a sound schedule. The trace's unit is that of plan --trace: a token time becomes a
+/* Describes, draws and writes a sound schedule. The trace's unit is that of plan --trace: a token time becomes a
    microsecond. */
 static int show_schedule(const check_options *asked, const source *file, const timed *t) {
     cli_output trace;
@@ -297,7 +297,7 @@ static int simulate_and_show(const check_options *asked, const source *file, tim
     return code;
 }
 
-/* saved: the schedule as it was read with its times, or NULL. */
+/* Checks one schedule. saved: the schedule as it was read, with its times, or NULL. */
 static int check_one(const check_options *asked, const source *file, const cf_plan *plan, const cf_schedule *schedule,
                      const saved_schedule *saved) {
     pipeline_options wanted = asked->pipeline;
@@ -321,7 +321,7 @@ static int check_one(const check_options *asked, const source *file, const cf_pl
     return code;
 }
 
-/* The schedule at a node of the file; rank: whose it must be, -1 for anybody's. */
+/* Checks the schedule at a node of the file. rank: the rank that it must be of; -1: any. */
 static int check_json_node(const check_options *asked, const source *file, const cf_plan *plan, uint32_t node,
                            int64_t rank) {
     saved_schedule saved;
@@ -347,7 +347,8 @@ static int has_cp_groups(const cf_plan *plan) {
     return 0;
 }
 
-/* The schedules in the array, one for each rank, all together, in step. Where there are more or fewer, others say so. */
+/* Checks all schedules in the array together, in step; there is one per rank. Another number of schedules is reported
+   elsewhere. */
 static int check_together(const source *file, const cf_plan *plan, uint32_t array) {
     const json_document *document = &file->document;
     size_t n = (size_t)plan->n_ranks;
@@ -408,7 +409,8 @@ static int csv_error(const source *file, const cf_error *error) {
     }
 }
 
-/* A file in which sends do not wait for their receivers reads like one that deadlocks, so that is looked at, too. */
+/* Reports why a CSV file was refused. A file in which sends do not wait for their receivers reads like one that
+   deadlocks, so it checks that too. */
 static int csv_refused(const source *file, const cf_plan *plan, const schedule_csv_desc *desc, const cf_error *error) {
     schedule_csv_desc buffered = *desc;
     cf_schedule *schedule = NULL;
@@ -423,7 +425,7 @@ static int csv_refused(const source *file, const cf_plan *plan, const schedule_c
     return breaks(file, why);
 }
 
-/* *chunks: to be freed; NULL where the file of microbatches was not asked for. */
+/* Reads the file of microbatches. Free *chunks; it is NULL if the file was not asked for. */
 static int read_microbatches(const check_options *asked, const cf_plan *plan, int64_t rank, int32_t **chunks) {
     cf_error error;
     source file;
@@ -497,7 +499,7 @@ static int looks_like_json(const source *file) {
     return file->text[blanks] == '{';
 }
 
-/* Whether a file begins with a number alone, as no plan or schedule does. */
+/* Returns whether a file begins with a number alone, as no plan or schedule does. */
 static int looks_like_lengths(const source *file) {
     const char *word = file->text + strspn(file->text, " \t\r\n");
     size_t n = strcspn(word, " \t\r\n,+#");

@@ -45,16 +45,16 @@ static const cli_option options[] = {
    The rows
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* The forms of the baseline: every sequence is a micro-batch of its own, or they share some as long as the longest. */
+/* Forms of the baseline: one sequence per micro-batch, or as many as fit into the length of the longest. */
 enum { UNSPLIT = 1, PACKED };
 
 typedef struct row {
     pipeline_case what;
     int unsplit;          /* the baseline: UNSPLIT or PACKED, else 0 */
-    int at_paper;         /* best, held on every stage to the chunks that paper keeps there, from the row of paper */
+    int at_paper;         /* 1: best, limited on every stage to the chunks that paper keeps there */
     cf_result result;
     char why[200];        /* where it failed */
-    int64_t n_virtual;    /* from here on: where it did not */
+    int64_t n_virtual;    /* this and the following members: only if it did not fail */
     cf_placement placement;
     double makespan, bubble_useful, bubble_busy, stream_seconds, bound;
     int64_t stream_waits;
@@ -73,12 +73,12 @@ typedef struct comparison {
     packing packed;
     row *rows;
     int64_t n_rows;
-    baseline_tuned context; /* where context parallelism makes the baseline faster; else its best is untried */
-    double best; /* the least makespan of what fits; 0: no row has one */
-    row with[2]; /* of --max-cp: the most expensive rank of paper, without cp groups and with; makespan 0 where there
-                    are none */
+    baseline_tuned context; /* if context parallelism makes the baseline faster; otherwise its `best` is untried */
+    double best; /* least makespan of rows that fit; 0: none */
+    row with[2]; /* for --max-cp: the most expensive rank of paper, without cp groups and with; makespan 0 without cp
+                    groups */
     const row *paper;     /* its last row */
-    int64_t *paper_peaks; /* (n_stages) the chunks that it keeps */
+    int64_t *paper_peaks; /* (n_stages) chunks that paper keeps */
 } comparison;
 
 static void measure(const comparison *t, const pipeline_run *run, row *r) {
@@ -109,7 +109,7 @@ static void measure(const comparison *t, const pipeline_run *run, row *r) {
     r->too_large = !pipeline_fits(&t->pipe, run);
 }
 
-/* The options, with the limits of chunks that the row has. */
+/* Returns the options with the limits on chunks of a row. */
 static pipeline pipe_of(const comparison *t, const row *r) {
     pipeline pipe = t->pipe;
 
@@ -155,7 +155,7 @@ static void fill_baseline(const comparison *t, row *r) {
     }
 }
 
-/* The rows that add_rows counts: the kinds, then best with split backwards, then best at paper's peaks. */
+/* Rows that add_rows counts: the kinds, then best with split backwards, then best at paper's peaks. */
 enum { BEST_SPLIT = CF_SCHEDULE_COUNT, BEST_AT_PAPER, ROW_KINDS };
 
 static void add_row(comparison *t, int64_t kind, int64_t replay, int64_t k) {
@@ -169,7 +169,7 @@ static void add_row(comparison *t, int64_t kind, int64_t replay, int64_t k) {
     pipeline_place(&r->what, t->asked->n_virtual, (cf_placement)t->asked->placement);
 }
 
-/* Every kind, with every K, and paper with every form of replay; of cp groups paper alone. */
+/* Adds rows of every kind with every K, and of paper with every form of replay; with cp groups of paper alone. */
 static int add_rows(comparison *t, const int64_t *k, int64_t n_k) {
     int64_t asked = t->asked->replay > 0 ? t->asked->replay : REPLAY_LOCAL;
     int64_t first = asked == REPLAY_LOCAL ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
@@ -201,7 +201,7 @@ static const char *row_name(const row *r) {
     return cf_schedule_kind_name(r->what.kind);
 }
 
-/* The shortest row of what fits, of the baseline or of the chunks; NULL if there is none. */
+/* Returns the shortest row that fits, of the baseline or of the chunks; NULL if there is none. */
 static const row *shortest(const comparison *t, int unsplit) {
     const row *found = NULL;
     int64_t i;
@@ -214,8 +214,8 @@ static const row *shortest(const comparison *t, int unsplit) {
     return found;
 }
 
-/* Finds the time of a plan's ranks, scheduled as in the last row: the most expensive one's or, in step, that of all
-   together; and the most memory of any rank. */
+/* Finds the time of a plan's ranks, scheduled as in the last row: of the most expensive rank or, in step, of all
+   together. Also finds the maximum memory of any rank. */
 static cf_result fill_ranks(const comparison *t, const cf_plan *plan, row *dearest, int lockstep, cf_error *error) {
     pipeline pipe = t->pipe;
     cf_result result = CF_OK;
@@ -374,7 +374,7 @@ static void add_speed(table *to, const comparison *t, const row *r) {
     else table_none(to);
 }
 
-/* add_case has the first cells. */
+/* Adds the result cells of a row, after those of add_case. */
 static void add_result(table *to, const comparison *t, const row *r) {
     table_integer(to, r->n_virtual);
     table_text(to, cf_placement_name(r->placement));
@@ -429,14 +429,14 @@ static void print_held(const comparison *t, const row *r) {
     else printf(", at most %s tokens kept", pipeline_share(r->peak_tokens, r->n_virtual));
 }
 
-/* The best row of chunks, as the summary begins with it. */
+/* Prints the best row of chunks, which begins the summary. */
 static void print_chunks(const comparison *t, const row *ours) {
     printf("chunks            %s, K = %s, %s replay: ", row_name(ours), cli_commas(ours->what.k),
            cf_replay_name(ours->what.replay));
     print_held(t, ours);
 }
 
-/* Why no form of the baseline can be had. */
+/* Prints why no form of the baseline can be made. */
 static void print_no_baseline(const comparison *t) {
     const row *r = &t->rows[0];
 
@@ -446,7 +446,7 @@ static void print_no_baseline(const comparison *t) {
                modelling_gib(r->memory), (long long)r->stage);
 }
 
-/* Prints the baseline with context parallelism where it is faster than the other, or the only one that fits. */
+/* Prints the baseline with context parallelism if it is faster than the other, or the only one that fits. */
 static int print_context(const comparison *t, const row *ours) {
     const cf_tune_candidate *c = &t->context.best;
     char words[384];
@@ -485,7 +485,7 @@ static void print_cp_groups(const comparison *t) {
     }
 }
 
-/* The baseline against the best row of chunks, in words. */
+/* Prints the comparison of the baseline with the best row of chunks. */
 static void print_verdict(const comparison *t) {
     const row *base = shortest(t, 1), *ours = shortest(t, 0);
     const cf_plan *plan = t->packed.plan;

@@ -53,7 +53,8 @@ static void accumulate_counts(cli_list *histogram) {
     }
 }
 
-/* Returns the length of the first entry whose accumulated count is above a number drawn below their total. */
+/* Draws a number below the sum of counts, and returns the length of the first entry whose accumulated count is above
+   it. */
 static int64_t draw_from_histogram(draw_source *source, const cli_list *histogram) {
     int64_t ticket = (int64_t)draw_below(source, (uint64_t)histogram->n_sequences);
     size_t low = 0, high = histogram->n_entries - 1;

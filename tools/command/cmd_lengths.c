@@ -65,7 +65,7 @@ static int add_document(walk *w, int64_t length) {
     return CLI_OK;
 }
 
-/* Appends to an array of names that owns them; takes `name` over, also on failure. */
+/* Appends a name to an array, which then owns `name`, even on failure. */
 static int add_name(char ***names, size_t *n, size_t *capacity, char *name) {
     if (!name) return cli_failed("out of memory");
     if (*n == *capacity) {
@@ -93,7 +93,7 @@ static int is_blank(int c) {
     return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-/* Counts a stream's units, and adds a document at its end or, with --lines, at the end of each line. */
+/* Counts a stream's units. Adds a document at its end or, with --lines, at the end of each line. */
 static int count_stream(walk *w, FILE *stream) {
     int words = w->asked->unit == WORDS, lines = w->asked->lines;
     int64_t length = 0;
@@ -113,7 +113,7 @@ static int count_stream(walk *w, FILE *stream) {
     return code;
 }
 
-/* With --unit tokens: a list of lengths, which is taken as it is. */
+/* With --unit tokens: adds a list of lengths unchanged. */
 static int count_list(walk *w, const char *path) {
     cli_list list;
     int64_t i;
@@ -160,8 +160,8 @@ static char *join(const char *directory, const char *name) {
     return path;
 }
 
-/* The paths of a directory's entries, sorted by their bytes: the order of a directory itself differs between machines.
-*/
+/* Lists the paths of a directory's entries, sorted by their bytes, because the order of a directory itself differs
+between machines. */
 static int list_directory(const walk *w, const char *path, char ***entries, size_t *n) {
     size_t capacity = 0;
     int code = CLI_OK;
@@ -190,8 +190,8 @@ static int visit_directory(walk *w, const char *path) {
     return code;
 }
 
-/* inside: the path was found in a directory. There only files and directories count: following symbolic links could go
-   round in a circle, and a pipe could block. */
+/* Visits a path. inside: 1 if it was found in a directory. Then only files and directories count: symbolic links could
+   lead round in a circle, and a pipe could block. */
 static int visit(walk *w, const char *path, int inside) {
     struct stat status;
     int standard_input = !inside && strcmp(path, "-") == 0;

@@ -1,4 +1,4 @@
-/* cmd_memory.c - chunkflow memory: what a training set-up needs on each GPU, term by term. */
+/* cmd_memory.c - chunkflow memory: the memory that training needs on each GPU, term by term. */
 
 #include "modelling.h"
 #include "packing.h"
@@ -54,7 +54,7 @@ static const cli_option options[] = {
    What is held
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* The state held for the longest sequence, or for the path of a tree that takes most. */
+/* State of the longest sequence, or of the path of a tree that takes most. */
 typedef struct memory_path {
     int64_t context;  /* tokens from the root to its end */
     int64_t chunks;   /* that they lie in */
@@ -71,8 +71,8 @@ static memory_path path_of_context(const memory_options *asked) {
     return path;
 }
 
-/* Returns the path of a list's plan. In a tree the leaves add nothing to the state that they see, and share their
-   path. */
+/* Returns the path of a list's plan that takes most. In a tree, leaves add nothing to the state that they see, and
+   share their path. */
 static memory_path path_of_plan(const cf_plan *plan) {
     memory_path path = {0, 0, 0, 0};
     cf_plan_stats stats;
@@ -90,8 +90,8 @@ static memory_path path_of_plan(const cf_plan *plan) {
     return path;
 }
 
-/* Counts without a schedule. A stage of 1F1B that is `depth` from the end has that many chunks in flight, a path of
-   more than K chunks keeps K; both at once need the larger number. */
+/* Guesses a load without a schedule. A stage of 1F1B that is `depth` from the end has that many chunks in flight; a
+   path of more than K chunks keeps K. Both at once need the larger number. */
 static cf_memory_load guess_load(const memory_options *asked, const memory_path *path, int64_t depth) {
     int64_t context = path->context, c = asked->chunk_size, kept = asked->k < path->chunks ? asked->k : path->chunks;
     cf_memory_load load;
@@ -105,7 +105,7 @@ static cf_memory_load guess_load(const memory_options *asked, const memory_path 
     load.state_gradient_tokens = path->gradient;
     if (asked->local_replay) load.input_tokens = path->state;
     if (asked->unfused_attention) {
-        load.chunk_scores = context < INT64_MAX / c ? c * context : INT64_MAX; /* the library refuses sums past that */
+        load.chunk_scores = context < INT64_MAX / c ? c * context : INT64_MAX; /* the library refuses larger sums */
         load.live_scores = load.chunk_scores < INT64_MAX / kept ? kept * load.chunk_scores : INT64_MAX;
     }
     return load;
@@ -153,7 +153,7 @@ static void add_term(table *t, const char *text, size_t offset, const cf_memory_
     }
 }
 
-/* A term is a line; stages are columns. */
+/* Prints a line per term, with stages as columns. */
 static int print_terms(const cf_memory_report *reports, int64_t n) {
     table_column columns[1 + MOST_COLUMNS];
     char numbers[1 + MOST_COLUMNS][24];
@@ -191,7 +191,7 @@ static int print_reports(const cf_memory_report *reports, int64_t n) {
     return code;
 }
 
-/* The same for scripts, with a line for each stage. */
+/* Prints the terms for scripts, with a line per stage. */
 static int print_table(const cf_memory_report *reports, int64_t n) {
 #define TERM_COLUMN(term, text) {.name = #term "_bytes"},
     static const table_column columns[] = {{.name = "stage"}, CF_MEMORY_TERMS(TERM_COLUMN) {.name = "total_bytes"},
@@ -213,7 +213,7 @@ static int print_table(const cf_memory_report *reports, int64_t n) {
     return table_end(&t);
 }
 
-/* Prints the bytes that windows and recurrent layers hand on, of the stage with most of them. Other models have
+/* Prints the bytes that windows and recurrent layers hand on, for the stage with most of them. Other models have
    none. */
 static int print_borders(const cf_memory_desc *desc) {
     int64_t s, n = desc->parallel.pp * desc->parallel.n_virtual;
@@ -289,7 +289,8 @@ static void print_comparison(const cf_gpu *gpu, const cf_memory_report *fullest)
 
 enum { MOST_PEAKS = 64 };
 
-/* A peak, and what is estimated of it: what no fit changes, and what fragmentation is a part of. */
+/* A measured peak and its estimate: the part that no fit changes, and the part that fragmentation is a percentage
+   of. */
 typedef struct measured_peak {
     int64_t number[4]; /* chunk size, K, context, bytes */
     double fixed, moving;
@@ -348,8 +349,8 @@ static int weigh_peak(const memory_options *asked, const modelling *m, cf_memory
     return CLI_OK;
 }
 
-/* Least squares of what is missing, a constant and whole percents of what moves, neither below nothing; of one peak, or
-   of peaks that all hold as much, the constant alone. */
+/* Fits what the estimates miss by least squares: a constant, and whole percents of the moving part, neither below 0.
+   With one peak, or with equal moving parts, it fits the constant alone. */
 static void fit_peaks(peak_list *list, double percent) {
     double x = 0, y = 0, xx = 0, xy = 0, n = list->n;
     int i;
@@ -395,7 +396,7 @@ static int print_peaks(const peak_list *list) {
     return i;
 }
 
-/* Puts what the peaks say into the terms. */
+/* Puts the fit of the peaks into the terms. */
 static int take_fit(memory_options *asked, const modelling *m, cf_memory_load *loads, cf_memory_report *reports) {
     peak_list list;
     int i, code;
@@ -427,7 +428,7 @@ static int print_all(const memory_options *asked, const packing *list, const mod
     return code == CLI_OK ? print_token_bytes(desc) : code;
 }
 
-/* list: packed, or without a plan where none is given. */
+/* Prints the report. list: packed, or without a plan if none is given. */
 static int report(const memory_options *asked, const packing *list, const modelling *m, const cf_gpu *gpu,
                   cf_memory_load *loads, cf_memory_report *reports) {
     memory_path path = list->plan ? path_of_plan(list->plan) : path_of_context(asked);

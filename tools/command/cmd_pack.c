@@ -1,4 +1,4 @@
-/* cmd_pack.c - chunkflow pack: pack a list of lengths into chunks and say how well that went. */
+/* cmd_pack.c - chunkflow pack: packs a list of lengths into chunks and shows how well they fit. */
 
 #include "pipeline.h"
 #include "svg.h"
@@ -61,7 +61,7 @@ static const table_column length_columns[] = {
 
 static double share_of(int64_t part, int64_t whole) { return whole > 0 ? (double)part / (double)whole : 0; }
 
-/* Adds the row of a bucket. Its shares are of all sequences and tokens. */
+/* Adds the row of a bucket, with its shares of all sequences and tokens. */
 static void add_bucket(table *t, int i, int64_t sequences, int64_t tokens, int64_t n_sequences, int64_t n_tokens) {
     int64_t low = i > 0 ? (int64_t)1 << (i - 1) : 0, high = i > 0 ? low * 2 - 1 : 0;
     double share = share_of(sequences, n_sequences);
@@ -110,7 +110,7 @@ static const char *mean_text(int64_t sum, int64_t n) {
     return cli_grouped(text);
 }
 
-/* Sorts packed->lengths: to be called last of those that use them. */
+/* Prints the input. It sorts packed->lengths, so call it after everything else that uses them. */
 static int print_input(packing *packed, int tsv) {
     int64_t *lengths = packed->lengths;
     int64_t n = packed->list.n_sequences;
@@ -130,8 +130,8 @@ static int print_input(packing *packed, int tsv) {
    What came out
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* alone: its cost against the mean of the ranks, which is 1. The others of the batch cost ranks - alone, and would have
-   to cost alone on each of the other ranks. */
+/* Prints a sequence too long for one rank. alone: its cost relative to the mean of the ranks. The others of the batch
+   cost ranks - alone, and would have to cost `alone` on each of the other ranks. */
 static void print_long_sequence(const cf_chain *chain, double ranks, double alone) {
     int64_t enough = ranks / alone >= 1 ? (int64_t)(ranks / alone) : 1;
     double others = ranks - alone;
@@ -169,7 +169,7 @@ static void print_ranks(const cf_plan *plan, const cf_plan_stats *stats) {
              "                  a smaller ChunkSize, more sequences in a batch, or fewer ranks.");
 }
 
-/* Prints the cost of the columns. Each takes as long as its most expensive chunk. */
+/* Prints the cost of the columns; each takes as long as its most expensive chunk. */
 static int print_columns(const cf_plan *plan) {
     const cf_pass_cost none = {0, 0, 0};
     cf_pass_cost cost = none;
@@ -194,7 +194,7 @@ static int print_columns(const cf_plan *plan) {
     return CLI_OK;
 }
 
-/* Sequences that are spread over ranks: the first shares. */
+/* Prints how many sequences are spread over ranks; it counts the first part of each. */
 static void print_cp_groups(const cf_plan *plan) {
     int64_t i, n = 0, rows, widest = packing_cp_groups(plan, &rows);
 
@@ -298,7 +298,7 @@ static int print_all(const pack_options *asked, packing *packed) {
     return code;
 }
 
-/* Writes the files that were asked for, then the tables, unless standard output has one of the files. */
+/* Writes the requested files, then the tables, unless standard output has one of the files. */
 static int write_all(const pack_options *asked, packing *packed) {
     cli_output outputs[2] = {{0}, {0}}; /* JSON, picture */
     cf_write_desc desc = {0};

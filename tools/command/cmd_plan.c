@@ -1,4 +1,4 @@
-/* cmd_plan.c - chunkflow plan: pack a list of lengths, order the passes of its chunks and simulate that. */
+/* cmd_plan.c - chunkflow plan: packs a list of lengths, orders the passes of its chunks and simulates them. */
 
 #include "chart.h"
 #include "graph_dot.h"
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The files that can be written. */
+/* Files that can be written. */
 enum { JSON, PLAN_JSON, CSV, MICROBATCHES, DOT, TRACE, SVG, MEMORY_SVG, N_OUTPUTS };
 static const char *const output_options[N_OUTPUTS] = {"--json", "--plan-json", "--csv", "--microbatches", "--dot",
                                                       "--trace", "--svg", "--memory-svg"};
@@ -128,10 +128,10 @@ typedef struct planned {
     cf_schedule_kind kind;
     int64_t k;
     packing packed;
-    cf_plan *columns;     /* where all ranks have one list; or NULL */
+    cf_plan *columns;     /* if all ranks have one list; or NULL */
     pipeline pipe;
     pipeline_run run;
-    int64_t *held; /* of held_make, where something needs it */
+    int64_t *held; /* from held_make, if something needs it */
 } planned;
 
 /* The schedule of pipe->rank. */
@@ -149,7 +149,7 @@ static int make_run(const planned *made, const pipeline *pipe, pipeline_run *run
     what.split_backward = asked->split_backward;
     what.forwards_first = asked->forwards_first;
     what.forward_only = asked->forward_only;
-    what.lower = asked->lower || (asked->torch && made->columns); /* a rank's part is too late to be lowered */
+    what.lower = asked->lower || (asked->torch && made->columns); /* a rank's part cannot be lowered any more */
     return pipeline_run_make(pipe, made->packed.plan, &what, run, &error) == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 
@@ -178,7 +178,7 @@ static const table_column action_columns[] = {
     {.heading = "live", .name = "kept_chunk_copies", .decimals = TABLE_PLAIN},
     {.heading = "state", .name = "state_token_copies", .decimals = TABLE_PLAIN}};
 
-/* A list of steps: the table that it is printed to, and the plan and times that it is of. */
+/* A list of steps: its table, plan and times. */
 typedef struct action_list {
     table table;
     const cf_plan *plan;
@@ -192,7 +192,7 @@ static void add_integer_or_none(table *t, int64_t value) {
     else table_none(t);
 }
 
-/* "F+" where the activations are kept, "F-" where they are dropped; and the chain that the chunk is a part of. */
+/* Adds a pass: "F+" if the activations are kept, "F-" if they are dropped; and the chain of its chunk. */
 static void add_pass(action_list *list, const cf_step *step) {
     const char *name = cf_pass_name((cf_pass)step->action.pass);
     int keeps = step->action.pass <= CF_R;
@@ -241,7 +241,7 @@ static int make_steps(const planned *made, int64_t stage, cf_steps **steps) {
     return cli_error(&error, NULL);
 }
 
-/* A line per pass, one stage after the other. */
+/* Prints a line per pass, one stage after the other. */
 static int print_actions(const planned *made) {
     action_list list;
     int64_t i;
@@ -264,7 +264,7 @@ static int print_actions(const planned *made) {
     return code == CLI_OK ? ended : code;
 }
 
-/* One stage: a line per pass. More: a paragraph per stage. */
+/* Prints the passes: with one stage a line per pass, with more a paragraph per stage. */
 static int print_list(const planned *made) {
     int code = CLI_OK;
 
@@ -293,7 +293,7 @@ static void print_counts(const cf_schedule *schedule) {
     putchar('\n');
 }
 
-/* A limit of each stage in shares of n_virtual, if there is any; equal ones once. Returns whether there was one. */
+/* Prints the limits of stages in shares of n_virtual; equal ones once. Returns whether there are any. */
 static int print_limit(const char *name, const char *what, const int64_t *limits, int64_t n_stages, int64_t n_virtual) {
     int64_t n = 1, i;
 
@@ -307,7 +307,7 @@ static int print_limit(const char *name, const char *what, const int64_t *limits
     return 1;
 }
 
-/* The limits on chunks and on state that the schedule was made under. */
+/* Prints the limits on chunks and on state under which the schedule was made. */
 static void print_limits(const planned *made) {
     const cf_schedule *schedule = made->run.schedule;
     const pipeline_options *asked = &made->asked->pipeline;
@@ -384,7 +384,7 @@ static double stage_busy(const planned *made, int64_t stage) {
     return timeline->makespan > 0 ? busy / timeline->makespan : 1;
 }
 
-/* The columns of what a stage holds: people see whole stages' worth, files have every virtual stage's copy. */
+/* Columns of what a stage holds: people see whole stages' worth, files have the copies of every virtual stage. */
 static const table_column stage_columns[] = {
     {.heading = "stage", .name = "stage"},
     {.heading = "idle %", .name = "idle", .decimals = 2, .scale = 100},
@@ -398,7 +398,7 @@ static const table_column stage_columns[] = {
     {.heading = "GiB", .name = "memory_bytes", .decimals = 2, .scale = 1 / 1073741824.0}};
 enum { STAGE_BYTES = 8, STAGE_GIB, STAGE_COLUMNS };
 
-/* A limit that holds on each of n_virtual virtual stages is so many times as many copies on their stage. */
+/* Adds a limit on each of n_virtual virtual stages: n_virtual times as many copies on their stage. */
 static void add_limit(table *t, const int64_t *limits, int64_t stage, int64_t n_virtual) {
     add_integer_or_none(t, limits && limits[stage] > 0 ? pipeline_scaled(limits[stage], n_virtual) : -1);
 }
@@ -427,7 +427,7 @@ typedef struct peaks {
     int64_t slots, tokens, states, state_tokens, bytes;
 } peaks;
 
-/* A line per stage where there are several, or for scripts. */
+/* Prints a line per stage if there are several, or for scripts. */
 static int print_stages(const planned *made, peaks *most) {
     table t;
     int64_t stage, n_stages = made->run.schedule->shape.n_stages;
@@ -476,7 +476,7 @@ static int print_peaks(const planned *made) {
     return CLI_OK;
 }
 
-/* Prints the tables of --tsv, which replace all of that. */
+/* Prints the tables of --tsv, which replace all other output. */
 static int print_table(const planned *made) {
     peaks most;
 
@@ -525,7 +525,7 @@ static cf_result write_dot(const planned *made, cli_output *to, cf_error *error)
     return result;
 }
 
-/* Whoever reads the file must know which chunk a microbatch is. */
+/* Checks that readers of the file will know which chunk a microbatch is. */
 static cf_result check_numbering(const planned *made, cf_error *error) {
     const cf_plan *plan = made->packed.plan;
     int64_t first = made->run.schedule->shape.rank * plan->chunks_per_rank, m = 0;
@@ -544,8 +544,8 @@ static cf_result check_numbering(const planned *made, cf_error *error) {
     return CF_ERROR_ARGUMENT;
 }
 
-/* MAJOR.MINOR, and what more there is of a version behind a point or a plus. Returns 0 if it is none. *known is 0 for
-   versions before and behind those whose files we have read, which get what their neighbour does. */
+/* Parses MAJOR.MINOR and any rest after a point or a plus. Returns 0 if it is no version. *known is 0 for versions
+   before and after those whose files we have read; they are treated like their neighbour. */
 static int take_torch(const char *text, schedule_csv_torch *out, int *known) {
     size_t major = strspn(text, "0123456789"), minor = text[major] == '.' ? strspn(text + major + 1, "0123456789") : 0;
     char end = text[major + (minor > 0) + minor];
@@ -574,7 +574,7 @@ static cf_result write_csv(const planned *made, cli_output *to, cf_error *error)
     result = check_numbering(made, error);
     if (result == CF_OK && made->asked->torch) {
         desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
-        (void)take_torch(made->asked->torch, &desc.torch, &known); /* check_outputs has looked at it */
+        (void)take_torch(made->asked->torch, &desc.torch, &known); /* checked by check_outputs */
         if (!known)
             fprintf(stderr, "chunkflow plan: PyTorch %s has not been seen; the file is as %s takes it\n",
                     made->asked->torch, desc.torch == SCHEDULE_CSV_TORCH_2_15 ? "2.15" : "2.9");
@@ -591,7 +591,7 @@ static cf_result write_csv(const planned *made, cli_output *to, cf_error *error)
     return result;
 }
 
-/* The schedules of all ranks, each as it is written alone. */
+/* Writes the schedules of all ranks, each as if it were written alone. */
 static int write_schedules(const planned *made, cli_output *to) {
     pipeline pipe = made->pipe;
     int64_t n_ranks = made->packed.plan->n_ranks;
@@ -614,8 +614,7 @@ static int write_schedules(const planned *made, cli_output *to) {
     return code;
 }
 
-/* Writes the picture of memory. Where each virtual stage has a copy of its own, a limit allows as many times the
-   bytes. */
+/* Writes the picture of memory. If each virtual stage has its own copy, a limit allows n_virtual times the bytes. */
 static cf_result write_memory_svg(const planned *made, cli_output *to, cf_error *error) {
     const pipeline *pipe = &made->pipe;
     int64_t n_virtual = made->run.schedule->shape.n_virtual, limit = pipe->gpu_bytes;
@@ -649,7 +648,7 @@ static int write_file(const planned *made, int which, cli_output *to) {
                                  pipeline_unit(made->pipe.unit_cost), &made->asked->svg, cli_write, to, &error);
         break;
     case MEMORY_SVG: result = write_memory_svg(made, to, &error); break;
-    default: /* seconds are seconds; a token time, which is none, becomes a microsecond */
+    default: /* seconds stay seconds; a token time becomes a microsecond */
         return trace_write(made->packed.plan, made->run.schedule, made->run.timeline, made->held,
                            held_unit_of(&made->pipe), made->pipe.unit_cost ? 1 : 1e6, to);
     }

@@ -81,7 +81,7 @@ static int add_sample(sample_list *list, const cf_sample *sample, int64_t line) 
     return CLI_OK;
 }
 
-/* Returns the next word of a line, its length in *n; 0 length at the end. */
+/* Returns the next word of a line, with its length in *n; length 0 at the end. */
 static const char *next_word(const char *at, size_t *n) {
     at += strspn(at, " \t\r\n");
     *n = strcspn(at, " \t\r\n");
@@ -95,7 +95,7 @@ static int parse_pass(const char *word, size_t n) {
     return -1;
 }
 
-/* "F 4096 8390656 0.0123"; returns 0 where it is anything else. */
+/* Parses "F 4096 8390656 0.0123"; returns 0 for anything else. */
 static int parse_sample(const char *line, cf_sample *out) {
     size_t n;
     char *end;
@@ -206,7 +206,7 @@ static void write_fit(cli_output *to, const cf_stage_cost *cost, const cf_fit *f
 static int fit_error(const sample_list *list, const char *path, const cf_error *error) {
     int about_pass = error->item >= 0 && error->item < CF_COMPUTE_PASS_COUNT;
 
-    /* what is read has a known pass and no negative number, so only its seconds can be at fault in one sample */
+    /* samples as read have known passes and no negative numbers, so in one sample only its seconds can be at fault */
     if (error->code == CF_ERROR_ARGUMENT && error->item >= 0 && strcmp(error->field, "samples.seconds") == 0)
         return cli_at_line(cli_input_name(path), list->lines[error->item], "%s", error->text);
     return cli_wrong("%s: %s%s%s", cli_input_name(path), about_pass ? cf_pass_name((cf_pass)error->item) : "",
@@ -248,7 +248,7 @@ static const table_column cost_columns[] = {
     {.heading = "last chunk ms", .name = "last_chunk_s", .decimals = 3, .scale = 1e3}};
 enum { COST_LAST = 7, COST_COLUMNS };
 
-/* People see the number of a stage once. */
+/* Adds the cost of a pass. People see a stage's number once. */
 static void add_cost(table *t, int64_t stage, int pass, const cf_pass_cost *p, const time_options *asked) {
     int64_t c = asked->chunk_size, prefix = asked->context > c ? asked->context - c : 0;
     char text[24] = "";
@@ -264,7 +264,7 @@ static void add_cost(table *t, int64_t stage, int pass, const cf_pass_cost *p, c
     table_real(t, cf_cost_seconds(p, c, cf_slice_pairs(prefix, c)));
 }
 
-/* People see four stages at most: the first two and the last of more. */
+/* Prints the costs. People see up to four stages; of more, the first two and the last. */
 static int print_costs(const time_options *asked, const cf_timing *timing, int64_t n) {
     table t;
     int64_t s;
@@ -279,8 +279,8 @@ static int print_costs(const time_options *asked, const cf_timing *timing, int64
     return table_end(&t);
 }
 
-/* Prints the seconds that passes over a chunk wait for the messages of ZeRO 2 and 3, on the stage where they are
-   most. */
+/* Prints the seconds that passes over a chunk wait for the messages of ZeRO 2 and 3, on the stage with the longest
+   wait. */
 static void print_exposed(const time_options *asked, const modelling *m, const cf_gpu *gpu, const cf_timing *timing) {
     int64_t n = m->parallel.pp * m->parallel.n_virtual, s;
     cf_stage_cost *without = (cf_stage_cost *)calloc((size_t)n, sizeof *without);
