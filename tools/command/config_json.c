@@ -8,32 +8,33 @@
 
 #define MAX_BYTES ((size_t)16 << 20) /* such a file has a few kilobytes */
 
-/* The facts that a type of model adds to what its file says. */
+/* Facts that a type of model adds to its file. */
 typedef struct model_type {
     const char *name;
-    int qkv_bias;       /* 1: always there; 2: where attention_bias says so, and never on the output; 3: unless qkv_bias
-                           is false */
-    int attention_bias; /* the member counts: biases on Q, K, V and the output; 2: unless it is false */
-    int qk_norm;        /* 1: always there; 2: where use_qk_norm says so; 3: always, each one over all heads */
-    int windowed;       /* sliding_window counts unless use_sliding_window is false; of others only where it is true */
-    int experts;        /* 1: there must be some, of their own width; 2: of intermediate_size; 3: there may be some */
-    int shared;         /* 1: n_shared_experts says how many every token goes to; 2: one */
+    int qkv_bias;       /* 1: always; 2: if attention_bias says so, and never on the output; 3: unless qkv_bias is
+                           false */
+    int attention_bias; /* 1: the member decides on biases on Q, K, V and the output; 2: they exist unless it is
+                           false */
+    int qk_norm;        /* 1: always; 2: if use_qk_norm says so; 3: always, each over all heads */
+    int windowed;       /* 1: sliding_window counts unless use_sliding_window is false; 0: only if it is true */
+    int experts;        /* 1: required, of their own width; 2: required, of intermediate_size; 3: optional */
+    int shared;         /* 1: n_shared_experts is how many every token goes to; 2: one */
     int latent;         /* there must be latents */
-    int gate;           /* attention's output is gated, unless attn_output_gate is false */
+    int gate;           /* 1: attention's output is gated unless attn_output_gate is false */
     int shared_gate;
     int sinks;
-    int mlp_bias;       /* 1: always there; 2: where mlp_bias says so */
+    int mlp_bias;       /* 1: always; 2: if mlp_bias says so */
     cf_mixer linear;    /* what linear_attention is */
     int norms;
-    int tied;           /* 1: unless tie_word_embeddings is false; -1: never; 2: as the object with the sizes says; for
-                           other types the member of the whole file counts */
-    int dense;          /* where the file does not say: so many first layers have no experts */
-    int every;          /* where the file does not say: the last of so many layers has full attention */
-    int alone;          /* each layer is a mixer alone or an MLP, of two matrices, or experts alone */
-    int64_t heads, kv_heads, head_dim, vocab; /* where the file does not say, as its own configuration class has them */
+    int tied;           /* 1: unless tie_word_embeddings is false; -1: never; 2: as the object with the sizes says;
+                           otherwise the member of the whole file decides */
+    int dense;          /* if the file does not say: number of first layers without experts */
+    int every;          /* if the file does not say: one of this many layers, the last, has full attention */
+    int alone;          /* 1: each layer is only a mixer, or only an MLP of two matrices, or only experts */
+    int64_t heads, kv_heads, head_dim, vocab; /* defaults of the type's own configuration class */
 } model_type;
 
-/* Names without the "_text" that the nested object of a multimodal model has. */
+/* Types, without the "_text" that the nested object of a multimodal model has. */
 static const model_type types[] = {
     {.name = "qwen2", .qkv_bias = 1, .kv_heads = 32},
     {.name = "qwen2_vl", .qkv_bias = 1, .kv_heads = 8},
@@ -81,7 +82,7 @@ static const char known[] = "qwen2, qwen2_moe, qwen2_vl, qwen2_5_vl, qwen3, qwen
                             "glm4_moe, glm4_moe_lite, gemma, gemma2, gemma3, phi3, granite, granitemoe, smollm3, "
                             "minimax_m2, mimo or nemotron_h";
 
-/* All members that are looked at. A missing number is 0, a missing flag -1. */
+/* All members that are read. A missing number is 0, a missing flag -1. */
 typedef struct config_object {
     cf_model model;
     uint32_t type, layer_types, mlp_types, expert_layers, mlp_only, linear, block_types, letters;
@@ -89,7 +90,7 @@ typedef struct config_object {
     int64_t first_dense, sparse_step, expert_step;
     int64_t window, max_window_layers, window_pattern, chunk, dense_ffn, full_interval;
     int64_t latent, q_latent, nope, rope, value_dim;
-    int64_t linear_width[2]; /* KDA's heads, and what each has */
+    int64_t linear_width[2]; /* KDA's heads, and the width of each */
     int64_t linear_heads, linear_keys, linear_key_dim, linear_value_dim, linear_tail, latent_experts, other;
     int use_window, attention_bias, qkv_bias, mlp_bias, gate, use_qk_norm, mamba_bias, tail_bias;
     int no_ffn; /* 1: the file does not say how wide an MLP is */
@@ -132,7 +133,7 @@ static const json_field fields[] = {
 
 typedef char fields_fit[sizeof fields / sizeof fields[0] <= JSON_MAX_FIELDS + 1 ? 1 : -1];
 
-/* Members of fewer families, and members that are read only to be refused. */
+/* Members of few families, and members that are read only to be refused. */
 static const json_field more_fields[] = {
     MEMBER("layers_block_type", JSON_ARRAY_OF, block_types), MEMBER("hybrid_override_pattern", JSON_TEXT_OF, letters),
     MEMBER("mamba_num_heads", JSON_COUNT, linear_heads), MEMBER("n_groups", JSON_COUNT, linear_keys),
@@ -149,7 +150,7 @@ static const json_field more_fields[] = {
     MEMBER("swa_head_dim", JSON_INT, other),
     {.name = NULL}};
 
-/* The members of the whole file, read before the object with the sizes is known. */
+/* Members of the whole file, read before the object with the sizes is known. */
 typedef struct outer_object {
     uint32_t type, text;
     int tied, text_tied;
@@ -162,7 +163,7 @@ static const json_field outer_fields[] = {
      .nullable = 1},
     {.name = NULL}};
 
-/* The members of a list of numbers decide layers that count from 1 (kimi_linear). */
+/* Lists of layers, whose numbers count from 1 (kimi_linear). */
 typedef struct linear_object {
     uint32_t full;
     int64_t heads, dim, tail;
@@ -277,7 +278,7 @@ static int choose_by_name(const reading *r, uint32_t node, layer_choice *out) {
     return CLI_OK;
 }
 
-/* Nemotron-H has a word for each layer, or a letter in older files. */
+/* Chooses the layers of Nemotron-H, which has a word per layer, or a letter in older files. */
 static int choose_alone(const reading *r, layer_choice *choices) {
     static const char *const names[] = {"mamba", "attention", "moe", "mlp", "linear_attention", "full_attention"};
     static const char letters[] = "M*E-M*";
@@ -356,7 +357,7 @@ static int mark_sparse(const reading *r, uint32_t array, char *marks) {
 /* Says which layers have experts. */
 static int choose_experts(const reading *r, layer_choice *choices) {
     const config_object *c = &r->c;
-    const int listed = c->mlp_types && r->type->dense; /* of others, Transformers does not read it either */
+    const int listed = c->mlp_types && r->type->dense; /* for other types, Transformers does not read it either */
     char sparse[CONFIG_MAX_LAYERS] = {0}, dense[CONFIG_MAX_LAYERS] = {0};
     int64_t i, step = c->sparse_step > 0 ? c->sparse_step : 1;
     int code = CLI_OK;
@@ -389,7 +390,7 @@ static int choose_layers(reading *r, layer_choice *choices) {
     return code;
 }
 
-/* Refuses a kind whose sizes the file does not have, for which Transformers would take those of some model. */
+/* Refuses a kind whose sizes are missing from the file, for which Transformers would take those of some model. */
 static int check_kind(const reading *r, const cf_layer *kind, int experts) {
     int recurrent = kind->mixer >= CF_MIXER_DELTA && kind->mixer != CF_MIXER_NONE;
 
@@ -403,7 +404,7 @@ static int check_kind(const reading *r, const cf_layer *kind, int experts) {
     return CLI_OK;
 }
 
-/* Letters in the order in which the kinds come up. */
+/* Gives kinds letters in the order in which they first occur. */
 static int name_kinds(reading *r, const layer_choice *choices) {
     layer_choice seen[CONFIG_MAX_KINDS];
     cf_model *model = &r->out->model;
@@ -506,7 +507,7 @@ static int check_members(const reading *r) {
     return CLI_OK;
 }
 
-/* Reads how many layers there are, which Nemotron-H's list says where num_hidden_layers does not. */
+/* Reads the number of layers, which Nemotron-H's list gives if num_hidden_layers does not. */
 static int count_layers(reading *r) {
     config_object *c = &r->c;
     char text[CONFIG_MAX_LAYERS + 2];
@@ -523,7 +524,7 @@ static int count_layers(reading *r) {
     return CLI_OK;
 }
 
-/* The sizes that all layers share. */
+/* Reads the sizes that all layers share. */
 static int read_sizes(reading *r, const outer_object *outer) {
     const model_type *type = r->type;
     config_object *c = &r->c;
@@ -569,7 +570,7 @@ static int read_sizes(reading *r, const outer_object *outer) {
     return CLI_OK;
 }
 
-/* Says what the library refuses in the file's own words. */
+/* Reports what the library refuses, in the file's own words. */
 static int refuse_model(const reading *r, const cf_error *error) {
     static const struct {
         const char *field, *name;
@@ -618,8 +619,8 @@ cf_model config_json_take_model(const config_json *config) {
     return model;
 }
 
-/* Python writes Infinity and NaN, which JSON does not have (time_step_limit of Nemotron-H): outside strings they become
-   null, or a number that no size can be. */
+/* Removes Infinity and NaN, which Python writes and JSON does not have (time_step_limit of Nemotron-H). Outside strings
+   they become null, or a number that no size can be. */
 static void no_infinities(char *text) {
     static const char *const words[] = {"-Infinity", "Infinity", "NaN"};
     int quoted = 0, k;

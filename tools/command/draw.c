@@ -1,4 +1,4 @@
-/* draw.c - random sequence lengths by fixed-point arithmetic. "Qn" is a whole number that stands for itself / 2^n. */
+/* draw.c - random sequence lengths by fixed-point arithmetic. "Qn" is a whole number that represents itself / 2^n. */
 
 #include "draw.h"
 
@@ -14,7 +14,8 @@ static int floor_log2(uint64_t x) {
     return log;
 }
 
-/* log2(x) as Q32, for x >= 1: the whole part is the top bit's place; each squaring of the rest yields one more bit. */
+/* Returns log2(x) as Q32, for x >= 1: the whole part is the position of the top bit; each squaring of the rest yields
+   one more bit. */
 static int64_t log2_q32(uint64_t x) {
     int top = floor_log2(x), i;
     uint64_t rest = top <= 31 ? x << (31 - top) : x >> (top - 31); /* Q31, 1 <= rest < 2 */
@@ -38,7 +39,7 @@ static const uint32_t root_of_two[32] = {
     0x80002c5d, 0x8000162e, 0x80000b17, 0x8000058c, 0x800002c6, 0x80000163, 0x800000b1, 0x80000059,
     0x8000002c, 0x80000016, 0x8000000b, 0x80000006, 0x80000003, 0x80000001, 0x80000001, 0x80000000};
 
-/* 2^x rounded down, for x as Q32; 0 for x < 0, 2^63 - 1 for x >= 63. Good to about 26 bits. */
+/* Returns 2^x rounded down, for x as Q32; 0 for x < 0, 2^63 - 1 for x >= 63. Accurate to about 26 bits. */
 static int64_t exp2_q32(int64_t x) {
     uint64_t mantissa = (uint64_t)1 << 31; /* Q31, 1 <= mantissa < 2 */
     uint64_t fraction;
@@ -54,7 +55,7 @@ static int64_t exp2_q32(int64_t x) {
     return (int64_t)(whole <= 31 ? mantissa >> (31 - whole) : mantissa << (whole - 31));
 }
 
-/* Returns the root of x, rounded down: one bit of the answer a step, from the top. */
+/* Returns the square root of x, rounded down: one bit of the result per step, from the top. */
 static uint64_t root_floor(uint64_t x) {
     uint64_t root = 0;
     uint64_t bit = (uint64_t)1 << 62;
@@ -82,7 +83,8 @@ uint64_t draw_bits(draw_source *source) {
 }
 
 uint64_t draw_below(draw_source *source, uint64_t n) {
-    uint64_t last = UINT64_MAX - UINT64_MAX % n; /* the largest multiple of n: below it, every remainder is as likely */
+    uint64_t last = UINT64_MAX - UINT64_MAX % n; /* below the largest multiple of n, every remainder is equally
+                                                    likely */
     uint64_t bits;
 
     do bits = draw_bits(source);
@@ -141,5 +143,5 @@ int64_t draw_lognormal(draw_source *source, int64_t median, int64_t sigma_millio
     int64_t exponent = sigma_millionths * draw_normal_q24(source) / 1000000; /* Q24 */
     int64_t log = log2_q32((uint64_t)median) + exponent * log2_e_q30 / ((int64_t)1 << 22); /* Q54 to Q32 */
 
-    return (int64_t)(((uint64_t)exp2_q32(log + ((int64_t)1 << 32)) + 1) / 2); /* twice as much, so as to round */
+    return (int64_t)(((uint64_t)exp2_q32(log + ((int64_t)1 << 32)) + 1) / 2); /* twice the value, for rounding */
 }

@@ -12,7 +12,7 @@
         if (tried != CF_OK) return tried; \
     } while (0)
 
-/* A time, whatever the locale's decimal point is; it may have several bytes. */
+/* Writes a time in any locale, whose decimal point may have several bytes. */
 static void write_real(text_out *to, double value) {
     char text[40], *c, *end = text;
 

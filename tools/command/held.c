@@ -11,7 +11,7 @@ typedef struct counter {
     const cf_plan *plan;
     const cf_schedule *schedule;
     cf_memory_desc desc;      /* with a model */
-    cf_memory_load **moments; /* (n_stages) those of cf_schedule_loads */
+    cf_memory_load **moments; /* (n_stages) from cf_schedule_loads */
     cf_memory_load *loads;    /* (virtual stages) one moment of every stage */
     cf_memory_report *reports;
     int64_t *held;
@@ -25,7 +25,7 @@ static int64_t length_of(const cf_schedule *schedule, int64_t stage) {
     return schedule->first[stage + 1] - schedule->first[stage];
 }
 
-/* Returns the bytes, or tokens, of one virtual stage. cf_simulate has added up the same ones. */
+/* Returns the bytes, or tokens, of one virtual stage, which cf_simulate has already added up. */
 static int64_t weigh(const counter *c, const cf_memory_load *load) {
     const cf_held_bytes *bytes = &c->pipe->bytes;
 
@@ -42,7 +42,7 @@ static void count_tokens(counter *c, int64_t stage) {
         c->held[c->schedule->first[stage] + i / n_virtual] += weigh(c, &c->moments[stage][i]);
 }
 
-/* A ring that state streams through is there from the first pass to the last, where there is ever anything in it. */
+/* Counts the ring of streamed state from the first pass to the last, if it is ever used. */
 static void hold_ring(counter *c, int64_t stage) {
     int64_t n_virtual = c->schedule->shape.n_virtual, n = length_of(c->schedule, stage) * n_virtual, i, row;
 
@@ -54,7 +54,7 @@ static void hold_ring(counter *c, int64_t stage) {
     }
 }
 
-/* The moment number i of every stage that has so many. */
+/* Counts moment i of every stage that has it. */
 static cf_result count_moment(counter *c, int64_t i, cf_error *error) {
     const cf_schedule *s = c->schedule;
     int64_t stage, row, n_v = s->shape.n_stages * s->shape.n_virtual;

@@ -1,9 +1,9 @@
 /* idle.c - why stages stand idle.
 
-   For every pass it is found when it could have run: at the latest of the arrivals of what it needs, and when it
-   could have if memory, transfers or state were no matter. The least of these along a stage's list, from its end
-   backwards, says for the gap before a pass from which moment on some pass behind the gap could have filled it. So each
-   cause begins to hold at one moment of a gap, and a gap has at most a handful of pieces. */
+   For every pass it finds when the pass could have run: at the latest arrival of its inputs. It also finds when the
+   pass could have run if memory, transfers or state did not matter. The minimum of these times over the rest of a
+   stage's list says from which moment on some pass after a gap could have filled it. So each cause begins to hold at
+   one moment of a gap, and a gap has at most a handful of pieces. */
 
 #include "idle.h"
 
@@ -22,10 +22,10 @@ const char *idle_cause_name(idle_cause cause) {
 
 /* When a pass could have run. */
 typedef struct moments {
-    double ready;       /* with all that it needs, and a place among the K of its chain */
-    double roomy;       /* if there were room for its activations; NEVER where it takes none */
+    double ready;       /* with everything it needs, and a place among the K of its chain */
+    double roomy;       /* if there were room for its activations; NEVER if it takes none */
     double instant;     /* if transfers took no time */
-    double stateless;   /* if it needed no K and V, and no gradients of them, of its chain */
+    double stateless;   /* if it did not need K and V of its chain, or their gradients */
 } moments;
 
 typedef struct finder {
@@ -34,11 +34,11 @@ typedef struct finder {
     const cf_timeline *timeline;
     const cf_timing *timing;
     cf_schedule_index *index; /* what each pass waits for */
-    int32_t *taker;          /* (n_actions) the pass on another virtual stage that takes what a pass makes; -1: none */
+    int32_t *taker;          /* (n_actions) the pass on another virtual stage that takes a pass's result; -1: none */
     moments *own;            /* (n_actions) */
-    moments *behind;         /* (n_actions) the earliest of this pass and those behind it on its stage */
-    double *takers;          /* (n_actions) the earliest `ready` of those that take room, in the same way */
-    double *others;          /* (n_actions) and of those that do not */
+    moments *behind;         /* (n_actions) the earliest of this pass and later ones on its stage */
+    double *takers;          /* (n_actions) the earliest `ready` of these passes that take room */
+    double *others;          /* (n_actions) the earliest `ready` of these passes that take no room */
     double mean[CF_COMPUTE_PASS_COUNT]; /* seconds of a pass of that kind */
     idle_report out;
     int64_t n_pieces;
@@ -60,12 +60,12 @@ static int64_t physical(const finder *f, int64_t v) {
    What a pass needs
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* The passes that one waits for, whatever the order of its stage. -1: none. */
+/* The passes that a pass waits for, in any order of its stage. -1: none. */
 typedef struct needs {
     int64_t from_stage; /* the neighbour's pass whose result it takes */
     int64_t state;      /* the pass of its chain on its own virtual stage */
     int64_t own;        /* the pass of its own chunk there */
-    int64_t slot;       /* the pass that gave back the place among the K of its chain which it takes */
+    int64_t slot;       /* the pass that freed its place among the K of its chain */
 } needs;
 
 static needs needs_of(const finder *f, int64_t id) {
@@ -97,7 +97,8 @@ static void note_takers(finder *f) {
    When results arrive
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* A stage sends what it makes in the order in which it is made, with a queue for each direction. */
+/* Notes when a pass's result arrives. A stage sends its results in the order in which it makes them, with a queue for
+   each direction. */
 static void note_arrival(finder *f, int64_t id, double free_at[2]) {
     const cf_action *a = action_of(f, id);
     int64_t to = f->taker[id] >= 0 ? action_of(f, f->taker[id])->stage : -1;
@@ -186,7 +187,7 @@ static void note_means(finder *f) {
    The pieces of a gap
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* From which moment on each cause holds, and to which. */
+/* The time from which on a cause holds, and until when. */
 typedef struct span {
     double from, to;
 } span;
@@ -228,7 +229,7 @@ static void add_piece(finder *f, int64_t stage, double start, double end, int64_
     last->cause = cause;
 }
 
-/* The first cause that holds at a moment, and in *until when that may change. */
+/* Returns the first cause that holds at a moment. *until: when that may change. */
 static idle_cause cause_at(const span spans[IDLE_CAUSE_COUNT], double moment, double *until) {
     int cause, found = IDLE_CAUSE_COUNT - 1;
 
@@ -317,7 +318,7 @@ static void *take(char *memory, size_t *used, int64_t n, size_t size) {
     return at;
 }
 
-/* The most pieces that a gap can be cut into: every cause but the first two begins once, and one of them ends. */
+/* Maximum pieces of a gap: every cause except the first two begins once, and one of them ends. */
 enum { MOST_PIECES = IDLE_CAUSE_COUNT };
 
 static size_t lay_out(finder *f, char *memory) {

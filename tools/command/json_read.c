@@ -26,7 +26,7 @@ int json_wrong(const json_document *document, uint32_t node, const char *format,
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
-    for (at = message; *at; at++) /* a name from the file could hold what a terminal obeys */
+    for (at = message; *at; at++) /* a name from the file could hold control characters for the terminal */
         if (*at < 32 || *at > 126) *at = '?';
     return cli_at_line(document->path, line_of(document->text, document->nodes[node].begin), "%s", message);
 }
@@ -47,7 +47,7 @@ static int parse_wrong(const parser *p, const char *message) {
     return cli_at_line(p->document->path, line_of(p->text, p->at), "%s", message);
 }
 
-/* The byte at hand; a zero byte stands behind the text. */
+/* Returns the current byte; the text ends with a zero byte. */
 static unsigned char look(const parser *p) {
     return p->at < p->bytes ? (unsigned char)p->text[p->at] : 0;
 }
@@ -56,12 +56,12 @@ static void skip_blanks(parser *p) {
     while (p->at < p->bytes && strchr(" \t\r\n", p->text[p->at]) && p->text[p->at]) p->at++;
 }
 
-/* Adds a node that begins here; its number goes into *node. */
+/* Adds a node that begins here. *node: its number. */
 static int add_node(parser *p, json_kind kind, uint32_t *node) {
     json_document *d = p->document;
     json_node *at;
 
-    if (d->n_nodes == p->capacity) { /* there are fewer nodes than bytes, so their number has 32 bits as well */
+    if (d->n_nodes == p->capacity) { /* nodes are fewer than bytes, so their number has 32 bits as well */
         json_node *nodes = (json_node *)cli_grow(d->nodes, &p->capacity, sizeof *nodes);
         if (!nodes) return CLI_FAILED;
         d->nodes = nodes;
@@ -130,7 +130,7 @@ uint32_t json_utf8_length(const unsigned char *text, uint32_t n) {
     return length;
 }
 
-/* Returns the four hexadecimal digits of an escape; -1: they are none. */
+/* Returns the four hexadecimal digits of an escape; -1: invalid. */
 static int32_t hexadecimal(const char *text) {
     static const char digits[] = "0123456789abcdef0123456789ABCDEF";
     int32_t code = 0;
@@ -147,7 +147,8 @@ static int32_t hexadecimal(const char *text) {
 static int is_high_surrogate(int32_t code) { return code >= 0xd800 && code <= 0xdbff; }
 static int is_low_surrogate(int32_t code) { return code >= 0xdc00 && code <= 0xdfff; }
 
-/* \uXXXX, or two of them for what is past U+FFFF; the text's last byte is zero, so no digits are read behind it. */
+/* Skips \uXXXX, or two of them for characters above U+FFFF. The text's last byte is zero, so no digits are read after
+   it. */
 static int skip_code(parser *p) {
     const char *at = p->text + p->at; /* at the u */
     int32_t code = hexadecimal(at + 1);
@@ -308,9 +309,9 @@ static size_t put_utf8(uint32_t code, char *out) {
     return n;
 }
 
-/* Writes what stands at *at, a byte or an escape, as one to four bytes, and moves *at behind it. Returns how many. */
+/* Writes the byte or escape at *at as one to four bytes, and moves *at after it. Returns the number of bytes. */
 static size_t decode(const char **at, char *out) {
-    static const char pairs[] = "\"\"\\\\//b\bf\fn\nr\rt\t"; /* what stands behind a backslash, what it means */
+    static const char pairs[] = "\"\"\\\\//b\bf\fn\nr\rt\t"; /* pairs: the letter after a backslash, and its meaning */
     const char *text = *at;
     int32_t code, low;
     int i;
@@ -413,7 +414,7 @@ static int read_int32(const json_document *document, uint32_t node, const char *
     return CLI_OK;
 }
 
-/* Reads a number with strtod, which accepts all that the parser does and ends at the same byte. */
+/* Reads a number with strtod, which accepts everything that the parser accepts and ends at the same byte. */
 static int read_real(const json_document *document, uint32_t node, const char *name, double *out) {
     const json_node *value = &document->nodes[node];
     double real = value->kind == JSON_NUMBER ? strtod(document->text + value->begin, NULL) : HUGE_VAL;
@@ -464,7 +465,7 @@ static int read_field(const json_document *document, uint32_t node, const json_f
     }
 }
 
-/* The entry with that name; -1: none. */
+/* Returns the index of the entry with that name; -1: none. */
 static int find_field(const json_document *document, uint32_t name, const json_field *fields) {
     int i;
     for (i = 0; fields[i].name; i++)
@@ -542,14 +543,14 @@ static int check_number(const json_document *document, uint32_t node, const char
     return read_real(document, node, name, &real);
 }
 
-/* Lists the names of the members of an object, copied to *text one after the other, and checks their numbers. */
+/* Lists the names of an object's members, copied to *text one after the other, and checks their numbers. */
 static int check_object(const json_document *document, uint32_t object, member_name *names, size_t *n, char **text) {
     const json_node *nodes = document->nodes;
     uint32_t node;
     int code = CLI_OK;
 
     for (node = object + 1; node < nodes[object].next && code == CLI_OK; node = nodes[node + 1].next) {
-        size_t room = (size_t)(nodes[node].end - nodes[node].begin) + 1; /* no escape is shorter than what it means */
+        size_t room = (size_t)(nodes[node].end - nodes[node].begin) + 1; /* no escape is shorter than its meaning */
         member_name *name = &names[(*n)++];
         json_copy_text(document, node, *text, room);
         name->text = *text;
@@ -589,7 +590,7 @@ static int check_members(const json_document *document, member_name *names, char
 
 int json_check(const json_document *document) {
     member_name *names = (member_name *)calloc(document->n_nodes, sizeof *names);
-    char *text = (char *)malloc((size_t)document->nodes[0].end + 1); /* a name has two quotes beside its bytes */
+    char *text = (char *)malloc((size_t)document->nodes[0].end + 1); /* a name has two quotes as well */
     int code = names && text ? check_members(document, names, text) : cli_failed("out of memory");
 
     free(names);

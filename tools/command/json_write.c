@@ -13,7 +13,7 @@ static void new_line(json_writer *w) {
     for (i = 0; i < w->depth; i++) put(w, "  ");
 }
 
-/* The comma and the line end before a member, and its key. */
+/* Writes the comma and line end before a member, and its key. */
 static void begin_member(json_writer *w, const char *key) {
     if (w->inside) put(w, ",");
     new_line(w);
@@ -74,14 +74,14 @@ void json_bool_member(json_writer *w, const char *key, int value) {
     put(w, value ? "true" : "false");
 }
 
-/* Bytes up to the end of a text, at most n. */
+/* Returns the bytes up to the end of a text, at most n. */
 static uint32_t length_to(const char *text, uint32_t n) {
     uint32_t i = 0;
     while (i < n && text[i]) i++;
     return i;
 }
 
-/* Puts one character of a string, perhaps of several bytes; returns how many bytes. */
+/* Writes one character of a string, which may have several bytes; returns the number of bytes. */
 static uint32_t put_character(json_writer *w, const char *at) {
     unsigned char first = (unsigned char)*at;
     uint32_t n = json_utf8_length((const unsigned char *)at, length_to(at, 4));

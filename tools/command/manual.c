@@ -9,7 +9,7 @@
    The manual page
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Prints text[0 .. n) so that roff takes nothing in it for a request or an escape. */
+/* Prints text[0 .. n) so that roff takes no part of it for a request or an escape. */
 static void put_roff(const char *text, size_t n, FILE *to) {
     size_t i;
 
@@ -33,8 +33,8 @@ static void put_italic(const char *text, FILE *to) {
     fputs("\\fR", to);
 }
 
-/* Paragraphs are filled anew for the reader's terminal. A line that is indented stands as it is, and so does the one
-   above it: a heading. */
+/* Prints paragraphs, which the reader's terminal refills. An indented line stays as it is, and so does the line above
+   it, a heading. */
 static void put_paragraphs(const char *text, FILE *to) {
     int as_is = 0;
 
@@ -149,8 +149,8 @@ static void put_words(const char *choices, FILE *to) {
     for (; *choices; choices++) fputc(*choices == '|' ? ' ' : *choices, to);
 }
 
-/* Those of the operands that stand for themselves: "lmsys | uniform | histogram FILE|-" as "lmsys uniform histogram".
-   Returns how many there are; `to` may be NULL. */
+/* Prints the operands that are literal words: "lmsys | uniform | histogram FILE|-" as "lmsys uniform histogram".
+   Returns their number; `to` may be NULL. */
 static int put_operand_words(const char *operands, FILE *to) {
     int n = 0;
 
@@ -163,7 +163,7 @@ static int put_operand_words(const char *operands, FILE *to) {
     return n;
 }
 
-/* In single quotes, where fish has two escapes; a line end becomes a blank. */
+/* Prints in single quotes, with fish's two escapes; a line end becomes a blank. */
 static void put_quoted(const char *text, FILE *to) {
     fputc('\'', to);
     for (; *text; text++) {

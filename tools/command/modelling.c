@@ -1,4 +1,4 @@
-/* modelling.c - a model and how it is split over GPUs, from options. */
+/* modelling.c - a model and its split over GPUs, from options. */
 
 #include "modelling.h"
 #include "json_read.h"
@@ -15,7 +15,7 @@ static void override(int64_t given, int64_t *member) {
     if (given > 0) *member = given;
 }
 
-/* Returns the name of a size that a model needs and has not; NULL if it has all. */
+/* Returns the name of a missing size of a model; NULL if it has all. */
 static const char *missing_size(const cf_model *model) {
     if (model->layers == 0) return "--layers";
     if (model->hidden == 0) return "--hidden";
@@ -36,7 +36,7 @@ static const char *const model_names[] = {
     "glm-4.5", "glm-4.5-air", "kimi-k2", "kimi-linear-48b-a3b", "llama-4-scout", "llama-4-maverick", "mixtral-8x7b",
     "mixtral-8x22b", "nemotron-3-nano-30b-a3b", NULL};
 
-/* The endings of the names of trained variants of one architecture, in lower case. */
+/* Endings of the names of trained variants of one architecture, in lower case. */
 static const char *const variants[] = {"-instruct", "-base", "-chat", "-hf", NULL};
 
 static int ends_in(const char *text, size_t n, const char *end) {
@@ -48,7 +48,8 @@ static int ends_in(const char *text, size_t n, const char *end) {
     return 1;
 }
 
-/* "Qwen/Qwen2.5-7B-Instruct" is qwen2.5-7b: an organisation, letter case and those endings say nothing of its sizes. */
+/* Returns a model's own name: "Qwen/Qwen2.5-7B-Instruct" is qwen2.5-7b. Organisation, letter case and those endings say
+   nothing of its sizes. */
 static const char *own_name(const char *name) {
     const char *slash = strrchr(name, '/'), *own = slash ? slash + 1 : name;
     size_t n = strlen(own);
@@ -58,7 +59,7 @@ static const char *own_name(const char *name) {
     for (i = 0; variants[i]; i++) {
         if (!ends_in(own, n, variants[i])) continue;
         n -= strlen(variants[i]);
-        i = -1; /* another one may stand before it */
+        i = -1; /* another one may precede it */
     }
     snprintf(text, CLI_SCRATCH_BYTES, "%.*s", n < CLI_SCRATCH_BYTES ? (int)n : 0, own);
     return text;
@@ -151,7 +152,7 @@ static const char *const gpu_names[] = {"a100-40g", "a100-80g", "h100-80g", "h20
                                          "l40s", "rtx4090", "rtx5090", NULL};
 
 typedef struct gpu_object {
-    uint32_t like, name; /* the latter is for its reader: what is printed is the file's */
+    uint32_t like, name; /* `name` is for the file's reader: the printed name is the file's */
     cf_gpu gpu;
 } gpu_object;
 
@@ -179,14 +180,14 @@ static int take_gpu(const json_document *document, const char *name, cf_gpu *out
             return json_wrong(document, object.like, "like: there is no GPU '%s'%s", text,
                               cli_guess_among(text, gpu_names));
         object.gpu = *like;
-        code = json_read_object(document, 0, gpu_fields, &object, NULL); /* what it says of its own comes last */
+        code = json_read_object(document, 0, gpu_fields, &object, NULL); /* its own members come last */
     }
     object.gpu.name = name;
     if (code == CLI_OK) *out = object.gpu;
     return code;
 }
 
-/* The name is that of the file without its folder. */
+/* Reads a GPU from a file, which is named after the file without its folder. */
 static int read_gpu(const char *path, cf_gpu *out) {
     json_document document;
     int code = json_file_read(path, (size_t)1 << 20, &document);

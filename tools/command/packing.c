@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A count in a list is quickly written, and a long list is not looked at: says what packing it may take, before it is
-   taken, where that is a GiB or more. */
+/* Announces the memory that packing may take, if it is a GiB or more: a count in a list is quickly written, and a long
+   list is not looked at. */
 static void announce_memory(const packing *p, const cf_pack_desc *desc) {
     double gib = 1024.0 * 1024 * 1024, bytes = (p->shares ? 24.0 : 8.0) * (double)p->list.n_sequences;
     size_t working = 0;
@@ -21,12 +21,12 @@ static void announce_memory(const packing *p, const cf_pack_desc *desc) {
             cli_commas(p->list.n_sequences), bytes / gib);
 }
 
-/* A schedule has a forward and a backward of each chunk of a rank: plans that none can hold are not even packed. */
+/* Refuses to pack plans that no schedule can hold: it has a forward and a backward of each chunk of a rank. */
 static int check_chunks(const packing *p, const cf_pack_desc *desc) {
     double chunks = 0, longest = 0, ranks = desc->n_ranks > 1 ? (double)desc->n_ranks : 1;
     int64_t i;
 
-    for (i = 0; i < p->list.n_sequences && !p->shares; i++) { /* which would have rows in common */
+    for (i = 0; i < p->list.n_sequences && !p->shares; i++) { /* shared ones would have rows in common */
         double own = (double)p->lengths[i] / (double)desc->chunk_size;
         if (own > longest && desc->max_cp < 2) longest = own;
         chunks += own / ranks;

@@ -17,7 +17,7 @@ static int is_zero(const cli_reals *cost) {
 
 static int take_cost(const char *command, const char *option, const cli_reals *given, cf_pass_cost *out) {
     if (given->n == 0) return CLI_OK;
-    /* To the library a cost of nothing means "derive it". */
+    /* for the library a zero cost means "derive it" */
     if (is_zero(given)) return cli_usage(command, "%s: got 0,0,0, wanted a cost above 0", option);
     out->constant = given->value[0];
     out->per_token = given->value[1];
@@ -107,7 +107,7 @@ static int take_limits(const char *command, const pipeline_options *asked, pipel
 
 /* ---- costs from a file ---- */
 
-/* The members that `time --json` writes: of a pass, of a stage, and beside the stages. */
+/* Members that `time --json` writes: of a pass, of a stage, and beside the stages. */
 static const json_field cost_fields[] = {
     {.name = "constant", .type = JSON_REAL, .offset = offsetof(cf_pass_cost, constant)},
     {.name = "per_token", .type = JSON_REAL, .offset = offsetof(cf_pass_cost, per_token)},
@@ -182,7 +182,7 @@ static int read_stages(const json_document *document, const file_costs *file, pi
     return code;
 }
 
-/* Costs of another split, or with something else made again, would be taken for those of this one. */
+/* Refuses costs of another split or another recomputation, which would be taken for those of this one. */
 static int check_costs(const json_document *document, const file_costs *file, const modelling_options *model) {
     int64_t tp = model->tp > 0 ? model->tp : 1;
     const char *recompute = cf_recompute_name(model->recompute > 0 ? (cf_recompute)model->recompute
@@ -306,14 +306,14 @@ static cf_result no_memory(cf_error *error) {
 static cf_parallel parallel_of(const pipeline *p, int64_t n_virtual, cf_recompute recompute) {
     cf_parallel parallel = p->model.parallel;
 
-    if (n_virtual != parallel.n_virtual) parallel.layers = NULL; /* they are those of other stages */
+    if (n_virtual != parallel.n_virtual) parallel.layers = NULL; /* layers are those of other stages */
     parallel.n_virtual = n_virtual;
     if (n_virtual == 1) parallel.placement = CF_PLACEMENT_DEFAULT;
     if (recompute != CF_RECOMPUTE_DEFAULT) parallel.recompute = recompute;
     return parallel;
 }
 
-/* Costs of --cost, --costs or none: every virtual stage has its share of its stage. */
+/* Sets costs from --cost, --costs or the default: every virtual stage has its share of its stage. */
 static void share_costs(const pipeline *p, int64_t n_virtual, pipeline_costs *out) {
     int64_t v;
 
@@ -412,7 +412,7 @@ int64_t pipeline_scaled(int64_t limit, int64_t n_virtual) {
     return limit > INT64_MAX / n_virtual ? INT64_MAX : limit * n_virtual;
 }
 
-/* NULL where there is no memory for them. */
+/* Returns the limits scaled to virtual stages; NULL without memory for them. */
 static int64_t *scale_limits(const pipeline *p, int64_t n_virtual) {
     int64_t *scaled = (int64_t *)malloc((size_t)p->n_stages * sizeof *scaled);
     int64_t s;
@@ -445,7 +445,7 @@ void pipeline_place(pipeline_case *what, int64_t n_virtual, cf_placement placeme
     what->placement = placement;
 }
 
-/* In place of a schedule, the same with its transfers. */
+/* Replaces a schedule by the same schedule with its transfers. */
 static cf_result lower(const cf_plan *plan, const cf_timing *timing, cf_schedule **schedule, cf_error *error) {
     cf_lower_desc desc;
     cf_schedule *lowered = NULL;
@@ -531,7 +531,7 @@ cf_result pipeline_run_of(const pipeline *p, const cf_plan *plan, const cf_sched
     return result;
 }
 
-/* The library counts virtual stages one by one. */
+/* Rewrites an error in whole stages; the library counts virtual stages one by one. */
 static void explain_limit(cf_error *error, int64_t n_virtual) {
     int about_bytes = strcmp(error->field, "limits.bytes") == 0;
 
@@ -547,7 +547,7 @@ static void explain_limit(cf_error *error, int64_t n_virtual) {
 
 /* ---- within the memory of a GPU ---- */
 
-/* Makes the schedule once more under limits, as cf_tune does; where that fits, it takes the place of *run. */
+/* Makes the schedule once more under limits, as cf_tune does. If that fits, it replaces *run. */
 static cf_result hold_down(const pipeline *p, const cf_plan *plan, const pipeline_case *what, cf_schedule_desc desc,
                            pipeline_run *run, cf_error *error) {
     cf_placement placement = desc.shape.placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;

@@ -22,7 +22,7 @@ static const char *what;
 static char texts[2][LINE_BYTES];
 static volatile sig_atomic_t current, shown;
 static int depth;
-static size_t width; /* of the terminal: a longer line could not be erased */
+static size_t width; /* width of the terminal: a longer line could not be erased */
 static time_t begun;
 static struct sigaction before;
 
@@ -40,10 +40,10 @@ int64_t progress_columns(int fd) {
     return columns < 10000 ? columns : 10000;
 }
 
-/* Writes nothing that others wait for, and calls only what a handler may. */
+/* Writes a text that nothing depends on, calling only what a handler may. */
 static void put(const char *text, size_t n) {
     ssize_t written = write(STDERR_FILENO, text, n);
-    (void)written; /* a terminal that is gone is no reason to stop */
+    (void)written; /* a lost terminal is no reason to stop */
 }
 
 static size_t append(char *line, size_t at, const char *text) {

@@ -1,4 +1,4 @@
-/* saved.c - plans and schedules from JSON. */
+/* saved.c - reads plans and schedules from JSON. */
 
 #include "saved.h"
 #include "schedule_new.h"
@@ -16,7 +16,7 @@ static int no_memory(const json_document *document) {
     return cli_failed("out of memory for %s", cli_input_name(document->path));
 }
 
-/* At least one byte, so that NULL always means that there is no memory. */
+/* Allocates at least one byte, so that NULL always means lack of memory. */
 static void *new_array(int64_t n, size_t size) {
     return (uint64_t)n < PTRDIFF_MAX / size ? calloc((size_t)n + 1, size) : NULL;
 }
@@ -117,7 +117,7 @@ static const json_field chunk_fields[] = {
 static const json_field slice_fields[] = {SLICE_COUNTS, {.name = NULL}};
 static const json_field shared_slice_fields[] = {SLICE_COUNTS, SLICE_COUNT(first), SLICE_COUNT(n), {.name = NULL}};
 
-/* A slice is an object with at least five names and five values, so no document has more slices than this. */
+/* Returns the maximum slices of a document: each is an object with at least five names and five values. */
 static int64_t most_slices(const json_document *document) {
     return document->n_nodes / 11;
 }
@@ -171,8 +171,8 @@ static int read_chunks(const json_document *document, uint32_t array, cf_plan *p
     return code;
 }
 
-/* Numbers that no sequence has, or that would overflow, are left to cf_plan_validate: it finds lengths that do not
-   fit. */
+/* Sums the lengths of sequences. Numbers that are no sequence's, or that would overflow, are left to cf_plan_validate,
+   which finds lengths that do not fit. */
 static void sum_lengths(saved_plan *saved) {
     int64_t i;
 
@@ -185,7 +185,7 @@ static void sum_lengths(saved_plan *saved) {
     }
 }
 
-/* A number for each of n, into a new array; NULL where the file has none. */
+/* Reads n numbers into a new array; NULL if the file has none. */
 static int read_counts(const json_document *document, uint32_t array, const char *name, const char *of, int64_t n,
                        int64_t **out) {
     uint32_t node;
@@ -201,7 +201,7 @@ static int read_counts(const json_document *document, uint32_t array, const char
     return code;
 }
 
-/* Reads the members that a plan has where its sequences share rows: all three, or none. */
+/* Reads the members of a plan whose sequences share rows: all three, or none. */
 static int read_shared(const json_document *document, const plan_object *object, cf_plan *plan) {
     int64_t n = plan->n_sequences;
     int code;
@@ -303,7 +303,7 @@ typedef struct schedule_object {
     {.name = #member, .type = JSON_REAL, .offset = offsetof(schedule_object, timeline.member), .optional = 1}
 #define SCHEDULE_PEAK(member) \
     {.name = #member, .type = JSON_ARRAY_OF, .offset = offsetof(schedule_object, member), .optional = 1}
-#define N_TIMES 6 /* members that are there together or not at all, first in the table */
+#define N_TIMES 6 /* members that exist together or not at all, first in the table */
 
 static const json_field schedule_fields[] = {
     SCHEDULE_TIME(makespan), SCHEDULE_TIME(busy), SCHEDULE_TIME(replayed), SCHEDULE_TIME(bubble_useful),
@@ -434,7 +434,7 @@ static int read_summary(const json_document *document, const schedule_object *ob
     return code;
 }
 
-/* Returns whether the counts of the file are those of its lists. */
+/* Checks that the counts of the file are those of its lists. */
 static int check_lists(const json_document *document, const schedule_object *object) {
     uint32_t list;
     int64_t n_stages = json_count(document, object->actions), n = 0;
@@ -585,13 +585,13 @@ typedef struct time_check {
     const cf_plan *plan;
     const cf_schedule *schedule;
     const cf_timeline *timeline;
-    double skew;   /* of the clocks of two stages */
+    double skew;   /* difference between the clocks of two stages */
     const cf_schedule_index *index;
     char *why;
     size_t size;
 } time_check;
 
-/* When the pass ended whose result an action takes from another virtual stage, or moves; 0: there is none. */
+/* Returns when the pass ended whose result an action takes from another virtual stage, or moves; 0: none. */
 static double waits_until(const time_check *c, int64_t id) {
     cf_need needs[CF_MAX_NEEDS];
     int i, n = cf_schedule_needs(c->index, id, needs);
@@ -610,8 +610,8 @@ static int times_wrong(const time_check *c, int64_t stage, int64_t id, const cha
     return 0;
 }
 
-/* A transfer runs beside the passes. A RECV may begin to wait long before there is something to receive. A
-   transfer's times may be of the clock at either end. */
+/* Checks a transfer, which runs beside the passes. A RECV may begin to wait long before there is something to receive.
+   A transfer's times may come from the clock at either end. */
 static int transfer_holds(const time_check *c, int64_t stage, int64_t id) {
     const cf_action *a = &c->schedule->actions[id];
     double start = c->timeline->start[id], end = c->timeline->end[id], made = waits_until(c, id);
@@ -722,7 +722,7 @@ static int live_agrees(const time_check *c, const int32_t *wanted) {
     return 1;
 }
 
-/* Checks `live` and the peaks. They follow from the lists, whatever the times, so a simulation gives the right ones. */
+/* Checks `live` and the peaks. They depend on the lists and not on times, so a simulation gives the right ones. */
 static int peaks_hold(const time_check *c, const cf_held_bytes *bytes) {
     const cf_timeline *t = c->timeline;
     cf_timeline *lists = NULL;

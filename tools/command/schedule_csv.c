@@ -1,4 +1,4 @@
-/* schedule_csv.c - schedules as CSV, out and in. */
+/* schedule_csv.c - writes and reads schedules as CSV. */
 
 #include "schedule_csv.h"
 #include "schedule_new.h"
@@ -26,7 +26,7 @@ static cf_result check_choice(const char *field, int64_t got, int64_t count, cf_
 
 static int is_transfer(const cf_action *a) { return a->pass >= CF_COMPUTE_PASS_COUNT; }
 
-/* A transfer, or the wait for one: of a chunk, and only in files with transfers. */
+/* Returns 1 for a transfer, or the wait for one: it is of a chunk, and only in files with transfers. */
 static int is_of_transfers(int kind) { return kind >= SCHEDULE_CSV_WAIT_SEND_F; }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -70,7 +70,8 @@ cf_result schedule_csv_write_microbatches(const cf_plan *plan, const cf_schedule
     return text_out_end(&to, error);
 }
 
-/* chunks: the new order. old: room for the rank's chunks and for the plan's slices, as they are now. */
+/* Reorders the chunks of a rank. chunks: the new order. old, slices: space for the rank's chunks and for the plan's
+   slices, as they are now. */
 static void reorder_chunks(cf_plan *plan, int64_t rank, const int32_t *chunks, cf_chunk *old, cf_slice *slices) {
     int64_t first = rank * plan->chunks_per_rank, m, at, i;
 
@@ -90,7 +91,7 @@ static void reorder_chunks(cf_plan *plan, int64_t rank, const int32_t *chunks, c
     }
 }
 
-/* The microbatch of each chunk, counted within the rank, from the chunk of each microbatch. */
+/* Finds the microbatch of each chunk, counted within the rank, from the chunk of each microbatch. */
 static void invert(const int32_t *chunks, int64_t first, int64_t n, int32_t *microbatch_of) {
     int64_t m;
     for (m = 0; m < n; m++) microbatch_of[chunks[m] - first] = (int32_t)m;
@@ -149,7 +150,7 @@ static cf_result check_runnable(const cf_plan *plan, const cf_schedule *schedule
     TRY(check_no_groups(plan, schedule->shape.rank,
                         "is part of a split sequence, whose keys and values PyTorch's files do not hand on", error));
     for (i = 0; i < schedule->n_actions; i++)
-        if (schedule->actions[i].pass == CF_R) /* what is sent for replays stands behind one */
+        if (schedule->actions[i].pass == CF_R) /* transfers for replays come after a replay */
             return cf_refuse(error, CF_ERROR_ARGUMENT, "actions.pass", i,
                              "is a replay, which PyTorch's files do not have");
     return CF_OK;
@@ -178,7 +179,7 @@ static cf_result check_extras(const cf_plan *plan, const cf_schedule *schedule, 
     return CF_OK;
 }
 
-/* Everything that can be refused, before the first character is written. */
+/* Refuses everything that can be refused, before the first character is written. */
 static cf_result check_writable(const cf_plan *plan, const cf_schedule *schedule, const schedule_csv_desc *desc,
                                 cf_error *error) {
     TRY(cf_schedule_validate(plan, schedule, NULL, desc->allocator, error));
@@ -197,9 +198,9 @@ typedef struct writer {
     const cf_schedule *schedule;
     const schedule_csv_desc *desc;
     int32_t *microbatch_of; /* of the rank's chunks */
-    int32_t *done;          /* backwards of each virtual stage so far */
+    int32_t *done;          /* number of backwards so far of each virtual stage */
     int64_t next_extra;
-    const char *comma;      /* what comes before the next cell of the row */
+    const char *comma;      /* text before the next cell of the row */
 } writer;
 
 /* A cell; chunk -1: without a microbatch. */
@@ -210,7 +211,7 @@ static void put_cell(writer *w, int32_t stage, const char *word, int64_t chunk) 
     w->comma = ",";
 }
 
-/* The extras that stand right before an action, or at a row's end. */
+/* Writes the extras right before an action, or at a row's end. */
 static void put_extras(writer *w, int64_t row, int64_t before) {
     const schedule_csv_extras *extras = w->desc->extras;
 
@@ -239,9 +240,9 @@ static int sends_forwards(const cf_schedule *s, int64_t v) {
                cf_placement_stage(s->shape.placement, s->shape.n_stages, v);
 }
 
-/* Writes what PyTorch puts behind an action where it lowers schedules itself. A wait for a send stands where the
-   gradient of the same tensor has arrived: the peer has taken it by then, so the wait takes no time. Gradients are
-   reduced behind a stage's last backward, and behind the send of its gradient. */
+/* Writes what PyTorch adds after an action when it lowers schedules itself. A wait for a send comes where the gradient
+   of the same tensor has arrived: the peer has taken the tensor by then, so the wait takes no time. Gradients are
+   reduced after a stage's last backward, and after the send of its gradient. */
 static void put_torch(writer *w, const cf_action *a, const cf_action *end) {
     int is_last, sends_next;
 
@@ -277,7 +278,8 @@ static void write_row(writer *w, int64_t row) {
     text_out_put(&w->to, "\r\n");
 }
 
-/* memory: room for the chunk and the microbatch of each other, and for the count of each virtual stage. */
+/* Writes the rows. memory: space for the chunk of each microbatch, the microbatch of each chunk, and the count of each
+   virtual stage. */
 static void write_rows(writer *w, int32_t *memory) {
     int64_t chunks_per_rank = w->plan->chunks_per_rank, n_all =
         w->schedule->shape.n_stages * w->schedule->shape.n_virtual, row;
@@ -328,10 +330,10 @@ typedef struct reader {
     schedule_csv_desc desc;
     const cf_plan *plan;
     cf_error *error;
-    size_t at, line_begin; /* where the next cell and the line of the last one begin */
-    char separator;        /* behind the cell last read; 0: the text begins or ends there */
-    cell cell;             /* the one last read; its line is the number of rows up to it */
-    cell empty;            /* the first empty one; line 0: there was none */
+    size_t at, line_begin; /* begin of the next cell, and of the line of the last cell */
+    char separator;        /* after the last cell; 0: the text begins or ends there */
+    cell cell;             /* the last cell; its line is the number of rows up to it */
+    cell empty;            /* the first empty cell; line 0: none */
     int64_t n_extras;
 } reader;
 
@@ -359,8 +361,8 @@ static void rewind_text(reader *r) {
 
 static int is_blank(char c) { return c == ' ' || c == '\t'; }
 
-/* The next cell, which may be empty. Returns 0 at the end of the text: there is a cell behind the last comma, and none
-   behind the last line end. A line without any character has no cells, not an empty one, which *bare says. */
+/* Reads the next cell, which may be empty. Returns 0 at the end of the text: a cell follows the last comma, but none
+   the last line end. A line without any character has no cells, not an empty one; then *bare is 1. */
 static int next_cell(reader *r, int *bare) {
     size_t begin = r->at, end = begin;
 
@@ -382,8 +384,7 @@ static int next_cell(reader *r, int *bare) {
     return 1;
 }
 
-/* Reads a number without sign and leading zeros that fits in 31 bits. Returns its number of characters, 0: there is
-   none. */
+/* Reads a number without sign and leading zeros that fits in 31 bits. Returns its number of characters; 0: none. */
 static size_t read_number(const char *text, size_t bytes, int32_t *value) {
     size_t n = 0;
     int64_t sum = 0;
@@ -400,7 +401,7 @@ static int is_word(const char *text, size_t n, const char *word) {
     return strlen(word) == n && memcmp(text, word, n) == 0;
 }
 
-/* Passes and, numbered on behind them, extras: what a cell can hold. */
+/* Returns the word of a pass or, numbered after passes, of an extra: the possible contents of a cell. */
 static const char *word_of(int code) {
     return code < CF_PASS_COUNT ? cf_pass_name((cf_pass)code) : extra_names[code - CF_PASS_COUNT];
 }
@@ -411,7 +412,7 @@ static int needs_transfers(const cf_action *a) {
     return is_extra(a) ? is_of_transfers(a->pass - CF_PASS_COUNT) : is_transfer(a);
 }
 
-/* Returns whether that pass is an extra of the same name here. */
+/* Returns whether a pass is read as the extra of the same name. */
 static int is_apart(const reader *r, int code) { return r->desc.buffered && code >= CF_SEND_F && code <= CF_RECV_B; }
 
 /* Finds a word among those that this file may hold. */
@@ -438,7 +439,7 @@ static cf_result bad_start(const reader *r) {
     return bad_cell(r, c, "an action starts with the number of its virtual stage");
 }
 
-/* The cell as an action; its pass may be one of the extras. */
+/* Reads the cell as an action; its pass may be an extra. */
 static cf_result read_action(const reader *r, cf_action *action) {
     const cell *c = &r->cell;
     size_t word, end, used;
@@ -457,7 +458,7 @@ static cf_result read_action(const reader *r, cf_action *action) {
     return CF_OK;
 }
 
-/* The next cell as an action, empty ones as an extra; *more: 0 at the end of the text. */
+/* Reads the next cell as an action, an empty one as an extra. *more: 0 at the end of the text. */
 static cf_result next_action(reader *r, cf_action *action, int *more) {
     int bare;
 
@@ -474,8 +475,8 @@ static cf_result next_action(reader *r, cf_action *action, int *more) {
    Reading
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Refuses arguments without looking at the text. The size that it asks for is not used: asking refuses a plan, rank,
-   kind or replay that the library does not know, in the library's words. */
+/* Refuses bad arguments without looking at the text. The size that it asks for is not used: asking refuses a plan,
+   rank, kind or replay that the library does not know, in the library's words. */
 static cf_result check_arguments(const reader *r, const char *text) {
     cf_schedule_desc order;
     size_t bytes;
@@ -487,7 +488,7 @@ static cf_result check_arguments(const reader *r, const char *text) {
     order.kind = r->desc.kind;
     order.shape.replay = r->desc.replay;
     if (order.shape.replay == CF_REPLAY_PIPELINE && (unsigned)order.kind < CF_SCHEDULE_COUNT)
-        order.kind = CF_SCHEDULE_PAPER; /* whatever a list calls itself, it may replay that way */
+        order.kind = CF_SCHEDULE_PAPER; /* a list of any kind may replay that way */
     order.shape.rank = r->desc.rank;
     TRY(cf_schedule_size(r->plan, &order, &bytes, r->error));
     first = r->desc.rank * r->plan->chunks_per_rank;
@@ -513,8 +514,8 @@ static cf_result count_action(reader *r, const cf_action *action, cf_schedule *h
     return CF_OK;
 }
 
-/* First time through: every cell must be an action, and the dialect must be one. Fills in rows, actions, virtual stages
-   (all of them for now) and whether there are transfers. */
+/* First reading: every cell must be an action, and the dialect must be one. Fills in rows, actions, virtual stages (all
+   of them for now) and whether there are transfers. */
 static cf_result count_actions(reader *r, cf_schedule *header) {
     cf_action action;
     int more;
@@ -537,8 +538,8 @@ static cf_result count_actions(reader *r, cf_schedule *header) {
     return CF_OK;
 }
 
-/* Derives the header from the counts. A text with fewer than two actions for each chunk and stage (one, of forwards
-   alone) is refused here, before any memory is taken. */
+/* Derives the header from the counts. A text with fewer than two actions per chunk and stage (with forwards alone, one)
+   is refused here, before any memory is taken. */
 static cf_result finish_header(const reader *r, cf_schedule *header) {
     int64_t all = header->n_actions > 0 ? header->shape.n_virtual : header->shape.n_stages, chunks_per_rank =
         r->plan->chunks_per_rank;
@@ -573,8 +574,8 @@ static schedule_csv_extra extra_of(const cf_action *a, int64_t before, int64_t r
     return extra;
 }
 
-/* Second time: the cells, which could be read the first time. Rows that loops and a V explain alike are loops. extras:
-   NULL if they are not wanted. */
+/* Second reading: fills in the actions from cells that the first reading accepted. Rows that fit loops as well as a V
+   are loops. extras: NULL if they are not wanted. */
 static cf_result fill_actions(reader *r, cf_schedule *schedule, schedule_csv_extra *extras) {
     int64_t n = 0, cells, stage, n_stages = schedule->shape.n_stages;
     int more, loops = 1, turns = 1;
@@ -601,7 +602,8 @@ static cf_result fill_actions(reader *r, cf_schedule *schedule, schedule_csv_ext
     return CF_OK;
 }
 
-/* R keeps, and so does F unless there is an R or no backward at all. live: a zero for each chunk and virtual stage. */
+/* Sets `keep`: R keeps, and so does F unless there is an R or no backward at all. live: a zero for each chunk and
+   virtual stage. */
 static void find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live) {
     int64_t i, first = schedule->shape.rank * plan->chunks_per_rank;
 
@@ -617,7 +619,7 @@ static void find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live
     }
 }
 
-/* The most chunks of a chain that are kept at once, counted at the chain's first chunk. live: as above. */
+/* Finds K: the maximum chunks of a chain that are kept at once, counted at the chain's first chunk. live: as above. */
 static void find_k(const cf_plan *plan, cf_schedule *schedule, int32_t *live) {
     int64_t i, first = schedule->shape.rank * plan->chunks_per_rank;
 
@@ -671,7 +673,7 @@ static cf_result extras_new(int64_t n, const cf_allocator *given, schedule_csv_e
     return CF_OK;
 }
 
-/* Fills in and checks what there is room for now. */
+/* Fills in and checks the schedule and the extras, for which there is memory now. */
 static cf_result read_schedule(reader *r, cf_schedule *schedule, schedule_csv_extras *extras) {
     TRY(fill_actions(r, schedule, extras ? extras->items : NULL));
     TRY(find_keeps_and_k(r, schedule));
@@ -713,7 +715,7 @@ cf_result schedule_csv_read(const char *text, size_t bytes, const cf_plan *plan,
    Reading microbatches
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* The two cells of a line as numbers. */
+/* Reads the two cells of a line as numbers. */
 static cf_result read_pair(reader *r, int32_t *microbatch, int32_t *chunk) {
     int32_t *const numbers[] = {microbatch, chunk};
     int i, bare;
@@ -734,7 +736,7 @@ static cf_result read_header(reader *r) {
     return is_header ? CF_OK : bad_cell(r, &r->cell, "the first line is microbatch,chunk");
 }
 
-/* chunk_of: filled in; taken: zeros, a byte for each chunk of the rank. */
+/* Reads the microbatches. chunk_of: filled in; taken: zeros, a byte for each chunk of the rank. */
 static cf_result read_microbatches(reader *r, int32_t *chunk_of, unsigned char *taken) {
     int64_t first = r->desc.rank * r->plan->chunks_per_rank, m;
     int32_t microbatch, chunk;

@@ -42,7 +42,7 @@ sheet_cell sheet_marked(double value, int digits, char mark) {
    Printing
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Returns the text of a cell, also of a number. */
+/* Returns the text of a cell, even of a number. */
 static const char *shown(const sheet_column *column, const sheet_cell *cell) {
     char *text;
 
@@ -53,7 +53,7 @@ static const char *shown(const sheet_column *column, const sheet_cell *cell) {
     return text;
 }
 
-/* People see the numbers as they are written in JSON. */
+/* Prints the rows, with numbers as they are written in JSON. */
 static int print_rows(const sheet *s) {
     table_column columns[SHEET_COLUMNS];
     table t;
@@ -138,7 +138,7 @@ void sheet_add_series(sheet *s, const char *chart, const char *role, const char 
    JSON
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* The text as it was printed, and the number behind it; JSON has none that is not finite. */
+/* Writes a cell: its text as printed, and its number; JSON has no number that is not finite. */
 static void write_cell(json_writer *w, const char *key, const sheet_column *column, const sheet_cell *cell) {
     const char *text = column ? shown(column, cell) : cell->text;
     char trimmed[SHEET_TEXT];
@@ -217,7 +217,7 @@ static void write_series(json_writer *w, const sheet *s) {
     json_close(w, ']');
 }
 
-/* Printed lines run on as one paragraph in JSON: only the heading is a line of its own. */
+/* Writes the assumptions. Printed lines become one paragraph in JSON; only the heading is a line of its own. */
 static void write_assumptions(json_writer *w, const sheet *s) {
     char text[sizeof s->assumptions];
     const char *from = strchr(s->assumptions, '\n');

@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* In units that a browser shows as pixels and a paper as three quarters of a point, where type is of TYPE of them. All
-   but the width grow with the type. */
+/* Lengths in units that a browser shows as pixels and a paper as three quarters of a point, for type of size TYPE.
+   Everything except the width grows with the type. */
 enum { LEFT = 56, RIGHT = 12, WIDTH = 720, TOP = 8, LANE = 20, AXIS = 40, PLOT = 170, TYPE = 10 };
 
 static const char *const fills[CF_COMPUTE_PASS_COUNT] = {"#397af2", "#9cc3ff", "#e8891c", "#3fc3ca", "#b9e3cd"};
@@ -37,7 +37,7 @@ static int grown(const picture *p, int units) { return (units * p->type + TYPE /
 /* Returns the baseline of type in the middle of a lane. */
 static int baseline(const picture *p) { return p->box - (p->box - p->type) / 2 - p->type / 5; }
 
-/* rows: lanes, or 0 for a plot. A height that was asked for goes to these. */
+/* Lays out a picture. rows: lanes, or 0 for a plot. A requested height goes to these. */
 static void lay_out(picture *p, const svg_style *style, int rows) {
     p->type = style->type > 0 ? (int)style->type : TYPE;
     p->width = style->width > 0 ? (int)style->width : WIDTH;
@@ -70,7 +70,7 @@ static int64_t count_passes(const picture *p) {
     return n;
 }
 
-/* n: boxes, or corners of lines, called `what`. */
+/* Begins a picture of n boxes, or corners of lines, called `what`. */
 static cf_result begin(picture *p, const char *title, const char *what, int64_t n, cf_write_fn write, void *user,
                        cf_error *error) {
     cf_result result = text_out_begin(&p->to, write, user, error);
@@ -91,12 +91,12 @@ static cf_result end(picture *p, cf_error *error) {
     return text_out_end(&p->to, error);
 }
 
-/* About as wide as it will be: digits and capitals of this size. */
+/* Estimates the width of a label: digits and capitals of this size. */
 static double label_width(const picture *p, const char *label) {
     return (5.8 * (double)strlen(label) + 3) * (double)p->type / TYPE;
 }
 
-/* Whole steps of time below the drawing, the first one with the unit. */
+/* Draws the time axis below the drawing: whole steps, the first one with the unit. */
 static void put_axis(picture *p, int y) {
     double makespan = p->timeline->makespan, most = (double)(p->width - p->left - p->right) / grown(p, 80);
     double step = chart_step(makespan / (most > 1 ? most : 1));
@@ -156,7 +156,7 @@ static void put_lane(picture *p, int64_t stage) {
     text_out_put(&p->to, "</g>\n");
 }
 
-/* One word of the legend behind a box that looks like what it stands for; on the next line where it would leave the
+/* Draws one word of the legend after a box that looks like what it means, on the next line if it would leave the
    picture. line: the colour of a line, which `across` draws at a height of the box; NULL: none. */
 static void put_key(picture *p, int *x, int *y, const char *fill, const char *line, double across, const char *name,
                     const char *meaning) {
@@ -216,7 +216,7 @@ cf_result svg_chart_write(const cf_plan *plan, const cf_schedule *schedule, cons
    ---------------------------------------------------------------------------------------------------------------- */
 
 typedef struct scale {
-    double top, unit; /* what the upper edge stands for; what is called one */
+    double top, unit; /* value of the upper edge; value of one unit */
     const char *name;
 } scale;
 
@@ -254,7 +254,7 @@ static void put_heights(picture *p, const scale *s) {
     text_out_put(&p->to, "</g>\n");
 }
 
-/* Steps: across for as long as an amount is held, then up or down. */
+/* Draws steps: across while an amount is held, then up or down. */
 static void put_line(picture *p, const int64_t *held, const scale *s, int64_t stage) {
     const char *hue = hues[stage % N_HUES];
     int64_t i, last = -1, at = -1;
@@ -322,7 +322,7 @@ cf_result svg_memory_write(const cf_schedule *schedule, const cf_timeline *timel
 
 static const char *const pales[] = {"#d5dbe6", "#e6eaf1"}; /* whole sequences, in turns */
 
-/* A number of tokens as short as it can be exactly: "8K". */
+/* Returns a number of tokens in its shortest exact form: "8K". */
 static const char *tokens_text(int64_t tokens, char text[24]) {
     int in_thousands = tokens > 0 && tokens % 1024 == 0;
     snprintf(text, 24, "%lld%s", (long long)(in_thousands ? tokens / 1024 : tokens), in_thousands ? "K" : "");
@@ -342,7 +342,7 @@ static void name_slice(const cf_plan *plan, const cf_chunk *chunk, const cf_slic
                  tokens_text(slice->begin + slice->length, to));
 }
 
-/* A colour for each tree, and for each sequence that is spread over ranks, whose parts are chains of their own. */
+/* Returns a colour for each tree, and for each sequence that is spread over ranks, whose parts are separate chains. */
 static const char *hue_of(const cf_plan *plan, const cf_chunk *chunk) {
     return hues[(chunk->cp > 0 ? plan->chains[chunk->chain].sequence : packing_tree(plan, chunk)) % N_HUES];
 }
@@ -366,7 +366,7 @@ static void put_slice(picture *p, const cf_chunk *chunk, int64_t i, double x, do
     text_out_put(&p->to, "\n");
 }
 
-/* A chunk as a frame of ChunkSize tokens, with its slices where they lie. */
+/* Draws a chunk as a frame of ChunkSize tokens, with its slices at their places. */
 static void put_chunk(picture *p, int64_t id, double column) {
     const cf_chunk *chunk = &p->plan->chunks[id];
     double x = p->left + (double)chunk->rank * column, wide = column - grown(p, 8);

@@ -7,16 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Rows that are looked at before the first of them is printed, so that a table of any length takes little memory. Where
-   later ones want wider columns, headings stand again. */
+/* Rows that are measured before the first of them is printed, so that a table of any length takes little memory. If
+   later rows need wider columns, headings are printed again. */
 #define PAGE_ROWS 1000
 
 enum {
     MOST_WIDTH = 80,
     GAP = 2,          /* blanks between two columns */
-    LEAST_OPEN = 20,  /* columns of a text that goes on in the next line, where it is not shorter */
-    NOTE_AT = 10,     /* where one begins that stands in a line of its own */
-    ROWS_OF_A_PART = 40 /* where a table stands in several parts: these are seen at once */
+    LEAST_OPEN = 20,  /* minimum columns of a text that continues on the next line, unless it is shorter */
+    NOTE_AT = 10,     /* first column of a text on a line of its own */
+    ROWS_OF_A_PART = 40 /* rows of one part, if a table has several parts: these are seen at once */
 };
 
 typedef enum cell_kind { CELL_NONE, CELL_TEXT, CELL_INTEGER, CELL_REAL, CELL_SHARE, CELL_SKIPPED, CELL_NOTE } cell_kind;
@@ -53,7 +53,7 @@ void table_begin(table *t, const table_column *columns, int n_columns, int tsv, 
 
 enum { CELL_BYTES = 96 };
 
-/* With a fixed number of decimals; what these would make longer than anybody reads has an exponent. */
+/* Formats a number with a fixed number of decimals, or with an exponent if that would be too long to read. */
 static void format_fixed(const table_column *c, double value, char *out) {
     const char *plus = c->sign ? "+" : "";
     char format[16];
@@ -86,7 +86,7 @@ static void format_number(const table_column *c, const table_cell *cell, int uni
     snprintf(out + n, CELL_BYTES - n, "%s%s", c->suffix ? c->suffix : "", mark);
 }
 
-/* Returns the text that people see of a cell, in `buffer` or in the table's texts. */
+/* Returns the text of a cell for people, in `buffer` or in the table's texts. */
 static const char *seen(const table *t, int column, const table_cell *cell, char buffer[CELL_BYTES]) {
     if (cell->kind == CELL_TEXT || cell->kind == CELL_NOTE) return t->text + cell->at;
     if (cell->kind == CELL_NONE) return "-";
@@ -94,7 +94,7 @@ static const char *seen(const table *t, int column, const table_cell *cell, char
     return buffer;
 }
 
-/* The fewest digits that are read back as the same number. */
+/* Prints the fewest digits that are read back as the same number. */
 static void print_exactly(double value) {
     char text[40];
     int digits = 15;
@@ -104,7 +104,7 @@ static void print_exactly(double value) {
     fputs(text, stdout);
 }
 
-/* A tab or a line end in a name would make another field of it. */
+/* Prints a field without tabs and line ends, which would make another field of a name. */
 static void print_field(const char *text) {
     for (; *text; text++) putchar((unsigned char)*text < 32 || *text == 127 ? '?' : *text);
 }
@@ -146,7 +146,7 @@ static void print_record(const table *t, const table_cell *cells) {
 
 static int is_seen(const table *t, int column) { return t->columns[column].heading && !(t->hidden >> column & 1); }
 
-/* Returns how much of a text stands before the decimal point, or where it would be. */
+/* Returns how much of a text comes before the decimal point, or where it would be. */
 static int before_point(const table_cell *cell, const char *text) {
     return cell->kind == CELL_TEXT || cell->kind == CELL_NONE ? (int)strlen(text) : (int)strcspn(text, ".e");
 }
@@ -169,7 +169,7 @@ static void widen_heading(table *t, int column) {
     if (t->before[column] + t->after[column] < heading) t->before[column] = heading - t->after[column];
 }
 
-/* Makes the columns as wide as the rows at hand want them. Returns whether that changed anything. */
+/* Makes the columns as wide as the current rows need. Returns whether that changed anything. */
 static int widen_all(table *t) {
     int before[TABLE_MOST_COLUMNS], after[TABLE_MOST_COLUMNS], column;
     size_t i;
@@ -193,7 +193,7 @@ static int last_seen(const table *t) {
     return i;
 }
 
-/* Returns whether a column's texts go on in further lines: those of the last one, which has text. */
+/* Returns whether a column's texts continue on further lines: those of the last column, if it has text. */
 static int is_open(const table *t, int column) { return t->columns[column].left && column == last_seen(t); }
 
 static int is_key(const table *t, int column) {
@@ -211,7 +211,7 @@ static int is_in(const table *t, part p, int column) {
     return is_seen(t, column) && column < p.to && (column >= p.from || is_key(t, column));
 }
 
-/* Returns the part from a column on that a line has room for, with one column more than the keys at least. */
+/* Returns the part from a column on that fits a line, with at least one column beside the keys. */
 static part part_from(const table *t, int from) {
     part p = {from, from};
     int width = 0, n = 0, i;
@@ -229,7 +229,7 @@ static part part_from(const table *t, int from) {
     return p;
 }
 
-/* Prints words from column `at` on, where the line is now, and goes on in lines of their own, below the first word. */
+/* Prints words from column `at` on, where the line is now, and continues on new lines below the first word. */
 static void put_words(const table *t, const char *text, int at) {
     int room = t->limit - at, begin = at, used = 0, n;
 
@@ -243,7 +243,7 @@ static void put_words(const table *t, const char *text, int at) {
     }
 }
 
-/* A line that is being printed: the columns that it has, and the blanks that are due before more follows. */
+/* A line that is being printed: its columns, and the blanks due before more text. */
 typedef struct line {
     int used, blanks;
 } line;
@@ -277,7 +277,7 @@ static void print_headings(const table *t, part p) {
     putchar('\n');
 }
 
-/* A note stands where the cells would that it is there for, or below those before it if little room is left. */
+/* Prints a note in place of the cells that it replaces, or below the earlier cells if little room is left. */
 static void put_note(const table *t, const line *l, const char *text) {
     int at = l->used + l->blanks + GAP;
 
@@ -307,7 +307,7 @@ static void print_row(const table *t, part p, const table_cell *cells) {
     putchar('\n');
 }
 
-/* Returns whether a part shows more of a row than which one it is: its note may stand in a part before. */
+/* Returns whether a part shows more of a row than its keys; its note may be in an earlier part. */
 static int says_more(const table *t, part p, const table_cell *cells) {
     int i;
     for (i = 0; i < p.from; i++)
@@ -315,7 +315,7 @@ static int says_more(const table *t, part p, const table_cell *cells) {
     return p.from < t->n_columns;
 }
 
-/* Prints rows in as many parts as it takes. Headings: also where a table has one part alone. */
+/* Prints rows in as many parts as needed. headings: 1 also prints headings if a table has only one part. */
 static void print_parts(const table *t, size_t first, size_t n, int headings) {
     part p = {0, 0};
     size_t i;
@@ -361,8 +361,8 @@ static void flush(table *t) {
     t->n_cells = t->n_text = 0;
 }
 
-/* Returns the next cell, or NULL where there is no memory for it. A row is printed when the next one begins: until then
-   its last cell may grow. */
+/* Returns the next cell, or NULL without memory. A row is printed when the next row begins: until then its last cell
+   may grow. */
 static table_cell *add(table *t, cell_kind kind) {
     table_cell *cell;
 
@@ -423,7 +423,7 @@ void table_text(table *t, const char *text) {
 
 void table_more(table *t, const char *text) {
     if (t->failed) return;
-    t->n_text--; /* over the zero of what stands there */
+    t->n_text--; /* overwrites the zero byte of the present text */
     append(t, text);
 }
 

@@ -1,4 +1,4 @@
-/* text_out.c - text on its way to a cf_write_fn. */
+/* text_out.c - collects text for a cf_write_fn. */
 
 #include "text_out.h"
 

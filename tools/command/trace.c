@@ -1,4 +1,4 @@
-/* trace.c - a simulated or measured schedule as a Chrome trace. The format: "Trace Event Format", JSON objects, times
+/* trace.c - a simulated or measured schedule as a Chrome trace. The format is "Trace Event Format": JSON objects, times
    in microseconds. */
 
 #include "trace.h"
@@ -17,7 +17,7 @@ typedef struct trace {
     FILE *to;
 } trace;
 
-/* Rounded the same way wherever it is used, so that a pass never overlaps the next one. */
+/* Rounds a time, always in the same way, so that a pass never overlaps the next one. */
 static int64_t to_nanoseconds(const trace *t, double time) {
     return (int64_t)(time * t->nanoseconds + 0.5);
 }
@@ -26,12 +26,12 @@ static void print_microseconds(const trace *t, const char *name, int64_t nanosec
     fprintf(t->to, "\"%s\": %lld.%03d", name, (long long)(nanoseconds / 1000), (int)(nanoseconds % 1000));
 }
 
-/* A thread is a stream: what is on one of them runs one after the other. */
+/* Threads are streams: actions of one stream run one after the other. */
 static const char *const streams[] = {"compute", "to the next stage", "from the previous stage",
                                       "to the previous stage", "from the next stage"};
 #define N_STREAMS 5
 
-/* The place in streams[] of an action. Where a V leads back, activations go to the previous stage. */
+/* Returns the index into streams[] of an action. On the way back of a V, activations go to the previous stage. */
 static int stream_of(const trace *t, const cf_action *a) {
     int turned = t->schedule->shape.placement == CF_PLACEMENT_V && a->stage / t->schedule->shape.n_stages % 2 == 1;
     int back = turned ? 2 : 0;
@@ -45,7 +45,7 @@ static int stream_of(const trace *t, const cf_action *a) {
     }
 }
 
-/* Those that the stage has actions on. */
+/* Prints the names of streams on which the stage has actions. */
 static void print_stream_names(const trace *t, int64_t stage) {
     int seen[N_STREAMS] = {0}, stream;
     int64_t i;
@@ -60,7 +60,7 @@ static void print_stream_names(const trace *t, int64_t stage) {
                     (long long)stage + 1, stream + 1, streams[stream]);
 }
 
-/* Perfetto takes process 0 for the idle task, so numbers start at 1. */
+/* Prints the names of a stage. Perfetto takes process 0 for the idle task, so numbers start at 1. */
 static void print_names(const trace *t, int64_t stage) {
     fprintf(t->to,
             "%s\n  {\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %lld, \"args\": {\"name\": \"stage %lld\"}},\n",
@@ -106,7 +106,7 @@ static void print_held(const trace *t, int64_t stage, double time, int64_t held)
     print_counter(t, tokens ? "kept tokens" : "memory", tokens ? "tokens" : "bytes", stage, time, held);
 }
 
-/* A counter is written where it changes, and at the end, where nothing is kept. */
+/* Prints a stage. A counter is written when it changes, and at the end, where nothing is kept. */
 static void print_stage(const trace *t, int64_t stage) {
     int64_t first = t->schedule->first[stage], end = t->schedule->first[stage + 1], i, kept = -1, held = -1;
     double last = 0;
@@ -129,13 +129,13 @@ static void print_stage(const trace *t, int64_t stage) {
    Flows: arrows from pass to pass
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* The places of the passes, and the arrow that is being drawn. */
+/* Positions of the passes, and the arrow that is being drawn. */
 typedef struct flows {
     const trace *t;
     cf_schedule_index *index;
     int64_t n_rows; /* virtual stages of the whole pipeline */
-    int64_t id;     /* of this arrow; they count up */
-    int64_t last;   /* the action where it stands, -1 before its first */
+    int64_t id;     /* number of this arrow; they count up */
+    int64_t last;   /* the action that it has reached, -1 before its first */
     int n_steps;
     const char *name;
 } flows;
@@ -160,7 +160,7 @@ static void begin_flow(flows *f, const char *name) {
     f->n_steps = 0;
 }
 
-/* A step is printed once the next one is known: a lone one is no arrow. */
+/* Adds a step, which is printed once the next one is known: a single step makes no arrow. */
 static void add_flow_step(flows *f, int64_t chunk, int64_t row, cf_pass pass) {
     int64_t action = cf_schedule_find(f->index, pass, chunk, row);
 
@@ -174,7 +174,7 @@ static void end_flow(flows *f) {
     f->id += f->n_steps > 0;
 }
 
-/* A chunk's way down the pipeline and back, and from each replay to its backward. */
+/* Draws a chunk's way down the pipeline and back, and from each replay to its backward. */
 static void print_chunk_flows(flows *f, int64_t chunk) {
     int64_t row;
 
@@ -191,7 +191,7 @@ static void print_chunk_flows(flows *f, int64_t chunk) {
     }
 }
 
-/* K and V go from chunk to chunk on each virtual stage, and their gradients come back. */
+/* Draws how K and V go from chunk to chunk on each virtual stage, and their gradients come back. */
 static void print_state_flow(flows *f, const cf_chain *chain, int64_t row) {
     int64_t i;
 

@@ -1,4 +1,4 @@
-/* workers.c - pieces of work that run at the same time, in threads. */
+/* workers.c - runs pieces of work concurrently, in threads. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -26,7 +26,7 @@ int64_t workers_available(void) {
     return n < 1 ? 1 : n < WORKERS_MOST ? n : WORKERS_MOST;
 }
 
-/* Takes one piece after the other until there is none. */
+/* Does one piece after the other until none is left. */
 static void *work(void *of) {
     pool *p = (pool *)of;
 
@@ -40,7 +40,7 @@ static void *work(void *of) {
     }
 }
 
-/* Signals are for the thread that was there before. */
+/* Starts threads, which leave signals to the first thread. */
 static int64_t start(pool *p, pthread_t *threads, int64_t n) {
     sigset_t all, before;
     int64_t i;

@@ -46,7 +46,7 @@ static const cli_option options[] = {
     PIPELINE_OPTIONS(report_options, pipeline),
     {.name = NULL}};
 
-/* The objects that are made for a report and freed after it. */
+/* Objects that are made for a report and freed after it. */
 typedef struct maker {
     const report_options *asked;
     packing_options priced;
@@ -79,7 +79,7 @@ static int add_case(maker *m, const char *name, cf_schedule_kind kind, int split
     return report_add_case(&m->out, name, &what);
 }
 
-/* Returns the kind of the main schedule: the one that cp groups are scheduled by, else the one that is searched for. */
+/* Returns the kind of the main schedule: the one of cp groups, else the one that is searched for. */
 static cf_schedule_kind main_kind(const maker *m) { return m->pipe.max_cp > 1 ? CF_SCHEDULE_PAPER : CF_SCHEDULE_BEST; }
 
 static int add_cases(maker *m) {
@@ -118,7 +118,7 @@ static int read_measured(maker *m) {
     return code;
 }
 
-/* It must be a sound schedule of these very chunks, with times. */
+/* Checks a measured schedule: it must be a sound schedule of exactly these chunks, with times. */
 static int check_measured(const maker *m) {
     const char *path = cli_input_name(m->asked->measured);
     cf_validate_desc desc;

@@ -1,7 +1,7 @@
-/* cmd_reproduce.c - chunkflow reproduce: the ChunkFlow paper's numbers beside what models and schedules here give.
+/* cmd_reproduce.c - chunkflow reproduce: the ChunkFlow paper's numbers beside those of models and schedules here.
 
-   The paper is arXiv 2503.02356 (ICML 2025). A number stands here as it is quoted in public; nothing is fitted to it
-   unless a note says so. */
+   The paper is arXiv 2503.02356 (ICML 2025). Its numbers are quoted as published; nothing is fitted to them unless a
+   note says so. */
 
 #include "report.h"
 #include "../command/draw.h"
@@ -59,7 +59,7 @@ static const example examples[] = {
     {"ChunkSize 2, K = 2", {1, 1, 2, 4}, 2, 2, 0, 47.8, ' '},
 };
 
-/* Per cent of the four stages' time that nothing useful fills; a replay is not useful. */
+/* Finds the percentage of the four stages' time without useful work; a replay is not useful. */
 static int example_bubble(const example *e, cf_schedule_kind kind, cf_replay replay, double *bubble) {
     cf_pack_desc pack;
     cf_schedule_desc order;
@@ -129,7 +129,8 @@ static int fill_example(const reproduce_options *asked, sheet *s) {
    Peak memory of 7B
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Qwen2.5-7B, <TP 4, SP 4, PP 1, selective>, four GPUs. context 0: plain training of one sequence of `chunk` tokens. */
+/* A measurement of Qwen2.5-7B, <TP 4, SP 4, PP 1, selective>, four GPUs. context 0: plain training of one sequence of
+   `chunk` tokens. */
 typedef struct measurement {
     int64_t chunk, context;
     double gib;
@@ -139,7 +140,7 @@ static const measurement measurements[] = {{2048, 32768, 41.6},  {4096, 32768, 4
                                            {2048, 262144, 45.6}, {4096, 262144, 50.8}, {8192, 262144, 63.8},
                                            {32768, 0, 75.0}};
 
-/* live: chunks whose activations are there at the peak. */
+/* Models a measurement. live: chunks with activations at the peak. */
 static int model_measurement(const measurement *at, int64_t live, cf_memory_report *memory) {
     cf_memory_desc desc;
     cf_memory_load load;
@@ -157,7 +158,8 @@ static int model_measurement(const measurement *at, int64_t live, cf_memory_repo
     return cf_memory_estimate(&desc, &load, 1, memory, 1, &error) == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 
-/* The share of a million conversations, those of more than 32K left out, whose plain training stays below `gib`. */
+/* Finds the share of a million conversations, without those of more than 32K, whose plain training stays below
+   `gib`. */
 static int share_below(double gib, double *share) {
     measurement at = {0, 0, 0};
     cf_memory_report memory;
@@ -181,7 +183,7 @@ static int share_below(double gib, double *share) {
     return code;
 }
 
-/* Memory against the longest sequence: flat in chunks, of whole sequences not. */
+/* Draws memory against the longest sequence: it is flat with chunks, but not with whole sequences. */
 static int draw_peaks(sheet *s) {
     static const int64_t longest[] = {4096, 8192, 16384, 32768, 65536, 131072, 262144}, sizes[] = {2048, 4096, 8192, 0};
     enum { N_LONGEST = sizeof longest / sizeof longest[0], N_SIZES = sizeof sizes / sizeof sizes[0] };
@@ -277,7 +279,7 @@ static int fill_peaks(const reproduce_options *asked, sheet *s) {
    Batches, and what an iteration takes
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* A batch of conversations, none longer than `context`; with_longest: the first is as long as that. */
+/* Draws a batch of conversations of at most `context` tokens. with_longest: the first one has exactly that length. */
 static void draw_batch(uint64_t seed, int64_t context, int with_longest, int64_t lengths[BATCH]) {
     draw_source source;
     int64_t i;
@@ -289,15 +291,15 @@ static void draw_batch(uint64_t seed, int64_t context, int with_longest, int64_t
     if (with_longest) lengths[0] = context;
 }
 
-/* H100 numbers, because the paper does not give its GPUs' rates. */
+/* Returns H100 numbers, because the paper does not give its GPUs' rates. */
 static cf_gpu gpu_with_launch(double launch) {
     cf_gpu gpu = *cf_gpu_find("h100-80g");
     gpu.launch = launch;
     return gpu;
 }
 
-/* Returns the description that all searches here start from. Memory is not the question, so it has no limit; `gpu`
-   stays the caller's. */
+/* Returns the description with which all searches here begin. Memory is not the question, so it has no limit. *gpu must
+   outlive it. */
 static cf_tune_desc tune_desc(const char *model, const cf_gpu *gpu, int64_t tp, int64_t pp, cf_recompute recompute) {
     cf_tune_desc desc;
 
@@ -308,7 +310,7 @@ static cf_tune_desc tune_desc(const char *model, const cf_gpu *gpu, int64_t tp, 
     desc.parallel.pp = pp;
     desc.parallel.recompute = recompute;
     desc.limit_bytes = (int64_t)1 << 40;
-    desc.tolerance = -1; /* the paper's table has the fastest */
+    desc.tolerance = -1; /* the paper's table has the fastest settings */
     desc.pack.no_tails = 1;
     desc.no_stream = 1;
     desc.batch = BATCH;
@@ -483,7 +485,7 @@ static int fill_lengths(const reproduce_options *asked, sheet *s) {
 typedef struct setting {
     const char *model;
     int64_t context, tp, pp;
-    cf_recompute recompute; /* of Megatron-LM; chunks take `selective` everywhere */
+    cf_recompute recompute; /* Megatron-LM's; chunks take `selective` everywhere */
     double paper;
 } setting;
 
@@ -532,7 +534,7 @@ static int add_chunked(const setting *at, const cf_gpu *gpu, cf_schedule_kind ki
     return add_fastest(lengths, &desc, sum);
 }
 
-/* ratios: with the paper's schedule, with the best. */
+/* Finds the speedups. ratios: with the paper's schedule, with the best. */
 static int find_speedups(const setting *at, double launch, const reproduce_options *asked, double ratios[2]) {
     cf_gpu gpu = gpu_with_launch(launch);
     double unsplit = 0, paper = 0, best = 0;
@@ -553,7 +555,8 @@ static int find_speedups(const setting *at, double launch, const reproduce_optio
     return code;
 }
 
-/* One model's chart: the ratios against the cost of a launch, and the paper's, which does not give its own. */
+/* Draws one model's chart: the ratios against the cost of a launch, and the paper's ratio, whose launch cost is not
+   given. */
 static void draw_speedup(sheet *s, const setting *at, double ratios[N_LAUNCHES][2]) {
     double x[N_LAUNCHES], y[3][N_LAUNCHES];
     char chart[SHEET_TEXT];
@@ -650,7 +653,7 @@ static const topic topics[] = {{"example", fill_example},
                                {"speedup", fill_speedups}};
 enum { N_TOPICS = sizeof topics / sizeof topics[0] };
 
-/* The topics that were asked for, filled. */
+/* The requested topics, filled in. */
 typedef struct reproduction {
     const reproduce_options *asked;
     sheet sheets[N_TOPICS];
@@ -672,7 +675,7 @@ static int fill_sheets(reproduction *r, const char *name, int prints) {
     return code;
 }
 
-/* Also as the data of a page. */
+/* Writes JSON, which is also the data of a page. */
 static void write_json(const void *of, cli_output *to) {
     const reproduction *r = (const reproduction *)of;
     json_writer w;

@@ -1,4 +1,4 @@
-/* cmd_tune.c - chunkflow tune: which ChunkSize, K and schedule are the fastest that fit. */
+/* cmd_tune.c - chunkflow tune: finds the fastest ChunkSize, K and schedule that fit. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -132,7 +132,7 @@ static int fill_lists(tune_job *job) {
     return code;
 }
 
-/* Measured costs hold for one split and what it recomputes. */
+/* Reads measured costs, which hold for one split and its recomputation. */
 static int take_costs(tune_job *job) {
     const tune_options *asked = job->asked;
     const cf_parallel *split = &job->model.parallel;
@@ -157,10 +157,10 @@ static int fill_desc(tune_job *job) {
     desc->gpu = &job->gpu;
     desc->parallel = job->model.parallel;
     desc->n_gpus = asked->gpus;
-    if (asked->modelling.recompute == 0) /* searched for, too, where it is known what that takes */
+    if (asked->modelling.recompute == 0) /* also searched for, if its cost is known */
         desc->parallel.recompute = asked->costs ? CF_RECOMPUTE_NONE : CF_RECOMPUTE_DEFAULT;
     job->model.parallel.recompute = desc->parallel.recompute;
-    if (asked->gpus > 0) { /* what was not given is searched for */
+    if (asked->gpus > 0) { /* anything not given is searched for */
         desc->parallel.tp = asked->modelling.tp;
         desc->parallel.pp = asked->modelling.pp;
         desc->parallel.dp = asked->modelling.dp;
@@ -175,7 +175,7 @@ static int fill_desc(tune_job *job) {
     if ((code = modelling_take_terms("tune", &asked->terms, &desc->memory)) != CLI_OK) return code;
     memory = desc->memory;
     memory.model = desc->model;
-    memory.parallel = desc->parallel; /* of what is searched for, the least: then the ring has at most these bytes */
+    memory.parallel = desc->parallel; /* the least of everything searched for: then the ring has at most these bytes */
     if (asked->no_stream && asked->stream > 0) return cli_usage("tune", "--stream is for all, --no-stream for none");
     if ((code = modelling_take_stream("tune", asked->stream, &memory)) != CLI_OK) return code;
     desc->memory.state_window = memory.state_window;
@@ -192,7 +192,7 @@ static int fill_desc(tune_job *job) {
     return code == CLI_OK ? take_costs(job) : code;
 }
 
-/* Leaves out what is longer than the context. */
+/* Reads the lengths, without those longer than the context. */
 static int read_lengths(tune_job *job, const char *path) {
     int64_t i, context = job->asked->context;
     int code = cli_list_read_counted(path, job->asked->max_sequences, &job->list);
@@ -236,9 +236,9 @@ static void free_job(tune_job *job) {
 
 static volatile sig_atomic_t interrupted, answered;
 
-enum { GRACE = 5 }; /* seconds from Ctrl-C on in which a first answer may still come */
+enum { GRACE = 5 }; /* seconds after Ctrl-C in which a first answer may still come */
 
-/* Nothing is written so far, and there is nothing to print. */
+/* Ends the program: nothing is written so far, and there is nothing to print. */
 static void give_up(int number) {
     static const char words[] = "chunkflow tune: ended by Ctrl-C before there was a first answer\n";
     ssize_t written;
@@ -250,10 +250,11 @@ static void give_up(int number) {
     _exit(CLI_INTERRUPTED);
 }
 
-/* The search asks only once it has an answer, which batches of millions of chunks keep it from for minutes. */
+/* Notes Ctrl-C. The search asks for it only once it has an answer, which takes minutes with batches of millions of
+   chunks. */
 static void note_interrupt(int number) {
     interrupted = 1;
-    signal(number, SIG_DFL); /* a second one ends the program at once */
+    signal(number, SIG_DFL); /* a second Ctrl-C ends the program at once */
     if (answered) return;
     signal(SIGALRM, give_up);
     alarm(GRACE);
@@ -264,9 +265,9 @@ static void note_answer(void) {
     answered = 1;
 }
 
-enum { FIRST_LINE = 5, NEXT_LINE = 10 }; /* seconds until a line of progress where there is no terminal */
+enum { FIRST_LINE = 5, NEXT_LINE = 10 }; /* seconds until a line of progress, without a terminal */
 
-/* Prints the state of the search on a line of its own, for the log of a job. */
+/* Prints the state of the search on its own line, for the log of a job. */
 static void log_progress(tune_job *job, const cf_tune_progress *progress, const char *words) {
     time_t now = time(NULL);
     double part = (double)progress->done / (double)progress->total, seconds = difftime(now, job->begun);
@@ -313,7 +314,7 @@ static void run_tasks(void *user, int64_t n, cf_tune_task task, void *context) {
    Printing
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* cp group: ranks that share a sequence at most; 0: none do. */
+/* Returns a split in words. cp: maximum ranks that share a sequence; 0: one. */
 static const char *split_text(const cf_parallel *p, int64_t cp) {
     char *text = cli_scratch();
     snprintf(text, CLI_SCRATCH_BYTES, "%lld x %lld x %lld", (long long)p->tp, (long long)p->pp, (long long)p->dp);
@@ -378,7 +379,7 @@ static int64_t place_of_winner(const cf_tuning *tuning) {
     return place;
 }
 
-/* Says why it is not the fastest, where it is not. */
+/* Prints why the winner is not the fastest, if it is not. */
 static void print_reason(const cf_tuning *tuning) {
     const cf_tune_candidate *c = &tuning->candidates[tuning->winner];
     const cf_tune_candidate *fastest = &tuning->candidates[tuning->ranking[0]];
@@ -428,7 +429,7 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
                CF_STATE_SLOTS, cli_commas(c->state_window / CF_STATE_SLOTS), 100 * c->waiting);
 }
 
-/* The baseline in words, beside the winner if there is one. */
+/* Prints the baseline, beside the winner if there is one. */
 static void print_baseline(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
     const cf_tune_candidate *c = tuning->winner >= 0 ? &tuning->candidates[tuning->winner] : NULL;
 
@@ -494,7 +495,7 @@ enum {
     COLUMN_WAITS
 };
 
-/* whole: the micro-batches of the baseline, which has neither ChunkSize nor K; NULL for chunks. */
+/* Adds a setting. whole: the micro-batches of the baseline, which has neither ChunkSize nor K; NULL for chunks. */
 static void add_setting(table *t, const char *rank, const cf_parallel *split, const cf_tune_candidate *c,
                         const char *whole) {
     table_text(t, rank);
@@ -530,7 +531,8 @@ static void add_times(table *t, const cf_tune_candidate *c, double winner, const
     table_real(t, c->waiting);
 }
 
-/* Candidates that take the same time as one before them with the same ChunkSize and split are not worth a line. */
+/* Returns whether a candidate takes the same time as an earlier one with the same ChunkSize and split; then it is not
+   worth a line. */
 static int repeats_earlier(const cf_tuning *tuning, int64_t rank) {
     const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[rank]];
     int64_t i;
@@ -541,7 +543,7 @@ static int repeats_earlier(const cf_tuning *tuning, int64_t rank) {
     return 0;
 }
 
-/* The columns that say nothing here. */
+/* Returns the columns that would say nothing in this table. */
 static unsigned idle_columns(const cf_tuning *tuning) {
     unsigned streams = 1u << COLUMN_HOST | 1u << COLUMN_WAITS | 1u << COLUMN_STATE;
     unsigned idle = streams | 1u << COLUMN_RECOMPUTE | 1u << COLUMN_REPLAY;
@@ -556,7 +558,7 @@ static unsigned idle_columns(const cf_tuning *tuning) {
     return idle;
 }
 
-/* People see a few of them, scripts all. *same: those that are not worth a line. */
+/* Prints the candidates: a few for people, all for scripts. *same: number of those not worth a line. */
 static int print_rows(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base, int64_t *same) {
     double winner = tuning->winner >= 0 ? tuning->candidates[tuning->winner].seconds : base->best.seconds;
     int64_t i, shown = 0, most = job->asked->tsv ? tuning->n_ranked : job->asked->show;
@@ -609,7 +611,7 @@ static int is_beatable(const cf_tuning *tuning, const cf_tune_candidate *c) {
     return 0;
 }
 
-/* The best that is known of each split. */
+/* Prints the best known candidate of each split. */
 static int print_splits(const cf_tuning *tuning) {
     static const table_column columns[] = {
         {.heading = "split", .left = 1}, {.heading = "s", .estimate = 1}, {.heading = "ChunkSize"}, {.heading = "K"},
@@ -645,12 +647,13 @@ static int print_splits(const cf_tuning *tuning) {
     return code;
 }
 
-/* The ways in which a candidate may differ from the winner. */
+/* Ways in which a candidate may differ from the winner. */
 enum { OTHER_CHUNK_SIZE, OTHER_K, OTHER_SCHEDULE, OTHER_REPLAY, OTHER_RECOMPUTE, OTHER_STATE, DIFFERENCES };
 
 static int is_far(int64_t a, int64_t b) { return a / 4 > b || b / 4 > a; }
 
-/* The one thing in which they differ, if there is one, and ChunkSize and K at most fourfold; else DIFFERENCES. */
+/* Returns the one way in which two candidates differ, if there is only one, and ChunkSize and K differ at most
+   fourfold; else DIFFERENCES. */
 static int difference_of(const cf_tune_candidate *winner, const cf_tune_candidate *c) {
     const int differs[DIFFERENCES] = {
         c->chunk_size != winner->chunk_size, c->k != winner->k, c->kind != winner->kind, c->replay != winner->replay,
@@ -713,14 +716,15 @@ static void add_neighbour(table *t, const cf_tuning *tuning, const cf_tune_candi
     }
 }
 
-/* Returns what a candidate takes where one batch of it was timed at least, and its memory is known; else 0. */
+/* Returns the time of a candidate if at least one batch of it was timed and its memory is known; else 0. */
 static double timed_seconds(const cf_tuning *tuning, const cf_tune_candidate *c) {
     if (c->status == CF_TUNE_OK) return c->seconds;
     if (c->status != CF_TUNE_DOMINATED || c->same_as >= 0 || c->bytes <= 0 || c->bytes > tuning->limit_bytes) return 0;
     return c->estimate;
 }
 
-/* Returns the fastest of those that need less than `bytes`; of two as fast, the one that needs less. -1: none. */
+/* Returns the fastest candidate that needs less than `bytes`; of equally fast ones, the one that needs less. -1:
+   none. */
 static int64_t fastest_below(const cf_tuning *tuning, int64_t bytes) {
     int64_t i, best = -1;
     double least = 0;
@@ -770,7 +774,8 @@ static int print_frontier(const cf_tuning *tuning) {
     return code;
 }
 
-/* CP groups have one kind of schedule, so of those that were asked for all but the first say the same. */
+/* Returns whether a candidate repeats one of another kind. CP groups have one kind of schedule, so of the given kinds
+   all except the first repeat it. */
 static int repeats_kind(const cf_tuning *tuning, int64_t id) {
     const cf_tune_candidate *c = &tuning->candidates[id], *e = c;
 
@@ -805,14 +810,13 @@ static int print_neighbours(const cf_tuning *tuning) {
 
 #define MOST_LINES 24
 
-/* Returns whether two candidates differ in nothing but what is done with state and what is recomputed; such ones stand
-   side by side. */
+/* Returns whether two candidates differ only in streaming and recomputation; such candidates are neighbours. */
 static int only_relief_differs(const cf_tune_candidate *a, const cf_tune_candidate *b) {
     return a->split == b->split && a->chunk_size == b->chunk_size && a->k == b->k && a->kind == b->kind &&
            a->replay == b->replay;
 }
 
-/* Returns whether candidate `i`, whatever is done about it, does not fit; said of the last of its kin. */
+/* Returns whether candidate `i` does not fit with any relief. Only the last of such neighbours says so. */
 static int fits_in_no_way(const cf_tuning *tuning, int64_t i) {
     const cf_tune_candidate *all = tuning->candidates;
     int64_t j;
@@ -833,7 +837,7 @@ static void add_infeasible(table *t, const cf_tuning *tuning, const cf_tune_cand
     table_text(t, c->why);
 }
 
-/* For each ChunkSize of the winner's split, or of all where there is no winner, the least K that does not fit. */
+/* Prints the least K that does not fit for each ChunkSize, of the winner's split or, without a winner, of all. */
 static int print_infeasible(const cf_tuning *tuning) {
     static const table_column columns[] = {
         {.heading = "split", .left = 1}, {.heading = "ChunkSize", .key = 1}, {.heading = "from K", .key = 1},
@@ -864,8 +868,8 @@ static int print_infeasible(const cf_tuning *tuning) {
     return code;
 }
 
-/* The answer in one line: whether chunks pay here. Ranks of ZeRO 3 and of experts meet in every pass, which times of
-   free ranks leave out. */
+/* Prints the answer in one line: whether chunks pay here. With ZeRO 3 and with experts, ranks meet in every pass, which
+   times of free ranks leave out. */
 static void print_verdict(const cf_tuning *tuning, const baseline_tuned *base) {
     const cf_tune_candidate *c = &tuning->candidates[tuning->winner];
     const cf_parallel *p = &tuning->splits[c->split];
@@ -920,14 +924,15 @@ static int print_tuning(const tune_job *job, const cf_tuning *tuning, const base
    The command
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* What was found of a baseline that is not searched through is not today's best, and nothing is compared with it. */
+/* Forgets a baseline whose search was interrupted: it is not the best without chunks, and nothing is compared with
+   it. */
 static void forget_baseline(baseline_tuned *base) {
     memset(base, 0, sizeof *base);
     base->best.status = CF_TUNE_UNTRIED;
     snprintf(base->why, sizeof base->why, "the search was interrupted before the baseline's was done");
 }
 
-/* Searches; the outcome is due to cf_tuning_free. */
+/* Searches. Free the outcome with cf_tuning_free. */
 static int search(tune_job *job, cf_tuning **out, baseline_tuned *base) {
     cf_error error;
     cf_result result;
@@ -1013,7 +1018,7 @@ static int run(const void *given, char **operands, int n_operands) {
     job.asked = asked;
     code = modelling_take_gpu("tune", &asked->gpu, &job.gpu);
     whole = asked->modelling;
-    if (asked->gpus > 0) whole.ep = 0; /* which ranks share experts depends on the split */
+    if (asked->gpus > 0) whole.ep = 0; /* the split decides which ranks share experts */
     if (code == CLI_OK) code = modelling_make("tune", &whole, &job.model);
     if (code != CLI_OK) return code;
     code = tune(&job, operands[0]);

@@ -29,7 +29,7 @@ static void write_lengths(json_writer *w, const packing *packed) {
         json_list_close(w);                                                                  \
     } while (0)
 
-/* The chunks of the rank that is scheduled; of their slices sequence, begin and length, one after the other. */
+/* Writes the chunks of the scheduled rank; of their slices sequence, begin and length, one after the other. */
 static void write_chunks(json_writer *w, const cf_plan *plan, int64_t first) {
     int64_t i, n = 0, end = first + plan->chunks_per_rank;
 
@@ -92,8 +92,8 @@ static void write_plan(json_writer *w, const report_plan *p, int64_t rank) {
    A schedule's passes: small whole numbers, most of them differences, because there may be a million of them
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Times are counted in ticks, of which a makespan has 2^23 to 2^24; memory in units, of which a peak has at most 2^16.
-   Both are powers of two, so the whole numbers of unit costs stay what they are. */
+/* Times are counted in ticks: a makespan has 2^23 to 2^24. Memory is counted in units: a peak has at most 2^16. Both
+   are powers of two, so whole numbers of unit costs stay exact. */
 enum { TICK_BITS = 24, UNIT_BITS = 16 };
 
 typedef struct stream {
@@ -125,7 +125,7 @@ static int64_t ticks(const stream *t, double time) { return (int64_t)(time / t->
 
 static int is_pass(const stream *t, int64_t id) { return t->s->schedule->actions[id].pass < CF_COMPUTE_PASS_COUNT; }
 
-/* A letter for each pass of a stage; lower case where the activations are dropped. */
+/* Writes a letter for each pass of a stage; lower case if the activations are dropped. */
 static void write_letters(const stream *t, int64_t stage) {
     const cf_schedule *s = t->s->schedule;
     int64_t i;
@@ -138,7 +138,7 @@ static void write_letters(const stream *t, int64_t stage) {
     json_string_close(t->w);
 }
 
-/* Writes the event that each pass started right after: 1 the pass before it, 2 the neighbour's, 0 neither. */
+/* Writes which event each pass started right after: 1 the previous pass, 2 the neighbour's, 0 neither. */
 static void write_bindings(const stream *t, int64_t stage) {
     const cf_schedule *s = t->s->schedule;
     int64_t i, before = -1;
@@ -190,8 +190,8 @@ static void write_held(const stream *t, int64_t stage) {
     json_list_close(t->w);
 }
 
-/* The idle pieces before each pass, and behind the last one: how many, as a digit for each, and then of each piece its
-   cause and its ticks. */
+/* Writes the idle pieces before each pass and after the last one: their number, as a digit for each, and then each
+   piece's cause and ticks. */
 static void write_idle(const stream *t, int64_t stage) {
     const cf_schedule *s = t->s->schedule;
     const idle_report *idle = &t->s->idle;
@@ -214,7 +214,7 @@ static void write_idle(const stream *t, int64_t stage) {
     json_list_close(t->w);
 }
 
-/* Transfers that wait for an earlier one: the pass, counted on its stage, and the ticks from its end. */
+/* Writes the transfers that wait for an earlier one: the pass, counted on its stage, and the ticks from its end. */
 static void write_queued(const stream *t, int64_t stage) {
     const cf_schedule *s = t->s->schedule;
     int64_t i, n = 0;
@@ -231,7 +231,7 @@ static void write_queued(const stream *t, int64_t stage) {
     json_list_close(t->w);
 }
 
-/* The critical path: the stage, and the pass counted on it. */
+/* Writes the critical path: the stage, and the pass counted on it. */
 static void write_path(const stream *t) {
     const cf_schedule *s = t->s->schedule;
     int64_t i;
@@ -320,7 +320,7 @@ static void write_memory(json_writer *w, const report_schedule *s) {
     json_close(w, ']');
 }
 
-/* By stage and cause; with the time of its passes, a stage's numbers add up to the makespan. */
+/* Writes idle time by stage and cause. With the time of its passes, a stage's numbers add up to the makespan. */
 static void write_causes(json_writer *w, const report_schedule *s) {
     int64_t stage;
     int cause;

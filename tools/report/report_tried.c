@@ -1,39 +1,40 @@
-/* report_tried.c - what would change the best schedule of a report: other options, tried one after the other. */
+/* report_tried.c - changes that would improve the best schedule of a report: other options, tried one after the
+   other. */
 
 #include "report.h"
 
 #include <string.h>
 
 enum {
-    MOST_PASSES = 20000, /* of a schedule that is made several times more */
+    MOST_PASSES = 20000, /* passes of a schedule that is made several times more */
     MOST_STAGES = 16     /* whose layers are worth a list */
 };
 
-/* Less than this is not worth a change of options: what is tried next goes on without it. */
+/* A smaller gain is not worth a change of options: the next try does without it. */
 static const double worth = 0.01;
 
-/* The options that are settled so far, and the one that is tried on top of them. */
+/* The options settled so far, and the one that is tried in addition. */
 typedef struct trial {
     report *r;
     const packing_options *asked;
-    packing packed;           /* of another ChunkSize; empty while that of the report is the best */
+    packing packed;           /* with another ChunkSize; empty while the report's is the best */
     const cf_plan *plan;
     pipeline pipe;
     pipeline_case what;
-    pipeline_run run;         /* its schedule, or none while that of the report is the best */
+    pipeline_run run;         /* its schedule; none while the report's is the best */
     int64_t layers[MOST_STAGES];
     char options[192];
     double makespan;
-    int code; /* CLI_FAILED once memory has run out: nothing more is tried then */
+    int code; /* CLI_FAILED once memory has run out: then nothing more is tried */
 } trial;
 
-/* A change that cannot be made is none, but what memory is missing for could have paid. */
+/* Handles a change that cannot be made: it is no change, unless memory ran out, since then it could have paid. */
 static int cannot_try(trial *t, const cf_error *error) {
     if (error->code == CF_ERROR_MEMORY) t->code = cli_error(error, NULL);
     return 0;
 }
 
-/* Makes the schedule of a plan with `pipe` and `what`; the next line of the report says what came of it. Keeps it if it
+/* Makes the schedule of a plan with `pipe` and `what`; the next line of the report has the result. Keeps it if it
    pays. */
 static int try_change(trial *t, const cf_plan *plan, const pipeline *pipe, const pipeline_case *what,
                       const char *option) {
@@ -63,7 +64,7 @@ static int try_change(trial *t, const cf_plan *plan, const pipeline *pipe, const
     return 1;
 }
 
-/* As many chunks of a chain as there are, or half as many until they fit. */
+/* Tries to keep all chunks of a chain, or half as many until they fit. */
 static void try_k(trial *t) {
     cf_plan_stats stats;
     int64_t k;
@@ -80,7 +81,7 @@ static void try_k(trial *t) {
     }
 }
 
-/* As many chunks as the memory of the GPU has room for. A limit that was given is the caller's own affair. */
+/* Tries to keep as many chunks as the GPU's memory has room for. A given limit is the caller's decision. */
 static void try_limit(trial *t) {
     pipeline pipe = t->pipe;
 
@@ -89,7 +90,7 @@ static void try_limit(trial *t) {
     (void)try_change(t, t->plan, &pipe, &t->what, "--limit none");
 }
 
-/* Activations that are kept need not be made again. */
+/* Tries no recomputation: kept activations need not be computed again. */
 static void try_recompute(trial *t) {
     pipeline pipe = t->pipe;
 
@@ -108,7 +109,8 @@ static void try_virtual(trial *t) {
     (void)try_change(t, t->plan, &t->pipe, &what, "--virtual 2");
 }
 
-/* Half and twice the ChunkSize. Of several ranks each would get other chunks, so the one at hand says nothing there. */
+/* Tries half and twice the ChunkSize. With several ranks each would get other chunks, so one rank would show
+   nothing. */
 static void try_chunk_size(trial *t, int64_t size) {
     packing_options asked = *t->asked;
     char option[48];
@@ -133,8 +135,8 @@ static void try_chunk_size(trial *t, int64_t size) {
 
 /* ---- layers ---- */
 
-/* The layers of each stage, and what one of them takes: the least of all stages, for some also embed or have the head.
-   0 where that is not known. */
+/* Finds the layers of each stage, and the work of one: the least of all stages, because some also embed or have the
+   head. Returns 0 if it is not known. */
 static double layer_work(const pipeline *pipe, const double *work, int64_t *own) {
     double least = 0;
     int64_t i;
@@ -149,7 +151,7 @@ static double layer_work(const pipeline *pipe, const double *work, int64_t *own)
     return least;
 }
 
-/* Hands out the layers one by one, each to the stage that then has the least work. fixed: work beside the layers. */
+/* Deals out the layers one by one, each to the stage with least work at that time. fixed: work beside the layers. */
 static double even_out(int64_t n, int64_t layers, double layer, double *fixed, int64_t *own) {
     double most = 0;
     int64_t i, given;
@@ -170,7 +172,7 @@ static double even_out(int64_t n, int64_t layers, double layer, double *fixed, i
     return most;
 }
 
-/* Fills t->layers. Returns 0 where even stages would not be shorter. */
+/* Fills in t->layers. Returns 0 if even stages would not be faster. */
 static int find_layers(trial *t) {
     const cf_plan *plan = t->plan;
     const pipeline_run *run = t->run.timeline ? &t->run : &t->r->runs[t->r->best];

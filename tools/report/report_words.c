@@ -1,4 +1,4 @@
-/* report_words.c - a report in words: what was gained, and what stands in the way of more. */
+/* report_words.c - a report in words: the gain, and the obstacles to more. */
 
 #include "report.h"
 
@@ -9,13 +9,13 @@
    What was gained
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* "0.72 s", and "15.95 GiB on the fullest GPU" or "8 kept tokens on the fullest stage". */
+/* Writes "0.72 s", and "15.95 GiB on the fullest GPU" or "8 kept tokens on the fullest stage". */
 static void say_time(const report *r, const report_schedule *s, char *text, size_t size) {
     snprintf(text, size, "%s %s", pipeline_duration(s->timeline->makespan, r->pipe->unit_cost),
              pipeline_unit(r->pipe->unit_cost));
 }
 
-/* Seconds are estimates, and what is measured is none of these; token times are exact. */
+/* Returns "an estimated " for seconds, which are estimates unless measured; token times are exact. */
 static const char *estimated(const report *r) { return r->pipe->unit_cost ? "" : "an estimated "; }
 
 static void say_held(const report_schedule *s, char *text, size_t size) {
@@ -43,7 +43,7 @@ static const char *two_decimals(double x) {
     return out;
 }
 
-/* Says the baseline's name and what it takes: "1F1B on unsplit sequences (12.6 s, 53.60 GiB on the fullest GPU)".
+/* Writes the baseline's name, time and memory: "1F1B on unsplit sequences (12.6 s, 53.60 GiB on the fullest GPU)".
    Returns its makespan. */
 static double say_base(const report *r, char *text, size_t size) {
     const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
@@ -83,7 +83,7 @@ static void say_both(const report *r, const report_schedule *ours, char *text, s
                  r->pipe->unit_cost ? two_decimals(ratio) : pipeline_estimate(ratio), time, ours->name, held, base);
 }
 
-/* Says the measured numbers before the predicted ones. */
+/* Writes the measured numbers before the predicted ones. */
 static void say_measured(const report *r, char *text, size_t size) {
     double measured = r->schedules[r->measured].timeline->makespan;
     double predicted = r->schedules[r->predicted].timeline->makespan;
@@ -113,8 +113,8 @@ void report_sentence(const report *r, char *text, size_t size) {
    What stands in the way of more
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* The meaning of each idle cause for the batch, and its remedy. No option is named here: advice is given only of
-   options that were tried (report_tried.c). IDLE_ORDER depends on more. */
+/* The meaning of each idle cause for the batch, and its remedy. No option is named here: only options that were tried
+   are recommended (report_tried.c). IDLE_ORDER depends on more. */
 static const char *const meanings[IDLE_CAUSE_COUNT] = {
     "the pipeline fills, which matters less with more chunks in a batch, or fewer stages",
     "the pipeline empties, which matters less with more chunks in a batch, or fewer stages",
@@ -127,13 +127,13 @@ static const char *const meanings[IDLE_CAUSE_COUNT] = {
     "backwards wait for their gradient from the stage behind",
     "forwards wait for the stage before, which is slower or busy with backwards"};
 
-/* Returns how much shorter than a schedule any other of these passes might be. */
+/* Returns how much shorter than a schedule any other order of its passes might be. */
 static double slack_of(const report_schedule *s) {
     double makespan = s->timeline->makespan;
     return makespan > 0 && s->timeline->bound < makespan ? 1 - s->timeline->bound / makespan : 0;
 }
 
-/* "Order" is a reproach to a fixed order; the search that chose this one may have had its reasons. */
+/* Writes what "order" means: it blames a fixed order, but a search that chose this order may have had its reasons. */
 static void say_order(const report_schedule *s, char *text, size_t size) {
     double slack = 100 * slack_of(s);
 
@@ -158,7 +158,7 @@ static void add_causes(const report_schedule *s, double sum[IDLE_CAUSE_COUNT]) {
         for (cause = 0; cause < IDLE_CAUSE_COUNT; cause++) sum[cause] += s->idle.stages[stage].seconds[cause];
 }
 
-/* The cause of which `rank` others have more; -1: it has no idle time. */
+/* Returns the cause that `rank` others exceed; -1: it has no idle time. */
 static int cause_ranked(const double sum[IDLE_CAUSE_COUNT], int rank) {
     int cause, other;
 
@@ -190,7 +190,7 @@ static int say_cause(const report_schedule *s, int rank, char *text, size_t size
     return 1;
 }
 
-/* Says how all of the time is spent, and how much of it another order of the passes could win back at most. */
+/* Writes how all of the time is spent, and how much another order of the passes could win back at most. */
 static int say_whole(const report *r, const report_schedule *s, char *text, size_t size) {
     double whole = (double)s->schedule->shape.n_stages * s->timeline->makespan, replays, idle;
     char bound[128] = "";
@@ -259,7 +259,7 @@ static double stage_work(const report_schedule *s, int64_t stage) {
     return work;
 }
 
-/* Says which stage has more work than the others. In any order of the passes, all wait for it. */
+/* Writes which stage has more work than the others. In any order of the passes, all wait for it. */
 static int say_uneven(const report *r, const report_schedule *s, char *text, size_t size) {
     double most = 0, mean = s->timeline->busy / (double)s->schedule->shape.n_stages;
     int64_t stage, busiest = 0;
@@ -278,7 +278,7 @@ static int say_uneven(const report *r, const report_schedule *s, char *text, siz
     return 1;
 }
 
-/* Says why unsplit sequences are faster, if they are. */
+/* Writes why unsplit sequences are faster, if they are. */
 static int say_unsplit(const report *r, const report_schedule *s, char *text, size_t size) {
     const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
     const cf_plan *plan = r->packed->plan;
@@ -291,14 +291,14 @@ static int say_unsplit(const report *r, const report_schedule *s, char *text, si
              packing_why_unsplit(stats.longest_sequence, plan->chunk_size, (double)plan->chunks_per_rank,
                                  r->pipe->n_stages,
                                  s->timeline->replayed > 0));
-    while ((at = strstr(text, "\n                  ")) != NULL) { /* that text is indented for a summary */
+    while ((at = strstr(text, "\n                  ")) != NULL) { /* that text has the indentation of a summary */
         *at = ' ';
         memmove(at + 1, at + 19, strlen(at + 19) + 1);
     }
     return 1;
 }
 
-/* All that pays of what was tried, one on top of the other; NULL: nothing does. */
+/* Returns all tried changes that pay, one on top of the other; NULL: none does. */
 static const report_try *what_pays(const report *r) {
     const report_try *best = NULL;
     int i;
@@ -308,7 +308,7 @@ static const report_try *what_pays(const report *r) {
     return best;
 }
 
-/* What whole sequences take, where that is less; nothing where it is not. */
+/* Returns the time of whole sequences in words, if it is less; else "". */
 static const char *still_loses(const report *r, double makespan) {
     const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
     double seconds = base ? base->timeline->makespan : DBL_MAX;
@@ -337,7 +337,7 @@ int report_do(const report *r, char *text, size_t size) {
     return 1;
 }
 
-/* Says the cost of uneven ranks and its cause: their steps are equal in number and differ in cost. */
+/* Writes the cost of uneven ranks and its cause: their steps are equal in number and differ in cost. */
 static int say_ranks(const report *r, char *text, size_t size) {
     double slowest = 0, sum = 0, n = 0;
     int64_t i, rank = 0, longest = -1;
@@ -369,7 +369,8 @@ static int say_ranks(const report *r, char *text, size_t size) {
     return 1;
 }
 
-/* In the order of what matters: all of it, what pays, what no order can mend, the causes, what memory costs. */
+/* Writes line i of advice, most important first: the whole, changes that pay, what no order can mend, the causes, what
+   memory costs. */
 int report_advice(const report *r, int i, char *text, size_t size) {
     const report_schedule *s = r->best >= 0 ? &r->schedules[r->best] : NULL;
     int rank;

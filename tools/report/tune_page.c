@@ -1,4 +1,4 @@
-/* tune_page.c - what came of a search as JSON, and as a page with a report of the winner. */
+/* tune_page.c - the outcome of a search as JSON, and as a page with a report of the winner. */
 
 #include "report.h"
 #include "tune.h"
@@ -56,8 +56,8 @@ static void say_outcome(const tune_outcome *o, char *text, size_t size) {
              tuning->interrupted ? "; the search was interrupted, so there may be better ones" : "");
 }
 
-/* Returns the term that breaks the limit, as the name of a member of cf_memory_report. Terms that are there whatever
-   runs come first; if these fit, it is the largest of the others. */
+/* Returns the term that breaks the limit, as the name of a member of cf_memory_report. Terms that are always there come
+   first; if these fit, it is the largest of the others. */
 static const char *breaking_term(const cf_memory_report *m, int64_t limit) {
     int fixed = m->parameters + m->gradients + m->optimizer + m->runtime > limit, is_fixed = 0;
     const char *found = "";
@@ -165,7 +165,7 @@ static void write_setting(json_writer *w, const tune_outcome *o) {
     baseline_write(w, "baseline", &o->base);
 }
 
-/* The candidates that none beats in both time and memory, from the fastest on. */
+/* Returns whether no candidate beats this one in both time and memory. place: in the ranking, fastest first. */
 static int is_on_frontier(const cf_tuning *tuning, int64_t place) {
     int64_t i;
 
@@ -218,7 +218,8 @@ static void write_map(json_writer *w, const tune_map *map) {
     json_close(w, ']');
 }
 
-/* shown: the candidates that are written (n_candidates), without their times batch by batch. NULL: all, with them. */
+/* Writes an outcome. shown: the candidates to write (n_candidates), without the times of single batches. NULL: all,
+   with these times. */
 static void write_outcome(const tune_outcome *o, const char *shown, cli_output *to) {
     json_writer w;
     int64_t i;
@@ -255,7 +256,7 @@ typedef struct winner {
     report out;
 } winner;
 
-/* The schedule that the search has made of this batch, for a rank. */
+/* Makes the schedule that the search has made of this batch, for a rank. */
 static cf_result make_run(const winner *w, const pipeline *rank, pipeline_run *out, cf_error *error) {
     const tune_outcome *o = w->outcome;
     cf_schedule *schedule = NULL;
@@ -275,7 +276,7 @@ static cf_result make_rank(void *user, const pipeline *rank, pipeline_run *out) 
     return make_run((const winner *)user, rank, out, &error);
 }
 
-/* The rank that an iteration waits for, and its run. */
+/* Finds the rank that an iteration waits for, and its run. */
 static cf_result find_slowest(winner *w, pipeline_run *out, cf_error *error) {
     pipeline pipe = w->pipe;
     pipeline_run run;
@@ -297,7 +298,7 @@ static cf_result find_slowest(winner *w, pipeline_run *out, cf_error *error) {
     return result;
 }
 
-/* Costs and memory are those of the search: its split, its GPU with the limit for its memory. */
+/* Opens the winner, with costs and memory of the search: its split, and its GPU with the limit of its memory. */
 static int open_winner(winner *w, int64_t batch) {
     const cf_tuning *tuning = w->outcome->tuning;
     const tune_job *job = w->outcome->job;
@@ -310,7 +311,7 @@ static int open_winner(winner *w, int64_t batch) {
     w->packing.ranks = split->dp;
     w->packing.max_cp = w->candidate->max_cp;
     w->pipeline.stages = split->pp;
-    w->pipeline.limit = "none"; /* it is bytes that a GPU has */
+    w->pipeline.limit = "none"; /* a GPU limits bytes, not chunks */
     w->pipeline.model = job->asked->modelling;
     w->pipeline.model.tp = split->tp;
     w->pipeline.gpu = job->asked->gpu;
@@ -333,8 +334,8 @@ static int open_winner(winner *w, int64_t batch) {
     return code;
 }
 
-/* The baseline of the search, on this batch and in this split. Where it fits on no batch with the longest sequence, it
-   is none on another either. */
+/* Adds the baseline of the search, on this batch and in this split. If it fits no batch with the longest sequence,
+   another batch has no baseline either. */
 static int add_baseline(winner *w) {
     const tune_job *job = w->outcome->job;
     const baseline_tuned *base = &w->outcome->base;

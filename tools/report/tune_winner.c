@@ -1,4 +1,4 @@
-/* tune_winner.c - what to do with the winner of a search: commands, settings for a trainer, one of its batches. */
+/* tune_winner.c - how to use the winner of a search: commands, settings for a trainer, one of its batches. */
 
 #include "tune.h"
 
@@ -37,8 +37,8 @@ const char *tune_slower_words(const cf_tuning *tuning, const cf_tune_candidate *
     return text;
 }
 
-/* Ranks the knowledge of a candidate, the most welcome first: 0 its exact time, 1 an estimate, 2 a bound, 3 that it is
-   slower, 4 the memory that it needs, 5 nothing, or nothing of its own. */
+/* Ranks what is known of a candidate, best first: 0 its exact time, 1 an estimate, 2 a bound, 3 that it is slower, 4
+   the memory that it needs, 5 nothing, or nothing of its own. */
 static int rank_of(const cf_tuning *tuning, const cf_tune_candidate *c) {
     if (c->status == CF_TUNE_OK) return 0;
     if (c->status == CF_TUNE_INFEASIBLE) return 4;
@@ -63,7 +63,8 @@ int64_t tune_best_of_split(const cf_tuning *tuning, int64_t split) {
     return best;
 }
 
-/* The order of a batch is that of its trees, so what a sequence shares with the one before it is all that it shares. */
+/* Returns the work of a batch. Its order is that of its trees, so all that a sequence shares is what it shares with the
+   previous one. */
 tune_work tune_work_of(const cf_tuning *tuning, int shared) {
     tune_work work = {0, 0};
     double n_batches = (double)tuning->n_batches;
@@ -102,8 +103,8 @@ static void write_number(const char *before, int64_t number, cli_output *to) {
     (void)cli_write(text, (size_t)snprintf(text, sizeof text, "%lld", (long long)number), to);
 }
 
-/* The sequences first .. end - 1 of a tree, or the one that there is, less `tokens` that they all begin with: as a list
-   says them. */
+/* Writes the sequences first .. end - 1 of a tree, or its only one, in the notation of a list. tokens: those that they
+   all begin with, which are left out. */
 static void write_tree(const int64_t *lengths, const cf_shared_prefix *shares, int64_t first, int64_t end,
                        int64_t tokens,
                        cli_output *to) {
@@ -137,7 +138,8 @@ void tune_write_batch(const cf_tuning *tuning, cli_output *to) {
    Commands
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Options of tune that plan and memory have too, with the same meaning. What the search has chosen comes by itself. */
+/* Options of tune that plan and memory have too, with the same meaning. Options chosen by the search are added
+   separately. */
 static const char *const shared[] = {
     "--model", "--config", "--layers", "--hidden", "--heads", "--kv-heads", "--head-dim", "--ffn", "--vocab", "--tied",
     "--qkv-bias", "--qk-norm", "--no-gate", "--mtp", "--imbalance", "--no-sp", "--stage-layers", "--gpu",
@@ -153,7 +155,7 @@ static int is_shared(const char *name) {
     return 0;
 }
 
-/* A word that a shell takes as it stands. */
+/* Prints a word that a shell reads unchanged. */
 static void print_word(const char *word) {
     static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+=./:,@";
 
@@ -173,7 +175,7 @@ static void print_choice(const char *words, int64_t choice) {
     printf(" %.*s", (int)strcspn(words, "|"), words);
 }
 
-/* The option as it was given, if it was. */
+/* Prints an option as it was given, if it was. */
 static void print_given(const cli_option *option, const void *asked, const void *defaults) {
     const char *own = (const char *)asked + option->offset, *usual = (const char *)defaults + option->offset;
     size_t bytes = option->kind == CLI_FLAG ? sizeof(int) : option->kind == CLI_TEXT ? sizeof(char *) : sizeof(int64_t);
@@ -211,8 +213,8 @@ static int64_t ring_bytes(const tune_job *job, const cf_tuning *tuning, const cf
     return c->state_window > 0 ? c->state_window * modelling_row_bytes(&desc) : 0;
 }
 
-/* Returns the number of tries that the search gave such a schedule of the usual batch; other batches have another,
-   hardly different. */
+/* Returns the number of tries that the search gave such a schedule of the usual batch; that of other batches hardly
+   differs. */
 static int64_t tries_of(const tune_job *job, const cf_tuning *tuning, const cf_tune_candidate *c) {
     const cf_parallel *split = &tuning->splits[c->split];
     cf_pack_desc desc = job->desc.pack;
@@ -267,8 +269,8 @@ static void print_upper(const char *name) {
     for (; *name; name++) putchar(*name == '-' ? '_' : *name >= 'a' && *name <= 'z' ? *name - 'a' + 'A' : *name);
 }
 
-/* Returns the description of packing that a trainer needs for cp groups: cost and cp_row_seconds, as the search had
-   them. A cp group has one stage. */
+/* Returns the description of packing that a trainer needs for cp groups: cost and cp_row_seconds, as in the search. A
+   cp group has one stage. */
 static cf_pack_desc price_cp_groups(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
     cf_cost_desc cost = modelling_costs(&job->model, &job->gpu, &job->asked->gpu, c->chunk_size);
     cf_pack_desc pack;
