@@ -550,7 +550,7 @@ $(PTX_BUILD):
 	mkdir -p $@
 
 $(PTX_MACHINE) $(PTX_BUILD)/test_ptx.o: $(PTX_BUILD)/%.o: tests/ptx/%.cc $(wildcard tests/ptx/*.h) tests/harness.h | $(PTX_BUILD)
-	$(PTX_CXX) -O2 -g1 -march=native -ffp-contract=off -c $< -o $@
+	$(PTX_CXX) $(if $(filter %/test_ptx.o,$@),-O1,-O2) -g1 -march=native -ffp-contract=off -c $< -o $@
 
 $(PTX_HOST): $(PTX_BUILD)/%.t: tests/cuda/%.cc $(CUDA_HEADERS) | $(PTX_BUILD)
 	$(PTX_CXX) $(if $(filter %/reference.t,$@),$(PTX_FAST),-O1) -g1 -DCHUNKFLOW_PTX -DCHUNKFLOW_CUDA_VARIANTS -c $< -o $@
@@ -588,10 +588,11 @@ PTX_SUITE := "echo 'no nvcc: compiled kernels are not run'; echo '0 passed, 0 fa
 endif
 
 # Those that take longest come first.
-PTX_SUITES := kernels attention blocks train_cuda state executor_cuda executor wgmma faults coverage primitives
+PTX_SUITES := kernels attention blocks train_cuda executor_cuda executor state wgmma faults coverage primitives entries
 
 .PHONY: test-ptx
 test-ptx: $(if $(PTX_TESTS),$(PTX_ALL))
+	$(if $(SUITE),,rm -rf $(PTX_BUILD)/ran && mkdir -p $(PTX_BUILD)/ran)
 	NVCC="$(PTX_NVCC)" BUILD="$(BUILD)" ARCH="$(ARCH)" sh tests/run.sh \
 	    $(if $(PTX_TESTS),$(foreach suite,$(or $(SUITE),$(PTX_SUITES)),"sh tests/ptx/ptx_check.sh $(suite)"),$(PTX_SUITE))
 

@@ -173,13 +173,13 @@ static void land_small(warp &w, const small_copy &copy) {
 }
 
 static void copy_async(warp &w, const instruction &i) {
-    const uint32_t *to = at<uint32_t>(w, i.d), *wanted = at<uint32_t>(w, i.c);
+    const uint32_t *to = at<uint32_t>(w, i.d), *size = at<uint32_t>(w, i.b), *wanted = at<uint32_t>(w, i.c);
     const uint64_t *from = at<uint64_t>(w, i.a);
     for (uint32_t l = 0; l < LANES; l++) {
         if (!(w.mask >> l & 1)) continue;
         if (to[l] % 16 || from[l] % 16)
             stop(w, "lane %u: a copy from 0x%llx to shared address %u", l, (unsigned long long)from[l], to[l]);
-        if (wanted[l] > 16) stop(w, "lane %u wants %u of 16 bytes", l, wanted[l]);
+        if (size[l] != 16 || wanted[l] > 16) stop(w, "lane %u wants %u of %u bytes", l, wanted[l], size[l]);
         if (wanted[l]) check_device_memory(w, from[l], wanted[l], "a copy");
         shared_place(w, to[l], 16, "a copy");
         use_shared(w, to[l], 16, w.index, time_of(w), true);

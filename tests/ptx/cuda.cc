@@ -21,9 +21,15 @@ namespace ptx {
 
 /* ---- settings ---- */
 
-static int number_of(const char *name, int otherwise) {
+static int number_of(const char *name, int otherwise, std::initializer_list<int> known = {}) {
     const char *value = getenv(name);
-    return value && *value ? atoi(value) : otherwise;
+    if (!value || !*value) return otherwise;
+    char *rest = nullptr;
+    const long number = strtol(value, &rest, 10);
+    if (*rest || number < 0 || number > 1 << 20 ||
+        (known.size() && std::find(known.begin(), known.end(), number) == known.end()))
+        stop("%s is \"%s\"", name, value);
+    return (int)number;
 }
 
 static char letter_of(const char *name, std::initializer_list<const char *> words, size_t letter) {
@@ -34,23 +40,23 @@ static char letter_of(const char *name, std::initializer_list<const char *> word
     stop("%s is \"%s\"", name, value);
 }
 
-static settings read_settings() {
+settings read_settings() {
     settings s = {};
-    s.arch = number_of("PTX_ARCH", 80);
-    s.late = number_of("PTX_LATE", 1) != 0;
+    s.arch = number_of("PTX_ARCH", 80, {80, 86, 90});
+    s.late = number_of("PTX_LATE", 1, {0, 1}) != 0;
     s.copies = letter_of("PTX_COPIES", {"oldest", "newest", "random"}, 0);
     s.order = letter_of("PTX_ORDER", {"forward", "reverse", "shuffled"}, 0);
     s.blocks = std::max(1, number_of("PTX_BLOCKS", 1));
-    s.fuse = number_of("PTX_FUSE", 0) != 0;
-    s.race = number_of("PTX_RACE", 0) != 0;
+    s.fuse = number_of("PTX_FUSE", 0, {0, 1}) != 0;
+    s.race = number_of("PTX_RACE", 0, {0, 1}) != 0;
     s.devices = number_of("PTX_DEVICES", 1);
-    s.peers = number_of("PTX_PEERS", 1) != 0;
+    s.peers = number_of("PTX_PEERS", 1, {0, 1}) != 0;
     s.ran = getenv("PTX_RAN") ? getenv("PTX_RAN") : "";
     return s;
 }
 
-const settings &options() {
-    static const settings s = read_settings();
+settings &options() {
+    static settings s = read_settings();
     return s;
 }
 

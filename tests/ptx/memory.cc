@@ -61,9 +61,13 @@ static unsigned char *lane_place(warp &w, const instruction &i, int lane, uint64
 static void find_addresses(warp &w, const instruction &i, uint32_t base, uint64_t *address) {
     const uint64_t *wide = base == NO_PLACE ? nullptr : at<uint64_t>(w, base);
     const uint32_t *narrow = base == NO_PLACE ? nullptr : at<uint32_t>(w, base);
-    const uint64_t start = i.space == PARAM && !wide ? (uint64_t)w.of->parameters_at : 0;
-    for (int l = 0; l < LANES; l++)
-        address[l] = (wide ? i.wide_address ? wide[l] : narrow[l] : start) + (uint64_t)(int64_t)i.offset;
+    const uint64_t offset = (uint64_t)(int64_t)i.offset;
+    if (!wide)
+        for (int l = 0; l < LANES; l++) address[l] = offset + (i.space == PARAM ? (uint64_t)w.of->parameters_at : 0);
+    else if (i.wide_address)
+        for (int l = 0; l < LANES; l++) address[l] = offset + wide[l];
+    else
+        for (int l = 0; l < LANES; l++) address[l] = offset + narrow[l];
 }
 
 /* Whether global addresses of the mask's lanes are aligned and within one allocation, so that no lane has to be looked

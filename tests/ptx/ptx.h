@@ -143,6 +143,7 @@ struct warp {
     std::vector<unsigned char> busy; /* by register: a wgmma in flight uses it */
     uint32_t time, fenced;
     int registers; /* of each thread: setmaxnreg */
+    uint32_t jumps_back;
 };
 
 struct mbarrier {
@@ -198,7 +199,8 @@ struct settings {
     char copies, order; /* the word's first letter */
     std::string ran;
 };
-const settings &options();
+settings read_settings(); /* of the environment */
+settings &options();
 uint32_t random_number(uint32_t below);
 
 /* Ends the run. The one with a warp says where: entry, block, warp, line, instruction. */

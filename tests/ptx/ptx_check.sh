@@ -5,11 +5,13 @@
 #
 # SUITE: primitives (with the interpreter's own tests; all that `make test` runs), wgmma, attention, blocks, state,
 # executor, executor_cuda, train_cuda. Each runs as a device of 8.0 and of 9.0, and on the code of the former as one of
-# 8.6. Each value of each mode (tests/ptx/ptx.h) has its turn on both targets, not every combination.
+# 8.6. Each value of each mode (tests/ptx/ptx.h) has its turn on both targets, not every combination. FULL=1 has its
+# repetitions where fused attention runs in the default modes on either target: elsewhere they would repeat host code.
 #
 #     coverage   every instruction of the programs has a test, and every value of every mode a run
 #     faults     planted in assembly text (ptx_faults.py): each is seen
 #     kernels    planted in kernels, and each of their waits left out (tests/cuda/cuda_faults.py --ptx): each is seen
+#     entries    every kernel of the programs ran as some device of its target; waits for the suites that run them
 #
 # Run it in the top directory, after `make test-ptx` or `make test` has built the programs.
 
@@ -17,7 +19,17 @@
 
 build=${BUILD:-build}/ptx
 only=${1:-}
+suites="primitives wgmma attention blocks state executor executor_cuda train_cuda coverage faults kernels entries"
+case " $suites " in
+    *" ${only:-entries} "*) ;;
+    *) printf 'ptx_check.sh: no suite "%s", of %s\n' "$only" "$suites" >&2; exit 2 ;;
+esac
+case ${ARCH:-80} in
+    80 | 86 | 90) ;;
+    *) printf 'ptx_check.sh: ARCH is "%s", not 80, 86 or 90\n' "$ARCH" >&2; exit 2 ;;
+esac
 workplace "$build/ptx_check.${only:-all}${LIST:+.list}.tmp"
+if [ -d "$build/ran" ] && [ -n "$only" ]; then trap 'rm -rf "$work"; : >"$build/ran/$only.ended"' EXIT; fi
 
 # lists NAME: whether the run is only to be listed
 lists() {
@@ -38,13 +50,19 @@ run() {
     fi
 }
 
+# is_chosen ARCH: and the entries that run as that device are noted
+is_chosen() {
+    if [ -d "$build/ran" ]; then PTX_RAN=$build/ran/$1; fi
+    [ "${ARCH:-$1}" = "$1" ]
+}
+
 # on ARCH MODES COMMAND...: runs it so
 on() {
     arch=$1 modes=$2
     shift 2
-    if [ -n "${ARCH:-}" ] && [ "$ARCH" != "$arch" ]; then return; fi
+    if ! is_chosen "$arch"; then return; fi
     # shellcheck disable=SC2086
-    run "$what as sm_$arch${modes:+, $modes}" env PTX_ARCH="$arch" $modes "$@"
+    run "$what as sm_$arch${modes:+, $modes}" env PTX_ARCH="$arch" PTX_RAN="${PTX_RAN:-}" $modes "$@"
 }
 
 is_wanted() { # SUITE
@@ -53,8 +71,13 @@ is_wanted() { # SUITE
 }
 
 if is_wanted primitives; then
+    what="the interpreter"
+    on "${ARCH:-90}" "" "$build/primitives" ptx.
+    what=primitives
+    for arch in 80 86 90; do
+        on $arch "" "$build/primitives" primitives.
+    done
     for arch in 80 90; do
-        on $arch "" "$build/primitives"
         on $arch "PTX_LATE=0 PTX_ORDER=reverse PTX_FUSE=1" "$build/primitives" primitives.
         on $arch "PTX_RACE=1 PTX_ORDER=shuffled PTX_COPIES=random PTX_BLOCKS=3" "$build/primitives" primitives.
     done
@@ -63,7 +86,10 @@ for suite in wgmma attention blocks state executor; do
     if is_wanted $suite; then
         for arch in 80 86 90; do
             if [ $suite = wgmma ] && [ $arch != 90 ]; then continue; fi
-            on $arch "" "$build/cuda_tests" $suite.
+            case $suite$arch in
+                executor* | *86) on $arch "FULL=0" "$build/cuda_tests" $suite. ;;
+                *) on $arch "" "$build/cuda_tests" $suite. ;;
+            esac
         done
     fi
 done
@@ -71,8 +97,8 @@ for suite in wgmma attention blocks; do
     if is_wanted $suite; then
         for arch in 80 90; do
             if [ $suite = wgmma ] && [ $arch != 90 ]; then continue; fi
-            on $arch "PTX_RACE=1 PTX_ORDER=reverse PTX_COPIES=newest" "$build/cuda_tests" $suite.
-            on $arch "PTX_LATE=0 PTX_ORDER=shuffled PTX_BLOCKS=8 PTX_FUSE=1" "$build/cuda_tests" $suite.
+            on $arch "FULL=0 PTX_RACE=1 PTX_ORDER=reverse PTX_COPIES=newest" "$build/cuda_tests" $suite.
+            on $arch "FULL=0 PTX_LATE=0 PTX_ORDER=shuffled PTX_BLOCKS=8 PTX_FUSE=1" "$build/cuda_tests" $suite.
         done
     fi
 done
@@ -81,11 +107,11 @@ done
 checks() {
     arch=$1 modes=$2 at_least=$3 program=$4
     shift 4
-    if [ -n "${ARCH:-}" ] && [ "$ARCH" != "$arch" ]; then return; fi
+    if ! is_chosen "$arch"; then return; fi
     name="$program as sm_$arch${modes:+, $modes}: $*"
     if lists "$name"; then return; fi
     # shellcheck disable=SC2086
-    capture timeout -k 5 600 env PTX_ARCH="$arch" $modes "$build/$program" $model --check "$@"
+    capture timeout -k 5 600 env PTX_ARCH="$arch" PTX_RAN="${PTX_RAN:-}" $modes "$build/$program" $model --check "$@"
     if [ "$status" -ne 0 ] || grep -q 'NOT OK' "$work/out"; then fail "$name" "status $status: $(last_line)" "$work/err"
     elif [ "$(grep -c ': ok$' "$work/out")" -lt "$at_least" ]; then fail "$name" "$(last_line)"
     else ok "$name"; fi
@@ -98,7 +124,8 @@ if is_wanted executor_cuda; then
         # shellcheck disable=SC2086
         {
             checks $arch "" 2 executor_cuda $lengths --type fp32 --reference --k 2
-            checks $arch "" 5 executor_cuda $lengths --type fp32 --stages 2 --replay local --k 1 --stream 40000
+            checks $arch "PTX_FUSE=1" 5 executor_cuda $lengths --type fp32 --stages 2 --replay local --k 1 \
+                --stream 40000
             checks $arch "PTX_DEVICES=2" 2 executor_cuda $lengths --type bf16 --stages 2 --devices 2 --schedule 1f1b
             checks $arch "PTX_DEVICES=2 PTX_PEERS=0" 2 executor_cuda $lengths --type fp16 --stages 2 --devices 2 \
                 --schedule zero-bubble
@@ -112,8 +139,8 @@ if is_wanted train_cuda; then
     model="$model --lr 0.5 --warmup 0 --clip 0.1 --chunk-size 48"
     for arch in 80 86 90; do
         checks $arch "" 5 train_cuda --type fp32 --synthetic 110,20,33,48,1,0
-        checks $arch "" 5 train_cuda --k 2 --synthetic 110,20,33,48,1,0
-        checks $arch "" 5 train_cuda --type fp32 --stream 24576 --synthetic 110,20,33,1,0
+        checks $arch "PTX_FUSE=1" 5 train_cuda --k 2 --synthetic 110,20,33,48,1,0
+        checks $arch "PTX_FUSE=1" 5 train_cuda --type fp32 --stream 24576 --synthetic 110,20,33,1,0
         checks $arch "" 5 train_cuda --type fp32 --recompute full --untied --k 2 --synthetic 110,20,48
         checks $arch "" 5 train_cuda --type fp32 --synthetic 102,105,110,100,30,50 --with 0,0,0,1,0,5 \
             --shared 0,98,98,99,0,0
@@ -122,11 +149,14 @@ if is_wanted train_cuda; then
     done
     checks 90 "" 5 train_cuda --attention wgmma --k 2 --synthetic 70,20
 fi
-if is_wanted coverage && ! lists coverage; then
+write_texts() {
     for program in primitives cuda_tests executor_cuda train_cuda; do
         mkdir -p "$work/texts/$program" || exit 1
         PTX_DUMP=$work/texts/$program "$build/$program" --help >/dev/null 2>&1
     done
+}
+if is_wanted coverage && ! lists coverage; then
+    write_texts
     run "every instruction of the programs has a test" env PTX_PROGRAMS="$work/texts" "$build/primitives" ptx.
     LIST=1 ARCH='' sh "$0" >"$work/runs"
     before=$failed
@@ -147,4 +177,28 @@ planted() { # SUITE SCRIPT [OPTION]
 }
 planted faults tests/ptx/ptx_faults.py
 planted kernels tests/cuda/cuda_faults.py --ptx
+
+# The suites run at once, and this one is started last.
+have_ended() {
+    for suite in primitives wgmma attention blocks state executor executor_cuda train_cuda; do
+        [ -e "$build/ran/$suite.ended" ] || return 1
+    done
+}
+if [ "$only" = entries ] && [ ! -d "$build/ran" ]; then skip entries "it is part of a whole make test-ptx"
+elif [ "$only" = entries ] && [ -z "${ARCH:-}" ]; then
+    await $$ have_ended
+    write_texts
+    for target in 80 90a; do
+        cat "$build/ran/${target%a}" "$build/ran/86" | sort -u >"$work/ran"
+        cat "$work"/texts/*/*.sm_$target.ptx | sed -n 's/.*\.entry \([^(]*\)(.*/\1/p' | sort -u >"$work/entries"
+        comm -13 "$work/ran" "$work/entries" >"$work/err"
+        name="each of $(wc -l <"$work/entries") kernels ran as compiled for sm_$target"
+        if [ -s "$work/entries" ] && [ ! -s "$work/err" ]; then ok "$name"
+        else fail "$name" "not these:" "$work/err"; fi
+    done
+fi
+if [ $((passed + failed + skipped)) -eq 0 ] && [ -n "${ARCH:-}" ]; then
+    printf 'note: %s has nothing to run as sm_%s\n0 passed, 0 failed\n' "$only" "$ARCH"
+    exit 0
+fi
 finish

@@ -5,7 +5,7 @@
     python3 tests/ptx/ptx_faults.py [part of a fault's name ...]
 
 Faults of assembly text are edits of the PTX in build/ptx/primitives, one line each; those of constraints, which have no
-text in PTX, are made of the CUDA file's section >>device by a compilation each. Each must make the suite primitives
+text in PTX, are compiled in one file, a copy of the tests' kernels each. Each must make the suite primitives
 fail, but for one that changes nothing in what this compiler makes. Prints what saw each, and "N passed, N failed",
 which sets the exit status.
 """
@@ -84,19 +84,48 @@ def edited(text, entry, pattern, wanted):
     return "".join(parts), changed
 
 
-def recompiled(number, right, wrong, text):
-    """The PTX of the primitives with a fault in the section >>device, under the names that the program knows."""
-    folder = os.path.join(BUILD, "planted", str(number))
+def plain_name(entry):
+    """A mangled name without what differs between files and namespaces."""
+    entry = re.sub(r"\d+_GLOBAL__N__[0-9a-f]{8}_\d+_\w+?_c[cu]_[0-9a-f]{8}", "", entry)
+    return re.sub(r"7copy_\d_|S\d*_", "", entry)
+
+
+def compile_copies():
+    """The PTX of the primitives in as many copies as there are faults of constraints, and one without: copy_0. One
+    compilation makes all of them; each has its number, for a fault in another program's branch might not be one."""
+    folder = os.path.join(BUILD, "planted")
     os.makedirs(folder, exist_ok=True)
     section = open(os.path.join(BUILD, "device_section.h")).read()
-    if right not in section:
-        sys.exit("ptx_faults: the section >>device has no " + right)
-    open(os.path.join(folder, "device_section.h"), "w").write(section.replace(right, wrong))
-    result = os.path.join(folder, "planted.ptx")
-    subprocess.run([NVCC, "-std=c++17", "-O3", "-arch=compute_90a", "-ptx", "-DCHUNKFLOW_CUDA_VARIANTS", "-I.",
-                    "-I" + folder, "-x", "cu", "tests/cuda/test_primitives.cc", "-o", result], check=True)
-    hashed = r"_GLOBAL__N__[0-9a-f]{8}_\d+_test_primitives_cc_[0-9a-f]{8}"
-    return re.sub(hashed, re.search(hashed, text).group(), open(result).read())
+    for number, (_, right, wrong, _) in enumerate(CONSTRAINTS, 1):
+        if right not in section:
+            sys.exit("ptx_faults: the section >>device has no " + right)
+        section = section.replace(right, "\n#if PLANTED == %d\n%s\n#else\n%s\n#endif\n" % (number, wrong, right))
+    open(os.path.join(folder, "device_section.h"), "w").write(section)
+    source, result = os.path.join(folder, "copies.cu"), os.path.join(folder, "copies.ptx")
+    with open(source, "w") as file:
+        for header in re.findall(r"^#include .*", open("tests/cuda/test_primitives.cc").read(), re.M):
+            if "device_section" not in header:
+                file.write(header.replace("../", "tests/") + "\n")
+        for number in range(len(CONSTRAINTS) + 1):
+            file.write("#undef PLANTED\n#define PLANTED %d\nnamespace copy_%d_ {\n#include "
+                       "\"tests/cuda/test_primitives.cc\"\n}\n" % (number, number))
+    subprocess.run([NVCC, "-std=c++17", "-O3", "-arch=compute_90a", "-ptx", "-DCHUNKFLOW_CUDA_VARIANTS",
+                    "-I" + folder, "-I.", source, "-o", result], check=True)
+    return open(result).read()
+
+
+def recompiled(number, copies, text):
+    """That copy's entries under the names that the program knows."""
+    at = entries(copies)
+    known = {plain_name(name): name for name in re.findall(r"\.entry (\w+)\(", text)}
+    parts = [copies[:at[0]]]
+    for begin, end in zip(at, at[1:]):
+        name = re.search(r"\.entry (\w+)\(", copies[begin:end]).group(1)
+        if "7copy_%d_" % number in name:
+            parts.append(copies[begin:end].replace(name, known.pop(plain_name(name))))
+    if known:
+        sys.exit("ptx_faults: not compiled: " + ", ".join(known))
+    return re.sub(r"\$L__BB\d+_|7copy_\d_", lambda found: found.group()[:5], "".join(parts))
 
 
 def what_sees(text):
@@ -120,12 +149,15 @@ def main():
     text = open(os.path.join(dump, IMAGE)).read()
     if what_sees(text):
         sys.exit("ptx_faults: fails without a fault: " + what_sees(text))
+    copies = compile_copies()
+    if what_sees(recompiled(0, copies, text)):
+        sys.exit("ptx_faults: compiled anew it fails without a fault: " + what_sees(recompiled(0, copies, text)))
     seen = missed = 0
     for name, make, wanted in (
             *((name, lambda e=entry, p=pattern, w=wrong: edited(text, e, p, w), True)
               for name, entry, pattern, wrong in EDITS),
-            *((name, lambda n=number, r=right, w=wrong: (recompiled(n, r, w, text), 1), is_seen)
-              for number, (name, right, wrong, is_seen) in enumerate(CONSTRAINTS))):
+            *((name, lambda n=number: (recompiled(n, copies, text), 1), is_seen)
+              for number, (name, _, _, is_seen) in enumerate(CONSTRAINTS, 1))):
         if len(sys.argv) > 1 and not any(part in name for part in sys.argv[1:]):
             continue
         planted, changed = make()
@@ -133,7 +165,7 @@ def main():
             sys.exit("ptx_faults: %s: its text is nowhere" % name)
         by = what_sees(planted)
         if not wanted:
-            same = planted == recompiled(len(CONSTRAINTS), "", "", text)
+            same = planted.split() == recompiled(0, copies, text).split()
             print("%-40s %s" % (name, "changes nothing in the PTX" if same and not by else "NOT so: %s" % by))
             missed += bool(by) or not same
             continue

@@ -35,6 +35,10 @@ const char *const SPECIAL[SPECIAL_REGISTERS] = {"%tid.x",    "%tid.y",    "%tid.
                                                 "%ntid.z",   "%ctaid.x",  "%ctaid.y", "%ctaid.z", "%nctaid.x",
                                                 "%nctaid.y", "%nctaid.z", "%laneid"};
 
+/* Instructions whose operands PTX lets a program leave out, or add, and the number that is understood here. */
+const std::pair<const char *, uint32_t> SOLE_FORMS[] = {
+    {"shfl.", 6}, {"cp.async.cg", 4}, {"mbarrier.arrive.shared", 1}, {"mbarrier.arrive.expect_tx", 2}};
+
 struct register_name {
     uint32_t place;
     int bytes; /* of a lane; 0: a predicate */
@@ -102,8 +106,9 @@ struct reader {
         return text.substr(start, at - start);
     }
 
-    int64_t whole() {
-        const std::string x = word();
+    int64_t whole() { return whole(word()); }
+
+    int64_t whole(const std::string &x) {
         char *rest = nullptr;
         const int64_t value = (int64_t)strtoull(x.c_str(), &rest, 0);
         if (x.empty() || *rest) fail("\"" + x + "\" is no number");
@@ -255,10 +260,13 @@ struct reader {
     /* The place of a name or number; `bytes` of a number's lane, 0: of a predicate. */
     uint32_t place_of(const std::string &name, int bytes) {
         if (name.empty()) fail("no operand");
-        if (name[0] == '0' && (name[1] == 'f' || name[1] == 'd'))
-            return constant(strtoull(name.c_str() + 2, nullptr, 16), name[1] == 'f' ? 4 : 8);
+        if (name[0] == '0' && (name[1] == 'f' || name[1] == 'd')) {
+            if (name.size() != (name[1] == 'f' ? 10 : 18) || (bytes == 4) != (name[1] == 'f'))
+                fail("\"" + name + "\" is of another width");
+            return constant((uint64_t)whole("0x" + name.substr(2)), bytes);
+        }
         if (isdigit((unsigned char)name[0]) || name[0] == '-') {
-            const uint64_t value = strtoull(name.c_str(), nullptr, 0);
+            const uint64_t value = (uint64_t)whole(name);
             if (bytes == 0) return constant(value ? ALL_LANES : 0, 4);
             return constant(bytes == 4 ? value & ALL_LANES : value, bytes);
         }
@@ -362,7 +370,7 @@ struct reader {
             if (o.kind == operand::LIST && name == "mov.b64") bytes = 4;
             if (o.kind == operand::ADDRESS && n == 0) {
                 const bool known = find_register(one) != nullptr;
-                if (i->offset != 0 && o.offset != 0) fail("two addresses with an offset");
+                if (o.offset != 0 && begins(name, "cp.")) fail("an offset in " + name);
                 if (o.offset != 0) i->offset = (int32_t)o.offset;
                 if (!i->wide_address) i->wide_address = known ? is_wide(one) : true;
                 if (known) k.places.push_back(place_of(one, 8));
@@ -402,6 +410,8 @@ struct reader {
         i.needs = (uint8_t)found->needs;
         i.bytes = found->bytes;
         i.n = (uint32_t)k.places.size() - i.more;
+        for (const auto &one : SOLE_FORMS)
+            if (begins(name, one.first) && i.n != one.second) fail(name + " of " + std::to_string(i.n) + " operands");
         uint32_t *const first[] = {&i.d, &i.a, &i.b, &i.c};
         for (uint32_t n = 0; n < 4; n++) *first[n] = n < i.n ? k.places[i.more + n] : NO_PLACE;
         if (name.compare(0, 9, "wgmma.mma") == 0) i.bytes_of_wgmma = found->bytes;

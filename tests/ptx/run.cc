@@ -66,6 +66,9 @@ static bool are_together(warp &w, const instruction &i) {
     return false;
 }
 
+/* A hundred times as many as any warp of the tests takes. */
+const uint32_t MOST_JUMPS_BACK = 1u << 24;
+
 /* Runs the lanes that are taken until they part, wait, return, or come to where others are; after a jump back others
    may be the first. */
 template <bool CHECKED> static void run_lanes(warp &w, int others) {
@@ -86,6 +89,8 @@ template <bool CHECKED> static void run_lanes(warp &w, int others) {
             if (w.split) return;
         }
         const bool back = w.next <= w.pc;
+        if (back && ++w.jumps_back > MOST_JUMPS_BACK)
+            stop(w, "hangs: this warp loops without end%s", who_waits(*w.in).c_str());
         w.pc = w.next;
         if (w.pc >= others || w.yields || (back && w.apart)) {
             leave_lanes(w, w.active, w.pc);
@@ -206,32 +211,42 @@ template <bool BF16> static void widen(const uint32_t *x, float *low, float *hig
     }
 }
 
+/* sum += one column of a times one row of b, whose even and odd columns are four numbers each. Of each four lanes the
+   one at K has the column's number. */
+template <int K> static void add_outer(vec<float, 16> (*sum)[2], float (*a)[2][LANES], int half, float (*b)[4]) {
+    vec<float, 16> row[2];
+    for (int odd = 0; odd < 2; odd++)
+        for (int l = 0; l < 16; l++) row[odd][l] = b[odd][l % 4];
+    for (int r = 0; r < 4; r++)
+        for (int part = 0; part < 2; part++) {
+            const vec<float, 16> x = ((const vec<float, 16> *)a[r / 2][half])[part];
+            sum[r][part] += __builtin_shufflevector(x, x, K, K, K, K, K + 4, K + 4, K + 4, K + 4, K + 8, K + 8, K + 8,
+                                                    K + 8, K + 12, K + 12, K + 12, K + 12) *
+                            row[r % 2];
+        }
+}
+
 /* c (16 x 8) += a (16 x 16) b (16 x 8). Lane 4 g + t has of a the rows g, g + 8 (registers 0, 1, and 2, 3 with columns
    from 8 on) and the columns 2 t, 2 t + 1; of b the rows 2 t, 2 t + 1 (and from 8 on) and column g; of c as of a. The
-   inner dimension is summed in another order here: all low halves, then all high ones, register by register. */
+   inner dimension is summed in the order of registers. */
 template <bool BF16> static void mma(warp &w, const instruction &i) {
     const uint32_t *o = places(w, i);
-    alignas(64) float a[4][2][LANES], b[2][2][LANES], columns[16][8], sum[16][8];
+    alignas(64) float a[4][2][LANES], b[2][LANES], rows[4][2][2][4];
+    vec<float, 16> sum[4][2];
     for (int r = 0; r < 4; r++) widen<BF16>(at<uint32_t>(w, o[4 + r]), a[r][0], a[r][1]);
-    for (int r = 0; r < 2; r++) {
-        widen<BF16>(at<uint32_t>(w, o[8 + r]), b[r][0], b[r][1]);
+    for (int r = 0; r < 4; r++) memcpy(sum[r], at<float>(w, o[10 + r]), sizeof sum[r]);
+    for (int k = 0; k < 2; k++) {
+        widen<BF16>(at<uint32_t>(w, o[8 + k]), b[0], b[1]);
         for (int half = 0; half < 2; half++)
-            for (int l = 0; l < LANES; l++) columns[8 * r + 4 * half + l % 4][l / 4] = b[r][half][l];
+            for (int l = 0; l < LANES; l++) rows[l % 4][half][l / 4 % 2][l / 8] = b[half][l];
+        for (int half = 0; half < 2; half++) {
+            add_outer<0>(sum, a + 2 * k, half, rows[0][half]);
+            add_outer<1>(sum, a + 2 * k, half, rows[1][half]);
+            add_outer<2>(sum, a + 2 * k, half, rows[2][half]);
+            add_outer<3>(sum, a + 2 * k, half, rows[3][half]);
+        }
     }
-    for (int r = 0; r < 4; r++) {
-        const float *c = at<float>(w, o[10 + r]);
-        for (int l = 0; l < LANES; l++) sum[l / 4 + r / 2 * 8][l % 4 * 2 + r % 2] = c[l];
-    }
-    for (int row = 0; row < 16; row++) {
-        vec<float, 8> total = *(vec<float, 8> *)sum[row];
-        for (int k = 0; k < 16; k++)
-            total += a[k / 8 * 2 + row / 8][k / 4 % 2][row % 8 * 4 + k % 4] * *(vec<float, 8> *)columns[k];
-        *(vec<float, 8> *)sum[row] = total;
-    }
-    for (int r = 0; r < 4; r++) {
-        float *d = at<float>(w, o[r]);
-        for (int l = 0; l < LANES; l++) d[l] = sum[l / 4 + r / 2 * 8][l % 4 * 2 + r % 2];
-    }
+    for (int r = 0; r < 4; r++) memcpy(at<float>(w, o[r]), sum[r], sizeof sum[r]);
 }
 
 /* ---- the table ---- */
@@ -271,6 +286,7 @@ static void start_warp(block &b, int index) {
     w.products.clear();
     w.product_groups = w.fenced = 0;
     w.time = 1;
+    w.jumps_back = 0;
     if (b.of->has_wgmma) {
         w.written.assign(b.of->register_bytes / 64, 0);
         w.busy.assign(b.of->register_bytes / 64, 0);
@@ -320,8 +336,7 @@ static void begin_block(block &b, const kernel &k, uint64_t number, const uint32
     b.shared.assign(shared_bytes, 0xFF); /* NaN */
     b.local.assign((size_t)n_warps * LANES * k.local_bytes, 0xFF);
     b.warps.resize(n_warps);
-    if (b.register_store.size() < n_warps * k.register_bytes + 64)
-        b.register_store.assign(n_warps * k.register_bytes + 64, (char)0xFF);
+    b.register_store.assign(n_warps * k.register_bytes + 64, (char)0xFF);
     b.registers = (char *)(((uintptr_t)b.register_store.data() + 63) / 64 * 64);
     for (named_barrier &one : b.barriers) one = named_barrier();
     for (size_t i = 0; i < n_warps; i++) start_warp(b, (int)i);

@@ -3,6 +3,9 @@
 #include "../harness.h"
 #include "opcodes.h"
 
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +15,12 @@
 #include <unistd.h>
 
 using namespace ptx;
+
+extern "C" {
+void **__cudaRegisterFatBinary(void *of);
+void __cudaRegisterFunction(void **in, const char *host, char *, const char *name, int, uint3 *, uint3 *, dim3 *,
+                            dim3 *, int *);
+}
 
 namespace {
 
@@ -47,13 +56,15 @@ int64_t s64(bits x) { return (int64_t)x; }
 
 /* ---- a kernel of one warp ---- */
 
+tensor_map boxes; /* of the other parameter, if it is one */
+
 /* Runs the text of an entry's body; %rd0 is the address of `memory`. Byte n of the other parameter is 7 n + 3. */
 void run_body(const std::string &body, std::vector<unsigned char> *memory, uint32_t threads = 32, uint32_t shared = 0) {
     static std::vector<std::unique_ptr<module>> modules;
     std::unique_ptr<module> m(new module);
     m->text =
         ".version 9.0\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 shared_memory[];\n"
-        ".entry test(\n.param .u64 test_param_0,\n.param .align 16 .b8 test_param_1[32]\n)\n{\n"
+        ".entry test(\n.param .u64 test_param_0,\n.param .align 64 .b8 test_param_1[128]\n)\n{\n"
         ".reg .pred %p<20>;\n.reg .b16 %rs<20>;\n.reg .b32 %r<99>;\n"
         ".reg .f32 %f<99>;\n.reg .b64 %rd<99>;\n.reg .f64 %fd<20>;\nld.param.u64 %rd0, [test_param_0];\n" +
         body + "\nret;\n}\n";
@@ -62,7 +73,8 @@ void run_body(const std::string &body, std::vector<unsigned char> *memory, uint3
     const uint32_t grid[3] = {1, 1, 1}, size[3] = {threads, 1, 1};
     memcpy(place, memory->data(), memory->size());
     memcpy(k->parameters_at, &place, 8);
-    for (uint32_t n = 0; n < 32; n++) k->parameters_at[k->parameters[1].offset + n] = (unsigned char)(7 * n + 3);
+    for (uint32_t n = 0; n < 128; n++) k->parameters_at[k->parameters[1].offset + n] = (unsigned char)(7 * n + 3);
+    if (boxes.magic) memcpy(k->parameters_at + k->parameters[1].offset, &boxes, sizeof boxes);
     run_grid(*k, grid, size, shared);
     memcpy(memory->data(), place, memory->size());
     modules.push_back(std::move(m));
@@ -369,7 +381,8 @@ TEST(approximations) {
             by[l] = of((float)(harness_unit(&rng) * 300.0)), more[l] = of(12582913.0f);
         }
         if (round == 1)
-            x[0] = of(-INFINITY), x[1] = of(INFINITY), x[2] = of(NAN), x[3] = of(-0.0f), x[4] = of(0x1p-130f);
+            x[0] = of(-INFINITY), x[1] = of(INFINITY), x[2] = of(NAN), x[3] = of(-0.0f), x[4] = of(0x1p-130f),
+            x[5] = of(0x1p127f), x[6] = of(-0x1.8p126f);
         const std::vector<bits> power = run_floats("ex2.approx.ftz.f32 D, A", "ff", {x});
         const std::vector<bits> inverse = run_floats("rcp.approx.ftz.f32 D, A", "ff", {x});
         const std::vector<bits> down = run_floats("fma.rm.f32 D, A, B, C", "ffff", {x, by, more});
@@ -384,7 +397,7 @@ TEST(approximations) {
                   : exact < 0x1p-126 ? got == 0.0
                                      : std::fabs(got / exact - 1.0) <= 0x1p-22);
             CHECK(tiny                    ? std::isinf(other)
-                  : std::isinf(f32(x[l])) ? other == 0.0
+                  : std::fabs(f32(x[l])) > 0x1p126f ? other == 0.0 /* what is subnormal */
                                           : std::fabs(other * (double)f32(x[l]) - 1.0) <= 0x1p-23);
             if (std::isfinite(f32(x[l])) && !CHECK(same('f', down[l], fma_down(x[l], by[l], more[l])))) return;
         }
@@ -600,43 +613,251 @@ TEST(halves_of_registers) {
 
 /* ---- what ends the run ---- */
 
-/* Whether this text, run in a process of its own, ends it with these words. */
-bool stops(const std::string &body, const char *words, uint32_t threads = 32) {
+std::string all_said; /* by runs that ended so */
+
+/* Whether this, in a process of its own, ends it with these words. */
+bool ends(const std::function<void()> &run, const std::string &words) {
     int ends[2], status = 0;
-    char said[2000] = "";
+    char said[4000] = "";
     if (pipe(ends) != 0) return false;
     fflush(stdout);
     const pid_t child = fork();
     if (child == 0) {
-        std::vector<unsigned char> memory(256);
         dup2(ends[1], 2);
-        run_body(body, &memory, threads, 4096);
+        run();
         _exit(0);
     }
     close(ends[1]);
     for (ssize_t n, at = 0; (n = read(ends[0], said + at, sizeof said - 1 - (size_t)at)) > 0;) at += n;
     close(ends[0]);
     waitpid(child, &status, 0);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 70 && strstr(said, words)) return true;
-    FAIL("status %d, not \"%s\" but: %s", status, words, said);
+    all_said += said;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 70 && strstr(said, words.c_str())) return true;
+    FAIL("status %d, not \"%s\" but: %s", status, words.c_str(), said);
     return false;
 }
 
-TEST(what_ends_the_run) {
-    CHECK(stops("frobnicate.f32 %f1, %f2;", "unknown instruction frobnicate.f32"));
-    CHECK(stops("add.s32 %r1, %rd1, 1;", "of another width"));
-    CHECK(stops("ld.global.u32 %r1, [%rd0+256];", "no allocation of the device holds"));
-    CHECK(stops("ld.global.u64 %rd1, [%rd0+4];", "is no multiple of 8"));
-    CHECK(stops("ld.shared.u32 %r1, [8000];", "\"8000\""));
-    CHECK(stops("mov.u32 %r2, 4096;\nld.shared.u32 %r1, [%r2];", "at shared address 4096 of 4096"));
-    CHECK(stops("bar.sync 1, 64;", "hangs:", 64 + 32));
-    CHECK(stops("mov.u32 %r1, 0;\ncp.async.cg.shared.global [%r1], [%rd0], 16, 16;\nld.shared.u32 %r2, [%r1];",
-                "a copy is in flight"));
-    CHECK(stops("mov.u32 %r1, 64;\nmbarrier.arrive.shared::cta.b64 _, [%r1];", "no mbarrier is at"));
-    CHECK(
-        stops("mov.u32 %r1, %tid.x;\nsetp.eq.s32 %p1, %r1, 0;\n@%p1 bra $on;\nbar.warp.sync -1;\n$on:\n"
-              "bar.warp.sync -1;",
-              "hangs:"));
+/* The same of an entry's body; the check of races is on. */
+bool stops(const std::string &body, const std::string &words, uint32_t threads = 32) {
+    return ends(
+        [&] {
+            std::vector<unsigned char> memory(252);
+            options().race = true;
+            run_body(body, &memory, threads, 32768);
+        },
+        words);
+}
+
+const std::string LANE = "mov.u32 %r1, %tid.x;\nmov.u32 %r2, 0;\nsetp.eq.s32 %p1, %r1, 0;\n";
+
+TEST(texts_that_end_the_run) {
+    static const char *const ENDS[][2] = {
+        {"frobnicate.f32 %f1, %f2;", "unknown instruction frobnicate.f32"},
+        {"add.s32 %r1, %rd1, 1;", "operand 1 of add.s32 is of another width"},
+        {"mov.b64 %rd1, 0f00000000;", "\"0f00000000\" is of another width"},
+        {"mov.f32 %f1, 0f0000000;", "\"0f0000000\" is of another width"},
+        {"mov.u32 %r1 %r2;", "no ';' before: %r2;"},
+        {"mul.f32 %f1, %f2, 0.01;", "\"0.01\" is no number"},
+        {"mul.f32 %f1, %f2, -%f3;", "\"-%f3\" is no number"},
+        {"mov.f32 %f1, 0f0000000g;", "\"0x0000000g\" is no number"},
+        {".const .b32 x;", "a variable in .const"},
+        {"add.s32 %r1, , %r2;", "no operand"},
+        {"mov.u32 %r1, %q1;", "nothing is called \"%q1\""},
+        {"ld.shared.u32 %r1, [8000];", "nothing is called \"8000\""},
+        {"bra $nowhere;", "no label $nowhere"},
+        {"\t.shared .align 4 .b8 own[16];\nmov.u32 %r1, shared_memory;", "static and dynamic shared memory in one"},
+        {"cp.async.cg.shared.global [%r1+16], [%rd0], 16, 16;", "an offset in cp.async.cg"},
+        {"cp.async.cg.shared.global [%r1], [%rd0+16], 16, 16;", "an offset in cp.async.cg"},
+        {"cp.async.cg.shared.global [%r1], [%rd0], 16;", "cp.async.cg.shared.global of 3 operands"},
+        {"shfl.sync.idx.b32 %r6, %r3, 4, 31, -1;", "shfl.sync.idx.b32 of 5 operands"},
+        {"mbarrier.arrive.shared::cta.b64 _, [%r1], 2;", "mbarrier.arrive.shared::cta.b64 of 2 operands"},
+        {"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd0+16], 16, [%r2];",
+         "an offset in cp.async.bulk"},
+    };
+    for (const auto &one : ENDS) CHECK(stops(one[0], one[1]));
+    CHECK(ends(
+        [] {
+            module m;
+            m.text = ".entry e(\n.reg .b32 x\n)\n{\nret;\n}\n";
+            find_kernel(m, "e");
+        },
+        "no .param"));
+}
+
+TEST(accesses_that_end_the_run) {
+    static const struct {
+        const char *body, *words;
+        uint32_t threads;
+    } ENDS[] = {
+        {"ld.global.u32 %r3, [%rd0+256];", "no allocation of the device holds", 32},
+        {"ld.global.u64 %rd1, [%rd0+248];", "4 bytes before its allocation's end", 32},
+        {"ld.global.u64 %rd1, [%rd0+4];", "is no multiple of 8", 32},
+        {"ld.param.u32 %r3, [test_param_1+128];", "a parameter at byte 192 of 192", 32},
+        {"mov.u32 %r3, 32768;\nld.shared.u32 %r3, [%r3];", "at shared address 32768 of 32768", 32},
+        {".local .align 4 .b8 own[8];\nmov.u64 %rd4, own;\nld.local.u32 %r3, [%rd4+8];", "a thread's byte 8 of 8", 32},
+        {"@%p1 bar.sync 0;", "some lanes only", 32},
+        {"bar.sync 16;", "there is no barrier 16", 32},
+        {"bar.sync 1, 33;", "barrier 1 of 33 threads, of 32", 32},
+        {"and.b32 %r3, %r1, 32;\nadd.s32 %r3, %r3, 64;\nbar.sync 1, %r3;", "of 64 threads for some, of 96", 96},
+        {"setp.gt.s32 %p2, %r1, 31;\n@%p2 ret;\nbar.arrive 1, 64;\nbar.arrive 1, 64;", "arrives twice at barrier 1",
+         64},
+        {"bar.arrive 1, 64;", "nobody waits at barrier 1", 64},
+        {"bar.sync 1, 64;", "hangs:", 64 + 32},
+        {"@%p1 bra $on;\nbar.warp.sync -1;\n$on:\nbar.warp.sync -1;", "hangs:", 32},
+        {"$again:\nbra $again;", "hangs: this warp loops without end", 32},
+        {"setp.gt.s32 %p2, %r1, 15;\n@%p2 bra $out;\nshfl.sync.idx.b32 %r3|%p3, %r1, 20, 31, 65535;\n$out:",
+         "lane 0 asks lane 20", 32},
+        {"st.shared.u32 [%r2], %r1;", "race: shared address 0 was written by warp 0", 64},
+        {"setp.gt.s32 %p2, %r1, 31;\nld.shared.u32 %r3, [%r2];\n@%p2 st.shared.u32 [%r2], %r1;",
+         "race: shared address 0 may still be read by warp 0", 64},
+    };
+    for (const auto &one : ENDS) CHECK(stops(LANE + one.body, one.words, one.threads));
+}
+
+TEST(copies_that_end_the_run) {
+    const std::string make = "@%p1 mbarrier.init.shared::cta.b64 [%r2], 1;\n",
+                      fence = make + "fence.mbarrier_init.release.cluster;\n",
+                      bulk = "@%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%rd0], ",
+                      box = "mov.u64 %rd1, test_param_1;\n@%p1 cp.async.bulk.tensor.3d.shared::cluster.global.tile."
+                            "mbarrier::complete_tx::bytes [%r3], [%rd1, {%r2, %r2, %r2}], [%r2];",
+                      far = "mov.u32 %r3, 1024;\n",
+                      expect = "@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], ",
+                      wait = "mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], ";
+    const struct {
+        std::string body;
+        const char *words;
+        uint32_t threads;
+    } ENDS[] = {
+        {"cp.async.cg.shared.global [%r2], [%rd0], 16, 16;\nld.shared.u32 %r4, [%r2];", "a copy is in flight", 32},
+        {"cp.async.cg.shared.global [%r1], [%rd0], 16, 16;", "lane 1: a copy from", 32},
+        {"cp.async.cg.shared.global [%r2], [%rd0], 16, 17;", "lane 0 wants 17 of 16 bytes", 32},
+        {"cp.async.cg.shared.global [%r2], [%rd0], 8, 8;", "lane 0 wants 8 of 8 bytes", 32},
+        {"mbarrier.arrive.shared::cta.b64 _, [%r2];", "no mbarrier is at", 32},
+        {"mbarrier.init.shared::cta.b64 [%r2], 0;", "an mbarrier of 0 arrivals at 0", 32},
+        {"mad.lo.s32 %r4, %r1, 8, 0;\nmbarrier.init.shared::cta.b64 [%r4], 1;\n"
+         "mbarrier.init.shared::cta.b64 [%r4+256], 1;\nmbarrier.init.shared::cta.b64 [%r4+512], 1;",
+         "more than 64 mbarriers", 32},
+        {make + "ld.shared.u32 %r4, [%r2];", "an mbarrier is", 32},
+        {make + "setp.eq.s32 %p2, %r1, 32;\n@%p2 mbarrier.arrive.shared::cta.b64 _, [%r2];",
+         "race: the mbarrier at 0 was made by warp 0", 64},
+        {make + expect + "1048576;", "the mbarrier at 0 expects 1048576 bytes", 32},
+        {make + wait + "2;", "parity 2", 32},
+        {make + wait + "0;", "waits for parity 0 of the mbarrier at 0", 32},
+        {make + far + bulk + "16, [%r2];", "no fence.mbarrier_init since the mbarrier at 0", 32},
+        {fence + far + bulk + "8, [%r2];", "a bulk copy of 8 bytes", 32},
+        {fence + far + bulk + "16, [%r2];", "the block ends while a bulk copy is on its way", 32},
+        {fence + far + "@%p1 st.shared.u32 [%r3], %r1;\n" + bulk + "16, [%r2];",
+         "no fence.proxy.async since thread 0 wrote to shared address 1024", 32},
+        {fence + far + "mov.u64 %rd1, %rd0;\n" + box.substr(box.find('\n') + 1), "no tensor map among the parameters",
+         32},
+        {fence + far + box, "no tensor map of three dimensions", 32},
+    };
+    for (const auto &one : ENDS) CHECK(stops(LANE + one.body, one.words, one.threads));
+    boxes = {TENSOR_MAP_MAGIC, nullptr, {4, 8, 8}, {16, 128}, {8, 8, 1}, 3, 2, 0};
+    CHECK(stops(LANE + fence + far + box, "a row's end amid 16 bytes"));
+    CHECK(stops(LANE + fence + "mov.u32 %r3, 64;\n" + box, "a box to shared address 64"));
+    boxes = {};
+}
+
+/* Products of 64 x 64 numbers, of a matrix at 0 and one at 8192. */
+TEST(products_that_end_the_run) {
+    const auto product = [](const char *rest) {
+        return "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " + registers_of('f', 1, 32) +
+               ", %rd2, %rd3, %p2, " + rest + ";\n";
+    };
+    const std::string start = LANE + "setp.eq.s32 %p2, %r2, 0;\nmov.u64 %rd2, 0x4000004000010000;\n"
+                                     "mov.u64 %rd3, 0x4000004000010200;\n",
+                      fence = "wgmma.fence.sync.aligned;\n", good = product("1, 1, 0, 0");
+    const struct {
+        std::string body;
+        const char *words;
+        uint32_t threads;
+    } ENDS[] = {
+        {good + "ret;", "returns while its wgmma runs", 128},
+        {good + "add.f32 %f1, %f1, %f1;", "operand 0 belongs to a wgmma that runs", 128},
+        {"mov.f32 %f1, 0f00000000;\n" + good, "no wgmma.fence since operand 0 was written", 128},
+        {product("1, 2, 0, 0"), "a scale other than 1", 128},
+        {"setp.eq.s32 %p2, %r1, 0;\n" + good, "lanes differ in whether they add", 128},
+        {"cvt.u64.u32 %rd4, %r1;\nadd.s64 %rd3, %rd3, %rd4;\n" + good, "lanes differ in their descriptors", 128},
+        {"mov.u64 %rd2, 0x0000004000010000;\n" + good, "a descriptor's swizzle 0", 128},
+        {"mov.u64 %rd2, 0x4000004000014000;\n" + good, "a descriptor's unused bits: 0x4000004000014000", 128},
+        {"mov.u64 %rd2, 0x4000004000010008;\n" + good, "a matrix starts at 128", 128},
+        {good, "no warpgroup", 32},
+        {"st.shared.u32 [%r2], %r1;\n" + good, "no fence.proxy.async since thread", 128},
+    };
+    for (const auto &one : ENDS) CHECK(stops(start + fence + one.body, one.words, one.threads));
+}
+
+/* Registers a program with one image, as the code that nvcc adds does, and launches its entry. */
+void launch_image(uint32_t magic, uint32_t compressed, const std::string &text) {
+    struct {
+        uint32_t magic;
+        uint16_t version, header_bytes;
+        uint64_t bytes;
+        uint16_t kind, unknown;
+        uint32_t entry_header_bytes;
+        uint64_t entry_bytes;
+        uint32_t compressed, more;
+        char text[200];
+    } image = {magic, 1, 16, 224, 1, 0, 24, 200, compressed, 0, ""};
+    const struct {
+        int magic, version;
+        const void *data;
+    } wrapper = {0, 1, &image};
+    strncpy(image.text, text.c_str(), sizeof image.text - 1);
+    void **program = __cudaRegisterFatBinary((void *)&wrapper);
+    __cudaRegisterFunction(program, "here", nullptr, "e", 0, nullptr, nullptr, nullptr, nullptr, nullptr);
+    cudaLaunchKernel("here", dim3(1), dim3(1), nullptr, 0, nullptr);
+}
+
+TEST(calls_that_end_the_run) {
+    const uint32_t magic = 0xBA55ED50u;
+    const std::string text = ".version 9.0\n.target sm_80\n.entry e()\n{\nret;\n}\n";
+    const auto with = [](const char *name, const char *value) { setenv(name, value, 1), read_settings(); };
+    const auto driver = [](const char *name) {
+        void *function = nullptr;
+        cudaDriverEntryPointQueryResult found;
+        cudaGetDriverEntryPointByVersion(name, &function, 12000, 0, &found);
+        return function;
+    };
+    const auto memory = [] {
+        void *place = nullptr;
+        cudaMalloc(&place, 64);
+        return (char *)place;
+    };
+    CHECK(ends([&] { with("PTX_ARCH", "75"); }, "PTX_ARCH is \"75\""));
+    CHECK(ends([&] { with("PTX_BLOCKS", "8x"); }, "PTX_BLOCKS is \"8x\""));
+    CHECK(ends([&] { with("PTX_ORDER", "up"); }, "PTX_ORDER is \"up\""));
+    CHECK(ends([&] { cudaFree(memory() + 1); }, "which is no allocation"));
+    CHECK(ends([&] { cudaMemset(memory() + 1, 0, 64); }, "a fill of 64 bytes"));
+    CHECK(ends([&] { cudaMemset(memory() + 64, 0, 1); }, "past an allocation"));
+    CHECK(ends([&] { check_product_range(&magic, 4); }, "are not the device's"));
+    CHECK(ends([&] { launch_image(1, 0, text); }, "no fat binary"));
+    CHECK(ends([&] { launch_image(magic, 1, text); }, "the PTX is compressed: compile with --no-compress"));
+    CHECK(ends([&] { launch_image(magic, 0, "ELF"); }, "an image is no PTX"));
+    CHECK(ends([&] { setenv("PTX_DUMP", "/nowhere", 1), launch_image(magic, 0, text); }, "cannot write to /nowhere"));
+    CHECK(ends([&] { options().arch = 80, options().ran = "/nowhere/x", launch_image(magic, 0, text); },
+               "cannot write /nowhere/x"));
+    CHECK(ends(
+        [&] {
+            ((CUresult(*)(void *, int, unsigned, ...))driver("cuTensorMapEncodeTiled"))(
+                nullptr, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 0, 0, 0);
+        },
+        "a tensor map of another kind"));
+    CHECK(ends([&] { driver("cuInit"); }, "the driver's function cuInit"));
+    CHECK(ends(
+        [] {
+            cudaLaunchConfig_t of = {};
+            of.numAttrs = 1;
+            cudaLaunchKernelExC(&of, nullptr, nullptr);
+        },
+        "a launch with attributes"));
+    CHECK(ends(
+        [] {
+            int value;
+            cudaDeviceGetAttribute(&value, cudaDevAttrWarpSize, 0);
+        },
+        "device attribute 10"));
 }
 
 /* 16 warps have 128 registers a thread. */
@@ -698,9 +919,55 @@ TEST(every_instruction_is_tried) {
         if (!tried.count(one.first)) FAIL("nothing tries %s of %s", one.first.c_str(), one.second.c_str());
 }
 
+/* The fixed parts of the message that a call of stop() or fail() makes: of stop its format alone, of fail all texts. */
+std::vector<std::string> parts_of(const std::string &call, bool all) {
+    std::vector<std::string> parts(1);
+    bool inside = false;
+    for (size_t at = 0; at < call.size() && (all || inside || parts.size() == 1); at++) {
+        const char c = call[at];
+        if (c == '"') inside = !inside;
+        if (c == '"' || (inside && c == '%')) {
+            if (c == '%')
+                while (!isalpha((unsigned char)call[at + 1]) || strchr("lz", call[at + 1])) at++;
+            if (c == '%') at++;
+            if (!parts.back().empty() || c == '"') parts.emplace_back();
+        } else if (inside) parts.back() += c == '\\' ? call[++at] : c;
+    }
+    return parts;
+}
+
+bool was_said(const std::vector<std::string> &parts) {
+    for (size_t line = 0, end; line < all_said.size(); line = end + 1) {
+        end = std::min(all_said.find('\n', line), all_said.size());
+        size_t at = line;
+        for (const std::string &part : parts) at = at == std::string::npos ? at : all_said.find(part, at);
+        if (at < end) return true;
+    }
+    return false;
+}
+
+/* Each message of the sources' stop() and fail() was said by a run that ended with it. */
+TEST(every_end_is_tried) {
+    int n = 0;
+    for (const char *name : {"arithmetic", "async", "blas", "cuda", "memory", "read", "run"}) {
+        std::ifstream in(std::string("tests/ptx/") + name + ".cc");
+        const std::string source{std::istreambuf_iterator<char>(in), {}};
+        for (const char *function : {"stop(", "fail("})
+            for (size_t at = 0; (at = source.find(function, at)) != std::string::npos; at += 5) {
+                const std::string call = source.substr(at + 5, source.find(";\n", at) - at - 5);
+                if (call.find('{') < call.find('"') || call.find('"') == std::string::npos) continue; /* a definition */
+                n++;
+                if (!was_said(parts_of(call, function[0] == 'f')))
+                    FAIL("%s.cc: nothing ends with: %s", name, call.c_str());
+            }
+    }
+    CHECK(n >= 75);
+}
+
 } /* namespace */
 
 SUITE(ptx, CASE(lane_by_lane), CASE(approximations), CASE(short_floats), CASE(loads_and_stores), CASE(parameters),
       CASE(narrow_accesses), CASE(atomics), CASE(lanes_part_and_meet), CASE(halves_of_registers),
-      CASE(what_ends_the_run), CASE(registers_change_hands),
-      CASE(every_instruction_is_tried)); /* the last one counts what those before it did */
+      CASE(texts_that_end_the_run), CASE(accesses_that_end_the_run), CASE(copies_that_end_the_run),
+      CASE(products_that_end_the_run), CASE(calls_that_end_the_run), CASE(registers_change_hands),
+      CASE(every_instruction_is_tried), CASE(every_end_is_tried)); /* the last two count what those before them did */
