@@ -66,8 +66,8 @@ static bool are_together(warp &w, const instruction &i) {
     return false;
 }
 
-/* A hundred times as many as any warp of the tests takes. */
-const uint32_t MOST_JUMPS_BACK = 1u << 24;
+/* A thousand times as many as any warp of the tests takes. */
+const uint32_t MOST_JUMPS_BACK = 1u << 20;
 
 /* Runs the lanes that are taken until they part, wait, return, or come to where others are; after a jump back others
    may be the first. */
