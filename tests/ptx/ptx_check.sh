@@ -123,15 +123,15 @@ learns() {
     name="steps of $2 as sm_$1, $3"
     if lists "$name"; then return; fi
     : >"$work/losses"
-    for size in 48 1024; do
+    for size in 24 1024; do
         # shellcheck disable=SC2086
-        capture timeout -k 5 600 env PTX_ARCH="$1" PTX_RAN="${PTX_RAN:-}" "$build/$2" $model --lr 0.01 --steps 4 \
-            --type "$3" --synthetic 70,30 --chunk-size $size
+        capture timeout -k 5 600 env PTX_ARCH="$1" PTX_RAN="${PTX_RAN:-}" "$build/$2" $model --lr 0.01 --steps 3 \
+            --type "$3" --synthetic 40,20 --chunk-size $size
         sed -n 's/^step .* loss \([0-9.]*\) .*/\1/p' "$work/out" >>"$work/losses"
     done
     if awk '{ loss[NR] = $1 }
-            END { for (i = 1; i <= 4; i++) bad += loss[i] - loss[i + 4] > 1e-3 || loss[i + 4] - loss[i] > 1e-3
-                  exit NR != 8 || bad || !(loss[4] < 0.99 * loss[1]) }' "$work/losses"
+            END { for (i = 1; i <= 3; i++) bad += loss[i] - loss[i + 3] > 1e-3 || loss[i + 3] - loss[i] > 1e-3
+                  exit NR != 6 || bad || !(loss[3] < 0.99 * loss[1]) }' "$work/losses"
     then ok "$name"
     else fail "$name" "status $status: $(last_line)" "$work/losses"; fi
 }
