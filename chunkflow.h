@@ -4750,8 +4750,8 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
 /* ================================================================================================================
    >>plan    asking a plan, and checking one from elsewhere
 
-   `up` says whose rows come right before those of a slice. Lists, trees and cp groups are one thing by it. Sequence 0
-   has 20 tokens, sequence 1 has 11 and shares 9 of them, chunks have 8:
+   `up` is the slice whose rows come right before those of a slice. It describes lists, trees and cp groups in one way.
+   Here sequence 0 has 20 tokens, sequence 1 has 11 and shares 9 of them, and chunks have 8:
 
        chunk    slice   rows      up   runs through it
        0        0        0 ..  7  -1   0 and 1
@@ -4760,31 +4760,31 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
        2        3       16 .. 19   2   0
                 4        9 .. 10   1   1
 
-   A slice begins where its `up` ends, so rows that lead to a token have no gap. In a list a sequence is one chain or one
-   slice, which has to be seen once. In trees two sums show that a sequence has each token once: its slices have as many
+   A slice begins where its `up` ends, so rows that lead to a token have no gap. In a list a sequence is one chain or
+   one slice, which must occur once. In trees two sums show that a sequence has each token once: its slices have as many
    tokens as it has (1: 8 + 1 + 2 = 11) and as many attention pairs (36 + 9 + 21 = 66 = 11 x 12 / 2). Both are added up
-   for all sequences at once, as differences at the first sequence of a slice and behind its last.
+   for all sequences at once, as differences at the first sequence of a slice and after its last.
    ================================================================================================================ */
 
-/* Rows before a chunk that its first slice sees; in a cp group those of other ranks, too. */
+/* Returns the rows before a chunk that its first slice sees; in a cp group these include rows on other ranks. */
 static int64_t cf__plan_prefix(const cf_plan *plan, const cf_chunk *c) {
     return c->cp > 0 ? cf__max(plan->slices[c->first_slice].begin, 0) : c->prefix;
 }
 
-/* The slice of its own chunk that a slice goes on from; -1: none. */
+/* Returns the slice in the same chunk that a slice continues; -1: none. */
 static inline int64_t cf__plan_parent(const cf_plan *plan, const cf_chunk *c, int64_t id) {
     int64_t up = plan->slices[id].up;
     return up >= c->first_slice && up < id ? up : -1;
 }
 
-/* The chain that a chain goes on from; -1: none. */
+/* Returns the chain that a chain continues; -1: none. */
 static inline int64_t cf__plan_chain_above(const cf_plan *plan, int64_t chain) {
     int64_t up = plan->chunks[plan->chains[chain].first_chunk].up;
     return up >= 0 ? plan->chunks[up].chain : -1;
 }
 
-/* The chunk before this one among those that continue the same; -1: it is the first of them, or continues none. It is
-   on the way up from the chunk before. */
+/* Returns the previous chunk of those that continue the same chunk; -1: this is the first, or continues none. The
+   previous chunk is on the way up from chunk id - 1. */
 static int64_t cf__plan_previous(const cf_plan *plan, int64_t id) {
     int64_t up = plan->chunks[id].up, at = id - 1;
     if (up < 0 || up == at) return -1;
@@ -4792,7 +4792,8 @@ static int64_t cf__plan_previous(const cf_plan *plan, int64_t id) {
     return at;
 }
 
-/* The chunk after it among these. It comes right behind all that are below this one. */
+/* Returns the next chunk of those that continue the same chunk; -1: none. It comes right after all chunks below this
+   one. */
 static int64_t cf__plan_next(const cf_plan *plan, int64_t id) {
     if (plan->chunks[id].up < 0 || plan->chunks[plan->chunks[id].up].down == id) return -1;
     while (plan->chunks[id].down >= 0) id = plan->chunks[id].down;
@@ -4805,11 +4806,11 @@ static double cf__plan_imbalance(double most, double sum, int64_t n) { return su
 static int cf__plan_is_hybrid(const cf_plan *plan, const cf_chunk *chunk) {
     int64_t i = chunk->first_slice + chunk->n_slices - 1;
     if (plan->order == NULL) return chunk->n_slices > 1;
-    while (cf__plan_parent(plan, chunk, i) >= 0) i = plan->slices[i].up; /* what does comes last */
+    while (cf__plan_parent(plan, chunk, i) >= 0) i = plan->slices[i].up; /* short sequences come last */
     return i > chunk->first_slice && plan->slices[i].begin == 0;
 }
 
-/* Counts the chunks by kind, and finds the fullest rank / mean, in tokens and in pairs. */
+/* Counts the chunks by kind, and finds fullest rank / mean, in tokens and in pairs. */
 static void cf__plan_measure_ranks(const cf_plan *plan, cf_plan_stats *stats) {
     double most_tokens = 0, most_pairs = 0;
     int64_t rank, i;
@@ -4878,17 +4879,17 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
 
 /* ---- checking a plan ---- */
 
-/* Sums over the slices of a sequence, less those of the sequence before it in order. */
+/* Sums over the slices of a sequence, minus those of the previous sequence in order. */
 typedef struct cf__plan_sum {
     uint64_t tokens;
-    uint64_t shared;          /* tokens that it and the one before both run through */
-    uint64_t low, high;       /* attention pairs: so many, and so many times 2^32 */
+    uint64_t shared;          /* tokens of slices that also run through the previous sequence */
+    uint64_t low, high;       /* attention pairs: low + high x 2^32 */
 } cf__plan_sum;
 
 typedef struct cf__plan_check {
     const cf_plan *plan;
     const int64_t *lengths;
-    unsigned char *seen; /* (n_sequences) is in order already; in lists, has all its tokens in a chain or a slice */
+    unsigned char *seen; /* (n_sequences) 1: is in order already; in lists: a chain or a slice has all its tokens */
     int64_t *below;      /* (n_chunks) chunks of the longest path below each */
     /* of trees */
     int64_t *ends;       /* (n_chunks) chunks id + 1 .. ends[id] - 1 are below chunk id */
@@ -4896,7 +4897,7 @@ typedef struct cf__plan_check {
     cf_error *error;
 } cf__plan_check;
 
-/* Most checks of a plan are these: a number that lies in a range, or one that is known. */
+/* Check that a number of a plan lies in a range, or is the known one. Most checks are of these kinds. */
 static inline cf_result cf__plan_within(const cf__plan_check *check, const char *field, int64_t item, int64_t least,
                                         int64_t most, int64_t got, const char *why) {
     return cf__inside(got, least, most, CF_ERROR_PLAN, field, item, why, check->error);
@@ -4907,7 +4908,7 @@ static inline cf_result cf__plan_is(const cf__plan_check *check, const char *fie
     return cf__plan_within(check, field, item, wanted, wanted, got, why);
 }
 
-/* Counts and pointers: what every loop over a plan relies on. */
+/* Checks counts and pointers, on which every loop over a plan relies. */
 static cf_result cf__plan_check_counts(const cf_plan *plan, cf_error *error) {
     const cf__plan_check check = {plan, NULL, NULL, NULL, NULL, NULL, error};
     const cf_result bad = CF_ERROR_PLAN;
@@ -4955,8 +4956,8 @@ static cf_result cf__plan_check_lengths(const cf__plan_check *check, int64_t n) 
     return cf__plan_is(check, "n_tokens", -1, n_tokens, plan->n_tokens, "is the wrong sum");
 }
 
-/* A part of a cp group. Its neighbour is that of the next rank or, of the last rank, that of the first one: it has as
-   many chunks at the same steps. So all of them are there. */
+/* Checks a part of a cp group against the part on the next rank (for the last rank, the first): it must have as many
+   chunks at the same steps. So no part can be missing. */
 static cf_result cf__plan_check_part(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_chain *g = &plan->chains[id], *next;
@@ -4974,7 +4975,7 @@ static cf_result cf__plan_check_part(const cf__plan_check *check, int64_t id) {
 /* ---- the chunks that a plan's chains are made of ---- */
 
 /* Checks a chunk's links to the chunk that it continues and to those that continue it. Chunks of a tree come in
-   preorder, so a chunk continues the one before it, or one above that. */
+   preorder, so a chunk continues the previous chunk, or one above that. */
 static cf_result cf__plan_check_link(const cf_plan *plan, int64_t id, cf_error *error) {
     const cf_result bad = CF_ERROR_PLAN;
     const cf_chunk *c = &plan->chunks[id], *up;
@@ -5001,7 +5002,8 @@ static cf_result cf__plan_check_link(const cf_plan *plan, int64_t id, cf_error *
 }
 
 /* Checks everything that a walk over the chunks of these ranks relies on, in a plan from anywhere. The chunks of a
-   chain stand behind each other on one rank and say so, their slices exist, and no number of tokens is negative. */
+   chain must follow each other on one rank and name their chain, their slices must exist, and no number of tokens may
+   be negative. */
 static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t end_rank, cf_error *error) {
     const cf_result bad = CF_ERROR_PLAN;
     int64_t id, end, left = 0, chain = -1, index = 0, cp;
@@ -5015,7 +5017,7 @@ static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t
             return cf__fail(error, bad, "chains.cp", id, 0, cp, "trees are not spread over several ranks");
         CF__TRY(cf__inside(cp, 2, plan->n_ranks, bad, "chains.cp", id, "is no number of ranks", error));
         CF__TRY(cf__inside(plan->n_ranks % cp, 0, 0, bad, "chains.cp", id, "does not divide the ranks", error));
-        rank = 0; /* who runs a pass of a cp group looks at those of its other ranks */
+        rank = 0; /* a pass of a cp group also reads chunks of its other ranks */
         end_rank = plan->n_ranks;
     }
     end = end_rank * plan->chunks_per_rank;
@@ -5052,7 +5054,8 @@ static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t
     return CF_OK;
 }
 
-/* A chunk of a chain begins where the state of the one that it continues ends; but a leaf may leave its path sooner. */
+/* Checks that a chunk of a chain begins where the state of the chunk that it continues ends; a leaf may leave its path
+   sooner. */
 static cf_result cf__plan_check_prefix(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[id];
@@ -5102,7 +5105,7 @@ static cf_result cf__plan_check_below(const cf__plan_check *check) {
     return CF_OK;
 }
 
-/* The chunk that has a slice. */
+/* Returns the chunk that has a slice. */
 static int64_t cf__plan_chunk_of(const cf_plan *plan, int64_t slice) {
     int64_t low = 0, high = plan->n_chunks - 1, middle;
     while (low < high) {
@@ -5113,7 +5116,7 @@ static int64_t cf__plan_chunk_of(const cf_plan *plan, int64_t slice) {
     return low;
 }
 
-/* A slice by itself: its sequences are there, and have its tokens. */
+/* Checks a slice by itself: its sequences exist and have its tokens. */
 static cf_result cf__plan_check_slice(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_slice *s = &plan->slices[id];
@@ -5131,8 +5134,8 @@ static cf_result cf__plan_check_slice(const cf__plan_check *check, int64_t id) {
     return cf__plan_within(check, "slices.up", id, -1, plan->n_slices - 1, s->up, "there is no such slice");
 }
 
-/* A slice of a tree that goes on from one that is not in its chunk. That has to be on the path, of which the slice before
-   sees *sees rows. */
+/* Checks a slice of a tree that continues a slice of another chunk. That slice must be on the path, of which the
+   previous slice sees *sees rows. */
 static cf_result cf__plan_check_path(const cf__plan_check *check, int64_t chunk, int64_t id, int64_t *sees) {
     const cf_plan *plan = check->plan;
     const cf_slice *s = &plan->slices[id];
@@ -5146,9 +5149,9 @@ static cf_result cf__plan_check_path(const cf__plan_check *check, int64_t chunk,
     return CF_OK;
 }
 
-/* The slice that a slice goes on from: in a list the first one of the chunk before, in cp groups on whichever rank; of
-   those in the chunk of a tree, one that none has left since. It ends where this one begins, and all sequences of this
-   one run through it. */
+/* Checks the slice that a slice continues. In a list it is the first slice of the previous chunk, which in a cp group
+   may be on another rank. Within a chunk of a tree, no slice may have left it since. It ends where this slice begins,
+   and all sequences of this slice run through it. */
 static cf_result cf__plan_check_up(const cf__plan_check *check, int64_t chunk, int64_t id, int64_t *sees) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[chunk];
@@ -5162,7 +5165,7 @@ static cf_result cf__plan_check_up(const cf__plan_check *check, int64_t chunk, i
         if (wanted >= 0) wanted = plan->chunks[wanted].first_slice;
     }
     CF__TRY(cf__plan_is(check, "slices.up", id, wanted, s->up, "is not the slice before it, or has been left"));
-    if (up != NULL) { /* on a later rank nobody has seen it yet */
+    if (up != NULL) { /* slices of a later rank are not checked yet */
         end = (int64_t)((uint64_t)up->begin + (uint64_t)up->length);
         first = up->first;
         n = up->n;
@@ -5176,8 +5179,9 @@ static cf_result cf__plan_check_up(const cf__plan_check *check, int64_t chunk, i
     return cf__plan_within(check, "slices.n", id, 1, first + n - s->first, s->n, "is more than there are before it");
 }
 
-/* A chunk and its slices. Those of its state come first, then those that see some of the path, then others; in a list
-   one has the state, and whole sequences follow. cf__plan_check_units has seen the rest of it. */
+/* Checks a chunk and its slices, after cf__plan_check_units has checked its other members. Slices of its state come
+   first, then slices that see some of the path, then others. In a list one slice has the state, and whole sequences
+   follow. */
 static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[id];
@@ -5186,7 +5190,7 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id) {
     CF__TRY(cf__plan_check_prefix(check, id));
     CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 0, plan->max_slices > 0 ? plan->max_slices : INT64_MAX,
                             c->n_slices, "is more than max_slices"));
-    /* in a loop of their own, for it waits for memory */
+    /* a separate loop, because it waits for memory */
     for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) CF__TRY(cf__plan_check_slice(check, i));
     for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
         const cf_slice *s = &plan->slices[i];
@@ -5222,7 +5226,7 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id) {
     return cf__plan_is(check, "chunks.pairs", id, pairs, c->pairs, "is the wrong sum");
 }
 
-/* The order of sequences, and which chunks are below which. */
+/* Checks the order of sequences, and finds which chunks are below which. */
 static cf_result cf__plan_check_order(const cf__plan_check *check) {
     const cf_plan *plan = check->plan;
     int64_t i, before = 0;
@@ -5246,21 +5250,21 @@ static cf_result cf__plan_check_order(const cf__plan_check *check) {
 
 /* ---- every token once ---- */
 
-/* Adds a slice to what its sequences have, and takes it away behind the last of them. */
+/* Adds a slice to the sum of its first sequence, and subtracts it after its last. */
 static void cf__plan_add_slice(cf__plan_sum *sums, const cf_slice *s) {
     uint64_t tokens = (uint64_t)s->length, pairs = (uint64_t)cf_slice_pairs(s->begin, s->length);
     cf__plan_sum *first = &sums[s->first], *end = first + s->n;
     first->tokens += tokens;
     first->low += pairs & UINT32_MAX;
     first->high += pairs >> 32;
-    first[1].shared += tokens; /* nothing, if it is the last, too */
+    first[1].shared += tokens; /* cancels out if the slice has only one sequence */
     end->shared -= tokens;
     end->tokens -= tokens;
     end->low -= pairs & UINT32_MAX;
     end->high -= pairs >> 32;
 }
 
-/* Compares a sum of pairs with those of a whole sequence, length x (length + 1) / 2, which 64 bits may not hold. */
+/* Compares a sum of pairs with the pairs of a whole sequence, length x (length + 1) / 2, which 64 bits may not hold. */
 static int cf__plan_has_all_pairs(const cf__plan_sum *sum, int64_t length) {
     uint64_t a = (uint64_t)length, b = a + 1, low, high;
     if (a % 2 == 0) a /= 2;
@@ -5270,7 +5274,7 @@ static int cf__plan_has_all_pairs(const cf__plan_sum *sum, int64_t length) {
     return (sum->low & UINT32_MAX) == (low & UINT32_MAX) && sum->high + (sum->low >> 32) == high;
 }
 
-/* A sequence, `at` in order, has more or fewer tokens than it should: names the last of its slices. */
+/* Reports that a sequence, `at` in order, has too many or too few tokens; names the last of its slices. */
 static cf_result cf__plan_wrong_sum(const cf__plan_check *check, int64_t at) {
     const cf_slice *slices = check->plan->slices;
     int64_t i = check->plan->n_slices - 1;
@@ -5282,9 +5286,10 @@ static cf_result cf__plan_wrong_sum(const cf__plan_check *check, int64_t at) {
                       "its sequence has tokens twice, or not all of them");
 }
 
-/* Slices that go on from each other leave no gap. If those through a sequence have as many tokens and as many pairs as
-   it has, they are one row from its first token to its last: with a token twice, another would be missing, which is a
-   later one and has more pairs. Neighbours in order share what they both run through. */
+/* Checks that each sequence has each token once. Slices that continue each other leave no gap. If the slices through a
+   sequence have as many tokens and as many pairs as the sequence, they are one row from its first token to its last:
+   with a token twice, a later token would be missing, and that has more pairs. Also checks `common`: neighbours in
+   order share the slices that run through both. */
 static cf_result cf__plan_check_sums(const cf__plan_check *check) {
     const cf_plan *plan = check->plan;
     cf__plan_sum sum = {0, 0, 0, 0};
@@ -5303,7 +5308,7 @@ static cf_result cf__plan_check_sums(const cf__plan_check *check) {
     return CF_OK;
 }
 
-/* In a list a chain has all tokens of its sequence, or a slice has, which is in none. */
+/* Checks that each sequence of a list has all its tokens: in a chain, or in a slice that is in no chain. */
 static cf_result cf__plan_check_seen(const cf__plan_check *check) {
     int64_t i;
     for (i = 0; i < check->plan->n_sequences; i++)
