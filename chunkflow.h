@@ -2486,8 +2486,8 @@ typedef struct cf__tree {
     /* of each sequence: the one that it leaves (-1: none), after how many tokens, and two arrays for finding these */
     int32_t *with, *jump, *rank;
     double *depth;
-    int32_t *child, *next;  /* of each sequence: the first that leaves it; the next that leaves the same, by rising
-                               depth */
+    int32_t *child, *next;  /* of each sequence: the first that leaves it; the next that leaves the same sequence, by
+                               rising depth */
     int32_t *at;            /* of each sequence: the node after which it leaves */
     int32_t *order;         /* (n) the plan's order */
     int32_t *stack;
@@ -3364,9 +3364,9 @@ static void cf__pack_find_runs(cf__packer *p, int64_t first, int64_t end) {
 
 /* ---- lower bound ---- */
 
-/* Returns Martello and Toth's L2 bound. For each threshold t <= C / 2, sizes above C - t have a chunk to themselves,
-   sizes above C / 2 one chunk each, and sizes in t .. C / 2 fill the room that these leave. t = 0 gives total / C.
-   `sizes` falls. */
+/* Returns Martello and Toth's L2 bound, the best of all thresholds t <= C / 2. Sizes above C - t have a chunk to
+   themselves, and sizes above C / 2 one chunk each. Sizes in t .. C / 2 fill the room that these leave. t = 0 gives
+   total / C. `sizes` falls. */
 static int64_t cf__pack_l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk_size) {
     int64_t big = 0, alone, i, free_space = 0, best = 0, small_sum = 0;
     while (big < n && (int64_t)sizes[big] * 2 > chunk_size) big++;
@@ -3928,7 +3928,7 @@ static int cf__pack_part_trees(cf__packer *p) {
     whole = best = cf__pack_part_all(p, DBL_MAX, 1);
     for (most = mean / 4; most > 0 && most < whole; most = most < mean ? 2 * most : cf__most(most * 1.1, whole / 64)) {
         double dearest = cf__pack_part_all(p, most, 1);
-        /* Of two equal ones the later copies less, and much less than parts below the mean do. */
+        /* The later of two equal ones copies less, and much less than parts below the mean do. */
         if (dearest > whole * 0.95 || dearest > best * (best_most < mean ? 1.05 : 1)) continue;
         best = dearest;
         best_most = most;
@@ -7819,13 +7819,14 @@ static void cf__alone_return(cf__alone *alone, const cf__pipe_unit *unit, int64_
         }
 }
 
-/* Runs all units in plan order, each to its end before the next begins; in a tree a unit's backwards come after those
-   of the units that go on from it. One chunk is kept at a time: every chunk is dropped, and replayed right before its
-   backward, except the last before the way back on one row. A unit of three chunks, and on two rows one of one chunk:
+/* Runs all units in plan order, each to its end before the next begins. In a tree a unit's backwards come after those
+   of the units that continue it. One chunk is kept at a time: every chunk is dropped, and replayed right before its
+   backward. With one row, the last chunk before the way back is kept instead. Examples: a unit of three chunks, and a
+   unit of one chunk on two rows:
 
        F1 F2 F3 B3 R2 B2 R1 B1        F1 F1' R1' B1' R1 B1
 
-   No schedule needs less room for chunks, and wherever one fits there is this one. */
+   No schedule needs less room for chunks; wherever one chunk fits, so does this schedule. */
 static void cf__alone_run(cf__alone *alone) {
     const cf__pipeline *pipe = &alone->maker->pipe;
     int64_t rows = alone->maker->desc.shape.n_virtual, i, row, first, chain;

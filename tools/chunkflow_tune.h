@@ -353,8 +353,8 @@ typedef struct cf_tune_desc {
     cf_pack_desc pack;              /* options of packing; chunk_size and n_ranks are not used. shared_prefixes: of the
                                        whole list. A tree is then drawn as a whole; if a batch is full before the tree
                                        ends, the next batch begins with its rest. max_cp: maximum width of cp groups. In
-                                       splits of one stage, widths of 2, 4, 8 ... ranks that divide dp are tried beside
-                                       no groups, all in step. Time and memory are then those of columns scheduled by
+                                       splits of one stage, groups of 2, 4, 8 ... ranks that divide dp are tried as well
+                                       as none, all in step. Time and memory are then those of columns scheduled by
                                        paper, plus what groups gather; `cost` and `cp_row_seconds` are the estimate's.
                                        Only with a gpu, and without shared prefixes */
     const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K and the longest sequence (rounded up to a
@@ -2746,8 +2746,8 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
     return CF_OK;
 }
 
-/* Returns whether a rank has the same chunks as the previous rank, in the same order, and so the same schedule. Most
-   ranks have if all sequences are equally long. With trees it says no, because the load of other ranks matters too. */
+/* Returns whether a rank has the same chunks as the previous rank, in the same order, and so the same schedule. With
+   equally long sequences, most ranks have. With trees it says no, because the load of other ranks matters too. */
 static int cft__is_like_last(const cf_plan *plan, int64_t rank) {
     const cf_chunk *a = &plan->chunks[(rank - 1) * plan->chunks_per_rank], *b = a + plan->chunks_per_rank, *end = b;
     if (plan->order != NULL) return 0;

@@ -37,7 +37,7 @@ extern const cli_exit_code cli_exit_codes[];
 #define CLI_MAX_SEQUENCES 100000000
 #define CLI_COUNTED_SEQUENCES 10000000 /* maximum that counts may make of a short list, unless --max-sequences says
                                           otherwise */
-#ifndef CLI_MAX_LIST_BYTES /* of a list of lengths; fewer where that is tested */
+#ifndef CLI_MAX_LIST_BYTES /* bytes of a list of lengths; tests use fewer */
 #define CLI_MAX_LIST_BYTES ((int64_t)1 << 30)
 #endif
 
@@ -146,9 +146,9 @@ typedef struct cli_command {
     int (*run)(const void *options, char **operands, int n_operands); /* returns an exit code */
 } cli_command;
 
-/* Takes the arguments behind the command's name. Options and operands may be mixed; "--" ends the options;
-   "--name=value" and "--name value" mean the same; of an option given twice the last one counts. Returns 1 to go
-   on, with the operands moved to the front of argv and counted in *n_operands, or 0 to leave with *code. */
+/* Parses the arguments after the command's name. Options and operands may be mixed; "--" ends the options;
+   "--name=value" and "--name value" mean the same. If an option is given twice, the last one counts. Returns 1 to
+   continue, with the operands moved to the front of argv and counted in *n_operands, or 0 to leave with *code. */
 int cli_parse(const cli_command *command, int argc, char **argv, void *options, int *n_operands, int *code);
 
 void cli_print_help(const cli_command *command, FILE *to);

@@ -329,21 +329,21 @@ static int read_entries(reader *in, cli_list *list) {
 
 /* ---- Megatron's index files ----
 
-   Beside the tokens of a data set (.bin), Megatron-LM leaves an index (.idx). All of its numbers are little-endian:
+   Beside the tokens of a data set (.bin), Megatron-LM writes an index (.idx). All of its numbers are little-endian:
 
        9 bytes    INDEX_MAGIC
        8          the version, 1
        1          a code for the type of a token
-       8, 8       S, how many sequences there are, and D, the numbers of the table of documents
+       8, 8       S, the number of sequences, and D, the numbers in the table of documents
        S x 4      the tokens of each sequence, signed
-       S x 8      where it starts in the .bin
+       S x 8      the start of each sequence in the .bin
        D x 8      the first sequence of each document, and at the end S
-       S          of several modalities: which one each sequence has; else nothing
+       S          with several modalities: the modality of each sequence; else nothing
 
-   What is trained as one is a document; nearly always it is one sequence. Documents of none have the same start as the
-   next one. */
+   A document is trained as one piece; it is nearly always one sequence. A document without sequences has the same start
+   as the next document. */
 
-#define INDEX_MAGIC "MMIDIDX\0" /* and the zero byte behind it */
+#define INDEX_MAGIC "MMIDIDX\0" /* and the zero byte after it */
 
 static int bad_index(const reader *in, const char *what, int64_t at, int64_t got, const char *wanted) {
     const char *place = at < 0 ? "" : cli_commas(at);
