@@ -6028,7 +6028,7 @@ static cf_result cf__model_check_kinds(const cf_model *model, cf_error *error) {
     return CF_OK;
 }
 
-/* Yes or no, and the norms of Q and K. */
+/* Checks flags, which are 0 or 1, and the norms of Q and K. */
 static cf_result cf__model_check_flags(const cf_model *model, cf_error *error) {
     CF__TRY(cf__check_flag(model->tied, "model.tied", -1, error));
     CF__TRY(cf__check_flag(model->qkv_bias, "model.qkv_bias", -1, error));

@@ -301,8 +301,8 @@ typedef struct cf_tune_candidate {
     double waiting;         /* mean fraction of all stages' time in which passes wait for streamed state */
     double bound;           /* lower bound of `seconds`: no schedule that fits, with this ChunkSize, K and replay, is
                                faster on these batches; 0: not known */
-    double estimate;        /* CF_TUNE_DOMINATED: approximate seconds, from the batches that were simulated and the
-                               bounds of the others; 0: none was */
+    double estimate;        /* CF_TUNE_DOMINATED: approximate seconds, from the simulated batches and the bounds of the
+                               others; 0: no batch was simulated */
     double chunks;          /* mean number of chunks of a rank */
     int64_t bytes;          /* CF_TUNE_OK: peak bytes of any GPU; CF_TUNE_INFEASIBLE: bytes that it would need */
     int64_t stage;          /* stage of the GPU with `bytes` */
@@ -345,9 +345,9 @@ typedef struct cf_tune_desc {
     const cf_stage_bytes *bytes;    /* (pp x n_virtual) by virtual stage: instead of model and memory; only without
                                        n_gpus. Of `parallel`, only pp, n_virtual, placement and dp are used then */
     int64_t limit_bytes;            /* limit of each GPU. 0: gpu->memory minus the reserve */
-    int64_t reserve;                /* percent of gpu->memory to keep free, because formulas rather say too little (by 5
-                                       to 9 % in the paper's memory table). 0: CF_TUNE_RESERVE; negative: none. Not used
-                                       if limit_bytes is given */
+    int64_t reserve;                /* percent of gpu->memory to keep free, because formulas tend to say too little (by
+                                       5 to 9 % in the paper's memory table). 0: CF_TUNE_RESERVE; negative: none. Not
+                                       used if limit_bytes is given */
     int64_t context;                /* tokens of the longest sequence that must fit in memory, even if the list has none
                                        that long; times are still the list's. 0: the longest of the list */
     cf_pack_desc pack;              /* options of packing; chunk_size and n_ranks are not used. shared_prefixes: of the
@@ -384,10 +384,10 @@ typedef struct cf_tune_desc {
     double tolerance;               /* fraction by which the winner may be slower than the fastest, if it needs less
                                        memory or is simpler. 0: 0.01; negative: none */
     int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search early */
-    void (*run_tasks)(void *user, int64_t n, cf_tune_task task, void *context); /* calls task(context, i) for every i
-                                       of 0 .. n - 1, concurrently if it likes, and returns when all are done. The
-                                       allocator and `progress` are then called concurrently, too. The answer is always
-                                       the same. NULL: one after the other */
+    void (*run_tasks)(void *user, int64_t n, cf_tune_task task, void *context); /* calls task(context, i) for every i of
+                                       0 .. n - 1, concurrently if it likes, and returns when all are done. The
+                                       allocator and `progress` are then called concurrently, too. The answer does not
+                                       depend on that. NULL: one after the other */
     void *user;
     const cf_allocator *allocator;  /* of the outcome and of the working space */
 } cf_tune_desc;
@@ -1021,7 +1021,7 @@ static double cft__others_met(const cf_cost_desc *desc, const cf_shard *shard, d
     return (n - 1) * part * (1 - missed);
 }
 
-/* Returns the seconds in which a row goes to its experts' GPUs and back, in a forward or backward of one layer. One
+/* Returns the seconds per row for its way to its experts' GPUs and back, in a forward or backward of one layer. One
    copy goes to each node, which hands it on to each GPU at the same time (DeepSeek-V3's report, 2024, section 3.2.2,
    and DeepEP). */
 static double cft__dispatch_seconds(const cf_cost_desc *desc, const cf_shard *shard) {
@@ -1406,8 +1406,8 @@ CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status) {
 enum {
     CFT__SIZES = 9, /* ChunkSizes that are tried by default, the longest sequence included */
     CFT__EVEN = 8,  /* maximum ChunkSizes that are tried because they deal a batch out evenly */
-    CFT__FEW = 64,  /* even sizes are tried if a rank has at most this many chunks: of more, one that is not full is a
-                       small part */
+    CFT__FEW = 64,  /* even sizes are tried if a rank has at most this many chunks; among more, one that is not full
+                       matters little */
     CFT__UNIT = 128 /* even sizes are multiples of this, which suits kernels */
 };
 
@@ -1503,9 +1503,9 @@ typedef struct cft__weights {
    time are found per point; bounds of memory per point and window. */
 enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__LEVEL, CFT__WINDOW, CFT__LISTS };
 
-/* Recomputations, from the cheapest to the one that frees most. A module is recomputed together with those that cost
-   less and free as much. With fused attention its inside frees nothing, and norms cost as little as the activation
-   does. */
+/* Recomputations, from the cheapest to the one that frees most. A module has no level of its own if others that cost
+   less free as much. With fused attention, recomputing its inside frees nothing; norms cost as little as the
+   activation. */
 static const struct {
     cf_recompute what;
     int64_t part; /* recomputes 1 / part of a stage's layers */
@@ -3231,8 +3231,8 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     return CF_OK;
 }
 
-/* Returns the candidate whose schedules candidate `id` repeats. A copied candidate may itself have been found to be a
-   copy later. */
+/* Returns the original of a candidate, whose schedules it repeats. It follows same_as, because an original may later be
+   found to be a copy itself. */
 static int64_t cft__origin_of(const cf_tuning *tuning, int64_t id) {
     while (tuning->candidates[id].same_as >= 0) id = tuning->candidates[id].same_as;
     return id;
@@ -3249,7 +3249,7 @@ static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_
     return 1;
 }
 
-/* Returns whether the schedules of a candidate, or of the one that it repeats, were made and fit without a limit. */
+/* Returns whether the schedules of a candidate, or of its original, were made and fit without a limit. */
 static int cft__fits_freely(const cft__tuner *t, int64_t id) {
     const cf_tune_candidate *c;
     id = cft__origin_of(t->tuning, id);

@@ -93,7 +93,7 @@ cf_result baseline_find(const pipeline *p, const packing *list, const packing_op
         if (made != CF_OK) result = made;
         else if (found < 0 || is_better(p, &forms[packed].run, &forms[found].run)) found = packed;
     }
-    if (result == CF_ERROR_MEMORY) found = -1; /* the other form may not be the better one */
+    if (result == CF_ERROR_MEMORY) found = -1; /* memory ran out, so the found form may not be the better one */
     for (packed = 0; packed < FORMS; packed++)
         if (packed != found) baseline_free(&forms[packed]);
     if (found < 0) return result;
