@@ -5190,7 +5190,7 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id) {
     CF__TRY(cf__plan_check_prefix(check, id));
     CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 0, plan->max_slices > 0 ? plan->max_slices : INT64_MAX,
                             c->n_slices, "is more than max_slices"));
-    /* a separate loop, because it waits for memory */
+    /* Lengths lie anywhere in memory. A short loop waits for several of them at once. */
     for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) CF__TRY(cf__plan_check_slice(check, i));
     for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
         const cf_slice *s = &plan->slices[i];
