@@ -942,8 +942,9 @@ typedef struct cf_memory_desc {
     int64_t chunk_size;           /* for models with windows or recurrent layers: one border is counted per chunk_size
                                      tokens of state; 0: CF_BORDER_TOKENS */
     int outputs;                  /* 1: a dropped chunk keeps attention's outputs and log-sum-exps beside its stage
-                                     input, so that its replay computes no attention (not in the paper). Only with local
-                                     replay, and not with full recomputation or unfused attention, which drop them */
+                                     input, so that its replay computes no attention (not in the paper). 2: the same,
+                                     with both in host memory, wherever state is. Only with local replay, and not with
+                                     full recomputation or unfused attention, which drop them */
 } cf_memory_desc;
 
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc);
@@ -957,6 +958,8 @@ typedef struct cf_token_bytes {
     int64_t boundary;       /* a tensor that goes from stage to stage */
     int64_t dropped;        /* a chunk dropped in local replay, until its replay begins: its stage input, which is one
                                `boundary`, and its outputs, if it keeps any */
+    int64_t staged;         /* the largest chunk, twice, if dropped chunks are kept in host memory: a stage input, and
+                               the outputs of one layer, because these come and go layer by layer */
     int64_t logits;         /* the chunk that is at its loss, beyond what stays (last virtual stage; 0 elsewhere) */
     int64_t working;        /* the chunk that is in backward: gradients of one layer's activations, and that layer's
                                recomputed activations; with a state_window, also the sums of attention by blocks */
@@ -1048,8 +1051,9 @@ typedef struct cf_memory_report {
    two gathered layers. With a state_window, a stage that has any state, on any of its virtual stages, has
      state           state_window x 2 kv x state_bytes, once
      state gradient  state_window x 2 kv x state_gradient_bytes, once
-     inputs          kept inputs and outputs, but at most two of chunk_tokens: one in use, one on its way
+     inputs          kept inputs and outputs, but at most twice cf_token_bytes.staged: one in use, one on its way
      host            state, state gradient, kept inputs and outputs of all its virtual stages, as without a window
+   The same goes for inputs and their part of host with outputs 2.
    Borders and carries stay on the device in addition. A virtual stage with gradients of state has one carry.
    ZeRO divides routed experts over tp x dp / ep GPUs with ep, and over dp like all other parameters without ep.
    Reports are untouched on failure. Errors: as cf_model_validate and cf_parallel_validate, CF_ERROR_ARGUMENT with the
@@ -6395,7 +6399,7 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
     CF__TRY(cf__check_flag(full->unfused, "unfused", -1, error));
     CF__TRY(cf__check_flag(full->unfused_attention, "unfused_attention", -1, error));
     CF__TRY(cf__range(full->chunk_size, 1, CF_MAX_CHUNK_SIZE, "chunk_size", error));
-    CF__TRY(cf__choice(full->outputs, 0, 1, "outputs", error));
+    CF__TRY(cf__choice(full->outputs, 0, 2, "outputs", error));
     if (full->outputs && full->parallel.recompute == CF_RECOMPUTE_FULL)
         return cf__refuse(error, CF_ERROR_ARGUMENT, "outputs", -1, "are dropped again with full recomputation");
     if (full->outputs && full->unfused_attention)
@@ -6495,8 +6499,11 @@ static void cf__memory_add_kind(const cf_memory_desc *desc, const cf_shard *s, i
     out->heads_kept += heads * (s->layers - (drops ? again : 0));
     if (s->layers == 0) return;
     out->heads = cf__max(out->heads, heads);
-    if (desc->outputs && s->outputs)
-        cf__add_product(&out->bytes.dropped, s->layers, desc->activation_bytes * s->out + 4 * s->heads, &out->overflow);
+    if (desc->outputs && s->outputs) {
+        int64_t outputs = desc->activation_bytes * s->out + 4 * s->heads;
+        cf__add_product(&out->bytes.dropped, s->layers, outputs, &out->overflow);
+        out->bytes.staged = cf__max(out->bytes.staged, outputs);
+    }
     out->bytes.working = cf__max(out->bytes.working, cf__memory_working_bytes(desc, s));
     out->bytes.buffers = cf__max(out->bytes.buffers,
                                  cf__memory_dispatched(desc, s, 2 * desc->activation_bytes * s->hidden));
@@ -6526,6 +6533,7 @@ static void cf__memory_weigh_stage(const cf_memory_desc *desc, int64_t stage, cf
     }
     bytes->boundary = row;
     bytes->dropped += row;
+    bytes->staged += row;
     ends = (shard->first != 0) + (shard->last != 0);
     bytes->buffers += (4 - 2 * ends) * row; /* in and out, for activations and for gradients */
     if (desc->parallel.tp > 1 && !desc->parallel.no_sequence)
@@ -6574,7 +6582,7 @@ typedef struct cf__memory_sums {
     int64_t layer_parameters; /* parameters of the largest layer, but at least the mean of a stage's layers */
     int64_t kept, carry;      /* bytes of state that never stream; carry: of its gradient */
     int64_t layer_row;        /* elements of a row of one layer's K and V */
-    int64_t two_inputs;       /* bytes of two stage inputs of the largest chunk */
+    int64_t two_inputs;       /* bytes of two stage inputs of the largest chunk, and of outputs of two layers */
     int overflow;             /* 1: something does not fit */
 } cf__memory_sums;
 
@@ -6630,11 +6638,11 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     terms->working = cf__max(terms->working, working); /* one virtual stage is in a pass at a time */
     terms->buffers = cf__max(terms->buffers, buffers);
     sums->layer_row = cf__max(sums->layer_row, of.row);
-    cf__add_product(&inputs, load->chunk_tokens, 2 * bytes->dropped, overflow);
+    cf__add_product(&inputs, load->chunk_tokens, 2 * bytes->staged, overflow);
     sums->two_inputs = cf__max(sums->two_inputs, inputs);
 }
 
-/* Moves everything that grows with a chain to host memory, and counts the ring and two inputs instead. */
+/* Moves all state that grows with a chain to host memory, and counts the ring instead. */
 static void cf__memory_stream(const cf_memory_desc *desc, cf__memory_sums *sums) {
     cf_memory_report *terms = &sums->terms;
     int *overflow = &sums->overflow;
@@ -6647,7 +6655,12 @@ static void cf__memory_stream(const cf_memory_desc *desc, cf__memory_sums *sums)
     }
     cf__add_product(&terms->host, state, 1, overflow);
     cf__add_product(&terms->host, gradient, 1, overflow);
-    cf__add_product(&terms->host, terms->inputs, 1, overflow);
+}
+
+/* What is kept of dropped chunks goes to host memory, but for what is on its way. */
+static void cf__memory_move_inputs(cf__memory_sums *sums) {
+    cf_memory_report *terms = &sums->terms;
+    cf__add_product(&terms->host, terms->inputs, 1, &sums->overflow);
     terms->inputs = cf__min(terms->inputs, sums->two_inputs);
 }
 
@@ -6691,6 +6704,7 @@ static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_
         cf__memory_add_virtual_stage(desc, at, &loads[at], &sums);
     }
     if (desc->state_window > 0) cf__memory_stream(desc, &sums);
+    if (desc->state_window > 0 || desc->outputs > 1) cf__memory_move_inputs(&sums);
     cf__add_product(&sums.terms.state, sums.kept, 1, overflow);
     cf__add_product(&sums.terms.state_gradient, sums.carry, 1, overflow);
     *out = sums.terms;

@@ -240,7 +240,7 @@ CHUNKFLOW_TUNE_API cf_result cf_memory_limits(const cf_memory_desc *desc, const 
    >>tune    lengths, costs and bytes -> ChunkSize, K and schedule
    ================================================================================================================ */
 
-#define CF_MAX_CANDIDATES ((int64_t)1 << 19)
+#define CF_MAX_CANDIDATES ((int64_t)1 << 20)
 #define CF_MAX_TUNE_BATCHES 4096
 #define CF_TUNE_WINDOW (CF_STATE_SLOTS * 4096) /* state_window of a candidate that streams, unless one is given */
 #define CF_MAX_STAGE_BYTES ((int64_t)1 << 48) /* any member of cf_stage_bytes */
@@ -283,6 +283,8 @@ typedef struct cf_tune_candidate {
     int64_t k;
     cf_schedule_kind kind;
     cf_replay replay;
+    int outputs;            /* 1, 2: dropped chunks keep attention's outputs (cf_memory_desc.outputs). 0: they keep none,
+                               or no chunk is dropped. 2 is tried only if 1 does not fit; a stream makes them the same */
     cf_recompute recompute; /* recompute and recompute_layers replace the split's */
     int64_t recompute_layers;
     int64_t state_window;   /* rows of the ring through which state streams from host memory (cf_memory_desc); 0: no
@@ -291,7 +293,8 @@ typedef struct cf_tune_candidate {
     cf_tune_status status;
     const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
     int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the very same schedules or, if this one
-                               streams or recomputes, of one that fits with less of it; -1: none */
+                               streams, recomputes or keeps no outputs, of one that fits with less of that; -1: none */
+    int replays;            /* 1: some batch that was tried has a replay */
     int limited;            /* 1: some batch fits only with schedules made under the limit, which may cost time */
     double seconds;         /* this and the next five members: for CF_TUNE_OK only, else 0 */
     double confidence;      /* half of the 95 % confidence interval of the mean (Student's t); 0 with one batch */
@@ -371,6 +374,11 @@ typedef struct cf_tune_desc {
                                        model with estimated costs they are tried if the state does not fit otherwise, or
                                        fits only under the limit. With memory.state_window all candidates stream, and
                                        this is 0 */
+    int no_outputs;                 /* 1: no candidates whose dropped chunks keep attention's outputs. 0: for a model with
+                                       estimated costs, and attention that can keep them, these come first; without
+                                       outputs is tried if they do not fit, or fit only under the limit. With
+                                       memory.outputs all candidates keep them, except with full recomputation, and this
+                                       is 0 */
     int split_backward;             /* as in cf_schedule_desc, for best, which must be among the kinds */
     int64_t max_tries;              /* tries of best per schedule. 0: cf_tune_max_tries of its plan */
     int64_t batch;                  /* sequences in a batch. 0: 256 */
@@ -399,8 +407,8 @@ typedef struct cf_tuning {
                                        that deal a mean batch out evenly; all others are sorted as said below */
     cf_parallel *splits;            /* (n_splits) */
     int64_t *max_cps;               /* (n_splits) maximum ranks that share a sequence; 0: one */
-    cf_tune_candidate *candidates;  /* (n_candidates) sorted by split, chunk_size, k, kind, replay, recompute and, last,
-                                       state_window */
+    cf_tune_candidate *candidates;  /* (n_candidates) sorted by split, chunk_size, k, kind, replay, outputs (1, 2, 0),
+                                       recompute and, last, state_window */
     double *seconds;                /* (n_candidates x n_batches) seconds of each batch; -1: not simulated */
     int64_t *batch_tokens;          /* (n_batches) */
     int64_t batch;                  /* sequences in a batch */
@@ -436,8 +444,8 @@ typedef struct cf_tuning {
    slower by no more than the tolerance. It is also close if it is slower by no more than five times the tolerance and
    the difference is within its uncertainty. Of the close ones, those count that need at most CF_TUNE_ALIKE of the limit
    more than the one with least memory. The winner is the simplest of these: without a stream, with less recomputation,
-   with local replay, of a fixed kind, of the smallest K, and only then the fastest. No other candidate is both faster
-   than the winner and smaller.
+   with local replay, without outputs, of a fixed kind, of the smallest K, and only then the fastest. No other candidate
+   is both faster than the winner and smaller.
 
    Free *out with cf_tuning_free. If nothing fits, that is no failure: winner is -1. Errors: CF_ERROR_ARGUMENT and
    CF_ERROR_LIMIT with the member; those of cf_pack, cf_cost_estimate, cf_memory_estimate and cf_schedule_make;
@@ -1495,13 +1503,13 @@ enum { CFT__ACTIVATIONS, CFT__STATE, CFT__GRADIENT, CFT__INPUT, CFT__CHUNK, CFT_
 typedef struct cft__weights {
     int64_t of[CFT__PARTS];
     int64_t carry;  /* once per virtual stage while a chain is in backward */
-    int64_t staged; /* with a window: per token of a stage input that passes between host and device, of at most two at
-                       a time */
+    int64_t dropped; /* per token of dropped chunks, if these are kept in host memory */
+    int64_t staged;  /* per token of the chunk in a pass, twice: the part of `dropped` that is on the device */
 } cft__weights;
 
 /* Lists of choices, the one that changes slowest first. A "point" is a candidate without its kind and window. Bounds of
    time are found per point; bounds of memory per point and window. */
-enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__LEVEL, CFT__WINDOW, CFT__LISTS };
+enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__OUTPUTS, CFT__LEVEL, CFT__WINDOW, CFT__LISTS };
 
 /* Recomputations, from the cheapest to the one that frees most. A module has no level of its own if others that cost
    less free as much. With fused attention, recomputing its inside frees nothing; norms cost as little as the
@@ -1542,6 +1550,7 @@ typedef struct cft__tuner {
     cf_tuning *tuning;
     cf_plan *trees;              /* a packing of the list, for the order of its sequences; NULL: none share */
     int64_t counts[CFT__LISTS];  /* length of each list */
+    int outputs[3];              /* the list of places for outputs, as in cf_memory_desc */
     int64_t windows[2];          /* the last list: rows of the ring through which state streams; 0: no stream */
     int64_t strides[CFT__LISTS]; /* distance to the candidate with the next choice of that list, all else equal */
     int64_t most_virtual;    /* virtual stages of the deepest split */
@@ -1723,12 +1732,14 @@ static cf_result cft__check_needs(const cf_tune_desc *given, cf_error *error) {
         {"n_ks", given->n_ks, given->ks != NULL, "needs ks"},
         {"n_kinds", given->n_kinds, given->kinds != NULL, "needs kinds"},
         {"n_replays", given->n_replays, given->replays != NULL, "needs replays"},
-        {"no_stream", given->no_stream, given->memory.state_window == 0, "needs memory.state_window to be 0"}};
+        {"no_stream", given->no_stream, given->memory.state_window == 0, "needs memory.state_window to be 0"},
+        {"no_outputs", given->no_outputs, given->memory.outputs == 0, "needs memory.outputs to be 0"}};
     int64_t i;
     for (i = 0; i < CFT__COUNT(members); i++)
         if (members[i].value != 0 && !members[i].there)
             return cf_fail(error, CF_ERROR_ARGUMENT, members[i].field, -1, 0, members[i].value, members[i].why);
     CFT__TRY(cft__range(given->no_stream, 0, 1, CF_ERROR_ARGUMENT, "no_stream", -1, error));
+    CFT__TRY(cft__range(given->no_outputs, 0, 1, CF_ERROR_ARGUMENT, "no_outputs", -1, error));
     if (given->step_seconds > 0 && given->timing == NULL)
         return cf_fail_real(error, CF_ERROR_ARGUMENT, "step_seconds", -1, given->step_seconds, "needs timing");
     return CF_OK;
@@ -1840,6 +1851,7 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
     cf_token_bytes unused;
     if (desc->model != NULL) {
         memset(&memory.parallel, 0, sizeof memory.parallel);
+        memory.parallel.recompute = desc->parallel.recompute;
         CFT__TRY(cf_memory_token_bytes(&memory, 0, &unused, error));
         if (memory.unfused_attention)
             return cf_refuse(error, CF_ERROR_ARGUMENT, "memory.unfused_attention", -1,
@@ -1852,12 +1864,32 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
     return cft__range(desc->limit_bytes, desc->gpu == NULL, INT64_MAX / 1000, CF_ERROR_LIMIT, "limit_bytes", -1, error);
 }
 
-/* Lists the reliefs of memory: if state does not fit, it streams; if activations do not fit, they are recomputed. With
-   measured costs there are none, because nobody knows what a relief would cost. */
+/* Returns whether some layer can keep attention's outputs. */
+static int cft__keeps_outputs(const cf_model *model) {
+    const cf_parallel whole = cf_parallel_defaults(NULL);
+    cf_shard shard;
+    int64_t k;
+    for (k = 0; cf_stage_shard(model, &whole, 0, k, &shard, NULL) == CF_OK; k++)
+        if (shard.outputs) return 1;
+    return 0;
+}
+
+/* Lists the reliefs of memory: if state does not fit, it streams; if outputs do not fit, they go to host memory or are
+   dropped; if activations do not fit, they are recomputed. With measured costs there are none, because nobody knows what
+   a relief would cost. */
 static void cft__list_reliefs(cft__tuner *t) {
     const cf_tune_desc *desc = &t->desc;
-    int searched = desc->model != NULL && desc->timing == NULL && desc->parallel.recompute == CF_RECOMPUTE_DEFAULT;
+    int estimated = desc->model != NULL && desc->timing == NULL;
+    int searched = estimated && desc->parallel.recompute == CF_RECOMPUTE_DEFAULT;
     t->counts[CFT__LEVEL] = searched ? CFT__COUNT(cft__levels) : 1;
+    t->outputs[0] = desc->memory.outputs;
+    t->counts[CFT__OUTPUTS] = 1;
+    if (estimated && !desc->memory.outputs && !desc->no_outputs && desc->parallel.recompute != CF_RECOMPUTE_FULL &&
+        cft__keeps_outputs(desc->model)) {
+        t->outputs[0] = 1;
+        t->outputs[1] = 2;
+        t->counts[CFT__OUTPUTS] = CFT__COUNT(t->outputs);
+    }
     t->windows[0] = desc->model != NULL ? desc->memory.state_window : 0;
     t->windows[1] = CF_TUNE_WINDOW;
     t->counts[CFT__WINDOW] = 1;
@@ -2173,10 +2205,15 @@ static int cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *
     return out->total < INT64_MAX;
 }
 
+/* Returns whether something of what a stage holds is in host memory. */
+static int cft__uses_host(const cft__tuner *t) {
+    return t->desc.model != NULL && (t->memory.state_window > 0 || t->memory.outputs > 1);
+}
+
 /* Fills in reports from t->loads, and their host memory from t->streamed, whose loads are never less. */
 static cf_result cft__estimate_memory(cft__tuner *t, cf_memory_report *reports) {
     int64_t s, pp = t->split.pp, n_v = pp * t->split.n_virtual;
-    if (t->memory.state_window == 0) return cf_memory_estimate(&t->memory, t->loads, n_v, reports, pp, t->error);
+    if (!cft__uses_host(t)) return cf_memory_estimate(&t->memory, t->loads, n_v, reports, pp, t->error);
     CFT__TRY(cf_memory_estimate(&t->memory, t->streamed, n_v, reports, pp, t->error));
     for (s = 0; s < pp; s++) t->stages[s].host = reports[s].host;
     CFT__TRY(cf_memory_estimate(&t->memory, t->loads, n_v, reports, pp, t->error));
@@ -2201,15 +2238,18 @@ static cf_result cft__report_stages(cft__tuner *t, const char *field) {
 static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__weights *w, cf_error *error) {
     cf_token_bytes bytes;
     int64_t loose;
+    int away;
     CFT__TRY(cf_memory_token_bytes(memory, v, &bytes, error));
     loose = 100 + cf_memory_defaults(memory).fragmentation;
     w->of[CFT__ACTIVATIONS] = bytes.activations * loose;
     w->of[CFT__STATE] = bytes.state * loose;
     w->of[CFT__GRADIENT] = bytes.state_gradient * loose;
-    w->of[CFT__INPUT] = memory->state_window > 0 ? 0 : bytes.dropped * loose;
+    away = memory->state_window > 0 || memory->outputs > 1;
+    w->of[CFT__INPUT] = away ? 0 : bytes.dropped * loose;
     w->of[CFT__CHUNK] = cft__max(bytes.logits, bytes.working) * loose + bytes.buffers * 100;
     w->carry = bytes.carry * loose;
-    w->staged = memory->state_window > 0 ? bytes.dropped * loose : 0;
+    w->dropped = away ? bytes.dropped * loose : 0;
+    w->staged = away ? bytes.staged * loose : 0;
     return CF_OK;
 }
 
@@ -2222,26 +2262,28 @@ static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
         w->of[CFT__GRADIENT] = own->held.state_gradient * 100;
         w->of[CFT__INPUT] = own->held.boundary * 100;
         w->of[CFT__CHUNK] = own->per_token_pass * 100;
-        w->carry = w->staged = 0;
+        w->carry = w->dropped = w->staged = 0;
         return CF_OK;
     }
     return cft__weigh_model(&t->memory, v, w, t->error);
 }
 
-/* With a window: takes the ring and two stage inputs, which the bytes per token leave out, from the room for chunks. */
+/* With host memory in use: takes the ring and what is staged, which the bytes per token leave out, from the room for
+   chunks. */
 static cf_result cft__leave_room_for_stream(cft__tuner *t, int64_t chunk_size) {
     int64_t v, s, n_v = t->split.pp * t->split.n_virtual;
-    if (t->desc.model == NULL || t->memory.state_window == 0) return CF_OK;
+    if (!cft__uses_host(t)) return CF_OK;
     for (v = 0; v < n_v; v++) {
         t->loads[v].chunk_tokens = chunk_size;
         t->loads[v].input_tokens = 2 * chunk_size;
-        t->loads[v].state_tokens = 1;
+        t->loads[v].state_tokens = t->memory.state_window > 0;
         t->streamed[v] = t->loads[v];
     }
     CFT__TRY(cft__report_stages(t, "parameters"));
     for (s = 0; s < t->split.pp; s++) {
         if (t->reports[s].total > INT64_MAX / 400) return cft__fail_size(t->error, "parameters");
         t->stages[s].room = t->tuning->limit_bytes * 100 - t->reports[s].total * 100;
+        if (t->memory.state_window == 0) t->stages[s].room -= t->stages[s].all.carry;
     }
     return CF_OK;
 }
@@ -2261,7 +2303,7 @@ static void cft__set_memory_of(cft__tuner *t, const cf_tune_candidate *c) {
     cft__set_memory(t, &split, c->state_window);
     t->memory.chunk_size = c->chunk_size;
     t->memory.gathered = c->max_cp > 1 ? t->longest : 0;
-    if (c->recompute == CF_RECOMPUTE_FULL) t->memory.outputs = 0; /* full recomputation drops them */
+    t->memory.outputs = c->outputs;
 }
 
 /* Sets up the weights and stages of a split for the functions below. */
@@ -2453,7 +2495,7 @@ static int64_t cft__weigh_moment(const cft__tuner *t, int64_t stage, const cf_me
         cft__add_product(&weight, cft__weigh(w, &held[j]), 1);
         cft__add_product(&weight, held[j].chunk_tokens, w->of[CFT__CHUNK]);
         cft__add_product(&weight, held[j].state_gradient_tokens > 0, w->carry);
-        cft__add_product(&inputs, held[j].input_tokens, w->staged);
+        cft__add_product(&inputs, held[j].input_tokens, w->dropped);
         two_inputs = cft__max(two_inputs, 2 * held[j].chunk_tokens * w->staged);
     }
     cft__add_product(&weight, cft__min(inputs, two_inputs), 1);
@@ -2500,7 +2542,8 @@ static void cft__note_streamed(cft__tuner *t, int64_t stage, const cf_memory_loa
         load->state_tokens = cft__max(load->state_tokens, moments[i].state_tokens);
         load->state_gradient_tokens = cft__max(load->state_gradient_tokens, moments[i].state_gradient_tokens);
         load->input_tokens = cft__max(load->input_tokens, moments[i].input_tokens);
-        if (load->state_tokens > 0) t->loads[v].state_tokens = cft__max(t->loads[v].state_tokens, 1);
+        if (load->state_tokens > 0 && t->memory.state_window > 0)
+            t->loads[v].state_tokens = cft__max(t->loads[v].state_tokens, 1);
     }
 }
 
@@ -2515,7 +2558,7 @@ static cf_result cft__find_heaviest(cft__tuner *t) {
         CFT__TRY(cf_allocate(&t->allocator, (size_t)count * sizeof(cf_memory_load), &moments, t->error));
         result = cf_schedule_loads(t->plan, schedule, s, (cf_memory_load *)moments, count, t->error);
         if (result == CF_OK) cft__note_heaviest(t, s, (const cf_memory_load *)moments);
-        if (result == CF_OK && t->memory.state_window > 0)
+        if (result == CF_OK && cft__uses_host(t))
             cft__note_streamed(t, s, (const cf_memory_load *)moments, count);
         t->allocator.release(moments, t->allocator.user);
         CFT__TRY(result);
@@ -2645,7 +2688,7 @@ static cf_result cft__set_up(cft__tuner *t, const cf_tune_candidate *c) {
         cost.stream = c->state_window > 0;
         cost.max_cp = c->max_cp;
         cost.unfused = t->memory.unfused;
-        cost.outputs = t->memory.outputs;
+        cost.outputs = t->memory.outputs > 0;
         CFT__TRY(cf_cost_estimate(&cost, t->costs, t->split.pp * t->split.n_virtual, &t->timing, &t->step_seconds,
                                   t->error));
     }
@@ -2734,6 +2777,7 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
         if (result != CF_OK) return result;
         total = t->reports[t->fullest].total;
         if (total <= t->tuning->limit_bytes) {
+            c->replays |= t->timeline->replayed > 0;
             cft__note_peak(t, c, batch, rank);
             return CF_OK;
         }
@@ -2919,7 +2963,7 @@ static cf_result cft__report_least(cft__tuner *t, cft__least *least, cf_memory_r
     for (v = 0; v < t->split.pp * t->split.n_virtual; v++) t->loads[v] = t->streamed[v] = least->load;
     CFT__TRY(cft__report_stages(t, "lengths"));
     *out = t->reports[least->stage];
-    if (t->memory.state_window > 0) least->bytes = out->total; /* bytes per token leave out the ring */
+    if (cft__uses_host(t)) least->bytes = out->total; /* bytes per token leave out the ring and what is staged */
     return CF_OK;
 }
 
@@ -2972,12 +3016,20 @@ static cf_result cft__bound_points(cft__tuner *t, int64_t first, int64_t batch) 
     return CF_OK;
 }
 
+/* Returns where this candidate keeps outputs, if its replay is local. A stream takes them to host memory by itself. */
+static int cft__keeps(const cft__tuner *t, int64_t id, const cf_tune_candidate *c) {
+    int outputs = c->recompute != CF_RECOMPUTE_FULL ? t->outputs[cft__index(t, id, CFT__OUTPUTS)] : 0;
+    return c->state_window > 0 && outputs > 1 ? 1 : outputs;
+}
+
 /* Bounds all points of one split and ChunkSize on one batch, with every relief. */
 static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
     const cf_tune_candidate *c = &t->tuning->candidates[first];
     int64_t *most = cft__most_chunks(t, first), way;
     for (way = 0; way < t->strides[CFT__REPLAY]; way++) {
-        CFT__TRY(cft__set_up(t, &c[way]));
+        cf_tune_candidate relief = c[way];
+        relief.outputs = cft__keeps(t, first + way, &relief);
+        CFT__TRY(cft__set_up(t, &relief));
         if (way == 0) CFT__TRY(cft__pack_batch(t, c, batch)); /* the same for every relief */
         if (way == 0) *most = cft__max(*most, cft__longest_path(t->plan));
         CFT__TRY(cft__check_weights(t));
@@ -3013,6 +3065,7 @@ static void cft__fill_size(cft__tuner *t, int64_t first, int64_t split, int64_t 
         if (c->max_cp > 1) c->kind = CF_SCHEDULE_PAPER;
         cft__set_recompute(t, c, cft__index(t, id, CFT__LEVEL));
         c->state_window = t->windows[cft__index(t, id, CFT__WINDOW)];
+        c->outputs = c->replay == CF_REPLAY_LOCAL ? cft__keeps(t, id, c) : 0;
         c->why = "";
         c->same_as = -1;
         t->heats[id] = 0;
@@ -3138,6 +3191,7 @@ static int64_t cft__compare_simplicity(const cf_tune_candidate *a, const cf_tune
     if ((a->state_window > 0) != (b->state_window > 0)) return (a->state_window > 0) - (b->state_window > 0);
     if (a->recompute != b->recompute) return (int)a->recompute - (int)b->recompute;
     if (a->replay != b->replay) return a->replay == CF_REPLAY_LOCAL ? -1 : 1;
+    if (a->outputs != b->outputs) return a->outputs - b->outputs;
     if ((a->kind == CF_SCHEDULE_BEST) != (b->kind == CF_SCHEDULE_BEST))
         return (a->kind == CF_SCHEDULE_BEST) - (b->kind == CF_SCHEDULE_BEST);
     return a->k - b->k;
@@ -3191,7 +3245,7 @@ static cf_result cft__begin(cft__tuner *t, int64_t id) {
     c->status = CF_TUNE_UNTRIED;
     c->why = "";
     c->same_as = -1;
-    c->bytes = c->limited = 0;
+    c->bytes = c->limited = c->replays = 0;
     c->bubble = c->chunks = c->waiting = 0;
     for (i = 0; i < t->desc.n_batches; i++) t->tuning->seconds[id * t->desc.n_batches + i] = -1;
     return cft__set_up(t, c);
@@ -3263,6 +3317,7 @@ static int cft__fits_freely(const cft__tuner *t, int64_t id) {
 static int cft__is_needless(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t most = *cft__most_chunks(t, id), k = cft__index(t, id, CFT__K), replay = cft__index(t, id, CFT__REPLAY);
+    int64_t outputs = cft__index(t, id, CFT__OUTPUTS);
     if (k > 0 && t->desc.ks[k - 1] >= most) {
         cft__give_up(c, "no chain has so many chunks: the same as a smaller K");
         c->same_as = id - t->strides[CFT__K];
@@ -3277,10 +3332,19 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
         cft__give_up_for(t, c, c - replay * t->strides[CFT__REPLAY],
                          "nothing is replayed: the same as the other form"))
         return 1;
+    if (outputs > 0 && c[-t->strides[CFT__OUTPUTS]].outputs == c->outputs) {
+        cft__give_up(c, c->outputs ? "streams take outputs to host memory, too: the same"
+                                   : "this replay or recomputation keeps no outputs: the same");
+        c->same_as = id - t->strides[CFT__OUTPUTS];
+        return 1;
+    }
     if (cft__index(t, id, CFT__LEVEL) > 0 && cft__fits_freely(t, id - t->strides[CFT__LEVEL]) &&
         cft__give_up_for(t, c, c - t->strides[CFT__LEVEL], "it fits with less recomputation"))
         return 1;
-    return cft__index(t, id, CFT__WINDOW) > 0 && cft__give_up_for(t, c, &c[-1], "it fits without");
+    if (cft__index(t, id, CFT__WINDOW) > 0 && cft__give_up_for(t, c, &c[-1], "it fits without")) return 1;
+    return outputs > 0 && cft__fits_freely(t, id - t->strides[CFT__OUTPUTS]) &&
+           cft__give_up_for(t, c, c - t->strides[CFT__OUTPUTS],
+                            c->outputs ? "it fits with outputs on the GPU" : "it fits with outputs kept");
 }
 
 /* Orders turns by rising key, then by number, where the fixed kinds come first. */
@@ -3379,8 +3443,8 @@ static int cft__has_lost_its_reason(const cft__tuner *t, int64_t id) {
            t->tuning->candidates[other].limited;
 }
 
-/* Tries a family: candidates that differ only in replay, recomputation and window. Some may be given up for another of
-   the family, so they are tried one after the other. */
+/* Tries a family: candidates that differ only in replay, outputs, recomputation and window. Some may be given up for
+   another of the family, so they are tried one after the other. */
 static cf_result cft__try_family(cft__tuner *t, int64_t first) {
     int64_t id, end = t->done + t->piece;
     for (id = first; id < first + t->family && !t->stop; id++) {
@@ -3584,11 +3648,14 @@ static void cft__estimate(cft__tuner *t, int64_t id) {
 static void cft__finish_candidates(cft__tuner *t) {
     cf_tuning *tuning = t->tuning;
     int64_t id, least = INT64_MAX;
+    int tried;
     for (id = 0; id < tuning->n_candidates; id++) {
         cf_tune_candidate *c = &tuning->candidates[id];
         if (c->same_as >= 0) c->same_as = cft__origin_of(tuning, id);
         else if (c->status == CF_TUNE_DOMINATED) cft__estimate(t, id);
         if (c->status == CF_TUNE_INFEASIBLE) least = cft__min(least, c->bytes);
+        tried = t->heats[id] > 0 || t->heats[id] < 0 || tuning->seconds[id * tuning->n_batches] >= 0;
+        if (tried && !c->replays && !c->limited) c->outputs = 0;
     }
     if (tuning->winner < 0 && !t->stop) tuning->smallest_limit = least;
     tuning->n_simulated = t->simulated;

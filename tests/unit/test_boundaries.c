@@ -103,7 +103,7 @@ static const bound bounds[] = {
     {"cf_memory_desc", "lora_experts", 0, 0, " lora_rank parameters limit_bytes "},
     {"cf_memory_desc", "lora_rank", CF_MAX_WIDTH, 0, " loads chunk_tokens limit_bytes parameters "},
     {"cf_memory_desc", "chunk_size", CF_MAX_CHUNK_SIZE, 0, NULL},
-    {"cf_memory_desc", "outputs", 1, 0, " outputs "},
+    {"cf_memory_desc", "outputs", 2, 0, " outputs "},
     {"cf_memory_desc", "runtime_bytes", INT64_MAX, 0, " loads chunk_tokens limit_bytes parameters "},
     {"cf_memory_load", NULL, 0, 0, " loads "},
     {"cf_shape", "n_stages", CF_MAX_STAGES, 1, " n_virtual n_nodes n_actions "},

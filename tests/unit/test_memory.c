@@ -587,16 +587,24 @@ TEST(outputs_of_kinds_by_hand) {
             desc.outputs = 0;
             REQUIRE(cf_memory_token_bytes(&desc, 0, &without, NULL) == CF_OK);
             CHECK_INT(without.dropped, without.boundary);
+            CHECK_INT(without.staged, without.boundary);
             desc.outputs = 1;
             REQUIRE(cf_memory_token_bytes(&desc, 0, &bytes, NULL) == CF_OK);
             CHECK_INT(bytes.dropped, 1024 / tp + 6 * kinds[i].outputs / tp);
             REQUIRE(cf_memory_estimate(&desc, &load, 1, &report, 1, NULL) == CF_OK);
             CHECK_INT(report.inputs, 1000 * bytes.dropped);
             without.dropped = bytes.dropped;
+            without.staged = bytes.staged;
             CHECK(memcmp(&without, &bytes, sizeof bytes) == 0);
+            desc.outputs = 2;
+            REQUIRE(cf_memory_estimate(&desc, &load, 1, &report, 1, NULL) == CF_OK);
+            CHECK_INT(report.inputs, 2 * 64 * (1024 + kinds[i].outputs) / tp); /* of one layer at a time */
+            CHECK_INT(report.host, 1000 * bytes.dropped);
+            CHECK_INT(report.state, 0);
+            desc.outputs = 1;
             desc.state_window = 64; /* in host memory then, but for two chunks */
             REQUIRE(cf_memory_estimate(&desc, &load, 1, &report, 1, NULL) == CF_OK);
-            CHECK_INT(report.inputs, 2 * 64 * bytes.dropped);
+            CHECK_INT(report.inputs, 2 * 64 * (1024 + kinds[i].outputs) / tp);
             CHECK_INT(report.host, 1000 * bytes.dropped);
             desc.state_window = 0;
         }
@@ -937,7 +945,7 @@ TEST(outputs_refuse_by_name) {
     CHECK_STR(error.text, "outputs: need attention that does not write out its scores");
     desc.unfused_attention = 0;
     CHECK_INT(cf_memory_token_bytes(&desc, 0, &bytes, &error), CF_OK);
-    desc.outputs = 2;
+    desc.outputs = 3;
     CHECK_INT(cf_memory_token_bytes(&desc, 0, &bytes, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "outputs");
 }

@@ -410,6 +410,11 @@ TEST(of_searches) {
     ALONE(tune(&desc), "no_stream", "state_window");
     desc.no_stream = 0;
     FINE(tune(&desc));
+    desc.no_outputs = 1;
+    FINE(tune(&desc));
+    desc.memory.outputs = 1;
+    ALONE(tune(&desc), "no_outputs", "outputs");
+    desc.no_outputs = desc.memory.outputs = 0;
     desc.pack.no_copies = 1;
     ALONE(tune(&desc), "no_copies", "shared_prefixes");
 }

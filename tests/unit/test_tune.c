@@ -181,7 +181,7 @@ static cf_memory_load held_at(const cf_plan *plan, const cf_schedule *schedule, 
 }
 
 /* Most bytes on any stage at any action. */
-static int64_t peak_bytes(const fixture *f, const cf_parallel *split, int64_t cp, const cf_plan *plan,
+static int64_t peak_bytes(const fixture *f, const cf_parallel *split, const cf_tune_candidate *c, const cf_plan *plan,
                           const cf_schedule *schedule) {
     cf_memory_desc memory = f->desc.memory;
     cf_memory_load loads[MOST_STAGES];
@@ -190,7 +190,8 @@ static int64_t peak_bytes(const fixture *f, const cf_parallel *split, int64_t cp
     cf_error error;
     memory.model = f->desc.model;
     memory.parallel = *split;
-    for (v = 0; v < COUNT(f->lengths) && cp > 0; v++)
+    memory.outputs = c->outputs;
+    for (v = 0; v < COUNT(f->lengths) && c->max_cp > 0; v++)
         if (f->lengths[v] > memory.gathered) memory.gathered = f->lengths[v];
     for (s = 0; s < schedule->shape.n_stages; s++)
         for (id = schedule->first[s]; id < schedule->first[s + 1]; id++) {
@@ -225,6 +226,7 @@ static double gathered(const cf_plan *plan, const cf_schedule *list, const cf_ti
             for (j = 0; j < n; j++) rows += pieces[j].rank != rank ? pieces[j].tokens : 0;
             most = rows > most ? rows : most;
         }
+        if (a->pass == CF_R && timing->outputs) continue;
         moved = (double)most * (a->pass == CF_B ? timing->gather_backward : timing->gather_forward);
         left = moved * (1 - timing->stream_exposed) - (timeline->end[i] - timeline->start[i]);
         sum += moved * timing->stream_exposed + (left > 0 ? left : 0);
@@ -255,6 +257,7 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
         cost.parallel = *split;
         cost.chunk_size = c->chunk_size;
         pack.max_cp = cost.max_cp = c->max_cp;
+        cost.outputs = c->outputs > 0;
         if (cf_cost_estimate(&cost, stages, split->pp * split->n_virtual, &timing, &step, &error) != CF_OK) {
             FAIL("%s", error.text);
             return out;
@@ -289,7 +292,7 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
                 cf_simulate(plan, schedule, &simulate, &timeline, &error) != CF_OK) {
                 FAIL("%s", error.text);
             } else {
-                int64_t bytes = with_memory ? peak_bytes(f, split, c->max_cp, plan, schedule) : 0;
+                int64_t bytes = with_memory ? peak_bytes(f, split, c, plan, schedule) : 0;
                 if (timeline->makespan > slowest) slowest = timeline->makespan;
                 if (packed != NULL) slowest += gathered(packed, schedule, timeline, &timing);
                 if (bytes > out.bytes) out.bytes = bytes;
@@ -342,7 +345,9 @@ static void check_against_brute_force(const fixture *f) {
             CHECK(!c->limited);
         } else if (CHECK_INT(c->status, CF_TUNE_DOMINATED)) {
             n_dominated++;
-            if (c->same_as >= 0 && tuning->candidates[c->same_as].status == CF_TUNE_OK)
+            if (c->same_as >= 0 && c->outputs < tuning->candidates[c->same_as].outputs) /* it fits with outputs kept */
+                CHECK(o.seconds >= tuning->candidates[c->same_as].seconds * (1 - 1e-9));
+            else if (c->same_as >= 0 && tuning->candidates[c->same_as].status == CF_TUNE_OK)
                 CHECK(fabs(o.seconds - tuning->candidates[c->same_as].seconds) <= (c->max_cp > 0) * 1e-9 * o.seconds);
             else CHECK(o.seconds >= last * (1 - 1e-8));
             CHECK(c->why[0] != '\0');
@@ -469,7 +474,7 @@ TEST(the_longest_sequence_is_a_chunk_size) {
         f.desc.n_chunk_sizes = 0;
         f.desc.ks = &one_k;
         f.desc.kinds = &best;
-        f.desc.n_ks = f.desc.n_kinds = f.desc.no_stream = 1;
+        f.desc.n_ks = f.desc.n_kinds = f.desc.no_stream = f.desc.no_outputs = 1;
         f.desc.pack.align = align;
         tuning = tune(&f);
         REQUIRE(tuning != NULL);
@@ -729,6 +734,7 @@ static cf_tuning *tune_7b(int64_t longest, int64_t state_window, int no_stream) 
     desc.n_exact = CF_MAX_CANDIDATES;
     desc.memory.state_window = state_window;
     desc.no_stream = no_stream;
+    desc.no_outputs = 1;
     for (i = 0; i < COUNT(lengths); i++) lengths[i] = i == 5 ? longest : 1000 + 100 * i;
     if (!CHECK(cf_tune(lengths, COUNT(lengths), &desc, &tuning, &error) == CF_OK)) harness_note("%s", error.text);
     return tuning;
@@ -782,7 +788,7 @@ TEST(recomputes_where_memory_forbids_the_rest) {
     fixture_fill(&f, 5);
     f.desc.n_exact = CF_MAX_CANDIDATES;
     f.desc.n_kinds = 2;
-    f.desc.no_stream = 1;
+    f.desc.no_stream = f.desc.no_outputs = 1;
     f.desc.limit_bytes = (int64_t)120 << 20;
     for (level = 0; level < COUNT(whats); level++) {
         f.desc.parallel.recompute = whats[level];
@@ -817,6 +823,76 @@ TEST(recomputes_where_memory_forbids_the_rest) {
     fixed = asked[0]->winner;
     CHECK(fixed < 0 || found->candidates[found->winner].seconds <= asked[0]->candidates[fixed].seconds);
     for (level = 0; level < COUNT(whats); level++) cf_tuning_free(asked[level]);
+    cf_tuning_free(found);
+}
+
+/* Outputs are kept where they fit. Of each candidate there is one with them on the GPU, one in host memory and one
+   without, and each is what is found where all are so. The next is simulated only where the one before does not fit or
+   had to be held down. Full recomputation keeps none, and where nothing is replayed, none are reported. */
+TEST(keeps_outputs_where_they_fit) {
+    enum { WAYS = 3 }; /* on the GPU, in host memory, none */
+    cf_tuning *found, *asked[WAYS];
+    const int64_t whole = 16384; /* longer than any sequence */
+    int64_t i, way, n, with = 0, away = 0, without = 0, spared = 0;
+    fixture f;
+    fixture_fill(&f, 5);
+    f.desc.n_exact = CF_MAX_CANDIDATES;
+    f.desc.n_kinds = 2;
+    f.desc.no_stream = 1;
+    f.desc.limit_bytes = (int64_t)150 << 20;
+    found = tune(&f);
+    for (way = 0; way < WAYS; way++) {
+        f.desc.no_outputs = way + 1 == WAYS;
+        f.desc.memory.outputs = way + 1 < WAYS ? (int)way + 1 : 0;
+        asked[way] = tune(&f);
+        REQUIRE(found != NULL && asked[way] != NULL && found->winner >= 0);
+        CHECK_INT(found->n_candidates, WAYS * asked[way]->n_candidates);
+    }
+    n = asked[0]->n_candidates;
+    for (i = 0; i < found->n_candidates; i++) {
+        const cf_tune_candidate *c = &found->candidates[i], *own;
+        way = i % WAYS;
+        own = &asked[way]->candidates[i / WAYS];
+        CHECK(c->k == own->k && c->kind == own->kind && c->chunk_size == own->chunk_size);
+        if (strncmp(c->why, "it fits with outputs", 20) == 0) {
+            CHECK(way > 0 && !c[-1].limited && c[-1].status != CF_TUNE_INFEASIBLE);
+            CHECK(c->same_as >= 0);
+            spared++;
+        }
+        if (c->status == CF_TUNE_INFEASIBLE) CHECK_INT(own->status, CF_TUNE_INFEASIBLE);
+        if (c->status != CF_TUNE_OK) continue;
+        CHECK_INT(own->status, CF_TUNE_OK);
+        CHECK(same(c->seconds, own->seconds) && c->bytes == own->bytes && c->outputs == own->outputs);
+        CHECK_INT(c->outputs, c->replays && way + 1 < WAYS ? way + 1 : 0);
+        with += c->outputs == 1;
+        away += c->outputs == 2;
+        without += c->replays && !c->outputs;
+    }
+    harness_report("outputs on the GPU of %d, in host memory %d, none %d, %d spared", (int)with, (int)away,
+                   (int)without, (int)spared);
+    CHECK(with > 3 && away > 3 && spared > 3);
+    for (way = 0; way < WAYS; way++) {
+        CHECK(asked[way]->winner < 0 || found->candidates[found->winner].seconds <=
+                                            1.01 * asked[way]->candidates[asked[way]->winner].seconds);
+        cf_tuning_free(asked[way]);
+    }
+    cf_tuning_free(found);
+    f.desc.parallel.recompute = CF_RECOMPUTE_FULL;
+    f.desc.no_outputs = 0;
+    f.desc.memory.outputs = 1;
+    CHECK_INT(cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &found, NULL), CF_ERROR_ARGUMENT);
+    f.desc.memory.outputs = 0;
+    found = tune(&f);
+    REQUIRE(found != NULL);
+    CHECK_INT(found->n_candidates, n);
+    cf_tuning_free(found);
+    f.desc.parallel.recompute = CF_RECOMPUTE_NONE;
+    f.desc.chunk_sizes = &whole;
+    f.desc.n_chunk_sizes = 1;
+    f.desc.limit_bytes = 0;
+    found = tune(&f);
+    REQUIRE(found != NULL && found->winner >= 0);
+    for (i = 0; i < found->n_ranked; i++) CHECK_INT(found->candidates[found->ranking[i]].outputs, 0);
     cf_tuning_free(found);
 }
 
@@ -934,13 +1010,14 @@ TEST(even_sizes_are_tried) {
 }
 
 static int is_simpler(const cf_tune_candidate *a, const cf_tune_candidate *b) {
-    int64_t x[4], y[4];
+    int64_t x[5], y[5];
     int i;
     x[0] = a->state_window > 0, y[0] = b->state_window > 0;
     x[1] = a->replay != CF_REPLAY_LOCAL, y[1] = b->replay != CF_REPLAY_LOCAL;
-    x[2] = a->kind == CF_SCHEDULE_BEST, y[2] = b->kind == CF_SCHEDULE_BEST;
-    x[3] = a->k, y[3] = b->k;
-    for (i = 0; i < 4; i++)
+    x[2] = a->outputs, y[2] = b->outputs;
+    x[3] = a->kind == CF_SCHEDULE_BEST, y[3] = b->kind == CF_SCHEDULE_BEST;
+    x[4] = a->k, y[4] = b->k;
+    for (i = 0; i < 5; i++)
         if (x[i] != y[i]) return x[i] < y[i];
     return a->seconds < b->seconds;
 }
@@ -1615,7 +1692,7 @@ TEST(bad_lengths) {
 /* ---- the schedule that a candidate stands for ---- */
 
 /* The seconds of a schedule of the fixture's stages, with the optimizer's step. */
-static double seconds_of(const fixture *f, const cf_plan *plan, const cf_schedule *schedule) {
+static double seconds_of(const fixture *f, const cf_plan *plan, const cf_schedule *schedule, int outputs) {
     cf_stage_cost costs[8];
     cf_simulate_desc simulate = {0};
     cf_cost_desc cost = {0};
@@ -1626,6 +1703,7 @@ static double seconds_of(const fixture *f, const cf_plan *plan, const cf_schedul
     cost.gpu = f->desc.gpu;
     cost.parallel = f->desc.parallel;
     cost.chunk_size = plan->chunk_size;
+    cost.outputs = outputs > 0;
     simulate.timing = &timing;
     if (cf_cost_estimate(&cost, costs, f->desc.parallel.pp, &timing, &seconds, NULL) == CF_OK &&
         cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK)
@@ -1651,7 +1729,7 @@ static void check_choice(const fixture *f, const cf_tuning *tuning, int64_t id, 
     } else {
         CHECK_INT(schedule->lowered, 0);
         if (batch < tuning->n_batches && c->state_window == 0)
-            CHECK(same(seconds_of(f, plan, schedule), tuning->seconds[id * tuning->n_batches + batch]));
+            CHECK(same(seconds_of(f, plan, schedule, c->outputs), tuning->seconds[id * tuning->n_batches + batch]));
     }
     cf_schedule_free(schedule);
     cf_plan_free(plan);
@@ -1700,6 +1778,8 @@ static cf_schedule *make_fitting(const fixture *f, const cf_tune_candidate *c, c
     int way;
     memory.model = cost.model = f->desc.model;
     memory.parallel = cost.parallel = f->desc.parallel;
+    memory.outputs = c->outputs;
+    cost.outputs = c->outputs > 0;
     cost.gpu = f->desc.gpu;
     cost.chunk_size = plan->chunk_size;
     if (cf_cost_estimate(&cost, costs, f->desc.parallel.pp, &timing, NULL, NULL) != CF_OK) return NULL;
@@ -2066,7 +2146,8 @@ SUITE(tune, CASE(experts_are_tried_where_a_node_allows),
       CASE(the_longest_sequence_is_a_chunk_size),
       CASE(equals_brute_force_on_virtual_stages), CASE(peak_is_the_walk_s), CASE(limit_is_kept),
       CASE(limit_is_kept_by_trees), CASE(limit_below_the_parameters), CASE(a_window_makes_room),
-      CASE(streams_where_memory_forbids_the_rest), CASE(recomputes_where_memory_forbids_the_rest), CASE(a_race_finds_nearly_the_fastest),
+      CASE(streams_where_memory_forbids_the_rest), CASE(recomputes_where_memory_forbids_the_rest),
+      CASE(keeps_outputs_where_they_fit), CASE(a_race_finds_nearly_the_fastest),
       CASE(even_sizes_are_tried),
       CASE(the_winner_is_thrifty_and_simple), CASE(a_reserve_stays_free), CASE(a_context_is_a_promise_of_memory),
       CASE(intervals), CASE(same_seed_same_answer),

@@ -150,7 +150,9 @@ void baseline_take_form(cf_tune_desc *desc, int packed, const int64_t *chunk_siz
     desc->kinds = &kind;
     desc->replays = &replay;
     desc->n_chunk_sizes = desc->n_ks = desc->n_kinds = desc->n_replays = desc->n_exact = 1;
-    desc->no_stream = 1;
+    desc->no_stream = desc->memory.state_window == 0;
+    desc->no_outputs = 1;
+    desc->memory.outputs = 0; /* nothing is replayed */
     desc->split_backward = 0;
 }
 

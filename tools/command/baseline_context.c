@@ -231,6 +231,7 @@ static cf_result make_costs(const context_search *s, const context_way *way, con
     desc.parallel.recompute_layers = way->layers;
     memory.parallel = desc.parallel;
     memory.state_window = 0;
+    memory.outputs = 0;
     result = cf_cost_estimate(&desc, stages, way->pp, &out->timing, &out->step, error);
     if (result == CF_OK) result = count_bytes(&memory, way, out->bytes, error);
     for (v = 0; v < way->pp && result == CF_OK; v++) {

@@ -35,7 +35,7 @@ static const cli_option options[] = {
      .help = "chunks that keep their activations on every stage; default K,\n"
      "or as many as 1F1B has in flight there, if more"},
     {.name = "--local-replay", .kind = CLI_FLAG, .offset = offsetof(memory_options, local_replay),
-     .help = "stages keep the inputs of dropped chunks"},
+     .help = "stages keep the inputs of dropped chunks, as with --outputs"},
     STREAM_OPTION(memory_options, stream),
     TERM_OPTIONS(memory_options, terms),
     {.name = "--unfused-attention", .kind = CLI_FLAG, .offset = offsetof(memory_options, unfused_attention),
@@ -103,7 +103,7 @@ static cf_memory_load guess_load(const memory_options *asked, const memory_path 
     load.chunk_tokens = c;
     load.state_tokens = path->state;
     load.state_gradient_tokens = path->gradient;
-    if (asked->local_replay) load.input_tokens = path->state;
+    if (asked->local_replay || asked->terms.outputs > 0) load.input_tokens = path->state;
     if (asked->unfused_attention) {
         load.chunk_scores = context < INT64_MAX / c ? c * context : INT64_MAX; /* the library refuses larger sums */
         load.live_scores = load.chunk_scores < INT64_MAX / kept ? kept * load.chunk_scores : INT64_MAX;
@@ -230,13 +230,14 @@ static int print_borders(const cf_memory_desc *desc) {
 static int print_token_bytes(const cf_memory_desc *desc) {
     static const table_column columns[] = {
         {.heading = "stage"}, {.heading = "activations"}, {.heading = "state"},
-        {.heading = "state gradient"}, {.heading = "boundary"},
+        {.heading = "state gradient"}, {.heading = "boundary"}, {.heading = "dropped"},
         {.heading = "logits"}, {.heading = "working"}, {.heading = "buffers"}};
     int64_t s, n = desc->parallel.pp * desc->parallel.n_virtual;
     table t;
 
     puts("\nbytes a token");
     table_begin(&t, columns, (int)(sizeof columns / sizeof columns[0]), 0, 0);
+    t.hidden = desc->outputs ? 0 : 1u << 5; /* without outputs it is a boundary */
     for (s = 0; s < n; s++) {
         cf_token_bytes bytes;
         if (n > MOST_COLUMNS && s > 1 && s < n - 1) continue;
@@ -246,6 +247,7 @@ static int print_token_bytes(const cf_memory_desc *desc) {
         table_integer(&t, bytes.state);
         table_integer(&t, bytes.state_gradient);
         table_integer(&t, bytes.boundary);
+        table_integer(&t, bytes.dropped);
         table_integer(&t, bytes.logits);
         table_integer(&t, bytes.working);
         table_integer(&t, bytes.buffers);
@@ -264,6 +266,7 @@ static void write_reports(cli_output *to, const memory_options *asked, const mem
     json_integer_member(&w, "k", asked->k);
     json_integer_member(&w, "context", path->context);
     if (asked->stream > 0) json_integer_member(&w, "state_window", state_window);
+    if (asked->terms.outputs > 0) json_integer_member(&w, "outputs", asked->terms.outputs);
     json_open(&w, "stages", '[');
     for (s = 0; s < m->parallel.pp; s++) {
         json_open(&w, NULL, '{');

@@ -11,6 +11,7 @@ typedef struct time_options {
     gpu_options gpu;
     int64_t chunk_size, context;
     const char *fit;
+    int64_t outputs;
     int tsv;
     const char *json;
 } time_options;
@@ -27,6 +28,7 @@ static const cli_option options[] = {
      .max = CF_MAX_LENGTH, .help = "longest sequence: shows its last chunk too"},
     {.name = "--fit", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(time_options, fit),
      .help = "fit the three terms to measured samples instead"},
+    OUTPUTS_OPTION(time_options, outputs),
     TABLE_OPTION(time_options, tsv, "the terms"),
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(time_options, json),
      .help = "write the terms as JSON; with - nothing else is printed"},
@@ -327,6 +329,7 @@ static void write_estimate(cli_output *to, const time_options *asked, const mode
     modelling_write(&w, m);
     json_text_member(&w, "gpu", gpu->name);
     json_integer_member(&w, "chunk_size", asked->chunk_size);
+    if (timing->outputs) json_integer_member(&w, "outputs", 1);
     json_number_member(&w, "latency", timing->latency);
     json_number_member(&w, "seconds_per_token", timing->seconds_per_token);
     json_number_member(&w, "step_seconds", step);
@@ -351,6 +354,7 @@ static int estimate(const time_options *asked, const modelling *m, const cf_gpu 
     double step;
     int code;
 
+    desc.outputs = asked->outputs > 0;
     if (cf_cost_estimate(&desc, stages, m->parallel.pp * m->parallel.n_virtual, &timing, &step, &error) != CF_OK)
         return cli_error(&error, NULL);
     code = cli_output_open(&json, asked->json);

@@ -236,6 +236,7 @@ int modelling_take_terms(const char *command, const term_options *asked, cf_memo
     if (asked->lora_experts && asked->lora == 0) return cli_usage(command, "--lora-experts needs --lora RANK");
     out->loss = (cf_loss)asked->loss;
     out->unfused = asked->unfused;
+    out->outputs = (int)asked->outputs;
     out->state_gradient_bytes = asked->state_gradient == 1 ? 2 : 4;
     if (asked->optimizer == 2) out->optimizer_bytes = 6;
     if (asked->optimizer == 3) out->matrix_bytes = 8;

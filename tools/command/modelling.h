@@ -166,6 +166,7 @@ const char *modelling_launch_hint(const gpu_options *asked);
 typedef struct term_options {
     int64_t loss;
     int unfused, lora_experts;
+    int64_t outputs; /* of the choice gpu|host; 0: none are kept */
     int64_t state_gradient, runtime, fragmentation, optimizer, lora;
 } term_options;
 
@@ -178,7 +179,8 @@ typedef struct term_options {
      .help = "how the loss treats logits: as Megatron-LM (the default), as\n"                                      \
      "plain PyTorch, in place, or never all at once"},                                                             \
     {.name = "--unfused", .kind = CLI_FLAG, .offset = offsetof(type, member.unfused),                              \
-     .help = "norms, rotation and SwiGLU as separate operations, in times, too"},                                                           \
+     .help = "norms, rotation and SwiGLU as separate operations, in times, too"},                                  \
+    OUTPUTS_OPTION(type, member.outputs),                                                                          \
     {.name = "--state-gradient", .value = "bf16|float", .kind = CLI_CHOICE,                                        \
      .offset = offsetof(type, member.state_gradient),                                                              \
      .help = "type of the gradients of K and V; default float"},                                                   \
@@ -198,6 +200,11 @@ typedef struct term_options {
     {.name = "--fragmentation", .value = "PERCENT", .kind = CLI_NUMBER,                                            \
      .offset = offsetof(type, member.fragmentation), .max = 1000,                                                  \
      .help = "of activations and the like, lost in gaps; default 10"}
+
+#define OUTPUTS_OPTION(type, member)                                                                               \
+    {.name = "--outputs", .value = "gpu|host", .kind = CLI_CHOICE, .offset = offsetof(type, member),               \
+     .help = "dropped chunks keep attention's outputs there, so that a local\n"                                    \
+     "replay does not attend: in bytes and times; default: they do not"}
 
 #define STREAM_OPTION(type, member)                                                                                \
     {.name = "--stream", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(type, member), .min = 1,         \

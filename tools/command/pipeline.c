@@ -129,6 +129,7 @@ static const json_field stage_fields[] = {
 typedef struct file_costs {
     uint32_t format, stages, recompute;
     int64_t tensor_parallel; /* 0: it does not say */
+    int64_t outputs;         /* 1: R takes attention's outputs */
     double latency, seconds_per_token, step_seconds;
 } file_costs;
 
@@ -137,6 +138,7 @@ static const json_field file_fields[] = {
     {.name = "stages", .type = JSON_ARRAY_OF, .offset = offsetof(file_costs, stages), .optional = 1},
     {.name = "recompute", .type = JSON_TEXT_OF, .offset = offsetof(file_costs, recompute), .optional = 1},
     {.name = "tensor_parallel", .type = JSON_COUNT, .offset = offsetof(file_costs, tensor_parallel), .optional = 1},
+    {.name = "outputs", .type = JSON_COUNT, .offset = offsetof(file_costs, outputs), .optional = 1},
     {.name = "latency", .type = JSON_REAL, .offset = offsetof(file_costs, latency), .optional = 1},
     {.name = "seconds_per_token", .type = JSON_REAL, .offset = offsetof(file_costs, seconds_per_token), .optional = 1},
     {.name = "step_seconds", .type = JSON_REAL, .offset = offsetof(file_costs, step_seconds), .optional = 1},
@@ -219,6 +221,7 @@ static int take_costs(const char *command, const pipeline_options *asked, pipeli
         return cli_wrong("%s: a cost is negative", cli_input_name(asked->costs));
     if (asked->latency.n == 0) p->timing.latency = file.latency;
     if (asked->seconds_per_token.n == 0) p->timing.seconds_per_token = file.seconds_per_token;
+    p->timing.outputs |= file.outputs != 0;
     p->step_seconds = file.step_seconds;
     return code;
 }
@@ -244,6 +247,9 @@ static int take_model(const char *command, const pipeline_options *asked, int64_
     p->memory.model = &p->model.model;
     if ((code = modelling_take_terms(command, &asked->terms, &p->memory)) != CLI_OK) return code;
     p->memory.parallel = p->model.parallel;
+    if (p->memory.outputs == 0) p->memory.outputs = p->timing.outputs; /* of costs in a file */
+    if (p->memory.outputs && p->memory.parallel.recompute == CF_RECOMPUTE_FULL)
+        return cli_usage(command, "--outputs: are dropped again with --recompute full");
     if (!asked->token_bytes) p->gpu_bytes = asked->limit_bytes;
     if ((code = modelling_take_stream(command, asked->stream, &p->memory)) != CLI_OK) return code;
     if (!asked->gpu.name) return CLI_OK;
@@ -261,6 +267,7 @@ int pipeline_open(const char *command, const pipeline_options *asked, int64_t n_
     out->rank = asked->rank;
     out->max_tries = asked->max_tries;
     out->asked = asked;
+    out->timing.outputs = asked->terms.outputs > 0;
     if (n_ranks == 0) n_ranks = 1;
     if (asked->rank >= n_ranks)
         return cli_usage(command, "--rank: got %lld, wanted 0 .. %lld, below --ranks", (long long)asked->rank,
@@ -339,6 +346,7 @@ static cf_result estimate_costs(const pipeline *p, int64_t n_virtual, int64_t ch
     desc.stream = p->memory.state_window > 0;
     desc.max_cp = p->max_cp;
     desc.unfused = p->memory.unfused;
+    desc.outputs = p->memory.outputs > 0 && desc.parallel.recompute != CF_RECOMPUTE_FULL;
     result = cf_cost_estimate(&desc, out->stages, p->n_stages * n_virtual, &out->timing, NULL, error);
     if (asked->latency.n > 0) out->timing.latency = p->timing.latency;
     if (asked->seconds_per_token.n > 0) out->timing.seconds_per_token = p->timing.seconds_per_token;
@@ -478,6 +486,7 @@ static cf_memory_desc memory_of(const pipeline *p, int64_t n_virtual, cf_placeme
     desc.model = &p->model.model;
     desc.parallel = parallel_of(p, n_virtual, recompute);
     desc.parallel.placement = placement;
+    if (desc.parallel.recompute == CF_RECOMPUTE_FULL) desc.outputs = 0; /* of a baseline, which drops no chunk */
     return desc;
 }
 

@@ -312,7 +312,7 @@ static cf_tune_desc tune_desc(const char *model, const cf_gpu *gpu, int64_t tp, 
     desc.limit_bytes = (int64_t)1 << 40;
     desc.tolerance = -1; /* the paper's table has the fastest settings */
     desc.pack.no_tails = 1;
-    desc.no_stream = 1;
+    desc.no_stream = desc.no_outputs = 1;
     desc.batch = BATCH;
     desc.n_batches = 1;
     return desc;

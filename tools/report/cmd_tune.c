@@ -50,6 +50,9 @@ static const cli_option options[] = {
      .help = "how dropped forwards come back; default local, and\nthrough the pipeline in paper alone"},
     {.name = "--no-stream", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_stream),
      .help = "never stream state from host memory, not even where\nnothing else fits"},
+    {.name = "--no-outputs", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_outputs),
+     .help = "no dropped chunk keeps attention's outputs; default: they are\n"
+     "kept where they fit, and with --outputs always"},
     {.name = "--split-backward", .kind = CLI_FLAG, .offset = offsetof(tune_options, split_backward),
      .help = "best may cut backwards into input and weight gradients"},
     {.name = "--max-tries", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, max_tries), .min = 1,
@@ -144,6 +147,8 @@ static int take_costs(tune_job *job) {
     code = pipeline_costs_read("tune", asked->costs, &asked->modelling, split->pp > 0 ? split->pp : 1,
                                split->n_virtual > 0 ? split->n_virtual : 1, &job->costs, &job->desc.step_seconds);
     job->desc.timing = &job->costs.timing;
+    if (job->desc.memory.outputs == 0) job->desc.memory.outputs = job->costs.timing.outputs;
+    job->costs.timing.outputs = job->desc.memory.outputs > 0;
     return code;
 }
 
@@ -176,6 +181,8 @@ static int fill_desc(tune_job *job) {
     memory = desc->memory;
     memory.model = desc->model;
     memory.parallel = desc->parallel; /* the least of everything searched for: then the ring has at most these bytes */
+    if (asked->no_outputs && asked->terms.outputs > 0)
+        return cli_usage("tune", "--outputs is for all, --no-outputs for none");
     if (asked->no_stream && asked->stream > 0) return cli_usage("tune", "--stream is for all, --no-stream for none");
     if ((code = modelling_take_stream("tune", asked->stream, &memory)) != CLI_OK) return code;
     desc->memory.state_window = memory.state_window;
@@ -183,6 +190,7 @@ static int fill_desc(tune_job *job) {
     desc->pack.align = asked->align;
     desc->pack.max_cp = asked->max_cp;
     desc->no_stream = asked->no_stream;
+    desc->no_outputs = asked->no_outputs;
     desc->split_backward = asked->split_backward;
     desc->max_tries = asked->max_tries;
     desc->batch = asked->batch;
@@ -399,8 +407,9 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
     const cf_parallel *p = &tuning->splits[c->split];
     double gpus = (double)(p->tp * p->pp * p->dp);
 
-    printf("best              ChunkSize %s, K %s, schedule %s, %s replay%s\n", cli_commas(c->chunk_size),
+    printf("best              ChunkSize %s, K %s, schedule %s, %s replay%s%s\n", cli_commas(c->chunk_size),
            cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
+           c->outputs > 1 ? " with attention's outputs in host memory" : c->outputs ? " with attention's outputs" : "",
            c->state_window > 0 ? ", state streamed" : "");
     printf("split             tensor %s, pipeline %s, data %s%s%s%s%s; recompute %s\n",
            cli_commas(p->tp), cli_commas(p->pp), cli_commas(p->dp), p->ep > 1 ? ", experts " : "",
@@ -473,6 +482,7 @@ static const table_column ranking_columns[] = {
     {.heading = "K", .name = "k"},
     {.heading = "schedule", .name = "schedule", .left = 1},
     {.heading = "replay", .name = "replay", .left = 1},
+    {.heading = "outputs", .name = "outputs", .left = 1},
     {.heading = "recompute", .name = "recompute", .left = 1},
     {.name = "recompute_layers"},
     {.heading = "state", .name = "state", .left = 1},
@@ -488,8 +498,9 @@ static const table_column ranking_columns[] = {
 enum {
     COLUMN_SPLIT = 1,
     COLUMN_REPLAY = 10,
+    COLUMN_OUTPUTS,
     COLUMN_RECOMPUTE,
-    COLUMN_STATE = 13,
+    COLUMN_STATE = 14,
     RANKING_COLUMNS = sizeof ranking_columns / sizeof ranking_columns[0],
     COLUMN_HOST = RANKING_COLUMNS - 2,
     COLUMN_WAITS
@@ -512,6 +523,7 @@ static void add_setting(table *t, const char *rank, const cf_parallel *split, co
     table_text(t, cf_schedule_kind_name(c->kind));
     if (whole) table_none(t);
     else table_text(t, cf_replay_name(c->replay));
+    table_text(t, tune_outputs_word(c));
     table_text(t, cf_recompute_name(c->recompute));
     table_integer(t, c->recompute_layers);
     table_text(t, tune_state_word(c));
@@ -546,13 +558,14 @@ static int repeats_earlier(const cf_tuning *tuning, int64_t rank) {
 /* Returns the columns that would say nothing in this table. */
 static unsigned idle_columns(const cf_tuning *tuning) {
     unsigned streams = 1u << COLUMN_HOST | 1u << COLUMN_WAITS | 1u << COLUMN_STATE;
-    unsigned idle = streams | 1u << COLUMN_RECOMPUTE | 1u << COLUMN_REPLAY;
+    unsigned idle = streams | 1u << COLUMN_RECOMPUTE | 1u << COLUMN_REPLAY | 1u << COLUMN_OUTPUTS;
     int64_t i;
 
     for (i = 0; i < tuning->n_ranked; i++) {
         const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
         if (c->state_window > 0) idle &= ~streams;
         if (c->replay != CF_REPLAY_LOCAL) idle &= ~(1u << COLUMN_REPLAY);
+        if (c->outputs) idle &= ~(1u << COLUMN_OUTPUTS);
         if (c->recompute != tuning->candidates[0].recompute) idle &= ~(1u << COLUMN_RECOMPUTE);
     }
     return idle;
@@ -648,7 +661,16 @@ static int print_splits(const cf_tuning *tuning) {
 }
 
 /* Ways in which a candidate may differ from the winner. */
-enum { OTHER_CHUNK_SIZE, OTHER_K, OTHER_SCHEDULE, OTHER_REPLAY, OTHER_RECOMPUTE, OTHER_STATE, DIFFERENCES };
+enum {
+    OTHER_CHUNK_SIZE,
+    OTHER_K,
+    OTHER_SCHEDULE,
+    OTHER_REPLAY,
+    OTHER_OUTPUTS,
+    OTHER_RECOMPUTE,
+    OTHER_STATE,
+    DIFFERENCES
+};
 
 static int is_far(int64_t a, int64_t b) { return a / 4 > b || b / 4 > a; }
 
@@ -657,6 +679,7 @@ static int is_far(int64_t a, int64_t b) { return a / 4 > b || b / 4 > a; }
 static int difference_of(const cf_tune_candidate *winner, const cf_tune_candidate *c) {
     const int differs[DIFFERENCES] = {
         c->chunk_size != winner->chunk_size, c->k != winner->k, c->kind != winner->kind, c->replay != winner->replay,
+        c->outputs != winner->outputs,
         c->recompute != winner->recompute || c->recompute_layers != winner->recompute_layers,
         c->state_window != winner->state_window};
     int i, count = 0, found = DIFFERENCES;
@@ -671,7 +694,8 @@ static int difference_of(const cf_tune_candidate *winner, const cf_tune_candidat
 }
 
 static const char *difference_word(int difference) {
-    static const char *const words[DIFFERENCES] = {"ChunkSize", "K", "schedule", "replay", "recompute", "state"};
+    static const char *const words[DIFFERENCES] = {"ChunkSize", "K",         "schedule", "replay",
+                                                     "outputs",   "recompute", "state"};
     return words[difference];
 }
 
@@ -681,6 +705,7 @@ static const char *difference_value(const cf_tune_candidate *c, int difference) 
     case OTHER_K: return cli_commas(c->k);
     case OTHER_SCHEDULE: return cf_schedule_kind_name(c->kind);
     case OTHER_REPLAY: return cf_replay_name(c->replay);
+    case OTHER_OUTPUTS: return tune_outputs_word(c);
     case OTHER_STATE: return tune_state_word(c);
     default: return c->recompute_layers > 0 ? "some mlp" : cf_recompute_name(c->recompute);
     }
@@ -693,6 +718,7 @@ static void add_neighbour(table *t, const cf_tuning *tuning, const cf_tune_candi
     table_text(t, difference_word(difference));
     table_text(t, difference_value(c, difference));
     if (c->same_as >= 0 && c->state_window == tuning->candidates[c->same_as].state_window &&
+        c->outputs == tuning->candidates[c->same_as].outputs &&
         c->recompute == tuning->candidates[c->same_as].recompute)
         c = &tuning->candidates[c->same_as];
     switch (c->status) {
@@ -749,6 +775,7 @@ static void add_trade(table *t, const cf_tuning *tuning, const cf_tune_candidate
     table_integer(t, c->k);
     table_text(t, cf_schedule_kind_name(c->kind));
     table_text(t, cf_replay_name(c->replay));
+    table_text(t, tune_outputs_word(c));
     table_text(t, tune_state_word(c));
 }
 
@@ -757,7 +784,7 @@ static int print_frontier(const cf_tuning *tuning) {
     static const table_column columns[] = {
         {.heading = "split", .left = 1}, {.heading = "s", .estimate = 1}, {.heading = "GiB", .decimals = 2},
         {.heading = "ChunkSize"}, {.heading = "K"}, {.heading = "schedule", .left = 1},
-        {.heading = "replay", .left = 1}, {.heading = "state", .left = 1}};
+        {.heading = "replay", .left = 1}, {.heading = "outputs", .left = 1}, {.heading = "state", .left = 1}};
     int64_t id, bytes = INT64_MAX;
     int code, rough = 0;
     table t;
@@ -774,15 +801,16 @@ static int print_frontier(const cf_tuning *tuning) {
     return code;
 }
 
-/* Returns whether a candidate repeats one of another kind. CP groups have one kind of schedule, so of the given kinds
-   all except the first repeat it. */
-static int repeats_kind(const cf_tuning *tuning, int64_t id) {
+/* Returns whether a candidate repeats an earlier one. CP groups have one kind of schedule, so of the given kinds all
+   except the first repeat it. A candidate that cannot keep outputs repeats the one without. */
+static int repeats_another(const cf_tuning *tuning, int64_t id) {
     const cf_tune_candidate *c = &tuning->candidates[id], *e = c;
 
-    while (c->max_cp > 0 && e > tuning->candidates) {
+    while (e > tuning->candidates) {
         e--;
         if (e->split != c->split || e->chunk_size != c->chunk_size || e->k != c->k) return 0;
-        if (e->replay == c->replay && e->recompute == c->recompute && e->recompute_layers == c->recompute_layers &&
+        if ((c->max_cp > 0 || e->kind == c->kind) && e->replay == c->replay && e->outputs == c->outputs &&
+            e->recompute == c->recompute && e->recompute_layers == c->recompute_layers &&
             e->state_window == c->state_window)
             return 1;
     }
@@ -803,7 +831,7 @@ static int print_neighbours(const cf_tuning *tuning) {
     table_begin(&t, columns, sizeof columns / sizeof columns[0], 0, 0);
     for (difference = 0; difference < DIFFERENCES; difference++)
         for (i = 0; i < tuning->n_candidates; i++)
-            if (difference_of(winner, &tuning->candidates[i]) == difference && !repeats_kind(tuning, i))
+            if (difference_of(winner, &tuning->candidates[i]) == difference && !repeats_another(tuning, i))
                 add_neighbour(&t, tuning, &tuning->candidates[i], difference);
     return table_end(&t);
 }

@@ -14,7 +14,7 @@ typedef struct tune_options {
     int64_t context, batch, batches, seed, max_sequences;
     const char *chunk_sizes, *ks, *schedules;
     int64_t replay; /* of the choice pipeline|local|both */
-    int no_stream, split_backward;
+    int no_stream, no_outputs, split_backward;
     int64_t stream;
     int64_t max_tries;
     int64_t limit, reserve;
@@ -110,6 +110,9 @@ void tune_write_batch(const cf_tuning *tuning, cli_output *to);
 /* Prints the winner as commands that make its plan and schedules from a list, as a C initialiser and as Python
    arguments. options: the command's; those that plan has too are repeated if they differ from the defaults. */
 void tune_print_commands(const tune_job *job, const cf_tuning *tuning, const cli_option *options, const void *defaults);
+
+/* Returns the word for the place of attention's outputs: "gpu", "host" or "-". */
+const char *tune_outputs_word(const cf_tune_candidate *c);
 
 /* Returns the word for the place of state: "stays" or "streams". */
 const char *tune_state_word(const cf_tune_candidate *c);

@@ -75,6 +75,11 @@ static const char *breaking_term(const cf_memory_report *m, int64_t limit) {
     return found;
 }
 
+const char *tune_outputs_word(const cf_tune_candidate *c) {
+    if (c->outputs == 0) return "-";
+    return c->outputs > 1 || c->state_window > 0 ? "host" : "gpu";
+}
+
 const char *tune_state_word(const cf_tune_candidate *c) {
     return c->state_window > 0 ? "streams" : "stays";
 }
@@ -121,6 +126,7 @@ static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id,
     json_integer_member(w, "k", c->k);
     json_text_member(w, "schedule", cf_schedule_kind_name(c->kind));
     json_text_member(w, "replay", cf_replay_name(c->replay));
+    json_integer_member(w, "outputs", c->outputs);
     json_text_member(w, "recompute", cf_recompute_name(c->recompute));
     json_integer_member(w, "recompute_layers", c->recompute_layers);
     json_integer_member(w, "state_window", c->state_window);
@@ -325,6 +331,7 @@ static int open_winner(winner *w, int64_t batch) {
     w->pipe.model.parallel = tune_split(tuning, w->candidate);
     w->pipe.gpu_bytes = tuning->limit_bytes;
     w->pipe.memory.state_window = w->candidate->state_window;
+    w->pipe.memory.outputs = w->candidate->outputs;
     code = pipeline_price_cp(&w->pipe, &w->packing);
     if (code != CLI_OK) return code;
     code = packing_of_lengths(&w->packing, job->list.path, &tuning->batches[batch * tuning->batch],

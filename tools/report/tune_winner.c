@@ -254,6 +254,7 @@ static void print_plan(const tune_job *job, const cf_tuning *tuning, const cf_tu
     printf(" --limit none --limit-bytes %lld", (long long)tuning->limit_bytes);
     if (c->kind == CF_SCHEDULE_BEST) printf(" --max-tries %lld", (long long)tries_of(job, tuning, c));
     if (ring > 0) printf(" --stream %lld", (long long)ring);
+    if (c->outputs) printf(" --outputs %s", c->outputs > 1 ? "host" : "gpu");
     print_shared(job, options, defaults);
     fputs(" --summary --plan-json plan.json --all-ranks --json schedules.json", stdout);
     print_word(job->asked->batch_lengths && strcmp(job->asked->batch_lengths, "-") != 0 ? job->asked->batch_lengths

@@ -74,7 +74,8 @@ function makeTuningPage(tuning) {
 
   function waysOf(c) {
     const state = c.state_window ? ", state streamed" : "";
-    return `${c.schedule}, ${c.replay} replay${state}; ${splitWords(c.split)}; recompute ${recomputeWord(c)}`;
+    const outputs = c.outputs ? ` with attention's outputs${c.outputs > 1 ? " in host memory" : ""}` : "";
+    return `${c.schedule}, ${c.replay} replay${outputs}${state}; ${splitWords(c.split)}; recompute ${recomputeWord(c)}`;
   }
 
   // The terms of a memory report that there are, the largest first.
