@@ -18,15 +18,11 @@
    The functions by task
        attend                  cf_attention_size + cf_attention_prepare, cf_attention_forward, cf_attention_backward,
                                cf_attention_path_name
-         by blocks of keys     cf_attention_block_size + cf_attention_block_prepare
        carry state             cf_rope_size + cf_rope_fill, cf_append_forward, cf_append_backward, cf_state_bytes,
                                cf_state_k, cf_state_v
-         from host memory      cf_state_stream_size, cf_state_stream_create, cf_state_stream_free,
-                               cf_state_stream_block, cf_state_stream_begin, cf_state_stream_next,
-                               cf_state_stream_add, cf_state_stream_append, cf_state_stream_end
        run a pipeline          cf_executor_create, cf_executor_load, cf_executor_run, cf_executor_stream,
-                               cf_executor_schedule, cf_executor_memory_of, cf_executor_timeline, cf_executor_free,
-                               cf_cuda_step_block
+                               cf_executor_schedule, cf_executor_memory_of, cf_executor_timeline, cf_executor_free
+         a layer's attention   cf_layer_attention_forward, cf_layer_attention_backward, cf_layer_attention_bytes
 
    All work is put on the stream that the caller names, last but for the error in every signature; nothing is allocated
    and nothing waits for the device, but in the executor and where a comment says so.
@@ -43,6 +39,7 @@
        >>unfused    the same with cuBLAS: any type and head size, and the oracle for the others
        >>attention  the public functions and the choice of a path
        >>state      rows of K and V between projections, state and host memory; state that streams block by block
+       >>layer      a layer's attention in a pass: all of these in their order
        >>arena      host memory, and slots of a stage's memory, worked out before it runs
        >>executor   streams, events and transfers for the steps of chunkflow.h
 
@@ -131,15 +128,9 @@ typedef struct cf_attention_desc {
                                      is given, as many as a usual device of it has */
     int64_t cache_bytes;          /* fused paths: key heads are worked on in sections whose arrays fit into so much of
                                      the second-level cache. 0: 32 MB forwards, all heads together backwards */
-    int64_t prefix;               /* keys that come before the first slice's and are not among its own: they come in
-                                     blocks, see below. The slice has at least as many keys as queries then. 0: none.
-                                     With `begins`, keys of the path that any slice sees */
-    const int32_t *begins;        /* (n_slices) in trees, cf_slice.begin: keys before each slice's own, of which those
-                                     of a slice without a parent are the first ones of the path. All have as many keys
-                                     as queries. NULL: of the first slice `prefix`, of others none */
-    const int32_t *parents;       /* (n_slices) the slice of this call that it goes on from: it sees that one's keys
-                                     begins[parent] .. begins[s] - 1, and what these see. Before it, as in
-                                     cf_slice.up; -1: it goes on from the path. NULL: all do */
+    int64_t prefix;               /* the executor's own: leave these 0. Keys that come in blocks, for the first slice ... */
+    const int32_t *begins;        /* ... and in trees for those that begin elsewhere, ... */
+    const int32_t *parents;       /* ... or go on from a slice of this call */
 } cf_attention_desc;
 
 /* A prepared problem: what every layer of a chunk shares. Made by cf_attention_prepare in your memory; read only. */
@@ -149,7 +140,7 @@ typedef struct cf_attention {
     int64_t pairs;                /* visible (query, key) pairs of one head: a forward takes 4 x pairs x n_heads x
                                      head_size floating-point operations, a backward 2.5 times that */
     int64_t rows_q, rows_k;       /* rows that the slices span: end of the last one */
-    int64_t n_levels;             /* most slices above another one: blocks of the chunk's own keys, see below */
+    int64_t n_levels;             /* in trees: most slices above another one */
     size_t forward_bytes;         /* of device workspace */
     size_t backward_bytes;
     const void *tiles;            /* the list of work, longest first: copy these bytes to the device ... */
@@ -198,7 +189,7 @@ typedef struct cf_attention_tensors {
     cf_tensor dq;                 /* written by the backward */
     cf_tensor dk, dv;             /* fp32 accumulators, by key head: the backward adds to them */
     int overwrite;                /* 1: the backward writes dk and dv instead, 0 where no query sees a key */
-    int finish;                   /* 1: the end of attention by blocks of keys */
+    int finish;                   /* the executor's own: leave it 0 */
     const void *tiles;            /* cf_attention.tiles, on the device */
     void *workspace;              /* at least forward_bytes or backward_bytes on the device, aligned to 256 */
     size_t workspace_bytes;
@@ -218,35 +209,6 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_forward(const cf_attention *attention,
                                                   cf_cuda_stream stream, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
                                                    cf_cuda_stream stream, cf_error *error);
-
-/* Attention by blocks of keys, for trees, and for a prefix that is on the device only in part or lies in several
-   places. Prepare the chunk with cf_attention_desc.prefix and, as keys of the slices, only those that are there all the
-   time: the chunk's own. Each block is a problem of its own: keys first .. first + n - 1 of the prefix, which are rows
-   0 .. n - 1 of k, v, dk and dv in its calls, for all slices that see any of them. All else, the workspace above all,
-   is the chunk's. In both directions:
-
-       cf_attention_forward(chunk, &x, ...)                      begins, with the chunk's own keys
-       cf_attention_forward(block, &x, ...)                      for each block, its own tiles in x.tiles
-       x.finish = 1, cf_attention_forward(chunk, &x, ...)        writes out and lse (dq in the backward) of those slices
-
-   Where slices go on from others, there is a block, too, for each of the chunk's n_levels: `first` is its number and
-   n 0, and its arrays are the chunk's own: what slices see of those that have so many others above them.
-
-   Between these calls the sums lie in fp32 at the start of the workspace, which nothing else may use: give as many
-   bytes as the largest of these objects asks for. `overwrite` says of each call what it does with the dk and dv of that
-   call; of a level it must be 0. The backward of a block finishes dk and dv of its rows: slices that see the same keys
-   take turns, a launch each, so that their sums have one order. Blocks may have any size and come in any order, each
-   once, and those that no query sees may be left out. The same blocks in the same order give the same bits wherever
-   their rows lie (dq: if deterministic). Without a window blocks of one size have the same object. Small blocks cost:
-   each call reads and writes the sums.
-
-   chunk: a problem with a prefix or with levels, needed only here. Errors as of cf_attention_prepare; CF_ERROR_ARGUMENT
-   with "first" or "n" where that is not in the prefix. */
-CHUNKFLOW_CUDA_API cf_result cf_attention_block_size(const cf_attention *chunk, int64_t first, int64_t n, size_t *bytes,
-                                                     cf_error *error);
-CHUNKFLOW_CUDA_API cf_result cf_attention_block_prepare(const cf_attention *chunk, int64_t first, int64_t n,
-                                                        void *memory, size_t bytes, const cf_attention **out,
-                                                        cf_error *error);
 
 /* ================================================================================================================
    Carried state
@@ -277,119 +239,6 @@ CHUNKFLOW_CUDA_API cf_result cf_state_bytes(const cf_state *state, int64_t n_row
    out of range. */
 CHUNKFLOW_CUDA_API cf_tensor cf_state_k(const cf_state *state, int64_t layer, int64_t row);
 CHUNKFLOW_CUDA_API cf_tensor cf_state_v(const cf_state *state, int64_t layer, int64_t row);
-
-/* ================================================================================================================
-   State that streams
-   ================================================================================================================ */
-
-/* K and V of a long chain, and their gradients, need not be on the device: a pass needs one layer's at a time, and of
-   these a block of rows. Host memory has all of it, a ring of fixed bytes on the device what is in use or on its way:
-
-       cf_state_stream_begin(s, &pass, &error);                  the first blocks set out
-       for each layer (in a backward from the last to the first)
-           attention's begin with the chunk's own keys
-           while (cf_state_stream_next(s, compute, &block, &error) == CF_OK && block.n_rows > 0)
-               attention with that block (or, if block.own, cf_state_stream_add)
-           attention's end
-           cf_state_stream_append(s, compute, layer, k, v, &error)   in the chain's F, but for its last chunk
-       cf_state_stream_end(s, compute, &error);
-
-   Only create allocates or waits. Copies run on two streams beside compute. A block's rows are there when `compute`
-   comes to work that was put on it after the call that hands the block out. Its slot is filled again, and its gradients
-   leave, when compute has come to the next call. */
-typedef struct cf_state_stream_desc {
-    cf_state state;               /* what K and V are: n_kv_heads, head_size, dtype, and n_layers at most. The rest is
-                                     not read */
-    int64_t block_rows;           /* most rows of a block; must be given */
-    int64_t n_slots;              /* blocks of the ring, 2 to 64. With 2, one in use and one on its way, the copies of a
-                                     forward that computes longer hide behind it; in a backward gradients leave, too,
-                                     before their slot is filled again, which takes a third. 0: 3 */
-    void *ring;                   /* on the device, aligned to 16; at least the bytes that cf_state_stream_size says */
-    int64_t ring_bytes;
-    void *gradient_ring;          /* the same for dK and dV; NULL: no backwards */
-    int64_t gradient_ring_bytes;
-    cf_cuda_stream in, out;       /* two streams of the device for copies, which nobody else need use */
-    const cf_allocator *allocator;/* host memory; NULL: malloc */
-} cf_state_stream_desc;
-
-/* Rows of a chain that others go on from. */
-typedef struct cf_state_part {
-    cf_state state, gradient;     /* as in cf_state_pass */
-    int64_t rows;                 /* the first of them, which the path goes through */
-} cf_state_part;
-
-/* One pass of one chunk. The arrays are in pinned host memory (pageable memory, whose copies would wait for the device,
-   is refused), and stay until the copies are done: a chain has the same rows in every pass. Rows that a sliding window
-   hides from every query of the pass are not sent. */
-typedef struct cf_state_pass {
-    cf_state state;               /* K and V of the chain: row 0 is its first token, `rows` as in any state, n_layers
-                                     those of this pass */
-    cf_state gradient;            /* dK and dV likewise, fp32. data NULL: a forward */
-    int64_t prefix;               /* rows of the chain before the chunk's */
-    int64_t own;                  /* the chunk's own */
-    int64_t window;               /* as in cf_attention_desc */
-    int overwrite;                /* 1: nothing was added to the gradient yet (the chain's last chunk), and it holds
-                                     anything. Rows that only this pass adds to never need be cleared */
-    const cf_state_part *above;   /* in trees: the chains above this one, from the root down; their rows come first.
-                                     Then the gradient of each must be cleared before the first pass that adds to it,
-                                     and `window` is 0, because siblings see other rows: */
-    int64_t n_above;              /* 64 at most */
-    int64_t hidden;               /* first rows of the path, chains above and all, that no query of the pass sees */
-} cf_state_pass;
-
-typedef struct cf_state_block {
-    int64_t layer;
-    int64_t index;                /* among the blocks of the prefix, as of cf_state_stream_block */
-    int64_t first_row, n_rows;    /* of its chain. 0: no more in this layer; the next call is for the next one */
-    int own;                      /* 1: rows of the chunk itself, to whose dK and dV later chunks added: `gradient` is
-                                     to be added to what this pass has (cf_state_stream_add). They come first. 0: of
-                                     the prefix; what is in `gradient` when the block is done goes back */
-    cf_state state;               /* one layer on the device; row 0 is first_row. data is NULL if own */
-    cf_state gradient;            /* likewise. data is NULL in a forward */
-} cf_state_block;
-
-typedef struct cf_state_stream cf_state_stream;
-
-/* Bytes of the two rings: n_slots x block_rows rows of one layer, the memory model's terms for a window of so many
-   rows. Reads neither rings nor streams. Host memory: cf_state_bytes of the chain's rows. Errors here and below:
-   CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument, CF_ERROR_SPACE (a ring), CF_ERROR_MEMORY
-   (allocator), CF_ERROR_DEVICE. */
-CHUNKFLOW_CUDA_API cf_result cf_state_stream_size(const cf_state_stream_desc *desc, int64_t *ring_bytes,
-                                                  int64_t *gradient_ring_bytes, cf_error *error);
-
-/* Makes its events, on the current device. *out: to be given to cf_state_stream_free when the device is done with it;
-   untouched on failure. */
-CHUNKFLOW_CUDA_API cf_result cf_state_stream_create(const cf_state_stream_desc *desc, cf_state_stream **out,
-                                                    cf_error *error);
-CHUNKFLOW_CUDA_API void cf_state_stream_free(cf_state_stream *stream);
-
-/* Returns the rows of block `index` of a prefix, from *first_row on; 0 past the last one. cf_attention_block_prepare is
-   to be told both. Blocks end at multiples of block_rows, so every pass has the same ones but for the first that a
-   window leaves and the last. */
-CHUNKFLOW_CUDA_API int64_t cf_state_stream_block(int64_t block_rows, int64_t prefix, int64_t window, int64_t index,
-                                                 int64_t *first_row);
-
-/* Begins a pass: rows that earlier passes sent out are read after that, whatever streams they were computed on. One
-   pass at a time. A `next` that CUDA failed may be called again. */
-CHUNKFLOW_CUDA_API cf_result cf_state_stream_begin(cf_state_stream *stream, const cf_state_pass *pass,
-                                                   cf_error *error);
-CHUNKFLOW_CUDA_API cf_result cf_state_stream_next(cf_state_stream *stream, cf_cuda_stream compute, cf_state_block *out,
-                                                  cf_error *error);
-
-/* Adds the gradients of the own block that was handed out last to the chunk's dK and dV of that layer, which its
-   attention has written: fp32, (own, n_kv_heads, head_size), row 0 the chunk's first token. Others are refused. */
-CHUNKFLOW_CUDA_API cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_block *block,
-                                                 const cf_tensor *dk, const cf_tensor *dv, cf_cuda_stream compute,
-                                                 cf_error *error);
-
-/* Sends the chunk's own K and V of a layer out, those rows that a later chunk sees. They must stay as they are on
-   `compute` until the next layer's are sent, or the pass ends; no replay need send them again. */
-CHUNKFLOW_CUDA_API cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute, int64_t layer,
-                                                    const cf_tensor *k, const cf_tensor *v, cf_error *error);
-
-/* Ends a pass, wherever it is: after it, `compute` may go on with the chunk's K and V. The rings are the stream's until
-   it is freed; host memory holds what a pass sent there once `out` has come to its end. */
-CHUNKFLOW_CUDA_API cf_result cf_state_stream_end(cf_state_stream *stream, cf_cuda_stream compute, cf_error *error);
 
 /* Rotary position embedding (Su et al., RoFormer, 2021, section 3.4). The table holds cosines and sines for any
    position below n_positions in about 2 sqrt(n_positions) rows: the angle is split into a coarse and a fine part, and
@@ -425,6 +274,8 @@ typedef struct cf_append {
                                      backward: dq from attention, dk and dv from the state gradient (fp32) */
     cf_tensor q_out;              /* forward: rotated; may be q itself. backward: dq turned back; may be q itself */
     cf_tensor k_out, v_out;       /* forward: the state at row `prefix`; backward: to the projections */
+    cf_tensor out;                /* forward: where attention will write; its rows of padding, which it leaves as they
+                                     are, become 0 here. data NULL: nothing does */
 } cf_append;
 
 /* Forward: turns q and k by RoPE, and puts k and v into the state. Padding rows: q_out becomes 0, the state is not
@@ -443,16 +294,6 @@ CHUNKFLOW_CUDA_API cf_result cf_append_backward(const cf_append *append, cf_cuda
 /* ================================================================================================================
    Executor
    ================================================================================================================ */
-
-/* Attention with blocks of a prefix, of one object: from block `first` on, up to those of the next entry. */
-typedef struct cf_cuda_block {
-    int64_t first;                /* as cf_state_block.index. In trees, as in cf_attention_block_prepare; with n: */
-    int64_t n;
-    int64_t chain;                /* in trees: whose state it lies in; of a level -1 */
-    const cf_attention *attention; /* as cf_attention_block_prepare makes it */
-    const void *tiles;            /* on the device */
-    cf_state state, gradient;     /* in trees, where the state does not stream: its rows, for this pass */
-} cf_cuda_block;
 
 /* The data of one step for a pass callback. All addresses are on `device`, at multiples of 256 (a state: 16), and stay
    valid as said; none may be freed. */
@@ -475,21 +316,9 @@ typedef struct cf_cuda_step {
                                      until B or I. With state_block_rows: always NULL, in `gradient`, too */
     int64_t state_prefix;         /* rows of state and gradient before the chunk's own: chunk->prefix or 0 */
     cf_state gradient;            /* of the same rows, fp32. B and I only: data is NULL elsewhere */
-    int overwrite;                /* 1: nothing was added to `gradient` yet, and it holds anything: overwrite it. With
-                                     state_block_rows: of a backward's own dK and dV, always 1 */
-    cf_state_stream *state_stream; /* with state_block_rows: a pass of it has begun, and ends after the callback, in
-                                     which each layer is walked through. NULL where nothing is to be read or sent: W,
-                                     standalone chunks, the R of a chain's first chunk, a stage without layers.
-                                     The chunk's own K and V, of any chunk, are yours to keep, in `activations` until B
-                                     or I (`attention` has no other keys), and so are its dK and dV */
-    const cf_cuda_block *blocks;  /* attention with the blocks that the stream hands out: see cf_cuda_step_block. In
-                                     trees without such a stream all of them are to be called, in this order, between
-                                     the begin and the end of the chunk's own attention, and to add to gradients */
-    int64_t n_blocks;             /* entries: one for all full ones, few more. 0: no prefix, or none that is seen */
-    const cf_cuda_block *levels;  /* (n_levels) in trees, attention with the chunk's own rows, of which slices go on: */
-    int64_t n_levels;             /* likewise, with the arrays of the chunk's own */
-    int append;                   /* 1: later chunks of the chain read this F's K and V: give each layer's to
-                                     cf_state_stream_append */
+    int overwrite;                /* 1: nothing was added to `gradient` yet, and it holds anything: overwrite it */
+    const struct cf_cuda_walk *walk; /* what cf_layer_attention_forward and _backward go through beside that: rows
+                                     that stream, or in trees lie elsewhere. NULL: nothing */
     void *activations;            /* from this F or R to the chunk's B or W. NULL in an F that keeps nothing */
     int64_t activation_bytes;
     void *workspace;              /* this pass only */
@@ -503,8 +332,42 @@ typedef struct cf_cuda_step {
     int64_t boundary_bytes;       /* of each of the two */
 } cf_cuda_step;
 
-/* The entry of step->blocks for the block of this index; NULL where there is none. */
-CHUNKFLOW_CUDA_API const cf_cuda_block *cf_cuda_step_block(const cf_cuda_step *step, int64_t index);
+/* The rows of one layer in a pass of a chunk, padding included. Heads, sizes, types, addresses and strides as for
+   attention: q, k and v may be parts of one packed row, and so may their gradients. */
+typedef struct cf_layer_attention {
+    int64_t layer;                /* of the virtual stage, from 0 */
+    cf_rope rope;
+    cf_tensor q, k, v;            /* from the projections. The forward turns q by RoPE where it is, and where the state
+                                     streams (state_block_rows) k too. Keep all three for the backward, in which they
+                                     are to be as the forward left them */
+    cf_tensor out;                /* written by the forward, 0 in padding; read by the backward */
+    float *lse;                   /* (n_heads, rows): likewise */
+    cf_tensor dout;               /* read by the backward */
+    cf_tensor dq, dk, dv;         /* written by the backward, 0 in padding: gradients of what the projections gave. They
+                                     may be q, k and v themselves */
+    struct cublasContext *cublas; /* as in cf_attention_tensors */
+} cf_layer_attention;
+
+/* All that attention of a layer does in a pass, on the step's stream: RoPE, the chunk's K and V into the state,
+   attention with all that its rows see, wherever that lies, and backwards what this adds to the gradients of the state.
+
+       for each layer                     in an F or R          in a B or I, from the last layer on
+           projections into q, k, v                                 dout = the output projection's backward
+           cf_layer_attention_forward(step, &x, ...)                cf_layer_attention_backward(step, &x, ...)
+           the output projection, of out                            the projections' backward, of dq, dk, dv
+
+   A callback calls the one or the other once for each of the stage's layers, in that order. A backward may run the
+   layer's forward again before it (full recomputation), but not where the state streams. Errors as of
+   cf_append_forward and cf_attention_forward; CF_ERROR_ARGUMENT "layer" where another one is next. */
+CHUNKFLOW_CUDA_API cf_result cf_layer_attention_forward(const cf_cuda_step *step, const cf_layer_attention *layer,
+                                                        cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_layer_attention_backward(const cf_cuda_step *step, const cf_layer_attention *layer,
+                                                         cf_error *error);
+
+/* Bytes of attention_workspace that these two take for a chunk of `rows` rows, padding included; for a step that a
+   program without an executor makes itself. It fills in step (its pass), chunk (rows), stream, attention, tiles,
+   positions, state, gradient, overwrite and this; all else is 0. */
+CHUNKFLOW_CUDA_API size_t cf_layer_attention_bytes(const cf_attention *attention, int64_t rows);
 
 /* What one virtual stage needs. */
 typedef struct cf_cuda_stage {
@@ -670,6 +533,204 @@ CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 
 #ifdef __cplusplus
 }
+#endif
+
+/* ================================================================================================================
+   What the implementation and its tests share. Nothing here is for applications.
+   ================================================================================================================ */
+
+#if !defined(CHUNKFLOW_CUDA_HEADER_ONLY) || defined(CHUNKFLOW_CUDA_INTERNAL)
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- attention by blocks of keys ---- */
+
+/* cf_attention_desc has three members for this:
+
+       prefix     keys before the first slice's that are not among its own. The slice has at least as many keys as
+                  queries then. With `begins`, keys of the path that any slice sees
+       begins     (n_slices) in trees, cf_slice.begin: keys before each slice's own, of which those of a slice without a
+                  parent are the first ones of the path. All have as many keys as queries. NULL: of the first slice
+                  `prefix`, of others none
+       parents    (n_slices) the slice of this call that it goes on from: it sees that one's keys begins[parent] ..
+                  begins[s] - 1, and what these see. Before it, as in cf_slice.up; -1: it goes on from the path. NULL:
+                  all do
+
+   Attention by blocks of keys, for trees, and for a prefix that is on the device only in part or lies in several
+   places. Prepare the chunk with cf_attention_desc.prefix and, as keys of the slices, only those that are there all the
+   time: the chunk's own. Each block is a problem of its own: keys first .. first + n - 1 of the prefix, which are rows
+   0 .. n - 1 of k, v, dk and dv in its calls, for all slices that see any of them. All else, the workspace above all,
+   is the chunk's. In both directions:
+
+       cf_attention_forward(chunk, &x, ...)                      begins, with the chunk's own keys
+       cf_attention_forward(block, &x, ...)                      for each block, its own tiles in x.tiles
+       x.finish = 1, cf_attention_forward(chunk, &x, ...)        writes out and lse (dq in the backward) of those slices
+
+   Where slices go on from others, there is a block, too, for each of the chunk's n_levels: `first` is its number and
+   n 0, and its arrays are the chunk's own: what slices see of those that have so many others above them.
+
+   Between these calls the sums lie in fp32 at the start of the workspace, which nothing else may use: give as many
+   bytes as the largest of these objects asks for. `overwrite` says of each call what it does with the dk and dv of that
+   call; of a level it must be 0. The backward of a block finishes dk and dv of its rows: slices that see the same keys
+   take turns, a launch each, so that their sums have one order. Blocks may have any size and come in any order, each
+   once, and those that no query sees may be left out. The same blocks in the same order give the same bits wherever
+   their rows lie (dq: if deterministic). Without a window blocks of one size have the same object. Small blocks cost:
+   each call reads and writes the sums.
+
+   chunk: a problem with a prefix or with levels, needed only here. Errors as of cf_attention_prepare; CF_ERROR_ARGUMENT
+   with "first" or "n" where that is not in the prefix. */
+CHUNKFLOW_CUDA_API cf_result cf_attention_block_size(const cf_attention *chunk, int64_t first, int64_t n, size_t *bytes,
+                                                     cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_attention_block_prepare(const cf_attention *chunk, int64_t first, int64_t n,
+                                                        void *memory, size_t bytes, const cf_attention **out,
+                                                        cf_error *error);
+
+/* ---- state that streams ---- */
+
+/* K and V of a long chain, and their gradients, need not be on the device: a pass needs one layer's at a time, and of
+   these a block of rows. Host memory has all of it, a ring of fixed bytes on the device what is in use or on its way:
+
+       cf_state_stream_begin(s, &pass, &error);                  the first blocks set out
+       for each layer (in a backward from the last to the first)
+           attention's begin with the chunk's own keys
+           while (cf_state_stream_next(s, compute, &block, &error) == CF_OK && block.n_rows > 0)
+               attention with that block (or, if block.own, cf_state_stream_add)
+           attention's end
+           cf_state_stream_append(s, compute, layer, k, v, &error)   in the chain's F, but for its last chunk
+       cf_state_stream_end(s, compute, &error);
+
+   Only create allocates or waits. Copies run on two streams beside compute. A block's rows are there when `compute`
+   comes to work that was put on it after the call that hands the block out. Its slot is filled again, and its gradients
+   leave, when compute has come to the next call. */
+typedef struct cf_state_stream_desc {
+    cf_state state;               /* what K and V are: n_kv_heads, head_size, dtype, and n_layers at most. The rest is
+                                     not read */
+    int64_t block_rows;           /* most rows of a block; must be given */
+    int64_t n_slots;              /* blocks of the ring, 2 to 64. With 2, one in use and one on its way, the copies of a
+                                     forward that computes longer hide behind it; in a backward gradients leave, too,
+                                     before their slot is filled again, which takes a third. 0: 3 */
+    void *ring;                   /* on the device, aligned to 16; at least the bytes that cf_state_stream_size says */
+    int64_t ring_bytes;
+    void *gradient_ring;          /* the same for dK and dV; NULL: no backwards */
+    int64_t gradient_ring_bytes;
+    cf_cuda_stream in, out;       /* two streams of the device for copies, which nobody else need use */
+    const cf_allocator *allocator;/* host memory; NULL: malloc */
+} cf_state_stream_desc;
+
+/* Rows of a chain that others go on from. */
+typedef struct cf_state_part {
+    cf_state state, gradient;     /* as in cf_state_pass */
+    int64_t rows;                 /* the first of them, which the path goes through */
+} cf_state_part;
+
+/* One pass of one chunk. The arrays are in pinned host memory (pageable memory, whose copies would wait for the device,
+   is refused), and stay until the copies are done: a chain has the same rows in every pass. Rows that a sliding window
+   hides from every query of the pass are not sent. */
+typedef struct cf_state_pass {
+    cf_state state;               /* K and V of the chain: row 0 is its first token, `rows` as in any state, n_layers
+                                     those of this pass */
+    cf_state gradient;            /* dK and dV likewise, fp32. data NULL: a forward */
+    int64_t prefix;               /* rows of the chain before the chunk's */
+    int64_t own;                  /* the chunk's own */
+    int64_t window;               /* as in cf_attention_desc */
+    int overwrite;                /* 1: nothing was added to the gradient yet (the chain's last chunk), and it holds
+                                     anything. Rows that only this pass adds to never need be cleared */
+    const cf_state_part *above;   /* in trees: the chains above this one, from the root down; their rows come first.
+                                     Then the gradient of each must be cleared before the first pass that adds to it,
+                                     and `window` is 0, because siblings see other rows: */
+    int64_t n_above;              /* 64 at most */
+    int64_t hidden;               /* first rows of the path, chains above and all, that no query of the pass sees */
+} cf_state_pass;
+
+typedef struct cf_state_block {
+    int64_t layer;
+    int64_t index;                /* among the blocks of the prefix, as of cf_state_stream_block */
+    int64_t first_row, n_rows;    /* of its chain. 0: no more in this layer; the next call is for the next one */
+    int own;                      /* 1: rows of the chunk itself, to whose dK and dV later chunks added: `gradient` is
+                                     to be added to what this pass has (cf_state_stream_add). They come first. 0: of
+                                     the prefix; what is in `gradient` when the block is done goes back */
+    cf_state state;               /* one layer on the device; row 0 is first_row. data is NULL if own */
+    cf_state gradient;            /* likewise. data is NULL in a forward */
+} cf_state_block;
+
+typedef struct cf_state_stream cf_state_stream;
+
+/* Bytes of the two rings: n_slots x block_rows rows of one layer, the memory model's terms for a window of so many
+   rows. Reads neither rings nor streams. Host memory: cf_state_bytes of the chain's rows. Errors here and below:
+   CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument, CF_ERROR_SPACE (a ring), CF_ERROR_MEMORY
+   (allocator), CF_ERROR_DEVICE. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_size(const cf_state_stream_desc *desc, int64_t *ring_bytes,
+                                                  int64_t *gradient_ring_bytes, cf_error *error);
+
+/* Makes its events, on the current device. *out: to be given to cf_state_stream_free when the device is done with it;
+   untouched on failure. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_create(const cf_state_stream_desc *desc, cf_state_stream **out,
+                                                    cf_error *error);
+CHUNKFLOW_CUDA_API void cf_state_stream_free(cf_state_stream *stream);
+
+/* Returns the rows of block `index` of a prefix, from *first_row on; 0 past the last one. cf_attention_block_prepare is
+   to be told both. Blocks end at multiples of block_rows, so every pass has the same ones but for the first that a
+   window leaves and the last. */
+CHUNKFLOW_CUDA_API int64_t cf_state_stream_block(int64_t block_rows, int64_t prefix, int64_t window, int64_t index,
+                                                 int64_t *first_row);
+
+/* Begins a pass: rows that earlier passes sent out are read after that, whatever streams they were computed on. One
+   pass at a time. A `next` that CUDA failed may be called again. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_begin(cf_state_stream *stream, const cf_state_pass *pass,
+                                                   cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_next(cf_state_stream *stream, cf_cuda_stream compute, cf_state_block *out,
+                                                  cf_error *error);
+
+/* Adds the gradients of the own block that was handed out last to the chunk's dK and dV of that layer, which its
+   attention has written: fp32, (own, n_kv_heads, head_size), row 0 the chunk's first token. Others are refused. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_block *block,
+                                                 const cf_tensor *dk, const cf_tensor *dv, cf_cuda_stream compute,
+                                                 cf_error *error);
+
+/* Sends the chunk's own K and V of a layer out, those rows that a later chunk sees. They must stay as they are on
+   `compute` until the next layer's are sent, or the pass ends; no replay need send them again. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute, int64_t layer,
+                                                    const cf_tensor *k, const cf_tensor *v, cf_error *error);
+
+/* Ends a pass, wherever it is: after it, `compute` may go on with the chunk's K and V. The rings are the stream's until
+   it is freed; host memory holds what a pass sent there once `out` has come to its end. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_end(cf_state_stream *stream, cf_cuda_stream compute, cf_error *error);
+
+/* ---- what a pass goes through ---- */
+
+/* Attention with blocks of a prefix, of one object: from block `first` on, up to those of the next entry. */
+typedef struct cf_cuda_block {
+    int64_t first;                /* as cf_state_block.index. In trees, as in cf_attention_block_prepare; with n: */
+    int64_t n;
+    int64_t chain;                /* in trees: whose state it lies in; of a level -1 */
+    const cf_attention *attention; /* as cf_attention_block_prepare makes it */
+    const void *tiles;            /* on the device */
+    cf_state state, gradient;     /* in trees, where the state does not stream: its rows, for this pass */
+} cf_cuda_block;
+
+/* What the callback of a step is not told. */
+typedef struct cf_cuda_walk {
+    cf_state_stream *stream;      /* with state_block_rows: a pass of it has begun, and ends after the callback, in
+                                     which each layer is walked through. NULL where nothing is to be read or sent: W,
+                                     standalone chunks, the R of a chain's first chunk, a stage without layers */
+    const cf_cuda_block *blocks;  /* attention with the blocks that the stream hands out: see cf_cuda_walk_block. In
+                                     trees without such a stream all of them, in this order, between the begin and the
+                                     end of the chunk's own attention, to add to gradients */
+    int64_t n_blocks;             /* entries: one for all full ones, few more. 0: no prefix, or none that is seen */
+    const cf_cuda_block *levels;  /* (n_levels) in trees, attention with the chunk's own rows, of which slices go on: */
+    int64_t n_levels;             /* likewise, with the arrays of the chunk's own */
+    int append;                   /* 1: later chunks of the chain read this F's K and V: cf_state_stream_append */
+} cf_cuda_walk;
+
+/* The entry of walk->blocks for the block of this index; NULL where there is none. */
+CHUNKFLOW_CUDA_API const cf_cuda_block *cf_cuda_walk_block(const cf_cuda_walk *walk, int64_t index);
+
+#ifdef __cplusplus
+}
+#endif
+
 #endif
 
 #endif /* CHUNKFLOW_CUDA_H */
@@ -4684,7 +4745,7 @@ struct rope_table {
 
 /* Everything that the kernel between projections and state is told. Strides are in elements. */
 struct append_params {
-    view q, k, v, q_out, k_out, v_out;
+    view q, k, v, q_out, k_out, v_out, out;
     const int32_t *positions;
     int64_t rows;
     rope_table rope;
@@ -4831,6 +4892,8 @@ __global__ void __launch_bounds__(STATE_THREADS) append_kernel(const __grid_cons
             move_unit<KV, T, V>(p.k, p.k_out, row, k_head, p.head_size, work, work.turning, interleaved, padding);
         else
             move_unit<KV, T, V>(p.v, p.v_out, row, v_head, p.head_size, work, false, interleaved, padding);
+        if (padding && k_head < 0 && p.out.data != NULL)
+            move_unit<T, T, V>(p.q, p.out, row, head, p.head_size, work, false, interleaved, padding);
     }
 }
 
@@ -5322,6 +5385,8 @@ cf_result resolve_append(const cf_append *a, int backward, append_params *p, cf_
     if (code == CF_OK) code = check_tensor(a->q_out, "q_out", number, a->rows, d.n_heads, error);
     if (code == CF_OK) code = check_tensor(a->k_out, "k_out", number, a->rows, d.n_kv_heads, error);
     if (code == CF_OK) code = check_tensor(a->v_out, "v_out", number, a->rows, d.n_kv_heads, error);
+    if (code == CF_OK && !backward && a->out.data != NULL)
+        code = check_tensor(a->out, "out", number, a->rows, d.n_heads, error);
     if (code != CF_OK) return code;
     p->q = view_of(a->q, d.n_heads, d.head_size);
     p->k = view_of(a->k, d.n_kv_heads, d.head_size);
@@ -5329,6 +5394,7 @@ cf_result resolve_append(const cf_append *a, int backward, append_params *p, cf_
     p->q_out = view_of(a->q_out, d.n_heads, d.head_size);
     p->k_out = view_of(a->k_out, d.n_kv_heads, d.head_size);
     p->v_out = view_of(a->v_out, d.n_kv_heads, d.head_size);
+    if (!backward) p->out = view_of(a->out, d.n_heads, d.head_size);
     p->positions = a->positions;
     p->rows = a->rows;
     p->n_heads = (int32_t)d.n_heads;
@@ -5579,6 +5645,213 @@ cf_result cf_append_forward(const cf_append *rows, cf_cuda_stream stream, cf_err
 
 cf_result cf_append_backward(const cf_append *rows, cf_cuda_stream stream, cf_error *error) {
     return append(rows, 1, stream, error);
+}
+
+} /* extern "C" */
+
+/* ================================================================================================================
+   >>layer    a layer's attention in a pass
+   ================================================================================================================ */
+
+namespace {
+
+int64_t align_256(int64_t bytes) { return (int64_t)align_up((size_t)bytes, 256); }
+
+/* Rows at the end of attention's workspace: of dq, which attention writes and RoPE turns back, and where the state
+   streams of dk and dv; or forwards of K and V of two layers, because one layer's leave while the next are computed. */
+int64_t scratch_bytes(const cf_attention_desc &d, int64_t rows, bool backward, bool streams) {
+    const int64_t number = bytes_of(d.dtype), heads = rows * d.n_heads * d.head_size;
+    const int64_t kv = streams ? rows * d.n_kv_heads * d.head_size : 0;
+    return backward ? align_256(heads * number) + 2 * align_256(kv * 4) : 4 * align_256(kv * number);
+}
+
+/* One layer's attention in a pass. */
+struct layer_call {
+    const cf_cuda_step *step;
+    const cf_layer_attention *of;
+    bool backward, streams;
+    cf_attention_tensors own; /* of the chunk's own attention */
+    cf_tensor k_rows, v_rows; /* K and V of the chunk's rows, or their gradients */
+    cf_error *error;
+
+    const cf_attention_desc &desc() const { return step->attention->desc; }
+};
+
+/* Finds arrays at the end of the workspace, one after the other. */
+struct scratch_rows {
+    char *at;
+    cf_tensor take(int64_t bytes) {
+        const cf_tensor t = {at, 0, 0};
+        at += align_256(bytes);
+        return t;
+    }
+};
+
+/* K and V that attention reads: in the state, or where that streams the chunk's own. */
+void find_keys(layer_call *c, scratch_rows *scratch) {
+    const cf_cuda_step *step = c->step;
+    const int64_t layer = c->of->layer, row = step->state_prefix;
+    const int64_t bytes = step->chunk->rows * c->desc().n_kv_heads * c->desc().head_size * bytes_of(c->desc().dtype);
+    if (!c->streams) {
+        c->own.k = cf_state_k(&step->state, layer, 0), c->own.v = cf_state_v(&step->state, layer, 0);
+        c->k_rows = cf_state_k(&step->state, layer, row), c->v_rows = cf_state_v(&step->state, layer, row);
+        return;
+    }
+    c->own.k = c->of->k, c->own.v = c->of->v;
+    if (!c->backward && step->activations == NULL) {
+        scratch->at += layer % 2 * 2 * align_256(bytes);
+        c->own.k = scratch->take(bytes), c->own.v = scratch->take(bytes);
+    }
+    c->k_rows = c->own.k, c->v_rows = c->own.v;
+}
+
+/* Where gradients go. Those of the chunk's rows are complete once this pass has added to them. */
+void find_gradients(layer_call *c, scratch_rows *scratch) {
+    const cf_cuda_step *step = c->step;
+    const int64_t layer = c->of->layer, row = step->state_prefix, n = step->chunk->rows * c->desc().head_size;
+    c->own.dout = c->of->dout;
+    c->own.dq = scratch->take(n * c->desc().n_heads * bytes_of(c->desc().dtype));
+    c->own.overwrite = step->overwrite;
+    if (c->streams) {
+        c->k_rows = c->own.dk = scratch->take(n * c->desc().n_kv_heads * 4);
+        c->v_rows = c->own.dv = scratch->take(n * c->desc().n_kv_heads * 4);
+        return;
+    }
+    c->own.dk = cf_state_k(&step->gradient, layer, 0), c->own.dv = cf_state_v(&step->gradient, layer, 0);
+    c->k_rows = cf_state_k(&step->gradient, layer, row), c->v_rows = cf_state_v(&step->gradient, layer, row);
+}
+
+cf_result begin_layer(layer_call *c) {
+    const cf_cuda_step *step = c->step;
+    if (step == NULL) return cf_fail_null(c->error, "step");
+    if (c->of == NULL) return cf_fail_null(c->error, "layer");
+    if (step->attention == NULL) return cf_fail_null(c->error, "attention");
+    if (c->of->layer < 0) return cf_fail(c->error, CF_ERROR_ARGUMENT, "layer", -1, 0, c->of->layer, "out of range");
+    c->streams = step->state.data == NULL;
+    const int64_t scratch = scratch_bytes(c->desc(), step->chunk->rows, c->backward, c->streams);
+    const int64_t bytes = (int64_t)step->attention_workspace_bytes / 256 * 256;
+    if (bytes < scratch || (bytes > 0 && step->attention_workspace == NULL))
+        return cf_fail(c->error, CF_ERROR_SPACE, "attention_workspace_bytes", -1, scratch, bytes, "too small");
+    scratch_rows rows = {static_cast<char *>(step->attention_workspace) + bytes - scratch};
+    c->own.q = c->of->q;
+    c->own.out = c->of->out;
+    c->own.lse = c->of->lse;
+    c->own.lse_stride = step->chunk->rows;
+    c->own.workspace = step->attention_workspace;
+    c->own.workspace_bytes = (size_t)(bytes - scratch);
+    c->own.cublas = c->of->cublas;
+    find_keys(c, &rows);
+    if (c->backward) find_gradients(c, &rows);
+    return CF_OK;
+}
+
+/* Moves rows between the projections and what attention has of them. */
+cf_result append_rows(const layer_call &c) {
+    const cf_layer_attention &x = *c.of;
+    cf_append a = {};
+    a.rows = c.step->chunk->rows;
+    a.n_heads = c.desc().n_heads;
+    a.n_kv_heads = c.desc().n_kv_heads;
+    a.head_size = c.desc().head_size;
+    a.dtype = c.desc().dtype;
+    a.positions = c.step->positions;
+    a.rope = x.rope;
+    if (c.backward) {
+        a.q = c.own.dq, a.k = c.k_rows, a.v = c.v_rows;
+        a.q_out = x.dq, a.k_out = x.dk, a.v_out = x.dv;
+        return cf_append_backward(&a, c.step->stream, c.error);
+    }
+    a.q = a.q_out = x.q, a.k = x.k, a.v = x.v;
+    a.k_out = c.k_rows, a.v_out = c.v_rows;
+    a.out = x.out;
+    return cf_append_forward(&a, c.step->stream, c.error);
+}
+
+cf_result attend(const layer_call &c, const cf_attention *with, const void *tiles, cf_attention_tensors x) {
+    x.tiles = tiles;
+    return c.backward ? cf_attention_backward(with, &x, c.step->stream, c.error)
+                      : cf_attention_forward(with, &x, c.step->stream, c.error);
+}
+
+/* Attends to rows that lie elsewhere. */
+cf_result attend_block(const layer_call &c, const cf_cuda_block *block, const cf_state &state, const cf_state &gradient,
+                       int64_t layer) {
+    cf_attention_tensors x = c.own;
+    x.k = cf_state_k(&state, layer, 0), x.v = cf_state_v(&state, layer, 0);
+    x.dk = cf_state_k(&gradient, layer, 0), x.dv = cf_state_v(&gradient, layer, 0);
+    x.overwrite = 0;
+    return attend(c, block->attention, block->tiles, x);
+}
+
+/* Attends to the prefix as it comes. In between, the chunk's rows get what later chunks have added to their gradients. */
+cf_result attend_stream(const layer_call &c, const cf_cuda_walk &walk) {
+    cf_state_block block = {};
+    for (;;) {
+        cf_result code = cf_state_stream_next(walk.stream, c.step->stream, &block, c.error);
+        if (code == CF_OK && block.layer != c.of->layer)
+            code = cf_fail(c.error, CF_ERROR_ARGUMENT, "layer", -1, block.layer, c.of->layer, "is not the next one");
+        if (code != CF_OK || block.n_rows == 0) return code;
+        if (block.own)
+            code = cf_state_stream_add(walk.stream, &block, &c.own.dk, &c.own.dv, c.step->stream, c.error);
+        else
+            code = attend_block(c, cf_cuda_walk_block(&walk, block.index), block.state, block.gradient, 0);
+        if (code != CF_OK) return code;
+    }
+}
+
+/* Attends to all that the chunk's rows see. */
+cf_result attend_all(const layer_call &c) {
+    static const cf_cuda_walk nothing = {};
+    const cf_cuda_step *step = c.step;
+    const cf_cuda_walk &walk = step->walk != NULL ? *step->walk : nothing;
+    cf_attention_tensors x = c.own;
+    cf_result code = attend(c, step->attention, step->tiles, x);
+    x.overwrite = 0;
+    for (int64_t i = 0; i < walk.n_levels && code == CF_OK; i++)
+        code = attend(c, walk.levels[i].attention, walk.levels[i].tiles, x);
+    for (int64_t i = 0; i < walk.n_blocks && code == CF_OK && walk.stream == NULL; i++)
+        code = attend_block(c, &walk.blocks[i], walk.blocks[i].state, walk.blocks[i].gradient, c.of->layer);
+    if (code == CF_OK && walk.stream != NULL) code = attend_stream(c, walk);
+    x = c.own;
+    x.finish = 1;
+    if (code == CF_OK && (c.desc().prefix > 0 || step->attention->n_levels > 0))
+        code = attend(c, step->attention, step->tiles, x);
+    if (code != CF_OK || c.backward || !walk.append) return code;
+    return cf_state_stream_append(walk.stream, step->stream, c.of->layer, &c.own.k, &c.own.v, c.error);
+}
+
+} /* namespace */
+
+extern "C" {
+
+cf_result cf_layer_attention_forward(const cf_cuda_step *step, const cf_layer_attention *layer, cf_error *error) {
+    layer_call c = {};
+    c.step = step, c.of = layer, c.error = error;
+    cf_result code = begin_layer(&c);
+    if (code == CF_OK) code = append_rows(c);
+    return code == CF_OK ? attend_all(c) : code;
+}
+
+cf_result cf_layer_attention_backward(const cf_cuda_step *step, const cf_layer_attention *layer, cf_error *error) {
+    layer_call c = {};
+    c.step = step, c.of = layer, c.error = error;
+    c.backward = true;
+    cf_result code = begin_layer(&c);
+    if (code == CF_OK) code = attend_all(c);
+    return code == CF_OK ? append_rows(c) : code;
+}
+
+size_t cf_layer_attention_bytes(const cf_attention *attention, int64_t rows) {
+    const int64_t most = (int64_t)std::max(attention->forward_bytes, attention->backward_bytes);
+    return (size_t)(align_256(most) + scratch_bytes(attention->desc, rows, true, false));
+}
+
+const cf_cuda_block *cf_cuda_walk_block(const cf_cuda_walk *walk, int64_t index) {
+    if (walk == NULL || walk->n_blocks == 0) return NULL;
+    const cf_cuda_block *const end = walk->blocks + walk->n_blocks;
+    const cf_cuda_block *const past =
+        std::partition_point(walk->blocks, end, [&](const cf_cuda_block &b) { return b.first <= index; });
+    return past == walk->blocks ? NULL : past - 1;
 }
 
 } /* extern "C" */
@@ -6118,7 +6391,6 @@ int64_t wanted_bytes(const cf_cuda_stage &d, int what, int64_t rows) {
     return d.*wanted[what].fixed + d.*wanted[what].each * rows;
 }
 
-int64_t align_256(int64_t bytes) { return (int64_t)align_up((size_t)bytes, 256); }
 
 /* Notes bytes that are in use from one position to another, and returns them; 0 if they are too many. */
 int64_t note_held(recording *r, int what, int64_t begin, int64_t end, double bytes) {
@@ -6497,10 +6769,11 @@ int64_t place_tiles(batch *b, const cf_attention *a, const cf_attention *before,
     return at;
 }
 
+/* Backwards there is room for a forward, too, that is run again. */
 void take_workspace(batch *b, const cf_attention *a) {
-    const size_t workspace[2] = {a->forward_bytes, a->backward_bytes};
-    for (int i = 0; i < 2; i++)
-        b->attention_bytes[i] = std::max(b->attention_bytes[i], align_256((int64_t)workspace[i]));
+    const int64_t forward = align_256((int64_t)a->forward_bytes), backward = align_256((int64_t)a->backward_bytes);
+    b->attention_bytes[0] = std::max(b->attention_bytes[0], forward);
+    b->attention_bytes[1] = std::max(b->attention_bytes[1], std::max(forward, backward));
 }
 
 /* Prepares attention with the blocks of the prefix. before: the chunk before, or NULL. */
@@ -6744,6 +7017,8 @@ cf_result plan_batch(batch *b, const cf_plan *plan, const cf_schedule *schedule,
         code = fill_chunk(b, b->first_chunk + i, &b->chunks[i], error);
     if (code == CF_OK) code = check_items(b, error);
     if (code != CF_OK) return code;
+    for (int i = 0; i < 2 && e->desc.attention.n_heads != 0; i++)
+        b->attention_bytes[i] += scratch_bytes(e->desc.attention, b->most_rows, i == 1, streams_state(e));
     if (!b->stages.fill(&e->home, e->stages.n)) return no_memory(error);
     for (int64_t i = 0; i < e->stages.n; i++)
         if (!start_plan(b, &b->stages[i], &e->stages[i])) return no_memory(error);
@@ -6984,7 +7259,7 @@ bool needs_stream(const stage_plan *s, const cf_action &a) {
 bool is_read_again(const cf_chunk &c) { return c.down >= 0; }
 
 /* Finds where the blocks of a chunk of a tree lie. */
-void list_places(const stage_plan *s, const cf_step *step, const chunk_data &data, cf_cuda_step *to) {
+void list_places(const stage_plan *s, const cf_step *step, const chunk_data &data) {
     for (int64_t i = 0; i < data.n_blocks; i++) {
         cf_cuda_block *block = &s->blocks[data.first_block + i];
         const int64_t row = block->first - begin_of_chain(s->b->plan, block->chain);
@@ -6992,12 +7267,32 @@ void list_places(const stage_plan *s, const cf_step *step, const chunk_data &dat
         block->gradient =
             is_backward(step->action.pass) ? chain_state(s, step, block->chain, true, row) : cf_state();
     }
-    to->blocks = s->blocks.data + data.first_block;
-    to->n_blocks = data.n_blocks;
+}
+
+/* Finds what attention of a pass goes through beside the chunk's own. */
+cf_cuda_walk walk_of(const stage_plan *s, const cf_step *step) {
+    const batch *b = s->b;
+    const cf_action &a = step->action;
+    const cf_chunk &c = chunk_of(s, step);
+    const chunk_data &data = b->chunks[a.chunk - b->first_chunk];
+    const bool places = b->e->has_state && !streams_state(b->e) && is_branched(data) && a.pass != CF_W;
+    cf_cuda_walk out = {};
+    if (places) list_places(s, step, data);
+    if (needs_stream(s, a)) {
+        out.stream = s->on->state_stream;
+        out.append = a.pass == CF_F && is_read_again(c);
+    }
+    if (places || out.stream != NULL) {
+        out.blocks = s->blocks.data + data.first_block;
+        out.n_blocks = data.n_blocks;
+    }
+    out.levels = s->blocks.data + data.first_block + data.n_blocks;
+    out.n_levels = data.n_levels;
+    return out;
 }
 
 /* Fills in what the callback of a pass is told. */
-cf_cuda_step step_of(const stage_plan *s, const cf_step *step, cf_error *error) {
+cf_cuda_step step_of(const stage_plan *s, const cf_step *step, const cf_cuda_walk *walk, cf_error *error) {
     const batch *b = s->b;
     const executor *e = b->e;
     const cf_action &a = step->action;
@@ -7028,15 +7323,7 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step, cf_error *error) 
     if (resident && is_backward(a.pass)) out.gradient = state_of(s, step, true, branched);
     out.overwrite = is_backward(a.pass) && (!resident || has_own || (!branched && step->clear_state_gradient));
     out.state_prefix = resident && !has_own && !branched ? c.prefix : 0;
-    if (resident && branched && a.pass != CF_W) list_places(s, step, data, &out);
-    if (needs_stream(s, a)) {
-        out.state_stream = s->on->state_stream;
-        out.blocks = s->blocks.data + data.first_block;
-        out.n_blocks = data.n_blocks;
-        out.append = a.pass == CF_F && is_read_again(c);
-    }
-    out.levels = s->blocks.data + data.first_block + data.n_blocks;
-    out.n_levels = data.n_levels;
+    out.walk = walk;
     if (step->slot >= 0) {
         out.activations = s->on->memory.data + s->activations[step->slot].at;
         out.activation_bytes = wanted_bytes(d, ACTIVATIONS, rows);
@@ -7174,7 +7461,8 @@ void run_pass(const stage_plan *s, const cf_step *step) {
     if (s->b->e->failure.code != CF_OK) return;
     const bool ok = issue(s, step->position, [&] {
         cf_error raised = {};
-        const cf_cuda_step cuda_step = step_of(s, step, &raised);
+        const cf_cuda_walk walk = walk_of(s, step);
+        const cf_cuda_step cuda_step = step_of(s, step, &walk, &raised);
         const size_t bytes = (size_t)cuda_step.boundary_bytes;
         if (!send_input(s, step->position, cuda_step.input, bytes)) return false;
         if (!clear_gradients(s, step) || !begin_stream(s, step)) return false;
@@ -7677,14 +7965,6 @@ cf_result cf_executor_run(cf_executor *executor_, cf_error *error) {
     code = run_batch(e, kept.before, error);
     e->busy = false;
     return code;
-}
-
-const cf_cuda_block *cf_cuda_step_block(const cf_cuda_step *step, int64_t index) {
-    if (step == NULL || step->n_blocks == 0) return NULL;
-    const cf_cuda_block *const end = step->blocks + step->n_blocks;
-    const cf_cuda_block *const past =
-        std::partition_point(step->blocks, end, [&](const cf_cuda_block &b) { return b.first <= index; });
-    return past == step->blocks ? NULL : past - 1;
 }
 
 cf_cuda_stream cf_executor_stream(const cf_executor *executor_, int64_t number) {

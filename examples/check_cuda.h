@@ -107,8 +107,7 @@ static double sequence_gradients(part *whole, const batch *b, int64_t sequence, 
     cuda.activations = take_device<char>(needs.activation_bytes + n * needs.activation_bytes_per_token);
     cuda.workspace = take_device<char>(max_of(needs.forward_bytes + n * needs.forward_bytes_per_token,
                                               needs.backward_bytes + n * needs.backward_bytes_per_token));
-    cuda.attention_workspace_bytes = prepared->forward_bytes > prepared->backward_bytes ? prepared->forward_bytes
-                                                                                         : prepared->backward_bytes;
+    cuda.attention_workspace_bytes = cf_layer_attention_bytes(prepared, n);
     cuda.attention_workspace = take_device<char>((int64_t)cuda.attention_workspace_bytes);
     const cf_state state = {NULL, n_layers_of(whole), base->n_kv_heads, base->head_size, n, whole->type, 0};
     const int64_t state_numbers = n * n_layers_of(whole) * 2 * kv_width(whole);

@@ -509,20 +509,13 @@ template <typename T> static void take_kept(area *a, decoder_pass<T> *p, const d
     if (!d->recompute) p->rest_bytes = take_rests(a, p, d, n);
 }
 
-/* Workspace by rows, then that of fixed size. Where the state streams, a forward whose layers all use the same arrays
-   has rows of two layers to send from. */
-template <typename T>
-static void take_work(area *a, area *fixed, decoder_pass<T> *p, const decoder *d, int backward, int keeps) {
+/* Workspace by rows, then that of fixed size. */
+template <typename T> static void take_work(area *a, area *fixed, decoder_pass<T> *p, const decoder *d, int backward) {
     const model_config *c = d->config;
-    const int64_t kv = d->streams ? kv_width(d) : 0;
     if (d->recompute) p->rest_bytes = take_rests(a, p, d, 1);
     p->gated = take_rows<T>(a, c->ffn);
     p->scratch.dnormed = take_rows<T>(a, backward ? c->hidden : 0);
     p->scratch.dattended = take_rows<T>(a, backward ? c->hidden : 0);
-    p->scratch.dq = take_rows<T>(a, backward ? c->hidden : 0);
-    p->scratch.dk = take_rows<float>(a, backward ? kv : 0);
-    p->scratch.dv = take_rows<float>(a, backward ? kv : 0);
-    for (T *&rows : p->scratch.kv) rows = backward || keeps || kv == 0 ? NULL : take_rows<T>(a, 2 * kv);
     fixed->at = a->at;
     p->partial = take_rows<float>(fixed, backward ? SUM_PARTS * max_of(qkv_width(d), c->hidden) / d->loss_rows + 1 : 0);
     p->logits = take_rows<float>(fixed, backward ? 0 : c->vocabulary);
@@ -540,7 +533,7 @@ template <typename T> static cf_cuda_stage decoder_needs(const decoder *d) {
     needs.activation_bytes_per_token = kept.bytes_per_row;
     for (int backward = 0; backward < 2; backward++) {
         area work = {NULL, 0, 0, 0}, fixed = {NULL, 0, 0, 0};
-        take_work(&work, &fixed, &none, d, backward, 0);
+        take_work(&work, &fixed, &none, d, backward);
         if (!backward) take_kept(&work, &none, d, 0); /* of a forward that keeps nothing */
         const int64_t alignment = (work.n_arrays + fixed.n_arrays) * ARRAY_ALIGNMENT;
         (backward ? needs.backward_bytes : needs.forward_bytes) = alignment + fixed.bytes_per_row * d->loss_rows;
@@ -558,7 +551,7 @@ template <typename T> static decoder_pass<T> begin_decoder_pass(const decoder *d
     p.step = step;
     p.rows = kept.rows;
     p.first_row = d->first_row[step->step->action.chunk];
-    take_work(&work, &fixed, &p, d, backward, step->activations != NULL);
+    take_work(&work, &fixed, &p, d, backward);
     work.at = fixed.at;
     take_kept(step->activations ? &kept : &work, &p, d, step->activations != NULL);
     return p;

@@ -594,12 +594,10 @@ template <typename T> static void trainer_begin(trainer *t) {
         memset(&without_memory, 0, sizeof without_memory);
         without_memory.config = &s->model;
         without_memory.range = range;
-        without_memory.streams = s->stream > 0;
         t->needs[v] = stage_needs<T>(&without_memory);
         if (runs_here(t, stage_index))
             t->parts[v] = part_new<T>(&s->model, range, t->devices[stage_index], s->type, t->cublas[stage_index],
                                       &t->weights, longest);
-        t->parts[v].streams = without_memory.streams;
     }
 }
 

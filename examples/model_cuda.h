@@ -115,15 +115,6 @@ template <typename T> __global__ void repeat_row_kernel(int64_t rows, T *out, co
     for (int64_t c = threadIdx.x; c < width; c += WARP) out[row * width + c] = row_to_repeat[c];
 }
 
-/* Rows of padding become zeros: attention leaves them as they are, and what lies there must not reach a weight
-   gradient. */
-template <typename T>
-__global__ void clear_padding_kernel(int64_t rows, T *out, const int32_t *positions, int64_t width) {
-    const int64_t row = row_of_warp();
-    if (row >= rows || positions[row] >= 0) return;
-    for (int64_t c = threadIdx.x; c < width; c += WARP) out[row * width + c] = from_float<T>(0);
-}
-
 /* scale[row] keeps 1 / rms for the backward. */
 template <typename T>
 __global__ void rmsnorm_kernel(int64_t rows, T *out, float *scale, const T *x, const T *gain, int64_t width,
@@ -267,7 +258,6 @@ typedef struct part {
     int device;
     cf_dtype type;
     cublasHandle_t cublas;       /* of the stage */
-    int streams;                 /* 1: the executor streams the state, so that a chunk keeps its own K and V */
     layout at;
     void *parameters;            /* (at.count) T: what the products read */
     float *master, *gradient, *first, *second; /* (at.count) */
@@ -438,8 +428,7 @@ static void part_free(part *p) {
 template <typename T> struct layer_activations_of {
     T *stream;         /* (hidden) as it enters the layer; then its gradient */
     T *normed1;        /* (hidden) */
-    T *qkv;            /* (q + k + v) rotated q; k and v move on to the state, or stay where that streams. Then the
-                          gradients of all three */
+    T *qkv;            /* (q + k + v), as attention leaves them; then the gradients of all three */
     T *attended;       /* (hidden) */
     T *middle;         /* (hidden) the stream between attention and feed-forward; then its gradient */
     T *normed2;        /* (hidden) */
@@ -459,11 +448,8 @@ template <typename T> struct activations_of {
 
 /* Scratch of one pass. */
 template <typename T> struct scratch_of {
-    T *dnormed, *dgated, *dattended, *dq;  /* backward */
-    float *dk, *dv;                        /* (kv) of the chunk's own rows, where the state streams */
-    float *logits;                         /* forward, with a head */
-    T *kv[2];                              /* (k + v) where the state streams and all layers use the same qkv: rows that
-                                              leave while the next layer is computed. NULL: they stay in qkv */
+    T *dnormed, *dgated, *dattended; /* backward */
+    float *logits;                   /* forward, with a head */
 };
 
 /* Hands out arrays of `rows` rows, or only adds up what they take where `at` is NULL. */
@@ -515,16 +501,12 @@ template <typename T> static activations_of<T> take_activations(area *a, const p
     return k;
 }
 
-template <typename T> static scratch_of<T> take_scratch(area *a, const part *p, int backward, int keep) {
+template <typename T> static scratch_of<T> take_scratch(area *a, const part *p, int backward) {
     scratch_of<T> s;
     s.dnormed = take_rows<T>(a, backward ? p->config->hidden : 0);
     s.dgated = take_rows<T>(a, backward ? p->config->ffn : 0);
     s.dattended = take_rows<T>(a, backward ? p->config->hidden : 0);
-    s.dq = take_rows<T>(a, backward ? p->config->hidden : 0);
-    s.dk = take_rows<float>(a, backward && p->streams ? kv_width(p) : 0);
-    s.dv = take_rows<float>(a, backward && p->streams ? kv_width(p) : 0);
     s.logits = take_rows<float>(a, p->range.has_head && !backward ? p->config->vocabulary : 0);
-    for (T *&kv : s.kv) kv = backward || keep || !p->streams ? NULL : take_rows<T>(a, 2 * kv_width(p));
     return s;
 }
 
@@ -533,9 +515,9 @@ template <typename T> static cf_cuda_stage stage_needs(const part *p) {
     area kept = {NULL, 0, 0, 0}, forward = {NULL, 0, 0, 0}, backward = {NULL, 0, 0, 0};
     cf_cuda_stage needs;
     take_activations<T>(&kept, p, 1);
-    take_scratch<T>(&forward, p, 0, 0);
+    take_scratch<T>(&forward, p, 0);
     take_activations<T>(&forward, p, 0); /* of a forward that keeps nothing */
-    take_scratch<T>(&backward, p, 1, 1);
+    take_scratch<T>(&backward, p, 1);
     needs.n_layers = n_layers_of(p);
     needs.activation_bytes = kept.n_arrays * ARRAY_ALIGNMENT;
     needs.activation_bytes_per_token = kept.bytes_per_row;
@@ -638,8 +620,7 @@ static pass_of<T> begin_pass(const part *own, const cf_cuda_step *step) {
     p.step = step;
     p.rows = kept.rows;
     p.first_row = own->first_row[step->step->action.chunk];
-    p.scratch = take_scratch<T>(&scratch, own, step->step->action.pass != CF_F && step->step->action.pass != CF_R,
-                                step->activations != NULL);
+    p.scratch = take_scratch<T>(&scratch, own, step->step->action.pass != CF_F && step->step->action.pass != CF_R);
     p.kept = step->activations ? take_activations<T>(&kept, own, 1) : take_activations<T>(&scratch, own, 0);
     return p;
 }
@@ -669,153 +650,32 @@ template <typename T> static cf_tensor columns_of(T *array, int64_t first, int64
     return t;
 }
 
-/* ---- attention: RoPE and state, then everything that the chunk's queries see, prefix included ----
-
-   Where the state streams, the step has none: the chunk's own K and V are here, and the prefix comes block by block. */
-
-template <typename T> static cf_append append_of(const pass_of<T> *p) {
-    const model_config *c = p->own->config;
-    cf_append a;
-    memset(&a, 0, sizeof a);
-    a.rows = p->rows;
-    a.n_heads = c->heads;
-    a.n_kv_heads = c->kv_heads;
-    a.head_size = head_dim_of(c);
-    a.dtype = p->own->type;
-    a.positions = p->step->positions;
-    a.rope = p->own->rope;
-    return a;
-}
-
-/* K and V of the chain from `row` on, or where the state streams, the chunk's own. */
-template <typename T> static cf_tensor keys_of(const pass_of<T> *p, int64_t layer, int64_t row) {
-    const int64_t h = p->own->config->hidden;
-    if (p->step->state.data) return cf_state_k(&p->step->state, layer, row);
-    if (p->scratch.kv[0]) return columns_of(p->scratch.kv[layer % 2], 0, 2 * kv_width(p->own));
-    return columns_of(layer_at(p, layer).qkv, h, qkv_width(p->own));
-}
-
-template <typename T> static cf_tensor values_of(const pass_of<T> *p, int64_t layer, int64_t row) {
-    cf_tensor v = keys_of(p, layer, row);
-    if (p->step->state.data) v = cf_state_v(&p->step->state, layer, row);
-    else v.data = (T *)v.data + kv_width(p->own);
-    return v;
-}
-
-template <typename T> static cf_attention_tensors attention_of_layer(const pass_of<T> *p, int64_t layer) {
+/* One layer's attention: in the backward, from dattended to the gradient of the projections, in qkv. */
+template <typename T> static cf_layer_attention attention_of_layer(const pass_of<T> *p, int64_t layer) {
+    const int64_t h = p->own->config->hidden, kv = kv_width(p->own), width = qkv_width(p->own);
     const layer_activations_of<T> a = layer_at(p, layer);
-    cf_attention_tensors x;
+    cf_layer_attention x;
     memset(&x, 0, sizeof x);
-    x.q = columns_of(a.qkv, 0, qkv_width(p->own));
-    x.k = keys_of(p, layer, 0);
-    x.v = values_of(p, layer, 0);
-    x.out = columns_of(a.attended, 0, p->own->config->hidden);
+    x.layer = layer;
+    x.rope = p->own->rope;
+    x.q = x.dq = columns_of(a.qkv, 0, width);
+    x.k = x.dk = columns_of(a.qkv, h, width);
+    x.v = x.dv = columns_of(a.qkv, h + kv, width);
+    x.out = columns_of(a.attended, 0, h);
     x.lse = a.lse;
-    x.lse_stride = p->rows;
-    x.tiles = p->step->tiles;
-    x.workspace = p->step->attention_workspace;
-    x.workspace_bytes = p->step->attention_workspace_bytes;
+    x.dout = columns_of(p->scratch.dattended, 0, h);
     x.cublas = p->own->cublas;
     return x;
 }
 
-typedef cf_result (*attention_function)(const cf_attention *, const cf_attention_tensors *, cf_cuda_stream, cf_error *);
-
-/* Attention with everything that is there; then, in trees, with what lies elsewhere, or where the state streams, with
-   the blocks of the prefix, in between which own rows get what later chunks have added to their gradients. */
-template <typename T>
-static void attend(pass_of<T> *p, int64_t layer, attention_function run, const cf_attention_tensors *whole) {
-    const cf_cuda_step *step = p->step;
-    cf_attention_tensors x = *whole;
-    cf_state_block block;
-    LIBRARY(p, run, step->attention, whole, step->stream);
-    x.overwrite = 0;
-    for (int64_t i = 0; i < step->n_levels; i++) {
-        x.tiles = step->levels[i].tiles;
-        LIBRARY(p, run, step->levels[i].attention, &x, step->stream);
-    }
-    for (int64_t i = 0; i < step->n_blocks && !step->state_stream; i++) {
-        const cf_cuda_block *with = &step->blocks[i];
-        x.k = cf_state_k(&with->state, layer, 0);
-        x.v = cf_state_v(&with->state, layer, 0);
-        x.dk = cf_state_k(&with->gradient, layer, 0);
-        x.dv = cf_state_v(&with->gradient, layer, 0);
-        x.tiles = with->tiles;
-        LIBRARY(p, run, with->attention, &x, step->stream);
-    }
-    for (block.n_rows = step->state_stream ? 1 : 0; block.n_rows > 0 && !p->failed;) {
-        LIBRARY(p, cf_state_stream_next, step->state_stream, step->stream, &block);
-        if (p->failed || block.n_rows == 0) continue;
-        if (block.own) {
-            LIBRARY(p, cf_state_stream_add, step->state_stream, &block, &whole->dk, &whole->dv, step->stream);
-            continue;
-        }
-        const cf_cuda_block *with = cf_cuda_step_block(step, block.index);
-        x.k = cf_state_k(&block.state, 0, 0);
-        x.v = cf_state_v(&block.state, 0, 0);
-        x.dk = cf_state_k(&block.gradient, 0, 0);
-        x.dv = cf_state_v(&block.gradient, 0, 0);
-        x.tiles = with->tiles;
-        LIBRARY(p, run, with->attention, &x, step->stream);
-    }
-    x = *whole;
-    x.finish = 1;
-    if (step->attention->desc.prefix > 0 || step->attention->n_levels > 0)
-        LIBRARY(p, run, step->attention, &x, step->stream);
-}
-
 template <typename T> static void attention_forward(pass_of<T> *p, int64_t layer) {
-    const part *own = p->own;
-    const int64_t h = own->config->hidden, kv = kv_width(own), width = qkv_width(own);
-    const int64_t prefix = p->step->state_prefix;
-    const layer_activations_of<T> a = layer_at(p, layer);
-    const cf_attention_tensors x = attention_of_layer(p, layer);
-    cf_append append = append_of(p);
-    append.q = append.q_out = columns_of(a.qkv, 0, width);
-    append.k = columns_of(a.qkv, h, width);
-    append.v = columns_of(a.qkv, h + kv, width);
-    append.k_out = keys_of(p, layer, prefix);
-    append.v_out = values_of(p, layer, prefix);
-    LIBRARY(p, cf_append_forward, &append, p->step->stream);
-    attend(p, layer, cf_attention_forward, &x);
-    if (p->step->append)
-        LIBRARY(p, cf_state_stream_append, p->step->state_stream, p->step->stream, layer, &x.k, &x.v);
-    on_rows(p, "padding", clear_padding_kernel<T>, a.attended, p->step->positions, h);
+    const cf_layer_attention x = attention_of_layer(p, layer);
+    LIBRARY(p, cf_layer_attention_forward, p->step, &x);
 }
 
-/* dK and dV of the chain, fp32, from `row` on; or where the state streams, of the chunk's own rows. */
-template <typename T> static cf_tensor key_gradients_of(const pass_of<T> *p, int64_t layer, int64_t row) {
-    const cf_tensor own = {p->scratch.dk, 0, 0};
-    return p->step->gradient.data ? cf_state_k(&p->step->gradient, layer, row) : own;
-}
-
-template <typename T> static cf_tensor value_gradients_of(const pass_of<T> *p, int64_t layer, int64_t row) {
-    const cf_tensor own = {p->scratch.dv, 0, 0};
-    return p->step->gradient.data ? cf_state_v(&p->step->gradient, layer, row) : own;
-}
-
-/* From dattended to the gradient of the projections, in qkv. The state's gradient gets what this chunk's queries find
-   for the keys and values of the prefix; that of the chunk's own rows is complete then. */
 template <typename T> static void attention_backward(pass_of<T> *p, int64_t layer) {
-    const part *own = p->own;
-    const int64_t h = own->config->hidden, kv = kv_width(own), width = qkv_width(own);
-    const int64_t prefix = p->step->state_prefix;
-    const layer_activations_of<T> a = layer_at(p, layer);
-    cf_attention_tensors x = attention_of_layer(p, layer);
-    cf_append append = append_of(p);
-    x.dout = columns_of(p->scratch.dattended, 0, h);
-    x.dq = columns_of(p->scratch.dq, 0, h);
-    x.dk = key_gradients_of(p, layer, 0);
-    x.dv = value_gradients_of(p, layer, 0);
-    x.overwrite = p->step->overwrite;
-    append.q = x.dq;
-    append.k = key_gradients_of(p, layer, prefix);
-    append.v = value_gradients_of(p, layer, prefix);
-    append.q_out = columns_of(a.qkv, 0, width);
-    append.k_out = columns_of(a.qkv, h, width);
-    append.v_out = columns_of(a.qkv, h + kv, width);
-    attend(p, layer, cf_attention_backward, &x);
-    LIBRARY(p, cf_append_backward, &append, p->step->stream);
+    const cf_layer_attention x = attention_of_layer(p, layer);
+    LIBRARY(p, cf_layer_attention_backward, p->step, &x);
 }
 
 /* ---- one layer ---- */

@@ -927,7 +927,6 @@ template <typename T> static void trainer_begin(trainer *t) {
     t->model.recompute = s->recompute == CF_RECOMPUTE_FULL;
     t->model.loss_rows = s->loss_rows;
     t->model.range.has_head = !s->headless;
-    t->model.streams = s->stream > 0;
     t->needs = decoder_needs<T>(&t->model);
     if (s->load) hf_load<T>(s->from, &t->model);
     else draw_values<T>(&t->model, mix64_pair((uint64_t)s->seed, 3));

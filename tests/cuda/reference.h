@@ -7,6 +7,7 @@
 #define REFERENCE_H
 
 #define CHUNKFLOW_CUDA_HEADER_ONLY
+#define CHUNKFLOW_CUDA_INTERNAL
 #include "../../chunkflow_cuda.cu"
 
 #include <cstdint>

@@ -7,6 +7,7 @@
 #include "../harness.h"
 
 #define CHUNKFLOW_CUDA_HEADER_ONLY
+#define CHUNKFLOW_CUDA_INTERNAL
 #include "../../chunkflow_cuda.cu"
 
 #include <cuda_runtime.h>
@@ -524,13 +525,13 @@ struct device_model {
         cf_error why = {};
         cf_state_block block = {};
         if (!put(step, layer_kernel, p, (int)LAYER_BEGINS, layer, own, g)) return 6;
-        for (block.n_rows = step->state_stream != nullptr; block.n_rows > 0;) {
-            if (cf_state_stream_next(step->state_stream, step->stream, &block, &why) != CF_OK) return 6;
+        for (block.n_rows = step->walk->stream != nullptr; block.n_rows > 0;) {
+            if (cf_state_stream_next(step->walk->stream, step->stream, &block, &why) != CF_OK) return 6;
             CHECK_INT(block.layer, layer);
             if (block.n_rows == 0) break;
             if (n_blocks++ == fail_at_block) return 5;
             if (block.own) {
-                if (cf_state_stream_add(step->state_stream, &block, &dk, &dv, step->stream, &why) != CF_OK) return 6;
+                if (cf_state_stream_add(step->walk->stream, &block, &dk, &dv, step->stream, &why) != CF_OK) return 6;
                 continue;
             }
             const layer_rows to = {(word *)block.gradient.data, block.gradient.rows, block.first_row, block.n_rows};
@@ -538,8 +539,8 @@ struct device_model {
             if (!put(step, layer_kernel, p, (int)LAYER_BLOCK, layer, from, to)) return 6;
         }
         if (!put(step, layer_kernel, p, (int)LAYER_ENDS, layer, own, g)) return 6;
-        return step->append && cf_state_stream_append(step->state_stream, step->stream, layer, &k, &v, &why) != CF_OK
-                   ? 6 : 0;
+        if (!step->walk->append) return 0;
+        return cf_state_stream_append(step->walk->stream, step->stream, layer, &k, &v, &why) != CF_OK ? 6 : 0;
     }
 
     /* The same pass, with the chunk's own rows behind its activations, or where nothing is kept, in the workspace. */
@@ -554,9 +555,9 @@ struct device_model {
         if (p.pass != CF_W) p.carry = room + (forward ? n * p.n_layers : n);
         const bool last = c.chain >= 0 && c.index + 1 == b.plan->chains[c.chain].n_chunks;
         const bool reads = c.prefix > 0 || backward;
-        CHECK_INT(step->state_stream != nullptr,
+        CHECK_INT(step->walk->stream != nullptr,
                   c.chain >= 0 && p.n_layers > 0 && p.pass != CF_W && (reads || p.pass == CF_F));
-        CHECK_INT(step->append, step->state_stream && p.pass == CF_F && !last);
+        CHECK_INT(step->walk->append, step->walk->stream && p.pass == CF_F && !last);
         CHECK_INT(step->overwrite, backward);
         int number = put(step, half_kernel, p, 0) ? 0 : 6;
         for (int i = 0; i < p.n_layers && number == 0 && p.pass != CF_W; i++)
@@ -940,8 +941,8 @@ struct tree_model {
             if (w.g) w.g += unseen * x.row_words;
             ok = put(step, nothing) && put(step, w);
         }
-        for (int64_t i = 0; i < step->n_blocks && !x.block_rows && ok; i++) {
-            const cf_cuda_block &block = step->blocks[i];
+        for (int64_t i = 0; i < step->walk->n_blocks && !x.block_rows && ok; i++) {
+            const cf_cuda_block &block = step->walk->blocks[i];
             w.k = (word *)cf_state_k(&block.state, at, 0).data, w.k_rows = block.state.rows;
             w.g = (float *)cf_state_k(&block.gradient, at, 0).data, w.g_rows = block.gradient.rows;
             w.first = block.first, w.n = block.n, w.overwrite = 0;
@@ -951,23 +952,23 @@ struct tree_model {
         const cf_tensor dk = {own.g, 0, 0}, dv = {own.g ? own.g + own.g_rows * x.row_words : nullptr, 0, 0};
         cf_state_block block = {};
         int64_t row = hidden[(size_t)a.chunk]; /* of the path */
-        for (block.n_rows = step->state_stream != nullptr; block.n_rows > 0 && ok;) {
-            ok = cf_state_stream_next(step->state_stream, step->stream, &block, &error) == CF_OK;
+        for (block.n_rows = step->walk->stream != nullptr; block.n_rows > 0 && ok;) {
+            ok = cf_state_stream_next(step->walk->stream, step->stream, &block, &error) == CF_OK;
             if (!ok || block.n_rows == 0) break;
             if (block.own) {
-                ok = cf_state_stream_add(step->state_stream, &block, &dk, &dv, step->stream, &error) == CF_OK;
+                ok = cf_state_stream_add(step->walk->stream, &block, &dk, &dv, step->stream, &error) == CF_OK;
                 continue;
             }
             w.k = (word *)block.state.data, w.k_rows = block.state.rows;
             w.g = (float *)block.gradient.data, w.g_rows = block.gradient.rows;
             w.first = row, w.n = block.n_rows;
-            CHECK_INT(cf_cuda_step_block(step, block.index)->attention->rows_k, block.n_rows);
+            CHECK_INT(cf_cuda_walk_block(step->walk, block.index)->attention->rows_k, block.n_rows);
             row += block.n_rows;
             ok = put(step, w);
         }
-        if (x.block_rows && step->state_stream) CHECK_INT(row, std::max(row, c.prefix));
-        if (ok && step->append)
-            ok = cf_state_stream_append(step->state_stream, step->stream, at, &k, &v, &error) == CF_OK;
+        if (x.block_rows && step->walk->stream) CHECK_INT(row, std::max(row, c.prefix));
+        if (ok && step->walk->append)
+            ok = cf_state_stream_append(step->walk->stream, step->stream, at, &k, &v, &error) == CF_OK;
         own.writes = own.overwrite = 0, own.takes = 1, own.number = 0;
         return ok && (!backward || put(step, own));
     }
@@ -976,7 +977,7 @@ struct tree_model {
         const cf_action &a = step->step->action;
         const int64_t n = stages[(size_t)a.stage].n_layers;
         const bool backward = a.pass == CF_B || a.pass == CF_I;
-        CHECK_INT(step->n_levels, step->attention->n_levels);
+        CHECK_INT(step->walk->n_levels, step->attention->n_levels);
         for (int64_t i = 0; i < n && a.pass != CF_W; i++)
             if (!layer(step, backward ? n - 1 - i : i)) return 6;
         return 0;
@@ -2347,11 +2348,11 @@ static int check_blocks(void *, const cf_cuda_step *step) {
     const bool forward = step->step->action.pass == CF_F || step->step->action.pass == CF_R;
     int64_t pairs = step->attention->pairs, row = 0, next = 0, n_objects = 0;
     const cf_attention *before = nullptr;
-    if (step->step->action.pass == CF_W || !step->state_stream) return 0;
+    if (step->step->action.pass == CF_W || !step->walk->stream) return 0;
     CHECK_INT(step->attention->desc.prefix, c.prefix);
     CHECK_INT(pairs, count_pairs(step->plan, c, window_of_blocks, false));
     for (int64_t i = 0, n; (n = cf_state_stream_block(5, c.prefix, window_of_blocks, i, &row)) > 0; i++) {
-        const cf_cuda_block *block = cf_cuda_step_block(step, i);
+        const cf_cuda_block *block = cf_cuda_walk_block(step->walk, i);
         if (!CHECK(block != nullptr)) return 1;
         CHECK(i == 0 || row == next);
         next = row + n;
@@ -2364,11 +2365,11 @@ static int check_blocks(void *, const cf_cuda_step *step) {
         before = block->attention;
         blocks_seen++;
     }
-    CHECK_INT(next, blocks_seen > 0 && step->n_blocks > 0 ? c.prefix : 0);
+    CHECK_INT(next, blocks_seen > 0 && step->walk->n_blocks > 0 ? c.prefix : 0);
     CHECK_INT(pairs, count_pairs(step->plan, c, window_of_blocks, true));
-    CHECK_INT(n_objects, step->n_blocks);
-    if (window_of_blocks == 0) CHECK(step->n_blocks <= 2);
-    CHECK(cf_cuda_step_block(step, -1) == nullptr);
+    CHECK_INT(n_objects, step->walk->n_blocks);
+    if (window_of_blocks == 0) CHECK(step->walk->n_blocks <= 2);
+    CHECK(cf_cuda_walk_block(step->walk, -1) == nullptr);
     return 0;
 }
 
@@ -2393,7 +2394,75 @@ TEST(attention_of_each_block) {
         CHECK_INT(cf_executor_run(m.executor, &error), CF_OK);
         CHECK((blocks_seen > 50) == (window != 1));
     }
-    CHECK(cf_cuda_step_block(nullptr, 0) == nullptr);
+    CHECK(cf_cuda_walk_block(nullptr, 0) == nullptr);
+}
+
+/* Attention of a layer is told which one, and where: what does not fit is refused before anything is put on the
+   stream. What it computes is checked by the examples, against unchunked training. */
+static int one_layer(void *layer, const cf_cuda_step *step) {
+    const int64_t bytes = step->chunk->rows * 256; /* two heads of 64 numbers */
+    cf_layer_attention x = {};
+    char *at = (char *)step->workspace;
+    for (cf_tensor *one : {&x.q, &x.k, &x.v, &x.out, &x.dout, &x.dq, &x.dk, &x.dv}) one->data = at, at += bytes;
+    x.lse = (float *)(void *)at;
+    x.layer = *(const int64_t *)layer;
+    if (step->step->action.pass == CF_W) return 0;
+    const bool forward = step->step->action.pass == CF_F || step->step->action.pass == CF_R;
+    return (forward ? cf_layer_attention_forward : cf_layer_attention_backward)(step, &x, step->error) != CF_OK;
+}
+
+TEST(layers_that_are_refused) {
+    cf_error error = {};
+    cf_layer_attention x = {};
+    cf_attention_desc d = {};
+    cf_cuda_step step = {};
+    const cf_attention *a = nullptr;
+    const int32_t cu[2] = {0, 10};
+    cf_chunk chunk = {};
+    std::vector<uint64_t> memory(4096);
+    d.n_heads = 2, d.head_size = 64, d.n_slices = 1, d.cu_seqlens_q = d.cu_seqlens_k = cu, d.arch = 80;
+    REQUIRE(cf_attention_prepare(&d, memory.data(), memory.size() * 8, &a, &error) == CF_OK);
+    chunk.rows = 10;
+    step.chunk = &chunk;
+    for (auto *run : {cf_layer_attention_forward, cf_layer_attention_backward}) {
+        step.attention = nullptr, x.layer = 0;
+        CHECK_INT(run(nullptr, &x, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "step");
+        CHECK_INT(run(&step, nullptr, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "layer");
+        CHECK_INT(run(&step, &x, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "attention");
+        step.attention = a, x.layer = -1;
+        CHECK_INT(run(&step, &x, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "layer");
+        x.layer = 0, step.attention_workspace_bytes = 256;
+        CHECK_INT(run(&step, &x, &error), CF_ERROR_SPACE);
+        CHECK_STR(error.field, "attention_workspace_bytes");
+        step.attention_workspace_bytes = 0;
+    }
+    CHECK(cf_layer_attention_bytes(a, 10) >= a->backward_bytes + 10 * 2 * 64 * 2);
+    CHECK_INT(cf_layer_attention_bytes(a, 10) % 256, 0);
+
+    setting s = small_setting();
+    batch b;
+    s.block_rows = 8;
+    for (cf_cuda_stage &one : s.stages) one.n_layers = 2;
+    REQUIRE(make_batch(s, &b));
+    for (const int64_t layer : {1, 2}) {
+        device_model m(s, b, 1);
+        cf_executor_desc e = m.desc();
+        std::vector<cf_cuda_stage> stages = s.stages;
+        for (cf_cuda_stage &one : stages) one.forward_bytes_per_token = one.backward_bytes_per_token = 4096;
+        e.stages = stages.data(), e.user = const_cast<int64_t *>(&layer), e.progress = nullptr;
+        e.forward = e.backward = one_layer;
+        e.attention = cf_attention_desc();
+        e.attention.n_heads = 2, e.attention.n_kv_heads = 2, e.attention.head_size = 64;
+        REQUIRE(cf_executor_create(&e, &m.executor, &error) == CF_OK);
+        REQUIRE(cf_executor_load(m.executor, b.plan, b.schedule(), &error) == CF_OK);
+        CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "layer");
+        CHECK_INT(error.got, layer);
+    }
 }
 
 /* What each of four stages takes for one sequence of a 7B shape cut by TP 4 (28 layers, 7 query heads and a key head of
@@ -3307,4 +3376,4 @@ SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(random_batches_strea
       CASE(names_of_virtual_stages),
       CASE(blocking_changes_nothing), CASE(bad_descriptors), CASE(items_that_are_too_large), CASE(damaged_plans),
       CASE(bad_loads), CASE(no_state), CASE(loads_reuse_memory),
-      CASE(attention_of_each_chunk) EMULATED_CASES);
+      CASE(attention_of_each_chunk), CASE(layers_that_are_refused) EMULATED_CASES);

@@ -258,9 +258,12 @@ static void check_forward(const append_case &c, uint64_t seed) {
     array qkv(c.dtype, rows, c.n_heads + 2 * kv, c.size, 8, c.packed ? 0 : 8),
         q_out(c.dtype, rows, c.n_heads, c.size, 16);
     array k_state(c.dtype, rows + 5, kv, c.size), v_state(c.dtype, rows + 5, kv, c.size);
+    array out(c.dtype, rows, c.n_heads, c.size, 16);
     note_case(c);
     fill_normal(&qkv, &rng);
+    fill_normal(&out, &rng);
     cf_append a = describe(c, table, positions);
+    if (seed % 4 != 0) a.out = out.tensor();
     cf_error error;
     memset(&error, 0, sizeof error);
     a.q = qkv.tensor();
@@ -279,13 +282,17 @@ static void check_forward(const append_case &c, uint64_t seed) {
     array &q_done = c.in_place ? qkv : q_out;
     array inputs(c.dtype, rows, c.n_heads + 2 * kv, c.size, 8, c.packed ? 0 : 8);
     inputs.host = qkv.before;
-    for (array *one : {&qkv, &q_out, &k_state, &v_state}) one->download();
+    for (array *one : {&qkv, &q_out, &k_state, &v_state, &out}) one->download();
     const std::vector<unsigned char> first_q = q_done.host, first_k = k_state.host, first_v = v_state.host;
     for (int r = 0; r < rows; r++) {
         const int64_t position = c.positions[(size_t)r];
         const rotary *turned = c.no_table ? nullptr : &c.rope;
         bool ok = true;
         for (int h = 0; h < c.n_heads && ok; h++) {
+            if (position < 0 && a.out.data) {
+                for (double one : head_of(out, r, h)) ok = CHECK(one == 0.0) && ok;
+                out.forget(r, h);
+            }
             if (position < 0)
                 for (double one : head_of(q_done, r, h)) ok = CHECK(one == 0.0) && ok;
             else
@@ -301,7 +308,7 @@ static void check_forward(const append_case &c, uint64_t seed) {
         }
         if (!ok) return;
     }
-    for (array *one : {&qkv, &q_out, &k_state, &v_state}) CHECK(one->unchanged());
+    for (array *one : {&qkv, &q_out, &k_state, &v_state, &out}) CHECK(one->unchanged());
 
     qkv.host = inputs.host; /* as a replay's projections make them again */
     qkv.upload();
@@ -1487,6 +1494,7 @@ TEST(bad_appends) {
         BOTH((x.*members[i]).row_stride = 1026, CF_ERROR_ARGUMENT, names[i]);
         BOTH((x.*members[i]).head_stride = 66, CF_ERROR_ARGUMENT, names[i]);
     }
+    REFUSED(x.out.data = odd, cf_append_forward(&x, nullptr, &error), CF_ERROR_ARGUMENT, "out");
     /* Gradients are fp32, so a stride of 4 numbers is enough for them, and not for 16-bit rows. */
     REFUSED(x.k.row_stride = 132, cf_append_forward(&x, nullptr, &error), CF_ERROR_ARGUMENT, "k");
 #undef BOTH
