@@ -536,51 +536,41 @@ CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 #endif
 
 /* ================================================================================================================
-   What the implementation and its tests share. Nothing here is for applications.
+   For the implementation and its tests. Applications stop here.
    ================================================================================================================ */
 
 #if !defined(CHUNKFLOW_CUDA_HEADER_ONLY) || defined(CHUNKFLOW_CUDA_INTERNAL)
 
-#ifdef __cplusplus
 extern "C" {
-#endif
 
 /* ---- attention by blocks of keys ---- */
 
-/* cf_attention_desc has three members for this:
+/* Attention by blocks of keys: for trees, and for a prefix that streams. The chunk's problem has only its own keys, and
+   in cf_attention_desc
 
-       prefix     keys before the first slice's that are not among its own. The slice has at least as many keys as
-                  queries then. With `begins`, keys of the path that any slice sees
-       begins     (n_slices) in trees, cf_slice.begin: keys before each slice's own, of which those of a slice without a
-                  parent are the first ones of the path. All have as many keys as queries. NULL: of the first slice
-                  `prefix`, of others none
-       parents    (n_slices) the slice of this call that it goes on from: it sees that one's keys begins[parent] ..
-                  begins[s] - 1, and what these see. Before it, as in cf_slice.up; -1: it goes on from the path. NULL:
-                  all do
+       prefix     keys before the first slice's that are not among its own; with `begins`, of the path that slices see
+       begins     (n_slices) in trees, cf_slice.begin: keys before each slice's own. Of a slice without a parent they are
+                  the first ones of the path. NULL: of the first slice `prefix`, of others none
+       parents    (n_slices) the earlier slice of this chunk that a slice continues: it sees that one's keys
+                  begins[parent] .. begins[s] - 1, and what these see. -1: it continues the path. NULL: all do
 
-   Attention by blocks of keys, for trees, and for a prefix that is on the device only in part or lies in several
-   places. Prepare the chunk with cf_attention_desc.prefix and, as keys of the slices, only those that are there all the
-   time: the chunk's own. Each block is a problem of its own: keys first .. first + n - 1 of the prefix, which are rows
-   0 .. n - 1 of k, v, dk and dv in its calls, for all slices that see any of them. All else, the workspace above all,
-   is the chunk's. In both directions:
+   Slices have as many keys as queries then (with `prefix` alone, the first at least as many). Each block is a problem
+   of its own: keys first .. first + n - 1 of the prefix, in rows 0 .. n - 1 of k, v, dk and dv, for all slices that see
+   any of them. A level is a block of the chunk's own keys: what slices see of those with `first` others above them (n
+   0). All other arrays are the chunk's. In both directions:
 
        cf_attention_forward(chunk, &x, ...)                      begins, with the chunk's own keys
-       cf_attention_forward(block, &x, ...)                      for each block, its own tiles in x.tiles
+       cf_attention_forward(block, &x, ...)                      for each block and level, its own tiles in x.tiles
        x.finish = 1, cf_attention_forward(chunk, &x, ...)        writes out and lse (dq in the backward) of those slices
 
-   Where slices go on from others, there is a block, too, for each of the chunk's n_levels: `first` is its number and
-   n 0, and its arrays are the chunk's own: what slices see of those that have so many others above them.
+   Between these calls the sums lie in fp32 at the start of the workspace, which has the bytes that the largest of these
+   problems asks for. `overwrite` says of each call what it does with its dk and dv; of a level it must be 0. A block's
+   backward finishes dk and dv of its rows: slices that see the same keys take turns, a launch each, so that their sums
+   have one order. Blocks come in any order, each once; those that no query sees may be left out. The same blocks in the
+   same order give the same bits wherever their rows lie (dq: if deterministic). Without a window blocks of one size have
+   the same object.
 
-   Between these calls the sums lie in fp32 at the start of the workspace, which nothing else may use: give as many
-   bytes as the largest of these objects asks for. `overwrite` says of each call what it does with the dk and dv of that
-   call; of a level it must be 0. The backward of a block finishes dk and dv of its rows: slices that see the same keys
-   take turns, a launch each, so that their sums have one order. Blocks may have any size and come in any order, each
-   once, and those that no query sees may be left out. The same blocks in the same order give the same bits wherever
-   their rows lie (dq: if deterministic). Without a window blocks of one size have the same object. Small blocks cost:
-   each call reads and writes the sums.
-
-   chunk: a problem with a prefix or with levels, needed only here. Errors as of cf_attention_prepare; CF_ERROR_ARGUMENT
-   with "first" or "n" where that is not in the prefix. */
+   chunk: needed only here. Errors as of cf_attention_prepare; CF_ERROR_ARGUMENT "first" or "n" outside the prefix. */
 CHUNKFLOW_CUDA_API cf_result cf_attention_block_size(const cf_attention *chunk, int64_t first, int64_t n, size_t *bytes,
                                                      cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_attention_block_prepare(const cf_attention *chunk, int64_t first, int64_t n,
@@ -589,29 +579,25 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_block_prepare(const cf_attention *chun
 
 /* ---- state that streams ---- */
 
-/* K and V of a long chain, and their gradients, need not be on the device: a pass needs one layer's at a time, and of
-   these a block of rows. Host memory has all of it, a ring of fixed bytes on the device what is in use or on its way:
+/* K and V of a long chain, and their gradients, lie in host memory; a ring on the device has the blocks of rows that are
+   in use or on their way:
 
        cf_state_stream_begin(s, &pass, &error);                  the first blocks set out
        for each layer (in a backward from the last to the first)
-           attention's begin with the chunk's own keys
            while (cf_state_stream_next(s, compute, &block, &error) == CF_OK && block.n_rows > 0)
                attention with that block (or, if block.own, cf_state_stream_add)
-           attention's end
            cf_state_stream_append(s, compute, layer, k, v, &error)   in the chain's F, but for its last chunk
        cf_state_stream_end(s, compute, &error);
 
-   Only create allocates or waits. Copies run on two streams beside compute. A block's rows are there when `compute`
-   comes to work that was put on it after the call that hands the block out. Its slot is filled again, and its gradients
-   leave, when compute has come to the next call. */
+   Only create allocates or waits. Copies run on two streams beside compute. A block's rows are there for work that is
+   put on `compute` after it was handed out. When compute has come to the next call, its gradients leave and its slot is
+   filled again. */
 typedef struct cf_state_stream_desc {
-    cf_state state;               /* what K and V are: n_kv_heads, head_size, dtype, and n_layers at most. The rest is
-                                     not read */
+    cf_state state;               /* n_kv_heads, head_size, dtype, and n_layers at most. The rest is not read */
     int64_t block_rows;           /* most rows of a block; must be given */
-    int64_t n_slots;              /* blocks of the ring, 2 to 64. With 2, one in use and one on its way, the copies of a
-                                     forward that computes longer hide behind it; in a backward gradients leave, too,
-                                     before their slot is filled again, which takes a third. 0: 3 */
-    void *ring;                   /* on the device, aligned to 16; at least the bytes that cf_state_stream_size says */
+    int64_t n_slots;              /* blocks of the ring, 2 to 64. A backward's gradients leave before their slot is
+                                     filled again, so that copies hide behind compute only with 3. 0: 3 */
+    void *ring;                   /* on the device, aligned to 16: the bytes that cf_state_stream_size says */
     int64_t ring_bytes;
     void *gradient_ring;          /* the same for dK and dV; NULL: no backwards */
     int64_t gradient_ring_bytes;
@@ -625,9 +611,8 @@ typedef struct cf_state_part {
     int64_t rows;                 /* the first of them, which the path goes through */
 } cf_state_part;
 
-/* One pass of one chunk. The arrays are in pinned host memory (pageable memory, whose copies would wait for the device,
-   is refused), and stay until the copies are done: a chain has the same rows in every pass. Rows that a sliding window
-   hides from every query of the pass are not sent. */
+/* One pass of one chunk. The arrays are in pinned host memory, because copies of pageable memory wait for the device,
+   and a chain has the same rows in every pass. Rows that a window hides from every query of the pass are not sent. */
 typedef struct cf_state_pass {
     cf_state state;               /* K and V of the chain: row 0 is its first token, `rows` as in any state, n_layers
                                      those of this pass */
@@ -657,22 +642,19 @@ typedef struct cf_state_block {
 
 typedef struct cf_state_stream cf_state_stream;
 
-/* Bytes of the two rings: n_slots x block_rows rows of one layer, the memory model's terms for a window of so many
-   rows. Reads neither rings nor streams. Host memory: cf_state_bytes of the chain's rows. Errors here and below:
-   CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument, CF_ERROR_SPACE (a ring), CF_ERROR_MEMORY
-   (allocator), CF_ERROR_DEVICE. */
+/* Bytes of the two rings: n_slots x block_rows rows of one layer. Errors here and below: CF_ERROR_ARGUMENT or
+   CF_ERROR_OVERFLOW with the member or argument, CF_ERROR_SPACE (a ring), CF_ERROR_MEMORY (allocator),
+   CF_ERROR_DEVICE. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_size(const cf_state_stream_desc *desc, int64_t *ring_bytes,
                                                   int64_t *gradient_ring_bytes, cf_error *error);
 
-/* Makes its events, on the current device. *out: to be given to cf_state_stream_free when the device is done with it;
-   untouched on failure. */
+/* Makes its events, on the current device. To be freed when the device is done with it. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_create(const cf_state_stream_desc *desc, cf_state_stream **out,
                                                     cf_error *error);
 CHUNKFLOW_CUDA_API void cf_state_stream_free(cf_state_stream *stream);
 
-/* Returns the rows of block `index` of a prefix, from *first_row on; 0 past the last one. cf_attention_block_prepare is
-   to be told both. Blocks end at multiples of block_rows, so every pass has the same ones but for the first that a
-   window leaves and the last. */
+/* Returns the rows of block `index` of a prefix, from *first_row on; 0 past the last one. Blocks end at multiples of
+   block_rows, so every pass has the same ones except for the first that a window leaves and the last. */
 CHUNKFLOW_CUDA_API int64_t cf_state_stream_block(int64_t block_rows, int64_t prefix, int64_t window, int64_t index,
                                                  int64_t *first_row);
 
@@ -683,14 +665,14 @@ CHUNKFLOW_CUDA_API cf_result cf_state_stream_begin(cf_state_stream *stream, cons
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_next(cf_state_stream *stream, cf_cuda_stream compute, cf_state_block *out,
                                                   cf_error *error);
 
-/* Adds the gradients of the own block that was handed out last to the chunk's dK and dV of that layer, which its
-   attention has written: fp32, (own, n_kv_heads, head_size), row 0 the chunk's first token. Others are refused. */
+/* Adds the gradients of the own block that was handed out last to the chunk's dK and dV of that layer, after attention
+   has written these: fp32, (own, n_kv_heads, head_size), row 0 the chunk's first token. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_block *block,
                                                  const cf_tensor *dk, const cf_tensor *dv, cf_cuda_stream compute,
                                                  cf_error *error);
 
 /* Sends the chunk's own K and V of a layer out, those rows that a later chunk sees. They must stay as they are on
-   `compute` until the next layer's are sent, or the pass ends; no replay need send them again. */
+   `compute` until the next layer's are sent, or the pass ends. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute, int64_t layer,
                                                     const cf_tensor *k, const cf_tensor *v, cf_error *error);
 
@@ -727,9 +709,7 @@ typedef struct cf_cuda_walk {
 /* The entry of walk->blocks for the block of this index; NULL where there is none. */
 CHUNKFLOW_CUDA_API const cf_cuda_block *cf_cuda_walk_block(const cf_cuda_walk *walk, int64_t index);
 
-#ifdef __cplusplus
-}
-#endif
+} /* extern "C" */
 
 #endif
 
