@@ -23,6 +23,7 @@
          find shared prefixes  cf_shared_prefixes_find (from tokens)
        measure a plan          cf_plan_measure (fill, bounds, balance), cf_slice_pairs
        feed kernels and loss   cf_metadata_size + cf_metadata_fill (cu_seqlens, positions, targets), cf_loss_weights
+     ~   all chunks' tokens    cf_token_rows_size + cf_token_rows_fill (with targets, weights)
      ~   other ranks' K and V  cf_kv_sources
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
                                cf_schedule_free
@@ -619,6 +620,29 @@ CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, con
                                          size_t *bytes, cf_error *error);
 CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc, void *memory,
                                          size_t bytes, cf_metadata *out, cf_error *error);
+
+/* Tokens, targets and weights of all chunks of a plan. Each chunk's rows follow those of the chunk before. The targets of
+   a row are first_target[row] .. first_target[row + 1] - 1: none, one, or several where sequences part. Each target has
+   a loss of its own, of the same logits. */
+typedef struct cf_token_rows {
+    int64_t n_rows, n_targets;
+    const int64_t *first_row;    /* (n_chunks + 1) of each chunk */
+    const int32_t *tokens;       /* (n_rows) -1: padding */
+    const int32_t *first_target; /* (n_rows + 1) */
+    const int32_t *targets;      /* (n_targets) the tokens to predict */
+    const float *weights;        /* (n_targets) factors of their losses. NULL without cf_metadata_desc.weights */
+} cf_token_rows;
+
+/* Looks up tokens at the positions that cf_metadata_fill gives, for all chunks of a plan in one call. The size includes
+   room for one chunk's metadata. tokens: of each sequence of the plan, token_bytes each: 2 (unsigned) or 4. Everything
+   except `memory` is untouched on failure. Errors as of cf_metadata_fill; CF_ERROR_ARGUMENT (token_bytes; "tokens", with
+   the sequence whose tokens are NULL); CF_ERROR_LIMIT if there may be more than INT32_MAX targets. The plan must be
+   sound. */
+CHUNKFLOW_API cf_result cf_token_rows_size(const cf_plan *plan, const cf_metadata_desc *desc, size_t *bytes,
+                                           cf_error *error);
+CHUNKFLOW_API cf_result cf_token_rows_fill(const cf_plan *plan, const cf_metadata_desc *desc, const void *const *tokens,
+                                           int64_t token_bytes, void *memory, size_t bytes, cf_token_rows *out,
+                                           cf_error *error);
 
 /* Rows of K and V that a chunk of a cp group sees before its own, and their place: the state of some rank. */
 typedef struct cf_kv_source {
@@ -5844,6 +5868,126 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, con
     job.out.max_seqlen_k =
         job.desc.capacity != NULL ? (int32_t)(job.desc.capacity->prefix + job.out.rows) : job.seqs.max_k;
     *out = job.out;
+    return CF_OK;
+}
+
+/* ---- tokens of all chunks ---- */
+
+/* Rows that are being filled, and memory for one chunk's metadata. */
+typedef struct cf__metadata_rows {
+    cf_token_rows out;
+    int64_t *first_row;
+    int32_t *tokens, *first_target, *targets;
+    float *weights;
+    unsigned char *arrays;
+    size_t array_bytes;
+} cf__metadata_rows;
+
+/* Measures the arrays, and places them where there is memory. Every row may have a target. */
+static cf_result cf__metadata_lay_rows(cf__metadata_rows *r, const cf_plan *plan, const cf_metadata_desc *desc,
+                                       unsigned char *memory, size_t *bytes, cf_error *error) {
+    cf__metadata_job job;
+    int64_t i, rows = 0, targets = 0, used = 0;
+    CF__TRY(cf_metadata_size(plan, -1, desc, &r->array_bytes, error));
+    for (i = 0; i < plan->n_chunks; i++) {
+        CF__TRY(cf__metadata_start(&job, plan, i, 0, desc, error));
+        CF__TRY(cf__metadata_measure(&job, plan, i, error));
+        rows += job.out.rows;
+        targets += job.out.rows + job.most_more;
+        CF__TRY(cf__bounded(targets, 0, INT32_MAX, "targets", "there may be too many", error));
+    }
+    r->first_row = (int64_t *)cf__metadata_take(memory, &used, plan->n_chunks + 1, sizeof(int64_t));
+    r->tokens = (int32_t *)cf__metadata_take(memory, &used, rows, sizeof(int32_t));
+    r->first_target = (int32_t *)cf__metadata_take(memory, &used, rows + 1, sizeof(int32_t));
+    r->targets = (int32_t *)cf__metadata_take(memory, &used, targets, sizeof(int32_t));
+    r->weights = (float *)cf__metadata_take(memory, &used, desc != NULL && desc->weights != NULL ? targets : 0,
+                                            sizeof(float));
+    used = cf__round_up(used, CF_MEMORY_ALIGNMENT);
+    r->arrays = (unsigned char *)cf__metadata_take(memory, &used, (int64_t)r->array_bytes, 1);
+    *bytes = (size_t)used;
+    return CF_OK;
+}
+
+/* Checks that every sequence of a slice has tokens. */
+static cf_result cf__metadata_check_tokens(const cf_plan *plan, const void *const *tokens, cf_error *error) {
+    int64_t i, j;
+    if (plan->n_slices > 0 && tokens == NULL) return cf__fail_null(error, "tokens");
+    for (i = 0; i < plan->n_slices; i++) {
+        const cf_slice *s = &plan->slices[i];
+        for (j = 0; j < (plan->order != NULL ? s->n : 1); j++) {
+            int64_t sequence = plan->order != NULL ? plan->order[s->first + j] : s->sequence;
+            if (tokens[sequence] == NULL)
+                return cf__refuse(error, CF_ERROR_ARGUMENT, "tokens", sequence, "is NULL");
+        }
+    }
+    return CF_OK;
+}
+
+static int32_t cf__metadata_token(const void *tokens, int64_t token_bytes, int32_t position) {
+    return token_bytes == 2 ? ((const uint16_t *)tokens)[position] : ((const int32_t *)tokens)[position];
+}
+
+static void cf__metadata_add_target(cf__metadata_rows *r, const void *tokens, int64_t token_bytes, int32_t position,
+                                    const double *weight) {
+    if (weight != NULL) r->weights[r->out.n_targets] = (float)*weight;
+    r->targets[r->out.n_targets++] = cf__metadata_token(tokens, token_bytes, position);
+}
+
+/* Adds the rows of one chunk. */
+static void cf__metadata_add_tokens(cf__metadata_rows *r, const cf_metadata *m, const void *const *tokens,
+                                    int64_t token_bytes) {
+    int64_t row, more = 0;
+    for (row = 0; row < m->rows; row++) {
+        const void *of = m->sequence_ids[row] < 0 ? NULL : tokens[m->sequence_ids[row]];
+        r->tokens[r->out.n_rows] = of != NULL ? cf__metadata_token(of, token_bytes, m->position_ids[row]) : -1;
+        r->first_target[r->out.n_rows++] = (int32_t)r->out.n_targets;
+        if (m->target_positions[row] >= 0)
+            cf__metadata_add_target(r, of, token_bytes, m->target_positions[row],
+                                    m->loss_weights != NULL ? &m->loss_weights[row] : NULL);
+        for (; more < m->n_extra && m->extra_rows[more] == row; more++)
+            cf__metadata_add_target(r, tokens[m->extra_sequences[more]], token_bytes, m->extra_targets[more],
+                                    m->extra_weights != NULL ? &m->extra_weights[more] : NULL);
+    }
+    r->first_target[r->out.n_rows] = (int32_t)r->out.n_targets;
+    r->first_row[m->chunk + 1] = r->out.n_rows;
+}
+
+CHUNKFLOW_API cf_result cf_token_rows_size(const cf_plan *plan, const cf_metadata_desc *desc, size_t *bytes,
+                                           cf_error *error) {
+    cf__metadata_rows r;
+    size_t needed = 0;
+    if (bytes == NULL) return cf__fail_null(error, "bytes");
+    CF__TRY(cf__metadata_lay_rows(&r, plan, desc, NULL, &needed, error));
+    *bytes = needed;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_token_rows_fill(const cf_plan *plan, const cf_metadata_desc *desc, const void *const *tokens,
+                                           int64_t token_bytes, void *memory, size_t bytes, cf_token_rows *out,
+                                           cf_error *error) {
+    cf__metadata_rows r;
+    cf_metadata m;
+    size_t needed = 0;
+    int64_t i;
+    if (out == NULL) return cf__fail_null(error, "out");
+    CF__TRY(cf__metadata_lay_rows(&r, plan, desc, NULL, &needed, error));
+    if (token_bytes != 2 && token_bytes != 4)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "token_bytes", -1, 4, token_bytes, "must be 2 or 4");
+    CF__TRY(cf__metadata_check_tokens(plan, tokens, error));
+    CF__TRY(cf__check_memory(memory, bytes, needed, error));
+    CF__TRY(cf__metadata_lay_rows(&r, plan, desc, (unsigned char *)memory, &needed, error));
+    memset(&r.out, 0, sizeof r.out);
+    r.first_row[0] = r.first_target[0] = 0;
+    for (i = 0; i < plan->n_chunks; i++) {
+        CF__TRY(cf_metadata_fill(plan, i, desc, r.arrays, r.array_bytes, &m, error));
+        cf__metadata_add_tokens(&r, &m, tokens, token_bytes);
+    }
+    r.out.first_row = r.first_row;
+    r.out.tokens = r.tokens;
+    r.out.first_target = r.first_target;
+    r.out.targets = r.targets;
+    r.out.weights = desc != NULL && desc->weights != NULL ? r.weights : NULL;
+    *out = r.out;
     return CF_OK;
 }
 

@@ -193,7 +193,8 @@ typedef struct trainer {
     struct batch batch;        /* loaded, as all that follows */
     cf_plan *plan;
     cf_schedule *schedule;
-    int64_t *first_row;        /* (n_chunks + 1) */
+    cf_token_rows rows;        /* of all chunks, on the host ... */
+    void *row_memory;          /* ... where they lie */
 } trainer;
 
 static int runs_here(const trainer *t, int64_t stage_index) { return t->rank < 0 || t->rank == stage_index; }
@@ -245,74 +246,38 @@ template <typename T> static void executor_make(trainer *t, int64_t slots) {
     }
 }
 
-/* What the plan's chunks consist of. */
-typedef struct batch_rows {
-    int32_t *tokens;
-    int32_t *first_target, *targets; /* as in part: a row where sequences part has several */
-    float *weights;
-    int64_t n_rows, n_targets;
-} batch_rows;
-
-static void add_target(batch_rows *r, int32_t token, double weight) {
-    r->targets[r->n_targets] = token;
-    r->weights[r->n_targets++] = (float)weight;
-}
-
-/* The rows of one chunk. */
-static void add_rows(batch_rows *r, const batch *b, const cf_metadata *m) {
-    int64_t more = 0;
-    for (int64_t row = 0; row < m->rows; row++) {
-        const uint16_t *of = m->sequence_ids[row] < 0 ? NULL : b->tokens[m->sequence_ids[row]];
-        r->tokens[r->n_rows] = of ? of[m->position_ids[row]] : -1;
-        r->first_target[r->n_rows++] = (int32_t)r->n_targets;
-        if (m->target_positions[row] >= 0) add_target(r, of[m->target_positions[row]], m->loss_weights[row]);
-        for (; more < m->n_extra && m->extra_rows[more] == row; more++)
-            add_target(r, b->tokens[m->extra_sequences[more]][m->extra_targets[more]], m->extra_weights[more]);
-    }
-    r->first_target[r->n_rows] = (int32_t)r->n_targets;
-}
-
-/* Tokens for the first stage, targets for the last one. */
-static void upload_rows(trainer *t) {
-    const int64_t n_rows = t->first_row[t->plan->n_chunks];
-    batch_rows r = {TAKE(int32_t, n_rows), TAKE(int32_t, n_rows + 1), TAKE(int32_t, t->batch.n_tokens),
-                    TAKE(float, t->batch.n_tokens), 0, 0};
+/* Tokens, targets and weights of the plan's chunks. A shared token counts for every sequence that has it. */
+static void fill_rows(trainer *t) {
     double *ones = TAKE(double, t->batch.count);
     cf_metadata_desc desc;
     size_t bytes = 0;
     memset(&desc, 0, sizeof desc);
     desc.ignored = t->batch.ignored;
-    desc.weights = ones; /* a shared token counts for every sequence that has it */
+    desc.weights = ones;
     for (int64_t i = 0; i < t->batch.count; i++) ones[i] = 1;
-    MUST(cf_metadata_size(t->plan, -1, &desc, &bytes, &error));
-    void *const arrays = take_memory((int64_t)bytes, 1);
-    for (int64_t i = 0; i < t->plan->n_chunks; i++) {
-        cf_metadata m;
-        MUST(cf_metadata_fill(t->plan, i, &desc, arrays, bytes, &m, &error));
-        add_rows(&r, &t->batch, &m);
-    }
-    free(arrays);
+    free(t->row_memory);
+    MUST(cf_token_rows_size(t->plan, &desc, &bytes, &error));
+    t->row_memory = take_memory((int64_t)bytes, 1);
+    MUST(cf_token_rows_fill(t->plan, &desc, (const void *const *)t->batch.tokens, sizeof **t->batch.tokens,
+                            t->row_memory, bytes, &t->rows, &error));
     free(ones);
+}
+
+/* Tokens for the first stage, targets for the last one. */
+static void upload_rows(trainer *t) {
+    const cf_token_rows &r = t->rows;
     for (int64_t v = 0; v < t->n_parts; v++) {
         part *p = part_here(t, v);
         if (!p) continue;
         MUST_CUDA(cudaSetDevice(p->device));
-        void *const old[] = {p->tokens, p->first_target, p->targets, p->target_weights, p->loss};
-        for (void *memory : old) MUST_CUDA(cudaFree(memory));
-        p->tokens = p->first_target = p->targets = NULL;
-        p->target_weights = p->loss = NULL;
-        p->first_row = t->first_row;
-        if (p->range.has_embedding) upload(p->tokens = take_device<int32_t>(n_rows), r.tokens, n_rows);
+        p->first_row = r.first_row;
+        if (p->range.has_embedding) replace_on_device(&p->tokens, r.tokens, r.n_rows);
         if (!p->range.has_head) continue;
-        upload(p->first_target = take_device<int32_t>(n_rows + 1), r.first_target, n_rows + 1);
-        upload(p->targets = take_device<int32_t>(r.n_targets), r.targets, r.n_targets);
-        upload(p->target_weights = take_device<float>(r.n_targets), r.weights, r.n_targets);
-        p->loss = take_device<float>(n_rows);
+        replace_on_device(&p->first_target, r.first_target, r.n_rows + 1);
+        replace_on_device(&p->targets, r.targets, r.n_targets);
+        replace_on_device(&p->target_weights, r.weights, r.n_targets);
+        replace_on_device<float>(&p->loss, NULL, r.n_rows);
     }
-    free(r.tokens);
-    free(r.first_target);
-    free(r.targets);
-    free(r.weights);
 }
 
 /* Packs, schedules and loads the next batch. Every process does the same, so all have the same plan and schedule. */
@@ -327,10 +292,7 @@ static void load_batch(trainer *t) {
     if (t->batch.n_targets == 0) fail(EXIT_BAD_INPUT, "the batch has no target tokens, so there is nothing to learn");
     MUST(cf_pack(t->batch.length, t->batch.count, &s->packing, &t->plan, &error));
     MUST(cf_schedule_make(t->plan, &s->order, &t->schedule, &error));
-    free(t->first_row);
-    t->first_row = TAKE(int64_t, t->plan->n_chunks + 1);
-    for (int64_t i = 0; i < t->plan->n_chunks; i++)
-        t->first_row[i + 1] = t->first_row[i] + t->plan->chunks[i].rows;
+    fill_rows(t);
     upload_rows(t);
     MUST(cf_executor_load(t->executor, t->plan, t->schedule, &error));
     cf_schedule_free(old_schedule);
@@ -353,10 +315,9 @@ static double run_batch(trainer *t) {
     if (result != CF_OK) fail(exit_code_of(result), "%s", error.text);
     const part *last = part_here(t, t->n_parts - 1);
     if (!last) return 0;
-    const int64_t n_rows = t->first_row[t->plan->n_chunks];
     MUST_CUDA(cudaSetDevice(last->device));
-    float *losses = download(last->loss, n_rows);
-    for (int64_t row = 0; row < n_rows; row++) loss += (double)losses[row];
+    float *losses = download(last->loss, t->rows.n_rows);
+    for (int64_t row = 0; row < t->rows.n_rows; row++) loss += (double)losses[row];
     free(losses);
     return loss * batch_loss_weight(&t->batch);
 }
@@ -609,7 +570,7 @@ static void trainer_end(trainer *t) {
         if (t->cublas[i]) MUST_CUBLAS(cublasDestroy(t->cublas[i]));
     cf_schedule_free(t->schedule);
     cf_plan_free(t->plan);
-    free(t->first_row);
+    free(t->row_memory);
     batch_free(&t->batch);
     data_order_free(&t->order);
     documents_free(&t->documents);

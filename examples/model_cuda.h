@@ -359,6 +359,13 @@ template <typename T> static void upload(T *to, const T *from, int64_t count) {
     MUST_CUDA(cudaStreamSynchronize(NULL));
 }
 
+/* The next batch's array in the place of the last one's. */
+template <typename T> static void replace_on_device(T **array, const T *host, int64_t count) {
+    MUST_CUDA(cudaFree(*array));
+    *array = take_device<T>(count);
+    if (host) upload(*array, host, count);
+}
+
 template <typename T> static T *download(const T *from, int64_t count) {
     T *to = TAKE(T, count);
     MUST_CUDA(cudaMemcpy(to, from, (size_t)count * sizeof(T), cudaMemcpyDeviceToHost));

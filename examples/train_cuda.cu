@@ -225,27 +225,17 @@ typedef struct trainer {
     token_batch batch;      /* loaded, as all that follows */
     cf_plan *plan;
     cf_schedule *schedule;
-    int64_t *first_row, *first_run; /* (n_chunks + 1) */
+    cf_token_rows rows;     /* of all chunks, on the host ... */
+    void *row_memory;       /* ... where they lie */
+    int64_t *first_run;     /* (n_chunks + 1) */
 } trainer;
 
-/* What the rows of all chunks are, on the host: a chunk after the other. Their targets are as in part. */
-typedef struct batch_rows {
-    int64_t count, n_runs, n_targets;
-    int32_t *tokens, *sorted, *first_target, *targets;
-    float *weights;
+/* The rows of each chunk by token, for the gradient of the embedding. */
+typedef struct sorted_rows {
+    int64_t n_runs;
+    int32_t *rows;
     token_run *runs;
-} batch_rows;
-
-static batch_rows batch_rows_new(int64_t count, int64_t n_chunks, int64_t most_targets) {
-    batch_rows r = {count, 0, 0, TAKE(int32_t, count), TAKE(int32_t, count), TAKE(int32_t, count + 1),
-                    TAKE(int32_t, most_targets), TAKE(float, most_targets), TAKE(token_run, count + n_chunks)};
-    return r;
-}
-
-static void batch_rows_free(batch_rows *r) {
-    void *const all[] = {r->tokens, r->sorted, r->first_target, r->targets, r->weights, r->runs};
-    for (void *memory : all) free(memory);
-}
+} sorted_rows;
 
 static int compare_keys(const void *a, const void *b) {
     const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
@@ -253,39 +243,23 @@ static int compare_keys(const void *a, const void *b) {
 }
 
 /* The rows of one chunk by token and then by row, and where each token's begin; padding is left out. */
-static void sort_rows(batch_rows *r, int64_t first, int64_t rows) {
+static void sort_rows(sorted_rows *s, const int32_t *tokens, int64_t first, int64_t rows) {
     uint64_t *keys = TAKE(uint64_t, rows);
     int64_t n = 0;
     for (int64_t row = 0; row < rows; row++)
-        if (r->tokens[first + row] >= 0) keys[n++] = (uint64_t)r->tokens[first + row] << 32 | (uint64_t)row;
+        if (tokens[first + row] >= 0) keys[n++] = (uint64_t)tokens[first + row] << 32 | (uint64_t)row;
     qsort(keys, (size_t)n, sizeof *keys, compare_keys);
     for (int64_t i = 0; i < n; i++) {
         const int32_t token = (int32_t)(keys[i] >> 32);
-        r->sorted[first + i] = (int32_t)(keys[i] & UINT32_MAX);
-        if (i == 0 || token != (int32_t)(keys[i - 1] >> 32)) r->runs[r->n_runs++] = {token, (int32_t)i};
+        s->rows[first + i] = (int32_t)(keys[i] & UINT32_MAX);
+        if (i == 0 || token != (int32_t)(keys[i - 1] >> 32)) s->runs[s->n_runs++] = {token, (int32_t)i};
     }
-    r->runs[r->n_runs++] = {-1, (int32_t)n};
+    s->runs[s->n_runs++] = {-1, (int32_t)n};
     free(keys);
 }
 
-static void add_target(batch_rows *r, int32_t token, double weight) {
-    r->targets[r->n_targets] = token;
-    r->weights[r->n_targets++] = (float)weight;
-}
-
-static void fill_chunk(const trainer *t, batch_rows *r, int64_t first, const cf_metadata *m) {
-    for (int64_t row = 0, more = 0; row < m->rows; row++) {
-        const int32_t *of = m->sequence_ids[row] < 0 ? NULL : t->batch.tokens[m->sequence_ids[row]];
-        r->tokens[first + row] = of ? of[m->position_ids[row]] : -1;
-        if (m->target_positions[row] >= 0) add_target(r, of[m->target_positions[row]], m->loss_weights[row]);
-        for (; more < m->n_extra && m->extra_rows[more] == row; more++)
-            add_target(r, t->batch.tokens[m->extra_sequences[more]][m->extra_targets[more]], m->extra_weights[more]);
-        r->first_target[first + row + 1] = (int32_t)r->n_targets;
-    }
-}
-
-/* The rows of the plan's chunks, and where each chunk's rows and runs begin. */
-static batch_rows fill_rows(trainer *t) {
+/* Tokens, targets and weights of the plan's chunks. */
+static void fill_rows(trainer *t) {
     cf_loss_weights_desc mean;
     cf_metadata_desc desc;
     size_t bytes = 0;
@@ -296,54 +270,46 @@ static batch_rows fill_rows(trainer *t) {
     mean.ignored = desc.ignored = t->batch.ignored;
     desc.weights = of_sequences;
     MUST(cf_loss_weights(t->batch.length, t->batch.count, &mean, of_sequences, &error));
-    MUST(cf_metadata_size(t->plan, -1, &desc, &bytes, &error));
-    void *const arrays = take_memory((int64_t)bytes, 1);
-    t->first_row = TAKE(int64_t, t->plan->n_chunks + 1);
-    t->first_run = TAKE(int64_t, t->plan->n_chunks + 1);
-    for (int64_t i = 0; i < t->plan->n_chunks; i++) t->first_row[i + 1] = t->first_row[i] + t->plan->chunks[i].rows;
-    batch_rows r = batch_rows_new(t->first_row[t->plan->n_chunks], t->plan->n_chunks, t->batch.n_tokens);
-    for (int64_t i = 0; i < t->plan->n_chunks; i++) {
-        cf_metadata m;
-        MUST(cf_metadata_fill(t->plan, i, &desc, arrays, bytes, &m, &error));
-        fill_chunk(t, &r, t->first_row[i], &m);
-        sort_rows(&r, t->first_row[i], m.rows);
-        t->first_run[i + 1] = r.n_runs;
-    }
+    MUST(cf_token_rows_size(t->plan, &desc, &bytes, &error));
+    t->row_memory = take_memory((int64_t)bytes, 1);
+    MUST(cf_token_rows_fill(t->plan, &desc, (const void *const *)t->batch.tokens, sizeof **t->batch.tokens,
+                            t->row_memory, bytes, &t->rows, &error));
     free(of_sequences);
-    free(arrays);
-    return r;
-}
-
-template <typename N> static void replace_on_device(N **array, const N *host, int64_t count) {
-    MUST_CUDA(cudaFree(*array));
-    *array = take_device<N>(count);
-    if (host) upload(*array, host, count);
 }
 
 static void upload_rows(trainer *t) {
-    batch_rows r = fill_rows(t);
+    const cf_token_rows &r = t->rows;
+    const int64_t n_chunks = t->plan->n_chunks;
     decoder *d = &t->model;
-    replace_on_device(&d->tokens, r.tokens, r.count);
-    replace_on_device(&d->first_target, r.first_target, r.count + 1);
+    sorted_rows sorted = {0, TAKE(int32_t, r.n_rows), TAKE(token_run, r.n_rows + n_chunks)};
+    t->first_run = TAKE(int64_t, n_chunks + 1);
+    for (int64_t i = 0; i < n_chunks; i++) {
+        sort_rows(&sorted, r.tokens, r.first_row[i], r.first_row[i + 1] - r.first_row[i]);
+        t->first_run[i + 1] = sorted.n_runs;
+    }
+    replace_on_device(&d->tokens, r.tokens, r.n_rows);
+    replace_on_device(&d->first_target, r.first_target, r.n_rows + 1);
     replace_on_device(&d->targets, r.targets, r.n_targets);
     replace_on_device(&d->target_weights, r.weights, r.n_targets);
-    replace_on_device(&d->sorted, r.sorted, r.count);
-    replace_on_device(&d->runs, r.runs, r.n_runs);
-    replace_on_device<float>(&d->loss, NULL, r.count);
-    if (t->settings->headless) MUST_CUDA(cudaMemset(d->loss, 0, (size_t)r.count * sizeof *d->loss));
-    d->first_row = t->first_row;
+    replace_on_device(&d->sorted, sorted.rows, r.n_rows);
+    replace_on_device(&d->runs, sorted.runs, sorted.n_runs);
+    replace_on_device<float>(&d->loss, NULL, r.n_rows);
+    if (t->settings->headless) MUST_CUDA(cudaMemset(d->loss, 0, (size_t)r.n_rows * sizeof *d->loss));
+    d->first_row = r.first_row;
     d->first_run = t->first_run;
-    batch_rows_free(&r);
+    free(sorted.rows);
+    free(sorted.runs);
 }
 
 static void free_batch(trainer *t) {
     cf_schedule_free(t->schedule);
     cf_plan_free(t->plan);
-    free(t->first_row);
+    free(t->row_memory);
     free(t->first_run);
     t->schedule = NULL;
     t->plan = NULL;
-    t->first_row = t->first_run = NULL;
+    t->row_memory = NULL;
+    t->first_run = NULL;
 }
 
 /* Chunk size 0 is the longest document's; so the plan depends on the batch. */
@@ -455,9 +421,10 @@ static void load_batch(trainer *t) {
     cf_error error;
     memset(&error, 0, sizeof error);
     if (t->batch.n_targets == 0) fail(EXIT_BAD_INPUT, "the batch has no target tokens, so there is nothing to learn");
-    free(t->first_row);
+    free(t->row_memory);
     free(t->first_run);
     plan_batch(t, s->chunk_size, s->order.shape.k, &t->plan, &t->schedule);
+    fill_rows(t);
     upload_rows(t);
     const cf_result result = cf_executor_load(t->executor, t->plan, t->schedule, &error);
     if (result == CF_ERROR_MEMORY) explain_memory(t, error.text);
@@ -512,7 +479,7 @@ static step_result run_batch(trainer *t) {
     double *const loss = d->totals + TOTAL_BLOCKS, *const squares = loss + 1, both[2];
     MUST_CUDA(cudaMemsetAsync(d->gradient, 0, (size_t)d->at.count * sizeof(float), stream));
     MUST(cf_executor_run(t->executor, &error));
-    add_up(d, loss, d->loss, t->first_row[t->plan->n_chunks], 0, stream);
+    add_up(d, loss, d->loss, t->rows.n_rows, 0, stream);
     add_up(d, squares, d->gradient, d->at.count, 1, stream);
     MUST_CUDA(cudaStreamSynchronize(stream));
     MUST_CUDA(cudaMemcpy(both, loss, sizeof both, cudaMemcpyDeviceToHost));

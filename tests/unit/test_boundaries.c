@@ -51,7 +51,7 @@ static const char *const objects[] = {"cf_plan", "cf_chunk", "cf_slice", "cf_cha
 static const char *const outputs[] = {
     "cf_error",          "cf_plan_stats",    "cf_metadata", "cf_parameters", "cf_shard",     "cf_token_bytes",
     "cf_memory_report",  "cf_search_report", "cf_bound",    "cf_need",       "cf_timeline",  "cf_fit",
-    "cf_attention_call",
+    "cf_attention_call", "cf_token_rows",
     "cf_tune_candidate", "cf_tune_progress", "cf_tuning",   "cf_kv_source",      "cf_steps",     "cf_step",
     "cf_path"};
 
@@ -950,6 +950,14 @@ static cf_result into_metadata(void *room, size_t n, cf_error *error) {
     return cf_metadata_fill(plan, 0, NULL, room, n, &unused, error);
 }
 
+static cf_result into_rows(void *room, size_t n, cf_error *error) {
+    static const int32_t tokens[1000];
+    const void *of_sequences[N];
+    cf_token_rows unused;
+    for (int i = 0; i < N; i++) of_sequences[i] = tokens;
+    return cf_token_rows_fill(plan, NULL, of_sequences, 4, room, n, &unused, error);
+}
+
 static cf_timing scratch_timing;
 
 static cf_result untouched_by(cf_result result) {
@@ -1018,6 +1026,9 @@ static cf_limits scratch_limits;
     X(cf_metadata_size, chunk, INT64_MAX, 0, untouched_by(cf_metadata_size(plan, number, NULL, ROOM, error))) \
     X(cf_metadata_fill, chunk, INT64_MAX, 0, untouched_by(cf_metadata_fill(plan, number, NULL, NULL, 0, ROOM, error))) \
     X(cf_metadata_fill, bytes, INT64_MAX, 0, into(into_metadata, error)) \
+    X(cf_token_rows_fill, token_bytes, 4, 0, \
+      untouched_by(cf_token_rows_fill(plan, NULL, NULL, number, NULL, 0, ROOM, error))) \
+    X(cf_token_rows_fill, bytes, INT64_MAX, 0, into(into_rows, error)) \
     X(cf_loss_weights, n, N, CF_MAX_SEQUENCES, untouched_by(cf_loss_weights(lengths, number, NULL, ROOM, error))) \
     X(cf_recompute_name, recompute, INT32_MAX, 0, named(cf_recompute_name(ENUM(cf_recompute)))) \
     X(cf_placement_name, placement, INT32_MAX, 0, named(cf_placement_name(ENUM(cf_placement)))) \

@@ -846,6 +846,144 @@ TEST(questions_without_a_plan_have_answers) {
     CHECK_INT(cf_memory_defaults(NULL).parallel.tp, 1);
 }
 
+/* ---- tokens of all chunks ---- */
+
+#define MOST_ROWS 20000
+
+static uint16_t short_tokens[MOST_TOKENS];
+static int32_t long_tokens[MOST_TOKENS];
+
+/* Any number for a token, the same in both widths. */
+static int32_t token_of(int64_t sequence, int64_t position) { return (int32_t)(sequence * 4099 + position * 13) % 65536; }
+
+/* Lays out the tokens of a batch in both widths. Returns 0 if there are too many. */
+static int make_tokens(const oracle_batch *batch, const void **in_2, const void **in_4) {
+    int64_t i, t, used = 0;
+    for (i = 0; i < batch->n; i++) {
+        in_2[i] = short_tokens + used;
+        in_4[i] = long_tokens + used;
+        if (used + batch->lengths[i] > MOST_TOKENS) return 0;
+        for (t = 0; t < batch->lengths[i]; t++, used++) {
+            long_tokens[used] = token_of(i, t);
+            short_tokens[used] = (uint16_t)token_of(i, t);
+        }
+    }
+    return 1;
+}
+
+/* Fills in what each row of a plan without shares should be, slice by slice. */
+static void expect_rows(const loss_batch *b, const cf_plan *plan, const cf_token_rows *rows, int32_t *targets) {
+    static int32_t sequences[MOST_ROWS], positions[MOST_ROWS];
+    int64_t i, t, row, n_targets = 0;
+    for (row = 0; row < rows->n_rows; row++) sequences[row] = -1;
+    for (i = 0; i < plan->n_chunks; i++) {
+        const cf_chunk *c = &plan->chunks[i];
+        CHECK_INT(rows->first_row[i + 1] - rows->first_row[i], c->rows);
+        for (t = c->first_slice; t < c->first_slice + c->n_slices; t++) {
+            const cf_slice *s = &plan->slices[t];
+            for (row = 0; row < s->length; row++) {
+                sequences[rows->first_row[i] + s->offset + row] = s->sequence;
+                positions[rows->first_row[i] + s->offset + row] = (int32_t)(s->begin + row);
+            }
+        }
+    }
+    for (row = 0; row < rows->n_rows; row++) {
+        int64_t at = sequences[row], next = positions[row] + !b->how.shifted;
+        int wanted = at >= 0 && is_target(b, at, next);
+        CHECK_INT(rows->tokens[row], at < 0 ? -1 : token_of(at, positions[row]));
+        CHECK_INT(rows->first_target[row + 1] - rows->first_target[row], wanted);
+        if (!wanted) continue;
+        CHECK(rows->weights == NULL || rows->weights[n_targets] == (float)b->weights[at]);
+        targets[n_targets++] = token_of(at, next);
+    }
+    CHECK_INT(rows->n_targets, n_targets);
+    CHECK(memcmp(targets, rows->targets, (size_t)n_targets * sizeof *targets) == 0);
+}
+
+TEST(tokens_of_all_chunks) {
+    static oracle_batch batch;
+    static loss_batch b;
+    static int32_t targets[MOST_ROWS];
+    int64_t done = 0;
+    uint64_t seed;
+    for (seed = 47000000; done < harness_rounds(400, 60); seed++) {
+        harness_rng rng = {seed};
+        const void *in_2[ORACLE_MOST_SEQUENCES], *in_4[ORACLE_MOST_SEQUENCES];
+        cf_plan *plan = NULL;
+        size_t bytes = 0;
+        int wide;
+        oracle_draw(&rng, &batch, 10);
+        if (batch.desc.chunk_size > 64 || !draw_loss(&rng, &batch, &b) || !make_tokens(&batch, in_2, in_4)) continue;
+        oracle_note(seed, &batch);
+        memset(&b.desc, 0, sizeof b.desc);
+        REQUIRE(cf_loss_weights(batch.lengths, batch.n, &b.how, b.weights, NULL) == CF_OK);
+        REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
+        b.desc.ignored = b.how.ignored;
+        b.desc.weights = seed % 3 == 0 ? NULL : b.weights;
+        b.desc.shifted = b.how.shifted;
+        REQUIRE(cf_token_rows_size(plan, &b.desc, &bytes, NULL) == CF_OK);
+        for (wide = 0; wide < 2; wide++) {
+            void *memory = harness_guard_new(bytes);
+            cf_token_rows rows;
+            cf_error error;
+            harness_poison(&rows, sizeof rows);
+            CHECK_INT(cf_token_rows_fill(plan, &b.desc, in_2, 2, memory, bytes - 1, &rows, &error), CF_ERROR_SPACE);
+            CHECK_POISON(&rows, sizeof rows);
+            CHECK_POISON(memory, bytes);
+            CHECK_INT(cf_token_rows_fill(plan, &b.desc, wide ? in_4 : in_2, wide ? 4 : 2, memory, bytes, &rows, NULL),
+                      CF_OK);
+            CHECK_INT(rows.first_row[plan->n_chunks], rows.n_rows);
+            CHECK((rows.weights != NULL) == (b.desc.weights != NULL));
+            if (rows.n_rows <= MOST_ROWS) expect_rows(&b, plan, &rows, targets);
+            harness_guard_free(memory);
+        }
+        cf_plan_free(plan);
+        done++;
+    }
+}
+
+/* Three rollouts of a prompt of three tokens, the last of which two answers continue: that row has three targets. */
+TEST(tokens_where_sequences_part) {
+    static const int32_t a[] = {1, 2, 3, 10, 11}, c[] = {1, 2, 3, 20}, d[] = {1, 2, 3, 30, 31, 32};
+    const void *tokens[] = {a, c, d};
+    static const int64_t lengths[] = {5, 4, 6};
+    static const cf_shared_prefix shares[] = {{0, 0}, {0, 3}, {0, 3}};
+    static const double weights[] = {1, 2, 4};
+    static unsigned char memory[4096];
+    const cf_pack_desc pack = {.chunk_size = 16, .min_shared_prefix = 1, .shared_prefixes = shares};
+    cf_metadata_desc desc = {.weights = weights};
+    cf_plan *plan = NULL;
+    cf_token_rows rows;
+    cf_error error;
+    int64_t row, t, seen = 0;
+    double sum = 0;
+    void *place = (void *)(((uintptr_t)memory + CF_MEMORY_ALIGNMENT - 1) / CF_MEMORY_ALIGNMENT * CF_MEMORY_ALIGNMENT);
+    REQUIRE(cf_pack(lengths, 3, &pack, &plan, NULL) == CF_OK);
+    REQUIRE(cf_token_rows_fill(plan, &desc, tokens, 4, place, 3072, &rows, NULL) == CF_OK);
+    CHECK_INT(rows.n_targets, 2 + 3 + 6 - 3); /* the prompt's, where they part, and the answers' own */
+    for (row = 0; row < rows.n_rows; row++) {
+        CHECK_INT(rows.first_target[row + 1] - rows.first_target[row] == 3, rows.tokens[row] == 3);
+        for (t = rows.first_target[row]; t < rows.first_target[row + 1]; t++) {
+            sum += (double)rows.weights[t];
+            if (rows.tokens[row] == 3) seen += rows.targets[t];
+            else CHECK_INT(rows.targets[t], rows.tokens[row] + 1);
+        }
+    }
+    CHECK_INT(seen, 10 + 20 + 30);
+    CHECK(sum == 4.0 * 1 + 3.0 * 2 + 5.0 * 4);
+    CHECK_INT(cf_token_rows_fill(plan, &desc, tokens, 3, place, 3072, &rows, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "token_bytes");
+    tokens[1] = NULL;
+    CHECK_INT(cf_token_rows_fill(plan, &desc, tokens, 4, place, 3072, &rows, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "tokens");
+    CHECK_INT(error.item, 1);
+    CHECK_INT(cf_token_rows_fill(plan, &desc, NULL, 4, place, 3072, &rows, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_token_rows_fill(plan, &desc, tokens, 4, place, 3072, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_token_rows_size(plan, &desc, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_token_rows_size(NULL, &desc, (size_t *)(void *)memory, &error), CF_ERROR_ARGUMENT);
+    cf_plan_free(plan);
+}
+
 SUITE(metadata, CASE(masks_rows_and_sizes_of_random_plans),
       CASE(a_varlen_kernel_sees_what_it_should_for_every_alignment), CASE(a_capacity_that_is_too_small_is_refused),
       CASE(a_capacity_up_to_32_bits), CASE(a_hybrid_chunk_by_hand), CASE(padding_by_hand),
@@ -853,4 +991,4 @@ SUITE(metadata, CASE(masks_rows_and_sizes_of_random_plans),
       CASE(the_last_position_of_32_bits), CASE(ten_thousand_ways_to_run_a_batch_have_the_same_loss),
       CASE(weights_by_hand), CASE(batches_that_people_tried), CASE(loss_weights_refuse_bad_arguments),
       CASE(metadata_refuses_bad_arguments),
-      CASE(questions_without_a_plan_have_answers));
+      CASE(questions_without_a_plan_have_answers), CASE(tokens_of_all_chunks), CASE(tokens_where_sequences_part));
