@@ -621,9 +621,9 @@ CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, con
 CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc, void *memory,
                                          size_t bytes, cf_metadata *out, cf_error *error);
 
-/* Tokens, targets and weights of all chunks of a plan. Each chunk's rows follow those of the chunk before. The targets of
-   a row are first_target[row] .. first_target[row + 1] - 1: none, one, or several where sequences part. Each target has
-   a loss of its own, of the same logits. */
+/* Tokens, targets and weights of all chunks of a plan. Each chunk's rows follow those of the chunk before. The targets
+   of a row are first_target[row] .. first_target[row + 1] - 1: none, one, or several where sequences part. Each target
+   has a loss of its own, of the same logits. */
 typedef struct cf_token_rows {
     int64_t n_rows, n_targets;
     const int64_t *first_row;    /* (n_chunks + 1) of each chunk */
@@ -635,9 +635,9 @@ typedef struct cf_token_rows {
 
 /* Looks up tokens at the positions that cf_metadata_fill gives, for all chunks of a plan in one call. The size includes
    room for one chunk's metadata. tokens: of each sequence of the plan, token_bytes each: 2 (unsigned) or 4. Everything
-   except `memory` is untouched on failure. Errors as of cf_metadata_fill; CF_ERROR_ARGUMENT (token_bytes; "tokens", with
-   the sequence whose tokens are NULL); CF_ERROR_LIMIT if there may be more than INT32_MAX targets. The plan must be
-   sound. */
+   except `memory` is untouched on failure. Errors as of cf_metadata_fill; CF_ERROR_ARGUMENT (token_bytes; "tokens",
+   with the sequence whose tokens are NULL); CF_ERROR_LIMIT if there may be more than INT32_MAX targets. The plan must
+   be sound. */
 CHUNKFLOW_API cf_result cf_token_rows_size(const cf_plan *plan, const cf_metadata_desc *desc, size_t *bytes,
                                            cf_error *error);
 CHUNKFLOW_API cf_result cf_token_rows_fill(const cf_plan *plan, const cf_metadata_desc *desc, const void *const *tokens,

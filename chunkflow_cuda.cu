@@ -84,7 +84,7 @@ typedef enum cf_dtype {
 } cf_dtype;
 
 typedef enum cf_attention_path {
-    CF_ATTENTION_AUTO = 0,        /* the last of these that can do the problem on the device, with this program's code */
+    CF_ATTENTION_AUTO = 0,        /* the last of these that this program can do the problem with on the device */
     CF_ATTENTION_UNFUSED,         /* cuBLAS products around a masked softmax: any type and head size; needs `cublas` */
     CF_ATTENTION_MMA,             /* fused, mma.sync: 16-bit types, head sizes to 256 (128 where a block has 99 KB of
                                      shared memory: 8.6, 8.9, 12.0), compute capability 8.0 and up, at most 64 query
@@ -128,7 +128,7 @@ typedef struct cf_attention_desc {
                                      is given, as many as a usual device of it has */
     int64_t cache_bytes;          /* fused paths: key heads are worked on in sections whose arrays fit into so much of
                                      the second-level cache. 0: 32 MB forwards, all heads together backwards */
-    int64_t prefix;               /* the executor's own: leave these 0. Keys that come in blocks, for the first slice ... */
+    int64_t prefix;               /* the executor's own: leave these 0. Keys in blocks, for the first slice ... */
     const int32_t *begins;        /* ... and in trees for those that begin elsewhere, ... */
     const int32_t *parents;       /* ... or go on from a slice of this call */
 } cf_attention_desc;
@@ -157,8 +157,8 @@ typedef struct cf_attention {
 
 /* cf_attention_size: bytes of host memory, aligned to CF_MEMORY_ALIGNMENT, that cf_attention_prepare needs. If you copy
    `tiles` to the device asynchronously, put the object into pinned memory. Neither call touches the device, except to
-   ask for its compute capability where arch is 0, and for code of path 3 where AUTO may take it: call both with the same
-   device current. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than 2^30 rows, or rows x heads per key head),
+   ask for its compute capability where arch is 0, and for path 3's code where AUTO may take it: make both calls with the
+   same current device. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than 2^30 rows, or rows x heads per key head),
    CF_ERROR_SPACE, CF_ERROR_DEVICE (arch is 0 and there is no device). Outputs are untouched on failure. */
 CHUNKFLOW_CUDA_API cf_result cf_attention_size(const cf_attention_desc *desc, size_t *bytes, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size_t bytes,
@@ -317,13 +317,12 @@ typedef struct cf_cuda_step {
     int64_t state_prefix;         /* rows of state and gradient before the chunk's own: chunk->prefix or 0 */
     cf_state gradient;            /* of the same rows, fp32. B and I only: data is NULL elsewhere */
     int overwrite;                /* 1: nothing was added to `gradient` yet, and it holds anything: overwrite it */
-    const struct cf_cuda_walk *walk; /* what cf_layer_attention_forward and _backward go through beside that: rows
-                                     that stream, or in trees lie elsewhere. NULL: nothing */
+    const struct cf_cuda_walk *walk; /* the library's own: rows that stream, or in trees lie elsewhere. NULL: none */
     void *activations;            /* from this F or R to the chunk's B or W. NULL in an F that keeps nothing */
     int64_t activation_bytes;
     void *workspace;              /* this pass only */
     int64_t workspace_bytes;
-    void *attention_workspace;    /* this pass only */
+    void *attention_workspace;    /* of cf_layer_attention_forward and _backward; this pass only */
     size_t attention_workspace_bytes;
     const void *input;            /* F, R: from the previous virtual stage; B, I: the gradient from the next one. NULL
                                      where there is none. Gone after the pass: copy what the backward needs */
@@ -403,7 +402,8 @@ typedef struct cf_executor_desc {
     int64_t memory_limit;             /* most bytes of device memory of one stage. 0: no limit */
     int64_t state_block_rows;         /* the state of chains streams: see below. Most rows of a block. 0: it stays on
                                          the device */
-    int64_t state_slots;              /* blocks of the ring, as cf_state_stream_desc.n_slots. 0: 3 */
+    int64_t state_slots;              /* blocks of the ring, 2 to 64. With 2, copies of a backward do not hide behind
+                                         compute. 0: 3 */
     int timeline;                     /* 1: measure start and end of every action */
     int blocking;                     /* 1: wait after every action, so that an error of the device is found at the
                                          action that made it. Slow */
@@ -423,8 +423,8 @@ typedef struct cf_executor_desc {
 typedef struct cf_executor cf_executor;
 
 /* With state_block_rows K, V, dK and dV of all chains lie in pinned host memory. Each stage has two rings of
-   state_slots x state_block_rows rows of one layer, for K and V and for their gradients. A pass walks through its
-   prefix as said above under "state that streams"; cf_memory_desc.state_window is that number of rows. Inputs that
+   state_slots x state_block_rows rows of one layer, for K and V and for their gradients. cf_layer_attention_forward and
+   _backward go through a pass's prefix block by block; cf_memory_desc.state_window is that number of rows. Inputs that
    local replay keeps, from an F to its R, also lie in host memory, and come back through at most two slots. They leave
    while the F runs, and come while the pass before the R does. So a stage's device memory does not grow with the
    longest sequence, except for 4 bytes of metadata for each token; tiles are shared by full chunks. */
@@ -549,8 +549,8 @@ extern "C" {
    in cf_attention_desc
 
        prefix     keys before the first slice's that are not among its own; with `begins`, of the path that slices see
-       begins     (n_slices) in trees, cf_slice.begin: keys before each slice's own. Of a slice without a parent they are
-                  the first ones of the path. NULL: of the first slice `prefix`, of others none
+       begins     (n_slices) in trees, cf_slice.begin: keys before each slice's own. Without a parent these are the
+                  first ones of the path. NULL: of the first slice `prefix`, of others none
        parents    (n_slices) the earlier slice of this chunk that a slice continues: it sees that one's keys
                   begins[parent] .. begins[s] - 1, and what these see. -1: it continues the path. NULL: all do
 
@@ -567,8 +567,8 @@ extern "C" {
    problems asks for. `overwrite` says of each call what it does with its dk and dv; of a level it must be 0. A block's
    backward finishes dk and dv of its rows: slices that see the same keys take turns, a launch each, so that their sums
    have one order. Blocks come in any order, each once; those that no query sees may be left out. The same blocks in the
-   same order give the same bits wherever their rows lie (dq: if deterministic). Without a window blocks of one size have
-   the same object.
+   same order give the same bits wherever their rows lie (dq: if deterministic). Without a window blocks of one size
+   have the same object.
 
    chunk: needed only here. Errors as of cf_attention_prepare; CF_ERROR_ARGUMENT "first" or "n" outside the prefix. */
 CHUNKFLOW_CUDA_API cf_result cf_attention_block_size(const cf_attention *chunk, int64_t first, int64_t n, size_t *bytes,
@@ -579,8 +579,8 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_block_prepare(const cf_attention *chun
 
 /* ---- state that streams ---- */
 
-/* K and V of a long chain, and their gradients, lie in host memory; a ring on the device has the blocks of rows that are
-   in use or on their way:
+/* K and V of a long chain, and their gradients, lie in host memory. A ring on the device has the blocks of rows that
+   are in use or on their way:
 
        cf_state_stream_begin(s, &pass, &error);                  the first blocks set out
        for each layer (in a backward from the last to the first)
@@ -5667,7 +5667,7 @@ struct scratch_rows {
     }
 };
 
-/* K and V that attention reads: in the state, or where that streams the chunk's own. */
+/* Finds K and V that attention reads: in the state, or the chunk's own where that streams. */
 void find_keys(layer_call *c, scratch_rows *scratch) {
     const cf_cuda_step *step = c->step;
     const int64_t layer = c->of->layer, row = step->state_prefix;
@@ -5685,7 +5685,7 @@ void find_keys(layer_call *c, scratch_rows *scratch) {
     c->k_rows = c->own.k, c->v_rows = c->own.v;
 }
 
-/* Where gradients go. Those of the chunk's rows are complete once this pass has added to them. */
+/* Finds where gradients go. Those of the chunk's rows are complete once this pass has added to them. */
 void find_gradients(layer_call *c, scratch_rows *scratch) {
     const cf_cuda_step *step = c->step;
     const int64_t layer = c->of->layer, row = step->state_prefix, n = step->chunk->rows * c->desc().head_size;
@@ -5763,7 +5763,7 @@ cf_result attend_block(const layer_call &c, const cf_cuda_block *block, const cf
     return attend(c, block->attention, block->tiles, x);
 }
 
-/* Attends to the prefix as it comes. In between, the chunk's rows get what later chunks have added to their gradients. */
+/* Attends to the prefix as it comes. First the chunk's rows get what later chunks have added to their gradients. */
 cf_result attend_stream(const layer_call &c, const cf_cuda_walk &walk) {
     cf_state_block block = {};
     for (;;) {
@@ -7808,8 +7808,8 @@ void allow_peers(const executor *e) {
         }
 }
 
-/* Makes the stages. Attention is prepared once, for the least of the devices; AUTO is path 3 only where all of them have
-   its code. An architecture that the application gives stands for all of them, with the usual number of processors. */
+/* Makes the stages. Attention is prepared once, for the least of the devices; AUTO is path 3 only where all of them
+   have its code. An architecture that the application gives stands for all, with the usual number of processors. */
 cf_result make_stages(executor *e, cf_error *error) {
     int n_devices = 0, current = 0;
     cudaError_t status = cudaGetDeviceCount(&n_devices);

@@ -854,7 +854,9 @@ static uint16_t short_tokens[MOST_TOKENS];
 static int32_t long_tokens[MOST_TOKENS];
 
 /* Any number for a token, the same in both widths. */
-static int32_t token_of(int64_t sequence, int64_t position) { return (int32_t)(sequence * 4099 + position * 13) % 65536; }
+static int32_t token_of(int64_t sequence, int64_t position) {
+    return (int32_t)((sequence * 4099 + position * 13) % 65536);
+}
 
 /* Lays out the tokens of a batch in both widths. Returns 0 if there are too many. */
 static int make_tokens(const oracle_batch *batch, const void **in_2, const void **in_4) {
