@@ -157,8 +157,8 @@ typedef struct cf_attention {
 
 /* cf_attention_size: bytes of host memory, aligned to CF_MEMORY_ALIGNMENT, that cf_attention_prepare needs. If you copy
    `tiles` to the device asynchronously, put the object into pinned memory. Neither call touches the device, except to
-   ask for its compute capability where arch is 0, and for path 3's code where AUTO may take it: make both calls with the
-   same current device. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than 2^30 rows, or rows x heads per key head),
+   ask for its compute capability where arch is 0, and for path 3's code where AUTO may take it. Make both with the same
+   device current. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than 2^30 rows, or rows x heads per key head),
    CF_ERROR_SPACE, CF_ERROR_DEVICE (arch is 0 and there is no device). Outputs are untouched on failure. */
 CHUNKFLOW_CUDA_API cf_result cf_attention_size(const cf_attention_desc *desc, size_t *bytes, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size_t bytes,
@@ -692,7 +692,7 @@ typedef struct cf_cuda_block {
     cf_state state, gradient;     /* in trees, where the state does not stream: its rows, for this pass */
 } cf_cuda_block;
 
-/* What the callback of a step is not told. */
+/* The library's own part of a step. */
 typedef struct cf_cuda_walk {
     cf_state_stream *stream;      /* with state_block_rows: a pass of it has begun, and ends after the callback, in
                                      which each layer is walked through. NULL where nothing is to be read or sent: W,
