@@ -848,7 +848,7 @@ TEST(questions_without_a_plan_have_answers) {
 
 /* ---- tokens of all chunks ---- */
 
-#define MOST_ROWS 20000
+#define MOST_BATCH_ROWS 20000
 
 static uint16_t short_tokens[MOST_TOKENS];
 static int32_t long_tokens[MOST_TOKENS];
@@ -875,7 +875,7 @@ static int make_tokens(const oracle_batch *batch, const void **in_2, const void 
 
 /* Fills in what each row of a plan without shares should be, slice by slice. */
 static void expect_rows(const loss_batch *b, const cf_plan *plan, const cf_token_rows *rows, int32_t *targets) {
-    static int32_t sequences[MOST_ROWS], positions[MOST_ROWS];
+    static int32_t sequences[MOST_BATCH_ROWS], positions[MOST_BATCH_ROWS];
     int64_t i, t, row, n_targets = 0;
     for (row = 0; row < rows->n_rows; row++) sequences[row] = -1;
     for (i = 0; i < plan->n_chunks; i++) {
@@ -905,7 +905,7 @@ static void expect_rows(const loss_batch *b, const cf_plan *plan, const cf_token
 TEST(tokens_of_all_chunks) {
     static oracle_batch batch;
     static loss_batch b;
-    static int32_t targets[MOST_ROWS];
+    static int32_t targets[MOST_BATCH_ROWS];
     int64_t done = 0;
     uint64_t seed;
     for (seed = 47000000; done < harness_rounds(400, 60); seed++) {
@@ -936,7 +936,7 @@ TEST(tokens_of_all_chunks) {
                       CF_OK);
             CHECK_INT(rows.first_row[plan->n_chunks], rows.n_rows);
             CHECK((rows.weights != NULL) == (b.desc.weights != NULL));
-            if (rows.n_rows <= MOST_ROWS) expect_rows(&b, plan, &rows, targets);
+            if (rows.n_rows <= MOST_BATCH_ROWS) expect_rows(&b, plan, &rows, targets);
             harness_guard_free(memory);
         }
         cf_plan_free(plan);
