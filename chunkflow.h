@@ -247,8 +247,8 @@ typedef struct cf_pass_cost {
     double per_pair;
 } cf_pass_cost;
 
-/* Returns the formula above; 0 if cost is NULL. For a chunk, pass its `rows` and `pairs`. Each product and sum is
-   rounded to double by itself, so every platform gives the same bits. */
+/* Evaluates the formula above; 0 if cost is NULL. For a chunk, pass its `rows` and `pairs`. Each product and sum is
+   rounded to double separately, so all platforms give equal bits. */
 CHUNKFLOW_API double cf_cost_seconds(const cf_pass_cost *cost, int64_t rows, int64_t pairs);
 
 /* Returns the visible (query, key) pairs of a slice of `length` tokens that follows `prefix` tokens of its own
@@ -310,9 +310,9 @@ typedef struct cf_pack_desc {
                                      prefixes */
     int64_t max_cp;               /* maximum ranks per sequence, at most n_ranks. 0, 1: every sequence stays on one
                                      rank. Above 1 it implies lockstep */
-    double cp_row_seconds;        /* extra cost of a pass per row of K and V that comes from another rank, beyond what
-                                     other work hides, in units of `cost`; decides how widely to spread. A price:
-                                     unused without max_cp */
+    double cp_row_seconds;        /* extra cost of a pass per row of K and V that comes from another rank, beyond
+                                     what other work hides, in units of `cost`; decides how widely to spread. Ignored
+                                     without max_cp */
     cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: weights with which all rows
                                      of the batch cost as much as all its attention pairs */
     const cf_shared_prefix *shared_prefixes; /* (n) which sequences begin alike: their common rows are computed once.
@@ -353,8 +353,7 @@ typedef struct cf_chunk {
     int64_t rank;        /* data-parallel rank that runs it */
     int64_t up;          /* the chunk of its rank that it continues: the previous one in its chain, or the last one of
                             the chain above. -1: none */
-    int64_t down;        /* the last of the chunks that continue this one; the first of them is the next chunk. -1:
-                            none */
+    int64_t down;        /* the last chunk that continues this one; the first is the next chunk. -1: none */
     int64_t below;       /* chunks on the longest path that continues it. 0: none */
     int64_t state;       /* tokens that it adds to its chain's state: its first rows, which chunks that continue it see.
                             0 in a leaf, and without a chain */
@@ -537,9 +536,10 @@ typedef struct cf_metadata_desc {
     const cf_capacity *capacity;         /* NULL: arrays are just as long as the chunk needs. Else its rows, prefix and
                                             n_seqs set the lengths, so that shapes and offsets in the block are the same
                                             for every chunk (CUDA graphs); unused rows are padding */
-    const unsigned char *const *ignored; /* (n_sequences) for each sequence one byte per token: not 0 if that token is
-                                            not to be predicted (a prompt, say). NULL, here or for a sequence: all
-                                            tokens are predicted. Give cf_loss_weights the same, or the mean is wrong */
+    const unsigned char *const *ignored; /* (n_sequences) for each sequence one byte per token: non-zero: the token
+                                            is not predicted (in a prompt, say). NULL, here or for a sequence: all
+                                            tokens are predicted. Give cf_loss_weights this array, or the mean is
+                                            wrong */
     const double *weights;               /* (n_sequences) weight of each sequence's targets, from cf_loss_weights; NULL:
                                             no loss_weights are wanted */
     int shifted;                         /* 1: the trainer's inputs and targets are arrays of the same length, and the
@@ -649,7 +649,7 @@ typedef struct cf_kv_source {
     int64_t rank;
     int64_t chunk;  /* the chunk of that rank which makes the rows; they lie in the state of that chunk's chain */
     int64_t row;    /* their first row in that state */
-    int64_t begin;  /* their first row in the sequence */
+    int64_t begin;  /* first row within the sequence */
     int64_t tokens; /* number of rows; x the bytes of a row, this is the traffic from rank to rank */
 } cf_kv_source;
 
@@ -753,7 +753,7 @@ typedef struct cf_model {
     int64_t hidden;
     int64_t heads;    /* query heads */
     int64_t kv_heads; /* key and value heads; divides heads */
-    int64_t head_dim; /* 0: hidden / heads. If given (as by Qwen3), heads x head_dim need not be hidden */
+    int64_t head_dim; /* 0: hidden / heads. Else heads x head_dim need not equal hidden (as in Qwen3) */
     int64_t ffn;      /* width of the MLP */
     int64_t vocab;
     int tied;         /* 1: the output head is the embedding */
@@ -1039,7 +1039,7 @@ typedef struct cf_memory_load {
     int64_t chunk_tokens;          /* padded tokens of the largest chunk that may be in a pass */
     int64_t state_tokens;          /* tokens whose K and V are in device memory, or streamed (state_window) */
     int64_t state_gradient_tokens; /* tokens whose dK and dV are there as well */
-    int64_t input_tokens;          /* padded tokens of dropped chunks: their stage inputs (local replay), and outputs */
+    int64_t input_tokens;          /* padded tokens of dropped chunks, for stage inputs (local replay) and outputs */
     int64_t live_scores;           /* unfused attention: sum over live chunks of tokens x (prefix + tokens) */
     int64_t chunk_scores;          /* unfused attention: tokens x (prefix + tokens) of the largest chunk in a pass */
 } cf_memory_load;
@@ -1401,8 +1401,8 @@ CHUNKFLOW_API cf_result cf_schedule_index_make(const cf_plan *plan, const cf_sch
                                                const cf_allocator *allocator, cf_schedule_index **out, cf_error *error);
 CHUNKFLOW_API void cf_schedule_index_free(cf_schedule_index *index);
 
-/* Returns the index into schedule->actions of a pass, SEND or RECV of a chunk (an index into plan->chunks) on a virtual
-   stage; -1 if there is none. For a chunk's backward, CF_B and CF_I both find whichever of the two there is. */
+/* Returns the index into schedule->actions of a pass, SEND or RECV of a chunk (an index into plan->chunks) on a
+   virtual stage; -1 if there is none. For a backward, CF_B or CF_I finds whichever of them the chunk has. */
 CHUNKFLOW_API int64_t cf_schedule_find(const cf_schedule_index *index, cf_pass pass, int64_t chunk, int64_t stage);
 
 /* Finds the passes that an action (an index into schedule->actions) waits for, apart from the order of its own stage. A
@@ -1505,7 +1505,7 @@ typedef struct cf_timeline {
     cf_bound bounds[CF_MAX_BOUNDS];
     double bound;                /* the largest of the bounds; 0 if there are none */
     double *start, *end;         /* (n_actions) parallel to schedule->actions */
-    int32_t *live;               /* (n_actions) chunks kept on that stage while the action runs */
+    int32_t *live;               /* (n_actions) chunks kept on the action's stage while it runs */
     int64_t *peak_live;          /* (n_stages) maximum chunks kept at once */
     int64_t *peak_tokens;        /* (n_stages) maximum tokens, padding included, whose activations are kept at once */
     int64_t *peak_state_tokens;  /* (n_stages) maximum tokens whose K and V are held at once */
@@ -2408,8 +2408,8 @@ static void cf__bits_put(cf__bits *bits, int64_t i, int is_member) {
     }
 }
 
-/* Returns the sort key of an item: its upper 32 bits, or the bits of keys[item]. The bits of doubles that are not
-   negative have the order of their numbers. */
+/* Returns an item's sort key: its upper 32 bits or, given keys, the bits of keys[item]. The bits of non-negative
+   doubles sort in the order of their values. */
 static inline uint64_t cf__sort_bits(uint64_t item, const double *keys) {
     uint64_t bits = item >> 32;
     if (keys != NULL) memcpy(&bits, &keys[item], sizeof bits);
@@ -3883,7 +3883,7 @@ static cf_result cf__pack_settle(cf__packer *p) {
    tree of their own. The root of the new tree is the one of them that leaves last, so that only rows of the old root
    are copied. */
 
-/* Adds up the cost of each sequence and of all that leave it. */
+/* Sums the cost of each sequence and all that branch off it. */
 static void cf__pack_cost_branches(cf__packer *p) {
     cf__tree *t = &p->tree;
     double constant = p->weights.constant;
@@ -3927,7 +3927,7 @@ static void cf__pack_part_tree(cf__packer *p, int32_t root, double most, int dry
     p->costs[p->n_units++] = left;
 }
 
-/* Splits all trees that cost more than `most`, from their roots on. Returns the cost of the most expensive rank. */
+/* Splits all trees that cost more than `most`, roots first. Returns the cost of the most expensive rank. */
 static double cf__pack_part_all(cf__packer *p, double most, int dry) {
     int64_t i;
     for (i = 0; i < p->n; i++) {
@@ -5634,9 +5634,9 @@ static void cf__metadata_add_calls(cf__metadata_job *job, const cf_plan *plan, c
     }
 }
 
-/* Returns the end, in plan->order, of the sequences from `from` on that share the row after slice `id`. A slice of this
-   chunk may have just these sequences. It is searched for from *child on in steps that double, since the slices below
-   `id` come in the order of their sequences. If they do not, it is not found, and sequences are compared. */
+/* Returns the end, in plan->order, of the sequences from `from` on that share the row after slice `id`. Searches
+   from *child, in doubling steps, for a slice of this chunk with just these sequences. If there is none, or slices
+   below `id` are not ordered by sequence, compares sequences. */
 static int64_t cf__metadata_way_end(const cf_plan *plan, const cf_chunk *c, int64_t id, int64_t from, int64_t *child) {
     const cf_slice *t = plan->slices;
     int64_t low = *child, high, step, middle, end = c->first_slice + c->n_slices, first = t[id].first;
@@ -6573,7 +6573,7 @@ static int64_t cf__memory_mlp_bytes(const cf_memory_desc *desc, const cf_shard *
     return cf__memory_mlp_rows(desc, shard, shard->mlp_matrices + (desc->unfused && !desc->model->no_gate));
 }
 
-/* Returns the bytes per token that a layer keeps for backward, if backward recomputes `again`. */
+/* Returns the bytes per token that a layer keeps for backward under recomputation `again`. */
 static int64_t cf__memory_layer_bytes(const cf_memory_desc *desc, const cf_shard *shard, cf_recompute again) {
     int64_t element = desc->activation_bytes, mlp = cf__memory_mlp_bytes(desc, shard);
     int64_t rows = 4 * element * shard->hidden;  /* inputs of two norms, and their outputs */
@@ -6923,7 +6923,7 @@ static int cf__pipe_is_free(const cf_pass_cost *cost) {
     return !(cost->constant > 0) && !(cost->per_token > 0) && !(cost->per_pair > 0);
 }
 
-/* Sets a cost that was not given to (a + b) x scale. */
+/* Sets a missing cost to (a + b) x scale. */
 static void cf__pipe_derive(cf_pass_cost *cost, const cf_pass_cost *a, const cf_pass_cost *b, double scale) {
     if (!cf__pipe_is_free(cost)) return;
     cost->constant = (a->constant + b->constant) * scale;
@@ -7328,7 +7328,7 @@ static void cf__pipe_layout(cf__pipeline *pipe, cf__carver *carver) {
     pipe->by_stage = (cf__pipe_costs *)cf__take(carver, pipe->n_v, sizeof(cf__pipe_costs));
 }
 
-/* Fills in all costs, once they have memory. */
+/* Fills in all costs after cf__pipe_layout. */
 static void cf__pipe_fill(cf__pipeline *pipe) {
     int64_t v;
     pipe->all = cf__pipe_fill_costs(&pipe->timing.all, pipe->timing.outputs);
@@ -7351,7 +7351,7 @@ static int64_t cf__pipe_ended(const cf_plan *plan, const cf_chunk *c, int64_t be
     return up >= 0 && plan->chunks[up].down == first ? plan->chunks[up].chain : -1;
 }
 
-/* Returns the number of chunks on the longest path of chains below the chain of this chunk. */
+/* Returns the number of chunks on the longest path below this chunk's chain. */
 static int64_t cf__pipe_below(const cf__pipeline *pipe, int64_t chunk) {
     const cf_chunk *c = &pipe->chunks[chunk];
     return c->below - cf__pipe_after(pipe->plan, c);
@@ -7367,7 +7367,7 @@ static int cf__pipe_has_parent(const cf__pipeline *pipe, int64_t chunk) {
 /* Returns 1 if chunk i of the unit is dropped in its first forward. */
 static int cf__pipe_is_dropped(const cf__pipe_unit *unit, int64_t i) { return i < unit->n - unit->k; }
 
-/* Returns 1 if a chunk of the unit has a pass at a place that exists in this pipeline. */
+/* Returns 1 if the unit's chunk has a pass at `place`, which the pipeline must have. */
 static int cf__pipe_occurs(const cf__pipe_unit *unit, int place, int64_t chunk) {
     return place != CF_R || cf__pipe_is_dropped(unit, chunk - unit->first);
 }
@@ -8592,7 +8592,7 @@ static void cf__clock_advance(cf__clock *clock, int64_t stage) {
     clock->next[stage] = id;
 }
 
-/* Notes which passes are in the lists, if >>check has not walked them. */
+/* Notes which passes are in lists that >>check has not walked. */
 static void cf__clock_list(const cf__clock *clock, uint16_t *listed) {
     const cf__pipeline *pipe = clock->pipe;
     int64_t i;
@@ -9035,7 +9035,7 @@ typedef struct cf__dispatch {
     double *urgency;      /* (passes) the lower, the more urgent */
     double *furthest;     /* (cells) the lower, the further off its backward: keys of the heaps of kept cells */
     double *nearest;      /* (cells) furthest, negated: keys of the heaps of dropped cells */
-    int follows;          /* forwards and backwards follow an order that is in `urgency` from the start */
+    int follows;          /* `urgency` is preset: forwards and backwards follow its order */
     double now, give_up_at;
     double least;         /* a lower bound of the makespan */
     int64_t n_left;       /* passes, except R, that have not been taken */
@@ -9541,9 +9541,9 @@ static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
     return d->workers[stage].n_ahead >= cf__max(d->policy.turns - less, 1);
 }
 
-/* Returns the room that a unit which starts on virtual stage v leaves for later rows. In each row this is what a unit
-   takes or, in trees, what a path takes, less what that path holds already. In a strict order it leaves none, because
-   the order says what comes first. */
+/* Returns the room that a unit which starts on virtual stage v leaves for later rows. Per row: the room of a unit
+   (in trees, of a path) minus the room that the path already holds. In a strict order it leaves none, because the
+   order says what comes first. */
 static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, int64_t v) {
     const cf__schedule_maker *m = d->maker;
     cf__pipe_room leaves = {0, 0, 0};
@@ -9873,8 +9873,7 @@ static int cf__search_keeps(const cf__search *search, const cf_schedule *trial) 
     return 1;
 }
 
-/* Keeps the candidate if it is the best so far. The clock may find a shorter time than dispatch did, which
-   sometimes waits. */
+/* Keeps the candidate if it is the best so far. Dispatch sometimes waits, so the clock may find a shorter time. */
 static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
     const cf__pipeline *pipe = &search->maker.pipe;
     cf_search_report *report = &search->report;
@@ -10528,7 +10527,7 @@ static inline cf_result cf__check_room(const cf__checker *k, const cf_action *a,
     return cf__check_fail(k, a, "limits.bytes", k->room.bytes, bytes, "needs more bytes than the limit");
 }
 
-/* Sets the limits of the stage, and the bytes that they count. */
+/* Sets the stage's limits and their bytes per token. */
 static void cf__check_take_limits(cf__checker *k) {
     int own = cf__pipe_given_room(k->limits, k->stage).bytes == 0;
     k->room = cf__pipe_room_of(k->limits, k->schedule, k->stage);

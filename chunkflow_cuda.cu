@@ -1434,10 +1434,10 @@ template <typename F> void each_slice(const problem *p, int64_t rows, F visit) {
     }
 }
 
-/* Cuts a slice to what the rows of tokens first .. last need of it: the keys that any of them sees, and, under a causal
-   mask, no token after them. Masks are aligned at the last token and the last key, so each row sees what it saw in the
-   slice. Keys that no row of a tile sees are thus past the ends of its arrays: never loaded, a NaN there goes nowhere.
-   */
+/* Cuts a slice to the rows of tokens first .. last. Keeps the keys that any of these rows sees; under a causal mask,
+   drops all later tokens. Masks are aligned at the last token and the last key, so each row sees what it saw in the
+   slice. Keys that no row of a tile sees are thus past the ends of its arrays: never loaded, a NaN there goes
+   nowhere. */
 tile rows_with_keys(const mask &m, const tile &slice, int32_t first, int32_t last) {
     const int32_t end = key_end(m, slice, last), begin = std::min(key_begin(m, slice, first), end);
     tile t = slice;
@@ -4987,7 +4987,7 @@ struct state_stream {
     bool backward;
     stream_part parts[MOST_PARTS]; /* the last one is of the chunk's chain */
     int64_t n_parts;
-    int64_t touched;            /* first row of that chain that has a gradient to be loaded */
+    int64_t touched;            /* first row of the chunk's chain with a gradient to load */
     int64_t n_own, n_prefix;    /* blocks of a layer */
     int64_t issued, taken;      /* blocks of all layers that have set out, and that were handed out */
     int64_t layer, place;       /* where the next call is: layers that are done, blocks that this one has handed out */
@@ -7238,7 +7238,7 @@ bool needs_stream(const stage_plan *s, const cf_action &a) {
 /* Returns whether others read what a chunk adds to its chain. */
 bool is_read_again(const cf_chunk &c) { return c.down >= 0; }
 
-/* Finds where the blocks of a chunk of a tree lie. */
+/* Finds where the blocks of a tree's chunk lie. */
 void list_places(const stage_plan *s, const cf_step *step, const chunk_data &data) {
     for (int64_t i = 0; i < data.n_blocks; i++) {
         cf_cuda_block *block = &s->blocks[data.first_block + i];
@@ -7868,7 +7868,7 @@ const stage *stage_here(const executor *e, int64_t number) {
     return i >= 0 && i < e->stages.n ? &e->stages[i] : NULL;
 }
 
-/* Checks that the executor can be used: no callback of its own calls, and neither its device nor a peer is lost. */
+/* Checks that the executor can be used: not from its own callbacks, nor once its device or a peer is lost. */
 cf_result check_usable(executor *e, cf_error *error) {
     if (e == NULL) return cf_fail_null(error, "executor");
     if (e->busy) return cf_fail(error, CF_ERROR_ARGUMENT, "executor", -1, 0, 1, "a callback must not call this");

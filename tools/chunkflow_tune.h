@@ -270,8 +270,8 @@ CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status);
 typedef struct cf_stage_bytes {
     cf_held_bytes held;    /* per held token: kept activations (more than 0), state, state gradient and, for local
                               replay, the saved input of a dropped chunk */
-    int64_t per_token_pass; /* per token of the chunk in a pass, beside `held`: logits, gradients of activations,
-                               buffers. Of a stage's virtual stages the most expensive counts */
+    int64_t per_token_pass; /* per token of the chunk in a pass, besides `held`: logits, gradients of activations,
+                               buffers. A stage counts its costliest virtual stage */
     int64_t fixed;         /* always: parameters, gradients, optimizer states, the runtime */
 } cf_stage_bytes;
 
@@ -1638,7 +1638,7 @@ static void cft__report_done(cft__tuner *t, int64_t n) {
 
 /* ---- splits ---- */
 
-/* Returns whether a split matches the request, the model and the machine allow it, and every rank gets a sequence. */
+/* Returns whether a split matches the request, suits model and machine, and gives every rank a sequence. */
 static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
     const cf_parallel *fixed = &desc->parallel;
     if (fixed->tp > 0 ? split->tp != fixed->tp : split->tp > desc->gpus_per_node) return 0;
@@ -2253,7 +2253,7 @@ static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__
     return CF_OK;
 }
 
-/* Finds the bytes per token on one virtual stage, of the model or from the caller. */
+/* Finds the bytes per token on one virtual stage, from the model or the caller. */
 static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
     if (t->desc.model == NULL) {
         const cf_stage_bytes *own = &t->desc.bytes[v];

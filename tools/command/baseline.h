@@ -56,7 +56,7 @@ typedef struct baseline_tuned {
     int64_t context;        /* GPUs that share each sequence; 0: context parallelism is not faster, or does not fit */
     int ring;               /* 1: K and V go round these GPUs beside attention; 0: they are gathered before it */
     int64_t least;          /* if no form fits: bytes of the one that needs least; 0: none can be made */
-    char why[256];          /* if none can be made: the reason */
+    char why[256];          /* why no baseline can be made */
 } baseline_tuned;
 
 /* Finds the baseline of a search. desc: of the search; its `progress` may stop this one, too. Fails only if memory runs

@@ -187,7 +187,7 @@ static void note_means(finder *f) {
    The pieces of a gap
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* The time from which on a cause holds, and until when. */
+/* The time span in which a cause holds. */
 typedef struct span {
     double from, to;
 } span;

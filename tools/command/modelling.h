@@ -219,7 +219,7 @@ cf_cost_desc modelling_costs(const modelling *m, const cf_gpu *gpu, const gpu_op
 /* Fills in the members that these options set. Returns an exit code. */
 int modelling_take_terms(const char *command, const term_options *asked, cf_memory_desc *out);
 
-/* Returns the bytes of a row of the layer with most state, its gradient included: a ring consists of such rows. */
+/* Returns the bytes of a ring's row: a row of the layer with the most state, gradient included. */
 int64_t modelling_row_bytes(const cf_memory_desc *desc);
 
 /* Sets the window of a ring of at most `bytes` on each GPU, cut into CF_STATE_SLOTS blocks of whole rows; 0: no ring.
