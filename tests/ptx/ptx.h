@@ -93,13 +93,20 @@ struct kernel {
     bool has_async = false, has_wgmma = false;
 };
 
+struct text_place {
+    size_t at;
+    int line;
+};
+
 /* One image of a fat binary. Entries are decoded when they are launched first. */
 struct module {
     std::string text;
     std::map<std::string, std::unique_ptr<kernel>> kernels;
+    std::map<std::string, text_place> entries;  /* where the parameters begin; filled by entries_of */
+    std::vector<text_place> variables;          /* lines that may declare one */
 };
 const kernel *find_kernel(module &m, const std::string &name); /* NULL: there is none */
-std::vector<std::string> entries_of(const std::string &text);
+const std::map<std::string, text_place> &entries_of(module &m);
 
 /* ---- what runs ---- */
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <unordered_map>
+#include <unordered_set>
 
 namespace ptx {
 
@@ -22,7 +24,7 @@ static bool is_arithmetic(const opcode *one) {
 }
 
 static const opcode *find_opcode(const std::string &name) {
-    static std::map<std::string, const opcode *> known;
+    static std::unordered_map<std::string, const opcode *> known;
     if (known.empty())
         for (const opcode *one : all_opcodes()) known[one->name] = one;
     const auto found = known.find(name);
@@ -51,13 +53,14 @@ struct operand {
 };
 
 struct reader {
+    const module &from;
     const std::string &text;
     kernel &k;
     size_t at, end;
-    std::vector<std::map<std::string, register_name>> scopes;
-    std::map<std::string, int> ranges;       /* "%f": bytes */
-    std::map<std::string, uint64_t> symbols; /* what an address of them is */
-    std::map<std::string, int> labels;
+    std::vector<std::unordered_map<std::string, register_name>> scopes;
+    std::unordered_map<std::string, int> ranges;       /* "%f": bytes */
+    std::unordered_map<std::string, uint64_t> symbols; /* what an address of them is */
+    std::unordered_map<std::string, int> labels;
     std::vector<std::pair<size_t, std::string>> jumps;
     std::map<std::pair<uint64_t, int>, uint32_t> constants;
     std::map<std::string, std::pair<uint32_t, uint32_t>> shared_of_module; /* bytes, alignment */
@@ -65,7 +68,7 @@ struct reader {
     uint32_t next_predicate = 0, predicates_end = 0;
     int line = 0;
 
-    reader(const std::string &all, kernel &to) : text(all), k(to), at(0), end(all.size()) {
+    reader(const module &all, kernel &to) : from(all), text(all.text), k(to), at(0), end(all.text.size()) {
         k.register_bytes = SPECIAL_REGISTERS * LANES * 4;
     }
 
@@ -75,7 +78,7 @@ struct reader {
 
     void skip_space() {
         for (; at < end; at++) {
-            if (text.compare(at, 2, "//") == 0) at = std::min(text.find('\n', at), end - 1);
+            if (text[at] == '/' && text[at + 1] == '/') at = std::min(text.find('\n', at), end - 1);
             if (text[at] == '\n') line++;
             if (!isspace((unsigned char)text[at])) return;
         }
@@ -270,9 +273,9 @@ struct reader {
             if (bytes == 0) return constant(value ? ALL_LANES : 0, 4);
             return constant(bytes == 4 ? value & ALL_LANES : value, bytes);
         }
+        if (const register_name *r = find_register(name)) return r->place;
         for (int i = 0; i < SPECIAL_REGISTERS; i++)
             if (name == SPECIAL[i]) return (uint32_t)(i * LANES * 4);
-        if (const register_name *r = find_register(name)) return r->place;
         if (!find_symbol(name)) fail("nothing is called \"" + name + "\"");
         return constant(symbols[name], bytes);
     }
@@ -291,7 +294,9 @@ struct reader {
 
     /* ---- statements ---- */
 
-    static bool begins(const std::string &name, const char *with) { return name.compare(0, strlen(with), with) == 0; }
+    static bool begins(const std::string &name, const char *with) {
+        return name[0] == with[0] && name.compare(0, strlen(with), with) == 0;
+    }
 
     /* Bytes of a lane of an instruction's operand by the instruction's name; 0: of a predicate. */
     static int operand_bytes(const std::string &name, size_t index) {
@@ -345,7 +350,7 @@ struct reader {
     }
 
     const opcode *find_instruction(const std::string &name, const std::vector<operand> &operands, instruction *i) {
-        if (name.compare(0, 3, "ld.") == 0 || name.compare(0, 3, "st.") == 0) return find_access(name, operands, i);
+        if (begins(name, "ld.") || begins(name, "st.")) return find_access(name, operands, i);
         std::string full = name;
         if (name == "mov.b32" || name == "mov.b64") {
             if (operands[0].kind == operand::LIST) full += " {}";
@@ -414,17 +419,17 @@ struct reader {
             if (begins(name, one.first) && i.n != one.second) fail(name + " of " + std::to_string(i.n) + " operands");
         uint32_t *const first[] = {&i.d, &i.a, &i.b, &i.c};
         for (uint32_t n = 0; n < 4; n++) *first[n] = n < i.n ? k.places[i.more + n] : NO_PLACE;
-        if (name.compare(0, 9, "wgmma.mma") == 0) i.bytes_of_wgmma = found->bytes;
+        if (begins(name, "wgmma.mma")) i.bytes_of_wgmma = found->bytes;
         for (const char *one : {"wgmma", "mbarrier", "cp.async.bulk", "fence.proxy", "setmaxnreg"})
-            if (name.compare(0, strlen(one), one) == 0) k.has_wgmma = true;
+            if (begins(name, one)) k.has_wgmma = true;
         for (const char *one : {"wgmma", "mbarrier", "cp.async"})
-            if (name.compare(0, strlen(one), one) == 0) k.has_async = true;
+            if (begins(name, one)) k.has_async = true;
         k.code.push_back(i);
     }
 
     static const char *keep(const std::string &name) {
-        static std::map<std::string, std::string> names;
-        return (names[name] = name).c_str();
+        static std::unordered_set<std::string> names; /* which keeps them where they are */
+        return names.insert(name).first->c_str();
     }
 
     void read_body() {
@@ -489,23 +494,17 @@ struct reader {
     }
 
     void read_module_variables() {
-        for (size_t from = 0; from < text.size();) {
-            const size_t next = std::min(text.find('\n', from), text.size());
-            at = from;
-            if (text[at] == '.') {
-                std::string kind = word();
-                if (kind == ".extern" || kind == ".visible") kind = word();
-                if (kind == ".shared" || kind == ".global") read_variable(kind, true);
-            }
-            from = next + 1;
+        for (const text_place &place : from.variables) {
+            at = place.at, line = place.line;
+            std::string kind = word();
+            if (kind == ".extern" || kind == ".visible") kind = word();
+            if (kind == ".shared" || kind == ".global") read_variable(kind, true);
         }
     }
 
-    void read_entry(size_t from) {
-        line = 0;
+    void read_entry(const text_place &place) {
         read_module_variables();
-        line = 1 + (int)std::count(text.begin(), text.begin() + (std::ptrdiff_t)from, '\n');
-        at = from;
+        at = place.at, line = place.line;
         symbols[dynamic_shared] = 0;
         read_head();
         const size_t body = at;
@@ -566,22 +565,30 @@ void reader::fuse_products() {
 
 } /* namespace */
 
-std::vector<std::string> entries_of(const std::string &text) {
-    std::vector<std::string> names;
-    for (size_t at = text.find(".entry "); at != std::string::npos; at = text.find(".entry ", at + 1))
-        names.push_back(text.substr(at + 7, text.find('(', at) - at - 7));
-    return names;
+const std::map<std::string, text_place> &entries_of(module &m) {
+    static const std::string HEADS[] = {".entry ", ".visible .entry "};
+    int line = 1;
+    if (!m.entries.empty()) return m.entries;
+    for (size_t at = 0, next; at < m.text.size(); at = next + 1, line++) {
+        next = std::min(m.text.find('\n', at), m.text.size());
+        if (m.text[at] != '.') continue;
+        m.variables.push_back({at, line});
+        for (const std::string &head : HEADS)
+            if (m.text.compare(at, head.size(), head) == 0) {
+                const size_t name = at + head.size(), end = m.text.find('(', name);
+                m.entries[m.text.substr(name, end - name)] = {end, line};
+            }
+    }
+    return m.entries;
 }
 
 const kernel *find_kernel(module &m, const std::string &name) {
     std::unique_ptr<kernel> &k = m.kernels[name];
-    if (k) return k.get();
-    const size_t start = m.text.find(".entry " + name + "(");
-    if (start == std::string::npos) return nullptr;
+    const auto place = entries_of(m).find(name);
+    if (k || place == m.entries.end()) return k.get();
     k.reset(new kernel);
     k->name = name;
-    const size_t from = start + 7 + name.size();
-    reader(m.text, *k).read_entry(from);
+    reader(m, *k).read_entry(place->second);
     return k.get();
 }
 

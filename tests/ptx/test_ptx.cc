@@ -893,8 +893,8 @@ void add_instructions(const std::filesystem::path &file, std::map<std::string, s
     std::ifstream in(file);
     module m;
     m.text.assign(std::istreambuf_iterator<char>(in), {});
-    for (const std::string &entry : entries_of(m.text))
-        for (const instruction &i : find_kernel(m, entry)->code) (*names)[i.name] = file;
+    for (const auto &entry : entries_of(m))
+        for (const instruction &i : find_kernel(m, entry.first)->code) (*names)[i.name] = file;
 }
 
 /* Each instruction of the interpreter, and of the programs' texts if there are any, with space, vector and type. */
