@@ -1371,6 +1371,8 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     if (full.gpus_per_node == 0) full.gpus_per_node = 8;
     CFT__TRY(cft__range(full.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
     CFT__TRY(cft__range(full.chunk_size, 0, CF_MAX_CHUNK_SIZE, CF_ERROR_LIMIT, "chunk_size", -1, error));
+    CFT__TRY(cft__range(full.stream, 0, 1, CF_ERROR_ARGUMENT, "stream", -1, error));
+    CFT__TRY(cft__range(full.unfused, 0, 1, CF_ERROR_ARGUMENT, "unfused", -1, error));
     CFT__TRY(cft__check_cp_group(full.model, full.max_cp, "max_cp", error));
     CFT__TRY(cft__range(full.outputs, 0, 1, CF_ERROR_ARGUMENT, "outputs", -1, error));
     if (full.outputs && full.parallel.recompute == CF_RECOMPUTE_FULL)

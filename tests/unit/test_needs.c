@@ -354,6 +354,11 @@ TEST(of_estimates) {
         FINE(cf_cost_estimate(&desc, stages, 2, &timing, NULL, &error));
         FINE(time_it(plan, &timing));
     }
+    desc.stream = 2;
+    ALONE(cf_cost_estimate(&desc, stages, 2, &timing, NULL, &error), "stream", "too large");
+    desc.stream = 0;
+    desc.unfused = -1;
+    ALONE(cf_cost_estimate(&desc, stages, 2, &timing, NULL, &error), "unfused", "too small");
     cf_plan_free(plan);
 }
 
