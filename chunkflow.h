@@ -6147,11 +6147,20 @@ static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error 
                     kind->kv_heads, "must divide heads");
 }
 
+/* Returns whether some kind of layers has experts. */
 static int cf__model_has_experts(const cf_model *model) {
     int64_t k;
     for (k = 0; model->kinds != NULL && k < model->n_kinds; k++)
         if (model->kinds[k].experts > 0) return 1;
     return 0;
+}
+
+/* Returns whether some kind has projections of Q, K and V in which biases and norms of heads can be. */
+static int cf__model_attends(const cf_model *model) {
+    int64_t k;
+    for (k = 0; model->kinds != NULL && k < model->n_kinds; k++)
+        if (model->kinds[k].mixer <= CF_MIXER_CHUNKED) return 1;
+    return model->kinds == NULL;
 }
 
 static cf_result cf__model_check_kinds(const cf_model *model, cf_error *error) {
@@ -6178,6 +6187,11 @@ static cf_result cf__model_check_kinds(const cf_model *model, cf_error *error) {
 
 /* Checks flags, which are 0 or 1, and the norms of Q and K. */
 static cf_result cf__model_check_flags(const cf_model *model, cf_error *error) {
+    const char *why = "needs a kind whose mixer is full, window or chunked";
+    int attends = cf__model_attends(model);
+    CF__TRY(cf__needs(model->qkv_bias, attends, "model.qkv_bias", -1, why, error));
+    CF__TRY(cf__needs(model->out_bias, attends, "model.out_bias", -1, why, error));
+    CF__TRY(cf__needs(model->qk_norm, attends, "model.qk_norm", -1, why, error));
     CF__TRY(cf__check_flag(model->tied, "model.tied", -1, error));
     CF__TRY(cf__check_flag(model->qkv_bias, "model.qkv_bias", -1, error));
     CF__TRY(cf__check_flag(model->out_bias, "model.out_bias", -1, error));
@@ -6207,8 +6221,8 @@ CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error
     if (fitting < model->heads)
         return cf__fail(error, CF_ERROR_ARGUMENT, "model.heads", -1, fitting, model->heads,
                         "must divide hidden, or head_dim must be given");
-    CF__TRY(cf__model_check_flags(model, error));
-    return cf__model_check_kinds(model, error);
+    CF__TRY(cf__model_check_kinds(model, error));
+    return cf__model_check_flags(model, error);
 }
 
 /* ---- splitting ---- */

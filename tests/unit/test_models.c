@@ -439,6 +439,8 @@ static cf_model random_kinds(harness_rng *rng, cf_layer *kinds, char *pattern) {
     for (i = 0; i < 3; i++)
         if (kinds[i].shared == 0) kinds[i].shared_gate = 0;
     if (kinds[0].experts + kinds[1].experts + kinds[2].experts == 0) m.first_dense = 0;
+    for (i = 0; i < 3 && kinds[i].mixer > CF_MIXER_CHUNKED; i++) continue;
+    if (i == 3) m.qkv_bias = m.out_bias = m.qk_norm = 0; /* of Q, K and V, which none has */
     return m;
 }
 

@@ -178,6 +178,15 @@ TEST(of_models) {
     ALONE(cf_model_validate(&model, &error), "model.first_dense", "experts");
     kinds[1].experts = kinds[1].active = 4;
     FINE(cf_model_validate(&model, &error));
+    kinds[0].mixer = kinds[1].mixer = CF_MIXER_DELTA;
+    kinds[0].tail = kinds[1].tail = 4;
+    model.qk_norm = 1;
+    ALONE(cf_model_validate(&model, &error), "model.qk_norm", "full, window or chunked");
+    model.qk_norm = 0;
+    model.qkv_bias = 1;
+    ALONE(cf_model_validate(&model, &error), "model.qkv_bias", "full, window or chunked");
+    model.qkv_bias = 0;
+    FINE(cf_model_validate(&model, &error));
     model = *cf_model_find("qwen3-8b");
     model.first_dense = 1;
     ALONE(cf_model_validate(&model, &error), "model.first_dense", "experts");

@@ -565,6 +565,8 @@ static const char *say_option(const cf_error *error) {
     static const char *const names[][2] = {
         {"parallel.tp", "--tp"}, {"parallel.pp", "--stages"}, {"parallel.dp", "--ranks"}, {"parallel.zero", "--zero"},
         {"parallel.n_virtual", "--virtual"}, {"parallel.ep", "--ep"}, {"parallel.layers", "--stage-layers"},
+        {"parallel.placement", "--placement"}, {"parallel.recompute_layers", "--recompute-layers"},
+        {"lora_experts", "--lora-experts"}, {"split_backward", "--split-backward"},
         {"method", "--method"}, {"max_cp", "--max-cp"}, {"lockstep", "--lockstep"},
         {"forwards_first", "--forwards-first"},
         {"shape.forward_only", "--forward-only"}, {"shape.n_virtual", "--virtual"}, {"shape.placement", "--placement"},
