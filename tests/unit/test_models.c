@@ -508,6 +508,7 @@ TEST(queries_of_recurrent_layers) {
             if (kind.mixer == CF_MIXER_KDA) kind.kv_heads = 32;
             m.kinds = &kind;
             m.n_kinds = 1;
+            m.qk_norm = 0;
             if (cf_stage_shard(&m, &p, 0, 0, &shard, &error) != CF_OK) FAIL("%s", error.text);
             CHECK_INT(shard.q, kind.kv_heads * 96 / tp);
             CHECK_INT(shard.kv, kind.kv_heads * 96 / tp);
@@ -1090,6 +1091,7 @@ TEST(replays_with_outputs_do_not_attend) {
             double window = kinds[i].keeps && kinds[i].kind.window > 0 ? 4 * 28 * 4096.0 * 3584 : 0;
             model.kinds = &kinds[i].kind;
             model.n_kinds = 1;
+            model.qkv_bias = kinds[i].kind.mixer <= CF_MIXER_CHUNKED;
             desc.model = &model;
             desc.gpu = &gpu;
             desc.stream = 1;

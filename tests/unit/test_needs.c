@@ -133,6 +133,7 @@ TEST(of_kinds_of_layers) {
     routed.ffn = 64;
     model.kinds = &kind;
     model.n_kinds = 1;
+    model.qk_norm = 0; /* which some of these kinds could not have */
     kind = plain;
     kind.shared = 64;
     ALONE(cf_model_validate(&model, &error), "kinds.shared", "experts");
@@ -356,6 +357,7 @@ TEST(of_estimates) {
     for (i = 0; i < 4; i++) {
         model.kinds = i & 1 ? &recurrent : NULL;
         model.n_kinds = i & 1;
+        model.qk_norm = !(i & 1);
         desc.model = &model;
         desc.gpu = cf_gpu_find("h100-80g");
         desc.parallel.pp = 2;
