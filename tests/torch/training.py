@@ -1037,8 +1037,8 @@ def test_evaluation():
         args = transformers.TrainingArguments(**options_of(folder), neftune_noise_alpha=5.0)
         what = families.refused(lambda: Trainer(model=tiny("llama"), args=args, chunk_size=CHUNK))
     check("noise of NEFTune", "neftune_noise_alpha" in what, what)
-    what = families.refused(lambda: Step(tiny("gpt2", attn_pdrop=0.1), Causal(tiny("gpt2", attn_pdrop=0.1)),
-                                         chunk_size=CHUNK)(batch["input_ids"]))
+    drops = tiny("gpt2", attn_pdrop=0.1)
+    what = families.refused(lambda: Step(drops, Causal(drops), chunk_size=CHUNK)(batch["input_ids"]))
     check("dropout in attention", what.startswith("gpt2") and "attn_pdrop" in what, what)
     takes = Causal(torch.compile(tiny("llama")), check=False).takes
     check("a model that torch.compile has wrapped", "past_key_values" in takes, ", ".join(takes))
