@@ -5224,8 +5224,8 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id) {
         const cf_slice *s = &plan->slices[i];
         int64_t own;
         if (tokens >= c->state && !is_last)
-            CF__TRY(cf__plan_is(check, "chunks.n_slices", id, i - c->first_slice, c->n_slices,
-                                "counts what is not its chain's, which only a chain's last chunk may hold"));
+            return cf__fail(check->error, CF_ERROR_PLAN, "chunks.n_slices", id, i - c->first_slice, c->n_slices,
+                            "counts what is not its chain's, which only a chain's last chunk may hold");
         CF__TRY(cf__plan_is(check, "slices.offset", i, rows, s->offset, "is the wrong place in its chunk"));
         if (i == c->first_slice && c->cp == 0)
             CF__TRY(cf__plan_is(check, "slices.begin", i, sees, s->begin, "is not where the chunk begins"));

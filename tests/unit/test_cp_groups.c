@@ -533,6 +533,54 @@ TEST(broken_cp_groups_are_refused) {
     drop(&t);
 }
 
+/* A part is missing, or belongs to a narrower cp group, or is in two chains, and all else agrees. */
+TEST(parts_that_are_not_there_are_refused) {
+    cp_groups t = {.lengths = {150}, .n = 1, .pack = {.chunk_size = 100, .n_ranks = 2, .max_cp = 2}};
+    cp_groups u = {.lengths = {1500}, .n = 1, .pack = {.chunk_size = 100, .n_ranks = 4, .max_cp = 4}};
+    cf_chunk idle = {0}, *c;
+    cf_chain chains[5], *g;
+    cf_error *e = &t.error;
+    REQUIRE(pack(&t) && t.plan->n_chains == 2 && t.plan->n_chunks == 2 && t.plan->n_slices == 2);
+    idle.chain = idle.up = idle.down = -1;
+    idle.first_slice = idle.rank = 1;
+    t.plan->chunks[1] = idle;
+    t.plan->n_slices = t.plan->n_chains = t.plan->n_idle = 1;
+    t.plan->lower_bound = 0;
+    refused(cf_plan_validate(t.plan, t.lengths, 1, NULL, e), e, CF_ERROR_PLAN, "chunks.chain");
+    drop(&t);
+
+    t.pack.n_ranks = 4;
+    REQUIRE(pack(&t) && t.plan->n_chains == 2 && t.plan->chains[0].cp == 2 && t.plan->chains[0].first_chunk == 0);
+    t.plan->chains[0].cp = t.plan->chunks[0].cp = 4;
+    refused(cf_plan_validate(t.plan, t.lengths, 1, NULL, e), e, CF_ERROR_PLAN, "chains.cp");
+    drop(&t);
+
+    REQUIRE(pack(&u) && u.plan->n_chains == 4 && u.plan->chains[1].n_chunks > 1 && u.plan->chains[1].cp == 4);
+    memcpy(chains, u.plan->chains, 4 * sizeof *chains);
+    g = &chains[1];
+    c = &u.plan->chunks[g->first_chunk];
+    chains[4] = *g;
+    chains[4].first_chunk = g->first_chunk + 1;
+    chains[4].n_chunks = g->n_chunks - 1;
+    chains[4].tokens -= c->state;
+    g->n_chunks = 1;
+    g->tokens = c->state;
+    c->down = -1;
+    c->below = 0;
+    c[1].up = -1;
+    for (c++; c < &u.plan->chunks[chains[4].first_chunk + chains[4].n_chunks]; c++) {
+        c->chain = 4;
+        c->index--;
+        c->prefix -= g->tokens;
+    }
+    g = u.plan->chains;
+    u.plan->chains = chains;
+    u.plan->n_chains = 5;
+    refused(cf_plan_validate(u.plan, u.lengths, 1, NULL, &u.error), &u.error, CF_ERROR_PLAN, "chains.n_chunks");
+    u.plan->chains = g;
+    drop(&u);
+}
+
 /* Two sequences of one length, each of which has the other's share on the second rank. */
 TEST(shares_of_two_cp_groups_are_no_cp_group) {
     cp_groups t =
@@ -630,6 +678,7 @@ SUITE(cp_groups, CASE(packing_cp_groups_needs_what_pack_size_says),
       CASE(widths_are_what_they_cost), CASE(cp_groups_stay_within_their_room),
       CASE(passes_of_cp_groups_take_as_long_as_the_slowest_rank), CASE(gathers_are_priced_by_model_and_gpu),
       CASE(cp_groups_that_cannot_be_are_named), CASE(random_damage_to_cp_groups_is_judged_as_by_the_oracle),
-      CASE(broken_cp_groups_are_refused), CASE(shares_of_two_cp_groups_are_no_cp_group),
+      CASE(broken_cp_groups_are_refused), CASE(parts_that_are_not_there_are_refused),
+      CASE(shares_of_two_cp_groups_are_no_cp_group),
       CASE(cp_groups_are_written_and_damaged_ones_survived),
       CASE(cp_groups_that_do_not_meet_are_refused), CASE(cp_groups_survive_without_memory));

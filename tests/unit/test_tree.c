@@ -1318,6 +1318,7 @@ TEST(ranks_of_trees_have_no_chunks_without_anything) {
 TEST(damaged_slices_of_trees_are_refused_by_name) {
     const int64_t small[] = {20, 20, 20, 7, 7}, in_small[] = {0, 10, 10, 0, 0};
     const int64_t two[] = {16, 4}, in_two[] = {0, 2}, odd[] = {14, 10}, in_odd[] = {0, 7};
+    const int64_t twice[] = {10, 10}, in_twice[] = {0, 5};
     const int64_t deep[] = {32, 16, 13, 11}, in_deep[] = {0, 14, 11, 9};
     forest f;
     cf_plan *plan = pack_star(&f, 5, small, in_small, 64);
@@ -1373,6 +1374,14 @@ TEST(damaged_slices_of_trees_are_refused_by_name) {
     plan->chunks[1].prefix = plan->chunks[0].state = plan->slices[1].begin;
     plan->chains[0].tokens = plan->slices[1].begin + 8;
     check_damaged(&f, plan, "chunks.n_slices", 0);
+    cf_plan_free(plan);
+
+    plan = pack_star(&f, 2, twice, in_twice, 64); /* a sequence has its first five tokens twice, and so as many */
+    REQUIRE(plan->n_slices == 3 && plan->slices[2].up == 0 && plan->slices[2].begin == 5);
+    plan->slices[2].up = -1;
+    plan->slices[2].begin = 0;
+    plan->chunks[0].pairs -= 5 * 5;
+    check_damaged(&f, plan, "slices.sequence", 2);
     cf_plan_free(plan);
 }
 

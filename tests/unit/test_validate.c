@@ -433,6 +433,28 @@ TEST(a_chain_that_ends_too_early) {
     drop_copy(&plan);
 }
 
+/* Each number of a slice or a chain agrees with all others, but for which sequence it is. */
+TEST(a_sequence_that_is_there_twice) {
+    const int64_t lengths[] = {20, 5, 5, 20};
+    const cf_pack_desc desc = {.chunk_size = 16, .no_tails = 1};
+    cf_plan *plan = NULL;
+    cf_error error;
+    int64_t i;
+    REQUIRE(cf_pack(lengths, 4, &desc, &plan, NULL) == CF_OK && plan->n_slices == 6 && plan->chains[1].sequence == 3);
+    plan->slices[5].sequence = plan->slices[5].first = plan->slices[4].sequence;
+    CHECK_INT(cf_plan_validate(plan, lengths, 4, NULL, &error), CF_ERROR_PLAN);
+    CHECK_STR(error.field, "slices.sequence");
+    CHECK_INT(error.item, 5);
+    plan->slices[5].sequence = plan->slices[5].first = 3 - plan->slices[4].sequence;
+    CHECK_INT(cf_plan_validate(plan, lengths, 4, NULL, &error), CF_OK);
+    for (i = 2; i < 4; i++) plan->slices[i].sequence = plan->slices[i].first = 0;
+    plan->chains[1].sequence = 0;
+    CHECK_INT(cf_plan_validate(plan, lengths, 4, NULL, &error), CF_ERROR_PLAN);
+    CHECK_STR(error.field, "slices.sequence");
+    CHECK_INT(error.item, 2);
+    cf_plan_free(plan);
+}
+
 /* The first of two chunks ends one token before the place that is aligned, and all that follows from it agrees. */
 TEST(a_chunk_that_ends_between_two_places) {
     cf_plan copy = known_plan();
@@ -466,4 +488,4 @@ TEST(fewer_than_no_rows_are_no_bytes) {
 SUITE(validate, CASE(a_plan_made_by_hand_is_accepted), CASE(each_kind_of_damage_is_named), CASE(a_chain_without_slices),
       CASE(impossible_methods_are_named), CASE(random_damage_is_judged_as_by_the_oracle),
       CASE(validate_refuses_bad_arguments), CASE(a_chain_that_ends_too_early), CASE(fewer_than_no_rows_are_no_bytes),
-      CASE(a_chunk_that_ends_between_two_places));
+      CASE(a_chunk_that_ends_between_two_places), CASE(a_sequence_that_is_there_twice));
