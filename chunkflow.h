@@ -5894,7 +5894,8 @@ static cf_result cf__metadata_lay_rows(cf__metadata_rows *r, const cf_plan *plan
         CF__TRY(cf__metadata_measure(&job, plan, i, error));
         rows += job.out.rows;
         targets += job.out.rows + job.most_more;
-        CF__TRY(cf__bounded(targets, 0, INT32_MAX, "targets", "there may be too many", error));
+        if (targets > INT32_MAX)
+            return cf__fail(error, CF_ERROR_LIMIT, "targets", -1, INT32_MAX, targets, "there may be too many");
     }
     r->first_row = (int64_t *)cf__metadata_take(memory, &used, plan->n_chunks + 1, sizeof(int64_t));
     r->tokens = (int32_t *)cf__metadata_take(memory, &used, rows, sizeof(int32_t));
@@ -5904,6 +5905,7 @@ static cf_result cf__metadata_lay_rows(cf__metadata_rows *r, const cf_plan *plan
                                             sizeof(float));
     used = cf__round_up(used, CF_MEMORY_ALIGNMENT);
     r->arrays = (unsigned char *)cf__metadata_take(memory, &used, (int64_t)r->array_bytes, 1);
+    if (CF__NEVER((uint64_t)used > SIZE_MAX / 2)) return cf__too_large(error, "rows");
     *bytes = (size_t)used;
     return CF_OK;
 }
@@ -5979,7 +5981,7 @@ CHUNKFLOW_API cf_result cf_token_rows_fill(const cf_plan *plan, const cf_metadat
     memset(&r.out, 0, sizeof r.out);
     r.first_row[0] = r.first_target[0] = 0;
     for (i = 0; i < plan->n_chunks; i++) {
-        CF__TRY(cf_metadata_fill(plan, i, desc, r.arrays, r.array_bytes, &m, error));
+        (void)cf_metadata_fill(plan, i, desc, r.arrays, r.array_bytes, &m, NULL); /* its size was found */
         cf__metadata_add_tokens(&r, &m, tokens, token_bytes);
     }
     r.out.first_row = r.first_row;

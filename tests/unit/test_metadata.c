@@ -435,7 +435,7 @@ TEST(an_idle_chunk_has_empty_metadata) {
 /* Keys and positions are 32 bits wide. The first chunk that does not fit. */
 TEST(limits_of_32_bits) {
     const int64_t size = 1 << 30;
-    const int64_t lengths[] = {2 * ((int64_t)1 << 30) + 5};
+    const int64_t lengths[] = {2 * ((int64_t)1 << 30) + 5}, pair[] = {size, size};
     cf_plan *plan = NULL;
     cf_metadata m;
     cf_error error;
@@ -460,6 +460,10 @@ TEST(limits_of_32_bits) {
     CHECK_INT(cf_metadata_fill(plan, 2, NULL, memory, MEMORY_BYTES, &m, &error), CF_ERROR_LIMIT);
     CHECK_POISON(&m, sizeof m);
     CHECK_POISON(memory, MEMORY_BYTES);
+    cf_plan_free(plan);
+    REQUIRE((plan = naive_pack(pair, 2, size)) != NULL); /* 2^31 targets in all */
+    CHECK_INT(cf_token_rows_size(plan, NULL, &bytes, &error), sizeof(size_t) > 4 ? CF_ERROR_LIMIT : CF_ERROR_OVERFLOW);
+    if (sizeof(size_t) > 4) CHECK_STR(error.field, "targets");
     cf_plan_free(plan);
 }
 
@@ -880,7 +884,7 @@ static void expect_rows(const loss_batch *b, const cf_plan *plan, const cf_token
     for (row = 0; row < rows->n_rows; row++) sequences[row] = -1;
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
-        CHECK_INT(rows->first_row[i + 1] - rows->first_row[i], c->rows);
+        CHECK_INT(rows->first_row[i + 1] - rows->first_row[i], b->desc.capacity != NULL ? b->most.rows : c->rows);
         for (t = c->first_slice; t < c->first_slice + c->n_slices; t++) {
             const cf_slice *s = &plan->slices[t];
             for (row = 0; row < s->length; row++) {
@@ -923,6 +927,8 @@ TEST(tokens_of_all_chunks) {
         b.desc.ignored = b.how.ignored;
         b.desc.weights = seed % 3 == 0 ? NULL : b.weights;
         b.desc.shifted = b.how.shifted;
+        b.most = some_capacity(&rng, plan);
+        b.desc.capacity = seed % 4 == 0 ? &b.most : NULL;
         REQUIRE(cf_token_rows_size(plan, &b.desc, &bytes, NULL) == CF_OK);
         for (wide = 0; wide < 2; wide++) {
             void *memory = harness_guard_new(bytes);
