@@ -529,6 +529,7 @@ typedef struct cf_capacity {
     int64_t activations; /* activation slots of the stage */
     int64_t states;      /* its state slots */
     int64_t boundaries;  /* its boundary slots */
+    int64_t outputs;     /* its outputs slots, for a trainer whose replays take outputs */
 } cf_capacity;
 
 /* Options of a chunk's metadata. Zero means default in every member; NULL is all zeros. */
@@ -1589,6 +1590,10 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    R    Runs the forward again, with the same seed, from boundary `input` (local replay: that of F); it keeps
         everything. wants_loss says in which one of F and R the head runs and the loss is taken, each row's times its
         loss_weights. It is never set in both, and in an idle chunk in neither.
+        With local replay R need not attend (not in the paper): F also copies each layer's attention output (before a
+        gate and the output projection) and log-sum-exps to outputs slot `outputs`, and R reads them from there. Then R
+        reads no prefix, and F must attend in the last layer as well. A trainer that does not do this ignores
+        `outputs`.
    B    The gradient of the output comes from the loss or from boundary `input`. If clear_state_gradient is set, dK and
         dV are first set to zero, because the slot has those of another chain. (Without a chain, dK and dV are scratch
         and start from zero in each layer.) Then, from the last layer to the first, the attention's backward adds to dK
@@ -1612,6 +1617,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
            grow(&activations, need.activations * need.rows);             // rows; slot i starts at i x need.rows
            grow(&state, need.states * (need.prefix + need.rows));        // of K, V, dK and dV, in every layer
            grow(&boundaries, need.boundaries * need.rows);               // of the tensor between stages
+           grow(&outputs, need.outputs * need.rows);                     // of attention's outputs, in every layer
            grow(&scratch, need.rows);                                    // for a pass that keeps nothing
        }
 
@@ -1649,6 +1655,8 @@ typedef struct cf_step {
                              above it */
     int32_t input;        /* boundary slot of the tensor that a receive fills, or that F, R, B or I reads */
     int32_t output;       /* boundary slot of the tensor that F, R, B or I makes, or that a send reads */
+    int32_t outputs;      /* local replay: outputs slot of the chunk, in use from an F that keeps nothing to the end of
+                             its R, for a trainer that keeps attention's outputs; -1 in all other steps */
     int32_t peer;         /* the stage at the other end of a transfer */
     int32_t live;         /* chunks still kept on the stage when the step has ended */
     uint8_t wants_loss;   /* F, R: 1 if this forward runs the head and its loss counts. That is so on the last virtual
@@ -1683,6 +1691,8 @@ typedef struct cf_steps {
     int64_t n;
     int64_t n_paths;
     int64_t n_slots, n_states, n_boundaries; /* slots of activations, states and boundaries: maximum in use at once */
+    int64_t n_outputs;         /* the same of outputs slots */
+    int64_t peak_dropped_tokens; /* maximum tokens (padding included) of dropped chunks before their local replay */
     int64_t peak_tokens;       /* maximum tokens (padding included) whose activations are kept at once */
     int64_t peak_state_tokens; /* maximum tokens whose K and V are held at once */
     cf_step *steps;            /* (n) */
@@ -11628,7 +11638,7 @@ enum { CF__STEPS_TENSORS = 2 * CF__PIPE_TENSORS };
 /* Values instead of a slot. WANTED: the list has a SEND of this tensor, so the pass that makes it takes a slot. */
 enum { CF__STEPS_NONE = -1, CF__STEPS_WANTED = -2 };
 
-enum { CF__STEPS_ACTIVATIONS, CF__STEPS_STATES, CF__STEPS_BOUNDARIES, CF__STEPS_POOLS };
+enum { CF__STEPS_ACTIVATIONS, CF__STEPS_STATES, CF__STEPS_BOUNDARIES, CF__STEPS_OUTPUTS, CF__STEPS_POOLS };
 
 /* The slots of one kind. They are small numbers, and a new one is made only if none is free, so the number of slots
    made is the peak. The slot that has been free longest is used first. So a tensor that comes in beside the passes
@@ -11648,7 +11658,7 @@ typedef struct cf__stepper {
     cf__pipeline pipe;
     cf__checker check;
     int64_t n_cells;
-    cf__steps_pool pools[CF__STEPS_POOLS]; /* activations (n_cells), states (n_cells), boundaries (n_cells x
+    cf__steps_pool pools[CF__STEPS_POOLS]; /* activations, states and outputs (n_cells), boundaries (n_cells x
                                               CF__STEPS_TENSORS; none if nothing crosses stages) */
     int32_t *paths;     /* (n_cells) in the cell of a chain's first chunk: index of its state in made->paths */
     int32_t *last;      /* (n_virtual) position of the last B or W so far; -1: none yet */
@@ -11738,11 +11748,17 @@ static void cf__steps_begin_state(cf__stepper *s, const cf_action *a, const cf_c
     s->paths[at->cell] = (int32_t)s->header.n_paths++;
 }
 
+/* Returns 1 for a forward whose input and outputs a local replay reads again. */
+static int cf__steps_drops(const cf__stepper *s, const cf_action *a) {
+    return a->pass == CF_F && !a->keep && s->pipe.local;
+}
+
 /* Takes the slots that an action needs: the state of the chain, activations that stay, a tensor that it receives or
    that will be sent. */
 static void cf__steps_take(cf__stepper *s, const cf_action *a, const cf_chunk *c, const cf__steps_places *at) {
     if (a->pass == CF_F && c->index == 0 && c->state > 0) cf__steps_begin_state(s, a, c, at);
     if (a->keep) cf__steps_acquire(s, CF__STEPS_ACTIVATIONS, at->cell);
+    if (cf__steps_drops(s, a)) cf__steps_acquire(s, CF__STEPS_OUTPUTS, at->cell);
     if (at->taken < 0) return;
     if (at->taken == at->out && s->pools[CF__STEPS_BOUNDARIES].slot_of[at->taken] != CF__STEPS_WANTED) return;
     cf__steps_acquire(s, CF__STEPS_BOUNDARIES, at->taken);
@@ -11765,12 +11781,13 @@ static void cf__steps_end_states(cf__stepper *s, const cf_action *a, const cf_ch
 /* Frees the slots that nothing needs after an action. In local replay the input of an F that kept nothing stays for its
    R. */
 static void cf__steps_give_back(cf__stepper *s, const cf_action *a, const cf_chunk *c, const cf__steps_places *at) {
-    int forward_only = s->pipe.shape.forward_only != 0, again = a->pass == CF_F && !a->keep && s->pipe.local;
+    int forward_only = s->pipe.shape.forward_only != 0;
     if (1 << a->pass & CF__CHECK_ENDS) cf__steps_release(s, CF__STEPS_ACTIVATIONS, at->cell);
     if (1 << a->pass & (forward_only ? 1 << CF_F : (int)CF__CHECK_ENDS)) s->n_finished++;
     if (1 << a->pass & CF__CHECK_BACKWARDS && c->index == 0) cf__steps_end_state(s, a, at->cell);
     if (forward_only && a->pass == CF_F) cf__steps_end_states(s, a, c, at->cell);
-    if (at->given >= 0 && !again) cf__steps_release(s, CF__STEPS_BOUNDARIES, at->given);
+    if (a->pass == CF_R && s->pipe.local) cf__steps_release(s, CF__STEPS_OUTPUTS, at->cell);
+    if (at->given >= 0 && !cf__steps_drops(s, a)) cf__steps_release(s, CF__STEPS_BOUNDARIES, at->given);
 }
 
 /* ---- one action ---- */
@@ -11800,6 +11817,7 @@ static void cf__steps_write(cf__stepper *s, const cf_action *a, const cf_chunk *
     step->state = step->path = -1;
     step->input = at->in >= 0 ? boundaries[at->in] : -1;
     step->output = at->out >= 0 && boundaries[at->out] >= 0 ? boundaries[at->out] : -1;
+    step->outputs = a->pass == CF_R || cf__steps_drops(s, a) ? s->pools[CF__STEPS_OUTPUTS].slot_of[at->cell] : -1;
     step->peer = -1;
     if (transfer) step->peer = (int32_t)cf__pipe_stage(&s->pipe, cf__pipe_other_end(a).stage);
     else if (a->pass != CF_W) cf__steps_find_path(s, a, c, at->cell, step);
@@ -11824,6 +11842,7 @@ static cf_result cf__steps_action(cf__stepper *s, const cf_action *a) {
         cf__pipe_hold(&s->pipe, held, a, c);
         s->made->peak_tokens = cf__max(s->made->peak_tokens, held->load.live_tokens);
         s->made->peak_state_tokens = cf__max(s->made->peak_state_tokens, held->load.state_tokens);
+        s->made->peak_dropped_tokens = cf__max(s->made->peak_dropped_tokens, held->load.input_tokens);
         cf__pipe_let_go(&s->pipe, held, a, c);
     }
     cf__steps_give_back(s, a, c, &at);
@@ -11904,6 +11923,7 @@ static cf_result cf__steps_fill(void *job) {
     s->made->n_slots = s->pools[CF__STEPS_ACTIVATIONS].n_made;
     s->made->n_states = s->pools[CF__STEPS_STATES].n_made;
     s->made->n_boundaries = s->pools[CF__STEPS_BOUNDARIES].n_made;
+    s->made->n_outputs = s->pools[CF__STEPS_OUTPUTS].n_made;
     return CF_OK;
 }
 
@@ -11940,7 +11960,7 @@ static cf_result cf__steps_start(cf__stepper *s, const cf_plan *plan, const cf_s
         n_chains += c->index == 0 && c->state > 0;
     }
     s->header.n_paths = n_chains * schedule->shape.n_virtual;
-    s->pools[CF__STEPS_ACTIVATIONS].n = s->pools[CF__STEPS_STATES].n = s->n_cells;
+    s->pools[CF__STEPS_ACTIVATIONS].n = s->pools[CF__STEPS_STATES].n = s->pools[CF__STEPS_OUTPUTS].n = s->n_cells;
     s->pools[CF__STEPS_BOUNDARIES].n = s->check.crosses ? s->n_cells * CF__STEPS_TENSORS : 0;
     return CF_OK;
 }
@@ -11998,6 +12018,7 @@ CHUNKFLOW_API cf_result cf_steps_capacity(const cf_plan *plan, const cf_steps *s
     cf__steps_raise(&capacity->activations, steps->n_slots);
     cf__steps_raise(&capacity->states, steps->n_states);
     cf__steps_raise(&capacity->boundaries, steps->n_boundaries);
+    cf__steps_raise(&capacity->outputs, steps->n_outputs);
     return CF_OK;
 }
 

@@ -13,14 +13,14 @@
         if (!(condition)) return text; \
     } while (0)
 
-enum { ACTIVATIONS, STATES, BOUNDARIES };
+enum { ACTIVATIONS, STATES, BOUNDARIES, OUTPUTS, POOLS };
 
 /* ---- slots ---- */
 
 typedef struct slots {
-    int64_t owner[3][MOST_SLOTS]; /* of each slot in use, a number; -1 where it is free */
-    int64_t freed[3][MOST_SLOTS]; /* the step that gave it back, from 1; 0: it is in use, or never was */
-    int64_t now, live[3], peak[3], n_paths;
+    int64_t owner[POOLS][MOST_SLOTS]; /* of each slot in use, a number; -1 where it is free */
+    int64_t freed[POOLS][MOST_SLOTS]; /* the step that gave it back, from 1; 0: it is in use, or never was */
+    int64_t now, live[POOLS], peak[POOLS], n_paths;
 } slots;
 
 static int is_back(const cf_action *a) { return a->pass == CF_B || a->pass == CF_I; }
@@ -67,6 +67,11 @@ static int64_t tensor_of(const cf_schedule *s, const cf_action *a, int64_t v) {
     return a->chunk * s->shape.n_stages * s->shape.n_virtual + v;
 }
 
+/* Returns whether a pass leaves outputs for a replay on the same stage, or its input. */
+static int is_dropped(const cf_schedule *s, const cf_action *a) {
+    return a->pass == CF_F && !a->keep && s->shape.replay == CF_REPLAY_LOCAL && !s->shape.forward_only;
+}
+
 /* Slots that come into use before a step. Each path is the next one that does. */
 static const char *take_all(slots *all, const cf_schedule *s, const cf_steps *steps, const cf_step *step) {
     const int64_t own = tensor_of(s, &step->action, step->action.stage);
@@ -74,6 +79,7 @@ static const char *take_all(slots *all, const cf_schedule *s, const cf_steps *st
     for (; all->n_paths < steps->n_paths && steps->paths[all->n_paths].first == step->position; all->n_paths++)
         if ((fault = take(all, STATES, steps->paths[all->n_paths].state, all->n_paths)) != NULL) return fault;
     if (step->action.keep) fault = take(all, ACTIVATIONS, step->slot, own);
+    if (fault == NULL && is_dropped(s, &step->action)) fault = take(all, OUTPUTS, step->outputs, own);
     if (fault == NULL && step->action.pass <= CF_W && step->output >= 0)
         fault = take(all, BOUNDARIES, step->output, own);
     if (fault == NULL && step->action.pass > CF_W && step->input >= 0) fault = take(all, BOUNDARIES, step->input, own);
@@ -84,13 +90,14 @@ static const char *give_all(slots *all, const cf_schedule *s, const cf_steps *st
     const cf_action *a = &step->action;
     const int64_t own = tensor_of(s, a, a->stage);
     const char *fault = NULL;
-    int keeps_input = a->pass == CF_F && !a->keep && s->shape.replay == CF_REPLAY_LOCAL && !s->shape.forward_only;
     int64_t i;
     if (a->pass == CF_B || a->pass == CF_W) fault = give(all, ACTIVATIONS, step->slot, own);
     for (i = 0; i < all->n_paths && fault == NULL; i++)
         if (steps->paths[i].last == step->position) fault = give(all, STATES, steps->paths[i].state, i);
+    if (fault == NULL && a->pass == CF_R && s->shape.replay == CF_REPLAY_LOCAL)
+        fault = give(all, OUTPUTS, step->outputs, own);
     if (fault == NULL && a->pass > CF_W && step->output >= 0) fault = give(all, BOUNDARIES, step->output, own);
-    if (fault == NULL && a->pass <= CF_W && step->input >= 0 && !keeps_input)
+    if (fault == NULL && a->pass <= CF_W && step->input >= 0 && !is_dropped(s, a))
         fault = give(all, BOUNDARIES, step->input, tensor_of(s, a, filler_of(s, step)));
     return fault;
 }
@@ -99,7 +106,7 @@ static const char *walk(slots *all, const cf_schedule *s, const cf_steps *steps)
     const char *fault = NULL;
     int64_t i, j;
     memset(all, 0, sizeof *all);
-    for (i = 0; i < 3; i++)
+    for (i = 0; i < POOLS; i++)
         for (j = 0; j < MOST_SLOTS; j++) all->owner[i][j] = -1;
     for (i = 0; i < steps->n && fault == NULL; i++) {
         const cf_step *step = &steps->steps[i];
@@ -109,12 +116,16 @@ static const char *walk(slots *all, const cf_schedule *s, const cf_steps *steps)
         RULE(step->action.pass <= CF_W || (step->slot == -1 && step->state == -1 && step->path == -1),
              "a transfer with a slot");
         RULE(has(all, ACTIVATIONS, step->slot, own), "activations of another chunk");
+        RULE(has(all, OUTPUTS, step->outputs, own), "outputs of another chunk");
+        RULE((step->outputs >= 0) == (is_dropped(s, &step->action) ||
+                                      (step->action.pass == CF_R && s->shape.replay == CF_REPLAY_LOCAL)),
+             "outputs where none are kept or taken");
         RULE(has(all, BOUNDARIES, step->input, tensor_of(s, &step->action, filler_of(s, step))), "an input of another");
         RULE(has(all, BOUNDARIES, step->output, own), "an output of another");
         fault = give_all(all, s, steps, step);
     }
     if (fault != NULL) return fault;
-    RULE(all->live[0] == 0 && all->live[1] == 0 && all->live[2] == 0, "a slot is in use at the end");
+    RULE(all->live[0] + all->live[1] + all->live[2] + all->live[3] == 0, "a slot is in use at the end");
     RULE(all->n_paths == steps->n_paths, "a path never comes into use");
     return NULL;
 }
@@ -218,6 +229,18 @@ static const char *left_fault(const cf_plan *plan, const cf_schedule *s, const c
     return NULL;
 }
 
+/* The most tokens of dropped chunks that wait for a replay are those that limits of bytes count. */
+static const char *dropped_fault(const cf_schedule *s, const cf_steps *steps, const cf_memory_load *loads) {
+    int64_t rows = s->shape.n_virtual, most = 0, i, j;
+    for (i = 0; i < steps->n; i++) {
+        int64_t dropped = 0;
+        for (j = 0; j < rows; j++) dropped += loads[i * rows + j].input_tokens;
+        if (dropped > most) most = dropped;
+    }
+    RULE(steps->peak_dropped_tokens == most, "another peak of dropped chunks");
+    return NULL;
+}
+
 /* Each chunk with tokens has one forward that takes the loss: on the last virtual stage, the one that keeps, or its
    only one. The last backward of each virtual stage says so. */
 static const char *flags_fault(const cf_plan *plan, const cf_schedule *s, const cf_steps *steps, uint64_t seed) {
@@ -255,12 +278,14 @@ static const char *stage_fault(const cf_plan *plan, const cf_schedule *s, const 
     RULE(steps->n_slots == all.peak[ACTIVATIONS] && steps->n_slots == peaks.chunks, "another count of slots");
     RULE(steps->n_states == all.peak[STATES], "another count of states");
     RULE(steps->n_boundaries == all.peak[BOUNDARIES], "another count of boundaries");
+    RULE(steps->n_outputs == all.peak[OUTPUTS], "another count of outputs");
     RULE(steps->peak_tokens == peaks.tokens && steps->peak_state_tokens == peaks.state, "another peak");
     if ((fault = all_paths_fault(plan, s, steps)) != NULL) return fault;
     loads = (cf_memory_load *)calloc((size_t)(steps->n * s->shape.n_virtual) + 1, sizeof *loads);
     if (loads == NULL) abort();
     naive_loads(plan, s, steps->stage, loads);
     fault = left_fault(plan, s, steps, loads);
+    if (fault == NULL) fault = dropped_fault(s, steps, loads);
     free(loads);
     return fault;
 }

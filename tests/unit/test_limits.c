@@ -134,7 +134,7 @@ TEST(of_packing) {
 /* Of a chunk of one token, in arrays of these sizes. */
 static cf_result size_of(int64_t rows, int64_t prefix, int64_t n_seqs, cf_error *error) {
     const int64_t length = 1;
-    const cf_capacity most = {rows, prefix, n_seqs, 0, 0, 0};
+    const cf_capacity most = {rows, prefix, n_seqs, 0, 0, 0, 0};
     const cf_metadata_desc desc = {.capacity = &most};
     cf_plan *one = naive_pack(&length, 1, 1);
     size_t bytes = 0;

@@ -198,7 +198,7 @@ TEST(masks_rows_and_sizes_of_random_plans) {
 
 /* A capacity for this plan, as tight as can be or with something to spare. */
 static cf_capacity some_capacity(harness_rng *rng, const cf_plan *plan) {
-    cf_capacity most = {0, 0, 0, 0, 0, 0};
+    cf_capacity most = {0, 0, 0, 0, 0, 0, 0};
     CHECK_INT(cf_steps_capacity(plan, NULL, &most, NULL), CF_OK);
     if (harness_chance(rng, 0.5)) return most;
     most.rows += harness_between(rng, 0, 20);
@@ -280,7 +280,7 @@ TEST(a_capacity_that_is_too_small_is_refused) {
     harness_poison(&bytes, sizeof bytes);
     for (i = 0; i < 3; i++)
         for (huge = 0; huge < 4; huge++) {
-            cf_capacity most = {16, 16, 6, 0, 0, 0};
+            cf_capacity most = {16, 16, 6, 0, 0, 0, 0};
             const int64_t wrong[] = {(&most.rows)[i] - 1, -1, (int64_t)INT32_MAX + 1, INT64_MAX};
             cf_metadata_desc how = {&most, NULL, NULL, 0, 0, 0, 0};
             CHECK_INT(cf_metadata_size(plan, 1, &how, &bytes, NULL), CF_OK);
@@ -308,7 +308,7 @@ TEST(a_capacity_up_to_32_bits) {
     desc.align = 4;
     REQUIRE(cf_pack(lengths, 3, &desc, &plan, NULL) == CF_OK);
     for (i = 0; i < COUNT(rows); i++) {
-        cf_capacity most = {rows[i], INT32_MAX - rows[i], 6, 0, 0, 0};
+        cf_capacity most = {rows[i], INT32_MAX - rows[i], 6, 0, 0, 0, 0};
         cf_metadata_desc how = {&most, NULL, NULL, 0, 0, 0, 0};
         cf_metadata m;
         size_t bytes = 0;
@@ -367,7 +367,7 @@ TEST(padding_by_hand) {
     const double weights[] = {2, 3, 4}, row_weights[] = {2, 0, 2, 2, 0, 0, 0, 0, 3, 3, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0};
     unsigned char ignored[21] = {0};
     const unsigned char *const masks[] = {ignored, NULL, NULL};
-    const cf_capacity most = {20, 30, 8, 0, 0, 0};
+    const cf_capacity most = {20, 30, 8, 0, 0, 0, 0};
     cf_metadata_desc how = {NULL, masks, weights, 0, 0, 0, 0};
     cf_pack_desc desc;
     cf_plan *plan = NULL;
@@ -403,7 +403,7 @@ TEST(padding_by_hand) {
 TEST(an_idle_chunk_has_empty_metadata) {
     const int64_t lengths[] = {3};
     const double weight = 0.5;
-    cf_capacity most = {0, 0, 0, 0, 0, 0};
+    cf_capacity most = {0, 0, 0, 0, 0, 0, 0};
     cf_metadata_desc how = {&most, NULL, NULL, 0, 0, 0, 0};
     cf_pack_desc desc = {0};
     cf_plan *plan = NULL;

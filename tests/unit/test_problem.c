@@ -72,7 +72,7 @@ static void check_graph(const problem *p, const problem_rank *r) {
 
 /* Slots for all stages: of each kind the most that any of them has. */
 static void check_capacity(const problem *p, cf_steps *const *steps) {
-    cf_capacity most = {0, 0, 0, 0, 0, 0};
+    cf_capacity most = {0, 0, 0, 0, 0, 0, 0};
     int64_t slots = 0, states = 0, boundaries = 0, stage;
     for (stage = 0; stage < PROBLEM_MOST_STAGES && steps[stage] != NULL; stage++) {
         if (steps[stage]->n_slots > slots) slots = steps[stage]->n_slots;

@@ -193,7 +193,7 @@ TEST(counts_by_hand) {
 /* Buffers for many batches: of each member the largest that any of them needs, found chunk by chunk. */
 TEST(capacities_are_high_water_marks) {
     static oracle_batch batch;
-    cf_capacity most = {0, 0, 0, 0, 0, 0}, wanted = {0, 0, 0, 0, 0, 0};
+    cf_capacity most = {0, 0, 0, 0, 0, 0, 0}, wanted = {0, 0, 0, 0, 0, 0, 0};
     int i;
     for (i = 0; i < 300; i++) {
         harness_rng rng = {43000000 + (uint64_t)i};
@@ -223,9 +223,11 @@ TEST(capacities_are_high_water_marks) {
         }
         raise_to(&wanted.activations, steps->n_slots);
         raise_to(&wanted.states, steps->n_states);
+        raise_to(&wanted.outputs, steps->n_outputs);
         CHECK_INT(cf_steps_capacity(plan, steps, &most, NULL), CF_OK);
         CHECK(most.rows == wanted.rows && most.prefix == wanted.prefix && most.n_seqs == wanted.n_seqs);
-        CHECK(most.activations == wanted.activations && most.states == wanted.states && most.boundaries == 0);
+        CHECK(most.activations == wanted.activations && most.states == wanted.states && most.boundaries == 0 &&
+              most.outputs == wanted.outputs && most.outputs > 0);
         cf_steps_free(steps);
         cf_schedule_free(schedule);
         cf_plan_free(plan);

@@ -580,6 +580,8 @@ class Steps(_Object):
     n_slots: int
     n_states: int
     n_boundaries: int
+    n_outputs: int
+    peak_dropped_tokens: int
     peak_tokens: int
     peak_state_tokens: int
     steps: np.ndarray
