@@ -590,6 +590,11 @@ endif
 # Those that take longest come first.
 PTX_SUITES := kernels attention blocks train_cuda executor_cuda executor state wgmma faults coverage primitives entries
 
+PTX_UNKNOWN := $(filter-out 80 86 90,$(ARCH)) $(filter-out $(PTX_SUITES),$(SUITE))
+ifneq ($(and $(filter test-ptx,$(MAKECMDGOALS)),$(strip $(PTX_UNKNOWN))),)
+$(error test-ptx: no $(strip $(PTX_UNKNOWN)): ARCH is 80, 86 or 90; SUITE is one of $(PTX_SUITES))
+endif
+
 .PHONY: test-ptx
 test-ptx: $(if $(PTX_TESTS),$(PTX_ALL))
 	$(if $(SUITE),,rm -rf $(PTX_BUILD)/ran && mkdir -p $(PTX_BUILD)/ran)
