@@ -99,6 +99,7 @@ static void make(hostile *h) {
     if (order.kind >= CF_SCHEDULE_INTERLEAVED) order.shape.n_virtual = fuzz_between(&h->in, 1, 2);
     if (order.kind == CF_SCHEDULE_ZERO_BUBBLE)
         order.shape.placement = (cf_placement)fuzz_between(&h->in, 0, CF_PLACEMENT_V);
+    if (order.shape.n_virtual < 2) order.shape.placement = CF_PLACEMENT_DEFAULT; /* one row does not turn */
     order.shape.k = fuzz_between(&h->in, 1, 3);
     order.shape.rank = fuzz_between(&h->in, 0, plan->n_ranks - 1);
     schedule = make_schedule(plan, &order, h->batch.pack.max_cp);
