@@ -102,6 +102,7 @@ struct text_place {
 struct module {
     std::string text;
     std::map<std::string, std::unique_ptr<kernel>> kernels;
+    std::map<std::string, uint64_t> globals;    /* where its variables lie */
     std::map<std::string, text_place> entries;  /* where the parameters begin; filled by entries_of */
     std::vector<text_place> variables;          /* lines that may declare one */
 };

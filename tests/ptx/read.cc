@@ -53,7 +53,7 @@ struct operand {
 };
 
 struct reader {
-    const module &from;
+    module &from;
     const std::string &text;
     kernel &k;
     size_t at, end;
@@ -68,7 +68,7 @@ struct reader {
     uint32_t next_predicate = 0, predicates_end = 0;
     int line = 0;
 
-    reader(const module &all, kernel &to) : from(all), text(all.text), k(to), at(0), end(all.text.size()) {
+    reader(module &all, kernel &to) : from(all), text(all.text), k(to), at(0), end(all.text.size()) {
         k.register_bytes = SPECIAL_REGISTERS * LANES * 4;
     }
 
@@ -172,7 +172,7 @@ struct reader {
                 must(']');
             }
         }
-        if (space == ".global") read_global(name, bytes);
+        if (space == ".global") read_global(name, type, bytes, in_module);
         else if (space == ".shared" && is_open) dynamic_shared = name;
         else if (space == ".shared" && in_module) shared_of_module[name] = {bytes, alignment};
         else if (space == ".shared") place_shared(name, bytes, alignment);
@@ -189,14 +189,24 @@ struct reader {
         k.static_shared += bytes;
     }
 
-    /* The constant bytes of a variable stay for ever. */
-    void read_global(const std::string &name, uint32_t bytes) {
+    /* A variable stays for ever; one of the module is the same for all its entries. */
+    void read_global(const std::string &name, const std::string &type, uint32_t bytes, bool in_module) {
+        const auto known = from.globals.find(name);
+        if (in_module && known != from.globals.end()) {
+            symbols[name] = known->second;
+            return;
+        }
         unsigned char *place = new_global(bytes);
         if (take('=')) {
+            if (type != ".b8") fail("values of a variable of " + type);
             must('{');
             uint32_t n = 0;
-            do place[n++ % bytes] = (unsigned char)whole();
-            while (take(','));
+            do {
+                const int64_t value = whole();
+                if (n == bytes) fail("more values than " + std::to_string(bytes) + " bytes");
+                if (value < -128 || value > 255) fail(std::to_string(value) + " is no byte");
+                place[n++] = (unsigned char)value;
+            } while (take(','));
             must('}');
         }
         /* Which fault is planted, in a program that holds several (tests/ptx/ptx_faults.py). */
@@ -204,6 +214,7 @@ struct reader {
         const int number = planted ? atoi(planted) : 0;
         if (name.find("ptx_planted") != std::string::npos) memcpy(place, &number, sizeof number);
         symbols[name] = (uint64_t)place;
+        if (in_module) from.globals[name] = (uint64_t)place;
     }
 
     /* ---- operands ---- */
@@ -260,7 +271,8 @@ struct reader {
         return place;
     }
 
-    /* The place of a name or number; `bytes` of a number's lane, 0: of a predicate. */
+    /* The place of a name or number; `bytes` of a number's lane, 0: of a predicate. A register of 16 bits has 32 here,
+       of which the upper ones are zero, and so has a number. */
     uint32_t place_of(const std::string &name, int bytes) {
         if (name.empty()) fail("no operand");
         if (name[0] == '0' && (name[1] == 'f' || name[1] == 'd')) {
@@ -271,13 +283,14 @@ struct reader {
         if (isdigit((unsigned char)name[0]) || name[0] == '-') {
             const uint64_t value = (uint64_t)whole(name);
             if (bytes == 0) return constant(value ? ALL_LANES : 0, 4);
-            return constant(bytes == 4 ? value & ALL_LANES : value, bytes);
+            const uint64_t mask = bytes == 2 ? 0xFFFF : bytes == 4 ? ALL_LANES : ~(uint64_t)0;
+            return constant(value & mask, std::max(bytes, 4));
         }
         if (const register_name *r = find_register(name)) return r->place;
         for (int i = 0; i < SPECIAL_REGISTERS; i++)
             if (name == SPECIAL[i]) return (uint32_t)(i * LANES * 4);
         if (!find_symbol(name)) fail("nothing is called \"" + name + "\"");
-        return constant(symbols[name], bytes);
+        return constant(symbols[name], std::max(bytes, 4));
     }
 
     bool find_symbol(const std::string &name) {
@@ -317,6 +330,14 @@ struct reader {
         return bytes;
     }
 
+    /* Whether a number among the operands is of 16 bits; what says how far to shift is of 32. */
+    static bool is_short(const std::string &name, size_t index) {
+        if (begins(name, "sh")) return index != 2 && name.compare(name.size() - 2, 2, "16") == 0;
+        for (const char *type : {".b16", ".u16", ".s16"})
+            if (name.size() > 4 && name.compare(name.size() - 4, 4, type) == 0) return true;
+        return false;
+    }
+
     /* Registers are as wide as the instruction's type says. */
     void check_widths(const std::string &name, const std::vector<operand> &operands) {
         for (size_t n = 0; n < operands.size(); n++) {
@@ -342,7 +363,14 @@ struct reader {
         if (rest.compare(0, 3, ".nc") == 0) rest = rest.substr(3);
         i->vector = rest == ".v2" ? 2 : rest == ".v4" ? 4 : 1;
         if (!rest.empty() && i->vector == 1) return nullptr;
-        const bool wide = bytes_of('.' + type) == 4 && is_wide(operands[kind == "ld" ? 0 : 1].names[0]);
+        const operand &moved = operands[kind == "ld" ? 0 : 1];
+        const bool wide = bytes_of('.' + type) == 4 && is_wide(moved.names[0]);
+        for (const std::string &one : moved.names) {
+            const register_name *r = find_register(one);
+            if (r && r->bytes != (wide ? 8 : bytes_of('.' + type)))
+                fail("\"" + one + "\" of " + name + " is of another width");
+        }
+        if (moved.names.size() != i->vector) fail(name + " of " + std::to_string(moved.names.size()) + " registers");
         const opcode *found = find_opcode(kind + (wide ? " wide " : " ") + type);
         if (found) i->outputs = kind == "ld" ? i->vector : 0;
         i->name = keep(name + (wide ? " wide" : ""));
@@ -373,9 +401,11 @@ struct reader {
             const std::string &one = o.names[n];
             int bytes = operand_bytes(name, index);
             if (o.kind == operand::LIST && name == "mov.b64") bytes = 4;
+            else if ((o.kind == operand::LIST && name == "mov.b32") || is_short(name, index)) bytes = 2;
             if (o.kind == operand::ADDRESS && n == 0) {
                 const bool known = find_register(one) != nullptr;
                 if (o.offset != 0 && begins(name, "cp.")) fail("an offset in " + name);
+                if (o.offset != (int32_t)o.offset) fail("the offset " + std::to_string(o.offset));
                 if (o.offset != 0) i->offset = (int32_t)o.offset;
                 if (!i->wide_address) i->wide_address = known ? is_wide(one) : true;
                 if (known) k.places.push_back(place_of(one, 8));

@@ -118,7 +118,7 @@ bits pick(char type, harness_rng *rng) {
                         (bits)harness_between(rng, 0, INT32_MAX) << 20 ^ (bits)harness_between(rng, 0, INT32_MAX);
     const int at = (int)harness_between(rng, 0, 99);
     if (type == 'p') return random & 1;
-    if (type == 's') return random & 0xFFFF;
+    if (type == 's') return (at < 10 ? EDGES[at] : random) & 0xFFFF;
     if (type == 'f') {
         if (at < 12) return of(FLOATS[at]);
         if (at == 12) return of(INFINITY);
@@ -333,6 +333,21 @@ const one LANE_BY_LANE[] = {
     IS("setp.ge.s32 D, A, B", "prr", s32(a) >= s32(b)),
     IS("setp.ge.s64 D, A, B", "pdd", s64(a) >= s64(b)),
     IS("setp.ge.f32 D, A, B", "pff", f32(a) >= f32(b)),
+    /* numbers in the text, which are as wide as the type */
+    IS("mov.u16 D, -16384", "s", 0xC000),
+    IS("mov.b32 D, {A, 1}", "rs", a | 0x10000),
+    IS("mov.b32 D, {-16384, A}", "rs", a << 16 | 0xC000),
+    IS("mul.wide.u16 D, A, -1", "rs", a * 0xFFFF),
+    IS("shr.u16 D, -1, A", "sr", a > 15 ? 0 : 0xFFFF >> a),
+    IS("and.b16 D, A, -256", "ss", a & 0xFF00),
+    IS("xor.b16 D, A, -1", "ss", a ^ 0xFFFF),
+    IS("setp.eq.s16 D, A, -1", "ps", a == 0xFFFF),
+    IS("setp.ne.s16 D, A, -32768", "ps", a != 0x8000),
+    IS("add.s32 D, A, -7", "rr", u32(a - 7)),
+    IS("setp.lt.s32 D, A, -7", "pr", s32(a) < -7),
+    IS("and.b64 D, A, -4294967296", "dd", a & 0xFFFFFFFF00000000),
+    IS("setp.ge.s64 D, A, -1", "pd", s64(a) >= -1),
+    IS("max.s64 D, A, -5", "dd", (bits)std::max(s64(a), (int64_t)-5)),
 };
 
 TEST(lane_by_lane) {
@@ -545,6 +560,23 @@ TEST(narrow_accesses) {
     }
 }
 
+/* What one entry writes to a variable of the module, another one reads; bytes that the text gives it are there. */
+TEST(variables_of_a_module) {
+    module m;
+    const std::string head = "(\n.param .u64 p\n)\n{\n.reg .b32 %r<9>;\n.reg .b64 %rd<9>;\nmov.u64 %rd1, t;\n",
+                      load = "ld.param.u64 %rd2, [p];\nld.global.u32 %r1, [%rd1];\nst.global.u32 [%rd2], %r1;\n";
+    m.text = ".global .align 4 .b8 t[8] = {1, 2, 3, 255};\n.entry first" + head + load +
+             "mov.u32 %r2, 77;\nst.global.u32 [%rd1], %r2;\nret;\n}\n.entry second" + head + load + "ret;\n}\n";
+    uint32_t *place = (uint32_t *)new_global(4);
+    const uint32_t one[3] = {1, 1, 1};
+    for (const char *name : {"first", "second"}) {
+        const kernel *k = find_kernel(m, name);
+        memcpy(k->parameters_at, &place, 8);
+        run_grid(*k, one, one, 0);
+        CHECK_INT(*place, strcmp(name, "first") == 0 ? 0xFF030201 : 77);
+    }
+}
+
 /* Every lane adds to one place: in the order of lanes, of which each gets what was there. */
 TEST(atomics) {
     note_tried("atom.global.add.u32"), note_tried("atom.global.add.f32");
@@ -670,6 +702,15 @@ TEST(texts_that_end_the_run) {
         {"cp.async.cg.shared.global [%r1], [%rd0+16], 16, 16;", "an offset in cp.async.cg"},
         {"cp.async.cg.shared.global [%r1], [%rd0], 16;", "cp.async.cg.shared.global of 3 operands"},
         {"shfl.sync.idx.b32 %r6, %r3, 4, 31, -1;", "shfl.sync.idx.b32 of 5 operands"},
+        {"ld.global.u64 %r1, [%rd0];", "\"%r1\" of ld.global.u64 is of another width"},
+        {"st.global.u64 [%rd0], %r2;", "\"%r2\" of st.global.u64 is of another width"},
+        {"ld.global.v2.u32 {%rd1, %r2}, [%rd0];", "\"%r2\" of ld.global.v2.u32 is of another width"},
+        {"ld.global.v4.u32 {%r1, %r2}, [%rd0];", "ld.global.v4.u32 of 2 registers"},
+        {"ld.global.u32 %r1, [%rd0+4294967296];", "the offset 4294967296"},
+        {"ld.global.u32 %r1, [%rd0+-2147483649];", "the offset -2147483649"},
+        {".global .u32 t[2] = {258, 3};", "values of a variable of .u32"},
+        {".global .b8 t[2] = {1, 2, 3};", "more values than 2 bytes"},
+        {".global .b8 t[2] = {1, 258};", "258 is no byte"},
         {"mbarrier.arrive.shared::cta.b64 _, [%r1], 2;", "mbarrier.arrive.shared::cta.b64 of 2 operands"},
         {"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd0+16], 16, [%r2];",
          "an offset in cp.async.bulk"},
@@ -967,7 +1008,8 @@ TEST(every_end_is_tried) {
 } /* namespace */
 
 SUITE(ptx, CASE(lane_by_lane), CASE(approximations), CASE(short_floats), CASE(loads_and_stores), CASE(parameters),
-      CASE(narrow_accesses), CASE(atomics), CASE(lanes_part_and_meet), CASE(halves_of_registers),
-      CASE(texts_that_end_the_run), CASE(accesses_that_end_the_run), CASE(copies_that_end_the_run),
-      CASE(products_that_end_the_run), CASE(calls_that_end_the_run), CASE(registers_change_hands),
-      CASE(every_instruction_is_tried), CASE(every_end_is_tried)); /* the last two count what those before them did */
+      CASE(narrow_accesses), CASE(atomics), CASE(variables_of_a_module), CASE(lanes_part_and_meet),
+      CASE(halves_of_registers), CASE(texts_that_end_the_run), CASE(accesses_that_end_the_run),
+      CASE(copies_that_end_the_run), CASE(products_that_end_the_run), CASE(calls_that_end_the_run),
+      CASE(registers_change_hands), CASE(every_instruction_is_tried),
+      CASE(every_end_is_tried)); /* the last two count what those before them did */
