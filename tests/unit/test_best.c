@@ -529,7 +529,7 @@ static cf_plan *draw_quality(harness_rng *rng, int i, int in_trees, cf_schedule_
     }
     desc->timing = timing;
     how.chunk_size = 8;
-    how.min_shared_prefix = 1;
+    if (in_trees) how.min_shared_prefix = 1;
     for (j = 1; j < n && in_trees; j++) {
         int64_t most = lengths[j - 1] < lengths[j] ? lengths[j - 1] : lengths[j];
         shares[j].with = j - 1;
