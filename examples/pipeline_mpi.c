@@ -1013,6 +1013,7 @@ static int run_sweep_of(task *t, cf_schedule_kind kind, int64_t n_virtual, cf_pl
     cf_schedule_desc order = s->order;
     int ok = 1;
     order.kind = kind;
+    order.split_backward = s->order.split_backward && kind >= CF_SCHEDULE_ZERO_BUBBLE;
     order.shape.n_virtual = n_virtual;
     order.shape.placement = placement;
     if (n_virtual > 1 && (n_processes == 1 || n_virtual > s->model.layers / n_processes)) {

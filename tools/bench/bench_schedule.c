@@ -210,7 +210,6 @@ static int compare_batch(int index, suite_mode mode, class_sums *sums) {
     desc.limits.state = CF_NO_LIMIT; /* it is by default where chunks are limited, and `paper` keeps to none */
     if (mode == PEAKS_OF_PAPER) desc.limits.chunks_by_stage = peaks;
     else desc.limits.chunks = CF_NO_LIMIT;
-    if (mode == SPLIT) desc.split_backward = 1;
     if (mode == VIRTUAL) desc.shape.n_virtual = 2;
     for (i = 0; i < n_kinds; i++) {
         double makespan;
@@ -220,6 +219,7 @@ static int compare_batch(int index, suite_mode mode, class_sums *sums) {
     }
     if (mode == VIRTUAL) paper = best_fixed;
     desc.kind = CF_SCHEDULE_BEST;
+    desc.split_backward = mode == SPLIT;
     desc.report = &report;
     best = makespan_of(plan, &desc, NULL);
     n_better = best > best_fixed * (1 + 1e-12);
@@ -464,7 +464,7 @@ static cf_schedule *search_longer(const cf_plan *plan, cf_schedule_desc desc, do
 }
 
 /* One line; returns the logarithm of default / best found. */
-static double search_longer(const struct longer_case *what, const cf_plan *plan, double seconds) {
+static double compare_longer(const struct longer_case *what, const cf_plan *plan, double seconds) {
     cf_timing timing = timing_of(what->n_stages);
     cf_schedule *usual = NULL, *searched, *listed;
     cf_search_report report;
@@ -518,7 +518,7 @@ static void bench_longer(const char *text) {
         memset(&pack, 0, sizeof pack);
         pack.chunk_size = 8192;
         must(cf_pack(lengths, n, &pack, &plan, &error), &error);
-        sum += search_longer(what, plan, seconds);
+        sum += compare_longer(what, plan, seconds);
         n_runs++;
         cf_plan_free(plan);
     }
