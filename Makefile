@@ -597,7 +597,7 @@ endif
 
 .PHONY: test-ptx
 test-ptx: $(if $(PTX_TESTS),$(PTX_ALL))
-	$(if $(SUITE),,rm -rf $(PTX_BUILD)/ran && mkdir -p $(PTX_BUILD)/ran)
+	rm -rf $(PTX_BUILD)/ran $(if $(SUITE),,&& mkdir -p $(PTX_BUILD)/ran)
 	NVCC="$(PTX_NVCC)" BUILD="$(BUILD)" ARCH="$(ARCH)" sh tests/run.sh \
 	    $(if $(PTX_TESTS),$(foreach suite,$(or $(SUITE),$(PTX_SUITES)),"sh tests/ptx/ptx_check.sh $(suite)"),$(PTX_SUITE))
 
