@@ -636,7 +636,7 @@ def is_of_kernels(right, wrong=""):
 def build_for_nvcc():
     folder = os.path.join(BUILD, "ptx")
     source, program = os.path.join(folder, "planted.cu"), os.path.join(folder, "planted_tests")
-    text, faults = plant_for_nvcc()
+    text, _ = plant_for_nvcc()
     open(source, "w").write(text)
     targets = ["-gencode", "arch=compute_80,code=compute_80", "-gencode", "arch=compute_90a,code=compute_90a"]
     subprocess.run([os.environ.get("NVCC", "nvcc"), "-std=c++17", "-O3", "--no-compress", *targets,
@@ -645,7 +645,7 @@ def build_for_nvcc():
                if re.search(r"\.t$|^test_.*\.k$", name) or
                name in ("arithmetic.o", "async.o", "blas.o", "cuda.o", "memory.o", "read.o", "run.o")]
     subprocess.run([CXX, source + ".k", *sorted(objects), "-o", program], check=True)
-    return program, faults
+    return program
 
 
 def build():
@@ -671,22 +671,31 @@ def check_names(program, faults):
         sys.exit("cuda_faults: %s has no test %s" % (program, ", ".join(sorted(absent))))
 
 
-def failures(program, number, tests):
-    """The tests that fail with that fault. A run in which no test ran says nothing, and ends this one."""
-    arch = "90" if "wgmma" in tests else "80"  # of the device, where the code is compiled
+def arch_of(tests):
+    """The device that these run as, where the code is compiled."""
+    return "90" if "wgmma" in tests else "80"
+
+
+def failures(program, number, tests, arch, compiled):
+    """The tests that fail with that fault. A run in which no test ran says nothing, and ends this one; so does one of
+    compiled code that neither fails a test nor is ended by a check of tests/ptx, whose status is 70."""
     try:
         run = subprocess.run([program, *tests.split()], capture_output=True, text=True, errors="replace",
                              env=dict(os.environ, PLANTED=str(number), PTX_PLANTED=str(number), PTX_ARCH=arch,
                                       PTX_RACE="1"),
                              timeout=900)
     except subprocess.TimeoutExpired:
+        if compiled:
+            sys.exit("cuda_faults: fault %d: no end within 900 s" % number)
         return ["(no end) " + tests]
+    failed = re.findall(r"FAILED (\S+?),", run.stdout)
     stopped = re.findall(r"^ptx: (.*)", run.stderr, re.M)[:1] or [tests]
-    if "unknown instruction" in stopped[0]:  # says nothing of the fault
-        sys.exit("cuda_faults: " + stopped[0])
+    passed = run.returncode == 0 and not failed
+    if compiled and not passed and not (run.returncode == 1 and failed) and run.returncode != 70:
+        sys.exit("cuda_faults: fault %d: status %d says nothing of it: %s" % (number, run.returncode, stopped[0]))
     if re.search(r"^0 passed, 0 failed", run.stdout, re.M):
         sys.exit("cuda_faults: none of %s ran" % tests)
-    return re.findall(r"FAILED (\S+?),", run.stdout) or (["(stopped) " + stopped[0]] if run.returncode else [])
+    return failed or (["(stopped) " + stopped[0]] if run.returncode else [])
 
 
 # The tests of compiled code, for faults whose own test counts what only the emulation knows.
@@ -713,17 +722,22 @@ def main():
     compiled = "--ptx" in sys.argv[1:]
     parts = [part for part in sys.argv[1:] if part != "--ptx"]
     if compiled:
-        program, faults = build_for_nvcc()
+        faults = plant_for_nvcc()[1]
     else:
-        program, faults = build(), [(n, name, tests) for n, (name, _, _, tests) in enumerate(FAULTS, 1)]
+        faults = [(n, name, tests) for n, (name, _, _, tests) in enumerate(FAULTS, 1)]
     chosen = [fault for fault in faults if not parts or any(part in fault[1] for part in parts)]
+    if not chosen:
+        sys.exit("cuda_faults: no fault's name has " + " or ".join(parts))
+    program = build_for_nvcc() if compiled else build()
     check_names(program, chosen)
-    unplanted = failures(program, 0, " ".join(sorted({test for _, _, tests in chosen for test in tests.split()})))
-    if unplanted:
-        sys.exit("cuda_faults: fails without a fault: " + ", ".join(unplanted))
+    for arch in ("80", "90"):
+        own = {test for _, _, tests in chosen if arch_of(tests) == arch for test in tests.split()}
+        unplanted = own and failures(program, 0, " ".join(sorted(own)), arch, compiled)
+        if unplanted:
+            sys.exit("cuda_faults: fails without a fault as sm_%s: %s" % (arch, ", ".join(unplanted)))
     caught = wrong = 0
     for number, name, tests in chosen:
-        failed = failures(program, number, tests)
+        failed = failures(program, number, tests, arch_of(tests), compiled)
         print("%-48s %s" % (name, "caught by " + ", ".join(failed) if failed else "MISSED by " + tests), flush=True)
         caught += bool(failed)
         wrong += bool(failed) == (compiled and name in UNSEEN)

@@ -78,7 +78,13 @@ void stop(const char *format, ...) {
     va_start(arguments, format);
     say(format, arguments);
     va_end(arguments);
-    _exit(70);
+    _exit(STOPPED);
+}
+
+void refuse_text(const std::string &entry, int line, const std::string &what) {
+    fflush(stdout);
+    fprintf(stderr, "ptx: %s, line %d: %s\n", entry.c_str(), line, what.c_str());
+    _exit(NOT_READ);
 }
 
 void stop(const warp &w, const char *format, ...) {
@@ -89,7 +95,7 @@ void stop(const warp &w, const char *format, ...) {
     const instruction &i = w.of->code[std::min((size_t)w.pc, w.of->code.size() - 1)];
     fprintf(stderr, "ptx: in %s, block %u, %u, %u, warp %d, line %d: %s\n", w.of->name.c_str(), w.in->id[0],
             w.in->id[1], w.in->id[2], w.index, i.line, i.name);
-    _exit(70);
+    _exit(STOPPED);
 }
 
 /* ---- memory ---- */

@@ -72,7 +72,7 @@ struct reader {
         k.register_bytes = SPECIAL_REGISTERS * LANES * 4;
     }
 
-    [[noreturn]] void fail(const std::string &what) { stop("%s, line %d: %s", k.name.c_str(), line, what.c_str()); }
+    [[noreturn]] void fail(const std::string &what) { refuse_text(k.name, line, what); }
 
     /* ---- characters and words ---- */
 

@@ -648,7 +648,7 @@ TEST(halves_of_registers) {
 std::string all_said; /* by runs that ended so */
 
 /* Whether this, in a process of its own, ends it with these words. */
-bool ends(const std::function<void()> &run, const std::string &words) {
+bool ends(const std::function<void()> &run, const std::string &words, int wanted = STOPPED) {
     int ends[2], status = 0;
     char said[4000] = "";
     if (pipe(ends) != 0) return false;
@@ -664,20 +664,20 @@ bool ends(const std::function<void()> &run, const std::string &words) {
     close(ends[0]);
     waitpid(child, &status, 0);
     all_said += said;
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 70 && strstr(said, words.c_str())) return true;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == wanted && strstr(said, words.c_str())) return true;
     FAIL("status %d, not \"%s\" but: %s", status, words.c_str(), said);
     return false;
 }
 
 /* The same of an entry's body; the check of races is on. */
-bool stops(const std::string &body, const std::string &words, uint32_t threads = 32) {
+bool stops(const std::string &body, const std::string &words, uint32_t threads = 32, int wanted = STOPPED) {
     return ends(
         [&] {
             std::vector<unsigned char> memory(252);
             options().race = true;
             run_body(body, &memory, threads, 32768);
         },
-        words);
+        words, wanted);
 }
 
 const std::string LANE = "mov.u32 %r1, %tid.x;\nmov.u32 %r2, 0;\nsetp.eq.s32 %p1, %r1, 0;\n";
@@ -715,14 +715,14 @@ TEST(texts_that_end_the_run) {
         {"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd0+16], 16, [%r2];",
          "an offset in cp.async.bulk"},
     };
-    for (const auto &one : ENDS) CHECK(stops(one[0], one[1]));
+    for (const auto &one : ENDS) CHECK(stops(one[0], one[1], 32, NOT_READ));
     CHECK(ends(
         [] {
             module m;
             m.text = ".entry e(\n.reg .b32 x\n)\n{\nret;\n}\n";
             find_kernel(m, "e");
         },
-        "no .param"));
+        "no .param", NOT_READ));
 }
 
 TEST(accesses_that_end_the_run) {
