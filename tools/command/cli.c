@@ -3,6 +3,7 @@
 #include "cli.h"
 #include "progress.h"
 
+#include <assert.h>
 #include <ctype.h>
 #include <float.h>
 #include <stdarg.h>
@@ -445,15 +446,8 @@ static int set_option(const cli_command *command, const cli_option *option, cons
     }
 }
 
-/* Returns the bit of a required option. There are far fewer than 64 of these, but may be more options. */
-static uint64_t required_bit(const cli_command *command, int index) {
-    int i, before = 0;
-    for (i = 0; i < index; i++) before += command->options[i].required;
-    return (uint64_t)1 << before;
-}
-
 /* Takes the option at argv[at] and its value. Returns the number of arguments used, or 0 with *code. */
-static int take_option(const cli_command *command, int argc, char **argv, int at, void *options, uint64_t *given,
+static int take_option(const cli_command *command, int argc, char **argv, int at, void *options, char *given,
                        int *code) {
     const char *text = argv[at];
     const char *equals = strchr(text, '=');
@@ -483,16 +477,52 @@ static int take_option(const cli_command *command, int argc, char **argv, int at
         return 0;
     }
     *code = set_option(command, option, value, options);
-    if (option->required) *given |= required_bit(command, index);
+    assert(index < CLI_MAX_OPTIONS);
+    given[index] = 1;
     return *code == CLI_OK ? used : 0;
 }
 
-static int check_required(const cli_command *command, uint64_t given) {
+static int check_required(const cli_command *command, const char *given) {
     int i;
     for (i = 0; command->options[i].name; i++)
-        if (command->options[i].required && !(given & required_bit(command, i)))
+        if (command->options[i].required && !given[i])
             return cli_usage(command->name, "%s %s is missing", command->options[i].name, command->options[i].value);
     return CLI_OK;
+}
+
+/* Takes the next of names with | between them; returns the index of that option, or -1 if the command has none. */
+static int next_option(const cli_command *command, const char **names) {
+    size_t n = strcspn(*names, "|");
+    int index = find_option(command, *names, n);
+
+    *names += n + ((*names)[n] == '|');
+    return index;
+}
+
+/* Refuses an option whose needs are not met; the message names the first two options that would do. */
+static int check_need(const cli_command *command, const cli_option *option, const char *given) {
+    const cli_option *wanted[2] = {NULL, NULL};
+    const char *names = option->needs;
+    int n = 0;
+
+    while (*names) {
+        int index = next_option(command, &names);
+        if (index >= 0 && given[index]) return CLI_OK;
+        if (index >= 0 && n < 2) wanted[n++] = &command->options[index];
+    }
+    if (n == 0) return CLI_OK;
+    if (n == 1) return cli_usage(command->name, "%s needs %s %s", option->name, wanted[0]->name, wanted[0]->value);
+    return cli_usage(command->name, "%s needs %s %s or %s %s", option->name, wanted[0]->name, wanted[0]->value,
+                     wanted[1]->name, wanted[1]->value);
+}
+
+/* Refuses the first given option that would have no effect. */
+static int check_needs(const cli_command *command, const char *given) {
+    int i, code = CLI_OK;
+
+    for (i = 0; command->options[i].name && code == CLI_OK; i++)
+        if (given[i] && command->options[i].needs) code = check_need(command, &command->options[i], given);
+    return code;
 }
 
 static int check_operands(const cli_command *command, char **operands, int n) {
@@ -508,7 +538,7 @@ static int is_help(const char *argument) {
 }
 
 int cli_parse(const cli_command *command, int argc, char **argv, void *options, int *n_operands, int *code) {
-    uint64_t given = 0;
+    char given[CLI_MAX_OPTIONS] = {0};
     int at = 0, n = 0, ended = 0;
 
     while (at < argc) {
@@ -524,13 +554,14 @@ int cli_parse(const cli_command *command, int argc, char **argv, void *options, 
             *code = CLI_OK;
             return 0;
         } else {
-            int used = take_option(command, argc, argv, at, options, &given, code);
+            int used = take_option(command, argc, argv, at, options, given, code);
             if (used == 0) return 0;
             at += used;
         }
     }
     *n_operands = n;
     *code = check_required(command, given);
+    if (*code == CLI_OK) *code = check_needs(command, given);
     if (*code == CLI_OK) *code = check_operands(command, argv, n);
     return *code == CLI_OK;
 }

@@ -122,6 +122,8 @@ typedef struct cli_reals {
     int64_t n;
 } cli_reals;
 
+enum { CLI_MAX_OPTIONS = 128 }; /* of one command */
+
 typedef struct cli_option {
     const char *name;  /* with its dashes */
     const char *value; /* the value's name in the help: "N"; the words of a choice: "full|even|cost"; NULL for a flag */
@@ -131,6 +133,7 @@ typedef struct cli_option {
     int required;
     const char *help;  /* a line end starts a new, indented line */
     const char *alias; /* an alternative name, common elsewhere; or NULL */
+    const char *needs; /* names of options with | between them, without all of which this one has no effect; or NULL */
 } cli_option;
 
 typedef struct cli_command {

@@ -112,13 +112,11 @@ static cf_memory_load guess_load(const memory_options *asked, const memory_path 
 }
 
 static int fill_desc(const memory_options *asked, const modelling *m, cf_memory_desc *desc) {
-    int code;
-
     memset(desc, 0, sizeof *desc);
     desc->model = &m->model;
     desc->parallel = m->parallel;
     desc->chunk_size = asked->chunk_size;
-    if ((code = modelling_take_terms("memory", &asked->terms, desc)) != CLI_OK) return code;
+    modelling_take_terms(&asked->terms, desc);
     desc->unfused_attention = asked->unfused_attention;
     if (asked->context / asked->chunk_size >= INT32_MAX)
         return cli_usage("memory", "--context: more than %d chunks of --chunk-size", INT32_MAX);

@@ -98,7 +98,7 @@ static const cli_option options[] = {
     {.name = "--torch", .value = "VERSION", .kind = CLI_TEXT, .offset = offsetof(plan_options, torch),
      .help = "write --csv with transfers, for format=\"compute_comms\" of that\n"
      "version of PyTorch, as in 2.14: not all read the same"},
-    {.name = "--csv-extensions", .kind = CLI_FLAG, .offset = offsetof(plan_options, csv_extensions),
+    {.name = "--csv-extensions", .needs = "--csv", .kind = CLI_FLAG, .offset = offsetof(plan_options, csv_extensions),
      .help = "allow in --csv what PyTorch cannot run: split sequences,\n"
      "replays"},
     {.name = "--microbatches", .value = "FILE|-", .kind = CLI_TEXT,
@@ -110,8 +110,8 @@ static const cli_option options[] = {
      "without split sequences only"},
     {.name = "--dot", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[DOT]),
      .help = "write which pass waits for which, for Graphviz"},
-    {.name = "--max-nodes", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(plan_options, max_nodes), .min = 1,
-     .max = CF_MAX_ACTIONS, .help = "most passes in --dot; default 500"},
+    {.name = "--max-nodes", .needs = "--dot", .value = "N", .kind = CLI_NUMBER,
+     .offset = offsetof(plan_options, max_nodes), .min = 1, .max = CF_MAX_ACTIONS, .help = "most passes in --dot; default 500"},
     {.name = "--trace", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[TRACE]),
      .help = "write a trace for Perfetto or chrome://tracing"},
     {.name = "--svg", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[SVG]),

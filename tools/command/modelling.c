@@ -232,8 +232,7 @@ const char *modelling_launch_hint(const gpu_options *asked) {
     return asked->launch >= 0 ? "" : " (fused, launched from C; in Python take --launch 0.00002 to 0.00004)";
 }
 
-int modelling_take_terms(const char *command, const term_options *asked, cf_memory_desc *out) {
-    if (asked->lora_experts && asked->lora == 0) return cli_usage(command, "--lora-experts needs --lora RANK");
+void modelling_take_terms(const term_options *asked, cf_memory_desc *out) {
     out->loss = (cf_loss)asked->loss;
     out->unfused = asked->unfused;
     out->outputs = (int)asked->outputs;
@@ -244,7 +243,6 @@ int modelling_take_terms(const char *command, const term_options *asked, cf_memo
     out->lora_experts = asked->lora_experts;
     out->runtime_bytes = asked->runtime;
     out->fragmentation = asked->fragmentation > 0 ? asked->fragmentation : -1;
-    return CLI_OK;
 }
 
 int64_t modelling_row_bytes(const cf_memory_desc *desc) {

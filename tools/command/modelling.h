@@ -21,6 +21,9 @@ typedef struct modelling_options {
     const char *stage_layers;
 } modelling_options;
 
+/* Options that say nothing without a model: one of these gives one. */
+#define NEEDS_MODEL .needs = "--model|--config|--layers|--hidden|--heads"
+
 /* The entries of an option table; `member` is the modelling_options in the command's options struct `type`. The first
    table describes a model, the second its split, without stages and ranks, for which a command with a plan has
    options. */
@@ -37,51 +40,57 @@ typedef struct modelling_options {
      .max = CF_MAX_WIDTH, .help = "hidden size"},                                                                  \
     {.name = "--heads", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.heads), .min = 1,        \
      .max = CF_MAX_WIDTH, .help = "query heads"},                                                                  \
-    {.name = "--kv-heads", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.kv_heads), .min = 1,  \
+    {.name = "--kv-heads", NEEDS_MODEL,                                                                            \
+     .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.kv_heads), .min = 1,                        \
      .max = CF_MAX_WIDTH, .help = "key and value heads; default as many as query heads"},                          \
-    {.name = "--head-dim", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.head_dim), .min = 1,  \
+    {.name = "--head-dim", NEEDS_MODEL,                                                                            \
+     .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.head_dim), .min = 1,                        \
      .max = CF_MAX_WIDTH, .help = "size of a head; default hidden / heads"},                                       \
-    {.name = "--ffn", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.ffn), .min = 1,            \
+    {.name = "--ffn", NEEDS_MODEL,                                                                                 \
+     .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.ffn), .min = 1,                             \
      .max = CF_MAX_FFN, .help = "width of the MLP"},                                                               \
-    {.name = "--vocab", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.vocab), .min = 1,        \
+    {.name = "--vocab", NEEDS_MODEL,                                                                               \
+     .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.vocab), .min = 1,                           \
      .max = CF_MAX_VOCAB, .help = "vocabulary"},                                                                   \
-    {.name = "--tied", .kind = CLI_FLAG, .offset = offsetof(type, member.tied),                                    \
+    {.name = "--tied", NEEDS_MODEL, .kind = CLI_FLAG, .offset = offsetof(type, member.tied),                       \
      .help = "the output head is the embedding"},                                                                  \
-    {.name = "--qkv-bias", .kind = CLI_FLAG, .offset = offsetof(type, member.qkv_bias),                            \
+    {.name = "--qkv-bias", NEEDS_MODEL, .kind = CLI_FLAG, .offset = offsetof(type, member.qkv_bias),               \
      .help = "biases on Q, K and V"},                                                                              \
-    {.name = "--qk-norm", .kind = CLI_FLAG, .offset = offsetof(type, member.qk_norm),                              \
+    {.name = "--qk-norm", NEEDS_MODEL, .kind = CLI_FLAG, .offset = offsetof(type, member.qk_norm),                 \
      .help = "norms over the heads of Q and K"},                                                                   \
-    {.name = "--no-gate", .kind = CLI_FLAG, .offset = offsetof(type, member.no_gate),                              \
+    {.name = "--no-gate", NEEDS_MODEL, .kind = CLI_FLAG, .offset = offsetof(type, member.no_gate),                 \
      .help = "two MLP matrices, not three"},                                                                       \
-    {.name = "--mtp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.mtp), .min = 1,            \
+    {.name = "--mtp", NEEDS_MODEL,                                                                                 \
+     .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.mtp), .min = 1,                             \
      .max = CF_MAX_LAYERS, .help = "prediction layers that are trained, too; default none"}
 
 #define MODELLING_SPLIT_OPTIONS(type, member)                                                                      \
-    {.name = "--tp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.tp), .min = 1,              \
+    {.name = "--tp", NEEDS_MODEL, .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.tp), .min = 1, \
      .max = CF_MAX_RANKS, .help = "tensor parallel; default 1"},                                                   \
-    {.name = "--ep", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.ep), .min = 1,              \
+    {.name = "--ep", NEEDS_MODEL, .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.ep), .min = 1, \
      .max = CF_MAX_EXPERTS,                                                                                        \
      .help = "expert parallel: a layer's experts lie on so many of a stage's\n"                                    \
      "GPUs (--tp x --ranks), whole; default 1: each has a part of every one"},                                     \
-    {.name = "--imbalance", .value = "PERCENT", .kind = CLI_NUMBER, .offset = offsetof(type, member.imbalance),    \
+    {.name = "--imbalance", NEEDS_MODEL,                                                                           \
+     .value = "PERCENT", .kind = CLI_NUMBER, .offset = offsetof(type, member.imbalance),                           \
      .max = 1000,                                                                                                  \
      .help = "rows more than the mean that the fullest GPU's experts get;\n"                                       \
      "default 0"},                                                                                                 \
-    {.name = "--zero", .value = "0|1|2|3", .kind = CLI_CHOICE, .offset = offsetof(type, member.zero),              \
+    {.name = "--zero", NEEDS_MODEL, .value = "0|1|2|3", .kind = CLI_CHOICE, .offset = offsetof(type, member.zero), \
      .help = "what data-parallel ranks divide: 0 nothing, 1 optimizer states\n"                                    \
      "(the distributed optimizer), 2 gradients too, 3 parameters too, as\n"                                        \
      "FSDP does; default 1 where there are such ranks"},                                                           \
-    {.name = "--no-sp", .kind = CLI_FLAG, .offset = offsetof(type, member.no_sequence),                            \
+    {.name = "--no-sp", NEEDS_MODEL, .kind = CLI_FLAG, .offset = offsetof(type, member.no_sequence),               \
      .help = "no sequence parallelism beside tensor parallelism"},                                                 \
-    {.name = "--recompute", .value = "none|selective|layernorm|act|mlp|full", .kind = CLI_CHOICE,                  \
+    {.name = "--recompute", NEEDS_MODEL, .value = "none|selective|layernorm|act|mlp|full", .kind = CLI_CHOICE,     \
      .offset = offsetof(type, member.recompute),                                                                   \
      .help = "what backward makes again: nothing (the default), the inside\n"                                      \
      "of attention (worth nothing with fused attention), norms' outputs,\n"                                        \
      "the MLP's activation too, the whole MLP too, or whole layers"},                                              \
-    {.name = "--recompute-layers", .value = "N", .kind = CLI_NUMBER,                                               \
+    {.name = "--recompute-layers", NEEDS_MODEL, .value = "N", .kind = CLI_NUMBER,                                  \
      .offset = offsetof(type, member.recompute_layers), .min = 1, .max = CF_MAX_LAYERS,                            \
      .help = "so many layers of each (virtual) stage do that; default all"},                                       \
-    {.name = "--stage-layers", .value = "N,N,...", .kind = CLI_TEXT,                                               \
+    {.name = "--stage-layers", NEEDS_MODEL, .value = "N,N,...", .kind = CLI_TEXT,                                  \
      .offset = offsetof(type, member.stage_layers), .help = "layers of each (virtual) stage; default even"}
 
 #define MODELLING_OPTIONS(type, member)                                                                            \
@@ -137,18 +146,22 @@ typedef struct gpu_options {
 
 /* The entries of an option table; `needed` says when --gpu is required. */
 #define GPU_OPTIONS(type, member, needed)                                                                          \
-    {.name = "--gpu", .value = "NAME|FILE.json", .kind = CLI_TEXT, .offset = offsetof(type, member.name),          \
+    {.name = "--gpu", NEEDS_MODEL,                                                                                 \
+     .value = "NAME|FILE.json", .kind = CLI_TEXT, .offset = offsetof(type, member.name),                           \
      .help = "whose numbers; " needed},                                                                            \
-    {.name = "--gpus-per-node", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.per_node),       \
+    {.name = "--gpus-per-node", .needs = "--gpu",                                                                  \
+     .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.per_node),                                  \
      .min = 1, .max = CF_MAX_RANKS, .help = "default 8"},                                                          \
-    {.name = "--launch", .value = "S", .kind = CLI_MILLIONTHS, .offset = offsetof(type, member.launch),            \
+    {.name = "--launch", .needs = "--gpu",                                                                         \
+     .value = "S", .kind = CLI_MILLIONTHS, .offset = offsetof(type, member.launch),                                \
      .max = 1000000,                                                                                               \
      .help = "seconds lost around each kernel; default 0.000005. Trainers in\n"                                    \
      "Python are nearer to 0.00002 .. 0.00004, and 2.75 times that\nwhere a Grace launches"}
 
 /* The entry of an option table; CF_TUNE_RESERVE is its default. */
 #define RESERVE_OPTION(type, member)                                                                               \
-    {.name = "--reserve", .value = "PERCENT", .kind = CLI_NUMBER, .offset = offsetof(type, member), .max = 99,     \
+    {.name = "--reserve", .needs = "--gpu",                                                                        \
+     .value = "PERCENT", .kind = CLI_NUMBER, .offset = offsetof(type, member), .max = 99,                          \
      .help = "of the GPU's memory that stay free, because formulas say too\n"                                      \
      "little rather than too much; default 9"}
 
@@ -174,30 +187,32 @@ typedef struct term_options {
 
 /* The entries of an option table. */
 #define TERM_OPTIONS(type, member)                                                                                 \
-    {.name = "--loss", .value = "parallel|eager|fused|chunked", .kind = CLI_CHOICE,                                \
+    {.name = "--loss", NEEDS_MODEL, .value = "parallel|eager|fused|chunked", .kind = CLI_CHOICE,                   \
      .offset = offsetof(type, member.loss),                                                                        \
      .help = "how the loss treats logits: as Megatron-LM (the default), as\n"                                      \
      "plain PyTorch, in place, or never all at once"},                                                             \
-    {.name = "--unfused", .kind = CLI_FLAG, .offset = offsetof(type, member.unfused),                              \
+    {.name = "--unfused", NEEDS_MODEL, .kind = CLI_FLAG, .offset = offsetof(type, member.unfused),                 \
      .help = "norms, rotation and SwiGLU as separate operations, in times, too"},                                  \
     OUTPUTS_OPTION(type, member.outputs),                                                                          \
-    {.name = "--state-gradient", .value = "bf16|float", .kind = CLI_CHOICE,                                        \
+    {.name = "--state-gradient", NEEDS_MODEL, .value = "bf16|float", .kind = CLI_CHOICE,                           \
      .offset = offsetof(type, member.state_gradient),                                                              \
      .help = "type of the gradients of K and V; default float"},                                                   \
-    {.name = "--optimizer", .value = "adam|adam8|muon", .kind = CLI_CHOICE,                                        \
+    {.name = "--optimizer", NEEDS_MODEL, .value = "adam|adam8|muon", .kind = CLI_CHOICE,                           \
      .offset = offsetof(type, member.optimizer),                                                                   \
      .help = "bytes of its states: 12 a parameter (the default), 6 with moments\n"                                 \
      "of 8 bits, or 8 of matrices and 12 of all else"},                                                            \
-    {.name = "--lora", .value = "RANK", .kind = CLI_NUMBER, .offset = offsetof(type, member.lora), .min = 1,       \
+    {.name = "--lora", NEEDS_MODEL,                                                                                \
+     .value = "RANK", .kind = CLI_NUMBER, .offset = offsetof(type, member.lora), .min = 1,                         \
      .max = CF_MAX_WIDTH,                                                                                          \
      .help = "adapters of this rank are trained and nothing else (memory only:\n"                                  \
      "times are those of training all)"},                                                                          \
-    {.name = "--lora-experts", .kind = CLI_FLAG, .offset = offsetof(type, member.lora_experts),                    \
+    {.name = "--lora-experts", .needs = "--lora", .kind = CLI_FLAG, .offset = offsetof(type, member.lora_experts), \
      .help = "with --lora: routed experts have adapters, too"},                                                    \
-    {.name = "--runtime", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(type, member.runtime),          \
+    {.name = "--runtime", NEEDS_MODEL,                                                                             \
+     .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(type, member.runtime),                               \
      .min = 1, .max = INT64_MAX / 1000,                                                                            \
      .help = "what no formula covers: context, libraries, NCCL; default 2G"},                                      \
-    {.name = "--fragmentation", .value = "PERCENT", .kind = CLI_NUMBER,                                            \
+    {.name = "--fragmentation", NEEDS_MODEL, .value = "PERCENT", .kind = CLI_NUMBER,                               \
      .offset = offsetof(type, member.fragmentation), .max = 1000,                                                  \
      .help = "of activations and the like, lost in gaps; default 10"}
 
@@ -207,7 +222,8 @@ typedef struct term_options {
      "replay does not attend: in bytes and times; default: they do not"}
 
 #define STREAM_OPTION(type, member)                                                                                \
-    {.name = "--stream", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(type, member), .min = 1,         \
+    {.name = "--stream", NEEDS_MODEL,                                                                              \
+     .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(type, member), .min = 1,                             \
      .max = INT64_MAX / 1000,                                                                                      \
      .help = "state is in host memory and passes through a ring of these bytes\n"                                  \
      "on each GPU, one layer at a time, in three blocks of rows; default:\n"                                       \
@@ -216,8 +232,8 @@ typedef struct term_options {
 /* Returns the input for cf_cost_estimate: this model and split on a GPU. */
 cf_cost_desc modelling_costs(const modelling *m, const cf_gpu *gpu, const gpu_options *asked, int64_t chunk_size);
 
-/* Fills in the members that these options set. Returns an exit code. */
-int modelling_take_terms(const char *command, const term_options *asked, cf_memory_desc *out);
+/* Fills in the members that these options set. */
+void modelling_take_terms(const term_options *asked, cf_memory_desc *out);
 
 /* Returns the bytes of a ring's row: a row of the layer with the most state, gradient included. */
 int64_t modelling_row_bytes(const cf_memory_desc *desc);

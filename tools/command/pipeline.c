@@ -235,17 +235,13 @@ static int take_model(const char *command, const pipeline_options *asked, int64_
     if (asked->gpu.name && (asked->forward.n > 0 || asked->costs || asked->unit_cost))
         return cli_usage(command, "--gpu and %s exclude each other",
                          asked->costs ? "--costs" : asked->unit_cost ? "--unit-cost" : "--cost");
-    if (!names_model(&asked->model))
-        return asked->gpu.name || asked->model.tp > 0 ? cli_usage(command, "--%s needs --model NAME or --config FILE",
-                                                                  asked->gpu.name ? "gpu" : "tp")
-               : asked->stream > 0 ? cli_usage(command, "--stream needs --model NAME or --config FILE")
-                                                      : CLI_OK;
+    if (!names_model(&asked->model)) return CLI_OK;
     model.pp = asked->stages;
     model.dp = n_ranks;
     if ((code = modelling_make(command, &model, &p->model)) != CLI_OK) return code;
     p->has_model = 1;
     p->memory.model = &p->model.model;
-    if ((code = modelling_take_terms(command, &asked->terms, &p->memory)) != CLI_OK) return code;
+    modelling_take_terms(&asked->terms, &p->memory);
     p->memory.parallel = p->model.parallel;
     if (p->memory.outputs == 0) p->memory.outputs = p->timing.outputs; /* of costs in a file */
     if (p->memory.outputs && p->memory.parallel.recompute == CF_RECOMPUTE_FULL)

@@ -15,11 +15,14 @@ typedef struct svg_style {
 
 /* For options with a member of this type. */
 #define SVG_STYLE_OPTIONS(record, member)                                                                             \
-    {.name = "--svg-width", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(record, member.width), .min = 160,   \
+    {.name = "--svg-width", .needs = "--svg|--memory-svg",                                                         \
+     .value = "N", .kind = CLI_NUMBER, .offset = offsetof(record, member.width), .min = 160,                       \
      .max = 20000, .help = "width of pictures, in pixels; default 720"},                                           \
-    {.name = "--svg-height", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(record, member.height), .min = 60,  \
+    {.name = "--svg-height", .needs = "--svg|--memory-svg",                                                        \
+     .value = "N", .kind = CLI_NUMBER, .offset = offsetof(record, member.height), .min = 60,                       \
      .max = 20000, .help = "height of each; default what its lines of type need"},                                 \
-    {.name = "--svg-type", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(record, member.type), .min = 4,       \
+    {.name = "--svg-type", .needs = "--svg|--memory-svg",                                                          \
+     .value = "N", .kind = CLI_NUMBER, .offset = offsetof(record, member.type), .min = 4,                          \
      .max = 100, .help = "size of their type; default 10. A picture that is printed 240\n"                         \
      "points wide has type of N points with --svg-width 240"}
 

@@ -177,7 +177,7 @@ static int fill_desc(tune_job *job) {
     desc->context = asked->context;
     desc->reserve = asked->reserve > 0 ? asked->reserve : -1;
     desc->tolerance = asked->tolerance > 0 ? (double)asked->tolerance / 1e8 : -1;
-    if ((code = modelling_take_terms("tune", &asked->terms, &desc->memory)) != CLI_OK) return code;
+    modelling_take_terms(&asked->terms, &desc->memory);
     memory = desc->memory;
     memory.model = desc->model;
     memory.parallel = desc->parallel; /* the least of everything searched for: then the ring has at most these bytes */
