@@ -42,7 +42,7 @@ static inline int64_t block_rows_of(const model_config *c, cf_dtype type, int64_
 static inline void share_documents(cf_pack_desc *packing, const length_list *lengths, const length_list *with,
                                    const length_list *shared) {
     const int64_t n = with->count;
-    packing->min_shared_prefix = 1;
+    packing->min_shared_prefix = n > 0;
     check_alike(lengths, with, shared);
     cf_shared_prefix *shares = n > 0 ? TAKE(cf_shared_prefix, n) : NULL;
     for (int64_t i = 0; i < n; i++) shares[i] = {with->lengths[i], shared->lengths[i]};
