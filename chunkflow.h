@@ -5,7 +5,8 @@
    chunks that hand on their attention state (K, V and the gradients of both). A state-aware schedule runs the chunks so
    that a stage keeps the activations of about K chunks at once, however long the longest sequence is: K x ChunkSize
    tokens, and one extra chunk for each later stage. Loss and gradients equal those of the unchunked batch. The method
-   is ChunkFlow (Yuan et al., ICML 2025, arXiv 2503.02356). Comments say where this file does more than the paper.
+   is ChunkFlow (Yuan et al., ICML 2025, arXiv 2503.02356). Comments say where this file does more than the paper: each
+   stage replays alone, its replay need not attend, state may stream from host memory, and schedules are searched for.
 
    How to use it. In ONE C or C++ file:
 

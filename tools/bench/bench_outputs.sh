@@ -4,7 +4,7 @@
 #     tools/bench/bench_outputs.sh [TRACE] >FILE
 #
 # To be run in the top directory. CHUNKFLOW (default build/chunkflow) names the command. TRACE is a list of a service's
-# requests (Mooncake's, say), of which a batch of 256 is drawn. All numbers are estimates of tune; nothing is measured.
+# requests (Mooncake's, for example); a batch of 256 is drawn from it. All numbers are estimates of tune.
 set -eu
 
 CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
@@ -64,11 +64,6 @@ for setup in "qwen2.5-7b h100-80g 8" "qwen2.5-32b h100-80g 32" "qwen3-30b-a3b h1
         if [ $# -gt 0 ]; then line "256 of a service" $setup 256 "$1"; fi
     }
 done
-for setup in "qwen2.5-1.5b h200 1" "qwen2.5-7b h200 1"; do
-    # shellcheck disable=SC2086
-    {
-        line "256K + 127 chats" $setup 128 "$FOLDER/128"
-        line "64 lognormal around 16K" $setup 64 "$FOLDER/64"
-        if [ $# -gt 0 ]; then line "256 of a service" $setup 256 "$1"; fi
-    }
-done
+line "256K + 127 chats" qwen2.5-1.5b h200 1 128 "$FOLDER/128"
+line "64 lognormal around 16K" qwen2.5-1.5b h200 1 64 "$FOLDER/64"
+if [ $# -gt 0 ]; then line "256 of a service" qwen2.5-1.5b h200 1 256 "$1"; fi
