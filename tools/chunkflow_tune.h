@@ -343,8 +343,8 @@ typedef struct cf_tune_desc {
     int64_t gpus_per_node;          /* 0: 8 */
     const cf_timing *timing;        /* measured costs of the stages, instead of estimates; only without n_gpus */
     double step_seconds;            /* extra seconds of an iteration. Needs timing: an estimate has its own */
-    cf_memory_desc memory;          /* options for counting a model's memory; its model and parallel are not used, and
-                                       unfused_attention must be 0 */
+    cf_memory_desc memory;          /* options for counting a model's memory; its model, parallel, chunk_size and
+                                       gathered are not used, and unfused_attention must be 0 */
     const cf_stage_bytes *bytes;    /* (pp x n_virtual) by virtual stage: instead of model and memory; only without
                                        n_gpus. Of `parallel`, only pp, n_virtual, placement and dp are used then */
     int64_t limit_bytes;            /* limit of each GPU. 0: gpu->memory minus the reserve */
@@ -359,7 +359,8 @@ typedef struct cf_tune_desc {
                                        splits of one stage, groups of 2, 4, 8 ... ranks that divide dp are tried as well
                                        as none, all in step. Time and memory are then those of columns scheduled by
                                        paper, plus what groups gather; `cost` and `cp_row_seconds` are the estimate's.
-                                       Only with a gpu, and without shared prefixes */
+                                       Needs a model and a gpu, without timing and shared
+                                       prefixes */
     const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K and the longest sequence (rounded up to a
                                        multiple of pack.align), which is the smallest size that splits nothing. Without
                                        n_exact, sizes between these are tried too, for the best split only (n_even) */
@@ -372,8 +373,8 @@ typedef struct cf_tune_desc {
     int64_t n_replays;
     int no_stream;                  /* 1: no candidates whose state streams from host memory, layer by layer. 0: for a
                                        model with estimated costs they are tried if the state does not fit otherwise, or
-                                       fits only under the limit. With memory.state_window all candidates stream, and
-                                       this is 0 */
+                                       fits only under the limit. With timing or bytes there are none either way. With
+                                       memory.state_window all candidates stream, and this is 0 */
     int no_outputs;                 /* 1: no candidates whose dropped chunks keep attention's outputs. 0: for a model with
                                        estimated costs, and attention that can keep them, these come first; without
                                        outputs is tried if they do not fit, or fit only under the limit. With
@@ -1734,6 +1735,8 @@ static cf_result cft__check_needs(const cf_tune_desc *given, cf_error *error) {
         {"n_ks", given->n_ks, given->ks != NULL, "needs ks"},
         {"n_kinds", given->n_kinds, given->kinds != NULL, "needs kinds"},
         {"n_replays", given->n_replays, given->replays != NULL, "needs replays"},
+        {"pack.max_cp", given->pack.max_cp > 1, given->model != NULL && given->gpu != NULL && given->timing == NULL,
+         "needs estimated costs: a model and a gpu, whose links price it, without timing"},
         {"no_stream", given->no_stream, given->memory.state_window == 0, "needs memory.state_window to be 0"},
         {"no_outputs", given->no_outputs, given->memory.outputs == 0, "needs memory.outputs to be 0"}};
     int64_t i;

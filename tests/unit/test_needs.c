@@ -390,6 +390,8 @@ TEST(of_searches) {
     cf_tune_desc desc = {0}, again;
     int64_t *counts[4], i;
     const char *names[] = {"n_chunk_sizes", "n_ks", "n_kinds", "n_replays"};
+    cf_timing timing = {0};
+    timing.all.forward.per_token = 1;
     desc.model = cf_model_find("qwen3-8b");
     desc.gpu = cf_gpu_find("h200");
     desc.parallel.tp = 4;
@@ -433,6 +435,16 @@ TEST(of_searches) {
     desc.no_outputs = desc.memory.outputs = 0;
     desc.pack.no_copies = 1;
     ALONE(tune(&desc), "no_copies", "shared_prefixes");
+    desc.pack.no_copies = 0;
+    desc.pack.max_cp = 2;
+    FINE(tune(&desc));
+    desc.timing = &timing;
+    ALONE(tune(&desc), "pack.max_cp", "without timing");
+    desc.gpu = NULL;
+    desc.limit_bytes = INT64_C(100) << 30;
+    ALONE(tune(&desc), "pack.max_cp", "a gpu");
+    desc.pack.max_cp = 1;
+    FINE(tune(&desc));
 }
 
 SUITE(needs, CASE(of_packing), CASE(of_metadata), CASE(of_loss_weights), CASE(of_kinds_of_layers), CASE(of_models),
