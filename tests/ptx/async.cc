@@ -259,6 +259,7 @@ template <bool EXPECTS> static void mbarrier_arrive(warp &w, const instruction &
     for (int l = 0; l < LANES; l++) {
         if (!(w.mask >> l & 1)) continue;
         mbarrier &m = find_mbarrier(w, at<uint32_t>(w, i.d)[l] + (uint32_t)i.offset);
+        if (m.pending == 0) stop(w, "the mbarrier at %u has had all arrivals of its phase", m.address);
         if (EXPECTS) m.bytes += at<uint32_t>(w, i.a)[l];
         if (m.bytes >= 1 << 20) stop(w, "the mbarrier at %u expects %lld bytes", m.address, (long long)m.bytes);
         give(w, &m.given);

@@ -211,8 +211,8 @@ settings read_settings(); /* of the environment */
 settings &options();
 uint32_t random_number(uint32_t below);
 
-/* Ends the run. The one with a warp says where: entry, block, warp, line, instruction. A text that is not understood has
-   a status of its own: nothing was learnt about what it would do. */
+/* Ends the run. The one with a warp says where: entry, block, warp, line, instruction. A text that is not understood
+   has a status of its own: nothing was learnt about what it would do. */
 const int STOPPED = 70, NOT_READ = 71;
 [[noreturn]] void stop(const char *format, ...) __attribute__((format(printf, 1, 2)));
 [[noreturn]] void refuse_text(const std::string &entry, int line, const std::string &what);

@@ -186,6 +186,8 @@ write_texts() {
 if is_wanted coverage && ! lists coverage; then
     write_texts
     run "every instruction of the programs has a test" env PTX_PROGRAMS="$work/texts" "$build/primitives" ptx.
+    run "no fusible product in chunkflow_cuda.cu's entries" env PTX_PROGRAMS="$work/texts" "$build/primitives" \
+        ptx.fusible_products
     LIST=1 ARCH='' sh "$0" >"$work/runs"
     before=$failed
     for arch in 80 90; do

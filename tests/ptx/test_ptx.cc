@@ -59,7 +59,8 @@ int64_t s64(bits x) { return (int64_t)x; }
 tensor_map boxes; /* of the other parameter, if it is one */
 
 /* Runs the text of an entry's body; %rd0 is the address of `memory`. Byte n of the other parameter is 7 n + 3. */
-void run_body(const std::string &body, std::vector<unsigned char> *memory, uint32_t threads = 32, uint32_t shared = 0) {
+void run_body(const std::string &body, std::vector<unsigned char> *memory, uint32_t threads = 32, uint32_t shared = 0,
+              uint32_t blocks = 1) {
     static std::vector<std::unique_ptr<module>> modules;
     std::unique_ptr<module> m(new module);
     m->text =
@@ -70,7 +71,7 @@ void run_body(const std::string &body, std::vector<unsigned char> *memory, uint3
         body + "\nret;\n}\n";
     const kernel *k = find_kernel(*m, "test");
     unsigned char *place = new_global((uint32_t)memory->size());
-    const uint32_t grid[3] = {1, 1, 1}, size[3] = {threads, 1, 1};
+    const uint32_t grid[3] = {blocks, 1, 1}, size[3] = {threads, 1, 1};
     memcpy(place, memory->data(), memory->size());
     memcpy(k->parameters_at, &place, 8);
     for (uint32_t n = 0; n < 128; n++) k->parameters_at[k->parameters[1].offset + n] = (unsigned char)(7 * n + 3);
@@ -624,6 +625,116 @@ TEST(lanes_part_and_meet) {
     }
 }
 
+/* Segments of eight lanes, of which the first four answer (c = 0x1803): each lane asks another one. */
+TEST(shuffles_in_segments) {
+    std::vector<unsigned char> memory(32 * 16);
+    run_body(
+        "mov.u32 %r1, %tid.x;\nmul.wide.u32 %rd2, %r1, 16;\nadd.s64 %rd1, %rd0, %rd2;\nmul.lo.s32 %r3, %r1, %r1;\n"
+        "mad.lo.s32 %r4, %r1, 5, 3;\nshfl.sync.idx.b32 %r5|%p2, %r3, %r4, 0x1803, -1;\nselp.u32 %r6, 1, 0, %p2;\n"
+        "st.global.v2.u32 [%rd1], {%r5, %r6};\nand.b32 %r4, %r4, 7;\n"
+        "shfl.sync.bfly.b32 %r7|%p3, %r3, %r4, 0x1803, -1;\nselp.u32 %r8, 1, 0, %p3;\n"
+        "st.global.v2.u32 [%rd1+8], {%r7, %r8};",
+        &memory);
+    for (uint32_t lane = 0; lane < 32; lane++) {
+        uint32_t got[4];
+        memcpy(got, &memory[lane * 16], 16);
+        const uint32_t by = (5 * lane + 3) % 8, asked[2] = {lane / 8 * 8 + by, lane ^ by};
+        for (int kind = 0; kind < 2; kind++) {
+            const bool answers = asked[kind] % 8 < 4;
+            const uint32_t from = answers ? asked[kind] : lane;
+            CHECK_INT(got[2 * kind], from * from);
+            CHECK_INT(got[2 * kind + 1], answers);
+        }
+    }
+}
+
+/* ---- modes: each by what it changes ---- */
+
+/* a b + c, a b - c and c - a b for a b = 1 + 2^-11 + 2^-24, whose last bit only a fused sum keeps; a product that is
+   used twice, and one that is rounded by name, are not fused. */
+TEST(fused_products) {
+    const float a = 1.0f + 0x1p-12f, sum = -1.0f, one = 1.0f, exact = 0x1p-11f + 0x1p-24f, rounded = 0x1p-11f;
+    const settings before = options();
+    for (const bool fuse : {false, true}) {
+        std::vector<unsigned char> memory(32);
+        float got[8];
+        memcpy(&memory[0], &a, 4), memcpy(&memory[4], &sum, 4), memcpy(&memory[8], &one, 4);
+        options().fuse = fuse;
+        run_body(
+            "ld.global.f32 %f1, [%rd0];\nld.global.f32 %f2, [%rd0+4];\nld.global.f32 %f3, [%rd0+8];\n"
+            "mul.f32 %f4, %f1, %f1;\nadd.f32 %f5, %f4, %f2;\nst.global.f32 [%rd0], %f5;\n"
+            "mul.f32 %f6, %f1, %f1;\nadd.f32 %f7, %f2, %f6;\nst.global.f32 [%rd0+4], %f7;\n"
+            "mul.f32 %f8, %f1, %f1;\nsub.f32 %f9, %f8, %f3;\nst.global.f32 [%rd0+8], %f9;\n"
+            "mul.f32 %f10, %f1, %f1;\nsub.f32 %f11, %f3, %f10;\nst.global.f32 [%rd0+12], %f11;\n"
+            "mul.rn.f32 %f12, %f1, %f1;\nadd.f32 %f13, %f12, %f2;\nst.global.f32 [%rd0+16], %f13;\n"
+            "mul.f32 %f14, %f1, %f1;\nadd.rn.f32 %f15, %f14, %f2;\nst.global.f32 [%rd0+20], %f15;\n"
+            "mul.f32 %f16, %f1, %f1;\nadd.f32 %f17, %f16, %f2;\nadd.f32 %f18, %f16, %f2;\n"
+            "st.global.v2.f32 [%rd0+24], {%f17, %f18};",
+            &memory, 1);
+        options() = before;
+        memcpy(got, memory.data(), sizeof got);
+        for (int n = 0; n < 8; n++) CHECK((n == 3 ? -got[n] : got[n]) == (fuse && n < 4 ? exact : rounded));
+    }
+}
+
+/* The order in which eight warps, or two warps of two blocks, draw numbers. */
+std::vector<uint32_t> draw(const std::string &body, const settings &as, uint32_t threads, uint32_t blocks = 1) {
+    const settings before = options();
+    std::vector<unsigned char> memory(4 + 16 * 4 + 128);
+    std::vector<uint32_t> drawn(8);
+    options() = as;
+    run_body("mov.u32 %r1, %tid.x;\nmov.u32 %r2, %ctaid.x;\nmad.lo.s32 %r2, %r2, 2, 0;\nshr.u32 %r3, %r1, 5;\n"
+             "and.b32 %r4, %r1, 31;\nsetp.eq.s32 %p1, %r4, 0;\n" + body,
+             &memory, threads, 4096, blocks);
+    options() = before;
+    memcpy(drawn.data(), &memory[4], 32);
+    return drawn;
+}
+
+TEST(orders_and_blocks) {
+    const std::string by_warp = "mul.wide.u32 %rd2, %r3, 4;\nadd.s64 %rd1, %rd0, %rd2;\n",
+                      number = "@%p1 atom.global.add.u32 %r5, [%rd0], 1;\n@%p1 st.global.u32 [%rd1+4], %r5;\n",
+                      by_block = "mul.wide.u32 %rd2, %r2, 4;\nadd.s64 %rd1, %rd0, %rd2;\n";
+    const std::vector<uint32_t> up = {0, 1, 2, 3, 4, 5, 6, 7}, down = {7, 6, 5, 4, 3, 2, 1, 0};
+    settings as = options();
+    as.order = 'f', as.blocks = 1, as.late = true, as.copies = 'o';
+    CHECK(draw(by_warp + number, as, 256) == up);
+    as.order = 'r';
+    CHECK(draw(by_warp + number, as, 256) == down);
+    as.order = 's';
+    const std::vector<uint32_t> shuffled = draw(by_warp + number, as, 256);
+    CHECK(shuffled != up && shuffled != down && std::set<uint32_t>(shuffled.begin(), shuffled.end()).size() == 8);
+    as.order = 'f';
+    const std::string two = by_block + number + "bar.sync 0;\nadd.s64 %rd1, %rd1, 4;\n" + number;
+    CHECK(draw(two, as, 32, 4) == up); /* each block to its end */
+    as.blocks = 2;
+    const std::vector<uint32_t> in_turns = draw(two, as, 32, 4);
+    CHECK_INT(in_turns[0], 0);
+    CHECK(in_turns[2] < in_turns[1] && in_turns[6] < in_turns[5]);
+}
+
+/* Each of eight warps waits for a bulk copy of its own, and draws a number when it has landed. */
+TEST(order_of_copies) {
+    const std::string body =
+        "mul.wide.u32 %rd2, %r3, 4;\nadd.s64 %rd1, %rd0, %rd2;\nshl.b32 %r6, %r3, 3;\nshl.b32 %r7, %r3, 4;\n"
+        "add.s32 %r7, %r7, 1024;\n@%p1 mbarrier.init.shared::cta.b64 [%r6], 1;\n"
+        "fence.mbarrier_init.release.cluster;\n@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6], 16;\n"
+        "add.s64 %rd3, %rd0, 64;\n@%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r7], [%rd3],"
+        " 16, [%r6];\nbar.sync 0;\nmbarrier.try_wait.parity.shared::cta.b64 %p2, [%r6], 0;\n"
+        "@%p1 atom.global.add.u32 %r5, [%rd0], 1;\n@%p1 st.global.u32 [%rd1+4], %r5;\n";
+    const std::vector<uint32_t> up = {0, 1, 2, 3, 4, 5, 6, 7}, down = {7, 6, 5, 4, 3, 2, 1, 0};
+    settings as = options();
+    as.order = 'f', as.blocks = 1, as.late = true, as.copies = 'o';
+    CHECK(draw(body, as, 256) == up);
+    as.copies = 'n';
+    CHECK(draw(body, as, 256) == down);
+    as.copies = 'r';
+    const std::vector<uint32_t> random = draw(body, as, 256);
+    CHECK(random != up && random != down && std::set<uint32_t>(random.begin(), random.end()).size() == 8);
+    as.copies = 'n', as.late = false;
+    CHECK(draw(body, as, 256)[0] == 0);
+}
+
 TEST(halves_of_registers) {
     for (const char *name : {"mov.b32 {}", "mov.b32 = {}", "mov.b64 {}", "mov.b64 = {}"}) note_tried(name);
     std::vector<unsigned char> memory(32 * 16);
@@ -733,6 +844,10 @@ TEST(accesses_that_end_the_run) {
         {"ld.global.u32 %r3, [%rd0+256];", "no allocation of the device holds", 32},
         {"ld.global.u64 %rd1, [%rd0+248];", "4 bytes before its allocation's end", 32},
         {"ld.global.u64 %rd1, [%rd0+4];", "is no multiple of 8", 32},
+        {"ld.global.v2.f32 {%f1, %f2}, [%rd0+4];", "is no multiple of 8", 32},
+        {"ld.global.v4.u32 {%r3, %r4, %r5, %r6}, [%rd0+8];", "is no multiple of 16", 32},
+        {"mov.u32 %r3, 2;\nld.shared.u32 %r4, [%r3];", "address 0x2 is no multiple of 4", 32},
+        {"mov.u32 %r3, 8;\nst.shared.v4.u32 [%r3], {%r1, %r1, %r1, %r1};", "address 0x8 is no multiple of 16", 32},
         {"ld.param.u32 %r3, [test_param_1+128];", "a parameter at byte 192 of 192", 32},
         {"mov.u32 %r3, 32768;\nld.shared.u32 %r3, [%r3];", "at shared address 32768 of 32768", 32},
         {".local .align 4 .b8 own[8];\nmov.u64 %rd4, own;\nld.local.u32 %r3, [%rd4+8];", "a thread's byte 8 of 8", 32},
@@ -751,6 +866,9 @@ TEST(accesses_that_end_the_run) {
         {"st.shared.u32 [%r2], %r1;", "race: shared address 0 was written by warp 0", 64},
         {"setp.gt.s32 %p2, %r1, 31;\nld.shared.u32 %r3, [%r2];\n@%p2 st.shared.u32 [%r2], %r1;",
          "race: shared address 0 may still be read by warp 0", 64},
+        {"setp.gt.s32 %p2, %r1, 63;\n@%p2 bra $on;\n@%p1 st.shared.u32 [%r2], %r1;\nbar.sync 1, 64;\n$on:\n"
+         "@%p2 ld.shared.u32 %r4, [%r2];",
+         "race: shared address 0 was written by warp 0", 96},
     };
     for (const auto &one : ENDS) CHECK(stops(LANE + one.body, one.words, one.threads));
 }
@@ -763,7 +881,10 @@ TEST(copies_that_end_the_run) {
                             "mbarrier::complete_tx::bytes [%r3], [%rd1, {%r2, %r2, %r2}], [%r2];",
                       far = "mov.u32 %r3, 1024;\n",
                       expect = "@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], ",
-                      wait = "mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], ";
+                      wait = "mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], ",
+                      nowhere = "mov.u64 %rd0, 4096;\n",
+                      second_warp = "setp.eq.s32 %p1, %r1, 32;\nsetp.lt.s32 %p3, %r1, 32;\n",
+                      small = "@%p1 cp.async.cg.shared.global [%r2], [%rd0], 16, 16;\n";
     const struct {
         std::string body;
         const char *words;
@@ -773,7 +894,19 @@ TEST(copies_that_end_the_run) {
         {"cp.async.cg.shared.global [%r1], [%rd0], 16, 16;", "lane 1: a copy from", 32},
         {"cp.async.cg.shared.global [%r2], [%rd0], 16, 17;", "lane 0 wants 17 of 16 bytes", 32},
         {"cp.async.cg.shared.global [%r2], [%rd0], 8, 8;", "lane 0 wants 8 of 8 bytes", 32},
+        {nowhere + small, "a copy at address 0x1000, which no allocation", 32},
+        {small + small, "a copy at shared address 0, where a copy is in flight", 32},
+        {second_warp + "@%p3 ld.shared.u32 %r4, [%r2];\n" + small,
+         "race: shared address 0 may still be read by warp 0", 64},
+        {nowhere + fence + far + bulk + "16, [%r2];", "a bulk copy at address 0x1000, which no allocation", 32},
+        {second_warp + far + "@%p3 ld.shared.u32 %r4, [%r3];\n" + fence + bulk + "16, [%r2];",
+         "race: shared address 1024 may still be read by warp 0", 64},
+        {fence + far + "setp.eq.s32 %p2, %r1, 1;\n@%p2 st.shared.u32 [%r3], %r1;\n" +
+             "@%p1 fence.proxy.async.shared::cta;\n" + bulk + "16, [%r2];",
+         "no fence.proxy.async since thread 1 wrote to shared address 1024", 32},
         {"mbarrier.arrive.shared::cta.b64 _, [%r2];", "no mbarrier is at", 32},
+        {make + expect + "16;\n@%p1 mbarrier.arrive.shared::cta.b64 _, [%r2];",
+         "the mbarrier at 0 has had all arrivals of its phase", 32},
         {"mbarrier.init.shared::cta.b64 [%r2], 0;", "an mbarrier of 0 arrivals at 0", 32},
         {"mad.lo.s32 %r4, %r1, 8, 0;\nmbarrier.init.shared::cta.b64 [%r4], 1;\n"
          "mbarrier.init.shared::cta.b64 [%r4+256], 1;\nmbarrier.init.shared::cta.b64 [%r4+512], 1;",
@@ -802,13 +935,15 @@ TEST(copies_that_end_the_run) {
 
 /* Products of 64 x 64 numbers, of a matrix at 0 and one at 8192. */
 TEST(products_that_end_the_run) {
-    const auto product = [](const char *rest) {
-        return "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " + registers_of('f', 1, 32) +
-               ", %rd2, %rd3, %p2, " + rest + ";\n";
+    const auto product = [](const char *rest, const char *a = "%rd2", int first = 1) {
+        return "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " + registers_of('f', first, 32) + ", " + a +
+               ", %rd3, %p2, " + rest + ";\n";
     };
     const std::string start = LANE + "setp.eq.s32 %p2, %r2, 0;\nmov.u64 %rd2, 0x4000004000010000;\n"
                                      "mov.u64 %rd3, 0x4000004000010200;\n",
-                      fence = "wgmma.fence.sync.aligned;\n", good = product("1, 1, 0, 0");
+                      fence = "wgmma.fence.sync.aligned;\n", good = product("1, 1, 0, 0"),
+                      commit = "wgmma.commit_group.sync.aligned;\n", wait = "wgmma.wait_group.sync.aligned ",
+                      from_registers = product("1, 1, 0", "{%r10, %r11, %r12, %r13}"), write = "mov.u32 %r10, 0;\n";
     const struct {
         std::string body;
         const char *words;
@@ -817,6 +952,13 @@ TEST(products_that_end_the_run) {
         {good + "ret;", "returns while its wgmma runs", 128},
         {good + "add.f32 %f1, %f1, %f1;", "operand 0 belongs to a wgmma that runs", 128},
         {"mov.f32 %f1, 0f00000000;\n" + good, "no wgmma.fence since operand 0 was written", 128},
+        {from_registers + write, "operand 0 belongs to a wgmma that runs", 128},
+        {write + from_registers, "no wgmma.fence since operand 32 was written", 128},
+        {good + commit + product("1, 1, 0, 0", "%rd2", 33) + commit + wait + "1;\nadd.f32 %f33, %f33, %f33;",
+         "operand 0 belongs to a wgmma that runs", 128},
+        {"setp.gt.s32 %p3, %r1, 127;\n@%p3 bra $write;\n" + good + commit + wait +
+             "0;\nret;\n$write:\nst.shared.u32 [%r2], %r1;",
+         "race: shared address 0 may still be read by a wgmma of warp 0", 160},
         {product("1, 2, 0, 0"), "a scale other than 1", 128},
         {"setp.eq.s32 %p2, %r1, 0;\n" + good, "lanes differ in whether they add", 128},
         {"cvt.u64.u32 %rd4, %r1;\nadd.s64 %rd3, %rd3, %rd4;\n" + good, "lanes differ in their descriptors", 128},
@@ -830,7 +972,8 @@ TEST(products_that_end_the_run) {
 }
 
 /* Registers a program with one image, as the code that nvcc adds does, and launches its entry. */
-void launch_image(uint32_t magic, uint32_t compressed, const std::string &text) {
+cudaError_t launch_image(uint32_t magic, uint32_t compressed, const std::string &text, unsigned threads = 1,
+                         size_t shared = 0) {
     struct {
         uint32_t magic;
         uint16_t version, header_bytes;
@@ -848,7 +991,23 @@ void launch_image(uint32_t magic, uint32_t compressed, const std::string &text) 
     strncpy(image.text, text.c_str(), sizeof image.text - 1);
     void **program = __cudaRegisterFatBinary((void *)&wrapper);
     __cudaRegisterFunction(program, "here", nullptr, "e", 0, nullptr, nullptr, nullptr, nullptr, nullptr);
-    cudaLaunchKernel("here", dim3(1), dim3(1), nullptr, 0, nullptr);
+    return cudaLaunchKernel("here", dim3(1), dim3(threads), nullptr, shared, nullptr);
+}
+
+/* What a device refuses without ending the program: more threads or shared memory than an entry may have. */
+TEST(launches_that_are_refused) {
+    const std::string text = ".target sm_80\n.entry e()\n.maxntid 64\n{\nret;\n}\n";
+    const auto launch = [&](unsigned threads, size_t shared) {
+        return launch_image(0xBA55ED50u, 0, text, threads, shared);
+    };
+    CHECK_INT(launch(64, 48 << 10), cudaSuccess);
+    CHECK_INT(launch(65, 0), cudaErrorInvalidValue);
+    CHECK_INT(launch(64, (48 << 10) + 1), cudaErrorInvalidValue);
+    CHECK_INT(cudaFuncSetAttribute("here", cudaFuncAttributeMaxDynamicSharedMemorySize, 64 << 10), cudaSuccess);
+    CHECK_INT(launch(64, 64 << 10), cudaSuccess);
+    CHECK_INT(launch(64, (64 << 10) + 1), cudaErrorInvalidValue);
+    CHECK_INT(cudaFuncSetAttribute("here", cudaFuncAttributeMaxDynamicSharedMemorySize, 228 << 10),
+              cudaErrorInvalidValue);
 }
 
 TEST(calls_that_end_the_run) {
@@ -873,6 +1032,15 @@ TEST(calls_that_end_the_run) {
     CHECK(ends([&] { cudaMemset(memory() + 1, 0, 64); }, "a fill of 64 bytes"));
     CHECK(ends([&] { cudaMemset(memory() + 64, 0, 1); }, "past an allocation"));
     CHECK(ends([&] { check_product_range(&magic, 4); }, "are not the device's"));
+    CHECK(ends(
+        [&] {
+            options().devices = 2;
+            cudaSetDevice(1);
+            const char *other = memory();
+            cudaSetDevice(0);
+            check_product_range(other, 4);
+        },
+        "are not the device's"));
     CHECK(ends([&] { launch_image(1, 0, text); }, "no fat binary"));
     CHECK(ends([&] { launch_image(magic, 1, text); }, "the PTX is compressed: compile with --no-compress"));
     CHECK(ends([&] { launch_image(magic, 0, "ELF"); }, "an image is no PTX"));
@@ -960,6 +1128,24 @@ TEST(every_instruction_is_tried) {
         if (!tried.count(one.first)) FAIL("nothing tries %s of %s", one.first.c_str(), one.second.c_str());
 }
 
+/* In the programs' text of the library, PTX_FUSE=1 has nothing to do: each product that a sum follows is fused, or kept
+   apart, by name. */
+TEST(fusible_products) {
+    const char *folder = getenv("PTX_PROGRAMS");
+    const settings before = options();
+    int n = 0;
+    if (!folder) SKIP("PTX_PROGRAMS names no texts");
+    options().fuse = true;
+    for (const auto &file : std::filesystem::directory_iterator(std::string(folder) + "/cuda_tests")) {
+        std::map<std::string, std::string> names;
+        add_instructions(file.path(), &names);
+        n += names.count("fma.rn.f32") > 0;
+        if (names.count("fma of a product and a sum")) FAIL("%s leaves a product to be fused", file.path().c_str());
+    }
+    options() = before;
+    CHECK(n >= 2);
+}
+
 /* The fixed parts of the message that a call of stop() or fail() makes: of stop its format alone, of fail all texts. */
 std::vector<std::string> parts_of(const std::string &call, bool all) {
     std::vector<std::string> parts(1);
@@ -1009,7 +1195,9 @@ TEST(every_end_is_tried) {
 
 SUITE(ptx, CASE(lane_by_lane), CASE(approximations), CASE(short_floats), CASE(loads_and_stores), CASE(parameters),
       CASE(narrow_accesses), CASE(atomics), CASE(variables_of_a_module), CASE(lanes_part_and_meet),
-      CASE(halves_of_registers), CASE(texts_that_end_the_run), CASE(accesses_that_end_the_run),
+      CASE(shuffles_in_segments), CASE(fused_products), CASE(orders_and_blocks), CASE(order_of_copies),
+      CASE(launches_that_are_refused), CASE(fusible_products), CASE(halves_of_registers),
+      CASE(texts_that_end_the_run), CASE(accesses_that_end_the_run),
       CASE(copies_that_end_the_run), CASE(products_that_end_the_run), CASE(calls_that_end_the_run),
       CASE(registers_change_hands), CASE(every_instruction_is_tried),
       CASE(every_end_is_tried)); /* the last two count what those before them did */
