@@ -668,6 +668,7 @@ test: $(CUDA_TESTS) $(PTX_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	    $(if $(filter 1,$(FULL)),"$(PYTHON) -B tests/meta/pages.py $(BUILD)") \
 	    "sh tests/command/files_check.sh $(BUILD)" \
 	    "sh tests/trainer/tiny_check.sh $(BUILD)" \
+	    "$(PYTHON) -B tests/torch/judge.py" \
 	    "$(TEST_BUILD)/trainer" \
 	    "$(TEST_BUILD)/trainer_kinds" \
 	    "$(TEST_BUILD)/trainer_whole" \

@@ -1,5 +1,8 @@
-"""What the programs beside this one judge by: a line for each check, and at the end how many held."""
+"""What the programs beside this one judge by: a line for each check, and at the end how many held. By itself it runs its
+own test."""
 
+import contextlib
+import io
 import sys
 import traceback
 
@@ -19,10 +22,10 @@ def skip(name, why):
 
 
 def run(test, *given):
-    """Runs a test. One that ends in an exception has failed, and the others go on."""
+    """Runs a test. One that ends in an exception, or would end the program, has failed, and the others go on."""
     try:
         test(*given)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         traceback.print_exc(file=sys.stdout)
         check(" ".join(map(str, (test.__name__, *given))), False, f"it ended in {type(error).__name__}: {error}")
 
@@ -31,3 +34,20 @@ def finish():
     """The exit status."""
     print(f"{passed} passed, {failed} failed{f', {skipped} skipped' * (skipped > 0)}")
     return 1 if failed or not passed else 0
+
+
+def broken_tests_count():
+    """Tests that raise, or that leave with the status of a success, are counted as failed."""
+    global passed, failed
+    before = passed, failed
+    with contextlib.redirect_stdout(io.StringIO()):
+        for end in (lambda: 1 / 0, sys.exit, lambda: sys.exit(0)):
+            run(end)
+    seen = failed - before[1]
+    passed, failed = before
+    check("broken tests count", seen == 3, f"{seen} of 3 were counted")
+
+
+if __name__ == "__main__":
+    broken_tests_count()
+    sys.exit(finish())
