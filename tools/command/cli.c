@@ -311,8 +311,8 @@ int cli_refuse_name(const char *command, const char *option, const char *given, 
 
     for (i = 0; names[i]; i++)
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i > 0 ? ", " : "", names[i]);
-    return cli_usage(command, "%s: there is no '%s'%s There are: %s. Any other: %s", option, given,
-                     *guessed ? guessed : ".", list, others);
+    return cli_usage(command, "%s: there is no '%s'%s There are: %s%s%s", option, given, *guessed ? guessed : ".", list,
+                     others ? ". Any other: " : "", others ? others : "");
 }
 
 /* Old names of options, from before 0.1.0. */

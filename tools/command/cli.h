@@ -170,7 +170,7 @@ const char *cli_guess_text(const cli_guess *guess);
 const char *cli_guess_among(const char *word, const char *const *names);
 
 /* Refuses a name that was given to an option, and lists the valid names. word: the part of it to compare; others: what
-   else may be given. Returns an exit code. */
+   else may be given, or NULL. Returns an exit code. */
 int cli_refuse_name(const char *command, const char *option, const char *given, const char *word,
                     const char *const *names, const char *others);
 

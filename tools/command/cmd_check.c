@@ -553,6 +553,8 @@ static int check(const check_options *asked, source *file) {
     saved_format format = SAVED_SCHEDULE;
     int is_json = looks_like_json(file), code = CLI_OK;
 
+    if (strspn(file->text, " \t\r\n") == file->bytes)
+        return cli_wrong("%s: is empty, and neither plan nor schedule", cli_input_name(file->path));
     if (is_json) {
         code = parse_source(file);
         if (code == CLI_OK) code = saved_format_of(&file->document, &format);

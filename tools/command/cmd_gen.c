@@ -73,7 +73,7 @@ static int64_t draw_from_histogram(draw_source *source, const cli_list *histogra
 
 typedef enum distribution { LMSYS, LOGNORMAL, UNIFORM, HISTOGRAM, N_DISTRIBUTIONS } distribution;
 
-static const char *const distribution_names[N_DISTRIBUTIONS] = {"lmsys", "lognormal", "uniform", "histogram"};
+static const char *const distribution_names[] = {"lmsys", "lognormal", "uniform", "histogram", NULL};
 
 static distribution find_distribution(const char *name) {
     int i = 0;
@@ -130,7 +130,8 @@ static int run(const void *given, char **operands, int n_operands) {
     int code;
 
     if (from == N_DISTRIBUTIONS)
-        return cli_usage("gen", "got '%s', wanted lmsys, lognormal, uniform or histogram", operands[0]);
+        return cli_usage("gen", "got '%s', wanted lmsys, lognormal, uniform or histogram%s", operands[0],
+                         cli_guess_among(operands[0], distribution_names));
     code = resolve(from, n_operands, &asked);
     if (code == CLI_OK && from == HISTOGRAM) {
         /* Counts are weights here and cost no memory, so only their sum is bounded. */

@@ -93,6 +93,16 @@ static const cli_option options[] = {
    What to search
    ---------------------------------------------------------------------------------------------------------------- */
 
+static int refuse_schedule(const char *text, size_t n) {
+    const char *names[CF_SCHEDULE_COUNT] = {NULL};
+    char word[64];
+    int kind;
+
+    for (kind = 1; kind < CF_SCHEDULE_COUNT; kind++) names[kind - 1] = cf_schedule_kind_name((cf_schedule_kind)kind);
+    snprintf(word, sizeof word, "%.*s", (int)(n < sizeof word ? n : sizeof word), text);
+    return cli_refuse_name("tune", "--schedules", word, word, names, NULL);
+}
+
 static int parse_schedules(const char *text, cf_schedule_kind *kinds, int64_t *count) {
     *count = 0;
     for (;;) {
@@ -101,8 +111,7 @@ static int parse_schedules(const char *text, cf_schedule_kind *kinds, int64_t *c
         while (kind < CF_SCHEDULE_COUNT && (strlen(cf_schedule_kind_name((cf_schedule_kind)kind)) != n ||
                                             strncmp(cf_schedule_kind_name((cf_schedule_kind)kind), text, n) != 0))
             kind++;
-        if (kind == CF_SCHEDULE_COUNT)
-            return cli_usage("tune", "--schedules: there is no '%.*s'", (int)n, text);
+        if (kind == CF_SCHEDULE_COUNT) return refuse_schedule(text, n);
         if (*count == CF_SCHEDULE_COUNT - 1) return cli_usage("tune", "--schedules: a name is given twice");
         kinds[(*count)++] = (cf_schedule_kind)kind;
         if (text[n] == '\0') return CLI_OK;
