@@ -560,6 +560,25 @@ int64_t cli_list_line(const cli_list *list, int64_t sequence) {
     return 0;
 }
 
+/* Returns a reason in the words of options, without the numbers of flags and choices, which nobody wrote; NULL: as the
+   library says it. text: what follows the member's name. */
+static const char *say_reason(const char *text) {
+    static const char *const reasons[][2] = {
+        {"a V needs n_virtual above 1", "a V needs --virtual above 1"},
+        {"only zero-bubble and best lay virtual stages in a V", NULL},
+        {"needs a kind that cuts backwards: best or zero-bubble", NULL},
+        {"needs backwards: the shape is forward_only", "needs backwards, and --forward-only has none"},
+        {"is for gpipe alone", NULL},
+        {"is for best alone: without backwards all kinds are one", NULL},
+        {"needs recompute, of which it is a number of layers", "needs --recompute, of which it is a number of layers"}};
+    size_t i;
+
+    for (i = 0; strncmp(text, ": ", 2) == 0 && i < sizeof reasons / sizeof reasons[0]; i++)
+        if (strncmp(text + 2, reasons[i][0], strlen(reasons[i][0])) == 0)
+            return reasons[i][1] ? reasons[i][1] : reasons[i][0];
+    return NULL;
+}
+
 /* Returns the option for the member that an error names, because people know the option. */
 static const char *say_option(const cf_error *error) {
     static const char *const names[][2] = {
@@ -576,7 +595,9 @@ static const char *say_option(const cf_error *error) {
 
     for (i = 0; i < sizeof names / sizeof names[0]; i++)
         if (strcmp(error->field, names[i][0]) == 0 && strncmp(error->text, error->field, n) == 0) {
-            (void)snprintf(text, sizeof text, "%s%s", names[i][1], error->text + n);
+            const char *reason = say_reason(error->text + n);
+            (void)snprintf(text, sizeof text, "%s%s%s", names[i][1], reason ? ": " : "",
+                           reason ? reason : error->text + n);
             return text;
         }
     return error->text;
