@@ -791,6 +791,7 @@ template <typename T> static void fill_checked(trainer *t, checked *of, weights 
     unchunked.chunk_size = 0;
     unchunked.packing.max_slices = 1;
     unchunked.packing.shared_prefixes = NULL;
+    unchunked.packing.min_shared_prefix = 0;
     t->settings = &unchunked;
     load_batch(t);
     t->settings = chunked;
