@@ -317,6 +317,7 @@ def test_errors_carry_the_record():
         error = raised(chunkflow.Error, plan.metadata, chunk)
         assert (error.code, error.field) == ("CF_ERROR_ARGUMENT", "chunk")
         raised(IndexError, plan.slices_of, chunk)
+        raised(IndexError, plan.kv_sources_of, chunk)
     error = raised(chunkflow.Error, plan.validate, [9, 4])
     assert error.code == "CF_ERROR_PLAN" and error.field
     for n_limits in (1, 3):
@@ -426,6 +427,11 @@ def test_wrong_types_by_hand():
             ("shared_prefixes: wanted for each of 2 sequences a pair", TypeError,
              lambda: chunkflow.pack([5, 5], 4, shared_prefixes=[None, (0, "a")])),
             ("stage: got 7, wanted 0 .. 0", IndexError, lambda: plan.schedule().stage(7)),
+            ("sequence: got 99, wanted 0 .. 1", IndexError, lambda: plan.row_of(99, 0)),
+            ("position: there is no token 9 of sequence 0", IndexError, lambda: plan.row_of(0, 9)),
+            (f"align: wanted {-2**63} .. {2**63 - 1}, got {2**70}", OverflowError,
+             lambda: chunkflow.pack([5, 5], 4, align=2**70)),
+            ("method: wanted 0 .. ", OverflowError, lambda: chunkflow.pack([5, 5], 4, method=2**70)),
             ("min_shared_prefix: needs shared_prefixes", chunkflow.Error,
              lambda: chunkflow.pack([5, 5], 4, min_shared_prefix=2)),
             ("prompts: need the mean over prompts", chunkflow.Error,

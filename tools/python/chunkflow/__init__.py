@@ -367,6 +367,17 @@ def _fill(c: Any, options: Mapping[str, Any], given: _Given, number: Callable[[s
             _set(c, name, _number_of(ctype.cname, value, at) if named else value, at)
 
 
+def _range(c: Any, at: str | int) -> str:
+    """The whole numbers that a member of a record, or an item of an array, can be; nothing for other types."""
+    ctype = _fields(ffi.typeof(c).item.cname)[at] if isinstance(at, str) else ffi.typeof(c).item
+    if ctype.kind == "enum":
+        return f"wanted 0 .. {max(n for n, word in ctype.elements.items() if not word.endswith('_COUNT'))}"
+    if ctype.kind != "primitive" or ctype.cname in ("double", "float"):
+        return ""
+    bits, signed = 8 * ffi.sizeof(ctype), not ctype.cname.startswith("u")
+    return f"wanted {-2**(bits - 1) if signed else 0} .. {2**(bits - signed) - 1}"
+
+
 def _set(c: Any, at: str | int, value: Any, name: str) -> None:
     """Sets a member of a record, or an item of an array; a record's members may be given in order, too."""
     try:
@@ -375,7 +386,7 @@ def _set(c: Any, at: str | int, value: Any, name: str) -> None:
         else:
             c[at] = value
     except OverflowError as why:
-        raise OverflowError(f"{name}: {why}, got {value!r}") from None
+        raise OverflowError(f"{name}: {_range(c, at) or why}, got {value!r:.99}") from None
     except (IndexError, KeyError, TypeError) as why:
         raise TypeError(f"{name}: {why}, got {value!r}") from None
 
@@ -704,15 +715,16 @@ class Plan(_Object):
 
     def row_of(self, sequence: int, position: int) -> tuple[int, int]:
         """The chunk, and the row in it, that has a token of a sequence."""
-        sequence, position, slices = _whole(sequence, "sequence"), _whole(position, "position"), self.slices
+        sequence, position = _at(sequence, self.n_sequences, "sequence"), _whole(position, "position")
+        slices = self.slices
         has = (slices["begin"] <= position) & (position < slices["begin"] + slices["length"])
         if self.order is None:
             has &= slices["sequence"] == sequence
-        elif 0 <= sequence < self.n_sequences:
+        else:
             place = int(np.flatnonzero(self.order == sequence)[0])
             has &= (slices["first"] <= place) & (place < slices["first"] + slices["n"])
         found = np.flatnonzero(has)
-        if not 0 <= sequence < self.n_sequences or not found.size:
+        if not found.size:
             raise IndexError(f"position: there is no token {position} of sequence {sequence}")
         chunk = int(np.searchsorted(self.chunks["first_slice"], found[0], side="right")) - 1
         while self.chunks["n_slices"][chunk] == 0:
@@ -721,7 +733,7 @@ class Plan(_Object):
 
     def kv_sources_of(self, chunk: int) -> np.ndarray:
         """cf_kv_sources: where the rows lie that come before this chunk of a cp group; of another chunk nothing."""
-        chunk = _whole(chunk, "chunk")
+        chunk = _at(chunk, self.n_chunks, "chunk")
         pieces = ffi.new("cf_kv_source[]", lib.cf_kv_sources(self.c, chunk, ffi.NULL))
         lib.cf_kv_sources(self.c, chunk, pieces)
         return np.frombuffer(ffi.buffer(pieces), _dtype(ffi.typeof("cf_kv_source")))
