@@ -155,11 +155,13 @@ unsigned char *new_global(uint32_t bytes) {
     return place;
 }
 
-/* A range that a copy or cuBLAS uses lies in one allocation, or is the host's. */
-static void check_range(const void *place, size_t bytes, const char *what) {
+/* A range that a copy uses lies in one allocation, or, where a copy may use it, is the host's. */
+static void check_range(const void *place, size_t bytes, const char *what, bool of_device) {
     const uint64_t address = (uint64_t)place;
     const auto next = allocations.upper_bound(address);
-    if (bytes == 0 || next == allocations.begin()) return;
+    const bool is_host = next == allocations.begin() || address >= std::prev(next)->second.end + 512;
+    if (bytes > 0 && is_host && of_device) stop("no device has the memory of %s at %p", what, place);
+    if (bytes == 0 || is_host) return;
     const auto found = std::prev(next);
     if (address < found->second.end && found->second.end - address < bytes)
         stop("%s of %zu bytes at %p, %llu before its allocation's end", what, bytes, place,
@@ -514,9 +516,9 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *to, const void *plac
     return cudaSuccess;
 }
 
-cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
-    check_range(to, bytes, "a copy to");
-    check_range(from, bytes, "a copy from");
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+    check_range(to, bytes, "a copy to", kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice);
+    check_range(from, bytes, "a copy from", kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice);
     if (bytes) memmove(to, from, bytes);
     return cudaSuccess;
 }
@@ -533,7 +535,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
     return cudaSuccess;
 }
 cudaError_t cudaMemset(void *to, int value, size_t bytes) {
-    check_range(to, bytes, "a fill");
+    check_range(to, bytes, "a fill", true);
     if (bytes) memset(to, value, bytes);
     return cudaSuccess;
 }

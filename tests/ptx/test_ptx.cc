@@ -953,6 +953,7 @@ TEST(products_that_end_the_run) {
         {good + "add.f32 %f1, %f1, %f1;", "operand 0 belongs to a wgmma that runs", 128},
         {"mov.f32 %f1, 0f00000000;\n" + good, "no wgmma.fence since operand 0 was written", 128},
         {from_registers + write, "operand 0 belongs to a wgmma that runs", 128},
+        {good + product("1, 1, 0", "{%f1, %f2, %f3, %f4}", 33), "operand 32 belongs to a wgmma that runs", 128},
         {write + from_registers, "no wgmma.fence since operand 32 was written", 128},
         {good + commit + product("1, 1, 0, 0", "%rd2", 33) + commit + wait + "1;\nadd.f32 %f33, %f33, %f33;",
          "operand 0 belongs to a wgmma that runs", 128},
@@ -1025,6 +1026,12 @@ TEST(calls_that_end_the_run) {
         cudaMalloc(&place, 64);
         return (char *)place;
     };
+    const auto freed = [&] {
+        char *place = memory();
+        cudaFree(place);
+        return place;
+    };
+    char host[16] = "";
     CHECK(ends([&] { with("PTX_ARCH", "75"); }, "PTX_ARCH is \"75\""));
     CHECK(ends([&] { with("PTX_BLOCKS", "8x"); }, "PTX_BLOCKS is \"8x\""));
     CHECK(ends([&] { with("PTX_ORDER", "up"); }, "PTX_ORDER is \"up\""));
@@ -1032,6 +1039,9 @@ TEST(calls_that_end_the_run) {
     CHECK(ends([&] { cudaMemset(memory() + 1, 0, 64); }, "a fill of 64 bytes"));
     CHECK(ends([&] { cudaMemset(memory() + 64, 0, 1); }, "past an allocation"));
     CHECK(ends([&] { check_product_range(&magic, 4); }, "are not the device's"));
+    CHECK(ends([&] { cudaMemset(freed(), 0, 4); }, "no device has the memory of a fill"));
+    CHECK(ends([&] { cudaMemcpy(host, host + 8, 8, cudaMemcpyHostToDevice); }, "has the memory of a copy to"));
+    CHECK(ends([&] { cudaMemcpy(host, freed(), 8, cudaMemcpyDeviceToHost); }, "has the memory of a copy from"));
     CHECK(ends(
         [&] {
             options().devices = 2;
