@@ -8,7 +8,8 @@
 # 8.6. Each value of each mode (tests/ptx/ptx.h) has its turn on both targets, not every combination. FULL=1 has its
 # repetitions where fused attention runs in the default modes on either target: elsewhere they would repeat host code.
 #
-#     coverage   every instruction of the programs has a test, and every value of every mode a run
+#     coverage   every instruction of the programs has a test, and every value of every mode a run; nothing that
+#                PTX_FUSE=1 would fuse is left in the library's entries, so that their bits do not hang on it
 #     faults     planted in assembly text (ptx_faults.py): each is seen
 #     kernels    planted in kernels, and each of their waits left out (tests/cuda/cuda_faults.py --ptx): each is seen
 #     entries    every kernel of the programs ran as some device of its target; waits for the suites that run them

@@ -6,9 +6,9 @@
 
 Faults of assembly text are edits of the PTX in build/ptx/primitives, one line each; those of constraints, which have no
 text in PTX, are compiled in one file, a copy of the tests' kernels each. Each must make a test of the suite primitives
-fail or a check of the interpreter end the run, but for one that changes nothing in what this compiler makes. A text that
-the interpreter does not read shows nothing, nor does a crash or a timeout: these are errors. Prints what saw each, and
-"N passed, N failed", which sets the exit status.
+fail or a check of the interpreter end the run, but for one that changes nothing in what this compiler makes. A text
+that the interpreter does not read shows nothing, nor does a crash or a timeout: these are errors. Prints what saw each,
+and "N passed, N failed", which sets the exit status.
 """
 
 import os
