@@ -228,7 +228,9 @@ typedef struct cf_block {
    NULL for options that are all zeros. A flag is 1 or 0.
 
    A member that needs another one is refused without it, and the message names both. Prices and upper limits are
-   allowed even if nothing uses them, so that one record fits many batches.
+   allowed even if nothing uses them, so that one record fits many batches. So are sizes and biases of parts that a
+   layer lacks, and what a sweep sets for cases that have no use for it: zero with one rank, no_sequence with tp 1,
+   unfused with full recomputation, gathered rows or outputs where none are kept, timing.outputs in forward_only.
 
    Objects from elsewhere. A plan, schedule or graph is sound if the library has made it or the validator of its kind
    accepts it. Every function that takes one says whether it must be sound or may be unvalidated. A function that takes
@@ -6123,28 +6125,34 @@ static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error 
     int windowed = kind->mixer == CF_MIXER_WINDOW || kind->mixer == CF_MIXER_CHUNKED;
     int latent = kind->mixer == CF_MIXER_LATENT;
     int recurrent = kind->mixer >= CF_MIXER_DELTA && kind->mixer <= CF_MIXER_MAMBA2;
+    const char *not_latent = latent ? NULL : "needs a mixer that is latent";
+    const char *no_experts = kind->experts != 0 ? NULL : "needs experts";
     const struct {
         const char *field;
         int64_t value, least, most;
-    } members[] = {{"kinds.mixer", (int)kind->mixer, 0, CF_MIXER_COUNT - 1},
-                   {"kinds.gate", kind->gate, 0, 1},
-                   {"kinds.sinks", kind->sinks, 0, 1},
-                   {"kinds.no_ffn", kind->no_ffn, 0, 1},
-                   {"kinds.shared_gate", kind->shared_gate, 0, 1},
-                   {"kinds.heads", kind->heads, 1, CF_MAX_WIDTH},
-                   {"kinds.kv_heads", kind->kv_heads, 1, kind->heads},
-                   {"kinds.head_dim", kind->head_dim, 1, CF_MAX_WIDTH / cf__max(kind->heads, 1)},
-                   {"kinds.value_dim", kind->value_dim, 1, CF_MAX_WIDTH / cf__max(kind->heads, 1)},
-                   {"kinds.window", kind->window, windowed, windowed * CF_MAX_CHUNK_SIZE},
-                   {"kinds.latent", kind->latent, latent, latent * CF_MAX_WIDTH},
-                   {"kinds.q_latent", kind->q_latent, 0, latent * CF_MAX_WIDTH},
-                   {"kinds.rope_dim", kind->rope_dim, 0, latent * (cf__max(kind->head_dim, 1) - 1)},
-                   {"kinds.tail", kind->tail, recurrent, recurrent * CF_MAX_ACTIVE},
-                   {"kinds.ffn", kind->ffn, 1, CF_MAX_FFN},
-                   {"kinds.experts", kind->experts, 0, CF_MAX_EXPERTS},
-                   {"kinds.active", kind->active, kind->experts > 0, cf__min(kind->experts, CF_MAX_ACTIVE)},
-                   {"kinds.reach", kind->reach, kind->reach != 0 ? kind->active : 0, kind->experts},
-                   {"kinds.shared", kind->shared, 0, CF_MAX_FFN}};
+        const char *needs; /* if the kind lacks what the member needs */
+    } members[] = {{"kinds.mixer", (int)kind->mixer, 0, CF_MIXER_COUNT - 1, NULL},
+                   {"kinds.gate", kind->gate, 0, 1, NULL},
+                   {"kinds.sinks", kind->sinks, 0, 1, NULL},
+                   {"kinds.no_ffn", kind->no_ffn, 0, 1, NULL},
+                   {"kinds.shared_gate", kind->shared_gate, 0, 1, NULL},
+                   {"kinds.heads", kind->heads, 1, CF_MAX_WIDTH, NULL},
+                   {"kinds.kv_heads", kind->kv_heads, 1, kind->heads, NULL},
+                   {"kinds.head_dim", kind->head_dim, 1, CF_MAX_WIDTH / cf__max(kind->heads, 1), NULL},
+                   {"kinds.value_dim", kind->value_dim, 1, CF_MAX_WIDTH / cf__max(kind->heads, 1), NULL},
+                   {"kinds.window", kind->window, windowed, windowed * CF_MAX_CHUNK_SIZE,
+                    windowed ? NULL : "needs a mixer that is window or chunked"},
+                   {"kinds.latent", kind->latent, latent, latent * CF_MAX_WIDTH, not_latent},
+                   {"kinds.q_latent", kind->q_latent, 0, latent * CF_MAX_WIDTH, not_latent},
+                   {"kinds.rope_dim", kind->rope_dim, 0, latent * (cf__max(kind->head_dim, 1) - 1), not_latent},
+                   {"kinds.tail", kind->tail, recurrent, recurrent * CF_MAX_ACTIVE,
+                    recurrent ? NULL : "needs a mixer that is recurrent"},
+                   {"kinds.ffn", kind->ffn, 1, CF_MAX_FFN, NULL},
+                   {"kinds.experts", kind->experts, 0, CF_MAX_EXPERTS, NULL},
+                   {"kinds.active", kind->active, kind->experts > 0, cf__min(kind->experts, CF_MAX_ACTIVE),
+                    no_experts},
+                   {"kinds.reach", kind->reach, kind->reach != 0 ? kind->active : 0, kind->experts, no_experts},
+                   {"kinds.shared", kind->shared, 0, CF_MAX_FFN, NULL}};
     int attends = kind->mixer <= CF_MIXER_CHUNKED;
     int64_t i;
     CF__TRY(cf__needs(kind->gate, attends, "kinds.gate", k, "needs a mixer that is full, window or chunked", error));
@@ -6154,7 +6162,7 @@ static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error 
     CF__TRY(cf__needs(kind->shared_gate, kind->shared != 0, "kinds.shared_gate", k, "needs shared", error));
     for (i = 0; i < CF__COUNT(members); i++)
         CF__TRY(cf__inside(members[i].value, members[i].least, members[i].most, CF_ERROR_ARGUMENT, members[i].field, k,
-                           "is out of range for its kind", error));
+                           members[i].needs != NULL ? members[i].needs : "is out of range for its kind", error));
     if (kind->heads % kind->kv_heads == 0) return CF_OK;
     return cf__fail(error, CF_ERROR_ARGUMENT, "kinds.kv_heads", k, cf__divisor_below(kind->heads, kind->kv_heads),
                     kind->kv_heads, "must divide heads");

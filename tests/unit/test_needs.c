@@ -127,7 +127,7 @@ static cf_result split(const cf_model *model, const cf_parallel *parallel) {
 TEST(of_kinds_of_layers) {
     cf_model model = *cf_model_find("qwen3-8b");
     cf_layer plain = {0}, routed = {0}, kind;
-    int mixer;
+    int mixer, i;
     routed.experts = 8;
     routed.active = 2;
     routed.ffn = 64;
@@ -163,6 +163,18 @@ TEST(of_kinds_of_layers) {
     kind = plain;
     kind.gate = 2;
     ALONE(cf_model_validate(&model, &error), "kinds.gate", "out of range");
+    for (i = 0; i < 7; i++) {
+        const char *names[] = {"window", "latent", "q_latent", "rope_dim", "tail", "active", "reach"};
+        const char *needed[] = {"window or chunked", "latent", "latent", "latent", "recurrent", "experts", "experts"};
+        int64_t *members[] = {&kind.window, &kind.latent, &kind.q_latent, &kind.rope_dim, &kind.tail, &kind.active,
+                              &kind.reach};
+        char field[32];
+        kind = plain;
+        *members[i] = 1;
+        snprintf(field, sizeof field, "kinds.%s", names[i]);
+        ALONE(cf_model_validate(&model, &error), field, needed[i]);
+        CHECK(strstr(error.text, "needs") != NULL);
+    }
 }
 
 TEST(of_models) {
