@@ -1735,7 +1735,8 @@ static cf_result cft__check_needs(const cf_tune_desc *given, cf_error *error) {
         {"n_ks", given->n_ks, given->ks != NULL, "needs ks"},
         {"n_kinds", given->n_kinds, given->kinds != NULL, "needs kinds"},
         {"n_replays", given->n_replays, given->replays != NULL, "needs replays"},
-        {"pack.max_cp", given->pack.max_cp > 1, given->model != NULL && given->gpu != NULL && given->timing == NULL,
+        {"pack.max_cp", given->pack.max_cp > 1 ? given->pack.max_cp : 0,
+         given->model != NULL && given->gpu != NULL && given->timing == NULL,
          "needs estimated costs: a model and a gpu, whose links price it, without timing"},
         {"no_stream", given->no_stream, given->memory.state_window == 0, "needs memory.state_window to be 0"},
         {"no_outputs", given->no_outputs, given->memory.outputs == 0, "needs memory.outputs to be 0"}};
@@ -1984,10 +1985,10 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     CFT__TRY(cft__range(t->desc.max_tries, 0, INT64_MAX, CF_ERROR_LIMIT, "max_tries", -1, error));
     if (desc->model == NULL && desc->bytes != NULL) CFT__TRY(cft__check_bytes(&t->desc, error));
     else CFT__TRY(cft__check_split(&t->desc, error));
+    CFT__TRY(cft__check_needs(desc, error));
     CFT__TRY(cft__check_cp_group(desc->model, t->desc.pack.max_cp, "pack.max_cp", error));
     if (t->desc.pack.max_cp > 1 && t->desc.pack.shared_prefixes != NULL)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "pack.max_cp", -1, "trees are not spread over several ranks");
-    CFT__TRY(cft__check_needs(desc, error));
     CFT__TRY(cft__check_lists(&t->desc, error));
     CFT__TRY(cft__check_costs(&t->desc, error));
     CFT__TRY(cft__check_memory(&t->desc, error));
