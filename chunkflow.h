@@ -433,14 +433,14 @@ typedef struct cf_plan {
    sequences and whole trees go to ranks by their cost: the most expensive first, each to the rank that is cheapest so
    far. Then each rank packs its own sequences as if it were alone, and idle chunks fill the rest. No rank gets more
    tokens than 1.5 x the mean of all ranks + the longest sequence or tree; a chain counts as n_chunks x chunk_size. So
-   chunks_per_rank is at most 2 x that bound / chunk_size + 1. Of several ways to split expensive trees (no_copies),
-   cf_pack takes the one whose most expensive rank costs least.
+   without align and max_slices, chunks_per_rank is at most 2 x that bound / chunk_size + 1. Of several ways to split
+   expensive trees (no_copies), cf_pack takes the one whose most expensive rank costs least.
 
    With lockstep, chunks lie in columns. There may be more chunks than without, and idle chunks between the others. The
    batch is laid out once per target cost of a slice, at most 42 times: from a full slice at the start of a sequence to
    the most expensive slice, each target 1.25 times the last. With max_cp this is repeated for every power of two up to
-   max_cp that any sequence would use, each with eleven choices of widths. The cheapest layout wins, so a larger max_cp
-   is never worse than a smaller one.
+   max_cp that any sequence would use, each with eleven choices of widths. The layout whose columns take the least time
+   wins, replays for K = 1 included. By that time a larger max_cp is never worse than a smaller one.
 
    lower_bound is the largest of: total tokens / chunk_size; the number of sequences that cannot share a chunk; Martello
    and Toth's L2 (Knapsack Problems, 1990, section 8.3); slices / max_slices; and the number of dependent chunks.
@@ -485,8 +485,8 @@ CHUNKFLOW_API cf_result cf_shared_prefixes_find(const void *const *tokens, int64
    fewer chunks.
 
    Returns CF_OK, or CF_ERROR_PLAN for the first violation, with its member in error->field and the index of the chunk,
-   slice, chain or sequence in error->item. Returns CF_ERROR_MEMORY if `allocator` (NULL: malloc) has no scratch: 32
-   bytes per sequence and 8 per chunk, with trees 33 and 16. The plan may be unvalidated. */
+   slice, chain or sequence in error->item. Returns CF_ERROR_MEMORY if `allocator` (NULL: malloc) has no scratch: 1
+   byte per sequence and 8 per chunk, with trees 33 and 16. The plan may be unvalidated. */
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,
                                          const cf_allocator *allocator, cf_error *error);
 
@@ -6836,7 +6836,7 @@ static void cf__memory_stream(const cf_memory_desc *desc, cf__memory_sums *sums)
     cf__add_product(&terms->host, gradient, 1, overflow);
 }
 
-/* What is kept of dropped chunks goes to host memory, but for what is on its way. */
+/* Moves what dropped chunks keep to host memory, except what is on its way. */
 static void cf__memory_move_inputs(cf__memory_sums *sums) {
     cf_memory_report *terms = &sums->terms;
     cf__add_product(&terms->host, terms->inputs, 1, &sums->overflow);

@@ -72,8 +72,8 @@ static int make(const packing_options *asked, const char *path, packing *out) {
                          (long long)asked->chunk_size);
     code = cli_list_read_counted(path, asked->max_sequences, &fresh.list);
     if (code != CLI_OK) return code;
-    if (fresh.list.n_sequences == 0) return cli_wrong("%s: there is no sequence", cli_input_name(path));
-    code = cli_list_expand(&fresh.list, &fresh.lengths, &fresh.shares);
+    if (fresh.list.n_sequences == 0) code = cli_wrong("%s: there is no sequence", cli_input_name(path));
+    if (code == CLI_OK) code = cli_list_expand(&fresh.list, &fresh.lengths, &fresh.shares);
     if (code == CLI_OK) code = pack_lengths(asked, &fresh);
     if (code == CLI_OK) *out = fresh;
     else packing_free(&fresh);
