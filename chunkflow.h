@@ -10178,7 +10178,7 @@ static void cf__search_core(cf__search *search, int split) {
 static void cf__search_best(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     cf_search_report *report = &search->report;
-    int splits = cf__schedule_splits(&m->desc) && !m->desc.shape.forward_only, split;
+    int splits = cf__schedule_splits(&m->desc), split; /* never with forward_only */
     report->max_tries = m->desc.max_tries > 0 ? m->desc.max_tries : cf__search_default_tries(m, splits);
     search->goal = cf__search_find_bound(search, splits ? CF__BOUNDS_EITHER : 0, DBL_MAX);
     if (m->desc.shape.forward_only) { /* forwards alone have only one order */

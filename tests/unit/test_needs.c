@@ -199,6 +199,9 @@ TEST(of_models) {
     model.qkv_bias = 1;
     ALONE(cf_model_validate(&model, &error), "model.qkv_bias", "full, window or chunked");
     model.qkv_bias = 0;
+    model.out_bias = 1;
+    ALONE(cf_model_validate(&model, &error), "model.out_bias", "full, window or chunked");
+    model.out_bias = 0;
     FINE(cf_model_validate(&model, &error));
     model = *cf_model_find("qwen3-8b");
     model.first_dense = 1;
@@ -252,6 +255,9 @@ TEST(of_splits) {
     ALONE(cf_memory_token_bytes(&desc, 0, &bytes, &error), "lora_experts", "experts");
     desc.model = routed;
     FINE(cf_memory_token_bytes(&desc, 0, &bytes, &error));
+    desc.lora_experts = 2;
+    ALONE(cf_memory_token_bytes(&desc, 0, &bytes, &error), "lora_experts", "0 nor 1");
+    desc.lora_experts = 1;
     desc.unfused = 3;
     ALONE(cf_memory_token_bytes(&desc, 0, &bytes, &error), "unfused", "0 nor 1");
 }

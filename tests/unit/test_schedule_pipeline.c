@@ -463,6 +463,7 @@ TEST(bad_options_are_named) {
     REFUSED(bad.limits.per_token.state = INT64_MAX / 2, CF_ERROR_OVERFLOW, "limits.per_token");
     REFUSED(bad.max_tries = -1, CF_ERROR_ARGUMENT, "max_tries");
     REFUSED(bad.forwards_first = 1; bad.shape.replay = CF_REPLAY_LOCAL, CF_ERROR_ARGUMENT, "forwards_first");
+    REFUSED(bad = first; bad.forwards_first = 2, CF_ERROR_ARGUMENT, "forwards_first");
     REFUSED(bad = first; bad.limits.state = 9, CF_ERROR_ARGUMENT, "forwards_first");
     REFUSED(bad = first; bad.limits.state_by_stage = negative, CF_ERROR_ARGUMENT, "forwards_first");
     REFUSED(bad = first; bad.limits.bytes = 9, CF_ERROR_ARGUMENT, "forwards_first");
