@@ -560,47 +560,55 @@ int64_t cli_list_line(const cli_list *list, int64_t sequence) {
     return 0;
 }
 
-/* Returns a reason in the words of options, without the numbers of flags and choices, which nobody wrote; NULL: as the
-   library says it. text: what follows the member's name. */
-static const char *say_reason(const char *text) {
-    static const char *const reasons[][2] = {
-        {"a V needs n_virtual above 1", "a V needs --virtual above 1"},
-        {"only zero-bubble and best lay virtual stages in a V", NULL},
-        {"needs a kind that cuts backwards: best or zero-bubble", NULL},
-        {"needs backwards: the shape is forward_only", "needs backwards, and --forward-only has none"},
-        {"is for gpipe alone", NULL},
-        {"is for best alone: without backwards all kinds are one", NULL},
-        {"needs recompute, of which it is a number of layers", "needs --recompute, of which it is a number of layers"}};
+/* Members whose options people know. value: 0 where the option is a flag or a word, whose number nobody wrote. */
+static const struct {
+    const char *member, *option;
+    int value;
+} known_options[] = {
+    {"parallel.tp", "--tp", 1}, {"parallel.pp", "--stages", 1}, {"parallel.dp", "--ranks", 1},
+    {"parallel.zero", "--zero", 1}, {"parallel.n_virtual", "--virtual", 1}, {"parallel.ep", "--ep", 1},
+    {"parallel.layers", "--stage-layers", 1}, {"parallel.placement", "--placement", 0},
+    {"parallel.recompute_layers", "--recompute-layers", 1}, {"lora_experts", "--lora-experts", 0},
+    {"split_backward", "--split-backward", 0}, {"method", "--method", 0}, {"max_cp", "--max-cp", 1},
+    {"lockstep", "--lockstep", 0}, {"forwards_first", "--forwards-first", 0},
+    {"shape.forward_only", "--forward-only", 0}, {"shape.n_virtual", "--virtual", 1},
+    {"shape.placement", "--placement", 0}, {"shape.replay", "--replay", 0}};
+
+/* Returns the option for a name of `n` characters in a reason: a member's, with or without its record, that is no word
+   of English. NULL: none. */
+static const char *option_of(const char *name, size_t n) {
     size_t i;
 
-    for (i = 0; strncmp(text, ": ", 2) == 0 && i < sizeof reasons / sizeof reasons[0]; i++)
-        if (strncmp(text + 2, reasons[i][0], strlen(reasons[i][0])) == 0)
-            return reasons[i][1] ? reasons[i][1] : reasons[i][0];
+    for (i = 0; memchr(name, '_', n) && i < sizeof known_options / sizeof known_options[0]; i++) {
+        const char *member = known_options[i].member, *dot = strchr(member, '.');
+        if (dot) member = dot + 1;
+        if (strlen(member) == n && strncmp(name, member, n) == 0) return known_options[i].option;
+    }
     return NULL;
 }
 
-/* Returns the option for the member that an error names, because people know the option. */
+/* Returns the library's sentence in the words of the command line: options for members, and no numbers of flags and
+   words. */
 static const char *say_option(const cf_error *error) {
-    static const char *const names[][2] = {
-        {"parallel.tp", "--tp"}, {"parallel.pp", "--stages"}, {"parallel.dp", "--ranks"}, {"parallel.zero", "--zero"},
-        {"parallel.n_virtual", "--virtual"}, {"parallel.ep", "--ep"}, {"parallel.layers", "--stage-layers"},
-        {"parallel.placement", "--placement"}, {"parallel.recompute_layers", "--recompute-layers"},
-        {"lora_experts", "--lora-experts"}, {"split_backward", "--split-backward"},
-        {"method", "--method"}, {"max_cp", "--max-cp"}, {"lockstep", "--lockstep"},
-        {"forwards_first", "--forwards-first"},
-        {"shape.forward_only", "--forward-only"}, {"shape.n_virtual", "--virtual"}, {"shape.placement", "--placement"},
-        {"shape.replay", "--replay"}};
-    static char text[sizeof error->text + 32];
-    size_t i, n = strlen(error->field);
+    static char text[sizeof error->text + 64];
+    size_t i, at, n = strlen(error->field), end = strlen(error->text);
+    const char *from = error->text + n;
 
-    for (i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (strcmp(error->field, names[i][0]) == 0 && strncmp(error->text, error->field, n) == 0) {
-            const char *reason = say_reason(error->text + n);
-            (void)snprintf(text, sizeof text, "%s%s%s", names[i][1], reason ? ": " : "",
-                           reason ? reason : error->text + n);
-            return text;
-        }
-    return error->text;
+    for (i = 0; i < sizeof known_options / sizeof known_options[0]; i++)
+        if (strcmp(error->field, known_options[i].member) == 0) break;
+    if (i == sizeof known_options / sizeof known_options[0] || strncmp(error->text, error->field, n) != 0)
+        return error->text;
+    if (!known_options[i].value && strstr(from, " (wanted ")) end = (size_t)(strstr(from, " (wanted ") - error->text);
+    at = (size_t)snprintf(text, sizeof text, "%s", known_options[i].option);
+    while (n < end && at + 1 < sizeof text) {
+        size_t word = strspn(error->text + n, "abcdefghijklmnopqrstuvwxyz_");
+        const char *option = word > 0 ? option_of(error->text + n, word) : NULL;
+        int kept = (int)(word > 0 ? word : 1);
+        at += (size_t)snprintf(text + at, sizeof text - at, "%.*s", option ? (int)strlen(option) : kept,
+                               option ? option : error->text + n);
+        n += (size_t)kept;
+    }
+    return text;
 }
 
 int cli_error(const cf_error *error, const cli_list *list) {
@@ -753,9 +761,9 @@ static void note_temporary(const char *from, const char *to) {
 /* Opens a temporary file that no run is writing to: a new one, or one that a killed run has left behind.
 
    A run holds the lock until the file has its final name, so a locked file is in use. After taking the lock, the name
-   must still lead to the file; otherwise another run has given it its final name meanwhile. A file that has another
-   name, too, or belongs to another user, is not of any run and stays as it is. Returns -1 with errno; EEXIST if the
-   name cannot be used. */
+   must still lead to the file; otherwise another run has given it its final name meanwhile. A file that has
+   a second name, or another owner, belongs to no run and stays as it is. Returns -1 with errno; EEXIST if the name
+   cannot be used. */
 static int open_temporary(const char *name) {
     struct stat named, opened;
     int file = open(name, O_WRONLY | O_CREAT | O_EXCL, 0666), fresh = file >= 0;
