@@ -269,7 +269,8 @@ def test_schedules_are_those_of_the_paper():
     report = plan.schedule(n_stages=4, k=2).report
     assert report["best_fixed"] == "paper" and report["gap"] == 0 and report["makespan"] == 42
     report = plan.schedule(kind="gpipe", k=2).report
-    assert report["best_fixed"] == "gpipe" and report["n_tried"] == 0 and report["makespan"] > 0
+    assert report["best_fixed"] == "gpipe" and report["n_tried"] == 0
+    assert report["makespan"] == plan.schedule(kind="gpipe", k=2).simulate().makespan
 
 
 def test_options_reach_the_library():
@@ -341,15 +342,9 @@ def test_mistakes_are_named():
     plan = chunkflow.pack([9, 3], 4)
     assert "chunksize" in str(raised(TypeError, chunkflow.pack, [1], 4, chunksize=3))
     assert "best-fit" in str(raised(ValueError, chunkflow.pack, [1], 4, method="bestfit"))
-    raised(ValueError, chunkflow.pack, [1], 4, method="?")
-    raised(OverflowError, chunkflow.pack, [1], 2**64)
-    raised(TypeError, chunkflow.pack, [1], "4")
-    assert "chunk_size" in str(raised(TypeError, chunkflow.pack, [1], 4.0))
     raised(TypeError, chunkflow.pack, [1], 4, allocator={})
     raised(TypeError, plan.schedule, timing={"all": {"backwards": {}}})
     raised(TypeError, plan.schedule, limits={"chunks_by_stage": [1.5]})
-    raised(IndexError, plan.schedule().stage, 1)
-    raised(IndexError, plan.schedule().stage, -1)
     assert "wanted a Timeline, got int" in str(raised(TypeError, plan.schedule().json, 3))
 
 
@@ -432,14 +427,8 @@ def test_wrong_types_by_hand():
             (f"align: wanted {-2**63} .. {2**63 - 1}, got {2**70}", OverflowError,
              lambda: chunkflow.pack([5, 5], 4, align=2**70)),
             ("method: wanted 0 .. ", OverflowError, lambda: chunkflow.pack([5, 5], 4, method=2**70)),
-            ("min_shared_prefix: needs shared_prefixes", chunkflow.Error,
-             lambda: chunkflow.pack([5, 5], 4, min_shared_prefix=2)),
-            ("prompts: need the mean over prompts", chunkflow.Error,
-             lambda: chunkflow.loss_weights([4, 5], prompts=[0, 0])),
             ("capacity: cf_capacity has no member 'row'", TypeError, lambda: plan.metadata(0, capacity={"row": 1}))):
         assert words in str(raised(kind, call)), str(raised(kind, call))
-    report = plan.schedule(kind="1f1b").report
-    assert report["makespan"] == plan.schedule(kind="1f1b").simulate().makespan and report["n_tried"] == 0
 
 
 def test_pickled_plans():
@@ -814,7 +803,6 @@ def test_sequences_share_what_they_begin_with():
             assert abs(total - wanted) < 1e-9, (total, wanted)
             for row in np.flatnonzero(metadata.sequence_ids >= 0):
                 assert len(set(keys_of(plan, chunk, metadata, row))) == metadata.position_ids[row] + 1
-    raised(TypeError, chunkflow.pack, [5, 5], 4, shared_prefixes=[0, 1])
     assert raised(chunkflow.Error, chunkflow.pack, [5, 5], 4,
                   shared_prefixes=[(0, 0), (0, 6)]).field == "shared_prefixes.tokens"
     assert raised(chunkflow.Error, chunkflow.pack, [500, 500], 4,

@@ -6,6 +6,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -599,24 +600,29 @@ TEST(atomics) {
 
 /* ---- lanes that part, and what they do together ---- */
 
+/* Runs a body in which each lane writes four words at [%rd1]; %r1 is its number. */
+std::vector<std::array<uint32_t, 4>> words_of_lanes(const std::string &body) {
+    std::vector<std::array<uint32_t, 4>> words(32);
+    std::vector<unsigned char> memory(sizeof words[0] * words.size());
+    run_body("mov.u32 %r1, %tid.x;\nmul.wide.u32 %rd2, %r1, 16;\nadd.s64 %rd1, %rd0, %rd2;\n" + body, &memory);
+    memcpy(words.data(), memory.data(), memory.size());
+    return words;
+}
+
 /* Each lane runs a loop of its own length; odd ones return early; the rest meet, vote, and ask each other. */
 TEST(lanes_part_and_meet) {
     for (const char *name :
          {"bra", "bra.uni", "ret", "bar.warp.sync", "vote.sync.ballot.b32", "shfl.sync.idx.b32", "shfl.sync.bfly.b32"})
         note_tried(name);
-    std::vector<unsigned char> memory(32 * 16);
-    run_body(
-        "mov.u32 %r1, %tid.x;\nmul.wide.u32 %rd2, %r1, 16;\nadd.s64 %rd1, %rd0, %rd2;\nmov.u32 %r2, 0;\n"
-        "mov.u32 %r3, 0;\nbra.uni $test;\n$again:\nadd.s32 %r3, %r3, %r2;\nadd.s32 %r2, %r2, 1;\n$test:\n"
+    const auto words = words_of_lanes(
+        "mov.u32 %r2, 0;\nmov.u32 %r3, 0;\nbra.uni $test;\n$again:\nadd.s32 %r3, %r3, %r2;\nadd.s32 %r2, %r2, 1;\n$test:\n"
         "setp.le.s32 %p1, %r2, %r1;\n@%p1 bra $again;\nst.global.u32 [%rd1], %r3;\nand.b32 %r4, %r1, 1;\n"
         "setp.eq.s32 %p2, %r4, 0;\n@%p2 bra $even;\nret;\n$even:\nbar.warp.sync -1;\n"
         "setp.gt.s32 %p3, %r1, 9;\nvote.sync.ballot.b32 %r5, %p3, -1;\nst.global.u32 [%rd1+4], %r5;\n"
         "shfl.sync.idx.b32 %r6|%p4, %r3, 4, 31, -1;\nst.global.u32 [%rd1+8], %r6;\n"
-        "shfl.sync.bfly.b32 %r7|%p5, %r3, 6, 31, -1;\nst.global.u32 [%rd1+12], %r7;",
-        &memory);
+        "shfl.sync.bfly.b32 %r7|%p5, %r3, 6, 31, -1;\nst.global.u32 [%rd1+12], %r7;");
     for (uint32_t lane = 0; lane < 32; lane++) {
-        uint32_t got[4];
-        memcpy(got, &memory[lane * 16], 16);
+        const auto &got = words[lane];
         const uint32_t other = lane ^ 6;
         CHECK_INT(got[0], lane * (lane + 1) / 2);
         CHECK_INT(got[1], lane % 2 ? 0 : 0x55555400u);
@@ -627,17 +633,13 @@ TEST(lanes_part_and_meet) {
 
 /* Segments of eight lanes, of which the first four answer (c = 0x1803): each lane asks another one. */
 TEST(shuffles_in_segments) {
-    std::vector<unsigned char> memory(32 * 16);
-    run_body(
-        "mov.u32 %r1, %tid.x;\nmul.wide.u32 %rd2, %r1, 16;\nadd.s64 %rd1, %rd0, %rd2;\nmul.lo.s32 %r3, %r1, %r1;\n"
-        "mad.lo.s32 %r4, %r1, 5, 3;\nshfl.sync.idx.b32 %r5|%p2, %r3, %r4, 0x1803, -1;\nselp.u32 %r6, 1, 0, %p2;\n"
+    const auto words = words_of_lanes(
+        "mul.lo.s32 %r3, %r1, %r1;\nmad.lo.s32 %r4, %r1, 5, 3;\nshfl.sync.idx.b32 %r5|%p2, %r3, %r4, 0x1803, -1;\nselp.u32 %r6, 1, 0, %p2;\n"
         "st.global.v2.u32 [%rd1], {%r5, %r6};\nand.b32 %r4, %r4, 7;\n"
         "shfl.sync.bfly.b32 %r7|%p3, %r3, %r4, 0x1803, -1;\nselp.u32 %r8, 1, 0, %p3;\n"
-        "st.global.v2.u32 [%rd1+8], {%r7, %r8};",
-        &memory);
+        "st.global.v2.u32 [%rd1+8], {%r7, %r8};");
     for (uint32_t lane = 0; lane < 32; lane++) {
-        uint32_t got[4];
-        memcpy(got, &memory[lane * 16], 16);
+        const auto &got = words[lane];
         const uint32_t by = (5 * lane + 3) % 8, asked[2] = {lane / 8 * 8 + by, lane ^ by};
         for (int kind = 0; kind < 2; kind++) {
             const bool answers = asked[kind] % 8 < 4;

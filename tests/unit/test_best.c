@@ -946,7 +946,7 @@ TEST(inputs_of_dropped_chunks_are_few) {
     CHECK(sum / round < 1.17);
 }
 
-/* Bytes are a limit that the caller has set, too: such searches get more candidates than those under default limits. */
+/* Bytes count as a limit that the caller has set: the search gets more candidates than under default limits. */
 TEST(bytes_alone_are_a_given_limit) {
     int64_t lengths[48], i;
     cf_search_report plain, given;
@@ -965,8 +965,7 @@ TEST(bytes_alone_are_a_given_limit) {
     cf_plan_free(plan);
 }
 
-/* A kind that makes one schedule has nothing to report. */
-/* Who sweeps kinds reads of each the time that cf_simulate finds, and a fixed kind has tried nothing. */
+/* A caller who tries one kind after another reads each makespan in its report. A fixed kind has tried nothing. */
 TEST(every_kind_reports_its_makespan) {
     harness_rng rng = {4711};
     int round, kind, n_made = 0;
