@@ -622,7 +622,7 @@ test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(CUDA_BUILD)/bench_a
 TORCH_PACKAGE ?= torch==2.15.0 transformers==5.23.0 trl==1.16.0 peft==0.21.2 numpy==2.4.6 cffi==2.1.1 tyro==1.0.17 \
                  einops==0.8.2
 TORCH_ALONE   ?= torchtitan==0.3.0 spmd_types==0.2.3
-TORCH_SUITES  := families training lockstep microbatches wheel lengths
+TORCH_SUITES  := judge families training lockstep microbatches wheel lengths
 
 test-torch: $(BUILD)/chunkflow $(SHARED)
 	@python=$$(sh tests/torch/environment.sh "$(PYTHON)" "$(TORCH_PACKAGE)" "$(TORCH_ALONE)") && \
@@ -665,10 +665,9 @@ test: $(CUDA_TESTS) $(PTX_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	    "env CHUNKFLOW_PLAIN=$(BUILD)/chunkflow CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/command/transcript.sh tests/command/cli.transcript" \
 	    "sh tests/meta/layers.sh $(BUILD)" \
 	    "sh tests/command/install_check.sh $(BUILD)" \
-	    $(if $(filter 1,$(FULL)),"$(PYTHON) -B tests/meta/pages.py $(BUILD)") \
+	    $(if $(filter 1,$(FULL)),"$(PYTHON) -B tests/meta/pages.py $(BUILD)" "$(PYTHON) -B tests/meta/comments.py --rules") \
 	    "sh tests/command/files_check.sh $(BUILD)" \
 	    "sh tests/trainer/tiny_check.sh $(BUILD)" \
-	    "$(PYTHON) -B tests/torch/judge.py" \
 	    "$(TEST_BUILD)/trainer" \
 	    "$(TEST_BUILD)/trainer_kinds" \
 	    "$(TEST_BUILD)/trainer_whole" \

@@ -8100,8 +8100,8 @@ static void cf__pattern_close(cf__schedule_maker *m, const cf__pipe_unit *unit) 
 }
 
 /* Adds replays that are due, in pipeline replay. A backward frees the slot for the chunk k before it, if that was
-   dropped. Its R is due when a stage that is `ahead` items in front of the last can have run this backward. If a chain
-   keeps nothing, its first slot comes from its last child. all: 1 adds replays that are not due yet, too. */
+   dropped. Its R is due when a stage that is `ahead` items in front of the last can have run this backward. A chain that
+   keeps nothing gets its first slot from its last child. all: 1 also adds replays that are not due yet. */
 static void cf__pattern_add_due(cf__schedule_maker *m, int all) {
     cf__pattern *pattern = &m->pattern;
     for (; pattern->n_followed < pattern->n_backwards; pattern->n_followed++) {

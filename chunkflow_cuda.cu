@@ -117,7 +117,7 @@ typedef struct cf_attention_desc {
                                      j > i + Sk - Sq - window). 0: no limit */
     double scale;                 /* of q . k before the softmax. 0: 1 / sqrt(head_size) */
     double softcap;               /* c: scores become c x tanh(score / c). 0: off */
-    int deterministic;            /* 1: dq has the same bits in every run, too, which costs seven products in place of
+    int deterministic;            /* 1: dq also has the same bits in every run, which costs seven products instead of
                                      five on the fused paths, three of them always by mma.sync. Everything else always
                                      has, with the same n_processors */
     cf_attention_path path;       /* CF_ERROR_ARGUMENT if it cannot do the problem: never another one in silence. The
@@ -313,7 +313,7 @@ typedef struct cf_cuda_step {
                                      own, from the pass that keeps its activations to its backward; an F that keeps
                                      nothing has one for itself. Where slices see rows in several places (metadata has
                                      levels), it has the chunk's own rows alone. W: data is NULL, because rows are held
-                                     until B or I. With state_block_rows: always NULL, in `gradient`, too */
+                                     until B or I. With state_block_rows: always NULL, also in `gradient` */
     int64_t state_prefix;         /* rows of state and gradient before the chunk's own: chunk->prefix or 0 */
     cf_state gradient;            /* of the same rows, fp32. B and I only: data is NULL elsewhere */
     int overwrite;                /* 1: nothing was added to `gradient` yet, and it holds anything: overwrite it */
@@ -1166,9 +1166,9 @@ CF_DEVICE float warp_max(float x) {
     return x;
 }
 
-/* A number that all threads of the warp have alike, which the compiler cannot know of what a thread's number tells. So
-   it is in a uniform register, and what follows from it is, too: wgmma takes its addresses from there alone, and each
-   that is elsewhere costs two moves. */
+/* Marks a value as equal in all threads of the warp, which the compiler cannot deduce from a thread's index. The value
+   and all that is derived from it then stay in uniform registers. wgmma takes its addresses only from these, and an
+   address elsewhere costs two moves. */
 CF_HOPPER_DEVICE int same_in_warp(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
 /* Returns a matrix in shared memory for wgmma: blocks of 64 columns, 128 bytes a row, whose chunks of 16 bytes are
@@ -1696,7 +1696,7 @@ void choose_hopper(problem *p) {
 bool is_hopper(const problem *p) { return number_of(p->desc.path) == CF_ATTENTION_WGMMA; }
 
 /* A step of the forward is a block of keys, one of the backward a row tile. Either takes as long as a block takes to
-   move about 64 KB while all others do so, too. Beside its steps a forward moves Q and the rows that it writes, or in
+   move about 64 KB while all other blocks do the same. Beside its steps a forward moves Q and the rows that it writes, or in
    their place a part's 68 KB of sums; a backward K, V and what it adds to dK and dV (256 KB), or a part's 128 KB; half
    of that for small heads with large row tiles. How many blocks a processor has follows from bounds and memory. */
 void split_tiles(problem *p) {
@@ -5920,7 +5920,7 @@ bool raise_region(heap *home, array<region> *regions, int64_t slot, int64_t byte
 /* Takes a slot of a pool from position `begin` on, and until `end`: the smallest free one that is large enough, else
    the largest, which grows. *before is its last user so far, -1 if there is none. Returns -1 where there is no memory.
 
-   Steps number slots, too, but know of no stream: they may give a transfer the slot that the pass which has just begun
+   Steps also number slots, but know of no stream. They may give a transfer the slot that the pass which has just begun
    has freed, and the transfer would wait for that pass (tools/bench/results/arena.txt). */
 int64_t take_slot(heap *home, array<region> *pool, int64_t bytes, int64_t begin, int64_t end, int64_t user,
                   int64_t *before) {
@@ -6165,7 +6165,7 @@ struct keep_thread {
 bool has_nccl(const executor *e) { return e->desc.nccl != NULL; }
 bool is_local_replay(const batch *b) { return b->schedule->shape.replay == CF_REPLAY_LOCAL; }
 
-/* Returns whether the state of chains lies in host memory; inputs that local replay keeps do so, too, then. */
+/* Returns whether the state of chains, and with it the inputs that local replay keeps, lie in host memory. */
 bool streams_state(const executor *e) { return e->desc.state_block_rows > 0; }
 
 int64_t stage_of(const batch *b, int64_t virtual_stage) {
@@ -6309,8 +6309,8 @@ bool start_plan(batch *b, stage_plan *s, stage *on) {
 }
 
 /* Finds the order of issue: takes one action of each stage in turn, if all that it waits for is issued. A RECV comes
-   after the pass that makes the tensor, a SEND after its RECV; all else comes earlier in the same list. Lists that end
-   where every send waits for its receiver end here, too. */
+   after the pass that makes the tensor, a SEND after its RECV; all else comes earlier in the same list. Lists that come
+   to an end if every send waits for its receiver also do so here. */
 cf_result find_order(batch *b, cf_error *error) {
     int64_t total = 0, before;
     for (const stage_plan &s : b->stages) total += s.n_actions;
@@ -6749,7 +6749,7 @@ int64_t place_tiles(batch *b, const cf_attention *a, const cf_attention *before,
     return at;
 }
 
-/* Backwards there is room for a forward, too, that is run again. */
+/* In a backward the workspace also has room for a forward, which may run again. */
 void take_workspace(batch *b, const cf_attention *a) {
     const int64_t forward = align_256((int64_t)a->forward_bytes), backward = align_256((int64_t)a->backward_bytes);
     b->attention_bytes[0] = std::max(b->attention_bytes[0], forward);
@@ -7423,7 +7423,7 @@ bool begin_stream(const stage_plan *s, const cf_step *step) {
     return note_stream(s, step->position, cf_state_stream_begin(s->on->state_stream, &pass, &why), why);
 }
 
-/* Ends the pass of the stream. It does so after a callback that failed, too, or the next run could not begin one. */
+/* Ends the stream's pass, also after a callback that failed: otherwise the next run could not begin one. */
 bool end_stream(const stage_plan *s, const cf_step *step) {
     cf_error why = {};
     if (!needs_stream(s, step->action)) return true;
@@ -7634,7 +7634,7 @@ void issue_and_await(executor *e) {
     if (await(e, n)) e->failure = found;
 }
 
-/* Runs a batch. An error that was there before fails it, for errors of callbacks show in CUDA's last error, too. */
+/* Runs a batch. An error from before fails it, because CUDA's last error is also where errors of callbacks show. */
 cf_result run_batch(executor *e, cudaError_t before, cf_error *error) {
     batch *b = e->loaded.data;
     e->failure = cf_error();

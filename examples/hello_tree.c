@@ -74,7 +74,7 @@ int main(void) {
     }
     result = cf_shared_prefixes_find(sequences, sizeof(int32_t), lengths, ANSWERS, shares, NULL, &error);
     if (result == CF_OK) result = cf_pack(lengths, ANSWERS, &packing, &plan, &error);
-    /* Forwards alone keep nothing, and the prompt runs once there, too. */
+    /* Forwards alone keep nothing, and also run the prompt once. */
     if (result == CF_OK) result = run_all(plan, &scores, &loss, &error);
     if (result == CF_OK) result = run_all(plan, &order, &loss, &error);
     if (result == CF_OK) {

@@ -131,8 +131,8 @@ static inline int64_t layer_jobs(matrix_job jobs[MAX_JOBS], const pass *p, int64
     return n + feed_forward_of(p->config, layer)->jobs(jobs + n, p, i, gradient);
 }
 
-/* Down to the layer's input. What is no matrix costs next to nothing and gets its gradients on the way (the experts'
-   matrices, too, which no list of rows goes with). */
+/* Runs backward down to the layer's input. Parameters that are no matrices cost next to nothing and get their gradients
+   on the way; so do the experts' matrices, which have no list of rows. */
 static inline void layer_backward_input(const pass *p, int64_t i, const weights *gradient) {
     const int64_t layer = p->stage.first_layer + i, rows = p->rows->rows, h = p->config->hidden;
     const branch *mixer = mixer_of(p->config, layer), *ffn = feed_forward_of(p->config, layer);

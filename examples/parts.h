@@ -595,7 +595,7 @@ typedef struct chain_state {
     real *flat;
     int64_t *begin;       /* (chunks + 1) the first token of each chunk, and the end of the last one */
     int64_t chunks;
-    int in_tree;          /* 1: other chains go on from its rows, too */
+    int in_tree;          /* 1: other chains also continue its rows */
     int64_t bytes;
     memory_kind kind;
     state_stream *stream; /* through which passes reach a state in host memory; NULL: it is on the device */

@@ -296,7 +296,7 @@ static inline void stage_end_step(stage_runner *r, const cf_step *step) {
    >>parameters    whose they are
    ================================================================================================================ */
 
-/* Whether the last virtual stage reads the embedding, too: as its head, or for the next tokens. */
+/* Returns whether the last virtual stage also reads the embedding: as its head, or for the next tokens. */
 static inline int reads_embedding_twice(const model_config *c) { return !c->untied || c->kinds.mtp > 0; }
 
 /* Whether a virtual stage has this tensor. The embedding lies on the first one and, where the last one reads it, also

@@ -487,13 +487,13 @@ static void run_stage(stage_process *p) {
     in_step = 1;
 }
 
-/* The process that has the head. In a V there and back it is the one that has the embedding, too. */
+/* The process that has the head. In a V it also has the embedding. */
 static int head_process(const cf_schedule *schedule) {
     int64_t last = schedule->shape.n_stages * schedule->shape.n_virtual - 1;
     return (int)cf_placement_stage(schedule->shape.placement, schedule->shape.n_stages, last);
 }
 
-/* An embedding that the last stage reads, too, needs the sum of two processes' gradients on both. */
+/* If the last stage also reads the embedding, both processes need the sum of their gradients of it. */
 static void sum_tied_embedding(const model_config *config, const cf_schedule *schedule, weights *gradient) {
     int head = head_process(schedule);
     if (!reads_embedding_twice(config) || head == 0 || (process > 0 && process != head)) return;

@@ -394,9 +394,9 @@ typedef struct cf_tune_desc {
                                        memory or is simpler. 0: 0.01; negative: none */
     int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search early */
     void (*run_tasks)(void *user, int64_t n, cf_tune_task task, void *context); /* calls task(context, i) for every i of
-                                       0 .. n - 1, concurrently if it likes, and returns when all are done. The
-                                       allocator and `progress` are then called concurrently, too. The answer does not
-                                       depend on that. NULL: one after the other */
+                                       0 .. n - 1, concurrently if it likes, and returns when all are done. It may also
+                                       call the allocator and `progress` concurrently. The answer does not depend on
+                                       that. NULL: one after the other */
     void *user;
     const cf_allocator *allocator;  /* of the outcome and of the working space */
 } cf_tune_desc;
@@ -3339,7 +3339,7 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
                          "nothing is replayed: the same as the other form"))
         return 1;
     if (outputs > 0 && c[-t->strides[CFT__OUTPUTS]].outputs == c->outputs) {
-        cft__give_up(c, c->outputs ? "streams take outputs to host memory, too: the same"
+        cft__give_up(c, c->outputs ? "streams also take outputs to host memory: the same"
                                    : "this replay or recomputation keeps no outputs: the same");
         c->same_as = id - t->strides[CFT__OUTPUTS];
         return 1;
@@ -3403,7 +3403,7 @@ static int cft__is_behind_another(cft__tuner *t, int64_t id) {
     if (t->tuning->candidates[other].status != CF_TUNE_DOMINATED) return 0;
     if (!(heat > cft__product(cft__race_time(t, 1, t->first), behind))) return 0;
     t->heats[id] = -heat;
-    cft__give_up(&t->tuning->candidates[id], "with a larger K it is far behind, too");
+    cft__give_up(&t->tuning->candidates[id], "with a larger K it is also far behind");
     return 1;
 }
 

@@ -935,7 +935,7 @@ struct tree_model {
             w.g = (float *)cf_state_k(&step->gradient, at, 0).data, w.g_rows = step->gradient.rows;
             w.overwrite = step->overwrite;
             const int64_t unseen = hidden[(size_t)a.chunk];
-            tree_work nothing = w; /* to be overwritten, too */
+            tree_work nothing = w; /* also to be overwritten */
             nothing.n = w.overwrite ? unseen : 0, nothing.number = 0;
             w.k += unseen * x.row_words, w.first = unseen, w.n = step->state_prefix - unseen;
             if (w.g) w.g += unseen * x.row_words;
@@ -2554,7 +2554,7 @@ TEST(every_order) {
 }
 
 /* Inputs of very different chunks, kept at once, that come back one soon after the other through the same two slots.
-   Stages without layers have no state whose waits would do for them, too. */
+   Stages without layers have no state, so no other wait covers for those of inputs. */
 TEST(inputs_come_back) {
     setting x = small_streamed_setting();
     x.lengths = {36, 7, 30, 5, 3, 27};

@@ -46,8 +46,8 @@ int fuzz_result(cf_result result, const cf_error *error);
 
 /* ---- bytes into numbers ----
 
-   Bytes are taken from the front; where there are none left, every draw gives its first value, so a short input is a
-   whole problem, too. */
+   Bytes are taken from the front. Once there are none left, every draw gives its first value, so a short input is also
+   a whole problem. */
 
 typedef struct fuzz_input {
     const uint8_t *at, *end;

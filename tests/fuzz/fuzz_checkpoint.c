@@ -1,5 +1,5 @@
 /* Checkpoints of the trainer. The first byte says whether the checksum is put right, so that what lies behind that
-   check is reached, too. */
+   check is also reached. */
 
 #define _XOPEN_SOURCE 700
 #include "fuzz.h"

@@ -140,7 +140,7 @@ static void damage_plan(hostile *h) {
         *members[which] = damaged(h, *members[which]);
     } else if (which < 13) {
         *counts[which - 10] = damaged_count(h, *counts[which - 10]);
-    } else if (which < 15) { /* the validator takes 0, too, for what nobody has named; the oracle does not */
+    } else if (which < 15) { /* the validator also takes 0, for what nobody has named; the oracle does not */
         int32_t value = damaged_32(h, CF_PACK_NEXT_FIT);
         if (value != 0 && which == 13) p->method = (cf_pack_method)value;
         if (value != 0 && which == 14) p->split = (cf_split_method)value;

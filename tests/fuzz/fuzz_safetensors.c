@@ -1,5 +1,5 @@
 /* Files of tensors. The first byte says whether the length of the header is put right, so that what lies behind that
-   check is reached, too: then the header ends with the last '}' of the input. */
+   check is also reached: then the header ends with the last '}' of the input. */
 
 #define _XOPEN_SOURCE 700
 #include "fuzz.h"

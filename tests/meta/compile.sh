@@ -495,7 +495,7 @@ same_tuning() { # compiler
     ok "$name"
 }
 
-# What a reader copies first is C++, too: the README's loop, written by readme_loop, and the smallest examples.
+# The first things that a reader copies are also C++: the README's loop, written by readme_loop, and the smallest examples.
 copied_as_cplusplus() { # compiler
     name=c++20-$1
     wanted "$name" || return 0

@@ -120,7 +120,7 @@ struct reader {
 
     /* ---- declarations ---- */
 
-    /* Of a lane's number in a register; ".b8" and ".b16" take 32 bits there, too. */
+    /* Bytes of a lane's number in a register: 4 for ".b8" and ".b16" as well. */
     static int bytes_of(const std::string &type) {
         if (type == ".pred") return 0;
         const int bits = atoi(type.c_str() + 2);

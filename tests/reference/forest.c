@@ -107,8 +107,8 @@ static const char *chunk_rule(judge *j, int64_t id, int64_t *first) {
     return NULL;
 }
 
-/* A slice, and the one that it goes on from: in its own chunk, where slices come in preorder, too, or among the rows
-   that a chunk above has for others. *sees: rows of the path that the slice before it sees. */
+/* Judges a slice and the slice that it continues: one of its own chunk, in which slices also come in preorder, or rows
+   that a chunk above has for others. *sees: rows of the path that the previous slice sees. */
 static const char *up_rule(const judge *j, int64_t chunk, int64_t id, int64_t *sees) {
     const forest_plan *f = j->f;
     const forest_slice *s = &f->slices[id], *up = s->up >= 0 ? &f->slices[s->up] : NULL;

@@ -522,7 +522,7 @@ static void add_load(const span *s, size_t member, int64_t from, int64_t to, int
 static void add_cell(const book *b, const span *all, int64_t first, int64_t chunk, int64_t v, int64_t state) {
     const cf_chunk *c = &b->plan->chunks[chunk];
     const places *p = find(b, chunk, v);
-    int shared = c->chain >= 0 && b->plan->chains[c->chain].cp > 0;   /* it sees the rows of other ranks, too */
+    int shared = c->chain >= 0 && b->plan->chains[c->chain].cp > 0;   /* it also sees the rows of other ranks */
     int64_t scores = c->rows * ((shared ? b->plan->slices[c->first_slice].begin : c->prefix) + c->rows), i;
     int64_t f = p->at[CF_F] - first, back = backward_at(p) - first;
     int64_t kept = (p->keep ? p->at[CF_F] : p->at[CF_R]) - first, end = p->at[CF_W] - first;

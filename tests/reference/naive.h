@@ -63,7 +63,7 @@ typedef struct naive_wait {
 double naive_relax(int64_t n, const double *seconds, const naive_wait *waits, int64_t n_waits, double *start);
 
 /* Seconds of the longest path. earliest: (n_nodes) filled with when each node can start. lists: the graph's schedule, if its
-   stages take nodes in order, too, or NULL. slots: 0: without the edges of slots. */
+   stages also take nodes in order, or NULL. slots: 0: without the edges of slots. */
 double naive_longest(const cf_graph *graph, const cf_schedule *lists, int slots, double *earliest);
 
 /* Rows of a chunk that those which continue it see: its chain's, between its prefix and the next one's. */

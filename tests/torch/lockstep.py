@@ -42,7 +42,7 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """Two layers of attention; every forward runs the head, too."""
+    """Two layers of attention; every forward also runs the head."""
 
     def __init__(self):
         super().__init__()

@@ -2,7 +2,7 @@
 
 INTERFACE restates it as data, from Megatron-LM's public branches and from verl's package; schedulers are made here as
 those make them, of classes that have nothing but these members. A FOLDER is a clone of Megatron-LM: then its own
-classes are tried, too, and its planner's figures stand beside. Without one neither PyTorch nor Megatron is needed.
+classes are also tried, and its planner's figures stand beside. Without one neither PyTorch nor Megatron is needed.
 """
 
 import importlib

@@ -848,7 +848,7 @@ GANG = (150, 7, 33, 12, 5)
 OWN, DEAF = "a module of one's own", "a control: rows of one rank alone"
 STATE = "a control: recurrent layers, which are refused"
 GANGS = {  # a model, and how it is trained
-    "qwen2": {"k": 1}, "qwen2, K 2": {"k": 2}, "qwen2, FSDP2": {"k": 1},  # these on four ranks, too
+    "qwen2": {"k": 1}, "qwen2, K 2": {"k": 2}, "qwen2, FSDP2": {"k": 1},  # these also on four ranks
     "qwen2, in step by name": {"k": 1, "lockstep": 1}, "qwen2, FSDP2, K 2": {"k": 2},
     "qwen2, slices in eights": {"k": 1, "align": 8}, "gemma3_text": {"k": 1}, "deepseek_v3": {"k": 2},
     "a control: gradients stay where they are found": {"k": 1},

@@ -221,8 +221,7 @@ same_text "checkpoint: the lock goes in the end" "owned owned-before" "$(cd "$wo
 
 # What lies where the new file is written is nobody's to write to: a link to another file, or a pipe that nobody reads.
 brief="timeout -k 1 600 $build/train_cpu $small --steps 2"
-# Another name of a file, too, and whatever is called .tmp: it is somebody's own. Of a killed trainer's it is taken
-# over.
+# A file with a second name, or called .tmp, is somebody's own. What a killed trainer has left is taken over.
 for kind in link pipe hard old; do
     rm -f "$work"/fresh*
     echo precious >"$work/other"

@@ -872,8 +872,8 @@ TEST(every_member_takes_any_number) {
 
 /* ---- arguments ----
 
-   function, argument, the most that is there of what it counts (a count past that may only be tried where it is past
-   the limit, too), that limit, and the call with `number`. */
+   function, argument, the number of items that exist (a larger count may be tried only if it also exceeds the
+   limit), that limit, and the call with `number`. */
 
 static int64_t number;
 

@@ -552,7 +552,7 @@ TEST(dumps_of_pytorch_are_taken_and_written_back) {
 }
 
 /* DualPipeV runs two passes as one. 1F1B's _get_pipeline_order numbers the last rank's forwards from 1: PyTorch's own
-   validation refuses that, too. */
+   validation also refuses that. */
 TEST(dumps_of_pytorch_that_are_refused) {
     static const struct {
         const char *kind, *what, *words;

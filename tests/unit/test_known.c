@@ -161,7 +161,7 @@ TEST(a_chat_service_in_138_chunks) {
 }
 
 /* Seq1F1B (Sun et al., 2024) runs equal splits with n_stages - 1 + splits chunks kept on the first stage, and no idle
-   time but the pipeline's filling and emptying. `paper` and `best` do so, too. */
+   time except while the pipeline fills and empties. So do `paper` and `best`. */
 TEST(equal_splits_of_seq1f1b) {
     static const struct {
         int64_t n_stages, sequences, splits, makespan;
@@ -247,8 +247,8 @@ TEST(virtual_stages_in_rhythm) {
 }
 
 /* Equal chunks in a V of two rows where F, I and W take 1, 1.21 and 0.645 and a transfer 0.024: the makespans of ZB-V
-   (Qi et al., 2024) and, with less room, of their V-Half, and with whole backwards of their 1F1B-V. What is good for
-   equal passes is good for these, too. The last ones are ZB-H1's on one row, where passes take 1 and a transfer 0.2. */
+   (Qi et al., 2024) and, with less room, of their V-Half, and with whole backwards of their 1F1B-V. Orders that are good for
+   equal passes are also good for these. The last ones are ZB-H1's on one row, where passes take 1 and a transfer 0.2. */
 TEST(a_v_of_unequal_passes) {
     static const struct {
         int64_t n_stages, n, limit;

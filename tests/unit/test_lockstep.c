@@ -180,7 +180,7 @@ TEST(columns_take_as_long_as_the_dearest_rank_at_each_position) {
         timing.all.forward = t.pack.cost;
         t.order.timing = simulate.timing = &timing;
         REQUIRE(make(&t, 0));
-        for (at = 0; at < t.plan->chunks_per_rank; at++) { /* of tokens and rows the most, too */
+        for (at = 0; at < t.plan->chunks_per_rank; at++) { /* the maximum of tokens and of rows */
             int64_t tokens = 0, padded = 0;
             for (rank = 0; rank < t.plan->n_ranks; rank++) {
                 const cf_chunk *c = &t.plan->chunks[rank * t.plan->chunks_per_rank + at];

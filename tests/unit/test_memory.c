@@ -183,7 +183,7 @@ TEST(optimizers_by_hand) {
     desc.parallel.zero = 1;
     CHECK_INT(report_of(&desc, &load).optimizer, 12 * adapters / 8);
     desc.model = cf_model_find("qwen3-30b-a3b");
-    desc.parallel.ep = 4; /* of 128 experts 32 on each of four ranks, which the other four have, too */
+    desc.parallel.ep = 4; /* 32 of 128 experts on each of four ranks; the other four have copies */
     trained = report_of(&desc, &load);
     adapters = (int64_t)16 * 48 * (4 * 2048 + 2 * 4096 + 2 * 512); /* of q, k, v and o alone: there is no other MLP */
     CHECK_INT(trained.gradients, 4 * adapters);

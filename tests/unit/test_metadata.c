@@ -94,7 +94,7 @@ static void check_mask(const cf_plan *plan, const cf_chunk *chunk, const cf_meta
     CHECK_INT(ends_wrong, 0);
     CHECK_INT(wrong, 0);
     CHECK_INT(unwritten, 0);
-    CHECK_INT(m->cu_seqlens_k[m->n_seqs], n_keys); /* dK and dV of every key are written, too */
+    CHECK_INT(m->cu_seqlens_k[m->n_seqs], n_keys); /* dK and dV of every key are also written */
     CHECK_INT(pairs, chunk->pairs);
     CHECK_INT(m->pairs, chunk->pairs);
 }
@@ -129,8 +129,8 @@ static void check_lengths(const cf_metadata *m) {
     CHECK(m->max_seqlen_q == q && m->max_seqlen_k == k);
 }
 
-/* At need - 1 refused and untouched, at need and need + 1 the same arrays, inside guard bands. Of every other chunk the
-   rows with a loss, and of every third the ends of keys, are wanted, too. */
+/* At need - 1 refused and untouched, at need and need + 1 the same arrays, inside guard bands. Every other chunk
+   also asks for the rows with a loss, every third for the ends of keys. */
 static void check_chunk(const cf_plan *plan, int64_t id, const int64_t *lengths) {
     const cf_chunk *chunk = &plan->chunks[id];
     const cf_metadata_desc wants = {.wants_loss_rows = id % 2 == 1, .wants_key_ends = id % 3 == 1};

@@ -790,7 +790,7 @@ TEST(estimates_count_the_flops_of_kinds) {
 }
 
 /* Rows go to their experts and back in forward, and their gradients in backward; a replay is a forward. Weights that no
-   token goes through are read, too. */
+   token goes through are also read. */
 TEST(experts_send_and_are_read) {
     cf_gpu gpu = only_flops();
     cf_stage_cost cost, without;

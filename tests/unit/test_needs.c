@@ -361,7 +361,7 @@ TEST(of_timings) {
     cf_plan_free(plan);
 }
 
-/* What the estimate makes is taken, with and without streams, and where a model has no state to stream. */
+/* Timings that cf_cost_estimate makes are accepted: with streams, without, and for models that have no state to stream. */
 TEST(of_estimates) {
     cf_plan *plan = plan_of();
     cf_layer recurrent = {0};

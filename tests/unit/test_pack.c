@@ -237,7 +237,7 @@ static void check_packing(const cf_plan *plan, const oracle_batch *batch) {
     oracle_best_fit(&best);
     CHECK(bins <= first.n_bins);
     if (desc->max_slices > 0) return;
-    /* without a cap, equally full chunks are interchangeable, so best fit has one answer, too */
+    /* without a cap, equally full chunks are interchangeable, so best fit also has one answer */
     CHECK_INT(bins, best.n_bins < first.n_bins ? best.n_bins : first.n_bins);
     if (best.n_bins > first.n_bins) check_first_fit_bins(plan, &first);
 }

@@ -18,7 +18,7 @@ static double makespan_of(const cf_plan *plan, cf_schedule_desc desc) {
     return report.makespan;
 }
 
-/* Few enough tries for a search to miss what another one finds, unless it looks there, too. */
+/* So few tries that a search misses what another one finds, unless it also looks there. */
 static void draw(uint64_t seed, problem *p) {
     harness_rng rng = {seed};
     problem_draw(&rng, NULL, p);
@@ -216,8 +216,8 @@ TEST(a_limit_that_binds_nothing_changes_nothing) {
 
 /* ---- state ---- */
 
-/* Batches of many chains, with and without virtual stages, and with so few candidates, too, that only fixed schedules
-   are tried. Without the limit of state some of them must hold more, or the test would show nothing. */
+/* Batches of many chains, with and without virtual stages; in some so few candidates that only fixed schedules are
+   tried. Without the limit of state some batches must hold more, or the test would show nothing. */
 TEST(state_does_not_grow_with_the_batch) {
     uint64_t seed;
     int n_extra = 0;
@@ -301,7 +301,7 @@ static int64_t most_ahead(const cf_schedule *s, int64_t stage) {
     return most;
 }
 
-/* Megatron's warm-up and the forward after it, where the chunks do not divide into rounds, too. A stage behind the
+/* Megatron's warm-up and the forward after it, also if the chunks do not divide into rounds. A stage behind the
    first whose backward is not there yet may take one more. */
 TEST(interleaved_runs_as_far_ahead_as_its_warm_up) {
     int64_t lengths[13], i, s;

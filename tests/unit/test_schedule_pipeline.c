@@ -234,7 +234,7 @@ TEST(refused_limits_say_what_would_do) {
             *limit = error.wanted;
             if (cf_schedule_make(p.plan, &desc, &schedule, &error) != CF_OK) {
                 CHECK_STR(error.field,
-                          in_bytes ? "limits.chunks" : "limits.bytes"); /* the other one is impossible, too */
+                          in_bytes ? "limits.chunks" : "limits.bytes"); /* the other limit is also impossible */
             } else if (*limit > 1) {
                 cf_schedule_free(schedule);
                 schedule = NULL;

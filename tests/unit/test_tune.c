@@ -109,8 +109,8 @@ static cf_shared_prefix share_of(const fixture *f, const int64_t *ids, int64_t i
     return most;
 }
 
-/* Draws as cf_tune says that it does, from splitmix64, which is the harness's generator, too: a shuffled list, shuffled
-   again when it is through, tree by tree. Batch n_batches is the first one with the longest length of all in place of
+/* Draws batches as cf_tune's comment says, from splitmix64, which the harness also uses: a shuffled list, shuffled again
+   when it is through, tree by tree. Batch n_batches is the first one with the longest length of all in place of
    its own. */
 static void draw(const fixture *f, int64_t batches[MOST_BATCHES + 1][MOST_BATCH]) {
     int64_t deck[100], ids[MOST_BATCHES * MOST_BATCH], n = 0, at = 0, b, i, id, longest = 0;

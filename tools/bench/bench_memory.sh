@@ -97,6 +97,6 @@ cat <<'END'
 [7] Megatron-Bridge, pull request 5123: what PyTorch had allocated at most, 16 H100. Gradients are bf16 there, 6.2 GiB less than
     here, and two micro-batches are under way at once.
 
-Where LoRA goes to all linear layers it goes to routed experts, too (--lora-experts): 3.5 GiB of Qwen3-30B-A3B with EP 2. GLM's
+Where LoRA goes to all linear layers it also goes to routed experts (--lora-experts): 3.5 GiB of Qwen3-30B-A3B with EP 2. GLM's
 adapters lie in attention alone; what those rows miss is not known.
 END

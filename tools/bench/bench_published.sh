@@ -204,7 +204,7 @@ cat <<'END'
     no number here knows how large a network is.
 [7] gpt-oss in these trainers is limited by software. Its biases and its clamp are passes of their own, in float, and experts have
     kernels of their own: estimates count that. AutoModel's rotation, four copies that transpose, and what scales by the sink
-    are such passes, too (gpt_oss/layers.py and flex_attention.py at 2c236e0): 345 KB a token and layer beyond the estimate's,
+    are also such passes (gpt_oss/layers.py and flex_attention.py at 2c236e0): 345 KB a token and layer beyond the estimate's,
     counted in its rows. Its FlexAttention reaches 0.85 of FlashAttention-3 forward and 0.76 backward on H100 (its authors,
     GTC 2025).
 [8] Megatron-Bridge, docs/performance-summary-archive.md at 067f987 and its recipes: random balanced routes; 25.11 and bf16 where

@@ -261,7 +261,7 @@ static int toggle_any(searcher *s, lists *l) {
     return toggle(s, l, below(s, s->n_stages), below(s, s->n));
 }
 
-/* A chunk of the critical path, on the stage where it lies there; its forward moves, too. */
+/* A chunk of the critical path, on the stage where it lies there; its forward also moves. */
 static int toggle_critical(searcher *s, lists *l) {
     int at = s->critical[below(s, s->n_critical)];
     int64_t stage = at / (3 * s->n), chunk = chunk_of(l->items[at]);

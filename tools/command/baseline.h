@@ -59,8 +59,8 @@ typedef struct baseline_tuned {
     char why[256];          /* why no baseline can be made */
 } baseline_tuned;
 
-/* Finds the baseline of a search. desc: of the search; its `progress` may stop this one, too. Fails only if memory runs
-   out. */
+/* Finds the baseline of a search. desc: the search's description, whose `progress` may also stop this. Fails only if
+   memory runs out. */
 cf_result baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
                         cf_error *error);
 

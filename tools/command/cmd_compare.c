@@ -664,6 +664,6 @@ const cli_command cmd_compare = {
     "The first rows are the baseline, which splits nothing: 1f1b where every sequence is a micro-batch of its own,\n"
     "longest first, and 1f1b where they are packed into micro-batches as long as the longest. No limit of chunks\n"
     "holds for it; with --model and --gpu it recomputes as little as it needs to fit. Where it is faster than all\n"
-    "schedules of chunks, the last line says why. A schedule that cannot be made says why, too.\n\n"
+    "schedules of chunks, the last line says why. A schedule that cannot be made also says why.\n\n"
     PIPELINE_HELP CLI_LIST_HELP,
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

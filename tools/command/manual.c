@@ -197,7 +197,7 @@ static void put_bash_case(const cli_command *command, FILE *to) {
 static void put_bash(const cli_command *const *commands, FILE *to) {
     const cli_command *const *command;
 
-    fputs("# bash completion for chunkflow; zsh takes it, too, after bashcompinit\n"
+    fputs("# bash completion for chunkflow; zsh also takes it, after bashcompinit\n"
           "_chunkflow() { # COMMAND WORD THE-WORD-BEFORE-IT\n"
           "    local words= commands='", to);
     for (command = commands; *command; command++) fprintf(to, "%s ", (*command)->name);

@@ -62,7 +62,7 @@ typedef struct modelling_options {
      .help = "two MLP matrices, not three"},                                                                       \
     {.name = "--mtp", NEEDS_MODEL,                                                                                 \
      .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.mtp), .min = 1,                             \
-     .max = CF_MAX_LAYERS, .help = "prediction layers that are trained, too; default none"}
+     .max = CF_MAX_LAYERS, .help = "prediction layers that are also trained; default none"}
 
 #define MODELLING_SPLIT_OPTIONS(type, member)                                                                      \
     {.name = "--tp", NEEDS_MODEL, .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.tp), .min = 1, \
@@ -192,7 +192,7 @@ typedef struct term_options {
      .help = "how the loss treats logits: as Megatron-LM (the default), as\n"                                      \
      "plain PyTorch, in place, or never all at once"},                                                             \
     {.name = "--unfused", NEEDS_MODEL, .kind = CLI_FLAG, .offset = offsetof(type, member.unfused),                 \
-     .help = "norms, rotation and SwiGLU as separate operations, in times, too"},                                  \
+     .help = "norms, rotation and SwiGLU as separate operations, also in times"},                                  \
     OUTPUTS_OPTION(type, member.outputs),                                                                          \
     {.name = "--state-gradient", NEEDS_MODEL, .value = "bf16|float", .kind = CLI_CHOICE,                           \
      .offset = offsetof(type, member.state_gradient),                                                              \
@@ -207,7 +207,7 @@ typedef struct term_options {
      .help = "adapters of this rank are trained and nothing else (memory only:\n"                                  \
      "times are those of training all)"},                                                                          \
     {.name = "--lora-experts", .needs = "--lora", .kind = CLI_FLAG, .offset = offsetof(type, member.lora_experts), \
-     .help = "with --lora: routed experts have adapters, too"},                                                    \
+     .help = "with --lora: routed experts also have adapters"},                                                    \
     {.name = "--runtime", NEEDS_MODEL,                                                                             \
      .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(type, member.runtime),                               \
      .min = 1, .max = INT64_MAX / 1000,                                                                            \

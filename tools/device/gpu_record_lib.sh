@@ -70,7 +70,7 @@ open_record() {
 }
 
 # The lines of a record but those of steps that did not end, which are run again, whole. A device that went away may
-# have left half a line at the end, too.
+# also have left half a line at the end.
 ended_steps() { # RECORD
     awk 'function step(line) { return match(line, /"step": "([^"\\]|\\.)*"/) ? substr(line, RSTART, RLENGTH) : "" }
         NR == FNR { if (/"done": true/) ended[step($0)] = 1; next }

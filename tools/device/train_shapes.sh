@@ -45,7 +45,7 @@ longest_in() { # FILE
     awk '{ if ($1 > most) most = $1 } END { print most }' "$1"
 }
 
-# The paper's setting: 7B on 16 GPUs, TP 4 and PP 4, so a stage has 7 layers; the last one has the head, too. Passes of
+# The paper's setting: 7B on 16 GPUs, TP 4 and PP 4, so a stage has 7 layers; the last one also has the head. Passes of
 # both are timed in chunks, and whole with full recomputation as there. What a chain's chunks have before them, and
 # ChunkSize x K at a constant product, as in its table.
 slice_model=qwen2.5-7b:7

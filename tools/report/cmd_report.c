@@ -28,7 +28,7 @@ static const cli_option options[] = {
     {.name = "-o", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(report_options, output), .required = 1,
      .help = "the HTML file to write; required"},
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(report_options, json),
-     .help = "write the numbers of the page as JSON, too"},
+     .help = "also write the numbers of the page as JSON"},
     PACKING_OPTIONS(report_options, packing),
     PACKING_GANG_OPTION(report_options, packing),
     {.name = "--k", .alias = "--ks", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(report_options, k), .min = 1,

@@ -1045,7 +1045,7 @@ static int run(const void *given, char **operands, int n_operands) {
         return cli_usage("tune", "--json and --html both name %s", asked->json);
     if (asked->batch_lengths && ((asked->json && strcmp(asked->json, asked->batch_lengths) == 0) ||
                                  (asked->html && strcmp(asked->html, asked->batch_lengths) == 0)))
-        return cli_usage("tune", "--batch-lengths names the file of another option, too: %s", asked->batch_lengths);
+        return cli_usage("tune", "--batch-lengths also names the file of another option: %s", asked->batch_lengths);
     code = cli_output_try(asked->json);
     if (code == CLI_OK) code = cli_output_try(asked->html);
     if (code == CLI_OK) code = cli_output_try(asked->batch_lengths);

@@ -379,7 +379,7 @@ def _range(c: Any, at: str | int) -> str:
 
 
 def _set(c: Any, at: str | int, value: Any, name: str) -> None:
-    """Sets a member of a record, or an item of an array; a record's members may be given in order, too."""
+    """Sets a member of a record, or an item of an array; a record's members may also be given in order."""
     try:
         if isinstance(at, str):
             setattr(c, at, value)

@@ -7,7 +7,7 @@
 
 All micro-batches of a step (gradient accumulation) and of all ranks are planned as one batch. Padding (on the right) is
 taken off again, and tokens whose label is -100 are no targets; the loss is the mean over all targets, as the plain
-trainer's (which for GPT-2, CTRL and BERT counts first tokens, too, that nothing predicts). Evaluation's loss comes from
+trainer's (which for GPT-2, CTRL and BERT also counts first tokens, which nothing predicts). Evaluation's loss comes from
 chunks as well, forwards alone, so that a sequence which could be trained can be evaluated. Sequences are packed by the
 plan: packing and padding_free of the collator stay off.
 
