@@ -456,9 +456,10 @@ CHUNKFLOW_API cf_result cf_pack(const int64_t *lengths, int64_t n, const cf_pack
    Memory must be aligned to CF_MEMORY_ALIGNMENT; too few bytes are CF_ERROR_SPACE. The plan lives as long as `memory`
    does; cf_plan_free on it does nothing.
 
-   cf_pack_size looks at each length once. But if sequences share prefixes and n_ranks > 1, only packing tells the size
-   of the plan. Then cf_pack_size packs, in working space that it allocates and frees, and can return every error of
-   cf_pack. A loader that wants to avoid this keeps a block and calls cf_pack_into until it returns CF_ERROR_SPACE. */
+   cf_pack_size looks at each length once. Only packing tells the size of the plan if max_cp > 1, or if sequences share
+   prefixes and n_ranks > 1. Then cf_pack_size packs, in working space that it allocates and frees, and can return every
+   error of cf_pack. A loader that wants to avoid this keeps a block and calls cf_pack_into until it returns
+   CF_ERROR_SPACE. */
 CHUNKFLOW_API cf_result cf_pack_size(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, size_t *bytes,
                                      cf_error *error);
 CHUNKFLOW_API cf_result cf_pack_into(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, void *memory,
@@ -1340,8 +1341,8 @@ typedef struct cf_schedule_desc {
      - the same max_tries gives the same schedule.
 
    The plan must be sound. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT
-   (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind under which a
-   schedule can be made), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
+   (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind under which
+   this function makes a schedule), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error);
 
@@ -3166,6 +3167,12 @@ static int64_t cf__pack_most_steps(const cf__packer *p) {
     return cf__min(tokens / size * 2 + tokens % size * 2 / size + 1, p->n_dependent + p->n_items);
 }
 
+/* Returns 1 if only packing tells how large the plan gets. On several ranks each rank gets whole trees, and the widths
+   of cp groups decide how many chunks all ranks have; bounds would be a hundred times too high. */
+static int cf__pack_tells_size(const cf__packer *p) {
+    return p->desc.max_cp > 1 || (p->tree.shares != NULL && p->desc.n_ranks > 1);
+}
+
 /* Finds upper bounds of units and chunks. */
 static cf_result cf__pack_bound_counts(cf__packer *p) {
     int64_t ranks = p->desc.n_ranks, n_bins, cp_steps = cf__pack_bound_cp_groups(p);
@@ -3190,13 +3197,12 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
     p->most_columns = p->head.n_chunks / ranks;
     p->most_chains = p->head.n_chains;
     p->most_dependent = p->n_dependent;
-    p->head.n_chunks = cf__min(p->head.n_chunks, CF_MAX_CHUNKS);
+    p->head.n_chunks = cf__pack_tells_size(p) ? 0 : cf__min(p->head.n_chunks, CF_MAX_CHUNKS);
     return CF_OK;
 }
 
 /* Finds upper bounds of every array that trees need, before they are built. When packed, all open chunks of one stem,
-   or of a rank, except one are half full, or full by count. Over several ranks, only packing tells the size of the
-   plan: a rank gets whole trees, and all ranks have as many chunks as the fullest. */
+   or of a rank, except one are half full, or full by count. */
 static cf_result cf__pack_measure_trees(cf__packer *p) {
     cf__tree *t = &p->tree;
     int64_t rows = t->most_rows / p->desc.chunk_size, full = rows + t->most_stems, n_bins, i;
@@ -3214,7 +3220,7 @@ static cf_result cf__pack_measure_trees(cf__packer *p) {
     CF__TRY(cf__inside(p->n_dependent + t->most_nodes, 0, CF_MAX_SLICES, CF_ERROR_LIMIT, "n_slices", -1,
                        "the batch may need too many slices", p->error));
     p->max_units = t->most_stems + (p->desc.n_ranks > 1 ? p->n : n_bins);  /* with everything that ranks are given */
-    if (p->desc.n_ranks > 1) return CF_OK;
+    if (cf__pack_tells_size(p)) return CF_OK;
     p->head.n_slices = t->most_nodes + p->n_dependent;
     p->head.n_chains = p->max_units;
     p->head.n_chunks = p->n_dependent + n_bins;
@@ -4738,6 +4744,7 @@ static cf_block *cf__pack_object(void *job, cf__carver *carver) {
     cf_plan plan = p->head;
     plan.method = p->desc.method;
     if (p->tree.shares == NULL) plan.n_slices = p->n_dependent + p->n_items;
+    if (plan.n_chunks == 0) plan.n_slices = plan.n_chains = 0; /* only packing tells how many, or there are none */
     p->plan = (cf_plan *)cf__take(carver, 1, sizeof(cf_plan));
     plan.chunks = (cf_chunk *)cf__take(carver, plan.n_chunks, sizeof(cf_chunk));
     plan.slices = (cf_slice *)cf__take(carver, plan.n_slices, sizeof(cf_slice));
@@ -4770,8 +4777,8 @@ CHUNKFLOW_API cf_result cf_pack_size(const int64_t *lengths, int64_t n, const cf
     cf__packer p;
     CF__TRY(cf__pack_start(&p, lengths, n, desc, error));
     if (bytes == NULL) return cf__fail_null(error, "bytes");
-    if (p.tree.shares == NULL || p.desc.n_ranks == 1) return cf__size_job(&cf__pack_recipe, &p, bytes, error);
-    return cf__make_or_measure(&cf__pack_recipe, &p, desc->allocator, bytes, error);
+    if (cf__pack_tells_size(&p)) return cf__make_or_measure(&cf__pack_recipe, &p, desc->allocator, bytes, error);
+    return cf__size_job(&cf__pack_recipe, &p, bytes, error);
 }
 
 CHUNKFLOW_API cf_result cf_pack_into(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, void *memory,
@@ -8002,22 +8009,22 @@ static void cf__alone_put(cf__alone *alone, cf_pass pass, int64_t chunk, int64_t
     if (alone->schedule != NULL) alone->schedule->actions[alone->schedule->n_actions++] = action;
 }
 
-/* Puts the backwards of a unit. kept: how many of its last chunks were kept. */
-static void cf__alone_return(cf__alone *alone, const cf__pipe_unit *unit, int64_t kept) {
+/* Puts the backwards of a unit. kept: 1 if its last chunk was kept on the last row. */
+static void cf__alone_return(cf__alone *alone, const cf__pipe_unit *unit, int kept) {
     int64_t rows = alone->maker->desc.shape.n_virtual, i, row;
     for (i = unit->n - 1; i >= 0; i--)
         for (row = rows - 1; row >= 0; row--) {
-            if (i < unit->n - kept) cf__alone_put(alone, CF_R, unit->first + i, row, 1);
+            if (!kept || i + 1 < unit->n || row + 1 < rows) cf__alone_put(alone, CF_R, unit->first + i, row, 1);
             cf__alone_put(alone, CF_B, unit->first + i, row, 0);
         }
 }
 
 /* Runs all units in plan order, each to its end before the next begins. In a tree a unit's backwards come after those
-   of the units that continue it. One chunk is kept at a time: every chunk is dropped, and replayed right before its
-   backward. With one row, the last chunk before the way back is kept instead. Examples: a unit of three chunks, and a
-   unit of one chunk on two rows:
+   of the units that continue it. One chunk is kept at a time: the last chunk before the way back, on its last row. All
+   others are dropped, and each is replayed right before its backward. Examples: a unit of three chunks, and a unit of
+   two chunks on two rows:
 
-       F1 F2 F3 B3 R2 B2 R1 B1        F1 F1' R1' B1' R1 B1
+       F1 F2 F3 B3 R2 B2 R1 B1        F1 F1' F2 F2' B2' R2 B2 R1' B1' R1 B1
 
    No schedule needs less room for chunks; wherever one chunk fits, so does this schedule. */
 static void cf__alone_run(cf__alone *alone) {
@@ -8026,10 +8033,11 @@ static void cf__alone_run(cf__alone *alone) {
     cf__pipe_unit unit;
     for (first = 0; first < pipe->n; first += unit.n) {
         unit = cf__pipe_unit_of(pipe, first, 0);
-        int turns = cf__pipe_below(pipe, first) == 0, kept = turns && rows == 1;
+        int turns = cf__pipe_below(pipe, first) == 0;
         for (i = 0; i < unit.n; i++)
-            for (row = 0; row < rows; row++) cf__alone_put(alone, CF_F, first + i, row, kept && i + 1 == unit.n);
-        if (turns) cf__alone_return(alone, &unit, kept);
+            for (row = 0; row < rows; row++)
+                cf__alone_put(alone, CF_F, first + i, row, turns && i + 1 == unit.n && row + 1 == rows);
+        if (turns) cf__alone_return(alone, &unit, 1);
         if (!turns || !cf__pipe_has_parent(pipe, first)) continue;
         chain = pipe->chunks[first].chain;
         while ((chain = cf__pipe_ended(pipe->plan, NULL, chain)) >= 0) {
@@ -8323,7 +8331,7 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
     return cf__schedule_check_bytes(plan, &desc->shape, &desc->limits.per_token, error);
 }
 
-/* Refuses limits that are too small even for units one by one. The error says how much is needed at least, and on which
+/* Refuses limits that are too small even for units one by one. The error says how much these need, and on which
    stage. */
 static cf_result cf__schedule_check_room(const cf__schedule_maker *m) {
     int64_t s;
@@ -8332,7 +8340,7 @@ static cf_result cf__schedule_check_room(const cf__schedule_maker *m) {
         CF__TRY(cf__inside(room.state, m->most.state, INT64_MAX, CF_ERROR_INFEASIBLE, "limits.state", s,
                            "no schedule can keep to it: the longest chain needs more", m->error));
         CF__TRY(cf__inside(room.bytes, m->bytes_alone, INT64_MAX, CF_ERROR_INFEASIBLE, "limits.bytes", s,
-                           "no schedule can keep to it", m->error));
+                           "is too little even for units that run one by one", m->error));
     }
     return CF_OK;
 }
@@ -8391,7 +8399,7 @@ static int64_t cf__schedule_bytes_alone(const cf__schedule_maker *m) {
     return alone.most_bytes;
 }
 
-/* Counts units and actions; refuses limits that no schedule can keep. */
+/* Counts units and actions; refuses limits that not even units one by one can keep. */
 static cf_result cf__schedule_count(cf__schedule_maker *m) {
     int64_t i, per_stage, above = 0;
     int drops_all = 1; /* all chunks are dropped, or may be */

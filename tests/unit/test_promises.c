@@ -106,57 +106,83 @@ TEST(never_longer_than_a_fixed_kind) {
 
 /* ---- tight limits ---- */
 
-/* What one stage holds that runs units one by one, counted by the definitions of cf_held_bytes: every chunk is dropped
-   and replayed, one virtual stage after the other; on one row the last chunk of a unit is kept. */
-static int64_t bytes_one_by_one(const cf_plan *plan, int64_t rows, const cf_held_bytes *bytes, int64_t *most_state) {
-    int64_t most = 0, first, n, i, row;
-    *most_state = 0;
-    for (first = 0; first < plan->chunks_per_rank; first += n) {
-        int64_t state = 0, inputs = 0, gradient = 0, in_chain = plan->chunks[first].chain >= 0;
-        n = in_chain ? plan->chains[plan->chunks[first].chain].n_chunks : 1;
-        for (i = 0; i < n; i++) /* forwards */
-            for (row = 0; row < rows; row++) {
-                const cf_chunk *c = &plan->chunks[first + i];
-                int kept = rows == 1 && i == n - 1;
-                int64_t held;
-                if (in_chain) state += plan->chunks[first + i].state;
-                if (!kept) inputs += c->rows;
-                held = state * bytes->state + inputs * bytes->boundary + kept * c->rows * bytes->activations;
-                if (held > most) most = held;
-            }
-        if (state / rows > *most_state) *most_state = state / rows;
-        for (i = n - 1; i >= 0; i--) /* replays and backwards */
-            for (row = rows - 1; row >= 0; row--) {
-                const cf_chunk *c = &plan->chunks[first + i];
-                int64_t own = in_chain ? plan->chunks[first + i].state : 0, held;
-                if (rows > 1 || i < n - 1) inputs -= c->rows;
-                if (i == n - 1 && in_chain) gradient += plan->chains[c->chain].tokens;
-                held = state * bytes->state + gradient * bytes->state_gradient + inputs * bytes->boundary +
-                       c->rows * bytes->activations;
-                if (held > most) most = held;
-                state -= own;
-                if (in_chain) gradient -= own;
-            }
-    }
-    return most;
+/* One stage that runs chunks one by one, counted by the definitions of cf_held_bytes. */
+typedef struct alone {
+    const cf_plan *plan;
+    const cf_held_bytes *bytes;
+    int64_t rows;                      /* virtual stages of the stage */
+    int64_t state, gradient, inputs;   /* tokens held now */
+    int64_t most_bytes, most_state;    /* most_state: of all virtual stages together */
+} alone;
+
+/* now: rows whose activations are there while a pass runs. */
+static void note_held(alone *a, int64_t now) {
+    int64_t held = a->state * a->bytes->state + a->gradient * a->bytes->state_gradient +
+                   a->inputs * a->bytes->boundary + now * a->bytes->activations;
+    if (held > a->most_bytes) a->most_bytes = held;
+    if (a->state > a->most_state) a->most_state = a->state;
 }
 
-/* Chains and standalone chunks, every kind, with just the room that units one by one need. */
+/* A chunk's forwards, then everything that continues it, then its replays and backwards. A chunk that nothing continues
+   turns round on the last virtual stage with its activations; all else is dropped and replayed. */
+static void one_by_one(alone *a, int64_t id) {
+    const cf_chunk *c = &a->plan->chunks[id];
+    int64_t own = c->chain >= 0 ? c->state : 0, row, other, n_below = 0;
+    for (other = id + 1; other < a->plan->chunks_per_rank; other++) n_below += a->plan->chunks[other].up == id;
+    for (row = 0; row < a->rows; row++) {
+        int kept = n_below == 0 && row + 1 == a->rows;
+        a->state += own;
+        if (!kept) a->inputs += c->rows;
+        /* The first chain that continues another makes the gradient of that chain's state begin. */
+        if (c->up >= 0 && c->up == id - 1 && a->plan->chunks[c->up].chain != c->chain)
+            a->gradient += a->plan->chains[a->plan->chunks[c->up].chain].tokens;
+        note_held(a, kept ? c->rows : 0);
+    }
+    for (other = id + 1; other < a->plan->chunks_per_rank; other++)
+        if (a->plan->chunks[other].up == id) one_by_one(a, other);
+    for (row = a->rows - 1; row >= 0; row--) {
+        if (n_below > 0 || row + 1 < a->rows) a->inputs -= c->rows;
+        if (n_below == 0 && c->chain >= 0) a->gradient += a->plan->chains[c->chain].tokens;
+        note_held(a, c->rows);
+        a->state -= own;
+        a->gradient -= own;
+    }
+}
+
+/* Lists, or trees in which sequences continue any earlier ones. */
+static cf_plan *draw_tight(harness_rng *rng, int trees) {
+    cf_shared_prefix shares[12];
+    int64_t lengths[12], n = harness_between(rng, 1, 12), i;
+    cf_pack_desc desc = {.chunk_size = 4, .shared_prefixes = shares, .min_shared_prefix = 1};
+    cf_plan *plan = NULL;
+    for (i = 0; i < n; i++) lengths[i] = harness_between(rng, 1, harness_chance(rng, 0.4) ? 20 : 4);
+    if (!trees) return naive_pack(lengths, n, 4);
+    memset(shares, 0, sizeof shares);
+    for (i = 1; i < n; i++) {
+        shares[i].with = harness_between(rng, 0, i - 1);
+        shares[i].tokens = lengths[shares[i].with] < lengths[i] ? lengths[shares[i].with] : lengths[i];
+        if (harness_chance(rng, 0.5)) shares[i].tokens = harness_between(rng, 0, shares[i].tokens);
+    }
+    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
+    return plan;
+}
+
+/* Chains, standalone chunks and trees, every kind, with just the room that units one by one need. One byte less is
+   refused, and the error says how much that room is. */
 TEST(where_one_chunk_fits_there_is_a_schedule) {
     uint64_t seed;
     for (seed = 1; seed <= (uint64_t)harness_rounds(500, 120); seed++) {
         harness_rng rng = {seed};
-        int64_t lengths[12], n = harness_between(&rng, 1, 12), i, state, least;
+        int64_t i;
         int kind;
-        cf_plan *plan;
-        for (i = 0; i < n; i++) lengths[i] = harness_between(&rng, 1, harness_chance(&rng, 0.4) ? 20 : 4);
-        plan = naive_pack(lengths, n, 4);
+        cf_plan *plan = draw_tight(&rng, seed % 3 == 0);
         REQUIRE(plan != NULL);
         for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind++) {
             cf_schedule_desc desc = {0};
             cf_validate_desc validate = {0};
             cf_schedule *schedule = NULL;
             cf_error error = {0};
+            alone count = {0};
             desc.kind = (cf_schedule_kind)kind;
             desc.shape.n_stages = harness_between(&rng, 1, 4);
             desc.shape.n_virtual = kind == CF_SCHEDULE_INTERLEAVED  ? harness_between(&rng, 2, 3)
@@ -171,10 +197,17 @@ TEST(where_one_chunk_fits_there_is_a_schedule) {
             desc.limits.per_token.state = harness_between(&rng, 0, 3);
             desc.limits.per_token.state_gradient = harness_between(&rng, 0, 3);
             desc.limits.per_token.boundary = harness_between(&rng, 0, harness_chance(&rng, 0.3) ? 12 : 2);
-            least = bytes_one_by_one(plan, desc.shape.n_virtual, &desc.limits.per_token, &state);
+            count.plan = plan;
+            count.rows = desc.shape.n_virtual;
+            count.bytes = &desc.limits.per_token;
+            for (i = 0; i < plan->n_chunks; i++)
+                if (plan->chunks[i].up < 0) one_by_one(&count, i);
+            CHECK(count.state == 0 && count.gradient == 0 && count.inputs == 0);
             desc.limits.chunks = harness_between(&rng, 1, harness_chance(&rng, 0.5) ? 1 : 4);
-            if (harness_chance(&rng, 0.5)) desc.limits.state = state > 0 ? state : 1;
-            if (harness_chance(&rng, 0.6)) desc.limits.bytes = least + (harness_chance(&rng, 0.5) ? 0 : least / 4);
+            if (harness_chance(&rng, 0.5))
+                desc.limits.state = count.most_state > 0 ? count.most_state / count.rows : 1;
+            if (harness_chance(&rng, 0.6))
+                desc.limits.bytes = count.most_bytes + (harness_chance(&rng, 0.5) ? 0 : count.most_bytes / 4);
             harness_note("seed %d, %s, %d stages x %d, %d chunks, chunks %d, bytes %d", (int)seed,
                          cf_schedule_kind_name(desc.kind), (int)desc.shape.n_stages, (int)desc.shape.n_virtual,
                          (int)plan->n_chunks, (int)desc.limits.chunks, (int)desc.limits.bytes);
@@ -182,6 +215,12 @@ TEST(where_one_chunk_fits_there_is_a_schedule) {
             validate.limits = desc.limits;
             if (schedule != NULL) CHECK_INT(cf_schedule_validate(plan, schedule, &validate, NULL, NULL), CF_OK);
             cf_schedule_free(schedule);
+            if (count.most_bytes < 2) continue;
+            desc.limits.bytes = count.most_bytes - 1;
+            desc.limits.state = 0;
+            CHECK_INT(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_INFEASIBLE);
+            CHECK_STR(error.field, "limits.bytes");
+            CHECK_INT(error.wanted, count.most_bytes);
         }
         cf_plan_free(plan);
     }

@@ -1144,8 +1144,8 @@ TEST(chains_of_trees_stay_on_their_rank) {
     cf_plan_free(plan);
 }
 
-/* cf_pack_size asks for enough room for the chunks of ranks that have less to do, and for trees in which every node is a
-   chunk. */
+/* cf_pack_size asks for enough room for the chunks of ranks that have less to do, and for trees in which every node is
+   a chunk. */
 TEST(trees_fit_into_what_is_asked_for) {
     static const int64_t cases[][6] = {{4000, 4000, 3000, 16, 8, 0}, {42, 35, 28, 61, 1, 1}};
     static int64_t memory[1 << 17];
@@ -1176,18 +1176,18 @@ static void give_back(void *memory, void *sum) {
     free(memory);
 }
 
-/* cf_pack_size asks for at most four times what cf_pack takes for plan and working space. Where shares go to several
-   ranks it packs to know, and asks for just that. */
-static void check_asked(const char *name, const int64_t *lengths, const cf_shared_prefix *shares, int64_t n,
-                        int64_t n_ranks) {
-    const cf_allocator failing = {.alloc = harness_alloc, .release = harness_release, .user = &(harness_heap){.fail_at = 1}};
+/* cf_pack_size asks for at most four times what cf_pack takes for plan and working space. With cp groups, and if shares
+   go to several ranks, it packs to know, and asks for just that. */
+static void check_asked(const char *name, const int64_t *lengths, int64_t n, cf_pack_desc desc) {
+    const cf_allocator failing = {.alloc = harness_alloc, .release = harness_release,
+                                  .user = &(harness_heap){.fail_at = 1}};
     size_t used = 0, asked = 0, less;
     const cf_allocator adding = {add_up, give_back, &used};
-    cf_pack_desc desc = {.chunk_size = 8192, .n_ranks = n_ranks, .shared_prefixes = shares, .allocator = &adding};
     cf_plan *plan = NULL, *same = NULL;
     cf_error error;
     void *memory;
-    harness_note("%s of %d on %d ranks", name, (int)n, (int)n_ranks);
+    harness_note("%s of %d on %d ranks, max_cp %d", name, (int)n, (int)desc.n_ranks, (int)desc.max_cp);
+    desc.allocator = &adding;
     REQUIRE(cf_pack(lengths, n, &desc, &plan, NULL) == CF_OK);
     desc.allocator = NULL;
     REQUIRE(cf_pack_size(lengths, n, &desc, &asked, NULL) == CF_OK);
@@ -1202,7 +1202,7 @@ static void check_asked(const char *name, const int64_t *lengths, const cf_share
     CHECK_INT(error.wanted, asked);
     CHECK_INT(error.got, asked - 1);
     CHECK(same == NULL);
-    if (shares != NULL && n_ranks > 1) {
+    if (desc.max_cp > 1 || (desc.shared_prefixes != NULL && desc.n_ranks > 1)) {
         CHECK_INT(asked, used);
         desc.allocator = &failing;
         less = 7;
@@ -1236,7 +1236,25 @@ TEST(what_is_asked_for_is_near_what_is_used) {
             share->with = shape == 1 ? 0 : i - 1;
             share->tokens = shape == 1 ? 900 : shape == 3 ? 1024 : lengths[i - 1] - (shape == 0 ? 50 : 0);
         }
-        for (r = 0; r < COUNT(ranks); r++) check_asked(names[shape], lengths, shape < 4 ? shares : NULL, n, ranks[r]);
+        for (r = 0; r < COUNT(ranks); r++) {
+            cf_pack_desc desc = {.chunk_size = 8192, .n_ranks = ranks[r], .shared_prefixes = shape < 4 ? shares : NULL};
+            check_asked(names[shape], lengths, n, desc);
+        }
+    }
+}
+
+/* The same for one long sequence among short ones in lockstep, with cp groups of up to 64 ranks and without. */
+TEST(what_cp_groups_ask_for_is_near_what_they_use) {
+    static const struct {
+        int64_t longest, ranks, max_cp;
+    } cases[] = {{131072, 8, 8},  {2000000, 8, 8},     {131072, 64, 64},    {2000000, 64, 64}, {300, 64, 64},
+                 {2000000, 64, 0}, {131072, 4096, 64}, {2000000, 4096, 64}, {300, 4096, 64},   {131072, 4096, 0}};
+    int64_t lengths[256], i;
+    size_t c;
+    for (c = 0; c < COUNT(cases); c++) {
+        cf_pack_desc desc = {.chunk_size = 8192, .n_ranks = cases[c].ranks, .max_cp = cases[c].max_cp, .lockstep = 1};
+        for (i = 0; i < COUNT(lengths); i++) lengths[i] = i > 0 ? 200 + i * 7919 % 2000 : cases[c].longest;
+        check_asked("one long among 255", lengths, COUNT(lengths), desc);
     }
 }
 
@@ -1910,6 +1928,7 @@ SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(shared_prompts_
       CASE(damaged_plans_of_trees_are_refused), CASE(plans_of_trees_that_nobody_has_validated_are_walked_safely),
       CASE(damaged_slices_of_trees_are_refused_by_name), CASE(chains_of_trees_stay_on_their_rank),
       CASE(trees_fit_into_what_is_asked_for), CASE(what_is_asked_for_is_near_what_is_used),
+      CASE(what_cp_groups_ask_for_is_near_what_they_use),
       CASE(ranks_of_trees_have_no_chunks_without_anything), CASE(dear_trees_are_parted_over_ranks),
       CASE(plans_of_trees_have_all_arrays), CASE(plans_of_trees_are_written),
       CASE(two_validators_agree_on_trees), CASE(trees_are_no_slower_than_their_rows_as_chains),
