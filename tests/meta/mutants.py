@@ -632,7 +632,7 @@ def run(command, variables, limit):
 
 def meet(tests, folder, slow, count):
     """Runs each test once. Returns (seconds, name, command, mutants that it comes by), the quickest first."""
-    met = []
+    met, failing = [], 0
     for name, command in tests:
         if os.path.exists(f"{folder}/met"):
             os.remove(f"{folder}/met")
@@ -643,8 +643,12 @@ def meet(tests, folder, slow, count):
         if command[0] != "sh" and seconds > slow:
             print(f"left out: {name}, which takes more than {slow} s")
             continue
-        if not passed:
-            sys.exit(f"{name} fails although no fault is planted")
+        if not passed:  # a test that compares times may, for the question at each mutant takes time
+            print(f"left out: {name}, which fails although no fault is planted")
+            failing += 1
+            if failing > 2:
+                sys.exit("too many tests fail although no fault is planted")
+            continue
         with open(f"{folder}/met", "rb") as file:
             seen = file.read()
         here = {i % (count + 1) for i in range(len(seen)) if seen[i]}  # there is a record of each file

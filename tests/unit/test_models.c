@@ -1113,6 +1113,110 @@ TEST(replays_with_outputs_do_not_attend) {
         }
 }
 
+/* ---- without attention's outputs ---- */
+
+typedef struct digest {
+    uint64_t sum;
+} digest;
+
+static void add(digest *d, int64_t value) { d->sum = (d->sum ^ (uint64_t)value) * 0x100000001b3u + (d->sum >> 40); }
+
+/* Adds nine digits: compilers may round the last bits of an estimate in other ways. */
+static void add_real(digest *d, double value) {
+    char text[32];
+    int i;
+    (void)snprintf(text, sizeof text, "%.8e", value);
+    for (i = 0; text[i]; i++) add(d, text[i]);
+}
+
+static void add_memory(digest *d, const cf_memory_desc *desc, const cf_memory_load *load) {
+    cf_token_bytes b;
+    cf_memory_report r;
+    REQUIRE(cf_memory_token_bytes(desc, 0, &b, NULL) == CF_OK);
+    REQUIRE(cf_memory_estimate(desc, load, 1, &r, 1, NULL) == CF_OK);
+    add(d, b.activations), add(d, b.state), add(d, b.state_gradient), add(d, b.boundary), add(d, b.logits);
+    add(d, b.working), add(d, b.buffers), add(d, b.border), add(d, b.carry), add(d, b.routes);
+#define ADD(name, text) add(d, r.name);
+    CF_MEMORY_TERMS(ADD)
+#undef ADD
+    add(d, r.total), add(d, r.host), add(d, r.at_loss);
+}
+
+static void add_costs(digest *d, const cf_cost_desc *desc, cf_timing *timing, cf_stage_cost *stages) {
+    double step;
+    int pass;
+    REQUIRE(cf_cost_estimate(desc, stages, 1, timing, &step, NULL) == CF_OK);
+    for (pass = 0; pass < 5; pass++) {
+        const cf_pass_cost of[] = {stages->forward, stages->replay, stages->backward, stages->input, stages->weight};
+        add_real(d, of[pass].constant), add_real(d, of[pass].per_token), add_real(d, of[pass].per_pair);
+    }
+    add_real(d, timing->stream_forward), add_real(d, timing->stream_backward), add_real(d, timing->stream_exposed);
+    add_real(d, step);
+}
+
+/* Two chains and three standalone chunks on three stages, in every kind that takes one virtual stage. */
+static void add_schedules(digest *d, const cf_timing *timing) {
+    static const int64_t lengths[] = {30000, 700, 2000, 9000, 3500, 64, 4000};
+    static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B,
+                                             CF_SCHEDULE_ZERO_BUBBLE, CF_SCHEDULE_BEST};
+    cf_pack_desc pack = {.chunk_size = 4096};
+    cf_plan *plan = NULL;
+    int64_t i, kind;
+    REQUIRE(cf_pack(lengths, COUNT(lengths), &pack, &plan, NULL) == CF_OK);
+    for (kind = 0; kind < COUNT(kinds); kind++) {
+        cf_schedule_desc desc = {.kind = kinds[kind], .shape = {.n_stages = 3, .k = 2}, .timing = timing};
+        cf_simulate_desc simulate = {.timing = timing};
+        cf_schedule *schedule = NULL;
+        cf_timeline *timeline = NULL;
+        REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
+        REQUIRE(cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK);
+        for (i = 0; i < schedule->n_actions; i++) {
+            const cf_action *a = &schedule->actions[i];
+            add(d, a->pass), add(d, a->chunk), add(d, a->stage), add(d, a->keep);
+            add_real(d, timeline->end[i]);
+        }
+        add_real(d, timeline->makespan), add_real(d, timeline->replayed);
+        cf_timeline_free(timeline);
+        cf_schedule_free(schedule);
+    }
+    cf_plan_free(plan);
+}
+
+/* With outputs off, bytes, seconds, schedules and timelines are those of before there were outputs. This test counts
+   the same number at 9cb596f, the last commit without them. If the search of `best` changes on purpose, leave `best`
+   out and take the number of that commit anew. */
+TEST(without_outputs_everything_is_as_before) {
+    static const char *const names[] = {"qwen2.5-7b",  "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v3",
+                                        "llama-4-scout", "qwen3.5-27b",   "nemotron-3-nano-30b-a3b"};
+    digest d = {0xcbf29ce484222325u};
+    int64_t i, level, way;
+    for (i = 0; i < COUNT(names); i++)
+        for (level = CF_RECOMPUTE_NONE; level < CF_RECOMPUTE_COUNT; level++)
+            for (way = 0; way < 4; way++) {
+                cf_memory_desc memory = {0};
+                cf_memory_load load = {.live_tokens = 9000, .chunk_tokens = 4096, .state_tokens = 30000,
+                                       .state_gradient_tokens = 20000, .input_tokens = 26000};
+                cf_cost_desc cost = {0};
+                cf_timing timing;
+                cf_stage_cost stage;
+                memory.model = cost.model = cf_model_find(names[i]);
+                cost.gpu = cf_gpu_find("h100-80g");
+                memory.parallel = split(1 + way % 2, 1, 1 + 3 * (way / 2));
+                memory.parallel.recompute = (cf_recompute)level;
+                memory.state_window = way == 3 ? 2048 : 0;
+                cost.parallel = memory.parallel;
+                cost.stream = way == 3;
+                harness_note("%s, recompute %d, way %d", names[i], (int)level, (int)way);
+                add_memory(&d, &memory, &load);
+                add_costs(&d, &cost, &timing, &stage);
+                timing.stages = NULL;
+                timing.all = stage;
+                if (level == CF_RECOMPUTE_NONE) add_schedules(&d, &timing);
+            }
+    harness_note("%s", "");
+    CHECK_INT((int64_t)(d.sum & INT64_MAX), 6425800402803189481);
+}
+
 /* Half a wave: 7 heads x 16 blocks of 128 queries on 112 processors are one wave, so one and a half are paid. */
 TEST(small_chunks_leave_processors_idle) {
     cf_gpu gpu = only_flops();
@@ -1373,6 +1477,7 @@ SUITE(models, CASE(counts_are_the_published_ones), CASE(names_are_found_in_any_c
       CASE(modules_add_what_they_run_again), CASE(zero_2_and_3_send_in_every_pass),
       CASE(ranks_of_a_node_send_side_by_side), CASE(transfers_use_the_right_link),
       CASE(streams_cross_the_link_to_the_host), CASE(replays_with_outputs_do_not_attend),
+      CASE(without_outputs_everything_is_as_before),
       CASE(small_chunks_leave_processors_idle),
       CASE(small_chunks_cost_more_a_token), CASE(bad_estimates_are_named), CASE(fits_return_exact_terms),
       CASE(fits_are_optimal), CASE(bad_samples_are_named));
