@@ -234,12 +234,15 @@ def check_numbers(browser, checks, data):
     )
     bubbles = [s["bubble_useful"] for s in data["schedules"]]
     at = 2 if data["baseline"] >= 0 or shared else 1
-    checks.that("numbers/idle", [float(r["values"][at]) for r in rows] == bubbles, rows)
     stage_time = [s["makespan"] * len(s["idle"]) or 1 for s in data["schedules"]]
     replays = [s["replayed"] / whole for s, whole in zip(data["schedules"], stage_time)]
-    got = [[float(v) for v in r["values"][at + 1 : at + 3]] for r in rows]
+    got = [[float(v) for v in r["values"][at : at + 2]] for r in rows]
     close = [abs(b - sum(g)) <= 1e-9 and abs(r - g[1]) <= 1e-9 for b, r, g in zip(bubbles, replays, got)]
     checks.that("numbers/idle and replays add up", all(close), got)
+    note, names = text_of(browser, "#numbers-note"), [s["name"] for s in data["schedules"]]
+    wanted = [name for name in ("paper", "zero-bubble", "best", "best, I + W") if name in names]
+    wanted += [name for name in ("recompute", "MFU") if name in text_of(browser, "#numbers tr")]
+    checks.that("numbers/note", all(name + ": " in note for name in wanted), (wanted, note))
     if "memory" in data["schedules"][0]:
         most = [s["memory"][s["fullest"]]["total"] for s in data["schedules"]]
         checks.that("numbers/memory", [int(r["values"][-1]) for r in rows] == most, rows)
@@ -324,7 +327,7 @@ def check_pixels(browser, checks):
             return [...probe.getImageData(0, 0, 1, 1).data].join(); };
         for (const lane of c.chart.lanes) { const st = lane.st; for (let i = 0; i < st.n; i++) {
             const at = t => 62 + (t * lane.s.tick - c.state.from) * scale, x0 = at(st.start[i]), x1 = at(st.end[i]);
-            if (x1 - x0 < 6 || x0 < 64 || x1 > c.chart.width - 2 || st.letter[i] === 1) continue;
+            if (x1 - x0 < 6 || x0 < 61.9 || x1 > c.chart.width + 0.1 || st.letter[i] === 1) continue;
             const found = [...g.getImageData(Math.round((x1 - 2.5) * ratio), Math.round((lane.y + lane.h / 2 - 4) *
                 ratio), 1, 1).data].join();
             seen++; if (found !== rgb('--' + 'FRBIW'[st.letter[i]])) bad.push([lane.stage, i, found]); } }
@@ -332,7 +335,24 @@ def check_pixels(browser, checks):
     checks.that("pixels", found["seen"] > 0 and found["n_bad"] <= found["seen"] // 50, found)
 
 
+def check_grouped(browser, checks, data):
+    """Where the passes are too many to be named, those of a sequence are one box, and each stage has names."""
+    n = data["schedules"][state(browser, "schedule")]["n_passes"] / data["n_stages"]
+    many = 9 * n > browser.run("chunkflow.chart.width") - 62
+    shown = not browser.run("document.getElementById('grouped').hidden")
+    checks.that("grouped", shown == (many and data["n_stages"] <= 16 and n < 20000 / data["n_stages"]), (shown, n))
+    if not shown:
+        return
+    names = browser.run("""new Promise(done => { const own = CanvasRenderingContext2D.prototype, draw = own.fillText, found = [];
+        own.fillText = function (text, x, y) { if (/^[FRBIW]?[0-9]+(-[0-9]+)?$/.test(text) && this.canvas.id === 'gantt')
+            found.push(y); return draw.apply(this, arguments); };
+        chunkflow.show(0, 1e300); requestAnimationFrame(() => requestAnimationFrame(() => { own.fillText = draw;
+            done(chunkflow.chart.lanes.map(l => found.filter(y => y > l.y && y < l.y + l.h).length)); })); })""")
+    checks.that("grouped/names", min(names) >= 4, names)
+
+
 def check_pointing(browser, checks, data):
+    check_grouped(browser, checks, data)
     at = into_sight(browser, 0, 0)
     checks.that("zoom/in-sight", at["w"] > 12, at)
     check_pixels(browser, checks)
@@ -397,20 +417,40 @@ def check_keyboard(browser, checks, data):
     browser.key("c", "c")
 
 
+NAMES = {"F": "forward", "R": "replay", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+
+
+def check_legend(browser, checks, data, shown):
+    """The legend has what occurs in the schedules that are drawn, and nothing else."""
+    schedules = [data["schedules"][i] for i in shown]
+    passes = "".join(stage["pass"] for s in schedules for stage in s["stages"])
+    wanted = {letter + " " + name for letter, name in NAMES.items() if letter in passes.upper()}
+    wanted |= {"idle: " + cause for c, cause in enumerate(data["causes"])
+               if any(stage[c] > 0 for s in schedules for stage in s["idle"])}
+    if any(chain >= 0 for s in schedules for chain in data["plans"][s["plan"]]["chunks"]["chain"]):
+        wanted.add("part of a long sequence, in its hue")
+    if set(passes) & set("fr"):
+        wanted.add("activations dropped")
+    got = set(browser.run("[...document.querySelectorAll('#legend span')].map(s => s.textContent)"))
+    checks.that("legend/%d" % shown[0], got == wanted, got ^ wanted)
+    chunks = browser.run("document.querySelectorAll('#chunks-legend span').length")
+    kinds = [data["plans"][0][n] for n in ("n_standalone", "n_dependent", "n_hybrid")]
+    checks.that("legend/chunks", chunks == sum(n > 0 for n in kinds), (chunks, kinds))
+
+
 def check_switch(browser, checks, data):
-    """A click on each schedule shows it, on the same time axis."""
+    """A click on each schedule shows all of it, and explains each kind of box that it has."""
     browser.run("document.getElementById('schedules').scrollIntoView({block: 'center'})")
-    axis = (state(browser, "from"), state(browser, "to"))
     for index in range(len(data["schedules"])):
         box = browser.run(
             """(() => { const b = document.querySelectorAll('#schedules label')[%d].getBoundingClientRect();
             return {x: b.left + b.width / 2, y: b.top + b.height / 2}; })()""" % index
         )
         browser.click(box["x"], box["y"])
-        checks.that(
-            "switch/%d" % index,
-            state(browser, "schedule") == index and (state(browser, "from"), state(browser, "to")) == axis,
-        )
+        axis, beside = (state(browser, "from"), state(browser, "to")), state(browser, "beside")
+        shown = [data["schedules"][i]["makespan"] for i in (index, beside) if i >= 0]
+        checks.that("switch/%d" % index, state(browser, "schedule") == index and axis == (0, max(shown)), (axis, shown))
+        check_legend(browser, checks, data, [i for i in (index, beside) if i >= 0])
         check_causes(browser, checks, data, index)
         check_terms(browser, checks, data, index)
         unpacked = browser.run(
@@ -503,7 +543,7 @@ def check_first(browser, checks, data):
     if wanted is not None:
         checks.that("first/gain", rounds_to(number, wanted, 2), (number, wanted))
     if number:
-        said = text_of(browser, "#gain") + text_of(browser, "#from-to")
+        said = text_of(browser, "#gain")
         checks.that("first/estimated", ("estimated" in said) == (data["unit"] == "s"), said)
     parts = browser.run("[...document.querySelectorAll('#whole i')].map(i => parseFloat(i.style.width))")
     checks.that("first/bar", best < 0 or abs(sum(parts) - 100) < 0.01, parts)
@@ -852,8 +892,18 @@ def check_name(browser, name):
     browser.run("scrollTo(0, 0)")
     wide = browser.run("document.documentElement.scrollWidth")
     checks.that("narrow", wide <= 400, wide)
-    hidden = browser.run("""[...document.querySelectorAll('#report-page .scroll')].filter(e => e.scrollWidth > e.clientWidth
-        + 1 && !e.querySelector('#terms-table')).map(e => e.firstChild.id)""")
+    tall = browser.run("document.documentElement.scrollHeight")
+    most = {"chunkflow-tuning": 4000, "chunkflow-report": 5000}.get(data["format"], math.inf)
+    checks.that("narrow/height", tall <= most, tall)
+    open_parts = browser.run("document.querySelectorAll('details.more[open]').length")
+    checks.that("narrow/folded", open_parts == 0, open_parts)
+    browser.run("document.querySelectorAll('details.more').forEach(part => part.open = true);"
+                " if (chunkflow.data.sentence !== undefined) document.getElementById('report-page').hidden = false")
+    cut = browser.run("""[...document.querySelectorAll(':is(#report-page, #tuning-page) *')].filter(e => e.getBoundingClientRect().right > innerWidth
+        && !e.closest('.scroll')).map(e => e.id || e.tagName + ' ' + e.textContent.slice(0, 40))""")
+    checks.that("narrow/nothing wider", not cut, cut)
+    hidden = browser.run("""[...document.querySelectorAll(':is(#report-page, #tuning-page) .scroll')].filter(e => e.scrollWidth > e.clientWidth + 1
+        && !e.querySelector('#terms-table, #map')).map(e => e.firstChild.id)""")
     checks.that("narrow/tables", not hidden, hidden)
     checks.that("quiet", not browser.complaints(), browser.complaints()[:3])
     return checks.failed

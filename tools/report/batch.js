@@ -13,9 +13,11 @@ function lengthBuckets() {
   return first < 0 ? [] : buckets.slice(first);
 }
 
+const bucketRange = b => b.low === 0 ? "0: empty"
+  : `${shortCount(b.low)}: ${count(b.low)} to ${count(2 * b.low - 1)} tokens`;
+
 function bucketWords(b) {
-  const range = b.low === 0 ? "empty" : `${count(b.low)} to ${count(2 * b.low - 1)} tokens`;
-  return `${range}: ${count(b.n)} sequences, ${percent(b.shares[0])}; `
+  return `${bucketRange(b)}; ${count(b.n)} sequences, ${percent(b.shares[0])}; `
     + `${count(b.tokens)} tokens, ${percent(b.shares[1])}`;
 }
 
@@ -43,11 +45,11 @@ function fillLengths() {
     if ((n - 1 - i) % each === 0) made.append(svg("text", {x: x + 1, y: height - 7}, shortCount(b.low)));
   });
   made.append(svg("line", {x1: 4, x2: width - 4, y1: bottom, y2: bottom, stroke: "var(--line)"}));
-  made.append(svg("text", {x: 4, y: 10}, "up to " + percent(most)));
+  made.append(svg("text", {x: 4, y: 10}, "highest: " + percent(most)));
   byId("lengths").append(made, element("div", {class: "legend"},
-    element("span", {}, swatch("var(--bar)"), "sequences"),
-    element("span", {}, swatch("var(--bar-alt)"), "tokens"),
-    element("span", {}, "from that length to twice as much")));
+    element("span", {}, swatch("var(--bar)"), "of the sequences"),
+    element("span", {}, swatch("var(--bar-alt)"), "of the tokens"),
+    element("span", {}, bucketRange(buckets[n - 1]))));
 }
 
 // ---- chunks ----
@@ -125,12 +127,18 @@ function drawBarColumns(g, of, width, w, y, bottom) {
 function fillBatch() {
   const plan = data.plans[0];
   byId("chunks-caption").textContent = `${count(plan.n_chunks)} chunks of at most ${count(plan.chunk_size)} tokens, `
-    + `${percent(plan.fill)} full: ${count(plan.n_standalone)} standalone (grey), `
-    + `${count(plan.n_dependent)} dependent, `
-    + `${count(plan.n_hybrid)} hybrid, in ${count(plan.n_chains)} chains (a hue each)`
-    + (plan.rows ? `. ${count(plan.rows)} rows are computed for ${count(data.n_tokens)} tokens: sequences share what `
-      + "they begin with (a hue for each tree)" : "")
+    + `${percent(plan.fill)} full`
+    + (plan.rows ? `. ${count(plan.rows)} rows are computed for ${count(data.n_tokens)} tokens, because sequences `
+      + "share what they begin with" : "")
     + (data.n_ranks > 1 ? `. Here: those of rank ${data.rank}` : "");
+  const add = (many, fill, text) => many && byId("chunks-legend").append(element("span", {}, swatch(fill),
+    `${count(many)} ${text}`));
+  const long = plan.rows ? "a shared beginning or its branches, a hue for each tree"
+    : plan.n_chains === 1 ? "a part of the long sequence"
+    : `a part of a long sequence, a hue for each of ${count(plan.n_chains)}`;
+  add(plan.n_standalone, "var(--alone)", "standalone: whole sequences");
+  add(plan.n_dependent, "var(--chain0)", "dependent: " + long);
+  add(plan.n_hybrid, "linear-gradient(var(--alone) 50%, var(--chain0) 50%)", "hybrid: both in one chunk");
 }
 
 // ---- pointing at chunks ----

@@ -146,7 +146,7 @@ function drawPass(g, s, st, i, x0, x1, y, h) {
   g.fillText(text, x0 + 3, y + h / 2 + 1);
 }
 
-// ---- a lane: the passes of one stage ----
+// ---- idle time ----
 
 // Idle time by cause: low boxes, so that none is taken for a pass of a chain with that hue.
 function drawPieces(g, st, y, h, x, from, to) {
@@ -156,12 +156,101 @@ function drawPieces(g, st, y, h, x, from, to) {
   merger.draw(g, y, h);
 }
 
+// ---- passes that are too many to be named: the passes of a sequence are one box ----
+
+const LEAST_NAMED = 9, MOST_GROUPED = 20000; // pixels of the mean pass; passes in sight
+const MOST_LANES = 16;                       // more leave no room for rows in a lane
+
+// Whether n passes are drawn so.
+const isMany = (s, n) => panels().length * s.stages.length <= MOST_LANES && n <= MOST_GROUPED
+  && n * LEAST_NAMED > (chart.width - GUTTER) * s.stages.length;
+const isGrouped = s => isMany(s, inSight(s));
+
+// The rows of a lane from above: letters, and the part of the height.
+const ROWS = [{letters: "F", part: 0.42}, {letters: "RBI", part: 0.42}, {letters: "W", part: 0.16}];
+
+// The runs of passes of one sequence, or of one standalone chunk, among the passes of a row.
+function runsOf(s, st, letters, from, to) {
+  const runs = [];
+  let run = null;
+  for (let i = firstAbove(st.end, from); i < st.n && st.start[i] < to; i++) {
+    if (!letters.includes(LETTERS[st.letter[i]])) continue;
+    const chunk = st.chunk[i], chain = chainOf(s, chunk);
+    if (!run || run.chain !== chain || (chain < 0 && run.low !== chunk))
+      runs.push(run = {chain, low: chunk, high: chunk, passes: []});
+    run.low = Math.min(run.low, chunk);
+    run.high = Math.max(run.high, chunk);
+    run.passes.push(i);
+  }
+  return runs;
+}
+
+// Its name stands on a ground of its own, where it ends before the next run begins.
+function nameRun(g, s, st, run, fill, x0, end, y, h) {
+  const letter = LETTERS[st.letter[run.passes[run.passes.length - 1]]];
+  const numbers = run.low + (run.high > run.low ? "-" + run.high : "");
+  const text = [letter + numbers, numbers].find(name => textWidth(g, name) + 6 <= end - x0);
+  if (!text) return;
+  g.fillStyle = fill;
+  g.fillRect(x0, y + 2, textWidth(g, text) + 5, h - 2);
+  g.fillStyle = inkOf(s, st, run.passes[run.passes.length - 1]);
+  g.fillText(text, x0 + 2, y + h / 2 + 2);
+}
+
+// A row of a lane: pale boxes from the first to the last pass of each run, its passes in them, and its name.
+function drawRuns(g, lane, letters, y, h) {
+  const {s, st} = lane, x = scaleOf(s), paint = paletteOf();
+  const runs = runsOf(s, st, letters, state.from / s.tick, state.to / s.tick), merger = columnMerger(paint);
+  const left = i => Math.max(GUTTER, x(st.start[i])), right = i => Math.min(chart.width, x(st.end[i]));
+  const fillOf = run => paint[colourOf(s, st, run.passes[run.passes.length - 1])];
+  g.globalAlpha = 0.2;
+  for (const run of runs) {
+    const x0 = left(run.passes[0]), x1 = right(run.passes[run.passes.length - 1]);
+    g.fillStyle = fillOf(run);
+    g.fillRect(x0, y, x1 - x0, h);
+    for (const i of run.passes) merger.add(left(i), right(i), colourOf(s, st, i));
+  }
+  g.globalAlpha = 1;
+  merger.draw(g, y, h);
+  runs.forEach((run, n) => {
+    const x0 = left(run.passes[0]), x1 = right(run.passes[run.passes.length - 1]);
+    const hue = hueOf(s, run.low), end = n + 1 < runs.length ? left(runs[n + 1].passes[0]) : chart.width;
+    if (state.colours === "pass" && hue >= 0 && h >= 9) {
+      g.fillStyle = chainColour(hue);
+      g.fillRect(x0, y, x1 - x0, 2);
+    }
+    g.fillStyle = colour.page;
+    if (x1 - x0 > 4) g.fillRect(x0, y, 1, h);
+    if (h >= 9) nameRun(g, s, st, run, fillOf(run), x0, end, y, h);
+  });
+}
+
+function drawGroups(g, lane) {
+  const occurs = ({letters}) => lane.s.from.stages.some(stage => new RegExp(`[${letters}]`, "i").test(stage.pass));
+  const rows = ROWS.filter(occurs);
+  const whole = rows.reduce((sum, {part}) => sum + part, 0);
+  let y = lane.y;
+  for (const {letters, part} of rows) {
+    const h = Math.floor(lane.h * part / whole);
+    drawRuns(g, lane, letters, y, h - 1);
+    y += h;
+  }
+}
+
+// ---- a lane ----
+
 function drawLane(g, lane) {
   const {s, st, y, h} = lane, x = scaleOf(s), from = state.from / s.tick, to = state.to / s.tick;
   const low = Math.max(1, Math.round(h / 3));
   g.fillStyle = colour.lane;
   g.fillRect(GUTTER, y, chart.width - GUTTER, h);
   if (state.bubbles === "cause") drawPieces(g, st, y + h - low, low, x, from, to);
+  if (isGrouped(s)) drawGroups(g, lane);
+  else drawPasses(g, lane, x, from, to);
+  if (state.chain) shadeUnmarked(g, s, st, y, h, x, from, to);
+}
+
+function drawPasses(g, {s, st, y, h}, x, from, to) {
   const merger = columnMerger(paletteOf());
   for (let i = firstAbove(st.end, from); i < st.n && st.start[i] < to; i++) {
     const x0 = Math.max(GUTTER, x(st.start[i])), x1 = Math.min(chart.width, x(st.end[i]));
@@ -169,7 +258,6 @@ function drawLane(g, lane) {
     else merger.add(x0, x1, colourOf(s, st, i));
   }
   merger.draw(g, y, h);
-  if (state.chain) shadeUnmarked(g, s, st, y, h, x, from, to);
 }
 
 // Everything but the marked chunks steps back.
@@ -255,10 +343,12 @@ function drawFocus(g) {
 
 // ---- the whole chart ----
 
-// High enough to read where there are few stages; a browser's canvas has an end where there are very many.
-function laneHeight(n) {
-  const lanes = n * Math.max(1, panels().length);
-  return Math.min(Math.max(7, Math.min(26, Math.floor(560 / lanes))), 16000 / lanes);
+// High enough to read where there are few stages, higher where all passes stand in rows; a browser's canvas has an end
+// where there are very many stages.
+function laneHeight(s) {
+  const n = s.stages.length, lanes = n * Math.max(1, panels().length);
+  const most = isMany(s, s.stages.reduce((sum, st) => sum + st.n, 0)) ? 46 : 26;
+  return Math.min(Math.max(7, Math.min(most, Math.floor(560 / lanes))), 16000 / lanes);
 }
 
 // Fills chart.lanes and chart.titles; returns the height.
@@ -267,7 +357,7 @@ function layOut() {
   chart.lanes = [];
   chart.titles = [];
   for (const index of panels()) {
-    const s = scheduleAt(index), h = laneHeight(s.stages.length);
+    const s = scheduleAt(index), h = laneHeight(s);
     chart.titles.push({s, y});
     y += TITLE;
     s.stages.forEach((st, stage) => {
@@ -299,9 +389,10 @@ function drawLabels(g, height) {
 }
 
 painters.gantt = function () {
+  chart.width = widthOf(byId("gantt"));
   const height = layOut(), {g, width} = prepare(byId("gantt"), height);
-  chart.width = width;
   for (const lane of chart.lanes) drawLane(g, lane);
+  byId("grouped").hidden = !panels().some(i => isGrouped(scheduleAt(i)));
   g.save();
   g.beginPath();
   g.rect(GUTTER, 0, width - GUTTER, height);
@@ -338,7 +429,7 @@ function words(found) {
 // follow: the chart moves so that the pass is in sight.
 function focusOn(found, follow) {
   state.focus = found && found.i !== undefined ? found : null;
-  byId("details").textContent = words(found) || "Point at a pass, or use the arrow keys.";
+  byId("details").textContent = words(found) || "Point at a pass or touch it; the arrow keys go to the next.";
   if (state.focus && follow) {
     const s = scheduleAt(found.schedule), st = s.stages[found.stage], half = (state.to - state.from) / 2;
     const start = st.start[found.i] * s.tick, end = st.end[found.i] * s.tick, middleOf = (start + end) / 2;
@@ -362,8 +453,8 @@ function mark(found) {
 // ---- moving ----
 
 function show(from, to) {
-  const least = longest * 1e-7, width = Math.max(least, Math.min(longest, to - from));
-  state.from = Math.max(0, Math.min(from, longest - width));
+  const whole = span(), width = Math.max(whole * 1e-7, Math.min(whole, to - from));
+  state.from = Math.max(0, Math.min(from, whole - width));
   state.to = state.from + width;
   request("gantt", "memory");
 }
@@ -411,7 +502,7 @@ function findChunk(chunk) {
     return;
   }
   const st = s.stages[place[0]], middleOf = (st.start[place[1]] + st.end[place[1]]) / 2 * s.tick;
-  const half = Math.min(longest / 2, 10 * (st.end[place[1]] - st.start[place[1]]) * s.tick);
+  const half = Math.min(span() / 2, 10 * (st.end[place[1]] - st.start[place[1]]) * s.tick);
   state.chain = null;
   show(middleOf - half, middleOf + half);
   focusOn({schedule: s.index, stage: place[0], i: place[1]});
@@ -482,8 +573,8 @@ const keys = {
   ArrowLeft: () => walk(-1, 0), ArrowRight: () => walk(1, 0), ArrowUp: () => walk(0, -1), ArrowDown: () => walk(0, 1),
   Enter: () => mark(state.focus), " ": () => mark(state.focus), Escape: clearMarks,
   "+": () => zoom(1.6, middle()), "=": () => zoom(1.6, middle()), "-": () => zoom(1 / 1.6, middle()),
-  "0": () => show(0, longest), PageUp: () => pan(-0.5), PageDown: () => pan(0.5),
-  Home: () => show(0, state.to - state.from), End: () => show(longest - (state.to - state.from), longest),
+  "0": () => show(0, span()), PageUp: () => pan(-0.5), PageDown: () => pan(0.5),
+  Home: () => show(0, state.to - state.from), End: () => show(span() - (state.to - state.from), span()),
   "[": () => step(-1), "]": () => step(1), c: toggleCritical
 };
 

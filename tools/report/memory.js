@@ -50,6 +50,42 @@ function drawHeld(s, stage, y, ratio) {
   if (st.n) goTo(Math.min(width, Math.ceil(x(st.end[st.n - 1]))));
 }
 
+// ---- the names of the lines ----
+
+const MOST_NAMED = 8; // more names than this would hide the lines
+
+// What a stage holds at a time in ticks; -1 before its first pass and after its last one.
+function heldAt(st, ticks) {
+  const i = firstAbove(st.start, ticks) - 1;
+  return i < 0 || ticks > st.end[st.n - 1] ? -1 : st.held[i];
+}
+
+// Names each line where the other lines, and names that stand already, are farthest from the name.
+function nameLines(g, s, y) {
+  const n = s.stages.length, places = 40, taken = [];
+  if (n > MOST_NAMED) return;
+  for (let stage = 0; stage < n; stage++) {
+    let best = null;
+    for (let p = 1; p < places; p++) {
+      const x = GUTTER + p / places * (chart.width - GUTTER), ticks = timeAt(x + 18) / s.tick;
+      const own = heldAt(s.stages[stage], ticks), at = y(own * share(s)) - 7;
+      if (own < 0 || x + 44 > chart.width) continue;
+      const others = s.stages.map((st, other) => other === stage ? -1 : heldAt(st, ticks)).filter(held => held >= 0);
+      const room = Math.min(40, ...others.map(held => Math.abs(y(held * share(s)) - at)),
+        ...taken.map(t => Math.hypot(Math.max(0, Math.abs(t.x - x) - 44), t.at - at)));
+      if (!best || room > best.room) best = {x, at, room};
+    }
+    if (!best) continue;
+    taken.push(best);
+    g.lineWidth = 3;
+    g.lineJoin = "round";
+    g.strokeStyle = colour.page;
+    g.strokeText("stage " + stage, best.x, best.at);
+    g.fillStyle = stageColour(stage, n);
+    g.fillText("stage " + stage, best.x, best.at);
+  }
+}
+
 function peakOf(s) {
   let most = 0;
   for (const st of s.stages) for (let i = 0; i < st.n; i++) if (st.held[i] > most) most = st.held[i];
@@ -74,11 +110,12 @@ function drawMemoryScale(g, width, top, y) {
     g.fillStyle = colour.line;
     g.fillRect(GUTTER, Math.round(y(value)), width - GUTTER, 1);
     g.fillStyle = colour.quiet;
-    g.fillText(bytes ? number(value / size) + " " + name : count(value), 0, y(value));
+    g.fillText(bytes ? number(value / size) + " " + name : count(value) + (value ? "" : " tokens"), 0, y(value));
   }
 }
 
 function drawLimit(g, width, limit, y) {
+  g.lineWidth = 1;
   g.strokeStyle = g.fillStyle = colour.limit;
   g.setLineDash([6, 4]);
   g.beginPath();
@@ -86,21 +123,26 @@ function drawLimit(g, width, limit, y) {
   g.lineTo(width, y(limit.all));
   g.stroke();
   g.setLineDash([]);
-  g.fillText(limit.name, width - textWidth(g, limit.name) - 2, y(limit.all) - 8);
+  g.fillText(limit.name, Math.max(0, width - textWidth(g, limit.name) - 2), y(limit.all) - 8);
 }
 
-// A limit far above all that is held would press the lines to the ground.
+// A limit far above all that is held would press the lines to the ground: it is only named.
+function shownLimit(s) {
+  const limit = limitOf(s), peak = s.peak || (s.peak = peakOf(s) || 1);
+  return limit && limit.all <= 2 * peak ? limit : null;
+}
+
 painters.memory = function () {
   const canvas = byId("memory"), {g, width} = prepare(canvas, MEMORY_HEIGHT);
   if (!isDrawn(state.schedule)) return;
-  const s = scheduleAt(state.schedule), limit = limitOf(s), peak = s.peak || (s.peak = peakOf(s) || 1);
-  const shown = limit && limit.all <= 3 * peak ? limit : null;
-  const top = 1.06 * (shown ? Math.max(peak, limit.all) : peak), bottom = MEMORY_HEIGHT - AXIS;
+  const s = scheduleAt(state.schedule), shown = shownLimit(s);
+  const top = 1.06 * (shown ? Math.max(s.peak, shown.all) : s.peak), bottom = MEMORY_HEIGHT - AXIS;
   const y = value => bottom - value / top * (bottom - MEMORY_TOP);
   drawMemoryScale(g, width, top, y);
   plot.clear(canvas.width, canvas.height);
   s.stages.forEach((_, stage) => drawHeld(s, stage, y, canvas.width / width));
   g.drawImage(plot.put(), 0, 0, width, MEMORY_HEIGHT);
+  nameLines(g, s, y);
   if (shown) drawLimit(g, width, shown, y);
   drawAxis(g, GUTTER, width - GUTTER, MEMORY_HEIGHT - 10, state.from, state.to);
 };

@@ -50,11 +50,14 @@ const inWhole = new Intl.NumberFormat("en-US"), inSix = new Intl.NumberFormat("e
 const isWhole = x => Math.abs(x) < 9e15 && x === Math.trunc(x);
 const count = x => isWhole(x) ? inWhole.format(x) : number(x);
 
-// On a narrow page a row becomes lines of a name and a value, so that no column is out of sight.
-function stack(table) {
-  const names = [...table.querySelectorAll("th")].map(cell => cell.textContent);
-  table.classList.add("stacked");
-  for (const line of table.rows) [...line.cells].forEach((cell, i) => cell.setAttribute("data-name", names[i] || ""));
+// ---- a narrow page ----
+
+const narrow = matchMedia("(max-width: 760px)");
+
+// The columns of these names stay on a narrow page; the style sheet hides the others there.
+function keepOnNarrow(table, names) {
+  const kept = [...table.rows[0].cells].map(cell => names.includes(cell.textContent));
+  for (const line of table.rows) [...line.cells].forEach((cell, i) => cell.classList.toggle("minor", !kept[i]));
 }
 
 function number(x) {
@@ -73,12 +76,12 @@ function estimate(x) {
   return Math.abs(x) < 1e-4 || Math.abs(x) >= 1e15 ? x.toPrecision(3) : inThree.format(x);
 }
 
-// How fast a time is beside another one, in words: a slowdown is no "0.8 x as fast". [the number, what follows it]
+// How fast chunks are beside whole sequences, in words: a slowdown is no "0.8 x as fast". [the number, what follows it]
 function pace(before, after, memory) {
-  if (after <= before) return [`${estimate(before / after)} \u00d7`, " as fast"];
-  if (after >= 10 * before) return [`${estimate(after / before)} \u00d7`, " as slow"];
-  const part = memory && memory[0] > 0 ? `, with ${Math.round(100 * memory[1] / memory[0])} % of the memory` : "";
-  return [`${Math.round(100 * (after / before - 1))} %`, " slower" + part];
+  const part = memory[0] > 0 ? `, with ${Math.round(100 * memory[1] / memory[0])} % of their memory` : "";
+  if (after <= before) return [`${estimate(before / after)} \u00d7`, " as fast as whole sequences" + part];
+  if (after >= 10 * before) return [`${estimate(after / before)} \u00d7`, " as slow as whole sequences" + part];
+  return [`${Math.round(100 * (after / before - 1))} %`, " slower than whole sequences" + part];
 }
 const percent = x => (100 * x).toFixed(2) + " %";
 const gib = x => (x / 1073741824).toFixed(2) + " GiB";
@@ -142,10 +145,12 @@ const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation San
 
 const onPaper = () => document.documentElement.classList.contains("paper");
 
+const widthOf = canvas => Math.max(120, canvas.clientWidth || canvas.parentNode.clientWidth);
+
 // Makes it sharp and empty; returns its context, which is in CSS pixels.
 function prepare(canvas, height) {
   const ratio = Math.max(window.devicePixelRatio || 1, onPaper() ? 2 : 1);
-  const width = Math.max(120, canvas.clientWidth || canvas.parentNode.clientWidth);
+  const width = widthOf(canvas);
   if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(height * ratio);

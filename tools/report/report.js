@@ -37,24 +37,20 @@ function bytesOf(s) {
   return s.total || (s.memory ? s.memory[s.fullest].total : 0);
 }
 
-// ---- the first screen: one number, one bar, one thing to do ----
+// ---- the first screen: one line that answers, one bar, one thing to do ----
 
 function fillGain() {
   const best = data.schedules[data.best], base = baselineOf(), run = data.schedules[data.measured];
   const gain = byId("gain"), big = (text, rest) => gain.append(element("strong", {}, text), rest);
   const foretold = unit === "s" ? ", estimated" : "", alone = data.n_ranks > 1 ? `, rank ${data.rank} alone` : "";
   if (run)
-    big(time(run.makespan), ` measured, where ${shownTime(data.schedules[data.predicted].makespan)} were foretold`);
+    big(time(run.makespan), ` measured, where ${shownTime(data.schedules[data.predicted].makespan)} were estimated`);
   else if (best && base && !tuning) {
     const [number, words] = pace(base.makespan, best.makespan, [bytesOf(base), bytesOf(best)]);
     big(number, words + foretold + alone);
   }
-  else if (best) big(shownTime(best.makespan), (foretold + alone).replace(", ", " "));
-  if (!best) return;
-  const memory = s => bytesOf(s) > 0 ? ` and ${gib(bytesOf(s))}` : "";
-  byId("from-to").textContent = (base ? `${shownTime(base.makespan)}${memory(base)} as ${base.name} \u2192 ` : "")
-    + `${shownTime(best.makespan)}${memory(best)} in chunks (${best.name})`
-    + (run ? ": estimated, not measured" : "");
+  else if (best)
+    big(shownTime(best.makespan), foretold + alone + (base ? "" : ", where whole sequences cannot be run"));
 }
 
 // Where all stage time goes.
@@ -100,8 +96,8 @@ function numberCells(s, base, memory, streams, speed) {
   const state = Math.max(0, ...s.peak_state_tokens) / s.virtual_stages;
   const cells = [s.name, exact(s.makespan, s.measured ? count(s.makespan) : shown(s.makespan)),
     Number.isFinite(ratio) ? exact(ratio, unit === "s" ? estimate(ratio) : ratio.toFixed(3)) : "-",
-    exact(s.bubble_useful, percent(s.bubble_useful)), exact(s.bubble_busy, percent(s.bubble_busy)),
-    exact(replays, percent(replays)), exact(kept, count(kept)), exact(state, count(state))];
+    exact(s.bubble_busy, percent(s.bubble_busy)), exact(replays, percent(replays))];
+  if (!memory) cells.push(exact(kept, count(kept)), exact(state, count(state)));
   const rate = s.tokens_per_second_a_gpu, used = s.model_flops_utilisation;
   if (speed) cells.push(rate ? exact(rate, estimate(rate)) : "-", used ? exact(used, percent(used)) : "-");
   if (streams) cells.push(exact(streamShare(s), `${percent(streamShare(s))}, ${count(s.stream_waits)} passes`));
@@ -115,8 +111,8 @@ function numberCells(s, base, memory, streams, speed) {
 function fillNumbers() {
   const base = baselineOf() ? baselineOf().makespan : 0, shared = data.context_baseline;
   const memory = data.schedules.some(s => s.memory);
-  const names = ["schedule", unit === "s" ? "seconds, estimated" : unit, "x as fast", "idle, replays too", "idle",
-    "replays", "kept chunks", "state tokens"];
+  const names = ["schedule", unit === "s" ? "seconds, estimated" : unit, "x as fast", "idle", "replays"];
+  if (!memory) names.push("kept chunks", "state tokens");
   const speed = data.schedules.some(s => s.tokens_per_second_a_gpu);
   if (speed) names.push("tokens/s a GPU", "MFU");
   const streams = data.schedules.some(s => s.stream_waits > 0);
@@ -124,12 +120,32 @@ function fillNumbers() {
   byId("numbers").append(head(memory ? [...names, "recompute", "fullest GPU"] : names));
   if (shared) {
     const cells = [data.context_words, exact(base, shown(base)), exact(1, estimate(1)),
-      exact(shared.bubble_useful, percent(shared.bubble_useful)), "-", "-", "-", "-"];
+      exact(shared.bubble_useful, percent(shared.bubble_useful)), "-"];
     for (let i = 0; i < (speed ? 2 : 0) + (streams ? 1 : 0); i++) cells.push("-");
     byId("numbers").append(row([...cells, shared.recompute, exact(shared.bytes, gib(shared.bytes))]));
   }
   data.schedules.forEach((s, i) => byId("numbers").append(
     row(numberCells(s, base, memory, streams, speed), i === data.best ? {class: "chosen"} : {})));
+  keepOnNarrow(byId("numbers"), [names[0], names[1], "x as fast", "kept chunks", "fullest GPU"]);
+  byId("numbers-note").append(...numbersNote(memory, speed, streams));
+}
+
+// Explains the names that occur in the table.
+function numbersNote(memory, speed, streams) {
+  const has = part => data.schedules.some(s => s.name.includes(part));
+  const lines = [
+    [has("paper"), "paper", "the order of passes that the ChunkFlow paper gives"],
+    [has("zero-bubble"), "zero-bubble", "each backward in two parts, its input gradient (I) at once and its weight "
+      + "gradient (W) where the stage would wait"],
+    [has("best"), "best", "the shortest order that a search found"],
+    [has("I + W"), "best, I + W", "such a search with backwards in two parts"],
+    [true, "idle, replays", "of the time of all stages"],
+    [!memory, "kept chunks", "the most at once on a stage whose activations are kept"],
+    [!memory, "state tokens", "the most at once on a stage whose K and V are kept"],
+    [speed, "MFU", "the model's own arithmetic, of what the GPU could do in that time"],
+    [streams, "waits for state", "the time in which passes wait for K and V from host memory"],
+    [memory, "recompute", "what backwards make again to save memory"]];
+  return lines.filter(([there]) => there).flatMap(([, name, text]) => [element("strong", {}, name), `: ${text}. `]);
 }
 
 // ---- other options ----
@@ -143,10 +159,11 @@ function tryCells(t) {
 
 function fillTried() {
   if (!data.tried || !data.tried.length) return;
-  byId("tried-note").hidden = false;
+  byId("tried-part").hidden = false;
   byId("tried").append(head(["with these options too", unit === "s" ? "seconds, estimated" : unit,
     "against the best above", "fullest GPU", "verdict"]));
   for (const t of data.tried) byId("tried").append(row(tryCells(t), t.pays ? {class: "chosen"} : {}));
+  keepOnNarrow(byId("tried"), ["with these options too", "against the best above", "verdict"]);
 }
 
 // ---- the controls of the chart ----
@@ -173,27 +190,37 @@ function lettersShown() {
     || stage.pass.includes(letter.toLowerCase())));
 }
 
+const HATCHED = "repeating-linear-gradient(135deg, rgba(0, 30, 90, 0.35) 0 1px, transparent 1px 4px), var(--R)";
+const isDrawnAnywhere = holds => panels().some(i => holds(scheduleAt(i)));
+
 function fillLegends() {
   const legend = byId("legend"), add = (fill, text) => legend.append(element("span", {}, swatch(fill), text));
   legend.textContent = "";
   if (state.schedule < 0) return;
   if (state.colours === "pass") {
-    for (const letter of lettersShown()) add(`var(--${letter})`, letter + " " + PASS_NAMES[letter]);
-    legend.append(element("span", {}, "a stripe above: part of a chain; below: activations dropped"));
+    for (const letter of lettersShown())
+      add(letter === "R" ? HATCHED : `var(--${letter})`, letter + " " + PASS_NAMES[letter]);
+    if (isDrawnAnywhere(s => s.plan.chunks.chain.some(chain => chain >= 0)))
+      add("linear-gradient(var(--chain0) 3px, var(--F) 3px)", "part of a long sequence, in its hue");
+    if (isDrawnAnywhere(s => s.from.stages.some(stage => /[fr]/.test(stage.pass))))
+      add("linear-gradient(var(--F) 8px, var(--lane) 8px 10px, var(--F) 10px)", "activations dropped");
   } else {
     add("var(--chain0)", "one hue for each chain");
     add("var(--alone)", "standalone");
   }
   const isSeen = i => panels().some(p => data.schedules[p].idle.some(stage => stage[i] > 0));
-  if (state.bubbles === "cause") data.causes.forEach((name, i) => isSeen(i) && add(`var(--cause${i})`, name));
+  if (state.bubbles === "cause")
+    data.causes.forEach((name, i) => isSeen(i) && add(`var(--cause${i})`, "idle: " + name));
   else add("var(--lane)", "idle");
+  if (state.critical) add("var(--mark)", "line: the critical path");
   fillMemoryLegend();
 }
 
+// Few lines have their names beside them in the chart.
 function fillMemoryLegend() {
   const legend = byId("memory-legend"), n = data.schedules[state.schedule].stages.length;
   legend.textContent = "";
-  for (let i = 0; i < n && n <= 16; i++)
+  for (let i = 0; i < n && n > MOST_NAMED && n <= 16; i++)
     legend.append(element("span", {}, swatch(stageColour(i, n)), "stage " + i));
 }
 
@@ -209,9 +236,11 @@ function fillTerms() {
   const s = data.schedules[state.schedule], box = byId("terms");
   box.textContent = "";
   if (!s) return;
-  const limit = isDrawn(state.schedule) ? limitOf(scheduleAt(state.schedule)) : null;
+  const own = isDrawn(state.schedule) ? scheduleAt(state.schedule) : null;
+  const limit = own && !shownLimit(own) ? limitOf(own) : null;
   byId("memory-caption").textContent = `${s.name}: what each stage holds while a pass runs, in ${heldWords(s)}.`
     + (limit ? ` The limit: ${limit.name}.` : "");
+  box.parentElement.hidden = !s.memory;
   if (!s.memory) return;
   const keys = Object.keys(data.terms).filter(key => s.memory.some(m => m[key] > 0));
   const cells = key => s.memory.map(m => exact(m[key], gib(m[key])));
@@ -253,7 +282,6 @@ function fillIdle() {
     if (sums[c] > 0) table.append(row([words, ...cells(sums[c])]));
   });
   table.append(row(["in all", ...cells(idle)], {class: "chosen"}));
-  nameCells();
 }
 
 // ---- ranks, and a measurement ----
@@ -283,6 +311,7 @@ function fillRanks() {
     "idle, replays too", ...(memory ? ["fullest GPU"] : [])]));
   data.ranks.forEach((r, i) =>
     table.append(row(rankCells(r, i, slowest, memory), i === data.rank ? {class: "chosen"} : {})));
+  keepOnNarrow(table, ["rank", "tokens", "seconds", unit, "fullest GPU"]);
 }
 
 function errorCells(e) {
@@ -300,13 +329,22 @@ function fillErrors() {
     + `${percent(predicted / measured - 1)} off. Both are in the chart above, one over the other.`;
   byId("errors").append(head(["pass", "how many", "measured", "predicted", "sum off by", "each off by, on average"]),
     ...data.errors.map(e => row(errorCells(e))));
+  keepOnNarrow(byId("errors"), ["pass", "measured", "predicted", "sum off by"]);
 }
 
 // ---- choosing ----
 
+// Runs a change of what is drawn. A view of all of the old remains one of all of the new.
+function redraw(change) {
+  const whole = state.from <= 0 && state.to >= span();
+  change();
+  if (whole) show(0, span());
+  else show(state.from, state.to);
+}
+
 function choose(index) {
   if (!isDrawn(index)) return;
-  state.schedule = index;
+  redraw(() => state.schedule = index);
   state.focus = null;
   showTip("");
   if (state.chain && data.schedules[index].plan !== state.chain.plan) state.chain = null;
@@ -320,16 +358,16 @@ function choose(index) {
 
 function listenToControls() {
   const on = (id, kind, action) => byId(id).addEventListener(kind, action);
-  const redraw = key => event => {
+  const take = key => event => {
     state[key] = event.target.value;
     request("gantt");
     fillLegends();
   };
-  on("colours", "change", redraw("colours"));
-  on("bubbles", "change", redraw("bubbles"));
+  on("colours", "change", take("colours"));
+  on("bubbles", "change", take("bubbles"));
   on("critical", "change", toggleCritical);
   on("beside", "change", event => {
-    state.beside = Number(event.target.value);
+    redraw(() => state.beside = Number(event.target.value));
     fillLegends();
     request("gantt");
   });
@@ -338,7 +376,7 @@ function listenToControls() {
   on("save-svg", "click", saveChart);
   on("zoom-in", "click", () => zoom(1.6, middle()));
   on("zoom-out", "click", () => zoom(1 / 1.6, middle()));
-  on("zoom-fit", "click", () => show(0, longest));
+  on("zoom-fit", "click", () => show(0, span()));
 }
 
 // Colours of a canvas do not follow the style sheet by themselves.
@@ -348,10 +386,6 @@ function redrawAll() {
   fillTerms();
   fillIdle();
   for (const paint of Object.values(painters)) paint();
-}
-
-function nameCells() {
-  for (const table of document.querySelectorAll("#report-page table:not(#terms-table)")) stack(table);
 }
 
 function startReport() {
@@ -373,6 +407,5 @@ function startReport() {
   addEventListener("beforeprint", redrawAll);
   addEventListener("afterprint", redrawAll);
   if (state.schedule >= 0) choose(state.schedule);
-  nameCells();
   request("chunks");
 }

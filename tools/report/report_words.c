@@ -66,18 +66,20 @@ static double say_base(const report *r, char *text, size_t size) {
 
 static void say_both(const report *r, const report_schedule *ours, char *text, size_t size) {
     char time[64], held[64], rank[64] = "", base[512];
+    int pays;
     double makespan = say_base(r, base, sizeof base);
     double ratio = ours->timeline->makespan > 0 ? makespan / ours->timeline->makespan : 1;
 
+    pays = ratio >= 1;
     say_time(r, ours, time, sizeof time);
     say_held(ours, held, sizeof held);
     if (r->packed->plan->n_ranks > 1)
-        snprintf(rank, sizeof rank, ", on rank %lld of %lld alone,", (long long)r->pipe->rank,
-                 (long long)r->packed->plan->n_ranks);
-    if (ratio < 1)
+        snprintf(rank, sizeof rank, pays ? ", on rank %lld of %lld alone," : " on rank %lld of %lld alone",
+                 (long long)r->pipe->rank, (long long)r->packed->plan->n_ranks);
+    if (!pays)
         snprintf(text, size,
-                 "Chunks do not pay for this batch, which%s takes %s%.0f %% longer (%s, %s, %s) than as %s.", rank,
-                 estimated(r), 100 * (1 / ratio - 1), time, ours->name, held, base);
+                 "Chunks do not pay for this batch. With them it takes %s%s%s (%s, %s), %.0f %% longer than as %s.",
+                 estimated(r), time, rank, ours->name, held, 100 * (1 / ratio - 1), base);
     else
         snprintf(text, size, "In chunks this batch runs%s %s%s times as fast (%s, %s, %s) as %s.", rank, estimated(r),
                  r->pipe->unit_cost ? two_decimals(ratio) : pipeline_estimate(ratio), time, ours->name, held, base);
@@ -137,7 +139,10 @@ static double slack_of(const report_schedule *s) {
 static void say_order(const report_schedule *s, char *text, size_t size) {
     double slack = 100 * slack_of(s);
 
-    if (slack < 1)
+    if (slack < 0.05)
+        snprintf(text, size, "a pass that could run stands behind one that waits, but no order of these passes is "
+                             "shorter");
+    else if (slack < 1)
         snprintf(text, size, "a pass that could run stands behind one that waits, but that costs little: no order of "
                              "these passes is shorter by more than %.1f %%", slack);
     else if (s->schedule->kind == CF_SCHEDULE_BEST)

@@ -153,11 +153,10 @@ function slicesOf(plan, i) {
 // ---- what is looked at ----
 
 const drawable = data.schedules.map((_, i) => i).filter(isDrawn);
-const longest = Math.max(0, ...drawable.map(i => data.schedules[i].makespan)) || 1;
 const state = {
   schedule: isDrawn(data.best) ? data.best : drawable.length ? drawable[0] : -1,
   beside: -1, colours: "pass", bubbles: "cause", critical: false,
-  from: 0, to: longest,           // the part of the time axis that is shown
+  from: 0, to: 1,                 // the part of the time axis that is shown
   focus: null,                    // {schedule, stage, i} of the pass at hand
   chain: null                     // {plan, chain} or {plan, chunk}: what is marked
 };
@@ -168,6 +167,10 @@ if (isDrawn(data.measured)) {
 
 // The schedules that are drawn, one above the other.
 const panels = () => [state.beside, state.schedule].filter((s, i, all) => isDrawn(s) && all.indexOf(s) === i);
+
+// How long the longest of them takes: the time axis of all of it.
+const span = () => Math.max(0, ...panels().map(i => data.schedules[i].makespan)) || 1;
+state.to = span();
 
 // The first item of a sorted array that is above x.
 function firstAbove(sorted, x) {

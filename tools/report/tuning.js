@@ -3,6 +3,7 @@
 
 const MOST_CELLS = 4096;         // more than this nobody looks at one by one
 const MOST_TIMES_THE_BEST = 4;   // what takes longer is as pale as this
+const LEAST_COLOUR = 12;         // in per cent: a slow cell is not taken for an empty one
 
 const milliseconds = x => x < 1 ? estimate(1e3 * x) + " ms" : estimate(x) + " s";
 
@@ -21,7 +22,10 @@ function startTuning(tuning) {
   page.fillSplits();
 }
 
+// On a narrow page the report is folded away until it is asked for.
 function openReport() {
+  byId("report-page").hidden = false;
+  request("gantt", "memory", "chunks");
   byId("report-page").scrollIntoView();
   byId("sentence").tabIndex = -1;
   byId("sentence").focus({preventScroll: true});
@@ -37,16 +41,13 @@ function makeTuningPage(tuning) {
 
   // ---- words ----
 
-  // One large number, and what it is made of.
+  // The answer in one line.
   function fillGain() {
     const base = tuning.baseline, gain = byId("tuning-gain");
     if (!winner) return;
     const [number, words] = base.fits ? pace(base.seconds, winner.seconds, [base.bytes, winner.bytes])
       : [milliseconds(winner.seconds), " an iteration"];
     gain.append(element("strong", {}, number), words + ", estimated");
-    const from = base.fits ? `${milliseconds(base.seconds)} and ${gib(base.bytes)} as 1F1B that splits no sequence`
-      + (base.context_parallel > 1 ? ", with context parallelism \u2192 " : " \u2192 ") : "";
-    byId("tuning-from-to").textContent = `${from}${milliseconds(winner.seconds)} and ${gib(winner.bytes)} in chunks`;
   }
 
   function fillHeader() {
@@ -151,7 +152,7 @@ function makeTuningPage(tuning) {
   // How strong the colour of a cell is, in per cent: all of it for the best, none for the slowest.
   function strength(seconds) {
     if (!winner || !(seconds > 0)) return 0;
-    return Math.max(0, Math.min(100, 100 * (1 - Math.log(seconds / winner.seconds) / Math.log(most))));
+    return Math.max(LEAST_COLOUR, Math.min(100, 100 * (1 - Math.log(seconds / winner.seconds) / Math.log(most))));
   }
 
   function cellText(c) {
@@ -185,8 +186,11 @@ function makeTuningPage(tuning) {
     }
     fillMapLegend();
     listenToMap(table);
-    const box = table.parentElement;
-    if (box.scrollWidth > box.clientWidth) byId("map-sideways").style.display = "block";
+    const box = table.parentElement, cell = table.querySelector(".winner");
+    const sayWide = () => byId("map-sideways").hidden = box.scrollWidth <= box.clientWidth;
+    sayWide();
+    addEventListener("resize", sayWide);
+    if (cell) box.scrollLeft = cell.parentElement.offsetLeft - box.clientWidth / 2;
   }
 
   function fillMapLegend() {
@@ -299,12 +303,12 @@ function makeTuningPage(tuning) {
     for (const c of tuning.ranking.slice(0, tuning.show).map(id => byNumber.get(id)))
       if (c === winner || !repeatsEarlier(c, shown)) shown.push(c);
     const byTime = shown.filter(c => c !== winner);
-    table.append(head(["", ...(manySplits ? ["tensor, pipeline, data"] : []), "ChunkSize", "K", "schedule", "replay",
+    table.append(head(["place", ...(manySplits ? ["tensor, pipeline, data"] : []), "ChunkSize", "K", "schedule", "replay",
       "recompute", "state", "iteration", "behind", "waste", "fullest GPU"]));
     table.append(row(rankingCells(winner), {class: "chosen"}));
     for (const c of byTime) table.append(row(rankingCells(c)));
     if (tuning.baseline.fits) table.append(row(baselineCells(tuning.baseline)));
-    stack(table);
+    keepOnNarrow(table, ["place", "ChunkSize", "K", "iteration", "fullest GPU"]);
   }
 
   // ---- time against memory, and the splits ----
@@ -319,7 +323,7 @@ function makeTuningPage(tuning) {
         ...(manySplits ? [shortSplit(tuning.splits[c.split])] : []), exact(c.chunk_size, count(c.chunk_size)),
         exact(c.k, count(c.k)), c.schedule, c.replay, recomputeWord(c), stateWord(c)],
       c === winner ? {class: "chosen"} : {}));
-    stack(table);
+    keepOnNarrow(table, ["fullest GPU", "iteration", "ChunkSize", "K", "schedule"]);
   }
 
   function splitOutcome(c) {
@@ -339,7 +343,7 @@ function makeTuningPage(tuning) {
       table.append(row([shortSplit(of), c ? exact(c.chunk_size, count(c.chunk_size)) : "",
         c ? exact(c.k, count(c.k)) : "", ...splitOutcome(c)], c === winner && c ? {class: "chosen"} : {}));
     });
-    stack(table);
+    keepOnNarrow(table, ["tensor, pipeline, data", "ChunkSize", "K", "iteration"]);
   }
 
   const most = winner ? spread() : 1;
