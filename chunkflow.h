@@ -2546,8 +2546,9 @@ static int64_t cf__tree_depth(const cf__tree *t, int64_t i) {
     return depth >= t->desc->min_shared_prefix ? depth : 0;
 }
 
-/* Checks everything that can be checked of each share by itself. Counts rows, and the maximum of nodes and stems. A
-   node ends where sequences part, or is the last of its sequence, and then longer than a chunk if not small. */
+/* Checks everything that can be checked of each share by itself. Counts rows, and bounds nodes and stems. A node ends
+   where sequences part, or with its sequence. A stem ends where sequences part, or with a sequence that has more than a
+   chunk of rows of its own. */
 static cf_result cf__tree_measure(cf__tree *t) {
     int64_t i, partings = 0, n_long = 0;
     for (i = 0; i < t->n; i++) {
@@ -2654,7 +2655,7 @@ static int32_t cf__tree_cut(cf__tree *t, int32_t sequence, int64_t first, int64_
     return id;
 }
 
-/* Makes all nodes of a tree. Each sequence comes before those that leave it, and of these the deepest come first; so
+/* Makes all nodes of a tree. A sequence comes before the sequences that leave it, and the last to leave comes first. So
    the sequences that run through a node are neighbours. */
 static void cf__tree_grow(cf__tree *t, int32_t root, int64_t *n_order) {
     int64_t n = 0;
@@ -2918,8 +2919,8 @@ typedef struct cf__packer {
     double *columns;        /* (most_columns) cost of each column's most expensive chunk */
     int64_t most_columns, most_rows;
     int64_t n_rows, n_bands, first_extra; /* n_bands: columns of bands; first_extra: first unit that is in no band */
-    int32_t levels[CF__PACK_LEVELS + 1]; /* first run of the widest cp groups, of those half as wide ... of chains
-                                            without; then the end */
+    int32_t levels[CF__PACK_LEVELS + 1]; /* first run of each width: the widest cp groups, half as wide, ... no cp
+                                            group; then the end */
     /* only with cp groups; by sequence, except begins */
     double *whole_costs;    /* (n) cost without the constant of its chunks */
     int32_t *by_cost;       /* (n) most expensive first */
@@ -3598,8 +3599,8 @@ static void cf__pack_next_fit(cf__packer *p) {
 
 /* ---- trees: the same for bushes ---- */
 
-/* Groups the items from p->first_free on by their owners (unit_of, numbers below n), in their order. first: where each
-   owner's items begin. */
+/* Groups the items from p->first_free on by owner, and keeps their order within a group. unit_of has the owners, which
+   are numbers below n. first: where each owner's items begin. */
 static void cf__pack_part_items(cf__packer *p, int32_t *first, int64_t n) {
     int64_t i;
     int32_t sum = (int32_t)p->first_free;
@@ -3615,7 +3616,8 @@ static void cf__pack_part_items(cf__packer *p, int32_t *first, int64_t n) {
     first[0] = (int32_t)p->first_free;
 }
 
-/* Fills in items, longest first: those of one stem together, and those that are trees by themselves last. */
+/* Fills in items, longest first. Items of one stem come together; items that are whole trees come last. first: where
+   each stem's items begin, and then those that are trees. */
 static void cf__pack_collect_bushes(cf__packer *p, int32_t *first) {
     const cf__tree *t = &p->tree;
     int64_t i;
@@ -3712,7 +3714,7 @@ static int64_t cf__pack_own_chunks(const cf__packer *p, int64_t unit) {
     return cf__pack_is_cut(p, unit) ? p->chains[unit].n_chunks : 1;
 }
 
-/* Gives the units with the roots of trees the chunks of their whole tree. */
+/* Counts all chunks of a tree at the unit that has its root. */
 static void cf__pack_gather_trees(cf__packer *p) {
     int64_t i;
     for (i = 0; i < p->head.n_chains; i++) {
@@ -3899,8 +3901,8 @@ static cf_result cf__pack_settle(cf__packer *p) {
 /* ---- trees over ranks ----
 
    A tree is on one rank. A tree too expensive for one rank is split: some of the sequences that leave its root become a
-   tree of their own. The root of the new tree is the one of them that leaves last, so that only rows of the old root
-   are copied. */
+   tree of their own. The root of the new tree is the sequence that leaves the old root last, so that only rows of the
+   old root are copied. */
 
 /* Sums the cost of each sequence and all that branch off it. */
 static void cf__pack_cost_branches(cf__packer *p) {
@@ -3921,9 +3923,9 @@ static void cf__pack_cost_branches(cf__packer *p) {
     p->weights.constant = constant;
 }
 
-/* Splits a tree, or a part of one, as long as more than `most` is left of it. With `dry` it only notes the costs of the
-   parts, which are units as far as ranks are concerned. If one child alone is too expensive, it is a part that is split
-   in turn, as `trunks` says. */
+/* Takes parts off a tree, or off a part of one, until at most `most` is left. A part is a child of the root, or several
+   neighbours, with a copy of the trunk. With `dry` only the costs of parts are noted, as if these were units. A child
+   that is a part by itself gets its trunk's cost noted, because it may be split in turn. */
 static void cf__pack_part_tree(cf__packer *p, int32_t root, double most, int dry) {
     cf__tree *t = &p->tree;
     double left = p->trunks[root] + p->item_costs[root], part = 0;
@@ -3962,8 +3964,8 @@ static double cf__pack_part_all(cf__packer *p, double most, int dry) {
     return cf__pack_dearest(p);
 }
 
-/* Splits trees if that makes the most expensive rank cheaper: copies must pay for themselves. Parts of less than a
-   rank's mean cost more copies, and fill ranks better. Returns whether trees were split; then parts may be split as
+/* Splits trees if that makes the most expensive rank cheaper, so copies must pay for themselves. Parts below a rank's
+   mean need more copies, but fill ranks better. Returns 1 if trees were split; then their parts may be split, as
    well. */
 static int cf__pack_part_trees(cf__packer *p) {
     double mean = 0, most, best_most = DBL_MAX, whole, best;
@@ -3975,7 +3977,7 @@ static int cf__pack_part_trees(cf__packer *p) {
     whole = best = cf__pack_part_all(p, DBL_MAX, 1);
     for (most = mean / 4; most > 0 && most < whole; most = most < mean ? 2 * most : cf__most(most * 1.1, whole / 64)) {
         double dearest = cf__pack_part_all(p, most, 1);
-        /* The later of two equal ones copies less, and much less than parts below the mean do. */
+        /* Larger parts copy less. They win at equal cost, or at 5 % more if the best so far are below the mean. */
         if (dearest > whole * 0.95 || dearest > best * (best_most < mean ? 1.05 : 1)) continue;
         best = dearest;
         best_most = most;
@@ -4005,8 +4007,8 @@ static int64_t cf__pack_most_ranks(const cf__packer *p, int64_t sequence) {
     return p->desc.chunk_size >= 2 * p->desc.align ? cf__min(p->lengths[sequence] / least, cf__pack_widest(p)) : 1;
 }
 
-/* Estimates the cost of a part, with replays as if K were 1 and a backward cost two forwards, and with transfers: of
-   all rows on other ranks, each round gathers those of earlier rounds and half of its own. */
+/* Estimates the cost of a part. It includes replays, as if K were 1 and a backward cost two forwards, and transfers: a
+   round gathers the rows that other ranks have of earlier rounds, and half of those of its own. */
 static double cf__pack_share_cost(const cf__packer *p, int64_t sequence, int64_t width) {
     int64_t rows = p->lengths[sequence];
     double n = (double)width, length = (double)rows, cost = p->whole_costs[sequence] / n;
@@ -4017,8 +4019,8 @@ static double cf__pack_share_cost(const cf__packer *p, int64_t sequence, int64_t
     return cost + cf__product(p->chunk_constant, chunks) + cf__product(p->desc.cp_row_seconds, gathered);
 }
 
-/* Gives each sequence the fewest ranks that make a part no more expensive than `most`, or as many as pay. Returns
-   whether some sequence has a cp group of the widest kind, and some sequence has other ranks than before. */
+/* Gives each sequence the fewest ranks that make a part no more expensive than `most`, or as many as pay. Returns 1 if
+   some sequence has the widest cp group, and some sequence has another width than before. */
 static int cf__pack_choose_widths(cf__packer *p, double most) {
     int64_t i, left = p->most_parts, width, ranks;
     int is_widest = 0, differs = 0;
@@ -4186,8 +4188,8 @@ static void cf__pack_sort_chains(cf__packer *p) {
     }
 }
 
-/* Returns the next chain that fits into a block of as many ranks as a cp group of this level has; n_runs if none does.
-   The chain may be narrower than the block. */
+/* Returns the run of the most expensive chain that fits into a block of ranks; n_runs if none does. The block is as
+   wide as the cp groups of the level. The chain may be narrower. */
 static int32_t cf__pack_next_chain(cf__packer *p, int64_t level, int64_t room) {
     int64_t width = cf__pack_widest(p) >> level;
     int32_t best = (int32_t)p->n_runs, at;
@@ -4212,7 +4214,7 @@ static void cf__pack_lay_chain(cf__packer *p, int64_t id, int64_t rank, int64_t 
         p->columns[column] = cf__most(p->columns[column], p->chunk_constant + cf__pack_chunk_cost(p, chain, i, own));
 }
 
-/* Fills columns of a block until something narrower comes next, and then fills the rest of its halves. */
+/* Fills columns of a block of ranks until a narrower chain comes next, and then fills the rest of both halves. */
 static void cf__pack_fill_block(cf__packer *p, int64_t level, int64_t rank, int64_t column, int64_t end) {
     int64_t width = cf__pack_widest(p) >> level, i;
     int32_t at;
@@ -4289,9 +4291,9 @@ static void cf__pack_empty(cf__packer *p, int64_t id) {
     p->costs[id] = id < p->head.n_chains ? p->last_costs[id] : p->chunk_constant;
 }
 
-/* Deals sequences out to the units that end with column end - 1: those that are in no band, and those of these units.
-   The most expensive come first, each goes to the cheapest unit with room. If one fits nowhere, or makes a chunk more
-   expensive than `most`, all stay where they are. */
+/* Deals short sequences out to the units that end with column end - 1: sequences that are in no band, and sequences
+   that these units already have. The most expensive come first, and each goes to the cheapest unit with room. If a
+   sequence fits nowhere, or makes a chunk more expensive than `most`, all stay where they are. */
 static int cf__pack_deal(cf__packer *p, int64_t end, double most) {
     int32_t *heap = p->order, *aside = p->sorted, smallest = cf__pack_item_size(p, p->n_items - 1), id;
     int64_t i, n_heap = 0, n_aside;
@@ -4485,7 +4487,7 @@ static int64_t cf__pack_before(const cf_plan *plan, const cf_chunk *c) {
     return c->up < 0 || c->cp == 0 ? c->up : c->up + (c->cp - 1) * plan->chunks_per_rank;
 }
 
-/* Fills in the members of a list's chunk beside its sums. For trees, writing fills them in. */
+/* Links a chunk of a list and its slices to what they continue. Trees are linked as they are written. */
 static void cf__pack_finish_list(cf_plan *plan, cf_chunk *chunk, int64_t id) {
     int64_t j;
     chunk->up = chunk->index > 0 ? id - 1 : -1;
@@ -4560,7 +4562,8 @@ static void cf__pack_link_items(cf__packer *p) {
     }
 }
 
-/* Adds a slice to a chunk: rows of a node, after the rows that the node has so far or else its parent's. */
+/* Adds a slice to a chunk: rows begin .. end - 1 of a node. It continues the node's last slice so far or, if there is
+   none, its parent's. */
 static void cf__pack_put_slice(cf__packer *p, cf_chunk *chunk, cf__tree_node *node, int64_t begin, int64_t end) {
     int32_t above = node->parent >= 0 ? p->tree.nodes[node->parent].slice : -1;
     const cf_slice slice = {begin, node->sequence, (int32_t)(end - begin), 0, begin > node->begin ? node->slice : above,
@@ -4599,7 +4602,7 @@ static void cf__pack_put_bush(cf__packer *p, cf_chunk *chunk, int64_t id) {
         cf__pack_put_slice(p, chunk, &nodes[i], nodes[i].begin, nodes[i].begin + nodes[i].length);
 }
 
-/* Fills in a chain of a tree, and which chunks its own continue. */
+/* Fills in a chain of a tree, and links its chunks to the chunks that they continue. */
 static void cf__pack_put_chain(cf__packer *p, int64_t id, int64_t first_chunk) {
     const cf__pack_kin *kin = &p->kin[id];
     cf_chain *chain = &p->plan->chains[kin->chain], *above;
@@ -7918,8 +7921,8 @@ static int64_t cf__schedule_path_kept(const cf__schedule_maker *m) {
     return place > 0 ? cf__min(k, (m->tightest.bytes - m->most_above) / place) : k;
 }
 
-/* Returns the unit of a chunk, with as many chunks kept, up to K, as fit on every virtual stage. In a tree this is a
-   cap for each path of chains, and chains below come first; none may be left. */
+/* Returns the unit of a chunk. It keeps as many chunks, up to K, as fit on every virtual stage. In a tree a whole path
+   of chains has this cap: chains below use it up first, and none may be left for this one. */
 static cf__pipe_unit cf__schedule_fitting_unit(const cf__schedule_maker *m, int64_t chunk) {
     cf__pipe_unit unit = cf__pipe_unit_of(&m->pipe, chunk, 0);
     int64_t k = cf__min(m->desc.shape.k, m->tightest.chunks), place = cf__schedule_place(m, &unit);
@@ -8107,9 +8110,9 @@ static void cf__pattern_close(cf__schedule_maker *m, const cf__pipe_unit *unit) 
     } while (unit != NULL);
 }
 
-/* Adds replays that are due, in pipeline replay. A backward frees the slot for the chunk k before it, if that was
-   dropped. Its R is due when a stage that is `ahead` items in front of the last can have run this backward. A chain that
-   keeps nothing gets its first slot from its last child. all: 1 also adds replays that are not due yet. */
+/* Adds replays that are due, in pipeline replay. A backward frees the slot for the chunk k before it, if that chunk was
+   dropped. The chunk's R is due when a stage that is `ahead` items in front of the last can have run this backward. A
+   chain that keeps nothing gets its first slot from its last child. all: 1 also adds replays that are not due yet. */
 static void cf__pattern_add_due(cf__schedule_maker *m, int all) {
     cf__pattern *pattern = &m->pattern;
     for (; pattern->n_followed < pattern->n_backwards; pattern->n_followed++) {
@@ -9808,8 +9811,8 @@ static void cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
    split_backward never gives a longer schedule either. A core search is left out if its own lower bound says that it
    cannot win.
 
-   Every candidate is counted through (cf__search_keeps), no matter what made it, and is refused if it holds more than
-   the limits allow on any stage. So a mistake about room costs time, but never breaks a limit.
+   cf__search_keeps counts what every candidate holds, no matter what made it, and refuses it if any stage holds more
+   than the limits allow. So a mistake about room costs time, but never breaks a limit.
    ================================================================================================================ */
 
 typedef struct cf__search {
@@ -10063,11 +10066,12 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
     search->dispatch.policy = search->best_policy;
 }
 
-/* Tries the policies to begin with. First, backwards first; if fewer chunks fit than there are stages, also without a
-   lead (with a lead, equal chunks take up to twice as long). On several rows, beats: from the soonest that a stage
-   which is always busy allows to four times as long. For split backwards without chains, turns up to the room. In a V
-   these also have two steep beats, which keep half as much as 1F1B (V-Half; Qi et al., Pipeline Parallelism with
-   Controllable Memory, 2024). */
+/* Tries the policies from which a walk may start:
+     - backwards first; if fewer chunks fit than there are stages, also without a lead, because with one equal chunks
+       take up to twice as long;
+     - on several rows, beats: from the shortest that keeps a stage always busy to four times as long;
+     - for split backwards without chains, turns up to the room. In a V also two steep beats, which keep half as much
+       as 1F1B (V-Half; Qi et al., Pipeline Parallelism with Controllable Memory, 2024). */
 static void cf__search_try_policies(cf__search *search) {
     static const double beats[] = {3, 2, 1, 1.2, 1.5, 4, 1, 1.2}; /* the last two are steep */
     const cf__schedule_maker *m = &search->maker;
@@ -10103,7 +10107,7 @@ static void cf__search_whole(const cf__schedule_maker *m, int64_t at, int64_t *b
 }
 
 /* Moves the unit at `from`, with its tree, to the place of the unit at `to` and its tree; units between them close up.
-   Then `spare` has the old order. */
+   Afterwards `spare` has the old order. */
 static void cf__search_shift(cf__schedule_maker *m, int64_t from, int64_t to) {
     const cf__pipe_unit *old = m->spare;
     int64_t begin, end, first, last, n;
