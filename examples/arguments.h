@@ -121,6 +121,8 @@ static inline int64_t parse_arguments(int argc, char **argv, const option *list,
     return n_paths;
 }
 
+#define OUTPUTS_HELP "dropped chunks keep attention's outputs, and their replays do not attend"
+
 /* Made-up documents may begin alike, as answers to one prompt do. */
 #define WITH_HELP "I,I,...: with which earlier one (0, 1, ...) each of them shares its first"
 #define SHARED_HELP "N,N,...: so many tokens"

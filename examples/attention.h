@@ -174,13 +174,8 @@ static inline void append_to_state(const pass *p, const key_block *own, const ke
     const int64_t count = to->count * width;
     state_stream *stream = state_stream_of(p);
     if (p->is_replay || count == 0) return;
-    if (stream) {
-        stream_send(stream, to->k, own->k, count);
-        if (own->v != own->k) stream_send(stream, to->v, own->v, count);
-    } else {
-        copy_rows(to->k, own->k, to->count, width);
-        if (own->v != own->k) copy_rows(to->v, own->v, to->count, width);
-    }
+    stream_send(stream, to->k, own->k, count);
+    if (own->v != own->k) stream_send(stream, to->v, own->v, count);
 }
 
 /* What the later chunks of the chain, all done by now, have found for this chunk's K and V. */
@@ -188,12 +183,21 @@ static inline void fetch_own_gradients(const pass *p, const key_block *own, cons
     const int64_t count = from->count * width;
     state_stream *stream = state_stream_of(p);
     if (count == 0) return;
-    if (stream) {
-        stream_fetch(stream, own->dk, from->dk, count);
-        if (own->v != own->k) stream_fetch(stream, own->dv, from->dv, count);
+    stream_fetch(stream, own->dk, from->dk, count);
+    if (own->v != own->k) stream_fetch(stream, own->dv, from->dv, count);
+}
+
+/* Copies attention's results to where a dropped chunk keeps them, or in its replay back from there. */
+static inline void move_outputs(const pass *p, int64_t i, const attention_problem *problem) {
+    const layer_activations *a = &p->kept->layers[i], *outputs = &p->outputs->layers[i];
+    const int64_t lse = p->rows->rows * problem->heads, mixed = lse * problem->head_dim;
+    if (p->is_replay) {
+        stream_fetch(p->outputs_stream, a->mixed, outputs->mixed, mixed);
+        stream_fetch(p->outputs_stream, a->lse, outputs->lse, lse);
     } else {
-        copy_rows(own->dk, from->dk, from->count, width);
-        if (own->v != own->k) copy_rows(own->dv, from->dv, from->count, width);
+        stream_send(p->outputs_stream, outputs->mixed, a->mixed, mixed);
+        stream_send(p->outputs_stream, outputs->lse, a->lse, lse);
+        stream_end(p->outputs_stream);
     }
 }
 
@@ -213,7 +217,8 @@ static inline key_block place_of(const pass *p, int64_t i, int64_t window, int64
     return p->n_places > 0 ? keys_of_place(p, i, width, &p->places[n]) : prefix_keys(p, i, window, width);
 }
 
-/* Goes over all keys that the pass sees, block by block: forward or, with `backward`, for their gradients. */
+/* Goes over all keys that the pass sees, block by block: forward or, with `backward`, for their gradients. A replay
+   that takes outputs looks at no key. */
 static inline void attention_mix(const pass *p, int64_t i, int backward) {
     const layer_activations *a = &p->kept->layers[i];
     const chunk_rows *r = p->rows;
@@ -221,9 +226,14 @@ static inline void attention_mix(const pass *p, int64_t i, int backward) {
     const attention_results results = {a->mixed, a->lse, p->scratch->rows.total};
     const attention_gradients g = attention_gradients_of(p, i);
     const int64_t width = problem.kv_heads * problem.head_dim;
+    const int moves = !backward && p->outputs && layer_keeps_outputs(p->config, p->stage.first_layer + i);
     const key_block own = own_keys(p, i), kept = kept_keys(p, i, problem.window, width);
     const key_block own_kept = own_kept_keys(p, &own, &kept, width);
     state_stream *stream = state_stream_of(p);
+    if (moves && p->is_replay) {
+        move_outputs(p, i, &problem);
+        return;
+    }
     if (backward) clear_rows(own.dk, own.count, width), clear_rows(own.dv, own.count, width);
     if (backward) fetch_own_gradients(p, &own_kept, &kept, width);
     else append_to_state(p, &own_kept, &kept, width);
@@ -240,7 +250,8 @@ static inline void attention_mix(const pass *p, int64_t i, int backward) {
         }
     }
     if (!backward) attention_forward_end(&problem, &results, r->rows);
-    if (stream) stream_end(stream);
+    if (moves) move_outputs(p, i, &problem);
+    stream_end(stream);
 }
 
 /* ================================================================================================================

@@ -100,11 +100,11 @@ static inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
    host. Every large buffer of the trainer is taken through a meter, so the numbers that it reports are those of memory
    really held. */
 typedef enum memory_kind {
-    MEMORY_ACTIVATIONS, /* kept from a forward for its backward */
+    MEMORY_ACTIVATIONS, /* kept from a forward for its backward, or for its replay */
     MEMORY_STATE,       /* K, V, dK and dV of a chain's tokens; with a stream, the ring that they pass through */
     MEMORY_WORKSPACE,   /* scratch of one pass */
     MEMORY_INPUTS,      /* with a stream: where kept stage inputs (local replay) come back to */
-    MEMORY_HOST,        /* states and stage inputs that lie in host memory: not on the device, as all others do */
+    MEMORY_HOST,        /* states, stage inputs and outputs in host memory: not on the device, as all others are */
     MEMORY_KINDS
 } memory_kind;
 

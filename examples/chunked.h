@@ -178,11 +178,14 @@ typedef struct chunk_runner {
     int64_t share;            /* see pack_batch */
     cf_schedule_desc order;
     int64_t stream_bytes;     /* of the ring through which states in host memory pass; 0: states are on the device */
+    int keep_outputs;         /* 1: dropped chunks keep attention's outputs, where states are, and R does not attend */
     memory_meter *meter;
     const volatile sig_atomic_t *stop; /* set by a signal to end a run early; NULL is allowed */
 
     activations *slots;       /* (n_slots) for forwards that keep their activations */
     int64_t n_slots, slot_rows;
+    activations *outputs;     /* (n_outputs) */
+    int64_t n_outputs;
     activations passing;      /* for forwards that do not: one layer deep */
     chain_state *states;      /* (n_states) */
     int64_t n_states;
@@ -199,7 +202,7 @@ typedef struct chunk_runner {
     weights *gradient;
     uint64_t seed;
     double *losses;           /* (chunks of the plan) added up at the end, so that no schedule changes the sum */
-    int64_t live_bytes, peak_live_bytes; /* activation slots in use */
+    int64_t live_bytes, peak_live_bytes; /* of slots in use on the device: activations and outputs */
     int64_t n_replays;
 } chunk_runner;
 
@@ -210,15 +213,17 @@ typedef struct chunked_result {
     int64_t longest_chain;             /* in chunks; of a tree, of its longest path */
     int64_t n_hybrid;
     int64_t peak_slots;
-    int64_t peak_activation_bytes;     /* of slots in use at once */
+    int64_t peak_activation_bytes;     /* of slots in use on the device at once, outputs among them */
 } chunked_result;
 
 static inline void chunk_runner_free(chunk_runner *r) {
     for (int64_t i = 0; i < r->n_slots; i++) activations_free(&r->slots[i], r->meter);
+    for (int64_t i = 0; i < r->n_outputs; i++) activations_free(&r->outputs[i], r->meter);
     if (r->passing.flat) activations_free(&r->passing, r->meter);
     if (r->scratch.flat) workspace_free(&r->scratch, r->meter);
     if (r->stream.ring) stream_free(&r->stream, r->meter);
     free(r->slots);
+    free(r->outputs);
     free(r->states);
     free(r->losses);
     routing_free(&r->routing);
@@ -252,16 +257,10 @@ static inline cf_result chunk_runner_reserve(chunk_runner *r, const cf_plan *pla
         r->scratch = workspace_new(r->config, plan->chunk_size, r->meter);
         r->passing = activations_new(r->config, &r->stage, plan->chunk_size, 0, MEMORY_WORKSPACE, r->meter);
     }
-    if (r->most.activations > r->n_slots) {
-        activations *slots = TAKE(activations, r->most.activations);
-        if (r->n_slots > 0) memcpy(slots, r->slots, (size_t)r->n_slots * sizeof *slots);
-        free(r->slots);
-        r->slots = slots;
-        while (r->n_slots < r->most.activations) {
-            r->slots[r->n_slots++] =
-                activations_new(r->config, &r->stage, plan->chunk_size, 1, MEMORY_ACTIVATIONS, r->meter);
-        }
-    }
+    grow_slots(&r->slots, &r->n_slots, r->most.activations, r->config, &r->stage, plan->chunk_size, 1,
+               MEMORY_ACTIVATIONS, r->meter);
+    grow_slots(&r->outputs, &r->n_outputs, r->keep_outputs ? r->most.outputs : 0, r->config, &r->stage,
+               plan->chunk_size, KEEP_OUTPUTS, r->stream_bytes > 0 ? MEMORY_HOST : MEMORY_ACTIVATIONS, r->meter);
     if (r->most.states > r->n_states) {
         free(r->states);
         r->states = TAKE(chain_state, r->most.states);
@@ -273,9 +272,15 @@ static inline cf_result chunk_runner_reserve(chunk_runner *r, const cf_plan *pla
     return CF_OK;
 }
 
+/* Returns the outputs slot of a step. NULL: it has none, or outputs are not kept. */
+static inline const activations *outputs_of(const chunk_runner *r, const cf_step *step) {
+    return r->keep_outputs && step->outputs >= 0 ? &r->outputs[step->outputs] : NULL;
+}
+
 static inline pass pass_of(chunk_runner *r, const cf_step *step) {
     pass p = {r->config, r->weights, &r->feed.rows, &r->passing, NULL, &r->scratch, r->stage, r->seed,
-              step->action.pass == CF_R, &r->routing, NULL, 0};
+              step->action.pass == CF_R, &r->routing, NULL, 0, outputs_of(r, step),
+              r->stream_bytes > 0 ? &r->stream : NULL};
     if (step->slot >= 0) p.kept = &r->slots[step->slot];
     if (step->state >= 0) p.state = &r->states[step->state];
     if (step->clear_state_gradient) chain_state_clear_gradient(p.state, r->config, &r->stage);
@@ -310,10 +315,17 @@ static inline chain_state state_of_chain(const model_config *config, const stage
     return chain_state_new(config, part, begin, chain->n_chunks, plan->order != NULL, stream, meter);
 }
 
+/* Returns the bytes of a step's outputs slot on the device. */
+static inline int64_t outputs_bytes(const chunk_runner *r, const cf_step *step) {
+    const activations *outputs = outputs_of(r, step);
+    return outputs && outputs->kind == MEMORY_ACTIVATIONS ? outputs->bytes : 0;
+}
+
 /* What comes into use with a step. Activation slots are there already; a chain's state has the chain's size. */
 static inline void begin_step(chunk_runner *r, const cf_step *step) {
     const cf_path *path = step->path >= 0 ? &r->steps->paths[step->path] : NULL;
     if (step->action.keep) r->live_bytes += r->slots[step->slot].bytes;
+    if (step->action.pass == CF_F) r->live_bytes += outputs_bytes(r, step);
     r->peak_live_bytes = max_of(r->peak_live_bytes, r->live_bytes);
     if (!path || path->first != step->position) return;
     state_stream *stream = r->stream_bytes > 0 ? &r->stream : NULL;
@@ -323,6 +335,7 @@ static inline void begin_step(chunk_runner *r, const cf_step *step) {
 /* What goes out of use with it. */
 static inline void end_step(chunk_runner *r, const cf_step *step) {
     if (step->action.pass == CF_B) r->live_bytes -= r->slots[step->slot].bytes;
+    if (step->action.pass == CF_R) r->live_bytes -= outputs_bytes(r, step);
     for (int32_t i = step->path; i >= 0; i = r->steps->paths[i].up) {
         const cf_path *path = &r->steps->paths[i];
         if (path->last == step->position) chain_state_free(&r->states[path->state], r->meter);

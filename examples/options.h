@@ -24,6 +24,7 @@ typedef struct options {
     int64_t n_paths;
     const char *checkpoint, *kinds;
     int64_t checkpoint_every, stop_after, print_every;
+    int outputs;             /* see chunk_runner.keep_outputs */
     int check, memory_table, demo, exact, help, shared_mean, advantages;
 } options;
 
@@ -51,6 +52,7 @@ static inline int64_t list_options(options *o, option list[MAX_OPTIONS]) {
         {"k", INTEGER, &o->order.shape.k, 1, MANY, NULL, "chunks of a chain that keep their activations at once"},
         {"stream", INTEGER, &o->stream, 0, MANY, NULL,
          "keep states in host memory and stream them through a ring of these bytes, 0: no"},
+        {"outputs", FLAG, &o->outputs, 0, 0, NULL, OUTPUTS_HELP},
         {"method", CHOICE, &o->packing.method, 0, 0, "best next", "how to fit sequences into chunks"},
         {"split", CHOICE, &o->packing.split, 0, 0, "full even cost", "how to cut long sequences"},
         {"no-tails", FLAG, &o->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a chain's last chunk stays alone"},
@@ -149,6 +151,8 @@ static inline options parse_options(int argc, char **argv) {
     check_alike(&o.synthetic, &o.with, &o.shared);
     if (o.synthetic.count > 0 && o.n_paths > 0) fail(EXIT_BAD_INPUT, "give --synthetic or files, not both");
     check_shared_mean(o.shared_mean, o.share, o.packing.align);
+    if (o.outputs && (o.memory_table || o.demo))
+        fail(EXIT_BAD_INPUT, "--outputs: kept outputs grow with the document, unlike what the memory table is about");
     if (o.longest > 0 && o.longest < 3) fail(EXIT_BAD_INPUT, "--max-length must be 0 or at least 3");
     return o;
 }

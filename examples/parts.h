@@ -7,7 +7,8 @@
 
    Who holds what:
        chunk_rows     what is computed: tokens, targets, positions, cu_seqlens
-       activations    what a forward keeps for its backward; grows with the rows of one chunk, never with the prefix
+       activations    what a forward keeps for its backward; grows with the rows of one chunk, never with the prefix.
+                      A dropped chunk may keep attention's outputs, so that its replay need not attend
        chain_state    what the chunks of one long sequence hand on, in every layer: rows of its tokens (K, V or latents,
                       and their gradients; with a window only each chunk's last), or a snapshot at each border between
                       chunks and one gradient that is carried backwards. It lies on the device, or in host memory and is
@@ -18,6 +19,7 @@
 #ifndef TRAIN_PARTS_H
 #define TRAIN_PARTS_H
 
+#include "../chunkflow.h"
 #include "state_stream.h"
 
 /* ================================================================================================================
@@ -497,10 +499,37 @@ static inline real *carve(carver *from, int64_t count) {
     return at;
 }
 
-/* The only place that knows the layout. keep 0: all layers share the buffers of the widest one, which is all that a
-   forward needs whose activations are dropped. */
+#define KEEP_OUTPUTS 2
+
+#ifndef LEAST_OUTPUT_WINDOW
+#define LEAST_OUTPUT_WINDOW CF_MIN_OUTPUT_WINDOW /* tests choose less */
+#endif
+
+/* Returns 0 for a recurrence, which does not attend, and for a short window: its attention costs too little. */
+static inline int layer_keeps_outputs(const model_config *c, int64_t layer) {
+    const int64_t window = window_of(c, layer);
+    const int is_short = window != 0 && max_of(window, -window) < LEAST_OUTPUT_WINDOW;
+    return layer_kind_of(c, layer).mixer <= MIXER_LATENT && !is_short;
+}
+
+/* Lays out attention's results, before a gate or a way out of latent space, and its log-sums, layer by layer. */
+static inline void outputs_layout(activations *a, carver *from, const model_config *c, const stage *s, int64_t rows) {
+    for (int64_t i = 0; i < stage_layers(s); i++) {
+        const layer_sizes n = layer_sizes_of(c, s->first_layer + i);
+        const int64_t kept = layer_keeps_outputs(c, s->first_layer + i) ? rows : 0;
+        a->layers[i].mixed = carve(from, kept * (n.mixed > 0 ? n.mixed : c->hidden));
+        a->layers[i].lse = carve(from, kept * n.lse);
+    }
+}
+
+/* The only place that knows the layout. keep 1: everything. KEEP_OUTPUTS: attention's outputs alone. 0: all layers
+   share the buffers of the widest one, which is all that a forward needs whose activations are dropped. */
 static inline void activations_layout(activations *a, carver *from, const model_config *c, const stage *s, int64_t rows,
                                       int keep) {
+    if (keep == KEEP_OUTPUTS) {
+        outputs_layout(a, from, c, s, rows);
+        return;
+    }
     int64_t begin = from->used, most = begin, head = s->has_head ? rows : 0, mtp = s->has_mtp ? rows : 0;
     for (int64_t i = 0; i < stage_layers(s); i++) {
         const layer_sizes n = layer_sizes_of(c, s->first_layer + i);
@@ -574,6 +603,17 @@ static inline void activations_free(activations *a, memory_meter *meter) {
     free(a->flat);
     free(a->layers);
     memset(a, 0, sizeof *a);
+}
+
+/* Takes more slots until there are `wanted`. */
+static inline void grow_slots(activations **slots, int64_t *n_slots, int64_t wanted, const model_config *c,
+                              const stage *s, int64_t rows, int keep, memory_kind kind, memory_meter *meter) {
+    if (wanted <= *n_slots) return;
+    activations *more = TAKE(activations, wanted);
+    if (*n_slots > 0) memcpy(more, *slots, (size_t)*n_slots * sizeof *more);
+    free(*slots);
+    *slots = more;
+    while (*n_slots < wanted) more[(*n_slots)++] = activations_new(c, s, rows, keep, kind, meter);
 }
 
 /* Where a stage's input goes and its output comes from: (rows, hidden). */
@@ -899,6 +939,9 @@ typedef struct pass {
     struct routing *routing;
     const key_place *places;  /* (n_places) where the keys above the chunk's slices lie in a tree, from the root down */
     int64_t n_places;         /* 0: slice 0 sees the prefix in `state`, and nothing else sees more than itself */
+    const activations *outputs; /* F of a dropped chunk leaves attention's outputs there. R takes them and does not
+                                   attend. NULL: R attends */
+    state_stream *outputs_stream; /* the way to outputs in host memory; NULL: they are on the device */
 } pass;
 
 /* Rows `first` to first + count - 1, and what they need. */

@@ -4,6 +4,8 @@
    schedule. Its steps (cf_steps_make) number the buffers and say which of them to use:
 
        slot             activations that a forward keeps for its backward; in use until B, or until W
+       outputs          attention's outputs of a forward that keeps nothing else, until the end of its replay, which
+                        then does not attend; only if that is asked for
        state            K, V, dK and dV of a chain's tokens, in all layers of one part
        input, output    boundary tensors, (rows, hidden): residual stream on its way up, its gradient on its way down.
                         A receive fills the one that a pass will read, a send takes the one that a pass has made. Where
@@ -41,6 +43,7 @@ typedef struct stage_runner {
     memory_meter meter;
 
     activations *slots;          /* (n_slots) */
+    activations *outputs;        /* (n_outputs) attention's outputs of dropped chunks; in host memory with a stream */
     activations passing;         /* of forwards that keep nothing: one layer deep */
     chain_state *states;         /* (n_states) empty while the slot is free */
     real **boundaries;           /* (n_boundaries) NULL where the slot is free, or its tensor in host memory */
@@ -52,12 +55,14 @@ typedef struct stage_runner {
     input_slot input_slots[INPUT_SLOTS];
     copy_engine inputs_in, inputs_out;
     int64_t n_slots, n_states, n_boundaries;
+    int64_t n_outputs;           /* 0: they are not asked for, or nothing is dropped */
     int64_t boundary_count;      /* numbers in a boundary */
     workspace scratch;
     chunk_feed feed;
     routing routing;
 
     int64_t live_slots;          /* activation slots in use now */
+    int64_t live_outputs, peak_outputs; /* outputs slots in use, now and at most */
     double loss;                 /* where the head is, and of balance where experts are */
 } stage_runner;
 
@@ -85,7 +90,7 @@ static inline stage largest_part(const model_config *config, const cf_schedule *
 /* Takes all the memory that a run needs. */
 static inline cf_result stage_runner_begin(stage_runner *r, const model_config *config, const cf_plan *plan,
                                            const cf_schedule *schedule, const cf_steps *steps, const batch *b,
-                                           int64_t stream_bytes, cf_error *error) {
+                                           int64_t stream_bytes, int keep_outputs, cf_error *error) {
     const int64_t stage_index = steps->stage;
     cf_capacity need = {0};
     memset(r, 0, sizeof *r);
@@ -98,14 +103,13 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
     r->steps = steps;
     r->stage = stage_index;
     r->batch = b;
-    r->n_slots = need.activations;
     r->n_states = need.states;
     r->n_boundaries = need.boundaries;
     r->boundary_count = plan->chunk_size * config->hidden;
     const stage kept = largest_part(config, schedule, stage_index, 1);
     const stage passing = largest_part(config, schedule, stage_index, 0);
+    const stage outputs = largest_part(config, schedule, stage_index, KEEP_OUTPUTS);
     r->routing = routing_new(config, plan->n_chunks, plan->chunk_size, b->length, b->count);
-    r->slots = TAKE(activations, r->n_slots);
     r->states = TAKE(chain_state, r->n_states);
     r->boundaries = TAKE(real *, r->n_boundaries);
     r->spare = TAKE(real *, r->n_boundaries);
@@ -113,9 +117,10 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
     r->kept_inputs = TAKE(real *, schedule->shape.n_virtual * plan->n_chunks);
     for (int i = 0; i < INPUT_SLOTS; i++) r->input_slots[i].owner = -1;
     if (stream_bytes > 0 && r->n_states > 0) r->stream = stream_new(stream_width_of(config), stream_bytes, &r->meter);
-    for (int64_t i = 0; i < r->n_slots; i++) {
-        r->slots[i] = activations_new(config, &kept, plan->chunk_size, 1, MEMORY_ACTIVATIONS, &r->meter);
-    }
+    grow_slots(&r->slots, &r->n_slots, need.activations, config, &kept, plan->chunk_size, 1, MEMORY_ACTIVATIONS,
+               &r->meter);
+    grow_slots(&r->outputs, &r->n_outputs, keep_outputs ? need.outputs : 0, config, &outputs, plan->chunk_size,
+               KEEP_OUTPUTS, stream_bytes > 0 ? MEMORY_HOST : MEMORY_ACTIVATIONS, &r->meter);
     r->passing = activations_new(config, &passing, plan->chunk_size, 0, MEMORY_WORKSPACE, &r->meter);
     r->scratch = workspace_new(config, plan->chunk_size, &r->meter);
     return CF_OK;
@@ -123,12 +128,14 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
 
 static inline void stage_runner_end(stage_runner *r) {
     for (int64_t i = 0; i < r->n_slots; i++) activations_free(&r->slots[i], &r->meter);
+    for (int64_t i = 0; i < r->n_outputs; i++) activations_free(&r->outputs[i], &r->meter);
     for (int64_t i = 0; i < r->n_spare; i++) free(r->spare[i]);
     for (int i = 0; i < INPUT_SLOTS; i++) free(r->input_slots[i].rows);
     if (r->stream.ring) stream_free(&r->stream, &r->meter);
     if (r->passing.flat) activations_free(&r->passing, &r->meter);
     if (r->scratch.flat) workspace_free(&r->scratch, &r->meter);
     free(r->slots);
+    free(r->outputs);
     free(r->states);
     free(r->boundaries);
     free(r->spare);
@@ -140,6 +147,10 @@ static inline void stage_runner_end(stage_runner *r) {
 
 static inline int64_t boundary_numbers(const stage_runner *r, const cf_step *step) {
     return r->plan->chunks[step->action.chunk].rows * r->config->hidden;
+}
+
+static inline int uses_outputs(const stage_runner *r, const cf_step *step) {
+    return step->outputs >= 0 && r->n_outputs > 0;
 }
 
 /* Loads the rows of the step's chunk and lays its buffers out for the part of the model that the step is about. */
@@ -158,6 +169,12 @@ static inline cf_result prepare_pass(stage_runner *r, const cf_step *step, pass 
     p->is_replay = step->action.pass == CF_R;
     p->routing = &r->routing;
     activations_reshape(kept, r->config, &p->stage, r->plan->chunk_size, step->slot >= 0);
+    if (uses_outputs(r, step)) {
+        activations *outputs = &r->outputs[step->outputs];
+        activations_reshape(outputs, r->config, &p->stage, r->plan->chunk_size, KEEP_OUTPUTS);
+        p->outputs = outputs;
+        p->outputs_stream = r->stream_bytes > 0 ? &r->stream : NULL;
+    }
     if (step->state >= 0) p->state = &r->states[step->state];
     if (step->clear_state_gradient) chain_state_clear_gradient(p->state, r->config, &p->stage);
     if (step->action.pass != CF_W) chunk_feed_find_places(&r->feed, r->steps, step, r->states, p);
@@ -268,6 +285,8 @@ static inline void stage_begin_step(stage_runner *r, const cf_step *step) {
     const cf_path *path = step->path >= 0 ? &r->steps->paths[step->path] : NULL;
     const int32_t filled = step->action.pass <= CF_W ? step->output : step->input; /* by a pass, or a receive */
     r->live_slots += step->action.keep;
+    r->live_outputs += step->action.pass == CF_F && uses_outputs(r, step);
+    r->peak_outputs = max_of(r->peak_outputs, r->live_outputs);
     if (filled >= 0 && !r->boundaries[filled])
         r->boundaries[filled] = r->n_spare > 0 ? r->spare[--r->n_spare] : TAKE(real, r->boundary_count);
     if (!path || path->first != step->position) return;
@@ -282,6 +301,7 @@ static inline void stage_end_step(stage_runner *r, const cf_step *step) {
     const int32_t emptied = step->action.pass <= CF_W ? step->input : step->output;
     int again = step->action.pass == CF_F && !step->action.keep && r->schedule->shape.replay == CF_REPLAY_LOCAL;
     r->live_slots -= step->action.pass == CF_B || step->action.pass == CF_W;
+    r->live_outputs -= step->action.pass == CF_R && uses_outputs(r, step);
     if (emptied >= 0 && !again && r->boundaries[emptied]) {
         r->spare[r->n_spare++] = r->boundaries[emptied];
         r->boundaries[emptied] = NULL;

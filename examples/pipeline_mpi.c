@@ -132,7 +132,7 @@ typedef struct settings {
     int64_t prompt, seed, repeat;
     int64_t share;             /* see pack_batch */
     int64_t stream;            /* bytes of the ring of states in host memory, 0: they are on the device */
-    int rendezvous, sweep, shared_mean, help;
+    int rendezvous, outputs, sweep, shared_mean, help;
     const char *plan, *timeline, *simulated, *fail, *kinds;
     fault fault;
 } settings;
@@ -172,6 +172,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"split-backward", FLAG, &s->order.split_backward, 0, 0, NULL, "best may cut backward into I and W"},
         {"stream", INTEGER, &s->stream, 0, MANY, NULL,
          "keep states and kept stage inputs in host memory, and stream states through a ring of these bytes, 0: no"},
+        {"outputs", FLAG, &s->outputs, 0, 0, NULL, OUTPUTS_HELP},
         {"stages", INTEGER, &s->stages, 0, MANY, NULL, "processes that there must be, 0: any number"},
         {"rendezvous", FLAG, &s->rendezvous, 0, 0, NULL, "sends that block until they are received, with no buffer"},
         {"sweep", FLAG, &s->sweep, 0, 0, NULL, "every schedule, both replays, K from 1 to --k; one line for each"},
@@ -283,6 +284,8 @@ static settings parse_settings(int argc, char **argv) {
         fail(EXIT_BAD_INPUT, "chunk-size x hidden is more than one message can hold");
     }
     check_stream_bytes(s.stream, &s.model);
+    if (s.outputs && s.order.shape.replay == CF_REPLAY_PIPELINE)
+        fail(EXIT_BAD_INPUT, "--outputs is for --replay local: a replay through the pipeline attends again");
     check_processes(&s);
     return s;
 }
@@ -761,7 +764,7 @@ static verdict judge(const stage_process *p, const reference *right, const cf_ti
     v.difference = worst.difference;
     MPI_Bcast(&v.tensor, 1, MPI_INT64_T, worst.process, MPI_COMM_WORLD);
     MPI_Allreduce(MPI_IN_PLACE, &v.n_compared, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
-    v.peaks_agree = steps->n_slots == simulated->peak_live[process] &&
+    v.peaks_agree = p->runner.peak_outputs == p->runner.n_outputs && steps->n_slots == simulated->peak_live[process] &&
                     steps->peak_tokens == simulated->peak_tokens[process] &&
                     steps->peak_state_tokens == simulated->peak_state_tokens[process];
     MPI_Allreduce(MPI_IN_PLACE, &v.peaks_agree, 1, MPI_INT, MPI_LAND, MPI_COMM_WORLD);
@@ -909,7 +912,8 @@ static void stage_process_begin(stage_process *p, task *t, const cf_schedule *sc
     cf_error error;
     memset(p, 0, sizeof *p);
     memset(&error, 0, sizeof error);
-    if (stage_runner_begin(&p->runner, &s->model, t->plan, lowered, steps, &t->batch, s->stream, &error) != CF_OK) {
+    if (stage_runner_begin(&p->runner, &s->model, t->plan, lowered, steps, &t->batch, s->stream, s->outputs, &error) !=
+        CF_OK) {
         fail(EXIT_BAD_INPUT, "%s", error.text);
     }
     p->runner.weights = &t->weights;
@@ -1020,7 +1024,8 @@ static int run_sweep_of(task *t, cf_schedule_kind kind, int64_t n_virtual, cf_pl
         if (process == 0) printf("skipped %s: too few processes or layers\n", cf_schedule_kind_name(kind));
         return 1;
     }
-    for (int replay = kind == CF_SCHEDULE_PAPER ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL; replay < CF_REPLAY_COUNT; replay++) {
+    const int both = kind == CF_SCHEDULE_PAPER && !s->outputs; /* outputs are for local replay */
+    for (int replay = both ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL; replay < CF_REPLAY_COUNT; replay++) {
         order.shape.replay = (cf_replay)replay;
         for (order.shape.k = 1; order.shape.k <= s->order.shape.k; order.shape.k++) ok = run_sweep_item(t, &order) && ok;
     }

@@ -167,15 +167,11 @@ static inline int64_t border_numbers(const model_config *c) { return heads_numbe
 
 /* Copies between the state, wherever that lies, and the scratch. */
 static inline void border_fetch(const pass *p, real *to, const real *from) {
-    state_stream *stream = state_stream_of(p);
-    if (stream) stream_fetch(stream, to, from, border_numbers(p->config));
-    else copy_rows(to, from, 1, border_numbers(p->config));
+    stream_fetch(state_stream_of(p), to, from, border_numbers(p->config));
 }
 
 static inline void border_send(const pass *p, real *to, const real *from) {
-    state_stream *stream = state_stream_of(p);
-    if (stream) stream_send(stream, to, from, border_numbers(p->config));
-    else copy_rows(to, from, 1, border_numbers(p->config));
+    stream_send(state_stream_of(p), to, from, border_numbers(p->config));
 }
 
 /* scratch->border: what slice `s` of the chunk begins from. */
@@ -355,7 +351,6 @@ static inline void recurrent_mix(const pass *p, int64_t i, int backward) {
     const layer_activations *a = &p->kept->layers[i];
     const real *skip = weights_of(p, i)->skip;
     int64_t h = p->config->hidden, hd = head_dim_of(p->config), rows = p->rows->rows;
-    state_stream *stream = state_stream_of(p);
     if (backward) clear_rows(p->scratch->rows.dconv_in, rows, 3 * h);
     for (int64_t s = 0; s < p->rows->n_seqs; s++) {
         if (backward) slice_backward(p, i, s);
@@ -364,7 +359,7 @@ static inline void recurrent_mix(const pass *p, int64_t i, int backward) {
     for (int64_t at = 0; skip && !backward && at < rows * h; at++) {
         a->mixed[at] += skip[at % h / hd] * a->q[at / h * 3 * h + 2 * h + at % h];
     }
-    if (stream) stream_end(stream);
+    stream_end(state_stream_of(p));
 }
 
 static inline void recurrent_after(const pass *p, int64_t i, const row_block *b) {
@@ -439,7 +434,6 @@ static inline void recurrent_gradients(const pass *p, int64_t i, const weights *
     const row_scratch *s = &p->scratch->rows;
     int64_t rows = p->rows->rows, h = c->hidden, hd = head_dim_of(c), width = 3 * h;
     int64_t decays = decays_of(c, p->stage.first_layer + i), each = decays / c->heads;
-    state_stream *stream = state_stream_of(p);
     rmsnorm_backward_gain(g->out_norm, s->dattended, a->mixed, a->mixed_scale, rows * c->heads, hd);
     for (int64_t at = 0; at < rows * decays; at++) { /* decay = exp(-exp(a_log) step) */
         int64_t head = at % decays / each;
@@ -453,7 +447,7 @@ static inline void recurrent_gradients(const pass *p, int64_t i, const weights *
         conv_gradient(g->conv, a->conv_in, p->scratch->border + heads_numbers(c), s->dconv_out,
                       p->rows->cu_seqlens_q[n], p->rows->cu_seqlens_q[n + 1], width);
     }
-    if (stream) stream_end(stream);
+    stream_end(state_stream_of(p));
 }
 
 static const branch delta_branch = {recurrent_weights, recurrent_sizes,          recurrent_before,

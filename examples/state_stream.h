@@ -9,10 +9,10 @@
        stream_release    sends the block's gradients out, then loads the next one in its place
        stream_end        waits until everything that was sent has arrived
 
-   and stream_send and stream_fetch move rows of the chunk's own. On a GPU two copy engines do the copies, beside the
-   passes. Nothing runs beside anything else here, so a copy is made at the last moment that the waits allow, and from
-   its issue on its target holds NaN. A wait that is missing, and a slot that is filled while it is in use, then show in
-   the loss or in the gradients. */
+   and stream_send and stream_fetch move rows of the chunk's own; without a stream (NULL) they just copy. On a GPU two
+   copy engines do the copies, beside the passes. Nothing runs beside anything else here, so a copy is made at the last
+   moment that the waits allow, and from its issue on its target holds NaN. A wait that is missing, and a slot that is
+   filled while it is in use, then show in the loss or in the gradients. */
 
 #ifndef TRAIN_STATE_STREAM_H
 #define TRAIN_STATE_STREAM_H
@@ -163,17 +163,21 @@ static inline void stream_release(state_stream *s) {
     s->first += block.count;
 }
 
-/* Numbers of the chunk's own go to host memory. Until stream_end they must stay as they are. */
+/* Sends numbers of the chunk's own to host memory. Until stream_end they must stay as they are. */
 static inline void stream_send(state_stream *s, real *host, const real *device, int64_t count) {
-    copy_issue(&s->out, host, device, count);
+    if (s) copy_issue(&s->out, host, device, count);
+    else memcpy(host, device, (size_t)count * sizeof *host);
 }
 
-/* Numbers of the chunk's own come from host memory, now. */
+/* Fetches numbers of the chunk's own from host memory, now. */
 static inline void stream_fetch(state_stream *s, real *device, const real *host, int64_t count) {
-    copy_wait(&s->in, copy_issue(&s->in, device, host, count));
+    if (s) copy_wait(&s->in, copy_issue(&s->in, device, host, count));
+    else memcpy(device, host, (size_t)count * sizeof *device);
 }
 
-static inline void stream_end(state_stream *s) { copy_wait(&s->out, s->out.n_issued); }
+static inline void stream_end(state_stream *s) {
+    if (s) copy_wait(&s->out, s->out.n_issued);
+}
 
 /* Whether copies have been issued that are not made yet. */
 static inline int stream_is_busy(const state_stream *s) {

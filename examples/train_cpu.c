@@ -54,6 +54,7 @@ static chunk_runner runner_new(const options *o, memory_meter *meter) {
     r.share = o->share;
     r.order = o->order;
     r.stream_bytes = o->stream;
+    r.keep_outputs = o->outputs;
     r.meter = meter;
     r.stop = &stop_asked;
     return r;

@@ -64,7 +64,7 @@ tiny="--hidden 16 --heads 4 --kv-heads 2 --ffn 24 --chunk-size 16"
 n_ks=3
 if ! full; then n_ks=2; fi
 
-# sweep NAME PROGRAM PROCESSES LONGEST_CHAIN OPTIONS...
+# sweep NAME PROGRAM PROCESSES LONGEST_CHAIN OPTIONS...; with --outputs, paper has local replay alone
 sweep() {
     name="gradients: $1, $3 processes"
     program=$2
@@ -73,7 +73,10 @@ sweep() {
     shift 4
     # shellcheck disable=SC2086
     run "$processes" "$program" $tiny --sweep --k $n_ks --layers $((2 * processes)) "$@"
-    expect_lines "$name" $((9 * n_ks))
+    case " $* " in
+        *" --outputs "*) expect_lines "$name" $((8 * n_ks)) ;;
+        *) expect_lines "$name" $((9 * n_ks)) ;;
+    esac
     if [ "$longest_chain" != "$wanted" ]; then fail "$name" "the longest chain has $longest_chain chunks"; fi
 }
 
@@ -143,6 +146,28 @@ for length in 112 448; do
     done
 done
 
+# ---- attention's outputs of dropped chunks: replays do not attend, and slots in use are what the steps say ----
+
+sweep "outputs kept" "$exact" 2 5 --outputs --dropout 0.2 --synthetic 70,41,16,9,66
+# shellcheck disable=SC2086
+if full; then
+    sweep "outputs kept" "$exact" 4 5 --outputs --rendezvous --synthetic 70,41,16,9,66
+    sweep "outputs kept in host memory" "$checked" 2 4 --outputs --stream $ring --synthetic 9,60,21
+    sweep "outputs kept, kinds of layers" "$exact" 2 5 --outputs $kinds delta+experts,latent,window+sinks,full+gate \
+        --synthetic 70,41,16,9,66
+fi
+# In host memory: 3 layers' K, V, dK, dV; from each of 6 dropped chunks 16 + 4 numbers a row and layer, and inputs.
+# shellcheck disable=SC2086
+run 2 "$checked" $tiny --layers 6 --schedule 1f1b --k 1 --stream $ring --outputs --synthetic 112
+expect "outputs kept in host memory: with sanitizers" 0 'limit 1e-10: ok'
+outputs=$((6 * 16 * 3 * (16 + 4) * 8))
+state=$((112 * 3 * 4 * 8 * 8))
+for line in "stage 0 streams: a ring of $ring bytes, kept inputs in 0, $((state + outputs)) in host memory" \
+    "stage 1 streams: .* $((state + outputs + 6 * 16 * 16 * 8)) in host memory"; do
+    if grep -q "$line" "$work/out"; then ok "outputs kept in host memory: bytes"
+    else fail "outputs kept in host memory: bytes" "not \"$line\": $(grep streams "$work/out")"; fi
+done
+
 # ---- sequences that share rows: every schedule that is made for trees; the others say so ----
 
 # trees NAME PROGRAM PROCESSES OPTIONS...
@@ -170,6 +195,7 @@ if full; then once=$checked; fi
 trees "streamed, a token counts once" "$once" 2 --stream 65536 --shared-mean
 trees "kinds of layers, streamed" "$exact" 4 --stream 65536 --window 20 \
     --kinds window,chunked+experts,full+sinks+gate,latent
+in_full trees "outputs kept" "$exact" 2 --outputs
 if full; then trees "aligned, messages that are not buffered" "$exact" 4 --align 4 --rendezvous; fi
 
 # shellcheck disable=SC2086
@@ -253,6 +279,7 @@ refuse '--fail: stage 0 has .* actions' --fail 0:9999
 refuse '--fail: wanted STAGE:ACTION' --fail 0:2:explode
 refuse 'stream must be 0 or at least 16384' --stream 16383
 refuse 'are for one schedule' --sweep --timeline x
+refuse 'outputs is for --replay local' --outputs --replay pipeline --schedule paper
 refuse 'shared-mean wants --share 1 and no --align' --shared-mean
 refuse 'shared-mean wants --share 1 and no --align' --shared-mean --share 1 --align 8
 # shellcheck disable=SC2086
@@ -384,5 +411,5 @@ else
     skip timelines "there is no python3"
 fi
 
-left_out "K 2 and 3 in most sweeps, two sweeps, five failures and two timelines"
+left_out "K 2 and 3 in most sweeps, six sweeps, five failures and two timelines"
 finish

@@ -380,7 +380,9 @@ static double stage_loss(world *x) {
     cf_result code = cf_pack(x->batch.length, x->batch.count, &x->runner.packing, &plan, &error);
     if (code == CF_OK) code = cf_schedule_make(plan, &x->runner.order, &schedule, &error);
     if (code == CF_OK) code = cf_steps_make(plan, schedule, 0, x->seed, NULL, &steps, &error);
-    if (code == CF_OK) code = stage_runner_begin(&r, &x->config, plan, schedule, steps, &x->batch, 0, &error);
+    if (code == CF_OK) {
+        code = stage_runner_begin(&r, &x->config, plan, schedule, steps, &x->batch, 0, x->runner.keep_outputs, &error);
+    }
     r.weights = &x->weights;
     r.gradient = &x->gradient;
     r.seed = x->seed;
@@ -390,6 +392,8 @@ static double stage_loss(world *x) {
         stage_end_step(&r, &steps->steps[i]);
     }
     CHECK_INT(code, CF_OK);
+    CHECK_INT(r.peak_outputs, x->runner.keep_outputs ? steps->n_outputs : 0);
+    CHECK(r.n_outputs == r.peak_outputs && r.live_outputs == 0);
     const double loss = r.loss;
     stage_runner_end(&r);
     cf_steps_free(steps);
@@ -398,7 +402,7 @@ static double stage_loss(world *x) {
     return loss;
 }
 
-/* The same of a stage of a pipeline. */
+/* The same of a stage of a pipeline; its dropped chunks keep outputs at times. */
 TEST(a_stage_runs_the_head_once_a_chunk) {
     const int64_t lengths[] = {100, 30};
     model_config c = tiny_model();
@@ -406,6 +410,7 @@ TEST(a_stage_runs_the_head_once_a_chunk) {
         world x, alone;
         chunked_result result;
         world_begin(&x, &c, lengths, 2, 16, k, 0);
+        x.runner.keep_outputs = k != 4;
         world_begin(&alone, &c, lengths, 2, 16, k, 0);
         const double wanted = chunked_loss(&alone, &result);
         rows_through_the_head = 0;
@@ -476,7 +481,7 @@ TEST(angles_are_put_in_their_places) {
         const int64_t angles = ROWS * (head_dim_of(&c) + (latent ? rope_of(&c) : 0));
         chunk_rows rows = {ROWS, 1, 0, 0, NULL, NULL, position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0, NULL,
                            NULL, NULL};
-        const pass p = {&c, NULL, &rows, NULL, NULL, &w, stage_of(&c, 0, 1), 1, 0, NULL, NULL, 0};
+        const pass p = {&c, NULL, &rows, NULL, NULL, &w, stage_of(&c, 0, 1), 1, 0, NULL, NULL, 0, NULL, NULL};
         int64_t written = 0;
         for (int64_t i = 0; i < n; i++) w.flat[i] = 7;
         prepare_rows(&p);
@@ -1020,7 +1025,7 @@ static const struct {
     {"balance X [0]", 0, LIMIT}, {"balance-over WORD: sequence batch call", 0, 0}, {"capacity X [0]", 0, 0},
     {"mtp X [0]", 0, LIMIT},
     {"chunk-size N [256]", 1, CF_MAX_CHUNK_SIZE}, {"k N [1]", 1, LIMIT},
-    {"stream N [0]", 0, LIMIT}, {"method WORD: best next", 0, 0}, {"split WORD: full even cost", 0, 0},
+    {"stream N [0]", 0, LIMIT}, {"outputs", 0, 0}, {"method WORD: best next", 0, 0}, {"split WORD: full even cost", 0, 0},
     {"no-tails", 0, 0}, {"align N [1]", 1, CF_MAX_CHUNK_SIZE}, {"max-slices N [0]", 0, LIMIT},
     {"share N [0]", 0, LIMIT}, {"shared-mean", 0, 0}, {"ranks N [1]", 1, CF_MAX_RANKS},
     {"batch N [8]", 1, 1000000}, {"steps N [100]", 1, LIMIT}, {"lr X [0.003]", 0, LIMIT}, {"warmup N [10]", 0, LIMIT},
@@ -1044,9 +1049,10 @@ static void parse_and_print(const void *user) {
     print_help(&o);
     for (int64_t i = 0; i < o.n_paths; i++) printf("path %s\n", o.paths[i]);
     for (int64_t i = 0; i < o.synthetic.count; i++) printf("length %d\n", (int)o.synthetic.lengths[i]);
-    printf("flags%s%s%s%s%s%s%s%s%s\n", o.check ? " check" : "", o.memory_table ? " memory-table" : "", o.demo ? " demo" : "",
+    printf("flags%s%s%s%s%s%s%s%s%s%s\n", o.check ? " check" : "", o.memory_table ? " memory-table" : "", o.demo ? " demo" : "",
            o.shared_mean ? " shared-mean" : "", o.advantages ? " advantages" : "",
-           o.model.untied ? " untied" : "", o.packing.no_tails ? " no-tails" : "", o.exact ? " exact" : "", o.help ? " help" : "");
+           o.model.untied ? " untied" : "", o.packing.no_tails ? " no-tails" : "", o.exact ? " exact" : "", o.help ? " help" : "",
+           o.outputs ? " outputs" : "");
     printf("method %d split %d checkpoint %s\n", (int)o.packing.method, (int)o.packing.split, o.checkpoint ? o.checkpoint : "");
     options_free(&o);
 }

@@ -4,8 +4,9 @@
            tests/implementation.c -lm
 
    In float64. Each kind's gradients are compared with those of whole sequences, for any K, packing and stream; then
-   those of random forests, whose common rows are computed once, with those of their sequences, each by itself.
-   test_trainer_whole.c has both once more, from their definitions. */
+   those of random forests, whose common rows are computed once, with those of their sequences, each by itself. Replays
+   attend, or take attention's outputs from their forwards. test_trainer_whole.c has all of it once more, from its
+   definitions. */
 
 #define _XOPEN_SOURCE 700
 
@@ -15,7 +16,20 @@
 
 #include "../../chunkflow.h"
 
+#include "../../examples/kernels.h"
+
+/* Counts the calls of attention, each of which begins with this in the place of attention_forward_begin. */
+static int64_t attention_calls;
+
+static void counted_begin(const attention_problem *p, const attention_results *r, int64_t rows) {
+    attention_calls++;
+    attention_forward_begin(p, r, rows);
+}
+
+#define LEAST_OUTPUT_WINDOW 20 /* so that some windows keep outputs, and others do not */
+#define attention_forward_begin counted_begin
 #include "../../examples/model.h"
+#undef attention_forward_begin
 
 /* What runs chunks calls this in the place of model_forward, to see what the passes have to do with. */
 static double watched_forward(const pass *p);
@@ -203,9 +217,58 @@ static void look_at(const pass *p) {
     seen.replays += p->is_replay;
 }
 
+/* Returns the numbers that a row of a dropped chunk keeps. again: layers that attend in its replay as well. */
+static int64_t numbers_kept(const model_config *c, int64_t *again) {
+    int64_t numbers = 0;
+    *again = 0;
+    for (int64_t layer = 0; layer < all_layers(c); layer++) {
+        const mixer_kind mixer = layer_kind_of(c, layer).mixer;
+        const int is_short = (mixer == MIXER_WINDOW || mixer == MIXER_CHUNKED) && c->window < LEAST_OUTPUT_WINDOW;
+        if (mixer == MIXER_LATENT) numbers += c->heads * (latent_of(c) + rope_of(c) + 1);
+        else if (mixer < MIXER_LATENT && !is_short) numbers += c->hidden + c->heads;
+        *again += is_short;
+    }
+    return numbers;
+}
+
+typedef enum output_fault { RIGHT, WRONG_OUTPUT, WRONG_LOG_SUM } output_fault;
+
+/* The run in progress: outputs slots in use, replays that took outputs, and faults on purpose. */
+static struct {
+    int64_t live, most, replays;
+    int64_t forwards_left;       /* before the run is asked to stop; below 0: never */
+    volatile sig_atomic_t stop;
+    output_fault fault;
+} watch;
+
+/* Follows a dropped chunk. Its forward leaves outputs, perhaps with a wrong number in layer 0. Its replay does not
+   attend in layers that keep outputs, and after it nothing needs them. */
+static void watch_outputs(const pass *p, int64_t calls) {
+    const layer_activations *first = &p->outputs->layers[0];
+    const int64_t row = p->rows->rows / 2;
+    int64_t again;
+    numbers_kept(p->config, &again);
+    if (p->is_replay) CHECK_INT(calls, again);
+    watch.replays += p->is_replay;
+    watch.live += p->is_replay ? -1 : 1;
+    watch.most = max_of(watch.most, watch.live);
+    if (p->is_replay) spoil(p->outputs->flat, p->outputs->bytes / (int64_t)sizeof(real));
+    else if (watch.fault == WRONG_OUTPUT) first->mixed[row * p->config->hidden] += 1e-6;
+    else if (watch.fault == WRONG_LOG_SUM) first->lse[row * p->config->heads] += 1e-6;
+}
+
 static double watched_forward(const pass *p) {
+    const int64_t before = attention_calls;
     look_at(p);
-    return model_forward(p);
+    const double loss = model_forward(p);
+    if (p->outputs) watch_outputs(p, attention_calls - before);
+    watch.stop = watch.forwards_left-- == 0;
+    return loss;
+}
+
+static void watch_begin(void) {
+    memset(&watch, 0, sizeof watch);
+    watch.forwards_left = -1;
 }
 
 /* Trains with K of 1, 2 and all, packings and weights of all kinds, a stream or none. */
@@ -213,6 +276,7 @@ TEST(forests_have_the_gradients_of_their_sequences) {
     harness_rng rng = {71};
     double worst = 0;
     memset(&seen, 0, sizeof seen);
+    watch_begin();
     for (int trial = 0; trial < harness_rounds(200, 16); trial++) {
         const int64_t ks[] = {1, 2, 1000000}, n = harness_between(&rng, 2, 7);
         const int tiles = trial % 9 == 4; /* slices of more than one tile of rows */
@@ -226,6 +290,7 @@ TEST(forests_have_the_gradients_of_their_sequences) {
         cf_pack_desc *p = &x.runner.packing;
         p->split = (cf_split_method)harness_between(&rng, 0, 3);
         p->n_ranks = harness_chance(&rng, 0.2) ? 2 : 1;
+        x.runner.keep_outputs = trial % 2;
         x.batch.shared_mean = harness_chance(&rng, 0.4);
         if (!x.batch.shared_mean) p->align = chunk_size % 4 == 0 ? 4 : 1; /* shares tokens down to a multiple */
         if (!x.batch.shared_mean && harness_chance(&rng, 0.3)) x.runner.share = harness_between(&rng, 2, 30);
@@ -243,8 +308,115 @@ TEST(forests_have_the_gradients_of_their_sequences) {
     }
     harness_note("%s", "");
     CHECK(seen.middle > 0 && seen.depths > 0 && seen.states > 0 && seen.nested > 0);
-    CHECK(seen.hybrid > 0 && seen.parting > 0 && seen.replays > 0);
+    CHECK(seen.hybrid > 0 && seen.parting > 0 && seen.replays > watch.replays && watch.replays > 0);
     harness_report("at most %.1e off; %d branches in the middle of a chunk", worst, (int)seen.middle);
+}
+
+/* ================================================================================================================
+   >>outputs    of dropped chunks: their replays do not attend
+   ================================================================================================================ */
+
+/* Trains with outputs kept, and again without: both give the same bits, and the gradients of whole sequences. */
+static void check_outputs(world *x, world *plain, double *worst) {
+    chunked_result with, without;
+    int64_t again, numbers = numbers_kept(&x->config, &again);
+    x->runner.keep_outputs = 1;
+    watch_begin();
+    chunked_loss(x, &with);
+    CHECK_INT(watch.replays, with.n_replays);
+    CHECK_INT(watch.most, x->runner.n_outputs);
+    CHECK_INT(watch.live, 0);
+    chunked_loss(plain, &without);
+    CHECK(with.n_replays == without.n_replays && with.loss == without.loss);
+    CHECK(memcmp(x->gradient.flat, plain->gradient.flat, (size_t)x->gradient.count * sizeof(real)) == 0);
+    const int64_t bytes = watch.most * x->runner.packing.chunk_size * numbers * (int64_t)sizeof(real);
+    const memory_kind kind = x->runner.stream_bytes > 0 ? MEMORY_HOST : MEMORY_ACTIVATIONS;
+    CHECK_INT(x->meter.peak[kind], plain->meter.peak[kind] + bytes);
+    CHECK(plain->runner.n_outputs == 0 && with.peak_activation_bytes >= without.peak_activation_bytes);
+    weights_clear(&x->gradient);
+    *worst = fmax(*worst, check_same_gradients(x));
+}
+
+TEST(replays_that_take_outputs_do_not_attend) {
+    harness_rng rng = {49};
+    double worst = 0;
+    for (int trial = 0; trial < harness_rounds(12 * PATTERNS, PATTERNS); trial++) {
+        const int64_t lengths[] = {harness_between(&rng, 40, 90), harness_between(&rng, 2, 70), 9, 0, 4};
+        const int64_t chunk_size = harness_between(&rng, 5, 24);
+        world x, plain;
+        model_config c = model_of_kinds(patterns[trial % PATTERNS], 3, trial % 3 == 0 ? 0.4 : 0);
+        c.window = harness_between(&rng, 12, 27);
+        c.dropout = trial % 4 == 1 ? 0.2 : 0;
+        world_begin(&x, &c, lengths, 5, chunk_size, 1 + trial / 2 % 2, 0);
+        world_begin(&plain, &c, lengths, 5, chunk_size, 1 + trial / 2 % 2, 0);
+        if (trial % 3 == 1) x.runner.stream_bytes = stream_ring_bytes(stream_width_of(&c), KEY_BLOCK);
+        if (trial % 7 == 3) x.runner.packing.n_ranks = 2;
+        plain.runner.stream_bytes = x.runner.stream_bytes;
+        plain.runner.packing.n_ranks = x.runner.packing.n_ranks;
+        harness_note("trial %d: %s, window %d, chunks of %d", trial, patterns[trial % PATTERNS], (int)c.window,
+                     (int)chunk_size);
+        check_outputs(&x, &plain, &worst);
+        world_end(&x);
+        world_end(&plain);
+    }
+    harness_note("%s", "");
+    harness_report("at most %.1e off", worst);
+}
+
+/* Makes one number of a layer's outputs wrong by 1e-6 in each dropped chunk. Gradients of weights are then off by more
+   than rounding. */
+TEST(wrong_outputs_are_found) {
+    static const char *const kinds[] = {"full", "window+sinks", "chunked+gate", "latent"};
+    const int64_t length = 60;
+    for (int i = 0; i < 4; i++) {
+        for (int fault = RIGHT; fault <= WRONG_LOG_SUM; fault++) {
+            world x;
+            model_config c = model_of_kinds(kinds[i], 2, 0);
+            chunked_result result;
+            c.window = 30;
+            weights right = weights_new(&c);
+            world_begin(&x, &c, &length, 1, 16, 1, 0);
+            x.runner.keep_outputs = 1;
+            watch_begin();
+            watch.fault = (output_fault)fault;
+            chunked_loss(&x, &result);
+            plain_loss(&x, &right);
+            const double off = worst_difference(&x.gradient, &right);
+            harness_note("%s, fault %d: %g", kinds[i], fault, off);
+            CHECK_INT(is_rounding(off), fault == RIGHT);
+            weights_free(&right);
+            world_end(&x);
+        }
+    }
+    watch_begin();
+    harness_note("%s", "");
+}
+
+/* Stops a run after each of its forwards. All memory is given back in the end, and a later batch is not disturbed. */
+TEST(a_run_that_stops_leaves_no_outputs) {
+    const int64_t length = 90;
+    const model_config c = model_of_kinds("full,latent", 2, 0);
+    for (int stream = 0; stream < 2; stream++) {
+        world x;
+        chunked_result result;
+        cf_error error;
+        world_begin(&x, &c, &length, 1, 16, 1, 0);
+        x.runner.keep_outputs = 1;
+        x.runner.stop = &watch.stop;
+        if (stream) x.runner.stream_bytes = stream_ring_bytes(stream_width_of(&c), KEY_BLOCK);
+        for (int64_t forwards = 0; forwards < 11; forwards++) {
+            watch_begin();
+            watch.forwards_left = forwards;
+            CHECK_INT(chunked_gradients(&x.runner, &x.weights, &x.gradient, &x.batch, x.seed, &result, &error),
+                      CF_ERROR_CANCELLED);
+        }
+        watch_begin();
+        weights_clear(&x.gradient);
+        check_same_gradients(&x);
+        CHECK_INT(watch.most, 5);
+        CHECK_INT(x.runner.n_outputs, 5);
+        world_end(&x);
+    }
 }
 
 /* ================================================================================================================
@@ -313,9 +485,11 @@ TEST(what_cannot_be_shared_is_refused) {
 
 SUITE(trainer_kinds, CASE(any_chunking_gives_the_same_gradients), CASE(states_have_the_size_of_their_kind),
       CASE(snapshots_travel_as_often_as_needed), CASE(what_no_chunk_could_have_is_refused));
+SUITE(trainer_outputs, CASE(replays_that_take_outputs_do_not_attend), CASE(wrong_outputs_are_found),
+      CASE(a_run_that_stops_leaves_no_outputs));
 SUITE(trainer_trees, CASE(forests_have_the_gradients_of_their_sequences), CASE(what_cannot_be_shared_is_refused));
 
 int main(int argc, char **argv) {
-    static const harness_suite *const suites[] = {&suite_trainer_kinds, &suite_trainer_trees};
-    return harness_main(argc, argv, suites, 2);
+    static const harness_suite *const suites[] = {&suite_trainer_kinds, &suite_trainer_trees, &suite_trainer_outputs};
+    return harness_main(argc, argv, suites, 3);
 }

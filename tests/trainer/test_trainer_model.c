@@ -17,7 +17,8 @@
 
    so that the two differ by 8 - 4 (2 layers + 1) bytes a token, known beforehand. State is K, V and their gradients,
    all in float32: 4 kv numbers a token and layer. With a stream those lie in host memory, and on the device there is
-   the ring: state_window rows of one layer. */
+   the ring: state_window rows of one layer. Attention's outputs of dropped chunks have q numbers and heads statistics a
+   token and layer in both. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -81,8 +82,8 @@ typedef struct counted {
     int64_t state, host, parameters;
 } counted;
 
-/* window: rows of the ring of a stream; 0: there is none. */
-static counted train_batch(const shape *s, int64_t window) {
+/* window: rows of the ring of a stream; 0: there is none. outputs: 1 if dropped chunks keep attention's. */
+static counted train_batch(const shape *s, int64_t window, int outputs) {
     counted c = {0};
     documents d = {0};
     memory_meter meter = {0};
@@ -98,6 +99,7 @@ static counted train_batch(const shape *s, int64_t window) {
     runner.packing.chunk_size = s->chunk_size;
     runner.order.shape.k = s->k;
     runner.stream_bytes = window * 4 * kv_width_of(&s->config) * (int64_t)sizeof(real);
+    runner.keep_outputs = outputs;
     runner.meter = &meter;
     if (chunked_gradients(&runner, &w, &gradient, &b, 3, &c.result, &error) != CF_OK) FAIL("%s", error.text);
     c.state = meter.peak[MEMORY_STATE];
@@ -155,7 +157,7 @@ TEST(activations_and_state) {
         cf_memory_desc sizing = sizing_of(&model);
         cf_memory_load load = simulate_batch(s);
         cf_memory_report report;
-        counted c = train_batch(s, 0);
+        counted c = train_batch(s, 0, 0);
         int64_t unmodelled = 4 * (2 * s->config.layers + 1) - 8;
         double error;
         harness_note("shape %d", i);
@@ -181,10 +183,10 @@ TEST(k_moves_only_activations) {
     counted one, three;
     cf_memory_load a, b;
     s.k = 1;
-    one = train_batch(&s, 0);
+    one = train_batch(&s, 0, 0);
     a = simulate_batch(&s);
     s.k = 3;
-    three = train_batch(&s, 0);
+    three = train_batch(&s, 0, 0);
     b = simulate_batch(&s);
     CHECK_INT(three.result.peak_activation_bytes, 3 * one.result.peak_activation_bytes);
     CHECK_INT(b.live_tokens, 3 * a.live_tokens);
@@ -210,21 +212,48 @@ TEST(streamed_state) {
         load = simulate_batch(&s);
         harness_note("shape %d", i);
         REQUIRE(cf_memory_estimate(&sizing, &load, 1, &report, 1, NULL) == CF_OK);
-        c = train_batch(&s, sizing.state_window);
+        c = train_batch(&s, sizing.state_window, 0);
         CHECK_INT(report.state + report.state_gradient, c.state);
         CHECK_INT(report.host, c.host);
         CHECK_INT(c.host > 0, c.state > 0);
         if (c.host == 0) continue;
         chains++;
         s.lengths[i == 2 || i == 4] += 111;
-        longer = train_batch(&s, sizing.state_window);
+        longer = train_batch(&s, sizing.state_window, 0);
         CHECK_INT(longer.state, c.state);
         CHECK(longer.host > c.host);
     }
     CHECK(chains >= 3);
 }
 
-SUITE(trainer_model, CASE(activations_and_state), CASE(k_moves_only_activations), CASE(streamed_state));
+/* A chain drops all chunks but the last K, and its first replay comes after all its forwards. Their outputs are on the
+   device, or with a stream in host memory, beside everything else. */
+TEST(kept_outputs) {
+    int i, window, dropping = 0;
+    for (i = 0; i < N_SHAPES; i++) {
+        for (window = 0; window <= 2 * KEY_BLOCK; window += 2 * KEY_BLOCK) {
+            const shape *s = &shapes[i];
+            cf_model model = model_of(&s->config);
+            cf_memory_desc sizing = sizing_of(&model);
+            cf_memory_load load = {0};
+            cf_memory_report report;
+            counted with = train_batch(s, window, 1), without = train_batch(s, window, 0);
+            sizing.outputs = 1;
+            load.input_tokens = max_of(0, with.result.longest_chain - s->k) * s->chunk_size;
+            harness_note("shape %d, window %d", i, window);
+            REQUIRE(cf_memory_estimate(&sizing, &load, 1, &report, 1, NULL) == CF_OK);
+            report.inputs -= load.input_tokens * 4 * s->config.hidden; /* the inputs are tokens of the batch */
+            CHECK_INT(with.result.peak_activation_bytes,
+                      without.result.peak_activation_bytes + (window == 0 ? report.inputs : 0));
+            CHECK_INT(with.host, without.host + (window == 0 ? 0 : report.inputs));
+            dropping += report.inputs > 0;
+        }
+    }
+    CHECK(dropping >= 6);
+}
+
+SUITE(trainer_model, CASE(activations_and_state), CASE(k_moves_only_activations), CASE(streamed_state),
+      CASE(kept_outputs));
 
 int main(int argc, char **argv) {
     static const harness_suite *const suites[] = {&suite_trainer_model};

@@ -1224,6 +1224,7 @@ TEST(chunks_change_nothing) {
 #define RICH MADE_UP "--kinds window+sinks,delta --window 9 --mtp 0.2 --dropout 0.1 "
     static const char *const all[] = {
         RICH "--chunk-size 5 --k 1",
+        RICH "--chunk-size 5 --k 1 --outputs",
         RICH "--chunk-size 6 --k 9 --split even",
         RICH "--chunk-size 8 --split cost --method best",
         RICH "--chunk-size 8 --align 4 --method next",
@@ -1232,6 +1233,7 @@ TEST(chunks_change_nothing) {
         RICH "--chunk-size 8 --stream 32768 --threads 2",
         "--synthetic 96,40,32 --kinds full,window --window 20 --chunk-size 32 --steps 1", /* whole tiles */
         "--synthetic 90,88,9,90 --with 0,0,0,1 --shared 0,40,0,45 --share 1 --chunk-size 100 --steps 2",
+        "--synthetic 75,34,64 --kinds full+gate,latent --hidden 16 --chunk-size 20 --k 1 --outputs --stream 32768",
         "--synthetic 75,34,64 --kinds window+sinks,latent,chunked --window 33 --hidden 16 --layers 3 --chunk-size 36"};
     COMPARE_ALL(all);
 }

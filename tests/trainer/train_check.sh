@@ -78,6 +78,13 @@ run train_cpu_f64 --check $tiny --stream $((ring - 1))
 expect "stream: two blocks at least" 2 "stream must be 0 or at least $ring: two blocks of 32 rows of one layer"
 if [ -s "$work/out" ]; then fail "stream: two blocks at least" "it printed: $(head -n 1 "$work/out")"; fi
 
+# ---- attention's outputs of dropped chunks: replays do not attend ----
+
+run train_cpu_f64 --check $tiny --kinds full,latent --chunk-size 20 --k 1 --outputs --synthetic 150,41,9 --dropout 0.1
+expect "outputs: gradients" 0 'limit 1e-10: ok'
+run train_cpu $tiny --memory-table --outputs
+expect "outputs: not in the memory table" 2 'kept outputs grow with the document'
+
 # ---- memory ----
 
 run train_cpu --memory-table $tiny --chunk-size 32 --k 1
@@ -141,6 +148,10 @@ for program in train_cpu train_cpu_f64; do
     run $program $small --stream 20000 --steps 6 --dropout 0.1 --exact $texts
     losses "$work/out" >"$work/many"
     same "stream: $program, a stream gives what the state on the device gives" "$work/one" "$work/many"
+
+    run $program $small --outputs --steps 6 --dropout 0.1 --exact $texts
+    losses "$work/out" >"$work/many"
+    same "outputs: $program, replays that take outputs give what replays that attend give" "$work/one" "$work/many"
 
     run $program $small --steps 9 --dropout 0.1 --exact $texts
     losses "$work/out" >"$work/whole"
