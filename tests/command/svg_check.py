@@ -30,7 +30,9 @@ def take_style(root):
     PLOT = height - TOP - axis
     check(root.get("viewBox") == "0 0 %d %d" % (WIDTH, height), "view box", root.get("viewBox"))
     for text in root.iter(SVG + "text"):
+        wide = 0.53 * TYPE * len(text.text) * {"end": 1, "middle": 0.5}.get(text.get("text-anchor"), 0)
         check(0 <= float(text.get("y")) <= height and float(text.get("x")) <= WIDTH, "out of the picture:", text.text)
+        check(float(text.get("x")) - wide > 0, "at the edge:", text.text)
 
 
 def place(schedule, time):
@@ -98,6 +100,14 @@ def check_memory(schedule, path, report, kind):
     lines = [p for p in root.iter(SVG + "path") if p.get("class") == "stage"]
     s = next(s for s in report["schedules"] if s["name"] == kind)
     check(len(lines) == len(s["stages"]), "lines", len(lines))
+    names = [t for t in root.iter(SVG + "text") if t.text.startswith("stage ")]
+    check([t.text for t in names] == ["stage %d" % i for i in range(len(lines))], "names of lines", len(names))
+    if len(lines) <= 8: # they stand above their lines, which have no others for a legend
+        check(all(g.get("class") != "legend" for g in root.iter(SVG + "g")), "a legend beside names")
+        for name, line in zip(names, lines):
+            own = steps_of(line.get("d"))
+            y = [b for a, b in own if a <= float(name.get("x"))][-1]
+            check(0 <= y - float(name.get("y")) <= TYPE, name.text, "stands away from its line")
     # The upper edge stands for the highest peak and a twentieth more, or for a limit above it that is near.
     peaks = [m["total"] for m in s["memory"]] if "memory" in s else s["peak_tokens"]
     top = max(peaks)

@@ -5,6 +5,7 @@
 #include "packing.h"
 #include "text_out.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -61,6 +62,9 @@ static double place(const picture *p, double time) {
     double makespan = p->timeline->makespan;
     return p->left + (makespan > 0 ? time / makespan : 0) * (p->width - p->left - p->right);
 }
+
+/* Returns where the names of lanes end, beside the drawing and off the edge of the picture. */
+static int names_end(const picture *p) { return p->left - grown(p, 5); }
 
 static int is_pass(const picture *p, int64_t id) { return p->schedule->actions[id].pass < CF_COMPUTE_PASS_COUNT; }
 
@@ -148,9 +152,9 @@ static void put_lane(picture *p, int64_t stage) {
     int64_t i;
 
     text_out_put(&p->to, "<g class=\"stage\" stroke-width=\".7\">\n"
-                         "<text x=\"0\" y=\"%d\" fill=\"#333\">stage %lld</text>"
+                         "<text x=\"%d\" y=\"%d\" fill=\"#333\" text-anchor=\"end\">stage %lld</text>"
                          "<path d=\"M%d %dH%d\" stroke=\"#ddd\"/>\n",
-                 y + baseline(p), (long long)stage, p->left, y + p->box, p->width - p->right);
+                 names_end(p), y + baseline(p), (long long)stage, p->left, y + p->box, p->width - p->right);
     for (i = p->schedule->first[stage]; i < p->schedule->first[stage + 1]; i++)
         if (is_pass(p, i)) put_box(p, i, y);
     text_out_put(&p->to, "</g>\n");
@@ -187,7 +191,8 @@ static void put_legend(picture *p, int y) {
     text_out_put(&p->to, "<g class=\"legend\" fill=\"#333\">\n");
     for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++)
         if (seen[pass]) put_key(p, &x, &y, fills[pass], NULL, 0, cf_pass_name((cf_pass)pass), meanings[pass]);
-    if (chains) put_key(p, &x, &y, fills[CF_B], hues[0], 0.1, "", "part of a chain");
+    if (chains) put_key(p, &x, &y, fills[CF_B], hues[0], 0.1, "",
+                        p->plan->order ? "part of a tree" : "part of a long sequence");
     if (dropped) put_key(p, &x, &y, fills[CF_F], "#fff", 0.75, "", "activations dropped");
     text_out_put(&p->to, "</g>\n");
 }
@@ -248,7 +253,7 @@ static void put_heights(picture *p, const scale *s) {
     for (mark = 0; s->top > 0 && (double)mark * step <= s->top; mark++) {
         double y = height_of(p, s, (double)mark * step);
         text_out_put(&p->to, "<path d=\"M%d %.2fH%d\" stroke=\"#ddd\"/>", p->left, y, p->width - p->right);
-        text_out_put(&p->to, "<text x=\"0\" y=\"%.2f\">%s%s%s</text>\n", y + 3,
+        text_out_put(&p->to, "<text x=\"%d\" y=\"%.2f\" text-anchor=\"end\">%s%s%s</text>\n", names_end(p), y + 3,
                      pipeline_time((double)mark * step / s->unit), mark == 0 ? " " : "", mark == 0 ? s->name : "");
     }
     text_out_put(&p->to, "</g>\n");
@@ -271,6 +276,73 @@ static void put_line(picture *p, const int64_t *held, const scale *s, int64_t st
     }
     if (at >= 0) text_out_put(&p->to, "H%.3f", place(p, p->timeline->end[at]));
     text_out_put(&p->to, "\"><title>stage %lld</title></path>\n", (long long)stage);
+}
+
+enum { MOST_NAMED = 8, PLACES = 40 }; /* lines with names beside them; places for a name along a line */
+
+static double time_at(const picture *p, int at) { return p->timeline->makespan * (at + 0.5) / PLACES; }
+
+/* Fills y with the heights of a stage's line at all places; 0 where it has none. */
+static void sample_line(const picture *p, const int64_t *held, const scale *s, int64_t stage, double y[PLACES]) {
+    int64_t i = p->schedule->first[stage], end = p->schedule->first[stage + 1], last = -1;
+    int at;
+
+    for (at = 0; at < PLACES; at++) {
+        for (; i < end && (!is_pass(p, i) || p->timeline->start[i] <= time_at(p, at)); i++)
+            if (is_pass(p, i)) last = i;
+        y[at] = 0;
+        if (last >= 0 && (i < end || p->timeline->end[last] > time_at(p, at)))
+            y[at] = height_of(p, s, (double)held[last]);
+    }
+}
+
+/* Returns the space around a name above a line at one place: to other lines and to steps of its own, there and beside
+   it, and to other names, which are at the heights `taken`. */
+static double room_at(const picture *p, double y[MOST_NAMED][PLACES], const double taken[PLACES], int stage, int at) {
+    double height = y[stage][at] - 0.6 * p->type, room = 4 * p->type;
+    int64_t other;
+    int beside;
+
+    for (beside = at - 1; beside <= at + 1; beside++)
+        for (other = 0; other < p->schedule->shape.n_stages; other++) {
+            double away = fabs(y[other][beside] - height);
+            int level = other == stage && fabs(y[stage][beside] - y[stage][at]) < 1;
+            if (y[other][beside] > 0 && !level && away < room) room = away;
+        }
+    for (beside = at > 3 ? at - 3 : 0; beside <= at + 3 && beside < PLACES; beside++)
+        if (taken[beside] > 0 && fabs(taken[beside] - height) < room) room = fabs(taken[beside] - height);
+    return room;
+}
+
+/* Names each line where other lines and names are farthest. */
+static void name_lines(picture *p, const int64_t *held, const scale *s) {
+    double y[MOST_NAMED][PLACES], taken[PLACES] = {0};
+    int stage, at, n = (int)p->schedule->shape.n_stages;
+
+    for (stage = 0; stage < n; stage++) sample_line(p, held, s, stage, y[stage]);
+    for (stage = 0; stage < n; stage++) {
+        int best = -1;
+        for (at = 2; at < PLACES - 2; at++)
+            if (y[stage][at] > 0 && (best < 0 || room_at(p, y, taken, stage, at) > room_at(p, y, taken, stage, best)))
+                best = at;
+        if (best < 0) continue;
+        taken[best] = y[stage][best] - 0.6 * p->type;
+        text_out_put(&p->to, "<text x=\"%.2f\" y=\"%.2f\" text-anchor=\"middle\" fill=\"%s\" stroke=\"#fff\" "
+                             "stroke-width=\"3\" paint-order=\"stroke\">stage %d</text>\n",
+                     place(p, time_at(p, best)), y[stage][best] - 0.3 * p->type, hues[stage % N_HUES], stage);
+    }
+}
+
+/* Names the lines below the picture, where they are too many to have their names beside them. */
+static void put_line_keys(picture *p) {
+    int64_t stage;
+
+    for (stage = 0; stage < p->schedule->shape.n_stages && stage < (p->width - p->left) / grown(p, 60); stage++)
+        text_out_put(&p->to, "<path d=\"M%d %dh10\" stroke=\"%s\" stroke-width=\"2\"%s/>"
+                             "<text x=\"%d\" y=\"%d\">stage %lld</text>\n",
+                     p->left + (int)stage * grown(p, 60), p->top + p->plot + grown(p, 28), hues[stage % N_HUES],
+                     stage >= N_HUES ? " stroke-dasharray=\"5 2\"" : "", p->left + (int)stage * grown(p, 60) + 13,
+                     p->top + p->plot + grown(p, 32), (long long)stage);
 }
 
 static void put_limit(picture *p, const scale *s, int64_t limit) {
@@ -304,14 +376,9 @@ cf_result svg_memory_write(const cf_schedule *schedule, const cf_timeline *timel
     for (stage = 0; stage < schedule->shape.n_stages; stage++) put_line(&p, held, &s, stage);
     put_limit(&p, &s, limit);
     put_axis(&p, p.top + p.plot);
-    text_out_put(&p.to, "<g class=\"legend\" fill=\"#333\">\n");
-    for (stage = 0; stage < schedule->shape.n_stages && stage < (p.width - p.left) / grown(&p, 60); stage++)
-        text_out_put(&p.to, "<path d=\"M%d %dh10\" stroke=\"%s\" stroke-width=\"2\"%s/>"
-                            "<text x=\"%d\" y=\"%d\">stage %lld</text>\n",
-                     p.left + (int)stage * grown(&p, 60), p.top + p.plot + grown(&p, 28), hues[stage % N_HUES],
-                     stage >= N_HUES ? " stroke-dasharray=\"5 2\"" : "", p.left + (int)stage * grown(&p, 60) + 13,
-                     p.top + p.plot + grown(&p, 32),
-                     (long long)stage);
+    text_out_put(&p.to, "<g class=\"%s\" fill=\"#333\">\n", schedule->shape.n_stages <= MOST_NAMED ? "names" : "legend");
+    if (schedule->shape.n_stages <= MOST_NAMED) name_lines(&p, held, &s);
+    else put_line_keys(&p);
     text_out_put(&p.to, "</g>\n");
     return end(&p, error);
 }
@@ -399,8 +466,8 @@ cf_result svg_plan_write(const cf_plan *plan, const svg_style *style, cf_write_f
         text_out_put(&p.to, "<text x=\"%.2f\" y=\"%d\">rank %lld</text>\n", p.left + (double)i * column,
                      p.top + baseline(&p), (long long)i);
     for (i = 0; i < plan->chunks_per_rank; i++)
-        text_out_put(&p.to, "<text x=\"0\" y=\"%d\">%s %lld</text>\n", p.top + (int)(i + named) * p.lane + baseline(&p),
-                     named ? "step" : "chunk", (long long)i);
+        text_out_put(&p.to, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%s %lld</text>\n", names_end(&p),
+                     p.top + (int)(i + named) * p.lane + baseline(&p), named ? "step" : "chunk", (long long)i);
     text_out_put(&p.to, "</g>\n<g class=\"chunks\" stroke-width=\".7\">\n");
     for (i = 0; i < plan->n_chunks; i++) put_chunk(&p, i, column);
     text_out_put(&p.to, "</g>\n");

@@ -67,11 +67,12 @@ function nameLines(g, s, y) {
   for (let stage = 0; stage < n; stage++) {
     let best = null;
     for (let p = 1; p < places; p++) {
-      const x = GUTTER + p / places * (chart.width - GUTTER), ticks = timeAt(x + 18) / s.tick;
-      const own = heldAt(s.stages[stage], ticks), at = y(own * share(s)) - 7;
+      const x = GUTTER + p / places * (chart.width - GUTTER), own = heldAt(s.stages[stage], timeAt(x + 18) / s.tick);
+      const at = y(own * share(s)) - 7;
       if (own < 0 || x + 44 > chart.width) continue;
-      const others = s.stages.map((st, other) => other === stage ? -1 : heldAt(st, ticks)).filter(held => held >= 0);
-      const room = Math.min(40, ...others.map(held => Math.abs(y(held * share(s)) - at)),
+      const near = [0, 18, 36].flatMap(dx => s.stages.map(st => heldAt(st, timeAt(x + dx) / s.tick)));
+      const lines = near.filter((held, i) => held >= 0 && (i % n !== stage || held !== own));
+      const room = Math.min(40, ...lines.map(held => Math.abs(y(held * share(s)) - at)),
         ...taken.map(t => Math.hypot(Math.max(0, Math.abs(t.x - x) - 44), t.at - at)));
       if (!best || room > best.room) best = {x, at, room};
     }
