@@ -49,7 +49,7 @@ TEST(a_drawing_has_every_node_and_edge) {
     CHECK_INT(count(t.at, " [label="), g->n_nodes);
     CHECK_INT(count(t.at, " -> "), g->n_edges);
     CHECK(strstr(t.at, "digraph chunkflow {\n  rankdir=LR;\n") != NULL);
-    CHECK(strstr(t.at, "    n0 [label=\"F 0\", tooltip=\"3 s\", fillcolor=\"#397af2\", fontcolor=white];\n") != NULL);
+    CHECK(strstr(t.at, "    n0 [label=\"F 0\", tooltip=\"3 s\", fillcolor=\"#2b66d9\", fontcolor=white];\n") != NULL);
     CHECK_INT(count(t.at, "style=dotted"), count(t.at, "tooltip=\"slot\""));
     CHECK_INT(count(t.at, "style=dashed"),
               count(t.at, "tooltip=\"state\"") + count(t.at, "tooltip=\"state gradient\""));

@@ -26,7 +26,7 @@ static void write_real(text_out *to, double value) {
 
 static void write_node(text_out *to, const cf_graph *graph, int64_t id, const char *unit) {
     static const char *const looks[CF_COMPUTE_PASS_COUNT] = {
-        "fillcolor=\"#397af2\", fontcolor=white", "fillcolor=\"#a9c6fb\"", "fillcolor=\"#f2a154\"",
+        "fillcolor=\"#2b66d9\", fontcolor=white", "fillcolor=\"#a9c6fb\"", "fillcolor=\"#f2a154\"",
         "fillcolor=\"#44d3da\"", "fillcolor=\"#e0f0e7\""};
     const cf_action *node = &graph->nodes[id].action;
 

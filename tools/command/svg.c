@@ -13,7 +13,7 @@
    Everything except the width grows with the type. */
 enum { LEFT = 56, RIGHT = 12, WIDTH = 720, TOP = 8, LANE = 20, AXIS = 40, PLOT = 170, TYPE = 10 };
 
-static const char *const fills[CF_COMPUTE_PASS_COUNT] = {"#397af2", "#9cc3ff", "#e8891c", "#3fc3ca", "#b9e3cd"};
+static const char *const fills[CF_COMPUTE_PASS_COUNT] = {"#2b66d9", "#9cc3ff", "#e8891c", "#3fc3ca", "#b9e3cd"};
 static const char *const inks[CF_COMPUTE_PASS_COUNT] = {"#fff", "#10244a", "#1f1200", "#06282a", "#0d2c1c"};
 static const char *const meanings[CF_COMPUTE_PASS_COUNT] = {"forward", "replay", "backward", "input gradient",
                                                             "weight gradient"};

@@ -128,10 +128,7 @@ function drawMarks(g, s, st, i, x0, w, y, h) {
   }
 }
 
-function inkOf(s, st, i) {
-  if (state.colours === "pass") return colour.passInk[st.letter[i]];
-  return chainOf(s, st.chunk[i]) >= 0 ? colour.chainInk : colour.aloneInk;
-}
+const inkOf = (s, st, i) => inkOn(paletteOf()[colourOf(s, st, i)]);
 
 // One pass that is a pixel wide or more. Its name stands in it where there is room for all of it.
 function drawPass(g, s, st, i, x0, x1, y, h) {

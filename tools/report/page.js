@@ -115,9 +115,8 @@ function readColours(nCauses) {
   colour = {
     page: get("page"), panel: get("panel"), ink: get("ink"), quiet: get("quiet"), line: get("line"),
     lane: get("lane"), accent: get("accent"), mark: get("mark"), shade: get("shade"), limit: get("limit"),
-    alone: get("alone"), aloneAlt: get("alone-alt"), chainInk: get("chain-ink"), aloneInk: get("alone-ink"),
+    alone: get("alone"), aloneAlt: get("alone-alt"),
     pass: [...LETTERS].map(get),
-    passInk: [...LETTERS].map(letter => get(letter + "-ink")),
     chain: [0, 1, 2, 3, 4, 5, 6, 7].map(i => get("chain" + i)),
     cause: Array.from({length: nCauses}, (_, i) => get("cause" + i)),
     hatch: null // made when it is first needed
@@ -137,6 +136,12 @@ function pixelOf(text) {
     pixels.set(text, new Uint32Array(probe.getImageData(0, 0, 1, 1).data.buffer)[0]);
   }
   return pixels.get(text);
+}
+
+// Black or white, whichever is read better on a colour.
+function inkOn(text) {
+  const pixel = pixelOf(text), part = [0, 8, 16].map(bits => Math.pow((pixel >> bits & 255) / 255, 2.2));
+  return 0.2126 * part[0] + 0.7152 * part[1] + 0.0722 * part[2] > 0.18 ? "#10141a" : "#ffffff";
 }
 
 // ---- canvases ----
