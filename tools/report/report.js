@@ -205,8 +205,8 @@ function fillLegends() {
     if (isDrawnAnywhere(s => s.from.stages.some(stage => /[fr]/.test(stage.pass))))
       add("linear-gradient(var(--F) 8px, var(--lane) 8px 10px, var(--F) 10px)", "activations dropped");
   } else {
-    add("var(--chain0)", "one hue for each chain");
-    add("var(--alone)", "standalone");
+    add("var(--chain0)", "a hue for each long sequence");
+    add("var(--alone)", "standalone: whole sequences");
   }
   const isSeen = i => panels().some(p => data.schedules[p].idle.some(stage => stage[i] > 0));
   if (state.bubbles === "cause")
