@@ -283,8 +283,9 @@ typedef struct cf_tune_candidate {
     int64_t k;
     cf_schedule_kind kind;
     cf_replay replay;
-    int outputs;            /* 1, 2: dropped chunks keep attention's outputs (cf_memory_desc.outputs). 0: they keep none,
-                               or no chunk is dropped. 2 is tried only if 1 does not fit; a stream makes them the same */
+    int outputs;            /* 1, 2: dropped chunks keep attention's outputs (cf_memory_desc.outputs), on the GPU if they
+                               fit there on every batch, else in host memory. 0: they keep none, or no chunk is
+                               dropped. A stream has them in host memory with 1, too */
     cf_recompute recompute; /* recompute and recompute_layers replace the split's */
     int64_t recompute_layers;
     int64_t state_window;   /* rows of the ring through which state streams from host memory (cf_memory_desc); 0: no
@@ -293,7 +294,7 @@ typedef struct cf_tune_candidate {
     cf_tune_status status;
     const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
     int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the very same schedules or, if this one
-                               streams, recomputes or keeps no outputs, of one that fits with less of that; -1: none */
+                               streams or recomputes, of one that fits with less of that; -1: none */
     int replays;            /* 1: some batch that was tried has a replay */
     int limited;            /* 1: some batch fits only with schedules made under the limit, which may cost time */
     double seconds;         /* this and the next five members: for CF_TUNE_OK only, else 0 */
@@ -375,11 +376,9 @@ typedef struct cf_tune_desc {
                                        model with estimated costs they are tried if the state does not fit otherwise, or
                                        fits only under the limit. With timing or bytes there are none either way. With
                                        memory.state_window all candidates stream, and this is 0 */
-    int no_outputs;                 /* 1: no candidates whose dropped chunks keep attention's outputs. 0: for a model with
-                                       estimated costs, and attention that can keep them, these come first; without
-                                       outputs is tried if they do not fit, or fit only under the limit. With
-                                       memory.outputs all candidates keep them, except with full recomputation, and this
-                                       is 0 */
+    int no_outputs;                 /* 1: dropped chunks keep no attention outputs. 0: for a model with estimated costs,
+                                       and attention that can keep them, they do, except with full recomputation. With
+                                       memory.outputs they keep them where it says, and this is 0 */
     int split_backward;             /* as in cf_schedule_desc, for best, which must be among the kinds */
     int64_t max_tries;              /* tries of best per schedule. 0: cf_tune_max_tries of its plan */
     int64_t batch;                  /* sequences in a batch. 0: 256 */
@@ -408,8 +407,8 @@ typedef struct cf_tuning {
                                        that deal a mean batch out evenly; all others are sorted as said below */
     cf_parallel *splits;            /* (n_splits) */
     int64_t *max_cps;               /* (n_splits) maximum ranks that share a sequence; 0: one */
-    cf_tune_candidate *candidates;  /* (n_candidates) sorted by split, chunk_size, k, kind, replay, outputs (1, 2, 0),
-                                       recompute and, last, state_window */
+    cf_tune_candidate *candidates;  /* (n_candidates) sorted by split, chunk_size, k, kind, replay, recompute and,
+                                       last, state_window */
     double *seconds;                /* (n_candidates x n_batches) seconds of each batch; -1: not simulated */
     int64_t *batch_tokens;          /* (n_batches) */
     int64_t batch;                  /* sequences in a batch */
@@ -1512,7 +1511,7 @@ typedef struct cft__weights {
 
 /* Lists of choices, the one that changes slowest first. A "point" is a candidate without its kind and window. Bounds of
    time are found per point; bounds of memory per point and window. */
-enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__OUTPUTS, CFT__LEVEL, CFT__WINDOW, CFT__LISTS };
+enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__LEVEL, CFT__WINDOW, CFT__LISTS };
 
 /* Recomputations, from the cheapest to the one that frees most. A module has no level of its own if others that cost
    less free as much. With fused attention, recomputing its inside frees nothing; norms cost as little as the
@@ -1553,7 +1552,8 @@ typedef struct cft__tuner {
     cf_tuning *tuning;
     cf_plan *trees;              /* a packing of the list, for the order of its sequences; NULL: none share */
     int64_t counts[CFT__LISTS];  /* length of each list */
-    int outputs[3];              /* the list of places for outputs, as in cf_memory_desc */
+    int outputs;                 /* where dropped chunks keep outputs, as in cf_memory_desc */
+    int moves;                   /* 1: outputs in host memory move to the GPU if they fit there */
     int64_t windows[2];          /* the last list: rows of the ring through which state streams; 0: no stream */
     int64_t strides[CFT__LISTS]; /* distance to the candidate with the next choice of that list, all else equal */
     int64_t most_virtual;    /* virtual stages of the deepest split */
@@ -1588,6 +1588,7 @@ typedef struct cft__tuner {
     cf_plan *packed;         /* NULL: `plan` is the packed one */
     cf_schedule *schedule;
     cf_timeline *timeline;
+    cf_tune_candidate on_gpu; /* the current candidate as it would be with outputs on the GPU: its status and peak */
 
     int part;                /* of the search: CFT__BOUNDS and so on */
     int64_t piece;           /* units of work in a piece: batches of candidates, or candidates */
@@ -1880,22 +1881,16 @@ static int cft__keeps_outputs(const cf_model *model) {
     return 0;
 }
 
-/* Lists the reliefs of memory: if state does not fit, it streams; if outputs do not fit, they go to host memory or are
-   dropped; if activations do not fit, they are recomputed. With measured costs there are none, because nobody knows what
-   a relief would cost. */
+/* Lists the reliefs of memory: if state does not fit, it streams; if activations do not fit, they are recomputed. With
+   measured costs there are none, because nobody knows what a relief would cost. Outputs are no choice: kept in host
+   memory they cost next to no bytes of the GPU, and no time. */
 static void cft__list_reliefs(cft__tuner *t) {
     const cf_tune_desc *desc = &t->desc;
     int estimated = desc->model != NULL && desc->timing == NULL;
     int searched = estimated && desc->parallel.recompute == CF_RECOMPUTE_DEFAULT;
     t->counts[CFT__LEVEL] = searched ? CFT__COUNT(cft__levels) : 1;
-    t->outputs[0] = desc->memory.outputs;
-    t->counts[CFT__OUTPUTS] = 1;
-    if (estimated && !desc->memory.outputs && !desc->no_outputs && desc->parallel.recompute != CF_RECOMPUTE_FULL &&
-        cft__keeps_outputs(desc->model)) {
-        t->outputs[0] = 1;
-        t->outputs[1] = 2;
-        t->counts[CFT__OUTPUTS] = CFT__COUNT(t->outputs);
-    }
+    t->moves = estimated && !desc->memory.outputs && !desc->no_outputs && cft__keeps_outputs(desc->model);
+    t->outputs = t->moves ? 2 : desc->memory.outputs;
     t->windows[0] = desc->model != NULL ? desc->memory.state_window : 0;
     t->windows[1] = CF_TUNE_WINDOW;
     t->counts[CFT__WINDOW] = 1;
@@ -2796,6 +2791,40 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
     return CF_OK;
 }
 
+/* Finds the peak of the current schedule with outputs at a given place. */
+static cf_result cft__weigh_outputs(cft__tuner *t, int outputs) {
+    int64_t v;
+    t->memory.outputs = outputs;
+    for (v = 0; v < t->split.pp * t->split.n_virtual; v++) CFT__TRY(cft__weigh_tokens(t, v, &t->weights[v]));
+    CFT__TRY(cft__find_heaviest(t));
+    return cft__report_stages(t, "lengths");
+}
+
+/* Notes the peak that the current schedule of a candidate has with outputs on the GPU. The schedule is the same, because
+   it was made without a limit. */
+static cf_result cft__try_on_gpu(cft__tuner *t, const cf_tune_candidate *c, int64_t batch, int64_t rank) {
+    cf_tune_candidate *moved = &t->on_gpu;
+    if (!t->moves || c->outputs < 2 || c->limited || moved->status == CF_TUNE_INFEASIBLE) return CF_OK;
+    if (t->timeline->replayed > 0) CFT__TRY(cft__weigh_outputs(t, 1));
+    if (t->reports[t->fullest].total <= t->tuning->limit_bytes) cft__note_peak(t, moved, batch, rank);
+    else moved->status = CF_TUNE_INFEASIBLE;
+    return t->memory.outputs == c->outputs ? CF_OK : cft__weigh_outputs(t, c->outputs);
+}
+
+/* Moves a candidate's outputs to the GPU if they fit there on all batches so far. */
+static void cft__move_outputs(const cft__tuner *t, cf_tune_candidate *c) {
+    const cf_tune_candidate *moved = &t->on_gpu;
+    if (!t->moves || c->outputs < 2 || c->limited || moved->status == CF_TUNE_INFEASIBLE) return;
+    c->outputs = 1;
+    c->bytes = moved->bytes;
+    c->stage = moved->stage;
+    c->memory = moved->memory;
+    c->peak_batch = moved->peak_batch;
+    c->peak_rank = moved->peak_rank;
+    c->peak_action = moved->peak_action;
+    c->peak_seconds = moved->peak_seconds;
+}
+
 /* Returns whether a rank has the same chunks as the previous rank, in the same order, and so the same schedule. With
    equally long sequences, most ranks have. With trees it says no, because the load of other ranks matters too. */
 static int cft__is_like_last(const cf_plan *plan, int64_t rank) {
@@ -2817,6 +2846,7 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
         if (rank > 0 && cft__is_like_last(t->plan, rank)) continue;
         CFT__TRY(cft__fit_rank(t, c, batch, rank));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
+        CFT__TRY(cft__try_on_gpu(t, c, batch, rank));
         if (rank > 0 && !(t->timeline->makespan > slowest)) continue;
         slowest = t->timeline->makespan;
         bubble = t->timeline->bubble_useful;
@@ -3022,9 +3052,10 @@ static cf_result cft__bound_points(cft__tuner *t, int64_t first, int64_t batch) 
     return CF_OK;
 }
 
-/* Returns where this candidate keeps outputs, if its replay is local. A stream takes them to host memory by itself. */
-static int cft__keeps(const cft__tuner *t, int64_t id, const cf_tune_candidate *c) {
-    int outputs = c->recompute != CF_RECOMPUTE_FULL ? t->outputs[cft__index(t, id, CFT__OUTPUTS)] : 0;
+/* Returns where a candidate keeps outputs, until they are known to fit on the GPU. A stream takes them to host memory by
+   itself. */
+static int cft__keeps(const cft__tuner *t, const cf_tune_candidate *c) {
+    int outputs = c->recompute != CF_RECOMPUTE_FULL && c->replay == CF_REPLAY_LOCAL ? t->outputs : 0;
     return c->state_window > 0 && outputs > 1 ? 1 : outputs;
 }
 
@@ -3034,7 +3065,8 @@ static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
     int64_t *most = cft__most_chunks(t, first), way;
     for (way = 0; way < t->strides[CFT__REPLAY]; way++) {
         cf_tune_candidate relief = c[way];
-        relief.outputs = cft__keeps(t, first + way, &relief);
+        relief.replay = CF_REPLAY_LOCAL;
+        relief.outputs = cft__keeps(t, &relief);
         CFT__TRY(cft__set_up(t, &relief));
         if (way == 0) CFT__TRY(cft__pack_batch(t, c, batch)); /* the same for every relief */
         if (way == 0) *most = cft__max(*most, cft__longest_path(t->plan));
@@ -3071,7 +3103,7 @@ static void cft__fill_size(cft__tuner *t, int64_t first, int64_t split, int64_t 
         if (c->max_cp > 1) c->kind = CF_SCHEDULE_PAPER;
         cft__set_recompute(t, c, cft__index(t, id, CFT__LEVEL));
         c->state_window = t->windows[cft__index(t, id, CFT__WINDOW)];
-        c->outputs = c->replay == CF_REPLAY_LOCAL ? cft__keeps(t, id, c) : 0;
+        c->outputs = cft__keeps(t, c);
         c->why = "";
         c->same_as = -1;
         t->heats[id] = 0;
@@ -3253,6 +3285,8 @@ static cf_result cft__begin(cft__tuner *t, int64_t id) {
     c->same_as = -1;
     c->bytes = c->limited = c->replays = 0;
     c->bubble = c->chunks = c->waiting = 0;
+    c->outputs = cft__keeps(t, c);
+    t->on_gpu = *c;
     for (i = 0; i < t->desc.n_batches; i++) t->tuning->seconds[id * t->desc.n_batches + i] = -1;
     return cft__set_up(t, c);
 }
@@ -3278,6 +3312,7 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
         at_least += last - t->bounds[id * n + i];
         why = forced || i == n - 1 ? NULL : cft__why_give_up(t, c, i + 1, sum, at_least);
         if (why != NULL) {
+            cft__move_outputs(t, c);
             cft__give_up(c, why);
             return CF_OK;
         }
@@ -3285,6 +3320,7 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
         if (i < n - 1) cft__report_done(t, 1);
     }
+    cft__move_outputs(t, c);
     c->status = CF_TUNE_OK;
     c->seconds = sum / (double)n;
     c->confidence = cft__confidence(seconds, NULL, n);
@@ -3323,7 +3359,6 @@ static int cft__fits_freely(const cft__tuner *t, int64_t id) {
 static int cft__is_needless(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t most = *cft__most_chunks(t, id), k = cft__index(t, id, CFT__K), replay = cft__index(t, id, CFT__REPLAY);
-    int64_t outputs = cft__index(t, id, CFT__OUTPUTS);
     if (k > 0 && t->desc.ks[k - 1] >= most) {
         cft__give_up(c, "no chain has so many chunks: the same as a smaller K");
         c->same_as = id - t->strides[CFT__K];
@@ -3338,19 +3373,10 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
         cft__give_up_for(t, c, c - replay * t->strides[CFT__REPLAY],
                          "nothing is replayed: the same as the other form"))
         return 1;
-    if (outputs > 0 && c[-t->strides[CFT__OUTPUTS]].outputs == c->outputs) {
-        cft__give_up(c, c->outputs ? "streams also take outputs to host memory: the same"
-                                   : "this replay or recomputation keeps no outputs: the same");
-        c->same_as = id - t->strides[CFT__OUTPUTS];
-        return 1;
-    }
     if (cft__index(t, id, CFT__LEVEL) > 0 && cft__fits_freely(t, id - t->strides[CFT__LEVEL]) &&
         cft__give_up_for(t, c, c - t->strides[CFT__LEVEL], "it fits with less recomputation"))
         return 1;
-    if (cft__index(t, id, CFT__WINDOW) > 0 && cft__give_up_for(t, c, &c[-1], "it fits without")) return 1;
-    return outputs > 0 && cft__fits_freely(t, id - t->strides[CFT__OUTPUTS]) &&
-           cft__give_up_for(t, c, c - t->strides[CFT__OUTPUTS],
-                            c->outputs ? "it fits with outputs on the GPU" : "it fits with outputs kept");
+    return cft__index(t, id, CFT__WINDOW) > 0 && cft__give_up_for(t, c, &c[-1], "it fits without");
 }
 
 /* Orders turns by rising key, then by number, where the fixed kinds come first. */
@@ -3419,6 +3445,8 @@ static cf_result cft__run_heat(cft__tuner *t, int64_t id) {
     (void)cft__find_bound(t, c->k, &rank);
     CFT__TRY(cft__fit_rank(t, c, 0, rank));
     if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
+    CFT__TRY(cft__try_on_gpu(t, c, 0, rank));
+    cft__move_outputs(t, c);
     t->heats[id] = cft__project(t, id, 1, t->timeline->makespan + cft__gather_seconds(t) + t->step_seconds);
     if (t->heats[id] > cft__race_time(t, 1, t->first)) cft__give_up(c, "its first batch takes longer than the best's");
     cft__note_heat(t, id);
@@ -3449,7 +3477,7 @@ static int cft__has_lost_its_reason(const cft__tuner *t, int64_t id) {
            t->tuning->candidates[other].limited;
 }
 
-/* Tries a family: candidates that differ only in replay, outputs, recomputation and window. Some may be given up for
+/* Tries a family: candidates that differ only in replay, recomputation and window. Some may be given up for
    another of the family, so they are tried one after the other. */
 static cf_result cft__try_family(cft__tuner *t, int64_t first) {
     int64_t id, end = t->done + t->piece;

@@ -51,8 +51,8 @@ static const cli_option options[] = {
     {.name = "--no-stream", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_stream),
      .help = "never stream state from host memory, not even where\nnothing else fits"},
     {.name = "--no-outputs", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_outputs),
-     .help = "no dropped chunk keeps attention's outputs; default: they are\n"
-     "kept where they fit, and with --outputs always"},
+     .help = "no dropped chunk keeps attention's outputs; default: on the\n"
+     "GPU where they fit, else in host memory, and with --outputs there"},
     {.name = "--split-backward", .kind = CLI_FLAG, .offset = offsetof(tune_options, split_backward),
      .help = "best may cut backwards into input and weight gradients"},
     {.name = "--max-tries", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, max_tries), .min = 1,
@@ -675,7 +675,6 @@ enum {
     OTHER_K,
     OTHER_SCHEDULE,
     OTHER_REPLAY,
-    OTHER_OUTPUTS,
     OTHER_RECOMPUTE,
     OTHER_STATE,
     DIFFERENCES
@@ -688,7 +687,6 @@ static int is_far(int64_t a, int64_t b) { return a / 4 > b || b / 4 > a; }
 static int difference_of(const cf_tune_candidate *winner, const cf_tune_candidate *c) {
     const int differs[DIFFERENCES] = {
         c->chunk_size != winner->chunk_size, c->k != winner->k, c->kind != winner->kind, c->replay != winner->replay,
-        c->outputs != winner->outputs,
         c->recompute != winner->recompute || c->recompute_layers != winner->recompute_layers,
         c->state_window != winner->state_window};
     int i, count = 0, found = DIFFERENCES;
@@ -704,7 +702,7 @@ static int difference_of(const cf_tune_candidate *winner, const cf_tune_candidat
 
 static const char *difference_word(int difference) {
     static const char *const words[DIFFERENCES] = {"ChunkSize", "K",         "schedule", "replay",
-                                                     "outputs",   "recompute", "state"};
+                                                     "recompute", "state"};
     return words[difference];
 }
 
@@ -714,7 +712,6 @@ static const char *difference_value(const cf_tune_candidate *c, int difference) 
     case OTHER_K: return cli_commas(c->k);
     case OTHER_SCHEDULE: return cf_schedule_kind_name(c->kind);
     case OTHER_REPLAY: return cf_replay_name(c->replay);
-    case OTHER_OUTPUTS: return tune_outputs_word(c);
     case OTHER_STATE: return tune_state_word(c);
     default: return c->recompute_layers > 0 ? "some mlp" : cf_recompute_name(c->recompute);
     }
@@ -727,7 +724,6 @@ static void add_neighbour(table *t, const cf_tuning *tuning, const cf_tune_candi
     table_text(t, difference_word(difference));
     table_text(t, difference_value(c, difference));
     if (c->same_as >= 0 && c->state_window == tuning->candidates[c->same_as].state_window &&
-        c->outputs == tuning->candidates[c->same_as].outputs &&
         c->recompute == tuning->candidates[c->same_as].recompute)
         c = &tuning->candidates[c->same_as];
     switch (c->status) {
@@ -811,14 +807,14 @@ static int print_frontier(const cf_tuning *tuning) {
 }
 
 /* Returns whether a candidate repeats an earlier one. CP groups have one kind of schedule, so of the given kinds all
-   except the first repeat it. A candidate that cannot keep outputs repeats the one without. */
+   except the first repeat it. */
 static int repeats_another(const cf_tuning *tuning, int64_t id) {
     const cf_tune_candidate *c = &tuning->candidates[id], *e = c;
 
     while (e > tuning->candidates) {
         e--;
         if (e->split != c->split || e->chunk_size != c->chunk_size || e->k != c->k) return 0;
-        if ((c->max_cp > 0 || e->kind == c->kind) && e->replay == c->replay && e->outputs == c->outputs &&
+        if ((c->max_cp > 0 || e->kind == c->kind) && e->replay == c->replay &&
             e->recompute == c->recompute && e->recompute_layers == c->recompute_layers &&
             e->state_window == c->state_window)
             return 1;
