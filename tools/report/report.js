@@ -42,15 +42,15 @@ function bytesOf(s) {
 function fillGain() {
   const best = data.schedules[data.best], base = baselineOf(), run = data.schedules[data.measured];
   const gain = byId("gain"), big = (text, rest) => gain.append(element("strong", {}, text), rest);
-  const foretold = unit === "s" ? ", estimated" : "", alone = data.n_ranks > 1 ? `, rank ${data.rank} alone` : "";
+  const estimated = unit === "s" ? ", estimated" : "", alone = data.n_ranks > 1 ? `, rank ${data.rank} alone` : "";
   if (run)
     big(time(run.makespan), ` measured, where ${shownTime(data.schedules[data.predicted].makespan)} were estimated`);
   else if (best && base && !tuning) {
     const [number, words] = pace(base.makespan, best.makespan, [bytesOf(base), bytesOf(best)]);
-    big(number, words + foretold + alone);
+    big(number, words + estimated + alone);
   }
   else if (best)
-    big(shownTime(best.makespan), foretold + alone + (base ? "" : ", where whole sequences cannot be run"));
+    big(shownTime(best.makespan), estimated + alone + (base ? "" : ", where whole sequences cannot be run"));
 }
 
 // Where all stage time goes.

@@ -44,7 +44,7 @@ static const char *two_decimals(double x) {
 }
 
 /* Writes the baseline's name, time and memory: "1F1B on unsplit sequences (12.6 s, 53.60 GiB on the fullest GPU)".
-   Returns its makespan. */
+   A part of a search has a baseline in its own split, which may not be the search's. Returns its makespan. */
 static double say_base(const report *r, char *text, size_t size) {
     const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
     const cf_tune_candidate *shared = &r->context.best;
@@ -60,7 +60,8 @@ static double say_base(const report *r, char *text, size_t size) {
     say_held(base, held, sizeof held);
     if (base->memory && base->recompute > CF_RECOMPUTE_NONE)
         snprintf(recompute, sizeof recompute, ", %s recomputation", cf_recompute_name(base->recompute));
-    snprintf(text, size, "%s (%s%s, %s)", base->name, time, recompute, held);
+    snprintf(text, size, "%s%s (%s%s, %s)", base->name, r->part[0] ? " in the same split of the GPUs" : "", time,
+             recompute, held);
     return base->timeline->makespan;
 }
 
@@ -91,9 +92,9 @@ static void say_measured(const report *r, char *text, size_t size) {
     double predicted = r->schedules[r->predicted].timeline->makespan;
 
     snprintf(text, size,
-             "Measured: %s s, %s times the %s s that the costs foretell for the same passes. Estimated, not "
-             "measured: ", pipeline_estimate(measured),
-             pipeline_estimate(predicted > 0 ? measured / predicted : 1), pipeline_estimate(predicted));
+             "Measured: %s s, %s times the %s s estimated for the same passes. Estimated, not measured: ",
+             pipeline_estimate(measured), pipeline_estimate(predicted > 0 ? measured / predicted : 1),
+             pipeline_estimate(predicted));
 }
 
 void report_sentence(const report *r, char *text, size_t size) {
