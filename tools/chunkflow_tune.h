@@ -276,7 +276,8 @@ typedef struct cf_stage_bytes {
 } cf_stage_bytes;
 
 /* One point of the search. Times are seconds of a whole iteration, averaged over the batches: the slowest rank's
-   makespan, the gradient exchange and the optimizer. */
+   makespan, the gradient exchange and the optimizer. Ranks in step have one makespan: each pass takes as long as on the
+   rank that is slowest at it. */
 typedef struct cf_tune_candidate {
     int64_t split;          /* index into tuning->splits */
     int64_t chunk_size;
@@ -285,12 +286,13 @@ typedef struct cf_tune_candidate {
     cf_replay replay;
     int outputs;            /* 1, 2: dropped chunks keep attention's outputs (cf_memory_desc.outputs), on the GPU if they
                                fit there on every batch, else in host memory. 0: they keep none, or no chunk is
-                               dropped. A stream has them in host memory with 1, too */
+                               dropped. With 1 a stream also has them in host memory */
     cf_recompute recompute; /* recompute and recompute_layers replace the split's */
     int64_t recompute_layers;
     int64_t state_window;   /* rows of the ring through which state streams from host memory (cf_memory_desc); 0: no
                                stream. memory.host: bytes there */
     int64_t max_cp;         /* of its split: maximum ranks that share a sequence. 0: one */
+    int in_step;            /* 1: all ranks run the same passes at the same time (cf_pack_desc.lockstep, or max_cp) */
     cf_tune_status status;
     const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
     int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the very same schedules or, if this one
@@ -361,7 +363,10 @@ typedef struct cf_tune_desc {
                                        as none, all in step. Time and memory are then those of columns scheduled by
                                        paper, plus what groups gather; `cost` and `cp_row_seconds` are the estimate's.
                                        Needs a model and a gpu, without timing and shared
-                                       prefixes */
+                                       prefixes. lockstep: all ranks run in step. With a model they do in splits with
+                                       ZeRO 3, or with experts over GPUs, where every pass has collectives; but with
+                                       shared prefixes they run free. Memory is then that of the columns, and a little
+                                       more than that of any rank */
     const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K and the longest sequence (rounded up to a
                                        multiple of pack.align), which is the smallest size that splits nothing. Without
                                        n_exact, sizes between these are tried too, for the best split only (n_even) */
@@ -458,7 +463,7 @@ CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf
    it does not fit, under one.
 
    desc: as given to cf_tune. tuning: its outcome. plan: packed with the candidate's chunk_size and max_cp, for the dp
-   of its split. Free *out with cf_schedule_free; it is untouched on failure. Errors: CF_ERROR_ARGUMENT with the
+   of its split, with lockstep if it runs in step. Free *out with cf_schedule_free; it is untouched on failure. Errors: CF_ERROR_ARGUMENT with the
    argument or member that does not match; CF_ERROR_INFEASIBLE if no schedule of this plan keeps to the limit, with the
    bytes that one needs in error->wanted; those of cf_tune. */
 CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf_tuning *tuning, int64_t candidate,
@@ -2128,7 +2133,15 @@ static void cft__free_plans(cft__tuner *t) {
     t->plan = t->packed = NULL;
 }
 
-/* Replaces t->plan by its columns, because ranks of cp groups run in step. The plan itself is then t->packed. */
+/* Returns whether all ranks of the current split run in step: in every pass, those of cp groups exchange state, with
+   ZeRO 3 they gather parameters, and with experts over GPUs they exchange rows. Trees have no columns. */
+static int cft__in_step(const cft__tuner *t, int64_t max_cp) {
+    int meets = t->desc.model != NULL && (t->split.zero > 2 || t->split.ep > 1);
+    if (max_cp > 1) return 1;
+    return (meets || t->desc.pack.lockstep) && t->split.dp > 1 && t->desc.pack.shared_prefixes == NULL;
+}
+
+/* Replaces t->plan by its columns, because its ranks run in step. The plan itself is then t->packed. */
 static cf_result cft__take_columns(cft__tuner *t) {
     cf_pack_desc priced;
     memset(&priced, 0, sizeof priced);
@@ -2144,13 +2157,14 @@ static cf_result cft__pack_batch(cft__tuner *t, const cf_tune_candidate *c, int6
     desc.chunk_size = c->chunk_size;
     desc.max_cp = c->max_cp;
     if (c->max_cp > 1) cf_cp_costs(&t->timing, &desc);
+    desc.lockstep = c->in_step && desc.method != CF_PACK_NEXT_FIT;
     desc.n_ranks = t->split.dp;
     desc.allocator = &t->allocator;
     desc.shared_prefixes = t->tuning->shared_prefixes != NULL ? &t->tuning->shared_prefixes[batch * t->desc.batch]
                            : NULL;
     cft__free_plans(t);
     CFT__TRY(cf_pack(&t->tuning->batches[batch * t->desc.batch], t->desc.batch, &desc, &t->plan, t->error));
-    return c->max_cp > 1 ? cft__take_columns(t) : CF_OK;
+    return c->in_step ? cft__take_columns(t) : CF_OK;
 }
 
 /* Returns the maximum rows that a chunk of a column gathers from other ranks. */
@@ -2169,7 +2183,7 @@ static int64_t cft__gathered_rows(const cf_plan *packed, int64_t column) {
 static double cft__gather_seconds(const cft__tuner *t) {
     double sum = 0;
     int64_t i;
-    for (i = 0; t->packed != NULL && i < t->schedule->n_actions; i++) {
+    for (i = 0; t->timing.gather_forward > 0 && i < t->schedule->n_actions; i++) {
         const cf_action *a = &t->schedule->actions[i];
         double rate = a->pass == CF_F || a->pass == CF_R ? t->timing.gather_forward : t->timing.gather_backward, hidden;
         int none = a->pass == CF_W || (a->pass == CF_R && t->timing.outputs);
@@ -3091,6 +3105,7 @@ static void cft__set_recompute(const cft__tuner *t, cf_tune_candidate *c, int64_
 /* Fills in all candidates of a split and ChunkSize, from `first` on. */
 static void cft__fill_size(cft__tuner *t, int64_t first, int64_t split, int64_t chunk_size) {
     int64_t id, end = first + t->strides[CFT__SIZE];
+    t->split = t->tuning->splits[split];
     for (id = first; id < end; id++) {
         cf_tune_candidate *c = &t->tuning->candidates[id];
         memset(c, 0, sizeof *c);
@@ -3100,6 +3115,7 @@ static void cft__fill_size(cft__tuner *t, int64_t first, int64_t split, int64_t 
         c->kind = t->desc.kinds[cft__index(t, id, CFT__KIND)];
         c->replay = t->desc.replays[cft__index(t, id, CFT__REPLAY)];
         c->max_cp = t->tuning->max_cps[split];
+        c->in_step = cft__in_step(t, c->max_cp);
         if (c->max_cp > 1) c->kind = CF_SCHEDULE_PAPER;
         cft__set_recompute(t, c, cft__index(t, id, CFT__LEVEL));
         c->state_window = t->windows[cft__index(t, id, CFT__WINDOW)];
@@ -3769,9 +3785,9 @@ static cf_result cft__make_choice(cft__tuner *t, const cf_tune_candidate *chosen
     CFT__TRY(cft__check_weights(t));
     c.status = CF_TUNE_UNTRIED;
     c.bytes = 0;
-    if (c.max_cp > 1) CFT__TRY(cft__take_columns(t));
-    CFT__TRY(cft__fit_rank(t, &c, 0, c.max_cp > 1 ? 0 : rank));
-    if (c.max_cp > 1 && c.status != CF_TUNE_INFEASIBLE) {
+    if (c.in_step) CFT__TRY(cft__take_columns(t));
+    CFT__TRY(cft__fit_rank(t, &c, 0, c.in_step ? 0 : rank));
+    if (c.in_step && c.status != CF_TUNE_INFEASIBLE) {
         cf_schedule *list = t->schedule;
         cf_result result = cf_lockstep_schedule(t->packed, list, rank, &t->allocator, &t->schedule, t->error);
         if (result == CF_OK) cf_schedule_free(list);

@@ -1756,6 +1756,110 @@ TEST(schedule_of_a_candidate) {
     CHECK(check_choices(&f) > 0);
 }
 
+/* ---- ranks in step ---- */
+
+enum { MOST_RANKS = 4 };
+
+/* Seconds of a batch whose ranks have one stage and run in step: pass by pass, those of the rank that takes longest. */
+static double seconds_in_step(const cf_plan *plan, cf_schedule *const *schedules, const cf_stage_cost *cost) {
+    const cf_pass_cost *const of[] = {&cost->forward, &cost->replay, NULL, &cost->input, &cost->weight};
+    double sum = 0;
+    int64_t i, rank;
+    for (i = 0; i < schedules[0]->n_actions; i++) {
+        double most = 0;
+        for (rank = 0; rank < plan->n_ranks; rank++) {
+            const cf_action *a = &schedules[rank]->actions[i];
+            const cf_chunk *c = &plan->chunks[a->chunk];
+            double own = a->pass == CF_B ? cf_cost_seconds(of[CF_I], c->rows, c->pairs) +
+                                               cf_cost_seconds(of[CF_W], c->rows, c->pairs)
+                                         : cf_cost_seconds(of[a->pass], c->rows, c->pairs);
+            if (c->n_slices > 0 && own > most) most = own;
+        }
+        sum += most;
+    }
+    return sum;
+}
+
+/* Packs a batch for a candidate in step, makes the schedules of all ranks, and returns the batch's seconds. */
+static double batch_in_step(const fixture *f, const cf_tuning *tuning, int64_t id, const int64_t *batch) {
+    const cf_tune_candidate *c = &tuning->candidates[id];
+    cf_schedule *schedules[MOST_RANKS] = {NULL};
+    cf_pack_desc pack = f->desc.pack;
+    cf_cost_desc cost = {0};
+    cf_stage_cost stage;
+    cf_timing timing;
+    cf_plan *plan = NULL;
+    double step = 0, seconds = 0;
+    int64_t rank;
+    pack.chunk_size = cost.chunk_size = c->chunk_size;
+    pack.n_ranks = f->desc.parallel.dp;
+    pack.lockstep = 1;
+    cost.model = f->desc.model;
+    cost.gpu = f->desc.gpu;
+    cost.parallel = f->desc.parallel;
+    cost.outputs = c->outputs > 0;
+    if (!CHECK_INT(cf_cost_estimate(&cost, &stage, 1, &timing, &step, NULL), CF_OK)) return 0;
+    if (!CHECK_INT(cf_pack(batch, f->desc.batch, &pack, &plan, NULL), CF_OK)) return 0;
+    for (rank = 0; rank < plan->n_ranks; rank++)
+        CHECK_INT(cf_tune_schedule(&f->desc, tuning, id, plan, rank, &schedules[rank], NULL), CF_OK);
+    if (CHECK_INT(cf_lockstep_validate(plan, (const cf_schedule *const *)schedules, NULL, NULL, NULL), CF_OK))
+        seconds = seconds_in_step(plan, schedules, &stage) + step;
+    for (rank = 0; rank < plan->n_ranks; rank++) cf_schedule_free(schedules[rank]);
+    cf_plan_free(plan);
+    return seconds;
+}
+
+/* Where every pass has collectives, ranks are timed in step: with ZeRO 3, or if the packing asks for it. The time of a
+   batch is the sum over its passes of the slowest rank, which the columns of the search overstate by a little: a column
+   has the rows of one chunk and as many pairs as cost the most in forward. Without that, or on one rank, they run
+   free. */
+TEST(ranks_run_in_step_where_they_meet) {
+    static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
+    double worst = 0, least = 1, free_seconds, step_seconds;
+    cf_tuning *tuning, *same_way;
+    fixture f;
+    int64_t i, b, n = 0;
+    fixture_fill(&f, 11);
+    memset(&f.desc.parallel, 0, sizeof f.desc.parallel);
+    f.desc.parallel.dp = MOST_RANKS;
+    f.desc.parallel.recompute = CF_RECOMPUTE_NONE;
+    f.desc.parallel.zero = 1;
+    f.desc.no_stream = 1;
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL && tuning->winner >= 0);
+    for (i = 0; i < tuning->n_candidates; i++) CHECK_INT(tuning->candidates[i].in_step, 0);
+    free_seconds = tuning->candidates[tuning->ranking[0]].seconds;
+    cf_tuning_free(tuning);
+    f.desc.pack.lockstep = 1;
+    same_way = tune(&f);
+    REQUIRE(same_way != NULL && same_way->winner >= 0 && same_way->candidates[0].in_step == 1);
+    step_seconds = same_way->candidates[same_way->ranking[0]].seconds;
+    cf_tuning_free(same_way);
+    f.desc.pack.lockstep = 0;
+    f.desc.parallel.zero = 3;
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL && tuning->winner >= 0);
+    draw(&f, batches);
+    for (i = 0; i < tuning->n_candidates; i++) {
+        CHECK_INT(tuning->candidates[i].in_step, 1);
+        for (b = 0; b < tuning->n_batches && tuning->candidates[i].status == CF_TUNE_OK; b++, n++) {
+            double ratio = tuning->seconds[i * tuning->n_batches + b] / batch_in_step(&f, tuning, i, batches[b]);
+            if (ratio > worst) worst = ratio;
+            if (ratio < least) least = ratio;
+        }
+    }
+    harness_report("%d batches in step: columns take %.4f to %.4f of the slowest ranks' passes; in step / free %.3f", (int)n,
+                   least, worst, step_seconds / free_seconds);
+    CHECK(n > 10 && least > 0.98 && worst < 1.02);
+    CHECK(step_seconds >= free_seconds);
+    cf_tuning_free(tuning);
+    f.desc.parallel.dp = 1;
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    CHECK_INT(tuning->candidates[0].in_step, 0);
+    cf_tuning_free(tuning);
+}
+
 /* ---- the limits that make a schedule fit ---- */
 
 /* Makes a candidate's schedule by the public functions alone: without limits, and where that does not fit, under those
@@ -2139,7 +2243,8 @@ SUITE(tune, CASE(experts_are_tried_where_a_node_allows),
       CASE(equals_brute_force_on_virtual_stages), CASE(peak_is_the_walk_s), CASE(limit_is_kept),
       CASE(limit_is_kept_by_trees), CASE(limit_below_the_parameters), CASE(a_window_makes_room),
       CASE(streams_where_memory_forbids_the_rest), CASE(recomputes_where_memory_forbids_the_rest),
-      CASE(keeps_outputs_where_they_fit), CASE(a_race_finds_nearly_the_fastest),
+      CASE(keeps_outputs_where_they_fit), CASE(ranks_run_in_step_where_they_meet),
+      CASE(a_race_finds_nearly_the_fastest),
       CASE(even_sizes_are_tried),
       CASE(the_winner_is_thrifty_and_simple), CASE(a_reserve_stays_free), CASE(a_context_is_a_promise_of_memory),
       CASE(intervals), CASE(same_seed_same_answer),

@@ -45,6 +45,7 @@ static cf_result pack_whole(const packing *list, const packing_options *asked, i
     desc.align = asked->align > 0 ? asked->align : 1;
     desc.max_slices = most_slices(packed, asked->max_slices);
     desc.n_ranks = asked->ranks;
+    desc.lockstep = asked->lockstep || asked->max_cp > 1;
     return cf_pack(list->lengths, list->list.n_sequences, &desc, plan, error);
 }
 

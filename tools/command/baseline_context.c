@@ -286,6 +286,7 @@ static cf_result time_way(const context_search *s, context_way *way, int64_t n_b
     desc.bytes = costs.bytes;
     desc.limit_bytes = s->limit;
     desc.n_batches = n_batches;
+    desc.pack.lockstep = s->desc->parallel.zero > 2 || way->ep > 1; /* every pass has collectives */
     pad(way, &desc.pack.align, &chunk_size);
     baseline_take_form(&desc, way->packed, &chunk_size);
     if (result == CF_OK) result = cf_tune(s->lengths, s->n, &desc, out, error);

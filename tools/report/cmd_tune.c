@@ -422,7 +422,8 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
            c->state_window > 0 ? ", state streamed" : "");
     printf("split             tensor %s, pipeline %s, data %s%s%s%s%s; recompute %s\n",
            cli_commas(p->tp), cli_commas(p->pp), cli_commas(p->dp), p->ep > 1 ? ", experts " : "",
-           p->ep > 1 ? cli_commas(p->ep) : "", c->max_cp > 0 ? ", cp groups of up to " : "",
+           p->ep > 1 ? cli_commas(p->ep) : "",
+           c->max_cp > 0 ? ", cp groups of up to " : c->in_step ? ", ranks in step" : "",
            c->max_cp > 0 ? cli_commas(c->max_cp) : "", modelling_recompute_words(c->recompute, c->recompute_layers));
     printf("estimated time    %s s an iteration", pipeline_estimate(c->seconds));
     if (tuning->n_batches > 1) printf(", +- %.2g (95 %%)", c->confidence);
@@ -901,11 +902,15 @@ static int print_infeasible(const cf_tuning *tuning) {
     return code;
 }
 
-/* Prints the answer in one line: whether chunks pay here. With ZeRO 3 and with experts, ranks meet in every pass, which
-   times of free ranks leave out. */
+/* Returns whether a candidate's ranks meet in every pass, but are timed as if they ran free. */
+static int tune_meets_free(const cf_tuning *tuning, const cf_tune_candidate *c) {
+    const cf_parallel *p = &tuning->splits[c->split];
+    return !c->in_step && p->dp > 1 && (p->zero == 3 || p->ep > 1);
+}
+
+/* Prints the answer in one line: whether chunks pay here. */
 static void print_verdict(const cf_tuning *tuning, const baseline_tuned *base) {
     const cf_tune_candidate *c = &tuning->candidates[tuning->winner];
-    const cf_parallel *p = &tuning->splits[c->split];
     double ratio = base->best.status == CF_TUNE_OK ? base->best.seconds / c->seconds : 0;
 
     fputs("verdict           ", stdout);
@@ -917,9 +922,9 @@ static void print_verdict(const cf_tuning *tuning, const baseline_tuned *base) {
     if (ratio > 0)
         printf(" (%s and %s s)", pipeline_estimate(c->seconds), pipeline_estimate(base->best.seconds));
     putchar('\n');
-    if (p->dp > 1 && c->max_cp == 0 && (p->zero == 3 || p->ep > 1))
-        puts("                  Times are of ranks that run free. Where every pass has collectives, as with FSDP and\n"
-             "                  experts, plan --lockstep runs them in step, which takes longer; --max-cp counts it.");
+    if (tune_meets_free(tuning, c))
+        puts("                  Times are of ranks that run free, because trees are not laid out for ranks in step. Where\n"
+             "                  every pass has collectives, as with FSDP and experts, an iteration takes longer.");
 }
 
 static int print_tuning(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {

@@ -99,6 +99,7 @@ static void write_exact(json_writer *w, const cf_tuning *tuning, int64_t id, int
     int64_t i;
 
     json_integer_member(w, "limited", c->limited);
+    json_integer_member(w, "in_step", c->in_step);
     json_number_member(w, "seconds", c->seconds);
     json_number_member(w, "confidence", c->confidence);
     json_number_member(w, "behind", c->behind);
@@ -316,6 +317,7 @@ static int open_winner(winner *w, int64_t batch) {
     w->packing.align = job->asked->align;
     w->packing.ranks = split->dp;
     w->packing.max_cp = w->candidate->max_cp;
+    w->packing.lockstep = w->candidate->in_step;
     w->pipeline.stages = split->pp;
     w->pipeline.limit = "none"; /* a GPU limits bytes, not chunks */
     w->pipeline.model = job->asked->modelling;

@@ -225,6 +225,7 @@ static int64_t tries_of(const tune_job *job, const cf_tuning *tuning, const cf_t
     desc.chunk_size = c->chunk_size;
     desc.n_ranks = split->dp;
     desc.max_cp = 0; /* with cp groups there is no best */
+    desc.lockstep = c->in_step;
     desc.shared_prefixes = tuning->shared_prefixes ? &tuning->shared_prefixes[tune_usual_batch(tuning) * tuning->batch]
                            : NULL;
     if (max_tries == 0 && cf_pack(batch, tuning->batch, &desc, &plan, NULL) == CF_OK)
@@ -251,6 +252,7 @@ static void print_plan(const tune_job *job, const cf_tuning *tuning, const cf_tu
            cf_schedule_kind_name(c->kind), cf_replay_name(c->replay));
     print_split(&split);
     if (c->max_cp > 0) printf(" --max-cp %lld", (long long)c->max_cp);
+    else if (c->in_step) fputs(" --lockstep", stdout);
     printf(" --limit none --limit-bytes %lld", (long long)tuning->limit_bytes);
     if (c->kind == CF_SCHEDULE_BEST) printf(" --max-tries %lld", (long long)tries_of(job, tuning, c));
     if (ring > 0) printf(" --stream %lld", (long long)ring);
@@ -294,6 +296,7 @@ static void print_c(const tune_job *job, const cf_tune_candidate *c, const cf_pa
     if (c->max_cp > 0)
         printf(", .max_cp = %lld, .cp_row_seconds = %.17g, .cost = {%.17g, %.17g, %.17g}", (long long)c->max_cp,
                cp_groups.cp_row_seconds, cp_groups.cost.constant, cp_groups.cost.per_token, cp_groups.cost.per_pair);
+    else if (c->in_step) fputs(", .lockstep = 1", stdout);
     if (job->asked->no_tails) fputs(", .no_tails = 1", stdout);
     if (job->asked->align > 1) printf(", .align = %lld", (long long)job->asked->align);
     if (job->shares) fputs(", .shared_prefixes = shares", stdout);
@@ -316,6 +319,7 @@ static void print_python(const tune_job *job, const cf_tune_candidate *c, const 
         printf(", max_cp=%lld, cp_row_seconds=%.17g,\n                        cost={\"constant\": %.17g, "
                "\"per_token\": %.17g, \"per_pair\": %.17g}", (long long)c->max_cp, cp_groups.cp_row_seconds,
                cp_groups.cost.constant, cp_groups.cost.per_token, cp_groups.cost.per_pair);
+    else if (c->in_step) fputs(", lockstep=1", stdout);
     if (job->asked->no_tails) fputs(", no_tails=True", stdout);
     if (job->asked->align > 1) printf(", align=%lld", (long long)job->asked->align);
     if (job->shares) fputs(", shared_prefixes=shared_prefixes", stdout);
