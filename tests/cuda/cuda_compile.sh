@@ -6,8 +6,8 @@
 #
 #     sh tests/cuda/cuda_compile.sh    from the top; BUILD (default build) takes the objects, NVCC names nvcc
 #
-# FULL=1: all of that. Otherwise nvcc reads the kernels for each architecture and makes no code of them: its warnings,
-# the host's part and what links with it are looked at, and nothing that ptxas would say.
+# FULL=1: all of that. Otherwise nvcc reads the kernels for sm_90a, which has the most of them, and makes no code of them:
+# its warnings, the host's part and what links with it are looked at, and nothing that ptxas would say.
 
 set -u
 . "$(dirname "$0")/../helpers.sh"
@@ -64,10 +64,10 @@ if full; then
     host=-O1
 fi
 
-# front_end OPTION...: the warnings of both architectures alone, and an object whose host part is whole
+# front_end OPTION...: warnings alone, and an object whose host part is whole
 front_end() {
-    name="sm_80 and sm_90a: nvcc's front end has no warnings"
-    if "$NVCC" -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra $kernels -gencode arch=compute_80,code=sm_80 \
+    name="sm_90a: nvcc's front end has no warnings"
+    if "$NVCC" -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra $kernels \
             -gencode arch=compute_90a,code=sm_90a "$@" -I. -c chunkflow_cuda.cu -o "$object" \
             >"$out/front_end.log" 2>&1; then ok "$name"
     else fail "$name" "it does" "$out/front_end.log"; fi
