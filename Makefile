@@ -493,7 +493,7 @@ GPU_PROGRAMS := $(addprefix $(GPU_BUILD)/,cuda_tests bench_attention executor_cu
                 $(SHARED:$(BUILD)/%=$(GPU_BUILD)/%)
 GPU_COMPILE   = $(NVCC) -O3 -std=c++17 $(CUDA_ARCH) -DCHUNKFLOW_CUDA_VARIANTS -I.
 GPU_TESTS    := $(addprefix $(GPU_BUILD)/,main.o test_primitives.o device.o reference.o test_attention.o test_wgmma.o \
-                test_state.o test_blocks.o test_executor.o test_device.o)
+                test_state.o test_blocks.o test_executor.o test_outputs.o test_device.o)
 
 gpu-programs: $(GPU_PROGRAMS)
 
@@ -541,7 +541,7 @@ PTX_CXX       = $(CXX) -std=c++17 -I. -isystem $(patsubst %/bin/nvcc,%/include,$
 # The reference's sums may be added in any order.
 PTX_FAST     := -O3 -march=native -fassociative-math -fno-signed-zeros -fno-trapping-math
 PTX_MACHINE  := $(addprefix $(PTX_BUILD)/,arithmetic.o async.o blas.o cuda.o memory.o read.o run.o)
-PTX_HOST     := $(addprefix $(PTX_BUILD)/,main.t device.t reference.t test_attention.t test_wgmma.t test_state.t test_blocks.t)
+PTX_HOST     := $(addprefix $(PTX_BUILD)/,main.t device.t reference.t test_attention.t test_wgmma.t test_state.t test_blocks.t test_outputs.t)
 PTX_KERNELS  := $(addprefix $(PTX_BUILD)/,chunkflow_cuda.k test_primitives.k test_executor.k)
 PTX_EXAMPLES := $(addprefix $(PTX_BUILD)/,executor_cuda train_cuda)
 PTX_ALL      := $(addprefix $(PTX_BUILD)/,primitives cuda_tests) $(PTX_EXAMPLES)
@@ -588,7 +588,7 @@ PTX_SUITE := "echo 'no nvcc: compiled kernels are not run'; echo '0 passed, 0 fa
 endif
 
 # Those that take longest come first.
-PTX_SUITES := kernels attention blocks train_cuda executor_cuda executor state wgmma faults coverage primitives entries
+PTX_SUITES := kernels attention blocks train_cuda executor_cuda executor outputs state wgmma faults coverage primitives entries
 
 PTX_UNKNOWN := $(filter-out 80 86 90,$(ARCH)) $(filter-out $(PTX_SUITES),$(SUITE))
 ifneq ($(and $(filter test-ptx,$(MAKECMDGOALS)),$(strip $(PTX_UNKNOWN))),)

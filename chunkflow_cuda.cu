@@ -48,6 +48,9 @@
    = token x group + head), so K and V are read once for all of them, short documents fill their tiles, and the backward
    sums dK and dV of a group in registers, with no copies per query head.
 
+   A replay need not attend: with cf_executor_desc.outputs an F that keeps nothing keeps out and lse of each layer for its
+   R, in which the same call of a layer's attention hands them back.
+
    It has run on one device, an H200 (tools/bench/results/h200.txt). Tile sizes follow the published tuning of such
    kernels on sm_80; the registers and shared memory of each kernel stand at its launch bounds.
 
@@ -340,7 +343,7 @@ typedef struct cf_layer_attention {
                                      streams (state_block_rows) k too. Keep all three for the backward, in which they
                                      are to be as the forward left them */
     cf_tensor out;                /* written by the forward, 0 in padding; read by the backward */
-    float *lse;                   /* (n_heads, rows): likewise */
+    float *lse;                   /* (n_heads, rows): likewise. Must be given where the executor keeps outputs */
     cf_tensor dout;               /* read by the backward */
     cf_tensor dq, dk, dv;         /* written by the backward, 0 in padding: gradients of what the projections gave. They
                                      may be q, k and v themselves */
@@ -356,8 +359,9 @@ typedef struct cf_layer_attention {
            the output projection, of out                            the projections' backward, of dq, dk, dv
 
    A callback calls the one or the other once for each of the stage's layers, in that order. A backward may run the
-   layer's forward again before it (full recomputation), but not where the state streams. Errors as of
-   cf_append_forward and cf_attention_forward; CF_ERROR_ARGUMENT "layer" where another one is next. */
+   layer's forward again before it (full recomputation), but not where the state streams. With cf_executor_desc.outputs
+   the forward of an R does not attend: it puts into out and lse what they were in the F, whose bits these are. Errors as
+   of cf_append_forward and cf_attention_forward; CF_ERROR_ARGUMENT "layer" where another one is next. */
 CHUNKFLOW_CUDA_API cf_result cf_layer_attention_forward(const cf_cuda_step *step, const cf_layer_attention *layer,
                                                         cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_layer_attention_backward(const cf_cuda_step *step, const cf_layer_attention *layer,
@@ -404,6 +408,10 @@ typedef struct cf_executor_desc {
                                          the device */
     int64_t state_slots;              /* blocks of the ring, 2 to 64. With 2, copies of a backward do not hide behind
                                          compute. 0: 3 */
+    int outputs;                      /* replays do not attend: an F that keeps nothing keeps each layer's out and lse
+                                         for its R (cf_memory_desc.outputs). 1: on the device, but in host memory with
+                                         state_block_rows; 2: in host memory, with the kept inputs. They stay off with a
+                                         window below CF_MIN_OUTPUT_WINDOW. Needs attention and local replay */
     int timeline;                     /* 1: measure start and end of every action */
     int blocking;                     /* 1: wait after every action, so that an error of the device is found at the
                                          action that made it. Slow */
@@ -426,8 +434,9 @@ typedef struct cf_executor cf_executor;
    state_slots x state_block_rows rows of one layer, for K and V and for their gradients. cf_layer_attention_forward and
    _backward go through a pass's prefix block by block; cf_memory_desc.state_window is that number of rows. Inputs that
    local replay keeps, from an F to its R, also lie in host memory, and come back through at most two slots. They leave
-   while the F runs, and come while the pass before the R does. So a stage's device memory does not grow with the
-   longest sequence, except for 4 bytes of metadata for each token; tiles are shared by full chunks. */
+   while the F runs, and come while the pass before the R does. Attention's outputs that lie there leave and come back
+   layer by layer, through two slots of one layer each. So a stage's device memory does not grow with the longest
+   sequence, except for 4 bytes of metadata for each token; tiles are shared by full chunks. */
 
 /* Makes an executor: streams (compute, state out, state in, and one for each direction of transfers) on every stage's
    device. All kernels of chunkflow_cuda.cu are also loaded there, so that none is loaded beside a waiting receive; do
@@ -489,9 +498,10 @@ CHUNKFLOW_CUDA_API const cf_schedule *cf_executor_schedule(const cf_executor *ex
    took 1 to 12 % more than is live at once (tools/bench/results/arena.txt). Where state is much beside activations it
    may be half as much again. memory_limit counts what is laid out. */
 typedef struct cf_executor_memory {
-    int64_t arena;                /* activations and boundary tensors: what was laid out ... */
+    int64_t arena;                /* activations, outputs and boundary tensors: what was laid out ... */
     int64_t arena_live;           /* ... and the most that is in use at once. arena / arena_live is the loss in gaps */
-    int64_t inputs;               /* of both, with state_block_rows: the slots through which kept inputs come back */
+    int64_t inputs;               /* of both, where they lie in host memory: the slots through which kept inputs and
+                                     outputs come back */
     int64_t state;                /* K and V; with state_block_rows their ring ... */
     int64_t state_live;
     int64_t gradient;             /* dK and dV of chains; ... and theirs */
@@ -503,9 +513,9 @@ typedef struct cf_executor_memory {
     int64_t metadata;             /* positions and tiles of all chunks; of neighbours that are the same, once */
     int64_t total;                /* arena, state, gradient, workspace and metadata: the high-water mark of the batch */
     int64_t allocated;            /* what the executor holds on the device now, also for earlier, larger batches */
-    int64_t host;                 /* pinned host memory, with state_block_rows: the state, its gradient and kept inputs
-                                     of all virtual stages */
-    int64_t n_slots, n_states, n_boundaries; /* as in cf_steps, as are: */
+    int64_t host;                 /* pinned host memory of all virtual stages: with state_block_rows the state, its
+                                     gradient, kept inputs and outputs; with desc.outputs 2 these two alone */
+    int64_t n_slots, n_states, n_boundaries, n_outputs; /* as in cf_steps, as are: */
     int64_t peak_tokens, peak_state_tokens;
 } cf_executor_memory;
 
@@ -704,6 +714,7 @@ typedef struct cf_cuda_walk {
     const cf_cuda_block *levels;  /* (n_levels) in trees, attention with the chunk's own rows, of which slices go on: */
     int64_t n_levels;             /* likewise, with the arrays of the chunk's own */
     int append;                   /* 1: later chunks of the chain read this F's K and V: cf_state_stream_append */
+    struct cf_cuda_outputs *outputs; /* where an F keeps attention's outputs, or its R finds them; NULL: nowhere */
 } cf_cuda_walk;
 
 /* The entry of walk->blocks for the block of this index; NULL where there is none. */
@@ -5800,6 +5811,125 @@ cf_result attend_all(const layer_call &c) {
     return cf_state_stream_append(walk.stream, step->stream, c.of->layer, &c.own.k, &c.own.v, c.error);
 }
 
+/* ---- attention's outputs, from an F to its R ---- */
+
+int64_t out_bytes(const cf_attention_desc &d, int64_t rows) {
+    return align_256(rows * d.n_heads * d.head_size * bytes_of(d.dtype));
+}
+
+/* Counts the bytes of a layer's outputs: out without gaps, then lse. */
+int64_t layer_outputs_bytes(const cf_attention_desc &d, int64_t rows) {
+    return out_bytes(d, rows) + align_256(rows * d.n_heads * (int64_t)sizeof(float));
+}
+
+/* Each of the two slots of outputs that lie in host memory has one of each of these. */
+enum { OUTPUTS_USED, OUTPUTS_LEFT, OUTPUTS_BACK, N_OUTPUTS_EVENTS };
+
+} /* namespace */
+
+/* Attention's outputs of one chunk on one virtual stage. Where they lie in host memory, layers take turns in two slots
+   on the device: an F fills a slot, whose bytes then leave on `out`, and an R reads a slot that `in` has filled. */
+struct cf_cuda_outputs {
+    char *data; /* on the device: of layer 0, or the slots */
+    char *host; /* of layer 0; NULL: they stay on the device */
+    int64_t layer_bytes, n_layers;
+    int64_t next; /* layer that an R asks for next */
+    cudaStream_t out, in;
+    const cudaEvent_t *events; /* (2, N_OUTPUTS_EVENTS) */
+
+    char *at(int64_t layer) const { return data + (host == NULL ? layer : layer % 2) * layer_bytes; }
+    cudaEvent_t event(int64_t layer, int which) const { return events[layer % 2 * N_OUTPUTS_EVENTS + which]; }
+};
+
+namespace {
+
+/* Copies out and lse of a layer to where they are kept, or back from there. */
+cf_result copy_outputs(const layer_call &c, char *kept, bool back) {
+    const cf_attention_desc &d = c.desc();
+    const int64_t number = bytes_of(d.dtype), rows = c.step->chunk->rows, head = d.head_size * number;
+    const view v = view_of(c.of->out, d.n_heads, d.head_size);
+    const bool whole = v.head == d.head_size;
+    char *const lse = reinterpret_cast<char *>(c.of->lse), *const kept_lse = kept + out_bytes(d, rows);
+    const int64_t lse_bytes = rows * d.n_heads * (int64_t)sizeof(float);
+    cf_result code = CF_OK;
+    const auto copy = [&](char *own, int64_t own_stride, char *other, int64_t stride, int64_t width, int64_t n) {
+        if (code == CF_OK)
+            code = copy_pieces(back ? own : other, back ? own_stride : stride, back ? other : own,
+                               back ? stride : own_stride, width, n, cudaMemcpyDeviceToDevice, c.step->stream,
+                               "outputs", c.error);
+    };
+    for (int64_t h = 0; h < (whole ? 1 : d.n_heads); h++)
+        copy(v.data + h * v.head * number, v.row * number, kept + h * head, d.n_heads * head,
+             whole ? d.n_heads * head : head, rows);
+    copy(lse, lse_bytes, kept_lse, lse_bytes, lse_bytes, 1);
+    return code;
+}
+
+/* Makes `later` wait until what `earlier` has of a slot is done. */
+cudaError_t order_slot(const cf_cuda_outputs &o, int64_t layer, int which, cudaStream_t earlier, cudaStream_t later) {
+    const cudaError_t status = cudaEventRecord(o.event(layer, which), earlier);
+    return status == cudaSuccess ? cudaStreamWaitEvent(later, o.event(layer, which), 0) : status;
+}
+
+/* Keeps what attention of an F has made. A slot's earlier bytes must have left before. */
+cf_result keep_outputs(const layer_call &c, const cf_cuda_outputs &o) {
+    const int64_t layer = c.of->layer;
+    const cudaStream_t compute = c.step->stream;
+    cudaError_t status = cudaSuccess;
+    if (o.host != NULL) status = cudaStreamWaitEvent(compute, o.event(layer, OUTPUTS_LEFT), 0);
+    const cf_result code = status == cudaSuccess ? copy_outputs(c, o.at(layer), false) : CF_OK;
+    if (o.host == NULL || code != CF_OK) return code;
+    if (status == cudaSuccess) status = order_slot(o, layer, OUTPUTS_USED, compute, o.out);
+    if (status == cudaSuccess)
+        status = cudaMemcpyAsync(o.host + layer * o.layer_bytes, o.at(layer), (size_t)o.layer_bytes,
+                                 cudaMemcpyDeviceToHost, o.out);
+    if (status == cudaSuccess) status = cudaEventRecord(o.event(layer, OUTPUTS_LEFT), o.out);
+    return cuda_result(c.error, status, "outputs");
+}
+
+/* Sends for a layer's outputs, once its slot is free and the F's have arrived in host memory. */
+cudaError_t fetch_outputs(const cf_cuda_outputs &o, int64_t layer) {
+    cudaError_t status = cudaSuccess;
+    if (layer >= o.n_layers) return status;
+    for (const cudaEvent_t event : {o.event(layer, OUTPUTS_USED), o.event(0, OUTPUTS_LEFT), o.event(1, OUTPUTS_LEFT)})
+        if (status == cudaSuccess) status = cudaStreamWaitEvent(o.in, event, 0);
+    if (status == cudaSuccess)
+        status = cudaMemcpyAsync(o.at(layer), o.host + layer * o.layer_bytes, (size_t)o.layer_bytes,
+                                 cudaMemcpyHostToDevice, o.in);
+    return status == cudaSuccess ? cudaEventRecord(o.event(layer, OUTPUTS_BACK), o.in) : status;
+}
+
+/* Hands an R what its F has kept. The next layer's outputs are on their way meanwhile. */
+cf_result take_outputs(const layer_call &c, cf_cuda_outputs *o) {
+    const int64_t layer = c.of->layer;
+    const cudaStream_t compute = c.step->stream;
+    cudaError_t status = cudaSuccess;
+    if (o->host == NULL) return copy_outputs(c, o->at(layer), true);
+    if (layer != o->next)
+        return cf_fail(c.error, CF_ERROR_ARGUMENT, "layer", -1, o->next, layer, "is not the next one");
+    if (layer == 0) status = fetch_outputs(*o, 0);
+    if (layer == 0 && status == cudaSuccess) status = fetch_outputs(*o, 1);
+    if (status == cudaSuccess) status = cudaStreamWaitEvent(compute, o->event(layer, OUTPUTS_BACK), 0);
+    const cf_result code = status == cudaSuccess ? copy_outputs(c, o->at(layer), true) : CF_OK;
+    if (code != CF_OK) return code;
+    if (status == cudaSuccess) status = cudaEventRecord(o->event(layer, OUTPUTS_USED), compute);
+    if (status == cudaSuccess) status = fetch_outputs(*o, layer + 2);
+    o->next++;
+    return cuda_result(c.error, status, "outputs");
+}
+
+/* Returns where a forward keeps or finds its outputs; NULL: nowhere. */
+cf_cuda_outputs *outputs_of(const layer_call &c) { return c.step->walk != NULL ? c.step->walk->outputs : NULL; }
+
+/* Checks what is kept of a layer. */
+cf_result check_outputs(const layer_call &c) {
+    const cf_cuda_outputs *o = outputs_of(c);
+    if (o == NULL || c.step->chunk->rows == 0) return CF_OK;
+    if (c.of->layer >= o->n_layers)
+        return cf_fail(c.error, CF_ERROR_ARGUMENT, "layer", -1, o->n_layers - 1, c.of->layer, "out of range");
+    return c.of->lse == NULL ? cf_fail_null(c.error, "lse") : CF_OK;
+}
+
 } /* namespace */
 
 extern "C" {
@@ -5808,8 +5938,13 @@ cf_result cf_layer_attention_forward(const cf_cuda_step *step, const cf_layer_at
     layer_call c = {};
     c.step = step, c.of = layer, c.error = error;
     cf_result code = begin_layer(&c);
+    if (code == CF_OK) code = check_outputs(c);
     if (code == CF_OK) code = append_rows(c);
-    return code == CF_OK ? attend_all(c) : code;
+    if (code != CF_OK) return code;
+    cf_cuda_outputs *const outputs = outputs_of(c);
+    if (outputs != NULL && step->step->action.pass == CF_R) return take_outputs(c, outputs);
+    code = attend_all(c);
+    return code == CF_OK && outputs != NULL ? keep_outputs(c, *outputs) : code;
 }
 
 cf_result cf_layer_attention_backward(const cf_cuda_step *step, const cf_layer_attention *layer, cf_error *error) {
@@ -5987,7 +6122,7 @@ int64_t most_live(const array<int64_t> &change) {
 
    With state_block_rows a pass has copies of its own on OUT and IN. The state's stream copies its blocks. The input
    that an F keeps goes out while the F runs, and the F ends no sooner than that copy. What an R reads comes back in
-   behind the pass before the R. */
+   behind the pass before the R. Attention's outputs go out and come back layer by layer within the F and the R. */
 
 namespace {
 
@@ -6061,7 +6196,9 @@ struct stage_plan {
     array<int64_t> gradients;  /* (n_virtual x n_chains) slots of dK and dV: see gradient_slot */
     array<region> tensors;     /* a pool: between virtual stages */
     array<region> kept;        /* a pool: inputs in host memory */
-    int64_t inputs_at, workspace_at, attention_at[2], standalone_at, ring_at;
+    array<region> outputs;     /* attention's, by the steps' slots; in host memory where kept inputs are */
+    int64_t layer_slots;       /* bytes of the two slots through which they come back from there */
+    int64_t inputs_at, slots_at, workspace_at, attention_at[2], standalone_at, ring_at;
     int64_t n_events;
     int64_t input_events; /* the first of N_INPUT_EVENTS */
     array<cf_cuda_block> blocks; /* the batch's, with addresses on this device */
@@ -6165,8 +6302,17 @@ struct keep_thread {
 bool has_nccl(const executor *e) { return e->desc.nccl != NULL; }
 bool is_local_replay(const batch *b) { return b->schedule->shape.replay == CF_REPLAY_LOCAL; }
 
-/* Returns whether the state of chains, and with it the inputs that local replay keeps, lie in host memory. */
+/* Returns whether the state of chains lies in host memory. */
 bool streams_state(const executor *e) { return e->desc.state_block_rows > 0; }
+
+/* Returns whether what local replay keeps from an F to its R lies in host memory. */
+bool moves_inputs(const executor *e) { return streams_state(e) || e->desc.outputs > 1; }
+
+/* Returns whether replays take attention's outputs from their F. In a small window attention costs less than that. */
+bool keeps_outputs(const executor *e) {
+    const int64_t window = e->desc.attention.window;
+    return e->desc.outputs > 0 && (window == 0 || window >= CF_MIN_OUTPUT_WINDOW);
+}
 
 int64_t stage_of(const batch *b, int64_t virtual_stage) {
     return cf_placement_stage(b->schedule->shape.placement, b->e->desc.n_stages, virtual_stage);
@@ -6250,8 +6396,10 @@ double state_row_bytes(const executor *e, int64_t virtual_stage, bool gradient) 
     return (double)(e->stage_descs[virtual_stage].n_layers * row_bytes(e, gradient));
 }
 
-/* A stage has one of each of these events, which is recorded anew before anything else waits for it. */
-enum { INPUT_THERE, INPUT_LEFT, INPUT_BACK, CLEARED, N_INPUT_EVENTS };
+/* A stage has one of each of these events, which is recorded anew before anything else waits for it; then those of
+   outputs, of which the last record before a wait is meant. */
+enum { INPUT_THERE, INPUT_LEFT, INPUT_BACK, CLEARED, FIRST_OUTPUTS_EVENT };
+const int N_INPUT_EVENTS = FIRST_OUTPUTS_EVENT + 2 * N_OUTPUTS_EVENTS;
 
 /* Finds the other end of a transfer. */
 void find_partner(stage_plan *s, int64_t at, const cf_need *needs) {
@@ -6264,12 +6412,12 @@ void find_partner(stage_plan *s, int64_t at, const cf_need *needs) {
 }
 
 /* Finds the tensor that an action reads or sends. With local replay, R reads what its F has read, or a copy of that
-   where the state streams. */
+   from host memory. */
 void find_source(stage_plan *s, int64_t at, const cf_need &need) {
     planned *p = &s->plan[at];
     const int64_t from = (need.received >= 0 ? need.received : need.action) - s->first;
     const bool again = need.why == CF_EDGE_REPLAY && is_local_replay(s->b);
-    if (again && streams_state(s->b->e) && s->plan[from].source >= 0) {
+    if (again && moves_inputs(s->b->e) && s->plan[from].source >= 0) {
         p->kept = from;
         s->plan[from].kept = at;
     } else if (again) {
@@ -6304,7 +6452,7 @@ bool start_plan(batch *b, stage_plan *s, stage *on) {
         for (int j = 0; j < n_needs && (is_pass(a.pass) || is_send(a.pass)); j++) find_source(s, i, needs[j]);
     }
     s->input_events = s->n_events;
-    if (streams_state(e)) s->n_events += N_INPUT_EVENTS;
+    if (moves_inputs(e)) s->n_events += N_INPUT_EVENTS;
     return true;
 }
 
@@ -6433,6 +6581,21 @@ void record_activations(recording *r, const cf_step *step) {
     (void)raise_region(&b->e->home, &r->s->activations, step->slot, bytes);
 }
 
+/* Records attention's outputs, from an F that keeps nothing to its R. */
+void record_outputs(recording *r, const cf_step *step) {
+    stage_plan *s = r->s;
+    executor *e = s->b->e;
+    const cf_action &a = step->action;
+    if (a.pass != CF_F || step->outputs < 0 || !keeps_outputs(e)) return;
+    const int64_t layer = layer_outputs_bytes(e->desc.attention, chunk_of(s, step).rows);
+    const double bytes = (double)layer * (double)e->stage_descs[a.stage].n_layers;
+    r->too_large |= !(bytes < (double)MOST_SIZE);
+    if (r->too_large) return;
+    if (moves_inputs(e)) s->layer_slots = std::max(s->layer_slots, 2 * layer);
+    else (void)note_held(r, ARENA, step->position, position_of(s->b, CF_R, a.chunk, a.stage) + 1, bytes);
+    (void)raise_region(&e->home, &s->outputs, step->outputs, (int64_t)bytes);
+}
+
 /* Takes a slot for all rows of a chunk's chain, or of a chunk without one, at the pass that begins with them. */
 int64_t take_rows(recording *r, const cf_step *step, const cf_chunk &c, bool gradient, int64_t end) {
     const batch *b = r->s->b;
@@ -6493,6 +6656,7 @@ bool record_step(recording *r, const cf_step *step) {
     const executor *e = r->s->b->e;
     const cf_chunk &c = chunk_of(r->s, step);
     if (is_pass(step->action.pass)) record_activations(r, step);
+    record_outputs(r, step);
     if (is_pass(step->action.pass) && step->action.pass != CF_W && e->has_state) {
         record_gradients(r, step, step->path);
         if (has_chain(c)) record_rows(r, step);
@@ -6566,6 +6730,8 @@ void place_inputs(stage_plan *s) {
         }
         pass = at;
     }
+    s->slots_at = m->inputs;
+    m->inputs += s->layer_slots;
     m->arena_live += m->inputs;
 }
 
@@ -6580,22 +6746,21 @@ cf_result plan_stage(stage_plan *s, cf_error *error) {
     for (int64_t i = 0; i < s->steps->n && record_step(&r, &s->steps->steps[i]); i++) continue;
     if (e->home.failed) return no_memory(error);
     double total = r.too_large ? (double)MOST_SIZE : 0.0;
-    for (const array<region> *one : {&s->activations, &s->rows[0], &s->rows[1], &s->tensors, &s->kept})
+    for (const array<region> *one : {&s->activations, &s->rows[0], &s->rows[1], &s->tensors, &s->kept, &s->outputs})
         total += bytes_in(*one);
     if (!(total < (double)MOST_SIZE))
         return cf_fail(error, CF_ERROR_OVERFLOW, "stages", s->on->number, MOST_SIZE, -1, "sizes pass 60 bits");
     m->n_slots = s->steps->n_slots;
     m->n_states = s->steps->n_states;
     m->n_boundaries = s->steps->n_boundaries;
+    m->n_outputs = s->steps->n_outputs;
     m->peak_tokens = s->steps->peak_tokens;
     m->peak_state_tokens = s->steps->peak_state_tokens;
     m->arena_live = most_live(r.held[ARENA]);
     m->state_live = most_live(r.held[STATE]);
     m->gradient_live = most_live(r.held[GRADIENT]);
-    if (streams_state(e)) {
-        size_rings(s);
-        place_inputs(s);
-    }
+    if (streams_state(e)) size_rings(s);
+    if (moves_inputs(e)) place_inputs(s);
     return CF_OK;
 }
 
@@ -6862,10 +7027,13 @@ void lay_out_stage(stage_plan *s) {
     cf_executor_memory *m = &s->memory_used;
     int64_t at = m->metadata = b->metadata_bytes;
     m->arena = place_regions(s->activations, &at);
+    if (!moves_inputs(b->e)) m->arena += place_regions(s->outputs, &at);
     m->arena += place_regions(s->tensors, &at) + m->inputs;
     s->inputs_at = at;
+    s->slots_at += at;
     at += m->inputs;
     (void)place_regions(s->kept, &m->host);
+    if (moves_inputs(b->e)) (void)place_regions(s->outputs, &m->host);
     if (streams_state(b->e)) {
         (void)place_regions(s->rows[0], &m->host);
         (void)place_regions(s->rows[1], &m->host);
@@ -6977,6 +7145,8 @@ cf_result take_schedule(batch *b, const cf_plan *plan, const cf_schedule *schedu
     cf_result code = check_range(schedule->shape.n_stages, n_stages, n_stages, "n_stages", -1, error);
     if (code == CF_OK) code = check_range(schedule->shape.n_virtual, n_virtual, n_virtual, "n_virtual", -1, error);
     if (code != CF_OK) return code;
+    if (e->desc.outputs > 0 && schedule->shape.replay == CF_REPLAY_PIPELINE)
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "outputs", -1, "are for local replay");
     lower.allocator = &e->home.from;
     if (!schedule->lowered && n_stages > 1) code = cf_schedule_lower(plan, schedule, &lower, &b->lowered, error);
     if (code != CF_OK) return code;
@@ -7226,12 +7396,17 @@ cf_state state_of(const stage_plan *s, const cf_step *step, bool gradient, bool 
     return chain_state(s, step, c.chain, gradient, own_rows ? c.prefix - begin_of_chain(s->b->plan, c.chain) : 0);
 }
 
+/* Returns whether a pass attends, or adds to the gradients of attention. */
+bool attends(const executor *e, const cf_action &a) {
+    return a.pass != CF_W && (a.pass != CF_R || !keeps_outputs(e));
+}
+
 /* Returns whether a pass needs the stream: walks through its prefix, sends rows of its own out, or adds what came back
    for them. */
 bool needs_stream(const stage_plan *s, const cf_action &a) {
     const batch *b = s->b;
     const cf_chunk &c = b->plan->chunks[a.chunk];
-    if (!streams_state(b->e) || a.pass == CF_W || b->e->stage_descs[a.stage].n_layers == 0) return false;
+    if (!streams_state(b->e) || !attends(b->e, a) || b->e->stage_descs[a.stage].n_layers == 0) return false;
     return has_chain(c) ? a.pass != CF_R || c.prefix > 0 : b->chunks[a.chunk - b->first_chunk].n_blocks > 0;
 }
 
@@ -7255,7 +7430,7 @@ cf_cuda_walk walk_of(const stage_plan *s, const cf_step *step) {
     const cf_action &a = step->action;
     const cf_chunk &c = chunk_of(s, step);
     const chunk_data &data = b->chunks[a.chunk - b->first_chunk];
-    const bool places = b->e->has_state && !streams_state(b->e) && is_branched(data) && a.pass != CF_W;
+    const bool places = b->e->has_state && !streams_state(b->e) && is_branched(data) && attends(b->e, a);
     cf_cuda_walk out = {};
     if (places) list_places(s, step, data);
     if (needs_stream(s, a)) {
@@ -7269,6 +7444,23 @@ cf_cuda_walk walk_of(const stage_plan *s, const cf_step *step) {
     out.levels = s->blocks.data + data.first_block + data.n_blocks;
     out.n_levels = data.n_levels;
     return out;
+}
+
+/* Finds where a pass keeps attention's outputs, or takes them from. Returns whether it does either. */
+bool find_outputs(const stage_plan *s, const cf_step *step, cf_cuda_outputs *to) {
+    const executor *e = s->b->e;
+    const stage &on = *s->on;
+    if (step->outputs < 0 || !keeps_outputs(e)) return false;
+    const int64_t at = s->outputs[step->outputs].at;
+    to->layer_bytes = layer_outputs_bytes(e->desc.attention, chunk_of(s, step).rows);
+    to->n_layers = e->stage_descs[step->action.stage].n_layers;
+    to->data = on.memory.data + (moves_inputs(e) ? s->slots_at : at);
+    if (!moves_inputs(e)) return true;
+    to->host = on.host.data + at;
+    to->out = on.streams[OUT];
+    to->in = on.streams[IN];
+    to->events = on.events.data + s->input_events + FIRST_OUTPUTS_EVENT;
+    return true;
 }
 
 /* Fills in what the callback of a pass is told. */
@@ -7441,7 +7633,9 @@ void run_pass(const stage_plan *s, const cf_step *step) {
     if (s->b->e->failure.code != CF_OK) return;
     const bool ok = issue(s, step->position, [&] {
         cf_error raised = {};
-        const cf_cuda_walk walk = walk_of(s, step);
+        cf_cuda_outputs outputs = {};
+        cf_cuda_walk walk = walk_of(s, step);
+        if (find_outputs(s, step, &outputs)) walk.outputs = &outputs;
         const cf_cuda_step cuda_step = step_of(s, step, &walk, &raised);
         const size_t bytes = (size_t)cuda_step.boundary_bytes;
         if (!send_input(s, step->position, cuda_step.input, bytes)) return false;
@@ -7703,6 +7897,7 @@ cf_result check_desc(cf_executor_desc *d, cf_error *error) {
     code = check_bounds({{"memory_limit", d->memory_limit, 0, INT64_MAX},
                          {"state_block_rows", d->state_block_rows, 0, MOST_ROWS},
                          {"state_slots", d->state_slots, 2, MOST_STREAM_SLOTS},
+                         {"outputs", d->outputs, 0, 2},
                          /* needed with more than one virtual stage */
                          {"boundary_bytes_per_token", d->boundary_bytes_per_token, n > 1, MOST_BYTES}}, error);
     if (code == CF_OK && d->stages == NULL) code = cf_fail_null(error, "stages");
@@ -7746,6 +7941,8 @@ cf_result check_attention(executor *e, cf_error *error) {
     const int64_t most_row = (int64_t)1 << 30;
     size_t bytes = 0;
     const int64_t block_rows = e->desc.state_block_rows;
+    if (d->n_heads == 0 && e->desc.outputs > 0)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "outputs", -1, 0, e->desc.outputs, "there is no attention");
     if (d->n_heads == 0 && d->n_kv_heads == 0 && d->head_size == 0)
         return block_rows == 0 ? CF_OK : cf_fail(error, CF_ERROR_ARGUMENT, "state_block_rows", -1, 0, block_rows,
                                                  "there is no state");

@@ -67,6 +67,7 @@ typedef struct settings {
     int64_t window;          /* keys that a query sees; 0: all */
     int64_t stream;          /* bytes of the ring of states in host memory; 0: they are on the device */
     int64_t stream_rows;     /* of a block of it */
+    int outputs;             /* replays do not attend: cf_executor_desc.outputs */
     length_list synthetic;
     length_list with, shared; /* what they begin alike with: see share_documents */
     const char **paths;
@@ -101,6 +102,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
          "most chunks that a stage keeps at once, 0: the default"},
         {"split-backward", FLAG, &s->order.split_backward, 0, 0, NULL, "best may cut backward into I and W"},
         {"stream", INTEGER, &s->stream, 0, MANY, NULL, "bytes of a ring for states in host memory, 0: they stay"},
+        {"outputs", CHOICE, &s->outputs, 0, 0, "gpu host", "replays take attention's outputs from there and attend not"},
         {"window", INTEGER, &s->window, 0, MANY, NULL, "keys that a query sees, its own included, 0: all before it"},
         {"devices", INTEGER, &s->devices, 1, 1024, NULL, "devices that the stages are spread over"},
         {"ranks", INTEGER, &s->ranks, 0, 1024, NULL, "processes, one for each stage, over NCCL; 0: one for all"},
@@ -233,6 +235,7 @@ template <typename T> static void executor_make(trainer *t, int64_t slots) {
     desc.boundary_bytes_per_token = s->model.hidden * (int64_t)sizeof(T);
     desc.state_block_rows = s->stream_rows;
     desc.state_slots = slots;
+    desc.outputs = s->outputs;
     desc.timeline = s->timeline != NULL;
     desc.blocking = s->blocking;
     desc.seed = (uint64_t)s->seed;

@@ -70,6 +70,7 @@ typedef struct settings {
     length_list synthetic, with, shared; /* see share_documents */
     const char *model_name, *data, *lengths, *load, *save, *checkpoint, *times;
     hf_model *from;     /* what --load names */
+    int outputs; /* as in cf_executor_desc */
     int check, memory_table, exact, headless, help;
 } settings;
 
@@ -115,6 +116,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"stop-after", INTEGER, &s->stop_after, 0, MANY, NULL, "end after so many steps now, 0: when all are done"},
         {"memory-table", FLAG, &s->memory_table, 0, 0, NULL, "print device memory by term, of the last batch"},
         {"stream", INTEGER, &s->stream, 0, MANY, NULL, "bytes of a ring for states in host memory, 0: they stay"},
+        {"outputs", CHOICE, &s->outputs, 0, 0, "gpu host", "replays take attention's outputs from there and attend not"},
         {"times", TEXT, &s->times, 0, 0, NULL, "file for what each pass took, which chunkflow time --fit reads"},
         {"headless", FLAG, &s->headless, 0, 0, NULL, "leave out head and loss: a stage's times, not training"},
         {"exact", FLAG, &s->exact, 0, 0, NULL, "the same bits in every run; print losses with all of theirs"},
@@ -190,6 +192,8 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
         fail(EXIT_BAD_INPUT, "--recompute: none or full");
     if (s.stream > 0 && s.recompute == CF_RECOMPUTE_FULL)
         fail(EXIT_BAD_INPUT, "--stream: a backward walks through the state once, so --recompute must be none");
+    if (s.outputs > 0 && s.recompute == CF_RECOMPUTE_FULL)
+        fail(EXIT_BAD_INPUT, "--outputs: full recomputation drops them again, so --recompute must be none");
     if (s.headless && (s.check || s.save || s.checkpoint))
         fail(EXIT_BAD_INPUT, "--headless learns nothing: it goes with none of --check, --save and --checkpoint");
     if (s.loss_rows % 128 != 0) fail(EXIT_BAD_INPUT, "--loss-rows must be a multiple of 128");
@@ -361,7 +365,7 @@ static void print_memory_table(const trainer *t, const cf_executor_memory *m, in
     print_term("activations", (double)m->arena, -1);
     print_term("state (K and V)", (double)m->state, -1);
     print_term("state gradient", (double)m->gradient, -1);
-    if (t->settings->stream > 0) print_term("host memory: state, its gradient, inputs", (double)m->host, -1);
+    if (m->host > 0) print_term("host memory: state, its gradient, outputs", (double)m->host, -1);
     print_term("workspace of a pass", (double)m->workspace, -1);
     print_term("metadata", (double)m->metadata, -1);
     print_term("batch, these together and its tokens", (double)m->total,
@@ -463,6 +467,7 @@ template <typename T> static void executor_make(trainer *t) {
     desc.seed = (uint64_t)s->seed;
     desc.timeline = s->times != NULL;
     desc.state_block_rows = block_rows_of(&s->model, s->type, s->stream);
+    desc.outputs = s->outputs;
     MUST(cf_executor_create(&desc, &t->executor, &error));
     MUST_CUBLAS(cublasSetStream(t->cublas, cf_executor_stream(t->executor, 0)));
 }

@@ -217,7 +217,7 @@ gradients "4 stages on 2 devices, interleaved" '4 stages x 2' --layers 8 --stage
 
 if ! full; then model="$tiny --synthetic 56,5,16,3,1,0"; fi # one chain and a hybrid chunk
 rings "one stage" --stream 4000 --reference
-in_full rings "2 stages, K 2, local replay" --stages 2 --k 2 --replay local --stream 2000
+in_full rings "2 stages, K 2, outputs" --stages 2 --k 2 --outputs gpu --stream 2000
 in_full rings "2 stages, pipeline replay" --stages 2 --k 1 --schedule paper --replay pipeline --stream 2000
 in_full rings "K 1, blocks longer than a prefix" --k 1 --replay local --stages 2 --stream 1000000
 rings "a window, I and W" --schedule zero-bubble --stages 2 --k 1 --replay local --stream 3000 --window 20
@@ -227,10 +227,10 @@ rings "two virtual stages on each of 2 in a V, of other layers" --layers 5 --sch
     --placement v --split-backward --k 2 --replay local --stream 3000
 in_full rings "interleaved, aligned slices" --layers 4 --schedule interleaved --stages 2 --align 8 --replay local \
     --stream 5000
-rings "fp16, unfused" --type fp16 --attention unfused --stages 2 --k 1 --replay local --stream 3000 --reference
+rings "fp16, unfused, outputs" --type fp16 --attention unfused --stages 2 --k 1 --outputs host --stream 3000 --reference
 LIMIT=300 in_full rings "bf16, fused" --type bf16 --stages 2 --k 1 --replay local --stream 3000 --reference
 RANKS=2
-rings "2 ranks" --layers 4 --ranks 2 --schedule interleaved --k 2 --replay local --stream 3000
+rings "2 ranks" --layers 4 --ranks 2 --schedule interleaved --k 2 --outputs gpu --stream 3000
 unset RANKS
 model="$tiny --synthetic 56,5,16,3,1,0,33"
 
@@ -257,7 +257,7 @@ model="$tiny $small"
 gradients "small trees" 'longest chain 0'
 gradients "small trees, a window" '' --window 7 --stages 2
 model="$tiny $deep"
-gradients "a deep tree, local replay" ' [1-9][0-9]* replays' --replay local --stages 2 --k 1
+gradients "a deep tree, outputs" ' [1-9][0-9]* replays' --outputs gpu --stages 2 --k 1
 in_full gradients "a deep tree, gpipe" 'gpipe' --schedule gpipe --stages 2 --k 2
 in_full gradients "a deep tree, a window" '' --window 11 --schedule paper
 rings "a deep tree, a window, local replay" --stream 3000 --window 11 --replay local --stages 2 --k 1
@@ -296,7 +296,7 @@ orders "streamed" --layers 4 --stages 2 --devices 2 --k 1 --stream 3000 --replay
 model="$tiny $star"
 in_full orders "trees" --stages 2 --devices 2 --k 1
 some='stream-late-3'
-orders "streamed trees" --stages 2 --devices 2 --k 1 --stream 3000 --replay local
+orders "streamed trees" --stages 2 --devices 2 --k 1 --stream 3000 --outputs gpu
 model="$tiny --synthetic 56,5,16,3,1,0,33"
 CUDA_EMU_BACKWARDS=1
 export CUDA_EMU_BACKWARDS

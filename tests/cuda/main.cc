@@ -10,7 +10,7 @@
 #include <cuda_runtime.h>
 
 extern const harness_suite suite_primitives, suite_attention, suite_wgmma, suite_state, suite_blocks,
-    suite_executor;
+    suite_executor, suite_outputs;
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 extern const harness_suite suite_emulation, suite_hopper, suite_streams, suite_nccl;
@@ -19,7 +19,7 @@ int main(int argc, char **argv) {
     static const harness_suite *const suites[] = {&suite_emulation, &suite_hopper,    &suite_primitives,
                                                   &suite_streams,   &suite_nccl,      &suite_attention,
                                                   &suite_wgmma,     &suite_state,     &suite_blocks,
-                                                  &suite_executor};
+                                                  &suite_executor,  &suite_outputs};
     return harness_main(argc, argv, suites, sizeof suites / sizeof suites[0]);
 }
 #else
@@ -30,6 +30,7 @@ extern const harness_suite suite_device;
 int main(int argc, char **argv) {
     static const harness_suite *const suites[] = {&suite_primitives, &suite_attention, &suite_wgmma,
                                                   &suite_state,      &suite_blocks,    &suite_executor,
+                                                  &suite_outputs,
 #ifndef CHUNKFLOW_PTX
                                                   &suite_device
 #endif

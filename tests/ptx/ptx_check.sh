@@ -4,7 +4,7 @@
 #     tests/ptx/ptx_check.sh [SUITE]      ARCH=80, 86 or 90: only as that device; LIST=1: only prints what it would run
 #
 # SUITE: primitives (with the interpreter's own tests; all that `make test` runs), wgmma, attention, blocks, state,
-# executor, executor_cuda, train_cuda. Each runs as a device of 8.0 and of 9.0, and on the code of the former as one of
+# executor, outputs, executor_cuda, train_cuda. Each runs as a device of 8.0 and of 9.0, and on the code of the former as one of
 # 8.6. Each value of each mode (tests/ptx/ptx.h) has its turn on both targets, not every combination. FULL=1 has its
 # repetitions where fused attention runs in the default modes on either target: elsewhere they would repeat host code.
 #
@@ -20,7 +20,7 @@
 
 build=${BUILD:-build}/ptx
 only=${1:-}
-suites="primitives wgmma attention blocks state executor executor_cuda train_cuda coverage faults kernels entries"
+suites="primitives wgmma attention blocks state executor outputs executor_cuda train_cuda coverage faults kernels entries"
 case " $suites " in
     *" ${only:-entries} "*) ;;
     *) printf 'ptx_check.sh: no suite "%s", of %s\n' "$only" "$suites" >&2; exit 2 ;;
@@ -83,12 +83,12 @@ if is_wanted primitives; then
         on $arch "PTX_RACE=1 PTX_ORDER=shuffled PTX_COPIES=random PTX_BLOCKS=3" "$build/primitives" primitives.
     done
 fi
-for suite in wgmma attention blocks state executor; do
+for suite in wgmma attention blocks state executor outputs; do
     if is_wanted $suite; then
         for arch in 80 86 90; do
             if [ $suite = wgmma ] && [ $arch != 90 ]; then continue; fi
             case $suite$arch in
-                executor* | *86) on $arch "FULL=0" "$build/cuda_tests" $suite. ;;
+                executor* | outputs* | *86) on $arch "FULL=0" "$build/cuda_tests" $suite. ;;
                 *) on $arch "" "$build/cuda_tests" $suite. ;;
             esac
         done
@@ -144,7 +144,7 @@ if is_wanted executor_cuda; then
         # shellcheck disable=SC2086
         {
             checks $arch "" 2 executor_cuda $lengths --type fp32 --reference --k 2
-            checks $arch "PTX_FUSE=1" 5 executor_cuda $lengths --type fp32 --stages 2 --replay local --k 1 \
+            checks $arch "PTX_FUSE=1" 5 executor_cuda $lengths --type fp32 --stages 2 --outputs host --k 1 \
                 --stream 40000
             checks $arch "PTX_DEVICES=2" 2 executor_cuda $lengths --type bf16 --stages 2 --devices 2 --schedule 1f1b
             checks $arch "PTX_DEVICES=2 PTX_PEERS=0" 2 executor_cuda $lengths --type fp16 --stages 2 --devices 2 \
@@ -166,12 +166,12 @@ if is_wanted train_cuda; then
         checks $arch "PTX_FUSE=1" 5 train_cuda --k 2 --synthetic 110,20,33,48,1,0
         checks $arch "PTX_FUSE=1" 5 train_cuda --type fp32 --stream 24576 --synthetic 110,20,33,1,0
         checks $arch "" 5 train_cuda --type fp32 --recompute full --untied --k 2 --synthetic 110,20,48
-        checks $arch "" 5 train_cuda --type fp32 --synthetic 102,105,110,100,30,50 --with 0,0,0,1,0,5 \
+        checks $arch "" 5 train_cuda --type fp32 --outputs host --synthetic 102,105,110,100,30,50 --with 0,0,0,1,0,5 \
             --shared 0,98,98,99,0,0
-        checks $arch "" 5 train_cuda --type fp32 --stream 24576 --synthetic 102,105,110,100 --with 0,0,0,1 \
-            --shared 0,98,70,99
+        checks $arch "" 5 train_cuda --type fp32 --outputs gpu --stream 24576 --synthetic 102,105,110,100 \
+            --with 0,0,0,1 --shared 0,98,70,99
     done
-    checks 90 "" 5 train_cuda --attention wgmma --k 2 --synthetic 70,20
+    checks 90 "" 5 train_cuda --attention wgmma --outputs gpu --synthetic 70,20
     model=${model%--lr 0.5*}
     for arch in 80 90; do
         learns $arch train_cuda fp32
@@ -214,7 +214,7 @@ ONLY_90='wgmma|stored_matrices|pieces_kernel|hopper|attention_combine_kernel.*Li
 
 # The suites run at once, and this one is started last.
 have_ended() {
-    for suite in primitives wgmma attention blocks state executor executor_cuda train_cuda; do
+    for suite in primitives wgmma attention blocks state executor outputs executor_cuda train_cuda; do
         [ -e "$build/ran/$suite.ended" ] || return 1
     done
 }
