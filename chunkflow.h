@@ -227,6 +227,9 @@ typedef struct cf_block {
    _defaults returns a copy of its options with every default filled in; cf_pack_defaults and cf_schedule_defaults take
    NULL for options that are all zeros. A flag is 1 or 0.
 
+   Objects hold no pointers to each other, so they may be freed in any order. Only an index of a schedule reads plan and
+   schedule as long as it lives.
+
    A member that needs another one is refused without it, and the message names both. Prices and upper limits are
    allowed even if nothing uses them, so that one record fits many batches. So are sizes and biases of parts that a
    layer lacks, and what a sweep sets for cases that have no use for it: zero with one rank, no_sequence with tp 1,
@@ -581,9 +584,12 @@ typedef struct cf_attention_call {
    token sees padding, and every row of a result is written. Padding needs finite numbers in Q, K and V. It has no loss,
    so its gradients are zero. Only the last chunk of a chain has padding, so a state has no padding between tokens.
 
-   With a capacity, unused sequences have length 0. Rows from chunk->rows on then do not belong to the chunk in a
-   chain's state: do not write K and V there (set the state to zero once, so that they are finite), and use no dK and
-   dV. */
+   A loop of your own over rows needs no cu_seqlens, unless sequences share rows. Number the keys so that key 0 is the
+   chunk's first row, and the prefix is at -prefix .. -1. Then row t sees the keys t - position_ids[t] .. t.
+
+   With a capacity, unused sequences have length 0. All rows from chunk->rows on are padding that has no place in the
+   chain's state: write no K and V of it there, and take no dK and dV of it. What the state has in these rows may be
+   of other chunks; set the state to zero once, when it is allocated, so that all of it is finite. */
 typedef struct cf_metadata {
     int64_t chunk;
     int64_t tokens;
@@ -619,7 +625,8 @@ typedef struct cf_metadata {
    the plan. cf_metadata_fill puts the arrays into `memory` (aligned to CF_MEMORY_ALIGNMENT) and their addresses into
    *out. loss_weights come first, then the other arrays as listed above. No capacity fixes the sizes of arrays that only
    shared rows have, so in such plans offsets from `calls` on vary. Everything is untouched on failure. Errors:
-   CF_ERROR_ARGUMENT (chunk; capacity.rows, capacity.prefix or capacity.n_seqs if the chunk needs more), CF_ERROR_SPACE
+   CF_ERROR_ARGUMENT (chunk; capacity.rows, capacity.prefix or capacity.n_seqs if the chunk needs more; weights, with
+   the sequence, if one is not finite), CF_ERROR_SPACE
    (memory, bytes), CF_ERROR_LIMIT if prefix + rows exceeds INT32_MAX, CF_ERROR_OVERFLOW. The plan must be sound. */
 CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc,
                                          size_t *bytes, cf_error *error);
@@ -635,7 +642,8 @@ typedef struct cf_token_rows {
     const int32_t *tokens;       /* (n_rows) -1: padding */
     const int32_t *first_target; /* (n_rows + 1) */
     const int32_t *targets;      /* (n_targets) the tokens to predict */
-    const float *weights;        /* (n_targets) factors of their losses. NULL without cf_metadata_desc.weights */
+    const float *weights;        /* (n_targets) factors of their losses, rounded to float: a proof in float64 takes
+                                    cf_metadata.loss_weights. NULL without cf_metadata_desc.weights */
 } cf_token_rows;
 
 /* Looks up tokens at the positions that cf_metadata_fill gives, for all chunks of a plan in one call. The size includes
@@ -1587,10 +1595,10 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    passes. A state slot has K, V, dK and dV of a chain, each of them for every layer of the virtual stage.
 
    F    In each layer, K and V of the chunk's rows go into the state from row chunk->prefix on, behind those of the
-        prefix. Queries see [prefix | chunk] there. (A chunk without a chain has K and V in its activation slot.)
+        prefix. Queries see [prefix | chunk] there. If the chunk has no chain, K and V stay in its activation slot.
         Everything that backward needs stays in activation slot `slot`. The result goes to boundary `output`.
         An F without a slot keeps no activations; it only produces K, V and `output`. On the last virtual stage it may
-        end with K and V of the last layer. It needs scratch of as many rows beside the slots.
+        end with K and V of the last layer. It works in scratch of `rows` rows, which is in no slot.
    R    Runs the forward again, with the same seed, from boundary `input` (local replay: that of F); it keeps
         everything. wants_loss says in which one of F and R the head runs and the loss is taken, each row's times its
         loss_weights. It is never set in both, and in an idle chunk in neither.
@@ -1599,12 +1607,12 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
         reads no prefix, and F must attend in the last layer as well. A trainer that does not do this ignores
         `outputs`.
    B    The gradient of the output comes from the loss or from boundary `input`. If clear_state_gradient is set, dK and
-        dV are first set to zero, because the slot has those of another chain. (Without a chain, dK and dV are scratch
-        and start from zero in each layer.) Then, from the last layer to the first, the attention's backward adds to dK
-        and dV of all rows that it saw, the prefix included. Only now are dK and dV of the chunk's own rows
-        complete, because later chunks, whose backwards came before, have added their share. They are taken from the
-        state and go on through the projections of K and V. Gradients of weights are added to those of earlier passes.
-        The gradient of the input goes to `output`.
+        dV are first set to zero, because the slot has those of another chain. Then, from the last layer to the first,
+        the attention's backward adds to dK and dV of all rows that it saw, the prefix included. Only now are dK and dV
+        of the chunk's own rows complete, because later chunks, whose backwards came before, have added their share.
+        They are taken from the state and go on through the projections of K and V. Gradients of weights are added to
+        those of earlier passes. The gradient of the input goes to `output`.
+        If the chunk has no chain, dK and dV are scratch, and start from zero in each layer.
    I, W The two halves of B, if the schedule splits it: I leaves in the slot everything that W needs for the gradients
         of the weights. At W the state may be gone.
 
@@ -1626,7 +1634,7 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
        }
 
    If &need is also cf_metadata_desc.capacity, all chunks have need.rows rows. Then set the state to zero when it has
-   grown, and only then.
+   grown, and only then; and write no K and V, nor read dK and dV, of rows from chunk->rows on.
 
    In a tree a state slot has only the rows of its chain, and the prefix of a chunk is in several slots: step->path is
    the lowest of their paths, and paths[].up leads to the root. F and R put K and V of the rows that they add to the
@@ -1730,7 +1738,7 @@ CHUNKFLOW_API void cf_steps_free(cf_steps *steps);
 
 /* Raises each member of *capacity to what the plan and the steps need; call it once per batch for the maximum over
    many. If steps is NULL it raises only rows, prefix and n_seqs, which depend on the plan alone. *capacity is
-   untouched on failure. The plan may be unvalidated; the steps must be as they were made. */
+   untouched on failure. The plan may be unvalidated; the steps must be as they were made, from this plan. */
 CHUNKFLOW_API cf_result cf_steps_capacity(const cf_plan *plan, const cf_steps *steps, cf_capacity *capacity,
                                           cf_error *error);
 
@@ -2961,14 +2969,14 @@ CF__NAMES(cf_split_method_name, cf_split_method, CF_SPLIT_METHODS, "?")
 
 static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) {
     const cf__member members[] = {{"chunk_size", desc->chunk_size, 1, CF_MAX_CHUNK_SIZE, CF_ERROR_LIMIT},
-                                  {"method", (int)desc->method, 0, CF_PACK_COUNT - 1, CF_ERROR_ARGUMENT},
-                                  {"split", (int)desc->split, 0, CF_SPLIT_COUNT - 1, CF_ERROR_ARGUMENT},
                                   {"align", desc->align, 1, desc->chunk_size, CF_ERROR_ARGUMENT},
                                   {"max_slices", desc->max_slices, 0, INT64_MAX, CF_ERROR_LIMIT},
                                   {"n_ranks", desc->n_ranks, 1, CF_MAX_RANKS, CF_ERROR_LIMIT},
                                   {"max_cp", desc->max_cp, 0, desc->n_ranks, CF_ERROR_ARGUMENT},
                                   {"min_shared_prefix", desc->min_shared_prefix, 0, INT64_MAX, CF_ERROR_LIMIT}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_ARGUMENT, error));
+    CF__TRY(cf__choice((int)desc->method, CF_PACK_DEFAULT, CF_PACK_COUNT - 1, "method", error));
+    CF__TRY(cf__choice((int)desc->split, CF_SPLIT_DEFAULT, CF_SPLIT_COUNT - 1, "split", error));
     CF__TRY(cf__check_flag(desc->lockstep, "lockstep", -1, error));
     CF__TRY(cf__check_flag(desc->no_tails, "no_tails", -1, error));
     CF__TRY(cf__check_flag(desc->no_copies, "no_copies", -1, error));
@@ -5853,6 +5861,25 @@ static cf_result cf__metadata_start(cf__metadata_job *job, const cf_plan *plan, 
     return cf__bounded(chunk, least, plan->n_chunks - 1, "chunk", "there is no such chunk", error);
 }
 
+/* Checks what the caller gives for each sequence of a chunk: its weight, unless weights is NULL, and its tokens, unless
+   tokens is NULL. most: the largest weight. */
+static cf_result cf__metadata_check_sequences(const cf_plan *plan, const cf_chunk *c, const double *weights,
+                                              double most, const void *const *tokens, cf_error *error) {
+    int64_t i, j;
+    for (i = c->first_slice; i < c->first_slice + c->n_slices && (weights != NULL || tokens != NULL); i++) {
+        const cf_slice *s = &plan->slices[i];
+        for (j = 0; j < (plan->order != NULL ? s->n : 1); j++) {
+            int64_t sequence = plan->order != NULL ? plan->order[s->first + j] : s->sequence;
+            if (weights != NULL && !(weights[sequence] >= -most && weights[sequence] <= most))
+                return cf__fail_real(error, CF_ERROR_ARGUMENT, "weights", sequence, weights[sequence],
+                                     "must be finite and in the range of the type that it is written in");
+            if (tokens != NULL && tokens[sequence] == NULL)
+                return cf__refuse(error, CF_ERROR_ARGUMENT, "tokens", sequence, "is NULL");
+        }
+    }
+    return CF_OK;
+}
+
 CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc,
                                          size_t *bytes, cf_error *error) {
     cf__metadata_job job;
@@ -5878,6 +5905,7 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, con
     CF__TRY(cf__metadata_measure(&job, plan, chunk, error));
     CF__TRY(cf__metadata_layout(&job, NULL, &needed, error));
     CF__TRY(cf__check_memory(memory, bytes, needed, error));
+    CF__TRY(cf__metadata_check_sequences(plan, &plan->chunks[chunk], job.desc.weights, DBL_MAX, NULL, error));
     CF__TRY(cf__metadata_layout(&job, (unsigned char *)memory, &needed, error));
     job.seqs.n = job.seqs.cu_q[0] = job.seqs.cu_k[0] = 0;
     cf__metadata_add_rows(&job, plan, &plan->chunks[chunk]);
@@ -5933,21 +5961,6 @@ static cf_result cf__metadata_lay_rows(cf__metadata_rows *r, const cf_plan *plan
     return CF_OK;
 }
 
-/* Checks that every sequence of a slice has tokens. */
-static cf_result cf__metadata_check_tokens(const cf_plan *plan, const void *const *tokens, cf_error *error) {
-    int64_t i, j;
-    if (plan->n_slices > 0 && tokens == NULL) return cf__fail_null(error, "tokens");
-    for (i = 0; i < plan->n_slices; i++) {
-        const cf_slice *s = &plan->slices[i];
-        for (j = 0; j < (plan->order != NULL ? s->n : 1); j++) {
-            int64_t sequence = plan->order != NULL ? plan->order[s->first + j] : s->sequence;
-            if (tokens[sequence] == NULL)
-                return cf__refuse(error, CF_ERROR_ARGUMENT, "tokens", sequence, "is NULL");
-        }
-    }
-    return CF_OK;
-}
-
 static int32_t cf__metadata_token(const void *tokens, int64_t token_bytes, int32_t position) {
     return token_bytes == 2 ? ((const uint16_t *)tokens)[position] : ((const int32_t *)tokens)[position];
 }
@@ -5998,7 +6011,10 @@ CHUNKFLOW_API cf_result cf_token_rows_fill(const cf_plan *plan, const cf_metadat
     CF__TRY(cf__metadata_lay_rows(&r, plan, desc, NULL, &needed, error));
     if (token_bytes != 2 && token_bytes != 4)
         return cf__fail(error, CF_ERROR_ARGUMENT, "token_bytes", -1, 4, token_bytes, "must be 2 or 4");
-    CF__TRY(cf__metadata_check_tokens(plan, tokens, error));
+    if (plan->n_slices > 0 && tokens == NULL) return cf__fail_null(error, "tokens");
+    for (i = 0; i < plan->n_chunks; i++)
+        CF__TRY(cf__metadata_check_sequences(plan, &plan->chunks[i], desc != NULL ? desc->weights : NULL,
+                                             (double)FLT_MAX, tokens, error));
     CF__TRY(cf__check_memory(memory, bytes, needed, error));
     CF__TRY(cf__metadata_lay_rows(&r, plan, desc, (unsigned char *)memory, &needed, error));
     memset(&r.out, 0, sizeof r.out);
@@ -7657,9 +7673,10 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
         {"shape.k", s->shape.k, 1, INT64_MAX, bad},
         {"shape.forward_only", s->shape.forward_only, 0, 1, bad},
         {"shape.rank", s->shape.rank, 0, plan->n_ranks - 1, bad},
-        {"n_chunks", s->n_chunks, plan->n_chunks, plan->n_chunks, bad},
         {"n_actions", s->n_actions, 0, INT64_MAX / (int64_t)sizeof(cf_action), bad}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), bad, error));
+    if (s->n_chunks != plan->n_chunks)
+        return cf__fail(error, bad, "n_chunks", -1, plan->n_chunks, s->n_chunks, "the schedule is of another plan");
     if (s->shape.forward_only) passes = cf__min(passes, 1);
     needed = passes * s->shape.n_stages * s->shape.n_virtual * plan->chunks_per_rank; /* at most 2 x 2^31 x 2^31 */
     if (s->n_actions < needed)

@@ -950,6 +950,34 @@ TEST(tokens_of_all_chunks) {
     }
 }
 
+/* Weights that are no numbers, or that the type of the result cannot hold, are refused by sequence, and nothing is
+   written. The first chunk has all three sequences. */
+static void expect_refused_weights(const cf_plan *plan, const cf_metadata_desc *given, const void *const *tokens,
+                                   void *place, size_t bytes) {
+    static const double bad[] = {NAN, INFINITY, -INFINITY, 1e300};
+    cf_metadata_desc desc = *given;
+    size_t i;
+    for (i = 0; i < COUNT(bad); i++) {
+        double weights[] = {1, -2, bad[i]};
+        cf_metadata metadata;
+        cf_token_rows rows;
+        cf_error error;
+        cf_result wanted = bad[i] == 1e300 ? CF_OK : CF_ERROR_ARGUMENT;
+        desc.weights = weights;
+        harness_poison(&rows, sizeof rows);
+        harness_poison(&metadata, sizeof metadata);
+        CHECK_INT(cf_token_rows_fill(plan, &desc, tokens, 4, place, bytes, &rows, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "weights");
+        CHECK_INT(error.item, 2);
+        CHECK_POISON(&rows, sizeof rows);
+        CHECK_INT(cf_metadata_fill(plan, 0, &desc, place, bytes, &metadata, &error), wanted);
+        if (wanted == CF_OK) continue;
+        CHECK_STR(error.field, "weights");
+        CHECK_INT(error.item, 2);
+        CHECK_POISON(&metadata, sizeof metadata);
+    }
+}
+
 /* Three rollouts of a prompt of three tokens, the last of which two answers continue: that row has three targets. */
 TEST(tokens_where_sequences_part) {
     static const int32_t a[] = {1, 2, 3, 10, 11}, c[] = {1, 2, 3, 20}, d[] = {1, 2, 3, 30, 31, 32};
@@ -981,6 +1009,7 @@ TEST(tokens_where_sequences_part) {
     CHECK(sum == 4.0 * 1 + 3.0 * 2 + 5.0 * 4);
     CHECK_INT(cf_token_rows_fill(plan, &desc, tokens, 3, place, 3072, &rows, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "token_bytes");
+    expect_refused_weights(plan, &desc, tokens, place, 3072);
     tokens[1] = NULL;
     CHECK_INT(cf_token_rows_fill(plan, &desc, tokens, 4, place, 3072, &rows, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "tokens");
