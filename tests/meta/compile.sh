@@ -524,6 +524,11 @@ first_commands() {
         (cd "$clone" && sh -c "$command") >"$OUT/first-commands.log" 2>&1 ||
             { fail first-commands "fails in a fresh clone: $command" "$OUT/first-commands.log"; return 0; }
     done
+    command=$(sed -n 's/^    \(mkdir -p build && cc .*\)$/\1/p' "$TOP/tools/guide/train-in-c.md")
+    if [ -z "$command" ] || ! (cd "$clone" && sh -c "$command") >"$OUT/first-commands.log" 2>&1; then
+        fail first-commands "train-in-c.md begins with a command that fails in a fresh clone: $command" "$OUT/first-commands.log"
+        return 0
+    fi
     ok first-commands
 }
 
