@@ -233,7 +233,7 @@ static const char *largest_term(const cf_memory_report *m, int64_t *bytes) {
 /* What holds most of it. */
 static int say_memory(const report *r, const report_schedule *s, char *text, size_t size) {
     const cf_memory_report *m;
-    char all[96] = "";
+    char all[96] = " GiB";
     int64_t most;
     const char *name;
 
@@ -241,8 +241,9 @@ static int say_memory(const report *r, const report_schedule *s, char *text, siz
     m = &s->memory[s->fullest];
     name = largest_term(m, &most);
     if (r->pipe->gpu_bytes > 0)
-        snprintf(all, sizeof all, " of the %.2f %s", modelling_gib(r->pipe->gpu_bytes), pipeline_room_words(r->pipe));
-    snprintf(text, size, "Memory: stage %lld holds the most, %.2f GiB%s; its largest term is %s, %.2f GiB.%s",
+        snprintf(all, sizeof all, " of %.2f GiB (%s)", modelling_gib(r->pipe->gpu_bytes),
+                 pipeline_room_words(r->pipe) + strlen("of "));
+    snprintf(text, size, "Memory: stage %lld holds the most, %.2f%s. Its largest term is %s, %.2f GiB.%s",
              (long long)s->fullest, modelling_gib(m->total), all, name, modelling_gib(most),
              s->held_down ? " The schedule is held down to fit." : "");
     return 1;
