@@ -433,9 +433,11 @@ def check_legend(browser, checks, data, shown):
         wanted.add("activations dropped")
     got = set(browser.run("[...document.querySelectorAll('#legend span')].map(s => s.textContent)"))
     checks.that("legend/%d" % shown[0], got == wanted, got ^ wanted)
-    chunks = browser.run("document.querySelectorAll('#chunks-legend span').length")
-    kinds = [data["plans"][0][n] for n in ("n_standalone", "n_dependent", "n_hybrid")]
-    checks.that("legend/chunks", chunks == sum(n > 0 for n in kinds), (chunks, kinds))
+    plan = data["plans"][0]
+    kinds = [("standalone" if chain < 0 else "hybrid" if n > 1 else "dependent")
+             for chain, n in zip(plan["chunks"]["chain"], plan["chunks"]["n_slices"]) if n]
+    got = browser.run("[...document.querySelectorAll('#chunks-legend span')].map(s => s.textContent.split(':')[0])")
+    checks.that("legend/chunks", sorted(got) == sorted("%d %s" % (kinds.count(k), k) for k in set(kinds)), (got, kinds))
 
 
 def check_switch(browser, checks, data):

@@ -131,14 +131,19 @@ function fillBatch() {
     + (plan.rows ? `. ${count(plan.rows)} rows are computed for ${count(data.n_tokens)} tokens, because sequences `
       + "share what they begin with" : "")
     + (data.n_ranks > 1 ? `. Here: those of rank ${data.rank}` : "");
-  const add = (many, fill, text) => many && byId("chunks-legend").append(element("span", {}, swatch(fill),
-    `${count(many)} ${text}`));
-  const long = plan.rows ? "a shared beginning or its branches, a hue for each tree"
-    : plan.n_chains === 1 ? "a part of the long sequence"
-    : `a part of a long sequence, a hue for each of ${count(plan.n_chains)}`;
-  add(plan.n_standalone, "var(--alone)", "standalone: whole sequences");
-  add(plan.n_dependent, "var(--chain0)", "dependent: " + long);
-  add(plan.n_hybrid, "linear-gradient(var(--alone) 50%, var(--chain0) 50%)", "hybrid: both in one chunk");
+  fillChunkLegend(plan);
+}
+
+// Counts the chunks that are drawn, which may be those of one rank.
+function fillChunkLegend(plan) {
+  const kinds = plan.chunks.chain.map((_, i) => kindOf(plan.chunks, i));
+  const hues = new Set((plan.chunks.tree || plan.chunks.chain).filter((_, i) => plan.chunks.chain[i] >= 0)).size;
+  const add = (kind, fill, text) => kinds.includes(kind) && byId("chunks-legend").append(element("span", {},
+    swatch(fill), `${count(kinds.filter(k => k === kind).length)} ${kind}: ${text}`));
+  add("standalone", "var(--alone)", "whole sequences");
+  add("dependent", "var(--chain0)", (plan.rows ? "a shared beginning or its branches" : "a part of a long sequence")
+    + (hues > 1 ? `, a hue for each of ${count(hues)}` : ""));
+  add("hybrid", "linear-gradient(var(--alone) 50%, var(--chain0) 50%)", "both in one chunk");
 }
 
 // ---- pointing at chunks ----
