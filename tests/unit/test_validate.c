@@ -168,6 +168,7 @@ static const damage damages[] = {
     IN_CHUNK(3, up, 2, "chunks.up", 3),
     IN_CHUNK(4, up, 3, "chunks.up", 4),
     IN_CHUNK(0, down, 2, "chunks.up", 2), /* which continues another one */
+    IN_CHUNK(0, down, 0, "chunks.down", 0),
     IN_CHUNK(1, down, -1, "chunks.down", 1),
     IN_CHUNK(2, down, 3, "chunks.down", 2),
     IN_CHUNK(1, down, INT64_MAX, "chunks.down", 1),
@@ -472,6 +473,77 @@ TEST(a_chunk_that_ends_between_two_places) {
     drop_copy(&copy);
 }
 
+/* Two sequences of three tokens lie in a chunk of six, and five are allowed. All other numbers agree. */
+TEST(a_chunk_of_one_row_too_many) {
+    const int64_t lengths[] = {3, 3};
+    const cf_pack_desc desc = {.chunk_size = 6};
+    cf_plan *plan = NULL;
+    cf_error error;
+    REQUIRE(cf_pack(lengths, 2, &desc, &plan, NULL) == CF_OK && plan->n_chunks == 1);
+    plan->chunk_size = 5;
+    CHECK_INT(cf_plan_validate(plan, lengths, 2, NULL, &error), CF_ERROR_PLAN);
+    CHECK_STR(error.field, "chunks.rows");
+    CHECK_INT(error.wanted, 5);
+    CHECK_INT(error.got, 6);
+    cf_plan_free(plan);
+}
+
+/* The last chunk of rank 1's chain claims that a chunk of rank 0 continues it, and this chunk claims it as well. A
+   schedule of rank 1 walks no chunk of rank 0, and must not follow the link. */
+TEST(no_chunk_of_another_rank_continues_a_chunk) {
+    cf_plan plan = known_plan();
+    cf_schedule_desc desc = {.shape = {.n_stages = 1, .rank = 1}};
+    cf_schedule *schedule = NULL;
+    cf_error error;
+    CHECK_INT(cf_schedule_make(&plan, &desc, &schedule, &error), CF_OK);
+    cf_schedule_free(schedule);
+    schedule = NULL;
+    plan.chunks[4].below = 2;
+    plan.chunks[5].below = 1;
+    plan.chunks[5].down = 1;
+    plan.chunks[1].up = 5;
+    CHECK_INT(cf_schedule_make(&plan, &desc, &schedule, &error), CF_ERROR_PLAN);
+    CHECK_STR(error.field, "chunks.down");
+    CHECK_INT(error.item, 5);
+    CHECK(schedule == NULL);
+    drop_copy(&plan);
+}
+
+static void *count_bytes(size_t bytes, void *sum) {
+    *(size_t *)sum += bytes;
+    return malloc(bytes);
+}
+
+static void release_bytes(void *memory, void *sum) {
+    (void)sum;
+    free(memory);
+}
+
+/* As the header says: 1 byte per sequence and 8 per chunk, with trees 33 and 16. Alignment, one sum more, and a
+   sanitizer's gaps between arrays take the rest. */
+TEST(validate_takes_the_scratch_that_it_says) {
+    enum { N = 1000 };
+    static cf_shared_prefix shares[N];
+    int64_t lengths[N], i, trees;
+    for (i = 0; i < N; i++) {
+        lengths[i] = 16 + i % 5;
+        shares[i].with = i - i % 2;
+        shares[i].tokens = i % 2 * 8;
+    }
+    for (trees = 0; trees < 2; trees++) {
+        cf_pack_desc desc = {.chunk_size = 16, .shared_prefixes = trees ? shares : NULL, .min_shared_prefix = trees};
+        size_t bytes = 0, wanted;
+        cf_allocator allocator = {count_bytes, release_bytes, &bytes};
+        cf_plan *plan = NULL;
+        REQUIRE(cf_pack(lengths, N, &desc, &plan, NULL) == CF_OK);
+        CHECK_INT(plan->order != NULL, trees);
+        CHECK_INT(cf_plan_validate(plan, lengths, N, &allocator, NULL), CF_OK);
+        wanted = (size_t)(trees ? 33 * N + 16 * plan->n_chunks : N + 8 * plan->n_chunks);
+        CHECK(bytes >= wanted && bytes <= wanted + 512);
+        cf_plan_free(plan);
+    }
+}
+
 /* Of a plan that nobody has validated. */
 TEST(fewer_than_no_rows_are_no_bytes) {
     cf_plan plan = known_plan();
@@ -488,4 +560,6 @@ TEST(fewer_than_no_rows_are_no_bytes) {
 SUITE(validate, CASE(a_plan_made_by_hand_is_accepted), CASE(each_kind_of_damage_is_named), CASE(a_chain_without_slices),
       CASE(impossible_methods_are_named), CASE(random_damage_is_judged_as_by_the_oracle),
       CASE(validate_refuses_bad_arguments), CASE(a_chain_that_ends_too_early), CASE(fewer_than_no_rows_are_no_bytes),
-      CASE(a_chunk_that_ends_between_two_places), CASE(a_sequence_that_is_there_twice));
+      CASE(a_chunk_that_ends_between_two_places),
+      CASE(a_chunk_of_one_row_too_many), CASE(no_chunk_of_another_rank_continues_a_chunk),
+      CASE(validate_takes_the_scratch_that_it_says), CASE(a_sequence_that_is_there_twice));
