@@ -1466,6 +1466,53 @@ TEST(a_tree_made_by_hand_is_accepted_undamaged) {
     refused(&plan, lengths, "slices.up", 3);
 }
 
+/* Rows of sequence 0 and rows of sequence 1 lie in the chain of chunk 0. The leaf of sequence 1 sees four rows of that
+   chain: by number it would see those of sequence 0. */
+TEST(a_chain_that_forks_is_refused) {
+    const int64_t lengths[] = {4, 6};
+    int64_t order[] = {0, 1}, common[] = {0, 2}, copies[] = {4, 6};
+    cf_slice slices[] = {/* begin, sequence, length, offset, up, first, n */
+                         {0, 0, 2, 0, -1, 0, 2}, {2, 0, 2, 2, 0, 0, 1}, {2, 1, 2, 4, 0, 1, 1}, {4, 1, 2, 0, 2, 1, 1}};
+    cf_chunk chunks[] = {
+        /* first_slice, n_slices, tokens, rows, pairs, chain, index, prefix, rank, up, down, below, state, cp */
+        {0, 3, 6, 6, 3 + 7 + 7, 0, 0, 0, 0, -1, 1, 1, 6, 0}, {3, 1, 2, 2, 11, 1, 0, 4, 0, 0, -1, 0, 0, 0}};
+    cf_chain chains[] = {{0, 0, 1, 6, 0}, {1, 1, 1, 0, 0}};
+    const cf_plan plan = {.chunk_size = 8, .align = 1, .method = CF_PACK_BEST_FIT, .split = CF_SPLIT_FULL,
+                          .n_sequences = 2, .n_tokens = 10, .n_ranks = 1, .chunks_per_rank = 2, .n_chunks = 2,
+                          .n_chains = 2, .n_slices = 4, .lower_bound = 1, .chunks = chunks, .slices = slices,
+                          .chains = chains, .order = order, .common = common, .lengths = copies};
+    refused(&plan, lengths, "slices.up", 2);
+}
+
+/* Six times the first token of three have as many pairs as the three tokens. */
+TEST(tokens_of_as_many_pairs_are_refused) {
+    const int64_t lengths[] = {3};
+    int64_t order[] = {0}, common[] = {0}, copies[] = {3};
+    cf_slice slices[6];
+    cf_chunk chunk = {0, 6, 6, 6, 6, -1, 0, 0, 0, -1, -1, 0, 0, 0};
+    const cf_plan plan = {.chunk_size = 8, .align = 1, .method = CF_PACK_BEST_FIT, .split = CF_SPLIT_FULL,
+                          .n_sequences = 1, .n_tokens = 3, .n_ranks = 1, .chunks_per_rank = 1, .n_chunks = 1,
+                          .n_slices = 6, .chunks = &chunk, .slices = slices, .order = order, .common = common,
+                          .lengths = copies};
+    int32_t i;
+    for (i = 0; i < 6; i++) {
+        const cf_slice slice = {0, 0, 1, i, -1, 0, 1};
+        slices[i] = slice;
+    }
+    refused(&plan, lengths, "slices.sequence", 5);
+}
+
+/* The pairs of 2^35 tokens take more than 64 bits, and so do products of their halves. */
+TEST(trees_of_very_long_sequences_are_accepted) {
+    const int64_t lengths[] = {(int64_t)1 << 35, ((int64_t)1 << 35) + 3};
+    const cf_shared_prefix shares[] = {{0, 0}, {0, (int64_t)1 << 34}};
+    cf_pack_desc desc = {.chunk_size = (int64_t)1 << 26, .shared_prefixes = shares};
+    cf_plan *plan = NULL;
+    REQUIRE(cf_pack(lengths, 2, &desc, &plan, NULL) == CF_OK && plan->order != NULL);
+    CHECK_INT(cf_plan_validate(plan, lengths, 2, NULL, NULL), CF_OK);
+    cf_plan_free(plan);
+}
+
 #define CHECK_MISSING(array)                                                                                         \
     do {                                                                                                             \
         cf_plan without = *plan;                                                                                     \
@@ -1989,6 +2036,8 @@ SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(shared_prompts_
       CASE(without_shares_plans_are_as_ever), CASE(metadata_of_trees_without_weights_is_that_with_even_ones),
       CASE(damaged_plans_of_trees_are_refused), CASE(plans_of_trees_that_nobody_has_validated_are_walked_safely),
       CASE(damaged_slices_of_trees_are_refused_by_name), CASE(a_tree_made_by_hand_is_accepted_undamaged),
+      CASE(a_chain_that_forks_is_refused), CASE(tokens_of_as_many_pairs_are_refused),
+      CASE(trees_of_very_long_sequences_are_accepted),
       CASE(chains_of_trees_stay_on_their_rank),
       CASE(trees_fit_into_what_is_asked_for), CASE(what_is_asked_for_is_near_what_is_used),
       CASE(what_cp_groups_ask_for_is_near_what_they_use),

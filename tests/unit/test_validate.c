@@ -488,6 +488,20 @@ TEST(a_chunk_of_one_row_too_many) {
     cf_plan_free(plan);
 }
 
+/* A list on one rank has no more chains than sequences. */
+TEST(more_chains_than_sequences_are_refused) {
+    const int64_t lengths[] = {40};
+    const cf_pack_desc desc = {.chunk_size = 8};
+    cf_plan *plan = NULL;
+    cf_error error;
+    REQUIRE(cf_pack(lengths, 1, &desc, &plan, NULL) == CF_OK && plan->n_chunks == 5 && plan->n_chains == 1);
+    plan->n_chains = 2;
+    CHECK_INT(cf_plan_validate(plan, lengths, 1, NULL, &error), CF_ERROR_PLAN);
+    CHECK_STR(error.field, "n_chains");
+    CHECK_INT(error.wanted, 1);
+    cf_plan_free(plan);
+}
+
 /* The last chunk of rank 1's chain claims that a chunk of rank 0 continues it, and this chunk claims it as well. A
    schedule of rank 1 walks no chunk of rank 0, and must not follow the link. */
 TEST(no_chunk_of_another_rank_continues_a_chunk) {
@@ -561,5 +575,6 @@ SUITE(validate, CASE(a_plan_made_by_hand_is_accepted), CASE(each_kind_of_damage_
       CASE(impossible_methods_are_named), CASE(random_damage_is_judged_as_by_the_oracle),
       CASE(validate_refuses_bad_arguments), CASE(a_chain_that_ends_too_early), CASE(fewer_than_no_rows_are_no_bytes),
       CASE(a_chunk_that_ends_between_two_places),
-      CASE(a_chunk_of_one_row_too_many), CASE(no_chunk_of_another_rank_continues_a_chunk),
+      CASE(a_chunk_of_one_row_too_many), CASE(more_chains_than_sequences_are_refused),
+      CASE(no_chunk_of_another_rank_continues_a_chunk),
       CASE(validate_takes_the_scratch_that_it_says), CASE(a_sequence_that_is_there_twice));
