@@ -197,6 +197,10 @@ typedef struct cf_attention_tensors {
     void *workspace;              /* at least forward_bytes or backward_bytes on the device, aligned to 256 */
     size_t workspace_bytes;
     struct cublasContext *cublas; /* for CF_ATTENTION_UNFUSED. Its stream is set to `stream` if it is another */
+    const float *sinks;           /* (n_heads) one more score for every query of a head, whose value is 0: lse counts it,
+                                     and out becomes smaller. -inf does nothing. NULL: none. The backward reads out and
+                                     lse as the forward with sinks left them */
+    float *dsinks;                /* (n_heads) the backward adds the gradients of sinks. NULL: not wanted */
 } cf_attention_tensors;
 
 /* Errors: CF_ERROR_ARGUMENT (a missing or misaligned array), CF_ERROR_OVERFLOW (a stride), CF_ERROR_SPACE (workspace),
@@ -347,7 +351,9 @@ typedef struct cf_layer_attention {
     cf_tensor dout;               /* read by the backward */
     cf_tensor dq, dk, dv;         /* written by the backward, 0 in padding: gradients of what the projections gave. They
                                      may be q, k and v themselves */
-    struct cublasContext *cublas; /* as in cf_attention_tensors */
+    struct cublasContext *cublas; /* as in cf_attention_tensors, and so are: */
+    const float *sinks;
+    float *dsinks;
 } cf_layer_attention;
 
 /* All that attention of a layer does in a pass, on the step's stream: RoPE, the chunk's K and V into the state,
@@ -571,7 +577,8 @@ extern "C" {
 
        cf_attention_forward(chunk, &x, ...)                      begins, with the chunk's own keys
        cf_attention_forward(block, &x, ...)                      for each block and level, its own tiles in x.tiles
-       x.finish = 1, cf_attention_forward(chunk, &x, ...)        writes out and lse (dq in the backward) of those slices
+       x.finish = 1, cf_attention_forward(chunk, &x, ...)        writes out and lse (dq in the backward) of those slices,
+                                                                 and is the call that reads sinks
 
    Between these calls the sums lie in fp32 at the start of the workspace, which has the bytes that the largest of these
    problems asks for. `overwrite` says of each call what it does with its dk and dv; of a level it must be 0. A block's
@@ -3749,6 +3756,74 @@ __global__ void __launch_bounds__(UNFUSED_THREADS) round_rows_kernel(const __gri
         p.lse[head * p.lse_stride + row] = p.sums != NULL ? p.sums_lse[head * p.n_rows + row] : -INFINITY;
 }
 
+/* ---- sinks ---- */
+
+const int MOST_RUNS = 16;     /* of neighbouring rows, in one launch */
+const int SINK_THREADS = 512; /* of a head's gradient */
+
+/* The rows of slices, counted without the rows between them: from the before[i]-th on, shift[i] is added. */
+struct sink_params {
+    view out, dout; /* in elements */
+    const float *sinks;
+    float *lse, *dsinks;
+    int64_t lse_stride;
+    int32_t n_rows, n_heads, head_size;
+    int32_t before[MOST_RUNS], shift[MOST_RUNS]; /* ascending; unused ones: INT32_MAX */
+};
+
+CF_DEVICE int64_t row_in_slices(const sink_params &p, int64_t index) {
+    int32_t shift = p.shift[0];
+    CF_UNROLL
+    for (int i = 1; i < MOST_RUNS; i++)
+        if (index >= p.before[i]) shift = p.shift[i];
+    return index + shift;
+}
+
+/* Adds a head's sink to what attention has made of its keys. A warp has a row and head. With a sink of -inf nothing
+   changes, not a bit. */
+template <typename T>
+__global__ void __launch_bounds__(UNFUSED_THREADS) sinks_kernel(const __grid_constant__ sink_params p) {
+    const int64_t at = row_of_warp(), index = at / p.n_heads, head = at % p.n_heads;
+    if (index >= p.n_rows) return;
+    const int64_t row = row_in_slices(p, index);
+    const int lane = (int)threadIdx.x % 32;
+    T *out = reinterpret_cast<T *>(p.out.data) + row * p.out.row + head * p.out.head;
+    float *lse = p.lse + head * p.lse_stride + row;
+    const float sink = p.sinks[head], keys = *lse, top = fmaxf(keys, sink);
+    const float less = keys == sink ? 1.0f : expf(-fabsf(keys - sink)), sum = __fadd_rn(1.0f, less);
+    const float share = (keys >= sink ? 1.0f : less) / sum;
+    for (int i = lane; i < p.head_size && share != 1.0f; i += 32) out[i] = from_float<T>(to_float<T>(out[i]) * share);
+    __syncwarp();
+    if (lane == 0) *lse = top + logf(sum);
+}
+
+/* Adds to the gradient of a head's sink: - sum of exp(sink - lse) (dout . out). A block has a head and adds in one
+   order, so that the bits are the same in every run. */
+template <typename T>
+__global__ void __launch_bounds__(SINK_THREADS) sinks_gradient_kernel(const __grid_constant__ sink_params p) {
+    __shared__ float of_warp[SINK_THREADS / 32];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int64_t head = blockIdx.x;
+    const float sink = p.sinks[head];
+    float sum = 0.0f;
+    for (int64_t index = warp; index < p.n_rows; index += SINK_THREADS / 32) {
+        const int64_t row = row_in_slices(p, index);
+        const T *out = reinterpret_cast<const T *>(p.out.data) + row * p.out.row + head * p.out.head;
+        const T *dout = reinterpret_cast<const T *>(p.dout.data) + row * p.dout.row + head * p.dout.head;
+        const float lse = p.lse[head * p.lse_stride + row], share = sink == lse ? 1.0f : expf(sink - lse);
+        float dot = 0.0f;
+        for (int i = lane; i < p.head_size && share != 0.0f; i += 32)
+            dot = fmaf(to_float<T>(out[i]), to_float<T>(dout[i]), dot);
+        sum = fmaf(share, dot, sum);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) of_warp[warp] = sum;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int i = 1; i < SINK_THREADS / 32; i++) sum = __fadd_rn(sum, of_warp[i]);
+    p.dsinks[head] = __fadd_rn(p.dsinks[head], -sum);
+}
+
 /* ================================================================================================================
    >>attention    launches, paths, public functions
    ================================================================================================================ */
@@ -4468,6 +4543,57 @@ cf_result run_unfused(const call &c) {
     }
 }
 
+/* ---- sinks ---- */
+
+/* Puts rows of slices into k, from slice *s on, as many as there is room for. Slices without rows between them are one
+   run. */
+void take_runs(const cf_attention_desc &d, int64_t *s, sink_params *k) {
+    int64_t end = -1;
+    int n = 0;
+    for (k->n_rows = 0; *s < d.n_slices; ++*s) {
+        const int32_t begin = d.starts_q[*s], length = d.cu_seqlens_q[*s + 1] - d.cu_seqlens_q[*s];
+        if (length == 0) continue;
+        if (begin != end && n == MOST_RUNS) return;
+        if (begin != end) k->before[n] = k->n_rows, k->shift[n] = begin - k->n_rows, n++;
+        k->n_rows += length;
+        end = begin + length;
+    }
+    for (; n < MOST_RUNS; n++) k->before[n] = INT32_MAX;
+}
+
+template <typename T> cf_result add_sinks_as(const call &c, sink_params *k) {
+    const int64_t per_block = UNFUSED_THREADS / 32;
+    cf_result code = CF_OK;
+    for (int64_t s = 0; code == CF_OK;) {
+        take_runs(c.of->desc, &s, k);
+        if (k->n_rows == 0) break;
+        code = c.backward ? launch<sinks_gradient_kernel<T>>("sinks_gradient", k->n_heads, SINK_THREADS, 0, c.stream,
+                                                             c.error, *k)
+                          : launch<sinks_kernel<T>>("sinks", div_up((int64_t)k->n_rows * k->n_heads, per_block),
+                                                    UNFUSED_THREADS, 0, c.stream, c.error, *k);
+    }
+    return code;
+}
+
+/* Lets out and lse have the sinks, or adds to the sinks' gradients: once all keys have been seen. */
+cf_result add_sinks(const call &c) {
+    const cf_attention_desc &d = c.of->desc;
+    const cf_attention_tensors *x = c.tensors;
+    const attention_views v = views_of(c);
+    sink_params k = {};
+    if (x->sinks == NULL || (c.backward && x->dsinks == NULL) || (c.of->in_blocks && !x->finish)) return CF_OK;
+    k.out = v.out, k.dout = v.dout;
+    k.sinks = x->sinks, k.dsinks = x->dsinks;
+    k.lse = x->lse;
+    k.lse_stride = x->lse_stride != 0 ? x->lse_stride : c.of->rows_q;
+    k.n_heads = (int32_t)d.n_heads, k.head_size = (int32_t)d.head_size;
+    switch (d.dtype) {
+        case CF_DTYPE_FP32: return add_sinks_as<float>(c, &k);
+        case CF_DTYPE_FP16: return add_sinks_as<__half>(c, &k);
+        default: return add_sinks_as<__nv_bfloat16>(c, &k);
+    }
+}
+
 /* ---- the choice ---- */
 
 /* Fastest first. */
@@ -4617,8 +4743,11 @@ cf_result check_call(const problem *p, const cf_attention_tensors *x, bool backw
     if (code == CF_OK && backward) code = check_tensor(x->dk, "dk", 4, k, kv, error);
     if (code == CF_OK && backward) code = check_tensor(x->dv, "dv", 4, k, kv, error);
     if (code == CF_OK) code = check_aligned(x->lse, sizeof(float), "lse", error);
+    if (code == CF_OK) code = check_aligned(x->sinks, sizeof(float), "sinks", error);
+    if (code == CF_OK) code = check_aligned(x->dsinks, sizeof(float), "dsinks", error);
     if (code != CF_OK) return code;
-    if (backward && q > 0 && x->lse == NULL) return cf_fail_null(error, "lse");
+    if ((backward || x->sinks != NULL) && q > 0 && x->lse == NULL) return cf_fail_null(error, "lse");
+    if (backward && x->dsinks != NULL && x->sinks == NULL) return cf_fail_null(error, "sinks");
     if (x->lse_stride != 0 && x->lse_stride < q)
         return cf_fail(error, CF_ERROR_ARGUMENT, "lse_stride", -1, q, x->lse_stride, "too small");
     if (p->tiles_bytes > 0 && (x->tiles == NULL || reinterpret_cast<uintptr_t>(x->tiles) % 16 != 0))
@@ -4681,8 +4810,10 @@ cf_result cf_attention_block_prepare(const cf_attention *chunk, int64_t first, i
 cf_result cf_attention_forward(const cf_attention *attention, const cf_attention_tensors *tensors,
                                cf_cuda_stream stream, cf_error *error) {
     const problem *p = static_cast<const problem *>(attention);
-    const cf_result code = check_call(p, tensors, false, error);
-    return code == CF_OK ? find_path(p->path)->run({p, tensors, false, stream, error}) : code;
+    const call c = {p, tensors, false, stream, error};
+    cf_result code = check_call(p, tensors, false, error);
+    if (code == CF_OK) code = find_path(p->path)->run(c);
+    return code == CF_OK ? add_sinks(c) : code;
 }
 
 cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
@@ -4696,7 +4827,8 @@ cf_result cf_attention_backward(const cf_attention *attention, const cf_attentio
     for (const view &sums : {views_of(c).dk, views_of(c).dv})
         if (clears && code == CF_OK) code = clear_keys(c, sums, p->rows_k);
     x.overwrite = x.overwrite && !clears;
-    return code == CF_OK ? find_path(p->path)->run(c) : code;
+    if (code == CF_OK) code = find_path(p->path)->run(c);
+    return code == CF_OK ? add_sinks(c) : code;
 }
 
 #ifdef CHUNKFLOW_CUDA_VARIANTS
@@ -5731,6 +5863,7 @@ cf_result begin_layer(layer_call *c) {
     c->own.workspace = step->attention_workspace;
     c->own.workspace_bytes = (size_t)(bytes - scratch);
     c->own.cublas = c->of->cublas;
+    c->own.sinks = c->of->sinks, c->own.dsinks = c->of->dsinks;
     find_keys(c, &rows);
     if (c->backward) find_gradients(c, &rows);
     return CF_OK;

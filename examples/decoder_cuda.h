@@ -299,6 +299,7 @@ static layout decoder_layout(const part *p) {
     at.qkv = place_of(&end, qkv_width(p) * h);
     at.bias = place_of(&end, qkv_width(p));
     at.o = place_of(&end, h * h);
+    at.sinks = place_of(&end, p->config->kinds.n_pattern > 0 ? p->config->heads : 0);
     at.norm2 = place_of(&end, h);
     at.gate_up = place_of(&end, 2 * f * h);
     at.down = place_of(&end, h * f);
@@ -326,7 +327,7 @@ static void add_tensor(decoder *d, int64_t layer, const char *name, int64_t offs
 static void list_tensors(decoder *d) {
     const int64_t h = d->config->hidden, f = d->config->ffn, kv = kv_width(d), v = d->config->vocabulary;
     const layout *at = &d->at;
-    d->tensors = TAKE(decoder_tensor, 3 + TENSORS_PER_LAYER * d->config->layers);
+    d->tensors = TAKE(decoder_tensor, 3 + (TENSORS_PER_LAYER + 1) * d->config->layers);
     add_tensor(d, -1, "model.embed_tokens.weight", at->embedding, v, h);
     for (int64_t i = 0; i < d->config->layers; i++) {
         const int64_t l = i * at->layer;
@@ -338,6 +339,7 @@ static void list_tensors(decoder *d) {
         add_tensor(d, i, "self_attn.v_proj.weight", l + at->qkv + (h + kv) * h, kv, h);
         add_tensor(d, i, "self_attn.v_proj.bias", l + at->bias + h + kv, kv, 0);
         add_tensor(d, i, "self_attn.o_proj.weight", l + at->o, h, h);
+        if (has_sinks(d, i)) add_tensor(d, i, "self_attn.sinks", l + at->sinks, d->config->heads, 0);
         add_tensor(d, i, "post_attention_layernorm.weight", l + at->norm2, h, 0);
         add_tensor(d, i, "mlp.gate_proj.weight", l + at->gate_up, f, h);
         add_tensor(d, i, "mlp.up_proj.weight", l + at->gate_up + f * h, f, h);

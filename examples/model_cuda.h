@@ -246,6 +246,7 @@ static cudaError_t launch(void (*kernel)(P...), int64_t blocks, dim3 threads, cu
    Weights, gradients and the optimizer's moments all have this layout. */
 typedef struct layout {
     int64_t norm1, qkv, bias;            /* in a layer: (hidden), (hidden, q + k + v), (q + k + v), */
+    int64_t sinks;                       /* (heads), where layers have them */
     int64_t o, norm2, gate_up, down;     /* (hidden, hidden), (hidden), (hidden, 2 ffn), (ffn, hidden) */
     int64_t layer;                       /* from layer to layer */
     int64_t embedding, final_norm, head; /* behind all layers: (vocabulary, hidden), (hidden), (vocabulary, hidden) */
@@ -272,6 +273,9 @@ typedef struct part {
 static int64_t n_layers_of(const part *p) { return p->range.end_layer - p->range.first_layer; }
 static int64_t kv_width(const part *p) { return kv_width_of(p->config); }
 static int64_t qkv_width(const part *p) { return p->config->hidden + 2 * kv_width(p); }
+static int has_sinks(const part *p, int64_t layer) {
+    return layer_kind_of(p->config, p->range.first_layer + layer).sinks;
+}
 
 static int64_t next_offset(int64_t *end, int64_t count) {
     int64_t offset = *end;
@@ -281,7 +285,7 @@ static int64_t next_offset(int64_t *end, int64_t count) {
 
 static layout layout_of(const part *p) {
     const int64_t h = p->config->hidden, f = p->config->ffn, table = p->config->vocabulary * h;
-    layout at;
+    layout at = {};
     int64_t end = 0;
     at.norm1 = next_offset(&end, h);
     at.qkv = next_offset(&end, h * qkv_width(p));
@@ -672,6 +676,10 @@ template <typename T> static cf_layer_attention attention_of_layer(const pass_of
     x.lse = a.lse;
     x.dout = columns_of(p->scratch.dattended, 0, h);
     x.cublas = p->own->cublas;
+    if (has_sinks(p->own, layer)) { /* in float: their numbers are few */
+        x.sinks = p->own->master + layer * p->own->at.layer + p->own->at.sinks;
+        x.dsinks = p->own->gradient + layer * p->own->at.layer + p->own->at.sinks;
+    }
     return x;
 }
 

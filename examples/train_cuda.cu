@@ -86,6 +86,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"kv-heads", INTEGER, &s->model.kv_heads, 0, MANY, NULL, "key and value heads"},
         {"ffn", INTEGER, &s->model.ffn, 0, MANY, NULL, "width of the feed-forward part"},
         {"vocabulary", INTEGER, &s->model.vocabulary, 0, MANY, NULL, "tokens that there are"},
+        {"sinks", FLAG, &s->model.kinds.pattern[0].sinks, 0, 0, NULL, "give each head's softmax a learnt term more"},
         {"untied", FLAG, &s->model.untied, 0, 0, NULL, "give the head a weight of its own"},
         {"type", CHOICE, &s->type, 0, 0, "bf16 fp16 fp32", "of parameters and activations; not fp16"},
         {"attention", CHOICE, &s->path, 0, 0, "unfused mma wgmma",
@@ -192,6 +193,9 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
         fail(EXIT_BAD_INPUT, "--recompute: none or full");
     if (s.stream > 0 && s.recompute == CF_RECOMPUTE_FULL)
         fail(EXIT_BAD_INPUT, "--stream: a backward walks through the state once, so --recompute must be none");
+    s.model.kinds.n_pattern = s.model.kinds.pattern[0].sinks;
+    if (s.model.kinds.n_pattern > 0 && (s.load || s.save))
+        fail(EXIT_BAD_INPUT, "--sinks: the models of --load and --save have none");
     if (s.outputs > 0 && s.recompute == CF_RECOMPUTE_FULL)
         fail(EXIT_BAD_INPUT, "--outputs: full recomputation drops them again, so --recompute must be none");
     if (s.headless && (s.check || s.save || s.checkpoint))
@@ -621,8 +625,8 @@ static int use_checkpoint(trainer *t, int (*use)(const char *path, checkpoint *c
     const checkpoint_setting all[] = {
         setting_int("vocabulary", m->vocabulary), setting_int("layers", m->layers), setting_int("hidden", m->hidden),
         setting_int("heads", m->heads), setting_int("kv-heads", m->kv_heads), setting_int("ffn", m->ffn),
-        setting_int("untied", m->untied), setting_double("rope theta", m->rope_theta),
-        setting_double("norm epsilon", m->norm_epsilon), setting_int("type", (int64_t)s->type),
+        setting_int("untied", m->untied), setting_int("sinks", m->kinds.n_pattern),
+        setting_double("rope theta", m->rope_theta), setting_double("norm epsilon", m->norm_epsilon), setting_int("type", (int64_t)s->type),
         setting_int("mean", (int64_t)s->mean), setting_int("batch", s->batch), setting_int("steps", o->steps),
         setting_double("lr", o->learning_rate), setting_int("warmup", o->warmup),
         setting_double("weight-decay", o->weight_decay), setting_double("clip", o->clip), setting_int("seed", s->seed),

@@ -567,6 +567,53 @@ FAULTS = (
      "    __syncwarp();\n    if (planted != {n} || threadIdx.x % 32 == 0) mbarrier_wait(landed, tails & 1);\n"
      "    tails++;",
      "wgmma.nan_in_the_next_document"),
+    ("a sink that out does not have",
+     "const float share = (keys >= sink ? 1.0f : less) / sum;",
+     "const float share = planted == {n} ? 1.0f : (keys >= sink ? 1.0f : less) / sum;",
+     "attention.sinks"),
+    ("rows of sinks in the wrong run",
+     "if (index >= p.before[i]) shift = p.shift[i];",
+     "if (index >= p.before[i] + (planted == {n})) shift = p.shift[i];",
+     "attention.sinks"),
+    ("a sink's gradient without its last warp",
+     "for (int i = 1; i < SINK_THREADS / 32; i++) sum =",
+     "for (int i = 1; i < SINK_THREADS / 32 - (planted == {n}); i++) sum =",
+     "attention.sinks"),
+    ("a sink's gradient that overwrites",
+     "p.dsinks[head] = __fadd_rn(p.dsinks[head], -sum);",
+     "p.dsinks[head] = __fadd_rn(planted == {n} ? 0.0f : p.dsinks[head], -sum);",
+     "attention.sinks"),
+    ("sinks before all blocks were seen",
+     "(c.of->in_blocks && !x->finish)) return CF_OK;",
+     "(c.of->in_blocks && !x->finish == (planted != {n}))) return CF_OK;",
+     "outputs.sinks_in_blocks"),
+    ("outputs over others that have not left",
+     "    if (o.host != NULL) status = cudaStreamWaitEvent(compute, o.event(layer, OUTPUTS_LEFT), 0);",
+     "    if (o.host != NULL && planted != {n})\n"
+     "        status = cudaStreamWaitEvent(compute, o.event(layer, OUTPUTS_LEFT), 0);",
+     "outputs.every_order"),
+    ("outputs that come into a slot in use",
+     "for (const cudaEvent_t event : {o.event(layer, OUTPUTS_USED),",
+     "for (const cudaEvent_t event : {o.event(layer, planted == {n} ? OUTPUTS_LEFT : OUTPUTS_USED),",
+     "outputs.every_order"),
+    ("outputs that come back before they left",
+     "o.event(0, OUTPUTS_LEFT), o.event(1, OUTPUTS_LEFT)})",
+     "o.event(0, planted == {n} ? OUTPUTS_USED : OUTPUTS_LEFT),\n"
+     "                                    o.event(1, planted == {n} ? OUTPUTS_USED : OUTPUTS_LEFT)})",
+     "outputs.every_order"),
+    ("no wait for outputs to come back",
+     "if (status == cudaSuccess) status = cudaStreamWaitEvent(compute, o->event(layer, OUTPUTS_BACK), 0);",
+     "if (status == cudaSuccess && planted != {n})\n"
+     "        status = cudaStreamWaitEvent(compute, o->event(layer, OUTPUTS_BACK), 0);",
+     "outputs.every_order"),
+    ("a replay that attends",
+     "if (outputs != NULL && step->step->action.pass == CF_R) return",
+     "if (outputs != NULL && step->step->action.pass == CF_R && planted != {n}) return",
+     "outputs.chains"),
+    ("log-sums that are not kept",
+     "copy(lse, lse_bytes, kept_lse, lse_bytes, lse_bytes, 1);",
+     "copy(lse, lse_bytes, kept_lse, lse_bytes, planted == {n} ? lse_bytes - 4 : lse_bytes, 1);",
+     "outputs.chains"),
 )
 
 
@@ -622,7 +669,7 @@ def leave_waits_out(lines):
         what = re.sub(r"planted == \d+ \? \S+ : |(?:\bbarriers|\(shared_address\)) ?(?:\+ )?", "", found.group(2)[:-1])
         name = "%s without %s" % (function, what)
         n = 1 + sum(other.split(" #")[0] == name for _, other, _ in faults)
-        faults.append((number, name + (" #%d" % n if n > 1 else ""),
+        faults.append((number, name + (" #%d" % n if n > 1 else ""), "attention.sinks" if "sinks" in function else
                        "attention. blocks." if function.startswith("attention_") else "wgmma. attention.wgmma"))
     return lines, faults
 

@@ -251,14 +251,20 @@ bool run_on_device(const host_problem &p, const host_inputs &in, const run_optio
     cublasHandle_t cublas = nullptr;
     const size_t room = o.room ? 2 : 1, lse_stride = (size_t)rows_q + 2;
     const size_t lse_bytes = room * lse_stride * (size_t)p.n_heads * 4;
-    void *tiles = nullptr, *workspace = nullptr, *lse = nullptr;
+    void *tiles = nullptr, *workspace = nullptr, *lse = nullptr, *sinks = nullptr, *dsinks = nullptr;
+    const size_t sinks_bytes = in.sinks.size() * sizeof(float);
+    std::vector<float> initial_dsinks(in.sinks.size(), 0.5f);
     const size_t workspace_bytes = a->forward_bytes > a->backward_bytes ? a->forward_bytes : a->backward_bytes;
     memset(&x, 0, sizeof x);
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
     CHECK(cudaMalloc(&tiles, a->tiles_bytes + 1) == cudaSuccess);
     CHECK(cudaMalloc(&workspace, room * workspace_bytes + 1) == cudaSuccess);
     CHECK(cudaMalloc(&lse, lse_bytes) == cudaSuccess);
-    for (void *block : {tiles, workspace, lse}) owner.blocks.push_back(block);
+    CHECK(cudaMalloc(&sinks, sinks_bytes + 4) == cudaSuccess);
+    CHECK(cudaMalloc(&dsinks, sinks_bytes + 4) == cudaSuccess);
+    for (void *block : {tiles, workspace, lse, sinks, dsinks}) owner.blocks.push_back(block);
+    CHECK(cudaMemcpy(sinks, in.sinks.data(), sinks_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaMemcpy(dsinks, initial_dsinks.data(), sinks_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
     CHECK(cudaMemset(workspace, 0xFF, room * workspace_bytes + 1) == cudaSuccess);
     CHECK(cudaMemset(lse, 0xFF, lse_bytes) == cudaSuccess);
     CHECK(cudaMemcpy(tiles, a->tiles, a->tiles_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
@@ -272,6 +278,8 @@ bool run_on_device(const host_problem &p, const host_inputs &in, const run_optio
     x.workspace = workspace;
     x.workspace_bytes = workspace_bytes;
     x.cublas = cublas;
+    x.sinks = in.sinks.empty() ? nullptr : (const float *)sinks;
+    x.dsinks = in.sinks.empty() ? nullptr : (float *)dsinks;
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     bool ok = call_ok(cf_attention_forward(a, &x, stream, &error), error);
     /* The backward must not count on what the forward left in the workspace. */
@@ -292,6 +300,11 @@ bool run_on_device(const host_problem &p, const host_inputs &in, const run_optio
         to->values.dk = download(p, dk, true, "dk", &to->bits);
         to->values.dv = download(p, dv, true, "dv", &to->bits);
     }
+    std::vector<float> of_sinks(in.sinks.size());
+    CHECK(cudaMemcpy(of_sinks.data(), dsinks, sinks_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+    to->values.dsinks.clear();
+    for (const float sum : of_sinks) to->values.dsinks.push_back((double)sum - 0.5);
+    to->bits.insert(to->bits.end(), (unsigned char *)of_sinks.data(), (unsigned char *)of_sinks.data() + sinks_bytes);
     std::vector<float> sums(lse_bytes / 4);
     CHECK(cudaMemcpy(sums.data(), lse, lse_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
     to->values.lse.assign((size_t)p.n_heads * (size_t)p.rows_q(), 0.0);
@@ -382,6 +395,7 @@ bool check_inputs(const host_problem &p, const host_inputs &in, const run_option
         ok = check_accuracy("dq", p.dtype, got.values.dq, exact.dq, rounded.dq, 3.0) && ok;
         ok = check_accuracy("dk", p.dtype, got.values.dk, exact.dk, rounded.dk, 3.0) && ok;
         ok = check_accuracy("dv", p.dtype, got.values.dv, exact.dv, rounded.dv, 3.0) && ok;
+        ok = check_accuracy("dsinks", p.dtype, got.values.dsinks, exact.dsinks, rounded.dsinks, 3.0) && ok;
     }
     return ok;
 }

@@ -50,7 +50,8 @@ template <typename real> struct row_pass {
         const real cap = (real)p.softcap;
         const float *q = at(in.q, row, head, p.n_heads), *dout = at(in.dout, row, head, p.n_heads);
         std::vector<real> score((size_t)n), prob((size_t)n);
-        real top = -(real)INFINITY, sum = 0;
+        const real sink = in.sinks.empty() ? -(real)INFINITY : (real)in.sinks[(size_t)head];
+        real top = sink, sum = 0;
         for (int j = 0; j < n; j++) {
             if (!visible(s, i, j)) continue;
             real x = dot(q, at(in.k, p.start_k(s) + j, kv, p.n_kv_heads)) * scale;
@@ -61,6 +62,7 @@ template <typename real> struct row_pass {
         double *lse = &to.lse[(size_t)head * (size_t)p.rows_q() + (size_t)row];
         *lse = -INFINITY;
         if (top == -(real)INFINITY) return;
+        sum = std::exp(sink - top);
         for (int j = 0; j < n; j++)
             if (visible(s, i, j)) sum += std::exp(score[(size_t)j] - top);
         const real log_sum = top + std::log(sum);
@@ -78,6 +80,7 @@ template <typename real> struct row_pass {
             d += out[(size_t)c] * (real)dout[c];
             at(to.out, row, head, p.n_heads)[c] = (double)out[(size_t)c];
         }
+        if (!in.sinks.empty()) to.dsinks[(size_t)head] -= (double)(std::exp(sink - log_sum) * d);
         for (int j = 0; j < n; j++) {
             if (!visible(s, i, j)) continue;
             const int key = p.start_k(s) + j;
@@ -104,6 +107,7 @@ template <typename real> static host_results run_reference(const host_problem &p
     to.dk.assign(in.k.size(), 0.0);
     to.dv.assign(in.k.size(), 0.0);
     to.lse.assign((size_t)p.n_heads * (size_t)p.rows_q(), 0.0);
+    to.dsinks.assign(in.sinks.size(), 0.0);
     row_pass<real> pass = {p, in, to, rounded};
     for (int s = 0; s < p.n_slices(); s++)
         for (int i = 0; i < p.queries(s); i++)

@@ -37,13 +37,14 @@ struct host_problem {
     }
 };
 
+/* sinks: (n_heads), or empty where there are none. */
 struct host_inputs {
-    std::vector<float> q, k, v, dout;
+    std::vector<float> q, k, v, dout, sinks;
 };
 
-/* lse is (n_heads, rows_q). Rows outside every slice are 0 here. */
+/* lse is (n_heads, rows_q), dsinks (n_heads) where there are sinks. Rows outside every slice are 0 here. */
 struct host_results {
-    std::vector<double> out, lse, dq, dk, dv;
+    std::vector<double> out, lse, dq, dk, dv, dsinks;
 };
 
 /* The number nearest to x among those of the type, as a float. */

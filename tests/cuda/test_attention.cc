@@ -616,6 +616,75 @@ TEST(padded_slices) {
     }
 }
 
+/* ---- sinks ---- */
+
+/* Slices with rows between them, in more runs than one launch takes; the last sink does nothing. */
+static host_problem sinks_problem(cf_dtype dtype, int head_size) {
+    host_problem p = problem_of(4, 2, head_size);
+    p.dtype = dtype;
+    for (int i = 0; i < 26; i++) {
+        p.add_slice(i % 4, i == 1 ? 70 : i % 4);
+        p.starts_q.push_back(i * 4);
+        p.starts_k.push_back(i < 2 ? i : 75 + i * 4);
+    }
+    p.add_slice(21, 21);
+    p.starts_q.push_back(110);
+    p.starts_k.push_back(190);
+    return p;
+}
+
+static void check_sinks(const host_problem &p, const run_options &o) {
+    const float all[4] = {0.0f, 40.0f, 1.5f, -INFINITY};
+    host_inputs in = random_inputs(p, 3), none = in;
+    device_results with, without;
+    in.sinks.assign(all, all + 4);
+    run_options forward = o;
+    forward.backward = false;
+    if (!check_inputs(p, in, o, &with) || !run_on_device(p, none, forward, &without)) return;
+    CHECK_INT((int64_t)with.values.dsinks.size(), 4);
+    CHECK(with.values.dsinks[3] == 0.0);
+    for (size_t row = 0; row < (size_t)p.rows_q(); row++) {
+        const size_t lse = 3 * (size_t)p.rows_q() + row, out = (row * 4 + 3) * (size_t)p.head_size;
+        CHECK(with.values.lse[lse] == without.values.lse[lse]);
+        CHECK(memcmp(&with.values.out[out], &without.values.out[out], (size_t)p.head_size * sizeof(double)) == 0);
+    }
+    in.sinks.assign(4, INFINITY); /* nothing is left of the keys */
+    if (!run_on_device(p, in, o, &with)) return;
+    for (const double x : with.values.out) CHECK(x == 0.0);
+    for (const double x : with.values.dsinks) CHECK(x == 0.0);
+}
+
+TEST(sinks) {
+    host_problem p = sinks_problem(CF_DTYPE_FP32, 16);
+    check_sinks(p, on(CF_ATTENTION_UNFUSED));
+    p.window = 9;
+    p.softcap = 2.5;
+    p.dtype = CF_DTYPE_BF16;
+    check_sinks(p, on(CF_ATTENTION_UNFUSED));
+    run_options o = mma;
+    o.strided = o.deterministic = o.overwrite = true;
+    check_sinks(sinks_problem(CF_DTYPE_FP16, 72), o);
+    if (last_path() == CF_ATTENTION_WGMMA) check_sinks(sinks_problem(CF_DTYPE_BF16, 64), on(CF_ATTENTION_WGMMA));
+}
+
+/* The reference's gradients of sinks, against small steps of them. */
+TEST(sinks_of_the_reference) {
+    const host_problem p = sinks_problem(CF_DTYPE_FP32, 8);
+    host_inputs in = random_inputs(p, 4);
+    in.sinks.assign(4, 0.25f);
+    const host_results at = reference_exact(p, in);
+    for (size_t head = 0; head < 4; head++) {
+        double ends[2] = {0.0, 0.0};
+        for (int up = 0; up < 2; up++) {
+            in.sinks[head] = up ? 0.2578125f : 0.2421875f;
+            const host_results moved = reference_exact(p, in);
+            for (size_t i = 0; i < moved.out.size(); i++) ends[up] += moved.out[i] * (double)in.dout[i];
+        }
+        in.sinks[head] = 0.25f;
+        CHECK(std::fabs((ends[1] - ends[0]) / 0.015625 - at.dsinks[head]) < 1e-4);
+    }
+}
+
 /* ---- masks ---- */
 
 TEST(masks) {
@@ -1533,6 +1602,8 @@ TEST(bad_calls) {
     REFUSED(x.lse = NULL, CF_ERROR_ARGUMENT, "lse");
     REFUSED(x.lse = (float *)(uintptr_t)4098, CF_ERROR_ARGUMENT, "lse");
     REFUSED(x.lse_stride = 29, CF_ERROR_ARGUMENT, "lse_stride");
+    REFUSED(x.sinks = (const float *)(uintptr_t)4098, CF_ERROR_ARGUMENT, "sinks");
+    REFUSED(x.dsinks = (float *)somewhere, CF_ERROR_ARGUMENT, "sinks");
     REFUSED(x.tiles = NULL, CF_ERROR_ARGUMENT, "tiles");
     REFUSED(x.workspace = (void *)(uintptr_t)4112, CF_ERROR_ARGUMENT, "workspace");
     REFUSED(x.workspace_bytes--, CF_ERROR_SPACE, "workspace_bytes");
@@ -1638,7 +1709,8 @@ SUITE(attention, EMULATED_CASES CASE(accuracy_rule_rejects), CASE(bad_descriptor
       CASE(head_sizes), CASE(head_256), CASE(head_128), CASE(little_shared_memory), CASE(split_key_tiles),
       CASE(split_forward_tiles), CASE(many_parts), CASE(pairs_are_counted), CASE(longest_tiles_first),
       CASE(workspace_is_what_it_holds), CASE(when_tiles_are_split), CASE(prefixes), CASE(documents_of_1_to_130_tokens),
-      CASE(documents_packed_heads), CASE(padded_slices), CASE(masks), CASE(window_edges),
+      CASE(documents_packed_heads), CASE(padded_slices), CASE(sinks), CASE(sinks_of_the_reference), CASE(masks),
+      CASE(window_edges),
       CASE(backward_mask_edges), CASE(empty_slices),
       CASE(no_slices), CASE(nan_in_blind_rows), CASE(nan_in_unseen_keys),
       CASE(nan_in_keys_of_other_tiles), CASE(large_scores), CASE(unfused_types_and_blocks),

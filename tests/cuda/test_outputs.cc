@@ -10,6 +10,7 @@
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <vector>
@@ -30,6 +31,7 @@ struct setting {
     int64_t head_size = 8, window = 0, block_rows = 0;
     double softcap = 0.0;
     bool by_head = false; /* rows of a head of out lie together */
+    bool sinks = false;
 };
 
 struct batch {
@@ -67,6 +69,7 @@ struct model {
     cf_executor *executor = nullptr;
     cublasHandle_t cublas = nullptr;
     char *table = nullptr, *results = nullptr; /* on the device */
+    float *sinks = nullptr;                    /* (2, HEADS) and their gradients */
     int64_t n_replays = 0, calls_of_replays = 0;
 
     /* what tests change */
@@ -80,6 +83,7 @@ struct model {
         cf_executor_free(executor);
         cudaFree(table);
         cudaFree(results);
+        cudaFree(sinks);
         if (cublas) cublasDestroy(cublas);
     }
 
@@ -138,6 +142,8 @@ struct model {
         l.lse = reinterpret_cast<float *>(a.lse);
         l.dout = {step->workspace, 0, 0};
         l.cublas = cublas;
+        l.sinks = x.sinks ? sinks : nullptr;
+        l.dsinks = x.sinks ? sinks + HEADS : nullptr;
         return l;
     }
 
@@ -286,6 +292,7 @@ struct model {
         if (!CHECK(cudaMalloc((void **)&table, bytes) == cudaSuccess) ||
             !CHECK(cudaMalloc((void **)&results, result_bytes()) == cudaSuccess) ||
             !CHECK(cudaMemcpy(table, values.data(), bytes, cudaMemcpyHostToDevice) == cudaSuccess) ||
+            !CHECK(cudaMalloc((void **)&sinks, 2 * HEADS * 4) == cudaSuccess) ||
             !CHECK(cublasCreate(&cublas) == CUBLAS_STATUS_SUCCESS))
             return false;
         return create() && call_ok(cf_executor_load(executor, b.plan, b.schedule, &error), error);
@@ -295,16 +302,23 @@ struct model {
 
     bool clear() {
         n_passes = n_replays = calls_of_replays = 0;
+        const float first[2 * HEADS] = {0.5f, 2.0f};
         return CHECK(cudaMemset(results, 0xFF, result_bytes()) == cudaSuccess) &&
+               CHECK(cudaMemcpy(sinks, first, sizeof first, cudaMemcpyHostToDevice) == cudaSuccess) &&
                CHECK(cudaDeviceSynchronize() == cudaSuccess);
     }
 
     /* Everything that a run leaves. */
     bool run(std::vector<unsigned char> *to) {
         cf_error error = {};
-        to->assign(result_bytes(), 0);
-        return clear() && call_ok(cf_executor_run(executor, &error), error) &&
-               CHECK(cudaMemcpy(to->data(), results, to->size(), cudaMemcpyDeviceToHost) == cudaSuccess);
+        float of_sinks[2 * HEADS];
+        to->assign(result_bytes() + sizeof of_sinks, 0);
+        const bool ok = clear() && call_ok(cf_executor_run(executor, &error), error) &&
+                        CHECK(cudaMemcpy(to->data(), results, result_bytes(), cudaMemcpyDeviceToHost) == cudaSuccess) &&
+                        CHECK(cudaMemcpy(of_sinks, sinks, sizeof of_sinks, cudaMemcpyDeviceToHost) == cudaSuccess);
+        memcpy(to->data() + result_bytes(), of_sinks, sizeof of_sinks);
+        CHECK((of_sinks[HEADS] != 0.0f) == x.sinks);
+        return ok;
     }
 };
 
@@ -357,8 +371,8 @@ TEST(streams) {
     x.name = "streams";
     x.block_rows = 12;
     check_setting(x);
-    x.name = "streams, heads apart, three stages";
-    x.by_head = true;
+    x.name = "streams, heads apart, three stages, sinks";
+    x.by_head = x.sinks = true;
     x.n_stages = 3;
     check_setting(x);
 }
@@ -370,9 +384,27 @@ TEST(trees) {
     x.shared = {{0, 0}, {0, 48}, {0, 48}, {1, 49}, {0, 0}};
     x.chunk_size = 24;
     check_setting(x);
-    x.name = "tree that streams";
+    x.name = "tree that streams, sinks";
+    x.sinks = true;
     x.block_rows = 10;
     check_setting(x);
+}
+
+/* Sinks count once, also where keys come in blocks. */
+TEST(sinks_in_blocks) {
+    setting x;
+    batch b;
+    std::vector<unsigned char> whole, blocks;
+    x.sinks = true;
+    REQUIRE(b.make(x) && results_of(x, b, 0, &whole));
+    x.block_rows = 12;
+    REQUIRE(results_of(x, b, 0, &blocks) && whole.size() == blocks.size());
+    for (size_t at = 0; at < whole.size(); at += 4) {
+        float a = 0, c = 0;
+        memcpy(&a, &whole[at], 4);
+        memcpy(&c, &blocks[at], 4);
+        if (memcmp(&whole[at], &blocks[at], 4) != 0 && !CHECK(std::fabs(a - c) < 1e-5f * (1 + std::fabs(a)))) return;
+    }
 }
 
 /* The fused paths, for 16-bit numbers. */
@@ -544,6 +576,7 @@ TEST(refusals) {
 /* Whatever the device does first. */
 TEST(every_order) {
     setting x;
+    x.lengths = {40, 9};
     for (const int64_t block_rows : {0, 12}) {
         batch b;
         std::vector<unsigned char> plain, got;
@@ -573,7 +606,7 @@ TEST(every_call_of_a_run_fails_once) {
         REQUIRE(b.make(x) && results_of(x, b, 0, &plain));
         model m(x, b, outputs);
         REQUIRE(m.prepare());
-        for (bool failed = true; failed; n += harness_rounds(1, 31)) {
+        for (bool failed = true; failed; n += harness_rounds(1, 61)) {
             cf_error error = {};
             REQUIRE(m.clear());
             harness_note("call %d fails", (int)n);
@@ -603,5 +636,5 @@ TEST(every_call_of_a_run_fails_once) {
 #define EMULATED_CASES
 #endif
 
-SUITE(outputs, CASE(chains), CASE(streams), CASE(trees), CASE(fused), CASE(windows), CASE(wrong_outputs_are_found),
-      CASE(a_run_that_stops), CASE(bytes), CASE(refusals) EMULATED_CASES);
+SUITE(outputs, CASE(chains), CASE(streams), CASE(trees), CASE(sinks_in_blocks), CASE(fused), CASE(windows),
+      CASE(wrong_outputs_are_found), CASE(a_run_that_stops), CASE(bytes), CASE(refusals) EMULATED_CASES);

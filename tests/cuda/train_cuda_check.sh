@@ -73,7 +73,8 @@ fi
 # shellcheck disable=SC2086
 gradients "trees" --type fp32 --chunk-size $chunk --synthetic $trees
 # shellcheck disable=SC2086
-gradients "trees, the state streams, outputs" --outputs gpu --type fp32 --chunk-size $chunk --stream 24576 --synthetic $streamed
+gradients "trees, the state streams, outputs, sinks" --outputs gpu --sinks --type fp32 --chunk-size $chunk --stream 24576 \
+    --synthetic $streamed
 in_full gradients "one document a chunk" --type fp32 --max-slices 1 --chunk-size 0 --synthetic 80,20,64
 if [ "$mode" = emulated ]; then
     orders=1
@@ -102,6 +103,7 @@ refuse "multiple of 128" --loss-rows 130 --synthetic 9
 refuse "multiples of 8" --hidden 28 --heads 2 --kv-heads 1 --synthetic 9
 refuse "give one of" --synthetic 9 --data x
 refuse "give --data FILE" --steps 1
+refuse "have none" --sinks --save "$work" --synthetic 9
 refuse "drops them again" --outputs gpu --recompute full --synthetic 9
 refuse "walks through the state once" --stream 65536 --recompute full --synthetic 9
 refuse "headless learns nothing" --headless --check --synthetic 9

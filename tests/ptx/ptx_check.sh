@@ -164,14 +164,14 @@ if is_wanted train_cuda; then
     for arch in 80 86 90; do
         checks $arch "" 5 train_cuda --type fp32 --synthetic 110,20,33,48,1,0
         checks $arch "PTX_FUSE=1" 5 train_cuda --k 2 --synthetic 110,20,33,48,1,0
-        checks $arch "PTX_FUSE=1" 5 train_cuda --type fp32 --stream 24576 --synthetic 110,20,33,1,0
+        checks $arch "PTX_FUSE=1" 5 train_cuda --sinks --type fp32 --stream 24576 --synthetic 110,20,33,1,0
         checks $arch "" 5 train_cuda --type fp32 --recompute full --untied --k 2 --synthetic 110,20,48
-        checks $arch "" 5 train_cuda --type fp32 --outputs host --synthetic 102,105,110,100,30,50 --with 0,0,0,1,0,5 \
+        checks $arch "" 5 train_cuda --type fp32 --outputs host --sinks --synthetic 102,105,110,100,30,50 --with 0,0,0,1,0,5 \
             --shared 0,98,98,99,0,0
         checks $arch "" 5 train_cuda --type fp32 --outputs gpu --stream 24576 --synthetic 102,105,110,100 \
             --with 0,0,0,1 --shared 0,98,70,99
     done
-    checks 90 "" 5 train_cuda --attention wgmma --outputs gpu --synthetic 70,20
+    checks 90 "" 5 train_cuda --attention wgmma --outputs gpu --sinks --synthetic 70,20
     model=${model%--lr 0.5*}
     for arch in 80 90; do
         learns $arch train_cuda fp32
