@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs each argument as one suite and adds up their last lines ("N passed, N failed" and perhaps ", N skipped").
-# JOBS suites run at once (default 3, for two processors: some wait for what they started now and then); what they print
+# JOBS suites run at once (default 4, for two processors: some wait for what they started now and then); what they print
 # comes in the order of the arguments, and behind each the seconds that it took.
 # A suite that ends without such a line, or with a status that contradicts it, counts as one failure more.
 # With STRICT_SKIPS=1 a skipped test counts as failed. The last line printed has the same form; those before it repeat
@@ -23,7 +23,7 @@ worker() {
     done
 }
 
-jobs=${JOBS:-3}
+jobs=${JOBS:-4}
 while [ "$jobs" -gt 0 ]; do
     worker "$@" &
     jobs=$((jobs - 1))

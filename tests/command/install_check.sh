@@ -27,6 +27,9 @@ installed() { (cd "$place" && find . -type f | sed 's,^\./,,' | LC_ALL=C sort); 
 
 # This make is alone, also where another one has started the script.
 unset MAKEFLAGS MFLAGS MAKELEVEL
+# It need not ask for sanitizers, which is half of its time.
+SANITIZE=
+export SANITIZE
 
 make -s install BUILD="$build" DESTDIR="$image" PREFIX=/usr/flow >"$work/log" 2>&1
 if [ $? -eq 0 ] && [ "$(installed)" = "$(printf '%s\n' $files | LC_ALL=C sort)" ]; then

@@ -154,7 +154,7 @@ for type in fp32 fp16 bf16; do
 done
 gradients "fp16 with the unfused attention" 'check fp16' --type fp16 --attention unfused --stages 2 --reference
 if ! full; then model="$tiny --synthetic 40,5,16"; fi # bf16 takes longest by far
-gradients "bf16 with the fused attention, I and W" 'check bf16.* [1-9][0-9]* split backwards' --type bf16 \
+in_full gradients "bf16 with the fused attention, I and W" 'check bf16.* [1-9][0-9]* split backwards' --type bf16 \
     --attention mma --schedule zero-bubble --stages 2 --k 2 --reference
 CUDA_EMU_ARCH=90 CUDA_EMU_WGMMA=1
 export CUDA_EMU_ARCH CUDA_EMU_WGMMA
@@ -210,7 +210,7 @@ model="$tiny --synthetic 56,5,16,3,1,0,33"
 # ---- two devices ----
 
 in_full gradients "2 devices" '2 stages' --stages 2 --devices 2 --k 2
-gradients "4 stages on 2 devices, interleaved" '4 stages x 2' --layers 8 --stages 4 --devices 2 --k 2 \
+in_full gradients "4 stages on 2 devices, interleaved" '4 stages x 2' --layers 8 --stages 4 --devices 2 --k 2 \
     --schedule interleaved
 
 # ---- a state that streams: blocks of 5 to 40 rows of a prefix of up to 48 ----
@@ -223,7 +223,7 @@ in_full rings "K 1, blocks longer than a prefix" --k 1 --replay local --stages 2
 rings "a window, I and W" --schedule zero-bubble --stages 2 --k 1 --replay local --stream 3000 --window 20
 in_full rings "each token sees itself" --stages 2 --stream 3000 --window 1
 if ! full; then model="$tiny --synthetic 40,5,16,1,0"; fi
-rings "two virtual stages on each of 2 in a V, of other layers" --layers 5 --schedule best --stages 2 --virtual 2 \
+in_full rings "two virtual stages on each of 2 in a V, of other layers" --layers 5 --schedule best --stages 2 --virtual 2 \
     --placement v --split-backward --k 2 --replay local --stream 3000
 in_full rings "interleaved, aligned slices" --layers 4 --schedule interleaved --stages 2 --align 8 --replay local \
     --stream 5000
@@ -275,13 +275,13 @@ model="$tiny --synthetic 56,5,16,3,1,0,33"
 
 # ---- a device that does its work in another order ----
 
-# orders NAME OPTIONS...: the same under every policy of the emulation, where everything runs; else under those of $some
-some='lazy random-1'
+# orders NAME OPTIONS...: the same under every policy of the emulation, where everything runs; else under $some
+some=random-1
 orders() {
     what=$1
     shift
     for policy in immediate lazy newest-first "stream-late 1" "stream-late 3" "stream-late 6" "random 1" "random 2"; do
-        case " $some " in *" $(echo $policy | tr ' ' -) "*) ;; *) full || continue ;; esac
+        [ "$(echo $policy | tr ' ' -)" = $some ] || full || continue
         CUDA_EMU_POLICY=${policy% *}
         CUDA_EMU_CHOICE=${policy#* }
         export CUDA_EMU_POLICY CUDA_EMU_CHOICE
@@ -290,12 +290,10 @@ orders() {
     unset CUDA_EMU_POLICY CUDA_EMU_CHOICE
 }
 orders "2 devices" --layers 4 --stages 2 --devices 2 --k 2 --replay local --schedule interleaved
-if ! full; then model="$tiny --synthetic 40,5,16"; fi
-some='newest-first'
-orders "streamed" --layers 4 --stages 2 --devices 2 --k 1 --stream 3000 --replay local --schedule interleaved
+in_full orders "streamed" --layers 4 --stages 2 --devices 2 --k 1 --stream 3000 --replay local --schedule interleaved
 model="$tiny $star"
 in_full orders "trees" --stages 2 --devices 2 --k 1
-some='stream-late-3'
+some=stream-late-3
 orders "streamed trees" --stages 2 --devices 2 --k 1 --stream 3000 --outputs gpu
 model="$tiny --synthetic 56,5,16,3,1,0,33"
 CUDA_EMU_BACKWARDS=1
@@ -326,7 +324,7 @@ mebibytes() {
     run $tiny --chunk-size 32 --steps 1 "$@"
     sed -n 's/^stage 0 .*boundaries \([0-9.]*\) (.*state \([0-9.]*\), its.*/\1 \2/p' "$work/out"
 }
-longest=384
+longest=256
 if full; then longest=512; fi
 short=$(mebibytes --k 1 --synthetic 128)
 long=$(mebibytes --k 1 --synthetic $longest)

@@ -278,7 +278,7 @@ TEST(split_key_tiles) {
 /* Few queries with many keys: the parts' softmaxes are put together, whatever the mask hides of them. */
 TEST(split_forward_tiles) {
     const int sizes[] = {64, 128, 40, 128};
-    for (int i = 0; i < 4; i += harness_rounds(1, 3)) {
+    for (int i = 0; i < harness_rounds(4, 1); i++) {
         const int kv = i < 2 ? 2 : 1;
         host_problem p = problem_of(2 * kv, kv, sizes[i]);
         run_options o = mma, whole;
@@ -329,7 +329,7 @@ TEST(split_forward_tiles) {
 
 /* Tiles in more than two parts. */
 TEST(many_parts) {
-    for (int i = 0; i < 4; i += harness_rounds(1, 3)) {
+    for (int i = 0; i < harness_rounds(4, 1); i++) {
         const bool forward = i < 2;
         host_problem p = problem_of(forward ? 2 : 16, 1, i % 2 ? 128 : 64);
         run_options o = mma;
@@ -343,7 +343,7 @@ TEST(many_parts) {
         if (forward)
             p.add_slice(20, 6300);
         else
-            p.add_slice(i == 3 ? harness_rounds(190, 130) : 290, i == 3 ? 200 : 300);
+            p.add_slice(i == 3 ? 190 : 290, i == 3 ? 200 : 300);
         if (!made.make(p, o)) return;
         if (forward) {
             CHECK_INT(made.a->n_split_forward_tiles, 1);
@@ -1099,7 +1099,7 @@ TEST(no_empty_blocks_no_conflicts) {
 
 /* The blocks of a split problem: parts, and one for each key tile that has some; no bank conflicts there either. */
 TEST(split_blocks) {
-    for (int arch = 80; arch <= 86; arch += 6) {
+    for (int arch = harness_rounds(80, 86); arch <= 86; arch += 6) {
         host_problem p = problem_of(16, 2, arch == 86 ? 128 : 64);
         run_options o = mma;
         device_results got;
@@ -1189,7 +1189,7 @@ TEST(wgmma_mask_edges) {
 TEST(wgmma_dq_by_itself) {
     const int heads[][3] = {{1, 1, 128}, {10, 2, 64}, {3, 1, 128}, {2, 1, 40}};
     NEEDS_WGMMA();
-    for (int i = 0; i < harness_rounds(4, 2); i++) {
+    for (int i = 0; i < harness_rounds(4, 1); i++) {
         const int kv = heads[i][1], group = heads[i][0] / kv, large = heads[i][2] > 64, row_tile = large ? 64 : 128;
         host_problem p = problem_of(heads[i][0], kv, heads[i][2]);
         run_options o = on(CF_ATTENTION_WGMMA);

@@ -552,7 +552,7 @@ TEST(windows) {
 }
 
 TEST(fused) {
-    for (int i = harness_rounds(0, 1); i < 6; i += harness_rounds(1, 2)) {
+    for (int i = harness_rounds(0, 1); i < 6; i += harness_rounds(1, 4)) {
         chain_setting g;
         g.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
         g.n_layers = 1;

@@ -783,13 +783,13 @@ TEST(one_chunk) {
 
 TEST(random_batches) {
     const int n_devices = devices_at_hand();
-    for (uint64_t seed = 0; seed < (uint64_t)harness_rounds(100, 15); seed++)
+    for (uint64_t seed = 0; seed < (uint64_t)harness_rounds(100, 10); seed++)
         if (!check_setting(random_setting(seed, n_devices))) break;
 }
 
 TEST(random_batches_streamed) {
     const int n_devices = devices_at_hand();
-    for (uint64_t seed = 3000; seed < 3000 + (uint64_t)harness_rounds(150, 16); seed++)
+    for (uint64_t seed = 3000; seed < 3000 + (uint64_t)harness_rounds(150, 10); seed++)
         if (!check_setting(streamed(random_setting(seed, n_devices)))) break;
 }
 
@@ -1040,7 +1040,7 @@ static setting random_forest(uint64_t seed, std::vector<cf_shared_prefix> *share
 
 TEST(trees) {
     int n_trees = 0;
-    for (uint64_t seed = 0; seed < (uint64_t)harness_rounds(150, 16); seed++) {
+    for (uint64_t seed = 0; seed < (uint64_t)harness_rounds(150, 10); seed++) {
         std::vector<cf_shared_prefix> shares;
         const setting x = random_forest(seed, &shares);
         batch b;
@@ -1057,7 +1057,7 @@ TEST(trees) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
 /* Whatever the device does first. */
 TEST(trees_in_every_order) {
-    for (uint64_t seed = 500; seed < 500 + (uint64_t)harness_rounds(16, 4); seed++) {
+    for (uint64_t seed = 500; seed < 500 + (uint64_t)harness_rounds(16, 3); seed++) {
         std::vector<cf_shared_prefix> shares;
         setting x = random_forest(seed, &shares);
         if (x.block_rows == 0 && seed % 3 != 0) x.block_rows = 1 + (int64_t)seed % 7;
@@ -1455,7 +1455,7 @@ TEST(gaps_are_small) {
                                              CF_SCHEDULE_ZERO_BUBBLE};
     losses worst;
     devices_at_hand();
-    for (int i = 0; i < harness_rounds(8, 2); i++) {
+    for (int i = 0; i < harness_rounds(8, 1); i++) {
         harness_rng rng = {(uint64_t)i};
         setting x;
         x.lengths = long_tailed(harness_rounds(400, 100), 65536, &rng);
@@ -2524,7 +2524,7 @@ TEST(device_bytes_of_any_length) {
 
 TEST(every_order_streamed) {
     const int n_devices = devices_at_hand();
-    for (uint64_t seed = 3500; seed < (uint64_t)harness_rounds(3530, 3502); seed++) {
+    for (uint64_t seed = 3500; seed < (uint64_t)harness_rounds(3530, 3501); seed++) {
         setting x = streamed(random_setting(seed, n_devices));
         if (seed % 2 == 0) x.order.shape.replay = CF_REPLAY_LOCAL, (void)describe(&x);
         bool ok = true;
@@ -2540,7 +2540,7 @@ TEST(every_order_streamed) {
 
 TEST(every_order) {
     const int n_devices = devices_at_hand();
-    for (uint64_t seed = 2008; seed < (uint64_t)harness_rounds(2024, 2010); seed++) {
+    for (uint64_t seed = 2008; seed < (uint64_t)harness_rounds(2024, 2009); seed++) {
         const setting x = random_setting(seed, n_devices);
         bool ok = true;
         cuda_emu_each_policy(harness_rounds(3, 1), [&] {
@@ -2681,7 +2681,7 @@ static void check_every_cuda_call_fails_once(setting x) {
     m.may_fail = true;
     REQUIRE(m.take_results());
     const cuda_emu_live before = cuda_emu_live_objects();
-    for (bool more = true; more; n += harness_rounds(1, 21)) {
+    for (bool more = true; more; n += harness_rounds(1, 41)) {
         harness_note("call %d fails", (int)n + 1);
         const bool ok = survive(
             x, b, host, &m, nullptr, [&] { cuda_emu_fail_call(n + 1, cudaErrorUnknown); },

@@ -218,7 +218,7 @@ static bool check_variants(const host_problem &p, const run_options &o, const ho
 TEST(variants) {
     const int heads[][3] = {{2, 1, 128}, {7, 1, 64}, {3, 3, 128}, {10, 2, 96}, {6, 2, 128}, {5, 1, 64}};
     NEEDS_WGMMA();
-    for (int i = harness_rounds(0, 1); i < 6; i += harness_rounds(1, 3)) {
+    for (int i = harness_rounds(0, 1); i < 6; i += harness_rounds(1, 5)) {
         host_problem p = problem_of(heads[i][0], heads[i][1], heads[i][2]);
         run_options o = wgmma;
         device_results plain;

@@ -40,7 +40,7 @@ gradients() {
 
 longest=200
 batch=200,20,64
-layers=2 # of what is trained at the end
+layers=2 # of what is trained at the end, and of what takes longest
 steps=12
 chunk=64
 trees="140,145,150,139,30,70 --with 0,0,0,1,0,5 --shared 0,130,130,133,0,0"
@@ -56,12 +56,12 @@ if [ "$mode" = emulated ] && ! full; then # 3 chunks of 48, not 4 of 64, and so 
 fi
 gradients "fp32, K 1, a long chain and a hybrid chunk" --type fp32 --chunk-size $chunk \
     --synthetic $longest,20,33,$chunk,1,0
-gradients "bf16, K 2" --chunk-size $chunk --k 2 --synthetic $longest,20,33,$chunk,1,0
-gradients "slices of logits" --type fp32 --chunk-size 160 --synthetic 170,20,150
+gradients "bf16, K 2" --layers $layers --chunk-size $chunk --k 2 --synthetic $longest,20,33,$chunk,1,0
+gradients "slices of logits" --layers $layers --type fp32 --chunk-size 160 --synthetic 170,20,150
 gradients "recomputed, untied, K 2" --type fp32 --recompute full --untied --chunk-size $chunk --k 2 \
     --synthetic $longest,20,$chunk
 in_full gradients "recomputed, bf16" --recompute full --chunk-size 48 --synthetic $batch
-gradients "cut by cost" --type fp32 --split cost --chunk-size $chunk --synthetic $longest,20,$chunk
+in_full gradients "cut by cost" --type fp32 --split cost --chunk-size $chunk --synthetic $longest,20,$chunk
 gradients "the state streams" --type fp32 --chunk-size $chunk --stream 24576 --synthetic $longest,20,33,1,0
 in_full gradients "the state streams, bf16, K 2" --chunk-size 64 --k 2 --stream 18432 --synthetic $longest,20,33
 if [ "$mode" = emulated ]; then
@@ -448,7 +448,7 @@ what_would_fit() {
 # Where the state streams, no term but that of the tokens themselves grows with the longest document.
 flat_memory() {
     name="memory of a state that streams is flat"
-    longest=300
+    longest=200
     if full; then longest=512; fi
     for n in 128 $longest; do
         # shellcheck disable=SC2086

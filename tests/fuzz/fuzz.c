@@ -292,8 +292,9 @@ static int replay_file(const fuzz_target *target, const char *path) {
 /* Inputs that are drawn, for a target that takes any bytes for a problem. */
 static void run_drawn(const fuzz_target *target) {
     harness_rng random = {20261127};
+    const int n = harness_rounds(target->n_drawn, target->n_drawn / 3);
     int i;
-    for (i = 0; i < target->n_drawn; i++) {
+    for (i = 0; i < n; i++) {
         const size_t size = (size_t)harness_between(&random, 16, 240);
         uint8_t *data = (uint8_t *)malloc(size);
         size_t at;

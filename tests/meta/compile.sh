@@ -12,7 +12,8 @@
 # FILTER only the tests whose name contains it.
 #
 # FULL=1: all of that. Otherwise each compiler compiles and runs C99, checks the syntax of C11 and C++11, and is
-# compared bit for bit plain and optimised for this machine, which is also where its optimiser may warn.
+# compared bit for bit plain and optimised for this machine, which is also where its optimiser may warn; and gcc alone is
+# asked in how many ways the headers can be linked.
 #
 # Flags are split into words on purpose.
 # shellcheck disable=SC2046,SC2086
@@ -579,6 +580,9 @@ tcc_reads_them
 first_commands
 windows
 rm -f "$OUT"/same-*.reference "$OUT"/object-*.o
+# by_gcc COMMAND...: for each compiler with FULL=1, else for gcc
+by_gcc() { if [ $compiler = gcc ] || full; then "$@"; fi; }
+
 for compiler in gcc clang; do
     if ! command -v $compiler >/dev/null 2>&1; then
         wanted $compiler && skip "all-of-$compiler" "there is no $compiler here"
@@ -595,28 +599,28 @@ for compiler in gcc clang; do
         fi
         for mode in debug ndebug; do
             one_file $compiler $standard $mode
-            static_mode $compiler $standard $mode
+            by_gcc static_mode $compiler $standard $mode
             tune_files $compiler $standard $mode
-            tune_one_file $compiler $standard $mode
+            by_gcc tune_one_file $compiler $standard $mode
         done
         case $standards in *c++11*) cplusplus_user $compiler $standard ;; esac
     done
-    two_files $compiler debug
-    two_files $compiler ndebug
+    by_gcc two_files $compiler debug
+    by_gcc two_files $compiler ndebug
     static_unused $compiler
-    own_linkage $compiler
+    by_gcc own_linkage $compiler
     symbols $compiler symbols implementation.c CHUNKFLOW chunkflow.h
     symbols $compiler tune-symbols tune_implementation.c CHUNKFLOW_TUNE tools/chunkflow_tune.h
     header_example $compiler
     declarations $compiler
     refused_maths $compiler
-    if [ $compiler = gcc ] || full; then tune_example $compiler; fi
+    by_gcc tune_example $compiler
     readme_loop $compiler
     case $standards in *c++11*) copied_as_cplusplus $compiler ;; esac
     same_bits $compiler
     same_tuning $compiler
 done
 
-left_out "C11 and C++11 compiled and run, gcc's -O2 with NDEBUG, clang's tuner, three levels, \
+left_out "C11 and C++11 compiled and run, gcc's -O2 with NDEBUG, clang's linking and tuner, three levels, \
 -O3 with vector code and 150 cases of same bits"
 finish

@@ -1222,7 +1222,7 @@ TEST(what_is_asked_for_is_near_what_is_used) {
     enum { N = 20000 };
     static int64_t lengths[N];
     static cf_shared_prefix shares[N];
-    const int64_t many = harness_rounds(N, 5000);
+    const int64_t many = harness_rounds(N, 2000);
     int shape;
     size_t r;
     for (shape = 0; shape < COUNT(names); shape++) {
