@@ -226,7 +226,7 @@ static inline void attention_mix(const pass *p, int64_t i, int backward) {
     const attention_results results = {a->mixed, a->lse, p->scratch->rows.total};
     const attention_gradients g = attention_gradients_of(p, i);
     const int64_t width = problem.kv_heads * problem.head_dim;
-    const int moves = !backward && p->outputs && layer_keeps_outputs(p->config, p->stage.first_layer + i);
+    const int moves = p->outputs && layer_keeps_outputs(p->config, p->stage.first_layer + i);
     const key_block own = own_keys(p, i), kept = kept_keys(p, i, problem.window, width);
     const key_block own_kept = own_kept_keys(p, &own, &kept, width);
     state_stream *stream = state_stream_of(p);
