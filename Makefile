@@ -713,7 +713,7 @@ BENCH_BASELINE_SOURCES := tools/bench/bench_baseline.c tools/command/packing.c t
 $(BUILD)/bench_baseline: $(BENCH_BASELINE_SOURCES) $(TOOL_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $(BENCH_BASELINE_SOURCES) -o $@ $(LDLIBS)
 
-$(BUILD)/bench_fit: tools/bench/bench_fit.c $(TRAIN_HEADERS) | $(BUILD)
+$(BUILD)/bench_fit $(BUILD)/bench_replay: $(BUILD)/%: tools/bench/%.c $(TRAIN_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(TRAIN_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
 
 # Each side has one header's implementation to itself. Without OTHER this header is compared with itself.
