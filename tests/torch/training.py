@@ -474,6 +474,102 @@ def test_models():
         check("Llama, prompts that are no targets", worst <= TOLERANCE, f"{worst:.1e}")
 
 
+class Doubled(transformers.LlamaForCausalLM):
+    """A forward of one's own around the family's, which embeds in its own way."""
+
+    def forward(self, input_ids=None, labels=None, **others):
+        return super().forward(inputs_embeds=2 * self.model.embed_tokens(input_ids), labels=labels, **others)
+
+
+class Penalized(transformers.LlamaForCausalLM):
+    """A z-loss in forward."""
+
+    def forward(self, input_ids=None, labels=None, **others):
+        output = super().forward(input_ids=input_ids, labels=labels, **others)
+        if labels is not None:
+            output.loss = output.loss + 1e-3 * output.logits.logsumexp(-1).square().mean()
+        return output
+
+
+class Deaf(transformers.LlamaForCausalLM):
+    """A forward that drops the cache that it is given."""
+
+    def forward(self, input_ids=None, labels=None, **others):
+        return super().forward(input_ids=input_ids, labels=labels)
+
+
+def of_class(cls):
+    """A tiny model of a class of the test's own."""
+    model = tiny("llama")
+    model.__class__ = cls
+    return model
+
+
+def test_own_forwards():
+    """Passes that keep nothing take the model's own forward as well, with its hooks: replays see what they saw."""
+    def shifted(module, given, named):
+        return given, {**named, "input_ids": None, "inputs_embeds": 3 * module.model.embed_tokens(named["input_ids"])}
+
+    with Float64():
+        hooked = tiny("llama")
+        hooked.register_forward_pre_hook(shifted, with_kwargs=True)
+        for name, model in (("a forward of one's own", of_class(Doubled)), ("a hook before forward", hooked)):
+            for more in ({"k": 1}, {"k": 1, "outputs": False}, {"k": 99}):
+                with families.Watch() as seen:
+                    off = chunked_against_plain(model, **more)
+                check(f"{name}, {more}", off <= families.TOLERANCE and (seen.replays > 0) == (more["k"] == 1),
+                      f"{off:.1e}, {seen.replays} replays")
+
+
+def test_own_losses():
+    """A loss that is not the cross entropy is refused with both numbers; the probe leaves no trace."""
+    import peft
+
+    def tripled(logits, labels, vocab_size, **others):
+        return 3 * nn.functional.cross_entropy(logits[0, :-1].double(), labels[0, 1:])
+
+    def halve(module, given, output):
+        if output.loss is not None:
+            output.loss = output.loss / 2
+
+    def adapters(**options):
+        return peft.get_peft_model(tiny("llama"), peft.LoraConfig(target_modules=["q_proj"], **options))
+    adaptive = peft.AdaLoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], total_step=9, tinit=1, tfinal=1)
+    with Float64():
+        other, hooked = tiny("llama"), tiny("llama")
+        other.loss_function = tripled
+        hooked.register_forward_hook(halve)
+        for name, model, words in (
+                ("a loss_function", other, "its own loss of 14 tokens is"),
+                ("a z-loss", of_class(Penalized), "own loss"),
+                ("a hook on the loss", hooked, "own loss"),
+                ("AdaLoRA", peft.get_peft_model(tiny("llama"), adaptive), "own loss"),
+                ("aLoRA", adapters(alora_invocation_tokens=[3]), "alora_invocation_tokens"),
+                ("a forward that drops the cache", of_class(Deaf), "must hand past_key_values"),
+                ("a model without a head", tiny("llama").model, "LlamaModel has no language model's head"),
+                ("a classifier", transformers.LlamaForSequenceClassification(tiny("llama").config).double(),
+                 "LlamaForSequenceClassification has no language model's head"),
+                ("an encoder and a decoder", transformers.T5ForConditionalGeneration(transformers.T5Config(
+                    vocab_size=97, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)), "an encoder")):
+            what = families.refused(lambda: Causal(model))
+            check(f"refused: {name}", words in what, what)
+        sequences = sequences_of(other)
+        loss = Step(other, Causal(other, own_loss=False), chunk_size=CHUNK)(sequences)
+        got = gradients(other)
+        off = max(abs(loss / plain_step(other, sequences) - 1), differ(got, gradients(other)))
+        check("the same with a loss of Step's own", off <= families.TOLERANCE, f"{off:.1e}")
+
+        model = tiny("gpt2", resid_pdrop=0.5)
+        sum(p.square().sum() for p in model.parameters()).backward()
+        state, modes = torch.get_rng_state(), [m.training for m in model.modules()]
+        grads, hooks = [p.grad.clone() for p in model.parameters()], len(model.get_input_embeddings()._forward_hooks)
+        Causal(model)
+        same = torch.equal(state, torch.get_rng_state()) and modes == [m.training for m in model.modules()]
+        same &= all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), grads))
+        check("the probe leaves no trace", same and len(model.get_input_embeddings()._forward_hooks) == hooks,
+              "random state, modes, gradients and hooks")
+
+
 def test_odd_batches():
     """No targets at all; empty sequences among others; LoRA on the head and on tied embeddings."""
     import peft
@@ -1078,6 +1174,89 @@ def test_accumulation():
               and len(losses[name]) == 6, f"weights {off:.1e}, losses {losses[name]}")
 
 
+def test_divisors():
+    """What the plain trainer divides by: all labels for GPT-2, and each micro-batch's targets for models that take no
+    num_items_in_batch; in training and evaluation."""
+    from chunkflow.trainer import Trainer
+
+    def run(cls, kind, accepts, **more):
+        with Float64(), tempfile.TemporaryDirectory() as folder:
+            model, losses = tiny(kind), []
+            model.accepts_loss_kwargs = accepts
+            args = transformers.TrainingArguments(**{**options_of(folder), "max_steps": 3, "num_train_epochs": 1})
+            trainer = cls(model=model, args=args, train_dataset=data(False)[:20], eval_dataset=data(True)[:9],
+                          data_collator=pad, **more)
+            trainer.remove_callback(transformers.PrinterCallback)
+            losses.append(trainer.evaluate()["eval_loss"])
+            trainer.train()
+            losses += [x["loss"] for x in trainer.state.log_history if "loss" in x]
+            none = trainer.evaluate([{"input_ids": [5, 6, 7], "labels": [-100] * 3}])["eval_loss"]
+            trainer.data_collator = lambda rows: {k: v for k, v in pad(rows).items() if k != "labels"}
+            blind = trainer.evaluate(data(False)[:3])
+            return losses, torch.cat([p.detach().flatten() for p in model.parameters()]), none, "eval_loss" in blind
+    for kind, accepts in (("gpt2", True), ("llama", False)):
+        plain, ours = run(transformers.Trainer, kind, accepts), run(Trainer, kind, accepts, chunk_size=CHUNK)
+        off = float((ours[1] - plain[1]).norm() / plain[1].norm())
+        same = np.allclose(ours[0], plain[0], rtol=1e-4, atol=0) and abs(ours[0][0] / plain[0][0] - 1) <= 1e-10
+        check(f"divided as the plain trainer divides, {kind}", off <= 1e-10 and same and len(ours[0]) == 4,
+              f"weights {off:.1e}, losses {ours[0]} and {plain[0]}")
+        check(f"evaluation without targets, {kind}", np.isnan(ours[2]) and np.isnan(plain[2]), f"{ours[2]}, {plain[2]}")
+        check(f"evaluation without labels, {kind}", not ours[3] and not plain[3], "no loss")
+
+
+def test_refused_options():
+    """Options and data are refused by their own names, where the trainer is made."""
+    from chunkflow.trainer import Chunked, Trainer, _rows
+
+    class Doubling(transformers.Trainer):
+        def compute_loss(self, *given, **named):
+            return 2 * super().compute_loss(*given, **named)
+
+    class Below(Chunked, Doubling):
+        pass
+
+    class Above(Trainer):
+        def compute_loss(self, *given, **named):
+            return 2 * super().compute_loss(*given, **named)
+
+    def made(cls=Trainer, chunk_size=CHUNK, **more):
+        with tempfile.TemporaryDirectory() as folder:
+            args = transformers.TrainingArguments(**options_of(folder))
+            try:
+                cls(model=tiny("llama"), args=args, train_dataset=data(False), data_collator=pad,
+                    chunk_size=chunk_size, **more)
+            except (NotImplementedError, TypeError, ValueError) as why:
+                return str(why)
+            return "taken"
+    for name, options, words in (
+            ("compute_loss below", {"cls": Below}, "compute_loss of Doubling"),
+            ("compute_loss above", {"cls": Above}, "compute_loss of Above"),
+            ("compute_loss_func", {"compute_loss_func": lambda *given: 0}, "with this option of the trainer"),
+            ("chunks of 0", {"chunk_size": 0}, "chunk_size: got 0, wanted 1"),
+            ("chunks of None", {"chunk_size": None}, "chunk_size: wanted a whole number, got None"),
+            ("chunks of True", {"chunk_size": True}, "chunk_size: wanted a whole number, got True"),
+            ("k of None", {"k": None}, "k: wanted a whole number, got None"),
+            ("k of True", {"k": True}, "k: wanted a whole number, got True"),
+            ("an option of pack's that is none", {"chunk_options": {"bogus": 1}}, "bogus")):
+        what = made(**options)
+        check(f"refused where the trainer is made: {name}", words in what, what)
+    batch = pad(data(True)[:3])
+    what = families.refused(lambda: _rows({**batch, "position_ids": batch["input_ids"]}))
+    check("position_ids in the data", what.startswith("this data cannot") and "position_ids" in what, what)
+
+    module = Small().double()
+    step = Step(module, module, chunk_size=32)
+    for name, call, words in (
+            ("no gradients", lambda: torch.no_grad()(step)([[3, 4, 5]]), "step.log_probs(sequences)"),
+            ("a weight of nan", lambda: step([[3, 4], [5, 6]], weights=[1, float("nan")]),
+             "weights[1]: wanted a finite number, got nan")):
+        try:
+            what = f"taken, {call()}"
+        except (RuntimeError, ValueError) as why:
+            what = str(why)
+        check(f"refused: {name}", words in what, what)
+
+
 class StopAt(transformers.TrainerCallback):
     def __init__(self, step):
         self.step = step
@@ -1190,6 +1369,8 @@ def test_trl_defaults():
     for name, model, options, words_ in (
             ("a router's loss that is asked for", tiny("qwen3_moe").float(), {"router_aux_loss_coef": 0.01},
              "router_aux_loss_coef=0.0"),
+            ("the same in the model's config", tiny("qwen3_moe", output_router_logits=True).float(), {},
+             "output_router_logits=False"),
             ("prompt tuning", prompts, {}, "PROMPT_TUNING puts virtual tokens")):
         what = families.refused(lambda: made(model, **options))
         check(name, words_ in what, what)

@@ -207,6 +207,7 @@ class _Recurrent:
 
 _ROWS = ("full_attention", "sliding_attention", "chunked_attention")  # kinds of layers
 _RECURRENT = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
+_FIRST, _MOST = 11, 1 << 20  # tokens of the probe's first sequence; weights whose gradients it compares
 _ROPES_OF_THE_CALL = ("dynamic", "longrope")
 
 
@@ -235,12 +236,61 @@ def pin_rope(model: nn.Module, length: int) -> None:
             module.rope_type[layer] = "pinned"
 
 
+def _takes(model: nn.Module) -> set[str]:
+    """Returns the names of what forward takes; where it hands on **others, also of what the class below it takes."""
+    names: set[str] = set()
+    for forward in (model.forward, *(c.forward for c in type(model).__mro__ if "forward" in vars(c))):
+        parameters = inspect.signature(forward).parameters
+        names.update(parameters)
+        if all(p.kind != p.VAR_KEYWORD for p in parameters.values()):
+            break
+    return names
+
+
+@contextlib.contextmanager
+def _embedding(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Yields a list of what the input embeddings give inside, with gradients that end there."""
+    found: list[Tensor] = []
+    if not torch.is_grad_enabled():
+        yield found
+        return
+
+    def begin(module: nn.Module, given: Any, made: Tensor) -> Tensor:
+        found.append(made.detach().requires_grad_())
+        return found[-1].clone()  # for models that scale it in place
+    handle = model.get_input_embeddings().register_forward_hook(begin)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def _apart(got: list[Tensor | None], wanted: list[Tensor | None]) -> float:
+    """Returns the relative distance of two lists of gradients, in which None is zero."""
+    off = total = 0.0
+    for a, b in zip(got, wanted):
+        a, b = (None if x is None else x.detach().double() for x in (a, b))
+        between = b if a is None else a if b is None else a - b
+        off += 0.0 if between is None else float(between.square().sum())
+        total += 0.0 if b is None else float(b.square().sum())
+    return (off / max(total, 1e-60)) ** 0.5
+
+
+def _entropy(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Returns the mean over the targets of the probe's two sequences."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = nn.functional.cross_entropy(logits[:-1], tokens[1:], reduction="none")
+    return (losses.sum() - losses[_FIRST - 1]) / (len(tokens) - 2)
+
+
 class Causal:
     """One pass of a causal language model, for chunkflow.torch."""
 
-    def __init__(self, model: nn.Module, check: bool = True):
-        """check: compares two small chunks with the model as it is, which finds what the other checks do not. Under
-        FSDP2 every rank makes one of these at the same time."""
+    def __init__(self, model: nn.Module, check: bool = True, own_loss: bool = True):
+        """check: compares two small chunks with the model as it is, which finds what the other checks do not: logits,
+        the loss and its gradients. own_loss: that loss is the model's own (model(labels=...).loss), and must be the
+        cross entropy; False is for a Step with a loss of yours. Under FSDP2 every rank makes one of these at the same
+        time."""
         if not isinstance(model, nn.Module):
             raise TypeError(f"model: wanted a model of Transformers, got {model!r:.99}")
         if type(model).__name__ in ("FullyShardedDataParallel", "DeepSpeedEngine", "DataParallel"):
@@ -254,8 +304,7 @@ class Causal:
         self.config = self.model.config.get_text_config()
         self.kind = self.config.model_type
         self.sharded = any(isinstance(m, FSDPModule) for m in self.model.modules())
-        compiled = getattr(self.model, "_orig_mod", self.model)  # what torch.compile returns says nothing of itself
-        self.takes = inspect.signature(compiled.forward).parameters
+        self.takes = _takes(getattr(self.model, "_orig_mod", self.model))  # of what torch.compile has wrapped
         found = [m.config for m in self.model.modules() if isinstance(m, transformers.PreTrainedModel)]
         self.configs = list({id(c): c for c in [*found, self.config]}.values())
         self.layers: list[int] = []  # those that the cache has rows of, those with short windows last
@@ -263,6 +312,7 @@ class Causal:
         self.tempered = [m for m in self.model.modules()
                          if getattr(m, "attn_temperature_tuning", None) and not getattr(m, "use_rope", True)]
         self._check_set_up()
+        self.own_loss = bool(chunkflow._flag(own_loss, "own_loss")) and "labels" in self.takes
         if chunkflow._flag(check, "check"):
             self._check_probe()
 
@@ -275,6 +325,8 @@ class Causal:
 
     def _check_set_up(self) -> None:
         """What is known before a pass."""
+        if getattr(self.config, "is_encoder_decoder", False):
+            self.refuse("it has an encoder and a decoder, and chunks carry decoders alone")
         others = [x for x in self._kinds() if x not in _ROWS]
         kinds = {x for x in others if x not in _RECURRENT or len(self.recurrent) < len(others)}
         if kinds:
@@ -292,6 +344,9 @@ class Causal:
         if getattr(peft, "is_prompt_learning", False):
             self.refuse(f"peft's {getattr(peft.peft_type, 'value', peft.peft_type)} puts virtual tokens before every "
                         "call; LoRA, which changes layers alone, can be")
+        if getattr(peft, "alora_invocation_tokens", None):
+            self.refuse("peft's alora_invocation_tokens switch the adapter on behind tokens that PeftModel looks for "
+                        "in whole sequences; LoRA without them can be")
 
     def _check_now(self) -> None:
         """What a user may have switched on since."""
@@ -328,9 +383,7 @@ class Causal:
             cache.update(inputs.prefix[2 * i], inputs.prefix[2 * i + 1], layer)
             before[layer] = inputs.prefix[2 * i].shape[-2]
         call, more = self.outer if self.sharded else self.model, {}
-        if not inputs.keep and not self.sharded:
-            call = self.model.base_model  # no logits; but sharded weights are gathered by the root alone
-        elif not inputs.keep and "logits_to_keep" in self.takes:
+        if not inputs.keep and "logits_to_keep" in self.takes:  # the model's own forward all the same
             more = {"logits_to_keep": 1}
         more["past_key_values" if "past_key_values" in self.takes else "cache_params"] = cache
         try:
@@ -375,49 +428,114 @@ class Causal:
         filled = [i for i, layer in enumerate(cache.layers) if layer.is_initialized]
         if not filled and not about.recurrent or any(getattr(cache.layers[i], "keys", None) is None
                                   or cache.layers[i].keys.shape[-2] != before.get(i, 0) + n_rows for i in filled):
-            self.refuse("its cache does not hold K and V of every row")
+            self.refuse("its cache does not hold K and V of every row; a forward of your own must hand "
+                        "past_key_values, position_ids and use_cache on")
 
     def _check_probe(self) -> None:
-        """The logits of a sequence in two chunks, the second of which has another sequence behind it, beside those of
-        the model on each alone. This sees positions that are ignored, biases, shifts and convolutions over rows; and
-        states that are ignored show in gradients, where their part in the logits may be small."""
-        training = [m for m in self.model.modules() if m.training]
-        tokens = torch.arange(3, 17, device=next(self.model.parameters()).device) * 7 % min(self.config.vocab_size, 100)
-        self.model.eval()
+        """Compares a sequence in two chunks, the second of which has another sequence behind it, with the model on
+        each alone: logits, loss, and the loss's gradients at the input embeddings and the smallest weights. This sees
+        positions that are ignored, biases, shifts and convolutions over rows, and losses of the model's own. Random
+        numbers and gradients of the parameters stay as they are."""
+        modes = [m for m in self.outer.modules() if m.training]
+        device = next(self.model.parameters()).device
+        tokens = torch.arange(3, 17, device=device) * 7 % min(self.config.vocab_size, 100)
+        self.outer.eval()
         try:
-            with torch.no_grad():
-                run = self.outer if self.sharded else self.model
-                alone = (run(input_ids=t[None], use_cache=False).logits[0] for t in (tokens[:11], tokens[11:]))
-                wanted = torch.cat(list(alone))
-                got = self._probe(tokens)
+            with chunks._seeded(device, 0), torch.set_grad_enabled(not self.sharded):
+                self._check_head(tokens[:_FIRST])
+                with _embedding(self.model) as rows:
+                    wanted, own, known = self._whole(tokens, rows)
+                with _embedding(self.model) as rows:
+                    got, loss, found = self._chunks(tokens, rows)
         finally:
-            for m in training:
+            for m in modes:
                 m.training = True
-        off = float((got - wanted).double().norm() / wanted.double().norm().clamp(min=1e-30))
-        half = {wanted.dtype, self.attends_in} & {torch.float16, torch.bfloat16}
+        self._judge((got, loss, found), (wanted, own, known), tokens)
+
+    def _judge(self, got: tuple[Tensor, Tensor, list[Any]], wanted: tuple[Tensor, Tensor, list[Any]],
+               tokens: Tensor) -> None:
+        """Refuses a model whose chunks differ from the whole: in logits, in the loss, or in gradients."""
+        half = {wanted[0].dtype, self.attends_in} & {torch.float16, torch.bfloat16}
+        off = float((got[0] - wanted[0]).double().norm() / wanted[0].double().norm().clamp(min=1e-30))
         if not off <= (0.1 if half else 1e-3):
             self.refuse(f"two chunks differ from the whole by {off:.1e} of its logits; its positions or a state of its "
                         "own do not follow the rows")
+        entropy, own = float(_entropy(wanted[0], tokens)), float(wanted[1])
+        theirs = "a loss_function, a hook, a part that forward or peft adds"
+        cure = f"chunks take the cross entropy alone; without {theirs} it can be, and Causal(model, own_loss=False) " \
+               "is for a Step with a loss of yours"
+        if not abs(own - entropy) <= (0.02 if half else 1e-4) * max(1.0, abs(entropy)):
+            self.refuse(f"its own loss of {len(tokens)} tokens is {own:.6g}, and the cross entropy {entropy:.6g}: "
+                        f"{cure}")
+        for what, a, b in zip(("input embeddings", "smallest weights"), got[2], wanted[2]):
+            off = _apart(a, b)
+            if not off <= (0.5 if half else 0.01):
+                self.refuse(f"two chunks differ from the whole by {off:.1e} of the gradients of its {what}: {cure}")
 
-    def _probe(self, tokens: Tensor) -> Tensor:
+    def _whole(self, tokens: Tensor, rows: list[Tensor]) -> tuple[Tensor, Tensor, list[Any]]:
+        """Runs the model on each of the probe's sequences: logits, its own loss, and gradients."""
+        logits, losses = [], []
+        for part in (tokens[:_FIRST], tokens[_FIRST:]):
+            more = {"labels": part[None]} if self.own_loss else {}
+            with self._naming("a first call of it with labels" if more else "a first call of it"):
+                output = self.outer(input_ids=part[None], use_cache=False, **more)
+            logits.append(output.logits[0])
+            losses.append(None if getattr(output, "loss", None) is None else output.loss * (len(part) - 1))
+        made = torch.cat(logits)
+        loss = _entropy(made, tokens) if None in losses else sum(losses) / (len(tokens) - 2)
+        return made.detach(), loss.detach(), self._gradients(loss, rows)
+
+    def _check_head(self, tokens: Tensor) -> None:
+        """Refuses a model whose logits are not of the next token."""
+        with torch.no_grad(), self._naming("a first call of it with input_ids alone"):
+            made = getattr(self.outer(input_ids=tokens[None], use_cache=False), "logits", None)
+        if made is None or made.shape[:2] != tokens[None].shape or made.shape[-1] <= int(tokens.max()):
+            shape = "none" if made is None else f"of shape {tuple(made.shape)}"
+            self.refuse(f"{type(self.model).__name__} has no language model's head: for {len(tokens)} tokens its "
+                        f"logits are {shape}, and the wanted (1, {len(tokens)}, {self.config.vocab_size}); "
+                        "AutoModelForCausalLM makes one that has")
+
+    def _gradients(self, loss: Tensor, rows: list[Tensor]) -> list[Any]:
+        """Returns those of the input embeddings, rows joined, and of the smallest trained weights."""
+        if not torch.is_grad_enabled() or not loss.requires_grad:
+            return []
+        small, n = [], 0
+        for p in sorted((p for p in self.outer.parameters() if p.requires_grad), key=Tensor.numel):
+            n += p.numel()
+            small += [p] if n <= _MOST else []
+        found = torch.autograd.grad(loss, [*rows, *small], allow_unused=True)
+        of_rows = [x for x in found[:len(rows)] if x is not None]
+        return [[torch.cat(of_rows, 1)] if of_rows else [None], list(found[len(rows):])]
+
+    @contextlib.contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        """Refuses a model that raises inside; what: how that is called."""
+        try:
+            yield
+        except Unsupported:
+            raise
+        except (AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError,
+                ValueError) as error:
+            self.refuse(f"{what} ends in {type(error).__name__}: {error}")
+
+    def _chunks(self, tokens: Tensor, rows: list[Tensor]) -> tuple[Tensor, Tensor, list[Any]]:
+        """Runs the same in two chunks. States that are ignored show in gradients, where their part in the logits may
+        be small."""
         got, prefix = [], []
         for begin, end, cu_q, cu_k in ((0, 7, [0, 7], [0, 7]), (7, 14, [0, 4, 7], [0, 11, 14])):
             cu_q, cu_k = (torch.tensor(cu, dtype=torch.int32, device=tokens.device) for cu in (cu_q, cu_k))
             at = torch.arange(begin, end, device=tokens.device)
             none = torch.zeros(end - begin, device=tokens.device)
-            inputs = Inputs(0, True, tokens[begin:end], at % 11, none, none, cu_q, cu_k, 7, 11, prefix)
-            borders = [x.requires_grad_() for x in prefix[2 * len(self.layers):] if not self.sharded]
-            try:
-                with torch.set_grad_enabled(bool(borders)):
-                    logits, own = self(inputs)
-                    seen = torch.autograd.grad(logits.square().sum(), borders, allow_unused=True) if borders else ()
-            except Unsupported:
-                raise
-            except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError,
-                    ValueError) as error:
-                self.refuse(f"a first pass of it ends in {type(error).__name__}: {error}")
+            inputs = Inputs(0, True, tokens[begin:end], at % _FIRST, none, none, cu_q, cu_k, 7, 11, prefix)
+            borders = [] if self.sharded else [x.requires_grad_() for x in prefix[2 * len(self.layers):]]
+            with self._naming("a first pass of it"):
+                logits, own = self(inputs)
+                seen = torch.autograd.grad(logits.square().sum(), borders, allow_unused=True, retain_graph=True) \
+                    if borders else ()
             if any(x is None or not x.any() for x in seen):
                 self.refuse("its recurrent layers do not go on from the state that they are given")
-            got.append(logits.detach())
+            got.append(logits)
             prefix = [x.state if isinstance(x, Border) else x for x in own]
-        return torch.cat(got)
+        made = torch.cat(got)
+        loss = _entropy(made, tokens)
+        return made.detach(), loss.detach(), self._gradients(loss, rows)

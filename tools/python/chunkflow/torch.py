@@ -227,8 +227,10 @@ class _Outputs:
         self.replayed += 1
         same = query.shape[:3] == out.shape[:3] and query.shape[3] == first.shape[3]
         if not same or float((query.detach()[:, :, :1] - first).norm()) > 0.01 * float(first.norm()):
-            raise ValueError(f"attention call {self.replayed} of a replay has other queries than that of its forward, "
-                             "as with a random generator of one's own: outputs=False attends again")
+            raise ValueError(f"attention call {self.replayed} of a replay has other queries than that of its forward: "
+                             "the module draws from a random generator of its own, or has changed between the two; "
+                             "draw from torch's default generator, or take a k of at least the longest sequence's "
+                             "chunks, which replays nothing")
         return out, sums
 
 
@@ -508,7 +510,11 @@ def _weights_of(weights: Any, n: int) -> np.ndarray:
                                                                           for x in given):
         raise ValueError(f"weights: wanted one number for each of {n} sequences; which tokens count is said by "
                          "`ignored`, and what each counts by a loss of your own")
-    return np.array([float(x) for x in given])
+    found = np.array([float(x) for x in given])
+    if not np.isfinite(found).all():
+        at = int(np.argmin(np.isfinite(found)))
+        raise ValueError(f"weights[{at}]: wanted a finite number, got {found[at]}")
+    return found
 
 
 def _check_options(forward: Any, loss: Any, seed: Any, shared_mean: Any, outputs: Any) -> None:
@@ -826,7 +832,10 @@ class Step:
         as it was told to. In a pass that keeps nothing the head may be left out: it must not be sharded by itself."""
         _check_module(module, chunkflow._callable(forward, "forward"))
         _check_options(forward, loss, seed, shared_mean, outputs)
-        chunkflow._whole(k, "k", 0)
+        for name, n, least in (("chunk_size", chunk_size, 1), ("k", k, 0)):
+            if isinstance(n, bool):
+                raise TypeError(f"{name}: wanted a whole number, got {n}")
+            chunkflow._whole(n, name, least)
         chunkflow._whole(min_shared_prefix, "min_shared_prefix", 0)
         for name in {"n_ranks", "shared_prefixes", "no_copies"} & set(options):
             raise TypeError(f"{name}: is found by Step itself, for each batch")
@@ -887,6 +896,9 @@ class Step:
                  shared_prefixes: Any = None) -> float:
         """ignored and weights: see Batch; shared_prefixes: see chunkflow.pack, in place of what equal tokens say. The
         seed of dropout goes on by one for each batch."""
+        if not torch.is_grad_enabled():
+            raise RuntimeError("a step under torch.no_grad() or torch.inference_mode() has no gradients; "
+                               "step.log_probs(sequences) runs forwards alone")
         plan, schedule, batch = self._batch(sequences, ignored, weights, shared_prefixes)
         if plan.n_chunks == 0:
             return 0.0

@@ -6,10 +6,11 @@
         pass
 
 All micro-batches of a step (gradient accumulation) and of all ranks are planned as one batch. Padding (on the right) is
-taken off again, and tokens whose label is -100 are no targets; the loss is the mean over all targets, as the plain
-trainer's (which for GPT-2, CTRL and BERT also counts first tokens, which nothing predicts). Evaluation's loss comes from
-chunks as well, forwards alone, so that a sequence which could be trained can be evaluated. Sequences are packed by the
-plan: packing and padding_free of the collator stay off.
+taken off again, and tokens whose label is -100 are no targets. The loss is divided by what the plain trainer divides it
+by: the step's targets; all of its labels where Transformers counts those (GPT-2); or first the targets of each
+micro-batch (accepts_loss_kwargs=False). Evaluation's loss comes from chunks as well, forwards alone, so that a sequence
+which could be trained can be evaluated. Sequences are packed by the plan: packing and padding_free of the collator stay
+off. A model whose own loss is not the cross entropy, and a compute_loss of one's own, are refused by name.
 
 Three defaults of TRL's are for whole sequences. Gradient checkpointing is switched off, since K bounds activations. The
 routers' balance loss of mixtures, which is one over a whole batch, is switched off unless router_aux_loss_coef asks for
@@ -43,29 +44,41 @@ class Chunked:
             raise TypeError(f"chunk_options: wanted options of chunkflow.pack by name, got {chunk_options!r:.99}")
         self._chunks = {"chunk_size": chunk_size, "k": k, "outputs": outputs, **(chunk_options or {})}
         self._step: Step | None = None
-        self._held: list[dict[str, Any]] = []
+        self._held: list[tuple[dict[str, Any], float]] = []  # micro-batches, and what each target of them weighs
+        model = options.get("model", arguments[0] if arguments else None)
+        asked = _balances(model)  # which TRL overwrites
         super().__init__(*arguments, **options)
-        self._refuse()
+        self._refuse(asked)
         self._switch_off()
         whole = not any(p.is_meta for p in self.model.parameters())  # what is to be sharded may have nothing yet
         self._made_of(self.model, check=whole).forward._check_now()
         self._warn_of_truncation()
 
-    def _refuse(self) -> None:
-        """Refuses options that chunks cannot give."""
+    def _refuse(self, asked: bool) -> None:
+        """Refuses options that chunks cannot give. asked: the model's config asks for the routers' balance loss."""
         if self.label_smoother is not None or self.compute_loss_func is not None:
-            raise Unsupported("label smoothing and compute_loss_func: the loss is the weighted cross entropy")
+            raise _Option("label smoothing and compute_loss_func: the loss is the weighted cross entropy")
+        self._refuse_loss()
         if getattr(self.args, "loss_type", None) not in (None, "nll", "chunked_nll"):
-            raise Unsupported(f"loss_type {self.args.loss_type}: the loss is the weighted cross entropy")
-        if getattr(self, "aux_loss_enabled", False) and self.args.router_aux_loss_coef is not None:
-            raise Unsupported("a balance loss of routers, which is one over a whole batch: train with "
-                              "router_aux_loss_coef=0.0")
+            raise _Option(f"loss_type {self.args.loss_type}: the loss is the weighted cross entropy")
+        if getattr(self, "aux_loss_enabled", False) and (asked or self.args.router_aux_loss_coef is not None):
+            raise _Option("a balance loss of routers, which is one over a whole batch: train with "
+                          "router_aux_loss_coef=0.0, and output_router_logits=False in the model's config")
         if getattr(self.args, "packing", False) or getattr(self.args, "padding_free", False):
-            raise Unsupported("packing and padding_free: chunks pack sequences themselves")
+            raise _Option("packing and padding_free: chunks pack sequences themselves")
         if self.args.fp16:
-            raise Unsupported("fp16, whose losses are scaled: use bf16")
+            raise _Option("fp16, whose losses are scaled: use bf16")
         if getattr(self.args, "neftune_noise_alpha", None) is not None:
-            raise Unsupported("neftune_noise_alpha, whose noise depends on how long the rows of a call are")
+            raise _Option("neftune_noise_alpha, whose noise depends on how long the rows of a call are")
+
+    def _refuse_loss(self) -> None:
+        """Refuses a compute_loss of one's own, which would never be called."""
+        owner = next(c for c in type(self).__mro__ if "compute_loss" in vars(c))
+        known = f"{owner.__module__.partition('.')[0]}.{owner.__name__}" in ("transformers.Trainer", "trl.SFTTrainer")
+        if not known or "compute_loss" in vars(self):
+            raise _Option(f"compute_loss of {owner.__name__ if not known else 'this trainer'}, which chunks never "
+                          "call: the loss is the weighted cross entropy. Other losses, as of DPO and GRPO, take "
+                          "chunkflow.torch.Step in a loop of your own, with weights or loss")
 
     def _switch_off(self) -> None:
         """Takes back options that trainers switch on by themselves."""
@@ -96,28 +109,43 @@ class Chunked:
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
                       ) -> torch.Tensor:
         """The loss of the whole step at its last micro-batch, with all of its gradients; 0 before."""
+        self._refuse_loss()
         model.train()
-        self._held.append(inputs)
+        steps = getattr(self, "current_gradient_accumulation_steps", self.args.gradient_accumulation_steps)
+        self._held.append((inputs, self._divisor(inputs, num_items_in_batch, steps)))
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
-        batch = [row for held in self._held for row in _rows(held)]
+        batch = [(*row, 1 / divisor if divisor > 0 else 0.0) for held, divisor in self._held for row in _rows(held)]
         self._held.clear()
-        tokens, ignored = self._of_all_ranks(batch)
+        tokens, ignored, weights = self._of_all_ranks(batch)
         with self.accelerator.autocast():
-            loss = self._step_of(model)(tokens, ignored)
+            loss = self._step_of(model)(tokens, ignored, weights)
         return torch.tensor(loss, dtype=torch.float64, device=self.args.device)
 
     def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], prediction_loss_only: bool,
                         ignore_keys: list[str] | None = None) -> tuple[Any, Any, Any]:
         """The loss of all ranks' micro-batches by chunks, without TRL's entropy and token accuracy. Where logits are
-        wanted (compute_metrics), they come from the model as it is, which runs whole sequences."""
-        if not prediction_loss_only or "labels" not in inputs:
+        wanted (compute_metrics), they come from the model as it is, which runs whole sequences; without labels there is
+        no loss, as ever."""
+        if not prediction_loss_only or inputs.get("labels") is None:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        tokens, ignored = self._of_all_ranks(_rows(inputs))
+        divisor = self._divisor(inputs, self._get_num_items_in_batch([inputs], self.args.device), 1)
+        tokens, ignored, weights = self._of_all_ranks([(*row, 1 / divisor if divisor > 0 else float("nan"))
+                                                       for row in _rows(inputs)])
         with torch.no_grad(), self.accelerator.autocast():
-            found = torch.cat(self._step_of(model).log_probs(tokens))
-        targets = torch.from_numpy(~np.concatenate([x[1:] for x in ignored])).to(found.device)
-        return -found[targets].sum() / targets.sum().clamp(min=1), None, None
+            found = self._step_of(model).log_probs(tokens)
+        losses = [x[torch.from_numpy(~i[1:]).to(x.device)].sum() * -w for x, i, w in zip(found, ignored, weights)]
+        return torch.stack(losses).sum(), None, None
+
+    def _divisor(self, inputs: dict[str, Any], num_items_in_batch: Any, steps: int) -> float:
+        """Returns what the plain trainer divides the sum of a micro-batch's losses by, in a step of so many: items that
+        it counts itself, or the micro-batch's targets. It takes the mean over ranks unless items are those of all."""
+        world = self.args.world_size
+        if num_items_in_batch is not None and self.model_accepts_loss_kwargs:
+            return float(num_items_in_batch) * (1 if self.args.average_tokens_across_devices else world)
+        labels = inputs.get("labels")
+        targets = 0 if labels is None else int((labels[..., 1:] != -100).sum())
+        return float(targets * steps * world)
 
     def _step_of(self, model: torch.nn.Module) -> Step:
         if self._step is None or self._step.module is not model:  # which model_init makes anew
@@ -127,37 +155,58 @@ class Chunked:
     def _made_of(self, model: torch.nn.Module, check: bool = True) -> Step:
         return Step(model, Causal(model, check), seed=self.args.seed, **self._chunks)
 
-    def _of_all_ranks(self, batch: list[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-        """The sequences of these rows of all ranks, and which of their tokens are no targets."""
+    def _of_all_ranks(self, batch: list[tuple[Any, Any, float]]) -> tuple[list[Any], list[Any], list[float]]:
+        """The sequences of these rows of all ranks, which of their tokens are no targets, and their weights."""
         if self.args.world_size > 1:
             everyone: list[Any] = [None] * self.args.world_size
             dist.all_gather_object(everyone, batch)
             batch = [row for of_rank in everyone for row in of_rank]
-        return [tokens for tokens, _ in batch], [ignored for _, ignored in batch]
+        return [x[0] for x in batch], [x[1] for x in batch], [x[2] for x in batch]
+
+
+class _Option(Unsupported):
+    """An option of the trainer's that chunks cannot give."""
+
+    def __init__(self, why: str):
+        super().__init__(why, "with this option of the trainer a model")
+
+
+class _Data(Unsupported):
+    """A micro-batch that chunks cannot be made of."""
+
+    def __init__(self, why: str):
+        super().__init__(why, "this data")
+
+
+def _balances(model: Any) -> bool:
+    """Whether a model's config asks for its routers' balance loss."""
+    config = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return bool(getattr(text, "output_router_logits", False) and getattr(text, "router_aux_loss_coef", 0.0))
 
 
 def _rows(inputs: dict[str, Any]) -> list[tuple[Any, Any]]:
     """The sequences of a collated micro-batch, and which of their tokens are no targets."""
     others = set(inputs) - {"input_ids", "labels", "attention_mask"}
     if others:
-        raise Unsupported(f"micro-batches with {', '.join(sorted(others))}: chunks are made of tokens and labels "
-                          "alone, so the collator must leave that out")
-    if "labels" not in inputs:
-        raise Unsupported("micro-batches without labels: the collator must make them (-100: no target)")
+        raise _Data(f"micro-batches with {', '.join(sorted(others))}: chunks are made of tokens and labels "
+                    "alone, so the collator must leave that out")
+    if inputs.get("labels") is None:
+        raise _Data("micro-batches without labels: the collator must make them (-100: no target)")
     made = []
     for i, tokens in enumerate(inputs["input_ids"].cpu()):
         labels = inputs["labels"][i].cpu()
         mask = torch.ones_like(tokens) if "attention_mask" not in inputs else inputs["attention_mask"][i].cpu()
         if mask.shape != tokens.shape or not torch.equal(mask != 0, torch.arange(len(tokens)) < (mask != 0).sum()):
-            raise Unsupported("an attention_mask that is not ones and then zeros: pad on the right (the tokenizer's "
-                              "padding_side), for behind padding on the left plain training has targets and positions "
-                              "of its own")
+            raise _Data("an attention_mask that is not ones and then zeros: pad on the right (the tokenizer's "
+                        "padding_side), for behind padding on the left plain training has targets and positions of its "
+                        "own")
         if (labels[mask == 0] != -100).any():
-            raise Unsupported("labels of padding that are not -100")
+            raise _Data("labels of padding that are not -100")
         tokens, labels = tokens[mask != 0], labels[mask != 0]
         ignored = labels == -100
         if not torch.equal(tokens[~ignored], labels[~ignored]):
-            raise Unsupported("labels that are not the tokens themselves or -100")
+            raise _Data("labels that are not the tokens themselves or -100")
         made.append((tokens.numpy(), ignored.numpy()))
     return made
 
