@@ -37,6 +37,12 @@ def programs(page):
     return [text for text in texts if text.lstrip().startswith("import ") and "import chunkflow" in text]
 
 
+def extra(name):
+    """What pip installs with an extra."""
+    return set(re.findall(rf'^Requires-Dist: ([\w-]+).*extra == "{name}"',
+                          (TOP / "tools" / "python" / "backend.py").read_text(), re.MULTILINE))
+
+
 def check_installed(folder):
     place = folder / "place"
     made = run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target",
@@ -46,13 +52,18 @@ def check_installed(folder):
     check_symbols("the library", place / "chunkflow" / "libchunkflow.so", "objdump")
     environment = {**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
     environment.pop("CHUNKFLOW_BUILD", None)
-    for page, n in (("tools/python/README.md", 5), ("tools/README.md", 1)):
+    for page, n in (("tools/python/README.md", 6), ("tools/README.md", 1)):
         found = programs(TOP / page)
         check(page, len(found) == n, f"{len(found)} programs")
         for number, program in enumerate(found):
             ran = run(sys.executable, "-B", "-c", program, cwd=folder, env=environment)
-            check(f"{page}, program {number + 1}", ran.returncode == 0 and ran.stdout,
-                  ran.stderr[-300:] or ran.stdout.replace("\n", "; ")[:60])
+            apart = [float(x) for x in re.findall(r"apart ([-+.0-9e]+)", ran.stdout)]
+            check(f"{page}, program {number + 1}", ran.returncode == 0 and ran.stdout and max(apart, default=0) < 1e-6
+                  and len(apart) == 2 * ("apart" in program),
+                  ran.stderr[-300:] or ran.stdout.replace("\n", "; ")[:90])
+            imported = set(re.findall(r"^import (\w+)", program, re.MULTILINE)) - {"chunkflow", "numpy"}
+            check(f"{page}, program {number + 1}: an extra brings what it imports", imported <= extra("trainer"),
+                  f"{', '.join(sorted(imported))}")
     program = [TOP / "examples" / "train_hf.py", "--steps", "2", "--chunk-size", "256", TOP / "LICENSE"]
     ran = run(sys.executable, "-B", *program, cwd=folder, env=environment)
     check("train_hf.py", ran.returncode == 0 and "step 1: loss" in ran.stdout, ran.stdout[-60:] + ran.stderr[-300:])

@@ -28,6 +28,13 @@ Requires-Dist: torch~=2.15.0; extra == "torch"
 Provides-Extra: huggingface
 Requires-Dist: torch~=2.15.0; extra == "huggingface"
 Requires-Dist: transformers~=5.23.0; extra == "huggingface"
+Provides-Extra: trainer
+Requires-Dist: torch~=2.15.0; extra == "trainer"
+Requires-Dist: transformers~=5.23.0; extra == "trainer"
+Requires-Dist: accelerate>=1.1.0; extra == "trainer"
+Requires-Dist: datasets; extra == "trainer"
+Requires-Dist: trl~=1.16.0; extra == "trainer"
+Requires-Dist: peft~=0.21.2; extra == "trainer"
 Provides-Extra: lengths
 Requires-Dist: transformers~=5.23.0; extra == "lengths"
 Requires-Dist: jinja2; extra == "lengths"

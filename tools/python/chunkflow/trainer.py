@@ -36,7 +36,7 @@ __all__ = ["Chunked", "Trainer"]
 
 class Chunked:
     """A mixin that stands before a trainer's class. Its own keywords are chunk_size, k, outputs (see
-    chunkflow.torch.Batch) and, in chunk_options, those of chunkflow.pack."""
+    chunkflow.torch.Batch) and, in chunk_options, the others of chunkflow.torch.Step and chunkflow.pack."""
 
     def __init__(self, *arguments: Any, chunk_size: int, k: int = 1, outputs: bool | None = None,
                  chunk_options: dict[str, Any] | None = None, **options: Any):
