@@ -24,8 +24,8 @@
                                cf_executor_schedule, cf_executor_memory_of, cf_executor_timeline, cf_executor_free
          a layer's attention   cf_layer_attention_forward, cf_layer_attention_backward, cf_layer_attention_bytes
 
-   All work is put on the stream that the caller names, last but for the error in every signature; nothing is allocated
-   and nothing waits for the device, but in the executor and where a comment says so.
+   All work is put on the stream that the caller names, which stands before the error in every signature. Nothing is
+   allocated and nothing waits for the device, except in the executor and where a comment says so.
 
    Layers of the implementation, each found by its tag. A layer calls only layers above it; in each, kernels come first,
    then what launches them.
@@ -48,8 +48,8 @@
    = token x group + head), so K and V are read once for all of them, short documents fill their tiles, and the backward
    sums dK and dV of a group in registers, with no copies per query head.
 
-   A replay need not attend: with cf_executor_desc.outputs an F that keeps nothing keeps out and lse of each layer for its
-   R, in which the same call of a layer's attention hands them back.
+   A replay need not attend: with cf_executor_desc.outputs an F that keeps nothing keeps out and lse of each layer for
+   its R, in which the same call of a layer's attention hands them back.
 
    It has run on one device, an H200 (tools/bench/results/h200.txt). Tile sizes follow the published tuning of such
    kernels on sm_80; the registers and shared memory of each kernel stand at its launch bounds.
@@ -197,9 +197,9 @@ typedef struct cf_attention_tensors {
     void *workspace;              /* at least forward_bytes or backward_bytes on the device, aligned to 256 */
     size_t workspace_bytes;
     struct cublasContext *cublas; /* for CF_ATTENTION_UNFUSED. Its stream is set to `stream` if it is another */
-    const float *sinks;           /* (n_heads) one more score for every query of a head, whose value is 0: lse counts it,
-                                     and out becomes smaller. -inf does nothing. NULL: none. The backward reads out and
-                                     lse as the forward with sinks left them */
+    const float *sinks;           /* (n_heads) one more score for every query of a head, whose value is 0: lse counts
+                                     it, and out becomes smaller. -inf does nothing. NULL: none. The backward reads out
+                                     and lse as the forward with sinks left them */
     float *dsinks;                /* (n_heads) the backward adds the gradients of sinks. NULL: not wanted */
 } cf_attention_tensors;
 
@@ -287,12 +287,12 @@ typedef struct cf_append {
 
 /* Forward: turns q and k by RoPE, and puts k and v into the state. Padding rows: q_out becomes 0, the state is not
    touched (the rows after a chunk may be another's). Idempotent: a replay writes the same bits over the same rows.
-   Reads and writes rows x (n_heads + 2 n_kv_heads) x head_size numbers once each, in one kernel, 16 bytes at a time
-   (number by number where `rotated` is no multiple of 16, or of 8 in fp32).
+   Reads and writes rows x (n_heads + 2 n_kv_heads) x head_size numbers once each, in one kernel. It moves 16 bytes at a
+   time, or one number where `rotated` is no multiple of 16 (in fp32, of 8).
 
    Backward, once every later chunk of the chain has added its part: turns dq and dk back by RoPE, converts dk and dv
    to dtype. Padding rows of all three become 0, so that they add nothing to weight gradients. Reads as many numbers as
-   it writes, those of dk and dv in fp32.
+   it writes; dk and dv are read in fp32.
 
    Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (rows), CF_ERROR_OVERFLOW (a stride), CF_ERROR_DEVICE. */
 CHUNKFLOW_CUDA_API cf_result cf_append_forward(const cf_append *append, cf_cuda_stream stream, cf_error *error);
@@ -356,8 +356,9 @@ typedef struct cf_layer_attention {
     float *dsinks;
 } cf_layer_attention;
 
-/* All that attention of a layer does in a pass, on the step's stream: RoPE, the chunk's K and V into the state,
-   attention with all that its rows see, wherever that lies, and backwards what this adds to the gradients of the state.
+/* Do all that attention of a layer does in a pass, on the step's stream. The forward turns rows by RoPE, puts the
+   chunk's K and V into the state, and attends to all that its rows see, wherever that lies. The backward adds to the
+   gradients of the state.
 
        for each layer                     in an F or R          in a B or I, from the last layer on
            projections into q, k, v                                 dout = the output projection's backward
@@ -366,8 +367,8 @@ typedef struct cf_layer_attention {
 
    A callback calls the one or the other once for each of the stage's layers, in that order. A backward may run the
    layer's forward again before it (full recomputation), but not where the state streams. With cf_executor_desc.outputs
-   the forward of an R does not attend: it puts into out and lse what they were in the F, whose bits these are. Errors as
-   of cf_append_forward and cf_attention_forward; CF_ERROR_ARGUMENT "layer" where another one is next. */
+   the forward of an R does not attend: it puts the F's out and lse into these arrays, bit by bit. Errors as of
+   cf_append_forward and cf_attention_forward; CF_ERROR_ARGUMENT "layer" where another one is next. */
 CHUNKFLOW_CUDA_API cf_result cf_layer_attention_forward(const cf_cuda_step *step, const cf_layer_attention *layer,
                                                         cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_layer_attention_backward(const cf_cuda_step *step, const cf_layer_attention *layer,
@@ -469,22 +470,22 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_load(cf_executor *executor, const cf_pl
 /* Runs the loaded batch once. Puts the actions of all stages on their streams, in an order in which no stage waits for
    one that is not issued. That is at most 4 passes for each stage ahead of the device. Then waits for the end. (A
    stream takes about a thousand launches. A callback that puts more than a few hundred on it may be held up in a launch
-   by a device that hangs, where no `timeout` helps.) Work that was put on cf_executor_stream before comes first there;
-   nothing waits for other streams, the default one included (a cudaMemcpy from pageable memory may still be under way
-   when it returns): synchronise with those first. May be called again for the same batch.
+   by a device that hangs, where no `timeout` helps.) Work that was put on cf_executor_stream before comes first there.
+   Nothing waits for other streams, not even the default one: synchronise with them first. (A cudaMemcpy from pageable
+   memory may still be under way when it returns.) May be called again for the same batch.
 
    If a callback reports an error or CUDA does, nothing more is issued, what was issued is waited for, and the error
    names action, chunk and stage: error->item is the position in the stage's list, ->got the callback's or CUDA's
-   number. But where a callback has filled in the record that step->error points to, that goes out: code and all members
-   as they are, the text with action, chunk and stage before it.
+   number. Where a callback has filled in the record that step->error points to, its code and members go out as they
+   are, and its text behind action, chunk and stage.
    CF_ERROR_CALLBACK, CF_ERROR_CANCELLED, CF_ERROR_DEVICE, CF_ERROR_SCHEDULE. An error of the device itself shows later
    than the action that made it: it is put down to the first action that is not known to have ended; `blocking` finds it
    exactly. After a `timeout` the executor can be used again once the device has come to an end.
 
    An error that a callback leaves to cudaGetLastError is an error of its action; cudaErrorNotReady is none. One that is
    there before the run is reported, and nothing of the stage starts (CF_ERROR_DEVICE, field "device", item -1). No
-   function of the executor leaves an error of its own there, nor takes away the application's, but for what CUDA itself
-   does: a look at a device that is busy puts cudaErrorNotReady in its place.
+   function of the executor leaves an error of its own there, nor takes away the application's. CUDA itself does so in
+   one case: a look at a device that is busy replaces it by cudaErrorNotReady.
 
    With NCCL every process must call it. The other stages go on with their transfers, so that no process hangs, and
    report the lowest stage that failed (field "nccl", ->got the stage). Where a device or a process is gone, the others
@@ -499,10 +500,10 @@ CHUNKFLOW_CUDA_API cf_cuda_stream cf_executor_stream(const cf_executor *executor
 /* The lowered schedule that is loaded; NULL if there is none. Lives until the next load. */
 CHUNKFLOW_CUDA_API const cf_schedule *cf_executor_schedule(const cf_executor *executor);
 
-/* Memory of one stage, in bytes of its device but for `host`. Everything lies in slots that are as large as the largest
-   that ever lies in them, and a chain has all of its rows from its first pass to its last. So batches of real lengths
-   took 1 to 12 % more than is live at once (tools/bench/results/arena.txt). Where state is much beside activations it
-   may be half as much again. memory_limit counts what is laid out. */
+/* Memory of one stage, in bytes of its device; `host` is in host memory. Everything lies in slots as large as the
+   largest item that ever lies in them, and a chain has all of its rows from its first pass to its last. So batches of
+   real lengths took 1 to 12 % more than is live at once (tools/bench/results/arena.txt). Where the state is large
+   beside activations, it may be half as much again. memory_limit counts the bytes that are laid out. */
 typedef struct cf_executor_memory {
     int64_t arena;                /* activations, outputs and boundary tensors: what was laid out ... */
     int64_t arena_live;           /* ... and the most that is in use at once. arena / arena_live is the loss in gaps */
@@ -561,24 +562,24 @@ extern "C" {
 
 /* ---- attention by blocks of keys ---- */
 
-/* Attention by blocks of keys: for trees, and for a prefix that streams. The chunk's problem has only its own keys, and
-   in cf_attention_desc
+/* Attention by blocks of keys: for trees, and for a prefix that streams. The chunk's problem has only its own keys. In
+   cf_attention_desc it has:
 
        prefix     keys before the first slice's that are not among its own; with `begins`, of the path that slices see
        begins     (n_slices) in trees, cf_slice.begin: keys before each slice's own. Without a parent these are the
                   first ones of the path. NULL: of the first slice `prefix`, of others none
-       parents    (n_slices) the earlier slice of this chunk that a slice continues: it sees that one's keys
-                  begins[parent] .. begins[s] - 1, and what these see. -1: it continues the path. NULL: all do
+       parents    (n_slices) the earlier slice of this chunk that a slice continues: it sees its parent's keys
+                  begins[parent] .. begins[s] - 1, and all that these see. -1: it continues the path. NULL: all do
 
    Slices have as many keys as queries then (with `prefix` alone, the first at least as many). Each block is a problem
    of its own: keys first .. first + n - 1 of the prefix, in rows 0 .. n - 1 of k, v, dk and dv, for all slices that see
-   any of them. A level is a block of the chunk's own keys: what slices see of those with `first` others above them (n
-   0). All other arrays are the chunk's. In both directions:
+   any of them. A level (n 0) is a block of the chunk's own keys: slices with `first` others above them, as slices below
+   see them. All other arrays are the chunk's. In both directions:
 
        cf_attention_forward(chunk, &x, ...)                      begins, with the chunk's own keys
        cf_attention_forward(block, &x, ...)                      for each block and level, its own tiles in x.tiles
-       x.finish = 1, cf_attention_forward(chunk, &x, ...)        writes out and lse (dq in the backward) of those slices,
-                                                                 and is the call that reads sinks
+       x.finish = 1, cf_attention_forward(chunk, &x, ...)        writes out and lse (dq in the backward) of those
+                                                                 slices, and is the call that reads sinks
 
    Between these calls the sums lie in fp32 at the start of the workspace, which has the bytes that the largest of these
    problems asks for. `overwrite` says of each call what it does with its dk and dv; of a level it must be 0. A block's
@@ -603,7 +604,7 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_block_prepare(const cf_attention *chun
        for each layer (in a backward from the last to the first)
            while (cf_state_stream_next(s, compute, &block, &error) == CF_OK && block.n_rows > 0)
                attention with that block (or, if block.own, cf_state_stream_add)
-           cf_state_stream_append(s, compute, layer, k, v, &error)   in the chain's F, but for its last chunk
+           cf_state_stream_append(s, compute, layer, k, v, &error)   in the chain's F, except for its last chunk
        cf_state_stream_end(s, compute, &error);
 
    Only create allocates or waits. Copies run on two streams beside compute. A block's rows are there for work that is
@@ -643,7 +644,7 @@ typedef struct cf_state_pass {
                                      Then the gradient of each must be cleared before the first pass that adds to it,
                                      and `window` is 0, because siblings see other rows: */
     int64_t n_above;              /* 64 at most */
-    int64_t hidden;               /* first rows of the path, chains above and all, that no query of the pass sees */
+    int64_t hidden;               /* first rows of the path, chains above included, that no query of the pass sees */
 } cf_state_pass;
 
 typedef struct cf_state_block {
@@ -699,7 +700,7 @@ CHUNKFLOW_CUDA_API cf_result cf_state_stream_end(cf_state_stream *stream, cf_cud
 
 /* ---- what a pass goes through ---- */
 
-/* Attention with blocks of a prefix, of one object: from block `first` on, up to those of the next entry. */
+/* Attention with blocks of a prefix that have one object: from block `first` on, up to the next entry's first. */
 typedef struct cf_cuda_block {
     int64_t first;                /* as cf_state_block.index. In trees, as in cf_attention_block_prepare; with n: */
     int64_t n;
@@ -1190,7 +1191,7 @@ CF_DEVICE float warp_max(float x) {
 CF_HOPPER_DEVICE int same_in_warp(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
 /* Returns a matrix in shared memory for wgmma: blocks of 64 columns, 128 bytes a row, whose chunks of 16 bytes are
-   permuted as bulk copies with the 128-byte swizzle do (chunk c of row r is chunk c ^ (r & 7)); blocks start at
+   permuted as bulk copies with the 128-byte swizzle do (chunk c of row r is chunk c ^ (r & 7)). Blocks start at
    multiples of 1024. k along the columns: another 16 of them are 32 bytes on. k along the rows ("transposed"): another
    16 are 2048 bytes on, and `next` is the distance of blocks. */
 CF_HOPPER_DEVICE uint64_t matrix_at(shared_address start, int next = 0) {
@@ -1419,7 +1420,7 @@ void see_keys(const problem *p, tile *t, int64_t k_start, int64_t first, int64_t
     if (t->q_length + t->ahead <= p->visible.window) t->ahead = t->k_length;
 }
 
-/* Returns a slice with its own keys, or, of a block, with those of the block that it sees. */
+/* Returns a slice with its own keys, or with the keys of a block that it sees. */
 tile slice_tile(const problem *p, int64_t s) {
     const cf_attention_desc *d = &p->desc;
     tile t = {};
@@ -1645,7 +1646,7 @@ int64_t time_of(const problem *p, const block_costs &costs, int64_t section, con
     return longest;
 }
 
-/* Few key heads make few tiles, and those of a long slice are long: most of the device would wait for them. Chooses the
+/* Few key heads make few tiles, and a long slice's are long: most of the device would wait for them. Chooses the
    length of parts that takes least time, from `least` eighths of what a slot has to do in the mean up to all of it. A
    part has at least half the steps of the limit, so there are at most 16 / least of them for each slot,
    which bounds the workspace. Nothing about this was measured yet. */
@@ -2339,7 +2340,7 @@ template <int M, int N> CF_DEVICE void scale_rows(float (&o)[M][N][4], const flo
     each_sum(o, [&](float &x, int i, int, int e) { x *= by[i][e / 2]; });
 }
 
-/* Divides by the sums, writes LSE, and stores the rows by way of shared memory, where those of a warp are its own.
+/* Divides by the sums, writes LSE, and stores the rows by way of shared memory, where each warp has its own rows.
    Row 0 is packed row first_row; rows from n_rows on are nobody's. */
 template <typename T, int HEAD, int M, int O>
 CF_DEVICE void finish_rows(float (&o)[M][O][4], running<M> &r, const fused_params &p, const tile &t, int head,
@@ -2553,7 +2554,7 @@ const int HALF_TILE = 128 * 64 * 2; /* bytes of 64 columns of 128 rows */
 struct hopper_params {
     fused_params fused;
     CUtensorMap q, k, v, dout; /* (rows, heads, columns) in boxes of whole tokens of a group x 64, or of keys x 64 */
-    int *taken;                /* how many tiles persistent blocks have taken, but for the first of each */
+    int *taken;                /* count of tiles that persistent blocks have taken, except for the first of each */
 };
 
 template <int HEAD> struct hopper_forward_layout { /* of shared memory, in bytes; two stages of K and of V */
@@ -3070,15 +3071,20 @@ CF_DEVICE void finish_keys(const float (&dk)[M][N][4], const float (&dv)[M][N][4
     update_keys(dv, 1.0f, p.dv, row, head, key, n_keys, column, p.n_chunks * 8, p.overwrite);
 }
 
-/* One block: KEYS keys of one key head against all packed rows that see any of them, so dK and dV of a whole group of
-   query heads are summed in registers and reach memory once. Eight warps: ROWS / 32 parts of the rows, and as many
-   parts of the keys as that leaves, over the scores and likewise over rows and columns of dQ; 4 x 2 over dK and dV. Per
-   row tile: scores and dP, then P and dS go through shared memory to the three other products. dQ is added to fp32 sums
-   in memory, unless p.dq_sums is NULL (then another kernel computes it). A part of a split key tile has some of these
-   rows, and leaves its dK and dV to attention_join_kernel. Head size 128 with 64 rows, 128 keys and 2 stages: 161 KB,
-   one block per SM, up to 255 registers. With 64 keys and one stage it fits the 99 KB parts, and head size 256 with
-   them takes 145 KB. Head size 64: 128 rows and 128 keys take 163 KB and give each product in shared memory as much
-   work as head size 128 has; 64 rows take 98 KB. */
+/* One block: KEYS keys of one key head against all packed rows that see any of them. So dK and dV of a whole group of
+   query heads are summed in registers and reach memory once.
+
+   Eight warps share the scores and dQ in ROWS / 32 parts of the rows, and as many parts of keys or columns as that
+   leaves; dK and dV in 4 x 2 parts. Per row tile: scores and dP, then P and dS go through shared memory to the three
+   other products. dQ is added to fp32 sums in memory, unless p.dq_sums is NULL (then another kernel computes it). A
+   part of a split key tile has some of these rows, and leaves its dK and dV to attention_join_kernel.
+
+       head size   rows, keys, stages   shared memory
+       128         64, 128, 2           161 KB: one block per SM, up to 255 registers
+       128         64, 64, 1            fits the 99 KB parts
+       256         64, 64, 1            145 KB
+       64          128, 128, 2          163 KB: as much work for each product as head size 128 has
+       64          64, 128, 2           98 KB */
 template <typename T, int HEAD, int ROWS, int KEYS, int STAGES>
 __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEYS> ? BACKWARD_THREADS : 32, 1)
     attention_backward_kernel(const __grid_constant__ fused_params p) {
@@ -4018,7 +4024,7 @@ fused_params fused_of(const call &c) {
     return f;
 }
 
-/* The lists of tiles on the device, in the order of fill_all_tiles; those of keys are of one turn. */
+/* The lists of tiles on the device, in the order of fill_all_tiles. Tiles of keys are of one turn. */
 struct tile_lists {
     work_order forward, rows, keys, split_keys, split_forward;
 };
@@ -5107,7 +5113,7 @@ struct stream_slot {
 
 const int64_t MOST_PARTS = 65; /* of a path: the chunk's chain and those above it */
 
-/* The rows that one turn of a pass moves: of one layer and one chain. */
+/* The rows that one turn of a pass moves, of one layer and one chain. */
 struct stream_item {
     int64_t layer, index, part, first, n;
     bool own;
@@ -6240,8 +6246,8 @@ int64_t most_live(const array<int64_t> &change) {
 /* Load goes over each stage's steps. It works out which slots of memory each action uses, and which earlier actions its
    stream must wait for. It also finds an order in which one host thread can put the actions of all stages on their
    streams so that nothing waits for what is not issued yet. Run walks the steps in that order, and only looks these up.
-   Waits go only to actions that were issued before, so streams cannot deadlock, also where the device has fewer queues
-   than there are streams and puts several into one.
+   Waits go only to actions that were issued before, so streams cannot deadlock. That holds even where the device has
+   fewer queues than there are streams and puts several into one.
 
        action         stream       waits for, and then records its own event
        F R B I W      COMPUTE      the RECV of its input
@@ -6529,8 +6535,8 @@ double state_row_bytes(const executor *e, int64_t virtual_stage, bool gradient) 
     return (double)(e->stage_descs[virtual_stage].n_layers * row_bytes(e, gradient));
 }
 
-/* A stage has one of each of these events, which is recorded anew before anything else waits for it; then those of
-   outputs, of which the last record before a wait is meant. */
+/* A stage has one of each of these events, which is recorded anew before anything else waits for it. Behind them are
+   the events of outputs, where a wait means the last record. */
 enum { INPUT_THERE, INPUT_LEFT, INPUT_BACK, CLEARED, FIRST_OUTPUTS_EVENT };
 const int N_INPUT_EVENTS = FIRST_OUTPUTS_EVENT + 2 * N_OUTPUTS_EVENTS;
 
@@ -7820,7 +7826,7 @@ void run_transfer(const stage_plan *s, const cf_step *step) {
 
 /* ---- processes ---- */
 
-/* Returns the stream of all that processes do with one another, in the order of the lists. */
+/* Returns the stream of all exchanges between processes, in the order of the lists. */
 cudaStream_t exchange_stream(const stage &on) { return on.streams[on.streams.n - 1]; }
 
 double *exchange_memory(const executor *e) {
@@ -7925,9 +7931,9 @@ bool await(executor *e, int64_t n) {
    is in the buffers, so that all processes come to their ends and can tell each other.
 
    Nothing can wait for ever here: an action waits only for actions before it in the order of issue. Over NCCL actions
-   wait for those of peers as well. But lowered lists come to their ends even where every send waits for its receiver,
-   so what stands before an action in its list ends without this action and all behind it. So the host may wait for a
-   stage's earlier actions at any place. */
+   also wait for actions of peers. But lowered lists come to their ends even where every send waits for its receiver.
+   So an action's predecessors in its list end without it and without all that comes behind it, and the host may wait
+   for a stage's earlier actions at any place. */
 int64_t issue_all(executor *e) {
     const batch *b = e->loaded.data;
     for (int64_t i = 0; i < b->order.n; i++) {
@@ -7946,7 +7952,7 @@ int64_t issue_all(executor *e) {
 }
 
 /* Issues all actions and waits for their ends. A device that failed at one action can do nothing any more, so calls for
-   later ones show it, those of callbacks too. Then a later action is named only if all before it have ended. */
+   later ones show it, also calls of callbacks. Then a later action is named only if all before it have ended. */
 void issue_and_await(executor *e) {
     const int64_t n = issue_all(e);
     const cf_error found = e->failure;
