@@ -944,6 +944,13 @@ typedef enum cf_loss {
                                                way in, one on its way out */
 #define CF_BORDER_TOKENS 4096
 
+/* Parts that lie in host memory (cf_memory_desc.offload); add up those that do. */
+#define CF_OFFLOAD_CHECKPOINTS 1 /* what layers with full recomputation keep, as in TRL's and Axolotl's long-context
+                                    recipes. Needs full recomputation */
+#define CF_OFFLOAD_OPTIMIZER 2   /* optimizer states and, with ZeRO 2 and 3, gradients except those of two layers */
+#define CF_OFFLOAD_PARAMETERS 4  /* the rank's own parameters; two gathered layers stay. Needs ZeRO 3 */
+#define CF_OFFLOAD_ALL 7
+
 /* A training run whose memory is estimated. Zero means default in every member; model must be given. */
 typedef struct cf_memory_desc {
     const cf_model *model;
@@ -982,13 +989,15 @@ typedef struct cf_memory_desc {
                                      input, so that its replay computes no attention (not in the paper). 2: the same,
                                      with both in host memory, wherever state is. Only with local replay, and not with
                                      full recomputation or unfused attention, which drop them */
+    int offload;                  /* sum of CF_OFFLOAD_CHECKPOINTS and so on; 0: all of them lie on the device */
 } cf_memory_desc;
 
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc);
 
 /* Bytes on one GPU of a virtual stage, per token of the following. */
 typedef struct cf_token_bytes {
-    int64_t activations;    /* a chunk whose activations are kept */
+    int64_t activations;    /* a chunk whose activations are kept; without checkpoints */
+    int64_t checkpoints;    /* the same chunk in host memory, with CF_OFFLOAD_CHECKPOINTS; else 0 */
     int64_t state;          /* state: K and V of this stage's layers (0 with a state_window), routes, and `border` /
                                chunk_size, rounded up */
     int64_t state_gradient; /* state with gradients (0 with a state_window) */
@@ -1000,7 +1009,8 @@ typedef struct cf_token_bytes {
     int64_t logits;         /* the chunk that is at its loss, beyond what stays (last virtual stage; 0 elsewhere) */
     int64_t working;        /* the chunk that is in backward: gradients of one layer's activations, and that layer's
                                recomputed activations; with a state_window, also the sums of attention by blocks */
-    int64_t buffers;        /* the chunk that is in any pass: gathered rows of tensor parallelism, sends and receives */
+    int64_t buffers;        /* the chunk that is in any pass: gathered rows of tensor parallelism, sends and receives;
+                               two checkpoints, if these lie in host memory: one in use, one on its way */
     /* Not per token: */
     int64_t border;         /* bytes of a border between two chunks of a chain: the last rows of layers with a window,
                                and a recurrent layer's state there (float) and last rows of its convolution */
@@ -1022,7 +1032,7 @@ typedef struct cf_token_bytes {
      layernorm          4 h / s less, and no unfused parts of norms
      act                another 2 f less, and no activated gate
      mlp                as layernorm, and no f at all
-     full               only 2 h / s
+     full               only 2 h / s, which are `checkpoints` if these lie in host memory
    First stage: 8 (token ids). Last stage: 4 h / s (final norm) and what the loss keeps.
    Outputs of a dropped chunk: 2 heads x value_dim + 4 heads per layer whose shard has `outputs`. They become part of
    the activations when the replay begins.
@@ -1076,8 +1086,8 @@ typedef struct cf_memory_report {
     CF_MEMORY_TERMS(CF_MEMBER_ITEM)
 #undef CF_MEMBER_ITEM
     int64_t total;    /* sum of all above */
-    int64_t host;     /* in host memory, with a state_window: state, its gradient, kept inputs and outputs; not part of
-                         total */
+    int64_t host;     /* in host memory, with a state_window: state, its gradient, kept inputs and outputs; and what
+                         offload names. Not part of total */
     int at_loss;      /* 1: the peak is at the loss, when logits exist and no layer is in backward (working is 0); 0: it
                          is in a layer's backward, when logits are gone (logits is 0) */
 } cf_memory_report;
@@ -1090,7 +1100,7 @@ typedef struct cf_memory_report {
      state gradient  state_window x 2 kv x state_gradient_bytes, once
      inputs          kept inputs and outputs, but at most twice cf_token_bytes.staged: one in use, one on its way
      host            state, state gradient, kept inputs and outputs of all its virtual stages, as without a window
-   The same goes for inputs and their part of host with outputs 2.
+   The same goes for inputs and their part of host with outputs 2. With offload, host also has what it names.
    Borders and carries stay on the device in addition. A virtual stage with gradients of state has one carry.
    ZeRO divides routed experts over tp x dp / ep GPUs with ep, and over dp like all other parameters without ep.
    Reports are untouched on failure. Errors: as cf_model_validate and cf_parallel_validate, CF_ERROR_ARGUMENT with the
@@ -6585,6 +6595,12 @@ CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc) {
     return full;
 }
 
+/* Returns the sum of all parts that can lie in host memory. */
+static int cf__memory_may_offload(const cf_parallel *parallel) {
+    return CF_OFFLOAD_OPTIMIZER | (parallel->recompute == CF_RECOMPUTE_FULL ? CF_OFFLOAD_CHECKPOINTS : 0) |
+           (parallel->zero > 2 ? CF_OFFLOAD_PARAMETERS : 0);
+}
+
 static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_desc *full, cf_error *error) {
     if (given == NULL) return cf__fail_null(error, "desc");
     CF__TRY(cf_parallel_validate(given->model, &given->parallel, error));
@@ -6604,6 +6620,13 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
     CF__TRY(cf__check_flag(full->unfused, "unfused", -1, error));
     CF__TRY(cf__check_flag(full->unfused_attention, "unfused_attention", -1, error));
     CF__TRY(cf__range(full->chunk_size, 1, CF_MAX_CHUNK_SIZE, "chunk_size", error));
+    if (full->offload < 0 || full->offload > CF_OFFLOAD_ALL)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "offload", -1, cf__memory_may_offload(&full->parallel), full->offload,
+                        "there is no such choice");
+    if (full->offload & CF_OFFLOAD_CHECKPOINTS && full->parallel.recompute != CF_RECOMPUTE_FULL)
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "offload", -1, "checkpoints need full recomputation");
+    if (full->offload & CF_OFFLOAD_PARAMETERS && full->parallel.zero < 3)
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "offload", -1, "parameters need ZeRO 3, which gathers them");
     CF__TRY(cf__choice(full->outputs, 0, 2, "outputs", error));
     if (full->outputs && full->parallel.recompute == CF_RECOMPUTE_FULL)
         return cf__refuse(error, CF_ERROR_ARGUMENT, "outputs", -1, "are dropped again with full recomputation");
@@ -6698,7 +6721,8 @@ static void cf__memory_add_kind(const cf_memory_desc *desc, const cf_shard *s, i
     int64_t again = cf__min(*left, s->layers), heads = s->mixer <= CF_MIXER_LATENT ? s->heads : 0;
     int drops = what == CF_RECOMPUTE_SELECTIVE || what == CF_RECOMPUTE_FULL;
     *left -= again;
-    cf__add_product(&out->bytes.activations, again, cf__memory_layer_bytes(desc, s, what), &out->overflow);
+    cf__add_product(desc->offload & CF_OFFLOAD_CHECKPOINTS ? &out->bytes.checkpoints : &out->bytes.activations, again,
+                    cf__memory_layer_bytes(desc, s, what), &out->overflow);
     cf__add_product(&out->bytes.activations, s->layers - again, cf__memory_layer_bytes(desc, s, CF_RECOMPUTE_NONE),
                     &out->overflow);
     out->heads_kept += heads * (s->layers - (drops ? again : 0));
@@ -6740,6 +6764,7 @@ static void cf__memory_weigh_stage(const cf_memory_desc *desc, int64_t stage, cf
     bytes->dropped += row;
     bytes->staged += row;
     ends = (shard->first != 0) + (shard->last != 0);
+    if (desc->offload & CF_OFFLOAD_CHECKPOINTS) bytes->buffers += 2 * row;
     bytes->buffers += (4 - 2 * ends) * row; /* in and out, for activations and for gradients */
     if (desc->parallel.tp > 1 && !desc->parallel.no_sequence)
         bytes->buffers += 2 * element * shard->hidden; /* gathered; gradient */
@@ -6829,6 +6854,7 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     sums->layer_parameters = cf__max(sums->layer_parameters,
                                      (counted.total - counted.embedding - counted.head) / of.shard.layers);
     cf__add_product(&terms->activations, load->live_tokens, bytes->activations, overflow);
+    cf__add_product(&terms->host, load->live_tokens, bytes->checkpoints, overflow);
     cf__add_product(&terms->activations, load->live_scores, element * of.heads_kept, overflow); /* softmax */
     cf__add_product(&terms->logits, load->chunk_tokens, bytes->logits, overflow);
     cf__add_product(&terms->state, load->state_tokens, bytes->state, overflow);
@@ -6887,6 +6913,12 @@ static int64_t cf__memory_share(const cf_memory_desc *desc, cf__memory_sums *sum
     return all;
 }
 
+/* Moves a term to host memory, except `stays` bytes of it. */
+static void cf__memory_offload(cf_memory_report *out, int64_t *term, int64_t stays, int *overflow) {
+    cf__add_product(&out->host, *term, 1, overflow);
+    *term = cf__min(*term, stays);
+}
+
 static int64_t cf__memory_runtime(const cf_memory_desc *desc, const cf_memory_report *report, int *overflow) {
     const int64_t moving[] = {report->activations, report->logits,         report->working,
                               report->state,       report->state_gradient, report->inputs};
@@ -6917,6 +6949,13 @@ static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_
         cf__memory_share(desc, &sums, desc->parameter_bytes, desc->parameter_bytes, 0, parallel->zero > 2);
     out->gradients = cf__memory_share(desc, &sums, desc->gradient_bytes, desc->gradient_bytes, 1, parallel->zero > 1);
     out->optimizer = cf__memory_share(desc, &sums, desc->optimizer_bytes, desc->matrix_bytes, 1, parallel->zero > 0);
+    if (desc->offload & CF_OFFLOAD_PARAMETERS) cf__memory_offload(out, &out->parameters, 0, overflow);
+    if (desc->offload & CF_OFFLOAD_OPTIMIZER) cf__memory_offload(out, &out->optimizer, 0, overflow);
+    if (desc->offload & CF_OFFLOAD_OPTIMIZER && parallel->zero > 1) {
+        int64_t two_layers = 0;
+        cf__add_product(&two_layers, sums.layer_parameters, 2 * desc->gradient_bytes, overflow);
+        cf__memory_offload(out, &out->gradients, two_layers, overflow);
+    }
     out->at_loss = out->logits > out->working;
     if (out->at_loss) out->working = 0;
     else out->logits = 0;

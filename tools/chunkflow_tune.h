@@ -165,6 +165,7 @@ typedef struct cf_cost_desc {
     int unfused;             /* 1: norms, rotation and SwiGLU are separate operations (cf_memory_desc.unfused), as in
                                 PyTorch without torch.compile */
     int outputs;             /* 1: replays take attention's outputs from their forwards (cf_memory_desc.outputs) */
+    int offload;             /* what lies in host memory (cf_memory_desc.offload) */
 } cf_cost_desc;
 
 /* Estimates the seconds of every pass on every virtual stage, from FLOPs and rates.
@@ -199,6 +200,11 @@ typedef struct cf_cost_desc {
    the others send two times (Rajbhandari et al., ZeRO, 2020, section 7). These transfers run beside the pass, a layer
    ahead (Zhao et al., PyTorch FSDP, 2023). A pass's constant term gets what they expose: the bytes of one layer, and
    whatever a pass over chunk_size tokens without a prefix is too short to hide.
+
+   With `offload`, bytes cross the GPU's link to the host in the same way, beside the pass and beside the other link: of
+   checkpoints 2 h / s per row and layer, out in F and in again in B and I; of parameters, the rank's own before they
+   are gathered; of gradients, if ZeRO scatters them. An optimizer in host memory sends its parameters back in two
+   bytes, and takes no other time: nothing here models the host's processors. step_seconds has both directions.
 
    Errors: those of cf_model_validate and cf_parallel_validate; the member at fault, such as "max_cp" of a model with
    recurrent layers, or "outputs" with full recomputation; CF_ERROR_OVERFLOW ("gpu") if a time is not finite. */
@@ -292,6 +298,8 @@ typedef struct cf_tune_candidate {
     int64_t state_window;   /* rows of the ring through which state streams from host memory (cf_memory_desc); 0: no
                                stream. memory.host: bytes there */
     int64_t max_cp;         /* of its split: maximum ranks that share a sequence. 0: one */
+    int offload;            /* what lies in host memory (cf_memory_desc.offload): what desc.memory says and, as the last
+                               recomputation that is tried, the checkpoints of full recomputation */
     int in_step;            /* 1: all ranks run the same passes at the same time (cf_pack_desc.lockstep, or max_cp) */
     cf_tune_status status;
     const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
@@ -338,8 +346,9 @@ typedef struct cf_tune_desc {
     cf_parallel parallel;           /* the split. With n_gpus, a tp, pp or dp of 0 is searched for. An ep of 0 then
                                        tries 1, the maximum that the GPUs of a node allow and the maximum that all GPUs
                                        allow. If recompute is 0 and costs are estimated (gpu, no timing), these are
-                                       tried: nothing, act, mlp in half of the layers, mlp, full. Each is tried only if
-                                       the previous one does not fit, or fits only under the limit */
+                                       tried: nothing, act, mlp in half of the layers, mlp, full, and full with its
+                                       checkpoints in host memory. Each is tried only if the previous one does not fit,
+                                       or fits only under the limit */
     int64_t n_gpus;                 /* GPUs to split over: tries every tp x pp x dp that the model allows, with tp
                                        within a node and no more ranks than sequences in a batch. 0: the split is
                                        `parallel` */
@@ -1174,29 +1183,49 @@ static double cft__exchanged(const cf_parallel *parallel, double shared, double 
     return cft__product(shared, cft__ring_share(parallel->dp)) + cft__product(routed, cft__ring_share(copies));
 }
 
-/* Returns the seconds for which a pass over a usual chunk waits for `each` bytes of every parameter. They cross the
-   link between data-parallel ranks beside the pass. It waits for those of one layer, and for those that it is too short
-   to hide. */
+/* Bytes that a pass sends: of every parameter, to other ranks and to or from host memory; and of every row of a layer's
+   input, to or from host memory. */
+typedef struct cft__sent {
+    double ranks, host, rows;
+} cft__sent;
+
+/* Returns the number of parameters that a data-parallel rank owns on a stage. */
+static double cft__owned(const cf_parallel *parallel, double shared, double routed) {
+    int64_t copies = parallel->ep > 1 ? parallel->tp * parallel->dp / parallel->ep : parallel->dp;
+    return shared / (double)parallel->dp + routed / (double)copies;
+}
+
+/* Returns the seconds for which a pass over a usual chunk waits for what it sends. Both links are used beside the pass.
+   It waits for the bytes of one layer, and for those that it is too short to hide. */
 static double cft__exposed_seconds(const cf_cost_desc *desc, const cf_shard *shard, const cf_pass_cost *pass,
-                                   const cf_parameters *counted, double each) {
+                                   const cf_parameters *counted, cft__sent sent) {
     double shared = (double)(counted->total - counted->experts), routed = (double)counted->experts;
-    double all = cft__exchanged(&desc->parallel, each * shared, each * routed) / cft__data_rate(desc);
-    double first, hidden, room = cf_cost_seconds(pass, desc->chunk_size, cf_slice_pairs(0, desc->chunk_size));
+    double ranks = cft__exchanged(&desc->parallel, sent.ranks * shared, sent.ranks * routed) / cft__data_rate(desc);
+    double row = 2 * (double)shard->hidden / (double)shard->sequence, all = ranks;
+    double host = cft__product(sent.host, cft__owned(&desc->parallel, shared, routed));
+    double first, room = cf_cost_seconds(pass, desc->chunk_size, cf_slice_pairs(0, desc->chunk_size));
+    host += cft__product(sent.rows * (double)desc->chunk_size, row * (double)shard->layers);
+    host /= cft__product(desc->gpu->pcie, desc->gpu->link);
+    if (host > all) all = host;
     first = all / (double)shard->layers;
-    hidden = all - first;
-    return desc->chunk_size > 0 && hidden > room ? all - room : first;
+    return desc->chunk_size > 0 && all - first > room ? all - room : first;
 }
 
 /* Adds the exposed messages of a virtual stage's passes: ZeRO 3 gathers weights for each pass, ZeRO 2 and 3 scatter
-   gradients of each backward. */
+   gradients of each backward, and what is offloaded crosses the link to the host. */
 static void cft__add_exposed(const cf_cost_desc *desc, const cf_shard *shard, const cf_parameters *counted,
                              cf_stage_cost *cost) {
-    double gathered = desc->parallel.zero > 2 ? 2 : 0;
-    if (desc->parallel.zero < 2 || desc->parallel.dp == 1) return;
-    cost->forward.constant += cft__exposed_seconds(desc, shard, &cost->forward, counted, gathered);
-    cost->replay.constant += cft__exposed_seconds(desc, shard, &cost->replay, counted, gathered);
-    cost->input.constant += cft__exposed_seconds(desc, shard, &cost->input, counted, gathered);
-    cost->weight.constant += cft__exposed_seconds(desc, shard, &cost->weight, counted, 4);
+    int zero = desc->parallel.dp > 1 ? (int)desc->parallel.zero : 0;
+    int checkpoints = (desc->offload & CF_OFFLOAD_CHECKPOINTS) != 0;
+    int own = (desc->offload & CF_OFFLOAD_PARAMETERS) != 0;
+    int gradients = desc->offload & CF_OFFLOAD_OPTIMIZER && desc->parallel.zero > 1;
+    const cft__sent forward = {zero > 2 ? 2.0 : 0.0, own ? 2.0 : 0.0, checkpoints ? 1.0 : 0.0};
+    const cft__sent weight = {zero > 1 ? 4.0 : 0.0, gradients ? 4.0 : 0.0, 0};
+    if (zero < 2 && desc->offload == 0) return;
+    cost->forward.constant += cft__exposed_seconds(desc, shard, &cost->forward, counted, forward);
+    cost->replay.constant += cft__exposed_seconds(desc, shard, &cost->replay, counted, forward);
+    cost->input.constant += cft__exposed_seconds(desc, shard, &cost->input, counted, forward);
+    cost->weight.constant += cft__exposed_seconds(desc, shard, &cost->weight, counted, weight);
 }
 
 /* Takes attention out of the forward of one kind's layers, for a replay that has attention's outputs. */
@@ -1273,9 +1302,7 @@ static cf_result cft__check_gpu(const cf_gpu *gpu, cf_error *error) {
 static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf_error *error) {
     static const double bytes[] = {8, 6, 2, 0}; /* by ZeRO level; an all-reduce sends 4 bytes twice */
     const cf_parallel *parallel = &desc->parallel;
-    int64_t copies = parallel->ep > 1 ? parallel->tp * parallel->dp / parallel->ep : parallel->dp; /* copies of
-                                                                                                      experts */
-    double rate = cft__data_rate(desc), most = 0, experts = 0, owned, exchanged;
+    double rate = cft__data_rate(desc), host = cft__product(desc->gpu->pcie, desc->gpu->link), most = 0, experts = 0, owned, exchanged;
     int64_t s, v;
     for (s = 0; s < parallel->pp; s++) {
         double parameters = 0, routed = 0;
@@ -1290,9 +1317,11 @@ static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf
         most = parameters;
         experts = routed;
     }
-    owned = parallel->zero > 0 ? most / (double)parallel->dp + experts / (double)copies : most + experts;
+    owned = parallel->zero > 0 ? cft__owned(parallel, most, experts) : most + experts;
     exchanged = cft__exchanged(parallel, bytes[parallel->zero] * most, bytes[parallel->zero] * experts);
-    *seconds = exchanged / rate + 30 * owned / desc->gpu->bandwidth;
+    *seconds = exchanged / rate;
+    if (desc->offload & CF_OFFLOAD_OPTIMIZER) *seconds += (parallel->zero > 1 ? 2 : 6) * owned / host;
+    else *seconds += 30 * owned / desc->gpu->bandwidth;
     return CF_OK;
 }
 
@@ -1358,6 +1387,17 @@ static cf_result cft__check_cp_group(const cf_model *model, int64_t cp, const ch
     return CF_OK;
 }
 
+/* Checks what is offloaded, by the rules of cf_memory_estimate. */
+static cf_result cft__check_offload(const cf_cost_desc *desc, cf_error *error) {
+    cf_memory_desc memory;
+    cf_token_bytes unused;
+    memset(&memory, 0, sizeof memory);
+    memory.model = desc->model;
+    memory.parallel = desc->parallel;
+    memory.offload = desc->offload;
+    return desc->offload == 0 ? CF_OK : cf_memory_token_bytes(&memory, 0, &unused, error);
+}
+
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error) {
     cf_cost_desc full;
@@ -1382,6 +1422,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     CFT__TRY(cft__range(full.outputs, 0, 1, CF_ERROR_ARGUMENT, "outputs", -1, error));
     if (full.outputs && full.parallel.recompute == CF_RECOMPUTE_FULL)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "outputs", -1, "are dropped again with full recomputation");
+    CFT__TRY(cft__check_offload(&full, error));
     if (count != full.parallel.pp * full.parallel.n_virtual)
         return cf_fail(error, CF_ERROR_ARGUMENT, "count", -1, full.parallel.pp * full.parallel.n_virtual, count,
                        "must be the number of virtual stages");
@@ -1524,8 +1565,9 @@ enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__LEVEL, CFT__W
 static const struct {
     cf_recompute what;
     int64_t part; /* recomputes 1 / part of a stage's layers */
-} cft__levels[] = {{CF_RECOMPUTE_NONE, 1}, {CF_RECOMPUTE_ACT, 1}, {CF_RECOMPUTE_MLP, 2}, {CF_RECOMPUTE_MLP, 1},
-                   {CF_RECOMPUTE_FULL, 1}};
+    int offload;
+} cft__levels[] = {{CF_RECOMPUTE_NONE, 1, 0}, {CF_RECOMPUTE_ACT, 1, 0},  {CF_RECOMPUTE_MLP, 2, 0},
+                   {CF_RECOMPUTE_MLP, 1, 0},  {CF_RECOMPUTE_FULL, 1, 0}, {CF_RECOMPUTE_FULL, 1, CF_OFFLOAD_CHECKPOINTS}};
 
 /* A stage of the current split. */
 typedef struct cft__stage {
@@ -1864,6 +1906,7 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
     if (desc->model != NULL) {
         memset(&memory.parallel, 0, sizeof memory.parallel);
         memory.parallel.recompute = desc->parallel.recompute;
+        memory.parallel.zero = desc->parallel.zero;
         CFT__TRY(cf_memory_token_bytes(&memory, 0, &unused, error));
         if (memory.unfused_attention)
             return cf_refuse(error, CF_ERROR_ARGUMENT, "memory.unfused_attention", -1,
@@ -2183,7 +2226,7 @@ static int64_t cft__gathered_rows(const cf_plan *packed, int64_t column) {
 static double cft__gather_seconds(const cft__tuner *t) {
     double sum = 0;
     int64_t i;
-    for (i = 0; t->timing.gather_forward > 0 && i < t->schedule->n_actions; i++) {
+    for (i = 0; t->packed != NULL && t->timing.gather_forward > 0 && i < t->schedule->n_actions; i++) {
         const cf_action *a = &t->schedule->actions[i];
         double rate = a->pass == CF_F || a->pass == CF_R ? t->timing.gather_forward : t->timing.gather_backward, hidden;
         int none = a->pass == CF_W || (a->pass == CF_R && t->timing.outputs);
@@ -2220,10 +2263,11 @@ static int cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *
     return out->total < INT64_MAX;
 }
 
-/* Returns whether something of what a stage holds is in host memory. */
-static int cft__uses_host(const cft__tuner *t) {
+/* Returns whether something of what chunks leave on a stage is in host memory; the second, whether all of it is. */
+static int cft__stages_host(const cft__tuner *t) {
     return t->desc.model != NULL && (t->memory.state_window > 0 || t->memory.outputs > 1);
 }
+static int cft__uses_host(const cft__tuner *t) { return cft__stages_host(t) || t->memory.offload > 0; }
 
 /* Fills in reports from t->loads, and their host memory from t->streamed, whose loads are never less. */
 static cf_result cft__estimate_memory(cft__tuner *t, cf_memory_report *reports) {
@@ -2256,7 +2300,7 @@ static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__
     int away;
     CFT__TRY(cf_memory_token_bytes(memory, v, &bytes, error));
     loose = 100 + cf_memory_defaults(memory).fragmentation;
-    w->of[CFT__ACTIVATIONS] = bytes.activations * loose;
+    w->of[CFT__ACTIVATIONS] = cft__max(1, bytes.activations) * loose; /* what limits are weighed in is never 0 */
     w->of[CFT__STATE] = bytes.state * loose;
     w->of[CFT__GRADIENT] = bytes.state_gradient * loose;
     away = memory->state_window > 0 || memory->outputs > 1;
@@ -2287,7 +2331,7 @@ static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
    chunks. */
 static cf_result cft__leave_room_for_stream(cft__tuner *t, int64_t chunk_size) {
     int64_t v, s, n_v = t->split.pp * t->split.n_virtual;
-    if (!cft__uses_host(t)) return CF_OK;
+    if (!cft__stages_host(t)) return CF_OK;
     for (v = 0; v < n_v; v++) {
         t->loads[v].chunk_tokens = chunk_size;
         t->loads[v].input_tokens = 2 * chunk_size;
@@ -2319,6 +2363,7 @@ static void cft__set_memory_of(cft__tuner *t, const cf_tune_candidate *c) {
     t->memory.chunk_size = c->chunk_size;
     t->memory.gathered = c->max_cp > 1 ? t->longest : 0;
     t->memory.outputs = c->outputs;
+    t->memory.offload = c->offload;
 }
 
 /* Sets up the weights and stages of a split for the functions below. */
@@ -2557,6 +2602,7 @@ static void cft__note_streamed(cft__tuner *t, int64_t stage, const cf_memory_loa
         load->state_tokens = cft__max(load->state_tokens, moments[i].state_tokens);
         load->state_gradient_tokens = cft__max(load->state_gradient_tokens, moments[i].state_gradient_tokens);
         load->input_tokens = cft__max(load->input_tokens, moments[i].input_tokens);
+        load->live_tokens = cft__max(load->live_tokens, moments[i].live_tokens);
         if (load->state_tokens > 0 && t->memory.state_window > 0)
             t->loads[v].state_tokens = cft__max(t->loads[v].state_tokens, 1);
     }
@@ -2704,6 +2750,7 @@ static cf_result cft__set_up(cft__tuner *t, const cf_tune_candidate *c) {
         cost.max_cp = c->max_cp;
         cost.unfused = t->memory.unfused;
         cost.outputs = t->memory.outputs > 0;
+        cost.offload = t->memory.offload;
         CFT__TRY(cf_cost_estimate(&cost, t->costs, t->split.pp * t->split.n_virtual, &t->timing, &t->step_seconds,
                                   t->error));
     }
@@ -3013,7 +3060,7 @@ static cf_result cft__report_least(cft__tuner *t, cft__least *least, cf_memory_r
     for (v = 0; v < t->split.pp * t->split.n_virtual; v++) t->loads[v] = t->streamed[v] = least->load;
     CFT__TRY(cft__report_stages(t, "lengths"));
     *out = t->reports[least->stage];
-    if (cft__uses_host(t)) least->bytes = out->total; /* bytes per token leave out the ring and what is staged */
+    if (cft__stages_host(t)) least->bytes = out->total; /* bytes per token leave out the ring and what is staged */
     return CF_OK;
 }
 
@@ -3094,9 +3141,11 @@ static void cft__set_recompute(const cft__tuner *t, cf_tune_candidate *c, int64_
     const cf_parallel *split = &t->tuning->splits[c->split];
     c->recompute = split->recompute;
     c->recompute_layers = split->recompute_layers;
+    c->offload = t->desc.memory.offload;
     if (t->counts[CFT__LEVEL] == 1) return;
     c->recompute = cft__levels[level].what;
     c->recompute_layers = 0;
+    c->offload |= cft__levels[level].offload;
     if (cft__levels[level].part > 1)
         c->recompute_layers = cft__div_up(t->desc.model->layers,
                                           split->pp * split->n_virtual * cft__levels[level].part);
@@ -3244,6 +3293,7 @@ static void cft__give_up(cf_tune_candidate *c, const char *why) {
 static int64_t cft__compare_simplicity(const cf_tune_candidate *a, const cf_tune_candidate *b) {
     if ((a->state_window > 0) != (b->state_window > 0)) return (a->state_window > 0) - (b->state_window > 0);
     if (a->recompute != b->recompute) return (int)a->recompute - (int)b->recompute;
+    if (a->offload != b->offload) return a->offload - b->offload;
     if (a->replay != b->replay) return a->replay == CF_REPLAY_LOCAL ? -1 : 1;
     if (a->outputs != b->outputs) return a->outputs - b->outputs;
     if ((a->kind == CF_SCHEDULE_BEST) != (b->kind == CF_SCHEDULE_BEST))

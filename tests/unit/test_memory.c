@@ -627,6 +627,66 @@ TEST(outputs_of_models_by_hand) {
     }
 }
 
+/* Each part that lies in host memory leaves the device, except what is on its way: two checkpoints of the chunk in a
+   pass, and gradients of two layers, which are twice the bytes of the two layers that ZeRO 3 gathers. */
+TEST(offload_by_hand) {
+    const int64_t row = 2 * 3584, all = 28 * row;
+    cf_memory_desc desc = sizing("qwen2.5-7b", 1, 1);
+    cf_memory_load load = {0};
+    cf_memory_report whole, gathers_none, report;
+    cf_token_bytes bytes, away;
+    load.live_tokens = 1000;
+    load.chunk_tokens = 64;
+    desc.fragmentation = -1;
+    desc.parallel.dp = 4;
+    desc.parallel.recompute = CF_RECOMPUTE_FULL;
+    desc.parallel.zero = 2;
+    REQUIRE(cf_memory_estimate(&desc, &load, 1, &gathers_none, 1, NULL) == CF_OK);
+    desc.parallel.zero = 3;
+    REQUIRE(cf_memory_estimate(&desc, &load, 1, &whole, 1, NULL) == CF_OK);
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &bytes, NULL) == CF_OK);
+    CHECK_INT(bytes.checkpoints, 0);
+    desc.offload = CF_OFFLOAD_CHECKPOINTS;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &away, NULL) == CF_OK);
+    REQUIRE(cf_memory_estimate(&desc, &load, 1, &report, 1, NULL) == CF_OK);
+    CHECK_INT(away.checkpoints, all);
+    CHECK_INT(bytes.activations - away.activations, all);
+    CHECK_INT(away.buffers - bytes.buffers, 2 * row);
+    CHECK_INT(report.host, 1000 * all);
+    CHECK_INT(whole.total - report.total, 1000 * all - 64 * 2 * row);
+    desc.offload = CF_OFFLOAD_OPTIMIZER;
+    REQUIRE(cf_memory_estimate(&desc, &load, 1, &report, 1, NULL) == CF_OK);
+    CHECK_INT(report.optimizer, 0);
+    CHECK_INT(report.gradients, 2 * (whole.buffers - gathers_none.buffers));
+    CHECK_INT(report.host, whole.optimizer + whole.gradients);
+    desc.offload = CF_OFFLOAD_ALL;
+    REQUIRE(cf_memory_estimate(&desc, &load, 1, &report, 1, NULL) == CF_OK);
+    CHECK_INT(report.parameters, 0);
+    CHECK_INT(report.host, whole.optimizer + whole.gradients + whole.parameters + 1000 * all);
+    desc.offload = CF_OFFLOAD_OPTIMIZER;
+    desc.parallel.zero = 1; /* gradients are whole until the exchange */
+    REQUIRE(cf_memory_estimate(&desc, &load, 1, &report, 1, NULL) == CF_OK);
+    CHECK_INT(report.gradients, 4 * whole.gradients);
+    CHECK_INT(report.host, whole.optimizer);
+}
+
+TEST(offload_refuses_by_name) {
+    cf_memory_desc desc = sizing("qwen2.5-7b", 1, 1);
+    cf_token_bytes bytes;
+    cf_error error;
+    desc.offload = CF_OFFLOAD_CHECKPOINTS;
+    desc.parallel.recompute = CF_RECOMPUTE_MLP;
+    CHECK_INT(cf_memory_token_bytes(&desc, 0, &bytes, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.text, "offload: checkpoints need full recomputation");
+    desc.offload = CF_OFFLOAD_PARAMETERS;
+    desc.parallel.zero = 2;
+    CHECK_INT(cf_memory_token_bytes(&desc, 0, &bytes, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.text, "offload: parameters need ZeRO 3, which gathers them");
+    desc.offload = CF_OFFLOAD_ALL + 1;
+    CHECK_INT(cf_memory_token_bytes(&desc, 0, &bytes, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "offload");
+}
+
 TEST(losses_keep_what_they_say) {
     static const int64_t kept[] = {4, 4, 4, 2, 0}, more[] = {6, 6, 10, 0, 0};
     cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
@@ -1058,7 +1118,7 @@ SUITE(memory, CASE(state_of_kinds_by_hand), CASE(windows_stop_growing), CASE(exp
       CASE(megatron_activation_formula),
       CASE(unfused_operations_keep_more), CASE(scores_are_those_of_attention_layers), CASE(working_rows_by_hand),
       CASE(float_trainer), CASE(outputs_of_kinds_by_hand), CASE(outputs_of_models_by_hand),
-      CASE(outputs_refuse_by_name),
+      CASE(outputs_refuse_by_name), CASE(offload_by_hand), CASE(offload_refuses_by_name),
       CASE(losses_keep_what_they_say), CASE(buffers_are_those_of_the_neighbours), CASE(zero_divides_states),
       CASE(reports_add_up), CASE(full_recompute_makes_all_of_a_layer), CASE(modules_made_again),
       CASE(modules_of_unfused_operations), CASE(shares_are_rounded_up), CASE(zero_3_gathers_two_layers),

@@ -1113,6 +1113,51 @@ TEST(replays_with_outputs_do_not_attend) {
         }
 }
 
+/* What lies in host memory crosses a link beside the passes, which wait for one layer's bytes, or for those that a pass of
+   8,192 rows is too short to hide: on a fast link, and on a slow one. Checkpoints cross it in F, R and I; gradients that
+   ZeRO scatters in W; an optimizer's parameters once. */
+TEST(what_is_offloaded_crosses_the_link_to_the_host) {
+    static const double rates[] = {64e9, 1e9};
+    const double row = 2 * 3584, owned = 7615616512.0 / 8, rows = 28 * row * 8192, link = 0.75;
+    cf_gpu gpu = *cf_gpu_find("h100-80g");
+    int64_t i;
+    gpu.nvlink = gpu.network = 1e18; /* ranks hide nothing */
+    for (i = 0; i < COUNT(rates); i++) {
+        cf_stage_cost with[1], without[1];
+        cf_timing timing;
+        cf_cost_desc desc = {0};
+        double step, before, all = rows / rates[i] / link, pass, waits;
+        gpu.pcie = rates[i];
+        desc.model = cf_model_find("qwen2.5-7b");
+        desc.gpu = &gpu;
+        desc.chunk_size = 8192;
+        desc.parallel = split(1, 1, 8);
+        desc.parallel.zero = 2;
+        desc.parallel.recompute = CF_RECOMPUTE_FULL;
+        REQUIRE(cf_cost_estimate(&desc, without, 1, &timing, &before, NULL) == CF_OK);
+        desc.offload = CF_OFFLOAD_CHECKPOINTS;
+        REQUIRE(cf_cost_estimate(&desc, with, 1, &timing, &step, NULL) == CF_OK);
+        CHECK(near(step, before, 0));
+        pass = cf_cost_seconds(&without->forward, 8192, cf_slice_pairs(0, 8192));
+        waits = all * 27 / 28 > pass ? all - pass : all / 28;
+        CHECK((all * 27 / 28 > pass) == (i == 1));
+        CHECK(near(with->forward.constant - without->forward.constant, waits, 1e-9));
+        CHECK(near(with->replay.constant - without->replay.constant, waits, 1e-9));
+        pass = cf_cost_seconds(&without->input, 8192, cf_slice_pairs(0, 8192));
+        waits = all * 27 / 28 > pass ? all - pass : all / 28;
+        CHECK(near(with->input.constant - without->input.constant, waits, 1e-9));
+        CHECK(near(with->weight.constant, without->weight.constant, 0));
+        desc.offload = CF_OFFLOAD_OPTIMIZER;
+        REQUIRE(cf_cost_estimate(&desc, with, 1, &timing, &step, NULL) == CF_OK);
+        all = 4 * owned / rates[i] / link;
+        pass = cf_cost_seconds(&without->weight, 8192, cf_slice_pairs(0, 8192));
+        waits = all * 27 / 28 > pass ? all - pass : all / 28;
+        CHECK(near(with->weight.constant - without->weight.constant, waits, 1e-6));
+        CHECK(near(with->forward.constant, without->forward.constant, 0));
+        CHECK(near(step - before, 2 * owned / rates[i] / link - 30 * owned / gpu.bandwidth, 1e-6));
+    }
+}
+
 /* ---- without attention's outputs ---- */
 
 typedef struct digest {
@@ -1477,6 +1522,7 @@ SUITE(models, CASE(counts_are_the_published_ones), CASE(names_are_found_in_any_c
       CASE(modules_add_what_they_run_again), CASE(zero_2_and_3_send_in_every_pass),
       CASE(ranks_of_a_node_send_side_by_side), CASE(transfers_use_the_right_link),
       CASE(streams_cross_the_link_to_the_host), CASE(replays_with_outputs_do_not_attend),
+      CASE(what_is_offloaded_crosses_the_link_to_the_host),
       CASE(without_outputs_everything_is_as_before),
       CASE(small_chunks_leave_processors_idle),
       CASE(small_chunks_cost_more_a_token), CASE(bad_estimates_are_named), CASE(fits_return_exact_terms),

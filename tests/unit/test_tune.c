@@ -778,8 +778,8 @@ TEST(streams_where_memory_forbids_the_rest) {
    only where the one before does not fit or had to be held down, and then it is what is found where it is asked for. */
 TEST(recomputes_where_memory_forbids_the_rest) {
     static const cf_recompute whats[] = {CF_RECOMPUTE_NONE, CF_RECOMPUTE_ACT, CF_RECOMPUTE_MLP, CF_RECOMPUTE_MLP,
-                                         CF_RECOMPUTE_FULL};
-    static const int64_t layers[] = {0, 0, 2, 0, 0}; /* half of the four of a stage */
+                                         CF_RECOMPUTE_FULL, CF_RECOMPUTE_FULL};
+    static const int64_t layers[] = {0, 0, 2, 0, 0, 0}; /* half of the four of a stage */
     cf_tuning *found, *asked[COUNT(whats)];
     int64_t i, level, simulated = 0, spared = 0, fixed;
     fixture f;
@@ -791,9 +791,11 @@ TEST(recomputes_where_memory_forbids_the_rest) {
     for (level = 0; level < COUNT(whats); level++) {
         f.desc.parallel.recompute = whats[level];
         f.desc.parallel.recompute_layers = layers[level];
+        f.desc.memory.offload = level == COUNT(whats) - 1 ? CF_OFFLOAD_CHECKPOINTS : 0;
         asked[level] = tune(&f);
         REQUIRE(asked[level] != NULL);
     }
+    f.desc.memory.offload = 0;
     f.desc.parallel.recompute = CF_RECOMPUTE_DEFAULT;
     f.desc.parallel.recompute_layers = 0;
     found = tune(&f);
@@ -806,6 +808,7 @@ TEST(recomputes_where_memory_forbids_the_rest) {
         before = level > 0 ? &asked[level - 1]->candidates[i / COUNT(whats)] : NULL;
         CHECK_INT(c->recompute, whats[level]);
         CHECK_INT(c->recompute_layers, layers[level]);
+        CHECK_INT(c->offload, level == COUNT(whats) - 1 ? CF_OFFLOAD_CHECKPOINTS : 0);
         if (strcmp(c->why, "it fits with less recomputation") == 0) {
             CHECK(before != NULL && !before->limited && before->status != CF_TUNE_INFEASIBLE);
             CHECK(c->same_as >= i - level && c->same_as < i);

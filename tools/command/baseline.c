@@ -54,6 +54,7 @@ cf_result baseline_make(const pipeline *p, const packing *list, const packing_op
     baseline fresh;
     int64_t level;
     int done = 0;
+    pipeline away = *p;
     cf_result result;
 
     memset(&fresh, 0, sizeof fresh);
@@ -64,10 +65,12 @@ cf_result baseline_make(const pipeline *p, const packing *list, const packing_op
     level = rule && rule->recompute > CF_RECOMPUTE_NONE ? rule->recompute : CF_RECOMPUTE_NONE;
     for (; result == CF_OK && !done; level++) {
         if (level == CF_RECOMPUTE_SELECTIVE) continue; /* frees next to nothing */
-        if (p->estimates) fresh.what.recompute = (cf_recompute)level;
+        if (level == CF_RECOMPUTE_COUNT) away.memory.offload |= CF_OFFLOAD_CHECKPOINTS;
+        if (p->estimates && level < CF_RECOMPUTE_COUNT) fresh.what.recompute = (cf_recompute)level;
+        fresh.offload = away.memory.offload;
         pipeline_run_free(&fresh.run);
-        result = pipeline_run_make(p, fresh.plan, &fresh.what, &fresh.run, error);
-        if (result == CF_OK) done = pipeline_fits(p, &fresh.run) || level == CF_RECOMPUTE_COUNT - 1;
+        result = pipeline_run_make(&away, fresh.plan, &fresh.what, &fresh.run, error);
+        if (result == CF_OK) done = pipeline_fits(p, &fresh.run) || level == CF_RECOMPUTE_COUNT;
     }
     if (result == CF_OK) *out = fresh;
     else baseline_free(&fresh);
@@ -159,7 +162,7 @@ void baseline_take_form(cf_tune_desc *desc, int packed, const int64_t *chunk_siz
 
 /* Searches one form of the baseline with one level of recomputation. */
 static cf_result tune_form(const int64_t *lengths, int64_t n, cf_tune_desc desc, int packed, cf_recompute level,
-                           baseline_tuned *base, cf_error *error) {
+                           int offload, baseline_tuned *base, cf_error *error) {
     int64_t chunk_size = baseline_chunk_size(lengths, n, &desc);
     cf_tuning *tuning = NULL;
     cf_result result;
@@ -169,6 +172,7 @@ static cf_result tune_form(const int64_t *lengths, int64_t n, cf_tune_desc desc,
     desc.parallel.placement = CF_PLACEMENT_DEFAULT;
     desc.parallel.recompute = level;
     desc.parallel.recompute_layers = 0;
+    desc.memory.offload |= offload;
     baseline_take_form(&desc, packed, &chunk_size);
     result = cf_tune(lengths, n, &desc, &tuning, error);
     if (result == CF_OK) note_form(tuning, packed, base);
@@ -181,14 +185,16 @@ static cf_result tune_form(const int64_t *lengths, int64_t n, cf_tune_desc desc,
 cf_result baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
                         cf_error *error) {
     cf_result result = CF_OK;
-    int level, packed;
+    int level, packed, offload;
 
     memset(out, 0, sizeof *out);
-    for (level = CF_RECOMPUTE_NONE; level < CF_RECOMPUTE_COUNT; level++) {
+    for (level = CF_RECOMPUTE_NONE; level <= CF_RECOMPUTE_COUNT; level++) {
+        offload = level == CF_RECOMPUTE_COUNT ? CF_OFFLOAD_CHECKPOINTS : 0;
         if (desc->timing && level != (int)desc->parallel.recompute) continue; /* what it was measured with */
         if (level == CF_RECOMPUTE_SELECTIVE && !desc->timing) continue;       /* frees next to nothing */
         for (packed = 0; packed < FORMS && result == CF_OK; packed++)
-            result = tune_form(lengths, n, *desc, packed, (cf_recompute)level, out, error);
+            result = tune_form(lengths, n, *desc, packed, offload ? CF_RECOMPUTE_FULL : (cf_recompute)level, offload,
+                               out, error);
     }
     return result;
 }
@@ -204,6 +210,8 @@ void baseline_write(json_writer *w, const char *key, const baseline_tuned *base)
         json_integer_member(w, "context_parallel", base->context > 0 ? base->context : 1);
         if (base->context > 0) json_text_member(w, "exchange", base->ring ? "ring" : "all-gather");
         json_text_member(w, "recompute", cf_recompute_name(base->split.recompute));
+        json_integer_member(w, "offload", base->best.offload);
+        json_integer_member(w, "host_bytes", base->best.memory.host);
         modelling_write_split(w, &base->split);
         json_number_member(w, "seconds", base->best.seconds);
         json_number_member(w, "confidence", base->best.confidence);

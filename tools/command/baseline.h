@@ -2,7 +2,8 @@
 
    The baseline is 1F1B that splits no sequence. Every micro-batch is one sequence or, packed, as many as fit into the
    length of the longest, longest first. There is no limit on chunks, and no state is moved to the host. With a model
-   and a GPU it recomputes no more than it must to fit. The baseline is the fastest of these forms that fits. If none
+   and a GPU it recomputes no more than it must to fit; if full recomputation does not fit, its checkpoints go to host
+   memory. The baseline is the fastest of these forms that fits. If none
    fits, the one that needs the least memory shows by how much it fails.
 
    Memory is counted on the very batches that are timed. `compare` and `report` have one batch, their list. `tune` has
@@ -24,6 +25,7 @@ typedef struct baseline {
     int packed;
     cf_plan *plan;
     pipeline_case what; /* includes its recomputation */
+    int offload;        /* what lies in host memory (cf_memory_desc.offload) */
     pipeline_run run;
 } baseline;
 
@@ -58,6 +60,12 @@ typedef struct baseline_tuned {
     int64_t least;          /* if no form fits: bytes of the one that needs least; 0: none can be made */
     char why[256];          /* why no baseline can be made */
 } baseline_tuned;
+
+/* What most trainers have instead of a tuned split, for a search: tensor and pipeline 1, ZeRO 3, full recomputation
+   with checkpoints in host memory, and the smallest context-parallel size that fits. Needs estimated costs. Fails only if
+   memory runs out. */
+cf_result baseline_tune_recipe(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
+                               cf_error *error);
 
 /* Finds the baseline of a search. desc: the search's description, whose `progress` may also stop this. Fails only if
    memory runs out. */

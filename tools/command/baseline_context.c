@@ -35,6 +35,7 @@ typedef struct context_costs {
     cf_stage_bytes *bytes;
     cf_timing timing;
     double step;
+    int64_t host; /* bytes in host memory of the fullest GPU, if as many micro-batches are alive as there are stages */
     int ring;
 } context_costs;
 
@@ -44,6 +45,7 @@ typedef struct context_way {
     int packed;
     cf_recompute recompute;
     int64_t layers;  /* that recompute */
+    int offload;     /* what lies in host memory (cf_memory_desc.offload) */
     double seconds;  /* seconds of the batches that it was timed on; 0: it does not fit */
     int64_t needs;   /* bytes */
 } context_way;
@@ -90,6 +92,7 @@ typedef struct context_needs {
     int64_t widest;          /* maximum bytes per row of one layer */
     double messages, pieces; /* other layers: number of transfers, and their bytes, for any number of rows */
     double heads;            /* heads of attention to all rows, on a GPU; 0: none */
+    double checkpoints;      /* bytes per row of the inputs of all layers */
 } context_needs;
 
 static cf_result find_needs(const cf_model *model, const cf_parallel *parallel, const context_way *way, int64_t stage,
@@ -99,6 +102,7 @@ static cf_result find_needs(const cf_model *model, const cf_parallel *parallel, 
     cf_result result = cf_stage_shard(model, parallel, stage, -1, &s, error);
 
     memset(out, 0, sizeof *out);
+    if (result == CF_OK) out->checkpoints = 2 * (double)(s.layers * s.hidden) / (double)s.sequence;
     while (way->cp > (int64_t)1 << rounds) rounds++;
     for (k = 0; cf_stage_shard(model, parallel, stage, k, &s, NULL) == CF_OK; k++) {
         int64_t row = 2 * (s.kv + s.value);
@@ -134,6 +138,21 @@ static void add_transfers(const context_way *way, const cf_plan *sample, const c
     }
 }
 
+/* Returns the seconds per row that a pass waits for checkpoints, which cross the link to host memory beside it.
+   link: seconds of this transfer per row. */
+static double host_waits(const cf_plan *sample, double link, const cf_pass_cost *cost) {
+    double waits = 0, rows = 0;
+    int64_t i;
+
+    for (i = 0; i < sample->n_chunks; i++) {
+        double own = link * (double)sample->chunks[i].tokens;
+        double beside = cf_cost_seconds(cost, sample->chunks[i].tokens, sample->chunks[i].pairs);
+        if (own > beside) waits += own - beside;
+        rows += (double)sample->chunks[i].tokens;
+    }
+    return rows > 0 ? waits / rows : 0;
+}
+
 static cf_stage_cost share_stage(const context_search *s, const context_way *way, const context_needs *needs,
                                  const cf_stage_cost *whole, int ring) {
     const cf_gpu *gpu = s->desc->gpu;
@@ -149,6 +168,11 @@ static cf_stage_cost share_stage(const context_search *s, const context_way *way
     scale(&cost.backward, 1 / (double)way->cp);
     add_transfers(way, sample, gpu, link, pieces, needs, ring, &cost.forward);
     add_transfers(way, sample, gpu, 2 * link, 2 * pieces, needs, ring, &cost.backward);
+    if (way->offload & CF_OFFLOAD_CHECKPOINTS) {
+        double host = needs->checkpoints / (double)way->cp / (gpu->pcie * gpu->link);
+        cost.forward.per_token += host_waits(sample, host, &cost.forward);
+        cost.backward.per_token += host_waits(sample, host, &cost.backward);
+    }
     cost.replay = cost.forward;
     memset(&cost.input, 0, sizeof cost.input);
     memset(&cost.weight, 0, sizeof cost.weight);
@@ -173,11 +197,11 @@ static int64_t part_of(int64_t bytes, int64_t loose, int64_t cp) {
 
 /* Counts the bytes of a stage: rows are divided over the group, parameters are not; a layer's K and V of all rows come
    on top. */
-static cf_result count_bytes(const cf_memory_desc *memory, const context_way *way, cf_stage_bytes *out,
-                             cf_error *error) {
+static cf_result count_bytes(const cf_memory_desc *memory, const context_way *way, int64_t rows, cf_stage_bytes *out,
+                             int64_t *host, cf_error *error) {
     cf_memory_load *none = (cf_memory_load *)calloc((size_t)way->pp, sizeof *none);
     cf_memory_report *fixed = (cf_memory_report *)calloc((size_t)way->pp, sizeof *fixed);
-    int64_t loose = cf_memory_defaults(memory).fragmentation, s;
+    int64_t loose = cf_memory_defaults(memory).fragmentation, s, away;
     cf_result result = CF_OK;
 
     if (!none || !fixed) result = cf_refuse(error, CF_ERROR_MEMORY, "memory", -1, "out of memory");
@@ -194,6 +218,8 @@ static cf_result count_bytes(const cf_memory_desc *memory, const context_way *wa
         out[s].per_token_pass = part_of(bytes.logits > bytes.working ? bytes.logits : bytes.working, loose, way->cp) +
                                 part_of(bytes.buffers, 0, way->cp) + needs.widest;
         out[s].fixed = fixed[s].total;
+        away = fixed[s].host + part_of(bytes.checkpoints, 0, way->cp) * rows * way->pp;
+        if (away > *host) *host = away;
     }
     free(fixed);
     free(none);
@@ -232,8 +258,9 @@ static cf_result make_costs(const context_search *s, const context_way *way, con
     memory.parallel = desc.parallel;
     memory.state_window = 0;
     memory.outputs = 0;
+    memory.offload = desc.offload = memory.offload | way->offload;
     result = cf_cost_estimate(&desc, stages, way->pp, &out->timing, &out->step, error);
-    if (result == CF_OK) result = count_bytes(&memory, way, out->bytes, error);
+    if (result == CF_OK) result = count_bytes(&memory, way, s->chunk_size, out->bytes, &out->host, error);
     for (v = 0; v < way->pp && result == CF_OK; v++) {
         cf_stage_cost ways[2];
         context_needs needs;
@@ -299,6 +326,7 @@ static cf_result time_way(const context_search *s, context_way *way, int64_t n_b
     if ((*out)->winner < 0) return CF_OK;
     way->seconds = (*out)->candidates[(*out)->winner].seconds;
     way->needs = (*out)->candidates[(*out)->winner].bytes;
+    (*out)->candidates[(*out)->winner].memory.host = costs.host;
     return CF_OK;
 }
 
@@ -357,12 +385,16 @@ static cf_result try_split(context_search *s, const context_way *split, cf_error
     context_way none = *split, way;
     cf_result result = try_way(s, &none, CF_RECOMPUTE_NONE, 0, error);
 
+    way = none;
     for (i = 0; i < 3 && !(none.seconds > 0) && result == CF_OK; i++) {
         way = *split;
         result = try_way(s, &way, levels[i], 0, error);
         if (result == CF_OK && way.seconds > 0) result = try_some(s, &none, &way, layers, error);
     }
-    return result;
+    if (way.seconds > 0 || result != CF_OK) return result;
+    way = *split; /* some layers with all their checkpoints on the device would need more than the last try */
+    way.offload = CF_OFFLOAD_CHECKPOINTS;
+    return try_way(s, &way, CF_RECOMPUTE_FULL, 0, error);
 }
 
 static int is_asked(int64_t asked, int64_t value) { return asked == 0 || asked == value; }
@@ -409,64 +441,118 @@ static cf_result try_splits(context_search *s, int64_t gpus, cf_error *error) {
     return CF_OK;
 }
 
-static cf_result note_best(context_search *s, baseline_tuned *out, cf_error *error) {
-    int64_t n_batches = cf_tune_defaults(s->desc).n_batches;
-    cf_result result = CF_OK;
-    int i, ring;
+/* Times a way on all batches. *out changes if it is faster. */
+static cf_result time_final(context_search *s, context_way *way, baseline_tuned *out, cf_error *error) {
+    cf_tuning *tuning;
+    int ring;
+    cf_result result = time_way(s, way, cf_tune_defaults(s->desc).n_batches, &tuning, &ring, error);
 
-    for (i = 0; i < s->n_best && result == CF_OK; i++) {
-        context_way *way = &s->best[i];
-        cf_tuning *tuning;
-        result = time_way(s, way, n_batches, &tuning, &ring, error);
-        if (result == CF_OK && way->seconds > 0 &&
-            (out->best.status != CF_TUNE_OK || way->seconds < out->best.seconds)) {
-            out->best = tuning->candidates[tuning->winner];
-            out->split = s->desc->parallel;
-            out->split.tp = way->tp;
-            out->split.pp = way->pp;
-            out->split.dp = way->dp;
-            out->split.ep = way->ep;
-            out->split.n_virtual = 1;
-            out->best.recompute = out->split.recompute = way->recompute;
-            out->best.recompute_layers = out->split.recompute_layers = way->layers;
-            out->packed = way->packed;
-            out->context = way->cp;
-            out->ring = ring;
-        }
-        cf_tuning_free(tuning);
+    if (result == CF_OK && way->seconds > 0 &&
+        (out->best.status != CF_TUNE_OK || way->seconds < out->best.seconds)) {
+        out->best = tuning->candidates[tuning->winner];
+        out->split = s->desc->parallel;
+        out->split.tp = way->tp;
+        out->split.pp = way->pp;
+        out->split.dp = way->dp;
+        out->split.ep = way->ep;
+        out->split.n_virtual = 1;
+        out->best.recompute = out->split.recompute = way->recompute;
+        out->best.recompute_layers = out->split.recompute_layers = way->layers;
+        out->best.offload = s->desc->memory.offload | way->offload;
+        out->packed = way->packed;
+        out->context = way->cp;
+        out->ring = ring;
     }
+    cf_tuning_free(tuning);
     return result;
 }
 
-cf_result baseline_tune_context(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
-                                cf_error *error) {
-    cf_tune_desc full = cf_tune_defaults(desc);
-    cf_parallel parallel = cf_parallel_defaults(&desc->parallel);
-    context_search s;
+static cf_result note_best(context_search *s, baseline_tuned *out, cf_error *error) {
+    cf_result result = CF_OK;
+    int i;
+
+    for (i = 0; i < s->n_best && result == CF_OK; i++) result = time_final(s, &s->best[i], out, error);
+    return result;
+}
+
+/* Starts a search. Free its samples with end_search in any case. */
+static cf_result begin_search(context_search *s, const int64_t *lengths, int64_t n, const cf_tune_desc *desc,
+                              cf_error *error) {
+    int64_t reserve = cf_tune_defaults(desc).reserve;
     cf_pack_desc pack;
     cf_result result = CF_OK;
     int packed;
 
-    memset(&s, 0, sizeof s);
+    memset(s, 0, sizeof *s);
     memset(&pack, 0, sizeof pack);
-    s.lengths = lengths;
-    s.n = n;
-    s.desc = desc;
-    s.limit = desc->limit_bytes;
-    if (s.limit == 0) s.limit = desc->gpu->memory - desc->gpu->memory / 100 * (full.reserve > 0 ? full.reserve : 0);
-    s.chunk_size = baseline_chunk_size(lengths, n, desc);
-    pack.chunk_size = s.chunk_size;
+    s->lengths = lengths;
+    s->n = n;
+    s->desc = desc;
+    s->limit = desc->limit_bytes;
+    if (s->limit == 0) s->limit = desc->gpu->memory - desc->gpu->memory / 100 * (reserve > 0 ? reserve : 0);
+    s->chunk_size = baseline_chunk_size(lengths, n, desc);
+    pack.chunk_size = s->chunk_size;
     pack.align = desc->pack.align;
     for (packed = 0; packed < 2 && result == CF_OK; packed++) {
         pack.max_slices = packed ? desc->pack.max_slices : 1;
-        result = cf_pack(lengths, n < SAMPLE ? n : SAMPLE, &pack, &s.samples[packed], error);
+        result = cf_pack(lengths, n < SAMPLE ? n : SAMPLE, &pack, &s->samples[packed], error);
     }
-    if (result == CF_OK)
-        result = try_splits(&s, desc->n_gpus > 0 ? desc->n_gpus : parallel.tp * parallel.pp * parallel.dp, error);
+    return result;
+}
+
+static cf_result end_search(context_search *s, cf_result result) {
+    int packed;
+
+    for (packed = 0; packed < 2; packed++) cf_plan_free(s->samples[packed]);
+    return result == CF_ERROR_MEMORY ? result : CF_OK;
+}
+
+static int64_t gpus_of(const cf_tune_desc *desc) {
+    cf_parallel parallel = cf_parallel_defaults(&desc->parallel);
+
+    return desc->n_gpus > 0 ? desc->n_gpus : parallel.tp * parallel.pp * parallel.dp;
+}
+
+cf_result baseline_tune_context(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
+                                cf_error *error) {
+    context_search s;
+    cf_result result = begin_search(&s, lengths, n, desc, error);
+
+    if (result == CF_OK) result = try_splits(&s, gpus_of(desc), error);
     if (result == CF_OK) result = note_best(&s, out, error);
     if (s.least > 0 && (out->least == 0 || s.least < out->least)) out->least = s.least;
-    for (packed = 0; packed < 2; packed++) cf_plan_free(s.samples[packed]);
-    return result == CF_ERROR_MEMORY ? result : CF_OK;
+    return end_search(&s, result);
+}
+
+cf_result baseline_tune_recipe(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
+                               cf_error *error) {
+    int64_t gpus = gpus_of(desc), per_node = desc->gpus_per_node > 0 ? desc->gpus_per_node : 8;
+    cf_tune_desc recipe = *desc;
+    context_search s;
+    context_way way;
+    cf_result result = begin_search(&s, lengths, n, &recipe, error);
+
+    memset(out, 0, sizeof *out);
+    memset(&way, 0, sizeof way);
+    recipe.parallel.zero = 3;
+    recipe.parallel.layers = NULL;
+    way.tp = way.pp = 1;
+    way.recompute = CF_RECOMPUTE_FULL;
+    way.offload = CF_OFFLOAD_CHECKPOINTS;
+    for (way.cp = 1; way.cp <= gpus && out->best.status != CF_TUNE_OK && result == CF_OK; way.cp++) {
+        cf_parallel parallel = cf_parallel_defaults(&recipe.parallel);
+        way.dp = gpus / way.cp;
+        if (way.dp * way.cp != gpus || way.dp > cf_tune_defaults(desc).batch) continue;
+        parallel.tp = parallel.pp = parallel.n_virtual = 1;
+        parallel.dp = gpus;
+        parallel.ep = way.ep = most_experts(&s, &parallel, per_node);
+        if (cf_parallel_validate(desc->model, &parallel, NULL) != CF_OK) continue;
+        for (way.packed = 0; way.packed < 2 && result == CF_OK; way.packed++) {
+            result = time_final(&s, &way, out, error);
+            if (!(way.seconds > 0) && way.needs > 0 && (out->least == 0 || way.needs < out->least)) out->least = way.needs;
+        }
+    }
+    return end_search(&s, result);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------

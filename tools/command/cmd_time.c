@@ -11,8 +11,8 @@ typedef struct time_options {
     gpu_options gpu;
     int64_t chunk_size, context;
     const char *fit;
-    int64_t outputs;
-    int tsv;
+    int64_t outputs, offload;
+    int offload_checkpoints, tsv;
     const char *json;
 } time_options;
 
@@ -29,6 +29,7 @@ static const cli_option options[] = {
     {.name = "--fit", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(time_options, fit),
      .help = "fit the three terms to measured samples instead"},
     OUTPUTS_OPTION(time_options, outputs),
+    OFFLOAD_OPTIONS(time_options, offload, offload_checkpoints),
     TABLE_OPTION(time_options, tsv, "the terms"),
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(time_options, json),
      .help = "write the terms as JSON; with - nothing else is printed"},
@@ -355,6 +356,7 @@ static int estimate(const time_options *asked, const modelling *m, const cf_gpu 
     int code;
 
     desc.outputs = asked->outputs > 0;
+    desc.offload = modelling_offload(asked->offload, asked->offload_checkpoints);
     if (cf_cost_estimate(&desc, stages, m->parallel.pp * m->parallel.n_virtual, &timing, &step, &error) != CF_OK)
         return cli_error(&error, NULL);
     code = cli_output_open(&json, asked->json);

@@ -232,10 +232,21 @@ const char *modelling_launch_hint(const gpu_options *asked) {
     return asked->launch >= 0 ? "" : " (fused, launched from C; in Python take --launch 0.00002 to 0.00004)";
 }
 
+int modelling_offload(int64_t offload, int checkpoints) {
+    static const int parts[] = {0, CF_OFFLOAD_OPTIMIZER, CF_OFFLOAD_OPTIMIZER | CF_OFFLOAD_PARAMETERS};
+
+    return parts[offload] | (checkpoints ? CF_OFFLOAD_CHECKPOINTS : 0);
+}
+
+const char *modelling_offload_words(int offload) {
+    return offload & CF_OFFLOAD_CHECKPOINTS ? ", checkpoints in host memory" : "";
+}
+
 void modelling_take_terms(const term_options *asked, cf_memory_desc *out) {
     out->loss = (cf_loss)asked->loss;
     out->unfused = asked->unfused;
     out->outputs = (int)asked->outputs;
+    out->offload = modelling_offload(asked->offload, asked->offload_checkpoints);
     out->state_gradient_bytes = asked->state_gradient == 1 ? 2 : 4;
     if (asked->optimizer == 2) out->optimizer_bytes = 6;
     if (asked->optimizer == 3) out->matrix_bytes = 8;

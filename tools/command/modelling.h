@@ -180,6 +180,8 @@ typedef struct term_options {
     int64_t loss;
     int unfused, lora_experts;
     int64_t outputs; /* of the choice gpu|host; 0: none are kept */
+    int64_t offload; /* of the choice optimizer|parameters */
+    int offload_checkpoints;
     int64_t state_gradient, runtime, fragmentation, optimizer, lora;
 } term_options;
 
@@ -194,6 +196,7 @@ typedef struct term_options {
     {.name = "--unfused", NEEDS_MODEL, .kind = CLI_FLAG, .offset = offsetof(type, member.unfused),                 \
      .help = "norms, rotation and SwiGLU as separate operations, also in times"},                                  \
     OUTPUTS_OPTION(type, member.outputs),                                                                          \
+    OFFLOAD_OPTIONS(type, member.offload, member.offload_checkpoints),                                             \
     {.name = "--state-gradient", NEEDS_MODEL, .value = "bf16|float", .kind = CLI_CHOICE,                           \
      .offset = offsetof(type, member.state_gradient),                                                              \
      .help = "type of the gradients of K and V; default float"},                                                   \
@@ -220,6 +223,17 @@ typedef struct term_options {
     {.name = "--outputs", .value = "gpu|host", .kind = CLI_CHOICE, .offset = offsetof(type, member),               \
      .help = "dropped chunks keep attention's outputs there, so that a local\n"                                    \
      "replay does not attend: in bytes and times; default: they do not"}
+
+#define OFFLOAD_OPTIONS(type, member, checkpoints)                                                                 \
+    {.name = "--offload", NEEDS_MODEL, .value = "optimizer|parameters", .kind = CLI_CHOICE,                        \
+     .offset = offsetof(type, member),                                                                             \
+     .help = "these lie in host memory, parameters with optimizer states and\n"                                    \
+     "with ZeRO 3 only: in bytes, and in times as far as PCIe is the limit"},                                      \
+    {.name = "--offload-checkpoints", NEEDS_MODEL, .kind = CLI_FLAG, .offset = offsetof(type, checkpoints),        \
+     .help = "what --recompute full keeps lies in host memory"}
+
+/* Returns cf_memory_desc.offload of the two options. */
+int modelling_offload(int64_t offload, int checkpoints);
 
 #define STREAM_OPTION(type, member)                                                                                \
     {.name = "--stream", NEEDS_MODEL,                                                                              \
@@ -263,6 +277,9 @@ modelling_flops modelling_flops_of(const cf_model *model);
 
 /* Returns "mlp", or "mlp in 5 layers of each stage"; 0 is "as little as memory asks for". */
 const char *modelling_recompute_words(cf_recompute recompute, int64_t layers);
+
+/* Returns ", checkpoints in host memory", or "". offload: cf_memory_desc.offload. */
+const char *modelling_offload_words(int offload);
 
 /* Prints "stream 3 blocks of 682 rows of one layer on each GPU", or nothing without a stream. */
 void modelling_print_stream(const cf_memory_desc *desc);

@@ -246,6 +246,8 @@ static int take_model(const char *command, const pipeline_options *asked, int64_
     if (p->memory.outputs == 0) p->memory.outputs = p->timing.outputs; /* of costs in a file */
     if (p->memory.outputs && p->memory.parallel.recompute == CF_RECOMPUTE_FULL)
         return cli_usage(command, "--outputs: are dropped again with --recompute full");
+    if (p->memory.offload & CF_OFFLOAD_CHECKPOINTS && p->memory.parallel.recompute != CF_RECOMPUTE_FULL)
+        return cli_usage(command, "--offload-checkpoints needs --recompute full");
     if (!asked->token_bytes) p->gpu_bytes = asked->limit_bytes;
     if ((code = modelling_take_stream(command, asked->stream, &p->memory)) != CLI_OK) return code;
     if (!asked->gpu.name) return CLI_OK;
@@ -332,6 +334,11 @@ static void share_costs(const pipeline *p, int64_t n_virtual, pipeline_costs *ou
     }
 }
 
+/* Returns what lies in host memory under a recomputation; only full recomputation has checkpoints. */
+static int offload_of(const pipeline *p, cf_recompute recompute) {
+    return recompute == CF_RECOMPUTE_FULL ? p->memory.offload : p->memory.offload & ~CF_OFFLOAD_CHECKPOINTS;
+}
+
 static cf_result estimate_costs(const pipeline *p, int64_t n_virtual, int64_t chunk_size, cf_recompute recompute,
                                 pipeline_costs *out, cf_error *error) {
     const pipeline_options *asked = p->asked;
@@ -343,6 +350,7 @@ static cf_result estimate_costs(const pipeline *p, int64_t n_virtual, int64_t ch
     desc.max_cp = p->max_cp;
     desc.unfused = p->memory.unfused;
     desc.outputs = p->memory.outputs > 0 && desc.parallel.recompute != CF_RECOMPUTE_FULL;
+    desc.offload = offload_of(p, desc.parallel.recompute);
     result = cf_cost_estimate(&desc, out->stages, p->n_stages * n_virtual, &out->timing, NULL, error);
     if (asked->latency.n > 0) out->timing.latency = p->timing.latency;
     if (asked->seconds_per_token.n > 0) out->timing.seconds_per_token = p->timing.seconds_per_token;
@@ -483,6 +491,7 @@ static cf_memory_desc memory_of(const pipeline *p, int64_t n_virtual, cf_placeme
     desc.parallel = parallel_of(p, n_virtual, recompute);
     desc.parallel.placement = placement;
     if (desc.parallel.recompute == CF_RECOMPUTE_FULL) desc.outputs = 0; /* of a baseline, which drops no chunk */
+    desc.offload = offload_of(p, desc.parallel.recompute);
     return desc;
 }
 

@@ -420,11 +420,12 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
            cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
            c->outputs > 1 ? " with attention's outputs in host memory" : c->outputs ? " with attention's outputs" : "",
            c->state_window > 0 ? ", state streamed" : "");
-    printf("split             tensor %s, pipeline %s, data %s%s%s%s%s; recompute %s\n",
+    printf("split             tensor %s, pipeline %s, data %s%s%s%s%s; recompute %s%s\n",
            cli_commas(p->tp), cli_commas(p->pp), cli_commas(p->dp), p->ep > 1 ? ", experts " : "",
            p->ep > 1 ? cli_commas(p->ep) : "",
            c->max_cp > 0 ? ", cp groups of up to " : c->in_step ? ", ranks in step" : "",
-           c->max_cp > 0 ? cli_commas(c->max_cp) : "", modelling_recompute_words(c->recompute, c->recompute_layers));
+           c->max_cp > 0 ? cli_commas(c->max_cp) : "", modelling_recompute_words(c->recompute, c->recompute_layers),
+           modelling_offload_words(c->offload));
     printf("estimated time    %s s an iteration", pipeline_estimate(c->seconds));
     if (tuning->n_batches > 1) printf(", +- %.2g (95 %%)", c->confidence);
     else fputs(", of one batch", stdout);
@@ -463,9 +464,10 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
     if (c && base->best.seconds < c->seconds)
         printf("; the best takes %.0f %% longer", 100 * (c->seconds / base->best.seconds - 1));
     else if (c) printf("; %.3g x as long as the best", base->best.seconds / c->seconds);
-    printf("\n                  %s, recompute %s, tensor %s, pipeline %s, data %s",
+    printf("\n                  %s, recompute %s%s, tensor %s, pipeline %s, data %s",
            base->packed ? "micro-batches packed to the longest sequence" : "a micro-batch for each sequence",
-           modelling_recompute_words(base->split.recompute, base->split.recompute_layers), cli_commas(base->split.tp),
+           modelling_recompute_words(base->split.recompute, base->split.recompute_layers),
+           modelling_offload_words(base->best.offload), cli_commas(base->split.tp),
            cli_commas(base->split.pp), cli_commas(base->split.dp));
     if (base->context > 0)
         printf(", context %s (%s)", cli_commas(base->context), base->ring ? "ring" : "all-gather");
@@ -478,6 +480,24 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
         printf("                  It is faster: %s.\n",
                packing_why_unsplit(tune_longest(job), c->chunk_size, c->chunks, tuning->splits[c->split].pp,
                                    tune_longest(job) > c->chunk_size * c->k));
+}
+
+/* Prints what most trainers have instead of a tuned split, beside the winner if there is one. */
+static void print_recipe(const cf_tuning *tuning, const baseline_tuned *recipe) {
+    double best = tuning->winner >= 0 ? tuning->candidates[tuning->winner].seconds : 0;
+
+    if (recipe->best.status != CF_TUNE_OK && recipe->least == 0) return;
+    fputs("FSDP recipe       ZeRO 3, full recomputation, checkpoints in host memory", stdout);
+    if (recipe->best.status != CF_TUNE_OK) {
+        printf(": does not fit, it needs %.2f GiB at least\n", modelling_gib(recipe->least));
+        return;
+    }
+    printf(", context %s: estimated %s s an iteration, %.2f GiB,\n                  %.2f GiB in host memory",
+           cli_commas(recipe->context), pipeline_estimate(recipe->best.seconds), modelling_gib(recipe->best.bytes),
+           modelling_gib(recipe->best.memory.host));
+    if (best > recipe->best.seconds) printf("; the best takes %.0f %% longer", 100 * (best / recipe->best.seconds - 1));
+    else if (best > 0) printf("; %.3g x as long as the best", recipe->best.seconds / best);
+    putchar('\n');
 }
 
 static const table_column ranking_columns[] = {
@@ -927,7 +947,8 @@ static void print_verdict(const cf_tuning *tuning, const baseline_tuned *base) {
              "                  every pass has collectives, as with FSDP and experts, an iteration takes longer.");
 }
 
-static int print_tuning(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
+static int print_tuning(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base,
+                        const baseline_tuned *recipe) {
     int64_t same = 0;
     int code = CLI_OK;
 
@@ -937,6 +958,7 @@ static int print_tuning(const tune_job *job, const cf_tuning *tuning, const base
         print_verdict(tuning, base);
         print_winner(job, tuning);
         print_baseline(job, tuning, base);
+        print_recipe(tuning, recipe);
         code = print_ranking(job, tuning, base);
         if (code == CLI_OK) code = print_frontier(tuning);
         if (code == CLI_OK) code = print_neighbours(tuning);
@@ -950,6 +972,7 @@ static int print_tuning(const tune_job *job, const cf_tuning *tuning, const base
             modelling_gib(tuning->limit_bytes), modelling_gib(tuning->smallest_limit),
             cli_commas(tuning->smallest_limit));
         print_baseline(job, tuning, base);
+        print_recipe(tuning, recipe);
     }
     if (code == CLI_OK) code = print_infeasible(tuning);
     printf("\nTimes are estimates from %s, simulated; the runtime and the gaps in memory are assumptions:\n"
@@ -971,7 +994,7 @@ static void forget_baseline(baseline_tuned *base) {
 }
 
 /* Searches. Free the outcome with cf_tuning_free. */
-static int search(tune_job *job, cf_tuning **out, baseline_tuned *base) {
+static int search(tune_job *job, cf_tuning **out, baseline_tuned *base, baseline_tuned *recipe) {
     cf_error error;
     cf_result result;
 
@@ -989,9 +1012,12 @@ static int search(tune_job *job, cf_tuning **out, baseline_tuned *base) {
     if (result == CF_OK) result = baseline_tune(job->lengths, job->n, &job->desc, base, &error);
     if (result == CF_OK && !job->asked->no_cp && !job->asked->costs && !interrupted)
         result = baseline_tune_context(job->lengths, job->n, &job->desc, base, &error);
+    if (result == CF_OK && !job->asked->no_cp && !job->asked->costs && !interrupted)
+        result = baseline_tune_recipe(job->lengths, job->n, &job->desc, recipe, &error);
     progress_end();
     cli_signals_restore();
     if (interrupted) forget_baseline(base);
+    if (interrupted) memset(recipe, 0, sizeof *recipe);
     return result == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 
@@ -1007,7 +1033,7 @@ static int write_files(const tune_outcome *o) {
     if (code == CLI_OK && json->stream) tune_write_json(o, json);
     if (code == CLI_OK && html->stream) code = tune_write_page(o, html);
     if (code == CLI_OK && json->stream != stdout && html->stream != stdout && batch->stream != stdout)
-        code = print_tuning(o->job, o->tuning, &o->base);
+        code = print_tuning(o->job, o->tuning, &o->base, &o->recipe);
     code = cli_outputs_finish(outputs, 3, code);
     if (code != CLI_OK) return code;
     if (o->tuning->interrupted) return CLI_INTERRUPTED;
@@ -1022,7 +1048,7 @@ static int tune(tune_job *job, const char *path) {
     memset(&outcome, 0, sizeof outcome);
     outcome.job = job;
     if (code == CLI_OK) code = read_lengths(job, path);
-    if (code == CLI_OK) code = search(job, &tuning, &outcome.base);
+    if (code == CLI_OK) code = search(job, &tuning, &outcome.base, &outcome.recipe);
     outcome.tuning = tuning;
     if (code == CLI_OK) code = tune_map_make(tuning, &outcome.map);
     if (code == CLI_OK) code = write_files(&outcome);

@@ -75,7 +75,7 @@ void tune_map_free(tune_map *map);
 typedef struct tune_outcome {
     const tune_job *job;
     const cf_tuning *tuning;
-    baseline_tuned base;
+    baseline_tuned base, recipe; /* recipe: baseline_tune_recipe's; all zero if it was not timed */
     tune_map map;
 } tune_outcome;
 

@@ -128,6 +128,7 @@ static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id,
     json_text_member(w, "schedule", cf_schedule_kind_name(c->kind));
     json_text_member(w, "replay", cf_replay_name(c->replay));
     json_integer_member(w, "outputs", c->outputs);
+    json_integer_member(w, "offload", c->offload);
     json_text_member(w, "recompute", cf_recompute_name(c->recompute));
     json_integer_member(w, "recompute_layers", c->recompute_layers);
     json_integer_member(w, "state_window", c->state_window);
@@ -170,6 +171,7 @@ static void write_setting(json_writer *w, const tune_outcome *o) {
     json_integers_member(w, "batch_tokens", tuning->batch_tokens, tuning->n_batches);
     report_write_term_names(w);
     baseline_write(w, "baseline", &o->base);
+    if (o->recipe.best.status == CF_TUNE_OK || o->recipe.least > 0) baseline_write(w, "fsdp_recipe", &o->recipe);
 }
 
 /* Returns whether no candidate beats this one in both time and memory. place: in the ranking, fastest first. */
@@ -334,6 +336,7 @@ static int open_winner(winner *w, int64_t batch) {
     w->pipe.gpu_bytes = tuning->limit_bytes;
     w->pipe.memory.state_window = w->candidate->state_window;
     w->pipe.memory.outputs = w->candidate->outputs;
+    w->pipe.memory.offload = w->candidate->offload;
     code = pipeline_price_cp(&w->pipe, &w->packing);
     if (code != CLI_OK) return code;
     code = packing_of_lengths(&w->packing, job->list.path, &tuning->batches[batch * tuning->batch],

@@ -144,7 +144,7 @@ static const char *const shared[] = {
     "--model", "--config", "--layers", "--hidden", "--heads", "--kv-heads", "--head-dim", "--ffn", "--vocab", "--tied",
     "--qkv-bias", "--qk-norm", "--no-gate", "--mtp", "--imbalance", "--no-sp", "--stage-layers", "--gpu",
     "--gpus-per-node", "--launch", "--loss", "--unfused", "--state-gradient", "--optimizer", "--lora",
-    "--lora-experts", "--runtime", "--fragmentation", "--no-tails", "--align", "--split-backward", "--virtual",
+    "--lora-experts", "--offload", "--offload-checkpoints", "--runtime", "--fragmentation", "--no-tails", "--align", "--split-backward", "--virtual",
     "--placement", "--costs"};
 
 static int is_shared(const char *name) {
@@ -255,6 +255,7 @@ static void print_plan(const tune_job *job, const cf_tuning *tuning, const cf_tu
     else if (c->in_step) fputs(" --lockstep", stdout);
     printf(" --limit none --limit-bytes %lld", (long long)tuning->limit_bytes);
     if (c->kind == CF_SCHEDULE_BEST) printf(" --max-tries %lld", (long long)tries_of(job, tuning, c));
+    if (c->offload & ~job->desc.memory.offload) fputs(" --offload-checkpoints", stdout);
     if (ring > 0) printf(" --stream %lld", (long long)ring);
     if (c->outputs) printf(" --outputs %s", c->outputs > 1 ? "host" : "gpu");
     print_shared(job, options, defaults);

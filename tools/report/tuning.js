@@ -69,7 +69,8 @@ function makeTuningPage(tuning) {
     return text;
   }
 
-  const recomputeWord = c => c.recompute_layers ? `${c.recompute} in ${c.recompute_layers}` : c.recompute;
+  const recomputeWord = c => (c.recompute_layers ? `${c.recompute} in ${c.recompute_layers}` : c.recompute)
+    + (c.offload & 1 ? ", checkpoints in host memory" : "");
   const shortSplit = of => `${of.tensor_parallel} \u00d7 ${of.pipeline_parallel} \u00d7 ${of.data_parallel}`
     + (of.max_cp ? ` /${of.max_cp}` : "");
 
