@@ -35,6 +35,24 @@ alone() {
     printf '%-52s %9s %9s %10s\n' "$name" - "$got" "no figure"
 }
 
+# recipe MEMBER OPTIONS...: a member of the FSDP recipe's row for one sequence of 1,048,576 tokens on 8 H100
+recipe() {
+    member=$1
+    shift
+    echo 1048576 >"$work/one"
+    "$CHUNKFLOW" tune "$work/one" --gpu h100-80g --gpus 8 --batch 1 --batches 1 --zero 3 --loss chunked --chunk-sizes 64K --ks 1 \
+        --schedules paper --json "$work/one.json" "$@" >/dev/null 2>&1 || [ -s "$work/one.json" ]
+    sed -n '/"fsdp_recipe"/,/}/s/.*"'"$member"'": \([0-9.]*\).*/\1/p' "$work/one.json"
+}
+
+# million NAME GIB OPTIONS...
+million() {
+    name=$1 published=$2
+    shift 2
+    recipe bytes "$@" | awk -v name="$name" -v published="$published" '{ got = $1 / 1073741824
+        printf "%-52s %9s %9.1f %+8.1f %%\n", name, published, got, 100 * (got / published - 1) }'
+}
+
 cat >"$work/moonlight.json" <<'END'
 {"model_type": "deepseek_v3", "num_hidden_layers": 27, "hidden_size": 2048, "num_attention_heads": 16, "vocab_size": 163840,
  "intermediate_size": 11264, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
@@ -72,6 +90,9 @@ row "Qwen3-Next-80B-A3B, LoRA 8, EP 4, DP 8, full, 2K [5]" 60 --model qwen3-next
     --chunk-size 2K --lora 8 --lora-experts
 row "Qwen3-Next-80B-A3B, LoRA 8, TP 2, EP 4, full, 4K [5]" 56 --model qwen3-next-80b-a3b --tp 2 --ranks 4 --ep 4 \
     --recompute full --chunk-size 4K --lora 8 --lora-experts
+million "Qwen3-8B, 1M, FSDP, CP 8, full, checkpoints away [8]" 52.3 --model qwen3-8b
+million "Qwen3-30B-A3B, the same, all but layers away [8]" 42.8 --model qwen3-30b-a3b --offload parameters
+million "Qwen3-32B, the same, rows of the MLP in tiles [8]" 56.6 --model qwen3-32b --offload parameters --reserve 0
 state="--chunk-size 8K --local-replay --gpu h200"
 # shellcheck disable=SC2086
 {
@@ -96,6 +117,9 @@ cat <<'END'
     lie whole on 8 of the 16 GPUs, 45.4 where TP divides them.
 [7] Megatron-Bridge, pull request 5123: what PyTorch had allocated at most, 16 H100. Gradients are bf16 there, 6.2 GiB less than
     here, and two micro-batches are under way at once.
+[8] TRL, pull requests 6845 and 6846, 8 H100: 56.2, 46.0 and 60.8 GB, taken as 10^9 bytes. One sequence of 1,048,576 tokens; in the
+    last two parameters and optimizer states are in host memory. The estimate is the row FSDP recipe of `tune`. It has no tiles
+    of the MLP's rows, which 32B was trained with.
 
 Where LoRA goes to all linear layers it also goes to routed experts (--lora-experts): 3.5 GiB of Qwen3-30B-A3B with EP 2. GLM's
 adapters lie in attention alone; what those rows miss is not known.
