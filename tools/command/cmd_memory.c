@@ -103,7 +103,10 @@ static cf_memory_load guess_load(const memory_options *asked, const memory_path 
     load.chunk_tokens = c;
     load.state_tokens = path->state;
     load.state_gradient_tokens = path->gradient;
-    if (asked->local_replay || asked->terms.outputs > 0) load.input_tokens = path->state;
+    if ((asked->local_replay || asked->terms.outputs > 0) && path->chunks > asked->k) { /* all but the last K are dropped */
+        load.input_tokens = (path->chunks - asked->k) * c;
+        if (load.input_tokens > path->state) load.input_tokens = path->state;
+    }
     if (asked->unfused_attention) {
         load.chunk_scores = context < INT64_MAX / c ? c * context : INT64_MAX; /* the library refuses larger sums */
         load.live_scores = load.chunk_scores < INT64_MAX / kept ? kept * load.chunk_scores : INT64_MAX;

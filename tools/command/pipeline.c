@@ -823,7 +823,7 @@ void pipeline_print_memory(const pipeline *p, const pipeline_run *run) {
         printf(", %s the %.2f GiB %s", pipeline_fits(p, run) ? "of" : "MORE THAN", modelling_gib(p->gpu_bytes),
                pipeline_room_words(p));
     if (run->held_down) printf("; the schedule is held down to fit");
-    if (p->memory.state_window > 0)
+    if (most_in_host(run, p->n_stages) > 0)
         printf(", %.2f GiB in host memory", modelling_gib(most_in_host(run, p->n_stages)));
     putchar('\n');
 }

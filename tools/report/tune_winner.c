@@ -343,4 +343,7 @@ void tune_print_commands(const tune_job *job, const cf_tuning *tuning, const cli
            c->limited ? ": limits of bytes too, as cf_memory_limits gives them, or cf_tune_schedule" : "");
     print_c(job, c, split);
     print_python(job, c, split);
+    if (c->outputs)
+        puts("  dropped chunks keep attention's outputs: cf_step.outputs in C, cf_executor_desc.outputs, Step(outputs=True).\n"
+             "  A trainer that cannot (PyTorch's on a GPU, so far) wants the answer of tune --no-outputs");
 }
