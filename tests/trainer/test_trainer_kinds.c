@@ -332,7 +332,9 @@ static void check_outputs(world *x, world *plain, double *worst) {
     const int64_t bytes = watch.most * x->runner.packing.chunk_size * numbers * (int64_t)sizeof(real);
     const memory_kind kind = x->runner.stream_bytes > 0 ? MEMORY_HOST : MEMORY_ACTIVATIONS;
     CHECK_INT(x->meter.peak[kind], plain->meter.peak[kind] + bytes);
-    CHECK(plain->runner.n_outputs == 0 && with.peak_activation_bytes >= without.peak_activation_bytes);
+    CHECK_INT(with.peak_activation_bytes,
+              without.peak_activation_bytes + (kind == MEMORY_ACTIVATIONS ? bytes : 0));
+    CHECK_INT(plain->runner.n_outputs, 0);
     weights_clear(&x->gradient);
     *worst = fmax(*worst, check_same_gradients(x));
 }
@@ -349,10 +351,13 @@ TEST(replays_that_take_outputs_do_not_attend) {
         c.dropout = trial % 4 == 1 ? 0.2 : 0;
         world_begin(&x, &c, lengths, 5, chunk_size, 1 + trial / 2 % 2, 0);
         world_begin(&plain, &c, lengths, 5, chunk_size, 1 + trial / 2 % 2, 0);
-        if (trial % 3 == 1) x.runner.stream_bytes = stream_ring_bytes(stream_width_of(&c), KEY_BLOCK);
-        if (trial % 7 == 3) x.runner.packing.n_ranks = 2;
+        if (trial % 3 != 0) x.runner.stream_bytes = stream_ring_bytes(stream_width_of(&c), KEY_BLOCK);
+        if (trial % 7 == 3 && trial % 5 != 2) x.runner.packing.n_ranks = 2;
+        if (trial % 5 == 2) x.runner.order.kind = CF_SCHEDULE_GPIPE; /* which may also drop chunks without a chain */
+        x.runner.order.forwards_first = x.runner.packing.no_tails = trial % 5 == 2;
+        plain.runner.order = x.runner.order;
+        plain.runner.packing = x.runner.packing;
         plain.runner.stream_bytes = x.runner.stream_bytes;
-        plain.runner.packing.n_ranks = x.runner.packing.n_ranks;
         harness_note("trial %d: %s, window %d, chunks of %d", trial, patterns[trial % PATTERNS], (int)c.window,
                      (int)chunk_size);
         check_outputs(&x, &plain, &worst);
