@@ -390,31 +390,11 @@ static void print_term(const char *text, int64_t bytes) {
     if (bytes > 0) printf("    %-24s %8.2f GiB\n", text, modelling_gib(bytes));
 }
 
-static int64_t place_of_winner(const cf_tuning *tuning) {
-    int64_t place = 0;
-    while (tuning->ranking[place] != tuning->winner) place++;
-    return place;
-}
-
-/* Prints why the winner is not the fastest, if it is not. */
-static void print_reason(const cf_tuning *tuning) {
-    const cf_tune_candidate *c = &tuning->candidates[tuning->winner];
-    const cf_tune_candidate *fastest = &tuning->candidates[tuning->ranking[0]];
-
-    if (c == fastest) return;
-    printf("\n                  place %s by time: %.2f %% (+- %.2f) slower than the fastest, %s s and %.2f GiB,\n"
-           "                  which is as fast as one can tell, ",
-           cli_commas(place_of_winner(tuning) + 1), 100 * c->behind / fastest->seconds,
-           100 * c->behind_confidence / fastest->seconds, pipeline_estimate(fastest->seconds),
-           modelling_gib(fastest->bytes));
-    if (c->bytes < fastest->bytes) printf("for %.2f GiB less", modelling_gib(fastest->bytes - c->bytes));
-    else fputs("and simpler to run", stdout);
-}
-
 static void print_winner(const tune_job *job, const cf_tuning *tuning) {
     const cf_tune_candidate *c = &tuning->candidates[tuning->winner];
     const cf_parallel *p = &tuning->splits[c->split];
     double gpus = (double)(p->tp * p->pp * p->dp);
+    char reason[256];
 
     printf("best              ChunkSize %s, K %s, schedule %s, %s replay%s%s\n", cli_commas(c->chunk_size),
            cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
@@ -430,7 +410,8 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
     if (tuning->n_batches > 1) printf(", +- %.2g (95 %%)", c->confidence);
     else fputs(", of one batch", stdout);
     if (c->bound > 0) printf("; with this ChunkSize and K none is faster than %s", pipeline_estimate(c->bound));
-    print_reason(tuning);
+    tune_say_reason(tuning, "\n                  ", reason, sizeof reason);
+    fputs(reason, stdout);
     printf("\nestimated speed   %s tokens/s, %s for each GPU, %.3g %% of its FLOP/s; bubbles and replays %.1f %%; "
            "%.1f chunks a rank\n", pipeline_estimate(mean_tokens(tuning) / c->seconds),
            pipeline_estimate(mean_tokens(tuning) / c->seconds / gpus),

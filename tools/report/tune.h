@@ -111,6 +111,10 @@ void tune_write_batch(const cf_tuning *tuning, cli_output *to);
    arguments. options: the command's; those that plan has too are repeated if they differ from the defaults. */
 void tune_print_commands(const tune_job *job, const cf_tuning *tuning, const cli_option *options, const void *defaults);
 
+/* Says why the winner is not the fastest: its place by time, what it is behind, and what for; "" if it is the fastest.
+   line: put before each of the two parts. */
+void tune_say_reason(const cf_tuning *tuning, const char *line, char *text, size_t size);
+
 /* Returns the word for the place of attention's outputs: "gpu", "host" or "-". */
 const char *tune_outputs_word(const cf_tune_candidate *c);
 

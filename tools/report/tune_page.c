@@ -34,11 +34,30 @@ static void say_baseline(const baseline_tuned *base, double seconds, char *text,
     }
 }
 
-/* The outcome in one sentence. */
+void tune_say_reason(const cf_tuning *tuning, const char *line, char *text, size_t size) {
+    const cf_tune_candidate *c = &tuning->candidates[tuning->winner];
+    const cf_tune_candidate *fastest = &tuning->candidates[tuning->ranking[0]];
+    int64_t place = 0;
+    char gain[48] = "and simpler to run";
+
+    text[0] = '\0';
+    if (c == fastest) return;
+    while (tuning->ranking[place] != tuning->winner) place++;
+    if (c->bytes < fastest->bytes)
+        snprintf(gain, sizeof gain, "for %.2f GiB less", modelling_gib(fastest->bytes - c->bytes));
+    snprintf(text, size, "%splace %s by time: %.2f %% (+- %.2f) slower than the fastest, %s s and %.2f GiB,%s"
+                         "which is as fast as one can tell, %s",
+             line, cli_commas(place + 1), 100 * c->behind / fastest->seconds,
+             100 * c->behind_confidence / fastest->seconds, pipeline_estimate(fastest->seconds),
+             modelling_gib(fastest->bytes), line, gain);
+}
+
+/* Says the outcome in one sentence and, if the winner is not the fastest, why in another. */
 static void say_outcome(const tune_outcome *o, char *text, size_t size) {
     const cf_tuning *tuning = o->tuning;
     const cf_tune_candidate *c;
-    char base[256];
+    char base[256], reason[256];
+    size_t n;
 
     if (tuning->winner < 0) {
         if (tuning->interrupted) snprintf(text, size, "The search was interrupted before anything was known.");
@@ -54,6 +73,9 @@ static void say_outcome(const tune_outcome *o, char *text, size_t size) {
              cli_commas(c->chunk_size), cli_commas(c->k), pipeline_estimate(c->seconds), gib_text(c->bytes),
              gib_text(tuning->limit_bytes), base,
              tuning->interrupted ? "; the search was interrupted, so there may be better ones" : "");
+    tune_say_reason(tuning, " ", reason, sizeof reason);
+    n = strlen(text);
+    if (reason[0]) snprintf(text + n, size - n, " It is%s.", reason);
 }
 
 /* Returns the term that breaks the limit, as the name of a member of cf_memory_report. Terms that are always there come
