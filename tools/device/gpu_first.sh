@@ -146,7 +146,7 @@ done
 
 # ---- suites ----
 
-for suite in wgmma. attention. blocks. state. executor.; do run_step 6 "tests $suite" 25 "$tests" "$suite"; done
+for suite in wgmma. attention. blocks. state. executor. outputs.; do run_step 6 "tests $suite" 25 "$tests" "$suite"; done
 [ "$paths" = mma ] || run_step 6 "tests attention. wgmma" 25 env CHUNKFLOW_TEST_WGMMA=1 "$tests" attention.
 
 # ---- the rival ----

@@ -117,7 +117,7 @@ variants='mma wgmma mma+deterministic wgmma+deterministic wgmma+plain mma+arch=8
     wgmma+processors=264'
 shapes='causal-4k-hd128 causal-16k-hd128 packed-32k-hd128 causal-16k-hd64 packed-8k-hd128 prefix-8k-over-56k-hd128
     causal-8k-one-key-head packed-8k-one-key-head'
-suites='attention. wgmma. state. blocks. executor. device.'
+suites='attention. wgmma. state. blocks. executor. outputs. device.'
 fused=attention.
 model='--layers 8 --hidden 1024 --heads 8 --kv-heads 2 --ffn 2816 --chunk-size 4096'
 one_batch='60000,20000,300,4096,1000,7000,2000,1,77,12000'
