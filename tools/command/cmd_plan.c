@@ -133,6 +133,8 @@ typedef struct planned {
     pipeline pipe;
     pipeline_run run;
     int64_t *held; /* from held_make, if something needs it */
+    int64_t slowest; /* with --all-ranks: the rank that all wait for, once its schedule is written; -1: not known */
+    double longest;  /* its makespan */
 } planned;
 
 /* The schedule of pipe->rank. */
@@ -357,6 +359,9 @@ static void print_times(const planned *made) {
         printf("in step           all ranks take %s%s; the times that follow are those of this rank alone\n",
                pipeline_duration(made->run.in_step, made->pipe.unit_cost),
                made->pipe.max_cp > 1 ? ", beside what cp groups gather" : "");
+    if (made->slowest >= 0 && made->packed.plan->n_ranks > 1 && !made->columns)
+        printf("slowest rank      %s, %s; the times that follow are those of rank %s\n", cli_commas(made->slowest),
+               pipeline_duration(made->longest, made->pipe.unit_cost), cli_commas(made->pipe.rank));
     pipeline_print_times(timeline, made->pipe.unit_cost, 1);
     pipeline_print_speed(&made->pipe, made->packed.plan, timeline->makespan);
     for (i = 0; i < timeline->n_bounds; i++)
@@ -592,8 +597,8 @@ static cf_result write_csv(const planned *made, cli_output *to, cf_error *error)
     return result;
 }
 
-/* Writes the schedules of all ranks, each as if it were written alone. */
-static int write_schedules(const planned *made, cli_output *to) {
+/* Writes the schedules of all ranks, each as if it were written alone, and notes the slowest. */
+static int write_schedules(planned *made, cli_output *to) {
     pipeline pipe = made->pipe;
     int64_t n_ranks = made->packed.plan->n_ranks;
     char text[120];
@@ -609,6 +614,10 @@ static int write_schedules(const planned *made, cli_output *to) {
         code = make_run(made, &pipe, &run);
         if (code == CLI_OK)
             code = cli_written(cf_write_schedule_json(run.schedule, run.timeline, cli_write, to, &error), &error);
+        if (code == CLI_OK && (made->slowest < 0 || run.timeline->makespan > made->longest)) {
+            made->slowest = pipe.rank;
+            made->longest = run.timeline->makespan;
+        }
         pipeline_run_free(&run);
     }
     (void)cli_write("]}\n", 3, to);
@@ -625,7 +634,7 @@ static cf_result write_memory_svg(const planned *made, cli_output *to, cf_error 
                             pipeline_unit(pipe->unit_cost), &made->asked->svg, cli_write, to, error);
 }
 
-static int write_file(const planned *made, int which, cli_output *to) {
+static int write_file(planned *made, int which, cli_output *to) {
     cf_write_desc desc = {0, NULL};
     cf_result result = CF_OK;
     cf_error error;
@@ -656,7 +665,7 @@ static int write_file(const planned *made, int which, cli_output *to) {
     return cli_written(result, &error);
 }
 
-static int write_all(const planned *made) {
+static int write_all(planned *made) {
     cli_output outputs[N_OUTPUTS];
     int code = CLI_OK, to_stdout = 0, i;
 
@@ -725,6 +734,7 @@ static int run(const void *given, char **operands, int n_operands) {
 
     (void)n_operands;
     memset(&made, 0, sizeof made);
+    made.slowest = -1;
     made.asked = asked;
     made.kind = (cf_schedule_kind)asked->kind;
     if (pipeline_asked.model.stage_layers) pipeline_asked.model.n_virtual = asked->n_virtual; /* whose layers they are */
