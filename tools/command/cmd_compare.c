@@ -61,6 +61,7 @@ typedef struct row {
     const char *strongest;
     int64_t peak_live, peak_tokens, peak_state, peak_bytes; /* the most of all stages */
     cf_recompute recompute; /* with a model, as what follows */
+    int offload;            /* what lies in host memory (cf_memory_desc.offload) */
     int64_t memory, stage;  /* bytes of the fullest GPU */
     int too_large;          /* 1: more than it has */
     int held_down;          /* 1: it was made again to fit */
@@ -149,6 +150,7 @@ static void fill_baseline(const comparison *t, row *r) {
     if (r->result == CF_OK) {
         r->what = base.what;
         measure(t, &base.run, r);
+        r->offload = base.offload;
         baseline_free(&base);
     } else {
         memcpy(r->why, error.text, sizeof r->why);
@@ -356,7 +358,7 @@ static void add_memory(table *to, const comparison *t, const row *r) {
     else table_none(to);
     for (i = 0; i < 5 && !t->pipe.has_model; i++) table_none(to);
     if (!t->pipe.has_model) return;
-    table_text(to, cf_recompute_name(r->recompute));
+    table_text(to, !to->tsv && r->offload & CF_OFFLOAD_CHECKPOINTS ? "full, host" : cf_recompute_name(r->recompute));
     table_integer(to, r->memory);
     table_mark(to, r->too_large ? '!' : r->held_down ? '*' : ' ');
     table_integer(to, r->stage);
@@ -425,7 +427,8 @@ static void print_held(const comparison *t, const row *r) {
     printf("%s%s %s", t->pipe.unit_cost ? "" : "an estimated ", pipeline_duration(r->makespan, t->pipe.unit_cost),
            pipeline_unit(t->pipe.unit_cost));
     if (t->pipe.has_model)
-        printf(", %.2f GiB, recompute %s", modelling_gib(r->memory), cf_recompute_name(r->recompute));
+        printf(", %.2f GiB, recompute %s%s", modelling_gib(r->memory), cf_recompute_name(r->recompute),
+               modelling_offload_words(r->offload));
     else printf(", at most %s tokens kept", pipeline_share(r->peak_tokens, r->n_virtual));
 }
 
@@ -442,8 +445,8 @@ static void print_no_baseline(const comparison *t) {
 
     if (r->result != CF_OK) printf("baseline          cannot be made: %s\n", r->why);
     else
-        printf("baseline          does not fit: needs %.2f GiB on stage %lld with full recomputation\n",
-               modelling_gib(r->memory), (long long)r->stage);
+        printf("baseline          does not fit: needs %.2f GiB on stage %lld with full recomputation%s\n",
+               modelling_gib(r->memory), (long long)r->stage, modelling_offload_words(r->offload));
 }
 
 /* Prints the baseline with context parallelism if it is faster than the other, or the only one that fits. */
@@ -580,6 +583,7 @@ static void write_row(json_writer *w, const comparison *t, const row *r) {
             pipeline_write_speed(w, &t->pipe, t->packed.plan, r->makespan);
         if (t->pipe.has_model) {
             json_text_member(w, "recompute", cf_recompute_name(r->recompute));
+            json_integer_member(w, "offload", r->offload);
             json_integer_member(w, "memory", r->memory);
             json_integer_member(w, "memory_stage", r->stage);
             json_bool_member(w, "fits", !r->too_large);
