@@ -61,9 +61,9 @@ typedef struct baseline_tuned {
     char why[256];          /* why no baseline can be made */
 } baseline_tuned;
 
-/* What most trainers have instead of a tuned split, for a search: tensor and pipeline 1, ZeRO 3, full recomputation
-   with checkpoints in host memory, and the smallest context-parallel size that fits. Needs estimated costs. Fails only if
-   memory runs out. */
+/* Finds the recipe that most trainers have instead of a tuned split, for a search: tensor and pipeline 1, ZeRO 3, full
+   recomputation with checkpoints in host memory, and the smallest context-parallel size that fits. Needs estimated costs.
+   Fails only if memory runs out. */
 cf_result baseline_tune_recipe(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
                                cf_error *error);
 
