@@ -410,6 +410,7 @@ TEST(sinks_in_blocks) {
 /* The fused paths, for 16-bit numbers. */
 TEST(fused) {
     setting x;
+    x.lengths = {40};
     x.name = "fp16 by mma, streams";
     x.dtype = CF_DTYPE_FP16;
     x.path = CF_ATTENTION_MMA;
@@ -487,7 +488,7 @@ TEST(a_run_that_stops) {
             REQUIRE(m.prepare());
             REQUIRE(m.run(&got));
             const int64_t n = m.n_passes;
-            for (int64_t at = 1; at < n; at += harness_rounds(1, 9)) {
+            for (int64_t at = 1; at < n; at += harness_rounds(1, 17)) {
                 cf_error error = {};
                 m.fail_at = at;
                 REQUIRE(m.clear());
