@@ -445,12 +445,13 @@ def test_outputs():
         loss = Step(module, forward, chunk_size=32, outputs=True)(sequences)
         off = max(abs(loss / wanted_loss - 1), differ(gradients(module), wanted))
         check(name, off <= TOLERANCE, f"{off:.1e}")
-    for name, forward, words, device in (
-            ("a random generator of one's own", own_random, "other queries than that of its forward", "cpu"),
-            ("attention that hands out no log-sums", module, "hands out no log-sums", "another")):
+    for name, forward, words, device, outputs in (
+            ("a random generator of one's own", own_random, "other queries than that of its forward", "cpu", True),
+            ("the same, attending again", own_random, "hands on other rows than its forward", "cpu", False),
+            ("attention that hands out no log-sums", module, "hands out no log-sums", "another", True)):
         with mock.patch.object(chunkflow.torch, "_FLASH", device):
             try:
-                what = f"taken, {Step(module, forward, chunk_size=32, outputs=True)(sequences)}"
+                what = f"taken, {Step(module, forward, chunk_size=32, outputs=outputs)(sequences)}"
             except ValueError as why:
                 what = str(why)
         check(name, words in what, what)

@@ -207,6 +207,10 @@ def attention(query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Ten
 _LEAST = 2048  # shortest window or block whose outputs are kept; shorter ones take little time again
 
 
+_UNLIKE = "the module draws from a random generator of its own, or has changed between the two; draw from torch's " \
+          "default generator, or take a k of at least the longest sequence's chunks, which replays nothing"
+
+
 class _Outputs:
     """Outputs of attention that a dropped chunk's forward keeps, call by call, and that its replay takes in turn."""
 
@@ -228,9 +232,7 @@ class _Outputs:
         same = query.shape[:3] == out.shape[:3] and query.shape[3] == first.shape[3]
         if not same or float((query.detach()[:, :, :1] - first).norm()) > 0.01 * float(first.norm()):
             raise ValueError(f"attention call {self.replayed} of a replay has other queries than that of its forward: "
-                             "the module draws from a random generator of its own, or has changed between the two; "
-                             "draw from torch's default generator, or take a k of at least the longest sequence's "
-                             "chunks, which replays nothing")
+                             f"{_UNLIKE}")
         return out, sums
 
 
@@ -667,9 +669,26 @@ class Batch:
         if chain < 0:
             return output, inputs, []
         own = [x if isinstance(x, Border) else x[..., :end - begin, :] for x in own]  # its tail has other sequences
-        if self.ends.get(chain, 0) == begin:  # a replay finds its rows there
+        if self.ends.get(chain, 0) == begin:
             self._hand_on(chain, own, end)
+        else:
+            self._check_replay(chunk, own, begin, end)
         return output, inputs, own
+
+    def _check_replay(self, chunk: int, own: list[Tensor | Border], begin: int, end: int) -> None:
+        """Refuses a replay that hands on other rows or borders than its forward, which later chunks have seen: their
+        gradients would be of another function. Kernels that round in another order may send single rows to other
+        experts, so in float32 and below 1 % is let pass."""
+        off: Any = 0.0
+        total: Any = 0.0
+        eps = 0.0
+        for was, x in zip(self.rows[int(self.plan.chunks["chain"][chunk])], own):
+            was, x = (was[end], x.state) if isinstance(x, Border) else (was[..., begin:end, :], x)
+            eps = max(eps, torch.finfo(x.dtype).eps)
+            was, x = (y.detach().to(torch.promote_types(y.dtype, torch.float32)) for y in (was, x))
+            off, total = off + (x - was).square().sum(), total + was.square().sum()
+        if float(off) > (eps if eps < 1e-12 else max(eps, 1e-4)) * float(total):
+            raise ValueError(f"the replay of chunk {chunk} hands on other rows than its forward: {_UNLIKE}")
 
     def _hand_on(self, chain: int, own: list[Tensor | Border], end: int) -> None:
         held = self.rows.setdefault(chain, [{} if isinstance(x, Border) else x[..., :0, :].detach() for x in own])
