@@ -452,6 +452,8 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
            cli_commas(base->split.pp), cli_commas(base->split.dp));
     if (base->context > 0)
         printf(", context %s (%s)", cli_commas(base->context), base->ring ? "ring" : "all-gather");
+    if (base->split.zero != cf_parallel_defaults(&tuning->splits[0]).zero)
+        printf(", ZeRO %s", cli_commas(base->split.zero));
     putchar('\n');
     if (c && base->best.seconds < c->seconds && base->context > 0)
         printf("                  It is faster: GPUs that share each sequence leave no pipeline to fill. --no-cp is "
@@ -995,6 +997,9 @@ static int search(tune_job *job, cf_tuning **out, baseline_tuned *base, baseline
         result = baseline_tune_context(job->lengths, job->n, &job->desc, base, &error);
     if (result == CF_OK && !job->asked->no_cp && !job->asked->costs && !interrupted)
         result = baseline_tune_recipe(job->lengths, job->n, &job->desc, recipe, &error);
+    if (recipe->best.status == CF_TUNE_OK &&
+        (base->best.status != CF_TUNE_OK || recipe->best.seconds < base->best.seconds))
+        *base = *recipe; /* also a way to train without chunks */
     progress_end();
     cli_signals_restore();
     if (interrupted) forget_baseline(base);
