@@ -997,9 +997,8 @@ static int search(tune_job *job, cf_tuning **out, baseline_tuned *base, baseline
         result = baseline_tune_context(job->lengths, job->n, &job->desc, base, &error);
     if (result == CF_OK && !job->asked->no_cp && !job->asked->costs && !interrupted)
         result = baseline_tune_recipe(job->lengths, job->n, &job->desc, recipe, &error);
-    if (recipe->best.status == CF_TUNE_OK &&
-        (base->best.status != CF_TUNE_OK || recipe->best.seconds < base->best.seconds))
-        *base = *recipe; /* also a way to train without chunks */
+    if (recipe->best.status == CF_TUNE_OK && base->best.status != CF_TUNE_OK)
+        *base = *recipe; /* in the requested splits nothing fits without chunks, but this does */
     progress_end();
     cli_signals_restore();
     if (interrupted) forget_baseline(base);
