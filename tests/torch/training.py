@@ -1238,6 +1238,7 @@ def test_refused_options():
             ("chunks of True", {"chunk_size": True}, "chunk_size: wanted a whole number, got True"),
             ("k of None", {"k": None}, "k: wanted a whole number, got None"),
             ("k of True", {"k": True}, "k: wanted a whole number, got True"),
+            ("chunk_size twice", {"chunk_options": {"chunk_size": 7}}, "chunk_size has a place of its own"),
             ("an option of pack's that is none", {"chunk_options": {"bogus": 1}}, "bogus")):
         what = made(**options)
         check(f"refused where the trainer is made: {name}", words in what, what)
