@@ -43,8 +43,8 @@ class Chunked:
         if not isinstance(chunk_options, (dict, type(None))):
             raise TypeError(f"chunk_options: wanted options of chunkflow.pack by name, got {chunk_options!r:.99}")
         for name in {"chunk_size", "k", "outputs", "seed"} & set(chunk_options or {}):
-            raise TypeError(f"chunk_options: {name} has a place of its own: chunk_size, k and outputs are the trainer's "
-                            "keywords, seed one of its arguments")
+            raise TypeError(f"chunk_options: {name} has a place of its own: chunk_size, k and outputs are the "
+                            "trainer's keywords, seed one of its arguments")
         self._chunks = {"chunk_size": chunk_size, "k": k, "outputs": outputs, **(chunk_options or {})}
         self._step: Step | None = None
         self._held: list[tuple[dict[str, Any], float]] = []  # micro-batches, and what each target of them weighs
