@@ -1614,8 +1614,9 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
         loss_weights. It is never set in both, and in an idle chunk in neither.
         With local replay R need not attend (not in the paper): F also copies each layer's attention output (before a
         gate and the output projection) and log-sum-exps to outputs slot `outputs`, and R reads them from there. Then R
-        reads no prefix, and F must attend in the last layer as well. A trainer that does not do this ignores
-        `outputs`.
+        reads no prefix, and F must attend in the last layer as well. Estimates of memory count the outputs until R
+        begins, as if they became a part of its activations. A trainer that copies them has those of one chunk twice
+        while R runs. A trainer that does not do this ignores `outputs`.
    B    The gradient of the output comes from the loss or from boundary `input`. If clear_state_gradient is set, dK and
         dV are first set to zero, because the slot has those of another chain. Then, from the last layer to the first,
         the attention's backward adds to dK and dV of all rows that it saw, the prefix included. Only now are dK and dV
