@@ -336,7 +336,7 @@ def check_pixels(browser, checks):
 
 
 def check_grouped(browser, checks, data):
-    """Where the passes are too many to be named, those of a sequence are one box, and each stage has names."""
+    """If there are too many passes to name each, a box holds all passes of a sequence. Each stage has named boxes."""
     n = data["schedules"][state(browser, "schedule")]["n_passes"] / data["n_stages"]
     many = 9 * n > browser.run("chunkflow.chart.width") - 62
     shown = not browser.run("document.getElementById('grouped').hidden")

@@ -98,7 +98,7 @@ holds "tests have their names" grep -qF '"test": "primitives.copies", "ok": true
 capture "$work/programs/bench_attention" --check --small --variant mma
 expect "the benchmark's own check" 0 '^small-packed mma check ok'
 
-# What all parts leave, and a third call, which has nothing to do.
+# Checks the records that all parts leave, and that a third call has nothing to do.
 all_parts() {
     holds "the first one was cut short" sh -c "[ $(ended "$work/first/record.jsonl" | wc -l) -lt $(ended "$all" | wc -l) ]"
     holds "every line is whole" valid "$all"

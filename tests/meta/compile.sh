@@ -436,8 +436,8 @@ tune_example() { # compiler
     fi
 }
 
-# What an optimised library is compiled with; clang's takes options of another arithmetic at the same time, and in the
-# short run fuses at -O1, which takes half as long.
+# Prints the options of an optimised library. clang's include options that change floating-point arithmetic. In the short
+# run clang compiles with -O1, which takes half as long.
 highest() { # compiler
     if [ "$1" = clang ] && ! full; then printf '%s' "-O1 -march=native -ffp-contract=fast -funsafe-math-optimizations"
     else printf '%s' "$HIGHEST"; fi

@@ -1176,8 +1176,8 @@ def test_accumulation():
 
 
 def test_divisors():
-    """What the plain trainer divides by: all labels for GPT-2, and each micro-batch's targets for models that take no
-    num_items_in_batch; in training and evaluation."""
+    """The loss is divided as the plain trainer divides it, in training and evaluation. For GPT-2 that is by all labels. For
+    models that take no num_items_in_batch it is by the targets of each micro-batch."""
     from chunkflow.trainer import Trainer
 
     def run(cls, kind, accepts, **more):

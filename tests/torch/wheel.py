@@ -38,7 +38,7 @@ def programs(page):
 
 
 def extra(name):
-    """What pip installs with an extra."""
+    """Returns the packages that pip installs with an extra."""
     return set(re.findall(rf'^Requires-Dist: ([\w-]+).*extra == "{name}"',
                           (TOP / "tools" / "python" / "backend.py").read_text(), re.MULTILINE))
 

@@ -1113,9 +1113,9 @@ TEST(replays_with_outputs_do_not_attend) {
         }
 }
 
-/* What lies in host memory crosses a link beside the passes, which wait for one layer's bytes, or for those that a pass of
-   8,192 rows is too short to hide: on a fast link, and on a slow one. Checkpoints cross it in F, R and I; gradients that
-   ZeRO scatters in W; an optimizer's parameters once. */
+/* Offloaded bytes are copied while a pass runs. On a fast link the pass waits for one layer's copy; on a slow one the copies
+   take longer than the pass, which waits for the rest of them. F, R and I copy checkpoints. W copies the gradients that ZeRO
+   scatters. The optimizer's parameters are copied once a step. */
 TEST(what_is_offloaded_crosses_the_link_to_the_host) {
     static const double rates[] = {64e9, 1e9};
     const double row = 2 * 3584, owned = 7615616512.0 / 8, rows = 28 * row * 8192, link = 0.75;

@@ -1812,10 +1812,10 @@ static double batch_in_step(const fixture *f, const cf_tuning *tuning, int64_t i
     return seconds;
 }
 
-/* Where every pass has collectives, ranks are timed in step: with ZeRO 3, or if the packing asks for it. The time of a
-   batch is the sum over its passes of the slowest rank, which the columns of the search overstate by a little: a column
-   has the rows of one chunk and as many pairs as cost the most in forward. Without that, or on one rank, they run
-   free. */
+/* With ZeRO 3, or if the packing asks for it, ranks meet in every pass, and are timed in step. Each pass then takes as long
+   as on its slowest rank, and a batch takes the sum. The search overstates that by a little, because it times one column
+   for all ranks: with the rows of a chunk, and with the pairs of the most expensive one. Otherwise ranks are timed one by
+   one. */
 TEST(ranks_run_in_step_where_they_meet) {
     static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
     double worst = 0, least = 1, free_seconds, step_seconds;

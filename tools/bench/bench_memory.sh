@@ -8,6 +8,7 @@ set -eu
 CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+. "${0%/*}/recipe.sh"
 
 # peak OPTIONS...: GiB of the fullest stage; fails where the command does
 peak() {
@@ -33,16 +34,6 @@ alone() {
     shift
     got=$(peak "$@")
     printf '%-52s %9s %9s %10s\n' "$name" - "$got" "no figure"
-}
-
-# recipe MEMBER OPTIONS...: a member of the FSDP recipe's row for one sequence of 1,048,576 tokens on 8 H100
-recipe() {
-    member=$1
-    shift
-    echo 1048576 >"$work/one"
-    "$CHUNKFLOW" tune "$work/one" --gpu h100-80g --gpus 8 --batch 1 --batches 1 --zero 3 --loss chunked --chunk-sizes 64K --ks 1 \
-        --schedules paper --json "$work/one.json" "$@" >/dev/null 2>&1 || [ -s "$work/one.json" ]
-    sed -n '/"fsdp_recipe"/,/}/s/.*"'"$member"'": \([0-9.]*\).*/\1/p' "$work/one.json"
 }
 
 # million NAME GIB OPTIONS...

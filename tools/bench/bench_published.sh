@@ -11,6 +11,7 @@ set -eu
 CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+. "${0%/*}/recipe.sh"
 
 # row NAME PUBLISHED LENGTH BATCH OPTIONS... With passes=BYTES before it: what a token reads and writes of H100's memory
 # in passes that the estimate does not have.
@@ -26,16 +27,6 @@ row() {
         NR == 2 { gpus = $column["tensor_parallel"] * $column["pipeline_parallel"] * $column["data_parallel"]
                   got = 1 / ($column["mean_s"] * gpus / tokens + passes / 3.35e12)
                   printf "%-62s %9.0f %9.0f %+8.1f %%\n", name, published, got, 100 * (got / published - 1) }'
-}
-
-# recipe MEMBER OPTIONS...: a member of the FSDP recipe's row for one sequence of 1,048,576 tokens on 8 H100
-recipe() {
-    member=$1
-    shift
-    echo 1048576 >"$work/one"
-    "$CHUNKFLOW" tune "$work/one" --gpu h100-80g --gpus 8 --batch 1 --batches 1 --zero 3 --loss chunked --chunk-sizes 64K --ks 1 \
-        --schedules paper --json "$work/one.json" "$@" >/dev/null 2>&1 || [ -s "$work/one.json" ]
-    sed -n '/"fsdp_recipe"/,/}/s/.*"'"$member"'": \([0-9.]*\).*/\1/p' "$work/one.json"
 }
 
 # million NAME SECONDS OPTIONS...

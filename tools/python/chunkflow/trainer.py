@@ -182,7 +182,7 @@ class _Data(Unsupported):
 
 
 def _balances(model: Any) -> bool:
-    """Whether a model's config asks for its routers' balance loss."""
+    """Returns True if a model's config asks for its routers' balance loss."""
     config = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return bool(getattr(text, "output_router_logits", False) and getattr(text, "router_aux_loss_coef", 0.0))
