@@ -3,9 +3,9 @@
 
     tests/meta/pages.py [BUILD]         BUILD (default: build) has the programs, and stands in the clone as build/
 
-A block is indented by four spaces. Where its commands have a "$" before them, what stands below is what they print. The
-figures of README's table of memory are asked for again. `make` itself, Python (tests/torch/wheel.py runs it), and what
-needs a device are left out.
+A block is indented by four spaces. Where its commands have a "$" before them, what stands below is what they print. `make`
+itself, Python (tests/torch/wheel.py runs it), and what needs a device are left out. README's table of memory is asked for
+again by tests/command/cli_models.transcript.
 """
 
 import os
@@ -69,21 +69,6 @@ def check_block(page, block, folder):
             check(f"{page}: {line}", ran.returncode == 0, ran.stderr.strip().split("\n")[-1])
 
 
-def check_memory(folder):
-    """The table says which options each row has, and gives GiB by the longest sequence."""
-    text = (folder / "README.md").read_text(encoding="utf-8")
-    common = re.search(r"`(build/chunkflow memory --model [^`]*?)(?: --chunk-size [^`]*)?`", text)[1]
-    lengths = re.findall(r"\| longest sequence ((?:\| \d+K )+)", text)[0].replace("|", " ").split()
-    rows = re.findall(r"^\| [^|]*: `(--chunk-size[^|]*) ((?:\| [0-9.]+ )+)\|$", text, flags=re.MULTILINE)
-    check("README.md: the rows of the table of memory", len(rows) == 5, f"{len(rows)}")
-    for options, figures in rows:
-        options = options.replace("`", "").replace("as --context", "CONTEXT")
-        for length, figure in zip(lengths, figures.replace("|", " ").split()):
-            command = f"{common} {options.replace('CONTEXT', length)} --context {length}"
-            ran = run(command, folder)
-            check(f"README.md: {figure} of {command}", re.search(rf"\b{figure}\b", ran.stdout), ran.stdout + ran.stderr)
-
-
 def check_links(page):
     """Links to files of the repository, and to headings of its pages, lead somewhere."""
     text = re.sub(r"^```.*?^```$", "", (TOP / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
@@ -121,7 +106,6 @@ def main(build="build"):
                     path.unlink()
         for page in (*PAGES, "tools/python/README.md", "tests/README.md", "tools/bench/results/README.md"):
             check_links(page)
-        check_memory(folder)
     print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     return failed > 0
 
