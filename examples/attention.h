@@ -74,8 +74,8 @@ static inline key_block state_keys(const chain_state *state, int64_t i, int64_t 
     return keys;
 }
 
-/* What the pass sees of the rows before its chunk. They lie together: where it sees more than the end of the chunk
-   before, that one is kept whole. */
+/* The rows before its chunk that the pass sees. They lie together: where it sees more than the end of the chunk before,
+   that chunk is kept whole. */
 static inline key_block prefix_keys(const pass *p, int64_t i, int64_t window, int64_t width) {
     int64_t first = first_key_of(window, p->rows->prefix), count = p->rows->prefix - first;
     return state_keys(p->state, i, width, kept_before(p->state, window, p->rows->index) - count, first, count);
@@ -105,7 +105,7 @@ static inline key_block own_kept_keys(const pass *p, const key_block *own, const
     return keys;
 }
 
-/* How many tiles of rows see a block. */
+/* Counts the tiles of rows that see a block. */
 static inline int64_t tiles_that_see(const attention_problem *problem, const key_block *keys) {
     attention_slice slice = attention_slice_of(problem, 0);
     int64_t rows = min_of(slice.n_rows, end_of_sight(problem->window, keys->first + keys->count - 1) - slice.lead);
@@ -178,7 +178,7 @@ static inline void append_to_state(const pass *p, const key_block *own, const ke
     if (own->v != own->k) stream_send(stream, to->v, own->v, count);
 }
 
-/* What the later chunks of the chain, all done by now, have found for this chunk's K and V. */
+/* Fetches what the later chunks of the chain, all done by now, have found for this chunk's K and V. */
 static inline void fetch_own_gradients(const pass *p, const key_block *own, const key_block *from, int64_t width) {
     const int64_t count = from->count * width;
     state_stream *stream = state_stream_of(p);

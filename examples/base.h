@@ -61,8 +61,8 @@ typedef float real;
 #define EXIT_CHECK_FAILED 1 /* a check of results failed, or the machine did (memory, disk) */
 #define EXIT_BAD_INPUT 2    /* an option, a file or a checkpoint was not acceptable */
 
-/* What fail() does with its message. A program that is more than one process defines OWN_END_PROGRAM and a function of
-   this name and type, because it has other processes to tell and to end. */
+/* Ends the program with fail()'s message. A program that is more than one process defines OWN_END_PROGRAM and a
+   function of this name and type, because it has other processes to tell and to end. */
 NEVER_RETURNS static void end_program(int exit_code, const char *why);
 
 #ifndef OWN_END_PROGRAM

@@ -33,7 +33,7 @@ static inline double relative_difference_of_losses(double a, double b) {
     return b != 0 ? fabs(a - b) / fabs(b) : INFINITY;
 }
 
-/* Whether `difference` is rounding; written so that NaN is not. */
+/* Returns whether `difference` is rounding; written so that NaN is not. */
 static inline int is_rounding(double difference) { return difference <= CHECK_LIMIT; }
 
 static inline double largest_of(const real *x, int64_t count) {

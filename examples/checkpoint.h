@@ -54,7 +54,7 @@ static inline checkpoint_setting setting_double(const char *name, double value) 
 /* Numbers first .. first + count of an array, to or from `numbers`. */
 typedef void (*checkpoint_move_fn)(void *user, int array, int64_t first, int64_t count, real *numbers);
 
-/* What goes into a checkpoint, and where it goes when one is read. Arrays that are not in host memory, or are too large
+/* The contents of a checkpoint, and their places when one is read. Arrays that are not in host memory, or are too large
    to be there twice, are NULL: `fetch` gives their numbers piece by piece when they are written, and `store` takes them
    when they are read. */
 typedef struct checkpoint {
@@ -131,8 +131,8 @@ static inline char *file_behind(const char *path, int *mode) {
     return NULL;
 }
 
-/* Whether a name leads to the regular file that is open. Between opening a file and locking it, the name may have been
-   given to another one. */
+/* Returns whether a name leads to the regular file that is open. Between opening a file and locking it, the name may
+   have been given to another file. */
 static inline int leads_to(const char *name, int file) {
     struct stat named, opened;
     return lstat(name, &named) == 0 && fstat(file, &opened) == 0 && S_ISREG(opened.st_mode) &&
@@ -148,8 +148,8 @@ static inline void checkpoint_unlock(void) {
     free(checkpoint_lock_name);
 }
 
-/* Whether an open file can be a trainer's lock: a file without contents or a name beside this one. Anything else is
-   somebody's own, and is not removed. */
+/* Returns whether an open file can be a trainer's lock: a file without contents or a name beside this one. Anything
+   else is somebody's own, and is not removed. */
 static inline int can_be_lock(int file) {
     struct stat status;
     return fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0 && status.st_nlink <= 1;
@@ -268,8 +268,8 @@ static inline void write_parts(hashed_file *f, const checkpoint *c) {
     f->ok = f->ok && fwrite(&checksum, sizeof checksum, 1, f->file) == 1;
 }
 
-/* What would end the program. Until a file is written it is noted, not blocked: blocking is for one thread, and the
-   program would be ended through any other. */
+/* The signals that would end the program. Until a file is written they are noted, not blocked: blocking is for one
+   thread, and any other thread would still end the program. */
 static const int ending_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU};
 #define N_ENDING_SIGNALS (sizeof ending_signals / sizeof ending_signals[0])
 static volatile sig_atomic_t ending_signal_came[N_ENDING_SIGNALS];
@@ -396,7 +396,7 @@ static inline FILE *open_whole_file(const char *path, int64_t *bytes) {
 
 #define CHECKPOINT_WHY 240
 
-/* Whether a file of so many bytes that begins with `head` can be a whole checkpoint; if not, `why` says why. */
+/* Returns whether a file of so many bytes that begins with `head` can be a whole checkpoint; else `why` says why. */
 static inline int checkpoint_head_fits(const checkpoint_head *head, int64_t bytes, char why[CHECKPOINT_WHY]) {
     if (bytes < (int64_t)sizeof *head || memcmp(head->magic, CHECKPOINT_MAGIC, sizeof head->magic) != 0) {
         snprintf(why, CHECKPOINT_WHY, "it is not a checkpoint of this trainer");
@@ -441,7 +441,7 @@ static inline void setting_text(char *text, size_t bytes, const checkpoint_setti
     else snprintf(text, bytes, "%lld", (long long)s->value);
 }
 
-/* Whether the whole checkpoint belongs to a run like `c`. */
+/* Returns whether the whole checkpoint belongs to a run like `c`. */
 static inline int checkpoint_fits(const unsigned char *image, const checkpoint_head *head, const checkpoint *c,
                                   char why[CHECKPOINT_WHY]) {
     if (head->real_bytes != (int64_t)sizeof(real)) {

@@ -86,7 +86,7 @@ static inline cf_result chunk_feed_begin(chunk_feed *f, const cf_plan *plan, con
     return CF_OK;
 }
 
-/* Where the plan has trees: targets beside the first of rows where sequences part, and room for the places of keys. */
+/* Loads what only trees need: further targets of rows where sequences part, and room for the places of keys. */
 static inline void chunk_feed_load_more(chunk_feed *f, const batch *b) {
     const cf_metadata *m = &f->described;
     free(f->extra_target);
@@ -321,7 +321,7 @@ static inline int64_t outputs_bytes(const chunk_runner *r, const cf_step *step) 
     return outputs && outputs->kind == MEMORY_ACTIVATIONS ? outputs->bytes : 0;
 }
 
-/* What comes into use with a step. Activation slots are there already; a chain's state has the chain's size. */
+/* Brings into use what a step needs. Activation slots exist already; a chain's state has the chain's size. */
 static inline void begin_step(chunk_runner *r, const cf_step *step) {
     const cf_path *path = step->path >= 0 ? &r->steps->paths[step->path] : NULL;
     if (step->action.keep) r->live_bytes += r->slots[step->slot].bytes;
@@ -332,7 +332,7 @@ static inline void begin_step(chunk_runner *r, const cf_step *step) {
     r->states[path->state] = state_of_chain(r->config, &r->stage, r->plan, path->chain, stream, r->meter);
 }
 
-/* What goes out of use with it. */
+/* Frees what goes out of use with a step. */
 static inline void end_step(chunk_runner *r, const cf_step *step) {
     if (step->action.pass == CF_B) r->live_bytes -= r->slots[step->slot].bytes;
     if (step->action.pass == CF_R) r->live_bytes -= outputs_bytes(r, step);

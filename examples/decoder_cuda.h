@@ -504,7 +504,7 @@ template <typename T> static int64_t take_streams(area *a, decoder_pass<T> *p, c
     return distance;
 }
 
-/* What is kept from the forward to the backward, or in the workspace of a forward that keeps nothing. */
+/* Lays out what is kept from forward to backward, or in the workspace of a forward that keeps nothing. */
 template <typename T> static void take_kept(area *a, decoder_pass<T> *p, const decoder *d, int keeps) {
     const int64_t n = keeps ? n_layers_of(d) : 1;
     p->stream_bytes = take_streams(a, p, d, n);
@@ -524,7 +524,7 @@ template <typename T> static void take_work(area *a, area *fixed, decoder_pass<T
     p->dlogits = take_rows<T>(fixed, backward ? 0 : c->vocabulary);
 }
 
-/* What the executor must know: bytes, for each token and for alignment. */
+/* Returns what the executor must know: bytes, for each token and for alignment. */
 template <typename T> static cf_cuda_stage decoder_needs(const decoder *d) {
     decoder_pass<T> none = {};
     area kept = {NULL, 0, 0, 0};

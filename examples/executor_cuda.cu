@@ -421,13 +421,13 @@ static int64_t count_passes(const cf_schedule *schedule, int kind) {
     return n;
 }
 
-/* How far from each other gradients may be, relative to each tensor's length as a vector. Chunks change the order in
-   which products are added up, nothing else. fp32: unit roundoff 6e-8; sums of n tokens that are added in another order
-   differ by about sqrt(n) of it, through as many layers as there are: 1e-5 leaves room for some thousand tokens. With
-   16-bit numbers such a difference moves some activations to a neighbour, 2^-8 (bf16) or 2^-11 (fp16) away: 2 of those
-   if all were. Against float64 every activation is off by that much, and each layer adds its dozen; and with a state
-   that streams, because attention that takes its keys in another order rounds every probability relative to another
-   maximum. */
+/* Returns how far apart gradients may be, relative to each tensor's length as a vector. Chunks only change the order
+   in which products are added up. fp32: unit roundoff 6e-8; sums of n tokens that are added in another order differ
+   by about sqrt(n) of it, through as many layers as there are: 1e-5 leaves room for some thousand tokens. With
+   16-bit numbers such a difference moves some activations to a neighbour, 2^-8 (bf16) or 2^-11 (fp16) away: 2 of
+   those if all were. Against float64 every activation is off by that much, and each layer adds its dozen; and with a
+   state that streams, because attention that takes its keys in another order rounds every probability relative to
+   another maximum. */
 static double limit_of(cf_dtype type, int rounded_anew) {
     if (type == CF_DTYPE_FP32) return 1e-5;
     return (type == CF_DTYPE_FP16 ? 1.0 / 2048 : 1.0 / 256) * (rounded_anew ? 12 : 2);

@@ -51,7 +51,7 @@ static void must_read(int code) {
 
 /* ---- config.json ---- */
 
-/* What the description of a model for planning does not need. */
+/* The members of a config that a model for planning does not need. */
 typedef struct config_rest {
     double rope_theta, norm_epsilon;
     uint32_t activation;
@@ -253,7 +253,7 @@ static void write_config(const hf_model *m, const decoder *d, const char *folder
     free(path);
 }
 
-/* What is written: the tensors in the model's order, and which part each of them goes to. */
+/* The tensors to be written, in the model's order, and the part that each of them goes to. */
 typedef struct hf_parts {
     tensor_source *sources; /* (n) part by part */
     int64_t n, n_parts, bytes;

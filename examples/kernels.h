@@ -18,7 +18,7 @@
    >>matmul
    ================================================================================================================ */
 
-/* How matmul reads its left matrix: item (i, j) is data[i * row + j * column]. */
+/* The left matrix of matmul: item (i, j) is data[i * row + j * column]. */
 typedef struct matrix_view {
     const real *data;
     int64_t row, column;
@@ -258,8 +258,8 @@ typedef struct attention_problem {
     const real *q;               /* (rows, heads, head_dim) */
 } attention_problem;
 
-/* Who sees which rows of a place of keys: rows cu_seqlens_q[t] .. cu_seqlens_q[t + 1] - 1 of the chunk see all of the
-   rows cu_seqlens_k[t] .. cu_seqlens_k[t + 1] - 1 there (less what a window hides). */
+/* The rows of a place of keys that rows of the chunk see: rows cu_seqlens_q[t] .. cu_seqlens_q[t + 1] - 1 see all of
+   the rows cu_seqlens_k[t] .. cu_seqlens_k[t + 1] - 1 there (less what a window hides). */
 typedef struct key_level {
     int64_t n_seqs;
     const int32_t *cu_seqlens_q, *cu_seqlens_k;
@@ -275,7 +275,7 @@ typedef struct key_block {
     int64_t at;             /* with a level: which of its rows the first one is */
 } key_block;
 
-/* What a tile needs to know about its slice. */
+/* The slice of a tile. */
 typedef struct attention_slice {
     int64_t first_row, n_rows; /* of the chunk */
     int64_t lead;              /* the last key that query i sees is key lead + i of the slice */
@@ -317,7 +317,7 @@ static inline key_range key_range_of(const attention_problem *p, const key_block
     return keys->own ? own : prefix;
 }
 
-/* Where a row of a block's K, V, dK or dV has the first feature of a head. */
+/* Returns the place of a head's first feature in a row of a block's K, V, dK or dV. */
 static inline int64_t key_at(const attention_problem *p, int64_t row, int64_t kv_head) {
     return (row * p->kv_heads + kv_head) * p->head_dim;
 }
@@ -478,7 +478,7 @@ static inline void attention_forward_tile(const attention_problem *p, const key_
     }
 }
 
-/* What the backward reads and writes beyond the problem and its keys. */
+/* The arrays that backward reads and writes beside the problem and its keys. */
 typedef struct attention_gradients {
     const real *out, *dout, *lse;
     real *slope; /* (rows, heads), scratch: sum over d of dout * out */

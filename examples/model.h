@@ -43,7 +43,8 @@ static inline dropout_mask dropout_of(const pass *p, const row_block *b, int64_t
     return mask;
 }
 
-/* Where layer `i` of the stage writes: the next one's input, the stage's output, or the module's. */
+/* Returns the place to which layer `i` of the stage writes: the next layer's input, the stage's output, or the
+   module's. */
 static inline real *layer_output(const pass *p, int64_t i) {
     int64_t n_layers = p->stage.end_layer - p->stage.first_layer;
     if (i == n_layers) return p->kept->mtp_output;
@@ -239,7 +240,7 @@ static inline double head_forward(const pass *p, const head_part *head) {
     return sum;
 }
 
-/* What the losses of each row beside the first weigh. */
+/* Adds up the weights of each row's losses beside the first. */
 static inline void sum_more_weights(const pass *p, const head_part *head, double *sum) {
     memset(sum, 0, (size_t)p->rows->rows * sizeof *sum);
     for (int64_t i = 0; i < head->n_extra; i++) sum[p->rows->extra_row[i]] += p->rows->extra_weight[i];

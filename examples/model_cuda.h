@@ -242,8 +242,8 @@ static cudaError_t launch(void (*kernel)(P...), int64_t blocks, dim3 threads, cu
    >>parts    the share of the model that one virtual stage has, on its device
    ================================================================================================================ */
 
-/* Where the parameters lie in an array of all of a part: offsets in numbers. A matrix is (inputs, outputs), row-major.
-   Weights, gradients and the optimizer's moments all have this layout. */
+/* The places of the parameters in an array of a whole part: offsets in numbers. A matrix is (inputs, outputs),
+   row-major. Weights, gradients and the optimizer's moments all have this layout. */
 typedef struct layout {
     int64_t norm1, qkv, bias;            /* in a layer: (hidden), (hidden, q + k + v), (q + k + v), */
     int64_t sinks;                       /* (heads), where layers have them */
@@ -303,7 +303,7 @@ static layout layout_of(const part *p) {
     return at;
 }
 
-/* Where one of model.h's tensors lies in a part's array: its rows of `columns` numbers are `stride` apart. */
+/* The place of one of model.h's tensors in a part's array: its rows of `columns` numbers are `stride` apart. */
 typedef struct piece {
     int64_t tensor; /* index into model.h's list */
     int64_t offset, columns, stride;
@@ -521,7 +521,7 @@ template <typename T> static scratch_of<T> take_scratch(area *a, const part *p, 
     return s;
 }
 
-/* What the executor must know of a stage: bytes, for each token and for alignment. */
+/* Returns what the executor must know of a stage: bytes, for each token and for alignment. */
 template <typename T> static cf_cuda_stage stage_needs(const part *p) {
     area kept = {NULL, 0, 0, 0}, forward = {NULL, 0, 0, 0}, backward = {NULL, 0, 0, 0};
     cf_cuda_stage needs;
@@ -646,7 +646,7 @@ template <typename T> static layer_activations_of<T> layer_at(const pass_of<T> *
     return l;
 }
 
-/* Where the residual stream goes from a layer: to the next one, or out. */
+/* Returns the place to which a layer's residual stream goes: the next layer's input, or the output. */
 template <typename T> static T *stream_after(const pass_of<T> *p, int64_t layer) {
     return layer + 1 < n_layers_of(p->own) ? layer_at(p, layer + 1).stream : p->kept.stream;
 }

@@ -48,7 +48,8 @@ typedef struct layer_kind {
 #define MAX_EXPERTS 64
 #define MAX_ACTIVE 8
 
-/* What differs from layer to layer, and what only some layers need. All zero: layers alike, full or with the window. */
+/* Settings that differ from layer to layer, or that only some layers need. All zero: layers alike, full or with the
+   window. */
 typedef struct layer_kinds {
     int64_t n_pattern;
     layer_kind pattern[MAX_PATTERN]; /* layer i is of kind pattern[i % n_pattern] */
@@ -75,7 +76,7 @@ static inline int64_t kv_width_of(const model_config *c) { return c->kv_heads * 
 static inline int64_t latent_of(const model_config *c) { return (c->hidden + 1) / 2; }
 static inline int64_t rope_of(const model_config *c) { return head_dim_of(c) / 4 * 2; }
 
-/* Of one expert, such that all that a row chooses are as wide as the dense part. */
+/* Returns the width of one expert: all those that a row chooses are together as wide as the dense part. */
 static inline int64_t expert_ffn_of(const model_config *c) { return max_of(1, c->ffn / max_of(1, c->kinds.active)); }
 
 /* The kind of a layer; the module for the next token but one comes after the last layer and is of its kind. */
@@ -127,7 +128,7 @@ static inline const char *parse_pattern(layer_kinds *kinds, const char *text) {
 
 #define KINDS_HELP "KIND,...: of each layer: full window chunked latent delta kda mamba, +sinks +gate +experts"
 
-/* What is wrong with one kind. */
+/* Returns what is wrong with one kind, or NULL. */
 static inline const char *layer_kind_fault(const model_config *c, const layer_kind *kind) {
     if ((kind->mixer == MIXER_WINDOW || kind->mixer == MIXER_CHUNKED) && c->window == 0) {
         return "window must be more than 0 where layers are windowed or chunked";
@@ -434,8 +435,8 @@ typedef struct chunk_rows {
    >>activations    what a forward keeps for its backward
    ================================================================================================================ */
 
-/* What each row of a layer keeps: X(name, numbers). First what all kinds have, so that it lies at one place in all
-   layers that share buffers. */
+/* The numbers that each row of a layer keeps: X(name, numbers). Those that all kinds have come first, so that they lie
+   at one place in all layers that share buffers. */
 #define LAYER_ACTIVATIONS(X)                                              \
     X(input, c->hidden)     /* the residual stream as it enters */       \
     X(scale1, 1)            /* 1 / rms of it */                          \
@@ -616,7 +617,7 @@ static inline void grow_slots(activations **slots, int64_t *n_slots, int64_t wan
     while (*n_slots < wanted) more[(*n_slots)++] = activations_new(c, s, rows, keep, kind, meter);
 }
 
-/* Where a stage's input goes and its output comes from: (rows, hidden). */
+/* The places of a stage's input and of its output: (rows, hidden). */
 static inline real *stage_input(const activations *a) { return a->layers[0].input; }
 static inline const real *stage_output(const activations *a) { return a->output; }
 
@@ -641,8 +642,8 @@ typedef struct chain_state {
     state_stream *stream; /* through which passes reach a state in host memory; NULL: it is on the device */
 } chain_state;
 
-/* How many of a chunk's rows the state keeps: those that the next chunk sees, which with a window are its last. What the
-   next one does not see, no later one does. In a tree others may go on from any row. */
+/* Returns the number of a chunk's rows that the state keeps: those that the next chunk sees, with a window the last
+   ones. A row that the next chunk does not see, no later chunk sees. In a tree others may go on from any row. */
 static inline int64_t rows_kept(const chain_state *g, int64_t window, int64_t begin, int64_t end) {
     return g && g->in_tree ? end - begin : min_of(end - begin, end - first_key_of(window, end));
 }

@@ -319,8 +319,8 @@ static inline void stage_end_step(stage_runner *r, const cf_step *step) {
 /* Returns whether the last virtual stage also reads the embedding: as its head, or for the next tokens. */
 static inline int reads_embedding_twice(const model_config *c) { return !c->untied || c->kinds.mtp > 0; }
 
-/* Whether a virtual stage has this tensor. The embedding lies on the first one and, where the last one reads it, also
-   there: its gradient is the sum of what both have found. */
+/* Returns whether a virtual stage has this tensor. The embedding lies on the first stage and, where the last one reads
+   it, also there: its gradient is the sum of what both have found. */
 static inline int part_has_tensor(const model_config *c, const stage *part, const weights *w, const tensor *t) {
     const real *at = w->flat + t->offset;
     if (at == w->embedding) return part->has_embedding || (part->has_head && reads_embedding_twice(c));

@@ -65,8 +65,8 @@ static double seconds_now(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* What to add to this process's clock to get that of process 0: asks what time it is there and takes the quickest of
-   several answers, which is wrong by at most half of the time that it took. `error` is that bound. */
+/* Returns what to add to this process's clock to get that of process 0. It asks for the time there and takes the
+   quickest of several answers, which is wrong by at most half of the time that it took; `error` is that bound. */
 static double clock_offset(double *error) {
     enum { ROUNDS = 16 };
     double offset = 0, quickest = INFINITY, time = 0;
@@ -377,7 +377,7 @@ static const char *receive_tensor(transport *t, const cf_step *step, real *bound
    >>run    one stage's list, with a clock
    ================================================================================================================ */
 
-/* What the steps of a stage are run with. */
+/* The data that the steps of a stage are run with. */
 typedef struct stage_process {
     stage_runner runner;
     transport transport;
@@ -390,7 +390,7 @@ typedef struct stage_process {
     double clock_offset;
 } stage_process;
 
-/* Of a lowered schedule: passes and transfers. */
+/* Counts passes and transfers of a stage in a lowered schedule. */
 static int64_t n_actions_of(const cf_schedule *schedule, int64_t stage_index) {
     return schedule->first[stage_index + 1] - schedule->first[stage_index];
 }
@@ -420,7 +420,7 @@ static cf_result step_fails(const cf_step *step, const char *why, cf_error *erro
     return cf_refuse(error, CF_ERROR_CALLBACK, "action", step->position, why);
 }
 
-/* What --fail wants to happen here. */
+/* Fails where --fail wants it. */
 static cf_result meet_fault(stage_process *p, const cf_step *step, cf_error *error) {
     if (!is_faulty(p, step)) return CF_OK;
     if (p->fault.kind == FAULT_KILL) raise(SIGKILL);
@@ -595,7 +595,7 @@ static cf_pass_cost pass_cost_of(const cf_sample *samples, int64_t n) {
     return cost;
 }
 
-/* What the passes of one of this process's virtual stages have cost. */
+/* Returns the measured cost of passes on one of this process's virtual stages. */
 static cf_stage_cost measured_cost(const stage_process *p, int64_t virtual_stage) {
     const cf_plan *plan = p->runner.plan;
     const cf_action *actions = p->schedule->actions + p->schedule->first[process];
@@ -668,7 +668,7 @@ static int64_t count_actions(const cf_schedule *schedule, cf_pass kind) {
     return n;
 }
 
-/* What the whole model finds on whole sequences. */
+/* Loss and gradients of the whole model on whole sequences. */
 typedef struct reference {
     weights gradient;
     double loss;
@@ -709,8 +709,8 @@ static int64_t most_kept_inputs(const stage_process *p) {
     return most;
 }
 
-/* Whether the ring and the slots of kept inputs have the bytes that the memory model gives a stage with a state_window.
-   Slots have room for any chunk, so each kept input counts with ChunkSize tokens. */
+/* Returns whether the ring and the slots of kept inputs have the bytes that the memory model gives a stage with a
+   state_window. Slots have room for any chunk, so each kept input counts with ChunkSize tokens. */
 static int streamed_bytes_agree(const stage_process *p) {
     const stage_runner *r = &p->runner;
     const model_config *c = r->config;
@@ -860,7 +860,7 @@ static void print_line(const stage_process *p, const verdict *v, const timelines
    >>program
    ================================================================================================================ */
 
-/* What stays the same for all schedules. */
+/* The data that stay the same for all schedules. */
 typedef struct task {
     const settings *settings;
     documents documents;

@@ -47,7 +47,7 @@ static void products_free(products *p) {
     memset(p, 0, sizeof *p);
 }
 
-/* What cuBLASLt wants to know of one product; its own structs, on the stack. */
+/* The description of one product for cuBLASLt: its own structs, on the stack. */
 typedef struct product_layouts {
     cublasLtMatmulDescOpaque_t what;
     cublasLtMatrixLayoutOpaque_t a, b, d;

@@ -25,7 +25,7 @@
 
 static inline real softplus(real x) { return x > 30 ? x : (real)log1p(exp((double)x)); }
 
-/* What one layer's recurrence is about. */
+/* The shape and the arrays of one layer's recurrence. */
 typedef struct recurrence {
     int64_t heads, dim, decays; /* of a head: channels, and decays, 1 or dim */
     int is_delta;
@@ -33,7 +33,7 @@ typedef struct recurrence {
     const real *beta, *decay;   /* (rows, heads), (rows, heads, decays) */
 } recurrence;
 
-/* Where row `row` has a head's part of q, k or v, and of out. */
+/* Returns the place of a head's part of q, k or v in row `row`, and of out. */
 static inline int64_t qkv_at(const recurrence *r, int64_t row, int64_t head) {
     return (3 * row * r->heads + head) * r->dim;
 }

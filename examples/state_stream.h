@@ -105,7 +105,7 @@ static inline void stream_free(state_stream *s, memory_meter *meter) {
 
 static inline int64_t stream_slot(const state_stream *s, int64_t first) { return first / s->block_rows % STREAM_SLOTS; }
 
-/* Whether V is K, as latents are both, and dV dK. */
+/* Returns whether V is K, as latents are both, and dV dK. */
 static inline int stream_is_shared(const state_stream *s) { return s->prefix.v == s->prefix.k; }
 
 /* The block from row `first` of those walked through on, where the ring has it. */
@@ -179,7 +179,7 @@ static inline void stream_end(state_stream *s) {
     if (s) copy_wait(&s->out, s->out.n_issued);
 }
 
-/* Whether copies have been issued that are not made yet. */
+/* Returns whether copies have been issued that are not made yet. */
 static inline int stream_is_busy(const state_stream *s) {
     return s->in.n_made < s->in.n_issued || s->out.n_made < s->out.n_issued;
 }

@@ -275,8 +275,8 @@ static inline void batch_put(batch *b, int64_t i, const documents *d, int64_t do
     b->n_targets += max_of(0, length - max_of(1, n_ignored)); /* the first token is never a target */
 }
 
-/* What token `position` of sequence i should predict: the next token of the sequence, in whatever chunk that one lies.
-   -1: nothing, at the end of the sequence and where the next token is part of the prompt. */
+/* Returns what token `position` of sequence i should predict: the next token of the sequence, in whichever chunk it
+   lies. -1: nothing, at the end of the sequence and where the next token is part of the prompt. */
 static inline int32_t batch_target(const batch *b, int64_t i, int64_t position) {
     int64_t next = position + 1;
     return next < b->length[i] && !b->ignored[i][next] ? b->tokens[i][next] : -1;
@@ -310,13 +310,13 @@ static inline void batch_draw_weights(batch *b, uint64_t seed) {
     for (int64_t i = 0; i < b->count; i++) b->weight[i] = normal_of(seed, i) * batch_loss_weight(b);
 }
 
-/* Whether token `position` of sequence j is a target, and the same as that of sequence i with all that comes before. */
+/* Returns whether token `position` of sequence j is a target, and equals sequence i's with all that comes before. */
 static inline int batch_is_shared(const batch *b, int64_t i, int64_t j, int64_t position) {
     return position < b->length[j] && !b->ignored[j][position] &&
            memcmp(b->tokens[i], b->tokens[j], (size_t)(position + 1) * sizeof **b->tokens) == 0;
 }
 
-/* What the loss of this target weighs, if nothing is shared but the weight of a token that is to count once. */
+/* Returns the weight of this target's loss, if nothing is shared but the weight of a token that is to count once. */
 static inline double batch_weight(const batch *b, int64_t i, int64_t position) {
     double sum = 0, n = 0;
     for (int64_t j = 0; j < b->count; j++) {

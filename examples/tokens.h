@@ -53,7 +53,7 @@ static inline token_set random_tokens(const int64_t *lengths, int64_t count, int
     return s;
 }
 
-/* Whether a file of so many bytes can have this head, and if not, why. */
+/* Returns why a file of so many bytes cannot have this head, or NULL. */
 static inline const char *tokens_head_fault(const tokens_head *h, int64_t bytes) {
     const int64_t rest = bytes - (int64_t)sizeof *h;
     if (memcmp(h->magic, TOKENS_MAGIC, 8) != 0) return "it is no token file";
@@ -66,7 +66,7 @@ static inline const char *tokens_head_fault(const tokens_head *h, int64_t bytes)
     return NULL;
 }
 
-/* What is wrong with the contents, or NULL. */
+/* Returns what is wrong with the contents, or NULL. */
 static inline const char *token_set_fault(const token_set *s, int64_t n_tokens) {
     if (s->first[0] != 0 || s->first[s->count] != n_tokens) return "its documents do not begin and end with its tokens";
     for (int64_t i = 0; i < s->count; i++)

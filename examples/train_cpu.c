@@ -138,7 +138,7 @@ static void training_end(training *t) {
 
 enum { PROGRESS_STEP, PROGRESS_EPOCH, PROGRESS_CURSOR, PROGRESS_CHUNKING, PROGRESS_COUNT };
 
-/* How batches are chunked does not change what is computed, only how it is rounded. */
+/* Hashes the settings of chunks. They do not change what is computed, only how it is rounded. */
 static int64_t chunking_hash(const options *o) {
     const cf_pack_desc *p = &o->packing;
     int64_t all[] = {p->chunk_size, (int64_t)p->method, (int64_t)p->split, p->no_tails,
@@ -379,8 +379,8 @@ static void print_memory_row(const memory_row *row) {
     fflush(stdout);
 }
 
-/* Whether row `i` holds what it should: `slots` activation slots of chunked training, with a stream or without, and
-   nothing else on the device that has grown since the row before. */
+/* Returns whether row `i` holds what it should: `slots` activation slots of chunked training, with a stream or without,
+   and nothing else on the device that has grown since the row before. */
 static int memory_row_is_right(const memory_row *rows, int i, int64_t slots) {
     int64_t slot = rows[0].chunked.peak[MEMORY_ACTIVATIONS]; /* no chain there, so one slot */
     const memory_row *row = &rows[i], *before = &rows[i - 1];

@@ -22,7 +22,7 @@
 #define CHUNKFLOW_TUNE_IMPLEMENTATION /* for its table of models */
 #include "../tools/chunkflow_tune.h"
 
-/* Of model_cuda.h and check_cuda.h only parts are used. */
+/* This program uses only parts of model_cuda.h and check_cuda.h. */
 #ifdef __clang__
 #pragma clang diagnostic ignored "-Wunneeded-internal-declaration"
 #endif
@@ -593,7 +593,7 @@ static uint64_t token_set_hash(const token_set *s) {
     return s->ignored ? hash_bytes(hash, s->ignored, n) : hash;
 }
 
-/* How batches are chunked does not change what is computed, only how it is rounded. */
+/* Hashes the settings of chunks. They do not change what is computed, only how it is rounded. */
 static int64_t chunking_hash(const settings *s) {
     const int64_t all[] = {s->chunk_size, s->packing.max_slices, (int64_t)s->packing.split, s->order.shape.k,
                            s->loss_rows};
@@ -662,7 +662,7 @@ static int load_from(const char *path, checkpoint *c) {
 
 static void save_checkpoint(trainer *t) { use_checkpoint(t, save_to); }
 
-/* Whether there was one to go on from. */
+/* Returns whether there was a checkpoint to continue from. */
 template <typename T> static int load_checkpoint(trainer *t) {
     const int found = use_checkpoint(t, load_from);
     if (found) round_parameters<T>(&t->model);
@@ -765,14 +765,14 @@ static double cpu_gradients(const trainer *t, weights *w, weights *to) {
     return loss;
 }
 
-/* How far gradients may be from each other: limit_of of executor_cuda.cu says why. */
+/* Returns how far apart gradients may be: limit_of of executor_cuda.cu says why. */
 static double limit_of(cf_dtype type, int rounded_anew) {
     if (type == CF_DTYPE_FP32) return 1e-5;
     return (rounded_anew ? 12 : 2) / 256.0;
 }
 
-/* How far chunked gradients may be from float64 ones: with bf16 every activation is rounded, whether there are chunks
-   or not, and chunks may at most double what that comes to. */
+/* Returns how far chunked gradients may be from float64 ones. With bf16 every activation is rounded, with chunks or
+   without, and chunks may at most double the error of that. */
 static double limit_of_chunked(const settings *s, const weights *unchunked, const weights *exact, const char *all,
                                double loss, double loss_exact) {
     const char *whose;

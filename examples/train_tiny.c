@@ -48,13 +48,13 @@ typedef struct key_value {
     real k[D], v[D];
 } key_value;
 
-/* What forward keeps of one token for backward, its K and V aside. */
+/* The activations of one token that forward keeps for backward, its K and V aside. */
 typedef struct activation {
     real scale1, n1[D], q[D], log_sum, attended[D];
     real scale2, n2[D], hidden[FFN], x[D], p[VOCAB]; /* p: how likely each token is to come next */
 } activation;
 
-/* What backward needs for one token while it runs. */
+/* The gradients of one token while backward runs. */
 typedef struct row_gradient {
     real x[D], q[D], attended[D];
 } row_gradient;
@@ -258,7 +258,8 @@ typedef struct trainer {
     row_gradient d[CHUNK_SIZE];
 } trainer;
 
-/* Whether slice i of a chunk belongs to a split sequence. Such a slice comes first; all others are whole sequences. */
+/* Returns whether slice i of a chunk belongs to a split sequence. Such a slice comes first; others are whole
+   sequences. */
 static int is_split(const cf_step *step, int64_t i) { return i == 0 && step->state >= 0; }
 
 /* F and R. A chunk that is replayed has two forwards: its F keeps nothing and is there for the K and V that later chunks
