@@ -208,7 +208,7 @@ typedef struct harness_counts {
     int passed, failed, skipped;
 } harness_counts;
 
-/* What main returns. The second takes the place of standard output and standard error. */
+/* Runs the suites and returns what main returns. The second takes the place of standard output and standard error. */
 int harness_main(int argc, char **argv, const harness_suite *const *suites, size_t n_suites);
 int harness_main_to(int argc, char **argv, const harness_suite *const *suites, size_t n_suites, FILE *out,
                     FILE *errors);
@@ -506,7 +506,7 @@ void *harness_alloc(size_t bytes, void *user) {
     return memory;
 }
 
-/* Whether the heap holds this block, found without reading the block itself. */
+/* Returns whether the heap holds this block, found without reading the block itself. */
 static int harness__heap_holds(const harness_heap *heap, const harness__block *wanted) {
     const harness__block *block;
     for (block = (const harness__block *)heap->blocks; block; block = block->next)

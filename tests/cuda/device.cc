@@ -372,7 +372,7 @@ bool check_accuracy(const char *what, cf_dtype dtype, const std::vector<double> 
     const double rms = std::sqrt(squares / (double)(n + !n));
     const double rms_limit = factor * std::sqrt(squares_rounded / (double)(n + !n)) +
                              0.5 * half_unit * std::sqrt(size_squares / (double)(n + !n));
-    /* Where the exact answer is 0 (the slope of a row with one key), fp32 sums of numbers near 1 are left. */
+    /* If the exact answer is 0 (the slope of a row with one key), fp32 sums of numbers near 1 are left. */
     const double noise = dtype == CF_DTYPE_FP32 ? 1e-6 : 1e-5;
     if (most <= limit + noise && rms <= rms_limit + 0.1 * noise)
         return CHECK(n == got.size() || n == exact.size()) != 0;

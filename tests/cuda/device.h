@@ -21,7 +21,7 @@ struct run_options {
     const float *initial_dk = nullptr, *initial_dv = nullptr; /* where added to; NULL: a pattern of its own */
 };
 
-/* What came back, in the layout of host_results, plus what went wrong on the way. */
+/* The results that came back, in the layout of host_results, and what went wrong on the way. */
 struct device_results {
     host_results values;
     cf_attention attention;
@@ -29,7 +29,7 @@ struct device_results {
     std::vector<unsigned char> bits; /* of all outputs, for bitwise comparison */
 };
 
-/* Whether a call went well; if not, the running test fails with its error. */
+/* Returns whether a call succeeded; if not, the running test fails with its error. */
 bool call_ok(cf_result code, const cf_error &error);
 
 /* The last path in the order of the enum that can run here: the one with wgmma is for compute capability 9.0 only. */

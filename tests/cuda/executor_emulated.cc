@@ -17,7 +17,7 @@
 #include "../../examples/executor_cuda.cu"
 #undef main
 
-/* What --check compares with finds a difference, or a number that is none, wherever it is. */
+/* Checks the comparison of --check: it finds a difference, or a number that is none, wherever it is. */
 static bool comparison_finds_all() {
     const model_config config = {VOCABULARY, 1, 4, 1, 1, 4, 1, 0, 1e6, 1e-6};
     weights a = weights_new(&config), b = weights_new(&config);
@@ -57,8 +57,8 @@ static bool comparison_finds_all() {
     return ok;
 }
 
-/* Of a chunk's forwards and replays one runs the head, and its backward ends at the embedding. A process that has only
-   one end of the model cannot tell. */
+/* Checks that one of a chunk's forwards and replays runs the head, and that its backward ends at the embedding. A
+   process that has only one end of the model cannot tell. */
 template <typename T> static bool head_runs_once_a_chunk() {
     const int64_t losses = cuda_emu_launches((const void *)cross_entropy_kernel<T>);
     const int64_t ends = cuda_emu_launches((const void *)embed_backward_kernel<T>);

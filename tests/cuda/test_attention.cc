@@ -526,7 +526,7 @@ TEST(workspace_is_what_it_holds) {
     }
 }
 
-/* Where the device would be idle otherwise, and only there. */
+/* Tiles are split where the device would be idle otherwise, and only there. */
 TEST(when_tiles_are_split) {
     const struct {
         int n_heads, n_kv_heads, queries, keys, documents, processors;

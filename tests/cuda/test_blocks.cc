@@ -871,7 +871,7 @@ struct any_order {
         held = cf_state_block();
     }
 
-    /* What is in the ring is the host's; and one is added to each gradient of a block of the prefix. */
+    /* The ring holds the host's numbers, and one is added to each gradient of a block of the prefix. */
     void use_held() {
         OK(cudaDeviceSynchronize());
         for (int plane = 0; plane < 2; plane++)
@@ -1276,7 +1276,7 @@ static tree_copies copy_tree(const tree_setting &t, uint64_t seed) {
     return to;
 }
 
-/* What copies of a key have in the tree: their sum. */
+/* Sums what copies of a key have in the tree. */
 static std::vector<double> sum_copies(const tree_copies &c, const std::vector<double> &of_copies) {
     const size_t width = (size_t)(c.problem.n_kv_heads * c.problem.head_size);
     std::vector<double> sums((size_t)c.n_keys * width, 0.0);

@@ -108,7 +108,7 @@ __host__ __device__ static inline word sum_rows(const pass_data &p, const layer_
     return sum;
 }
 
-/* What comes in: from the stage before (F, R) or behind (B, I), or the data itself. */
+/* Returns a word of a pass's input: from the stage before (F, R) or behind (B, I), or the data itself. */
 __host__ __device__ static inline word input_word(const pass_data &p, int row, int i) {
     const int missing = p.pass == CF_F || p.pass == CF_R ? p.first : p.last;
     if (!missing) return p.input[row * p.boundary_words + i];
@@ -204,7 +204,8 @@ __host__ __device__ static inline void do_half(const pass_data &p, int half) {
     else half == 0 ? backward_first(p) : backward_second(p);
 }
 
-/* What a layer does where the state streams: begins with the chunk's own rows, goes on with each block, and ends. */
+/* The parts of a layer where the state streams: it begins with the chunk's own rows, continues with each block, and
+   ends. */
 enum { LAYER_BEGINS, LAYER_BLOCK, LAYER_ENDS };
 
 __host__ __device__ static inline void do_layer(const pass_data &p, int what, int layer, const layer_rows &x,
@@ -1147,12 +1148,12 @@ static void claim_chunk_rows(claims *to, const device_model &m, const positions 
     claim_rows(to, s.step.gradient, c.prefix, rows, held_gradient, own + 1, c.chain < 0 ? "shared" : "gradient", chunk);
 }
 
-/* Whether two virtual stages hand tensors to each other on the spot. */
+/* Returns whether two virtual stages hand tensors to each other on the spot. */
 static bool on_one_stage(const device_model &m, int64_t v, int64_t other) {
     return stage_of(m.b.made, v) == stage_of(m.b.made, other);
 }
 
-/* Where a tensor that a pass reads begins and ends to be needed on this stage. */
+/* Claims the time in which this stage needs a tensor that a pass reads. */
 static void claim_input(claims *to, const device_model &m, const positions &p, const seen_pass &s,
                         const std::map<const void *, int64_t> &made) {
     const cf_action &a = s.action;
@@ -1191,7 +1192,7 @@ static void claim_pass(claims *to, const device_model &m, const positions &p, co
             "attention workspace", a.chunk);
 }
 
-/* What one stage takes for the batch that is loaded. */
+/* Asks for the memory of one stage for the batch that is loaded. */
 static cf_result loaded_memory(const cf_executor *e, int64_t stage, cf_executor_memory *out, cf_error *error) {
     cf_executor_memory all[64];
     const cf_result code = cf_executor_memory_of(e, nullptr, nullptr, all, error);
@@ -1265,7 +1266,7 @@ static bool check_stage_places(const device_model &m, int64_t stage, losses *wor
                                              memory.metadata);
 }
 
-/* What the executor counts is what the steps do. */
+/* Checks that the executor counts what the steps do. */
 static bool check_books(const device_model &m, int64_t stage) {
     cf_steps *steps = nullptr;
     cf_executor_memory memory = {};
@@ -1331,8 +1332,9 @@ TEST(state_is_what_the_books_say) {
     }
 }
 
-/* What a state that streams takes is what the memory model says, to the byte, by the most of each count that a virtual
-   stage has at any moment; but what the first one reads are tokens, which are the application's. */
+/* Checks that a state that streams takes what the memory model says, to the byte, by the most of each count that a
+   virtual stage has at any moment. Only the first stage's input is left out: it is tokens, which are the
+   application's. */
 static bool check_window(const setting &x, const batch &b, const cf_model &model, cf_executor *e, int64_t *inputs) {
     const int64_t n = b.made->shape.n_stages * b.made->shape.n_virtual;
     cf_memory_desc d = {};
@@ -1445,11 +1447,11 @@ static void live_in_whole_chains(const device_model &m, int64_t stage, int64_t m
     }
 }
 
-/* What gaps cost on batches as they come: a long tail, four stages, activations of a 7B model's part of all. A slot is
-   as large as the largest that ever lies in it, and holds a chain as a whole, though its rows come into use chunk by
-   chunk: so rows are up to three times of what is in use at once where few chains are long, while activations and
-   tensors, which are most bytes, lose little. Bounds: on all bytes against all in use, which is what a device's memory
-   is for, and of each tensor against what slots can do at best. */
+/* Gaps on batches as they come: a long tail, four stages, activations of a 7B model's part of all. A slot is as large
+   as the largest that ever lies in it, and holds a chain as a whole, though its rows come into use chunk by chunk: so
+   rows are up to three times of what is in use at once where few chains are long, while activations and tensors, which
+   are most bytes, lose little. Bounds: on all bytes against all in use, which is what a device's memory is for, and of
+   each tensor against what slots can do at best. */
 TEST(gaps_are_small) {
     static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_INTERLEAVED,
                                              CF_SCHEDULE_ZERO_BUBBLE};
@@ -1541,7 +1543,7 @@ static bool same_memory(const cf_executor_memory &a, const cf_executor_memory &b
            CHECK_INT(a.peak_state_tokens, b.peak_state_tokens);
 }
 
-/* What a batch will take is what it takes; asking changes nothing and allocates nothing on the device. */
+/* A batch takes what was said before it was loaded; asking changes nothing and allocates nothing on the device. */
 TEST(memory_before_loading) {
     const int n_devices = devices_at_hand();
     for (uint64_t seed = 1300; seed < (uint64_t)harness_rounds(1330, 1310); seed++) {
@@ -1838,7 +1840,7 @@ TEST(calls_from_callbacks) {
     CHECK_INT(n_refused, 2 * m.n_passes + m.n_progress);
 }
 
-/* Which virtual stage it was, and which stage runs it. */
+/* Errors name the virtual stage and the stage that runs it. */
 TEST(names_of_virtual_stages) {
     setting x = small_setting();
     harness_rng rng = {8};
@@ -2047,7 +2049,7 @@ TEST(bad_loads) {
     CHECK(cf_executor_stream(nullptr, 0) == nullptr && cf_executor_schedule(nullptr) == nullptr);
     cf_executor_free(nullptr);
 
-    /* Of other numbers of stages, of another plan, and one whose lists are out of order. */
+    /* Schedules of other numbers of stages, of another plan, and one whose lists are out of order. */
     setting y = x;
     y.order.shape.n_stages = 3;
     y.stages.push_back(y.stages[0]);
@@ -2465,8 +2467,8 @@ TEST(layers_that_are_refused) {
     }
 }
 
-/* What each of four stages takes for one sequence of a 7B shape cut by TP 4 (28 layers, 7 query heads and a key head of
-   128, hidden 3584), with local replay, the state and its gradient in rings of three blocks or on the device. */
+/* Lays out one sequence of a 7B shape on four stages, cut by TP 4: 28 layers, 7 query heads and a key head of 128,
+   hidden 3584. Replay is local; the state and its gradient lie in rings of three blocks or on the device. */
 static bool lay_out_sequence(int64_t tokens, int64_t chunk_size, int64_t block_rows, cf_executor_memory *stages) {
     setting x;
     batch b;
@@ -3079,8 +3081,8 @@ TEST(processes) {
     CHECK(run_ranks(2, "buffered", random_batches_of_rank));
 }
 
-/* Where stages are processes, receives keep a few multiprocessors busy: attention's blocks are cut for the others,
-   unless the caller has said for how many. */
+/* If stages are processes, receives keep a few multiprocessors busy: attention's blocks are cut for the others, unless
+   the caller has said for how many. */
 static bool processors_of_rank(const rank_context &c) {
     batch b;
     const setting x = rank_setting(3000, c.n);
@@ -3183,7 +3185,7 @@ static bool failing_late(const rank_context &c) {
     return ok && (c.rank == 0 || (RANK_CHECK(error.got == 0) && RANK_CHECK(strcmp(error.field, "nccl") == 0)));
 }
 
-/* What a callback writes into its error is its own: the other processes find the action without it. */
+/* Raises an error in a callback. Its text is the callback's own: the other processes find the action without it. */
 static bool raising_rank(const rank_context &c) {
     small_run r(c);
     if (!r.m) return false;

@@ -82,7 +82,7 @@ static std::vector<double> download(rank_context *c, const double *from) {
     return to;
 }
 
-/* Whether all processes ended well. Runs before any of them has made a CUDA call. */
+/* Runs n processes, before any of them has made a CUDA call, and returns whether all ended well. */
 static bool run_ranks(int n, const char *mode, rank_body *body) {
     rank_context context = {};
     std::vector<pid_t> children;

@@ -611,7 +611,7 @@ static cf_state state_of(void *data, int layers, int heads, int size, cf_dtype d
     return s;
 }
 
-/* What cf_state_bytes says is what the memory model counts, for real models, cut into stages and over GPUs. */
+/* cf_state_bytes says what the memory model counts, for real models, cut into stages and over GPUs. */
 TEST(bytes_are_the_models) {
     const char *names[] = {"qwen2.5-7b", "qwen3-32b", "llama-3-8b"};
     int found = 0;
@@ -641,7 +641,7 @@ TEST(bytes_are_the_models) {
                 s.one_layer = 1;
                 CHECK_INT(cf_state_bytes(&s, n_rows, &bytes, nullptr), CF_OK);
                 CHECK_INT(bytes * (d.model->layers / 4), n_rows * tokens.state_gradient);
-                /* What crosses a stage's edge is a row of the hidden size, split with sequence parallelism. */
+                /* A row of the hidden size crosses a stage's edge, split with sequence parallelism. */
                 CHECK_INT(tokens.boundary, 2 * d.model->hidden / tp);
             }
         }
@@ -828,7 +828,7 @@ struct chunk_memory {
         CHECK(cudaMalloc((void **)&lse, (size_t)(rows * b.n_heads + 1) * 4) == cudaSuccess);
     }
 
-    /* What the projections make: the same for a forward and its replay. Padding rows are NaN. */
+    /* Makes the projections: the same for a forward and its replay. Padding rows are NaN. */
     void project(const batch &b) {
         const int kv = b.n_kv_heads;
         std::fill(qkv->host.begin(), qkv->host.end(), (unsigned char)0xFF);

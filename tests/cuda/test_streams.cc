@@ -55,7 +55,7 @@ static cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), int threads
     return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-/* Which kernels have run, in which order. */
+/* The kernels that have run, in order. */
 static std::string trace;
 static void note_kernel(char what) { trace += what; }
 static void note(cudaStream_t stream, char what) { OK(launch(stream, note_kernel, 1, what)); }

@@ -69,8 +69,8 @@ TEST(groups) {
     }
 }
 
-/* Whether a block of keys, or a warpgroup's keys, need their mask hangs on one key, at either end; and so does whether
-   a row tile sees any of a warpgroup's keys: the last tile of the second slice sees one, the first or last of 64. */
+/* One key at either end decides whether a block of keys, or a warpgroup's keys, need their mask, and whether a row tile
+   sees any of a warpgroup's keys: the last tile of the second slice sees one, the first or last of 64. */
 TEST(mask_edges) {
     NEEDS_WGMMA();
     for (int i = 0; i < 4; i++) {
@@ -85,7 +85,7 @@ TEST(mask_edges) {
     }
 }
 
-/* What lies behind a document's keys in memory are another's: infinite or no numbers, they reach nobody. */
+/* Another document's keys lie behind a document's own in memory: infinite or no numbers, they reach nobody. */
 TEST(nan_in_the_next_document) {
     NEEDS_WGMMA();
     for (int i = 0; i < 4; i++) {

@@ -23,7 +23,7 @@ typedef struct cublasLtMatmulPreferenceOpaque_t {
     uint64_t workspace_bytes;
 } cublasLtMatmulPreferenceOpaque_t, *cublasLtMatmulPreference_t;
 
-/* What an algorithm was chosen for, so that the emulation sees one that is used for another product. */
+/* The product that an algorithm was chosen for, so that the emulation sees one that is used for another product. */
 typedef struct cublasLtMatmulAlgo_t {
     uint64_t m, n, k;
     int op_a, op_b, epilogue, type_in, type_out;

@@ -64,7 +64,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* What is asked for, if the four matrices fit together; the inner dimension is that of A. */
+/* Describes the product that is asked for, if the four matrices fit together; the inner dimension is that of A. */
 static bool describe(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                      cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulAlgo_t *out) {
     const bool plain_a = desc->op_a == CUBLAS_OP_N, plain_b = desc->op_b == CUBLAS_OP_N;

@@ -299,7 +299,7 @@ static int order_backwards;
 
 void cuda_emu_set_order(int backwards) { order_backwards = backwards; }
 
-/* Whether no two of these lanes want different words of one bank, which is what kernels aim at. */
+/* Returns whether no two of these lanes want different words of one bank, which is what kernels aim at. */
 static bool conflict_free(const shared_access *access, int first, int lanes) {
     uint32_t words[32];
     unsigned used = 0;

@@ -118,7 +118,7 @@ int64_t cuda_emu_calls(const char *name); /* of one function: "cudaMalloc" */
 int64_t cuda_emu_launches(const void *kernel); /* of one kernel */
 int64_t cuda_emu_pending();               /* operations that are issued and have not run */
 
-/* What the program has not given back. */
+/* The objects that the program has not given back. */
 struct cuda_emu_live {
     int64_t allocations, pinned; /* blocks from cudaMalloc, and of pinned memory */
     int64_t streams, events;
@@ -153,8 +153,8 @@ enum cuda_emu_policy {
     CUDA_EMU_RANDOM        /* any, also while the host goes on (how often differs too); `choice` is the seed */
 };
 void cuda_emu_set_policy(cuda_emu_policy policy, uint64_t choice = 0);
-/* How many launches (kernels and products) a device holds that have not run. One more makes the host wait, and work run
-   as the policy has it, until there is room: devices hold about 1000. 0, as at first: any number. */
+/* Sets the number of launches (kernels and products) that a device holds before they run. One more makes the host wait,
+   and work run as the policy has it, until there is room: devices hold about 1000. 0, as at first: any number. */
 void cuda_emu_set_queue(int64_t n);
 void cuda_emu_set_order(int backwards); /* 1: warps and blocks of a kernel start in descending order */
 
@@ -176,7 +176,7 @@ std::string cuda_emu_find_race(int seeds, const std::function<std::vector<unsign
 enum cudaError_t : int;
 void cuda_emu_fail_call(int64_t n, cudaError_t error);
 bool cuda_emu_failed();
-/* What cudaFuncGetAttributes says of every kernel: so many threads a block. 1024 at first. */
+/* Sets the threads a block that cudaFuncGetAttributes says of every kernel. 1024 at first. */
 void cuda_emu_set_kernel_threads(int n);
 /* The n-th kernel that is launched from now (from 1) fails as it runs. From then on its device does nothing, and every
    call that has to do with it returns the error, until the reset; what is freed is freed all the same. */
@@ -206,15 +206,16 @@ struct cuda_emu_work {
     int from = -1, to = -1;          /* of a copy: a device, or -1 for the host. Of a transfer: ranks */
 };
 
-/* How many seconds an operation takes; an empty rule: the default one. Kernels 2 us and 1 ns for 1000 threads, products
-   2 us and 100 TFLOP/s, copies 5 us and 25 GB/s to and from the host, 100 GB/s between devices, 1 TB/s in one. */
+/* Sets the rule for the seconds of an operation; an empty rule: the default one. Kernels take 2 us and 1 ns for 1000
+   threads, products 2 us and 100 TFLOP/s. Copies take 5 us, with 25 GB/s to and from the host, 100 GB/s between devices
+   and 1 TB/s in one. */
 void cuda_emu_set_rule(const std::function<double(const cuda_emu_work &)> &rule);
 /* The host's virtual time: nothing that is issued later starts earlier. 0 at first; a wait of the host moves it on to
    the end of what it waited for, a query to the end of what it finds done. Setting it back to 0 also sets back the
    clocks of all streams that are idle. */
 void cuda_emu_set_host_time(double seconds);
 double cuda_emu_host_time();
-/* How long after its issue an operation starts at the earliest; 0 at first. Events that are recorded at one moment of
+/* Sets the time from an operation's issue to its earliest start; 0 at first. Events that are recorded at one moment of
    the host, one on each device, then lie apart by the difference, as the starts of two devices' clocks do: no time
    between two events of one device changes, as long as the host does not wait between their issues, but what one device
    does for the other moves. (An offset that a whole clock had could not be seen: CUDA compares no two devices.) */
@@ -224,7 +225,7 @@ typedef struct CUstream_st *cudaStream_t;
 void cuda_emu_delay(cudaStream_t stream, double seconds); /* an operation that does nothing for so long */
 void cuda_emu_hang(cudaStream_t stream);                  /* an operation that never ends ... */
 void cuda_emu_unhang();                                   /* ... until now */
-/* How long (on a real clock) a wait of the host goes on while other processes do not move. 60 s at first. */
+/* Sets how long, on a real clock, the host waits while other processes do not move. 60 s at first. */
 void cuda_emu_set_timeout(double seconds);
 
 /* ================================================================================================================

@@ -69,8 +69,8 @@ struct cuda_emu_operation {
 };
 typedef std::shared_ptr<cuda_emu_operation> cuda_emu_operation_ref;
 
-/* How every call begins: it is counted, and the error that it must return is found; cudaSuccess: go on. The device is
-   that of the object concerned. How it ends: the error is remembered. */
+/* Begins every call: counts it, and returns the error that it must return, or cudaSuccess. The device is that of the
+   object concerned. The end of a call remembers its error. */
 cudaError_t cuda_emu_begin_call(const char *name, int device);
 cudaError_t cuda_emu_finish_call(cudaError_t error);
 int cuda_emu_current_device();

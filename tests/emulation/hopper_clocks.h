@@ -84,14 +84,16 @@ static void turn_clocks_on() {
     readers.assign(granules.size(), granule_readers());
 }
 
-/* Whether the running thread has seen the last write of these bytes, by another warp's thread or a bulk copy. */
+/* Returns whether the running thread has seen the last write of these bytes, by another warp's thread or a bulk
+   copy. */
 static bool saw_write(const granule *g) { return clocks_on && has_seen(now->id, g->writer, g->write_time); }
 
 static bool written_by_copy(const granule *g) {
     return clocks_on && g->write_epoch >= first_epoch && g->writer >= n_threads;
 }
 
-/* Whether the running thread knows that all threads which read these bytes since the last __syncthreads are done. */
+/* Returns whether the running thread knows that all threads which read these bytes since the last __syncthreads are
+   done. */
 static bool saw_reads(const granule *g) {
     if (!clocks_on) return false;
     const granule_readers &r = readers[(size_t)(g - granules.data())];

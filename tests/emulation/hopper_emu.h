@@ -40,7 +40,7 @@ struct named_barrier {
 };
 static named_barrier named_barriers[16];
 
-/* Who arrives, and that somebody waits: a device counts a warp that arrives twice as two, and lets a barrier be
+/* Checks who arrives, and that somebody waits: a device counts a warp that arrives twice as two, and lets a barrier be
    complete for nobody. */
 static void check_arrival(named_barrier *b, int id, bool wait) {
     if (b->arrived == 0) b->here.assign((size_t)n_threads, false);
@@ -152,9 +152,9 @@ static void end_phase(mbarrier *b) {
     wake(&b->waiting[parity]);
 }
 
-/* Who waits for a barrier before it copies somewhere is told by those who arrive there that they are done with these
-   bytes. A warp whose wgmma still reads them is not: the next copy to them that waits for this barrier is a fault, even
-   where something else makes that copy late enough. */
+/* Notes warps that release bytes too early. A thread that waits for a barrier before it copies somewhere is told by
+   those who arrive there that they are done with these bytes. A warp whose wgmma still reads them is not: the next copy
+   to them that waits for this barrier is a fault, even where something else makes that copy late enough. */
 static void note_early_release(const mbarrier &b) {
     const int w = now->id / 32;
     for (uint32_t address : b.guarded) {
@@ -269,7 +269,8 @@ static bool land_a_copy() {
     return true;
 }
 
-/* Whether the writer of these bytes, if a thread, fenced them for the asynchronous proxy as far as `thread` knows. */
+/* Returns whether the writer of these bytes, if a thread, fenced them for the asynchronous proxy as far as `thread`
+   knows. */
 static bool is_fenced(const granule *g, int thread) {
     if (g->write_epoch < first_epoch || g->writer >= n_threads) return true;
     return fences_of(row_of(thread))[g->writer] >= g->write_time;
@@ -335,7 +336,7 @@ void cuda_emu_bulk_copy(uint32_t to, const void *from, int bytes, uint32_t barri
     start_bulk_copy(copy, barrier);
 }
 
-/* Where a chunk of sixteen bytes lies, in rows of 128 bytes whose chunks are permuted by address. */
+/* Returns the place of a chunk of sixteen bytes, in rows of 128 bytes whose chunks are permuted by address. */
 static uint32_t swizzled(uint32_t address, uint32_t mode) {
     const uint32_t bits = mode == CU_TENSOR_MAP_SWIZZLE_128B ? 7 : mode == CU_TENSOR_MAP_SWIZZLE_64B ? 3
                         : mode == CU_TENSOR_MAP_SWIZZLE_32B ? 1 : 0;
@@ -453,8 +454,8 @@ void cuda_emu_setmaxnreg(int n, bool increase) {
    >>wgmma
    ================================================================================================================ */
 
-/* What registers hold of sums in flight: a signalling NaN. Arithmetic makes it a quiet one, so that even sums that are
-   only scaled where they lie are seen to have changed. */
+/* The bits that registers hold of sums in flight: a signalling NaN. Arithmetic makes it a quiet one, so that even sums
+   that are only scaled where they lie are seen to have changed. */
 static const uint32_t IN_FLIGHT_BITS = 0x7F80DEAD, QUIET_BIT = 0x00400000;
 
 static bool was_in_flight(uint32_t bits) { return (bits & 0x7FFFFFFFu & ~QUIET_BIT) == IN_FLIGHT_BITS; }
@@ -492,7 +493,7 @@ struct warp_products {
 };
 static std::vector<warp_products> products;
 
-/* What the first warp of each warpgroup issued, for the other three to agree with. */
+/* The product that the first warp of each warpgroup issued, for the other three to agree with. */
 struct issued_product {
     uint64_t a, b;
     int n, flags;
@@ -625,7 +626,7 @@ static bool decode(uint64_t bits, bool transposed, const char *what, matrix *m) 
     return false;
 }
 
-/* Where eight elements lie: of row r (of M or N) from k on; transposed: of rows r .. r + 7 at k. */
+/* Returns the place of eight elements: of row r (of M or N) from k on; transposed: of rows r .. r + 7 at k. */
 static uint32_t chunk_of(const matrix &m, int r, int k) {
     const uint32_t row = (uint32_t)r, step = (uint32_t)k;
     if (m.transposed)

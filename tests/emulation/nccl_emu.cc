@@ -165,7 +165,7 @@ struct transfer {
     bool done;
 };
 
-/* What is issued at once on one communicator. */
+/* The calls that are issued at once on one communicator. */
 struct bundle {
     comm_ref comm;
     std::vector<transfer> transfers;

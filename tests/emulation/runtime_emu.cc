@@ -127,7 +127,7 @@ cudaError_t cudaGetLastError() {
    >>memory    what lies where
    ================================================================================================================ */
 
-/* Where memory is: the number of a device, or one of these. */
+/* The place of memory: the number of a device, or one of these. */
 enum {
     PAGEABLE = -1, /* of the host, unknown to CUDA */
     PINNED = -2,
@@ -449,7 +449,7 @@ void cuda_emu_wait_for_device(int device) {
     for (const operation_ref &one : targets) cuda_emu_wait_for(one);
 }
 
-/* What a query finds. If there is work left, one piece of it runs after the look. */
+/* Answers a query. If there is work left, one piece of it runs after the look. */
 static cudaError_t query(const operation_ref &target) {
     if (!target) return cudaSuccess;
     if (target->done) {
@@ -717,7 +717,7 @@ static bool has_kind(int place, bool on_device) {
     return on_device ? place >= 0 : place == PAGEABLE || place == PINNED;
 }
 
-/* Whether the places of the two ends are what the kind says; or a fault. */
+/* Returns whether the places of the two ends are what the kind says; else it is a fault. */
 static bool check_kind(const char *name, cudaMemcpyKind kind, int to, int from) {
     if (to == OUTSIDE || from == OUTSIDE) {
         cuda_emu_add_fault(CUDA_EMU_OUT_OF_BOUNDS, "%s leaves the block of its %s", name,
@@ -935,7 +935,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
     return finish_call(begun);
 }
 
-/* What a wait for the stream waits for: for the legacy stream also all that it would wait for. */
+/* Returns what a wait for the stream waits for: for the legacy stream also all that it would wait for. */
 static operation_ref end_of(CUstream_st *stream) {
     if (stream->legacy) cuda_emu_issue(stream, make_operation(CUDA_EMU_WORK_ORDER, "cudaStreamSynchronize"));
     return stream->last;

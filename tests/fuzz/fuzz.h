@@ -88,7 +88,7 @@ void fuzz_draw_stream(fuzz_input *in, cf_timing *timing, int wild);
 /* cf_schedule_make, and where it says that a limit is too low and what would be enough, again with that. */
 cf_result fuzz_make_schedule(const cf_plan *plan, cf_schedule_desc *desc, cf_schedule **schedule, cf_error *error);
 
-/* What is written, kept in memory for comparing and reading again. */
+/* A text that is written, kept in memory for comparing and reading again. */
 typedef struct fuzz_text {
     char *text; /* a zero byte ends it; NULL: nothing was written */
     size_t bytes, room;

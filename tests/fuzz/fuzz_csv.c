@@ -33,7 +33,8 @@ static schedule_csv_desc desc_of(int bits, const cf_plan *plan) {
     return desc;
 }
 
-/* What was read is sound, is written as a text that reads as the same schedule, which is written as the same text. */
+/* Checks that a schedule that was read is sound, and that its text reads as the same schedule and is written the
+   same. */
 static void check_schedule(const cf_plan *plan, cf_schedule *schedule, const schedule_csv_extras *extras,
                            const schedule_csv_desc *given) {
     schedule_csv_desc desc = *given;

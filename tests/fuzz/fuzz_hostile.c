@@ -64,7 +64,7 @@ static void widen_chunks(fuzz_batch *batch) {
     if (batch->pack.align > 0) batch->pack.chunk_size *= batch->pack.align;
 }
 
-/* Of cp groups, a schedule is made from columns. */
+/* Makes a schedule; with cp groups it is made from columns. */
 static cf_schedule *make_schedule(const cf_plan *plan, const cf_schedule_desc *order, int64_t cp) {
     cf_plan *columns = NULL;
     cf_schedule *schedule = NULL, *list = NULL;

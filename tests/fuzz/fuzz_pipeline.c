@@ -68,7 +68,7 @@ static void fill_metadata(road *r) {
     }
 }
 
-/* Whether splits by cost would be looked for among so many slices that it takes seconds. That is sound. */
+/* Returns whether splits by cost would be looked for among so many slices that it takes seconds. That is sound. */
 static int is_slow_to_cut(const fuzz_batch *batch) {
     int64_t i;
     if (batch->pack.split != CF_SPLIT_COST || batch->pack.chunk_size < 1) return 0;

@@ -157,7 +157,7 @@ static void check_same_plan(const cf_plan *a, const cf_plan *b) {
     FUZZ_CHECK(memcmp(a->common, b->common, (size_t)a->n_sequences * sizeof *a->common) == 0, "other rows in common");
 }
 
-/* What was written of something that was read is read as the same. */
+/* Reads again what was written of something that was read; both must be the same. */
 static json_document parse_again(fuzz_text *text) {
     json_document document;
     fuzz_file("", 0);

@@ -54,7 +54,8 @@ static double half_value(unsigned bits) {
     return bits >> 15 ? -size : size;
 }
 
-/* What the bytes say, lowest first. Every float that is no NaN is one double, so that bits need not be compared. */
+/* Returns the number in these bytes, lowest first. Every float that is no NaN is one double, so that bits need not be
+   compared. */
 static double value_at(const unsigned char *bytes, tensor_dtype dtype) {
     uint32_t bits = (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8;
     float value;

@@ -113,7 +113,7 @@ static void fill_metadata(const grove *g) {
     free(memory);
 }
 
-/* What takes a plan walks over it safely, validated or not. */
+/* Calls what takes a plan: each walks over it safely, validated or not. */
 static void walk(grove *g, const cf_schedule *schedule) {
     cf_steps *steps = NULL;
     cf_timeline *timeline = NULL;

@@ -1,5 +1,4 @@
-/* What is decided before training: fits, estimates, memory, and the search for ChunkSize and K, with random
-   descriptions. */
+/* Decisions before training: fits, estimates, memory, and the search for ChunkSize and K, with random descriptions. */
 
 #include "fuzz.h"
 
@@ -120,7 +119,7 @@ static void draw_stream(problem *p) {
     if (p->desc.timing) fuzz_draw_stream(&p->in, &p->timing, p->wild);
 }
 
-/* Whether more stages are asked for than the arrays of the description have, which nobody can check. */
+/* Returns whether more stages are asked for than the arrays of the description have, which nobody can check. */
 static int lacks_stages(const problem *p) {
     const cf_parallel *parallel = &p->desc.parallel;
     if (p->desc.bytes == NULL && (p->desc.timing == NULL || p->desc.timing->stages == NULL)) return 0;

@@ -105,7 +105,7 @@ template <int BITS> struct right_signed_by {
 template <typename D> struct to {
     template <int N, typename V> static vec<D, N> of(V a) { return __builtin_convertvector(a, vec<D, N>); }
 };
-/* Of the low half of a register. */
+/* Reads the low half of a register. */
 template <typename HALF, typename D> struct low_to {
     template <int N, typename V> static vec<D, N> of(V a) {
         return __builtin_convertvector(__builtin_convertvector(a, vec<HALF, N>), vec<D, N>);
@@ -187,7 +187,7 @@ template <typename T> void fma(warp &w, const instruction &i) {
     for (int k = 0; k < LANES / N; k++) put<T, N>(w, i.d, k, ((const vec<T, N> *)sum)[k]);
 }
 
-/* Where PTX_FUSE took a product into a sum: d = a b + c, a b - c or c - a b. */
+/* Runs a product that PTX_FUSE took into a sum: d = a b + c, a b - c or c - a b. */
 void fused(warp &w, const instruction &i) { fma<float>(w, i); }
 void fused_minus(warp &w, const instruction &i) {
     const float *a = at<float>(w, i.a), *b = at<float>(w, i.b), *c = at<float>(w, i.c);

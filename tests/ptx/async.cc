@@ -295,7 +295,7 @@ static void fence_proxy_async(warp &w, const instruction &) {
         if (w.mask >> l & 1) w.in->proxy_fences[(size_t)(w.index * LANES + l)] = w.time;
 }
 
-/* What the asynchronous proxy uses, no thread may have written without a fence since. */
+/* Checks that no thread has written what the asynchronous proxy uses without a fence since. */
 static void check_proxy(warp &w, uint32_t address, uint32_t bytes) {
     const block &b = *w.in;
     for (uint32_t at = address / 4; at < (address + bytes) / 4; at++)
@@ -429,7 +429,8 @@ static matrix read_descriptor(warp &w, uint64_t x, bool transposed) {
     return m;
 }
 
-/* Where eight numbers of a matrix lie: of row mn from column k on, or, transposed, of rows mn .. at column k. */
+/* Returns the place of eight numbers of a matrix: of row mn from column k on, or, transposed, of rows mn .. at column
+   k. */
 static uint32_t chunk_at(const matrix &m, uint32_t mn, uint32_t k) {
     const uint32_t place = m.transposed ? m.start + mn / 64 * m.next + k / 8 * m.eight + k % 8 * 128 + mn % 64 * 2
                                         : m.start + mn / 8 * m.eight + mn % 8 * 128 + k * 2;

@@ -70,8 +70,8 @@ static void find_addresses(warp &w, const instruction &i, uint32_t base, uint64_
         for (int l = 0; l < LANES; l++) address[l] = offset + narrow[l];
 }
 
-/* Whether global addresses of the mask's lanes are aligned and within one allocation, so that no lane has to be looked
-   at by itself. */
+/* Returns whether global addresses of the mask's lanes are aligned and within one allocation, so that no lane has to be
+   looked at by itself. */
 static bool are_fine(const warp &w, const instruction &i, const uint64_t *address) {
     if (i.space != GLOBAL || w.mask == 0) return false;
     const uint32_t bytes = (uint32_t)i.bytes * i.vector;

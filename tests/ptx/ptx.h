@@ -47,10 +47,10 @@ typedef void (*handler)(warp &, const instruction &);
 /* Addresses of shared memory and of a thread's own are offsets; all others are the host's. */
 enum space { GENERIC, GLOBAL, SHARED, LOCAL, PARAM };
 
-/* Which lanes must be here for an instruction: any, all that have not returned, or those of its last operand. */
+/* The lanes that must be here for an instruction: any, all that have not returned, or those of its last operand. */
 enum lanes_needed { ANY, ALL, OF_MASK };
 
-/* Where an operand lies: bytes from the start of the warp's registers, or, with this bit, of the kernel's constants.
+/* The place of an operand: bytes from the start of the warp's registers, or, with this bit, of the kernel's constants.
    Registers of 16 and 32 bits have 32 x 4 bytes, of 64 bits 32 x 8; a predicate is 32 bits, one for each lane. */
 const uint32_t IS_CONSTANT = 0x80000000u, NO_PLACE = 0x7FFFFFFFu;
 

@@ -209,7 +209,7 @@ struct reader {
             } while (take(','));
             must('}');
         }
-        /* Which fault is planted, in a program that holds several (tests/ptx/ptx_faults.py). */
+        /* The fault that is planted, in a program that holds several (tests/ptx/ptx_faults.py). */
         const char *planted = getenv("PTX_PLANTED");
         const int number = planted ? atoi(planted) : 0;
         if (name.find("ptx_planted") != std::string::npos) memcpy(place, &number, sizeof number);
@@ -330,7 +330,7 @@ struct reader {
         return bytes;
     }
 
-    /* Whether a number among the operands is of 16 bits; what says how far to shift is of 32. */
+    /* Returns whether a number among the operands is of 16 bits; a shift's distance is of 32. */
     static bool is_short(const std::string &name, size_t index) {
         if (begins(name, "sh")) return index != 2 && name.compare(name.size() - 2, 2, "16") == 0;
         for (const char *type : {".b16", ".u16", ".s16"})

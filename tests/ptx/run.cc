@@ -56,7 +56,7 @@ static uint32_t lanes_wanted(warp &w, const instruction &i) {
     return mask & w.live;
 }
 
-/* Whether the lanes that this needs are here. If not, those that are wait for them. */
+/* Returns whether the lanes that this needs are here. If not, those that are wait for them. */
 static bool are_together(warp &w, const instruction &i) {
     const uint32_t wanted = lanes_wanted(w, i);
     if ((wanted & ~w.active) == 0) return true;

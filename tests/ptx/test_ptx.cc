@@ -562,7 +562,7 @@ TEST(narrow_accesses) {
     }
 }
 
-/* What one entry writes to a variable of the module, another one reads; bytes that the text gives it are there. */
+/* One entry reads what another writes to a variable of the module; bytes that the text gives it are there. */
 TEST(variables_of_a_module) {
     module m;
     const std::string head = "(\n.param .u64 p\n)\n{\n.reg .b32 %r<9>;\n.reg .b64 %rd<9>;\nmov.u64 %rd1, t;\n",
@@ -760,7 +760,7 @@ TEST(halves_of_registers) {
 
 std::string all_said; /* by runs that ended so */
 
-/* Whether this, in a process of its own, ends it with these words. */
+/* Returns whether this, in a process of its own, ends it with these words. */
 bool ends(const std::function<void()> &run, const std::string &words, int wanted = STOPPED) {
     int ends[2], status = 0;
     char said[4000] = "";
@@ -997,7 +997,7 @@ cudaError_t launch_image(uint32_t magic, uint32_t compressed, const std::string 
     return cudaLaunchKernel("here", dim3(1), dim3(threads), nullptr, shared, nullptr);
 }
 
-/* What a device refuses without ending the program: more threads or shared memory than an entry may have. */
+/* A device refuses without ending the program: more threads or shared memory than an entry may have. */
 TEST(launches_that_are_refused) {
     const std::string text = ".target sm_80\n.entry e()\n.maxntid 64\n{\nret;\n}\n";
     const auto launch = [&](unsigned threads, size_t shared) {

@@ -1,4 +1,4 @@
-/* What the tuner finds of a few models, to the last bit: the same from every compiler. */
+/* Prints what the tuner finds of a few models, to the last bit: the same from every compiler. */
 
 #include "../../../tools/chunkflow_tune.h"
 

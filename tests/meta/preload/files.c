@@ -29,7 +29,7 @@ static void note(const char *what, const char *name) {
     fclose(file);
 }
 
-/* What started this program may have it ignore signals. */
+/* The program that started this one may have it ignore signals. */
 static void __attribute__((constructor)) start(void) {
     const char *number = getenv("SHIM_SIGNAL");
     if (number) signal(atoi(number), SIG_DFL);

@@ -68,7 +68,7 @@ static int is_sound(int status) {
     return system(getenv("SHIM_JUDGE")) == 0;
 }
 
-/* Whether this is a child in which the allocation fails. */
+/* Returns whether this is a child in which the allocation fails. */
 static int is_child(void) {
     const char *folder = each;
     int on;
