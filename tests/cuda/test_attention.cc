@@ -1171,8 +1171,8 @@ TEST(wgmma_small_heads) {
     }
 }
 
-/* Whether a warp's rows need their mask in the kernel for dq alone, or a warpgroup's keys in the other one, hangs on
-   one key, at either end. */
+/* One key at either end decides whether a warp's rows need their mask in the kernel for dq alone, or a warpgroup's keys
+   in the other one. */
 TEST(wgmma_mask_edges) {
     NEEDS_WGMMA();
     for (int i = 0; i < 8; i++) {
@@ -1231,8 +1231,8 @@ TEST(wgmma_dq_by_itself) {
 }
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-/* What the backward with wgmma multiplies and loads, to the instruction and the byte, for head sizes 64 and 128: dq by
-   itself takes three products by mma.sync, of 64 keys at a time, and no bulk copy. */
+/* Counts what the backward with wgmma multiplies and loads, to the instruction and the byte, for head sizes 64 and 128:
+   dq by itself takes three products by mma.sync, of 64 keys at a time, and no bulk copy. */
 TEST(wgmma_work_of_the_backward) {
     const int tiles = harness_rounds(4, 3);
     for (int size = 64; size <= 128; size += 64) {

@@ -379,7 +379,7 @@ void chain_run::forward(const chunk_work &c, bool sends) {
     for (rows_array &a : scratch) OK(cudaMemsetAsync(a.data, 0xFF, a.bytes(), compute));
 }
 
-/* What later chunks added to the chunk's own rows, where nothing streams, is added when all is done. */
+/* Runs a backward. If nothing streams, what later chunks added to the chunk's own rows is added when all is done. */
 void chain_run::backward(const chunk_work &c, bool last) {
     const cf_state_pass pass = pass_of(c, true, last);
     if (g.streamed) note(cf_state_stream_begin(stream, &pass, &error));
@@ -464,7 +464,7 @@ static void note_chain(const chain_setting &g) {
     harness_note("%s", text);
 }
 
-/* Whether sums of dQ have: with atomic ones only if deterministic. */
+/* Returns whether sums of dQ have one order: atomic ones only if deterministic. */
 static bool has_one_order(const chain_setting &g) { return g.deterministic || g.path == CF_ATTENTION_UNFUSED; }
 
 /* Against float64; and the bits of the resident walk, where dQ has only one order. */

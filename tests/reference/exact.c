@@ -6,7 +6,7 @@
 #define MOST_MACHINES 8
 #define N_BUCKETS 65536
 
-/* How far a chunk is on a virtual stage. */
+/* The state of a chunk on a virtual stage. */
 enum {
     WAITING,
     DROPPED,        /* F has run and kept nothing */
@@ -210,7 +210,7 @@ static int holds(int progress) { return progress >= REPLAYED && progress <= RETU
 
 static uint32_t bit(int i) { return (uint32_t)1 << i; }
 
-/* Whether the stage and the chain have a place for the chunk. */
+/* Returns whether the stage and the chain have a place for the chunk. */
 static int has_room(const solver *s, const state *at, int i) {
     const cell *c = &s->cells[i];
     int64_t on_machine = 0, of_chain = 0;
@@ -227,7 +227,8 @@ static int may_drop(const solver *s, const state *at, int i) {
     return !c->free_to_keep && (s->local || before == DROPPED || before == REPLAYED);
 }
 
-/* Where the chunk has been replayed before it came here, that pass has been sent on or not. */
+/* Returns whether the chunk's pass may keep. If the chunk was replayed before it came here, that pass was sent on or
+   not. */
 static int may_keep(const solver *s, const state *at, int i) {
     const cell *c = &s->cells[i];
     if (s->fixed_rule) return c->index >= c->size - s->kept[c->chunk];
@@ -469,7 +470,8 @@ static int at_least_as_good(const solver *s, const state *a, const state *b) {
            none_later(a->replay, b->replay, s->n_cells) && none_later(a->gradient, b->gradient, s->n_cells);
 }
 
-/* Whether a state seen before, with the same passes done, is at least as good everywhere. Notes this one if not. */
+/* Returns whether a state seen before, with the same passes done, is at least as good everywhere. If not, notes this
+   one. */
 static int seen_better(solver *s, const state *at) {
     uint64_t hash = 0xcbf29ce484222325u;
     state **bucket, **link, *old;

@@ -135,7 +135,7 @@ static const char *up_rule(const judge *j, int64_t chunk, int64_t id, int64_t *s
     return NULL;
 }
 
-/* Who runs through it: some of those through the slice that it goes on from. */
+/* Checks who runs through a slice: some of those through the slice that it continues. */
 static const char *through_rule(judge *j, int64_t id) {
     const forest_plan *f = j->f;
     const forest_slice *s = &f->slices[id];
@@ -266,7 +266,7 @@ static int runs_through(const forest_plan *f, int64_t slice, int64_t at) {
     return at >= f->slices[slice].first && at < f->slices[slice].first + f->slices[slice].n;
 }
 
-/* What is below one of n things, by their ups, follows right behind it. */
+/* Returns whether what is below one of n things, by their ups, follows right behind it. */
 static int in_preorder(const int64_t *up, int64_t n) {
     int64_t i, j, at;
     for (i = 0; i < n; i++) {

@@ -403,7 +403,7 @@ const char *naive_fault(const cf_plan *plan, const cf_schedule *s) {
 
 /* ---- rendezvous ---- */
 
-/* What a stage has of a chunk on a virtual stage: results made there and not yet sent, inputs received and not yet
+/* The tensors that a stage has of a chunk on a virtual stage: results not yet sent, inputs received and not yet
    read. */
 typedef struct tensors {
     unsigned char made[3], there[3]; /* by F, R, backward */
@@ -414,7 +414,7 @@ static int kind_of(int pass) {
     return pass == CF_R || pass == CF_SEND_R || pass == CF_RECV_R ? 1 : 2;
 }
 
-/* Whether there is another virtual stage next to v, and on another stage. */
+/* Returns whether there is another virtual stage next to v, and on another stage. */
 static int leads_away(const cf_schedule *s, int64_t v, int64_t next) {
     return next >= 0 && next < s->shape.n_stages * s->shape.n_virtual && naive_stage(s, v) != naive_stage(s, next);
 }
@@ -609,7 +609,7 @@ int64_t naive_peak_bytes(const cf_plan *plan, const cf_schedule *s, int64_t stag
 
 /* ---- graphs ---- */
 
-/* Whether all nodes can run, one after the other. */
+/* Returns whether all nodes can run, one after the other. */
 static int all_run(const cf_graph *g) {
     int32_t *waiting = (int32_t *)calloc((size_t)g->n_nodes + 1, sizeof *waiting);
     int32_t *ready = (int32_t *)calloc((size_t)g->n_nodes + 1, sizeof *ready);

@@ -48,8 +48,8 @@ const char *naive_fault(const cf_plan *plan, const cf_schedule *schedule);
    pass finds the tensors that it needs. */
 const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *schedule);
 
-/* What is wrong with a graph's lists of edges, or NULL: both directions hold each edge once, and every node can run
-   once all that it waits for have run. */
+/* Returns what is wrong with a graph's lists of edges, or NULL: both directions hold each edge once, and every node can
+   run once all that it waits for have run. */
 const char *naive_graph_fault(const cf_graph *graph);
 
 /* Node `to` starts no sooner than so long after node `from` ends. */

@@ -39,11 +39,12 @@ int64_t oracle_pairs(int64_t prefix, int64_t length);
    pass the sizes of its arrays; any other damage is survived. */
 const char *oracle_plan_fault(const cf_plan *plan, const int64_t *lengths, int64_t n);
 
-/* Whether a sound plan is what the options asked for: sizes, kinds, order, splits, hybrid chunks, ranks. */
+/* Returns where a sound plan is not what the options asked for (sizes, kinds, order, splits, hybrid chunks, ranks), or
+   NULL. */
 const char *oracle_option_fault(const cf_plan *plan, const int64_t *lengths, const cf_pack_desc *desc);
 
-/* What is wrong with a record of a failure, whatever has failed: the text says what the members say, an item is named
-   where there are items, and where the reason says "too small" or "more than", the two numbers are that way round. */
+/* Returns what is wrong with a record of a failure, or NULL. The text says what the members say, and an item is named
+   where there are items. Where the reason says "too small" or "more than", the two numbers are that way round. */
 const char *oracle_error_fault(const cf_error *error);
 
 /* The same where one number of something sound was changed, item `item` of `field`: a record that names just that has

@@ -155,7 +155,7 @@ static double alone_seconds(const cf_plan *plan, const cf_timing *timing, int64_
     return compute > moved - alone ? alone + compute : moved;
 }
 
-/* Of all ranks that run it at once. */
+/* Returns the seconds of a pass, of all ranks that run it at once. */
 double pipeline_seconds(const cf_plan *plan, const cf_timing *timing, int64_t v, int64_t chunk, int pass) {
     const cf_chunk *c = &plan->chunks[chunk], *mate;
     double most = alone_seconds(plan, timing, v, c, pass), other;
@@ -169,7 +169,7 @@ double pipeline_seconds(const cf_plan *plan, const cf_timing *timing, int64_t v,
     return most;
 }
 
-/* What waits for what, as naive_relax wants it. Of n actions, action i is node i, and n + i is the transfer of its result,
+/* The waits, as naive_relax wants them. Of n actions, action i is node i, and n + i is the transfer of its result,
    if the pass that reads it is on another stage. In a lowered schedule a SEND says when; in any other it follows its
    pass. */
 typedef struct network {

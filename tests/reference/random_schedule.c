@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How one schedule is made; each is drawn anew. */
+/* The way in which one schedule is made; each is drawn anew. */
 typedef struct style {
     double keep;       /* chance that a forward keeps although it may drop */
     int rule;          /* DROP_... */
@@ -96,7 +96,7 @@ static int has_room(const maker *m, int64_t cell) {
     return held_of_chain(m, cell) < m->k && (limit == 0 || m->held[stage] < limit);
 }
 
-/* Whether the chunks that must go back before this one still find a place when it has taken one. */
+/* Returns whether the chunks that must go back before this one still find a place when it has taken one. */
 static int leaves_room(const maker *m, int64_t cell) {
     int64_t stage = stage_of(m, cell), limit = limit_of(m, stage);
     return held_of_chain(m, cell) + 1 < m->k && (limit == 0 || m->held[stage] + 1 < limit);
@@ -114,7 +114,7 @@ static int gradient_is_there(const maker *m, int64_t cell) {
     return index_of(m, cell) == size_of(m, cell) - 1 || returned(m, cell + 1);
 }
 
-/* Whether a chunk is the only one on its way back, in the whole pipeline. */
+/* Returns whether a chunk is the only one on its way back, in the whole pipeline. */
 static int is_alone(const maker *m, int64_t cell) {
     int64_t i;
     for (i = 0; i < cells_of(m); i++)
@@ -148,7 +148,7 @@ static int wants_to_drop(const maker *m, int64_t cell) {
     }
 }
 
-/* Whether the forward may run, and if so whether it keeps. */
+/* Decides whether the forward may run, and if so whether it keeps. */
 static int choose_keep(const maker *m, int64_t cell, int *keep) {
     int drop = may_drop(m, cell), room = has_room(m, cell);
     *keep = room && !(drop && wants_to_drop(m, cell));
@@ -187,7 +187,7 @@ static void offer(const maker *m, candidate *best, int64_t cell, int pass, int k
     *best = c;
 }
 
-/* What to run next; `idle`: nothing else went, so nothing is put off. */
+/* Chooses what to run next; `idle`: nothing else could run, so nothing is put off. */
 static candidate choose(const maker *m, int idle) {
     candidate best = {-1, 0, 0, 0, 0};
     int64_t cell;
@@ -241,7 +241,7 @@ static void draw_style(maker *m, int greedy, int try) {
     if (greedy && harness_chance(rng, 0.5)) s->early = 0;
 }
 
-/* What is drawn for each cell and chunk, and the rough way that is left from each backward. */
+/* Draws each cell's and chunk's numbers, and notes the rough way that is left from each backward. */
 static void draw_cells(maker *m) {
     int64_t cell, by_unit = harness_between(m->rng, 0, 2);
     for (cell = 0; cell < cells_of(m); cell++) {

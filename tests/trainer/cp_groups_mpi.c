@@ -116,7 +116,8 @@ static void exchange(trainer *t, int64_t chunk, row *rows, int64_t n) {
 /* The first chunk of a sequence on the rank of a chunk. */
 static int64_t root_of(const trainer *t, int64_t chunk) { return chunk - t->plan->chunks[chunk].index; }
 
-/* Where a chunk's rows are among those that a cp group exchanges: all of its chunks so far, round by round. */
+/* Returns the place of a chunk's rows among those that a cp group exchanges: all of its chunks so far, round by
+   round. */
 static int64_t place(const trainer *t, int64_t chunk) {
     int64_t step = (chunk - root_of(t, chunk)) % t->plan->chunks_per_rank, cp = cp_of(t, chunk);
     return (step * cp + t->plan->chunks[chunk].rank % cp) * CHUNK;
@@ -158,7 +159,7 @@ typedef struct work {
     double dx[LONGEST][D]; /* gradient of x[l + 1] while layer l runs backward */
 } work;
 
-/* What a row of a slice sees: what lies before the slice, and its own rows up to this one. */
+/* Lists what a row of a slice sees: what lies before the slice, and its own rows up to this one. */
 static int64_t see(work *w, int l, int64_t slice, int64_t end, const row **keys, row **dkeys) {
     const cf_slice *s = &w->slices[slice];
     int64_t n = s->begin, i;
@@ -247,7 +248,7 @@ static void backward_layer(trainer *t, work *w, int l) {
     memcpy(w->dx, down, sizeof down);
 }
 
-/* What a row is given or, less what it has become, is to become. */
+/* Computes losses: a row should become its target. */
 static void losses(trainer *t, work *w, int back) {
     int64_t i, slice;
     int d;

@@ -1,4 +1,4 @@
-/* What lockstep_mpi.c and cp_groups_mpi.c have in common: numbers, schedules, and how far gradients are off. */
+/* The common part of lockstep_mpi.c and cp_groups_mpi.c: numbers, schedules, and how far gradients are off. */
 
 #ifndef RANKS_MPI_H
 #define RANKS_MPI_H

@@ -28,7 +28,7 @@ static void *counted_calloc(size_t count, size_t bytes) {
 #include "../../examples/model.h"
 #undef calloc
 
-/* What runs chunks calls this in the place of model_forward. */
+/* The chunk runner calls this instead of model_forward. */
 static int64_t rows_through_the_head;
 
 static double counted_forward(const pass *p) {
@@ -43,8 +43,8 @@ static double counted_forward(const pass *p) {
 
 #include "../../examples/check.h"
 
-/* What writes a checkpoint calls these in the place of the system: they note what is asked for, in its order, and say
-   no, or send a signal, where a test wants that. */
+/* The writer of checkpoints calls these instead of the system: they note what is asked for, in its order, and say no,
+   or send a signal, where a test wants that. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -120,7 +120,7 @@ static const char *in_folder(const char *name) {
     return paths[at];
 }
 
-/* What a call prints and how it ends, in a process of its own: the status with which it ended the program, 0 where it
+/* The output of a call and its end, in a process of its own: the status with which it ended the program, 0 where it
    came back. */
 typedef struct ending {
     int status;
@@ -200,7 +200,7 @@ TEST(comparator_sees_small_and_stale_differences) {
     CHECK(relative_difference_of_losses(3, 2) == 0.5 && relative_difference_of_losses(-2, 2) == 2);
 }
 
-/* What a shape may be at most, and one past it. */
+/* Each shape at its limit, and one past it. */
 TEST(models_are_refused_by_what_is_wrong) {
     static const struct {
         size_t offset;
@@ -492,7 +492,7 @@ TEST(angles_are_put_in_their_places) {
     }
 }
 
-/* What goes wrong in a callback, and what a plan and a schedule say that do not fit, comes back. */
+/* Errors of a callback, and of a plan and a schedule that do not fit, come back. */
 TEST(errors_of_the_library_come_back) {
     const int64_t lengths[] = {50, 8, 8};
     world x, y;
@@ -632,13 +632,13 @@ TEST(a_stream_changes_no_bit) {
     }
 }
 
-/* Whether a query of a sequence sees a key of it. window 0: there is none. */
+/* Returns whether a query of a sequence sees a key of it. window 0: there is none. */
 static int is_seen(int64_t key, int64_t query, int64_t window) {
     return key <= query && (window == 0 || query - key < window);
 }
 
-/* What a training step has sent, against a count from the rules: F and R read K and V of the prefix, B reads those and
-   the gradients of all rows so far, and sends those of the prefix; F alone sends its own K and V. Of all these only
+/* Compares what a training step has sent with a count from the rules: F and R read K and V of the prefix, B reads those
+   and the gradients of all rows so far, and sends those of the prefix; F alone sends its own K and V. Of all these only
    what a query of a later chunk sees counts. If outputs are kept, F of a dropped chunk sends those of its rows, and R
    reads those in place of the prefix. */
 static void check_what_a_stream_sends(int64_t window, int keep_outputs) {
@@ -1019,7 +1019,7 @@ TEST(token_files_that_make_no_sense_are_refused) {
    >>options
    ================================================================================================================ */
 
-/* What --help says of each, with its default, the least and the most that are taken; LIMIT: nobody tries the most. */
+/* The options of --help, each with its default, the least and the most that are taken; LIMIT: nobody tries the most. */
 #define LIMIT 1000000000000
 static const struct {
     const char *help;
@@ -1235,7 +1235,7 @@ static void use_checkpoint(const void *user) {
     exit(0);
 }
 
-/* What cannot be done with a file ends the program, which says why. */
+/* A file that cannot be used ends the program, which says why. */
 TEST(checkpoint_that_cannot_be_used_ends_the_program) {
     static const struct {
         const char *what, *name, *why;
@@ -1263,7 +1263,7 @@ TEST(checkpoint_that_cannot_be_used_ends_the_program) {
     remove(in_folder("file"));
 }
 
-/* What cannot be written says why, as the system does, and leaves nothing. */
+/* A checkpoint that cannot be written says why, as the system does, and leaves nothing. */
 TEST(checkpoint_that_cannot_be_written) {
     saved_run run;
     char path[256];

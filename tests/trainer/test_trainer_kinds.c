@@ -31,7 +31,7 @@ static void counted_begin(const attention_problem *p, const attention_results *r
 #include "../../examples/model.h"
 #undef attention_forward_begin
 
-/* What runs chunks calls this in the place of model_forward, to see what the passes have to do with. */
+/* The chunk runner calls this instead of model_forward, to see what the passes have to do with. */
 static double watched_forward(const pass *p);
 
 #define model_forward watched_forward
@@ -133,7 +133,7 @@ TEST(states_have_the_size_of_their_kind) {
     }
 }
 
-/* Of 5 chunks, with K 1: F and R read a snapshot unless they begin the sequence, and F alone leaves one, unless it ends
+/* Five chunks, with K 1: F and R read a snapshot unless they begin the sequence, and F alone leaves one, unless it ends
    it. B reads a snapshot twice, for the filter's gradient wants its tail once more, and a carry, and leaves a carry. */
 TEST(snapshots_travel_as_often_as_needed) {
     const int64_t length = 70, numbers = 4 * 36 + 3 * 72;
@@ -182,7 +182,7 @@ static model_config model_of_all(int64_t window) {
     return c;
 }
 
-/* What the passes of all forests so far had to do with. */
+/* Counts of what the passes of all forests so far had to do with. */
 static struct {
     int64_t middle;  /* a branch in the middle of a chunk: not all rows of its state's chunk are seen */
     int64_t depths;  /* leaves of different depth in one chunk */

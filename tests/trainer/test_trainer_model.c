@@ -76,7 +76,7 @@ static cf_memory_desc sizing_of(const cf_model *model) {
     return d;
 }
 
-/* What the meter saw while a batch was trained on. */
+/* The meter's figures while a batch was trained on. */
 typedef struct counted {
     chunked_result result;
     int64_t state, host, parameters;

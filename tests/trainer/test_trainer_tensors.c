@@ -22,7 +22,7 @@ static void expect(int holds, const char *what) {
 
 static char path[4096], again[4096], words[4096];
 
-/* What was said on standard error, which goes to a file, since the last call. */
+/* Returns what was said on standard error, which goes to a file, since the last call. */
 static const char *said(void) {
     static char text[4096];
     static long at;

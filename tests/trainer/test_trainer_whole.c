@@ -773,8 +773,8 @@ static int64_t count_targets(const sequences *b, int64_t from_token) {
     return n;
 }
 
-/* What the loss of token t of sequence i weighs. With --shared-mean, of all sequences that have it with everything
-   before it, as a target, each has its part of their mean. */
+/* Returns the weight of token t of sequence i in the loss. With --shared-mean, of all sequences that have it with
+   everything before it, as a target, each has its part of their mean. */
 static double weight_of(const setup *s, const sequences *b, int64_t i, int64_t t) {
     const double mean = 1 / (double)count_targets(b, 1);
     double sum = 0, n = 0;
@@ -940,7 +940,7 @@ static int call_trainer(const char *words) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* What chunks a batch gives, which the library says. */
+/* Packs a batch, by the library. */
 static cf_plan *plan_of(const setup *s, const sequences *b) {
     static const char *const methods[] = {"best", "next"}, *const splits[] = {"full", "even", "cost"};
     const void *tokens[40];
@@ -1090,7 +1090,7 @@ static void check_settings(const char *image, const setup *s, const text *d) {
               (int64_t)hash(lengths, d->tokens, (size_t)d->first[d->count] * 2));
 }
 
-/* Of each tensor the largest difference, against its largest number. */
+/* Returns the largest difference of any tensor, relative to its largest number. */
 static double check_numbers(const char *what, const char *image, const double *wanted, const weight_list *w) {
     double worst = 0;
     for (int64_t i = 0; i < w->n; i++) {
@@ -1219,7 +1219,7 @@ TEST(options_do_what_they_say) {
     COMPARE_ALL(all);
 }
 
-/* What does not change the numbers; the number of chunks shows that it does something. */
+/* Chunks do not change the numbers; their count shows that there are some. */
 TEST(chunks_change_nothing) {
 #define RICH MADE_UP "--kinds window+sinks,delta --window 9 --mtp 0.2 --dropout 0.1 "
     static const char *const all[] = {

@@ -42,7 +42,7 @@ static void world_begin(world *x, const model_config *c, const int64_t *lengths,
     x->runner.meter = &x->meter;
 }
 
-/* What is freed is as it was before there was anything in it. */
+/* Checks that what is freed is as it was before there was anything in it. */
 static void check_empty(const void *freed, size_t bytes, const char *what) {
     const char *at = (const char *)freed;
     size_t n = 0;

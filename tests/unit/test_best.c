@@ -194,7 +194,8 @@ TEST(suite_is_near_the_bound) {
     harness_report("%s", text);
 }
 
-/* Whether a fixed schedule keeps to what `best` keeps to where chunks are limited: as much state as by default. */
+/* Returns whether a fixed schedule keeps to what `best` keeps to where chunks are limited: as much state as by
+   default. */
 static int keeps_to_state(const cf_plan *plan, const cf_schedule_desc *desc) {
     cf_schedule *schedule = NULL;
     int keeps;
@@ -272,9 +273,9 @@ TEST(a_v_under_tight_limits) {
     cf_plan_free(plan);
 }
 
-/* Where each stage keeps its inputs, room for one chunk is enough for any number of virtual stages, whatever the number
-   of tries, and so are as many bytes as the refusal of too few wants, even if an input takes more than activations. 31
-   is what is possible for four equal chunks on 2 x 2 virtual stages with room for two and one. */
+/* If each stage keeps its inputs, room for one chunk is enough for any number of virtual stages and of tries. So are
+   the bytes that the refusal of too few wants, even if an input takes more than activations. 31 is what is possible for
+   four equal chunks on 2 x 2 virtual stages with room for two and one. */
 TEST(fewer_places_than_virtual_stages) {
     static const int64_t ones[] = {1, 1, 1, 1}, two_and_one[] = {2, 1};
     cf_schedule_desc desc = {0};
@@ -453,7 +454,7 @@ TEST(very_many_stages) {
 
 /* ---- how good ---- */
 
-/* What comes out of a kind of small batches: the geometric mean of makespan / bound of 24 of them, `best` with one to
+/* The outcome of a kind of small batches: the geometric mean of makespan / bound of 24 of them, `best` with one to
    sixteen candidates, and the mean of the bytes that this asks for. They are as measured and may not rise: a policy
    that makes schedules a little longer on the whole shows here and in no other test. Whoever changes the search or a
    kind measures anew what it changed, and says why. */
@@ -691,7 +692,8 @@ TEST(report_says_what_was_done) {
     }
 }
 
-/* What reaches a bound cannot be made shorter: equal chunks, which the fixed kinds are optimal for, take no search. */
+/* A schedule that reaches a bound cannot be made shorter: equal chunks, which the fixed kinds are optimal for, take no
+   search. */
 TEST(a_search_ends_at_its_bound) {
     int64_t lengths[16], i;
     int which;

@@ -44,8 +44,8 @@ enum { N_MEMBERS = sizeof members / sizeof members[0], N_ARGUMENTS = sizeof argu
 
 static unsigned char visited[N_MEMBERS];
 
-/* What is not tried here. Objects are damaged by tests/fuzz/fuzz_hostile.c; a block's numbers say how much memory
-   there is, which nobody can check. */
+/* The structs that are not tried here. Objects are damaged by tests/fuzz/fuzz_hostile.c; a block's numbers say how much
+   memory there is, which nobody can check. */
 static const char *const objects[] = {"cf_plan", "cf_chunk", "cf_slice", "cf_chain", "cf_schedule", "cf_action",
                                       "cf_graph", "cf_node", "cf_edge", "cf_block"};
 static const char *const outputs[] = {
@@ -355,7 +355,7 @@ static unsigned char out[4096];
 
 static int untouched(cf_result result) { return result == CF_OK || CHECK_POISON(out, sizeof out); }
 
-/* Whether an object was made, which is one block beside those of set_up. */
+/* Returns whether an object was made, which is one block beside those of set_up. */
 static int is_made(cf_result result) {
     if (!untouched(result) || result != CF_OK) return 0;
     CHECK_INT(live_blocks, 1 + (plan != NULL) + (schedule != NULL));
@@ -689,7 +689,7 @@ static int may_blame(const place *p, const char *field) {
     return b != NULL && b->also != NULL && strstr(b->also, name) != NULL;
 }
 
-/* Where a number itself is blamed, the record has it, and past a documented limit that limit. */
+/* Checks that the record has the number that is blamed, and past a documented limit that limit. */
 static void check_numbers(const cf_error *e, const char *name, int64_t value, int64_t limit) {
     CHECK_STR(oracle_error_fault(e), NULL);
     static const char *const others[] = {"is not that of", "must add up", " of chunk ", "bytes.held",

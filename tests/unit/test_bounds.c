@@ -121,7 +121,7 @@ static void draw_options(harness_rng *rng, problem *p, int64_t most_stages, int 
 
 /* ---- judging ---- */
 
-/* How often each bound was above a makespan. */
+/* Counts how often each bound was above a makespan. */
 typedef struct tally {
     int64_t n_schedules, n_problems, n_broken[CF_MAX_BOUNDS];
     const char *names[CF_MAX_BOUNDS];

@@ -61,7 +61,7 @@ static cf_schedule *schedule_of(const cf_plan *plan, int64_t n_virtual, int64_t 
     return s;
 }
 
-/* What the validator says of such lists; NULL where it accepts them. */
+/* Returns what the validator says of such lists; NULL where it accepts them. */
 static const char *verdict(const cf_plan *plan, int64_t n_virtual, int64_t k, cf_replay replay,
                            const char *const *lists, int64_t n_lists, cf_error *error) {
     cf_schedule *s = schedule_of(plan, n_virtual, k, replay, lists, n_lists);
@@ -155,7 +155,7 @@ TEST(rules_between_stages) {
     cf_plan_free(plan);
 }
 
-/* What the validator says of two lists of two virtual stages each, in a V: 0 and 3 on one stage, 1 and 2 on the
+/* Returns what the validator says of two lists of two virtual stages each, in a V: 0 and 3 on one stage, 1 and 2 on the
    other. */
 static const char *verdict_of_v(const cf_plan *plan, cf_replay replay, const char *const *lists, cf_error *error) {
     cf_schedule *s = schedule_of(plan, 2, 2, replay, lists, 2);
@@ -399,7 +399,7 @@ static cf_schedule *damage(harness_rng *rng, cf_schedule *s) {
     return s;
 }
 
-/* What an action's member should have been, where that is one number. */
+/* Checks what an action's member should have been, where that is one number. */
 static void check_wanted(const cf_plan *plan, const cf_schedule *s, const cf_error *e) {
     const int64_t n_v = s->shape.n_stages * s->shape.n_virtual;
     const char *place = strstr(e->text, "]: stage ");
@@ -638,7 +638,7 @@ static int64_t slot_by_hand(const cf_plan *plan, const cf_schedule *s, int64_t i
     return -1;
 }
 
-/* What one action waits for, by the words of cf_edge_why. Returns how many there are. */
+/* Lists what one action waits for, by the words of cf_edge_why. Returns how many there are. */
 static int needs_by_hand(const cf_plan *plan, const cf_schedule *s, int64_t id, cf_need *needs) {
     const cf_action *a = &s->actions[id];
     const cf_chunk *c = &plan->chunks[a->chunk];

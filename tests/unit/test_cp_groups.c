@@ -63,7 +63,7 @@ static int64_t cp_of(const cf_plan *plan, int64_t chunk) {
     return plan->chunks[chunk].chain >= 0 ? plan->chains[plan->chunks[chunk].chain].cp : 0;
 }
 
-/* Of every rank, from one list of columns: lockstep, or by `paper` on one stage. */
+/* Makes the schedule of every rank, from one list of columns: lockstep, or by `paper` on one stage. */
 static int schedule(cp_groups *t, const cf_schedule_desc *lockstep) {
     const cf_schedule_desc plain = {.kind = CF_SCHEDULE_PAPER, .shape = {.k = 1 + t->n % 2}};
     cf_plan *columns = NULL;
@@ -144,8 +144,8 @@ TEST(cp_groups_even_out_giants) {
     }
 }
 
-/* What the columns of a plan cost, with a third more for those that are replayed where K is 1: all of a chain of
-   columns but its last. That is what cf_pack weighs layouts by. */
+/* Returns the cost of a plan's columns. Those that are replayed where K is 1, all of a chain of columns but its last,
+   cost a third more. cf_pack weighs layouts by this. */
 static double price_of(const cp_groups *t) {
     cf_plan *columns = NULL;
     double sum = 0;
@@ -321,7 +321,7 @@ static int64_t widest_of(cf_pack_desc desc, int64_t first, int64_t n, int64_t ot
     return widest;
 }
 
-/* What a width is chosen by, as cf_pack says it, worked out by hand. */
+/* Widths are chosen as cf_pack says, worked out by hand. */
 TEST(widths_are_what_they_cost) {
     cf_pack_desc thin = {.chunk_size = 8192, .n_ranks = 8, .max_cp = 8, .cost = {0, 1, 0}}, dear = thin;
     cf_pack_desc chunky = thin;
@@ -342,7 +342,7 @@ TEST(widths_are_what_they_cost) {
     cf_plan_free(plan);
 }
 
-/* Where costs would have it otherwise there are still no more shares and rounds than there is room for. */
+/* There are never more shares and rounds than there is room for, even where costs ask for more. */
 TEST(cp_groups_stay_within_their_room) {
     cf_pack_desc many = {.chunk_size = 10, .n_ranks = 64, .max_cp = 64, .cost = {0, 1, 0}};
     cf_pack_desc steep = {.chunk_size = 2, .n_ranks = 4, .max_cp = 4, .cost = {0, 0, 1}}; /* one token for two */
@@ -397,7 +397,7 @@ TEST(passes_of_cp_groups_take_as_long_as_the_slowest_rank) {
     CHECK(waits > 50);
 }
 
-/* What a GPU's numbers make of gathers: bytes over the link of so many GPUs, and of the widths that cf_pack chooses. */
+/* A GPU's numbers price gathers, bytes over the link of so many GPUs, and so the widths that cf_pack chooses. */
 TEST(gathers_are_priced_by_model_and_gpu) {
     cf_cost_desc desc = {.chunk_size = 8192, .parallel = {.tp = 2, .dp = 16}};
     cf_stage_cost stage;
@@ -627,7 +627,7 @@ TEST(cp_groups_that_do_not_meet_are_refused) {
     drop(&t);
 }
 
-/* What the JSON says of shares; and ranks of a cp group that goes beyond them, in a plan that nobody has validated. */
+/* The JSON has the shares; a cp group that goes beyond the ranks, in a plan that nobody has validated, is survived. */
 TEST(cp_groups_are_written_and_damaged_ones_survived) {
     cp_groups t = {.lengths = {300, 20, 30}, .n = 3, .pack = {.chunk_size = 16, .n_ranks = 4, .max_cp = 4}};
     harness_text json = {0};

@@ -281,7 +281,7 @@ TEST(bad_microbatches_are_refused_with_their_place) {
     cf_plan_free(plan);
 }
 
-/* What each version of PyTorch needs beside the transfers. */
+/* Each version of PyTorch gets what it needs beside the transfers. */
 TEST(transfers_are_written_for_a_version) {
     static const char *const wanted[SCHEDULE_CSV_TORCH_COUNT] = {
         "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\r\n"
@@ -1021,7 +1021,8 @@ static cf_schedule *draw(harness_rng *rng, int64_t sequences, int64_t ranks, pro
     return naive_copy(problem_own(p)->lowered);
 }
 
-/* Where PyTorch could run it: the plan in the order of the microbatches is sound, and gives the same text. */
+/* Checks a schedule that PyTorch could run: the plan in the order of the microbatches is sound, and gives the same
+   text. */
 static int renumber(cf_plan *plan, cf_schedule *s, const schedule_csv_desc *desc, const char *wanted) {
     int64_t lengths[8] = {0}, i, first = s->shape.rank * plan->chunks_per_rank;
     int32_t chunks[64];

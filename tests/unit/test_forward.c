@@ -162,7 +162,7 @@ TEST(the_validator_takes_sound_orders_of_forwards_and_no_others) {
     harness_report("%d sound, %d not", (int)sound, (int)unsound);
 }
 
-/* What has no place among forwards alone, and what forwards alone have no place among. */
+/* Forwards alone are refused beside anything that has no place among them. */
 TEST(forwards_alone_with_anything_else_are_refused) {
     const int64_t lengths[] = {40, 7};
     cf_pack_desc pack = {0};

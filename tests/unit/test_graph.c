@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a random schedule is made for. */
+/* Draws what a random schedule is made for. */
 static cf_schedule_desc draw_desc(harness_rng *rng, cf_timing *timing) {
     cf_schedule_desc desc = {0};
     desc.shape.n_stages = harness_between(rng, 1, 4);
@@ -59,8 +59,8 @@ static int64_t find(const cf_schedule *s, int pass, int64_t chunk, int64_t v) {
     return -1;
 }
 
-/* How many passes of a chunk's chain on its virtual stage stand before it in the list and take a place among K, or
-   give one back. */
+/* Counts the passes of a chunk's chain on its virtual stage that stand before it in the list and take a place among K,
+   or give one back. */
 static int64_t n_before(const cf_plan *plan, const cf_schedule *s, const cf_action *a, int taken) {
     int64_t n = 0, i, end = find(s, a->pass, a->chunk, a->stage), chain = plan->chunks[a->chunk].chain;
     for (i = 0; i < end; i++) {
@@ -137,7 +137,7 @@ static cf_schedule *draw_schedule(harness_rng *rng, const cf_plan *plan, const c
                            harness_chance(rng, 0.5));
 }
 
-/* What this and other tests measure by: chains of waits, the longest of two, and one without end. */
+/* The relaxer, which this and other tests measure by: chains of waits, the longest of two, and one without end. */
 TEST(the_relaxer_relaxes) {
     const double seconds[] = {2, 3, 1};
     naive_wait waits[] = {{1, 2, 0}, {0, 1, 0.5}, {0, 2, 5}};
@@ -416,7 +416,7 @@ TEST(an_executor_of_your_own) {
 
 /* ---- options, memory, limits ---- */
 
-/* What cf_schedule_validate refuses, in its actions, its counts and its shape; and times. */
+/* Schedules that cf_schedule_validate refuses, by their actions, counts and shape, and wrong times make no graph. */
 TEST(a_wrong_schedule_makes_no_graph) {
     static const int64_t lengths[] = {7, 2};
     cf_schedule_desc order = {0};

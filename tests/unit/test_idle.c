@@ -40,7 +40,7 @@ static int64_t backward_of(const book *b, int64_t chunk, int64_t v) {
     return found >= 0 ? found : look_for(b, CF_I, chunk, v);
 }
 
-/* Whether what a pass makes goes to another stage. */
+/* Returns whether what a pass makes goes to another stage. */
 static int goes(const book *b, int64_t id) {
     const cf_action *a = at(b, id);
     int64_t to = a->pass >= CF_B ? a->stage - 1 : a->stage + 1;
@@ -131,7 +131,7 @@ static double mean_of(const book *b, int pass) {
     return sum / (double)n;
 }
 
-/* Whether any pass from `from` on could run at that moment in that way. */
+/* Returns whether any pass from `from` on could run at that moment in that way. */
 static int some_could(const book *b, int64_t stage, int64_t from, double moment, int how, int only_takers) {
     int64_t i;
     for (i = from; i < b->schedule->first[stage + 1]; i++)
@@ -213,7 +213,7 @@ static void check_causes(const book *b, const idle_report *r, int64_t stage, int
     }
 }
 
-/* What goes to other stages, and when. */
+/* Checks what goes to other stages, and when. */
 static void check_transfers(const book *b, const idle_report *r) {
     int64_t i;
     CHECK(r->n_actions == b->schedule->n_actions && r->n_stages == b->schedule->shape.n_stages);

@@ -123,7 +123,7 @@ TEST(standalone_chunks_are_dropped) {
     cf_plan_free(plan);
 }
 
-/* Of many such chunks each stage keeps some inputs, but not all: pipeline_fault counts them. */
+/* Each stage keeps some inputs of many such chunks, but not all: pipeline_fault counts them. */
 TEST(inputs_of_many_chunks) {
     int64_t lengths[64], limit, i;
     cf_plan *plan;

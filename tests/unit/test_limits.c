@@ -17,7 +17,7 @@ static void no_release(void *memory, void *user) { (void)memory, (void)user; }
 
 static const cf_allocator nothing = {no_memory, no_release, NULL};
 
-/* What a call says of a value, all else being usual. */
+/* A call with one value, all else being usual. */
 typedef cf_result (*limits_call)(int64_t value, cf_error *error);
 
 /* `most` is not what the call stumbles over, and one more is, which has the code `above`; `least` the same from below,
@@ -46,7 +46,7 @@ static void check_range(limits_call call, const char *field, int64_t least, int6
     check_range_as(call, field, least, most, CF_ERROR_LIMIT);
 }
 
-/* Where 0 is a default, which 1 is not. */
+/* Checks a member in which 0 is a default, which 1 is not. */
 static void check_default(limits_call call, const char *field, int64_t most) {
     cf_error error = {0};
     check_range(call, field, INT64_MIN, most);
@@ -131,7 +131,7 @@ TEST(of_packing) {
     check_range(weigh_n, "n", 0, CF_MAX_SEQUENCES);
 }
 
-/* Of a chunk of one token, in arrays of these sizes. */
+/* Asks for the metadata of a chunk of one token, in arrays of these sizes. */
 static cf_result size_of(int64_t rows, int64_t prefix, int64_t n_seqs, cf_error *error) {
     const int64_t length = 1;
     const cf_capacity most = {rows, prefix, n_seqs, 0, 0, 0, 0};
@@ -363,7 +363,7 @@ static cf_result simulate_actions(int64_t value, cf_error *error) {
     return cf_simulate(plan, &claims, &desc, &timeline, error);
 }
 
-/* Of the two virtual stages of a stage while its four actions run. */
+/* Counts loads of the two virtual stages of a stage while its four actions run. */
 static cf_result count_loads(int64_t value, cf_error *error) {
     cf_memory_load loads[8];
     cf_schedule_desc desc = {0};

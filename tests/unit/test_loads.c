@@ -1,5 +1,5 @@
-/* What >>simulate says without a timeline: the load of every moment against counts made anew from the definitions, and
-   bounds against schedules. */
+/* The answers of >>simulate without a timeline: the load of every moment against counts made anew from the definitions,
+   and bounds against schedules. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -67,7 +67,7 @@ TEST(bad_loads_are_named) {
 
 /* ---- bounds ---- */
 
-/* Of a schedule of that description, by the simulator. */
+/* Returns the bound of a schedule of that description, by the simulator. */
 static double bound_of(const problem *p) {
     cf_schedule *schedule = NULL;
     cf_timeline *timeline = NULL;
@@ -82,8 +82,8 @@ static double bound_of(const problem *p) {
     return bound;
 }
 
-/* Where backwards may be split or not, the weaker of both claims is the one that holds; and a still weaker one where
-   passes stream their state, since then one chunk may take less time whole and another one split. */
+/* If backwards may be split or not, the weaker of both claims holds. If passes stream their state, a still weaker one
+   does, since then one chunk may take less time whole and another one split. */
 TEST(bounds_of_either_form) {
     uint64_t seed;
     for (seed = 1; seed <= 40; seed++) {

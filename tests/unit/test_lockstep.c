@@ -14,7 +14,7 @@
 
 /* ---- the judge ---- */
 
-/* What is wrong with the schedules of all ranks, or NULL. */
+/* Returns what is wrong with the schedules of all ranks, or NULL. */
 static const char *fault(const cf_plan *plan, cf_schedule *const *schedules) {
     const char *own = NULL;
     int64_t rank;
@@ -503,7 +503,7 @@ TEST(what_cannot_be_dealt_evenly_stays_where_it_fits) {
     drop(&t);
 }
 
-/* Of no chunks there is a list without actions, for any rank. */
+/* Without chunks there is a list without actions, for any rank. */
 TEST(an_empty_batch_has_empty_columns) {
     in_step t = {.n = 0, .pack = {.chunk_size = 8, .n_ranks = 2, .lockstep = 1}};
     cf_schedule without;
@@ -550,7 +550,7 @@ TEST(columns_without_chunks_cost_nothing) {
     drop(&t);
 }
 
-/* Where rows cost nothing, or more than a double has, layouts are alike but for their chunks: slices are whole, and all
+/* If rows cost nothing, or more than a double has, layouts differ by their chunks alone: slices are whole, and all
    sequences are there. */
 TEST(in_step_without_costs) {
     in_step t = {.lengths = {20, 8, 8, 3, 30}, .n = 5, .pack = {.chunk_size = 8, .n_ranks = 3, .lockstep = 1}};

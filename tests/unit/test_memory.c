@@ -225,8 +225,8 @@ TEST(rows_of_experts_by_hand) {
     CHECK_INT(uneven.routes, 48 * 4);
 }
 
-/* What is no whole number of bytes is rounded up: a border over its chunk's rows, and the fullest GPU's rows of
-   experts, of which there are 11 bytes in the mean, for any percentage beyond it. */
+/* Bytes that are no whole number are rounded up: a border over its chunk's rows, and the fullest GPU's rows of experts,
+   of which there are 11 bytes in the mean, for any percentage beyond it. */
 TEST(odd_bytes_are_rounded_up) {
     static const cf_layer kind = {.experts = 2, .active = 1, .ffn = 1};
     cf_memory_desc desc = {0};
@@ -467,10 +467,10 @@ TEST(full_recompute_makes_all_of_a_layer) {
     CHECK_INT(made_again.working - kept.working, 158720 + 4 * 28);
 }
 
-/* What modules that run again leave out, in the layer of Korthikanti et al. (4 h of MLP, no gate; bytes by their
-   section 4.1): the inputs of the two linear maps behind the norms, 2 h each; the input of the MLP's second, 8 h; and
-   that of its activation, 8 h. Then with a gate: 2 f of the product, 4 f of gate and up. Backward makes one layer's
-   share again, and layers that recompute nothing keep all. */
+/* Modules that run again leave out, in the layer of Korthikanti et al. (4 h of MLP, no gate; bytes by their section
+   4.1): the inputs of the two linear maps behind the norms, 2 h each; the input of the MLP's second, 8 h; and that of
+   its activation, 8 h. Then with a gate: 2 f of the product, 4 f of gate and up. Backward makes one layer's share
+   again, and layers that recompute nothing keep all. */
 TEST(modules_made_again) {
     static const cf_recompute whats[] = {CF_RECOMPUTE_LAYERNORM, CF_RECOMPUTE_ACT, CF_RECOMPUTE_MLP};
     cf_model gpt = {0};
@@ -528,7 +528,7 @@ TEST(modules_of_unfused_operations) {
     CHECK_INT(scores - report_of(&desc, &load).activations, 1000 * 1000 * 2 * 7 * 8);
 }
 
-/* What a trainer without mixed precision keeps, tensor by tensor: all in float, a row statistic for each norm. */
+/* A trainer without mixed precision keeps, tensor by tensor: all in float, a row statistic for each norm. */
 TEST(float_trainer) {
     const int64_t h = 64, heads = 4, kv = 2 * 16, f = 176, vocab = 256, layers = 3;
     cf_model small = {0};
@@ -873,7 +873,7 @@ TEST(a_window_is_a_stage_s) {
     CHECK_INT(reports[1].host, 30000 * 7168);
 }
 
-/* What a row costs for each token is nothing on the device. But the chunk in a pass has the fp32 sums that attention
+/* With a window no state grows by the token on the device. But the chunk in a pass has the fp32 sums that attention
    carries from block to block: of each query head a row of the output or of dQ, and two numbers. Counted one by one. */
 TEST(a_window_leaves_no_token_bytes_of_state) {
     static const cf_layer near = {.mixer = CF_MIXER_WINDOW, .window = 64};

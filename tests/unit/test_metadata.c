@@ -52,8 +52,9 @@ static void key_tokens(const cf_plan *plan, const cf_chunk *chunk, int64_t n, to
     query_tokens(plan, chunk, n, keys + chunk->prefix);
 }
 
-/* What flash_attn_varlen_func does: sequence i has the rows from cu_seqlens[i] on, a grid as large as max_seqlen covers
-   all of them, and query a sees key b if b <= a + keys - queries. written: how often each row of the result is. */
+/* Does what flash_attn_varlen_func does: sequence i has the rows from cu_seqlens[i] on, a grid as large as
+   max_seqlen covers all of them, and query a sees key b if b <= a + keys - queries. written: how often each row of
+   the result is. */
 static void kernel_mask(unsigned char *mask, unsigned char *written, int64_t n_keys, const cf_metadata *m) {
     int64_t i, a, b;
     for (i = 0; i < m->n_seqs; i++) {

@@ -111,7 +111,7 @@ TEST(counts_are_those_of_the_tensors) {
     }
 }
 
-/* What the GPUs of all stages hold, less what is there more than once, is the model. */
+/* The GPUs of all stages hold the model, beside what is there more than once. */
 TEST(stages_add_up_to_the_model) {
     harness_rng rng = {22};
     int i, checked = 0;
@@ -734,7 +734,7 @@ static int near(double got, double wanted, double relative) {
     return fabs(got - wanted) <= relative * fabs(wanted);
 }
 
-/* What a model takes on one GPU of a split without pipeline: forward, and what its gradients take. */
+/* Returns the cost of a model on one GPU of a split without pipeline: forward, and what its gradients take. */
 static cf_stage_cost cost_of_model(const cf_model *model, const cf_gpu *gpu, cf_parallel parallel, int64_t chunk_size) {
     cf_stage_cost stage = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}};
     cf_cost_desc desc = {0};
@@ -914,8 +914,8 @@ TEST(recompute_adds_a_forward) {
     CHECK(near(full[1].forward.per_token, none[1].forward.per_token, 0));
 }
 
-/* What modules add to backward, term by term: the MLP its 2 FLOPs a weight and half of the collectives, norms and the
-   activation their traffic, each of them its kernels; in layers that make nothing again it is none of these. */
+/* Modules that run again add to backward, term by term: the MLP its 2 FLOPs a weight and half of the collectives, norms
+   and the activation their traffic, each of them its kernels; in layers that make nothing again it is none of these. */
 TEST(modules_add_what_they_run_again) {
     cf_gpu flops = only_flops(), bytes = only_flops();
     const double h = 4096, f = 12288, layers = 18, tp = 2;
@@ -974,7 +974,7 @@ TEST(transfers_use_the_right_link) {
     CHECK(near(timing.seconds_per_token, 2 * 3584 / (300e9 * 0.75), 1e-12));
 }
 
-/* What ZeRO 2 and 3 send, by hand: 7B over four stages and eight ranks, links of 1 GB/s. Long passes hide all but one
+/* ZeRO 2 and 3 send, by hand: 7B over four stages and eight ranks, links of 1 GB/s. Long passes hide all but one
    layer's bytes of a gather (2 bytes a parameter) and of a scatter (4); a pass that takes no time hides nothing, and
    then an iteration of one chunk sends three times the parameters, where ZeRO 1 sends two. */
 TEST(zero_2_and_3_send_in_every_pass) {

@@ -298,8 +298,8 @@ TEST(no_packing_beats_the_optimum_and_the_bound_is_below_it) {
     CHECK(optimal * 100 >= judged * 95); /* 11/9 is the promise of the method; the small ones are nearly all exact */
 }
 
-/* Where best fit loses to first fit, first fit's packing is what comes back. The batches are
-   found by search: best fit decreasing needs a chunk more for them. */
+/* If best fit loses to first fit, first fit's packing comes back. The batches are found by search: best fit decreasing
+   needs a chunk more for them. */
 TEST(best_fit_never_loses_to_first_fit) {
     static oracle_batch batch;
     static oracle_packing first, best;
@@ -370,7 +370,7 @@ TEST(the_same_input_gives_the_same_plan) {
 
 /* ---- equal-cost slices ---- */
 
-/* What the costs of a batch are said in. */
+/* The terms of a batch's costs. */
 typedef struct formula {
     cf_pass_cost cost;
     int64_t align;
@@ -590,7 +590,7 @@ TEST(ranks_are_balanced_against_every_assignment) {
     CHECK(without / n_extra <= 1.0);
 }
 
-/* How far the most expensive of many ranks may stay above the mean, which is as measured. */
+/* The most expensive of many ranks stays near the mean; the limits are as measured. */
 TEST(a_hundred_ranks_are_evened_out) {
     static const struct {
         int64_t n_ranks, n, chunk_size;
@@ -971,7 +971,7 @@ static void check_refused(const int64_t *lengths, int64_t n, const cf_pack_desc 
     harness_guard_free(memory);
 }
 
-/* What test_limits.c does not say: limits are in there. */
+/* Bad options that are no limits; test_limits.c has those. */
 TEST(bad_options_are_named) {
     static const struct {
         size_t member;
@@ -1128,10 +1128,10 @@ TEST(defaults_are_filled_in) {
 
 /* ---- how good ---- */
 
-/* What comes out of a kind of random batches: the geometric means of 40 of them of the most expensive rank's cost over
-   the mean one (in step: of all columns' most expensive chunks) and of chunks over their lower bound, and the mean of
-   the bytes that packing asks for. As measured, and they may not rise: what packs a little worse on the whole shows
-   here and in no other test. Whoever changes how batches are packed measures anew what it changed, and says why. */
+/* The outcome of a kind of random batches: the geometric means of 40 of them of the most expensive rank's cost over the
+   mean one (in step: of all columns' most expensive chunks) and of chunks over their lower bound, and the mean of the
+   bytes that packing asks for. As measured, and they may not rise: what packs a little worse on the whole shows here
+   and in no other test. Whoever changes how batches are packed measures anew what it changed, and says why. */
 typedef struct quality {
     const char *name;
     cf_pack_desc desc;

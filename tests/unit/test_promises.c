@@ -1,4 +1,4 @@
-/* What `best` promises of two searches: with less to choose from it finds nothing shorter. Small random problems. */
+/* The promise of `best` for two searches: with less to choose from it finds nothing shorter. Small random problems. */
 
 #include "../harness.h"
 #include "../reference/naive.h"

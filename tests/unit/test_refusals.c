@@ -1,4 +1,4 @@
-/* What each section refuses that no other suite brings about, and turns that ordinary batches do not take: found by
+/* Refusals of each section that no other suite brings about, and turns that ordinary batches do not take: found by
    `make coverage`. Objects are made by the library and then damaged in one place. */
 
 #include "chunkflow.h"
@@ -113,7 +113,7 @@ TEST(a_batch_of_too_many_chunks) {
     CHECK_POISON(&bytes, sizeof bytes);
 }
 
-/* How long a prompt is that sequences share is known late, in memory of the caller's too. */
+/* The length of a shared prompt is known late, also in memory of the caller's. */
 TEST(a_prompt_of_too_many_slices) {
     const int64_t lengths[] = {5000000, 5000000}, prompt = lengths[0] - 1000;
     const cf_shared_prefix shares[] = {{0, 0}, {0, prompt}};
@@ -165,8 +165,8 @@ TEST(best_fit_among_rooms_that_lie_close) {
     harness_note("%s", "");
 }
 
-/* Where 3 tokens do not fit into the first room of their bucket, nor into any of it: 2 of the room left is too little,
-   4 in the next bucket are enough. */
+/* Three tokens do not fit into any room of their bucket: 2 of the room left is too little, 4 in the next bucket are
+   enough. */
 TEST(a_room_too_small_is_passed_by) {
     static const struct {
         int64_t n, lengths[3], n_chunks;
@@ -645,7 +645,7 @@ TEST(bytes_need_what_they_count) {
     cf_plan_free(plan);
 }
 
-/* Of choices that only some kinds have, a number past all choices is answered with one that this kind has. */
+/* A number past all choices is answered with one that this kind has, where only some kinds have it. */
 TEST(what_is_wanted_would_do) {
     const struct {
         cf_schedule_kind kind;
@@ -757,7 +757,7 @@ TEST(placements_are_for_some_kinds) {
 
 /* ---- the validator ---- */
 
-/* What is held passes 64 bits, by each of the four terms: that is more than any limit. */
+/* Held bytes pass 64 bits, by each of the four terms: that is more than any limit. */
 TEST(bytes_past_64_bits_are_past_the_limit) {
     static const cf_held_bytes many[] = {{INT64_MAX, 0, 0, 0},         {0, INT64_MAX, 0, 0},
                                          {0, 0, INT64_MAX, 0},         {0, 0, 0, INT64_MAX},

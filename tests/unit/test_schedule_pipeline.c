@@ -118,7 +118,7 @@ TEST(closed_forms_for_equal_chunks) {
     }
 }
 
-/* What each kind keeps, with m equal chunks. */
+/* Each kind keeps its number, with m equal chunks. */
 TEST(memory_of_equal_chunks) {
     int64_t lengths[32], i, s;
     const int64_t p = 4, m = 16;
@@ -264,7 +264,7 @@ static cf_plan *uneven_plan(harness_rng *rng) {
     return plan;
 }
 
-/* Where a kept input costs more than the activations that it stands for, dropping a chunk saves nothing until it is
+/* If a kept input costs more than the activations that it stands for, dropping a chunk saves nothing until it is
    replayed: limits between what a chain needs and what there is without one are kept to or refused. */
 TEST(inputs_that_cost_more_than_activations) {
     uint64_t seed;
@@ -636,8 +636,8 @@ TEST(just_as_many_passes_as_there_may_be) {
     cf_plan_free(plan);
 }
 
-/* Of the last stage's list: how many passes stand before its first backward, and the most that any backward needs
-   before it, beyond those that earlier backwards have used up. In local replay an R belongs to its backward. */
+/* Counts in the last stage's list the passes before its first backward, and the most that any backward needs before it,
+   beyond those that earlier backwards have used up. In local replay an R belongs to its backward. */
 static void count_ahead(const cf_schedule *s, int64_t *first, int64_t *most) {
     int64_t stage = s->shape.n_stages - 1, i, j, n, need, n_back = 0, local = s->shape.replay == CF_REPLAY_LOCAL;
     *first = *most = 0;

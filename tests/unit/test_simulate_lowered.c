@@ -253,7 +253,7 @@ TEST(measured_times_are_added_up) {
     }
 }
 
-/* Of nothing, no times are missing. */
+/* Without actions no times are missing. */
 static void check_times_of_nothing(void) {
     cf_pack_desc pack = {0};
     cf_schedule_desc order = {0};

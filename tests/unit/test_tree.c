@@ -127,8 +127,8 @@ static int64_t above(const cf_plan *plan, int64_t chain) {
     return up >= 0 ? plan->chunks[up].chain : -1;
 }
 
-/* Of the children of a chain, the one with the longest path comes last, so that nothing waits for it when all others
-   are done. */
+/* Checks the order of a chain's children: the one with the longest path comes last, so that nothing waits for it when
+   all others are done. */
 static void check_siblings(const cf_plan *plan) {
     int64_t id, up;
     for (id = 0; id < plan->n_chunks; id++)
@@ -166,7 +166,7 @@ static int64_t slice_of_row(const cf_plan *plan, const cf_chunk *c, int64_t row)
     return -1;
 }
 
-/* What one key, counted from the start of the prefix, adds to what the query sees. */
+/* Adds one key, counted from the start of the prefix, to what the query sees. */
 static int see_key(const cf_plan *plan, const cf_chunk *c, int64_t key, int64_t query, unsigned char *seen) {
     int64_t slice, chain = c->chain;
     if (key >= c->prefix) {
@@ -724,7 +724,7 @@ static int64_t least_bytes(const cf_plan *plan) {
     return desc.limits.bytes;
 }
 
-/* What a branch held is given back when it ends, so that one more beside it needs nothing, nor does one more tree. */
+/* A branch gives back its room when it ends, so that one more beside it needs nothing, nor does one more tree. */
 TEST(siblings_take_turns_in_the_same_room) {
     cf_plan *two = pack_prompts(1, 32, 2, 64, 16), *many = pack_prompts(1, 32, 9, 64, 16);
     cf_plan *trees = pack_prompts(3, 32, 4, 64, 16);
@@ -1333,7 +1333,7 @@ TEST(ranks_of_trees_have_no_chunks_without_anything) {
     cf_plan_free(plan);
 }
 
-/* What random damage does not come upon: slices that change places, of one tree or of two. */
+/* Damage that is not drawn at random: slices that change places, of one tree or of two. */
 TEST(damaged_slices_of_trees_are_refused_by_name) {
     const int64_t small[] = {20, 20, 20, 7, 7}, in_small[] = {0, 10, 10, 0, 0};
     const int64_t two[] = {16, 4}, in_two[] = {0, 2}, odd[] = {14, 10}, in_odd[] = {0, 7};
@@ -1542,7 +1542,7 @@ typedef struct judge {
     int done[CF_PASS_COUNT][JUDGED_STAGES][JUDGED_CHUNKS], kept[JUDGED_STAGES][JUDGED_CHUNKS];
 } judge;
 
-/* Whether the state that chunk b goes on from has rows of chunk a. */
+/* Returns whether the state that chunk b continues has rows of chunk a. */
 static int is_above(const cf_plan *plan, int64_t a, int64_t b) {
     int64_t chain = plan->chunks[b].chain;
     if (a == b || plan->chunks[a].chain < 0) return 0;
@@ -1552,7 +1552,7 @@ static int is_above(const cf_plan *plan, int64_t a, int64_t b) {
     return 0;
 }
 
-/* Whether chunk a begins the sibling before the one that chunk b begins. */
+/* Returns whether chunk a begins the sibling before the one that chunk b begins. */
 static int is_before(const cf_plan *plan, int64_t a, int64_t b) {
     int64_t up = plan->chunks[b].up, i;
     if (up < 0 || a >= b || plan->chunks[a].up != up) return 0;

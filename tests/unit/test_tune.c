@@ -95,7 +95,7 @@ static int64_t common_tokens(const fixture *f, int64_t a, int64_t b) {
     return f->shares[i].tokens;
 }
 
-/* Of the sequences at places 0 .. i of a batch, what the last one shares with the first of those that it shares most
+/* Returns what the last of the sequences at places 0 .. i of a batch shares with the first of those that it shares most
    with. A tree that is drawn once more is another one. */
 static cf_shared_prefix share_of(const fixture *f, const int64_t *ids, int64_t i) {
     cf_shared_prefix most = {0, 0};
@@ -146,8 +146,8 @@ static int64_t chain_after(const cf_plan *plan, const cf_chunk *c) {
     return c->chain < 0 ? 0 : plan->chains[c->chain].n_chunks - 1 - c->index;
 }
 
-/* What one virtual stage holds while action `at` of the list runs, from the definitions: every chunk is looked at anew.
-   */
+/* Counts what one virtual stage holds while action `at` of the list runs, from the definitions: every chunk is looked
+   at anew. */
 static cf_memory_load held_at(const cf_plan *plan, const cf_schedule *schedule, int64_t first, int64_t at, int64_t v) {
     cf_memory_load load = {0};
     int64_t c, id;
@@ -211,7 +211,7 @@ typedef struct outcome {
     int64_t bytes;
 } outcome;
 
-/* How much longer the passes of a list of columns take than they compute, by what the ranks gather. */
+/* Returns how much longer the passes of a list of columns take than they compute, by what the ranks gather. */
 static double gathered(const cf_plan *plan, const cf_schedule *list, const cf_timeline *timeline,
                        const cf_timing *timing) {
     static cf_kv_source pieces[4096];
@@ -454,7 +454,7 @@ TEST(equals_brute_force_with_cp_groups) {
     CHECK_STR(error.field, "pack.max_cp");
 }
 
-/* Where no ChunkSizes are given, the longest sequence is one of them, in its place and only once; with it nothing is
+/* If no ChunkSizes are given, the longest sequence is one of them, in its place and only once. With it nothing is
    split, so the outcome is no slower than 1F1B on packed sequences. */
 TEST(the_longest_sequence_is_a_chunk_size) {
     static const int64_t longest[] = {4096, 12345, 4097, 131073, 700}, one_k = 1;
@@ -643,7 +643,7 @@ TEST(limit_is_kept_by_trees) {
     check_limits(&f, 1);
 }
 
-/* Where a limit is below the model's states nothing fits, and what is named would do. */
+/* If a limit is below the model's states nothing fits, and what is named would do. */
 TEST(limit_below_the_parameters) {
     fixture f;
     cf_tuning *tuning;
@@ -774,8 +774,8 @@ TEST(streams_where_memory_forbids_the_rest) {
     cf_tuning_free(stays);
 }
 
-/* What backward makes again is searched for where nothing is said of it, from what costs least on: a level is simulated
-   only where the one before does not fit or had to be held down, and then it is what is found where it is asked for. */
+/* The level of recomputation is searched for if it is not given, the cheapest first. A level is simulated only where
+   the one before does not fit or had to be held down, and then gives what it gives when asked for. */
 TEST(recomputes_where_memory_forbids_the_rest) {
     static const cf_recompute whats[] = {CF_RECOMPUTE_NONE, CF_RECOMPUTE_ACT, CF_RECOMPUTE_MLP, CF_RECOMPUTE_MLP,
                                          CF_RECOMPUTE_FULL, CF_RECOMPUTE_FULL};
@@ -953,7 +953,7 @@ TEST(a_race_finds_nearly_the_fastest) {
     }
 }
 
-/* Where no ChunkSizes are given, a race also tries some between them for the best split: other multiples of 128, whose
+/* If no ChunkSizes are given, a race also tries some between them for the best split: other multiples of 128, whose
    times are those of a search that is given them. The fastest is no slower so. */
 TEST(even_sizes_are_tried) {
     cf_tuning *tuning;
@@ -1017,7 +1017,8 @@ static int is_simpler(const cf_tune_candidate *a, const cf_tune_candidate *b) {
     return a->seconds < b->seconds;
 }
 
-/* Whether the difference to the fastest lies within what is tolerated, `most`, or is lost in its own uncertainty. */
+/* Returns whether the difference to the fastest lies within what is tolerated, `most`, or is lost in its own
+   uncertainty. */
 static int is_good(const cf_tune_candidate *c, double most) {
     return c->behind <= most || (c->behind <= c->behind_confidence && c->behind <= 5 * most);
 }
@@ -1208,7 +1209,7 @@ TEST(same_seed_same_answer) {
     cf_tuning_free(c);
 }
 
-/* How many must be exact changes neither who wins nor any time. */
+/* The number that must be exact changes neither who wins nor any time. */
 TEST(pruning_changes_nothing) {
     fixture f;
     cf_tuning *all, *few;
@@ -1906,7 +1907,7 @@ static cf_schedule *make_fitting(const fixture *f, const cf_tune_candidate *c, c
     return NULL;
 }
 
-/* What cf_tune_schedule makes within a limit can be made by public functions alone, action for action. */
+/* Public functions alone make what cf_tune_schedule makes within a limit, action for action. */
 TEST(limits_of_memory_are_those_of_the_search) {
     static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
     fixture f;
@@ -1975,7 +1976,7 @@ TEST(limits_of_memory_refuse) {
     cf_plan_free(plan);
 }
 
-/* What does not belong together is refused by name, and the schedule is untouched. */
+/* Arguments that do not belong together are refused by name, and the schedule is untouched. */
 TEST(schedule_of_no_candidate) {
     fixture f;
     cf_pack_desc pack;
@@ -2073,7 +2074,7 @@ TEST(no_memory) {
     CHECK_INT(heap.faults, 0);
 }
 
-/* What cf_schedule_memory reports is the largest of the estimates of all moments, stage by stage. */
+/* cf_schedule_memory reports the largest of the estimates of all moments, stage by stage. */
 TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
     const int64_t lengths[] = {9000, 700, 4100, 300, 2500, 1200, 64};
     const cf_schedule_kind orders[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_ZERO_BUBBLE,

@@ -225,8 +225,8 @@ static int64_t apply(cf_plan *plan, const damage *d) {
     return was;
 }
 
-/* Whether the member that was damaged is the one that the error names, and so the value that it has found. A chain, a
-   sequence or an alignment that does not go with the rest is told by what it does not go with. */
+/* Returns whether the error names the member that was damaged, and its value. A chain, a sequence or an alignment that
+   does not go with the rest is told by what it does not go with. */
 static int blames_member(const damage *d) {
     const char *dot = strchr(d->field, '.');
     if (strcmp(d->field, "chunks.chain") == 0 || strcmp(d->field, "slices.sequence") == 0) return 0;
@@ -558,7 +558,7 @@ TEST(validate_takes_the_scratch_that_it_says) {
     }
 }
 
-/* Of a plan that nobody has validated. */
+/* A plan that nobody has validated. */
 TEST(fewer_than_no_rows_are_no_bytes) {
     cf_plan plan = known_plan();
     cf_schedule_desc desc = {.limits = {.bytes = 1000, .per_token = {1, 1, 1, 1}}};
