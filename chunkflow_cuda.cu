@@ -9,8 +9,8 @@
    The functions themselves need the CUDA Toolkit, 12.1 at least (compiled with 13.0 so far), and cuBLAS, and NCCL only
    where CHUNKFLOW_NCCL is defined:
 
-       nvcc -O3 -std=c++17 -c chunkflow_cuda.cu \
-           -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a
+       nvcc -O3 -std=c++17 -c chunkflow_cuda.cu -gencode arch=compute_80,code=sm_80 \
+           -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_90,code=compute_90
 
    Link the object with cudart, cublas and the file that has chunkflow.h's implementation. That must not be a
    CHUNKFLOW_STATIC one, because the executor calls it.

@@ -304,7 +304,7 @@ prepare_programs() {
     programs=$BUILD/gpu
     # shellcheck disable=SC2086
     run_step 0 "build" 300 make -B -j "$(nproc 2>/dev/null || echo 2)" $targets "BUILD=$BUILD" ${NVCC:+"NVCC=$NVCC"} \
-        "CUDA_ARCH=$code"
+        "GPU_ARCH=$code"
     all_start && return 0
     printf 'they still do not: %s\n' "$(tail -n 1 "$work/starts")" | tee -a "$log"
     starts one && return 0
