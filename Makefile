@@ -316,7 +316,7 @@ $(TEST_BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TEST_LIBRARY) $(TRAIN_
 	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) $(LINKED) -DTRAIN_FLOAT64 $(TEST_CFLAGS) $(WARN) $(LDFLAGS) \
 	    $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
-$(TEST_BUILD)/lockstep_mpi $(TEST_BUILD)/cp_groups_mpi: $(TEST_BUILD)/%: tests/trainer/%.c tests/trainer/ranks_mpi.h $(TEST_LIBRARY) | $(TEST_BUILD)
+$(TEST_BUILD)/lockstep_mpi $(TEST_BUILD)/cp_groups_mpi: $(TEST_BUILD)/%: tests/trainer/%.c tests/trainer/ranks_mpi.h $(TEST_LIBRARY) $(TRAIN_HEADERS) | $(TEST_BUILD)
 	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) -D_POSIX_C_SOURCE=200809L $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) \
 	    $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 

@@ -81,6 +81,52 @@ static inline key_block prefix_keys(const pass *p, int64_t i, int64_t window, in
     return state_keys(p->state, i, width, kept_before(p->state, window, p->rows->index) - count, first, count);
 }
 
+/* In a cp group K and V of all rows up to the end of the round, by their place in the sequence: each rank puts in those
+   of its own chunks, and the sum has all. Behind them is room for their gradients. */
+static inline key_block group_keys(const pass *p, int64_t i, int64_t width) {
+    cp_group *g = p->group;
+    const layer_state *state = &p->state->layers[i];
+    const cf_slice *last = slice_of_part(g, p->rows->index, g->size - 1);
+    const int is_shared = state->v == state->k;
+    const int64_t end = last->begin + last->length, count = end * width * (is_shared ? 1 : 2);
+    real *k = exchange_room(g, 2 * count), *v = is_shared ? k : k + end * width, *dk = k + count;
+    key_block all = {k, v, dk, is_shared ? dk : dk + end * width, 0, end, 0, NULL, 0};
+    for (int64_t round = 0; round <= p->rows->index; round++) {
+        const cf_slice *s = slice_of_part(g, round, g->part);
+        const int64_t from = p->state->begin[round] * width, to = s->begin * width;
+        copy_rows(k + to, state->k + from, s->length, width);
+        if (!is_shared) copy_rows(v + to, state->v + from, s->length, width);
+    }
+    g->add_up(g->context, CP_ROWS, g->size, k, count);
+    return all;
+}
+
+/* Backward: sends the gradients of others' rows to them, and adds those that came for rows of this rank: of earlier
+   chunks in the state, and of this one in `own`. */
+static inline void return_gradients(const pass *p, int64_t i, const key_block *all, const key_block *own,
+                                    int64_t width) {
+    cp_group *g = p->group;
+    const layer_state *state = &p->state->layers[i];
+    const int is_shared = state->v == state->k;
+    g->add_up(g->context, CP_ROW_GRADIENTS, g->size, all->dk, all->count * width * (is_shared ? 1 : 2));
+    for (int64_t round = 0; round <= p->rows->index; round++) {
+        const cf_slice *s = slice_of_part(g, round, g->part);
+        const int is_own = round == p->rows->index;
+        const int64_t to = p->state->begin[round] * width, from = s->begin * width;
+        real *dk = is_own ? own->dk : state->dk + to, *dv = is_own ? own->dv : state->dv + to;
+        for (int64_t j = 0; j < s->length * width; j++) dk[j] += all->dk[from + j];
+        for (int64_t j = 0; j < s->length * width && !is_shared; j++) dv[j] += all->dv[from + j];
+    }
+}
+
+/* The rows before the chunk, of those that the group has. */
+static inline key_block keys_before(const pass *p, int64_t window, int64_t width, key_block all) {
+    all.first = first_key_of(window, p->rows->prefix);
+    all.count = p->rows->prefix - all.first;
+    all.k += all.first * width, all.v += all.first * width, all.dk += all.first * width, all.dv += all.first * width;
+    return all;
+}
+
 /* One of the places where the keys above a chunk lie in a tree: a state, or the chunk's own rows. */
 static inline key_block keys_of_place(const pass *p, int64_t i, int64_t width, const key_place *place) {
     const int64_t count = place->level.cu_seqlens_k[place->level.n_seqs];
@@ -229,6 +275,7 @@ static inline void attention_mix(const pass *p, int64_t i, int backward) {
     const int moves = p->outputs && layer_keeps_outputs(p->config, p->stage.first_layer + i);
     const key_block own = own_keys(p, i), kept = kept_keys(p, i, problem.window, width);
     const key_block own_kept = own_kept_keys(p, &own, &kept, width);
+    key_block all = own; /* of the cp group */
     state_stream *stream = state_stream_of(p);
     if (moves && p->is_replay) {
         move_outputs(p, i, &problem);
@@ -237,10 +284,12 @@ static inline void attention_mix(const pass *p, int64_t i, int backward) {
     if (backward) clear_rows(own.dk, own.count, width), clear_rows(own.dv, own.count, width);
     if (backward) fetch_own_gradients(p, &own_kept, &kept, width);
     else append_to_state(p, &own_kept, &kept, width);
+    if (p->group) all = group_keys(p, i, width);
     if (backward) attention_backward_begin(&problem, &g, r->rows);
     else attention_forward_begin(&problem, &results, r->rows);
     for (int64_t n = 0; n < n_places_of(p); n++) {
-        const key_block place = place_of(p, i, problem.window, width, n);
+        const key_block place = p->group && n == 0 ? keys_before(p, problem.window, width, all)
+                                                   : place_of(p, i, problem.window, width, n);
         key_block keys = {NULL, NULL, NULL, NULL, 0, 0, 0, NULL, 0};
         state_stream *blocks = place.own ? NULL : stream;
         if (blocks) stream_begin(blocks, &place, width, backward);
@@ -250,6 +299,7 @@ static inline void attention_mix(const pass *p, int64_t i, int backward) {
         }
     }
     if (!backward) attention_forward_end(&problem, &results, r->rows);
+    if (p->group && backward) return_gradients(p, i, &all, &own, width);
     if (moves) move_outputs(p, i, &problem);
     stream_end(stream);
 }

@@ -239,6 +239,10 @@ static inline cf_result chunk_runner_begin(chunk_runner *r, const cf_plan *plan,
     r->weights = w;
     r->gradient = gradient;
     r->live_bytes = r->peak_live_bytes = r->n_replays = 0;
+    for (int64_t i = 0; i < plan->n_chains; i++) {
+        if (plan->chains[i].cp == 0) continue;
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "max_cp", i, "ranks of a cp group run at once, each in a process");
+    }
     free(r->losses);
     r->losses = TAKE(double, plan->n_chunks);
     routing_free(&r->routing);
@@ -280,7 +284,7 @@ static inline const activations *outputs_of(const chunk_runner *r, const cf_step
 static inline pass pass_of(chunk_runner *r, const cf_step *step) {
     pass p = {r->config, r->weights, &r->feed.rows, &r->passing, NULL, &r->scratch, r->stage, r->seed,
               step->action.pass == CF_R, &r->routing, NULL, 0, outputs_of(r, step),
-              r->stream_bytes > 0 ? &r->stream : NULL};
+              r->stream_bytes > 0 ? &r->stream : NULL, NULL};
     if (step->slot >= 0) p.kept = &r->slots[step->slot];
     if (step->state >= 0) p.state = &r->states[step->state];
     if (step->clear_state_gradient) chain_state_clear_gradient(p.state, r->config, &r->stage);
@@ -309,10 +313,12 @@ static inline cf_result run_pass(chunk_runner *r, const cf_step *step, cf_error 
 static inline chain_state state_of_chain(const model_config *config, const stage *part, const cf_plan *plan,
                                          int64_t number, state_stream *stream, memory_meter *meter) {
     const cf_chain *chain = &plan->chains[number];
+    const int64_t n_snapshots = chain->n_chunks + (chain->cp > 0 ? 1 : -1);
+    const int keeps_all = plan->order != NULL || chain->cp > 0;
     int64_t *begin = TAKE(int64_t, chain->n_chunks + 1);
     for (int64_t i = 0; i < chain->n_chunks; i++) begin[i] = plan->chunks[chain->first_chunk + i].prefix;
     begin[chain->n_chunks] = begin[0] + chain->tokens;
-    return chain_state_new(config, part, begin, chain->n_chunks, plan->order != NULL, stream, meter);
+    return chain_state_new(config, part, begin, chain->n_chunks, n_snapshots, keeps_all, stream, meter);
 }
 
 /* Returns the bytes of a step's outputs slot on the device. */

@@ -627,7 +627,8 @@ static inline const real *stage_output(const activations *a) { return a->output;
 
 typedef struct layer_state {
     real *k, *v, *dk, *dv;  /* (kept rows, kv_heads, head_dim); latent: v is k, and dv is dk */
-    real *snapshots;        /* (chunks - 1, numbers of a snapshot): what chunk i + 1 begins from */
+    real *snapshots;        /* (n_snapshots, numbers of a snapshot): what chunk i + 1 begins from; in a cp group what
+                               chunk i begins from, and last what the next round does */
     real *carry;            /* a snapshot's gradient, from the chunk that has run backward last to the one before it */
 } layer_state;
 
@@ -635,17 +636,18 @@ typedef struct chain_state {
     layer_state *layers;
     real *flat;
     int64_t *begin;       /* (chunks + 1) the first token of each chunk, and the end of the last one */
-    int64_t chunks;
-    int in_tree;          /* 1: other chains also continue its rows */
+    int64_t chunks, n_snapshots;
+    int keeps_all;        /* 1: others also see its rows: chains of a tree, or ranks of a cp group */
     int64_t bytes;
     memory_kind kind;
     state_stream *stream; /* through which passes reach a state in host memory; NULL: it is on the device */
 } chain_state;
 
 /* Returns the number of a chunk's rows that the state keeps: those that the next chunk sees, with a window the last
-   ones. A row that the next chunk does not see, no later chunk sees. In a tree others may go on from any row. */
+   ones. A row that the next chunk does not see, no later chunk sees. In a tree others may go on from any row;
+   in a cp group other ranks see it. */
 static inline int64_t rows_kept(const chain_state *g, int64_t window, int64_t begin, int64_t end) {
-    return g && g->in_tree ? end - begin : min_of(end - begin, end - first_key_of(window, end));
+    return g && g->keeps_all ? end - begin : min_of(end - begin, end - first_key_of(window, end));
 }
 
 /* Rows that a layer keeps of the chunks before chunk `chunk`; 0 without a chain. */
@@ -664,7 +666,7 @@ static inline void chain_state_layout(chain_state *g, carver *from, const model_
         l->v = n.rows_v > 0 ? carve(from, rows * n.rows_v) : l->k;
         l->dk = carve(from, rows * n.rows_k);
         l->dv = n.rows_v > 0 ? carve(from, rows * n.rows_v) : l->dk;
-        l->snapshots = carve(from, (g->chunks - 1) * n.border);
+        l->snapshots = carve(from, g->n_snapshots * n.border);
         l->carry = carve(from, n.border);
     }
 }
@@ -672,13 +674,15 @@ static inline void chain_state_layout(chain_state *g, carver *from, const model_
 /* Not a number anywhere, as if another chain had left something there: what is read must have been written. begin: as
    in the state, which will own it. With a stream, the state lies in host memory. */
 static inline chain_state chain_state_new(const model_config *c, const stage *s, int64_t *begin, int64_t chunks,
-                                          int in_tree, state_stream *stream, memory_meter *meter) {
+                                          int64_t n_snapshots, int keeps_all, state_stream *stream,
+                                          memory_meter *meter) {
     chain_state g = {0};
     carver from = {0};
     g.layers = TAKE(layer_state, stage_layers(s));
     g.begin = begin;
     g.chunks = chunks;
-    g.in_tree = in_tree;
+    g.n_snapshots = n_snapshots;
+    g.keeps_all = keeps_all;
     chain_state_layout(&g, &from, c, s);
     g.bytes = from.used * (int64_t)sizeof(real);
     g.stream = stream;
@@ -912,6 +916,59 @@ static inline void workspace_free(workspace *w, memory_meter *meter) {
 }
 
 /* ================================================================================================================
+   >>cp groups    ranks that share a long sequence, each in a process of its own
+
+   The i-th chunks of all ranks of a group are a round: its parts lie beside each other in the sequence. In each layer
+   the ranks exchange what their parts need of each other, by sums over all ranks: each puts its own numbers where they
+   belong, between zeros.
+   ================================================================================================================ */
+
+typedef enum cp_message { /* what the numbers are */
+    CP_ROWS, CP_ROW_GRADIENTS,                       /* of the rows that attention hands on */
+    CP_TAILS, CP_STATES,                             /* of a recurrence: see recurrent.h */
+    CP_STATE_GRADIENTS, CP_TAIL_GRADIENTS
+} cp_message;
+
+/* The group of a pass's chunk. */
+typedef struct cp_group {
+    void (*add_up)(void *context, cp_message message, int64_t size, real *numbers, int64_t count);
+    void *context;
+    const cf_plan *plan;
+    int64_t chunk;
+    int64_t size, part; /* ranks, and the place of this one among them */
+    real *room;         /* (room_count) */
+    int64_t room_count;
+} cp_group;
+
+/* Returns the slice of a part of a round. */
+static inline const cf_slice *slice_of_part(const cp_group *g, int64_t round, int64_t part) {
+    const cf_plan *plan = g->plan;
+    const int64_t own = g->chunk + round - plan->chunks[g->chunk].index;
+    return &plan->slices[plan->chunks[own + (part - g->part) * plan->chunks_per_rank].first_slice];
+}
+
+/* Returns `count` zeros to put numbers between. */
+static inline real *exchange_room(cp_group *g, int64_t count) {
+    if (count > g->room_count) {
+        free(g->room);
+        g->room = TAKE(real, count);
+        g->room_count = count;
+    }
+    memset(g->room, 0, (size_t)count * sizeof(real));
+    return g->room;
+}
+
+/* Returns what a cp group cannot train, or NULL. */
+static inline const char *model_group_fault(const model_config *c) {
+    for (int64_t i = 0; i < c->layers; i++) {
+        if (layer_kind_of(c, i).experts && c->kinds.balance > 0) {
+            return "cp groups: the balance loss counts the rows of a sequence, and each rank has only its own";
+        }
+    }
+    return NULL;
+}
+
+/* ================================================================================================================
    >>pass    one forward or backward of one chunk through one stage
 
    Where a row goes its own way, a thread takes a block of rows through as much as it can at once. Only what looks at
@@ -943,6 +1000,7 @@ typedef struct pass {
     const activations *outputs; /* F of a dropped chunk leaves attention's outputs there. R takes them and does not
                                    attend. NULL: R attends */
     state_stream *outputs_stream; /* the way to outputs in host memory; NULL: they are on the device */
+    cp_group *group;          /* the ranks that share the sequence of slice 0; NULL: it is on one */
 } pass;
 
 /* Rows `first` to first + count - 1, and what they need. */

@@ -60,6 +60,7 @@ typedef struct stage_runner {
     workspace scratch;
     chunk_feed feed;
     routing routing;
+    cp_group group;              /* add_up and context are the caller's, where the plan has cp groups */
 
     int64_t live_slots;          /* activation slots in use now */
     int64_t live_outputs, peak_outputs; /* outputs slots in use, now and at most */
@@ -87,6 +88,17 @@ static inline stage largest_part(const model_config *config, const cf_schedule *
     return largest;
 }
 
+/* Refuses what ranks of a cp group cannot do. */
+static inline cf_result check_groups(const cf_plan *plan, const model_config *config, int64_t stream_bytes,
+                                     cf_error *error) {
+    const char *fault = model_group_fault(config);
+    if (stream_bytes > 0) fault = "cp groups: their states are on the device, so nothing streams";
+    for (int64_t i = 0; fault && i < plan->n_chains; i++) {
+        if (plan->chains[i].cp > 0) return cf_refuse(error, CF_ERROR_ARGUMENT, "max_cp", i, fault);
+    }
+    return CF_OK;
+}
+
 /* Takes all the memory that a run needs. */
 static inline cf_result stage_runner_begin(stage_runner *r, const model_config *config, const cf_plan *plan,
                                            const cf_schedule *schedule, const cf_steps *steps, const batch *b,
@@ -94,7 +106,8 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
     const int64_t stage_index = steps->stage;
     cf_capacity need = {0};
     memset(r, 0, sizeof *r);
-    cf_result result = cf_steps_capacity(plan, steps, &need, error);
+    cf_result result = check_groups(plan, config, stream_bytes, error);
+    if (result == CF_OK) result = cf_steps_capacity(plan, steps, &need, error);
     if (result == CF_OK) result = chunk_feed_begin(&r->feed, plan, b, config->kinds.mtp, &r->meter, error);
     if (result != CF_OK) return result;
     r->config = config;
@@ -142,6 +155,7 @@ static inline void stage_runner_end(stage_runner *r) {
     free(r->kept_inputs);
     routing_free(&r->routing);
     chunk_feed_free(&r->feed, &r->meter);
+    free(r->group.room);
     memset(r, 0, sizeof *r);
 }
 
@@ -151,6 +165,16 @@ static inline int64_t boundary_numbers(const stage_runner *r, const cf_step *ste
 
 static inline int uses_outputs(const stage_runner *r, const cf_step *step) {
     return step->outputs >= 0 && r->n_outputs > 0;
+}
+
+/* Returns the cp group of a chunk; NULL: it is in none. */
+static inline cp_group *group_of(stage_runner *r, int64_t chunk) {
+    r->group.plan = r->plan;
+    r->group.chunk = chunk;
+    r->group.size = r->plan->chunks[chunk].cp;
+    if (r->group.size == 0) return NULL;
+    r->group.part = r->plan->chunks[chunk].rank % r->group.size;
+    return &r->group;
 }
 
 /* Loads the rows of the step's chunk and lays its buffers out for the part of the model that the step is about. */
@@ -168,6 +192,7 @@ static inline cf_result prepare_pass(stage_runner *r, const cf_step *step, pass 
     p->seed = r->seed;
     p->is_replay = step->action.pass == CF_R;
     p->routing = &r->routing;
+    p->group = group_of(r, step->action.chunk);
     activations_reshape(kept, r->config, &p->stage, r->plan->chunk_size, step->slot >= 0);
     if (uses_outputs(r, step)) {
         activations *outputs = &r->outputs[step->outputs];

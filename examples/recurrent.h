@@ -29,7 +29,7 @@ static inline real softplus(real x) { return x > 30 ? x : (real)log1p(exp((doubl
 typedef struct recurrence {
     int64_t heads, dim, decays; /* of a head: channels, and decays, 1 or dim */
     int is_delta;
-    const real *q, *k, *v;      /* (rows, 3, heads, dim): three parts of one array */
+    const real *q, *k, *v;      /* (rows, 3, heads, dim): three parts of one array. v NULL: zeros */
     const real *beta, *decay;   /* (rows, heads), (rows, heads, decays) */
 } recurrence;
 
@@ -56,12 +56,13 @@ static inline void recurrence_forward(const recurrence *r, int64_t head, int64_t
                                       real *before) {
     int64_t n = r->dim;
     for (int64_t row = first; row < end; row++) {
-        const real *q = r->q + qkv_at(r, row, head), *k = r->k + qkv_at(r, row, head), *v = r->v + qkv_at(r, row, head);
+        const int64_t at = qkv_at(r, row, head);
+        const real *q = r->q + at, *k = r->k + at, *v = r->v ? r->v + at : NULL;
         real beta = r->beta[row * r->heads + head];
         if (before) memcpy(before + (row * r->heads + head) * n * n, S, (size_t)(n * n) * sizeof *S);
         for (int64_t i = 0; i < n * n; i++) S[i] *= decay_of(r, row, head, i / n);
         for (int64_t j = 0; j < n; j++) {
-            real u = v[j], sum = 0;
+            real u = v ? v[j] : 0, sum = 0;
             for (int64_t i = 0; i < n && r->is_delta; i++) u -= k[i] * S[i * n + j];
             for (int64_t i = 0; i < n; i++) S[i * n + j] += k[i] * beta * u;
             for (int64_t i = 0; i < n; i++) sum += q[i] * S[i * n + j];
@@ -174,14 +175,15 @@ static inline void border_send(const pass *p, real *to, const real *from) {
     stream_send(state_stream_of(p), to, from, border_numbers(p->config));
 }
 
+static inline real *snapshot_at(const pass *p, int64_t i, int64_t which) {
+    return p->state->layers[i].snapshots + which * border_numbers(p->config);
+}
+
 /* scratch->border: what slice `s` of the chunk begins from. */
 static inline void border_begin(const pass *p, int64_t i, int64_t s) {
-    const int64_t chunk = p->rows->index;
-    if (p->state && s == 0 && chunk > 0) {
-        border_fetch(p, p->scratch->border, p->state->layers[i].snapshots + (chunk - 1) * border_numbers(p->config));
-    } else {
-        clear_rows(p->scratch->border, 1, border_numbers(p->config));
-    }
+    const int64_t which = p->rows->index - (p->group == NULL);
+    if (p->state && s == 0 && which >= 0) border_fetch(p, p->scratch->border, snapshot_at(p, i, which));
+    else clear_rows(p->scratch->border, 1, border_numbers(p->config));
 }
 
 /* ================================================================================================================
@@ -291,6 +293,164 @@ static inline void run_heads(const pass *p, int64_t i, int64_t first, int64_t en
     }
 }
 
+/* ================================================================================================================
+   >>parts    slice 0 of a chunk of a cp group: one part of a round
+
+   The state after a part is linear in the state before it:
+
+       after = effect before + written       outputs += reads before
+
+   written: the state after the part if it begins from zero. effect (dim x dim a head) and reads (dim a row and head):
+   state and outputs of the same recurrence with nothing to write, from before = 1. So all ranks run their parts at
+   once, exchange effect and written, and go through the parts in order: up to their own for the state that they begin
+   from, and on to the last for what the next round begins from. In Mamba-2 effect is a number a head, which is
+   exchanged as a matrix here.
+
+   Backward goes from the last part to the first: d before = effect^T d after + reads^T d outputs. Tails go through the
+   parts in the same way. With parts of 5, 1 and 7 rows, the last three rows before the third part are 3 and 4 of the
+   first and 0 of the second. A replay begins from what its F has found, and exchanges nothing.
+   ================================================================================================================ */
+
+/* Appends the last rows of a part of n to the tail before it. rows: (CONV - 1, width) where a tail has them. */
+static inline void tail_forward(real *tail, const real *rows, int64_t n, int64_t width) {
+    const int64_t left = max_of(0, CONV - 1 - n);
+    memmove(tail, tail + (CONV - 1 - left) * width, (size_t)(left * width) * sizeof *tail);
+    copy_rows(tail + left * width, rows + left * width, CONV - 1 - left, width);
+}
+
+/* Takes the gradient of the tail after a part of n rows to that of the tail before it. rows: (CONV - 1, width) becomes
+   what falls to the part's own. */
+static inline void tail_backward(real *dtail, real *rows, int64_t n, int64_t width) {
+    const int64_t left = max_of(0, CONV - 1 - n);
+    clear_rows(rows, left, width);
+    copy_rows(rows + left * width, dtail + left * width, CONV - 1 - left, width);
+    memmove(dtail + (CONV - 1 - left) * width, dtail, (size_t)(left * width) * sizeof *dtail);
+    clear_rows(dtail, CONV - 1 - left, width);
+}
+
+/* S = matrix S + more for each head, or with `back` the matrix transposed. */
+static inline void state_through_part(const recurrence *r, real *S, const real *matrix, const real *more, int back) {
+    const int64_t n = r->dim, down = back ? 1 : n, across = back ? n : 1;
+    real column[MAX_HEAD_DIM];
+    for (int64_t at = 0; at < r->heads * n; at++) { /* column at % n of a head */
+        const int64_t head = at / n * n * n;
+        for (int64_t j = 0; j < n; j++) column[j] = S[head + j * n + at % n];
+        for (int64_t i = 0; i < n; i++) {
+            real sum = more[head + i * n + at % n];
+            for (int64_t j = 0; j < n; j++) sum += matrix[head + i * down + j * across] * column[j];
+            S[head + i * n + at % n] = sum;
+        }
+    }
+}
+
+/* A part's effect, and what it reads, into dnormed1, which is free at this time. */
+static inline void find_effect(const pass *p, int64_t i, int64_t first, int64_t end, real *effect) {
+    recurrence r = recurrence_of(p, i);
+    r.v = NULL;
+    clear_rows(effect, 1, heads_numbers(p->config));
+    PARALLEL_FOR
+    for (int64_t head = 0; head < r.heads; head++) {
+        real *S = effect + head * r.dim * r.dim;
+        for (int64_t j = 0; j < r.dim; j++) S[j * r.dim + j] = 1;
+        recurrence_forward(&r, head, first, end, S, p->scratch->rows.dnormed1, NULL);
+    }
+}
+
+/* Forward: outputs += reads S. Backward: dS += reads^T doutputs. */
+static inline void apply_reads(const pass *p, int64_t i, int64_t first, int64_t end, real *S, real *out, int back) {
+    const recurrence r = recurrence_of(p, i);
+    for (int64_t at = first * r.heads * r.dim; at < end * r.heads * r.dim; at++) {
+        const real read = p->scratch->rows.dnormed1[at];
+        real *row = out + at / r.dim * r.dim, *with = S + (at / r.dim % r.heads * r.dim + at % r.dim) * r.dim;
+        for (int64_t j = 0; j < r.dim; j++) {
+            if (back) with[j] += read * row[j];
+            else row[j] += read * with[j];
+        }
+    }
+}
+
+static inline int64_t rows_of_part(const pass *p, int64_t part) {
+    return slice_of_part(p->group, p->rows->index, part)->length;
+}
+
+/* Fetches the border that the round began from: zeros, or the last round's end. */
+static inline void round_begin(const pass *p, int64_t i, real *border) {
+    if (p->rows->index == 0) clear_rows(border, 1, border_numbers(p->config));
+    else copy_rows(border, snapshot_at(p, i, p->state->chunks), 1, border_numbers(p->config));
+}
+
+/* scratch->border and scratch->scanned: the tail before the part, and that after the round. */
+static inline void exchange_tails(const pass *p, int64_t i, int64_t first, int64_t end) {
+    cp_group *g = p->group;
+    const int64_t width = 3 * p->config->hidden, numbers = (CONV - 1) * width, n = min_of(end - first, CONV - 1);
+    real *all = exchange_room(g, g->size * numbers), *own = all + g->part * numbers;
+    real *tail = p->scratch->scanned + heads_numbers(p->config);
+    copy_rows(own + (CONV - 1 - n) * width, p->kept->layers[i].conv_in + (end - n) * width, n, width);
+    g->add_up(g->context, CP_TAILS, g->size, all, g->size * numbers);
+    round_begin(p, i, p->scratch->scanned);
+    for (int64_t part = 0; part < g->size; part++) {
+        if (part == g->part) copy_rows(p->scratch->border + heads_numbers(p->config), tail, CONV - 1, width);
+        tail_forward(tail, all + part * numbers, rows_of_part(p, part), width);
+    }
+}
+
+/* Runs the heads over the part. Leaves in the state what the part begins from, and what the next round does. */
+static inline void part_forward(const pass *p, int64_t i, int64_t first, int64_t end) {
+    cp_group *g = p->group;
+    const recurrence r = recurrence_of(p, i);
+    const int64_t numbers = heads_numbers(p->config), border = border_numbers(p->config);
+    real *all = exchange_room(g, g->size * 2 * numbers), *own = all + g->part * 2 * numbers;
+    real *S = p->scratch->scanned, *before = p->scratch->border, *out = p->kept->layers[i].mixed;
+    find_effect(p, i, first, end, own);
+    clear_rows(before, 1, numbers);
+    run_heads(p, i, first, end, out, NULL);
+    copy_rows(own + numbers, before, 1, numbers);
+    g->add_up(g->context, CP_STATES, g->size, all, g->size * 2 * numbers);
+    for (int64_t part = 0; part < g->size; part++) {
+        if (part == g->part) copy_rows(before, S, 1, numbers);
+        state_through_part(&r, S, all + part * 2 * numbers, all + (part * 2 + 1) * numbers, 0);
+    }
+    apply_reads(p, i, first, end, before, out, 0);
+    copy_rows(snapshot_at(p, i, p->rows->index), before, 1, border);
+    copy_rows(snapshot_at(p, i, p->state->chunks), S, 1, border);
+}
+
+/* scratch->dborder: from the gradient of the state after the round to that of the state after the part. carry: to that
+   of the state before the round. */
+static inline void exchange_state_gradients(const pass *p, int64_t i, int64_t first, int64_t end, real *carry) {
+    cp_group *g = p->group;
+    const recurrence r = recurrence_of(p, i);
+    const int64_t numbers = heads_numbers(p->config);
+    real *all = exchange_room(g, g->size * 2 * numbers), *own = all + g->part * 2 * numbers;
+    find_effect(p, i, first, end, own);
+    apply_reads(p, i, first, end, own + numbers, p->scratch->rows.dmixed, 1);
+    g->add_up(g->context, CP_STATE_GRADIENTS, g->size, all, g->size * 2 * numbers);
+    for (int64_t part = g->size - 1; part >= 0; part--) {
+        if (part == g->part) copy_rows(p->scratch->dborder, carry, 1, numbers);
+        state_through_part(&r, carry, all + part * 2 * numbers, all + (part * 2 + 1) * numbers, 1);
+    }
+}
+
+/* Adds to scratch->dconv_in what falls to the part's own rows of the tails behind it. carry: from the gradient of the
+   tail after the round to that of the tail before it. dtail: what the part itself finds for the tail before it. */
+static inline void exchange_tail_gradients(const pass *p, int64_t first, int64_t end, const real *dtail, real *carry) {
+    cp_group *g = p->group;
+    const int64_t width = 3 * p->config->hidden, numbers = (CONV - 1) * width, n = min_of(end - first, CONV - 1);
+    real *all = exchange_room(g, (g->size + 1) * numbers), *rows = all + g->size * numbers;
+    real *to = p->scratch->rows.dconv_in + (end - n) * width;
+    copy_rows(all + g->part * numbers, dtail, CONV - 1, width);
+    g->add_up(g->context, CP_TAIL_GRADIENTS, g->size, all, g->size * numbers);
+    for (int64_t part = g->size - 1; part >= 0; part--) {
+        tail_backward(carry, rows, rows_of_part(p, part), width);
+        for (int64_t j = 0; j < numbers; j++) carry[j] += all[part * numbers + j];
+        for (int64_t j = 0; j < n * width && part == g->part; j++) to[j] += rows[(CONV - 1 - n) * width + j];
+    }
+}
+
+/* ================================================================================================================
+   >>slices
+   ================================================================================================================ */
+
 /* One slice of the chunk forward; of a chain's, hands on what the next chunk begins from. */
 static inline void slice_forward(const pass *p, int64_t i, int64_t s) {
     const model_config *c = p->config;
@@ -298,11 +458,14 @@ static inline void slice_forward(const pass *p, int64_t i, int64_t s) {
     int64_t first = p->rows->cu_seqlens_q[s], end = p->rows->cu_seqlens_q[s + 1], width = 3 * c->hidden;
     int64_t heads = heads_numbers(c);
     real *tail = p->scratch->border + heads, *next = p->scratch->scanned;
-    border_begin(p, i, s);
+    const int is_part = p->group && s == 0 && !p->is_replay;
+    if (is_part) exchange_tails(p, i, first, end);
+    else border_begin(p, i, s);
     conv_forward(a->conv_out, a->conv_in, tail, weights_of(p, i)->conv, first, end, width);
     unit_vectors_forward(p, i, first, end);
-    run_heads(p, i, first, end, a->mixed, NULL);
-    if (!p->state || s > 0 || p->is_replay || p->rows->index + 1 == p->state->chunks) return;
+    if (is_part) part_forward(p, i, first, end);
+    else run_heads(p, i, first, end, a->mixed, NULL);
+    if (p->group || !p->state || s > 0 || p->is_replay || p->rows->index + 1 == p->state->chunks) return;
     copy_rows(next, p->scratch->border, 1, heads);
     for (int64_t j = 0; j < CONV - 1; j++) {
         copy_rows(next + heads + j * width, tail_or_row(a->conv_in, tail, first, end - CONV + 1 + j, width), 1, width);
@@ -320,12 +483,14 @@ static inline void slice_backward(const pass *p, int64_t i, int64_t s) {
     real *dborder = p->scratch->dborder, *dtail = dborder + heads_numbers(c), *next = p->scratch->scanned;
     real *found = p->scratch->border + heads_numbers(c); /* the tail there has served by then */
     real *carry = p->state && s == 0 ? p->state->layers[i].carry : NULL;
+    const int is_part = p->group && s == 0;
     recurrence_gradients g = {d->states, d->dmixed, d->dconv_out, d->dconv_out + h, d->dconv_out + 2 * h, d->dbeta,
                               d->ddecay};
     border_begin(p, i, s);
     run_heads(p, i, first, end, NULL, d->states);
-    if (carry) border_fetch(p, dborder, carry);
+    if (carry && !is_part) border_fetch(p, dborder, carry);
     else clear_rows(dborder, 1, border_numbers(c));
+    if (is_part) exchange_state_gradients(p, i, first, end, carry);
     PARALLEL_FOR
     for (int64_t head = 0; head < r.heads; head++) {
         recurrence_backward(&r, &g, head, first, end, dborder + head * r.dim * r.dim);
@@ -342,7 +507,8 @@ static inline void slice_backward(const pass *p, int64_t i, int64_t s) {
         for (int64_t x = 0; x < width; x++) to[x] += found[j * width + x];
     }
     conv_backward(d->dconv_in, dtail, d->dconv_out, weights_of(p, i)->conv, first, end, width);
-    if (!carry) return;
+    if (is_part) exchange_tail_gradients(p, first, end, dtail, carry + heads_numbers(c));
+    if (!carry || is_part) return;
     copy_rows(next, dborder, 1, border_numbers(c));
     border_send(p, carry, next);
 }

@@ -39,7 +39,7 @@ static inline double unchunked_gradients(const model_config *config, const weigh
         activations kept = activations_new(config, &whole, n, 1, MEMORY_ACTIVATIONS, meter);
         workspace scratch = workspace_new(config, n, meter);
         routing routes = routing_new(config, 1, n, b->length, b->count);
-        pass p = {config, w, &rows, &kept, NULL, &scratch, whole, seed, 0, &routes, NULL, 0, NULL, NULL};
+        pass p = {config, w, &rows, &kept, NULL, &scratch, whole, seed, 0, &routes, NULL, 0, NULL, NULL, NULL};
         loss += model_forward(&p) + balance_loss(&routes, config);
         if (gradient) model_backward(&p, gradient);
         workspace_free(&scratch, meter);

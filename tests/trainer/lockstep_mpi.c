@@ -14,6 +14,26 @@ enum { D = 4, N = 9, CHUNK = 8, PARAMETERS = 2 * D * D };
 
 static const int64_t lengths[N] = {70, 5, 19, 3, 8, 8, 33, 2, 6};
 
+/* The largest difference of gradients from those wanted, against the largest of them, or that of the losses if it is
+   larger. What is not finite is infinitely far off. */
+static double far_off(const double *got, const double *wanted, int n, double loss, double wanted_loss) {
+    double worst = 0, most = 0, off = fabs(loss / wanted_loss - 1);
+    int i;
+    for (i = 0; i < n; i++) {
+        if (!isfinite(got[i]) || !isfinite(wanted[i])) return HUGE_VAL;
+        worst = fmax(worst, fabs(got[i] - wanted[i]));
+        most = fmax(most, fabs(wanted[i]));
+    }
+    return isfinite(off) && most > 0 ? fmax(worst / most, off) : HUGE_VAL;
+}
+
+/* Numbers without a generator: the same on every rank. */
+static double number(int64_t a, int64_t b, int64_t c) {
+    return sin(1.0 + 0.37 * (double)a + 1.3 * (double)b + 7.1 * (double)c);
+}
+static double input(int64_t sequence, int64_t at, int i) { return number(sequence, at, i); }
+static double target(int64_t sequence, int64_t at, int i) { return number(at, sequence, i + 50); }
+
 typedef struct trainer {
     int rank, n_ranks;
     const cf_plan *plan;

@@ -1,4 +1,4 @@
-/* The common part of lockstep_mpi.c and cp_groups_mpi.c: numbers, schedules, and how far gradients are off. */
+/* Errors and schedules of lockstep_mpi.c and cp_groups_mpi.c. */
 
 #ifndef RANKS_MPI_H
 #define RANKS_MPI_H
@@ -13,13 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-/* Numbers without a generator: the same on every rank. */
-static double number(int64_t a, int64_t b, int64_t c) {
-    return sin(1.0 + 0.37 * (double)a + 1.3 * (double)b + 7.1 * (double)c);
-}
-static double input(int64_t sequence, int64_t at, int i) { return number(sequence, at, i); }
-static double target(int64_t sequence, int64_t at, int i) { return number(at, sequence, i + 50); }
 
 static void give_up(int signal) {
     (void)signal;
@@ -55,19 +48,6 @@ static cf_schedule *schedule_of(const cf_plan *plan, int rank, int64_t stages, i
     cf_schedule_free(list);
     cf_plan_free(columns);
     return own;
-}
-
-/* The largest difference of gradients from those wanted, against the largest of them, or that of the losses if it is
-   larger. What is not finite is infinitely far off. */
-static double far_off(const double *got, const double *wanted, int n, double loss, double wanted_loss) {
-    double worst = 0, most = 0, off = fabs(loss / wanted_loss - 1);
-    int i;
-    for (i = 0; i < n; i++) {
-        if (!isfinite(got[i]) || !isfinite(wanted[i])) return HUGE_VAL;
-        worst = fmax(worst, fabs(got[i] - wanted[i]));
-        most = fmax(most, fabs(wanted[i]));
-    }
-    return isfinite(off) && most > 0 ? fmax(worst / most, off) : HUGE_VAL;
 }
 
 #endif

@@ -471,6 +471,21 @@ TEST(what_no_chunk_could_have_is_refused) {
     CHECK(layer_kind_of(&d, 1).mixer == MIXER_LATENT && layer_kind_of(&d, 2).mixer == MIXER_LATENT); /* the module's */
 }
 
+/* Ranks of a cp group are processes; here all ranks run in turn. */
+TEST(cp_groups_are_refused_in_one_process) {
+    const int64_t length = 90;
+    const model_config c = model_of_kinds("delta", 1, 0);
+    chunked_result result;
+    cf_error error;
+    world x;
+    world_begin(&x, &c, &length, 1, 16, 1, 0);
+    x.runner.packing.n_ranks = x.runner.packing.max_cp = 2;
+    CHECK_INT(chunked_gradients(&x.runner, &x.weights, &x.gradient, &x.batch, x.seed, &result, &error),
+              CF_ERROR_ARGUMENT);
+    CHECK(strstr(error.text, "max_cp[0]") != NULL);
+    world_end(&x);
+}
+
 TEST(what_cannot_be_shared_is_refused) {
     static const struct {
         const char *pattern, *why;
@@ -489,7 +504,8 @@ TEST(what_cannot_be_shared_is_refused) {
 }
 
 SUITE(trainer_kinds, CASE(any_chunking_gives_the_same_gradients), CASE(states_have_the_size_of_their_kind),
-      CASE(snapshots_travel_as_often_as_needed), CASE(what_no_chunk_could_have_is_refused));
+      CASE(snapshots_travel_as_often_as_needed), CASE(what_no_chunk_could_have_is_refused),
+      CASE(cp_groups_are_refused_in_one_process));
 SUITE(trainer_outputs, CASE(replays_that_take_outputs_do_not_attend), CASE(wrong_outputs_are_found),
       CASE(a_run_that_stops_leaves_no_outputs));
 SUITE(trainer_trees, CASE(forests_have_the_gradients_of_their_sequences), CASE(what_cannot_be_shared_is_refused));
