@@ -143,8 +143,24 @@ print(*[round(e["off"], 9) for e in d["errors"]])')"
     }
 }
 
+# --schedule shows one schedule, which is that of plan, and tries nothing else.
+test_one() {
+    wanted report/one || return 0
+    # shellcheck disable=SC2086
+    for options in "--schedule best --split-backward --virtual 2" "--schedule gpipe $model"; do
+        cf report --chunk-size 8K --stages 2 $options --json data.json lengths
+        cf plan --chunk-size 8K --stages 2 $options --json s.json --summary lengths
+        same "report/one/$options" "2 True 0" "$(python -c '
+import json
+d, s = json.load(open("data.json")), json.load(open("s.json"))
+print(len(d["schedules"]), d["schedules"][1]["makespan"] == s["makespan"], len(d["tried"]))')"
+    done
+    refuses report/one/virtual 2 'only interleaved, zero-bubble and best have virtual stages' \
+        report --chunk-size 2 --schedule paper --virtual 2 --json - example
+}
+
 test_usage() {
-    refuses report/usage/output 2 '-o is required|-o' report --chunk-size 2 example
+    refuses report/usage/output 2 '-o or --json is required' report --chunk-size 2 example
     refuses report/usage/both 2 '-o and --json both name x' report --chunk-size 2 -o x --json x example
     refuses report/usage/directory 1 'nosuch' report --chunk-size 2 -o nosuch/x.html example
     refuses report/usage/input 2 "nosuch" report --chunk-size 2 -o no.html nosuch
@@ -404,6 +420,7 @@ test_numbers
 quick test_baseline
 quick test_virtual
 test_measured
+test_one
 test_usage
 quick test_advice
 quick test_tried

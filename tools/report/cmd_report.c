@@ -12,6 +12,8 @@ typedef struct report_options {
     packing_options packing;
     pipeline_options pipeline;
     int64_t k;
+    int64_t kind;
+    int split_backward;
     int64_t replay;
     int64_t n_virtual;
     int64_t placement;
@@ -25,14 +27,21 @@ typedef struct report_options {
 static const report_options defaults = {.pipeline = PIPELINE_DEFAULTS};
 
 static const cli_option options[] = {
-    {.name = "-o", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(report_options, output), .required = 1,
-     .help = "the HTML file to write; required"},
+    {.name = "-o", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(report_options, output),
+     .help = "the HTML file to write"},
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(report_options, json),
-     .help = "also write the numbers of the page as JSON"},
+     .help = "write the numbers of the page as JSON; -o, --json or both"},
     PACKING_OPTIONS(report_options, packing),
     PACKING_GANG_OPTION(report_options, packing),
     {.name = "--k", .alias = "--ks", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(report_options, k), .min = 1,
      .max = INT32_MAX, .help = "most chunks of a chain that keep their activations;\n" PIPELINE_K_DEFAULT},
+    {.name = "--schedule", .value = "paper|gpipe|1f1b|interleaved|zero-bubble|best", .kind = CLI_CHOICE,
+     .offset = offsetof(report_options, kind),
+     .help = "this schedule alone beside whole sequences, as plan makes it,\n"
+     "and no other options tried; default: several, compared"},
+    {.name = "--split-backward", .needs = "--schedule", .kind = CLI_FLAG,
+     .offset = offsetof(report_options, split_backward),
+     .help = "that best may cut backwards into I and W"},
     {.name = "--replay", .value = "pipeline|local", .kind = CLI_CHOICE, .offset = offsetof(report_options, replay),
      .help = "how dropped activations come back: through all stages again\n"
      "(paper alone), or on each stage alone (the default)"},
@@ -67,10 +76,14 @@ static pipeline_case case_of(const maker *m, cf_schedule_kind kind, int split) {
 
     memset(&what, 0, sizeof what);
     what.kind = kind;
-    if (kind == CF_SCHEDULE_PAPER) what.replay = (cf_replay)m->asked->replay; /* others replay on the stage */
     what.k = m->k;
     what.split_backward = split;
-    pipeline_place(&what, m->asked->n_virtual, (cf_placement)m->asked->placement);
+    /* One schedule gets all options, and is refused if it cannot have them. Several get those that they can have. */
+    if (m->asked->kind || kind == CF_SCHEDULE_PAPER) what.replay = (cf_replay)m->asked->replay;
+    if (m->asked->kind) {
+        what.n_virtual = m->asked->n_virtual;
+        what.placement = (cf_placement)m->asked->placement;
+    } else pipeline_place(&what, m->asked->n_virtual, (cf_placement)m->asked->placement);
     return what;
 }
 
@@ -79,12 +92,18 @@ static int add_case(maker *m, const char *name, cf_schedule_kind kind, int split
     return report_add_case(&m->out, name, &what);
 }
 
-/* Returns the kind of the main schedule: the one of cp groups, else the one that is searched for. */
-static cf_schedule_kind main_kind(const maker *m) { return m->pipe.max_cp > 1 ? CF_SCHEDULE_PAPER : CF_SCHEDULE_BEST; }
+/* Returns the kind of the main schedule: the one asked for, or of cp groups, else the one that is searched for. */
+static cf_schedule_kind main_kind(const maker *m) {
+    if (m->asked->kind) return (cf_schedule_kind)m->asked->kind;
+    return m->pipe.max_cp > 1 ? CF_SCHEDULE_PAPER : CF_SCHEDULE_BEST;
+}
 
 static int add_cases(maker *m) {
-    int pipelined = m->pipe.n_stages > 1, code;
+    int pipelined = m->pipe.n_stages > 1, split = m->asked->split_backward, code;
 
+    if (m->asked->kind)
+        return add_case(m, split && main_kind(m) == CF_SCHEDULE_BEST ? "best, I + W" : cf_schedule_kind_name(main_kind(m)),
+                        main_kind(m), split);
     code = add_case(m, "paper", CF_SCHEDULE_PAPER, 0);
     if (m->pipe.max_cp > 1) return code;
     if (code == CLI_OK && pipelined) code = add_case(m, "zero-bubble", CF_SCHEDULE_ZERO_BUBBLE, 0);
@@ -96,7 +115,7 @@ static int add_cases(maker *m) {
 /* A report_rank_fn. */
 static cf_result simulate_rank(void *user, const pipeline *rank, pipeline_run *out) {
     const maker *m = (const maker *)user;
-    pipeline_case what = case_of(m, main_kind(m), 0);
+    pipeline_case what = case_of(m, main_kind(m), m->asked->split_backward);
     cf_error error;
 
     return pipeline_run_make(rank, m->packed.plan, &what, out, &error);
@@ -210,7 +229,7 @@ static int make(maker *m) {
     code = report_add_baseline(&m->out, &m->asked->packing, NULL);
     if (code == CLI_OK && !m->asked->no_cp) code = report_add_context(&m->out, &m->asked->packing);
     if (code == CLI_OK) code = add_cases(m);
-    if (code == CLI_OK) code = report_try_changes(&m->out, &best, &m->priced);
+    if (code == CLI_OK && !m->asked->kind) code = report_try_changes(&m->out, &best, &m->priced);
     if (code == CLI_OK) code = add_measured(m);
     if (code == CLI_OK) code = report_add_ranks(&m->out, cf_schedule_kind_name(main_kind(m)), simulate_rank, m);
     return code;
@@ -222,7 +241,7 @@ static int write_files(const maker *m) {
     int code = cli_output_open(&outputs[0], m->asked->output), i;
 
     if (code == CLI_OK) code = cli_output_open(&outputs[1], m->asked->json);
-    if (code == CLI_OK) report_write_report(&m->out, &outputs[0]);
+    if (code == CLI_OK && outputs[0].stream) report_write_report(&m->out, &outputs[0]);
     if (code == CLI_OK && outputs[1].stream) report_write_json(&m->out, &outputs[1]);
     if (code == CLI_OK && outputs[0].stream != stdout && outputs[1].stream != stdout) {
         report_sentence(&m->out, text, sizeof text);
@@ -239,7 +258,8 @@ static int run(const void *given, char **operands, int n_operands) {
     (void)n_operands;
     memset(&m, 0, sizeof m);
     m.asked = (const report_options *)given;
-    if (m.asked->json && strcmp(m.asked->json, m.asked->output) == 0)
+    if (!m.asked->output && !m.asked->json) return cli_usage("report", "-o or --json is required");
+    if (m.asked->output && m.asked->json && strcmp(m.asked->json, m.asked->output) == 0)
         return cli_usage("report", "-o and --json both name %s", m.asked->output);
     code = pipeline_open("report", &m.asked->pipeline, m.asked->packing.ranks, &m.pipe);
     if (code != CLI_OK) return code;
