@@ -32,6 +32,7 @@ typedef struct chunk_feed {
     cf_metadata described;   /* what that says of the chunk */
     int32_t *extra_target;   /* (described.n_extra) */
     key_place *places;       /* (described.n_calls) */
+    row_span *spans;             /* (capacity) */
     int64_t bytes;           /* of all these: what a device is given beside the weights, of one chunk at a time */
     double *weights;         /* (sequences of the batch) from cf_loss_weights */
     double mtp_weight;       /* of the loss of each token's next but one */
@@ -47,6 +48,7 @@ static inline void chunk_feed_free(chunk_feed *f, memory_meter *meter) {
     free(f->metadata);
     free(f->extra_target);
     free(f->places);
+    free(f->spans);
     free(f->weights);
     memset(f, 0, sizeof *f);
 }
@@ -72,12 +74,14 @@ static inline cf_result chunk_feed_begin(chunk_feed *f, const cf_plan *plan, con
     free(f->target2);
     free(f->weight2);
     free(f->metadata);
+    free(f->spans);
     f->capacity = plan->chunk_size;
     f->token = TAKE(int32_t, f->capacity);
     f->target = TAKE(int32_t, f->capacity);
     f->next = TAKE(int32_t, f->capacity);
     f->target2 = TAKE(int32_t, f->capacity);
     f->weight2 = TAKE(double, f->capacity);
+    f->spans = TAKE(row_span, f->capacity);
     f->metadata = take_memory((int64_t)bytes, 1);
     f->metadata_bytes = bytes;
     memory_count(meter, MEMORY_WORKSPACE, -f->bytes);
@@ -98,6 +102,32 @@ static inline void chunk_feed_load_more(chunk_feed *f, const batch *b) {
     f->rows.extra_row = m->extra_rows;
     f->rows.extra_target = f->extra_target;
     f->rows.extra_weight = m->extra_weights;
+}
+
+/* up: the slice of this chunk that it continues; -1: none */
+static inline void chunk_feed_add_span(chunk_feed *f, int64_t first, int64_t end, int64_t slice, int64_t up) {
+    const row_span added = {(int32_t)first, (int32_t)end, -1, -1, -1, slice, NULL, 0, -1};
+    row_span *at = &f->spans[f->rows.n_spans++];
+    *at = added;
+    if (up < 0) return;
+    at->up = (int32_t)(at - f->spans) - 1;
+    while (f->spans[at->up].slice != up) at->up--;
+    at->sibling = f->spans[at->up].child;
+    f->spans[at->up].child = (int32_t)(at - f->spans);
+}
+
+/* Lists the chunk's slices, and the padding between and behind them. */
+static inline void chunk_feed_list_spans(chunk_feed *f, const cf_plan *plan, const cf_chunk *c) {
+    int64_t end = 0;
+    f->rows.spans = f->spans;
+    f->rows.n_spans = 0;
+    for (int64_t i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
+        const cf_slice *s = &plan->slices[i];
+        if (end < s->offset) chunk_feed_add_span(f, end, s->offset, -1, -1);
+        end = s->offset + s->length;
+        chunk_feed_add_span(f, s->offset, end, i, s->up >= c->first_slice && s->up < i ? s->up : -1);
+    }
+    if (end < f->rows.rows) chunk_feed_add_span(f, end, f->rows.rows, -1, -1);
 }
 
 /* Fills in the rows of one chunk. */
@@ -138,14 +168,30 @@ static inline cf_result chunk_feed_load(chunk_feed *f, const cf_plan *plan, int6
         f->target2[row] = tokens ? batch_target2(b, sequence, position) : -1;
         f->weight2[row] = f->mtp_weight;
     }
+    chunk_feed_list_spans(f, plan, &plan->chunks[chunk]);
     return CF_OK;
+}
+
+/* Finds the snapshots that slices begin from, in the states above the chunk, and leave for later chunks, in its own. */
+static inline void chunk_feed_find_borders(chunk_feed *f, const cf_plan *plan, const cf_steps *steps,
+                                           const cf_step *step, const chain_state *states, const pass *p) {
+    for (row_span *s = f->spans; s < f->spans + f->rows.n_spans; s++) {
+        const int64_t up = s->slice < 0 ? -1 : plan->slices[s->slice].up;
+        if (p->state && s->slice >= 0) s->leaves = snapshot_of(p->state, s->slice);
+        for (int32_t n = step->path; n >= 0 && up >= 0 && s->up < 0 && !s->above; n = steps->paths[n].up) {
+            const chain_state *state = &states[steps->paths[n].state];
+            s->enters = snapshot_of(state, up);
+            if (s->enters >= 0) s->above = state;
+        }
+    }
 }
 
 /* In a tree: which states the pass reads, and before its first use of one in a backward, clears its gradients. Which of
    its rows see which of theirs is in the metadata, level by level. */
-static inline void chunk_feed_find_places(chunk_feed *f, const cf_steps *steps, const cf_step *step,
-                                          const chain_state *states, pass *p) {
+static inline void chunk_feed_find_places(chunk_feed *f, const cf_plan *plan, const cf_steps *steps,
+                                          const cf_step *step, const chain_state *states, pass *p) {
     const cf_metadata *m = &f->described;
+    chunk_feed_find_borders(f, plan, steps, step, states, p);
     for (int32_t n = step->path; n >= 0; n = steps->paths[n].up) {
         const cf_path *path = &steps->paths[n];
         const chain_state *state = &states[path->state];
@@ -288,7 +334,7 @@ static inline pass pass_of(chunk_runner *r, const cf_step *step) {
     if (step->slot >= 0) p.kept = &r->slots[step->slot];
     if (step->state >= 0) p.state = &r->states[step->state];
     if (step->clear_state_gradient) chain_state_clear_gradient(p.state, r->config, &r->stage);
-    chunk_feed_find_places(&r->feed, r->steps, step, r->states, &p);
+    chunk_feed_find_places(&r->feed, r->plan, r->steps, step, r->states, &p);
     return p;
 }
 
@@ -310,15 +356,38 @@ static inline cf_result run_pass(chunk_runner *r, const cf_step *step, cf_error 
     return CF_OK;
 }
 
+/* Lists the slices of a chain that slices of later chunks continue: the state keeps a snapshot of each one's end. */
+static inline void list_left_slices(chain_state *g, const cf_plan *plan, const cf_chain *chain) {
+    const cf_chunk *last = &plan->chunks[chain->first_chunk + chain->n_chunks - 1];
+    const int64_t first = plan->chunks[chain->first_chunk].first_slice, end = last->first_slice + last->n_slices;
+    const int64_t most = plan->order ? (last->rank + 1) * plan->chunks_per_rank : chain->first_chunk + chain->n_chunks;
+    unsigned char *is_left = TAKE(unsigned char, end - first);
+    g->left = TAKE(int64_t, end - first);
+    for (int64_t chunk = chain->first_chunk + 1; chunk < most; chunk++) {
+        const cf_chunk *c = &plan->chunks[chunk];
+        for (int64_t i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
+            const int64_t up = plan->slices[i].up;
+            if (up >= first && up < end && up < c->first_slice) is_left[up - first] = 1;
+        }
+    }
+    for (int64_t i = first; i < end; i++) {
+        if (is_left[i - first]) g->left[g->n_snapshots++] = i;
+    }
+    free(is_left);
+}
+
 static inline chain_state state_of_chain(const model_config *config, const stage *part, const cf_plan *plan,
                                          int64_t number, state_stream *stream, memory_meter *meter) {
     const cf_chain *chain = &plan->chains[number];
-    const int64_t n_snapshots = chain->n_chunks + (chain->cp > 0 ? 1 : -1);
-    const int keeps_all = plan->order != NULL || chain->cp > 0;
-    int64_t *begin = TAKE(int64_t, chain->n_chunks + 1);
-    for (int64_t i = 0; i < chain->n_chunks; i++) begin[i] = plan->chunks[chain->first_chunk + i].prefix;
-    begin[chain->n_chunks] = begin[0] + chain->tokens;
-    return chain_state_new(config, part, begin, chain->n_chunks, n_snapshots, keeps_all, stream, meter);
+    chain_state shape = {0};
+    shape.chunks = chain->n_chunks;
+    shape.in_tree = plan->order != NULL;
+    shape.begin = TAKE(int64_t, chain->n_chunks + 1);
+    for (int64_t i = 0; i < chain->n_chunks; i++) shape.begin[i] = plan->chunks[chain->first_chunk + i].prefix;
+    shape.begin[chain->n_chunks] = shape.begin[0] + chain->tokens;
+    if (chain->cp > 0) shape.n_snapshots = chain->n_chunks + 1;
+    else list_left_slices(&shape, plan, chain);
+    return chain_state_new(config, part, &shape, stream, meter);
 }
 
 /* Returns the bytes of a step's outputs slot on the device. */

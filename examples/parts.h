@@ -183,11 +183,9 @@ static inline const char *model_sharing_fault(const model_config *c) {
     if (c->dropout > 0) return "share: dropout is drawn anew for each sequence, so their common rows are not the same";
     if (c->kinds.mtp > 0) return "share: mtp reads the next token, and the last common row has several";
     for (int64_t i = 0; i < c->layers; i++) {
-        const layer_kind kind = layer_kind_of(c, i);
-        if (kind.mixer >= MIXER_DELTA) {
-            return "share: recurrent layers hand on a state at the end of a chunk, and sequences part within chunks";
+        if (layer_kind_of(c, i).experts && c->kinds.balance > 0) {
+            return "share: the balance loss counts every row for one sequence";
         }
-        if (kind.experts && c->kinds.balance > 0) return "share: the balance loss counts every row for one sequence";
     }
     return NULL;
 }
@@ -408,6 +406,19 @@ static inline int64_t stage_layers(const stage *s) { return s->end_layer - s->fi
    >>rows    what one pass computes
    ================================================================================================================ */
 
+struct chain_state;
+
+/* The rows of one slice, or of padding, for layers that carry a state from row to row. */
+typedef struct row_span {
+    int32_t first, end;       /* rows first .. end - 1 */
+    int32_t up;               /* the span of this chunk that it continues; -1: none */
+    int32_t child, sibling;   /* the first span that continues it, and the next one that continues the same; -1: none */
+    int64_t slice;            /* of the plan; -1: padding */
+    const struct chain_state *above; /* the state with the snapshot that it begins from; NULL: none */
+    int64_t enters;           /* that snapshot */
+    int64_t leaves;           /* the snapshot of its end in the chunk's own state; -1: no other chunk continues it */
+} row_span;
+
 /* The rows of one chunk: what chunkflow's cf_metadata_fill writes, and the tokens themselves. */
 typedef struct chunk_rows {
     int64_t rows;             /* padding included */
@@ -429,6 +440,8 @@ typedef struct chunk_rows {
     const int32_t *extra_row; /* (n_extra) rising */
     const int32_t *extra_target; /* (n_extra) tokens */
     const double *extra_weight;  /* (n_extra) */
+    row_span *spans;              /* (n_spans) by rising row; a span comes after the one that it continues */
+    int64_t n_spans;
 } chunk_rows;
 
 /* ================================================================================================================
@@ -627,17 +640,21 @@ static inline const real *stage_output(const activations *a) { return a->output;
 
 typedef struct layer_state {
     real *k, *v, *dk, *dv;  /* (kept rows, kv_heads, head_dim); latent: v is k, and dv is dk */
-    real *snapshots;        /* (n_snapshots, numbers of a snapshot): what chunk i + 1 begins from; in a cp group what
-                               chunk i begins from, and last what the next round does */
-    real *carry;            /* a snapshot's gradient, from the chunk that has run backward last to the one before it */
+    real *snapshots;        /* (n_snapshots, numbers of a snapshot): state at the end of each slice of `left`; in a cp
+                               group at the begin of each chunk, and last at that of the next round */
+    real *carry;            /* the gradient of a snapshot, from the chunk that has run backward last to the one before
+                               it; in a tree of each snapshot, and the sum of all ways on */
 } layer_state;
 
 typedef struct chain_state {
     layer_state *layers;
     real *flat;
     int64_t *begin;       /* (chunks + 1) the first token of each chunk, and the end of the last one */
-    int64_t chunks, n_snapshots;
-    int keeps_all;        /* 1: others also see its rows: chains of a tree, or ranks of a cp group */
+    int64_t chunks;
+    int64_t *left;        /* (n_snapshots) rising: slices of the plan that slices of later chunks continue. NULL: a cp
+                             group's */
+    int64_t n_snapshots;
+    int in_tree;          /* 1: other chains also continue its rows */
     int64_t bytes;
     memory_kind kind;
     state_stream *stream; /* through which passes reach a state in host memory; NULL: it is on the device */
@@ -647,7 +664,7 @@ typedef struct chain_state {
    ones. A row that the next chunk does not see, no later chunk sees. In a tree others may go on from any row;
    in a cp group other ranks see it. */
 static inline int64_t rows_kept(const chain_state *g, int64_t window, int64_t begin, int64_t end) {
-    return g && g->keeps_all ? end - begin : min_of(end - begin, end - first_key_of(window, end));
+    return g && (g->in_tree || !g->left) ? end - begin : min_of(end - begin, end - first_key_of(window, end));
 }
 
 /* Rows that a layer keeps of the chunks before chunk `chunk`; 0 without a chain. */
@@ -655,6 +672,15 @@ static inline int64_t kept_before(const chain_state *g, int64_t window, int64_t 
     int64_t rows = 0;
     for (int64_t i = 0; g && i < chunk; i++) rows += rows_kept(g, window, g->begin[i], g->begin[i + 1]);
     return rows;
+}
+
+static inline int64_t carries_of(const chain_state *g) { return g->in_tree ? g->n_snapshots : 1; }
+
+/* Returns the snapshot of a slice's end; -1: nobody continues it in another chunk. */
+static inline int64_t snapshot_of(const chain_state *g, int64_t slice) {
+    int64_t i = 0;
+    while (g->left && i < g->n_snapshots && g->left[i] < slice) i++;
+    return g->left && i < g->n_snapshots && g->left[i] == slice ? i : -1;
 }
 
 static inline void chain_state_layout(chain_state *g, carver *from, const model_config *c, const stage *s) {
@@ -667,22 +693,17 @@ static inline void chain_state_layout(chain_state *g, carver *from, const model_
         l->dk = carve(from, rows * n.rows_k);
         l->dv = n.rows_v > 0 ? carve(from, rows * n.rows_v) : l->dk;
         l->snapshots = carve(from, g->n_snapshots * n.border);
-        l->carry = carve(from, n.border);
+        l->carry = carve(from, carries_of(g) * n.border);
     }
 }
 
-/* Not a number anywhere, as if another chain had left something there: what is read must have been written. begin: as
-   in the state, which will own it. With a stream, the state lies in host memory. */
-static inline chain_state chain_state_new(const model_config *c, const stage *s, int64_t *begin, int64_t chunks,
-                                          int64_t n_snapshots, int keeps_all, state_stream *stream,
-                                          memory_meter *meter) {
-    chain_state g = {0};
+/* Not a number anywhere, as if another chain had left something there: what is read must have been written. shape: the
+   chain's members of a state, which will own its arrays. With a stream, the state lies in host memory. */
+static inline chain_state chain_state_new(const model_config *c, const stage *s, const chain_state *shape,
+                                          state_stream *stream, memory_meter *meter) {
+    chain_state g = *shape;
     carver from = {0};
     g.layers = TAKE(layer_state, stage_layers(s));
-    g.begin = begin;
-    g.chunks = chunks;
-    g.n_snapshots = n_snapshots;
-    g.keeps_all = keeps_all;
     chain_state_layout(&g, &from, c, s);
     g.bytes = from.used * (int64_t)sizeof(real);
     g.stream = stream;
@@ -702,7 +723,7 @@ static inline void chain_state_clear_gradient(const chain_state *g, const model_
         const int64_t rows = kept_before(g, window_of(c, s->first_layer + i), g->chunks);
         memset(g->layers[i].dk, 0, (size_t)(rows * n.rows_k) * sizeof(real));
         memset(g->layers[i].dv, 0, (size_t)(rows * n.rows_v) * sizeof(real));
-        memset(g->layers[i].carry, 0, (size_t)n.border * sizeof(real));
+        memset(g->layers[i].carry, 0, (size_t)(carries_of(g) * n.border) * sizeof(real));
     }
 }
 
@@ -711,6 +732,7 @@ static inline void chain_state_free(chain_state *g, memory_meter *meter) {
     memory_count(meter, g->kind, -g->bytes);
     free(g->layers);
     free(g->begin);
+    free(g->left);
     free(g->flat);
     memset(g, 0, sizeof *g);
 }

@@ -202,7 +202,7 @@ static inline cf_result prepare_pass(stage_runner *r, const cf_step *step, pass 
     }
     if (step->state >= 0) p->state = &r->states[step->state];
     if (step->clear_state_gradient) chain_state_clear_gradient(p->state, r->config, &p->stage);
-    if (step->action.pass != CF_W) chunk_feed_find_places(&r->feed, r->steps, step, r->states, p);
+    if (step->action.pass != CF_W) chunk_feed_find_places(&r->feed, r->plan, r->steps, step, r->states, p);
     return CF_OK;
 }
 

@@ -13,6 +13,9 @@
    carries one gradient of a snapshot from chunk to chunk. A sequence that begins in a chunk begins with zeros, whatever
    lies before it in the chunk.
 
+   Where sequences share rows, a snapshot is taken where they part, each way on begins from it, and its gradient is the
+   sum of all of theirs. Within a chunk a way on takes S from the scratch, and the tail from the rows that it continues.
+
    This is the plain recurrence, a row at a time; blocked kernels compute the same. Left out of the published layers:
    fewer key heads than value heads, low-rank projections of decays and gates, and B and C shared by heads. */
 
@@ -122,38 +125,45 @@ static inline void recurrence_backward(const recurrence *r, const recurrence_gra
    >>convolution    causal, a filter for each channel, over the rows of one slice and the tail before it
    ================================================================================================================ */
 
-/* Row `row` of a slice that begins at `first`: its own, or, before it, of the tail. */
-static inline real *tail_or_row(real *x, real *tail, int64_t first, int64_t row, int64_t width) {
-    return row >= first ? x + row * width : tail + (row - first + CONV - 1) * width;
+/* Returns row `row` of a span: its own, or, before it, of the spans that it continues in the chunk, and before them of
+   the tail. */
+static inline real *tail_or_row(real *x, real *tail, const row_span *spans, const row_span *s, int64_t row,
+                                int64_t width) {
+    int64_t before = s->first - row;
+    for (; before > 0 && s->up >= 0; before -= s->end - s->first) {
+        s = &spans[s->up];
+        if (before <= s->end - s->first) return x + (s->end - before) * width;
+    }
+    return before <= 0 ? x + row * width : tail + (CONV - 1 - before) * width;
 }
 
-static inline void conv_forward(real *out, real *x, real *tail, const real *filter, int64_t first, int64_t end,
-                                int64_t width) {
-    for (int64_t row = first; row < end; row++) {
+static inline void conv_forward(real *out, real *x, real *tail, const real *filter, const row_span *spans,
+                                const row_span *s, int64_t width) {
+    for (int64_t row = s->first; row < s->end; row++) {
         clear_rows(out + row * width, 1, width);
         for (int64_t j = 0; j < CONV; j++) {
-            const real *from = tail_or_row(x, tail, first, row - CONV + 1 + j, width);
+            const real *from = tail_or_row(x, tail, spans, s, row - CONV + 1 + j, width);
             for (int64_t c = 0; c < width; c++) out[row * width + c] += filter[j * width + c] * from[c];
         }
     }
 }
 
 /* Adds to dx and dtail. */
-static inline void conv_backward(real *dx, real *dtail, const real *dout, const real *filter, int64_t first,
-                                 int64_t end, int64_t width) {
-    for (int64_t row = first; row < end; row++) {
+static inline void conv_backward(real *dx, real *dtail, const real *dout, const real *filter, const row_span *spans,
+                                 const row_span *s, int64_t width) {
+    for (int64_t row = s->first; row < s->end; row++) {
         for (int64_t j = 0; j < CONV; j++) {
-            real *to = tail_or_row(dx, dtail, first, row - CONV + 1 + j, width);
+            real *to = tail_or_row(dx, dtail, spans, s, row - CONV + 1 + j, width);
             for (int64_t c = 0; c < width; c++) to[c] += filter[j * width + c] * dout[row * width + c];
         }
     }
 }
 
-static inline void conv_gradient(real *dfilter, real *x, real *tail, const real *dout, int64_t first, int64_t end,
-                                 int64_t width) {
-    for (int64_t row = first; row < end; row++) {
+static inline void conv_gradient(real *dfilter, real *x, real *tail, const real *dout, const row_span *spans,
+                                 const row_span *s, int64_t width) {
+    for (int64_t row = s->first; row < s->end; row++) {
         for (int64_t j = 0; j < CONV; j++) {
-            const real *from = tail_or_row(x, tail, first, row - CONV + 1 + j, width);
+            const real *from = tail_or_row(x, tail, spans, s, row - CONV + 1 + j, width);
             for (int64_t c = 0; c < width; c++) dfilter[j * width + c] += dout[row * width + c] * from[c];
         }
     }
@@ -166,24 +176,60 @@ static inline void conv_gradient(real *dfilter, real *x, real *tail, const real 
 static inline int64_t heads_numbers(const model_config *c) { return c->hidden * head_dim_of(c); }
 static inline int64_t border_numbers(const model_config *c) { return heads_numbers(c) + (CONV - 1) * 3 * c->hidden; }
 
-/* Copies between the state, wherever that lies, and the scratch. */
+/* Copies between the state, wherever that lies, and the scratch. One copy is on its way out at a time. */
 static inline void border_fetch(const pass *p, real *to, const real *from) {
+    stream_end(state_stream_of(p));
     stream_fetch(state_stream_of(p), to, from, border_numbers(p->config));
 }
 
+/* Sends a border of the scratch, which may change at once. */
 static inline void border_send(const pass *p, real *to, const real *from) {
-    stream_send(state_stream_of(p), to, from, border_numbers(p->config));
+    stream_end(state_stream_of(p));
+    copy_rows(p->scratch->scanned, from, 1, border_numbers(p->config));
+    stream_send(state_stream_of(p), to, p->scratch->scanned, border_numbers(p->config));
 }
 
-static inline real *snapshot_at(const pass *p, int64_t i, int64_t which) {
-    return p->state->layers[i].snapshots + which * border_numbers(p->config);
+static inline real *snapshot_at(const pass *p, const chain_state *state, int64_t i, int64_t which) {
+    return state->layers[i].snapshots + which * border_numbers(p->config);
 }
 
-/* scratch->border: what slice `s` of the chunk begins from. */
-static inline void border_begin(const pass *p, int64_t i, int64_t s) {
-    const int64_t which = p->rows->index - (p->group == NULL);
-    if (p->state && s == 0 && which >= 0) border_fetch(p, p->scratch->border, snapshot_at(p, i, which));
-    else clear_rows(p->scratch->border, 1, border_numbers(p->config));
+static inline real *carry_at(const pass *p, const chain_state *state, int64_t i, int64_t which) {
+    return state->layers[i].carry + (state->in_tree ? which : 0) * border_numbers(p->config);
+}
+
+/* Returns whether a span is a part of a cp group's round. */
+static inline int is_part(const pass *p, const row_span *s) { return p->group && s == p->rows->spans; }
+
+/* Returns the state that a span reads: of its S, or, where few rows of the chunk come before it, of its tail. NULL:
+   none. enters: the snapshot there. */
+static inline const chain_state *state_before(const pass *p, const row_span *s, int64_t *enters) {
+    int64_t rows = 0;
+    for (; s->up >= 0; rows += s->end - s->first) s = &p->rows->spans[s->up];
+    *enters = s->enters;
+    return rows < CONV - 1 ? s->above : NULL;
+}
+
+/* Returns where a span's S lies while spans that continue it need it, or its gradient, in the scratch's states. */
+static inline real *begin_of_span(const pass *p, const row_span *s) {
+    return p->scratch->rows.states + s->first * heads_numbers(p->config);
+}
+
+/* scratch->border: the state that a span begins from. Its tail is the one before the chunk's rows. */
+static inline void border_begin(const pass *p, int64_t i, const row_span *s) {
+    int64_t enters;
+    const chain_state *above = state_before(p, s, &enters);
+    real *border = p->scratch->border;
+    if (is_part(p, s)) border_fetch(p, border, snapshot_at(p, p->state, i, p->rows->index));
+    else if (above) border_fetch(p, border, snapshot_at(p, above, i, enters));
+    else clear_rows(border, 1, border_numbers(p->config));
+    if (s->up >= 0) copy_rows(border, begin_of_span(p, s), 1, heads_numbers(p->config));
+}
+
+/* Hands the state in scratch->border on to the spans that continue this one in the chunk. */
+static inline void hand_on(const pass *p, const row_span *s) {
+    for (int32_t at = s->child; at >= 0; at = p->rows->spans[at].sibling) {
+        copy_rows(begin_of_span(p, &p->rows->spans[at]), p->scratch->border, 1, heads_numbers(p->config));
+    }
 }
 
 /* ================================================================================================================
@@ -376,7 +422,7 @@ static inline int64_t rows_of_part(const pass *p, int64_t part) {
 /* Fetches the border that the round began from: zeros, or the last round's end. */
 static inline void round_begin(const pass *p, int64_t i, real *border) {
     if (p->rows->index == 0) clear_rows(border, 1, border_numbers(p->config));
-    else copy_rows(border, snapshot_at(p, i, p->state->chunks), 1, border_numbers(p->config));
+    else copy_rows(border, snapshot_at(p, p->state, i, p->state->chunks), 1, border_numbers(p->config));
 }
 
 /* scratch->border and scratch->scanned: the tail before the part, and that after the round. */
@@ -411,8 +457,8 @@ static inline void part_forward(const pass *p, int64_t i, int64_t first, int64_t
         state_through_part(&r, S, all + part * 2 * numbers, all + (part * 2 + 1) * numbers, 0);
     }
     apply_reads(p, i, first, end, before, out, 0);
-    copy_rows(snapshot_at(p, i, p->rows->index), before, 1, border);
-    copy_rows(snapshot_at(p, i, p->state->chunks), S, 1, border);
+    copy_rows(snapshot_at(p, p->state, i, p->rows->index), before, 1, border);
+    copy_rows(snapshot_at(p, p->state, i, p->state->chunks), S, 1, border);
 }
 
 /* scratch->dborder: from the gradient of the state after the round to that of the state after the part. carry: to that
@@ -448,49 +494,83 @@ static inline void exchange_tail_gradients(const pass *p, int64_t first, int64_t
 }
 
 /* ================================================================================================================
-   >>slices
+   >>spans    the slices of a chunk, each of which may be continued by others
    ================================================================================================================ */
 
-/* One slice of the chunk forward; of a chain's, hands on what the next chunk begins from. */
-static inline void slice_forward(const pass *p, int64_t i, int64_t s) {
-    const model_config *c = p->config;
+/* One span forward: hands its end on to those that continue it. */
+static inline void span_forward(const pass *p, int64_t i, const row_span *s) {
     const layer_activations *a = &p->kept->layers[i];
-    int64_t first = p->rows->cu_seqlens_q[s], end = p->rows->cu_seqlens_q[s + 1], width = 3 * c->hidden;
-    int64_t heads = heads_numbers(c);
-    real *tail = p->scratch->border + heads, *next = p->scratch->scanned;
-    const int is_part = p->group && s == 0 && !p->is_replay;
-    if (is_part) exchange_tails(p, i, first, end);
+    const int64_t width = 3 * p->config->hidden;
+    const int exchanges = is_part(p, s) && !p->is_replay;
+    const int64_t heads = heads_numbers(p->config);
+    real *border = p->scratch->border, *tail = border + heads, *next = p->scratch->dborder;
+    if (exchanges) exchange_tails(p, i, s->first, s->end);
     else border_begin(p, i, s);
-    conv_forward(a->conv_out, a->conv_in, tail, weights_of(p, i)->conv, first, end, width);
-    unit_vectors_forward(p, i, first, end);
-    if (is_part) part_forward(p, i, first, end);
-    else run_heads(p, i, first, end, a->mixed, NULL);
-    if (p->group || !p->state || s > 0 || p->is_replay || p->rows->index + 1 == p->state->chunks) return;
-    copy_rows(next, p->scratch->border, 1, heads);
+    conv_forward(a->conv_out, a->conv_in, tail, weights_of(p, i)->conv, p->rows->spans, s, width);
+    unit_vectors_forward(p, i, s->first, s->end);
+    if (exchanges) part_forward(p, i, s->first, s->end);
+    else run_heads(p, i, s->first, s->end, a->mixed, NULL);
+    hand_on(p, s);
+    if (s->leaves < 0 || p->is_replay) return;
+    copy_rows(next, border, 1, heads);
     for (int64_t j = 0; j < CONV - 1; j++) {
-        copy_rows(next + heads + j * width, tail_or_row(a->conv_in, tail, first, end - CONV + 1 + j, width), 1, width);
+        const real *row = tail_or_row(a->conv_in, tail, p->rows->spans, s, s->end - CONV + 1 + j, width);
+        copy_rows(next + heads + j * width, row, 1, width);
     }
-    border_send(p, p->state->layers[i].snapshots + p->rows->index * border_numbers(c), next);
+    border_send(p, snapshot_at(p, p->state, i, s->leaves), next);
 }
 
-/* One slice backward; of a chain's, takes what the next chunk has found and leaves the same for the one before. */
-static inline void slice_backward(const pass *p, int64_t i, int64_t s) {
+/* Runs a span's heads for the states before each row, which a backward wants. */
+static inline void span_states(const pass *p, int64_t i, const row_span *s) {
+    border_begin(p, i, s);
+    run_heads(p, i, s->first, s->end, NULL, p->scratch->rows.states);
+    hand_on(p, s);
+}
+
+/* scratch->dborder: the gradient of the state at a span's end, from all who continue it. */
+static inline void collect_gradients(const pass *p, int64_t i, const row_span *s) {
+    real *dborder = p->scratch->dborder;
+    if (s->leaves >= 0) border_fetch(p, dborder, carry_at(p, p->state, i, s->leaves));
+    else clear_rows(dborder, 1, border_numbers(p->config));
+    for (int32_t at = s->child; at >= 0; at = p->rows->spans[at].sibling) {
+        const real *from = begin_of_span(p, &p->rows->spans[at]);
+        for (int64_t j = 0; j < heads_numbers(p->config); j++) dborder[j] += from[j];
+    }
+}
+
+/* Gives the gradient in scratch->dborder to the span or the snapshot that this one begins from. A chain's carry is this
+   chunk's to overwrite; in a tree the snapshot has other ways on. */
+static inline void return_gradient(const pass *p, int64_t i, const row_span *s) {
+    int64_t enters;
+    const chain_state *above = state_before(p, s, &enters);
+    real *dborder = p->scratch->dborder, *sum = p->scratch->border;
+    const int64_t heads = heads_numbers(p->config);
+    if (s->up >= 0) {
+        copy_rows(begin_of_span(p, s), dborder, 1, heads);
+        clear_rows(dborder, 1, heads);
+    }
+    if (!above) return;
+    real *carry = carry_at(p, above, i, enters);
+    if (above->in_tree) {
+        border_fetch(p, sum, carry);
+        for (int64_t j = 0; j < border_numbers(p->config); j++) dborder[j] += sum[j];
+    }
+    border_send(p, carry, dborder);
+}
+
+/* One span backward, after all that continue it. */
+static inline void span_backward(const pass *p, int64_t i, const row_span *s) {
     const model_config *c = p->config;
     const row_scratch *d = &p->scratch->rows;
     const recurrence r = recurrence_of(p, i);
     const real *skip = weights_of(p, i)->skip;
-    int64_t first = p->rows->cu_seqlens_q[s], end = p->rows->cu_seqlens_q[s + 1], h = c->hidden, width = 3 * h;
-    real *dborder = p->scratch->dborder, *dtail = dborder + heads_numbers(c), *next = p->scratch->scanned;
-    real *found = p->scratch->border + heads_numbers(c); /* the tail there has served by then */
-    real *carry = p->state && s == 0 ? p->state->layers[i].carry : NULL;
-    const int is_part = p->group && s == 0;
+    const int64_t h = c->hidden, width = 3 * h, first = s->first, end = s->end;
+    real *dborder = p->scratch->dborder, *dtail = dborder + heads_numbers(c);
+    real *found = p->scratch->border; /* which has served by then */
     recurrence_gradients g = {d->states, d->dmixed, d->dconv_out, d->dconv_out + h, d->dconv_out + 2 * h, d->dbeta,
                               d->ddecay};
-    border_begin(p, i, s);
-    run_heads(p, i, first, end, NULL, d->states);
-    if (carry && !is_part) border_fetch(p, dborder, carry);
-    else clear_rows(dborder, 1, border_numbers(c));
-    if (is_part) exchange_state_gradients(p, i, first, end, carry);
+    collect_gradients(p, i, s);
+    if (is_part(p, s)) exchange_state_gradients(p, i, first, end, p->state->layers[i].carry);
     PARALLEL_FOR
     for (int64_t head = 0; head < r.heads; head++) {
         recurrence_backward(&r, &g, head, first, end, dborder + head * r.dim * r.dim);
@@ -499,29 +579,28 @@ static inline void slice_backward(const pass *p, int64_t i, int64_t s) {
         g.dv[at / h * width + at % h] += skip[at % h / r.dim] * d->dmixed[at];
     }
     unit_vectors_backward(p, i, first, end);
-    /* The tail that was handed on is the last rows of this chunk, or, where that is short, of the tail before it. */
+    /* The tail that was handed on is the last rows of this span, or, where that is short, of those before it. */
     copy_rows(found, dtail, CONV - 1, width);
     clear_rows(dtail, CONV - 1, width);
     for (int64_t j = 0; j < CONV - 1; j++) {
-        real *to = tail_or_row(d->dconv_in, dtail, first, end - CONV + 1 + j, width);
+        real *to = tail_or_row(d->dconv_in, dtail, p->rows->spans, s, end - CONV + 1 + j, width);
         for (int64_t x = 0; x < width; x++) to[x] += found[j * width + x];
     }
-    conv_backward(d->dconv_in, dtail, d->dconv_out, weights_of(p, i)->conv, first, end, width);
-    if (is_part) exchange_tail_gradients(p, first, end, dtail, carry + heads_numbers(c));
-    if (!carry || is_part) return;
-    copy_rows(next, dborder, 1, border_numbers(c));
-    border_send(p, carry, next);
+    conv_backward(d->dconv_in, dtail, d->dconv_out, weights_of(p, i)->conv, p->rows->spans, s, width);
+    if (is_part(p, s)) exchange_tail_gradients(p, first, end, dtail, p->state->layers[i].carry + heads_numbers(c));
+    else return_gradient(p, i, s);
 }
 
 static inline void recurrent_mix(const pass *p, int64_t i, int backward) {
     const layer_activations *a = &p->kept->layers[i];
     const real *skip = weights_of(p, i)->skip;
-    int64_t h = p->config->hidden, hd = head_dim_of(p->config), rows = p->rows->rows;
+    const int64_t h = p->config->hidden, hd = head_dim_of(p->config), rows = p->rows->rows, n = p->rows->n_spans;
     if (backward) clear_rows(p->scratch->rows.dconv_in, rows, 3 * h);
-    for (int64_t s = 0; s < p->rows->n_seqs; s++) {
-        if (backward) slice_backward(p, i, s);
-        else slice_forward(p, i, s);
+    for (int64_t s = 0; s < n; s++) {
+        if (backward) span_states(p, i, &p->rows->spans[s]);
+        else span_forward(p, i, &p->rows->spans[s]);
     }
+    for (int64_t s = n - 1; s >= 0 && backward; s--) span_backward(p, i, &p->rows->spans[s]);
     for (int64_t at = 0; skip && !backward && at < rows * h; at++) {
         a->mixed[at] += skip[at % h / hd] * a->q[at / h * 3 * h + 2 * h + at % h];
     }
@@ -608,12 +687,11 @@ static inline void recurrent_gradients(const pass *p, int64_t i, const weights *
     for (int64_t at = 0; g->skip && at < rows * h; at++) {
         g->skip[at % h / hd] += s->dmixed[at] * a->q[at / h * width + 2 * h + at % h];
     }
-    for (int64_t n = 0; n < p->rows->n_seqs; n++) {
-        border_begin(p, i, n);
-        conv_gradient(g->conv, a->conv_in, p->scratch->border + heads_numbers(c), s->dconv_out,
-                      p->rows->cu_seqlens_q[n], p->rows->cu_seqlens_q[n + 1], width);
+    for (int64_t n = 0; n < p->rows->n_spans; n++) {
+        border_begin(p, i, &p->rows->spans[n]);
+        conv_gradient(g->conv, a->conv_in, p->scratch->border + heads_numbers(c), s->dconv_out, p->rows->spans,
+                      &p->rows->spans[n], width);
     }
-    stream_end(state_stream_of(p));
 }
 
 static const branch delta_branch = {recurrent_weights, recurrent_sizes,          recurrent_before,

@@ -23,9 +23,10 @@ static inline double unchunked_gradients(const model_config *config, const weigh
         int32_t *token = TAKE(int32_t, n), *target = TAKE(int32_t, n);
         int32_t *next = TAKE(int32_t, n), *target2 = TAKE(int32_t, n);
         double *weight = TAKE(double, n), *weight2 = TAKE(double, n);
+        row_span whole_span = {0, (int32_t)n, -1, -1, -1, 0, NULL, 0, -1};
         chunk_rows rows = {n,      1,     0,      0,    cu_seqlens, cu_seqlens, position, sequence,
                            weight, token, target, next, target2,    weight2,    0,        0,
-                           0,      NULL,  NULL,   NULL};
+                           0,      NULL,  NULL,   NULL, &whole_span, 1};
         for (int64_t t = 0; t < n; t++) {
             position[t] = (int32_t)t;
             sequence[t] = (int32_t)i;

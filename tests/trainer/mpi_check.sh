@@ -194,7 +194,7 @@ once=$exact # with sanitizers it takes as long as all others, and trainer_trees 
 if full; then once=$checked; fi
 trees "streamed, a token counts once" "$once" 2 --stream 65536 --shared-mean
 trees "kinds of layers, streamed" "$exact" 4 --stream 65536 --window 20 \
-    --kinds window,chunked+experts,full+sinks+gate,latent
+    --kinds window,chunked+experts,delta,full+sinks+gate,latent,mamba
 in_full trees "outputs kept" "$exact" 2 --outputs
 if full; then trees "aligned, messages that are not buffered" "$exact" 4 --align 4 --rendezvous; fi
 

@@ -480,7 +480,7 @@ TEST(angles_are_put_in_their_places) {
         const int64_t n = (w.bytes - others) / (int64_t)sizeof(real);
         const int64_t angles = ROWS * (head_dim_of(&c) + (latent ? rope_of(&c) : 0));
         chunk_rows rows = {ROWS, 1, 0, 0, NULL, NULL, position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0, NULL,
-                           NULL, NULL};
+                           NULL, NULL, NULL, 0};
         const pass p = {&c, NULL, &rows, NULL, NULL, &w, stage_of(&c, 0, 1), 1, 0, NULL, NULL, 0, NULL, NULL,
                         NULL};
         int64_t written = 0;
@@ -759,7 +759,10 @@ TEST(what_is_freed_is_empty) {
     f.bytes = f.capacity = 7; /* as if there were something */
     begin[1] = length;
     memory_count(&meter, MEMORY_WORKSPACE, 7);
-    chain_state g = chain_state_new(&c, &all, begin, 1, 0, 0, NULL, &meter);
+    chain_state g = {0};
+    g.begin = begin;
+    g.chunks = 1;
+    g = chain_state_new(&c, &all, &g, NULL, &meter);
     optimizer_free(&o);
     data_order_free(&order);
     token_set_free(&s);

@@ -16,7 +16,7 @@
 
 #include "../../chunkflow.h"
 
-#include "../../examples/kernels.h"
+#include "../../examples/state_stream.h"
 
 /* Counts the calls of attention, each of which begins with this in the place of attention_forward_begin. */
 static int64_t attention_calls;
@@ -26,10 +26,24 @@ static void counted_begin(const attention_problem *p, const attention_results *r
     attention_forward_begin(p, r, rows);
 }
 
+/* Loses one of the borders that recurrences hand on, or only its tail: copies of as many numbers. */
+static struct {
+    int64_t numbers, heads; /* of a border, and before its tail */
+    int64_t left;           /* borders before the one that is lost */
+    int only_tail;
+} lost = {-1, 0, 0, 0};
+
+static void losing_send(state_stream *s, real *host, const real *device, int64_t count) {
+    if (count != lost.numbers || lost.left-- != 0) stream_send(s, host, device, count);
+    else if (lost.only_tail) stream_send(s, host, device, lost.heads);
+}
+
+#define stream_send losing_send
 #define LEAST_OUTPUT_WINDOW 20 /* so that some windows keep outputs, and others do not */
 #define attention_forward_begin counted_begin
 #include "../../examples/model.h"
 #undef attention_forward_begin
+#undef stream_send
 
 /* The chunk runner calls this instead of model_forward, to see what the passes have to do with. */
 static double watched_forward(const pass *p);
@@ -134,7 +148,8 @@ TEST(states_have_the_size_of_their_kind) {
 }
 
 /* Five chunks, with K 1: F and R read a snapshot unless they begin the sequence, and F alone leaves one, unless it ends
-   it. B reads a snapshot twice, for the filter's gradient wants its tail once more, and a carry, and leaves a carry. */
+   it. B reads a snapshot twice, for the filter's gradient wants its tail once more. It reads a carry unless it ends the
+   sequence, and leaves one unless it begins it. */
 TEST(snapshots_travel_as_often_as_needed) {
     const int64_t length = 70, numbers = 4 * 36 + 3 * 72;
     world x;
@@ -144,8 +159,8 @@ TEST(snapshots_travel_as_often_as_needed) {
     x.runner.stream_bytes = stream_ring_bytes(stream_width_of(&c), KEY_BLOCK);
     chunked_loss(&x, &result);
     CHECK_INT(result.n_replays, 4);
-    CHECK_INT(x.runner.stream.in.bytes, 2 * (4 + 3 + 2 * 4 + 5) * numbers * (int64_t)sizeof(real));
-    CHECK_INT(x.runner.stream.out.bytes, 2 * (4 + 5) * numbers * (int64_t)sizeof(real));
+    CHECK_INT(x.runner.stream.in.bytes, 2 * (4 + 3 + 2 * 4 + 4) * numbers * (int64_t)sizeof(real));
+    CHECK_INT(x.runner.stream.out.bytes, 2 * (4 + 4) * numbers * (int64_t)sizeof(real));
     world_end(&x);
 }
 
@@ -165,8 +180,8 @@ static void forest_begin(world *x, const model_config *c, const int64_t *lengths
     x->runner.share = 1;
 }
 
-/* All kinds of layers that can share rows, in one model. */
-static model_config model_of_all(int64_t window) {
+/* Layers of all kinds: those that hand on rows, or the others with some of those. */
+static model_config model_of_all(int64_t window, int recurrent) {
     model_config c = tiny_model();
     c.hidden = 16;
     c.heads = 4;
@@ -176,7 +191,8 @@ static model_config model_of_all(int64_t window) {
     c.window = window;
     c.kinds.experts = 3;
     c.kinds.active = 2;
-    CHECK_STR(parse_pattern(&c.kinds, "full+sinks+gate,window,latent,chunked+experts,full"), NULL);
+    CHECK_STR(parse_pattern(&c.kinds, recurrent ? "delta,window,kda+experts,full,mamba"
+                                                : "full+sinks+gate,window,latent,chunked+experts,full"), NULL);
     CHECK_STR(model_config_fault(&c), NULL);
     CHECK_STR(model_sharing_fault(&c), NULL);
     return c;
@@ -191,6 +207,8 @@ static struct {
     int64_t hybrid;  /* sequences that have no path in a chunk with one */
     int64_t parting; /* more than one target */
     int64_t replays;
+    int64_t tails;   /* slices with fewer rows than a convolution's tail, which others in the chunk continue */
+    int64_t ways;    /* slices that begin from a snapshot, as another slice of the chunk does */
 } seen;
 
 static void look_at(const pass *p) {
@@ -207,6 +225,12 @@ static void look_at(const pass *p) {
         rows_seeing = place->level.cu_seqlens_q[1];
         for (int64_t chunk = 0; chunk <= state->chunks; chunk++) ends += state->begin[chunk] == end;
         seen.middle += ends == 0 && (i + 1 == p->n_places || p->places[i + 1].state != state);
+    }
+    for (const row_span *s = p->rows->spans; s < p->rows->spans + p->rows->n_spans; s++) {
+        seen.tails += s->child >= 0 && s->end - s->first < CONV - 1;
+        for (const row_span *t = p->rows->spans; t < s; t++) {
+            seen.ways += s->above && s->above == t->above && s->enters == t->enters;
+        }
     }
     seen.nested += own > 1;
     CHECK(!state || state_stream_of(p) == state->stream);
@@ -285,7 +309,7 @@ TEST(forests_have_the_gradients_of_their_sequences) {
         int64_t lengths[7];
         for (int i = 0; i < 7; i++) lengths[i] = harness_between(&rng, 0, harness_chance(&rng, 0.6) ? long_one : 20);
         world x;
-        const model_config c = model_of_all(harness_between(&rng, 1, 60));
+        const model_config c = model_of_all(harness_between(&rng, 1, 60), trial % 5 < 3);
         forest_begin(&x, &c, lengths, n, chunk_size, ks[trial % 3], &rng);
         cf_pack_desc *p = &x.runner.packing;
         p->split = (cf_split_method)harness_between(&rng, 0, 3);
@@ -308,8 +332,48 @@ TEST(forests_have_the_gradients_of_their_sequences) {
     }
     harness_note("%s", "");
     CHECK(seen.middle > 0 && seen.depths > 0 && seen.states > 0 && seen.nested > 0);
+    CHECK(seen.tails > 0 && seen.ways > 0);
     CHECK(seen.hybrid > 0 && seen.parting > 0 && seen.replays > watch.replays && watch.replays > 0);
     harness_report("at most %.1e off; %d branches in the middle of a chunk", worst, (int)seen.middle);
+}
+
+/* Loses one border after the other: a snapshot where sequences part, or the gradient of one of the ways on. Each has an
+   effect, and so has each tail. A snapshot that was never written is no number. */
+TEST(each_border_that_is_lost_is_seen) {
+    const int64_t lengths[] = {41, 33, 30, 24};
+    const model_config c = model_of_kinds("delta", 1, 0);
+    weights plain = weights_new(&c);
+    double wanted = 0;
+    int64_t n = 0;
+    for (int only_tail = 0; only_tail < 2; only_tail++) {
+        for (int64_t border = 0;; border++) {
+            world x;
+            chunked_result result;
+            world_begin(&x, &c, lengths, 4, 16, 2, 0);
+            x.runner.share = 1;
+            for (int64_t i = 1; i < 4; i++) make_alike(&x.documents, i, 0, 22 - i);
+            lost.numbers = border_numbers(&c);
+            lost.heads = heads_numbers(&c);
+            lost.left = border;
+            lost.only_tail = only_tail;
+            const double loss = chunked_loss(&x, &result);
+            const int was_lost = lost.left < 0;
+            if (border + only_tail == 0) wanted = plain_loss(&x, &plain);
+            double worst = relative_difference_of_losses(loss, wanted);
+            for (int64_t i = 0; i < plain.n_tensors; i++) {
+                const tensor *t = &plain.tensors[i];
+                worst = fmax(worst, relative_difference(x.gradient.flat + t->offset, plain.flat + t->offset, t->count));
+            }
+            if (!CHECK(was_lost ? worst > 1e-6 : is_rounding(worst))) FAIL("border %d: %g", (int)border, worst);
+            world_end(&x);
+            n += was_lost;
+            if (!was_lost) break;
+        }
+    }
+    lost.numbers = -1;
+    weights_free(&plain);
+    CHECK(n >= 12);
+    harness_report("%d borders", (int)n);
 }
 
 /* ================================================================================================================
@@ -490,10 +554,10 @@ TEST(what_cannot_be_shared_is_refused) {
     static const struct {
         const char *pattern, *why;
         double dropout, mtp, balance;
-    } cases[] = {{"full", "dropout", 0.1, 0, 0}, {"full", "mtp", 0, 0.1, 0}, {"full,mamba", "recurrent", 0, 0, 0},
+    } cases[] = {{"full", "dropout", 0.1, 0, 0}, {"full", "mtp", 0, 0.1, 0}, {"delta,kda,mamba", NULL, 0, 0, 0},
                  {"full+experts", "balance", 0, 0, 0.1}, {"full", NULL, 0, 0, 0.1}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        model_config c = model_of_all(10);
+        model_config c = model_of_all(10, 0);
         CHECK_STR(parse_pattern(&c.kinds, cases[i].pattern), NULL);
         c.dropout = cases[i].dropout;
         c.kinds.mtp = cases[i].mtp;
@@ -508,7 +572,8 @@ SUITE(trainer_kinds, CASE(any_chunking_gives_the_same_gradients), CASE(states_ha
       CASE(cp_groups_are_refused_in_one_process));
 SUITE(trainer_outputs, CASE(replays_that_take_outputs_do_not_attend), CASE(wrong_outputs_are_found),
       CASE(a_run_that_stops_leaves_no_outputs));
-SUITE(trainer_trees, CASE(forests_have_the_gradients_of_their_sequences), CASE(what_cannot_be_shared_is_refused));
+SUITE(trainer_trees, CASE(forests_have_the_gradients_of_their_sequences), CASE(each_border_that_is_lost_is_seen),
+      CASE(what_cannot_be_shared_is_refused));
 
 int main(int argc, char **argv) {
     static const harness_suite *const suites[] = {&suite_trainer_kinds, &suite_trainer_trees, &suite_trainer_outputs};

@@ -1210,9 +1210,9 @@ TEST(options_do_what_they_say) {
                                       MADE_UP "--advantages",
                                       ALIKE,
                                       ALIKE "--shared-mean --share 1",
-                                      ALIKE "--share 1 --advantages",
+                                      ALIKE "--share 1 --advantages --kinds delta,full",
                                       ALIKE "--shared-mean --share 1 --advantages --prompt 10",
-                                      ALIKE "--share 15",
+                                      ALIKE "--share 15 --kinds kda,mamba",
                                       "--steps 7 --stop-after 3 --print-every 2",
                                       "--steps 5 --print-every 3 --layers 1",
                                       "--batch 40 --steps 2"};
