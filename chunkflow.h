@@ -319,6 +319,8 @@ typedef struct cf_pack_desc {
     double cp_row_seconds;        /* extra cost of a pass per row of K and V that comes from another rank, beyond
                                      what other work hides, in units of `cost`; decides how widely to spread. Ignored
                                      without max_cp */
+    double cp_chunk_seconds;      /* extra cost of each chunk of a cp group, in units of `cost`: the scan of recurrent
+                                     layers. Ignored without max_cp */
     cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: weights with which all rows
                                      of the batch cost as much as all its attention pairs */
     const cf_shared_prefix *shared_prefixes; /* (n) which sequences begin alike: their common rows are computed once.
@@ -900,6 +902,8 @@ typedef struct cf_shard {
     int64_t expand;       /* latent: weights that make K and V out of such a row, in every pass that reads it */
     int64_t window_row;   /* elements that a row adds to a state with a window or chunks, from which rows leave again */
     int64_t snapshot;     /* elements of a recurrent layer's state (float), for any number of rows */
+    int64_t effect;       /* elements (float) that say what rows do to such a state: a matrix of keys x keys per head,
+                             or one number in Mamba-2. Ranks of a cp group exchange them */
     int64_t tail_row;     /* columns of a recurrent layer's convolution */
     int64_t tail;         /* rows of that convolution which are handed on */
     int64_t mixer_weights, mixer_vectors; /* parameters in matrices; in biases and the like */
@@ -981,8 +985,8 @@ typedef struct cf_memory_desc {
                                      block by block (CF_STATE_SLOTS blocks by default). Kept stage inputs are in host
                                      memory as well. 0: the whole state stays on the device */
     int64_t gathered;             /* rows of the longest sequence of a cp group. The buffers hold K and V of all its
-                                     rows, and their gradients, for one layer. A load's state_tokens count only rows of
-                                     the rank's own part. 0: no cp group */
+                                     rows, and their gradients, for one layer, and the scan of a recurrent one. A
+                                     load's state_tokens count only rows of the rank's own part. 0: no cp group */
     int64_t chunk_size;           /* for models with windows or recurrent layers: one border is counted per chunk_size
                                      tokens of state; 0: CF_BORDER_TOKENS */
     int outputs;                  /* 1: a dropped chunk keeps attention's outputs and log-sum-exps beside its stage
@@ -1221,6 +1225,9 @@ typedef struct cf_timing {
                                      another rank has (cf_kv_sources); columns have no such rows. Ranks of a cp group
                                      run every pass except W together, so it takes as long as on the slowest rank */
     double gather_backward;       /* the same in B and I */
+    double scan_forward;          /* with cp groups and recurrent layers: extra seconds of F of a group's chunk, whose
+                                     ranks find the states before their parts by a scan. An R has them */
+    double scan_backward;         /* the same in B and I */
     int outputs;                  /* 1: an R takes attention's outputs from its F and computes no attention, so it
                                      streams and gathers nothing (cf_memory_desc.outputs). Only with local replay */
 } cf_timing;
@@ -1522,7 +1529,8 @@ typedef struct cf_timeline {
     double replayed;             /* the part of busy that is R */
     double bubble_useful;        /* 1 - (busy - replayed) / (n_stages x makespan): counts replays as waste */
     double bubble_busy;          /* 1 - busy / (n_stages x makespan) */
-    int64_t stream_waits;        /* passes that take longer because of their stream or gather of state (cf_timing) */
+    int64_t stream_waits;        /* passes that take longer because of their stream, gather or scan of state
+                                    (cf_timing) */
     double stream_seconds;       /* extra time of these passes in all; a part of busy */
     int64_t n_bounds;
     cf_bound bounds[CF_MAX_BOUNDS];
@@ -3002,6 +3010,7 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
     if (desc->lockstep && desc->shared_prefixes != NULL)
         return cf__refuse(error, CF_ERROR_ARGUMENT, "lockstep", -1, "trees are not laid out for ranks in step");
     CF__TRY(cf__check_real(desc->cp_row_seconds, "cp_row_seconds", -1, error));
+    CF__TRY(cf__check_real(desc->cp_chunk_seconds, "cp_chunk_seconds", -1, error));
     CF__TRY(cf__check_real(desc->cost.constant, "cost.constant", -1, error));
     CF__TRY(cf__check_real(desc->cost.per_token, "cost.per_token", -1, error));
     return cf__check_real(desc->cost.per_pair, "cost.per_pair", -1, error);
@@ -3759,11 +3768,12 @@ static int64_t cf__pack_begin(const cf__packer *p, const cf_chain *chain, int64_
     return chain->cp > 0 ? p->begins[cut] : own;
 }
 
-/* Returns the cost of a chain's i-th slice, with what it gathers. own: rows that the chain has before it. */
+/* Returns the cost of a chain's i-th slice and of its cp group's exchange. own: rows that the chain has before it. */
 static double cf__pack_chunk_cost(cf__packer *p, const cf_chain *chain, int64_t i, int64_t own) {
     int64_t cut = cf__pack_cut(chain, i), begin = cf__pack_begin(p, chain, cut, own);
-    double gathered = cf__product(p->desc.cp_row_seconds, (double)(begin - own));
-    return cf__pack_slice_cost(p, begin, p->cuts[cut]) + gathered;
+    double exchange = cf__product(p->desc.cp_row_seconds, (double)(begin - own));
+    if (chain->cp > 0) exchange += p->desc.cp_chunk_seconds;
+    return cf__pack_slice_cost(p, begin, p->cuts[cut]) + exchange;
 }
 
 /* Puts the cost of everything that is given to ranks into p->costs: first units (for a tree, the unit that leads it),
@@ -4034,6 +4044,7 @@ static double cf__pack_share_cost(const cf__packer *p, int64_t sequence, int64_t
     double rounds = (double)cf__div_up(rows, width * p->desc.chunk_size);
     double chunks = width > 1 ? rounds : length / (double)p->desc.chunk_size;
     double gathered = cf__product(length / n, (n - 1) * rounds / 2);
+    if (width > 1) cost += cf__product(p->desc.cp_chunk_seconds, rounds);
     if (rounds > 1) cost += cf__product(cost, (rounds - 1) / (3 * rounds));
     return cost + cf__product(p->chunk_constant, chunks) + cf__product(p->desc.cp_row_seconds, gathered);
 }
@@ -6447,6 +6458,7 @@ static void cf__model_set_recurrence(const cf_layer *kind, cf_shard *s) {
     s->tail_row = 2 * s->kv + s->out;
     s->tail = kind->tail - 1;
     s->snapshot = n * kind->head_dim * kind->value_dim;
+    s->effect = mamba ? n : n * kind->head_dim * kind->head_dim;
     s->elements = 2 * s->tail_row + 3 * s->out + (mamba ? 0 : 64 * n); /* also a block of 64 x 64 per head */
     s->mixer_weights = h * (s->tail_row + 2 * s->out + (mamba || kda ? 1 : 2) * n);
     if (kda) s->mixer_weights += kind->value_dim * (2 * h + s->kv + s->out) - h * s->out;
@@ -6817,6 +6829,21 @@ typedef struct cf__memory_sums {
     int overflow;             /* 1: something does not fit */
 } cf__memory_sums;
 
+/* Returns the bytes of the largest scan of a recurrent layer in a cp group. Each row of the chunk has a row of keys per
+   head, which reads the state before the part. Beside them lie states and effects of two parts, and the state after
+   the round. */
+static int64_t cf__memory_scan(const cf_memory_desc *desc, int64_t stage, int64_t tokens, int *overflow) {
+    int64_t k, most = 0;
+    for (k = 0; k < cf__model_kinds(desc->model); k++) {
+        cf_shard s = cf__model_shard(desc->model, &desc->parallel, stage, k);
+        int64_t bytes = 4 * (3 * s.snapshot + 2 * s.effect);
+        if (s.snapshot == 0 || s.layers == 0) continue;
+        cf__add_product(&bytes, tokens, desc->activation_bytes * s.heads * (s.snapshot / s.out), overflow);
+        most = cf__max(most, bytes);
+    }
+    return most;
+}
+
 /* Adds the parameters of the largest layer on a stage, with its experts on this GPU, and those of adapters: inputs and
    outputs of all matrices on one GPU. Matrices whose outputs tensor parallelism divides keep a whole A, the others a
    whole B. */
@@ -6867,6 +6894,8 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     /* The gradient of the scores, and their softmax if it is recomputed. */
     cf__add_product(&working, load->chunk_scores, (drops ? 2 : 1) * element * of.heads, overflow);
     cf__add_product(&buffers, load->chunk_tokens, bytes->buffers, overflow);
+    if (desc->gathered > 0)
+        cf__add_product(&buffers, 1, cf__memory_scan(desc, stage, load->chunk_tokens, overflow), overflow);
     terms->working = cf__max(terms->working, working); /* one virtual stage is in a pass at a time */
     terms->buffers = cf__max(terms->buffers, buffers);
     sums->layer_row = cf__max(sums->layer_row, of.row);
@@ -7081,6 +7110,8 @@ static cf_result cf__pipe_check_timing(const cf_timing *timing, const cf_shape *
     CF__TRY(cf__check_real(timing->stream_backward, "timing.stream_backward", -1, error));
     CF__TRY(cf__check_real(timing->gather_forward, "timing.gather_forward", -1, error));
     CF__TRY(cf__check_real(timing->gather_backward, "timing.gather_backward", -1, error));
+    CF__TRY(cf__check_real(timing->scan_forward, "timing.scan_forward", -1, error));
+    CF__TRY(cf__check_real(timing->scan_backward, "timing.scan_backward", -1, error));
     CF__TRY(cf__check_real(timing->stream_exposed, "timing.stream_exposed", -1, error));
     if (timing->stream_exposed > 1)
         return cf__fail_real(error, CF_ERROR_ARGUMENT, "timing.stream_exposed", -1, timing->stream_exposed,
@@ -7361,13 +7392,15 @@ static inline double cf__pipe_rate(int pass, double forward, double backward) {
     return pass <= CF_R ? forward : pass <= CF_I ? backward : 0;
 }
 
-/* Returns the seconds of a rank's own pass: the exposed part of its stream and gather, then the larger of compute and
-   the rest. */
+/* Returns the seconds of a rank's own pass: the exposed part of its stream and gather, then the larger of compute, scan
+   included, and the rest. */
 CF__APART static double cf__pipe_own_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
     double stream = cf__pipe_rate(pass, pipe->timing.stream_forward, pipe->timing.stream_backward);
     double gather = cf__pipe_rate(pass, pipe->timing.gather_forward, pipe->timing.gather_backward);
     double compute = cf__pipe_compute_seconds(pipe, pass, chunk, v), moved, exposed;
+    if (c->cp > 0 && pass != CF_R)
+        compute += cf__pipe_rate(pass, pipe->timing.scan_forward, pipe->timing.scan_backward);
     if ((!(stream > 0) && !(gather > 0)) || (pass == CF_R && pipe->timing.outputs)) return compute;
     moved = cf__product(stream, (double)c->prefix);
     moved += cf__product(gather, (double)cf__max(cf__plan_prefix(pipe->plan, c) - c->prefix, 0));
@@ -11365,11 +11398,12 @@ static void cf__simulate_count(cf_timeline *timeline, const cf_action *actions, 
     timeline->bubble_busy = capacity > 0 ? 1 - timeline->busy / capacity : 0;
 }
 
-/* Counts the passes that take longer because of their stream or gather of state, and adds up the extra time. */
+/* Counts the passes that take longer because of their stream, gather or scan of state, and adds up the extra time. */
 static void cf__simulate_count_streams(cf__simulation *sim) {
     const cf__pipeline *pipe = &sim->pipe;
     const cf_timing *t = &pipe->timing;
-    int moves = t->stream_forward > 0 || t->stream_backward > 0 || t->gather_forward > 0 || t->gather_backward > 0;
+    int moves = t->stream_forward > 0 || t->stream_backward > 0 || t->gather_forward > 0 || t->gather_backward > 0 ||
+                t->scan_forward > 0 || t->scan_backward > 0;
     int64_t i;
     for (i = 0; i < sim->check.schedule->n_actions && moves; i++) {
         const cf_action *a = &sim->check.schedule->actions[i];

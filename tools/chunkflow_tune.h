@@ -187,7 +187,13 @@ typedef struct cf_cost_desc {
 
    With a cp group, rows of K and V come from other ranks: over the network if tp x max_cp GPUs are more than one node
    has, else over NVLink. In B and I the gradients of as many rows are exchanged as well; both directions of the link
-   carry the same at once. With `outputs`, an R has no pairs, no rows of a window and one kernel less in each layer that
+   carry the same at once. A recurrent layer runs each part from a zero state, beside it finds what the part's rows do
+   to any state, and corrects the outputs by the state that a scan over the ranks gives (scan_forward). So a delta rule
+   has as many more columns as keys, every row one more product with the state, and the scan takes log2 max_cp rounds of
+   states and effects, one for the state after the round, and one for the convolution's rows. Backward has as much
+   again. No compute hides any of it.
+
+   With `outputs`, an R has no pairs, no rows of a window and one kernel less in each layer that
    keeps outputs. Outputs in host memory come and go beside the passes, as kept stage inputs do; that is counted as
    free.
 
@@ -206,14 +212,15 @@ typedef struct cf_cost_desc {
    are gathered; of gradients, if ZeRO scatters them. An optimizer in host memory sends its parameters back in two
    bytes, and takes no other time: nothing here models the host's processors. step_seconds has both directions.
 
-   Errors: those of cf_model_validate and cf_parallel_validate; the member at fault, such as "max_cp" of a model with
-   recurrent layers, or "outputs" with full recomputation; CF_ERROR_OVERFLOW ("gpu") if a time is not finite. */
+   Errors: those of cf_model_validate and cf_parallel_validate; the member at fault, such as "outputs" with
+   full recomputation; CF_ERROR_OVERFLOW ("gpu") if a time is not finite. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error);
 
-/* Sets the two costs with which cf_pack chooses how many ranks of a cp group share a sequence. `cost` is the first
-   stage's forward. `cp_row_seconds` is the exposed part of a row's gathers: those of a forward, and a third of those of
-   a backward, which takes about two forwards. timing: from cf_cost_estimate. */
+/* Sets the costs with which cf_pack chooses how many ranks of a cp group share a sequence. `cost` is the first stage's
+   forward. `cp_row_seconds` is the exposed part of a row's gathers: those of a forward, and a third of those of a
+   backward, which takes about two forwards. `cp_chunk_seconds` is a third of a chunk's scans. timing: from
+   cf_cost_estimate. */
 CHUNKFLOW_TUNE_API void cf_cp_costs(const cf_timing *timing, cf_pack_desc *pack);
 
 /* Finds the peak memory of a schedule: each stage's report at its heaviest pass, from cf_schedule_loads and
@@ -1065,6 +1072,25 @@ static double cft__row_flops(const cf_shard *shard) {
     return (6 * (double)shard->snapshot + 128 * (cft__product(3, keys) + 2 * (double)shard->out)) / 4;
 }
 
+/* Returns the seconds that a pass over a chunk of a cp group spends on scans of the recurrent layers of one kind. */
+static double cft__scan_seconds(const cf_cost_desc *desc, const cf_shard *shard) {
+    const cf_gpu *gpu = desc->gpu;
+    int delta = shard->mixer != CF_MIXER_MAMBA2;
+    double effect = (double)shard->effect, state = (double)shard->snapshot, rounds = 0, keys, flops, bytes, seconds;
+    int64_t ranks;
+    if (shard->snapshot == 0) return 0;
+    for (ranks = 1; ranks < desc->max_cp; ranks *= 2) rounds++;
+    keys = state / (double)shard->out; /* of a head */
+    flops = 2 * state + (delta ? 6 * effect + 256 * keys * (double)shard->heads : 0); /* of a row: cft__row_flops */
+    flops = cft__product(flops, (double)desc->chunk_size);
+    seconds = flops / cft__product(gpu->flops, gpu->attention_forward);
+    if (delta) seconds += 2 * rounds * keys * (effect + state) / cft__product(gpu->flops, gpu->gemm);
+    bytes = 4 * (rounds * (state + effect) + state) + 2 * (double)(shard->tail * shard->tail_row);
+    seconds += bytes / cft__link_rate(desc, desc->parallel.tp * desc->max_cp);
+    seconds += (rounds + 2) * gpu->latency + (rounds + 3) * gpu->launch;
+    return cft__product((double)shard->layers, seconds);
+}
+
 /* Returns the seconds of a layer's mixer: per_token for the FLOPs of cft__row_flops; per_pair for attention, and for
    making K and V of the prefix from latents again in each chunk. */
 static cf_pass_cost cft__pair_seconds(const cf_cost_desc *desc, const cf_shard *shard, cft__kind kind) {
@@ -1347,6 +1373,7 @@ static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *
 CHUNKFLOW_TUNE_API void cf_cp_costs(const cf_timing *timing, cf_pack_desc *pack) {
     pack->cost = timing->stages != NULL ? timing->stages[0].forward : timing->all.forward;
     pack->cp_row_seconds = cft__product(timing->gather_forward + timing->gather_backward / 3, timing->stream_exposed);
+    pack->cp_chunk_seconds = (timing->scan_forward + timing->scan_backward) / 3;
 }
 
 /* Returns the bytes of K and V, or latents, of one token on a stage: two per element. */
@@ -1359,13 +1386,25 @@ static double cft__row_bytes(const cf_cost_desc *desc, int64_t stage) {
     return sum;
 }
 
+/* Returns the seconds of the scans of all recurrent layers of a stage, in a pass over a chunk of a cp group. */
+static double cft__stage_scan_seconds(const cf_cost_desc *desc, int64_t stage) {
+    double sum = 0;
+    cf_shard shard;
+    int64_t k;
+    if (desc->max_cp < 2) return 0;
+    for (k = 0; cf_stage_shard(desc->model, &desc->parallel, stage, k, &shard, NULL) == CF_OK; k++)
+        sum += cft__scan_seconds(desc, &shard);
+    return sum;
+}
+
 /* Refuses estimates that are not finite: a rate close to 0 makes times that no double holds. */
 static cf_result cft__check_estimate(const cf_cost_desc *full, int64_t count, const cf_timing *timing, double step,
                                      cf_error *error) {
     double of[sizeof(cf_stage_cost) / sizeof(double)];
     int64_t s, i;
     int finite = cft__is_time(step) && cft__is_time(timing->latency) && cft__is_time(timing->seconds_per_token) &&
-                 cft__is_time(timing->stream_backward) && cft__is_time(timing->gather_backward);
+                 cft__is_time(timing->stream_backward) && cft__is_time(timing->gather_backward) &&
+                 cft__is_time(timing->scan_backward);
     for (s = 0; s < count && finite; s++) {
         cf_stage_cost cost = cft__stage_seconds(full, s);
         memcpy(of, &cost, sizeof of);
@@ -1373,18 +1412,6 @@ static cf_result cft__check_estimate(const cf_cost_desc *full, int64_t count, co
     }
     if (finite) return CF_OK;
     return cf_refuse(error, CF_ERROR_OVERFLOW, "gpu", -1, "is so slow that a pass or a transfer takes for ever");
-}
-
-/* Refuses cp groups if a layer is recurrent. Such a layer hands its state from slice to slice, so ranks of a group
-   would run it one after the other, which no time here models. */
-static cf_result cft__check_cp_group(const cf_model *model, int64_t cp, const char *field, cf_error *error) {
-    int64_t k;
-    CFT__TRY(cft__range(cp, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, field, -1, error));
-    for (k = 0; cp > 1 && model != NULL && k < model->n_kinds; k++)
-        if (model->kinds[k].mixer >= CF_MIXER_DELTA && model->kinds[k].mixer <= CF_MIXER_MAMBA2)
-            return cf_refuse(error, CF_ERROR_ARGUMENT, field, -1,
-                             "recurrent layers hand on their state: ranks cannot share a sequence at once");
-    return CF_OK;
 }
 
 /* Checks what is offloaded, by the rules of cf_memory_estimate. */
@@ -1404,7 +1431,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     cf_shard shard, first;
     cf_timing transfers;
     int64_t s, most_layers = 0;
-    double step = 0, row_bytes = 0;
+    double step = 0, row_bytes = 0, scan = 0;
     if (desc == NULL) return cf_fail_null(error, "desc");
     if (stages == NULL) return cf_fail_null(error, "stages");
     if (timing == NULL) return cf_fail_null(error, "timing");
@@ -1418,7 +1445,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     CFT__TRY(cft__range(full.chunk_size, 0, CF_MAX_CHUNK_SIZE, CF_ERROR_LIMIT, "chunk_size", -1, error));
     CFT__TRY(cft__range(full.stream, 0, 1, CF_ERROR_ARGUMENT, "stream", -1, error));
     CFT__TRY(cft__range(full.unfused, 0, 1, CF_ERROR_ARGUMENT, "unfused", -1, error));
-    CFT__TRY(cft__check_cp_group(full.model, full.max_cp, "max_cp", error));
+    CFT__TRY(cft__range(full.max_cp, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "max_cp", -1, error));
     CFT__TRY(cft__range(full.outputs, 0, 1, CF_ERROR_ARGUMENT, "outputs", -1, error));
     if (full.outputs && full.parallel.recompute == CF_RECOMPUTE_FULL)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "outputs", -1, "are dropped again with full recomputation");
@@ -1433,8 +1460,10 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
                                                                                    does */
         most_layers = cft__max(most_layers, shard.layers);
         if (cft__row_bytes(&full, s) > row_bytes) row_bytes = cft__row_bytes(&full, s);
+        if (cft__stage_scan_seconds(&full, s) > scan) scan = cft__stage_scan_seconds(&full, s);
     }
     transfers = cft__transfer_timing(&full, &first, most_layers, row_bytes);
+    transfers.scan_forward = transfers.scan_backward = scan;
     CFT__TRY(cft__check_estimate(&full, count, &transfers, step, error));
     for (s = 0; s < count; s++) stages[s] = cft__stage_seconds(&full, s);
     *timing = transfers;
@@ -2029,7 +2058,7 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     if (desc->model == NULL && desc->bytes != NULL) CFT__TRY(cft__check_bytes(&t->desc, error));
     else CFT__TRY(cft__check_split(&t->desc, error));
     CFT__TRY(cft__check_needs(desc, error));
-    CFT__TRY(cft__check_cp_group(desc->model, t->desc.pack.max_cp, "pack.max_cp", error));
+    CFT__TRY(cft__range(t->desc.pack.max_cp, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "pack.max_cp", -1, error));
     if (t->desc.pack.max_cp > 1 && t->desc.pack.shared_prefixes != NULL)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "pack.max_cp", -1, "trees are not spread over several ranks");
     CFT__TRY(cft__check_lists(&t->desc, error));
@@ -2210,9 +2239,9 @@ static cf_result cft__pack_batch(cft__tuner *t, const cf_tune_candidate *c, int6
     return c->in_step ? cft__take_columns(t) : CF_OK;
 }
 
-/* Returns the maximum rows that a chunk of a column gathers from other ranks. */
+/* Returns the maximum rows that a chunk of a column gathers from other ranks; -1 if no chunk of it is of a cp group. */
 static int64_t cft__gathered_rows(const cf_plan *packed, int64_t column) {
-    int64_t most = 0, id;
+    int64_t most = -1, id;
     for (id = column; id < packed->n_chunks; id += packed->chunks_per_rank) {
         const cf_chunk *c = &packed->chunks[id];
         if (c->chain >= 0 && packed->chains[c->chain].cp > 0)
@@ -2221,18 +2250,22 @@ static int64_t cft__gathered_rows(const cf_plan *packed, int64_t column) {
     return most;
 }
 
-/* Returns the seconds by which gathers of rows from other ranks lengthen the current schedule's passes. Columns have no
-   gathers themselves, and cp groups have one stage. */
+/* Returns the seconds by which gathers of rows from other ranks, and scans of recurrent layers, lengthen the current
+   schedule's passes. Columns have neither themselves, and cp groups have one stage. */
 static double cft__gather_seconds(const cft__tuner *t) {
+    const cf_timing *timing = &t->timing;
+    int some = timing->gather_forward > 0 || timing->scan_forward > 0;
     double sum = 0;
     int64_t i;
-    for (i = 0; t->packed != NULL && t->timing.gather_forward > 0 && i < t->schedule->n_actions; i++) {
+    for (i = 0; t->packed != NULL && some && i < t->schedule->n_actions; i++) {
         const cf_action *a = &t->schedule->actions[i];
-        double rate = a->pass == CF_F || a->pass == CF_R ? t->timing.gather_forward : t->timing.gather_backward, hidden;
-        int none = a->pass == CF_W || (a->pass == CF_R && t->timing.outputs);
-        double moved = none ? 0 : cft__product(rate, (double)cft__gathered_rows(t->packed, a->chunk));
-        double exposed = cft__product(moved, t->timing.stream_exposed);
-        hidden = t->timeline->end[i] - t->timeline->start[i];
+        int forward = a->pass == CF_F || a->pass == CF_R, none = a->pass == CF_R && timing->outputs;
+        int64_t rows = a->pass == CF_W ? -1 : cft__gathered_rows(t->packed, a->chunk);
+        double moved, exposed, hidden = t->timeline->end[i] - t->timeline->start[i];
+        if (rows < 0) continue;
+        if (a->pass != CF_R) sum += forward ? timing->scan_forward : timing->scan_backward;
+        moved = none ? 0 : cft__product(forward ? timing->gather_forward : timing->gather_backward, (double)rows);
+        exposed = cft__product(moved, timing->stream_exposed);
         sum += exposed + (moved - exposed > hidden ? moved - exposed - hidden : 0);
     }
     return sum;

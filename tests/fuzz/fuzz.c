@@ -167,6 +167,8 @@ void fuzz_draw_stream(fuzz_input *in, cf_timing *timing, int wild) {
     timing->stream_backward = draw_cost(in, wild);
     timing->gather_forward = draw_cost(in, wild);
     timing->gather_backward = draw_cost(in, wild);
+    timing->scan_forward = draw_cost(in, wild);
+    timing->scan_backward = draw_cost(in, wild);
     timing->stream_exposed = wild > 0 && fuzz_chance(in, wild) ? fuzz_real(in) : (double)fuzz_between(in, 0, 8) / 8;
 }
 

@@ -143,11 +143,13 @@ static int64_t rows_of_others(const cf_plan *plan, const cf_chunk *c) {
     return rows;
 }
 
-/* And with what is moved, by those of cf_timing: the exposed part, then whichever of the two is done later. */
+/* And with what is scanned and moved, by those of cf_timing: the exposed part, then whichever of the two is done
+   later. */
 static double alone_seconds(const cf_plan *plan, const cf_timing *timing, int64_t v, const cf_chunk *c, int pass) {
     double compute = compute_of(timing, v, c, pass), moved = 0, alone;
     int forward = pass == CF_F || pass == CF_R;
     if (timing == NULL || pass == CF_W || (pass == CF_R && timing->outputs)) return compute;
+    if (is_shared(plan, c) && pass != CF_R) compute += forward ? timing->scan_forward : timing->scan_backward;
     moved = (double)c->prefix * (forward ? timing->stream_forward : timing->stream_backward);
     if (timing->gather_forward > 0 || timing->gather_backward > 0)
         moved += (double)rows_of_others(plan, c) * (forward ? timing->gather_forward : timing->gather_backward);

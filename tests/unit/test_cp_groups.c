@@ -302,6 +302,12 @@ TEST(memory_has_the_gathered_layer) {
     REQUIRE(cf_memory_estimate(&desc, &load, 1, &with, 1, NULL) == CF_OK);
     CHECK_INT(with.buffers - without.buffers, 40000 * (int64_t)(2 * 4 * 128) * (2 + 4)); /* K, V, 4 heads of 128 */
     CHECK_INT(with.state, without.state);
+    desc.model = cf_model_find("qwen3.5-27b"); /* 48 heads of 128 x 128 scan; K and V have 4 heads of 256 */
+    REQUIRE(cf_memory_estimate(&desc, &load, 1, &with, 1, NULL) == CF_OK);
+    desc.gathered = 0;
+    REQUIRE(cf_memory_estimate(&desc, &load, 1, &without, 1, NULL) == CF_OK);
+    CHECK_INT(with.buffers - without.buffers, 40000 * (int64_t)(2 * 4 * 256) * (2 + 4) + 1000 * 2 * 48 * 128 +
+                                              4 * 5 * 48 * 128 * 128);
     desc.gathered = -1;
     CHECK_INT(cf_memory_estimate(&desc, &load, 1, &with, 1, NULL), CF_ERROR_ARGUMENT);
 }
@@ -333,6 +339,12 @@ TEST(widths_are_what_they_cost) {
     CHECK(widest_of(dear, 8000, 8, 900, NULL) > 0);
     dear.cp_row_seconds = 0.75;
     CHECK_INT(widest_of(dear, 8000, 8, 900, NULL), 0);
+    dear.cp_row_seconds = 0; /* 4 rounds of 1000 and a scan, against 8 chunks of 1000 */
+    dear.n_ranks = dear.max_cp = 2;
+    dear.cp_chunk_seconds = 900;
+    CHECK_INT(widest_of(dear, 8000, 0, 0, NULL), 2);
+    dear.cp_chunk_seconds = 1100;
+    CHECK_INT(widest_of(dear, 8000, 0, 0, NULL), 0);
     chunky.chunk_size = 1000; /* short ones pay their part of a chunk: all 90 of them as much as the one of 900 */
     chunky.n_ranks = chunky.max_cp = 2;
     chunky.cost.constant = 1000;
@@ -379,6 +391,7 @@ TEST(passes_of_cp_groups_take_as_long_as_the_slowest_rank) {
         draw(&rng, &t);
         if (i % 3 > 0) timing.gather_forward = 0.25, timing.gather_backward = 0.125;
         if (i % 3 > 1) timing.stream_forward = timing.stream_backward = 0.5;
+        if (i % 2) timing.scan_forward = 3, timing.scan_backward = 5;
         harness_note("seed %d", 97000 + i);
         REQUIRE(pack(&t) && schedule(&t, i % 2 ? &columns : NULL));
         for (rank = 0; rank < t.plan->n_ranks; rank++) {
@@ -424,11 +437,36 @@ TEST(gathers_are_priced_by_model_and_gpu) {
     desc.max_cp = -1;
     CHECK_INT(cf_cost_estimate(&desc, &stage, 1, &timing, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "max_cp");
-    desc.model = cf_model_find("qwen3.5-27b"); /* whose states no rank can have at once */
-    for (desc.max_cp = 2; desc.max_cp >= 1; desc.max_cp--)
-        CHECK_INT(cf_cost_estimate(&desc, &stage, 1, &timing, NULL, &error), desc.max_cp > 1 ? CF_ERROR_ARGUMENT
-                  : CF_OK);
-    CHECK_STR(error.field, "max_cp");
+}
+
+/* Qwen3.5-27B on 8 H100, two GPUs a rank, by hand: 48 delta layers on a GPU with 24 heads of 128 x 128, of keys 8, and
+   3 rows of a convolution. Four ranks scan in two rounds. */
+TEST(scans_of_recurrent_layers_are_priced) {
+    const double state = 24.0 * 128 * 128, columns = 2 * 8.0 * 128 + 24 * 128, rate = 0.75 * 450e9;
+    const double row = 2 * state + 6 * state + 256 * 128.0 * 24, rounds = 2;
+    cf_cost_desc desc = {.chunk_size = 8192, .max_cp = 4, .parallel = {.tp = 2, .dp = 4}};
+    cf_gpu gpu = *cf_gpu_find("h100-80g");
+    cf_stage_cost stage, alone;
+    cf_timing timing;
+    cf_pack_desc pack = {0};
+    double layer;
+    desc.model = cf_model_find("qwen3.5-27b");
+    desc.gpu = &gpu;
+    layer = 8192 * row / (gpu.flops * gpu.attention_forward) + rounds * 2 * 128 * 2 * state / (gpu.flops * gpu.gemm);
+    layer += (4 * (rounds * 2 * state + state) + 2 * 3 * columns) / rate;
+    layer += (rounds + 2) * gpu.latency + (rounds + 3) * gpu.launch;
+    REQUIRE(cf_cost_estimate(&desc, &stage, 1, &timing, NULL, NULL) == CF_OK);
+    CHECK(fabs(timing.scan_forward - 48 * layer) <= 1e-12 * layer * 48);
+    CHECK(fabs(timing.scan_backward - 48 * layer) <= 1e-12 * layer * 48);
+    cf_cp_costs(&timing, &pack);
+    CHECK(fabs(pack.cp_chunk_seconds - 32 * layer) <= 1e-12 * layer * 32);
+    desc.max_cp = 0;
+    REQUIRE(cf_cost_estimate(&desc, &alone, 1, &timing, NULL, NULL) == CF_OK);
+    CHECK(memcmp(&alone, &stage, sizeof alone) == 0 && !(timing.scan_forward > 0) && !(timing.scan_backward > 0));
+    desc.max_cp = 4;
+    desc.model = cf_model_find("qwen2.5-7b");
+    REQUIRE(cf_cost_estimate(&desc, &stage, 1, &timing, NULL, NULL) == CF_OK);
+    CHECK(!(timing.scan_forward > 0) && timing.gather_forward > 0);
 }
 
 /* ---- what is refused ---- */
@@ -677,6 +715,7 @@ SUITE(cp_groups, CASE(packing_cp_groups_needs_what_pack_size_says),
       CASE(memory_has_the_gathered_layer),
       CASE(widths_are_what_they_cost), CASE(cp_groups_stay_within_their_room),
       CASE(passes_of_cp_groups_take_as_long_as_the_slowest_rank), CASE(gathers_are_priced_by_model_and_gpu),
+      CASE(scans_of_recurrent_layers_are_priced),
       CASE(cp_groups_that_cannot_be_are_named), CASE(random_damage_to_cp_groups_is_judged_as_by_the_oracle),
       CASE(broken_cp_groups_are_refused), CASE(parts_that_are_not_there_are_refused),
       CASE(shares_of_two_cp_groups_are_no_cp_group),

@@ -1201,7 +1201,7 @@ static cf_plan *draw_quality(const quality *q, uint64_t seed, size_t *bytes) {
 static double cost_of(const cf_plan *plan, const quality *q, const cf_chunk *c) {
     double own = c->n_slices > 0 ? 2 + (double)c->rows + (double)c->pairs / 16 : 0;
     if (c->chain < 0 || plan->chains[c->chain].cp == 0) return own;
-    return own + q->desc.cp_row_seconds * (double)(plan->slices[c->first_slice].begin - c->prefix);
+    return own + q->desc.cp_chunk_seconds + q->desc.cp_row_seconds * (double)(plan->slices[c->first_slice].begin - c->prefix);
 }
 
 /* The most expensive rank over the mean, or in step all columns' most expensive chunks. A share also pays for what it

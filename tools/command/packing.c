@@ -55,6 +55,7 @@ static int pack_lengths(const packing_options *asked, packing *out) {
     desc.max_cp = asked->max_cp;
     desc.cost = asked->cost;
     desc.cp_row_seconds = asked->cp_row_seconds;
+    desc.cp_chunk_seconds = asked->cp_chunk_seconds;
     desc.shared_prefixes = out->shares;
     code = check_chunks(out, &desc);
     if (code != CLI_OK) return code;

@@ -17,7 +17,7 @@ typedef struct packing_options {
     int lockstep;
     int64_t max_cp;
     cf_pass_cost cost;   /* with cp groups: from pipeline_price_cp; zero: not known */
-    double cp_row_seconds;
+    double cp_row_seconds, cp_chunk_seconds;
 } packing_options;
 
 /* The entries of an option table; `member` is the packing_options in the command's options struct `type`. */

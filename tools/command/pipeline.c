@@ -388,6 +388,7 @@ int pipeline_price_cp(pipeline *p, packing_options *how) {
     cf_cp_costs(&costs.timing, &desc);
     how->cost = desc.cost;
     how->cp_row_seconds = desc.cp_row_seconds;
+    how->cp_chunk_seconds = desc.cp_chunk_seconds;
     pipeline_costs_free(&costs);
     return CLI_OK;
 }

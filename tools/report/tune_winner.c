@@ -273,7 +273,7 @@ static void print_upper(const char *name) {
     for (; *name; name++) putchar(*name == '-' ? '_' : *name >= 'a' && *name <= 'z' ? *name - 'a' + 'A' : *name);
 }
 
-/* Returns the description of packing that a trainer needs for cp groups: cost and cp_row_seconds, as in the search. A
+/* Returns the description of packing that a trainer needs for cp groups: its costs are those of the search. A
    cp group has one stage. */
 static cf_pack_desc price_cp_groups(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
     cf_cost_desc cost = modelling_costs(&job->model, &job->gpu, &job->asked->gpu, c->chunk_size);
@@ -295,8 +295,8 @@ static void print_c(const tune_job *job, const cf_tune_candidate *c, const cf_pa
     printf("  cf_pack_desc pack = {.chunk_size = %lld, .n_ranks = %lld", (long long)c->chunk_size,
            (long long)split->dp);
     if (c->max_cp > 0)
-        printf(", .max_cp = %lld, .cp_row_seconds = %.17g, .cost = {%.17g, %.17g, %.17g}", (long long)c->max_cp,
-               cp_groups.cp_row_seconds, cp_groups.cost.constant, cp_groups.cost.per_token, cp_groups.cost.per_pair);
+        printf(", .max_cp = %lld, .cp_row_seconds = %.17g, .cp_chunk_seconds = %.17g, .cost = {%.17g, %.17g, %.17g}",
+               (long long)c->max_cp, cp_groups.cp_row_seconds, cp_groups.cp_chunk_seconds, cp_groups.cost.constant, cp_groups.cost.per_token, cp_groups.cost.per_pair);
     else if (c->in_step) fputs(", .lockstep = 1", stdout);
     if (job->asked->no_tails) fputs(", .no_tails = 1", stdout);
     if (job->asked->align > 1) printf(", .align = %lld", (long long)job->asked->align);
@@ -317,9 +317,9 @@ static void print_python(const tune_job *job, const cf_tune_candidate *c, const 
     printf("  plan = chunkflow.pack(lengths, chunk_size=%lld, n_ranks=%lld", (long long)c->chunk_size,
            (long long)split->dp);
     if (c->max_cp > 0)
-        printf(", max_cp=%lld, cp_row_seconds=%.17g,\n                        cost={\"constant\": %.17g, "
-               "\"per_token\": %.17g, \"per_pair\": %.17g}", (long long)c->max_cp, cp_groups.cp_row_seconds,
-               cp_groups.cost.constant, cp_groups.cost.per_token, cp_groups.cost.per_pair);
+        printf(", max_cp=%lld, cp_row_seconds=%.17g, cp_chunk_seconds=%.17g,\n                        "
+               "cost={\"constant\": %.17g, \"per_token\": %.17g, \"per_pair\": %.17g}", (long long)c->max_cp,
+               cp_groups.cp_row_seconds, cp_groups.cp_chunk_seconds, cp_groups.cost.constant, cp_groups.cost.per_token, cp_groups.cost.per_pair);
     else if (c->in_step) fputs(", lockstep=1", stdout);
     if (job->asked->no_tails) fputs(", no_tails=True", stdout);
     if (job->asked->align > 1) printf(", align=%lld", (long long)job->asked->align);

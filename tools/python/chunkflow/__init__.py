@@ -917,6 +917,8 @@ class Timing(TypedDict, total=False):
     stream_exposed: float
     gather_forward: float
     gather_backward: float
+    scan_forward: float
+    scan_backward: float
     outputs: int
 
 
@@ -950,6 +952,7 @@ class PackOptions(TypedDict, total=False):
     lockstep: int
     max_cp: int
     cp_row_seconds: float
+    cp_chunk_seconds: float
     cost: PassCost
     min_shared_prefix: int
     no_copies: int
