@@ -931,7 +931,7 @@ CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel 
 
 /* Ways to compute the loss: the bytes per logit that each keeps for backward, and its bytes per logit at the peak. */
 typedef enum cf_loss {
-    CF_LOSS_DEFAULT = 0, /* CF_LOSS_PARALLEL */
+    CF_LOSS_DEFAULT = 0, /* CF_LOSS_CHUNKED */
     CF_LOSS_PARALLEL,    /* vocabulary-parallel, as in Megatron-LM: bf16 logits, a float copy, a float softmax that
                             stays. Keeps 4, peak 10 */
     CF_LOSS_EAGER,       /* separate operations, as in plain PyTorch: a float log-softmax stays, and backward makes two
@@ -959,7 +959,7 @@ typedef enum cf_loss {
 typedef struct cf_memory_desc {
     const cf_model *model;
     cf_parallel parallel;
-    cf_loss loss;                 /* 0: parallel */
+    cf_loss loss;                 /* 0: chunked */
     int unfused;                  /* 1: norms and SwiGLU as separate operations that each keep their results (float
                                      copies of the norms' inputs, the normalised rows, the gate's activation) */
     int unfused_attention;        /* 1: attention writes out its scores; then also fill cf_memory_load.live_scores */
@@ -6598,7 +6598,7 @@ CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc) {
     memset(&full, 0, sizeof full);
     if (desc != NULL) full = *desc;
     full.parallel = cf_parallel_defaults(&full.parallel);
-    if (full.loss == CF_LOSS_DEFAULT) full.loss = CF_LOSS_PARALLEL;
+    if (full.loss == CF_LOSS_DEFAULT) full.loss = CF_LOSS_CHUNKED;
 #define CF__MEMORY_DEFAULT(name, usual) if (full.name == 0) full.name = usual;
     CF__MEMORY_ELEMENTS(CF__MEMORY_DEFAULT)
     if (full.runtime_bytes == 0) full.runtime_bytes = CF_RUNTIME_BYTES;

@@ -682,7 +682,7 @@ def test_tune_leads_to_the_files_of_a_trainer():
     options = ("--model qwen2.5-7b --gpu h100-80g --tp 2 --pp 4 --dp 2 --recompute selective --chunk-sizes 8K,16K"
                " --ks 2,4 --batch 32 --batches 2 --fragmentation 5 --split-backward").split()
     drawn, seen = WORK / "drawn", []
-    for limit in (0, 26 << 30, 28 << 30, 200 << 30):
+    for limit in (0, 23 << 30, 24 << 30, 200 << 30):
         more = ["--limit-bytes", str(limit)] if limit else []
         text = subprocess.run([COMMAND, "tune", WORK / "tuned", *options, *more, "--batch-lengths", drawn], check=True,
                               capture_output=True, text=True).stdout

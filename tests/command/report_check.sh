@@ -305,7 +305,7 @@ import json
 t, r = json.load(open("tuned.json")), json.load(open("tuned_report.json"))
 dp = t["splits"][t["candidates"][t["winner"]]["split"]]["data_parallel"]
 print(min(dp, 2), min(len(r.get("ranks", [0])), 2))' | sed 's/^1 1$/2 2/')"
-    cf tune lengths --model qwen2.5-7b --gpu h100-80g --tp 4 --batch 24 --batches 2 --chunk-sizes 256K --ks 1 \
+    cf tune lengths --model qwen2.5-7b --gpu h100-80g --tp 4 --batch 24 --batches 2 --chunk-sizes 256K --ks 1 --limit-bytes 40G \
         --json none.json --html none.html
     same tune/page/nothing-fits "1 null" "$code $(sed -n '/id="data"/{n;p;}' none.html)"
     cf tune lengths --model qwen2.5-7b --gpu h100-80g --tp 4 --batch 24 --batches 1 --html - --chunk-sizes 8K --ks 1

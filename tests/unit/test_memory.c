@@ -396,6 +396,7 @@ TEST(megatron_activation_formula) {
             cf_memory_load load = load_of(4096, 4096, 0, 0);
             double s = 4096, tp = (double)t, h = (double)m->hidden, q = (double)(m->heads * m->head_dim), ours, terms;
             desc.parallel.recompute = CF_RECOMPUTE_SELECTIVE;
+            desc.loss = CF_LOSS_PARALLEL;
             if (m->heads % t != 0 || m->kv_heads % t != 0) continue;
             ours = (double)report_of(&desc, &load).activations;
             terms = s * (double)m->layers / tp *
@@ -544,6 +545,7 @@ TEST(float_trainer) {
     small.vocab = vocab;
     small.tied = 1;
     desc.model = &small;
+    desc.loss = CF_LOSS_PARALLEL;
     desc.activation_bytes = desc.parameter_bytes = desc.state_bytes = 4;
     REQUIRE(cf_memory_token_bytes(&desc, 0, &bytes, NULL) == CF_OK);
     row = layers * a_layer + h + 1 + h + vocab; /* output, norm, softmax */
@@ -688,7 +690,7 @@ TEST(offload_refuses_by_name) {
 }
 
 TEST(losses_keep_what_they_say) {
-    static const int64_t kept[] = {4, 4, 4, 2, 0}, more[] = {6, 6, 10, 0, 0};
+    static const int64_t kept[] = {0, 4, 4, 2, 0}, more[] = {0, 6, 10, 0, 0}, hidden[] = {2, 0, 0, 0, 2};
     cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
     cf_token_bytes bytes;
     int64_t without = 28 * (158720 + 4 * 28) / 4 + 8 + 4 * 3584 / 4;
@@ -697,8 +699,7 @@ TEST(losses_keep_what_they_say) {
         desc.loss = (cf_loss)loss;
         REQUIRE(cf_memory_token_bytes(&desc, 0, &bytes, NULL) == CF_OK);
         CHECK_INT(bytes.logits, more[loss] * 152064 / 4);
-        CHECK_INT(bytes.activations - without,
-                  kept[loss] * 152064 / 4 + (loss == CF_LOSS_CHUNKED ? 2 * 3584 / 4 : 0));
+        CHECK_INT(bytes.activations - without, (kept[loss] * 152064 + hidden[loss] * 3584) / 4);
     }
 }
 
@@ -922,6 +923,7 @@ TEST(virtual_stages_share_a_gpu) {
     cf_memory_report four[4], eight[8];
     int64_t s;
     looped.parallel.n_virtual = 2;
+    looped.loss = flat.loss = CF_LOSS_PARALLEL;
     for (s = 0; s < 8; s++) loads[s] = load_of(4096 * (8 - s), 4096, 100000 + s, 5000 * s);
     REQUIRE(cf_memory_estimate(&looped, loads, 8, four, 4, NULL) == CF_OK);
     REQUIRE(cf_memory_estimate(&flat, loads, 8, eight, 8, NULL) == CF_OK);

@@ -1245,6 +1245,7 @@ TEST(without_outputs_everything_is_as_before) {
                 cf_timing timing;
                 cf_stage_cost stage;
                 memory.model = cost.model = cf_model_find(names[i]);
+                memory.loss = CF_LOSS_PARALLEL; /* that commit's default */
                 cost.gpu = cf_gpu_find("h100-80g");
                 memory.parallel = split(1 + way % 2, 1, 1 + 3 * (way / 2));
                 memory.parallel.recompute = (cf_recompute)level;

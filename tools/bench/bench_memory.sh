@@ -3,7 +3,8 @@
 #
 #     tools/bench/bench_memory.sh
 #
-# CHUNKFLOW names the program (default build/chunkflow). Nothing is fitted; losses are as Megatron-LM has them.
+# CHUNKFLOW names the program (default build/chunkflow). Nothing is fitted; losses are as Megatron-LM has them,
+# and as TRL has them in its rows of 1M tokens.
 set -eu
 CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
 work=$(mktemp -d)
@@ -12,7 +13,7 @@ trap 'rm -rf "$work"' EXIT
 
 # peak OPTIONS...: GiB of the fullest stage; fails where the command does
 peak() {
-    "$CHUNKFLOW" memory --tsv "$@" >"$work/stages" || return 1
+    "$CHUNKFLOW" memory --loss parallel --tsv "$@" >"$work/stages" || return 1
     awk -F '\t' '
         NR == 1 { for (i = 1; i <= NF; i++) if ($i == "total_bytes") column = i }
         NR > 1 && $column > most { most = $column }

@@ -191,8 +191,8 @@ typedef struct term_options {
 #define TERM_OPTIONS(type, member)                                                                                 \
     {.name = "--loss", NEEDS_MODEL, .value = "parallel|eager|fused|chunked", .kind = CLI_CHOICE,                   \
      .offset = offsetof(type, member.loss),                                                                        \
-     .help = "how the loss treats logits: as Megatron-LM (the default), as\n"                                      \
-     "plain PyTorch, in place, or never all at once"},                                                             \
+     .help = "how the loss treats logits: as Megatron-LM, as plain PyTorch, in\n"                                  \
+     "place, or a few rows at a time, as TRL and Liger (the default)"},                                            \
     {.name = "--unfused", NEEDS_MODEL, .kind = CLI_FLAG, .offset = offsetof(type, member.unfused),                 \
      .help = "norms, rotation and SwiGLU as separate operations, also in times"},                                  \
     OUTPUTS_OPTION(type, member.outputs),                                                                          \
