@@ -1095,8 +1095,7 @@ CF_HOPPER_DEVICE void wgmma_registers(float (&c)[N][4], const uint32_t (&a)[4], 
 
 /* ---- made of these ---- */
 
-/* With CHUNKFLOW_CUDA_VARIANTS the file also holds kernels that only measurements and tests ask for, and the functions
-   that choose them (after the public functions of >>attention); without it, they are no part of it. */
+/* With CHUNKFLOW_CUDA_VARIANTS the file also holds kernels that only measurements and tests ask for (HAS_SMALL). */
 #ifdef CHUNKFLOW_CUDA_VARIANTS
 const bool WITH_VARIANTS = true;
 #else
@@ -1715,9 +1714,9 @@ void choose_hopper(problem *p) {
 bool is_hopper(const problem *p) { return number_of(p->desc.path) == CF_ATTENTION_WGMMA; }
 
 /* A step of the forward is a block of keys, one of the backward a row tile. Either takes as long as a block takes to
-   move about 64 KB while all other blocks do the same. Beside its steps a forward moves Q and the rows that it writes, or in
-   their place a part's 68 KB of sums; a backward K, V and what it adds to dK and dV (256 KB), or a part's 128 KB; half
-   of that for small heads with large row tiles. How many blocks a processor has follows from bounds and memory. */
+   move about 64 KB while all other blocks do the same. Beside its steps a forward moves Q and the rows that it writes,
+   or in their place a part's 68 KB of sums; a backward K, V and what it adds to dK and dV (256 KB), or a part's 128 KB;
+   half of that for small heads with large row tiles. How many blocks a processor has follows from bounds and memory. */
 void split_tiles(problem *p) {
     const bool large = p->desc.head_size > 64, roomy = block_memory(p->desc.arch) >= 166912;
     const int64_t n = p->desc.n_processors, blocks = p->desc.head_size > 128 ? 1 : (large ? 1 : 2) + (roomy ? 1 : 0);
@@ -2546,10 +2545,10 @@ const int HOPPER_THREADS = 384; /* a warpgroup that loads, of which one warp wor
 const int HOPPER_CONSUMERS = 256; /* as many as BACKWARD_THREADS */
 const int HALF_TILE = 128 * 64 * 2; /* bytes of 64 columns of 128 rows */
 
-/* A forward is PERSISTENT or plain. PERSISTENT: there is a block a processor, which takes the next tile of the list
-   when it has loaded its last. So the loads of a tile run under the end of the one before, and its two warpgroups start
-   their products in turn (see hopper_wait_for_turn). The plain one, a block a tile, is for comparison alone
-   (CHUNKFLOW_CUDA_VARIANTS). Only a device can tell what the other is worth. */
+/* The forward has a block a processor, which takes the next tile of the list when it has loaded its last. So the loads
+   of a tile run under the products of the one before, and its two warpgroups start their products in turn (see
+   hopper_wait_for_turn). The second stage of Q has not yet run on a device: by estimate it brings 3 to 14 %, most where
+   tiles are short. */
 
 struct hopper_params {
     fused_params fused;
@@ -2557,14 +2556,21 @@ struct hopper_params {
     int *taken;                /* count of tiles that persistent blocks have taken, except for the first of each */
 };
 
-template <int HEAD> struct hopper_forward_layout { /* of shared memory, in bytes; two stages of K and of V */
-    static const int TILE = HEAD / 64 * HALF_TILE, Q = 0, K = Q + TILE, V = K + 2 * TILE, BARRIERS = V + 2 * TILE;
-    static const int TOLD = BARRIERS + 96, BYTES = TOLD + (int)sizeof(tile); /* what those who compute are told */
+template <int HEAD> struct hopper_forward_layout { /* of shared memory, in bytes; two stages of Q, of K and of V */
+    static const int TILE = HEAD / 64 * HALF_TILE, Q = 0, K = Q + 2 * TILE, V = K + 2 * TILE, BARRIERS = V + 2 * TILE;
+    static const int TOLD = BARRIERS + 112; /* what those who compute are told, in two stages */
+    static const int BYTES = TOLD + 2 * (int)sizeof(tile);
 };
 
 /* The barriers of stage s are 8 s bytes on. A stage is full when its copies are here, and empty when the eight warps
-   that compute are done with it; Q has one stage, and room for the rows of the output after that. */
-enum tile_barrier { K_FULL = 0, K_EMPTY = 16, V_FULL = 32, V_EMPTY = 48, V_TAIL = 64, TILE_FULL = 72, TILE_EMPTY = 80 };
+   that compute are done with it. A tile has a stage of Q, in which the rows of its output take the place of its Q. */
+enum tile_barrier { K_FULL = 0, K_EMPTY = 16, V_FULL = 32, V_EMPTY = 48, TILE_FULL = 64, TILE_EMPTY = 80, V_TAIL = 96 };
+
+/* Returns the stage of Q of the block's tile number `turn`. */
+template <int HEAD> CF_DEVICE shared_address hopper_q(shared_address start, int turn) {
+    typedef hopper_forward_layout<HEAD> layout;
+    return start + (shared_address)(layout::Q + (turn & 1) * layout::TILE);
+}
 
 /* The barriers of both stages of something that bulk copies bring. */
 CF_HOPPER_DEVICE void init_stages(shared_address full, shared_address empty) {
@@ -2621,20 +2627,18 @@ CF_HOPPER_DEVICE int hopper_take_work(const hopper_params &p) {
     return (int)gridDim.x + __shfl_sync(0xFFFFFFFFu, taken, 0);
 }
 
-/* Loads Q of the block's tile number `turn`. A persistent block learns which tile that is; head -1: there is none. */
-template <int HEAD, bool PERSISTENT>
+/* Loads Q of the block's tile number `turn`, and tells which tile that is; head -1: there is none. */
+template <int HEAD>
 CF_HOPPER_DEVICE void hopper_load_q(const hopper_params &p, tile t, int head, shared_address start, int turn) {
     typedef hopper_forward_layout<HEAD> layout;
-    const int rows = p.fused.forward_rows, bytes = head >= 0 && t.begin < t.end ? rows * HEAD * 2 : 0;
-    const shared_address barriers = start + layout::BARRIERS;
+    const int rows = p.fused.forward_rows, bytes = head >= 0 && t.begin < t.end ? rows * HEAD * 2 : 0, stage = turn & 1;
+    const shared_address barriers = start + layout::BARRIERS + (shared_address)(8 * stage);
     if (threadIdx.x % 32 != 0) return;
-    if constexpr (PERSISTENT) {
-        mbarrier_wait(barriers + TILE_EMPTY, (turn & 1) ^ 1);
-        hopper_tell(start + layout::TOLD, t, head);
-    }
+    mbarrier_wait(barriers + TILE_EMPTY, (turn >> 1 & 1) ^ 1);
+    hopper_tell(start + (shared_address)(layout::TOLD + stage * (int)sizeof(tile)), t, head);
     mbarrier_arrive_expect(barriers + TILE_FULL, bytes);
     if (bytes > 0)
-        copy_tile<128, HEAD>(start + layout::Q, &p.q, head * p.fused.group.by,
+        copy_tile<128, HEAD>(hopper_q<HEAD>(start, turn), &p.q, head * p.fused.group.by,
                              t.q_start + t.block * (rows / p.fused.group), barriers + TILE_FULL);
 }
 
@@ -2684,23 +2688,22 @@ CF_HOPPER_DEVICE void hopper_load_v(const hopper_params &p, const tile &t, int h
 /* All that a block needs, by one warp, from its first tile on: its first lane waits and copies, and the others help
    only where rows are to become zeros. K comes a block of keys ahead of V, and the first one of a tile before there is
    room for its Q. */
-template <int HEAD, bool PERSISTENT>
-CF_HOPPER_DEVICE void hopper_forward_loads(const hopper_params &p, tile t, int head, shared_address start) {
-    int turn = 0, tails = 0;
+template <int HEAD> CF_HOPPER_DEVICE void hopper_forward_loads(const hopper_params &p, shared_address start) {
+    int turn = 0, tails = 0, head;
+    tile t = find_work(p.fused.work, &head);
     for (int at = 0; head >= 0; turn++) {
         const int n = t.end - t.begin;
         if (n > 0) hopper_load_k<HEAD>(p, t, head, start, 0, at);
-        hopper_load_q<HEAD, PERSISTENT>(p, t, head, start, turn);
+        hopper_load_q<HEAD>(p, t, head, start, turn);
         for (int i = 0; i < n; i++, at++) {
             if (i + 1 < n) hopper_load_k<HEAD>(p, t, head, start, i + 1, at + 1);
             hopper_load_v<HEAD>(p, t, head, start, i, at, tails);
         }
-        if constexpr (!PERSISTENT) return;
         const int work = hopper_take_work(p);
         if (work < p.fused.work.n_blocks) t = find_work(p.fused.work, work, &head);
         else head = -1;
     }
-    hopper_load_q<HEAD, PERSISTENT>(p, t, -1, start, turn);
+    hopper_load_q<HEAD>(p, t, -1, start, turn);
 }
 
 /* Multiplies: c = A B^T, or c += A B^T if `add`. Rows of both operands have HEAD columns, the k of the product. A_BLOCK
@@ -2735,13 +2738,12 @@ template <typename T, int N> CF_DEVICE void pack_sums(uint32_t (&to)[N][4], cons
    that before its steps, and not after its last one. */
 enum { HOPPER_TURN = 2 }; /* named barriers 2 and 3 */
 
-template <bool PERSISTENT> CF_HOPPER_DEVICE void hopper_wait_for_turn(int consumer) {
-    if constexpr (PERSISTENT) named_barrier<HOPPER_CONSUMERS>(HOPPER_TURN + consumer);
+CF_HOPPER_DEVICE void hopper_wait_for_turn(int consumer) {
+    named_barrier<HOPPER_CONSUMERS>(HOPPER_TURN + consumer);
 }
 
-template <bool PERSISTENT> CF_HOPPER_DEVICE void hopper_pass_turn(int consumer, bool wanted) {
-    if constexpr (PERSISTENT)
-        if (wanted) named_barrier_arrive<HOPPER_CONSUMERS>(HOPPER_TURN + 1 - consumer);
+CF_HOPPER_DEVICE void hopper_pass_turn(int consumer, bool wanted) {
+    if (wanted) named_barrier_arrive<HOPPER_CONSUMERS>(HOPPER_TURN + 1 - consumer);
 }
 
 /* The place of a warpgroup among the stages of K and V: the next one that it uses, and the parity of the wait for
@@ -2761,11 +2763,11 @@ CF_HOPPER_DEVICE void hopper_soften(float (&s)[1][16][4], float (&shrink)[2], ru
         shrink[half] = soften_row(s[0], half, r.top[0][half], r.sum[0][half], p.scale_log2);
 }
 
-/* A warpgroup's 64 rows of a tile of 128. In each step the product with V of a block of keys runs while the scores of
-   the next one become exponentials. */
-template <typename T, int HEAD, bool PERSISTENT>
+/* A warpgroup's 64 rows of a tile of 128, whose stage of Q starts at `rows`. In each step the product with V of a block
+   of keys runs while the scores of the next one become exponentials. */
+template <typename T, int HEAD>
 CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &t, int head, shared_address start,
-                                          hopper_place &at) {
+                                          shared_address rows, hopper_place &at) {
     typedef hopper_forward_layout<HEAD> layout;
     const fused_params &p = all.fused;
     const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS);
@@ -2774,7 +2776,7 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
     const int n_blocks = t.end - t.begin, n_rows = lesser(t.q_length * p.group.by, (t.block + 1) * p.forward_rows);
     const bool leader = thread % 32 == 0;
     const shared_address barriers = start + layout::BARRIERS;
-    const uint64_t q = matrix_at(start + layout::Q + (shared_address)(group_row * 128));
+    const uint64_t q = matrix_at(rows + (shared_address)(group_row * 128));
     const uint64_t k = matrix_at(start + layout::K);
     const uint64_t v = matrix_at(start + layout::V, HALF_TILE);
     const int first_row = t.block * p.forward_rows, warp_row = thread / 32 * 16;
@@ -2800,19 +2802,19 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
         if (leader) mbarrier_arrive(barriers + (shared_address)(K_EMPTY + 8 * stage));
         soften_keys((t.end - 1) * HOPPER_KEYS);
         pack_sums<T>(probs, s[0]);
-        hopper_pass_turn<PERSISTENT>(consumer, consumer == 1 && n_blocks > 1);
+        hopper_pass_turn(consumer, consumer == 1 && n_blocks > 1);
         for (int key = (t.end - 2) * HOPPER_KEYS; key >= t.begin * HOPPER_KEYS; key -= HOPPER_KEYS) {
             const shared_address here = barriers + (shared_address)(8 * stage);
             const shared_address next = barriers + (shared_address)(8 - 8 * stage);
             mbarrier_wait(next + K_FULL, parity ^ stage);
-            hopper_wait_for_turn<PERSISTENT>(consumer);
+            hopper_wait_for_turn(consumer);
             hold_registers(o[0]);
             hold_registers(probs);
             hopper_multiply<T, HEAD, HALF_TILE, HALF_TILE>(s[0], q, matrix_step(k, (stage ^ 1) * layout::TILE), false);
             mbarrier_wait(here + V_FULL, parity);
             wgmma_fence();
             hopper_add_values<T>(o[0], probs, matrix_step(v, stage * layout::TILE));
-            hopper_pass_turn<PERSISTENT>(consumer, consumer == 0 || key > t.begin * HOPPER_KEYS);
+            hopper_pass_turn(consumer, consumer == 0 || key > t.begin * HOPPER_KEYS);
             wgmma_wait<1>();
             hold_registers(s[0]);
             if (leader) mbarrier_arrive(next + K_EMPTY);
@@ -2834,8 +2836,7 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
         hopper_add_values<T>(o[0], probs, matrix_step(v, stage * layout::TILE));
         wgmma_wait<0>();
         hold_registers(o[0]);
-        if (PERSISTENT && leader)
-            mbarrier_arrive(barriers + (shared_address)(V_EMPTY + 8 * stage));
+        if (leader) mbarrier_arrive(barriers + (shared_address)(V_EMPTY + 8 * stage));
         at.parity = parity ^ stage;
         at.stage = stage ^ 1;
     }
@@ -2844,60 +2845,60 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
         return;
     }
     named_barrier<1, HOPPER_CONSUMERS>(); /* nobody reads Q any more */
-    finish_rows<T, HEAD>(o, r, p, t, head, first_row, n_rows, warp_row, start + layout::Q);
+    finish_rows<T, HEAD>(o, r, p, t, head, first_row, n_rows, warp_row, rows);
 }
 
-/* The tiles of a block, its first one or as they are told, by a warpgroup. What it wrote over Q is fenced before the
-   next Q is copied there. */
-template <typename T, int HEAD, bool PERSISTENT>
-CF_HOPPER_DEVICE void hopper_forward_tiles(const hopper_params &p, tile t, int head, shared_address start) {
+/* The tiles of a block, as they are told, by a warpgroup. What it wrote over a Q is fenced before another Q is copied
+   there. */
+template <typename T, int HEAD>
+CF_HOPPER_DEVICE void hopper_forward_tiles(const hopper_params &p, shared_address start) {
     typedef hopper_forward_layout<HEAD> layout;
-    const shared_address barriers = start + layout::BARRIERS;
     hopper_place at = {0, 0};
     for (int turn = 0;; turn++) {
-        mbarrier_wait(barriers + TILE_FULL, turn & 1);
-        if constexpr (PERSISTENT) t = hopper_told(start + layout::TOLD, &head);
+        const int stage = turn & 1;
+        const shared_address barriers = start + layout::BARRIERS + (shared_address)(8 * stage);
+        int head;
+        mbarrier_wait(barriers + TILE_FULL, turn >> 1 & 1);
+        const tile t = hopper_told(start + (shared_address)(layout::TOLD + stage * (int)sizeof(tile)), &head);
         if (head < 0) return;
-        hopper_forward_rows<T, HEAD, PERSISTENT>(p, t, head, start, at);
-        if constexpr (!PERSISTENT) return;
+        /* By a shuffle, so that the loop does not work the address out again in each step. */
+        const shared_address q = (shared_address)same_in_warp((int)hopper_q<HEAD>(start, turn));
+        hopper_forward_rows<T, HEAD>(p, t, head, start, q, at);
         fence_proxy_async();
         __syncwarp();
         if (threadIdx.x % 32 == 0) mbarrier_arrive(barriers + TILE_EMPTY);
     }
 }
 
-template <typename T, int HEAD, bool PERSISTENT> CF_DEVICE void hopper_forward_block(const hopper_params &p) {
+template <typename T, int HEAD> CF_DEVICE void hopper_forward_block(const hopper_params &p) {
     typedef hopper_forward_layout<HEAD> layout;
-    int head;
-    const tile t = find_work(p.fused.work, &head);
     const shared_address start = shared_start(), barriers = start + layout::BARRIERS;
     if (threadIdx.x == 0) {
         init_stages(barriers + K_FULL, barriers + K_EMPTY);
         init_stages(barriers + V_FULL, barriers + V_EMPTY);
+        init_stages(barriers + TILE_FULL, barriers + TILE_EMPTY);
         mbarrier_init(barriers + V_TAIL, 1);
-        mbarrier_init(barriers + TILE_FULL, 1);
-        mbarrier_init(barriers + TILE_EMPTY, HOPPER_CONSUMERS / 32);
         fence_mbarrier_init();
     }
-    zero_rows<128, HEAD, HOPPER_THREADS>(start + layout::Q, p.fused.forward_rows, 128, (int)threadIdx.x);
+    for (int i = 0; i < 2; i++) /* places that hold no whole token: no copy reaches them */
+        zero_rows<128, HEAD, HOPPER_THREADS>(hopper_q<HEAD>(start, i), p.fused.forward_rows, 128, (int)threadIdx.x);
     __syncthreads();
     if (threadIdx.x < HOPPER_THREADS - HOPPER_CONSUMERS) {
         give_registers_back<40>();
-        if (threadIdx.x >= 32) return;
-        hopper_forward_loads<HEAD, PERSISTENT>(p, t, head, start);
+        if (threadIdx.x < 32) hopper_forward_loads<HEAD>(p, start);
     } else {
         take_registers<232>();
-        hopper_forward_tiles<T, HEAD, PERSISTENT>(p, t, head, start);
+        hopper_forward_tiles<T, HEAD>(p, start);
     }
 }
 
-/* One block: as many whole tokens as 128 packed rows hold, of one key head, against all keys that they see, or a part
-   of these. 161 KB of shared memory (head size 64: 81), one block an SM. The warpgroup that loads needs few registers,
+/* A tile: as many whole tokens as 128 packed rows hold, of one key head, against all keys that they see, or a part
+   of these. 193 KB of shared memory (head size 64: 97), one block an SM. The warpgroup that loads needs few registers,
    and gives the others of its own: 40 and 232, where all have 168 at first. */
-template <typename T, int HEAD, bool PERSISTENT>
+template <typename T, int HEAD>
 __global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
     attention_forward_hopper_kernel(const __grid_constant__ hopper_params p) {
-    if constexpr (CF_HOPPER) hopper_forward_block<T, HEAD, PERSISTENT>(p);
+    if constexpr (CF_HOPPER) hopper_forward_block<T, HEAD>(p);
 }
 
 /* ================================================================================================================
@@ -3901,7 +3902,7 @@ cf_result check_code(K *kernel, int threads, const char *field, const char *why,
 
 bool has_hopper_code() {
     cudaFuncAttributes attributes;
-    if (cudaFuncGetAttributes(&attributes, attention_forward_hopper_kernel<__nv_bfloat16, 128, true>) == cudaSuccess)
+    if (cudaFuncGetAttributes(&attributes, attention_forward_hopper_kernel<__nv_bfloat16, 128>) == cudaSuccess)
         return attributes.maxThreadsPerBlock >= HOPPER_THREADS;
     (void)cudaGetLastError(); /* no device, or no code at all: the first launch will say so */
     return false;
@@ -4224,7 +4225,7 @@ size_t hopper_bytes(const problem *p, bool backward) {
     return backward ? fused_bytes(p, true) : align_up(fused_bytes(p, false), 256) + 256;
 }
 
-/* Returns where blocks are persistent, there are at most as many as processors, and nothing is taken yet. */
+/* Blocks are as many as processors at most, and nothing is taken yet. */
 cf_result prepare_taking(const call &c, hopper_params *h, int64_t *n_blocks) {
     if (*n_blocks > INT32_MAX - MOST_PROCESSORS)
         return cf_fail(c.error, CF_ERROR_LIMIT, "attention_forward", -1, INT32_MAX - MOST_PROCESSORS, *n_blocks,
@@ -4234,8 +4235,8 @@ cf_result prepare_taking(const call &c, hopper_params *h, int64_t *n_blocks) {
     return cuda_result(c.error, cudaMemsetAsync(h->taken, 0, sizeof *h->taken, c.stream), "attention_forward");
 }
 
-template <typename T, int HEAD, bool PERSISTENT> cf_result launch_hopper_forward(const call &c) {
-    constexpr auto kernel = attention_forward_hopper_kernel<T, HEAD, PERSISTENT>;
+template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
+    constexpr auto kernel = attention_forward_hopper_kernel<T, HEAD>;
     static_assert(hopper_forward_layout<HEAD>::BYTES <= block_memory(90));
     const tile_lists lists = lists_of(c);
     hopper_params h = {};
@@ -4244,24 +4245,11 @@ template <typename T, int HEAD, bool PERSISTENT> cf_result launch_hopper_forward
     int64_t n_blocks = h.fused.carry != CARRY_LOAD ? lists.forward.n_blocks : 0;
     cf_result code = check_code(kernel, HOPPER_THREADS, "path", NO_HOPPER_CODE, c.error);
     if (code == CF_OK) code = make_maps(c, &h);
-    if (code == CF_OK && PERSISTENT) code = prepare_taking(c, &h, &n_blocks);
+    if (code == CF_OK) code = prepare_taking(c, &h, &n_blocks);
     if (code == CF_OK)
         code = launch<kernel>("attention_forward", n_blocks, HOPPER_THREADS, hopper_forward_layout<HEAD>::BYTES,
                               c.stream, c.error, h);
     return code == CF_OK ? combine<T, HEAD, HOPPER_CONSUMERS>(c, lists, h.fused) : code;
-}
-
-/* True if the forward is the persistent one: one choice for all threads, for measurements and tests alone. */
-#ifdef CHUNKFLOW_CUDA_VARIANTS
-bool is_persistent = true;
-#else
-const bool is_persistent = true;
-#endif
-
-template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
-    if constexpr (WITH_VARIANTS)
-        if (!is_persistent) return launch_hopper_forward<T, HEAD, false>(c);
-    return launch_hopper_forward<T, HEAD, true>(c);
 }
 
 template <typename T, int HEAD> cf_result hopper_backward_as(const call &c) {
@@ -4836,19 +4824,6 @@ cf_result cf_attention_backward(const cf_attention *attention, const cf_attentio
     if (code == CF_OK) code = find_path(p->path)->run(c);
     return code == CF_OK ? add_sinks(c) : code;
 }
-
-#ifdef CHUNKFLOW_CUDA_VARIANTS
-/* Returns which forward with wgmma is prepared and runs from here on, in all threads: 0, the one that runs without a
-   call, or 1, the plain one. Returns 0 where there is none of this number, and changes nothing. Declared by those who
-   measure. */
-int cf_attention_choose_forward(int variant);
-
-int cf_attention_choose_forward(int variant) {
-    if (variant < 0 || variant > 1) return 0;
-    is_persistent = variant == 0;
-    return 1;
-}
-#endif
 
 } /* extern "C" */
 

@@ -182,10 +182,6 @@ TEST(one_row_is_scaled_down) {
     }
 }
 
-#if defined(CHUNKFLOW_CUDA_EMULATION) || defined(CHUNKFLOW_CUDA_VARIANTS)
-#define VARIANTS CASE(variants), CASE(variants_of_parts),
-extern "C" int cf_attention_choose_forward(int variant);
-
 static void emulate_order(int how) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_set_order(how % 2);
@@ -195,40 +191,41 @@ static void emulate_order(int how) {
 #endif
 }
 
-/* The plain forward gives the bits of the persistent one, whenever copies land and in whatever order warps run: each
-   `how` is another. */
-static bool check_variants(const host_problem &p, const run_options &o, const host_inputs &in, int how,
-                           device_results *first) {
+/* The forward gives the same bits with every number of blocks to share the tiles, whenever copies land and in whatever
+   order warps run: each `how` is another. */
+static bool check_turns(const host_problem &p, run_options o, const host_inputs &in, int how,
+                        std::initializer_list<int> processors, device_results *first) {
     device_results other;
     bool ok = run_on_device(p, in, o, first);
-    for (int variant = 1; ok && variant >= 0; variant--) {
+    for (const int n : processors) {
         emulate_order(how++);
-        ok = CHECK(cf_attention_choose_forward(variant)) && run_on_device(p, in, o, &other) &&
-             CHECK(first->bits == other.bits) &&
+        o.processors = n;
+        ok = ok && run_on_device(p, in, o, &other) && CHECK(first->bits == other.bits) &&
              CHECK(memcmp(first->values.lse.data(), other.values.lse.data(), other.values.lse.size() * 8) == 0);
 #ifdef CHUNKFLOW_CUDA_EMULATION
         CHECK_INT(cuda_emu_total().conflicts, 0);
 #endif
     }
     emulate_order(0);
-    return CHECK(cf_attention_choose_forward(0)) && ok;
+    return ok;
 }
 
-/* Documents of one block of keys and of several, tails, prefixes, groups, masks, NaNs that nobody may see. */
-TEST(variants) {
+/* Documents of one block of keys and of several, tails, prefixes, groups, masks, NaNs that nobody may see. A block has
+   each tile to itself first; then few blocks share them, of which the last are short. */
+TEST(many_tiles) {
     const int heads[][3] = {{2, 1, 128}, {7, 1, 64}, {3, 3, 128}, {10, 2, 96}, {6, 2, 128}, {5, 1, 64}};
     NEEDS_WGMMA();
     for (int i = harness_rounds(0, 1); i < 6; i += harness_rounds(1, 5)) {
         host_problem p = problem_of(heads[i][0], heads[i][1], heads[i][2]);
         run_options o = wgmma;
-        device_results plain;
+        device_results alone;
         p.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
         p.full = i == 3;
         p.window = i == 1 || i % 3 == 2 ? 170 : 0;
         p.softcap = i == 1 ? 2.5 : 0.0;
         o.backward = false;
         o.strided = i % 2 != 0;
-        o.processors = 1 + i;
+        o.processors = 1000;
         p.add_slice(21, 90);
         p.add_slice(70, 400 + 37 * i);
         p.add_slice(9, 4);
@@ -237,27 +234,26 @@ TEST(variants) {
         host_inputs in = random_inputs(p, (uint64_t)(500 + i));
         const size_t k_row = (size_t)(heads[i][1] * heads[i][2]), first = (size_t)p.cu_k[4] * k_row;
         for (size_t j = first; j < first + 30 * k_row; j++) in.k[j] = in.v[j] = NAN;
-        if (!check_variants(p, o, in, i, &plain)) return;
+        if (!check_turns(p, o, in, i, {1, 2 + i}, &alone)) return;
+        CHECK_INT(alone.attention.n_split_forward_tiles, 0);
     }
 }
 
-TEST(variants_of_parts) {
+TEST(many_parts) {
     NEEDS_WGMMA();
     for (int i = 0; i < 2; i++) {
         host_problem p = problem_of(2, 1, i ? 64 : 128);
         run_options o = wgmma;
-        device_results plain;
+        device_results got;
         o.processors = i ? 40 : 100;
         o.backward = false;
         p.add_slice(9, 30);
         p.add_slice(20, 1400 + 63 * i);
-        if (!check_variants(p, o, random_inputs(p, (uint64_t)(600 + i)), 3 + i, &plain)) return;
-        CHECK(plain.attention.n_split_forward_tiles > 0);
+        const host_inputs in = random_inputs(p, (uint64_t)(600 + i));
+        if (!check_turns(p, o, in, 3 + i, {o.processors, o.processors}, &got)) return;
+        CHECK(got.attention.n_split_forward_tiles > 0);
     }
 }
-#else
-#define VARIANTS
-#endif
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 /* The same bits and no fault whenever copies land and in whatever order warps run; but dQ by atomic additions, whose
@@ -313,8 +309,8 @@ TEST(masked_blocks_are_skipped) {
     }
 }
 
-/* Persistent blocks are few, and do what others do, each tile once; in each of their steps but the first both
-   warpgroups wait for their turn. */
+/* Blocks that share the tiles do what blocks of one tile do; in each step of a tile but the first both warpgroups wait
+   for their turn. */
 TEST(turns) {
     host_problem p = problem_of(1, 1, 128);
     run_options o = wgmma;
@@ -322,22 +318,17 @@ TEST(turns) {
     cuda_emu_counts counts[2];
     p.add_slice(512, 512);
     o.backward = false;
-    o.processors = 3;
     const host_inputs in = random_inputs(p, 1);
-    for (int variant = 0; variant < 2; variant++) {
-        REQUIRE(cf_attention_choose_forward(variant));
-        const bool ok = run_on_device(p, in, o, &got);
-        CHECK(cf_attention_choose_forward(0));
-        if (!ok) return;
-        counts[variant] = cuda_emu_kernel("attention_forward");
+    for (int i = 0; i < 2; i++) {
+        o.processors = i ? 4 : 3;
+        if (!run_on_device(p, in, o, &got)) return;
+        counts[i] = cuda_emu_kernel("attention_forward");
+        CHECK_INT(counts[i].blocks, o.processors);
+        /* A barrier by block; by tile of 128 rows one, and those of its turns. */
+        CHECK_INT(counts[i].barriers, o.processors + 4 + 2 * (0 + 1 + 2 + 3));
     }
-    const cuda_emu_counts &persistent = counts[0], &plain = counts[1];
-    CHECK_INT(persistent.blocks, 3);
-    CHECK_INT(plain.blocks, 4);
-    CHECK_INT(persistent.barriers - plain.barriers, 2 * (0 + 1 + 2 + 3) - 1); /* by tile of 128 rows; and by block */
-    CHECK_INT(persistent.wgmma, plain.wgmma);
-    CHECK_INT(persistent.bulk_bytes, plain.bulk_bytes);
-    for (int variant : {-1, 2, 1000}) CHECK(!cf_attention_choose_forward(variant));
+    CHECK_INT(counts[0].wgmma, counts[1].wgmma);
+    CHECK_INT(counts[0].bulk_bytes, counts[1].bulk_bytes);
 }
 
 /* A driver without the function that makes tensor maps, and arrays that they cannot describe. */
@@ -421,4 +412,5 @@ TEST(choice) {
 #endif
 
 SUITE(wgmma, CASE(shapes), CASE(groups), CASE(mask_edges), CASE(nan_in_the_next_document), CASE(parts),
-      CASE(parts_of_other_shapes), CASE(one_row_is_scaled_down), VARIANTS EMULATED CASE(choice));
+      CASE(parts_of_other_shapes), CASE(one_row_is_scaled_down), CASE(many_tiles), CASE(many_parts),
+      EMULATED CASE(choice));

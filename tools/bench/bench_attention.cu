@@ -13,7 +13,6 @@
        +arch=86               tiles and stages as on that compute capability: 86 has the small ones of 99 KB
        +cache=33554432        heads in sections whose arrays share so many bytes of cache
        +processors=66         work cut into parts as for so many multiprocessors
-       +plain                 wgmma: a block a tile in the forward, and no turns (with CHUNKFLOW_CUDA_VARIANTS)
 
    TFLOP/s count what the mask leaves visible: 4 x pairs x heads x head size for a forward, 2.5 times that for a
    backward. Inputs are normal numbers (zeros draw less power, which raises clocks); between runs the L2 cache is
@@ -155,15 +154,7 @@ struct variant {
     cf_attention_path path = CF_ATTENTION_AUTO;
     bool deterministic = false;
     int64_t arch = 0, cache = 0, processors = 0;
-    int forward = 0; /* 1: the plain forward with wgmma */
 };
-
-/* The library has more than one forward with wgmma only where it was compiled with the same macro. */
-#if defined(CHUNKFLOW_CUDA_VARIANTS) || defined(CHUNKFLOW_CUDA_EMULATION)
-extern "C" int cf_attention_choose_forward(int variant);
-#else
-static int cf_attention_choose_forward(int variant) { return variant == 0; }
-#endif
 
 /* "mma+arch=86": the path, then what is changed. */
 static variant parse_variant(const std::string &name) {
@@ -178,7 +169,6 @@ static variant parse_variant(const std::string &name) {
                 if (word == cf_attention_path_name(path)) v.path = path;
             need(v.path != CF_ATTENTION_AUTO, "no path is named " + word);
         } else if (word == "deterministic") v.deterministic = true;
-        else if (word == "plain" && v.path == CF_ATTENTION_WGMMA) v.forward = 1;
         else if (key == "arch" && value > 0) v.arch = value;
         else if (key == "cache" && value > 0) v.cache = value;
         else if (key == "processors" && value > 0) v.processors = value;
@@ -205,7 +195,6 @@ struct instance {
     size_t n_q = 0, n_k = 0, n_lse = 0; /* numbers of q, k and lse */
     cublasHandle_t cublas = nullptr;
     cudaStream_t stream = nullptr;
-    int forward = 0;
 
     ~instance() {
         if (cublas) cublasDestroy(cublas);
@@ -219,7 +208,6 @@ struct instance {
         size_t bytes = 0;
         memset(&d, 0, sizeof d);
         memset(&x, 0, sizeof x);
-        forward = v.forward;
         d.n_heads = s.n_heads, d.n_kv_heads = s.n_kv_heads, d.head_size = s.head_size;
         d.n_slices = (int64_t)s.queries.size();
         d.cu_seqlens_q = cu_q.data(), d.cu_seqlens_k = cu_k.data();
@@ -230,7 +218,6 @@ struct instance {
             need(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
             d.n_processors = n;
         }
-        choose_forward();
         need(cf_attention_size(&d, &bytes, &error), error);
         host.resize(bytes / 8 + 2);
         need(cf_attention_prepare(&d, host.data(), bytes, &attention, &error), error);
@@ -260,13 +247,8 @@ struct instance {
         need(cudaDeviceSynchronize(), "inputs");
     }
 
-    void choose_forward() const {
-        need(cf_attention_choose_forward(forward) != 0, "this forward is not in a build without its variants");
-    }
-
     void run(bool backward) {
         cf_error error;
-        choose_forward();
         need(backward ? cf_attention_backward(attention, &x, stream, &error)
                       : cf_attention_forward(attention, &x, stream, &error), error);
     }

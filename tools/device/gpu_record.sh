@@ -112,7 +112,7 @@ fi
 # What each part runs. The first variants are timed beside PyTorch, all of them in the sweep.
 bench=$programs/bench_attention
 first='mma wgmma mma+deterministic wgmma+deterministic'
-variants='mma wgmma mma+deterministic wgmma+deterministic wgmma+plain mma+arch=86 mma+cache=16777216 mma+cache=67108864
+variants='mma wgmma mma+deterministic wgmma+deterministic mma+arch=86 mma+cache=16777216 mma+cache=67108864
     wgmma+cache=16777216 wgmma+cache=67108864 mma+processors=66 wgmma+processors=66 mma+processors=264
     wgmma+processors=264'
 shapes='causal-4k-hd128 causal-16k-hd128 packed-32k-hd128 causal-16k-hd64 packed-8k-hd128 prefix-8k-over-56k-hd128
