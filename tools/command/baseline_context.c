@@ -9,8 +9,8 @@
                     step is three more kernels (attention, and the two that merge what it found)
 
    The way that costs the sample's micro-batches less is taken. Layers with a window need only the rows before each
-   piece; layers with chunks need none. Recurrent layers scan their states, in as many rounds as the group's size has
-   bits (MaxText, pull request 4968). Latent attention sends K and V of each head, as TransformerEngine does, and
+   piece; layers with chunks need none. Recurrent layers scan their states as chunks of a cp group do (cf_cost_estimate;
+   MaxText, pull request 4968), which takes as long here. Latent attention sends K and V of each head, as TransformerEngine does, and
    experts lie on as many GPUs of a node as they can.
 
    Each sequence is padded to a multiple of 2 cp x tp rows, as such trainers do for zigzag and sequence parallelism
@@ -95,15 +95,14 @@ typedef struct context_needs {
     double checkpoints;      /* bytes per row of the inputs of all layers */
 } context_needs;
 
-static cf_result find_needs(const cf_model *model, const cf_parallel *parallel, const context_way *way, int64_t stage,
+static cf_result find_needs(const cf_model *model, const cf_parallel *parallel, int64_t stage,
                             context_needs *out, cf_error *error) {
-    int64_t k, rounds = 0;
+    int64_t k;
     cf_shard s;
     cf_result result = cf_stage_shard(model, parallel, stage, -1, &s, error);
 
     memset(out, 0, sizeof *out);
     if (result == CF_OK) out->checkpoints = 2 * (double)(s.layers * s.hidden) / (double)s.sequence;
-    while (way->cp > (int64_t)1 << rounds) rounds++;
     for (k = 0; cf_stage_shard(model, parallel, stage, k, &s, NULL) == CF_OK; k++) {
         int64_t row = 2 * (s.kv + s.value);
         if (s.layers == 0) continue;
@@ -115,12 +114,29 @@ static cf_result find_needs(const cf_model *model, const cf_parallel *parallel, 
         } else if (s.mixer == CF_MIXER_WINDOW) {
             out->messages += (double)s.layers;
             out->pieces += 2 * (double)(s.window - 1) * (double)(s.layers * row);
-        } else if (s.snapshot > 0) {
-            out->messages += (double)(rounds * s.layers);
-            out->pieces += 8 * (double)(rounds * s.layers) * (double)s.snapshot;
         }
     }
     return result;
+}
+
+/* Finds the seconds that a pass spends on scans of recurrent layers: once, and for each row of a GPU. stages: room for
+   one per stage. */
+static cf_result find_scans(const cf_cost_desc *whole, const context_way *way, cf_stage_cost *stages, cf_pass_cost *out,
+                            cf_error *error) {
+    cf_cost_desc desc = *whole;
+    cf_timing once, rows;
+    cf_result result;
+
+    desc.max_cp = way->cp;
+    memset(out, 0, sizeof *out);
+    result = cf_cost_estimate(&desc, stages, way->pp, &once, NULL, error);
+    if (result != CF_OK || !(once.scan_forward > 0)) return result;
+    desc.chunk_size = 4096;
+    result = cf_cost_estimate(&desc, stages, way->pp, &rows, NULL, error);
+    if (result != CF_OK) return result;
+    out->constant = once.scan_forward;
+    out->per_token = (rows.scan_forward - once.scan_forward) / (double)desc.chunk_size;
+    return CF_OK;
 }
 
 /* Adds to a pass the transfers of a forward (backward: twice the bytes), per row, and those of pieces. */
@@ -154,7 +170,7 @@ static double host_waits(const cf_plan *sample, double link, const cf_pass_cost 
 }
 
 static cf_stage_cost share_stage(const context_search *s, const context_way *way, const context_needs *needs,
-                                 const cf_stage_cost *whole, int ring) {
+                                 const cf_pass_cost *scans, const cf_stage_cost *whole, int ring) {
     const cf_gpu *gpu = s->desc->gpu;
     int64_t per_node = s->desc->gpus_per_node > 0 ? s->desc->gpus_per_node : 8;
     double rate = gpu->link * (way->tp * way->cp > per_node ? gpu->network : gpu->nvlink);
@@ -164,8 +180,12 @@ static cf_stage_cost share_stage(const context_search *s, const context_way *way
 
     if (needs->heads > 0)
         cost.forward.per_pair *= 1 + 64 * (double)(gpu->processors * way->cp) / (needs->heads * (double)s->chunk_size);
+    cost.forward.per_token += scans->per_token;
+    cost.backward.per_token += scans->per_token;
     scale(&cost.forward, 1 / (double)way->cp);
     scale(&cost.backward, 1 / (double)way->cp);
+    cost.forward.constant += scans->constant;
+    cost.backward.constant += scans->constant;
     add_transfers(way, sample, gpu, link, pieces, needs, ring, &cost.forward);
     add_transfers(way, sample, gpu, 2 * link, 2 * pieces, needs, ring, &cost.backward);
     if (way->offload & CF_OFFLOAD_CHECKPOINTS) {
@@ -210,7 +230,7 @@ static cf_result count_bytes(const cf_memory_desc *memory, const context_way *wa
         cf_token_bytes bytes;
         context_needs needs;
         result = cf_memory_token_bytes(memory, s, &bytes, error);
-        if (result == CF_OK) result = find_needs(memory->model, &memory->parallel, way, s, &needs, error);
+        if (result == CF_OK) result = find_needs(memory->model, &memory->parallel, s, &needs, error);
         if (result != CF_OK) break;
         memset(&out[s], 0, sizeof out[s]);
         out[s].held.activations = part_of(bytes.activations, loose, way->cp);
@@ -232,6 +252,7 @@ static cf_result make_costs(const context_search *s, const context_way *way, con
     cf_stage_cost *stages = (cf_stage_cost *)malloc((size_t)way->pp * sizeof *stages);
     cf_cost_desc desc;
     double seconds[2] = {0, 0};
+    cf_pass_cost scans;
     int64_t v;
     cf_result result;
     int ring;
@@ -259,15 +280,16 @@ static cf_result make_costs(const context_search *s, const context_way *way, con
     memory.state_window = 0;
     memory.outputs = 0;
     memory.offload = desc.offload = memory.offload | way->offload;
-    result = cf_cost_estimate(&desc, stages, way->pp, &out->timing, &out->step, error);
+    result = find_scans(&desc, way, stages, &scans, error);
+    if (result == CF_OK) result = cf_cost_estimate(&desc, stages, way->pp, &out->timing, &out->step, error);
     if (result == CF_OK) result = count_bytes(&memory, way, s->chunk_size, out->bytes, &out->host, error);
     for (v = 0; v < way->pp && result == CF_OK; v++) {
         cf_stage_cost ways[2];
         context_needs needs;
-        result = find_needs(desc.model, &desc.parallel, way, v, &needs, error);
+        result = find_needs(desc.model, &desc.parallel, v, &needs, error);
         if (result != CF_OK) break;
         for (ring = 0; ring < 2; ring++) {
-            ways[ring] = share_stage(s, way, &needs, &stages[v], ring);
+            ways[ring] = share_stage(s, way, &needs, &scans, &stages[v], ring);
             if (v == 0) seconds[ring] = sample_seconds(s->samples[way->packed], &ways[ring]);
         }
         out->ring = seconds[1] < seconds[0];
