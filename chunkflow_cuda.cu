@@ -429,7 +429,9 @@ typedef struct cf_executor_desc {
                                          all stages in this process, which are 256 virtual ones at most. Where the
                                          executor finds attention.n_processors, it leaves CF_NCCL_CHANNELS of them to
                                          transfers: make the communicator with as many (ncclConfig_t.maxCTAs) at most,
-                                         or a receive that waits keeps more of the device from passes */
+                                         or a receive that waits keeps more of the device from passes. Make it not
+                                         blocking (ncclConfig_t.blocking 0; the create waits until it is ready), or a
+                                         send to a process that died before their first transfer waits for ever */
     const cf_allocator *allocator;    /* host memory; NULL: malloc */
 } cf_executor_desc;
 
@@ -7313,6 +7315,8 @@ cf_result check_nccl(const executor *e, ncclResult_t status, cf_error *error) {
 
 cf_result find_rank(executor *e, cf_error *error) {
     int n = 0, rank = 0, device = 0, current = 0;
+    const cf_result ready = check_nccl(e, ncclInProgress, error); /* as long as it is being made */
+    if (ready != CF_OK) return ready;
     const cudaError_t found = cudaGetDevice(&current);
     ncclResult_t status = ncclCommCount(e->desc.nccl, &n);
     if (status == ncclSuccess) status = ncclCommUserRank(e->desc.nccl, &rank);

@@ -2999,7 +2999,7 @@ typedef std::function<bool(const rank_context &)> rank_body;
 #define RANK_CHECK(condition) \
     ((condition) ? true : (fprintf(stderr, "rank %d, line %d: %s\n", c.rank, __LINE__, #condition), false))
 
-/* Forks a process for each rank; whether all of them end well. */
+/* Forks a process for each rank; whether all of them end well. The communicator blocks in the mode "buffered". */
 static bool run_ranks(int n, const char *mode, const rank_body &body) {
     ncclUniqueId id;
     std::vector<pid_t> children;
@@ -3014,7 +3014,10 @@ static bool run_ranks(int n, const char *mode, const rank_body &body) {
             cuda_emu_defaults();
             cuda_emu_reset();
             cuda_emu_set_timeout(60.0);
-            const bool good = RANK_CHECK(ncclCommInitRank(&c.comm, n, id, rank) == ncclSuccess) && body(c);
+            ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+            config.blocking = strcmp(mode, "buffered") == 0;
+            const ncclResult_t made = ncclCommInitRankConfig(&c.comm, n, id, rank, &config);
+            const bool good = RANK_CHECK(made == (config.blocking ? ncclSuccess : ncclInProgress)) && body(c);
             _exit(!(good && RANK_CHECK(cuda_emu_faults() == 0)));
         }
         if (child > 0) children.push_back(child);
@@ -3272,7 +3275,22 @@ static bool dying_rank(const rank_context &c) {
     return ok;
 }
 
-TEST(a_process_dies) { CHECK(run_ranks(3, "rendezvous", dying_rank)); }
+/* One is gone before its first transfer: nobody finds it, and the run ends after `timeout`. */
+static bool dead_rank(const rank_context &c) {
+    small_run r(c);
+    cf_error error = {};
+    if (!r.m || !start_rank(c, r.m.get(), 1.0)) return false;
+    r.m->may_fail = true;
+    if (c.rank == 1) _exit(0);
+    usleep(200000);
+    return RANK_CHECK(cf_executor_run(r.m->executor, &error) == CF_ERROR_DEVICE) &&
+           RANK_CHECK(error.field != nullptr && strcmp(error.field, "nccl") == 0);
+}
+
+TEST(a_process_dies) {
+    CHECK(run_ranks(3, "rendezvous", dying_rank));
+    CHECK(run_ranks(2, "rendezvous", dead_rank));
+}
 
 /* A call of CUDA or NCCL that fails in one process: nobody hangs, and nobody crashes. Where the call was one that
    nothing hangs on, the run is good. */

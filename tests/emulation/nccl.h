@@ -76,10 +76,13 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
 /* Waits for all ranks, at most as long as cuda_emu_set_timeout says. */
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int n_ranks, ncclUniqueId id, int rank);
 
+/* blocking 0: calls that wait for others, which are the init and the first transfer with each peer, return
+   ncclInProgress, and go on until ncclCommGetAsyncError says otherwise: for ever where that peer is gone. */
 typedef struct {
     int maxCTAs; /* changes nothing here */
+    int blocking;
 } ncclConfig_t;
-#define NCCL_CONFIG_INITIALIZER {32}
+#define NCCL_CONFIG_INITIALIZER {32, 1}
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n_ranks, ncclUniqueId id, int rank, ncclConfig_t *config);
 ncclResult_t ncclCommFinalize(ncclComm_t comm); /* waits for what was issued */
 ncclResult_t ncclCommDestroy(ncclComm_t comm);  /* likewise */

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -44,7 +45,7 @@ struct message {
 /* The connection with one other rank. */
 struct peer {
     int socket = -1;
-    bool gone = false;
+    bool gone = false, met = false; /* met: a transfer with it has begun */
     std::vector<char> out, in; /* bytes that wait to be sent; an unfinished message */
     std::deque<message> wanted, data, part, result;
 };
@@ -55,7 +56,8 @@ struct peer {
 
 struct ncclComm {
     int n_ranks = 0, rank = 0, device = 0;
-    bool buffered = false, aborted = false;
+    bool buffered = false, aborted = false, blocking = true;
+    int looks = 0; /* into the state of a call in progress, until it is over */
     ncclResult_t error = ncclSuccess; /* asynchronous */
     std::vector<peer> peers;          /* of the own rank too, for what it sends to itself */
     cuda_emu_operation_ref last;      /* the operation that the next one follows */
@@ -537,7 +539,11 @@ static bool join(ncclComm *comm, const char *directory) {
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *handle, int n_ranks, ncclUniqueId id, int rank, ncclConfig_t *config) {
     if (config == nullptr || config->maxCTAs < 1 || config->maxCTAs > 32)
         return fail(ncclInvalidArgument, "ncclCommInitRankConfig");
-    return ncclCommInitRank(handle, n_ranks, id, rank);
+    const ncclResult_t result = ncclCommInitRank(handle, n_ranks, id, rank);
+    if (result != ncclSuccess || config->blocking) return result;
+    (*handle)->blocking = false;
+    (*handle)->looks = 2;
+    return ncclInProgress;
 }
 
 ncclResult_t ncclCommInitRank(ncclComm_t *handle, int n_ranks, ncclUniqueId id, int rank) {
@@ -619,13 +625,14 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t *error) {
     const comm_ref comm = find_comm(handle);
     if (!may_begin(__func__, -1)) return fail(ncclUnhandledCudaError, "a call failed");
     if (!comm || !error) return fail(ncclInvalidArgument, "ncclCommGetAsyncError");
-    *error = comm->error;
+    *error = comm->error == ncclSuccess && comm->looks > 0 ? ncclInProgress : comm->error;
+    if (comm->looks > 0 && comm->looks < INT_MAX) comm->looks--;
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommCount(const ncclComm_t handle, int *count) {
     const comm_ref comm = find_comm(handle);
-    if (!comm || !count) return fail(ncclInvalidArgument, "ncclCommCount");
+    if (!comm || !count || comm->looks > 0) return fail(ncclInvalidArgument, "ncclCommCount");
     *count = comm->n_ranks;
     return ncclSuccess;
 }
@@ -668,6 +675,16 @@ static size_t bytes_of(ncclDataType_t type) {
     return type >= 0 && type < ncclNumTypes ? bytes[type] : 0;
 }
 
+/* Begins to look for a peer, unless the call waits until it is found. Returns false where there is none any more. */
+static bool meet(ncclComm *comm, int rank) {
+    peer *other = &comm->peers[(size_t)rank];
+    if (comm->blocking || other->met || rank == comm->rank) return true;
+    move_bytes(comm);
+    other->met = true;
+    comm->looks = other->gone ? INT_MAX : 2;
+    return !other->gone;
+}
+
 static ncclResult_t add(const char *name, transfer t, ncclComm_t handle, cudaStream_t stream_handle) {
     const comm_ref comm = find_comm(handle);
     if (!may_begin(name, comm ? comm->device : cuda_emu_current_device()))
@@ -675,6 +692,7 @@ static ncclResult_t add(const char *name, transfer t, ncclComm_t handle, cudaStr
     CUstream_st *stream = cuda_emu_find_stream(stream_handle);
     if (!comm || !stream) return fail(ncclInvalidArgument, "no such communicator or stream");
     if (comm->error != ncclSuccess) return fail(comm->error, "the communicator has failed");
+    if (comm->looks > 0) return fail(ncclInvalidArgument, "the call before is in progress");
     t.bytes = t.count * bytes_of(t.type);
     if (bytes_of(t.type) == 0 || t.peer < 0 || t.peer >= comm->n_ranks) return fail(ncclInvalidArgument, name);
     if (cuda_emu_device_of(stream) != comm->device) return fail(ncclInvalidUsage, "a stream of another device");
@@ -685,9 +703,10 @@ static ncclResult_t add(const char *name, transfer t, ncclComm_t handle, cudaStr
         cuda_emu_add_fault(CUDA_EMU_TRANSFER, "%s with itself, outside a group", name);
         return fail(ncclInvalidUsage, name);
     }
+    if (t.kind != REDUCE && !meet(comm.get(), t.peer)) return ncclInProgress;
     group.push_back({comm, stream, t});
     if (group_depth == 0) issue_group();
-    return ncclSuccess;
+    return comm->looks > 0 ? ncclInProgress : ncclSuccess;
 }
 
 ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
