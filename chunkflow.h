@@ -1666,6 +1666,12 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
            see_rows(path->state, min(path->rows, chunk->prefix - path->begin));
        }
 
+   A recurrent layer keeps no rows, but a snapshot of the state at the end of each slice that slices of later chunks
+   continue (slices.up); without trees, of each chunk but the last. F begins every slice from the end of the slice that
+   it continues, and R and B come back to that snapshot. The gradient of a slice's end is the sum over all slices that
+   continue it. In a cp group, ranks run their parts of a round at once and find the states between them by a scan. Part
+   p of the round is chunk + (p - rank % cp) x chunks_per_rank. examples/recurrent.h does all this in C.
+
    Transfers. A boundary slot holds a tensor from its RECV until the end of the pass that reads it (local replay: of R,
    if F keeps nothing), or from the start of the pass that makes it until the end of its SEND. Where a V turns, a tensor
    stays on the stage: its slot is the output of the pass that makes it and the input of the pass that reads it. The two

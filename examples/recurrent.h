@@ -347,10 +347,9 @@ static inline void run_heads(const pass *p, int64_t i, int64_t first, int64_t en
        after = effect before + written       outputs += reads before
 
    written: the state after the part if it begins from zero. effect (dim x dim a head) and reads (dim a row and head):
-   state and outputs of the same recurrence with nothing to write, from before = 1. So all ranks run their parts at
-   once, exchange effect and written, and go through the parts in order: up to their own for the state that they begin
-   from, and on to the last for what the next round begins from. In Mamba-2 effect is a number a head, which is
-   exchanged as a matrix here.
+   state and outputs of the same recurrence with nothing to write, from before = 1. In Mamba-2 effect stays diagonal, so
+   its diagonal is enough. All ranks run their parts at once, exchange effect and written, and go through the parts in
+   order: up to their own for the state that they begin from, and on to the last for what the next round begins from.
 
    Backward goes from the last part to the first: d before = effect^T d after + reads^T d outputs. Tails go through the
    parts in the same way. With parts of 5, 1 and 7 rows, the last three rows before the third part are 3 and 4 of the
@@ -374,8 +373,11 @@ static inline void tail_backward(real *dtail, real *rows, int64_t n, int64_t wid
     clear_rows(dtail, CONV - 1 - left, width);
 }
 
-/* S = matrix S + more for each head, or with `back` the matrix transposed. */
-static inline void state_through_part(const recurrence *r, real *S, const real *matrix, const real *more, int back) {
+/* Numbers of an effect: a matrix a head, or its diagonal. */
+static inline int64_t effect_numbers(const recurrence *r) { return r->heads * r->dim * (r->is_delta ? r->dim : 1); }
+
+/* S = effect S + more for each head, or with `back` the effect transposed. */
+static inline void state_through_part(const recurrence *r, real *S, const real *effect, const real *more, int back) {
     const int64_t n = r->dim, down = back ? 1 : n, across = back ? n : 1;
     real column[MAX_HEAD_DIM];
     for (int64_t at = 0; at < r->heads * n; at++) { /* column at % n of a head */
@@ -383,22 +385,28 @@ static inline void state_through_part(const recurrence *r, real *S, const real *
         for (int64_t j = 0; j < n; j++) column[j] = S[head + j * n + at % n];
         for (int64_t i = 0; i < n; i++) {
             real sum = more[head + i * n + at % n];
-            for (int64_t j = 0; j < n; j++) sum += matrix[head + i * down + j * across] * column[j];
+            if (!r->is_delta) sum += effect[at / n * n + i] * column[i];
+            for (int64_t j = 0; j < n && r->is_delta; j++) sum += effect[head + i * down + j * across] * column[j];
             S[head + i * n + at % n] = sum;
         }
     }
 }
 
-/* A part's effect, and what it reads, into dnormed1, which is free at this time. */
+/* Finds a part's effect, and what it reads. That goes into dnormed1, which is free at this time. */
 static inline void find_effect(const pass *p, int64_t i, int64_t first, int64_t end, real *effect) {
     recurrence r = recurrence_of(p, i);
+    real *all = p->scratch->scanned;
+    const int64_t step = r.is_delta ? 1 : r.dim + 1; /* all numbers, or the diagonal */
     r.v = NULL;
-    clear_rows(effect, 1, heads_numbers(p->config));
+    clear_rows(all, 1, heads_numbers(p->config));
     PARALLEL_FOR
     for (int64_t head = 0; head < r.heads; head++) {
-        real *S = effect + head * r.dim * r.dim;
+        real *S = all + head * r.dim * r.dim;
         for (int64_t j = 0; j < r.dim; j++) S[j * r.dim + j] = 1;
         recurrence_forward(&r, head, first, end, S, p->scratch->rows.dnormed1, NULL);
+    }
+    for (int64_t j = 0, n = effect_numbers(&r) / r.heads; j < effect_numbers(&r); j++) {
+        effect[j] = all[j / n * r.dim * r.dim + j % n * step];
     }
 }
 
@@ -425,15 +433,15 @@ static inline void round_begin(const pass *p, int64_t i, real *border) {
     else copy_rows(border, snapshot_at(p, p->state, i, p->state->chunks), 1, border_numbers(p->config));
 }
 
-/* scratch->border and scratch->scanned: the tail before the part, and that after the round. */
+/* scratch->border and scratch->dborder: the tail before the part, and that after the round. */
 static inline void exchange_tails(const pass *p, int64_t i, int64_t first, int64_t end) {
     cp_group *g = p->group;
     const int64_t width = 3 * p->config->hidden, numbers = (CONV - 1) * width, n = min_of(end - first, CONV - 1);
     real *all = exchange_room(g, g->size * numbers), *own = all + g->part * numbers;
-    real *tail = p->scratch->scanned + heads_numbers(p->config);
+    real *tail = p->scratch->dborder + heads_numbers(p->config);
     copy_rows(own + (CONV - 1 - n) * width, p->kept->layers[i].conv_in + (end - n) * width, n, width);
     g->add_up(g->context, CP_TAILS, g->size, all, g->size * numbers);
-    round_begin(p, i, p->scratch->scanned);
+    round_begin(p, i, p->scratch->dborder);
     for (int64_t part = 0; part < g->size; part++) {
         if (part == g->part) copy_rows(p->scratch->border + heads_numbers(p->config), tail, CONV - 1, width);
         tail_forward(tail, all + part * numbers, rows_of_part(p, part), width);
@@ -445,16 +453,17 @@ static inline void part_forward(const pass *p, int64_t i, int64_t first, int64_t
     cp_group *g = p->group;
     const recurrence r = recurrence_of(p, i);
     const int64_t numbers = heads_numbers(p->config), border = border_numbers(p->config);
-    real *all = exchange_room(g, g->size * 2 * numbers), *own = all + g->part * 2 * numbers;
-    real *S = p->scratch->scanned, *before = p->scratch->border, *out = p->kept->layers[i].mixed;
+    const int64_t effect = effect_numbers(&r), each = effect + numbers;
+    real *all = exchange_room(g, g->size * each), *own = all + g->part * each;
+    real *S = p->scratch->dborder, *before = p->scratch->border, *out = p->kept->layers[i].mixed;
     find_effect(p, i, first, end, own);
     clear_rows(before, 1, numbers);
     run_heads(p, i, first, end, out, NULL);
-    copy_rows(own + numbers, before, 1, numbers);
-    g->add_up(g->context, CP_STATES, g->size, all, g->size * 2 * numbers);
+    copy_rows(own + effect, before, 1, numbers);
+    g->add_up(g->context, CP_STATES, g->size, all, g->size * each);
     for (int64_t part = 0; part < g->size; part++) {
         if (part == g->part) copy_rows(before, S, 1, numbers);
-        state_through_part(&r, S, all + part * 2 * numbers, all + (part * 2 + 1) * numbers, 0);
+        state_through_part(&r, S, all + part * each, all + part * each + effect, 0);
     }
     apply_reads(p, i, first, end, before, out, 0);
     copy_rows(snapshot_at(p, p->state, i, p->rows->index), before, 1, border);
@@ -466,14 +475,14 @@ static inline void part_forward(const pass *p, int64_t i, int64_t first, int64_t
 static inline void exchange_state_gradients(const pass *p, int64_t i, int64_t first, int64_t end, real *carry) {
     cp_group *g = p->group;
     const recurrence r = recurrence_of(p, i);
-    const int64_t numbers = heads_numbers(p->config);
-    real *all = exchange_room(g, g->size * 2 * numbers), *own = all + g->part * 2 * numbers;
+    const int64_t numbers = heads_numbers(p->config), effect = effect_numbers(&r), each = effect + numbers;
+    real *all = exchange_room(g, g->size * each), *own = all + g->part * each;
     find_effect(p, i, first, end, own);
-    apply_reads(p, i, first, end, own + numbers, p->scratch->rows.dmixed, 1);
-    g->add_up(g->context, CP_STATE_GRADIENTS, g->size, all, g->size * 2 * numbers);
+    apply_reads(p, i, first, end, own + effect, p->scratch->rows.dmixed, 1);
+    g->add_up(g->context, CP_STATE_GRADIENTS, g->size, all, g->size * each);
     for (int64_t part = g->size - 1; part >= 0; part--) {
         if (part == g->part) copy_rows(p->scratch->dborder, carry, 1, numbers);
-        state_through_part(&r, carry, all + part * 2 * numbers, all + (part * 2 + 1) * numbers, 1);
+        state_through_part(&r, carry, all + part * each, all + part * each + effect, 1);
     }
 }
 

@@ -340,7 +340,7 @@ TEST(forests_have_the_gradients_of_their_sequences) {
 /* Loses one border after the other: a snapshot where sequences part, or the gradient of one of the ways on. Each has an
    effect, and so has each tail. A snapshot that was never written is no number. */
 TEST(each_border_that_is_lost_is_seen) {
-    const int64_t lengths[] = {41, 33, 30, 24};
+    const int64_t lengths[] = {21, 17, 15, 12};
     const model_config c = model_of_kinds("delta", 1, 0);
     weights plain = weights_new(&c);
     double wanted = 0;
@@ -349,9 +349,9 @@ TEST(each_border_that_is_lost_is_seen) {
         for (int64_t border = 0;; border++) {
             world x;
             chunked_result result;
-            world_begin(&x, &c, lengths, 4, 16, 2, 0);
+            world_begin(&x, &c, lengths, 4, 8, 2, 0);
             x.runner.share = 1;
-            for (int64_t i = 1; i < 4; i++) make_alike(&x.documents, i, 0, 22 - i);
+            for (int64_t i = 1; i < 4; i++) make_alike(&x.documents, i, 0, 12 - i);
             lost.numbers = border_numbers(&c);
             lost.heads = heads_numbers(&c);
             lost.left = border;
