@@ -233,7 +233,7 @@ typedef struct cf_block {
    A member that needs another one is refused without it, and the message names both. Prices and upper limits are
    allowed even if nothing uses them, so that one record fits many batches. So are sizes and biases of parts that a
    layer lacks, and what a sweep sets for cases that have no use for it: zero with one rank, no_sequence with tp 1,
-   unfused with full recomputation, gathered rows or outputs where none are kept, timing.outputs in forward_only.
+   unfused with full recomputation, gathered rows or outputs where none are kept, shape.outputs in forward_only.
 
    Objects from elsewhere. A plan, schedule or graph is sound if the library has made it or the validator of its kind
    accepts it. Every function that takes one says whether it must be sound or may be unvalidated. A function that takes
@@ -1006,8 +1006,8 @@ typedef struct cf_token_bytes {
                                chunk_size, rounded up */
     int64_t state_gradient; /* state with gradients (0 with a state_window) */
     int64_t boundary;       /* a tensor that goes from stage to stage */
-    int64_t dropped;        /* a chunk dropped in local replay, until its replay begins: its stage input, which is one
-                               `boundary`, and its outputs, if it keeps any */
+    int64_t dropped;        /* a chunk dropped in local replay, until its replay begins, or ends (cf_shape.outputs): its
+                               stage input, which is one `boundary`, and its outputs, if it keeps any */
     int64_t staged;         /* the largest chunk, twice, if dropped chunks are kept in host memory: a stage input, and
                                the outputs of one layer, because these come and go layer by layer */
     int64_t logits;         /* the chunk that is at its loss, beyond what stays (last virtual stage; 0 elsewhere) */
@@ -1038,8 +1038,7 @@ typedef struct cf_token_bytes {
      mlp                as layernorm, and no f at all
      full               only 2 h / s, which are `checkpoints` if these lie in host memory
    First stage: 8 (token ids). Last stage: 4 h / s (final norm) and what the loss keeps.
-   Outputs of a dropped chunk: 2 heads x value_dim + 4 heads per layer whose shard has `outputs`. They become part of
-   the activations when the replay begins.
+   Outputs of a dropped chunk: 2 heads x value_dim + 4 heads per layer whose shard has `outputs`.
    With a state_window, attention goes through its prefix by blocks of keys. `working` then has the values that go from
    block to block of a layer: 4 q + 8 heads / tp, the sums of dQ in fp32 and two numbers per row of a head. The kernels
    of chunkflow_cuda.cu take as much, and more only if they split tiles because a GPU would idle.
@@ -1153,8 +1152,11 @@ typedef struct cf_shape {
     cf_replay replay;       /* 0: local */
     int64_t k;              /* maximum chunks of one chain that keep activations at once on a virtual stage. 0: 1 */
     int64_t rank;           /* the rank of the plan whose chunks run */
-    int64_t forward_only;   /* 1: each chunk has only its F (old and reference log-probabilities, evaluation). Nothing
+    int forward_only;       /* 1: each chunk has only its F (old and reference log-probabilities, evaluation). Nothing
                                is kept, and a chain's state is freed after the last F that reads it */
+    int outputs;            /* 1: an R takes attention's outputs from its F and computes no attention, so it streams and
+                               gathers nothing (cf_memory_desc.outputs; not in the paper). Only with local replay. The
+                               outputs and the stage input of a dropped chunk then stay until the end of its R */
 } cf_shape;
 
 /* Bytes that a stage holds, per token of the following. All zero: bytes are not counted. */
@@ -1164,7 +1166,8 @@ typedef struct cf_held_bytes {
     int64_t state_gradient; /* a chain: its dK and dV, from the start of the chain's first backward to the end of the
                                token's B (or I); if other chains continue it, from the start of the first F of them */
     int64_t boundary;       /* a chunk dropped in local replay: its saved input, and its outputs if it keeps any
-                               (cf_token_bytes.dropped), from the start of its F to the start of its R */
+                               (cf_token_bytes.dropped), from the start of its F to the start of its R, or with
+                               cf_shape.outputs to its end */
 } cf_held_bytes;
 
 #define CF_NO_LIMIT (-1) /* no limit at all, not even a default one or one that is written in a schedule */
@@ -1200,7 +1203,7 @@ CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why);
 
 /* The costs of the passes of one virtual stage. All zero: unit costs as in the paper's figures, F = R = rows, B = 2 x
    rows, I = W = rows; a chunk's rows are its tokens with padding. Otherwise a member that is all zero is derived:
-   R = F (without its pairs, if cf_timing.outputs), B = I + W or 2 x F, I = W = B / 2. */
+   R = F (without its pairs, if cf_shape.outputs), B = I + W or 2 x F, I = W = B / 2. */
 typedef struct cf_stage_cost {
     cf_pass_cost forward, replay, backward, input, weight;
 } cf_stage_cost;
@@ -1228,8 +1231,6 @@ typedef struct cf_timing {
     double scan_forward;          /* with cp groups and recurrent layers: extra seconds of F of a group's chunk, whose
                                      ranks find the states before their parts by a scan. An R has them */
     double scan_backward;         /* the same in B and I */
-    int outputs;                  /* 1: an R takes attention's outputs from its F and computes no attention, so it
-                                     streams and gathers nothing (cf_memory_desc.outputs). Only with local replay */
 } cf_timing;
 
 /* ================================================================================================================
@@ -1622,9 +1623,8 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
         loss_weights. It is never set in both, and in an idle chunk in neither.
         With local replay R need not attend (not in the paper): F also copies each layer's attention output (before a
         gate and the output projection) and log-sum-exps to outputs slot `outputs`, and R reads them from there. Then R
-        reads no prefix, and F must attend in the last layer as well. Estimates of memory count the outputs until R
-        begins, as if they became a part of its activations. A trainer that copies them has those of one chunk twice
-        while R runs. A trainer that does not do this ignores `outputs`.
+        reads no prefix, and F must attend in the last layer as well. The slot is in use until R has ended, and so are
+        its bytes in limits and estimates (cf_shape.outputs). A trainer that does not do this ignores `outputs`.
    B    The gradient of the output comes from the loss or from boundary `input`. If clear_state_gradient is set, dK and
         dV are first set to zero, because the slot has those of another chain. Then, from the last layer to the first,
         the attention's backward adds to dK and dV of all rows that it saw, the prefix included. Only now are dK and dV
@@ -1729,7 +1729,7 @@ typedef struct cf_steps {
     int64_t n_paths;
     int64_t n_slots, n_states, n_boundaries; /* slots of activations, states and boundaries: maximum in use at once */
     int64_t n_outputs;         /* the same of outputs slots */
-    int64_t peak_dropped_tokens; /* maximum tokens (padding included) of dropped chunks before their local replay */
+    int64_t peak_dropped_tokens; /* maximum tokens (padding included) of dropped chunks, in a load's input_tokens */
     int64_t peak_tokens;       /* maximum tokens (padding included) whose activations are kept at once */
     int64_t peak_state_tokens; /* maximum tokens whose K and V are held at once */
     cf_step *steps;            /* (n) */
@@ -1803,7 +1803,7 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
                                            void *user, cf_error *error);
 
 /* Writes a schedule: format "chunkflow-schedule", version, kind, replay, placement, stages, virtual_stages, k, rank,
-   n_chunks, n_actions, lowered, lockstep and forward_only (if they are 1), limits[stage] (if it has any), and
+   n_chunks, n_actions, lowered, lockstep, forward_only and outputs (if they are 1), limits[stage] (if it has any), and
    actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action per line. With its timeline (NULL: without)
    also makespan, busy, replayed, bubble_useful, bubble_busy, stream_waits and stream_seconds (if there are any),
    bounds{name: value}, peak_live[stage], peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and start,
@@ -7107,9 +7107,6 @@ static cf_result cf__pipe_check_timing(const cf_timing *timing, const cf_shape *
     int64_t v, n_v = shape->n_stages * shape->n_virtual;
     cf__pipe_costs all;
     if (timing == NULL) return CF_OK;
-    CF__TRY(cf__choice(timing->outputs, 0, 1, "timing.outputs", error));
-    if (timing->outputs && shape->replay == CF_REPLAY_PIPELINE)
-        return cf__refuse(error, CF_ERROR_ARGUMENT, "timing.outputs", -1, "are for local replay");
     CF__TRY(cf__check_real(timing->latency, "timing.latency", -1, error));
     CF__TRY(cf__check_real(timing->seconds_per_token, "timing.seconds_per_token", -1, error));
     CF__TRY(cf__check_real(timing->stream_forward, "timing.stream_forward", -1, error));
@@ -7155,6 +7152,9 @@ static cf_result cf__pipe_check_shape(const cf_plan *plan, const cf_shape *shape
     CF__TRY(cf__choice((int)shape->replay, CF_REPLAY_PIPELINE, CF_REPLAY_COUNT - 1, "shape.replay", error));
     CF__TRY(cf__range(shape->k, 1, INT64_MAX, "shape.k", error));
     CF__TRY(cf__check_flag(shape->forward_only, "shape.forward_only", -1, error));
+    CF__TRY(cf__check_flag(shape->outputs, "shape.outputs", -1, error));
+    if (shape->outputs && shape->replay == CF_REPLAY_PIPELINE)
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "shape.outputs", -1, "are for local replay");
     return cf__choice(shape->rank, 0, plan->n_ranks - 1, "shape.rank", error);
 }
 
@@ -7407,7 +7407,7 @@ CF__APART static double cf__pipe_own_seconds(const cf__pipeline *pipe, int pass,
     double compute = cf__pipe_compute_seconds(pipe, pass, chunk, v), moved, exposed;
     if (c->cp > 0 && pass != CF_R)
         compute += cf__pipe_rate(pass, pipe->timing.scan_forward, pipe->timing.scan_backward);
-    if ((!(stream > 0) && !(gather > 0)) || (pass == CF_R && pipe->timing.outputs)) return compute;
+    if ((!(stream > 0) && !(gather > 0)) || (pass == CF_R && pipe->shape.outputs)) return compute;
     moved = cf__product(stream, (double)c->prefix);
     moved += cf__product(gather, (double)cf__max(cf__plan_prefix(pipe->plan, c) - c->prefix, 0));
     exposed = cf__product(moved, pipe->timing.stream_exposed);
@@ -7471,9 +7471,9 @@ static void cf__pipe_layout(cf__pipeline *pipe, cf__carver *carver) {
 /* Fills in all costs after cf__pipe_layout. */
 static void cf__pipe_fill(cf__pipeline *pipe) {
     int64_t v;
-    pipe->all = cf__pipe_fill_costs(&pipe->timing.all, pipe->timing.outputs);
+    pipe->all = cf__pipe_fill_costs(&pipe->timing.all, pipe->shape.outputs);
     for (v = 0; pipe->by_stage != NULL && v < pipe->n_v; v++)
-        pipe->by_stage[v] = cf__pipe_fill_costs(&pipe->timing.stages[v], pipe->timing.outputs);
+        pipe->by_stage[v] = cf__pipe_fill_costs(&pipe->timing.stages[v], pipe->shape.outputs);
 }
 
 /* Returns the number of chunks in the chain after this one; 0 for a standalone chunk. */
@@ -7665,7 +7665,7 @@ static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, 
         held->load.live_tokens += c->rows;
     }
     if (pipe->local && a->pass == CF_F && !a->keep) held->load.input_tokens += c->rows;
-    if (pipe->local && a->pass == CF_R) held->load.input_tokens -= c->rows;
+    if (pipe->local && a->pass == CF_R && !pipe->shape.outputs) held->load.input_tokens -= c->rows;
     if (c->chain < 0) return;
     if (a->pass == CF_F) held->load.state_tokens += c->state;
     held->load.state_gradient_tokens += cf__pipe_gradient(pipe, a, c);
@@ -7685,6 +7685,7 @@ static int64_t cf__pipe_ended_rows(const cf__pipeline *pipe, const cf_chunk *c) 
 static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held, const cf_action *a,
                                     const cf_chunk *c) {
     int backward = a->pass == CF_B || a->pass == CF_I;
+    if (pipe->local && a->pass == CF_R && pipe->shape.outputs) held->load.input_tokens -= c->rows;
     if (a->pass == CF_B || a->pass == CF_W) {
         held->live--;
         held->load.live_tokens -= c->rows;
@@ -7751,6 +7752,7 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
         {"shape.placement", (int)s->shape.placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, bad},
         {"shape.k", s->shape.k, 1, INT64_MAX, bad},
         {"shape.forward_only", s->shape.forward_only, 0, 1, bad},
+        {"shape.outputs", s->shape.outputs, 0, s->shape.replay == CF_REPLAY_LOCAL, bad},
         {"shape.rank", s->shape.rank, 0, plan->n_ranks - 1, bad},
         {"n_actions", s->n_actions, 0, INT64_MAX / (int64_t)sizeof(cf_action), bad}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), bad, error));
@@ -7947,12 +7949,12 @@ static int cf__room_fits(const cf__pipe_room *held, const cf__pipe_room *more, c
            held->bytes <= limits->bytes - more->bytes;
 }
 
-/* Returns the bytes of a place per row, if bytes are limited: activations minus the input. The input has room from the
-   unit's start on, whether the chunk is dropped or not. */
+/* Returns the bytes of a place per row, if bytes are limited: activations minus the input, unless a replay holds both.
+   The input has room from the unit's start on, whether the chunk is dropped or not. */
 static int64_t cf__schedule_row(const cf__schedule_maker *m) {
     const cf_held_bytes *bytes = &m->desc.limits.per_token;
     if (m->tightest.bytes == INT64_MAX) return 0;
-    return cf__max(bytes->activations - (m->pipe.local ? bytes->boundary : 0), 0);
+    return cf__max(bytes->activations - (m->pipe.local && !m->desc.shape.outputs ? bytes->boundary : 0), 0);
 }
 
 /* Returns whether a unit continues another unit's state, or another unit continues its state. */
@@ -7980,8 +7982,8 @@ static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__
     takes.state = c->state;
     if (m->tightest.bytes == INT64_MAX) return takes;
     takes.bytes = takes.state * (bytes->state + bytes->state_gradient);
-    if (is_last && cf__pipe_below(&m->pipe, unit->first) == 0 && !m->shares_places) /* otherwise it must be dropped */
-        input = cf__min(input, bytes->activations);
+    if (is_last && cf__pipe_below(&m->pipe, unit->first) == 0 && !m->shares_places && !m->desc.shape.outputs)
+        input = cf__min(input, bytes->activations); /* otherwise it must be dropped, or a replay holds both */
     if (m->pipe.local) takes.bytes += (is_last ? c->rows : m->most_padded) * input;
     if (is_last && unit->n > 1 && !cf__schedule_in_tree(m, unit))
         takes.bytes -= cf__min(takes.bytes, (m->most_padded - c->rows) * cf__schedule_row(m));
@@ -11307,7 +11309,8 @@ CHUNKFLOW_API cf_result cf_lockstep_validate(const cf_plan *plan, const cf_sched
                            error));
         if (s->shape.n_stages != first->shape.n_stages || s->shape.n_virtual != first->shape.n_virtual ||
             s->shape.placement != first->shape.placement || s->shape.replay != first->shape.replay ||
-            s->shape.forward_only != first->shape.forward_only || s->lowered != first->lowered)
+            s->shape.forward_only != first->shape.forward_only || s->shape.outputs != first->shape.outputs ||
+            s->lowered != first->lowered)
             return cf__refuse(error, CF_ERROR_SCHEDULE, "schedules", rank, "has not the shape of rank 0's");
     }
     pipe = cf__pipe_of(plan, &schedules[0]->shape, NULL);
@@ -12419,7 +12422,8 @@ static void cf__write_schedule_counts(cf__writer *w, const cf_schedule *s) {
                                         {"k", s->shape.k},                {"rank", s->shape.rank},
                                         {"n_chunks", s->n_chunks},  {"n_actions", s->n_actions},
                                         {"lowered", s->lowered}};
-    const cf__write_member flags[] = {{"lockstep", s->lockstep}, {"forward_only", s->shape.forward_only}};
+    const cf__write_member flags[] = {
+        {"lockstep", s->lockstep}, {"forward_only", s->shape.forward_only}, {"outputs", s->shape.outputs}};
     int64_t i;
     cf__write_text(w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": %d,\n  ", CF_JSON_VERSION);
     cf__write_text(w, "\"kind\": \"%s\", \"replay\": \"%s\", \"placement\": \"%s\"", cf_schedule_kind_name(s->kind),

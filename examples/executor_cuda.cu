@@ -167,6 +167,7 @@ static settings parse_settings(int argc, char **argv) {
     if (s.ranks > 0 && s.order.shape.n_stages > 1 && s.order.shape.n_stages != s.ranks)
         fail(EXIT_BAD_INPUT, "--ranks %lld wants as many stages", (long long)s.ranks);
     if (s.ranks > 0) s.order.shape.n_stages = s.ranks;
+    s.order.shape.outputs = s.outputs > 0;
     s.order = cf_schedule_defaults(&s.order);
     if (s.model.layers / s.order.shape.n_stages < s.order.shape.n_virtual)
         fail(EXIT_BAD_INPUT, "%lld stages x %lld virtual ones want as many layers, the model has %lld",

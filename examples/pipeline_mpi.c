@@ -286,6 +286,7 @@ static settings parse_settings(int argc, char **argv) {
     check_stream_bytes(s.stream, &s.model);
     if (s.outputs && s.order.shape.replay == CF_REPLAY_PIPELINE)
         fail(EXIT_BAD_INPUT, "--outputs is for --replay local: a replay through the pipeline attends again");
+    s.order.shape.outputs = s.outputs;
     check_processes(&s);
     return s;
 }

@@ -55,6 +55,7 @@ static chunk_runner runner_new(const options *o, memory_meter *meter) {
     r.order = o->order;
     r.stream_bytes = o->stream;
     r.keep_outputs = o->outputs;
+    r.order.shape.outputs = o->outputs;
     r.meter = meter;
     r.stop = &stop_asked;
     return r;

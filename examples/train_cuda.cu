@@ -328,6 +328,7 @@ static void plan_batch(const trainer *t, int64_t chunk_size, int64_t k, cf_plan 
     for (int64_t i = 0; i < t->batch.count; i++) longest = max_of(longest, t->batch.length[i]);
     packing.chunk_size = chunk_size > 0 ? chunk_size : longest;
     order.shape.k = k;
+    order.shape.outputs = t->settings->outputs > 0;
     MUST(cf_pack(t->batch.length, t->batch.count, &packing, plan, &error));
     MUST(cf_schedule_make(*plan, &order, schedule, &error));
 }

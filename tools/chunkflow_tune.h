@@ -1359,7 +1359,6 @@ static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *
     double rate = cft__link_rate(desc, parallel->tp * parallel->dp * parallel->pp);
     cf_timing timing;
     memset(&timing, 0, sizeof timing);
-    timing.outputs = desc->outputs;
     timing.latency = desc->gpu->latency;
     timing.seconds_per_token = (double)cft__div_up(2 * shard->hidden, shard->sequence) / rate;
     if (desc->stream) timing.stream_forward = row_bytes / cft__product(desc->gpu->pcie, desc->gpu->link);
@@ -2259,7 +2258,7 @@ static double cft__gather_seconds(const cft__tuner *t) {
     int64_t i;
     for (i = 0; t->packed != NULL && some && i < t->schedule->n_actions; i++) {
         const cf_action *a = &t->schedule->actions[i];
-        int forward = a->pass == CF_F || a->pass == CF_R, none = a->pass == CF_R && timing->outputs;
+        int forward = a->pass == CF_F || a->pass == CF_R, none = a->pass == CF_R && t->schedule->shape.outputs;
         int64_t rows = a->pass == CF_W ? -1 : cft__gathered_rows(t->packed, a->chunk);
         double moved, exposed, hidden = t->timeline->end[i] - t->timeline->start[i];
         if (rows < 0) continue;
@@ -2808,6 +2807,7 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_tune_candid
     desc.shape.placement = t->split.placement;
     desc.shape.k = c->k;
     desc.shape.rank = rank;
+    desc.shape.outputs = c->outputs > 0;
     desc.timing = &t->timing;
     desc.limits.chunks = CF_NO_LIMIT; /* a GPU limits bytes, not chunks */
     desc.split_backward = t->desc.split_backward && kind == CF_SCHEDULE_BEST;
@@ -3025,7 +3025,7 @@ static cft__costs cft__costs_of(const cft__tuner *t, int64_t v) {
         c.forward.per_token = 1;
     if (cft__is_free(&c.replay)) {
         c.replay = c.forward;
-        if (t->timing.outputs) c.replay.per_pair = 0;
+        if (t->memory.outputs) c.replay.per_pair = 0;
     }
     if (cft__is_free(&c.backward)) c.backward = parts;
     if (cft__is_free(&c.backward)) cft__cost_sum(&c.forward, &c.forward, &c.backward);

@@ -83,7 +83,7 @@ static double cost_of(const cf_pass_cost *cost, const cf_chunk *c) {
 }
 
 /* F, R, B, I, W: from the costs given, as the comment of cf_stage_cost says. */
-static void costs_of_chunk(const cf_timing *timing, int64_t v, const cf_chunk *c, double out[5]) {
+static void costs_of_chunk(const cf_timing *timing, int outputs, int64_t v, const cf_chunk *c, double out[5]) {
     static const cf_stage_cost unit = {{0, 1, 0}, {0, 1, 0}, {0, 2, 0}, {0, 1, 0}, {0, 1, 0}};
     cf_stage_cost s = timing == NULL ? unit : timing->stages != NULL ? timing->stages[v] : timing->all;
     int none = costs_nothing(&s.forward) && costs_nothing(&s.replay) && costs_nothing(&s.backward) &&
@@ -91,7 +91,7 @@ static void costs_of_chunk(const cf_timing *timing, int64_t v, const cf_chunk *c
     int pass;
     if (none) s = unit;
     out[CF_F] = cost_of(&s.forward, c);
-    if (timing != NULL && timing->outputs && costs_nothing(&s.replay)) { /* a forward that does not attend */
+    if (timing != NULL && outputs && costs_nothing(&s.replay)) { /* a forward that does not attend */
         s.replay = s.forward;
         s.replay.per_pair = 0;
         out[CF_R] = cost_of(&s.replay, c);
@@ -108,7 +108,7 @@ static void costs_of_chunk(const cf_timing *timing, int64_t v, const cf_chunk *c
     for (pass = CF_F; timing != NULL && pass < CF_W; pass++) { /* W reads no state */
         double rate = pass <= CF_R ? timing->stream_forward : timing->stream_backward;
         double stream = rate * (double)c->prefix, first = stream * timing->stream_exposed;
-        if (pass == CF_R && timing->outputs) continue;
+        if (pass == CF_R && outputs) continue;
         out[pass] = first + larger(out[pass], stream - first);
     }
 }
@@ -170,7 +170,7 @@ static void add_cell(solver *s, exact_placement placement, int v, int i) {
     c->index = chunk->chain >= 0 ? (int)chunk->index : 0;
     c->free_to_keep = !s->fixed_rule && s->slots[c->machine] == 0 && c->size <= s->k;
     if (!s->local && v + 1 < s->n_v) c->free_to_keep &= (c + s->n)->free_to_keep; /* a replay behind needs one here */
-    costs_of_chunk(timing, v, chunk, c->seconds);
+    costs_of_chunk(timing, s->desc->shape.outputs, v, chunk, c->seconds);
     if (v > 0 && placement(v - 1, s->n_machines) != c->machine) c->backward_transfer = transfer;
     if (v + 1 < s->n_v && placement(v + 1, s->n_machines) != c->machine) c->forward_transfer = transfer;
     c->twin = -1;

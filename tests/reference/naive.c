@@ -540,7 +540,7 @@ static void add_cell(const book *b, const span *all, int64_t first, int64_t chun
     add_load(all, offsetof(cf_memory_load, live_tokens), kept, end, c->rows);
     add_load(all, offsetof(cf_memory_load, live_scores), kept, end, scores);
     if (!p->keep && b->s->shape.replay == CF_REPLAY_LOCAL)
-        add_load(all, offsetof(cf_memory_load, input_tokens), f, kept - 1, c->rows);
+        add_load(all, offsetof(cf_memory_load, input_tokens), f, kept - (b->s->shape.outputs == 0), c->rows);
     if (c->chain < 0) return;
     add_load(all, offsetof(cf_memory_load, state_tokens), f, back, state);
     add_load(all, offsetof(cf_memory_load, state_gradient_tokens),

@@ -102,7 +102,7 @@ static int is_given(const cf_pass_cost *cost) {
 }
 
 /* Seconds of a pass that waits for no stream, by the words of cf_stage_cost. */
-static double compute_of(const cf_timing *timing, int64_t v, const cf_chunk *c, int pass) {
+static double compute_of(const cf_timing *timing, int outputs, int64_t v, const cf_chunk *c, int pass) {
     const cf_stage_cost *s = timing == NULL ? NULL : timing->stages ? &timing->stages[v] : &timing->all;
     double forward, backward, input, weight;
     if (s == NULL || (!is_given(&s->forward) && !is_given(&s->replay) && !is_given(&s->backward) &&
@@ -119,7 +119,7 @@ static double compute_of(const cf_timing *timing, int64_t v, const cf_chunk *c, 
         case CF_F: return forward;
         case CF_R:
             if (is_given(&s->replay)) return sum_of(&s->replay, c);
-            return forward - (timing->outputs ? s->forward.per_pair * (double)c->pairs : 0);
+            return forward - (outputs ? s->forward.per_pair * (double)c->pairs : 0);
         case CF_B: return backward;
         case CF_I: return input;
         default: return weight;
@@ -145,10 +145,11 @@ static int64_t rows_of_others(const cf_plan *plan, const cf_chunk *c) {
 
 /* And with what is scanned and moved, by those of cf_timing: the exposed part, then whichever of the two is done
    later. */
-static double alone_seconds(const cf_plan *plan, const cf_timing *timing, int64_t v, const cf_chunk *c, int pass) {
-    double compute = compute_of(timing, v, c, pass), moved = 0, alone;
+static double alone_seconds(const cf_plan *plan, const cf_timing *timing, int outputs, int64_t v, const cf_chunk *c,
+                            int pass) {
+    double compute = compute_of(timing, outputs, v, c, pass), moved = 0, alone;
     int forward = pass == CF_F || pass == CF_R;
-    if (timing == NULL || pass == CF_W || (pass == CF_R && timing->outputs)) return compute;
+    if (timing == NULL || pass == CF_W || (pass == CF_R && outputs)) return compute;
     if (is_shared(plan, c) && pass != CF_R) compute += forward ? timing->scan_forward : timing->scan_backward;
     moved = (double)c->prefix * (forward ? timing->stream_forward : timing->stream_backward);
     if (timing->gather_forward > 0 || timing->gather_backward > 0)
@@ -158,14 +159,15 @@ static double alone_seconds(const cf_plan *plan, const cf_timing *timing, int64_
 }
 
 /* Returns the seconds of a pass, of all ranks that run it at once. */
-double pipeline_seconds(const cf_plan *plan, const cf_timing *timing, int64_t v, int64_t chunk, int pass) {
+double pipeline_seconds(const cf_plan *plan, const cf_timing *timing, int outputs, int64_t v, int64_t chunk,
+                        int pass) {
     const cf_chunk *c = &plan->chunks[chunk], *mate;
-    double most = alone_seconds(plan, timing, v, c, pass), other;
+    double most = alone_seconds(plan, timing, outputs, v, c, pass), other;
     int64_t g;
     for (g = 0; is_shared(plan, c) && pass != CF_W && g < plan->n_chains; g++) {
         if (plan->chains[g].sequence != plan->chains[c->chain].sequence) continue;
         mate = &plan->chunks[plan->chains[g].first_chunk + c->index];
-        other = alone_seconds(plan, timing, v, mate, pass);
+        other = alone_seconds(plan, timing, outputs, v, mate, pass);
         if (other > most) most = other;
     }
     return most;
@@ -243,7 +245,7 @@ static void add_stage(network *w, int64_t stage) {
         int64_t input = w->input[i];
         if (is_send(a->pass)) send_on(w, pipeline_maker(s, a), sent);
         if (a->pass >= CF_COMPUTE_PASS_COUNT) continue;
-        w->seconds[i] = pipeline_seconds(w->plan, w->timing, a->stage, a->chunk, a->pass);
+        w->seconds[i] = pipeline_seconds(w->plan, w->timing, w->s->shape.outputs, a->stage, a->chunk, a->pass);
         add_wait(w, input >= 0 && stage_of(w, input) != stage ? s->n_actions + input : input, i);
         add_wait(w, before, i);
         before = i;
@@ -304,8 +306,8 @@ static const char *streams_fault(const cf_plan *plan, const cf_schedule *s, cons
         const cf_action *a = &s->actions[i];
         double more;
         if (a->pass >= CF_COMPUTE_PASS_COUNT) continue;
-        more = pipeline_seconds(plan, timing, a->stage, a->chunk, a->pass) -
-               pipeline_seconds(plan, &plain, a->stage, a->chunk, a->pass);
+        more = pipeline_seconds(plan, timing, s->shape.outputs, a->stage, a->chunk, a->pass) -
+               pipeline_seconds(plan, &plain, s->shape.outputs, a->stage, a->chunk, a->pass);
         waits += more > 0;
         seconds += more;
     }

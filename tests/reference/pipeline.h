@@ -27,7 +27,8 @@ int64_t pipeline_maker(const cf_schedule *schedule, const cf_action *send);
 double pipeline_transfer(const cf_plan *plan, const cf_timing *timing, int64_t chunk);
 
 /* Seconds of a pass of a chunk on virtual stage v, by the words of cf_stage_cost and cf_timing. */
-double pipeline_seconds(const cf_plan *plan, const cf_timing *timing, int64_t v, int64_t chunk, int pass);
+double pipeline_seconds(const cf_plan *plan, const cf_timing *timing, int outputs, int64_t v, int64_t chunk,
+                        int pass);
 
 /* Judges a timeline: of each action its times, of all of them their sums and bounds, of each stage its peaks, in bytes
    as well. */

@@ -235,7 +235,7 @@ void problem_draw(harness_rng *rng, const problem_wants *wants, problem *p) {
     else draw_order(rng, p);
     if (wants->random) draw_uneven_timing(rng, p);
     if (wide) draw_more(rng, p);
-    p->timing.outputs = p->desc.shape.replay != CF_REPLAY_PIPELINE && p->seed % 3 == 0; /* replays that do not attend */
+    p->desc.shape.outputs = p->desc.shape.replay != CF_REPLAY_PIPELINE && p->seed % 3 == 0; /* replays that do not attend */
     note(p);
 }
 

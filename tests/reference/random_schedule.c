@@ -67,7 +67,7 @@ static int64_t index_of(const maker *m, int64_t cell) {
 }
 
 static double seconds_of(const maker *m, int64_t cell, int pass) {
-    return pipeline_seconds(m->plan, m->desc->timing, cell / m->n, chunk_of(m, cell) - m->plan->chunks, pass);
+    return pipeline_seconds(m->plan, m->desc->timing, m->desc->shape.outputs, cell / m->n, chunk_of(m, cell) - m->plan->chunks, pass);
 }
 
 /* Between two virtual stages that are neighbours. */

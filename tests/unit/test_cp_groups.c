@@ -399,7 +399,7 @@ TEST(passes_of_cp_groups_take_as_long_as_the_slowest_rank) {
             cf_timeline *timeline = NULL;
             REQUIRE(cf_simulate(t.plan, s, &simulate, &timeline, &t.error) == CF_OK);
             for (j = 0; j < s->n_actions; j++) {
-                double seconds = pipeline_seconds(t.plan, &timing, 0, s->actions[j].chunk, s->actions[j].pass);
+                double seconds = pipeline_seconds(t.plan, &timing, 0, 0, s->actions[j].chunk, s->actions[j].pass);
                 CHECK(fabs(timeline->end[j] - timeline->start[j] - seconds) <= 1e-9 * timeline->makespan);
             }
             waits += timeline->stream_waits > 0;

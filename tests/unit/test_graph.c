@@ -175,7 +175,7 @@ TEST(a_schedules_graph_has_its_passes) {
         for (i = 0; i < schedule->n_actions; i++) {
             const cf_action *a = &schedule->actions[i];
             CHECK(memcmp(&g->nodes[i].action, a, sizeof *a) == 0);
-            CHECK(g->nodes[i].seconds == pipeline_seconds(plan, desc.timing, a->stage, a->chunk, a->pass));
+            CHECK(g->nodes[i].seconds == pipeline_seconds(plan, desc.timing, g->shape.outputs, a->stage, a->chunk, a->pass));
         }
         n_v = g->shape.n_stages * g->shape.n_virtual;
         for (i = g->shape.rank * plan->chunks_per_rank; i < (g->shape.rank + 1) * plan->chunks_per_rank; i++) {

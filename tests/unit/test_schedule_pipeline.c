@@ -670,7 +670,7 @@ TEST(the_last_stage_of_paper_runs_no_further_ahead_than_needed) {
         p.desc.shape.n_virtual = 1;
         p.desc.shape.placement = CF_PLACEMENT_LOOP;
         p.desc.shape.replay = seed % 2 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
-        p.timing.outputs = 0;
+        p.desc.shape.outputs = 0;
         p.desc.limits.chunks = CF_NO_LIMIT;
         p.desc.limits.chunks_by_stage = p.desc.limits.bytes_by_stage = NULL;
         p.desc.limits.bytes = 0;

@@ -343,6 +343,7 @@ TEST(measured_times_of_few_passes) {
    of its rows, whatever its prefix, and waits for no stream; where its own cost is given, that. */
 TEST(replays_with_outputs_by_hand) {
     const int64_t length = 16;
+    cf_schedule_desc order = {.kind = CF_SCHEDULE_PAPER};
     cf_simulate_desc desc = {0};
     cf_timing timing = {0};
     cf_plan *plan = naive_pack(&length, 1, 4);
@@ -351,7 +352,8 @@ TEST(replays_with_outputs_by_hand) {
     int given;
     REQUIRE(schedule != NULL);
     schedule->shape.replay = CF_REPLAY_LOCAL;
-    timing.all.forward.per_token = timing.stream_exposed = timing.outputs = 1;
+    schedule->shape.outputs = 1;
+    timing.all.forward.per_token = timing.stream_exposed = 1;
     timing.all.forward.per_pair = 0.0625;
     timing.stream_forward = 0.5;
     desc.timing = &timing;
@@ -365,19 +367,50 @@ TEST(replays_with_outputs_by_hand) {
         CHECK(fabs(timeline->stream_seconds - 0.5 * (4 + 8 + 12)) < 1e-12);
         cf_timeline_free(timeline);
     }
-    timing.outputs = 2;
-    CHECK_INT(cf_simulate(plan, schedule, &desc, NULL, &error), CF_ERROR_ARGUMENT);
-    CHECK_STR(error.field, "timing.outputs");
-    timing.outputs = 1;
+    schedule->shape.outputs = 2;
+    CHECK_INT(cf_simulate(plan, schedule, &desc, NULL, &error), CF_ERROR_SCHEDULE);
+    CHECK_STR(error.field, "shape.outputs");
+    schedule->shape.outputs = 1;
     schedule->shape.replay = CF_REPLAY_PIPELINE;
-    CHECK_INT(cf_simulate(plan, schedule, &desc, NULL, &error), CF_ERROR_ARGUMENT);
-    CHECK_STR(error.field, "timing.outputs");
-    CHECK_STR(error.text, "timing.outputs: are for local replay");
+    CHECK_INT(cf_simulate(plan, schedule, &desc, NULL, &error), CF_ERROR_SCHEDULE);
+    CHECK_STR(error.field, "shape.outputs");
+    order.shape = schedule->shape;
+    CHECK_INT(cf_schedule_make(plan, &order, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.text, "shape.outputs: are for local replay");
     cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* Chunks of 4, 4, 4 and 2 rows, of which a kept one has 1 byte a row and a dropped one 10. Without outputs the last F is the
+   peak, with the 12 dropped rows. With outputs the third chunk's replay is, which still has them all. */
+TEST(outputs_stay_until_a_replay_ends) {
+    const int64_t length = 14;
+    cf_plan *plan = naive_pack(&length, 1, 4);
+    int outputs;
+    for (outputs = 0; outputs < 2; outputs++) {
+        cf_simulate_desc desc = {.limits = {.per_token = {.activations = 1, .boundary = 10}}};
+        cf_schedule_desc order = {.limits = {.bytes = 122 + 2 * outputs, .per_token = desc.limits.per_token}};
+        cf_schedule *schedule = NULL;
+        cf_timeline *timeline = NULL;
+        cf_steps *steps = NULL;
+        cf_error error;
+        order.shape.outputs = outputs;
+        REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
+        REQUIRE(cf_simulate(plan, schedule, &desc, &timeline, NULL) == CF_OK);
+        REQUIRE(cf_steps_make(plan, schedule, 0, 1, NULL, &steps, NULL) == CF_OK);
+        CHECK_INT(timeline->peak_bytes[0], order.limits.bytes);
+        CHECK_INT(steps->peak_dropped_tokens, 12);
+        order.limits.bytes--;
+        CHECK_INT(cf_schedule_make(plan, &order, &schedule, &error), CF_ERROR_INFEASIBLE);
+        CHECK_INT(error.wanted, order.limits.bytes + 1);
+        cf_steps_free(steps);
+        cf_timeline_free(timeline);
+        cf_schedule_free(schedule);
+    }
     cf_plan_free(plan);
 }
 
 SUITE(simulate, CASE(padded_rows_take_time), CASE(measured_times_of_few_passes), CASE(the_paper_example_by_numbers),
       CASE(transfers_by_hand),
-      CASE(streams_by_hand), CASE(replays_with_outputs_by_hand), CASE(bounds_hold_against_the_exact_optimum),
+      CASE(streams_by_hand), CASE(replays_with_outputs_by_hand), CASE(outputs_stay_until_a_replay_ends), CASE(bounds_hold_against_the_exact_optimum),
       CASE(json_carries_the_timeline));

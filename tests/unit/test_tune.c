@@ -164,7 +164,7 @@ static cf_memory_load held_at(const cf_plan *plan, const cf_schedule *schedule, 
                 chain_back = 1;
             if (a->chunk != c) continue;
             if (a->pass == CF_F) forward = 1, kept = a->keep, dropped = !a->keep;
-            if (a->pass == CF_R) replayed = 1, kept = 1;
+            if (a->pass == CF_R) replayed = !now || !schedule->shape.outputs, kept = 1;
             if (back && !now) own_back = 1;
             if ((a->pass == CF_B || a->pass == CF_W) && !now) finished = 1;
             if (back) backward = 1;
@@ -226,7 +226,7 @@ static double gathered(const cf_plan *plan, const cf_schedule *list, const cf_ti
             for (j = 0; j < n; j++) rows += pieces[j].rank != rank ? pieces[j].tokens : 0;
             most = rows > most ? rows : most;
         }
-        if (a->pass == CF_R && timing->outputs) continue;
+        if (a->pass == CF_R && list->shape.outputs) continue;
         moved = (double)most * (a->pass == CF_B ? timing->gather_backward : timing->gather_forward);
         left = moved * (1 - timing->stream_exposed) - (timeline->end[i] - timeline->start[i]);
         sum += moved * timing->stream_exposed + (left > 0 ? left : 0);
@@ -278,6 +278,7 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
             cf_timeline *timeline = NULL;
             order.kind = c->kind;
             order.shape.replay = c->replay;
+            order.shape.outputs = c->outputs > 0;
             order.shape.k = c->k;
             order.shape.n_stages = split->pp;
             order.shape.n_virtual = split->n_virtual;
@@ -1889,6 +1890,7 @@ static cf_schedule *make_fitting(const fixture *f, const cf_tune_candidate *c, c
         int64_t s, most = 0;
         desc.kind = c->kind;
         desc.shape.replay = c->replay;
+        desc.shape.outputs = c->outputs > 0;
         desc.shape.n_stages = f->desc.parallel.pp;
         desc.shape.k = c->k;
         desc.timing = &timing;

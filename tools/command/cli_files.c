@@ -572,7 +572,8 @@ static const struct {
     {"split_backward", "--split-backward", 0}, {"method", "--method", 0}, {"max_cp", "--max-cp", 1},
     {"lockstep", "--lockstep", 0}, {"forwards_first", "--forwards-first", 0},
     {"shape.forward_only", "--forward-only", 0}, {"shape.n_virtual", "--virtual", 1},
-    {"shape.placement", "--placement", 0}, {"shape.replay", "--replay", 0}};
+    {"shape.placement", "--placement", 0}, {"shape.replay", "--replay", 0}, {"shape.outputs", "--outputs", 0},
+    {"outputs", "--outputs", 0}};
 
 /* Returns the option for a name of `n` characters in a reason: a member's, with or without its record, that is no word
    of English. NULL: none. */

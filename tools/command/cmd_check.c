@@ -310,6 +310,11 @@ static int check_one(const check_options *asked, const source *file, const cf_pl
     wanted.stages = schedule->shape.n_stages;
     code = pipeline_open("check", &wanted, plan->n_ranks, &pipe);
     if (code != CLI_OK) return code;
+    if (schedule->shape.outputs && pipe.has_model && pipe.memory.outputs == 0) {
+        pipeline_close(&pipe);
+        return cli_usage("check", "%s: its replays take attention's outputs: --outputs must say where they lie",
+                         cli_input_name(file->path));
+    }
     t.pipe = &pipe;
     code = validate_schedule(asked, &pipe, file, plan, schedule, saved);
     if (code == CLI_OK && saved && saved->has_times) {

@@ -330,7 +330,7 @@ static void write_estimate(cli_output *to, const time_options *asked, const mode
     modelling_write(&w, m);
     json_text_member(&w, "gpu", gpu->name);
     json_integer_member(&w, "chunk_size", asked->chunk_size);
-    if (timing->outputs) json_integer_member(&w, "outputs", 1);
+    if (asked->outputs > 0) json_integer_member(&w, "outputs", 1);
     json_number_member(&w, "latency", timing->latency);
     json_number_member(&w, "seconds_per_token", timing->seconds_per_token);
     json_number_member(&w, "step_seconds", step);

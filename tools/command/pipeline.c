@@ -219,9 +219,11 @@ static int take_costs(const char *command, const pipeline_options *asked, pipeli
     json_free(&document);
     if (code == CLI_OK && (file.latency < 0 || file.seconds_per_token < 0 || file.step_seconds < 0))
         return cli_wrong("%s: a cost is negative", cli_input_name(asked->costs));
+    if (code == CLI_OK && file.outputs > 1)
+        return cli_wrong("%s: outputs: got %lld, wanted 0 or 1", cli_input_name(asked->costs), (long long)file.outputs);
     if (asked->latency.n == 0) p->timing.latency = file.latency;
     if (asked->seconds_per_token.n == 0) p->timing.seconds_per_token = file.seconds_per_token;
-    p->timing.outputs |= file.outputs != 0;
+    if (p->memory.outputs == 0) p->memory.outputs = (int)file.outputs;
     p->step_seconds = file.step_seconds;
     return code;
 }
@@ -230,6 +232,7 @@ static int take_costs(const char *command, const pipeline_options *asked, pipeli
 
 static int take_model(const char *command, const pipeline_options *asked, int64_t n_ranks, pipeline *p) {
     modelling_options model = asked->model;
+    int outputs = p->memory.outputs; /* asked for, or of costs in a file */
     int code;
 
     if (asked->gpu.name && (asked->forward.n > 0 || asked->costs || asked->unit_cost))
@@ -243,7 +246,7 @@ static int take_model(const char *command, const pipeline_options *asked, int64_
     p->memory.model = &p->model.model;
     modelling_take_terms(&asked->terms, &p->memory);
     p->memory.parallel = p->model.parallel;
-    if (p->memory.outputs == 0) p->memory.outputs = p->timing.outputs; /* of costs in a file */
+    p->memory.outputs = outputs;
     if (p->memory.outputs && p->memory.parallel.recompute == CF_RECOMPUTE_FULL)
         return cli_usage(command, "--outputs: are dropped again with --recompute full");
     if (p->memory.offload & CF_OFFLOAD_CHECKPOINTS && p->memory.parallel.recompute != CF_RECOMPUTE_FULL)
@@ -265,7 +268,7 @@ int pipeline_open(const char *command, const pipeline_options *asked, int64_t n_
     out->rank = asked->rank;
     out->max_tries = asked->max_tries;
     out->asked = asked;
-    out->timing.outputs = asked->terms.outputs > 0;
+    out->memory.outputs = (int)asked->terms.outputs;
     if (n_ranks == 0) n_ranks = 1;
     if (asked->rank >= n_ranks)
         return cli_usage(command, "--rank: got %lld, wanted 0 .. %lld, below --ranks", (long long)asked->rank,
@@ -401,7 +404,7 @@ void pipeline_costs_free(pipeline_costs *costs) {
 }
 
 int pipeline_costs_read(const char *command, const char *path, const modelling_options *model, int64_t n_stages,
-                        int64_t n_virtual, pipeline_costs *out, double *step_seconds) {
+                        int64_t n_virtual, pipeline_costs *out, double *step_seconds, int *outputs) {
     pipeline_options asked;
     pipeline p;
     cf_error error;
@@ -416,6 +419,7 @@ int pipeline_costs_read(const char *command, const char *path, const modelling_o
     if (code == CLI_OK && pipeline_costs_make(&p, n_virtual, 1, CF_RECOMPUTE_DEFAULT, out, &error) != CF_OK)
         code = cli_error(&error, NULL);
     *step_seconds = p.step_seconds;
+    *outputs = p.memory.outputs;
     free(p.stages);
     return code;
 }
@@ -612,6 +616,7 @@ static cf_schedule_desc describe(const pipeline *p, const pipeline_case *what) {
     desc.split_backward = what->split_backward;
     desc.forwards_first = what->forwards_first;
     desc.shape.forward_only = what->forward_only;
+    desc.shape.outputs = p->memory.outputs > 0;
     desc.max_tries = p->max_tries;
     return desc;
 }

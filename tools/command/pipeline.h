@@ -169,7 +169,7 @@ void pipeline_costs_free(pipeline_costs *costs);
 /* Reads the costs in a file that time --json wrote, for n_stages whole stages of a model whose split and recomputation
    are those of the options. Returns an exit code; after CLI_OK call pipeline_costs_free. */
 int pipeline_costs_read(const char *command, const char *path, const modelling_options *model, int64_t n_stages,
-                        int64_t n_virtual, pipeline_costs *out, double *step_seconds);
+                        int64_t n_virtual, pipeline_costs *out, double *step_seconds, int *outputs);
 
 /* A choice of schedule. Zero means default in every member. */
 typedef struct pipeline_case {

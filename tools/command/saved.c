@@ -293,7 +293,7 @@ typedef struct schedule_object {
     cf_schedule schedule;
     cf_timeline timeline;
     int64_t kind, replay, placement, lowered;
-    int64_t lockstep, forward_only;
+    int64_t lockstep, forward_only, outputs;
     uint32_t actions, bounds, peak_live, peak_tokens, peak_state_tokens, peak_bytes; /* nodes; 0: not there */
     uint32_t limits, state_limits, byte_limits, token_bytes;
 } schedule_object;
@@ -318,6 +318,7 @@ static const json_field schedule_fields[] = {
     SCHEDULE_COUNT("lowered", lowered),
     {.name = "lockstep", .type = JSON_INT, .offset = offsetof(schedule_object, lockstep), .optional = 1},
     {.name = "forward_only", .type = JSON_INT, .offset = offsetof(schedule_object, forward_only), .optional = 1},
+    {.name = "outputs", .type = JSON_INT, .offset = offsetof(schedule_object, outputs), .optional = 1},
     {.name = "actions", .type = JSON_ARRAY_OF, .offset = offsetof(schedule_object, actions)},
     SCHEDULE_PEAK(limits), SCHEDULE_PEAK(state_limits), SCHEDULE_PEAK(byte_limits),
     {.name = "token_bytes", .type = JSON_OBJECT_OF, .offset = offsetof(schedule_object, token_bytes), .optional = 1},
@@ -488,6 +489,7 @@ static int make_schedule(const json_document *document, const schedule_object *o
     bare.lowered = (int)object->lowered;
     bare.lockstep = (int)object->lockstep;
     bare.shape.forward_only = (int)object->forward_only;
+    bare.shape.outputs = (int)object->outputs;
     if (code == CLI_OK && schedule_new(&bare, NULL, out, NULL) != CF_OK) code = no_memory(document);
     for (i = 0; i < LIMIT_KINDS; i++) free(by_stage[i]);
     return code;

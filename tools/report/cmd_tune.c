@@ -148,16 +148,15 @@ static int fill_lists(tune_job *job) {
 static int take_costs(tune_job *job) {
     const tune_options *asked = job->asked;
     const cf_parallel *split = &job->model.parallel;
-    int code;
+    int code, outputs = 0;
 
     if (!asked->costs) return CLI_OK;
     if (asked->gpus > 0) return cli_usage("tune", "--costs is for one split, --gpus searches them");
     if (strcmp(asked->costs, "-") == 0) return cli_usage("tune", "--costs must be a file: a page reads it again");
     code = pipeline_costs_read("tune", asked->costs, &asked->modelling, split->pp > 0 ? split->pp : 1,
-                               split->n_virtual > 0 ? split->n_virtual : 1, &job->costs, &job->desc.step_seconds);
+                               split->n_virtual > 0 ? split->n_virtual : 1, &job->costs, &job->desc.step_seconds, &outputs);
     job->desc.timing = &job->costs.timing;
-    if (job->desc.memory.outputs == 0) job->desc.memory.outputs = job->costs.timing.outputs;
-    job->costs.timing.outputs = job->desc.memory.outputs > 0;
+    if (job->desc.memory.outputs == 0) job->desc.memory.outputs = outputs;
     return code;
 }
 

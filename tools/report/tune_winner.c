@@ -308,6 +308,7 @@ static void print_c(const tune_job *job, const cf_tune_candidate *c, const cf_pa
     if (split->n_virtual > 1)
         printf(", .n_virtual = %lld, .placement = CF_PLACEMENT_%s", (long long)split->n_virtual,
                split->placement == CF_PLACEMENT_V ? "V" : "LOOP");
+    if (c->outputs) fputs(", .outputs = 1", stdout);
     printf("}, .limits = {.chunks = CF_NO_LIMIT}%s};\n", job->asked->split_backward ? ", .split_backward = 1" : "");
 }
 
@@ -328,6 +329,7 @@ static void print_python(const tune_job *job, const cf_tune_candidate *c, const 
            cf_schedule_kind_name(c->kind), cf_replay_name(c->replay), (long long)split->pp, (long long)c->k);
     if (split->n_virtual > 1)
         printf(", n_virtual=%lld, placement=\"%s\"", (long long)split->n_virtual, cf_placement_name(split->placement));
+    if (c->outputs) fputs(", outputs=1", stdout);
     printf(", limits={\"chunks\": chunkflow.lib.CF_NO_LIMIT}%s)\n",
            job->asked->split_backward ? ", split_backward=True" : "");
 }

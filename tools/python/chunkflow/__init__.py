@@ -919,7 +919,6 @@ class Timing(TypedDict, total=False):
     gather_backward: float
     scan_forward: float
     scan_backward: float
-    outputs: int
 
 
 class HeldBytes(TypedDict, total=False):
@@ -966,6 +965,7 @@ class ScheduleOptions(TypedDict, total=False):
     replay: str
     k: int
     rank: int
+    outputs: int
     kind: str
     timing: Timing
     limits: Limits
