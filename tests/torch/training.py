@@ -599,14 +599,14 @@ def test_neighbours():
         model = tiny("qwen3_5_text")
         forward = Causal(model)
         worst = 0.0
-        for chunk in (2, 3, CHUNK):
+        for chunk in (1, 3, CHUNK):
             step = Step(model, forward, chunk_size=chunk)
             sequences = sequences_of(model, (21, 5, 2, 6))
             loss = step(sequences)
             got = gradients(model)
             wanted = plain_step(model, sequences)
             worst = max(worst, abs(loss / wanted - 1), differ(got, gradients(model)))
-        check("Qwen3.5 in chunks of 2, 3 and 16", worst <= TOLERANCE, f"{worst:.1e}")
+        check("Qwen3.5 in chunks of 1, 3 and 16", worst <= TOLERANCE, f"{worst:.1e}")
         step, found = Step(model, forward, chunk_size=CHUNK), []
         for seed in (1, 2):
             others = [np.random.default_rng(seed).integers(3, 97, n) for n in (7, 4)]
@@ -726,19 +726,57 @@ def test_trees():
         check("log-probabilities of shared prompts", off <= 1e-11, f"{off:.1e}")
 
 
+class Lost:
+    """Keeps of the gradients of each state, where sequences part, those of the first way on."""
+
+    def __init__(self):
+        self.found, self.right = set(), chunkflow.torch.Batch._hand_back
+
+    def take(self, batch, chunk, i, row):
+        if isinstance(batch.rows[batch.path(chunk)[-1][0]][i], dict):
+            for n, found in zip(batch._joins(chunk), row.grad):
+                place = batch._chain_at(chunk, n), n, i
+                found *= place not in self.found
+                self.found.add(place)
+        self.right(batch, chunk, i, row)
+
+
+def forget_tails(states, rows, layer_idx, state_idx=0, *, conv_kernel_size):
+    """_States.update_conv_state, but where sequences share rows each piece sees zeros before it."""
+    if chunkflow.huggingface._running.passes[-1].tree and ("conv", state_idx) in states.now:
+        states.now["conv", state_idx] = torch.zeros_like(states.now["conv", state_idx])
+    return right_update(states, rows, layer_idx, state_idx, conv_kernel_size=conv_kernel_size)
+
+
+right_update = chunkflow.huggingface._States.update_conv_state
+
+
 def test_rollouts():
-    """A rollout that is the beginning of another one, an exact copy, and weights of both signs."""
+    """Rollouts that part at three depths, one of them a row behind another; one that begins another, a copy, weights of
+    both signs. The recurrent layers are of gated delta rules and of Mamba-2, each beside attention, and of Mamba-2 alone."""
     rng = np.random.default_rng(8)
     prompt, answer, other = rng.integers(3, 97, 37), rng.integers(3, 97, 25), rng.integers(3, 97, 9)
     whole = np.concatenate([prompt, answer])
-    sequences = [whole, whole[:50], whole.copy(), np.concatenate([prompt, other]), prompt, whole[:50]]
+    deeper = [np.concatenate([whole[:n], rng.integers(3, 97, m)]) for n, m in ((38, 20), (50, 3), (50, 18), (38, 1))]
+    sequences = [whole, whole[:50], whole.copy(), np.concatenate([prompt, other]), prompt, whole[:50], *deeper]
     ignored = [np.arange(len(s)) < len(prompt) for s in sequences]
-    weights = np.array([0.3, -0.5, -0.3, 0.7, 0.2, -0.1])
+    weights = np.array([0.3, -0.5, -0.3, 0.7, 0.2, -0.1, 0.4, 0.6, -0.2, 0.5])
     with Float64():
-        model, worst = tiny("qwen2"), 0.0
-        for k in (1, 2):
-            worst = max(worst, compare_grpo(model, sequences, ignored, weights, k=k))
-        check("a rollout that begins another one, and a copy", worst <= TOLERANCE, f"{worst:.1e}")
+        for kind, ks in (("qwen2", (1, 2)), ("qwen3_next", (1, 2)), ("nemotron_h", (2,)), ("mamba2", (1,))):
+            model = tiny(kind)
+            with families.Watch() as seen:
+                worst = max(compare_grpo(model, sequences, ignored, weights, k=k) for k in ks)
+            holds = worst <= families.TOLERANCE and seen.attends == 0 and (seen.taken > 0 or kind == "mamba2")
+            check(f"rollouts that part, begin one another, or are the same, {kind}", holds,
+                  f"{worst:.1e}, {seen.taken} outputs of {seen.replays} replays")
+        for name, cls, method, fault in (
+                ("gradients of one way on alone", chunkflow.torch.Batch, "_hand_back",
+                 lambda *given, lost=Lost(): lost.take(*given)),
+                ("convolutions that see no tail", chunkflow.huggingface._States, "update_conv_state", forget_tails)):
+            model = tiny("qwen3_next")
+            with mock.patch.object(cls, method, fault):
+                off = compare_grpo(model, sequences, ignored, weights)
+            check(f"a control: {name}", off > 1e-6, f"{off:.1e}")
 
 
 def test_preferences():

@@ -14,6 +14,7 @@ depend on the longest position of a call (see pin_rope), losses and capacities o
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import threading
@@ -43,10 +44,14 @@ class Unsupported(NotImplementedError):
         return f"{self.kind or 'this model'} cannot be trained chunk by chunk: {self.why}"
 
 
+_Place = tuple[str, int]  # of a state in a recurrent layer: a kind, and which one
+
+
 class _Pass:
-    """What attention is told of the pass that runs: not every model hands its arguments on."""
+    """What layers are told of the pass that runs: not every model hands its arguments on."""
 
     def __init__(self, inputs: Inputs, before: Iterable[Tensor], tempered: list[nn.Module]):
+        self.inputs = inputs
         self.rows = (inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.max_seqlen_q, inputs.max_seqlen_k)
         self.tree = {} if inputs.key_ends is None else {"key_ends": inputs.key_ends, "positions": inputs.positions}
         self.cp_group = inputs.cp_group
@@ -54,7 +59,42 @@ class _Pass:
         self.calls = self.windows = self.blocks = self.recurrent = 0
         self.dtype: torch.dtype | None = None  # of attention, which under autocast is not the logits'
         self.keep: dict[int, int] = {}  # how many rows a layer with a window sees before its own
-        self.after: list[Tensor] = []  # states behind the chunk's first sequence, as before has those in front of it
+        self.after: list[Tensor] = []  # states to be handed on, as before has those in front of the chunk
+        self.states: _States | None = None  # of the recurrent layer's piece that runs
+
+    @functools.cached_property
+    def forks(self) -> list[int]:
+        """Numbers of rows behind which states are handed on; in a chain it is the first sequence's."""
+        return [int(self.rows[0][1])] if self.inputs.forks is None else self.inputs.forks
+
+    @functools.cached_property
+    def pieces(self) -> list[tuple[int, int, int]]:
+        """Cuts the rows into pieces (begin, end, source). A piece goes on from the state behind `source` rows of the
+        chunk or, where that is negative, of the prefix; at 0 it begins its sequence. It ends where sequences part."""
+        starts, positions = {0, *self.rows[0].tolist()}, self.positions.tolist()
+        ends = [0] * len(positions) if self.inputs.key_ends is None \
+            else self.inputs.key_ends[-len(positions):].tolist()  # rows below a row end there
+        sources, at = {}, {}
+        for row, position in enumerate(positions):
+            above = at.get(position - 1, -1)  # later rows of this position are below other rows
+            if row in starts:
+                sources[row] = above + 1 if above >= 0 and ends[above] > row else -position
+            at[position] = row
+        cuts = sorted({*sources, *(n for n in (*sources.values(), *self.forks) if n > 0), len(positions)})
+        return [(begin, end, sources.get(begin, begin)) for begin, end in zip(cuts, cuts[1:])]
+
+    def states_before(self, places: list[_Place]) -> dict[int, dict[_Place, Tensor]]:
+        """Takes a layer's states before the chunk, by minus the number of rows that they lie behind."""
+        own = list(itertools.islice(self.before, len(places)))
+        if self.inputs.joins is None:
+            return {self.pieces[0][2]: dict(zip(places, own))}
+        return {-n: {place: x[i] for place, x in zip(places, own)} for i, n in enumerate(self.inputs.joins)}
+
+    def hand_on(self, states: dict[int, dict[_Place, Tensor]], places: list[_Place]) -> None:
+        """Takes a layer's borders from its states behind so many rows of the chunk."""
+        for place in places if self.forks else ():
+            found = [states[n][place] for n in self.forks]
+            self.after.append(found[0] if self.inputs.forks is None else torch.stack(found))
 
 
 class _Running(threading.local):
@@ -126,44 +166,89 @@ def _tempered(module: nn.Module, query: Tensor, positions: Tensor) -> Tensor:
 
 
 class _States:
-    """What a recurrent layer is given for its cache: it goes on from what is there and puts there what comes of it."""
+    """What a recurrent layer is given for its cache. Its convolution and its kernel go on from the states that are
+    here, and put here what comes of it. The layer itself sees none: a row alone it would decode, without gradients."""
 
-    def __init__(self, before: Iterable[tuple[tuple[str, int], Tensor]]):
-        self.now = {place: x.clone() for place, x in before}  # a clone, for some layers write into it
+    def __init__(self, before: dict[_Place, Tensor]):
+        self.now = {place: x.clone() for place, x in before.items()}  # a clone, for some layers write into it
+        self.scanned = False
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return True
 
     def has_previous_state(self, *where: int) -> bool:
-        return bool(self.now)
+        return False
 
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        return self.now.get(("conv", state_idx))
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        return None
 
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        return self.now.get(("recurrent", state_idx))
+    get_recurrent_state = get_conv_state
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, *,
                           conv_kernel_size: int) -> Tensor:
-        tail = self.get_conv_state(layer_idx, state_idx)
+        tail = self.now.get(("conv", state_idx))
         if tail is None:
             tail = conv_states.new_zeros(*conv_states.shape[:-1], conv_kernel_size - 1)
         rows = torch.cat([tail, conv_states], -1)
         self.now["conv", state_idx] = rows[..., rows.shape[-1] - conv_kernel_size + 1:]
         return rows
 
+    def scan(self, kernel: _Kernel, *rows: Tensor, **options: Any) -> Any:
+        """Runs a kernel from the state that is here."""
+        self.scanned = True
+        return kernel.function(*rows, **{**options, kernel.begins: self.now.get(("recurrent", 0))})
+
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
+        if not self.scanned:
+            raise Unsupported("its recurrent layers do not go on from the state that they are given")
         self.now["recurrent", state_idx] = recurrent_states
         return recurrent_states
 
 
+class _Kernel:
+    """A function that a recurrent layer calls with a state to begin from. While passes run, this object is in its
+    place, and takes that state from the piece that runs in this thread; outside them nothing differs."""
+
+    known: dict[tuple[str, str], _Kernel] = {}
+    lock = threading.Lock()
+
+    def __init__(self, names: dict[str, Any], name: str, begins: str):
+        self.names, self.name, self.begins, self.function = names, name, begins, names[name]
+        self.n_passes = 0
+
+    def __call__(self, *rows: Tensor, **options: Any) -> Any:
+        states = _running.passes[-1].states if _running.passes else None
+        return self.function(*rows, **options) if states is None else states.scan(self, *rows, **options)
+
+    @classmethod
+    def all_of(cls, code: Any, names: dict[str, Any]) -> list[_Kernel]:
+        """Returns those that a layer's forward calls, of the names in its file."""
+        found = []
+        with cls.lock:
+            for name in code.co_names:
+                at = (names["__name__"], name)
+                takes = set(inspect.signature(names[name]).parameters) if inspect.isfunction(names.get(name)) else set()
+                for begins in takes & {"initial_state", "initial_states"}:
+                    cls.known.setdefault(at, cls(names, name, begins))
+                found += [cls.known[at]] if at in cls.known else []
+        return found
+
+    def change(self, n_passes: int) -> None:
+        """Takes the function's place for the first pass, and gives it back after the last."""
+        with self.lock:
+            self.n_passes += n_passes
+            self.names[self.name] = self if self.n_passes else self.function
+
+
 class _Recurrent:
-    """The forward of a recurrent layer, slice by slice: the first one goes on from its prefix, each other begins."""
+    """The forward of a recurrent layer, piece by piece: each goes on from where the rows before it have ended."""
 
     def __init__(self, module: nn.Module):
         self.module, self.places = module, []
         takes = inspect.signature(module.forward).parameters
         self.cache = "cache_params" if "cache_params" in takes else "past_key_values"
+        inner = inspect.unwrap(type(module).forward)
+        self.kernels = _Kernel.all_of(inner.__code__, inner.__globals__)
 
     @staticmethod
     def is_one(module: nn.Module) -> bool:
@@ -172,24 +257,19 @@ class _Recurrent:
         return code is not None and bool({"update_conv_state", "update_recurrent_state"} & set(code.co_names))
 
     def __call__(self, hidden_states: Tensor, **named: Any) -> Tensor:
-        about, found, after = _running.passes[-1], [], None
-        if about.tree:
-            raise Unsupported("recurrent layers where sequences share rows: their states would part in the midst of a "
-                              "chunk")
+        about, found = _running.passes[-1], []
         if about.cp_group is not None:
             raise Unsupported("recurrent layers where ranks share a sequence: each would wait for the state of the one "
                               "before")
-        before = list(itertools.islice(about.before, len(self.places)))
-        ends = sorted({0, *about.rows[0].tolist(), hidden_states.shape[1]})
-        for begin, end in zip(ends, ends[1:]):
-            states = _States(zip(self.places, before) if begin == 0 else ())
-            twice = 2 if states.now and end == begin + 1 else 1  # a row alone would be decoded, without gradients
-            rows = {name: torch.cat([x[:, begin:end]] * twice, 1) if isinstance(x, Tensor) else x
+        states = about.states_before(self.places)
+        for begin, end, source in about.pieces:
+            about.states = _States(states.get(source, {}))
+            rows = {name: x[:, begin:end] if isinstance(x, Tensor) else x
                     for name, x in {**named, "hidden_states": hidden_states}.items()}
-            found.append(self.forward(**{**rows, self.cache: states})[:, :end - begin])
-            after = (states.now if twice == 1 else {}) if after is None else after
-        self.places = list(after) or self.places
-        about.after += after.values()
+            found.append(self.forward(**{**rows, self.cache: about.states}))
+            states[end], about.states = about.states.now, None
+        self.places = list(states[about.pieces[0][1]])
+        about.hand_on(states, self.places)
         about.recurrent += 1
         return torch.cat(found, 1)
 
@@ -198,12 +278,17 @@ class _Recurrent:
         """Is the module's forward inside."""
         own, self.forward = self.module.__dict__.get("forward"), self.module.forward
         self.module.forward = self
+        for kernel in self.kernels:
+            kernel.change(1)
         try:
             yield
         finally:
             del self.module.forward
             if own is not None:
                 self.module.forward = own
+            for kernel in self.kernels:
+                kernel.change(-1)
+
 
 _ROWS = ("full_attention", "sliding_attention", "chunked_attention")  # kinds of layers
 _RECURRENT = ("linear_attention", "conv", "hybrid", "hybrid_sliding")

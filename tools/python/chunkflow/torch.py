@@ -64,7 +64,8 @@ Forward = Callable[["Inputs"], "tuple[Tensor | None, list[Tensor | Border]]"]
 class Border:
     """What a pass hands on that is no rows: a recurrent layer's state, or the tail that a convolution sees, behind the
     last row of the chunk's first sequence. The next chunk finds the tensor itself in its prefix. Borders come last, and
-    a pass that no other one follows may leave them out."""
+    a pass that no other one follows may leave them out. Where sequences share rows, `state` has a state for each of
+    Inputs.forks, and the prefix one for each of Inputs.joins, along the first dimension."""
 
     state: Tensor
 
@@ -134,6 +135,8 @@ class Inputs:
     # Where sequences share rows, and otherwise None:
     key_ends: Tensor | None = None  # key j, counted from the start of the prefix, is seen by the rows before this one
     more: tuple[Tensor, Tensor, Tensor] | None = None  # rows, targets and weights of targets beside a row's first
+    joins: list[int] | None = None  # numbers of rows of the prefix behind which rows of this chunk go on
+    forks: list[int] | None = None  # and of this chunk's, behind which rows of other chunks go on
     chunk_size: int = 0  # most rows of any chunk of the plan
     # Where ranks share the sequence; prefix has this one's rows of it alone, and CPGroup.rows makes the others' of
     # them:
@@ -612,6 +615,8 @@ class Batch:
             inputs.cp_group = CPGroup(self.plan, chunk, self.cp_groups[int(self.plan.chains["cp"][chain])], self.device)
         if is_tree:
             inputs.key_ends = torch.from_numpy(about.key_ends).to(self.device)
+            first = int(self.plan.chunks["prefix"][chunk])
+            inputs.joins, inputs.forks = self._joins(chunk), [n - first for n in self._depths(chunk)]
         if about.n_extra > 0:
             more = about.extra_rows, self.tokens[self.starts[about.extra_sequences] + about.extra_targets], \
                 about.extra_weights
@@ -643,14 +648,49 @@ class Batch:
             chain, rows = self.plan.chain_above(chain), min(rows, first)
         return parts
 
+    def _joins(self, chunk: int) -> list[int]:
+        """Numbers of rows of a chunk's path behind which its slices go on; in a chain only all of them."""
+        if self.plan.order is None:
+            return [n for _, n in self.path(chunk)]
+        begin, end = (int(self.plan.chunks["first_slice"][chunk] + n) for n in (0, self.plan.chunks["n_slices"][chunk]))
+        slices = self.plan.slices[begin:end]
+        return sorted(set(slices["begin"][slices["up"] < begin].tolist()) - {0})
+
+    @functools.cached_property
+    def _joined(self) -> dict[int, list[int]]:
+        """Returns all joins that lie on each chain, in rows of its path. In a tree they may be anywhere."""
+        found: dict[int, set[int]] = {}
+        for chunk in range(self.plan.n_chunks):
+            for n in self._joins(chunk):
+                found.setdefault(self._chain_at(chunk, n), set()).add(n)
+        return {chain: sorted(places) for chain, places in found.items()}
+
+    def _chain_at(self, chunk: int, n: int) -> int:
+        """Returns the chain that has the last of the first n rows of a chunk's path."""
+        for chain, rows in self.path(chunk):
+            if n <= rows:
+                break
+            n -= rows
+        return chain
+
+    def _depths(self, chunk: int) -> list[int]:
+        """Numbers of rows, from the start of a chunk's path on, behind which its borders lie: of a chain's chunk its
+        last one, and in trees each behind which other rows go on."""
+        chain, _, begin, end = self.about(chunk)
+        first = self._first(chain) if chain >= 0 else 0
+        if self.plan.order is None:
+            return [first + end]
+        return [n for n in self._joined.get(chain, ()) if begin < n - first <= end]
+
     def _prefix(self, chunk: int, grad: bool) -> list[Tensor]:
-        """What came before a chunk's rows: rows of all chains above, and of the last of them what lies behind those."""
+        """What came before a chunk's rows: rows of all chains above, and the states that its slices go on from."""
         path, found = self.path(chunk), []
-        for places in zip(*(self.rows[chain] for chain, _ in path)):
+        for i, places in enumerate(zip(*(self.rows[chain] for chain, _ in path))):
             if isinstance(places[-1], dict):
-                x = places[-1].get(path[-1][1])
-                if x is None:
-                    raise ValueError(f"chunk {chunk} goes on from one that handed on no state, as one of a single row")
+                states = [self.rows[self._chain_at(chunk, n)][i].get(n) for n in self._joins(chunk)]
+                if any(x is None for x in states):
+                    raise ValueError(f"chunk {chunk} goes on from one that handed on no state")
+                x = states[0] if self.plan.order is None else torch.stack(states)
             else:
                 parts = [rows[..., :n, :] for rows, (_, n) in zip(places, path)]
                 x = parts[0] if len(parts) == 1 else torch.cat(parts, -2)
@@ -670,31 +710,42 @@ class Batch:
             return output, inputs, []
         own = [x if isinstance(x, Border) else x[..., :end - begin, :] for x in own]  # its tail has other sequences
         if self.ends.get(chain, 0) == begin:
-            self._hand_on(chain, own, end)
+            self._hand_on(chunk, own, end)
         else:
-            self._check_replay(chunk, own, begin, end)
+            self._check_replay(chunk, own)
         return output, inputs, own
 
-    def _check_replay(self, chunk: int, own: list[Tensor | Border], begin: int, end: int) -> None:
+    def _one_by_one(self, states: Any) -> Any:
+        """Returns the states of a border, or their gradients, one for each place where it lies."""
+        return [states] if self.plan.order is None else states
+
+    def _check_replay(self, chunk: int, own: list[Tensor | Border]) -> None:
         """Refuses a replay that hands on other rows or borders than its forward, which later chunks have seen: their
         gradients would be of another function. Kernels that round in another order may send single rows to other
         experts, so in float32 and below 1 % is let pass."""
         off: Any = 0.0
         total: Any = 0.0
         eps = 0.0
-        for was, x in zip(self.rows[int(self.plan.chunks["chain"][chunk])], own):
-            was, x = (was[end], x.state) if isinstance(x, Border) else (was[..., begin:end, :], x)
+        chain, _, begin, end = self.about(chunk)
+        pairs: list[tuple[Tensor, Tensor]] = []
+        depths = self._depths(chunk)
+        for was, x in zip(self.rows[chain], own):
+            pairs += zip([was[n] for n in depths], self._one_by_one(x.state)) if isinstance(x, Border) else \
+                [(was[..., begin:end, :], x)]
+        for was, x in pairs:
             eps = max(eps, torch.finfo(x.dtype).eps)
             was, x = (y.detach().to(torch.promote_types(y.dtype, torch.float32)) for y in (was, x))
             off, total = off + (x - was).square().sum(), total + was.square().sum()
         if float(off) > (eps if eps < 1e-12 else max(eps, 1e-4)) * float(total):
             raise ValueError(f"the replay of chunk {chunk} hands on other rows than its forward: {_UNLIKE}")
 
-    def _hand_on(self, chain: int, own: list[Tensor | Border], end: int) -> None:
+    def _hand_on(self, chunk: int, own: list[Tensor | Border], end: int) -> None:
+        chain = int(self.plan.chunks["chain"][chunk])
         held = self.rows.setdefault(chain, [{} if isinstance(x, Border) else x[..., :0, :].detach() for x in own])
+        depths = self._depths(chunk)
         for i, x in enumerate(own):
             if isinstance(x, Border):
-                held[i][end] = x.state.detach()
+                held[i].update(zip(depths, self._one_by_one(x.state.detach())))
             else:
                 held[i] = torch.cat([held[i], x.detach()], -2)
         self.ends[chain] = end
@@ -722,14 +773,14 @@ class Batch:
             raise ValueError(f"chunk: {chunk} has no forward that kept its activations")
         chain, index, begin, end = self.about(chunk)
         loss, prefix, own = self.kept.pop(chunk)
-        roots = [(loss, None)] if loss.requires_grad else []
+        roots, depths = [(loss, None)] if loss.requires_grad else [], self._depths(chunk)
         for i, x in enumerate(own):
             total = self.sums.get((chain, i))
             if total is None:  # no later chunk has found anything
                 continue
-            x, found = (x.state, total.pop(end, None)) if isinstance(x, Border) else (x, total[..., begin:end, :])
-            if x.requires_grad and found is not None:
-                roots.append((x, found.to(x.dtype)))
+            pairs = [(y, total.pop(n, None)) for n, y in zip(depths, self._one_by_one(x.state))] \
+                if isinstance(x, Border) else [(x, total[..., begin:end, :])]
+            roots += [(y, found.to(y.dtype)) for y, found in pairs if y.requires_grad and found is not None]
         for i, row in enumerate(prefix):
             if row.requires_grad:
                 row.register_post_accumulate_grad_hook(functools.partial(self._hand_back, chunk, i))
@@ -742,14 +793,15 @@ class Batch:
 
     def _hand_back(self, chunk: int, i: int, row: Tensor) -> None:
         """Adds a backward's gradients of one tensor of its prefix to what is known of them, as soon as they are there,
-        and lets them go; a border's are of the last chain's."""
+        and lets them go. A border's go to where the states lie."""
         at, path = 0, self.path(chunk)
+        if isinstance(self.rows[path[-1][0]][i], dict):
+            for n, found in zip(self._joins(chunk), self._one_by_one(row.grad)):
+                total = self._sum_of(self._chain_at(chunk, n), i)
+                total[n] = total[n] + found if n in total else found
+            path = []
         for chain, n in path:
-            total = self._sum_of(chain, i)
-            if not isinstance(total, dict):
-                total[..., :n, :] += row.grad[..., at:at + n, :]
-            elif chain == path[-1][0]:
-                total[n] = total[n] + row.grad if n in total else row.grad
+            self._sum_of(chain, i)[..., :n, :] += row.grad[..., at:at + n, :]
             at += n
         row.grad = None
 
