@@ -199,6 +199,23 @@ cf_result baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *d
     return result;
 }
 
+void baseline_print_recipe(const baseline_tuned *recipe, double best) {
+    double seconds = recipe->best.seconds;
+
+    if (recipe->best.status != CF_TUNE_OK && recipe->least == 0) return;
+    fputs("FSDP recipe       ZeRO 3, full recomputation, checkpoints in host memory", stdout);
+    if (recipe->best.status != CF_TUNE_OK) {
+        printf(": does not fit, it needs %.2f GiB at least\n", modelling_gib(recipe->least));
+        return;
+    }
+    printf(", context %s: estimated %s s, %.2f GiB,\n                  %.2f GiB in host memory",
+           cli_commas(recipe->context > 0 ? recipe->context : 1), pipeline_estimate(seconds),
+           modelling_gib(recipe->best.bytes), modelling_gib(recipe->best.memory.host));
+    if (best > seconds) printf("; the best takes %.0f %% longer", 100 * (best / seconds - 1));
+    else if (best > 0) printf("; %.3g x as long as the best", seconds / best);
+    putchar('\n');
+}
+
 void baseline_write(json_writer *w, const char *key, const baseline_tuned *base) {
     json_open(w, key, '{');
     json_bool_member(w, "fits", base->best.status == CF_TUNE_OK);

@@ -55,7 +55,7 @@ typedef struct baseline_tuned {
     int packed;
     int64_t ranks;          /* if one batch is dealt to several ranks: their number, because it runs on all their GPUs
                                together; else 0 */
-    int64_t context;        /* GPUs that share each sequence; 0: context parallelism is not faster, or does not fit */
+    int64_t context;        /* GPUs that share each sequence, if they do; else 0 */
     int ring;               /* 1: K and V go round these GPUs beside attention; 0: they are gathered before it */
     int64_t least;          /* if no form fits: bytes of the one that needs least; 0: none can be made */
     char why[256];          /* why no baseline can be made */
@@ -79,10 +79,10 @@ cf_result baseline_tune_context(const int64_t *lengths, int64_t n, const cf_tune
 
 /* Tries context parallelism for one batch, which is the list of `compare` and `report`, over the GPUs of all its ranks.
    best.seconds compares with their makespans, which leave out the step of the requested split. best.status stays
-   CF_TUNE_UNTRIED without a GPU, or if the requested split is as fast (than: its time; 0: it does not fit). Fails only
-   if memory runs out. */
+   CF_TUNE_UNTRIED without a GPU, or if the requested split is as fast (than: its time; 0: it does not fit). *recipe is
+   the FSDP recipe for this batch, and also *out where nothing else fits. Fails only if memory runs out. */
 cf_result baseline_find_context(const pipeline *p, const packing *list, const packing_options *asked, double than,
-                                baseline_tuned *out, cf_error *error);
+                                baseline_tuned *out, baseline_tuned *recipe, cf_error *error);
 
 /* For an options struct with a member no_cp. */
 #define NO_CP_OPTION(type)                                                                                         \
@@ -98,6 +98,9 @@ void baseline_take_form(cf_tune_desc *desc, int packed, const int64_t *chunk_siz
    split. */
 void baseline_words(const baseline_tuned *base, char *text, size_t size);
 void baseline_context_words(const baseline_tuned *base, char *text, size_t size);
+
+/* Prints the FSDP recipe, beside the seconds of the best chunks (0: none fits). */
+void baseline_print_recipe(const baseline_tuned *recipe, double best);
 
 /* Writes the baseline as a member of an object. */
 void baseline_write(json_writer *w, const char *key, const baseline_tuned *base);

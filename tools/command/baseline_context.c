@@ -482,7 +482,7 @@ static cf_result time_final(context_search *s, context_way *way, baseline_tuned 
         out->best.recompute_layers = out->split.recompute_layers = way->layers;
         out->best.offload = s->desc->memory.offload | way->offload;
         out->packed = way->packed;
-        out->context = way->cp;
+        out->context = way->cp > 1 ? way->cp : 0;
         out->ring = ring;
     }
     cf_tuning_free(tuning);
@@ -588,9 +588,10 @@ void baseline_context_words(const baseline_tuned *base, char *text, size_t size)
 
     baseline_words(base, text, size);
     n = strlen(text);
-    snprintf(text + n, size - n, ", tensor %lld, pipeline %lld, data %lld, recompute %s", (long long)base->split.tp,
+    snprintf(text + n, size - n, ", tensor %lld, pipeline %lld, data %lld, recompute %s%s", (long long)base->split.tp,
              (long long)base->split.pp, (long long)base->split.dp,
-             modelling_recompute_words(base->split.recompute, base->split.recompute_layers));
+             modelling_recompute_words(base->split.recompute, base->split.recompute_layers),
+             modelling_offload_words(base->best.offload));
     n = strlen(text);
     if (base->ranks > 1) snprintf(text + n, size - n, "; on the GPUs of all %lld ranks", (long long)base->ranks);
 }
@@ -610,13 +611,14 @@ static cf_result find_step(const pipeline *p, double *step, cf_error *error) {
 }
 
 cf_result baseline_find_context(const pipeline *p, const packing *list, const packing_options *asked, double than,
-                                baseline_tuned *out, cf_error *error) {
+                                baseline_tuned *out, baseline_tuned *recipe, cf_error *error) {
     baseline_tuned found;
     cf_tune_desc desc;
     double step = 0;
     cf_result result;
 
     memset(out, 0, sizeof *out);
+    memset(recipe, 0, sizeof *recipe);
     memset(&found, 0, sizeof found);
     memset(&desc, 0, sizeof desc);
     if (!p->estimates || list->list.n_sequences < 1 || list->list.n_sequences > MOST_SEQUENCES)
@@ -632,10 +634,13 @@ cf_result baseline_find_context(const pipeline *p, const packing *list, const pa
     desc.pack.align = asked->align;
     desc.pack.max_slices = asked->max_slices;
     result = baseline_tune_context(list->lengths, desc.batch, &desc, &found, error);
-    if (result == CF_OK && found.best.status == CF_TUNE_OK) result = find_step(p, &step, error);
+    if (result == CF_OK) result = baseline_tune_recipe(list->lengths, desc.batch, &desc, recipe, error);
+    if (result == CF_OK) result = find_step(p, &step, error);
     if (result != CF_OK) return result == CF_ERROR_MEMORY ? result : CF_OK;
     found.best.seconds -= step;
-    if (desc.parallel.dp > 1) found.ranks = desc.parallel.dp;
+    recipe->best.seconds -= step;
+    if (desc.parallel.dp > 1) found.ranks = recipe->ranks = desc.parallel.dp;
     if (found.best.status == CF_TUNE_OK && (!(than > 0) || found.best.seconds < than)) *out = found;
+    else if (!(than > 0) && recipe->best.status == CF_TUNE_OK) *out = *recipe;
     return CF_OK;
 }

@@ -54,7 +54,8 @@ typedef struct row {
     int at_paper;         /* 1: best, limited on every stage to the chunks that paper keeps there */
     cf_result result;
     char why[200];        /* where it failed */
-    int64_t n_virtual;    /* this and the following members: only if it did not fail */
+    int64_t rank;         /* this and the following members: only if it did not fail */
+    int64_t n_virtual;
     cf_placement placement;
     double makespan, bubble_useful, bubble_busy, stream_seconds, bound;
     int64_t stream_waits;
@@ -75,6 +76,7 @@ typedef struct comparison {
     row *rows;
     int64_t n_rows;
     baseline_tuned context; /* if context parallelism makes the baseline faster; otherwise its `best` is untried */
+    baseline_tuned recipe;
     double best; /* least makespan of rows that fit; 0: none */
     row with[2]; /* for --max-cp: the most expensive rank of paper, without cp groups and with; makespan 0 without cp
                     groups */
@@ -86,9 +88,10 @@ static void measure(const comparison *t, const pipeline_run *run, row *r) {
     const cf_timeline *timeline = run->timeline;
     int64_t i;
 
+    r->rank = run->schedule->shape.rank;
     r->n_virtual = run->schedule->shape.n_virtual;
     r->placement = run->schedule->shape.placement;
-    r->makespan = timeline->makespan;
+    r->makespan = t->pipe.every_rank && run->in_step > timeline->makespan ? run->in_step : timeline->makespan;
     r->bubble_useful = timeline->bubble_useful;
     r->bubble_busy = timeline->bubble_busy;
     r->stream_waits = timeline->stream_waits;
@@ -216,26 +219,22 @@ static const row *shortest(const comparison *t, int unsplit) {
     return found;
 }
 
-/* Finds the time of a plan's ranks, scheduled as in the last row: of the most expensive rank or, in step, of all
-   together. Also finds the maximum memory of any rank. */
-static cf_result fill_ranks(const comparison *t, const cf_plan *plan, row *dearest, int lockstep, cf_error *error) {
+/* Finds the time and memory of all ranks of a plan, scheduled as in the last row. */
+static cf_result fill_ranks(const comparison *t, const cf_plan *plan, row *all, int lockstep, cf_error *error) {
     pipeline pipe = t->pipe;
-    cf_result result = CF_OK;
+    pipeline_run run;
+    cf_result result;
 
     pipe.lockstep = lockstep;
+    pipe.every_rank = 1;
     pipeline_take_cp(&pipe, plan);
-    for (pipe.rank = 0; pipe.rank < plan->n_ranks && result == CF_OK; pipe.rank++) {
-        row r = {.what = t->paper->what};
-        pipeline_run run;
-        int64_t most = dearest->memory;
-        if ((result = pipeline_run_make(&pipe, plan, &r.what, &run, error)) != CF_OK) break;
-        measure(t, &run, &r);
-        if (run.in_step > r.makespan) r.makespan = run.in_step;
-        pipeline_run_free(&run);
-        if (r.makespan > dearest->makespan) *dearest = r;
-        dearest->memory = most > r.memory ? most : r.memory;
-    }
-    return result;
+    all->what = t->paper->what;
+    result = pipeline_run_make(&pipe, plan, &all->what, &run, error);
+    if (result != CF_OK) return result;
+    measure(t, &run, all);
+    if (run.in_step > all->makespan) all->makespan = run.in_step;
+    pipeline_run_free(&run);
+    return CF_OK;
 }
 
 static int fill_cp_groups(comparison *t) {
@@ -263,7 +262,7 @@ static int fill_context(comparison *t) {
 
     if (t->asked->no_cp) return CLI_OK;
     progress_set(t->n_rows, t->n_rows, "context parallelism");
-    if (baseline_find_context(&t->pipe, &t->packed, &t->asked->packing, than, &t->context, &error) == CF_OK)
+    if (baseline_find_context(&t->pipe, &t->packed, &t->asked->packing, than, &t->context, &t->recipe, &error) == CF_OK)
         return CLI_OK;
     return cli_error(&error, NULL);
 }
@@ -331,6 +330,7 @@ static const table_column columns[] = {
     {.heading = "bound", .name = "bound_", .estimate = 1},
     {.heading = "gap %", .decimals = 2, .scale = 100},
     {.heading = "by", .name = "bound_name", .left = 1},
+    {.name = "rank"},
     {.name = "why"}};
 enum { COLUMN_BYTES = 17, COLUMN_RECOMPUTE, COLUMN_GIB, COLUMN_WAITS = 24, COLUMN_SPEED, COLUMN_MFU,
        N_COLUMNS = sizeof columns / sizeof columns[0] };
@@ -395,6 +395,7 @@ static void add_result(table *to, const comparison *t, const row *r) {
     table_real(to, r->bound);
     table_real(to, ratio(r->makespan, r->bound) - 1);
     table_text(to, r->strongest);
+    table_integer(to, r->rank);
     table_none(to);
 }
 
@@ -461,7 +462,8 @@ static int print_context(const comparison *t, const row *ours) {
     if (ours) {
         double seconds = t->pipe.max_cp > 1 ? t->with[1].makespan : ours->makespan;
         print_chunks(t, ours);
-        if (t->context.ranks > 1 && t->pipe.max_cp < 2) printf("; rank %lld alone", (long long)t->pipe.rank);
+        if (t->context.ranks > 1 && !t->pipe.every_rank && t->pipe.max_cp < 2)
+            printf("; rank %lld alone", (long long)t->pipe.rank);
         printf("; %s x the baseline's time\n", pipeline_estimate(ratio(seconds, c->seconds)));
         if (c->seconds < seconds)
             puts("                  The baseline is faster: GPUs that share each sequence leave no pipeline to fill.\n"
@@ -489,8 +491,8 @@ static void print_cp_groups(const comparison *t) {
 }
 
 /* Prints the comparison of the baseline with the best row of chunks. */
-static void print_verdict(const comparison *t) {
-    const row *base = shortest(t, 1), *ours = shortest(t, 0);
+static void print_verdict(const comparison *t, const row *ours) {
+    const row *base = shortest(t, 1);
     const cf_plan *plan = t->packed.plan;
     cf_plan_stats stats;
 
@@ -520,15 +522,18 @@ static void print_verdict(const comparison *t) {
 }
 
 static int print_table(const comparison *t) {
+    const row *ours = shortest(t, 0);
     const cf_plan *plan = t->packed.plan;
     int code;
 
     if (t->asked->tsv) return print_rows(t);
     packing_print_input(&t->packed);
     pipeline_print_setting(&t->pipe);
-    printf("plan              %s of at most %s, %s; rank %s of %s, %s\n", cli_counted(plan->n_chunks, "chunk"),
-           cli_counted(plan->chunk_size, "token"), cli_counted(plan->n_chains, "chain"), cli_commas(t->pipe.rank),
-           cli_commas(plan->n_ranks), cli_counted(t->pipe.n_stages, "stage"));
+    printf("plan              %s of at most %s, %s; ", cli_counted(plan->n_chunks, "chunk"),
+           cli_counted(plan->chunk_size, "token"), cli_counted(plan->n_chains, "chain"));
+    if (t->pipe.every_rank) printf("%s, ", cli_counted(plan->n_ranks, "rank"));
+    else printf("rank %s of %s, ", cli_commas(t->pipe.rank), cli_commas(plan->n_ranks));
+    printf("%s\n", cli_counted(t->pipe.n_stages, "stage"));
     if (!t->asked->k)
         printf("K                 %s, %s; --k for another\n", cli_commas(t->rows[t->n_rows - 1].what.k),
                pipeline_default_k_words(&t->pipe));
@@ -538,13 +543,16 @@ static int print_table(const comparison *t) {
            pipeline_unit(t->pipe.unit_cost), t->pipe.unit_cost ? "" : ", estimated",
            t->pipe.gpu_bytes > 0 ? ". GiB: of the fullest GPU; with !\n                  more than it may hold, with * "
                                    "best is held down to that" : "");
+    if (t->pipe.every_rank && plan->n_ranks > 1)
+        puts("                  Of each row the slowest rank's, except GiB, which are the most of any rank");
     if (t->pipe.gpu_bytes > 0)
         printf("memory limit      the %.2f GiB %s\n", modelling_gib(t->pipe.gpu_bytes), pipeline_room_words(&t->pipe));
     if (t->pipe.memory.state_window > 0)
         puts("                  waits: the part of all stages' time in which passes wait for their stream of state");
     putchar('\n');
     code = print_rows(t);
-    if (code == CLI_OK) print_verdict(t);
+    if (code == CLI_OK) print_verdict(t, ours);
+    if (code == CLI_OK) baseline_print_recipe(&t->recipe, ours ? ours->makespan : 0);
     return code;
 }
 
@@ -567,6 +575,7 @@ static void write_row(json_writer *w, const comparison *t, const row *r) {
         json_text_member(w, "error", cf_result_name(r->result));
         json_text_member(w, "why", r->why);
     } else {
+        json_integer_member(w, "rank", r->rank);
         json_integer_member(w, "virtual_stages", r->n_virtual);
         json_text_member(w, "placement", cf_placement_name(r->placement));
         json_number_member(w, "makespan", r->makespan);
@@ -602,11 +611,12 @@ static void write_json(const comparison *t, cli_output *to) {
     json_write_begin(&w, to, "chunkflow-comparison");
     json_integer_member(&w, "chunk_size", t->packed.plan->chunk_size);
     json_integer_member(&w, "stages", t->pipe.n_stages);
-    json_integer_member(&w, "rank", t->pipe.rank);
+    if (!t->pipe.every_rank) json_integer_member(&w, "rank", t->pipe.rank);
     json_text_member(&w, "unit", t->pipe.unit_cost ? "token times" : "seconds");
     json_bool_member(&w, "estimated", !t->pipe.unit_cost);
     if (t->pipe.has_model) modelling_write(&w, &t->pipe.model);
     if (t->context.best.status == CF_TUNE_OK) baseline_write(&w, "context_baseline", &t->context);
+    if (t->recipe.best.status == CF_TUNE_OK || t->recipe.least > 0) baseline_write(&w, "fsdp_recipe", &t->recipe);
     if (t->pipe.max_cp > 1) {
         json_open(&w, "cp_groups", '{');
         json_integer_member(&w, "widest", packing_cp_groups(t->packed.plan, &rows));
@@ -649,6 +659,7 @@ static int run(const void *given, char **operands, int n_operands) {
     if (code == CLI_OK) code = pipeline_open("compare", &t.asked->pipeline, t.asked->packing.ranks, &t.pipe);
     if (code != CLI_OK) return code;
     code = pipeline_price_cp(&t.pipe, &priced);
+    t.pipe.every_rank = t.asked->pipeline.rank < 0;
     if (code == CLI_OK) code = packing_make(&priced, operands[0], &t.packed);
     if (code == CLI_OK) {
         pipeline_take_cp(&t.pipe, t.packed.plan);
@@ -668,6 +679,8 @@ const cli_command cmd_compare = {
     "The first rows are the baseline, which splits nothing: 1f1b where every sequence is a micro-batch of its own,\n"
     "longest first, and 1f1b where they are packed into micro-batches as long as the longest. No limit of chunks\n"
     "holds for it; with --model and --gpu it recomputes as little as it needs to fit. Where it is faster than all\n"
-    "schedules of chunks, the last line says why. A schedule that cannot be made also says why.\n\n"
+    "schedules of chunks, the summary says why. A schedule that cannot be made also says why. Of several ranks a row\n"
+    "has the slowest's time and the memory of the fullest; --rank asks for one alone. Below stands the recipe that most\n"
+    "trainers have: FSDP, full recomputation with checkpoints in host memory, and context parallelism that just fits.\n\n"
     PIPELINE_HELP CLI_LIST_HELP,
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

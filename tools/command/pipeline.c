@@ -265,7 +265,7 @@ int pipeline_open(const char *command, const pipeline_options *asked, int64_t n_
 
     memset(out, 0, sizeof *out);
     out->n_stages = asked->stages;
-    out->rank = asked->rank;
+    out->rank = asked->rank > 0 ? asked->rank : 0;
     out->max_tries = asked->max_tries;
     out->asked = asked;
     out->memory.outputs = (int)asked->terms.outputs;
@@ -658,6 +658,39 @@ static cf_result make_in_step(const pipeline *p, const cf_plan *plan, const pipe
     return result;
 }
 
+/* Keeps the slower of two runs, with the memory of the one that needs more, and frees the rest. */
+static void keep_slower(pipeline_run *kept, pipeline_run *next) {
+    pipeline_run other = *kept;
+
+    if (!kept->timeline || next->timeline->makespan > kept->timeline->makespan) {
+        *kept = *next;
+        *next = other;
+    }
+    kept->held_down |= next->held_down;
+    if (next->memory && next->memory[next->fullest].total > kept->memory[kept->fullest].total) {
+        cf_memory_report *less = kept->memory;
+        kept->memory = next->memory;
+        kept->fullest = next->fullest;
+        next->memory = less;
+    }
+    pipeline_run_free(next);
+}
+
+static cf_result make_slowest(const pipeline *p, const cf_plan *plan, const pipeline_case *what, pipeline_run *out,
+                              cf_error *error) {
+    pipeline one = *p;
+    pipeline_run slowest, run;
+    cf_result result = CF_OK;
+
+    memset(&slowest, 0, sizeof slowest);
+    one.every_rank = 0;
+    for (one.rank = 0; one.rank < plan->n_ranks && result == CF_OK; one.rank++)
+        if ((result = pipeline_run_make(&one, plan, what, &run, error)) == CF_OK) keep_slower(&slowest, &run);
+    if (result == CF_OK) *out = slowest;
+    else pipeline_run_free(&slowest);
+    return result;
+}
+
 cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeline_case *what, pipeline_run *out,
                             cf_error *error) {
     cf_schedule_desc desc = describe(p, what);
@@ -666,6 +699,7 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     int64_t *limits = NULL, n_virtual = desc.shape.n_virtual;
     cf_result result;
 
+    if (p->every_rank) return make_slowest(p, plan, what, out, error);
     if (p->lockstep) return make_in_step(p, plan, what, out, error);
     memset(&fresh, 0, sizeof fresh);
     result = pipeline_costs_make(p, n_virtual, plan->chunk_size, what->recompute, &costs, error);
@@ -763,11 +797,11 @@ const char *pipeline_duration(double time, int unit_cost) {
 
 pipeline_speed pipeline_speed_of(const pipeline *p, const cf_plan *plan, double seconds) {
     modelling_flops flops = modelling_flops_of(&p->model.model);
-    double gpus = (double)(p->model.parallel.tp * p->n_stages), tokens = 0, pairs = 0;
+    int64_t ranks = p->every_rank ? plan->n_ranks : 1, first = p->every_rank ? 0 : p->rank, i;
+    double gpus = (double)(p->model.parallel.tp * p->n_stages * ranks), tokens = 0, pairs = 0;
     pipeline_speed speed = {0, -1};
-    int64_t i, end = (p->rank + 1) * plan->chunks_per_rank;
 
-    for (i = p->rank * plan->chunks_per_rank; i < end; i++) {
+    for (i = first * plan->chunks_per_rank; i < (first + ranks) * plan->chunks_per_rank; i++) {
         tokens += (double)plan->chunks[i].tokens;
         pairs += (double)plan->chunks[i].pairs;
     }

@@ -27,7 +27,7 @@ typedef struct pipeline_options {
     const char *costs;
 } pipeline_options;
 
-#define PIPELINE_DEFAULTS {.stages = 1, .gpu = GPU_DEFAULTS, .reserve = CF_TUNE_RESERVE, .terms = TERM_DEFAULTS}
+#define PIPELINE_DEFAULTS {.stages = 1, .rank = -1, .gpu = GPU_DEFAULTS, .reserve = CF_TUNE_RESERVE, .terms = TERM_DEFAULTS}
 
 #define PIPELINE_K_DEFAULT "default: the largest of 1, 2 and 4\nthat memory allows, which is said"
 
@@ -71,7 +71,9 @@ typedef struct pipeline_options {
      .kind = CLI_NUMBER, .offset = offsetof(type, member.stages), .min = 1,                                        \
      .max = CF_MAX_STAGES, .help = "pipeline stages; default 1"},                                                  \
     {.name = "--rank", .value = "R", .kind = CLI_NUMBER, .offset = offsetof(type, member.rank),                    \
-     .max = CF_MAX_RANKS - 1, .help = "whose passes, of the D ranks; default 0"},                                  \
+     .max = CF_MAX_RANKS - 1,                                                                                      \
+     .help = "whose passes, of the D ranks; default 0, and the slowest\n"                                          \
+     "for compare and report"},                                  \
     PIPELINE_LIMIT_OPTIONS(type, member),                                                                          \
     PIPELINE_COST_OPTIONS(type, member),                                                                           \
     {.name = "--max-tries", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.max_tries), .min = 1,\
@@ -124,6 +126,7 @@ typedef struct pipeline_options {
 typedef struct pipeline {
     int64_t n_stages;
     int64_t rank;
+    int every_rank;  /* 1: runs are those of the slowest rank, with the memory of the fullest; `rank` is not used */
     int64_t limit;   /* as in cf_schedule_desc: 0 if none was given, CF_NO_LIMIT for `none` */
     int64_t *limits; /* (n_stages), or NULL */
     int64_t limit_state; /* as limit */
@@ -206,7 +209,8 @@ cf_result pipeline_columns(const pipeline *p, const cf_plan *plan, cf_plan **col
 
 /* Makes and simulates a schedule. `best` keeps to the limit of a GPU if that is known; other kinds only if it was given
    as an option. A schedule that does not fit is made again under the limits of cf_memory_limits, and stays as it is if
-   that does not help. In step it is p->rank's part of the list of all ranks. Free it with pipeline_run_free; on failure
+   that does not help. In step it is p->rank's part of the list of all ranks. With p->every_rank all ranks are made, and
+   the slowest is kept, whose schedule says which that is; its memory is that of the rank which needs most. Free it with pipeline_run_free; on failure
    *out is untouched. If a limit is to blame, error->text speaks of whole stages, as the options do. */
 cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeline_case *what, pipeline_run *out,
                             cf_error *error);
@@ -246,7 +250,7 @@ const char *pipeline_estimate(double seconds);
 /* Returns a makespan in words: exact in token times, else an estimate in seconds. */
 const char *pipeline_duration(double time, int unit_cost);
 
-/* The speed of a rank: tokens per second of each of its GPUs, and the share of their FLOPs that the model's own work
+/* The speed of a rank, or of all: tokens per second of each GPU, and the share of their FLOPs that the model's own work
    takes, without replay and recomputation. The share is -1 if no GPU is known. Only with a model. */
 typedef struct pipeline_speed {
     double tokens_per_second, utilisation;

@@ -228,10 +228,11 @@ static int make(maker *m) {
     m->out.k_words = m->asked->k > 0 ? NULL : pipeline_default_k_words(&m->pipe);
     code = report_add_baseline(&m->out, &m->asked->packing, NULL);
     if (code == CLI_OK && !m->asked->no_cp) code = report_add_context(&m->out, &m->asked->packing);
+    if (code == CLI_OK)
+        code = report_add_ranks(&m->out, &m->pipe, cf_schedule_kind_name(main_kind(m)), simulate_rank, m);
     if (code == CLI_OK) code = add_cases(m);
     if (code == CLI_OK && !m->asked->kind) code = report_try_changes(&m->out, &best, &m->priced);
     if (code == CLI_OK) code = add_measured(m);
-    if (code == CLI_OK) code = report_add_ranks(&m->out, cf_schedule_kind_name(main_kind(m)), simulate_rank, m);
     return code;
 }
 
@@ -264,6 +265,7 @@ static int run(const void *given, char **operands, int n_operands) {
     code = pipeline_open("report", &m.asked->pipeline, m.asked->packing.ranks, &m.pipe);
     if (code != CLI_OK) return code;
     m.priced = m.asked->packing;
+    m.pipe.every_rank = m.asked->pipeline.rank < 0 && !m.asked->measured;
     code = pipeline_price_cp(&m.pipe, &m.priced);
     if (code == CLI_OK) code = packing_make(&m.priced, operands[0], &m.packed);
     if (code == CLI_OK) pipeline_take_cp(&m.pipe, m.packed.plan);

@@ -464,24 +464,6 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
                                    tune_longest(job) > c->chunk_size * c->k));
 }
 
-/* Prints what most trainers have instead of a tuned split, beside the winner if there is one. */
-static void print_recipe(const cf_tuning *tuning, const baseline_tuned *recipe) {
-    double best = tuning->winner >= 0 ? tuning->candidates[tuning->winner].seconds : 0;
-
-    if (recipe->best.status != CF_TUNE_OK && recipe->least == 0) return;
-    fputs("FSDP recipe       ZeRO 3, full recomputation, checkpoints in host memory", stdout);
-    if (recipe->best.status != CF_TUNE_OK) {
-        printf(": does not fit, it needs %.2f GiB at least\n", modelling_gib(recipe->least));
-        return;
-    }
-    printf(", context %s: estimated %s s an iteration, %.2f GiB,\n                  %.2f GiB in host memory",
-           cli_commas(recipe->context), pipeline_estimate(recipe->best.seconds), modelling_gib(recipe->best.bytes),
-           modelling_gib(recipe->best.memory.host));
-    if (best > recipe->best.seconds) printf("; the best takes %.0f %% longer", 100 * (best / recipe->best.seconds - 1));
-    else if (best > 0) printf("; %.3g x as long as the best", recipe->best.seconds / best);
-    putchar('\n');
-}
-
 static const table_column ranking_columns[] = {
     {.heading = "place", .name = "rank"},
     {.heading = "split", .left = 1},
@@ -940,7 +922,7 @@ static int print_tuning(const tune_job *job, const cf_tuning *tuning, const base
         print_verdict(tuning, base);
         print_winner(job, tuning);
         print_baseline(job, tuning, base);
-        print_recipe(tuning, recipe);
+        baseline_print_recipe(recipe, tuning->candidates[tuning->winner].seconds);
         code = print_ranking(job, tuning, base);
         if (code == CLI_OK) code = print_frontier(tuning);
         if (code == CLI_OK) code = print_neighbours(tuning);
@@ -954,7 +936,7 @@ static int print_tuning(const tune_job *job, const cf_tuning *tuning, const base
             modelling_gib(tuning->limit_bytes), modelling_gib(tuning->smallest_limit),
             cli_commas(tuning->smallest_limit));
         print_baseline(job, tuning, base);
-        print_recipe(tuning, recipe);
+        baseline_print_recipe(recipe, 0);
     }
     if (code == CLI_OK) code = print_infeasible(tuning);
     printf("\nTimes are estimates from %s, simulated; the runtime and the gaps in memory are assumptions:\n"

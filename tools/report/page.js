@@ -83,6 +83,7 @@ function pace(before, after, memory) {
   if (after >= 10 * before) return [`${estimate(after / before)} \u00d7`, " as slow as whole sequences" + part];
   return [`${Math.round(100 * (after / before - 1))} %`, " slower than whole sequences" + part];
 }
+const offloadWords = offload => offload & 1 ? ", checkpoints in host memory" : "";
 const percent = x => (100 * x).toFixed(2) + " %";
 const gib = x => (x / 1073741824).toFixed(2) + " GiB";
 

@@ -309,6 +309,7 @@ static void write_memory(json_writer *w, const report_schedule *s) {
     int64_t stage;
 
     json_text_member(w, "recompute", cf_recompute_name(s->recompute));
+    json_integer_member(w, "offload", s->offload);
     json_integer_member(w, "fullest", s->fullest);
     json_open(w, "memory", '[');
     for (stage = 0; stage < s->schedule->shape.n_stages; stage++) {
@@ -342,6 +343,7 @@ static int64_t count_passes(const cf_schedule *schedule) {
 
 static void write_schedule(json_writer *w, const report *r, const report_schedule *s) {
     int64_t n_passes = count_passes(s->schedule), n_stages = s->schedule->shape.n_stages;
+    pipeline pipe = *r->pipe;
     stream t;
 
     json_open(w, NULL, '{');
@@ -351,8 +353,10 @@ static void write_schedule(json_writer *w, const report *r, const report_schedul
     json_integers_member(w, "peak_live", s->timeline->peak_live, n_stages);
     if (s->timeline->peak_tokens) json_integers_member(w, "peak_tokens", s->timeline->peak_tokens, n_stages);
     json_integers_member(w, "peak_state_tokens", s->timeline->peak_state_tokens, n_stages);
+    pipe.rank = s->schedule->shape.rank;
+    pipe.every_rank = r->slowest;
     if (r->pipe->has_model && !r->pipe->unit_cost)
-        pipeline_write_speed(w, r->pipe, r->plans[s->plan].plan, s->timeline->makespan);
+        pipeline_write_speed(w, &pipe, r->plans[s->plan].plan, s->timeline->makespan);
     if (s->schedule->limits.chunks_by_stage)
         json_integers_member(w, "limits", s->schedule->limits.chunks_by_stage, n_stages);
     if (s->memory) write_memory(w, s);
@@ -388,6 +392,8 @@ static void write_setting(json_writer *w, const report *r) {
     if (r->k_words) json_text_member(w, "k_default", r->k_words);
     json_integer_member(w, "n_stages", r->pipe->n_stages);
     json_integer_member(w, "rank", r->pipe->rank);
+    json_bool_member(w, "slowest", r->slowest);
+    json_text_member(w, "rank_words", report_rank_words(r));
     json_integer_member(w, "n_ranks", plan->n_ranks);
     json_text_member(w, "unit", r->pipe->unit_cost ? "token times" : "s");
     json_bool_member(w, "estimated", !r->pipe->unit_cost);
@@ -487,6 +493,15 @@ static void write_errors(json_writer *w, const report *r) {
     json_close(w, ']');
 }
 
+/* Returns the rank whose chunks of a plan are shown: that of the plan's schedules. */
+static int64_t rank_of(const report *r, int plan) {
+    int i;
+
+    for (i = 0; i < r->n_schedules; i++)
+        if (r->schedules[i].plan == plan) return r->schedules[i].schedule->shape.rank;
+    return r->pipe->rank;
+}
+
 void report_write_json(const report *r, cli_output *to) {
     json_writer w;
     int i;
@@ -496,7 +511,7 @@ void report_write_json(const report *r, cli_output *to) {
     write_words(&w, r);
     write_lengths(&w, r->packed);
     json_open(&w, "plans", '[');
-    for (i = 0; i < r->n_plans; i++) write_plan(&w, &r->plans[i], r->pipe->rank);
+    for (i = 0; i < r->n_plans; i++) write_plan(&w, &r->plans[i], rank_of(r, i));
     json_close(&w, ']');
     json_integer_member(&w, "baseline", r->baseline);
     json_integer_member(&w, "best", r->best);

@@ -31,6 +31,7 @@ typedef struct report_schedule {
     int measured;             /* 1: its times were measured */
     int fits, held_down;      /* 1: it fits on the GPU; held_down 1: only because it was made again under a limit */
     cf_recompute recompute;   /* with a model */
+    int offload;              /* what lies in host memory (cf_memory_desc.offload) */
     const cf_schedule *schedule;
     const cf_timeline *timeline;
     const cf_memory_report *memory; /* (n_stages) at the peak of each stage; NULL without a model */
@@ -81,6 +82,7 @@ typedef struct report {
     int n_tries;
     report_rank *ranks;       /* (n_ranks) or NULL */
     int64_t n_ranks;
+    int slowest;              /* 1: pipe->rank is the slowest of them; 0: it was asked for */
     const char *rank_schedule; /* name of the ranks' schedule */
     int predicted, measured;  /* the two schedules of --measured; -1 without */
     report_error errors[CF_COMPUTE_PASS_COUNT];
@@ -106,9 +108,10 @@ int report_add_run(report *r, const char *name, const cf_plan *plan, const cf_sc
                    cf_recompute recompute, const cf_timeline *measured);
 
 /* Adds all ranks, if there are several. `simulate` makes the run of one rank. If it cannot, the rank has no time;
-   without memory everything ends. name: of the schedule that it makes. Returns an exit code. */
+   without memory everything ends. name: of the schedule that it makes. pipe: the report's; if it is for every rank, its
+   rank becomes the slowest, and the schedules that follow are of that. Returns an exit code. */
 typedef cf_result (*report_rank_fn)(void *user, const pipeline *rank, pipeline_run *out);
-int report_add_ranks(report *r, const char *name, report_rank_fn simulate, void *user);
+int report_add_ranks(report *r, pipeline *pipe, const char *name, report_rank_fn simulate, void *user);
 
 /* Tries other options on the best schedule, if there are a model and a GPU, one after the other: other ChunkSizes (for
    one rank), no recomputation, more chunks kept of a chain (--k) and in all (--limit), virtual stages and evener
@@ -122,6 +125,9 @@ int report_try_changes(report *r, const pipeline_case *what, const packing_optio
    report_advice returns 0 if there is no line i. */
 void report_sentence(const report *r, char *text, size_t size);
 int report_advice(const report *r, int i, char *text, size_t size);
+
+/* Returns "", or for one of several ranks ", rank 3 of 8, the slowest" or ", rank 3 of 8 alone". In a cli_scratch. */
+const char *report_rank_words(const report *r);
 
 /* Writes the first thing to do, which is one of those lines: options that were tried, and fit. Returns 0 if there are
    none. */

@@ -13,7 +13,7 @@ function settingWords() {
     count(data.n_stages) + (data.n_stages === 1 ? " stage" : " stages"));
   if (data.launch_seconds >= 0)
     words.push(`${number(1e6 * data.launch_seconds)} \u00b5s lost around each kernel${data.launch_hint}`);
-  if (data.n_ranks > 1) words.push(`rank ${data.rank} of ${count(data.n_ranks)}`);
+  if (data.rank_words) words.push(data.rank_words.slice(2));
   return words;
 }
 
@@ -37,20 +37,23 @@ function bytesOf(s) {
   return s.total || (s.memory ? s.memory[s.fullest].total : 0);
 }
 
+// Those of chunks: where their rank is the slowest, another may need more.
+const mostBytes = s => Math.max(bytesOf(s), ...(data.slowest && data.ranks || []).map(r => r.memory || 0));
+
 // ---- the first screen: one line that answers, one bar, one thing to do ----
 
 function fillGain() {
   const best = data.schedules[data.best], base = baselineOf(), run = data.schedules[data.measured];
   const gain = byId("gain"), big = (text, rest) => gain.append(element("strong", {}, text), rest);
-  const estimated = unit === "s" ? ", estimated" : "", alone = data.n_ranks > 1 ? `, rank ${data.rank} alone` : "";
+  const estimated = (unit === "s" ? ", estimated" : "") + data.rank_words;
   if (run)
     big(time(run.makespan), ` measured, where ${shownTime(data.schedules[data.predicted].makespan)} were estimated`);
   else if (best && base && !tuning) {
-    const [number, words] = pace(base.makespan, best.makespan, [bytesOf(base), bytesOf(best)]);
-    big(number, words + estimated + alone);
+    const [number, words] = pace(base.makespan, best.makespan, [bytesOf(base), mostBytes(best)]);
+    big(number, words + estimated);
   }
   else if (best)
-    big(shownTime(best.makespan), estimated + alone + (base ? "" : ", where whole sequences cannot be run"));
+    big(shownTime(best.makespan), estimated + (base ? "" : ", where whole sequences cannot be run"));
 }
 
 // Where all stage time goes.
@@ -104,7 +107,7 @@ function numberCells(s, base, memory, streams, speed) {
   if (!memory) return cells;
   if (!s.memory) return [...cells, "-", "-"];
   const total = s.memory[s.fullest].total;
-  return [...cells, s.recompute, exact(total, gib(total) + (s.fits ? s.held_down ? ", held down to fit" : ""
+  return [...cells, s.recompute + offloadWords(s.offload), exact(total, gib(total) + (s.fits ? s.held_down ? ", held down to fit" : ""
     : ", too much"))];
 }
 
@@ -122,7 +125,7 @@ function fillNumbers() {
     const cells = [data.context_words, exact(base, shown(base)), exact(1, estimate(1)),
       exact(shared.bubble_useful, percent(shared.bubble_useful)), "-"];
     for (let i = 0; i < (speed ? 2 : 0) + (streams ? 1 : 0); i++) cells.push("-");
-    byId("numbers").append(row([...cells, shared.recompute, exact(shared.bytes, gib(shared.bytes))]));
+    byId("numbers").append(row([...cells, shared.recompute + offloadWords(shared.offload), exact(shared.bytes, gib(shared.bytes))]));
   }
   data.schedules.forEach((s, i) => byId("numbers").append(
     row(numberCells(s, base, memory, streams, speed), i === data.best ? {class: "chosen"} : {})));

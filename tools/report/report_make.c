@@ -47,6 +47,7 @@ static int transfers_of(const report *r, const report_schedule *s, cf_timing *ou
 int report_add_run(report *r, const char *name, const cf_plan *plan, const cf_schedule *schedule, pipeline_run *run,
                    cf_recompute recompute, const cf_timeline *measured) {
     report_schedule *s = &r->schedules[r->n_schedules];
+    pipeline pipe = *r->pipe;
     cf_error error;
     int code;
 
@@ -61,9 +62,10 @@ int report_add_run(report *r, const char *name, const cf_plan *plan, const cf_sc
     s->timeline = measured ? measured : run->timeline;
     s->memory = run->memory;
     s->fullest = run->fullest;
+    pipe.memory.offload |= s->offload;
     if ((code = transfers_of(r, s, &s->timing, &error)) != CLI_OK) return code;
     if (idle_make(plan, schedule, s->timeline, &s->timing, &s->idle, &error) != CF_OK ||
-        held_make(r->pipe, plan, schedule, s->recompute, &s->held, &error) != CF_OK)
+        held_make(&pipe, plan, schedule, s->recompute, &s->held, &error) != CF_OK)
         return cli_error(&error, NULL);
     return CLI_OK;
 }
@@ -84,18 +86,21 @@ int report_add_baseline(report *r, const packing_options *asked, const baseline_
     r->plans[r->n_plans].name = "unsplit";
     r->plans[r->n_plans++].plan = b->plan;
     r->schedules[r->n_schedules].unsplit = 1;
+    r->schedules[r->n_schedules].offload = b->offload;
     if (pipeline_fits(r->pipe, &run)) r->baseline = r->n_schedules;
     else
-        snprintf(r->no_baseline, sizeof r->no_baseline, "%s needs %.2f GiB on stage %lld", baseline_name(0),
-                 modelling_gib(run.memory[run.fullest].total), (long long)run.fullest);
+        snprintf(r->no_baseline, sizeof r->no_baseline, "%s needs %.2f GiB on stage %lld with full recomputation%s",
+                 baseline_name(0), modelling_gib(run.memory[run.fullest].total), (long long)run.fullest,
+                 modelling_offload_words(b->offload));
     return report_add_run(r, baseline_name(b->packed), b->plan, run.schedule, &run, b->what.recompute, NULL);
 }
 
 int report_add_context(report *r, const packing_options *asked) {
     double than = r->baseline >= 0 ? r->schedules[r->baseline].timeline->makespan : 0;
+    baseline_tuned recipe;
     cf_error error;
 
-    if (baseline_find_context(r->pipe, r->packed, asked, than, &r->context, &error) != CF_OK)
+    if (baseline_find_context(r->pipe, r->packed, asked, than, &r->context, &recipe, &error) != CF_OK)
         return cli_error(&error, NULL);
     return CLI_OK;
 }
@@ -123,6 +128,7 @@ static int simulate_rank(const report *r, int64_t rank, report_rank_fn simulate,
     cf_result result;
 
     out->makespan = -1;
+    pipe.every_rank = 0;
     pipe.rank = rank;
     if (rank >= REPORT_MOST_RANKS) return CLI_OK;
     result = simulate(user, &pipe, &run);
@@ -135,11 +141,24 @@ static int simulate_rank(const report *r, int64_t rank, report_rank_fn simulate,
     return CLI_OK;
 }
 
-int report_add_ranks(report *r, const char *name, report_rank_fn simulate, void *user) {
+/* Returns the slowest rank, or one that cannot be scheduled. */
+static int64_t slowest_of(const report *r) {
+    int64_t i, most = r->n_ranks < REPORT_MOST_RANKS ? r->n_ranks : REPORT_MOST_RANKS, slowest = 0;
+
+    for (i = 0; i < most; i++) {
+        if (r->ranks[i].makespan < 0) return i;
+        if (r->ranks[i].makespan > r->ranks[slowest].makespan) slowest = i;
+    }
+    return slowest;
+}
+
+int report_add_ranks(report *r, pipeline *pipe, const char *name, report_rank_fn simulate, void *user) {
     const cf_plan *plan = r->packed->plan;
     int64_t i;
     int code = CLI_OK;
 
+    r->slowest = pipe->every_rank;
+    if (plan->n_ranks < 2) pipe->every_rank = 0;
     if (plan->n_ranks < 2) return CLI_OK;
     r->ranks = (report_rank *)calloc((size_t)plan->n_ranks, sizeof *r->ranks);
     if (!r->ranks) return cli_failed("out of memory");
@@ -152,5 +171,7 @@ int report_add_ranks(report *r, const char *name, report_rank_fn simulate, void 
         rank->n_chunks += plan->chunks[i].n_slices > 0;
     }
     for (i = 0; i < r->n_ranks && code == CLI_OK; i++) code = simulate_rank(r, i, simulate, user, &r->ranks[i]);
+    if (r->slowest) pipe->rank = slowest_of(r);
+    pipe->every_rank = 0;
     return code;
 }

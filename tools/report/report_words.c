@@ -18,12 +18,31 @@ static void say_time(const report *r, const report_schedule *s, char *text, size
 /* Returns "an estimated " for seconds, which are estimates unless measured; token times are exact. */
 static const char *estimated(const report *r) { return r->pipe->unit_cost ? "" : "an estimated "; }
 
-static void say_held(const report_schedule *s, char *text, size_t size) {
+const char *report_rank_words(const report *r) {
+    char *text = cli_scratch();
+
+    text[0] = '\0';
+    if (r->packed->plan->n_ranks > 1)
+        snprintf(text, CLI_SCRATCH_BYTES, ", rank %lld of %lld%s", (long long)r->pipe->rank,
+                 (long long)r->packed->plan->n_ranks, r->slowest ? ", the slowest" : " alone");
+    return text;
+}
+
+/* Returns the bytes of the fullest GPU. Chunks are those of one rank, and if it is the slowest, others may need more. */
+static int64_t bytes_of(const report *r, const report_schedule *s) {
+    int64_t most = s->memory[s->fullest].total, i;
+
+    for (i = 0; i < r->n_ranks && r->slowest && !s->unsplit; i++)
+        if (r->ranks[i].memory > most) most = r->ranks[i].memory;
+    return most;
+}
+
+static void say_held(const report *r, const report_schedule *s, char *text, size_t size) {
     int64_t stage, most = 0;
 
     for (stage = 0; s->timeline->peak_tokens && stage < s->timeline->n_stages; stage++)
         if (s->timeline->peak_tokens[stage] > most) most = s->timeline->peak_tokens[stage];
-    if (s->memory) snprintf(text, size, "%.2f GiB on the fullest GPU", modelling_gib(s->memory[s->fullest].total));
+    if (s->memory) snprintf(text, size, "%.2f GiB on the fullest GPU", modelling_gib(bytes_of(r, s)));
     else snprintf(text, size, "%s kept tokens on the fullest stage",
                   pipeline_share(most, s->schedule->shape.n_virtual));
 }
@@ -32,7 +51,7 @@ static void say_alone(const report *r, const report_schedule *ours, char *text, 
     char time[64], held[64];
 
     say_time(r, ours, time, sizeof time);
-    say_held(ours, held, sizeof held);
+    say_held(r, ours, held, sizeof held);
     snprintf(text, size, "In chunks this batch takes %s%s (%s) with %s; without them it cannot be run: %s.",
              estimated(r), time, ours->name, held, r->no_baseline);
 }
@@ -48,7 +67,7 @@ static const char *two_decimals(double x) {
 static double say_base(const report *r, char *text, size_t size) {
     const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
     const cf_tune_candidate *shared = &r->context.best;
-    char words[384], time[64], held[64], recompute[48] = "";
+    char words[384], time[64], held[64], recompute[80] = "";
 
     if (shared->status == CF_TUNE_OK) {
         baseline_context_words(&r->context, words, sizeof words);
@@ -57,33 +76,30 @@ static double say_base(const report *r, char *text, size_t size) {
         return shared->seconds;
     }
     say_time(r, base, time, sizeof time);
-    say_held(base, held, sizeof held);
+    say_held(r, base, held, sizeof held);
     if (base->memory && base->recompute > CF_RECOMPUTE_NONE)
-        snprintf(recompute, sizeof recompute, ", %s recomputation", cf_recompute_name(base->recompute));
+        snprintf(recompute, sizeof recompute, ", %s recomputation%s", cf_recompute_name(base->recompute),
+                 modelling_offload_words(base->offload));
     snprintf(text, size, "%s%s (%s%s, %s)", base->name, r->part[0] ? " in the same split of the GPUs" : "", time,
              recompute, held);
     return base->timeline->makespan;
 }
 
 static void say_both(const report *r, const report_schedule *ours, char *text, size_t size) {
-    char time[64], held[64], rank[64] = "", base[512];
-    int pays;
+    char time[64], held[64], base[512];
     double makespan = say_base(r, base, sizeof base);
     double ratio = ours->timeline->makespan > 0 ? makespan / ours->timeline->makespan : 1;
 
-    pays = ratio >= 1;
     say_time(r, ours, time, sizeof time);
-    say_held(ours, held, sizeof held);
-    if (r->packed->plan->n_ranks > 1)
-        snprintf(rank, sizeof rank, pays ? ", on rank %lld of %lld alone," : " on rank %lld of %lld alone",
-                 (long long)r->pipe->rank, (long long)r->packed->plan->n_ranks);
-    if (!pays)
+    say_held(r, ours, held, sizeof held);
+    if (ratio < 1)
         snprintf(text, size,
-                 "Chunks do not pay for this batch. With them it takes %s%s%s (%s, %s), %.0f %% longer than as %s.",
-                 estimated(r), time, rank, ours->name, held, 100 * (1 / ratio - 1), base);
+                 "Chunks do not pay for this batch. With them it takes %s%s (%s, %s%s), %.0f %% longer than as %s.",
+                 estimated(r), time, ours->name, held, report_rank_words(r), 100 * (1 / ratio - 1), base);
     else
-        snprintf(text, size, "In chunks this batch runs%s %s%s times as fast (%s, %s, %s) as %s.", rank, estimated(r),
-                 r->pipe->unit_cost ? two_decimals(ratio) : pipeline_estimate(ratio), time, ours->name, held, base);
+        snprintf(text, size, "In chunks this batch runs %s%s times as fast (%s, %s, %s%s) as %s.", estimated(r),
+                 r->pipe->unit_cost ? two_decimals(ratio) : pipeline_estimate(ratio), time, ours->name, held,
+                 report_rank_words(r), base);
 }
 
 /* Writes the measured numbers before the predicted ones. */

@@ -307,28 +307,6 @@ static cf_result make_rank(void *user, const pipeline *rank, pipeline_run *out) 
     return make_run((const winner *)user, rank, out, &error);
 }
 
-/* Finds the rank that an iteration waits for, and its run. */
-static cf_result find_slowest(winner *w, pipeline_run *out, cf_error *error) {
-    pipeline pipe = w->pipe;
-    pipeline_run run;
-    cf_result result = CF_OK;
-
-    memset(out, 0, sizeof *out);
-    for (pipe.rank = 0; pipe.rank < w->packed.plan->n_ranks && result == CF_OK; pipe.rank++) {
-        result = make_run(w, &pipe, &run, error);
-        if (result != CF_OK) break;
-        if (out->timeline && !(run.timeline->makespan > out->timeline->makespan)) {
-            pipeline_run_free(&run);
-            continue;
-        }
-        pipeline_run_free(out);
-        *out = run;
-        w->pipe.rank = pipe.rank;
-    }
-    if (result != CF_OK) pipeline_run_free(out);
-    return result;
-}
-
 /* Opens the winner, with costs and memory of the search: its split, and its GPU with the limit of its memory. */
 static int open_winner(winner *w, int64_t batch) {
     const cf_tuning *tuning = w->outcome->tuning;
@@ -410,19 +388,19 @@ static int fill_winner(winner *w, int64_t batch) {
     char name[48];
     int code;
 
-    if (find_slowest(w, &run, &error) != CF_OK)
-        return cli_failed("the best schedule cannot be made again: %s", error.text);
     report_start(r, &w->packed, &w->pipe, w->candidate->k);
     snprintf(r->part, sizeof r->part, "batch %lld of %lld, drawn with seed %lld", (long long)batch,
              (long long)w->outcome->tuning->n_batches, (long long)w->outcome->job->asked->seed);
+    w->pipe.every_rank = 1;
     code = add_baseline(w);
+    if (code == CLI_OK) code = report_add_ranks(r, &w->pipe, cf_schedule_kind_name(w->candidate->kind), make_rank, w);
     if (code == CLI_OK) code = add_paper(w);
+    if (code != CLI_OK) return code;
+    if (make_run(w, &w->pipe, &run, &error) != CF_OK)
+        return cli_failed("the best schedule cannot be made again: %s", error.text);
     r->best = r->n_schedules;
     snprintf(name, sizeof name, "tuned: %s", cf_schedule_kind_name(w->candidate->kind));
-    if (code != CLI_OK) pipeline_run_free(&run);
-    else code = report_add_run(r, name, w->packed.plan, run.schedule, &run, CF_RECOMPUTE_DEFAULT, NULL);
-    if (code == CLI_OK) code = report_add_ranks(r, cf_schedule_kind_name(w->candidate->kind), make_rank, w);
-    return code;
+    return report_add_run(r, name, w->packed.plan, run.schedule, &run, CF_RECOMPUTE_DEFAULT, NULL);
 }
 
 static void free_winner(winner *w) {

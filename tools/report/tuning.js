@@ -70,7 +70,7 @@ function makeTuningPage(tuning) {
   }
 
   const recomputeWord = c => (c.recompute_layers ? `${c.recompute} in ${c.recompute_layers}` : c.recompute)
-    + (c.offload & 1 ? ", checkpoints in host memory" : "");
+    + offloadWords(c.offload);
   const shortSplit = of => `${of.tensor_parallel} \u00d7 ${of.pipeline_parallel} \u00d7 ${of.data_parallel}`
     + (of.max_cp ? ` /${of.max_cp}` : "");
 
@@ -280,7 +280,7 @@ function makeTuningPage(tuning) {
   function baselineCells(b) {
     const behind = b.seconds / winner.seconds - 1;
     return ["today", ...(manySplits ? [shortSplit(b)] : []), b.packed ? "packed" : "unsplit", "-", "1f1b", "-",
-      b.recompute, "stays", exact(b.seconds, milliseconds(b.seconds)), exact(behind, percent(behind)),
+      b.recompute + offloadWords(b.offload), "stays", exact(b.seconds, milliseconds(b.seconds)), exact(behind, percent(behind)),
       exact(b.bubble_useful, percent(b.bubble_useful)), exact(b.bytes, gib(b.bytes))];
   }
 
@@ -289,7 +289,7 @@ function makeTuningPage(tuning) {
       ? `${b.context_parallel} GPUs share each sequence (context parallelism, ${b.exchange}), ` : "";
     if (b.fits)
       return `today: 1F1B that splits no sequence, ${b.packed ? "packed to the longest" : "a micro-batch a sequence"}, `
-        + `${shared}recompute ${b.recompute}.`;
+        + `${shared}recompute ${b.recompute}${offloadWords(b.offload)}.`;
     const today = "What one has today, 1F1B that splits no sequence, ";
     if (b.bytes) return `${today}does not fit: it needs ${gib(b.bytes)} at least.`;
     return `${today}cannot be timed${b.why ? ": " + b.why : ""}.`;
