@@ -18,8 +18,7 @@
    The functions by task
        attend                  cf_attention_size + cf_attention_prepare, cf_attention_forward, cf_attention_backward,
                                cf_attention_path_name
-       carry state             cf_rope_size + cf_rope_fill, cf_append_forward, cf_append_backward, cf_state_bytes,
-                               cf_state_k, cf_state_v
+       carry state             cf_rope_size + cf_rope_fill, cf_state_bytes, cf_state_k, cf_state_v
        run a pipeline          cf_executor_create, cf_executor_load, cf_executor_run, cf_executor_stream,
                                cf_executor_schedule, cf_executor_memory_of, cf_executor_timeline, cf_executor_free
          a layer's attention   cf_layer_attention_forward, cf_layer_attention_backward, cf_layer_attention_bytes
@@ -51,8 +50,9 @@
    A replay need not attend: with cf_executor_desc.outputs an F that keeps nothing keeps out and lse of each layer for
    its R, in which the same call of a layer's attention hands them back.
 
-   It has run on one device, an H200 (tools/bench/results/h200.txt). Tile sizes follow the published tuning of such
-   kernels on sm_80; the registers and shared memory of each kernel stand at its launch bounds.
+   It has run on one device, an H200 (tools/bench/results/h200.txt). What came later is not yet run on a device: wgmma by
+   AUTO, two stages of Q in its forward, a layer's attention as one call, outputs that are kept, and sinks. Tile sizes
+   follow the published tuning of such kernels on sm_80; registers and shared memory stand at each kernel.
 
    The same file compiles as C++ against a host emulation of CUDA (tests/emulation), which defines
    CHUNKFLOW_CUDA_EMULATION. Only >>device knows of it. */
@@ -207,11 +207,10 @@ typedef struct cf_attention_tensors {
    CF_ERROR_DEVICE (CUDA or cuBLAS refused a launch; error->got is its number). A kernel's own failure shows where the
    caller next asks the device.
 
-   CUDA graphs: a stream that is captured may be given to these two on the fused paths, and to cf_append_forward and
-   _backward, whose work is on that stream alone; what is captured is the addresses of this call. Run each once before,
-   because a kernel cannot be loaded during a capture. On the unfused path that is cuBLAS's to say. State that streams
-   and the executor cannot be captured: they record and await events of their own on several streams. (This follows from
-   the calls that are made; no device has shown it yet.) */
+   CUDA graphs: a stream that is captured may be given to these two on the fused paths, whose work is on that stream
+   alone; what is captured is the addresses of this call. Run each once before, because a kernel cannot be loaded during
+   a capture. On the unfused path that is cuBLAS's to say. State that streams and the executor cannot be captured: they
+   record and await events of their own on several streams. (Not yet run on a device.) */
 CHUNKFLOW_CUDA_API cf_result cf_attention_forward(const cf_attention *attention, const cf_attention_tensors *tensors,
                                                   cf_cuda_stream stream, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
@@ -268,35 +267,6 @@ typedef struct cf_rope {
 CHUNKFLOW_CUDA_API cf_result cf_rope_size(const cf_rope *rope, int64_t head_size, size_t *bytes, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_rope_fill(const cf_rope *rope, int64_t head_size, void *memory, size_t bytes,
                                           cf_error *error);
-
-/* The rows of one chunk between projections and state, in both directions. Heads, sizes, addresses and strides as for
-   attention, so the six arrays may be parts of packed rows. */
-typedef struct cf_append {
-    int64_t rows;                 /* of the chunk's tensors, padding included; at most 2^30 */
-    int64_t n_heads, n_kv_heads, head_size;
-    cf_dtype dtype;               /* of everything but dk, dv of the state. 0: bf16 */
-    const int32_t *positions;     /* (rows) on the device: place of each token in its sequence; negative: padding */
-    cf_rope rope;
-    cf_tensor q, k, v;            /* forward: from the projections; may be parts of one packed row.
-                                     backward: dq from attention, dk and dv from the state gradient (fp32) */
-    cf_tensor q_out;              /* forward: rotated; may be q itself. backward: dq turned back; may be q itself */
-    cf_tensor k_out, v_out;       /* forward: the state at row `prefix`; backward: to the projections */
-    cf_tensor out;                /* forward: where attention will write; its rows of padding, which it leaves as they
-                                     are, become 0 here. data NULL: nothing does */
-} cf_append;
-
-/* Forward: turns q and k by RoPE, and puts k and v into the state. Padding rows: q_out becomes 0, the state is not
-   touched (the rows after a chunk may be another's). Idempotent: a replay writes the same bits over the same rows.
-   Reads and writes rows x (n_heads + 2 n_kv_heads) x head_size numbers once each, in one kernel. It moves 16 bytes at a
-   time, or one number where `rotated` is no multiple of 16 (in fp32, of 8).
-
-   Backward, once every later chunk of the chain has added its part: turns dq and dk back by RoPE, converts dk and dv
-   to dtype. Padding rows of all three become 0, so that they add nothing to weight gradients. Reads as many numbers as
-   it writes; dk and dv are read in fp32.
-
-   Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (rows), CF_ERROR_OVERFLOW (a stride), CF_ERROR_DEVICE. */
-CHUNKFLOW_CUDA_API cf_result cf_append_forward(const cf_append *append, cf_cuda_stream stream, cf_error *error);
-CHUNKFLOW_CUDA_API cf_result cf_append_backward(const cf_append *append, cf_cuda_stream stream, cf_error *error);
 
 /* ================================================================================================================
    Executor
@@ -368,7 +338,7 @@ typedef struct cf_layer_attention {
    A callback calls the one or the other once for each of the stage's layers, in that order. A backward may run the
    layer's forward again before it (full recomputation), but not where the state streams. With cf_executor_desc.outputs
    the forward of an R does not attend: it puts the F's out and lse into these arrays, bit by bit. Errors as of
-   cf_append_forward and cf_attention_forward; CF_ERROR_ARGUMENT "layer" where another one is next. */
+   cf_attention_forward; CF_ERROR_ARGUMENT "layer" where another one is next. */
 CHUNKFLOW_CUDA_API cf_result cf_layer_attention_forward(const cf_cuda_step *step, const cf_layer_attention *layer,
                                                         cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_layer_attention_backward(const cf_cuda_step *step, const cf_layer_attention *layer,
@@ -561,6 +531,37 @@ CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 #if !defined(CHUNKFLOW_CUDA_HEADER_ONLY) || defined(CHUNKFLOW_CUDA_INTERNAL)
 
 extern "C" {
+
+/* ---- rows between projections and state ---- */
+
+/* The rows of one chunk between projections and state, in both directions. Heads, sizes, addresses and strides as for
+   attention, so the six arrays may be parts of packed rows. */
+typedef struct cf_append {
+    int64_t rows;                 /* of the chunk's tensors, padding included; at most 2^30 */
+    int64_t n_heads, n_kv_heads, head_size;
+    cf_dtype dtype;               /* of everything but dk, dv of the state. 0: bf16 */
+    const int32_t *positions;     /* (rows) on the device: place of each token in its sequence; negative: padding */
+    cf_rope rope;
+    cf_tensor q, k, v;            /* forward: from the projections; may be parts of one packed row.
+                                     backward: dq from attention, dk and dv from the state gradient (fp32) */
+    cf_tensor q_out;              /* forward: rotated; may be q itself. backward: dq turned back; may be q itself */
+    cf_tensor k_out, v_out;       /* forward: the state at row `prefix`; backward: to the projections */
+    cf_tensor out;                /* forward: where attention will write; its rows of padding, which it leaves as they
+                                     are, become 0 here. data NULL: nothing does */
+} cf_append;
+
+/* Forward: turns q and k by RoPE, and puts k and v into the state. Padding rows: q_out becomes 0, the state is not
+   touched (the rows after a chunk may be another's). Idempotent: a replay writes the same bits over the same rows.
+   Reads and writes rows x (n_heads + 2 n_kv_heads) x head_size numbers once each, in one kernel. It moves 16 bytes at a
+   time, or one number where `rotated` is no multiple of 16 (in fp32, of 8).
+
+   Backward, once every later chunk of the chain has added its part: turns dq and dk back by RoPE, converts dk and dv
+   to dtype. Padding rows of all three become 0, so that they add nothing to weight gradients. Reads as many numbers as
+   it writes; dk and dv are read in fp32.
+
+   Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (rows), CF_ERROR_OVERFLOW (a stride), CF_ERROR_DEVICE. */
+CHUNKFLOW_CUDA_API cf_result cf_append_forward(const cf_append *append, cf_cuda_stream stream, cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_append_backward(const cf_append *append, cf_cuda_stream stream, cf_error *error);
 
 /* ---- attention by blocks of keys ---- */
 
@@ -3252,7 +3253,17 @@ template <int HEAD, int ROWS> struct dq_layout { /* of shared memory, in bytes *
 /* dQ by itself, for the deterministic backward, also after dK and dV by wgmma: one block has a row tile and walks over
    the keys that they see, so every sum has one order; its tiles are not cut into parts. By blocks of keys all row tiles
    are carried. Warps of 16 rows. Head size 128: 96 KB, two blocks on sm_90. Head size 256: 128 KB, with 32 keys at a
-   time, and no register for what can be worked out again. */
+   time, and no register for what can be worked out again.
+
+   To do on a device: replace it by ordered adds in both fused backwards, about 150 lines less.
+     - attention_stats_kernel also clears a count for each row tile and key head.
+     - Before a block adds its dQ to row tile m, one thread waits until the count says how many key tiles that see m come
+       earlier in the slice. After the adds the threads meet, and that thread fences and raises the count.
+     - longer_work lets the key tiles of a slice keep their order. So a block waits only for blocks that were issued
+       before it, and none can wait for ever.
+   Measure before it is chosen: same bits in 1,000 repeats; no hang beside another kernel that fills the device; TFLOP/s
+   of the six shapes of tools/bench/results/h200.txt. By wgmma its deterministic backward of causal-16k-hd128 has 312 of
+   433, and FlashAttention-3 loses 17 % to such counts. */
 template <typename T, int HEAD, int ROWS>
 __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ? 2 * ROWS : 32,
                                   HEAD == 256 ? 1 : 128 / ROWS)
