@@ -352,7 +352,8 @@ typedef struct cf_tune_desc {
     const cf_gpu *gpu;
     cf_parallel parallel;           /* the split. With n_gpus, a tp, pp or dp of 0 is searched for. An ep of 0 then
                                        tries 1, the maximum that the GPUs of a node allow and the maximum that all GPUs
-                                       allow. If recompute is 0 and costs are estimated (gpu, no timing), these are
+                                       allow. A zero of 0 then tries ZeRO 1 and, without a pipeline, 2 and 3; -1 is
+                                       ZeRO 0. If recompute is 0 and costs are estimated (gpu, no timing), these are
                                        tried: nothing, act, mlp in half of the layers, mlp, full, and full with its
                                        checkpoints in host memory. Each is tried only if the previous one does not fit,
                                        or fits only under the limit */
@@ -1738,24 +1739,40 @@ static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of, int
     return 0;
 }
 
-/* Adds a split, and copies of it with cp groups of every requested width that divides its ranks. Returns the new number
-   of splits. out: the tuning to write to; NULL: only counts. */
+/* Returns whether ZeRO is searched for. */
+static int cft__searches_zero(const cf_tune_desc *desc) { return desc->n_gpus > 0 && desc->parallel.zero == 0; }
+
+/* Returns the given part of the split, with a ZeRO level that a model can be asked about. */
+static cf_parallel cft__given_split(const cf_tune_desc *desc) {
+    cf_parallel split = desc->parallel;
+    if (desc->n_gpus > 0 && split.zero == -1) split.zero = 0;
+    return split;
+}
+
+/* Adds a split with each of its ZeRO levels, and copies of these with cp groups of every requested width that divides
+   its ranks. Returns the new number of splits. out: the tuning to write to; NULL: only counts. */
 static int64_t cft__add_split(const cf_tune_desc *desc, const cf_parallel *split, cf_tuning *out, int64_t n) {
-    int64_t cp = 0, ranks = cft__max(split->dp, 1), most = desc->pack.max_cp;
-    if (split->pp > 1 || split->n_virtual > 1 || desc->timing != NULL || desc->model == NULL) most = 0;
-    for (; cp <= cft__min(most, ranks) && ranks % cft__max(cp, 1) == 0; cp = cft__max(2 * cp, 2), n++) {
-        if (out == NULL) continue;
-        out->splits[n] = cf_parallel_defaults(split);
-        out->max_cps[n] = cp;
+    int64_t cp, ranks = cft__max(split->dp, 1), most = desc->pack.max_cp, zero = split->zero, last = zero;
+    if (cft__searches_zero(desc)) {
+        zero = last = desc->memory.offload & CF_OFFLOAD_PARAMETERS ? 3 : 1;
+        if (split->pp == 1 && ranks > 1) last = 3;
     }
+    if (split->pp > 1 || split->n_virtual > 1 || desc->timing != NULL || desc->model == NULL) most = 0;
+    for (; zero <= last; zero++)
+        for (cp = 0; cp <= cft__min(most, ranks) && ranks % cft__max(cp, 1) == 0; cp = cft__max(2 * cp, 2), n++) {
+            if (out == NULL) continue;
+            out->splits[n] = cf_parallel_defaults(split);
+            out->splits[n].zero = zero;
+            out->max_cps[n] = cp;
+        }
     return n;
 }
 
-/* Writes the splits to `out` by rising tp, then pp, ep and cp group; with NULL only counts them. Experts are tried on
+/* Writes the splits to `out` by rising tp, then pp, ep, ZeRO and cp group; with NULL only counts them. Experts are tried on
    as many GPUs of a node as possible, and on as many of all. */
 static int64_t cft__list_splits(const cf_tune_desc *desc, cf_tuning *out) {
     int64_t n = 0, i, gpus = desc->n_gpus, most;
-    cf_parallel split = desc->parallel;
+    cf_parallel split = cft__given_split(desc);
     if (gpus == 0) return cft__add_split(desc, &split, out, 0);
     for (split.tp = 1; split.tp <= gpus && split.tp <= desc->model->heads; split.tp++) {
         if (gpus % split.tp != 0) continue;
@@ -1872,7 +1889,7 @@ static cf_result cft__check_costs(const cf_tune_desc *desc, cf_error *error) {
 
 /* Checks a model's split, or the part of it that is given. */
 static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
-    const cf_parallel *parallel = &desc->parallel;
+    const cf_parallel *parallel = &desc->parallel, given = cft__given_split(desc);
     cf_tune_desc nearest = *desc;
     int64_t fixed, most;
     CFT__TRY(cf_model_validate(desc->model, error));
@@ -1889,7 +1906,7 @@ static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
     if (parallel->layers != NULL && parallel->pp == 0)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, "cannot be given while pp is searched for");
     if (cft__list_splits(desc, NULL) > 0) return CF_OK;
-    CFT__TRY(cf_parallel_validate(desc->model, parallel, error)); /* is it wrong for any number of GPUs? */
+    CFT__TRY(cf_parallel_validate(desc->model, &given, error)); /* is it wrong for any number of GPUs? */
     nearest.n_gpus = cft__div_up(desc->n_gpus, fixed) * fixed;
     if (nearest.n_gpus > most || cft__list_splits(&nearest, NULL) == 0)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "n_gpus", -1,
@@ -1934,7 +1951,7 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
     if (desc->model != NULL) {
         memset(&memory.parallel, 0, sizeof memory.parallel);
         memory.parallel.recompute = desc->parallel.recompute;
-        memory.parallel.zero = desc->parallel.zero;
+        memory.parallel.zero = cft__searches_zero(desc) ? 3 : cft__given_split(desc).zero;
         CFT__TRY(cf_memory_token_bytes(&memory, 0, &unused, error));
         if (memory.unfused_attention)
             return cf_refuse(error, CF_ERROR_ARGUMENT, "memory.unfused_attention", -1,

@@ -234,7 +234,7 @@ static double gathered(const cf_plan *plan, const cf_schedule *list, const cf_ti
     return sum;
 }
 
-/* Pack, schedule, simulate, without a limit; in cp groups the columns of all ranks. with_memory: also the slow walk. */
+/* Pack, schedule, simulate, without a limit; in step the columns of all ranks. with_memory: also the slow walk. */
 static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_tune_candidate *c,
                            int64_t batches[MOST_BATCHES + 1][MOST_BATCH], int with_memory) {
     const cf_parallel *split = &tuning->splits[c->split];
@@ -251,6 +251,7 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
         double step, slowest = 0;
         pack.chunk_size = c->chunk_size;
         pack.n_ranks = split->dp;
+        if (c->in_step) pack.lockstep = 1;
         if (pack.shared_prefixes != NULL) pack.shared_prefixes = drawn_shares[b];
         cost.model = f->desc.model;
         cost.gpu = f->desc.gpu;
@@ -267,9 +268,11 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
             FAIL("%s", error.text);
             return out;
         }
-        if (c->max_cp > 0) {
+        if (c->in_step) {
+            cf_pack_desc priced = {0};
+            cf_cp_costs(&timing, &priced);
             packed = plan;
-            CHECK_INT(cf_lockstep_plan(packed, &pack.cost, NULL, &plan, &error), CF_OK);
+            CHECK_INT(cf_lockstep_plan(packed, &priced.cost, NULL, &plan, &error), CF_OK);
         }
         for (rank = 0; rank < plan->n_ranks; rank++) {
             cf_schedule_desc order = {0};
@@ -1340,10 +1343,12 @@ TEST(interruption) {
 
 /* ---- splits ---- */
 
+/* ZeRO is 1 to 3 where there is no pipeline, but ranks, and else 1; what is given stays. */
 TEST(splits_of_gpus) {
+    static const int64_t given[] = {-1, 1, 2, 3};
     fixture f;
     cf_tuning *tuning;
-    int64_t tp, pp, n = 0;
+    int64_t tp, pp, zero, i, n = 0;
     fixture_fill(&f, 1);
     f.desc.parallel.pp = 0;
     f.desc.n_gpus = 8;
@@ -1358,19 +1363,33 @@ TEST(splits_of_gpus) {
             p.pp = pp;
             p.dp = 8 / tp / pp;
             if (cf_parallel_validate(&small, &p, NULL) != CF_OK) continue;
-            REQUIRE(n < tuning->n_splits);
-            CHECK_INT(tuning->splits[n].tp, tp);
-            CHECK_INT(tuning->splits[n].pp, pp);
-            CHECK_INT(tuning->splits[n].dp, p.dp);
-            n++;
+            for (zero = 1; zero <= (pp == 1 && p.dp > 1 ? 3 : 1); zero++) {
+                REQUIRE(n < tuning->n_splits);
+                CHECK_INT(tuning->splits[n].tp, tp);
+                CHECK_INT(tuning->splits[n].pp, pp);
+                CHECK_INT(tuning->splits[n].dp, p.dp);
+                CHECK_INT(tuning->splits[n].zero, zero);
+                n++;
+            }
         }
     CHECK_INT(tuning->n_splits, n);
     CHECK(n >= 6);
     cf_tuning_free(tuning);
     f.desc.parallel.tp = 2;
+    for (i = 0; i < COUNT(given); i++) {
+        f.desc.parallel.zero = given[i];
+        tuning = tune(&f);
+        REQUIRE(tuning != NULL);
+        CHECK_INT(tuning->n_splits, 3);
+        for (n = 0; n < tuning->n_splits; n++) CHECK_INT(tuning->splits[n].zero, given[i] > 0 ? given[i] : 0);
+        cf_tuning_free(tuning);
+    }
+    f.desc.parallel.zero = 0; /* parameters away from the GPU need ZeRO 3, also with a pipeline */
+    f.desc.memory.offload = CF_OFFLOAD_PARAMETERS;
     tuning = tune(&f);
     REQUIRE(tuning != NULL);
     CHECK_INT(tuning->n_splits, 3);
+    for (n = 0; n < tuning->n_splits; n++) CHECK_INT(tuning->splits[n].zero, 3);
     cf_tuning_free(tuning);
 }
 
@@ -2212,6 +2231,7 @@ TEST(experts_are_tried_where_a_node_allows) {
             desc.n_gpus = 8;
             desc.gpus_per_node = 4;
             desc.parallel.tp = 1;
+            desc.parallel.zero = 1;
             desc.parallel.ep = given;
             desc.parallel.recompute = CF_RECOMPUTE_FULL;
             desc.chunk_sizes = &size;

@@ -41,7 +41,7 @@ typedef struct context_costs {
 
 /* One way of context parallelism, and its outcome. */
 typedef struct context_way {
-    int64_t tp, cp, pp, dp, ep;
+    int64_t tp, cp, pp, dp, ep, zero;
     int packed;
     cf_recompute recompute;
     int64_t layers;  /* that recompute */
@@ -271,6 +271,7 @@ static cf_result make_costs(const context_search *s, const context_way *way, con
     desc.parallel.pp = way->pp;
     desc.parallel.dp = way->dp * way->cp;
     desc.parallel.ep = way->ep;
+    desc.parallel.zero = way->zero;
     desc.parallel.n_virtual = 1;
     desc.parallel.placement = CF_PLACEMENT_DEFAULT;
     desc.parallel.layers = NULL;
@@ -335,7 +336,7 @@ static cf_result time_way(const context_search *s, context_way *way, int64_t n_b
     desc.bytes = costs.bytes;
     desc.limit_bytes = s->limit;
     desc.n_batches = n_batches;
-    desc.pack.lockstep = s->desc->parallel.zero > 2 || way->ep > 1; /* every pass has collectives */
+    desc.pack.lockstep = way->zero > 2 || way->ep > 1; /* every pass has collectives */
     pad(way, &desc.pack.align, &chunk_size);
     baseline_take_form(&desc, way->packed, &chunk_size);
     if (result == CF_OK) result = cf_tune(s->lengths, s->n, &desc, out, error);
@@ -419,6 +420,20 @@ static cf_result try_split(context_search *s, const context_way *split, cf_error
     return try_way(s, &way, CF_RECOMPUTE_FULL, 0, error);
 }
 
+/* Tries a split with each ZeRO level that a search of chunks tries in such a one, in micro-batches of a sequence and
+   packed. */
+static cf_result try_zeros(context_search *s, context_way *way, cf_error *error) {
+    int64_t asked = s->desc->parallel.zero, last;
+    int searched = s->desc->n_gpus > 0 && asked == 0, away = s->desc->memory.offload & CF_OFFLOAD_PARAMETERS;
+    cf_result result = CF_OK;
+
+    way->zero = searched ? (away ? 3 : 1) : asked > 0 ? asked : 0;
+    last = searched && way->pp == 1 ? 3 : way->zero;
+    for (; way->zero <= last; way->zero++)
+        for (way->packed = 0; way->packed < 2 && result == CF_OK; way->packed++) result = try_split(s, way, error);
+    return result;
+}
+
 static int is_asked(int64_t asked, int64_t value) { return asked == 0 || asked == value; }
 
 /* Returns how many GPUs of a node experts lie on, if that is not given: as many as possible. */
@@ -441,6 +456,7 @@ static cf_result try_splits(context_search *s, int64_t gpus, cf_error *error) {
     context_way way;
     cf_result result = CF_OK;
 
+    if (parallel.zero < 0) parallel.zero = 0;
     memset(&way, 0, sizeof way);
     for (way.tp = 1; way.tp <= gpus && way.tp <= per_node; way.tp++)
         for (way.cp = 2; way.cp <= gpus / way.tp; way.cp++)
@@ -456,8 +472,7 @@ static cf_result try_splits(context_search *s, int64_t gpus, cf_error *error) {
                 parallel.ep = way.ep;
                 if (cf_parallel_validate(s->desc->model, &parallel, NULL) != CF_OK) continue;
                 if (way.dp > (s->desc->batch > 0 ? s->desc->batch : 256)) continue;
-                for (way.packed = 0; way.packed < 2 && result == CF_OK; way.packed++)
-                    result = try_split(s, &way, error);
+                result = try_zeros(s, &way, error);
                 if (result != CF_OK) return result;
             }
     return CF_OK;
@@ -477,6 +492,7 @@ static cf_result time_final(context_search *s, context_way *way, baseline_tuned 
         out->split.pp = way->pp;
         out->split.dp = way->dp;
         out->split.ep = way->ep;
+        out->split.zero = way->zero;
         out->split.n_virtual = 1;
         out->best.recompute = out->split.recompute = way->recompute;
         out->best.recompute_layers = out->split.recompute_layers = way->layers;
@@ -559,6 +575,7 @@ cf_result baseline_tune_recipe(const int64_t *lengths, int64_t n, const cf_tune_
     recipe.parallel.zero = 3;
     recipe.parallel.layers = NULL;
     way.tp = way.pp = 1;
+    way.zero = 3;
     way.recompute = CF_RECOMPUTE_FULL;
     way.offload = CF_OFFLOAD_CHECKPOINTS;
     for (way.cp = 1; way.cp <= gpus && out->best.status != CF_TUNE_OK && result == CF_OK; way.cp++) {

@@ -356,7 +356,6 @@ void modelling_write(json_writer *w, const modelling *m) {
         if (counted.experts > 0) json_integer_member(w, "active_parameters", counted.active);
     }
     modelling_write_split(w, &m->parallel);
-    json_integer_member(w, "zero", m->parallel.zero);
     json_integer_member(w, "sequence_parallel", m->parallel.tp > 1 && !m->parallel.no_sequence);
     json_text_member(w, "recompute", cf_recompute_name(m->parallel.recompute));
     if (m->parallel.recompute_layers > 0) json_integer_member(w, "recompute_layers", m->parallel.recompute_layers);
@@ -369,6 +368,7 @@ void modelling_write_split(json_writer *w, const cf_parallel *parallel) {
     json_text_member(w, "placement", cf_placement_name(parallel->placement));
     json_integer_member(w, "data_parallel", parallel->dp);
     if (parallel->ep > 1) json_integer_member(w, "expert_parallel", parallel->ep);
+    json_integer_member(w, "zero", parallel->zero);
 }
 
 void modelling_write_terms(json_writer *w, const cf_memory_report *report) {

@@ -79,7 +79,8 @@ typedef struct modelling_options {
     {.name = "--zero", NEEDS_MODEL, .value = "0|1|2|3", .kind = CLI_CHOICE, .offset = offsetof(type, member.zero), \
      .help = "what data-parallel ranks divide: 0 nothing, 1 optimizer states\n"                                    \
      "(the distributed optimizer), 2 gradients too, 3 parameters too, as\n"                                        \
-     "FSDP does; default 1 where there are such ranks"},                                                           \
+     "FSDP does; default 1 where there are such ranks. tune --gpus also\n"                                         \
+     "tries 2 and 3 where there is no pipeline"},                                                                  \
     {.name = "--no-sp", NEEDS_MODEL, .kind = CLI_FLAG, .offset = offsetof(type, member.no_sequence),               \
      .help = "no sequence parallelism beside tensor parallelism"},                                                 \
     {.name = "--recompute", NEEDS_MODEL, .value = "none|selective|layernorm|act|mlp|full", .kind = CLI_CHOICE,     \

@@ -178,7 +178,6 @@ static int fill_desc(tune_job *job) {
         desc->parallel.pp = asked->modelling.pp;
         desc->parallel.dp = asked->modelling.dp;
         desc->parallel.ep = asked->modelling.ep;
-        if (asked->modelling.zero == 0) desc->parallel.zero = 1;
     }
     desc->gpus_per_node = asked->gpu.per_node;
     desc->limit_bytes = asked->limit;
@@ -194,6 +193,8 @@ static int fill_desc(tune_job *job) {
     if (asked->no_stream && asked->stream > 0) return cli_usage("tune", "--stream is for all, --no-stream for none");
     if ((code = modelling_take_stream("tune", asked->stream, &memory)) != CLI_OK) return code;
     desc->memory.state_window = memory.state_window;
+    if (asked->gpus > 0 && asked->modelling.zero == 0) desc->parallel.zero = 0; /* also searched for */
+    else if (asked->gpus > 0 && asked->modelling.zero == 1) desc->parallel.zero = -1;
     desc->pack.no_tails = asked->no_tails;
     desc->pack.align = asked->align;
     desc->pack.max_cp = asked->max_cp;
@@ -335,6 +336,7 @@ static const char *split_text(const cf_parallel *p, int64_t cp) {
     char *text = cli_scratch();
     snprintf(text, CLI_SCRATCH_BYTES, "%lld x %lld x %lld", (long long)p->tp, (long long)p->pp, (long long)p->dp);
     if (p->ep > 1) snprintf(text + strlen(text), CLI_SCRATCH_BYTES - strlen(text), " (%lld)", (long long)p->ep);
+    if (p->zero > 1) snprintf(text + strlen(text), CLI_SCRATCH_BYTES - strlen(text), " Z%lld", (long long)p->zero);
     if (cp > 1) snprintf(text + strlen(text), CLI_SCRATCH_BYTES - strlen(text), " /%lld", (long long)cp);
     return text;
 }
@@ -343,15 +345,18 @@ static void print_setting(const tune_job *job, const cf_tuning *tuning) {
     cf_tune_desc full = cf_tune_defaults(&job->desc);
     const cf_parallel *p = &job->desc.parallel;
     const char *experts = "";
-    int64_t i;
+    int64_t i, most = 0;
 
     if (job->desc.n_gpus == 0) modelling_print(&job->model);
     else {
         modelling_print_model(&job->model);
-        for (i = 0; i < tuning->n_splits; i++)
+        for (i = 0; i < tuning->n_splits; i++) {
             if (tuning->splits[i].ep > 1) experts = " (experts)";
-        printf("split             %s GPUs, %s ways (tensor x pipeline x data%s, ZeRO %s)\n",
-               cli_commas(job->desc.n_gpus), cli_commas(tuning->n_splits), experts, cli_commas(p->zero));
+            if (tuning->splits[i].zero > most) most = tuning->splits[i].zero;
+        }
+        printf("split             %s GPUs, %s ways (tensor x pipeline x data%s, ZeRO %s%s)\n",
+               cli_commas(job->desc.n_gpus), cli_commas(tuning->n_splits), experts,
+               p->zero == 0 && most > 1 ? "1 to " : "", cli_commas(most));
         printf("recompute         %s\n", modelling_recompute_words(p->recompute, p->recompute_layers));
     }
     printf("GPU               %s, %.2f GiB for each; %.3g us lost around each kernel%s\n", job->gpu.name,
@@ -399,8 +404,8 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
            cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
            c->outputs > 1 ? " with attention's outputs in host memory" : c->outputs ? " with attention's outputs" : "",
            c->state_window > 0 ? ", state streamed" : "");
-    printf("split             tensor %s, pipeline %s, data %s%s%s%s%s; recompute %s%s\n",
-           cli_commas(p->tp), cli_commas(p->pp), cli_commas(p->dp), p->ep > 1 ? ", experts " : "",
+    printf("split             tensor %s, pipeline %s, data %s (ZeRO %s)%s%s%s%s; recompute %s%s\n",
+           cli_commas(p->tp), cli_commas(p->pp), cli_commas(p->dp), cli_commas(p->zero), p->ep > 1 ? ", experts " : "",
            p->ep > 1 ? cli_commas(p->ep) : "",
            c->max_cp > 0 ? ", cp groups of up to " : c->in_step ? ", ranks in step" : "",
            c->max_cp > 0 ? cli_commas(c->max_cp) : "", modelling_recompute_words(c->recompute, c->recompute_layers),
@@ -451,8 +456,7 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
            cli_commas(base->split.pp), cli_commas(base->split.dp));
     if (base->context > 0)
         printf(", context %s (%s)", cli_commas(base->context), base->ring ? "ring" : "all-gather");
-    if (base->split.zero != cf_parallel_defaults(&tuning->splits[0]).zero)
-        printf(", ZeRO %s", cli_commas(base->split.zero));
+    printf(", ZeRO %s", cli_commas(base->split.zero));
     putchar('\n');
     if (c && base->best.seconds < c->seconds && base->context > 0)
         printf("                  It is faster: GPUs that share each sequence leave no pipeline to fill. --no-cp is "
@@ -470,6 +474,7 @@ static const table_column ranking_columns[] = {
     {.name = "tensor_parallel"},
     {.name = "pipeline_parallel"},
     {.name = "data_parallel"},
+    {.name = "zero"},
     {.heading = "ChunkSize"},
     {.name = "micro_batches"},
     {.name = "chunk_size_tokens"},
@@ -491,10 +496,10 @@ static const table_column ranking_columns[] = {
     {.heading = "waits %", .name = "stream_waiting", .decimals = 2, .scale = 100}};
 enum {
     COLUMN_SPLIT = 1,
-    COLUMN_REPLAY = 10,
+    COLUMN_REPLAY = 11,
     COLUMN_OUTPUTS,
     COLUMN_RECOMPUTE,
-    COLUMN_STATE = 14,
+    COLUMN_STATE = 15,
     RANKING_COLUMNS = sizeof ranking_columns / sizeof ranking_columns[0],
     COLUMN_HOST = RANKING_COLUMNS - 2,
     COLUMN_WAITS
@@ -508,6 +513,7 @@ static void add_setting(table *t, const char *rank, const cf_parallel *split, co
     table_integer(t, split->tp);
     table_integer(t, split->pp);
     table_integer(t, split->dp);
+    table_integer(t, split->zero);
     table_text(t, whole ? whole : cli_commas(c->chunk_size));
     table_text(t, whole ? whole : "chunks");
     if (whole) table_none(t);
@@ -628,7 +634,7 @@ static int print_splits(const cf_tuning *tuning) {
     int code, marked = 0;
     table t;
 
-    puts("\nsplits (tensor x pipeline x data)");
+    puts("\nsplits (tensor x pipeline x data; Z: ZeRO above 1)");
     table_begin(&t, columns, sizeof columns / sizeof columns[0], 0, 0);
     for (i = 0; i < tuning->n_splits; i++) {
         int64_t id = tune_best_of_split(tuning, i);

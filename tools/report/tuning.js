@@ -63,7 +63,7 @@ function makeTuningPage(tuning) {
 
   function splitWords(index) {
     const of = tuning.splits[index];
-    let text = `tensor ${of.tensor_parallel}, pipeline ${of.pipeline_parallel}, data ${of.data_parallel}`;
+    let text = `tensor ${of.tensor_parallel}, pipeline ${of.pipeline_parallel}, data ${of.data_parallel} (ZeRO ${of.zero})`;
     if (of.max_cp) text += `, sequences over up to ${of.max_cp} ranks`;
     if (of.virtual_stages > 1) text += `, ${of.virtual_stages} virtual stages in a ${of.placement}`;
     return text;
@@ -72,7 +72,7 @@ function makeTuningPage(tuning) {
   const recomputeWord = c => (c.recompute_layers ? `${c.recompute} in ${c.recompute_layers}` : c.recompute)
     + offloadWords(c.offload);
   const shortSplit = of => `${of.tensor_parallel} \u00d7 ${of.pipeline_parallel} \u00d7 ${of.data_parallel}`
-    + (of.max_cp ? ` /${of.max_cp}` : "");
+    + (of.zero > 1 ? ` Z${of.zero}` : "") + (of.max_cp ? ` /${of.max_cp}` : "");
 
   function waysOf(c) {
     const state = c.state_window ? ", state streamed" : "";
