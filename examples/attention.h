@@ -119,14 +119,6 @@ static inline void return_gradients(const pass *p, int64_t i, const key_block *a
     }
 }
 
-/* The rows before the chunk, of those that the group has. */
-static inline key_block keys_before(const pass *p, int64_t window, int64_t width, key_block all) {
-    all.first = first_key_of(window, p->rows->prefix);
-    all.count = p->rows->prefix - all.first;
-    all.k += all.first * width, all.v += all.first * width, all.dk += all.first * width, all.dv += all.first * width;
-    return all;
-}
-
 /* One of the places where the keys above a chunk lie in a tree: a state, or the chunk's own rows. */
 static inline key_block keys_of_place(const pass *p, int64_t i, int64_t width, const key_place *place) {
     const int64_t count = place->level.cu_seqlens_k[place->level.n_seqs];
@@ -288,8 +280,9 @@ static inline void attention_mix(const pass *p, int64_t i, int backward) {
     if (backward) attention_backward_begin(&problem, &g, r->rows);
     else attention_forward_begin(&problem, &results, r->rows);
     for (int64_t n = 0; n < n_places_of(p); n++) {
-        const key_block place = p->group && n == 0 ? keys_before(p, problem.window, width, all)
-                                                   : place_of(p, i, problem.window, width, n);
+        const int is_shared = p->group && n == 0; /* those of its rows that lie before the chunk */
+        key_block place = is_shared ? all : place_of(p, i, problem.window, width, n);
+        if (is_shared) place.count = r->prefix;
         key_block keys = {NULL, NULL, NULL, NULL, 0, 0, 0, NULL, 0};
         state_stream *blocks = place.own ? NULL : stream;
         if (blocks) stream_begin(blocks, &place, width, backward);
