@@ -18,7 +18,7 @@ import functools
 import inspect
 import itertools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 import chunkflow
 
 from . import torch as chunks
-from .torch import Border, FSDPModule, Inputs
+from .torch import Border, CPGroup, FSDPModule, Inputs
 
 __all__ = ["Causal", "Unsupported", "attend", "pin_rope"]
 
@@ -169,9 +169,10 @@ class _States:
     """What a recurrent layer is given for its cache. Its convolution and its kernel go on from the states that are
     here, and put here what comes of it. The layer itself sees none: a row alone it would decode, without gradients."""
 
-    def __init__(self, before: dict[_Place, Tensor]):
+    def __init__(self, before: dict[_Place, Tensor], cp_group: CPGroup | None = None):
+        """cp_group: the ranks that have a part of the piece's sequence each. The states are those before all parts."""
         self.now = {place: x.clone() for place, x in before.items()}  # a clone, for some layers write into it
-        self.scanned = False
+        self.cp_group, self.scanned = cp_group, False
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return True
@@ -189,14 +190,23 @@ class _States:
         tail = self.now.get(("conv", state_idx))
         if tail is None:
             tail = conv_states.new_zeros(*conv_states.shape[:-1], conv_kernel_size - 1)
-        rows = torch.cat([tail, conv_states], -1)
-        self.now["conv", state_idx] = rows[..., rows.shape[-1] - conv_kernel_size + 1:]
-        return rows
+        if self.cp_group is None:
+            rows = torch.cat([tail, conv_states], -1)
+            self.now["conv", state_idx] = rows[..., rows.shape[-1] - conv_kernel_size + 1:]
+            return rows
+        tail, self.now["conv", state_idx] = self.cp_group.tails(tail, conv_states)
+        return torch.cat([tail, conv_states], -1)
 
     def scan(self, kernel: _Kernel, *rows: Tensor, **options: Any) -> Any:
         """Runs a kernel from the state that is here."""
         self.scanned = True
-        return kernel.function(*rows, **{**options, kernel.begins: self.now.get(("recurrent", 0))})
+        before = self.now.get(("recurrent", 0))
+        if self.cp_group is None:
+            return kernel.run(rows, options, **{kernel.begins: before})
+        effect, state, apply = kernel.effect_of(rows, options)
+        before, after = self.cp_group.scan(torch.zeros_like(state) if before is None else before, effect, state, apply)
+        out, _ = kernel.run(rows, options, **{kernel.begins: before})
+        return out, after
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
         if not self.scanned:
@@ -214,7 +224,7 @@ class _Kernel:
 
     def __init__(self, names: dict[str, Any], name: str, begins: str):
         self.names, self.name, self.begins, self.function = names, name, begins, names[name]
-        self.n_passes = 0
+        self.takes, self.n_passes = tuple(inspect.signature(self.function).parameters), 0
 
     def __call__(self, *rows: Tensor, **options: Any) -> Any:
         states = _running.passes[-1].states if _running.passes else None
@@ -232,6 +242,34 @@ class _Kernel:
                     cls.known.setdefault(at, cls(names, name, begins))
                 found += [cls.known[at]] if at in cls.known else []
         return found
+
+    def run(self, rows: Iterable[Tensor], options: dict[str, Any], **changed: Any) -> Any:
+        """Runs the function on other values of some arguments. Those without names stay so: kernels that are installed
+        beside PyTorch have other names for them."""
+        rows = [changed.pop(name, x) for name, x in zip(self.takes, rows)]
+        return self.function(*rows, **{**options, **changed})
+
+    def effect_of(self, rows: tuple[Tensor, ...], options: dict[str, Any]
+                  ) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], Tensor]]:
+        """Returns what a part's rows do to any state before them, the state that they make of zeros, and how the first
+        is applied. One run finds both: its values have more columns, which are 0, and whose states are the identity. A
+        delta rule mixes the rows of each column alike. Mamba-2 decays the numbers of all columns alike, so one is
+        enough."""
+        given = {**dict(zip(self.takes, rows)), **options}
+        values, key = given.get("value", given.get("hidden_states")), given.get("key", given.get("B"))
+        if values is None or key is None:
+            raise Unsupported(f"recurrent layers by {self.name} where ranks share a sequence: it is not known what "
+                              "their rows do to a state")
+        dtype, width = torch.promote_types(values.dtype, torch.float32), key.shape[-1]
+        is_delta, n = "value" in given, values.shape[-1]
+        unit = torch.eye(width, dtype=dtype, device=values.device) if is_delta else \
+            torch.ones(width, 1, dtype=dtype, device=values.device)
+        more = values.new_zeros(*values.shape[:-1], unit.shape[1])
+        begin = torch.cat([unit.new_zeros(width, n), unit], 1).expand(len(values), values.shape[2], -1, -1)
+        _, found = self.run(rows, options, **{"value" if is_delta else "hidden_states": torch.cat([values, more], -1),
+                                              self.begins: begin if is_delta else begin.mT})
+        state, effect = found.split([n, unit.shape[1]], -1 if is_delta else -2)
+        return effect, state, torch.matmul if is_delta else torch.mul
 
     def change(self, n_passes: int) -> None:
         """Takes the function's place for the first pass, and gives it back after the last."""
@@ -258,12 +296,9 @@ class _Recurrent:
 
     def __call__(self, hidden_states: Tensor, **named: Any) -> Tensor:
         about, found = _running.passes[-1], []
-        if about.cp_group is not None:
-            raise Unsupported("recurrent layers where ranks share a sequence: each would wait for the state of the one "
-                              "before")
         states = about.states_before(self.places)
         for begin, end, source in about.pieces:
-            about.states = _States(states.get(source, {}))
+            about.states = _States(states.get(source, {}), about.cp_group if begin == 0 else None)
             rows = {name: x[:, begin:end] if isinstance(x, Tensor) else x
                     for name, x in {**named, "hidden_states": hidden_states}.items()}
             found.append(self.forward(**{**rows, self.cache: about.states}))

@@ -21,9 +21,9 @@ A chunk that K drops runs forward twice. Its first pass keeps what attention gav
 All of a batch, every step of what is elsewhere called gradient accumulation, is one call: it is planned as a whole.
 Under torch.distributed every rank gives the whole batch, and each trains its own chunks. Gradients and loss are then
 those of the batch on every rank. With max_cp=N an expensive sequence may be spread over up to N of them, which run in
-step and hand each other K and V in every layer (`inputs.cp_group`). Step(..., min_shared_prefix=N) computes once what
-sequences have in common from N first tokens on, as answers to one prompt do: K and V of a chunk's prefix then come from
-several places, rows see each other by `inputs.key_ends`, and a row where sequences part has several targets. The module
+step and hand each other K and V, or states, in every layer (`inputs.cp_group`). Step(..., min_shared_prefix=N) computes
+once what sequences have in common from N first tokens on, as answers to one prompt do: K and V of a chunk's prefix then
+come from several places, rows see each other by `inputs.key_ends`, and a row where sequences part has several targets. The module
 may be plain or in DistributedDataParallel (its gradients are summed once a step, without its hooks), or sharded by
 fully_shard (FSDP2), which is gathered once a step, its weights and gradients whole in between. Nothing here has run on
 a GPU yet. """
@@ -101,6 +101,7 @@ class CPGroup:
         own = part, int(chunks["prefix"][chunk]), int(shared[part])
         parts = [(int(p["rank"]) % n, int(p["row"]), int(p["tokens"])) for p in plan.kv_sources_of(chunk)] + [own]
         self.group, self.held, self.most, self.calls = group, int(held[part]), int(held.max()), 0
+        self.part, self.shared = part, shared.tolist()
         self.order = torch.from_numpy(np.concatenate([rank * self.most + np.arange(row, row + tokens)
                                                       for rank, row, tokens in parts])).to(device)
 
@@ -115,6 +116,34 @@ class CPGroup:
         whole = flat.split([x[0].numel() for x in parts], 1)
         rows = [x.unflatten(1, part.shape[1:]).transpose(0, 1)[None] for x, part in zip(whole, parts)]
         return [torch.cat([x, mine[:, :, self.held:]], 2) for x, mine in zip(rows, own)]
+
+    def _all_of(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns a tensor of each rank along a new first dimension, and a zero. Whoever adds the zero takes part in
+        the backward, where all ranks must meet, even if it needs nothing of the others."""
+        self.calls += 1
+        found = _Gather.apply(own.reshape(1, -1), self.group)
+        return found.unflatten(1, own.shape), found[:0].sum()
+
+    def tails(self, before: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the rows that a convolution sees before this rank's part of the sequence, and those behind the last
+        rank's. before: those before the pass, zeros at the start of the sequence; own: this rank's rows. Rows are in
+        the last dimension. All ranks call it as often."""
+        n = before.shape[-1]
+        found, zero = self._all_of(F.pad(own, (n, 0))[..., own.shape[-1]:])
+        rows = [before, *(x[..., n - min(n, m):] for x, m in zip(found, self.shared))]
+        mine, last = (torch.cat(x, -1) for x in (rows[:self.part + 1], rows))
+        return mine[..., mine.shape[-1] - n:] + zero, last[..., last.shape[-1] - n:]
+
+    def scan(self, before: Tensor, effect: Tensor, state: Tensor, apply: Callable[[Tensor, Tensor], Tensor]
+             ) -> tuple[Tensor, Tensor]:
+        """Returns the state that this rank's part begins from, and the one behind the last rank's. before: the state
+        before the pass. A part makes apply(effect, s) + state of a state s. All ranks call it as often."""
+        found, zero = self._all_of(torch.cat([effect.flatten(), state.flatten()]))
+        states = [before]
+        for x in found:
+            of, more = x.split([effect.numel(), state.numel()])
+            states.append(apply(of.view_as(effect), states[-1]) + more.view_as(state))
+        return states[self.part] + zero, states[-1]
 
 
 @dataclass
