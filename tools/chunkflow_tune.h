@@ -358,8 +358,8 @@ typedef struct cf_tune_desc {
                                        checkpoints in host memory. Each is tried only if the previous one does not fit,
                                        or fits only under the limit */
     int64_t n_gpus;                 /* GPUs to split over: tries every tp x pp x dp that the model allows, with tp
-                                       within a node and no more ranks than sequences in a batch. 0: the split is
-                                       `parallel` */
+                                       within a node and no more ranks than sequences in a batch, or than cp groups
+                                       (pack.max_cp) can share these. 0: the split is `parallel` */
     int64_t gpus_per_node;          /* 0: 8 */
     const cf_timing *timing;        /* measured costs of the stages, instead of estimates; only without n_gpus */
     double step_seconds;            /* extra seconds of an iteration. Needs timing: an estimate has its own */
@@ -1718,11 +1718,17 @@ static void cft__report_done(cft__tuner *t, int64_t n) {
 
 /* ---- splits ---- */
 
-/* Returns whether a split matches the request, suits model and machine, and gives every rank a sequence. */
+/* Returns the maximum ranks of a split: one for each sequence, or as many as a cp group may have. Only splits without a
+   pipeline have cp groups. */
+static int64_t cft__most_ranks(const cf_tune_desc *desc, int64_t pp, int64_t max_cp) {
+    return desc->batch * (pp > 1 ? 1 : cft__max(max_cp, 1));
+}
+
+/* Returns whether a split matches the request, suits model and machine, and gives every rank a sequence or its part. */
 static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
     const cf_parallel *fixed = &desc->parallel;
     if (fixed->tp > 0 ? split->tp != fixed->tp : split->tp > desc->gpus_per_node) return 0;
-    if (fixed->dp > 0 ? split->dp != fixed->dp : split->dp > desc->batch) return 0;
+    if (fixed->dp > 0 ? split->dp != fixed->dp : split->dp > cft__most_ranks(desc, split->pp, desc->pack.max_cp)) return 0;
     if (fixed->pp > 0 && split->pp != fixed->pp) return 0;
     return cf_parallel_validate(desc->model, split, NULL) == CF_OK;
 }
@@ -1759,11 +1765,12 @@ static int64_t cft__add_split(const cf_tune_desc *desc, const cf_parallel *split
     }
     if (split->pp > 1 || split->n_virtual > 1 || desc->timing != NULL || desc->model == NULL) most = 0;
     for (; zero <= last; zero++)
-        for (cp = 0; cp <= cft__min(most, ranks) && ranks % cft__max(cp, 1) == 0; cp = cft__max(2 * cp, 2), n++) {
-            if (out == NULL) continue;
-            out->splits[n] = cf_parallel_defaults(split);
-            out->splits[n].zero = zero;
-            out->max_cps[n] = cp;
+        for (cp = 0; cp <= cft__min(most, ranks) && ranks % cft__max(cp, 1) == 0; cp = cft__max(2 * cp, 2)) {
+            if (desc->parallel.dp == 0 && ranks > cft__most_ranks(desc, split->pp, cp)) continue;
+            if (n++, out == NULL) continue;
+            out->splits[n - 1] = cf_parallel_defaults(split);
+            out->splits[n - 1].zero = zero;
+            out->max_cps[n - 1] = cp;
         }
     return n;
 }

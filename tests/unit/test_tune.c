@@ -1393,6 +1393,29 @@ TEST(splits_of_gpus) {
     cf_tuning_free(tuning);
 }
 
+/* Two sequences a batch may be on eight ranks if four share each; with groups of two on four. */
+TEST(more_ranks_than_sequences_where_groups_share_them) {
+    fixture f;
+    cf_tuning *tuning;
+    int64_t i, most = 0;
+    fixture_fill(&f, 1);
+    f.desc.parallel.pp = 0;
+    f.desc.n_gpus = 16;
+    f.desc.batch = 2;
+    f.desc.pack.max_cp = 4;
+    f.desc.n_chunk_sizes = f.desc.n_ks = f.desc.n_kinds = 1;
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    for (i = 0; i < tuning->n_splits; i++) {
+        const cf_parallel *split = &tuning->splits[i];
+        const int64_t cp = tuning->max_cps[i] > 1 ? tuning->max_cps[i] : 1;
+        CHECK(split->dp <= 2 * cp && (split->pp == 1 || cp == 1));
+        most = split->dp > most ? split->dp : most;
+    }
+    CHECK_INT(most, 8);
+    cf_tuning_free(tuning);
+}
+
 /* Measured costs take the place of a GPU's. */
 TEST(measured_costs) {
     static const int64_t one_size[] = {1000000}, one_k[] = {1};
@@ -2275,7 +2298,8 @@ SUITE(tune, CASE(experts_are_tried_where_a_node_allows),
       CASE(the_winner_is_thrifty_and_simple), CASE(a_reserve_stays_free), CASE(a_context_is_a_promise_of_memory),
       CASE(intervals), CASE(same_seed_same_answer),
       CASE(pruning_changes_nothing), CASE(whole_list_as_a_batch), CASE(rounding_is_no_uncertainty), CASE(sequences_without_tokens),
-      CASE(interruption), CASE(splits_of_gpus), CASE(measured_costs),
+      CASE(interruption), CASE(splits_of_gpus),
+      CASE(more_ranks_than_sequences_where_groups_share_them), CASE(measured_costs),
       CASE(own_bytes_are_as_good_as_a_model), CASE(own_bytes_by_hand), CASE(bad_descriptions), CASE(bad_bytes),
       CASE(bad_lengths), CASE(error_record_untouched_on_success), CASE(no_memory), CASE(schedule_of_a_candidate),
       CASE(schedule_of_no_candidate));
