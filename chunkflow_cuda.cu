@@ -50,9 +50,9 @@
    A replay need not attend: with cf_executor_desc.outputs an F that keeps nothing keeps out and lse of each layer for
    its R, in which the same call of a layer's attention hands them back.
 
-   It has run on one device, an H200 (tools/bench/results/h200.txt). What came later is not yet run on a device: wgmma by
-   AUTO, two stages of Q in its forward, a layer's attention as one call, outputs that are kept, and sinks. Tile sizes
-   follow the published tuning of such kernels on sm_80; registers and shared memory stand at each kernel.
+   It has run on one device, an H200 (tools/bench/results/h200.txt). What came later is not yet run on a device: wgmma
+   by AUTO, two stages of Q in its forward, a layer's attention as one call, outputs that are kept, and sinks. Tile
+   sizes follow the published tuning of such kernels on sm_80; registers and shared memory stand at each kernel.
 
    The same file compiles as C++ against a host emulation of CUDA (tests/emulation), which defines
    CHUNKFLOW_CUDA_EMULATION. Only >>device knows of it. */
@@ -618,7 +618,7 @@ typedef struct cf_state_stream_desc {
     int64_t block_rows;           /* most rows of a block; must be given */
     int64_t n_slots;              /* blocks of the ring, 2 to 64. A backward's gradients leave before their slot is
                                      filled again, so that copies hide behind compute only with 3. 0: 3 */
-    void *ring;                   /* on the device, aligned to 16: the bytes that cf_state_stream_size says */
+    void *ring;                   /* on the device, aligned to 16: n_slots x block_rows rows of one layer */
     int64_t ring_bytes;
     void *gradient_ring;          /* the same for dK and dV; NULL: no backwards */
     int64_t gradient_ring_bytes;
@@ -663,13 +663,9 @@ typedef struct cf_state_block {
 
 typedef struct cf_state_stream cf_state_stream;
 
-/* Bytes of the two rings: n_slots x block_rows rows of one layer. Errors here and below: CF_ERROR_ARGUMENT or
-   CF_ERROR_OVERFLOW with the member or argument, CF_ERROR_SPACE (a ring), CF_ERROR_MEMORY (allocator),
-   CF_ERROR_DEVICE. */
-CHUNKFLOW_CUDA_API cf_result cf_state_stream_size(const cf_state_stream_desc *desc, int64_t *ring_bytes,
-                                                  int64_t *gradient_ring_bytes, cf_error *error);
-
-/* Makes its events, on the current device. To be freed when the device is done with it. */
+/* Makes its events, on the current device. To be freed when the device is done with it. Errors here and below:
+   CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument, CF_ERROR_SPACE (a ring), CF_ERROR_MEMORY
+   (allocator), CF_ERROR_DEVICE. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_create(const cf_state_stream_desc *desc, cf_state_stream **out,
                                                     cf_error *error);
 CHUNKFLOW_CUDA_API void cf_state_stream_free(cf_state_stream *stream);
@@ -1097,13 +1093,6 @@ CF_HOPPER_DEVICE void wgmma_registers(float (&c)[N][4], const uint32_t (&a)[4], 
 #endif
 
 /* ---- made of these ---- */
-
-/* With CHUNKFLOW_CUDA_VARIANTS the file also holds kernels that only measurements and tests ask for (HAS_SMALL). */
-#ifdef CHUNKFLOW_CUDA_VARIANTS
-const bool WITH_VARIANTS = true;
-#else
-const bool WITH_VARIANTS = false;
-#endif
 
 /* Compilers may fuse a product and the sum that it is for, in some rows of a tile and not in others. So such a product
    is fused by name (fmaf) or kept apart by name (__fmul_rn, or __fadd_rn where expf ends in the product). */
@@ -2917,7 +2906,11 @@ const int JOIN_THREADS = 2 * BACKWARD_THREADS;
    measured. */
 template <int HEAD, int ROWS, int KEYS>
 constexpr bool IS_SMALL = HEAD == 64 ? ROWS == ROW_TILE : HEAD == 128 && KEYS == SMALL_KEY_TILE;
-const bool HAS_SMALL = !CF_HOPPER || WITH_VARIANTS;
+#ifdef CHUNKFLOW_CUDA_VARIANTS
+const bool HAS_SMALL = true;
+#else
+const bool HAS_SMALL = !CF_HOPPER;
+#endif
 
 /* Before the backward, for each row tile: D = dout . out and log2 of the sum of exponentials of each row, in the order
    of packed rows, and zeros for the sums of dQ. A row that sees nothing, or is past the slice, gets a sum of +inf:
@@ -3257,8 +3250,8 @@ template <int HEAD, int ROWS> struct dq_layout { /* of shared memory, in bytes *
 
    To do on a device: replace it by ordered adds in both fused backwards, about 150 lines less.
      - attention_stats_kernel also clears a count for each row tile and key head.
-     - Before a block adds its dQ to row tile m, one thread waits until the count says how many key tiles that see m come
-       earlier in the slice. After the adds the threads meet, and that thread fences and raises the count.
+     - Before a block adds its dQ to row tile m, one thread waits until the count is the number of earlier key tiles of
+       the slice that m sees. After the adds the threads meet, and that thread fences and raises the count.
      - longer_work lets the key tiles of a slice keep their order. So a block waits only for blocks that were issued
        before it, and none can wait for ever.
    Measure before it is chosen: same bits in 1,000 repeats; no hang beside another kernel that fills the device; TFLOP/s
@@ -5569,20 +5562,6 @@ cf_result cf_state_bytes(const cf_state *state, int64_t n_rows, int64_t *bytes, 
 cf_tensor cf_state_k(const cf_state *state, int64_t layer, int64_t row) { return plane_tensor(state, layer, row, 0); }
 cf_tensor cf_state_v(const cf_state *state, int64_t layer, int64_t row) { return plane_tensor(state, layer, row, 1); }
 
-cf_result cf_state_stream_size(const cf_state_stream_desc *desc, int64_t *ring_bytes, int64_t *gradient_ring_bytes,
-                               cf_error *error) {
-    planes state = {}, gradient = {};
-    if (desc == NULL) return cf_fail_null(error, "desc");
-    if (ring_bytes == NULL) return cf_fail_null(error, "ring_bytes");
-    if (gradient_ring_bytes == NULL) return cf_fail_null(error, "gradient_ring_bytes");
-    cf_state_stream_desc d = *desc;
-    const cf_result code = resolve_stream(&d, &state, &gradient, error);
-    if (code != CF_OK) return code;
-    *ring_bytes = d.n_slots * 2 * state.stride;
-    *gradient_ring_bytes = d.n_slots * 2 * gradient.stride;
-    return CF_OK;
-}
-
 cf_result cf_state_stream_create(const cf_state_stream_desc *desc, cf_state_stream **out, cf_error *error) {
     planes state = {}, gradient = {};
     cf_allocator from;
@@ -5992,10 +5971,10 @@ cf_result copy_outputs(const layer_call &c, char *kept, bool back) {
     return code;
 }
 
-/* Makes `later` wait until what `earlier` has of a slot is done. */
-cudaError_t order_slot(const cf_cuda_outputs &o, int64_t layer, int which, cudaStream_t earlier, cudaStream_t later) {
-    const cudaError_t status = cudaEventRecord(o.event(layer, which), earlier);
-    return status == cudaSuccess ? cudaStreamWaitEvent(later, o.event(layer, which), 0) : status;
+/* Makes `later` wait until `earlier` has come to where it is now. */
+cudaError_t order_streams(cudaStream_t earlier, cudaEvent_t event, cudaStream_t later) {
+    const cudaError_t status = cudaEventRecord(event, earlier);
+    return status == cudaSuccess ? cudaStreamWaitEvent(later, event, 0) : status;
 }
 
 /* Keeps what attention of an F has made. A slot's earlier bytes must have left before. */
@@ -6006,7 +5985,7 @@ cf_result keep_outputs(const layer_call &c, const cf_cuda_outputs &o) {
     if (o.host != NULL) status = cudaStreamWaitEvent(compute, o.event(layer, OUTPUTS_LEFT), 0);
     const cf_result code = status == cudaSuccess ? copy_outputs(c, o.at(layer), false) : CF_OK;
     if (o.host == NULL || code != CF_OK) return code;
-    if (status == cudaSuccess) status = order_slot(o, layer, OUTPUTS_USED, compute, o.out);
+    if (status == cudaSuccess) status = order_streams(compute, o.event(layer, OUTPUTS_USED), o.out);
     if (status == cudaSuccess)
         status = cudaMemcpyAsync(o.host + layer * o.layer_bytes, o.at(layer), (size_t)o.layer_bytes,
                                  cudaMemcpyDeviceToHost, o.out);
@@ -6645,7 +6624,6 @@ const struct {
 int64_t wanted_bytes(const cf_cuda_stage &d, int what, int64_t rows) {
     return d.*wanted[what].fixed + d.*wanted[what].each * rows;
 }
-
 
 /* Notes bytes that are in use from one position to another, and returns them; 0 if they are too many. */
 int64_t note_held(recording *r, int what, int64_t begin, int64_t end, double bytes) {
@@ -7640,12 +7618,6 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step, const cf_cuda_wal
 /* ---- what streams beside a pass ---- */
 
 cudaEvent_t input_event(const stage_plan *s, int which) { return s->on->events[s->input_events + which]; }
-
-/* Makes `later` wait until `earlier` has come to where it is now. */
-cudaError_t order_streams(cudaStream_t earlier, cudaEvent_t event, cudaStream_t later) {
-    const cudaError_t status = cudaEventRecord(event, earlier);
-    return status == cudaSuccess ? cudaStreamWaitEvent(later, event, 0) : status;
-}
 
 /* Clears dK and dV of chains that a backward of a tree is the first to add to: here, or in host memory before anything
    is fetched from there. */

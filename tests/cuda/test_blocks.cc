@@ -250,14 +250,11 @@ void chain_run::make_stream() {
     d.state = state(nullptr, g.dtype);
     d.block_rows = g.block_rows, d.n_slots = g.n_slots;
     d.in = in, d.out = out;
-    note(cf_state_stream_size(&d, &d.ring_bytes, &d.gradient_ring_bytes, &error));
-    if (!ok) return;
     const int width = kv_width(), slots = g.n_slots ? g.n_slots : 3;
     ring.make(g.dtype, slots * g.block_rows * 2, width);
     gradient_ring.make(CF_DTYPE_FP32, slots * g.block_rows * 2, width);
-    CHECK_INT((int64_t)ring.bytes(), d.ring_bytes);
-    CHECK_INT((int64_t)gradient_ring.bytes(), d.gradient_ring_bytes);
     d.ring = ring.data, d.gradient_ring = gradient_ring.data;
+    d.ring_bytes = (int64_t)ring.bytes(), d.gradient_ring_bytes = (int64_t)gradient_ring.bytes();
     note(cf_state_stream_create(&d, &stream, &error));
 }
 
@@ -1012,35 +1009,6 @@ static cf_state_stream_desc small_stream() {
         if (CHECK_INT(call, result)) CHECK_STR(error.field, name); \
     } while (0)
 
-TEST(sizes_of_rings) {
-    cf_error error;
-    int64_t ring = -1, gradient = -1;
-    cf_state_stream_desc d = small_stream();
-    REFUSED(cf_state_stream_size(NULL, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "desc");
-    REFUSED(cf_state_stream_size(&d, NULL, &gradient, &error), CF_ERROR_ARGUMENT, "ring_bytes");
-    REFUSED(cf_state_stream_size(&d, &ring, NULL, &error), CF_ERROR_ARGUMENT, "gradient_ring_bytes");
-    d.n_slots = 1;
-    REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "n_slots");
-    d.n_slots = 65;
-    REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "n_slots");
-    d.n_slots = 2, d.block_rows = 0;
-    REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "block_rows");
-    d.block_rows = 10, d.state.head_size = 3;
-    REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "head_size");
-    d.state.head_size = 8, d.state.n_kv_heads = INT64_MAX / 64;
-    REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_OVERFLOW, "rows");
-    d.state.n_kv_heads = 2, d.state.n_layers = -1;
-    REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "n_layers");
-    CHECK_INT(ring, -1);
-    CHECK_INT(gradient, -1);
-    for (int slots = 0; slots <= 64; slots += 32) {
-        d.state.n_layers = 7, d.n_slots = slots;
-        CHECK_INT(cf_state_stream_size(&d, &ring, &gradient, &error), CF_OK);
-        CHECK_INT(ring, (slots ? slots : 3) * 10 * 2 * 16 * 2); /* of one layer, however many there are */
-        CHECK_INT(gradient, (slots ? slots : 3) * 10 * 2 * 16 * 4);
-    }
-}
-
 TEST(rings_that_are_refused) {
     cf_error error;
     cf_state_stream *stream = NULL;
@@ -1048,12 +1016,26 @@ TEST(rings_that_are_refused) {
     cf_state_stream_desc d = small_stream();
     OK(cudaMalloc((void **)&memory, 4096));
     d.ring_bytes = 1280, d.gradient_ring_bytes = 2560;
+#define CHANGED(change, result, name)                                   \
+    do {                                                                \
+        cf_state_stream_desc x = d;                                     \
+        x.change;                                                       \
+        REFUSED(cf_state_stream_create(&x, &stream, &error), result, name); \
+    } while (0)
+    CHANGED(n_slots = 1, CF_ERROR_ARGUMENT, "n_slots");
+    CHANGED(n_slots = 65, CF_ERROR_ARGUMENT, "n_slots");
+    CHANGED(block_rows = 0, CF_ERROR_ARGUMENT, "block_rows");
+    CHANGED(state.head_size = 3, CF_ERROR_ARGUMENT, "head_size");
+    CHANGED(state.n_kv_heads = INT64_MAX / 64, CF_ERROR_OVERFLOW, "rows");
+    CHANGED(state.n_layers = -1, CF_ERROR_ARGUMENT, "n_layers");
+    REFUSED(cf_state_stream_create(NULL, &stream, &error), CF_ERROR_ARGUMENT, "desc");
     REFUSED(cf_state_stream_create(&d, NULL, &error), CF_ERROR_ARGUMENT, "out");
     REFUSED(cf_state_stream_create(&d, &stream, &error), CF_ERROR_ARGUMENT, "ring");
     d.ring = memory + 8;
     REFUSED(cf_state_stream_create(&d, &stream, &error), CF_ERROR_ARGUMENT, "ring");
     d.ring = memory, d.ring_bytes = 1279;
     REFUSED(cf_state_stream_create(&d, &stream, &error), CF_ERROR_SPACE, "ring_bytes");
+    CHANGED(n_slots = 0, CF_ERROR_SPACE, "ring_bytes"); /* 3 */
     d.ring_bytes = 1280, d.gradient_ring = memory + 1284;
     REFUSED(cf_state_stream_create(&d, &stream, &error), CF_ERROR_ARGUMENT, "gradient_ring");
     d.gradient_ring = memory + 1280, d.gradient_ring_bytes = 2559;
@@ -1607,6 +1589,6 @@ TEST(trees_that_are_refused) {
 #endif
 
 SUITE(blocks, CASE(types), CASE(prefixes), CASE(windows), CASE(fused), CASE(fused_sums_in_memory), CASE(fused_parts),
-      CASE(wgmma), CASE(sizes_of_rings), CASE(rings_that_are_refused), CASE(passes_that_are_refused),
+      CASE(wgmma), CASE(rings_that_are_refused), CASE(passes_that_are_refused),
       CASE(blocks_that_are_refused), CASE(pairs), CASE(trees), CASE(random_trees), CASE(fused_trees),
       CASE(trees_that_are_refused) EMULATED_CASES);
