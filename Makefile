@@ -27,6 +27,7 @@
 #   make build/train_cuda       the trainer of real model shapes on one GPU, with nvcc
 #   make release    the archive that people vendor: both headers, the .cu, licence, checksums
 #   make install    headers, command, manual page, completions, pkg-config file; PREFIX (/usr/local), DESTDIR
+#   make playground a page that plans while one moves sliders, with the command inside: build/playground.html
 #   make pictures   the pictures of README and of tools/guide anew
 #   make clean
 #
@@ -143,6 +144,52 @@ $(BUILD)/report/report_page.o: $(BUILD)/report_page.c | $(BUILD)/report
 
 $(BUILD)/chunkflow: $(TOOL_OBJECTS) $(LIBRARY)
 	$(CC) $(CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+# ---- the playground: the command, compiled for a browser, in one page ----
+#
+# Debian: clang lld wasi-libc libclang-rt-14-dev-wasm32 (the number is clang's).
+
+WASM_CC      ?= clang --target=wasm32-wasi
+WASM_BUILD   := $(BUILD)/wasm
+WASM_LINK    := -lwasi-emulated-signal -Wl,--strip-all -Wl,--stack-first -Wl,-z,stack-size=4194304
+WASM_NAMES   := $(filter-out command/workers.o,$(TOOL_NAMES)) playground/alone.o implementation.o
+WASM_OBJECTS := $(addprefix $(WASM_BUILD)/,$(WASM_NAMES))
+WASM_COMPILE  = $(WASM_CC) $(CSTD) $(CPPFLAGS) -include tools/playground/posix.h -O2 -MMD -MP -c $< -o $@
+WASM_CAN      = $(shell d=$$(mktemp -d) && echo 'int main(void) { return 0; }' >"$$d/t.c" && \
+    $(WASM_CC) -include tools/playground/posix.h "$$d/t.c" -o "$$d/t" $(WASM_LINK) >/dev/null 2>&1 && echo yes; rm -rf "$$d")
+
+.PHONY: playground
+ifneq ($(filter playground,$(MAKECMDGOALS))$(filter 1,$(FULL)),)
+ifeq ($(WASM_CAN),yes)
+playground: $(BUILD)/playground.html
+	@echo "$<: open it in a browser"
+else
+playground:
+	@echo "playground: skipped, because $(WASM_CC) links nothing (Debian: clang lld wasi-libc libclang-rt-14-dev-wasm32)"
+	@[ -z "$(STRICT_SKIPS)" ]
+endif
+endif
+
+$(sort $(dir $(WASM_OBJECTS))):
+	mkdir -p $@
+
+$(WASM_BUILD)/implementation.o: tests/implementation.c | $(WASM_BUILD)/
+	$(WASM_COMPILE) -DCHUNKFLOW_API=extern -DCHUNKFLOW_TUNE_API=extern
+
+$(WASM_BUILD)/report/report_page.o: $(BUILD)/report_page.c | $(WASM_BUILD)/report/
+	$(WASM_COMPILE) $(LINKED)
+
+$(WASM_BUILD)/%.o: tools/%.c | $(sort $(dir $(WASM_OBJECTS)))
+	$(WASM_COMPILE) $(LINKED)
+
+-include $(WASM_OBJECTS:.o=.d)
+
+$(WASM_BUILD)/command.wasm: $(WASM_OBJECTS)
+	$(WASM_CC) $^ -o $@ $(WASM_LINK)
+
+$(BUILD)/playground.html: $(WASM_BUILD)/command.wasm $(wildcard tools/playground/* tools/report/*)
+	gzip -9nc $< | base64 >$<.base64
+	awk -v program=$<.base64 -f tools/playground/assemble.awk tools/playground/playground.html.in >$@
 
 # ---- examples ----
 
@@ -648,7 +695,7 @@ CLI := CHUNKFLOW_PLAIN=$(BUILD)/chunkflow CHUNKFLOW=$(if $(filter 1,$(FULL)),$(T
 # float32 is built and tried with FULL=1 only: it is the program in float64 with another type.
 test: $(CUDA_TESTS) $(PTX_TESTS) $(if $(filter 1,$(FULL)),$(PROGRAMS),$(filter-out $(BUILD)/pipeline_mpi,$(PROGRAMS))) $(MPI_TESTS) $(SHARED) \
       $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_kinds trainer_whole trainer_tensors train_tiny make_tokens chunkflow) \
-      $(TRAINER_MODEL)
+      $(TRAINER_MODEL) $(if $(filter 1,$(FULL)),playground)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
 	    $(CUDA_SUITE) \

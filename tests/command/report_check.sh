@@ -381,6 +381,14 @@ test_hostile() {
     python "$tests/report_hostile.py" hostile_tuned paper
 }
 
+take_log() { # NAME STATUS: counts what a test of a browser has printed
+    cat log
+    passed=$((passed + $(grep -c '^ok ' log)))
+    failed=$((failed + $(grep -c '^FAIL ' log)))
+    if [ "$2" -eq 0 ] || grep -q '^FAIL ' log; then return 0; fi
+    fail "$1" "status $2: $(tail -n 1 log)"
+}
+
 # in_browser NAME...: the tests of report_browser.py, of NAME.html and NAME.json. One browser is started for all of
 # them.
 in_browser() {
@@ -391,12 +399,7 @@ in_browser() {
     if [ -z "$pages" ]; then return 0; fi
     # shellcheck disable=SC2086
     timeout -k 5 600 "$PYTHON" -S "$tests/report_browser.py" check "$CHROMIUM" $pages >log 2>&1
-    status=$?
-    cat log
-    passed=$((passed + $(grep -c '^ok ' log)))
-    failed=$((failed + $(grep -c '^FAIL ' log)))
-    if [ "$status" -eq 0 ] || grep -q '^FAIL ' log; then return 0; fi
-    fail "report/browser" "status $status: $(tail -n 1 log)"
+    take_log report/browser "$?"
 }
 
 test_browser() {
@@ -416,6 +419,17 @@ print(len(n), "yes" if max(n) >= 100000 and sum(n) >= 400000 else n)')"
     in_browser large
 }
 
+# The playground, if it was built: `make test FULL=1` does so where there are compilers for it.
+test_playground() {
+    wanted report/playground || return 0
+    root=$(cd "$tests/../.." && pwd)
+    page=$(cd "$root" && cd "${BUILD:-build}" && pwd)/playground.html
+    if [ -z "$CHROMIUM" ] || [ ! -f "$page" ]; then skip report/playground "there is no chromium or no page"; return 0; fi
+    PYTHONPATH="$root/tools/python" CHUNKFLOW_BUILD=$(dirname "$page") timeout -k 5 600 "$PYTHON" -B \
+        "$tests/playground_browser.py" "$CHROMIUM" "$page" "${CHUNKFLOW_PLAIN:-$CHUNKFLOW}" "$root" >log 2>&1
+    take_log report/playground "$?"
+}
+
 test_numbers
 quick test_baseline
 quick test_virtual
@@ -430,5 +444,6 @@ quick test_large_tuning
 quick test_pictures
 test_hostile
 test_browser
-left_out "the page of five schedules with 100,000 passes and more, and sanitizers for most lists of sequences"
+in_full test_playground
+left_out "the playground, the page of five schedules with 100,000 passes and more, and sanitizers for most lists of sequences"
 finish

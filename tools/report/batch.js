@@ -46,7 +46,7 @@ function fillLengths() {
   });
   made.append(svg("line", {x1: 4, x2: width - 4, y1: bottom, y2: bottom, stroke: "var(--line)"}));
   made.append(svg("text", {x: 4, y: 10}, "highest: " + percent(most)));
-  byId("lengths").append(made, element("div", {class: "legend"},
+  byId("lengths").replaceChildren(made, element("div", {class: "legend"},
     element("span", {}, swatch("var(--bar)"), "of the sequences"),
     element("span", {}, swatch("var(--bar-alt)"), "of the tokens"),
     element("span", {}, bucketRange(buckets[n - 1]))));
@@ -138,6 +138,7 @@ function fillBatch() {
 function fillChunkLegend(plan) {
   const kinds = plan.chunks.chain.map((_, i) => kindOf(plan.chunks, i));
   const hues = new Set((plan.chunks.tree || plan.chunks.chain).filter((_, i) => plan.chunks.chain[i] >= 0)).size;
+  byId("chunks-legend").textContent = "";
   const add = (kind, fill, text) => kinds.includes(kind) && byId("chunks-legend").append(element("span", {},
     swatch(fill), `${count(kinds.filter(k => k === kind).length)} ${kind}: ${text}`));
   add("standalone", "var(--alone)", "whole sequences");
@@ -149,14 +150,15 @@ function fillChunkLegend(plan) {
 // ---- pointing at chunks ----
 
 function listenToChunks() {
-  const canvas = byId("chunks"), plan = data.plans[0];
+  const canvas = byId("chunks");
   let chosen = -1;
   const chunkAt = x => {
     const i = Math.floor((x - bars.left) / (bars.width - bars.left) * bars.n);
     return x >= bars.left && i >= 0 && i < bars.n ? i : -1;
   };
-  const say = i => `chunk ${plan.first_chunk + i}: ${chunkWords(plan, i)}`;
+  const say = i => `chunk ${data.plans[0].first_chunk + i}: ${chunkWords(data.plans[0], i)}`;
   const markChunk = i => {
+    const plan = data.plans[0];
     chosen = i;
     state.chain = {plan: 0, chain: plan.chunks.chain[i], chunk: plan.first_chunk + i};
     request("gantt", "chunks");

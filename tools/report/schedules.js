@@ -1,11 +1,16 @@
 // schedules.js - the schedules of a report, unpacked when they are first looked at. Times are counted in ticks of a
 // schedule until they are shown; see tools/report/report.c for the form of the data.
 
-// A page without a report has an empty one here, which is never drawn.
-const data = readData("data") || {schedules: [], plans: [], causes: [], best: -1, measured: -1, unit: "s"};
+let data, unit, drawable;      // see takeData
+const unpacked = new Map();
+const state = {
+  schedule: -1, beside: -1, colours: "pass", bubbles: "cause", critical: false,
+  from: 0, to: 1,                 // the part of the time axis that is shown
+  focus: null,                    // {schedule, stage, i} of the pass at hand
+  chain: null                     // {plan, chain} or {plan, chunk}: what is marked
+};
 
 const PASS_NAMES = {F: "forward", R: "replay", B: "backward", I: "input gradient", W: "weight gradient"};
-const unit = data.unit === "s" ? "s" : "token times";
 const time = x => count(x) + (unit === "s" ? " s" : "");
 
 // Simulated seconds are estimates: people see three digits of them. Token times, and what was measured, are exact.
@@ -16,8 +21,6 @@ function held(x) {
   if (data.held !== "bytes") return count(x) + " tokens";
   return x >= 1048576 ? gib(x) : count(x) + " bytes";
 }
-
-const unpacked = new Map();
 
 function unpackStage(stage) {
   const n = stage.pass.length;
@@ -152,25 +155,29 @@ function slicesOf(plan, i) {
 
 // ---- what is looked at ----
 
-const drawable = data.schedules.map((_, i) => i).filter(isDrawn);
-const state = {
-  schedule: isDrawn(data.best) ? data.best : drawable.length ? drawable[0] : -1,
-  beside: -1, colours: "pass", bubbles: "cause", critical: false,
-  from: 0, to: 1,                 // the part of the time axis that is shown
-  focus: null,                    // {schedule, stage, i} of the pass at hand
-  chain: null                     // {plan, chain} or {plan, chunk}: what is marked
-};
-if (isDrawn(data.measured)) {
-  state.schedule = data.measured;
-  state.beside = data.predicted;
-}
-
 // The schedules that are drawn, one above the other.
 const panels = () => [state.beside, state.schedule].filter((s, i, all) => isDrawn(s) && all.indexOf(s) === i);
 
 // How long the longest of them takes: the time axis of all of it.
 const span = () => Math.max(0, ...panels().map(i => data.schedules[i].makespan)) || 1;
-state.to = span();
+
+// Takes the numbers of a report; what is drawn, how, stays. A page takes them once, the playground whenever a setting
+// has changed. A page without a report has an empty one, which is never drawn.
+function takeData(fresh) {
+  data = fresh || {schedules: [], plans: [], causes: [], best: -1, measured: -1, unit: "s"};
+  unit = data.unit === "s" ? "s" : "token times";
+  unpacked.clear();
+  drawable = data.schedules.map((_, i) => i).filter(isDrawn);
+  state.schedule = isDrawn(data.best) ? data.best : drawable.length ? drawable[0] : -1;
+  state.beside = -1;
+  state.focus = state.chain = null;
+  if (isDrawn(data.measured)) {
+    state.schedule = data.measured;
+    state.beside = data.predicted;
+  }
+  state.from = 0;
+  state.to = span();
+}
 
 // The first item of a sorted array that is above x.
 function firstAbove(sorted, x) {

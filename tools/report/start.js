@@ -1,5 +1,6 @@
 // start.js - shows the parts of the page that there are data for.
 
+takeData(readData("data"));
 const tuning = readData("tuning"), reproduction = readData("reproduction");
 
 // Before the parts draw for paper, which has all of them, and after.
