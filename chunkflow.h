@@ -1038,7 +1038,9 @@ typedef struct cf_token_bytes {
      mlp                as layernorm, and no f at all
      full               only 2 h / s, which are `checkpoints` if these lie in host memory
    First stage: 8 (token ids). Last stage: 4 h / s (final norm) and what the loss keeps.
-   Outputs of a dropped chunk: 2 heads x value_dim + 4 heads per layer whose shard has `outputs`.
+   Outputs of a dropped chunk: 2 heads x value_dim + 4 heads per layer whose shard has `outputs`. A latent layer's are
+   those of K and V of each head, like its activations. A trainer that attends in latent space, like the examples, keeps
+   heads x (latent + rotated) numbers a row instead of heads x value_dim.
    With a state_window, attention goes through its prefix by blocks of keys. `working` then has the values that go from
    block to block of a layer: 4 q + 8 heads / tp, the sums of dQ in fp32 and two numbers per row of a head. The kernels
    of chunkflow_cuda.cu take as much, and more only if they split tiles because a GPU would idle.

@@ -164,7 +164,8 @@ typedef struct cf_cost_desc {
     int64_t max_cp;          /* maximum ranks that share a sequence (cf_pack_desc.max_cp). 0, 1: one */
     int unfused;             /* 1: norms, rotation and SwiGLU are separate operations (cf_memory_desc.unfused), as in
                                 PyTorch without torch.compile */
-    int outputs;             /* 1: replays take attention's outputs from their forwards (cf_memory_desc.outputs) */
+    int outputs;             /* 1: replays take attention's outputs from their forwards. 2, or with `stream`: from host
+                                memory (cf_memory_desc.outputs) */
     int offload;             /* what lies in host memory (cf_memory_desc.offload) */
 } cf_cost_desc;
 
@@ -194,8 +195,7 @@ typedef struct cf_cost_desc {
    again. No compute hides any of it.
 
    With `outputs`, an R has no pairs, no rows of a window and one kernel less in each layer that
-   keeps outputs. Outputs in host memory come and go beside the passes, as kept stage inputs do; that is counted as
-   free.
+   keeps outputs.
 
    stages: (pp x n_virtual), count of them. timing: everything else that a schedule needs, with timing->stages = stages.
    step_seconds (NULL is allowed): what an iteration takes once, beside its passes: the gradient exchange over dp and
@@ -211,6 +211,8 @@ typedef struct cf_cost_desc {
    checkpoints 2 h / s per row and layer, out in F and in again in B and I; of parameters, the rank's own before they
    are gathered; of gradients, if ZeRO scatters them. An optimizer in host memory sends its parameters back in two
    bytes, and takes no other time: nothing here models the host's processors. step_seconds has both directions.
+   Outputs in host memory also cross the link, out in F and in again in R. Only the F of a dropped chunk sends them, so
+   R has the time of both.
 
    Errors: those of cf_model_validate and cf_parallel_validate; the member at fault, such as "outputs" with
    full recomputation; CF_ERROR_OVERFLOW ("gpu") if a time is not finite. */
@@ -1210,8 +1212,8 @@ static double cft__exchanged(const cf_parallel *parallel, double shared, double 
     return cft__product(shared, cft__ring_share(parallel->dp)) + cft__product(routed, cft__ring_share(copies));
 }
 
-/* Bytes that a pass sends: of every parameter, to other ranks and to or from host memory; and of every row of a layer's
-   input, to or from host memory. */
+/* Bytes that a pass sends: of every parameter, to other ranks and to or from host memory; and of every row, to or from
+   host memory. */
 typedef struct cft__sent {
     double ranks, host, rows;
 } cft__sent;
@@ -1228,29 +1230,45 @@ static double cft__exposed_seconds(const cf_cost_desc *desc, const cf_shard *sha
                                    const cf_parameters *counted, cft__sent sent) {
     double shared = (double)(counted->total - counted->experts), routed = (double)counted->experts;
     double ranks = cft__exchanged(&desc->parallel, sent.ranks * shared, sent.ranks * routed) / cft__data_rate(desc);
-    double row = 2 * (double)shard->hidden / (double)shard->sequence, all = ranks;
-    double host = cft__product(sent.host, cft__owned(&desc->parallel, shared, routed));
+    double all = ranks, host = cft__product(sent.host, cft__owned(&desc->parallel, shared, routed));
     double first, room = cf_cost_seconds(pass, desc->chunk_size, cf_slice_pairs(0, desc->chunk_size));
-    host += cft__product(sent.rows * (double)desc->chunk_size, row * (double)shard->layers);
+    host += cft__product(sent.rows, (double)desc->chunk_size);
     host /= cft__product(desc->gpu->pcie, desc->gpu->link);
     if (host > all) all = host;
     first = all / (double)shard->layers;
     return desc->chunk_size > 0 && all - first > room ? all - room : first;
 }
 
+/* Returns the bytes per row of outputs that go to host memory on a virtual stage. */
+static double cft__outputs_away(const cf_cost_desc *desc, int64_t stage) {
+    cf_memory_desc memory;
+    cf_token_bytes bytes;
+    if (desc->outputs < (desc->stream ? 1 : 2)) return 0;
+    memset(&memory, 0, sizeof memory);
+    memory.model = desc->model;
+    memory.parallel = desc->parallel;
+    memory.outputs = 1;
+    return cf_memory_token_bytes(&memory, stage, &bytes, NULL) == CF_OK ? (double)(bytes.dropped - bytes.boundary) : 0;
+}
+
 /* Adds the exposed messages of a virtual stage's passes: ZeRO 3 gathers weights for each pass, ZeRO 2 and 3 scatter
-   gradients of each backward, and what is offloaded crosses the link to the host. */
+   gradients of each backward, and what is offloaded crosses the link to the host. outputs: bytes per row of a dropped
+   chunk that cross it, out in F and in again in R. */
 static void cft__add_exposed(const cf_cost_desc *desc, const cf_shard *shard, const cf_parameters *counted,
-                             cf_stage_cost *cost) {
+                             double outputs, cf_stage_cost *cost) {
     int zero = desc->parallel.dp > 1 ? (int)desc->parallel.zero : 0;
     int checkpoints = (desc->offload & CF_OFFLOAD_CHECKPOINTS) != 0;
     int own = (desc->offload & CF_OFFLOAD_PARAMETERS) != 0;
     int gradients = desc->offload & CF_OFFLOAD_OPTIMIZER && desc->parallel.zero > 1;
-    const cft__sent forward = {zero > 2 ? 2.0 : 0.0, own ? 2.0 : 0.0, checkpoints ? 1.0 : 0.0};
+    double row = cft__product(2 * (double)shard->hidden / (double)shard->sequence, (double)shard->layers), waits;
+    const cft__sent forward = {zero > 2 ? 2.0 : 0.0, own ? 2.0 : 0.0, checkpoints ? row : 0.0};
+    const cft__sent dropped = {forward.ranks, forward.host, forward.rows + outputs};
     const cft__sent weight = {zero > 1 ? 4.0 : 0.0, gradients ? 4.0 : 0.0, 0};
-    if (zero < 2 && desc->offload == 0) return;
-    cost->forward.constant += cft__exposed_seconds(desc, shard, &cost->forward, counted, forward);
-    cost->replay.constant += cft__exposed_seconds(desc, shard, &cost->replay, counted, forward);
+    if (zero < 2 && desc->offload == 0 && !(outputs > 0)) return;
+    waits = cft__exposed_seconds(desc, shard, &cost->forward, counted, forward);
+    cost->replay.constant += cft__exposed_seconds(desc, shard, &cost->replay, counted, dropped);
+    cost->replay.constant += cft__exposed_seconds(desc, shard, &cost->forward, counted, dropped) - waits;
+    cost->forward.constant += waits;
     cost->input.constant += cft__exposed_seconds(desc, shard, &cost->input, counted, forward);
     cost->weight.constant += cft__exposed_seconds(desc, shard, &cost->weight, counted, weight);
 }
@@ -1295,7 +1313,7 @@ static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, int64_t stage)
         left -= cft__min(left, shard.layers);
         head = 0; /* counted once, with the first kind */
     }
-    cft__add_exposed(desc, &whole, &counted, &cost);
+    cft__add_exposed(desc, &whole, &counted, cft__outputs_away(desc, stage), &cost);
     cft__cost_sum(&cost.input, &cost.weight, &cost.backward);
     return cost;
 }
@@ -1446,7 +1464,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     CFT__TRY(cft__range(full.stream, 0, 1, CF_ERROR_ARGUMENT, "stream", -1, error));
     CFT__TRY(cft__range(full.unfused, 0, 1, CF_ERROR_ARGUMENT, "unfused", -1, error));
     CFT__TRY(cft__range(full.max_cp, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "max_cp", -1, error));
-    CFT__TRY(cft__range(full.outputs, 0, 1, CF_ERROR_ARGUMENT, "outputs", -1, error));
+    CFT__TRY(cft__range(full.outputs, 0, 2, CF_ERROR_ARGUMENT, "outputs", -1, error));
     if (full.outputs && full.parallel.recompute == CF_RECOMPUTE_FULL)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "outputs", -1, "are dropped again with full recomputation");
     CFT__TRY(cft__check_offload(&full, error));
@@ -1629,7 +1647,7 @@ typedef struct cft__tuner {
     cf_plan *trees;              /* a packing of the list, for the order of its sequences; NULL: none share */
     int64_t counts[CFT__LISTS];  /* length of each list */
     int outputs;                 /* where dropped chunks keep outputs, as in cf_memory_desc */
-    int moves;                   /* 1: outputs in host memory move to the GPU if they fit there */
+    int moves;                   /* 1: outputs are on the GPU if they fit there, else in host memory */
     int64_t windows[2];          /* the last list: rows of the ring through which state streams; 0: no stream */
     int64_t strides[CFT__LISTS]; /* distance to the candidate with the next choice of that list, all else equal */
     int64_t most_virtual;    /* virtual stages of the deepest split */
@@ -1664,7 +1682,6 @@ typedef struct cft__tuner {
     cf_plan *packed;         /* NULL: `plan` is the packed one */
     cf_schedule *schedule;
     cf_timeline *timeline;
-    cf_tune_candidate on_gpu; /* the current candidate as it would be with outputs on the GPU: its status and peak */
 
     int part;                /* of the search: CFT__BOUNDS and so on */
     int64_t piece;           /* units of work in a piece: batches of candidates, or candidates */
@@ -1983,7 +2000,7 @@ static int cft__keeps_outputs(const cf_model *model) {
 
 /* Lists the reliefs of memory: if state does not fit, it streams; if activations do not fit, they are recomputed. With
    measured costs there are none, because nobody knows what a relief would cost. Outputs are no choice: kept in host
-   memory they cost next to no bytes of the GPU, and no time. */
+   memory they cost next to no bytes of the GPU, and little time. */
 static void cft__list_reliefs(cft__tuner *t) {
     const cf_tune_desc *desc = &t->desc;
     int estimated = desc->model != NULL && desc->timing == NULL;
@@ -2805,7 +2822,7 @@ static cf_result cft__set_up(cft__tuner *t, const cf_tune_candidate *c) {
         cost.stream = c->state_window > 0;
         cost.max_cp = c->max_cp;
         cost.unfused = t->memory.unfused;
-        cost.outputs = t->memory.outputs > 0;
+        cost.outputs = t->memory.outputs;
         cost.offload = t->memory.offload;
         CFT__TRY(cf_cost_estimate(&cost, t->costs, t->split.pp * t->split.n_virtual, &t->timing, &t->step_seconds,
                                   t->error));
@@ -2876,16 +2893,30 @@ static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t ba
     c->peak_seconds = t->plan->chunks_per_rank > 0 ? t->timeline->start[t->schedule->first[stage] + own->before] : 0;
 }
 
-/* Schedules one rank of one batch: without a limit and, if that does not fit, under one. */
+/* Returns whether a candidate's outputs are on the GPU and may move to host memory; the second, whether they must. */
+static int cft__may_move(const cft__tuner *t, const cf_tune_candidate *c) {
+    return t->moves && c->outputs == 1 && c->state_window == 0;
+}
+static int cft__moves_away(const cft__tuner *t, const cf_tune_candidate *c) {
+    return cft__may_move(t, c) && c->status == CF_TUNE_INFEASIBLE;
+}
+
+/* Schedules one rank of one batch: without a limit and, if that does not fit, under one. A limit holds no outputs down
+   that may move to host memory. */
 static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batch, int64_t rank) {
     cf_schedule_desc desc = cft__rank_desc(t, c, c->kind, rank);
     int64_t least = INT64_MAX, stage = 0;
     cf_memory_report memory;
     int held;
     memset(&memory, 0, sizeof memory);
+    if (cft__may_move(t, c) &&
+        cft__least_bytes(t, c->kind == CF_SCHEDULE_BEST ? 1 : c->k, 1).bytes > t->tuning->limit_bytes) {
+        c->status = CF_TUNE_INFEASIBLE; /* and no schedule needs to be made to see it */
+        return CF_OK;
+    }
     desc.max_tries = t->desc.max_tries > 0 ? t->desc.max_tries
                      : cf_tune_max_tries(t->plan, t->split.pp, t->split.n_virtual);
-    for (held = 0; held < 2; held++) {
+    for (held = 0; held < (cft__may_move(t, c) ? 1 : 2); held++) {
         int64_t total;
         cf_result result;
         if (held) cft__limit_bytes(t, &desc);
@@ -2909,40 +2940,6 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
     return CF_OK;
 }
 
-/* Finds the peak of the current schedule with outputs at a given place. */
-static cf_result cft__weigh_outputs(cft__tuner *t, int outputs) {
-    int64_t v;
-    t->memory.outputs = outputs;
-    for (v = 0; v < t->split.pp * t->split.n_virtual; v++) CFT__TRY(cft__weigh_tokens(t, v, &t->weights[v]));
-    CFT__TRY(cft__find_heaviest(t));
-    return cft__report_stages(t, "lengths");
-}
-
-/* Notes the peak that the current schedule of a candidate has with outputs on the GPU. The schedule is the same, because
-   it was made without a limit. */
-static cf_result cft__try_on_gpu(cft__tuner *t, const cf_tune_candidate *c, int64_t batch, int64_t rank) {
-    cf_tune_candidate *moved = &t->on_gpu;
-    if (!t->moves || c->outputs < 2 || c->limited || moved->status == CF_TUNE_INFEASIBLE) return CF_OK;
-    if (t->timeline->replayed > 0) CFT__TRY(cft__weigh_outputs(t, 1));
-    if (t->reports[t->fullest].total <= t->tuning->limit_bytes) cft__note_peak(t, moved, batch, rank);
-    else moved->status = CF_TUNE_INFEASIBLE;
-    return t->memory.outputs == c->outputs ? CF_OK : cft__weigh_outputs(t, c->outputs);
-}
-
-/* Moves a candidate's outputs to the GPU if they fit there on all batches so far. */
-static void cft__move_outputs(const cft__tuner *t, cf_tune_candidate *c) {
-    const cf_tune_candidate *moved = &t->on_gpu;
-    if (!t->moves || c->outputs < 2 || c->limited || moved->status == CF_TUNE_INFEASIBLE) return;
-    c->outputs = 1;
-    c->bytes = moved->bytes;
-    c->stage = moved->stage;
-    c->memory = moved->memory;
-    c->peak_batch = moved->peak_batch;
-    c->peak_rank = moved->peak_rank;
-    c->peak_action = moved->peak_action;
-    c->peak_seconds = moved->peak_seconds;
-}
-
 /* Returns whether a rank has the same chunks as the previous rank, in the same order, and so the same schedule. With
    equally long sequences, most ranks have. With trees it says no, because the load of other ranks matters too. */
 static int cft__is_like_last(const cf_plan *plan, int64_t rank) {
@@ -2964,7 +2961,6 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
         if (rank > 0 && cft__is_like_last(t->plan, rank)) continue;
         CFT__TRY(cft__fit_rank(t, c, batch, rank));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
-        CFT__TRY(cft__try_on_gpu(t, c, batch, rank));
         if (rank > 0 && !(t->timeline->makespan > slowest)) continue;
         slowest = t->timeline->makespan;
         bubble = t->timeline->bubble_useful;
@@ -3170,11 +3166,11 @@ static cf_result cft__bound_points(cft__tuner *t, int64_t first, int64_t batch) 
     return CF_OK;
 }
 
-/* Returns where a candidate keeps outputs, until they are known to fit on the GPU. A stream takes them to host memory by
+/* Returns where a candidate keeps outputs. away: 1 if they do not fit on the GPU. A stream takes them to host memory by
    itself. */
-static int cft__keeps(const cft__tuner *t, const cf_tune_candidate *c) {
+static int cft__keeps(const cft__tuner *t, const cf_tune_candidate *c, int away) {
     int outputs = c->recompute != CF_RECOMPUTE_FULL && c->replay == CF_REPLAY_LOCAL ? t->outputs : 0;
-    return c->state_window > 0 && outputs > 1 ? 1 : outputs;
+    return outputs > 1 && (c->state_window > 0 || (t->moves && !away)) ? 1 : outputs;
 }
 
 /* Bounds all points of one split and ChunkSize on one batch, with every relief. */
@@ -3184,8 +3180,10 @@ static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
     for (way = 0; way < t->strides[CFT__REPLAY]; way++) {
         cf_tune_candidate relief = c[way];
         relief.replay = CF_REPLAY_LOCAL;
-        relief.outputs = cft__keeps(t, &relief);
+        relief.outputs = cft__keeps(t, &relief, 0); /* takes the least time; the least memory where they are away */
         CFT__TRY(cft__set_up(t, &relief));
+        t->memory.outputs = cft__keeps(t, &relief, 1);
+        if (t->memory.outputs != relief.outputs) CFT__TRY(cft__set_weights(t, relief.chunk_size));
         if (way == 0) CFT__TRY(cft__pack_batch(t, c, batch)); /* the same for every relief */
         if (way == 0) *most = cft__max(*most, cft__longest_path(t->plan));
         CFT__TRY(cft__check_weights(t));
@@ -3225,7 +3223,7 @@ static void cft__fill_size(cft__tuner *t, int64_t first, int64_t split, int64_t 
         if (c->max_cp > 1) c->kind = CF_SCHEDULE_PAPER;
         cft__set_recompute(t, c, cft__index(t, id, CFT__LEVEL));
         c->state_window = t->windows[cft__index(t, id, CFT__WINDOW)];
-        c->outputs = cft__keeps(t, c);
+        c->outputs = cft__keeps(t, c, 0);
         c->why = "";
         c->same_as = -1;
         t->heats[id] = 0;
@@ -3399,8 +3397,9 @@ static const char *cft__why_give_up(const cft__tuner *t, cf_tune_candidate *c, i
     return "its first batches take longer than the best's";
 }
 
-/* Resets a candidate to its beginning, in any status, and sets up its costs and memory. */
-static cf_result cft__begin(cft__tuner *t, int64_t id) {
+/* Resets a candidate to its beginning, in any status, and sets up its costs and memory. away: 1 if its outputs do not
+   fit on the GPU. */
+static cf_result cft__begin(cft__tuner *t, int64_t id, int away) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t i;
     c->status = CF_TUNE_UNTRIED;
@@ -3408,24 +3407,18 @@ static cf_result cft__begin(cft__tuner *t, int64_t id) {
     c->same_as = -1;
     c->bytes = c->limited = c->replays = 0;
     c->bubble = c->chunks = c->waiting = 0;
-    c->outputs = cft__keeps(t, c);
-    t->on_gpu = *c;
+    c->outputs = cft__keeps(t, c, away);
     for (i = 0; i < t->desc.n_batches; i++) t->tuning->seconds[id * t->desc.n_batches + i] = -1;
     return cft__set_up(t, c);
 }
 
-/* Simulates a candidate batch by batch. The batch for memory follows the first, unless that was too slow. forced: to
-   the end, however slow, even if the candidate was given up before. */
-static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
+/* Simulates a candidate that has begun, batch by batch. The batch for memory follows the first, unless that was too
+   slow. */
+static cf_result cft__try_batches(cft__tuner *t, int64_t id, int forced) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t i, n = t->desc.n_batches;
     double *seconds = &t->tuning->seconds[id * n], at_least = cft__product(c->bound, (double)n), sum = 0, unused, last;
     const char *why;
-    if (!forced && c->bound > cft__to_beat(t)) {
-        cft__give_up(c, "a lower bound of its time is above the best");
-        return CF_OK;
-    }
-    CFT__TRY(cft__begin(t, id));
     for (i = 0; i < n; i++) {
         if (t->stop) return CF_OK;
         CFT__TRY(cft__try_batch(t, c, i, &last));
@@ -3435,7 +3428,6 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
         at_least += last - t->bounds[id * n + i];
         why = forced || i == n - 1 ? NULL : cft__why_give_up(t, c, i + 1, sum, at_least);
         if (why != NULL) {
-            cft__move_outputs(t, c);
             cft__give_up(c, why);
             return CF_OK;
         }
@@ -3443,10 +3435,25 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
         if (i < n - 1) cft__report_done(t, 1);
     }
-    cft__move_outputs(t, c);
     c->status = CF_TUNE_OK;
     c->seconds = sum / (double)n;
     c->confidence = cft__confidence(seconds, NULL, n);
+    return CF_OK;
+}
+
+/* Simulates a candidate; if its outputs do not fit on the GPU, again with them in host memory. forced: to the end,
+   however slow, even if the candidate was given up before. */
+static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
+    cf_tune_candidate *c = &t->tuning->candidates[id];
+    int away;
+    if (!forced && c->bound > cft__to_beat(t)) {
+        cft__give_up(c, "a lower bound of its time is above the best");
+        return CF_OK;
+    }
+    for (away = 0; away == 0 || (away == 1 && cft__moves_away(t, c)); away++) {
+        CFT__TRY(cft__begin(t, id, away));
+        CFT__TRY(cft__try_batches(t, id, forced));
+    }
     return CF_OK;
 }
 
@@ -3559,17 +3566,18 @@ static int cft__is_behind_another(cft__tuner *t, int64_t id) {
 static cf_result cft__run_heat(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t rank;
+    int away;
     if (c->bound > cft__race_time(t, 1, t->first)) {
         cft__give_up(c, "a lower bound of its time is above what the best one's first batch takes");
         return CF_OK;
     }
-    CFT__TRY(cft__begin(t, id));
-    CFT__TRY(cft__pack_batch(t, c, 0));
-    (void)cft__find_bound(t, c->k, &rank);
-    CFT__TRY(cft__fit_rank(t, c, 0, rank));
+    for (away = 0; away == 0 || (away == 1 && cft__moves_away(t, c)); away++) {
+        CFT__TRY(cft__begin(t, id, away));
+        CFT__TRY(cft__pack_batch(t, c, 0));
+        (void)cft__find_bound(t, c->k, &rank);
+        CFT__TRY(cft__fit_rank(t, c, 0, rank));
+    }
     if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
-    CFT__TRY(cft__try_on_gpu(t, c, 0, rank));
-    cft__move_outputs(t, c);
     t->heats[id] = cft__project(t, id, 1, t->timeline->makespan + cft__gather_seconds(t) + t->step_seconds);
     if (t->heats[id] > cft__race_time(t, 1, t->first)) cft__give_up(c, "its first batch takes longer than the best's");
     cft__note_heat(t, id);
@@ -3606,7 +3614,7 @@ static cf_result cft__try_family(cft__tuner *t, int64_t first) {
     int64_t id, end = t->done + t->piece;
     for (id = first; id < first + t->family && !t->stop; id++) {
         cf_tune_candidate *c = &t->tuning->candidates[id];
-        if (cft__has_lost_its_reason(t, id)) CFT__TRY(cft__begin(t, id));
+        if (cft__has_lost_its_reason(t, id)) CFT__TRY(cft__begin(t, id, 0));
         if (c->status != CF_TUNE_UNTRIED) continue;
         if (!cft__is_needless(t, id)) CFT__TRY(cft__try_candidate(t, id, 0));
     }

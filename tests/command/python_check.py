@@ -662,7 +662,7 @@ def schedules_of_tune(drawn, tuned, limit):
     stages, timing = ffi.new("cf_stage_cost[]", split.pp), ffi.new("cf_timing *")
     cost = ffi.new("cf_cost_desc *", {"model": desc.model, "gpu": desc.gpu, "parallel": split,
                                       "chunk_size": winner.chunk_size, "stream": winner.state_window > 0,
-                                      "outputs": int(winner.outputs > 0), "offload": winner.offload})
+                                      "outputs": winner.outputs, "offload": winner.offload})
     call(lib.cf_cost_estimate, cost, stages, split.pp, timing, ffi.NULL)
     simulation = ffi.new("cf_simulate_desc *", {"timing": timing})
     texts = []

@@ -1121,6 +1121,7 @@ TEST(what_is_offloaded_crosses_the_link_to_the_host) {
     cf_gpu gpu = *cf_gpu_find("h100-80g");
     int64_t i;
     gpu.nvlink = gpu.network = 1e18; /* ranks hide nothing */
+    int way;
     for (i = 0; i < COUNT(rates); i++) {
         cf_stage_cost with[1], without[1];
         cf_timing timing;
@@ -1154,6 +1155,23 @@ TEST(what_is_offloaded_crosses_the_link_to_the_host) {
         CHECK(near(with->weight.constant - without->weight.constant, waits, 1e-6));
         CHECK(near(with->forward.constant, without->forward.constant, 0));
         CHECK(near(step - before, 2 * owned / rates[i] / link - 30 * owned / gpu.bandwidth, 1e-6));
+        desc.offload = 0;
+        desc.parallel.zero = 0;
+        desc.parallel.recompute = CF_RECOMPUTE_NONE;
+        desc.outputs = 1; /* 28 heads of 128 values in bf16, and a float */
+        REQUIRE(cf_cost_estimate(&desc, without, 1, &timing, NULL, NULL) == CF_OK);
+        all = 28 * 28.0 * (2 * 128 + 4) * 8192 / rates[i] / link;
+        pass = cf_cost_seconds(&without->forward, 8192, cf_slice_pairs(0, 8192));
+        waits = all * 27 / 28 > pass ? all - pass : all / 28; /* on the way out, and in again */
+        pass = cf_cost_seconds(&without->replay, 8192, cf_slice_pairs(0, 8192));
+        waits += all * 27 / 28 > pass ? all - pass : all / 28;
+        for (way = 0; way < 2; way++) { /* in host memory by themselves, and where the state streams */
+            desc.outputs = way == 0 ? 2 : 1;
+            desc.stream = way;
+            REQUIRE(cf_cost_estimate(&desc, with, 1, &timing, NULL, NULL) == CF_OK);
+            CHECK(near(with->replay.constant - without->replay.constant, waits, 1e-6));
+            CHECK(near(with->forward.constant, without->forward.constant, 0));
+        }
     }
 }
 

@@ -258,7 +258,7 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
         cost.parallel = *split;
         cost.chunk_size = c->chunk_size;
         pack.max_cp = cost.max_cp = c->max_cp;
-        cost.outputs = c->outputs > 0;
+        cost.outputs = c->outputs;
         if (cf_cost_estimate(&cost, stages, split->pp * split->n_virtual, &timing, &step, &error) != CF_OK) {
             FAIL("%s", error.text);
             return out;
@@ -1742,7 +1742,7 @@ static double seconds_of(const fixture *f, const cf_plan *plan, const cf_schedul
     cost.gpu = f->desc.gpu;
     cost.parallel = f->desc.parallel;
     cost.chunk_size = plan->chunk_size;
-    cost.outputs = outputs > 0;
+    cost.outputs = outputs;
     simulate.timing = &timing;
     if (cf_cost_estimate(&cost, costs, f->desc.parallel.pp, &timing, &seconds, NULL) == CF_OK &&
         cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK)
@@ -1844,7 +1844,7 @@ static double batch_in_step(const fixture *f, const cf_tuning *tuning, int64_t i
     cost.model = f->desc.model;
     cost.gpu = f->desc.gpu;
     cost.parallel = f->desc.parallel;
-    cost.outputs = c->outputs > 0;
+    cost.outputs = c->outputs;
     if (!CHECK_INT(cf_cost_estimate(&cost, &stage, 1, &timing, &step, NULL), CF_OK)) return 0;
     if (!CHECK_INT(cf_pack(batch, f->desc.batch, &pack, &plan, NULL), CF_OK)) return 0;
     for (rank = 0; rank < plan->n_ranks; rank++)
@@ -1922,7 +1922,7 @@ static cf_schedule *make_fitting(const fixture *f, const cf_tune_candidate *c, c
     memory.model = cost.model = f->desc.model;
     memory.parallel = cost.parallel = f->desc.parallel;
     memory.outputs = c->outputs;
-    cost.outputs = c->outputs > 0;
+    cost.outputs = c->outputs;
     cost.gpu = f->desc.gpu;
     cost.chunk_size = plan->chunk_size;
     if (cf_cost_estimate(&cost, costs, f->desc.parallel.pp, &timing, NULL, NULL) != CF_OK) return NULL;

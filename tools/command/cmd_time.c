@@ -355,7 +355,7 @@ static int estimate(const time_options *asked, const modelling *m, const cf_gpu 
     double step;
     int code;
 
-    desc.outputs = asked->outputs > 0;
+    desc.outputs = (int)asked->outputs;
     desc.offload = modelling_offload(asked->offload, asked->offload_checkpoints);
     if (cf_cost_estimate(&desc, stages, m->parallel.pp * m->parallel.n_virtual, &timing, &step, &error) != CF_OK)
         return cli_error(&error, NULL);

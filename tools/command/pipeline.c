@@ -352,7 +352,7 @@ static cf_result estimate_costs(const pipeline *p, int64_t n_virtual, int64_t ch
     desc.stream = p->memory.state_window > 0;
     desc.max_cp = p->max_cp;
     desc.unfused = p->memory.unfused;
-    desc.outputs = p->memory.outputs > 0 && desc.parallel.recompute != CF_RECOMPUTE_FULL;
+    desc.outputs = desc.parallel.recompute != CF_RECOMPUTE_FULL ? p->memory.outputs : 0;
     desc.offload = offload_of(p, desc.parallel.recompute);
     result = cf_cost_estimate(&desc, out->stages, p->n_stages * n_virtual, &out->timing, NULL, error);
     if (asked->latency.n > 0) out->timing.latency = p->timing.latency;
