@@ -335,8 +335,8 @@ class NeighbourStates(chunkflow.huggingface._States):
 
     last = None
 
-    def __init__(self, before):
-        super().__init__(before)
+    def __init__(self, *given):
+        super().__init__(*given)
         last, NeighbourStates.last = NeighbourStates.last, self
         same = last is not None and not self.now and NeighbourStates.slices > 0
         NeighbourStates.slices += 1
