@@ -347,14 +347,13 @@ FAULTS = (
      "    if (planted != {n}) named_barrier<1, HOPPER_CONSUMERS>(); /* nobody",
      "wgmma.shapes"),
     ("places without a token are not cleared",
-     "    zero_rows<128, HEAD, HOPPER_THREADS>(start + layout::Q, p.fused.forward_rows,",
-     "    zero_rows<128, HEAD, HOPPER_THREADS>(start + layout::Q, "
-     "planted == {n} ? 128 : p.fused.forward_rows,",
+     "HOPPER_THREADS>(hopper_q<HEAD>(start, i), p.fused.forward_rows,",
+     "HOPPER_THREADS>(hopper_q<HEAD>(start, i), planted == {n} ? 128 : p.fused.forward_rows,",
      "wgmma.groups"),
     ("more registers than there are",
-     "        give_registers_back<40>();\n        if (threadIdx.x >= 32) return;",
+     "        give_registers_back<40>();\n        if (threadIdx.x < 32) hopper_forward",
      "        if (planted == {n}) give_registers_back<48>();\n        else give_registers_back<40>();\n"
-     "        if (threadIdx.x >= 32) return;",
+     "        if (threadIdx.x < 32) hopper_forward",
      "wgmma.shapes"),
     ("no proxy fence after dS",
      "(shared_address)(i / 4 * HALF_TILE), slopes[i]);\n    fence_proxy_async();",
