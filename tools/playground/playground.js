@@ -291,7 +291,7 @@ int main(void) {
         ${folded(lengths, "        ")}};
     cf_pack_desc packing = {.chunk_size = ${data.chunk_size}, .n_ranks = ${data.n_ranks}};
     cf_schedule_desc order = {.kind = CF_SCHEDULE_${upper(s.kind)}, .shape = {.n_stages = ${data.n_stages}, .k = ${s.k}${
-      s.virtual_stages > 1 ? `, .n_virtual = ${s.virtual_stages}` : ""}}${
+      s.virtual_stages > 1 ? `, .n_virtual = ${s.virtual_stages}` : ""}${data.rank ? `, .rank = ${data.rank}` : ""}}${
       limit ? `, .limits = {.chunks = ${limit}}` : ""}${inputs["split-backward"].value ? ", .split_backward = 1" : ""}};
     cf_simulate_desc clock = {0};
     cf_plan *plan = NULL;
@@ -327,7 +327,7 @@ lengths = [
     ${folded(lengths, "    ")}]
 plan = chunkflow.pack(lengths, chunk_size=${data.chunk_size}, n_ranks=${data.n_ranks})
 schedule = plan.schedule(kind="${s.kind}", n_stages=${data.n_stages}, k=${s.k}${
-    s.virtual_stages > 1 ? `, n_virtual=${s.virtual_stages}` : ""}${limit ? `, limits={"chunks": ${limit}}` : ""}${
+    s.virtual_stages > 1 ? `, n_virtual=${s.virtual_stages}` : ""}${data.rank ? `, rank=${data.rank}` : ""}${limit ? `, limits={"chunks": ${limit}}` : ""}${
     inputs["split-backward"].value ? ", split_backward=1" : ""})
 ${model ? "# in token times: pass timing= for seconds, from chunkflow_tune.h as in C\n" : ""}print(schedule.simulate().makespan${unitsOf(s)})
 `;
