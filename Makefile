@@ -16,9 +16,8 @@
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
 #   make shared     both libraries as one shared library, and their declarations, for tools/python and others
 #   make wheel      tools/python with the library inside, as pip installs it
-#   make gpu-record the first minutes on a device: all of that and more into a few files (tools/device/gpu_record.sh)
-#   make gpu-record-train  what chunks are worth in training, on a device: speed, memory, losses (tools/device/gpu_record_train.sh)
-#   make gpu-programs  what these run, built where nvcc is, for a device elsewhere
+#   make gpu-record the first quarter of an hour on a device, into a few files (tools/device/gpu_record.sh)
+#   make gpu-programs  what it runs, built where nvcc is, for a device elsewhere
 #   make bench      speed and quality against named rivals; prints tables, judges nothing
 #   make bench-clocks OTHER=FILE   schedules of this header and of another one, judged by clocks that differ from the estimates; ARGS: options
 #   make bench-dealing OTHER=FILE  plans for ranks, free and in step, of this header and of another one; ARGS: a list of lengths
@@ -74,7 +73,7 @@ MPI_TESTS    := $(addprefix $(BUILD)/test/,pipeline_mpi_f64 lockstep_mpi cp_grou
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all wheel release demo pictures test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-clocks bench-dealing bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record gpu-record-train clean
+.PHONY: all wheel release demo pictures test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-clocks bench-dealing bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -540,7 +539,7 @@ $(CUDA_BUILD)/bench_arena: tools/bench/bench_arena.cc $(filter-out %/executor_em
 # folder that can be carried to it. chunkflow_cuda.cu is compiled once, for the device that is lent (GPU_ARCH names another
 # one), with the variants of its kernels that are there to be measured.
 GPU_BUILD    := $(BUILD)/gpu
-GPU_PROGRAMS := $(addprefix $(GPU_BUILD)/,cuda_tests bench_attention executor_cuda train_cuda chunkflow commit) \
+GPU_PROGRAMS := $(addprefix $(GPU_BUILD)/,cuda_tests bench_attention bench_free executor_cuda train_cuda chunkflow commit) \
                 $(SHARED:$(BUILD)/%=$(GPU_BUILD)/%)
 GPU_ARCH     ?= -gencode arch=compute_90a,code=sm_90a
 GPU_COMPILE   = $(NVCC) -O3 -std=c++17 $(GPU_ARCH) -DCHUNKFLOW_CUDA_VARIANTS -I.
@@ -568,6 +567,13 @@ $(GPU_BUILD)/cuda_tests: $(GPU_TESTS) $(GPU_BUILD)/chunkflow_cuda.o
 	$(GPU_COMPILE) $^ -lcublas -o $@
 
 $(GPU_BUILD)/bench_attention: tools/bench/bench_attention.cu $(GPU_BUILD)/chunkflow_cuda.o
+	$(GPU_COMPILE) $^ -lcublas -o $@
+
+# The same without the order point of path 3's loops, whose price only a device tells.
+$(GPU_BUILD)/chunkflow_free.cu: chunkflow_cuda.cu | $(GPU_BUILD)
+	sed 's/^\( *\)keep_order();/\1;/' $< >$@
+
+$(GPU_BUILD)/bench_free: tools/bench/bench_attention.cu $(GPU_BUILD)/chunkflow_free.cu
 	$(GPU_COMPILE) $^ -lcublas -o $@
 
 $(GPU_BUILD)/executor_cuda: examples/executor_cuda.cu $(GPU_BUILD)/chunkflow_cuda.o $(TRAIN_HEADERS)
@@ -681,7 +687,7 @@ test-torch: $(BUILD)/chunkflow $(SHARED)
 	export OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) PYTHON="$$python" BUILD="$(BUILD)" && \
 	sh tests/run.sh $(foreach test,$(TORCH_SUITES),"$$python -B tests/torch/$(test).py") \
 	    $(foreach test,check counts pipelines titan,"$$python -B tests/torch/$(test).py $(abspath $(BUILD))/chunkflow") \
-	    "sh tests/cuda/train_judge_check.sh rival"
+	    "sh tests/cuda/train_paper_check.sh rival"
 
 test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda/cuda_device.sh" "sh tests/cuda/executor_check.sh device"
@@ -710,7 +716,7 @@ test: $(CUDA_TESTS) $(PTX_TESTS) $(if $(filter 1,$(FULL)),$(PROGRAMS),$(filter-o
 	    "env $(CLI) sh tests/command/transcript.sh tests/command/cli_tune.transcript" \
 	    "sh tests/cuda/cuda_record.sh" \
 	    $(PTX_SUITE) \
-	    "sh tests/cuda/train_judge_check.sh" \
+	    "sh tests/cuda/train_paper_check.sh" \
 	    "sh tests/trainer/mpi_check.sh $(BUILD)" \
 	    "sh tests/trainer/train_check.sh $(BUILD)" \
 	    "env $(CLI) sh tests/command/python_check.sh $(BUILD)" \
@@ -785,11 +791,7 @@ bench-gpu:
 	BUILD="$(BUILD)" sh tools/bench/bench_attention.sh
 
 gpu-record: gpu-programs
-	BUILD="$(BUILD)" sh tools/device/gpu_record.sh
-
-# LENGTHS: a second list of lengths.
-gpu-record-train: gpu-programs
-	BUILD="$(BUILD)" PYTHON="$(PYTHON)" sh tools/device/gpu_record_train.sh $(if $(LENGTHS),--lengths "$(LENGTHS)")
+	BUILD="$(BUILD)" PYTHON="$(PYTHON)" sh tools/device/gpu_record.sh
 
 # What people vendor, in one archive with its checksums, which is the same whenever and wherever it is made. Each header is
 # compiled from it alone, in C and in C++, and the .cu with its declarations only: that is what needs no nvcc.

@@ -1,10 +1,10 @@
 #!/bin/sh
-# cuda_record.sh - tools/device/gpu_record.sh from end to end, on the emulated device: what it records, that it goes on
-# where an earlier call ended, and that no failing step stops the next one.
+# cuda_record.sh - dry runs of tools/device/gpu_record.sh: what it still measures where a path hangs, a package is
+# missing, the record cannot be written or the device is slow; that a later call runs what failed or was not reached.
 #
 #     sh tests/cuda/cuda_record.sh        from the top of the tree; BUILD (default build) has the emulated programs
 #
-# FULL=1: all steps; otherwise the emulated programs run for four seconds, and all others are scripts that stand for them.
+# Scripts stand for the programs, but for the command and the executor. FULL=1: from end to end on the emulated device.
 
 . "$(dirname "$0")/../helpers.sh"
 
@@ -37,17 +37,64 @@ echo 'a profile' >"$2"
 shift 2
 exec "$@"
 END
-tool compute-sanitizer <<'END'
-while [ "$1" != --error-exitcode ]; do shift; done
-shift 2
-exec "$@"
-END
-ln -s "$built/cuda/tests" "$work/programs/cuda_tests"
-ln -s "$built/cuda/bench_attention" "$built/cuda/executor_cuda" "$built/test/chunkflow" "$work/programs"
+program() { # NAME: the script is read
+    rm -f "$work/programs/$1"
+    { printf '#!/bin/sh\n' && cat; } >"$work/programs/$1" && chmod +x "$work/programs/$1"
+}
+ln -s "$built/cuda/executor_cuda" "$built/chunkflow" "$work/programs"
 echo 'abc123' >"$work/programs/commit"
+
+# FAKE=hang: whatever runs path 3 says what it begins, and never ends. SLOW: seconds that each takes.
+program cuda_tests <<'END'
+if [ "$1" = --list ]; then
+    for test in primitives.copies primitives.hangs primitives.warps state.bad_appends; do echo $test; done
+    exit
+fi
+[ "$1" != primitives. ] || set -- primitives.copies
+sleep "${SLOW:-0}"
+for test in "$@"; do
+    printf '%s ...' "$test"
+    case "${FAKE:-} $test${CHUNKFLOW_TEST_WGMMA:+ wgmma}" in hang*hangs | hang*wgmma) exec sleep 100 ;; esac
+    echo ' ok'
+done
+END
+program bench_attention <<'END'
+case $1 in --list) exit ;; esac
+sleep "${SLOW:-0}"
+case "${FAKE:-} $*" in hang*wgmma*) exec sleep 100 ;; esac
+check=
+while [ $# -gt 0 ]; do
+    case $1 in
+        --check) check=yes ;;
+        --variant)
+            speed=300
+            case $2 in wgmma*) speed=400 ;; esac
+            if [ -n "$check" ]; then echo "small-packed $2 check ok (x)"
+            else for pass in forward backward; do echo "small-packed $2 $pass 1.5 ms $speed TFLOP/s"; done; fi ;;
+    esac
+    shift
+done
+END
+program train_cuda <<'END'
+case $1 in --help) exit ;; esac
+sleep "${SLOW:-0}"
+case "${FAKE:-} $*" in hang*wgmma*) exec sleep 100 ;; esac
+case "$*" in *--check*) echo '  chunked, from float64 on the CPU: 1e-7, limit 1e-5: ok'; exit ;; esac
+for step in 1 2 3; do
+    echo "step    $step/3  loss 6.$step  lr 3e-05  |gradient| 1.3  7 chunks  1,042 tokens/s  utilisation 40.0 %  memory 40.4 MiB  left 5 s"
+done
+case "$*" in *--memory-table*) echo '  batch, these together       100.0    101.0' ;; esac
+while [ $# -gt 1 ]; do
+    [ "$1" != --times ] || for rows in 16 32 64 128; do
+        for pass in 'F 1' 'R 0.5' 'B 2'; do echo "${pass% *} $rows $((rows * rows / 2)) ${pass#* }"; done
+    done >"$2"
+    shift
+done
+END
 find_python
 CUDA_EMU_ARCH=90
-export CUDA_EMU_ARCH
+BATCHES=1
+export CUDA_EMU_ARCH BATCHES
 
 record() { # OPTIONS...
     capture env "PATH=$here/$work/bin:$PATH" "BUILD=$work/build" timeout 300 \
@@ -64,7 +111,7 @@ holds() {
 
 # valid RECORD: every line is JSON with all that a line must have. Without python3 only its outside is looked at.
 valid() {
-    if [ -z "$PYTHON" ]; then ! grep -qvE '^\{"part": [0-7], .*"device": "A \\"B\\\\C\\" 200", .*\}$' "$1"; return; fi
+    if [ -z "$PYTHON" ]; then ! grep -qvE '^\{"part": [0-9], .*"device": "A \\"B\\\\C\\" 200", .*\}$' "$1"; return; fi
     python - "$1" <<'END'
 import json, sys
 lines = [json.loads(line) for line in open(sys.argv[1])]
@@ -82,116 +129,101 @@ ended() { grep '"done": true' "$1" | sed 's/.*"step": "\([^"]*\)".*/\1/'; }
 
 twice() { [ -z "$(ended "$1" | sort | uniq -d)" ]; }
 
-# ---- two calls, the second of which goes on where the first one ended ----
+# ---- everything is there ----
 
-record --out "$work/first" --minutes 0.07
-expect "the first call" 0 "Go on with --resume $work/first/record.jsonl"
-printf '{"part": 1, "step": "half a' >>"$work/first/record.jsonl"
-all=$work/second/record.jsonl
-if full; then record --out "$work/second" --resume "$work/first/record.jsonl"
-else record --out "$work/second" --resume "$work/first/record.jsonl" --minutes 0; fi
-expect "the second call" 0 'steps in'
-holds "it has all lines of the first" sh -c "! grep '\"done\": true' '$work/first/record.jsonl' | grep -qvxFf '$all'"
-holds "it has no half a line" sh -c "! grep -q 'half a' '$all'"
-holds "no step ended twice" twice "$all"
-holds "tests have their names" grep -qF '"test": "primitives.copies", "ok": true' "$all"
-capture "$work/programs/bench_attention" --check --small --variant mma
-expect "the benchmark's own check" 0 '^small-packed mma check ok'
-
-# Checks the records that all parts leave, and that a third call has nothing to do.
-all_parts() {
-    holds "the first one was cut short" sh -c "[ $(ended "$work/first/record.jsonl" | wc -l) -lt $(ended "$all" | wc -l) ]"
-    holds "every line is whole" valid "$all"
-    for part in 1 2 3 4 5 6 7; do
-        holds "part $part ended well" grep -q "^{\"part\": $part, .*\"done\": true, .*\"status\": 0," "$all"
-    done
-    holds "nothing failed" sh -c "! grep -q '\"done\": true, .*\"status\": [1-9]' '$all'"
-    for variant in mma wgmma mma+arch=86; do
-        holds "$variant is right" grep -qF "\"variant\": \"$variant\", \"check\": \"ok\"" "$all"
-        of="\"variant\": \"$(echo $variant | sed 's/+/[+]/')\""
-        for pass in forward backward; do
-            holds "$variant $pass has a speed" grep -qE \
-                "$of, \"pass\": \"$pass\", \"ms\": 0\.[0-9]*[1-9][0-9]*, \"tflops\": [0-9]" "$all"
-        done
-    done
-    holds "a batch was predicted" grep -qE \
-        '"batch": 2, "measured_ms": [0-9.]+, "simulated_ms": [0-9.]+, "ratio": [01]\.[0-9]+,' "$all"
-    holds "the costs were fitted" grep -qE '"pass": "B", "samples": [0-9]+, "constant": [0-9.e-]+, ' "$all"
-    holds "tests run on the path with wgmma, too" grep -qF \
-        '"step": "tests attention.padded_slices with wgmma", "test": "attention.padded_slices", "ok": true' "$all"
-    holds "the sanitizer is there" grep -qF '"test": "compute-sanitizer racecheck", "ok": true' "$all"
-    summary=$work/second/summary.txt
-    holds "the summary says how many" grep -qE '^[0-9]+ steps in [0-9]+ s, 1[0-9] tests passed, 0 failed$' "$summary"
-    holds "the summary has a table" grep -qE 'small-packed +forward .*mma [0-9.]+ .*wgmma [0-9.]+ .*86 [0-9.]+$' "$summary"
-    holds "at most 8 files" sh -c "[ $(find "$work/second" -type f | wc -l) -le 8 ]"
-    cp "$all" "$work/again.jsonl"
-    record --out "$work/second" --resume "$all" --minutes 0
-    expect "a call of no minutes" 0 'steps in'
-    holds "a call of no minutes: nothing new" cmp "$all" "$work/again.jsonl"
-    holds "a call of no minutes: the log is there still" grep -q '==== part 7' "$work/second/log.txt"
-}
-in_full all_parts
-
-# ---- a variant that is wrong takes no time of the others, nor of PyTorch ----
-
-wrong_variants() {
-    sed '/"step": "speed"/d; /"step": "check wgmma", "done": true/s/"status": 0/"status": 124/' "$all" >"$work/wrong.jsonl"
-    record --out "$work/wrong" --resume "$work/wrong.jsonl"
-    expect "a variant that hung" 0 'steps in'
-    speed=$(grep '"step": "speed", "done": true' "$work/wrong/record.jsonl")
-    holds "a variant that hung is not timed" sh -c \
-        "case '$speed' in *wgmma*) exit 1 ;; *'--variant mma'*) ;; *) exit 1 ;; esac"
-    sed '/"step": "check mma", "done": true/s/"status": 0/"status": 1/' "$work/wrong.jsonl" >"$work/all_wrong.jsonl"
-    record --out "$work/all_wrong" --resume "$work/all_wrong.jsonl"
-    holds "where no variant is right there are other numbers" \
-        grep -qE '"variant": "unfused", "pass": "forward", "ms": [0-9]' "$work/all_wrong/record.jsonl"
-}
-in_full wrong_variants
-
-# ---- programs that fail in every way ----
-
-program() { # NAME: the script is read
-    rm -f "$work/programs/$1"
-    { printf '#!/bin/sh\n' && cat; } >"$work/programs/$1" && chmod +x "$work/programs/$1"
-}
-program cuda_tests <<'END'
-case $1 in
-    --list) ;;
-    primitives.)
-        printf 'primitives.copies ... \n    f.cc:3: 1 == 2\n    FAILED primitives.copies, 1 of 2 checks\n'
-        exit 1
-        ;;
-    state.*) trap '' TERM; sleep 100 & wait; sleep 100 ;;
-    *) exit 3 ;;
-esac
-END
-program bench_attention <<'END'
-case "$*" in
-    --list) ;;
-    *--check*) echo 'small mma check FAIL out nan'; exit 1 ;;
-    *) echo 'small mma forward nan ms inf TFLOP/s'; echo 'small wgmma error a "quoted" \ text'; kill -SEGV $$ ;;
-esac
-END
-program executor_cuda <<'END'
-[ "$1" = --help ] || { printf 'tab\there, \001 and "quotes" \\ and no end of line' >&2; exit 1; }
-END
-record --out "$work/third" --limit 1
-expect "failing programs" 1 'steps in'
-all=$work/third/record.jsonl
-holds "failing programs: every line is whole" valid "$all"
-for part in 1 2 3 4 5 6 7; do
-    holds "failing programs: part $part was tried" grep -qE \
-        "^\{\"part\": $part, .*\"done\": true, .*\"status\": [1-9]" "$all"
+record --out "$work/first"
+expect "a call" 0 '^AUTO may take wgmma  *met  *chunkflow_cuda.cu, line [0-9]* stays'
+all=$work/first/record.jsonl
+summary=$work/first/summary.txt
+holds "every line is whole" valid "$all"
+for part in 1 2 3 4 5 6 7 8 9; do
+    holds "part $part ended well" grep -q "^{\"part\": $part, .*\"done\": true, .*\"status\": 0," "$all"
 done
-holds "a test that failed" grep -qF \
-    '"test": "primitives.copies", "ok": false, "error": "FAILED primitives.copies' "$all"
-holds "a step that hung" grep -qE \
-    '"step": "tests state.bad_appends", "done": true, .*"error": "stopped after [1-9]' "$all"
-holds "a number that is none" grep -qF '"pass": "forward", "ms": null, "tflops": null' "$all"
-holds "a variant that cannot run" grep -qF '"variant": "wgmma", "error": "a \"quoted\" \\ text"' "$all"
-holds "a variant that is wrong is not swept" sh -c "! grep -q '\"step\": \"sweep' '$all'"
-holds "what has no end of line" grep -qF 'tab here,   and \"quotes\" \\ and no end of line' "$all"
-holds "the summary has the failures" grep -q '^    primitives.copies: FAILED' "$work/third/summary.txt"
+holds "nothing failed" sh -c "! grep -q '\"done\": true, .*\"status\": [1-9]' '$all'"
+holds "at most 8 files" sh -c "[ $(find "$work/first" -type f | wc -l) -le 8 ]"
+for line in '^losses, chunked and whole: .* met  *0.0000' '^memory 128: over that of the shortest  *met' \
+    '^executor unfused, batch 1: simulated over measured  *\(not \)\{0,1\}met' '^replay 96 host  *0.5000 of a forward' \
+    'small-packed forward  *mma 300  wgmma 400' '^train whole, wgmma  *1042  *[0-9]' '^7B 256K PP 4 simulated' \
+    'left out: rival: '; do
+    holds "the summary: $line" grep -q -e "$line" "$summary"
+done
+cp "$all" "$work/again.jsonl"
+record --out "$work/second" --resume "$all" --minutes 3
+expect "a second call" 0 'AUTO may take'
+holds "a second call runs nothing again" cmp "$all" "$work/second/record.jsonl"
+holds "a second call: the log is one" grep -q '==== part 7' "$work/second/log.txt"
+
+# rule NAME TEXT SED: the verdict for AUTO, by the record as it is edited
+rule() {
+    sed "$3" "$all" >"$work/edited.jsonl"
+    capture awk -v line=7 -v shapes=small-packed -v repeats=state.bad_appends -f tools/device/gpu_record.awk \
+        "$work/edited.jsonl"
+    expect "AUTO's rule: $1" 0 "^AUTO may take wgmma  *$2"
+}
+rule "as it is" 'met  *chunkflow_cuda.cu, line 7 stays' ''
+rule "slower in one pass" 'not met  *wrong or slower: small-packed backward; change chunkflow_cuda.cu, line 7' \
+    '/"wgmma", "pass": "backward"/s/: 400/: 299.9/'
+rule "one repeat is wrong" 'not met  *wrong or slower: state.bad_appends;' \
+    '/bad_appends wgmma", "done"/s/"status": 0/"status": 1/'
+rule "a shape is missing" 'not measured' '/"wgmma", "pass": "forward"/d'
+rule "the repeats are missing" 'not measured' '/bad_appends wgmma", "done"/d'
+
+# ---- path 3 hangs ----
+
+FAKE=hang
+export FAKE
+record --out "$work/hang" --limit 1
+expect "path 3 hangs" 1 'AUTO may take wgmma  *not met  *wrong or slower: check; change chunkflow_cuda.cu, line'
+all=$work/hang/record.jsonl
+holds "path 3 hangs: the record is whole" valid "$all"
+holds "path 3 hangs: speeds of path 2" grep -q '"variant": "mma", "pass": "backward", "ms": 1.5, "tflops": 300' "$all"
+holds "path 3 hangs: training by path 2" grep -q '"step": "train whole, mma", "loss": 6.3' "$all"
+holds "path 3 hangs: repeats by path 2" grep -q '"step": "state.bad_appends mma", "done": true, .*"status": 0' "$all"
+holds "path 3 hangs: nothing else tries it" sh -c \
+    "! grep -vE '\"step\": \"check wgmma' '$all' | grep -q '\"command\": \"[^\"]*wgmma'"
+holds "a test that hangs has its name" grep -q '"test": "primitives.hangs", "ok": false, "error": "it hung or died' "$all"
+holds "tests behind it run" grep -q '"test": "primitives.warps", "ok": true' "$all"
+FAKE=
+printf '{"part": 1, "step": "half a' >>"$all"
+record --out "$work/mended" --resume "$all" --minutes 3
+expect "a second call for what failed" 0 'AUTO may take wgmma  *met '
+holds "a second call for what failed: all lines of the first" sh -c "! grep '}\$' '$all' | grep -qvxFf '$work/mended/record.jsonl'"
+holds "a second call for what failed: no half a line" sh -c "! grep -q 'half a' '$work/mended/record.jsonl'"
+holds "a second call for what failed: nothing else" \
+    sh -c "[ $(ended "$work/mended/record.jsonl" | sort | uniq -d | wc -l) -eq $(grep '"done": true' "$all" | grep -cv '"status": 0') ]"
+
+# ---- a slow device, and a record that cannot be written ----
+
+SLOW=1
+export SLOW
+record --out "$work/slow" --minutes 0.12
+expect "a slow device" 0 'Not reached or cut short: .*train whole.* Go on with --minutes 3 --resume'
+holds "a slow device: what comes first was measured" grep -qF '"step": "check wgmma", "done": true' \
+    "$work/slow/record.jsonl"
+SLOW=
+mkdir -p "$work/full/record.jsonl" "$work/full/log.txt"
+record --out "$work/full"
+holds "a full disk: results are on standard output" grep -q '^{"part": 4, "step": "train whole, wgmma", "loss": 6.3' "$work/out"
+holds "a full disk: to the last part" grep -q '^{"part": 9, ' "$work/out"
+
+# ---- from end to end on the emulated device ----
+
+emulated() {
+    mkdir "$work/emulated_programs"
+    ln -s "$built/cuda/tests" "$work/emulated_programs/cuda_tests"
+    ln -s "$built/cuda/bench_attention" "$built/cuda/executor_cuda" "$built/cuda/train_cuda" "$built/chunkflow" \
+        "$work/emulated_programs"
+    echo abc123 >"$work/emulated_programs/commit"
+    capture env "PATH=$here/$work/bin:$PATH" "BUILD=$work/build" timeout 900 sh tools/device/gpu_record.sh --small \
+        --programs "$work/emulated_programs" --out "$work/emulated" --minutes 14
+    expect "the emulated device" 0 '^losses, chunked and whole: .* met '
+    holds "the emulated device: every line is whole" valid "$work/emulated/record.jsonl"
+    for line in '^memory 64: measured over predicted  *met' '^replay 96 gpu  *[0-9.]* of a forward' \
+        'small-packed backward  *mma [0-9.]*  wgmma [0-9.]*' '^train whole, wgmma  *[0-9]' '^7B 256K PP 4 simulated'; do
+        holds "the emulated device: $line" grep -q -e "$line" "$work/emulated/summary.txt"
+    done
+}
+in_full emulated
 
 # ---- programs that do not start are built where they are needed ----
 
@@ -210,29 +242,25 @@ rm "$MAKE_SAID"
 record --out "$work/fourth" --resume "$work/fourth/record.jsonl" --limit 1 --minutes 0.2
 holds "and once more by the next call, which may be on another one" grep -qx gpu-programs "$MAKE_SAID"
 
-# Where none starts there is nothing to be recorded, by either of the two.
+# Where none starts there is nothing to be recorded.
 for none in bench_attention executor_cuda train_cuda; do
     program $none <<'END'
 exit 127
 END
 done
-for which in gpu_record gpu_record_train; do
-    rm -f "$MAKE_SAID"
-    capture env "PATH=$(cd "$work/bin" && pwd):$PATH" "BUILD=$work/build" timeout 300 \
-        sh tools/device/$which.sh --small --programs "$work/programs" --out "$work/none" \
-        --resume "$work/fourth/record.jsonl"
-    expect "$which: no program starts" 1 "^$which: no program starts here"
-    holds "$which: they were to be built here" grep -qx gpu-programs "$MAKE_SAID"
-    holds "$which: nothing is recorded" cmp "$work/fourth/record.jsonl" "$work/none/record.jsonl"
-done
+rm -f "$MAKE_SAID"
+record --out "$work/none" --resume "$work/fourth/record.jsonl"
+expect "no program starts" 1 "^gpu_record: no program starts here"
+holds "no program starts: they were to be built here" grep -qx gpu-programs "$MAKE_SAID"
+holds "no program starts: nothing is recorded" cmp "$work/fourth/record.jsonl" "$work/none/record.jsonl"
 
 # ---- all suites of a device are asked for ----
 
 sed '1,/^#else/d' tests/cuda/main.cc | grep -o '&suite_[a-z_]*' | sed 's/&suite_//' >"$work/suites"
 holds "there are suites of a device" [ "$(wc -l <"$work/suites")" -ge 7 ]
 while read -r suite; do
-    holds "the record runs suite $suite" \
-        grep -qE "^suites='(.* )?$suite\.|run_step .*cuda_tests\" $suite\." tools/device/gpu_record.sh
+    holds "the record runs suite $suite" grep -qE "^suites='(.* )?$suite[ ']|^repeats='$suite\.|cuda_tests|tests\" $suite\." \
+        tools/device/gpu_record.sh
 done <"$work/suites"
 
 # ---- each planted fault has its place, and stands in the record of them ----
@@ -264,7 +292,7 @@ fi
 
 # ---- a signal ends what runs, and the step is left for the next call ----
 
-for nothing in bench_attention executor_cuda; do
+for nothing in bench_attention executor_cuda train_cuda; do
     program $nothing <<'END'
 exit 0
 END
@@ -291,13 +319,13 @@ for signal in TERM HUP INT; do # as whoever runs the tests may have them ignored
     status=0
     wait $caller || status=$?
     rm -f "$CHILD"
-    holds "$signal: it says so" grep -q '^gpu_record: ended by a signal in step tests' "$work/out"
+    holds "$signal: it says so" grep -q '^gpu_record: ended by a signal in step state.bad_appends mma' "$work/out"
     holds "$signal: and so does its status" [ $status -gt 128 ]
     sleep 1
     holds "$signal: what ran is over" [ ! -e "$CHILD" ]
     holds "$signal: what ended is done" grep -qF '"step": "primitives", "done": true' "$work/signal/record.jsonl"
     holds "$signal: what did not end is not" sh -c \
-        "! grep -q '\"step\": \"tests state.bad_appends\", \"done\": true' '$work/signal/record.jsonl'"
+        "! grep -q '\"step\": \"state.bad_appends mma\", \"done\": true' '$work/signal/record.jsonl'"
     holds "$signal: every line is whole" valid "$work/signal/record.jsonl"
 done
 
@@ -367,11 +395,9 @@ if [ -n "$PYTHON" ]; then compare; fi
 # ---- options ----
 
 for wrong in "--nonsense" "--minutes" "--minutes many" "--resume $work/nowhere" "--" "minutes" "--limits 3"; do
-    for which in gpu_record gpu_record_train; do
-        # shellcheck disable=SC2086
-        capture sh tools/device/$which.sh $wrong
-        complained "refused by $which: $wrong" 2 "^$which: "
-    done
+    # shellcheck disable=SC2086
+    capture sh tools/device/gpu_record.sh $wrong
+    complained "refused: $wrong" 2 "^gpu_record: "
 done
-left_out "the steps of all parts on the emulated device, and variants that are wrong"
+left_out "the emulated device from end to end"
 finish

@@ -1,16 +1,13 @@
-# gpu_record_lib.sh - what gpu_record.sh and gpu_record_train.sh share: options, a record with a line for each result as
-# it comes, programs that start here, and steps with a limit each, of which none stops the next one. Not a program:
-# these two read it with `.`.
-#
-# Who reads it sets self (its name), the defaults of its options (out, resume, programs, minutes of this call, limit in
-# seconds of a step, and its own), needed and targets (see prepare_programs), calls read_options, open_record and
-# describe_device in this order, and has two functions: take_line LINE, which calls emit or take_test for a line that is
-# a result, and sees_none, which succeeds if programs start and see no device.
+# gpu_record_lib.sh - the machinery of gpu_record.sh: options, a record with a line for each result as it comes,
+# programs that start here, and steps with a limit each, of which none stops the next one. Not a program: gpu_record.sh reads it
+# with `.`, sets the defaults of its options (out, resume, programs, minutes of this call, limit in seconds of a step),
+# calls read_options, open_record and describe_device in this order, and has take_line LINE, which calls emit or
+# take_test for a line that is a result.
 
 # ---- options ----
 
 usage() {
-    printf '%s: %s; the options are in the first lines of tools/device/%s.sh\n' "$self" "$1" "$self" >&2
+    printf 'gpu_record: %s; the options are in the first lines of tools/device/gpu_record.sh\n' "$1" >&2
     exit 2
 }
 
@@ -60,21 +57,17 @@ open_record() {
     trap 'stop 143' TERM
     record=$out/record.jsonl
     log=$out/log.txt
-    if [ -n "$resume" ]; then ended_steps "$resume" >"$work/record"; else : >"$work/record"; fi
-    cp "$work/record" "$record" || exit 2
-    [ -n "$resume" ] || : >"$log" || exit 2
+    : >"$work/record"
+    : >"$work/log"
+    # A device that went away may have left half a line at the end.
+    [ -z "$resume" ] || grep '}$' "$resume" >"$work/record"
+    [ ! -r "${resume%record.jsonl}log.txt" ] || [ -z "$resume" ] || cp "${resume%record.jsonl}log.txt" "$work/log"
+    cp "$work/record" "$record"
+    cp "$work/log" "$log"
     begin=$(now)
     end=$(awk -v begin="$begin" -v minutes="$minutes" 'BEGIN { printf "%d", begin + 60 * minutes }')
     failures=0
     left_over=
-}
-
-# The lines of a record but those of steps that did not end, which are run again, whole. A device that went away may
-# also have left half a line at the end.
-ended_steps() { # RECORD
-    awk 'function step(line) { return match(line, /"step": "([^"\\]|\\.)*"/) ? substr(line, RSTART, RLENGTH) : "" }
-        NR == FNR { if (/"done": true/) ended[step($0)] = 1; next }
-        /}$/ && (/^\{"part": 0,/ || step($0) == "" || step($0) in ended)' "$1" "$1"
 }
 
 now() { date +%s; }
@@ -88,7 +81,7 @@ stop() { # STATUS
         wait "$running" 2>/dev/null
         kill -s KILL -- "-$running" 2>/dev/null
         emit "\"done\": false, \"seconds\": $(($(now) - started))" "ended by a signal"
-        printf '%s: ended by a signal in step %s; go on with --resume %s\n' "$self" "$step" "$record" | tee -a "$log"
+        printf 'gpu_record: ended by a signal in step %s; go on with --resume %s\n' "$step" "$record" | tee -a "$log"
     fi
     exit "$1"
 }
@@ -124,13 +117,15 @@ clocks() {
         }'
 }
 
-# The current step's: a line with these members (JSON without braces) and an error, which may be empty.
+# The current step's: a line with these members (JSON without braces) and an error, which may be empty. Where the record
+# cannot be written, standard output gets the line.
 part=0
 step=
 command=
 emit() { # MEMBERS ERROR
-    printf '{"part": %s, "step": "%s", %s, "error": "%s", %s, %s, "command": "%s"}\n' "$part" "$(quoted "$step")" "$1" \
-        "$(quoted "$2")" "$(clocks)" "$machine" "$(quoted "$command")" >>"$record"
+    line_of_it=$(printf '{"part": %s, "step": "%s", %s, "error": "%s", %s, %s, "command": "%s"}' "$part" \
+        "$(quoted "$step")" "$1" "$(quoted "$2")" "$(clocks)" "$machine" "$(quoted "$command")")
+    { printf '%s\n' "$line_of_it" >>"$record"; } 2>/dev/null || printf '%s\n' "$line_of_it"
 }
 
 take_test() { # NAME true|false WHY
@@ -155,32 +150,48 @@ cut_files() {
         bytes=$(wc -c <"$file" 2>/dev/null || echo 0)
         [ "$bytes" -gt $most_bytes ] || continue
         head -c $((most_bytes - 4096)) "$file" | sed '$d' >"$work/cut" && cat "$work/cut" >"$file"
-        printf '%s: %s had %s bytes; its end is cut off\n' "$self" "${file##*/}" "$bytes" | tee -a "$log"
+        printf 'gpu_record: %s had %s bytes; its end is cut off\n' "${file##*/}" "$bytes" | tee -a "$log"
     done
 }
 
 # ---- steps ----
 
-has_ended() { grep -qF "\"step\": \"$(quoted "$1")\", \"done\": true" "$record"; }
+# The last line that says how a step ended.
+end_of() { grep -F "\"step\": \"$(quoted "$1")\", \"done\": true" "$record" 2>/dev/null | tail -n 1; }
 
-# Reads what a process prints while it runs, and goes on when it ends, whoever else still has the file open.
+# A later call runs again what did not end well.
+has_ended() { end_of "$1" | grep -qF '"status": 0'; }
+
+# A step that did not end in this call or an earlier one has not failed.
+failed() { end_of "$1" | grep -qvF '"status": 0'; }
+
+# Reads what a process prints while it runs, and goes on when it ends, whoever else still has the file open. It is ended
+# if no line comes for `silent` seconds; `stuck` is what it had then begun.
+silent=
 follow() { # PROCESS FILE
     exec 3<"$2"
     begun=
+    stuck=
     lines=0
+    heard=$(now)
     while :; do
         alive=yes
         kill -0 "$1" 2>/dev/null || alive=
         while IFS= read -r line <&3; do
             line=$begun$line
             begun=
+            heard=$(now)
             lines=$((lines + 1))
             [ "$lines" -gt 3000 ] || printf '%s\n' "$line" >>"$log"
             [ "$lines" -gt 3000 ] || take_line "$line"
         done
         begun=$begun$line
         [ -n "$alive" ] || break
-        sleep 0.2 2>/dev/null || sleep 1
+        if [ -n "$silent" ] && [ -z "$stuck" ] && [ $(($(now) - heard)) -ge "$silent" ]; then
+            stuck=${begun:-nothing}
+            kill "$1" 2>/dev/null
+        fi
+        sleep 0.05 2>/dev/null || sleep 1
     done
     exec 3<&-
 }
@@ -192,6 +203,7 @@ run_step() { # PART NAME SECONDS COMMAND...
     seconds=$3
     shift 3
     # What was built lies on the machine of that call alone.
+    stuck=
     if [ "$part" != 0 ] && has_ended "$step"; then return 0; fi
     left=$((end - $(now)))
     if [ "$left" -lt 3 ]; then
@@ -231,6 +243,27 @@ end_step() {
     emit "\"done\": true, \"seconds\": $took, \"status\": $status" "$why"
 }
 
+# The tests of a suite in one process. One that ends it, or says nothing for its own limit, fails, and another process
+# goes on behind it.
+run_tests() { # PART NAME SECONDS-OF-A-TEST SECONDS SUITE VARIABLE=VALUE
+    of=$1 name=$2 each=$3 all=$4 variable=$6
+    ! has_ended "$name" || return 0
+    "$tests" --list 2>/dev/null | grep "^$5" >"$work/tests"
+    again=
+    while [ -s "$work/tests" ]; do
+        silent=$(awk -v a="$each" -v b="$limit" 'BEGIN { print a < b ? a : b }')
+        begun=
+        # shellcheck disable=SC2046
+        run_step "$of" "$name$again" "$all" env "$variable" "$tests" $(cat "$work/tests")
+        silent=
+        stuck=${begun%% ...*}
+        [ $((end - $(now))) -ge 3 ] && grep -qxF -e "$stuck" "$work/tests" || break
+        take_test "$stuck" false "it hung or died: $why"
+        sed "1,/^$stuck\$/d" "$work/tests" >"$work/rest" && mv "$work/rest" "$work/tests"
+        again=", after $stuck"
+    done
+}
+
 has() { command -v "$1" >/dev/null 2>&1; }
 
 # Whose results these are. A process of its own asks for clocks, power and temperature until the call ends.
@@ -254,7 +287,15 @@ describe_device() {
 
 # ---- programs ----
 
-# Each line of `needed` is a program and an argument with which it ends at once.
+# Programs, each with an argument with which it ends at once. The command runs anywhere: it alone is of no use.
+needed='cuda_tests --list
+bench_attention --list
+executor_cuda --help
+train_cuda --help'
+
+# A program for a newer driver than the one that is here starts, and sees no device.
+sees_none() { timeout 20 "$programs/cuda_tests" --list 2>/dev/null | grep '^cuda: no device'; }
+
 starts() { # all | one: of them start
     : >"$work/starts"
     printf '%s\n' "$needed" >"$work/needed"
@@ -288,7 +329,7 @@ find_cublas() {
     export LD_LIBRARY_PATH
 }
 
-# ... or be built here after all, for this device alone, by make's `targets`. Where some do not start, the others run;
+# ... or be built here after all, for this device alone, by `make gpu-programs`. Where some do not start, the others run;
 # where none does, there is nothing to be recorded.
 prepare_programs() {
     all_start && return 0
@@ -303,7 +344,7 @@ prepare_programs() {
     carried=$programs
     programs=$BUILD/gpu
     # shellcheck disable=SC2086
-    run_step 0 "build" 300 make -B -j "$(nproc 2>/dev/null || echo 2)" $targets "BUILD=$BUILD" ${NVCC:+"NVCC=$NVCC"} \
+    run_step 0 "build" 300 make -B -j "$(nproc 2>/dev/null || echo 2)" gpu-programs "BUILD=$BUILD" ${NVCC:+"NVCC=$NVCC"} \
         "GPU_ARCH=$code"
     all_start && return 0
     printf 'they still do not: %s\n' "$(tail -n 1 "$work/starts")" | tee -a "$log"
@@ -311,7 +352,7 @@ prepare_programs() {
     programs=$carried
     starts one && return 0
     cp "$work/record" "$record"
-    printf '%s: no program starts here, carried (%s) or built (%s); nothing was recorded, and %s says why\n' "$self" \
+    printf 'gpu_record: no program starts here, carried (%s) or built (%s); nothing was recorded, and %s says why\n' \
         "$carried" "$BUILD/gpu" "$log" | tee -a "$log" >&2
     exit 1
 }

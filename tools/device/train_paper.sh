@@ -17,7 +17,12 @@ LC_ALL=C
 export LC_ALL
 CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
 BATCHES=${BATCHES:-8}
-. tools/device/train_shapes.sh
+# 7B on 16 GPUs, TP 4 and PP 4: a stage has 7 layers, and ChunkSize x K is constant, as in the paper's table.
+stages=4
+context=262144
+documents=256
+slice_chunks='2048:16 4096:8 8192:4 16384:2 32768:1'
+longest_in() { awk '$1 > most { most = $1 } END { print most }' "$1"; } # FILE
 if [ $# -ne 1 ] || [ ! -d "$1" ]; then
     printf 'usage: train_paper.sh DIR\n' >&2
     exit 2
