@@ -1735,17 +1735,16 @@ static void cft__report_done(cft__tuner *t, int64_t n) {
 
 /* ---- splits ---- */
 
-/* Returns the maximum ranks of a split: one for each sequence, or as many as a cp group may have. Only splits without a
-   pipeline have cp groups. */
-static int64_t cft__most_ranks(const cf_tune_desc *desc, int64_t pp, int64_t max_cp) {
-    return desc->batch * (pp > 1 ? 1 : cft__max(max_cp, 1));
+/* Returns whether every rank has a sequence or its part of one. Only splits without a pipeline have cp groups. */
+static int cft__has_sequences(const cf_tune_desc *desc, const cf_parallel *split, int64_t max_cp) {
+    return (split->dp - 1) / (split->pp > 1 ? 1 : cft__max(max_cp, 1)) < desc->batch;
 }
 
 /* Returns whether a split matches the request, suits model and machine, and gives every rank a sequence or its part. */
 static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
     const cf_parallel *fixed = &desc->parallel;
     if (fixed->tp > 0 ? split->tp != fixed->tp : split->tp > desc->gpus_per_node) return 0;
-    if (fixed->dp > 0 ? split->dp != fixed->dp : split->dp > cft__most_ranks(desc, split->pp, desc->pack.max_cp)) return 0;
+    if (fixed->dp > 0 ? split->dp != fixed->dp : !cft__has_sequences(desc, split, desc->pack.max_cp)) return 0;
     if (fixed->pp > 0 && split->pp != fixed->pp) return 0;
     return cf_parallel_validate(desc->model, split, NULL) == CF_OK;
 }
@@ -1772,28 +1771,35 @@ static cf_parallel cft__given_split(const cf_tune_desc *desc) {
     return split;
 }
 
-/* Adds a split with each of its ZeRO levels, and copies of these with cp groups of every requested width that divides
-   its ranks. Returns the new number of splits. out: the tuning to write to; NULL: only counts. */
-static int64_t cft__add_split(const cf_tune_desc *desc, const cf_parallel *split, cf_tuning *out, int64_t n) {
-    int64_t cp, ranks = cft__max(split->dp, 1), most = desc->pack.max_cp, zero = split->zero, last = zero;
-    if (cft__searches_zero(desc)) {
-        zero = last = desc->memory.offload & CF_OFFLOAD_PARAMETERS ? 3 : 1;
-        if (split->pp == 1 && ranks > 1) last = 3;
-    }
+/* Adds a split, and copies of it with cp groups of every requested width that divides its ranks. Returns the new number
+   of splits. out: the tuning to write to; NULL: only counts. */
+static int64_t cft__add_cp_groups(const cf_tune_desc *desc, const cf_parallel *split, cf_tuning *out, int64_t n) {
+    int64_t cp, ranks = cft__max(split->dp, 1), most = desc->pack.max_cp;
     if (split->pp > 1 || split->n_virtual > 1 || desc->timing != NULL || desc->model == NULL) most = 0;
-    for (; zero <= last; zero++)
-        for (cp = 0; cp <= cft__min(most, ranks) && ranks % cft__max(cp, 1) == 0; cp = cft__max(2 * cp, 2)) {
-            if (desc->parallel.dp == 0 && ranks > cft__most_ranks(desc, split->pp, cp)) continue;
-            if (n++, out == NULL) continue;
-            out->splits[n - 1] = cf_parallel_defaults(split);
-            out->splits[n - 1].zero = zero;
-            out->max_cps[n - 1] = cp;
-        }
+    for (cp = 0; cp <= cft__min(most, ranks) && ranks % cft__max(cp, 1) == 0; cp = cft__max(2 * cp, 2)) {
+        if (desc->parallel.dp == 0 && !cft__has_sequences(desc, split, cp)) continue;
+        if (n++, out == NULL) continue;
+        out->splits[n - 1] = cf_parallel_defaults(split);
+        out->splits[n - 1].zero = split->zero;
+        out->max_cps[n - 1] = cp;
+    }
     return n;
 }
 
-/* Writes the splits to `out` by rising tp, then pp, ep, ZeRO and cp group; with NULL only counts them. Experts are tried on
-   as many GPUs of a node as possible, and on as many of all. */
+/* Adds a split with each ZeRO level that is searched for: 2 and 3 without a pipeline, and 3 alone where parameters lie in
+   host memory. */
+static int64_t cft__add_split(const cf_tune_desc *desc, const cf_parallel *split, cf_tuning *out, int64_t n) {
+    cf_parallel level = *split;
+    int64_t last;
+    if (!cft__searches_zero(desc)) return cft__add_cp_groups(desc, split, out, n);
+    level.zero = desc->memory.offload & CF_OFFLOAD_PARAMETERS ? 3 : 1;
+    last = split->pp == 1 && split->dp > 1 ? 3 : level.zero;
+    for (; level.zero <= last; level.zero++) n = cft__add_cp_groups(desc, &level, out, n);
+    return n;
+}
+
+/* Writes the splits to `out` by rising tp, then pp, ep, ZeRO and cp group; with NULL only counts them. Experts are tried
+   on as many GPUs of a node as possible, and on as many of all. */
 static int64_t cft__list_splits(const cf_tune_desc *desc, cf_tuning *out) {
     int64_t n = 0, i, gpus = desc->n_gpus, most;
     cf_parallel split = cft__given_split(desc);

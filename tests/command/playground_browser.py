@@ -131,7 +131,7 @@ def check_refusals(page, checks):
         ("number", type_option("chunk-size", "8KB"), "chunk-size", "wanted a whole number 1 .. "),
         ("library", type_option("schedule", "paper") + ";" + type_option("virtual", "3"), "virtual", "only interleaved"),
         ("list", type_list("12\nx y\n"), "list", "lengths.txt:2:"),
-        ("many", type_list("5 99999999\n"), "list", "more than 200000 sequences"),
+        ("many", type_list("5 99999999\n"), "list", "more than 50000 sequences"),
         ("markup", type_list(HOSTILE + "\n"), "list", "lengths.txt:1:"),
         ("deep", type_list("(1+" * 200000 + "1\n"), "list", ""),
         ("option", type_option("limit", "--model"), "limit", "--limit"),

@@ -1,6 +1,6 @@
 // playground.js - settings that are a command line, and the report's charts of what the command answers to it.
 
-const LIST = "lengths.txt", MOST_SEQUENCES = 200000;
+const LIST = "lengths.txt", MOST_SEQUENCES = 50000;
 const powers = (from, to) => Array.from({length: to - from + 1}, (_, i) => shortCount(2 ** (from + i)));
 const upTo = n => Array.from({length: n}, (_, i) => String(i + 1));
 
@@ -94,7 +94,10 @@ async function ask(isPreview) {
     update.begun = performance.now();
     const args = ["report", ...asked.args, ...(asked.isPreview ? ["--max-tries", "1"] : []),
       "--max-sequences", MOST_SEQUENCES, "--json", "-", LIST];
-    if (!asked.isPreview) byId("preview").textContent = "searching ...";
+    if (!asked.isPreview) {
+      tellProblem("");
+      byId("preview").textContent = "searching ...";
+    }
     const answer = await runCommand(args, {[LIST]: asked.list});
     if (answer) takeAnswer(asked, answer);
   }
