@@ -4,7 +4,8 @@
 #
 #     sh tests/cuda/cuda_record.sh        from the top of the tree; BUILD (default build) has the emulated programs
 #
-# Scripts stand for the programs, but for the command and the executor. FULL=1: from end to end on the emulated device.
+# Scripts stand for the programs, but for the command and the executor. FULL=1: also a second call for what failed, a
+# full disk, and all of it from end to end on the emulated device.
 
 . "$(dirname "$0")/../helpers.sh"
 
@@ -184,13 +185,17 @@ holds "path 3 hangs: nothing else tries it" sh -c \
 holds "a test that hangs has its name" grep -q '"test": "primitives.hangs", "ok": false, "error": "it hung or died' "$all"
 holds "tests behind it run" grep -q '"test": "primitives.warps", "ok": true' "$all"
 FAKE=
-printf '{"part": 1, "step": "half a' >>"$all"
-record --out "$work/mended" --resume "$all" --minutes 3
-expect "a second call for what failed" 0 'AUTO may take wgmma  *met '
-holds "a second call for what failed: all lines of the first" sh -c "! grep '}\$' '$all' | grep -qvxFf '$work/mended/record.jsonl'"
-holds "a second call for what failed: no half a line" sh -c "! grep -q 'half a' '$work/mended/record.jsonl'"
-holds "a second call for what failed: nothing else" \
-    sh -c "[ $(ended "$work/mended/record.jsonl" | sort | uniq -d | wc -l) -eq $(grep '"done": true' "$all" | grep -cv '"status": 0') ]"
+what_failed() {
+    printf '{"part": 1, "step": "half a' >>"$all"
+    record --out "$work/mended" --resume "$all" --minutes 3
+    expect "a second call for what failed" 0 'AUTO may take wgmma  *met '
+    holds "a second call for what failed: all lines of the first" sh -c "! grep '}\$' '$all' | grep -qvxFf '$work/mended/record.jsonl'"
+    holds "a second call for what failed: no half a line" sh -c "! grep -q 'half a' '$work/mended/record.jsonl'"
+    holds "a second call for what failed: nothing else" \
+        sh -c "[ $(ended "$work/mended/record.jsonl" | sort | uniq -d | wc -l) -eq $(
+            grep '"done": true' "$all" | grep -cv '"status": 0') ]"
+}
+in_full what_failed
 
 # ---- a slow device, and a record that cannot be written ----
 
@@ -201,10 +206,13 @@ expect "a slow device" 0 'Not reached or cut short: .*train whole.* Go on with -
 holds "a slow device: what comes first was measured" grep -qF '"step": "check wgmma", "done": true' \
     "$work/slow/record.jsonl"
 SLOW=
-mkdir -p "$work/full/record.jsonl" "$work/full/log.txt"
-record --out "$work/full"
-holds "a full disk: results are on standard output" grep -q '^{"part": 4, "step": "train whole, wgmma", "loss": 6.3' "$work/out"
-holds "a full disk: to the last part" grep -q '^{"part": 9, ' "$work/out"
+full_disk() {
+    mkdir -p "$work/full/record.jsonl" "$work/full/log.txt"
+    record --out "$work/full"
+    holds "a full disk: results are on standard output" grep -q '^{"part": 4, "step": "train whole, wgmma", "loss": 6.3' "$work/out"
+    holds "a full disk: to the last part" grep -q '^{"part": 9, ' "$work/out"
+}
+in_full full_disk
 
 # ---- from end to end on the emulated device ----
 
@@ -399,5 +407,5 @@ for wrong in "--nonsense" "--minutes" "--minutes many" "--resume $work/nowhere" 
     capture sh tools/device/gpu_record.sh $wrong
     complained "refused: $wrong" 2 "^gpu_record: "
 done
-left_out "the emulated device from end to end"
+left_out "the emulated device from end to end, the second call for what failed, and a full disk"
 finish
