@@ -10,30 +10,20 @@ CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# least MEMBER: the fewer of a member's seconds and those of the earlier call, $before; "-" where neither fits
-least() {
-    { echo "$before"; sed -n '/"'"$1"'": {/,/}/s/.*"seconds": \([0-9.]*\).*/\1/p' "$work/json"; } | grep '[0-9]' | sort -g |
-        head -n 1 | grep . || echo -
-}
+# seconds MEMBER: the seconds of a member; "-" where it does not fit
+seconds() { sed -n '/"'"$1"'": {/,/}/s/.*"seconds": \([0-9.]*\).*/\1/p' "$work/json" | grep . || echo -; }
 
 # line USER LIST SEQUENCES OPTIONS...
 line() {
-    user=$1 from=$2 n=$3 chunks=- whole=- recipe=-
+    user=$1 from=$2 n=$3
     shift 3
-    for zero in $zeros; do
-        [ "$zero" = 1 ] || zero="3 --pp 1"
-        rm -f "$work/json"
-        # shellcheck disable=SC2086
-        "$CHUNKFLOW" tune "$work/$from" --batch "$n" --batches 1 --tolerance 0 --loss chunked --zero $zero \
-            --json "$work/json" "$@" >"$work/said" 2>&1 || [ -s "$work/json" ] || { cat "$work/said" >&2; exit 1; }
-        awk -F ': ' '/"winner":/ { winner = $2 + 0; print "\"chunks\": {" } /"id":/ { here = $2 + 0 == winner }
-            here && /"seconds":/ { print; here = 0; print "}" }' "$work/json" >"$work/winner"
-        cat "$work/winner" >>"$work/json"
-        before=$chunks chunks=$(least chunks)
-        before=$whole whole=$(least baseline)
-        before=$recipe recipe=$(least fsdp_recipe)
-    done
-    echo "$user $from $chunks $whole $recipe $*" | awk '
+    rm -f "$work/json"
+    "$CHUNKFLOW" tune "$work/$from" --batch "$n" --batches 1 --tolerance 0 --json "$work/json" "$@" >"$work/said" 2>&1 ||
+        [ -s "$work/json" ] || { cat "$work/said" >&2; exit 1; }
+    awk -F ': ' '/"winner":/ { winner = $2 + 0; print "\"chunks\": {" } /"id":/ { here = $2 + 0 == winner }
+        here && /"seconds":/ { print; here = 0; print "}" }' "$work/json" >"$work/winner"
+    cat "$work/winner" >>"$work/json"
+    echo "$user $from $(seconds chunks) $(seconds baseline) $(seconds fsdp_recipe) $*" | awk '
         function by(other) { return other == "-" || $3 == "-" ? "-" : sprintf("%.2f", other / $3) }
         { printf "%-9s %-7s %8.7s %8.7s %8.7s %6s %6s ", $1, $2, $3, $4, $5, by($4), by($5)
           for (i = 6; i <= NF; i++) printf " %s", $i
@@ -45,14 +35,15 @@ line() {
 "$CHUNKFLOW" gen lognormal --n 128 --median 12K --sigma 1 --max 128K --seed 5 >"$work/agents"
 i=0; while [ $i -lt 16 ]; do echo "4K + 8K 16"; i=$((i + 1)); done >"$work/rl"
 echo 256K 64 >"$work/256K"
+echo 256K 16 >"$work/long"
 echo 1M >"$work/1M"
 
 cat <<'END'
 When chunks pay, as estimated: seconds of an iteration in the best chunks that `tune` finds, and in what users
-have today. Nothing ran on a device. Each line is two calls, of which each column has the faster; N are the sequences of LIST:
+have today. Nothing ran on a device. Each line is one call, which searches ZeRO 1 to 3 as well; N are the sequences of
+LIST, which is one batch, and settings are tuned to it:
 
-    chunkflow tune LIST --batch N --batches 1 --tolerance 0 --loss chunked --zero 1 OPTIONS
-    chunkflow tune LIST --batch N --batches 1 --tolerance 0 --loss chunked --zero 3 --pp 1 OPTIONS
+    chunkflow tune LIST --batch N --batches 1 --tolerance 0 OPTIONS
 
 whole     the fastest of whole sequences: any split, context parallelism, recomputation, checkpoints in host memory
 fsdp      the recipe that most trainers have: ZeRO 3, no tensor parallelism, no pipeline, full recomputation with
@@ -64,14 +55,13 @@ chat      gen lmsys --n 255 --seed 3, and one of 256K
 tail      gen lognormal --n 253 --median 1K --max 4K --seed 4, and 32K, 64K and 128K
 agents    gen lognormal --n 128 --median 12K --sigma 1 --max 128K --seed 5
 rl        16 prompts of 4K with 16 answers of 8K each; whole sequences have each prompt 16 times
-256K      64 sequences of 256K
+256K      64 sequences of 256K; long: 16
 1M        one sequence
 
 user      list      chunks    whole     fsdp  whole   fsdp  options
 END
 seven="--model qwen2.5-7b --gpu h100-80g --gpus"
 large="--model qwen2.5-32b --gpu h100-80g --gpus"
-zeros="1 3"
 experts="--model qwen3-30b-a3b --gpu h100-80g --gpus"
 hybrid="--model qwen3.5-35b-a3b --gpu h100-80g --gpus"
 # Each of these is words.
@@ -91,13 +81,15 @@ hybrid="--model qwen3.5-35b-a3b --gpu h100-80g --gpus"
     line one-gpu tail 256 --model qwen2.5-3b --gpu h100-80g --gpus 1 --offload optimizer
     line one-gpu agents 128 --model qwen2.5-3b --gpu h100-80g --gpus 1 --offload optimizer
     line one-gpu agents 128 $seven 1 --offload optimizer
-    for setting in "$hybrid 16" "$hybrid 64"; do line hybrid chat 256 $setting --max-cp 32; done
+    for list in "chat 256" "tail 256" "agents 128"; do
+        for setting in "$hybrid 16" "$hybrid 64"; do line hybrid $list $setting --max-cp 32; done
+    done
+    line hybrid long 16 --model nemotron-3-nano-30b-a3b --gpu h100-80g --gpus 128 --max-cp 16
     for setting in "$seven 64" "$large 64"; do line uniform 256K 64 $setting --max-cp 32; done
-    zeros=3 # offloaded parameters are gathered
     line million 1M 1 --model qwen3-32b --gpu h100-80g --gpus 8 --offload parameters --reserve 0
 }
 cat <<'END'
 
 The last line has parameters and optimizer states in host memory, as TRL's run had, which took 1,295 s (pull
-requests 6845, 6846); it has ZeRO 3 alone.
+requests 6845, 6846).
 END
