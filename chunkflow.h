@@ -422,15 +422,15 @@ typedef struct cf_plan {
 
    With max_cp an expensive sequence may be spread over a cp group (context parallelism): cp = 2, 4, 8 ... neighbouring
    ranks, the first of which is a multiple of cp; cp divides n_ranks. Rank r of the group has part r % cp of the
-   sequence, a chain with this `cp`. All parts have the same number of chunks, at the same steps of their ranks, and
-   short sequences may follow their last slices. The i-th chunks of all parts are a round: neighbouring slices of about
-   the same cost, by rising rank, which continue the previous round. With cp 2 and four slices, the first rank has
-   slices 0 and 2, and the second has 1 and 3. So a chunk sees more of its sequence than its chain has: prefix counts
-   the rows of its own rank, and slices.begin the rows of all (cf_kv_sources). Ranks run the passes of a round at once,
-   so their schedules come from one list (cf_lockstep_plan). No rank gets fewer than 512 tokens of a sequence, or fewer
-   than chunk_size / 8 if that is less.
+   sequence, as a chain whose `cp` is the number of ranks. All parts have the same number of chunks, at the same steps
+   of their ranks, and short sequences may follow their last slices. The i-th chunks of all parts are a round:
+   neighbouring slices of about the same cost, by rising rank, which continue the previous round. With cp 2 and four
+   slices, the first rank has slices 0 and 2, and the second has 1 and 3. So a chunk sees more of its sequence than its
+   chain has: prefix counts the rows of its own rank, and slices.begin the rows of all (cf_kv_sources). Ranks run the
+   passes of a round at once, so their schedules come from one list (cf_lockstep_plan). No rank gets fewer than 512
+   tokens of a sequence, or fewer than chunk_size / 8 if that is less.
 
-   Time is near linear (a million lengths in tens of milliseconds, with max_cp in a second; CF_SPLIT_COST takes a few
+   Time is near linear (a million lengths take tens of milliseconds, or a second with max_cp; CF_SPLIT_COST takes a few
    microseconds more per slice of a long sequence). The plan depends only on the arguments, so every rank can compute it
    for itself.
 
@@ -502,7 +502,7 @@ typedef struct cf_plan_stats {
     int64_t n_dependent;          /* dependent chunks that are not hybrid */
     int64_t n_hybrid;
     int64_t n_idle;
-    int64_t excess;               /* chunks with slices beyond lower_bound */
+    int64_t excess;               /* number of chunks with slices, minus lower_bound */
     int64_t longest_chain;        /* chunks of the longest chain, or of the longest path of a tree; 0 if none */
     int64_t longest_sequence;     /* tokens */
     int64_t most_slices;          /* in one chunk */
@@ -644,8 +644,8 @@ typedef struct cf_token_rows {
     const int32_t *tokens;       /* (n_rows) -1: padding */
     const int32_t *first_target; /* (n_rows + 1) */
     const int32_t *targets;      /* (n_targets) the tokens to predict */
-    const float *weights;        /* (n_targets) factors of their losses, rounded to float: a proof in float64 takes
-                                    cf_metadata.loss_weights. NULL without cf_metadata_desc.weights */
+    const float *weights;        /* (n_targets) factors of their losses, rounded to float; to check in float64, use
+                                    cf_metadata.loss_weights instead. NULL without cf_metadata_desc.weights */
 } cf_token_rows;
 
 /* Looks up tokens at the positions that cf_metadata_fill gives, for all chunks of a plan in one call. The size includes
@@ -902,7 +902,7 @@ typedef struct cf_shard {
     int64_t expand;       /* latent: weights that make K and V out of such a row, in every pass that reads it */
     int64_t window_row;   /* elements that a row adds to a state with a window or chunks, from which rows leave again */
     int64_t snapshot;     /* elements of a recurrent layer's state (float), for any number of rows */
-    int64_t effect;       /* elements (float) that say what rows do to such a state: a matrix of keys x keys per head,
+    int64_t effect;       /* elements (float) of the map by which rows change that state: a d_k x d_k matrix per head,
                              or one number in Mamba-2. Ranks of a cp group exchange them */
     int64_t tail_row;     /* columns of a recurrent layer's convolution */
     int64_t tail;         /* rows of that convolution which are handed on */
@@ -1032,25 +1032,25 @@ typedef struct cf_token_bytes {
      unfused            8 h / s extra (each norm: float input instead of bf16, and normalised rows), 2 f extra
                         (activated gate)
      unfused attention  2 heads / tp per score, instead of the row statistics (nothing with selective recompute)
-   Layers that recompute keep
+   With recomputation, layers keep
      layernorm          4 h / s less, and no unfused parts of norms
      act                another 2 f less, and no activated gate
      mlp                as layernorm, and no f at all
-     full               only 2 h / s, which are `checkpoints` if these lie in host memory
+     full               only 2 h / s, counted as `checkpoints` if those lie in host memory
    First stage: 8 (token ids). Last stage: 4 h / s (final norm) and what the loss keeps.
-   Outputs of a dropped chunk: 2 heads x value_dim + 4 heads per layer whose shard has `outputs`. A latent layer's are
-   those of K and V of each head, like its activations. A trainer that attends in latent space, like the examples, keeps
-   heads x (latent + rotated) numbers a row instead of heads x value_dim.
-   With a state_window, attention goes through its prefix by blocks of keys. `working` then has the values that go from
-   block to block of a layer: 4 q + 8 heads / tp, the sums of dQ in fp32 and two numbers per row of a head. The kernels
-   of chunkflow_cuda.cu take as much, and more only if they split tiles because a GPU would idle.
+   Outputs of a dropped chunk: 2 heads x value_dim + 4 heads per layer whose shard has `outputs`. In a latent layer,
+   value_dim is that of the expanded V of each head, as for its activations. A trainer that attends in latent space,
+   like the examples, keeps heads x (latent + rotated) numbers a row instead of heads x value_dim.
+   With a state_window, attention reads its prefix one block of keys at a time. `working` then has the values that go
+   from block to block of a layer: 4 q + 8 heads / tp, the sums of dQ in fp32 and two numbers per row of a head. The
+   kernels of chunkflow_cuda.cu need the same, or more if they split tiles to keep a GPU busy.
    This is Korthikanti et al., Reducing Activation Recomputation (2022), Table 2, without dropout masks, with grouped
    heads and a gate. Kinds of layers differ from it:
      heads            q and kv of the kind's own heads
      output gate      2 q + 2 out extra
      latent layer     its latents, and K and V of each head
      recurrent layer  4 per column of its convolution (its rows before and after), 6 out (three rows of values), 128 per
-                      head (a block of 64; not mamba2), as fla keeps them: read, not measured
+                      head (a block of 64; not mamba2), as in fla's source; not measured
      experts          per active expert a copy of the row (2 h) and 6 f of the expert's width, with ep `imbalance`
                       percent more; 8 per expert of the layer (logits and probabilities of the router, float). All of
                       these are gone with mlp. The buffers of a pass have 4 h per active expert, sent and received
@@ -1888,8 +1888,8 @@ CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 
 #include <float.h>
 
-/* Checks for NaN, and the same plans everywhere, need IEEE 754 arithmetic: every operation as it is written, rounded to
-   a double. */
+/* IEEE 754 arithmetic is required: every operation as it is written, rounded to a double. Without it NaN is not found,
+   and plans differ between machines. */
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__)
 #error "chunkflow.h needs IEEE 754 arithmetic: compile its implementation in a file of its own, without -Ofast"
@@ -2680,7 +2680,7 @@ static void cf__tree_list_children(cf__tree *t) {
     }
 }
 
-/* Adds a node with the rows of a sequence from *begin to `end`, unless there are none. Returns the last node. */
+/* Adds a node for rows *begin .. end - 1 of a sequence and returns it. Without such rows, returns `parent`. */
 static int32_t cf__tree_cut(cf__tree *t, int32_t sequence, int64_t first, int64_t *begin, int64_t end, int32_t parent) {
     int32_t id = (int32_t)t->n_nodes;
     const cf__tree_node node = {*begin, end - *begin, 0, sequence, parent, id + 1, (int32_t)first, 0, -1, -1, -1};
@@ -3771,7 +3771,8 @@ static double cf__pack_item_cost(cf__packer *p, uint64_t item) {
     return cost;
 }
 
-/* Returns where a slice begins. cut: its index into cuts. own: rows of its sequence that its chain has before it. */
+/* Returns where a slice begins. cut: its index into cuts. own: rows of the sequence that the chain has before the
+   slice. */
 static int64_t cf__pack_begin(const cf__packer *p, const cf_chain *chain, int64_t cut, int64_t own) {
     return chain->cp > 0 ? p->begins[cut] : own;
 }
@@ -5363,7 +5364,7 @@ static int cf__plan_has_all_pairs(const cf__plan_sum *sum, int64_t length) {
     return (sum->low & UINT32_MAX) == (low & UINT32_MAX) && sum->high + (sum->low >> 32) == high;
 }
 
-/* Reports that a sequence, `at` in order, has too many or too few tokens; names the last of its slices. */
+/* Reports that sequence order[at] has too many or too few tokens; names its last slice. */
 static cf_result cf__plan_wrong_sum(const cf__plan_check *check, int64_t at) {
     const cf_slice *slices = check->plan->slices;
     int64_t i = check->plan->n_slices - 1;
@@ -6852,9 +6853,9 @@ static int64_t cf__memory_scan(const cf_memory_desc *desc, int64_t stage, int64_
     return most;
 }
 
-/* Adds the parameters of the largest layer on a stage, with its experts on this GPU, and those of adapters: inputs and
-   outputs of all matrices on one GPU. Matrices whose outputs tensor parallelism divides keep a whole A, the others a
-   whole B. */
+/* Adds the parameters of the largest layer on a stage, with its experts on this GPU, and those of adapters: the rank
+   times inputs and outputs of each matrix on one GPU. If tensor parallelism divides a matrix's outputs, A is whole on
+   every GPU; otherwise B is. */
 static void cf__memory_add_matrices(const cf_memory_desc *desc, int64_t stage, cf__memory_sums *sums) {
     int64_t k;
     for (k = 0; k < cf__model_kinds(desc->model); k++) {
@@ -7529,8 +7530,8 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
     return unit;
 }
 
-/* Returns the chunk to which a rule's name leads from this one, for names that do not depend on how many are kept; -1
-   if there is none. Forwards alone run in plan order. */
+/* Returns the chunk that a rule's name means, seen from this chunk; -1: none. Only for names that do not depend on how
+   many chunks of the unit are kept. A schedule of forwards alone runs in plan order. */
 static int64_t cf__pipe_relative(const cf__pipeline *pipe, int64_t chunk, int name) {
     const cf_plan *plan = pipe->plan;
     const cf_chunk *c = &pipe->chunks[chunk];
@@ -7823,7 +7824,7 @@ typedef struct cf__pattern_item {
 
 typedef struct cf__pattern {
     cf_schedule_kind kind;
-    int runs_ahead;           /* 1 (paper): a stage is a constant number of items ahead of its backwards */
+    int runs_ahead;           /* 1 (paper): a stage's forwards stay a constant number of items ahead of its backwards */
     int64_t distance;         /* that number on the last stage */
     int64_t ahead;            /* items by which the first stage may be ahead of the last */
     int64_t n_items, n_backwards;

@@ -257,7 +257,8 @@ typedef struct cf_rope {
                                      outside of the table is read, but the result is wrong, so give enough of them */
     int64_t rotated;              /* how many numbers of a head are rotated, from its first on; even. 0: all */
     double base;                  /* pair i turns by position x base^(-2 i / rotated). 0: 10000 */
-    const double *frequencies;    /* (rotated / 2) instead of base: scaled variants. Read by cf_rope_fill only */
+    const double *frequencies;    /* (rotated / 2) one per pair, instead of base, for scaled variants. Only
+                                     cf_rope_fill reads them */
     int interleaved;              /* 0: pairs (i, i + rotated / 2); 1: pairs (2 i, 2 i + 1) */
     const float *table;           /* the filled table on the device, aligned to 16; NULL: rotate nothing */
 } cf_rope;
@@ -344,9 +345,9 @@ CHUNKFLOW_CUDA_API cf_result cf_layer_attention_forward(const cf_cuda_step *step
 CHUNKFLOW_CUDA_API cf_result cf_layer_attention_backward(const cf_cuda_step *step, const cf_layer_attention *layer,
                                                          cf_error *error);
 
-/* Bytes of attention_workspace that these two take for a chunk of `rows` rows, padding included; for a step that a
-   program without an executor makes itself. It fills in step (its pass), chunk (rows), stream, attention, tiles,
-   positions, state, gradient, overwrite and this; all else is 0. */
+/* Returns the bytes of attention_workspace that the two functions above need for a chunk of `rows` rows, padding
+   included. A program without an executor makes the step itself: it sets step (its pass), chunk (rows), stream,
+   attention, tiles, positions, state, gradient, overwrite and attention_workspace, and zeroes the rest. */
 CHUNKFLOW_CUDA_API size_t cf_layer_attention_bytes(const cf_attention *attention, int64_t rows);
 
 /* What one virtual stage needs. */
@@ -693,8 +694,8 @@ CHUNKFLOW_CUDA_API cf_result cf_state_stream_add(const cf_state_stream *stream, 
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute, int64_t layer,
                                                     const cf_tensor *k, const cf_tensor *v, cf_error *error);
 
-/* Ends a pass, wherever it is: after it, `compute` may go on with the chunk's K and V. The rings are the stream's until
-   it is freed; host memory holds what a pass sent there once `out` has come to its end. */
+/* Ends a pass, however far it has got. `compute` may then use the chunk's K and V again. The rings belong to `stream`
+   until it is freed. What a pass sent is in host memory once all work on `out` is done. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_end(cf_state_stream *stream, cf_cuda_stream compute, cf_error *error);
 
 /* ---- what a pass goes through ---- */
@@ -897,8 +898,8 @@ CF_DEVICE uint4 global_load_16(const void *from) { return *static_cast<const uin
 
 CF_DEVICE void global_store_16(void *to, uint4 value) { *static_cast<uint4 *>(to) = value; }
 
-/* Adds to, or overwrites, two neighbouring fp32 numbers that only this thread touches, where `wanted`. Many of these
-   stand in a row: with branches they took a third of the time of compiling a backward. */
+/* If `wanted`, adds to or overwrites two neighbouring fp32 numbers that only this thread touches. It has no branches:
+   a backward has long runs of these, and with branches they took a third of its time to compile. */
 CF_DEVICE void global_update_8(float *to, float x, float y, bool overwrite, bool wanted) {
     asm volatile("{\n.reg .pred read, write;\n.reg .f32 x, y;\nmov.f32 x, 0f00000000;\nmov.f32 y, 0f00000000;\n"
                  "setp.ne.b32 read, %3, 0;\nsetp.ne.b32 write, %4, 0;\n"
@@ -1605,7 +1606,7 @@ template <typename Each> void count_lengths(lengths *l, const Each &each) {
     l->whole[0] = 0; /* no work, no block */
 }
 
-/* The same after tiles of more than `limit` steps were cut into parts. */
+/* Counts lengths as they are once tiles of more than `limit` steps are cut into parts. */
 void cut_lengths(const lengths &from, int64_t limit, lengths *to) {
     *to = from;
     for (int64_t i = 1; i <= LENGTH_CLASSES; i++) {
@@ -3504,10 +3505,10 @@ CF_HOPPER_DEVICE void hopper_release_rows(shared_address stage_barriers, bool le
     mbarrier_arrive(stage_barriers + Q_EMPTY);
 }
 
-/* A warpgroup's 64 keys of a key tile. Scores and dP are computed with keys along the rows, so that P and dS are A
-   operands of the products for dV and dK as they lie in registers. dQ needs all 128 keys: dS goes through shared
-   memory, and each warpgroup computes 64 columns of 64 rows, or, head size 64, all columns of its 64 rows of 128.
-   Where no row of the tile sees any of its keys, a warpgroup adds nothing but zeros to dQ's products. */
+/* Handles a warpgroup's 64 keys of a key tile. Scores and dP are computed with keys along the rows, so that P and dS
+   can be the A operands of the products for dV and dK as they lie in registers. dQ needs all 128 keys: dS goes through
+   shared memory, and each warpgroup computes 64 columns of 64 rows. At head size 64 it computes all columns of its 64
+   rows of 128. If no row of the tile sees a warpgroup's keys, that warpgroup adds only zeros to dQ. */
 template <typename T, int HEAD>
 CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int head, shared_address start) {
     typedef hopper_backward_layout<HEAD> layout;
@@ -6648,9 +6649,9 @@ void add_wait(stage_plan *s, int64_t at, int64_t other, int64_t position) {
     if (&b->stages[other] != s || from->stream != p->stream) p->waits[p->n_waits++] = {other, from->event};
 }
 
-/* Finds where the tensor lies that an action reads or sends, and a slot for the one that begins with it. A slot is not
-   given away before the pass after its last use begins, or the transfer that gets it would wait for a pass that still
-   runs. A tensor that is sent has its slot for one pass more, so that no pass waits for the transfer. */
+/* Finds the tensor that an action reads or sends, and gives a slot to the tensor that the action makes. A slot is used
+   again only once the pass after its last use has begun; otherwise a transfer into it would wait for a running pass. A
+   tensor that is sent keeps its slot for one more pass, so that no pass waits for the transfer. */
 void record_tensors(recording *r, int64_t at, int64_t bytes) {
     stage_plan *s = r->s;
     heap *home = &s->b->e->home;
@@ -7082,7 +7083,7 @@ void put_tiles(const array<unsigned char> &image, int64_t at, const cf_attention
     if (a->tiles_bytes > 0) memcpy(image.data + at, a->tiles, a->tiles_bytes);
 }
 
-/* Makes the device's copy, in which padding has position -1. */
+/* Copies the metadata of a stage's chunks to the device; padding has position -1 there. */
 cf_result upload_chunks(stage_plan *s, cf_error *error) {
     const batch *b = s->b;
     array<unsigned char> image;

@@ -1010,11 +1010,12 @@ static double cft__partial_wave(const cf_gpu *gpu, const cf_shard *shard, int64_
     return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
 }
 
-/* Returns the rate of heads narrower than 128 as a fraction of the rate at 128, which the fractions of a GPU describe.
-   Each pair and head needs one exponential, however narrow the head. A processor makes 16 in a cycle, 28.8 G/s, and
-   products do not hide them. H100 at heads of 64: 0.75 forward, 0.86 backward; FlashAttention-3 has 497 of 648 and 474
-   of 561 TFLOP/s (Shah et al., 2024, figures 5 and 6). B200: 0.67; FlashAttention-4 has 762 of 1,362 (its pull request
-   2605). flops: of the products, per column and pair. */
+/* Returns the rate of heads narrower than 128 as a fraction of the rate at 128, which cf_gpu's fractions are of. Each
+   pair and head needs one exponential, however narrow the head. A processor makes 16 in a cycle, 28.8 G/s, and products
+   do not hide them. For heads of 64 this gives 0.75 forward and 0.86 backward on H100, where FlashAttention-3 reaches
+   497 of 648 and 474 of 561 TFLOP/s, so 0.77 and 0.84 (Shah et al., 2024, figures 5 and 6). On B200 it gives 0.67, and
+   FlashAttention-4 reaches less: 762 of 1,362, so 0.56 (its pull request 2605). flops: of the products, per column and
+   pair. */
 static double cft__narrow_heads(const cf_gpu *gpu, const cf_shard *shard, double flops) {
     double columns = (double)(shard->q + shard->out) / 2, exponential = gpu->flops / (double)gpu->processors / 28.8e9;
     double width = columns / (double)cft__max(1, shard->heads);
@@ -2185,7 +2186,7 @@ static uint64_t cft__draw(uint64_t *state) {
     return x ^ x >> 31;
 }
 
-/* Returns whether sequence `id`, in the order of all, continues the tree of the previous sequence. */
+/* Returns whether sequence `id`, counted over all sequences, is of the same tree as the sequence before it. */
 static int cft__goes_on(const cft__tuner *t, int64_t id) {
     return t->trees != NULL && t->trees->common != NULL && id < t->n && t->trees->common[id] > 0;
 }

@@ -9,7 +9,7 @@
    The manual page
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Prints text[0 .. n) so that roff takes no part of it for a request or an escape. */
+/* Prints text[0 .. n) so that roff reads it as text, without requests or escapes. */
 static void put_roff(const char *text, size_t n, FILE *to) {
     size_t i;
 

@@ -37,9 +37,9 @@ cf_result svg_memory_write(const cf_schedule *schedule, const cf_timeline *timel
                            held_unit what, int64_t limit, const char *unit, const svg_style *style,
                            cf_write_fn write, void *user, cf_error *error);
 
-/* Draws a line per chunk, one below the other, and a column per rank. Slices lie at their places, coloured if their
-   sequence or tree is split. Every slice has a title: "0: 8K to 16K, 8192 tokens". Errors: as above, with the number of
-   chunks and slices. */
+/* Draws a line per chunk, one below the other, and a column per rank. Slices are drawn where they lie in the chunk,
+   coloured if their sequence or tree is split. Every slice has a title: "0: 8K to 16K, 8192 tokens". Errors: as above;
+   CF_ERROR_LIMIT counts chunks and slices. */
 cf_result svg_plan_write(const cf_plan *plan, const svg_style *style, cf_write_fn write, void *user, cf_error *error);
 
 #endif /* CHUNKFLOW_SVG_H */

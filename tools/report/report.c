@@ -190,8 +190,8 @@ static void write_held(const stream *t, int64_t stage) {
     json_list_close(t->w);
 }
 
-/* Writes the idle pieces before each pass and after the last one: their number, as a digit for each, and then each
-   piece's cause and ticks. */
+/* Writes a stage's idle pieces. First come digits: how many pieces lie before each pass, and how many after the last
+   one. Then each piece has its cause and its ticks. */
 static void write_idle(const stream *t, int64_t stage) {
     const cf_schedule *s = t->s->schedule;
     const idle_report *idle = &t->s->idle;
