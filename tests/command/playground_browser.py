@@ -32,7 +32,7 @@ class Page:
         self.browser, self.command = browser, command
 
     def answers(self):
-        return self.browser.run("performance.getEntriesByName('chunkflow-answer').length")
+        return self.browser.run("chunkflow.seen.answers")
 
     def wait(self, what, seconds=60):
         deadline = time.time() + seconds
@@ -49,8 +49,8 @@ class Page:
         """Runs a script that changes a setting; the answer to it: its arguments, list, output and seconds."""
         before = self.answers()
         self.browser.run(script)
-        self.wait("performance.getEntriesByName('chunkflow-answer').length > %d" % before)
-        return self.browser.run("performance.getEntriesByName('chunkflow-answer').pop().detail")
+        self.wait("chunkflow.seen.answers > %d" % before)
+        return self.browser.run("chunkflow.seen.answer")
 
     def set(self, drawn, options):
         """Goes there by a link, as somebody who was sent one."""
@@ -102,10 +102,10 @@ def check_speed(page, checks):
     checks.that("speed/4096 sequences at %.2f times the command's" % ratio, ratio <= 3, (own, native))
     page.settle("location.hash = 'draw=chat&n=256'; 1")
     frame = page.browser.run("""(async () => { const times = []; for (let i = 2; i < 12; i++) {
-        const begun = performance.now(), n = performance.getEntriesByName('chunkflow-answer').length;
+        const begun = performance.now(), n = chunkflow.seen.answers;
         const range = document.querySelector('#option-stages').previousSibling; range.value = i;
         range.dispatchEvent(new Event('input'));
-        while (performance.getEntriesByName('chunkflow-answer').length === n) await new Promise(requestAnimationFrame);
+        while (chunkflow.seen.answers === n) await new Promise(requestAnimationFrame);
         times.push(performance.now() - begun); } return times.sort((a, b) => a - b)[5]; })()""")
     preview = page.browser.run("document.getElementById('preview').textContent")
     checks.that("speed/a frame of 256 sequences takes %.0f ms" % frame, frame < 500 and preview.startswith("preview"), frame)
@@ -179,6 +179,9 @@ def check_files(page, checks):
     page.wait("document.getElementById('option-chunk-size').value === '3072'")
     said = page.browser.run(open_text % (json.dumps(texts[1]), json.dumps("s.json")))
     checks.that("files/plan and schedule", "sound" in said and "stage" in said, said[:300])
+    said = page.browser.run("""(async () => { const folder = {name: "folder", text: async () => { throw Error("no"); }};
+        await chunkflow.openFiles([folder]); return document.getElementById('problem').textContent; })()""")
+    checks.that("files/one that cannot be read", said.startswith("folder: "), said)
     checks.that("files/no markup", page.browser.run("document.querySelectorAll('img, b, iframe, main script').length") == 0)
 
 
@@ -188,7 +191,7 @@ def check_keyboard(page, checks):
     before = page.answers()
     page.browser.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight", code="ArrowRight", windowsVirtualKeyCode=39)
     page.browser.call("Input.dispatchKeyEvent", type="keyUp", key="ArrowRight", code="ArrowRight", windowsVirtualKeyCode=39)
-    page.wait("performance.getEntriesByName('chunkflow-answer').length > %d" % before)
+    page.wait("chunkflow.seen.answers > %d" % before)
     checks.that("keys/slider", page.browser.run("document.getElementById('option-stages').value") == "5")
     changed = page.browser.run("document.querySelector('#figures small').textContent")
     checks.that("keys/what changed", changed.startswith("was "), changed)
@@ -204,6 +207,7 @@ def check_codes(page, checks, compile_c, python):
     """What the page gives as C and as Python makes the makespan that it shows."""
     wrong = []
     for options in ({}, {"schedule": "interleaved", "virtual": "3", "ranks": "2"}, {"split-backward": "1", "limit": "5"},
+                    {"limit": "6K"},
                     {"model": "qwen2.5-7b", "gpu": "h200", "tp": "4"}):
         page.set("chat", options)
         page.browser.run("document.getElementById('codes').open = true; document.getElementById('code-c').textContent = ''")

@@ -32,8 +32,11 @@ const DRAWN = [
 const inputs = {};                     // by option: what holds its value
 const seen = {                         // what the page is about
   drawn: "", text: "", seed: 1,        // what was drawn, and the list that came of it
+  draws: 0,                            // how often one was asked for
   settled: null, args: "",             // the last answer to a setting that was let go: its figures and arguments
-  data: null, id: 0
+  data: null, id: 0,
+  isOpened: false,                     // whether it is the report of a file
+  answers: 0, answer: null             // how many answers were shown, and the last one
 };
 
 // ---- the command ----
@@ -99,7 +102,11 @@ async function ask(isPreview) {
       byId("preview").textContent = "searching ...";
     }
     const answer = await runCommand(args, {[LIST]: asked.list});
-    if (answer) takeAnswer(asked, answer);
+    try {
+      if (answer) takeAnswer(asked, answer);
+    } catch (error) {
+      tellProblem("this page cannot show the answer: " + error.message);
+    }
   }
   update.running = false;
 }
@@ -112,9 +119,11 @@ function takeAnswer(asked, answer) {
     return;
   }
   const before = seen.settled, words = asked.isPreview ? "preview: a search of one try" : "the command's own answer";
+  seen.isOpened = false;
   showReport(JSON.parse(answer.out), asked.isPreview, asked.args.join("\n") + asked.list);
   byId("preview").textContent = `${words}, ${Math.round(1000 * answer.seconds)} ms`;
-  performance.mark("chunkflow-answer", {detail: {...asked, seconds: answer.seconds, out: answer.out}});
+  seen.answers++;
+  seen.answer = {...asked, seconds: answer.seconds, out: answer.out};
   if (asked.isPreview) return;
   fillLink();
   if (byId("codes").open) fillCodes();
@@ -208,9 +217,12 @@ const drawnCount = () => Math.max(1, Math.min(MOST_SEQUENCES, Math.round(Number(
 async function draw(seed) {
   const what = DRAWN.find(d => d.name === byId("drawn").value);
   if (!what) return;
+  const turn = ++seen.draws;
   seen.seed = seed;
+  if (update.running && performance.now() - update.begun > PATIENCE) startWorker();
   const answer = await runCommand(["gen", ...what.args(drawnCount()), "--seed", seed], {});
-  if (!answer) return;
+  if (turn !== seen.draws) return;
+  if (!answer) return draw(seed); // it was given up together with a run that took too long
   if (answer.code !== 0) {
     tellProblem(answer.said);
     return;
@@ -247,7 +259,7 @@ function takeLink() {
   for (const {name, value} of OPTIONS) setOption(name, words.has(name) ? words.get(name) : value);
   if (words.has("list")) byId("list").value = words.get("list");
   byId("drawn").value = DRAWN.some(d => d.name === words.get("draw")) ? words.get("draw") : words.has("list") ? "" : DRAWN[0].name;
-  if (/^[0-9]+$/.test(words.get("n") || "")) byId("drawn-n").value = words.get("n");
+  byId("drawn-n").value = /^[0-9]+$/.test(words.get("n") || "") ? Math.min(MOST_SEQUENCES, Number(words.get("n"))) : 64;
   return words.has("list") ? ask(false) : draw(/^[0-9]{1,15}$/.test(words.get("seed") || "") ? Number(words.get("seed")) : 1);
 }
 
@@ -273,10 +285,16 @@ function folded(numbers, indent) {
   return lines.join("\n" + indent).replace(/,$/, "");
 }
 
+// A whole number as the command reads it: 6K is 6144.
+function countOf(word) {
+  const [, digits, suffix] = /^([0-9]+)(.?)$/.exec(word);
+  return Number(digits) * 1024 ** " KMGT".indexOf(suffix.toUpperCase() || " ");
+}
+
 // The limit in chunks as the library counts it, which is over all virtual stages; "" where none was given.
 function limitWords(s, none) {
   const limit = inputs.limit.value.trim();
-  return limit === "" ? "" : limit === "none" ? none : String(Number(limit) * s.virtual_stages);
+  return limit === "" ? "" : limit === "none" ? none : String(countOf(limit) * s.virtual_stages);
 }
 
 // Token times are those of a whole stage, and the library's unit costs those of a virtual stage.
@@ -339,6 +357,11 @@ ${model ? "# in token times: pass timing= for seconds, from chunkflow_tune.h as 
 const shellWord = word => /^[\w+=.\/:,@-]+$/.test(word) ? word : "'" + word.replace(/'/g, "'\\''") + "'";
 
 async function fillCodes() {
+  if (seen.isOpened) {
+    for (const id of ["code-command", "code-c", "code-python"])
+      byId(id).textContent = "This report came without its list of lengths; a changed setting comes back to yours.";
+    return;
+  }
   byId("code-command").textContent =
     `chunkflow report ${optionWords("").map(shellWord).join(" ")} -o report.html ${LIST}\n`;
   const pack = ["pack", "--chunk-size=" + inputs["chunk-size"].value, "--ranks=" + (inputs.ranks.value || 1), "--json", "-", LIST];
@@ -356,9 +379,8 @@ const opened = {plan: null};
 async function openFiles(files) {
   byId("opened").hidden = true;
   for (const file of files) {
-    const text = await file.text();
     try {
-      await openText(file.name, text, file);
+      await openText(file.name, await file.text(), file);
     } catch (error) {
       tellProblem(`${file.name}: is not what chunkflow writes: ${error.message}`);
     }
@@ -409,6 +431,8 @@ function openReport(name, json) {
   const before = seen.data;
   try {
     showReport(json, true, "");
+    seen.isOpened = true;
+    if (byId("codes").open) fillCodes();
     tellProblem("");
     byId("seen").classList.remove("stale");
     byId("preview").textContent = `opened: ${name}. The settings beside it are not its own.`;
