@@ -85,10 +85,16 @@ function optionWords(separator) {
 const update = {running: false, next: null, begun: 0};
 const PATIENCE = 700; // milliseconds after which a run is given up for another setting
 
+// Gives the run up that began then, once it has taken too long and another setting waits.
+function giveUpLater(begun) {
+  const isWaiting = () => update.running && update.begun === begun && update.next;
+  if (isWaiting()) setTimeout(() => isWaiting() && startWorker(), Math.max(0, begun + PATIENCE - performance.now()));
+}
+
 // Asks for what the settings say now. isPreview: while one drags, with a search that tries one candidate.
 async function ask(isPreview) {
   update.next = {isPreview, args: optionWords("="), list: byId("list").value};
-  if (update.running && performance.now() - update.begun > PATIENCE) startWorker();
+  giveUpLater(update.begun);
   if (update.running || !engine.module) return;
   update.running = true;
   while (update.next) {
