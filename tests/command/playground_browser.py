@@ -169,7 +169,8 @@ def check_files(page, checks):
     checks.that("files/hostile report", "opened:" in said, said)
     for name, text in [("cut.json", report[: len(report) // 2]), ("empty.json", '{"format": "chunkflow-report"}'),
                        ("wrong.json", json.dumps({**data, "schedules": [{"unsplit": 3}], "plans": 7})),
-                       ("foreign.json", '{"a": [1, 2]}'), ("cut plan.json", '{"format": "chunkflow-plan"')]:
+                       ("foreign.json", '{"a": [1, 2]}'), ("cut plan.json", '{"format": "chunkflow-plan"'),
+                       ("early.json", '{"format": "chunkflow-schedule"}'), ("tune.json", '{"format": "chunkflow-tuning"}')]:
         said = page.browser.run(open_text % (json.dumps(text), json.dumps(name)))
         checks.that("files/" + name, name in said, said)
     page.native("plan", "--chunk-size", "3K", "--stages", "2", "--plan-json", "p.json", "--json", "s.json", "--summary", "lengths.txt")

@@ -393,7 +393,8 @@ async function openFiles(files) {
   }
 }
 
-// A report is drawn, another JSON is checked, and a plan's lengths become the list. Anything else is a list.
+// A report is drawn. A plan is checked, and its lengths become the list if it has no trees; a schedule is checked with it.
+// Anything that is no JSON is a list.
 async function openText(name, text, file) {
   if (/\.idx$/.test(name)) {
     const answer = await runCommand(["lengths", "--unit", "tokens", "data.idx"], {"data.idx": new Uint8Array(await file.arrayBuffer())});
@@ -409,7 +410,16 @@ async function openText(name, text, file) {
     openReport(name, json);
     return;
   }
-  const isPlan = json.format === "chunkflow-plan", plan = isPlan ? text : opened.plan;
+  const isPlan = json.format === "chunkflow-plan", isSchedule = json.format === "chunkflow-schedule";
+  if (/^chunkflow-/.test(json.format) && !isPlan && !isSchedule) {
+    tellProblem(`${name}: its format is ${json.format}. This page opens files of report, plan and schedule.`);
+    return;
+  }
+  if (isSchedule && !opened.plan) {
+    tellProblem(`${name}: open the plan of this schedule first (plan --plan-json).`);
+    return;
+  }
+  const plan = isPlan ? text : opened.plan;
   const args = isPlan || !plan ? ["file.json"] : ["--plan", "plan.json", "--chart", "--color", "never", "file.json"];
   const answer = await runCommand(["check", ...args], {"file.json": text, ...(plan ? {"plan.json": plan} : {})});
   if (!answer) return;
