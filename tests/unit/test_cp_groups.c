@@ -329,23 +329,26 @@ static int64_t widest_of(cf_pack_desc desc, int64_t first, int64_t n, int64_t ot
 
 /* Widths are chosen as cf_pack says, worked out by hand. */
 TEST(widths_are_what_they_cost) {
-    cf_pack_desc thin = {.chunk_size = 8192, .n_ranks = 8, .max_cp = 8, .cost = {0, 1, 0}}, dear = thin;
-    cf_pack_desc chunky = thin;
+    cf_pack_desc thin = {.chunk_size = 8192, .n_ranks = 8, .max_cp = 8, .cost = {0, 1, 0}}, costly = thin;
+    cf_pack_desc scanned = thin, chunky = thin;
     cf_plan *plan = NULL;
     CHECK_INT(widest_of(thin, 8 * 512, 0, 0, NULL), 8); /* 512 tokens for each are enough */
     CHECK_INT(widest_of(thin, 8 * 511, 0, 0, NULL), 4);
-    dear.chunk_size = 1000; /* on two ranks 4 rounds, 5000 with replays and 4000 x 2 rows; on one 10333 */
-    dear.cp_row_seconds = 0.6;
-    CHECK(widest_of(dear, 8000, 8, 900, NULL) > 0);
-    dear.cp_row_seconds = 0.75;
-    CHECK_INT(widest_of(dear, 8000, 8, 900, NULL), 0);
-    dear.cp_row_seconds = 0; /* 4 rounds of 1000 and a scan, against 8 chunks of 1000 */
-    dear.n_ranks = dear.max_cp = 2;
-    dear.cp_chunk_seconds = 900;
-    CHECK_INT(widest_of(dear, 8000, 0, 0, NULL), 2);
-    dear.cp_chunk_seconds = 1100;
-    CHECK_INT(widest_of(dear, 8000, 0, 0, NULL), 0);
-    chunky.chunk_size = 1000; /* short ones pay their part of a chunk: all 90 of them as much as the one of 900 */
+    /* Two ranks: 4 rounds, 5000 with replays, and 4000 x 2 rows gathered. One rank: 10333 with replays. */
+    costly.chunk_size = 1000;
+    costly.cp_row_seconds = 0.6;
+    CHECK(widest_of(costly, 8000, 8, 900, NULL) > 0);
+    costly.cp_row_seconds = 0.75;
+    CHECK_INT(widest_of(costly, 8000, 8, 900, NULL), 0);
+    /* One rank runs 8 chunks of 1000 each. Two ranks run 4 rounds, each of 1000 and a scan. */
+    scanned.chunk_size = 1000;
+    scanned.n_ranks = scanned.max_cp = 2;
+    scanned.cp_chunk_seconds = 900;
+    CHECK_INT(widest_of(scanned, 8000, 0, 0, NULL), 2);
+    scanned.cp_chunk_seconds = 1100;
+    CHECK_INT(widest_of(scanned, 8000, 0, 0, NULL), 0);
+    /* Short sequences pay their part of a chunk: all 90 of them as much as the one of 900. */
+    chunky.chunk_size = 1000;
     chunky.n_ranks = chunky.max_cp = 2;
     chunky.cost.constant = 1000;
     chunky.cp_row_seconds = 1e9;

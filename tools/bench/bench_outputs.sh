@@ -10,17 +10,7 @@ set -eu
 CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
 FOLDER=$(mktemp -d)
 trap 'rm -rf "$FOLDER"' EXIT
-
-# The fastest setting of a search, and the fastest of whole sequences: "SECONDS GiB WORDS..." and "SECONDS" or "-".
-fastest() { # OPTIONS...
-    "$CHUNKFLOW" tune "$@" --batches 1 --tolerance 0 --tsv 2>/dev/null |
-        awk -F '\t' 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
-            NR == 2 { best = $at["mean_s"] " " $at["memory_bytes"] " " $at["tensor_parallel"] "," \
-                             $at["pipeline_parallel"] "," $at["data_parallel"] " " $at["chunk_size_tokens"] " " \
-                             $at["k"] " " $at["recompute"] ($at["state"] == "streams" ? ",S" : "") " " $at["outputs"] }
-            $1 == "base" { whole = $at["mean_s"] }
-            END { print best, whole == "" ? "-" : whole }'
-}
+. "${0%/*}/fastest.sh"
 
 # Both sides of one question, and one line about them.
 line() { # NAME MODEL GPU GPUS BATCH LIST

@@ -11,26 +11,16 @@ set -eu
 CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
 FOLDER=$(mktemp -d)
 trap 'rm -rf "$FOLDER"' EXIT
-
-# The seconds of the fastest setting and of the fastest whole sequences, and the setting; "-" where nothing fits.
-fastest() { # OPTIONS...
-    "$CHUNKFLOW" tune "$@" --batches 1 --tolerance 0 --tsv 2>/dev/null |
-        awk -F '\t' 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
-            NR == 2 && $1 != "base" { best = $at["mean_s"]
-                words = $at["tensor_parallel"] "," $at["pipeline_parallel"] "," $at["data_parallel"] " " \
-                        $at["chunk_size_tokens"] " " $at["recompute"] }
-            $1 == "base" { whole = $at["mean_s"] }
-            END { print best == "" ? "-" : best, whole == "" ? "-" : whole, words == "" ? "- - -" : words }'
-}
+. "${0%/*}/fastest.sh"
 
 line() { # NAME MODEL GPU GPUS BATCH LIST
     alone=$(fastest "$6" --model "$2" --gpu "$3" --gpus "$4" --batch "$5")
     groups=$(fastest "$6" --model "$2" --gpu "$3" --gpus "$4" --batch "$5" --max-cp 16)
     echo "$alone $groups" | awk -v name="$1" -v on="$2 on $4 $3" '
         function over(a, b) { return a == "-" || b == "-" ? "-" : sprintf("%.3f", a / b) }
-        { printf "%-32s %-24s %8s %8s %8s  %6s %6s  %-8s %7s %s\n", on, name, $2 == "-" ? "-" : sprintf("%.2f", $2),
-                 $1 == "-" ? "-" : sprintf("%.2f", $1), $6 == "-" ? "-" : sprintf("%.2f", $6),
-                 over($7, $1), over($7, $6), $8, $9, $10 }'
+        function seconds(of) { return of == "-" ? "-" : sprintf("%.2f", of) }
+        { printf "%-32s %-24s %8s %8s %8s  %6s %6s  %-8s %7s %s\n", on, name, seconds($8), seconds($1), seconds($9),
+                 over($16, $1), over($16, $9), $11, $12, $14 }'
 }
 
 { echo 256K && "$CHUNKFLOW" gen lmsys --n 127 --seed 1; } >"$FOLDER/chats"
@@ -40,7 +30,7 @@ echo 256K 16 >"$FOLDER/long"
 cat <<END
 s: estimated seconds of a step, of whole sequences with context parallelism, of chunks, and of chunks in cp groups of up
 to 16 ranks. over: seconds of whole sequences over those of chunks, without groups and with them. split: tensor,
-pipeline, data. "-": nothing fits.
+pipeline, data. S: state streams. "-": nothing fits.
 
 model                            list                        whole   chunks   groups    over groups  split      chunk recompute
 END
