@@ -396,7 +396,7 @@ const char *naive_fault(const cf_plan *plan, const cf_schedule *s) {
         for (chunk = b.first; !fault && chunk < b.first + b.n; chunk++) fault = cell_fault(&b, chunk, v);
     if (!fault && !s->shape.forward_only) fault = k_fault(&b);
     if (!fault) fault = progress_fault(&b);
-    if (!fault && s->lowered) fault = naive_rendezvous(plan, s);
+    if (!fault && s->lowered) fault = naive_rendezvous(plan, &s, 1);
     free(b.all);
     return fault;
 }
@@ -422,62 +422,134 @@ static int leads_away(const cf_schedule *s, int64_t v, int64_t next) {
 static int is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
 static int is_receive(int pass) { return pass == CF_RECV_F || pass == CF_RECV_R || pass == CF_RECV_B; }
 
-const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *s) {
-    int64_t pc[64], stage, n = plan->chunks_per_rank, i;
-    tensors *all = (tensors *)calloc((size_t)(s->shape.n_stages * s->shape.n_virtual * n) + 1, sizeof *all);
-    const char *fault = NULL;
-    int moved = 1;
-    if (!all) abort();
-    for (stage = 0; stage < s->shape.n_stages; stage++) pc[stage] = s->first[stage];
-    while (moved && !fault) {
-        moved = 0;
-        for (stage = 0; stage < s->shape.n_stages && !fault; stage++) {
-            const cf_action *a = &s->actions[pc[stage]], *b;
-            int64_t to, other;
-            tensors *t, *u;
-            int kind;
-            if (pc[stage] == s->first[stage + 1]) continue;
-            if (is_receive(a->pass)) continue; /* its sender moves both */
-            t = &all[a->stage * n + a->chunk % n];
-            kind = kind_of(a->pass);
-            if (!is_send(a->pass)) {
-                int forward = a->pass == CF_F || a->pass == CF_R;
-                int backward = a->pass == CF_B || a->pass == CF_I;
-                int reads = (forward && leads_away(s, a->stage, a->stage - 1)) ||
-                            (backward && leads_away(s, a->stage, a->stage + 1));
-                if (a->pass == CF_R && s->shape.replay == CF_REPLAY_LOCAL) reads = 0;
-                if (reads && !t->there[kind]) fault = "a pass without its input";
-                if (reads) t->there[kind] = 2;
-                if (a->pass < CF_COMPUTE_PASS_COUNT && a->pass != CF_W) t->made[kind] = 1;
-                pc[stage]++;
-                moved = 1;
-                continue;
-            }
-            to = a->pass == CF_SEND_B ? a->stage - 1 : a->stage + 1;
-            if (!leads_away(s, a->stage, to)) {
-                fault = "a send to nowhere";
-                break;
-            }
-            if (t->made[kind] != 1) fault = "a send of nothing, or twice";
-            other = naive_stage(s, to);
-            b = &s->actions[pc[other]];
-            if (pc[other] == s->first[other + 1] || b->pass != a->pass + 1 || b->chunk != a->chunk || b->stage != to)
-                continue;
-            u = &all[to * n + a->chunk % n];
-            if (u->there[kind]) fault = "received twice";
-            t->made[kind] = 2;
-            u->there[kind] = 1;
-            pc[stage]++;
-            pc[other]++;
-            moved = 1;
+/* A run of all lists at once. Each stage of each rank is a process. */
+typedef struct processes {
+    const cf_plan *plan;
+    const cf_schedule *const *schedules;
+    int64_t n_ranks, at[64][64]; /* at: by rank and stage, the position of what it does next */
+    tensors *all;                /* by chunk and virtual stage */
+    const char *fault;
+    int moved;
+} processes;
+
+static tensors *tensors_of(const processes *p, int64_t chunk, int64_t v) {
+    return &p->all[chunk * p->schedules[0]->shape.n_stages * p->schedules[0]->shape.n_virtual + v];
+}
+
+/* Returns what a process does next; NULL: nothing. */
+static const cf_action *next_of(const processes *p, int64_t rank, int64_t stage) {
+    const cf_schedule *s = p->schedules[rank];
+    return p->at[rank][stage] < s->first[stage + 1] ? &s->actions[p->at[rank][stage]] : NULL;
+}
+
+/* A send is received once the process at the other end waits for it. If that waits for another message from here, it
+   would get the wrong one. */
+static void send_one(processes *p, int64_t rank, int64_t stage) {
+    const cf_schedule *s = p->schedules[rank];
+    const cf_action *a = next_of(p, rank, stage), *b;
+    int64_t to = a->pass == CF_SEND_B ? a->stage - 1 : a->stage + 1, other;
+    int kind = kind_of(a->pass);
+    tensors *there;
+    if (!leads_away(s, a->stage, to)) {
+        p->fault = "a send to nowhere";
+        return;
+    }
+    if (tensors_of(p, a->chunk, a->stage)->made[kind] != 1) p->fault = "a send of nothing, or twice";
+    other = naive_stage(s, to);
+    b = next_of(p, rank, other);
+    if (b == NULL || !is_receive(b->pass)) return;
+    if (b->pass != a->pass + 1 || b->chunk != a->chunk || b->stage != to) {
+        int64_t from = b->pass == CF_RECV_B ? b->stage + 1 : b->stage - 1;
+        if (leads_away(s, b->stage, from) && naive_stage(s, from) == stage) p->fault = "a message of another tensor";
+        return;
+    }
+    there = tensors_of(p, a->chunk, to);
+    if (there->there[kind]) p->fault = "received twice";
+    tensors_of(p, a->chunk, a->stage)->made[kind] = 2;
+    there->there[kind] = 1;
+    p->at[rank][stage]++;
+    p->at[rank][other]++;
+    p->moved = 1;
+}
+
+/* Returns whether a pass has what it reads of other stages. Without transfers it waits for the pass that makes it. */
+static int has_input(processes *p, int64_t rank, const cf_action *a) {
+    const cf_schedule *s = p->schedules[rank];
+    int64_t from = a->pass == CF_B || a->pass == CF_I ? a->stage + 1 : a->stage - 1;
+    if (a->pass == CF_W || !leads_away(s, a->stage, from)) return 1;
+    if (a->pass == CF_R && s->shape.replay == CF_REPLAY_LOCAL) return 1;
+    if (!s->lowered) return tensors_of(p, a->chunk, from)->made[kind_of(a->pass)];
+    if (!tensors_of(p, a->chunk, a->stage)->there[kind_of(a->pass)]) p->fault = "a pass without its input";
+    tensors_of(p, a->chunk, a->stage)->there[kind_of(a->pass)] = 2;
+    return 1;
+}
+
+/* Returns what is wrong if all ranks of a stage now run these passes together. They must be of one kind, and of a cp
+   group's ranks the same pass of the same round. */
+static const char *together_fault(const processes *p, int64_t stage) {
+    const cf_action *lead = next_of(p, 0, stage);
+    int64_t rank, mate, cp, per_rank = p->plan->chunks_per_rank;
+    for (rank = 0; rank < p->n_ranks; rank++) {
+        const cf_action *a = next_of(p, rank, stage);
+        int forwards = (a->pass == CF_F || a->pass == CF_R) && (lead->pass == CF_F || lead->pass == CF_R);
+        if (a->stage != lead->stage || (a->pass != lead->pass && !forwards)) return "not in step";
+    }
+    for (rank = 0; rank < p->n_ranks; rank++) {
+        const cf_action *a = next_of(p, rank, stage), *b;
+        if (a->pass == CF_W || p->plan->chunks[a->chunk].chain < 0) continue;
+        cp = p->plan->chains[p->plan->chunks[a->chunk].chain].cp;
+        if (cp == 0 || p->n_ranks == 1) continue;
+        for (mate = rank / cp * cp; mate < rank / cp * cp + cp; mate++) {
+            b = next_of(p, mate, stage);
+            if (a->pass != b->pass || a->chunk % per_rank != b->chunk % per_rank) return "a round does not meet";
         }
     }
-    for (stage = 0; stage < s->shape.n_stages && !fault; stage++)
-        if (pc[stage] < s->first[stage + 1]) fault = "rendezvous deadlock";
-    for (i = 0; i < s->shape.n_stages * s->shape.n_virtual * n && !fault; i++) /* what is received, a pass has read */
-        if (all[i].there[1] == 1) fault = "RECV_R without R";
-    free(all);
-    return fault;
+    return NULL;
+}
+
+/* All ranks of a stage run a pass once each of them can. */
+static void run_together(processes *p, int64_t stage) {
+    int64_t rank;
+    for (rank = 0; rank < p->n_ranks; rank++) {
+        const cf_action *a = next_of(p, rank, stage);
+        if (a == NULL || is_send(a->pass) || is_receive(a->pass)) return;
+    }
+    p->fault = together_fault(p, stage);
+    for (rank = 0; rank < p->n_ranks; rank++)
+        if (p->fault || !has_input(p, rank, next_of(p, rank, stage)) || p->fault) return;
+    for (rank = 0; rank < p->n_ranks; rank++) {
+        const cf_action *a = next_of(p, rank, stage);
+        if (a->pass != CF_W) tensors_of(p, a->chunk, a->stage)->made[kind_of(a->pass)] = 1;
+        p->at[rank][stage]++;
+    }
+    p->moved = 1;
+}
+
+const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *const *schedules, int64_t n_ranks) {
+    int64_t n_stages = schedules[0]->shape.n_stages, n_tensors, rank, stage, i;
+    processes p = {.plan = plan, .schedules = schedules, .n_ranks = n_ranks, .moved = 1};
+    n_tensors = plan->n_chunks * n_stages * schedules[0]->shape.n_virtual;
+    p.all = (tensors *)calloc((size_t)n_tensors + 1, sizeof *p.all);
+    if (!p.all) abort();
+    for (rank = 0; rank < n_ranks; rank++)
+        for (stage = 0; stage < n_stages; stage++) p.at[rank][stage] = schedules[rank]->first[stage];
+    while (p.moved && !p.fault) {
+        p.moved = 0;
+        for (stage = 0; stage < n_stages && !p.fault; stage++) {
+            for (rank = 0; rank < n_ranks && !p.fault; rank++) {
+                const cf_action *a = next_of(&p, rank, stage);
+                if (a != NULL && is_send(a->pass)) send_one(&p, rank, stage);
+            }
+            if (!p.fault) run_together(&p, stage);
+        }
+    }
+    for (rank = 0; rank < n_ranks && !p.fault; rank++)
+        for (stage = 0; stage < n_stages && !p.fault; stage++)
+            if (next_of(&p, rank, stage) != NULL) p.fault = "the processes wait for each other for ever";
+    for (i = 0; i < n_tensors && !p.fault; i++) /* what is received, a pass has read */
+        if (p.all[i].there[1] == 1) p.fault = "RECV_R without R";
+    free(p.all);
+    return p.fault;
 }
 
 /* ---- memory ---- */

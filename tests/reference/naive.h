@@ -44,9 +44,12 @@ cf_schedule *naive_remove(cf_schedule *schedule, int64_t stage, int64_t position
    actions may hold anything. */
 const char *naive_fault(const cf_plan *plan, const cf_schedule *schedule);
 
-/* Runs a lowered schedule: a send waits until the other stage stands at the receive. NULL if all lists end and every
-   pass finds the tensors that it needs. */
-const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *schedule);
+/* Runs the schedules of the first n_ranks ranks at once, each stage of each rank as a process of its own. A send waits
+   until the process at the other end stands at a receive from here, and all ranks of a stage run each pass together, as
+   their collectives make them. NULL if all lists end, passes that meet are of one kind (F and R are one), each round of
+   a cp group is one, no receive gets another's message, and every pass finds the tensors that it needs. In lists
+   without transfers a pass waits for those that make what it reads. One schedule may be of any rank. */
+const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *const *schedules, int64_t n_ranks);
 
 /* Returns what is wrong with a graph's lists of edges, or NULL: both directions hold each edge once, and every node can
    run once all that it waits for have run. */

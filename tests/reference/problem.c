@@ -377,45 +377,6 @@ static const char *rank_fault(const problem *p, const problem_rank *r) {
     return fault;
 }
 
-/* The i-th pass of a stage, transfers left out; NULL: it has no such pass. */
-static const cf_action *pass_at(const cf_schedule *s, int64_t stage, int64_t *at) {
-    while (*at < s->first[stage + 1] && s->actions[*at].pass >= CF_COMPUTE_PASS_COUNT) ++*at;
-    return *at < s->first[stage + 1] ? &s->actions[(*at)++] : NULL;
-}
-
-/* A kind as a number: virtual stage and forward, B, I or W. */
-static int kind_of(const cf_action *a) { return a ? a->stage * 8 + (a->pass == CF_R ? CF_F : a->pass) : -1; }
-
-/* Two ranks run the same kinds in the same order, and the same round of what they share. */
-static const char *step_fault(const cf_plan *plan, const cf_schedule *s, const cf_schedule *t) {
-    int64_t stage;
-    for (stage = 0; stage < s->shape.n_stages; stage++) {
-        int64_t i = s->first[stage], j = t->first[stage];
-        const cf_action *a, *b;
-        do {
-            int64_t cp;
-            a = pass_at(s, stage, &i);
-            b = pass_at(t, stage, &j);
-            if (kind_of(a) != kind_of(b)) return "not in step";
-            if (a == NULL || a->pass == CF_W || plan->chunks[a->chunk].chain < 0) continue;
-            cp = plan->chains[plan->chunks[a->chunk].chain].cp;
-            if (cp == 0 || s->shape.rank / cp != t->shape.rank / cp) continue;
-            if (a->pass != b->pass || a->chunk % plan->chunks_per_rank != b->chunk % plan->chunks_per_rank)
-                return "a round does not meet";
-        } while (a != NULL);
-    }
-    return NULL;
-}
-
-const char *problem_in_step_fault(const cf_plan *plan, const cf_schedule *const *schedules) {
-    const char *fault = NULL;
-    int64_t rank, other;
-    for (rank = 0; rank < plan->n_ranks && fault == NULL; rank++)
-        for (other = 0; other < rank && fault == NULL; other++)
-            fault = step_fault(plan, schedules[other], schedules[rank]);
-    return fault;
-}
-
 const char *problem_judge(const problem *p) {
     const cf_schedule *schedules[PROBLEM_MOST_RANKS], *lowered[PROBLEM_MOST_RANKS];
     const char *fault = plan_fault(p);
@@ -427,7 +388,7 @@ const char *problem_judge(const problem *p) {
         lowered[rank] = p->ranks[rank].lowered;
         if (schedules[rank]) fault = rank_fault(p, &p->ranks[rank]);
     }
-    if (!fault && p->list) fault = problem_in_step_fault(p->plan, schedules);
-    if (!fault && p->lowered_list) fault = problem_in_step_fault(p->plan, lowered);
+    if (!fault && p->list) fault = naive_rendezvous(p->plan, schedules, p->plan->n_ranks);
+    if (!fault && p->lowered_list) fault = naive_rendezvous(p->plan, lowered, p->plan->n_ranks);
     return fault;
 }

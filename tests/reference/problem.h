@@ -80,8 +80,4 @@ void problem_free(problem *p);
 /* The rank that desc says. */
 problem_rank *problem_own(problem *p);
 
-/* The part of the judge that is about all ranks of a plan: they run the same kinds of passes in the same order, and
-   each round of a cp group at once. */
-const char *problem_in_step_fault(const cf_plan *plan, const cf_schedule *const *schedules);
-
 #endif /* PROBLEM_H */

@@ -374,6 +374,7 @@ TEST(broken_ranks_in_step_are_seen) {
     problem p = {.lengths = {200, 8, 7, 2, 5, 60, 8, 3}, .pack = {.n_ranks = 2, .max_cp = 2, .lockstep = 1}};
     const cf_schedule *both[2];
     cf_schedule *other;
+    cf_action *first, *second;
     p.pack.cost.per_token = 1;
     pack_and_make(&p, 8, 2, 1);
     REQUIRE(p.ranks[1].schedule != NULL && p.plan->chains[0].cp == 2 && p.plan->chains[0].n_chunks > 2);
@@ -381,10 +382,17 @@ TEST(broken_ranks_in_step_are_seen) {
     both[0] = p.ranks[0].schedule;
     both[1] = other = naive_copy(p.ranks[1].schedule);
     relabel(other, p.plan->chunks_per_rank, p.plan->chunks_per_rank + 1);
-    CHECK_STR(problem_in_step_fault(p.plan, both), "a round does not meet");
+    CHECK_STR(naive_rendezvous(p.plan, both, 2), "a round does not meet");
     other->actions[0].pass = CF_B;
-    CHECK_STR(problem_in_step_fault(p.plan, both), "not in step");
+    CHECK_STR(naive_rendezvous(p.plan, both, 2), "not in step");
     naive_free(other);
+    other = p.ranks[1].lowered; /* two receives of one rank change places */
+    first = &other->actions[first_of(other->actions, other->n_actions, CF_RECV_F)];
+    second = first + 1 + first_of(first + 1, other->n_actions, CF_RECV_F);
+    first->chunk++, second->chunk--;
+    CHECK_STR(problem_judge(&p), "a message of another tensor");
+    first->chunk--, second->chunk++;
+    CHECK_STR(problem_judge(&p), NULL);
     problem_free(&p);
 }
 

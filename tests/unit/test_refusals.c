@@ -857,7 +857,7 @@ TEST(a_list_that_ends_too_early) {
         copy->n_actions = copy->first[2] = copy->first[1] + left;
         CHECK_INT(cf_schedule_validate(plan, copy, NULL, NULL, &error), CF_ERROR_SCHEDULE);
         CHECK_INT(cf_simulate(plan, copy, NULL, &timeline, &error), CF_ERROR_SCHEDULE);
-        CHECK(naive_rendezvous(plan, copy) != NULL);
+        CHECK(naive_rendezvous(plan, (const cf_schedule *const *)&copy, 1) != NULL);
         CHECK(timeline == NULL);
         naive_free(copy);
     }
