@@ -6,14 +6,14 @@
        #define CHUNKFLOW_CUDA_HEADER_ONLY
        #include "chunkflow_cuda.cu"
 
-   The functions themselves need the CUDA Toolkit, 12.1 at least (compiled with 13.0 so far), and cuBLAS, and NCCL only
-   where CHUNKFLOW_NCCL is defined:
+   The functions themselves need the CUDA Toolkit 12.1 or newer (compiled with 13.0 so far) and cuBLAS. NCCL is needed
+   only where CHUNKFLOW_NCCL is defined.
 
        nvcc -O3 -std=c++17 -c chunkflow_cuda.cu -gencode arch=compute_80,code=sm_80 \
            -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_90,code=compute_90
 
-   Link the object with cudart, cublas and the file that has chunkflow.h's implementation. That must not be a
-   CHUNKFLOW_STATIC one, because the executor calls it.
+   Link the object with cudart, cublas and the file that has chunkflow.h's implementation. That implementation must not
+   be CHUNKFLOW_STATIC, because the executor calls it.
 
    The functions by task
        attend                  cf_attention_size + cf_attention_prepare, cf_attention_forward, cf_attention_backward,
@@ -23,11 +23,15 @@
                                cf_executor_schedule, cf_executor_memory_of, cf_executor_timeline, cf_executor_free
          a layer's attention   cf_layer_attention_forward, cf_layer_attention_backward, cf_layer_attention_bytes
 
-   All work is put on the stream that the caller names, which stands before the error in every signature. Nothing is
-   allocated and nothing waits for the device, except in the executor and where a comment says so.
+   Every function puts its work on the stream that the caller names; the stream is the argument before the error. Only
+   the executor, and functions whose comments say so, allocate memory or wait for the device.
 
-   Layers of the implementation, each found by its tag. A layer calls only layers above it; in each, kernels come first,
-   then what launches them.
+   Words: F, R, B, I and W are the passes of chunkflow.h: forward, replay, backward, and a backward's two halves (input
+   and weight gradients). A chain is the dependent chunks of one split sequence. Its state is K and V of its tokens, and
+   a chunk's prefix is the chain's tokens before it. A path is CF_ATTENTION_UNFUSED (1), _MMA (2) or _WGMMA (3).
+
+   Layers of the implementation, each found by its tag. A layer calls only layers above it. Within a layer kernels come
+   first, then the functions that launch them.
        >>device     named device functions for everything that is an instruction rather than arithmetic
        >>problem    descriptors resolved and checked, the mask's arithmetic, the list of tiles
        >>fragments  tiles in shared memory, products of a warp
@@ -42,17 +46,19 @@
        >>arena      host memory, and slots of a stage's memory, worked out before it runs
        >>executor   streams, events and transfers for the steps of chunkflow.h
 
-   One problem covers packed documents and carried state: a slice with more keys than queries is a slice with a prefix,
-   and the mask is aligned bottom-right. The query heads that share a key head are packed into the rows of one tile (row
-   = token x group + head), so K and V are read once for all of them, short documents fill their tiles, and the backward
-   sums dK and dV of a group in registers, with no copies per query head.
+   One attention problem covers packed documents and carried state. A slice with more keys than queries is a slice with
+   a prefix, and the mask is aligned bottom-right.
 
-   A replay need not attend: with cf_executor_desc.outputs an F that keeps nothing keeps out and lse of each layer for
-   its R, in which the same call of a layer's attention hands them back.
+   Query heads that share a key head are packed into the rows of one tile: row = token x group + head. So K and V are
+   read once for all these heads, and short documents fill their tiles. The backward sums dK and dV of a group in
+   registers, without copies per query head.
 
-   It has run on one device, an H200 (tools/bench/results/h200.txt). What came later is not yet run on a device: wgmma
-   by AUTO, two stages of Q in its forward, a layer's attention as one call, outputs that are kept, and sinks. Tile
-   sizes follow the published tuning of such kernels on sm_80; registers and shared memory stand at each kernel.
+   A replay need not compute attention again: with cf_executor_desc.outputs an F that drops its activations keeps each
+   layer's out and lse. In the R, cf_layer_attention_forward returns these.
+
+   It has run on one device, an H200 (tools/bench/results/h200.txt). Not yet run on a device: the choice of wgmma by
+   AUTO, two stages of Q in its forward, cf_layer_attention_*, kept outputs, and sinks. Tile sizes follow the published
+   tuning of such kernels on sm_80. Registers and shared memory are stated at each kernel.
 
    The same file compiles as C++ against a host emulation of CUDA (tests/emulation), which defines
    CHUNKFLOW_CUDA_EMULATION. Only >>device knows of it. */
@@ -74,7 +80,7 @@ extern "C" {
    Attention
    ================================================================================================================ */
 
-/* CUDA's own names for what cudaStream_t and cublasHandle_t point to. */
+/* CUDA's own structs: a cudaStream_t points to the first, a cublasHandle_t to the second. */
 struct CUstream_st;
 struct cublasContext;
 typedef struct CUstream_st *cf_cuda_stream;
@@ -87,82 +93,90 @@ typedef enum cf_dtype {
 } cf_dtype;
 
 typedef enum cf_attention_path {
-    CF_ATTENTION_AUTO = 0,        /* the last of these that this program can do the problem with on the device */
+    CF_ATTENTION_AUTO = 0,        /* the highest path that this program and the device have for the problem */
     CF_ATTENTION_UNFUSED,         /* cuBLAS products around a masked softmax: any type and head size; needs `cublas` */
-    CF_ATTENTION_MMA,             /* fused, mma.sync: 16-bit types, head sizes to 256 (128 where a block has 99 KB of
-                                     shared memory: 8.6, 8.9, 12.0), compute capability 8.0 and up, at most 64 query
-                                     heads for each key head */
-    CF_ATTENTION_WGMMA            /* the same with wgmma, head sizes to 128, for compute capability 9.0 and code for
-                                     sm_90a: 1.2 to 1.8 times as fast on an H200 (tools/bench/results/h200.txt) */
+    CF_ATTENTION_MMA,             /* fused, mma.sync: 16-bit types, compute capability 8.0 and up, at most 64 query
+                                     heads for each key head. Head sizes to 256; to 128 where a block has 99 KB of
+                                     shared memory (8.6, 8.9, 12.0) */
+    CF_ATTENTION_WGMMA            /* fused, wgmma: head sizes to 128, compute capability 9.0, code for sm_90a. 1.2 to
+                                     1.8 times as fast as mma.sync on an H200 (tools/bench/results/h200.txt) */
 } cf_attention_path;
 
 /* "auto", "unfused", "mma", "wgmma"; "?" for anything else. */
 CHUNKFLOW_CUDA_API const char *cf_attention_path_name(cf_attention_path path);
 
-/* One attention problem: the slices of one chunk. Slice s has queries cu_seqlens_q[s] .. cu_seqlens_q[s + 1] and keys
-   likewise, as many of either as you like, also none. The mask is aligned bottom-right: with Sq queries and Sk keys,
-   query i sees key j if j <= i + Sk - Sq; so a carried prefix is nothing but more keys than queries. cf_metadata has
-   the arrays. Query head h uses key head h / (n_heads / n_kv_heads). Zero means default in every member. */
+/* One attention problem: the slices of one chunk, each with its queries and keys. cf_metadata has the arrays. A slice
+   may have any number of queries and keys, also none. Query head h uses key head h / (n_heads / n_kv_heads). Zero means
+   default in every member.
+
+   The mask is aligned bottom-right: with Sq queries and Sk keys, query i sees key j if j <= i + Sk - Sq. So a slice
+   with a carried prefix simply has more keys than queries. */
 typedef struct cf_attention_desc {
     int64_t n_heads;              /* query heads; must be given */
     int64_t n_kv_heads;           /* 0: n_heads; must divide n_heads */
     int64_t head_size;            /* a multiple of 8, at most 256; must be given. 64 and 128 are the fast ones */
     int64_t n_slices;
-    const int32_t *cu_seqlens_q;  /* (n_slices + 1) in host memory, from 0, not falling */
+    const int32_t *cu_seqlens_q;  /* (n_slices + 1) in host memory, from 0, not falling. Slice s has queries
+                                     cu_seqlens_q[s] .. cu_seqlens_q[s + 1] - 1 */
     const int32_t *cu_seqlens_k;  /* likewise */
-    const int32_t *starts_q;      /* (n_slices) row of each slice's first query, where there are rows of padding between
-                                     them that are in no slice; NULL: cu_seqlens_q. Slices must not overlap, and come in
-                                     ascending order of these rows */
+    const int32_t *starts_q;      /* (n_slices) row of each slice's first query, ascending, without overlap. Needed
+                                     where rows of padding lie between slices. NULL: cu_seqlens_q */
     const int32_t *starts_k;      /* likewise for keys */
-    cf_dtype dtype;               /* of q, k, v, out and their gradients, but dk and dv are fp32 */
+    cf_dtype dtype;               /* of q, k, v, out, dout and dq. dk and dv are fp32 */
     int full;                     /* 0: causal; 1: a query sees all keys of its slice */
-    int64_t window;               /* a query sees the last `window` keys up to its own place, itself included (key
-                                     j > i + Sk - Sq - window). 0: no limit */
+    int64_t window;               /* a query sees the last `window` keys up to its own place, itself included: j > i +
+                                     Sk - Sq - window. 0: no limit */
     double scale;                 /* of q . k before the softmax. 0: 1 / sqrt(head_size) */
     double softcap;               /* c: scores become c x tanh(score / c). 0: off */
-    int deterministic;            /* 1: dq also has the same bits in every run, which costs seven products instead of
-                                     five on the fused paths, three of them always by mma.sync. Everything else always
-                                     has, with the same n_processors */
-    cf_attention_path path;       /* CF_ERROR_ARGUMENT if it cannot do the problem: never another one in silence. The
-                                     error says for which architecture, head size or group (wanted, got) */
-    int64_t arch;                 /* compute capability x 10 (50 to 999) of the device that will run it; 0: the current
+    int deterministic;            /* 1: dq has the same bits in every run, as all other outputs always have for the same
+                                     n_processors. Costs seven products instead of five on the fused paths, three of
+                                     them by mma.sync even on path 3 */
+    cf_attention_path path;       /* the only one that may run. CF_ERROR_ARGUMENT if it cannot do the problem: the error
+                                     says for which architecture, head size or group (wanted, got) */
+    int64_t arch;                 /* compute capability x 10 (50 to 999) of the device that will run it. 0: the current
                                      device's */
-    int64_t n_processors;         /* its multiprocessors: says how finely work is cut. 0: the current device's; if arch
-                                     is given, as many as a usual device of it has */
-    int64_t cache_bytes;          /* fused paths: key heads are worked on in sections whose arrays fit into so much of
-                                     the second-level cache. 0: 32 MB forwards, all heads together backwards */
-    int64_t prefix;               /* the executor's own: leave these 0. Keys in blocks, for the first slice ... */
-    const int32_t *begins;        /* ... and in trees for those that begin elsewhere, ... */
-    const int32_t *parents;       /* ... or go on from a slice of this call */
+    int64_t n_processors;         /* multiprocessors of that device; more of them means smaller pieces of work. 0: the
+                                     current device's, or with arch given, those of a usual device of that arch */
+    int64_t cache_bytes;          /* bytes of second-level cache for the arrays of the key heads that fused paths work
+                                     on at a time. 0: 32 MB in forwards, all heads at once in backwards */
+    int64_t prefix;               /* for the executor; leave all three 0 (cf_attention_block_prepare explains them) */
+    const int32_t *begins;        /* keys before each slice's own, in trees */
+    const int32_t *parents;       /* the slice that each slice continues, in trees */
 } cf_attention_desc;
 
-/* A prepared problem: what every layer of a chunk shares. Made by cf_attention_prepare in your memory; read only. */
+/* A prepared problem, shared by all layers of a chunk. cf_attention_prepare makes it in your memory; read only. */
 typedef struct cf_attention {
     cf_attention_desc desc;       /* defaults filled in; its arrays are copies inside this object */
-    cf_attention_path path;       /* what will run */
-    int64_t pairs;                /* visible (query, key) pairs of one head: a forward takes 4 x pairs x n_heads x
-                                     head_size floating-point operations, a backward 2.5 times that */
-    int64_t rows_q, rows_k;       /* rows that the slices span: end of the last one */
-    int64_t n_levels;             /* in trees: most slices above another one */
+    cf_attention_path path;       /* the path that will run, never AUTO */
+    int64_t pairs;                /* visible (query, key) pairs of one head. Floating-point operations of a forward: 4 x
+                                     pairs x n_heads x head_size; of a backward 2.5 times as many */
+    int64_t rows_q, rows_k;       /* end of the last slice's rows */
+    int64_t n_levels;             /* in trees: the most ancestors of a slice within this chunk */
     size_t forward_bytes;         /* of device workspace */
     size_t backward_bytes;
-    const void *tiles;            /* the list of work, longest first: copy these bytes to the device ... */
-    size_t tiles_bytes;           /* ... once a chunk, and give their address as cf_attention_tensors.tiles. May be 0 */
+    const void *tiles;            /* the list of work, longest first. Copy it to the device once a chunk, and give that
+                                     address as cf_attention_tensors.tiles */
+    size_t tiles_bytes;           /* may be 0: nothing to copy */
     int64_t n_forward_tiles;      /* entries of that list, for one key head */
     int64_t n_row_tiles;
     int64_t n_key_tiles;          /* with at least one visible pair */
     int64_t n_all_key_tiles;
-    int64_t n_split_forward_tiles;/* tiles cut into parts (these count as tiles above) where whole ones would leave */
-    int64_t n_split_key_tiles;    /* the device idle: few key heads, small chunks. Their sums meet in the workspace */
-    int64_t forward_section;      /* blocks start in sections of so many key heads: in each the list's first entry */
-    int64_t backward_section;     /* for all of these heads, then its second, ... */
+    int64_t n_split_forward_tiles;/* tiles cut into parts, which are counted as tiles above. Few key heads or small
+                                     chunks */
+    int64_t n_split_key_tiles;    /* would leave the device idle otherwise. Sums of parts meet in the workspace */
+    int64_t forward_section;      /* key heads of a section. Blocks of threads start section by section: in each, the
+                                     first entry */
+    int64_t backward_section;     /* of the list for all its heads, then the second, ... */
 } cf_attention;
 
-/* cf_attention_size: bytes of host memory, aligned to CF_MEMORY_ALIGNMENT, that cf_attention_prepare needs. If you copy
-   `tiles` to the device asynchronously, put the object into pinned memory. Neither call touches the device, except to
-   ask for its compute capability where arch is 0, and for path 3's code where AUTO may take it. Make both with the same
-   device current. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than 2^30 rows, or rows x heads per key head),
-   CF_ERROR_SPACE, CF_ERROR_DEVICE (arch is 0 and there is no device). Outputs are untouched on failure. */
+/* cf_attention_size returns the bytes of host memory, aligned to CF_MEMORY_ALIGNMENT, that cf_attention_prepare needs.
+   Use pinned memory if you copy `tiles` to the device asynchronously.
+
+   Neither call touches the device, except for two questions: its compute capability where arch is 0, and whether it has
+   path 3's code where AUTO may take that path. Make both calls with the same device current.
+
+   Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than 2^30 rows, or rows x heads per key head), CF_ERROR_SPACE,
+   CF_ERROR_DEVICE (arch is 0 and there is no device). Outputs are untouched on failure. */
 CHUNKFLOW_CUDA_API cf_result cf_attention_size(const cf_attention_desc *desc, size_t *bytes, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size_t bytes,
                                                   const cf_attention **out, cf_error *error);
@@ -177,40 +191,44 @@ typedef struct cf_tensor {
 
 /* The arrays of one call. Rows outside every slice are neither read nor written, in any array.
 
-   A NaN or an infinity stays where it is in rows outside slices. So it does in keys and values that no query of the
-   slice sees: those before all windows, whose dk and dv are 0, or as they were. The same holds for the gradients of
-   queries that see no key. But in a key that some query sees, it may also reach other queries of the same tile, though
-   the mask hides that key from them: 0 x NaN is NaN, as with every fused kernel. Backwards the same goes for a query.
-   */
+   NaN and infinity do not spread from rows outside all slices, nor from keys and values that no query of their slice
+   sees (those before every window). dk and dv of such keys are 0, or as they were. The gradients of a query that sees
+   no key do not spread either.
+
+   NaN and infinity of a key that some query sees may reach other queries of the same tile, although the mask hides the
+   key from them: 0 x NaN is NaN. All fused kernels do this. In the backward the same holds for a query and other keys
+   of its tile. */
 typedef struct cf_attention_tensors {
     cf_tensor q, k, v;            /* read */
     cf_tensor out;                /* written by the forward, read by the backward. 0 where a query sees no key */
     float *lse;                   /* (n_heads, lse_stride) natural log of the sum of exp(score); -inf where a query sees
-                                     no key. Written by the forward (NULL: not wanted), read by the backward */
-    int64_t lse_stride;           /* from head to head. 0: rows_q */
+                                     no key. Written by the forward, where it may be NULL; read by the backward */
+    int64_t lse_stride;           /* in numbers, from head to head. 0: rows_q */
     cf_tensor dout;               /* read by the backward */
     cf_tensor dq;                 /* written by the backward */
     cf_tensor dk, dv;             /* fp32 accumulators, by key head: the backward adds to them */
-    int overwrite;                /* 1: the backward writes dk and dv instead, 0 where no query sees a key */
-    int finish;                   /* the executor's own: leave it 0 */
+    int overwrite;                /* 1: the backward overwrites dk and dv instead; 0 where no query sees a key */
+    int finish;                   /* for the executor; leave it 0 */
     const void *tiles;            /* cf_attention.tiles, on the device */
     void *workspace;              /* at least forward_bytes or backward_bytes on the device, aligned to 256 */
     size_t workspace_bytes;
-    struct cublasContext *cublas; /* for CF_ATTENTION_UNFUSED. Its stream is set to `stream` if it is another */
-    const float *sinks;           /* (n_heads) one more score for every query of a head, whose value is 0: lse counts
-                                     it, and out becomes smaller. -inf does nothing. NULL: none. The backward reads out
-                                     and lse as the forward with sinks left them */
-    float *dsinks;                /* (n_heads) the backward adds the gradients of sinks. NULL: not wanted */
+    struct cublasContext *cublas; /* for CF_ATTENTION_UNFUSED. The call sets its stream to `stream` */
+    const float *sinks;           /* (n_heads) attention sinks: one more score for every query of a head, whose value is
+                                     0. lse counts it. -inf has no effect. NULL: none. The backward needs out and lse of
+                                     a forward with the same sinks */
+    float *dsinks;                /* (n_heads) the backward adds the gradients of sinks here. NULL: not wanted */
 } cf_attention_tensors;
 
-/* Errors: CF_ERROR_ARGUMENT (a missing or misaligned array), CF_ERROR_OVERFLOW (a stride), CF_ERROR_SPACE (workspace),
-   CF_ERROR_DEVICE (CUDA or cuBLAS refused a launch; error->got is its number). A kernel's own failure shows where the
+/* Compute attention (out, lse) and its gradients (dq, dk, dv).
+
+   Errors: CF_ERROR_ARGUMENT (a missing or misaligned array), CF_ERROR_OVERFLOW (a stride), CF_ERROR_SPACE (workspace),
+   CF_ERROR_DEVICE (CUDA or cuBLAS refused a launch; error->got is its number). Failures inside a kernel appear when the
    caller next asks the device.
 
-   CUDA graphs: a stream that is captured may be given to these two on the fused paths, whose work is on that stream
-   alone; what is captured is the addresses of this call. Run each once before, because a kernel cannot be loaded during
-   a capture. On the unfused path that is cuBLAS's to say. State that streams and the executor cannot be captured: they
-   record and await events of their own on several streams. (Not yet run on a device.) */
+   CUDA graphs (not yet run on a device): on the fused paths both functions may be captured, since all their work is on
+   `stream`. The graph has the addresses of this call. Call each function once before the capture, because a kernel
+   cannot be loaded during one. On the unfused path cuBLAS decides whether it can be captured. The executor and state
+   that streams cannot: they use events between several streams. */
 CHUNKFLOW_CUDA_API cf_result cf_attention_forward(const cf_attention *attention, const cf_attention_tensors *tensors,
                                                   cf_cuda_stream stream, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
@@ -220,51 +238,53 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention
    Carried state
    ================================================================================================================ */
 
-/* K and V of the layers of one virtual stage, or their gradients: a plane of rows for K and one for V of each layer,
-   each row (n_kv_heads, head_size) numbers. A chain has the same range of rows in every plane, in the order of its
-   tokens. So K of its prefix and of the chunk lie together, and any variable-length attention kernel reads them. */
+/* K and V of the layers of one virtual stage, or their gradients. Each layer has a plane of rows for K and one for V; a
+   row is (n_kv_heads, head_size) numbers. A chain has the same range of rows in every plane, in the order of its
+   tokens. So K of the prefix and of the chunk are contiguous, as any variable-length attention kernel expects. */
 typedef struct cf_state {
     void *data;                   /* on the device, aligned to 16: row 0 of K of layer 0 */
     int64_t n_layers;
     int64_t n_kv_heads;
     int64_t head_size;            /* n_kv_heads x head_size must be a multiple of 8 */
-    int64_t rows;                 /* from plane to plane; a state may begin at a row of a larger one */
-    cf_dtype dtype;               /* CF_DTYPE_FP32 for gradients. 0: bf16 */
-    int one_layer;                /* 1: every layer uses the planes of one, one after the other (the gradient of a
-                                     standalone chunk, which no other chunk adds to) */
+    int64_t rows;                 /* from plane to plane. A state may begin at a row of a larger one */
+    cf_dtype dtype;               /* 0: bf16. Gradients: CF_DTYPE_FP32 */
+    int one_layer;                /* 1: all layers use one layer's planes in turn. That serves the gradient of a
+                                     standalone chunk, which no other chunk adds to */
 } cf_state;
 
-/* Bytes that n_rows rows take in all planes: rows x layers (1 where one_layer) x 2 x n_kv_heads x head_size x bytes of
-   a number. This is the memory model's term: cf_token_bytes.state (16-bit) and .state_gradient (fp32) for each row, as
-   cf_memory_token_bytes gives them for a virtual stage. Reads neither data nor rows. Errors of this and of the calls
-   below: CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument; CF_ERROR_DEVICE. Nothing is put on the
-   stream then. No rows, or no layers: nothing to do. */
+/* Returns in *bytes what n_rows rows take in all planes: n_rows x layers (1 with one_layer) x 2 x n_kv_heads x
+   head_size x bytes of a number. Per row this is cf_token_bytes.state (16-bit) or .state_gradient (fp32) of the memory
+   model, as cf_memory_token_bytes gives them for a virtual stage. data and rows are not read.
+
+   Errors of this function and of those below: CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument;
+   CF_ERROR_DEVICE. Nothing is put on the stream then. Without rows or layers there is nothing to do. */
 CHUNKFLOW_CUDA_API cf_result cf_state_bytes(const cf_state *state, int64_t n_rows, int64_t *bytes, cf_error *error);
 
-/* K and V of one layer from `row` on, for cf_attention_tensors and the calls below. data is NULL where layer or row are
-   out of range. */
+/* Return K and V of one layer from `row` on, for cf_attention_tensors and the functions below. data is NULL if layer or
+   row is out of range. */
 CHUNKFLOW_CUDA_API cf_tensor cf_state_k(const cf_state *state, int64_t layer, int64_t row);
 CHUNKFLOW_CUDA_API cf_tensor cf_state_v(const cf_state *state, int64_t layer, int64_t row);
 
-/* Rotary position embedding (Su et al., RoFormer, 2021, section 3.4). The table holds cosines and sines for any
-   position below n_positions in about 2 sqrt(n_positions) rows: the angle is split into a coarse and a fine part, and
-   the addition theorem puts them together in fp32. Both parts are rounded once, so the result is off by at most 2.42 x
-   2^-24, about two units in the last place (up to some ten million positions; then the angle's own rounding in double
-   precision shows). So the table stays in cache: 0.5 MB at 256K positions and head size 128, where a row for each
-   position would take 134 MB. */
+/* Rotary position embedding (RoPE: Su et al., RoFormer, 2021, section 3.4). The table holds cosines and sines for every
+   position below n_positions in about 2 sqrt(n_positions) rows. It stays in cache: 0.5 MB at 256K positions and head
+   size 128, where a row per position would take 134 MB.
+
+   The angle is split into a coarse and a fine part, each rounded once; the addition theorem joins them in fp32. The
+   error is at most 2.42 x 2^-24, about two units in the last place. Beyond some ten million positions the rounding of
+   the angle itself, in double precision, adds to that. */
 typedef struct cf_rope {
-    int64_t n_positions;          /* at most 2^31. A position that is not below it is taken for the last one: nothing
-                                     outside of the table is read, but the result is wrong, so give enough of them */
-    int64_t rotated;              /* how many numbers of a head are rotated, from its first on; even. 0: all */
+    int64_t n_positions;          /* at most 2^31. A larger position is taken for the last one: nothing outside the
+                                     table is read, but the result is wrong */
+    int64_t rotated;              /* numbers of a head that are rotated, the first ones; even. 0: all */
     double base;                  /* pair i turns by position x base^(-2 i / rotated). 0: 10000 */
-    const double *frequencies;    /* (rotated / 2) one per pair, instead of base, for scaled variants. Only
-                                     cf_rope_fill reads them */
+    const double *frequencies;    /* (rotated / 2) one per pair, instead of base, for scaled variants. Only cf_rope_fill
+                                     reads it */
     int interleaved;              /* 0: pairs (i, i + rotated / 2); 1: pairs (2 i, 2 i + 1) */
     const float *table;           /* the filled table on the device, aligned to 16; NULL: rotate nothing */
 } cf_rope;
 
-/* cf_rope_size: bytes of the table. cf_rope_fill computes it in double precision into host memory (aligned to 4).
-   Errors: CF_ERROR_ARGUMENT, CF_ERROR_SPACE (bytes). Outputs are untouched on failure. */
+/* cf_rope_size returns the bytes of the table. cf_rope_fill computes it in double precision, in host memory aligned to
+   4. Errors: CF_ERROR_ARGUMENT, CF_ERROR_SPACE (bytes). Outputs are untouched on failure. */
 CHUNKFLOW_CUDA_API cf_result cf_rope_size(const cf_rope *rope, int64_t head_size, size_t *bytes, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_rope_fill(const cf_rope *rope, int64_t head_size, void *memory, size_t bytes,
                                           cf_error *error);
@@ -273,136 +293,154 @@ CHUNKFLOW_CUDA_API cf_result cf_rope_fill(const cf_rope *rope, int64_t head_size
    Executor
    ================================================================================================================ */
 
-/* The data of one step for a pass callback. All addresses are on `device`, at multiples of 256 (a state: 16), and stay
-   valid as said; none may be freed. */
+/* The data of one step for a pass callback. Addresses are on `device`, at multiples of 256 (a state's: 16). They belong
+   to the executor and stay valid as each member says. */
 typedef struct cf_cuda_step {
     const cf_step *step;          /* action (pass, chunk, virtual stage), wants_loss, last_backward, seed ... */
     const cf_plan *plan;
     const cf_chunk *chunk;
-    cf_error *error;              /* a callback that fails may say why: see cf_executor_run */
+    cf_error *error;              /* a callback that fails may fill this in: see cf_executor_run */
     cf_cuda_stream stream;        /* put all work of the pass here; do not wait for it */
     int device;                   /* current while the callback runs */
-    const cf_metadata *metadata;  /* of the chunk; arrays in host memory */
-    const cf_attention *attention;/* prepared for the chunk; NULL if the executor has no attention. Use tiles below */
+    const cf_metadata *metadata;  /* of the chunk; its arrays are in host memory */
+    const cf_attention *attention;/* prepared for the chunk, with `tiles` on the device. NULL if the executor has no
+                                     attention */
     const void *tiles;
-    const int32_t *positions;     /* (chunk->rows): position_ids of the metadata, but -1 in padding */
-    cf_state state;               /* K and V, row 0 the chain's first token; the chunk's own rows start at
-                                     state_prefix. A chunk without a chain, or that is a tree's leaf, has one of its
-                                     own, from the pass that keeps its activations to its backward; an F that keeps
-                                     nothing has one for itself. Where slices see rows in several places (metadata has
-                                     levels), it has the chunk's own rows alone. W: data is NULL, because rows are held
-                                     until B or I. With state_block_rows: always NULL, also in `gradient` */
+    const int32_t *positions;     /* (chunk->rows) position_ids of the metadata, -1 in padding */
+    cf_state state;               /* K and V of the chain: row 0 is its first token, the chunk's own rows start at
+                                     state_prefix.
+
+                                     Standalone chunks and a tree's leaves have a state of their own, from the pass that
+                                     keeps their activations to their backward. An F that keeps nothing has one for
+                                     itself. In trees, where slices see rows in several places (metadata has levels), it
+                                     holds the chunk's own rows alone.
+
+                                     data is NULL in W, because rows are held until B or I. With state_block_rows it is
+                                     always NULL, also in `gradient` */
     int64_t state_prefix;         /* rows of state and gradient before the chunk's own: chunk->prefix or 0 */
-    cf_state gradient;            /* of the same rows, fp32. B and I only: data is NULL elsewhere */
-    int overwrite;                /* 1: nothing was added to `gradient` yet, and it holds anything: overwrite it */
-    const struct cf_cuda_walk *walk; /* the library's own: rows that stream, or in trees lie elsewhere. NULL: none */
-    void *activations;            /* from this F or R to the chunk's B or W. NULL in an F that keeps nothing */
+    cf_state gradient;            /* dK and dV of the same rows, fp32, in B and I. Elsewhere data is NULL */
+    int overwrite;                /* 1: `gradient` is not initialised; overwrite it */
+    const struct cf_cuda_walk *walk; /* for the library: rows that stream, or that lie elsewhere in trees. NULL: none */
+    void *activations;            /* kept from this F or R to the chunk's B or W. NULL in an F that keeps nothing */
     int64_t activation_bytes;
-    void *workspace;              /* this pass only */
+    void *workspace;              /* for this pass only */
     int64_t workspace_bytes;
     void *attention_workspace;    /* of cf_layer_attention_forward and _backward; this pass only */
     size_t attention_workspace_bytes;
-    const void *input;            /* F, R: from the previous virtual stage; B, I: the gradient from the next one. NULL
-                                     where there is none. Gone after the pass: copy what the backward needs */
-    void *output;                 /* F, R: for the next virtual stage; B, I: the gradient for the previous one. NULL
-                                     where nobody wants it */
-    int64_t boundary_bytes;       /* of each of the two */
+    const void *input;            /* F, R: from the previous virtual stage. B, I: the gradient from the next one. NULL
+                                     where there is none. It is reused after the pass: copy what the backward needs */
+    void *output;                 /* F, R: for the next virtual stage. B, I: the gradient for the previous one. NULL
+                                     where no stage receives it */
+    int64_t boundary_bytes;       /* bytes of input, and of output */
 } cf_cuda_step;
 
-/* The rows of one layer in a pass of a chunk, padding included. Heads, sizes, types, addresses and strides as for
-   attention: q, k and v may be parts of one packed row, and so may their gradients. */
+/* One layer's arrays in a pass of a chunk, with a row for each of chunk->rows, padding included. Heads, sizes, types,
+   addresses and strides are as for attention. q, k and v may be parts of one packed row, and so may their gradients. */
 typedef struct cf_layer_attention {
     int64_t layer;                /* of the virtual stage, from 0 */
     cf_rope rope;
-    cf_tensor q, k, v;            /* from the projections. The forward turns q by RoPE where it is, and where the state
-                                     streams (state_block_rows) k too. Keep all three for the backward, in which they
-                                     are to be as the forward left them */
+    cf_tensor q, k, v;            /* from the projections. The forward rotates q in place by RoPE; with state_block_rows
+                                     also k. Keep all three, as the forward left them, for the backward */
     cf_tensor out;                /* written by the forward, 0 in padding; read by the backward */
-    float *lse;                   /* (n_heads, rows): likewise. Must be given where the executor keeps outputs */
+    float *lse;                   /* (n_heads, rows) likewise. Required where the executor keeps outputs */
     cf_tensor dout;               /* read by the backward */
-    cf_tensor dq, dk, dv;         /* written by the backward, 0 in padding: gradients of what the projections gave. They
+    cf_tensor dq, dk, dv;         /* written by the backward, 0 in padding: gradients of the projections' results. They
                                      may be q, k and v themselves */
-    struct cublasContext *cublas; /* as in cf_attention_tensors, and so are: */
+    struct cublasContext *cublas; /* these three as in cf_attention_tensors */
     const float *sinks;
     float *dsinks;
 } cf_layer_attention;
 
-/* Do all that attention of a layer does in a pass, on the step's stream. The forward turns rows by RoPE, puts the
-   chunk's K and V into the state, and attends to all that its rows see, wherever that lies. The backward adds to the
-   gradients of the state.
+/* Run one layer's attention in a pass, on the step's stream. The forward applies RoPE, puts the chunk's K and V into
+   the state, and attends to everything that the rows see, wherever it lies. The backward adds to the gradients of the
+   state.
 
        for each layer                     in an F or R          in a B or I, from the last layer on
            projections into q, k, v                                 dout = the output projection's backward
            cf_layer_attention_forward(step, &x, ...)                cf_layer_attention_backward(step, &x, ...)
            the output projection, of out                            the projections' backward, of dq, dk, dv
 
-   A callback calls the one or the other once for each of the stage's layers, in that order. A backward may run the
-   layer's forward again before it (full recomputation), but not where the state streams. With cf_executor_desc.outputs
-   the forward of an R does not attend: it puts the F's out and lse into these arrays, bit by bit. Errors as of
-   cf_attention_forward; CF_ERROR_ARGUMENT "layer" where another one is next. */
+   A callback calls one of the two once for each layer of the stage, in that order. For full recomputation a backward
+   may run the layer's forward again first, but not with state_block_rows.
+
+   With cf_executor_desc.outputs the forward of an R does not attend. It copies the F's out and lse, bit by bit, into
+   these arrays.
+
+   Errors: as cf_attention_forward; CF_ERROR_ARGUMENT "layer" if it is not this layer's turn. */
 CHUNKFLOW_CUDA_API cf_result cf_layer_attention_forward(const cf_cuda_step *step, const cf_layer_attention *layer,
                                                         cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_layer_attention_backward(const cf_cuda_step *step, const cf_layer_attention *layer,
                                                          cf_error *error);
 
 /* Returns the bytes of attention_workspace that the two functions above need for a chunk of `rows` rows, padding
-   included. A program without an executor makes the step itself: it sets step (its pass), chunk (rows), stream,
-   attention, tiles, positions, state, gradient, overwrite and attention_workspace, and zeroes the rest. */
+   included.
+
+   A program without an executor makes cf_cuda_step itself. It sets step (its pass), chunk (rows), stream, attention,
+   tiles, positions, state, gradient, overwrite and attention_workspace, and zeroes the rest. */
 CHUNKFLOW_CUDA_API size_t cf_layer_attention_bytes(const cf_attention *attention, int64_t rows);
 
-/* What one virtual stage needs. */
+/* Sizes of one virtual stage. */
 typedef struct cf_cuda_stage {
-    int64_t n_layers;                 /* with attention: planes of the state */
-    int64_t activation_bytes;         /* for each kept chunk, without K and V ... */
-    int64_t activation_bytes_per_token;   /* ... and for each of its padded tokens */
-    int64_t forward_bytes;            /* of workspace, for the F or R that runs ... */
+    int64_t n_layers;                 /* layers with attention, each with its planes of the state */
+    int64_t activation_bytes;         /* kept for each chunk from F or R to its backward, without K and V */
+    int64_t activation_bytes_per_token;   /* and for each of its tokens, padding included */
+    int64_t forward_bytes;            /* workspace of an F or R */
     int64_t forward_bytes_per_token;
-    int64_t backward_bytes;           /* ... and for the B, I or W */
+    int64_t backward_bytes;           /* workspace of a B, I or W */
     int64_t backward_bytes_per_token;
 } cf_cuda_stage;
 
 struct ncclComm;
 
-/* The devices and callbacks of an executor. Zero means default in every member. Callbacks must not throw, nor free the
-   executor that calls them; if they call a load or run of it, that is refused (CF_ERROR_ARGUMENT). */
+/* The devices and callbacks of an executor. Zero means default in every member. Callbacks must not throw, and must not
+   free the executor that calls them. A load or run of it from a callback is refused (CF_ERROR_ARGUMENT). */
 typedef struct cf_executor_desc {
     void *user;                       /* handed to every callback */
-    int (*forward)(void *user, const cf_cuda_step *step);   /* F and R; 0, or any other number to stop the run */
+    int (*forward)(void *user, const cf_cuda_step *step);   /* F and R; returns 0, or any other number to stop the
+                                                               run */
     int (*backward)(void *user, const cf_cuda_step *step);  /* B, I and W */
-    int (*progress)(void *user, int64_t stage, const cf_step *step); /* when an action has been put on its
-                                         stream; non-zero cancels. NULL: none */
+    int (*progress)(void *user, int64_t stage, const cf_step *step); /* called when an action has been put on its
+                                                                        stream; non-zero cancels. NULL: none */
     int64_t n_stages;                 /* 0: 1 */
-    int64_t n_virtual;                /* 0: 1. On which stage each of them lies, the schedule says */
+    int64_t n_virtual;                /* virtual stages of each stage; the schedule says where each lies. 0: 1 */
     const cf_cuda_stage *stages;      /* (n_stages x n_virtual) by virtual stage; must be given */
     const int *devices;               /* (n_stages) CUDA device of each stage; NULL: the current one for all */
     cf_attention_desc attention;      /* heads, sizes, type, mask; the slices come from the plan. n_heads 0: no
-                                         attention objects, no tiles, and no state unless n_kv_heads and head_size
-                                         are given. arch 0: that of the least of the devices. All take one path: where
-                                         they differ, AUTO is not path 3, and a fused path refuses those with less
-                                         shared memory a block than the least has (CF_ERROR_ARGUMENT, "devices") */
-    int64_t boundary_bytes_per_token; /* what goes from stage to stage; needed with more than one virtual stage */
-    int64_t memory_limit;             /* most bytes of device memory of one stage. 0: no limit */
-    int64_t state_block_rows;         /* the state of chains streams: see below. Most rows of a block. 0: it stays on
-                                         the device */
-    int64_t state_slots;              /* blocks of the ring, 2 to 64. With 2, copies of a backward do not hide behind
+                                         attention objects and no tiles, and no state unless n_kv_heads and head_size
+                                         are given.
+
+                                         arch 0: the lowest of the devices. All devices take one path. If they differ,
+                                         AUTO does not take path 3. A fused path refuses a device that has less shared
+                                         memory a block than the lowest one (CF_ERROR_ARGUMENT, "devices") */
+    int64_t boundary_bytes_per_token; /* of what stages hand to each other; required with more than one virtual stage */
+    int64_t memory_limit;             /* in bytes of device memory of one stage. 0: no limit */
+    int64_t state_block_rows;         /* rows of a block where the state of chains streams from host memory: see below.
+                                         0: it stays on the device */
+    int64_t state_slots;              /* blocks of the ring, 2 to 64. With 2, the copies of a backward do not overlap
                                          compute. 0: 3 */
-    int outputs;                      /* replays do not attend: an F that keeps nothing keeps each layer's out and lse
-                                         for its R (cf_memory_desc.outputs). 1: on the device, but in host memory with
-                                         state_block_rows; 2: in host memory, with the kept inputs. They stay off with a
-                                         window below CF_MIN_OUTPUT_WINDOW. Needs attention and local replay */
+    int outputs;                      /* 1 or 2: an F that drops its activations keeps each layer's out and lse, so that
+                                         its R does not attend (cf_memory_desc.outputs). 1: on the device, but in host
+                                         memory with state_block_rows. 2: in host memory, as are the kept inputs.
+
+                                         Needs attention and local replay. Ignored with a window below
+                                         CF_MIN_OUTPUT_WINDOW */
     int timeline;                     /* 1: measure start and end of every action */
-    int blocking;                     /* 1: wait after every action, so that an error of the device is found at the
-                                         action that made it. Slow */
+    int blocking;                     /* 1: wait after every action, so that a device error names the action that caused
+                                         it. Slow */
     double timeout;                   /* seconds without progress of the device after which a run gives up. 0: 600 */
     uint64_t seed;
-    struct ncclComm *nccl;            /* one stage per process: this process runs the stage that is its rank in this
-                                         communicator, of n_stages ranks, and nobody else uses it during a run. NULL:
-                                         all stages in this process, which are 256 virtual ones at most. Where the
-                                         executor finds attention.n_processors, it leaves CF_NCCL_CHANNELS of them to
-                                         transfers: make the communicator with as many (ncclConfig_t.maxCTAs) at most,
-                                         or a receive that waits keeps more of the device from passes. Make it not
-                                         blocking (ncclConfig_t.blocking 0; the create waits until it is ready), or a
-                                         send to a process that died before their first transfer waits for ever */
+    struct ncclComm *nccl;            /* NULL: all stages run in this process, at most 256 virtual ones. Else one stage
+                                         per process: this process runs the stage that is its rank in this communicator
+                                         of n_stages ranks. Nothing else may use it during a run.
+
+                                         The default of attention.n_processors leaves CF_NCCL_CHANNELS multiprocessors
+                                         to transfers. Make the communicator with at most as many channels
+                                         (ncclConfig_t.maxCTAs); otherwise a waiting receive takes more of the device
+                                         from passes.
+
+                                         Make it non-blocking (ncclConfig_t.blocking 0; cf_executor_create waits until
+                                         it is ready). Otherwise a send to a process that died before their first
+                                         transfer waits for ever */
     const cf_allocator *allocator;    /* host memory; NULL: malloc */
 } cf_executor_desc;
 
@@ -410,115 +448,124 @@ typedef struct cf_executor_desc {
 
 typedef struct cf_executor cf_executor;
 
-/* With state_block_rows K, V, dK and dV of all chains lie in pinned host memory. Each stage has two rings of
-   state_slots x state_block_rows rows of one layer, for K and V and for their gradients. cf_layer_attention_forward and
-   _backward go through a pass's prefix block by block; cf_memory_desc.state_window is that number of rows. Inputs that
-   local replay keeps, from an F to its R, also lie in host memory, and come back through at most two slots. They leave
-   while the F runs, and come while the pass before the R does. Attention's outputs that lie there leave and come back
-   layer by layer, through two slots of one layer each. So a stage's device memory does not grow with the longest
-   sequence, except for 4 bytes of metadata for each token; tiles are shared by full chunks. */
+/* With state_block_rows, device memory of a stage does not grow with the longest sequence, except for 4 bytes of
+   metadata for each token.
+   - K, V, dK and dV of all chains lie in pinned host memory. Each stage has two rings on the device, for K and V and
+     for their gradients, of state_slots x state_block_rows rows of one layer. cf_layer_attention_* walk through a
+     pass's prefix block by block. In cf_memory_desc.state_window the memory model takes that number of rows.
+   - Inputs that local replay keeps lie in host memory. They leave during the F, return during the pass before the R,
+     and use at most two slots.
+   - Attention's kept outputs also lie there. They leave and return layer by layer, through two slots of one layer
+     each. */
 
-/* Makes an executor: streams (compute, state out, state in, and one for each direction of transfers) on every stage's
-   device. All kernels of chunkflow_cuda.cu are also loaded there, so that none is loaded beside a waiting receive; do
-   the same with your own. Device memory is taken by cf_executor_load. desc and its arrays are copied. *out: to be given
-   to cf_executor_free; untouched on failure. With peer access between two devices transfers are direct; CUDA stages
-   them otherwise. With nccl set in a build without CHUNKFLOW_NCCL: CF_ERROR_ARGUMENT. */
+/* Makes an executor. *out must be freed by cf_executor_free; untouched on failure. desc and its arrays are copied.
+
+   Every stage's device gets streams: compute, state out, state in, and one for each direction of transfers. All kernels
+   of chunkflow_cuda.cu are loaded, so that no kernel is loaded while a receive waits; load your own in advance for the
+   same reason. Device memory is taken by cf_executor_load. Transfers between devices are direct where there is peer
+   access, and staged by CUDA otherwise.
+
+   CF_ERROR_ARGUMENT if nccl is set in a build without CHUNKFLOW_NCCL. */
 CHUNKFLOW_CUDA_API cf_result cf_executor_create(const cf_executor_desc *desc, cf_executor **out, cf_error *error);
 
-/* Makes ready for a batch: lowers the schedule unless it is lowered, makes its steps, and copies the chunks' metadata
-   to the device. Every activation, state range, boundary tensor and host buffer gets its place, so that nothing is
-   allocated while it runs. Memory from an earlier batch is used again and grows only where it must. plan and schedule
-   must live until the next load or the free. Whatever a load returns, the batch before it is gone; after a failure the
-   executor has none, but can load another. With NCCL a load may fail in one process alone: agree on its results before
-   anybody runs. Plan and schedule must be sound.
+/* Loads a batch. Lowers the schedule unless it is lowered, makes its steps, and copies the chunks' metadata to the
+   device. Gives a place to every activation, state range, boundary tensor and host buffer, so that a run allocates
+   nothing. Memory of an earlier batch is reused and grows only if it must.
 
-   CF_ERROR_LIMIT: memory_limit (error->item: the stage, ->wanted: bytes that it needs, ->got: the limit), or an item
-   that is too large (the field names the member that makes it so). CF_ERROR_MEMORY: field "memory" for the device,
+   plan and schedule must be sound, and must live until the next load or the free. After a failed load the executor has
+   no batch, not even the previous one, but can load another. With NCCL a load may fail in one process alone: agree on
+   its result before any process runs.
+
+   Errors: CF_ERROR_LIMIT: memory_limit (error->item: the stage, ->wanted: bytes that it needs, ->got: the limit), or an
+   item that is too large (the field names the member that makes it so). CF_ERROR_MEMORY: field "memory" for the device,
    "host" for pinned memory, "allocator" for the application's own (error->item: the stage, ->wanted: bytes asked for,
    ->got: bytes that the device has free, else 0). CF_ERROR_DEVICE, field "timeout": work on a stage's stream did not
    end. CF_ERROR_ARGUMENT, CF_ERROR_PLAN, CF_ERROR_SCHEDULE, CF_ERROR_OVERFLOW. */
 CHUNKFLOW_CUDA_API cf_result cf_executor_load(cf_executor *executor, const cf_plan *plan, const cf_schedule *schedule,
                                               cf_error *error);
 
-/* Runs the loaded batch once. Puts the actions of all stages on their streams, in an order in which no stage waits for
-   one that is not issued. That is at most 4 passes for each stage ahead of the device. Then waits for the end. (A
-   stream takes about a thousand launches. A callback that puts more than a few hundred on it may be held up in a launch
-   by a device that hangs, where no `timeout` helps.) Work that was put on cf_executor_stream before comes first there.
-   Nothing waits for other streams, not even the default one: synchronise with them first. (A cudaMemcpy from pageable
-   memory may still be under way when it returns.) May be called again for the same batch.
+/* Runs the loaded batch once and waits for its end. May be called again for the same batch.
 
-   If a callback reports an error or CUDA does, nothing more is issued, what was issued is waited for, and the error
-   names action, chunk and stage: error->item is the position in the stage's list, ->got the callback's or CUDA's
-   number. Where a callback has filled in the record that step->error points to, its code and members go out as they
-   are, and its text behind action, chunk and stage.
-   CF_ERROR_CALLBACK, CF_ERROR_CANCELLED, CF_ERROR_DEVICE, CF_ERROR_SCHEDULE. An error of the device itself shows later
-   than the action that made it: it is put down to the first action that is not known to have ended; `blocking` finds it
-   exactly. After a `timeout` the executor can be used again once the device has come to an end.
+   Order: work that was put on cf_executor_stream before comes first. Other streams are not waited for, not even the
+   default one: synchronise with them before the call. (A cudaMemcpy from pageable memory may still be under way when it
+   returns.) Actions are issued at most 4 passes for each stage ahead of the device.
 
-   An error that a callback leaves to cudaGetLastError is an error of its action; cudaErrorNotReady is none. One that is
-   there before the run is reported, and nothing of the stage starts (CF_ERROR_DEVICE, field "device", item -1). No
-   function of the executor leaves an error of its own there, nor takes away the application's. CUDA itself does so in
-   one case: a look at a device that is busy replaces it by cudaErrorNotReady.
+   A stream takes about a thousand launches. If the device hangs, a callback that puts more than a few hundred on it may
+   block in a launch, and `timeout` cannot end that.
 
-   With NCCL every process must call it. The other stages go on with their transfers, so that no process hangs, and
-   report the lowest stage that failed (field "nccl", ->got the stage). Where a device or a process is gone, the others
-   find that out from NCCL or after `timeout`: the communicator is then aborted (ncclCommAbort), the executor of no more
-   use. */
+   Errors: CF_ERROR_CALLBACK, CF_ERROR_CANCELLED, CF_ERROR_DEVICE, CF_ERROR_SCHEDULE. After an error nothing more is
+   issued, and the call waits for what was issued. The text names action, chunk and stage. error->item is the position
+   in the stage's list, ->got the callback's or CUDA's number. If the callback filled in step->error, its code and
+   members are returned as they are, and its text follows action, chunk and stage.
+
+   An error of the device appears late: the text names the first action that is not known to have ended; `blocking`
+   finds the right one. After a timeout the executor can be used again once the device has finished.
+
+   cudaGetLastError: an error that a callback leaves there counts as its action's, except cudaErrorNotReady. An error
+   that is there before the run is reported, and nothing starts (CF_ERROR_DEVICE, field "device", item -1). The executor
+   leaves no errors of its own there and removes none of the application's. CUDA itself does remove one: a query of a
+   busy device replaces it by cudaErrorNotReady.
+
+   With NCCL every process must call it. If a stage fails, the others continue their transfers, so that no process
+   hangs, and report the lowest stage that failed (field "nccl", ->got the stage). If a device or process is lost, the
+   others learn it from NCCL or after `timeout`. The communicator is then aborted (ncclCommAbort), and the executor can
+   only be freed. */
 CHUNKFLOW_CUDA_API cf_result cf_executor_run(cf_executor *executor, cf_error *error);
 
-/* The compute stream of a stage, for what must come before or after its passes (zeroing gradients, the optimizer). NULL
-   where this process does not run the stage. */
+/* Returns the compute stream of a stage, for work before or after its passes (zeroing gradients, the optimizer). NULL
+   if this process does not run the stage. */
 CHUNKFLOW_CUDA_API cf_cuda_stream cf_executor_stream(const cf_executor *executor, int64_t stage);
 
-/* The lowered schedule that is loaded; NULL if there is none. Lives until the next load. */
+/* Returns the lowered schedule that is loaded, valid until the next load; NULL if there is none. */
 CHUNKFLOW_CUDA_API const cf_schedule *cf_executor_schedule(const cf_executor *executor);
 
-/* Memory of one stage, in bytes of its device; `host` is in host memory. Everything lies in slots as large as the
-   largest item that ever lies in them, and a chain has all of its rows from its first pass to its last. So batches of
-   real lengths took 1 to 12 % more than is live at once (tools/bench/results/arena.txt). Where the state is large
-   beside activations, it may be half as much again. memory_limit counts the bytes that are laid out. */
+/* Memory of one stage, in bytes of its device, except `host`. memory_limit counts the bytes that are laid out.
+
+   A slot is as large as the largest item that ever uses it. A chain has all its rows from its first pass to its last.
+   On batches of real lengths that took 1 to 12 % more than is live at once (tools/bench/results/arena.txt). Where the
+   state is large beside activations, it may take half as much again. */
 typedef struct cf_executor_memory {
-    int64_t arena;                /* activations, outputs and boundary tensors: what was laid out ... */
-    int64_t arena_live;           /* ... and the most that is in use at once. arena / arena_live is the loss in gaps */
-    int64_t inputs;               /* of both, where they lie in host memory: the slots through which kept inputs and
-                                     outputs come back */
-    int64_t state;                /* K and V; with state_block_rows their ring ... */
+    int64_t arena;                /* activations, outputs and boundary tensors: bytes laid out */
+    int64_t arena_live;           /* most bytes in use at once. arena / arena_live is the loss in gaps */
+    int64_t inputs;               /* slots through which inputs and outputs that are kept in host memory come back */
+    int64_t state;                /* K and V, or with state_block_rows their ring */
     int64_t state_live;
-    int64_t gradient;             /* dK and dV of chains; ... and theirs */
+    int64_t gradient;             /* dK and dV of chains, or their ring */
     int64_t gradient_live;
-    int64_t forward_workspace;    /* what an F or R has to itself: yours and attention's */
-    int64_t backward_workspace;   /* what a B, I or W has: the same, and dK and dV of a standalone chunk, of one layer
-                                     at a time */
-    int64_t workspace;            /* the larger of the two: they use the same memory */
-    int64_t metadata;             /* positions and tiles of all chunks; of neighbours that are the same, once */
+    int64_t forward_workspace;    /* of an F or R: yours and attention's */
+    int64_t backward_workspace;   /* of a B, I or W: yours, attention's, and dK and dV of one layer of a standalone
+                                     chunk */
+    int64_t workspace;            /* the larger of the two, which share memory */
+    int64_t metadata;             /* positions and tiles of all chunks; identical neighbours share them */
     int64_t total;                /* arena, state, gradient, workspace and metadata: the high-water mark of the batch */
-    int64_t allocated;            /* what the executor holds on the device now, also for earlier, larger batches */
-    int64_t host;                 /* pinned host memory of all virtual stages: with state_block_rows the state, its
-                                     gradient, kept inputs and outputs; with desc.outputs 2 these two alone */
-    int64_t n_slots, n_states, n_boundaries, n_outputs; /* as in cf_steps, as are: */
+    int64_t allocated;            /* bytes that the executor holds on the device now, grown by earlier batches too */
+    int64_t host;                 /* pinned host memory of all virtual stages. With state_block_rows: the state, its
+                                     gradient, kept inputs and outputs. With desc.outputs 2: kept inputs and outputs */
+    int64_t n_slots, n_states, n_boundaries, n_outputs; /* as in cf_steps, like the next two */
     int64_t peak_tokens, peak_state_tokens;
 } cf_executor_memory;
 
-/* Says what every stage takes for the batch that is loaded (plan and schedule NULL; zeros where there is none), or
-   what it would take after a load of this one. Nothing is loaded by that: the batch that is there stays,
-   memory_limit refuses nothing, and the device is not asked. It takes as long as that part of a load, which is all
-   but the copies. out: (n_stages); zero where another process runs the stage; untouched on failure. Errors as of
-   cf_executor_load. Plan and schedule must be sound. */
+/* Returns the memory of every stage: for the loaded batch (plan and schedule NULL; zeros if there is none), or for what
+   a load of this plan and schedule would take. The loaded batch stays, memory_limit refuses nothing, and the device is
+   not asked. Takes as long as a load without its copies.
+
+   out: (n_stages); zero for stages of other processes; untouched on failure. Errors as of cf_executor_load. Plan and
+   schedule must be sound. */
 CHUNKFLOW_CUDA_API cf_result cf_executor_memory_of(const cf_executor *executor, const cf_plan *plan,
                                                    const cf_schedule *schedule, cf_executor_memory *out,
                                                    cf_error *error);
 
-/* When each action of cf_executor_schedule ran in the last run, from events on the streams: passes on the compute
-   stream, transfers on theirs (a send and its receive have the same times), in the form of the simulator
-   (cf_simulate_desc.start). Clocks of several devices are put together at the start of the run, to a few microseconds.
-   *out: to be given to cf_timeline_free. CF_ERROR_ARGUMENT without desc.timeline or a run that ended well. With NCCL
-   every process must call it, and each gets the whole. */
+/* Returns when each action of cf_executor_schedule ran in the last run, measured by events on the streams, in the
+   simulator's form (cf_simulate_desc.start). A send and its receive have the same times. Clocks of several devices are
+   aligned at the start of the run, to a few microseconds.
+
+   *out must be freed by cf_timeline_free. CF_ERROR_ARGUMENT without desc.timeline or a run that succeeded. With NCCL
+   every process must call it, and each gets the whole timeline. */
 CHUNKFLOW_CUDA_API cf_result cf_executor_timeline(cf_executor *executor, const cf_allocator *allocator,
                                                   cf_timeline **out, cf_error *error);
 
-/* Waits for the device, up to the timeout (a second where that has passed before), and frees everything. What a device
-   that does not come to an end may still use is left to it: freeing device and pinned memory would wait for ever. NULL
-   is allowed. */
+/* Waits for the device and frees everything. Waits up to the timeout, or one second after a run that timed out. Memory
+   that a hung device may still use is not freed, because that would wait for ever. NULL is allowed. */
 CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 
 #ifdef __cplusplus
@@ -535,30 +582,31 @@ extern "C" {
 
 /* ---- rows between projections and state ---- */
 
-/* The rows of one chunk between projections and state, in both directions. Heads, sizes, addresses and strides as for
-   attention, so the six arrays may be parts of packed rows. */
+/* The rows of one chunk between projections and state, in both directions. Heads, sizes, addresses and strides are as
+   for attention, so all arrays may be parts of packed rows. */
 typedef struct cf_append {
     int64_t rows;                 /* of the chunk's tensors, padding included; at most 2^30 */
     int64_t n_heads, n_kv_heads, head_size;
     cf_dtype dtype;               /* of everything but dk, dv of the state. 0: bf16 */
-    const int32_t *positions;     /* (rows) on the device: place of each token in its sequence; negative: padding */
+    const int32_t *positions;     /* (rows) on the device: position of each token in its sequence; negative in
+                                     padding */
     cf_rope rope;
-    cf_tensor q, k, v;            /* forward: from the projections; may be parts of one packed row.
-                                     backward: dq from attention, dk and dv from the state gradient (fp32) */
-    cf_tensor q_out;              /* forward: rotated; may be q itself. backward: dq turned back; may be q itself */
-    cf_tensor k_out, v_out;       /* forward: the state at row `prefix`; backward: to the projections */
-    cf_tensor out;                /* forward: where attention will write; its rows of padding, which it leaves as they
-                                     are, become 0 here. data NULL: nothing does */
+    cf_tensor q, k, v;            /* forward: from the projections. backward: dq from attention; dk and dv from the
+                                     state gradient (fp32) */
+    cf_tensor q_out;              /* forward: q rotated. backward: dq rotated back. May be q itself */
+    cf_tensor k_out, v_out;       /* forward: the state at row `prefix`. backward: to the projections */
+    cf_tensor out;                /* forward: the array that attention will write. Its padding rows, which attention
+                                     does not touch, become 0 here. data NULL: not wanted */
 } cf_append;
 
-/* Forward: turns q and k by RoPE, and puts k and v into the state. Padding rows: q_out becomes 0, the state is not
-   touched (the rows after a chunk may be another's). Idempotent: a replay writes the same bits over the same rows.
-   Reads and writes rows x (n_heads + 2 n_kv_heads) x head_size numbers once each, in one kernel. It moves 16 bytes at a
-   time, or one number where `rotated` is no multiple of 16 (in fp32, of 8).
+/* cf_append_forward rotates q and k by RoPE and puts k and v into the state. q_out of padding rows becomes 0; their
+   state is not touched, because rows after a chunk may be another's. A replay writes the same bits again. Numbers move
+   16 bytes at a time, or one by one where `rotated` is no multiple of 16 (in fp32, of 8).
 
-   Backward, once every later chunk of the chain has added its part: turns dq and dk back by RoPE, converts dk and dv
-   to dtype. Padding rows of all three become 0, so that they add nothing to weight gradients. Reads as many numbers as
-   it writes; dk and dv are read in fp32.
+   cf_append_backward runs once every later chunk of the chain has added its part. It rotates dq and dk back and
+   converts dk and dv to dtype. Padding rows of all three become 0, so that they add nothing to weight gradients.
+
+   Each moves rows x (n_heads + 2 n_kv_heads) x head_size numbers once, in one kernel.
 
    Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (rows), CF_ERROR_OVERFLOW (a stride), CF_ERROR_DEVICE. */
 CHUNKFLOW_CUDA_API cf_result cf_append_forward(const cf_append *append, cf_cuda_stream stream, cf_error *error);
@@ -566,8 +614,8 @@ CHUNKFLOW_CUDA_API cf_result cf_append_backward(const cf_append *append, cf_cuda
 
 /* ---- attention by blocks of keys ---- */
 
-/* Attention by blocks of keys: for trees, and for a prefix that streams. The chunk's problem has only its own keys. In
-   cf_attention_desc it has:
+/* Attention by blocks of keys, for trees and for a prefix that streams. The chunk's problem has only its own keys.
+   Three members of cf_attention_desc describe the others:
 
        prefix     keys before the first slice's that are not among its own; with `begins`, of the path that slices see
        begins     (n_slices) in trees, cf_slice.begin: keys before each slice's own. Without a parent these are the
@@ -575,22 +623,24 @@ CHUNKFLOW_CUDA_API cf_result cf_append_backward(const cf_append *append, cf_cuda
        parents    (n_slices) the earlier slice of this chunk that a slice continues: it sees its parent's keys
                   begins[parent] .. begins[s] - 1, and all that these see. -1: it continues the path. NULL: all do
 
-   Slices have as many keys as queries then (with `prefix` alone, the first at least as many). Each block is a problem
-   of its own: keys first .. first + n - 1 of the prefix, in rows 0 .. n - 1 of k, v, dk and dv, for all slices that see
-   any of them. A level (n 0) is a block of the chunk's own keys: slices with `first` others above them, as slices below
-   see them. All other arrays are the chunk's. In both directions:
+   Slices then have as many keys as queries (with `prefix` alone, the first at least as many).
+
+   A block is a problem of its own: keys first .. first + n - 1 of the prefix, in rows 0 .. n - 1 of k, v, dk and dv,
+   for all slices that see any of them. A level (n 0) is a block of the chunk's own keys: those that slices with `first`
+   ancestors give to the slices below them. All other arrays are the chunk's. In both directions:
 
        cf_attention_forward(chunk, &x, ...)                      begins, with the chunk's own keys
        cf_attention_forward(block, &x, ...)                      for each block and level, its own tiles in x.tiles
        x.finish = 1, cf_attention_forward(chunk, &x, ...)        writes out and lse (dq in the backward) of those
                                                                  slices, and is the call that reads sinks
 
-   Between these calls the sums lie in fp32 at the start of the workspace, which has the bytes that the largest of these
-   problems asks for. `overwrite` says of each call what it does with its dk and dv; of a level it must be 0. A block's
-   backward finishes dk and dv of its rows: slices that see the same keys take turns, a launch each, so that their sums
-   have one order. Blocks come in any order, each once; those that no query sees may be left out. The same blocks in the
-   same order give the same bits wherever their rows lie (dq: if deterministic). Without a window blocks of one size
-   have the same object.
+   Between these calls the sums lie in fp32 at the start of the workspace, which needs the bytes of the largest of these
+   problems. `overwrite` applies to dk and dv of the call that has it; for a level it must be 0. A block's backward
+   finishes dk and dv of its rows. Slices that see the same keys take turns, a launch each, so that the order of their
+   sums is fixed.
+
+   Blocks come in any order, each once; those that no query sees may be left out. The same blocks in the same order give
+   the same bits wherever their rows lie (dq: if deterministic). Without a window, blocks of one size share one object.
 
    chunk: needed only here. Errors as of cf_attention_prepare; CF_ERROR_ARGUMENT "first" or "n" outside the prefix. */
 CHUNKFLOW_CUDA_API cf_result cf_attention_block_size(const cf_attention *chunk, int64_t first, int64_t n, size_t *bytes,
@@ -601,8 +651,8 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_block_prepare(const cf_attention *chun
 
 /* ---- state that streams ---- */
 
-/* K and V of a long chain, and their gradients, lie in host memory. A ring on the device has the blocks of rows that
-   are in use or on their way:
+/* State that streams: K and V of a long chain and their gradients lie in host memory. A ring on the device has the
+   blocks of rows that are in use or being copied:
 
        cf_state_stream_begin(s, &pass, &error);                  the first blocks set out
        for each layer (in a backward from the last to the first)
@@ -611,121 +661,129 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_block_prepare(const cf_attention *chun
            cf_state_stream_append(s, compute, layer, k, v, &error)   in the chain's F, except for its last chunk
        cf_state_stream_end(s, compute, &error);
 
-   Only create allocates or waits. Copies run on two streams beside compute. A block's rows are there for work that is
-   put on `compute` after it was handed out. When compute has come to the next call, its gradients leave and its slot is
-   filled again. */
+   Only create allocates or waits. Copies run on two streams beside compute. A block's rows are ready for work that is
+   put on `compute` after `next` returned the block. Once compute reaches the following `next`, the block's gradients
+   are copied out and its slot is filled again. */
 typedef struct cf_state_stream_desc {
-    cf_state state;               /* n_kv_heads, head_size, dtype, and n_layers at most. The rest is not read */
-    int64_t block_rows;           /* most rows of a block; must be given */
-    int64_t n_slots;              /* blocks of the ring, 2 to 64. A backward's gradients leave before their slot is
-                                     filled again, so that copies hide behind compute only with 3. 0: 3 */
+    cf_state state;               /* n_kv_heads, head_size, dtype, and the largest n_layers of a pass; nothing else is
+                                     read */
+    int64_t block_rows;           /* rows of a block at most; must be given */
+    int64_t n_slots;              /* blocks of the ring, 2 to 64. A backward's copies overlap compute only with 3 or
+                                     more, because gradients leave before their slot is filled again. 0: 3 */
     void *ring;                   /* on the device, aligned to 16: n_slots x block_rows rows of one layer */
     int64_t ring_bytes;
     void *gradient_ring;          /* the same for dK and dV; NULL: no backwards */
     int64_t gradient_ring_bytes;
-    cf_cuda_stream in, out;       /* two streams of the device for copies, which nobody else need use */
+    cf_cuda_stream in, out;       /* two streams of the device that are used for these copies alone */
     const cf_allocator *allocator;/* host memory; NULL: malloc */
 } cf_state_stream_desc;
 
-/* Rows of a chain that others go on from. */
+/* Rows of a chain that other chains of the tree continue. */
 typedef struct cf_state_part {
     cf_state state, gradient;     /* as in cf_state_pass */
-    int64_t rows;                 /* the first of them, which the path goes through */
+    int64_t rows;                 /* the first `rows` rows of that chain are on the path */
 } cf_state_part;
 
-/* One pass of one chunk. The arrays are in pinned host memory, because copies of pageable memory wait for the device,
-   and a chain has the same rows in every pass. Rows that a window hides from every query of the pass are not sent. */
+/* One pass of one chunk. The arrays must be in pinned host memory, because copies of pageable memory wait for the
+   device. A chain has the same rows in every pass. Rows that a window hides from every query of the pass are not
+   copied. */
 typedef struct cf_state_pass {
-    cf_state state;               /* K and V of the chain: row 0 is its first token, `rows` as in any state, n_layers
-                                     those of this pass */
+    cf_state state;               /* K and V of the chain: row 0 is its first token; n_layers: those of this pass */
     cf_state gradient;            /* dK and dV likewise, fp32. data NULL: a forward */
     int64_t prefix;               /* rows of the chain before the chunk's */
     int64_t own;                  /* the chunk's own */
     int64_t window;               /* as in cf_attention_desc */
-    int overwrite;                /* 1: nothing was added to the gradient yet (the chain's last chunk), and it holds
-                                     anything. Rows that only this pass adds to never need be cleared */
+    int overwrite;                /* 1: the gradient is not initialised (the chain's last chunk). Rows that only this
+                                     pass adds to never need clearing */
     const cf_state_part *above;   /* in trees: the chains above this one, from the root down; their rows come first.
-                                     Then the gradient of each must be cleared before the first pass that adds to it,
-                                     and `window` is 0, because siblings see other rows: */
-    int64_t n_above;              /* 64 at most */
-    int64_t hidden;               /* first rows of the path, chains above included, that no query of the pass sees */
+                                     Clear the gradient of each before the first pass that adds to it. `window` is 0
+                                     then, because siblings see other rows */
+    int64_t n_above;              /* at most 64 */
+    int64_t hidden;               /* in trees: first rows of the path, chains above included, that no query of the pass
+                                     sees */
 } cf_state_pass;
 
 typedef struct cf_state_block {
     int64_t layer;
     int64_t index;                /* among the blocks of the prefix, as of cf_state_stream_block */
-    int64_t first_row, n_rows;    /* of its chain. 0: no more in this layer; the next call is for the next one */
-    int own;                      /* 1: rows of the chunk itself, to whose dK and dV later chunks added: `gradient` is
-                                     to be added to what this pass has (cf_state_stream_add). They come first. 0: of
-                                     the prefix; what is in `gradient` when the block is done goes back */
+    int64_t first_row, n_rows;    /* of its chain. n_rows 0: this layer has no more blocks; the next call is for the
+                                     next layer */
+    int own;                      /* 1: rows of the chunk itself, which come first; later chunks have added to their dK
+                                     and dV. Add `gradient` to this pass's own by cf_state_stream_add. 0: rows of the
+                                     prefix; `gradient` is copied out once the block is done */
     cf_state state;               /* one layer on the device; row 0 is first_row. data is NULL if own */
     cf_state gradient;            /* likewise. data is NULL in a forward */
 } cf_state_block;
 
 typedef struct cf_state_stream cf_state_stream;
 
-/* Makes its events, on the current device. To be freed when the device is done with it. Errors here and below:
-   CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument, CF_ERROR_SPACE (a ring), CF_ERROR_MEMORY
-   (allocator), CF_ERROR_DEVICE. */
+/* Makes a stream and its events on the current device. Free it when the device is done with it.
+
+   Errors here and below: CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument, CF_ERROR_SPACE (a ring),
+   CF_ERROR_MEMORY (allocator), CF_ERROR_DEVICE. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_create(const cf_state_stream_desc *desc, cf_state_stream **out,
                                                     cf_error *error);
 CHUNKFLOW_CUDA_API void cf_state_stream_free(cf_state_stream *stream);
 
-/* Returns the rows of block `index` of a prefix, from *first_row on; 0 past the last one. Blocks end at multiples of
-   block_rows, so every pass has the same ones except for the first that a window leaves and the last. */
+/* Returns the number of rows of block `index` of a prefix, which start at *first_row; 0 past the last block. Blocks end
+   at multiples of block_rows. So every pass has the same blocks, except the first one that a window leaves and the
+   last. */
 CHUNKFLOW_CUDA_API int64_t cf_state_stream_block(int64_t block_rows, int64_t prefix, int64_t window, int64_t index,
                                                  int64_t *first_row);
 
-/* Begins a pass: rows that earlier passes sent out are read after that, whatever streams they were computed on. One
-   pass at a time. A `next` that CUDA failed may be called again. */
+/* Begin a pass, and return its next block. Rows that earlier passes sent out are read only after they have arrived,
+   whatever stream computed them. One pass at a time. A `next` that failed with CF_ERROR_DEVICE may be called again. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_begin(cf_state_stream *stream, const cf_state_pass *pass,
                                                    cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_next(cf_state_stream *stream, cf_cuda_stream compute, cf_state_block *out,
                                                   cf_error *error);
 
-/* Adds the gradients of the own block that was handed out last to the chunk's dK and dV of that layer, after attention
-   has written these: fp32, (own, n_kv_heads, head_size), row 0 the chunk's first token. */
+/* Adds the gradients of the `own` block returned last to the chunk's dK and dV of that layer. Call it after attention
+   has written these. dk, dv: fp32, (own, n_kv_heads, head_size), row 0 the chunk's first token. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_block *block,
                                                  const cf_tensor *dk, const cf_tensor *dv, cf_cuda_stream compute,
                                                  cf_error *error);
 
-/* Sends the chunk's own K and V of a layer out, those rows that a later chunk sees. They must stay as they are on
-   `compute` until the next layer's are sent, or the pass ends. */
+/* Copies the chunk's own K and V of a layer out: those rows that a later chunk sees. They must not change on `compute`
+   until the next layer's call, or the end of the pass. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute, int64_t layer,
                                                     const cf_tensor *k, const cf_tensor *v, cf_error *error);
 
-/* Ends a pass, however far it has got. `compute` may then use the chunk's K and V again. The rings belong to `stream`
-   until it is freed. What a pass sent is in host memory once all work on `out` is done. */
+/* Ends a pass at any point. `compute` may then overwrite the chunk's K and V. The rings belong to `stream` until it is
+   freed. Copied rows are in host memory once all work on `out` is done. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_end(cf_state_stream *stream, cf_cuda_stream compute, cf_error *error);
 
 /* ---- what a pass goes through ---- */
 
-/* Attention with blocks of a prefix that have one object: from block `first` on, up to the next entry's first. */
+/* Attention with blocks of a prefix that share one object: from block `first` up to the next entry's first. */
 typedef struct cf_cuda_block {
-    int64_t first;                /* as cf_state_block.index. In trees, as in cf_attention_block_prepare; with n: */
+    int64_t first;                /* as cf_state_block.index. In trees `first` and `n` are as in
+                                     cf_attention_block_prepare */
     int64_t n;
-    int64_t chain;                /* in trees: whose state it lies in; of a level -1 */
+    int64_t chain;                /* in trees: the chain whose state has the rows; -1 for a level */
     const cf_attention *attention; /* as cf_attention_block_prepare makes it */
     const void *tiles;            /* on the device */
-    cf_state state, gradient;     /* in trees, where the state does not stream: its rows, for this pass */
+    cf_state state, gradient;     /* its rows for this pass, in trees whose state does not stream */
 } cf_cuda_block;
 
 /* The library's own part of a step. */
 typedef struct cf_cuda_walk {
-    cf_state_stream *stream;      /* with state_block_rows: a pass of it has begun, and ends after the callback, in
-                                     which each layer is walked through. NULL where nothing is to be read or sent: W,
-                                     standalone chunks, the R of a chain's first chunk, a stage without layers */
-    const cf_cuda_block *blocks;  /* attention with the blocks that the stream hands out: see cf_cuda_walk_block. In
-                                     trees without such a stream all of them, in this order, between the begin and the
-                                     end of the chunk's own attention, to add to gradients */
-    int64_t n_blocks;             /* entries: one for all full ones, few more. 0: no prefix, or none that is seen */
-    const cf_cuda_block *levels;  /* (n_levels) in trees, attention with the chunk's own rows, of which slices go on: */
-    int64_t n_levels;             /* likewise, with the arrays of the chunk's own */
+    cf_state_stream *stream;      /* with state_block_rows: its pass begins before the callback and ends after it. NULL
+                                     where nothing is read or sent: W, standalone chunks, the R of a chain's first
+                                     chunk, a stage without layers */
+    const cf_cuda_block *blocks;  /* attention with the blocks that the stream returns: see cf_cuda_walk_block. In trees
+                                     whose state does not stream: all blocks, in this order, between begin and end of
+                                     the chunk's own attention */
+    int64_t n_blocks;             /* entries: one for all full blocks and few more. 0: no prefix, or none that is
+                                     seen */
+    const cf_cuda_block *levels;  /* (n_levels) in trees: attention with the chunk's own rows that other slices of it
+                                     continue */
+    int64_t n_levels;             /* these use the arrays of the chunk's own attention */
     int append;                   /* 1: later chunks of the chain read this F's K and V: cf_state_stream_append */
-    struct cf_cuda_outputs *outputs; /* where an F keeps attention's outputs, or its R finds them; NULL: nowhere */
+    struct cf_cuda_outputs *outputs; /* where an F keeps attention's outputs and its R finds them; NULL: nowhere */
 } cf_cuda_walk;
 
-/* The entry of walk->blocks for the block of this index; NULL where there is none. */
+/* Returns the entry of walk->blocks for the block of this index, or NULL. */
 CHUNKFLOW_CUDA_API const cf_cuda_block *cf_cuda_walk_block(const cf_cuda_walk *walk, int64_t index);
 
 } /* extern "C" */
