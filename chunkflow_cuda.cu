@@ -838,14 +838,15 @@ typedef uint32_t shared_address;
 
 template <typename T> constexpr bool IS_BF16 = std::is_same<T, __nv_bfloat16>::value;
 
-/* Each function of this part is an instruction, or what stands for one. The emulation has them in a file of its own. */
+/* Each function up to "made of these" is one instruction or a short sequence. The emulation has its own version of
+   them. */
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #include "cuda_emu_device.h"
 #else
 
 inline void name_launch(const char *) {} /* the emulation wants to know */
 
-/* Loops that are to be unrolled; and those that would be, but only take time to compile. */
+/* CF_UNROLL: unroll the loop. CF_ROLLED: do not, because unrolling would only cost compile time. */
 #define CF_UNROLL _Pragma("unroll")
 #define CF_ROLLED _Pragma("unroll 1")
 
@@ -890,8 +891,8 @@ CF_DEVICE uint4 shared_load_16(shared_address from) {
     return value;
 }
 
-/* Four 8 x 8 matrices of 16-bit numbers; lane 8 i + r gives the address of row r of matrix i. Lane l gets of each
-   matrix row l / 4, columns 2 (l % 4) and the next; transposed: rows 2 (l % 4) and the next, column l / 4. */
+/* Loads four 8 x 8 matrices of 16-bit numbers. Lane 8 i + r gives the address of row r of matrix i. Of each matrix lane
+   l gets row l / 4, columns 2 (l % 4) and the next one; transposed: rows 2 (l % 4) and the next one, column l / 4. */
 CF_DEVICE void ldmatrix_x4(uint32_t (&to)[4], shared_address row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -906,9 +907,13 @@ CF_DEVICE void ldmatrix_x4_transposed(uint32_t (&to)[4], shared_address row) {
                  : "memory");
 }
 
-/* c (16 x 8, fp32) += a (16 x 16) b (16 x 8). With g = lane / 4, t = lane % 4: c holds rows g and g + 8 of columns 2t,
-   2t + 1; a holds {row g, row g + 8} of columns {2t, 2t + 1}, then of columns {2t + 8, 2t + 9}; b holds rows 2t, 2t + 1
-   and then 2t + 8, 2t + 9 of column g. So two neighbouring c tiles, packed, are one a tile. */
+/* c (16 x 8, fp32) += a (16 x 16) b (16 x 8). With g = lane / 4 and t = lane % 4, a lane holds:
+
+       c     rows g and g + 8, columns 2t, 2t + 1
+       a     rows g and g + 8, columns 2t, 2t + 1; then the same rows, columns 2t + 8, 2t + 9
+       b     rows 2t, 2t + 1, then rows 2t + 8, 2t + 9, of column g
+
+   So two neighbouring c tiles, rounded to 16 bits, are one a tile. */
 template <typename T> CF_DEVICE void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #define CF_MMA(TYPE)                                                                                            \
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, " \
@@ -919,21 +924,20 @@ template <typename T> CF_DEVICE void mma_16x8x16(float (&c)[4], const uint32_t (
     else CF_MMA("f16");
 }
 
-/* Copies 16 bytes from global to shared memory without waiting; where `wanted` is false, nothing is read and zeros are
-   written. */
+/* Starts the copy of 16 bytes from global to shared memory. If not `wanted`, nothing is read, and zeros are written. */
 CF_DEVICE void copy_async_16(shared_address to, const void *from, bool wanted) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
                  "r"(wanted ? 16 : 0)
                  : "memory");
 }
 
-/* Closes a group of copies; the wait leaves at most the LEFT newest groups of this thread in flight. Other threads see
-   the bytes after the next barrier. */
+/* The commit closes a group of copies. The wait lasts until at most LEFT groups of this thread are in flight. Other
+   threads see the bytes after the next barrier. */
 CF_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int LEFT> CF_DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 
-/* 2^x, to about two units in the last place; 2^-inf is 0. Explicit, so that no compiler flag is needed for it. */
+/* Returns 2^x, to about two units in the last place; 2^-inf is 0. By name, so that it needs no compiler flag. */
 CF_DEVICE float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -946,7 +950,8 @@ CF_DEVICE float reciprocal_fast(float x) {
     return y;
 }
 
-/* The same number, but what follows from it is computed here, and not earlier and kept in registers across a loop. */
+/* Returns x, but hides from the compiler that it is x. So what follows from x is computed here, instead of earlier and
+   kept in registers across a loop. */
 CF_DEVICE int compute_here(int x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -956,8 +961,8 @@ CF_DEVICE uint4 global_load_16(const void *from) { return *static_cast<const uin
 
 CF_DEVICE void global_store_16(void *to, uint4 value) { *static_cast<uint4 *>(to) = value; }
 
-/* If `wanted`, adds to or overwrites two neighbouring fp32 numbers that only this thread touches. It has no branches:
-   a backward has long runs of these, and with branches they took a third of its time to compile. */
+/* If `wanted`, adds to or overwrites two neighbouring fp32 numbers that only this thread touches. Without branches: a
+   backward has long runs of these, and branches took a third of its compile time. */
 CF_DEVICE void global_update_8(float *to, float x, float y, bool overwrite, bool wanted) {
     asm volatile("{\n.reg .pred read, write;\n.reg .f32 x, y;\nmov.f32 x, 0f00000000;\nmov.f32 y, 0f00000000;\n"
                  "setp.ne.b32 read, %3, 0;\nsetp.ne.b32 write, %4, 0;\n"
@@ -967,9 +972,9 @@ CF_DEVICE void global_update_8(float *to, float x, float y, bool overwrite, bool
                  : "memory");
 }
 
-/* Returns how the sums of dQ lie in a tile of the workspace is free, because only this file reads them: so that a warp
-   adds to whole cache lines. sm_90 adds four numbers of a thread at once; before that, one number of each thread lies
-   beside those of its neighbours. */
+/* Returns the layout of dQ's sums in a tile of the workspace; only this file reads them. It lets a warp add to whole
+   cache lines. True (sm_90 and up): four numbers of a thread are adjacent and added at once. False: one number of each
+   thread lies beside those of its neighbours. */
 CF_DEVICE bool adds_quads() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     return true;
@@ -978,21 +983,21 @@ CF_DEVICE bool adds_quads() {
 #endif
 }
 
-/* Compute capability 9.0a: only code for sm_90a has what follows. */
+/* Only code for sm_90a has the rest of these instructions. */
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define CF_HOPPER 1
 #else
 #define CF_HOPPER 0
 #endif
 
-/* An mbarrier, 8 bytes of shared memory. Each of its phases ends when `arrivals` threads have arrived and as many bytes
-   as they announced have been copied. A wait for parity 0 returns when the first phase is over, for parity 1 at once,
-   then when the second is, ... */
+/* An mbarrier, 8 bytes of shared memory. A phase ends when `arrivals` threads have arrived and as many bytes as they
+   announced have been copied. A wait for parity 0 returns once the first phase is over. A wait for parity 1 returns at
+   once before that, and later once the second phase is over; and so on. */
 CF_HOPPER_DEVICE void mbarrier_init(shared_address barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-/* After the thread's mbarrier_init and before the barrier that tells the others. */
+/* Belongs after a thread's mbarrier_init, before the block's barrier that lets other threads use it. */
 CF_HOPPER_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 CF_HOPPER_DEVICE void mbarrier_arrive(shared_address barrier) {
@@ -1015,7 +1020,7 @@ CF_HOPPER_DEVICE void mbarrier_wait(shared_address barrier, int parity) {
     } while (!done);
 }
 
-/* Between a thread's stores to shared memory and the barrier after which wgmma or a bulk copy uses these bytes. */
+/* Belongs after a thread's stores to shared memory, before the barrier after which wgmma or a bulk copy uses them. */
 CF_HOPPER_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /* A barrier of THREADS threads of the block, whole warps; ID from 1 to 15. */
@@ -1023,7 +1028,7 @@ template <int ID, int THREADS> CF_DEVICE void named_barrier() {
     asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
 }
 
-/* The same where the ID is known at run time only; and to arrive without a wait for the others. */
+/* The same for an ID that is known only at run time, with a wait for the others or without. */
 template <int THREADS> CF_DEVICE void named_barrier(int id) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
@@ -1032,13 +1037,13 @@ template <int THREADS> CF_DEVICE void named_barrier_arrive(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
 
-/* Registers of each thread from here on; every warp of a warpgroup. */
+/* Change the number of registers of each thread to N. Every warp of the warpgroup must call this. */
 template <int N> CF_DEVICE void give_registers_back() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 
 template <int N> CF_DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 
-/* Starts the copy of a tensor map's box, whose first element is at (x, y, z) of the tensor, x innermost. What is past
-   the tensor's ends becomes zeros; all bytes of the box count for the mbarrier. */
+/* Starts the copy of a tensor map's box, whose first element is at (x, y, z) of the tensor, x innermost. Elements past
+   the tensor's ends become zeros. All bytes of the box count for the mbarrier. */
 CF_HOPPER_DEVICE void copy_box(shared_address to, const CUtensorMap *map, int x, int y, int z, shared_address barrier) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
@@ -1046,23 +1051,23 @@ CF_HOPPER_DEVICE void copy_box(shared_address to, const CUtensorMap *map, int x,
                  : "memory");
 }
 
-/* Likewise of neighbouring bytes, a multiple of 16. */
+/* Starts the copy of contiguous bytes, a multiple of 16, in the same way. */
 CF_HOPPER_DEVICE void copy_bulk(shared_address to, const void *from, int bytes, shared_address barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
                  : "memory");
 }
 
-/* As ldmatrix_x4, the other way. */
+/* Stores what ldmatrix_x4 loads. */
 CF_HOPPER_DEVICE void stmatrix_x4(shared_address row, const uint32_t (&from)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(from[0]),
                  "r"(from[1]), "r"(from[2]), "r"(from[3])
                  : "memory");
 }
 
-/* Around products of a warpgroup. The fence: what was done to registers before it is seen by the products after it.
-   The commit closes a group; the wait leaves at most the LEFT newest groups running. The sums, and an A operand in
-   registers, belong to the products until then. */
+/* These stand around a warpgroup's products. After the fence, products see what was written to registers before it. The
+   commit closes a group of products. The wait lasts until at most LEFT groups run; until then the sums, and an A
+   operand in registers, must not be touched. */
 CF_HOPPER_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 CF_HOPPER_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -1071,17 +1076,16 @@ template <int LEFT> CF_DEVICE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-/* Keeps the order of the source in the machine code: nothing moves across this instruction. Without it ptxas moves a
-   wait for products up to the last branch, and arithmetic that was to run beside the products comes after it. The
-   instruction tells a kernel that was launched to follow early that it may start. No kernel here is, so it does nothing
-   else. */
+/* Nothing moves across this instruction in the machine code. Without it ptxas moves a wait for products up to the last
+   branch, so that arithmetic meant to run beside the products comes after them. The instruction itself tells a
+   dependent launch that it may start. No kernel here is launched that way, so it has no other effect. */
 CF_HOPPER_DEVICE void keep_order() {
 #if CF_HOPPER
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-/* The same registers, but the compiler moves no use of them across this: before a fence, and after a wait. */
+/* Keeps the compiler from moving a use of these registers across this point: before a fence, and after a wait. */
 template <int N> CF_DEVICE void hold_registers(float (&c)[N][4]) {
     CF_UNROLL
     for (int j = 0; j < N; j++) asm volatile("" : "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])::"memory");
@@ -1103,7 +1107,7 @@ template <int N> CF_DEVICE void hold_registers(uint32_t (&a)[N][4]) {
     CF_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
                 "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-/* X, Y, ...: the names of the other operands, in their order. */
+/* X, Y, ...: placeholders of the other operands, in their order. */
 #define CF_WGMMA_SHARED(N, TYPE, NAMES, SUMS, X, Y, ADD, TA, TB)                                               \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                          \
                  "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" NAMES "}, " X ", " Y      \
@@ -1117,8 +1121,8 @@ template <int N> CF_DEVICE void hold_registers(uint32_t (&a)[N][4]) {
                  : SUMS                                                                                        \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(B_TRANSPOSED))
 
-/* c (64 x 8 N, fp32) = a (64 x 16) b (16 x 8 N), or += where `add`, by a warpgroup: warp w has rows 16 w .. of c, and
-   of an a in registers, each as mma_16x8x16 says. */
+/* c (64 x 8 N, fp32) = a (64 x 16) b (16 x 8 N), or += if `add`, by a warpgroup. Warp w has rows 16 w .. 16 w + 15 of
+   c, and of an a in registers, each laid out as mma_16x8x16 says. */
 template <typename T, bool A_TRANSPOSED, bool B_TRANSPOSED, int N>
 CF_HOPPER_DEVICE void wgmma_shared(float (&c)[N][4], uint64_t a, uint64_t b, bool add) {
     static_assert(N == 8 || N == 16, "64 or 128 columns");
@@ -1153,10 +1157,10 @@ CF_HOPPER_DEVICE void wgmma_registers(float (&c)[N][4], const uint32_t (&a)[4], 
 
 /* ---- made of these ---- */
 
-/* Compilers may fuse a product and the sum that it is for, in some rows of a tile and not in others. So such a product
-   is fused by name (fmaf) or kept apart by name (__fmul_rn, or __fadd_rn where expf ends in the product). */
+/* Compilers may fuse a product with the sum that uses it, in some rows of a tile and not in others. So code that could
+   be fused says which it wants: fmaf, or __fmul_rn (__fadd_rn where expf ends in the product). */
 
-/* tanh, to an absolute error of about 2e-7. */
+/* Returns tanh, to an absolute error of about 2e-7. */
 CF_DEVICE float tanh_fast(float x) {
     return fmaf(-2.0f, reciprocal_fast(1.0f + exp2_fast(2.885390081777927f * x)), 1.0f);
 }
@@ -1235,15 +1239,17 @@ CF_DEVICE float warp_max(float x) {
     return x;
 }
 
-/* Marks a value as equal in all threads of the warp, which the compiler cannot deduce from a thread's index. The value
-   and all that is derived from it then stay in uniform registers. wgmma takes its addresses only from these, and an
+/* Marks a value as equal in all threads of the warp, which the compiler cannot deduce from a thread's index. It then
+   keeps the value, and all that is derived from it, in uniform registers. wgmma takes its addresses only from these; an
    address elsewhere costs two moves. */
 CF_HOPPER_DEVICE int same_in_warp(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
-/* Returns a matrix in shared memory for wgmma: blocks of 64 columns, 128 bytes a row, whose chunks of 16 bytes are
-   permuted as bulk copies with the 128-byte swizzle do (chunk c of row r is chunk c ^ (r & 7)). Blocks start at
-   multiples of 1024. k along the columns: another 16 of them are 32 bytes on. k along the rows ("transposed"): another
-   16 are 2048 bytes on, and `next` is the distance of blocks. */
+/* Returns the descriptor of a matrix in shared memory for wgmma. It lies in blocks of 64 columns, 128 bytes a row, each
+   block at a multiple of 1024. Within a row, chunks of 16 bytes are permuted by the 128-byte swizzle of bulk copies:
+   chunk c of row r is at chunk c ^ (r & 7).
+
+   To advance by 16 in k: 32 bytes if k runs along the columns, 2048 bytes if k runs along the rows ("transposed").
+   `next` is the distance of blocks, for k along the rows. */
 CF_HOPPER_DEVICE uint64_t matrix_at(shared_address start, int next = 0) {
     return (uint64_t)(start >> 4 & 0x3FFF) | (uint64_t)(uint32_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
            (uint64_t)1 << 62;
@@ -1258,37 +1264,39 @@ CF_HOPPER_DEVICE uint64_t matrix_step(uint64_t matrix, int bytes) { return matri
 const int FORWARD_ROWS = 128; /* packed rows of a forward tile */
 const int FORWARD_KEYS = 64;
 const int HOPPER_KEYS = 128; /* the same with wgmma */
-const int ROW_TILE = 64;  /* places for packed rows in a backward tile, and in the sums of dQ; LARGE_ROW_TILE for */
-const int LARGE_ROW_TILE = 128; /* small heads where shared memory allows it. Whole tokens only: some may be empty */
+const int ROW_TILE = 64;  /* packed rows of a backward tile, and of its sums of dQ; LARGE_ROW_TILE for */
+const int LARGE_ROW_TILE = 128; /* small heads, if shared memory allows it. A tile has whole tokens only, so some rows
+                                   may be empty */
 const int KEY_TILE = 128;       /* keys of a backward tile, or SMALL_KEY_TILE where shared memory is short */
 const int SMALL_KEY_TILE = 64;
 const int MOST_GROUP = ROW_TILE; /* query heads of a key head in the fused kernels: a token must fit into a row tile */
 const int MOST_PROCESSORS = 1024, MOST_SLOTS = 3 * MOST_PROCESSORS; /* blocks at a time: at most 3 a processor */
 const int64_t MOST_ROWS = (int64_t)1 << 30;                         /* leaves room for index arithmetic in 32 bits */
-const int64_t MOST_LEVELS = 64; /* slices of a chunk above another one */
-const int32_t NO_WINDOW = 1 << 30; /* wide enough to hide nothing, whatever the slice */
+const int64_t MOST_LEVELS = 64; /* ancestors of a slice within its chunk */
+const int32_t NO_WINDOW = 1 << 30; /* so wide that it never hides a key */
 const float LN_2 = 0.6931471805599453f;
 const float LOG2_E = 1.4426950408889634f;
 
-/* One piece of work, for each key head. A block reads its 48 bytes at once. */
+/* One piece of work, done once for each key head. A block of threads reads its 48 bytes at once. */
 struct alignas(16) tile {
-    int32_t q_start, q_length; /* what it knows of its slice: first row, tokens (see rows_with_keys, each_key_tile) */
+    int32_t q_start, q_length; /* its slice's first row and tokens, as far as it needs them (rows_with_keys,
+                                  each_key_tile) */
     int32_t k_start, k_length;
-    int32_t block;      /* which tile this is, from q_start, or, a key tile, from k_start */
-    int32_t begin, end; /* what it goes through, counted likewise: blocks of forward_keys keys (of
-                           FORWARD_KEYS for dQ by itself), or, of a key tile, row tiles. A split tile: its parts */
-    int32_t place;      /* a row tile: its index among all, in order of slices. A key tile: that of its slice's first
-                           row tile. Any other: that of the row tile in which its first row is */
-    int32_t part;       /* a part of a split tile: its index among all parts. Otherwise -1 */
-    int32_t carried;    /* a split tile whose sums go on from block to block of keys: 1 + its place there. Else 0 */
-    int32_t ahead;      /* keys before the one that is aligned with query 0: may be fewer than 0, or than there are */
-    int32_t turn;       /* of a key tile: the launch that does it, where several slices see the same keys. Its head, in
-                           the copy that hopper_tell leaves for those who compute */
+    int32_t block;      /* index of this tile, from q_start; of a key tile, from k_start */
+    int32_t begin, end; /* the range that it loops over. Forward: blocks of forward_keys keys; dQ by itself: of
+                           FORWARD_KEYS; key tile: row tiles; split tile: its parts */
+    int32_t place;      /* index among all row tiles, in order of slices: of a row tile, its own; of a key tile, its
+                           slice's first one; of others, the one that has its first row */
+    int32_t part;       /* index among all parts, if this is a part of a split tile. Else -1 */
+    int32_t carried;    /* 1 + its index among the tiles whose sums are carried from block to block of keys. Else 0 */
+    int32_t ahead;      /* keys before the one that is aligned with query 0: may be negative, or more than there are */
+    int32_t turn;       /* of a key tile: its launch, if several slices see the same keys and take turns. In the copy
+                           that hopper_tell makes for the computing threads: the key head */
 };
 static_assert(sizeof(tile) == 48, "three accesses of 16 bytes");
 
-/* Division by a number that the host knows, with a product instead: packed rows are split into token and head by every
-   thread for every row that it loads. Exact for 0 <= n < 2^31. */
+/* Division by a number that the host knows, as a multiplication. Every thread splits every packed row that it loads
+   into token and head. Exact for 0 <= n < 2^31. */
 struct divisor {
     int32_t by, shift;
     uint32_t magic;
@@ -1308,11 +1316,11 @@ __host__ __device__ inline int32_t operator/(int32_t n, const divisor &d) {
 
 struct mask {
     int32_t causal;
-    int32_t window; /* keys up to the one that is aligned with the query; NO_WINDOW: all */
+    int32_t window; /* a query sees so many keys, up to the one aligned with it; NO_WINDOW: all of these */
 };
 
-/* Query token i of a slice sees keys key_begin .. key_end - 1 (none where the former is not less, which a window does
-   to a block of a prefix); tokens before first_seeing see none. */
+/* Query token i of a slice sees keys key_begin .. key_end - 1. The range may be empty where a window hides a block of
+   the prefix. Tokens before first_seeing see none. */
 __host__ __device__ inline int32_t key_end(const mask &m, const tile &t, int32_t token) {
     const int32_t own = token + t.ahead + 1;
     return m.causal && own < t.k_length ? (own > 0 ? own : 0) : t.k_length;
@@ -1328,7 +1336,7 @@ __host__ __device__ inline int32_t first_seeing(const mask &m, const tile &t) {
     return m.causal && t.ahead < 0 ? -t.ahead : 0;
 }
 
-/* Tokens of a slice that see at least one of the keys first .. last: a range. */
+/* token_begin .. token_end - 1: the tokens of a slice that see any of the keys first .. last. */
 __host__ __device__ inline int32_t token_begin(const mask &m, const tile &t, int32_t first) {
     const int32_t token = first - t.ahead;
     const int32_t lowest = first_seeing(m, t);
@@ -1347,7 +1355,7 @@ cf_result cuda_result(cf_error *error, cudaError_t status, const char *what) {
     return cf_fail(error, CF_ERROR_DEVICE, what, -1, (int64_t)cudaSuccess, (int64_t)status, cudaGetErrorName(status));
 }
 
-/* sum over i in [0, n) of (i + c), clamped to [0, most]. */
+/* Returns the sum over i in [0, n) of (i + c), each clamped to [0, most]. */
 int64_t clamped_sum(int64_t n, int64_t c, int64_t most) {
     const int64_t a = std::min(n, std::max<int64_t>(0, -c));
     const int64_t b = std::min(n, std::max(a, most - c));
@@ -1360,7 +1368,8 @@ int64_t slice_pairs(const mask &m, const tile &t) {
     return upto - clamped_sum(t.q_length, own - m.window, t.k_length);
 }
 
-/* Checks one pair of arrays; *rows becomes the end of the last slice, *longest the most tokens of a slice. */
+/* Checks cu_seqlens and starts of queries or keys. *rows becomes the end of the last slice, *longest the most tokens of
+   a slice. */
 cf_result check_slices(const int32_t *cu, const int32_t *starts, int64_t n_slices, const char *cu_field,
                        const char *starts_field, int64_t *rows, int64_t *longest, cf_error *error) {
     int64_t end = 0;
@@ -1397,8 +1406,8 @@ cf_result current_arch(int64_t *arch, cf_error *error) {
     return code;
 }
 
-/* Multiprocessors of a device of which only the architecture is known: an RTX 3090, an Orin, an RTX 4090, an H100, a
-   B200, a B300, an RTX 5090, else an A100. */
+/* Returns the multiprocessors of a usual device of an architecture: an RTX 3090, an Orin, an RTX 4090, an H100, a B200,
+   a B300, an RTX 5090, else an A100. */
 int64_t usual_processors(int64_t arch) {
     static const int known[][2] = {{86, 82}, {87, 16}, {89, 128}, {90, 132}, {100, 148}, {103, 148}, {120, 170}};
     for (const auto &one : known)
@@ -1412,7 +1421,7 @@ cf_result current_processors(int64_t *n, cf_error *error) {
     return code;
 }
 
-/* An enum from a caller in C may hold any int; in C++ only a look at its bytes may find that out. */
+/* Returns an enum's bytes as an int. A caller in C may have put any int there, which C++ may not read as the enum. */
 template <typename E> int number_of(const E &value) {
     int number;
     static_assert(sizeof value == sizeof number, "enums are ints");
@@ -1420,34 +1429,36 @@ template <typename E> int number_of(const E &value) {
     return number;
 }
 
-/* Bytes of shared memory that a block can have. */
+/* Returns the bytes of shared memory that a block can have. */
 constexpr int64_t block_memory(int64_t arch) {
     if (arch == 80 || arch == 87) return 166912;
     return arch == 90 || arch / 10 == 10 ? 232448 : 101376;
 }
 
-/* Everything about a problem that host code needs, from a checked descriptor: the public record, in which tiles that
-   are split are counted as their parts, and more. Until it lies in the caller's memory, its arrays are the caller's. */
+/* Everything that host code needs of a problem whose descriptor was checked: the public record, and more. Counts of
+   tiles count a split tile as its parts. The arrays are the caller's until the problem is copied into the caller's
+   memory. */
 struct problem : cf_attention {
     mask visible;
     int64_t group, longest_q, longest_k;
     struct splitting {
         int64_t limit;            /* longest part; 0: nothing is split */
         int64_t n_split, n_parts; /* for one key head */
-        bool carries;             /* tiles whose sums are carried count as split: all their sums are parts */
-        int64_t section;          /* how many key heads run together, see work_order */
+        bool carries;             /* tiles whose sums are carried count as split: all sums are those of parts */
+        int64_t section;          /* key heads that run together: see work_order */
     } forward, backward;
-    bool in_blocks;     /* slices see keys that come in blocks: their sums are carried ... */
-    bool is_block;      /* ... and this is such a block: */
-    int32_t first, n;   /* keys first .. first + n - 1 of the path, or with n 0, level `first` of the chunk's own */
+    bool in_blocks;     /* a chunk whose slices see blocks of keys, so that sums are carried */
+    bool is_block;      /* a block of keys for such a chunk */
+    int32_t first, n;   /* keys first .. first + n - 1 of the path; with n 0, level `first` of the chunk's own keys */
     int32_t n_turns;
-    int64_t n_sum_tiles; /* row tiles of all slices of the chunk: they have sums between blocks */
+    int64_t n_sum_tiles; /* row tiles of all slices of the chunk, whose sums are kept between blocks */
     int32_t key_tile;
-    int32_t row_tile, row_tokens, row_rows; /* of a row tile: places for rows, tokens, their packed rows */
-    int32_t forward_rows, forward_keys;     /* packed rows of a forward tile; keys of a step */
+    int32_t row_tile, row_tokens, row_rows; /* of a row tile: room for packed rows, its tokens, the packed rows of
+                                               these */
+    int32_t forward_rows, forward_keys;     /* packed rows of a forward tile; keys of one step of its loop */
 };
 
-/* Returns the position of a slice's first query, less those keys before it that are in place. */
+/* Returns the position of a slice's first query, minus the keys before that query that are among its own. */
 int64_t begin_of(const cf_attention_desc *d, int64_t s) {
     return d->begins != NULL ? d->begins[s] : s == 0 ? d->prefix : 0;
 }
@@ -1460,9 +1471,9 @@ int64_t depth_of(const cf_attention_desc *d, int64_t s) {
     return depth;
 }
 
-/* The slice sees keys first .. upto - 1 of a path or of another slice, which lie from row k_start on. Its own begin at
-   place `query` of that path. Where the window hides none of those, they count as if they lay right before query 0:
-   so tiles of slices that see the same keys are alike, however far back these lie. */
+/* Makes a slice's tile see keys first .. upto - 1 of a path or of another slice, which lie from row k_start on. Its own
+   keys begin at place `query` of that path. If the window hides none of the keys, they count as if they lay right
+   before query 0. So tiles of slices that see the same keys are alike, however far back these keys lie. */
 void see_keys(const problem *p, tile *t, int64_t k_start, int64_t first, int64_t upto, int64_t query) {
     t->k_start = (int32_t)k_start;
     t->k_length = (int32_t)std::max<int64_t>(0, upto - first);
@@ -1491,8 +1502,8 @@ tile slice_tile(const problem *p, int64_t s) {
 
 bool is_carried(const problem *p, int64_t s) { return p->in_blocks && begin_of(&p->desc, s) > 0; }
 
-/* Calls visit(slice, place of its first row tile, of its first carried tile of `rows` packed rows) for all slices, but
-   those that see nothing of a block. */
+/* Calls visit(slice, place of its first row tile, place of its first carried tile of `rows` packed rows) for all
+   slices, except those that see nothing of a block. */
 template <typename F> void each_slice(const problem *p, int64_t rows, F visit) {
     int32_t place = 0, carried = 0;
     for (int64_t s = 0; s < p->desc.n_slices; s++) {
@@ -1503,10 +1514,9 @@ template <typename F> void each_slice(const problem *p, int64_t rows, F visit) {
     }
 }
 
-/* Cuts a slice to the rows of tokens first .. last. Keeps the keys that any of these rows sees; under a causal mask,
-   drops all later tokens. Masks are aligned at the last token and the last key, so each row sees what it saw in the
-   slice. Keys that no row of a tile sees are thus past the ends of its arrays: never loaded, a NaN there goes
-   nowhere. */
+/* Cuts a slice to the rows of tokens first .. last and the keys that any of these rows sees. Under a causal mask, later
+   tokens are dropped. The mask stays right because it is aligned at the last token and the last key. Keys that no row
+   of a tile sees are past the ends of its arrays, so they are never loaded, and a NaN there does not spread. */
 tile rows_with_keys(const mask &m, const tile &slice, int32_t first, int32_t last) {
     const int32_t end = key_end(m, slice, last), begin = std::min(key_begin(m, slice, first), end);
     tile t = slice;
@@ -1517,12 +1527,12 @@ tile rows_with_keys(const mask &m, const tile &slice, int32_t first, int32_t las
     return t;
 }
 
-/* Returns the first keys of a slice that no query sees, because all windows begin after them. */
+/* Returns how many of a slice's first keys no query sees, because all windows begin after them. */
 int32_t unseen_keys(const mask &m, const tile &slice) {
     return slice.q_length > 0 ? std::min(key_begin(m, slice, 0), slice.k_length) : slice.k_length;
 }
 
-/* A number of the caller's, which must be from `least` to `most`. */
+/* A number of the caller's and its limits, both included. */
 struct bound {
     const char *field;
     int64_t got, least, most;
@@ -1578,8 +1588,8 @@ cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
 
 /* ---- parts of tiles ---- */
 
-/* Calls visit(tile) for every tile of `rows` packed rows (row tiles: of whole tokens), with steps of `keys` keys, in
-   order of slices, and in each from the last tile, which sees most, to the first. */
+/* Calls visit(tile) for every tile of `rows` packed rows (row tiles: of whole tokens) with steps of `keys` keys. Slices
+   come in order; each slice's tiles from the last, which sees most, to the first. */
 template <typename F> void each_row_tile(const problem *p, int32_t rows, int32_t keys, F visit) {
     each_slice(p, rows, [&](const tile &slice, int32_t place, int32_t carried) {
         const int32_t n_rows = (int32_t)(slice.q_length * p->group), n_blocks = div_up(n_rows, rows);
@@ -1597,9 +1607,9 @@ template <typename F> void each_row_tile(const problem *p, int32_t rows, int32_t
     });
 }
 
-/* The same for key tiles, from the first to the last. Keys that no query sees have tiles of their own, without work:
-   only where gradients are overwritten is anything done for them, and their K and V are never loaded. In a block the
-   slices below one place see the same keys, and take turns to add to their gradients. */
+/* Calls visit(tile) for key tiles, from the first to the last. Keys that no query sees have tiles of their own, without
+   work and without loads; they only matter where gradients are overwritten. In a block, slices that continue the same
+   place see the same keys and take turns to add to their gradients. */
 template <typename F> void each_key_tile(const problem *p, F visit) {
     int32_t before = -1, turn = 0;
     each_slice(p, 1, [&](tile t, int32_t place, int32_t) {
@@ -1632,19 +1642,20 @@ template <typename F> void each_key_tile(const problem *p, F visit) {
 
 int32_t parts_of(int64_t steps, int64_t limit) { return limit > 0 && steps > limit ? div_up(steps, limit) : 1; }
 
-/* Returns whether a tile is put together from parts, if only from one. */
+/* Returns whether a tile is put together from parts; there may be one part. */
 bool is_split(const tile &t, const problem::splitting &how) {
     return parts_of(t.end - t.begin, how.limit) > 1 || (how.carries && t.carried > 0);
 }
 
-/* The costs of a kernel's blocks beside the steps of their loops, in such steps, and how many blocks run at a time. */
+/* Costs of a kernel's blocks of threads beside the steps of their loops, counted in such steps, and how many run at a
+   time. */
 struct block_costs {
     int64_t whole, part; /* a part also writes its sums to the workspace, where they are read again */
     int64_t least;       /* a tile of no more steps is not cut */
     int64_t n_slots;
 };
 
-/* Work by length: how many tiles, or parts, have how many steps. Where the longest has more steps than there are
+/* Work by length: the number of tiles, or parts, for each number of steps. If the longest has more steps than there are
    classes, a class holds `width` lengths, rounded up to the longest of them. */
 const int64_t LENGTH_CLASSES = 2048;
 
@@ -1664,7 +1675,7 @@ template <typename Each> void count_lengths(lengths *l, const Each &each) {
     l->whole[0] = 0; /* no work, no block */
 }
 
-/* Counts lengths as they are once tiles of more than `limit` steps are cut into parts. */
+/* Counts lengths after tiles of more than `limit` steps are cut into parts. */
 void cut_lengths(const lengths &from, int64_t limit, lengths *to) {
     *to = from;
     for (int64_t i = 1; i <= LENGTH_CLASSES; i++) {
@@ -1675,8 +1686,8 @@ void cut_lengths(const lengths &from, int64_t limit, lengths *to) {
     }
 }
 
-/* Returns how long a kernel takes: blocks start in the order in which they are issued (work_order), longest first
-   within each section of heads, each in the slot that is free first. */
+/* Returns how long a kernel takes, in steps. Blocks start in the order of work_order, longest first within each section
+   of heads, each in the slot that is free first. */
 int64_t time_of(const problem *p, const block_costs &costs, int64_t section, const lengths &l) {
     int64_t busy[MOST_SLOTS] = {0}, longest = 0;
     int64_t *end = busy + costs.n_slots;
@@ -1696,10 +1707,10 @@ int64_t time_of(const problem *p, const block_costs &costs, int64_t section, con
     return longest;
 }
 
-/* Few key heads make few tiles, and a long slice's are long: most of the device would wait for them. Chooses the
-   length of parts that takes least time, from `least` eighths of what a slot has to do in the mean up to all of it. A
-   part has at least half the steps of the limit, so there are at most 16 / least of them for each slot,
-   which bounds the workspace. Nothing about this was measured yet. */
+/* Chooses the length of parts that takes least time. Few key heads make few tiles, and a long slice makes long ones,
+   for which most of the device would wait. Limits from `least` eighths of a slot's mean work up to all of it are tried.
+   A part has at least half the steps of the limit. So there are at most 16 / least parts for each slot, which bounds
+   the workspace. Not yet measured. */
 template <typename Each>
 void choose_limit(const problem *p, const block_costs &costs, int64_t least, problem::splitting *to, const Each &each) {
     lengths uncut, cut;
@@ -1707,7 +1718,7 @@ void choose_limit(const problem *p, const block_costs &costs, int64_t least, pro
     const int64_t mean = uncut.steps * p->desc.n_kv_heads / costs.n_slots + 1;
     if (uncut.longest <= costs.least || uncut.longest <= mean / 2) return;
     const int64_t whole = time_of(p, costs, to->section, uncut);
-    int64_t best = whole - whole / 20; /* not for less than 5 % */
+    int64_t best = whole - whole / 20; /* a split must save at least 5 % */
     for (int64_t eighths = 8; eighths >= least; eighths--) {
         const int64_t limit = std::max<int64_t>(costs.least, mean * eighths / 8);
         cut_lengths(uncut, limit, &cut);
@@ -1728,7 +1739,7 @@ void choose_parts(const problem *p, const block_costs &costs, int64_t least, pro
     });
 }
 
-/* Refuses what a fused path cannot do, for head sizes up to `most`. The error names the field. */
+/* Refuses what a fused path cannot do; `most` is its largest head size. The error names the field. */
 cf_result check_16_bit(const problem *p, int64_t most, cf_error *error) {
     const cf_attention_desc *d = &p->desc;
     if (d->dtype == CF_DTYPE_FP32)
@@ -1756,7 +1767,7 @@ cf_result check_hopper(const problem *p, cf_error *error) {
 /* Returns true if this program has path 3's kernels for the current device; false without a device. */
 bool has_hopper_code();
 
-/* AUTO becomes path 3 where that is possible, before tiles are made. */
+/* Turns AUTO into path 3 where possible. Must come before tiles are made. */
 void choose_hopper(problem *p) {
     if (number_of(p->desc.path) == CF_ATTENTION_AUTO && check_hopper(p, NULL) == CF_OK && has_hopper_code())
         p->desc.path = CF_ATTENTION_WGMMA;
@@ -1764,10 +1775,12 @@ void choose_hopper(problem *p) {
 
 bool is_hopper(const problem *p) { return number_of(p->desc.path) == CF_ATTENTION_WGMMA; }
 
-/* A step of the forward is a block of keys, one of the backward a row tile. Either takes as long as a block takes to
-   move about 64 KB while all other blocks do the same. Beside its steps a forward moves Q and the rows that it writes,
-   or in their place a part's 68 KB of sums; a backward K, V and what it adds to dK and dV (256 KB), or a part's 128 KB;
-   half of that for small heads with large row tiles. How many blocks a processor has follows from bounds and memory. */
+/* Chooses which tiles are split. A step of the forward is a block of keys, a step of the backward a row tile. Each
+   takes as long as a block of threads takes to move about 64 KB while all other blocks do the same.
+
+   Beside its steps a forward moves Q and the rows that it writes, or for a part 68 KB of sums. A backward moves K, V
+   and what it adds to dK and dV (256 KB), or for a part 128 KB; half of that for small heads with large row tiles.
+   Launch bounds and memory give the number of blocks of a processor. */
 void split_tiles(problem *p) {
     const bool large = p->desc.head_size > 64, roomy = block_memory(p->desc.arch) >= 166912;
     const int64_t n = p->desc.n_processors, blocks = p->desc.head_size > 128 ? 1 : (large ? 1 : 2) + (roomy ? 1 : 0);
@@ -1781,13 +1794,13 @@ void split_tiles(problem *p) {
     p->n_all_key_tiles += p->backward.n_parts - p->backward.n_split;
 }
 
-/* Key heads whose arrays of bytes_per_head stay in `cache` bytes together. */
+/* Returns the number of key heads whose arrays, of bytes_per_head each, fit into `cache` bytes together. */
 int64_t heads_in_cache(const problem *p, int64_t cache, int64_t bytes_per_head) {
     return std::max<int64_t>(1, std::min(cache / std::max<int64_t>(1, bytes_per_head), p->desc.n_kv_heads));
 }
 
-/* Chooses the heads that run together. Forward: those whose K and V fit into 32 MB of an H100's 50 MB cache. Backward:
-   all of them, because sections whose Q and dout fit leave up to a third of the device idle at the end of each. */
+/* Chooses the number of heads that run together. Forward: as many as have K and V in 32 MB of an H100's 50 MB cache.
+   Backward: all, because sections whose Q and dout fit leave up to a third of the device idle at the end of each. */
 void choose_sections(problem *p) {
     const int64_t cache = p->desc.cache_bytes;
     p->forward.section = heads_in_cache(p, cache > 0 ? cache : (int64_t)32 << 20, p->rows_k * p->desc.head_size * 4);
@@ -1795,7 +1808,7 @@ void choose_sections(problem *p) {
     if (cache > 0) p->backward.section = heads_in_cache(p, cache, p->rows_q * p->group * p->desc.head_size * 4);
 }
 
-/* The shapes of tiles follow from what fits into registers and shared memory, and into bulk copies: whole tokens. */
+/* Chooses the shapes of tiles by what fits into registers and shared memory, and into bulk copies: whole tokens. */
 void choose_tiles(problem *p) {
     const bool large = p->desc.head_size > 64, roomy = block_memory(p->desc.arch) >= 166912;
     p->key_tile = p->desc.head_size > 128 || (large && !roomy) ? SMALL_KEY_TILE : KEY_TILE;
@@ -1821,7 +1834,7 @@ void count_tiles(problem *p) {
     if (p->is_block) each_key_tile(p, [&](const tile &t) { p->n_turns = std::max(p->n_turns, t.turn + 1); });
 }
 
-/* The work of a problem whose slices and mask are known. */
+/* Makes the list of work, once slices and mask are known. */
 cf_result make_tiles(problem *p, cf_error *error) {
     const int64_t heads = p->desc.n_kv_heads;
     choose_tiles(p);
@@ -1835,7 +1848,7 @@ cf_result make_tiles(problem *p, cf_error *error) {
     return CF_OK;
 }
 
-/* Returns where a slice of a tree goes on from: a slice before it that has not been left, or the path. */
+/* Checks the slice that a slice of a tree continues: an earlier one that has not been left, or the path. */
 cf_result check_place(const cf_attention_desc *d, int64_t s, cf_error *error) {
     const int64_t parent = parent_of(d, s), begin = d->begins[s];
     int64_t before = s - 1, least = 0, most = d->prefix;
@@ -1851,8 +1864,8 @@ cf_result check_place(const cf_attention_desc *d, int64_t s, cf_error *error) {
     return check_range(begin, least, most, "begins", s, error);
 }
 
-/* Checks a problem whose keys come in blocks. Every query must see a key of its own, or some rows would have no sums to
-   carry. */
+/* Checks a problem whose keys come in blocks. Every query must see a key of its own; otherwise some rows would have no
+   sums to carry. */
 cf_result check_prefix(problem *p, cf_error *error) {
     const cf_attention_desc *d = &p->desc;
     const cf_result none = check_range(d->prefix, 0, d->n_slices > 0 ? INT64_MAX : 0, "prefix", -1, error);
@@ -1904,8 +1917,8 @@ cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
     return code == CF_OK ? make_tiles(p, error) : code;
 }
 
-/* Makes the problem of a chunk's slices and one block of keys. The whole block comes before their queries, so only the
-   window's mask hides any of it. */
+/* Makes the problem of a chunk's slices and one block of keys. The whole block lies before their queries, so only a
+   window hides any of it. */
 cf_result resolve_block(const problem *chunk, int64_t first, int64_t n, problem *p, cf_error *error) {
     *p = problem();
     p->desc = chunk->desc;
@@ -1926,8 +1939,8 @@ cf_result resolve_block(const problem *chunk, int64_t first, int64_t n, problem 
     return code;
 }
 
-/* In each turn the longest first, so that no long tile starts last; ties in order of slices, so that the list is
-   unique. */
+/* Orders tiles: by turn, then the longest first, so that no long tile starts last. Ties stay in order of slices, so
+   that the list is unique. */
 bool longer_work(const tile &a, const tile &b) {
     if (a.turn != b.turn) return a.turn < b.turn;
     if (a.end - a.begin != b.end - b.begin) return a.end - a.begin > b.end - b.begin;
@@ -1936,9 +1949,9 @@ bool longer_work(const tile &a, const tile &b) {
     return a.k_start != b.k_start ? a.k_start < b.k_start : a.begin < b.begin;
 }
 
-/* The list on the device: forward tiles, row tiles, key tiles, all of them with parts in place of split ones; then the
-   split key tiles and the split forward tiles. A filler returns how many tiles, or parts, have a visible pair; those
-   come first in each turn. */
+/* Fills the list on the device: forward tiles, row tiles, key tiles, each with parts in place of split ones; then the
+   split key tiles and the split forward tiles. Returns how many tiles or parts have a visible pair; those come first in
+   each turn. */
 template <typename Each> int64_t fill_tiles(tile *tiles, tile *split, const problem::splitting &how, const Each &each) {
     int64_t n = 0, with_work = 0;
     int32_t part = 0;
@@ -1964,7 +1977,7 @@ template <typename Each> int64_t fill_tiles(tile *tiles, tile *split, const prob
     return with_work;
 }
 
-/* Returns how many key tiles have a visible pair. */
+/* Fills in all tiles; returns how many key tiles have a visible pair. */
 int64_t fill_all_tiles(const problem *p, tile *tiles) {
     tile *rows = tiles + p->n_forward_tiles, *keys = rows + p->n_row_tiles, *split_keys = keys + p->n_all_key_tiles;
     fill_tiles(tiles, split_keys + p->backward.n_split, p->forward,
@@ -1984,18 +1997,21 @@ struct view {
     int64_t row, head;
 };
 
-/* A tile of 16-bit numbers lies row by row, ROW bytes each (128, 256 or 512), in chunks of 16 bytes; chunk c of row r
-   is stored as chunk c ^ (r & 7), so that the 8 rows of an ldmatrix fall into different banks. Tiles start at multiples
-   of 1024. */
+/* Returns the address of a chunk of 16 bytes in a tile of 16-bit numbers. Rows have ROW bytes (128, 256 or 512). Chunk
+   c of row r is stored as chunk c ^ (r & 7), so that the 8 rows of an ldmatrix are in different banks. Tiles start at
+   multiples of 1024. */
 template <int ROW> CF_DEVICE shared_address chunk_address(shared_address base, int row, int chunk) {
     return base + (shared_address)(row * ROW) + (shared_address)((chunk ^ (row & 7)) << 4);
 }
 
-/* The address that a lane gives to ldmatrix_x4 for the fragment at (row, chunk) of a tile, both multiples of what the
-   fragment covers; 2 chunks on is an exclusive or. As rows: lanes 0-15 have the 16 rows, and lanes 16-31 the same, one
-   chunk on. That is an A operand, or, loaded transposed, a B operand with k along its rows. As columns: lanes 0-15 have
-   8 rows of two chunks, and lanes 16-31 the next 8 rows. That is a B operand with n along its rows, or, loaded
-   transposed, an A operand with k along its rows. */
+/* The address that a lane gives to ldmatrix_x4 for the fragment at (row, chunk) of a tile, both multiples of what a
+   fragment covers. Two chunks further is an exclusive or.
+
+       as rows       lanes 0-15: the 16 rows; lanes 16-31: the same rows, the next chunk. An A operand, or, loaded
+                     transposed, a B operand with k along its rows
+       as columns    lanes 0-15: 8 rows of two chunks; lanes 16-31: the next 8 rows. A B operand with n along its rows,
+                     or, loaded transposed, an A operand with k along its rows
+   */
 template <int ROW>
 CF_DEVICE shared_address lane_as_rows(shared_address base, int row, int chunk, int thread = (int)threadIdx.x) {
     const int lane = thread % 32;
@@ -2008,7 +2024,8 @@ CF_DEVICE shared_address lane_as_columns(shared_address base, int row, int chunk
     return chunk_address<ROW>(base, row + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2);
 }
 
-/* Calls change(number, j, e) for all of a lane's numbers in a row of tiles, and change(number, i, j, e) in M rows. */
+/* Calls change(number, j, e) for all of a lane's numbers in a row of tiles, or change(number, i, j, e) in M rows of
+   tiles. */
 template <int N, typename F> CF_DEVICE void each_sum(float (&c)[N][4], F change) {
     CF_UNROLL
     for (int j = 0; j < N; j++) {
@@ -2026,7 +2043,7 @@ template <int M, int N> CF_DEVICE void clear(float (&c)[M][N][4]) {
     each_sum(c, [](float &x, int, int, int) { x = 0.0f; });
 }
 
-/* One k step of all m tiles and of n tiles 2 j and 2 j + 1, whose fragments ldmatrix has put into b. */
+/* Computes one k step of all m tiles and of n tiles 2 j and 2 j + 1, whose fragments are in b. */
 template <typename T, int M, int N>
 CF_DEVICE void multiply_pair(float (&c)[M][N][4], int j, const uint32_t (&a)[M][4], const uint32_t (&b)[4]) {
     const uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
@@ -2037,7 +2054,7 @@ CF_DEVICE void multiply_pair(float (&c)[M][N][4], int j, const uint32_t (&a)[M][
     }
 }
 
-/* c += A B over K steps of 16: load_a(fragment, k, i) brings m tile i of step k, load_b(fragment, k, j) two n tiles. */
+/* c += A B over K steps of 16. load_a(fragment, k, i) loads m tile i of step k, load_b(fragment, k, j) two n tiles. */
 template <typename T, int K, int M, int N, typename A, typename B>
 CF_DEVICE void multiply_steps(float (&c)[M][N][4], A load_a, B load_b) {
     CF_UNROLL
@@ -2054,7 +2071,8 @@ CF_DEVICE void multiply_steps(float (&c)[M][N][4], A load_a, B load_b) {
     }
 }
 
-/* Fragments at step k of a matrix with k along its chunks, or along its rows; i: which of those side by side. */
+/* Load the fragment at step k, number i of those side by side, of a matrix with k along its chunks, or along its
+   rows. */
 template <int ROW> CF_DEVICE void load_along(uint32_t (&to)[4], shared_address at, int k, int i) {
     ldmatrix_x4(to, (at ^ (shared_address)(k << 5)) + (shared_address)(i * 16 * ROW));
 }
@@ -2105,24 +2123,23 @@ CF_DEVICE void multiply_packed(float (&c)[M][N][4], const uint32_t (&p)[K][M][4]
                          [&](uint32_t (&to)[4], int k, int j) { load_across<ROW>(to, b, k, j); });
 }
 
-/* Returns where a thread's part of a head's rows begins, from one of them on: its first row and chunk. It keeps this
-   pointer and steps it from tile to tile, which takes fewer registers than the tile's address and the thread's place in
-   it. */
+/* Returns the address of a thread's first row and chunk among the rows of a head, from row `first` on. The thread moves
+   this pointer from tile to tile. That takes fewer registers than the tile's address and the thread's place in it. */
 template <int HEAD, int THREADS> CF_DEVICE const char *thread_rows(const view &of, int64_t first, int head) {
     const int CHUNKS = HEAD / 8;
     return of.data + (first * of.row + head * of.head) * 2 + (int)threadIdx.x / CHUNKS * (of.row * 2) +
            (int)threadIdx.x % CHUNKS * 16;
 }
 
-/* The address of a chunk that is so many rows on from one at `first`, in steps of STEP rows. */
+/* Returns the address of a chunk that is `steps` x STEP rows after the one at `first`. */
 template <int ROW, int STEP> CF_DEVICE shared_address steps_on(shared_address first, int steps) {
     static_assert(STEP % 4 == 0, "other steps change more of a chunk's place");
     const shared_address at = first + (shared_address)(steps * STEP * ROW);
     return STEP % 8 == 0 ? at : at ^ (shared_address)(steps % 2 << 6);
 }
 
-/* Starts the copy of ROWS rows of one head. Rows from n_rows on, and chunks from n_chunks on, become zeros: what lies
-   there may be another document, or anything; it is not read. */
+/* Starts the copy of ROWS rows of one head. Rows from n_rows on and chunks from n_chunks on become zeros. Nothing is
+   read there, because that memory may belong to another document. */
 template <int ROWS, int HEAD, int THREADS>
 CF_DEVICE void load_rows(shared_address to, const char *thread_first, int64_t row_bytes, int n_rows, int n_chunks) {
     const int CHUNKS = HEAD / 8, STEP = THREADS / CHUNKS;
@@ -2136,8 +2153,8 @@ CF_DEVICE void load_rows(shared_address to, const char *thread_first, int64_t ro
     }
 }
 
-/* The same for packed rows first_row .. of a key head: row = token x group + head. Rows outside [begin, end) become
-   zeros; their addresses may be any, for a copy of no bytes reads nothing. */
+/* Starts the copy of packed rows of a key head, from first_row on: row = token x group + head. Rows outside [begin,
+   end) become zeros; their addresses may be invalid, since a copy of no bytes reads nothing. */
 template <int ROWS, int HEAD, int THREADS>
 CF_DEVICE void load_packed_rows(shared_address to, const view &from, int64_t first_token, int head,
                                 const divisor &group, int first_row, int begin, int end, int n_chunks) {
@@ -2156,12 +2173,12 @@ CF_DEVICE void load_packed_rows(shared_address to, const view &from, int64_t fir
     }
 }
 
-/* A list of tiles for every key head, and the order of its blocks: key heads go in sections, whose arrays stay in the
-   L2 cache together; within one, the longest tiles of all its heads come first. */
+/* The order of the blocks of threads that go through one list of tiles for every key head. Key heads run in sections
+   whose arrays stay in the L2 cache together. Within a section, the longest tiles of all its heads come first. */
 struct work_order {
     const tile *tiles;
     int64_t n_blocks;
-    int32_t n_whole;       /* sections of as many heads as the first; a last one may have fewer */
+    int32_t n_whole;       /* full sections; a last one may have fewer heads */
     divisor section_blocks; /* of a whole section */
     divisor heads, last_heads;
 };
@@ -2187,18 +2204,18 @@ CF_DEVICE tile find_work(const work_order &w, int32_t at, int *head) {
     return w.tiles[place];
 }
 
-/* Returns the tile that a block works on. A kernel that is short of registers asks again after its loop, so that no
+/* Returns the tile of a block of threads. A kernel that is short of registers asks again after its loop, so that no
    register holds what only its end needs. */
 CF_DEVICE tile find_work(const work_order &w, int *head) { return find_work(w, compute_here((int)blockIdx.x), head); }
 
-/* s becomes cap x tanh(s x scale / cap). */
+/* Replaces each s by cap x tanh(s x scale / cap). */
 template <int M, int N> CF_DEVICE void cap_scores(float (&s)[M][N][4], float scale_by_cap, float cap) {
     each_sum(s, [&](float &x, int, int, int) { x = cap * tanh_fast(x * scale_by_cap); });
 }
 
-/* Hides scores of keys that their row does not see: of the rows that a lane holds of a warp's tile, from packed row
-   first_row on; first_key is the key of the lane's first column. Bounds are counted from there, so that columns are
-   constants and take no registers. */
+/* Hides scores of keys that their row does not see. A lane holds rows of a warp's tile, from packed row first_row on;
+   its first column is key first_key. Bounds are counted from there, so that columns are constants and take no
+   registers. */
 template <int M, int N>
 CF_DEVICE void hide_scores(float (&s)[M][N][4], const mask &m, const tile &t, const divisor &group, int first_row,
                            int first_key) {
@@ -2220,7 +2237,7 @@ CF_DEVICE void hide_scores(float (&s)[M][N][4], const mask &m, const tile &t, co
     });
 }
 
-/* One row (half 0 or 1 of a 16-row tile) of a lane's sums, scaled and rounded, into a tile of shared memory. */
+/* Puts one row (half 0 or 1 of a 16-row tile) of a lane's sums, scaled and rounded, into a tile of shared memory. */
 template <typename T, int HEAD, int N>
 CF_DEVICE void stage_row(const float (&sums)[N][4], int half, float scale, shared_address rows, int row,
                          int chunk = 0) {
@@ -2231,8 +2248,8 @@ CF_DEVICE void stage_row(const float (&sums)[N][4], int half, float scale, share
                        pack<T>(sums[j][2 * half] * scale, sums[j][2 * half + 1] * scale));
 }
 
-/* ROWS rows from shared memory to a packed array, by one warp, 16 bytes a lane. Row 0 of the tile is packed row
-   tile_row; rows from n_rows on are not stored. */
+/* Copies ROWS rows from shared memory to a packed array, by one warp, 16 bytes a lane. Row 0 of the tile is packed row
+   tile_row. Rows from n_rows on are not stored. */
 template <int HEAD, int ROWS>
 CF_DEVICE void store_rows(const view &to, const divisor &group, int n_chunks, const tile &t, int head, int tile_row,
                           int n_rows, int warp_row, shared_address rows) {
@@ -2247,12 +2264,12 @@ CF_DEVICE void store_rows(const view &to, const divisor &group, int n_chunks, co
     }
 }
 
-/* The arrays of a call, from their first rows and heads on. */
+/* The arrays of a call. */
 struct attention_views {
     view q, k, v, out, dout, dq, dk, dv;
 };
 
-/* Everything that the fused kernels are told. */
+/* The parameters of the fused kernels. */
 struct fused_params : attention_views {
     work_order work;
     float *lse;
@@ -2260,30 +2277,30 @@ struct fused_params : attention_views {
     float *stats;               /* backward, by key head and row tile: log2 of each row's sum, then each dout . out */
     float *dq_sums;             /* backward, by key head and row tile: fp32 sums of dQ; NULL: none */
     int64_t n_row_tiles;        /* of one key head */
-    float *carried;             /* by key head and carried tile: sums of earlier blocks of keys, as those of a part; of
-                                   the output, or of a dQ that is computed by itself */
+    float *carried;             /* by key head and carried tile: sums of earlier blocks of keys, laid out like a part's;
+                                   of the output, or of a dQ computed by attention_dq_kernel */
     int64_t n_carried;          /* of one key head */
-    int32_t carry;              /* what becomes of carried sums: CARRY_LOAD, CARRY_STORE */
-    float *part_sums;           /* by key head and part of a split tile: fp32 sums of dK, then of dV; or of the output,
-                                   then the softmax's of each thread */
+    int32_t carry;              /* CARRY_LOAD, CARRY_STORE, both or 0 */
+    float *part_sums;           /* by key head and part of a split tile: fp32 sums of dK, then of dV; or sums of the
+                                   output, then each thread's softmax */
     int64_t n_parts;            /* of one key head */
     mask visible;
     float scale;      /* of the dot products */
-    float scale_log2; /* of the scores in the exponent: scale x log2(e), or log2(e) after a softcap */
+    float scale_log2; /* of scores in exponents of 2: scale x log2(e), or log2(e) after a softcap */
     float cap, scale_by_cap, inverse_cap;  /* 0: no softcap */
     int32_t n_chunks; /* head size / 8 */
     divisor group;
     int32_t row_tile, row_tokens, row_rows, forward_rows; /* as in problem */
     int64_t q_tile, dout_tile;              /* bytes from row tile to row tile */
-    int32_t sums_of_tile;                   /* what attention_stats_kernel clears of dq_sums for each */
+    int32_t sums_of_tile;                   /* numbers of dq_sums that attention_stats_kernel clears for each */
     int32_t overwrite;
 };
 
-/* Attention by blocks of keys: the chunk's own keys begin (store), each block of the prefix adds (load and store), the
-   end puts the results into the caller's arrays (load). 0: nothing is carried. */
+/* Bits of `carry`, for attention by blocks of keys. The chunk's own keys store sums, each block of the prefix loads and
+   stores them. The last call loads them and puts the results into the caller's arrays. 0: nothing is carried. */
 const int CARRY_LOAD = 1, CARRY_STORE = 2;
 
-/* Returns the two numbers of each row of a row tile, and the place of its sums of dQ. */
+/* Returns where the two numbers of each row of a row tile lie. */
 CF_DEVICE float *tile_stats(const fused_params &p, int head, int64_t place) {
     return p.stats + (head * p.n_row_tiles + place) * (2 * p.row_tile);
 }
@@ -2297,7 +2314,7 @@ template <int ROWS, int HEAD> CF_DEVICE float *carried_sums(const fused_params &
     return p.carried + (head * p.n_carried + place) * (ROWS * HEAD);
 }
 
-/* Sums of a block, as its threads have them, in the workspace. */
+/* Stores a block's sums into the workspace, as its threads hold them. */
 template <int THREADS, int M, int N> CF_DEVICE void store_part(const float (&sums)[M][N][4], float *part, int thread) {
     CF_UNROLL
     for (int i = 0; i < M * N; i++) {
@@ -2321,7 +2338,7 @@ template <int THREADS, int M, int N> CF_DEVICE void load_part(float (&sums)[M][N
 
 const int FORWARD_THREADS = 128;
 
-/* Threads of a forward block: head size 256 has sums that two threads hold. */
+/* Threads of a forward block. Head size 256 has more sums, which two threads share. */
 template <int HEAD> constexpr int FORWARD_THREADS_OF = HEAD == 256 ? 2 * FORWARD_THREADS : FORWARD_THREADS;
 
 template <int HEAD> struct forward_layout { /* of shared memory, in bytes */
@@ -2329,7 +2346,8 @@ template <int HEAD> struct forward_layout { /* of shared memory, in bytes */
     static const int BYTES = V + FORWARD_KEYS * HEAD * 2;
 };
 
-/* The running softmax of the rows that a lane holds: greatest score, and its own part of the sum of exponentials. */
+/* The running softmax of the rows that a lane holds: the greatest score, and the lane's part of the sum of
+   exponentials. */
 template <int M> struct running { float top[M][2], sum[M][2]; };
 
 template <int M> CF_DEVICE void clear(running<M> &r) {
@@ -2340,14 +2358,14 @@ template <int M> CF_DEVICE void clear(running<M> &r) {
     }
 }
 
-/* Returns the factor of results that were relative to the score `before` and are to be relative to `top`. It is 1 where
-   the two are the same, so that the rows need no scaling then. base: top x scale_log2, rounded. */
+/* Returns the factor that changes results relative to the score `before` into results relative to `top`. It is exactly
+   1 if the two are equal, so that such rows need no scaling. base: top x scale_log2, rounded. */
 CF_DEVICE float shrink_to(float top, float base, float before, float scale_log2) {
     return before == top ? 1.0f : exp2_fast(fmaf(before, scale_log2, -base));
 }
 
-/* Turns one row (half 0 or 1) of scores into exponentials relative to the greatest one so far. Returns what earlier
-   results are to be multiplied by. */
+/* Turns one row (half 0 or 1) of scores into exponentials relative to the greatest score so far. Returns the factor for
+   earlier results. */
 template <int N>
 CF_DEVICE float soften_row(float (&s)[N][4], int half, float &row_top, float &row_sum, float scale_log2) {
     float top = row_top;
@@ -2370,8 +2388,8 @@ CF_DEVICE float soften_row(float (&s)[N][4], int half, float &row_top, float &ro
     return shrink;
 }
 
-/* Turns scores into exponentials. Earlier results are to be multiplied by `shrink`; returns whether that changes any of
-   the warp's. */
+/* Turns scores into exponentials. `shrink` becomes the factor of earlier results. Returns whether any factor of the
+   warp differs from 1. */
 template <int M, int N>
 CF_DEVICE bool soften(float (&s)[M][N][4], float (&shrink)[M][2], running<M> &r, float scale_log2) {
     bool any = false;
@@ -2390,8 +2408,8 @@ template <int M, int N> CF_DEVICE void scale_rows(float (&o)[M][N][4], const flo
     each_sum(o, [&](float &x, int i, int, int e) { x *= by[i][e / 2]; });
 }
 
-/* Divides by the sums, writes LSE, and stores the rows by way of shared memory, where each warp has its own rows.
-   Row 0 is packed row first_row; rows from n_rows on are nobody's. */
+/* Divides by the sums, writes LSE, and stores the rows through shared memory, where each warp has its own rows. Row 0
+   is packed row first_row. Rows from n_rows on are not stored. */
 template <typename T, int HEAD, int M, int O>
 CF_DEVICE void finish_rows(float (&o)[M][O][4], running<M> &r, const fused_params &p, const tile &t, int head,
                            int first_row, int n_rows, int warp_row, shared_address rows) {
@@ -2402,7 +2420,7 @@ CF_DEVICE void finish_rows(float (&o)[M][O][4], running<M> &r, const fused_param
         for (int half = 0; half < 2; half++) {
             const int row = warp_row + 16 * i + 8 * half + lane / 4, packed = first_row + row;
             const float sum = quad_sum(r.sum[i][half]);
-            stage_row<T, HEAD>(o[i], half, sum == 0.0f ? 0.0f : 1.0f / sum, rows, row); /* a NaN stays one */
+            stage_row<T, HEAD>(o[i], half, sum == 0.0f ? 0.0f : 1.0f / sum, rows, row); /* a NaN stays NaN */
             if (p.lse != NULL && lane % 4 == 0 && packed < n_rows) {
                 const int token = packed / p.group, q_head = (head - token) * p.group.by + packed;
                 p.lse[q_head * p.lse_stride + t.q_start + token] =
@@ -2414,15 +2432,15 @@ CF_DEVICE void finish_rows(float (&o)[M][O][4], running<M> &r, const fused_param
     store_rows<HEAD, 16 * M>(p.out, p.group, p.n_chunks, t, head, first_row, n_rows, warp_row, rows);
 }
 
-/* The sums of a part of a forward tile in the workspace: of the output, then greatest scores and sums of exponentials
-   of each thread's rows. */
+/* Size of a forward part's sums in the workspace: the output, then each thread's greatest scores and sums of
+   exponentials. */
 template <int HEAD> struct forward_part_size { static const int FLOATS = FORWARD_ROWS * HEAD + 8 * FORWARD_THREADS; };
 
 template <int HEAD> CF_DEVICE float *forward_part(const fused_params &p, int head, int part) {
     return p.part_sums + (head * p.n_parts + part) * forward_part_size<HEAD>::FLOATS;
 }
 
-/* The sums of a forward tile, as a part has them. */
+/* Stores the sums of a forward tile as a part's. */
 template <int HEAD, int THREADS, int M>
 CF_DEVICE void store_sums(const float (&o)[M][HEAD / 8][4], const running<M> &r, float *to, int thread) {
     float softmax[1][M][4];
@@ -2439,17 +2457,21 @@ CF_DEVICE void store_sums(const float (&o)[M][HEAD / 8][4], const running<M> &r,
     store_part<THREADS>(softmax, to + FORWARD_ROWS * HEAD, thread);
 }
 
-/* Returns the sums of a carried tile that earlier blocks of keys have left. */
+/* Returns the sums of a carried tile, as earlier blocks of keys left them. */
 template <int HEAD> CF_DEVICE float *carried_part(const fused_params &p, int head, int carried) {
     return p.carried + (head * p.n_carried + carried - 1) * forward_part_size<HEAD>::FLOATS;
 }
 
-/* One block: 128 packed rows of one key head against all keys that they see (a part of a split tile: some of these, and
-   the rest is attention_combine_kernel's), last keys first. Four warps of 32 rows each, so that a K or V fragment from
-   shared memory serves two products (head size 256: eight of 16). K has two stages and V one: while the scores of keys
-   n are computed, V of n and K of n - 1 arrive. Head size 128: 80 KB of shared memory, so two blocks fit on an sm_80
-   (164 KB) and a block on the 99 KB parts; up to 255 registers with two blocks. Head size 64: 40 KB, four blocks by
-   memory, and three by registers (168). Head size 256: 160 KB, one block, up to 255 registers. */
+/* One block computes 128 packed rows of one key head against all keys that they see, last keys first. For a part of a
+   split tile it takes some of these keys; attention_combine_kernel joins parts. Four warps have 32 rows each, so that a
+   K or V fragment from shared memory serves two products (head size 256: eight warps of 16). K has two stages and V
+   one: while the scores of keys n are computed, V of n and K of n - 1 arrive.
+
+       head size   shared memory   blocks a processor
+       64          40 KB           four by memory, three by registers (168)
+       128         80 KB           two on sm_80 (164 KB), one where a block has 99 KB; up to 255 registers
+       256         160 KB          one; up to 255 registers
+   */
 template <typename T, int HEAD>
 __global__ void __launch_bounds__(FORWARD_THREADS_OF<HEAD>, HEAD == 256 ? 1 : HEAD == 128 ? 2 : 3)
     attention_forward_kernel(const __grid_constant__ fused_params p) {
@@ -2463,7 +2485,7 @@ __global__ void __launch_bounds__(FORWARD_THREADS_OF<HEAD>, HEAD == 256 ? 1 : HE
     const int last_row = lesser(n_rows, first_row + FORWARD_ROWS) - 1;
     const shared_address start = shared_start(), q = start + layout::Q, k = start + layout::K, v = start + layout::V;
 
-    /* Key blocks first .. end - 1; those from full_begin to full_end - 1 are seen whole by every row. */
+    /* Key blocks first .. end - 1. Every row sees those from full_begin to full_end - 1 whole. */
     const int first_token = first_row / p.group, last_token = last_row / p.group, first = t.begin, end = t.end;
     const int full_end = key_end(p.visible, t, first_token) / KEYS;
     const int full_begin = (key_begin(p.visible, t, last_token) + KEYS - 1) / KEYS;
@@ -2483,8 +2505,8 @@ __global__ void __launch_bounds__(FORWARD_THREADS_OF<HEAD>, HEAD == 256 ? 1 : HE
         copy_async_commit();
     }
     for (int n = end - 1, stage = 0; n >= first; n--, stage ^= 1) {
-        copy_async_wait<0>(); /* K of n is here, and ... */
-        __syncthreads();      /* ... everyone is done with V of n + 1 and K of n + 1 */
+        copy_async_wait<0>(); /* K of n has arrived, and ... */
+        __syncthreads();      /* ... all warps are done with V and K of n + 1 */
         load_rows<KEYS, HEAD, THREADS>(v, v_from, p.v.row * 2, t.k_length - n * KEYS, p.n_chunks);
         copy_async_commit();
         k_from -= KEYS * p.k.row * 2;
@@ -2496,8 +2518,8 @@ __global__ void __launch_bounds__(FORWARD_THREADS_OF<HEAD>, HEAD == 256 ? 1 : HE
 
         float s[M][KEYS / 8][4];
         clear(s);
-        /* For head size 64 there are too few registers to keep a lane's addresses and columns: they are worked out in
-           each turn, from a number that ptxas cannot take out of the loop. */
+        /* With head size 64, registers are too few to keep a lane's addresses and columns. They are computed again in
+           each step, from a number that ptxas cannot move out of the loop. */
         const int thread = HEAD == 64 ? compute_here((int)threadIdx.x) : (int)threadIdx.x;
         multiply_by_transposed<T, HEAD / 16, ROW>(
             s, lane_as_rows<ROW>(q, thread / 32 * (16 * M), 0, thread),
@@ -2505,18 +2527,18 @@ __global__ void __launch_bounds__(FORWARD_THREADS_OF<HEAD>, HEAD == 256 ? 1 : HE
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
         if (n >= full_end || n < full_begin) {
             const int again = compute_here((int)threadIdx.x), here = again / 32 * (16 * M);
-            int unused; /* likewise for the tile, where it is wanted */
+            int unused; /* likewise for the tile */
             hide_scores(s, p.visible, HEAD == 64 ? find_work(p.work, &unused) : t, p.group, first_row + here,
                         n * KEYS + again % 4 * 2);
         }
-        /* After the first blocks few rows meet a greater score than before. The branch also ends a block of code: ptxas
-           mixed exponentials into the products after it, for which it had too few registers. */
+        /* After the first blocks of keys few rows meet a greater score. The branch also ends a block of code: without
+           it ptxas mixes exponentials into the products that follow, and runs out of registers. */
         float shrink[M][2];
         uint32_t probs[KEYS / 16][M][4];
         const bool shrinks = soften(s, shrink, r, p.scale_log2);
         pack_tiles<T>(probs, s);
         if (shrinks) scale_rows(o, shrink);
-        copy_async_wait<1>(); /* V of n is here; K of n - 1 may still be on its way */
+        copy_async_wait<1>(); /* V of n has arrived; K of n - 1 may still be on its way */
         __syncthreads();
         multiply_packed<T, ROW>(o, probs, lane_as_rows<ROW>(v, 0, 0));
     }
@@ -2525,13 +2547,13 @@ __global__ void __launch_bounds__(FORWARD_THREADS_OF<HEAD>, HEAD == 256 ? 1 : HE
         store_sums<HEAD, THREADS>(o, r, forward_part<HEAD>(p, head, done.part), (int)threadIdx.x);
         return;
     }
-    /* A warp's rows of Q are its own by now. */
+    /* From here on each warp uses its own rows of Q only. */
     finish_rows<T, HEAD>(o, r, p, done, head, done.block * FORWARD_ROWS, done.q_length * p.group.by, warp_row, q);
 }
 
-/* Adds a part of a forward tile to what is there, both scaled down to the greatest score of the two. Threads have what
-   they had in the kernel that computed the part. The branch ends a block of code, as in the forward: without it ptxas
-   loads all of a part at once, for which head size 128 has too few registers. */
+/* Adds a part of a forward tile to the sums so far, both scaled to the greater of their greatest scores. Threads hold
+   what they held in the kernel that computed the part. The branch ends a block of code: without it ptxas loads a whole
+   part at once, for which head size 128 has too few registers. */
 template <int HEAD, int THREADS, int M>
 CF_DEVICE void join_part(float (&o)[M][HEAD / 8][4], running<M> &r, const float *from, float scale_log2, int thread) {
     float softmax[1][M][4]; /* greatest scores of all rows, then sums */
@@ -2556,9 +2578,9 @@ CF_DEVICE void join_part(float (&o)[M][HEAD / 8][4], running<M> &r, const float 
     }
 }
 
-/* The rows of a split forward tile: the outputs of its parts, each scaled down to the greatest score of all of them.
-   The order is always the same: what earlier blocks of keys left comes first. Threads have what they had in the kernel
-   that computed the parts: those of attention_forward_kernel two tiles of 16 rows each, others one. */
+/* Computes the rows of a split forward tile: the outputs of its parts, scaled to the greatest score of all. Parts are
+   added in a fixed order; what earlier blocks of keys left comes first. Threads hold what they held in the kernel that
+   computed the parts: two tiles of 16 rows after attention_forward_kernel, otherwise one. */
 template <typename T, int HEAD, int THREADS>
 __global__ void __launch_bounds__(THREADS, 256 / THREADS)
     attention_combine_kernel(const __grid_constant__ fused_params p) {
@@ -2572,10 +2594,10 @@ __global__ void __launch_bounds__(THREADS, 256 / THREADS)
     const shared_address rows = shared_start();
     float o[M][HEAD / 8][4];
     running<M> r;
-    if (p.carry == CARRY_LOAD && carry == 0) return; /* of another slice, which was done with its own keys */
+    if (p.carry == CARRY_LOAD && carry == 0) return; /* a slice that had only its own keys, and is done */
     clear(o);
     clear(r);
-    /* Part t.begin - 1 stands for what earlier blocks left; at the end there is no other. */
+    /* Part t.begin - 1 stands for what earlier blocks left. The last call has no other part. */
     const int begin = carry & CARRY_LOAD ? t.begin - 1 : t.begin, end = carry == CARRY_LOAD ? t.begin : t.end;
     for (int part = begin; part < end; part++)
         join_part<HEAD, THREADS>(
@@ -2592,29 +2614,29 @@ __global__ void __launch_bounds__(THREADS, 256 / THREADS)
    >>hopper    the forward with wgmma and bulk copies, for sm_90a
    ================================================================================================================ */
 
-const int HOPPER_THREADS = 384; /* a warpgroup that loads, of which one warp works, and two that compute */
+const int HOPPER_THREADS = 384; /* one warpgroup that loads, by one of its warps, and two that compute */
 const int HOPPER_CONSUMERS = 256; /* as many as BACKWARD_THREADS */
 const int HALF_TILE = 128 * 64 * 2; /* bytes of 64 columns of 128 rows */
 
-/* The forward has a block a processor, which takes the next tile of the list when it has loaded its last. So the loads
-   of a tile run under the products of the one before, and its two warpgroups start their products in turn (see
-   hopper_wait_for_turn). The second stage of Q has not yet run on a device: by estimate it brings 3 to 14 %, most where
-   tiles are short. */
+/* The forward runs one persistent block per processor. A block takes the next tile of the list once it has loaded its
+   last. So the loads of a tile run under the products of the tile before, and its two warpgroups start their products
+   in turn (hopper_wait_for_turn). The second stage of Q is not yet run on a device; by estimate it gains 3 to 14 %,
+   most where tiles are short. */
 
 struct hopper_params {
     fused_params fused;
     CUtensorMap q, k, v, dout; /* (rows, heads, columns) in boxes of whole tokens of a group x 64, or of keys x 64 */
-    int *taken;                /* count of tiles that persistent blocks have taken, except for the first of each */
+    int *taken;                /* number of tiles that persistent blocks have taken, without each block's first */
 };
 
 template <int HEAD> struct hopper_forward_layout { /* of shared memory, in bytes; two stages of Q, of K and of V */
     static const int TILE = HEAD / 64 * HALF_TILE, Q = 0, K = Q + 2 * TILE, V = K + 2 * TILE, BARRIERS = V + 2 * TILE;
-    static const int TOLD = BARRIERS + 112; /* what those who compute are told, in two stages */
+    static const int TOLD = BARRIERS + 112; /* the tile for the computing warpgroups, in two stages */
     static const int BYTES = TOLD + 2 * (int)sizeof(tile);
 };
 
-/* The barriers of stage s are 8 s bytes on. A stage is full when its copies are here, and empty when the eight warps
-   that compute are done with it. A tile has a stage of Q, in which the rows of its output take the place of its Q. */
+/* Offsets of barriers; those of stage s are 8 s bytes further. A stage is full when its copies have arrived, and empty
+   when the eight computing warps are done with it. A tile's stage of Q also takes its output rows, in place of Q. */
 enum tile_barrier { K_FULL = 0, K_EMPTY = 16, V_FULL = 32, V_EMPTY = 48, TILE_FULL = 64, TILE_EMPTY = 80, V_TAIL = 96 };
 
 /* Returns the stage of Q of the block's tile number `turn`. */
@@ -2623,7 +2645,7 @@ template <int HEAD> CF_DEVICE shared_address hopper_q(shared_address start, int 
     return start + (shared_address)(layout::Q + (turn & 1) * layout::TILE);
 }
 
-/* The barriers of both stages of something that bulk copies bring. */
+/* Initialises the barriers of both stages of what bulk copies bring. */
 CF_HOPPER_DEVICE void init_stages(shared_address full, shared_address empty) {
     for (int stage = 0; stage < 2; stage++) {
         mbarrier_init(full + (shared_address)(8 * stage), 1);
@@ -2631,7 +2653,7 @@ CF_HOPPER_DEVICE void init_stages(shared_address full, shared_address empty) {
     }
 }
 
-/* Zeros in rows begin .. end - 1 of a tile of ROWS rows and HEAD columns, by N threads, for wgmma to read. */
+/* Zeroes rows begin .. end - 1 of a tile of ROWS rows and HEAD columns, by N threads, for wgmma to read. */
 template <int ROWS, int HEAD, int N> CF_DEVICE void zero_rows(shared_address tile, int begin, int end, int thread) {
     const int CHUNKS = HEAD / 8;
     CF_ROLLED
@@ -2641,7 +2663,7 @@ template <int ROWS, int HEAD, int N> CF_DEVICE void zero_rows(shared_address til
     fence_proxy_async();
 }
 
-/* A tile of ROWS rows and HEAD columns: a box for each 64 of them. */
+/* Copies a tile of ROWS rows and HEAD columns: one box for each 64 columns. */
 template <int ROWS, int HEAD>
 CF_DEVICE void copy_tile(shared_address to, const CUtensorMap *map, int head, int row, shared_address barrier) {
     CF_UNROLL
@@ -2649,7 +2671,7 @@ CF_DEVICE void copy_tile(shared_address to, const CUtensorMap *map, int head, in
         copy_box(to + (shared_address)(i * ROWS * 128), map, 64 * i, head, row, barrier);
 }
 
-/* A tile and its head in shared memory, for the threads that compute. */
+/* Puts a tile and its head into shared memory for the computing threads. */
 CF_HOPPER_DEVICE void hopper_tell(shared_address to, tile t, int head) {
     uint4 bits[sizeof(tile) / 16];
     t.turn = head;
@@ -2668,17 +2690,18 @@ CF_HOPPER_DEVICE tile hopper_told(shared_address from, int *head) {
     return t;
 }
 
-/* The i-th block of keys of a tile, from its last one on. */
+/* Returns the first row of the i-th block of keys of a tile, counted from its last block. */
 CF_HOPPER_DEVICE int key_block_row(const tile &t, int i) { return t.k_start + (t.end - 1 - i) * HOPPER_KEYS; }
 
-/* The next tile of the list that no persistent block has. */
+/* Takes the next tile of the list that no persistent block has taken. */
 CF_HOPPER_DEVICE int hopper_take_work(const hopper_params &p) {
     int taken = 0;
     if (threadIdx.x % 32 == 0) taken = atomicAdd(p.taken, 1);
     return (int)gridDim.x + __shfl_sync(0xFFFFFFFFu, taken, 0);
 }
 
-/* Loads Q of the block's tile number `turn`, and tells which tile that is; head -1: there is none. */
+/* Loads Q of the block's tile number `turn`, and tells the computing threads which tile it is; head -1: there are no
+   more. */
 template <int HEAD>
 CF_HOPPER_DEVICE void hopper_load_q(const hopper_params &p, tile t, int head, shared_address start, int turn) {
     typedef hopper_forward_layout<HEAD> layout;
@@ -2693,7 +2716,7 @@ CF_HOPPER_DEVICE void hopper_load_q(const hopper_params &p, tile t, int head, sh
                              t.q_start + t.block * (rows / p.fused.group), barriers + TILE_FULL);
 }
 
-/* The i-th block of keys of a tile, which is the block's number `at`, counted over all of its tiles. */
+/* Loads K or V of the i-th block of keys of a tile; `at` counts them over all tiles of this block of threads. */
 template <int HEAD>
 CF_HOPPER_DEVICE void hopper_load_k(const hopper_params &p, const tile &t, int head, shared_address start, int i,
                                     int at) {
@@ -2707,14 +2730,14 @@ CF_HOPPER_DEVICE void hopper_load_k(const hopper_params &p, const tile &t, int h
     copy_tile<128, HEAD>(to, &p.k, head, key_block_row(t, i), barriers + K_FULL);
 }
 
-/* The warp that loads waits for a copy of which some rows are to become zeros. `tails` counts how often. */
+/* Waits for a copy of which some rows are to become zeros. `tails` counts these waits. */
 CF_HOPPER_DEVICE void wait_for_tail(shared_address landed, int &tails) {
     __syncwarp();
     mbarrier_wait(landed, tails++ & 1);
 }
 
-/* Zeroes the rows of V behind the last key, where the last block of keys is not whole. The memory there holds another
-   document, or anything, and 0 x NaN is NaN. (Its scores are overwritten.) */
+/* Zeroes the rows of V behind the last key, if the last block of keys is not full. That memory may belong to another
+   document, and 0 x NaN is NaN. (Scores of such keys are overwritten, so K needs none of this.) */
 template <int HEAD>
 CF_HOPPER_DEVICE void hopper_load_v(const hopper_params &p, const tile &t, int head, shared_address start, int i,
                                     int at, int &tails) {
@@ -2736,9 +2759,9 @@ CF_HOPPER_DEVICE void hopper_load_v(const hopper_params &p, const tile &t, int h
     if (lane == 0) mbarrier_arrive(barriers + V_FULL);
 }
 
-/* All that a block needs, by one warp, from its first tile on: its first lane waits and copies, and the others help
-   only where rows are to become zeros. K comes a block of keys ahead of V, and the first one of a tile before there is
-   room for its Q. */
+/* Loads all that a block needs, by one warp, from its first tile on. The first lane waits and copies; the others only
+   help to zero rows. K is loaded one block of keys ahead of V. A tile's first K is loaded before there is room for its
+   Q. */
 template <int HEAD> CF_HOPPER_DEVICE void hopper_forward_loads(const hopper_params &p, shared_address start) {
     int turn = 0, tails = 0, head;
     tile t = find_work(p.fused.work, &head);
@@ -2757,8 +2780,8 @@ template <int HEAD> CF_HOPPER_DEVICE void hopper_forward_loads(const hopper_para
     hopper_load_q<HEAD>(p, t, -1, start, turn);
 }
 
-/* Multiplies: c = A B^T, or c += A B^T if `add`. Rows of both operands have HEAD columns, the k of the product. A_BLOCK
-   and B_BLOCK are the bytes from one block of 64 columns to the next. */
+/* c = A B^T, or c += A B^T if `add`. Rows of both operands have HEAD columns, the k of the product. A_BLOCK and B_BLOCK
+   are the bytes from one block of 64 columns to the next. */
 template <typename T, int HEAD, int A_BLOCK, int B_BLOCK, int N>
 CF_DEVICE void hopper_multiply(float (&c)[N][4], uint64_t a, uint64_t b, bool add) {
     hold_registers(c);
@@ -2783,10 +2806,11 @@ template <typename T, int N> CF_DEVICE void pack_sums(uint32_t (&to)[N][4], cons
     for (int i = 0; i < N; i++) pack_pair<T>(to[i], s[2 * i], s[2 * i + 1]);
 }
 
-/* In each step of a ping-pong a warpgroup waits for its turn before it starts its products, and then it is the other's
-   turn: so the exponentials of each are worked out under the products of the other. Each of the two has a barrier, at
-   which it waits and the other one arrives. Both take as many turns, and the first one starts: the second arrives for
-   that before its steps, and not after its last one. */
+/* Ping-pong: in each step a warpgroup waits for its turn, starts its products, and gives the turn to the other. So each
+   one computes exponentials under the other's products.
+
+   Each of the two has a barrier, at which it waits and the other one arrives. Both take equally many turns, and the
+   first warpgroup starts. So the second arrives once before its steps, and not after its last one. */
 enum { HOPPER_TURN = 2 }; /* named barriers 2 and 3 */
 
 CF_HOPPER_DEVICE void hopper_wait_for_turn(int consumer) {
@@ -2797,14 +2821,13 @@ CF_HOPPER_DEVICE void hopper_pass_turn(int consumer, bool wanted) {
     if (wanted) named_barrier_arrive<HOPPER_CONSUMERS>(HOPPER_TURN + 1 - consumer);
 }
 
-/* The place of a warpgroup among the stages of K and V: the next one that it uses, and the parity of the wait for
-   it. */
+/* The next stage of K or V that a warpgroup uses, and the parity of the wait for it. */
 struct hopper_place {
     int stage, parity;
 };
 
-/* Turns the scores of a block of keys, the first of which is `key`, into exponentials. Earlier results are to be
-   multiplied by `shrink`. The warp's rows begin with packed row first_row. `whole`: they see all of these keys. */
+/* Turns the scores of a block of keys, from `key` on, into exponentials. `shrink` becomes the factor of earlier
+   results. The warp's rows begin with packed row first_row. whole: every row sees all of these keys. */
 CF_HOPPER_DEVICE void hopper_soften(float (&s)[1][16][4], float (&shrink)[2], running<1> &r, const fused_params &p,
                                     const tile &t, int first_row, int key, bool whole) {
     if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
@@ -2814,15 +2837,15 @@ CF_HOPPER_DEVICE void hopper_soften(float (&s)[1][16][4], float (&shrink)[2], ru
         shrink[half] = soften_row(s[0], half, r.top[0][half], r.sum[0][half], p.scale_log2);
 }
 
-/* A warpgroup's 64 rows of a tile of 128, whose stage of Q starts at `rows`. In each step the product with V of a block
-   of keys runs while the scores of the next one become exponentials. */
+/* Computes a warpgroup's 64 rows of a tile of 128, whose stage of Q starts at `rows`. In each step the product with V
+   of one block of keys runs while the scores of the next become exponentials. */
 template <typename T, int HEAD>
 CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &t, int head, shared_address start,
                                           shared_address rows, hopper_place &at) {
     typedef hopper_forward_layout<HEAD> layout;
     const fused_params &p = all.fused;
     const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS);
-    const int consumer = same_in_warp(thread / 128); /* which of the two warpgroups */
+    const int consumer = same_in_warp(thread / 128); /* index of the warpgroup */
     const int group_row = consumer * 64;             /* its first row */
     const int n_blocks = t.end - t.begin, n_rows = lesser(t.q_length * p.group.by, (t.block + 1) * p.forward_rows);
     const bool leader = thread % 32 == 0;
@@ -2831,7 +2854,7 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
     const uint64_t k = matrix_at(start + layout::K);
     const uint64_t v = matrix_at(start + layout::V, HALF_TILE);
     const int first_row = t.block * p.forward_rows, warp_row = thread / 32 * 16;
-    /* These keys are seen by all rows of the warpgroup. */
+    /* All rows of the warpgroup see the keys from here on. */
     const int full_begin = key_begin(p.visible, t, lesser(first_row + group_row + 63, n_rows - 1) / p.group);
     const int full_end = key_end(p.visible, t, lesser(first_row + group_row, n_rows - 1) / p.group);
 
@@ -2895,12 +2918,12 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
         store_sums<HEAD, HOPPER_CONSUMERS>(o, r, forward_part<HEAD>(p, head, t.part), thread);
         return;
     }
-    named_barrier<1, HOPPER_CONSUMERS>(); /* nobody reads Q any more */
+    named_barrier<1, HOPPER_CONSUMERS>(); /* both warpgroups are done with Q */
     finish_rows<T, HEAD>(o, r, p, t, head, first_row, n_rows, warp_row, rows);
 }
 
-/* The tiles of a block, as they are told, by a warpgroup. What it wrote over a Q is fenced before another Q is copied
-   there. */
+/* Computes a warpgroup's share of the block's tiles, as the loading warp tells them. Output rows that it wrote over a Q
+   are fenced before another Q is copied there. */
 template <typename T, int HEAD>
 CF_HOPPER_DEVICE void hopper_forward_tiles(const hopper_params &p, shared_address start) {
     typedef hopper_forward_layout<HEAD> layout;
@@ -2931,7 +2954,7 @@ template <typename T, int HEAD> CF_DEVICE void hopper_forward_block(const hopper
         mbarrier_init(barriers + V_TAIL, 1);
         fence_mbarrier_init();
     }
-    for (int i = 0; i < 2; i++) /* places that hold no whole token: no copy reaches them */
+    for (int i = 0; i < 2; i++) /* rows that hold no whole token, which no copy reaches */
         zero_rows<128, HEAD, HOPPER_THREADS>(hopper_q<HEAD>(start, i), p.fused.forward_rows, 128, (int)threadIdx.x);
     __syncthreads();
     if (threadIdx.x < HOPPER_THREADS - HOPPER_CONSUMERS) {
@@ -2943,9 +2966,9 @@ template <typename T, int HEAD> CF_DEVICE void hopper_forward_block(const hopper
     }
 }
 
-/* A tile: as many whole tokens as 128 packed rows hold, of one key head, against all keys that they see, or a part
-   of these. 193 KB of shared memory (head size 64: 97), one block an SM. The warpgroup that loads needs few registers,
-   and gives the others of its own: 40 and 232, where all have 168 at first. */
+/* Each tile has as many whole tokens as 128 packed rows hold, of one key head, against all keys that they see, or a
+   part of these. 193 KB of shared memory (head size 64: 97), one block a processor. All threads start with 168
+   registers. The loading warpgroup gives most of its own away: it keeps 40, and computing threads get 232. */
 template <typename T, int HEAD>
 __global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
     attention_forward_hopper_kernel(const __grid_constant__ hopper_params p) {
@@ -2960,9 +2983,9 @@ const int STATS_THREADS = 128;
 const int BACKWARD_THREADS = 256;
 const int JOIN_THREADS = 2 * BACKWARD_THREADS;
 
-/* Tiles for devices with 99 KB of shared memory a block. Code for sm_90a runs on no such device: there the kernels that
-   take long to compile are empty for them, with launch bounds that say so (see check_code), except where variants are
-   measured. */
+/* True for tiles of devices with 99 KB of shared memory a block. No such device runs code for sm_90a. There these
+   kernels are empty, because they take long to compile, with launch bounds that say so (check_code); not where variants
+   are measured. */
 template <int HEAD, int ROWS, int KEYS>
 constexpr bool IS_SMALL = HEAD == 64 ? ROWS == ROW_TILE : HEAD == 128 && KEYS == SMALL_KEY_TILE;
 #ifdef CHUNKFLOW_CUDA_VARIANTS
@@ -2971,9 +2994,9 @@ const bool HAS_SMALL = true;
 const bool HAS_SMALL = !CF_HOPPER;
 #endif
 
-/* Before the backward, for each row tile: D = dout . out and log2 of the sum of exponentials of each row, in the order
-   of packed rows, and zeros for the sums of dQ. A row that sees nothing, or is past the slice, gets a sum of +inf:
-   every probability computed from it is then 0. Sixteen lanes work on a row. */
+/* Runs before the backward, for each row tile. Computes D = dout . out and log2 of the sum of exponentials of each row,
+   in the order of packed rows, and clears the sums of dQ. A row that sees nothing, or is past the slice, gets a sum of
+   +inf, so that all its probabilities are 0. Sixteen lanes work on a row. */
 template <typename T>
 __global__ void __launch_bounds__(STATS_THREADS)
     attention_stats_kernel(const __grid_constant__ fused_params p) {
@@ -3008,8 +3031,8 @@ template <int HEAD, int ROWS, int KEYS, int STAGES> struct backward_layout { /* 
     static const int BYTES = OFFSETS + ROWS * 8;
 };
 
-/* Returns where each row of a row tile lies in Q and in dout, from the tile's first token on, in units of 16 bytes: the
-   same for every tile, because they hold whole tokens. In shared memory, as no register is left for it. */
+/* Writes into shared memory where each row of a row tile lies in Q and in dout. Counted from the tile's first token, in
+   units of 16 bytes. Tiles have whole tokens, so all tiles share these offsets. No register is left for them. */
 template <int ROWS> CF_DEVICE void write_row_offsets(const fused_params &p, shared_address offsets) {
     const int row = (int)threadIdx.x, token = row / p.group, head = row - token * p.group.by;
     if (row >= ROWS) return;
@@ -3017,8 +3040,8 @@ template <int ROWS> CF_DEVICE void write_row_offsets(const fused_params &p, shar
     shared_store_8(offsets + (shared_address)(row * 8), make_uint2((uint32_t)(q / 8), (uint32_t)(dout / 8)));
 }
 
-/* The place of a thread's chunk of the first token of the next row tile. The rest is worked out for each tile:
-   registers are scarcer than instructions. */
+/* A thread's chunk of the first token of the next row tile. The rest is computed again for each tile, because registers
+   are scarcer than instructions. */
 struct row_tile_cursor {
     const char *q, *dout;
 };
@@ -3030,9 +3053,8 @@ template <int HEAD> CF_DEVICE row_tile_cursor first_row_tile(const fused_params 
             p.dout.data + (row * p.dout.row + q_head * p.dout.head) * 2 + chunk * 16};
 }
 
-/* Starts the copies of row tile m of a slice, Q, dout and the two numbers of each row, and goes on to the next. Rows
-   that see nothing become zeros, so that whatever their gradients hold (a NaN, say) is not multiplied by a probability
-   of 0. */
+/* Starts the copies of row tile m of a slice (Q, dout and the two numbers of each row), and moves on to the next tile.
+   Rows that see nothing become zeros, so that a NaN in their gradients is not multiplied by a probability of 0. */
 template <int ROWS, int HEAD>
 CF_DEVICE void load_row_tile(const fused_params &p, const tile &t, int m, row_tile_cursor &at, const float *all_stats,
                              shared_address offsets, shared_address q, shared_address dout, shared_address stats) {
@@ -3056,7 +3078,8 @@ CF_DEVICE void load_row_tile(const fused_params &p, const tile &t, int m, row_ti
     at.dout += p.dout_tile;
 }
 
-/* Scores and dP of some rows become P and dS = P (dP - D), times the slope of the softcap (0 where a key is hidden). */
+/* Turns scores and dP of some rows into P and dS = P (dP - D), times the slope of the softcap (0 where a key is
+   hidden). */
 template <int N>
 CF_DEVICE void differentiate(float (&s)[N][4], float (&dp)[N][4], int half, float log_sum, float dot, float scale_log2,
                              float inverse_cap) {
@@ -3081,7 +3104,7 @@ CF_DEVICE void differentiate(float (&s)[N][4], float (&dp)[N][4], int half, floa
     }
 }
 
-/* Adds a warp's sums of dK or dV, scaled, to the caller's accumulator, in which the tile begins with first_row. */
+/* Adds a warp's sums of dK or dV, scaled, to the caller's accumulator. The tile begins there with first_row. */
 template <int M, int N>
 CF_DEVICE void update_keys(const float (&sums)[M][N][4], float scale, const view &to, int64_t first_row, int head,
                            int first_key, int n_keys, int first_column, int n_columns, bool overwrite) {
@@ -3104,13 +3127,14 @@ CF_DEVICE void update_keys(const float (&sums)[M][N][4], float scale, const view
     }
 }
 
-/* Returns the sums of a part of a key tile in the workspace: of dK, then of dV, as the threads of a block have them. */
+/* Returns where a part of a key tile has its sums in the workspace: dK, then dV, as the threads of a block hold
+   them. */
 template <int HEAD, int KEYS> CF_DEVICE float *part_address(const fused_params &p, int head, int part, int of_v) {
     return p.part_sums + ((head * p.n_parts + part) * 2 + of_v) * (KEYS * HEAD);
 }
 
-/* A warp's sums of dK and dV, from `key` and `column` of the block's tile on, to the caller's accumulators, or to the
-   workspace if they are of a part. */
+/* Adds a warp's sums of dK and dV, from `key` and `column` of the block's tile on, to the caller's accumulators; those
+   of a part go to the workspace. */
 template <int HEAD, int KEYS, int M, int N>
 CF_DEVICE void finish_keys(const float (&dk)[M][N][4], const float (&dv)[M][N][4], const fused_params &p, int thread,
                            int key, int column) {
@@ -3127,20 +3151,23 @@ CF_DEVICE void finish_keys(const float (&dk)[M][N][4], const float (&dv)[M][N][4
     update_keys(dv, 1.0f, p.dv, row, head, key, n_keys, column, p.n_chunks * 8, p.overwrite);
 }
 
-/* One block: KEYS keys of one key head against all packed rows that see any of them. So dK and dV of a whole group of
-   query heads are summed in registers and reach memory once.
+/* One block computes KEYS keys of one key head against all packed rows that see any of them. So dK and dV of a whole
+   group of query heads are summed in registers and reach memory once.
 
-   Eight warps share the scores and dQ in ROWS / 32 parts of the rows, and as many parts of keys or columns as that
-   leaves; dK and dV in 4 x 2 parts. Per row tile: scores and dP, then P and dS go through shared memory to the three
-   other products. dQ is added to fp32 sums in memory, unless p.dq_sums is NULL (then another kernel computes it). A
-   part of a split key tile has some of these rows, and leaves its dK and dV to attention_join_kernel.
+   Eight warps. For scores and dQ they split the rows into ROWS / 32 parts, and the keys (or columns) into as many parts
+   as that leaves. For dK and dV they split keys and columns 4 x 2. For each row tile: scores and dP, then P and dS go
+   through shared memory to the three other products.
+
+   dQ is added to fp32 sums in memory, unless p.dq_sums is NULL; then attention_dq_kernel computes it. A part of a split
+   key tile has some of the rows, and leaves its dK and dV to attention_join_kernel.
 
        head size   rows, keys, stages   shared memory
        128         64, 128, 2           161 KB: one block per SM, up to 255 registers
        128         64, 64, 1            fits the 99 KB parts
        256         64, 64, 1            145 KB
        64          128, 128, 2          163 KB: as much work for each product as head size 128 has
-       64          64, 128, 2           98 KB */
+       64          64, 128, 2           98 KB
+   */
 template <typename T, int HEAD, int ROWS, int KEYS, int STAGES>
 __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEYS> ? BACKWARD_THREADS : 32, 1)
     attention_backward_kernel(const __grid_constant__ fused_params p) {
@@ -3152,7 +3179,8 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEYS> ? BAC
     int head;
     const tile t = find_work(p.work, &head);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int row_part = warp % ROW_PARTS, other_part = warp / ROW_PARTS; /* of the scores; rows and columns of dQ */
+    const int row_part = warp % ROW_PARTS, other_part = warp / ROW_PARTS; /* of scores: rows, keys; of dQ: rows,
+                                                                             columns */
     const int dkv_part = warp % 4, column_part = warp / 4;                /* of dK and dV: keys and columns */
     const int first_key = t.block * KEYS;
     const shared_address start = shared_start(), k = start + layout::K, v = start + layout::V;
@@ -3186,8 +3214,8 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEYS> ? BAC
             load_row_tile<ROWS, HEAD>(p, t, m, next, all_stats, offsets, q, dout, stats);
             copy_async_commit();
         }
-        copy_async_wait<0>(); /* row tile m is here, and ... */
-        __syncthreads();      /* ... everyone is done with m - 1 and its P and dS */
+        copy_async_wait<0>(); /* row tile m has arrived, and ... */
+        __syncthreads();      /* ... all warps are done with m - 1 and its P and dS */
         if (STAGES == 2 && m + 1 < t.end) {
             load_row_tile<ROWS, HEAD>(p, t, m + 1, next, all_stats, offsets,
                                       start + layout::Q + (shared_address)((stage ^ 1) * layout::Q_STAGE),
@@ -3244,9 +3272,9 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEYS> ? BAC
     finish_keys<HEAD, KEYS>(dk, dv, p, again, again / 32 % 4 * SUM_KEYS, again / 128 * HEAD / 2);
 }
 
-/* dK and dV of a split key tile: the sums of its parts, always in the same order, so that their bits do not depend on
-   which block was first. Half of the threads have dK, the others dV, in each half as in the kernel that computed them:
-   a warp has M tiles of 16 keys. */
+/* Computes dK and dV of a split key tile: sums its parts in a fixed order, so that the bits do not depend on which
+   block was first. Half of the threads have dK, the others dV, laid out as in the kernel that computed them: a warp has
+   M tiles of 16 keys. */
 template <int HEAD, int KEYS, int M>
 __global__ void __launch_bounds__(JOIN_THREADS, 1) attention_join_kernel(const __grid_constant__ fused_params p) {
     const int KEY_PARTS = KEYS / (16 * M), COLUMNS = HEAD * KEY_PARTS / 8;
@@ -3265,8 +3293,8 @@ __global__ void __launch_bounds__(JOIN_THREADS, 1) attention_join_kernel(const _
                 t.k_length - t.block * KEYS, column, p.n_chunks * 8, p.overwrite);
 }
 
-/* The sums of dQ, scaled and rounded, into the caller's array; one block a row tile, threads as in the kernel that
-   computed them: a warp has M tiles of 16 rows. */
+/* Puts the sums of dQ, scaled and rounded, into the caller's array. One block a row tile; threads hold what they held
+   in the kernel that computed the sums: a warp has M tiles of 16 rows. */
 template <typename T, int HEAD, int ROWS, int M>
 __global__ void __launch_bounds__(BACKWARD_THREADS) attention_round_dq_kernel(const __grid_constant__ fused_params p) {
     const int ROW_PARTS = ROWS / (16 * M), COLUMNS = HEAD * ROW_PARTS / 8;
@@ -3302,16 +3330,16 @@ template <int HEAD, int ROWS> struct dq_layout { /* of shared memory, in bytes *
     static const int Q = 0, DOUT = TILE, K = 2 * TILE, V = K + 2 * KEYS, BYTES = V + 2 * KEYS;
 };
 
-/* dQ by itself, for the deterministic backward, also after dK and dV by wgmma: one block has a row tile and walks over
-   the keys that they see, so every sum has one order; its tiles are not cut into parts. By blocks of keys all row tiles
-   are carried. Warps of 16 rows. Head size 128: 96 KB, two blocks on sm_90. Head size 256: 128 KB, with 32 keys at a
-   time, and no register for what can be worked out again.
+/* Computes dQ by itself, for the deterministic backward, also after dK and dV by wgmma. One block has a row tile and
+   loops over the keys that its rows see, so every sum has one order. Its tiles are not cut into parts. By blocks of
+   keys all row tiles are carried. A warp has 16 rows. Head size 128: 96 KB, two blocks on sm_80. Head size 256: 128 KB,
+   32 keys at a time; no register is left for what can be computed again.
 
-   To do on a device: replace it by ordered adds in both fused backwards, about 150 lines less.
-     - attention_stats_kernel also clears a count for each row tile and key head.
-     - Before a block adds its dQ to row tile m, one thread waits until the count is the number of earlier key tiles of
+   To do on a device: replace it by ordered adds in both fused backwards, about 150 lines less. - attention_stats_kernel
+   also clears a count for each row tile and key head. - Before a block adds its dQ to row tile m, one thread waits
+   until the count is the number of earlier key tiles of
        the slice that m sees. After the adds the threads meet, and that thread fences and raises the count.
-     - longer_work lets the key tiles of a slice keep their order. So a block waits only for blocks that were issued
+   - longer_work lets the key tiles of a slice keep their order. So a block waits only for blocks that were issued
        before it, and none can wait for ever.
    Measure before it is chosen: same bits in 1,000 repeats; no hang beside another kernel that fills the device; TFLOP/s
    of the six shapes of tools/bench/results/h200.txt. By wgmma its deterministic backward of causal-16k-hd128 has 312 of
@@ -3331,7 +3359,8 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
     const shared_address start = shared_start(), q = start + layout::Q, dout = start + layout::DOUT;
     const shared_address k = start + layout::K, v = start + layout::V;
     const int first_token = first_row / p.group, last_token = (past_row - 1) / p.group;
-    const int first = t.begin * PER, end = p.carry == CARRY_LOAD ? first : t.end * PER; /* then all keys were there */
+    const int first = t.begin * PER, end = p.carry == CARRY_LOAD ? first : t.end * PER; /* the last call: all keys were
+                                                                                           added */
     const int full_end = key_end(p.visible, t, first_token) / KEYS;
     const int full_begin = (key_begin(p.visible, t, last_token) + KEYS - 1) / KEYS;
 
@@ -3355,7 +3384,7 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
     clear(dq);
     if (p.carry & CARRY_LOAD) load_part<THREADS>(dq, carried_sums<ROWS, HEAD>(p, head, t.place), (int)threadIdx.x);
     for (int n = first, stage = 0; n <= end; n++, stage ^= 1) {
-        /* Keys n start to arrive while keys n - 1, which are here, are worked on. */
+        /* While keys n - 1, which have arrived, are used, keys n are copied. */
         copy_async_wait<0>();
         __syncthreads();
         if (n < end) {
@@ -3395,7 +3424,7 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
         store_part<THREADS>(dq, carried_sums<ROWS, HEAD>(p, head, done.place), (int)threadIdx.x);
         return;
     }
-    __syncwarp(); /* the warp's rows of Q are free, and only its own */
+    __syncwarp(); /* from here on each warp uses its own rows of Q only */
     CF_UNROLL
     for (int half = 0; half < 2; half++) stage_row<T, HEAD>(dq[0], half, p.scale, q, warp_row + 8 * half + lane / 4);
     __syncwarp();
@@ -3414,11 +3443,12 @@ template <int HEAD> struct hopper_backward_layout { /* of shared memory, in byte
     static const int STATS = DS + 2 * DS_STAGE, BARRIERS = STATS + 2 * STATS_STAGE, BYTES = BARRIERS + 128;
 };
 
-/* As in the forward; those of stage s are 8 s bytes on. TAIL: a tile has landed, of which some rows become zeros. */
+/* Offsets of barriers, as in the forward; those of stage s are 8 s bytes further. TAIL: a tile of which some rows
+   become zeros has arrived. */
 enum backward_barrier { KV_FULL = 0, TAIL = 8, Q_FULL = 16, Q_EMPTY = 32, DOUT_FULL = 48, DOUT_EMPTY = 64 };
 
-/* One warp: K and V of the key tile, then the row tiles that see any of its keys. Rows that see nothing, and keys past
-   the end, may hold anything, a NaN, say, and 0 x NaN is NaN: they become zeros before the other warps are told. */
+/* Loads, by one warp, K and V of the key tile, then the row tiles that see any of its keys. Rows that see nothing, and
+   keys past the end, may hold a NaN, and 0 x NaN is NaN. They become zeros before the other warps are told. */
 template <int HEAD>
 CF_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, int head, shared_address start) {
     typedef hopper_backward_layout<HEAD> layout;
@@ -3470,7 +3500,7 @@ CF_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, int hea
     }
 }
 
-/* Hides scores (keys by rows) of rows that do not see their key. */
+/* Hides scores (keys by rows) where a row does not see the key. */
 template <int N>
 CF_DEVICE void hopper_hide_rows(float (&s)[N][4], const mask &m, const tile &t, const divisor &group, int first_key,
                                 int first_row) {
@@ -3489,7 +3519,7 @@ CF_DEVICE void hopper_hide_rows(float (&s)[N][4], const mask &m, const tile &t, 
     }
 }
 
-/* Two neighbouring rows' numbers of a row tile. */
+/* Loads the numbers of two neighbouring rows of a row tile. */
 CF_HOPPER_DEVICE float2 load_pair(shared_address from) {
     const uint2 bits = shared_load_8(from);
     float2 pair;
@@ -3497,7 +3527,7 @@ CF_HOPPER_DEVICE float2 load_pair(shared_address from) {
     return pair;
 }
 
-/* Starts the sums of the products for dP, whose columns are rows of the row tile, with each row's -D. */
+/* Starts the sums of dP, whose columns are rows of the row tile, with each row's -D. */
 template <int N> CF_DEVICE void hopper_start_slopes(float (&dp)[N][4], shared_address dots) {
     CF_UNROLL
     for (int j = 0; j < N; j++) {
@@ -3507,7 +3537,7 @@ template <int N> CF_DEVICE void hopper_start_slopes(float (&dp)[N][4], shared_ad
     }
 }
 
-/* Scores, whose columns are rows of the row tile, become P. */
+/* Turns scores, whose columns are rows of the row tile, into P. */
 template <int N> CF_DEVICE void hopper_exponentiate(float (&s)[N][4], shared_address log_sums, float scale_log2) {
     CF_UNROLL
     for (int j = 0; j < N; j++) {
@@ -3518,7 +3548,7 @@ template <int N> CF_DEVICE void hopper_exponentiate(float (&s)[N][4], shared_add
     }
 }
 
-/* dP - D of scores under a softcap, times its slope: 0 where a key is hidden. */
+/* Multiplies dP - D by the slope of the softcap: 0 where a key is hidden. */
 template <int N> CF_DEVICE void hopper_bend(float (&dp)[N][4], const float (&s)[N][4], float inverse_cap) {
     each_sum(dp, [&](float &x, int j, int e) {
         const float bent = s[j][e] * inverse_cap;
@@ -3526,7 +3556,7 @@ template <int N> CF_DEVICE void hopper_bend(float (&dp)[N][4], const float (&s)[
     });
 }
 
-/* This warpgroup's part of dQ of a row tile, from dS and K of all 128 keys. */
+/* Starts this warpgroup's part of dQ of a row tile, from dS and K of all 128 keys. */
 template <typename T, int N>
 CF_DEVICE void hopper_multiply_slopes(float (&dq)[N][4], uint64_t slopes, uint64_t k_columns) {
     hold_registers(dq);
@@ -3537,14 +3567,14 @@ CF_DEVICE void hopper_multiply_slopes(float (&dq)[N][4], uint64_t slopes, uint64
     wgmma_commit();
 }
 
-/* After the wait for it. */
+/* Adds dQ to its sums. Comes after the wait for its products. */
 CF_HOPPER_DEVICE void hopper_add_dq(float *sums, float (&dq)[8][4], int thread) {
     hold_registers(dq);
     CF_UNROLL
     for (int j = 0; j < 8; j++) global_add_quad(sums, j, thread, HOPPER_CONSUMERS, dq[j]);
 }
 
-/* A warp's rows of dS, whose columns are rows of a row tile, into shared memory for wgmma. */
+/* Stores a warp's rows of dS, whose columns are rows of a row tile, into shared memory for wgmma. */
 template <int K> CF_DEVICE void hopper_store_slopes(const uint32_t (&slopes)[K][4], shared_address to, int thread) {
     /* Key, and chunk of rows, as stmatrix_x4 wants them. */
     const int ds_key = thread / 32 * 16 + thread % 16, ds_chunk = thread / 16 % 2;
@@ -3555,7 +3585,7 @@ template <int K> CF_DEVICE void hopper_store_slopes(const uint32_t (&slopes)[K][
     fence_proxy_async();
 }
 
-/* A warp is done with a row tile. */
+/* Releases a row tile that this warp is done with. */
 CF_HOPPER_DEVICE void hopper_release_rows(shared_address stage_barriers, bool leader) {
     __syncwarp();
     if (!leader) return;
@@ -3563,10 +3593,10 @@ CF_HOPPER_DEVICE void hopper_release_rows(shared_address stage_barriers, bool le
     mbarrier_arrive(stage_barriers + Q_EMPTY);
 }
 
-/* Handles a warpgroup's 64 keys of a key tile. Scores and dP are computed with keys along the rows, so that P and dS
-   can be the A operands of the products for dV and dK as they lie in registers. dQ needs all 128 keys: dS goes through
-   shared memory, and each warpgroup computes 64 columns of 64 rows. At head size 64 it computes all columns of its 64
-   rows of 128. If no row of the tile sees a warpgroup's keys, that warpgroup adds only zeros to dQ. */
+/* Computes a warpgroup's 64 keys of a key tile. Keys run along the rows of scores and dP. So P and dS, as they lie in
+   registers, are A operands of the products for dV and dK. dQ needs all 128 keys, so dS goes through shared memory.
+   Each warpgroup then computes 64 columns of 64 rows of dQ; at head size 64, all columns of its 64 rows of 128. If no
+   row of the tile sees a warpgroup's keys, that warpgroup adds only zeros to dQ. */
 template <typename T, int HEAD>
 CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int head, shared_address start) {
     typedef hopper_backward_layout<HEAD> layout;
@@ -3615,7 +3645,7 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
                 wgmma_wait<0>();
                 hopper_add_dq(sums, dq, thread);
             }
-            mbarrier_wait(here + DOUT_FULL, parity); /* a wait that was left out would count for another turn's */
+            mbarrier_wait(here + DOUT_FULL, parity); /* a skipped wait would count for another turn's */
             hopper_release_rows(here, leader);
             continue;
         }
@@ -3629,7 +3659,7 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
         if (key_end(p.visible, t, first_token) < first_key + 64 || key_begin(p.visible, t, past_token - 1) > first_key)
             hopper_hide_rows(s[0], p.visible, t, p.group, t.block * KEY_TILE + warp_key, m * p.row_rows);
-        if (p.cap != 0.0f) { /* only then dP is needed before the scores are exponentials */
+        if (p.cap != 0.0f) { /* only a softcap needs dP before the scores are exponentials */
             wgmma_wait<0>();
             hold_registers(dp);
             hopper_bend(dp, s[0], p.inverse_cap);
@@ -3646,12 +3676,12 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
         hold_registers(slopes);
         hold_registers(dv[0]);
         hold_registers(dk[0]);
-        /* The whole of these products stands in each branch: across one, ptxas makes them wait for each other. */
+        /* These products stand whole in each branch: across a branch, ptxas makes them wait for each other. */
         if (with_dq) {
             float dq[8][4];
             wgmma_fence();
             hopper_add_values<T>(dv[0], probs, dout_here);
-            named_barrier<1, HOPPER_CONSUMERS>(); /* dS of all keys is there, and that of two tiles before was used */
+            named_barrier<1, HOPPER_CONSUMERS>(); /* dS of all keys is stored, and that of two tiles before was used */
             hopper_multiply_slopes<T>(dq, ds_here, k_columns);
             hopper_add_values<T>(dk[0], slopes, q_here);
             wgmma_wait<1>();
@@ -3681,7 +3711,7 @@ template <typename T, int HEAD> CF_DEVICE void hopper_backward_block(const hoppe
         init_stages(barriers + DOUT_FULL, barriers + DOUT_EMPTY);
         fence_mbarrier_init();
     }
-    for (int i = 0; i < 4; i++) /* places of a tile that hold no whole token: no copy reaches them */
+    for (int i = 0; i < 4; i++) /* rows that hold no whole token, which no copy reaches */
         zero_rows<layout::ROWS, HEAD, HOPPER_THREADS>(start + (shared_address)(layout::Q + i * layout::Q_STAGE),
                                                       p.fused.row_rows, layout::ROWS, (int)threadIdx.x);
     __syncthreads();
@@ -3694,9 +3724,9 @@ template <typename T, int HEAD> CF_DEVICE void hopper_backward_block(const hoppe
     }
 }
 
-/* One block: 128 keys of one key head against all packed rows that see any of them, or a part of these, as
-   attention_backward_kernel; where p.dq_sums is NULL, attention_dq_kernel computes dQ. Head size 128 has row tiles of
-   64, head size 64 of 128. 161 or 162 KB of shared memory, one block an SM. */
+/* One block computes 128 keys of one key head against all packed rows that see any of them, or a part of these rows, as
+   attention_backward_kernel does. If p.dq_sums is NULL, attention_dq_kernel computes dQ. A row tile has 64 rows at head
+   size 128, and 128 at head size 64. 161 or 162 KB of shared memory, one block a processor. */
 template <typename T, int HEAD>
 __global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
     attention_backward_hopper_kernel(const __grid_constant__ hopper_params p) {
@@ -3708,11 +3738,11 @@ __global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
    ================================================================================================================ */
 
 const int UNFUSED_THREADS = 128;
-const int64_t UNFUSED_ROWS = 256;                /* most query tokens at a time, so that scores stay bounded ... */
-const int64_t UNFUSED_BYTES = (int64_t)64 << 20; /* ... and fewer where this many bytes of scores would be passed */
+const int64_t UNFUSED_ROWS = 256;                /* query tokens at a time, at most, to bound the bytes of scores ... */
+const int64_t UNFUSED_BYTES = (int64_t)64 << 20; /* ... and fewer if scores would take more than this */
 
-/* Scores of `rows` query tokens, from first_token on, of all heads of one group: (group, rows, ld), the first column
-   being key first_key of the slice. */
+/* Scores of `rows` query tokens from first_token on, of all heads of one group: (group, rows, ld). The first column is
+   key first_key of the slice. */
 struct score_params : attention_views { /* at the block's first row, key and head */
     float *scores, *dprobs; /* q . k, dout . v */
     void *probs, *slopes;   /* P and dS, in the problem's type */
@@ -3723,10 +3753,10 @@ struct score_params : attention_views { /* at the block's first row, key and hea
     float *lse; /* at the slice's first row and the group's first head */
     int64_t lse_stride;
     float scale, cap;
-    view carried_rows; /* likewise, in fp32: what earlier blocks of keys left */
+    view carried_rows; /* likewise, in fp32: sums of earlier blocks of keys */
     float *carried_lse;
     int32_t carry;
-    int32_t add_rows; /* whether row_product adds to carried_rows */
+    int32_t add_rows; /* 1: row_product adds to carried_rows */
 };
 
 CF_DEVICE float masked_score(const score_params &p, float dot, int begin, int end, int column) {
@@ -3739,8 +3769,8 @@ CF_DEVICE float masked_score(const score_params &p, float dot, int begin, int en
 /* Returns the row of a warp: each has one. */
 CF_DEVICE int64_t row_of_warp() { return (int64_t)blockIdx.x * (UNFUSED_THREADS / 32) + (int64_t)threadIdx.x / 32; }
 
-/* Puts the log-sum of a row's keys in a block to that of the blocks before, and scales down what these left of the
-   output to it. Returns the log-sum of all. */
+/* Adds the log-sum of a row's keys in a block to that of earlier blocks, and scales the output of these down to the new
+   total. Returns the total. */
 CF_DEVICE float carry_row(const score_params &p, float log_sum, int token, int head) {
     const int lane = (int)threadIdx.x % 32;
     const view &rows = p.carried_rows;
@@ -3755,8 +3785,8 @@ CF_DEVICE float carry_row(const score_params &p, float log_sum, int token, int h
     return all;
 }
 
-/* Scores become probabilities, and LSE is written. Every row sees at least one key, unless its sums are carried: then
-   probabilities are of all keys so far. */
+/* Turns scores into probabilities, and writes LSE. Every row sees at least one key, unless its sums are carried; then
+   probabilities are relative to all keys so far. */
 template <typename T>
 __global__ void __launch_bounds__(UNFUSED_THREADS) softmax_kernel(const __grid_constant__ score_params p) {
     const int64_t at = row_of_warp();
@@ -3782,7 +3812,7 @@ __global__ void __launch_bounds__(UNFUSED_THREADS) softmax_kernel(const __grid_c
     if (p.lse != NULL && lane == 0) p.lse[head * p.lse_stride + token] = top + logf(sum);
 }
 
-/* Scores and dout . v become P and scale x dS. */
+/* Turns scores and dout . v into P and scale x dS. */
 template <typename T>
 __global__ void __launch_bounds__(UNFUSED_THREADS) softmax_backward_kernel(const __grid_constant__ score_params p) {
     const int64_t at = row_of_warp();
@@ -3806,8 +3836,8 @@ __global__ void __launch_bounds__(UNFUSED_THREADS) softmax_backward_kernel(const
     }
 }
 
-/* Carried sums, rounded, into the caller's rows; and, of the forward, their log-sums. Without sums: of no key, so zeros
-   and -inf. One warp a row and head. */
+/* Puts carried sums, rounded, into the caller's rows, and in a forward their log-sums. Without sums there was no key: 0
+   and -inf. One warp for each row and head. */
 struct round_params {
     const float *sums, *sums_lse; /* (rows, heads, head size), (heads, rows); NULL: none */
     view to;                      /* in elements */
@@ -3830,10 +3860,11 @@ __global__ void __launch_bounds__(UNFUSED_THREADS) round_rows_kernel(const __gri
 
 /* ---- sinks ---- */
 
-const int MOST_RUNS = 16;     /* of neighbouring rows, in one launch */
-const int SINK_THREADS = 512; /* of a head's gradient */
+const int MOST_RUNS = 16;     /* runs of neighbouring rows of one launch */
+const int SINK_THREADS = 512; /* for the gradient of one head */
 
-/* The rows of slices, counted without the rows between them: from the before[i]-th on, shift[i] is added. */
+/* The rows of slices, counted without the rows between them. From counted row before[i] on, the row is shift[i]
+   further. */
 struct sink_params {
     view out, dout; /* in elements */
     const float *sinks;
@@ -3851,8 +3882,7 @@ CF_DEVICE int64_t row_in_slices(const sink_params &p, int64_t index) {
     return index + shift;
 }
 
-/* Adds a head's sink to what attention has made of its keys. A warp has a row and head. With a sink of -inf nothing
-   changes, not a bit. */
+/* Applies a head's sink to the results of attention. One warp for each row and head. A sink of -inf changes no bit. */
 template <typename T>
 __global__ void __launch_bounds__(UNFUSED_THREADS) sinks_kernel(const __grid_constant__ sink_params p) {
     const int64_t at = row_of_warp(), index = at / p.n_heads, head = at % p.n_heads;
@@ -3869,8 +3899,8 @@ __global__ void __launch_bounds__(UNFUSED_THREADS) sinks_kernel(const __grid_con
     if (lane == 0) *lse = top + logf(sum);
 }
 
-/* Adds to the gradient of a head's sink: - sum of exp(sink - lse) (dout . out). A block has a head and adds in one
-   order, so that the bits are the same in every run. */
+/* Adds to the gradient of a head's sink: -sum of exp(sink - lse) (dout . out). One block for each head adds in a fixed
+   order, so that every run gives the same bits. */
 template <typename T>
 __global__ void __launch_bounds__(SINK_THREADS) sinks_gradient_kernel(const __grid_constant__ sink_params p) {
     __shared__ float of_warp[SINK_THREADS / 32];
@@ -3900,9 +3930,9 @@ __global__ void __launch_bounds__(SINK_THREADS) sinks_gradient_kernel(const __gr
    >>attention    launches, paths, public functions
    ================================================================================================================ */
 
-/* Every kernel that something here launches is in this list before main begins. CUDA loads a kernel when it is first
-   launched, and may wait for the whole device then: for ever, where that is a receive that waits for a process which
-   waits for this one. So the executor has all of them loaded, on the current device. */
+/* All kernels of this file, listed before main begins. CUDA loads a kernel at its first launch, and may then wait for
+   the whole device. That wait never ends if the device runs a receive from a process that waits for this one. So the
+   executor loads all of them in advance, on the current device. */
 struct listed_kernel {
     cudaError_t (*load)();
     const listed_kernel *next;
@@ -3930,7 +3960,7 @@ cudaError_t load_kernels() {
     return cudaSuccess;
 }
 
-/* Puts a kernel on the stream. Every kernel here takes its parameters by value, in one record. */
+/* Puts a kernel on the stream. Every kernel takes its parameters by value, in one record. */
 template <auto KERNEL, typename A>
 cf_result launch(const char *name, int64_t blocks, int threads, size_t shared_bytes, cf_cuda_stream stream,
                  cf_error *error, const A &arguments) {
@@ -3946,7 +3976,8 @@ cf_result launch(const char *name, int64_t blocks, int threads, size_t shared_by
     cudaError_t status = cudaSuccess;
     if (shared_bytes > 48 * 1024)
         status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
-    /* All that a multiprocessor has of it: otherwise the driver may leave room for one block where two or three fit. */
+    /* The whole shared memory of a multiprocessor. Otherwise the driver may leave room for one block where two or three
+       fit. */
     if (status == cudaSuccess && shared_bytes > 0)
         status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributePreferredSharedMemoryCarveout,
                                       (int)cudaSharedmemCarveoutMaxShared);
@@ -3954,8 +3985,8 @@ cf_result launch(const char *name, int64_t blocks, int threads, size_t shared_by
     return cuda_result(error, status, name);
 }
 
-/* A kernel that this device's code leaves out is empty, and has launch bounds that say so. CUDA would refuse the launch
-   as well, but does not say why. */
+/* Refuses a kernel that the code for this device leaves out: it is empty, and has launch bounds that say so. CUDA would
+   refuse the launch too, but without a reason. */
 template <typename K>
 cf_result check_code(K *kernel, int threads, const char *field, const char *why, cf_error *error) {
     cudaFuncAttributes attributes;
@@ -3969,7 +4000,7 @@ bool has_hopper_code() {
     cudaFuncAttributes attributes;
     if (cudaFuncGetAttributes(&attributes, attention_forward_hopper_kernel<__nv_bfloat16, 128>) == cudaSuccess)
         return attributes.maxThreadsPerBlock >= HOPPER_THREADS;
-    (void)cudaGetLastError(); /* no device, or no code at all: the first launch will say so */
+    (void)cudaGetLastError(); /* no device, or no code: the first launch will say so */
     return false;
 }
 
@@ -3991,7 +4022,7 @@ view view_of(const cf_tensor &t, int64_t heads, int64_t head_size) {
     return v;
 }
 
-/* A forward has no gradients, whatever the caller has left there. */
+/* Returns the arrays of a call. A forward has no gradients, whatever the caller left in their members. */
 attention_views views_of(const call &c) {
     const cf_attention_desc *d = &c.of->desc;
     const cf_attention_tensors *x = c.tensors;
