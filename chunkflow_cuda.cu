@@ -4121,12 +4121,12 @@ fused_params fused_of(const call &c) {
     return f;
 }
 
-/* The lists of tiles on the device, in the order of fill_all_tiles. Tiles of keys are of one turn. */
+/* The lists of tiles on the device, in the order of fill_all_tiles. Those of key tiles have one turn's only. */
 struct tile_lists {
     work_order forward, rows, keys, split_keys, split_forward;
 };
 
-/* The part of a list of key tiles that is one turn's; without those that have no work, unless they are wanted. */
+/* Returns the order of one turn's key tiles; those without work only if `idle`. */
 work_order order_turn(const call &c, const tile *all, int64_t n_tiles, int32_t turn, bool idle) {
     const tile *const here = static_cast<const tile *>(c.of->tiles);
     const tile *const begin = here + (all - static_cast<const tile *>(c.tensors->tiles)), *const end = begin + n_tiles;
@@ -4149,7 +4149,7 @@ tile_lists lists_of(const call &c, int32_t turn = 0) {
     return l;
 }
 
-/* A block for each tile and key head of a list. */
+/* Launches a kernel with a block for each tile and key head of a list. */
 template <void (*KERNEL)(fused_params)>
 cf_result launch_tiles(const char *name, const work_order &work, int threads, int shared_bytes, const call &c,
                        const fused_params &f) {
@@ -4176,9 +4176,9 @@ template <typename T, int HEAD> cf_result fused_forward_as(const call &c) {
     return code == CF_OK ? combine<T, HEAD, THREADS>(c, lists, f) : code;
 }
 
-/* All kernels of a backward, for one shape of its tiles; launch_keys launches the one of key tiles, whose warps have
-   sums of KEY_TILES times 16 keys, and of ROW_TILES times 16 rows. Of several blocks of keys the first needs the rows'
-   numbers, and the last one rounds the sums. */
+/* Launches all kernels of a backward, for one shape of its tiles. launch_keys launches the kernel of key tiles. Its
+   warps have sums of KEY_TILES x 16 keys and of ROW_TILES x 16 rows. With several blocks of keys, the first call
+   computes the rows' numbers and the last one rounds the sums. */
 template <typename T, int HEAD, int ROWS, int KEYS, int KEY_TILES, int ROW_TILES, typename F>
 cf_result launch_backward(const call &c, const fused_params &f, F launch_keys) {
     static_assert(dq_layout<HEAD, ROWS>::BYTES <= block_memory(HEAD == 256 ? 80 : 86));
@@ -4219,7 +4219,7 @@ cf_result fused_backward_of_shape(const call &c, const fused_params &f) {
     });
 }
 
-/* The rows of a tile are found by 32-bit numbers, in units of 8 elements. */
+/* Checks that the rows of a tile span less than 2^35 numbers. Kernels find them by 32-bit numbers, in units of 8. */
 cf_result check_tile_spans(const call &c, const attention_views &of) {
     const int64_t most = (int64_t)1 << 35;
     for (const view *rows : {&of.q, &of.dout}) {
@@ -4259,7 +4259,7 @@ cf_result run_fused(const call &c) {
 
 /* ---- hopper ---- */
 
-/* The driver's function that makes tensor maps, which the runtime finds, so that nobody links the driver. */
+/* The driver's function that makes tensor maps. The runtime finds it, so that programs need not link the driver. */
 typedef decltype(&cuTensorMapEncodeTiled) encode_fn;
 
 cf_result find_encode(encode_fn *to, cf_error *error) {
@@ -4279,7 +4279,8 @@ cf_result find_encode(encode_fn *to, cf_error *error) {
     return CF_OK;
 }
 
-/* Boxes of 64 columns, all or one of some heads, and rows. Nothing for an array without rows: no tile asks for them. */
+/* Makes the tensor map of an array: boxes of 64 columns, box_heads heads and some rows. An array without rows gets
+   none, because no tile reads it. */
 cf_result make_map(const call &c, encode_fn encode, const view &of, int64_t heads, int64_t rows, int64_t box_heads,
                    int64_t box_rows, const char *name, CUtensorMap *map) {
     const cf_attention_desc *d = &c.of->desc;
@@ -4301,7 +4302,7 @@ cf_result make_map(const call &c, encode_fn encode, const view &of, int64_t head
 
 const char *const NO_HOPPER_CODE = "this program has no code for sm_90a";
 
-/* The maps of a pass: Q, and in the backward dout, in boxes of a tile's rows. */
+/* Makes the maps of a pass: Q, K, V and in the backward dout. */
 cf_result make_maps(const call &c, hopper_params *h) {
     const problem *p = c.of;
     const int64_t heads = p->desc.n_heads, kv = p->desc.n_kv_heads;
@@ -4316,12 +4317,12 @@ cf_result make_maps(const call &c, hopper_params *h) {
     return code;
 }
 
-/* The count of tiles that persistent blocks have taken comes after the sums of parts. */
+/* Returns the bytes of workspace with wgmma. The count of taken tiles lies behind the sums of parts. */
 size_t hopper_bytes(const problem *p, bool backward) {
     return backward ? fused_bytes(p, true) : align_up(fused_bytes(p, false), 256) + 256;
 }
 
-/* Blocks are as many as processors at most, and nothing is taken yet. */
+/* Clears the count of taken tiles, and chooses the number of blocks: at most one for each processor. */
 cf_result prepare_taking(const call &c, hopper_params *h, int64_t *n_blocks) {
     if (*n_blocks > INT32_MAX - MOST_PROCESSORS)
         return cf_fail(c.error, CF_ERROR_LIMIT, "attention_forward", -1, INT32_MAX - MOST_PROCESSORS, *n_blocks,
@@ -4389,7 +4390,7 @@ size_t unfused_scores_bytes(const problem *p, int64_t bytes) {
     return align_up((size_t)(p->group * unfused_rows(p) * scores_ld(p) * bytes), 256);
 }
 
-/* Sums that are carried from block to block of keys come first, at the same place for a chunk and all of its blocks. */
+/* Returns the bytes of carried sums. They come first, at the same place for a chunk and all blocks of its keys. */
 size_t unfused_carried_bytes(const problem *p) {
     const int64_t rows = carried_tiles(p, p->group);
     return align_up((size_t)(rows * p->desc.n_heads * (p->desc.head_size + 1)) * sizeof(float), 256);
@@ -4403,7 +4404,7 @@ size_t unfused_bytes(const problem *p, bool backward) {
     return unfused_carried_bytes(p) + (backward ? 2 : 1) * unfused_block_bytes(p);
 }
 
-/* A matrix of a product of a group of heads, column-major as cuBLAS wants it; `step` from head to head. */
+/* A matrix in a product of a group of heads, column-major for cuBLAS; `step` is the distance of heads. */
 struct operand {
     const void *data;
     cublasOperation_t op;
@@ -4435,7 +4436,7 @@ cf_result multiply_heads(const call &c, const operand &a, const operand &b, cons
         CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
-/* A view that starts `rows` rows and `heads` heads on. */
+/* Returns a view that starts `rows` rows and `heads` heads later. */
 view advance(const view &v, int64_t rows, int64_t heads, int64_t bytes) {
     view to = v;
     to.data += (rows * v.row + heads * v.head) * bytes;
@@ -4449,7 +4450,7 @@ cf_result score_product(const call &c, const score_params &s, const view &x, con
                           s.group, 0.0f);
 }
 
-/* to (rows, head size) = probs (rows, keys) . y, by query head; or, where they are carried, the sums of these rows. */
+/* to (rows, head size) = probs (rows, keys) . y, by query head. Carried sums of these rows are added to instead. */
 cf_result row_product(const call &c, const score_params &s, const void *probs, const view &y, const view &to) {
     const view sums = s.carry != 0 ? advance(s.carried_rows, s.first_token, 0, 4) : to;
     return multiply_heads(c, {y.data, CUBLAS_OP_N, y.row, 0}, {probs, CUBLAS_OP_N, s.ld, s.rows * s.ld},
@@ -4457,7 +4458,8 @@ cf_result row_product(const call &c, const score_params &s, const void *probs, c
                           s.head_size, s.rows, s.n_keys, s.group, s.carry != 0 && s.add_rows ? 1.0f : 0.0f);
 }
 
-/* to (keys, head size), fp32, += sum over the group's heads of probs^T . x. One head after the other: they share it. */
+/* to (keys, head size), fp32, += sum over the group's heads of probs^T . x. Heads run one after the other, because they
+   add to one array. */
 cf_result key_product(const call &c, const score_params &s, const void *probs, const view &x, const view &to) {
     const int64_t bytes = bytes_of(c.of->desc.dtype), probs_bytes = s.rows * s.ld * bytes;
     cf_result code = CF_OK;
@@ -4473,13 +4475,13 @@ template <typename T> cf_result round_rows(const call &c, const round_params &r)
     return launch<round_rows_kernel<T>>("round_rows", n_blocks, UNFUSED_THREADS, 0, c.stream, c.error, r);
 }
 
-/* Zeros in rows of dK or dV. */
+/* Zeroes rows of dK or dV. */
 cf_result clear_keys(const call &c, const view &rows, int64_t n_rows) {
     const cf_attention_desc *d = &c.of->desc;
     return round_rows<float>(c, {NULL, NULL, rows, NULL, 0, n_rows, (int32_t)d->n_kv_heads, (int32_t)d->head_size});
 }
 
-/* Both passes of the unfused path go through blocks of rows of one slice and one key head, and do this with each. */
+/* Computes the forward of one block: some rows of one slice and one key head. */
 template <typename T> cf_result unfused_forward_block(const call &c, const score_params &s) {
     cf_result code = score_product(c, s, s.q, s.k, s.scores);
     if (code == CF_OK)
@@ -4500,7 +4502,7 @@ template <typename T> cf_result unfused_backward_block(const call &c, const scor
     return code == CF_OK ? key_product(c, s, s.slopes, s.q, s.dk) : code;
 }
 
-/* The views of s's rows and keys, of one key head. */
+/* Sets the views of s's rows and keys, for one key head. */
 void take_views(const call &c, const attention_views &all, int64_t head, score_params *s) {
     const int64_t bytes = bytes_of(c.of->desc.dtype), row = s->slice.q_start + s->first_token;
     const int64_t key = s->slice.k_start + s->first_key, q_head = head * c.of->group;
@@ -4526,7 +4528,7 @@ cf_result unfused_slice(const call &c, const score_params &base, const attention
         s.rows = (int32_t)std::min(most_rows, length - first);
         s.first_key = key_begin(s.visible, s.slice, s.first_token);
         s.n_keys = key_end(s.visible, s.slice, s.first_token + s.rows - 1) - s.first_key;
-        if (s.n_keys <= 0) continue; /* of a block of a prefix, before all windows */
+        if (s.n_keys <= 0) continue; /* a block of a prefix, before all windows */
         for (int64_t head = 0; head < p->desc.n_kv_heads; head++) {
             take_views(c, all, head, &s);
             s.lse = c.tensors->lse ? c.tensors->lse + head * p->group * s.lse_stride + s.slice.q_start : NULL;
@@ -4544,13 +4546,13 @@ cf_result use_stream(const call &c) {
     if (c.tensors->cublas == NULL)
         return cf_fail(c.error, CF_ERROR_ARGUMENT, "cublas", -1, 1, 0, "must not be NULL on this path");
     cublasStatus_t status = cublasGetStream(c.tensors->cublas, &now);
-    /* Setting a stream throws the handle's workspace away, so not without need. */
+    /* Setting a stream discards the handle's workspace, so only if it changes. */
     if (status == CUBLAS_STATUS_SUCCESS && now != c.stream) status = cublasSetStream(c.tensors->cublas, c.stream);
     return check_cublas(c, status);
 }
 
-/* The first n_rows rows of a slice become what the caller asked for: its carried sums, or, without any, that of rows
-   which see no key. */
+/* Writes the results of a slice's first n_rows rows: from their carried sums, or without any, those of rows that see no
+   key. */
 template <typename T>
 cf_result unfused_round(const call &c, const score_params &s, const attention_views &all, int64_t n_rows) {
     float *const lse = c.backward ? NULL : c.tensors->lse;
@@ -4560,7 +4562,7 @@ cf_result unfused_round(const call &c, const score_params &s, const attention_vi
                              (int32_t)c.of->desc.n_heads, s.head_size});
 }
 
-/* Rows that see no key become zeros, and likewise the keys' gradients where the caller overwrites them. */
+/* Zeroes rows that see no key, and, if the caller overwrites, the gradients of their keys. */
 template <typename T> cf_result unfused_clear(const call &c, const score_params &s, const attention_views &all) {
     cf_result code = CF_OK;
     if (s.carry == 0) code = unfused_round<T>(c, s, all, first_seeing(s.visible, s.slice));
@@ -4635,8 +4637,7 @@ cf_result run_unfused(const call &c) {
 
 /* ---- sinks ---- */
 
-/* Puts rows of slices into k, from slice *s on, as many as there is room for. Slices without rows between them are one
-   run. */
+/* Puts runs of rows into k, from slice *s on, while there is room. Slices without rows between them are one run. */
 void take_runs(const cf_attention_desc &d, int64_t *s, sink_params *k) {
     int64_t end = -1;
     int n = 0;
@@ -4665,7 +4666,7 @@ template <typename T> cf_result add_sinks_as(const call &c, sink_params *k) {
     return code;
 }
 
-/* Lets out and lse have the sinks, or adds to the sinks' gradients: once all keys have been seen. */
+/* Applies sinks to out and lse, or adds to the sinks' gradients. Runs once all keys have been seen. */
 cf_result add_sinks(const call &c) {
     const cf_attention_desc &d = c.of->desc;
     const cf_attention_tensors *x = c.tensors;
@@ -4690,8 +4691,8 @@ cf_result add_sinks(const call &c) {
 struct path_entry {
     cf_attention_path path;
     const char *name;
-    cf_result (*check)(const problem *p, cf_error *error); /* whether it can do the problem */
-    bool has_tiles; /* lists of them */
+    cf_result (*check)(const problem *p, cf_error *error); /* CF_OK if the path can do the problem */
+    bool has_tiles; /* uses the list of tiles */
     size_t (*bytes)(const problem *p, bool backward); /* of workspace */
     cf_result (*run)(const call &c);
 };
@@ -4712,7 +4713,7 @@ const path_entry *find_path(cf_attention_path path) {
 cf_result choose_path(const problem *p, const path_entry **out, cf_error *error) {
     const cf_attention_path wanted = p->desc.path;
     if (wanted == CF_ATTENTION_AUTO) {
-        int i = 1; /* choose_hopper would have named path 3 */
+        int i = 1; /* choose_hopper has already chosen path 3 if possible */
         while (paths[i].check(p, NULL) != CF_OK) i++; /* the last one can do everything */
         *out = &paths[i];
         return CF_OK;
@@ -4724,8 +4725,7 @@ cf_result choose_path(const problem *p, const path_entry **out, cf_error *error)
     return (*out)->check(p, error);
 }
 
-/* A prepared problem has copies of these arrays of its descriptor, of which the last two need not be there; then come
-   the tiles. */
+/* Arrays of a descriptor that a prepared problem has copies of, before its tiles. The last two are optional. */
 using desc_array = const int32_t *cf_attention_desc::*;
 const desc_array copied_arrays[] = {
     &cf_attention_desc::cu_seqlens_q, &cf_attention_desc::cu_seqlens_k, &cf_attention_desc::starts_q,
@@ -4743,7 +4743,7 @@ size_t prepared_bytes(const problem *p, const path_entry *path) {
     return tiles_at(p) + (path->has_tiles ? (size_t)fused_n_tiles(p) * sizeof(tile) : 0);
 }
 
-/* A block of keys that a chunk's slices see, where there is one. */
+/* Makes the problem of a block of keys; an error if the chunk has no such block. */
 cf_result make_block(const cf_attention *chunk, int64_t first, int64_t n, problem *p, cf_error *error) {
     if (chunk == NULL) return cf_fail_null(error, "chunk");
     const problem *of = static_cast<const problem *>(chunk);
@@ -4756,7 +4756,7 @@ cf_result make_block(const cf_attention *chunk, int64_t first, int64_t n, proble
     return resolve_block(of, first, n, p, error);
 }
 
-/* Lays a prepared problem out in the caller's memory. */
+/* Writes a prepared problem into the caller's memory. */
 cf_result put_prepared(const problem &p, const path_entry *path, void *memory, size_t bytes, const cf_attention **out,
                        cf_error *error) {
     const size_t tiles = tiles_at(&p), need = prepared_bytes(&p, path);
@@ -4798,7 +4798,8 @@ cf_result put_prepared(const problem &p, const path_entry *path, void *memory, s
 
 /* ---- checks of a call ---- */
 
-/* Strides are 2^40 at most, so no sum here can overflow; and none of a kernel, which counts in 64 bits. */
+/* Checks a tensor. Strides are limited to 2^40, so that no sum here or in a kernel, which counts in 64 bits,
+   overflows. */
 cf_result check_tensor(const cf_tensor &t, const char *name, int64_t number, int64_t rows, int64_t heads,
                        cf_error *error) {
     const int64_t unit = 16 / number, most = (int64_t)1 << 40;
@@ -4913,7 +4914,7 @@ cf_result cf_attention_backward(const cf_attention *attention, const cf_attentio
     if (code != CF_OK) return code;
     cf_attention_tensors x = *tensors;
     const call c = {p, &x, true, stream, error};
-    const bool clears = x.overwrite && p->is_block && p->desc.begins != NULL; /* no slice sees all that there is */
+    const bool clears = x.overwrite && p->is_block && p->desc.begins != NULL; /* no slice sees all keys */
     for (const view &sums : {views_of(c).dk, views_of(c).dv})
         if (clears && code == CF_OK) code = clear_keys(c, sums, p->rows_k);
     x.overwrite = x.overwrite && !clears;
@@ -4930,8 +4931,9 @@ cf_result cf_attention_backward(const cf_attention *attention, const cf_attentio
 namespace {
 
 const int STATE_THREADS = 256;
-const int64_t APPEND_THREADS = (int64_t)1 << 18; /* fill the largest devices once */
-const int64_t MOST_PITCH = INT32_MAX;            /* of CUDA's copies in two dimensions, on every device so far */
+const int64_t APPEND_THREADS = (int64_t)1 << 18; /* threads that fill the largest device once */
+const int64_t MOST_PITCH = INT32_MAX;            /* largest stride of CUDA's two-dimensional copies, on every device so
+                                                    far */
 const int64_t MOST_POSITIONS = (int64_t)1 << 31; /* a position is an int32_t */
 
 /* The rotary table: rows of (cosine, sine) for `pairs` pairs. First the 2^shift fine rows, for positions below 2^shift;
@@ -4943,7 +4945,7 @@ struct rope_table {
     int32_t interleaved;
 };
 
-/* Everything that the kernel between projections and state is told. Strides are in elements. */
+/* Parameters of the kernel between projections and state. Strides are in elements. */
 struct append_params {
     view q, k, v, q_out, k_out, v_out, out;
     const int32_t *positions;
@@ -4955,7 +4957,7 @@ struct append_params {
     int32_t backward;
 };
 
-/* V numbers as fp32: in accesses of 16 bytes, or one by one where V is 1. */
+/* Load or store V numbers as fp32, in accesses of 16 bytes, or one by one if V is 1. */
 template <typename T, int V> CF_DEVICE void load_numbers(float (&x)[V], const char *from) {
     const int PER = 16 / (int)sizeof(T);
     if constexpr (V == 1) {
@@ -4989,8 +4991,8 @@ template <typename T, int V> CF_DEVICE void store_numbers(char *to, const float 
     }
 }
 
-/* Cosines and sines of V pairs, from `pair` on, at a position: of the sum of a coarse and a fine angle; of minus that
-   sum in the backward. A position past the table is taken for the last one, so that nothing outside of it is read. */
+/* Computes cosines and sines of V pairs, from `pair` on, at a position: those of the sum of a coarse and a fine angle,
+   negated in the backward. A position past the table is taken for the last one, so that nothing outside it is read. */
 template <int V>
 CF_DEVICE void load_turns(float (&cosines)[V], float (&sines)[V], const rope_table &rope, int position, int pair,
                           bool backward) {
@@ -5022,7 +5024,8 @@ CF_DEVICE void turn(float &x, float &y, float cosine, float sine) {
     y = fmaf(y, cosine, __fmul_rn(before, sine));
 }
 
-/* V pairs of the 2 V numbers x, y: of number i of x and number i of y, or of neighbours. */
+/* Rotates V pairs of the 2 V numbers x, y. Number i of x is paired with number i of y; if interleaved, neighbours are
+   pairs. */
 template <int V>
 CF_DEVICE void turn_pairs(float (&x)[V], float (&y)[V], const float (&cosines)[V], const float (&sines)[V],
                           bool interleaved) {
@@ -5041,7 +5044,7 @@ CF_DEVICE void turn_pairs(float (&x)[V], float (&y)[V], const float (&cosines)[V
 }
 
 /* The numbers of a head that one thread handles: V from `first` on and V from `second` on (none if that is past the
-   head). Both ends of a pair belong to the same thread, so an array may be turned in place. */
+   head). Both ends of a pair belong to one thread, so an array may be rotated in place. */
 template <int V> struct unit_work {
     int first, second;
     bool turning;
@@ -5066,9 +5069,9 @@ CF_DEVICE void move_unit(const view &from, const view &to, int64_t row, int head
     if (both) store_numbers<To, V>(out + work.second * (int)sizeof(To), y);
 }
 
-/* Rows between projections and state. A head is cut into units of 2 V numbers; a thread has one unit of one row and
-   walks over every `slots`-th head of q, k and v, so that its cosines and sines are computed once. Neighbouring threads
-   have neighbouring units, then neighbouring heads. KV: type of k and v where they are read. */
+/* Moves rows between projections and state. A head is cut into units of 2 V numbers. A thread has one unit of one row
+   and loops over every `slots`-th head of q, k and v, so that it computes its cosines and sines once. Neighbouring
+   threads have neighbouring units, then neighbouring heads. KV: type of k and v where they are read. */
 template <typename T, typename KV, int V>
 __global__ void __launch_bounds__(STATE_THREADS) append_kernel(const __grid_constant__ append_params p) {
     const int thread = (int)threadIdx.x, unit = thread - thread / p.units * p.units.by;
@@ -5134,7 +5137,7 @@ cf_result check_state(const cf_state *s, int64_t n_rows, planes *to, cf_error *e
     return CF_OK;
 }
 
-/* The same for rows that will be touched. */
+/* Checks a state of which n_rows rows will be read or written. */
 cf_result check_rows(const cf_state *s, int64_t n_rows, planes *to, cf_error *error) {
     const cf_result code = check_state(s, n_rows, to, error);
     if (code != CF_OK) return code;
@@ -5144,7 +5147,7 @@ cf_result check_rows(const cf_state *s, int64_t n_rows, planes *to, cf_error *er
     return check_aligned(s->data, 16, "data", error);
 }
 
-/* n pieces of `width` bytes, `stride` bytes apart on either side: in one call, unless CUDA takes no such stride. */
+/* Copies n pieces of `width` bytes, with strides on both sides: in one call, unless CUDA does not take the stride. */
 cf_result copy_pieces(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t width, int64_t n,
                       cudaMemcpyKind kind, cf_cuda_stream stream, const char *what, cf_error *error) {
     cudaError_t status = cudaSuccess;
@@ -5177,12 +5180,13 @@ cf_tensor plane_tensor(const cf_state *state, int64_t layer, int64_t row, int64_
 
 const int64_t MOST_STREAM_SLOTS = 64;
 
-/* A place for a block of K and V, and one for a block of dK and dV. An event never recorded holds nobody up. */
+/* A slot of the ring: a block of K and V, and one of dK and dV. A wait for an event that was never recorded ends at
+   once. */
 struct stream_slot {
     cudaEvent_t loaded, used, written;
 };
 
-const int64_t MOST_PARTS = 65; /* of a path: the chunk's chain and those above it */
+const int64_t MOST_PARTS = 65; /* chains on a path: the chunk's and those above it */
 
 /* The rows that one turn of a pass moves, of one layer and one chain. */
 struct stream_item {
@@ -5201,16 +5205,17 @@ struct state_stream {
     cf_allocator from;
     planes state, gradient; /* of one layer's slot */
     stream_slot slots[MOST_STREAM_SLOTS];
-    cudaEvent_t ready, sent; /* something that is to leave is computed; all that left so far has arrived */
+    cudaEvent_t ready, sent; /* ready: rows that are to leave are computed; sent: all rows that left so far have
+                                arrived */
     bool open;
     cf_state_pass pass;
     bool backward;
-    stream_part parts[MOST_PARTS]; /* the last one is of the chunk's chain */
+    stream_part parts[MOST_PARTS]; /* the last one is the chunk's chain */
     int64_t n_parts;
     int64_t touched;            /* first row of the chunk's chain with a gradient to load */
     int64_t n_own, n_prefix;    /* blocks of a layer */
-    int64_t issued, taken;      /* blocks of all layers that have set out, and that were handed out */
-    int64_t layer, place;       /* where the next call is: layers that are done, blocks that this one has handed out */
+    int64_t issued, taken;      /* blocks of all layers: whose copies were issued; that were returned */
+    int64_t layer, place;       /* layers that are done; blocks of the current layer that were returned */
     bool holds;                 /* the last block is still in use */
 };
 
@@ -5219,7 +5224,7 @@ int64_t first_seen_row(int64_t prefix, int64_t window) {
     return window > 0 ? std::max<int64_t>(0, prefix - window + 1) : 0;
 }
 
-/* Blocks of a range of rows end at multiples of block_rows. */
+/* Counts the blocks of a range of rows. Blocks end at multiples of block_rows. */
 int64_t n_blocks_of(int64_t first, int64_t end, int64_t block_rows) {
     return first < end ? (end - 1) / block_rows - first / block_rows + 1 : 0;
 }
@@ -5241,7 +5246,7 @@ cf_state one_layer_of(const cf_state_stream_desc *d, cf_dtype dtype) {
     return s;
 }
 
-/* Checks what a ring depends on, fills in defaults, and works out the slots' sizes. */
+/* Checks the members that a ring depends on, fills in defaults, and computes the slots' sizes. */
 cf_result resolve_stream(cf_state_stream_desc *d, planes *state, planes *gradient, cf_error *error) {
     cf_state whole = d->state;
     whole.rows = 0, whole.one_layer = 0;
@@ -5268,7 +5273,7 @@ cf_result check_ring(const void *ring, int64_t bytes, int64_t need, const char *
     return cf_fail(error, CF_ERROR_SPACE, bytes_name, -1, need, bytes, "too small");
 }
 
-/* The chain's rows in host memory: what the stream was made for, and enough rows. */
+/* Checks a chain's state in host memory: shape and type of the stream, and enough rows. */
 cf_result check_host_rows(const state_stream *s, const cf_state *host, cf_dtype dtype, const char *name, int64_t rows,
                           cf_error *error) {
     const cf_state *own = &s->desc.state;
@@ -5288,7 +5293,7 @@ cf_result check_host_rows(const state_stream *s, const cf_state *host, cf_dtype 
     return CF_OK;
 }
 
-/* A chain's rows, of as many layers as the pass has; their gradients where it is a backward. */
+/* Checks a chain's state, with the layers of the pass, and in a backward its gradient. */
 cf_result check_part(const state_stream *s, const cf_state_pass *p, const cf_state &state, const cf_state &gradient,
                      int64_t rows, cf_error *error) {
     const cf_result code = check_host_rows(s, &state, s->desc.state.dtype, "state", rows, error);
@@ -5348,7 +5353,7 @@ cf_result copy_block(const cf_state *host, int64_t layer, int64_t first, int64_t
               : copy_pieces(rows, pitch, to, of.stride, width, 2, cudaMemcpyDeviceToHost, stream, "state", error);
 }
 
-/* Gradients of a block: rows that nobody added to yet, which come before all others, begin at 0. */
+/* Loads the gradients of a block. Rows without a gradient so far, which come before all others, begin at 0. */
 cf_result load_gradient(const state_stream *s, const stream_item &i, char *slot, cf_error *error) {
     const planes &of = s->gradient;
     const bool above = i.part + 1 < s->n_parts;
@@ -5369,7 +5374,7 @@ cf_result hold(cudaStream_t stream, cudaEvent_t event, cf_error *error) {
     return cuda_result(error, cudaStreamWaitEvent(stream, event, 0), "event");
 }
 
-/* Puts the next block's copies on their stream, after the last use of its slot and after what left from there. */
+/* Puts the next block's copies on their stream, after the last use of its slot and after its earlier rows have left. */
 cf_result issue_block(state_stream *s, cf_error *error) {
     const stream_item i = item_at(s, s->issued);
     const int64_t number = s->issued % s->desc.n_slots;
@@ -5388,7 +5393,7 @@ cf_result issue_block(state_stream *s, cf_error *error) {
 
 int64_t n_items(const state_stream *s) { return s->pass.state.n_layers * (s->n_own + s->n_prefix); }
 
-/* The block in use is done when `compute` comes here: its gradients leave, and its slot is filled again. */
+/* Releases the block in use: once `compute` reaches this point, its gradients leave and its slot is filled again. */
 cf_result release_block(state_stream *s, cudaStream_t compute, bool refill, cf_error *error) {
     if (!s->holds) return CF_OK;
     const stream_item i = item_at(s, s->taken - 1);
@@ -5403,11 +5408,11 @@ cf_result release_block(state_stream *s, cudaStream_t compute, bool refill, cf_e
                               error);
         if (code == CF_OK) code = record(slot.written, s->desc.out, error);
     }
-    s->holds = code != CF_OK; /* so that who calls again loses no gradients */
+    s->holds = code != CF_OK; /* so that a repeated call loses no gradients */
     return code == CF_OK && refill && s->issued < n_items(s) ? issue_block(s, error) : code;
 }
 
-/* Hands out the block that comes next. One that could not set out does so now. */
+/* Returns the next block, whose copies are issued now if they could not be before. */
 cf_result take_block(state_stream *s, cudaStream_t compute, cf_state_block *to, cf_error *error) {
     const int64_t number = s->taken % s->desc.n_slots;
     const stream_item i = item_at(s, s->taken);
@@ -5426,7 +5431,7 @@ cf_result take_block(state_stream *s, cudaStream_t compute, cf_state_block *to, 
     return CF_OK;
 }
 
-/* Sums of rows of fp32 numbers, four at a time. */
+/* Parameters of sums of fp32 rows, four numbers at a time. */
 struct add_params {
     const char *from;
     char *to;
@@ -5451,7 +5456,7 @@ __global__ void __launch_bounds__(STATE_THREADS) add_rows_kernel(const __grid_co
     }
 }
 
-/* A tensor of the chunk's rows, each in one piece. *row_bytes: from row to row. */
+/* Checks a tensor of the chunk's rows, each contiguous. *row_bytes: from row to row. */
 cf_result check_whole_rows(const cf_tensor *t, const char *name, const planes &of, int64_t rows, const cf_state *like,
                            int64_t *row_bytes, cf_error *error) {
     if (t == NULL) return cf_fail_null(error, name);
@@ -5467,7 +5472,7 @@ cf_result check_whole_rows(const cf_tensor *t, const char *name, const planes &o
     return CF_OK;
 }
 
-/* Copies the rows that later chunks see out of K and V, which are complete when `out` comes here. */
+/* Copies the rows that later chunks see out of K and V. These are complete once `out` reaches this point. */
 cf_result send_rows(const state_stream *s, int64_t layer, const cf_tensor *tensors[2], const int64_t strides[2],
                     cf_error *error) {
     const cf_state_pass *p = &s->pass;
@@ -5482,7 +5487,7 @@ cf_result send_rows(const state_stream *s, int64_t layer, const cf_tensor *tenso
     return code;
 }
 
-/* Returns whether that is the block of own rows that was handed out last: the slot of an older one has been filled
+/* Returns whether `block` is the last block of own rows that was returned; the slots of older ones have been filled
    again. */
 bool is_own_in_use(const state_stream *s, const cf_state_block *block) {
     if (!s->holds) return false;
@@ -5561,7 +5566,7 @@ cf_result check_frequencies(const cf_rope *rope, const rope_table &t, cf_error *
 
 /* ---- append ---- */
 
-/* The descriptor, checked and laid out for the kernel. *vector: whether every access can be of 16 bytes. */
+/* Checks the descriptor and makes the kernel's parameters. *vector: whether every access can be of 16 bytes. */
 cf_result resolve_append(const cf_append *a, int backward, append_params *p, cf_dtype *dtype, bool *vector,
                          cf_error *error) {
     cf_attention_desc d = {};
@@ -5571,7 +5576,7 @@ cf_result resolve_append(const cf_append *a, int backward, append_params *p, cf_
     d.n_heads = a->n_heads;
     d.n_kv_heads = a->n_kv_heads;
     d.head_size = a->head_size;
-    memcpy(&d.dtype, &a->dtype, sizeof d.dtype); /* any int, until it is checked */
+    memcpy(&d.dtype, &a->dtype, sizeof d.dtype); /* may be any int until it is checked */
     cf_result code = check_numbers(&d, error);
     if (code != CF_OK) return code;
     if (a->rows > 0 && a->positions == NULL) return cf_fail_null(error, "positions");
@@ -5604,7 +5609,7 @@ cf_result resolve_append(const cf_append *a, int backward, append_params *p, cf_
     *dtype = d.dtype;
     const int32_t per_access = (int32_t)(16 / number);
     *vector = p->rope.pairs % per_access == 0;
-    /* Threads of a row: enough that each walks over 8 heads, and more where rows are few. */
+    /* Threads of a row: so many that each loops over 8 heads, and more if rows are few. */
     const int32_t units = div_up(d.head_size, 2 * (*vector ? per_access : 1));
     const int64_t heads = d.n_heads + 2 * d.n_kv_heads, most = std::min<int64_t>(heads, STATE_THREADS / units);
     const int64_t fill = APPEND_THREADS / (std::max<int64_t>(1, a->rows) * units);
@@ -5777,7 +5782,8 @@ cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute
     code = check_range(layer, 0, s->pass.state.n_layers - 1, "layer", -1, error);
     if (code == CF_OK) code = check_whole_rows(k, "k", s->state, s->pass.own, &s->desc.state, &strides[0], error);
     if (code == CF_OK) code = check_whole_rows(v, "v", s->state, s->pass.own, &s->desc.state, &strides[1], error);
-    if (code == CF_OK) code = hold(compute, s->sent, error); /* of the layer before, which may be overwritten now */
+    if (code == CF_OK) code = hold(compute, s->sent, error); /* the layer before, which may be overwritten from now
+                                                                on */
     if (code == CF_OK) code = record(s->ready, compute, error);
     if (code == CF_OK) code = hold(s->desc.out, s->ready, error);
     if (code == CF_OK) code = send_rows(s, layer, tensors, strides, error);
@@ -5843,8 +5849,9 @@ namespace {
 
 int64_t align_256(int64_t bytes) { return (int64_t)align_up((size_t)bytes, 256); }
 
-/* Rows at the end of attention's workspace: of dq, which attention writes and RoPE turns back, and where the state
-   streams of dk and dv; or forwards of K and V of two layers, because one layer's leave while the next are computed. */
+/* Returns the bytes of rows at the end of attention's workspace. In a backward: dq before RoPE turns it back, and with
+   a stream dk and dv. In a forward with a stream: K and V of two layers, because one layer's leave while the next are
+   computed. */
 int64_t scratch_bytes(const cf_attention_desc &d, int64_t rows, bool backward, bool streams) {
     const int64_t number = bytes_of(d.dtype), heads = rows * d.n_heads * d.head_size;
     const int64_t kv = streams ? rows * d.n_kv_heads * d.head_size : 0;
@@ -5856,7 +5863,7 @@ struct layer_call {
     const cf_cuda_step *step;
     const cf_layer_attention *of;
     bool backward, streams;
-    cf_attention_tensors own; /* of the chunk's own attention */
+    cf_attention_tensors own; /* arrays of the chunk's own attention */
     cf_tensor k_rows, v_rows; /* K and V of the chunk's rows, or their gradients */
     cf_error *error;
 
@@ -5873,7 +5880,7 @@ struct scratch_rows {
     }
 };
 
-/* Finds K and V that attention reads: in the state, or the chunk's own where that streams. */
+/* Finds K and V that attention reads: in the state, or with a stream the chunk's own. */
 void find_keys(layer_call *c, scratch_rows *scratch) {
     const cf_cuda_step *step = c->step;
     const int64_t layer = c->of->layer, row = step->state_prefix;
@@ -5932,7 +5939,7 @@ cf_result begin_layer(layer_call *c) {
     return CF_OK;
 }
 
-/* Moves rows between the projections and what attention has of them. */
+/* Moves rows between the projections' arrays and attention's. */
 cf_result append_rows(const layer_call &c) {
     const cf_layer_attention &x = *c.of;
     cf_append a = {};
@@ -5970,7 +5977,7 @@ cf_result attend_block(const layer_call &c, const cf_cuda_block *block, const cf
     return attend(c, block->attention, block->tiles, x);
 }
 
-/* Attends to the prefix as it comes. First the chunk's rows get what later chunks have added to their gradients. */
+/* Attends to the prefix block by block. The gradients that later chunks added for the chunk's own rows come first. */
 cf_result attend_stream(const layer_call &c, const cf_cuda_walk &walk) {
     cf_state_block block = {};
     for (;;) {
@@ -6018,7 +6025,7 @@ int64_t layer_outputs_bytes(const cf_attention_desc &d, int64_t rows) {
     return out_bytes(d, rows) + align_256(rows * d.n_heads * (int64_t)sizeof(float));
 }
 
-/* Each of the two slots of outputs that lie in host memory has one of each of these. */
+/* Events of each of the two slots of outputs in host memory: used by compute, left, come back. */
 enum { OUTPUTS_USED, OUTPUTS_LEFT, OUTPUTS_BACK, N_OUTPUTS_EVENTS };
 
 } /* namespace */
@@ -6027,7 +6034,7 @@ enum { OUTPUTS_USED, OUTPUTS_LEFT, OUTPUTS_BACK, N_OUTPUTS_EVENTS };
    on the device: an F fills a slot, whose bytes then leave on `out`, and an R reads a slot that `in` has filled. */
 struct cf_cuda_outputs {
     char *data; /* on the device: of layer 0, or the slots */
-    char *host; /* of layer 0; NULL: they stay on the device */
+    char *host; /* of layer 0; NULL: outputs stay on the device */
     int64_t layer_bytes, n_layers;
     int64_t next; /* layer that an R asks for next */
     cudaStream_t out, in;
@@ -6061,13 +6068,13 @@ cf_result copy_outputs(const layer_call &c, char *kept, bool back) {
     return code;
 }
 
-/* Makes `later` wait until `earlier` has come to where it is now. */
+/* Makes `later` wait for all that is on `earlier` now. */
 cudaError_t order_streams(cudaStream_t earlier, cudaEvent_t event, cudaStream_t later) {
     const cudaError_t status = cudaEventRecord(event, earlier);
     return status == cudaSuccess ? cudaStreamWaitEvent(later, event, 0) : status;
 }
 
-/* Keeps what attention of an F has made. A slot's earlier bytes must have left before. */
+/* Keeps a layer's outputs of an F. The earlier bytes of the slot must have left before. */
 cf_result keep_outputs(const layer_call &c, const cf_cuda_outputs &o) {
     const int64_t layer = c.of->layer;
     const cudaStream_t compute = c.step->stream;
@@ -6083,7 +6090,7 @@ cf_result keep_outputs(const layer_call &c, const cf_cuda_outputs &o) {
     return cuda_result(c.error, status, "outputs");
 }
 
-/* Sends for a layer's outputs, once its slot is free and the F's have arrived in host memory. */
+/* Starts the copy of a layer's outputs to the device, once its slot is free and the F's bytes are in host memory. */
 cudaError_t fetch_outputs(const cf_cuda_outputs &o, int64_t layer) {
     cudaError_t status = cudaSuccess;
     if (layer >= o.n_layers) return status;
@@ -6095,7 +6102,7 @@ cudaError_t fetch_outputs(const cf_cuda_outputs &o, int64_t layer) {
     return status == cudaSuccess ? cudaEventRecord(o.event(layer, OUTPUTS_BACK), o.in) : status;
 }
 
-/* Hands an R what its F has kept. The next layer's outputs are on their way meanwhile. */
+/* Gives an R the outputs that its F kept, and starts the copy of the next layer's. */
 cf_result take_outputs(const layer_call &c, cf_cuda_outputs *o) {
     const int64_t layer = c.of->layer;
     const cudaStream_t compute = c.step->stream;
@@ -6114,10 +6121,10 @@ cf_result take_outputs(const layer_call &c, cf_cuda_outputs *o) {
     return cuda_result(c.error, status, "outputs");
 }
 
-/* Returns where a forward keeps or finds its outputs; NULL: nowhere. */
+/* Returns the place where a forward keeps or finds its outputs; NULL: none. */
 cf_cuda_outputs *outputs_of(const layer_call &c) { return c.step->walk != NULL ? c.step->walk->outputs : NULL; }
 
-/* Checks what is kept of a layer. */
+/* Checks a layer whose outputs are kept. */
 cf_result check_outputs(const layer_call &c) {
     const cf_cuda_outputs *o = outputs_of(c);
     if (o == NULL || c.step->chunk->rows == 0) return CF_OK;
@@ -6175,13 +6182,13 @@ namespace {
 
 /* ---- host memory ---- */
 
-/* Host memory comes from the application's allocator. Nothing throws; `failed` stays set once there was none. */
+/* Host memory from the application's allocator. Nothing throws; `failed` stays set after an allocation failed. */
 struct heap {
     cf_allocator from;
     bool failed;
 };
 
-/* An array of items in such memory, which gives it back at its end. One that could not grow stays as it was. */
+/* An array in such memory, freed at its end. An array that could not grow stays as it was. */
 template <typename T> struct array {
     T *data = NULL;
     int64_t n = 0, room = 0;
@@ -6234,11 +6241,10 @@ template <typename T> struct array {
 
 /* ---- slots ---- */
 
-/* A region of memory is one slot's. It is as large as the largest item that ever lies in the slot, and regions lie one
-   behind the other. */
+/* The memory of one slot, as large as the largest item that ever lies in it. Regions lie one behind the other. */
 struct region {
     int64_t bytes, at;
-    int64_t free_from, user; /* in a pool, positions: from which on it can be taken again; of its last user */
+    int64_t free_from, user; /* in a pool, positions in the list: the slot is free from the first on; its last user */
 };
 
 bool raise_region(heap *home, array<region> *regions, int64_t slot, int64_t bytes) {
@@ -6248,11 +6254,11 @@ bool raise_region(heap *home, array<region> *regions, int64_t slot, int64_t byte
     return true;
 }
 
-/* Takes a slot of a pool from position `begin` on, and until `end`: the smallest free one that is large enough, else
-   the largest, which grows. *before is its last user so far, -1 if there is none. Returns -1 where there is no memory.
+/* Takes a slot of a pool from position `begin` until `end`: the smallest free one that is large enough, else the
+   largest, which grows. *before: its last user so far, or -1. Returns -1 without memory.
 
-   Steps also number slots, but know of no stream. They may give a transfer the slot that the pass which has just begun
-   has freed, and the transfer would wait for that pass (tools/bench/results/arena.txt). */
+   The steps of chunkflow.h number slots too, but know of no stream. They may give a transfer the slot that the pass
+   which has just begun has freed, and the transfer would wait for that pass (tools/bench/results/arena.txt). */
 int64_t take_slot(heap *home, array<region> *pool, int64_t bytes, int64_t begin, int64_t end, int64_t user,
                   int64_t *before) {
     int64_t best = pool->n;
@@ -6300,11 +6306,10 @@ int64_t most_live(const array<int64_t> &change) {
    >>executor    streams, events and transfers for the steps of chunkflow.h
    ================================================================================================================ */
 
-/* Load goes over each stage's steps. It works out which slots of memory each action uses, and which earlier actions its
-   stream must wait for. It also finds an order in which one host thread can put the actions of all stages on their
-   streams so that nothing waits for what is not issued yet. Run walks the steps in that order, and only looks these up.
-   Waits go only to actions that were issued before, so streams cannot deadlock. That holds even where the device has
-   fewer queues than there are streams and puts several into one.
+/* Load goes over each stage's steps. It finds the slots of memory that each action uses, and the earlier actions that
+   its stream must wait for. It also finds an order in which one host thread can issue the actions of all stages, so
+   that nothing waits for an action that is not issued yet. Run follows that order. Waits go only to actions that were
+   issued before, so streams cannot deadlock, even if the device has fewer queues than streams and shares them.
 
        action         stream       waits for, and then records its own event
        F R B I W      COMPUTE      the RECV of its input
@@ -6313,21 +6318,22 @@ int64_t most_live(const array<int64_t> &change) {
        SEND           the link     the pass that makes the tensor
        RECV           the link     nothing: NCCL waits for the peer
 
-   Besides, what begins a tensor waits for the last user of its slot. All else that has slots is used by passes alone,
-   in the order of one stream.
+   Besides, the action that begins a tensor waits for the last user of its slot. All other slots are used by passes
+   alone, in the order of one stream.
 
-   With state_block_rows a pass has copies of its own on OUT and IN. The state's stream copies its blocks. The input
-   that an F keeps goes out while the F runs, and the F ends no sooner than that copy. What an R reads comes back in
-   behind the pass before the R. Attention's outputs go out and come back layer by layer within the F and the R. */
+   With state_block_rows a pass has copies of its own on OUT and IN. cf_state_stream copies blocks of state. The input
+   that an F keeps leaves during the F, and the F ends no sooner than that copy. An R's input comes back during the pass
+   before it. Attention's outputs leave and come back layer by layer within the F and the R. */
 
 namespace {
 
-const int COMPUTE = 0, OUT = 1, IN = 2, FIRST_LINK = 3; /* streams of a stage: passes, what goes to host memory, what
-                                                           comes back; then the links, see stream_of */
+const int COMPUTE = 0, OUT = 1, IN = 2, FIRST_LINK = 3; /* streams of a stage: passes, copies to host memory, copies
+                                                           back; then the links, see stream_of */
 const int64_t MOST_LOCAL_STAGES = 256;           /* virtual stages in one process */
-const int64_t MOST_SIZE = (int64_t)1 << 60;      /* of all that a stage holds */
-const int64_t MOST_BYTES = (int64_t)1 << 46;     /* of one item: beyond any device, and sums stay in 64 bits */
-const int64_t PASSES_AHEAD = 4; /* of each stage: no stream runs dry, unless stages differ by more than that */
+const int64_t MOST_SIZE = (int64_t)1 << 60;      /* bytes that a stage holds */
+const int64_t MOST_BYTES = (int64_t)1 << 46;     /* bytes of one item: more than any device has, and sums stay in 64
+                                                    bits */
+const int64_t PASSES_AHEAD = 4; /* of each stage: streams stay busy unless stages differ by more than that */
 
 /* An end event that an action's stream waits for. */
 struct wait {
@@ -6335,25 +6341,28 @@ struct wait {
     int64_t event; /* of that stage */
 };
 
-/* Load works this out for each action. A tensor goes from virtual stage to virtual stage. In a stage's list it begins
-   with the pass that makes it or the RECV that brings it, and it lies in a slot of `tensors`. */
+/* The facts that a load finds for each action. A tensor goes from virtual stage to virtual stage. In a stage's list it
+   begins with the pass that makes it or the RECV that brings it. It lies in a slot of `tensors`. */
 struct planned {
-    int64_t source = -1;          /* position of what makes or brings the tensor that this reads or sends; -1: none */
-    int64_t last = -1;            /* of the tensor that begins here: position of its last reader or SEND; -1: none */
+    int64_t source = -1;          /* position of the action that makes or brings the tensor that this one reads or
+                                     sends; -1: none */
+    int64_t last = -1;            /* position of the last reader or SEND of the tensor that begins here; -1: none */
     int64_t input = -1, output = -1;    /* slots */
-    int64_t rows = -1;            /* slot of K and V: at the F of a chain's first chunk, and at all passes of a chunk
-                                     without a chain */
-    int64_t host = -1;            /* at an F that keeps its input for an R in host memory, and at that R: slot there, */
-    int64_t kept = -1;            /* and position of the other one of the two */
-    int64_t fetched_at = -1;      /* at such an R: where the input comes back, bytes from the stage's inputs_at on, */
-    int64_t fetch_after = -1;     /* and position of the R that had an input there before; -1: none */
-    int64_t fetch = -1;           /* at the pass before such an R: position of the R, whose input then sets out */
+    int64_t rows = -1;            /* slot of K and V: set at the F of a chain's first chunk, and at all passes of a
+                                     chunk without a chain */
+    int64_t host = -1;            /* slot of an input in host memory, set at the F that keeps it and at its R, */
+    int64_t kept = -1;            /* and position of the other of these two */
+    int64_t fetched_at = -1;      /* at such an R: the input's place on the device, bytes after the stage's
+                                     inputs_at, */
+    int64_t fetch_after = -1;     /* and position of the R whose input was there before; -1: none */
+    int64_t fetch = -1;           /* at the pass before such an R: position of the R, whose input is fetched then */
     wait waits[2];
     int32_t n_waits = 0;
     int32_t stream = 0;
-    int64_t event = -1;    /* index of its end event, its start event is the next one; -1: its RECV has it */
-    int64_t partner = -1;  /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list */
-    int32_t peer = -1;     /* index of the stage at the other end among the local ones, or its number with NCCL */
+    int64_t event = -1;    /* index of its end event; the start event is the next one; -1: its RECV has it */
+    int64_t partner = -1;  /* SEND: position of the RECV. RECV: position of the pass that makes the tensor. In the
+                              peer's list */
+    int32_t peer = -1;     /* the stage at the other end: its index among the local ones, or with NCCL its number */
 };
 
 struct executor;
@@ -6375,7 +6384,7 @@ struct stage {
     cudaEvent_t base; /* timeline: time 0 of the run */
     block memory;     /* on the device */
     block host;
-    cf_state_stream *state_stream; /* of the batch that was loaded last; NULL: it needs none */
+    cf_state_stream *state_stream; /* of the batch loaded last; NULL: not needed */
 };
 
 /* What a stage does in a batch. */
@@ -6383,32 +6392,33 @@ struct stage_plan {
     batch *b;
     stage *on;
     const cf_action *actions;
-    int64_t first, n_actions; /* of the schedule's */
+    int64_t first, n_actions; /* range of the schedule's actions */
     array<planned> plan;
     cf_steps *steps;
     array<region> activations; /* by the steps' slots */
     array<region> rows[2];     /* pools: K and V of chains and standalone chunks; dK and dV of chains. In host memory
-                                  where the state streams */
+                                  with state_block_rows */
     array<int64_t> gradients;  /* (n_virtual x n_chains) slots of dK and dV: see gradient_slot */
     array<region> tensors;     /* a pool: between virtual stages */
     array<region> kept;        /* a pool: inputs in host memory */
-    array<region> outputs;     /* attention's, by the steps' slots; in host memory where kept inputs are */
-    int64_t layer_slots;       /* bytes of the two slots through which they come back from there */
+    array<region> outputs;     /* attention's outputs, by the steps' slots; in host memory if kept inputs are */
+    int64_t layer_slots;       /* bytes of the two slots through which outputs come back */
     int64_t inputs_at, slots_at, workspace_at, attention_at[2], standalone_at, ring_at;
     int64_t n_events;
     int64_t input_events; /* the first of N_INPUT_EVENTS */
     array<cf_cuda_block> blocks; /* the batch's, with addresses on this device */
     cf_executor_memory memory_used;
-    int64_t n_done; /* actions of its list, while the order is found; in a run, that are known to have ended */
+    int64_t n_done; /* actions of its list that are ordered, while the order is found; in a run, that are known to have
+                       ended */
     int64_t n_issued; /* in a run */
 };
 
-/* The data of a chunk that passes are given. The device's copy has the same: positions, then tiles. */
+/* The data of a chunk that passes get. The copy on the device has positions, then tiles. */
 struct chunk_data {
     cf_metadata metadata;
     const cf_attention *attention;
     int64_t positions_at, tiles_at;
-    int64_t first_block, n_blocks, n_levels; /* of the batch's; levels behind them */
+    int64_t first_block, n_blocks, n_levels; /* range of the batch's blocks; levels behind them */
     int64_t hidden;                /* rows of the path that it does not see */
     array<unsigned char> metadata_memory, attention_memory;
     array<array<unsigned char>> block_memory;
@@ -6418,18 +6428,18 @@ struct batch {
     executor *e;
     const cf_plan *plan = NULL;
     const cf_schedule *schedule = NULL; /* lowered */
-    cf_schedule *lowered = NULL;        /* where this object made it */
+    cf_schedule *lowered = NULL;        /* owned; NULL: the caller's schedule was lowered already */
     int64_t first_chunk = 0, n_chunks = 0;         /* of the rank */
-    int64_t most_rows = 0, standalone_rows = 0; /* of the largest chunk, and of the largest without a chain */
+    int64_t most_rows = 0, standalone_rows = 0; /* rows of the largest chunk, and of the largest one without a chain */
     cf_schedule_index *index = NULL;
     array<stage_plan> stages;    /* the local ones */
-    array<int32_t> order;        /* these, in the order in which their actions are issued */
+    array<int32_t> order;        /* their indices, in the order in which actions are issued */
     array<chunk_data> chunks;
     array<cf_cuda_block> blocks;  /* of all chunks ... */
-    array<int64_t> block_tiles_at; /* ... and where their tiles lie in the device's copy */
+    array<int64_t> block_tiles_at; /* ... and where their tiles lie in the copy on the device */
     int64_t metadata_bytes = 0;
     int64_t attention_bytes[2] = {0, 0}; /* workspace of the largest problem, forwards and backwards */
-    bool timed = false;          /* the last run ended well, so its events tell times */
+    bool timed = false;          /* the last run succeeded, so its events tell times */
 
     explicit batch(executor *owner) : e(owner) {}
     ~batch() {
@@ -6440,7 +6450,7 @@ struct batch {
 };
 
 struct executor {
-    cf_executor_desc desc; /* with defaults filled in; its arrays are the caller's, and unused after the create */
+    cf_executor_desc desc; /* with defaults filled in; its arrays are the caller's, not used after the create */
     heap home;
     array<cf_cuda_stage> stage_descs;
     array<stage> stages; /* the local ones */
@@ -6448,14 +6458,14 @@ struct executor {
     int64_t n_virtual_stages;
     bool has_state;
     array<batch> loaded; /* one or none */
-    bool lost;     /* the device made no progress: its streams are not to be waited for */
-    bool aborted;  /* NCCL: the communicator was given up */
-    bool busy;     /* in a run: what callbacks call is refused */
+    bool lost;     /* the device made no progress: do not wait for its streams */
+    bool aborted;  /* NCCL: the communicator was aborted */
+    bool busy;     /* in a run: calls from callbacks are refused */
 
     /* the run */
     cf_error failure;  /* code CF_OK: none so far */
     int64_t failed_at; /* NCCL: index of the action in the schedule */
-    bool broken;       /* NCCL: a transfer failed, so there is no going on */
+    bool broken;       /* NCCL: a transfer failed, so the run cannot continue */
     int64_t n_ended;   /* actions of the order that are known to have ended */
     int64_t n_ahead;   /* passes that are issued and not known to have ended */
 };
@@ -6470,14 +6480,14 @@ bool is_receive(int pass) { return !is_pass(pass) && !is_send(pass); }
 bool is_forward(int pass) { return pass == CF_F || pass == CF_R; }
 bool is_backward(int pass) { return pass == CF_B || pass == CF_I; }
 
-/* Takes `own` away if CUDA keeps it as the thread's last error. Any other one stays. */
+/* Clears the thread's last CUDA error if it is `own`. Any other one stays. */
 void forget(cudaError_t own) {
     if (own != cudaSuccess && cudaPeekAtLastError() == own) (void)cudaGetLastError();
 }
 
-/* Leaves the caller's current device and the thread's last error as a public function finds them. An error that is
-   there at the start is the application's. If there was none, one that is there at the end is this file's own: it has
-   been reported, and goes. CUDA keeps "not ready" like an error, though it is none. */
+/* Restores the caller's current device and the thread's last error at the end of a public function. An error that is
+   there at the start is the application's, and stays. Any other one is this file's own, has been reported, and is
+   cleared. CUDA keeps "not ready" like an error, though it is none. */
 struct keep_thread {
     cudaError_t before;
     int device = 0;
@@ -6501,10 +6511,11 @@ bool is_local_replay(const batch *b) { return b->schedule->shape.replay == CF_RE
 /* Returns whether the state of chains lies in host memory. */
 bool streams_state(const executor *e) { return e->desc.state_block_rows > 0; }
 
-/* Returns whether what local replay keeps from an F to its R lies in host memory. */
+/* Returns whether inputs that local replay keeps from F to R lie in host memory. */
 bool moves_inputs(const executor *e) { return streams_state(e) || e->desc.outputs > 1; }
 
-/* Returns whether replays take attention's outputs from their F. In a small window attention costs less than that. */
+/* Returns whether replays take attention's outputs from their F. With a small window attention costs less than keeping
+   them. */
 bool keeps_outputs(const executor *e) {
     const int64_t window = e->desc.attention.window;
     return e->desc.outputs > 0 && (window == 0 || window >= CF_MIN_OUTPUT_WINDOW);
@@ -6514,32 +6525,34 @@ int64_t stage_of(const batch *b, int64_t virtual_stage) {
     return cf_placement_stage(b->schedule->shape.placement, b->e->desc.n_stages, virtual_stage);
 }
 
-/* Finds the virtual stage that a stage has in one row of them. */
+/* Returns the virtual stage that a stage has in one row of the layout. */
 int64_t virtual_stage_at(const stage_plan *s, int64_t row) {
     return cf_placement_at(s->b->schedule->shape.placement, s->b->e->desc.n_stages, row, s->on->number);
 }
 
-/* Looks up where a pass or transfer stands in the list of its stage; -1: there is none. */
+/* Returns the position of a pass or transfer in the list of its stage; -1: there is none. */
 int64_t position_of(const batch *b, int pass, int64_t chunk, int64_t virtual_stage) {
     const int64_t action = cf_schedule_find(b->index, static_cast<cf_pass>(pass), chunk, virtual_stage);
     return action < 0 ? -1 : action - b->schedule->first[stage_of(b, virtual_stage)];
 }
 
-/* Returns the virtual stage at the other end of a transfer. Gradients go down. */
+/* Returns the virtual stage at the other end of a transfer. Gradients go to the previous one. */
 int64_t other_end(const cf_action &a) {
     const bool gradient = a.pass == CF_SEND_B || a.pass == CF_RECV_B;
     return a.stage + (is_send(a.pass) == gradient ? -1 : 1);
 }
 
-/* Finds the stream of an action. In one process each link between neighbouring virtual stages has a stream for each
-   direction. NCCL has one stream for all, because only in the order of the list can no transfer wait for ever. */
+/* Returns the stream of an action. In one process each link between neighbouring virtual stages has a stream for each
+   direction. With NCCL all transfers have one stream, because only in the order of the list can no transfer wait for
+   ever. */
 int32_t stream_of(const executor *e, const cf_action &a) {
     if (is_pass(a.pass)) return COMPUTE;
     if (has_nccl(e)) return FIRST_LINK;
     return (int32_t)(FIRST_LINK + 2 * (a.stage / e->desc.n_stages) + (a.pass == CF_RECV_B));
 }
 
-/* Returns whether the chunk's chain has a state: all do but the leaves of trees, which are chunks without one here. */
+/* Returns whether the chunk's chain has a state. All have one except the leaves of trees, which count as chunks without
+   a chain here. */
 bool has_chain(const cf_chunk &c) { return c.state > 0; }
 
 bool is_last_of_chain(const cf_plan *plan, const cf_chunk &c) { return c.index + 1 == plan->chains[c.chain].n_chunks; }
@@ -6549,26 +6562,26 @@ int64_t begin_of_chain(const cf_plan *plan, int64_t chain) {
     return plan->chunks[plan->chains[chain].first_chunk].prefix;
 }
 
-/* Returns the chain that a chain goes on from, or -1. */
+/* Returns the chain that a chain continues, or -1. */
 int64_t chain_above(const cf_plan *plan, int64_t chain) {
     const int64_t up = plan->chunks[plan->chains[chain].first_chunk].up;
     return up >= 0 ? plan->chunks[up].chain : -1;
 }
 
-/* Counts the rows of the state that a chunk takes: as many as it has tokens of its chain; or as many as it has rows, if
-   it has other slices behind those tokens (a hybrid chunk) or no chain. */
+/* Returns the rows of the state that a chunk takes: its tokens of the chain. If it has other slices behind those (a
+   hybrid chunk) or no chain: all its rows. */
 int64_t rows_of(const cf_plan *plan, int64_t chunk) {
     const cf_chunk *c = &plan->chunks[chunk];
     const bool whole = has_chain(*c) && (c->n_slices == 1 || !is_last_of_chain(plan, *c));
     return whole ? plan->chunks[chunk].state : c->rows;
 }
 
-/* Counts the rows of a chunk that host memory keeps: those that later chunks may read. */
+/* Returns the rows of a chunk that host memory keeps: those that later chunks may read. */
 int64_t kept_rows_of(const batch *b, int64_t chunk) {
     return streams_state(b->e) ? b->plan->chunks[chunk].state : rows_of(b->plan, chunk);
 }
 
-/* Counts the rows that the chunk's chain, or a chunk without one, takes in each plane. They are rounded up so that
+/* Returns the rows that a chunk's chain, or a chunk without one, takes in each plane. They are rounded up so that
    planes on the device lie at multiples of 256 bytes. */
 int64_t state_rows(const batch *b, const cf_chunk &c) {
     const cf_chain *g = has_chain(c) ? &b->plan->chains[c.chain] : NULL;
@@ -6582,7 +6595,7 @@ const cf_chunk &chunk_of(const stage_plan *s, const cf_step *step) {
     return s->b->plan->chunks[step->action.chunk];
 }
 
-/* Counts the bytes of a row of K and V, or of their gradients: in a layer, and in all of a virtual stage. */
+/* Returns the bytes of a row of K and V, or of their gradients: in a layer, and in all layers of a virtual stage. */
 int64_t row_bytes(const executor *e, bool gradient) {
     const cf_attention_desc &a = e->desc.attention;
     return bytes_of(gradient ? CF_DTYPE_FP32 : a.dtype) * 2 * a.n_kv_heads * a.head_size;
@@ -6592,8 +6605,8 @@ double state_row_bytes(const executor *e, int64_t virtual_stage, bool gradient) 
     return (double)(e->stage_descs[virtual_stage].n_layers * row_bytes(e, gradient));
 }
 
-/* A stage has one of each of these events, which is recorded anew before anything else waits for it. Behind them are
-   the events of outputs, where a wait means the last record. */
+/* Each stage's own events. Each is recorded anew before anything else waits for it. The events of outputs follow; a
+   wait for one of those means its last record. */
 enum { INPUT_THERE, INPUT_LEFT, INPUT_BACK, CLEARED, FIRST_OUTPUTS_EVENT };
 const int N_INPUT_EVENTS = FIRST_OUTPUTS_EVENT + 2 * N_OUTPUTS_EVENTS;
 
@@ -6607,8 +6620,8 @@ void find_partner(stage_plan *s, int64_t at, const cf_need *needs) {
                                           : needs[0].action - b->schedule->first[stage];
 }
 
-/* Finds the tensor that an action reads or sends. With local replay, R reads what its F has read, or a copy of that
-   from host memory. */
+/* Finds the tensor that an action reads or sends. With local replay, R reads what its F read, or a copy of that from
+   host memory. */
 void find_source(stage_plan *s, int64_t at, const cf_need &need) {
     planned *p = &s->plan[at];
     const int64_t from = (need.received >= 0 ? need.received : need.action) - s->first;
@@ -6624,7 +6637,7 @@ void find_source(stage_plan *s, int64_t at, const cf_need &need) {
     if (p->source >= 0) s->plan[p->source].last = at;
 }
 
-/* Makes the entries of a stage's list, before anything is known of its memory. */
+/* Makes the entries of a stage's list, without their memory. */
 bool start_plan(batch *b, stage_plan *s, stage *on) {
     executor *e = b->e;
     s->b = b;
@@ -6652,9 +6665,9 @@ bool start_plan(batch *b, stage_plan *s, stage *on) {
     return true;
 }
 
-/* Finds the order of issue: takes one action of each stage in turn, if all that it waits for is issued. A RECV comes
-   after the pass that makes the tensor, a SEND after its RECV; all else comes earlier in the same list. Lists that come
-   to an end if every send waits for its receiver also do so here. */
+/* Finds the order of issue: takes one action of each stage in turn, if all actions that it waits for are issued. A RECV
+   comes after the pass that makes the tensor, a SEND after its RECV; all others come earlier in the same list. If the
+   lists finish with sends that wait for their receivers, they also finish here. */
 cf_result find_order(batch *b, cf_error *error) {
     int64_t total = 0, before;
     for (const stage_plan &s : b->stages) total += s.n_actions;
@@ -6687,15 +6700,16 @@ int64_t state_slot(const stage_plan *s, int64_t chain, int64_t virtual_stage) {
 
 enum { ARENA, STATE, GRADIENT, N_HELD };
 
-/* Notes of one walk through a stage's steps. */
+/* The state of one walk through a stage's steps. */
 struct recording {
     stage_plan *s;
     array<int64_t> next_pass;    /* (n_actions + 1) position of the next pass behind an action */
-    array<int64_t> held[N_HELD]; /* (n_actions + 1) bytes that come into use there, less those that go out of it */
+    array<int64_t> held[N_HELD]; /* (n_actions + 1) bytes that come into use at an action, minus those that are freed
+                                    there */
     bool too_large;
 };
 
-/* A virtual stage asks for fixed bytes of each of these, and for more bytes with each row of a chunk. */
+/* Bytes that a virtual stage needs: a fixed number of each kind, and more for each row of a chunk. */
 enum { ACTIVATIONS, FORWARD_WORK, BACKWARD_WORK, N_WANTED };
 
 using stage_bytes = int64_t cf_cuda_stage::*;
@@ -6715,7 +6729,7 @@ int64_t wanted_bytes(const cf_cuda_stage &d, int what, int64_t rows) {
     return d.*wanted[what].fixed + d.*wanted[what].each * rows;
 }
 
-/* Notes bytes that are in use from one position to another, and returns them; 0 if they are too many. */
+/* Notes bytes that are in use from position `begin` to `end`, and returns them; 0 if they are too many. */
 int64_t note_held(recording *r, int what, int64_t begin, int64_t end, double bytes) {
     r->too_large |= !(bytes < (double)MOST_SIZE);
     if (r->too_large) return 0;
@@ -6730,7 +6744,7 @@ void add_wait(stage_plan *s, int64_t at, int64_t other, int64_t position) {
     const batch *b = s->b;
     planned *p = &s->plan[at];
     const planned *from = &b->stages[other].plan[position];
-    if (p->event < 0) return; /* a SEND that does nothing */
+    if (p->event < 0) return; /* a SEND within one process does nothing */
     if (from->event < 0) {
         other = from->peer;
         from = &b->stages[other].plan[from->partner];
@@ -6801,7 +6815,7 @@ int64_t take_rows(recording *r, const cf_step *step, const cf_chunk &c, bool gra
     return take_slot(&b->e->home, &r->s->rows[gradient], (int64_t)bytes, step->position, end, end - 1, &before);
 }
 
-/* Records that dK and dV of a chain come into use. Those of each chunk go with its backward. */
+/* Records that dK and dV of a chain come into use. Each chunk's are freed with its backward. */
 void record_gradient(recording *r, const cf_step *step, int64_t chain) {
     const batch *b = r->s->b;
     const cf_chain &g = b->plan->chains[chain];
@@ -6812,8 +6826,8 @@ void record_gradient(recording *r, const cf_step *step, int64_t chain) {
     *gradient_slot(r->s, chain, stage) = take_rows(r, step, b->plan->chunks[g.first_chunk], true, end);
 }
 
-/* Records the rows of chains. A chunk's rows come with its F and go with its backward. Rows of the gradient come with
-   the first backward that adds to any of them. */
+/* Records the rows of chains. A chunk's rows come into use with its F and are freed with its backward. Rows of the
+   gradient come into use with the first backward that adds to any of them. */
 void record_rows(recording *r, const cf_step *step) {
     const batch *b = r->s->b;
     const cf_action &a = step->action;
@@ -6876,7 +6890,8 @@ bool start_recording(recording *r, stage_plan *s) {
 
 /* ---- what streams ---- */
 
-/* Sizes the ring that all virtual stages of the stage share, by the memory model. It is there if any chain has rows. */
+/* Sizes the ring that all virtual stages of the stage share, by the memory model. There is one if any chain has
+   rows. */
 void size_rings(stage_plan *s) {
     const executor *e = s->b->e;
     const int64_t rows = bytes_in(s->rows[0]) > 0.0 ? e->desc.state_slots * e->desc.state_block_rows : 0;
@@ -6885,13 +6900,13 @@ void size_rings(stage_plan *s) {
     m->gradient = m->gradient_live = rows * row_bytes(e, true);
 }
 
-/* Counts the bytes of a kept input, as they are laid out. */
+/* Returns the bytes of a kept input, with alignment. */
 int64_t input_bytes(const stage_plan *s, int64_t at) {
     return align_256(s->b->e->desc.boundary_bytes_per_token * s->b->plan->chunks[s->actions[at].chunk].rows);
 }
 
-/* Finds the most bytes of kept inputs on the device at once, but no more than two of the largest chunk: one input is in
-   use then, and one on its way. */
+/* Returns the room for kept inputs on the device: the most that are there at once, but at most two of the largest
+   chunk. One is in use while the other is copied. */
 int64_t slots_for_inputs(const stage_plan *s) {
     int64_t kept = 0, most = 0;
     for (int64_t at = 0; at < s->n_actions; at++) {
@@ -6902,10 +6917,12 @@ int64_t slots_for_inputs(const stage_plan *s) {
     return std::min(most, 2 * align_256(s->b->e->desc.boundary_bytes_per_token * s->b->most_rows));
 }
 
-/* Kept inputs come back behind the arena, in turn to the lower and to the upper end of the room for them: one is in use
-   while the next is on its way. An input sets out when the pass before its R has been issued, whose own copies go
-   first. Its copy waits until the last R that read from the same end is done. Where the room is too small for both
-   ends, it waits for the R right before its own. */
+/* Places kept inputs, as they come back to the device, behind the arena: alternately at the lower and the upper end of
+   their room. One is in use while the next one is copied.
+
+   An input is fetched when the pass before its R has been issued, whose own copies go first. Its copy waits until the
+   last R that read from the same end is done. If the room is too small for both ends, it waits for the R right before
+   its own. */
 void place_inputs(stage_plan *s) {
     cf_executor_memory *m = &s->memory_used;
     int64_t turn = 0, pass = -1, before = -1, second_before = -1, low = 0, high = 0;
@@ -6964,9 +6981,9 @@ cf_result plan_stage(stage_plan *s, cf_error *error) {
 /* Returns whether the chunk's slices see rows in several places, all of which come as blocks. */
 bool is_branched(const chunk_data &data) { return data.metadata.n_calls > 0; }
 
-/* Checks that one chunk has what the code above relies on. The check of the schedule has seen that chains and their
-   chunks agree, and that the chunk's slices are there. Only the last chunk of a chain may have other slices behind the
-   chain's: in any other one, their rows would be the next chunk's. */
+/* Checks the facts about one chunk that the code above relies on. The check of the schedule has seen that chains agree
+   with their chunks and that slices exist. Only the last chunk of a chain may have other slices behind the chain's; in
+   any other chunk, their rows would be the next chunk's. */
 cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
     const cf_chunk *c = &plan->chunks[chunk];
     const bool goes_on = c->chain >= 0 && !is_last_of_chain(plan, *c);
@@ -6993,16 +7010,16 @@ cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
     return CF_OK;
 }
 
-/* Returns whether slice `id` of a tree lies right behind the one that it goes on from: attention takes the two for
+/* Returns whether slice `id` of a tree lies right behind the slice that it continues: attention takes the two as
    one. */
 bool continues(const cf_plan *plan, const cf_chunk &c, int64_t id) {
     return plan->order != NULL && id > c.first_slice && plan->slices[id].up == id - 1 &&
            (int64_t)plan->slices[id - 1].offset + plan->slices[id - 1].length == plan->slices[id].offset;
 }
 
-/* The slices of a chunk as attention is told of them: one for each run of the plan's slices. */
+/* A chunk's slices for attention: one for each run of the plan's slices. */
 struct slice_arrays {
-    array<int32_t> numbers, runs; /* runs: which one each slice of the chunk is in */
+    array<int32_t> numbers, runs; /* runs: the run of each slice of the chunk */
 };
 
 bool fill_slices(const batch *b, const cf_chunk &c, int64_t in_place, slice_arrays *to, cf_attention_desc *d) {
@@ -7033,8 +7050,8 @@ bool fill_slices(const batch *b, const cf_chunk &c, int64_t in_place, slice_arra
     return true;
 }
 
-/* Prepares attention of a chunk. It is told the slices alone, for it needs no sequences of padding. If the prefix comes
-   in blocks, the keys are the chunk's own. */
+/* Prepares attention of a chunk, with its slices but without sequences of padding. If the prefix comes in blocks, the
+   keys are the chunk's own. */
 cf_result prepare_attention(batch *b, const cf_chunk &c, chunk_data *data, cf_error *error) {
     const int64_t in_place = streams_state(b->e) || is_branched(*data) ? 0 : c.prefix;
     cf_attention_desc d = b->e->desc.attention;
@@ -7057,8 +7074,8 @@ int64_t first_seen_by(const cf_attention_desc &d, const cf_chunk &c) {
     return seen;
 }
 
-/* Lists the blocks of a chunk of a tree: what it sees of each chain on its path, from the root down, in pieces where
-   the state streams; then the levels of the chunk itself. */
+/* Lists the blocks of a chunk of a tree: the rows that it sees of each chain on its path, from the root down, in pieces
+   if the state streams; then the levels of the chunk itself. */
 bool list_tree_blocks(batch *b, const cf_chunk &c, chunk_data *data) {
     heap *home = &b->e->home;
     const int64_t rows = streams_state(b->e) ? b->e->desc.state_block_rows : MOST_ROWS;
@@ -7080,8 +7097,8 @@ bool list_tree_blocks(batch *b, const cf_chunk &c, chunk_data *data) {
     return data->block_memory.fill(home, data->n_blocks + data->n_levels);
 }
 
-/* Lists the blocks of a prefix that need an object of their own. Either they are of another length than the one before,
-   or not all of their keys are seen by all of the chunk's `own` tokens. */
+/* Lists the blocks of a prefix that need an object of their own: their length differs from that of the block before, or
+   some of the chunk's `own` tokens do not see all of their keys. */
 bool list_blocks(batch *b, int64_t prefix, int64_t own, chunk_data *data) {
     const cf_executor_desc &d = b->e->desc;
     const int64_t seen_by_all = first_seen_row(prefix + own - 1, d.attention.window);
@@ -7098,7 +7115,7 @@ bool list_blocks(batch *b, int64_t prefix, int64_t own, chunk_data *data) {
     return data->block_memory.fill(&b->e->home, data->n_blocks);
 }
 
-/* Finds a place for tiles. If the chunk before has the same tiles, both share its place, as do the full chunks of a
+/* Returns the place of tiles. If the chunk before has the same tiles, both share one place. So do the full chunks of a
    chain whose prefix comes in blocks. */
 int64_t place_tiles(batch *b, const cf_attention *a, const cf_attention *before, int64_t before_at) {
     const int64_t at = b->metadata_bytes;
@@ -7109,7 +7126,7 @@ int64_t place_tiles(batch *b, const cf_attention *a, const cf_attention *before,
     return at;
 }
 
-/* In a backward the workspace also has room for a forward, which may run again. */
+/* Enlarges the workspaces for a problem. A backward's also has room for a forward, which may run again. */
 void take_workspace(batch *b, const cf_attention *a) {
     const int64_t forward = align_256((int64_t)a->forward_bytes), backward = align_256((int64_t)a->backward_bytes);
     b->attention_bytes[0] = std::max(b->attention_bytes[0], forward);
@@ -7190,7 +7207,7 @@ cf_result upload_chunks(stage_plan *s, cf_error *error) {
             ids[i] = data.metadata.sequence_ids[i] < 0 ? -1 : data.metadata.position_ids[i];
         if (data.attention != NULL) put_tiles(image, data.tiles_at, data.attention);
     }
-    if (image.n > 0) /* by the stream that will read it: cudaMemcpy's own would order nothing there */
+    if (image.n > 0) /* on the stream that will read it: cudaMemcpy's own would not be ordered before that */
         status = cudaMemcpyAsync(s->on->memory.data, image.data, (size_t)image.n, cudaMemcpyHostToDevice,
                                  s->on->streams[COMPUTE]);
     if (status == cudaSuccess) status = cudaStreamSynchronize(s->on->streams[COMPUTE]);
@@ -7199,7 +7216,7 @@ cf_result upload_chunks(stage_plan *s, cf_error *error) {
 
 /* ---- memory ---- */
 
-/* Makes sure that no item of the largest chunk passes MOST_BYTES. */
+/* Checks that no item of the largest chunk exceeds MOST_BYTES. */
 cf_result check_items(const batch *b, cf_error *error) {
     const int64_t rows = b->most_rows, boundary = b->e->desc.boundary_bytes_per_token;
     if (boundary > 0 && rows > MOST_BYTES / boundary)
@@ -7215,8 +7232,8 @@ cf_result check_items(const batch *b, cf_error *error) {
     return CF_OK;
 }
 
-/* Puts the parts of a stage's memory one behind the other: metadata, arena, state, gradients, workspace; rings last,
-   whose bytes may be any multiple of 16. */
+/* Lays out a stage's memory: metadata, arena, state, gradients, workspace. Rings come last, because their bytes may be
+   any multiple of 16. */
 void lay_out_stage(stage_plan *s) {
     const batch *b = s->b;
     cf_executor_memory *m = &s->memory_used;
@@ -7247,7 +7264,8 @@ void lay_out_stage(stage_plan *s) {
     s->standalone_at = s->attention_at[1] + b->attention_bytes[1];
     m->forward_workspace = s->attention_at[0] + b->attention_bytes[0] - at;
     m->backward_workspace = s->standalone_at - at;
-    if (b->e->has_state && !streams_state(b->e)) /* gradients of standalone chunks: planes of one layer for all */
+    if (b->e->has_state && !streams_state(b->e)) /* gradients of standalone chunks: all layers share one layer's
+                                                    planes */
         m->backward_workspace += b->standalone_rows * row_bytes(b->e, true);
     m->workspace = std::max(m->forward_workspace, m->backward_workspace);
     s->ring_at = at + m->workspace;
@@ -7260,8 +7278,8 @@ void free_block(block *b) {
     b->bytes = 0;
 }
 
-/* Grows a block that is too small. The old one goes first, so that both need not fit at once. The error's `got` says
-   how many bytes the device has free. */
+/* Enlarges a block that is too small. The old one is freed first, so that both need not fit at once. error->got: bytes
+   that the device has free. */
 cf_result take_block(block *b, int64_t bytes, int64_t stage_number, cf_error *error) {
     const char *const field = b->pinned ? "host" : "memory";
     void *data = NULL;
@@ -7269,7 +7287,7 @@ cf_result take_block(block *b, int64_t bytes, int64_t stage_number, cf_error *er
     if (bytes <= b->bytes) return CF_OK;
     free_block(b);
     const cudaError_t status = b->pinned ? cudaMallocHost(&data, (size_t)bytes) : cudaMalloc(&data, (size_t)bytes);
-    forget(status); /* a refused allocation is no reason for a later call to fail */
+    forget(status); /* a refused allocation must not make a later call fail */
     if (status != cudaSuccess && status != cudaErrorMemoryAllocation) return cuda_result(error, status, field);
     if (status != cudaSuccess && (b->pinned || cudaMemGetInfo(&room, &all) != cudaSuccess)) room = 0;
     if (status != cudaSuccess)
@@ -7284,7 +7302,8 @@ void drop_state_stream(stage *on) {
     on->state_stream = NULL;
 }
 
-/* The ring's copies go on OUT and IN, which then carry nothing else but kept inputs. */
+/* Makes the stream of the stage's state. It copies on OUT and IN, where only kept inputs and outputs are copied beside
+   it. */
 cf_result make_state_stream(stage_plan *s, cf_error *error) {
     const executor *e = s->b->e;
     const cf_attention_desc &a = e->desc.attention;
@@ -7308,8 +7327,8 @@ cf_result make_state_stream(stage_plan *s, cf_error *error) {
     return cf_state_stream_create(&d, &s->on->state_stream, error);
 }
 
-/* Takes what a planned batch needs of a device. There is always some memory, so that addresses of nothing are not NULL.
-   What processes exchange lies behind what is loaded. */
+/* Allocates what a planned batch needs of a device. There is always some memory, so that addresses of empty arrays are
+   not NULL. Numbers that processes exchange lie behind the batch. */
 cf_result take_stage(stage_plan *s, cf_error *error) {
     executor *e = s->b->e;
     const int64_t exchanged = has_nccl(e) ? 16 * s->b->schedule->n_actions + 256 : 0;
@@ -7332,7 +7351,7 @@ cf_result take_stage(stage_plan *s, cf_error *error) {
 
 /* ---- loading ---- */
 
-/* Checks that the schedule fits the executor and is sound, and lowers it where that is still to be done. */
+/* Checks that the schedule fits the executor and is sound, and lowers it if needed. */
 cf_result take_schedule(batch *b, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     executor *e = b->e;
     const int64_t n_stages = e->desc.n_stages, n_virtual = e->desc.n_virtual;
@@ -7373,16 +7392,16 @@ cf_result plan_batch(batch *b, const cf_plan *plan, const cf_schedule *schedule,
     return code;
 }
 
-/* ---- what is asked of NCCL ---- */
+/* ---- NCCL ---- */
 
-/* Reads a clock that only runs forwards, in seconds. */
+/* Reads a monotonic clock, in seconds. */
 double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 #ifdef CHUNKFLOW_NCCL
 
-/* A communicator that does not block says "in progress", and is to be asked until it is not. */
+/* Checks a result of NCCL. A non-blocking communicator answers "in progress"; it is then asked until it is done. */
 cf_result check_nccl(const executor *e, ncclResult_t status, cf_error *error) {
     const double start = seconds_now();
     while (status == ncclInProgress && seconds_now() - start <= e->desc.timeout)
@@ -7394,7 +7413,7 @@ cf_result check_nccl(const executor *e, ncclResult_t status, cf_error *error) {
 
 cf_result find_rank(executor *e, cf_error *error) {
     int n = 0, rank = 0, device = 0, current = 0;
-    const cf_result ready = check_nccl(e, ncclInProgress, error); /* as long as it is being made */
+    const cf_result ready = check_nccl(e, ncclInProgress, error); /* until it is made */
     if (ready != CF_OK) return ready;
     const cudaError_t found = cudaGetDevice(&current);
     ncclResult_t status = ncclCommCount(e->desc.nccl, &n);
@@ -7411,7 +7430,7 @@ cf_result find_rank(executor *e, cf_error *error) {
     return CF_OK;
 }
 
-/* Asks whether a peer is gone, for what it was to send or take will never end. */
+/* Returns whether a peer is lost; transfers with it would never end. */
 bool peers_lost(const executor *e) {
     ncclResult_t state = ncclSuccess;
     if (!has_nccl(e) || e->aborted) return false;
@@ -7452,8 +7471,8 @@ void give_up(executor *) {}
 
 /* ---- waiting for the device ---- */
 
-/* Polls, first at once and then in small steps, until `query` is something else than not ready. cudaErrorNotReady: the
-   time is up, or a peer is gone. An executor that is lost already does not wait that long again. */
+/* Polls `query`, at once and then in small steps, until it is ready or fails. Returns cudaErrorNotReady after the
+   timeout or if a peer is lost. An executor that is lost already waits only briefly. */
 template <typename F> cudaError_t wait_until_ready(const executor *e, F query) {
     const double most = e->lost ? std::min(e->desc.timeout, 1.0) : e->desc.timeout;
     const double start = seconds_now();
@@ -7467,7 +7486,7 @@ template <typename F> cudaError_t wait_until_ready(const executor *e, F query) {
     }
 }
 
-/* Lets everything end that is on a stream. An executor whose device does not come to an end is lost, until it does. */
+/* Waits for the end of all streams. If the device does not finish, the executor is lost until it does. */
 cf_result drain(executor *e, cf_error *error) {
     cudaError_t first = cudaSuccess;
     for (const stage &on : e->stages) {
@@ -7522,8 +7541,8 @@ bool check_cuda(const stage_plan *s, int64_t position, cudaError_t status, const
     return false;
 }
 
-/* A callback may have left behind the error of a failed launch that it did not look after. A callback that only asked
-   whether something is ready has not failed. */
+/* Checks the last CUDA error after a callback, which may be that of a failed launch. If the callback only asked whether
+   something is ready, it has not failed. */
 bool check_left_behind(const stage_plan *s, int64_t position, const char *callback) {
     const cudaError_t status = cudaGetLastError();
     char what[32];
@@ -7535,8 +7554,8 @@ bool check_left_behind(const stage_plan *s, int64_t position, const char *callba
 
 cudaStream_t own_stream(const stage_plan *s, const planned &p) { return s->on->streams[p.stream]; }
 
-/* Makes the action's stream wait for what the action needs, lets `put` put its work there, which returns whether all is
-   well, and marks its end. */
+/* Issues an action: makes its stream wait for what the action needs, calls `put`, which puts the work there and returns
+   whether it succeeded, and marks the end. */
 template <typename F> bool issue(const stage_plan *s, int64_t position, F put) {
     const planned &p = s->plan[position];
     cudaError_t status = cudaSetDevice(s->on->device);
@@ -7559,8 +7578,8 @@ void *input_of(const stage_plan *s, const planned &p) {
 
 void *host_of(const stage_plan *s, const planned &p) { return s->on->host.data + s->kept[p.host].at; }
 
-/* Describes K and V that lie in a slot, or their gradient, from `row` on; in host memory where the state of chains
-   streams. Slot -1: chunks without a chain share the planes of one layer for their gradient. */
+/* Returns K and V in a slot, or their gradient, from `row` on; in host memory if the state streams. Slot -1: chunks
+   without a chain share the planes of one layer for their gradient. */
 cf_state state_in(const stage_plan *s, const cf_step *step, const cf_chunk &c, int64_t slot, bool gradient,
                   int64_t row) {
     const batch *b = s->b;
@@ -7578,14 +7597,14 @@ cf_state state_in(const stage_plan *s, const cf_step *step, const cf_chunk &c, i
     return state;
 }
 
-/* Describes K and V of a chain, or their gradient. */
+/* Returns K and V of a chain, or their gradient. */
 cf_state chain_state(const stage_plan *s, const cf_step *step, int64_t chain, bool gradient, int64_t row) {
     const int64_t stage = step->action.stage;
     const int64_t slot = gradient ? *gradient_slot(s, chain, stage) : state_slot(s, chain, stage);
     return state_in(s, step, s->b->plan->chunks[s->b->plan->chains[chain].first_chunk], slot, gradient, row);
 }
 
-/* Describes K and V of a chunk, of its chain or its own, or their gradient; with own_rows from its own rows on. */
+/* Returns K and V of a chunk's chain, or its own, or their gradient; with own_rows from the chunk's own rows on. */
 cf_state state_of(const stage_plan *s, const cf_step *step, bool gradient, bool own_rows) {
     const cf_chunk &c = chunk_of(s, step);
     if (!has_chain(c))
@@ -7593,13 +7612,13 @@ cf_state state_of(const stage_plan *s, const cf_step *step, bool gradient, bool 
     return chain_state(s, step, c.chain, gradient, own_rows ? c.prefix - begin_of_chain(s->b->plan, c.chain) : 0);
 }
 
-/* Returns whether a pass attends, or adds to the gradients of attention. */
+/* Returns whether a pass computes attention, or its gradients. */
 bool attends(const executor *e, const cf_action &a) {
     return a.pass != CF_W && (a.pass != CF_R || !keeps_outputs(e));
 }
 
-/* Returns whether a pass needs the stream: walks through its prefix, sends rows of its own out, or adds what came back
-   for them. */
+/* Returns whether a pass needs the stream: to read its prefix, to send its own rows, or to add their gradients that
+   came back. */
 bool needs_stream(const stage_plan *s, const cf_action &a) {
     const batch *b = s->b;
     const cf_chunk &c = b->plan->chunks[a.chunk];
@@ -7607,7 +7626,7 @@ bool needs_stream(const stage_plan *s, const cf_action &a) {
     return has_chain(c) ? a.pass != CF_R || c.prefix > 0 : b->chunks[a.chunk - b->first_chunk].n_blocks > 0;
 }
 
-/* Returns whether others read what a chunk adds to its chain. */
+/* Returns whether other chunks read the rows that a chunk adds to its chain. */
 bool is_read_again(const cf_chunk &c) { return c.down >= 0; }
 
 /* Finds where the blocks of a tree's chunk lie. */
@@ -7621,7 +7640,7 @@ void list_places(const stage_plan *s, const cf_step *step, const chunk_data &dat
     }
 }
 
-/* Finds what attention of a pass goes through beside the chunk's own. */
+/* Returns what attention of a pass uses beside the chunk's own arrays. */
 cf_cuda_walk walk_of(const stage_plan *s, const cf_step *step) {
     const batch *b = s->b;
     const cf_action &a = step->action;
@@ -7643,7 +7662,7 @@ cf_cuda_walk walk_of(const stage_plan *s, const cf_step *step) {
     return out;
 }
 
-/* Finds where a pass keeps attention's outputs, or takes them from. Returns whether it does either. */
+/* Finds the place where a pass keeps attention's outputs, or reads them. Returns whether it does either. */
 bool find_outputs(const stage_plan *s, const cf_step *step, cf_cuda_outputs *to) {
     const executor *e = s->b->e;
     const stage &on = *s->on;
@@ -7660,7 +7679,7 @@ bool find_outputs(const stage_plan *s, const cf_step *step, cf_cuda_outputs *to)
     return true;
 }
 
-/* Fills in what the callback of a pass is told. */
+/* Returns the data of a pass for its callback. */
 cf_cuda_step step_of(const stage_plan *s, const cf_step *step, const cf_cuda_walk *walk, cf_error *error) {
     const batch *b = s->b;
     const executor *e = b->e;
@@ -7705,12 +7724,12 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step, const cf_cuda_wal
     return out;
 }
 
-/* ---- what streams beside a pass ---- */
+/* ---- copies beside a pass ---- */
 
 cudaEvent_t input_event(const stage_plan *s, int which) { return s->on->events[s->input_events + which]; }
 
-/* Clears dK and dV of chains that a backward of a tree is the first to add to: here, or in host memory before anything
-   is fetched from there. */
+/* Clears dK and dV of chains that this backward of a tree is the first to add to: on the device, or in host memory
+   before any of it is fetched. */
 bool clear_gradients(const stage_plan *s, const cf_step *step) {
     const batch *b = s->b;
     const cudaStream_t compute = own_stream(s, s->plan[step->position]);
@@ -7728,7 +7747,7 @@ bool clear_gradients(const stage_plan *s, const cf_step *step) {
     return check_cuda(s, step->position, status, "clearing gradients");
 }
 
-/* Copies what an F keeps for its R to host memory, once the F may run. The end of the F waits for the copy. */
+/* Copies the input that an F keeps for its R to host memory, once the F may run. The F's end waits for the copy. */
 bool send_input(const stage_plan *s, int64_t position, const void *input, size_t bytes) {
     const cudaStream_t out = s->on->streams[OUT];
     const planned &p = s->plan[position];
@@ -7746,7 +7765,7 @@ bool wait_for_input(const stage_plan *s, int64_t position, size_t bytes) {
     return check_cuda(s, position, cudaStreamWaitEvent(own_stream(s, p), input_event(s, INPUT_LEFT), 0), "waiting");
 }
 
-/* Behind a pass, sends the kept input of the R that comes next to its slot, once that slot is free. */
+/* After a pass was issued, fetches the kept input of the next pass, if that is an R, once its slot is free. */
 bool fetch_input(const stage_plan *s, int64_t position) {
     const int64_t at = s->plan[position].fetch;
     if (at < 0) return true;
@@ -7768,7 +7787,8 @@ bool note_stream(const stage_plan *s, int64_t position, cf_result code, const cf
     return code == CF_OK;
 }
 
-/* Lists the states above a chunk's own chain, from the root down. Returns how many, or -1 if they are too many. */
+/* Lists the states of the chains above a chunk's own, from the root down. Returns how many, or -1 if they are too
+   many. */
 int64_t list_above(const stage_plan *s, const cf_step *step, bool grouped, cf_state_part *above) {
     const cf_path *states = s->steps->paths;
     int64_t n = 0;
@@ -7806,7 +7826,7 @@ bool begin_stream(const stage_plan *s, const cf_step *step) {
     return note_stream(s, step->position, cf_state_stream_begin(s->on->state_stream, &pass, &why), why);
 }
 
-/* Ends the stream's pass, also after a callback that failed: otherwise the next run could not begin one. */
+/* Ends the stream's pass, also after a failed callback: otherwise the next run could not begin one. */
 bool end_stream(const stage_plan *s, const cf_step *step) {
     cf_error why = {};
     if (!needs_stream(s, step->action)) return true;
@@ -7814,8 +7834,8 @@ bool end_stream(const stage_plan *s, const cf_step *step) {
                        cf_state_stream_end(s->on->state_stream, own_stream(s, s->plan[step->position]), &why), why);
 }
 
-/* Runs a pass. Failures are noted in the executor, where issue_all looks: with NCCL the lists go on without passes, as
-   it says. An error that the application's callback has put into its step goes out as it came. */
+/* Issues a pass. Failures are noted in the executor, where issue_all looks: with NCCL the lists continue without
+   passes. An error that the callback filled in is returned as it is. */
 void run_pass(const stage_plan *s, const cf_step *step) {
     const cf_executor_desc &d = s->b->e->desc;
     const char *name = is_forward(step->action.pass) ? "forward" : "backward";
@@ -7850,8 +7870,8 @@ void report_progress(const stage_plan *s, const cf_step *step) {
     else (void)check_left_behind(s, step->position, "progress");
 }
 
-/* Runs a transfer. In one process the receiver copies, so that nothing is left for the SEND to do. A tensor without
-   rows is not sent; both ends know that. */
+/* Issues a transfer. In one process the receiver copies, and the SEND does nothing. A tensor without rows is not sent;
+   both ends know that. */
 void run_transfer(const stage_plan *s, const cf_step *step) {
     executor *e = s->b->e;
     const planned &p = s->plan[step->position];
@@ -7885,8 +7905,8 @@ double *exchange_memory(const executor *e) {
     return reinterpret_cast<double *>(e->stages[0].memory.data + e->loaded[0].stages[0].memory_used.total);
 }
 
-/* Reduces numbers that are in host memory, at most two for each action of the schedule. Nothing else may be on the
-   stream, or the first copy could wait for it for ever. */
+/* Reduces numbers in host memory over all processes, at most two for each action of the schedule. The stream must be
+   empty, or the first copy could wait for ever. */
 cf_result exchange(const executor *e, bool sum, double *numbers, int64_t n, cf_error *error) {
     const cudaStream_t stream = exchange_stream(e->stages[0]);
     const size_t bytes = (size_t)n * sizeof(double);
@@ -7901,8 +7921,9 @@ cf_result exchange(const executor *e, bool sum, double *numbers, int64_t n, cf_e
     return cuda_result(error, status, "nccl");
 }
 
-/* Tells all processes, at the end of a run, of the failure that comes first in the schedule, as its action and code. A
-   process that could not go on gives the communicator up; the others find a peer gone, or run out of time. */
+/* Tells all processes, at the end of a run, which failure comes first in the schedule, as its action and code. A
+   process that cannot continue aborts the communicator; the others find that a peer is lost, or run into the
+   timeout. */
 void agree(executor *e) {
     const batch *b = e->loaded.data;
     const double codes = 256.0;
@@ -7921,8 +7942,8 @@ void agree(executor *e) {
     note_error(b, index, why);
 }
 
-/* Gathers the times of all stages, of which each process knows its own and has 0 for the others. A transfer begins when
-   both ends have come to it, for the first one waits in it, and ends when the tensor has come. */
+/* Gathers the times of all stages. Each process knows its own, and has 0 for the others. A transfer begins when both
+   ends have reached it, because the first one waits in it, and ends when the tensor has arrived. */
 cf_result gather_times(executor *e, double *times, int64_t n, cf_error *error) {
     const batch *b = e->loaded.data;
     const cf_schedule *s = b->schedule;
@@ -7942,8 +7963,8 @@ cf_result gather_times(executor *e, double *times, int64_t n, cf_error *error) {
 
 /* ---- running ---- */
 
-/* Sets time 0: a moment at which nothing runs, the same for all stages of a device; with NCCL, when the last process
-   has come. */
+/* Sets time 0 of a run: a moment at which nothing runs, the same for all stages of a device; with NCCL, the arrival of
+   the last process. */
 cf_result start_clocks(executor *e, cf_error *error) {
     cf_result code = drain(e, error);
     for (const stage &on : e->stages) {
@@ -7958,8 +7979,8 @@ cf_result start_clocks(executor *e, cf_error *error) {
     return code;
 }
 
-/* Waits for actions in the order in which they were issued, up to the n-th. So if one fails, the first that is not
-   known to have ended is named. */
+/* Waits for the first n actions in the order of issue. So a failure names the first action that is not known to have
+   ended. */
 bool await(executor *e, int64_t n) {
     const batch *b = e->loaded.data;
     while (e->n_ended < n) {
@@ -7974,18 +7995,18 @@ bool await(executor *e, int64_t n) {
     return true;
 }
 
-/* Puts all actions on their streams; returns how many are there.
+/* Puts all actions on their streams; returns how many it issued.
 
-   Few passes are ahead of the device. A stream takes about a thousand launches; the next one blocks in the callback
-   that makes it, for ever where a device hangs or a peer is gone, and no timeout would be noticed.
+   Only a few passes are issued ahead of the device. A stream takes about a thousand launches; the next launch blocks
+   inside the callback. If the device hangs or a peer is lost, it blocks for ever, and no timeout is noticed.
 
-   A failure ends it. But with NCCL the others wait for the transfers that are left. These go on, one by one, whatever
-   is in the buffers, so that all processes come to their ends and can tell each other.
+   A failure ends the loop. With NCCL the other processes wait for the remaining transfers, so these continue one by
+   one, whatever the buffers hold. All processes come to their ends and can tell each other.
 
-   Nothing can wait for ever here: an action waits only for actions before it in the order of issue. Over NCCL actions
-   also wait for actions of peers. But lowered lists come to their ends even where every send waits for its receiver.
-   So an action's predecessors in its list end without it and without all that comes behind it, and the host may wait
-   for a stage's earlier actions at any place. */
+   Why nothing waits for ever: an action waits only for actions before it in the order of issue, and, over NCCL, for
+   actions of peers. Lowered lists finish even if every send waits for its receiver. So the actions before one in its
+   list finish without it and all that follows it. Hence the host may wait for a stage's earlier actions at any
+   point. */
 int64_t issue_all(executor *e) {
     const batch *b = e->loaded.data;
     for (int64_t i = 0; i < b->order.n; i++) {
@@ -8003,8 +8024,8 @@ int64_t issue_all(executor *e) {
     return b->order.n;
 }
 
-/* Issues all actions and waits for their ends. A device that failed at one action can do nothing any more, so calls for
-   later ones show it, also calls of callbacks. Then a later action is named only if all before it have ended. */
+/* Issues all actions and waits for their ends. After a failure the device does nothing more, so later calls, also those
+   of callbacks, report the failure of an earlier action. A later action is named only if all before it have ended. */
 void issue_and_await(executor *e) {
     const int64_t n = issue_all(e);
     const cf_error found = e->failure;
@@ -8019,7 +8040,7 @@ void issue_and_await(executor *e) {
     if (await(e, n)) e->failure = found;
 }
 
-/* Runs a batch. An error from before fails it, because CUDA's last error is also where errors of callbacks show. */
+/* Runs a batch. Fails if there is a CUDA error from before, because callbacks' errors appear at the same place. */
 cf_result run_batch(executor *e, cudaError_t before, cf_error *error) {
     batch *b = e->loaded.data;
     e->failure = cf_error();
@@ -8109,7 +8130,7 @@ bool are_alike(const executor *e) {
     return true;
 }
 
-/* Refuses devices on which attention that is prepared for the least of them would not start. */
+/* Refuses devices on which attention prepared for the lowest of them would not start. */
 cf_result check_devices(const executor *e, cf_error *error) {
     const cf_attention_desc &d = e->desc.attention;
     if (d.n_heads == 0 || d.path == CF_ATTENTION_UNFUSED || are_alike(e)) return CF_OK;
@@ -8124,8 +8145,8 @@ cf_result check_devices(const executor *e, cf_error *error) {
     return CF_OK;
 }
 
-/* Attention is wanted where there are heads; state without it where there are key heads. All is checked but the slices,
-   which come with a batch. */
+/* Checks attention except for the slices, which come with a batch. Attention is wanted if there are heads; state
+   without attention, if there are key heads. */
 cf_result check_attention(executor *e, cf_error *error) {
     static const int32_t nothing[1] = {0};
     cf_attention_desc *d = &e->desc.attention;
@@ -8143,7 +8164,7 @@ cf_result check_attention(executor *e, cf_error *error) {
     empty.n_slices = 0;
     empty.cu_seqlens_q = empty.cu_seqlens_k = nothing;
     empty.starts_q = empty.starts_k = NULL;
-    if (number_of(empty.path) == CF_ATTENTION_AUTO && !are_alike(e)) { /* not path 3, which 9.0 alone has */
+    if (number_of(empty.path) == CF_ATTENTION_AUTO && !are_alike(e)) { /* not path 3, which only 9.0 has */
         empty.path = CF_ATTENTION_MMA;
         if (cf_attention_size(&empty, &bytes, NULL) != CF_OK) empty.path = CF_ATTENTION_UNFUSED;
     }
@@ -8166,7 +8187,7 @@ cf_result check_attention(executor *e, cf_error *error) {
     return CF_OK;
 }
 
-/* Makes streams. Passes have the lowest priority: NCCL's few blocks, which others wait for, shall not queue behind
+/* Makes streams. Passes have the lowest priority, so that NCCL's few blocks, for which others wait, do not queue behind
    them. */
 cf_result make_streams(executor *e, stage *on, cf_error *error) {
     const int64_t n = FIRST_LINK + (e->desc.n_stages == 1 ? 0 : has_nccl(e) ? 1 : 2 * e->desc.n_virtual);
@@ -8183,7 +8204,7 @@ cf_result make_streams(executor *e, stage *on, cf_error *error) {
     return cuda_result(error, status, "streams");
 }
 
-/* Lets transfers go straight where a device can reach another's memory. A refusal only makes them slower. */
+/* Makes transfers direct where a device can reach another's memory. A refusal only makes them slower. */
 void allow_peers(const executor *e) {
     const int64_t n = e->stages.n;
     for (int64_t i = 0; i < n; i++)
@@ -8196,8 +8217,8 @@ void allow_peers(const executor *e) {
         }
 }
 
-/* Makes the stages. Attention is prepared once, for the least of the devices; AUTO is path 3 only where all of them
-   have its code. An architecture that the application gives stands for all, with the usual number of processors. */
+/* Makes the stages. Attention is prepared once, for the lowest of the devices; AUTO is path 3 only if all of them have
+   its code. An architecture given by the application stands for all devices, with the usual number of processors. */
 cf_result make_stages(executor *e, cf_error *error) {
     int n_devices = 0, current = 0;
     cudaError_t status = cudaGetDeviceCount(&n_devices);
@@ -8233,7 +8254,7 @@ cf_result make_stages(executor *e, cf_error *error) {
     return code == CF_OK ? check_devices(e, error) : code;
 }
 
-/* Frees an executor, but not what a device may still use that comes to no end: that would wait for ever. */
+/* Frees an executor, except memory that a hung device may still use: freeing that would wait for ever. */
 void free_executor(executor *e) {
     const cf_allocator from = e->home.from;
     (void)drain(e, NULL);
@@ -8299,14 +8320,14 @@ cf_result cf_executor_load(cf_executor *executor_, const cf_plan *plan, const cf
     executor *e = opened(executor_);
     const bool may_load = e != NULL && !e->busy;
     const bool is_own = may_load && schedule != NULL && e->loaded.n > 0 && schedule == e->loaded[0].lowered;
-    if (may_load) e->loaded.clear(); /* its plan need not live any longer, whatever becomes of the new one */
+    if (may_load) e->loaded.clear(); /* its plan may be freed now, even if the new load fails */
     cf_result code = check_usable(e, error);
     if (code != CF_OK) return code;
     if (plan == NULL) return cf_fail_null(error, "plan");
     if (schedule == NULL) return cf_fail_null(error, "schedule");
     if (is_own)
         return cf_fail(error, CF_ERROR_ARGUMENT, "schedule", -1, 0, 1, "is the executor's own, which a load frees");
-    code = drain(e, error); /* of work that the application put on the streams */
+    code = drain(e, error); /* work that the application put on the streams */
     if (code != CF_OK) return code;
     if (!e->loaded.fill(&e->home, 1, e)) return no_memory(error);
     code = plan_batch(e->loaded.data, plan, schedule, error);
