@@ -234,6 +234,13 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_forward(const cf_attention *attention,
 CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
                                                    cf_cuda_stream stream, cf_error *error);
 
+/* Adds gradients of keys and values in attention's type, as other libraries write them, to tensors->dk and dv. With
+   tensors->overwrite it writes them instead. Both have the rows of k and v; those outside slices are left alone. Reads
+   nothing else of `tensors`. Errors as above. */
+CHUNKFLOW_CUDA_API cf_result cf_attention_add(const cf_attention *attention, const cf_tensor *dk, const cf_tensor *dv,
+                                              const cf_attention_tensors *tensors, cf_cuda_stream stream,
+                                              cf_error *error);
+
 /* ================================================================================================================
    Carried state
    ================================================================================================================ */
@@ -3858,29 +3865,34 @@ __global__ void __launch_bounds__(UNFUSED_THREADS) round_rows_kernel(const __gri
         p.lse[head * p.lse_stride + row] = p.sums != NULL ? p.sums_lse[head * p.n_rows + row] : -INFINITY;
 }
 
-/* ---- sinks ---- */
-
-const int MOST_RUNS = 16;     /* runs of neighbouring rows of one launch */
-const int SINK_THREADS = 512; /* for the gradient of one head */
+const int MOST_RUNS = 16; /* runs of neighbouring rows of one launch */
 
 /* The rows of slices, counted without the rows between them. From counted row before[i] on, the row is shift[i]
    further. */
-struct sink_params {
-    view out, dout; /* in elements */
-    const float *sinks;
-    float *lse, *dsinks;
-    int64_t lse_stride;
-    int32_t n_rows, n_heads, head_size;
+struct row_runs {
+    int32_t n_rows;
     int32_t before[MOST_RUNS], shift[MOST_RUNS]; /* ascending; unused ones: INT32_MAX */
 };
 
-CF_DEVICE int64_t row_in_slices(const sink_params &p, int64_t index) {
+CF_DEVICE int64_t row_in_slices(const row_runs &p, int64_t index) {
     int32_t shift = p.shift[0];
     CF_UNROLL
     for (int i = 1; i < MOST_RUNS; i++)
         if (index >= p.before[i]) shift = p.shift[i];
     return index + shift;
 }
+
+/* ---- sinks ---- */
+
+const int SINK_THREADS = 512; /* for the gradient of one head */
+
+struct sink_params : row_runs {
+    view out, dout; /* in elements */
+    const float *sinks;
+    float *lse, *dsinks;
+    int64_t lse_stride;
+    int32_t n_heads, head_size;
+};
 
 /* Applies a head's sink to the results of attention. One warp for each row and head. A sink of -inf changes no bit. */
 template <typename T>
@@ -4635,14 +4647,12 @@ cf_result run_unfused(const call &c) {
     }
 }
 
-/* ---- sinks ---- */
-
 /* Puts runs of rows into k, from slice *s on, while there is room. Slices without rows between them are one run. */
-void take_runs(const cf_attention_desc &d, int64_t *s, sink_params *k) {
+void take_runs(const int32_t *starts, const int32_t *cu_seqlens, int64_t n_slices, int64_t *s, row_runs *k) {
     int64_t end = -1;
     int n = 0;
-    for (k->n_rows = 0; *s < d.n_slices; ++*s) {
-        const int32_t begin = d.starts_q[*s], length = d.cu_seqlens_q[*s + 1] - d.cu_seqlens_q[*s];
+    for (k->n_rows = 0; *s < n_slices; ++*s) {
+        const int32_t begin = starts[*s], length = cu_seqlens[*s + 1] - cu_seqlens[*s];
         if (length == 0) continue;
         if (begin != end && n == MOST_RUNS) return;
         if (begin != end) k->before[n] = k->n_rows, k->shift[n] = begin - k->n_rows, n++;
@@ -4652,11 +4662,13 @@ void take_runs(const cf_attention_desc &d, int64_t *s, sink_params *k) {
     for (; n < MOST_RUNS; n++) k->before[n] = INT32_MAX;
 }
 
+/* ---- sinks ---- */
+
 template <typename T> cf_result add_sinks_as(const call &c, sink_params *k) {
     const int64_t per_block = UNFUSED_THREADS / 32;
     cf_result code = CF_OK;
     for (int64_t s = 0; code == CF_OK;) {
-        take_runs(c.of->desc, &s, k);
+        take_runs(c.of->desc.starts_q, c.of->desc.cu_seqlens_q, c.of->desc.n_slices, &s, k);
         if (k->n_rows == 0) break;
         code = c.backward ? launch<sinks_gradient_kernel<T>>("sinks_gradient", k->n_heads, SINK_THREADS, 0, c.stream,
                                                              c.error, *k)
@@ -5100,6 +5112,33 @@ __global__ void __launch_bounds__(STATE_THREADS) append_kernel(const __grid_cons
     }
 }
 
+/* Parameters of sums of rows of dK and dV. */
+struct add_params : row_runs {
+    view from_k, from_v, to_k, to_v; /* in elements */
+    int32_t n_heads;
+    divisor pieces; /* of eight numbers, of a head */
+    int32_t overwrite;
+};
+
+/* Adds rows of T to rows of fp32, or overwrites these. One warp for each row of dK and of dV. */
+template <typename T>
+__global__ void __launch_bounds__(STATE_THREADS) add_rows_kernel(const __grid_constant__ add_params p) {
+    const int64_t at = (int64_t)blockIdx.x * (STATE_THREADS / 32) + (int64_t)threadIdx.x / 32, index = at / 2;
+    if (index >= p.n_rows) return;
+    const int64_t row = row_in_slices(p, index);
+    const view &from = at % 2 ? p.from_v : p.from_k, &to = at % 2 ? p.to_v : p.to_k;
+    for (int i = (int)threadIdx.x % 32; i < p.n_heads * p.pieces.by; i += 32) {
+        const int head = i / p.pieces, first = (i - head * p.pieces.by) * 8;
+        char *const sums = to.data + (row * to.row + head * to.head + first) * (int64_t)sizeof(float);
+        float x[8], y[8] = {};
+        load_numbers<T, 8>(x, from.data + (row * from.row + head * from.head + first) * (int64_t)sizeof(T));
+        if (!p.overwrite) load_numbers<float, 8>(y, sums);
+        CF_UNROLL
+        for (int e = 0; e < 8; e++) y[e] += x[e];
+        store_numbers<float, 8>(sums, y);
+    }
+}
+
 /* ---- planes ---- */
 
 /* A checked state, in bytes. */
@@ -5431,29 +5470,21 @@ cf_result take_block(state_stream *s, cudaStream_t compute, cf_state_block *to, 
     return CF_OK;
 }
 
-/* Parameters of sums of fp32 rows, four numbers at a time. */
-struct add_params {
-    const char *from;
-    char *to;
-    int64_t rows, from_row, to_row; /* strides in bytes */
-    int64_t row_bytes, from_plane;  /* of the two planes of `from`, K and V */
-    char *to_v;
-    int64_t to_v_row;
-};
+template <typename T> cf_result add_rows(const add_params &p, cf_cuda_stream stream, cf_error *error) {
+    return launch<add_rows_kernel<T>>("add_rows", div_up(2 * (int64_t)p.n_rows, STATE_THREADS / 32), STATE_THREADS, 0,
+                                      stream, error, p);
+}
 
-__global__ void __launch_bounds__(STATE_THREADS) add_rows_kernel(const __grid_constant__ add_params p) {
-    const int64_t at = (int64_t)blockIdx.x * (STATE_THREADS / 32) + (int64_t)threadIdx.x / 32, row = at / 2;
-    if (row >= p.rows) return;
-    const char *from = p.from + (at % 2) * p.from_plane + row * p.from_row;
-    char *to = at % 2 ? p.to_v + row * p.to_v_row : p.to + row * p.to_row;
-    for (int64_t i = (int64_t)threadIdx.x % 32 * 16; i < p.row_bytes; i += 32 * 16) {
-        float x[4], y[4];
-        load_numbers<float, 4>(x, from + i);
-        load_numbers<float, 4>(y, to + i);
-        CF_UNROLL
-        for (int e = 0; e < 4; e++) y[e] += x[e];
-        store_numbers<float, 4>(to + i, y);
+cf_result add_slices(const cf_attention_desc &d, add_params *p, cf_cuda_stream stream, cf_error *error) {
+    cf_result code = CF_OK;
+    for (int64_t s = 0; code == CF_OK;) {
+        take_runs(d.starts_k, d.cu_seqlens_k, d.n_slices, &s, p);
+        if (p->n_rows == 0) break;
+        code = d.dtype == CF_DTYPE_FP32 ? add_rows<float>(*p, stream, error)
+               : d.dtype == CF_DTYPE_FP16 ? add_rows<__half>(*p, stream, error)
+                                          : add_rows<__nv_bfloat16>(*p, stream, error);
     }
+    return code;
 }
 
 /* Checks a tensor of the chunk's rows, each contiguous. *row_bytes: from row to row. */
@@ -5657,6 +5688,28 @@ cf_result cf_state_bytes(const cf_state *state, int64_t n_rows, int64_t *bytes, 
 cf_tensor cf_state_k(const cf_state *state, int64_t layer, int64_t row) { return plane_tensor(state, layer, row, 0); }
 cf_tensor cf_state_v(const cf_state *state, int64_t layer, int64_t row) { return plane_tensor(state, layer, row, 1); }
 
+cf_result cf_attention_add(const cf_attention *attention, const cf_tensor *dk, const cf_tensor *dv,
+                           const cf_attention_tensors *tensors, cf_cuda_stream stream, cf_error *error) {
+    const void *const needed[] = {attention, dk, dv, tensors};
+    const char *const names[] = {"attention", "dk", "dv", "tensors"};
+    for (int i = 0; i < 4; i++)
+        if (needed[i] == NULL) return cf_fail_null(error, names[i]);
+    const cf_attention_desc &d = attention->desc;
+    const cf_tensor *const all[] = {dk, dv, &tensors->dk, &tensors->dv};
+    cf_result code = CF_OK;
+    for (int i = 0; i < 4 && code == CF_OK; i++)
+        code = check_tensor(*all[i], i % 2 ? "dv" : "dk", i < 2 ? bytes_of(d.dtype) : 4, attention->rows_k,
+                            d.n_kv_heads, error);
+    if (code != CF_OK) return code;
+    add_params p = {};
+    view *const views[] = {&p.from_k, &p.from_v, &p.to_k, &p.to_v};
+    for (int i = 0; i < 4; i++) *views[i] = view_of(*all[i], d.n_kv_heads, d.head_size);
+    p.n_heads = (int32_t)d.n_kv_heads;
+    p.pieces = make_divisor((int32_t)(d.head_size / 8));
+    p.overwrite = tensors->overwrite;
+    return add_slices(d, &p, stream, error);
+}
+
 cf_result cf_state_stream_create(const cf_state_stream_desc *desc, cf_state_stream **out, cf_error *error) {
     planes state = {}, gradient = {};
     cf_allocator from;
@@ -5751,25 +5804,28 @@ cf_result cf_state_stream_next(cf_state_stream *stream, cf_cuda_stream compute, 
 cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_block *block, const cf_tensor *dk,
                               const cf_tensor *dv, cf_cuda_stream compute, cf_error *error) {
     const state_stream *s = reinterpret_cast<const state_stream *>(stream);
-    add_params p = {};
+    int64_t k_bytes = 0, v_bytes = 0;
     cf_result code = check_open(s, error);
     if (code != CF_OK) return code;
     if (block == NULL) return cf_fail_null(error, "block");
     if (!is_own_in_use(s, block))
         return cf_fail(error, CF_ERROR_ARGUMENT, "block", -1, 1, block->own,
                        "is not the own block that cf_state_stream_next handed out last");
-    code = check_whole_rows(dk, "dk", s->gradient, s->pass.own, &s->desc.state, &p.to_row, error);
-    if (code == CF_OK) code = check_whole_rows(dv, "dv", s->gradient, s->pass.own, &s->desc.state, &p.to_v_row, error);
+    code = check_whole_rows(dk, "dk", s->gradient, s->pass.own, &s->desc.state, &k_bytes, error);
+    if (code == CF_OK) code = check_whole_rows(dv, "dv", s->gradient, s->pass.own, &s->desc.state, &v_bytes, error);
+    const int64_t row = block->first_row - s->pass.prefix, numbers = s->gradient.row_bytes / 4;
+    if (code == CF_OK) code = check_range(numbers / 8, 1, INT32_MAX / 2, "head_size", -1, error);
     if (code != CF_OK) return code;
-    const int64_t row = block->first_row - s->pass.prefix;
-    p.from = static_cast<const char *>(block->gradient.data);
-    p.from_row = p.row_bytes = s->gradient.row_bytes;
-    p.from_plane = s->gradient.stride;
-    p.to = static_cast<char *>(dk->data) + row * p.to_row;
-    p.to_v = static_cast<char *>(dv->data) + row * p.to_v_row;
-    p.rows = block->n_rows;
-    return launch<add_rows_kernel>("add_rows", div_up(2 * p.rows, STATE_THREADS / 32), STATE_THREADS, 0, compute, error,
-                                   p);
+    add_params p = {};
+    p.n_rows = (int32_t)block->n_rows;
+    p.from_k = {static_cast<char *>(block->gradient.data), numbers, 0};
+    p.from_v = {p.from_k.data + s->gradient.stride, numbers, 0};
+    p.to_k = {static_cast<char *>(dk->data) + row * k_bytes, k_bytes / 4, 0};
+    p.to_v = {static_cast<char *>(dv->data) + row * v_bytes, v_bytes / 4, 0};
+    p.n_heads = 1;
+    p.pieces = make_divisor((int32_t)(numbers / 8));
+    for (int32_t &before : p.before) before = INT32_MAX;
+    return add_rows<float>(p, compute, error);
 }
 
 cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute, int64_t layer, const cf_tensor *k,

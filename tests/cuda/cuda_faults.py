@@ -589,6 +589,14 @@ FAULTS = (
      "p.dsinks[head] = __fadd_rn(p.dsinks[head], -sum);",
      "p.dsinks[head] = __fadd_rn(planted == {n} ? 0.0f : p.dsinks[head], -sum);",
      "attention.sinks"),
+    ("gradients of another library that overwrite",
+     "if (!p.overwrite) load_numbers<float, 8>(y, sums);",
+     "if (!p.overwrite && planted != {n}) load_numbers<float, 8>(y, sums);",
+     "state.adds_gradients"),
+    ("dV of another library on dK",
+     "&to = at % 2 ? p.to_v : p.to_k;",
+     "&to = at % 2 && planted != {n} ? p.to_v : p.to_k;",
+     "state.adds_gradients"),
     ("sinks before all blocks were seen",
      "(c.of->in_blocks && !x->finish)) return CF_OK;",
      "(c.of->in_blocks && !x->finish == (planted != {n}))) return CF_OK;",
@@ -681,9 +689,13 @@ def leave_waits_out(lines):
 
 
 def is_of_kernels(right, wrong=""):
-    """Whether a fault stands before the launches of attention."""
+    """Whether a fault stands before the launches of attention, or in the kernels of >>state."""
     text = open("chunkflow_cuda.cu").read()
-    return wrong is None or 0 <= text.find(right) < text.index("   >>attention    launches")
+    if wrong is not None and right not in text:
+        sys.exit("cuda_faults: its place is nowhere: " + right)
+    at = text.find(right)
+    return (wrong is None or at < text.index("   >>attention    launches") or
+            text.index("   >>state    rows") < at < text.index("/* ---- planes ---- */"))
 
 
 def build_for_nvcc():

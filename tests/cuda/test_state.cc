@@ -1362,6 +1362,78 @@ TEST(planes_past_the_pitch) {
 }
 #endif
 
+/* ---- gradients of another library ---- */
+
+/* Slices without rows, with rows between them in more runs than one launch takes, or side by side. */
+static void check_added(cf_dtype dtype, int heads, int size, int overwrite) {
+    std::vector<int32_t> lengths, starts, ends = {0};
+    int32_t rows = 0;
+    for (int i = 0; i < 50; i++) {
+        lengths.push_back(i % 7 * (i % 3));
+        starts.push_back(rows += i % 2);
+        ends.push_back(ends.back() + lengths.back());
+        rows += lengths.back();
+    }
+    cf_attention_desc d;
+    cf_error error;
+    memset(&d, 0, sizeof d);
+    memset(&error, 0, sizeof error);
+    d.n_heads = d.n_kv_heads = heads, d.head_size = size, d.dtype = dtype, d.arch = 80;
+    d.n_slices = 50, d.cu_seqlens_q = d.cu_seqlens_k = ends.data(), d.starts_k = starts.data();
+    d.path = CF_ATTENTION_UNFUSED;
+    size_t bytes = 0;
+    if (!call_ok(cf_attention_size(&d, &bytes, &error), error)) return;
+    std::vector<uint64_t> memory(bytes / 8 + 2);
+    const cf_attention *attention = nullptr;
+    if (!call_ok(cf_attention_prepare(&d, memory.data(), bytes, &attention, &error), error)) return;
+
+    harness_rng rng = {(uint64_t)size};
+    array from[2] = {{dtype, rows, heads, size, 8, 16}, {dtype, rows, heads, size}};
+    array sums[2] = {{CF_DTYPE_FP32, rows, heads, size, 4, 12}, {CF_DTYPE_FP32, rows, heads, size, 8}};
+    std::vector<double> wanted[2];
+    for (int which = 0; which < 2; which++) {
+        for (int s = 0; s < 50; s++)
+            for (int i = 0; i < lengths[(size_t)s] * heads * size; i++) {
+                const int row = starts[(size_t)s] + i / size / heads, head = i / size % heads;
+                const float x = normal(&rng, dtype), sum = normal(&rng, CF_DTYPE_FP32);
+                from[which].put(row, head, i % size, x);
+                if (!overwrite) sums[which].put(row, head, i % size, sum);
+                wanted[which].push_back((float)((overwrite ? 0.0 : (double)sum) + x));
+            }
+        from[which].upload();
+        sums[which].upload();
+    }
+    cf_attention_tensors tensors;
+    memset(&tensors, 0, sizeof tensors);
+    const cf_tensor dk = from[0].tensor(), dv = from[1].tensor();
+    tensors.dk = sums[0].tensor(), tensors.dv = sums[1].tensor();
+    tensors.overwrite = overwrite;
+    call_ok(cf_attention_add(attention, &dk, &dv, &tensors, nullptr, &error), error);
+    for (int which = 0; which < 2; which++) {
+        size_t n = 0;
+        from[which].download();
+        sums[which].download();
+        for (int s = 0; s < 50; s++)
+            for (int r = 0; r < lengths[(size_t)s]; r++)
+                for (int h = 0; h < heads; h++) {
+                    const int row = starts[(size_t)s] + r;
+                    for (int c = 0; c < size; c++) CHECK(sums[which].get(row, h, c) == wanted[which][n++]);
+                    sums[which].forget(row, h);
+                }
+        CHECK(from[which].unchanged());
+        CHECK(sums[which].unchanged());
+    }
+    check_faults();
+}
+
+TEST(adds_gradients) {
+    for (int overwrite = 0; overwrite < 2; overwrite++) {
+        check_added(CF_DTYPE_BF16, 3, 72, overwrite);
+        check_added(CF_DTYPE_FP16, 1, 8, overwrite);
+        check_added(CF_DTYPE_FP32, 2, 256, overwrite);
+    }
+}
+
 /* ---- what is refused ---- */
 
 #define REFUSED(change, call, result, name)                                                                            \
@@ -1515,6 +1587,7 @@ TEST(bad_appends) {
 SUITE(state, EMULATED_CASES CASE(bad_states), CASE(bad_ropes), CASE(bad_appends),
       CASE(bytes_are_the_models), CASE(planes_of_layers),
       CASE(appends), CASE(appends_any_number_of_pairs),
-      CASE(appends_without_a_table), CASE(appends_many_rows), CASE(backward_is_the_transpose), CASE(rope_accuracy),
+      CASE(appends_without_a_table), CASE(appends_many_rows), CASE(adds_gradients),
+      CASE(backward_is_the_transpose), CASE(rope_accuracy),
       CASE(positions_past_the_table), CASE(chunks_bf16), CASE(chunks_fp16), CASE(chunks_hybrid_padded),
       CASE(chunks_head_128), CASE(chunks_unfused));
