@@ -1,12 +1,16 @@
 /* chunkflow.h - v0.1.0, 2026-11-24 - long-context training in chunks: plans, schedules, runs - MIT or public domain
 
    What it is. Fine-tuning data is long-tailed: most sequences are short, a few are enormous. chunkflow reorganises a
-   batch into chunks of at most ChunkSize tokens. Short sequences are packed together; long ones are cut into dependent
-   chunks that hand on their attention state (K, V and the gradients of both). A state-aware schedule runs the chunks so
-   that a stage keeps the activations of about K chunks at once, however long the longest sequence is: K x ChunkSize
-   tokens, and one extra chunk for each later stage. Loss and gradients equal those of the unchunked batch. The method
-   is ChunkFlow (Yuan et al., ICML 2025, arXiv 2503.02356). Comments say where this file does more than the paper: each
-   stage replays alone, its replay need not attend, state may stream from host memory, and schedules are searched for.
+   batch into chunks of at most ChunkSize tokens. Short sequences are packed together. Long ones are cut into dependent
+   chunks that hand on their attention state: K, V and the gradients of both.
+
+   A schedule that knows of this state orders the chunks. A pipeline stage then keeps the activations of about K chunks
+   at once, and of one more for each later stage, however long the longest sequence is. Loss and gradients equal those
+   of the unchunked batch.
+
+   The method is ChunkFlow (Yuan et al., ICML 2025, arXiv 2503.02356). Comments say where this file does more than the
+   paper: each stage replays alone, its replay need not attend, state may stream from host memory, and schedules are
+   searched for.
 
    How to use it. In ONE C or C++ file:
 
@@ -15,8 +19,8 @@
 
    and everywhere else just #include "chunkflow.h". Define CHUNKFLOW_STATIC instead to make all functions private to the
    file; this includes the implementation. Define CHUNKFLOW_API yourself (say, as a DLL export) to override the linkage.
-   Needs only libc. Compile that one file with any optimisation except -Ofast, -ffast-math and its parts: it refuses
-   those.
+   Needs only libc. Compile that one file with any optimisation except -Ofast, -ffast-math and the options that these
+   set; it refuses them.
 
    The functions by task. Functions on lines marked ~ may change before 1.0. All others are stable until then: a
    function keeps its arguments and meaning, and a struct of options keeps its members but may get more.
@@ -24,35 +28,36 @@
          find shared prefixes  cf_shared_prefixes_find (from tokens)
        measure a plan          cf_plan_measure (fill, bounds, balance), cf_slice_pairs
        feed kernels and loss   cf_metadata_size + cf_metadata_fill (cu_seqlens, positions, targets), cf_loss_weights
-     ~   all chunks' tokens    cf_token_rows_size + cf_token_rows_fill (with targets, weights)
-     ~   other ranks' K and V  cf_kv_sources
+   ~ all chunks' tokens cf_token_rows_size + cf_token_rows_fill (with targets, weights) ~ other ranks' K and V
+   cf_kv_sources
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
                                cf_schedule_free
        time them               cf_simulate, cf_timeline_free
-     ~ ranks in step           cf_lockstep_plan, cf_lockstep_schedule, cf_lockstep_validate
+   ~ ranks in step cf_lockstep_plan, cf_lockstep_schedule, cf_lockstep_validate
        add the transfers       cf_schedule_lower
        run them                cf_steps_make, cf_steps_size + cf_steps_into, cf_steps_free, cf_chunk_seed
          size their buffers    cf_steps_capacity
        check                   cf_plan_validate, cf_schedule_validate (of any source)
-     ~ query a schedule        cf_schedule_index_make, cf_schedule_index_free, cf_schedule_find (where a pass stands),
+   ~ query a schedule cf_schedule_index_make, cf_schedule_index_free, cf_schedule_find (where a pass stands),
                                cf_schedule_needs (what it waits for), cf_schedule_loads (memory over time)
        write                   cf_write_plan_json, cf_write_schedule_json
-     ~ passes as a graph       cf_graph_make, cf_graph_free
+   ~ passes as a graph cf_graph_make, cf_graph_free
        names of enum items     cf_pass_name, cf_edge_name, cf_placement_name, cf_replay_name, cf_schedule_kind_name,
                                cf_pack_method_name, cf_split_method_name, cf_recompute_name
        errors                  cf_result_name, the cf_error record
-     ~   raise your own        cf_fail, cf_fail_real, cf_fail_null, cf_refuse
+   ~ raise your own cf_fail, cf_fail_real, cf_fail_null, cf_refuse
        your own memory         cf_allocator
-     ~   in your functions     cf_allocator_resolve, cf_allocate
+   ~ in your functions cf_allocator_resolve, cf_allocate
        cost numbers            cf_cost_seconds
        describe a model        cf_model_validate, cf_model_parameters, cf_stage_parameters,
          and its split         cf_stage_shard, cf_parallel_validate, cf_parallel_defaults
          and where stages lie  cf_placement_stage, cf_placement_at
-     ~ size its memory         cf_memory_estimate, cf_memory_token_bytes, cf_memory_defaults
+   ~ size its memory cf_memory_estimate, cf_memory_token_bytes, cf_memory_defaults
 
    Attention, carried state and a pipeline on GPUs are in a companion with its own declarations, chunkflow_cuda.cu.
-   A second library of the same kind, tools/chunkflow_tune.h, makes the decisions that are needed once, not for every
-   batch. It estimates seconds from a model and a GPU or fits them to measurements, and searches for ChunkSize and K.
+
+   A second library of the same kind, tools/chunkflow_tune.h, makes decisions that are needed once, not for every batch.
+   It estimates seconds from a model and a GPU, or fits them to measurements, and searches for ChunkSize and K.
 
    What it does not do. It runs no model, owns no tensor, starts no thread, opens no file, prints nothing and never
    aborts. It never truncates, drops or reorders tokens inside a sequence.
@@ -63,10 +68,10 @@
    Threads. There is no global state. Calls on different objects may run at once; a finished object may be read by any
    number of threads.
 
-   Untrusted input. Every number that comes from the caller is checked, in release builds too: sizes are 64-bit,
-   arithmetic is overflow-checked, and a bad value is a result code plus a cf_error record, never a crash. Two things
-   cannot be checked: that a pointer points to as many items as you say, and that an object is still as this library
-   built it. Validate an object from elsewhere before you pass it to a function that says it must be sound.
+   Untrusted input. Every number that comes from the caller is checked, in release builds too. Sizes are 64-bit, and
+   arithmetic is overflow-checked. A bad value is a result code and a cf_error record, never a crash. Two things cannot
+   be checked: that a pointer points to as many items as you say, and that an object is still as this library built it.
+   Validate an object from elsewhere before you pass it to a function that says it must be sound.
 
    A complete program (examples/hello.c is a longer one; C++ people write {} for {0})
 
@@ -105,11 +110,14 @@
        attention pairs   the (query, key) pairs that a causal mask leaves visible
        stage, rank       a part of the model; a data-parallel copy of it
        cp group          neighbouring ranks that split one long sequence (context parallelism); each has a part of it
+       round             the i-th chunks of all parts of a cp group's sequence, which run at once
+       column            the i-th chunks of all ranks, where ranks run in step (>>lockstep)
+       tree, path, leaf  sequences with a common beginning; the rows from its root to a chunk; rows that none continue
 
-   Sections. Each is found by its tag. They are declared and then implemented in this order: >>base >>tree >>pack
-   >>plan >>metadata >>model >>memory >>pipeline >>schedule >>clock >>bounds >>dispatch >>search >>check >>lockstep
-   >>simulate >>lower >>steps >>write >>graph. A section calls only sections above it. >>tree, >>plan, >>clock,
-   >>bounds, >>dispatch and >>search have no declarations here. */
+   Sections. Each is found by its tag. They are declared and then implemented in this order: >>base >>tree >>pack >>plan
+   >>metadata >>model >>memory >>pipeline >>schedule >>clock >>bounds >>dispatch >>search >>check >>lockstep >>simulate
+   >>lower >>steps >>write >>graph. A section calls only sections above it. >>tree, >>plan, >>clock, >>bounds,
+   >>dispatch and >>search have no declarations here. */
 
 #ifndef CHUNKFLOW_H
 #define CHUNKFLOW_H
@@ -172,8 +180,8 @@ extern "C" {
 
 CF_ENUM_OF(cf_result, CF_RESULTS, CF_RESULT_COUNT);
 
-/* The record of a failure; the caller owns it. Every function that can fail takes a pointer to a record, or NULL. The
-   record is written only on failure, and then completely. */
+/* The record of a failure; the caller owns it. Every function that can fail takes a pointer to one, or NULL. It is
+   written only on failure, and then completely. */
 typedef struct cf_error {
     int64_t item;      /* index of the sequence, slice, chunk, chain, action ... at fault; -1: none in particular */
     cf_result code;    /* the code that the function also returns */
@@ -188,8 +196,10 @@ CHUNKFLOW_API const char *cf_result_name(cf_result code);
 
 /* Let your own functions fail like the library's. Each fills in the record, unless `error` is NULL, and returns the
    code. The text is "field[item]: why (wanted 1, got 0)", without [item] if item is -1. `field` must be a static
-   string. cf_fail_real reports a double, also NaN and infinity. cf_refuse reports no number. cf_fail_null reports a
-   missing argument, with CF_ERROR_ARGUMENT. */
+   string.
+
+   cf_fail_real reports a double, also NaN and infinity. cf_refuse reports no number. cf_fail_null reports a missing
+   argument, with CF_ERROR_ARGUMENT. */
 CHUNKFLOW_API cf_result cf_fail(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted,
                                 int64_t got, const char *why);
 CHUNKFLOW_API cf_result cf_fail_real(cf_error *error, cf_result code, const char *field, int64_t item, double got,
@@ -197,9 +207,9 @@ CHUNKFLOW_API cf_result cf_fail_real(cf_error *error, cf_result code, const char
 CHUNKFLOW_API cf_result cf_refuse(cf_error *error, cf_result code, const char *field, int64_t item, const char *why);
 CHUNKFLOW_API cf_result cf_fail_null(cf_error *error, const char *field);
 
-/* The source of memory. Give both callbacks or neither; a NULL pointer to the record, or an all-zero record, means
-   malloc and free. alloc returns memory aligned like malloc's (16 bytes). If it returns NULL, the call fails with
-   CF_ERROR_MEMORY. An object remembers the allocator that made it; `user` must live as long as the object. */
+/* The source of memory. Give both callbacks or neither; NULL, or an all-zero record, means malloc and free. alloc
+   returns memory aligned like malloc's (16 bytes). If alloc returns NULL, the call fails with CF_ERROR_MEMORY. An
+   object remembers the allocator that made it; `user` must live as long as the object. */
 typedef struct cf_allocator {
     void *(*alloc)(size_t bytes, void *user);
     void (*release)(void *memory, void *user);
@@ -230,10 +240,12 @@ typedef struct cf_block {
    Objects hold no pointers to each other, so they may be freed in any order. Only an index of a schedule reads plan and
    schedule as long as it lives.
 
-   A member that needs another one is refused without it, and the message names both. Prices and upper limits are
-   allowed even if nothing uses them, so that one record fits many batches. So are sizes and biases of parts that a
-   layer lacks, and what a sweep sets for cases that have no use for it: zero with one rank, no_sequence with tp 1,
-   unfused with full recomputation, gathered rows or outputs where none are kept, shape.outputs in forward_only.
+   A member that needs another one is refused without it; the message names both. Exceptions let one record fit many
+   batches. These members are allowed even where nothing uses them:
+   - prices and upper limits;
+   - sizes and biases of parts that a layer lacks;
+   - zero with one rank, no_sequence with tp 1, unfused with full recomputation, gathered rows or outputs where none are
+     kept, shape.outputs in forward_only.
 
    Objects from elsewhere. A plan, schedule or graph is sound if the library has made it or the validator of its kind
    accepts it. Every function that takes one says whether it must be sound or may be unvalidated. A function that takes
@@ -244,9 +256,9 @@ typedef struct cf_block {
    >>pack    lengths -> plan
    ================================================================================================================ */
 
-/* Time of one pass over one chunk: constant + per_token x rows + per_pair x attention pairs (seconds, or any unit that
-   you use throughout). The rows are the chunk's tokens with padding, because kernels run over all of them. The last
-   term makes a late chunk of a long sequence more expensive than an early one. */
+/* Time of one pass over one chunk: constant + per_token x rows + per_pair x attention pairs, in seconds or any other
+   unit. rows are the chunk's tokens and padding, because kernels run over all of them. The last term makes a late chunk
+   of a long sequence more expensive than an early one. */
 typedef struct cf_pass_cost {
     double constant;
     double per_token;
@@ -291,9 +303,9 @@ CHUNKFLOW_API const char *cf_pack_method_name(cf_pack_method method);
 CF_ENUM_OF(cf_split_method, CF_SPLIT_METHODS, CF_SPLIT_COUNT);
 CHUNKFLOW_API const char *cf_split_method_name(cf_split_method split);
 
-/* A beginning that one sequence shares with another: its first `tokens` tokens are those of sequence `with`, and the
-   model computes the same from both. Equal tokens with different images, or tokens that a mixture of experts must route
-   differently, are not shared. */
+/* A beginning that one sequence shares with another: its first `tokens` tokens equal those of sequence `with`, and the
+   model must compute the same from both. Equal tokens with different images are not shared, nor tokens that a mixture
+   of experts must route differently. */
 typedef struct cf_shared_prefix {
     int64_t with;   /* index of the other sequence in the batch */
     int64_t tokens; /* 0: it shares nothing, and `with` is ignored */
@@ -306,46 +318,47 @@ typedef struct cf_pack_desc {
     int64_t chunk_size;           /* maximum tokens per chunk, alignment padding included; 1 .. CF_MAX_CHUNK_SIZE */
     cf_pack_method method;        /* 0: best fit */
     cf_split_method split;        /* 0: full slices; by cost with lockstep */
-    int no_tails;                 /* 0: whole short sequences fill the free space of a chain's last chunk, which makes
-                                     it a hybrid chunk (not in the paper); 1: they do not, as in the paper */
+    int no_tails;                 /* 0: whole short sequences fill the free space of a chain's last chunk, which becomes
+                                     a hybrid chunk (not in the paper); 1: they do not, as in the paper */
     int64_t align;                /* every slice starts at a multiple of this in its chunk; divides chunk_size. 0: 1 */
     int64_t max_slices;           /* maximum slices per chunk. 0: no limit */
     int64_t n_ranks;              /* data-parallel ranks to spread the chunks over. 0: 1 */
-    int64_t lockstep;             /* 1: lays out chunks for ranks that run in step (cf_lockstep_plan): the i-th chunks
-                                     of all ranks cost about the same. Only for best fit, and without shared
-                                     prefixes */
-    int64_t max_cp;               /* maximum ranks per sequence, at most n_ranks. 0, 1: every sequence stays on one
-                                     rank. Above 1 it implies lockstep */
-    double cp_row_seconds;        /* extra cost of a pass per row of K and V that comes from another rank, beyond
-                                     what other work hides, in units of `cost`; decides how widely to spread. Ignored
-                                     without max_cp */
+    int64_t lockstep;             /* 1: lays out chunks in columns, for ranks that run in step (cf_lockstep_plan). The
+                                     i-th chunks of all ranks are column i and cost about the same. There may be more
+                                     chunks, and idle ones between them. Needs best fit, without shared prefixes */
+    int64_t max_cp;               /* maximum ranks of a cp group (see below), at most n_ranks. 0, 1: no cp groups. Above
+                                     1 it implies lockstep. By the time of all columns, replays for K = 1 included, a
+                                     larger max_cp is never worse than a smaller one */
+    double cp_row_seconds;        /* extra cost of a pass per row of K and V that another rank sends, beyond what other
+                                     work hides. In units of `cost`. Ignored without max_cp */
     double cp_chunk_seconds;      /* extra cost of each chunk of a cp group, in units of `cost`: the scan of recurrent
                                      layers. Ignored without max_cp */
     cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: weights with which all rows
                                      of the batch cost as much as all its attention pairs */
-    const cf_shared_prefix *shared_prefixes; /* (n) which sequences begin alike: their common rows are computed once.
-                                     NULL: none do. Only for best fit */
+    const cf_shared_prefix *shared_prefixes; /* (n) the beginnings that sequences share; their common rows are computed
+                                                once. NULL: none. Needs best fit */
     int64_t min_shared_prefix;    /* a shared beginning of fewer tokens is computed once per sequence; a longer one is
                                      rounded down to a multiple of align. 0: CF_MIN_SHARED_PREFIX. Needs
                                      shared_prefixes */
-    int no_copies;                /* 0: if a tree makes its rank too expensive it is split over several ranks, and each
-                                     of them computes the rows above its part; 1: no row is computed twice. Set 1 for
+    int no_copies;                /* 0: a tree that makes its rank too expensive is split over several ranks, each of
+                                     which computes the rows above its part; 1: no row is computed twice. Set 1 for
                                      cf_metadata_desc.shared_mean, which would count a row once per copy. Needs
                                      shared_prefixes */
     const cf_allocator *allocator;
 } cf_pack_desc;
 
-/* A plan may have millions of slices, and their bytes take most of the time of packing. So members have 32 bits if the
-   limits allow it. Widen a length to 64 bits before you multiply it. */
+/* A contiguous piece of a sequence in a chunk. A plan may have millions of slices, and their bytes take most of the
+   time of packing, so members have 32 bits where limits allow it. Widen a length to 64 bits before you multiply it. */
 typedef struct cf_slice {
     int64_t begin;    /* first token, counted in the sequence */
-    int32_t sequence; /* index into the caller's lengths; if several sequences run through it, the first in `order` */
+    int32_t sequence; /* index into the caller's lengths. If several sequences share these rows: the first of them in
+                         `order` */
     int32_t length;   /* tokens */
     int32_t offset;   /* where it starts in the chunk, in tokens; a multiple of the plan's align */
     int32_t up;       /* the slice whose rows come right before its own: earlier in the same chunk, in a chunk above
-                         (cf_chunk.up), or in a cp group on another rank. -1: it starts its sequences */
-    int32_t first, n; /* plan->order[first .. first + n) are the sequences that run through it. Without an order:
-                         only sequence `first` */
+                         (cf_chunk.up), or in a cp group on another rank. -1: none, its sequences begin here */
+    int32_t first, n; /* plan->order[first .. first + n) are the sequences that share these rows. Without an order: only
+                         sequence `first` */
 } cf_slice;
 
 typedef struct cf_chunk {
@@ -357,15 +370,16 @@ typedef struct cf_chunk {
     int64_t pairs;       /* attention pairs, the prefix included */
     int64_t chain;       /* index into plan->chains; -1: standalone or idle */
     int64_t index;       /* its place in the chain, from 0; 0 without a chain */
-    int64_t prefix;      /* tokens of the chain before this chunk; in a tree, rows of its path */
+    int64_t prefix;      /* tokens of the chain before this chunk; in a tree, rows of its path before it; in a cp group,
+                            rows on its own rank */
     int64_t rank;        /* data-parallel rank that runs it */
     int64_t up;          /* the chunk of its rank that it continues: the previous one in its chain, or the last one of
                             the chain above. -1: none */
     int64_t down;        /* the last chunk that continues this one; the first is the next chunk. -1: none */
     int64_t below;       /* chunks on the longest path that continues it. 0: none */
-    int64_t state;       /* tokens that it adds to its chain's state: its first rows, which chunks that continue it see.
-                            0 in a leaf, and without a chain */
-    int64_t cp;          /* ranks that its sequence is spread over; 0: it is on one */
+    int64_t state;       /* tokens that it adds to its chain's state: its first rows, seen by chunks that continue it. 0
+                            in a leaf, and without a chain */
+    int64_t cp;          /* ranks of its cp group; 0: none */
 } cf_chunk;
 
 /* The dependent chunks of one split sequence: plan->chunks[first_chunk .. first_chunk + n_chunks). */
@@ -373,21 +387,35 @@ typedef struct cf_chain {
     int64_t sequence;
     int64_t first_chunk;
     int64_t n_chunks;
-    int64_t tokens; /* length of the sequence; in a tree, rows of the chain's own state (0 if no chunk continues it); in
-                       a cp group, rows of this part */
-    int64_t cp;     /* ranks that the sequence is spread over; 0: it is on one */
+    int64_t tokens; /* length of the sequence. In a tree: rows of the chain's own state (0 if no chunk continues it). In
+                       a cp group: rows of this rank's part */
+    int64_t cp;     /* ranks of its cp group; 0: none */
 } cf_chain;
 
-/* Sequences that begin alike form a tree. Its rows lie in chains, and the first chunk of a chain may continue another
-   chain. A chunk sees its path: the rows from the tree's root to where the chunk begins. They lie in the states of the
-   chains above it and of its own chain. A chunk comes before those that continue it, on the same rank, subtree by
-   subtree. A chain of one chunk without a state is a leaf: it holds the rows of several sequences beyond their common
-   path. Small trees have no chains: each lies within one chunk. */
+/* Trees. Sequences that begin alike form a tree. A small tree lies within one chunk and has no chains. The rows of
+   others lie in chains, and a chain may continue another chain.
 
-/* The packed batch. Plain data in one block of memory: read it, do not resize it. Rank r owns the chunks
-   [r x chunks_per_rank, (r + 1) x chunks_per_rank); a chain's chunks are consecutive. Chains come first, in input order
-   of their first sequence, then standalone chunks in order of creation. Next fit keeps input order throughout. With
-   lockstep, chunk i of every rank is in column i, and there is no other order. */
+   The path of a chunk is the rows from the tree's root to the chunk's beginning. They lie in the states of its own
+   chain and of the chains above it; the chunk sees all of them. A chunk comes before those that continue it, on the
+   same rank, subtree by subtree.
+
+   A leaf is a chain of one chunk without a state: it holds the rows of several sequences beyond their common path.
+
+   Cp groups (context parallelism). With max_cp an expensive sequence may be spread over cp = 2, 4, 8 ... neighbouring
+   ranks. The first of them is a multiple of cp, and cp divides n_ranks. Each has a part of the sequence, as a chain
+   with this `cp`: rank r has part r % cp. Parts have at least 512 tokens, or chunk_size / 8 if that is less.
+
+   All parts have the same number of chunks, in the same columns. Their i-th chunks are a round: neighbouring slices of
+   about the same cost, in order of ranks, which continue the round before. With cp 2 and four slices, the first rank
+   has slices 0 and 2, and the second has 1 and 3. So a chunk sees more rows than its chain has: `prefix` counts those
+   of its own rank, slices.begin those of all ranks (cf_kv_sources). Short sequences may follow in a part's last chunk.
+   The ranks run the passes of a round at once, so their schedules come from one list (cf_lockstep_plan). */
+
+/* The packed batch. Plain data in one block of memory: read it, do not resize it. Rank r owns the chunks [r x
+   chunks_per_rank, (r + 1) x chunks_per_rank).
+
+   A chain's chunks are consecutive. Chains come first, in input order of their first sequence, then standalone chunks
+   in order of creation. Next fit keeps input order throughout. With lockstep the columns give the order. */
 typedef struct cf_plan {
     int64_t chunk_size;     /* as in the options */
     int64_t align;          /* as in the options; 1 if not given */
@@ -403,7 +431,9 @@ typedef struct cf_plan {
     int64_t n_idle;         /* chunks without a slice */
     int64_t n_chains;
     int64_t n_slices;
-    int64_t lower_bound;    /* no packing of these slices can use fewer chunks (cf_pack says how it is found) */
+    int64_t lower_bound;    /* no packing of these slices uses fewer chunks: the largest of total tokens / chunk_size;
+                               the number of sequences of which no two fit into one chunk; Martello and Toth's L2
+                               (Knapsack Problems, 1990, section 8.3); slices / max_slices; and dependent chunks */
     cf_chunk *chunks;       /* (n_chunks) */
     cf_slice *slices;       /* (n_slices) */
     cf_chain *chains;       /* (n_chains) */
@@ -414,41 +444,20 @@ typedef struct cf_plan {
     cf_block block;         /* the memory that it lies in */
 } cf_plan;
 
-/* Packs a batch: splits every sequence longer than chunk_size and packs the others. Extends the paper's Algorithm 1.
+/* Packs a batch: cuts every sequence longer than chunk_size into a chain of chunks, and packs the others whole. Extends
+   the paper's Algorithm 1. Takes near linear time: tens of milliseconds for a million lengths, a second with max_cp.
+   CF_SPLIT_COST takes a few microseconds more per slice of a long sequence.
 
-   lengths: n token counts, 0 .. CF_MAX_LENGTH. A sequence of length 0 is in no slice, and is counted in n_empty. A
-   sequence of exactly chunk_size tokens is a standalone chunk; a larger multiple is a chain of full chunks. With
-   align > 1 a sequence is long if its tokens without padding exceed chunk_size.
+   lengths: n token counts, 0 .. CF_MAX_LENGTH. A sequence of length 0 is in no slice. One of exactly chunk_size tokens
+   is a standalone chunk. The padding of `align` does not count here.
 
-   With max_cp an expensive sequence may be spread over a cp group (context parallelism): cp = 2, 4, 8 ... neighbouring
-   ranks, the first of which is a multiple of cp; cp divides n_ranks. Rank r of the group has part r % cp of the
-   sequence, as a chain whose `cp` is the number of ranks. All parts have the same number of chunks, at the same steps
-   of their ranks, and short sequences may follow their last slices. The i-th chunks of all parts are a round:
-   neighbouring slices of about the same cost, by rising rank, which continue the previous round. With cp 2 and four
-   slices, the first rank has slices 0 and 2, and the second has 1 and 3. So a chunk sees more of its sequence than its
-   chain has: prefix counts the rows of its own rank, and slices.begin the rows of all (cf_kv_sources). Ranks run the
-   passes of a round at once, so their schedules come from one list (cf_lockstep_plan). No rank gets fewer than 512
-   tokens of a sequence, or fewer than chunk_size / 8 if that is less.
+   With n_ranks > 1 every rank gets chunks_per_rank chunks. A chain is on one rank, unless it is a part of a cp group.
+   Whole sequences and trees go to ranks by cost: the most expensive first, each to the rank that is cheapest so far.
+   Each rank then packs its own, and idle chunks fill the rest.
 
-   Time is near linear (a million lengths take tens of milliseconds, or a second with max_cp; CF_SPLIT_COST takes a few
-   microseconds more per slice of a long sequence). The plan depends only on the arguments, so every rank can compute it
-   for itself.
-
-   With n_ranks > 1 every rank gets the same number of chunks (chunks_per_rank), and a chain is on one rank. Whole
-   sequences and whole trees go to ranks by their cost: the most expensive first, each to the rank that is cheapest so
-   far. Then each rank packs its own sequences as if it were alone, and idle chunks fill the rest. No rank gets more
-   tokens than 1.5 x the mean of all ranks + the longest sequence or tree; a chain counts as n_chunks x chunk_size. So
-   without align and max_slices, chunks_per_rank is at most 2 x that bound / chunk_size + 1. Of several ways to split
-   expensive trees (no_copies), cf_pack takes the one whose most expensive rank costs least.
-
-   With lockstep, chunks lie in columns. There may be more chunks than without, and idle chunks between the others. The
-   batch is laid out once per target cost of a slice, at most 42 times: from a full slice at the start of a sequence to
-   the most expensive slice, each target 1.25 times the last. With max_cp this is repeated for every power of two up to
-   max_cp that any sequence would use, each with eleven choices of widths. The layout whose columns take the least time
-   wins, replays for K = 1 included. By that time a larger max_cp is never worse than a smaller one.
-
-   lower_bound is the largest of: total tokens / chunk_size; the number of sequences that cannot share a chunk; Martello
-   and Toth's L2 (Knapsack Problems, 1990, section 8.3); slices / max_slices; and the number of dependent chunks.
+   The plan depends only on the arguments, so every rank can compute it for itself. No rank gets more tokens than 1.5 x
+   the mean of all ranks + the longest sequence or tree, where a chain counts as n_chunks x chunk_size. Without align
+   and max_slices, chunks_per_rank is at most 2 x that bound / chunk_size + 1.
 
    Errors: CF_ERROR_ARGUMENT (names the member, or "lengths" and the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW
    ("lengths": their sum does not fit; "pairs": the attention pairs of a chunk of that sequence do not),
@@ -456,15 +465,14 @@ typedef struct cf_plan {
 CHUNKFLOW_API cf_result cf_pack(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, cf_plan **out,
                                 cf_error *error);
 
-/* These pack without any allocation, for a data loader that reuses one block. cf_pack_size returns how many bytes are
-   enough for these lengths (plan and working space). cf_pack_into packs into `memory` and puts the plan at its start.
-   Memory must be aligned to CF_MEMORY_ALIGNMENT; too few bytes are CF_ERROR_SPACE. The plan lives as long as `memory`
-   does; cf_plan_free on it does nothing.
+/* Pack without any allocation, for a data loader that reuses one block. cf_pack_size returns how many bytes are enough
+   for these lengths (plan and working space). cf_pack_into packs into `memory` and puts the plan at its start. Memory
+   must be aligned to CF_MEMORY_ALIGNMENT; too few bytes are CF_ERROR_SPACE. The plan lives as long as `memory`;
+   cf_plan_free on it does nothing.
 
-   cf_pack_size looks at each length once. Only packing tells the size of the plan if max_cp > 1, or if sequences share
-   prefixes and n_ranks > 1. Then cf_pack_size packs, in working space that it allocates and frees, and can return every
-   error of cf_pack. A loader that wants to avoid this keeps a block and calls cf_pack_into until it returns
-   CF_ERROR_SPACE. */
+   cf_pack_size looks at each length once, with two exceptions: max_cp > 1, and shared prefixes with n_ranks > 1. Then
+   only packing tells the size, so cf_pack_size packs in working space that it allocates and frees, and can return every
+   error of cf_pack. To avoid this, keep a block and call cf_pack_into until it returns CF_ERROR_SPACE. */
 CHUNKFLOW_API cf_result cf_pack_size(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, size_t *bytes,
                                      cf_error *error);
 CHUNKFLOW_API cf_result cf_pack_into(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, void *memory,
@@ -473,12 +481,12 @@ CHUNKFLOW_API cf_result cf_pack_into(const int64_t *lengths, int64_t n, const cf
 CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc);
 CHUNKFLOW_API void cf_plan_free(cf_plan *plan);
 
-/* Finds the shared prefixes of a batch by comparing tokens: sequence i has lengths[i] tokens of token_bytes bytes each
-   at tokens[i]. Takes n log n steps plus time in proportion to the tokens that are equal (Ng and Kakehi, Merging string
+/* Finds the shared prefixes of a batch by comparing tokens. tokens[i] has the lengths[i] tokens of sequence i, of
+   token_bytes bytes each. Takes n log n steps and time in proportion to the equal tokens (Ng and Kakehi, Merging string
    sequences by longest common prefixes, 2008).
 
-   No call is needed if the sequences are sorted by their tokens and common[i] tokens of sequence i are those of
-   sequence i - 1: then prefixes[i] is {i - 1, common[i]}.
+   If the sequences are sorted by their tokens, and you know how many tokens sequence i shares with sequence i - 1, you
+   need no call: prefixes[i] is {i - 1, common[i]}.
 
    Errors: CF_ERROR_ARGUMENT (names the argument and the item), CF_ERROR_LIMIT, CF_ERROR_MEMORY (working space). */
 CHUNKFLOW_API cf_result cf_shared_prefixes_find(const void *const *tokens, int64_t token_bytes, const int64_t *lengths,
@@ -486,13 +494,13 @@ CHUNKFLOW_API cf_result cf_shared_prefixes_find(const void *const *tokens, int64
                                                 cf_error *error);
 
 /* Checks a plan from any source against the lengths that it claims to pack. Every token of every sequence must be in
-   exactly one slice, the slices of a sequence in order, and no chunk may exceed chunk_size or max_slices. Alignment,
-   chains and prefixes, pairs, ranks and totals must be right. Of lower_bound it checks only that the plan does not use
-   fewer chunks.
+   exactly one slice, a sequence's slices in order. No chunk may exceed chunk_size or max_slices. Alignment, chains and
+   prefixes, pairs, ranks and totals must be right. lower_bound must not exceed the number of chunks used; nothing else
+   of it is checked.
 
    Returns CF_OK, or CF_ERROR_PLAN for the first violation, with its member in error->field and the index of the chunk,
-   slice, chain or sequence in error->item. Returns CF_ERROR_MEMORY if `allocator` (NULL: malloc) has no scratch: 1
-   byte per sequence and 8 per chunk, with trees 33 and 16. The plan may be unvalidated. */
+   slice, chain or sequence in error->item. Returns CF_ERROR_MEMORY if `allocator` (NULL: malloc) has no scratch: 1 byte
+   per sequence and 8 per chunk, with trees 33 and 16. The plan may be unvalidated. */
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,
                                          const cf_allocator *allocator, cf_error *error);
 
@@ -513,10 +521,10 @@ typedef struct cf_plan_stats {
     double chunk_imbalance;       /* most expensive chunk / mean, over chunks with slices (0 if there are none) */
     double rank_token_imbalance;  /* fullest rank / mean */
     double rank_pair_imbalance;
-    double rank_imbalance;        /* Most expensive rank / mean. All ranks wait for the most expensive one, so this is
-                                     also the time of an iteration / its time on even ranks. */
-    double unit_imbalance;        /* most expensive chain or standalone chunk / mean of the ranks; a chain stays on one
-                                     rank, so no way to spread them makes rank_imbalance less than this */
+    double rank_imbalance;        /* Most expensive rank / mean. All ranks wait for it, so this is also how much longer
+                                     an iteration takes than with even ranks. */
+    double unit_imbalance;        /* most expensive chain or standalone chunk / mean of the ranks. A chain stays on one
+                                     rank, so rank_imbalance cannot be less */
 } cf_plan_stats;
 
 /* Measures a plan. `cost` weighs the chunks as in cf_pack_desc; NULL and all zeros mean the default weights. If plan is
@@ -530,10 +538,10 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
 /* Sizes of a trainer's buffers: what one batch needs, or the maximum over many batches (cf_steps_capacity). Start with
    all zeros. */
 typedef struct cf_capacity {
-    int64_t rows;        /* maximum rows of a chunk, padding included: the size of an activation slot, of a boundary
-                            slot, and of the scratch for a pass that keeps nothing */
-    int64_t prefix;      /* longest prefix of a chunk: a state slot needs prefix + rows rows. In a cp group it includes
-                            the rows of other ranks, which are gathered beside the state */
+    int64_t rows;        /* maximum rows of a chunk, padding included: size of an activation slot, of a boundary slot,
+                            and of the scratch of a pass that keeps nothing */
+    int64_t prefix;      /* longest prefix of a chunk: a state slot needs prefix + rows rows. In a cp group it counts
+                            rows of all ranks, which are gathered beside the state */
     int64_t n_seqs;      /* an upper bound of the sequences in a chunk's cu_seqlens */
     int64_t activations; /* activation slots of the stage */
     int64_t states;      /* its state slots */
@@ -543,30 +551,31 @@ typedef struct cf_capacity {
 
 /* Options of a chunk's metadata. Zero means default in every member; NULL is all zeros. */
 typedef struct cf_metadata_desc {
-    const cf_capacity *capacity;         /* NULL: arrays are just as long as the chunk needs. Else its rows, prefix and
-                                            n_seqs set the lengths, so that shapes and offsets in the block are the same
-                                            for every chunk (CUDA graphs); unused rows are padding */
-    const unsigned char *const *ignored; /* (n_sequences) for each sequence one byte per token: non-zero: the token
-                                            is not predicted (in a prompt, say). NULL, here or for a sequence: all
-                                            tokens are predicted. Give cf_loss_weights this array, or the mean is
-                                            wrong */
-    const double *weights;               /* (n_sequences) weight of each sequence's targets, from cf_loss_weights; NULL:
-                                            no loss_weights are wanted */
-    int shifted;                         /* 1: the trainer's inputs and targets are arrays of the same length, and the
-                                            targets are one token ahead. So every row has a target, at the row's own
-                                            position, and `ignored` is indexed by target. Give cf_loss_weights the same.
-                                            0: a row's target is the next token of the sequence */
-    int shared_mean;                     /* the weight of a token that several sequences share. 0: the sum of their
-                                            weights, so that every sequence counts as if nothing were shared; 1: the
-                                            mean of their weights. Needs weights */
+    const cf_capacity *capacity;         /* NULL: arrays are as long as the chunk needs. Otherwise its rows, prefix and
+                                            n_seqs set the lengths: shapes and offsets in the block are then the same
+                                            for every chunk (CUDA graphs), and unused rows are padding */
+    const unsigned char *const *ignored; /* (n_sequences) one byte per token of each sequence; non-zero: the token is
+                                            not predicted (in a prompt, say). NULL, here or for a sequence: all tokens
+                                            are. Give cf_loss_weights the same array, or the mean is wrong */
+    const double *weights;               /* (n_sequences) weight of each sequence's targets, from cf_loss_weights. NULL:
+                                            no loss_weights */
+    int shifted;                         /* 0: a row's target is the next token of the sequence. 1: the trainer has
+                                            arrays of inputs and of targets, of equal length, the targets one token
+                                            ahead. Then every row has a target, at its own position, and `ignored` is
+                                            indexed by target. Give cf_loss_weights the same */
+    int shared_mean;                     /* weight of a token that several sequences share. 0: the sum of their weights,
+                                            so that every sequence counts as if nothing were shared; 1: the mean of
+                                            their weights. Needs weights */
     int wants_loss_rows;                 /* 1: also fill loss_rows */
     int wants_key_ends;                  /* 1: also fill key_ends */
 } cf_metadata_desc;
 
 /* One extra call of attention, for sequences that share rows. Their keys lie in several places, and each place needs a
-   call of its own. The call with cu_seqlens comes first: in it each slice sees only itself. Every further place has one
-   of these calls, without a mask. Merge the results by their LSE (log-sum-exp). In backward, every call takes the
-   merged result and LSE; add up the dQ of all calls. A sequence of a call may have no queries or no keys. */
+   call of its own. The call with cu_seqlens comes first: in it each slice sees only itself. Each further place has one
+   of these calls, without a mask. A sequence of a call may have no queries or no keys.
+
+   Merge the results by their LSE (log-sum-exp). In backward, give every call the merged result and LSE, and add up the
+   dQ of all calls. */
 typedef struct cf_attention_call {
     int64_t chain;                /* the chain whose state has the keys; -1: they are rows of this chunk, from row 0 */
     int64_t first;                /* the first key's row in that state */
@@ -581,17 +590,19 @@ typedef struct cf_attention_call {
 
    cu_seqlens and max_seqlen are arguments of flash_attn_varlen_func and functions like it, causal and aligned
    bottom-right. The first slice of a dependent chunk has `prefix` more keys than queries, so it sees the prefix and
-   itself; all other slices see only themselves. In a cp group the prefix also has the rows of other ranks, in order
-   (cf_kv_sources). Every row is in one of the sequences, because a run of padding rows is a sequence of its own: no
-   token sees padding, and every row of a result is written. Padding needs finite numbers in Q, K and V. It has no loss,
-   so its gradients are zero. Only the last chunk of a chain has padding, so a state has no padding between tokens.
+   itself. All other slices see only themselves. In a cp group the prefix also has the rows of other ranks, in order
+   (cf_kv_sources).
+
+   A run of padding rows is a sequence of its own. So no token sees padding, and every row of a result is written.
+   Padding needs finite numbers in Q, K and V. It has no loss, so its gradients are zero. Only the last chunk of a chain
+   has padding, so a state has no padding between tokens.
 
    A loop of your own over rows needs no cu_seqlens, unless sequences share rows. Number the keys so that key 0 is the
    chunk's first row, and the prefix is at -prefix .. -1. Then row t sees the keys t - position_ids[t] .. t.
 
-   With a capacity, unused sequences have length 0. All rows from chunk->rows on are padding that has no place in the
-   chain's state: write no K and V of it there, and take no dK and dV of it. What the state has in these rows may be
-   of other chunks; set the state to zero once, when it is allocated, so that all of it is finite. */
+   With a capacity, unused sequences have length 0. All rows from chunk->rows on are padding without a place in the
+   chain's state: do not write their K and V there, and take no dK and dV from there. Those rows of the state may hold
+   other chunks' numbers. Set the state to zero once, when it is allocated, so that all of it is finite. */
 typedef struct cf_metadata {
     int64_t chunk;
     int64_t tokens;
@@ -605,77 +616,78 @@ typedef struct cf_metadata {
     const int32_t *cu_seqlens_k;     /* (n_seqs + 1) from 0 */
     const int32_t *sequence_ids;     /* (rows) index of the row's sequence in the batch; -1: padding */
     const int32_t *position_ids;     /* (rows) position in that sequence, for RoPE; 0 in padding */
-    const int32_t *target_positions; /* (rows) position of the token to predict, the row's label, even if that token is
-                                        in the next chunk; -1: none, or ignored. Shifted: the row's own position */
+    const int32_t *target_positions; /* (rows) position of the token to predict, even if that token is in the next
+                                        chunk; -1: none, or ignored. Shifted: the row's own position */
     const double *loss_weights;      /* (rows) factor of the row's loss; 0 without a target. NULL: not wanted */
-    /* Only if rows are shared; otherwise 0 and NULL. The last row before sequences diverge has one target per branch:
-       the first is above, for the sequence in sequence_ids; the others are here, by rising row. Each target has a loss
+    /* Only if rows are shared; otherwise 0 and NULL. The last row before sequences diverge has one target per branch.
+       The first is above, for the sequence in sequence_ids; the others are here, by rising row. Each target has a loss
        of its own, from the same logits. */
     int64_t n_calls, n_extra;
     const cf_attention_call *calls;  /* (n_calls) extra calls; 0: the call with cu_seqlens is enough */
     const double *extra_weights;     /* (n_extra) NULL: not wanted */
     const int32_t *extra_rows, *extra_sequences, *extra_targets; /* (n_extra) row, sequence, position of the token */
     int64_t n_loss_rows;
-    const int32_t *loss_rows;        /* (n_loss_rows) rows with a loss: those with a target whose weight is not 0. NULL:
-                                        not wanted */
-    const int32_t *key_ends;         /* (prefix + rows) for kernels that take a mask: key j, counted from the start of
+    const int32_t *loss_rows;        /* (n_loss_rows) rows that have a target whose weight is not 0. NULL: not wanted */
+    const int32_t *key_ends;         /* (prefix + rows) for kernels that take a mask. Key j, counted from the start of
                                         the prefix, is seen by exactly the rows max(j - prefix, 0) .. key_ends[j] - 1.
                                         NULL: not wanted */
 } cf_metadata;
 
 /* cf_metadata_size returns how many bytes cf_metadata_fill needs for this chunk, or, if chunk is -1, for any chunk of
    the plan. cf_metadata_fill puts the arrays into `memory` (aligned to CF_MEMORY_ALIGNMENT) and their addresses into
-   *out. loss_weights come first, then the other arrays as listed above. No capacity fixes the sizes of arrays that only
-   shared rows have, so in such plans offsets from `calls` on vary. Everything is untouched on failure. Errors:
-   CF_ERROR_ARGUMENT (chunk; capacity.rows, capacity.prefix or capacity.n_seqs if the chunk needs more; weights, with
-   the sequence, if one is not finite), CF_ERROR_SPACE
-   (memory, bytes), CF_ERROR_LIMIT if prefix + rows exceeds INT32_MAX, CF_ERROR_OVERFLOW. The plan must be sound. */
+   *out: loss_weights first, then the others as listed above. A capacity does not fix the sizes of arrays for shared
+   rows, so in such plans offsets from `calls` on vary. Everything is untouched on failure. The plan must be sound.
+
+   Errors: CF_ERROR_ARGUMENT (chunk; capacity.rows, capacity.prefix or capacity.n_seqs if the chunk needs more; weights,
+   with the sequence, if one is not finite), CF_ERROR_SPACE (memory, bytes), CF_ERROR_LIMIT if prefix + rows exceeds
+   INT32_MAX, CF_ERROR_OVERFLOW. */
 CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc,
                                          size_t *bytes, cf_error *error);
 CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc, void *memory,
                                          size_t bytes, cf_metadata *out, cf_error *error);
 
-/* Tokens, targets and weights of all chunks of a plan. Each chunk's rows follow those of the chunk before. The targets
-   of a row are first_target[row] .. first_target[row + 1] - 1: none, one, or several where sequences part. Each target
-   has a loss of its own, of the same logits. */
+/* Tokens, targets and weights of all chunks of a plan, chunk after chunk. The targets of a row are first_target[row] ..
+   first_target[row + 1] - 1: none, one, or several where sequences diverge. Each target has a loss of its own, from the
+   same logits. */
 typedef struct cf_token_rows {
     int64_t n_rows, n_targets;
     const int64_t *first_row;    /* (n_chunks + 1) of each chunk */
     const int32_t *tokens;       /* (n_rows) -1: padding */
     const int32_t *first_target; /* (n_rows + 1) */
     const int32_t *targets;      /* (n_targets) the tokens to predict */
-    const float *weights;        /* (n_targets) factors of their losses, rounded to float; to check in float64, use
-                                    cf_metadata.loss_weights instead. NULL without cf_metadata_desc.weights */
+    const float *weights;        /* (n_targets) factors of their losses, rounded to float; cf_metadata.loss_weights has
+                                    doubles. NULL without cf_metadata_desc.weights */
 } cf_token_rows;
 
-/* Looks up tokens at the positions that cf_metadata_fill gives, for all chunks of a plan in one call. The size includes
-   room for one chunk's metadata. tokens: of each sequence of the plan, token_bytes each: 2 (unsigned) or 4. Everything
-   except `memory` is untouched on failure. Errors as of cf_metadata_fill; CF_ERROR_ARGUMENT (token_bytes; "tokens",
-   with the sequence whose tokens are NULL); CF_ERROR_LIMIT if there may be more than INT32_MAX targets. The plan must
-   be sound. */
+/* Look up tokens at the positions that cf_metadata_fill gives, for all chunks of a plan in one call. cf_token_rows_size
+   includes room for one chunk's metadata. tokens: of each sequence of the plan, token_bytes each: 2 (unsigned) or 4.
+   Everything except `memory` is untouched on failure. The plan must be sound.
+
+   Errors: as cf_metadata_fill; CF_ERROR_ARGUMENT (token_bytes; "tokens", with the sequence whose tokens are NULL);
+   CF_ERROR_LIMIT if there may be more than INT32_MAX targets. */
 CHUNKFLOW_API cf_result cf_token_rows_size(const cf_plan *plan, const cf_metadata_desc *desc, size_t *bytes,
                                            cf_error *error);
 CHUNKFLOW_API cf_result cf_token_rows_fill(const cf_plan *plan, const cf_metadata_desc *desc, const void *const *tokens,
                                            int64_t token_bytes, void *memory, size_t bytes, cf_token_rows *out,
                                            cf_error *error);
 
-/* Rows of K and V that a chunk of a cp group sees before its own, and their place: the state of some rank. */
+/* Rows of K and V that a chunk of a cp group sees before its own, and the rank whose state has them. */
 typedef struct cf_kv_source {
     int64_t rank;
-    int64_t chunk;  /* the chunk of that rank which makes the rows; they lie in the state of that chunk's chain */
+    int64_t chunk;  /* the chunk of that rank that makes the rows; they lie in its chain's state */
     int64_t row;    /* their first row in that state */
     int64_t begin;  /* first row within the sequence */
-    int64_t tokens; /* number of rows; x the bytes of a row, this is the traffic from rank to rank */
+    int64_t tokens; /* number of rows. Times the bytes of a row: the traffic from rank to rank */
 } cf_kv_source;
 
-/* Lists the rows of K and V that come before this chunk in its cp group's sequence, by rising position. There is no gap
-   from the sequence's first row to the begin of the chunk's first slice. Rows of earlier rounds are already in states.
-   The last entries, of the chunk's own round, are made by the ranks before it during the pass, layer by layer.
+/* Lists the rows of K and V before this chunk in its cp group's sequence, by rising position. There is no gap from the
+   sequence's first row to the chunk's first slice. Rows of earlier rounds are already in states. The last entries are
+   rows of the chunk's own round: lower ranks make them during the same pass, layer by layer.
 
-   So in each layer of a pass the ranks of a round make K and V of their rows. Each rank receives the rows of its
-   sources, all at once or one after the other from its neighbour in a ring. If attention merges blocks by their LSE,
-   they may come in any order. In a backward, gradients go back to the ranks that have the rows. A rank continues with
-   its own rows once all ranks behind it have sent their gradients.
+   In each layer of a forward the ranks of a round make K and V of their rows, and each receives its sources' rows: all
+   at once, or one after the other from its neighbour in a ring. Attention that merges blocks by their LSE takes them in
+   any order. In a backward, gradients go back to the ranks that have the rows. A rank continues with its own rows once
+   all higher ranks have sent their gradients.
 
    sources: room for all entries, or NULL to only count them. Returns their number; 0 for a chunk without a cp group.
    The plan must be sound. */
@@ -684,9 +696,9 @@ CHUNKFLOW_API int64_t cf_kv_sources(const cf_plan *plan, int64_t chunk, cf_kv_so
 typedef enum cf_mean {
     CF_MEAN_DEFAULT = 0, /* CF_MEAN_TOKENS */
     CF_MEAN_TOKENS,      /* every target of the batch has the same weight */
-    CF_MEAN_SEQUENCES,   /* every sequence with a target has the same weight, and so has every target within it */
-    CF_MEAN_PROMPTS,     /* every prompt has the same weight, and so has every target of all its answers (the groups of
-                            reinforcement learning) */
+    CF_MEAN_SEQUENCES,   /* every sequence with a target has the same weight, shared evenly by its targets */
+    CF_MEAN_PROMPTS,     /* every prompt has the same weight, shared evenly by the targets of all its answers (the
+                            groups of reinforcement learning) */
     CF_MEAN_COUNT
 } cf_mean;
 
@@ -699,13 +711,15 @@ typedef struct cf_loss_weights_desc {
     const cf_allocator *allocator;       /* for n counts, freed at the end */
 } cf_loss_weights_desc;
 
-/* Finds for each sequence the weight of its targets with which the sum of all weighted losses is the wanted mean.
-   lengths: all n of the batch, as given to cf_pack, those of other ranks included. Chunks and ranks have different
-   numbers of targets, so a mean over one of them would be another loss. Add up losses and gradients over chunks and
-   ranks, and let nothing (no DDP) divide them. Every token except a sequence's first (shifted: every token) is a
-   target, unless it is ignored. If there is no target, all weights are 0. Errors: CF_ERROR_ARGUMENT ("lengths",
-   "prompts": with the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. The weights are untouched on
-   failure. */
+/* Finds for each sequence the weight of its targets. The sum of all weighted losses is then the wanted mean. Add up
+   losses and gradients over chunks and ranks, and let nothing (no DDP) divide them: chunks and ranks have different
+   numbers of targets, so a mean over one of them would be another loss.
+
+   lengths: all n of the batch, as given to cf_pack, for all ranks. Every token except a sequence's first (shifted:
+   every token) is a target, unless it is ignored. Without any target, all weights are 0.
+
+   Errors: CF_ERROR_ARGUMENT ("lengths", "prompts": with the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW,
+   CF_ERROR_MEMORY. The weights are untouched on failure. */
 CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const cf_loss_weights_desc *desc,
                                         double *weights, cf_error *error);
 
@@ -723,29 +737,30 @@ CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const
 #define CF_MAX_KINDS 26
 #define CF_MIN_OUTPUT_WINDOW 2048 /* rows: attention in a smaller window costs too little to keep its outputs */
 
-/* The part of a layer that mixes tokens, and the state that it hands on from chunk to chunk. */
+/* The part of a layer that mixes tokens, and the state that each hands on from chunk to chunk. */
 typedef enum cf_mixer {
     CF_MIXER_FULL = 0, /* causal attention. State: K and V of all rows */
     CF_MIXER_WINDOW,   /* attention to the last `window` rows, a row's own included. State: K and V of window - 1
                           rows */
     CF_MIXER_CHUNKED,  /* attention to the rows since the last multiple of `window` (Llama 4). State: their K and V */
     CF_MIXER_LATENT,   /* multi-head latent attention (DeepSeek-V2, 2024). State: latents of all rows */
-    CF_MIXER_DELTA,    /* gated delta rule (Yang et al., 2024). State: a snapshot per border, and the last tail - 1 rows
-                          of its convolution */
+    CF_MIXER_DELTA,    /* gated delta rule (Yang et al., 2024). State: for each border between chunks a snapshot and the
+                          last tail - 1 rows of the convolution */
     CF_MIXER_KDA,      /* delta rule with one gate per channel (Kimi Linear, 2025). State: as CF_MIXER_DELTA */
-    CF_MIXER_MAMBA2,   /* (Dao and Gu, 2024): head_dim is its state size, kv_heads its groups. State: as
+    CF_MIXER_MAMBA2,   /* Mamba-2 (Dao and Gu, 2024): head_dim is its state size, kv_heads its groups. State: as
                           CF_MIXER_DELTA */
     CF_MIXER_NONE,     /* no mixer and no state: a layer that is feed-forward alone (Nemotron-H) */
     CF_MIXER_COUNT
 } cf_mixer;
 
-/* One kind of layer. Zero means the model's own number if it has one, and otherwise that the layer has no such part. */
+/* One kind of layer. Zero means the model's own number. If the model has no such number, the layer has no such part. */
 typedef struct cf_layer {
     cf_mixer mixer;
-    int gate;          /* 1: attention's output is gated by as many columns as Q has. Only full, window or chunked */
+    int gate;          /* 1: attention's output is multiplied by a gate of as many columns as Q. Only full, window or
+                          chunked */
     int sinks;         /* 1: softmax has one extra learned logit per head (attention sink). Only full, window or
                           chunked */
-    int no_ffn;        /* 1: a mixer, and neither MLP nor experts */
+    int no_ffn;        /* 1: the layer has neither MLP nor experts */
     int64_t heads, kv_heads; /* query and key heads; in a recurrent layer heads of values and of keys */
     int64_t head_dim;  /* of Q and K; in a latent layer rope_dim included */
     int64_t value_dim; /* of V; 0: head_dim */
@@ -753,14 +768,14 @@ typedef struct cf_layer {
     int64_t latent, q_latent; /* widths of compressed K and V, and of compressed Q (0: Q is not compressed) */
     int64_t rope_dim;  /* latent layer: width of the part of K that all heads share */
     int64_t tail;      /* recurrent layer: rows that its convolution sees, a row's own included */
-    int64_t reach;     /* experts in the groups that a token may choose from (DeepSeek-V3: half of all); 0: all */
+    int64_t reach;     /* experts that a token may choose from (DeepSeek-V3: those in half of the groups); 0: all */
     int64_t ffn;       /* width of the MLP, or of one routed expert */
     int64_t experts, active; /* routed experts, and how many of them a token goes to. No token is dropped */
     int64_t shared;    /* width of all shared experts together, which every token goes to. Needs experts */
-    int64_t shared_gate; /* 1: the output of the shared experts is gated by one number per token. Needs shared */
+    int64_t shared_gate; /* 1: one number per token scales the output of the shared experts. Needs shared */
 } cf_layer;
 
-/* A decoder: RMSNorm, a mixer, a gated MLP or experts. Without kinds all layers have grouped-query attention and
+/* A decoder: RMSNorm, a mixer, a gated MLP or experts. Without kinds all layers have grouped-query attention and an
    MLP. */
 typedef struct cf_model {
     const char *name;
@@ -782,8 +797,9 @@ typedef struct cf_model {
     const char *pattern;   /* "aaab": the kinds of layers 0, 1, ..., repeated; a is kinds[0]. NULL: "a" */
     int64_t first_dense;   /* number of first layers with an MLP of width `ffn` instead of experts. Needs experts */
     int64_t mtp;           /* extra layers that predict tokens further ahead (DeepSeek-V3, 2024). Each is of the last
-                              layer's kind and has a projection of two rows to one, three norms, head and loss again */
-    int64_t norms;         /* norms per layer, those of heads not counted; 0: one before the mixer, one before the
+                              layer's kind, and adds a projection of two rows to one, three norms, and a head and
+                              loss */
+    int64_t norms;         /* norms per layer, not counting those of heads; 0: one before the mixer, one before the
                               MLP */
 } cf_model;
 
@@ -800,8 +816,8 @@ typedef struct cf_parameters {
     int64_t head;      /* 0 if it is tied to an embedding in the same place */
     int64_t total;     /* sum of the five above */
     int64_t experts;   /* routed experts; a part of mlp */
-    int64_t active;    /* total less the experts that a token does not go to; some publishers leave out the embedding
-                          as well */
+    int64_t active;    /* total minus the experts that a token does not use; some publishers leave out the embedding
+                          too */
 } cf_parameters;
 
 /* Counts the parameters of the whole model, exactly. */
@@ -809,8 +825,8 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
 
 /* ---- splitting a model over GPUs ---- */
 
-/* Activations that a trainer drops in forward and recomputes in backward. (The schedule decides which whole chunks are
-   dropped.) */
+/* Activations that a trainer drops in each forward and recomputes in backward. (Dropping whole chunks is the schedule's
+   decision.) */
 #define CF_RECOMPUTES(X)                                                                                          \
     X(CF_RECOMPUTE_DEFAULT, "?")           /* CF_RECOMPUTE_NONE */                                                \
     X(CF_RECOMPUTE_NONE, "none")                                                                                  \
@@ -838,13 +854,13 @@ CHUNKFLOW_API const char *cf_placement_name(cf_placement placement);
    if n_stages is below 1 or v below 0. */
 CHUNKFLOW_API int64_t cf_placement_stage(cf_placement placement, int64_t n_stages, int64_t v);
 
-/* Returns the virtual stage on this stage in one row. A row is n_stages virtual stages; row 0 begins with virtual stage
-   0. It is the inverse of cf_placement_stage. Returns -1 if a number is out of range. */
+/* Returns the virtual stage that a stage has in one row. A row is n_stages virtual stages; row 0 begins with virtual
+   stage 0. This is the inverse of cf_placement_stage. Returns -1 if a number is out of range. */
 CHUNKFLOW_API int64_t cf_placement_at(cf_placement placement, int64_t n_stages, int64_t row, int64_t stage);
 
 /* The split of a model over GPUs. Zero means default in every member. */
 typedef struct cf_parallel {
-    int64_t tp;              /* tensor parallelism; 0: 1. Must divide heads and ffn, and divide kv_heads or be a
+    int64_t tp;              /* tensor parallelism; 0: 1. Must divide heads and ffn. Must divide kv_heads or be a
                                 multiple of it (then K and V heads are replicated) */
     int64_t pp;              /* pipeline stages; 0: 1 */
     int64_t n_virtual;       /* virtual stages per stage; 0: 1 */
@@ -852,20 +868,20 @@ typedef struct cf_parallel {
     int64_t dp;              /* data-parallel ranks; 0: 1 */
     int64_t zero;            /* ZeRO level, over dp: 0 none, 1 optimizer states (Megatron's distributed optimizer), 2
                                 also gradients, 3 also parameters */
-    int no_sequence;         /* 1: no sequence parallelism. 0: what tensor parallelism does not split (norms,
-                                residuals) is split over tp by tokens */
+    int no_sequence;         /* 0: sequence parallelism: norms and residuals, which tensor parallelism does not split,
+                                are split over tp by tokens. 1: they are not */
     cf_recompute recompute;  /* 0: none */
     int64_t recompute_layers; /* number of layers per virtual stage that recompute anything; 0: all. Needs recompute */
-    const int64_t *layers;   /* (pp x n_virtual) layers of each virtual stage; NULL: even. The remainder goes, one layer
-                                each, to virtual stages 1, 2, ..., then to 0. None goes to the last one, which has the
+    const int64_t *layers;   /* (pp x n_virtual) layers of each virtual stage. NULL: even; a remainder goes, one layer
+                                each, to virtual stages 1, 2, ..., then to 0, but not to the last one, which has the
                                 output head */
     int64_t vocab_multiple;  /* vocab is padded to a multiple of this x tp (Megatron: 128); 0: 1 */
     int64_t ep;              /* expert parallelism: ep of the tp x dp GPUs of a stage share the routed experts of a
-                                layer. Each has whole experts, and the others send it rows. 0: 1, each GPU has a tp-th
-                                of every expert's width. Must divide tp x dp and the experts of each kind. Above 1 it
-                                needs experts */
-    int64_t imbalance;       /* percent of rows above the mean that the fullest GPU's experts get; 0: none. A price:
-                                unused without ep */
+                                layer. Each has whole experts, and receives the rows for them. 0: 1, each GPU has a
+                                tp-th of every expert's width. Must divide tp x dp and the experts of each kind. Above 1
+                                it needs experts */
+    int64_t imbalance;       /* percent by which the fullest GPU's experts get more rows than the mean; 0: none. A
+                                price: allowed without ep */
 } cf_parallel;
 
 CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel);
@@ -873,14 +889,13 @@ CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel);
 /* Checks a split of a model. Errors name the member ("parallel.tp") and give the nearest value that works. */
 CHUNKFLOW_API cf_result cf_parallel_validate(const cf_model *model, const cf_parallel *parallel, cf_error *error);
 
-/* Counts the parameters that one GPU of a virtual stage holds before ZeRO divides them. A tied head on a different
-   stage than the embedding is a copy and counts as head. Replicated norms, biases and K and V heads count on each GPU
-   that has them. Errors: as cf_parallel_validate, and "stage". */
+/* Counts the parameters that one GPU of a virtual stage holds before ZeRO divides them. A tied head on another stage
+   than the embedding is a copy, and counts as head. Replicated norms, biases and K and V heads count on each GPU that
+   has them. Errors: as cf_parallel_validate, and "stage". */
 CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
                                             cf_parameters *out, cf_error *error);
 
-/* The widths of the model on one GPU of a virtual stage. Its matrices have these widths, and time and memory follow
-   from them. */
+/* The widths of the matrices on one GPU of a virtual stage. Time and memory follow from them. */
 typedef struct cf_shard {
     int64_t layers;
     int64_t hidden;
@@ -896,14 +911,15 @@ typedef struct cf_shard {
     cf_mixer mixer;
     int64_t out;          /* heads x value_dim */
     int64_t value;        /* V heads x value_dim. In a latent layer kv and value are as attention sees them */
-    int64_t elements;     /* elements per row that backward needs of the mixer: its inputs, Q, K, V, output, gates */
+    int64_t elements;     /* elements per row that the mixer keeps for backward: inputs, Q, K, V, output, gates */
     int64_t window;
     int64_t state_row;    /* elements that a row adds to the state */
-    int64_t expand;       /* latent: weights that make K and V out of such a row, in every pass that reads it */
-    int64_t window_row;   /* elements that a row adds to a state with a window or chunks, from which rows leave again */
+    int64_t expand;       /* latent layer: weights that expand such a row to K and V, in every pass that reads it */
+    int64_t window_row;   /* elements that a row adds to the state of a layer with a window or chunks, until the row
+                             leaves it */
     int64_t snapshot;     /* elements of a recurrent layer's state (float), for any number of rows */
-    int64_t effect;       /* elements (float) of the map by which rows change that state: a d_k x d_k matrix per head,
-                             or one number in Mamba-2. Ranks of a cp group exchange them */
+    int64_t effect;       /* elements (float) of the map that rows apply to that state: a d_k x d_k matrix per head, or
+                             one number in Mamba-2. Ranks of a cp group exchange them */
     int64_t tail_row;     /* columns of a recurrent layer's convolution */
     int64_t tail;         /* rows of that convolution which are handed on */
     int64_t mixer_weights, mixer_vectors; /* parameters in matrices; in biases and the like */
@@ -913,15 +929,16 @@ typedef struct cf_shard {
     int64_t reach;        /* experts of a layer, on all GPUs, that a token may choose from */
     int64_t expert_share; /* GPUs that the rows are divided over before they go to experts */
     int64_t norms;        /* parameters */
-    int outputs;          /* 1: it may keep attention's outputs for a replay (cf_memory_desc.outputs): full and latent
-                             attention, and windows of at least CF_MIN_OUTPUT_WINDOW rows */
+    int outputs;          /* 1: the layer may keep attention's outputs for a replay (cf_memory_desc.outputs): full and
+                             latent attention, and windows of at least CF_MIN_OUTPUT_WINDOW rows */
 } cf_shard;
 
-/* Finds the widths of one kind of layer, counted from 0. A model without `kinds` has one kind. With first_dense its
-   kinds come twice: as they are, and then with an MLP instead of experts. A kind past the last one is
-   CF_ERROR_ARGUMENT. The stage may have no layer of the kind. Prediction layers count to the last virtual stage. Kind
-   -1 counts all layers of the stage, and takes members that differ between kinds from kind 0. Errors: as
-   cf_stage_parameters. *out is untouched on failure. */
+/* Finds the widths of one kind of layer. Kinds count from 0; the stage may have no layer of that kind. A model without
+   `kinds` has one kind. With first_dense its kinds come twice: as they are, then with an MLP instead of experts.
+   Prediction layers count to the last virtual stage. Kind -1 adds up all layers of the stage; members that differ
+   between kinds are those of kind 0.
+
+   Errors: as cf_stage_parameters; CF_ERROR_ARGUMENT for a kind past the last one. *out is untouched on failure. */
 CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage, int64_t kind,
                                        cf_shard *out, cf_error *error);
 
@@ -932,13 +949,13 @@ CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel 
 /* Ways to compute the loss: the bytes per logit that each keeps for backward, and its bytes per logit at the peak. */
 typedef enum cf_loss {
     CF_LOSS_DEFAULT = 0, /* CF_LOSS_CHUNKED */
-    CF_LOSS_PARALLEL,    /* vocabulary-parallel, as in Megatron-LM: bf16 logits, a float copy, a float softmax that
-                            stays. Keeps 4, peak 10 */
-    CF_LOSS_EAGER,       /* separate operations, as in plain PyTorch: a float log-softmax stays, and backward makes two
+    CF_LOSS_PARALLEL,    /* vocabulary-parallel, as in Megatron-LM: bf16 logits, a float copy, and a float softmax,
+                            which is kept. Keeps 4, peak 10 */
+    CF_LOSS_EAGER,       /* separate operations, as in plain PyTorch: a float log-softmax is kept; backward makes two
                             float gradients beside it and the bf16 logits. Keeps 4, peak 14 */
     CF_LOSS_FUSED,       /* one kernel that turns the bf16 logits into their gradient in place. Keeps 2, peak 2 */
-    CF_LOSS_CHUNKED,     /* head and loss together, a few rows at a time; only the gradient of the head's input stays
-                            (2 bytes x hidden). There are no whole logits at any time */
+    CF_LOSS_CHUNKED,     /* head and loss together, a few rows at a time, so that whole logits never exist. Keeps only
+                            the gradient of the head's input (2 bytes x hidden) */
     CF_LOSS_COUNT
 } cf_loss;
 
@@ -948,7 +965,7 @@ typedef enum cf_loss {
                                                way in, one on its way out */
 #define CF_BORDER_TOKENS 4096
 
-/* Parts that lie in host memory (cf_memory_desc.offload); add up those that do. */
+/* Parts that lie in host memory: cf_memory_desc.offload is their sum. */
 #define CF_OFFLOAD_CHECKPOINTS 1 /* what layers with full recomputation keep, as in TRL's and Axolotl's long-context
                                     recipes. Needs full recomputation */
 #define CF_OFFLOAD_OPTIMIZER 2   /* optimizer states and, with ZeRO 2 and 3, gradients except those of two layers */
@@ -960,8 +977,8 @@ typedef struct cf_memory_desc {
     const cf_model *model;
     cf_parallel parallel;
     cf_loss loss;                 /* 0: chunked */
-    int unfused;                  /* 1: norms and SwiGLU as separate operations that each keep their results (float
-                                     copies of the norms' inputs, the normalised rows, the gate's activation) */
+    int unfused;                  /* 1: norms and SwiGLU are separate operations, each of which keeps its results: float
+                                     copies of the norms' inputs, normalised rows, the activated gate */
     int unfused_attention;        /* 1: attention writes out its scores; then also fill cf_memory_load.live_scores */
     int64_t activation_bytes;     /* per element of activations, boundaries and logits; 0: 2 (bf16) */
     int64_t parameter_bytes;      /* per parameter; 0: 2 (bf16) */
@@ -976,29 +993,29 @@ typedef struct cf_memory_desc {
                                      and experts */
     int64_t state_bytes;          /* per element of K and V in the state; 0: 2 */
     int64_t state_gradient_bytes; /* per element of dK and dV in the state; 0: 4 (float accumulators); 2 for bf16 */
-    int64_t runtime_bytes;        /* bytes that no formula here covers; 0: CF_RUNTIME_BYTES. They are never zero:
-                                     measure an idle process of yours and put the number here */
+    int64_t runtime_bytes;        /* bytes that no formula here covers: measure an idle process of yours. 0:
+                                     CF_RUNTIME_BYTES */
     int64_t fragmentation;        /* percent of activations, logits, working memory, state and inputs that the allocator
-                                     loses in gaps; 0: CF_FRAGMENTATION; -1: none (one arena, carved once) */
-    int64_t state_window;         /* rows of one layer's K and V, and of their gradients, on the device at once: a ring
-                                     of fixed size. Passes stream a state in host memory through it, layer by layer and
-                                     block by block (CF_STATE_SLOTS blocks by default). Kept stage inputs are in host
-                                     memory as well. 0: the whole state stays on the device */
-    int64_t gathered;             /* rows of the longest sequence of a cp group. The buffers hold K and V of all its
-                                     rows, and their gradients, for one layer, and the scan of a recurrent one. A
-                                     load's state_tokens count only rows of the rank's own part. 0: no cp group */
+                                     loses in gaps. 0: CF_FRAGMENTATION; -1: none (one arena, carved once) */
+    int64_t state_window;         /* rows of a ring on the device, through which passes stream a state in host memory,
+                                     layer by layer and block by block (CF_STATE_SLOTS blocks by default). The ring has
+                                     K and V of one layer, and their gradients. Kept stage inputs are then in host
+                                     memory too. 0: the whole state stays on the device */
+    int64_t gathered;             /* rows of the longest sequence of a cp group; 0: no cp group. For one layer, buffers
+                                     hold K and V of all these rows, their gradients, and the scan of a recurrent layer.
+                                     A load's state_tokens count only rows of the rank's own part */
     int64_t chunk_size;           /* for models with windows or recurrent layers: one border is counted per chunk_size
-                                     tokens of state; 0: CF_BORDER_TOKENS */
+                                     tokens of state. 0: CF_BORDER_TOKENS */
     int outputs;                  /* 1: a dropped chunk keeps attention's outputs and log-sum-exps beside its stage
                                      input, so that its replay computes no attention (not in the paper). 2: the same,
-                                     with both in host memory, wherever state is. Only with local replay, and not with
-                                     full recomputation or unfused attention, which drop them */
+                                     with both in host memory, wherever the state is. Needs local replay. Not with full
+                                     recomputation or unfused attention */
     int offload;                  /* sum of CF_OFFLOAD_CHECKPOINTS and so on; 0: all of them lie on the device */
 } cf_memory_desc;
 
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc);
 
-/* Bytes on one GPU of a virtual stage, per token of the following. */
+/* Bytes on one GPU of a virtual stage. Each member is bytes per token of what its comment names. */
 typedef struct cf_token_bytes {
     int64_t activations;    /* a chunk whose activations are kept; without checkpoints */
     int64_t checkpoints;    /* the same chunk in host memory, with CF_OFFLOAD_CHECKPOINTS; else 0 */
@@ -1006,57 +1023,69 @@ typedef struct cf_token_bytes {
                                chunk_size, rounded up */
     int64_t state_gradient; /* state with gradients (0 with a state_window) */
     int64_t boundary;       /* a tensor that goes from stage to stage */
-    int64_t dropped;        /* a chunk dropped in local replay, until its replay begins, or ends (cf_shape.outputs): its
-                               stage input, which is one `boundary`, and its outputs, if it keeps any */
-    int64_t staged;         /* the largest chunk, twice, if dropped chunks are kept in host memory: a stage input, and
-                               the outputs of one layer, because these come and go layer by layer */
-    int64_t logits;         /* the chunk that is at its loss, beyond what stays (last virtual stage; 0 elsewhere) */
-    int64_t working;        /* the chunk that is in backward: gradients of one layer's activations, and that layer's
-                               recomputed activations; with a state_window, also the sums of attention by blocks */
-    int64_t buffers;        /* the chunk that is in any pass: gathered rows of tensor parallelism, sends and receives;
-                               two checkpoints, if these lie in host memory: one in use, one on its way */
+    int64_t dropped;        /* a chunk dropped in local replay: its stage input, which is one `boundary`, and its
+                               outputs if it keeps any. Until its replay begins, or with cf_shape.outputs ends */
+    int64_t staged;         /* the largest chunk, twice, if dropped chunks are in host memory: a stage input, and the
+                               outputs of one layer, since outputs come and go layer by layer */
+    int64_t logits;         /* the chunk at its loss, beyond what the loss keeps (last virtual stage; 0 elsewhere) */
+    int64_t working;        /* the chunk in backward: gradients of one layer's activations, and that layer's recomputed
+                               activations; with a state_window, also the sums of attention by blocks */
+    int64_t buffers;        /* the chunk in any pass: gathered rows of tensor parallelism, sends and receives; two
+                               checkpoints if these are in host memory, one in use and one on its way */
     /* Not per token: */
     int64_t border;         /* bytes of a border between two chunks of a chain: the last rows of layers with a window,
-                               and a recurrent layer's state there (float) and last rows of its convolution */
+                               and of a recurrent layer its state there (float) and the last rows of its convolution */
     int64_t carry;          /* bytes of the gradients of one border, which a chain in backward holds */
-    int64_t routes;         /* part of `state`: two bytes per expert that a token goes to, for its replay */
+    int64_t routes;         /* part of `state`: two bytes per expert of a token, so that its replay takes the same
+                               experts */
 } cf_token_bytes;
 
-/* Finds bytes per token. Activations, in bytes per layer and token with two bytes per element (q = heads x head_dim /
-   tp, kv = K heads on this GPU x head_dim, f = ffn / tp, s = tp with sequence parallelism, else 1):
-     8 h / s            inputs of both norms, and of the projections after them
-     4 q                Q, attention output
-     4 kv               K, V (also if they are in the state)
-     4 heads / tp       float row statistics of attention (not with selective recompute)
-     6 f                gate, up, product (4 f without gate)
-     unfused            8 h / s extra (each norm: float input instead of bf16, and normalised rows), 2 f extra
-                        (activated gate)
-     unfused attention  2 heads / tp per score, instead of the row statistics (nothing with selective recompute)
+/* Finds bytes per token. Errors: as cf_memory_estimate.
+
+   Activations are listed in bytes per layer and token, with two bytes per element. h = hidden, q = heads x head_dim /
+   tp, kv = K heads on this GPU x head_dim, f = ffn / tp; s = tp with sequence parallelism, else 1:
+
+       8 h / s            inputs of both norms, and of the projections after them
+       4 q                Q, attention output
+       4 kv               K, V (also if they are in the state)
+       4 heads / tp       float row statistics of attention (not with selective recompute)
+       6 f                gate, up, product (4 f without gate)
+       unfused            8 h / s extra (each norm: float input instead of bf16, and normalised rows), 2 f extra
+                          (activated gate)
+       unfused attention  2 heads / tp per score, instead of the row statistics (nothing with selective recompute)
+
    With recomputation, layers keep
-     layernorm          4 h / s less, and no unfused parts of norms
-     act                another 2 f less, and no activated gate
-     mlp                as layernorm, and no f at all
-     full               only 2 h / s, counted as `checkpoints` if those lie in host memory
-   First stage: 8 (token ids). Last stage: 4 h / s (final norm) and what the loss keeps.
-   Outputs of a dropped chunk: 2 heads x value_dim + 4 heads per layer whose shard has `outputs`. In a latent layer,
-   value_dim is that of the expanded V of each head, as for its activations. A trainer that attends in latent space,
-   like the examples, keeps heads x (latent + rotated) numbers a row instead of heads x value_dim.
-   With a state_window, attention reads its prefix one block of keys at a time. `working` then has the values that go
-   from block to block of a layer: 4 q + 8 heads / tp, the sums of dQ in fp32 and two numbers per row of a head. The
-   kernels of chunkflow_cuda.cu need the same, or more if they split tiles to keep a GPU busy.
+
+       layernorm          4 h / s less, and no unfused parts of norms
+       act                another 2 f less, and no activated gate
+       mlp                as layernorm, and no f at all
+       full               only 2 h / s, counted as `checkpoints` if those lie in host memory
+
+   recompute_layers counts layers of the first kinds first. The first stage also has 8 (token ids); the last stage 4 h /
+   s (final norm) and what the loss keeps.
+
    This is Korthikanti et al., Reducing Activation Recomputation (2022), Table 2, without dropout masks, with grouped
    heads and a gate. Kinds of layers differ from it:
-     heads            q and kv of the kind's own heads
-     output gate      2 q + 2 out extra
-     latent layer     its latents, and K and V of each head
-     recurrent layer  4 per column of its convolution (its rows before and after), 6 out (three rows of values), 128 per
-                      head (a block of 64; not mamba2), as in fla's source; not measured
-     experts          per active expert a copy of the row (2 h) and 6 f of the expert's width, with ep `imbalance`
-                      percent more; 8 per expert of the layer (logits and probabilities of the router, float). All of
-                      these are gone with mlp. The buffers of a pass have 4 h per active expert, sent and received
-   recompute_layers counts layers of the first kinds first. A border of window layers has min(chunk_size, window - 1)
-   rows of K and V. A border of chunked attention has min(chunk_size, window), or none if window divides chunk_size.
-   Errors: as cf_memory_estimate. */
+
+       heads            q and kv of the kind's own heads
+       output gate      2 q + 2 out extra
+       latent layer     its latents, and K and V of each head
+       recurrent layer  4 per column of its convolution (its rows before and after), 6 out (three rows of values), 128
+                        per head (a block of 64; not mamba2), as in fla's source; not measured
+       experts          per active expert a copy of the row (2 h) and 6 f of the expert's width, with ep `imbalance`
+                        percent more; 8 per expert of the layer (logits and probabilities of the router, float). All of
+                        these are gone with mlp. The buffers of a pass have 4 h per active expert, sent and received
+
+   Outputs of a dropped chunk: 2 heads x value_dim + 4 heads per layer whose shard has `outputs`. In a latent layer,
+   value_dim is that of each head's expanded V. A trainer that attends in latent space, like the examples, keeps heads x
+   (latent + rotated) numbers a row instead of heads x value_dim.
+
+   A border of a window layer has min(chunk_size, window - 1) rows of K and V. A border of chunked attention has
+   min(chunk_size, window), or none if window divides chunk_size.
+
+   With a state_window, attention reads its prefix one block of keys at a time. `working` then also has 4 q + 8 heads /
+   tp: a layer's sums of dQ in fp32 and two numbers per row of a head, which go from block to block. The kernels of
+   chunkflow_cuda.cu need the same, or more if they split tiles to keep a GPU busy. */
 CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_t stage, cf_token_bytes *out,
                                               cf_error *error);
 
@@ -1065,9 +1094,11 @@ CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_
 typedef struct cf_memory_load {
     int64_t live_tokens;           /* padded tokens of all chunks whose activations are kept */
     int64_t chunk_tokens;          /* padded tokens of the largest chunk that may be in a pass */
-    int64_t state_tokens;          /* tokens whose K and V are in device memory, or streamed (state_window) */
-    int64_t state_gradient_tokens; /* tokens whose dK and dV are there as well */
-    int64_t input_tokens;          /* padded tokens of dropped chunks, for stage inputs (local replay) and outputs */
+    int64_t state_tokens;          /* tokens whose K and V are in device memory, or in host memory and streamed
+                                      (state_window) */
+    int64_t state_gradient_tokens; /* tokens whose dK and dV are held there too */
+    int64_t input_tokens;          /* padded tokens of dropped chunks, whose stage inputs (local replay) and outputs are
+                                      kept */
     int64_t live_scores;           /* unfused attention: sum over live chunks of tokens x (prefix + tokens) */
     int64_t chunk_scores;          /* unfused attention: tokens x (prefix + tokens) of the largest chunk in a pass */
 } cf_memory_load;
@@ -1091,25 +1122,29 @@ typedef struct cf_memory_report {
     CF_MEMORY_TERMS(CF_MEMBER_ITEM)
 #undef CF_MEMBER_ITEM
     int64_t total;    /* sum of all above */
-    int64_t host;     /* in host memory, with a state_window: state, its gradient, kept inputs and outputs; and what
-                         offload names. Not part of total */
-    int at_loss;      /* 1: the peak is at the loss, when logits exist and no layer is in backward (working is 0); 0: it
-                         is in a layer's backward, when logits are gone (logits is 0) */
+    int64_t host;     /* in host memory; not part of total. With a state_window: state, its gradient, kept inputs and
+                         outputs. Also what `offload` names */
+    int at_loss;      /* 1: the peak is at the loss, when logits exist and `working` is 0; 0: it is in a layer's
+                         backward, when `logits` is 0 */
 } cf_memory_report;
 
-/* Estimates the memory of every stage. Give one load per virtual stage (n_loads is pp x n_virtual) and room for one
-   report per stage (n_reports is pp), which sums up its virtual stages. Parameters, gradients and optimizer states are
-   bytes x cf_stage_parameters, divided over dp according to parallel.zero (rounded up). With ZeRO 3 the buffers hold
-   two gathered layers. With a state_window, a stage that has any state, on any of its virtual stages, has
-     state           state_window x 2 kv x state_bytes, once
-     state gradient  state_window x 2 kv x state_gradient_bytes, once
-     inputs          kept inputs and outputs, but at most twice cf_token_bytes.staged: one in use, one on its way
-     host            state, state gradient, kept inputs and outputs of all its virtual stages, as without a window
-   The same goes for inputs and their part of host with outputs 2. With offload, host also has what it names.
-   Borders and carries stay on the device in addition. A virtual stage with gradients of state has one carry.
-   ZeRO divides routed experts over tp x dp / ep GPUs with ep, and over dp like all other parameters without ep.
-   Reports are untouched on failure. Errors: as cf_model_validate and cf_parallel_validate, CF_ERROR_ARGUMENT with the
-   member, or CF_ERROR_OVERFLOW. */
+/* Estimates the memory of every stage. loads: one per virtual stage; n_loads is pp x n_virtual. reports: one per stage,
+   which sums up its virtual stages; n_reports is pp. Reports are untouched on failure. Errors: as cf_model_validate and
+   cf_parallel_validate, CF_ERROR_ARGUMENT with the member, or CF_ERROR_OVERFLOW.
+
+   Parameters, gradients and optimizer states are bytes x cf_stage_parameters, divided over dp according to
+   parallel.zero (rounded up). ZeRO divides routed experts over tp x dp / ep GPUs with ep, and over dp without. With
+   ZeRO 3 the buffers hold two gathered layers.
+
+   With a state_window, a stage that has any state on any of its virtual stages has
+
+       state           state_window x 2 kv x state_bytes, once
+       state gradient  state_window x 2 kv x state_gradient_bytes, once
+       inputs          kept inputs and outputs, but at most twice cf_token_bytes.staged: one in use, one on its way
+       host            state, state gradient, kept inputs and outputs of all its virtual stages, as without a window
+
+   With outputs 2, inputs and their part of host are counted in this way too. With offload, host also has what it names.
+   Borders and carries are on the device in addition; a virtual stage with gradients of state has one carry. */
 CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_memory_load *loads, int64_t n_loads,
                                            cf_memory_report *reports, int64_t n_reports, cf_error *error);
 
@@ -1117,7 +1152,7 @@ CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_
    >>pipeline    passes, their dependencies and their costs
    ================================================================================================================ */
 
-/* The passes. Those from SEND_F on are only in lowered schedules. */
+/* The passes. SEND_F and those after it are only in lowered schedules. */
 #define CF_PASSES(X)                                                                                              \
     X(CF_F, "F")                /* forward */                                                                     \
     X(CF_R, "R")                /* replay: forward again, because the activations were dropped */                 \
@@ -1154,28 +1189,28 @@ typedef struct cf_shape {
     cf_replay replay;       /* 0: local */
     int64_t k;              /* maximum chunks of one chain that keep activations at once on a virtual stage. 0: 1 */
     int64_t rank;           /* the rank of the plan whose chunks run */
-    int forward_only;       /* 1: each chunk has only its F (old and reference log-probabilities, evaluation). Nothing
-                               is kept, and a chain's state is freed after the last F that reads it */
+    int forward_only;       /* 1: each chunk has only its F, which keeps nothing (old and reference log-probabilities,
+                               evaluation). A chain's state is freed after the last F that reads it */
     int outputs;            /* 1: an R takes attention's outputs from its F and computes no attention, so it streams and
-                               gathers nothing (cf_memory_desc.outputs; not in the paper). Only with local replay. The
-                               outputs and the stage input of a dropped chunk then stay until the end of its R */
+                               gathers nothing (cf_memory_desc.outputs; not in the paper). Outputs and stage input of a
+                               dropped chunk are kept until the end of its R. Only with local replay */
 } cf_shape;
 
-/* Bytes that a stage holds, per token of the following. All zero: bytes are not counted. */
+/* Bytes that a stage holds, per token of what each member's comment names. All zero: bytes are not counted. */
 typedef struct cf_held_bytes {
     int64_t activations;    /* a chunk whose activations are kept, padding included */
     int64_t state;          /* a chain: its K and V, from the start of the token's F to the end of its B (or I) */
     int64_t state_gradient; /* a chain: its dK and dV, from the start of the chain's first backward to the end of the
-                               token's B (or I); if other chains continue it, from the start of the first F of them */
+                               token's B (or I). If other chains continue it, from the start of their first F */
     int64_t boundary;       /* a chunk dropped in local replay: its saved input, and its outputs if it keeps any
-                               (cf_token_bytes.dropped), from the start of its F to the start of its R, or with
-                               cf_shape.outputs to its end */
+                               (cf_token_bytes.dropped). From the start of its F to the start of its R, or with
+                               cf_shape.outputs to the end of its R */
 } cf_held_bytes;
 
-#define CF_NO_LIMIT (-1) /* no limit at all, not even a default one or one that is written in a schedule */
+#define CF_NO_LIMIT (-1) /* no limit: neither a default one nor one of a schedule */
 
 /* The maximum that a stage may hold at once. In every member and array entry, 0 means "not given" and CF_NO_LIMIT means
-   "none". If no limit is given a default applies; the functions that take limits name it. An array entry that is given
+   "none". Functions that take limits say which default replaces one that is not given. An array entry that is given
    overrides the member for all stages. */
 typedef struct cf_limits {
     int64_t chunks;     /* chunks whose activations a stage keeps, on all of its virtual stages together */
@@ -1203,9 +1238,9 @@ typedef struct cf_limits {
 CF_ENUM_OF(cf_edge_why, CF_EDGES, CF_EDGE_COUNT);
 CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why);
 
-/* The costs of the passes of one virtual stage. All zero: unit costs as in the paper's figures, F = R = rows, B = 2 x
-   rows, I = W = rows; a chunk's rows are its tokens with padding. Otherwise a member that is all zero is derived:
-   R = F (without its pairs, if cf_shape.outputs), B = I + W or 2 x F, I = W = B / 2. */
+/* The costs of the passes of one virtual stage. All zero: unit costs as in the paper's figures, with the chunk's rows,
+   padding included: F = R = rows, B = 2 x rows, I = W = rows. Otherwise a member that is all zero is derived: R = F
+   (without its pairs, if cf_shape.outputs), B = I + W or 2 x F, I = W = B / 2. */
 typedef struct cf_stage_cost {
     cf_pass_cost forward, replay, backward, input, weight;
 } cf_stage_cost;
@@ -1219,19 +1254,18 @@ typedef struct cf_timing {
     double latency;               /* seconds per transfer between stages */
     double seconds_per_token;     /* extra seconds per row of boundary activations or their gradient (bytes /
                                      bandwidth) */
-    double stream_forward;        /* for a state in host memory that passes stream by layer
-                                     (cf_memory_desc.state_window): seconds that a token of the prefix takes to stream
-                                     in F and R, over all layers of a virtual stage; 0: no stream */
+    double stream_forward;        /* seconds per token of the prefix in F and R, over all layers of a virtual stage, to
+                                     stream a state from host memory (cf_memory_desc.state_window). 0: no stream */
     double stream_backward;       /* the same in B and I, which also stream gradients in and out */
-    double stream_exposed;        /* the part of the stream's time that no compute hides, 0 .. 1: that of the first
-                                     layer. A pass takes this part plus the larger of its compute and the rest of its
-                                     stream. Needs a stream or a gather */
-    double gather_forward;        /* with cp groups: seconds in F and R, after the stream, per row before the chunk that
-                                     another rank has (cf_kv_sources); columns have no such rows. Ranks of a cp group
-                                     run every pass except W together, so it takes as long as on the slowest rank */
+    double stream_exposed;        /* the part of the stream's time that no compute hides, 0 .. 1: the first layer's. A
+                                     pass takes this part, plus the larger of its compute and the rest of its stream.
+                                     Needs a stream or a gather */
+    double gather_forward;        /* cp groups: seconds in F and R, after the stream, per row that another rank has
+                                     before the chunk (cf_kv_sources); columns have no such rows. The ranks of a group
+                                     run every pass except W together, so each waits for the slowest */
     double gather_backward;       /* the same in B and I */
-    double scan_forward;          /* with cp groups and recurrent layers: extra seconds of F of a group's chunk, whose
-                                     ranks find the states before their parts by a scan. An R has them */
+    double scan_forward;          /* cp groups with recurrent layers: extra seconds of F of a group's chunk, for the
+                                     scan that finds the states before each rank's part. R has them from F */
     double scan_backward;         /* the same in B and I */
 } cf_timing;
 
@@ -1245,12 +1279,11 @@ typedef struct cf_timing {
 /* The kinds of schedule. */
 #define CF_SCHEDULE_KINDS(X)                                                                                          \
     X(CF_SCHEDULE_DEFAULT, "?")               /* CF_SCHEDULE_BEST */                                                  \
-    X(CF_SCHEDULE_PAPER, "paper")             /* State-aware 1F1B: the shorter of two orders. In both, a stage runs   \
-                                                 ahead of the last one by its distance from it, and other work fills  \
-                                                 the wait for a replay. In one order the last stage takes forwards    \
-                                                 until its next backward can run. In the other it stays a constant    \
-                                                 number of forwards ahead of its backwards, as many as any backward   \
-                                                 needs. */                                                            \
+    X(CF_SCHEDULE_PAPER, "paper")             /* State-aware 1F1B: the shorter of two orders. In both, a stage        \
+                                                 runs ahead of the last one by its distance from it, and other        \
+                                                 work fills the wait for a replay. In one, the last stage takes       \
+                                                 forwards until its next backward can run. In the other, it stays a   \
+                                                 constant number of forwards ahead: as many as any backward needs. */ \
     X(CF_SCHEDULE_GPIPE, "gpipe")             /* all forwards, then all backwards; under a limit, in rounds that fit  \
                                                  into it */                                                           \
     X(CF_SCHEDULE_1F1B, "1f1b")               /* stage s keeps at most n_stages - s chunks, and more only if a chain  \
@@ -1286,14 +1319,14 @@ typedef struct cf_schedule {
     cf_block block;        /* the memory that it lies in */
 } cf_schedule;
 
-/* A report of a search. CF_SCHEDULE_BEST always tries the fixed kinds as well, and stops when it reaches the bound.
-   A fixed kind searches nothing: best_fixed is the kind itself, both makespans are its makespan, and other members are
-   0. Only CF_SCHEDULE_PAPER, which tries two orders, sets n_tried and n_improved. */
+/* A report of a search. CF_SCHEDULE_BEST always tries the fixed kinds as well, and stops when it reaches the bound. For
+   a fixed kind, best_fixed is the kind itself, both makespans are its own, and other members are 0. Only
+   CF_SCHEDULE_PAPER, which tries two orders, also sets n_tried and n_improved. */
 typedef struct cf_search_report {
     int64_t max_tries;           /* candidates allowed in its largest search, as in cf_schedule_desc */
     int64_t n_tried;             /* candidates built and timed, in all searches together */
-    int64_t n_improved;          /* times a candidate became the best so far */
-    cf_schedule_kind best_fixed; /* the best fixed kind under the same limits. 0: none keeps to them */
+    int64_t n_improved;          /* times that a candidate was better than all before */
+    cf_schedule_kind best_fixed; /* the best fixed kind under the same limits. 0: none keeps them */
     double fixed_makespan;       /* makespan of best_fixed; if that is 0, of the schedule returned */
     double makespan;             /* makespan of the schedule returned */
     double bound;                /* the strongest known lower bound */
@@ -1310,71 +1343,73 @@ typedef struct cf_schedule_desc {
     cf_limits limits;            /* not given: none; `best` has the defaults below */
     int split_backward;          /* 1: best may split backwards into I and W. Zero-bubble always does. Other kinds, and
                                     forward_only, refuse it */
-    int forwards_first;          /* only for gpipe with local replay. 1: on each stage all first forwards run before
-                                    any backward, for any K */
-    int64_t max_tries;           /* only for best: maximum candidates with whole backwards, and the same maximum with
-                                    split ones. 0: up to 10^5 passes, some tenths of a second at most in all; above
-                                    that, a few microseconds per pass */
+    int forwards_first;          /* only for gpipe with local replay. 1: on each stage all first forwards run before any
+                                    backward, for any K, and keep nothing (cf_schedule_make) */
+    int64_t max_tries;           /* only for best: maximum candidates with whole backwards, and again with split ones.
+                                    0: up to 10^5 passes as many as take some tenths of a second in all; above that, a
+                                    few microseconds per pass */
     cf_search_report *report;    /* filled in on success; or NULL */
     const cf_allocator *allocator;
 } cf_schedule_desc;
 
-/* Orders the passes of one rank's chunks.
+/* Orders the passes of one rank's chunks. The plan must be sound.
 
-   One stage: units, which are chains and standalone chunks, run in plan order. An idle chunk is also F B, with no
-   tokens, so that all ranks run the same number of steps. A standalone chunk is F B. A chain of N <= K chunks is
-   F1 .. FN, BN .. B1. A chain of N > K chunks is F1 .. F(N-K) with nothing kept, F(N-K+1) .. FN kept, BN .. B(N-K+1),
-   then R(i) B(i) for i = N-K down to 1. This is Algorithm 2 with two slips corrected. As printed, its index test keeps
-   the wrong chunks. Its third pass runs upwards, but dK and dV of a chunk are complete only after the backwards of all
-   later chunks.
+   One stage. Chains and standalone chunks run in plan order, each as one unit:
 
-   Several stages: the fixed kinds, which are all except `best`, follow these rules on each virtual stage and keep to
-   the memory limits. If a limit is below K, they keep fewer chunks of a chain and replay more. No kind can deadlock.
-   `1f1b` takes the most expensive units first, the other fixed kinds take them in plan order.
+       standalone chunk    F B. An idle chunk too, with no tokens, so that all ranks run the same number of steps
+       chain of N <= K     F1 .. FN, BN .. B1
+       chain of N > K      F1 .. F(N-K), which keep nothing; F(N-K+1) .. FN, which keep their activations;
+                           BN .. B(N-K+1); then R(i) B(i) for i = N-K down to 1
 
-   With forwards_first no first forward keeps activations, not even that of a standalone chunk: all forwards run, and
-   then R and B of one chunk after the other. Use it for losses that need the whole batch before its gradients: a
-   contrastive loss, a balance over all tokens, a normaliser. A stage keeps one chunk at a time. But when the forwards
-   have run it holds the state of every chain and the inputs of all chunks. These grow with the batch, so limits on
-   state and bytes are refused.
+   This is Algorithm 2 with two slips corrected. As printed, its index test keeps the wrong chunks. Its third pass runs
+   upwards, but dK and dV of a chunk are complete only after the backwards of all later chunks.
+
+   Several stages. The fixed kinds, which are all except `best`, follow these rules on each virtual stage and keep the
+   memory limits. If a limit is below K, they keep fewer chunks of a chain and replay more. `1f1b` takes the most
+   expensive units first, the other fixed kinds take them in plan order. No kind can deadlock. If a kind's rules find no
+   room, units run one by one: each stage keeps one chunk at a time, and replays all others. That is possible if one
+   chunk fits.
+
+   With forwards_first all forwards run and keep nothing, not even that of a standalone chunk; then R and B of one chunk
+   after the other. Use it for losses that need the whole batch before its gradients: a contrastive loss, a balance over
+   all tokens, a normaliser. A stage keeps one chunk at a time. But after the forwards it holds the state of every chain
+   and the inputs of all chunks. These grow with the batch, so limits on state and bytes are refused.
 
    With shape.forward_only each stage runs its forwards in plan order; with several virtual stages, in rounds of
    n_stages chunks. Only limits on state and bytes apply.
 
-   If the rules of a kind find no room, units run one by one, which is possible if one chunk fits: each stage keeps one
-   chunk at a time, on one of its virtual stages, and every other chunk is dropped and replayed.
+   `best` searches further. It may drop any chunk on any stage, also a standalone one; a chain keeps as many of its last
+   chunks, at most K, as shorten the schedule. Each stage keeps the inputs of at most 2 x n_stages x n_virtual dropped
+   standalone chunks, plus as many as it may keep whole. Inputs of a chain's dropped chunks never have more tokens than
+   its state.
 
-   `best` searches further. For it K is a maximum: a chain keeps as many of its last chunks as is worth it. Any chunk
-   may be dropped on any stage, also a standalone one. Each stage keeps the inputs of at most 2 x n_stages x n_virtual
-   dropped standalone chunks, plus as many as it may keep whole. Inputs of a chain's dropped chunks never have more
-   tokens than its state.
+   Without limits from you, two limits keep the memory of `best` from growing with the batch. With L = min(K, chunks of
+   the longest chain), at most
 
-   By default two limits keep the memory of `best` from growing with the batch; a limit on bytes replaces both.
-     chunks  Let `longest` be the number of chunks of the longest chain. The limit of a stage is a sum over its virtual
-             stages: min(K, longest), plus 1 for each stage after it in the row. So stage s keeps at most
-             (min(K, longest) + n_stages - 1 - s) x n_virtual chunks. In a V with two rows every stage keeps at most
-             2 x min(K, longest) + n_stages - 1. This is the most that `paper` keeps when it runs a constant number
-             ahead.
-     state   On each virtual stage, stage s holds at most 2 x (tokens of the longest chain) +
-             (n_stages x n_virtual - 1 - s) x chunk_size tokens.
-   For 4 stages, one row, K 2 and a longest chain of at least 2 chunks these are 5, 4, 3 and 2 chunks. CF_NO_LIMIT as
-   limits.state lifts the second limit. As limits.chunks it lifts both, and asks for the shortest schedule, however much
-   that holds.
+       chunks  on stage s, the sum over its virtual stages of L + the number of stages after it in the row. In a loop
+               that is (L + n_stages - 1 - s) x n_virtual, in a V with two rows 2 L + n_stages - 1. `paper` keeps no
+               more when it runs a constant number ahead
+       state   on each virtual stage of stage s, 2 x (tokens of the longest chain) +
+               (n_stages x n_virtual - 1 - s) x chunk_size tokens
+
+   For 4 stages, one row and L = 2 the first are 5, 4, 3 and 2 chunks. A limit on bytes replaces both. CF_NO_LIMIT as
+   limits.state lifts the second limit. As limits.chunks it lifts both, and asks for the shortest schedule whatever it
+   holds.
 
    Promises of `best`, within the same limits:
-     - it is never longer than itself with fewer tries, or than itself without split_backward;
-     - it is never longer than a fixed kind with as many virtual stages: `paper`, `gpipe` and `1f1b` with one,
-       `interleaved` with more, and with split_backward also `zero-bubble`;
-     - it never holds more than its limits, and a limit that all chunks of the rank fit into changes nothing;
-     - the same max_tries gives the same schedule.
+   - it is never longer than itself with fewer tries, or than itself without split_backward;
+   - it is never longer than a fixed kind with as many virtual stages: `paper`, `gpipe` and `1f1b` with one,
+     `interleaved` with more, and with split_backward also `zero-bubble`;
+   - it never holds more than its limits, and a limit that all chunks of the rank fit into changes nothing;
+   - the same max_tries gives the same schedule.
 
-   The plan must be sound. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT
-   (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind under which
-   this function makes a schedule), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
+   Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT (CF_MAX_ACTIONS, CF_MAX_STAGES),
+   CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind under which this function makes a schedule),
+   CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error);
 
-/* These make a schedule in the caller's memory. cf_schedule_size returns how many bytes are enough for the schedule and
+/* Make a schedule in the caller's memory. cf_schedule_size returns how many bytes are enough for the schedule and
    working space; a schedule may turn out to need less. The rules are those of cf_pack_into. The plan must be sound. */
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error);
@@ -1393,23 +1428,26 @@ typedef struct cf_validate_desc {
     cf_limits limits; /* not given: the schedule's own */
 } cf_validate_desc;
 
-/* Checks a schedule from any source, lowered or not. On every virtual stage of the rank:
-     - every chunk must have one F, one B (or one I and then one W), and one R if and only if its F kept nothing;
-     - in a shape that is forward_only it must have only one F, which keeps nothing, and the F of a tree must run in
-       plan order;
-     - a chain's forwards must run upwards and its backwards downwards, R after F, and each backward with activations;
-     - at most K chunks of a chain may keep their activations at once;
-     - no stage may hold more chunks, state or bytes than its limits allow;
-     - with pipeline replay, a chunk that is replayed must also be replayed on the previous virtual stage.
-   The lists must run to their end, so that no stage waits for another forever. In a lowered schedule every tensor that
+/* Checks a schedule from any source, lowered or not. It states the rules a second time and shares no code with the
+   generators. On every virtual stage of the rank:
+   - every chunk must have one F, one B (or one I and then one W), and one R if and only if its F kept nothing;
+   - if forward_only, every chunk must have only one F, which keeps nothing, and the forwards of a tree must run in plan
+     order;
+   - a chain's forwards must run upwards and its backwards downwards, R after F, and each backward with activations;
+   - at most K chunks of a chain may keep their activations at once;
+   - no stage may hold more chunks, state or bytes than its limits allow;
+   - with pipeline replay, a chunk that is replayed must also be replayed on the previous virtual stage.
+
+   The lists must run to their end, so that no stage waits for another for ever. In a lowered schedule every tensor that
    crosses stages must be sent once and received once, after it was made and before it is used. The lists must then end
    even if every send waits for its receiver, with no buffer anywhere.
 
-   The check states the rules a second time and uses nothing of the generators. Returns CF_OK, or CF_ERROR_SCHEDULE for
-   the first violation: error->field names the member, and error->item is the position in the list of the stage that
-   error->text names, or -1 if an action is missing. Returns CF_ERROR_PLAN if chunks and chains disagree. If desc is
-   NULL the schedule's own limits hold, if it has any. Scratch in proportion to the passes comes from `allocator` (NULL:
-   malloc). Plan and schedule may be unvalidated. */
+   desc: NULL means the schedule's own limits, if it has any. Scratch in proportion to the passes comes from `allocator`
+   (NULL: malloc). Plan and schedule may be unvalidated.
+
+   Returns CF_OK, or CF_ERROR_SCHEDULE for the first violation: error->field names the member, error->item is the
+   position in the list of the stage that error->text names, or -1 if an action is missing. Returns CF_ERROR_PLAN if
+   chunks and chains disagree. */
 CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error);
@@ -1438,10 +1476,10 @@ CHUNKFLOW_API void cf_schedule_index_free(cf_schedule_index *index);
    virtual stage; -1 if there is none. For a backward, CF_B or CF_I finds whichever of them the chunk has. */
 CHUNKFLOW_API int64_t cf_schedule_find(const cf_schedule_index *index, cf_pass pass, int64_t chunk, int64_t stage);
 
-/* Finds the passes that an action (an index into schedule->actions) waits for, apart from the order of its own stage. A
-   SEND and a RECV wait for the pass that makes their tensor. An R also waits for a slot if its chain has kept K chunks
-   before it: replays take slots in the order of the list, in which backwards have freed them. needs: room for
-   CF_MAX_NEEDS. Returns their number; 0 also for an action that does not exist. */
+/* Finds the passes that an action (an index into schedule->actions) waits for, apart from those before it on its own
+   stage. A SEND and a RECV wait for the pass that makes their tensor. An R also waits for a slot if its chain has kept
+   K chunks before it: replays take slots in the order in which backwards free them. needs: room for CF_MAX_NEEDS.
+   Returns their number; 0 also for an action that does not exist. */
 CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t action, cf_need *needs);
 
 /* ================================================================================================================
@@ -1450,9 +1488,10 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
 
 /* Under FSDP, ZeRO-3 or expert parallelism every pass of a model calls collectives. All ranks must run the same kinds
    of passes in the same order ("in step"), or they hang. Two passes are of one kind if they are on the same virtual
-   stage and both are forwards (F or R), B, I or W. In step every forward runs every module: a dropped F also runs the
-   last layer and the head. The passes of an idle chunk run the model on some rows with weight 0. cf_step.last_backward
-   says when to reduce gradients.
+   stage and both are forwards (F or R), B, I or W.
+
+   In step every forward runs every module: even a dropped F runs the last layer and the head. The passes of an idle
+   chunk run the model on some rows with weight 0. cf_step.last_backward says when to reduce gradients.
 
    Pack with cf_pack_desc.lockstep, then make one list for all ranks, and take each rank's schedule from it:
 
@@ -1462,14 +1501,15 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
        cf_schedule_lower(columns, list, NULL, &lowered, &error);                    // only for several stages
        cf_lockstep_schedule(plan, lowered, rank, NULL, &schedule, &error);           // runs with `plan`
 
-   Lower before the ranks take their parts. Parts that are lowered one by one would each send in an order of their own.
-   Ranks that wait for each other in step and across stages would then hang. So cf_schedule_lower refuses a rank's part.
+   Lower the common list, not the ranks' schedules. Each of these would send in an order of its own, and ranks that wait
+   for each other both in step and across stages would hang. So cf_schedule_lower refuses a rank's schedule.
 
    Columns are a plan of one rank: column i stands for the i-th chunks of all ranks. It has the maximum rows and tokens
    of these chunks, and so many pairs that it costs as much as the most expensive of them. So cf_simulate of the
-   columns' list gives the time of all ranks. Columns that any rank's chain joins are one chain, which is dropped and
-   replayed as a whole. A single rank may have a shorter chain there, or several; its standalone chunks there are
-   dropped like the others. Limits that hold for the columns hold for every rank.
+   columns' list gives the time of all ranks, and limits that hold for the columns hold for every rank.
+
+   Columns that any rank's chain joins are one chain, which is dropped and replayed as a whole. A single rank may have a
+   shorter chain there, or several; its standalone chunks there are dropped like the others.
 
    cf_lockstep_plan makes the columns; `cost` weighs the chunks, as in cf_plan_measure. A plan packed without lockstep
    also has columns, but they are expensive. Columns do not name sequences, so metadata and cf_steps_make take the plan
@@ -1478,20 +1518,22 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
 CHUNKFLOW_API cf_result cf_lockstep_plan(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
                                          cf_plan **out, cf_error *error);
 
-/* Makes the schedule of one rank of the plan from the schedule of the columns, lowered or not. Free *out with
-   cf_schedule_free. Plan and columns may be unvalidated: only the lists are read. Errors: CF_ERROR_ARGUMENT (rank;
-   n_chunks, if it is not plan->chunks_per_rank), CF_ERROR_SCHEDULE (the lists are inconsistent), CF_ERROR_MEMORY. */
+/* Makes the schedule of one rank from the schedule of the columns, lowered or not. Free *out with cf_schedule_free.
+   Plan and columns may be unvalidated: only the lists are read. Errors: CF_ERROR_ARGUMENT (rank; n_chunks, if it is not
+   plan->chunks_per_rank), CF_ERROR_SCHEDULE (the lists are inconsistent), CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_lockstep_schedule(const cf_plan *plan, const cf_schedule *columns, int64_t rank,
                                              const cf_allocator *allocator, cf_schedule **out, cf_error *error);
 
-/* Checks the schedules of all ranks of a plan, from any source: each by itself, as cf_schedule_validate does, with
-   `desc`; and that they are in step. They must have the same shape. On every stage the i-th passes of all ranks, not
-   counting transfers, must be of one kind. The lists must run to their end even if each of these passes waits for those
-   of all other ranks, and each transfer for its other end. All ranks of a cp group must run each pass of a round,
-   except W, at once. schedules: (n_ranks), by rank. Errors: as cf_schedule_validate; CF_ERROR_SCHEDULE ("actions",
-   with the position, not counting transfers, in error->item, and rank and stage in the text; "schedules": the item has
-   a different rank or shape); CF_ERROR_ARGUMENT ("schedules": the item is NULL). Plan and schedules may be
-   unvalidated. */
+/* Checks the schedules of all ranks of a plan, from any source. Each is checked by itself, as cf_schedule_validate
+   does, with `desc`. Then all must have the same shape and be in step:
+   - on every stage the i-th passes of all ranks, not counting transfers, must be of one kind;
+   - the lists must run to their end even if each of these passes waits for those of all other ranks, and each transfer
+     for its other end;
+   - all ranks of a cp group must run each pass of a round, except W, at once.
+
+   schedules: (n_ranks), by rank. Plan and schedules may be unvalidated. Errors: as cf_schedule_validate;
+   CF_ERROR_SCHEDULE ("actions", with the position, not counting transfers, in error->item, and rank and stage in the
+   text; "schedules": the item has a different rank or shape); CF_ERROR_ARGUMENT ("schedules": the item is NULL). */
 CHUNKFLOW_API cf_result cf_lockstep_validate(const cf_plan *plan, const cf_schedule *const *schedules,
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error);
@@ -1502,9 +1544,9 @@ CHUNKFLOW_API cf_result cf_lockstep_validate(const cf_plan *plan, const cf_sched
 
 #define CF_MAX_BOUNDS 2
 
-/* A time that no other schedule of these chunks can beat, no matter which chunks it drops and how it orders its stages.
-   It holds for every schedule that cf_schedule_validate accepts with the same K, the same limits on chunks and the same
-   form of replay. If this schedule has only whole backwards, it holds only for such schedules. */
+/* A lower bound of the makespan: no schedule of these chunks is shorter, whichever chunks it drops and however it
+   orders its stages. It holds for every schedule that cf_schedule_validate accepts with the same K, limits on chunks
+   and form of replay. If the simulated schedule has only whole backwards, it holds only for such schedules. */
 typedef struct cf_bound {
     const char *name; /* a static string; cf_simulate lists the names */
     double value;
@@ -1513,13 +1555,13 @@ typedef struct cf_bound {
 /* Options of a simulation. Zero means default in every member. */
 typedef struct cf_simulate_desc {
     const cf_timing *timing;  /* NULL: unit costs */
-    cf_limits limits;         /* limits on chunks, for the bounds (limits on state and bytes do not change these); not
-                                 given: the schedule's own. per_token: the bytes that peak_bytes counts; all zero:
+    cf_limits limits;         /* limits on chunks, for the bounds; not given: the schedule's own. Limits on state and
+                                 bytes do not change the bounds. per_token: the bytes that peak_bytes counts; all zero:
                                  none */
     int no_bounds;            /* 1: leave out the bounds, which take longer than everything else */
-    const double *start, *end; /* (n_actions) measured times, parallel to schedule->actions and on one clock. They are
-                                 checked, and the timeline gets them, shifted so that the earliest start is 0, without
-                                 bounds. So they can be drawn like simulated ones. NULL: times are simulated */
+    const double *start, *end; /* (n_actions) measured times, parallel to schedule->actions and on one clock. The
+                                  timeline then has these, checked and shifted so that the earliest start is 0, without
+                                  bounds; it can be drawn like a simulated one. NULL: times are simulated */
     const cf_allocator *allocator;
 } cf_simulate_desc;
 
@@ -1532,9 +1574,8 @@ typedef struct cf_timeline {
     double replayed;             /* the part of busy that is R */
     double bubble_useful;        /* 1 - (busy - replayed) / (n_stages x makespan): counts replays as waste */
     double bubble_busy;          /* 1 - busy / (n_stages x makespan) */
-    int64_t stream_waits;        /* passes that take longer because of their stream, gather or scan of state
-                                    (cf_timing) */
-    double stream_seconds;       /* extra time of these passes in all; a part of busy */
+    int64_t stream_waits;        /* passes that their stream, gather or scan of state makes longer (cf_timing) */
+    double stream_seconds;       /* sum of the time that this adds; a part of busy */
     int64_t n_bounds;
     cf_bound bounds[CF_MAX_BOUNDS];
     double bound;                /* the largest of the bounds; 0 if there are none */
@@ -1548,41 +1589,44 @@ typedef struct cf_timeline {
 } cf_timeline;
 
 /* Simulates a schedule. Each stage takes its actions in order, each as soon as its input has arrived: the previous
-   stage's activations (F, and R in pipeline replay) or the next stage's gradient (B, I), after the transfer.
+   stage's activations (F, and R in pipeline replay) or the next stage's gradient (B, I), after the transfer. Time is
+   linear in the actions; the bounds take n log n.
 
-   Bounds, by name. "critical-path": the longest path of dependent passes. It has replays only if K, or the limit of
-   every stage, is 1, because otherwise no single replay is necessary. "stage-load": the work of a stage, plus the
-   shortest way to it and the shortest way from it. The same bound is also tried for only those passes of a stage that
-   come late or have much behind them.
+   Bounds, by name:
 
-   Lowered schedules: a SEND begins when its tensor is made and the channel is free, wherever it stands behind the pass
-   that makes the tensor. Its RECV has the same times. So all transfers and passes keep the times of the schedule that
-   was lowered. Transfers do not count as busy.
+       critical-path  the longest path of dependent passes. It has replays only if K, or the limit of every stage, is
+                      1, because otherwise no single replay is necessary
+       stage-load     the work of a stage, plus the shortest way to it and the shortest way from it. Also tried for
+                      only those passes of a stage that come late or have much behind them
 
-   A schedule that deadlocks (lowered: if a send waits for its receiver), repeats or leaves out a pass, or breaks a
-   dependency is CF_ERROR_SCHEDULE with the index of the action in error->item. Time is linear in the actions; the
-   bounds take n log n. Plan and schedule may be unvalidated.
+   Lowered schedules: all transfers and passes keep the times of the schedule that was lowered. A SEND begins when its
+   tensor is made and the channel is free, wherever it stands in its list after the pass that makes the tensor. Its RECV
+   has the same times. Transfers do not count as busy.
 
    With measured times, `live` and the peaks are counted along the lists. That is correct if each stage ran its passes
-   in order. CF_ERROR_ARGUMENT if a time is not finite or an action ends before it starts. */
+   in order.
+
+   Plan and schedule may be unvalidated. Errors: CF_ERROR_SCHEDULE, with the index of the action in error->item, if the
+   schedule deadlocks (lowered: if a send waits for its receiver), repeats or leaves out a pass, or breaks a dependency.
+   CF_ERROR_ARGUMENT if a measured time is not finite or an action ends before it starts. */
 CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
                                     cf_timeline **out, cf_error *error);
 
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
 
 /* Counts a stage's loads at every moment, for cf_memory_estimate or for sums of your own. A moment is an action of the
-   stage's list, from its start to its end; there are n = schedule->first[stage + 1] - schedule->first[stage].
-
-   loads: (n x n_virtual) with room for `count` records. loads[i x n_virtual + j] is the load of the stage's virtual
-   stage in row j (cf_placement_at) while action first[stage] + i runs. chunk_tokens and chunk_scores are those of the
-   pass's chunk, on the virtual stage of the pass; they are 0 on other virtual stages, and in transfers. Loads depend
-   only on the order of the list, so they hold for simulated and for measured times: the moment begins at
+   stage's list, from its start to its end; there are n = schedule->first[stage + 1] - schedule->first[stage]. Loads
+   depend only on the order of the list, so they hold for simulated and for measured times. Moment i begins at
    timeline->start[first[stage] + i].
 
-   loads are untouched on failure. Errors: CF_ERROR_ARGUMENT ("stage", or "count" with the number of records needed);
-   CF_ERROR_PLAN; CF_ERROR_OVERFLOW; CF_ERROR_SCHEDULE with the index of an action that is not of this stage and rank,
-   or that frees memory that is not held. Plan and schedule may be unvalidated; only their validators say whether they
-   are sound. */
+   loads: (n x n_virtual), with room for `count` records. loads[i x n_virtual + j] is the load of the stage's virtual
+   stage in row j (cf_placement_at) while action first[stage] + i runs. chunk_tokens and chunk_scores are set on the
+   virtual stage of a pass, for its chunk; they are 0 on other virtual stages, and in transfers.
+
+   loads are untouched on failure. Plan and schedule may be unvalidated; only their validators say whether they are
+   sound. Errors: CF_ERROR_ARGUMENT ("stage", or "count" with the number of records needed); CF_ERROR_PLAN;
+   CF_ERROR_OVERFLOW; CF_ERROR_SCHEDULE with the index of an action that is not of this stage and rank, or that frees
+   memory that is not held. */
 CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                           cf_memory_load *loads, int64_t count, cf_error *error);
 
@@ -1598,13 +1642,12 @@ typedef struct cf_lower_desc {
 
 /* Adds the transfers to a schedule: makes a copy whose lists also hold SEND_* and RECV_* actions and whose `lowered` is
    1. Virtual stages on one stage need no transfer. The copy cannot deadlock, even if a send blocks until it is
-   received: all passes and transfers are put into one order, by their start in cf_simulate with this `timing`, and
-   every stage runs its part of that order.
+   received: all passes and transfers have one order, by their start in cf_simulate with this `timing`, and every stage
+   runs its part of that order.
 
-   Plan and schedule may be unvalidated. The schedule is validated first, under its own limits, so the errors are those
-   of cf_schedule_validate; CF_ERROR_ARGUMENT if it is lowered already, or is a rank's part of columns (>>lockstep);
-   CF_ERROR_OVERFLOW if the sum of all passes' times is too large; and CF_ERROR_LIMIT if the lists exceed
-   CF_MAX_ACTIONS. */
+   Plan and schedule may be unvalidated; the schedule is validated first, under its own limits. Errors: as
+   cf_schedule_validate; CF_ERROR_ARGUMENT if it is lowered already, or is one rank's schedule of columns (>>lockstep);
+   CF_ERROR_OVERFLOW if the sum of all passes' times is too large; CF_ERROR_LIMIT if the lists exceed CF_MAX_ACTIONS. */
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
                                           cf_schedule **out, cf_error *error);
 
@@ -1615,19 +1658,19 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
 /* Your passes. cf_metadata_fill describes the rows, labels and attention of a chunk, which are the same in each of its
    passes. A state slot has K, V, dK and dV of a chain, each of them for every layer of the virtual stage.
 
-   F    In each layer, K and V of the chunk's rows go into the state from row chunk->prefix on, behind those of the
+   F In each layer, K and V of the chunk's rows go into the state from row chunk->prefix on, behind those of the
         prefix. Queries see [prefix | chunk] there. If the chunk has no chain, K and V stay in its activation slot.
         Everything that backward needs stays in activation slot `slot`. The result goes to boundary `output`.
         An F without a slot keeps no activations; it only produces K, V and `output`. On the last virtual stage it may
         end with K and V of the last layer. It works in scratch of `rows` rows, which is in no slot.
-   R    Runs the forward again, with the same seed, from boundary `input` (local replay: that of F); it keeps
+   R Runs the forward again, with the same seed, from boundary `input` (local replay: that of F); it keeps
         everything. wants_loss says in which one of F and R the head runs and the loss is taken, each row's times its
         loss_weights. It is never set in both, and in an idle chunk in neither.
         With local replay R need not attend (not in the paper): F also copies each layer's attention output (before a
         gate and the output projection) and log-sum-exps to outputs slot `outputs`, and R reads them from there. Then R
         reads no prefix, and F must attend in the last layer as well. The slot is in use until R has ended, and so are
         its bytes in limits and estimates (cf_shape.outputs). A trainer that does not do this ignores `outputs`.
-   B    The gradient of the output comes from the loss or from boundary `input`. If clear_state_gradient is set, dK and
+   B The gradient of the output comes from the loss or from boundary `input`. If clear_state_gradient is set, dK and
         dV are first set to zero, because the slot has those of another chain. Then, from the last layer to the first,
         the attention's backward adds to dK and dV of all rows that it saw, the prefix included. Only now are dK and dV
         of the chunk's own rows complete, because later chunks, whose backwards came before, have added their share.
@@ -1659,8 +1702,8 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
 
    In a tree a state slot has only the rows of its chain, and the prefix of a chunk is in several slots: step->path is
    the lowest of their paths, and paths[].up leads to the root. F and R put K and V of the rows that they add to the
-   path behind those of the chain's earlier chunks. In a leaf (step->state is -1) they stay in the activation slot, as
-   in a chunk without a chain. cf_metadata says which rows see which. B adds to dK and dV of everything on its path:
+   path behind those of the chain's earlier chunks. In a leaf (step->state is -1) K and V stay in the activation slot,
+   as in a chunk without a chain. cf_metadata says which rows see which. B adds to dK and dV of everything on its path:
 
        for (i = step->path; i >= 0; i = steps->paths[i].up) {
            const cf_path *path = &steps->paths[i];
@@ -1668,21 +1711,20 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
            see_rows(path->state, min(path->rows, chunk->prefix - path->begin));
        }
 
-   A recurrent layer keeps no rows, but a snapshot of the state at the end of each slice that slices of later chunks
-   continue (slices.up); without trees, of each chunk but the last. F begins every slice from the end of the slice that
-   it continues, and R and B come back to that snapshot. The gradient of a slice's end is the sum over all slices that
-   continue it. In a cp group, ranks run their parts of a round at once and find the states between them by a scan. Part
-   p of the round is chunk + (p - rank % cp) x chunks_per_rank. examples/recurrent.h does all this in C.
+   A recurrent layer keeps no rows. It keeps a snapshot of its state at the end of each slice that slices of later
+   chunks continue (slices.up); without trees, of each chunk except the last. F begins every slice from the snapshot of
+   the slice that it continues, and R and B begin there again. The gradient of a slice's end is the sum over all slices
+   that continue it. In a cp group, ranks run their parts of a round at once, and a scan finds the states between them.
+   Part p of the round is chunk + (p - rank % cp) x chunks_per_rank. examples/recurrent.h does all this in C.
 
-   Transfers. A boundary slot holds a tensor from its RECV until the end of the pass that reads it (local replay: of R,
-   if F keeps nothing), or from the start of the pass that makes it until the end of its SEND. Where a V turns, a tensor
-   stays on the stage: its slot is the output of the pass that makes it and the input of the pass that reads it. The two
-   ends of all transfers come in one order, with which even blocking sends work; transfers need no tags. A stage that
-   fails must tell its peers, which may be waiting for it. */
+   Transfers. A boundary slot holds a received tensor from its RECV until the end of the pass that reads it (local
+   replay: of R, if F keeps nothing). It holds a tensor to be sent from the start of the pass that makes it until the
+   end of its SEND. Where a V turns, a tensor stays on the stage: its slot is the output of one pass and the input of
+   the other. The two ends of all transfers come in one order, in which even blocking sends work; transfers need no
+   tags. A stage that fails must tell its peers, which may be waiting for it. */
 
-/* One action of a stage's list, with everything that your pass or transfer needs to know. Slots are small numbers. They
-   are reused when they are free, the one that has been free longest first. A number that does not apply is -1, a flag
-   0. */
+/* One action of a stage's list, with everything that your pass or transfer needs to know. Slots are small numbers. A
+   free slot is reused, the one that has been free longest first. A number that does not apply is -1, a flag 0. */
 typedef struct cf_step {
     cf_action action;
     int32_t position;     /* index of the step */
@@ -1690,25 +1732,26 @@ typedef struct cf_step {
                              -1 in an F that keeps nothing, and in transfers */
     int32_t state;        /* state slot of the chunk's chain; -1: there is none, or the step is a W or a
                              transfer */
-    int32_t path;         /* index into `paths`: the lowest state that this pass reads or adds to; `up` leads to those
-                             above it */
+    int32_t path;         /* index into `paths`: the lowest state that this pass reads or adds to. paths[].up leads to
+                             those above it */
     int32_t input;        /* boundary slot of the tensor that a receive fills, or that F, R, B or I reads */
     int32_t output;       /* boundary slot of the tensor that F, R, B or I makes, or that a send reads */
-    int32_t outputs;      /* local replay: outputs slot of the chunk, in use from an F that keeps nothing to the end of
-                             its R, for a trainer that keeps attention's outputs; -1 in all other steps */
+    int32_t outputs;      /* local replay: outputs slot of the chunk, for a trainer that keeps attention's outputs. In
+                             use from an F that keeps nothing to the end of its R; -1 in all other steps */
     int32_t peer;         /* the stage at the other end of a transfer */
     int32_t live;         /* chunks still kept on the stage when the step has ended */
-    uint8_t wants_loss;   /* F, R: 1 if this forward runs the head and its loss counts. That is so on the last virtual
-                             stage, in the forward that keeps the chunk's activations, or in its only forward */
+    uint8_t wants_loss;   /* F, R: 1 if this forward runs the head and its loss counts. Set on the last virtual stage,
+                             in the forward that keeps the chunk's activations, or in its only forward */
     uint8_t clear_state_gradient; /* B, I: 1 in the first backward of a chain on this virtual stage: dK and dV of the
-                                     state slot are undefined. Set all of its rows to zero before the pass */
+                                     state slot are undefined. Zero all rows before the pass */
     uint8_t last_backward; /* B, W: 1 in the last one on its virtual stage. After it, gradients of weights are complete,
                               and data-parallel ranks reduce them */
     int64_t state_tokens; /* tokens whose K and V are still held, over all chains, when the step has ended */
     uint64_t seed;        /* for dropout and the like; the same in every pass of this chunk on this virtual stage */
 } cf_step;
 
-/* A chain's state on one virtual stage. A chunk whose prefix has p rows sees the first min(rows, p - begin) of them. */
+/* A chain's state on one virtual stage. A chunk whose prefix has p rows sees the first min(rows, p - begin) rows of
+   it. */
 typedef struct cf_path {
     int64_t chain;
     int64_t begin, rows;  /* it has rows begin .. begin + rows - 1 of the path from the tree's root; without trees begin
@@ -1716,17 +1759,17 @@ typedef struct cf_path {
     int32_t stage;        /* virtual stage */
     int32_t state;        /* state slot: row 0 is row `begin` of the path */
     int32_t first, last;  /* the slot is in use from the start of step `first` to the end of step `last` */
-    int32_t clear;        /* the first step that adds to dK and dV of the chain. They are undefined before it: set all
-                             rows of the chain to zero. -1: no backward comes */
+    int32_t clear;        /* position of the first step that adds to dK and dV of the chain, which are undefined before:
+                             zero all rows of the chain. -1: no backward comes */
     int32_t up;           /* index of the chain above, whose rows come before; -1: none, as always without trees */
 } cf_path;
 
 /* The work of one stage for one batch. One block of memory, like a plan. */
 typedef struct cf_steps {
     int64_t stage;
-    int64_t transfers;         /* 1: made from a lowered schedule of several stages, so tensors cross between them. 0:
-                                  every `input` and `output` is -1, and you pass tensors between virtual stages your own
-                                  way */
+    int64_t transfers;         /* 1: made from a lowered schedule of several stages, so steps include the transfers. 0:
+                                  every `input` and `output` is -1, and you pass tensors between virtual stages in your
+                                  own way */
     int64_t n;
     int64_t n_paths;
     int64_t n_slots, n_states, n_boundaries; /* slots of activations, states and boundaries: maximum in use at once */
@@ -1740,13 +1783,13 @@ typedef struct cf_steps {
 } cf_steps;
 
 /* Makes the steps of one stage: for (i = 0; i < steps->n; i++) my_pass(&steps->steps[i]) runs it. The seed is mixed
-   into every step's seed. Free *out with cf_steps_free; *out is untouched on failure.
+   into every step's seed. Free *out with cf_steps_free; *out is untouched on failure. Time and memory are linear in the
+   actions of the stage and the chunks of the rank.
 
-   Plan and schedule may be unvalidated. Returns CF_ERROR_SCHEDULE, with the position in error->item, if the list asks
+   Plan and schedule may be unvalidated. Errors: CF_ERROR_SCHEDULE, with the position in error->item, if the list asks
    for something impossible: a backward without activations or before that of a later chunk of its chain, a forward
    whose prefix is missing, a chunk out of range and the like. If the list leaves a chunk out, the item is -1. Also
-   CF_ERROR_ARGUMENT, CF_ERROR_PLAN, CF_ERROR_LIMIT (CF_MAX_ACTIONS), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. Time and
-   memory are linear in the actions of the stage and the chunks of the rank. */
+   CF_ERROR_ARGUMENT, CF_ERROR_PLAN, CF_ERROR_LIMIT (CF_MAX_ACTIONS), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_steps_make(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, uint64_t seed,
                                       const cf_allocator *allocator, cf_steps **out, cf_error *error);
 
@@ -1763,9 +1806,9 @@ CHUNKFLOW_API cf_result cf_steps_into(const cf_plan *plan, const cf_schedule *sc
 
 CHUNKFLOW_API void cf_steps_free(cf_steps *steps);
 
-/* Raises each member of *capacity to what the plan and the steps need; call it once per batch for the maximum over
-   many. If steps is NULL it raises only rows, prefix and n_seqs, which depend on the plan alone. *capacity is
-   untouched on failure. The plan may be unvalidated; the steps must be as they were made, from this plan. */
+/* Raises each member of *capacity to what the plan and the steps need. Called once per batch, it finds the maximum over
+   many. If steps is NULL it raises only rows, prefix and n_seqs, which depend on the plan alone. *capacity is untouched
+   on failure. The plan may be unvalidated; the steps must be as they were made, from this plan. */
 CHUNKFLOW_API cf_result cf_steps_capacity(const cf_plan *plan, const cf_steps *steps, cf_capacity *capacity,
                                           cf_error *error);
 
@@ -1787,15 +1830,18 @@ typedef struct cf_write_desc {
 
 #define CF_JSON_VERSION 3 /* of all files that are written; make files of an earlier version again */
 
-/* Writes a plan: format "chunkflow-plan", version, chunk_size, align, max_slices, method, split, n_sequences, n_empty,
-   n_tokens, n_ranks, chunks_per_rank, n_chunks, n_idle, n_chains, n_slices, lower_bound, excess, fill; chains[] of {id,
-   sequence, first_chunk, n_chunks, tokens, cp}; chunks[] of {id, chain, index, prefix, tokens, rows, pairs, rank, up,
-   down, below, state, cp, slices[] of {sequence, begin, length, offset, up}}. These are the members of the structs,
-   with the same indices. One chunk per line. If sequences share rows, there are also order[], common[] and lengths[],
-   and slices also have {first, n}.
+/* Writes a plan as JSON, one chunk per line. Names and indices are those of the structs:
+
+       plan      format "chunkflow-plan", version, chunk_size, align, max_slices, method, split, n_sequences, n_empty,
+                 n_tokens, n_ranks, chunks_per_rank, n_chunks, n_idle, n_chains, n_slices, lower_bound, excess, fill
+       chains[]  id, sequence, first_chunk, n_chunks, tokens, cp
+       chunks[]  id, chain, index, prefix, tokens, rows, pairs, rank, up, down, below, state, cp, slices[]
+       slices[]  sequence, begin, length, offset, up
+
+   If sequences share rows, the plan also has order[], common[] and lengths[], and slices also have first and n.
 
    With metadata each chunk also has metadata{max_seqlen_q, max_seqlen_k, cu_seqlens_q[], cu_seqlens_k[],
-   sequence_ids[], position_ids[], target_positions[]}, as in cf_metadata. If sequences share rows it also has
+   sequence_ids[], position_ids[], target_positions[]}, as in cf_metadata. If sequences share rows, metadata also has
    {extra_rows[], extra_sequences[], extra_targets[], calls[] of {chain, first, max_seqlen_q, max_seqlen_k,
    cu_seqlens_q[], cu_seqlens_k[]}}.
 
@@ -1804,13 +1850,21 @@ typedef struct cf_write_desc {
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_desc *desc, cf_write_fn write,
                                            void *user, cf_error *error);
 
-/* Writes a schedule: format "chunkflow-schedule", version, kind, replay, placement, stages, virtual_stages, k, rank,
-   n_chunks, n_actions, lowered, lockstep, forward_only and outputs (if they are 1), limits[stage] (if it has any), and
-   actions[stage][] of {pass, chunk, stage, keep (F and R only)}. One action per line. With its timeline (NULL: without)
-   also makespan, busy, replayed, bubble_useful, bubble_busy, stream_waits and stream_seconds (if there are any),
-   bounds{name: value}, peak_live[stage], peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and start,
-   end and live of each action. The schedule must be sound. Errors: CF_ERROR_ARGUMENT (a timeline of another schedule),
-   CF_ERROR_WRITE. */
+/* Writes a schedule as JSON, one action per line:
+
+       schedule  format "chunkflow-schedule", version, kind, replay, placement, stages, virtual_stages, k, rank,
+                 n_chunks, n_actions, lowered, lockstep; forward_only and outputs if they are 1; limits[stage] if it has
+                 any
+       actions[stage][]  pass, chunk, stage, keep (F and R only)
+
+   With its timeline (NULL: without) there are also
+
+       schedule  makespan, busy, replayed, bubble_useful, bubble_busy, bounds{name: value}, peak_live[stage],
+                 peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage]; stream_waits and stream_seconds if
+                 there are any
+       actions[stage][]  start, end, live
+
+   The schedule must be sound. Errors: CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
                                                cf_write_fn write, void *user, cf_error *error);
 
@@ -1824,16 +1878,17 @@ typedef struct cf_node {
     cf_action action;
 } cf_node;
 
-/* `to` starts after `from` has ended and `seconds` more have passed (a transfer between stages; 0 for other edges). */
+/* Pass `to` starts `seconds` after pass `from` has ended, or later. seconds: of a transfer between stages; 0 for other
+   edges. */
 typedef struct cf_edge {
     double seconds;
     int32_t from, to;
     int32_t why; /* a cf_edge_why */
 } cf_edge;
 
-/* All passes of a schedule, and the passes that each waits for (cf_schedule_needs), in both directions. This is plain
-   data in one block of memory: read it as you like, and overwrite the seconds with measured ones. Nodes are in the
-   order of the schedule's actions, without its transfers.
+/* All passes of a schedule, and the passes that each waits for (cf_schedule_needs), in both directions. Nodes are in
+   the order of the schedule's actions, without its transfers. Plain data in one block of memory: read it as you like,
+   and overwrite the seconds with measured ones.
 
    Your own executor needs one number per node: how many passes the node still waits for. Nodes at 0 can start.
 
@@ -1861,9 +1916,9 @@ typedef struct cf_graph {
 } cf_graph;
 
 /* Builds the graph of a schedule, lowered or not, in time and space linear in its passes. timing: NULL for unit costs
-   and free transfers. Plan and schedule may be unvalidated: the schedule is validated first, under its own limits, so
-   the errors are those of cf_schedule_validate; also CF_ERROR_ARGUMENT (timing), and CF_ERROR_OVERFLOW (the sum of all
-   passes' times is too large). */
+   and free transfers. Plan and schedule may be unvalidated; the schedule is validated first, under its own limits.
+   Errors: as cf_schedule_validate; CF_ERROR_ARGUMENT (timing); CF_ERROR_OVERFLOW (the sum of all passes' times is too
+   large). */
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing,
                                       const cf_allocator *allocator, cf_graph **out, cf_error *error);
 
@@ -1888,7 +1943,7 @@ CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 
 #include <float.h>
 
-/* IEEE 754 arithmetic is required: every operation as it is written, rounded to a double. Without it NaN is not found,
+/* IEEE 754 arithmetic is required: every operation as written, and rounded to a double. Otherwise NaN goes unnoticed,
    and plans differ between machines. */
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__)
