@@ -1677,6 +1677,7 @@ typedef struct cft__tuner {
     cf_memory_load *streamed; /* (most_virtual) `loads`, but with the maximum of what streams: for host memory */
     cf_memory_report *reports; /* (most_virtual) */
     int64_t fullest;         /* the first stage with the most bytes in `reports` */
+    struct cft__relief *reliefs; /* (strides[CFT__REPLAY]) of the split and ChunkSize being bounded */
 
     /* of the current batch and schedule; each lives until the next one is made */
     cf_plan *plan;           /* with cp groups: the columns of `packed` */
@@ -3111,66 +3112,56 @@ static double cft__find_bound(const cft__tuner *t, int64_t k, int64_t *slowest) 
     return cft__product(most, 1 - 1e-12) + t->step_seconds;
 }
 
-/* Reports the parts of a memory above the limit, including the ring of a stream. *out is all zero for a memory that
-   fits. */
-static cf_result cft__report_least(cft__tuner *t, cft__least *least, cf_memory_report *out) {
-    int64_t v;
-    memset(out, 0, sizeof *out);
-    if (least->bytes <= t->tuning->limit_bytes) return CF_OK;
-    for (v = 0; v < t->split.pp * t->split.n_virtual; v++) t->loads[v] = t->streamed[v] = least->load;
-    CFT__TRY(cft__report_stages(t, "lengths"));
-    *out = t->reports[least->stage];
-    if (cft__stages_host(t)) least->bytes = out->total; /* bytes per token leave out the ring and what is staged */
-    return CF_OK;
-}
+/* One form of recomputation, offload and stream of a split and ChunkSize: its set-up, and the memory that it needs. */
+typedef struct cft__relief {
+    cf_parallel split;
+    cf_memory_desc memory;
+    cf_timing timing;
+    double step_seconds;
+    cf_stage_cost *costs;
+    cft__weights *weights;
+    cft__stage *stages;
+    cft__least (*most)[2]; /* (n_replays x n_ks) maximum over the batches of the least memory: [0] with this K, [1] with
+                              1, because `best` may keep fewer */
+} cft__relief;
 
-/* Notes the bounds of the candidates of a point, which differ only in kind from `first`, for the current batch. of:
-   their least memory with their K, and with 1, because `best` may keep fewer. Memory is of candidates with t->memory's
-   window. bound: their time, or NULL; that of the first window holds for all, because a stream makes nothing faster. */
-static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t batch, const double *bound,
-                                  const cft__least *of) {
-    cf_memory_report memory[2];
-    cft__least least[2];
+/* Notes the bounds of the candidates of a point, which differ only in kind from `first`, for the current batch. bound:
+   their time, or NULL; that of the first window holds for all, because a stream makes nothing faster. */
+static void cft__bound_point(cft__tuner *t, int64_t first, int64_t batch, const double *bound,
+                            const cft__least *least) {
     int64_t kind, w;
-    int best;
-    memcpy(least, of, sizeof least);
-    for (best = 0; best < 2; best++) CFT__TRY(cft__report_least(t, &least[best], &memory[best]));
     for (kind = 0; kind < t->counts[CFT__KIND]; kind++) {
         int64_t id = first + kind * t->strides[CFT__KIND];
         cf_tune_candidate *c = &t->tuning->candidates[id];
         for (w = 0; w < t->counts[CFT__WINDOW] && bound != NULL; w++)
             t->bounds[(id + w) * t->desc.n_batches + batch] = *bound;
-        best = c->kind == CF_SCHEDULE_BEST;
-        if (least[best].bytes > t->tuning->limit_bytes &&
-            (c->status != CF_TUNE_INFEASIBLE || least[best].bytes > c->bytes))
-            cft__set_infeasible(c, &memory[best], least[best].bytes, least[best].stage,
-                                best ? "a chunk of a chain does not fit, even alone"
-                                     : "K chunks of a chain do not fit, even alone");
+        if (least[c->kind == CF_SCHEDULE_BEST].bytes > t->tuning->limit_bytes) c->status = CF_TUNE_INFEASIBLE;
     }
     cft__report_done(t, bound != NULL);
-    return CF_OK;
 }
 
 /* Bounds all points of one split, ChunkSize and relief on one batch. first: the first of their candidates. */
-static cf_result cft__bound_points(cft__tuner *t, int64_t first, int64_t batch) {
+static void cft__bound_points(cft__tuner *t, int64_t first, int64_t batch, cft__least (*noted)[2]) {
     int timed = batch < t->desc.n_batches && cft__index(t, first, CFT__WINDOW) == 0;
     const int64_t most = *cft__most_chunks(t, first), *ks = t->desc.ks;
     cft__least least[CF_REPLAY_COUNT][2];
     int64_t replay, k, unused;
     double bound = 0;
+    int best;
     for (k = 0; k < t->desc.n_ks && !t->stop; k++) {
         int same = k > 0 && ks[k - 1] >= most; /* no chain has more chunks to keep */
         if (timed && !same) bound = cft__find_bound(t, ks[k], &unused);
-        for (replay = 0; replay < t->desc.n_replays; replay++) {
+        for (replay = 0; replay < t->desc.n_replays; replay++, noted++) {
             cft__least *of = least[replay];
             int local = t->desc.replays[replay] == CF_REPLAY_LOCAL;
             if (k == 0) of[1] = cft__least_bytes(t, 1, local);
             if (!same) of[0] = ks[k] > 1 ? cft__least_bytes(t, ks[k], local) : of[1];
-            CFT__TRY(cft__bound_point(t, first + k * t->strides[CFT__K] + replay * t->strides[CFT__REPLAY], batch,
-                                      timed ? &bound : NULL, of));
+            for (best = 0; best < 2; best++)
+                if (of[best].bytes > (*noted)[best].bytes) (*noted)[best] = of[best];
+            cft__bound_point(t, first + k * t->strides[CFT__K] + replay * t->strides[CFT__REPLAY], batch,
+                             timed ? &bound : NULL, of);
         }
     }
-    return CF_OK;
 }
 
 /* Returns where a candidate keeps outputs. away: 1 if they do not fit on the GPU. A stream takes them to host memory by
@@ -3180,21 +3171,83 @@ static int cft__keeps(const cft__tuner *t, const cf_tune_candidate *c, int away)
     return outputs > 1 && (c->state_window > 0 || (t->moves && !away)) ? 1 : outputs;
 }
 
+/* Lays out the reliefs of the current split. */
+static void cft__lay_out_reliefs(cft__tuner *t, cft__carver *carver) {
+    int64_t way, n = t->strides[CFT__REPLAY], n_v = t->split.pp * t->split.n_virtual;
+    cft__relief measured;
+    t->reliefs = (cft__relief *)cft__take(carver, n, sizeof *t->reliefs);
+    for (way = 0; way < n; way++) {
+        cft__relief *relief = t->reliefs != NULL ? &t->reliefs[way] : &measured;
+        relief->costs = (cf_stage_cost *)cft__take(carver, n_v, sizeof *relief->costs);
+        relief->weights = (cft__weights *)cft__take(carver, n_v, sizeof *relief->weights);
+        relief->stages = (cft__stage *)cft__take(carver, n_v, sizeof *relief->stages);
+        relief->most = (cft__least(*)[2])cft__take(carver, t->desc.n_replays * t->desc.n_ks, sizeof *relief->most);
+    }
+}
+
+static void cft__take_relief(cft__tuner *t, const cft__relief *relief) {
+    t->split = relief->split;
+    t->memory = relief->memory;
+    t->timing = relief->timing;
+    t->step_seconds = relief->step_seconds;
+    t->costs = relief->costs;
+    t->weights = relief->weights;
+    t->stages = relief->stages;
+}
+
+/* Sets up a relief, once for all batches. first: the first candidate that has it. */
+static cf_result cft__set_up_relief(cft__tuner *t, int64_t first, cft__relief *relief) {
+    cf_tune_candidate c = t->tuning->candidates[first];
+    t->costs = relief->costs;
+    t->weights = relief->weights;
+    t->stages = relief->stages;
+    memset(relief->most, 0, (size_t)(t->desc.n_replays * t->desc.n_ks) * sizeof *relief->most);
+    c.replay = CF_REPLAY_LOCAL;
+    c.outputs = cft__keeps(t, &c, 0); /* takes the least time; the least memory where they are away */
+    CFT__TRY(cft__set_up(t, &c));
+    t->memory.outputs = cft__keeps(t, &c, 1);
+    if (t->memory.outputs != c.outputs) CFT__TRY(cft__set_weights(t, c.chunk_size));
+    relief->split = t->split;
+    relief->memory = t->memory;
+    relief->timing = t->timing;
+    relief->step_seconds = t->step_seconds;
+    return CF_OK;
+}
+
 /* Bounds all points of one split and ChunkSize on one batch, with every relief. */
 static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
-    const cf_tune_candidate *c = &t->tuning->candidates[first];
     int64_t *most = cft__most_chunks(t, first), way;
     for (way = 0; way < t->strides[CFT__REPLAY]; way++) {
-        cf_tune_candidate relief = c[way];
-        relief.replay = CF_REPLAY_LOCAL;
-        relief.outputs = cft__keeps(t, &relief, 0); /* takes the least time; the least memory where they are away */
-        CFT__TRY(cft__set_up(t, &relief));
-        t->memory.outputs = cft__keeps(t, &relief, 1);
-        if (t->memory.outputs != relief.outputs) CFT__TRY(cft__set_weights(t, relief.chunk_size));
-        if (way == 0) CFT__TRY(cft__pack_batch(t, c, batch)); /* the same for every relief */
-        if (way == 0) *most = cft__max(*most, cft__longest_path(t->plan));
+        cft__take_relief(t, &t->reliefs[way]);
+        if (way == 0) { /* the same plan for every relief */
+            CFT__TRY(cft__pack_batch(t, &t->tuning->candidates[first], batch));
+            *most = cft__max(*most, cft__longest_path(t->plan));
+        }
         CFT__TRY(cft__check_weights(t));
-        CFT__TRY(cft__bound_points(t, first + way, batch));
+        cft__bound_points(t, first + way, batch, t->reliefs[way].most);
+    }
+    return CF_OK;
+}
+
+/* Says what candidates of a relief need that cannot fit. Unlike bytes per token, a report has the ring of a stream.
+   best: 1 for those of kind best. first, end: the candidates of the split and ChunkSize. */
+static cf_result cft__report_relief(cft__tuner *t, int64_t way, int best, int64_t first, int64_t end) {
+    const cft__least *reported = NULL;
+    int64_t id, v;
+    for (id = first + way; id < end; id += t->strides[CFT__REPLAY]) {
+        cf_tune_candidate *c = &t->tuning->candidates[id];
+        int64_t point = cft__index(t, id, CFT__K) * t->desc.n_replays + cft__index(t, id, CFT__REPLAY);
+        const cft__least *least = &t->reliefs[way].most[point][best];
+        int64_t bytes;
+        if (c->status != CF_TUNE_INFEASIBLE || (c->kind == CF_SCHEDULE_BEST) != best) continue;
+        for (v = 0; v < t->split.pp * t->split.n_virtual; v++) t->loads[v] = t->streamed[v] = least->load;
+        if (reported == NULL || memcmp(reported, least, sizeof *least) != 0) CFT__TRY(cft__report_stages(t, "lengths"));
+        reported = least;
+        bytes = cft__stages_host(t) ? t->reports[least->stage].total : least->bytes;
+        if (bytes <= c->bytes) continue; /* a schedule was tried before */
+        cft__set_infeasible(c, &t->reports[least->stage], bytes, least->stage,
+                            best ? "a chunk of a chain does not fit, even alone"
+                                 : "K chunks of a chain do not fit, even alone");
     }
     return CF_OK;
 }
@@ -3297,17 +3350,39 @@ static cf_result cft__run_round(cft__tuner *t, int64_t first, int64_t n) {
     return result;
 }
 
-/* Bounds all candidates of one split and ChunkSize. The batch for memory comes first, because it shows soonest that
-   none fits. */
-static cf_result cft__bound_size(cft__tuner *t, int64_t first) {
-    int64_t batch, id = first;
-    cft__set_memory_of(t, &t->tuning->candidates[first]);
-    for (batch = t->desc.n_batches; batch >= 0 && !t->stop; batch--) {
+/* Bounds all candidates of one split and ChunkSize, given the reliefs' room. The batch for memory comes first, because
+   it shows soonest that none fits. */
+static cf_result cft__bound_batches(cft__tuner *t, int64_t first) {
+    int64_t batch, way, id = first, end = first + t->strides[CFT__SIZE];
+    for (way = 0; way < t->strides[CFT__REPLAY]; way++)
+        CFT__TRY(cft__set_up_relief(t, first + way, &t->reliefs[way]));
+    for (batch = t->desc.n_batches; batch >= 0 && id < end && !t->stop; batch--) {
         CFT__TRY(cft__bound_batch(t, first, batch));
-        while (id < first + t->strides[CFT__SIZE] && t->tuning->candidates[id].status == CF_TUNE_INFEASIBLE) id++;
-        if (id == first + t->strides[CFT__SIZE]) break;
+        while (id < end && t->tuning->candidates[id].status == CF_TUNE_INFEASIBLE) id++;
+    }
+    for (way = 0; way < t->strides[CFT__REPLAY]; way++) {
+        cft__take_relief(t, &t->reliefs[way]);
+        CFT__TRY(cft__report_relief(t, way, 0, first, end));
+        CFT__TRY(cft__report_relief(t, way, 1, first, end));
     }
     return CF_OK;
+}
+
+/* Bounds all candidates of one split and ChunkSize. */
+static cf_result cft__bound_size(cft__tuner *t, int64_t first) {
+    cf_stage_cost *const costs = t->costs;
+    cft__weights *const weights = t->weights;
+    cft__stage *const stages = t->stages;
+    void *memory = NULL;
+    cf_result result;
+    cft__set_memory_of(t, &t->tuning->candidates[first]);
+    CFT__TRY(cft__carve(t, cft__lay_out_reliefs, "parallel.pp", &memory));
+    result = cft__bound_batches(t, first);
+    t->allocator.release(memory, t->allocator.user);
+    t->costs = costs;
+    t->weights = weights;
+    t->stages = stages;
+    return result;
 }
 
 static void cft__mean_bounds(cft__tuner *t, int64_t first, int64_t end) {
