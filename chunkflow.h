@@ -2016,8 +2016,8 @@ CF__NAMES(cf_result_name, cf_result, CF_RESULTS, "?")
         if (cf__result != CF_OK) return cf__result; \
     } while (0)
 
-/* Marks code that reports failures or lays out memory, which needs no speed. Kept cold or apart, it makes the compiled
-   library a tenth smaller, and the code around it faster rather than slower. */
+/* Marks code that needs no speed: it reports failures or lays out memory. Kept out of line, it makes the compiled
+   library a tenth smaller, and the code around it a little faster. */
 #if defined(__GNUC__) || defined(__clang__)
 #define CF__COLD __attribute__((cold))
 #define CF__APART __attribute__((noinline))
@@ -2026,10 +2026,10 @@ CF__NAMES(cf_result_name, cf_result, CF_RESULTS, "?")
 #define CF__APART
 #endif
 
-/* A condition that no test can bring about: it takes objects of terabytes, a size_t of 32 bits, or a fault in another
-   check. Normal builds test it all the same, because the code behind it writes memory. A build that counts branches
-   leaves it out, so that every branch never taken there lacks a test. The tests' own builds stop if it ever holds. The
-   condition must have no side effects. */
+/* A condition that no test can bring about: it needs objects of terabytes, a size_t of 32 bits, or a fault in another
+   check. Normal builds test it, because the code behind it writes memory. Builds that count branches leave it out, so
+   that every branch they report as never taken lacks a test. The tests' own builds stop if it ever holds. The condition
+   must have no side effects. */
 #if defined(CHUNKFLOW_COVERAGE)
 #define CF__NEVER(condition) (sizeof(condition) == 0)
 #elif defined(CHUNKFLOW_TESTED)
@@ -2038,7 +2038,7 @@ CF__NAMES(cf_result_name, cf_result, CF_RESULTS, "?")
 #define CF__NEVER(condition) (condition)
 #endif
 
-/* Fills in an error record; nothing else does. found: " (wanted 1, got 0)" or the like, or "". */
+/* Fills in an error record; no other function does. found: " (wanted 1, got 0)" or the like, or "". */
 static void cf__record(cf_error *error, cf_result code, const char *field, int64_t item, int64_t wanted, int64_t got,
                        const char *why, const char *found) {
     char place[32] = "";
@@ -2080,8 +2080,8 @@ CHUNKFLOW_API CF__COLD cf_result cf_fail_null(cf_error *error, const char *field
     return cf_refuse(error, CF_ERROR_ARGUMENT, field, -1, "must not be NULL");
 }
 
-/* The same functions for use in the implementation. As macros they show compilers that the code is not CF_OK, so no
-   compiler warns of outputs that are used unset. */
+/* The same functions as macros, for the implementation. They show compilers that the code is not CF_OK, so that none
+   warns of outputs used before they are set. */
 #define cf__fail(error, code, field, item, wanted, got, why) \
     ((void)cf_fail(error, code, field, item, wanted, got, why), code)
 #define cf__fail_real(error, code, field, item, got, why) ((void)cf_fail_real(error, code, field, item, got, why), code)
@@ -2102,7 +2102,7 @@ static cf_result cf__check_real(double x, const char *field, int64_t item, cf_er
 
 #define CF__COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 
-/* Checks that a number lies in a range. past, why: the code and the words for a number above the range. */
+/* Checks that a number lies in a range. past, why: the code and the text for a number above the range. */
 CF__APART static cf_result cf__within(int64_t value, int64_t least, int64_t most, const char *field, cf_result code,
                                       cf_result past, const char *why, cf_error *error) {
     if (value < least) return cf__fail(error, code, field, -1, least, value, "is too small");
@@ -2138,21 +2138,21 @@ static cf_result cf__check_members(const cf__member *members, int64_t n, cf_resu
     return CF_OK;
 }
 
-/* Refuses a number other than 0 unless the member that it needs is there. why: names that member. */
+/* Refuses a number other than 0 unless the member that it needs is there; `why` names that member. */
 CF__APART static cf_result cf__needs(int64_t given, int there, const char *field, int64_t item, const char *why,
                                      cf_error *error) {
     return given == 0 || there ? CF_OK : cf__fail(error, CF_ERROR_ARGUMENT, field, item, 0, given, why);
 }
 
-/* Checks a range outside of which any number is wrong in the same way, which `why` names. */
+/* Checks a range. A number on either side of it is the same mistake, which `why` names. */
 static inline cf_result cf__inside(int64_t value, int64_t least, int64_t most, cf_result code, const char *field,
                                    int64_t item, const char *why, cf_error *error) {
     if (value >= least && value <= most) return CF_OK;
     return cf__fail(error, code, field, item, value < least ? least : most, value, why);
 }
 
-/* Checks a choice among existing things: above the last one is not a limit, but a mistake. Callers cast an enum to int,
-   because compilers may make it unsigned, and -1 would be reported as 4294967295. */
+/* Checks a choice among existing things. A number above the last one is a mistake, not a limit. Callers cast an enum to
+   int, because compilers may make it unsigned, and -1 would be reported as 4294967295. */
 CF__APART static cf_result cf__choice(int64_t value, int64_t first, int64_t last, const char *field, cf_error *error) {
     return cf__inside(value, first, last, CF_ERROR_ARGUMENT, field, -1, "there is no such choice", error);
 }
@@ -2165,7 +2165,7 @@ CF__APART static cf_result cf__check_flag(int64_t value, const char *field, int6
 
 #define CF__GOLDEN 0x9e3779b97f4a7c15u /* the step of splitmix64: 2^64 / the golden ratio, odd */
 
-/* Returns the finaliser of splitmix64: every bit of the result depends on every bit of x. */
+/* Returns splitmix64's finaliser of x: every bit of the result depends on every bit of x. */
 static uint64_t cf__mix(uint64_t x) {
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
     x = (x ^ x >> 27) * 0x94d049bb133111ebu;
@@ -2175,7 +2175,7 @@ static uint64_t cf__mix(uint64_t x) {
 /* Returns the next random number: splitmix64. */
 static uint64_t cf__draw(uint64_t *state) { return cf__mix(*state += CF__GOLDEN); }
 
-/* Checked arithmetic on numbers that are not negative. Return 1 and set *out, or return 0 if the result does not
+/* Checked arithmetic on numbers that are not negative. These set *out and return 1, or return 0 if the result does not
    fit. */
 static int cf__add(int64_t a, int64_t b, int64_t *out) {
     if (a > INT64_MAX - b) return 0;
@@ -2208,7 +2208,8 @@ static int64_t cf__divisor_below(int64_t whole, int64_t most) {
     return found;
 }
 
-/* Rounds up to a multiple. Packing spends its time here, so the usual 1 takes no division. */
+/* Rounds up to a multiple. Without a division for a multiple of 1, which is usual, because packing spends its time
+   here. */
 static int64_t cf__round_up(int64_t a, int64_t multiple) {
     return multiple == 1 ? a : cf__div_up(a, multiple) * multiple;
 }
@@ -2222,8 +2223,8 @@ static double cf__product(double a, double b) {
 
 /* ---- memory ---- */
 
-/* Sanitizer builds leave a poisoned gap after every array that is carved from a block. So they report a write past one
-   array, which would otherwise land in the next one. */
+/* Sanitizer builds leave a poisoned gap after every array of a block. So they report a write past the end of one array,
+   which would otherwise land in the next. */
 #if defined(__SANITIZE_ADDRESS__)
 #define CF__GAP 16
 #elif defined(__has_feature)
@@ -2244,7 +2245,7 @@ static void cf__unpoison(void *memory, size_t bytes) { (void)memory; (void)bytes
 #endif
 
 /* Cuts one block into arrays. With base == NULL it only adds up sizes, so the size query and the real layout are one
-   function and cannot drift apart. overflow stays set once a size did not fit. */
+   function and cannot differ. `overflow` stays set once a size did not fit. */
 typedef struct cf__carver {
     unsigned char *base;
     size_t used;
@@ -2312,19 +2313,19 @@ static cf_result cf__check_memory(const void *memory, size_t bytes, size_t neede
 /* ---- making objects ----
 
    Every object is made in the same steps: working space is laid out, `prepare` finds out how large the object gets, the
-   object is laid out, and `fill` writes it. A job is a section's data about the object that it makes; the functions of
-   a recipe get it as their argument. Functions that a recipe does not need are NULL; a check that only needs working
-   space has no object. */
+   object is laid out, and `fill` writes it. A job is a section's data about the object that it makes; a recipe's
+   functions get it as their argument. Functions that a recipe does not need are NULL. A check has only working space
+   and no object. */
 typedef struct cf__recipe {
-    const char *field;                                  /* to blame if the sizes do not fit in memory */
-    int zeroed;                                         /* 1: working space, which then always exists, is zeroed at the
-                                                           start */
+    const char *field;                                  /* the field to name if the sizes do not fit in memory */
+    int zeroed;                                         /* 1: working space is zeroed at the start; it then always
+                                                           exists */
     void (*scratch)(void *job, cf__carver *carver);     /* lays out the working space */
     cf_result (*prepare)(void *job);
     cf_block *(*object)(void *job, cf__carver *carver); /* lays out the object, puts its address into the job, and
-                                                           returns the address of its block. Before `prepare`, without
-                                                           memory, it measures the largest possible object or, if only
-                                                           `prepare` can tell, the smallest */
+                                                           returns the address of its block. Without memory, before
+                                                           `prepare`, it measures the largest possible object, or the
+                                                           smallest if only `prepare` can tell */
     cf_result (*fill)(void *job);
 } cf__recipe;
 
@@ -2410,8 +2411,8 @@ static cf_result cf__make_into(const cf__recipe *recipe, void *job, void *memory
     return result;
 }
 
-/* Makes an object; the object and, meanwhile, the working space come from the allocator. bytes: not NULL: only measures
-   the bytes of both, without making the object. */
+/* Makes an object. The object, and working space until it is done, come from the allocator. If bytes is not NULL, only
+   measures the bytes of both. */
 static cf_result cf__make_or_measure(const cf__recipe *recipe, void *job, const cf_allocator *given, size_t *bytes,
                                      cf_error *error) {
     cf_allocator allocator;
@@ -2445,7 +2446,7 @@ static void cf__free_object(void *object, const cf_block *block) {
     if (own.allocator.release != NULL) own.allocator.release(object, own.allocator.user);
 }
 
-/* Adds a x b, sizes that are not negative, to *sum. *overflow is set, and stays set, once something does not fit. */
+/* Adds a x b to *sum; none of them is negative. *overflow is set, and stays set, once something does not fit. */
 CF__APART static void cf__add_product(int64_t *sum, int64_t a, int64_t b, int *overflow) {
     int64_t product;
     if (!cf__mul(a, b, &product) || !cf__add(*sum, product, sum)) *overflow = 1;
@@ -2512,7 +2513,7 @@ static void cf__bits_put(cf__bits *bits, int64_t i, int is_member) {
     }
 }
 
-/* Returns an item's sort key: its upper 32 bits or, given keys, the bits of keys[item]. The bits of non-negative
+/* Returns an item's sort key: its upper 32 bits, or with `keys` the bits of keys[item]. The bits of non-negative
    doubles sort in the order of their values. */
 static inline uint64_t cf__sort_bits(uint64_t item, const double *keys) {
     uint64_t bits = item >> 32;
@@ -2520,8 +2521,8 @@ static inline uint64_t cf__sort_bits(uint64_t item, const double *keys) {
     return bits;
 }
 
-/* Sorts items by rising key, or by falling key if flip is all ones; equal items keep their order. It is a radix sort
-   over the bits that differ; the two arrays swap with every pass. */
+/* Sorts items by rising key, or by falling key if flip is all ones. Equal items keep their order. A radix sort over the
+   bits that differ; the two arrays swap roles with every pass. */
 static void cf__sort(uint64_t **items, uint64_t **spare, int64_t n, const double *keys, uint64_t flip) {
     int64_t start[1 << 11], i, sum;
     uint64_t differ = 0, mask;
@@ -2586,13 +2587,12 @@ static void cf__sort_by_key(int32_t *ids, int64_t n, const double *keys) {
 }
 
 /* ================================================================================================================
-   >>tree    shares -> trees of rows
+   >>tree shares -> trees of rows
 
-   Each sequence leaves another one after a number of tokens, or is a root. The places where others leave it cut a
-   sequence's own rows into nodes, so that the same sequences run through all rows of a node. A node is small if its
-   rows and all rows below it fit into one chunk. A small node without a small parent is a bush, which packing moves as
-   a whole. All other nodes make up stems, which begin at a root or where a tree branches, and become chains.
-   ================================================================================================================ */
+   Each sequence leaves another one after a number of tokens, or is a root. Where others leave it, a sequence's own rows
+   are cut into nodes, so that all rows of a node have the same sequences. A node is small if its rows and all rows
+   below it fit into one chunk. A small node without a small parent, with all below it, is a bush: packing moves it as a
+   whole. All other nodes make up stems, which begin at a root or where a tree branches, and become chains. */
 
 typedef struct cf__tree_node {
     int64_t begin, length; /* rows of its sequence */
@@ -2636,9 +2636,9 @@ static int64_t cf__tree_depth(const cf__tree *t, int64_t i) {
     return depth >= t->desc->min_shared_prefix ? depth : 0;
 }
 
-/* Checks everything that can be checked of each share by itself. Counts rows, and bounds nodes and stems. A node ends
-   where sequences part, or with its sequence. A stem ends where sequences part, or with a sequence that has more than a
-   chunk of rows of its own. */
+/* Checks each share by itself, counts rows, and bounds nodes and stems. A node ends where sequences diverge, or with
+   its sequence. A stem ends where sequences diverge, or with a sequence that has more than a chunk of rows of its
+   own. */
 static cf_result cf__tree_measure(cf__tree *t) {
     int64_t i, partings = 0, n_long = 0;
     for (i = 0; i < t->n; i++) {
@@ -2663,7 +2663,7 @@ static cf_result cf__tree_measure(cf__tree *t) {
                        "the batch may need too many chunks", t->error));
     t->most_nodes = t->n + partings;
     t->most_stems = partings + n_long;
-    /* Stems that end or part have more than a chunk of rows of their own below their last parting. */
+    /* A stem that ends or branches has more than a chunk of rows of its own below the last branch. */
     if (t->desc->max_slices == 0) t->most_stems = cf__min(t->most_stems, 2 * (t->most_rows / t->desc->chunk_size));
     if (partings == 0) t->shares = NULL;
     return cf__range(t->n, 0, CF_MAX_SEQUENCES / 2, "n", t->error);
@@ -2684,8 +2684,8 @@ static void cf__tree_layout(cf__tree *t, cf__carver *carver) {
     t->stems = (int32_t *)cf__take(carver, t->most_stems, sizeof(int32_t));
 }
 
-/* Attaches sequence i to `to`, or to an ancestor of `to`. While i shares no more tokens with `to` than `to` shares with
-   its own parent, it moves up to that parent. It looks for its place in steps that double (Myers, 1983). */
+/* Attaches sequence i to `to`, or to an ancestor of `to`: it moves up to a parent while it shares no more tokens with a
+   sequence than that sequence shares with its own parent. It looks for its place in steps that double (Myers, 1983). */
 static void cf__tree_attach(cf__tree *t, int32_t i, int32_t to) {
     int64_t depth = cf__tree_depth(t, i);
     t->depth[i] = (double)depth;
@@ -2720,7 +2720,7 @@ static cf_result cf__tree_attach_all(cf__tree *t) {
     return CF_OK;
 }
 
-/* Lists each sequence's children by rising depth. Of children that leave at one place, the later come first. */
+/* Lists each sequence's children by rising depth. Of children that leave at one place, the later ones come first. */
 static void cf__tree_list_children(cf__tree *t) {
     int64_t i, n = 0;
     for (i = 0; i < t->n; i++) {
@@ -2769,8 +2769,8 @@ static int cf__tree_is_small(const cf__tree *t, const cf__tree_node *node, int32
     return node->rows <= t->desc->chunk_size && (t->desc->max_slices == 0 || node->end == id + 1);
 }
 
-/* Adds up each node's rows, sequences and end, with everything below it. A stem continues if only one child leads on,
-   but not if slices are limited, because each node would be another slice. */
+/* Adds up each node's rows, sequences and end, with everything below it. A stem continues if only one child leads on.
+   With limited slices it does not, because each node would be another slice. */
 static void cf__tree_add_up(cf__tree *t) {
     const int64_t most = t->desc->chunk_size + 1;
     int32_t i;
@@ -2815,8 +2815,8 @@ typedef struct cf__share_finder {
     const int64_t *lengths;
     int64_t n;
     cf_shared_prefix *shares;
-    int64_t *ids, *common;          /* ids: (n) sorted within each run. common: tokens that a sequence has in common
-                                       with the previous one of its run */
+    int64_t *ids, *common;          /* ids: (n) sorted within each run. common: tokens that a sequence shares with the
+                                       previous one of its run */
     int64_t *new_ids, *new_common;  /* (n) ids and common for runs twice as long */
 } cf__share_finder;
 
@@ -2828,7 +2828,8 @@ static void cf__share_scratch(void *job, cf__carver *carver) {
     f->new_common = (int64_t *)cf__take(carver, f->n, sizeof(int64_t));
 }
 
-/* Counts the tokens that two sequences have in common, from *common on. Returns whether the first one sorts first. */
+/* Counts the tokens that two sequences have in common; they are known to share *common. Returns whether the first one
+   sorts first. */
 static int cf__share_compare(const cf__share_finder *f, int64_t a, int64_t b, int64_t *common) {
     const unsigned char *x = (const unsigned char *)f->tokens[a], *y = (const unsigned char *)f->tokens[b];
     int64_t most = cf__min(f->lengths[a], f->lengths[b]), size = f->token_bytes, at = *common, step = 64;
@@ -2839,7 +2840,7 @@ static int cf__share_compare(const cf__share_finder *f, int64_t a, int64_t b, in
     return memcmp(x + at * size, y + at * size, (size_t)size) < 0;
 }
 
-/* Merges two runs. The next sequence of each run is compared by the tokens that it has in common with the last one
+/* Merges two runs. The next sequences of both are compared by the tokens that each has in common with the last one
    taken. If these are equally many, the tokens after them decide. */
 static void cf__share_merge(const cf__share_finder *f, int64_t first, int64_t middle, int64_t end) {
     int64_t a = first, b = middle, of_a = 0, of_b = 0, at;
@@ -2930,9 +2931,9 @@ typedef struct cf__pack_unit {
     int32_t rank;
     int32_t next;        /* in the bins: first unit of the next larger room in the bucket, -1: none */
     int32_t same;        /* in the bins: next unit with the same room, -1: none */
-    int32_t lead;        /* the unit with the root of its tree or, without a tree, the unit itself. It has the cost of
-                            the whole tree and, while ranks are found, its chunks */
-    int32_t column;      /* in step: column of its first chunk */
+    int32_t lead;        /* the unit with the root of its tree; without a tree, the unit itself. It has the cost of the
+                            whole tree and, while ranks are chosen, its chunks */
+    int32_t column;      /* in lockstep: column of its first chunk */
     int64_t next_slice;  /* while writing: place of its next item in plan->slices; in trees, its first item */
 } cf__pack_unit;
 
@@ -2943,22 +2944,22 @@ typedef struct cf__pack_kin {
     int32_t chain;               /* its number in the plan */
 } cf__pack_kin;
 
-/* Items of one padded size, or chains of one number of chunks, which are neighbours after sorting. */
+/* Neighbours after sorting: items of one padded size, or chains of one number of chunks. */
 typedef struct cf__pack_run {
-    int32_t first; /* item; first fit counts `first` up and `left` down */
+    int32_t first; /* first item; first fit counts `first` up and `left` down */
     int32_t left;
     int32_t next;  /* first fit: the run itself while it has items left, then a later run */
     int32_t size;  /* padded tokens, or chunks, per item */
 } cf__pack_run;
 
-/* In step: cells of one rank, in neighbouring columns, that have no chunk yet. */
+/* In lockstep: neighbouring columns in which one rank has no chunk yet. */
 typedef struct cf__pack_row {
     int32_t rank, column, n;
 } cf__pack_row;
 
-/* Open chunks, found by room: best fit takes the least room that is enough. Rooms fall into buckets of 2^shift. Within
-   a bucket the distinct rooms form an ascending list, each with a stack of chunks. With shift 0, the usual case, a
-   bucket is one room. Very large chunks get wider buckets, so that space stays in proportion to the items. */
+/* Open chunks, sorted by free room: best fit takes the one with the least room that is enough. Rooms fall into buckets
+   of 2^shift. Within a bucket the distinct rooms form an ascending list, each with a stack of chunks. Usually shift is
+   0, and a bucket is one room. Very large chunks get wider buckets, so that space stays in proportion to the items. */
 typedef struct cf__pack_bins {
     cf__bits used; /* buckets with a chunk in them */
     int32_t *head; /* (buckets) unit with the least room; valid if the bucket is used */
@@ -2975,10 +2976,10 @@ typedef struct cf__packer {
     cf_error *error;
     cf_pass_cost weights;
     double target;         /* CF_SPLIT_COST: no slice is more expensive, unless it is one alignment unit */
-    double chunk_constant; /* while units are spread over ranks: constant cost of a chunk, which its slices then leave
-                              out */
+    double chunk_constant; /* while units are given to ranks: constant cost of a chunk, which its slices then do not
+                              have */
     cf__tree tree;
-    int64_t from;          /* begin of the stem that is being cut; 0: it is a sequence */
+    int64_t from;          /* begin of the stem that is being cut; 0 for a sequence */
     /* measured */
     cf_plan head; /* known members of the plan; n_chunks is an upper bound until ranks have their chunks */
     int64_t n_items, n_dependent, longest_chain;
@@ -2987,12 +2988,13 @@ typedef struct cf__packer {
     int64_t most_parts;    /* upper bound of parts of cp groups */
     double mean_cost;      /* cost of a rank if all are equal and nothing is spread */
     /* working space */
-    cf_chain *chains;       /* (n_chains) here first_chunk counts only dependent chunks, like cuts */
+    cf_chain *chains;       /* (n_chains) first_chunk counts only dependent chunks here, like cuts */
     int32_t *cuts;          /* (n_dependent) lengths of the slices of all chains */
-    uint64_t *items;        /* (n_items) length << 32 | sequence; longest first, for next fit in input order. It has
-                               room for n_chains more, for the lower bound */
+    uint64_t *items;        /* (n_items) length << 32 | sequence. Longest first; for next fit in input order. Has room
+                               for n_chains more, for the lower bound */
     uint64_t *spare;        /* as large as items */
-    cf__pack_run *runs;     /* (n_items + 1), or (chunk_size + 1) if that is less; in step at least (n_chains + 1) */
+    cf__pack_run *runs;     /* (n_items + 1), or (chunk_size + 1) if that is less; in lockstep at least (n_chains +
+                               1) */
     int32_t *unit_of;       /* (n_items) the unit of each item */
     cf__pack_unit *units;   /* (max_units) */
     int32_t *order;         /* (max_units) units in the order of their chunks */
@@ -3003,14 +3005,15 @@ typedef struct cf__packer {
     int32_t *heap;          /* (n_ranks) */
     int32_t *starts;        /* (n_ranks) */
     int64_t *steps;         /* (n_ranks) chunks of each rank */
-    /* only in step */
+    /* only in lockstep */
     cf__pack_row *rows;     /* (n_chains + n_ranks) cells of the columns that chains leave free */
     double *last_costs;     /* (n_chains) cost of each chain's last chunk */
     double *columns;        /* (most_columns) cost of each column's most expensive chunk */
     int64_t most_columns, most_rows;
-    int64_t n_rows, n_bands, first_extra; /* n_bands: columns of bands; first_extra: first unit that is in no band */
+    int64_t n_rows, n_bands, first_extra; /* n_bands: columns of all bands; first_extra: first unit that is in no
+                                             band */
     int32_t levels[CF__PACK_LEVELS + 1]; /* first run of each width: the widest cp groups, half as wide, ... no cp
-                                            group; then the end */
+                                            group; last, the end of the runs */
     /* only with cp groups; by sequence, except begins */
     double *whole_costs;    /* (n) cost without the constant of its chunks */
     int32_t *by_cost;       /* (n) most expensive first */
@@ -3018,16 +3021,16 @@ typedef struct cf__packer {
     int64_t *begins;        /* (n_dependent) begin of each slice of a part */
     double slice_target;    /* CF_SPLIT_COST: no slice is more expensive; DBL_MAX: slices are full */
     cf__pack_bins bins;     /* best fit: open chunks by room */
-    /* only with shared rows, where an item is a bush: length << 32 | node */
+    /* only with shared rows; an item is a bush then: length << 32 | node */
     cf__pack_kin *kin;      /* (max_units) */
     int32_t *next_item;     /* (n_items) next item of the same unit; -1: none */
     double *trunks;         /* (n) cost of a part's trunk; only with more than one rank */
     uint64_t *third;        /* (n) third array beside items and spare */
     /* results */
     int64_t n_runs, n_units;
-    int64_t n_parts, n_part_cuts;   /* units 0 .. n_parts - 1 are parts of cp groups */
-    int64_t n_wide;         /* by_cost[0 .. n_wide) has all sequences that are spread */
-    int64_t first_free;     /* earlier items stay in the units of their tree */
+    int64_t n_parts, n_part_cuts;   /* units 0 .. n_parts - 1 are parts of cp groups' sequences */
+    int64_t n_wide;         /* by_cost[0 .. n_wide) has all sequences of cp groups */
+    int64_t first_free;     /* items before this one stay in their tree's units */
     cf_plan *plan;
 } cf__packer;
 
@@ -3096,8 +3099,8 @@ static double cf__pack_slice_cost(const cf__packer *p, int64_t begin, int64_t le
     return cf_cost_seconds(&p->weights, cf__pack_padded(p, length), cf_slice_pairs(begin, length));
 }
 
-/* Guesses how many alignment units from `begin` on cost as much as the target: Newton's steps to the root of a
-   parabola, from above. */
+/* Guesses how many alignment units from `begin` on cost as much as the target: Newton's steps, from above, to the root
+   of a parabola. */
 static int64_t cf__pack_guess_units(const cf__packer *p, int64_t begin, int64_t most) {
     double unit = (double)p->desc.align, left = p->target - p->weights.constant, units;
     double each = (p->weights.per_token + p->weights.per_pair * ((double)begin + 0.5)) * unit;
@@ -3114,8 +3117,8 @@ static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf_chain *chain, int64_
     int64_t rest = chain->tokens - begin, unit = p->desc.align, guess = 0;
     int64_t low = 1, high = cf__div_up(cf__min(rest, p->desc.chunk_size), unit);
     int tries;
-    /* In units: low fits (or is the least allowed), high + 1 does not. Tried first: all units, then the guess, then its
-       neighbour. */
+    /* In alignment units: `low` fits (or is the least allowed), high + 1 does not. Tried first: all units, then the
+       guess, then its neighbour. */
     for (tries = 0; low < high; tries++) {
         int64_t middle = tries == 0 ? high : low + (high - low + 1) / 2;
         if (tries == 1) guess = cf__pack_guess_units(p, p->from + begin, high);
@@ -3126,14 +3129,14 @@ static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf_chain *chain, int64_
     return low * unit; /* or the rest, if that is less */
 }
 
-/* Cuts a long sequence and returns the number of slices, but stops beyond `most`. lengths: of the slices; may be
-   NULL. */
+/* Cuts a long sequence and returns the number of slices, but stops beyond `most`. lengths: receives the slices'
+   lengths; may be NULL. */
 static int64_t cf__pack_make_cuts(cf__packer *p, const cf_chain *chain, int64_t most, int32_t *lengths) {
     int64_t begin = 0, i, n = chain->n_chunks, units = cf__div_up(chain->tokens, p->desc.align);
     for (i = 0; begin < chain->tokens && i <= most; i++) {
         int64_t length = p->desc.chunk_size;
         if (p->desc.split == CF_SPLIT_COST) length = cf__pack_cut_by_cost(p, chain, begin);
-        /* The last slices get the units left over: the very last one may lack part of a unit. */
+        /* The last slices get the units that are left over. The very last one may lack part of a unit. */
         if (p->desc.split == CF_SPLIT_EVEN) length = (units / n + (i >= n - units % n)) * p->desc.align;
         length = cf__min(length, chain->tokens - begin);
         if (lengths != NULL && !CF__NEVER(i >= most)) lengths[i] = (int32_t)length;
@@ -3142,10 +3145,10 @@ static int64_t cf__pack_make_cuts(cf__packer *p, const cf_chain *chain, int64_t 
     return i;
 }
 
-/* Finds the target of CF_SPLIT_COST. It starts from the mean cost of full slices, and a little more, so that rounding
-   cannot push it below the cost of equal slices. Each slice is then full or costs at least about the mean, so there are
-   at most about twice as many. Keeping that number, bisection lowers the target. Steps are capped so that a sequence of
-   millions of slices does not take seconds. */
+/* Finds the target cost of CF_SPLIT_COST. It starts from the mean cost of full slices, and a little more, so that
+   rounding cannot push it below the cost of equal slices. Each slice is then full or costs at least about the mean, so
+   there are at most about twice as many slices. Bisection lowers the target while their number stays the same. Its
+   steps are capped: a sequence of millions of slices must not take seconds. */
 static cf_result cf__pack_find_target(cf__packer *p, cf_chain *chain) {
     int64_t full = chain->n_chunks, size = p->desc.chunk_size, i, n, steps;
     double sum = 0, low = 0, high;
@@ -3168,7 +3171,7 @@ static cf_result cf__pack_find_target(cf__packer *p, cf_chain *chain) {
     return CF_OK;
 }
 
-/* Cuts a chain in step, where all chains have one target, so that the slices of neighbours cost alike. The target is at
+/* Cuts a chain in lockstep, where one target for all chains makes the slices of neighbours cost alike. The target is at
    least the cost of a full slice at the start of a sequence. */
 static cf_result cf__pack_cut_in_step(cf__packer *p, cf_chain *chain) {
     p->target = cf__most(p->slice_target, cf__pack_slice_cost(p, 0, p->desc.chunk_size));
@@ -3190,7 +3193,7 @@ static cf_result cf__pack_plan_chain(cf__packer *p, int64_t sequence, int64_t to
     return cf__pack_in_step(p) ? cf__pack_cut_in_step(p, chain) : cf__pack_find_target(p, chain);
 }
 
-/* Returns the maximum rounds of a cp group of `width` ranks for a sequence: after half of them, slices are full. */
+/* Returns the maximum rounds of a cp group of `width` ranks for a sequence. After half of them, slices are full. */
 static int64_t cf__pack_most_rounds(const cf__packer *p, int64_t length, int64_t width) {
     return length <= p->desc.chunk_size ? 1 : 2 * cf__div_up(length, width * p->desc.chunk_size) + 6;
 }
@@ -3230,8 +3233,8 @@ static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double rows, dou
     return weights;
 }
 
-/* Bounds the additional memory of cp groups: at most most_parts parts are made. Returns how many columns the last bands
-   of all widths may have. */
+/* Bounds the memory of cp groups: at most most_parts parts are made. Returns the maximum columns of the last bands of
+   all widths. */
 static int64_t cf__pack_bound_cp_groups(cf__packer *p) {
     int64_t i, size = p->desc.chunk_size, longest = 0;
     if (p->desc.max_cp < 2) return 0;
@@ -3245,7 +3248,7 @@ static int64_t cf__pack_bound_cp_groups(cf__packer *p) {
     return 2 * cf__div_up(longest, size) + 8 * CF__PACK_LEVELS;
 }
 
-/* Returns the maximum chunks of a rank. It has no more tokens than 1.5 times the mean plus the longest sequence
+/* Returns the maximum chunks of a rank. A rank has no more tokens than 1.5 times the mean plus the longest sequence
    (cf__pack_give_things). Any two of its open chunks hold more than one chunk's tokens, as in cf__pack_bound_counts. */
 static int64_t cf__pack_most_steps(const cf__packer *p) {
     int64_t size = p->desc.chunk_size, longest = p->longest_chain * size, tokens = p->n_dependent * size, i;
@@ -3259,8 +3262,8 @@ static int64_t cf__pack_most_steps(const cf__packer *p) {
     return cf__min(tokens / size * 2 + tokens % size * 2 / size + 1, p->n_dependent + p->n_items);
 }
 
-/* Returns 1 if only packing tells how large the plan gets. On several ranks each rank gets whole trees, and the widths
-   of cp groups decide how many chunks all ranks have; bounds would be a hundred times too high. */
+/* Returns 1 if only packing tells how large the plan gets: for trees on several ranks, and for cp groups, whose widths
+   decide how many chunks all ranks have. Bounds would be a hundred times too high. */
 static int cf__pack_tells_size(const cf__packer *p) {
     return p->desc.max_cp > 1 || (p->tree.shares != NULL && p->desc.n_ranks > 1);
 }
@@ -3268,9 +3271,8 @@ static int cf__pack_tells_size(const cf__packer *p) {
 /* Finds upper bounds of units and chunks. */
 static cf_result cf__pack_bound_counts(cf__packer *p) {
     int64_t ranks = p->desc.n_ranks, n_bins, cp_steps = cf__pack_bound_cp_groups(p);
-    /* If neither of two chunks is full by count, neither could take the content of the other (next fit: of two
-       neighbours). So together they hold more than one chunk_size. A long sequence may close one more chunk in next
-       fit. */
+    /* Two chunks of which neither is full by count hold more than chunk_size together; otherwise one would have taken
+       the content of the other (next fit: two neighbours). In next fit a long sequence may close one more chunk. */
     n_bins = 2 * cf__div_up(p->item_tokens, p->desc.chunk_size) + p->head.n_chains + 1;
     if (p->desc.max_slices > 0) n_bins += p->n_items / p->desc.max_slices;
     if (ranks > 1) n_bins = p->n_items; /* before ranks are found, each item is a unit */
@@ -3282,7 +3284,7 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
                        "the batch may need too many slices", p->error));
     p->head.n_chunks = p->n_dependent + n_bins;
     if (ranks > 1 && !p->desc.lockstep) p->head.n_chunks = ranks * cf__pack_most_steps(p);
-    /* In step, all bands of a level except the last are at least half full of its chains. */
+    /* In lockstep, all bands of a level except the last are at least half full of its chains. */
     if (cf__pack_in_step(p))
         p->head.n_chunks = ranks * (cf__div_up(p->head.n_chunks, ranks) + p->longest_chain +
                                     cf__div_up(p->n_dependent, ranks) + 1 + cp_steps);
@@ -3293,8 +3295,8 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
     return CF_OK;
 }
 
-/* Finds upper bounds of every array that trees need, before they are built. When packed, all open chunks of one stem,
-   or of a rank, except one are half full, or full by count. */
+/* Finds upper bounds of every array that trees need, before they are built. Of the open chunks of a stem, or of a rank,
+   all except one are half full, or full by count, once packed. */
 static cf_result cf__pack_measure_trees(cf__packer *p) {
     cf__tree *t = &p->tree;
     int64_t rows = t->most_rows / p->desc.chunk_size, full = rows + t->most_stems, n_bins, i;
@@ -3311,7 +3313,7 @@ static cf_result cf__pack_measure_trees(cf__packer *p) {
                        "the batch may need too many chunks", p->error));
     CF__TRY(cf__inside(p->n_dependent + t->most_nodes, 0, CF_MAX_SLICES, CF_ERROR_LIMIT, "n_slices", -1,
                        "the batch may need too many slices", p->error));
-    p->max_units = t->most_stems + (p->desc.n_ranks > 1 ? p->n : n_bins);  /* with everything that ranks are given */
+    p->max_units = t->most_stems + (p->desc.n_ranks > 1 ? p->n : n_bins);  /* plus everything that is given to ranks */
     if (cf__pack_tells_size(p)) return CF_OK;
     p->head.n_slices = t->most_nodes + p->n_dependent;
     p->head.n_chains = p->max_units;
@@ -3367,7 +3369,7 @@ static void cf__pack_layout_trees(cf__packer *p, cf__carver *carver) {
     p->next_item = (int32_t *)cf__take(carver, p->n_items, sizeof(int32_t));
     p->trunks = (double *)cf__take(carver, p->desc.n_ranks > 1 ? p->n : 0, sizeof(double));
     p->third = (uint64_t *)cf__take(carver, p->n, sizeof(uint64_t));
-    p->tree.items = p->spare; /* items and units come after trees */
+    p->tree.items = p->spare; /* trees are done with this array before items and units need it */
     p->tree.spare = p->third;
 }
 
@@ -3421,12 +3423,12 @@ static int cf__pack_is_spread(const cf__packer *p, int64_t sequence) {
     return p->widths != NULL && p->widths[sequence] > 1;
 }
 
-/* Returns the index into cuts of a chain's i-th slice. The parts of a cp group take turns. */
+/* Returns the index into cuts of a chain's i-th slice. In a cp group the parts take turns there. */
 static int64_t cf__pack_cut(const cf_chain *chain, int64_t i) {
     return chain->first_chunk + i * cf__max(chain->cp, 1);
 }
 
-/* Returns a unit without items: an empty chunk, or what the last slice of a chain leaves free in its chunk. */
+/* Returns a unit without items: an empty chunk, or the space that a chain's last slice leaves in its chunk. */
 static cf__pack_unit cf__pack_empty_unit(const cf__packer *p, int64_t id) {
     cf__pack_unit unit;
     memset(&unit, 0, sizeof unit);
@@ -3457,8 +3459,8 @@ static void cf__pack_cut_chain(cf__packer *p, cf_chain *chain, int64_t *n_cuts) 
     (void)cf__pack_open_unit(p);
 }
 
-/* Fills in chains and cuts, and opens a unit for each chain. All of them were planned before, when they were measured,
-   and get no more slices than then. */
+/* Fills in chains and cuts, and opens a unit for each chain. Each gets at most as many slices as were planned when it
+   was measured. */
 static void cf__pack_collect_chains(cf__packer *p) {
     int64_t i, n_cuts = p->n_part_cuts;
     for (i = 0; i < p->n && p->n_units < p->head.n_chains; i++) {
@@ -3483,8 +3485,8 @@ static void cf__pack_collect_items(cf__packer *p) {
     p->n_items = n;
 }
 
-/* Adds an item or chain to the last run from the first-th on, or begins another run. They come sorted by falling
-   size. */
+/* Adds an item or chain to the last run, of those from the first-th on, or begins another run. They come sorted by
+   falling size. */
 static inline void cf__pack_extend_runs(cf__packer *p, int64_t first, int64_t i, int32_t size) {
     if (p->n_runs == first || p->runs[p->n_runs - 1].size != size) {
         const cf__pack_run run = {(int32_t)i, 0, (int32_t)p->n_runs, size};
@@ -3503,7 +3505,7 @@ static void cf__pack_find_runs(cf__packer *p, int64_t first, int64_t end) {
 
 /* ---- lower bound ---- */
 
-/* Returns Martello and Toth's L2 bound, the best of all thresholds t <= C / 2. Sizes above C - t have a chunk to
+/* Returns Martello and Toth's L2 bound, the best over all thresholds t <= C / 2. Sizes above C - t have a chunk to
    themselves, and sizes above C / 2 one chunk each. Sizes in t .. C / 2 fill the room that these leave. t = 0 gives
    total / C. `sizes` falls. */
 static int64_t cf__pack_l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk_size) {
@@ -3522,8 +3524,8 @@ static int64_t cf__pack_l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk
 
 #define CF__PACK_TAIL ((uint64_t)1 << 31) /* no sequence has this bit */
 
-/* Sorts the items, longest first, and finds the lower bound. Items share chunks with each other and with tails, if
-   these may be filled; so tails are among the items meanwhile. */
+/* Sorts the items, longest first, and finds the lower bound. Items share chunks with each other and with tails of
+   chains, if these may be filled. So tails are among the items while the bound is computed. */
 static void cf__pack_sort_and_bound(cf__packer *p) {
     int64_t i, kept = 0, n_tails = p->desc.no_tails ? 0 : p->head.n_chains, n = p->n_items + n_tails, bound;
     for (i = 0; i < n_tails; i++)
@@ -3559,7 +3561,7 @@ static void cf__pack_bins_insert(cf__packer *p, int32_t id) {
     *link = id;
 }
 
-/* Takes out the unit with the least room of at least `size`; -1 if there is none. */
+/* Removes the unit with the least room of at least `size`, and returns it; -1 if there is none. */
 static int32_t cf__pack_bins_take(cf__packer *p, int32_t size) {
     cf__pack_unit *units = p->units;
     int64_t bucket = cf__bits_next(&p->bins.used, size >> p->bins.shift);
@@ -3595,9 +3597,9 @@ static void cf__pack_assign(cf__packer *p, int32_t first_item, int32_t count, in
     for (i = 0; i < count; i++) p->unit_of[first_item + i] = unit;
 }
 
-/* Packs all runs by best fit, longest first, into the units in the bins and new ones. Items of one size are placed in
-   one go: after one of them the unit has the least room of all that are still large enough, so the next item would go
-   there too. */
+/* Packs all runs by best fit, longest first, into the units in the bins and new ones. Items of one size are placed
+   together: after one of them, the unit has the least room of all that are large enough, so the next item would follow
+   it. */
 static void cf__pack_best_fit(cf__packer *p) {
     int64_t i;
     for (i = 0; i < p->n_runs; i++) {
@@ -3616,7 +3618,7 @@ static void cf__pack_best_fit(cf__packer *p) {
 }
 
 /* Returns the first of the runs low .. high - 1, by falling size, that fits into `room` and has items left; high or
-   more if there is none. Runs that are used up point to a later run. Every walk shortens the way to the next run with
+   more if there is none. A run that is used up points to a later run; every walk shortens the way to the next run with
    items. */
 static inline int32_t cf__pack_largest_run(cf__packer *p, int32_t low, int32_t high, int64_t room) {
     while (low < high) {
@@ -3637,8 +3639,8 @@ static inline int32_t cf__pack_use_run(cf__packer *p, int32_t at, int32_t count)
     return run->first - count;
 }
 
-/* Fills a unit from the runs: the largest item that fits, then again. Returns the number of items. With `dry` it notes
-   them nowhere else. */
+/* Fills a unit from the runs, always with the largest item that fits. Returns the number of items. With `dry` it
+   records them nowhere else. */
 static int32_t cf__pack_fill_largest(cf__packer *p, int32_t id, cf__pack_unit *unit, int dry) {
     int32_t placed = unit->n_items, at;
     while (unit->slices_left > 0 && (at = cf__pack_largest_run(p, 0, (int32_t)p->n_runs, unit->room)) < p->n_runs) {
@@ -3650,9 +3652,8 @@ static int32_t cf__pack_fill_largest(cf__packer *p, int32_t id, cf__pack_unit *u
     return unit->n_items - placed;
 }
 
-/* Packs by first fit, longest first. It fills unit 0, then unit 1 ... : the same packing as taking items one by one,
-   but it fills each unit once, from the runs. Returns the number of units; with `dry` it does nothing else. Uses up the
-   runs. */
+/* Packs by first fit, longest first. It fills unit 0, then unit 1, ... from the runs, which gives the same packing as
+   placing items one by one. Returns the number of units; with `dry` it does nothing else. Uses up the runs. */
 static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     int64_t placed = 0, id;
     for (id = 0; placed < p->n_items || id < p->head.n_chains; id++) {
@@ -3664,7 +3665,7 @@ static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     return id;
 }
 
-/* Packs by next fit. Walks all sequences, so that a long one closes the previous chunk on its rank and may offer its
+/* Packs by next fit. Walks all sequences in order: a long one closes the previous chunk of its rank, and may offer its
    tail. */
 static void cf__pack_next_fit(cf__packer *p) {
     int64_t i, chain = 0, n_order = 0;
@@ -3688,10 +3689,10 @@ static void cf__pack_next_fit(cf__packer *p) {
     }
 }
 
-/* ---- trees: the same for bushes ---- */
+/* ---- trees: assigning bushes to units ---- */
 
-/* Groups the items from p->first_free on by owner, and keeps their order within a group. unit_of has the owners, which
-   are numbers below n. first: where each owner's items begin. */
+/* Groups the items from p->first_free on by owner, and keeps their order within a group. unit_of has the owners,
+   numbers below n. first: receives the place where each owner's items begin. */
 static void cf__pack_part_items(cf__packer *p, int32_t *first, int64_t n) {
     int64_t i;
     int32_t sum = (int32_t)p->first_free;
@@ -3707,8 +3708,8 @@ static void cf__pack_part_items(cf__packer *p, int32_t *first, int64_t n) {
     first[0] = (int32_t)p->first_free;
 }
 
-/* Fills in items, longest first. Items of one stem come together; items that are whole trees come last. first: where
-   each stem's items begin, and then those that are trees. */
+/* Fills in items, longest first. Items of one stem come together; items that are whole trees come last. first: receives
+   the place where each stem's items begin, and then where whole trees do. */
 static void cf__pack_collect_bushes(cf__packer *p, int32_t *first) {
     const cf__tree *t = &p->tree;
     int64_t i;
@@ -3789,9 +3790,9 @@ static void cf__pack_order_trees(cf__packer *p) {
 
 /* ---- ranks first ----
 
-   Whole sequences and whole trees go to ranks by their cost: the most expensive first, each to the rank that has least.
-   Then each rank packs its own as if it were alone. Of costs 9, 5, 4, 4, 3, 3, one of two ranks gets 9 and 4; the other
-   gets 5, 4, 3 and 3. */
+   Whole sequences and whole trees go to ranks by their cost: the most expensive first, each to the rank with the lowest
+   cost so far. Then each rank packs its own as if it were alone. Of costs 9, 5, 4, 4, 3, 3, one of two ranks gets 9 and
+   4; the other gets 5, 4, 3 and 3. */
 
 /* Returns the rank of a unit, which is that of its tree. */
 static int32_t cf__pack_rank(const cf__packer *p, int64_t unit) { return p->units[p->units[unit].lead].rank; }
@@ -3805,7 +3806,7 @@ static int64_t cf__pack_own_chunks(const cf__packer *p, int64_t unit) {
     return cf__pack_is_cut(p, unit) ? p->chains[unit].n_chunks : 1;
 }
 
-/* Counts all chunks of a tree at the unit that has its root. */
+/* Adds up the chunks of each tree at the unit that has its root. */
 static void cf__pack_gather_trees(cf__packer *p) {
     int64_t i;
     for (i = 0; i < p->head.n_chains; i++) {
@@ -3826,13 +3827,13 @@ static double cf__pack_item_cost(cf__packer *p, uint64_t item) {
     return cost;
 }
 
-/* Returns where a slice begins. cut: its index into cuts. own: rows of the sequence that the chain has before the
-   slice. */
+/* Returns the begin of a slice in its sequence. cut: its index into cuts. own: rows of the sequence that the chain has
+   before the slice. */
 static int64_t cf__pack_begin(const cf__packer *p, const cf_chain *chain, int64_t cut, int64_t own) {
     return chain->cp > 0 ? p->begins[cut] : own;
 }
 
-/* Returns the cost of a chain's i-th slice and of its cp group's exchange. own: rows that the chain has before it. */
+/* Returns the cost of a chain's i-th slice, with its cp group's exchange. own: rows that the chain has before it. */
 static double cf__pack_chunk_cost(cf__packer *p, const cf_chain *chain, int64_t i, int64_t own) {
     int64_t cut = cf__pack_cut(chain, i), begin = cf__pack_begin(p, chain, cut, own);
     double exchange = cf__product(p->desc.cp_row_seconds, (double)(begin - own));
@@ -3840,8 +3841,8 @@ static double cf__pack_chunk_cost(cf__packer *p, const cf_chain *chain, int64_t 
     return cf__pack_slice_cost(p, begin, p->cuts[cut]) + exchange;
 }
 
-/* Puts the cost of everything that is given to ranks into p->costs: first units (for a tree, the unit that leads it),
-   then items of no unit. A chunk's constant cost counts once per chunk, or for the used part of one. */
+/* Puts the cost of everything that is given to ranks into p->costs: first units (for a tree, at the unit that leads
+   it), then items that are in no unit. A chunk's constant cost counts once per chunk, or for the used part of one. */
 static void cf__pack_cost_things(cf__packer *p) {
     double size = (double)p->desc.chunk_size;
     int64_t i, j;
@@ -3875,10 +3876,10 @@ static double cf__pack_dearest(const cf__packer *p) {
     return dearest;
 }
 
-/* Gives each of n units and items a rank, the most expensive first: the least loaded rank. A rank with at least the
-   mean of tokens is passed over if it would get more than 1.5 times the mean plus the largest of all. It then leaves
-   the heap, in which a rank with less than the mean always remains. A lower bound would save steps of cheap ranks but
-   make the most expensive rank more expensive. */
+/* Gives n units and items to ranks, the most expensive first, each to the rank with the lowest cost. A rank with at
+   least the mean of tokens is passed over if it would get more than 1.5 times the mean plus the largest of all. It then
+   leaves the heap; a rank below the mean always remains there. A lower limit on tokens would save steps of cheap ranks,
+   but make the most expensive rank more expensive. */
 static void cf__pack_give_things(cf__packer *p, int64_t n) {
     int64_t i, n_heap, most = 0, mean = 0;
     memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps); /* counts tokens here */
@@ -4016,9 +4017,10 @@ static void cf__pack_cost_branches(cf__packer *p) {
     p->weights.constant = constant;
 }
 
-/* Takes parts off a tree, or off a part of one, until at most `most` is left. A part is a child of the root, or several
-   neighbours, with a copy of the trunk. With `dry` only the costs of parts are noted, as if these were units. A child
-   that is a part by itself gets its trunk's cost noted, because it may be split in turn. */
+/* Takes parts off a tree, or off a part of one, until the rest costs at most `most`. A part is one or more neighbouring
+   children of the root, with a copy of the trunk, which is the root's rows that they share. With `dry` only the costs
+   of parts are recorded, as if these were units. For a child that is a part by itself its trunk's cost is recorded,
+   because it may be split in turn. */
 static void cf__pack_part_tree(cf__packer *p, int32_t root, double most, int dry) {
     cf__tree *t = &p->tree;
     double left = p->trunks[root] + p->item_costs[root], part = 0;
@@ -4046,7 +4048,7 @@ static double cf__pack_part_all(cf__packer *p, double most, int dry) {
     int64_t i;
     for (i = 0; i < p->n; i++) {
         p->trunks[i] = p->tree.rank[i] == 0 ? 0 : -1;
-        p->units[i].n_chunks = 0; /* a part's chunks are not known yet */
+        p->units[i].n_chunks = 0; /* chunks of parts are not known yet */
     }
     for (p->n_units = 0; i > 0;) {
         int32_t id = (int32_t)cf__pack_item_sequence(p->tree.items[--i]);
@@ -4058,8 +4060,7 @@ static double cf__pack_part_all(cf__packer *p, double most, int dry) {
 }
 
 /* Splits trees if that makes the most expensive rank cheaper, so copies must pay for themselves. Parts below a rank's
-   mean need more copies, but fill ranks better. Returns 1 if trees were split; then their parts may be split, as
-   well. */
+   mean need more copies, but fill ranks better. Returns 1 if trees were split; their parts may then be split again. */
 static int cf__pack_part_trees(cf__packer *p) {
     double mean = 0, most, best_most = DBL_MAX, whole, best;
     int64_t i;
@@ -4070,7 +4071,8 @@ static int cf__pack_part_trees(cf__packer *p) {
     whole = best = cf__pack_part_all(p, DBL_MAX, 1);
     for (most = mean / 4; most > 0 && most < whole; most = most < mean ? 2 * most : cf__most(most * 1.1, whole / 64)) {
         double dearest = cf__pack_part_all(p, most, 1);
-        /* Larger parts copy less. They win at equal cost, or at 5 % more if the best so far are below the mean. */
+        /* Larger parts copy less. So they win at equal cost; and at up to 5 % more, if the parts of the best so far are
+           below the mean. */
         if (dearest > whole * 0.95 || dearest > best * (best_most < mean ? 1.05 : 1)) continue;
         best = dearest;
         best_most = most;
@@ -4093,15 +4095,15 @@ static int64_t cf__pack_widest(const cf__packer *p) {
     return width;
 }
 
-/* Returns the maximum ranks of a sequence's cp group: slices must not be thin, and a round that is not the last needs
-   an alignment unit for each rank. */
+/* Returns the maximum ranks of a sequence's cp group. Slices must not be thin, and each round except the last needs an
+   alignment unit for each rank. */
 static int64_t cf__pack_most_ranks(const cf__packer *p, int64_t sequence) {
     int64_t least = cf__max(cf__min(512, p->desc.chunk_size / 8), 2 * p->desc.align);
     return p->desc.chunk_size >= 2 * p->desc.align ? cf__min(p->lengths[sequence] / least, cf__pack_widest(p)) : 1;
 }
 
-/* Estimates the cost of a part. It includes replays, as if K were 1 and a backward cost two forwards, and transfers: a
-   round gathers the rows that other ranks have of earlier rounds, and half of those of its own. */
+/* Estimates the cost of a part. It includes replays, as if K were 1 and a backward cost two forwards. It includes
+   transfers: a round gathers the rows of earlier rounds that other ranks have, and half of those of its own round. */
 static double cf__pack_share_cost(const cf__packer *p, int64_t sequence, int64_t width) {
     int64_t rows = p->lengths[sequence];
     double n = (double)width, length = (double)rows, cost = p->whole_costs[sequence] / n;
@@ -4113,8 +4115,8 @@ static double cf__pack_share_cost(const cf__packer *p, int64_t sequence, int64_t
     return cost + cf__product(p->chunk_constant, chunks) + cf__product(p->desc.cp_row_seconds, gathered);
 }
 
-/* Gives each sequence the fewest ranks that make a part no more expensive than `most`, or as many as pay. Returns 1 if
-   some sequence has the widest cp group, and some sequence has another width than before. */
+/* Gives each sequence the fewest ranks with which a part costs at most `most`, or as many as pay. Returns 1 if some
+   sequence has the widest cp group, and some sequence another width than before. */
 static int cf__pack_choose_widths(cf__packer *p, double most) {
     int64_t i, left = p->most_parts, width, ranks;
     int is_widest = 0, differs = 0;
@@ -4133,9 +4135,9 @@ static int cf__pack_choose_widths(cf__packer *p, double most) {
     return is_widest && differs;
 }
 
-/* Cuts the rest of a sequence into the slices of one round, none more expensive than the target, each at least one
-   alignment unit. last: 1 if nothing may be left after it; otherwise it leaves enough for another round. Returns the
-   tokens. */
+/* Cuts the slices of one round from the rest of a sequence, none more expensive than the target, each at least one
+   alignment unit. last: 1 if nothing may be left after them; otherwise enough for another round must be left. Returns
+   the tokens. */
 static int64_t cf__pack_cut_round(cf__packer *p, const cf_chain *rest, int last, int64_t cut) {
     int64_t size = p->desc.align, begin = 0, left = rest->cp;
     int64_t end = (cf__div_up(rest->tokens, size) - (last ? 0 : left)) * size;
@@ -4157,7 +4159,7 @@ static int cf__pack_covers(cf__packer *p, const cf_chain *rest, double target) {
 }
 
 /* Cuts the next round: its first slice is full, and the others cost as much. The last round, with the rest, is cut
-   evenly. If many rounds have brought little, all slices are full. Returns the tokens. */
+   evenly. full: 1 if many rounds brought little progress; all slices are full then. Returns the tokens. */
 static int64_t cf__pack_next_round(cf__packer *p, const cf_chain *rest, int full, int64_t cut) {
     int64_t most = rest->cp * p->desc.chunk_size;
     double low = 0, high = cf__pack_slice_cost(p, p->from, cf__min(rest->tokens, p->desc.chunk_size));
@@ -4166,7 +4168,7 @@ static int64_t cf__pack_next_round(cf__packer *p, const cf_chain *rest, int full
         p->target = DBL_MAX;
         return cf__pack_cut_round(p, rest, rest->tokens <= most, cut);
     }
-    if (last) /* costs add up, so the mean is almost enough */
+    if (last) /* costs add up, so a target a little above the mean is enough */
         low = cf_cost_seconds(&p->weights, rest->tokens, cf_slice_pairs(p->from, rest->tokens)) / (double)rest->cp;
     for (tries = 0; last && tries < 40 && high - low > high * 1e-3; tries++) {
         double middle = tries == 0 ? cf__product(low, 1.0005) : low + (high - low) / 2;
@@ -4213,7 +4215,7 @@ static void cf__pack_cost_wholes(cf__packer *p) {
     cf__sort_by_key(p->by_cost, p->n, p->whole_costs);
 }
 
-/* Cuts all sequences that are spread, the widest first. */
+/* Cuts all sequences of cp groups, the widest group first. */
 static void cf__pack_cut_cp_groups(cf__packer *p) {
     int64_t i, width;
     p->weights.constant = 0;
@@ -4245,19 +4247,22 @@ static cf_result cf__pack_collect_stems(cf__packer *p) {
 /* ---- in step ----
 
    A column is the i-th chunks of all ranks. They run at the same time, so a column costs as much as its most expensive
-   chunk. Chains come in bands. A band has as many columns as the longest chain that is in no earlier band has chunks.
-   Each rank fills its row of the band with the longest chains that fit, and of equally long ones with the most
-   expensive, so that neighbours cost alike. The parts of a cp group lie beside each other, in an aligned block of
-   ranks; if a narrower group comes next, the block is halved.
+   chunk. Chains lie in bands of columns. A band has as many columns as the longest chain that is left has chunks. Each
+   rank fills its row of the band with the longest chains that fit, and of equally long ones with the most expensive, so
+   that neighbours cost alike. The parts of a cp group lie beside each other, in an aligned block of ranks. If a
+   narrower group comes next, the block is halved.
 
-   Short sequences fill the cells that chains leave free, but make no column more expensive: these columns run in any
-   case. Short sequences that find no room are dealt out evenly, over new columns or over the last column of the bands.
+   Short sequences fill the cells that chains leave free, but make no column more expensive. Those that find no room are
+   spread evenly over new columns, or over the last column of the bands.
 
-   Expensive slices make expensive columns, and many slices make many replays. So long sequences are spread over more or
-   fewer ranks, and cut by several targets; the cheapest layout wins. */
+   Expensive slices make expensive columns, and many slices make many replays. So many layouts are tried, and the one
+   whose columns take the least time wins. Target costs of a slice run from that of a full slice at the start of a
+   sequence to that of the most expensive slice, each 1.25 times the last; at most 42. With cp groups that is repeated
+   for each power of two up to max_cp, each with eleven choices of widths. */
 
-/* Sorts chains by falling width, then by falling length, then by the cost of their last chunk. The first part of a cp
-   group stands for all. A run has chains of one width and length; `levels` says where runs of each width begin. */
+/* Sorts chains by falling width of the cp group, then by falling length, then by the cost of their last chunk. The
+   first part of a cp group stands for all. A run has chains of one width and length; `levels` has the first run of each
+   width. */
 static void cf__pack_sort_chains(cf__packer *p) {
     int64_t i, n = 0, width, next = 0;
     int32_t *level = p->levels;
@@ -4282,8 +4287,8 @@ static void cf__pack_sort_chains(cf__packer *p) {
     }
 }
 
-/* Returns the run of the most expensive chain that fits into a block of ranks; n_runs if none does. The block is as
-   wide as the cp groups of the level. The chain may be narrower. */
+/* Returns the run of the most expensive chain that fits into a block of ranks as wide as the cp groups of the level;
+   n_runs if none does. The chain may be narrower. */
 static int32_t cf__pack_next_chain(cf__packer *p, int64_t level, int64_t room) {
     int64_t width = cf__pack_widest(p) >> level;
     int32_t best = (int32_t)p->n_runs, at;
@@ -4308,7 +4313,8 @@ static void cf__pack_lay_chain(cf__packer *p, int64_t id, int64_t rank, int64_t 
         p->columns[column] = cf__most(p->columns[column], p->chunk_constant + cf__pack_chunk_cost(p, chain, i, own));
 }
 
-/* Fills columns of a block of ranks until a narrower chain comes next, and then fills the rest of both halves. */
+/* Fills columns of a block of ranks until a narrower chain comes next. Then fills the remaining columns of both halves
+   of the block. */
 static void cf__pack_fill_block(cf__packer *p, int64_t level, int64_t rank, int64_t column, int64_t end) {
     int64_t width = cf__pack_widest(p) >> level, i;
     int32_t at;
@@ -4385,9 +4391,9 @@ static void cf__pack_empty(cf__packer *p, int64_t id) {
     p->costs[id] = id < p->head.n_chains ? p->last_costs[id] : p->chunk_constant;
 }
 
-/* Deals short sequences out to the units that end with column end - 1: sequences that are in no band, and sequences
-   that these units already have. The most expensive come first, and each goes to the cheapest unit with room. If a
-   sequence fits nowhere, or makes a chunk more expensive than `most`, all stay where they are. */
+/* Spreads short sequences over the units that end with column end - 1: those that are in no band, and those that these
+   units already have. The most expensive come first, each to the cheapest unit with room. If a sequence fits nowhere,
+   or makes a chunk more expensive than `most`, all stay where they were. */
 static int cf__pack_deal(cf__packer *p, int64_t end, double most) {
     int32_t *heap = p->order, *aside = p->sorted, smallest = cf__pack_item_size(p, p->n_items - 1), id;
     int64_t i, n_heap = 0, n_aside;
@@ -4418,8 +4424,8 @@ static int cf__pack_deal(cf__packer *p, int64_t end, double most) {
     return i == p->n_items;
 }
 
-/* Deals out the items that are in no band. They go to the last column of the last band, if that becomes more expensive
-   by less than a new column would cost; otherwise to new columns, the most expensive chunks first. */
+/* Spreads the items that are in no band. They go to the last column of the last band, if that costs less than a new
+   column. Otherwise they go to new columns, the most expensive chunks first. */
 static void cf__pack_add_columns(cf__packer *p) {
     int64_t i, n_dealt = 0, ranks = p->desc.n_ranks, first = p->n_units;
     int64_t n = cf__div_up(first - p->first_extra, ranks) * ranks;
@@ -4456,8 +4462,8 @@ static void cf__pack_add_columns(cf__packer *p) {
     }
 }
 
-/* Returns the cost of the first n columns, and a third more for columns that are replayed: with K = 1, all of a band
-   except its last. */
+/* Returns the cost of the first n columns, plus a third for those that are replayed: with K = 1, all of a band except
+   its last. */
 static double cf__pack_price(const cf__packer *p, int64_t n) {
     double sum = 0, replays = 0;
     int64_t i, row;
@@ -4491,7 +4497,7 @@ static double cf__pack_lay_out(cf__packer *p, double target, double most) {
     return cf__pack_price(p, p->head.chunks_per_rank);
 }
 
-/* A layout in step: maximum ranks of a cp group, what a part may cost, what a slice may cost, and the resulting
+/* A layout in lockstep: maximum ranks of a cp group, maximum costs of a part and of a slice, and the resulting
    price. */
 typedef struct cf__pack_layout {
     int64_t max_cp;
@@ -4506,8 +4512,8 @@ static double cf__pack_try_layout(cf__packer *p, const cf__pack_layout *layout, 
     return cf__pack_lay_out(p, layout->target, most);
 }
 
-/* Finds the best layout with cp groups at most this wide, and keeps the better of it and *best, which has narrower
-   ones. Returns whether any sequence would have a cp group of this width. */
+/* Finds the best layout whose widest cp groups have `cp` ranks, and keeps the better of it and *best. Returns whether
+   any sequence would have a cp group of this width. */
 static int cf__pack_find_layout(cf__packer *p, int64_t cp, cf__pack_layout *best) {
     cf__pack_layout own = {cp, DBL_MAX, DBL_MAX, DBL_MAX}, layout = own;
     double dearest = 0;
@@ -4515,7 +4521,7 @@ static int cf__pack_find_layout(cf__packer *p, int64_t cp, cf__pack_layout *best
     int64_t i;
     p->desc.max_cp = cp;
     for (tries = 0; tries < (cp > 1 ? 11 : 1); tries++, layout.most = tries == 1 ? p->mean_cost : layout.most * 0.7) {
-        if (cp > 1 && !cf__pack_choose_widths(p, layout.most)) continue;   /* it has a price already */
+        if (cp > 1 && !cf__pack_choose_widths(p, layout.most)) continue;   /* this layout has a price already */
         is_used = 1;
         layout.price = cf__pack_try_layout(p, &layout, own.price);
         if (layout.price < own.price) own = layout;
@@ -4533,7 +4539,7 @@ static int cf__pack_find_layout(cf__packer *p, int64_t cp, cf__pack_layout *best
     return 1;
 }
 
-/* Finds the best layout in step. A larger maximum of cp groups is never worse than a smaller one, because it also tries
+/* Finds the best layout in lockstep. A larger max_cp is never worse than a smaller one, because it also tries
    everything that the smaller allows. */
 static cf_result cf__pack_prepare_in_step(cf__packer *p) {
     cf__pack_layout best = {1, DBL_MAX, DBL_MAX, DBL_MAX};
@@ -4581,7 +4587,7 @@ static int64_t cf__pack_before(const cf_plan *plan, const cf_chunk *c) {
     return c->up < 0 || c->cp == 0 ? c->up : c->up + (c->cp - 1) * plan->chunks_per_rank;
 }
 
-/* Links a chunk of a list and its slices to what they continue. Trees are linked as they are written. */
+/* Links a chunk without trees, and its slices, to those that they continue. Trees are linked as they are written. */
 static void cf__pack_finish_list(cf_plan *plan, cf_chunk *chunk, int64_t id) {
     int64_t j;
     chunk->up = chunk->index > 0 ? id - 1 : -1;
@@ -4637,8 +4643,8 @@ static void cf__pack_link_cp_groups(cf_plan *plan) {
 
 /* ---- writing trees ---- */
 
-/* Builds each unit's list of items. Items of its own tree come first; of these, the ones that begin later, which are at
-   nodes with higher numbers. The last item to be linked comes first. */
+/* Builds each unit's list of items. Items of its own tree come first; of these, the ones that begin later, at nodes
+   with higher numbers. Items are linked at the front, so the last one linked comes first. */
 static void cf__pack_link_items(cf__packer *p) {
     int64_t i, n_free = p->n_items - p->first_free;
     for (i = 0; i < p->n_units; i++) p->units[i].next_slice = -1;
@@ -4784,7 +4790,7 @@ static cf_result cf__pack_write(void *job) {
 
 /* ---- all steps, and the public functions ---- */
 
-/* Starts packing. Everything that can be refused is refused here, before any memory is requested. */
+/* Starts packing. All refusals happen here, before any memory is requested. */
 static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n, const cf_pack_desc *desc,
                                 cf_error *error) {
     int shares;
@@ -4841,7 +4847,7 @@ static cf_block *cf__pack_object(void *job, cf__carver *carver) {
     cf_plan plan = p->head;
     plan.method = p->desc.method;
     if (p->tree.shares == NULL) plan.n_slices = p->n_dependent + p->n_items;
-    if (plan.n_chunks == 0) plan.n_slices = plan.n_chains = 0; /* only packing tells how many, or there are none */
+    if (plan.n_chunks == 0) plan.n_slices = plan.n_chains = 0; /* unknown before packing, or there are none */
     p->plan = (cf_plan *)cf__take(carver, 1, sizeof(cf_plan));
     plan.chunks = (cf_chunk *)cf__take(carver, plan.n_chunks, sizeof(cf_chunk));
     plan.slices = (cf_slice *)cf__take(carver, plan.n_slices, sizeof(cf_slice));
@@ -4893,10 +4899,10 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
 }
 
 /* ================================================================================================================
-   >>plan    asking a plan, and checking one from elsewhere
+   >>plan asking a plan, and checking one from elsewhere
 
-   `up` is the slice whose rows come right before those of a slice. It describes lists, trees and cp groups in one way.
-   Here sequence 0 has 20 tokens, sequence 1 has 11 and shares 9 of them, and chunks have 8:
+   `up` is the slice whose rows come right before those of a slice, in lists, trees and cp groups alike. In this example
+   sequence 0 has 20 tokens; sequence 1 has 11 and shares 9 of them; chunks have 8:
 
        chunk    slice   rows      up   runs through it
        0        0        0 ..  7  -1   0 and 1
@@ -4905,11 +4911,11 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
        2        3       16 .. 19   2   0
                 4        9 .. 10   1   1
 
-   A slice begins where its `up` ends, so rows that lead to a token have no gap. In a list a sequence is one chain or
-   one slice, which must occur once. In trees two sums show that a sequence has each token once: its slices have as many
-   tokens as it has (1: 8 + 1 + 2 = 11) and as many attention pairs (36 + 9 + 21 = 66 = 11 x 12 / 2). Both are added up
-   for all sequences at once, as differences at the first sequence of a slice and after its last.
-   ================================================================================================================ */
+   A slice begins where its `up` ends, so the rows that lead to a token have no gap. In a list a sequence is one chain
+   or one slice, which must occur once. In trees two sums show that a sequence has each token once. Its slices have as
+   many tokens as it has (sequence 1: 8 + 1 + 2 = 11) and as many attention pairs (36 + 9 + 21 = 66 = 11 x 12 / 2). Both
+   sums are computed for all sequences at once, as differences: added at the first sequence of a slice, and subtracted
+   after its last. */
 
 /* Returns the rows before a chunk that its first slice sees; in a cp group these include rows on other ranks. */
 static int64_t cf__plan_prefix(const cf_plan *plan, const cf_chunk *c) {
@@ -4928,8 +4934,8 @@ static inline int64_t cf__plan_chain_above(const cf_plan *plan, int64_t chain) {
     return up >= 0 ? plan->chunks[up].chain : -1;
 }
 
-/* Returns the previous chunk of those that continue the same chunk; -1: this is the first, or continues none. The
-   previous chunk is on the way up from chunk id - 1. */
+/* Returns the previous sibling: the chunk before this one of those that continue the same chunk. -1: this is the first,
+   or continues none. The sibling is on the way up from chunk id - 1. */
 static int64_t cf__plan_previous(const cf_plan *plan, int64_t id) {
     int64_t up = plan->chunks[id].up, at = id - 1;
     if (up < 0 || up == at) return -1;
@@ -4937,8 +4943,7 @@ static int64_t cf__plan_previous(const cf_plan *plan, int64_t id) {
     return at;
 }
 
-/* Returns the next chunk of those that continue the same chunk; -1: none. It comes right after all chunks below this
-   one. */
+/* Returns the next sibling of a chunk, which comes right after all chunks below this one; -1: none. */
 static int64_t cf__plan_next(const cf_plan *plan, int64_t id) {
     if (plan->chunks[id].up < 0 || plan->chunks[plan->chunks[id].up].down == id) return -1;
     while (plan->chunks[id].down >= 0) id = plan->chunks[id].down;
@@ -5042,7 +5047,7 @@ typedef struct cf__plan_check {
     cf_error *error;
 } cf__plan_check;
 
-/* Check that a number of a plan lies in a range, or is the known one. Most checks are of these kinds. */
+/* Check that a number of a plan lies in a range, or equals the known one. Most checks are of these two kinds. */
 static inline cf_result cf__plan_within(const cf__plan_check *check, const char *field, int64_t item, int64_t least,
                                         int64_t most, int64_t got, const char *why) {
     return cf__inside(got, least, most, CF_ERROR_PLAN, field, item, why, check->error);
@@ -5102,7 +5107,7 @@ static cf_result cf__plan_check_lengths(const cf__plan_check *check, int64_t n) 
 }
 
 /* Checks a part of a cp group against the part on the next rank (for the last rank, the first): it must have as many
-   chunks at the same steps. So no part can be missing. */
+   chunks in the same columns. So no part can be missing. */
 static cf_result cf__plan_check_part(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_chain *g = &plan->chains[id], *next;
@@ -5146,9 +5151,9 @@ static cf_result cf__plan_check_link(const cf_plan *plan, int64_t id, cf_error *
     return cf__inside(up->index, at, at, bad, "chunks.up", id, "is not the last chunk of its chain", error);
 }
 
-/* Checks everything that a walk over the chunks of these ranks relies on, in a plan from anywhere. The chunks of a
-   chain must follow each other on one rank and name their chain, their slices must exist, and no number of tokens may
-   be negative. */
+/* Checks the facts that a walk over the chunks of these ranks relies on, in a plan from anywhere. The chunks of a chain
+   must follow each other on one rank and name their chain. Their slices must exist. No number of tokens may be
+   negative. */
 static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t end_rank, cf_error *error) {
     const cf_result bad = CF_ERROR_PLAN;
     int64_t id, end, left = 0, chain = -1, index = 0, cp;
@@ -5199,8 +5204,8 @@ static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t
     return CF_OK;
 }
 
-/* Checks that a chunk of a chain begins where the state of the chunk that it continues ends; a leaf may leave its path
-   sooner. */
+/* Checks that a chunk of a chain begins where the state of the chunk that it continues ends. A leaf may leave its path
+   earlier. */
 static cf_result cf__plan_check_prefix(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[id];
@@ -5212,7 +5217,7 @@ static cf_result cf__plan_check_prefix(const cf__plan_check *check, int64_t id) 
                            "is not where the rows before it end");
 }
 
-/* Notes that a slice of a list, or its chain, has all tokens of its sequence. */
+/* Records that a slice of a list, or its chain, has all tokens of its sequence. */
 static cf_result cf__plan_see(const cf__plan_check *check, int64_t slice) {
     int32_t sequence = check->plan->slices[slice].sequence;
     if (check->seen[sequence])
@@ -5279,8 +5284,8 @@ static cf_result cf__plan_check_slice(const cf__plan_check *check, int64_t id) {
     return cf__plan_within(check, "slices.up", id, -1, plan->n_slices - 1, s->up, "there is no such slice");
 }
 
-/* Checks a slice of a tree that continues a slice of another chunk. That slice must be on the path, of which the
-   previous slice sees *sees rows. */
+/* Checks a slice of a tree that continues a slice of another chunk. That slice must be on the path. *sees: rows of the
+   path that the previous slice sees. */
 static cf_result cf__plan_check_path(const cf__plan_check *check, int64_t chunk, int64_t id, int64_t *sees) {
     const cf_plan *plan = check->plan;
     const cf_slice *s = &plan->slices[id];
@@ -5294,9 +5299,9 @@ static cf_result cf__plan_check_path(const cf__plan_check *check, int64_t chunk,
     return CF_OK;
 }
 
-/* Checks the slice that a slice continues. In a list it is the first slice of the previous chunk, which in a cp group
-   may be on another rank. Within a chunk of a tree, no slice may have left it since. It ends where this slice begins,
-   and all sequences of this slice run through it. */
+/* Checks the slice that a slice continues. In a list it is the first slice of the previous chunk, in a cp group maybe
+   on another rank. Within a chunk of a tree, it must be the previous slice or one above that. It ends where this slice
+   begins, and all sequences of this slice run through it. */
 static cf_result cf__plan_check_up(const cf__plan_check *check, int64_t chunk, int64_t id, int64_t *sees) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[chunk];
@@ -5310,7 +5315,7 @@ static cf_result cf__plan_check_up(const cf__plan_check *check, int64_t chunk, i
         if (wanted >= 0) wanted = plan->chunks[wanted].first_slice;
     }
     CF__TRY(cf__plan_is(check, "slices.up", id, wanted, s->up, "is not the slice before it, or has been left"));
-    if (up != NULL) { /* slices of a later rank are not checked yet */
+    if (up != NULL) { /* slices of later ranks are not checked yet */
         end = (int64_t)((uint64_t)up->begin + (uint64_t)up->length);
         first = up->first;
         n = up->n;
@@ -5431,10 +5436,10 @@ static cf_result cf__plan_wrong_sum(const cf__plan_check *check, int64_t at) {
                       "its sequence has tokens twice, or not all of them");
 }
 
-/* Checks that each sequence has each token once. Slices that continue each other leave no gap. If the slices through a
-   sequence have as many tokens and as many pairs as the sequence, they are one row from its first token to its last:
-   with a token twice, a later token would be missing, and that has more pairs. Also checks `common`: neighbours in
-   order share the slices that run through both. */
+/* Checks that each sequence has each token once. Slices that continue each other leave no gap. If the slices of a
+   sequence have as many tokens and pairs as the sequence, they are one row from its first token to its last. (With a
+   token twice, a later token would be missing, and the later one has more pairs.) Also checks `common`: neighbours in
+   order share the slices that have both. */
 static cf_result cf__plan_check_sums(const cf__plan_check *check) {
     const cf_plan *plan = check->plan;
     cf__plan_sum sum = {0, 0, 0, 0};
@@ -5511,14 +5516,14 @@ CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *len
    >>metadata
    ================================================================================================================ */
 
-/* Sequences of one call: cu_seqlens, and the longest. Without memory they are only counted. */
+/* The sequences of one call: cu_seqlens, and the longest. Without memory they are only counted. */
 typedef struct cf__metadata_seqs {
     int64_t n;
     int32_t *cu_q, *cu_k;
     int32_t max_q, max_k;
 } cf__metadata_seqs;
 
-/* A chunk that is being described: its sizes, its arrays, and how far they are filled. */
+/* A chunk whose metadata is being made: its sizes, its arrays, and how far they are filled. */
 typedef struct cf__metadata_job {
     cf_metadata_desc desc;
     cf_metadata out;
@@ -5568,7 +5573,7 @@ static void cf__metadata_add_padding(cf__metadata_job *job, int64_t first, int64
     for (i = first; i < end && job->weights != NULL; i++) job->weights[i] = 0;
 }
 
-/* Returns whether any of n sequences with the same token at `position` is to predict it. *weight: its weight in the
+/* Returns whether any of n sequences with the same token at `position` predicts that token. *weight: its weight in the
    loss. */
 static int cf__metadata_target(const cf__metadata_job *job, const int64_t *sequences, int64_t n, int64_t position,
                                double *weight) {
@@ -5608,8 +5613,8 @@ static void cf__metadata_fill_slice(const cf__metadata_job *job, const cf_slice 
 
 /* ---- trees ---- */
 
-/* Returns 1 if a slice, not the first of its chunk, lies directly after the slice that it continues, so that attention
-   sees the two as one. A slice that others continue fills whole alignment units. */
+/* Returns 1 if a slice, not the first of its chunk, lies directly after the slice that it continues. Attention sees
+   these two as one. A slice that others continue fills whole alignment units. */
 static int cf__metadata_continues(const cf_plan *plan, int64_t id) { return plan->slices[id].up == id - 1; }
 
 static int64_t cf__metadata_run(const cf_plan *plan, int64_t id, int64_t end) {
@@ -5622,8 +5627,8 @@ static int64_t cf__metadata_row_end(const cf_plan *plan, int64_t end) {
 }
 
 /* Lists the calls of the path: ranges of its rows that lie in one state and are seen by the same first rows of the
-   chunk. Counts them or, if there is memory, fills them in, the last one first: slices that see more of the path come
-   before those that see less. */
+   chunk. Only counts them if there is no memory. They are filled in from the last: slices that see more of the path
+   come before those that see less. */
 static void cf__metadata_list_path(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int64_t id = c->first_slice, end = id + c->n_slices, chain = c->chain, last, first, at, rows;
     cf_attention_call *call = job->calls != NULL ? job->calls + job->n_path_calls : NULL;
@@ -5663,8 +5668,8 @@ static cf_attention_call *cf__metadata_depth(const cf__metadata_job *job, int64_
     return job->calls != NULL ? job->calls + job->n_path_calls + depth : NULL;
 }
 
-/* Begins a sequence of a slice's call, because a second slice, `next`, continues this slice or one right after it.
-   Until the call has its place, it only counts the sequence and the rows and keys before it that have none. */
+/* Begins a sequence of a slice's call. It has one because a second slice, `next`, continues this slice or the one right
+   after it. Until the call has its place, only counts the sequence, and the rows and keys before it that have none. */
 static void cf__metadata_open(cf__metadata_job *job, const cf_plan *plan, int64_t id, int64_t depth, int64_t next) {
     int64_t offset = plan->slices[id].offset, *n;
     cf_attention_call *call = cf__metadata_depth(job, depth);
@@ -5690,8 +5695,8 @@ static void cf__metadata_close(cf__metadata_job *job, const cf_plan *plan, int64
 }
 
 /* Lists the calls of depths, in one walk over the slices, which come in preorder. `depth` is that of the previous
-   slice; the first `open` slices on the way down to it have begun a sequence. The walk goes up once each time that it
-   goes down, so the time is linear. */
+   slice; the first `open` slices on the way down to it have begun a sequence. The walk goes up as often as down, so the
+   time is linear. */
 static void cf__metadata_list_depths(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int64_t end = c->first_slice + c->n_slices, depth = 0, open = 0, id, at, up, d;
     job->n_depths = 0;
@@ -5724,7 +5729,7 @@ static void cf__metadata_place_calls(cf__metadata_job *job) {
     }
 }
 
-/* Returns 1 if one call of attention is enough: slices that see more than their own run see all rows of the chunk's own
+/* Returns 1 if one call of attention is enough: slices that see more than themselves see all rows of the chunk's own
    chain. */
 static int cf__metadata_is_plain(const cf_plan *plan, const cf_chunk *c) {
     int64_t id, end = c->first_slice + c->n_slices;
@@ -5751,9 +5756,9 @@ static void cf__metadata_add_calls(cf__metadata_job *job, const cf_plan *plan, c
     }
 }
 
-/* Returns the end, in plan->order, of the sequences from `from` on that share the row after slice `id`. Searches
-   from *child, in doubling steps, for a slice of this chunk with just these sequences. If there is none, or slices
-   below `id` are not ordered by sequence, compares sequences. */
+/* Returns the end, in plan->order, of the sequences from `from` on that share the row after slice `id`. From *child, in
+   doubling steps, searches a slice of this chunk that has just these sequences. If there is none, or slices below `id`
+   are not ordered by sequence, compares sequences. */
 static int64_t cf__metadata_way_end(const cf_plan *plan, const cf_chunk *c, int64_t id, int64_t from, int64_t *child) {
     const cf_slice *t = plan->slices;
     int64_t low = *child, high, step, middle, end = c->first_slice + c->n_slices, first = t[id].first;
