@@ -5814,7 +5814,7 @@ static void cf__metadata_list_losses(cf__metadata_job *job) {
     }
 }
 
-/* Fills in key_ends, from the last slice to the first. Each raises the first entry of the slice above it, so that this
+/* Fills in key_ends, from the last slice to the first. Each slice raises the first entry of the slice above it. So that
    slice knows in time of an end that lies in a slice below. */
 static void cf__metadata_list_keys(const cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int32_t *ends = job->key_ends + job->out.prefix;
@@ -5835,7 +5835,7 @@ static void cf__metadata_list_keys(const cf__metadata_job *job, const cf_plan *p
     }
 }
 
-/* Adds the rows of a slice. If its sequence ends with the slice, the last row has nothing to predict. */
+/* Adds the rows of a slice. If its sequence ends here, the last row predicts nothing. */
 static void cf__metadata_add_slice(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t id) {
     const cf_slice *s = &plan->slices[id];
     const cf_chain *g = id == c->first_slice && c->chain >= 0 ? &plan->chains[c->chain] : NULL;
@@ -5849,7 +5849,7 @@ static void cf__metadata_add_slice(cf__metadata_job *job, const cf_plan *plan, c
     }
 }
 
-/* Adds the slices, and the padding between and after them. */
+/* Adds all slices, and the padding between and after them. */
 static void cf__metadata_add_rows(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int64_t i, first = c->first_slice, last = first + c->n_slices, end = 0;
     job->most_more = job->out.n_extra = 0;
@@ -5952,8 +5952,8 @@ static cf_result cf__metadata_start(cf__metadata_job *job, const cf_plan *plan, 
     return cf__bounded(chunk, least, plan->n_chunks - 1, "chunk", "there is no such chunk", error);
 }
 
-/* Checks what the caller gives for each sequence of a chunk: its weight, unless weights is NULL, and its tokens, unless
-   tokens is NULL. most: the largest weight. */
+/* Checks the caller's arrays for each sequence of a chunk: its weight, unless weights is NULL, and its tokens, unless
+   tokens is NULL. most: receives the largest weight. */
 static cf_result cf__metadata_check_sequences(const cf_plan *plan, const cf_chunk *c, const double *weights,
                                               double most, const void *const *tokens, cf_error *error) {
     int64_t i, j;
@@ -6145,8 +6145,8 @@ CHUNKFLOW_API int64_t cf_kv_sources(const cf_plan *plan, int64_t chunk, cf_kv_so
 
 /* ---- weights of the loss ---- */
 
-/* Returns the set that a sequence belongs to. All targets of a set have the same weight, and all sets have the same
-   total. */
+/* Returns the set that a sequence belongs to. All targets of a set have the same weight, and the weights of each set
+   have the same total. */
 static int64_t cf__metadata_set(const cf_loss_weights_desc *d, int64_t sequence) {
     if (d->mean == CF_MEAN_SEQUENCES) return sequence;
     return d->mean == CF_MEAN_PROMPTS ? d->prompts[sequence] : 0;
@@ -6237,7 +6237,7 @@ static int64_t cf__model_count_layers(const cf_model *model, int64_t of, int64_t
     return count;
 }
 
-/* Checks the members that only some kinds have: how small and how large each may be. */
+/* Checks the ranges of members that only some kinds have. */
 static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error *error) {
     int windowed = kind->mixer == CF_MIXER_WINDOW || kind->mixer == CF_MIXER_CHUNKED;
     int latent = kind->mixer == CF_MIXER_LATENT;
@@ -6247,7 +6247,7 @@ static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error 
     const struct {
         const char *field;
         int64_t value, least, most;
-        const char *needs; /* if the kind lacks what the member needs */
+        const char *needs; /* the text if the kind lacks what the member needs */
     } members[] = {{"kinds.mixer", (int)kind->mixer, 0, CF_MIXER_COUNT - 1, NULL},
                    {"kinds.gate", kind->gate, 0, 1, NULL},
                    {"kinds.sinks", kind->sinks, 0, 1, NULL},
@@ -6293,7 +6293,7 @@ static int cf__model_has_experts(const cf_model *model) {
     return 0;
 }
 
-/* Returns whether some kind has projections of Q, K and V in which biases and norms of heads can be. */
+/* Returns whether some kind has projections of Q, K and V, which biases and norms of heads belong to. */
 static int cf__model_attends(const cf_model *model) {
     int64_t k;
     for (k = 0; model->kinds != NULL && k < model->n_kinds; k++)
@@ -6418,7 +6418,7 @@ static cf_result cf__model_check_ep(const cf_model *model, const cf_parallel *pa
                     "must divide tp x dp, and the experts of each kind");
 }
 
-/* Checks layers given stage by stage: no stage may be empty, and their sum must be the model's layers. */
+/* Checks the layers of each stage, as given: no stage may be empty, and their sum must be the model's layers. */
 static cf_result cf__model_check_layers(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
     int64_t s, sum = 0;
     for (s = 0; s < parallel->pp * parallel->n_virtual; s++) {
@@ -6493,8 +6493,8 @@ static int64_t cf__model_first_layer(const cf_model *model, const cf_parallel *p
 /* Sets widths and parameters of attention. Latent parts are whole on each GPU of tensor parallelism. */
 static void cf__model_set_attention(const cf_model *model, const cf_layer *kind, cf_shard *s) {
     int64_t h = s->hidden, row = kind->latent + kind->rope_dim;
-    int64_t part = kind->head_dim - kind->rope_dim + kind->value_dim; /* columns of each head's K and V that come out of
-                                                                         the latent */
+    int64_t part = kind->head_dim - kind->rope_dim + kind->value_dim; /* columns of each head's K and V that are
+                                                                         computed from the latent */
     s->elements = s->q + s->out + s->kv + s->value + (kind->gate ? s->q + s->out : 0);
     s->mixer_weights = h * (s->q + s->kv + s->value + s->out + (kind->gate ? s->q : 0));
     if (model->qkv_bias) s->mixer_vectors += s->q + s->kv + s->value + (kind->gate ? s->q : 0);
@@ -6518,8 +6518,8 @@ static void cf__model_set_attention(const cf_model *model, const cf_layer *kind,
 }
 
 /* Sets widths and parameters of a recurrent layer, as fla, transformers and mamba_ssm build them. q: its queries, as
-   many as its keys. A head is gated by two numbers (delta: decay and rate) or one (mamba2); with kda each channel of
-   keys is gated, by way of head_dim. */
+   many as its keys. A head is gated by two numbers (delta: decay and rate) or one (mamba2). With kda each channel of
+   keys is gated, through a projection of width head_dim. */
 static void cf__model_set_recurrence(const cf_layer *kind, cf_shard *s) {
     int64_t h = s->hidden, n = s->heads, mamba = kind->mixer == CF_MIXER_MAMBA2, kda = kind->mixer == CF_MIXER_KDA;
     s->q = s->kv;
@@ -6655,7 +6655,7 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
    >>memory
    ================================================================================================================ */
 
-/* Bytes of one element of each kind, with their defaults. */
+/* Bytes of one element of each kind, and their defaults. */
 #define CF__MEMORY_ELEMENTS(X)                                                               \
     X(activation_bytes, 2) X(parameter_bytes, 2) X(gradient_bytes, 4) X(optimizer_bytes, 12) \
     X(matrix_bytes, full.optimizer_bytes) X(state_bytes, 2) X(state_gradient_bytes, 4)
@@ -6719,15 +6719,15 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
 
 /* ---- bytes per token ---- */
 
-/* Returns the bytes per row of its copies for all experts that it goes to. bytes: of one copy. */
+/* Returns the bytes per row of the row's copies for its experts. bytes: of one copy. */
 static int64_t cf__memory_dispatched(const cf_memory_desc *desc, const cf_shard *shard, int64_t bytes) {
     int64_t more = desc->parallel.ep > 1 ? desc->parallel.imbalance : 0;
     if (shard->active == 0) return 0;
     return cf__div_up(cf__div_up(shard->active * bytes, shard->expert_share) * (100 + more), 100);
 }
 
-/* Returns the bytes of a row in MLP and experts. matrices: number of results, as wide as the MLP or an expert, that
-   each row has. */
+/* Returns the bytes of a row in MLP and experts. matrices: number of results per row that are as wide as the MLP or an
+   expert. */
 static int64_t cf__memory_mlp_rows(const cf_memory_desc *desc, const cf_shard *shard, int64_t matrices) {
     int64_t element = desc->activation_bytes;
     int64_t router = cf__div_up(8 * shard->experts * desc->parallel.ep, shard->sequence);
@@ -6773,8 +6773,8 @@ static int64_t cf__memory_working_bytes(const cf_memory_desc *desc, const cf_sha
 typedef struct cf__memory_stage_bytes {
     cf_shard shard;       /* with all layers of the stage */
     cf_token_bytes bytes; /* `state` without `share` */
-    int64_t share;        /* the rest of state: routes, and a token's share of a border */
-    int64_t row;          /* elements of a row of state in the layer with most of it */
+    int64_t share;        /* the rest of `state`: routes, and a token's share of a border */
+    int64_t row;          /* elements of a row of state in the layer where it is largest */
     int64_t heads_kept;   /* heads of all layers that keep their scores */
     int64_t heads;        /* maximum heads of one layer */
     int overflow;         /* 1: something does not fit */
@@ -6796,7 +6796,7 @@ static void cf__memory_add_state(const cf_memory_desc *desc, const cf_shard *s, 
     bytes->routes += s->layers * cf__div_up(2 * s->active, s->expert_share > 0 ? s->expert_share : 1);
 }
 
-/* Adds everything that the layers of one kind need. left: number of the stage's remaining layers that recompute. */
+/* Adds the bytes of the layers of one kind. left: number of the stage's remaining layers that recompute. */
 static void cf__memory_add_kind(const cf_memory_desc *desc, const cf_shard *s, int64_t *left,
                                 cf__memory_stage_bytes *out) {
     cf_recompute what = desc->parallel.recompute;
@@ -6898,9 +6898,9 @@ typedef struct cf__memory_sums {
     int overflow;             /* 1: something does not fit */
 } cf__memory_sums;
 
-/* Returns the bytes of the largest scan of a recurrent layer in a cp group. Each row of the chunk has a row of keys per
-   head, which reads the state before the part. Beside them lie states and effects of two parts, and the state after
-   the round. */
+/* Returns the bytes of the largest scan of a recurrent layer in a cp group. It has states and effects of two parts, and
+   the state after the round. Each row of the chunk also has a row of keys per head, which reads the state before the
+   part. */
 static int64_t cf__memory_scan(const cf_memory_desc *desc, int64_t stage, int64_t tokens, int *overflow) {
     int64_t k, most = 0;
     for (k = 0; k < cf__model_kinds(desc->model); k++) {
@@ -6913,9 +6913,9 @@ static int64_t cf__memory_scan(const cf_memory_desc *desc, int64_t stage, int64_
     return most;
 }
 
-/* Adds the parameters of the largest layer on a stage, with its experts on this GPU, and those of adapters: the rank
-   times inputs and outputs of each matrix on one GPU. If tensor parallelism divides a matrix's outputs, A is whole on
-   every GPU; otherwise B is. */
+/* Adds the parameters of the largest layer on a stage, with its experts on this GPU, and those of adapters. An adapter
+   has the rank times inputs and outputs of its matrix on one GPU. If tensor parallelism divides a matrix's outputs, A
+   is whole on every GPU; otherwise B is. */
 static void cf__memory_add_matrices(const cf_memory_desc *desc, int64_t stage, cf__memory_sums *sums) {
     int64_t k;
     for (k = 0; k < cf__model_kinds(desc->model); k++) {
@@ -6972,7 +6972,7 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     sums->two_inputs = cf__max(sums->two_inputs, inputs);
 }
 
-/* Moves all state that grows with a chain to host memory, and counts the ring instead. */
+/* Counts all state that grows with a chain in host memory, and the ring on the device. */
 static void cf__memory_stream(const cf_memory_desc *desc, cf__memory_sums *sums) {
     cf_memory_report *terms = &sums->terms;
     int *overflow = &sums->overflow;
@@ -6987,15 +6987,16 @@ static void cf__memory_stream(const cf_memory_desc *desc, cf__memory_sums *sums)
     cf__add_product(&terms->host, gradient, 1, overflow);
 }
 
-/* Moves what dropped chunks keep to host memory, except what is on its way. */
+/* Counts the inputs and outputs of dropped chunks in host memory, except those on their way. */
 static void cf__memory_move_inputs(cf__memory_sums *sums) {
     cf_memory_report *terms = &sums->terms;
     cf__add_product(&terms->host, terms->inputs, 1, &sums->overflow);
     terms->inputs = cf__min(terms->inputs, sums->two_inputs);
 }
 
-/* Returns the bytes of the parameters or, if they are shared, of a dp-th, rounded up; experts have their own number of
-   copies. bytes, matrix: per parameter, and per parameter of a matrix. trained: adapters alone, if there are any. */
+/* Returns the bytes of the parameters, or if ZeRO shares them, of a dp-th, rounded up; experts have their own number of
+   copies. bytes, matrix: per parameter, and per parameter of a matrix. trained: counts only adapters, if there are
+   any. */
 static int64_t cf__memory_share(const cf_memory_desc *desc, cf__memory_sums *sums, int64_t bytes, int64_t matrix,
                                 int trained, int shared) {
     const cf_parallel *parallel = &desc->parallel;
@@ -7106,8 +7107,8 @@ typedef struct cf__pipe_costs {
     cf_pass_cost of[CF_COMPUTE_PASS_COUNT];
 } cf__pipe_costs;
 
-/* A backward is either B, or I and W. So a chunk has places for four passes on each virtual stage: F, R, B or I, and
-   W. */
+/* Places of passes. A backward is either B, or I and W, so a chunk has four places on each virtual stage: F, R, B or I,
+   and W. */
 enum {
     CF__PIPE_BACK = CF_B, /* B or I */
     CF__PIPE_W,           /* only if backwards are split */
@@ -7289,14 +7290,15 @@ static cf__pipe_room cf__pipe_room_of(const cf_limits *limits, const cf_schedule
 /* ---- the rules: what a pass waits for ----
 
    The rules are written down here and nowhere else; bounds, search, clock and cf_schedule_needs read them. (The
-   validator states them again in its own words, so that a mistake here does not go unseen.) A rule names two passes:
-   {CF_F, CF_F, 0, -1, CF_EDGE_ACTIVATION} says that F of a chunk waits for F of the same chunk on the previous virtual
-   stage. A rule holds if both passes exist. Every chunk has an F and a backward. It also has an R if its activations
-   were dropped, as those of all chunks except the last `kept` of a chain are. */
+   validator states them again in its own words, so that a mistake here is seen.) A rule names two passes. {CF_F, CF_F,
+   0, -1, CF_EDGE_ACTIVATION} says that F of a chunk waits for F of the same chunk on the previous virtual stage. A rule
+   holds if both passes exist. Every chunk has an F and a backward. It also has an R if its activations were dropped.
+   The last `kept` chunks of a chain keep theirs, all others drop them. */
 enum {
-    CF__PIPE_KEEPER = CF__PIPE_PLACES, /* leaves the activations: R if the chunk was dropped, otherwise F */
+    CF__PIPE_KEEPER = CF__PIPE_PLACES, /* makes the activations for the backward: R if the chunk was dropped, otherwise
+                                          F */
     CF__PIPE_FREER,                    /* frees their slot: B, or W if backwards are split */
-    /* which chunk: 0 is the same chunk; a minus sign reverses each of these */
+    /* the chunk: 0 is the same one; a minus sign reverses each of these */
     CF__PIPE_UP = 1,  /* the chunk that this one continues, if it is the first to do so */
     CF__PIPE_SIBLING, /* the previous chunk of those that continue the same chunk */
     CF__PIPE_DOWN,    /* the last chunk that continues this one */
@@ -7327,8 +7329,8 @@ static const cf__pipe_rule cf__pipe_rules[] = {
 };
 
 enum {
-    CF__PIPE_MOST_NEEDS = 4, /* maximum of passes that one pass waits for, and of passes that wait for one */
-    CF__PIPE_MOST_EDGES = 5  /* maximum of rules about one place; not all of them hold for one pass */
+    CF__PIPE_MOST_NEEDS = 4, /* maximum passes that one pass waits for, or that wait for one */
+    CF__PIPE_MOST_EDGES = 5  /* maximum rules about one place, not all of which hold for one pass */
 };
 
 /* A pass at the other end of a rule. */
@@ -7367,9 +7369,8 @@ typedef struct cf__pipe_unit {
 
 /* ---- the pipeline: what is scheduled, and what each pass costs ---- */
 
-/* The chunks of one rank on the virtual stages. Chunks are counted from the rank's first chunk here. A "cell" is a
-   chunk on a virtual stage, v x n + chunk. Arrays of cells are ordered by stage, so that walking a stage walks
-   memory. */
+/* The chunks of one rank on the virtual stages. Chunks are counted from the rank's first one here. A "cell" is a chunk
+   on a virtual stage: v x n + chunk. Arrays of cells are ordered by stage, so that walking a stage walks memory. */
 typedef struct cf__pipeline {
     const cf_plan *plan;
     const cf_chunk *chunks;
@@ -7377,13 +7378,13 @@ typedef struct cf__pipeline {
     int64_t n;          /* chunks */
     cf_shape shape;
     int64_t n_v;        /* virtual stages */
-    int local;          /* 1: local replay, where the input of an F that keeps nothing stays */
+    int local;          /* 1: local replay, in which the input of an F that keeps nothing is kept */
     cf__pipe_costs all;      /* of every virtual stage, unless by_stage is given */
     cf__pipe_costs *by_stage; /* (n_v) or NULL */
     cf_timing timing;         /* zeros if none is given */
     cf__pipe_links links[2][2]; /* the rules: [1 if backwards are split][CF__PIPE_WAITS_FOR or CF__PIPE_HOLDS_UP] */
-    int8_t takes[CF__PIPE_PLACES]; /* where a pass's input is made: on the previous virtual stage (-1), the next (1), or
-                                      neither (0). Its output goes the other way */
+    int8_t takes[CF__PIPE_PLACES]; /* the virtual stage that makes a pass's input: the previous one (-1), the next (1),
+                                      or neither (0). The output goes the other way */
 } cf__pipeline;
 
 enum { CF__PIPE_WAITS_FOR = 0, CF__PIPE_HOLDS_UP }; /* the two directions in which a rule is read */
@@ -7434,8 +7435,8 @@ static cf__pipeline cf__pipe_of(const cf_plan *plan, const cf_shape *shape, cons
     return pipe;
 }
 
-/* Returns the stage of a virtual stage. The first row, with most virtual stages, takes no division. Loops take one of
-   32 bits, which is several times faster than one of 64. */
+/* Returns the stage of a virtual stage. The first row, where most are, needs no division. Loops divide 32 bits, several
+   times faster than 64. */
 static inline int64_t cf__pipe_stage(const cf__pipeline *pipe, int64_t v) {
     if (v < pipe->shape.n_stages) return v;
     if (pipe->shape.placement != CF_PLACEMENT_V) return (uint32_t)v % (uint32_t)pipe->shape.n_stages;
@@ -7461,8 +7462,8 @@ static inline double cf__pipe_rate(int pass, double forward, double backward) {
     return pass <= CF_R ? forward : pass <= CF_I ? backward : 0;
 }
 
-/* Returns the seconds of a rank's own pass: the exposed part of its stream and gather, then the larger of compute, scan
-   included, and the rest. */
+/* Returns the seconds of a rank's own pass: the exposed part of its stream and gather, plus the larger of the rest and
+   compute (with a scan). */
 CF__APART static double cf__pipe_own_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
     double stream = cf__pipe_rate(pass, pipe->timing.stream_forward, pipe->timing.stream_backward);
@@ -7493,7 +7494,7 @@ static int cf__pipe_hops(const cf__pipeline *pipe, int64_t v, int64_t to) {
     return cf__pipe_stage(pipe, v) != cf__pipe_stage(pipe, to);
 }
 
-/* Returns which of a stage's two transfer queues takes tensors that virtual stage v sends that way. 0: towards later
+/* Returns the queue of a stage, of its two, for tensors that virtual stage v sends that way. 0: towards later
    stages. */
 static int cf__pipe_queue(const cf__pipeline *pipe, int64_t v, int way) {
     return (way < 0) != (pipe->shape.placement == CF_PLACEMENT_V && v / pipe->shape.n_stages % 2 == 1);
@@ -7509,7 +7510,7 @@ static inline double cf__pipe_hop_seconds(const cf__pipeline *pipe, int64_t chun
     return cf__pipe_hops(pipe, v, to) ? cf__pipe_transfer_seconds(pipe, chunk) : 0;
 }
 
-/* Checks that times stay far from infinity, because infinite times cannot be compared. Adds up an upper bound of every
+/* Checks that times stay far from infinity, because infinite times cannot be compared: adds up an upper bound of every
    makespan. */
 static cf_result cf__pipe_check_total(const cf__pipeline *pipe, cf_error *error) {
     double tokens = 0, n = (double)pipe->n, total = 0, transfers;
@@ -7544,8 +7545,8 @@ static inline int64_t cf__pipe_after(const cf_plan *plan, const cf_chunk *c) {
     return c->chain >= 0 ? plan->chains[c->chain].n_chunks - 1 - c->index : 0;
 }
 
-/* Goes upwards through the chains that end with a chunk, whose F is the last to read their state if there are no
-   backwards. Returns the first (before = -1), the chain after `before`, or -1 at the end. */
+/* Walks up the chains that end with a chunk; without backwards, its F is the last to read their state. Returns the
+   first of them (before = -1), the chain after `before`, or -1 at the end. */
 static int64_t cf__pipe_ended(const cf_plan *plan, const cf_chunk *c, int64_t before) {
     int64_t first, up;
     if (before < 0) return c->below > 0 ? -1 : c->chain;
@@ -7610,9 +7611,8 @@ static int64_t cf__pipe_relative(const cf__pipeline *pipe, int64_t chunk, int na
     return other >= 0 ? other - pipe->first_chunk : -1;
 }
 
-/* Returns the chunk to which a name leads that depends on the unit; -1 if there is none. `place`: of the pass at the
-   other end. If no chunk is kept, one place passes from chunk to chunk, and the last chunk's place comes from below the
-   chain. */
+/* Returns the chunk that a rule's name means if it depends on the unit; -1: none. `place`: of the pass at the other
+   end. If no chunk is kept, one slot passes from chunk to chunk, and the last chunk gets it from below the chain. */
 static int64_t cf__pipe_in_unit(const cf__pipeline *pipe, const cf__pipe_unit *unit, int64_t chunk, int name,
                                 int place) {
     int64_t i = chunk - unit->first, on = name == CF__PIPE_NEXT || name == -CF__PIPE_NEXT ? 1 : cf__max(unit->k, 1);
@@ -7622,8 +7622,8 @@ static int64_t cf__pipe_in_unit(const cf__pipeline *pipe, const cf__pipe_unit *u
     return i >= 0 && i < unit->n && cf__pipe_occurs(unit, place, unit->first + i) ? unit->first + i : -1;
 }
 
-/* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules. Returns the
-   number of these. Their stages are relative; a rule does not hold if its stage lies outside the pipeline. */
+/* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules. Returns their
+   number. Stages are relative: a rule whose stage lies outside the pipeline does not hold. */
 static int cf__pipe_follow(const cf__pipeline *pipe, int split, int way, int place, const cf__pipe_unit *unit,
                            int64_t chunk, cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
     const cf__pipe_links *links = &pipe->links[split][way];
@@ -7644,8 +7644,8 @@ static int cf__pipe_follow(const cf__pipeline *pipe, int split, int way, int pla
     return n;
 }
 
-/* Finds what a pass waits for, without slots. Rules of slots come last and depend on which chunks of the chain are
-   kept. All other rules only depend on whether this chunk is dropped. */
+/* Finds the passes that a pass waits for, except for slots. Rules of slots come last, and depend on which chunks of the
+   chain are kept. All others only depend on whether this chunk is dropped. */
 static int cf__pipe_needs(const cf__pipeline *pipe, int split, int place, int64_t chunk, int dropped,
                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
     cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, cf__pipe_after(pipe->plan, &pipe->chunks[chunk]) + !dropped);
@@ -7657,8 +7657,8 @@ static int cf__pipe_needs(const cf__pipeline *pipe, int split, int place, int64_
 /* ---- tensors that cross virtual stages ----
 
    A chunk has three on each virtual stage: the activations from F, the same activations again from R, and the gradient
-   from B or I. Each is named after the place of the pass that makes it. The input of a pass has the same name as its
-   output: an R takes what an R has made. */
+   from B or I. A tensor is named after the place of the pass that makes it, on both sides: the input of an R is the
+   tensor that an R makes. */
 enum { CF__PIPE_TENSORS = CF__PIPE_BACK + 1 };
 
 /* Returns 1 if virtual stage v has a neighbour in that direction. */
@@ -7711,8 +7711,8 @@ static int64_t cf__pipe_held_bytes(const cf_memory_load *load, const cf_held_byt
     return fits ? sum : INT64_MAX;
 }
 
-/* Returns the rows of dK and dV that begin to exist with an action. A whole chain's rows begin with the backward of its
-   last chunk. If the chain has children, whose backwards come sooner, they begin with the F of the first child. */
+/* Returns the rows of dK and dV that an action brings into use. A whole chain's rows begin with the backward of its
+   last chunk; or, if other chains continue it, with the F of the first of these, whose backwards come sooner. */
 static int64_t cf__pipe_gradient(const cf__pipeline *pipe, const cf_action *a, const cf_chunk *c) {
     const cf_plan *plan = pipe->plan;
     if (a->pass == CF_F && c->index == 0 && c->up >= 0 && c->up == a->chunk - 1 && !pipe->shape.forward_only)
@@ -7720,7 +7720,7 @@ static int64_t cf__pipe_gradient(const cf__pipeline *pipe, const cf_action *a, c
     return (a->pass == CF_B || a->pass == CF_I) && c->below == 0 ? plan->chains[c->chain].tokens : 0;
 }
 
-/* Adds the chunk and the tokens that an action holds from its start. */
+/* Adds the chunk and the tokens that an action takes into use at its start. */
 static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, const cf_action *a,
                                   const cf_chunk *c) {
     if (a->keep) {
@@ -7734,8 +7734,8 @@ static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, 
     held->load.state_gradient_tokens += cf__pipe_gradient(pipe, a, c);
 }
 
-/* Returns the rows of state that an F frees if there are no backwards: those of its chain, if the chain ends with it
-   and no other continues it, and of the chains above that end with it. */
+/* Returns the rows of state that an F frees if there are no backwards. If its chain ends with it and no other continues
+   the chain: those of the chain, and of the chains above that also end with it. */
 static int64_t cf__pipe_ended_rows(const cf__pipeline *pipe, const cf_chunk *c) {
     int64_t chain = cf__pipe_ended(pipe->plan, c, -1), rows = 0, i;
     for (; chain >= 0; chain = cf__pipe_ended(pipe->plan, c, chain))
@@ -7762,8 +7762,8 @@ static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held
 
 /* ---- schedules from anywhere ---- */
 
-/* Checks the arrays of a schedule, and where its lists begin: the first at 0, none before the previous one; the last
-   ends with the actions. Stops at the first bad number, so that a wrong number of stages is not followed far. */
+/* Checks the arrays of a schedule and the beginnings of its lists: the first at 0, none before the previous one; the
+   last ends with the actions. Stops at the first bad number, because the number of stages may be wrong. */
 static cf_result cf__pipe_check_first(const cf_schedule *s, cf_error *error) {
     int64_t i, least = 0, most = 0;
     if (s->first == NULL) return cf__refuse(error, CF_ERROR_SCHEDULE, "first", -1, "is NULL");
@@ -7778,8 +7778,7 @@ static cf_result cf__pipe_check_first(const cf_schedule *s, cf_error *error) {
     return CF_OK;
 }
 
-/* Checks the tokens of the rank's chunks: they have no more than their chains, and few enough that any load can be
-   added up. */
+/* Checks the tokens of the rank's chunks: no more than their chains have, and so few that any load can be added up. */
 static cf_result cf__pipe_check_tokens(const cf_plan *plan, int64_t rank, int64_t n_virtual, cf_error *error) {
     int64_t id, left = 0, sum = 0;
     int overflow = 0;
@@ -7798,8 +7797,8 @@ static cf_result cf__pipe_check_tokens(const cf_plan *plan, int64_t rank, int64_
     return CF_OK;
 }
 
-/* Checks what every walk over the lists relies on: the schedule's counts and arrays, and the chunks of its rank in the
-   plan. passes: how many passes each chunk needs at least on each virtual stage. */
+/* Checks the facts that every walk over the lists relies on: the schedule's counts and arrays, and the chunks of its
+   rank in the plan. passes: the minimum number of passes of each chunk on each virtual stage. */
 static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule *s, int64_t passes, cf_error *error) {
     const cf_result bad = CF_ERROR_SCHEDULE;
     int64_t needed;
@@ -7833,30 +7832,28 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
 }
 
 /* ================================================================================================================
-   >>schedule    fixed patterns, and what every search for a schedule needs to know
+   >>schedule fixed patterns, and what every search for a schedule needs to know
 
    A stage has limits on chunks, tokens of state and bytes. This section finds these limits (cf__schedule_limits_of),
    how much of them each unit takes (cf__schedule_takes), and how many chunks of a unit can be kept
    (cf__schedule_fitting_unit). A unit is a chain or a standalone chunk.
 
-   A unit takes room twice. From its start to its own backwards it takes what it needs whether its chunks are kept or
-   not: state and, in bytes, state with its gradient and the inputs of the chunks that it may drop. Each chunk that is
-   kept also takes a place, and frees it at the end of its backward.
+   A unit takes room in two ways. From its start to its own backwards it takes state and, in bytes, state with its
+   gradient and the inputs of chunks that it may drop. It takes that whether its chunks are kept or not. Each kept chunk
+   also takes a place, and frees it at the end of its backward.
 
-   `paper`, `1f1b` and `gpipe` are patterns, made here. The forward items of all stages are one sequence: F of every
+   `paper`, `1f1b` and `gpipe` are patterns, made here. All stages have the same sequence of forward items: F of every
    chunk, unit by unit, and in pipeline replay the R of dropped chunks. An R is inserted as soon as the first stage can
-   have made room for it, while later units fill the wait. The backwards are a second sequence, in the order in which
-   the forwards make them possible. Each stage merges the two sequences; the kinds differ only in how far it may run
-   ahead with forwards (cf__pattern_takes_forward). On one stage `paper` is Algorithm 2.
+   have made room for it, while later units fill the wait. All stages also have the same sequence of backwards, in the
+   order in which the forwards make them possible. Each stage merges the two sequences. The kinds differ only in how far
+   a stage may run ahead with forwards (cf__pattern_takes_forward). On one stage `paper` is Algorithm 2.
 
    If units do not find room for a pattern, they run one by one (cf__alone_run), which needs the least room.
 
-   Why a pattern cannot deadlock. Later stages never run further ahead than earlier ones, and both sequences are the
-   same on all stages. Follow what an action waits for. Forward item i waits for item i on the previous stage, and for
-   backwards that its own stage takes before i. These backwards wait on later stages for items before i. The index falls
-   each time a backward is passed, so there is no cycle. Units start one after the other, so when an item finds no room,
-   an earlier unit has a backward to run.
-   ================================================================================================================ */
+   Why a pattern cannot deadlock. Later stages never run further ahead than earlier ones. Forward item i waits for item
+   i on the previous stage, and for backwards that its own stage takes before i. These backwards wait, on later stages,
+   for items before i. So the index falls each time a backward is passed, and there is no cycle. Units start one after
+   the other, so when an item finds no room, an earlier unit has a backward to run. */
 
 CF__NAMES(cf_schedule_kind_name, cf_schedule_kind, CF_SCHEDULE_KINDS, "?")
 
@@ -7892,7 +7889,7 @@ typedef struct cf__pattern {
     int32_t *backwards;       /* (n) chunks, in the order of their backward */
     int32_t *need;            /* (n) items that run before each backward; gpipe: all items of its round and of earlier
                                  rounds */
-    int64_t n_followed;       /* backwards whose place has been given to a replay, if one can take it */
+    int64_t n_followed;       /* backwards whose slot has been given to a replay, if one can take it */
 } cf__pattern;
 
 /* Working data for making a schedule. */
@@ -7902,14 +7899,14 @@ typedef struct cf__schedule_maker {
     cf_error *error;
     int64_t most_kept;          /* maximum chunks of one chain kept at once: K, or the longest chain */
     int64_t most_padded;        /* rows of the largest chunk */
-    int64_t most_above;         /* maximum bytes of the chains of a path in a tree, without their places */
+    int64_t most_above;         /* maximum bytes of the chains of a path in a tree, not counting places */
     cf__pipe_room most;         /* maximum that a unit takes on a virtual stage if it keeps one chunk */
     cf__pipe_room all;          /* load of a stage that holds everything */
     int bounds_state;           /* 1: chunks are limited, so state is limited by default unless bytes are */
     int64_t bytes_alone;        /* peak bytes if units run one by one */
     /* limits, which may depend on the placement */
-    int shares_places;          /* 1: some stage has fewer places than virtual stages, so a chunk is dropped on all of
-                                   them and replayed on one after the other */
+    int shares_places;          /* 1: some stage has fewer places than virtual stages. A chunk is then dropped on all of
+                                   them, and replayed on one after the other */
     cf__pipe_room tightest;     /* limits of the tightest stage, for one of its virtual stages */
     int64_t n_units, n_replays; /* n_replays: on one virtual stage */
     int64_t n_actions;          /* upper bound */
@@ -7928,15 +7925,15 @@ static int cf__schedule_has_bytes(const cf_schedule_desc *desc) {
     return desc->limits.bytes > 0 || desc->limits.bytes_by_stage != NULL;
 }
 
-/* Returns the number of chunks that a stage keeps by default, the same as `paper`: on each virtual stage the longest
-   chain plus one chunk for each later stage in its row. In a V every other row runs backwards. */
+/* Returns the number of chunks that a stage keeps by default, as `paper` does: on each of its virtual stages the
+   longest chain, plus one chunk for each later stage in the row. In a V every other row runs backwards. */
 static int64_t cf__schedule_default_chunks(const cf__schedule_maker *m, int64_t stage) {
     int64_t n_virtual = m->desc.shape.n_virtual, back = m->pipe.shape.placement == CF_PLACEMENT_V ? n_virtual / 2 : 0;
     return m->most_kept * n_virtual + stage * back + (m->desc.shape.n_stages - 1 - stage) * (n_virtual - back);
 }
 
-/* Returns the tokens of state that a stage holds by default on each virtual stage: two of the longest chain, so that
-   one can come while another goes, plus a chunk for each virtual stage after its first. */
+/* Returns the tokens of state that a stage holds by default on each virtual stage: two longest chains, so that one can
+   come while another goes, plus a chunk for each virtual stage after its first. */
 static int64_t cf__schedule_default_state(const cf__schedule_maker *m, int64_t stage) {
     int64_t state = 0;
     int overflow = 0;
@@ -8012,8 +8009,8 @@ static int cf__room_fits(const cf__pipe_room *held, const cf__pipe_room *more, c
            held->bytes <= limits->bytes - more->bytes;
 }
 
-/* Returns the bytes of a place per row, if bytes are limited: activations minus the input, unless a replay holds both.
-   The input has room from the unit's start on, whether the chunk is dropped or not. */
+/* Returns the bytes of a place per row, if bytes are limited: activations minus the input, whose room is taken from the
+   unit's start on. The input is not subtracted if a replay holds both. */
 static int64_t cf__schedule_row(const cf__schedule_maker *m) {
     const cf_held_bytes *bytes = &m->desc.limits.per_token;
     if (m->tightest.bytes == INT64_MAX) return 0;
@@ -8033,9 +8030,9 @@ static int64_t cf__schedule_place(const cf__schedule_maker *m, const cf__pipe_un
     return (unit->n > 1 || cf__schedule_in_tree(m, unit) ? m->most_padded : own) * cf__schedule_row(m);
 }
 
-/* Returns what chunk i of a unit takes beside its place. The last chunk may be smaller than the others: while it is
-   kept the unit needs less, and afterwards the next chunk needs the full place. So the last chunk takes less by that
-   difference, but never less than nothing. */
+/* Returns what chunk i of a unit takes beside its place. If the last chunk is smaller than the others, a place is too
+   large while it is kept. So the last chunk takes less by that difference, but not less than nothing; the next chunk
+   needs the full place. */
 static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i) {
     const cf_held_bytes *bytes = &m->desc.limits.per_token;
     const cf_chunk *c = &m->pipe.chunks[unit->first + i];
@@ -8046,14 +8043,14 @@ static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__
     if (m->tightest.bytes == INT64_MAX) return takes;
     takes.bytes = takes.state * (bytes->state + bytes->state_gradient);
     if (is_last && cf__pipe_below(&m->pipe, unit->first) == 0 && !m->shares_places && !m->desc.shape.outputs)
-        input = cf__min(input, bytes->activations); /* otherwise it must be dropped, or a replay holds both */
+        input = cf__min(input, bytes->activations); /* not if it must be dropped, or a replay holds both */
     if (m->pipe.local) takes.bytes += (is_last ? c->rows : m->most_padded) * input;
     if (is_last && unit->n > 1 && !cf__schedule_in_tree(m, unit))
         takes.bytes -= cf__min(takes.bytes, (m->most_padded - c->rows) * cf__schedule_row(m));
     return takes;
 }
 
-/* Returns what a unit takes from its start on, with a number of places. */
+/* Returns the room that a unit takes from its start on, with a number of places. */
 static cf__pipe_room cf__schedule_takes(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t places) {
     const cf_held_bytes *bytes = &m->desc.limits.per_token;
     int64_t last = unit->first + unit->n - 1;
@@ -8067,7 +8064,7 @@ static cf__pipe_room cf__schedule_takes(const cf__schedule_maker *m, const cf__p
     return takes;
 }
 
-/* Returns what a unit frees at the end of the backward of its chunk i, including a number of places. */
+/* Returns the room that a unit frees at the end of the backward of its chunk i, with a number of places. */
 static cf__pipe_room cf__schedule_gives(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i,
                                         int64_t places) {
     cf__pipe_room gives = cf__schedule_beside(m, unit, i);
@@ -8082,8 +8079,8 @@ static int64_t cf__schedule_path_kept(const cf__schedule_maker *m) {
     return place > 0 ? cf__min(k, (m->tightest.bytes - m->most_above) / place) : k;
 }
 
-/* Returns the unit of a chunk. It keeps as many chunks, up to K, as fit on every virtual stage. In a tree a whole path
-   of chains has this cap: chains below use it up first, and none may be left for this one. */
+/* Returns the unit of a chunk. It keeps as many chunks, up to K, as fit on every virtual stage. In a tree this limit
+   holds for a path of chains: chains below use it first, and may leave none for this one. */
 static cf__pipe_unit cf__schedule_fitting_unit(const cf__schedule_maker *m, int64_t chunk) {
     cf__pipe_unit unit = cf__pipe_unit_of(&m->pipe, chunk, 0);
     int64_t k = cf__min(m->desc.shape.k, m->tightest.chunks), place = cf__schedule_place(m, &unit);
@@ -8124,7 +8121,7 @@ static void cf__schedule_sort_units(cf__schedule_maker *m) {
     memcpy(m->units, m->spare, (size_t)m->n_units * sizeof *m->units);
 }
 
-/* Notes each chunk's unit, in the present order of units. */
+/* Records each chunk's unit, in the current order of units. */
 static void cf__schedule_number_units(cf__schedule_maker *m) {
     int64_t u, i;
     for (u = 0; u < m->n_units; u++)
@@ -8173,7 +8170,7 @@ static void cf__alone_put(cf__alone *alone, cf_pass pass, int64_t chunk, int64_t
     if (alone->schedule != NULL) alone->schedule->actions[alone->schedule->n_actions++] = action;
 }
 
-/* Puts the backwards of a unit. kept: 1 if its last chunk was kept on the last row. */
+/* Adds the backwards of a unit. kept: 1 if its last chunk was kept on the last row. */
 static void cf__alone_return(cf__alone *alone, const cf__pipe_unit *unit, int kept) {
     int64_t rows = alone->maker->desc.shape.n_virtual, i, row;
     for (i = unit->n - 1; i >= 0; i--)
@@ -8184,9 +8181,9 @@ static void cf__alone_return(cf__alone *alone, const cf__pipe_unit *unit, int ke
 }
 
 /* Runs all units in plan order, each to its end before the next begins. In a tree a unit's backwards come after those
-   of the units that continue it. One chunk is kept at a time: the last chunk before the way back, on its last row. All
-   others are dropped, and each is replayed right before its backward. Examples: a unit of three chunks, and a unit of
-   two chunks on two rows:
+   of the units that continue it. One chunk is kept at a time: the last forward of a unit, on its last row. All others
+   are dropped, and each is replayed right before its backward. Examples: a unit of three chunks, and a unit of two
+   chunks on two rows:
 
        F1 F2 F3 B3 R2 B2 R1 B1        F1 F1' F2 F2' B2' R2 B2 R1' B1' R1 B1
 
@@ -8253,15 +8250,15 @@ static void cf__pattern_add_backward(cf__pattern *pattern, int64_t chunk) {
     pattern->backwards[pattern->n_backwards++] = (int32_t)chunk;
 }
 
-/* Returns the chain whose last child begins with this chunk; once that child's backward has run, the chain's own can.
+/* Returns the chain whose last child begins with this chunk. That chain's backwards can run once the child's have run.
    NULL: none. */
 static const cf__pipe_unit *cf__pattern_ends(const cf__schedule_maker *m, int64_t chunk) {
     int64_t parent = m->pipe.chunks[chunk].index > 0 ? -1 : cf__pipe_relative(&m->pipe, chunk, -CF__PIPE_DOWN);
     return parent >= 0 ? cf__schedule_unit(m, parent) : NULL;
 }
 
-/* Adds the backwards that a unit's forwards have made possible: in local replay all, else those of its kept chunks.
-   Once all can run, adds those of the chains that end with the unit. */
+/* Adds the backwards that a unit's forwards made possible: in local replay all, otherwise those of kept chunks. Once
+   all can run, adds those of the chains that end with the unit. */
 static void cf__pattern_close(cf__schedule_maker *m, const cf__pipe_unit *unit) {
     int64_t i;
     do {
@@ -8272,8 +8269,8 @@ static void cf__pattern_close(cf__schedule_maker *m, const cf__pipe_unit *unit) 
 }
 
 /* Adds replays that are due, in pipeline replay. A backward frees the slot for the chunk k before it, if that chunk was
-   dropped. The chunk's R is due when a stage that is `ahead` items in front of the last can have run this backward. A
-   chain that keeps nothing gets its first slot from its last child. all: 1 also adds replays that are not due yet. */
+   dropped. That chunk's R is due once the first stage, `ahead` items in front of the last, can have run this backward.
+   A chain that keeps nothing gets its first slot from its last child. all: 1 also adds replays that are not due yet. */
 static void cf__pattern_add_due(cf__schedule_maker *m, int all) {
     cf__pattern *pattern = &m->pattern;
     for (; pattern->n_followed < pattern->n_backwards; pattern->n_followed++) {
@@ -8316,7 +8313,7 @@ static cf__pipe_room cf__pattern_held_above(const cf__schedule_maker *m, const c
     return held;
 }
 
-/* Ends a round of gpipe, whose first backward is `begin`: all of its forwards and replays run before that. */
+/* Ends a round of gpipe. All of its forwards and replays run before its first backward, `begin`. */
 static void cf__pattern_end_round(cf__schedule_maker *m, int64_t begin) {
     cf__pattern *pattern = &m->pattern;
     cf__pattern_add_due(m, 1);
@@ -8355,7 +8352,7 @@ static void cf__pattern_build(cf__schedule_maker *m) {
         pattern->distance = cf__max(pattern->distance, pattern->need[i] - i);
 }
 
-/* A stage on its way through the pattern. */
+/* The progress of a stage through the pattern. */
 typedef struct cf__pattern_merge {
     int64_t stage;
     cf__pipe_room limits; /* of this stage and all earlier ones: no stage may run further ahead than these */
@@ -8365,8 +8362,8 @@ typedef struct cf__pattern_merge {
 } cf__pattern_merge;
 
 /* Returns whether a stage takes its next forward item: its next backward needs the item, or the stage may run ahead.
-   The first item of a unit takes everything that the unit needs beside its places. An item that keeps its activations
-   takes a place. */
+   The first item of a unit takes everything that the unit needs beside its places. An item that keeps activations takes
+   a place. */
 static int cf__pattern_takes_forward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     const cf__pattern *pattern = &m->pattern;
     const cf__pattern_item *item = &pattern->items[merge->i];
@@ -8386,9 +8383,9 @@ static int cf__pattern_takes_forward(const cf__schedule_maker *m, cf__pattern_me
     return merge->i < merge->j + pattern->distance + further_down;
 }
 
-/* Writes the next backward. In local replay R comes right before B. It takes the slot that the previous backward has
-   freed: of its own chain or, if that has kept nothing, of the last chain below it. With forwards_first each R takes
-   its own slot, which is not counted. */
+/* Writes the next backward. In local replay R comes right before B. It takes the slot that the previous backward freed:
+   one of its own chain, or if that keeps nothing, of the last chain below it. With forwards_first each R takes its own
+   slot, which is not counted. */
 static void cf__pattern_put_backward(const cf__schedule_maker *m, cf__pattern_merge *merge, cf_schedule *schedule) {
     int64_t chunk = m->pattern.backwards[merge->j++], id = m->pipe.first_chunk + chunk;
     const cf__pipe_unit *unit = cf__schedule_unit(m, chunk);
@@ -8425,7 +8422,7 @@ static void cf__pattern_write(const cf__schedule_maker *m, cf_schedule *schedule
     schedule->first[merge.stage] = schedule->n_actions;
 }
 
-/* ---- what is asked for ---- */
+/* ---- checking the options ---- */
 
 /* Checks that the bytes of all chunks at once, each as large as the largest, fit into 64 bits. */
 static cf_result cf__schedule_check_bytes(const cf_plan *plan, const cf_shape *shape, const cf_held_bytes *bytes,
@@ -8509,7 +8506,7 @@ static cf_result cf__schedule_check_room(const cf__schedule_maker *m) {
     return CF_OK;
 }
 
-/* Finds what limits are compared with: everything at once, and the longest chain. */
+/* Measures what limits are compared with: everything at once, and the longest chain. */
 static void cf__schedule_measure(cf__schedule_maker *m) {
     const cf_held_bytes *bytes = &m->desc.limits.per_token;
     int64_t i, s;
@@ -8537,7 +8534,7 @@ static int64_t cf__schedule_longest(const cf__pipeline *pipe) {
 }
 
 /* Returns the bytes that a unit takes with one place, plus those of the chains above it. *above: bytes of these chains.
-   It includes the unit's own while other units continue it, and returns to 0 at the end of a tree. */
+   It includes the unit's own while other units continue it, and is 0 again at the end of a tree. */
 static int64_t cf__schedule_path_bytes(cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t *above) {
     const cf_plan *plan = m->pipe.plan;
     const cf_chunk *last = &m->pipe.chunks[unit->first + unit->n - 1];
@@ -8665,24 +8662,23 @@ static void cf__schedule_write_rounds(const cf__schedule_maker *m, cf_schedule *
 }
 
 /* ================================================================================================================
-   >>clock    when each action of a schedule runs
+   >>clock when each action of a schedule runs
 
-   Each stage runs its list until it has to wait for another stage, and is looked at again once that stage has handed
-   something to it. The order in which stages are looked at changes no time. Each list by itself is known to be in order
-   (>>check has walked it, or the library has written it). Lists that wait for each other for ever are found here.
-   ================================================================================================================ */
+   Each stage runs its list until it has to wait for another stage. It is visited again once that stage has passed
+   something to it. The order of visits changes no time. Each list by itself is known to be in order (>>check has walked
+   it, or the library has written it). Lists that wait for each other for ever are found here. */
 
 typedef struct cf__clock {
     const cf__pipeline *pipe;
     const cf_schedule *schedule;
     const uint16_t *listed;        /* (cells) a bit for each pass in the lists */
     double *start, *end;           /* (n_actions) */
-    double *arrival[CF__PIPE_TENSORS]; /* (cells) when a pass's input is there */
+    double *arrival[CF__PIPE_TENSORS]; /* (cells) when a pass's input has arrived */
     uint8_t *done;                 /* (cells) a bit for each place whose pass has run */
     int64_t *next;                 /* (n_stages) first action that has not run */
     double *free_at;               /* (n_stages) */
     double *link_free[2];          /* (n_stages) when the link to the next (or previous) stage is free */
-    int32_t *waiting;              /* (n_stages) stack of the stages to look at */
+    int32_t *waiting;              /* (n_stages) stack of the stages to visit */
     uint8_t *is_waiting;           /* (n_stages) */
     int64_t n_waiting;
     double makespan;
@@ -8720,8 +8716,8 @@ static inline double cf__clock_send(cf__clock *clock, int64_t stage, int64_t v, 
     return begin;
 }
 
-/* Hands the result of a pass to the virtual stage that takes it. If the taker has kept the activations of its F, no
-   pass takes the result of an R. */
+/* Passes the result of a pass to the virtual stage that takes it. If that stage kept the activations of its F, it does
+   not take the result of an R. */
 static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *a, int64_t chunk, int64_t cell,
                               double made) {
     int place = cf__pipe_place(a->pass), way = -clock->pipe->takes[place];
@@ -8765,7 +8761,7 @@ static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t c
 }
 
 /* Runs a SEND and its RECV together. Lists continue only when both ends have reached the transfer, because they must
-   also end where a send waits for its receiver. The time depends on tensor and link alone. */
+   also end if a send waits for its receiver. The time depends only on tensor and link. */
 static int cf__clock_meet(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id], other = cf__pipe_other_end(a);
@@ -8840,29 +8836,28 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
 }
 
 /* ================================================================================================================
-   >>bounds    how long a schedule must take
+   >>bounds how long a schedule must take
 
    A bound is a time that no schedule accepted by cf_schedule_validate can beat, no matter which chunks it drops and in
    which order its stages run. There are two: the critical path and the stage load. Both are made from heads and tails.
 
-   Heads and tails. A pass waits for others, which wait for others again, and transfers also take time. The longest such
-   chain that leads to a pass is its head: the pass cannot begin sooner. The longest chain that leads on from its end is
-   its tail: the schedule ends no sooner after it. For one chunk on two stages, where F takes 1, B 2 and a transfer 1:
+   Heads and tails. A pass waits for others, these for others again, and transfers take time. The longest such sequence
+   that leads to a pass is its head: the pass cannot begin sooner. The longest sequence that follows it is its tail: the
+   schedule ends no sooner after it. For one chunk on two stages, where F takes 1, B 2 and a transfer 1:
 
        stage 0   F . . . . . B B        F: head 0, tail 7    B: head 6, tail 0
        stage 1   . . F B B . . .        F: head 2, tail 5    B: head 3, tail 3
 
-   The critical path is the longest chain of all: the maximum over all passes of head + pass + tail.
+   The critical path is the longest sequence of all: the maximum over all passes of head + pass + tail.
 
    The stage load: a stage runs one pass at a time. So it needs the seconds of all of its passes, plus the smallest of
    their heads and the smallest of their tails: 0 + 3 + 0 for stage 0 above, and 2 + 3 + 3 for stage 1. The same holds
    for any subset of its passes. Passes that come late, or have much behind them, may need longer than all together. So
    the bound looks, for each pass, at all passes whose head is at least its own, and does the same with tails.
 
-   A bound must not count anything that a schedule may choose. K is the maximum of chunks of a chain that are kept, and
-   a schedule may keep fewer. If no stage can keep two chunks of a chain, all of its chunks except the last are dropped,
-   and their replays lie on the paths. Otherwise only the minimum number of replays is known, and these count as work.
-   ================================================================================================================ */
+   A bound must count only what every schedule must do. K is the maximum of chunks of a chain that are kept; a schedule
+   may keep fewer. If no stage can keep two chunks of a chain, all of its chunks except the last are dropped, and their
+   replays lie on the paths. Otherwise only the minimum number of replays is known, and these count as work. */
 
 enum { CF__BOUNDS_EITHER = 2 };
 
@@ -8881,7 +8876,7 @@ static double cf__bounds_latest_start(const cf__bounds_paths *paths, int place, 
     return paths->tail[place][cell] + paths->seconds[place][cell];
 }
 
-/* Fills in the seconds of all passes. A backward that may be of either form gets the minimum of both: it takes no
+/* Fills in the seconds of all passes. A backward that may be B, or I and W, gets the minimum of both. It takes no
    longer than the cheaper form, and its gradient of the inputs comes no later than in the form where it comes first. */
 static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
     const cf__pipeline *pipe = paths->pipe;
@@ -8905,9 +8900,9 @@ static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
         }
 }
 
-/* Finds the heads (CF__PIPE_WAITS_FOR) or the tails (CF__PIPE_HOLDS_UP) of the passes of one chunk and place, one pass
-   on each virtual stage. They follow from the heads or tails of the passes at the other ends of the rules. The rule
-   between neighbouring virtual stages comes last, because it continues from the result for the neighbour. */
+/* Finds the heads (CF__PIPE_WAITS_FOR) or tails (CF__PIPE_HOLDS_UP) of one chunk's passes at one place, on all virtual
+   stages. They follow from those of the passes at the other ends of the rules. The rule between neighbouring virtual
+   stages comes last, because it continues from the neighbour's result. */
 static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, const cf__pipe_unit *unit,
                                   int64_t chunk) {
     const cf__pipeline *pipe = paths->pipe;
@@ -8932,8 +8927,8 @@ static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, c
         }
 }
 
-/* Finds all tails of a unit and the heads of its forwards, in an order in which each is found before it is read. A kept
-   chunk also gets a tail of R, because a schedule may drop it nevertheless. */
+/* Finds all tails of a unit and the heads of its forwards, each before it is read. A kept chunk also gets a tail of R,
+   because a schedule may drop it nevertheless. */
 static void cf__bounds_find_tails(cf__bounds_paths *paths, const cf__pipe_unit *unit) {
     cf__pipe_unit dropped = *unit;
     int64_t first = unit->first, last = first + unit->n - 1, i;
@@ -8978,18 +8973,19 @@ static int cf__bounds_must_drop(const cf__bounds_paths *paths, int64_t chunk) {
 }
 
 /* Adds the minimum replays of a chain on virtual stage v, where it keeps at most k > 1 chunks at once. When the
-   backward of its chunk j begins (counted from 1), chunk j is kept, and at most k - 1 chunks before it. So at least j
+   backward of its chunk j begins (counted from 1), chunk j is kept, and at most k - 1 chunks before it. So at least j -
+   k chunks still need a replay. With five chunks and k = 2:
    - k chunks still need a replay. With five chunks and k = 2:
 
        B5  three replays to come  B4  two  B3  one  B2  B1
 
-   So one replay comes after B of chunk k + 1, another after B of chunk k + 2, and so on. It is open which chunks these
-   are. But all replays come before B1, and the last t replays take at least as long as the t cheapest. So in every sum
-   over jobs behind some head, the cheapest replays can stand for the real ones. */
+   So one replay comes after B of chunk k + 1, another after B of chunk k + 2, and so on; their chunks are unknown. But
+   all replays come before B1, and the last t replays take at least as long as the t cheapest. So the cheapest replays
+   can stand for the real ones in every sum over jobs behind some head. */
 static void cf__bounds_add_replays(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t v,
                                    const cf__pipe_unit *unit, int64_t k) {
     int64_t first = v * paths->pipe->n + unit->first, t;
-    int32_t *longest = (int32_t *)jobs->order[0]; /* nothing is sorted yet; the most expensive comes first */
+    int32_t *longest = (int32_t *)jobs->order[0]; /* unused before sorting; the most expensive comes first */
     for (t = 0; t < unit->n - 1; t++) longest[t] = (int32_t)t;
     cf__sort_by_key(longest, unit->n - 1, paths->seconds[CF_R] + first);
     for (t = 0; t < unit->n - k; t++) {
@@ -9026,8 +9022,8 @@ static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_path
         cf__bounds_add_stage(jobs, paths, cf__pipe_at(paths->pipe, i, stage), k);
 }
 
-/* Returns the maximum time that any part of the jobs needs. A part is one job and all others whose `by` is at least its
-   own. `by` holds the heads of all jobs and `other` their tails, or the reverse. */
+/* Returns the maximum time that any subset of the jobs needs. A subset is one job and all others whose `by` is at least
+   its own. `by` holds the heads of all jobs and `other` their tails, or the reverse. */
 static double cf__bounds_find_parts(cf__bounds_jobs *jobs, const double *by, const double *other) {
     double most = 0, seconds = 0, least = DBL_MAX;
     int64_t i;
@@ -9110,21 +9106,20 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
 }
 
 /* ================================================================================================================
-   >>dispatch    schedules by simulated time
+   >>dispatch schedules by simulated time
 
-   Dispatch simulates the pipeline. Whenever a stage is free, it takes the ready pass that its policy likes best. So
-   every choice is made with the knowledge of that moment.
+   Dispatch simulates the pipeline. Whenever a stage is free, it takes the ready pass that its policy prefers. So every
+   choice is made with what is known at that moment.
 
    A pass is ready when everything that it needs by the rules of >>pipeline has arrived. `missing` counts the things
-   that it still waits for; each pass that is taken supplies the passes that wait for it. A ready pass lies in a queue
-   of its stage. Forwards go in the order of units, other passes by the longest way to the end of the schedule.
-   Backwards go first, because they free places. But if the next stage would run out of work, a forward feeds it first
-   (the lead). W goes when nothing else can, or when the next forward needs its place.
+   that it still waits for; each pass that is taken supplies the passes that wait for it. Ready passes lie in queues of
+   their stage. Forwards go in the order of units, other passes by the longest way to the end of the schedule. Backwards
+   go first, because they free places. But if the next stage would run out of work, a forward feeds it first (the lead).
+   W goes when nothing else can, or when the next forward needs its place.
 
-   Room. Forwards run even if there is no place for their activations. Then the kept chunk whose backward is furthest
-   off gives up its place afterwards (eviction, by Belady's rule). Its forward has taken no longer than one that drops
-   the activations, so the only change is a replay before its backward. Two chunks on two stages with room for one,
-   where F and R take 1 and B takes 2:
+   Room. Forwards run even if there is no place for their activations. Afterwards the kept chunk whose backward is
+   furthest off loses its place (eviction, by Belady's rule). Keeping cost its forward no time, so the only change is a
+   replay before its backward. Two chunks on two stages with room for one, where F and R take 1 and B takes 2:
 
        stage 0   F1 F2 .  .  B1 B1 R2 B2 B2      F2 finds no place. B2 is further off than B1, so chunk 2 is dropped
        stage 1   .  F1 B1 B1 F2 B2 B2            again, and replayed in the place that B1 has freed
@@ -9135,25 +9130,26 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
    more tokens than its state. Inputs of standalone chunks are counted: a stage keeps at most two per virtual stage of
    the pipeline, then drops no more.
 
-   A unit starts on a virtual stage when there is room there for its state and, if bytes are limited, for the bytes that
-   it takes even if its chunks are dropped. Its backwards free both. In a plan with trees, units start in order on every
-   virtual stage, so a unit that waits for room waits only for units that have everything that they need.
+   A unit starts on a virtual stage when there is room there for its state. If bytes are limited, it also needs the
+   bytes that it takes even if its chunks are dropped. Its backwards free both. In a plan with trees, units start in
+   order on every virtual stage. So a unit that waits for room waits only for units that have all they need.
 
    Turns are for fixed kinds, and for split backwards that fill a pipeline (ZB-H1, ZB-V). A stage first takes a number
-   of forwards, `turns` on the first stage, and from then on one backward for each forward. Then a unit starts only when
-   places are free for all chunks that it keeps, and leaves as many for each later row of its stage, so nothing is
-   evicted. On three stages with turns of 3 the stages start with 3, 2 and 1 forwards:
+   of forwards, `turns` on the first stage, and from then on one backward for each forward. A unit starts only when
+   places are free for all chunks that it keeps, and for as many on each later row of its stage; so nothing is evicted.
+   On three stages with turns of 3 the stages start with 3, 2 and 1 forwards:
 
        stage 0   F1 F2 F3 .  .  B1 F4 B2        stage 1   .  F1 F2 .  B1 F3 B2        stage 2   .  .  F1 B1 F2 B2
 
-   Beats are for several rows. Chunk i begins on virtual stage v at i + beat x v. It comes back there later, by one beat
-   for each virtual stage on its way; passes go in that order. With a beat of 1/2 on four virtual stages chunk 0 begins
-   at 0, 1/2, 1 and 3/2, and chunk 1 at 1, 3/2, 2 and 5/2. The longer a beat, the more chunks are under way. Split
-   backwards keep strictly to that order, because W fills the gaps. Whole backwards go as soon as they can, but under a
-   limit no virtual stage has more chunks under way than its beats allow. With the beat above, virtual stage 0 of four
-   has at most 5: its backward begins 1/2 x 10 chunks after its forward. On a V, beats may be steep: beats that lead to
-   a later stage count twice.
-   ================================================================================================================ */
+   Beats are for several rows. Chunk i begins on virtual stage v at i + beat x v. Its backward comes back there later,
+   by one beat for each virtual stage on its way; passes go in that order. With a beat of 1/2 on four virtual stages
+   chunk 0 begins at 0, 1/2, 1 and 3/2, and chunk 1 at 1, 3/2, 2 and 5/2. The longer a beat, the more chunks are under
+   way.
+
+   Split backwards keep strictly to that order, because W fills the gaps. Whole backwards go as soon as they can, but
+   under a limit no virtual stage has more chunks under way than its beats allow. With the beat above, virtual stage 0
+   of four has at most 5: its backward begins 1/2 x 10 chunks after its forward. On a V, beats may be steep: beats that
+   lead to a later stage count twice. */
 
 typedef struct cf__dispatch_policy {
     int split;     /* backwards are split into I and W */
@@ -9166,14 +9162,14 @@ typedef struct cf__dispatch_policy {
 enum {
     CF__DISPATCH_NOT_STARTED = -1, /* in `kept`: the unit has not started there */
     CF__DISPATCH_TAKEN = -1,       /* in `missing`: the pass has been taken */
-    CF__DISPATCH_AHEAD = 2,        /* with a backward to run, a stage gets at most this many forwards ahead of the next
+    CF__DISPATCH_AHEAD = 2,        /* a stage with a backward to run gets at most this many forwards ahead of the next
                                       stage */
-    CF__DISPATCH_INPUTS = 2        /* per virtual stage of the pipeline, a stage keeps at most this many inputs of
-                                      standalone chunks that it has dropped */
+    CF__DISPATCH_INPUTS = 2        /* inputs of dropped standalone chunks that a stage keeps at most, per virtual stage
+                                      of the pipeline */
 };
 
 /* A forward goes before a backward while the next stage has less work than this factor times the work that this stage
-   has at hand. So the next stage need not wait. Several rows divide the factor equally. */
+   has. So the next stage need not wait. Several rows divide the factor equally. */
 static const double cf__dispatch_lead = 1.5;
 
 /* Passes are numbered cell by cell, and in a cell by their place. */
@@ -9202,7 +9198,7 @@ typedef struct cf__dispatch_queue {
     int64_t n;
 } cf__dispatch_queue;
 
-/* One stage at work. */
+/* The state of one stage during dispatch. */
 typedef struct cf__dispatch_worker {
     double free_at;
     double ready;               /* seconds of the passes that it could take, or that are on their way to it */
@@ -9218,7 +9214,7 @@ typedef struct cf__dispatch_worker {
     int64_t n_done;
 } cf__dispatch_worker;
 
-/* One virtual stage at work. */
+/* The state of one virtual stage during dispatch. */
 typedef struct cf__dispatch_row {
     int64_t state;     /* tokens of state that there is room for */
     int32_t n_started; /* units that have started there; in plans with trees they start in order */
@@ -9234,8 +9230,8 @@ typedef struct cf__dispatch {
     int32_t *kept;        /* (n_units x n_v) chunks that a unit keeps on a virtual stage */
     cf__dispatch_row *rows; /* (n_v) */
     cf__pipe_room most;   /* maximum that any unit takes on one virtual stage */
-    double *place;        /* (n) for each chunk, the number of chunks in the units before its own */
-    double *back;         /* (n) place of its backward in the order in which backwards become possible, from 1 on */
+    double *place;        /* (n) number of chunks in the units before each chunk's */
+    double *back;         /* index of its backward, from 1 on, in the order in which backwards become possible */
     int64_t longest;      /* chunks of the longest unit */
     int8_t *missing;      /* (passes) number of things that a pass still waits for */
     double *ready_at;     /* (passes) */
@@ -9248,14 +9244,14 @@ typedef struct cf__dispatch {
     int64_t n_left;       /* passes, except R, that have not been taken */
     cf__dispatch_worker *workers; /* (n_stages) */
     int32_t *stage_of;    /* (n_v) stage of each; faster to look up than to divide by the number of stages */
-    int32_t *row_of;      /* (n_v) row of each: which of its stage's virtual stages it is */
+    int32_t *row_of;      /* (n_v) row of each: its index among its stage's virtual stages */
     double *wake;         /* (n_leaves) when to look at the stage again */
     int32_t *winners;     /* (2 x n_leaves) a tournament over wake: winners[1] is the stage to look at next */
     int64_t n_leaves;     /* n_stages, rounded up to a power of 2; leaves past n_stages never wake */
     double makespan;
 } cf__dispatch;
 
-/* Returns the virtual stage of a pass, and its chunk. Divides 32 bits, which is much faster than 64. */
+/* Returns the virtual stage of a pass, and its chunk. Divides 32 bits, much faster than 64. */
 static int64_t cf__dispatch_stage(const cf__dispatch *d, int32_t id, int64_t *chunk) {
     uint32_t cell = (uint32_t)id / CF__PIPE_PLACES, v = cell / (uint32_t)d->pipe->n;
     *chunk = cell - v * (uint32_t)d->pipe->n;
@@ -9350,9 +9346,9 @@ static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
                       d->urgency);
 }
 
-/* Gives a pass of virtual stage v one of the things that it waits for, at the time `when`. A pass that now has all of
-   them goes to its stage; if the stage is busy until then, the pass is a choice at once. A backward that waits only for
-   its replay calls that replay, in time for it to end when everything else has arrived. */
+/* Gives a pass of virtual stage v one of the things that it waits for, at the time `when`. If that was the last one,
+   the pass goes to its stage; if the stage is busy until then, it is a choice at once. A backward that now waits only
+   for its replay calls the replay, in time to end when everything else has arrived. */
 static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double when) {
     int64_t stage = d->stage_of[v], cell = cf__dispatch_cell(id);
     cf__dispatch_worker *worker = &d->workers[stage];
@@ -9392,15 +9388,15 @@ static void cf__dispatch_count(cf__dispatch *d, const cf__pipe_unit *unit) {
         }
 }
 
-/* Returns how many steps on the way to virtual stage v lead to a later stage of a V, if the beat is steep. */
+/* Returns the number of steps on the way to virtual stage v that lead to a later stage of a V, if the beat is steep. */
 static int64_t cf__dispatch_steps_down(const cf__dispatch *d, int64_t v) {
     int64_t row = d->row_of[v];
     if (d->policy.steep == 0) return 0;
     return (row + 1) / 2 * (d->pipe->shape.n_stages - 1) + (row % 2 == 0 ? d->stage_of[v] : 0);
 }
 
-/* Returns the beats before a forward, or any other pass, begins on virtual stage v. A whole backward lasts two
-   beats. */
+/* Returns the number of beats before a forward, or before another pass, begins on virtual stage v. A whole backward
+   lasts two beats. */
 static double cf__dispatch_way_to(const cf__dispatch *d, int place, int64_t v) {
     int64_t last = d->pipe->n_v - 1, steps = last - v, down = cf__dispatch_steps_down(d, v);
     int64_t most = cf__dispatch_steps_down(d, last);
@@ -9409,9 +9405,9 @@ static double cf__dispatch_way_to(const cf__dispatch *d, int place, int64_t v) {
     return (double)(last + most + 1 + steps * (d->policy.split ? 1 : 2)) + (d->policy.steep == 2 ? 2.5 : 0);
 }
 
-/* Returns the beat of a pass. Chunks begin one step after the other. A unit's chunks go in order on their way there,
-   and in reverse on their way back, which starts as many steps later as the longest unit has chunks. Each step from one
-   virtual stage to the next counts as policy.beat chunks. W fills the gaps. */
+/* Returns the time of a pass in beats. Chunks begin one step after the other. A unit's forwards go in order. Its
+   backwards go in reverse, and start as many steps later as the longest unit has chunks. Each step from one virtual
+   stage to the next counts as policy.beat chunks. W fills the gaps. */
 static double cf__dispatch_beat(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
     int64_t step = chunk - cf__schedule_unit(d->maker, chunk)->first;
     if (place != CF_F) step = d->longest - 2 + (int64_t)(d->back[chunk] - d->place[chunk]);
@@ -9475,12 +9471,12 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
     }
 }
 
-/* Returns the places that must be free when a unit starts: with turns, one for each chunk that it keeps; otherwise one,
-   which eviction can make. */
+/* Returns the places that must be free when a unit starts: with turns, one for each chunk that it keeps. Otherwise one,
+   which eviction can free. */
 static int64_t cf__dispatch_places(const cf__dispatch *d, int64_t k) { return d->policy.turns > 0 ? k : 1; }
 
-/* Sets the places of a unit's chunks in the order (`before` chunks come before the unit), and numbers the backwards
-   that become possible with it. A backward of a later row is nearer by the stages of the earlier rows. */
+/* Sets the place of each chunk of a unit in the order, and numbers the backwards that become possible with the unit.
+   before: number of chunks before the unit. A backward of a later row is nearer, by the stages of the earlier rows. */
 static void cf__dispatch_start_unit(cf__dispatch *d, const cf__pipe_unit *unit, int64_t before, int64_t *n_back) {
     cf__pipe_room takes = cf__schedule_takes(d->maker, unit, cf__dispatch_places(d, unit->k));
     int64_t p = d->pipe->shape.n_stages, i, v;
@@ -9504,7 +9500,7 @@ static void cf__dispatch_start(cf__dispatch *d) {
     d->most.chunks = d->most.bytes = 0;
     for (u = 0; u < m->n_units; n += m->units[u++].n) cf__dispatch_start_unit(d, &m->units[u], n, &n_back);
     for (u = 0; u < m->n_units * m->pipe.n_v; u++) d->kept[u] = CF__DISPATCH_NOT_STARTED;
-    if (m->pipe.plan->order != NULL) { /* a path takes more than one of its units */
+    if (m->pipe.plan->order != NULL) { /* the units of a path take more than one unit does */
         int64_t path = cf__dispatch_places(d, cf__min(cf__schedule_path_kept(m), d->longest));
         d->most.chunks = cf__max(d->most.chunks, path);
         d->most.bytes = cf__max(d->most.bytes, m->most_above + path * m->most_padded * cf__schedule_row(m));
@@ -9519,7 +9515,7 @@ static void cf__dispatch_start(cf__dispatch *d) {
         d->winners[d->n_leaves + u] = (int32_t)u;
     }
     for (u = d->n_leaves - 1; u > 0; u--) d->winners[u] = d->winners[2 * u];
-    for (u = 0; u < m->n_units; u++) { /* the first pass of a unit, or tree, waits only for this supply */
+    for (u = 0; u < m->n_units; u++) { /* the first pass of a unit, or of a tree, waits only for this supply */
         if (cf__pipe_has_parent(&m->pipe, m->units[u].first)) continue;
         d->missing[cf__dispatch_id(m->units[u].first, CF_F)] = 1;
         cf__dispatch_supply(d, cf__dispatch_id(m->units[u].first, CF_F), 0, 0);
@@ -9554,8 +9550,8 @@ static int32_t cf__dispatch_victim(cf__dispatch *d, int64_t stage) {
     return -1;
 }
 
-/* Makes the backward of a dropped cell wait for a replay, and the replay for its call. If backwards are split, the
-   replay also waits for the W after which its chain keeps fewer chunks than it may, because I alone frees no place. */
+/* Makes the backward of a dropped cell wait for a replay, and the replay for its call. I alone frees no place. So with
+   split backwards the replay also waits for the W after which its chain keeps fewer chunks than it may. */
 static void cf__dispatch_await_replay(cf__dispatch *d, int64_t stage, int64_t cell) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, cell % d->pipe->n);
     int64_t behind = cf__max(unit->k, 1);
@@ -9601,9 +9597,9 @@ static int cf__dispatch_may_replay(cf__dispatch *d, int64_t stage, int32_t id) {
     return cf__dispatch_has_place(d, stage, &unit);
 }
 
-/* Returns the number of chunks that a unit may keep on virtual stage v beside the chains below it. Once these have run
-   backward there, it is all that its path may keep. 0: the chains below still need places, because their last backward
-   there waits for more than the next stage. */
+/* Returns the number of chunks that a unit may keep on virtual stage v beside the chains below it: all that its path
+   may keep, once those chains have run backward there. 0: they still need places, because their last backward there
+   waits for more than the next stage. */
 static int64_t cf__dispatch_may_keep(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t v) {
     int64_t last = unit->first + unit->n - 1, k = cf__max(unit->k, 1), child, cell;
     cf__pipe_unit below;
@@ -9618,7 +9614,7 @@ static int64_t cf__dispatch_may_keep(const cf__dispatch *d, const cf__pipe_unit 
 }
 
 /* Calls a replay early if a stage would otherwise be idle and has a spare place: the replay whose backward comes next.
-   If virtual stages share places one more stays free, because that backward may wait for a replay of another row. All
+   If virtual stages share places, one more stays free, because that backward may wait for a replay of another row. All
    forwards of the unit must have run, and it must keep fewer chunks than it may. Returns whether a replay was
    called. */
 static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
@@ -9639,7 +9635,7 @@ static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
     behind = chunk + cf__dispatch_may_keep(d, most, v);
     if (!cf__dispatch_is_taken(d, cell - chunk + last, CF_F) || behind == chunk) return 0;
     if (behind <= last && !cf__dispatch_is_taken(d, cell - chunk + behind, frees))
-        return 0; /* if backwards are split it may have been called already, and wait for that W */
+        return 0; /* with split backwards it may have been called already, and wait for that W */
     if (!cf__dispatch_may_replay(d, stage, replay)) return 0;
     cf__dispatch_supply(d, replay, v, worker->free_at);
     return 1;
@@ -9748,9 +9744,9 @@ static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
     return d->workers[stage].n_ahead >= cf__max(d->policy.turns - less, 1);
 }
 
-/* Returns the room that a unit which starts on virtual stage v leaves for later rows. Per row: the room of a unit
-   (in trees, of a path) minus the room that the path already holds. In a strict order it leaves none, because the
-   order says what comes first. */
+/* Returns the room that a unit must leave for later rows when it starts on virtual stage v. Per row: the room of a unit
+   (in trees, of a path) minus the room that the path already holds. A strict order leaves none, because it says what
+   comes first. */
 static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, int64_t v) {
     const cf__schedule_maker *m = d->maker;
     cf__pipe_room leaves = {0, 0, 0};
@@ -9767,10 +9763,10 @@ static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, i
     return leaves;
 }
 
-/* Returns whether a unit can start on virtual stage v. In a plan with trees all units before it must have started. The
-   unit needs bytes for itself and one place. For a standalone chunk that place must be free if the chunk cannot be
-   dropped, as on the last virtual stage, where its backward follows at once. With turns all places must be free. With
-   beats, whole backwards and a limit, no virtual stage may have more chunks under way than its beats allow. */
+/* Returns whether a unit can start on virtual stage v. It needs bytes for itself and one place. With trees, all units
+   before it must have started. For a standalone chunk that cannot be dropped, that place must already be free. (Its
+   backward follows at once on the last virtual stage, so there it is not dropped.) With turns all places must be free.
+   With beats, whole backwards and a limit, no virtual stage may have more chunks under way than its beats allow. */
 static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     cf__pipe_room takes, leaves;
@@ -9816,10 +9812,10 @@ static int32_t cf__dispatch_due(const cf__dispatch *d, cf__dispatch_worker *work
     return due;
 }
 
-/* Returns whether a stage stays idle rather than run a pass, because a better pass comes soon and the wait makes
+/* Returns whether a stage stays idle instead of running a pass, because a better pass comes soon and the wait makes
    nothing longer. If it follows an order, a W waits if the next pass comes before the W would end. Otherwise a pass
-   waits for up to half of its own time: any pass for a backward, and a W also for any other pass. This is only for
-   split backwards, which have a W to fill the gaps. */
+   waits for up to half of its own time: any pass for a backward, and a W for any other pass. Only for split backwards,
+   whose W fill the gaps. */
 static int cf__dispatch_waits(const cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int place = cf__dispatch_place(id), strict = cf__dispatch_is_strict(d), is_weight = place == CF__PIPE_W;
@@ -9844,8 +9840,8 @@ static int cf__dispatch_makes_room(const cf__dispatch *d, int64_t stage, int32_t
     return 0;
 }
 
-/* Returns whether a forward goes before a backward or replay that could run, because the next stage has too little work
-   until both have run. If the forward evicts a chunk it costs a replay, so then only a sixth of the lead counts. */
+/* Returns whether a forward goes before a backward or replay that could run: the next stage has too little work until
+   both have run. If the forward evicts a chunk, it costs a replay, so only a sixth of the lead counts then. */
 static int cf__dispatch_feeds(const cf__dispatch *d, int64_t stage, int32_t back, int32_t forward) {
     const cf__dispatch_worker *worker = &d->workers[stage], *next = worker + 1;
     int64_t chunk, v = cf__dispatch_stage(d, forward, &chunk);
@@ -9886,7 +9882,7 @@ static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     return best >= 0 ? best : weight;
 }
 
-/* Takes a chosen pass out of its queue. If it is a unit's first forward on a virtual stage, starts the unit there. */
+/* Removes a chosen pass from its queue. If it is a unit's first forward on a virtual stage, starts the unit there. */
 static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk), queue = CF__DISPATCH_BEGUN + cf__dispatch_place(id), i;
@@ -9906,7 +9902,7 @@ static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_evict(d, stage);
 }
 
-/* Lets a free stage look at the passes that have arrived, and take one or wait for the next one to come. */
+/* Lets a free stage choose among the passes that have arrived: it takes one, or waits for the next to come. */
 static void cf__dispatch_decide(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int32_t id, coming;
@@ -9926,7 +9922,7 @@ static void cf__dispatch_decide(cf__dispatch *d, int64_t stage) {
 
 /* ---- the whole dispatch ---- */
 
-/* Runs the dispatch; returns whether it came to its end. It gives up as soon as a pass comes too late for a makespan of
+/* Runs the dispatch; returns whether it finished. It gives up as soon as a pass comes too late for a makespan of
    `give_up_at`, or a stage has too much left to run. */
 static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
     cf__dispatch_start(d);
@@ -9957,7 +9953,7 @@ static void cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
 }
 
 /* ================================================================================================================
-   >>search    the best of many schedules
+   >>search the best of many schedules
 
    A core search looks for a schedule with whole or with split backwards. It tries the fixed kinds, then dispatch with
    backwards first, six beats on several rows (and two steep ones in a V), turns for split backwards without chains, and
@@ -9968,13 +9964,11 @@ static void cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
        4 3 2 1: 40    3 4 2 1: 41, undone    4 3 1 2: 38, kept    1 4 3 2: 38, kept    1 3 4 2: 37, kept
 
    It tries the same candidates in the same order for any number of tries, which only says when to stop. So more tries
-   never give a longer schedule. Whole backwards come first, and split ones after them if they are allowed, so
-   split_backward never gives a longer schedule either. A core search is left out if its own lower bound says that it
-   cannot win.
+   never give a longer schedule. Split backwards, if allowed, come after whole ones, so split_backward never gives a
+   longer schedule either. A core search is skipped if its own lower bound says that it cannot win.
 
-   cf__search_keeps counts what every candidate holds, no matter what made it, and refuses it if any stage holds more
-   than the limits allow. So a mistake about room costs time, but never breaks a limit.
-   ================================================================================================================ */
+   cf__search_keeps counts what every candidate holds, whatever made it, and refuses it if any stage holds more than the
+   limits allow. So a mistake about room costs time, but never breaks a limit. */
 
 typedef struct cf__search {
     cf__schedule_maker maker;
@@ -9994,9 +9988,9 @@ typedef struct cf__search {
 } cf__search;
 
 /* Returns the default number of candidates of one core search. Dispatch takes some 150 ns per pass, plus the time of 64
-   passes. K = 1 gets more candidates than larger K, whose chains replay less. Searches under limits that the caller has
-   set or lifted get more than those under default limits. If fewer chunks fit than there are stages, the number falls
-   in proportion. Large problems get the fixed kinds and two dispatches. */
+   passes. K = 1 gets more candidates than larger K, whose chains replay less. Limits from the caller get more than
+   default ones. If fewer chunks fit than there are stages, the number falls in proportion. Large problems get the fixed
+   kinds and two dispatches. */
 static int64_t cf__search_default_tries(const cf__schedule_maker *m, int split) {
     int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split) + 64, stages = m->desc.shape.n_stages;
     int64_t room = 0, max_tries, s;
@@ -10143,9 +10137,9 @@ static int cf__search_try_dispatch(cf__search *search, double most) {
 
 /* ---- the fixed kinds ---- */
 
-/* Lets dispatch make a schedule by the rules of a fixed kind: forwards and backwards take turns. The forwards ahead are
-   as many as in 1F1B or, on several rows, one more than in Megatron's warm-up; in a V only room limits them. Returns
-   whether dispatch came to its end. */
+/* Makes a schedule by the rules of a fixed kind with dispatch: forwards and backwards take turns. The number of
+   forwards ahead is that of 1F1B or, on several rows, Megatron's warm-up plus one; in a V only room limits it. Returns
+   whether dispatch finished. */
 static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind, cf_schedule *schedule) {
     cf__schedule_maker *m = &search->maker;
     cf__dispatch *d = &search->dispatch;
@@ -10208,8 +10202,8 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 
 /* ---- where a walk begins ---- */
 
-/* Sets a starting order: the most expensive units first. With `cheap_ends` cheap units go to both ends, because a short
-   chunk fills the pipeline sooner, and empties it sooner. */
+/* Sets a starting order: the most expensive units first. With `cheap_ends` cheap units go to both ends, because short
+   chunks fill and empty the pipeline sooner. */
 static void cf__search_set_order(cf__schedule_maker *m, int cheap_ends) {
     int64_t n = m->n_units, i;
     cf__schedule_collect_units(m);
@@ -10478,14 +10472,14 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule) {
 /* ================================================================================================================
    >>check
 
-   First each list by itself, action by action, as the stage would run it; cf_simulate also takes this walk, and reads
-   from it what is held at which time. Then all lists against each other, run as far as they go. Every finished pass is
-   visible everywhere; or, if transfers are in the lists, results move only by a rendezvous between two stages.
-   ================================================================================================================ */
+   First checks each list by itself, action by action, as the stage would run it. cf_simulate also takes this walk, and
+   reads from it what is held at which time. Then checks all lists against each other: they run as far as they go. Every
+   finished pass is visible everywhere. If transfers are in the lists, results move only by a rendezvous between two
+   stages. */
 
 /* ---- the walk ---- */
 
-/* Bits of a chunk on one virtual stage: one for each pass that is in the list so far, and these: */
+/* Bits of a chunk on one virtual stage: one for each pass in the list so far, and these: */
 enum {
     CF__CHECK_FORWARDS = 1 << CF_F | 1 << CF_R,
     CF__CHECK_BACKWARDS = 1 << CF_B | 1 << CF_I,
@@ -10497,7 +10491,7 @@ enum {
 typedef struct cf__checker {
     const cf__pipeline *pipe;     /* only for its counts: this section states the rules again */
     const cf_schedule *schedule;
-    const cf_limits *limits;      /* K and these limits hold, and positions count from the start of a list. NULL for
+    const cf_limits *limits;      /* K and these limits hold, and positions count from the start of a list. NULL, for
                                      cf_simulate: any K and any memory are allowed, and positions are indices of
                                      actions */
     cf_timeline *timeline;        /* gets live and the peaks, if there is one */
@@ -10505,13 +10499,13 @@ typedef struct cf__checker {
     cf_error *error;
     uint8_t crosses;              /* transfers between stages are in the lists */
     uint8_t n_passes;             /* number of passes that may be in the lists */
-    int32_t turn;                 /* virtual stages v - 1 and v are on one stage if this divides v; 0: never */
+    int32_t turn;                 /* virtual stages v - 1 and v are on one stage if this number divides v; 0: never */
     int64_t stage, action;        /* where the walk is; action -1: nowhere in particular */
     cf__pipe_held held;
     cf__pipe_room room;           /* the stage's limits */
     uint16_t *cells;              /* (cells) the bits above */
     /* cf_schedule_validate only */
-    int32_t *kept;                /* (cells) in the cell of a chain's first chunk, the number of its chunks with live
+    int32_t *kept;                /* (cells) in the cell of a chain's first chunk: the number of its chunks with live
                                      activations; a standalone chunk has its own number */
     int64_t *state;               /* (virtual stages) tokens of state that each holds */
 } cf__checker;
@@ -10526,7 +10520,7 @@ static void cf__check_take_up(cf__checker *k, const cf_schedule *schedule, cf_er
     if (schedule->shape.placement == CF_PLACEMENT_V) k->turn = (int32_t)schedule->shape.n_stages;
 }
 
-/* Writes where the walk is and what is wrong there. a: the action to name, or NULL. */
+/* Describes the place of the walk and what is wrong there. a: the action to name, or NULL. */
 static void cf__check_tell(const cf__checker *k, const cf_action *a, const char *why, char text[128]) {
     if (a == NULL) (void)snprintf(text, 128, "stage %lld: %s", (long long)k->stage, why);
     else
@@ -10683,8 +10677,8 @@ static inline cf_result cf__check_transfer(const cf__checker *k, const cf_action
     return CF_OK;
 }
 
-/* Checks an action whose fields are good. Cells of one virtual stage are side by side. Those of two neighbouring
-   virtual stages on one stage are n chunks apart; no others are read here. */
+/* Checks an action whose fields are good. Cells of one virtual stage are side by side. Of other virtual stages only
+   neighbours on the same stage are read here, whose cells are n chunks apart. */
 static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, const cf_chunk *c, uint16_t *cell) {
     int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
     if (*cell & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass))
@@ -10727,7 +10721,7 @@ static inline cf_result cf__check_room(const cf__checker *k, const cf_action *a,
     int64_t bytes;
     int32_t *kept = &k->kept[cell - k->cells - c->index];
     if (a->keep) CF__TRY(cf__check_keeps(k, a, ++*kept));
-    if (1 << a->pass & CF__CHECK_ENDS) --*kept; /* it keeps nothing itself */
+    if (1 << a->pass & CF__CHECK_ENDS) --*kept; /* this action itself keeps nothing */
     if (c->chain >= 0 && k->room.state < INT64_MAX) CF__TRY(cf__check_state(k, a, c));
     if (k->room.bytes == INT64_MAX) return CF_OK;
     bytes = cf__pipe_held_bytes(&k->held.load, k->bytes);
@@ -10833,9 +10827,9 @@ static cf_result cf__check_all_complete(cf__checker *k) {
 
 /* ---- all lists together ----
 
-   The lists of one rank, or of several, run as far as they go. A pass runs when it is next and its input has been
-   made, a transfer when both of its ends are next. Stages are looked at upwards and then downwards, as results go, for
-   as long as anything moves. Every chunk goes through all stages, so the time is in proportion to the actions. */
+   The lists of one rank, or of several, run as far as they go. A pass runs when it is next and its input has been made,
+   a transfer when both of its ends are next. Stages are visited upwards and then downwards, as results go, while
+   anything moves. Every chunk goes through all stages, so the time is in proportion to the actions. */
 
 typedef struct cf__lists {
     const cf__pipeline *pipe; /* that of the first rank; other ranks have different chunks */
@@ -11028,9 +11022,9 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
 
 /* ---- where actions stand ----
 
-   A cell of the index has a place for each pass and then, in lowered schedules, one for each SEND and RECV. The rules
-   say what a pass waits for, except for slots. These follow from the order of the list: any backward of the chain may
-   have freed the slot that an R takes. */
+   A cell of the index has a place for each pass and, in lowered schedules, one for each SEND and RECV. The rules say
+   what a pass waits for, except for slots, which follow from the order of the list: any backward of the chain may have
+   freed the slot that an R takes. */
 
 struct cf_schedule_index {
     const cf_schedule *schedule;
@@ -11069,9 +11063,9 @@ static cf_block *cf__index_object(void *job, cf__carver *carver) {
     return &index->made->block;
 }
 
-/* Enters an action, and what it does to the slots of its chain: the n-th chunk that is kept takes the (n - K)-th slot
-   that was freed. For every slot that is freed only one chunk waits. So no more than K chunks are kept even if the
-   passes of a stage change places. */
+/* Enters an action, and records what it does to the slots of its chain: the n-th kept chunk takes the (n - K)-th freed
+   slot. Exactly one chunk waits for each freed slot. So no more than K chunks are kept even if passes of a stage change
+   places. */
 static void cf__index_note(cf_schedule_index *index, int64_t action) {
     const cf_action *a = &index->schedule->actions[action];
     int64_t chunk = a->chunk - index->pipe.first_chunk, cell = a->stage * index->pipe.n + chunk;
@@ -11169,8 +11163,7 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
 
    This section has no scheduler of its own, so ranks cannot wait for each other in a circle. A list that is sound for
    the columns is sound for each rank: the chunks of a rank's chain are consecutive columns of one chain, and no rank
-   holds more than the columns do. The part "in step" of >>pack says how ranks are laid out so that this costs little.
-   ================================================================================================================ */
+   holds more than the columns do. "In lockstep" of >>pack says how ranks are laid out so that this costs little. */
 
 typedef struct cf__lockstep {
     const cf_plan *plan;
@@ -11198,8 +11191,8 @@ static cf_block *cf__lockstep_columns(void *job, cf__carver *carver) {
     return &l->columns->block;
 }
 
-/* Makes column i a chunk, with the state that it has in a chain. Returns the column after the chains that run through
-   it; i if there are none. */
+/* Makes column i a chunk, with its state in a chain. Returns the column after the chains that run through it; i if
+   there are none. */
 static int64_t cf__lockstep_column(const cf__lockstep *l, int64_t i) {
     cf_chunk *c = &l->columns->chunks[i];
     double dearest = 0, rows;
@@ -11647,16 +11640,15 @@ CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule
 /* ================================================================================================================
    >>lower
 
-   The clock runs the lists. It says when each pass begins and when its result begins to cross to another stage. Both
-   are events. Sorted by these times they are one order of everything, and each stage takes its own part of that order.
-   So two stages never wait for each other: the one whose event comes first in that order can go on.
+   The clock runs the lists. It says when each pass begins, and when its result begins to cross to another stage. Both
+   are events. Sorted by time, the events of all stages are one order, and each stage takes its own part of it. So two
+   stages never wait for each other: the one whose event comes first can go on.
 
-   In the order, a transfer must come after the pass that makes its tensor and before the pass that takes it, and passes
+   In this order a transfer must come after the pass that makes its tensor and before the pass that takes it. Passes
    must stay in the order of their stage's list. The times ensure this, except for events at the same time. Of these,
-   transfers come first, because a stage hands on its result before it begins the next pass. Only passes that take no
-   time need more care: they and their transfers come between other transfers and passes that take time, in the order in
-   which the clock has run them.
-   ================================================================================================================ */
+   transfers come first, because a stage sends its result before it begins the next pass. Only passes that take no time
+   need more care. They and their transfers come between other transfers and passes that take time, in the order in
+   which the clock ran them. */
 
 typedef struct cf__lowerer {
     cf_error *error;
@@ -11664,9 +11656,8 @@ typedef struct cf__lowerer {
     cf__clock clock;
     cf_schedule header, *lowered;
     uint16_t *listed;          /* (cells) for the clock */
-    double *times;             /* (2 x n_actions) start of each event: number i is the transfer of action i's result,
-                                  number n_actions + i the pass itself. The two halves are the clock's `sent` and
-                                  `start` */
+    double *times;             /* (2 x n_actions) start of each event: i is the transfer of action i's result, n_actions
+                                  + i the pass itself. The two halves are the clock's `sent` and `start` */
     uint64_t *events, *spare;  /* (2 x n_actions) numbers of events, in order */
     int64_t n_events;
     int64_t *cursor;           /* (n_stages) where to put the next action of each stage */
@@ -11807,10 +11798,10 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
 /* ================================================================================================================
    >>steps
 
-   Walks the list of a stage once. The validator's checker judges each action before it counts. Actions take and free
-   slots along the way, and each step records the slots of its action. For example, a chain of two chunks at K = 1 on
-   one stage: F0 keeps nothing (slot -1) and takes state 0; F1 takes slot 0; B1 clears the state's gradient and frees
-   slot 0; R0 takes slot 0 again; B0 frees slot 0 and state 0.
+   Walks the list of a stage once. The validator's checker judges each action first. Actions take and free slots along
+   the way, and each step records the slots of its action. Example: a chain of two chunks at K = 1 on one stage. F0
+   keeps nothing (slot -1) and takes state 0; F1 takes slot 0; B1 clears the state's gradient and frees slot 0; R0 takes
+   slot 0 again; B0 frees slot 0 and state 0.
 
    Cells are the rank's chunks on the virtual stages of only this stage. Data of a chain is in the cell of its first
    chunk.
@@ -11824,9 +11815,9 @@ enum { CF__STEPS_NONE = -1, CF__STEPS_WANTED = -2 };
 
 enum { CF__STEPS_ACTIVATIONS, CF__STEPS_STATES, CF__STEPS_BOUNDARIES, CF__STEPS_OUTPUTS, CF__STEPS_POOLS };
 
-/* The slots of one kind. They are small numbers, and a new one is made only if none is free, so the number of slots
-   made is the peak. The slot that has been free longest is used first. So a tensor that comes in beside the passes
-   seldom has to wait for the pass that has just begun. */
+/* The slots of one kind, numbered from 0. A new one is made only if none is free, so the number of slots made is the
+   peak. The slot that has been free longest is used first. So a tensor that arrives beside the passes seldom has to
+   wait for the pass that has just begun. */
 typedef struct cf__steps_pool {
     int64_t n;          /* maximum number of owners of a slot */
     int32_t *slot_of;   /* (n) */
@@ -11877,7 +11868,7 @@ static void cf__steps_release(cf__stepper *s, int what, int64_t i) {
 typedef struct cf__steps_places {
     int64_t row, cell;
     int64_t in, out;          /* of the tensor that it reads or receives, and of the tensor that it makes or sends */
-    int64_t taken, given;     /* in or out: the one that it takes into use, and the one that it frees */
+    int64_t taken, given;     /* in or out: the one that it takes, and the one that it frees */
 } cf__steps_places;
 
 /* Returns the place of the tensor that a pass reads. Where a V turns, it is the same tensor that another pass on this
@@ -11977,7 +11968,7 @@ static void cf__steps_give_back(cf__stepper *s, const cf_action *a, const cf_chu
 /* ---- one action ---- */
 
 /* Fills in the states of a pass. A pass that adds to dK and dV of a chain also adds to those of all chains above. So
-   the chains of a path without additions are the lowest ones. */
+   chains of a path that get no additions are the lowest ones. */
 static void cf__steps_find_path(const cf__stepper *s, const cf_action *a, const cf_chunk *c, int64_t cell,
                                 cf_step *step) {
     cf_path *paths = s->made->paths;
@@ -12059,8 +12050,8 @@ static cf_block *cf__steps_object(void *job, cf__carver *carver) {
     return &s->made->block;
 }
 
-/* Looks ahead for tensors that will be sent, or read where a V turns, so that the passes which make them take a slot.
-   No slot is in use yet. */
+/* Looks ahead for tensors that will be sent, or read where a V turns, so that the passes that make them take a slot. No
+   slot is in use yet. */
 static cf_result cf__steps_find_sends(void *job) {
     cf__stepper *s = (cf__stepper *)job;
     const cf_action *a = s->actions;
@@ -12082,7 +12073,7 @@ static cf_result cf__steps_find_sends(void *job) {
     return CF_OK;
 }
 
-/* Refuses a list that leaves something out. */
+/* Refuses a list that leaves out a pass. */
 static cf_result cf__steps_judge_end(const cf__stepper *s) {
     int64_t n_left = 0;
     int what;
@@ -12210,7 +12201,7 @@ CHUNKFLOW_API cf_result cf_steps_capacity(const cf_plan *plan, const cf_steps *s
    >>write
    ================================================================================================================ */
 
-/* A buffer for text, which is written in pieces of up to sizeof text. After a refused piece the rest is dropped. */
+/* A buffer for text, written in pieces of up to sizeof text. After a refused piece the rest is dropped. */
 typedef struct cf__writer {
     cf_write_fn write;
     void *user;
@@ -12251,7 +12242,7 @@ static void cf__write_members(cf__writer *w, const char *before, const cf__write
     cf__write_text(w, "%s", behind);
 }
 
-/* Writes a double as JSON wants it, for any decimal point of the locale, which may have several bytes. */
+/* Writes a double as JSON, whatever the decimal point of the locale, which may have several bytes. */
 static void cf__write_real(cf__writer *w, const char *before, const char *name, double value) {
     char text[40], *c, *end = text;
     (void)snprintf(text, sizeof text, "%.17g", value);
@@ -12594,8 +12585,8 @@ static int64_t cf__graph_put(const cf__graph_builder *g, int64_t action, int64_t
     return edge;
 }
 
-/* Sorts the edges by `from`, by counting. First first_out[i] is where the edges of node i end. It moves down to where
-   they begin as the edges are put there, last to first. */
+/* Sorts the edges by `from`, by counting. At first first_out[i] is the end of node i's edges. It moves down to their
+   beginning as they are placed, last to first. */
 static void cf__graph_sort_out(cf_graph *graph) {
     int64_t i, *first = graph->first_out;
     memset(first, 0, (size_t)(graph->n_nodes + 1) * sizeof *first);
