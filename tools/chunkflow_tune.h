@@ -1,7 +1,7 @@
 /* chunkflow_tune.h - decisions before training: pass costs, ChunkSize, K and schedule - MIT or public domain.
 
    What it is. A second library beside chunkflow.h, for the time before the first step. It estimates the seconds of
-   every pass from a model and a GPU, fits them to your own measurements, and searches for the ChunkSize, K and schedule
+   every pass from a model and a GPU, or fits them to your measurements. It searches for the ChunkSize, K and schedule
    with the shortest iteration that fits into memory. A trainer that has its settings does not need it.
 
    How to use it. In ONE C or C++ file, which may be the one that holds chunkflow.h's implementation or another:
@@ -9,9 +9,10 @@
        #define CHUNKFLOW_TUNE_IMPLEMENTATION
        #include "chunkflow_tune.h"
 
-   and everywhere else just #include "chunkflow_tune.h". Define CHUNKFLOW_TUNE_STATIC instead to get functions that are
-   private to the file, implementation included. Define CHUNKFLOW_TUNE_API yourself (say, as a DLL export) to override
-   the linkage. Needs only libc and the public functions of chunkflow.h, which it includes unless you already have.
+   and everywhere else just #include "chunkflow_tune.h". Define CHUNKFLOW_TUNE_STATIC instead to make all functions
+   private to the file; this includes the implementation. Define CHUNKFLOW_TUNE_API yourself (say, as a DLL export) to
+   override the linkage. Needs only libc and the public functions of chunkflow.h, which it includes unless you already
+   have.
 
    The functions by task
        fit costs to measured passes     cf_cost_fit
@@ -21,11 +22,13 @@
        choose ChunkSize and K           cf_tune, cf_tune_schedule, cf_tune_defaults, cf_tune_max_tries, cf_tuning_free,
                                         cf_tune_status_name
 
-   What it does not do. It measures nothing, reads no files and prints nothing. It knows decoders (cf_model); for any
-   other model give cf_tune your own timing and your own bytes per token. Estimated seconds are good enough to choose
-   between settings; once you have measured passes, fit costs to them. There is no global state. Objects, defaults,
-   errors, allocators and checks work as in chunkflow.h. As there, the same input gives the same bytes out on every
-   platform.
+   What it does not do. It measures nothing, reads no files and prints nothing. It knows decoders (cf_model); for other
+   models give cf_tune your own timing and bytes per token. Estimated seconds are good enough to choose between
+   settings; once you have measured passes, fit costs to them. There is no global state. Objects, defaults, errors,
+   allocators and checks work as in chunkflow.h, and the same input gives the same bytes out on every platform.
+
+   Words are those of chunkflow.h. Besides: a candidate is one combination of settings that the search tries; a split is
+   a way to put the model on GPUs (cf_parallel).
 
    A complete program (C++ people write {} for {0})
 
@@ -100,20 +103,21 @@ typedef struct cf_fit {
     int64_t n_samples;    /* 0: the pass was not measured; its cost is all zero */
     double mean_error;    /* signed */
     double mean_absolute; /* mean of the absolute errors */
-    double worst_error;   /* the error of the largest absolute value, signed */
+    double worst_error;   /* the error that is largest in absolute value, with its sign */
     int64_t worst_sample; /* index of the sample with worst_error; -1 if there are no samples */
 } cf_fit;
 
 /* Fits constant, per_token and per_pair of every measured pass to its samples: least squares of the relative errors,
-   with no term below zero. All eight sets of terms are tried, so the result is the exact optimum and depends only on
+   with no term below zero. All eight sets of terms are tried. So the result is the exact optimum, and depends only on
    the samples and their order. Samples of several passes may be mixed. A pass without samples stays all zero, and
    cf_timing derives its cost from the others.
 
-   fits: 5 records, by pass; NULL is allowed. cost and fits are untouched on failure. Errors: CF_ERROR_ARGUMENT names
-   the member and the sample at fault ("samples.seconds"). If a pass has fewer than three samples, it names "samples",
-   with the pass in error->item and their number in error->got. If rows or pairs do not vary, or vary together, the
-   terms cannot be told apart, and it names "samples.rows" or "samples.pairs". CF_ERROR_OVERFLOW if a sum leaves the
-   range of double. */
+   fits: 5 records, by pass; NULL is allowed. cost and fits are untouched on failure.
+
+   Errors: CF_ERROR_ARGUMENT names the member and the sample at fault ("samples.seconds"). It names "samples" if a pass
+   has fewer than three samples, with the pass in error->item and their number in error->got. It names "samples.rows" or
+   "samples.pairs" if rows or pairs do not vary, or vary together, because then the terms cannot be told apart.
+   CF_ERROR_OVERFLOW if a sum leaves the range of double. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf_stage_cost *cost, cf_fit *fits,
                                          cf_error *error);
 
@@ -121,7 +125,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf
    >>estimate    model and GPU -> costs
    ================================================================================================================ */
 
-/* Rates are per GPU and, for links, per direction. Peaks are the maker's figures; fractions say how much of a peak good
+/* The rates of a GPU, for links per direction. Peaks are the maker's figures; fractions say how much of a peak good
    kernels reach. */
 typedef struct cf_gpu {
     const char *name;
@@ -136,11 +140,10 @@ typedef struct cf_gpu {
     double network;            /* to other nodes, bytes/s */
     double pcie;               /* to host memory, bytes/s */
     double link;               /* fraction of the three rates above that transfers reach */
-    double launch;             /* seconds lost around each kernel: launch gap, ramp-up, tail. The table's 5 microseconds
-                                  are for fused kernels launched from C. If Python launches each norm, cast and copy by
-                                  itself, 20 to 40 microseconds per kernel counted here are closer. A Grace takes 2.75
-                                  times that: 37.1 for a linear layer that takes 13.5 on a Xeon (TransformerEngine,
-                                  issue 2053) */
+    double launch;             /* seconds lost around each kernel: launch gap, ramp-up, tail. The table has 5
+                                  microseconds, for fused kernels launched from C. If Python launches each norm, cast
+                                  and copy by itself, use 20 to 40 microseconds; a Grace takes 2.75 times as long as a
+                                  Xeon (a linear layer: 37.1 and 13.5; TransformerEngine, issue 2053) */
     double latency;            /* seconds before the first byte of a collective or a send arrives */
 } cf_gpu;
 
@@ -156,9 +159,9 @@ typedef struct cf_cost_desc {
     const cf_gpu *gpu;
     cf_parallel parallel;
     int64_t gpus_per_node;   /* 0: 8. Ranks are laid out tensor-parallel first, then data-parallel, then pipeline */
-    int64_t chunk_size;      /* usual tokens of a chunk; 0: many. If given, the cost of a pair includes what such a
-                                chunk adds: each chunk reads the carried state once and adds to its gradient once, and
-                                forward attention loses half a wave of its blocks of 128 queries per head */
+    int64_t chunk_size;      /* usual tokens of a chunk. If given, a pair also costs what such a chunk adds: it reads
+                                the carried state once and adds to its gradient once, and forward attention loses half a
+                                wave of its blocks of 128 queries per head. 0: many tokens, without this */
     int stream;              /* 1: state is in host memory and passes stream it by layer
                                 (cf_memory_desc.state_window) */
     int64_t max_cp;          /* maximum ranks that share a sequence (cf_pack_desc.max_cp). 0, 1: one */
@@ -166,63 +169,68 @@ typedef struct cf_cost_desc {
                                 PyTorch without torch.compile */
     int outputs;             /* 1: replays take attention's outputs from their forwards. 2, or with `stream`: from host
                                 memory (cf_memory_desc.outputs) */
-    int offload;             /* what lies in host memory (cf_memory_desc.offload) */
+    int offload;             /* parts in host memory (cf_memory_desc.offload) */
 } cf_cost_desc;
 
 /* Estimates the seconds of every pass on every virtual stage, from FLOPs and rates.
 
-     constant   kernels x launch, collectives x latency, and the traffic that is the same for any number of tokens
-                (weights, gradient accumulators). A matrix product whose rate grows with its rows m as m / (m + m0)
-                takes as long as m + m0 rows at full rate, so small chunks also lose here
-     per_token  per row, padding included: 2 FLOPs per weight (backward 4), element-wise traffic, tensor-parallel
-                transfers (not overlapped), and the output head
-     per_pair   4 x heads x head_dim FLOPs per layer; 10 instead of 4 in backward, which has five products instead of
-                two (Dao, FlashAttention-2, 2023)
+       constant   kernels x launch, collectives x latency, and the traffic that is the same for any number of tokens
+                  (weights, gradient accumulators). A matrix product whose rate grows with its rows m as m / (m + m0)
+                  takes as long as m + m0 rows at full rate, so small chunks also lose here
+       per_token  per row, padding included: 2 FLOPs per weight (backward 4), element-wise traffic, tensor-parallel
+                  transfers (not overlapped), and the output head
+       per_pair   4 x heads x head_dim FLOPs per layer; 10 instead of 4 in backward, which has five products instead of
+                  two (Dao, FlashAttention-2, 2023)
 
-   Recomputation adds to backward the work that is run again, in each layer that recomputes: attention forward
-   (selective); 8 h / s bytes of element-wise traffic (layernorm), 6 f more (act), also the products of the MLP and
-   their transfers (mlp); or all of forward except the head (full). B = I + W. With a stream, K and V (two bytes an
-   element) cross the GPU's link to the host in F and R. In B and I their gradients (four bytes) cross it as well, in
-   and out, counted as if both directions shared the link's rate. The stage with the most layers stands for all; one of
-   its layers is exposed.
+   stages: (pp x n_virtual), count of them. timing: everything else that a schedule needs; timing->stages is `stages`.
+   step_seconds (may be NULL): time of an iteration beside its passes, on the stage with the most parameters: the
+   gradient exchange over dp and the optimizer's traffic. All three are untouched on failure.
 
-   With a cp group, rows of K and V come from other ranks: over the network if tp x max_cp GPUs are more than one node
-   has, else over NVLink. In B and I the gradients of as many rows are exchanged as well; both directions of the link
-   carry the same at once. A recurrent layer runs each part from a zero state, beside it finds what the part's rows do
-   to any state, and corrects the outputs by the state that a scan over the ranks gives (scan_forward). So a delta rule
-   has as many more columns as keys, every row one more product with the state, and the scan takes log2 max_cp rounds of
+   Errors: as cf_model_validate and cf_parallel_validate; the member at fault, such as "outputs" with full
+   recomputation; CF_ERROR_OVERFLOW ("gpu") if a time is not finite.
+
+   Recomputation. B = I + W, and B also runs again, in each layer that recomputes:
+
+       selective  attention forward
+       layernorm  8 h / s bytes of element-wise traffic
+       act        6 f bytes more
+       mlp        also the products of the MLP and their transfers
+       full       all of forward except the head
+
+   Streams. K and V (two bytes an element) cross the GPU's link to the host in F and R. In B and I their gradients (four
+   bytes) also cross it, in and out, as if both directions shared the link's rate. The stage with the most layers stands
+   for all; one of its layers is exposed.
+
+   Cp groups. Rows of K and V come from other ranks: over the network if tp x max_cp GPUs are more than one node has,
+   otherwise over NVLink. In B and I the gradients of as many rows return; both directions of the link carry the same at
+   once.
+
+   A recurrent layer of a cp group runs each part from a zero state. Beside that it finds the effect of the part's rows
+   on any state, and corrects the outputs by the state that a scan over the ranks gives (scan_forward). So a delta rule
+   has as many more columns as keys, and every row one more product with the state. The scan takes log2 max_cp rounds of
    states and effects, one for the state after the round, and one for the convolution's rows. Backward has as much
    again. No compute hides any of it.
 
-   With `outputs`, an R has no pairs, no rows of a window and one kernel less in each layer that
-   keeps outputs.
+   Outputs. An R has no pairs, no rows of a window, and one kernel less in each layer that keeps outputs. Outputs in
+   host memory cross the link out in F and in again in R. Only the F of a dropped chunk sends them, so R has the time of
+   both.
 
-   stages: (pp x n_virtual), count of them. timing: everything else that a schedule needs, with timing->stages = stages.
-   step_seconds (NULL is allowed): what an iteration takes once, beside its passes: the gradient exchange over dp and
-   the optimizer's traffic, on the stage with the most parameters. All three are untouched on failure.
+   ZeRO. Levels 2 and 3 scatter gradients in each backward (4 bytes each), not once an iteration. Level 3, which is FSDP
+   with resharding after forward, gathers its parameters in each F, R and I (2 bytes each). So it sends three times the
+   parameters, the other levels two times (Rajbhandari et al., ZeRO, 2020, section 7). These transfers run beside the
+   pass, a layer ahead (Zhao et al., PyTorch FSDP, 2023). A pass's constant term gets what they expose: the bytes of one
+   layer, and whatever a pass over chunk_size tokens without a prefix is too short to hide.
 
-   ZeRO 2 and 3 scatter their gradients in each backward instead (4 bytes each). ZeRO 3, which is FSDP with resharding
-   after forward, gathers its parameters in each F, R and I (2 bytes each). So it sends three times the parameters, and
-   the others send two times (Rajbhandari et al., ZeRO, 2020, section 7). These transfers run beside the pass, a layer
-   ahead (Zhao et al., PyTorch FSDP, 2023). A pass's constant term gets what they expose: the bytes of one layer, and
-   whatever a pass over chunk_size tokens without a prefix is too short to hide.
-
-   With `offload`, bytes cross the GPU's link to the host in the same way, beside the pass and beside the other link: of
-   checkpoints 2 h / s per row and layer, out in F and in again in B and I; of parameters, the rank's own before they
-   are gathered; of gradients, if ZeRO scatters them. An optimizer in host memory sends its parameters back in two
-   bytes, and takes no other time: nothing here models the host's processors. step_seconds has both directions.
-   Outputs in host memory also cross the link, out in F and in again in R. Only the F of a dropped chunk sends them, so
-   R has the time of both.
-
-   Errors: those of cf_model_validate and cf_parallel_validate; the member at fault, such as "outputs" with
-   full recomputation; CF_ERROR_OVERFLOW ("gpu") if a time is not finite. */
+   Offload. Bytes cross the GPU's link to the host in the same way, beside the pass and beside the other link:
+   checkpoints, 2 h / s per row and layer, out in F and in again in B and I; the rank's own parameters before they are
+   gathered; gradients if ZeRO scatters them. An optimizer in host memory sends its parameters back in two bytes, and
+   takes no other time: the host's processors are not modelled. step_seconds has both directions. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error);
 
-/* Sets the costs with which cf_pack chooses how many ranks of a cp group share a sequence. `cost` is the first stage's
-   forward. `cp_row_seconds` is the exposed part of a row's gathers: those of a forward, and a third of those of a
-   backward, which takes about two forwards. `cp_chunk_seconds` is a third of a chunk's scans. timing: from
-   cf_cost_estimate. */
+/* Sets the costs with which cf_pack chooses the width of cp groups. `cost` is the first stage's forward.
+   `cp_row_seconds` is the exposed part of a row's gathers: a forward's, and a third of a backward's, which takes about
+   two forwards. `cp_chunk_seconds` is a third of a chunk's scans. timing: from cf_cost_estimate. */
 CHUNKFLOW_TUNE_API void cf_cp_costs(const cf_timing *timing, cf_pack_desc *pack);
 
 /* Finds the peak memory of a schedule: each stage's report at its heaviest pass, from cf_schedule_loads and
@@ -230,18 +238,20 @@ CHUNKFLOW_TUNE_API void cf_cp_costs(const cf_timing *timing, cf_pack_desc *pack)
    0.
 
    Borders are counted by the plan's chunk_size, not by desc's. reports: (pp), n_reports of them; untouched on failure.
-   Working space comes from `allocator` (NULL: malloc). Errors: CF_ERROR_ARGUMENT with the member, those of the two
-   functions, CF_ERROR_MEMORY. */
+   Working space comes from `allocator` (NULL: malloc). Errors: CF_ERROR_ARGUMENT with the member, CF_ERROR_MEMORY,
+   those of cf_schedule_loads and cf_memory_estimate. */
 CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, const cf_plan *plan,
                                                 const cf_schedule *schedule, cf_memory_report *reports,
                                                 int64_t n_reports, const cf_allocator *allocator, cf_error *error);
 
-/* Computes limits for cf_schedule_desc under which a schedule of the plan fits into limit_bytes on every GPU. It sets
-   per_token and bytes_by_stage of *limits; its other members stay as they are. A scheduler weighs a token alike on all
-   stages, although stages differ here. So both members are those of the tightest stage, in hundredths of a byte. They
-   exclude what a stage always holds and the working memory of a pass. They always leave room for one chunk of any chain
-   beside its state, even if that does not fit: check the schedule with cf_schedule_memory. cf_tune first makes a
-   schedule without these limits and, if it does not fit, another one under them.
+/* Computes limits for cf_schedule_desc under which a schedule of the plan fits into limit_bytes on every GPU. Sets
+   per_token and bytes_by_stage of *limits; its other members stay as they are. cf_tune first makes a schedule without
+   these limits and, if it does not fit, another one under them.
+
+   A scheduler weighs a token alike on all stages, although stages differ here. So the limits are those of the tightest
+   stage, in hundredths of a byte. They exclude what a stage always holds and the working memory of a pass. They always
+   leave room for one chunk of any chain beside its state, even if that does not fit: check the schedule with
+   cf_schedule_memory.
 
    shape: the schedule's, from cf_schedule_defaults. desc: as in cf_schedule_memory. by_stage: the caller's array
    (shape->n_stages), to which limits->bytes_by_stage will point. Working space comes from `allocator` (NULL: malloc).
@@ -280,50 +290,50 @@ typedef enum cf_tune_status {
 /* Returns the string in the row of `status`, or "?" for any other value. */
 CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status);
 
-/* Bytes of a virtual stage on one GPU, for a model that cf_model cannot describe. Measure them, or count them from your
-   own code. */
+/* Bytes of a virtual stage on one GPU, for a model that cf_model cannot describe: measured, or counted from your
+   code. */
 typedef struct cf_stage_bytes {
-    cf_held_bytes held;    /* per held token: kept activations (more than 0), state, state gradient and, for local
-                              replay, the saved input of a dropped chunk */
-    int64_t per_token_pass; /* per token of the chunk in a pass, besides `held`: logits, gradients of activations,
-                               buffers. A stage counts its costliest virtual stage */
+    cf_held_bytes held;    /* per held token: kept activations (above 0), state, state gradient and, for local replay,
+                              the saved input of a dropped chunk */
+    int64_t per_token_pass; /* per token of the chunk in a pass, beside `held`: logits, gradients of activations,
+                               buffers. A stage counts its largest virtual stage */
     int64_t fixed;         /* always: parameters, gradients, optimizer states, the runtime */
 } cf_stage_bytes;
 
-/* One point of the search. Times are seconds of a whole iteration, averaged over the batches: the slowest rank's
+/* One combination of settings. Times are seconds of a whole iteration, averaged over the batches: the slowest rank's
    makespan, the gradient exchange and the optimizer. Ranks in step have one makespan: each pass takes as long as on the
-   rank that is slowest at it. */
+   rank where it is slowest. */
 typedef struct cf_tune_candidate {
     int64_t split;          /* index into tuning->splits */
     int64_t chunk_size;
     int64_t k;
     cf_schedule_kind kind;
     cf_replay replay;
-    int outputs;            /* 1, 2: dropped chunks keep attention's outputs (cf_memory_desc.outputs), on the GPU if they
-                               fit there on every batch, else in host memory. 0: they keep none, or no chunk is
-                               dropped. With 1 a stream also has them in host memory */
+    int outputs;            /* 0: dropped chunks keep no outputs of attention, or no chunk is dropped. 1, 2: they keep
+                               them (cf_memory_desc.outputs), on the GPU if they fit there on every batch, otherwise in
+                               host memory. With 1 a stream also puts them into host memory */
     cf_recompute recompute; /* recompute and recompute_layers replace the split's */
     int64_t recompute_layers;
     int64_t state_window;   /* rows of the ring through which state streams from host memory (cf_memory_desc); 0: no
                                stream. memory.host: bytes there */
     int64_t max_cp;         /* of its split: maximum ranks that share a sequence. 0: one */
-    int offload;            /* what lies in host memory (cf_memory_desc.offload): what desc.memory says and, as the last
+    int offload;            /* parts in host memory (cf_memory_desc.offload): those of desc.memory and, with the last
                                recomputation that is tried, the checkpoints of full recomputation */
     int in_step;            /* 1: all ranks run the same passes at the same time (cf_pack_desc.lockstep, or max_cp) */
     cf_tune_status status;
     const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
-    int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the very same schedules or, if this one
-                               streams or recomputes, of one that fits with less of that; -1: none */
+    int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the same schedules or, if this one streams
+                               or recomputes, of one that fits with less of that; -1: none */
     int replays;            /* 1: some batch that was tried has a replay */
     int limited;            /* 1: some batch fits only with schedules made under the limit, which may cost time */
-    double seconds;         /* this and the next five members: for CF_TUNE_OK only, else 0 */
+    double seconds;         /* this and the next five members: only for CF_TUNE_OK, otherwise 0 */
     double confidence;      /* half of the 95 % confidence interval of the mean (Student's t); 0 with one batch */
     double behind;          /* mean difference from the fastest, batch by batch */
     double behind_confidence;
     double bubble;          /* mean bubble_useful of the slowest rank */
     double waiting;         /* mean fraction of all stages' time in which passes wait for streamed state */
-    double bound;           /* lower bound of `seconds`: no schedule that fits, with this ChunkSize, K and replay, is
-                               faster on these batches; 0: not known */
+    double bound;           /* lower bound of `seconds` for every schedule that fits, with this ChunkSize, K and replay,
+                               on these batches; 0: not known */
     double estimate;        /* CF_TUNE_DOMINATED: approximate seconds, from the simulated batches and the bounds of the
                                others; 0: no batch was simulated */
     double chunks;          /* mean number of chunks of a rank */
@@ -339,41 +349,43 @@ typedef struct cf_tune_candidate {
 
 /* Reported after each simulated or skipped batch of a candidate. */
 typedef struct cf_tune_progress {
-    int64_t done, total;            /* done / total: rough fraction of the search's time; no better one is known
+    int64_t done, total;            /* done / total: rough fraction of the search's time, which cannot be known exactly
                                        beforehand */
     const cf_tune_candidate *best;  /* the fastest so far; NULL: none yet */
 } cf_tune_progress;
 
-/* One of several pieces of work that are independent of each other. */
+/* One piece of work; the pieces are independent of each other. */
 typedef void (*cf_tune_task)(void *context, int64_t index);
 
-/* Options of cf_tune. Zero means default in every member. Required: a model with a gpu, or a model with timing and a
-   limit; for a model that cf_model cannot describe, timing, bytes and a limit. chunk_sizes and ks must rise. */
+/* Options of cf_tune. Zero means default in every member. One of these is required: a model with a gpu; a model with
+   timing and a limit; or, for a model that cf_model cannot describe, timing, bytes and a limit. chunk_sizes and ks must
+   rise. */
 typedef struct cf_tune_desc {
     const cf_model *model;
     const cf_gpu *gpu;
     cf_parallel parallel;           /* the split. With n_gpus, a tp, pp or dp of 0 is searched for. An ep of 0 then
-                                       tries 1, the maximum that the GPUs of a node allow and the maximum that all GPUs
-                                       allow. A zero of 0 then tries ZeRO 1 and, without a pipeline, 2 and 3; -1 is
-                                       ZeRO 0. If recompute is 0 and costs are estimated (gpu, no timing), these are
-                                       tried: nothing, act, mlp in half of the layers, mlp, full, and full with its
-                                       checkpoints in host memory. Each is tried only if the previous one does not fit,
-                                       or fits only under the limit */
+                                       tries 1, the maximum within a node and the maximum over all GPUs. A zero of 0
+                                       then tries ZeRO 1 and, without a pipeline, 2 and 3; -1 is ZeRO 0.
+
+                                       If recompute is 0 and costs are estimated (gpu, no timing), these are tried:
+                                       nothing, act, mlp in half of the layers, mlp, full, and full with its checkpoints
+                                       in host memory. Each is tried only if the previous one does not fit, or fits only
+                                       under the limit */
     int64_t n_gpus;                 /* GPUs to split over: tries every tp x pp x dp that the model allows, with tp
-                                       within a node and no more ranks than sequences in a batch, or than cp groups
-                                       (pack.max_cp) can share these. 0: the split is `parallel` */
+                                       within a node. A rank must have a sequence of each batch, or its part of one
+                                       (pack.max_cp). 0: the split is `parallel` */
     int64_t gpus_per_node;          /* 0: 8 */
     const cf_timing *timing;        /* measured costs of the stages, instead of estimates; only without n_gpus */
     double step_seconds;            /* extra seconds of an iteration. Needs timing: an estimate has its own */
-    cf_memory_desc memory;          /* options for counting a model's memory; its model, parallel, chunk_size and
-                                       gathered are not used, and unfused_attention must be 0 */
-    const cf_stage_bytes *bytes;    /* (pp x n_virtual) by virtual stage: instead of model and memory; only without
+    cf_memory_desc memory;          /* options for counting a model's memory. Its model, parallel, chunk_size and
+                                       gathered are ignored; unfused_attention must be 0 */
+    const cf_stage_bytes *bytes;    /* (pp x n_virtual) by virtual stage, instead of model and memory; only without
                                        n_gpus. Of `parallel`, only pp, n_virtual, placement and dp are used then */
     int64_t limit_bytes;            /* limit of each GPU. 0: gpu->memory minus the reserve */
-    int64_t reserve;                /* percent of gpu->memory to keep free, because formulas tend to say too little (by
-                                       5 to 9 % in the paper's memory table). 0: CF_TUNE_RESERVE; negative: none. Not
-                                       used if limit_bytes is given */
-    int64_t context;                /* tokens of the longest sequence that must fit in memory, even if the list has none
+    int64_t reserve;                /* percent of gpu->memory to keep free, because formulas tend to count too little (5
+                                       to 9 % in the paper's memory table). 0: CF_TUNE_RESERVE; negative: none. Ignored
+                                       with limit_bytes */
+    int64_t context;                /* tokens of the longest sequence that must fit in memory, also if the list has none
                                        that long; times are still the list's. 0: the longest of the list */
     cf_pack_desc pack;              /* options of packing; chunk_size and n_ranks are not used. shared_prefixes: of the
                                        whole list. A tree is then drawn as a whole; if a batch is full before the tree
@@ -387,8 +399,8 @@ typedef struct cf_tune_desc {
                                        shared prefixes they run free. Memory is then that of the columns, and a little
                                        more than that of any rank */
     const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K and the longest sequence (rounded up to a
-                                       multiple of pack.align), which is the smallest size that splits nothing. Without
-                                       n_exact, sizes between these are tried too, for the best split only (n_even) */
+                                       multiple of pack.align), the smallest size that splits nothing. Without n_exact,
+                                       sizes between these are also tried, for the best split only (n_even) */
     int64_t n_chunk_sizes;          /* this count, like the three below, needs its list */
     const int64_t *ks;              /* (n_ks) NULL: 1, 2, 4 ... 32 */
     int64_t n_ks;
@@ -396,30 +408,34 @@ typedef struct cf_tune_desc {
     int64_t n_kinds;
     const cf_replay *replays;       /* (n_replays) NULL: local. Pipeline is allowed only if `kinds` is paper alone */
     int64_t n_replays;
-    int no_stream;                  /* 1: no candidates whose state streams from host memory, layer by layer. 0: for a
-                                       model with estimated costs they are tried if the state does not fit otherwise, or
-                                       fits only under the limit. With timing or bytes there are none either way. With
-                                       memory.state_window all candidates stream, and this is 0 */
-    int no_outputs;                 /* 1: dropped chunks keep no attention outputs. 0: for a model with estimated costs,
-                                       and attention that can keep them, they do, except with full recomputation. With
-                                       memory.outputs they keep them where it says, and this is 0 */
+    int no_stream;                  /* 0: for a model with estimated costs, candidates whose state streams from host
+                                       memory are tried if the state does not fit otherwise, or fits only under the
+                                       limit. 1: they are not. With timing or bytes there are none in any case. With
+                                       memory.state_window all candidates stream, and this must be 0 */
+    int no_outputs;                 /* 0: for a model with estimated costs, dropped chunks keep attention's outputs if
+                                       its attention can, except with full recomputation. 1: they keep none.
+                                       memory.outputs says where they keep them, and this must be 0 then */
     int split_backward;             /* as in cf_schedule_desc, for best, which must be among the kinds */
     int64_t max_tries;              /* tries of best per schedule. 0: cf_tune_max_tries of its plan */
     int64_t batch;                  /* sequences in a batch. 0: 256 */
     int64_t n_batches;              /* batches to simulate. 0: 16 */
     uint64_t seed;                  /* seed of the draw of batches */
-    int64_t n_exact;                /* number of fastest candidates to prove: candidates are then given up only for a
-                                       bound of their time. CF_MAX_CANDIDATES: simulates all except those with the
-                                       schedules of another. 0: a race, which gives up candidates whose first batches
-                                       are slower than the best's, and finds the fastest within a fraction of a
-                                       percent */
+    int64_t n_exact;                /* number of fastest candidates to prove: candidates are given up only for a bound
+                                       of their time. CF_MAX_CANDIDATES: simulates all except those with the schedules
+                                       of another.
+
+                                       0: a race, which gives up candidates whose first batches are slower than the
+                                       best's. It finds the fastest within a fraction of a percent */
     double tolerance;               /* fraction by which the winner may be slower than the fastest, if it needs less
                                        memory or is simpler. 0: 0.01; negative: none */
     int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search early */
     void (*run_tasks)(void *user, int64_t n, cf_tune_task task, void *context); /* calls task(context, i) for every i of
-                                       0 .. n - 1, concurrently if it likes, and returns when all are done. It may also
-                                       call the allocator and `progress` concurrently. The answer does not depend on
-                                       that. NULL: one after the other */
+                                                                                   0 .. n - 1, concurrently if it likes,
+                                                                                   and returns when all are done. The
+                                                                                   allocator and `progress` may then be
+                                                                                   called concurrently too. The answer
+                                                                                   is the same. NULL: one after the
+                                                                                   other */
     void *user;
     const cf_allocator *allocator;  /* of the outcome and of the working space */
 } cf_tune_desc;
@@ -427,8 +443,8 @@ typedef struct cf_tune_desc {
 /* The outcome of a search, in one block like a plan. */
 typedef struct cf_tuning {
     int64_t n_splits, n_candidates, n_batches;
-    int64_t n_even;                 /* number of candidates at the end of the list that are of one split, in chunk_sizes
-                                       that deal a mean batch out evenly; all others are sorted as said below */
+    int64_t n_even;                 /* number of candidates at the end of the list with even chunk sizes, which divide a
+                                       mean batch evenly, all of one split. All others are sorted as said below */
     cf_parallel *splits;            /* (n_splits) */
     int64_t *max_cps;               /* (n_splits) maximum ranks that share a sequence; 0: one */
     cf_tune_candidate *candidates;  /* (n_candidates) sorted by split, chunk_size, k, kind, replay, recompute and,
@@ -440,12 +456,13 @@ typedef struct cf_tuning {
                                        only */
     cf_shared_prefix *shared_prefixes; /* (n_batches + 1) x batch: what each sequence shares with another of its batch;
                                           NULL: nothing */
-    int64_t winner;                 /* index of the best candidate; -1: none fits, or none was exact when the search was
-                                       interrupted */
+    int64_t winner;                 /* index of the best candidate; -1: none fits, or the search was interrupted before
+                                       any was exact */
     int64_t n_ranked;
     int64_t *ranking;               /* (n_ranked) the exact candidates (CF_TUNE_OK), fastest first */
     int64_t limit_bytes;
-    int64_t smallest_limit;         /* if no candidate fits: the least of their `bytes`, below which none can. Else 0 */
+    int64_t smallest_limit;         /* if no candidate fits: the least of their `bytes`, below which none can fit.
+                                       Otherwise 0 */
     int64_t n_simulated;            /* schedules that were made and timed */
     int interrupted;                /* 1: progress asked to stop */
     cf_allocator allocator;         /* private: frees the block */
@@ -477,24 +494,26 @@ typedef struct cf_tuning {
 CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
                                      cf_error *error);
 
-/* Makes a candidate's schedule for one rank of a plan, so that a trainer gets for every batch what the search has
-   chosen. The plan need not be one of the search's batches. As in cf_tune, the schedule is made without a limit and, if
-   it does not fit, under one.
+/* Makes a candidate's schedule for one rank of a plan. With it a trainer gets, for every batch, the schedule that the
+   search has chosen; the plan need not be one of the search's batches. As in cf_tune, the schedule is made without a
+   limit and, if it does not fit, under one.
 
    desc: as given to cf_tune. tuning: its outcome. plan: packed with the candidate's chunk_size and max_cp, for the dp
-   of its split, with lockstep if it runs in step. Free *out with cf_schedule_free; it is untouched on failure. Errors: CF_ERROR_ARGUMENT with the
-   argument or member that does not match; CF_ERROR_INFEASIBLE if no schedule of this plan keeps to the limit, with the
-   bytes that one needs in error->wanted; those of cf_tune. */
+   of its split, with lockstep if the candidate runs in step. Free *out with cf_schedule_free; it is untouched on
+   failure.
+
+   Errors: CF_ERROR_ARGUMENT with the argument or member that does not match; CF_ERROR_INFEASIBLE if no schedule of this
+   plan keeps the limit, with the bytes that one needs in error->wanted; those of cf_tune. */
 CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf_tuning *tuning, int64_t candidate,
                                               const cf_plan *plan, int64_t rank, cf_schedule **out, cf_error *error);
 
-/* Returns a copy of desc with defaults filled in. Unchanged are limit_bytes, context, max_tries, what `parallel` leaves
-   open, and n_exact; chunk_sizes lack the longest sequence. */
+/* Returns a copy of desc with defaults filled in. These stay as they are: limit_bytes, context, max_tries, n_exact, and
+   the parts of `parallel` that are searched for. chunk_sizes lack the longest sequence. */
 CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
 
-/* Returns the default number of tries for a plan's `best` schedule: 8 to 64 candidates, which together have about
-   20,000 passes and take milliseconds. A plan of more than 2,500 passes takes longer in proportion, because fewer than
-   8 candidates find too little. Returns 0 without a plan, or if n_stages or n_virtual is below 1. It reads only
+/* Returns the default number of tries for a plan's `best` schedule: 8 to 64 candidates, which have about 20,000 passes
+   together and take milliseconds. A plan of more than 2,500 passes takes longer in proportion, because fewer than 8
+   candidates find too little. Returns 0 without a plan, or if n_stages or n_virtual is below 1. Reads only
    chunks_per_rank of the plan. */
 CHUNKFLOW_TUNE_API int64_t cf_tune_max_tries(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
 
@@ -563,7 +582,7 @@ static cf_result cft__check_time(double x, const char *field, cf_error *error) {
     return cf_fail_real(error, CF_ERROR_ARGUMENT, field, -1, x, "must be finite and not negative");
 }
 
-/* past: the code for a value above the range. */
+/* Checks that a number lies in a range. past: the code for a value above it. */
 static cf_result cft__range(int64_t value, int64_t least, int64_t most, cf_result past, const char *field,
                             int64_t item, cf_error *error) {
     if (value < least) return cf_fail(error, CF_ERROR_ARGUMENT, field, item, least, value, "is too small");
@@ -575,7 +594,8 @@ static int64_t cft__min(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t cft__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t cft__div_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-/* Adds a x b to *sum; none of the three is negative. A sum that does not fit becomes INT64_MAX, and stays INT64_MAX. */
+/* Adds a x b to *sum; none of the three is negative. If the sum does not fit, *sum becomes INT64_MAX, and stays
+   INT64_MAX. */
 static void cft__add_product(int64_t *sum, int64_t a, int64_t b) {
     int fits = b == 0 || a <= (INT64_MAX - *sum) / b;
     *sum = fits ? *sum + a * b : INT64_MAX;
@@ -610,8 +630,7 @@ static void *cft__take(cft__carver *carver, int64_t count, size_t item_bytes) {
    >>fit
 
    Every sample is divided by its seconds, so that the target of each row is 1 and squares are of relative errors. Each
-   column is scaled to at most 1. Three columns are few enough to try every set of terms that may be above zero.
-   ================================================================================================================ */
+   column is scaled to at most 1. Every set of terms that may be above zero is tried; three columns have only eight. */
 
 #define CFT__TERMS 3               /* constant, rows, pairs */
 #define CFT__INDEPENDENT 1e-10     /* minimum fraction of a column's square that earlier columns do not explain */
@@ -644,7 +663,7 @@ static int cft__normal_sums(const cf_sample *samples, int64_t n, int pass, cft__
         }
     }
     for (i = 0; i < CFT__TERMS; i++)
-        if (normal->scale[i] < DBL_MIN) normal->scale[i] = 1; /* a column of zeros, which its pivot will show */
+        if (normal->scale[i] < DBL_MIN) normal->scale[i] = 1; /* a column of zeros, found by its pivot */
     for (s = 0; s < n; s++) {
         if (samples[s].pass != pass) continue;
         cft__sample_row(&samples[s], normal->scale, row);
@@ -655,7 +674,7 @@ static int cft__normal_sums(const cf_sample *samples, int64_t n, int pass, cft__
 }
 
 /* Solves for the terms in `set` (bits); the others are 0. Returns CFT__TERMS, or the first term of the set that depends
-   on earlier terms. Elimination without pivoting is sound: the matrix is symmetric and positive semidefinite. */
+   on earlier ones. Elimination needs no pivoting, because the matrix is symmetric and positive semidefinite. */
 static int cft__solve_terms(const cft__normal *normal, int set, double *x) {
     double a[CFT__TERMS][CFT__TERMS + 1];
     int i, j, k;
@@ -942,10 +961,10 @@ CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_find(const char *name) {
 #define CFT__COLLECTIVES 4       /* per layer in each direction: two gathers and two reduce-scatters */
 #define CFT__LOSS_KERNELS 6
 
-/* The three kinds of work in a layer. Forward: norm, QKV, rotation, attention, projection, residual, norm, gate and up,
-   SwiGLU, down, residual, and appending to the state. The gradient of the inputs: one kernel for each of these;
-   attention has five products instead of two, and reads and writes dK and dV (float) beside K and V. The gradient of
-   the weights: one kernel for each of the seven matrices, added to a float accumulator. */
+/* The three kinds of work in a layer, and their kernels. Forward: norm, QKV, rotation, attention, projection, residual,
+   norm, gate and up, SwiGLU, down, residual, and appending to the state. Gradient of the inputs: one for each of these;
+   attention has five products instead of two, and reads and writes dK and dV (float) beside K and V. Gradient of the
+   weights: one for each of the seven matrices, which adds to a float accumulator. */
 typedef enum cft__kind { CFT__FORWARD, CFT__INPUT_GRADIENT, CFT__WEIGHT_GRADIENT, CFT__KINDS } cft__kind;
 
 typedef struct cft__factor {
@@ -965,14 +984,14 @@ static const cft__factor cft__factors[CFT__KINDS] = {
 /* Returns the bytes that one GPU sends in a collective, per byte of the whole tensor. */
 static double cft__ring_share(int64_t ranks) { return (double)(ranks - 1) / (double)ranks; }
 
-/* Returns how many copies of each row experts work on here, including the imbalance of the fullest GPU. */
+/* Returns how many copies of each row the experts of the fullest GPU compute, imbalance included. */
 static double cft__expert_rows(const cf_cost_desc *desc, const cf_shard *shard) {
     double more = desc->parallel.ep > 1 ? 1 + (double)desc->parallel.imbalance / 100 : 1;
     if (shard->active == 0) return 0;
     return more * (double)shard->active / (double)shard->expert_share;
 }
 
-/* Return the bytes of a norm per number, of SwiGLU, and of the rotation. Unfused, a norm casts to float, squares,
+/* Return the bytes per number of a norm, of SwiGLU, and of the rotation. Unfused, a norm casts to float, squares,
    means, scales, casts back and multiplies by its weights; a rotation is a product of complex floats between two
    casts. */
 static double cft__norm_bytes(const cf_cost_desc *desc) { return desc->unfused ? 36 : 4; }
@@ -1004,18 +1023,19 @@ static double cft__weights_of(const cf_shard *shard, int64_t matrices, double ex
 }
 
 /* Returns the factor by which forward attention takes longer because its last wave of blocks is half empty on average.
-   Backward has blocks of keys, and a prefix has plenty of them. */
+   Backward has blocks of keys instead, and a prefix has plenty of keys. */
 static double cft__partial_wave(const cf_gpu *gpu, const cf_shard *shard, int64_t chunk_size) {
     double blocks = cft__product((double)shard->heads, (double)chunk_size) / 128;
     return chunk_size > 0 ? 1 + (double)gpu->processors / blocks / 2 : 1;
 }
 
-/* Returns the rate of heads narrower than 128 as a fraction of the rate at 128, which cf_gpu's fractions are of. Each
-   pair and head needs one exponential, however narrow the head. A processor makes 16 in a cycle, 28.8 G/s, and products
-   do not hide them. For heads of 64 this gives 0.75 forward and 0.86 backward on H100, where FlashAttention-3 reaches
-   497 of 648 and 474 of 561 TFLOP/s, so 0.77 and 0.84 (Shah et al., 2024, figures 5 and 6). On B200 it gives 0.67, and
-   FlashAttention-4 reaches less: 762 of 1,362, so 0.56 (its pull request 2605). flops: of the products, per column and
-   pair. */
+/* Returns the rate of heads narrower than 128 as a fraction of the rate at 128, for which cf_gpu has its fractions.
+   Each pair and head needs one exponential, however narrow the head. A processor computes 16 in a cycle, 28.8 G/s, and
+   products do not hide them. flops: of the products, per column and pair.
+
+   Heads of 64 on an H100: 0.75 forward and 0.86 backward by this formula. FlashAttention-3 reaches 0.77 and 0.84 (497
+   of 648 and 474 of 561 TFLOP/s; Shah et al., 2024, figures 5 and 6). On a B200: 0.67, and FlashAttention-4 reaches
+   0.56 (762 of 1,362; its pull request 2605). */
 static double cft__narrow_heads(const cf_gpu *gpu, const cf_shard *shard, double flops) {
     double columns = (double)(shard->q + shard->out) / 2, exponential = gpu->flops / (double)gpu->processors / 28.8e9;
     double width = columns / (double)cft__max(1, shard->heads);
@@ -1054,8 +1074,8 @@ static double cft__others_met(const cf_cost_desc *desc, const cf_shard *shard, d
     return (n - 1) * part * (1 - missed);
 }
 
-/* Returns the seconds per row for its way to its experts' GPUs and back, in a forward or backward of one layer. One
-   copy goes to each node, which hands it on to each GPU at the same time (DeepSeek-V3's report, 2024, section 3.2.2,
+/* Returns the seconds per row to send it to its experts' GPUs and back, in a forward or backward of one layer. One copy
+   goes to each node, which passes it to each of its GPUs at the same time (DeepSeek-V3's report, 2024, section 3.2.2,
    and DeepEP). */
 static double cft__dispatch_seconds(const cf_cost_desc *desc, const cf_shard *shard) {
     int64_t ep = desc->parallel.ep, nodes = (ep + desc->gpus_per_node - 1) / desc->gpus_per_node;
@@ -1067,7 +1087,7 @@ static double cft__dispatch_seconds(const cf_cost_desc *desc, const cf_shard *sh
 
 /* Returns the FLOPs of one row in a layer's mixer that do not depend on its prefix, counted in pairs times columns of
    Q. They are the rows of a window, or a gated delta rule in blocks of 64 (Yang et al., 2024): six products with the
-   state, five with the block. Nobody measured the rate of such layers; attention's rate replaces it. */
+   state, five with the block. The rate of such layers was not measured; attention's rate is used. */
 static double cft__row_flops(const cf_shard *shard) {
     double window = shard->mixer == CF_MIXER_CHUNKED ? (double)shard->window / 2 : (double)shard->window;
     double keys = shard->out > 0 ? (double)shard->heads * ((double)shard->snapshot / (double)shard->out) : 0;
@@ -1121,8 +1141,8 @@ static cf_pass_cost cft__pair_seconds(const cf_cost_desc *desc, const cf_shard *
 }
 
 /* Returns the additional kernels of a layer's experts: router, choice, two copies, two transfers, two sums, and two
-   products for each expert instead of two for all (TransformerEngine's grouped linear calls cuBLAS for each: pull
-   request 853, issue 1386). biases: kernels per expert. */
+   products for each expert instead of two for all. (TransformerEngine's grouped linear calls cuBLAS for each: pull
+   request 853, issue 1386.) biases: kernels per expert. */
 static double cft__expert_kernels(const cf_cost_desc *desc, const cf_shard *shard, double biases) {
     double each = desc->model->mlp_bias ? 2 + biases : 2;
     return shard->active > 0 ? 6 + cft__product(each, (double)shard->experts) : 0;
@@ -1169,7 +1189,7 @@ static void cft__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_
     out->per_pair = a->per_pair + b->per_pair;
 }
 
-/* Returns the time of the norms and MLP that backward recomputes, in modules like Megatron-LM's. Each norm reads and
+/* Returns the time of the norms and MLP that backward recomputes, by the modules of Megatron-LM. Each norm reads and
    writes h; the activation reads 2 f and writes f. The MLP takes three kernels, SwiGLU included, and two of the
    collectives. */
 static cf_pass_cost cft__modules_seconds(const cf_cost_desc *desc, const cf_shard *shard) {
@@ -1213,8 +1233,8 @@ static double cft__exchanged(const cf_parallel *parallel, double shared, double 
     return cft__product(shared, cft__ring_share(parallel->dp)) + cft__product(routed, cft__ring_share(copies));
 }
 
-/* Bytes that a pass sends: of every parameter, to other ranks and to or from host memory; and of every row, to or from
-   host memory. */
+/* Bytes that a pass sends: per parameter, to other ranks, and to or from host memory; per row, to or from host
+   memory. */
 typedef struct cft__sent {
     double ranks, host, rows;
 } cft__sent;
@@ -1225,7 +1245,7 @@ static double cft__owned(const cf_parallel *parallel, double shared, double rout
     return shared / (double)parallel->dp + routed / (double)copies;
 }
 
-/* Returns the seconds for which a pass over a usual chunk waits for what it sends. Both links are used beside the pass.
+/* Returns the seconds for which a pass over a usual chunk waits for its transfers. Both links are used beside the pass.
    It waits for the bytes of one layer, and for those that it is too short to hide. */
 static double cft__exposed_seconds(const cf_cost_desc *desc, const cf_shard *shard, const cf_pass_cost *pass,
                                    const cf_parameters *counted, cft__sent sent) {
@@ -1252,8 +1272,8 @@ static double cft__outputs_away(const cf_cost_desc *desc, int64_t stage) {
     return cf_memory_token_bytes(&memory, stage, &bytes, NULL) == CF_OK ? (double)(bytes.dropped - bytes.boundary) : 0;
 }
 
-/* Adds the exposed messages of a virtual stage's passes: ZeRO 3 gathers weights for each pass, ZeRO 2 and 3 scatter
-   gradients of each backward, and what is offloaded crosses the link to the host. outputs: bytes per row of a dropped
+/* Adds the exposed transfers of a virtual stage's passes. ZeRO 3 gathers weights for each pass, ZeRO 2 and 3 scatter
+   the gradients of each backward, and offloaded parts cross the link to the host. outputs: bytes per row of a dropped
    chunk that cross it, out in F and in again in R. */
 static void cft__add_exposed(const cf_cost_desc *desc, const cf_shard *shard, const cf_parameters *counted,
                              double outputs, cf_stage_cost *cost) {
@@ -1274,7 +1294,7 @@ static void cft__add_exposed(const cf_cost_desc *desc, const cf_shard *shard, co
     cost->weight.constant += cft__exposed_seconds(desc, shard, &cost->weight, counted, weight);
 }
 
-/* Takes attention out of the forward of one kind's layers, for a replay that has attention's outputs. */
+/* Subtracts attention from the forward of one kind's layers, for a replay that has attention's outputs. */
 static void cft__leave_out_attention(const cf_cost_desc *desc, const cf_shard *shard, cf_pass_cost *cost) {
     cost->constant -= cft__product((double)shard->layers, desc->gpu->launch);
     cost->per_token -= cft__pair_seconds(desc, shard, CFT__FORWARD).per_token;
@@ -1342,7 +1362,7 @@ static cf_result cft__check_gpu(const cf_gpu *gpu, cf_error *error) {
     return cft__check_time(gpu->latency, "gpu.latency", error);
 }
 
-/* Estimates the seconds that an iteration takes once, on the stage with the most parameters. Gradients (float) are
+/* Estimates the seconds of an iteration beside its passes, on the stage with the most parameters. Gradients (float) are
    reduced over dp and parameters gathered again, unless passes do that. The optimizer reads a float gradient, reads and
    writes three float states, and writes a bf16 parameter. */
 static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf_error *error) {
@@ -1416,7 +1436,7 @@ static double cft__stage_scan_seconds(const cf_cost_desc *desc, int64_t stage) {
     return sum;
 }
 
-/* Refuses estimates that are not finite: a rate close to 0 makes times that no double holds. */
+/* Refuses estimates that are not finite: a rate close to 0 gives times that no double holds. */
 static cf_result cft__check_estimate(const cf_cost_desc *full, int64_t count, const cf_timing *timing, double step,
                                      cf_error *error) {
     double of[sizeof(cf_stage_cost) / sizeof(double)];
@@ -1495,10 +1515,10 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
    >>tune
 
    First every ChunkSize, K and replay gets, for every batch, a lower bound of its time and the least memory that it
-   needs. Then the candidates are simulated in rounds, smallest bounds first. The families of a round are tried side by
-   side and know nothing of each other; what a round finds decides what the next round leaves out. So the answer is the
-   same however many families run at the same time.
-   ================================================================================================================ */
+   needs. Then the candidates are simulated in rounds, smallest bounds first. A family is the candidates that differ
+   only in replay, recomputation and window. The families of a round are tried side by side and know nothing of each
+   other; what a round finds decides what the next round leaves out. So the answer is the same however many families run
+   at the same time. */
 
 CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status) {
 #define CFT__NAME(name, text) case name: return text;
@@ -1509,8 +1529,8 @@ CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status) {
 
 enum {
     CFT__SIZES = 9, /* ChunkSizes that are tried by default, the longest sequence included */
-    CFT__EVEN = 8,  /* maximum ChunkSizes that are tried because they deal a batch out evenly */
-    CFT__FEW = 64,  /* even sizes are tried if a rank has at most this many chunks; among more, one that is not full
+    CFT__EVEN = 8,  /* maximum ChunkSizes that are tried because they divide a batch evenly */
+    CFT__FEW = 64,  /* even sizes are tried if a rank has at most this many chunks; among more, one partly filled chunk
                        matters little */
     CFT__UNIT = 128 /* even sizes are multiples of this, which suits kernels */
 };
@@ -1592,8 +1612,8 @@ static double cft__confidence(const double *sample, const double *minus, int64_t
 
 /* ---- what the search keeps ---- */
 
-/* Bytes x 100 per token that a virtual stage holds or (CFT__CHUNK) per token of the chunk in a pass. They are times 100
-   because the allocator's loss in gaps is given in percent. */
+/* Bytes x 100 per token that a virtual stage holds or (CFT__CHUNK) per token of the chunk in a pass. Times 100, because
+   the allocator's loss in gaps is given in percent. */
 enum { CFT__ACTIVATIONS, CFT__STATE, CFT__GRADIENT, CFT__INPUT, CFT__CHUNK, CFT__PARTS };
 
 typedef struct cft__weights {
@@ -1603,13 +1623,12 @@ typedef struct cft__weights {
     int64_t staged;  /* per token of the chunk in a pass, twice: the part of `dropped` that is on the device */
 } cft__weights;
 
-/* Lists of choices, the one that changes slowest first. A "point" is a candidate without its kind and window. Bounds of
-   time are found per point; bounds of memory per point and window. */
+/* Lists of choices, the one that changes slowest first. A "point" is a candidate without its kind and window: bounds of
+   time are found for each point, bounds of memory for each point and window. */
 enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__LEVEL, CFT__WINDOW, CFT__LISTS };
 
-/* Recomputations, from the cheapest to the one that frees most. A module has no level of its own if others that cost
-   less free as much. With fused attention, recomputing its inside frees nothing; norms cost as little as the
-   activation. */
+/* Recomputations, from the cheapest to the one that frees most. A module has no level of its own if others free as much
+   at less cost: with fused attention, recomputing its inside frees nothing; norms cost as little as the activation. */
 static const struct {
     cf_recompute what;
     int64_t part; /* recomputes 1 / part of a stage's layers */
@@ -1654,8 +1673,7 @@ typedef struct cft__tuner {
     int64_t most_virtual;    /* virtual stages of the deepest split */
     int64_t room;            /* for candidates of even sizes, after the others */
 
-    int32_t *pool;           /* (n) being shuffled: sequences of the list, or where each of its trees begins in
-                                `trees` */
+    int32_t *pool;           /* (n) shuffled: sequences of the list, or the places in `trees` where its trees begin */
     int splits;              /* 1: some kind may split a backward */
     double *bounds;          /* (n_candidates x n_batches) lower bounds of times */
     double *heats;           /* (n_candidates) seconds, projected from the heaviest rank of the first batch; 0: not
@@ -1706,8 +1724,8 @@ static int64_t cft__index(const cft__tuner *t, int64_t id, int list) {
     return id / t->strides[list] % t->counts[list];
 }
 
-/* Returns where the maximum chunks of a chain, or of a path of a tree, are noted: of all batches as packed for
-   candidate `id`. */
+/* Returns the place of the maximum chunks of a chain, or of a path of a tree, over all batches as packed for candidate
+   `id`. */
 static int64_t *cft__most_chunks(const cft__tuner *t, int64_t id) {
     return &t->most_chunks[id / t->strides[CFT__SIZE]];
 }
@@ -1751,8 +1769,8 @@ static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
     return cf_parallel_validate(desc->model, split, NULL) == CF_OK;
 }
 
-/* Returns the maximum number of GPUs, up to `most`, that a layer's experts can lie on; 0 without experts. If an ep is
-   given, returns it. */
+/* Returns the maximum number of GPUs, up to `most`, that a layer's experts can lie on; 0 without experts. Returns a
+   given ep as it is. */
 static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of, int64_t most) {
     cf_parallel split = *of;
     cf_parameters counted;
@@ -1766,7 +1784,7 @@ static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of, int
 /* Returns whether ZeRO is searched for. */
 static int cft__searches_zero(const cf_tune_desc *desc) { return desc->n_gpus > 0 && desc->parallel.zero == 0; }
 
-/* Returns the given part of the split, with a ZeRO level that a model can be asked about. */
+/* Returns the given part of the split, with a valid ZeRO level. */
 static cf_parallel cft__given_split(const cf_tune_desc *desc) {
     cf_parallel split = desc->parallel;
     if (desc->n_gpus > 0 && split.zero == -1) split.zero = 0;
@@ -1788,7 +1806,7 @@ static int64_t cft__add_cp_groups(const cf_tune_desc *desc, const cf_parallel *s
     return n;
 }
 
-/* Adds a split with each ZeRO level that is searched for: 2 and 3 without a pipeline, and 3 alone where parameters lie in
+/* Adds a split with each ZeRO level that is searched for: 2 and 3 without a pipeline, but only 3 if parameters lie in
    host memory. */
 static int64_t cft__add_split(const cf_tune_desc *desc, const cf_parallel *split, cf_tuning *out, int64_t n) {
     cf_parallel level = *split;
@@ -1800,8 +1818,8 @@ static int64_t cft__add_split(const cf_tune_desc *desc, const cf_parallel *split
     return n;
 }
 
-/* Writes the splits to `out` by rising tp, then pp, ep, ZeRO and cp group; with NULL only counts them. Experts are tried
-   on as many GPUs of a node as possible, and on as many of all. */
+/* Writes the splits to `out` by rising tp, then pp, ep, ZeRO and cp group; with NULL only counts them. Experts are
+   tried on as many GPUs of a node as possible, and on as many of all. */
 static int64_t cft__list_splits(const cf_tune_desc *desc, cf_tuning *out) {
     int64_t n = 0, i, gpus = desc->n_gpus, most;
     cf_parallel split = cft__given_split(desc);
@@ -1848,7 +1866,7 @@ static cf_result cft__check_choice(int64_t choice, int64_t count, const char *fi
     return CF_OK;
 }
 
-/* Refuses a member without the one that gives it a meaning; given: as the caller has it, without defaults. */
+/* Refuses a member without the member that it needs; given: as the caller has it, without defaults. */
 static cf_result cft__check_needs(const cf_tune_desc *given, cf_error *error) {
     const struct {
         const char *field;
@@ -1932,7 +1950,7 @@ static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
     CFT__TRY(cft__range(parallel->pp, 0, CF_MAX_LAYERS, CF_ERROR_LIMIT, "parallel.pp", -1, error));
     CFT__TRY(cft__range(parallel->dp, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "parallel.dp", -1, error));
     fixed = cft__max(parallel->tp, 1) * cft__max(parallel->pp, 1) * cft__max(parallel->dp, 1);
-    most = CF_MAX_RANKS / fixed * fixed; /* 0: the given part is too many already */
+    most = CF_MAX_RANKS / fixed * fixed; /* 0: the given part has too many already */
     CFT__TRY(cft__range(desc->n_gpus, most > 0 ? fixed : 1, most > 0 ? most : CF_MAX_RANKS, CF_ERROR_LIMIT, "n_gpus",
                         -1, error));
     if (parallel->layers != NULL && parallel->pp == 0)
@@ -2006,9 +2024,9 @@ static int cft__keeps_outputs(const cf_model *model) {
     return 0;
 }
 
-/* Lists the reliefs of memory: if state does not fit, it streams; if activations do not fit, they are recomputed. With
-   measured costs there are none, because nobody knows what a relief would cost. Outputs are no choice: kept in host
-   memory they cost next to no bytes of the GPU, and little time. */
+/* Lists the reliefs of memory: streams if state does not fit, recomputation if activations do not. With measured costs
+   there are none, because the cost of a relief is unknown. Outputs are no choice: kept in host memory they cost hardly
+   any bytes of the GPU, and little time. */
 static void cft__list_reliefs(cft__tuner *t) {
     const cf_tune_desc *desc = &t->desc;
     int estimated = desc->model != NULL && desc->timing == NULL;
@@ -2056,7 +2074,7 @@ static cf_result cft__count_candidates(cft__tuner *t) {
     return CF_OK;
 }
 
-/* Inserts the longest sequence into the default ChunkSizes. Chunks of that size split nothing, so the outcome is at
+/* Inserts the longest sequence into the default ChunkSizes. Chunks of that size split nothing, so the result is at
    least as good as 1F1B on packed sequences. Skips a length that cannot be a ChunkSize. */
 static void cft__add_longest(cft__tuner *t) {
     int64_t align = cft__max(t->desc.pack.align, 1), longest = 0, i, n;
@@ -2118,7 +2136,7 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     return CF_OK;
 }
 
-/* Measures a layout, allocates its bytes and lays it out. field: to blame if the bytes do not fit. */
+/* Measures a layout, allocates its bytes and lays it out. field: named if the bytes do not fit. */
 static cf_result cft__carve(cft__tuner *t, void (*lay_out)(cft__tuner *, cft__carver *), const char *field,
                             void **memory) {
     cft__carver carver = {NULL, 0, 0};
@@ -2187,13 +2205,13 @@ static uint64_t cft__draw(uint64_t *state) {
     return x ^ x >> 31;
 }
 
-/* Returns whether sequence `id`, counted over all sequences, is of the same tree as the sequence before it. */
+/* Returns whether sequence `id`, counted over all sequences, belongs to the same tree as the sequence before it. */
 static int cft__goes_on(const cft__tuner *t, int64_t id) {
     return t->trees != NULL && t->trees->common != NULL && id < t->n && t->trees->common[id] > 0;
 }
 
-/* Finds where each tree of the list begins, in the order of all sequences. Without shared prefixes, every sequence is a
-   tree. */
+/* Finds the place where each tree of the list begins, in the order of all sequences. Without shared prefixes, every
+   sequence is a tree. */
 static cf_result cft__find_trees(cft__tuner *t, int64_t *n_trees) {
     cf_pack_desc desc;
     int64_t i;
@@ -2344,7 +2362,8 @@ static int cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *
     return out->total < INT64_MAX;
 }
 
-/* Returns whether something of what chunks leave on a stage is in host memory; the second, whether all of it is. */
+/* Returns whether inputs or state that chunks leave on a stage are in host memory; the second function, whether all
+   are. */
 static int cft__stages_host(const cft__tuner *t) {
     return t->desc.model != NULL && (t->memory.state_window > 0 || t->memory.outputs > 1);
 }
@@ -2361,7 +2380,7 @@ static cf_result cft__estimate_memory(cft__tuner *t, cf_memory_report *reports) 
     return CF_OK;
 }
 
-/* Fills in t->reports and t->fullest. field: to blame if bytes do not fit in 64 bits. */
+/* Fills in t->reports and t->fullest. field: named if bytes do not fit in 64 bits. */
 static cf_result cft__report_stages(cft__tuner *t, const char *field) {
     int64_t s, pp = t->split.pp;
     cf_result result = CF_OK;
@@ -2381,7 +2400,8 @@ static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__
     int away;
     CFT__TRY(cf_memory_token_bytes(memory, v, &bytes, error));
     loose = 100 + cf_memory_defaults(memory).fragmentation;
-    w->of[CFT__ACTIVATIONS] = cft__max(1, bytes.activations) * loose; /* what limits are weighed in is never 0 */
+    w->of[CFT__ACTIVATIONS] = cft__max(1, bytes.activations) * loose; /* limits are weighed in this, so it must not be
+                                                                         0 */
     w->of[CFT__STATE] = bytes.state * loose;
     w->of[CFT__GRADIENT] = bytes.state_gradient * loose;
     away = memory->state_window > 0 || memory->outputs > 1;
@@ -2408,8 +2428,8 @@ static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
     return cft__weigh_model(&t->memory, v, w, t->error);
 }
 
-/* With host memory in use: takes the ring and what is staged, which the bytes per token leave out, from the room for
-   chunks. */
+/* With host memory in use, subtracts from the room for chunks the ring and what is staged, which the bytes per token
+   leave out. */
 static cf_result cft__leave_room_for_stream(cft__tuner *t, int64_t chunk_size) {
     int64_t v, s, n_v = t->split.pp * t->split.n_virtual;
     if (!cft__stages_host(t)) return CF_OK;
@@ -2517,20 +2537,20 @@ static int64_t cft__most_bytes(const cft__tuner *t, const cf_memory_load *load, 
     return most / 100;
 }
 
-/* The least memory that some schedule needs: bytes of a stage, and the load of each of its virtual stages at that
+/* The least memory that any schedule needs: bytes of a stage, and the load of each of its virtual stages at that
    time. */
 typedef struct cft__least {
     int64_t bytes, stage;
     cf_memory_load load;
 } cft__least;
 
-/* Returns the tokens of state that a chunk finds: those of its path, and of its own chain before the chunk. */
+/* Returns the tokens of state before a chunk: those of its path, and of its own chain before it. */
 static int64_t cft__tokens_before(const cf_plan *plan, int64_t id) {
     return plan->chunks[id].chain >= 0 ? plan->chunks[id].prefix : 0;
 }
 
-/* Returns how many chunks of a chain keep their activations if a path keeps at most k. Chains further down the path go
-   first; at least one chunk is kept, as it runs. last: the last chunk of the chain. */
+/* Returns how many chunks of a chain keep their activations if a path keeps at most k. Chains further down the path
+   come first; at least the chunk that runs is kept. last: the last chunk of the chain. */
 static int64_t cft__kept_of(const cf_chunk *last, int64_t k) { return cft__max(1, k - last->below); }
 
 /* Returns whether load a holds at most as much as b in every respect. */
@@ -2539,10 +2559,10 @@ static int cft__is_less(const cf_memory_load *a, const cf_memory_load *b) {
            a->input_tokens <= b->input_tokens && a->chunk_tokens <= b->chunk_tokens;
 }
 
-/* Returns the least bytes of any schedule that keeps the last k chunks of each chain. They are needed at the worst
-   moment of a chain, or standalone chunk, by itself: just before the backward of one of its chunks. State grows to a
-   chain's end, so only its last two chunks are examined. With virtual stages only the last chunk is, because they reach
-   the other backwards at different times. */
+/* Returns the least bytes of any schedule that keeps the last k chunks of each chain. A chain or standalone chunk by
+   itself needs them at its worst moment, just before the backward of one of its chunks. State grows to a chain's end,
+   so only its last two chunks are examined. With virtual stages only the last one is, because they reach the other
+   backwards at different times. */
 static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
     const cf_plan *plan = t->plan;
     int64_t id, n, i, kept, at = 0, alone = -1;
@@ -2593,9 +2613,9 @@ static int64_t cft__state_bytes(const cft__tuner *t, const cft__weights *w, int 
 }
 
 /* Sets limits in bytes for a scheduler that weighs a token alike on all stages, although stages differ here. A token
-   has its weight on the tightest stage: the one with room for the fewest tokens beside the state of the deepest path.
-   Limits of other stages are scaled to leave room for as many tokens as really fit. No limit is below that state and
-   one chunk, because a chain does not always need all of its state at once. */
+   weighs what it weighs on the tightest stage: the one with room for the fewest tokens beside the state of the deepest
+   path. Limits of other stages are scaled to leave room for as many tokens as really fit. No limit is below that state
+   and one chunk, because a chain does not always need all of its state at once. */
 static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc) {
     const cf_plan *plan = t->plan;
     const cft__weights *tightest = NULL;
@@ -2901,7 +2921,8 @@ static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t ba
     c->peak_seconds = t->plan->chunks_per_rank > 0 ? t->timeline->start[t->schedule->first[stage] + own->before] : 0;
 }
 
-/* Returns whether a candidate's outputs are on the GPU and may move to host memory; the second, whether they must. */
+/* Returns whether a candidate's outputs are on the GPU and may move to host memory; the second function, whether they
+   must. */
 static int cft__may_move(const cft__tuner *t, const cf_tune_candidate *c) {
     return t->moves && c->outputs == 1 && c->state_window == 0;
 }
@@ -2919,7 +2940,7 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
     memset(&memory, 0, sizeof memory);
     if (cft__may_move(t, c) &&
         cft__least_bytes(t, c->kind == CF_SCHEDULE_BEST ? 1 : c->k, 1).bytes > t->tuning->limit_bytes) {
-        c->status = CF_TUNE_INFEASIBLE; /* and no schedule needs to be made to see it */
+        c->status = CF_TUNE_INFEASIBLE; /* known without making a schedule */
         return CF_OK;
     }
     desc.max_tries = t->desc.max_tries > 0 ? t->desc.max_tries
@@ -2949,7 +2970,7 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
 }
 
 /* Returns whether a rank has the same chunks as the previous rank, in the same order, and so the same schedule. With
-   equally long sequences, most ranks have. With trees it says no, because the load of other ranks matters too. */
+   equally long sequences most ranks have. With trees it returns 0, because the load of other ranks matters too. */
 static int cft__is_like_last(const cf_plan *plan, int64_t rank) {
     const cf_chunk *a = &plan->chunks[(rank - 1) * plan->chunks_per_rank], *b = a + plan->chunks_per_rank, *end = b;
     if (plan->order != NULL) return 0;
@@ -2984,7 +3005,7 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
 
 /* ---- bounds ---- */
 
-/* An amount of chunks; costs x amounts are seconds. */
+/* Amounts of chunks; cost x amount is seconds. */
 typedef struct cft__amount {
     double chunks, rows, pairs;
 } cft__amount;
@@ -3062,12 +3083,12 @@ static cft__costs cft__costs_of(const cft__tuner *t, int64_t v) {
     least.backward = c.backward;
     if (!t->splits || (cft__is_free(&c.input) && cft__is_free(&c.weight))) return least;
     if (!cft__is_free(&c.input) && !cft__is_free(&c.weight)) least.backward = cft__least_cost(&c.backward, &parts);
-    else memset(&least.backward, 0, sizeof least.backward); /* half measured: no bound but 0 */
+    else memset(&least.backward, 0, sizeof least.backward); /* half measured: the bound is 0 */
     return least;
 }
 
-/* Returns the largest load of a stage: its work, the shortest way to it and the shortest way back from it. If a
-   backward may be split, the last pass of a stage need not be followed by anything. */
+/* Returns the largest load of a stage: its work, plus the shortest way to it and back from it. If a backward may be
+   split, nothing need follow the last pass of a stage. */
 static double cft__stage_load(const cft__tuner *t, int64_t rank, int64_t k) {
     const cf_plan *plan = t->plan;
     cft__amount all = {0, 0, 0}, dropped = {0, 0, 0}, least = {0, 0, 0};
@@ -3097,8 +3118,8 @@ static double cft__stage_load(const cft__tuner *t, int64_t rank, int64_t k) {
     return most;
 }
 
-/* Returns a time that no schedule of the current batch can beat, of any kind and replay: the bound of the slowest rank,
-   which is *slowest. It sums over the chunks, and their order does not matter. */
+/* Returns a lower bound of the time of every schedule of the current batch, of any kind and replay: the bound of the
+   slowest rank, which is *slowest. It sums over the chunks; their order does not matter. */
 static double cft__find_bound(const cft__tuner *t, int64_t k, int64_t *slowest) {
     double most = 0;
     int64_t rank;
