@@ -110,7 +110,7 @@ static inline char *joined_name(const char *path, const char *suffix, int number
     return name;
 }
 
-/* What a new file gets. */
+/* The mode of a new file. */
 static inline int new_file_mode(void) {
     const mode_t mask = umask(0);
     umask(mask);
@@ -296,7 +296,7 @@ static inline void hold_signals(held_signals *held) {
     sigaction(SIGXFSZ, &action, &held->file_size);
 }
 
-/* What came meanwhile comes now. */
+/* Signals that came meanwhile are sent now. */
 static inline void release_signals(const held_signals *held) {
     sigaction(SIGXFSZ, &held->file_size, NULL);
     for (size_t i = 0; i < N_ENDING_SIGNALS; i++) sigaction(ending_signals[i], &held->ending[i], NULL);

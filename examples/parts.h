@@ -308,7 +308,7 @@ static inline int64_t stream_width_of(const model_config *c) {
     return max_of(1, max_of(n.rows_k, n.rows_v));
 }
 
-/* What --stream wants at least. */
+/* The least that --stream needs. */
 static inline void check_stream_bytes(int64_t bytes, const model_config *c) {
     int64_t ring = stream_ring_bytes(stream_width_of(c), KEY_BLOCK);
     if (bytes > 0 && bytes < ring) {

@@ -243,7 +243,7 @@ typedef struct chain_state {
     key_value key[MAX_LENGTH], d_key[MAX_LENGTH];
 } chain_state;
 
-/* What the passes work on. */
+/* The data of the passes. */
 typedef struct trainer {
     const cf_plan *plan;
     const weights *w;

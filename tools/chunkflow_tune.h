@@ -2362,8 +2362,7 @@ static int cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *
     return out->total < INT64_MAX;
 }
 
-/* Returns whether inputs or state that chunks leave on a stage are in host memory; the second function, whether all
-   are. */
+/* Returns whether inputs, outputs or state of chunks are in host memory; the second function, whether anything is. */
 static int cft__stages_host(const cft__tuner *t) {
     return t->desc.model != NULL && (t->memory.state_window > 0 || t->memory.outputs > 1);
 }

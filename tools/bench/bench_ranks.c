@@ -73,7 +73,7 @@ static double gathered(const cf_plan *plan, const cf_chunk *c) {
     return c->chain >= 0 ? (double)(plan->slices[c->first_slice].begin - c->prefix) : 0;
 }
 
-/* What a chunk costs, all passes and what they gather. */
+/* Returns the cost of a chunk: all passes and what they gather. */
 static double whole_cost(const cf_plan *plan, const cf_chunk *c) {
     double n = passes(plan, c);
     return cost_of(c) * n + 0.003 * gathered(plan, c) * (n + 1);

@@ -413,8 +413,8 @@ static void bench_replay(const char *path) {
 
 /* ---- longer searches ---- */
 
-/* Where `limits` is farthest from its bound with K of 2 and 4: the five worst without a limit, and the eight worst with
-   as many chunks as stages. */
+/* The cases of `limits` farthest from their bounds with K of 2 and 4: the five worst without a limit, and the eight worst
+   with as many chunks as stages. */
 static const struct longer_case {
     const char *name;
     int batch; /* of draw_lengths */

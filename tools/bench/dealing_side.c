@@ -39,7 +39,7 @@ static cf_plan *plan_of(const dealing_case *of) {
     exit(1);
 }
 
-/* What a forward of a chunk takes, with what its rows gather from other ranks. */
+/* Returns the cost of a chunk's forward, with what its rows gather from other ranks. */
 static double cost_of(const cf_plan *plan, const dealing_case *of, const cf_chunk *c) {
     const cf_pass_cost cost = {of->constant, of->per_token, of->per_pair};
     double seconds = c->n_slices > 0 ? cf_cost_seconds(&cost, c->rows, c->pairs) : 0;

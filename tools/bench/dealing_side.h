@@ -1,4 +1,4 @@
-/* What bench_dealing.c asks of a header. */
+/* The questions of bench_dealing.c to a header. */
 
 #ifndef DEALING_SIDE_H
 #define DEALING_SIDE_H
@@ -12,7 +12,7 @@ typedef struct dealing_case {
     int64_t lockstep, max_cp;
 } dealing_case;
 
-/* Of a plan: seconds of its most expensive rank, or in step of all columns, and chunks of a rank and of all. */
+/* The results for a plan: seconds of its most expensive rank, or in lockstep of all columns; chunks of a rank, and of all. */
 typedef struct dealing_result {
     double seconds, mean;
     int64_t steps, chunks;

@@ -335,7 +335,7 @@ static const table_column columns[] = {
 enum { COLUMN_BYTES = 17, COLUMN_RECOMPUTE, COLUMN_GIB, COLUMN_WAITS = 24, COLUMN_SPEED, COLUMN_MFU,
        N_COLUMNS = sizeof columns / sizeof columns[0] };
 
-/* Which case it is. */
+/* Adds the cells that name a case. */
 static void add_case(table *to, const row *r) {
     table_text(to, row_name(r));
     table_text(to, cf_schedule_kind_name(r->what.kind));

@@ -123,7 +123,7 @@ static const cli_option options[] = {
      "--token-bytes, else tokens whose activations are kept"},
     {.name = NULL}};
 
-/* What is printed and written. */
+/* A plan and its schedule, as they are printed and written. */
 typedef struct planned {
     const plan_options *asked;
     cf_schedule_kind kind;

@@ -463,7 +463,7 @@ static int read_kinds(reading *r) {
     return code == CLI_OK ? name_kinds(r, choices) : code;
 }
 
-/* What no formula here knows. */
+/* Refuses members that no formula here covers. */
 static int check_members(const reading *r) {
     const config_object *c = &r->c;
     const struct {

@@ -202,7 +202,7 @@ run_step() { # PART NAME SECONDS COMMAND...
     step=$2
     seconds=$3
     shift 3
-    # What was built lies on the machine of that call alone.
+    # Programs that a call builds are only on that call's machine.
     stuck=
     if [ "$part" != 0 ] && has_ended "$step"; then return 0; fi
     left=$((end - $(now)))
@@ -266,7 +266,7 @@ run_tests() { # PART NAME SECONDS-OF-A-TEST SECONDS SUITE VARIABLE=VALUE
 
 has() { command -v "$1" >/dev/null 2>&1; }
 
-# Whose results these are. A process of its own asks for clocks, power and temperature until the call ends.
+# Records the device whose results these are. Another process asks for clocks, power and temperature until the call ends.
 describe_device() {
     known=$(ask_device name,driver_version,compute_cap)
     capability=$(printf '%s' "${known##*, }" | tr -d .)

@@ -8,8 +8,8 @@
 # batches of 256 sequences as of LMSys-Chat-1M, none longer than the context, are simulated for the paper's four stages:
 # chunkflow with the best of the ChunkSizes, with the paper's schedule, against 1F1B on whole sequences.
 #
-# What this is not: no pipeline has run, and no tensor parallelism. A stage of TP 4 would take about a quarter of these
-# times, and its communication more; it is not measured, and left out on both sides. CHUNKFLOW names the command,
+# This runs no pipeline and no tensor parallelism. A stage of TP 4 would take about a quarter of these times, plus its
+# communication, which is not measured and left out on both sides. CHUNKFLOW names the command,
 # BATCHES (default 8) how many are drawn.
 
 set -eu

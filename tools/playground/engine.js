@@ -127,7 +127,7 @@ function systemOf(args, files, memory) {
   return {calls, textOf};
 }
 
-// What stops a program without a code of its own is a lack of memory, for the command has no other way to end so.
+// Runs a program. If it stops without an exit code, memory was short, because the command has no other such end.
 function runProgram(module, args, files) {
   let instance = null, code = 0, why = "";
   const system = systemOf(["chunkflow", ...args], files, () => instance.exports.memory);

@@ -19,7 +19,7 @@ const OPTIONS = [
   {name: "tp", words: "tensor parallel", steps: ["", "1", "2", "4", "8"], value: ""}
 ];
 
-// What can be drawn: arguments of `chunkflow gen` for n sequences, and lines below what it draws.
+// The lists that can be drawn: arguments of `chunkflow gen` for n sequences, and lines to add to its output.
 const DRAWN = [
   {name: "chat", words: "chats and one long document", more: "128K\n",
     args: n => ["lmsys", "--n", Math.max(1, n - 1), "--max", "8K"]},
@@ -442,7 +442,7 @@ function takeList(text, said) {
   }
 }
 
-// What stands on the page stays if the report of a file cannot be drawn.
+// Opens a report. If it cannot be drawn, the page stays as it is.
 function openReport(name, json) {
   const before = seen.data;
   try {

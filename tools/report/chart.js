@@ -4,7 +4,7 @@ const GUTTER = 62, TITLE = 22, AXIS = 26, GAP = 12;
 const chart = {lanes: [], titles: [], width: 0};
 const strip = makeScratch();
 
-// Where a time in ticks of a schedule lies, in pixels.
+// Returns the scale of a schedule: ticks to pixels.
 function scaleOf(s) {
   const perSecond = (chart.width - GUTTER) / (state.to - state.from);
   return ticks => GUTTER + (ticks * s.tick - state.from) * perSecond;
@@ -81,7 +81,7 @@ function paletteOf() {
   return state.colours === "pass" ? colour.pass : [...colour.chain, colour.alone, colour.aloneAlt];
 }
 
-// Which of them a pass has.
+// Returns the index of a pass's colour in the palette.
 function colourOf(s, st, i) {
   if (state.colours === "pass") return st.letter[i];
   const chain = hueOf(s, st.chunk[i]), n = colour.chain.length;
@@ -158,7 +158,7 @@ function drawPieces(g, st, y, h, x, from, to) {
 const LEAST_NAMED = 9, MOST_GROUPED = 20000; // pixels of the mean pass; passes in sight
 const MOST_LANES = 16;                       // more leave no room for rows in a lane
 
-// Whether n passes are drawn so.
+// True if n passes are so many that those of a sequence are one box.
 const isMany = (s, n) => panels().length * s.stages.length <= MOST_LANES && n <= MOST_GROUPED
   && n * LEAST_NAMED > (chart.width - GUTTER) * s.stages.length;
 const isGrouped = s => isMany(s, inSight(s));
@@ -272,7 +272,7 @@ function shadeUnmarked(g, s, st, y, h, x, from, to) {
 
 // ---- what lies over the lanes ----
 
-// How many passes of a schedule are in sight.
+// Counts the passes of a schedule that are in sight.
 function inSight(s) {
   const from = state.from / s.tick, to = state.to / s.tick;
   return s.stages.reduce((n, st) => n + firstAbove(st.start, to) - firstAbove(st.end, from), 0);
@@ -406,7 +406,7 @@ painters.gantt = function () {
 
 // ---- pointing ----
 
-// What lies at a point of the chart: {schedule, stage, i}, or {schedule, stage, piece}, or null.
+// Finds the item at a point of the chart: {schedule, stage, i}, or {schedule, stage, piece}, or null.
 function at(x, y) {
   const lane = chart.lanes.find(l => y >= l.y && y < l.y + l.h + 2);
   if (!lane || x < GUTTER) return null;

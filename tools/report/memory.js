@@ -54,7 +54,7 @@ function drawHeld(s, stage, y, ratio) {
 
 const MOST_NAMED = 8; // more names than this would hide the lines
 
-// What a stage holds at a time in ticks; -1 before its first pass and after its last one.
+// Returns what a stage holds at a time in ticks; -1 before its first pass and after its last.
 function heldAt(st, ticks) {
   const i = firstAbove(st.start, ticks) - 1;
   return i < 0 || ticks > st.end[st.n - 1] ? -1 : st.held[i];

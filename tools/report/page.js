@@ -76,7 +76,7 @@ function estimate(x) {
   return Math.abs(x) < 1e-4 || Math.abs(x) >= 1e15 ? x.toPrecision(3) : inThree.format(x);
 }
 
-// How fast chunks are beside whole sequences, in words: a slowdown is no "0.8 x as fast". [the number, what follows it]
+// Returns the speed of chunks beside whole sequences, as [number, words]. A slowdown is not called "0.8 x as fast".
 function pace(before, after, memory) {
   const part = memory[0] > 0 ? `, with ${Math.round(100 * memory[1] / memory[0])} % of their memory` : "";
   if (after <= before) return [`${estimate(before / after)} \u00d7`, " as fast as whole sequences" + part];

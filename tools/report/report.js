@@ -56,7 +56,7 @@ function fillGain() {
     big(shownTime(best.makespan), estimated + (base ? "" : ", where whole sequences cannot be run"));
 }
 
-// Where all stage time goes.
+// Fills in the bar of all stage time: work, replays, idle.
 function fillWhole() {
   const s = data.schedules[data.measured] || data.schedules[data.best], bar = byId("whole");
   if (!s || !(s.makespan > 0)) return;
@@ -87,7 +87,7 @@ function fillHeader() {
 
 // ---- the numbers that matter ----
 
-// Of all stage time, as idle time is: the two add up.
+// A share of all stage time, like the idle share, so that the two add up.
 const replayShare = s => s.makespan > 0 ? s.replayed / (s.makespan * s.idle.length) : 0;
 
 // The part of it in which passes wait for state that is streamed from host memory.
@@ -257,7 +257,7 @@ function fillTerms() {
 
 const sumOf = numbers => numbers.reduce((sum, x) => sum + x, 0);
 
-// How a stage's time is spent, as one bar.
+// Draws a stage's time as one bar: passes, and each cause of idling.
 function idleBar(s, stage) {
   const bar = element("div", {class: "bar"}), busy = 1 - sumOf(stage) / s.makespan;
   const add = (part, fill, title) => {

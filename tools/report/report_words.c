@@ -246,7 +246,7 @@ static const char *largest_term(const cf_memory_report *m, int64_t *bytes) {
     return name;
 }
 
-/* What holds most of it. */
+/* Says which part takes most memory. */
 static int say_memory(const report *r, const report_schedule *s, char *text, size_t size) {
     const cf_memory_report *m;
     char all[96] = " GiB";

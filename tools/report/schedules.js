@@ -91,7 +91,7 @@ function indexPasses(s) {
   });
 }
 
-// Where a pass of a chunk runs: [stage, number], or null. A backward may be cut in two.
+// Finds a pass of a chunk: [stage, number], or null. A backward may be split in two.
 function findPass(s, letter, chunk, v) {
   if (v < 0 || v >= s.stages.length * s.from.virtual_stages) return null;
   if (!s.find) indexPasses(s);
@@ -114,7 +114,7 @@ function waitedFor(s, stage, i) {
   return findPass(s, letter, st.chunk[i], goesForward(letter) ? v - 1 : v + 1);
 }
 
-// Who takes the result of a pass on another stage, with the ticks at which it leaves and arrives; or null.
+// Finds the pass on another stage that takes a pass's result, and the ticks at which it leaves and arrives; or null.
 function transferOf(s, stage, i) {
   const st = s.stages[stage], letter = LETTERS[st.letter[i]], v = virtualOf(s, stage, i);
   if (letter === "W" || (letter === "R" && s.from.replay !== "pipeline")) return null;
@@ -158,7 +158,7 @@ function slicesOf(plan, i) {
 // The schedules that are drawn, one above the other.
 const panels = () => [state.beside, state.schedule].filter((s, i, all) => isDrawn(s) && all.indexOf(s) === i);
 
-// How long the longest of them takes: the time axis of all of it.
+// The makespan of the longest schedule shown, which is the time axis of all.
 const span = () => Math.max(0, ...panels().map(i => data.schedules[i].makespan)) || 1;
 
 // Takes the numbers of a report; what is drawn, how, stays. A page takes them once, the playground whenever a setting
@@ -247,5 +247,5 @@ function gapWords(s, stage, piece) {
   return before >= 0 ? text + "\nnext is " + passName(st, before) : text;
 }
 
-// What is held by virtual copies is shown in whole stages' worth, as everywhere.
+// Converts virtual stages' copies into whole stages, in which everything is shown.
 const share = s => s.from.held_unit / (data.held === "tokens" || !s.from.memory ? s.from.virtual_stages : 1);

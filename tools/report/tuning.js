@@ -135,7 +135,7 @@ function makeTuningPage(tuning) {
 
   // ---- the map ----
 
-  // Whether a bound was enough to give a candidate up; others are slower as their like are, whatever their bound.
+  // True if a bound alone was enough to give a candidate up. Others are slower because similar ones are.
   const fastest = byNumber.get(tuning.ranking[0]);
   const isBounded = c => !fastest || c.bound > fastest.seconds;
 
@@ -144,13 +144,13 @@ function makeTuningPage(tuning) {
     return c.status !== "dominated" ? 0 : c.estimate || (isBounded(c) ? c.bound : 0);
   }
 
-  // How many times the best's seconds the slowest cell takes, within reason.
+  // The seconds of the slowest cell, in multiples of the best's, within reason.
   function spread() {
     const slowest = Math.max(...tuning.cells.map(cell => secondsOf(numbersOf(cell))));
     return Math.max(1.1, Math.min(MOST_TIMES_THE_BEST, slowest / winner.seconds));
   }
 
-  // How strong the colour of a cell is, in per cent: all of it for the best, none for the slowest.
+  // The strength of a cell's colour in per cent: 100 for the best, 0 for the slowest.
   function strength(seconds) {
     if (!winner || !(seconds > 0)) return 0;
     return Math.max(LEAST_COLOUR, Math.min(100, 100 * (1 - Math.log(seconds / winner.seconds) / Math.log(most))));
@@ -262,7 +262,7 @@ function makeTuningPage(tuning) {
 
   const stateWord = c => c.state_window ? "streams" : "stays";
 
-  // Of those that take the same time with the same ChunkSize and split, one is enough.
+  // True if an earlier candidate has the same time, ChunkSize and split: one of them is enough.
   function repeatsEarlier(c, before) {
     return before.some(b => b.split === c.split && b.chunk_size === c.chunk_size
       && c.seconds <= b.seconds * (1 + 1e-9));

@@ -161,14 +161,14 @@ class Inputs:
     max_seqlen_q: int
     max_seqlen_k: int
     prefix: list[Tensor]
-    # Where sequences share rows, and otherwise None:
+    # Only if sequences share rows, otherwise None:
     key_ends: Tensor | None = None  # key j, counted from the start of the prefix, is seen by the rows before this one
     more: tuple[Tensor, Tensor, Tensor] | None = None  # rows, targets and weights of targets beside a row's first
     joins: list[int] | None = None  # numbers of rows of the prefix behind which rows of this chunk go on
     forks: list[int] | None = None  # and of this chunk's, behind which rows of other chunks go on
     chunk_size: int = 0  # most rows of any chunk of the plan
-    # Where ranks share the sequence; prefix has this one's rows of it alone, and CPGroup.rows makes the others' of
-    # them:
+    # Only if ranks share the sequence. prefix then has only this rank's rows, from which CPGroup.rows makes the
+    # others':
     cp_group: CPGroup | None = None
 
 
@@ -615,7 +615,7 @@ class Batch:
         self.kept: dict[int, tuple[Tensor, list[Tensor], list[Tensor | Border]]] = {}
         self.keeps_outputs, self.outputs = outputs, {}  # of each dropped chunk, for its replay
         self.loss = torch.zeros((), dtype=torch.float64)
-        # Of each chain, what its chunks so far have handed on: rows, or what lies behind so many rows.
+        # For each chain, the state that its chunks have handed on so far: rows, or a snapshot after so many rows.
         self.rows: dict[int, list[Tensor | dict[int, Tensor]]] = {}
         self.ends: dict[int, int] = {}  # how many rows that is
         self.sums: dict[tuple[int, int], Tensor | dict[int, Tensor]] = {}  # of each tensor of rows, its gradient
