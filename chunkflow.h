@@ -28,31 +28,31 @@
          find shared prefixes  cf_shared_prefixes_find (from tokens)
        measure a plan          cf_plan_measure (fill, bounds, balance), cf_slice_pairs
        feed kernels and loss   cf_metadata_size + cf_metadata_fill (cu_seqlens, positions, targets), cf_loss_weights
-   ~ all chunks' tokens cf_token_rows_size + cf_token_rows_fill (with targets, weights) ~ other ranks' K and V
-   cf_kv_sources
+     ~   all chunks' tokens    cf_token_rows_size + cf_token_rows_fill (with targets, weights)
+     ~   other ranks' K and V  cf_kv_sources
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
                                cf_schedule_free
        time them               cf_simulate, cf_timeline_free
-   ~ ranks in step cf_lockstep_plan, cf_lockstep_schedule, cf_lockstep_validate
+     ~ ranks in step           cf_lockstep_plan, cf_lockstep_schedule, cf_lockstep_validate
        add the transfers       cf_schedule_lower
        run them                cf_steps_make, cf_steps_size + cf_steps_into, cf_steps_free, cf_chunk_seed
          size their buffers    cf_steps_capacity
        check                   cf_plan_validate, cf_schedule_validate (of any source)
-   ~ query a schedule cf_schedule_index_make, cf_schedule_index_free, cf_schedule_find (where a pass stands),
+     ~ query a schedule        cf_schedule_index_make, cf_schedule_index_free, cf_schedule_find (where a pass stands),
                                cf_schedule_needs (what it waits for), cf_schedule_loads (memory over time)
        write                   cf_write_plan_json, cf_write_schedule_json
-   ~ passes as a graph cf_graph_make, cf_graph_free
+     ~ passes as a graph       cf_graph_make, cf_graph_free
        names of enum items     cf_pass_name, cf_edge_name, cf_placement_name, cf_replay_name, cf_schedule_kind_name,
                                cf_pack_method_name, cf_split_method_name, cf_recompute_name
        errors                  cf_result_name, the cf_error record
-   ~ raise your own cf_fail, cf_fail_real, cf_fail_null, cf_refuse
+     ~   raise your own        cf_fail, cf_fail_real, cf_fail_null, cf_refuse
        your own memory         cf_allocator
-   ~ in your functions cf_allocator_resolve, cf_allocate
+     ~   in your functions     cf_allocator_resolve, cf_allocate
        cost numbers            cf_cost_seconds
        describe a model        cf_model_validate, cf_model_parameters, cf_stage_parameters,
          and its split         cf_stage_shard, cf_parallel_validate, cf_parallel_defaults
          and where stages lie  cf_placement_stage, cf_placement_at
-   ~ size its memory cf_memory_estimate, cf_memory_token_bytes, cf_memory_defaults
+     ~ size its memory         cf_memory_estimate, cf_memory_token_bytes, cf_memory_defaults
 
    Attention, carried state and a pipeline on GPUs are in a companion with its own declarations, chunkflow_cuda.cu.
 
@@ -377,8 +377,8 @@ typedef struct cf_chunk {
                             the chain above. -1: none */
     int64_t down;        /* the last chunk that continues this one; the first is the next chunk. -1: none */
     int64_t below;       /* chunks on the longest path that continues it. 0: none */
-    int64_t state;       /* tokens that it adds to its chain's state: its first rows, seen by chunks that continue it. 0
-                            in a leaf, and without a chain */
+    int64_t state;       /* leading rows of its own whose K and V belong to its chain: those of the split sequence, also
+                            in its last chunk. 0 without a chain, and in a tree where no chunk continues it */
     int64_t cp;          /* ranks of its cp group; 0: none */
 } cf_chunk;
 

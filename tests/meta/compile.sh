@@ -354,7 +354,11 @@ readme_loop() { # compiler
 typedef struct trainer {
     int64_t lengths[4], wrong_batch;
     int passes, updates;
+    cf_capacity need;
 } trainer;
+static cf_result grow_buffers(trainer *t, cf_error *error) {
+    return t->need.rows < 1 ? cf_refuse(error, CF_ERROR_CALLBACK, "rows", -1, "there are none") : CF_OK;
+}
 static cf_result run_pass(trainer *t, const cf_plan *plan, const cf_step *step, cf_error *error) {
     if (plan->chunks[step->action.chunk].tokens < 1) return cf_refuse(error, CF_ERROR_CALLBACK, "chunk", 0, "is empty");
     return ++t->passes, CF_OK;
