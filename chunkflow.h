@@ -216,9 +216,9 @@ typedef struct cf_allocator {
     void *user;
 } cf_allocator;
 
-/* Let your own functions take an allocator. cf_allocator_resolve finds the one to use, with both callbacks set; an
-   allocator with only one callback is CF_ERROR_ARGUMENT. cf_allocate asks such a resolved allocator for memory, for at
-   least one byte even if bytes is 0, and fails with CF_ERROR_MEMORY. *out is untouched on failure. */
+/* Let your own functions take an allocator. cf_allocator_resolve returns the one to use, with both callbacks set; an
+   allocator with only one callback is CF_ERROR_ARGUMENT. cf_allocate asks a resolved allocator for memory, for at least
+   one byte even if bytes is 0, and fails with CF_ERROR_MEMORY. *out is untouched on failure. */
 CHUNKFLOW_API cf_result cf_allocator_resolve(const cf_allocator *given, cf_allocator *out, cf_error *error);
 CHUNKFLOW_API cf_result cf_allocate(const cf_allocator *allocator, size_t bytes, void **out, cf_error *error);
 
@@ -914,7 +914,7 @@ typedef struct cf_shard {
     int64_t elements;     /* elements per row that the mixer keeps for backward: inputs, Q, K, V, output, gates */
     int64_t window;
     int64_t state_row;    /* elements that a row adds to the state */
-    int64_t expand;       /* latent layer: weights that expand such a row to K and V, in every pass that reads it */
+    int64_t expand;       /* latent layer: weights that expand a row of state to K and V, in every pass that reads it */
     int64_t window_row;   /* elements that a row adds to the state of a layer with a window or chunks, until the row
                              leaves it */
     int64_t snapshot;     /* elements of a recurrent layer's state (float), for any number of rows */
@@ -2601,7 +2601,7 @@ typedef struct cf__tree_node {
     int32_t end;           /* nodes id + 1 .. end - 1 are below it */
     int32_t first, n;      /* the node's sequences, in order */
     int32_t stem;          /* -1: the node is part of a bush */
-    int32_t follower;      /* the node that continues the stem; negative: none, or several could */
+    int32_t follower;      /* the node that continues the stem; negative: there is none, or there are several */
     int32_t slice;         /* once it is written, the plan's last slice of the node */
 } cf__tree_node;
 
@@ -4512,8 +4512,8 @@ static double cf__pack_try_layout(cf__packer *p, const cf__pack_layout *layout, 
     return cf__pack_lay_out(p, layout->target, most);
 }
 
-/* Finds the best layout whose widest cp groups have `cp` ranks, and keeps the better of it and *best. Returns whether
-   any sequence would have a cp group of this width. */
+/* Finds the best layout whose widest cp groups have `cp` ranks. *best becomes the better of it and *best. Returns
+   whether any sequence would have a cp group of this width. */
 static int cf__pack_find_layout(cf__packer *p, int64_t cp, cf__pack_layout *best) {
     cf__pack_layout own = {cp, DBL_MAX, DBL_MAX, DBL_MAX}, layout = own;
     double dearest = 0;
@@ -5675,7 +5675,7 @@ static void cf__metadata_open(cf__metadata_job *job, const cf_plan *plan, int64_
     cf_attention_call *call = cf__metadata_depth(job, depth);
     if (call == NULL || call->cu_seqlens_q == NULL) {
         n = call != NULL ? &call->n_seqs : &job->n_call_seqs;
-        *n += 2 + (offset > 0) + (depth >= job->n_depths); /* and rows after the last sequence of the call */
+        *n += 2 + (offset > 0) + (depth >= job->n_depths); /* 1 more for rows after the last sequence of the call */
         return;
     }
     cf__metadata_add_to_call(job, call, plan->slices[next].offset - call->cu_seqlens_q[call->n_seqs], 0);
@@ -7378,7 +7378,7 @@ typedef struct cf__pipeline {
     int64_t n;          /* chunks */
     cf_shape shape;
     int64_t n_v;        /* virtual stages */
-    int local;          /* 1: local replay, in which the input of an F that keeps nothing is kept */
+    int local;          /* 1: local replay: an F that keeps no activations keeps its input */
     cf__pipe_costs all;      /* of every virtual stage, unless by_stage is given */
     cf__pipe_costs *by_stage; /* (n_v) or NULL */
     cf_timing timing;         /* zeros if none is given */
@@ -7886,7 +7886,7 @@ typedef struct cf__pattern {
     int64_t ahead;            /* items by which the first stage may be ahead of the last */
     int64_t n_items, n_backwards;
     cf__pattern_item *items;  /* (n + n_replays) */
-    int32_t *backwards;       /* (n) chunks, in the order of their backward */
+    int32_t *backwards;       /* (n) chunks, in the order of their backwards */
     int32_t *need;            /* (n) items that run before each backward; gpipe: all items of its round and of earlier
                                  rounds */
     int64_t n_followed;       /* backwards whose slot has been given to a replay, if one can take it */
@@ -7899,7 +7899,7 @@ typedef struct cf__schedule_maker {
     cf_error *error;
     int64_t most_kept;          /* maximum chunks of one chain kept at once: K, or the longest chain */
     int64_t most_padded;        /* rows of the largest chunk */
-    int64_t most_above;         /* maximum bytes of the chains of a path in a tree, not counting places */
+    int64_t most_above;         /* maximum bytes, without places, of the chains of a path in a tree */
     cf__pipe_room most;         /* maximum that a unit takes on a virtual stage if it keeps one chunk */
     cf__pipe_room all;          /* load of a stage that holds everything */
     int bounds_state;           /* 1: chunks are limited, so state is limited by default unless bytes are */
@@ -9216,7 +9216,7 @@ typedef struct cf__dispatch_worker {
 
 /* The state of one virtual stage during dispatch. */
 typedef struct cf__dispatch_row {
-    int64_t state;     /* tokens of state that there is room for */
+    int64_t state;     /* tokens of state for which there is room */
     int32_t n_started; /* units that have started there; in plans with trees they start in order */
     int32_t n_open;    /* chunks that have run forward there but not backward */
 } cf__dispatch_row;

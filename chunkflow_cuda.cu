@@ -161,12 +161,13 @@ typedef struct cf_attention {
     int64_t n_row_tiles;
     int64_t n_key_tiles;          /* with at least one visible pair */
     int64_t n_all_key_tiles;
-    int64_t n_split_forward_tiles;/* tiles cut into parts, which are counted as tiles above. Few key heads or small
-                                     chunks */
-    int64_t n_split_key_tiles;    /* would leave the device idle otherwise. Sums of parts meet in the workspace */
-    int64_t forward_section;      /* key heads of a section. Blocks of threads start section by section: in each, the
-                                     first entry */
-    int64_t backward_section;     /* of the list for all its heads, then the second, ... */
+    int64_t n_split_forward_tiles;/* forward tiles that are cut into parts, because few key heads or small chunks would
+                                     leave the device idle. Each part counts as a tile above */
+    int64_t n_split_key_tiles;    /* key tiles that are cut into parts, for the same reason. Sums of parts meet in the
+                                     workspace */
+    int64_t forward_section;      /* key heads that a forward works on together. For these all entries of the list run
+                                     before the next heads begin */
+    int64_t backward_section;     /* key heads that a backward works on together */
 } cf_attention;
 
 /* cf_attention_size returns the bytes of host memory, aligned to CF_MEMORY_ALIGNMENT, that cf_attention_prepare needs.
@@ -349,7 +350,8 @@ typedef struct cf_layer_attention {
     cf_tensor q, k, v;            /* from the projections. The forward rotates q in place by RoPE; with state_block_rows
                                      also k. Keep all three, as the forward left them, for the backward */
     cf_tensor out;                /* written by the forward, 0 in padding; read by the backward */
-    float *lse;                   /* (n_heads, rows) likewise. Required where the executor keeps outputs */
+    float *lse;                   /* (n_heads, rows) written by the forward, read by the backward. Required where the
+                                     executor keeps outputs */
     cf_tensor dout;               /* read by the backward */
     cf_tensor dq, dk, dv;         /* written by the backward, 0 in padding: gradients of the projections' results. They
                                      may be q, k and v themselves */
@@ -390,7 +392,7 @@ CHUNKFLOW_CUDA_API size_t cf_layer_attention_bytes(const cf_attention *attention
 typedef struct cf_cuda_stage {
     int64_t n_layers;                 /* layers with attention, each with its planes of the state */
     int64_t activation_bytes;         /* kept for each chunk from F or R to its backward, without K and V */
-    int64_t activation_bytes_per_token;   /* and for each of its tokens, padding included */
+    int64_t activation_bytes_per_token;   /* the same, for each of its tokens, padding included */
     int64_t forward_bytes;            /* workspace of an F or R */
     int64_t forward_bytes_per_token;
     int64_t backward_bytes;           /* workspace of a B, I or W */
@@ -696,7 +698,7 @@ typedef struct cf_state_part {
    copied. */
 typedef struct cf_state_pass {
     cf_state state;               /* K and V of the chain: row 0 is its first token; n_layers: those of this pass */
-    cf_state gradient;            /* dK and dV likewise, fp32. data NULL: a forward */
+    cf_state gradient;            /* dK and dV of the same rows, fp32. data NULL: a forward */
     int64_t prefix;               /* rows of the chain before the chunk's */
     int64_t own;                  /* the chunk's own */
     int64_t window;               /* as in cf_attention_desc */
@@ -712,14 +714,14 @@ typedef struct cf_state_pass {
 
 typedef struct cf_state_block {
     int64_t layer;
-    int64_t index;                /* among the blocks of the prefix, as of cf_state_stream_block */
+    int64_t index;                /* index among the blocks of the prefix, as for cf_state_stream_block */
     int64_t first_row, n_rows;    /* of its chain. n_rows 0: this layer has no more blocks; the next call is for the
                                      next layer */
     int own;                      /* 1: rows of the chunk itself, which come first; later chunks have added to their dK
                                      and dV. Add `gradient` to this pass's own by cf_state_stream_add. 0: rows of the
                                      prefix; `gradient` is copied out once the block is done */
     cf_state state;               /* one layer on the device; row 0 is first_row. data is NULL if own */
-    cf_state gradient;            /* likewise. data is NULL in a forward */
+    cf_state gradient;            /* dK and dV of the same rows. data is NULL in a forward */
 } cf_state_block;
 
 typedef struct cf_state_stream cf_state_stream;
@@ -1271,9 +1273,9 @@ CF_HOPPER_DEVICE uint64_t matrix_step(uint64_t matrix, int bytes) { return matri
 const int FORWARD_ROWS = 128; /* packed rows of a forward tile */
 const int FORWARD_KEYS = 64;
 const int HOPPER_KEYS = 128; /* the same with wgmma */
-const int ROW_TILE = 64;  /* packed rows of a backward tile, and of its sums of dQ; LARGE_ROW_TILE for */
-const int LARGE_ROW_TILE = 128; /* small heads, if shared memory allows it. A tile has whole tokens only, so some rows
-                                   may be empty */
+const int ROW_TILE = 64;  /* packed rows of a backward tile, and of its sums of dQ. Some may be empty, because a tile
+                             has whole tokens only */
+const int LARGE_ROW_TILE = 128; /* the same for small heads, if shared memory allows it */
 const int KEY_TILE = 128;       /* keys of a backward tile, or SMALL_KEY_TILE where shared memory is short */
 const int SMALL_KEY_TILE = 64;
 const int MOST_GROUP = ROW_TILE; /* query heads of a key head in the fused kernels: a token must fit into a row tile */
@@ -1454,8 +1456,8 @@ struct problem : cf_attention {
         bool carries;             /* tiles whose sums are carried count as split: all sums are those of parts */
         int64_t section;          /* key heads that run together: see work_order */
     } forward, backward;
-    bool in_blocks;     /* a chunk whose slices see blocks of keys, so that sums are carried */
-    bool is_block;      /* a block of keys for such a chunk */
+    bool in_blocks;     /* 1: a chunk whose slices see blocks of keys, so that sums are carried */
+    bool is_block;      /* 1: a block of keys of such a chunk */
     int32_t first, n;   /* keys first .. first + n - 1 of the path; with n 0, level `first` of the chunk's own keys */
     int32_t n_turns;
     int64_t n_sum_tiles; /* row tiles of all slices of the chunk, whose sums are kept between blocks */
@@ -2632,7 +2634,8 @@ const int HALF_TILE = 128 * 64 * 2; /* bytes of 64 columns of 128 rows */
 
 struct hopper_params {
     fused_params fused;
-    CUtensorMap q, k, v, dout; /* (rows, heads, columns) in boxes of whole tokens of a group x 64, or of keys x 64 */
+    CUtensorMap q, k, v, dout; /* arrays of (rows, heads, columns), copied in boxes of 64 columns: of whole tokens of a
+                                  group, or of keys */
     int *taken;                /* number of tiles that persistent blocks have taken, without each block's first */
 };
 
@@ -3745,8 +3748,9 @@ __global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
    ================================================================================================================ */
 
 const int UNFUSED_THREADS = 128;
-const int64_t UNFUSED_ROWS = 256;                /* query tokens at a time, at most, to bound the bytes of scores ... */
-const int64_t UNFUSED_BYTES = (int64_t)64 << 20; /* ... and fewer if scores would take more than this */
+const int64_t UNFUSED_ROWS = 256;                /* query tokens at a time at most, to bound the bytes of scores */
+const int64_t UNFUSED_BYTES = (int64_t)64 << 20; /* bytes of scores at most: fewer query tokens at a time if they would
+                                                    take more */
 
 /* Scores of `rows` query tokens from first_token on, of all heads of one group: (group, rows, ld). The first column is
    key first_key of the slice. */
@@ -3760,7 +3764,7 @@ struct score_params : attention_views { /* at the block's first row, key and hea
     float *lse; /* at the slice's first row and the group's first head */
     int64_t lse_stride;
     float scale, cap;
-    view carried_rows; /* likewise, in fp32: sums of earlier blocks of keys */
+    view carried_rows; /* sums of earlier blocks of keys, at the same place, in fp32 */
     float *carried_lse;
     int32_t carry;
     int32_t add_rows; /* 1: row_product adds to carried_rows */
@@ -6406,11 +6410,11 @@ struct planned {
     int64_t input = -1, output = -1;    /* slots */
     int64_t rows = -1;            /* slot of K and V: set at the F of a chain's first chunk, and at all passes of a
                                      chunk without a chain */
-    int64_t host = -1;            /* slot of an input in host memory, set at the F that keeps it and at its R, */
-    int64_t kept = -1;            /* and position of the other of these two */
-    int64_t fetched_at = -1;      /* at such an R: the input's place on the device, bytes after the stage's
-                                     inputs_at, */
-    int64_t fetch_after = -1;     /* and position of the R whose input was there before; -1: none */
+    int64_t host = -1;            /* slot of an input in host memory: set at the F that keeps it, and at its R */
+    int64_t kept = -1;            /* position of the R at such an F, and of the F at such an R */
+    int64_t fetched_at = -1;      /* at an R whose input is in host memory: the input's place on the device, counted
+                                     from the stage's inputs_at */
+    int64_t fetch_after = -1;     /* at such an R: position of the R whose input was at that place before; -1: none */
     int64_t fetch = -1;           /* at the pass before such an R: position of the R, whose input is fetched then */
     wait waits[2];
     int32_t n_waits = 0;
@@ -6491,8 +6495,8 @@ struct batch {
     array<stage_plan> stages;    /* the local ones */
     array<int32_t> order;        /* their indices, in the order in which actions are issued */
     array<chunk_data> chunks;
-    array<cf_cuda_block> blocks;  /* of all chunks ... */
-    array<int64_t> block_tiles_at; /* ... and where their tiles lie in the copy on the device */
+    array<cf_cuda_block> blocks;  /* blocks of all chunks */
+    array<int64_t> block_tiles_at; /* place of each block's tiles in the copy on the device */
     int64_t metadata_bytes = 0;
     int64_t attention_bytes[2] = {0, 0}; /* workspace of the largest problem, forwards and backwards */
     bool timed = false;          /* the last run succeeded, so its events tell times */
