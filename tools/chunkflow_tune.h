@@ -2929,6 +2929,13 @@ static int cft__moves_away(const cft__tuner *t, const cf_tune_candidate *c) {
     return cft__may_move(t, c) && c->status == CF_TUNE_INFEASIBLE;
 }
 
+/* Returns whether no schedule of the current plan fits that keeps K chunks of each chain, as the fixed kinds promise.
+   Under a limit they would keep fewer: that is a candidate with a smaller K. */
+static int cft__needs_too_much(const cft__tuner *t, const cf_tune_candidate *c) {
+    int64_t k = c->kind == CF_SCHEDULE_BEST ? 1 : c->k;
+    return cft__least_bytes(t, k, c->replay == CF_REPLAY_LOCAL).bytes > t->tuning->limit_bytes;
+}
+
 /* Schedules one rank of one batch: without a limit and, if that does not fit, under one. A limit holds no outputs down
    that may move to host memory. */
 static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batch, int64_t rank) {
@@ -2937,8 +2944,7 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
     cf_memory_report memory;
     int held;
     memset(&memory, 0, sizeof memory);
-    if (cft__may_move(t, c) &&
-        cft__least_bytes(t, c->kind == CF_SCHEDULE_BEST ? 1 : c->k, 1).bytes > t->tuning->limit_bytes) {
+    if (cft__may_move(t, c) && cft__needs_too_much(t, c)) {
         c->status = CF_TUNE_INFEASIBLE; /* known without making a schedule */
         return CF_OK;
     }
@@ -2985,6 +2991,10 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
     double slowest = 0, bubble = 0, waiting = 0;
     int64_t rank;
     CFT__TRY(cft__pack_batch(t, c, batch));
+    if (cft__needs_too_much(t, c)) {
+        c->status = CF_TUNE_INFEASIBLE; /* the bounds say what it needs */
+        return CF_OK;
+    }
     for (rank = 0; rank < t->plan->n_ranks; rank++) {
         if (rank > 0 && cft__is_like_last(t->plan, rank)) continue;
         CFT__TRY(cft__fit_rank(t, c, batch, rank));

@@ -496,9 +496,7 @@ static const table_column ranking_columns[] = {
     {.heading = "waits %", .name = "stream_waiting", .decimals = 2, .scale = 100}};
 enum {
     COLUMN_SPLIT = 1,
-    COLUMN_REPLAY = 11,
-    COLUMN_OUTPUTS,
-    COLUMN_RECOMPUTE,
+    COLUMN_REPLAY = 11, /* outputs and recompute follow */
     COLUMN_STATE = 15,
     RANKING_COLUMNS = sizeof ranking_columns / sizeof ranking_columns[0],
     COLUMN_HOST = RANKING_COLUMNS - 2,
@@ -555,20 +553,20 @@ static int repeats_earlier(const cf_tuning *tuning, int64_t rank) {
     return 0;
 }
 
+/* Returns in which settings a candidate is not as plain as most: replay 1, outputs 2, recompute 4, state 8. */
+static unsigned unusual_settings(const cf_tuning *tuning, const cf_tune_candidate *c) {
+    return (c->replay != CF_REPLAY_LOCAL) | (unsigned)(c->outputs > 0) << 1 |
+           (unsigned)(c->recompute != tuning->candidates[0].recompute) << 2 | (unsigned)(c->state_window > 0) << 3;
+}
+
 /* Returns the columns that would say nothing in this table. */
 static unsigned idle_columns(const cf_tuning *tuning) {
-    unsigned streams = 1u << COLUMN_HOST | 1u << COLUMN_WAITS | 1u << COLUMN_STATE;
-    unsigned idle = streams | 1u << COLUMN_RECOMPUTE | 1u << COLUMN_REPLAY | 1u << COLUMN_OUTPUTS;
+    unsigned streams = 1u << COLUMN_HOST | 1u << COLUMN_WAITS | 1u << COLUMN_STATE, unusual = 0;
     int64_t i;
 
-    for (i = 0; i < tuning->n_ranked; i++) {
-        const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
-        if (c->state_window > 0) idle &= ~streams;
-        if (c->replay != CF_REPLAY_LOCAL) idle &= ~(1u << COLUMN_REPLAY);
-        if (c->outputs) idle &= ~(1u << COLUMN_OUTPUTS);
-        if (c->recompute != tuning->candidates[0].recompute) idle &= ~(1u << COLUMN_RECOMPUTE);
-    }
-    return idle;
+    for (i = 0; i < tuning->n_ranked; i++)
+        unusual |= unusual_settings(tuning, &tuning->candidates[tuning->ranking[i]]);
+    return (unusual & 8 ? 0 : streams) | (7 & ~unusual) << COLUMN_REPLAY;
 }
 
 /* Prints the candidates: a few for people, all for scripts. *same: number of those not worth a line. */
@@ -697,6 +695,11 @@ static const char *difference_word(int difference) {
     return words[difference];
 }
 
+static const char *recompute_value(const cf_tune_candidate *c) {
+    if (c->offload & CF_OFFLOAD_CHECKPOINTS) return "full, host";
+    return c->recompute_layers > 0 ? "some mlp" : cf_recompute_name(c->recompute);
+}
+
 static const char *difference_value(const cf_tune_candidate *c, int difference) {
     switch (difference) {
     case OTHER_CHUNK_SIZE: return cli_commas(c->chunk_size);
@@ -704,7 +707,7 @@ static const char *difference_value(const cf_tune_candidate *c, int difference) 
     case OTHER_SCHEDULE: return cf_schedule_kind_name(c->kind);
     case OTHER_REPLAY: return cf_replay_name(c->replay);
     case OTHER_STATE: return tune_state_word(c);
-    default: return c->recompute_layers > 0 ? "some mlp" : cf_recompute_name(c->recompute);
+    default: return recompute_value(c);
     }
 }
 
@@ -738,11 +741,12 @@ static void add_neighbour(table *t, const cf_tuning *tuning, const cf_tune_candi
     }
 }
 
-/* Returns the time of a candidate if at least one batch of it was timed and its memory is known; else 0. */
+/* Returns the time of a candidate if its memory is known, that of the longest sequence included; else 0. Batch 1 is
+   tried only after the batch for memory. */
 static double timed_seconds(const cf_tuning *tuning, const cf_tune_candidate *c) {
     if (c->status == CF_TUNE_OK) return c->seconds;
-    if (c->status != CF_TUNE_DOMINATED || c->same_as >= 0 || c->bytes <= 0 || c->bytes > tuning->limit_bytes) return 0;
-    return c->estimate;
+    if (c->status != CF_TUNE_DOMINATED || c->same_as >= 0 || tuning->n_batches < 2) return 0;
+    return tuning->seconds[(c - tuning->candidates) * tuning->n_batches + 1] >= 0 ? c->estimate : 0;
 }
 
 /* Returns the fastest candidate that needs less than `bytes`; of equally fast ones, the one that needs less. -1:
@@ -772,6 +776,7 @@ static void add_trade(table *t, const cf_tuning *tuning, const cf_tune_candidate
     table_text(t, cf_schedule_kind_name(c->kind));
     table_text(t, cf_replay_name(c->replay));
     table_text(t, tune_outputs_word(c));
+    table_text(t, recompute_value(c));
     table_text(t, tune_state_word(c));
 }
 
@@ -780,8 +785,10 @@ static int print_frontier(const cf_tuning *tuning) {
     static const table_column columns[] = {
         {.heading = "split", .left = 1}, {.heading = "s", .estimate = 1}, {.heading = "GiB", .decimals = 2},
         {.heading = "ChunkSize"}, {.heading = "K"}, {.heading = "schedule", .left = 1},
-        {.heading = "replay", .left = 1}, {.heading = "outputs", .left = 1}, {.heading = "state", .left = 1}};
+        {.heading = "replay", .left = 1}, {.heading = "outputs", .left = 1}, {.heading = "recompute", .left = 1},
+        {.heading = "state", .left = 1}};
     int64_t id, bytes = INT64_MAX;
+    unsigned unusual = 0;
     int code, rough = 0;
     table t;
 
@@ -790,8 +797,10 @@ static int print_frontier(const cf_tuning *tuning) {
     while ((id = fastest_below(tuning, bytes)) >= 0) {
         bytes = tuning->candidates[id].bytes;
         rough = rough || tuning->candidates[id].status != CF_TUNE_OK;
+        unusual |= unusual_settings(tuning, &tuning->candidates[id]);
         add_trade(&t, tuning, &tuning->candidates[id]);
     }
+    t.hidden = (tuning->n_splits == 1) | (15 & ~unusual) << 6; /* from the column of replay on */
     code = table_end(&t);
     if (rough) puts("\n~: about; timed, and its memory found, on some of the batches only");
     return code;
