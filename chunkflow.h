@@ -1040,10 +1040,8 @@ typedef struct cf_token_bytes {
                                experts */
 } cf_token_bytes;
 
-/* Finds bytes per token. Errors: as cf_memory_estimate.
-
-   Activations are listed in bytes per layer and token, with two bytes per element. h = hidden, q = heads x head_dim /
-   tp, kv = K heads on this GPU x head_dim, f = ffn / tp; s = tp with sequence parallelism, else 1:
+/* Activations, in bytes per layer and token, with two bytes per element. h = hidden, q = heads x head_dim / tp, kv = K
+   heads on this GPU x head_dim, f = ffn / tp; s = tp with sequence parallelism, else 1:
 
        8 h / s            inputs of both norms, and of the projections after them
        4 q                Q, attention output
@@ -1074,11 +1072,11 @@ typedef struct cf_token_bytes {
                         per head (a block of 64; not mamba2), as in fla's source; not measured
        experts          per active expert a copy of the row (2 h) and 6 f of the expert's width, with ep `imbalance`
                         percent more; 8 per expert of the layer (logits and probabilities of the router, float). All of
-                        these are gone with mlp. The buffers of a pass have 4 h per active expert, sent and received
+                        these are gone with mlp. The buffers of a pass have 4 h per active expert, sent and received */
 
-   Outputs of a dropped chunk: 2 heads x value_dim + 4 heads per layer whose shard has `outputs`. In a latent layer,
-   value_dim is that of each head's expanded V. A trainer that attends in latent space, like the examples, keeps heads x
-   (latent + rotated) numbers a row instead of heads x value_dim.
+/* Other bytes. Outputs of a dropped chunk: 2 heads x value_dim + 4 heads per layer whose shard has `outputs`. In a
+   latent layer, value_dim is that of each head's expanded V. A trainer that attends in latent space, like the examples,
+   keeps heads x (latent + rotated) numbers a row instead of heads x value_dim.
 
    A border of a window layer has min(chunk_size, window - 1) rows of K and V. A border of chunked attention has
    min(chunk_size, window), or none if window divides chunk_size.
@@ -1086,6 +1084,8 @@ typedef struct cf_token_bytes {
    With a state_window, attention reads its prefix one block of keys at a time. `working` then also has 4 q + 8 heads /
    tp: a layer's sums of dQ in fp32 and two numbers per row of a head, which go from block to block. The kernels of
    chunkflow_cuda.cu need the same, or more if they split tiles to keep a GPU busy. */
+
+/* Finds bytes per token, as said above. Errors: as cf_memory_estimate. */
 CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_t stage, cf_token_bytes *out,
                                               cf_error *error);
 
@@ -1352,9 +1352,7 @@ typedef struct cf_schedule_desc {
     const cf_allocator *allocator;
 } cf_schedule_desc;
 
-/* Orders the passes of one rank's chunks. The plan must be sound.
-
-   One stage. Chains and standalone chunks run in plan order, each as one unit:
+/* The order of passes on one stage. Chains and standalone chunks run in plan order, each as one unit:
 
        standalone chunk    F B. An idle chunk too, with no tokens, so that all ranks run the same number of steps
        chain of N <= K     F1 .. FN, BN .. B1
@@ -1364,7 +1362,7 @@ typedef struct cf_schedule_desc {
    This is Algorithm 2 with two slips corrected. As printed, its index test keeps the wrong chunks. Its third pass runs
    upwards, but dK and dV of a chunk are complete only after the backwards of all later chunks.
 
-   Several stages. The fixed kinds, which are all except `best`, follow these rules on each virtual stage and keep the
+   On several stages the fixed kinds, which are all except `best`, follow these rules on each virtual stage and keep the
    memory limits. If a limit is below K, they keep fewer chunks of a chain and replay more. `1f1b` takes the most
    expensive units first, the other fixed kinds take them in plan order. No kind can deadlock. If a kind's rules find no
    room, units run one by one: each stage keeps one chunk at a time, and replays all others. That is possible if one
@@ -1376,12 +1374,12 @@ typedef struct cf_schedule_desc {
    and the inputs of all chunks. These grow with the batch, so limits on state and bytes are refused.
 
    With shape.forward_only each stage runs its forwards in plan order; with several virtual stages, in rounds of
-   n_stages chunks. Only limits on state and bytes apply.
+   n_stages chunks. Only limits on state and bytes apply. */
 
-   `best` searches further. It may drop any chunk on any stage, also a standalone one; a chain keeps as many of its last
-   chunks, at most K, as shorten the schedule. Each stage keeps the inputs of at most 2 x n_stages x n_virtual dropped
-   standalone chunks, plus as many as it may keep whole. Inputs of a chain's dropped chunks never have more tokens than
-   its state.
+/* The kind `best` searches for a shorter schedule. It may drop any chunk on any stage, also a standalone one; a chain
+   keeps as many of its last chunks, at most K, as shorten the schedule. Each stage keeps the inputs of at most 2 x
+   n_stages x n_virtual dropped standalone chunks, plus as many as it may keep whole. Inputs of a chain's dropped chunks
+   never have more tokens than its state.
 
    Without limits from you, two limits keep the memory of `best` from growing with the batch. With L = min(K, chunks of
    the longest chain), at most
@@ -1401,7 +1399,9 @@ typedef struct cf_schedule_desc {
    - it is never longer than a fixed kind with as many virtual stages: `paper`, `gpipe` and `1f1b` with one,
      `interleaved` with more, and with split_backward also `zero-bubble`;
    - it never holds more than its limits, and a limit that all chunks of the rank fit into changes nothing;
-   - the same max_tries gives the same schedule.
+   - the same max_tries gives the same schedule. */
+
+/* Orders the passes of one rank's chunks, by the rules above. The plan must be sound.
 
    Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT (CF_MAX_ACTIONS, CF_MAX_STAGES),
    CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind under which this function makes a schedule),
@@ -1509,11 +1509,11 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
    columns' list gives the time of all ranks, and limits that hold for the columns hold for every rank.
 
    Columns that any rank's chain joins are one chain, which is dropped and replayed as a whole. A single rank may have a
-   shorter chain there, or several; its standalone chunks there are dropped like the others.
+   shorter chain there, or several; its standalone chunks there are dropped like the others. */
 
-   cf_lockstep_plan makes the columns; `cost` weighs the chunks, as in cf_plan_measure. A plan packed without lockstep
-   also has columns, but they are expensive. Columns do not name sequences, so metadata and cf_steps_make take the plan
-   itself. Free *out with cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan");
+/* Makes the columns of a plan. `cost` weighs the chunks, as in cf_plan_measure. A plan packed without lockstep also has
+   columns, but they are expensive. Columns do not name sequences, so metadata and cf_steps_make take the plan itself.
+   Free *out with cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan");
    CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_lockstep_plan(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
                                          cf_plan **out, cf_error *error);

@@ -172,22 +172,7 @@ typedef struct cf_cost_desc {
     int offload;             /* parts in host memory (cf_memory_desc.offload) */
 } cf_cost_desc;
 
-/* Estimates the seconds of every pass on every virtual stage, from FLOPs and rates.
-
-       constant   kernels x launch, collectives x latency, and the traffic that is the same for any number of tokens
-                  (weights, gradient accumulators). A matrix product whose rate grows with its rows m as m / (m + m0)
-                  takes as long as m + m0 rows at full rate, so small chunks also lose here
-       per_token  per row, padding included: 2 FLOPs per weight (backward 4), element-wise traffic, tensor-parallel
-                  transfers (not overlapped), and the output head
-       per_pair   4 x heads x head_dim FLOPs per layer; 10 instead of 4 in backward, which has five products instead of
-                  two (Dao, FlashAttention-2, 2023)
-
-   stages: (pp x n_virtual), count of them. timing: everything else that a schedule needs; timing->stages is `stages`.
-   step_seconds (may be NULL): time of an iteration beside its passes, on the stage with the most parameters: the
-   gradient exchange over dp and the optimizer's traffic. All three are untouched on failure.
-
-   Errors: as cf_model_validate and cf_parallel_validate; the member at fault, such as "outputs" with full
-   recomputation; CF_ERROR_OVERFLOW ("gpu") if a time is not finite.
+/* Estimates of passes that do more than a plain forward or backward.
 
    Recomputation. B = I + W, and B also runs again, in each layer that recomputes:
 
@@ -209,7 +194,9 @@ typedef struct cf_cost_desc {
    on any state, and corrects the outputs by the state that a scan over the ranks gives (scan_forward). So a delta rule
    has as many more columns as keys, and every row one more product with the state. The scan takes log2 max_cp rounds of
    states and effects, one for the state after the round, and one for the convolution's rows. Backward has as much
-   again. No compute hides any of it.
+   again. No compute hides any of it. */
+
+/* Estimates of passes that also move other bytes than state.
 
    Outputs. An R has no pairs, no rows of a window, and one kernel less in each layer that keeps outputs. Outputs in
    host memory cross the link out in F and in again in R. Only the F of a dropped chunk sends them, so R has the time of
@@ -225,6 +212,23 @@ typedef struct cf_cost_desc {
    checkpoints, 2 h / s per row and layer, out in F and in again in B and I; the rank's own parameters before they are
    gathered; gradients if ZeRO scatters them. An optimizer in host memory sends its parameters back in two bytes, and
    takes no other time: the host's processors are not modelled. step_seconds has both directions. */
+
+/* Estimates the seconds of every pass on every virtual stage, from FLOPs and rates.
+
+       constant   kernels x launch, collectives x latency, and the traffic that is the same for any number of tokens
+                  (weights, gradient accumulators). A matrix product whose rate grows with its rows m as m / (m + m0)
+                  takes as long as m + m0 rows at full rate, so small chunks also lose here
+       per_token  per row, padding included: 2 FLOPs per weight (backward 4), element-wise traffic, tensor-parallel
+                  transfers (not overlapped), and the output head
+       per_pair   4 x heads x head_dim FLOPs per layer; 10 instead of 4 in backward, which has five products instead of
+                  two (Dao, FlashAttention-2, 2023)
+
+   stages: (pp x n_virtual), count of them. timing: everything else that a schedule needs; timing->stages is `stages`.
+   step_seconds (may be NULL): time of an iteration beside its passes, on the stage with the most parameters: the
+   gradient exchange over dp and the optimizer's traffic. All three are untouched on failure.
+
+   Errors: as cf_model_validate and cf_parallel_validate; the member at fault, such as "outputs" with full
+   recomputation; CF_ERROR_OVERFLOW ("gpu") if a time is not finite. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error);
 
