@@ -1658,19 +1658,19 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
 /* Your passes. cf_metadata_fill describes the rows, labels and attention of a chunk, which are the same in each of its
    passes. A state slot has K, V, dK and dV of a chain, each of them for every layer of the virtual stage.
 
-   F In each layer, K and V of the chunk's rows go into the state from row chunk->prefix on, behind those of the
+   F    In each layer, K and V of the chunk's rows go into the state from row chunk->prefix on, behind those of the
         prefix. Queries see [prefix | chunk] there. If the chunk has no chain, K and V stay in its activation slot.
         Everything that backward needs stays in activation slot `slot`. The result goes to boundary `output`.
         An F without a slot keeps no activations; it only produces K, V and `output`. On the last virtual stage it may
         end with K and V of the last layer. It works in scratch of `rows` rows, which is in no slot.
-   R Runs the forward again, with the same seed, from boundary `input` (local replay: that of F); it keeps
+   R    Runs the forward again, with the same seed, from boundary `input` (local replay: that of F); it keeps
         everything. wants_loss says in which one of F and R the head runs and the loss is taken, each row's times its
         loss_weights. It is never set in both, and in an idle chunk in neither.
         With local replay R need not attend (not in the paper): F also copies each layer's attention output (before a
         gate and the output projection) and log-sum-exps to outputs slot `outputs`, and R reads them from there. Then R
         reads no prefix, and F must attend in the last layer as well. The slot is in use until R has ended, and so are
         its bytes in limits and estimates (cf_shape.outputs). A trainer that does not do this ignores `outputs`.
-   B The gradient of the output comes from the loss or from boundary `input`. If clear_state_gradient is set, dK and
+   B    The gradient of the output comes from the loss or from boundary `input`. If clear_state_gradient is set, dK and
         dV are first set to zero, because the slot has those of another chain. Then, from the last layer to the first,
         the attention's backward adds to dK and dV of all rows that it saw, the prefix included. Only now are dK and dV
         of the chunk's own rows complete, because later chunks, whose backwards came before, have added their share.
@@ -2587,12 +2587,13 @@ static void cf__sort_by_key(int32_t *ids, int64_t n, const double *keys) {
 }
 
 /* ================================================================================================================
-   >>tree shares -> trees of rows
+   >>tree    shares -> trees of rows
 
    Each sequence leaves another one after a number of tokens, or is a root. Where others leave it, a sequence's own rows
    are cut into nodes, so that all rows of a node have the same sequences. A node is small if its rows and all rows
    below it fit into one chunk. A small node without a small parent, with all below it, is a bush: packing moves it as a
-   whole. All other nodes make up stems, which begin at a root or where a tree branches, and become chains. */
+   whole. All other nodes make up stems, which begin at a root or where a tree branches, and become chains.
+   ================================================================================================================ */
 
 typedef struct cf__tree_node {
     int64_t begin, length; /* rows of its sequence */
@@ -4899,7 +4900,7 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
 }
 
 /* ================================================================================================================
-   >>plan asking a plan, and checking one from elsewhere
+   >>plan    asking a plan, and checking one from elsewhere
 
    `up` is the slice whose rows come right before those of a slice, in lists, trees and cp groups alike. In this example
    sequence 0 has 20 tokens; sequence 1 has 11 and shares 9 of them; chunks have 8:
@@ -4915,7 +4916,8 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
    or one slice, which must occur once. In trees two sums show that a sequence has each token once. Its slices have as
    many tokens as it has (sequence 1: 8 + 1 + 2 = 11) and as many attention pairs (36 + 9 + 21 = 66 = 11 x 12 / 2). Both
    sums are computed for all sequences at once, as differences: added at the first sequence of a slice, and subtracted
-   after its last. */
+   after its last.
+   ================================================================================================================ */
 
 /* Returns the rows before a chunk that its first slice sees; in a cp group these include rows on other ranks. */
 static int64_t cf__plan_prefix(const cf_plan *plan, const cf_chunk *c) {
@@ -7832,7 +7834,7 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
 }
 
 /* ================================================================================================================
-   >>schedule fixed patterns, and what every search for a schedule needs to know
+   >>schedule    fixed patterns, and what every search for a schedule needs to know
 
    A stage has limits on chunks, tokens of state and bytes. This section finds these limits (cf__schedule_limits_of),
    how much of them each unit takes (cf__schedule_takes), and how many chunks of a unit can be kept
@@ -7853,7 +7855,8 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
    Why a pattern cannot deadlock. Later stages never run further ahead than earlier ones. Forward item i waits for item
    i on the previous stage, and for backwards that its own stage takes before i. These backwards wait, on later stages,
    for items before i. So the index falls each time a backward is passed, and there is no cycle. Units start one after
-   the other, so when an item finds no room, an earlier unit has a backward to run. */
+   the other, so when an item finds no room, an earlier unit has a backward to run.
+   ================================================================================================================ */
 
 CF__NAMES(cf_schedule_kind_name, cf_schedule_kind, CF_SCHEDULE_KINDS, "?")
 
@@ -8662,11 +8665,12 @@ static void cf__schedule_write_rounds(const cf__schedule_maker *m, cf_schedule *
 }
 
 /* ================================================================================================================
-   >>clock when each action of a schedule runs
+   >>clock    when each action of a schedule runs
 
    Each stage runs its list until it has to wait for another stage. It is visited again once that stage has passed
    something to it. The order of visits changes no time. Each list by itself is known to be in order (>>check has walked
-   it, or the library has written it). Lists that wait for each other for ever are found here. */
+   it, or the library has written it). Lists that wait for each other for ever are found here.
+   ================================================================================================================ */
 
 typedef struct cf__clock {
     const cf__pipeline *pipe;
@@ -8836,7 +8840,7 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
 }
 
 /* ================================================================================================================
-   >>bounds how long a schedule must take
+   >>bounds    how long a schedule must take
 
    A bound is a time that no schedule accepted by cf_schedule_validate can beat, no matter which chunks it drops and in
    which order its stages run. There are two: the critical path and the stage load. Both are made from heads and tails.
@@ -8857,7 +8861,8 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
 
    A bound must count only what every schedule must do. K is the maximum of chunks of a chain that are kept; a schedule
    may keep fewer. If no stage can keep two chunks of a chain, all of its chunks except the last are dropped, and their
-   replays lie on the paths. Otherwise only the minimum number of replays is known, and these count as work. */
+   replays lie on the paths. Otherwise only the minimum number of replays is known, and these count as work.
+   ================================================================================================================ */
 
 enum { CF__BOUNDS_EITHER = 2 };
 
@@ -9106,7 +9111,7 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
 }
 
 /* ================================================================================================================
-   >>dispatch schedules by simulated time
+   >>dispatch    schedules by simulated time
 
    Dispatch simulates the pipeline. Whenever a stage is free, it takes the ready pass that its policy prefers. So every
    choice is made with what is known at that moment.
@@ -9149,7 +9154,8 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
    Split backwards keep strictly to that order, because W fills the gaps. Whole backwards go as soon as they can, but
    under a limit no virtual stage has more chunks under way than its beats allow. With the beat above, virtual stage 0
    of four has at most 5: its backward begins 1/2 x 10 chunks after its forward. On a V, beats may be steep: beats that
-   lead to a later stage count twice. */
+   lead to a later stage count twice.
+   ================================================================================================================ */
 
 typedef struct cf__dispatch_policy {
     int split;     /* backwards are split into I and W */
@@ -9953,7 +9959,7 @@ static void cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
 }
 
 /* ================================================================================================================
-   >>search the best of many schedules
+   >>search    the best of many schedules
 
    A core search looks for a schedule with whole or with split backwards. It tries the fixed kinds, then dispatch with
    backwards first, six beats on several rows (and two steep ones in a V), turns for split backwards without chains, and
@@ -9968,7 +9974,8 @@ static void cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
    longer schedule either. A core search is skipped if its own lower bound says that it cannot win.
 
    cf__search_keeps counts what every candidate holds, whatever made it, and refuses it if any stage holds more than the
-   limits allow. So a mistake about room costs time, but never breaks a limit. */
+   limits allow. So a mistake about room costs time, but never breaks a limit.
+   ================================================================================================================ */
 
 typedef struct cf__search {
     cf__schedule_maker maker;
@@ -10475,7 +10482,8 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule) {
    First checks each list by itself, action by action, as the stage would run it. cf_simulate also takes this walk, and
    reads from it what is held at which time. Then checks all lists against each other: they run as far as they go. Every
    finished pass is visible everywhere. If transfers are in the lists, results move only by a rendezvous between two
-   stages. */
+   stages.
+   ================================================================================================================ */
 
 /* ---- the walk ---- */
 
@@ -11163,7 +11171,8 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
 
    This section has no scheduler of its own, so ranks cannot wait for each other in a circle. A list that is sound for
    the columns is sound for each rank: the chunks of a rank's chain are consecutive columns of one chain, and no rank
-   holds more than the columns do. "In lockstep" of >>pack says how ranks are laid out so that this costs little. */
+   holds more than the columns do. "In lockstep" of >>pack says how ranks are laid out so that this costs little.
+   ================================================================================================================ */
 
 typedef struct cf__lockstep {
     const cf_plan *plan;
@@ -11648,7 +11657,8 @@ CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule
    must stay in the order of their stage's list. The times ensure this, except for events at the same time. Of these,
    transfers come first, because a stage sends its result before it begins the next pass. Only passes that take no time
    need more care. They and their transfers come between other transfers and passes that take time, in the order in
-   which the clock ran them. */
+   which the clock ran them.
+   ================================================================================================================ */
 
 typedef struct cf__lowerer {
     cf_error *error;

@@ -3345,11 +3345,11 @@ template <int HEAD, int ROWS> struct dq_layout { /* of shared memory, in bytes *
    keys all row tiles are carried. A warp has 16 rows. Head size 128: 96 KB, two blocks on sm_80. Head size 256: 128 KB,
    32 keys at a time; no register is left for what can be computed again.
 
-   To do on a device: replace it by ordered adds in both fused backwards, about 150 lines less. - attention_stats_kernel
-   also clears a count for each row tile and key head. - Before a block adds its dQ to row tile m, one thread waits
-   until the count is the number of earlier key tiles of
+   To do on a device: replace it by ordered adds in both fused backwards, about 150 lines less.
+     - attention_stats_kernel also clears a count for each row tile and key head.
+     - Before a block adds its dQ to row tile m, one thread waits until the count is the number of earlier key tiles of
        the slice that m sees. After the adds the threads meet, and that thread fences and raises the count.
-   - longer_work lets the key tiles of a slice keep their order. So a block waits only for blocks that were issued
+     - longer_work lets the key tiles of a slice keep their order. So a block waits only for blocks that were issued
        before it, and none can wait for ever.
    Measure before it is chosen: same bits in 1,000 repeats; no hang beside another kernel that fills the device; TFLOP/s
    of the six shapes of tools/bench/results/h200.txt. By wgmma its deterministic backward of causal-16k-hd128 has 312 of

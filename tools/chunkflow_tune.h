@@ -481,16 +481,18 @@ typedef struct cf_tuning {
    memory is what the schedule really holds, on every stage at every pass. A CF_TUNE_OK is exact for these batches. Any
    other candidate says why it was given up:
 
-      - a lower bound of its time (the load of a stage plus the time of the batches already simulated);
-      - in a race, first batches slower than the best's by more than twice the variation of batches;
-      - the same schedules as another candidate.
+   - a lower bound of its time (the load of a stage plus the time of the batches already simulated);
+   - in a race, first batches slower than the best's by more than twice the variation of batches;
+   - the same schedules as another candidate.
 
-   The winner is not simply the fastest, whose lead may be an accident. A candidate is close to the fastest if it is
-   slower by no more than the tolerance. It is also close if it is slower by no more than five times the tolerance and
-   the difference is within its uncertainty. Of the close ones, those count that need at most CF_TUNE_ALIKE of the limit
-   more than the one with least memory. The winner is the simplest of these: without a stream, with less recomputation,
-   with local replay, without outputs, of a fixed kind, of the smallest K, and only then the fastest. No other candidate
-   is both faster than the winner and smaller.
+   The winner is not simply the fastest, whose lead may be an accident:
+   - A candidate is close to the fastest if it is slower by at most the tolerance, or by at most five times the
+     tolerance if the difference is within its uncertainty.
+   - Of the close ones, those count that need at most CF_TUNE_ALIKE of the limit more memory than the smallest of them.
+   - The winner is the simplest of these: without a stream, with less recomputation, with local replay, without outputs,
+     of a fixed kind, of the smallest K, and only then the fastest.
+
+   No other candidate is both faster than the winner and smaller.
 
    Free *out with cf_tuning_free. If nothing fits, that is no failure: winner is -1. Errors: CF_ERROR_ARGUMENT and
    CF_ERROR_LIMIT with the member; those of cf_pack, cf_cost_estimate, cf_memory_estimate and cf_schedule_make;
@@ -634,7 +636,8 @@ static void *cft__take(cft__carver *carver, int64_t count, size_t item_bytes) {
    >>fit
 
    Every sample is divided by its seconds, so that the target of each row is 1 and squares are of relative errors. Each
-   column is scaled to at most 1. Every set of terms that may be above zero is tried; three columns have only eight. */
+   column is scaled to at most 1. Every set of terms that may be above zero is tried; three columns have only eight.
+   ================================================================================================================ */
 
 #define CFT__TERMS 3               /* constant, rows, pairs */
 #define CFT__INDEPENDENT 1e-10     /* minimum fraction of a column's square that earlier columns do not explain */
@@ -1522,7 +1525,8 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
    needs. Then the candidates are simulated in rounds, smallest bounds first. A family is the candidates that differ
    only in replay, recomputation and window. The families of a round are tried side by side and know nothing of each
    other; what a round finds decides what the next round leaves out. So the answer is the same however many families run
-   at the same time. */
+   at the same time.
+   ================================================================================================================ */
 
 CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status) {
 #define CFT__NAME(name, text) case name: return text;
