@@ -5008,7 +5008,8 @@ template <typename T, int V> CF_DEVICE void store_numbers(char *to, const float 
 }
 
 /* Computes cosines and sines of V pairs, from `pair` on, at a position: those of the sum of a coarse and a fine angle,
-   negated in the backward. A position past the table is taken for the last one, so that nothing outside it is read. */
+   in the backward of minus that sum. A position past the table is taken for the last one, so that nothing outside it is
+   read. */
 template <int V>
 CF_DEVICE void load_turns(float (&cosines)[V], float (&sines)[V], const rope_table &rope, int position, int pair,
                           bool backward) {
