@@ -6,8 +6,8 @@
                                                       each of them uses; run_steps below walks them
 
    Every pass asks the plan what its chunk looks like (chunk_feed_load), which is all that the model needs to know.
-   Without a chain a chunk is just a packed micro-batch. With one, the forward also appends its K and V, or what else
-   its layers hand on, to the chain's state, and the backward leaves in it what it found for those of earlier chunks. */
+   Without a chain a chunk is just a packed micro-batch. With one, the forward also appends its K and V, or its layers'
+   other state, to the chain's state. The backward adds the gradients of earlier chunks' K and V there. */
 
 #ifndef TRAIN_CHUNKED_H
 #define TRAIN_CHUNKED_H

@@ -336,9 +336,10 @@ static void remove_if_there(const char *path) {
     if (remove(path) != 0 && errno != ENOENT) fail(EXIT_CHECK_FAILED, "%s cannot be removed", path);
 }
 
-/* Writes config.json and weights, in parts of `most` bytes, into a folder that is there. An older index goes before its
-   parts are written over, and the new one comes when all parts are there, so that what is left of an interrupted save is
-   never taken for weights. At last older weights in the other form go, which readers would take for these. */
+/* Writes config.json and weights, in parts of `most` bytes, into an existing folder. An older index is removed
+   before its parts are overwritten, and the new one is written when all parts are complete. So the rest of an
+   interrupted save is never taken for weights. Last, older weights in the other form are removed, which readers would
+   take for these. */
 template <typename T> static void hf_save(const hf_model *m, decoder *d, const char *folder, int64_t most) {
     const tensor_dtype dtype = d->type == CF_DTYPE_FP32 ? TENSOR_F32 : TENSOR_BF16;
     hf_parts p = hf_parts_new(d, dtype, most);

@@ -4,7 +4,7 @@
    backward overwrites gradients of activations (unless it says "adds") and adds to gradients of parameters.
 
    Determinism: the functions here know nothing of threads. Each output is one sum that always runs in the same order,
-   however the caller shares out rows or tiles, so results are the same bits for any number of threads, and a second
+   however the caller shares out rows or tiles. So results have the same bits for any number of threads, and a second
    forward repeats the first.
 
    Sections: >>matmul >>norm >>rope >>attention >>feed-forward >>dropout >>embedding >>loss. */

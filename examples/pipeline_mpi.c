@@ -8,8 +8,8 @@
    own stage. That is all the coordination there is: cf_schedule_lower has put sends and receives into an order that
    cannot deadlock, so a process does one step after the other and never looks at anybody else's list.
 
-   Then the gradients are compared with those of the whole model on whole sequences, the peaks that the steps counted
-   with those that cf_simulate foretold, and the measured timeline is put beside the simulated one.
+   Then it compares the gradients with those of the whole model on whole sequences, and the peaks that the steps counted
+   with those of cf_simulate. It shows the measured timeline beside the simulated one.
 
    Read in this order: pipeline.h (a stage's passes), >>transport, >>run, >>verdict; the rest is options and reports. */
 

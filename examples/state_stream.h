@@ -1,8 +1,8 @@
 /* state_stream.h - states in host memory, streamed past the device layer by layer - MIT or public domain
 
    A pass reads the prefix's K and V (in a backward also their gradients) of one layer at a time. So the whole state can
-   lie in host memory, and the device needs no more of it than the block of rows that attention works on and the one
-   that is on its way: a ring of a fixed number of bytes, however long the sequence is. For each layer of a pass:
+   lie in host memory. The device needs only the block of rows in use and the one on its way: a ring of a fixed number
+   of bytes, however long the sequence is. For each layer of a pass:
 
        stream_begin      issues the loads of the prefix's first blocks
        stream_next       waits for the next block and gives it to attention

@@ -393,9 +393,8 @@ static int memory_row_is_right(const memory_row *rows, int i, int64_t slots) {
             device_bytes(&row->streamed) - device_bytes(&before->streamed) == (slots - earlier_slots) * slot);
 }
 
-/* Prints the table for a longest document of 1, 4 and 16 chunks. Fails unless the activations of chunked training stay
-   the same once there are K chunks, and with a stream all device bytes, and those of unchunked training grow with the
-   document. */
+/* Prints the table for a longest document of 1, 4 and 16 chunks. From K chunks on, the activations of chunked training
+   must stay the same, and with a stream all device bytes. Those of unchunked training must grow with the document. */
 static int run_memory_table(const options *o) {
     static const int64_t growth[] = {1, 4, 16};
     memory_row rows[3];
