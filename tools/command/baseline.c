@@ -153,6 +153,7 @@ void baseline_take_form(cf_tune_desc *desc, int packed, const int64_t *chunk_siz
     desc->ks = &k;
     desc->kinds = &kind;
     desc->replays = &replay;
+    desc->tolerance = -1; /* the fastest, so that more to choose from never makes the baseline slower */
     desc->n_chunk_sizes = desc->n_ks = desc->n_kinds = desc->n_replays = desc->n_exact = 1;
     desc->no_stream = desc->memory.state_window == 0;
     desc->no_outputs = 1;

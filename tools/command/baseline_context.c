@@ -27,7 +27,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SAMPLE = 1024, FINALISTS = 3 };
+enum { SAMPLE = 1024 };
 
 /* Costs, bytes and times of micro-batches on the stages of one GPU. */
 typedef struct context_costs {
@@ -56,9 +56,7 @@ typedef struct context_search {
     const cf_tune_desc *desc;
     int64_t limit, chunk_size;
     cf_plan *samples[2]; /* micro-batches of some sequences: [0] one per sequence, [1] packed */
-    context_way best[FINALISTS];
-    int n_best;
-    int64_t least; /* least bytes of the ways that do not fit; 0: none */
+    baseline_tuned *out; /* the fastest way so far */
 } context_search;
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -314,9 +312,8 @@ static void pad(const context_way *way, int64_t *align, int64_t *chunk_size) {
     *chunk_size += (all - *chunk_size % all) % all;
 }
 
-/* Times a way on n_batches batches. Free *out with cf_tuning_free; it is NULL if the way cannot be made. */
-static cf_result time_way(const context_search *s, context_way *way, int64_t n_batches, cf_tuning **out, int *ring,
-                          cf_error *error) {
+/* Times a way on all batches. Free *out with cf_tuning_free; it is NULL if the way cannot be made. */
+static cf_result time_way(const context_search *s, context_way *way, cf_tuning **out, int *ring, cf_error *error) {
     cf_tune_desc desc = *s->desc;
     context_costs costs;
     int64_t chunk_size = s->chunk_size;
@@ -335,7 +332,6 @@ static cf_result time_way(const context_search *s, context_way *way, int64_t n_b
     desc.step_seconds = costs.step;
     desc.bytes = costs.bytes;
     desc.limit_bytes = s->limit;
-    desc.n_batches = n_batches;
     desc.pack.lockstep = way->zero > 2 || way->ep > 1; /* every pass has collectives */
     pad(way, &desc.pack.align, &chunk_size);
     baseline_take_form(&desc, way->packed, &chunk_size);
@@ -353,29 +349,39 @@ static cf_result time_way(const context_search *s, context_way *way, int64_t n_b
     return CF_OK;
 }
 
-static void note_way(context_search *s, const context_way *way) {
-    int i;
+static void take_way(const context_search *s, const context_way *way, const cf_tune_candidate *c, int ring) {
+    baseline_tuned *out = s->out;
 
-    if (!(way->seconds > 0)) {
-        if (way->needs > 0 && (s->least == 0 || way->needs < s->least)) s->least = way->needs;
-        return;
-    }
-    if (s->n_best < FINALISTS) s->n_best++;
-    else if (!(way->seconds < s->best[FINALISTS - 1].seconds)) return;
-    for (i = s->n_best - 1; i > 0 && way->seconds < s->best[i - 1].seconds; i--) s->best[i] = s->best[i - 1];
-    s->best[i] = *way;
+    out->best = *c;
+    out->split = s->desc->parallel;
+    out->split.tp = way->tp;
+    out->split.pp = way->pp;
+    out->split.dp = way->dp;
+    out->split.ep = way->ep;
+    out->split.zero = way->zero;
+    out->split.n_virtual = 1;
+    out->best.recompute = out->split.recompute = way->recompute;
+    out->best.recompute_layers = out->split.recompute_layers = way->layers;
+    out->best.offload = s->desc->memory.offload | way->offload;
+    out->packed = way->packed;
+    out->context = way->cp > 1 ? way->cp : 0;
+    out->ring = ring;
 }
 
+/* Times a way. s->out changes if it is faster. */
 static cf_result try_way(context_search *s, context_way *way, cf_recompute recompute, int64_t layers, cf_error *error) {
     cf_tuning *tuning;
+    baseline_tuned *out = s->out;
     cf_result result;
     int ring;
 
     way->recompute = recompute;
     way->layers = layers;
-    result = time_way(s, way, 1, &tuning, &ring, error);
+    result = time_way(s, way, &tuning, &ring, error);
+    if (way->seconds > 0 && (out->best.status != CF_TUNE_OK || way->seconds < out->best.seconds))
+        take_way(s, way, &tuning->candidates[tuning->winner], ring);
+    if (!(way->seconds > 0) && way->needs > 0 && (out->least == 0 || way->needs < out->least)) out->least = way->needs;
     cf_tuning_free(tuning);
-    if (result == CF_OK) note_way(s, way);
     return result;
 }
 
@@ -478,44 +484,9 @@ static cf_result try_splits(context_search *s, int64_t gpus, cf_error *error) {
     return CF_OK;
 }
 
-/* Times a way on all batches. *out changes if it is faster. */
-static cf_result time_final(context_search *s, context_way *way, baseline_tuned *out, cf_error *error) {
-    cf_tuning *tuning;
-    int ring;
-    cf_result result = time_way(s, way, cf_tune_defaults(s->desc).n_batches, &tuning, &ring, error);
-
-    if (result == CF_OK && way->seconds > 0 &&
-        (out->best.status != CF_TUNE_OK || way->seconds < out->best.seconds)) {
-        out->best = tuning->candidates[tuning->winner];
-        out->split = s->desc->parallel;
-        out->split.tp = way->tp;
-        out->split.pp = way->pp;
-        out->split.dp = way->dp;
-        out->split.ep = way->ep;
-        out->split.zero = way->zero;
-        out->split.n_virtual = 1;
-        out->best.recompute = out->split.recompute = way->recompute;
-        out->best.recompute_layers = out->split.recompute_layers = way->layers;
-        out->best.offload = s->desc->memory.offload | way->offload;
-        out->packed = way->packed;
-        out->context = way->cp > 1 ? way->cp : 0;
-        out->ring = ring;
-    }
-    cf_tuning_free(tuning);
-    return result;
-}
-
-static cf_result note_best(context_search *s, baseline_tuned *out, cf_error *error) {
-    cf_result result = CF_OK;
-    int i;
-
-    for (i = 0; i < s->n_best && result == CF_OK; i++) result = time_final(s, &s->best[i], out, error);
-    return result;
-}
-
 /* Starts a search. Free its samples with end_search in any case. */
 static cf_result begin_search(context_search *s, const int64_t *lengths, int64_t n, const cf_tune_desc *desc,
-                              cf_error *error) {
+                              baseline_tuned *out, cf_error *error) {
     int64_t reserve = cf_tune_defaults(desc).reserve;
     cf_pack_desc pack;
     cf_result result = CF_OK;
@@ -526,6 +497,7 @@ static cf_result begin_search(context_search *s, const int64_t *lengths, int64_t
     s->lengths = lengths;
     s->n = n;
     s->desc = desc;
+    s->out = out;
     s->limit = desc->limit_bytes;
     if (s->limit == 0) s->limit = desc->gpu->memory - desc->gpu->memory / 100 * (reserve > 0 ? reserve : 0);
     s->chunk_size = baseline_chunk_size(lengths, n, desc);
@@ -554,11 +526,9 @@ static int64_t gpus_of(const cf_tune_desc *desc) {
 cf_result baseline_tune_context(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
                                 cf_error *error) {
     context_search s;
-    cf_result result = begin_search(&s, lengths, n, desc, error);
+    cf_result result = begin_search(&s, lengths, n, desc, out, error);
 
     if (result == CF_OK) result = try_splits(&s, gpus_of(desc), error);
-    if (result == CF_OK) result = note_best(&s, out, error);
-    if (s.least > 0 && (out->least == 0 || s.least < out->least)) out->least = s.least;
     return end_search(&s, result);
 }
 
@@ -568,7 +538,7 @@ cf_result baseline_tune_recipe(const int64_t *lengths, int64_t n, const cf_tune_
     cf_tune_desc recipe = *desc;
     context_search s;
     context_way way;
-    cf_result result = begin_search(&s, lengths, n, &recipe, error);
+    cf_result result = begin_search(&s, lengths, n, &recipe, out, error);
 
     memset(out, 0, sizeof *out);
     memset(&way, 0, sizeof way);
@@ -576,7 +546,6 @@ cf_result baseline_tune_recipe(const int64_t *lengths, int64_t n, const cf_tune_
     recipe.parallel.layers = NULL;
     way.tp = way.pp = 1;
     way.zero = 3;
-    way.recompute = CF_RECOMPUTE_FULL;
     way.offload = CF_OFFLOAD_CHECKPOINTS;
     for (way.cp = 1; way.cp <= gpus && out->best.status != CF_TUNE_OK && result == CF_OK; way.cp++) {
         cf_parallel parallel = cf_parallel_defaults(&recipe.parallel);
@@ -586,10 +555,8 @@ cf_result baseline_tune_recipe(const int64_t *lengths, int64_t n, const cf_tune_
         parallel.dp = gpus;
         parallel.ep = way.ep = most_experts(&s, &parallel, per_node);
         if (cf_parallel_validate(desc->model, &parallel, NULL) != CF_OK) continue;
-        for (way.packed = 0; way.packed < 2 && result == CF_OK; way.packed++) {
-            result = time_final(&s, &way, out, error);
-            if (!(way.seconds > 0) && way.needs > 0 && (out->least == 0 || way.needs < out->least)) out->least = way.needs;
-        }
+        for (way.packed = 0; way.packed < 2 && result == CF_OK; way.packed++)
+            result = try_way(&s, &way, CF_RECOMPUTE_FULL, 0, error);
     }
     return end_search(&s, result);
 }
