@@ -67,6 +67,7 @@ typedef struct row {
     int too_large;          /* 1: more than it has */
     int held_down;          /* 1: it was made again to fit */
     int replays;
+    pipeline_speed speed;   /* of the row's own plan */
 } row;
 
 typedef struct comparison {
@@ -84,7 +85,7 @@ typedef struct comparison {
     int64_t *paper_peaks; /* (n_stages) chunks that paper keeps */
 } comparison;
 
-static void measure(const comparison *t, const pipeline_run *run, row *r) {
+static void measure(const comparison *t, const cf_plan *plan, const pipeline_run *run, row *r) {
     const cf_timeline *timeline = run->timeline;
     int64_t i;
 
@@ -106,6 +107,7 @@ static void measure(const comparison *t, const pipeline_run *run, row *r) {
     }
     r->replays = timeline->replayed > 0;
     r->held_down = run->held_down;
+    r->speed = pipeline_speed_of(&t->pipe, plan, r->makespan);
     if (!run->memory) return;
     r->recompute = r->what.recompute ? r->what.recompute : t->pipe.model.parallel.recompute;
     r->stage = run->fullest;
@@ -136,7 +138,7 @@ static void fill_case(comparison *t, const cf_plan *plan, row *r) {
     }
     r->result = pipeline_run_make(&pipe, plan, &r->what, &run, &error);
     if (r->result == CF_OK) {
-        measure(t, &run, r);
+        measure(t, plan, &run, r);
         if (t->paper == r)
             memcpy(t->paper_peaks, run.timeline->peak_live, (size_t)t->pipe.n_stages * sizeof *t->paper_peaks);
         pipeline_run_free(&run);
@@ -152,7 +154,7 @@ static void fill_baseline(const comparison *t, row *r) {
     r->result = baseline_make(&t->pipe, &t->packed, &t->asked->packing, r->unsplit == PACKED, NULL, &base, &error);
     if (r->result == CF_OK) {
         r->what = base.what;
-        measure(t, &base.run, r);
+        measure(t, base.plan, &base.run, r);
         r->offload = base.offload;
         baseline_free(&base);
     } else {
@@ -231,7 +233,7 @@ static cf_result fill_ranks(const comparison *t, const cf_plan *plan, row *all, 
     all->what = t->paper->what;
     result = pipeline_run_make(&pipe, plan, &all->what, &run, error);
     if (result != CF_OK) return result;
-    measure(t, &run, all);
+    measure(t, plan, &run, all);
     if (run.in_step > all->makespan) all->makespan = run.in_step;
     pipeline_run_free(&run);
     return CF_OK;
@@ -367,12 +369,10 @@ static void add_memory(table *to, const comparison *t, const row *r) {
 }
 
 static void add_speed(table *to, const comparison *t, const row *r) {
-    pipeline_speed speed = {0, -1};
-
-    if (t->pipe.has_model && !t->pipe.unit_cost) speed = pipeline_speed_of(&t->pipe, t->packed.plan, r->makespan);
-    if (speed.tokens_per_second > 0) table_real(to, speed.tokens_per_second);
+    if (t->pipe.has_model && !t->pipe.unit_cost && r->speed.tokens_per_second > 0)
+        table_real(to, r->speed.tokens_per_second);
     else table_none(to);
-    if (speed.utilisation >= 0) table_real(to, speed.utilisation);
+    if (t->pipe.has_model && !t->pipe.unit_cost && r->speed.utilisation >= 0) table_real(to, r->speed.utilisation);
     else table_none(to);
 }
 
@@ -589,7 +589,7 @@ static void write_row(json_writer *w, const comparison *t, const row *r) {
         json_integer_member(w, "peak_state_tokens", r->peak_state);
         json_integer_member(w, "peak_bytes", r->peak_bytes);
         if (t->pipe.has_model && !t->pipe.unit_cost)
-            pipeline_write_speed(w, &t->pipe, t->packed.plan, r->makespan);
+            pipeline_write_speed(w, &r->speed);
         if (t->pipe.has_model) {
             json_text_member(w, "recompute", cf_recompute_name(r->recompute));
             json_integer_member(w, "offload", r->offload);

@@ -798,25 +798,26 @@ const char *pipeline_duration(double time, int unit_cost) {
 pipeline_speed pipeline_speed_of(const pipeline *p, const cf_plan *plan, double seconds) {
     modelling_flops flops = modelling_flops_of(&p->model.model);
     int64_t ranks = p->every_rank ? plan->n_ranks : 1, first = p->every_rank ? 0 : p->rank, i;
-    double gpus = (double)(p->model.parallel.tp * p->n_stages * ranks), tokens = 0, pairs = 0;
+    double gpus = (double)(p->model.parallel.tp * p->n_stages * ranks), rows = 0, pairs = 0, all = 0;
     pipeline_speed speed = {0, -1};
 
-    for (i = first * plan->chunks_per_rank; i < (first + ranks) * plan->chunks_per_rank; i++) {
-        tokens += (double)plan->chunks[i].tokens;
-        pairs += (double)plan->chunks[i].pairs;
+    for (i = 0; i < plan->n_chunks; i++) {
+        const cf_chunk *c = &plan->chunks[i];
+        all += (double)c->tokens;
+        if (c->rank < first || c->rank >= first + ranks) continue;
+        rows += (double)c->tokens;
+        pairs += (double)c->pairs;
     }
-    if (!(seconds > 0) || !(flops.per_token > 0)) return speed;
-    speed.tokens_per_second = tokens / (seconds * gpus);
+    if (!(seconds > 0) || !(flops.per_token > 0) || !(all > 0)) return speed;
+    speed.tokens_per_second = (double)plan->n_tokens * (rows / all) / (seconds * gpus);
     if (p->estimates)
-        speed.utilisation = (flops.per_token * tokens + flops.per_pair * pairs) / (seconds * gpus * p->gpu.flops);
+        speed.utilisation = (flops.per_token * rows + flops.per_pair * pairs) / (seconds * gpus * p->gpu.flops);
     return speed;
 }
 
-void pipeline_write_speed(json_writer *w, const pipeline *p, const cf_plan *plan, double seconds) {
-    pipeline_speed speed = pipeline_speed_of(p, plan, seconds);
-
-    json_number_member(w, "tokens_per_second_a_gpu", speed.tokens_per_second);
-    if (speed.utilisation >= 0) json_number_member(w, "model_flops_utilisation", speed.utilisation);
+void pipeline_write_speed(json_writer *w, const pipeline_speed *speed) {
+    json_number_member(w, "tokens_per_second_a_gpu", speed->tokens_per_second);
+    if (speed->utilisation >= 0) json_number_member(w, "model_flops_utilisation", speed->utilisation);
 }
 
 const char *pipeline_strongest(const cf_timeline *timeline) {

@@ -250,14 +250,18 @@ const char *pipeline_estimate(double seconds);
 /* Returns a makespan in words: exact in token times, else an estimate in seconds. */
 const char *pipeline_duration(double time, int unit_cost);
 
-/* The speed of a rank, or of all: tokens per second of each GPU, and the share of their FLOPs that the model's own work
-   takes, without replay and recomputation. The share is -1 if no GPU is known. Only with a model. */
+/* The speed of a rank, or of all. Tokens are those of the list's sequences, per second and GPU: what sequences share
+   counts for each of them, computed once or not. So runs with and without chunks can be compared. A rank has its share
+   of the computed rows.
+
+   The utilisation is the share of the GPUs' FLOPs that the model's arithmetic on this plan's rows takes, without replay
+   and recomputation. It is -1 if no GPU is known. Only with a model. */
 typedef struct pipeline_speed {
     double tokens_per_second, utilisation;
 } pipeline_speed;
 
 pipeline_speed pipeline_speed_of(const pipeline *p, const cf_plan *plan, double seconds);
-void pipeline_write_speed(json_writer *w, const pipeline *p, const cf_plan *plan, double seconds);
+void pipeline_write_speed(json_writer *w, const pipeline_speed *speed);
 
 /* Returns the name of the lower bound that equals the timeline's `bound`. */
 const char *pipeline_strongest(const cf_timeline *timeline);

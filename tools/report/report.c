@@ -344,6 +344,7 @@ static int64_t count_passes(const cf_schedule *schedule) {
 static void write_schedule(json_writer *w, const report *r, const report_schedule *s) {
     int64_t n_passes = count_passes(s->schedule), n_stages = s->schedule->shape.n_stages;
     pipeline pipe = *r->pipe;
+    pipeline_speed speed;
     stream t;
 
     json_open(w, NULL, '{');
@@ -355,8 +356,8 @@ static void write_schedule(json_writer *w, const report *r, const report_schedul
     json_integers_member(w, "peak_state_tokens", s->timeline->peak_state_tokens, n_stages);
     pipe.rank = s->schedule->shape.rank;
     pipe.every_rank = r->slowest;
-    if (r->pipe->has_model && !r->pipe->unit_cost)
-        pipeline_write_speed(w, &pipe, r->plans[s->plan].plan, s->timeline->makespan);
+    speed = pipeline_speed_of(&pipe, r->plans[s->plan].plan, s->timeline->makespan);
+    if (r->pipe->has_model && !r->pipe->unit_cost) pipeline_write_speed(w, &speed);
     if (s->schedule->limits.chunks_by_stage)
         json_integers_member(w, "limits", s->schedule->limits.chunks_by_stage, n_stages);
     if (s->memory) write_memory(w, s);

@@ -145,6 +145,7 @@ function numbersNote(memory, speed, streams) {
     [true, "idle, replays", "of the time of all stages"],
     [!memory, "kept chunks", "the most at once on a stage whose activations are kept"],
     [!memory, "state tokens", "the most at once on a stage whose K and V are kept"],
+    [speed, "tokens/s a GPU", "of the list's sequences; what they share counts for each of them"],
     [speed, "MFU", "the model's own arithmetic, of what the GPU could do in that time"],
     [streams, "waits for state", "the time in which passes wait for K and V from host memory"],
     [memory, "recompute", "what backwards make again to save memory"]];
