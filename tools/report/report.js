@@ -142,6 +142,7 @@ function numbersNote(memory, speed, streams) {
       + "gradient (W) where the stage would wait"],
     [has("best"), "best", "the shortest order that a search found"],
     [has("I + W"), "best, I + W", "such a search with backwards in two parts"],
+    [data.part && baselineOf(), "x as fast", "as whole sequences in this split of the GPUs, which the comparison above may not take"],
     [true, "idle, replays", "of the time of all stages"],
     [!memory, "kept chunks", "the most at once on a stage whose activations are kept"],
     [!memory, "state tokens", "the most at once on a stage whose K and V are kept"],

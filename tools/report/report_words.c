@@ -63,7 +63,7 @@ static const char *two_decimals(double x) {
 }
 
 /* Writes the baseline's name, time and memory: "1F1B on unsplit sequences (12.6 s, 53.60 GiB on the fullest GPU)".
-   A part of a search has a baseline in its own split, which may not be the search's. Returns its makespan. */
+   Returns its makespan. */
 static double say_base(const report *r, char *text, size_t size) {
     const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
     const cf_tune_candidate *shared = &r->context.best;
@@ -80,22 +80,43 @@ static double say_base(const report *r, char *text, size_t size) {
     if (base->memory && base->recompute > CF_RECOMPUTE_NONE)
         snprintf(recompute, sizeof recompute, ", %s recomputation%s", cf_recompute_name(base->recompute),
                  modelling_offload_words(base->offload));
-    snprintf(text, size, "%s%s (%s%s, %s)", base->name, r->part[0] ? " in the same split of the GPUs" : "", time,
-             recompute, held);
+    snprintf(text, size, "%s (%s%s, %s)", base->name, time, recompute, held);
     return base->timeline->makespan;
+}
+
+/* Returns all tried changes that pay, one on top of the other; NULL: none does. */
+static const report_try *what_pays(const report *r) {
+    const report_try *best = NULL;
+    int i;
+
+    for (i = 0; i < r->n_tries; i++)
+        if (r->tries[i].pays) best = &r->tries[i];
+    return best;
+}
+
+/* Returns the time of whole sequences; DBL_MAX: they do not fit. */
+static double whole_seconds(const report *r) {
+    if (r->context.best.status == CF_TUNE_OK) return r->context.best.seconds;
+    return r->baseline >= 0 ? r->schedules[r->baseline].timeline->makespan : DBL_MAX;
 }
 
 static void say_both(const report *r, const report_schedule *ours, char *text, size_t size) {
     char time[64], held[64], base[512];
     double makespan = say_base(r, base, sizeof base);
     double ratio = ours->timeline->makespan > 0 ? makespan / ours->timeline->makespan : 1;
+    const report_try *pays = what_pays(r);
+    int advised = pays && pays->makespan < makespan;
 
     say_time(r, ours, time, sizeof time);
     say_held(r, ours, held, sizeof held);
-    if (ratio < 1)
-        snprintf(text, size,
-                 "Chunks do not pay for this batch. With them it takes %s%s (%s, %s%s), %.0f %% longer than as %s.",
-                 estimated(r), time, ours->name, held, report_rank_words(r), 100 * (1 / ratio - 1), base);
+    if (r->part[0])
+        snprintf(text, size, "This batch takes %s%s in chunks (%s, %s%s). The comparison above is of all batches.",
+                 estimated(r), time, ours->name, held, report_rank_words(r));
+    else if (ratio < 1)
+        snprintf(text, size, "Chunks do not pay for this batch%s. %s it takes %s%s (%s, %s%s), %.0f %% longer than "
+                 "as %s.", advised ? " with these options, but they do with those below" : "",
+                 advised ? "Now" : "With them", estimated(r), time, ours->name, held, report_rank_words(r),
+                 100 * (1 / ratio - 1), base);
     else
         snprintf(text, size, "In chunks this batch runs %s%s times as fast (%s, %s, %s%s) as %s.", estimated(r),
                  r->pipe->unit_cost ? two_decimals(ratio) : pipeline_estimate(ratio), time, ours->name, held,
@@ -301,14 +322,15 @@ static int say_uneven(const report *r, const report_schedule *s, char *text, siz
     return 1;
 }
 
-/* Writes why unsplit sequences are faster, if they are. */
+/* Writes why unsplit sequences are faster, if they are. A batch of a search has no word on that: its baseline is in its
+   own split, which may not be the best without chunks. */
 static int say_unsplit(const report *r, const report_schedule *s, char *text, size_t size) {
     const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
     const cf_plan *plan = r->packed->plan;
     cf_plan_stats stats;
     char *at;
 
-    if (!base || !(base->timeline->makespan < s->timeline->makespan)) return 0;
+    if (!base || r->part[0] || !(base->timeline->makespan < s->timeline->makespan)) return 0;
     cf_plan_measure(plan, NULL, &stats);
     snprintf(text, size, "Unsplit is faster here: %s.",
              packing_why_unsplit(stats.longest_sequence, plan->chunk_size, (double)plan->chunks_per_rank,
@@ -321,25 +343,14 @@ static int say_unsplit(const report *r, const report_schedule *s, char *text, si
     return 1;
 }
 
-/* Returns all tried changes that pay, one on top of the other; NULL: none does. */
-static const report_try *what_pays(const report *r) {
-    const report_try *best = NULL;
-    int i;
-
-    for (i = 0; i < r->n_tries; i++)
-        if (r->tries[i].pays) best = &r->tries[i];
-    return best;
-}
-
-/* Returns the time of whole sequences in words, if it is less; else "". */
-static const char *still_loses(const report *r, double makespan) {
-    const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
-    double seconds = base ? base->timeline->makespan : DBL_MAX;
+/* Returns how whole sequences compare with an advised time, if they take less or if only the advice beats them. */
+static const char *beside_whole(const report *r, double makespan) {
+    double whole = whole_seconds(r), now = r->schedules[r->best].timeline->makespan;
     char *text = cli_scratch();
 
-    if (r->context.best.status == CF_TUNE_OK) seconds = r->context.best.seconds;
-    if (!(seconds < makespan)) return "";
-    snprintf(text, CLI_SCRATCH_BYTES, " Whole sequences still take less: %s s.", pipeline_estimate(seconds));
+    if (whole >= now) return "";
+    snprintf(text, CLI_SCRATCH_BYTES, whole < makespan ? " Whole sequences still take less: %s s."
+                                      : " Then chunks pay: whole sequences take %s s.", pipeline_estimate(whole));
     return text;
 }
 
@@ -353,10 +364,10 @@ int report_do(const report *r, char *text, size_t size) {
         snprintf(text, size,
                  "Do this: %s takes an estimated %s s, %.1f %% less, in %.2f of %.2f GiB (tried, and it fits).%s",
                  best->options, pipeline_estimate(best->makespan), 100 * (1 - best->makespan / makespan),
-                 modelling_gib(best->memory), modelling_gib(r->pipe->gpu_bytes), still_loses(r, best->makespan));
+                 modelling_gib(best->memory), modelling_gib(r->pipe->gpu_bytes), beside_whole(r, best->makespan));
     else
         snprintf(text, size, "Keep these options: nothing that was tried and fits is shorter by 1 %% or more.%s",
-                 still_loses(r, makespan));
+                 beside_whole(r, makespan));
     return 1;
 }
 
