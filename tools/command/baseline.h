@@ -72,8 +72,8 @@ cf_result baseline_tune_recipe(const int64_t *lengths, int64_t n, const cf_tune_
 cf_result baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
                         cf_error *error);
 
-/* Tries context parallelism over the same number of GPUs. *out changes if that is faster than what baseline_tune
-   found. */
+/* Tries context parallelism over the same number of GPUs. *out changes if that is faster than what baseline_tune found.
+   desc->parallel.zero is modelling_asked_zero's, and ep 0 if it is not asked for, also without n_gpus. */
 cf_result baseline_tune_context(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
                                 cf_error *error);
 

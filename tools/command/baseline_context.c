@@ -10,16 +10,16 @@
 
    The way that costs the sample's micro-batches less is taken. Layers with a window need only the rows before each
    piece; layers with chunks need none. Recurrent layers scan their states as chunks of a cp group do (cf_cost_estimate;
-   MaxText, pull request 4968), which takes as long here. Latent attention sends K and V of each head, as TransformerEngine does, and
-   experts lie on as many GPUs of a node as they can.
+   MaxText, pull request 4968), which takes as long here. Latent attention sends K and V of each head, as TransformerEngine
+   does. Experts lie on one GPU, on as many of a node as they can, or on as many of all.
 
    Each sequence is padded to a multiple of 2 cp x tp rows, as such trainers do for zigzag and sequence parallelism
    (verl, preprocess_packed_seqs). The last wave of blocks of attention is half empty, like that of a chunk. A pass's
    exposed seconds are charged by its rows, so their sum is right, but a single pass's may be off.
 
-   Gradients and optimizer states are divided over all cp x data GPUs, as in Megatron-LM's distributed optimizer. This
-   favours the baseline: kernels are as fast as without context parallelism, and each has the rows of the longest
-   micro-batch. */
+   ZeRO divides over all cp x data GPUs, as Megatron-LM's distributed optimizer and FSDP do. Its level is searched as for
+   chunks, also where chunks have no data-parallel ranks to divide over. Two things favour the baseline: kernels are as
+   fast as without context parallelism, and each has the rows of the longest micro-batch. */
 
 #include "baseline.h"
 #include "modelling.h"
@@ -430,7 +430,7 @@ static cf_result try_split(context_search *s, const context_way *split, cf_error
    packed. */
 static cf_result try_zeros(context_search *s, context_way *way, cf_error *error) {
     int64_t asked = s->desc->parallel.zero, last;
-    int searched = s->desc->n_gpus > 0 && asked == 0, away = s->desc->memory.offload & CF_OFFLOAD_PARAMETERS;
+    int searched = asked == 0, away = s->desc->memory.offload & CF_OFFLOAD_PARAMETERS;
     cf_result result = CF_OK;
 
     way->zero = searched ? (away ? 3 : 1) : asked > 0 ? asked : 0;
@@ -442,14 +442,14 @@ static cf_result try_zeros(context_search *s, context_way *way, cf_error *error)
 
 static int is_asked(int64_t asked, int64_t value) { return asked == 0 || asked == value; }
 
-/* Returns how many GPUs of a node experts lie on, if that is not given: as many as possible. */
-static int64_t most_experts(const context_search *s, const cf_parallel *split, int64_t per_node) {
+/* Returns how many GPUs a layer's experts lie on, if that is not given: as many as possible, up to `most`. */
+static int64_t most_experts(const context_search *s, const cf_parallel *split, int64_t most) {
     cf_parallel parallel = *split;
     cf_parameters counted;
 
     if (s->desc->parallel.ep > 0) return s->desc->parallel.ep;
     if (cf_model_parameters(s->desc->model, &counted, NULL) != CF_OK || counted.experts == 0) return 1;
-    for (parallel.ep = per_node; parallel.ep > 1; parallel.ep--)
+    for (parallel.ep = most; parallel.ep > 1; parallel.ep--)
         if (cf_parallel_validate(s->desc->model, &parallel, NULL) == CF_OK) break;
     return parallel.ep;
 }
@@ -458,9 +458,11 @@ static int64_t most_experts(const context_search *s, const cf_parallel *split, i
    node. */
 static cf_result try_splits(context_search *s, int64_t gpus, cf_error *error) {
     int64_t per_node = s->desc->gpus_per_node > 0 ? s->desc->gpus_per_node : 8;
+    const int64_t reach[] = {1, per_node, gpus}; /* GPUs that a layer's experts may lie on */
     cf_parallel parallel = s->desc->parallel;
     context_way way;
     cf_result result = CF_OK;
+    int i;
 
     if (parallel.zero < 0) parallel.zero = 0;
     memset(&way, 0, sizeof way);
@@ -474,12 +476,15 @@ static cf_result try_splits(context_search *s, int64_t gpus, cf_error *error) {
                 parallel.dp = way.dp * way.cp;
                 parallel.n_virtual = 1;
                 parallel.layers = NULL;
-                way.ep = most_experts(s, &parallel, per_node);
-                parallel.ep = way.ep;
-                if (cf_parallel_validate(s->desc->model, &parallel, NULL) != CF_OK) continue;
                 if (way.dp > (s->desc->batch > 0 ? s->desc->batch : 256)) continue;
-                result = try_zeros(s, &way, error);
-                if (result != CF_OK) return result;
+                for (i = 0; i < 3; i++) {
+                    parallel.ep = most_experts(s, &parallel, reach[i]);
+                    if (i > 0 && parallel.ep == way.ep) continue;
+                    way.ep = parallel.ep;
+                    if (cf_parallel_validate(s->desc->model, &parallel, NULL) != CF_OK) continue;
+                    result = try_zeros(s, &way, error);
+                    if (result != CF_OK) return result;
+                }
             }
     return CF_OK;
 }
@@ -572,8 +577,12 @@ void baseline_context_words(const baseline_tuned *base, char *text, size_t size)
 
     baseline_words(base, text, size);
     n = strlen(text);
-    snprintf(text + n, size - n, ", tensor %lld, pipeline %lld, data %lld, recompute %s%s", (long long)base->split.tp,
-             (long long)base->split.pp, (long long)base->split.dp,
+    snprintf(text + n, size - n, ", tensor %lld, pipeline %lld, data %lld, ", (long long)base->split.tp,
+             (long long)base->split.pp, (long long)base->split.dp);
+    n = strlen(text);
+    if (base->split.ep > 1) snprintf(text + n, size - n, "experts %lld, ", (long long)base->split.ep);
+    n = strlen(text);
+    snprintf(text + n, size - n, "ZeRO %lld, recompute %s%s", (long long)base->split.zero,
              modelling_recompute_words(base->split.recompute, base->split.recompute_layers),
              modelling_offload_words(base->best.offload));
     n = strlen(text);
@@ -610,6 +619,8 @@ cf_result baseline_find_context(const pipeline *p, const packing *list, const pa
     desc.model = &p->model.model;
     desc.gpu = &p->gpu;
     desc.parallel = cf_parallel_defaults(&p->model.parallel);
+    desc.parallel.zero = modelling_asked_zero(&p->asked->model);
+    desc.parallel.ep = p->asked->model.ep;
     desc.gpus_per_node = p->asked->gpu.per_node;
     desc.memory = p->memory;
     desc.limit_bytes = p->gpu_bytes;

@@ -113,6 +113,10 @@ static int take_layers(const char *command, const char *text, modelling *out) {
     return CLI_OK;
 }
 
+int64_t modelling_asked_zero(const modelling_options *asked) {
+    return asked->zero == 1 ? -1 : asked->zero > 0 ? asked->zero - 1 : 0;
+}
+
 int modelling_make(const char *command, const modelling_options *asked, modelling *out) {
     cf_error error;
     int code;

@@ -121,6 +121,10 @@ typedef struct modelling {
 /* Makes a model and its split from options. `command` is named in messages. Returns an exit code; after CLI_OK call
    modelling_free. */
 int modelling_make(const char *command, const modelling_options *asked, modelling *out);
+
+/* Returns the ZeRO level that --zero asks for, as cf_tune_desc.parallel.zero has it with n_gpus: 0: none, it is searched;
+   -1: level 0. */
+int64_t modelling_asked_zero(const modelling_options *asked);
 void modelling_free(modelling *m);
 
 /* Names of the known models and GPUs, for the help. */

@@ -193,8 +193,7 @@ static int fill_desc(tune_job *job) {
     if (asked->no_stream && asked->stream > 0) return cli_usage("tune", "--stream is for all, --no-stream for none");
     if ((code = modelling_take_stream("tune", asked->stream, &memory)) != CLI_OK) return code;
     desc->memory.state_window = memory.state_window;
-    if (asked->gpus > 0 && asked->modelling.zero == 0) desc->parallel.zero = 0; /* also searched for */
-    else if (asked->gpus > 0 && asked->modelling.zero == 1) desc->parallel.zero = -1;
+    if (asked->gpus > 0) desc->parallel.zero = modelling_asked_zero(&asked->modelling);
     desc->pack.no_tails = asked->no_tails;
     desc->pack.align = asked->align;
     desc->pack.max_cp = asked->max_cp;
@@ -456,6 +455,7 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
            cli_commas(base->split.pp), cli_commas(base->split.dp));
     if (base->context > 0)
         printf(", context %s (%s)", cli_commas(base->context), base->ring ? "ring" : "all-gather");
+    if (base->split.ep > 1) printf(", experts %s", cli_commas(base->split.ep));
     printf(", ZeRO %s", cli_commas(base->split.zero));
     putchar('\n');
     if (c && base->best.seconds < c->seconds && base->context > 0)
@@ -974,6 +974,7 @@ static void forget_baseline(baseline_tuned *base) {
 
 /* Searches. Free the outcome with cf_tuning_free. */
 static int search(tune_job *job, cf_tuning **out, baseline_tuned *base, baseline_tuned *recipe) {
+    cf_tune_desc whole;
     cf_error error;
     cf_result result;
 
@@ -989,10 +990,13 @@ static int search(tune_job *job, cf_tuning **out, baseline_tuned *base, baseline
     progress_set(0, 0, "the baseline");
     job->desc.progress = stop_if_interrupted;
     if (result == CF_OK) result = baseline_tune(job->lengths, job->n, &job->desc, base, &error);
+    whole = job->desc;
+    whole.parallel.zero = modelling_asked_zero(&job->asked->modelling);
+    whole.parallel.ep = job->asked->modelling.ep;
     if (result == CF_OK && !job->asked->no_cp && !job->asked->costs && !interrupted)
-        result = baseline_tune_context(job->lengths, job->n, &job->desc, base, &error);
+        result = baseline_tune_context(job->lengths, job->n, &whole, base, &error);
     if (result == CF_OK && !job->asked->no_cp && !job->asked->costs && !interrupted)
-        result = baseline_tune_recipe(job->lengths, job->n, &job->desc, recipe, &error);
+        result = baseline_tune_recipe(job->lengths, job->n, &whole, recipe, &error);
     if (recipe->best.status == CF_TUNE_OK && base->best.status != CF_TUNE_OK)
         *base = *recipe; /* in the requested splits nothing fits without chunks, but this does */
     progress_end();
