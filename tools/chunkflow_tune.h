@@ -428,8 +428,8 @@ typedef struct cf_tune_desc {
                                        of their time. CF_MAX_CANDIDATES: simulates all except those with the schedules
                                        of another.
 
-                                       0: a race, which gives up candidates whose first batches are slower than the
-                                       best's. It finds the fastest within a fraction of a percent */
+                                       0: a race. It proves the fastest one. Candidates that are proved to be slower
+                                       are also given up if their first batches are too slow for the tolerance */
     double tolerance;               /* fraction by which the winner may be slower than the fastest, if it needs less
                                        memory or is simpler. 0: 0.01; negative: none */
     int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search early */
@@ -482,7 +482,8 @@ typedef struct cf_tuning {
    other candidate says why it was given up:
 
    - a lower bound of its time (the load of a stage plus the time of the batches already simulated);
-   - in a race, first batches slower than the best's by more than twice the variation of batches;
+   - in a race, a lower bound above the best time, and first batches slower than the best's by more than the tolerance
+     and twice the variation of batches (even chunk sizes need no such bound);
    - the same schedules as another candidate.
 
    The winner is not simply the fastest, whose lead may be an accident:
@@ -1655,10 +1656,10 @@ typedef struct cft__stage {
     int64_t host;      /* bytes in host memory */
 } cft__stage;
 
-/* The turn of a family; the least key comes first. */
+/* The turn of a family or of a batch; the least key comes first. */
 typedef struct cft__turn {
     double key;
-    int64_t first; /* its first candidate */
+    int64_t first; /* the family's first candidate, or the batch */
 } cft__turn;
 
 typedef struct cft__tuner {
@@ -1684,9 +1685,8 @@ typedef struct cft__tuner {
     int32_t *pool;           /* (n) shuffled: sequences of the list, or the places in `trees` where its trees begin */
     int splits;              /* 1: some kind may split a backward */
     double *bounds;          /* (n_candidates x n_batches) lower bounds of times */
-    double *heats;           /* (n_candidates) seconds, projected from the heaviest rank of the first batch; 0: not
-                                tried; below 0: given up for another candidate, which takes -heats */
     cft__turn *turns;        /* (n_families) in the order of the search */
+    cft__turn *order;        /* (n_batches) the batches in the order in which candidates try them */
     int64_t n_families, family; /* family: number of candidates in one */
     int64_t *most_chunks;    /* (n_splits x n_chunk_sizes), see cft__most_chunks */
 
@@ -1716,7 +1716,6 @@ typedef struct cft__tuner {
     int64_t done, total;     /* units of work */
     int64_t reported;        /* maximum of progress.done that the caller was told */
     int64_t simulated;
-    double first;            /* least heat of any candidate; 0: none yet */
     int stop;
 
     struct cft__tuner *workers; /* (CFT__ROUND) one for each piece of work that may run concurrently */
@@ -1738,7 +1737,7 @@ static int64_t *cft__most_chunks(const cft__tuner *t, int64_t id) {
     return &t->most_chunks[id / t->strides[CFT__SIZE]];
 }
 
-enum { CFT__BOUNDS, CFT__HEATS, CFT__FINALS };
+enum { CFT__BOUNDS, CFT__TRIES };
 
 /* Enters a part of the search, which has n_pieces pieces of `piece` units of work. */
 static void cft__enter(cft__tuner *t, int part, int64_t piece, int64_t n_pieces) {
@@ -1747,10 +1746,10 @@ static void cft__enter(cft__tuner *t, int part, int64_t piece, int64_t n_pieces)
     t->total = cft__max(1, piece * n_pieces);
 }
 
-/* Reports that `n` more units of work are done. Each part takes its share of all time as measured for 72B on 64 GPUs;
-   without heats the finals get the heats' share. */
+/* Reports that `n` more units of work are done. Each part takes its share of all time as measured for 72B on 64
+   GPUs. */
 static void cft__report_done(cft__tuner *t, int64_t n) {
-    const int64_t begin[] = {0, 18, t->desc.n_exact > 0 ? 18 : 56, 100};
+    static const int64_t begin[] = {0, 18, 100};
     cf_tune_progress progress;
     t->done += n;
     if (t->desc.progress == NULL || t->stop || n == 0) return;
@@ -2191,7 +2190,7 @@ static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
     int64_t i, n = t->tuning->n_candidates + t->room;
     t->pool = (int32_t *)cft__take(carver, t->n, sizeof(int32_t));
     t->bounds = (double *)cft__take(carver, n * t->desc.n_batches, sizeof(double));
-    t->heats = (double *)cft__take(carver, n, sizeof(double));
+    t->order = (cft__turn *)cft__take(carver, t->desc.n_batches, sizeof(cft__turn));
     t->turns = (cft__turn *)cft__take(carver, n / t->strides[CFT__KIND], sizeof *t->turns);
     t->most_chunks = (int64_t *)cft__take(carver, n / t->strides[CFT__SIZE], sizeof(int64_t));
     t->workers = (cft__tuner *)cft__take(carver, CFT__ROUND, sizeof(cft__tuner));
@@ -3324,7 +3323,6 @@ static void cft__fill_size(cft__tuner *t, int64_t first, int64_t split, int64_t 
         c->outputs = cft__keeps(t, c, 0);
         c->why = "";
         c->same_as = -1;
-        t->heats[id] = 0;
     }
     for (id = first * t->desc.n_batches; id < end * t->desc.n_batches; id++) {
         t->tuning->seconds[id] = -1;
@@ -3494,26 +3492,28 @@ static double cft__project(const cft__tuner *t, int64_t id, int64_t m, double su
     int64_t i;
     for (i = 0; i < t->desc.n_batches; i++) {
         all += bounds[i];
-        if (i < m) first += bounds[i];
+        if (i < m) first += bounds[t->order[i].first];
     }
     if (!(first > 0)) return sum / (double)m;
     return cft__product(sum, all / first) / (double)t->desc.n_batches;
 }
 
 /* Returns why a candidate is given up whose first m batches take `sum` seconds, or NULL. at_least: lower bound of the
-   seconds of all its batches. */
+   seconds of all its batches. A race gives it up for a projection only if that bound proves that it is not the fastest.
+   Even sizes are not of the caller's list, and a projection is enough. */
 static const char *cft__why_give_up(const cft__tuner *t, cf_tune_candidate *c, int64_t m, double sum,
                                     double at_least) {
     const cf_tuning *tuning = t->tuning;
-    double mean = at_least / (double)t->desc.n_batches;
+    int64_t id = c - tuning->candidates;
+    double mean = at_least / (double)t->desc.n_batches, best;
     if (mean > cft__to_beat(t)) {
         c->bound = mean;
         return "its first batches and bounds of the others are above the best";
     }
     if (t->desc.n_exact > 0 || tuning->n_ranked == 0) return NULL;
-    if (cft__project(t, c - tuning->candidates, m, sum) <=
-        cft__race_time(t, m, tuning->candidates[tuning->ranking[0]].seconds))
-        return NULL;
+    best = tuning->candidates[tuning->ranking[0]].seconds;
+    if (mean < best && id < tuning->n_candidates - tuning->n_even) return NULL;
+    if (cft__project(t, id, m, sum) <= cft__race_time(t, m, best)) return NULL;
     return "its first batches take longer than the best's";
 }
 
@@ -3536,16 +3536,16 @@ static cf_result cft__begin(cft__tuner *t, int64_t id, int away) {
    slow. */
 static cf_result cft__try_batches(cft__tuner *t, int64_t id, int forced) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
-    int64_t i, n = t->desc.n_batches;
-    double *seconds = &t->tuning->seconds[id * n], at_least = cft__product(c->bound, (double)n), sum = 0, unused, last;
+    int64_t i, batch, n = t->desc.n_batches;
+    double *seconds = &t->tuning->seconds[id * n], at_least = cft__product(c->bound, (double)n), sum = 0, unused;
     const char *why;
     for (i = 0; i < n; i++) {
         if (t->stop) return CF_OK;
-        CFT__TRY(cft__try_batch(t, c, i, &last));
+        batch = t->order[i].first;
+        CFT__TRY(cft__try_batch(t, c, batch, &seconds[batch]));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
-        seconds[i] = last;
-        sum += last;
-        at_least += last - t->bounds[id * n + i];
+        sum += seconds[batch];
+        at_least += seconds[batch] - t->bounds[id * n + batch];
         why = forced || i == n - 1 ? NULL : cft__why_give_up(t, c, i + 1, sum, at_least);
         if (why != NULL) {
             cft__give_up(c, why);
@@ -3556,6 +3556,7 @@ static cf_result cft__try_batches(cft__tuner *t, int64_t id, int forced) {
         if (i < n - 1) cft__report_done(t, 1);
     }
     c->status = CF_TUNE_OK;
+    for (i = 0, sum = 0; i < n; i++) sum += seconds[i]; /* in one order for all, so that equal times are equal */
     c->seconds = sum / (double)n;
     c->confidence = cft__confidence(seconds, NULL, n);
     return CF_OK;
@@ -3587,12 +3588,15 @@ static int64_t cft__origin_of(const cf_tuning *tuning, int64_t id) {
 /* Gives up a candidate for another one that is as good, if it is known how good that one is. Returns whether it did. */
 static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_tune_candidate *other,
                             const char *why) {
-    double heat = t->heats[other - t->tuning->candidates];
-    int tried = other->status == CF_TUNE_OK || other->status == CF_TUNE_DOMINATED || heat > 0 || heat < 0;
+    int tried = other->status == CF_TUNE_OK || other->status == CF_TUNE_DOMINATED;
     if (other->limited || other->status == CF_TUNE_INFEASIBLE || !tried) return 0;
     cft__give_up(c, why);
     c->same_as = other->same_as >= 0 ? other->same_as : other - t->tuning->candidates;
     return 1;
+}
+
+static int cft__is_tried(const cft__tuner *t, int64_t id) {
+    return t->tuning->seconds[id * t->desc.n_batches + t->order[0].first] >= 0;
 }
 
 /* Returns whether the schedules of a candidate, or of its original, were made and fit without a limit. */
@@ -3600,8 +3604,7 @@ static int cft__fits_freely(const cft__tuner *t, int64_t id) {
     const cf_tune_candidate *c;
     id = cft__origin_of(t->tuning, id);
     c = &t->tuning->candidates[id];
-    return (t->heats[id] > 0 || t->tuning->seconds[id * t->desc.n_batches] >= 0) && !c->limited &&
-           c->status != CF_TUNE_INFEASIBLE;
+    return cft__is_tried(t, id) && !c->limited && c->status != CF_TUNE_INFEASIBLE;
 }
 
 /* Returns whether another candidate's outcome makes this one needless; then its status says why. All K that no chain
@@ -3636,97 +3639,36 @@ static int cft__compare_turns(const void *a, const void *b) {
     return x->first < y->first ? -1 : x->first > y->first;
 }
 
-/* Returns the key of a family's turn: the least bound of its candidates or, with heats, the least heat of those still
-   in the race. */
-static double cft__key_of(const cft__tuner *t, int64_t first, int heats) {
-    double least = DBL_MAX, key;
-    int64_t id;
-    for (id = first; id < first + t->family; id++) {
-        if (heats && (t->tuning->candidates[id].status != CF_TUNE_UNTRIED || !(t->heats[id] > 0))) continue;
-        key = heats ? t->heats[id] : t->tuning->candidates[id].bound;
-        if (key < least) least = key;
+/* Puts the batches with the largest bounds first: they carry the list's long sequences and show most of a candidate's
+   time. */
+static void cft__order_batches(cft__tuner *t) {
+    int64_t i, id, n = t->desc.n_batches;
+    for (i = 0; i < n; i++) {
+        t->order[i].first = i;
+        t->order[i].key = 0;
+        for (id = 0; id < t->tuning->n_candidates; id++) t->order[i].key -= t->bounds[id * n + i];
     }
-    return least;
+    qsort(t->order, (size_t)n, sizeof *t->order, cft__compare_turns);
 }
 
-static void cft__sort_turns(cft__tuner *t, int64_t family, int heats) {
-    int64_t i;
+/* Sorts families by the least bound of the candidates that are left to try. */
+static void cft__sort_turns(cft__tuner *t, int64_t family) {
+    int64_t i, id;
     t->family = family;
     t->n_families = t->tuning->n_candidates / family;
     for (i = 0; i < t->n_families; i++) {
-        t->turns[i].first = i * family;
-        t->turns[i].key = cft__key_of(t, t->turns[i].first, heats);
+        cft__turn *turn = &t->turns[i];
+        turn->first = i * family;
+        turn->key = DBL_MAX;
+        for (id = turn->first; id < turn->first + family; id++) {
+            const cf_tune_candidate *c = &t->tuning->candidates[id];
+            if (c->status == CF_TUNE_UNTRIED && c->bound < turn->key) turn->key = c->bound;
+        }
     }
     qsort(t->turns, (size_t)t->n_families, sizeof *t->turns, cft__compare_turns);
 }
 
-/* ---- heats ---- */
-
-/* Notes a heat if it is the fastest. */
-static void cft__note_heat(cft__tuner *t, int64_t id) {
-    if (t->tuning->candidates[id].status == CF_TUNE_INFEASIBLE || !(t->heats[id] > 0)) return;
-    if (!(t->first > 0) || t->heats[id] < t->first) t->first = t->heats[id];
-}
-
-/* Returns whether a candidate need not run its heat, because the same candidate with the next larger K is far behind,
-   although it has more choice. */
-static int cft__is_behind_another(cft__tuner *t, int64_t id) {
-    static const double behind = 1.04;
-    int64_t other = id + t->strides[CFT__K];
-    double heat;
-    if (cft__index(t, id, CFT__K) == t->desc.n_ks - 1) return 0;
-    heat = t->heats[other] < 0 ? -t->heats[other] : t->heats[other];
-    if (t->tuning->candidates[other].status != CF_TUNE_DOMINATED) return 0;
-    if (!(heat > cft__product(cft__race_time(t, 1, t->first), behind))) return 0;
-    t->heats[id] = -heat;
-    cft__give_up(&t->tuning->candidates[id], "with a larger K it is also far behind");
-    return 1;
-}
-
-static cf_result cft__run_heat(cft__tuner *t, int64_t id) {
-    cf_tune_candidate *c = &t->tuning->candidates[id];
-    int64_t rank;
-    int away;
-    if (c->bound > cft__race_time(t, 1, t->first)) {
-        cft__give_up(c, "a lower bound of its time is above what the best one's first batch takes");
-        return CF_OK;
-    }
-    for (away = 0; away == 0 || (away == 1 && cft__moves_away(t, c)); away++) {
-        CFT__TRY(cft__begin(t, id, away));
-        CFT__TRY(cft__pack_batch(t, c, 0));
-        (void)cft__find_bound(t, c->k, &rank);
-        CFT__TRY(cft__fit_rank(t, c, 0, rank));
-    }
-    if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
-    t->heats[id] = cft__project(t, id, 1, t->timeline->makespan + cft__gather_seconds(t) + t->step_seconds);
-    if (t->heats[id] > cft__race_time(t, 1, t->first)) cft__give_up(c, "its first batch takes longer than the best's");
-    cft__note_heat(t, id);
-    return CF_OK;
-}
-
-/* Runs the heats of one split and ChunkSize, largest K first. */
-static cf_result cft__run_heats(cft__tuner *t, int64_t first) {
-    int64_t k, id, i;
-    for (k = t->desc.n_ks - 1; k >= 0; k--)
-        for (i = 0; i < t->strides[CFT__K] && !t->stop; i++) {
-            id = first + k * t->strides[CFT__K] + i;
-            if (t->tuning->candidates[id].status == CF_TUNE_UNTRIED && !cft__is_needless(t, id) &&
-                !cft__is_behind_another(t, id))
-                CFT__TRY(cft__run_heat(t, id));
-            cft__report_done(t, 1);
-        }
-    return CF_OK;
-}
-
-/* ---- finals ---- */
-
-/* Returns whether a candidate was given up for another with less relief, which has turned out to fit only under the
-   limit. */
-static int cft__has_lost_its_reason(const cft__tuner *t, int64_t id) {
-    int64_t other = t->tuning->candidates[id].same_as;
-    return other >= 0 && other / t->strides[CFT__REPLAY] == id / t->strides[CFT__REPLAY] &&
-           t->tuning->candidates[other].limited;
-}
+/* ---- trying candidates ---- */
 
 /* Tries a family: candidates that differ only in replay, recomputation and window. Some may be given up for
    another of the family, so they are tried one after the other. */
@@ -3734,7 +3676,6 @@ static cf_result cft__try_family(cft__tuner *t, int64_t first) {
     int64_t id, end = t->done + t->piece;
     for (id = first; id < first + t->family && !t->stop; id++) {
         cf_tune_candidate *c = &t->tuning->candidates[id];
-        if (cft__has_lost_its_reason(t, id)) CFT__TRY(cft__begin(t, id, 0));
         if (c->status != CF_TUNE_UNTRIED) continue;
         if (!cft__is_needless(t, id)) CFT__TRY(cft__try_candidate(t, id, 0));
     }
@@ -3742,14 +3683,14 @@ static cf_result cft__try_family(cft__tuner *t, int64_t first) {
     return CF_OK;
 }
 
-static void cft__note_final(cft__tuner *t, int64_t id) {
+static void cft__note_exact(cft__tuner *t, int64_t id) {
     if (t->tuning->candidates[id].status == CF_TUNE_OK) cft__rank_candidate(t->tuning, id);
 }
 
 /* Makes a candidate exact, whether or not it was given up. */
 static cf_result cft__make_exact(cft__tuner *t, int64_t id) {
     CFT__TRY(cft__try_candidate(t, id, 1));
-    cft__note_final(t, id);
+    cft__note_exact(t, id);
     return CF_OK;
 }
 
@@ -3774,22 +3715,9 @@ static cf_result cft__find_first(cft__tuner *t) {
     return CF_OK;
 }
 
-/* Makes the candidate of the fastest heat exact, if that is far faster than the best known time. So a search that is
-   interrupted has found something. */
-static cf_result cft__improve(cft__tuner *t) {
-    static const double behind = 0.95;
-    const cf_tuning *tuning = t->tuning;
-    int64_t id;
-    double best = tuning->n_ranked > 0 ? tuning->candidates[tuning->ranking[0]].seconds : DBL_MAX;
-    if (t->stop || t->first > cft__product(behind, best)) return CF_OK;
-    for (id = 0; id < tuning->n_candidates; id++)
-        if (tuning->candidates[id].status == CF_TUNE_UNTRIED && t->heats[id] > 0 && t->heats[id] <= t->first) break;
-    return id < tuning->n_candidates ? cft__make_exact(t, id) : CF_OK;
-}
-
 /* Returns the number of families that have something to try, as far as one can tell; others take no time. */
-static int64_t cft__count_turns(const cft__tuner *t, int heats) {
-    double most = t->desc.n_exact > 0 ? cft__to_beat(t) : heats ? cft__race_time(t, 1, t->first) : DBL_MAX / 2;
+static int64_t cft__count_turns(const cft__tuner *t) {
+    double most = cft__to_beat(t);
     int64_t n = 0;
     while (n < t->n_families && t->turns[n].key <= most) n++;
     return n;
@@ -3798,35 +3726,31 @@ static int64_t cft__count_turns(const cft__tuner *t, int heats) {
 /* Goes through all families in rounds. The first rounds are small: the sooner something is known, the less is tried in
    vain. */
 static cf_result cft__try_all(cft__tuner *t, int part) {
-    static cf_result (*const works[])(cft__tuner *, int64_t) = {cft__bound_size, cft__run_heats, cft__try_family};
+    static cf_result (*const works[])(cft__tuner *, int64_t) = {cft__bound_size, cft__try_family};
     const int64_t points = t->counts[CFT__KIND] * t->counts[CFT__WINDOW], n_batches = t->desc.n_batches;
     int64_t i, j, id, n, size = 1;
     t->work = works[part];
     for (i = 0; i < t->n_families && !t->stop; i += n) {
-        int64_t piece = part == CFT__HEATS ? t->family : t->family * n_batches / (part == CFT__BOUNDS ? points : 1);
-        cft__enter(t, part, piece, cft__max(i, cft__count_turns(t, part == CFT__HEATS)));
+        int64_t piece = t->family * n_batches / (part == CFT__BOUNDS ? points : 1);
+        cft__enter(t, part, piece, cft__max(i, cft__count_turns(t)));
         n = cft__min(size, t->n_families - i);
         CFT__TRY(cft__run_round(t, i, n));
         for (j = i; j < i + n; j++)
             for (id = t->turns[j].first; id < t->turns[j].first + t->family; id++)
-                (part == CFT__HEATS ? cft__note_heat : cft__note_final)(t, id);
-        if (part == CFT__HEATS) CFT__TRY(cft__improve(t));
+                cft__note_exact(t, id);
         size = cft__min(2 * size, CFT__ROUND);
     }
     return CF_OK;
 }
 
-/* Runs the bounds first. A race has heats next; the finals take the candidates that are left. */
+/* Runs the bounds first, then tries the candidates that they leave. */
 static cf_result cft__search(cft__tuner *t) {
-    cft__sort_turns(t, t->strides[CFT__SIZE], 0);
+    cft__sort_turns(t, t->strides[CFT__SIZE]);
     CFT__TRY(cft__try_all(t, CFT__BOUNDS));
     if (!t->stop) cft__mean_bounds(t, 0, t->tuning->n_candidates);
-    if (t->desc.n_exact == 0) {
-        cft__sort_turns(t, t->strides[CFT__SIZE], 0);
-        CFT__TRY(cft__try_all(t, CFT__HEATS));
-    }
-    cft__sort_turns(t, t->strides[CFT__KIND], t->desc.n_exact == 0);
-    return cft__try_all(t, CFT__FINALS);
+    cft__order_batches(t);
+    cft__sort_turns(t, t->strides[CFT__KIND]);
+    return cft__try_all(t, CFT__TRIES);
 }
 
 /* ---- the choice of the winner ---- */
@@ -3906,10 +3830,9 @@ static cf_result cft__try_even_sizes(cft__tuner *t) {
         tuning->n_even += t->strides[CFT__SIZE];
         CFT__TRY(cft__bound_size(t, first));
         cft__mean_bounds(t, first, tuning->n_candidates);
-        CFT__TRY(cft__run_heats(t, first));
         for (id = first; id < tuning->n_candidates && !t->stop; id++) {
             if (id % t->family == 0) CFT__TRY(cft__try_family(t, id));
-            cft__note_final(t, id);
+            cft__note_exact(t, id);
         }
     }
     cft__choose_winner(t);
@@ -3924,23 +3847,20 @@ static void cft__estimate(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     double sum = 0;
     int64_t m;
-    for (m = 0; m < t->desc.n_batches && seconds[m] >= 0; m++) sum += seconds[m];
+    for (m = 0; m < t->desc.n_batches && seconds[t->order[m].first] >= 0; m++) sum += seconds[t->order[m].first];
     if (m > 0) c->estimate = cft__project(t, id, m, sum);
-    else if (t->heats[id] > 0) c->estimate = t->heats[id];
 }
 
 /* Fills in the members of candidates that are known only at the end. */
 static void cft__finish_candidates(cft__tuner *t) {
     cf_tuning *tuning = t->tuning;
     int64_t id, least = INT64_MAX;
-    int tried;
     for (id = 0; id < tuning->n_candidates; id++) {
         cf_tune_candidate *c = &tuning->candidates[id];
         if (c->same_as >= 0) c->same_as = cft__origin_of(tuning, id);
         else if (c->status == CF_TUNE_DOMINATED) cft__estimate(t, id);
         if (c->status == CF_TUNE_INFEASIBLE) least = cft__min(least, c->bytes);
-        tried = t->heats[id] > 0 || t->heats[id] < 0 || tuning->seconds[id * tuning->n_batches] >= 0;
-        if (tried && !c->replays && !c->limited) c->outputs = 0;
+        if (cft__is_tried(t, id) && !c->replays && !c->limited) c->outputs = 0;
     }
     if (tuning->winner < 0 && !t->stop) tuning->smallest_limit = least;
     tuning->n_simulated = t->simulated;
@@ -3954,6 +3874,7 @@ static cf_result cft__tune_all(cft__tuner *t) {
         cft__fill_size(t, id, cft__index(t, id, CFT__SPLIT), t->desc.chunk_sizes[cft__index(t, id, CFT__SIZE)]);
     cft__enter(t, CFT__BOUNDS, CF_MAX_CANDIDATES, CF_MAX_TUNE_BATCHES); /* the first answer takes next to no time */
     CFT__TRY(cft__draw_batches(t));
+    cft__order_batches(t); /* as drawn, because no bound is known */
     CFT__TRY(cft__find_first(t));
     CFT__TRY(cft__search(t));
     cft__choose_winner(t);
