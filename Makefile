@@ -23,7 +23,7 @@
 #   make bench-dealing OTHER=FILE  plans for ranks, free and in step, of this header and of another one; ARGS: a list of lengths
 #   make bench-record LENGTHS=FILE   the tables that README and tools/bench/results quote, made anew
 #   make build/executor_cuda    the CUDA example, with nvcc; NCCL=1: also a process a stage
-#   make build/train_cuda       the trainer of real model shapes on one GPU, with nvcc
+#   make build/train_cuda       the trainer of real model shapes on one GPU, with nvcc; CUDNN=1: --cudnn, too
 #   make release    the archive that people vendor: both headers, the .cu, licence, checksums
 #   make install    headers, command, manual page, completions, pkg-config file; PREFIX (/usr/local), DESTDIR
 #   make playground a page that plans while one moves sliders, with the command inside: build/playground.html
@@ -232,8 +232,8 @@ $(BUILD)/executor_cuda: examples/executor_cuda.cu chunkflow_cuda.cu $(TRAIN_HEAD
 TRAIN_CUDA_SOURCES := $(addprefix tools/command/,config_json.c json_read.c cli.c cli_files.c progress.c)
 
 $(BUILD)/train_cuda: examples/train_cuda.cu chunkflow_cuda.cu $(TRAIN_CUDA_SOURCES) $(TRAIN_HEADERS) $(TOOL_HEADERS) | $(BUILD)
-	$(NVCC) -O3 -std=c++17 $(CUDA_ARCH) -I. examples/train_cuda.cu chunkflow_cuda.cu $(TRAIN_CUDA_SOURCES) \
-	    -lcublas -lcublasLt -o $@
+	$(NVCC) -O3 -std=c++17 $(CUDA_ARCH) -I. $(if $(CUDNN),-DTRAIN_CUDNN) examples/train_cuda.cu chunkflow_cuda.cu \
+	    $(TRAIN_CUDA_SOURCES) -lcublas -lcublasLt $(if $(CUDNN),-lcudnn -lnvrtc) -o $@
 
 # Threads that spin while they wait are slow on a busy machine; results are the same either way.
 demo: $(BUILD)/train_cpu $(BUILD)/train_cpu_f64

@@ -17,7 +17,7 @@
 
    The functions by task
        attend                  cf_attention_size + cf_attention_prepare, cf_attention_forward, cf_attention_backward,
-                               cf_attention_path_name
+                               cf_attention_path_name; by another library: cf_attention_backend, cf_attention_add
        carry state             cf_rope_size + cf_rope_fill, cf_state_bytes, cf_state_k, cf_state_v
        run a pipeline          cf_executor_create, cf_executor_load, cf_executor_run, cf_executor_stream,
                                cf_executor_schedule, cf_executor_memory_of, cf_executor_timeline, cf_executor_free
@@ -57,7 +57,7 @@
    layer's out and lse. In the R, cf_layer_attention_forward returns these.
 
    It has run on one device, an H200 (tools/bench/results/h200.txt). Not yet run on a device: the choice of wgmma by
-   AUTO, two stages of Q in its forward, cf_layer_attention_*, kept outputs, and sinks. Tile sizes follow the published
+   AUTO, two stages of Q in its forward, cf_layer_attention_*, kept outputs, sinks, and cf_attention_add. Tile sizes follow the published
    tuning of such kernels on sm_80. Registers and shared memory are stated at each kernel.
 
    The same file compiles as C++ against a host emulation of CUDA (tests/emulation), which defines
@@ -342,6 +342,21 @@ typedef struct cf_cuda_step {
     int64_t boundary_bytes;       /* bytes of input, and of output */
 } cf_cuda_step;
 
+/* Attention by another library: examples/cudnn_attention.h is one. It is asked only about chunks whose attention is one
+   call: packed documents, the first of which may continue a chain. The mask is the descriptor's, aligned bottom-right.
+   This file's kernels attend in trees, where a prefix streams (state_block_rows), and in layers with sinks. A chunk's
+   forward and backward are always the same library's.
+
+   attend does what cf_attention_forward or cf_attention_backward promises, without `tiles` and `workspace`. It may
+   order the n_heads x lse_stride numbers of lse as it likes. If its dK and dV have 16 bits, it ends with
+   cf_attention_add. An error, in `error` and as its result, ends the run. */
+typedef struct cf_attention_backend {
+    void *user;                   /* handed to both */
+    int (*takes)(void *user, const cf_attention *attention); /* 0: this file's kernels attend to this chunk */
+    cf_result (*attend)(void *user, int backward, const cf_attention *attention, const cf_attention_tensors *tensors,
+                        cf_cuda_stream stream, cf_error *error);
+} cf_attention_backend;
+
 /* One layer's arrays in a pass of a chunk, with a row for each of chunk->rows, padding included. Heads, sizes, types,
    addresses and strides are as for attention. q, k and v may be parts of one packed row, and so may their gradients. */
 typedef struct cf_layer_attention {
@@ -358,6 +373,7 @@ typedef struct cf_layer_attention {
     struct cublasContext *cublas; /* these three as in cf_attention_tensors */
     const float *sinks;
     float *dsinks;
+    const cf_attention_backend *backend; /* NULL: this file's kernels */
 } cf_layer_attention;
 
 /* Run one layer's attention in a pass, on the step's stream. The forward applies RoPE, puts the chunk's K and V into
@@ -5980,6 +5996,8 @@ cf_result begin_layer(layer_call *c) {
     if (step == NULL) return cf_fail_null(c->error, "step");
     if (c->of == NULL) return cf_fail_null(c->error, "layer");
     if (step->attention == NULL) return cf_fail_null(c->error, "attention");
+    if (c->of->backend != NULL && (c->of->backend->takes == NULL || c->of->backend->attend == NULL))
+        return cf_fail_null(c->error, "backend");
     if (c->of->layer < 0) return cf_fail(c->error, CF_ERROR_ARGUMENT, "layer", -1, 0, c->of->layer, "out of range");
     c->streams = step->state.data == NULL;
     const int64_t scratch = scratch_bytes(c->desc(), step->chunk->rows, c->backward, c->streams);
@@ -6023,7 +6041,13 @@ cf_result append_rows(const layer_call &c) {
 }
 
 cf_result attend(const layer_call &c, const cf_attention *with, const void *tiles, cf_attention_tensors x) {
+    const cf_attention_backend *const backend = c.of->backend;
+    const problem *const p = static_cast<const problem *>(with);
     x.tiles = tiles;
+    if (backend != NULL && x.sinks == NULL && !p->in_blocks && backend->takes(backend->user, with)) {
+        const cf_result code = check_call(p, &x, c.backward, c.error);
+        return code == CF_OK ? backend->attend(backend->user, c.backward, with, &x, c.step->stream, c.error) : code;
+    }
     return c.backward ? cf_attention_backward(with, &x, c.step->stream, c.error)
                       : cf_attention_forward(with, &x, c.step->stream, c.error);
 }

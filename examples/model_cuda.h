@@ -259,6 +259,7 @@ typedef struct part {
     int device;
     cf_dtype type;
     cublasHandle_t cublas;       /* of the stage */
+    const cf_attention_backend *backend; /* attention by another library; NULL: chunkflow_cuda.cu's */
     layout at;
     void *parameters;            /* (at.count) T: what the products read */
     float *master, *gradient, *first, *second; /* (at.count) */
@@ -676,6 +677,7 @@ template <typename T> static cf_layer_attention attention_of_layer(const pass_of
     x.lse = a.lse;
     x.dout = columns_of(p->scratch.dattended, 0, h);
     x.cublas = p->own->cublas;
+    x.backend = p->own->backend;
     if (has_sinks(p->own, layer)) { /* in float: their numbers are few */
         x.sinks = p->own->master + layer * p->own->at.layer + p->own->at.sinks;
         x.dsinks = p->own->gradient + layer * p->own->at.layer + p->own->at.sinks;

@@ -34,6 +34,9 @@
 #include "hf_model.h"
 #include "optimizer.h"
 #include "tokens.h"
+#ifdef TRAIN_CUDNN
+#include "cudnn_attention.h"
+#endif
 
 #include <signal.h>
 #include <time.h>
@@ -71,7 +74,7 @@ typedef struct settings {
     const char *model_name, *data, *lengths, *load, *save, *checkpoint, *times;
     hf_model *from;     /* what --load names */
     int outputs; /* as in cf_executor_desc */
-    int check, memory_table, exact, headless, help;
+    int check, memory_table, exact, headless, cudnn, help;
 } settings;
 
 static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
@@ -91,6 +94,9 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"type", CHOICE, &s->type, 0, 0, "bf16 fp16 fp32", "of parameters and activations; not fp16"},
         {"attention", CHOICE, &s->path, 0, 0, "unfused mma wgmma",
          "path of attention; default: the last of these that can do it"},
+#ifdef TRAIN_CUDNN
+        {"cudnn", FLAG, &s->cudnn, 0, 0, NULL, "cuDNN attends to chunks of one slice (cudnn_attention.h)"},
+#endif
         {"recompute", CHOICE, &s->recompute, 0, 0, "none selective layernorm act mlp full",
          "none, or full: layers keep their input alone"},
         {"loss-rows", INTEGER, &s->loss_rows, 128, 1 << 20, NULL, "rows of logits at a time, a multiple of 128"},
@@ -221,6 +227,9 @@ typedef struct trainer {
     const struct settings *settings;
     int device;
     cublasHandle_t cublas;  /* attention's, where it is unfused */
+#ifdef TRAIN_CUDNN
+    cudnn_attention *cudnn;
+#endif
     products lt;
     decoder model;
     cf_cuda_stage needs;
@@ -839,7 +848,7 @@ template <typename T> static int check_batch(trainer *t) {
     fill_checked<T>(t, &of, &w);
     int ok = compare_gradients("a second run, bit by bit:", &of.again, &of.chunked, all, of.loss_again, of.loss, 0);
     ok &= compare_gradients("unchunked on the device:", &of.chunked, &of.unchunked, all, of.loss, of.loss_unchunked,
-                            limit_of(s->type, s->stream > 0 || s->with.count > 0));
+                            limit_of(s->type, s->stream > 0 || s->with.count > 0 || s->cudnn));
     ok &= compare_gradients("unchunked, from float64 on the CPU:", &of.unchunked, &of.exact, all, of.loss_unchunked,
                             of.loss_exact, limit_of(s->type, 1));
     const double limit = limit_of_chunked(s, &of.unchunked, &of.exact, all, of.loss_unchunked, of.loss_exact);
@@ -902,6 +911,9 @@ template <typename T> static void trainer_begin(trainer *t) {
     t->model = decoder_new<T>(&s->model, s->type, &t->lt, max_of(1, longest_document(&t->data)));
     t->used[2] = device_bytes_used(NULL);
     t->model.cublas = t->cublas;
+#ifdef TRAIN_CUDNN
+    if (s->cudnn) t->model.backend = t->cudnn = cudnn_attention_new();
+#endif
     t->model.recompute = s->recompute == CF_RECOMPUTE_FULL;
     t->model.loss_rows = s->loss_rows;
     t->model.range.has_head = !s->headless;
@@ -914,6 +926,9 @@ template <typename T> static void trainer_begin(trainer *t) {
 static void trainer_end(trainer *t) {
     cf_executor_free(t->executor);
     free_batch(t);
+#ifdef TRAIN_CUDNN
+    delete t->cudnn;
+#endif
     decoder_free(&t->model);
     products_free(&t->lt);
     MUST_CUBLAS(cublasDestroy(t->cublas));

@@ -73,6 +73,7 @@ struct model {
     int64_t n_replays = 0, calls_of_replays = 0;
 
     /* what tests change */
+    const cf_attention_backend *backend = nullptr;
     int64_t fail_at = -1, n_passes = 0;
     int wrong = 0; /* 1: R finds a number of out off by one unit in 2^20, 2: of lse */
 
@@ -142,6 +143,7 @@ struct model {
         l.lse = reinterpret_cast<float *>(a.lse);
         l.dout = {step->workspace, 0, 0};
         l.cublas = cublas;
+        l.backend = backend;
         l.sinks = x.sinks ? sinks : nullptr;
         l.dsinks = x.sinks ? sinks + HEADS : nullptr;
         return l;
@@ -407,6 +409,82 @@ TEST(sinks_in_blocks) {
     }
 }
 
+/* ---- attention by another library ---- */
+
+/* Stands in for one: it takes some chunks, and has this one's functions attend. */
+struct other_library : cf_attention_backend {
+    int64_t n_forwards = 0, n_backwards = 0, n_asked = 0;
+    int64_t fail_at = -1;
+
+    other_library() : cf_attention_backend{this, is_taken, run} {}
+
+    static int is_taken(void *user, const cf_attention *a) {
+        static_cast<other_library *>(user)->n_asked++;
+        CHECK(a->n_levels == 0 && a->desc.prefix == 0);
+        return a->desc.n_slices == 1;
+    }
+    static cf_result run(void *user, int backward, const cf_attention *a, const cf_attention_tensors *x,
+                         cf_cuda_stream stream, cf_error *error) {
+        other_library *own = static_cast<other_library *>(user);
+        if (own->n_forwards + own->n_backwards == own->fail_at)
+            return cf_refuse(error, CF_ERROR_DEVICE, "other", -1, "has no plan for this");
+        (backward ? own->n_backwards : own->n_forwards)++;
+        CHECK(x->sinks == nullptr && x->finish == 0);
+        return (backward ? cf_attention_backward : cf_attention_forward)(a, x, stream, error);
+    }
+};
+
+/* Both libraries' passes leave what one's leave; a replay takes the other's outputs. */
+static void check_other(const setting &x, int outputs, bool is_asked, int64_t *n_left) {
+    batch b;
+    std::vector<unsigned char> plain, got;
+    other_library other;
+    if (!b.make(x) || !results_of(x, b, outputs, &plain)) return;
+    model m(x, b, outputs);
+    m.backend = &other;
+    if (!m.prepare() || !m.run(&got)) return;
+    CHECK(got == plain);
+    CHECK((other.n_forwards > 0 && other.n_backwards > 0) == is_asked);
+    CHECK(other.n_asked >= other.n_forwards + other.n_backwards);
+    *n_left += other.n_asked - other.n_forwards - other.n_backwards;
+}
+
+TEST(another_library) {
+    setting x;
+    int64_t n_left = 0;
+    check_other(x, 0, true, &n_left);
+    CHECK(n_left > 0);
+    check_other(x, 1, true, &n_left);
+    x.block_rows = 12;
+    check_other(x, 2, true, &n_left); /* the first chunk of a chain, whose prefix is none */
+    x.sinks = true;
+    check_other(x, 0, false, &n_left);
+    x = setting();
+    x.lengths = {52, 55, 60, 50, 20};
+    x.shared = {{0, 0}, {0, 48}, {0, 48}, {1, 49}, {0, 0}};
+    x.chunk_size = 24;
+    check_other(x, 0, true, &n_left); /* only the root's chunks and the rest */
+}
+
+TEST(another_library_that_fails) {
+    const setting x;
+    batch b;
+    cf_error error = {};
+    REQUIRE(b.make(x));
+    for (const int64_t fail_at : {0, 9}) {
+        other_library other;
+        model m(x, b, 0);
+        other.fail_at = fail_at;
+        m.backend = &other;
+        REQUIRE(m.prepare() && m.clear());
+        CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_DEVICE);
+        CHECK(strstr(error.text, "has no plan for this") != nullptr);
+        other.takes = nullptr;
+        CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_ARGUMENT);
+        CHECK(strstr(error.text, "backend") != nullptr);
+    }
+}
+
 /* The fused paths, for 16-bit numbers. */
 TEST(fused) {
     setting x;
@@ -637,5 +715,6 @@ TEST(every_call_of_a_run_fails_once) {
 #define EMULATED_CASES
 #endif
 
-SUITE(outputs, CASE(chains), CASE(streams), CASE(trees), CASE(sinks_in_blocks), CASE(fused), CASE(windows),
+SUITE(outputs, CASE(chains), CASE(streams), CASE(trees), CASE(sinks_in_blocks), CASE(another_library),
+      CASE(another_library_that_fails), CASE(fused), CASE(windows),
       CASE(wrong_outputs_are_found), CASE(a_run_that_stops), CASE(bytes), CASE(refusals) EMULATED_CASES);

@@ -69,6 +69,10 @@ if [ "$mode" = emulated ]; then
     export CUDA_EMU_ARCH CUDA_EMU_WGMMA
     gradients "bf16 with wgmma" --attention wgmma --layers 1 --chunk-size 64 --k 2 --synthetic $batch
     unset CUDA_EMU_ARCH CUDA_EMU_WGMMA
+    CUDA_EMU_CUDNN=1
+    export CUDA_EMU_CUDNN
+    gradients "bf16 with cuDNN" --cudnn --layers 1 --chunk-size 64 --synthetic 130,20
+    unset CUDA_EMU_CUDNN
 fi
 # shellcheck disable=SC2086
 gradients "trees" --type fp32 --chunk-size $chunk --synthetic $trees

@@ -4,11 +4,13 @@
        CUDA_EMU_SEED=N          the device's work in a random order with this seed
        CUDA_EMU_ARCH=90         another architecture
        CUDA_EMU_WGMMA=1         a run without a product of wgmma fails
+       CUDA_EMU_CUDNN=1         a run without attention by cuDNN fails
        CUDA_EMU_FAIL_CALL=N     the N-th call fails
        CUDA_EMU_MEMORY=N        bytes that the device has
 
    A fault that was counted, or something that was not given back, turns success into failure. */
 
+#define TRAIN_CUDNN /* tests/emulation/cudnn_frontend.h */
 #define main train_cuda_main
 #include "../../examples/train_cuda.cu"
 #undef main
@@ -32,6 +34,10 @@ int main(int argc, char **argv) {
     }
     if (code == 0 && asked("CUDA_EMU_WGMMA") && cuda_emu_total().wgmma == 0) {
         fprintf(stderr, "emulation: nothing was multiplied by wgmma\n");
+        return 3;
+    }
+    if (code == 0 && asked("CUDA_EMU_CUDNN") && cudnn_emu_calls == 0) {
+        fprintf(stderr, "emulation: cuDNN was not asked to attend\n");
         return 3;
     }
     const int64_t objects = live.streams + live.events + live.handles;
