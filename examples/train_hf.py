@@ -62,7 +62,7 @@ def main():
     step = chunkflow.torch.Step(model, chunkflow.huggingface.Causal(model), chunk_size=options.chunk_size, k=options.k,
                                 min_shared_prefix=options.share, max_cp=options.max_cp)
     lengths = [len(s) for s in sequences]
-    plan, _ = step.plan(lengths, chunkflow.shared_prefixes_of_tokens(sequences) if options.share else None)
+    plan, _ = step.plan(sequences)
     if rank == 0:
         print(f"{len(lengths)} sequences, the longest of {max(lengths)} tokens, in {plan.n_chunks - plan.n_idle} chunks",
               flush=True)

@@ -77,8 +77,22 @@ class Small(nn.Module):
         return self.head(hidden) if x.keep else None, own
 
 
+def small_losses(module, s):
+    """Cross entropies of a whole sequence's targets, with attention by scaled_dot_product_attention itself."""
+    tokens, turn = torch.as_tensor(s), torch.arange(len(s)).double()[:, None] / torch.tensor([1.0, 10.0]).double()
+    hidden = module.words(tokens)
+    for layer in module.layers:
+        q, k, v = (y.reshape(len(s), -1, 4).transpose(0, 1) for y in layer["qkv"](hidden).split([16, 8, 8], 1))
+        q, k = (torch.view_as_complex(torch.stack([y[..., :2], y[..., 2:]], -1)) for y in (q, k))
+        q, k = (torch.view_as_real(y * torch.polar(torch.ones_like(turn), turn)) for y in (q, k))
+        q, k = (torch.cat([y[..., 0], y[..., 1]], -1) for y in (q, k))
+        rows = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)
+        hidden = hidden + layer["out"](rows[0].transpose(0, 1).reshape(len(s), 16))
+    return F.cross_entropy(module.head(hidden[:-1]), tokens[1:], reduction="none")
+
+
 def small_alone(module, sequences, weights=None, ignored=None):
-    """Attention over whole sequences, one at a time, by scaled_dot_product_attention itself."""
+    """The loss of whole sequences, one at a time, and its gradients."""
     total = 0.0
     wanted = [np.ones(len(s), bool) if ignored is None or ignored[i] is None else ~np.asarray(ignored[i], bool)
               for i, s in enumerate(sequences)]
@@ -86,16 +100,7 @@ def small_alone(module, sequences, weights=None, ignored=None):
     for i, s in enumerate(sequences):
         if len(s) < 2:
             continue
-        tokens, turn = torch.as_tensor(s), torch.arange(len(s)).double()[:, None] / torch.tensor([1.0, 10.0]).double()
-        hidden = module.words(tokens)
-        for layer in module.layers:
-            q, k, v = (y.reshape(len(s), -1, 4).transpose(0, 1) for y in layer["qkv"](hidden).split([16, 8, 8], 1))
-            q, k = (torch.view_as_complex(torch.stack([y[..., :2], y[..., 2:]], -1)) for y in (q, k))
-            q, k = (torch.view_as_real(y * torch.polar(torch.ones_like(turn), turn)) for y in (q, k))
-            q, k = (torch.cat([y[..., 0], y[..., 1]], -1) for y in (q, k))
-            rows = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)
-            hidden = hidden + layer["out"](rows[0].transpose(0, 1).reshape(len(s), 16))
-        losses = F.cross_entropy(module.head(hidden[:-1]), tokens[1:], reduction="none")
+        losses = small_losses(module, s)
         loss = losses[torch.from_numpy(wanted[i][1:])].sum() * (1 / n if weights is None else weights[i])
         loss.backward()
         total += loss.item()
@@ -139,7 +144,8 @@ def test_own_module():
         return (logits.square().mean(1) * x.weights).sum()
     for bad, words in (([[5, 1.5]], "sequences[0]: wanted one row of whole numbers"),
                        ("ab", "sequences: wanted the tokens of each sequence"),
-                       ([[3], [4, -100]], "sequences[1]: wanted numbers of tokens, got -100 at 1")):
+                       ([[3], [4, -100]], "sequences[1]: wanted numbers of tokens, got -100 at 1"),
+                       (torch.ones(1, 3).long(), "sequences: got one tensor of shape (1, 3), whose padding")):
         try:
             what = f"taken, {Step(module, module, chunk_size=32)(bad)}"
         except (TypeError, ValueError) as why:
@@ -179,6 +185,8 @@ def test_wrong_types():
              ("step.log_probs", Step(**own).log_probs, inspect.signature(Step.log_probs), {"sequences": sequences}),
              ("Batch", chunkflow.torch.Batch, inspect.signature(chunkflow.torch.Batch),
               {"forward": module, "plan": plan, "sequences": sequences}),
+             ("unpad", chunkflow.torch.unpad, inspect.signature(chunkflow.torch.unpad),
+              {name: torch.ones(2, 3).long() for name in ("input_ids", "attention_mask", "labels")}),
              ("attention", attention, inspect.signature(attention),
               {"query": rows, "key": rows, "value": rows, "cu_q": cu, "cu_k": cu, "max_q": 7, "max_k": 7}),
              ("microbatches", chunkflow.torch.microbatches, inspect.signature(chunkflow.torch.microbatches),
@@ -581,9 +589,18 @@ def test_odd_batches():
         worst = max(chunked_against_plain(model, sequences, k) for k in (1, 2))
         check("lengths 40, 0, 3, 0", worst <= TOLERANCE, f"{worst:.1e}")
         step = Step(model, Causal(model), chunk_size=CHUNK)
-        loss = step(sequences, ignored=[np.ones(len(s), bool) for s in sequences])
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            loss = step(sequences, ignored=[np.ones(len(s), bool) for s in sequences]) + step([])
         most = max((float(g.abs().max()) for g in gradients(model).values()), default=0.0)
-        check("all targets ignored", loss == 0.0 and most == 0.0, f"loss {loss}, largest gradient {most}")
+        said = [str(w.message) for w in seen if w.filename == __file__]
+        check("all targets ignored, and no sequences", loss == 0.0 and most == 0.0 and len(said) == 2
+              and "no token of this batch is a target" in said[0], f"loss {loss}, largest gradient {most}; {said}")
+        try:
+            what = f"taken, {step([[3, 4], [5, 97, 6]])}"
+        except ValueError as why:
+            what = str(why)
+        check("a token without an embedding", "sequences[1]: the model has embeddings of 97 tokens" in what, what)
         for name, tied, targets in (("the head", False, ["lm_head", "q_proj"]),
                                     ("tied embeddings", True, ["embed_tokens"]),
                                     ("tied embeddings and layers", True, ["embed_tokens", "v_proj"])):
@@ -679,8 +696,7 @@ def advantages_of(group, ignored, seed=4):
 
 
 def shared_rows(step, sequences):
-    plan, _ = step.plan([len(s) for s in sequences], chunkflow.shared_prefixes_of_tokens(sequences))
-    return int(plan.stats()["rows"])
+    return int(step.plan(sequences)[0].stats()["rows"])
 
 
 def compare_grpo(model, sequences, ignored, weights, **options):
@@ -713,7 +729,13 @@ def test_trees():
 
         ids = [np.where(i, s + 1000 * (at % 2), s) for at, (s, i) in enumerate(zip(sequences, ignored))]  # two images
         apart = chunkflow.shared_prefixes_of_tokens(ids)
-        more = int(step.plan([len(s) for s in sequences], apart)[0].stats()["rows"])
+        lengths = [len(s) for s in sequences]
+        more = int(step.plan(lengths, apart)[0].stats()["rows"])
+        try:
+            what = f"planned, {step.plan(lengths)}"
+        except ValueError as why:
+            what = str(why)
+        check("lengths of sequences that share", "step.plan(sequences)" in what, what)
         loss = step(sequences, ignored=ignored, weights=weights)
         got = gradients(model)
         other = step(sequences, ignored=ignored, weights=weights, shared_prefixes=apart)
@@ -822,6 +844,33 @@ def test_trees_own_module():
             small_alone(module, [s], [parts[t]], [np.arange(len(s)) != t])
     worst = differ(got, gradients(module))
     check("a module of one's own, a token counts once", worst <= TOLERANCE, f"{worst:.1e}")
+
+    ignored = [np.arange(len(s)) < len(s) // 3 if i % 3 else None for i, s in enumerate(sequences)]
+    wanted_loss, log_probs = 0.0, [-small_losses(module, s) for s in sequences]
+    old = nn.utils.rnn.pad_sequence([x.detach() for x in log_probs], batch_first=True)
+    old = old + 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(1)).double()
+    signs = torch.tensor(weights)
+
+    def clipped(log_prob, before, sign):
+        ratio = (log_prob - before).exp()
+        return -torch.min(ratio * sign, ratio.clamp(0.8, 1.2) * sign)
+
+    def of_pass(logits, x):
+        at = x.targets_by_sequence()
+        log_prob = logits[at.rows].log_softmax(1).gather(1, at.tokens[:, None])[:, 0]
+        return (at.weights * clipped(log_prob, old[at.sequences, at.positions], signs[at.sequences])).sum()
+    for i, x in enumerate(log_probs):
+        counted = torch.ones(len(x), dtype=torch.bool) if ignored[i] is None else torch.from_numpy(~ignored[i][1:])
+        loss = clipped(x, old[i, :len(x)], signs[i])[counted].sum() / len(x)
+        loss.backward()
+        wanted_loss += loss.item()
+    clipped_wanted, worst = gradients(module), 0.0
+    for least in (0, 1):
+        step = Step(module, module, chunk_size=16, min_shared_prefix=least, loss=of_pass)
+        loss = step(sequences, ignored=ignored, weights=[1 / len(x) for x in log_probs])
+        worst = max(worst, abs(loss / wanted_loss - 1), differ(gradients(module), clipped_wanted))
+        worst = max(worst, *(float((a - b.detach()).abs().max()) for a, b in zip(step.log_probs(sequences), log_probs)))
+    check("a clipped ratio of each token, with and without trees", worst <= TOLERANCE, f"{worst:.1e}")
 
     def one_target(logits, x):
         return chunkflow.torch.cross_entropy(logits, dataclasses.replace(x, more=None))
@@ -962,6 +1011,21 @@ def share_experts(rank, n_ranks, store, results):
                    for key, g in gradients(model).items()}
             error = max(abs(loss / wanted_loss - 1), differ(got, gradients(plain)))
             results.put((rank, f"{way}, experts, {name}", error))
+    step = Step(model, model, chunk_size=CHUNK)
+    for name, mine, words in (
+            ("a sampler's shards", {"sequences": [[3, 4, 5]][:rank] + [[6, 7]]}, "leave the sampler out"),
+            ("other tokens", {"sequences": [[3 + rank, 4]]}, "and rank 1 others"),
+            ("other masks", {"ignored": [[rank, 0, 0]]}, "ignored or weights: on rank 1"),
+            ("other weights", {"weights": [rank]}, "ignored or weights: on rank 1"),
+            ("another chunk_size", {}, "Step's options: on rank 1"),
+            ("a batch that rank 1 refuses", {"sequences": [[3, 4, 5 - 9 * rank]]},
+             "got -4 at 2" if rank else "rank 1 has refused its batch")):
+        step.chunk_size = 2 + rank if "chunk_size" in name else CHUNK
+        try:
+            what = f"taken, {step(**{'sequences': [[3, 4, 5]], **mine})}"
+        except ValueError as why:
+            what = str(why)
+        results.put((rank, f"ranks with {name}", 0.0 if words in what else 1.0))
     dist.destroy_process_group()
 
 
@@ -975,7 +1039,7 @@ def test_unused():
             found.setdefault(name, []).append(error)
     for name, errors in found.items():
         check(name, len(errors) == 2 and max(errors) <= TOLERANCE, f"worst {max(errors):.1e}")
-    check("experts on two ranks", len(found) == 4 * len(UNEVEN), f"{len(found)} runs")
+    check("experts on two ranks", len(found) == 4 * len(UNEVEN) + 6, f"{len(found)} runs")
 
 
 # ---- one sequence on several ranks ----
@@ -1182,6 +1246,9 @@ def test_evaluation():
 
     batch = pad(data(True)[:3])
     left = {name: x.flip(1) for name, x in batch.items()}
+    rows = [(s.tolist(), s.masked_fill(i, -100).tolist()) for s, i in zip(*chunkflow.torch.unpad(**left))]
+    wanted = [(r["input_ids"][::-1], r["labels"][::-1]) for r in data(True)[:3]]
+    check("padding taken off, on the left too", rows == wanted, f"{len(rows)} rows")
     for name, change, words in (("on the left", left, "pad on the right"),
                                 ("with labels", {"labels": batch["labels"].clamp(min=0)}, "labels of padding"),
                                 ("no labels", {"labels": None}, "without labels")):
@@ -1192,7 +1259,7 @@ def test_evaluation():
         what = families.refused(lambda: Trainer(model=tiny("llama"), args=args, chunk_size=CHUNK))
     check("noise of NEFTune", "neftune_noise_alpha" in what, what)
     drops = tiny("gpt2", attn_pdrop=0.1)
-    what = families.refused(lambda: Step(drops, Causal(drops), chunk_size=CHUNK)(batch["input_ids"]))
+    what = families.refused(lambda: Step(drops, Causal(drops), chunk_size=CHUNK)(list(batch["input_ids"])))
     check("dropout in attention", what.startswith("gpt2") and "attn_pdrop" in what, what)
     takes = Causal(torch.compile(tiny("llama")), check=False).takes
     check("a model that torch.compile has wrapped", "past_key_values" in takes, ", ".join(takes))

@@ -436,6 +436,11 @@ class Causal:
         if chunkflow._flag(check, "check"):
             self._check_probe()
 
+    @property
+    def n_words(self) -> int | None:
+        """The number of tokens that have an embedding."""
+        return getattr(self.model.get_input_embeddings(), "num_embeddings", None)
+
     def refuse(self, why: str) -> NoReturn:
         raise Unsupported(why, self.kind)
 

@@ -19,9 +19,9 @@ A chunk that K drops runs forward twice. Its first pass keeps what attention gav
 (`outputs`; see Batch).
 
 All of a batch, every step of what is elsewhere called gradient accumulation, is one call: it is planned as a whole.
-Under torch.distributed every rank gives the whole batch, and each trains its own chunks. Gradients and loss are then
-those of the batch on every rank. With max_cp=N an expensive sequence may be spread over up to N of them, which run in
-step and hand each other K and V, or states, in every layer (`inputs.cp_group`). Step(..., min_shared_prefix=N) computes
+Under torch.distributed every rank gives the same whole batch, which is checked, and each trains its own chunks.
+Gradients and loss are then those of the batch on every rank.
+With max_cp=N an expensive sequence may be spread over up to N of them, which run in step and hand each other K and V, or states, in every layer (`inputs.cp_group`). Step(..., min_shared_prefix=N) computes
 once what sequences have in common from N first tokens on, as answers to one prompt do: K and V of a chunk's prefix then
 come from several places, rows see each other by `inputs.key_ends`, and a row where sequences part has several targets.
 The module may be plain or in DistributedDataParallel (its gradients are summed once a step, without its hooks), or
@@ -32,10 +32,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 import torch
@@ -54,8 +56,8 @@ try:
 except ImportError:
     FSDPModule = ()
 
-__all__ = ["Batch", "Border", "CPGroup", "Inputs", "Step", "attention", "cross_entropy", "microbatch_loss",
-           "microbatches"]
+__all__ = ["Batch", "Border", "CPGroup", "Inputs", "Step", "Targets", "attention", "cross_entropy", "microbatch_loss",
+           "microbatches", "unpad"]
 
 Forward = Callable[["Inputs"], "tuple[Tensor | None, list[Tensor | Border]]"]
 
@@ -146,6 +148,16 @@ class CPGroup:
         return states[self.part] + zero, states[-1]
 
 
+class Targets(NamedTuple):
+    """The targets of all sequences in a pass, one entry for each. Where sequences share a row, it has several."""
+
+    rows: Tensor  # of the pass: whose logits predict the target
+    sequences: Tensor
+    positions: Tensor  # of the row in its sequence; Step.log_probs has the target's log-probability there
+    tokens: Tensor
+    weights: Tensor  # those of the sequences
+
+
 @dataclass
 class Inputs:
     """The rows of one pass; tokens, positions, targets and weights have an entry for each."""
@@ -170,6 +182,13 @@ class Inputs:
     # Only if ranks share the sequence. prefix then has only this rank's rows, from which CPGroup.rows makes the
     # others':
     cp_group: CPGroup | None = None
+    batch: Batch | None = None
+
+    def targets_by_sequence(self) -> Targets:
+        """Returns every target with its sequence, for a loss that weights tokens one by one."""
+        if self.batch is None:
+            raise ValueError("batch: wanted the Inputs of a Batch's or a Step's pass")
+        return self.batch.targets_by_sequence(self.chunk)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -526,14 +545,44 @@ def cross_entropy(logits: Tensor, inputs: Inputs) -> Tensor:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _tokens_of(sequences: Sequence[Any]) -> list[np.ndarray]:
-    """The numbers of each sequence's tokens."""
-    rows = [chunkflow._integers(s.cpu().numpy() if isinstance(s, Tensor) else s, f"sequences[{i}]")
-            for i, s in enumerate(chunkflow._each(sequences, "sequences", "the tokens of each sequence"))]
+def unpad(input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
+          ) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns the sequences of a padded batch, and for each the tokens that are no targets: `sequences` and `ignored`
+    of a step. attention_mask: 0 at padding; labels: the tokens themselves, or -100 where one is no target."""
+    _check_tensor(input_ids, "input_ids")
+    ids = input_ids.cpu()
+    masks = torch.ones_like(ids) if attention_mask is None else attention_mask
+    wanted = ids if labels is None else labels
+    for name, x in (("input_ids", ids), ("attention_mask", masks), ("labels", wanted)):
+        _check_tensor(x, name)
+        if x.ndim != 2 or x.shape != ids.shape:
+            raise ValueError(f"{name}: wanted rows of one length for each sequence, got shape {tuple(x.shape)} beside "
+                             f"input_ids of {tuple(ids.shape)}")
+    sequences, ignored = [], []
+    for i, (row, mask, label) in enumerate(zip(ids, masks.cpu() != 0, wanted.cpu())):
+        tokens, label = row[mask], label[mask]
+        sequences.append(tokens)
+        ignored.append(label == -100)
+        if (label != tokens)[~ignored[-1]].any():
+            raise ValueError(f"labels[{i}]: labels that are not the tokens themselves or -100")
+    return sequences, ignored
+
+
+def _tokens_of(sequences: Sequence[Any], forward: Any, name: str = "sequences") -> list[np.ndarray]:
+    """Returns the numbers of each sequence's tokens. forward: may say how many the model has embeddings for."""
+    if getattr(sequences, "ndim", 1) == 2:
+        raise ValueError(f"{name}: got one tensor of shape {tuple(sequences.shape)}, whose padding would be trained; "
+                         "chunkflow.torch.unpad(input_ids, attention_mask, labels) takes it off")
+    rows = [chunkflow._integers(s.cpu().numpy() if isinstance(s, Tensor) else s, f"{name}[{i}]")
+            for i, s in enumerate(chunkflow._each(sequences, name, "the tokens of each sequence"))]
+    n_words = getattr(forward, "n_words", None)
     for i, row in enumerate(rows):
         if row.size and row.min() < 0:
-            raise ValueError(f"sequences[{i}]: wanted numbers of tokens, got {row.min()} at {row.argmin()}; what is no "
+            raise ValueError(f"{name}[{i}]: wanted numbers of tokens, got {row.min()} at {row.argmin()}; what is no "
                              "target (labels of -100) is told by `ignored`")
+        if row.size and n_words is not None and row.max() >= n_words:
+            raise ValueError(f"{name}[{i}]: the model has embeddings of {n_words} tokens, and {row.max()} at "
+                             f"{row.argmax()} has none")
     return rows
 
 
@@ -549,6 +598,13 @@ def _weights_of(weights: Any, n: int) -> np.ndarray:
         at = int(np.argmin(np.isfinite(found)))
         raise ValueError(f"weights[{at}]: wanted a finite number, got {found[at]}")
     return found
+
+
+def _on_cpu(ignored: Sequence[Any] | None) -> list[Any] | None:
+    """Returns masks that NumPy can read."""
+    return ignored if ignored is None else [
+        mask.cpu() if isinstance(mask, Tensor) else mask
+        for mask in chunkflow._each(ignored, "ignored", "None or a mask for each sequence")]
 
 
 def _check_options(forward: Any, loss: Any, seed: Any, shared_mean: Any, outputs: Any) -> None:
@@ -591,7 +647,7 @@ class Batch:
         share sequences, the process group of this rank's cp group of each number of ranks. outputs: whether a dropped
         chunk's forward keeps attention's outputs, so that its replay does not attend; by default where attention can,
         that is on CPUs and with soft caps or sinks, and True refuses the others by name."""
-        sequences = _tokens_of(sequences)
+        sequences = _tokens_of(sequences, forward)
         lengths = np.array([len(s) for s in sequences], np.int64)
         chunkflow._pointer(plan, chunkflow.Plan, "plan")
         if len(sequences) != plan.n_sequences:
@@ -607,11 +663,12 @@ class Batch:
         for n in set(plan.chains["cp"].tolist()) - {0, *self.cp_groups}:
             raise ValueError(f"the plan has cp groups of {n} ranks, and cp_groups has no process group for them")
         self.forward, self.plan, self.device, self.seed, self.loss_of = forward, plan, device, seed, loss
-        self.ignored, self.shared_mean = ignored, shared_mean
-        self.starts = np.cumsum(lengths) - lengths
+        self.ignored, self.shared_mean = _on_cpu(ignored), shared_mean
+        self.lengths, self.starts = lengths.tolist(), np.cumsum(lengths) - lengths
         self.tokens = np.concatenate([*sequences, np.zeros(1, np.int64)])  # one more, for padding to read
-        self.weights = chunkflow.loss_weights(lengths, ignored=ignored) if weights is None else \
-            _weights_of(weights, len(lengths))
+        mean = chunkflow.loss_weights(lengths, ignored=self.ignored)
+        self.has_targets = bool(mean.any())
+        self.weights = mean if weights is None else _weights_of(weights, len(lengths))
         self.kept: dict[int, tuple[Tensor, list[Tensor], list[Tensor | Border]]] = {}
         self.keeps_outputs, self.outputs = outputs, {}  # of each dropped chunk, for its replay
         self.loss = torch.zeros((), dtype=torch.float64)
@@ -638,7 +695,7 @@ class Batch:
                 about.cu_seqlens_q, about.cu_seqlens_k)
         tokens, positions, targets, weights, cu_q, cu_k = (torch.from_numpy(x).to(self.device) for x in rows)
         inputs = Inputs(chunk, keep, tokens, positions, targets, weights, cu_q, cu_k, about.max_seqlen_q,
-                        about.max_seqlen_k, list(prefix), chunk_size=self.plan.chunk_size)
+                        about.max_seqlen_k, list(prefix), chunk_size=self.plan.chunk_size, batch=self)
         chain = int(self.plan.chunks["chain"][chunk])
         if chain >= 0 and self.plan.chains["cp"][chain] > 0:
             inputs.cp_group = CPGroup(self.plan, chunk, self.cp_groups[int(self.plan.chains["cp"][chain])], self.device)
@@ -651,6 +708,27 @@ class Batch:
                 about.extra_weights
             inputs.more = tuple(torch.from_numpy(x).to(self.device) for x in more)
         return inputs
+
+    def _runs(self, chunk: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yields for each sequence of each slice (sequence, begin, end, row): the tokens from begin to end - 1 lie from
+        that row on, and each has a next token."""
+        first = int(self.plan.chunks["first_slice"][chunk])
+        for at, piece in enumerate(self.plan.slices_of(chunk), first):
+            begin, length, row = (int(piece[name]) for name in ("begin", "length", "offset"))
+            for s in self.plan.sequences_of(at).tolist():
+                yield s, begin, min(begin + length, self.lengths[s] - 1), row
+
+    def targets_by_sequence(self, chunk: int) -> Targets:
+        """Returns every target of a chunk with its sequence."""
+        chunk, found = chunkflow._at(chunk, self.plan.n_chunks, "chunk"), [np.zeros((3, 0), np.int64)]
+        for s, begin, end, row in self._runs(chunk):
+            at = np.arange(begin, end)
+            if self.ignored is not None and self.ignored[s] is not None:
+                at = at[~np.asarray(self.ignored[s], np.bool_)[begin + 1:end + 1]]
+            found.append(np.stack([at - begin + row, np.full_like(at, s), at]))
+        rows, sequences, at = np.concatenate(found, 1)
+        made = rows, sequences, at, self.tokens[self.starts[sequences] + at + 1], self.weights[sequences]
+        return Targets(*(torch.from_numpy(x).to(self.device) for x in made))
 
     def about(self, chunk: int) -> tuple[int, int, int, int]:
         """Chain whose state a chunk is of (-1: none), its place there, and which of the state's rows are its own."""
@@ -848,19 +926,14 @@ class Batch:
         losses that are not linear in a sequence's weight, which is to be found first. Sequences of other ranks have
         zeros."""
         rank = chunkflow._at(rank, self.plan.n_ranks, "rank")
-        ends, plan = [*self.starts[1:], len(self.tokens) - 1], self.plan
-        tokens = [torch.from_numpy(self.tokens[a:b]).to(self.device) for a, b in zip(self.starts, ends)]
-        found = [torch.zeros(max(len(t) - 1, 0), dtype=torch.float64, device=self.device) for t in tokens]
+        plan, tokens = self.plan, torch.from_numpy(self.tokens).to(self.device)
+        found = [torch.zeros(max(n - 1, 0), dtype=torch.float64, device=self.device) for n in self.lengths]
         for chunk in range(rank * plan.chunks_per_rank, (rank + 1) * plan.chunks_per_rank):
             logits, _, _ = self._forward(chunk, True, False)
-            first = int(plan.chunks["first_slice"][chunk])
-            for at, piece in enumerate(plan.slices_of(chunk), first):
-                begin, length, offset = (int(piece[name]) for name in ("begin", "length", "offset"))
-                rows = logits[offset:offset + length]
-                rows = rows.to(torch.promote_types(rows.dtype, torch.float32)).log_softmax(1)
-                for s in plan.sequences_of(at):
-                    next_ones = tokens[s][begin + 1:begin + length + 1]
-                    found[s][begin:begin + length] = rows[:len(next_ones)].gather(1, next_ones[:, None])[:, 0].double()
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(1)
+            for s, begin, end, row in self._runs(chunk):
+                next_ones = tokens[self.starts[s] + begin + 1:self.starts[s] + end + 1, None]
+                found[s][begin:end] = logits[row:row + len(next_ones)].gather(1, next_ones)[:, 0].double()
             above, chain = set(), int(plan.chunks["chain"][chunk])
             while chain >= 0:  # all others are done: a tree's chains come parents first, subtree by subtree
                 above.add(chain)
@@ -951,8 +1024,23 @@ class Step:
             self.n_ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
     @chunkflow._renamed
-    def plan(self, lengths: Sequence[int], shared_prefixes: Any = None) -> tuple[chunkflow.Plan, chunkflow.Schedule]:
-        """The plan of a batch of these lengths (shared_prefixes: see pack), and this rank's order of it."""
+    def plan(self, lengths: Sequence[Any], shared_prefixes: Any = None) -> tuple[chunkflow.Plan, chunkflow.Schedule]:
+        """The plan of a batch, and this rank's order of it. lengths: or the sequences, from which a Step with
+        min_shared_prefix finds what they share; by lengths alone it must be told shared_prefixes (see pack)."""
+        given = chunkflow._each(lengths, "lengths", "lengths, or the tokens of each sequence")
+        if any(getattr(x, "ndim", int(isinstance(x, (list, tuple)))) > 0 for x in given):
+            sequences = _tokens_of(given, self.forward, "lengths")
+            return self._plan([len(s) for s in sequences], self._shared(sequences, shared_prefixes))
+        if shared_prefixes is None and self.min_shared_prefix > 0:
+            raise ValueError("lengths: a Step with min_shared_prefix plans sequences, not their lengths alone: "
+                             "step.plan(sequences), or give shared_prefixes")
+        return self._plan(given, shared_prefixes)
+
+    def _shared(self, sequences: list[np.ndarray], shared_prefixes: Any) -> Any:
+        found = shared_prefixes is None and self.min_shared_prefix > 0
+        return chunkflow.shared_prefixes_of_tokens(sequences) if found else shared_prefixes
+
+    def _plan(self, lengths: Sequence[int], shared_prefixes: Any) -> tuple[chunkflow.Plan, chunkflow.Schedule]:
         options = self.options
         if shared_prefixes is not None:
             options = {**options, "shared_prefixes": shared_prefixes, "min_shared_prefix": self.min_shared_prefix,
@@ -961,6 +1049,44 @@ class Step:
         if self.in_step:
             return plan, plan.lockstep_schedule(plan.lockstep_plan(options.get("cost")).schedule(k=self.k), self.rank)
         return plan, plan.schedule(k=self.k, rank=self.rank)
+
+    def _summary(self, plan: chunkflow.Plan, sequences: list[np.ndarray], ignored: Sequence[Any] | None, weights: Any
+                 ) -> list[int]:
+        """Returns numbers that are equal on all ranks if these are: counts, and hashes of tokens, targets and plan."""
+        def digest(arrays: Iterator[np.ndarray]) -> int:
+            made = hashlib.blake2b(digest_size=7)
+            for x in arrays:
+                made.update(len(x).to_bytes(8, "little") + x.tobytes())
+            return int.from_bytes(made.digest(), "little")
+
+        masks = [None] * len(sequences) if ignored is None else _on_cpu(ignored)
+        masks = (np.zeros(len(s), np.bool_) if m is None else chunkflow._numbers(m, "ignored").astype(np.bool_).ravel()
+                 for s, m in zip(sequences, masks))
+        of_targets = [] if weights is None else [_weights_of(weights, len(sequences))]
+        options = np.array([self.shared_mean, self.k if self.in_step else 0])
+        columns = (table[name] for table in (plan.slices, plan.chunks) if table is not None
+                   for name in table.dtype.names)
+        return [len(sequences), sum(map(len, sequences)), digest(iter(sequences)), digest((*of_targets, *masks)),
+                digest((options, *columns))]
+
+    def _compare_ranks(self, own: list[int]) -> None:
+        """Refuses, on all ranks alike, a batch that is not the same on all of them. own: its summary, or fewer numbers
+        where this rank has refused it already."""
+        own = own + [-1] * (5 - len(own))
+        mine = torch.tensor(own, dtype=torch.int64, device=next(self.module.parameters()).device)
+        found = [torch.empty_like(mine) for _ in range(self.n_ranks)]
+        dist.all_gather(found, mine, group=self.group)
+        first, *others = (x.tolist() for x in found)
+        for rank, other in enumerate(others, 1):
+            if -1 in first + other:
+                raise ValueError(f"sequences: rank {rank if -1 in other else 0} has refused its batch")
+            if first[:3] != other[:3]:
+                raise ValueError(f"sequences: rank 0 has {first[0]} of {first[1]} tokens, and rank {rank} others: "
+                                 f"{other[0]} of {other[1]} tokens. Every rank gives the whole batch, and runs its own "
+                                 "chunks of it: leave the sampler out, or gather what it has dealt out")
+            if first != other:
+                what = "ignored or weights" if first[3] != other[3] else "Step's options"
+                raise ValueError(f"{what}: on rank {rank} not what rank 0 has; every rank gives the same")
 
     def _form_cp_groups(self, plan: chunkflow.Plan) -> None:
         """Makes the process groups that a plan needs beside those of batches before; all ranks come here together."""
@@ -971,10 +1097,17 @@ class Step:
 
     def _batch(self, sequences: Sequence[Any], ignored: Sequence[Any] | None = None, weights: Any = None,
                shared_prefixes: Any = None) -> tuple[chunkflow.Plan, chunkflow.Schedule, Batch]:
-        sequences = _tokens_of(sequences)
-        if shared_prefixes is None and self.min_shared_prefix > 0:
-            shared_prefixes = chunkflow.shared_prefixes_of_tokens(sequences)
-        plan, schedule = self.plan([len(s) for s in sequences], shared_prefixes)
+        try:
+            sequences = _tokens_of(sequences, self.forward)
+            plan, schedule = self._plan([len(s) for s in sequences], self._shared(sequences, shared_prefixes))
+            summary = self._summary(plan, sequences, ignored, weights) if self.n_ranks > 1 else []
+        except Exception:
+            if self.n_ranks > 1:
+                with contextlib.suppress(ValueError):  # the others learn of it, and do not wait
+                    self._compare_ranks([])
+            raise
+        if self.n_ranks > 1:
+            self._compare_ranks(summary)
         self._form_cp_groups(plan)
         device = next(self.module.parameters()).device
         return plan, schedule, Batch(self.forward, plan, sequences, device, weights=weights, ignored=ignored,
@@ -995,11 +1128,14 @@ class Step:
     def __call__(self, sequences: Sequence[Any], ignored: Sequence[Any] | None = None, weights: Any = None,
                  shared_prefixes: Any = None) -> float:
         """ignored and weights: see Batch; shared_prefixes: see chunkflow.pack, in place of what equal tokens say. The
-        seed of dropout goes on by one for each batch."""
+        seed of dropout goes on by one for each batch. Without targets the loss is 0.0, with a warning."""
         if not torch.is_grad_enabled():
             raise RuntimeError("a step under torch.no_grad() or torch.inference_mode() has no gradients; "
                                "step.log_probs(sequences) runs forwards alone")
         plan, schedule, batch = self._batch(sequences, ignored, weights, shared_prefixes)
+        if not batch.has_targets:
+            warnings.warn("no token of this batch is a target: its loss is 0.0, and it adds nothing to gradients",
+                          stacklevel=3)
         if plan.n_chunks == 0:
             return 0.0
         device = batch.device

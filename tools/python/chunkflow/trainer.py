@@ -23,15 +23,14 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import transformers
 
 from .huggingface import Causal, Unsupported
-from .torch import Step
+from .torch import Step, unpad
 
-__all__ = ["Chunked", "Trainer"]
+__all__ = ["Chunked", "Trainer", "UnsupportedData", "UnsupportedOption"]
 
 
 class Chunked:
@@ -60,28 +59,29 @@ class Chunked:
     def _refuse(self, asked: bool) -> None:
         """Refuses options that chunks cannot give. asked: the model's config asks for the routers' balance loss."""
         if self.label_smoother is not None or self.compute_loss_func is not None:
-            raise _Option("label smoothing and compute_loss_func: the loss is the weighted cross entropy")
+            raise UnsupportedOption("label smoothing and compute_loss_func: the loss is the weighted cross entropy")
         self._refuse_loss()
         if getattr(self.args, "loss_type", None) not in (None, "nll", "chunked_nll"):
-            raise _Option(f"loss_type {self.args.loss_type}: the loss is the weighted cross entropy")
+            raise UnsupportedOption(f"loss_type {self.args.loss_type}: the loss is the weighted cross entropy")
         if getattr(self, "aux_loss_enabled", False) and (asked or self.args.router_aux_loss_coef is not None):
-            raise _Option("a balance loss of routers, which is one over a whole batch: train with "
-                          "router_aux_loss_coef=0.0, and output_router_logits=False in the model's config")
+            raise UnsupportedOption("a balance loss of routers, which is one over a whole batch: train with "
+                                    "router_aux_loss_coef=0.0, and output_router_logits=False in the model's config")
         if getattr(self.args, "packing", False) or getattr(self.args, "padding_free", False):
-            raise _Option("packing and padding_free: chunks pack sequences themselves")
+            raise UnsupportedOption("packing and padding_free: chunks pack sequences themselves")
         if self.args.fp16:
-            raise _Option("fp16, whose losses are scaled: use bf16")
+            raise UnsupportedOption("fp16, whose losses are scaled: use bf16")
         if getattr(self.args, "neftune_noise_alpha", None) is not None:
-            raise _Option("neftune_noise_alpha, whose noise depends on how long the rows of a call are")
+            raise UnsupportedOption("neftune_noise_alpha, whose noise depends on how long the rows of a call are")
 
     def _refuse_loss(self) -> None:
         """Refuses a compute_loss of one's own, which would never be called."""
         owner = next(c for c in type(self).__mro__ if "compute_loss" in vars(c))
         known = f"{owner.__module__.partition('.')[0]}.{owner.__name__}" in ("transformers.Trainer", "trl.SFTTrainer")
         if not known or "compute_loss" in vars(self):
-            raise _Option(f"compute_loss of {owner.__name__ if not known else 'this trainer'}, which chunks never "
-                          "call: the loss is the weighted cross entropy. Other losses, as of DPO and GRPO, take "
-                          "chunkflow.torch.Step in a loop of your own, with weights or loss")
+            owned = owner.__name__ if not known else "this trainer"
+            raise UnsupportedOption(f"compute_loss of {owned}, which chunks never call: the loss is the weighted cross "
+                                    "entropy. Other losses, as of DPO and GRPO, take chunkflow.torch.Step in a loop of "
+                                    "your own, with weights or loss")
 
     def _switch_off(self) -> None:
         """Takes back options that trainers switch on by themselves."""
@@ -137,7 +137,7 @@ class Chunked:
                                                        for row in _rows(inputs)])
         with torch.no_grad(), self.accelerator.autocast():
             found = self._step_of(model).log_probs(tokens)
-        losses = [x[torch.from_numpy(~i[1:]).to(x.device)].sum() * -w for x, i, w in zip(found, ignored, weights)]
+        losses = [x[~i[1:].to(x.device)].sum() * -w for x, i, w in zip(found, ignored, weights)]
         return torch.stack(losses).sum(), None, None
 
     def _divisor(self, inputs: dict[str, Any], num_items_in_batch: Any, steps: int) -> float:
@@ -167,14 +167,14 @@ class Chunked:
         return [x[0] for x in batch], [x[1] for x in batch], [x[2] for x in batch]
 
 
-class _Option(Unsupported):
+class UnsupportedOption(Unsupported, ValueError):
     """An option of the trainer's that chunks cannot give."""
 
     def __init__(self, why: str):
         super().__init__(why, "with this option of the trainer a model")
 
 
-class _Data(Unsupported):
+class UnsupportedData(Unsupported, ValueError):
     """A micro-batch that chunks cannot be made of."""
 
     def __init__(self, why: str):
@@ -192,26 +192,22 @@ def _rows(inputs: dict[str, Any]) -> list[tuple[Any, Any]]:
     """The sequences of a collated micro-batch, and which of their tokens are no targets."""
     others = set(inputs) - {"input_ids", "labels", "attention_mask"}
     if others:
-        raise _Data(f"micro-batches with {', '.join(sorted(others))}: chunks are made of tokens and labels "
-                    "alone, so the collator must leave that out")
+        raise UnsupportedData(f"micro-batches with {', '.join(sorted(others))}: chunks are made of tokens and labels "
+                              "alone, so the collator must leave that out")
     if inputs.get("labels") is None:
-        raise _Data("micro-batches without labels: the collator must make them (-100: no target)")
-    made = []
-    for i, tokens in enumerate(inputs["input_ids"].cpu()):
-        labels = inputs["labels"][i].cpu()
-        mask = torch.ones_like(tokens) if "attention_mask" not in inputs else inputs["attention_mask"][i].cpu()
-        if mask.shape != tokens.shape or not torch.equal(mask != 0, torch.arange(len(tokens)) < (mask != 0).sum()):
-            raise _Data("an attention_mask that is not ones and then zeros: pad on the right (the tokenizer's "
-                        "padding_side), for behind padding on the left plain training has targets and positions of its "
-                        "own")
-        if (labels[mask == 0] != -100).any():
-            raise _Data("labels of padding that are not -100")
-        tokens, labels = tokens[mask != 0], labels[mask != 0]
-        ignored = labels == -100
-        if not torch.equal(tokens[~ignored], labels[~ignored]):
-            raise _Data("labels that are not the tokens themselves or -100")
-        made.append((tokens.numpy(), ignored.numpy()))
-    return made
+        raise UnsupportedData("micro-batches without labels: the collator must make them (-100: no target)")
+    tokens, labels = inputs["input_ids"].cpu(), inputs["labels"].cpu()
+    mask = inputs["attention_mask"].cpu() != 0 if "attention_mask" in inputs else torch.ones_like(tokens) != 0
+    if mask.shape != tokens.shape or not torch.equal(mask, torch.arange(tokens.shape[1]) < mask.sum(1, keepdim=True)):
+        raise UnsupportedData("an attention_mask that is not ones and then zeros: pad on the right (the tokenizer's "
+                              "padding_side), for behind padding on the left plain training has targets and positions "
+                              "of its own")
+    if (labels[~mask] != -100).any():
+        raise UnsupportedData("labels of padding that are not -100")
+    try:
+        return list(zip(*unpad(tokens, mask, labels)))
+    except ValueError as why:
+        raise UnsupportedData(str(why)) from None
 
 
 class Trainer(Chunked, transformers.Trainer):
