@@ -57,8 +57,8 @@
    layer's out and lse. In the R, cf_layer_attention_forward returns these.
 
    It has run on one device, an H200 (tools/bench/results/h200.txt). Not yet run on a device: the choice of wgmma by
-   AUTO, two stages of Q in its forward, cf_layer_attention_*, kept outputs, sinks, and cf_attention_add. Tile sizes follow the published
-   tuning of such kernels on sm_80. Registers and shared memory are stated at each kernel.
+   AUTO, two stages of Q in its forward, cf_layer_attention_*, kept outputs, sinks, and cf_attention_add. Tile sizes
+   follow the published tuning of such kernels on sm_80. Registers and shared memory are stated at each kernel.
 
    The same file compiles as C++ against a host emulation of CUDA (tests/emulation), which defines
    CHUNKFLOW_CUDA_EMULATION. Only >>device knows of it. */
