@@ -399,9 +399,9 @@ typedef struct cf_tune_desc {
                                        paper, plus what groups gather; `cost` and `cp_row_seconds` are the estimate's.
                                        Needs a model and a gpu, without timing and shared
                                        prefixes. lockstep: all ranks run in step. With a model they do in splits with
-                                       ZeRO 3, or with experts over GPUs, where every pass has collectives; but with
-                                       shared prefixes they run free. Memory is then that of the columns, and a little
-                                       more than that of any rank */
+                                       ZeRO 3, or with experts over GPUs, where every pass has collectives; such splits
+                                       are not tried with shared prefixes, which ranks in step cannot have. Memory is
+                                       then that of the columns, and a little more than that of any rank */
     const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K and the longest sequence (rounded up to a
                                        multiple of pack.align), the smallest size that splits nothing. Without n_exact,
                                        sizes between these are also tried, for the best split only (n_even) */
@@ -1813,15 +1813,28 @@ static int64_t cft__add_cp_groups(const cf_tune_desc *desc, const cf_parallel *s
     return n;
 }
 
+/* Returns whether ranks of a split meet in every pass: with ZeRO 3 they gather parameters, with experts over GPUs they
+   exchange rows. */
+static int cft__meets(const cf_tune_desc *desc, const cf_parallel *split) {
+    return desc->model != NULL && split->dp > 1 && (split->zero > 2 || split->ep > 1);
+}
+
+/* Returns whether sequences may share prefixes. Trees have no columns, so their ranks cannot run in step. */
+static int cft__shares(const cf_tune_desc *desc) {
+    return desc->pack.shared_prefixes != NULL && desc->pack.min_shared_prefix < INT64_MAX;
+}
+
 /* Adds a split with each ZeRO level that is searched for: 2 and 3 without a pipeline, but only 3 if parameters lie in
-   host memory. */
+   host memory. Where prefixes are shared, ranks do not meet. */
 static int64_t cft__add_split(const cf_tune_desc *desc, const cf_parallel *split, cf_tuning *out, int64_t n) {
     cf_parallel level = *split;
-    int64_t last;
-    if (!cft__searches_zero(desc)) return cft__add_cp_groups(desc, split, out, n);
-    level.zero = desc->memory.offload & CF_OFFLOAD_PARAMETERS ? 3 : 1;
-    last = split->pp == 1 && split->dp > 1 ? 3 : level.zero;
-    for (; level.zero <= last; level.zero++) n = cft__add_cp_groups(desc, &level, out, n);
+    int64_t last = split->zero;
+    if (cft__searches_zero(desc)) {
+        level.zero = desc->memory.offload & CF_OFFLOAD_PARAMETERS ? 3 : 1;
+        last = split->pp == 1 && split->dp > 1 ? 3 : level.zero;
+    }
+    for (; level.zero <= last; level.zero++)
+        if (!cft__shares(desc) || !cft__meets(desc, &level)) n = cft__add_cp_groups(desc, &level, out, n);
     return n;
 }
 
@@ -1942,6 +1955,20 @@ static cf_result cft__check_costs(const cf_tune_desc *desc, cf_error *error) {
     if (desc->timing != NULL && desc->n_gpus > 0)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "timing", -1, "is for one split, so n_gpus cannot be searched");
     return CF_OK;
+}
+
+/* Refuses what ranks of trees cannot do. */
+static cf_result cft__check_shares(const cf_tune_desc *desc, cf_error *error) {
+    cf_parallel most = desc->parallel;
+    if (desc->pack.shared_prefixes != NULL && desc->pack.max_cp > 1)
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "pack.max_cp", -1, "trees are not spread over several ranks");
+    if (!cft__shares(desc)) return CF_OK;
+    if (desc->pack.lockstep)
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "pack.lockstep", -1, "trees are not laid out for ranks in step");
+    if (most.dp == 0) most.dp = desc->n_gpus;
+    if (!cft__meets(desc, &most)) return CF_OK;
+    return cf_refuse(error, CF_ERROR_ARGUMENT, most.zero > 2 ? "parallel.zero" : "parallel.ep", -1,
+                     "needs ranks in step, for which trees are not laid out");
 }
 
 /* Checks a model's split, or the part of it that is given. */
@@ -2128,12 +2155,11 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     CFT__TRY(cft__range(t->desc.context, 0, CF_MAX_LENGTH, CF_ERROR_LIMIT, "context", -1, error));
     if (!(t->desc.tolerance < 0)) CFT__TRY(cft__check_time(t->desc.tolerance, "tolerance", error));
     CFT__TRY(cft__range(t->desc.max_tries, 0, INT64_MAX, CF_ERROR_LIMIT, "max_tries", -1, error));
+    CFT__TRY(cft__check_shares(&t->desc, error));
     if (desc->model == NULL && desc->bytes != NULL) CFT__TRY(cft__check_bytes(&t->desc, error));
     else CFT__TRY(cft__check_split(&t->desc, error));
     CFT__TRY(cft__check_needs(desc, error));
     CFT__TRY(cft__range(t->desc.pack.max_cp, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "pack.max_cp", -1, error));
-    if (t->desc.pack.max_cp > 1 && t->desc.pack.shared_prefixes != NULL)
-        return cf_refuse(error, CF_ERROR_ARGUMENT, "pack.max_cp", -1, "trees are not spread over several ranks");
     CFT__TRY(cft__check_lists(&t->desc, error));
     CFT__TRY(cft__check_costs(&t->desc, error));
     CFT__TRY(cft__check_memory(&t->desc, error));
@@ -2278,12 +2304,9 @@ static void cft__free_plans(cft__tuner *t) {
     t->plan = t->packed = NULL;
 }
 
-/* Returns whether all ranks of the current split run in step: in every pass, those of cp groups exchange state, with
-   ZeRO 3 they gather parameters, and with experts over GPUs they exchange rows. Trees have no columns. */
+/* Returns whether all ranks of the current split run in step: they meet in every pass, or cp groups exchange state. */
 static int cft__in_step(const cft__tuner *t, int64_t max_cp) {
-    int meets = t->desc.model != NULL && (t->split.zero > 2 || t->split.ep > 1);
-    if (max_cp > 1) return 1;
-    return (meets || t->desc.pack.lockstep) && t->split.dp > 1 && t->desc.pack.shared_prefixes == NULL;
+    return max_cp > 1 || (t->desc.pack.lockstep && t->split.dp > 1) || cft__meets(&t->desc, &t->split);
 }
 
 /* Replaces t->plan by its columns, because its ranks run in step. The plan itself is then t->packed. */
@@ -2305,8 +2328,12 @@ static cf_result cft__pack_batch(cft__tuner *t, const cf_tune_candidate *c, int6
     desc.lockstep = c->in_step && desc.method != CF_PACK_NEXT_FIT;
     desc.n_ranks = t->split.dp;
     desc.allocator = &t->allocator;
-    desc.shared_prefixes = t->tuning->shared_prefixes != NULL ? &t->tuning->shared_prefixes[batch * t->desc.batch]
-                           : NULL;
+    if (t->tuning->shared_prefixes != NULL && c->in_step) { /* nothing is shared: trees only say what is drawn together */
+        desc.shared_prefixes = NULL;
+        desc.min_shared_prefix = desc.no_copies = 0;
+    } else if (t->tuning->shared_prefixes != NULL) {
+        desc.shared_prefixes = &t->tuning->shared_prefixes[batch * t->desc.batch];
+    }
     cft__free_plans(t);
     CFT__TRY(cf_pack(&t->tuning->batches[batch * t->desc.batch], t->desc.batch, &desc, &t->plan, t->error));
     return c->in_step ? cft__take_columns(t) : CF_OK;

@@ -1681,6 +1681,13 @@ TEST(bad_descriptions) {
     refuse(&f, CF_ERROR_ARGUMENT, "memory.unfused_attention", 0);
     f.desc.memory.runtime_bytes = -1;
     refuse(&f, CF_ERROR_ARGUMENT, "runtime_bytes", 1);
+    fixture_plant(&f, 1);
+    f.desc.parallel.dp = 2;
+    f.desc.parallel.zero = 3;
+    refuse(&f, CF_ERROR_ARGUMENT, "parallel.zero", 0);
+    fixture_plant(&f, 1);
+    f.desc.pack.lockstep = 1;
+    refuse(&f, CF_ERROR_ARGUMENT, "pack.lockstep", 0);
     f.desc.n_gpus = 8; /* pp is 3 */
     refuse(&f, CF_ERROR_ARGUMENT, "n_gpus", 9);
     f.desc.n_gpus = 3;

@@ -658,11 +658,9 @@ static int run(const void *given, char **operands, int n_operands) {
     code = table_check("compare", t.asked->tsv, "--json", t.asked->json);
     if (code == CLI_OK) code = pipeline_open("compare", &t.asked->pipeline, t.asked->packing.ranks, &t.pipe);
     if (code != CLI_OK) return code;
-    code = pipeline_price_cp(&t.pipe, &priced);
     t.pipe.every_rank = t.asked->pipeline.rank < 0;
-    if (code == CLI_OK) code = packing_make(&priced, operands[0], &t.packed);
+    code = pipeline_pack(&t.pipe, &priced, operands[0], &t.packed);
     if (code == CLI_OK) {
-        pipeline_take_cp(&t.pipe, t.packed.plan);
         code = compare(&t);
         free(t.rows);
         free(t.paper_peaks);

@@ -740,9 +740,7 @@ static int run(const void *given, char **operands, int n_operands) {
     if (pipeline_asked.model.stage_layers) pipeline_asked.model.n_virtual = asked->n_virtual; /* whose layers they are */
     if (code == CLI_OK) code = pipeline_open("plan", &pipeline_asked, asked->packing.ranks, &made.pipe);
     if (code != CLI_OK) return code;
-    code = pipeline_price_cp(&made.pipe, &priced);
-    if (code == CLI_OK) code = packing_make(&priced, operands[0], &made.packed);
-    if (code == CLI_OK) pipeline_take_cp(&made.pipe, made.packed.plan);
+    code = pipeline_pack(&made.pipe, &priced, operands[0], &made.packed);
     if (code == CLI_OK && made.pipe.lockstep &&
         pipeline_columns(&made.pipe, made.packed.plan, &made.columns, &error) != CF_OK)
         code = cli_error(&error, NULL);

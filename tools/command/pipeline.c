@@ -398,6 +398,18 @@ int pipeline_price_cp(pipeline *p, packing_options *how) {
 
 void pipeline_take_cp(pipeline *p, const cf_plan *plan) { (void)packing_cp_groups(plan, &p->memory.gathered); }
 
+int pipeline_pack(pipeline *p, packing_options *how, const char *path, packing *out) {
+    const cf_parallel *split = &p->model.parallel;
+    int code = pipeline_price_cp(p, how);
+
+    if (code == CLI_OK) code = packing_make(how, path, out);
+    if (code != CLI_OK) return code;
+    pipeline_take_cp(p, out->plan);
+    if (!out->shares || !p->has_model || split->dp < 2 || (split->zero < 3 && split->ep < 2)) return CLI_OK;
+    packing_free(out);
+    return cli_wrong("%s: needs ranks in step, for which trees are not laid out", split->zero > 2 ? "--zero" : "--ep");
+}
+
 void pipeline_costs_free(pipeline_costs *costs) {
     free(costs->stages);
     costs->stages = NULL;

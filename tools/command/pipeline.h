@@ -157,6 +157,10 @@ void pipeline_close(pipeline *p);
 int pipeline_price_cp(pipeline *p, packing_options *how);
 void pipeline_take_cp(pipeline *p, const cf_plan *plan);
 
+/* Packs a file between these two. Refuses trees on ranks that must run in step. Returns an exit code; after CLI_OK call
+   packing_free. */
+int pipeline_pack(pipeline *p, packing_options *how, const char *path, packing *out);
+
 /* The costs of the passes of a case. */
 typedef struct pipeline_costs {
     cf_timing timing;

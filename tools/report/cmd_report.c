@@ -266,9 +266,7 @@ static int run(const void *given, char **operands, int n_operands) {
     if (code != CLI_OK) return code;
     m.priced = m.asked->packing;
     m.pipe.every_rank = m.asked->pipeline.rank < 0 && !m.asked->measured;
-    code = pipeline_price_cp(&m.pipe, &m.priced);
-    if (code == CLI_OK) code = packing_make(&m.priced, operands[0], &m.packed);
-    if (code == CLI_OK) pipeline_take_cp(&m.pipe, m.packed.plan);
+    code = pipeline_pack(&m.pipe, &m.priced, operands[0], &m.packed);
     progress_begin("reporting");
     if (code == CLI_OK) code = make(&m);
     progress_end();

@@ -901,12 +901,6 @@ static int print_infeasible(const cf_tuning *tuning) {
     return code;
 }
 
-/* Returns whether a candidate's ranks meet in every pass, but are timed as if they ran free. */
-static int tune_meets_free(const cf_tuning *tuning, const cf_tune_candidate *c) {
-    const cf_parallel *p = &tuning->splits[c->split];
-    return !c->in_step && p->dp > 1 && (p->zero == 3 || p->ep > 1);
-}
-
 /* Prints the answer in one line: whether chunks pay here. */
 static void print_verdict(const cf_tuning *tuning, const baseline_tuned *base) {
     const cf_tune_candidate *c = &tuning->candidates[tuning->winner];
@@ -921,9 +915,6 @@ static void print_verdict(const cf_tuning *tuning, const baseline_tuned *base) {
     if (ratio > 0)
         printf(" (%s and %s s)", pipeline_estimate(c->seconds), pipeline_estimate(base->best.seconds));
     putchar('\n');
-    if (tune_meets_free(tuning, c))
-        puts("                  Times are of ranks that run free, because trees are not laid out for ranks in step. Where\n"
-             "                  every pass has collectives, as with FSDP and experts, an iteration takes longer.");
 }
 
 static int print_tuning(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base,
