@@ -24,7 +24,7 @@
 #   make bench-record LENGTHS=FILE   the tables that README and tools/bench/results quote, made anew
 #   make build/executor_cuda    the CUDA example, with nvcc; NCCL=1: also a process a stage
 #   make build/train_cuda       the trainer of real model shapes on one GPU, with nvcc; CUDNN=1: --cudnn, too
-#   make release    the archive that people vendor: both headers, the .cu, licence, checksums
+#   make release    the archive that people vendor: both headers, the .cu, how to use them, checksums
 #   make install    headers, command, manual page, completions, pkg-config file; PREFIX (/usr/local), DESTDIR
 #   make playground a page that plans while one moves sliders, with the command inside: build/playground.html
 #   make pictures   the pictures of README and of tools/guide anew
@@ -793,25 +793,8 @@ bench-gpu:
 gpu-record: gpu-programs
 	BUILD="$(BUILD)" PYTHON="$(PYTHON)" sh tools/device/gpu_record.sh
 
-# What people vendor, in one archive with its checksums, which is the same whenever and wherever it is made. Each header is
-# compiled from it alone, in C and in C++, and the .cu with its declarations only: that is what needs no nvcc.
-
-RELEASE = chunkflow-$(VERSION)
-
 release: | $(BUILD)
-	rm -rf $(BUILD)/$(RELEASE)
-	mkdir $(BUILD)/$(RELEASE)
-	cp chunkflow.h tools/chunkflow_tune.h chunkflow_cuda.cu LICENSE CHANGELOG.md $(BUILD)/$(RELEASE)
-	cd $(BUILD)/$(RELEASE) && chmod 644 * && sha256sum * >SHA256SUMS && \
-	    for of in "$(CC) -std=c99 -x c" "$(CXX) -std=c++11 -x c++"; do \
-	        printf '%s\n' '#define CHUNKFLOW_IMPLEMENTATION' '#include "chunkflow.h"' \
-	            '#define CHUNKFLOW_TUNE_IMPLEMENTATION' '#include "chunkflow_tune.h"' \
-	            '#define CHUNKFLOW_CUDA_HEADER_ONLY' '#include "chunkflow_cuda.cu"' | \
-	        $$of -Wall -Wextra -Wpedantic -Werror -I. -c - -o ../release.o || exit 1; done
-	rm $(BUILD)/release.o
-	tar -C $(BUILD) --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -c $(RELEASE) | gzip -9n \
-	    >$(BUILD)/$(RELEASE).tar.gz
-	cd $(BUILD) && sha256sum $(RELEASE).tar.gz
+	CC="$(CC)" CXX="$(CXX)" sh tools/release.sh "$(BUILD)" $(VERSION)
 
 # ---- installing ----
 #

@@ -65,6 +65,9 @@
 #ifndef CHUNKFLOW_H
 #include "chunkflow.h"
 #endif
+#if CHUNKFLOW_VERSION_MAJOR != 0 || CHUNKFLOW_VERSION_MINOR != 1 || CHUNKFLOW_VERSION_PATCH != 0
+#error "chunkflow_tune.h needs the chunkflow.h of its own version, 0.1.0"
+#endif
 
 #if defined(CHUNKFLOW_TUNE_STATIC) && !defined(CHUNKFLOW_TUNE_IMPLEMENTATION)
 #define CHUNKFLOW_TUNE_IMPLEMENTATION
@@ -147,10 +150,12 @@ typedef struct cf_gpu {
     double latency;            /* seconds before the first byte of a collective or a send arrives */
 } cf_gpu;
 
-/* Finds a model by name ("qwen2.5-7b"; letter case does not matter). Returns static data, or NULL. */
+/* Finds a model by name ("qwen2.5-7b"; letter case does not matter). Returns static data, or NULL if the table
+   cft__models in this file has no such name. The table lists all names; you may fill in a cf_model of your own. */
 CHUNKFLOW_TUNE_API const cf_model *cf_model_find(const char *name);
 
-/* Finds a GPU by name ("h100-80g"; letter case does not matter). Returns static data, or NULL. */
+/* Finds a GPU by name ("h100-80g"; letter case does not matter). Returns static data, or NULL if the table cft__gpus
+   in this file has no such name. */
 CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_find(const char *name);
 
 /* Options of cf_cost_estimate. Zero means default in every member; model and gpu must be given. */
@@ -587,6 +592,13 @@ static int cft__is_time(double x) { return x >= 0 && x <= DBL_MAX; } /* also fal
 static cf_result cft__check_time(double x, const char *field, cf_error *error) {
     if (cft__is_time(x)) return CF_OK;
     return cf_fail_real(error, CF_ERROR_ARGUMENT, field, -1, x, "must be finite and not negative");
+}
+
+/* Refuses a model or GPU that is NULL, as one has it after a search for a wrong name. */
+static cf_result cft__check_found(const void *found, const char *field, cf_error *error) {
+    if (found != NULL) return CF_OK;
+    return cf_refuse(error, CF_ERROR_ARGUMENT, field, -1,
+                     "is NULL, as cf_model_find and cf_gpu_find return for a name that they do not know");
 }
 
 /* Checks that a number lies in a range. past: the code for a value above it. */
@@ -1483,9 +1495,10 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     if (stages == NULL) return cf_fail_null(error, "stages");
     if (timing == NULL) return cf_fail_null(error, "timing");
     full = *desc;
+    CFT__TRY(cft__check_found(desc->model, "model", error));
     CFT__TRY(cf_parallel_validate(desc->model, &desc->parallel, error));
     full.parallel = cf_parallel_defaults(&desc->parallel);
-    if (desc->gpu == NULL) return cf_fail_null(error, "gpu");
+    CFT__TRY(cft__check_found(desc->gpu, "gpu", error));
     CFT__TRY(cft__check_gpu(desc->gpu, error));
     if (full.gpus_per_node == 0) full.gpus_per_node = 8;
     CFT__TRY(cft__range(full.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
@@ -1949,7 +1962,7 @@ static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
 /* Checks that costs come from a GPU or are measured. Measured costs are checked when the first schedule is made. */
 static cf_result cft__check_costs(const cf_tune_desc *desc, cf_error *error) {
     if (desc->timing == NULL && desc->model == NULL) return cf_fail_null(error, "timing");
-    if (desc->timing == NULL && desc->gpu == NULL) return cf_fail_null(error, "gpu");
+    if (desc->timing == NULL) CFT__TRY(cft__check_found(desc->gpu, "gpu", error));
     if (desc->gpu != NULL) CFT__TRY(cft__check_gpu(desc->gpu, error));
     CFT__TRY(cft__check_time(desc->step_seconds, "step_seconds", error));
     if (desc->timing != NULL && desc->n_gpus > 0)
@@ -1976,6 +1989,7 @@ static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
     const cf_parallel *parallel = &desc->parallel, given = cft__given_split(desc);
     cf_tune_desc nearest = *desc;
     int64_t fixed, most;
+    CFT__TRY(cft__check_found(desc->model, "model", error));
     CFT__TRY(cf_model_validate(desc->model, error));
     if (desc->bytes != NULL)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "bytes", -1, "stand in place of a model, but one is given");

@@ -181,8 +181,13 @@ fi
 if ! command -v "${CXX:-c++}" >/dev/null 2>&1; then
     skip release "there is no C++ compiler, which reads what is in it"
 elif make -s release BUILD="$work/release" CC="${CC:-cc}" CXX="${CXX:-c++}" >"$work/log" 2>&1 &&
-    (cd "$work" && tar xzf release/chunkflow-*.tar.gz && cd chunkflow-* && sha256sum -c --quiet SHA256SUMS &&
-        ls chunkflow.h chunkflow_tune.h chunkflow_cuda.cu LICENSE) >>"$work/log" 2>&1
+    (cd "$work/release" && sha256sum -c --quiet chunkflow-*.sha256 && cd "$work" && tar xzf release/chunkflow-*.tar.gz &&
+        cd chunkflow-* && sha256sum -c --quiet SHA256SUMS && ls LICENSE tools/chunkflow.schema.json &&
+        (cd tools/guide && grep -o ']([^)]*)' train-in-c.md | sed 's|](||; s|[)#].*||' | xargs ls -d) &&
+        "${CC:-cc}" examples/hello.c -o hello && ./hello && "${CC:-cc}" examples/train_tiny.c -o tiny -lm &&
+        sed -i 's/VERSION_PATCH 0/VERSION_PATCH 1/' chunkflow.h &&
+        ! "${CC:-cc}" -I. -x c -fsyntax-only tools/chunkflow_tune.h 2>other && grep 'error.*of its own version' other) \
+        >>"$work/log" 2>&1
 then ok release; else fail release "see the log" "$work/log"; fi
 
 # ---- and away again ----
