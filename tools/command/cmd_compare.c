@@ -307,8 +307,8 @@ static const table_column columns[] = {
     {.name = "unsplit"},
     {.name = "split_backward"},
     {.name = "at_paper_peaks"},
-    {.heading = "K", .name = "k", .decimals = TABLE_PLAIN},
-    {.heading = "replay", .name = "replay", .left = 1},
+    {.heading = "K", .name = "k", .decimals = TABLE_PLAIN, .key = 1},
+    {.heading = "replay", .name = "replay", .left = 1, .key = 1},
     {.name = "virtual_stages"},
     {.name = "placement"},
     {.heading = "makespan", .name = "makespan_", .estimate = 1},
@@ -334,8 +334,8 @@ static const table_column columns[] = {
     {.heading = "by", .name = "bound_name", .left = 1},
     {.name = "rank"},
     {.name = "why"}};
-enum { COLUMN_BYTES = 17, COLUMN_RECOMPUTE, COLUMN_GIB, COLUMN_WAITS = 24, COLUMN_SPEED, COLUMN_MFU,
-       N_COLUMNS = sizeof columns / sizeof columns[0] };
+enum { COLUMN_REPLAY = 6, COLUMN_STATE = 16, COLUMN_BYTES, COLUMN_RECOMPUTE, COLUMN_GIB, COLUMN_WAITS = 24,
+       COLUMN_SPEED, COLUMN_MFU, COLUMN_BY = 29, N_COLUMNS = sizeof columns / sizeof columns[0] };
 
 /* Adds the cells that name a case. */
 static void add_case(table *to, const row *r) {
@@ -399,12 +399,28 @@ static void add_result(table *to, const comparison *t, const row *r) {
     table_none(to);
 }
 
+/* Returns the name of the strongest bound, if it is the same in all rows; else NULL. */
+static const char *only_bound(const comparison *t) {
+    const char *name = NULL;
+    int64_t i;
+
+    for (i = 0; i < t->n_rows; i++) {
+        if (t->rows[i].result != CF_OK) continue;
+        if (name && strcmp(name, t->rows[i].strongest) != 0) return NULL;
+        name = t->rows[i].strongest;
+    }
+    return name;
+}
+
+/* Prints the rows. For people, columns that say nothing are left out: GiB have the state. */
 static int print_rows(const comparison *t) {
     table to;
     int64_t i;
 
     table_begin(&to, columns, N_COLUMNS, t->asked->tsv, t->pipe.unit_cost);
-    to.hidden = (t->pipe.counts_bytes ? 0u : 1u << COLUMN_BYTES) |
+    to.hidden = (t->asked->replay == REPLAY_BOTH ? 0u : 1u << COLUMN_REPLAY) | (only_bound(t) ? 1u << COLUMN_BY : 0u) |
+                (t->pipe.has_model ? 1u << COLUMN_STATE : 0u) |
+                (t->pipe.counts_bytes ? 0u : 1u << COLUMN_BYTES) |
                 (t->pipe.has_model ? 0u : 1u << COLUMN_RECOMPUTE | 1u << COLUMN_GIB) |
                 (t->pipe.memory.state_window > 0 ? 0u : 1u << COLUMN_WAITS) |
                 (t->pipe.has_model && !t->pipe.unit_cost ? 0u : 1u << COLUMN_SPEED) |
@@ -538,9 +554,10 @@ static int print_table(const comparison *t) {
         printf("K                 %s, %s; --k for another\n", cli_commas(t->rows[t->n_rows - 1].what.k),
                pipeline_default_k_words(&t->pipe));
     printf("times             in %s%s. Idle time: waste %%, with replays; busy %%, without them. kept: the most\n"
-           "                  chunks and tokens on a stage. bound: the strongest lower bound for that row. best as\n"
-           "                  paper: best, each stage held to the chunks that paper keeps there%s\n",
-           pipeline_unit(t->pipe.unit_cost), t->pipe.unit_cost ? "" : ", estimated",
+           "                  chunks and tokens on a stage. bound: the strongest lower bound for that row%s%s.\n"
+           "                  best as paper: best, each stage held to the chunks that paper keeps there%s\n",
+           pipeline_unit(t->pipe.unit_cost), t->pipe.unit_cost ? "" : ", estimated", only_bound(t) ? ", " : "",
+           only_bound(t) ? only_bound(t) : "",
            t->pipe.gpu_bytes > 0 ? ". GiB: of the fullest GPU; with !\n                  more than it may hold, with * "
                                    "best is held down to that" : "");
     if (t->pipe.every_rank && plan->n_ranks > 1)
