@@ -154,13 +154,14 @@ expect "a second call" 0 'AUTO may take'
 holds "a second call runs nothing again" cmp "$all" "$work/second/record.jsonl"
 holds "a second call: the log is one" grep -q '==== part 7' "$work/second/log.txt"
 
-# rule NAME TEXT SED: the verdict for AUTO, by the record as it is edited
-rule() {
+# judged NAME LINE SED: a line of the summary, by the record as it is edited
+judged() {
     sed "$3" "$all" >"$work/edited.jsonl"
     capture awk -v line=7 -v shapes=small-packed -v repeats=state.bad_appends -f tools/device/gpu_record.awk \
         "$work/edited.jsonl"
-    expect "AUTO's rule: $1" 0 "^AUTO may take wgmma  *$2"
+    expect "$1" 0 "^$2"
 }
+rule() { judged "AUTO's rule: $1" "AUTO may take wgmma  *$2" "$3"; }
 rule "as it is" 'met  *chunkflow_cuda.cu, line 7 stays' ''
 rule "slower in one pass" 'not met  *wrong or slower: small-packed backward; change chunkflow_cuda.cu, line 7' \
     '/"wgmma", "pass": "backward"/s/: 400/: 299.9/'
@@ -168,6 +169,14 @@ rule "one repeat is wrong" 'not met  *wrong or slower: state.bad_appends;' \
     '/bad_appends wgmma", "done"/s/"status": 0/"status": 1/'
 rule "a shape is missing" 'not measured' '/"wgmma", "pass": "forward"/d'
 rule "the repeats are missing" 'not measured' '/bad_appends wgmma", "done"/d'
+judged "losses that part" 'losses, chunked and whole: .* not met  *3.0769' '/"losses whole", "loss"/s/: 6.3/: 6.5/'
+judged "losses of a step less" 'losses, chunked and whole: .* not measured' '/"losses whole", "loss": 6.3/d'
+judged "memory that grows" 'memory 128: over that of the shortest  *not met  *1.0198' \
+    '/"memory 128", "batch_mib"/s/"measured_mib": 101/"measured_mib": 103/'
+judged "memory beyond what was predicted" 'memory 128: measured over predicted  *not met  *1.2' \
+    '/"memory 128", "batch_mib"/s/"measured_mib": 101/"measured_mib": 120/'
+judged "an executor that is slower" 'executor .*, batch 1: simulated over measured  *not met  *0.000' \
+    's/"measured_ms": [^,]*/"measured_ms": 1e9/'
 
 # ---- path 3 hangs ----
 

@@ -555,7 +555,7 @@ TEST(fused) {
         g.n_layers = 1;
         const bool small = i > harness_rounds(5, 0);
         g.n_heads = i == 2 ? 7 : small ? 2 : 4, g.n_kv_heads = i == 2 || small ? 1 : 2;
-        const bool large = i == 3 && g.path == CF_ATTENTION_MMA && largest_mma_head() == 256;
+        const bool large = i == harness_rounds(3, 5) && g.path == CF_ATTENTION_MMA && largest_mma_head() == 256;
         g.head_size = large ? 256 : i % 3 == 2 ? 128 : i == 4 ? 40 : 64;
         g.own = small ? std::vector<int>{45, 1, 33} : i % 2 ? std::vector<int>{70, 1, 65} : std::vector<int>{90, 60};
         g.documents = {20, 33};
