@@ -17,6 +17,7 @@ import tempfile
 from judge import check, finish, skip
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
+RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 
 
@@ -52,11 +53,16 @@ def check_installed(folder):
     check_symbols("the library", place / "chunkflow" / "libchunkflow.so", "objdump")
     environment = {**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
     environment.pop("CHUNKFLOW_BUILD", None)
-    for page, n in (("tools/python/README.md", 6), ("tools/README.md", 1)):
+    for page, n in (("tools/python/README.md", 7), ("tools/README.md", 1)):
         found = programs(TOP / page)
         check(page, len(found) == n, f"{len(found)} programs")
         for number, program in enumerate(found):
-            ran = run(sys.executable, "-B", "-c", program, cwd=folder, env=environment)
+            (folder / "program.py").write_text(program)
+            ranks = RANKS if "torchrun" in program else ()
+            ran = run(sys.executable, "-B", *ranks, folder / "program.py", cwd=folder, env=environment)
+            if ranks:
+                check(f"{page}, program {number + 1}: one loss on both ranks", re.match(r"(\S+)\s+\1\s+$", ran.stdout),
+                      ran.stdout)
             apart = [float(x) for x in re.findall(r"apart ([-+.0-9e]+)", ran.stdout)]
             check(f"{page}, program {number + 1}", ran.returncode == 0 and ran.stdout and max(apart, default=0) < 1e-6
                   and len(apart) == 2 * ("apart" in program),
@@ -71,8 +77,7 @@ def check_installed(folder):
     check("train_hf.py's first line", ran.stdout.startswith(
         f"1 sequences, the longest of {size} tokens, in {-(-size // 256)} chunks\n"), ran.stdout[:60])
     losses = re.findall("loss [0-9.]+", ran.stdout)
-    ran = run(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program,
-              "--max-cp", "2", cwd=folder, env=environment)
+    ran = run(sys.executable, *RANKS, *program, "--max-cp", "2", cwd=folder, env=environment)
     check("train_hf.py, the file spread over two processes", re.findall("loss [0-9.]+", ran.stdout) == losses != [],
           ran.stdout[-60:] + ran.stderr[-300:])
     seconds = "import numpy, time; c = time.process_time(); import chunkflow; " \

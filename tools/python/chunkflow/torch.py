@@ -20,13 +20,13 @@ A chunk that K drops runs forward twice. Its first pass keeps what attention gav
 
 All of a batch, every step of what is elsewhere called gradient accumulation, is one call: it is planned as a whole.
 Under torch.distributed every rank gives the same whole batch, which is checked, and each trains its own chunks.
-Gradients and loss are then those of the batch on every rank.
-With max_cp=N an expensive sequence may be spread over up to N of them, which run in step and hand each other K and V, or states, in every layer (`inputs.cp_group`). Step(..., min_shared_prefix=N) computes
-once what sequences have in common from N first tokens on, as answers to one prompt do: K and V of a chunk's prefix then
-come from several places, rows see each other by `inputs.key_ends`, and a row where sequences part has several targets.
-The module may be plain or in DistributedDataParallel (its gradients are summed once a step, without its hooks), or
-sharded by fully_shard (FSDP2), which is gathered once a step, its weights and gradients whole in between. Nothing here
-has run on a GPU yet. """
+Gradients and loss are then those of the batch on every rank. With max_cp=N an expensive sequence may be spread over up
+to N of them, which run in step and hand each other K and V, or states, in every layer (`inputs.cp_group`). Step(...,
+min_shared_prefix=N) computes once what sequences have in common from N first tokens on, as answers to one prompt do: K
+and V of a chunk's prefix then come from several places, rows see each other by `inputs.key_ends`, and a row where
+sequences part has several targets. The module may be plain or in DistributedDataParallel (its gradients are summed once
+a step, without its hooks), or sharded by fully_shard (FSDP2), which is gathered once a step, its weights and gradients
+whole in between. Nothing here has run on a GPU yet."""
 
 from __future__ import annotations
 
