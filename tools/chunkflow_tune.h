@@ -492,8 +492,7 @@ typedef struct cf_tuning {
    - the same schedules as another candidate.
 
    The winner is not simply the fastest, whose lead may be an accident:
-   - A candidate is close to the fastest if it is slower by at most the tolerance, or by at most five times the
-     tolerance if the difference is within its uncertainty.
+   - A candidate is close to the fastest if it is slower by at most the tolerance.
    - Of the close ones, those count that need at most CF_TUNE_ALIKE of the limit more memory than the smallest of them.
    - The winner is the simplest of these: without a stream, with less recomputation, with local replay, without outputs,
      of a fixed kind, of the smallest K, and only then the fastest.
@@ -3804,11 +3803,12 @@ static void cft__find_behind(cf_tuning *tuning, int64_t id) {
     c->behind_confidence = cft__confidence(&tuning->seconds[id * n], &tuning->seconds[fastest * n], n);
 }
 
-/* Returns whether a candidate is as fast as the fastest, as far as one can tell. */
+/* Returns whether a candidate is as fast as the fastest, within the tolerance. A difference above that counts even if
+   it is uncertain, so that the winner is never slower than promised. */
 static int cft__is_as_fast(const cft__tuner *t, const cf_tune_candidate *c) {
     double slower = cft__product(t->tuning->candidates[t->tuning->ranking[0]].seconds, t->desc.tolerance);
     if (t->desc.tolerance < 0) return c == &t->tuning->candidates[t->tuning->ranking[0]];
-    return c->behind <= slower || (c->behind <= c->behind_confidence && c->behind <= cft__product(5, slower));
+    return c->behind <= slower;
 }
 
 /* Returns whether another candidate is faster and needs less memory. */

@@ -1065,12 +1065,6 @@ static int is_simpler(const cf_tune_candidate *a, const cf_tune_candidate *b) {
     return a->seconds < b->seconds;
 }
 
-/* Returns whether the difference to the fastest lies within what is tolerated, `most`, or is lost in its own
-   uncertainty. */
-static int is_good(const cf_tune_candidate *c, double most) {
-    return c->behind <= most || (c->behind <= c->behind_confidence && c->behind <= 5 * most);
-}
-
 static int is_beaten(const cf_tuning *tuning, const cf_tune_candidate *c) {
     int64_t j;
     for (j = 0; j < tuning->n_candidates; j++) {
@@ -1105,11 +1099,11 @@ TEST(the_winner_is_thrifty_and_simple) {
             most = tuning->candidates[tuning->ranking[0]].seconds * tolerances[i];
             for (j = 0; j < tuning->n_ranked; j++) {
                 const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[j]];
-                if (is_good(c, most) && c->bytes < least) least = c->bytes;
+                if (c->behind <= most && c->bytes < least) least = c->bytes;
             }
             for (j = 0; j < tuning->n_ranked; j++) {
                 const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[j]];
-                if (!is_good(c, most)) continue;
+                if (c->behind > most) continue;
                 if ((double)(c->bytes - least) > 0.05 * (double)f.desc.limit_bytes) continue;
                 beaten += is_beaten(tuning, c);
                 if (is_beaten(tuning, c)) continue;

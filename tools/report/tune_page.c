@@ -46,7 +46,7 @@ void tune_say_reason(const cf_tuning *tuning, const char *line, char *text, size
     if (c->bytes < fastest->bytes)
         snprintf(gain, sizeof gain, "for %.2f GiB less", modelling_gib(fastest->bytes - c->bytes));
     snprintf(text, size, "%splace %s by time: %.2f %% (+- %.2f) slower than the fastest, %s s and %.2f GiB,%s"
-                         "which is as fast as one can tell, %s",
+                         "which the tolerance allows, %s",
              line, cli_commas(place + 1), 100 * c->behind / fastest->seconds,
              100 * c->behind_confidence / fastest->seconds, pipeline_estimate(fastest->seconds),
              modelling_gib(fastest->bytes), line, gain);
