@@ -10,16 +10,16 @@
 
    The way that costs the sample's micro-batches less is taken. Layers with a window need only the rows before each
    piece; layers with chunks need none. Recurrent layers scan their states as chunks of a cp group do (cf_cost_estimate;
-   MaxText, pull request 4968), which takes as long here. Latent attention sends K and V of each head, as TransformerEngine
-   does. Experts lie on one GPU, on as many of a node as they can, or on as many of all.
+   MaxText, pull request 4968), which takes as long here. Latent attention sends K and V of each head, as
+   TransformerEngine does. Experts lie on one GPU, on as many of a node as they can, or on as many of all.
 
    Each sequence is padded to a multiple of 2 cp x tp rows, as such trainers do for zigzag and sequence parallelism
    (verl, preprocess_packed_seqs). The last wave of blocks of attention is half empty, like that of a chunk. A pass's
    exposed seconds are charged by its rows, so their sum is right, but a single pass's may be off.
 
-   ZeRO divides over all cp x data GPUs, as Megatron-LM's distributed optimizer and FSDP do. Its level is searched as for
-   chunks, also where chunks have no data-parallel ranks to divide over. Two things favour the baseline: kernels are as
-   fast as without context parallelism, and each has the rows of the longest micro-batch. */
+   ZeRO divides over all cp x data GPUs, as Megatron-LM's distributed optimizer and FSDP do. Its level is searched also
+   where chunks have no data-parallel ranks to divide over. Two things favour the baseline: kernels are as fast as
+   without context parallelism, and each has the rows of the longest micro-batch. */
 
 #include "baseline.h"
 #include "modelling.h"
@@ -27,7 +27,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SAMPLE = 1024 };
+enum { SAMPLE = 4096 };
 
 /* Costs, bytes and times of micro-batches on the stages of one GPU. */
 typedef struct context_costs {
@@ -55,7 +55,7 @@ typedef struct context_search {
     int64_t n;
     const cf_tune_desc *desc;
     int64_t limit, chunk_size;
-    cf_plan *samples[2]; /* micro-batches of some sequences: [0] one per sequence, [1] packed */
+    cf_plan *samples[2]; /* micro-batches of up to SAMPLE sequences: [0] one per sequence, [1] packed */
     baseline_tuned *out; /* the fastest way so far */
 } context_search;
 
@@ -493,6 +493,7 @@ static cf_result try_splits(context_search *s, int64_t gpus, cf_error *error) {
 static cf_result begin_search(context_search *s, const int64_t *lengths, int64_t n, const cf_tune_desc *desc,
                               baseline_tuned *out, cf_error *error) {
     int64_t reserve = cf_tune_defaults(desc).reserve;
+    int64_t *sample, count = n < SAMPLE ? n : SAMPLE, i;
     cf_pack_desc pack;
     cf_result result = CF_OK;
     int packed;
@@ -508,10 +509,14 @@ static cf_result begin_search(context_search *s, const int64_t *lengths, int64_t
     s->chunk_size = baseline_chunk_size(lengths, n, desc);
     pack.chunk_size = s->chunk_size;
     pack.align = desc->pack.align;
+    sample = (int64_t *)malloc((size_t)count * sizeof *sample);
+    if (!sample) return cf_refuse(error, CF_ERROR_MEMORY, "memory", -1, "out of memory");
+    for (i = 0; i < count; i++) sample[i] = lengths[n / count * i + n % count * i / count]; /* of the whole list */
     for (packed = 0; packed < 2 && result == CF_OK; packed++) {
         pack.max_slices = packed ? desc->pack.max_slices : 1;
-        result = cf_pack(lengths, n < SAMPLE ? n : SAMPLE, &pack, &s->samples[packed], error);
+        result = cf_pack(sample, count, &pack, &s->samples[packed], error);
     }
+    free(sample);
     return result;
 }
 
