@@ -209,7 +209,7 @@ void baseline_print_recipe(const baseline_tuned *recipe, double best) {
         printf(": does not fit, it needs %.2f GiB at least\n", modelling_gib(recipe->least));
         return;
     }
-    printf(", context %s: estimated %s s, %.2f GiB,\n                  %.2f GiB in host memory",
+    printf(", context %s: estimated %s s, %.2f GiB,\n                  %.2f GiB in host memory for each GPU",
            cli_commas(recipe->context > 0 ? recipe->context : 1), pipeline_estimate(seconds),
            modelling_gib(recipe->best.bytes), modelling_gib(recipe->best.memory.host));
     if (best > seconds) printf("; the best takes %.0f %% longer", 100 * (best / seconds - 1));

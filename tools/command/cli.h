@@ -218,9 +218,10 @@ int cli_lines_read(const char *path, cli_take_line take, void *user);
 #define CLI_LIST_HELP                                                                                      \
     "A list is text with one sequence a line: its length in tokens, or a length and a count (so many sequences of\n" \
     "that length). Suffixes K, M, G, T mean 1024, 1024^2 and so on. '#' starts a comment; blank lines are skipped.\n" \
-    "32K + 2K 16 is a prompt of 32K tokens that 16 sequences begin with, each with 2K of its own; there may be more\n" \
-    "branches, as in 1K + 512 + 2K 3, and a branch, or all of it with a count, may be such a tree in parentheses:\n"  \
-    "4K + (8K + 4K 6) 4. What is shared is computed once.\n"                                                         \
+    "32K + 2K 16 is a prompt of 32K tokens that 16 sequences begin with, each with 2K of its own. Each further +\n"  \
+    "is another branch: in 1K + 512 + 2K 3 four sequences share 1K, one has 512 more and three have 2K more. A\n"    \
+    "branch may be such a tree in parentheses, also with a count: 4K + (8K + 4K 6) 4. What is shared is computed\n"  \
+    "once.\n"                                                                                                        \
     "Or it is the .idx of a data set that Megatron-LM reads: one sequence a document. FILE may be - for standard\n"  \
     "input.\n"
 

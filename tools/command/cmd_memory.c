@@ -428,6 +428,9 @@ static int print_all(const memory_options *asked, const packing *list, const mod
     modelling_print(m);
     modelling_print_stream(desc);
     code = print_reports(reports, n);
+    if (asked->live == 0 && n > 1 && m->parallel.n_virtual == 1)
+        printf("chunks            stage s keeps K or %lld - s, whichever is more, as in 1f1b; in paper K + %lld - s.\n"
+               "                  plan and tune count what a schedule really keeps\n", (long long)n, (long long)n - 1);
     if (gpu) print_comparison(gpu, &reports[fullest_stage(reports, n)]);
     return code == CLI_OK ? print_token_bytes(desc) : code;
 }

@@ -362,6 +362,9 @@ static void print_times(const planned *made) {
     if (made->slowest >= 0 && made->packed.plan->n_ranks > 1 && !made->columns)
         printf("slowest rank      %s, %s; the times that follow are those of rank %s\n", cli_commas(made->slowest),
                pipeline_duration(made->longest, made->pipe.unit_cost), cli_commas(made->pipe.rank));
+    else if (made->packed.plan->n_ranks > 1 && !made->columns)
+        printf("times             of rank %s alone; --all-ranks finds the slowest, which compare and report time\n",
+               cli_commas(made->pipe.rank));
     pipeline_print_times(timeline, made->pipe.unit_cost, 1);
     pipeline_print_speed(&made->pipe, made->packed.plan, timeline->makespan);
     for (i = 0; i < timeline->n_bounds; i++)

@@ -335,6 +335,13 @@ const char *modelling_recompute_words(cf_recompute recompute, int64_t layers) {
     return text;
 }
 
+const char *modelling_zero_words(const cf_parallel *p) {
+    char *text = cli_scratch();
+
+    snprintf(text, CLI_SCRATCH_BYTES, " (ZeRO %lld)", (long long)p->zero);
+    return p->dp > 1 ? text : "";
+}
+
 void modelling_print(const modelling *m) {
     const cf_parallel *p = &m->parallel;
 
@@ -344,7 +351,7 @@ void modelling_print(const modelling *m) {
         printf(" with %s virtual stages each%s", cli_commas(p->n_virtual),
                p->placement == CF_PLACEMENT_V ? ", in a V" : "");
     if (p->ep > 1) printf(", experts %s", cli_commas(p->ep));
-    printf(", data %s (ZeRO %s): %s GPUs\n", cli_commas(p->dp), cli_commas(p->zero), cli_commas(p->tp * p->pp * p->dp));
+    printf(", data %s%s: %s GPUs\n", cli_commas(p->dp), modelling_zero_words(p), cli_commas(p->tp * p->pp * p->dp));
     printf("recompute         %s%s\n", modelling_recompute_words(p->recompute, p->recompute_layers),
            p->tp > 1 ? p->no_sequence ? ", no sequence parallelism" : ", sequence parallelism" : "");
     if (p->recompute == CF_RECOMPUTE_SELECTIVE && !m->keeps_scores)

@@ -271,6 +271,9 @@ double modelling_gib(int64_t bytes);
 void modelling_print_model(const modelling *m);
 void modelling_print(const modelling *m);
 
+/* Returns " (ZeRO 1)" or the like; "" if there are no ranks between which anything is divided. */
+const char *modelling_zero_words(const cf_parallel *p);
+
 /* FLOPs of training, forward and backward. Per token: six for each weight that multiplies a token. Per pair: twelve for
    each column of Q and visible pair of rows, or rows in a window (two products of two FLOPs, and twice that in
    backward). A recurrent layer takes three times its forward. Zeros if the parameters are too many to be counted. */

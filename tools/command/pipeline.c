@@ -877,7 +877,7 @@ void pipeline_print_memory(const pipeline *p, const pipeline_run *run) {
                pipeline_room_words(p));
     if (run->held_down) printf("; the schedule is held down to fit");
     if (most_in_host(run, p->n_stages) > 0)
-        printf(", %.2f GiB in host memory", modelling_gib(most_in_host(run, p->n_stages)));
+        printf(", %.2f GiB in host memory for each GPU", modelling_gib(most_in_host(run, p->n_stages)));
     putchar('\n');
 }
 

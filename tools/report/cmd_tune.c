@@ -22,8 +22,8 @@ static const cli_option options[] = {
     GPU_OPTIONS(tune_options, gpu, "required"),
     {.name = "--gpus", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, gpus), .min = 1,
      .max = CF_MAX_RANKS,
-     .help = "how many: tries every way to split the model over them that\n"
-     "--tp, --pp and --dp leave open; default only the way they give"},
+     .help = "how many: searches those of --tp, --pp and --dp that are not\n"
+     "given, instead of their defaults; without it there is one split"},
     {.name = "--costs", .value = "FILE", .kind = CLI_TEXT, .offset = offsetof(tune_options, costs),
      .help = "what time --json wrote, estimated or fitted to your own\n"
      "measurements, in place of the GPU's numbers; for one split"},
@@ -31,7 +31,8 @@ static const cli_option options[] = {
      .max = CF_MAX_LENGTH, .help = "a promise: a sequence of so many tokens fits, though the list may\n"
      "have none so long. Longer ones are left out, and it says how many"},
     {.name = "--batch", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, batch), .min = 1,
-     .max = CLI_MAX_SEQUENCES, .help = "sequences of a batch, over all ranks; default 256"},
+     .max = CLI_MAX_SEQUENCES, .help = "sequences of a batch, over all ranks; default 256. Each\n"
+     "answer to a shared prompt is one"},
     CLI_MAX_SEQUENCES_OPTION(tune_options, max_sequences),
     {.name = "--batches", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, batches), .min = 1,
      .max = CF_MAX_TUNE_BATCHES, .help = "batches to draw from the list; default 16"},
@@ -59,8 +60,6 @@ static const cli_option options[] = {
      .max = INT64_MAX, .help = "schedules that best tries for each batch; default 8 to 64"},
     {.name = "--limit-bytes", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(tune_options, limit), .min = 1,
      .max = INT64_MAX / 1000, .help = "memory of each GPU; default the GPU's less the reserve"},
-    {.name = "--limit", .value = "BYTES", .kind = CLI_TEXT, .offset = offsetof(tune_options, old_limit),
-     .help = "refused: bytes are --limit-bytes here"},
     RESERVE_OPTION(tune_options, reserve),
     {.name = "--tolerance", .value = "PERCENT", .kind = CLI_MILLIONTHS, .offset = offsetof(tune_options, tolerance),
      .max = 100000000, .help = "how much slower than the fastest the best may be where it needs\n"
@@ -403,8 +402,9 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
            cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
            c->outputs > 1 ? " with attention's outputs in host memory" : c->outputs ? " with attention's outputs" : "",
            c->state_window > 0 ? ", state streamed" : "");
-    printf("split             tensor %s, pipeline %s, data %s (ZeRO %s)%s%s%s%s; recompute %s%s\n",
-           cli_commas(p->tp), cli_commas(p->pp), cli_commas(p->dp), cli_commas(p->zero), p->ep > 1 ? ", experts " : "",
+    printf("split             tensor %s, pipeline %s, data %s%s%s%s%s%s; recompute %s%s\n",
+           cli_commas(p->tp), cli_commas(p->pp), cli_commas(p->dp), modelling_zero_words(p),
+           p->ep > 1 ? ", experts " : "",
            p->ep > 1 ? cli_commas(p->ep) : "",
            c->max_cp > 0 ? ", cp groups of up to " : c->in_step ? ", ranks in step" : "",
            c->max_cp > 0 ? cli_commas(c->max_cp) : "", modelling_recompute_words(c->recompute, c->recompute_layers),
@@ -427,7 +427,7 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
 #define PRINT_TERM(name, text) print_term(text, c->memory.name);
     CF_MEMORY_TERMS(PRINT_TERM)
 #undef PRINT_TERM
-    print_term("in host memory", c->memory.host);
+    print_term("in host memory, each GPU", c->memory.host);
     if (c->state_window > 0)
         printf("stream            %d blocks of %s rows of one layer; passes wait for it %.2f %% of the time\n",
                CF_STATE_SLOTS, cli_commas(c->state_window / CF_STATE_SLOTS), 100 * c->waiting);
@@ -883,7 +883,6 @@ static int print_infeasible(const cf_tuning *tuning) {
 
     for (i = 0; i < tuning->n_candidates; i++) all += tuning->candidates[i].status == CF_TUNE_INFEASIBLE;
     if (all == 0) return CLI_OK;
-    puts("\nwhat does not fit");
     table_begin(&t, columns, sizeof columns / sizeof columns[0], 0, 0);
     t.hidden = tuning->n_splits > 1 ? 0 : 1;
     for (i = 0; i < tuning->n_candidates; i++) {
@@ -892,6 +891,7 @@ static int print_infeasible(const cf_tuning *tuning) {
         if (tuning->winner >= 0 && c->split != tuning->candidates[tuning->winner].split) continue;
         if (last && last->split == c->split && last->chunk_size == c->chunk_size) continue;
         last = c;
+        if (lines == 0) puts("\nwhat does not fit");
         if (lines++ < MOST_LINES) add_infeasible(&t, tuning, c);
         else left++;
     }
@@ -1053,7 +1053,6 @@ static int run(const void *given, char **operands, int n_operands) {
     if (code == CLI_OK) code = cli_output_try(asked->html);
     if (code == CLI_OK) code = cli_output_try(asked->batch_lengths);
     if (code != CLI_OK) return code;
-    if (asked->old_limit) return cli_usage("tune", "--limit is --limit-bytes here, because it speaks of bytes");
     memset(&job, 0, sizeof job);
     job.asked = asked;
     code = modelling_take_gpu("tune", &asked->gpu, &job.gpu);

@@ -24,7 +24,7 @@ typedef struct tune_options {
     int64_t align, max_cp;
     int64_t show, jobs;
     int tsv, no_cp;
-    const char *json, *html, *batch_lengths, *old_limit, *costs;
+    const char *json, *html, *batch_lengths, *costs;
 } tune_options;
 
 /* A search, and everything that its description points to. */
