@@ -11,7 +11,7 @@
 #   make test-cuda  the CUDA file and example under a host emulation, and a real compile where nvcc is; part of make test
 #   make test-ptx   the CUDA file as nvcc compiles it, run on a CPU (tests/ptx); SUITE=attention, ARCH=80, 86 or 90 choose
 #   make test-torch the command's CSV in PyTorch's pipelining, and training chunk by chunk beside plain training, in an environment
-#                   of about 6 GB that it makes once, in the user's cache
+#                   of about 6 GB that it makes once, in the user's cache; with cuDNN in it, the adapter of the examples
 #   make test-gpu   the CUDA tests on a device (skipped without one)
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
 #   make shared     both libraries as one shared library, and their declarations, for tools/python and others
@@ -687,7 +687,7 @@ test-torch: $(BUILD)/chunkflow $(SHARED)
 	export OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) PYTHON="$$python" BUILD="$(BUILD)" && \
 	sh tests/run.sh $(foreach test,$(TORCH_SUITES),"$$python -B tests/torch/$(test).py") \
 	    $(foreach test,check counts pipelines titan,"$$python -B tests/torch/$(test).py $(abspath $(BUILD))/chunkflow") \
-	    "sh tests/cuda/train_paper_check.sh rival"
+	    "sh tests/cuda/train_paper_check.sh rival" "sh tests/cuda/cudnn_check.sh"
 
 test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda/cuda_device.sh" "sh tests/cuda/executor_check.sh device"

@@ -685,7 +685,7 @@ TEST(every_call_of_a_run_fails_once) {
         REQUIRE(b.make(x) && results_of(x, b, 0, &plain));
         model m(x, b, outputs);
         REQUIRE(m.prepare());
-        for (bool failed = true; failed; n += harness_rounds(1, 61)) {
+        for (bool failed = true; failed; n += harness_rounds(1, 97)) {
             cf_error error = {};
             REQUIRE(m.clear());
             harness_note("call %d fails", (int)n);
