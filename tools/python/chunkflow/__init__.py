@@ -299,7 +299,8 @@ def _masks(ignored: Sequence[Any] | None, lengths: np.ndarray, given: _Given) ->
             raise TypeError(f"ignored: wanted a mask of sequence {sequence}, got {values!r:.99}")
         mask = np.ascontiguousarray(mask, dtype=np.bool_).view(np.uint8)
         if mask.shape != (lengths[sequence],):
-            _refuse("ignored", int(lengths[sequence]), mask.size, f"has not a byte for each token of {sequence}")
+            _refuse("ignored", int(lengths[sequence]), mask.size,
+                    f"has not an entry for each token of sequence {sequence}")
         masks[sequence] = ffi.from_buffer("unsigned char[]", mask)
         given.append(mask)
     given.append(masks)
