@@ -63,7 +63,8 @@ function makeTuningPage(tuning) {
 
   function splitWords(index) {
     const of = tuning.splits[index];
-    let text = `tensor ${of.tensor_parallel}, pipeline ${of.pipeline_parallel}, data ${of.data_parallel} (ZeRO ${of.zero})`;
+    let text = `tensor ${of.tensor_parallel}, pipeline ${of.pipeline_parallel}, data ${of.data_parallel}`;
+    if (of.data_parallel > 1) text += ` (ZeRO ${of.zero})`;
     if (of.max_cp) text += `, sequences over up to ${of.max_cp} ranks`;
     if (of.virtual_stages > 1) text += `, ${of.virtual_stages} virtual stages in a ${of.placement}`;
     return text;
