@@ -1138,13 +1138,15 @@ typedef struct cf_memory_report {
 
    With a state_window, a stage that has any state on any of its virtual stages has
 
-       state           state_window x 2 kv x state_bytes, once
-       state gradient  state_window x 2 kv x state_gradient_bytes, once
-       inputs          kept inputs and outputs, but at most twice cf_token_bytes.staged: one in use, one on its way
+       state           state_window x 2 kv x state_bytes, one ring for all virtual stages
+       state gradient  state_window x 2 kv x state_gradient_bytes, likewise
+       inputs          kept inputs and outputs, but at most those of two of the largest chunk (cf_token_bytes.staged for
+                       each of its tokens): one in use, one on its way
        host            state, state gradient, kept inputs and outputs of all its virtual stages, as without a window
 
    With outputs 2, inputs and their part of host are counted in this way too. With offload, host also has what it names.
-   Borders and carries are on the device in addition; a virtual stage with gradients of state has one carry. */
+   Borders are on the device in addition, and so is a carry (cf_token_bytes) for each virtual stage with gradients of
+   state. */
 CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_memory_load *loads, int64_t n_loads,
                                            cf_memory_report *reports, int64_t n_reports, cf_error *error);
 
@@ -3877,10 +3879,10 @@ static double cf__pack_dearest(const cf__packer *p) {
     return dearest;
 }
 
-/* Gives n units and items to ranks, the most expensive first, each to the rank with the lowest cost. A rank with at
-   least the mean of tokens is passed over if it would get more than 1.5 times the mean plus the largest of all. It then
-   leaves the heap; a rank below the mean always remains there. A lower limit on tokens would save steps of cheap ranks,
-   but make the most expensive rank more expensive. */
+/* Gives n units and items to ranks, the most expensive first, each to the rank with the lowest cost so far. A rank that
+   has at least the mean number of tokens, and would then have more than 1.5 times the mean plus the tokens of the
+   largest unit or item, leaves the heap and gets no more. A stricter cap would save steps on cheap ranks, but raise the
+   cost of the most expensive one. */
 static void cf__pack_give_things(cf__packer *p, int64_t n) {
     int64_t i, n_heap, most = 0, mean = 0;
     memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps); /* counts tokens here */
@@ -4060,8 +4062,9 @@ static double cf__pack_part_all(cf__packer *p, double most, int dry) {
     return cf__pack_dearest(p);
 }
 
-/* Splits trees if that makes the most expensive rank cheaper, so copies must pay for themselves. Parts below a rank's
-   mean need more copies, but fill ranks better. Returns 1 if trees were split; their parts may then be split again. */
+/* Splits trees if that makes the most expensive rank at least 5 % cheaper. Each part repeats the rows of the trunk.
+   Parts that cost less than the mean rank repeat more of them, but fill ranks more evenly. Returns 1
+   if trees were split; their parts may then be split again. */
 static int cf__pack_part_trees(cf__packer *p) {
     double mean = 0, most, best_most = DBL_MAX, whole, best;
     int64_t i;
@@ -5778,8 +5781,8 @@ static int64_t cf__metadata_way_end(const cf_plan *plan, const cf_chunk *c, int6
     return from;
 }
 
-/* Fills in the targets of a slice's last row: one for each way in which sequences continue. Without memory, counts all
-   except the first. */
+/* Sets the targets of a slice's last row: one for each different continuation of its sequences. When sizes are measured
+   there are no arrays yet, and it only counts those beyond the first. */
 static void cf__metadata_fill_parting(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t id) {
     const cf_slice *s = &plan->slices[id];
     int64_t first = s->first, end = first + s->n, child = id + 1, from, next;
@@ -6996,9 +6999,9 @@ static void cf__memory_move_inputs(cf__memory_sums *sums) {
     terms->inputs = cf__min(terms->inputs, sums->two_inputs);
 }
 
-/* Returns the bytes of the parameters, or if ZeRO shares them, of a dp-th, rounded up; experts have their own number of
-   copies. bytes, matrix: per parameter, and per parameter of a matrix. trained: counts only adapters, if there are
-   any. */
+/* Returns the bytes of weights, gradients or optimizer states. bytes, matrix: per parameter outside matrices and inside
+   them. trained: with LoRA, only adapters count. shared: ZeRO divides them, so this is one dp-th, rounded up; routed
+   experts are divided by their own number of copies. */
 static int64_t cf__memory_share(const cf_memory_desc *desc, cf__memory_sums *sums, int64_t bytes, int64_t matrix,
                                 int trained, int shared) {
     const cf_parallel *parallel = &desc->parallel;
@@ -8328,7 +8331,8 @@ static void cf__pattern_end_round(cf__schedule_maker *m, int64_t begin) {
 static void cf__pattern_build(cf__schedule_maker *m) {
     cf__pattern *pattern = &m->pattern;
     int gpipe = pattern->kind == CF_SCHEDULE_GPIPE;
-    /* A unit that waits for bytes or state waits for earlier units, so none of their replays may come after it. */
+    /* Under a limit on bytes or state, a unit may have to wait until earlier units free theirs. So all replays of
+       earlier units come before it; otherwise it would wait for ever. */
     int waits = m->tightest.bytes < INT64_MAX || m->tightest.state < INT64_MAX;
     cf__pipe_room used = {0, 0, 0};
     int64_t i, begin = 0;
@@ -10503,7 +10507,7 @@ typedef struct cf__checker {
                                      cf_simulate: any K and any memory are allowed, and positions are indices of
                                      actions */
     cf_timeline *timeline;        /* gets live and the peaks, if there is one */
-    const cf_held_bytes *bytes;   /* bytes that peak_bytes and the limit of bytes count; NULL: none */
+    const cf_held_bytes *bytes;   /* per token, for peak_bytes and the limit on bytes; NULL: bytes do not count */
     cf_error *error;
     uint8_t crosses;              /* transfers between stages are in the lists */
     uint8_t n_passes;             /* number of passes that may be in the lists */
@@ -10685,8 +10689,9 @@ static inline cf_result cf__check_transfer(const cf__checker *k, const cf_action
     return CF_OK;
 }
 
-/* Checks an action whose fields are good. Cells of one virtual stage are side by side. Of other virtual stages only
-   neighbours on the same stage are read here, whose cells are n chunks apart. */
+/* Checks an action whose fields are good. `cell` is this chunk's on this virtual stage, whose n cells are side by
+   side, one for each chunk. Of other virtual stages only the one before or after is read here, and only if it is on the
+   same stage: n cells away. */
 static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, const cf_chunk *c, uint16_t *cell) {
     int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
     if (*cell & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass))
@@ -10723,7 +10728,7 @@ static inline cf_result cf__check_state(const cf__checker *k, const cf_action *a
     return CF_OK;
 }
 
-/* Checks K and the limits, while the action runs. */
+/* Counts what is held while this action runs, and checks it against K and the limits. */
 static inline cf_result cf__check_room(const cf__checker *k, const cf_action *a, const cf_chunk *c,
                                        const uint16_t *cell) {
     int64_t bytes;

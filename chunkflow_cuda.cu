@@ -642,22 +642,24 @@ CHUNKFLOW_CUDA_API cf_result cf_append_backward(const cf_append *append, cf_cuda
 /* Attention by blocks of keys, for trees and for a prefix that streams. The chunk's problem has only its own keys.
    Three members of cf_attention_desc describe the others:
 
-       prefix     keys before the first slice's that are not among its own; with `begins`, of the path that slices see
+       prefix     number of earlier keys that the first slice sees and that are not in the chunk. With `begins`: length
+                  of the tree's path above the chunk
        begins     (n_slices) in trees, cf_slice.begin: keys before each slice's own. Without a parent these are the
-                  first ones of the path. NULL: of the first slice `prefix`, of others none
+                  first ones of the path. NULL: the first slice has `prefix`, others none
        parents    (n_slices) the earlier slice of this chunk that a slice continues: it sees its parent's keys
                   begins[parent] .. begins[s] - 1, and all that these see. -1: it continues the path. NULL: all do
 
    Slices then have as many keys as queries (with `prefix` alone, the first at least as many).
 
    A block is a problem of its own: keys first .. first + n - 1 of the prefix, in rows 0 .. n - 1 of k, v, dk and dv,
-   for all slices that see any of them. A level (n 0) is a block of the chunk's own keys: those that slices with `first`
-   ancestors give to the slices below them. All other arrays are the chunk's. In both directions:
+   for all slices that see any of them. n = 0 asks for a level instead of a block. Level d (`first` = d) has the keys of
+   the chunk's slices that have d ancestors in the chunk, for the slices that descend from them. All other arrays are
+   the chunk's. In both directions:
 
-       cf_attention_forward(chunk, &x, ...)                      begins, with the chunk's own keys
+       cf_attention_forward(chunk, &x, ...)                      starts the sums, with the chunk's own keys
        cf_attention_forward(block, &x, ...)                      for each block and level, its own tiles in x.tiles
-       x.finish = 1, cf_attention_forward(chunk, &x, ...)        writes out and lse (dq in the backward) of those
-                                                                 slices, and is the call that reads sinks
+       x.finish = 1, cf_attention_forward(chunk, &x, ...)        writes out and lse (dq in the backward) of all slices
+                                                                 that took part; this call reads sinks
 
    Between these calls the sums lie in fp32 at the start of the workspace, which needs the bytes of the largest of these
    problems. `overwrite` applies to dk and dv of the call that has it; for a level it must be 0. A block's backward
@@ -1859,7 +1861,8 @@ void count_tiles(problem *p) {
     if (p->is_block) each_key_tile(p, [&](const tile &t) { p->n_turns = std::max(p->n_turns, t.turn + 1); });
 }
 
-/* Makes the list of work, once slices and mask are known. */
+/* Chooses the shapes of tiles, counts them and decides which to split, once slices and mask are known. fill_tiles
+   writes their list. */
 cf_result make_tiles(problem *p, cf_error *error) {
     const int64_t heads = p->desc.n_kv_heads;
     choose_tiles(p);
@@ -6493,8 +6496,8 @@ struct stage_plan {
     int64_t input_events; /* the first of N_INPUT_EVENTS */
     array<cf_cuda_block> blocks; /* the batch's, with addresses on this device */
     cf_executor_memory memory_used;
-    int64_t n_done; /* actions of its list that are ordered, while the order is found; in a run, that are known to have
-                       ended */
+    int64_t n_done; /* number of actions of its list that are done with: placed by find_order or, in a run, known to
+                       have ended */
     int64_t n_issued; /* in a run */
 };
 

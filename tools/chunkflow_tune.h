@@ -417,10 +417,10 @@ typedef struct cf_tune_desc {
     int64_t n_kinds;
     const cf_replay *replays;       /* (n_replays) NULL: local. Pipeline is allowed only if `kinds` is paper alone */
     int64_t n_replays;
-    int no_stream;                  /* 0: for a model with estimated costs, candidates whose state streams from host
-                                       memory are tried if the state does not fit otherwise, or fits only under the
-                                       limit. 1: they are not. With timing or bytes there are none in any case. With
-                                       memory.state_window all candidates stream, and this must be 0 */
+    int no_stream;                  /* 0: for a model with estimated costs, candidates that stream state from host
+                                       memory are also tried where state on the GPU does not fit, or fits only with a
+                                       schedule made again under a limit (cf_tuning: limited). 1: never. With timing or
+                                       bytes nothing streams. With memory.state_window all stream; this must be 0 */
     int no_outputs;                 /* 0: for a model with estimated costs, dropped chunks keep attention's outputs if
                                        its attention can, except with full recomputation. 1: they keep none.
                                        memory.outputs says where they keep them, and this must be 0 then */

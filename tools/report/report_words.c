@@ -322,8 +322,8 @@ static int say_uneven(const report *r, const report_schedule *s, char *text, siz
     return 1;
 }
 
-/* Writes why unsplit sequences are faster, if they are. A batch of a search has no word on that: its baseline is in its
-   own split, which may not be the best without chunks. */
+/* Writes why unsplit sequences are faster, if they are. Says nothing for a batch of a search (`part`): the baseline
+   there runs in the chunks' split over GPUs, which may not be the best one without chunks. */
 static int say_unsplit(const report *r, const report_schedule *s, char *text, size_t size) {
     const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
     const cf_plan *plan = r->packed->plan;
