@@ -1,4 +1,4 @@
-/* chunkflow.h - v0.1.0, 2026-11-24 - long-context training in chunks: plans, schedules, runs - MIT or public domain
+/* chunkflow.h - v0.1.0, 2026-11-29 - long-context training in chunks: plans, schedules, runs - MIT or public domain
 
    What it is. Fine-tuning data is long-tailed: most sequences are short, a few are enormous. chunkflow reorganises a
    batch into chunks of at most ChunkSize tokens. Short sequences are packed together. Long ones are cut into dependent

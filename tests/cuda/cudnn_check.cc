@@ -10,7 +10,7 @@
 
 extern "C" {
 
-/* What the checks ask of a device: they come before the CUDA runtime's own. */
+/* A device as the checks ask for it. These definitions come before the CUDA runtime's own. */
 static int major_version = 9;
 cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *of, int) {
