@@ -379,7 +379,7 @@ typedef struct cf_chunk {
     int64_t below;       /* chunks on the longest path that continues it. 0: none */
     int64_t state;       /* leading rows of its own whose K and V belong to its chain: those of the split sequence, also
                             in its last chunk. 0 without a chain, and in a tree where no chunk continues it */
-    int64_t cp;          /* ranks of its cp group; 0: none */
+    int64_t cp;          /* ranks of its cp group; 0: none. 1 in a column (>>lockstep) where some rank has one */
 } cf_chunk;
 
 /* The dependent chunks of one split sequence: plan->chunks[first_chunk .. first_chunk + n_chunks). */
@@ -1262,12 +1262,14 @@ typedef struct cf_timing {
     double stream_exposed;        /* the part of the stream's time that no compute hides, 0 .. 1: the first layer's. A
                                      pass takes this part, plus the larger of its compute and the rest of its stream.
                                      Needs a stream or a gather */
-    double gather_forward;        /* cp groups: seconds in F and R, after the stream, per row that another rank has
-                                     before the chunk (cf_kv_sources); columns have no such rows. The ranks of a group
-                                     run every pass except W together, so each waits for the slowest */
+    double gather_forward;        /* cp groups: seconds in F and R per row that another rank has before the chunk
+                                     (cf_kv_sources). The same part is exposed, and the rest hides behind the pass and
+                                     its stream. The ranks of a group run every pass except W together, so each waits
+                                     for the slowest */
     double gather_backward;       /* the same in B and I */
     double scan_forward;          /* cp groups with recurrent layers: extra seconds of F of a group's chunk, for the
-                                     scan that finds the states before each rank's part. R has them from F */
+                                     scan that finds the states before each rank's part. It hides nothing, and nothing
+                                     hides it. R has the states from F */
     double scan_backward;         /* the same in B and I */
 } cf_timing;
 
@@ -1507,8 +1509,10 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
    for each other both in step and across stages would hang. So cf_schedule_lower refuses a rank's schedule.
 
    Columns are a plan of one rank: column i stands for the i-th chunks of all ranks. It has the maximum rows and tokens
-   of these chunks, and so many pairs that it costs as much as the most expensive of them. So cf_simulate of the
-   columns' list gives the time of all ranks, and limits that hold for the columns hold for every rank.
+   of these chunks, and so many pairs that it costs as much as the most expensive of them. If one is of a cp group, the
+   column has cp 1, and its slice begins after the most rows that any of them gathers. So cf_simulate of the columns'
+   list gives the time of all ranks, gathers and scans included, over any number of stages. Limits that hold for the
+   columns hold for every rank.
 
    Columns that any rank's chain joins are one chain, which is dropped and replayed as a whole. A single rank may have a
    shorter chain there, or several; its standalone chunks there are dropped like the others. */
@@ -5192,7 +5196,8 @@ static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t
         CF__TRY(cf__inside(c->index, index, index, bad, "chunks.index", id, "is the wrong place in its chain", error));
         CF__TRY(cf__plan_check_link(plan, id, error));
         cp = chain >= 0 ? plan->chains[chain].cp : 0;
-        CF__TRY(cf__inside(c->cp, cp, cp, bad, "chunks.cp", id, "is not that of its chain", error));
+        CF__TRY(cf__inside(c->cp, cp, cp == 0 && chain >= 0 && plan->n_ranks == 1 ? 1 : cp, bad, "chunks.cp", id,
+                           "is not that of its chain", error)); /* columns have 1 */
         CF__TRY(cf__inside(c->first_slice, 0, plan->n_slices, bad, "chunks.first_slice", id,
                            "there is no such slice", error));
         CF__TRY(cf__inside(c->n_slices, chain >= 0, plan->n_slices - c->first_slice, bad, "chunks.n_slices", id,
@@ -5343,6 +5348,8 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id) {
     int64_t i, tokens = 0, rows = 0, pairs = 0, sees = c->prefix;
     int is_list = plan->order == NULL, is_last = c->chain < 0 || c->index + 1 == plan->chains[c->chain].n_chunks;
     CF__TRY(cf__plan_check_prefix(check, id));
+    CF__TRY(cf__plan_is(check, "chunks.cp", id, c->chain >= 0 ? plan->chains[c->chain].cp : 0, c->cp,
+                        "is not that of its chain"));
     CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 0, plan->max_slices > 0 ? plan->max_slices : INT64_MAX,
                             c->n_slices, "is more than max_slices"));
     /* Lengths lie anywhere in memory. A short loop waits for several of them at once. */
@@ -7467,20 +7474,25 @@ static inline double cf__pipe_rate(int pass, double forward, double backward) {
     return pass <= CF_R ? forward : pass <= CF_I ? backward : 0;
 }
 
-/* Returns the seconds of a rank's own pass: the exposed part of its stream and gather, plus the larger of the rest and
-   compute (with a scan). */
+/* Returns the seconds of a pass beside which rows move: the exposed part, then the longer of the pass and the rest. */
+static double cf__pipe_beside(double pass, double moved, double part) {
+    double exposed = cf__product(moved, part);
+    return exposed + cf__most(pass, moved - exposed);
+}
+
+/* Returns the seconds of a rank's own pass, with its stream, gather and scan. */
 CF__APART static double cf__pipe_own_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
-    double stream = cf__pipe_rate(pass, pipe->timing.stream_forward, pipe->timing.stream_backward);
-    double gather = cf__pipe_rate(pass, pipe->timing.gather_forward, pipe->timing.gather_backward);
-    double compute = cf__pipe_compute_seconds(pipe, pass, chunk, v), moved, exposed;
-    if (c->cp > 0 && pass != CF_R)
-        compute += cf__pipe_rate(pass, pipe->timing.scan_forward, pipe->timing.scan_backward);
-    if ((!(stream > 0) && !(gather > 0)) || (pass == CF_R && pipe->shape.outputs)) return compute;
-    moved = cf__product(stream, (double)c->prefix);
-    moved += cf__product(gather, (double)cf__max(cf__plan_prefix(pipe->plan, c) - c->prefix, 0));
-    exposed = cf__product(moved, pipe->timing.stream_exposed);
-    return exposed + cf__most(compute, moved - exposed);
+    const cf_timing *t = &pipe->timing;
+    double stream = cf__pipe_rate(pass, t->stream_forward, t->stream_backward);
+    double gather = cf__pipe_rate(pass, t->gather_forward, t->gather_backward);
+    double seconds = cf__pipe_compute_seconds(pipe, pass, chunk, v);
+    if (pass == CF_R && pipe->shape.outputs) return seconds;
+    if (stream > 0) seconds = cf__pipe_beside(seconds, cf__product(stream, (double)c->prefix), t->stream_exposed);
+    if (c->cp == 0) return seconds;
+    gather = cf__product(gather, (double)cf__max(cf__plan_prefix(pipe->plan, c) - c->prefix, 0));
+    seconds = cf__pipe_beside(seconds, gather, t->stream_exposed);
+    return pass == CF_R ? seconds : seconds + cf__pipe_rate(pass, t->scan_forward, t->scan_backward);
 }
 
 /* Returns the seconds of a pass. The ranks of a cp group run a round's passes together, except W. */
@@ -11205,12 +11217,12 @@ static cf_block *cf__lockstep_columns(void *job, cf__carver *carver) {
     return &l->columns->block;
 }
 
-/* Makes column i a chunk, with its state in a chain. Returns the column after the chains that run through it; i if
-   there are none. */
+/* Makes column i a chunk, with its state in a chain; its slice begins after the most rows that a rank's chunk gathers.
+   Returns the column after the chains that run through it; i if there are none. */
 static int64_t cf__lockstep_column(const cf__lockstep *l, int64_t i) {
     cf_chunk *c = &l->columns->chunks[i];
     double dearest = 0, rows;
-    int64_t rank, end = i;
+    int64_t rank, gathered = 0, end = i;
     memset(c, 0, sizeof *c);
     c->chain = -1;
     c->first_slice = i;
@@ -11225,7 +11237,11 @@ static int64_t cf__lockstep_column(const cf__lockstep *l, int64_t i) {
         dearest = cf__most(dearest, cf_cost_seconds(&l->cost, of->rows, of->pairs));
         c->state = cf__max(c->state, of->state);
         if (of->chain >= 0) end = cf__max(end, i - of->index + l->plan->chains[of->chain].n_chunks);
+        if (of->cp == 0) continue;
+        c->cp = 1;
+        gathered = cf__max(gathered, cf__plan_prefix(l->plan, of) - of->prefix);
     }
+    l->columns->slices[i].begin = gathered;
     if (c->n_slices == 0) return end; /* idle on all ranks, so it costs nothing */
     rows = cf_cost_seconds(&l->cost, c->rows, 0);
     if (dearest - rows < cf__product(l->cost.per_pair, (double)c->pairs))
@@ -11251,14 +11267,15 @@ static cf_result cf__lockstep_fill(void *job) {
         }
         end = cf__max(end, to);
         slice->sequence = slice->first = (int32_t)i;
-        slice->begin = slice->offset = 0;
+        slice->offset = 0;
         slice->length = (int32_t)c->tokens;
         columns->n_idle += c->n_slices == 0;
         if (i >= end) continue;
         c->chain = columns->n_chains - 1;
         c->index = chain->n_chunks++;
         if (c->index > 0) c->up = slice->up = (int32_t)(i - 1);
-        slice->begin = c->prefix = chain->tokens;
+        c->prefix = chain->tokens;
+        slice->begin += c->prefix;
         slice->length = (int32_t)c->state;
         chain->tokens += c->state; /* fewer than CF_MAX_CHUNKS x CF_MAX_CHUNK_SIZE */
     }

@@ -16,7 +16,7 @@
 
    The functions by task
        fit costs to measured passes     cf_cost_fit
-       estimate them from numbers       cf_cost_estimate, cf_cp_costs, cf_model_find, cf_gpu_find
+       estimate them from numbers       cf_cost_estimate, cf_cp_costs, cf_column_cost, cf_model_find, cf_gpu_find
        bytes that a schedule needs      cf_schedule_memory
        limits for given bytes           cf_memory_limits
        choose ChunkSize and K           cf_tune, cf_tune_schedule, cf_tune_defaults, cf_tune_max_tries, cf_tuning_free,
@@ -242,6 +242,11 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
    two forwards. `cp_chunk_seconds` is a third of a chunk's scans. timing: from cf_cost_estimate. */
 CHUNKFLOW_TUNE_API void cf_cp_costs(const cf_timing *timing, cf_pack_desc *pack);
 
+/* Returns the cost with which cf_tune makes columns. max_cp, pp: of the split. It is the first stage's forward. Parts of
+   a cp group have forwards of equal cost, and unequal backwards, which a column may price too low. So with cp groups in
+   a pipeline it is the backward if pairs weigh more in it, and no column takes less than one of its chunks. */
+CHUNKFLOW_TUNE_API cf_pass_cost cf_column_cost(const cf_timing *timing, int64_t max_cp, int64_t pp);
+
 /* Finds the peak memory of a schedule: each stage's report at its heaviest pass, from cf_schedule_loads and
    cf_memory_estimate. In desc->parallel, pp, n_virtual and placement must be the schedule's; unfused_attention must be
    0.
@@ -340,7 +345,8 @@ typedef struct cf_tune_candidate {
     double behind;          /* mean difference from the fastest, batch by batch */
     double behind_confidence;
     double bubble;          /* mean bubble_useful of the slowest rank */
-    double waiting;         /* mean fraction of all stages' time in which passes wait for streamed state */
+    double waiting;         /* mean fraction of all stages' time in which passes wait for streamed state, or for what
+                               cp groups gather and scan */
     double bound;           /* lower bound of `seconds` for every schedule that fits, with this ChunkSize, K and replay,
                                on these batches; 0: not known */
     double estimate;        /* CF_TUNE_DOMINATED: approximate seconds, from the simulated batches and the bounds of the
@@ -398,15 +404,16 @@ typedef struct cf_tune_desc {
                                        that long; times are still the list's. 0: the longest of the list */
     cf_pack_desc pack;              /* options of packing; chunk_size and n_ranks are not used. shared_prefixes: of the
                                        whole list. A tree is then drawn as a whole; if a batch is full before the tree
-                                       ends, the next batch begins with its rest. max_cp: maximum width of cp groups. In
-                                       splits of one stage, groups of 2, 4, 8 ... ranks that divide dp are tried as well
-                                       as none, all in step. Time and memory are then those of columns scheduled by
-                                       paper, plus what groups gather; `cost` and `cp_row_seconds` are the estimate's.
-                                       Needs a model and a gpu, without timing and shared
-                                       prefixes. lockstep: all ranks run in step. With a model they do in splits with
-                                       ZeRO 3, or with experts over GPUs, where every pass has collectives; such splits
-                                       are not tried with shared prefixes, which ranks in step cannot have. Memory is
-                                       then that of the columns, and a little more than that of any rank */
+                                       ends, the next batch begins with its rest. max_cp: maximum width of cp groups.
+                                       Groups of 2, 4, 8 ... ranks that divide dp are tried as well as none, all in
+                                       step. Time and memory are then those of columns (>>lockstep), with whole
+                                       backwards, by paper where there is one stage; `cost` and `cp_row_seconds` are the
+                                       estimate's. Needs a model and a gpu, without timing and shared prefixes; splits
+                                       with virtual stages have no groups. lockstep: all ranks run in step. With a model
+                                       they do in splits with ZeRO 3, or with experts over GPUs, where every pass has
+                                       collectives; such splits are not tried with shared prefixes, which ranks in step
+                                       cannot have. Memory is then that of the columns, and a little more than that of
+                                       any rank */
     const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K and the longest sequence (rounded up to a
                                        multiple of pack.align), the smallest size that splits nothing. Without n_exact,
                                        sizes between these are also tried, for the best split only (n_even) */
@@ -1434,6 +1441,13 @@ CHUNKFLOW_TUNE_API void cf_cp_costs(const cf_timing *timing, cf_pack_desc *pack)
     pack->cp_chunk_seconds = (timing->scan_forward + timing->scan_backward) / 3;
 }
 
+CHUNKFLOW_TUNE_API cf_pass_cost cf_column_cost(const cf_timing *timing, int64_t max_cp, int64_t pp) {
+    const cf_stage_cost *first = timing->stages != NULL ? &timing->stages[0] : &timing->all;
+    const cf_pass_cost *f = &first->forward, *b = &first->backward;
+    const int grows = cft__product(b->per_pair, f->per_token) > cft__product(f->per_pair, b->per_token);
+    return max_cp > 1 && pp > 1 && grows ? *b : *f;
+}
+
 /* Returns the bytes of K and V, or latents, of one token on a stage: two per element. */
 static double cft__row_bytes(const cf_cost_desc *desc, int64_t stage) {
     double sum = 0;
@@ -1774,9 +1788,9 @@ static void cft__report_done(cft__tuner *t, int64_t n) {
 
 /* ---- splits ---- */
 
-/* Returns whether every rank has a sequence or its part of one. Only splits without a pipeline have cp groups. */
+/* Returns whether every rank has a sequence or its part of one. */
 static int cft__has_sequences(const cf_tune_desc *desc, const cf_parallel *split, int64_t max_cp) {
-    return (split->dp - 1) / (split->pp > 1 ? 1 : cft__max(max_cp, 1)) < desc->batch;
+    return (split->dp - 1) / cft__max(max_cp, 1) < desc->batch;
 }
 
 /* Returns whether a split matches the request, suits model and machine, and gives every rank a sequence or its part. */
@@ -1814,7 +1828,7 @@ static cf_parallel cft__given_split(const cf_tune_desc *desc) {
    of splits. out: the tuning to write to; NULL: only counts. */
 static int64_t cft__add_cp_groups(const cf_tune_desc *desc, const cf_parallel *split, cf_tuning *out, int64_t n) {
     int64_t cp, ranks = cft__max(split->dp, 1), most = desc->pack.max_cp;
-    if (split->pp > 1 || split->n_virtual > 1 || desc->timing != NULL || desc->model == NULL) most = 0;
+    if (split->n_virtual > 1 || desc->timing != NULL || desc->model == NULL) most = 0;
     for (cp = 0; cp <= cft__min(most, ranks) && ranks % cft__max(cp, 1) == 0; cp = cft__max(2 * cp, 2)) {
         if (desc->parallel.dp == 0 && !cft__has_sequences(desc, split, cp)) continue;
         if (n++, out == NULL) continue;
@@ -1845,9 +1859,10 @@ static int64_t cft__add_split(const cf_tune_desc *desc, const cf_parallel *split
         level.zero = desc->memory.offload & CF_OFFLOAD_PARAMETERS ? 3 : 1;
         last = split->pp == 1 && split->dp > 1 ? 3 : level.zero;
     }
-    for (; level.zero <= last; level.zero++)
+    for (;; level.zero++) { /* a level that was given may be any number */
         if (!cft__shares(desc) || !cft__meets(desc, &level)) n = cft__add_cp_groups(desc, &level, out, n);
-    return n;
+        if (level.zero >= last) return n;
+    }
 }
 
 /* Writes the splits to `out` by rising tp, then pp, ep, ZeRO and cp group; with NULL only counts them. Experts are
@@ -2322,14 +2337,18 @@ static int cft__in_step(const cft__tuner *t, int64_t max_cp) {
     return max_cp > 1 || (t->desc.pack.lockstep && t->split.dp > 1) || cft__meets(&t->desc, &t->split);
 }
 
+/* Returns whether a candidate takes the schedules of paper, whatever kinds were asked for: cp groups on one stage, which
+   has no bubbles. */
+static int cft__takes_paper(const cft__tuner *t, const cf_tune_candidate *c) {
+    return c->max_cp > 1 && t->tuning->splits[c->split].pp == 1;
+}
+
 /* Replaces t->plan by its columns, because its ranks run in step. The plan itself is then t->packed. */
-static cf_result cft__take_columns(cft__tuner *t) {
-    cf_pack_desc priced;
-    memset(&priced, 0, sizeof priced);
-    cf_cp_costs(&t->timing, &priced);
+static cf_result cft__take_columns(cft__tuner *t, int64_t max_cp) {
+    const cf_pass_cost cost = cf_column_cost(&t->timing, max_cp, t->split.pp);
     t->packed = t->plan;
     t->plan = NULL;
-    return cf_lockstep_plan(t->packed, &priced.cost, &t->allocator, &t->plan, t->error);
+    return cf_lockstep_plan(t->packed, &cost, &t->allocator, &t->plan, t->error);
 }
 
 /* Packs a batch for t->split, whose costs are known. */
@@ -2349,39 +2368,7 @@ static cf_result cft__pack_batch(cft__tuner *t, const cf_tune_candidate *c, int6
     }
     cft__free_plans(t);
     CFT__TRY(cf_pack(&t->tuning->batches[batch * t->desc.batch], t->desc.batch, &desc, &t->plan, t->error));
-    return c->in_step ? cft__take_columns(t) : CF_OK;
-}
-
-/* Returns the maximum rows that a chunk of a column gathers from other ranks; -1 if no chunk of it is of a cp group. */
-static int64_t cft__gathered_rows(const cf_plan *packed, int64_t column) {
-    int64_t most = -1, id;
-    for (id = column; id < packed->n_chunks; id += packed->chunks_per_rank) {
-        const cf_chunk *c = &packed->chunks[id];
-        if (c->chain >= 0 && packed->chains[c->chain].cp > 0)
-            most = cft__max(most, packed->slices[c->first_slice].begin - c->prefix);
-    }
-    return most;
-}
-
-/* Returns the seconds by which gathers of rows from other ranks, and scans of recurrent layers, lengthen the current
-   schedule's passes. Columns have neither themselves, and cp groups have one stage. */
-static double cft__gather_seconds(const cft__tuner *t) {
-    const cf_timing *timing = &t->timing;
-    int some = timing->gather_forward > 0 || timing->scan_forward > 0;
-    double sum = 0;
-    int64_t i;
-    for (i = 0; t->packed != NULL && some && i < t->schedule->n_actions; i++) {
-        const cf_action *a = &t->schedule->actions[i];
-        int forward = a->pass == CF_F || a->pass == CF_R, none = a->pass == CF_R && t->schedule->shape.outputs;
-        int64_t rows = a->pass == CF_W ? -1 : cft__gathered_rows(t->packed, a->chunk);
-        double moved, exposed, hidden = t->timeline->end[i] - t->timeline->start[i];
-        if (rows < 0) continue;
-        if (a->pass != CF_R) sum += forward ? timing->scan_forward : timing->scan_backward;
-        moved = none ? 0 : cft__product(forward ? timing->gather_forward : timing->gather_backward, (double)rows);
-        exposed = cft__product(moved, timing->stream_exposed);
-        sum += exposed + (moved - exposed > hidden ? moved - exposed - hidden : 0);
-    }
-    return sum;
+    return c->in_step ? cft__take_columns(t, c->max_cp) : CF_OK;
 }
 
 /* ---- memory ---- */
@@ -2925,7 +2912,7 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_tune_candid
     desc.shape.outputs = c->outputs > 0;
     desc.timing = &t->timing;
     desc.limits.chunks = CF_NO_LIMIT; /* a GPU limits bytes, not chunks */
-    desc.split_backward = t->desc.split_backward && kind == CF_SCHEDULE_BEST;
+    desc.split_backward = t->desc.split_backward && kind == CF_SCHEDULE_BEST && c->max_cp < 2;
     desc.allocator = &t->allocator;
     return desc;
 }
@@ -3051,7 +3038,7 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
         bubble = t->timeline->bubble_useful;
         waiting = slowest > 0 ? t->timeline->stream_seconds / (slowest * (double)t->split.pp) : 0;
     }
-    *seconds = slowest + cft__gather_seconds(t) + t->step_seconds;
+    *seconds = slowest + t->step_seconds;
     if (batch == t->desc.n_batches) return CF_OK;
     c->bubble += bubble / (double)t->desc.n_batches;
     c->waiting += waiting / (double)t->desc.n_batches;
@@ -3357,7 +3344,7 @@ static void cft__fill_size(cft__tuner *t, int64_t first, int64_t split, int64_t 
         c->replay = t->desc.replays[cft__index(t, id, CFT__REPLAY)];
         c->max_cp = t->tuning->max_cps[split];
         c->in_step = cft__in_step(t, c->max_cp);
-        if (c->max_cp > 1) c->kind = CF_SCHEDULE_PAPER;
+        if (cft__takes_paper(t, c)) c->kind = CF_SCHEDULE_PAPER;
         cft__set_recompute(t, c, cft__index(t, id, CFT__LEVEL));
         c->state_window = t->windows[cft__index(t, id, CFT__WINDOW)];
         c->outputs = cft__keeps(t, c, 0);
@@ -3657,8 +3644,12 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
         c->same_as = id - t->strides[CFT__K];
         return 1;
     }
-    if (c->max_cp > 1 && cft__index(t, id, CFT__KIND) > 0) {
-        cft__give_up(c, "cp groups take the schedules of paper: the same");
+    if (c->max_cp > 1 && c->kind == CF_SCHEDULE_ZERO_BUBBLE) {
+        cft__give_up(c, "columns price the whole backwards of cp groups");
+        return 1;
+    }
+    if (cft__takes_paper(t, c) && cft__index(t, id, CFT__KIND) > 0) {
+        cft__give_up(c, "cp groups on one stage take the schedules of paper: the same");
         c->same_as = id - cft__index(t, id, CFT__KIND) * t->strides[CFT__KIND];
         return 1;
     }
@@ -3982,7 +3973,7 @@ static cf_result cft__make_choice(cft__tuner *t, const cf_tune_candidate *chosen
     CFT__TRY(cft__check_weights(t));
     c.status = CF_TUNE_UNTRIED;
     c.bytes = 0;
-    if (c.in_step) CFT__TRY(cft__take_columns(t));
+    if (c.in_step) CFT__TRY(cft__take_columns(t, c.max_cp));
     CFT__TRY(cft__fit_rank(t, &c, 0, c.in_step ? 0 : rank));
     if (c.in_step && c.status != CF_TUNE_INFEASIBLE) {
         cf_schedule *list = t->schedule;

@@ -143,19 +143,26 @@ static int64_t rows_of_others(const cf_plan *plan, const cf_chunk *c) {
     return rows;
 }
 
-/* And with what is scanned and moved, by those of cf_timing: the exposed part, then whichever of the two is done
-   later. */
+/* The exposed part of what moves, then the pass or the rest, whichever is done later. */
+static double beside(double pass, double moved, double part) {
+    double exposed = moved * part;
+    return pass > moved - exposed ? exposed + pass : moved;
+}
+
+/* And with what is moved and scanned, by those of cf_timing. */
 static double alone_seconds(const cf_plan *plan, const cf_timing *timing, int outputs, int64_t v, const cf_chunk *c,
                             int pass) {
-    double compute = compute_of(timing, outputs, v, c, pass), moved = 0, alone;
+    double seconds = compute_of(timing, outputs, v, c, pass);
     int forward = pass == CF_F || pass == CF_R;
-    if (timing == NULL || pass == CF_W || (pass == CF_R && outputs)) return compute;
-    if (is_shared(plan, c) && pass != CF_R) compute += forward ? timing->scan_forward : timing->scan_backward;
-    moved = (double)c->prefix * (forward ? timing->stream_forward : timing->stream_backward);
+    if (timing == NULL || pass == CF_W || (pass == CF_R && outputs)) return seconds;
+    seconds = beside(seconds, (double)c->prefix * (forward ? timing->stream_forward : timing->stream_backward),
+                     timing->stream_exposed);
+    if (!is_shared(plan, c)) return seconds;
     if (timing->gather_forward > 0 || timing->gather_backward > 0)
-        moved += (double)rows_of_others(plan, c) * (forward ? timing->gather_forward : timing->gather_backward);
-    alone = moved * timing->stream_exposed;
-    return compute > moved - alone ? alone + compute : moved;
+        seconds = beside(seconds, (double)rows_of_others(plan, c) *
+                                      (forward ? timing->gather_forward : timing->gather_backward),
+                         timing->stream_exposed);
+    return seconds + (pass == CF_R ? 0 : forward ? timing->scan_forward : timing->scan_backward);
 }
 
 /* Returns the seconds of a pass, of all ranks that run it at once. */
@@ -178,7 +185,9 @@ double pipeline_seconds(const cf_plan *plan, const cf_timing *timing, int output
    pass. */
 typedef struct network {
     const cf_plan *plan;
-    const cf_schedule *s;
+    const cf_schedule *s;            /* that of the first rank */
+    const cf_schedule *const *ranks; /* those of all that run in step */
+    int64_t n_ranks;
     const cf_timing *timing;
     double *seconds;
     naive_wait *waits;
@@ -217,6 +226,19 @@ double pipeline_transfer(const cf_plan *plan, const cf_timing *timing, int64_t c
     return timing == NULL ? 0 : timing->latency + timing->seconds_per_token * (double)plan->chunks[chunk].rows;
 }
 
+/* Returns the most seconds that action i takes on any rank, or with `sends` the transfer of its result. */
+static double slowest(const network *w, int64_t i, int sends) {
+    double most = 0, own;
+    int64_t rank;
+    for (rank = 0; rank < w->n_ranks; rank++) {
+        const cf_action *a = &w->ranks[rank]->actions[i];
+        own = sends ? pipeline_transfer(w->plan, w->timing, a->chunk)
+                    : pipeline_seconds(w->plan, w->timing, w->s->shape.outputs, a->stage, a->chunk, a->pass);
+        if (own > most) most = own;
+    }
+    return most;
+}
+
 static int64_t stage_of(const network *w, int64_t i) { return naive_stage(w->s, w->s->actions[i].stage); }
 
 static void add_wait(network *w, int64_t from, int64_t to) {
@@ -231,7 +253,7 @@ static void send_on(network *w, int64_t maker, int64_t last[2]) {
     /* In loops the stage above the last one is the first. */
     int up = s->shape.placement == CF_PLACEMENT_V ? stage_of(w, to) > stage_of(w, maker)
                                                   : s->actions[to].stage > s->actions[maker].stage;
-    w->seconds[node] = pipeline_transfer(w->plan, w->timing, s->actions[maker].chunk);
+    w->seconds[node] = slowest(w, maker, 1);
     add_wait(w, maker, node);
     add_wait(w, last[up], node);
     last[up] = node;
@@ -245,7 +267,7 @@ static void add_stage(network *w, int64_t stage) {
         int64_t input = w->input[i];
         if (is_send(a->pass)) send_on(w, pipeline_maker(s, a), sent);
         if (a->pass >= CF_COMPUTE_PASS_COUNT) continue;
-        w->seconds[i] = pipeline_seconds(w->plan, w->timing, w->s->shape.outputs, a->stage, a->chunk, a->pass);
+        w->seconds[i] = slowest(w, i, 0);
         add_wait(w, input >= 0 && stage_of(w, input) != stage ? s->n_actions + input : input, i);
         add_wait(w, before, i);
         before = i;
@@ -262,13 +284,14 @@ static int64_t node_of(const cf_schedule *s, int64_t i) {
     return is_send(a->pass) ? s->n_actions + pipeline_maker(s, a) : i;
 }
 
-double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing, double *start,
-                         double *end) {
+double pipeline_in_step(const cf_plan *plan, const cf_schedule *const *ranks, int64_t n_ranks, const cf_timing *timing,
+                        double *start, double *end) {
+    const cf_schedule *s = ranks[0];
     int64_t n = s->n_actions, i, stage;
     double *seconds = (double *)calloc((size_t)(4 * n + 1), sizeof *seconds), *at = seconds + 2 * n, makespan;
     int64_t *others = (int64_t *)calloc((size_t)(2 * n + 1), sizeof *others);
     naive_wait *waits = (naive_wait *)calloc((size_t)(4 * n + 1), sizeof *waits);
-    network w = {plan, s, timing, seconds, waits, 0, others, others + n};
+    network w = {plan, s, ranks, n_ranks, timing, seconds, waits, 0, others, others + n};
     if (!seconds || !others || !waits) abort();
     for (i = 0; i < n; i++) w.input[i] = -1;
     for (i = 0; i < n; i++)
@@ -284,6 +307,11 @@ double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_tim
     free(others);
     free(waits);
     return makespan;
+}
+
+double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing, double *start,
+                         double *end) {
+    return pipeline_in_step(plan, &s, 1, timing, start, end);
 }
 
 /* ---- times and lowered lists ---- */

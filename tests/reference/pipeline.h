@@ -17,9 +17,12 @@ const char *pipeline_fault(const cf_plan *plan, const cf_schedule *schedule, con
 
 /* Starts and ends of all actions, of lowered schedules too, by going over the lists again and again until no time
    changes; returns the makespan, or -1 if times grow without end (a deadlock). start, end: (n_actions), or both
-   NULL. */
+   NULL. In step: of ranks with the same list of passes, each of which begins when all ranks can and takes as long as on
+   the slowest. */
 double pipeline_makespan(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing, double *start,
                          double *end);
+double pipeline_in_step(const cf_plan *plan, const cf_schedule *const *schedules, int64_t n_ranks,
+                        const cf_timing *timing, double *start, double *end);
 
 /* An action's number, -1: there is none. The pass whose result a SEND sends. Seconds that a chunk's transfer takes. */
 int64_t pipeline_find(const cf_schedule *schedule, int pass, int64_t chunk, int64_t v);

@@ -79,8 +79,8 @@ typedef struct comparison {
     baseline_tuned context; /* if context parallelism makes the baseline faster; otherwise its `best` is untried */
     baseline_tuned recipe;
     double best; /* least makespan of rows that fit; 0: none */
-    row with[2]; /* for --max-cp: the most expensive rank of paper, without cp groups and with; makespan 0 without cp
-                    groups */
+    row with[2]; /* for --max-cp: all ranks with the best row's schedule, without cp groups and with; makespan 0 without
+                    cp groups */
     const row *paper;     /* its last row */
     int64_t *paper_peaks; /* (n_stages) chunks that paper keeps */
 } comparison;
@@ -92,7 +92,7 @@ static void measure(const comparison *t, const cf_plan *plan, const pipeline_run
     r->rank = run->schedule->shape.rank;
     r->n_virtual = run->schedule->shape.n_virtual;
     r->placement = run->schedule->shape.placement;
-    r->makespan = t->pipe.every_rank && run->in_step > timeline->makespan ? run->in_step : timeline->makespan;
+    r->makespan = t->pipe.every_rank ? pipeline_makespan(run) : timeline->makespan;
     r->bubble_useful = timeline->bubble_useful;
     r->bubble_busy = timeline->bubble_busy;
     r->stream_waits = timeline->stream_waits;
@@ -176,7 +176,13 @@ static void add_row(comparison *t, int64_t kind, int64_t replay, int64_t k) {
     pipeline_place(&r->what, t->asked->n_virtual, (cf_placement)t->asked->placement);
 }
 
-/* Adds rows of every kind with every K, and of paper with every form of replay; with cp groups of paper alone. */
+/* Returns whether there is a row of this kind and form of replay. */
+static int has_rows(const pipeline *p, int64_t kind, int64_t replay) {
+    if (replay != CF_REPLAY_LOCAL || pipeline_takes_paper(p)) return kind == CF_SCHEDULE_PAPER;
+    return p->max_cp < 2 || (kind != CF_SCHEDULE_ZERO_BUBBLE && kind != BEST_SPLIT);
+}
+
+/* Adds rows of every kind with every K, and of paper with every form of replay. */
 static int add_rows(comparison *t, const int64_t *k, int64_t n_k) {
     int64_t asked = t->asked->replay > 0 ? t->asked->replay : REPLAY_LOCAL;
     int64_t first = asked == REPLAY_LOCAL ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
@@ -193,8 +199,8 @@ static int add_rows(comparison *t, const int64_t *k, int64_t n_k) {
     }
     for (i = 0; i < n_k; i++)
         for (replay = first; replay <= last; replay++)
-            for (kind = CF_SCHEDULE_PAPER; kind < (t->pipe.max_cp > 1 ? CF_SCHEDULE_PAPER + 1 : ROW_KINDS); kind++)
-                if (replay == CF_REPLAY_LOCAL || kind == CF_SCHEDULE_PAPER) add_row(t, kind, replay, k[i]);
+            for (kind = CF_SCHEDULE_PAPER; kind < ROW_KINDS; kind++)
+                if (has_rows(&t->pipe, kind, replay)) add_row(t, kind, replay, k[i]);
     return CLI_OK;
 }
 
@@ -221,25 +227,27 @@ static const row *shortest(const comparison *t, int unsplit) {
     return found;
 }
 
-/* Finds the time and memory of all ranks of a plan, scheduled as in the last row. */
-static cf_result fill_ranks(const comparison *t, const cf_plan *plan, row *all, int lockstep, cf_error *error) {
-    pipeline pipe = t->pipe;
+/* Finds the time and memory of all ranks of a plan, scheduled as in a row. */
+static cf_result fill_ranks(const comparison *t, const cf_plan *plan, const row *like, row *all, int lockstep,
+                            cf_error *error) {
+    pipeline pipe = pipe_of(t, like);
     pipeline_run run;
     cf_result result;
 
     pipe.lockstep = lockstep;
     pipe.every_rank = 1;
     pipeline_take_cp(&pipe, plan);
-    all->what = t->paper->what;
+    all->what = like->what;
     result = pipeline_run_make(&pipe, plan, &all->what, &run, error);
     if (result != CF_OK) return result;
     measure(t, plan, &run, all);
-    if (run.in_step > all->makespan) all->makespan = run.in_step;
+    all->makespan = pipeline_makespan(&run);
     pipeline_run_free(&run);
     return CF_OK;
 }
 
 static int fill_cp_groups(comparison *t) {
+    const row *like = shortest(t, 0) ? shortest(t, 0) : t->paper;
     packing_options plain = t->asked->packing;
     packing without;
     cf_error error;
@@ -251,8 +259,8 @@ static int fill_cp_groups(comparison *t) {
     code = packing_of_lengths(&plain, t->packed.list.path, t->packed.lengths, NULL, t->packed.list.n_sequences,
                               &without);
     if (code != CLI_OK) return code;
-    result = fill_ranks(t, without.plan, &t->with[0], 0, &error);
-    if (result == CF_OK) result = fill_ranks(t, t->packed.plan, &t->with[1], 1, &error);
+    result = fill_ranks(t, without.plan, like, &t->with[0], 0, &error);
+    if (result == CF_OK) result = fill_ranks(t, t->packed.plan, like, &t->with[1], 1, &error);
     packing_free(&without);
     return result == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }

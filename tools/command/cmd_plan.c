@@ -356,9 +356,8 @@ static void print_times(const planned *made) {
     int64_t i;
 
     if (made->columns)
-        printf("in step           all ranks take %s%s; the times that follow are those of this rank alone\n",
-               pipeline_duration(made->run.in_step, made->pipe.unit_cost),
-               made->pipe.max_cp > 1 ? ", beside what cp groups gather" : "");
+        printf("in step           all ranks take %s; the times that follow are those of this rank alone\n",
+               pipeline_duration(made->run.in_step, made->pipe.unit_cost));
     if (made->slowest >= 0 && made->packed.plan->n_ranks > 1 && !made->columns)
         printf("slowest rank      %s, %s; the times that follow are those of rank %s\n", cli_commas(made->slowest),
                pipeline_duration(made->longest, made->pipe.unit_cost), cli_commas(made->pipe.rank));

@@ -396,6 +396,9 @@ int pipeline_price_cp(pipeline *p, packing_options *how) {
     return CLI_OK;
 }
 
+int pipeline_takes_paper(const pipeline *p) { return p->max_cp > 1 && p->n_stages == 1; }
+int pipeline_splits_backwards(const pipeline *p) { return p->max_cp < 2 && p->n_stages > 1; }
+
 void pipeline_take_cp(pipeline *p, const cf_plan *plan) { (void)packing_cp_groups(plan, &p->memory.gathered); }
 
 int pipeline_pack(pipeline *p, packing_options *how, const char *path, packing *out) {
@@ -639,7 +642,7 @@ cf_result pipeline_columns(const pipeline *p, const cf_plan *plan, cf_plan **col
     cf_result result = pipeline_costs_make(p, 1, plan->chunk_size, CF_RECOMPUTE_DEFAULT, &costs, error);
 
     if (result != CF_OK) return result;
-    if (!p->unit_cost) cost = costs.stages ? costs.stages[0].forward : costs.timing.all.forward;
+    if (!p->unit_cost) cost = cf_column_cost(&costs.timing, p->max_cp, p->n_stages);
     pipeline_costs_free(&costs);
     return cf_lockstep_plan(plan, &cost, NULL, columns, error);
 }
@@ -763,6 +766,10 @@ int64_t pipeline_default_k(const pipeline *p, const cf_plan *plan, cf_replay rep
 const char *pipeline_default_k_words(const pipeline *p) {
     return knows_memory(p) ? "the largest of 1, 2 and 4 that memory allows"
                            : "the default where nothing says what memory allows";
+}
+
+double pipeline_makespan(const pipeline_run *run) {
+    return run->in_step > run->timeline->makespan ? run->in_step : run->timeline->makespan;
 }
 
 int pipeline_fits(const pipeline *p, const pipeline_run *run) {

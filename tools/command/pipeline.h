@@ -155,6 +155,10 @@ void pipeline_close(pipeline *p);
 /* The first takes from *how, the options of packing, whether ranks run in step; with --max-cp it sets what cf_pack
    needs to choose widths. The second takes from a plan what is gathered. Returns an exit code. */
 int pipeline_price_cp(pipeline *p, packing_options *how);
+
+/* With cp groups as in cf_tune: only schedules of paper are made on one stage, and backwards stay whole on several. */
+int pipeline_takes_paper(const pipeline *p);
+int pipeline_splits_backwards(const pipeline *p);
 void pipeline_take_cp(pipeline *p, const cf_plan *plan);
 
 /* Packs a file between these two. Refuses trees on ranks that must run in step. Returns an exit code; after CLI_OK call
@@ -204,10 +208,13 @@ typedef struct pipeline_run {
     cf_memory_report *memory; /* (n_stages) with a model; or NULL */
     int64_t fullest;          /* the stage with the largest total */
     int held_down;            /* 1: it fits only because bytes were limited */
-    double in_step;           /* if all ranks have one list: their time, with what cp groups gather */
+    double in_step;           /* if all ranks have one list: their time, with what cp groups gather and scan */
 } pipeline_run;
 
-/* Makes the columns of a list of all ranks; a chunk costs as much as its forward on the first stage. Free them with
+/* Returns the time of a run; if all ranks have one list, that of all. */
+double pipeline_makespan(const pipeline_run *run);
+
+/* Makes the columns of a list of all ranks; a chunk costs as much as cf_column_cost says. Free them with
    cf_plan_free. */
 cf_result pipeline_columns(const pipeline *p, const cf_plan *plan, cf_plan **columns, cf_error *error);
 

@@ -92,23 +92,24 @@ static int add_case(maker *m, const char *name, cf_schedule_kind kind, int split
     return report_add_case(&m->out, name, &what);
 }
 
-/* Returns the kind of the main schedule: the one asked for, or of cp groups, else the one that is searched for. */
+/* Returns the kind of the main schedule: the one asked for, or of cp groups on one stage, else the one that is searched
+   for. */
 static cf_schedule_kind main_kind(const maker *m) {
     if (m->asked->kind) return (cf_schedule_kind)m->asked->kind;
-    return m->pipe.max_cp > 1 ? CF_SCHEDULE_PAPER : CF_SCHEDULE_BEST;
+    return pipeline_takes_paper(&m->pipe) ? CF_SCHEDULE_PAPER : CF_SCHEDULE_BEST;
 }
 
 static int add_cases(maker *m) {
-    int pipelined = m->pipe.n_stages > 1, split = m->asked->split_backward, code;
+    int splits = pipeline_splits_backwards(&m->pipe), split = m->asked->split_backward, code;
 
     if (m->asked->kind)
         return add_case(m, split && main_kind(m) == CF_SCHEDULE_BEST ? "best, I + W" : cf_schedule_kind_name(main_kind(m)),
                         main_kind(m), split);
     code = add_case(m, "paper", CF_SCHEDULE_PAPER, 0);
-    if (m->pipe.max_cp > 1) return code;
-    if (code == CLI_OK && pipelined) code = add_case(m, "zero-bubble", CF_SCHEDULE_ZERO_BUBBLE, 0);
+    if (pipeline_takes_paper(&m->pipe)) return code;
+    if (code == CLI_OK && splits) code = add_case(m, "zero-bubble", CF_SCHEDULE_ZERO_BUBBLE, 0);
     if (code == CLI_OK) code = add_case(m, "best", CF_SCHEDULE_BEST, 0);
-    if (code == CLI_OK && pipelined) code = add_case(m, "best, I + W", CF_SCHEDULE_BEST, 1);
+    if (code == CLI_OK && splits) code = add_case(m, "best, I + W", CF_SCHEDULE_BEST, 1);
     return code;
 }
 
@@ -223,7 +224,7 @@ static int make(maker *m) {
 
     m->k = m->asked->k > 0 ? m->asked->k
            : pipeline_default_k(&m->pipe, m->packed.plan, (cf_replay)m->asked->replay);
-    best = case_of(m, main_kind(m), m->pipe.n_stages > 1);
+    best = case_of(m, main_kind(m), pipeline_splits_backwards(&m->pipe));
     report_start(&m->out, &m->packed, &m->pipe, m->k);
     m->out.k_words = m->asked->k > 0 ? NULL : pipeline_default_k_words(&m->pipe);
     code = report_add_baseline(&m->out, &m->asked->packing, NULL);

@@ -806,15 +806,15 @@ static int print_frontier(const cf_tuning *tuning) {
     return code;
 }
 
-/* Returns whether a candidate repeats an earlier one. CP groups have one kind of schedule, so of the given kinds all
-   except the first repeat it. */
+/* Returns whether a candidate repeats an earlier one. CP groups on one stage have one kind of schedule, so of the given
+   kinds all except the first repeat it. */
 static int repeats_another(const cf_tuning *tuning, int64_t id) {
     const cf_tune_candidate *c = &tuning->candidates[id], *e = c;
 
     while (e > tuning->candidates) {
         e--;
         if (e->split != c->split || e->chunk_size != c->chunk_size || e->k != c->k) return 0;
-        if ((c->max_cp > 0 || e->kind == c->kind) && e->replay == c->replay &&
+        if (e->kind == c->kind && e->replay == c->replay &&
             e->recompute == c->recompute && e->recompute_layers == c->recompute_layers &&
             e->state_window == c->state_window)
             return 1;

@@ -350,13 +350,15 @@ static void write_schedule(json_writer *w, const report *r, const report_schedul
     json_open(w, NULL, '{');
     write_kind(w, s);
     write_times(w, s->timeline);
+    if (r->runs[s - r->schedules].in_step > 0)
+        json_number_member(w, "in_step", r->runs[s - r->schedules].in_step);
     json_integer_member(w, "n_passes", n_passes);
     json_integers_member(w, "peak_live", s->timeline->peak_live, n_stages);
     if (s->timeline->peak_tokens) json_integers_member(w, "peak_tokens", s->timeline->peak_tokens, n_stages);
     json_integers_member(w, "peak_state_tokens", s->timeline->peak_state_tokens, n_stages);
     pipe.rank = s->schedule->shape.rank;
     pipe.every_rank = r->slowest;
-    speed = pipeline_speed_of(&pipe, r->plans[s->plan].plan, s->timeline->makespan);
+    speed = pipeline_speed_of(&pipe, r->plans[s->plan].plan, report_seconds(r, s));
     if (r->pipe->has_model && !r->pipe->unit_cost) pipeline_write_speed(w, &speed);
     if (s->schedule->limits.chunks_by_stage)
         json_integers_member(w, "limits", s->schedule->limits.chunks_by_stage, n_stages);

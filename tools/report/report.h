@@ -99,6 +99,9 @@ void report_free(report *r);
 int report_add_baseline(report *r, const packing_options *asked, const baseline_rule *rule);
 int report_add_case(report *r, const char *name, const pipeline_case *what);
 
+/* Returns the time of a schedule; if all ranks run in step, that of all. */
+double report_seconds(const report *r, const report_schedule *s);
+
 /* Tests whether the baseline is faster, or fits only, with context parallelism. Returns an exit code. */
 int report_add_context(report *r, const packing_options *asked);
 

@@ -105,6 +105,12 @@ int report_add_context(report *r, const packing_options *asked) {
     return CLI_OK;
 }
 
+double report_seconds(const report *r, const report_schedule *s) {
+    const pipeline_run *run = &r->runs[s - r->schedules];
+
+    return run->timeline ? pipeline_makespan(run) : s->timeline->makespan;
+}
+
 int report_add_case(report *r, const char *name, const pipeline_case *what) {
     pipeline_run run;
     cf_error error;
@@ -113,7 +119,7 @@ int report_add_case(report *r, const char *name, const pipeline_case *what) {
     if (pipeline_run_make(r->pipe, r->packed->plan, what, &run, &error) != CF_OK) return cli_error(&error, NULL);
     code = report_add_run(r, name, r->packed->plan, run.schedule, &run, what->recompute, NULL);
     if (code == CLI_OK && r->schedules[i].fits &&
-        (r->best < 0 || run.timeline->makespan < r->schedules[r->best].timeline->makespan))
+        (r->best < 0 || report_seconds(r, &r->schedules[i]) < report_seconds(r, &r->schedules[r->best])))
         r->best = i;
     return code;
 }

@@ -47,7 +47,7 @@ static int try_change(trial *t, const cf_plan *plan, const pipeline *pipe, const
     t->r->n_tries++;
     snprintf(line->options, sizeof line->options, "%.90s%s%.96s", t->options, t->options[0] ? " " : "",
              option);
-    line->makespan = run.timeline->makespan;
+    line->makespan = pipeline_makespan(&run);
     line->memory = run.memory[run.fullest].total;
     line->fits = pipeline_fits(pipe, &run);
     line->pays = line->fits && line->makespan < (1 - worth) * t->makespan;
@@ -223,7 +223,7 @@ int report_try_changes(report *r, const pipeline_case *what, const packing_optio
     t.pipe = *r->pipe;
     t.what = *what;
     if (what->split_backward) snprintf(t.options, sizeof t.options, "--split-backward");
-    t.makespan = r->schedules[r->best].timeline->makespan;
+    t.makespan = report_seconds(r, &r->schedules[r->best]);
     try_chunk_size(&t, 2 * asked->chunk_size);
     if (t.plan == r->packed->plan) try_chunk_size(&t, asked->chunk_size / 2);
     try_recompute(&t);

@@ -11,7 +11,7 @@
 
 /* Writes "0.72 s", and "15.95 GiB on the fullest GPU" or "8 kept tokens on the fullest stage". */
 static void say_time(const report *r, const report_schedule *s, char *text, size_t size) {
-    snprintf(text, size, "%s %s", pipeline_duration(s->timeline->makespan, r->pipe->unit_cost),
+    snprintf(text, size, "%s %s", pipeline_duration(report_seconds(r, s), r->pipe->unit_cost),
              pipeline_unit(r->pipe->unit_cost));
 }
 
@@ -103,7 +103,7 @@ static double whole_seconds(const report *r) {
 static void say_both(const report *r, const report_schedule *ours, char *text, size_t size) {
     char time[64], held[64], base[512];
     double makespan = say_base(r, base, sizeof base);
-    double ratio = ours->timeline->makespan > 0 ? makespan / ours->timeline->makespan : 1;
+    double seconds = report_seconds(r, ours), ratio = seconds > 0 ? makespan / seconds : 1;
     const report_try *pays = what_pays(r);
     int advised = pays && pays->makespan < makespan;
 
@@ -330,7 +330,7 @@ static int say_unsplit(const report *r, const report_schedule *s, char *text, si
     cf_plan_stats stats;
     char *at;
 
-    if (!base || r->part[0] || !(base->timeline->makespan < s->timeline->makespan)) return 0;
+    if (!base || r->part[0] || !(base->timeline->makespan < report_seconds(r, s))) return 0;
     cf_plan_measure(plan, NULL, &stats);
     snprintf(text, size, "Unsplit is faster here: %s.",
              packing_why_unsplit(stats.longest_sequence, plan->chunk_size, (double)plan->chunks_per_rank,
@@ -345,7 +345,7 @@ static int say_unsplit(const report *r, const report_schedule *s, char *text, si
 
 /* Returns how whole sequences compare with an advised time, if they take less or if only the advice beats them. */
 static const char *beside_whole(const report *r, double makespan) {
-    double whole = whole_seconds(r), now = r->schedules[r->best].timeline->makespan;
+    double whole = whole_seconds(r), now = report_seconds(r, &r->schedules[r->best]);
     char *text = cli_scratch();
 
     if (whole >= now) return "";
@@ -359,7 +359,7 @@ int report_do(const report *r, char *text, size_t size) {
     double makespan;
 
     if (r->n_tries == 0) return 0;
-    makespan = r->schedules[r->best].timeline->makespan;
+    makespan = report_seconds(r, &r->schedules[r->best]);
     if (best)
         snprintf(text, size,
                  "Do this: %s takes an estimated %s s, %.1f %% less, in %.2f of %.2f GiB (tried, and it fits).%s",

@@ -213,18 +213,39 @@ static int64_t ring_bytes(const tune_job *job, const cf_tuning *tuning, const cf
     return c->state_window > 0 ? c->state_window * modelling_row_bytes(&desc) : 0;
 }
 
+/* Returns the search's options of packing, with its costs for cp groups. */
+static cf_pack_desc pack_with_cp_groups(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
+    cf_cost_desc cost = modelling_costs(&job->model, &job->gpu, &job->asked->gpu, c->chunk_size);
+    cf_stage_cost *stages = (cf_stage_cost *)malloc((size_t)split->pp * sizeof *stages);
+    cf_pack_desc pack = job->desc.pack;
+    cf_timing timing;
+
+    pack.max_cp = c->max_cp;
+    cost.parallel = *split;
+    cost.parallel.recompute = c->recompute;
+    cost.parallel.recompute_layers = c->recompute_layers;
+    cost.stream = c->state_window > 0;
+    cost.max_cp = c->max_cp;
+    cost.unfused = job->desc.memory.unfused;
+    cost.outputs = c->outputs;
+    cost.offload = c->offload;
+    if (stages && c->max_cp > 0 && cf_cost_estimate(&cost, stages, split->pp, &timing, NULL, NULL) == CF_OK)
+        cf_cp_costs(&timing, &pack);
+    free(stages);
+    return pack;
+}
+
 /* Returns the number of tries that the search gave such a schedule of the usual batch; that of other batches hardly
    differs. */
 static int64_t tries_of(const tune_job *job, const cf_tuning *tuning, const cf_tune_candidate *c) {
     const cf_parallel *split = &tuning->splits[c->split];
-    cf_pack_desc desc = job->desc.pack;
+    cf_pack_desc desc = pack_with_cp_groups(job, c, split);
     cf_plan *plan = NULL;
     const int64_t *batch = &tuning->batches[tune_usual_batch(tuning) * tuning->batch];
     int64_t max_tries = job->asked->max_tries;
 
     desc.chunk_size = c->chunk_size;
     desc.n_ranks = split->dp;
-    desc.max_cp = 0; /* with cp groups there is no best */
     desc.lockstep = c->in_step;
     desc.shared_prefixes = tuning->shared_prefixes ? &tuning->shared_prefixes[tune_usual_batch(tuning) * tuning->batch]
                            : NULL;
@@ -273,24 +294,8 @@ static void print_upper(const char *name) {
     for (; *name; name++) putchar(*name == '-' ? '_' : *name >= 'a' && *name <= 'z' ? *name - 'a' + 'A' : *name);
 }
 
-/* Returns the description of packing that a trainer needs for cp groups: its costs are those of the search. A
-   cp group has one stage. */
-static cf_pack_desc price_cp_groups(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
-    cf_cost_desc cost = modelling_costs(&job->model, &job->gpu, &job->asked->gpu, c->chunk_size);
-    cf_pack_desc pack;
-    cf_stage_cost stage;
-    cf_timing timing;
-
-    memset(&pack, 0, sizeof pack);
-    cost.parallel = *split;
-    cost.max_cp = c->max_cp;
-    cost.unfused = job->desc.memory.unfused;
-    if (c->max_cp > 0 && cf_cost_estimate(&cost, &stage, 1, &timing, NULL, NULL) == CF_OK) cf_cp_costs(&timing, &pack);
-    return pack;
-}
-
 static void print_c(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
-    cf_pack_desc cp_groups = price_cp_groups(job, c, split);
+    cf_pack_desc cp_groups = pack_with_cp_groups(job, c, split);
 
     printf("  cf_pack_desc pack = {.chunk_size = %lld, .n_ranks = %lld", (long long)c->chunk_size,
            (long long)split->dp);
@@ -309,11 +314,11 @@ static void print_c(const tune_job *job, const cf_tune_candidate *c, const cf_pa
         printf(", .n_virtual = %lld, .placement = CF_PLACEMENT_%s", (long long)split->n_virtual,
                split->placement == CF_PLACEMENT_V ? "V" : "LOOP");
     if (c->outputs) fputs(", .outputs = 1", stdout);
-    printf("}, .limits = {.chunks = CF_NO_LIMIT}%s};\n", job->asked->split_backward ? ", .split_backward = 1" : "");
+    printf("}, .limits = {.chunks = CF_NO_LIMIT}%s};\n", job->asked->split_backward && c->max_cp == 0 ? ", .split_backward = 1" : "");
 }
 
 static void print_python(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
-    cf_pack_desc cp_groups = price_cp_groups(job, c, split);
+    cf_pack_desc cp_groups = pack_with_cp_groups(job, c, split);
 
     printf("  plan = chunkflow.pack(lengths, chunk_size=%lld, n_ranks=%lld", (long long)c->chunk_size,
            (long long)split->dp);
@@ -331,7 +336,7 @@ static void print_python(const tune_job *job, const cf_tune_candidate *c, const 
         printf(", n_virtual=%lld, placement=\"%s\"", (long long)split->n_virtual, cf_placement_name(split->placement));
     if (c->outputs) fputs(", outputs=1", stdout);
     printf(", limits={\"chunks\": chunkflow.lib.CF_NO_LIMIT}%s)\n",
-           job->asked->split_backward ? ", split_backward=True" : "");
+           job->asked->split_backward && c->max_cp == 0 ? ", split_backward=True" : "");
 }
 
 void tune_print_commands(const tune_job *job, const cf_tuning *tuning, const cli_option *options,
