@@ -3240,8 +3240,8 @@ static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double rows, dou
     return weights;
 }
 
-/* Bounds the memory of cp groups: at most most_parts parts are made. Returns the maximum columns of the last bands of
-   all widths. */
+/* Bounds the memory of cp groups: at most most_parts parts are made. Every width of group has one last band. Returns an
+   upper bound on the columns of all these bands together. */
 static int64_t cf__pack_bound_cp_groups(cf__packer *p) {
     int64_t i, size = p->desc.chunk_size, longest = 0;
     if (p->desc.max_cp < 2) return 0;
@@ -4432,8 +4432,9 @@ static int cf__pack_deal(cf__packer *p, int64_t end, double most) {
     return i == p->n_items;
 }
 
-/* Spreads the items that are in no band. They go to the last column of the last band, if that costs less than a new
-   column. Otherwise they go to new columns, the most expensive chunks first. */
+/* Spreads the items that are in no band. If one new column would hold them, first tries to put them into the last
+   column of the last band, where they must cost no more than a new column. Otherwise they go to new columns, the most
+   expensive chunks first. */
 static void cf__pack_add_columns(cf__packer *p) {
     int64_t i, n_dealt = 0, ranks = p->desc.n_ranks, first = p->n_units;
     int64_t n = cf__div_up(first - p->first_extra, ranks) * ranks;
@@ -5680,8 +5681,9 @@ static cf_attention_call *cf__metadata_depth(const cf__metadata_job *job, int64_
     return job->calls != NULL ? job->calls + job->n_path_calls + depth : NULL;
 }
 
-/* Begins a sequence of a slice's call. It has one because a second slice, `next`, continues this slice or the one right
-   after it. Until the call has its place, only counts the sequence, and the rows and keys before it that have none. */
+/* Begins the sequence of slice `id` in the call of its depth. Its keys are those of the slice. Its queries are the rows
+   from slice `next` on that descend from the slice. Rows and keys before them that are in no sequence of this call
+   become sequences without keys or without queries. Until the call has its arrays, only counts these sequences. */
 static void cf__metadata_open(cf__metadata_job *job, const cf_plan *plan, int64_t id, int64_t depth, int64_t next) {
     int64_t offset = plan->slices[id].offset, *n;
     cf_attention_call *call = cf__metadata_depth(job, depth);
@@ -8275,8 +8277,8 @@ static const cf__pipe_unit *cf__pattern_ends(const cf__schedule_maker *m, int64_
     return parent >= 0 ? cf__schedule_unit(m, parent) : NULL;
 }
 
-/* Adds the backwards that a unit's forwards made possible: in local replay all, otherwise those of kept chunks. Once
-   all can run, adds those of the chains that end with the unit. */
+/* Adds the backwards that a unit's forwards made possible: in local replay all, otherwise those of kept chunks. If
+   that was all of them and the unit is its parent chain's last child, goes on with the parent, and so on upward. */
 static void cf__pattern_close(cf__schedule_maker *m, const cf__pipe_unit *unit) {
     int64_t i;
     do {
@@ -8317,7 +8319,8 @@ static void cf__pattern_add_unit(cf__schedule_maker *m, const cf__pipe_unit *uni
     if (cf__pipe_below(&m->pipe, unit->first) == 0) cf__pattern_close(m, unit);
 }
 
-/* Returns what the chains above a unit hold, with or without their places. */
+/* Returns the room that the chains above a unit in its tree hold: their state and, if places is 1, also the chunks that
+   each keeps. */
 static cf__pipe_room cf__pattern_held_above(const cf__schedule_maker *m, const cf__pipe_unit *unit, int places) {
     const cf_plan *plan = m->pipe.plan;
     cf__pipe_room held = {0, 0, 0};
@@ -8343,7 +8346,7 @@ static void cf__pattern_end_round(cf__schedule_maker *m, int64_t begin) {
 static void cf__pattern_build(cf__schedule_maker *m) {
     cf__pattern *pattern = &m->pattern;
     int gpipe = pattern->kind == CF_SCHEDULE_GPIPE;
-    /* Under a limit on bytes or state, a unit may have to wait until earlier units free theirs. So all replays of
+    /* Under a limit on bytes or state, a unit may have to wait until earlier units free memory. So all replays of
        earlier units come before it; otherwise it would wait for ever. */
     int waits = m->tightest.bytes < INT64_MAX || m->tightest.state < INT64_MAX;
     cf__pipe_room used = {0, 0, 0};

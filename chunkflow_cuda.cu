@@ -644,12 +644,14 @@ CHUNKFLOW_CUDA_API cf_result cf_append_backward(const cf_append *append, cf_cuda
 
        prefix     number of earlier keys that the first slice sees and that are not in the chunk. With `begins`: length
                   of the tree's path above the chunk
-       begins     (n_slices) in trees, cf_slice.begin: keys before each slice's own. Without a parent these are the
-                  first ones of the path. NULL: the first slice has `prefix`, others none
+       begins     (n_slices) in trees, cf_slice.begin: number of keys before each slice's own. For a slice
+                  without a parent, these are the first ones of the path. NULL: the first slice has `prefix`, others
+                  none
        parents    (n_slices) the earlier slice of this chunk that a slice continues: it sees its parent's keys
-                  begins[parent] .. begins[s] - 1, and all that these see. -1: it continues the path. NULL: all do
+                  begins[parent] .. begins[s] - 1, and everything before them that the parent sees. -1: it continues
+                  the path. NULL: every slice does
 
-   Slices then have as many keys as queries (with `prefix` alone, the first at least as many).
+   Slices then have as many keys as queries. With `prefix` but no `begins`, the first slice may have more keys.
 
    A block is a problem of its own: keys first .. first + n - 1 of the prefix, in rows 0 .. n - 1 of k, v, dk and dv,
    for all slices that see any of them. n = 0 asks for a level instead of a block. Level d (`first` = d) has the keys of
@@ -658,8 +660,8 @@ CHUNKFLOW_CUDA_API cf_result cf_append_backward(const cf_append *append, cf_cuda
 
        cf_attention_forward(chunk, &x, ...)                      starts the sums, with the chunk's own keys
        cf_attention_forward(block, &x, ...)                      for each block and level, its own tiles in x.tiles
-       x.finish = 1, cf_attention_forward(chunk, &x, ...)        writes out and lse (dq in the backward) of all slices
-                                                                 that took part; this call reads sinks
+       x.finish = 1, cf_attention_forward(chunk, &x, ...)        stores `out` and `lse` (dq in the backward) of all
+                                                                 slices that took part; this call reads sinks
 
    Between these calls the sums lie in fp32 at the start of the workspace, which needs the bytes of the largest of these
    problems. `overwrite` applies to dk and dv of the call that has it; for a level it must be 0. A block's backward
@@ -7692,7 +7694,8 @@ cf_state chain_state(const stage_plan *s, const cf_step *step, int64_t chain, bo
     return state_in(s, step, s->b->plan->chunks[s->b->plan->chains[chain].first_chunk], slot, gradient, row);
 }
 
-/* Returns K and V of a chunk's chain, or its own, or their gradient; with own_rows from the chunk's own rows on. */
+/* Returns K and V of the chunk's chain or, if it has none, of the chunk itself; with `gradient`, their gradient.
+   own_rows: begins at the chunk's own rows instead of the chain's first. */
 cf_state state_of(const stage_plan *s, const cf_step *step, bool gradient, bool own_rows) {
     const cf_chunk &c = chunk_of(s, step);
     if (!has_chain(c))
@@ -7835,7 +7838,7 @@ bool clear_gradients(const stage_plan *s, const cf_step *step) {
     return check_cuda(s, step->position, status, "clearing gradients");
 }
 
-/* Copies the input that an F keeps for its R to host memory, once the F may run. The F's end waits for the copy. */
+/* Copies to host memory the input that an F keeps for its R, once the F may run. The F's end waits for the copy. */
 bool send_input(const stage_plan *s, int64_t position, const void *input, size_t bytes) {
     const cudaStream_t out = s->on->streams[OUT];
     const planned &p = s->plan[position];

@@ -1699,7 +1699,8 @@ typedef struct cft__tuner {
     cf_allocator allocator;
     cf_tuning header;        /* initial value of *tuning */
     cf_tuning *tuning;
-    cf_plan *trees;              /* a packing of the list, for the order of its sequences; NULL: none share */
+    cf_plan *trees;              /* the whole list packed, whose `order` puts the sequences of a tree side by
+                                    side; NULL: no sequences share a prefix */
     int64_t counts[CFT__LISTS];  /* length of each list */
     int outputs;                 /* where dropped chunks keep outputs, as in cf_memory_desc */
     int moves;                   /* 1: outputs are on the GPU if they fit there, else in host memory */
@@ -2012,7 +2013,7 @@ static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
     CFT__TRY(cft__range(parallel->pp, 0, CF_MAX_LAYERS, CF_ERROR_LIMIT, "parallel.pp", -1, error));
     CFT__TRY(cft__range(parallel->dp, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "parallel.dp", -1, error));
     fixed = cft__max(parallel->tp, 1) * cft__max(parallel->pp, 1) * cft__max(parallel->dp, 1);
-    most = CF_MAX_RANKS / fixed * fixed; /* 0: the given part has too many already */
+    most = CF_MAX_RANKS / fixed * fixed; /* 0: the given part has too many GPUs already */
     CFT__TRY(cft__range(desc->n_gpus, most > 0 ? fixed : 1, most > 0 ? most : CF_MAX_RANKS, CF_ERROR_LIMIT, "n_gpus",
                         -1, error));
     if (parallel->layers != NULL && parallel->pp == 0)
@@ -2724,8 +2725,8 @@ static void cft__note_heaviest(cft__tuner *t, int64_t stage, const cf_memory_loa
     }
 }
 
-/* Fills in t->streamed: host memory must hold the maximum over all moments. The ring exists from the first pass to the
-   last. */
+/* Fills in t->streamed with maxima over all moments, which host memory must hold. The ring on the device exists all the
+   time, so t->loads gets at least one token of state if the stage ever streams any. */
 static void cft__note_streamed(cft__tuner *t, int64_t stage, const cf_memory_load *moments, int64_t count) {
     const cf_shape *shape = &t->schedule->shape;
     int64_t i;

@@ -60,7 +60,8 @@ static int64_t physical(const finder *f, int64_t v) {
    What a pass needs
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* The passes that a pass waits for, in any order of its stage. -1: none. */
+/* The passes that a pass waits for, beside its place in its stage's list. All but `slot` would be the same in any list;
+   `slot` follows from this one. -1: none. */
 typedef struct needs {
     int64_t from_stage; /* the neighbour's pass whose result it takes */
     int64_t state;      /* the pass of its chain on its own virtual stage */

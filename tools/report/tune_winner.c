@@ -103,8 +103,8 @@ static void write_number(const char *before, int64_t number, cli_output *to) {
     (void)cli_write(text, (size_t)snprintf(text, sizeof text, "%lld", (long long)number), to);
 }
 
-/* Writes the sequences first .. end - 1 of a tree, or its only one, in the notation of a list. tokens: those that they
-   all begin with, which are left out. */
+/* Writes sequences first .. end - 1, which begin alike, as a list has them: `32K + (2K + 1K)`. tokens: length of the
+   common beginning, which the caller has written already and is left out here. */
 static void write_tree(const int64_t *lengths, const cf_shared_prefix *shares, int64_t first, int64_t end,
                        int64_t tokens,
                        cli_output *to) {
