@@ -364,8 +364,8 @@ typedef struct cf_tune_candidate {
 
 /* Reported after each simulated or skipped batch of a candidate. */
 typedef struct cf_tune_progress {
-    int64_t done, total;            /* done / total: rough fraction of the search's time, which cannot be known exactly
-                                       beforehand */
+    int64_t done, total;            /* work, counted and not timed: that done so far, and what is expected by now of the
+                                       whole search. Equal at the end */
     const cf_tune_candidate *best;  /* the fastest so far; NULL: none yet */
 } cf_tune_progress;
 
@@ -1682,6 +1682,12 @@ typedef struct cft__stage {
     int64_t host;      /* bytes in host memory */
 } cft__stage;
 
+/* The batches as packed for a split and ChunkSize. */
+typedef struct cft__packing {
+    int64_t most_chunks; /* of a chain, or of a path of a tree */
+    double work[2];      /* mean work of a batch: [0] in a fixed kind, [1] in best */
+} cft__packing;
+
 /* The turn of a family or of a batch; the least key comes first. */
 typedef struct cft__turn {
     double key;
@@ -1715,7 +1721,7 @@ typedef struct cft__tuner {
     cft__turn *turns;        /* (n_families) in the order of the search */
     cft__turn *order;        /* (n_batches) the batches in the order in which candidates try them */
     int64_t n_families, family; /* family: number of candidates in one */
-    int64_t *most_chunks;    /* (n_splits x n_chunk_sizes), see cft__most_chunks */
+    cft__packing *packings;  /* (n_splits x n_chunk_sizes), see cft__packing_of */
 
     /* of the current split and ChunkSize */
     cf_parallel split;       /* with the recomputation of the candidate */
@@ -1739,8 +1745,10 @@ typedef struct cft__tuner {
     cf_timeline *timeline;
 
     int part;                /* of the search: CFT__BOUNDS and so on */
-    int64_t piece;           /* units of work in a piece: batches of candidates, or candidates */
-    int64_t done, total;     /* units of work */
+    double worked;           /* work done so far, see cft__report_done */
+    double began, due;       /* of a worker: `worked` when it was hired, and as expected at the end of its piece */
+    double expected;         /* `worked` at the end of the search, as far as known */
+    double of_bounds, of_tries; /* mean work of bounding a split and ChunkSize; mean batches of a family's tries */
     int64_t reported;        /* maximum of progress.done that the caller was told */
     int64_t simulated;
     int stop;
@@ -1758,31 +1766,21 @@ static int64_t cft__index(const cft__tuner *t, int64_t id, int list) {
     return id / t->strides[list] % t->counts[list];
 }
 
-/* Returns the place of the maximum chunks of a chain, or of a path of a tree, over all batches as packed for candidate
-   `id`. */
-static int64_t *cft__most_chunks(const cft__tuner *t, int64_t id) {
-    return &t->most_chunks[id / t->strides[CFT__SIZE]];
+/* Returns what is noted of all batches as packed for candidate `id`. */
+static cft__packing *cft__packing_of(const cft__tuner *t, int64_t id) {
+    return &t->packings[id / t->strides[CFT__SIZE]];
 }
 
 enum { CFT__BOUNDS, CFT__TRIES };
 
-/* Enters a part of the search, which has n_pieces pieces of `piece` units of work. */
-static void cft__enter(cft__tuner *t, int part, int64_t piece, int64_t n_pieces) {
-    t->part = part;
-    t->piece = piece;
-    t->total = cft__max(1, piece * n_pieces);
-}
-
-/* Reports that `n` more units of work are done. Each part takes its share of all time as measured for 72B on 64
-   GPUs. */
-static void cft__report_done(cft__tuner *t, int64_t n) {
-    static const int64_t begin[] = {0, 18, 100};
+/* Reports the work done and expected. Work is counted where it is done, not timed: 1 for each pass in each try of best,
+   about 0.1 us. A fixed kind takes 2 for a pass, and other work as many as it takes longer. */
+static void cft__report_done(cft__tuner *t) {
+    double late = t->worked > t->due ? t->worked - t->due : 0;
     cf_tune_progress progress;
-    t->done += n;
-    if (t->desc.progress == NULL || t->stop || n == 0) return;
-    progress.done = cft__min(t->done, t->total) * 100 * (begin[t->part + 1] - begin[t->part]) / t->total;
-    progress.done = t->reported = cft__max(t->reported, progress.done + 100 * begin[t->part]);
-    progress.total = 100 * 100;
+    if (t->desc.progress == NULL || t->stop) return;
+    progress.done = t->reported = cft__max(t->reported, (int64_t)t->worked);
+    progress.total = cft__max(cft__max(progress.done, (int64_t)(t->expected + late)), 1);
     progress.best = t->tuning->winner >= 0 ? &t->tuning->candidates[t->tuning->winner] : NULL;
     if (t->desc.progress(t->desc.user, &progress) != 0) t->stop = 1;
 }
@@ -2247,7 +2245,7 @@ static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
     t->bounds = (double *)cft__take(carver, n * t->desc.n_batches, sizeof(double));
     t->order = (cft__turn *)cft__take(carver, t->desc.n_batches, sizeof(cft__turn));
     t->turns = (cft__turn *)cft__take(carver, n / t->strides[CFT__KIND], sizeof *t->turns);
-    t->most_chunks = (int64_t *)cft__take(carver, n / t->strides[CFT__SIZE], sizeof(int64_t));
+    t->packings = (cft__packing *)cft__take(carver, n / t->strides[CFT__SIZE], sizeof *t->packings);
     t->workers = (cft__tuner *)cft__take(carver, CFT__ROUND, sizeof(cft__tuner));
     cft__lay_out_worker(t, carver);
     for (i = 0; i < CFT__ROUND; i++) {
@@ -2369,6 +2367,7 @@ static cf_result cft__pack_batch(cft__tuner *t, const cf_tune_candidate *c, int6
     }
     cft__free_plans(t);
     CFT__TRY(cf_pack(&t->tuning->batches[batch * t->desc.batch], t->desc.batch, &desc, &t->plan, t->error));
+    t->worked += (double)(c->max_cp > 1 ? 8 : 2) * (double)(t->desc.batch + t->plan->n_chunks);
     return c->in_step ? cft__take_columns(t, c->max_cp) : CF_OK;
 }
 
@@ -2888,6 +2887,7 @@ static cf_result cft__set_up(cft__tuner *t, const cf_tune_candidate *c) {
         cost.offload = t->memory.offload;
         CFT__TRY(cf_cost_estimate(&cost, t->costs, t->split.pp * t->split.n_virtual, &t->timing, &t->step_seconds,
                                   t->error));
+        t->worked += 60 * (double)(t->split.pp * t->split.n_virtual);
     }
     return cft__set_weights(t, c->chunk_size);
 }
@@ -2918,6 +2918,16 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_tune_candid
     return desc;
 }
 
+static int64_t cft__max_tries(const cft__tuner *t) {
+    return t->desc.max_tries > 0 ? t->desc.max_tries : cf_tune_max_tries(t->plan, t->split.pp, t->split.n_virtual);
+}
+
+/* Returns the work of a schedule of a rank of the current plan. */
+static double cft__schedule_work(const cft__tuner *t, int best) {
+    double passes = 2 * (double)(t->split.pp * t->split.n_virtual) * (double)t->plan->chunks_per_rank;
+    return passes * (double)(best ? cft__max_tries(t) : 2);
+}
+
 /* Makes a schedule of the current plan, times it, and reports every stage at its heaviest moment. */
 static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc) {
     cf_simulate_desc simulate;
@@ -2926,6 +2936,7 @@ static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc) 
     simulate.no_bounds = 1;
     simulate.allocator = &t->allocator;
     cft__free_schedule(t);
+    t->worked += cft__schedule_work(t, desc->kind == CF_SCHEDULE_BEST);
     CFT__TRY(cf_schedule_make(t->plan, desc, &t->schedule, t->error));
     CFT__TRY(cf_simulate(t->plan, t->schedule, &simulate, &t->timeline, t->error));
     CFT__TRY(cft__find_heaviest(t));
@@ -2983,8 +2994,7 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
         c->status = CF_TUNE_INFEASIBLE; /* known without making a schedule */
         return CF_OK;
     }
-    desc.max_tries = t->desc.max_tries > 0 ? t->desc.max_tries
-                     : cf_tune_max_tries(t->plan, t->split.pp, t->split.n_virtual);
+    desc.max_tries = cft__max_tries(t);
     for (held = 0; held < (cft__may_move(t, c) ? 1 : 2); held++) {
         int64_t total;
         cf_result result;
@@ -3202,13 +3212,13 @@ static void cft__bound_point(cft__tuner *t, int64_t first, int64_t batch, const 
             t->bounds[(id + w) * t->desc.n_batches + batch] = *bound;
         if (least[c->kind == CF_SCHEDULE_BEST].bytes > t->tuning->limit_bytes) c->status = CF_TUNE_INFEASIBLE;
     }
-    cft__report_done(t, bound != NULL);
+    if (bound != NULL) cft__report_done(t);
 }
 
 /* Bounds all points of one split, ChunkSize and relief on one batch. first: the first of their candidates. */
 static void cft__bound_points(cft__tuner *t, int64_t first, int64_t batch, cft__least (*noted)[2]) {
     int timed = batch < t->desc.n_batches && cft__index(t, first, CFT__WINDOW) == 0;
-    const int64_t most = *cft__most_chunks(t, first), *ks = t->desc.ks;
+    const int64_t most = cft__packing_of(t, first)->most_chunks, *ks = t->desc.ks;
     cft__least least[CF_REPLAY_COUNT][2];
     int64_t replay, k, unused;
     double bound = 0;
@@ -3220,6 +3230,7 @@ static void cft__bound_points(cft__tuner *t, int64_t first, int64_t batch, cft__
             cft__least *of = least[replay];
             int local = t->desc.replays[replay] == CF_REPLAY_LOCAL;
             if (k == 0) of[1] = cft__least_bytes(t, 1, local);
+            if (!same) t->worked += 15 + (double)t->plan->n_chunks / 16;
             if (!same) of[0] = ks[k] > 1 ? cft__least_bytes(t, ks[k], local) : of[1];
             for (best = 0; best < 2; best++)
                 if (of[best].bytes > (*noted)[best].bytes) (*noted)[best] = of[best];
@@ -3279,14 +3290,25 @@ static cf_result cft__set_up_relief(cft__tuner *t, int64_t first, cft__relief *r
     return CF_OK;
 }
 
+/* Notes the current batch as packed. Its work is that of a schedule of each rank, and of packing. */
+static void cft__note_packing(const cft__tuner *t, cft__packing *packing) {
+    double part = 1 / (double)(t->desc.n_batches + 1);
+    int best;
+    packing->most_chunks = cft__max(packing->most_chunks, cft__longest_path(t->plan));
+    for (best = 0; best < 2; best++) {
+        double schedules = (double)t->plan->n_ranks * cft__schedule_work(t, best);
+        packing->work[best] += part * (schedules + 2 * (double)(t->desc.batch + t->plan->n_chunks));
+    }
+}
+
 /* Bounds all points of one split and ChunkSize on one batch, with every relief. */
 static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
-    int64_t *most = cft__most_chunks(t, first), way;
+    int64_t way;
     for (way = 0; way < t->strides[CFT__REPLAY]; way++) {
         cft__take_relief(t, &t->reliefs[way]);
         if (way == 0) { /* the same plan for every relief */
             CFT__TRY(cft__pack_batch(t, &t->tuning->candidates[first], batch));
-            *most = cft__max(*most, cft__longest_path(t->plan));
+            cft__note_packing(t, cft__packing_of(t, first));
         }
         CFT__TRY(cft__check_weights(t));
         cft__bound_points(t, first + way, batch, t->reliefs[way].most);
@@ -3356,20 +3378,25 @@ static void cft__fill_size(cft__tuner *t, int64_t first, int64_t split, int64_t 
         t->tuning->seconds[id] = -1;
         t->bounds[id] = 0;
     }
-    *cft__most_chunks(t, first) = 0;
+    memset(cft__packing_of(t, first), 0, sizeof(cft__packing));
 }
 
 /* ---- rounds ---- */
 
-/* A cf_tune_task: does the work of worker `i` in this round. Earlier pieces are done, or nearly. */
+/* Returns the mean work of a batch of the families of candidate `id`. */
+static double cft__batch_work(const cft__tuner *t, int64_t id) {
+    return cft__packing_of(t, id)->work[t->tuning->candidates[id].kind == CF_SCHEDULE_BEST];
+}
+
+/* A cf_tune_task: does the work of worker `i` in this round. */
 static void cft__work(void *context, int64_t i) {
     cft__tuner *t = (cft__tuner *)context, *worker = &t->workers[i];
-    worker->done = t->piece * (t->first_index + i);
     worker->result = t->work(worker, t->turns[t->first_index + i].first);
 }
 
-/* Starts a worker. It gets everything known so far, and has its own working space. */
-static void cft__hire(const cft__tuner *t, cft__tuner *worker) {
+/* Starts a worker. It gets everything known so far, and has its own working space. began: work that is done by the time
+   that it starts, or nearly. expected: its own. */
+static void cft__hire(const cft__tuner *t, cft__tuner *worker, double began, double expected) {
     const cft__tuner own = *worker;
     *worker = *t;
     worker->costs = own.costs;
@@ -3385,6 +3412,8 @@ static void cft__hire(const cft__tuner *t, cft__tuner *worker) {
     worker->timeline = NULL;
     worker->error = &worker->record;
     worker->simulated = 0;
+    worker->worked = worker->began = began;
+    worker->due = began + expected;
     worker->result = CF_OK;
 }
 
@@ -3394,6 +3423,7 @@ static void cft__dismiss(cft__tuner *t, cft__tuner *worker, cf_result *result) {
     cft__free_plans(worker);
     t->reported = cft__max(t->reported, worker->reported);
     t->simulated += worker->simulated;
+    t->worked += worker->worked - worker->began;
     t->stop |= worker->stop;
     if (*result != CF_OK || worker->result == CF_OK) return;
     *result = worker->result;
@@ -3403,11 +3433,17 @@ static void cft__dismiss(cft__tuner *t, cft__tuner *worker, cf_result *result) {
 /* Does the work of n turns from `first` on; n is at most CFT__ROUND. */
 static cf_result cft__run_round(cft__tuner *t, int64_t first, int64_t n) {
     int64_t i;
+    double began = t->worked;
     cf_result result = CF_OK;
     t->first_index = first;
-    for (i = 0; i < n; i++) cft__hire(t, &t->workers[i]);
+    for (i = 0; i < n; i++) {
+        int64_t id = t->turns[first + i].first;
+        cft__hire(t, &t->workers[i], began, t->part == CFT__BOUNDS ? t->of_bounds : t->of_tries * cft__batch_work(t, id));
+        began = t->workers[i].due;
+    }
     if (t->desc.run_tasks != NULL) t->desc.run_tasks(t->desc.user, n, cft__work, t);
     for (i = 0; i < n; i++) {
+        t->workers[i].reported = cft__max(t->workers[i].reported, t->reported);
         if (t->desc.run_tasks == NULL && !t->stop) cft__work(t, i);
         cft__dismiss(t, &t->workers[i], &result);
     }
@@ -3581,7 +3617,7 @@ static cf_result cft__try_batches(cft__tuner *t, int64_t id, int forced) {
         }
         if (i == 0) CFT__TRY(cft__try_batch(t, c, n, &unused));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
-        if (i < n - 1) cft__report_done(t, 1);
+        if (i < n - 1) cft__report_done(t);
     }
     c->status = CF_TUNE_OK;
     for (i = 0, sum = 0; i < n; i++) sum += seconds[i]; /* in one order for all, so that equal times are equal */
@@ -3639,7 +3675,8 @@ static int cft__fits_freely(const cft__tuner *t, int64_t id) {
    exceeds make the same schedules, and so do both forms of replay if nothing is replayed. */
 static int cft__is_needless(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
-    int64_t most = *cft__most_chunks(t, id), k = cft__index(t, id, CFT__K), replay = cft__index(t, id, CFT__REPLAY);
+    int64_t most = cft__packing_of(t, id)->most_chunks;
+    int64_t k = cft__index(t, id, CFT__K), replay = cft__index(t, id, CFT__REPLAY);
     if (k > 0 && t->desc.ks[k - 1] >= most) {
         cft__give_up(c, "no chain has so many chunks: the same as a smaller K");
         c->same_as = id - t->strides[CFT__K];
@@ -3705,13 +3742,13 @@ static void cft__sort_turns(cft__tuner *t, int64_t family) {
 /* Tries a family: candidates that differ only in replay, recomputation and window. Some may be given up for
    another of the family, so they are tried one after the other. */
 static cf_result cft__try_family(cft__tuner *t, int64_t first) {
-    int64_t id, end = t->done + t->piece;
+    int64_t id;
     for (id = first; id < first + t->family && !t->stop; id++) {
         cf_tune_candidate *c = &t->tuning->candidates[id];
         if (c->status != CF_TUNE_UNTRIED) continue;
         if (!cft__is_needless(t, id)) CFT__TRY(cft__try_candidate(t, id, 0));
     }
-    cft__report_done(t, end - t->done);
+    cft__report_done(t);
     return CF_OK;
 }
 
@@ -3747,29 +3784,65 @@ static cf_result cft__find_first(cft__tuner *t) {
     return CF_OK;
 }
 
-/* Returns the number of families that have something to try, as far as one can tell; others take no time. */
-static int64_t cft__count_turns(const cft__tuner *t) {
-    double most = cft__to_beat(t);
-    int64_t n = 0;
-    while (n < t->n_families && t->turns[n].key <= most) n++;
-    return n;
+/* Returns the least bound of any candidate that may still be tried. */
+static double cft__least_bound(const cft__tuner *t) {
+    double least = DBL_MAX / 4;
+    int64_t id;
+    for (id = 0; id < t->tuning->n_candidates; id++) {
+        const cf_tune_candidate *c = &t->tuning->candidates[id];
+        if (c->status == CF_TUNE_UNTRIED && c->bound > 0 && c->bound < least) least = c->bound;
+    }
+    return least;
+}
+
+/* Returns the batches, as work, of families that may still be tried: one batch of each. Candidates count whose bound is
+   below the best time or, as long as that is far from the least bound, within 10 % of it. */
+static double cft__look_ahead(const cft__tuner *t) {
+    double reach = cft__to_beat(t), near = cft__product(1.1, cft__least_bound(t)), sum = 0;
+    int64_t family = t->strides[CFT__KIND], first, id;
+    if (reach > near && t->desc.n_exact < t->tuning->n_candidates) reach = near;
+    for (first = 0; first < t->tuning->n_candidates; first += family) {
+        int64_t k = cft__index(t, first, CFT__K);
+        if (k > 0 && t->desc.ks[k - 1] >= cft__packing_of(t, first)->most_chunks) continue;
+        if (t->tuning->candidates[first].max_cp > 1 && cft__index(t, first, CFT__KIND) > 0) continue;
+        for (id = first; id < first + family; id++)
+            if (t->tuning->candidates[id].status == CF_TUNE_UNTRIED && t->tuning->candidates[id].bound <= reach) break;
+        if (id < first + family) sum += cft__batch_work(t, first);
+    }
+    return sum;
+}
+
+/* Finds what work is expected of the whole search. first: the next turn. */
+static void cft__expect(cft__tuner *t, int64_t first) {
+    const cf_tuning *tuning = t->tuning;
+    double work = cft__product(t->of_tries, cft__look_ahead(t));
+    if (t->part == CFT__BOUNDS) work += t->of_bounds * (double)(t->n_families - first);
+    if (t->room > 0 && tuning->n_ranked > 0 && tuning->candidates[tuning->ranking[0]].chunks <= (double)CFT__FEW)
+        work += t->of_bounds * (double)(2 * CFT__EVEN);
+    t->expected = t->due = t->worked + work;
 }
 
 /* Goes through all families in rounds. The first rounds are small: the sooner something is known, the less is tried in
    vain. */
 static cf_result cft__try_all(cft__tuner *t, int part) {
     static cf_result (*const works[])(cft__tuner *, int64_t) = {cft__bound_size, cft__try_family};
-    const int64_t points = t->counts[CFT__KIND] * t->counts[CFT__WINDOW], n_batches = t->desc.n_batches;
     int64_t i, j, id, n, size = 1;
+    double began = t->worked, last = -1, tried = 0, most = t->of_tries; /* the first tries take more than others */
     t->work = works[part];
+    t->part = part;
     for (i = 0; i < t->n_families && !t->stop; i += n) {
-        int64_t piece = t->family * n_batches / (part == CFT__BOUNDS ? points : 1);
-        cft__enter(t, part, piece, cft__max(i, cft__count_turns(t)));
         n = cft__min(size, t->n_families - i);
+        if (t->desc.progress != NULL && t->worked > last) cft__expect(t, i);
+        last = t->worked;
         CFT__TRY(cft__run_round(t, i, n));
-        for (j = i; j < i + n; j++)
-            for (id = t->turns[j].first; id < t->turns[j].first + t->family; id++)
-                cft__note_exact(t, id);
+        for (j = i; j < i + n; j++) {
+            int64_t first = t->turns[j].first, end = first + t->family;
+            if (t->workers[j - i].worked > t->workers[j - i].began) tried += cft__batch_work(t, first);
+            if (part == CFT__BOUNDS && !t->stop) cft__mean_bounds(t, first, end);
+            for (id = first; id < end; id++) cft__note_exact(t, id);
+        }
+        if (part == CFT__BOUNDS) t->of_bounds = (t->worked - began) / (double)(i + n);
+        else if (tried > 0) t->of_tries = t->worked - began < most * tried ? (t->worked - began) / tried : most;
         size = cft__min(2 * size, CFT__ROUND);
     }
     return CF_OK;
@@ -3779,7 +3852,6 @@ static cf_result cft__try_all(cft__tuner *t, int part) {
 static cf_result cft__search(cft__tuner *t) {
     cft__sort_turns(t, t->strides[CFT__SIZE]);
     CFT__TRY(cft__try_all(t, CFT__BOUNDS));
-    if (!t->stop) cft__mean_bounds(t, 0, t->tuning->n_candidates);
     cft__order_batches(t);
     cft__sort_turns(t, t->strides[CFT__KIND]);
     return cft__try_all(t, CFT__TRIES);
@@ -3858,6 +3930,7 @@ static cf_result cft__try_even_sizes(cft__tuner *t) {
     for (i = 0; i < CFT__EVEN && t->room > 0 && best.chunks <= (double)CFT__FEW && !t->stop; i++) {
         int64_t first = tuning->n_candidates, size = cft__even_size(t, &best, parts[i]);
         if (size == 0) continue;
+        t->expected = t->due = t->worked + t->of_bounds * (double)(2 * (CFT__EVEN - i));
         cft__fill_size(t, first, best.split, size);
         tuning->n_candidates += t->strides[CFT__SIZE];
         tuning->n_even += t->strides[CFT__SIZE];
@@ -3905,13 +3978,16 @@ static cf_result cft__tune_all(cft__tuner *t) {
     int64_t id;
     for (id = 0; id < tuning->n_candidates; id += t->strides[CFT__SIZE])
         cft__fill_size(t, id, cft__index(t, id, CFT__SPLIT), t->desc.chunk_sizes[cft__index(t, id, CFT__SIZE)]);
-    cft__enter(t, CFT__BOUNDS, CF_MAX_CANDIDATES, CF_MAX_TUNE_BATCHES); /* the first answer takes next to no time */
+    t->of_bounds = (double)(t->strides[CFT__REPLAY] * t->desc.n_ks * t->desc.n_batches) * 30; /* until they are known */
+    t->of_tries = (double)t->desc.n_batches / (t->desc.n_exact > 0 ? 1 : 2) + 1;
     CFT__TRY(cft__draw_batches(t));
     cft__order_batches(t); /* as drawn, because no bound is known */
     CFT__TRY(cft__find_first(t));
     CFT__TRY(cft__search(t));
     cft__choose_winner(t);
     if (tuning->winner >= 0) CFT__TRY(cft__try_even_sizes(t));
+    t->expected = t->due = t->worked; /* nothing is left */
+    cft__report_done(t);
     cft__finish_candidates(t);
     return CF_OK;
 }

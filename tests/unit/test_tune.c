@@ -1317,6 +1317,7 @@ TEST(sequences_without_tokens) {
 
 typedef struct watcher {
     int64_t calls, stop_at, last, total;
+    int64_t third, done, left; /* the first call at `third` and above: what was done, and what was said to be left */
     int ordered;
 } watcher;
 
@@ -1324,9 +1325,46 @@ static int watch(void *user, const cf_tune_progress *progress) {
     watcher *w = (watcher *)user;
     w->calls++;
     w->ordered &= progress->done >= w->last && progress->done <= progress->total;
+    if (w->done == 0 && progress->done >= w->third) {
+        w->done = progress->done;
+        w->left = progress->total - progress->done;
+    }
     w->last = progress->done;
     w->total = progress->total;
     return w->calls == w->stop_at;
+}
+
+/* Work is counted. All of it is reported at the end, and nothing is left then. Where every candidate is simulated, what
+   is said to be left after a third is within 1.5 x of what is. */
+TEST(progress_ends_with_the_work) {
+    int64_t seed, race, all = 0;
+    for (seed = 1; seed <= 3; seed++)
+        for (race = 0; race < 2; race++) {
+            fixture f;
+            watcher w[2];
+            int run;
+            fixture_fill(&f, (uint64_t)seed);
+            f.desc.n_exact = race ? 0 : CF_MAX_CANDIDATES;
+            f.desc.progress = watch;
+            memset(w, 0, sizeof w);
+            for (run = 0; run < 2 - race; run++) {
+                cf_tuning *tuning;
+                w[run].ordered = 1;
+                w[run].third = (all + 2) / 3;
+                f.desc.user = &w[run];
+                tuning = tune(&f);
+                REQUIRE(tuning != NULL);
+                CHECK(w[run].ordered && w[run].calls > 0);
+                CHECK_INT(w[run].last, w[run].total);
+                all = w[run].last;
+                cf_tuning_free(tuning);
+            }
+            if (race) continue;
+            CHECK((double)w[1].left < 1.5 * (double)(all - w[1].done));
+            CHECK((double)w[1].left > (double)(all - w[1].done) / 1.5);
+            harness_report("after a third %lld is said to be left, and %lld is", (long long)w[1].left,
+                           (long long)(all - w[1].done));
+        }
 }
 
 TEST(interruption) {
@@ -2332,7 +2370,7 @@ SUITE(tune, CASE(experts_are_tried_where_a_node_allows),
       CASE(the_winner_is_thrifty_and_simple), CASE(a_reserve_stays_free), CASE(a_context_is_a_promise_of_memory),
       CASE(intervals), CASE(same_seed_same_answer),
       CASE(pruning_changes_nothing), CASE(whole_list_as_a_batch), CASE(rounding_is_no_uncertainty), CASE(sequences_without_tokens),
-      CASE(interruption), CASE(splits_of_gpus),
+      CASE(progress_ends_with_the_work), CASE(interruption), CASE(splits_of_gpus),
       CASE(more_ranks_than_sequences_where_groups_share_them), CASE(measured_costs),
       CASE(own_bytes_are_as_good_as_a_model), CASE(own_bytes_by_hand), CASE(bad_descriptions), CASE(bad_bytes),
       CASE(bad_lengths), CASE(error_record_untouched_on_success), CASE(no_memory), CASE(schedule_of_a_candidate),

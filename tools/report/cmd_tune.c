@@ -281,11 +281,13 @@ static void note_answer(void) {
 }
 
 enum { FIRST_LINE = 5, NEXT_LINE = 10 }; /* seconds until a line of progress, without a terminal */
+enum { BASELINE_PERCENT = 15 };          /* time of the baselines behind a search, which is not counted beforehand */
 
 /* Prints the state of the search on its own line, for the log of a job. */
 static void log_progress(tune_job *job, const cf_tune_progress *progress, const char *words) {
     time_t now = time(NULL);
-    double part = (double)progress->done / (double)progress->total, seconds = difftime(now, job->begun);
+    double all = (double)progress->total * (1 + BASELINE_PERCENT / 100.0), part = (double)progress->done / all;
+    double seconds = difftime(now, job->begun);
 
     if (progress_is_terminal(STDERR_FILENO) || now < job->next_line) return;
     job->next_line = now + NEXT_LINE;
@@ -307,7 +309,7 @@ static int show_progress(void *user, const cf_tune_progress *progress) {
                  cf_schedule_kind_name(progress->best->kind), modelling_gib(progress->best->bytes));
     if (progress->done >= job->done) {
         job->done = progress->done;
-        progress_set(progress->done, progress->total, words);
+        progress_set(progress->done, progress->total + progress->total / 100 * BASELINE_PERCENT, words);
         log_progress(job, progress, words);
     }
     workers_unlock();
