@@ -3827,7 +3827,8 @@ static void cft__expect(cft__tuner *t, int64_t first) {
 static cf_result cft__try_all(cft__tuner *t, int part) {
     static cf_result (*const works[])(cft__tuner *, int64_t) = {cft__bound_size, cft__try_family};
     int64_t i, j, id, n, size = 1;
-    double began = t->worked, last = -1, tried = 0, most = t->of_tries; /* the first tries take more than others */
+    double began = t->worked, last = -1, tried = 0;
+    double most = cft__product(2.5, t->of_tries); /* the first tries take more than others */
     t->work = works[part];
     t->part = part;
     for (i = 0; i < t->n_families && !t->stop; i += n) {
