@@ -129,7 +129,7 @@
 #define CHUNKFLOW_VERSION_MINOR 1
 #define CHUNKFLOW_VERSION_PATCH 0
 #define CHUNKFLOW_VERSION "0.1.0"
-#define CHUNKFLOW_DATE "2026-11-24" /* of this version */
+#define CHUNKFLOW_DATE "2026-11-29" /* of this version */
 
 #if defined(CHUNKFLOW_STATIC) && !defined(CHUNKFLOW_IMPLEMENTATION)
 #define CHUNKFLOW_IMPLEMENTATION

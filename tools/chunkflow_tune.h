@@ -242,10 +242,10 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
    two forwards. `cp_chunk_seconds` is a third of a chunk's scans. timing: from cf_cost_estimate. */
 CHUNKFLOW_TUNE_API void cf_cp_costs(const cf_timing *timing, cf_pack_desc *pack);
 
-/* Returns the cost with which cf_tune makes columns. max_cp, pp: of the split. It is the first stage's forward. Parts of
-   a cp group have forwards of equal cost, and unequal backwards, which a column may price too low. So with cp groups in
-   a pipeline it is the backward if pairs weigh more in it, and no column takes less than one of its chunks. */
-CHUNKFLOW_TUNE_API cf_pass_cost cf_column_cost(const cf_timing *timing, int64_t max_cp, int64_t pp);
+/* Returns the cost with which cf_tune makes columns: the first stage's forward. Parts of a cp group have forwards of
+   equal cost, but the last part has the most pairs, which may weigh more in a backward, and all ranks wait for it. So
+   with cp groups this is the backward if pairs weigh more in it, and no column takes less than one of its chunks. */
+CHUNKFLOW_TUNE_API cf_pass_cost cf_column_cost(const cf_timing *timing, int64_t max_cp);
 
 /* Finds the peak memory of a schedule: each stage's report at its heaviest pass, from cf_schedule_loads and
    cf_memory_estimate. In desc->parallel, pp, n_virtual and placement must be the schedule's; unfused_attention must be
@@ -1441,11 +1441,11 @@ CHUNKFLOW_TUNE_API void cf_cp_costs(const cf_timing *timing, cf_pack_desc *pack)
     pack->cp_chunk_seconds = (timing->scan_forward + timing->scan_backward) / 3;
 }
 
-CHUNKFLOW_TUNE_API cf_pass_cost cf_column_cost(const cf_timing *timing, int64_t max_cp, int64_t pp) {
+CHUNKFLOW_TUNE_API cf_pass_cost cf_column_cost(const cf_timing *timing, int64_t max_cp) {
     const cf_stage_cost *first = timing->stages != NULL ? &timing->stages[0] : &timing->all;
     const cf_pass_cost *f = &first->forward, *b = &first->backward;
     const int grows = cft__product(b->per_pair, f->per_token) > cft__product(f->per_pair, b->per_token);
-    return max_cp > 1 && pp > 1 && grows ? *b : *f;
+    return max_cp > 1 && grows ? *b : *f;
 }
 
 /* Returns the bytes of K and V, or latents, of one token on a stage: two per element. */
@@ -2344,7 +2344,7 @@ static int cft__takes_paper(const cft__tuner *t, const cf_tune_candidate *c) {
 
 /* Replaces t->plan by its columns, because its ranks run in step. The plan itself is then t->packed. */
 static cf_result cft__take_columns(cft__tuner *t, int64_t max_cp) {
-    const cf_pass_cost cost = cf_column_cost(&t->timing, max_cp, t->split.pp);
+    const cf_pass_cost cost = cf_column_cost(&t->timing, max_cp);
     t->packed = t->plan;
     t->plan = NULL;
     return cf_lockstep_plan(t->packed, &cost, &t->allocator, &t->plan, t->error);

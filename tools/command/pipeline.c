@@ -642,7 +642,7 @@ cf_result pipeline_columns(const pipeline *p, const cf_plan *plan, cf_plan **col
     cf_result result = pipeline_costs_make(p, 1, plan->chunk_size, CF_RECOMPUTE_DEFAULT, &costs, error);
 
     if (result != CF_OK) return result;
-    if (!p->unit_cost) cost = cf_column_cost(&costs.timing, p->max_cp, p->n_stages);
+    if (!p->unit_cost) cost = cf_column_cost(&costs.timing, p->max_cp);
     pipeline_costs_free(&costs);
     return cf_lockstep_plan(plan, &cost, NULL, columns, error);
 }
