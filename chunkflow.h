@@ -1140,13 +1140,13 @@ typedef struct cf_memory_report {
 
        state           state_window x 2 kv x state_bytes, one ring for all virtual stages
        state gradient  state_window x 2 kv x state_gradient_bytes, likewise
-       inputs          kept inputs and outputs, but at most those of two of the largest chunk (cf_token_bytes.staged for
-                       each of its tokens): one in use, one on its way
+       inputs          kept inputs and outputs, but no more than two chunks of the largest size hold (chunk_tokens x
+                       cf_token_bytes.staged each): one in use, one on its way
        host            state, state gradient, kept inputs and outputs of all its virtual stages, as without a window
 
-   With outputs 2, inputs and their part of host are counted in this way too. With offload, host also has what it names.
-   Borders are on the device in addition, and so is a carry (cf_token_bytes) for each virtual stage with gradients of
-   state. */
+   With desc->outputs 2, inputs and their part of host are counted in this way without a window too. With offload, host
+   also has what it names. Not everything streams: borders (cf_token_bytes.border) stay on the device, and so does a
+   carry (cf_token_bytes.carry) for each virtual stage with gradients of state. */
 CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_memory_load *loads, int64_t n_loads,
                                            cf_memory_report *reports, int64_t n_reports, cf_error *error);
 
@@ -1703,8 +1703,9 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
            grow(&scratch, need.rows);                                    // for a pass that keeps nothing
        }
 
-   If &need is also cf_metadata_desc.capacity, all chunks have need.rows rows. Then set the state to zero when it has
-   grown, and only then; and write no K and V, nor read dK and dV, of rows from chunk->rows on.
+   If &need is also cf_metadata_desc.capacity, all chunks have need.rows rows. Kernels then read rows of the state past
+   the chunk's own, so set newly allocated state to zero once, which makes them finite. Write no K and V of rows from
+   chunk->rows on, and do not read their dK and dV.
 
    In a tree a state slot has only the rows of its chain, and the prefix of a chunk is in several slots: step->path is
    the lowest of their paths, and paths[].up leads to the root. F and R put K and V of the rows that they add to the
@@ -3013,7 +3014,7 @@ typedef struct cf__packer {
     int32_t *starts;        /* (n_ranks) */
     int64_t *steps;         /* (n_ranks) chunks of each rank */
     /* only in lockstep */
-    cf__pack_row *rows;     /* (n_chains + n_ranks) cells of the columns that chains leave free */
+    cf__pack_row *rows;     /* (n_chains + n_ranks) runs of columns in which chains leave a rank free */
     double *last_costs;     /* (n_chains) cost of each chain's last chunk */
     double *columns;        /* (most_columns) cost of each column's most expensive chunk */
     int64_t most_columns, most_rows;
@@ -3512,9 +3513,10 @@ static void cf__pack_find_runs(cf__packer *p, int64_t first, int64_t end) {
 
 /* ---- lower bound ---- */
 
-/* Returns Martello and Toth's L2 bound, the best over all thresholds t <= C / 2. Sizes above C - t have a chunk to
-   themselves, and sizes above C / 2 one chunk each. Sizes in t .. C / 2 fill the room that these leave. t = 0 gives
-   total / C. `sizes` falls. */
+/* Returns Martello and Toth's L2 bound, the best over all thresholds t <= C / 2. A size above C - t shares its chunk
+   with nothing of size t or more. A size above C / 2, up to C - t, opens a chunk of its own, whose room sizes of t
+   .. C / 2 may fill; what does not fit needs more chunks. Smaller sizes are ignored. t = 0 gives total / C. `sizes` is in
+   descending order. */
 static int64_t cf__pack_l2_bound(const uint64_t *sizes, int64_t n, int64_t chunk_size) {
     int64_t big = 0, alone, i, free_space = 0, best = 0, small_sum = 0;
     while (big < n && (int64_t)sizes[big] * 2 > chunk_size) big++;
@@ -3870,7 +3872,7 @@ static void cf__pack_cost_things(cf__packer *p) {
     }
 }
 
-/* Returns the tokens of a unit or item as chunks count them. */
+/* Returns the room that a unit or item takes up: of a unit all its chunks, filled or not; of an item its extent. */
 static int64_t cf__pack_extent(const cf__packer *p, int64_t i) {
     if (i < p->n_units) return p->units[i].n_chunks * p->desc.chunk_size;
     return cf__pack_item_extent(p, cf__pack_item_length(p->items[p->first_free + i - p->n_units]));
@@ -4356,7 +4358,7 @@ static void cf__pack_fill_bands(cf__packer *p) {
     }
 }
 
-/* Returns the column of a unit's last chunk, which is the one that has its items. */
+/* Returns a pointer to the cost of the column of a unit's last chunk: only the last chunk takes items. */
 static double *cf__pack_last_column(const cf__packer *p, const cf__pack_unit *unit) {
     return &p->columns[unit->column + unit->n_chunks - 1];
 }
@@ -6853,7 +6855,7 @@ static void cf__memory_weigh_stage(const cf_memory_desc *desc, int64_t stage, cf
     if (shard->last) {
         bytes->activations += losses * (cf__div_up(2 * element * shard->hidden, shard->sequence) + kept * shard->vocab);
         if (desc->loss == CF_LOSS_CHUNKED) bytes->activations += losses * row;
-        if (whole) /* plus the logits, and their float copy or gradients */
+        if (whole) /* at the peak also the logits, and their float copy or two float gradients */
             bytes->logits = (element + (desc->loss == CF_LOSS_EAGER ? 8 : 4)) * shard->vocab;
     }
     bytes->boundary = row;
@@ -8730,7 +8732,8 @@ static void cf__clock_look_at(cf__clock *clock, int64_t stage) {
     clock->waiting[clock->n_waiting++] = (int32_t)stage;
 }
 
-/* Sends a tensor, made on virtual stage v of a stage, to a neighbour. Returns when it begins to move. */
+/* Sends a tensor, made on virtual stage v of a stage, to a neighbour. made: when it is ready. Returns the time
+   at which it begins to move; *arrival is when it arrives. */
 static inline double cf__clock_send(cf__clock *clock, int64_t stage, int64_t v, int tensor, double made,
                                     double transfer, double *arrival) {
     double *link_free = &clock->link_free[cf__pipe_queue(clock->pipe, v, -clock->pipe->takes[tensor])][stage];
@@ -8900,8 +8903,8 @@ static double cf__bounds_latest_start(const cf__bounds_paths *paths, int place, 
     return paths->tail[place][cell] + paths->seconds[place][cell];
 }
 
-/* Fills in the seconds of all passes. A backward that may be B, or I and W, gets the minimum of both. It takes no
-   longer than the cheaper form, and its gradient of the inputs comes no later than in the form where it comes first. */
+/* Fills in the seconds of all passes. A backward that may be B or I + W gets a lower bound of both: its first
+   part, the gradient of the inputs, takes min(I, B), and the whole takes min(B, I + W). */
 static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
     const cf__pipeline *pipe = paths->pipe;
     int64_t v, i, cell = 0;

@@ -806,8 +806,8 @@ typedef struct cf_cuda_walk {
     int64_t n_blocks;             /* entries: one for all full blocks and few more. 0: no prefix, or none that is
                                      seen */
     const cf_cuda_block *levels;  /* (n_levels) in trees: attention with the chunk's own rows that other slices of it
-                                     continue */
-    int64_t n_levels;             /* these use the arrays of the chunk's own attention */
+                                     continue. They use the arrays of the chunk's own attention */
+    int64_t n_levels;             /* entries of levels */
     int append;                   /* 1: later chunks of the chain read this F's K and V: cf_state_stream_append */
     struct cf_cuda_outputs *outputs; /* where an F keeps attention's outputs and its R finds them; NULL: nowhere */
 } cf_cuda_walk;
@@ -1823,7 +1823,7 @@ void split_tiles(problem *p) {
     p->n_all_key_tiles += p->backward.n_parts - p->backward.n_split;
 }
 
-/* Returns the number of key heads whose arrays, of bytes_per_head each, fit into `cache` bytes together. */
+/* Returns how many key heads run together: as many as have their arrays in `cache` bytes, but at least 1. */
 int64_t heads_in_cache(const problem *p, int64_t cache, int64_t bytes_per_head) {
     return std::max<int64_t>(1, std::min(cache / std::max<int64_t>(1, bytes_per_head), p->desc.n_kv_heads));
 }

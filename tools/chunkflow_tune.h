@@ -237,15 +237,15 @@ typedef struct cf_cost_desc {
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error);
 
-/* Sets the costs with which cf_pack chooses the width of cp groups. `cost` is the first stage's forward.
-   `cp_row_seconds` is the exposed part of a row's gathers: a forward's, and a third of a backward's, which takes about
-   two forwards. `cp_chunk_seconds` is a third of a chunk's scans. timing: from cf_cost_estimate. */
+/* Sets the costs with which cf_pack lays out cp groups, each a third of a forward's and a backward's together. `cost` is
+   of the first stage's passes, `cp_row_seconds` of the exposed part of a row's gathers, and `cp_chunk_seconds` of a
+   chunk's scans. timing: from cf_cost_estimate. */
 CHUNKFLOW_TUNE_API void cf_cp_costs(const cf_timing *timing, cf_pack_desc *pack);
 
-/* Returns the cost with which cf_tune makes columns: the first stage's forward. Parts of a cp group have forwards of
-   equal cost, but the last part has the most pairs, which may weigh more in a backward, and all ranks wait for it. So
-   with cp groups this is the backward if pairs weigh more in it, and no column takes less than one of its chunks. */
-CHUNKFLOW_TUNE_API cf_pass_cost cf_column_cost(const cf_timing *timing, int64_t max_cp);
+/* Returns the cost with which cf_tune makes columns: the first stage's forward. Parts of a cp group cost about the same,
+   but the last part has the most pairs. All ranks wait for it in the passes in which pairs weigh most, so with cp groups
+   this is the pass with the most seconds per pair for each second per token, on any of `count` virtual stages. */
+CHUNKFLOW_TUNE_API cf_pass_cost cf_column_cost(const cf_timing *timing, int64_t max_cp, int64_t count);
 
 /* Finds the peak memory of a schedule: each stage's report at its heaviest pass, from cf_schedule_loads and
    cf_memory_estimate. In desc->parallel, pp, n_virtual and placement must be the schedule's; unfused_attention must be
@@ -529,9 +529,9 @@ CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf
    the parts of `parallel` that are searched for. chunk_sizes lack the longest sequence. */
 CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
 
-/* Returns the default number of tries for a plan's `best` schedule: 8 to 64 candidates, which have about 20,000 passes
-   together and take milliseconds. A plan of more than 2,500 passes takes longer in proportion, because fewer than 8
-   candidates find too little. Returns 0 without a plan, or if n_stages or n_virtual is below 1. Reads only
+/* Returns how many schedules `best` tries for a plan by default: 8 to 64, which have about 20,000 passes together and
+   take milliseconds. For a plan of more than 2,500 passes it still tries 8, because fewer find too little, and takes
+   longer in proportion. Returns 0 without a plan, or if n_stages or n_virtual is below 1. Reads only
    chunks_per_rank of the plan. */
 CHUNKFLOW_TUNE_API int64_t cf_tune_max_tries(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
 
@@ -1436,16 +1436,25 @@ static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *
 }
 
 CHUNKFLOW_TUNE_API void cf_cp_costs(const cf_timing *timing, cf_pack_desc *pack) {
-    pack->cost = timing->stages != NULL ? timing->stages[0].forward : timing->all.forward;
-    pack->cp_row_seconds = cft__product(timing->gather_forward + timing->gather_backward / 3, timing->stream_exposed);
+    const cf_stage_cost *first = timing->stages != NULL ? &timing->stages[0] : &timing->all;
+    const cf_pass_cost *f = &first->forward, *b = &first->backward;
+    pack->cost.constant = (f->constant + b->constant) / 3;
+    pack->cost.per_token = (f->per_token + b->per_token) / 3;
+    pack->cost.per_pair = (f->per_pair + b->per_pair) / 3;
+    pack->cp_row_seconds = cft__product((timing->gather_forward + timing->gather_backward) / 3, timing->stream_exposed);
     pack->cp_chunk_seconds = (timing->scan_forward + timing->scan_backward) / 3;
 }
 
-CHUNKFLOW_TUNE_API cf_pass_cost cf_column_cost(const cf_timing *timing, int64_t max_cp) {
-    const cf_stage_cost *first = timing->stages != NULL ? &timing->stages[0] : &timing->all;
-    const cf_pass_cost *f = &first->forward, *b = &first->backward;
-    const int grows = cft__product(b->per_pair, f->per_token) > cft__product(f->per_pair, b->per_token);
-    return max_cp > 1 && grows ? *b : *f;
+CHUNKFLOW_TUNE_API cf_pass_cost cf_column_cost(const cf_timing *timing, int64_t max_cp, int64_t count) {
+    const cf_stage_cost *stages = timing->stages != NULL ? timing->stages : &timing->all;
+    cf_pass_cost most = stages[0].forward;
+    int64_t i;
+    if (max_cp < 2) return most;
+    for (i = 0; i < 2 * (timing->stages != NULL ? count : 1); i++) {
+        const cf_pass_cost *pass = i % 2 != 0 ? &stages[i / 2].backward : &stages[i / 2].forward;
+        if (cft__product(pass->per_pair, most.per_token) > cft__product(most.per_pair, pass->per_token)) most = *pass;
+    }
+    return most;
 }
 
 /* Returns the bytes of K and V, or latents, of one token on a stage: two per element. */
@@ -2344,7 +2353,7 @@ static int cft__takes_paper(const cft__tuner *t, const cf_tune_candidate *c) {
 
 /* Replaces t->plan by its columns, because its ranks run in step. The plan itself is then t->packed. */
 static cf_result cft__take_columns(cft__tuner *t, int64_t max_cp) {
-    const cf_pass_cost cost = cf_column_cost(&t->timing, max_cp);
+    const cf_pass_cost cost = cf_column_cost(&t->timing, max_cp, t->split.pp * t->split.n_virtual);
     t->packed = t->plan;
     t->plan = NULL;
     return cf_lockstep_plan(t->packed, &cost, &t->allocator, &t->plan, t->error);
@@ -3240,8 +3249,8 @@ static void cft__bound_points(cft__tuner *t, int64_t first, int64_t batch, cft__
     }
 }
 
-/* Returns where a candidate keeps outputs. away: 1 if they do not fit on the GPU. A stream takes them to host memory by
-   itself. */
+/* Returns the candidate's `outputs`, as in cf_memory_desc: 0 none, 1 on the GPU, 2 in host memory. away: 1 if they do not
+   fit on the GPU. With a state_window it is 1, because streaming takes them to host memory anyway. */
 static int cft__keeps(const cft__tuner *t, const cf_tune_candidate *c, int away) {
     int outputs = c->recompute != CF_RECOMPUTE_FULL && c->replay == CF_REPLAY_LOCAL ? t->outputs : 0;
     return outputs > 1 && (c->state_window > 0 || (t->moves && !away)) ? 1 : outputs;

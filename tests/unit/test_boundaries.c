@@ -973,9 +973,9 @@ static cf_result max_tries(int64_t got) {
 }
 
 /* A backward in which pairs weigh more weighs the columns of cp groups. */
-static cf_result column_cost(int64_t max_cp) {
+static cf_result column_cost(int64_t max_cp, int64_t count) {
     const cf_timing priced = {.all = {.forward = {1, 2, 3}, .backward = {2, 4, 9}}};
-    CHECK(cf_column_cost(&priced, max_cp).constant == (max_cp > 1 ? 2 : 1));
+    CHECK(cf_column_cost(&priced, max_cp, count).constant == (max_cp > 1 ? 2 : 1));
     return CF_OK;
 }
 
@@ -1097,7 +1097,8 @@ static cf_limits scratch_limits;
     X(cf_tune_schedule, rank, INT64_MAX, 0, tuned(0, number, error)) \
     X(cf_tune_max_tries, n_stages, INT64_MAX, 0, max_tries(cf_tune_max_tries(plan, number, 1))) \
     X(cf_tune_max_tries, n_virtual, INT64_MAX, 0, max_tries(cf_tune_max_tries(plan, 2, number))) \
-    X(cf_column_cost, max_cp, INT64_MAX, 0, column_cost(number))
+    X(cf_column_cost, max_cp, INT64_MAX, 0, column_cost(number, 2)) \
+    X(cf_column_cost, count, INT64_MAX, 0, column_cost(2, number))
 
 #define DEFINE_TRY(function, argument, most, limit, expression)                  \
     static cf_result try_##function##_##argument(cf_error *error) {              \

@@ -246,7 +246,7 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
             return out;
         }
         if (c->in_step) {
-            const cf_pass_cost priced = cf_column_cost(&timing, c->max_cp);
+            const cf_pass_cost priced = cf_column_cost(&timing, c->max_cp, split->pp * split->n_virtual);
             packed = plan;
             CHECK_INT(cf_lockstep_plan(packed, &priced, NULL, &plan, &error), CF_OK);
         }

@@ -67,8 +67,8 @@ typedef struct baseline_tuned {
 cf_result baseline_tune_recipe(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
                                cf_error *error);
 
-/* Finds the baseline of a search. desc: the search's description, whose `progress` may also stop this. Fails only if
-   memory runs out. */
+/* Finds the baseline of a search. desc: the search's description, whose `progress` may stop this: *out then has what was
+   found so far. Returns CF_OK or CF_ERROR_MEMORY; any other reason is in out->why. */
 cf_result baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
                         cf_error *error);
 

@@ -18,7 +18,7 @@ typedef struct model_type {
     int qk_norm;        /* 1: always; 2: if use_qk_norm says so; 3: always, each over all heads */
     int windowed;       /* 1: sliding_window counts unless use_sliding_window is false; 0: only if it is true */
     int experts;        /* 1: required, of their own width; 2: required, of intermediate_size; 3: optional */
-    int shared;         /* 1: n_shared_experts is how many every token goes to; 2: one */
+    int shared;         /* experts that every token goes to. 1: n_shared_experts of them; 2: always one */
     int latent;         /* there must be latents */
     int gate;           /* 1: attention's output is gated unless attn_output_gate is false */
     int shared_gate;

@@ -314,7 +314,7 @@ static cf_result no_memory(cf_error *error) {
 static cf_parallel parallel_of(const pipeline *p, int64_t n_virtual, cf_recompute recompute) {
     cf_parallel parallel = p->model.parallel;
 
-    if (n_virtual != parallel.n_virtual) parallel.layers = NULL; /* layers are those of other stages */
+    if (n_virtual != parallel.n_virtual) parallel.layers = NULL; /* they are given for another number of stages */
     parallel.n_virtual = n_virtual;
     if (n_virtual == 1) parallel.placement = CF_PLACEMENT_DEFAULT;
     if (recompute != CF_RECOMPUTE_DEFAULT) parallel.recompute = recompute;
@@ -642,7 +642,7 @@ cf_result pipeline_columns(const pipeline *p, const cf_plan *plan, cf_plan **col
     cf_result result = pipeline_costs_make(p, 1, plan->chunk_size, CF_RECOMPUTE_DEFAULT, &costs, error);
 
     if (result != CF_OK) return result;
-    if (!p->unit_cost) cost = cf_column_cost(&costs.timing, p->max_cp);
+    if (!p->unit_cost) cost = cf_column_cost(&costs.timing, p->max_cp, p->n_stages);
     pipeline_costs_free(&costs);
     return cf_lockstep_plan(plan, &cost, NULL, columns, error);
 }
