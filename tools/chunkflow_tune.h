@@ -408,8 +408,8 @@ typedef struct cf_tune_desc {
                                        Groups of 2, 4, 8 ... ranks that divide dp are tried as well as none, all in
                                        step. Time and memory are then those of columns (>>lockstep), with whole
                                        backwards, by paper where there is one stage; `cost` and `cp_row_seconds` are the
-                                       estimate's. Needs a model and a gpu, without timing and shared prefixes; splits
-                                       with virtual stages have no groups. lockstep: all ranks run in step. With a model
+                                       estimate's. Needs a model and a gpu, without timing, shared prefixes,
+                                       virtual stages and split_backward. lockstep: all ranks run in step. With a model
                                        they do in splits with ZeRO 3, or with experts over GPUs, where every pass has
                                        collectives; such splits are not tried with shared prefixes, which ranks in step
                                        cannot have. Memory is then that of the columns, and a little more than that of
@@ -1836,7 +1836,7 @@ static cf_parallel cft__given_split(const cf_tune_desc *desc) {
    of splits. out: the tuning to write to; NULL: only counts. */
 static int64_t cft__add_cp_groups(const cf_tune_desc *desc, const cf_parallel *split, cf_tuning *out, int64_t n) {
     int64_t cp, ranks = cft__max(split->dp, 1), most = desc->pack.max_cp;
-    if (split->n_virtual > 1 || desc->timing != NULL || desc->model == NULL) most = 0;
+    if (desc->timing != NULL || desc->model == NULL) most = 0;
     for (cp = 0; cp <= cft__min(most, ranks) && ranks % cft__max(cp, 1) == 0; cp = cft__max(2 * cp, 2)) {
         if (desc->parallel.dp == 0 && !cft__has_sequences(desc, split, cp)) continue;
         if (n++, out == NULL) continue;
@@ -1971,6 +1971,11 @@ static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
         return cf_fail(error, CF_ERROR_ARGUMENT, "split_backward", -1, 0, desc->split_backward,
                        "needs best among kinds");
     CFT__TRY(cft__range(desc->split_backward, 0, 1, CF_ERROR_ARGUMENT, "split_backward", -1, error));
+    if (desc->pack.max_cp > 1 && (desc->split_backward || kinds == (uint32_t)1 << CF_SCHEDULE_ZERO_BUBBLE))
+        return cf_refuse(error, CF_ERROR_ARGUMENT, desc->split_backward ? "split_backward" : "kinds", -1,
+                         "cp groups keep backwards whole, as their columns price them");
+    if (desc->pack.max_cp > 1 && desc->parallel.n_virtual > 1)
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "pack.max_cp", -1, "virtual stages have no cp groups");
     CFT__TRY(cft__range(desc->n_replays, 1, CF_REPLAY_COUNT - 1, CF_ERROR_LIMIT, "n_replays", -1, error));
     for (i = 0; i < desc->n_replays; i++) {
         if ((int)desc->replays[i] < CF_REPLAY_LOCAL && kinds != (uint32_t)1 << CF_SCHEDULE_PAPER)
@@ -2922,7 +2927,7 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_tune_candid
     desc.shape.outputs = c->outputs > 0;
     desc.timing = &t->timing;
     desc.limits.chunks = CF_NO_LIMIT; /* a GPU limits bytes, not chunks */
-    desc.split_backward = t->desc.split_backward && kind == CF_SCHEDULE_BEST && c->max_cp < 2;
+    desc.split_backward = t->desc.split_backward && kind == CF_SCHEDULE_BEST;
     desc.allocator = &t->allocator;
     return desc;
 }
@@ -3680,6 +3685,11 @@ static int cft__fits_freely(const cft__tuner *t, int64_t id) {
     return cft__is_tried(t, id) && !c->limited && c->status != CF_TUNE_INFEASIBLE;
 }
 
+/* Returns whether a candidate's schedules cut backwards which the columns of its cp groups price whole. */
+static int cft__cuts_groups(const cf_tune_candidate *c) {
+    return c->max_cp > 1 && c->kind == CF_SCHEDULE_ZERO_BUBBLE;
+}
+
 /* Returns whether another candidate's outcome makes this one needless; then its status says why. All K that no chain
    exceeds make the same schedules, and so do both forms of replay if nothing is replayed. */
 static int cft__is_needless(cft__tuner *t, int64_t id) {
@@ -3691,7 +3701,7 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
         c->same_as = id - t->strides[CFT__K];
         return 1;
     }
-    if (c->max_cp > 1 && c->kind == CF_SCHEDULE_ZERO_BUBBLE) {
+    if (cft__cuts_groups(c)) {
         cft__give_up(c, "columns price the whole backwards of cp groups");
         return 1;
     }
@@ -3773,8 +3783,9 @@ static cf_result cft__make_exact(cft__tuner *t, int64_t id) {
 }
 
 /* Finds an answer soon, before anything is known. Goes through the splits from most tensor parallelism down, and takes
-   the first whose first kind fits with the least K and a usual ChunkSize: without relief or, if none fits, with all
-   relief. Nothing is reported before: whoever ended the search sooner would have nothing. */
+   the first whose first kind, or second where cp groups cannot have that, fits with the least K and a usual ChunkSize.
+   That is without relief or, if none fits, with all relief. Nothing is reported before: whoever ended the search sooner
+   would have nothing. */
 static cf_result cft__find_first(cft__tuner *t) {
     enum { CFT__USUAL = 8192 };
     int64_t n = t->tuning->n_splits, i, size = 0;
@@ -3784,6 +3795,7 @@ static cf_result cft__find_first(cft__tuner *t) {
     for (i = 2 * n - 1; i >= 0 && t->tuning->n_ranked == 0; i--) {
         int64_t id = i % n * t->strides[CFT__SPLIT] + size * t->strides[CFT__SIZE];
         if (i < n) id += t->strides[CFT__REPLAY] - 1;
+        if (cft__cuts_groups(&t->tuning->candidates[id])) id += t->strides[CFT__KIND];
         CFT__TRY(cft__set_up(t, &t->tuning->candidates[id]));
         CFT__TRY(cft__pack_batch(t, &t->tuning->candidates[id], 0));
         CFT__TRY(cft__check_weights(t));

@@ -440,6 +440,14 @@ TEST(equals_brute_force_with_cp_groups) {
     c = &tuning->candidates[fast];
     CHECK_INT(c->bytes, brute_force(&f, tuning, c, batches, 1).bytes);
     cf_tuning_free(tuning);
+    f.desc.kinds = &kinds[2]; /* the first that is tried cuts backwards, as cp groups cannot */
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL && tuning->n_splits == 2);
+    for (i = 0; i < tuning->n_candidates; i++) {
+        c = &tuning->candidates[i];
+        CHECK(c->max_cp == 0 || c->kind == CF_SCHEDULE_BEST || c->status == CF_TUNE_DOMINATED);
+    }
+    cf_tuning_free(tuning);
     f.desc.pack.max_cp = -1;
     CHECK_INT(cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &tuning, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "pack.max_cp");
@@ -1709,6 +1717,18 @@ TEST(bad_descriptions) {
     fixture_plant(&f, 1);
     f.desc.pack.lockstep = 1;
     refuse(&f, CF_ERROR_ARGUMENT, "pack.lockstep", 0);
+    f.desc.pack.max_cp = 2;
+    f.desc.split_backward = 1;
+    refuse(&f, CF_ERROR_ARGUMENT, "split_backward", 0);
+    f.desc.pack.max_cp = 2;
+    f.desc.kinds = &kinds[2];
+    f.desc.n_kinds = 1;
+    refuse(&f, CF_ERROR_ARGUMENT, "kinds", 0);
+    f.desc.pack.max_cp = 2;
+    f.desc.kinds = &kinds[3];
+    f.desc.n_kinds = 1;
+    f.desc.parallel.n_virtual = 2;
+    refuse(&f, CF_ERROR_ARGUMENT, "pack.max_cp", 0);
     f.desc.n_gpus = 8; /* pp is 3 */
     refuse(&f, CF_ERROR_ARGUMENT, "n_gpus", 9);
     f.desc.n_gpus = 3;

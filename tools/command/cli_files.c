@@ -570,7 +570,7 @@ static const struct {
     {"parallel.layers", "--stage-layers", 1}, {"parallel.placement", "--placement", 0},
     {"parallel.recompute_layers", "--recompute-layers", 1}, {"lora_experts", "--lora-experts", 0},
     {"split_backward", "--split-backward", 0}, {"method", "--method", 0}, {"max_cp", "--max-cp", 1},
-    {"lockstep", "--lockstep", 0}, {"forwards_first", "--forwards-first", 0},
+    {"pack.max_cp", "--max-cp", 1}, {"lockstep", "--lockstep", 0}, {"forwards_first", "--forwards-first", 0},
     {"shape.forward_only", "--forward-only", 0}, {"shape.n_virtual", "--virtual", 1},
     {"shape.placement", "--placement", 0}, {"shape.replay", "--replay", 0}, {"shape.outputs", "--outputs", 0},
     {"outputs", "--outputs", 0}};

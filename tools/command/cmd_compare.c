@@ -505,7 +505,8 @@ static void print_cp_groups(const comparison *t) {
         printf("%-18s", i ? "cp groups" : "");
         if (i) printf("of up to %s ranks; ", cli_commas(widest));
         else fputs("without: ", stdout);
-        printf("the most expensive of %s takes %s %s", cli_commas(t->packed.plan->n_ranks),
+        printf(i ? "all %s in step take %s %s" : "the most expensive of %s takes %s %s",
+               cli_commas(t->packed.plan->n_ranks),
                pipeline_duration(t->with[i].makespan, t->pipe.unit_cost), pipeline_unit(t->pipe.unit_cost));
         if (t->pipe.has_model) printf(", and one needs %.2f GiB", modelling_gib(t->with[i].memory));
         if (i && t->pipe.has_model && t->pipe.memory.gathered > 0)
@@ -569,7 +570,10 @@ static int print_table(const comparison *t) {
            t->pipe.gpu_bytes > 0 ? ". GiB: of the fullest GPU; with !\n                  more than it may hold, with * "
                                    "best is held down to that" : "");
     if (t->pipe.every_rank && plan->n_ranks > 1)
-        puts("                  Of each row the slowest rank's, except GiB, which are the most of any rank");
+        puts(t->pipe.lockstep
+                 ? "                  Of each row the time of all ranks in step, and the most GiB of any rank; the\n"
+                   "                  rest is of the rank that is slowest alone"
+                 : "                  Of each row the slowest rank's, except GiB, which are the most of any rank");
     if (t->pipe.gpu_bytes > 0)
         printf("memory limit      the %.2f GiB %s\n", modelling_gib(t->pipe.gpu_bytes), pipeline_room_words(&t->pipe));
     if (t->pipe.memory.state_window > 0)

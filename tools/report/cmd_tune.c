@@ -71,8 +71,8 @@ static const cli_option options[] = {
     {.name = "--align", .value = "A", .kind = CLI_NUMBER, .offset = offsetof(tune_options, align), .min = 1,
      .max = CF_MAX_CHUNK_SIZE, .help = "start slices at multiples of A; divides every chunk size"},
     {.name = "--max-cp", .value = "G", .kind = CLI_NUMBER, .offset = offsetof(tune_options, max_cp), .min = 1,
-     .max = CF_MAX_RANKS, .help = "in splits without a pipeline also try to spread sequences over\n"
-     "2, 4, 8 ... G data-parallel ranks, for trainers that can"},
+     .max = CF_MAX_RANKS, .help = "also try to spread sequences over 2, 4, 8 ... G data-parallel\n"
+     "ranks, for trainers that can; not with --virtual"},
     {.name = "--show", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, show), .min = 1,
      .max = CF_MAX_CANDIDATES, .help = "how many of the best to find and print; default 10"},
     {.name = "--no-cp", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_cp),
@@ -433,11 +433,14 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
     if (c->state_window > 0)
         printf("stream            %d blocks of %s rows of one layer; passes wait for it %.2f %% of the time\n",
                CF_STATE_SLOTS, cli_commas(c->state_window / CF_STATE_SLOTS), 100 * c->waiting);
+    if (c->state_window > 0 && c->max_cp > 0)
+        puts("                  It streams the states of cp groups, which the C trainer refuses; see --no-stream");
 }
 
 /* Prints the baseline, beside the winner if there is one. */
 static void print_baseline(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
     const cf_tune_candidate *c = tuning->winner >= 0 ? &tuning->candidates[tuning->winner] : NULL;
+    int spreads; /* 1: --max-cp could be added to these options */
 
     printf("\nbaseline          1f1b that splits no sequence");
     if (base->best.status != CF_TUNE_OK) {
@@ -460,10 +463,11 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
     if (base->split.ep > 1) printf(", experts %s", cli_commas(base->split.ep));
     printf(", ZeRO %s", cli_commas(base->split.zero));
     putchar('\n');
+    spreads = c && job->asked->max_cp < 2 && !job->shares && !job->asked->split_backward &&
+              tuning->splits[c->split].n_virtual < 2;
     if (c && base->best.seconds < c->seconds && base->context > 0)
         printf("                  It is faster: GPUs that share each sequence leave no pipeline to fill. --no-cp is "
-               "without%s.\n", job->asked->max_cp > 1 ? ""
-                   : ",\n                  --max-cp has chunks that ranks share");
+               "without%s.\n", spreads ? ",\n                  --max-cp has chunks that ranks share" : "");
     else if (c && base->best.seconds < c->seconds)
         printf("                  It is faster: %s.\n",
                packing_why_unsplit(tune_longest(job), c->chunk_size, c->chunks, tuning->splits[c->split].pp,

@@ -255,6 +255,11 @@ static int64_t tries_of(const tune_job *job, const cf_tuning *tuning, const cf_t
     return max_tries;
 }
 
+/* Returns whether settings must give the number of virtual stages: without it interleaved has 2. */
+static int names_virtual(const cf_tune_candidate *c, const cf_parallel *split) {
+    return split->n_virtual > 1 || c->kind == CF_SCHEDULE_INTERLEAVED;
+}
+
 static void print_split(const cf_parallel *split) {
     printf(" --tp %lld --stages %lld --ranks %lld --zero %lld", (long long)split->tp, (long long)split->pp,
            (long long)split->dp, (long long)split->zero);
@@ -272,6 +277,8 @@ static void print_plan(const tune_job *job, const cf_tuning *tuning, const cf_tu
     printf(" --chunk-size %lld --k %lld --schedule %s --replay %s", (long long)c->chunk_size, (long long)c->k,
            cf_schedule_kind_name(c->kind), cf_replay_name(c->replay));
     print_split(&split);
+    if (names_virtual(c, &split) && job->asked->modelling.n_virtual == 0)
+        printf(" --virtual %lld", (long long)split.n_virtual);
     if (c->max_cp > 0) printf(" --max-cp %lld", (long long)c->max_cp);
     else if (c->in_step) fputs(" --lockstep", stdout);
     printf(" --limit none --limit-bytes %lld", (long long)tuning->limit_bytes);
@@ -310,11 +317,11 @@ static void print_c(const tune_job *job, const cf_tune_candidate *c, const cf_pa
     print_upper(cf_schedule_kind_name(c->kind));
     printf(", .shape = {.n_stages = %lld, .k = %lld, .replay = CF_REPLAY_", (long long)split->pp, (long long)c->k);
     print_upper(cf_replay_name(c->replay));
-    if (split->n_virtual > 1)
+    if (names_virtual(c, split))
         printf(", .n_virtual = %lld, .placement = CF_PLACEMENT_%s", (long long)split->n_virtual,
                split->placement == CF_PLACEMENT_V ? "V" : "LOOP");
     if (c->outputs) fputs(", .outputs = 1", stdout);
-    printf("}, .limits = {.chunks = CF_NO_LIMIT}%s};\n", job->asked->split_backward && c->max_cp == 0 ? ", .split_backward = 1" : "");
+    printf("}, .limits = {.chunks = CF_NO_LIMIT}%s};\n", job->asked->split_backward ? ", .split_backward = 1" : "");
 }
 
 static void print_python(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
@@ -332,11 +339,11 @@ static void print_python(const tune_job *job, const cf_tune_candidate *c, const 
     if (job->shares) fputs(", shared_prefixes=shared_prefixes", stdout);
     printf(")\n  schedule = plan.schedule(kind=\"%s\", replay=\"%s\", n_stages=%lld, k=%lld",
            cf_schedule_kind_name(c->kind), cf_replay_name(c->replay), (long long)split->pp, (long long)c->k);
-    if (split->n_virtual > 1)
+    if (names_virtual(c, split))
         printf(", n_virtual=%lld, placement=\"%s\"", (long long)split->n_virtual, cf_placement_name(split->placement));
     if (c->outputs) fputs(", outputs=1", stdout);
     printf(", limits={\"chunks\": chunkflow.lib.CF_NO_LIMIT}%s)\n",
-           job->asked->split_backward && c->max_cp == 0 ? ", split_backward=True" : "");
+           job->asked->split_backward ? ", split_backward=True" : "");
 }
 
 void tune_print_commands(const tune_job *job, const cf_tuning *tuning, const cli_option *options,
