@@ -942,25 +942,44 @@ static const cf_gpu cft__gpus[] = {
      3.35e12, (int64_t)81559 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
     {"h200", 989.4e12, 0.70, 0.60, 0.50, 132,
      4.8e12, (int64_t)143771 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
-    /* Rates come from published data sheets, second hand. Fractions are those of the H100 (Blackwell, H20, MI300X) or
-       the A100 (Ada); nobody measured them. B200, GB200: dense bf16 is half of the rate given with sparsity; memory has
-       7,680 bits at 3,996 MHz; GB200 has four GPUs a node, and NVLink to 72. L40S, RTX: there is no NVLink, so PCIe
-       replaces it; the RTX 5090's bf16 is twice its float rate, like the 4090's. MI300X: seven links of 64 GB/s.
-       MI300X, H20 and RTX: memory is the nominal size. */
+    /* Rates come from published data sheets, second hand (HGX B200 and B300, GB200 and GB300 NVL72, GH200, RTX PRO 6000
+       Workstation Edition, MI300X, MI355X). Fractions are those of the A100 (A800, L40S, RTX) or the H100 (all others);
+       nobody measured them. B200, B300, GB200, GB300: dense bf16 is half of the rate given with sparsity. The B200's
+       memory has 7,680 bits at 3,996 MHz; GB200 and GB300 have four GPUs a node, and NVLink to 72. Hosts are counted at
+       PCIe 5; only the GH200 has its Grace's link, NVLink-C2C, of 900 GB/s in both directions. GH200: the H100's die
+       with 96 GB of HBM3. H800, A800: H100 and A100 (SXM) with NVLink of 400 GB/s in both directions. L40S, RTX: there
+       is no NVLink, so PCIe replaces it; bf16 is twice the float rate of RTX 4090 and 5090, and four times that of the
+       RTX PRO 6000. MI300X, MI355X: seven links of 64 and 76.8 GB/s. MI300X, MI355X, H20, RTX 4090 and 5090: memory is
+       the nominal size; of the others it is what nvidia-smi reports. It is not counted that B300 and GB300 compute
+       exponentials twice as fast. */
     {"b200", 2250e12, 0.70, 0.60, 0.50, 148,
      7.67e12, (int64_t)182630 << 20, 900e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
     {"gb200", 2500e12, 0.70, 0.60, 0.50, 148,
      8e12, (int64_t)189471 << 20, 900e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
+    {"b300", 2250e12, 0.70, 0.60, 0.50, 148,
+     7.7e12, (int64_t)275040 << 20, 900e9, 100e9, 64e9, 0.75, 5e-6, 15e-6},
+    {"gb300", 2500e12, 0.70, 0.60, 0.50, 152,
+     8e12, (int64_t)284208 << 20, 900e9, 100e9, 64e9, 0.75, 5e-6, 15e-6},
+    {"gh200-96g", 989.4e12, 0.70, 0.60, 0.50, 132,
+     4e12, (int64_t)97871 << 20, 450e9, 50e9, 450e9, 0.75, 5e-6, 15e-6},
+    {"h800-80g", 989.4e12, 0.70, 0.60, 0.50, 132,
+     3.35e12, (int64_t)81559 << 20, 200e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
+    {"a800-80g", 312e12, 0.80, 0.60, 0.55, 108,
+     2.039e12, (int64_t)81920 << 20, 200e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
     {"h20", 148e12, 0.70, 0.60, 0.50, 78,
      4e12, (int64_t)96 << 30, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
     {"mi300x", 1307e12, 0.70, 0.60, 0.50, 304,
      5.3e12, (int64_t)192 << 30, 448e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
+    {"mi355x", 2517e12, 0.70, 0.60, 0.50, 256,
+     8e12, (int64_t)288 << 30, 537.6e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
     {"l40s", 362e12, 0.80, 0.60, 0.55, 142,
      0.864e12, (int64_t)46068 << 20, 32e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
     {"rtx4090", 165.2e12, 0.80, 0.60, 0.55, 128,
      1.008e12, (int64_t)24 << 30, 32e9, 12.5e9, 32e9, 0.75, 5e-6, 15e-6},
     {"rtx5090", 209.5e12, 0.80, 0.60, 0.55, 170,
      1.792e12, (int64_t)32 << 30, 64e9, 12.5e9, 64e9, 0.75, 5e-6, 15e-6},
+    {"rtx-pro-6000", 503.8e12, 0.80, 0.60, 0.55, 188,
+     1.792e12, (int64_t)97887 << 20, 64e9, 25e9, 64e9, 0.75, 5e-6, 15e-6},
 };
 
 static int cft__lower(char c) { return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c; } /* in any locale */

@@ -47,7 +47,7 @@ static void draw_parallel(problem *p, cf_parallel *parallel) {
     parallel->n_virtual = fuzz_mostly(in, 0, 2, p->wild);
     parallel->placement = (cf_placement)fuzz_between(in, 0, CF_PLACEMENT_COUNT);
     parallel->dp = fuzz_mostly(in, 0, 2, p->wild);
-    parallel->zero = fuzz_mostly(in, 0, 3, p->wild);
+    parallel->zero = fuzz_mostly(in, -1, 3, p->wild);
     parallel->no_sequence = fuzz_chance(in, 3);
     parallel->recompute = (cf_recompute)fuzz_between(in, 0, CF_RECOMPUTE_COUNT);
     if (fuzz_chance(in, 4)) parallel->recompute_layers = fuzz_mostly(in, 0, 8, p->wild);

@@ -44,8 +44,9 @@ TEST(counts_are_the_published_ones) {
     }
 }
 
-static const char *const gpus[] = {"a100-40g", "a100-80g", "h100-80g", "h200", "b200", "gb200",
-                                   "h20", "mi300x", "l40s", "rtx4090", "rtx5090"};
+static const char *const gpus[] = {"a100-40g", "a100-80g", "h100-80g", "h200", "b200", "gb200", "b300", "gb300",
+                                   "gh200-96g", "h800-80g", "a800-80g", "h20", "mi300x", "mi355x", "l40s", "rtx4090",
+                                   "rtx5090", "rtx-pro-6000"};
 
 TEST(names_are_found_in_any_case) {
     int64_t i, j;
@@ -57,6 +58,18 @@ TEST(names_are_found_in_any_case) {
     for (i = 0; i < COUNT(published); i++)
         for (j = 0; j < i; j++) CHECK(cf_model_find(published[i].name) != cf_model_find(published[j].name));
     for (i = 0; i < COUNT(gpus); i++) CHECK(cf_gpu_find(gpus[i]) && strcmp(cf_gpu_find(gpus[i])->name, gpus[i]) == 0);
+}
+
+TEST(export_versions_differ_in_nvlink_alone) {
+    static const char *const pairs[][2] = {{"h100-80g", "h800-80g"}, {"a100-80g", "a800-80g"}};
+    int64_t i;
+    for (i = 0; i < COUNT(pairs); i++) {
+        cf_gpu own = *cf_gpu_find(pairs[i][0]);
+        const cf_gpu *export_version = cf_gpu_find(pairs[i][1]);
+        own.name = export_version->name;
+        own.nvlink = 400e9 / 2;
+        CHECK(memcmp(&own, export_version, sizeof own) == 0);
+    }
 }
 
 /* The tensors of a checkpoint, one after the other: the same count by another road. */
@@ -1530,6 +1543,7 @@ TEST(bad_samples_are_named) {
 }
 
 SUITE(models, CASE(counts_are_the_published_ones), CASE(names_are_found_in_any_case),
+      CASE(export_versions_differ_in_nvlink_alone),
       CASE(counts_are_those_of_the_tensors), CASE(stages_add_up_to_the_model), CASE(shards_by_hand),
       CASE(layers_can_be_given_stage_by_stage), CASE(vocabulary_is_padded_as_megatron_does),
       CASE(megatron_parameter_formula), CASE(counts_of_kinds_are_the_published_ones),

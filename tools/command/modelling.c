@@ -152,8 +152,9 @@ void modelling_free(modelling *m) {
 #define GPU_REAL(key) {.name = #key, .type = JSON_REAL, .offset = offsetof(gpu_object, gpu.key), .optional = 1}
 #define GPU_COUNT(key) {.name = #key, .type = JSON_COUNT, .offset = offsetof(gpu_object, gpu.key), .optional = 1}
 
-static const char *const gpu_names[] = {"a100-40g", "a100-80g", "h100-80g", "h200", "b200", "gb200", "h20", "mi300x",
-                                         "l40s", "rtx4090", "rtx5090", NULL};
+static const char *const gpu_names[] = {"a100-40g", "a100-80g", "h100-80g", "h200", "b200", "gb200", "b300", "gb300",
+                                        "gh200-96g", "h800-80g", "a800-80g", "h20", "mi300x", "mi355x", "l40s",
+                                        "rtx4090", "rtx5090", "rtx-pro-6000", NULL};
 
 typedef struct gpu_object {
     uint32_t like, name; /* `name` is for the file's reader: the printed name is the file's */

@@ -136,8 +136,9 @@ void modelling_free(modelling *m);
     "  glm-4.5, glm-4.5-air, kimi-k2, kimi-linear-48b-a3b, llama-4-scout, llama-4-maverick, mixtral-8x7b 8x22b,\n" \
     "  nemotron-3-nano-30b-a3b. Others: --config.\n"
 #define MODELLING_GPUS                                                                                      \
-    "GPUs\n  a100-40g, a100-80g, h100-80g, h200; unmeasured, from data sheets: b200, gb200, h20, mi300x, l40s,\n" \
-    "  rtx4090, rtx5090; or a file such as {\"like\": \"h100-80g\", \"bandwidth\": 2.4e12}\n"                   \
+    "GPUs\n  a100-40g, a100-80g, h100-80g, h200; unmeasured, from data sheets: b200, gb200, b300, gb300,\n"  \
+    "  gh200-96g, h800-80g, a800-80g, h20, mi300x, mi355x, l40s, rtx4090, rtx5090, rtx-pro-6000;\n"          \
+    "  or a file such as {\"like\": \"h100-80g\", \"bandwidth\": 2.4e12}\n"                                  \
     "  with members of cf_gpu (chunkflow_tune.h)\n"
 
 /* Options that name a GPU and its numbers. */
