@@ -5,8 +5,9 @@
 
    It takes chunks of one slice: those of long sequences, where attention costs most, and long documents alone. cuDNN
    makes a plan for each shape, which takes a good part of a second. So lengths must be multiples of 64, as they are in
-   all chunks of a chain but its last. Packed documents, fp32, softcap and attention without a causal mask are left to
-   chunkflow_cuda.cu. dK and dV in 16 bits and cuDNN's workspace come from the stream's pool of memory. */
+   all chunks of a chain but its last. Packed documents, fp32, sinks, softcap and attention without a causal mask are
+   left to chunkflow_cuda.cu; so are head sizes above 128, but for devices of 9.0: others' backwards refuse some or all
+   of them. dK and dV in 16 bits and cuDNN's workspace come from the stream's pool of memory. */
 
 #ifndef CUDNN_ATTENTION_H
 #define CUDNN_ATTENTION_H
@@ -29,7 +30,7 @@ struct cudnn_attention : cf_attention_backend {
 static int cudnn_takes(void *, const cf_attention *a) {
     const cf_attention_desc &d = a->desc;
     return d.n_slices == 1 && d.starts_q[0] == 0 && d.starts_k[0] == 0 && a->rows_q % 64 == 0 && a->rows_k % 64 == 0 &&
-           d.dtype != CF_DTYPE_FP32 && d.softcap == 0 && !d.full;
+           d.dtype != CF_DTYPE_FP32 && d.softcap == 0 && !d.full && (d.head_size <= 128 || d.arch == 90);
 }
 
 static cudnn_graph cudnn_describe(const cf_attention_desc &d, const cudnn_shape &n, const cf_tensor *arrays) {

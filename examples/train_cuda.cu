@@ -202,6 +202,8 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
     s.model.kinds.n_pattern = s.model.kinds.pattern[0].sinks;
     if (s.model.kinds.n_pattern > 0 && (s.load || s.save))
         fail(EXIT_BAD_INPUT, "--sinks: the models of --load and --save have none");
+    if (s.cudnn && s.type == CF_DTYPE_FP32) fail(EXIT_BAD_INPUT, "--cudnn: --type must be bf16");
+    if (s.cudnn && s.model.kinds.n_pattern > 0) fail(EXIT_BAD_INPUT, "--cudnn: its attention has no --sinks");
     if (s.outputs > 0 && s.recompute == CF_RECOMPUTE_FULL)
         fail(EXIT_BAD_INPUT, "--outputs: full recomputation drops them again, so --recompute must be none");
     if (s.headless && (s.check || s.save || s.checkpoint))

@@ -28,12 +28,19 @@ cf_result cf_attention_add(const cf_attention *, const cf_tensor *, const cf_ten
 
 } /* extern "C" */
 
+static int left = 0; /* graphs that the adapter leaves to chunkflow_cuda.cu */
+
 /* Returns what is wrong with the graph, if anything. */
 static std::string judge(int64_t head_size, int options, int64_t backward) {
     cf_attention_desc d = {};
     d.n_heads = 8, d.n_kv_heads = options & 1 ? 2 : 8, d.head_size = head_size, d.scale = 0.1;
     d.dtype = options & 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
     d.deterministic = options & 4, d.window = options & 8 ? 100 : 0;
+    const int32_t zero = 0;
+    d.n_slices = 1, d.starts_q = d.starts_k = &zero, d.arch = 10 * major_version;
+    cf_attention a = {};
+    a.desc = d, a.rows_q = 256, a.rows_k = 1024;
+    if (!cudnn_takes(NULL, &a)) return left++, "";
     cf_tensor arrays[CUDNN_END] = {};
     for (const int i : {CUDNN_Q, CUDNN_K, CUDNN_V}) arrays[i].row_stride = (8 + 2 * d.n_kv_heads) * head_size;
     arrays[CUDNN_LSE] = {NULL, 1, 256};
@@ -45,8 +52,8 @@ int main(int argc, char **) {
     int passed = 0, failed = 0;
     if (argc > 1) delete cudnn_attention_new();
     if (judge(100, 0, 0).empty()) printf("a head size of 100 is taken\n"), failed++;
-    for (const int version : {9, 10})
-        for (const int64_t head_size : {64, 128, 256})
+    for (const int version : {8, 9, 10, 12})
+        for (const int64_t head_size : {64, 128, 192, 256})
             for (int options = 0; options < 16; options++)
                 for (int64_t backward = 0; backward < 2; backward++) {
                     major_version = version;
@@ -56,6 +63,7 @@ int main(int argc, char **) {
                         printf("%d.0, head size %d, options %d, pass %d: %s\n", version, (int)head_size, options,
                                (int)backward, fault.c_str());
                 }
-    printf("%d passed, %d failed\n", passed, failed);
+    if (left != 3 * 2 * 16 * 2) printf("%d are left to chunkflow_cuda.cu\n", left), failed++;
+    printf("%d passed, %d failed\n", passed - left, failed);
     return failed > 0;
 }

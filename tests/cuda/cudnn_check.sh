@@ -29,7 +29,7 @@ else
     fail "$name" "it does not" "$out/compile.log"
     finish
 fi
-name="cuDNN's checks take the graphs of devices of 9.0 and 10.0"
+name="cuDNN's checks take the graphs of devices of 8.0, 9.0, 10.0 and 12.0"
 LD_LIBRARY_PATH=$nvidia/cudnn/lib:$nvidia/cu13/lib "$out/cudnn_check" >"$out/graphs" 2>&1
 status=$?
 if [ $status -eq 0 ] && tail -n 1 "$out/graphs" | grep -q '^[1-9][0-9]* passed, 0 failed'; then

@@ -107,6 +107,10 @@ refuse "multiple of 128" --loss-rows 130 --synthetic 9
 refuse "multiples of 8" --hidden 28 --heads 2 --kv-heads 1 --synthetic 9
 refuse "give one of" --synthetic 9 --data x
 refuse "give --data FILE" --steps 1
+if [ "$mode" = emulated ]; then
+    refuse "--cudnn: --type must be bf16" --cudnn --type fp32 --synthetic 9
+    refuse "--cudnn: its attention has no --sinks" --cudnn --sinks --synthetic 9
+fi
 refuse "have none" --sinks --save "$work" --synthetic 9
 refuse "drops them again" --outputs gpu --recompute full --synthetic 9
 refuse "walks through the state once" --stream 65536 --recompute full --synthetic 9

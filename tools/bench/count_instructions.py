@@ -304,6 +304,8 @@ def main():
             if not name:
                 continue
             loop, _ = hot_loop(blocks)
+            if not loop:  # empty on this architecture
+                continue
             counts = count(loop)
             print("%-8s%-28s%10d%8d%6d" % ((arch, name) + facts[mangled] + (len(loop),))
                   + "".join("%*d" % (max(len(one) + 1, 5), counts[one]) for one in names))

@@ -2,8 +2,9 @@
 #
 #     awk -v line=N -v shapes=... -v repeats=... -f tools/device/gpu_record.awk RECORD
 #
-# AUTO's rule: wgmma is right (its check, and each of `repeats`) and not slower than mma in any pass of `shapes`. `line`
-# is the line of chunkflow_cuda.cu that makes the choice. A number that is missing is "not measured", never "met".
+# AUTO's rule: wgmma is right (its check, and each of `repeats`) and not slower than mma in any pass of `shapes`. Steps
+# named "order point" are no part of it: half of them run a program that nobody ships. `line` is the line of
+# chunkflow_cuda.cu that makes the choice. A number that is missing is "not measured", never "met".
 
 function value(name,  text) {
     if (!match($0, "\"" name "\": (\"([^\"\\\\]|\\\\.)*\"|[^,}]*)")) return ""
@@ -83,6 +84,23 @@ function print_attention(  i, j) {
     }
 }
 
+function median(row, program,  i, j, sorted, held) {
+    for (i = 1; i <= n_ordered[row, program]; i++) {
+        held = ordered[row, program, i]
+        for (j = i; j > 1 && sorted[j - 1] > held; j--) sorted[j] = sorted[j - 1]
+        sorted[j] = held
+    }
+    return i == 1 ? "-" : (sorted[int(i / 2)] + sorted[int((i + 1) / 2)]) / 2
+}
+
+function print_order_point(  i, row) {
+    for (i = 1; i <= n["ordered"]; i++) {
+        row = names["ordered", i]
+        printf "    %-36s  medians: with the order point %s, without it %s\n", row, median(row, "bench_attention"),
+            median(row, "bench_free")
+    }
+}
+
 function print_training(  i, name) {
     printf "\n%-40s %12s %12s %8s %12s %10s\n", "training, last step", "tokens/s", "predicted", "ratio", "utilisation",
         "MiB"
@@ -101,7 +119,13 @@ value("ok") == "false" {
     why[value("test")] = value("error")
     first_of("wrong", value("test"))
 }
-value("tflops") != "" {
+value("tflops") != "" && step ~ /^order point: / {
+    split(step, word, " ")
+    row = value("shape") " " value("pass")
+    first_of("ordered", row)
+    ordered[row, word[3], ++n_ordered[row, word[3]]] = value("tflops") + 0
+}
+value("tflops") != "" && step !~ /^order point: / {
     row = value("shape") " " value("pass")
     first_of("row", row)
     first_of("variant", value("variant"))
@@ -150,5 +174,6 @@ END {
         judge(names["executor", i] ": simulated over measured", simulated[names["executor", i]], 0.9, 1.1, "%.3f")
     for (i = 1; i <= n["replay"]; i++) printf "%-58s %s of a forward\n", names["replay", i], replay[names["replay", i]]
     print_attention()
+    print_order_point()
     print_training()
 }

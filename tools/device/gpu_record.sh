@@ -351,7 +351,7 @@ CHUNKFLOW=$programs/chunkflow sh tools/device/train_paper.sh "$work/times" >"$wo
     echo "the paper's setting: not simulated, for passes are missing" >"$work/paper.csv"
 {
     awk -v line="$(grep -n 'has_hopper_code())' chunkflow_cuda.cu | cut -d : -f 1)" -v shapes="$shapes" \
-        -v repeats="$repeats" -f tools/device/gpu_record.awk "$record"
+        -v repeats="$repeats" -f tools/device/gpu_record.awk "$work/record.all"
     printf '\n'
     cat "$work/paper.csv"
     [ -z "$left_over" ] ||

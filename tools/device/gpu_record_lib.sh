@@ -48,7 +48,8 @@ at_exit() { :; } # who reads this may have another
 # Goes on from the record of an earlier call, if one is named, and begins the time of this one.
 open_record() {
     mkdir -p "$out" || exit 2
-    work=$(mktemp -d) || exit 2
+    # In memory, where that can be: the disk may be full.
+    work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d) || exit 2
     sampler=
     running=
     trap '[ -z "$sampler" ] || kill "$sampler" 2>/dev/null; at_exit; cut_files; rm -rf "$work"' EXIT
@@ -62,6 +63,7 @@ open_record() {
     # A device that went away may have left half a line at the end.
     [ -z "$resume" ] || grep '}$' "$resume" >"$work/record"
     [ ! -r "${resume%record.jsonl}log.txt" ] || [ -z "$resume" ] || cp "${resume%record.jsonl}log.txt" "$work/log"
+    cp "$work/record" "$work/record.all"
     cp "$work/record" "$record"
     cp "$work/log" "$log"
     begin=$(now)
@@ -118,13 +120,14 @@ clocks() {
 }
 
 # The current step's: a line with these members (JSON without braces) and an error, which may be empty. Where the record
-# cannot be written, standard output gets the line.
+# cannot be written, standard output gets the line. What this call asks of the record it asks of the copy, record.all.
 part=0
 step=
 command=
 emit() { # MEMBERS ERROR
     line_of_it=$(printf '{"part": %s, "step": "%s", %s, "error": "%s", %s, %s, "command": "%s"}' "$part" \
         "$(quoted "$step")" "$1" "$(quoted "$2")" "$(clocks)" "$machine" "$(quoted "$command")")
+    printf '%s\n' "$line_of_it" >>"$work/record.all"
     { printf '%s\n' "$line_of_it" >>"$record"; } 2>/dev/null || printf '%s\n' "$line_of_it"
 }
 
@@ -157,7 +160,7 @@ cut_files() {
 # ---- steps ----
 
 # The last line that says how a step ended.
-end_of() { grep -F "\"step\": \"$(quoted "$1")\", \"done\": true" "$record" 2>/dev/null | tail -n 1; }
+end_of() { grep -F "\"step\": \"$(quoted "$1")\", \"done\": true" "$work/record.all" | tail -n 1; }
 
 # A later call runs again what did not end well.
 has_ended() { end_of "$1" | grep -qF '"status": 0'; }
