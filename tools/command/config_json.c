@@ -12,22 +12,24 @@
 typedef struct model_type {
     const char *name;
     int qkv_bias;       /* 1: always; 2: if attention_bias says so, and never on the output; 3: unless qkv_bias is
-                           false */
+                           false; 4: unless attention_bias is false, on the output if attention_out_bias says so */
     int attention_bias; /* 1: the member decides on biases on Q, K, V and the output; 2: they exist unless it is
                            false */
-    int qk_norm;        /* 1: always; 2: if use_qk_norm says so; 3: always, each over all heads */
+    int qk_norm;        /* 1: always; 2: if use_qk_norm says so; 3: always, each over all heads; 4: unless
+                           use_qk_norm is false */
     int windowed;       /* 1: sliding_window counts unless use_sliding_window is false; 0: only if it is true */
     int experts;        /* 1: required, of their own width; 2: required, of intermediate_size; 3: optional */
     int shared;         /* experts that every token goes to. 1: n_shared_experts of them; 2: always one */
     int latent;         /* there must be latents */
     int gate;           /* 1: attention's output is gated unless attn_output_gate is false */
     int shared_gate;
-    int sinks;
+    int sinks;          /* 1: in all layers; 2: in windows only, which have heads of other sizes than the rest */
     int mlp_bias;       /* 1: always; 2: if mlp_bias says so */
     cf_mixer linear;    /* what linear_attention is */
     int norms;
     int tied;           /* 1: unless tie_word_embeddings is false; -1: never; 2: as the object with the sizes says;
-                           otherwise the member of the whole file decides */
+                           3: as that object says if the whole file does not; otherwise the member of the whole file
+                           decides */
     int dense;          /* if the file does not say: number of first layers without experts */
     int every;          /* if the file does not say: one of this many layers, the last, has full attention */
     int alone;          /* 1: each layer is only a mixer, or only an MLP of two matrices, or only experts */
@@ -75,24 +77,36 @@ static const model_type types[] = {
     {.name = "kimi_linear", .experts = 1, .latent = 1, .shared = 1, .linear = CF_MIXER_KDA, .dense = 1, .tied = -1},
     {.name = "nemotron_h", .experts = 3, .mlp_bias = 2, .linear = CF_MIXER_MAMBA2, .alone = 1, .tied = -1,
      .kv_heads = 8, .head_dim = 128},
+    {.name = "mimo_v2_flash", .qkv_bias = 2, .experts = 1, .sinks = 2, .dense = 1, .kv_heads = 4, .head_dim = 192},
+    {.name = "seed_oss", .qkv_bias = 4, .mlp_bias = 2, .kv_heads = 8, .head_dim = 128},
+    {.name = "ministral3", .windowed = 1, .tied = 3, .kv_heads = 8, .head_dim = 128},
+    {.name = "olmo3", .attention_bias = 1, .qk_norm = 3, .every = 4},
+    {.name = "ernie4_5_moe", .experts = 1, .shared = 1, .tied = 1, .dense = 1, .kv_heads = 4},
+    {.name = "bailing_moe", .qkv_bias = 2, .qk_norm = 2, .experts = 1, .shared = 1},
+    {.name = "bailing_moe_v2", .qkv_bias = 2, .qk_norm = 4, .experts = 1, .shared = 1, .dense = 1, .kv_heads = 4,
+     .head_dim = 128},
+    {.name = "hunyuan_v1_moe", .attention_bias = 1, .qk_norm = 1, .experts = 2, .shared = 2},
     {.name = NULL}};
 
 static const char known[] = "qwen2, qwen2_moe, qwen2_vl, qwen2_5_vl, qwen3, qwen3_moe, qwen3_vl, qwen3_next, qwen3_5, "
                             "llama, llama4, mistral, mixtral, gpt_oss, deepseek_v2, deepseek_v3, kimi_k2, kimi_linear, "
                             "glm4_moe, glm4_moe_lite, gemma, gemma2, gemma3, phi3, granite, granitemoe, smollm3, "
-                            "minimax_m2, mimo or nemotron_h";
+                            "minimax_m2, mimo, mimo_v2_flash, seed_oss, ministral3, olmo3, ernie4_5_moe, bailing_moe, "
+                            "bailing_moe_v2, hunyuan_v1_moe or nemotron_h";
 
 /* All members that are read. A missing number is 0, a missing flag -1. */
 typedef struct config_object {
     cf_model model;
     uint32_t type, layer_types, mlp_types, expert_layers, mlp_only, linear, block_types, letters;
+    uint32_t windows, frequency;
     int64_t experts[3], active[2], groups, group_limit, expert_ffn, shared_ffn, shared_count[2];
-    int64_t first_dense, sparse_step, expert_step;
+    int64_t first_dense, last_sparse, sparse_step;
     int64_t window, max_window_layers, window_pattern, chunk, dense_ffn, full_interval;
+    int64_t reach_back, window_heads, window_kv_heads, window_head_dim, window_value_dim; /* of layers with windows */
     int64_t latent, q_latent, nope, rope, value_dim;
     int64_t linear_width[2]; /* KDA's heads, and the width of each */
     int64_t linear_heads, linear_keys, linear_key_dim, linear_value_dim, linear_tail, latent_experts, other;
-    int use_window, attention_bias, qkv_bias, mlp_bias, gate, use_qk_norm, mamba_bias, tail_bias;
+    int use_window, attention_bias, out_bias, qkv_bias, mlp_bias, gate, use_qk_norm, all_bias, tail_bias;
     int no_ffn; /* 1: the file does not say how wide an MLP is */
 } config_object;
 
@@ -111,7 +125,7 @@ static const json_field fields[] = {
     MEMBER("attn_output_gate", JSON_BOOL, gate), MEMBER("layer_types", JSON_ARRAY_OF, layer_types),
     MEMBER("num_experts", JSON_INT, experts[0]), MEMBER("num_local_experts", JSON_INT, experts[1]),
     MEMBER("n_routed_experts", JSON_INT, experts[2]), MEMBER("num_experts_per_tok", JSON_COUNT, active[0]),
-    MEMBER("num_experts_per_token", JSON_COUNT, active[1]), MEMBER("moe_intermediate_size", JSON_COUNT, expert_ffn),
+    MEMBER("num_experts_per_token", JSON_COUNT, active[1]), MEMBER("moe_intermediate_size", JSON_EACH, expert_ffn),
     MEMBER("shared_expert_intermediate_size", JSON_INT, shared_ffn),
     MEMBER("n_group", JSON_COUNT, groups), MEMBER("topk_group", JSON_COUNT, group_limit),
     MEMBER("n_shared_experts", JSON_INT, shared_count[0]), MEMBER("num_shared_experts", JSON_INT, shared_count[1]),
@@ -139,15 +153,22 @@ static const json_field more_fields[] = {
     MEMBER("mamba_num_heads", JSON_COUNT, linear_heads), MEMBER("n_groups", JSON_COUNT, linear_keys),
     MEMBER("ssm_state_size", JSON_COUNT, linear_key_dim), MEMBER("mamba_head_dim", JSON_COUNT, linear_value_dim),
     MEMBER("conv_kernel", JSON_COUNT, linear_tail), MEMBER("moe_shared_expert_intermediate_size", JSON_INT, shared_ffn),
-    MEMBER("attention_head_dim", JSON_COUNT, model.head_dim), MEMBER("use_bias", JSON_BOOL, mamba_bias),
+    MEMBER("attention_head_dim", JSON_COUNT, model.head_dim), MEMBER("use_bias", JSON_BOOL, all_bias),
     MEMBER("use_conv_bias", JSON_BOOL, tail_bias), MEMBER("qkv_bias", JSON_BOOL, qkv_bias),
     MEMBER("mlp_layer_types", JSON_ARRAY_OF, mlp_types), MEMBER("moe_layers", JSON_ARRAY_OF, expert_layers),
     MEMBER("linear_num_heads", JSON_COUNT, linear_width[0]), MEMBER("linear_head_dim", JSON_COUNT, linear_width[1]),
-    MEMBER("shared_intermediate_size", JSON_INT, shared_ffn), MEMBER("moe_layer_freq", JSON_COUNT, expert_step),
+    MEMBER("shared_intermediate_size", JSON_INT, shared_ffn), MEMBER("moe_layer_freq", JSON_NODE_OF, frequency),
     MEMBER("moe_latent_size", JSON_INT, latent_experts), MEMBER("routed_expert_hidden_size", JSON_INT, latent_experts),
     MEMBER("index_topk", JSON_INT, other), MEMBER("num_kv_shared_layers", JSON_INT, other),
     MEMBER("attn_res_block_size", JSON_INT, other), MEMBER("global_head_dim", JSON_INT, other),
-    MEMBER("swa_head_dim", JSON_INT, other),
+    MEMBER("swa_num_attention_heads", JSON_COUNT, window_heads), MEMBER("swa_head_dim", JSON_INT, window_head_dim),
+    MEMBER("swa_num_key_value_heads", JSON_COUNT, window_kv_heads),
+    MEMBER("swa_v_head_dim", JSON_COUNT, window_value_dim), MEMBER("sliding_window_size", JSON_COUNT, reach_back),
+    MEMBER("hybrid_layer_pattern", JSON_ARRAY_OF, windows), MEMBER("attention_out_bias", JSON_BOOL, out_bias),
+    MEMBER("moe_num_experts", JSON_INT, experts[0]), MEMBER("moe_k", JSON_COUNT, active[0]),
+    MEMBER("moe_num_shared_experts", JSON_INT, shared_count[0]), MEMBER("moe_topk", JSON_EACH, active[0]),
+    MEMBER("moe_layer_start_index", JSON_INT, first_dense), MEMBER("moe_layer_end_index", JSON_INT, last_sparse),
+    MEMBER("moe_layer_interval", JSON_COUNT, sparse_step), MEMBER("use_qkv_bias", JSON_BOOL, attention_bias),
     {.name = NULL}};
 
 /* Members of the whole file, read before the object with the sizes is known. */
@@ -229,6 +250,24 @@ static int64_t first_of(const int64_t *values, int n) {
     return sum;
 }
 
+/* Multiplies numbers of which none is negative. What does not fit becomes the largest, which no model may have. */
+static int64_t product(int64_t a, int64_t b) {
+    return b > 0 && a > INT64_MAX / b ? INT64_MAX : a * b;
+}
+
+/* Sets the heads of MiMo-V2-Flash. Windows have twice the heads of K and V if the file does not say how many.
+   sliding_window_size does not count the row itself. */
+static void set_heads(const config_object *c, cf_layer *kind) {
+    kind->value_dim = c->value_dim;
+    if (kind->mixer != CF_MIXER_WINDOW) return;
+    kind->sinks = 1;
+    kind->heads = c->window_heads;
+    kind->kv_heads = c->window_kv_heads > 0 ? c->window_kv_heads : product(c->model.kv_heads, 2);
+    kind->head_dim = c->window_head_dim;
+    if (c->window_value_dim > 0) kind->value_dim = c->window_value_dim;
+    if (c->reach_back > 0 && c->reach_back < INT64_MAX) kind->window = c->reach_back + 1;
+}
+
 /* Returns the layer of a choice, with its sizes. */
 static cf_layer make_kind(const reading *r, layer_choice choice) {
     const config_object *c = &r->c;
@@ -236,11 +275,12 @@ static cf_layer make_kind(const reading *r, layer_choice choice) {
 
     memset(&kind, 0, sizeof kind);
     kind.mixer = choice.mixer;
-    kind.sinks = r->type->sinks;
+    kind.sinks = r->type->sinks == 1;
     kind.gate = r->type->gate && c->gate != 0 && choice.mixer <= CF_MIXER_CHUNKED;
     kind.no_ffn = r->type->alone && choice.mixer != CF_MIXER_NONE;
     if (choice.mixer == CF_MIXER_WINDOW) kind.window = c->window;
     if (choice.mixer == CF_MIXER_CHUNKED) kind.window = c->chunk;
+    if (r->type->sinks == 2) set_heads(c, &kind);
     if (choice.mixer == CF_MIXER_LATENT) {
         kind.head_dim = c->nope + c->rope;
         kind.value_dim = c->value_dim;
@@ -261,7 +301,7 @@ static cf_layer make_kind(const reading *r, layer_choice choice) {
     if (c->group_limit < c->groups) kind.reach = kind.experts / c->groups * c->group_limit;
     kind.ffn = r->type->experts == 2 ? c->model.ffn : c->expert_ffn;
     kind.shared_gate = r->type->shared_gate;
-    kind.shared = c->shared_ffn > 0 ? c->shared_ffn : first_of(c->shared_count, 2) * kind.ffn;
+    kind.shared = c->shared_ffn > 0 ? c->shared_ffn : product(first_of(c->shared_count, 2), kind.ffn);
     if (r->type->shared == 2) kind.shared = kind.ffn;
     return kind;
 }
@@ -354,20 +394,39 @@ static int mark_sparse(const reading *r, uint32_t array, char *marks) {
     return CLI_OK;
 }
 
+/* Marks the layers for which a list of zeros and ones has a one. */
+static int mark_ones(const reading *r, uint32_t array, const char *name, char *marks) {
+    uint32_t node = array + 1;
+    int64_t i, one;
+    int code = CLI_OK;
+
+    if (json_count(r->document, array) != r->c.model.layers)
+        return json_wrong(r->document, array, "%s: wanted one number for each of num_hidden_layers", name);
+    for (i = 0; i < r->c.model.layers && code == CLI_OK; i++, node = r->document->nodes[node].next) {
+        code = json_read_int(r->document, node, name, &one);
+        if (code == CLI_OK && one != 0 && one != 1) code = json_wrong(r->document, node, "%s: wanted 0 or 1", name);
+        marks[i] = code == CLI_OK && one == 1;
+    }
+    return code;
+}
+
 /* Says which layers have experts. */
 static int choose_experts(const reading *r, layer_choice *choices) {
     const config_object *c = &r->c;
-    const int listed = c->mlp_types && r->type->dense; /* for other types, Transformers does not read it either */
+    const int words = c->mlp_types && r->type->dense; /* for other types, Transformers does not read it either */
+    const int ones = c->frequency && r->document->nodes[c->frequency].kind == JSON_ARRAY;
+    const int listed = words || ones || c->expert_layers;
     char sparse[CONFIG_MAX_LAYERS] = {0}, dense[CONFIG_MAX_LAYERS] = {0};
     int64_t i, step = c->sparse_step > 0 ? c->sparse_step : 1;
     int code = CLI_OK;
 
-    if (listed) code = mark_sparse(r, c->mlp_types, sparse);
+    if (words) code = mark_sparse(r, c->mlp_types, sparse);
+    else if (ones) code = mark_ones(r, c->frequency, "moe_layer_freq", sparse);
     else if (c->expert_layers) code = mark_layers(r, c->expert_layers, "moe_layers", 0, sparse);
     if (code == CLI_OK && c->mlp_only) code = mark_layers(r, c->mlp_only, "mlp_only_layers", 0, dense);
     for (i = 0; i < c->model.layers && code == CLI_OK; i++) {
-        int by_number = i >= c->first_dense && (i + 1) % step == 0;
-        choices[i].experts = r->type->experts && !dense[i] && (listed || c->expert_layers ? sparse[i] : by_number);
+        int by_number = i >= c->first_dense && (c->last_sparse < 0 || i <= c->last_sparse) && (i + 1) % step == 0;
+        choices[i].experts = r->type->experts && !dense[i] && (listed ? sparse[i] : by_number);
     }
     return code;
 }
@@ -376,12 +435,14 @@ static int choose_layers(reading *r, layer_choice *choices) {
     const config_object *c = &r->c;
     uint32_t node = c->layer_types + 1;
     int64_t i;
+    char windows[CONFIG_MAX_LAYERS] = {0};
     int code = choose_experts(r, choices);
 
+    if (c->windows && code == CLI_OK) code = mark_ones(r, c->windows, "hybrid_layer_pattern", windows);
     if (c->layer_types && json_count(r->document, c->layer_types) != c->model.layers)
         return json_wrong(r->document, c->layer_types, "layer_types: wanted one for each of num_hidden_layers");
     for (i = 0; i < c->model.layers && code == CLI_OK; i++) {
-        choices[i].mixer = choose_mixer(r, i);
+        choices[i].mixer = windows[i] ? CF_MIXER_WINDOW : choose_mixer(r, i);
         if (c->linear) choices[i].mixer = r->type->linear;
         if (!c->layer_types) continue;
         code = choose_by_name(r, node, &choices[i]);
@@ -472,27 +533,36 @@ static int check_members(const reading *r) {
     } needed[] = {{"kv_lora_rank", r->type->latent && c->latent == 0},
                   {"qk_nope_head_dim", r->type->latent && c->nope == 0},
                   {"qk_rope_head_dim", r->type->latent && c->rope == 0},
-                  {"v_head_dim", r->type->latent && c->value_dim == 0},
+                  {"v_head_dim", (r->type->latent || r->type->sinks == 2) && c->value_dim == 0},
                   {"layer_types", r->type->linear == CF_MIXER_KDA && !c->layer_types && !c->linear},
+                  {"layer_types", r->type->sinks == 2 && !c->layer_types && !c->windows},
                   {"moe_intermediate_size", r->type->experts == 1 && c->expert_ffn == 0},
                   {"shared_expert_intermediate_size", r->type->shared_gate && c->shared_ffn < 0},
                   {"n_shared_experts", r->type->shared == 1 && c->shared_count[0] < 0 && c->shared_count[1] < 0}};
+    int64_t step = 1;
     size_t i;
 
     if (c->latent > 0 && c->attention_bias)
         return json_wrong(r->document, 0, "attention_bias: biases around latents cannot be described");
     if (r->type->mlp_bias == 2 && r->type->experts && c->mlp_bias)
         return json_wrong(r->document, 0, "mlp_bias: biases of some MLPs and no experts cannot be described");
-    if (r->type->alone && (c->mamba_bias || !c->tail_bias))
+    if (r->type->alone && (c->all_bias || !c->tail_bias))
         return json_wrong(r->document, 0, "use_bias, use_conv_bias: only convolutions with biases, and nothing else, "
                                           "can be described");
+    if (!r->type->alone && c->all_bias)
+        return json_wrong(r->document, 0, "use_bias: biases of all projections, the head's included, cannot be "
+                                          "described");
     if (c->latent_experts > 0)
         return json_wrong(r->document, 0, "routed_expert_hidden_size, moe_latent_size: experts whose rows are narrower "
                                           "cannot be described");
-    if (c->other > 0)
+    if (c->other > 0 || (c->window_head_dim > 0 && r->type->sinks != 2))
         return json_wrong(r->document, 0, "index_topk, num_kv_shared_layers, attn_res_block_size, global_head_dim, "
                                           "swa_head_dim: such layers cannot be described");
-    if (c->expert_step > 1)
+    if (c->frequency && r->document->nodes[c->frequency].kind != JSON_ARRAY) {
+        int code = json_read_int(r->document, c->frequency, "moe_layer_freq", &step);
+        if (code != CLI_OK) return code;
+    }
+    if (step != 1)
         return json_wrong(r->document, 0, "moe_layer_freq: experts in some layers cannot be described this way");
     for (i = 0; i < sizeof needed / sizeof needed[0]; i++)
         if (needed[i].missing) return json_wrong(r->document, 0, "%s is missing", needed[i].name);
@@ -532,7 +602,8 @@ static int read_sizes(reading *r, const outer_object *outer) {
     int code;
 
     c->use_window = c->gate = c->use_qk_norm = c->qkv_bias = c->tail_bias = -1;
-    c->attention_bias = type->attention_bias == 2;
+    c->attention_bias = type->attention_bias == 2 || type->qkv_bias == 4;
+    c->last_sparse = -1;
     c->shared_ffn = c->shared_count[0] = c->shared_count[1] = -1;
     c->first_dense = type->dense;
     code = json_read_object(r->document, outer->text, fields, c, NULL);
@@ -546,6 +617,7 @@ static int read_sizes(reading *r, const outer_object *outer) {
         return json_wrong(r->document, 0, "intermediate_size: wanted a whole number");
     model->tied = outer->tied >= 0 ? outer->tied : type->tied == 1;
     if (type->tied == 2) model->tied = outer->text_tied > 0;
+    if (type->tied == 3 && outer->tied < 0) model->tied = outer->text_tied > 0;
     if (type->tied == -1) model->tied = 0;
     if (model->kv_heads == 0) model->kv_heads = type->kv_heads;
     if (model->heads == 0) model->heads = type->heads;
@@ -560,10 +632,11 @@ static int read_sizes(reading *r, const outer_object *outer) {
     if (model->head_dim == 0) model->head_dim = model->hidden / model->heads;
     c->no_ffn = model->ffn == 0;
     if (model->ffn == 0) model->ffn = c->expert_ffn;
-    model->out_bias = type->attention_bias && c->attention_bias;
-    model->qkv_bias = type->qkv_bias == 1 || (type->qkv_bias == 2 && c->attention_bias) ||
-                      (type->qkv_bias == 3 && c->qkv_bias != 0) || model->out_bias;
-    model->qk_norm = type->qk_norm == 3 ? 2 : type->qk_norm == 1 || (type->qk_norm == 2 && c->use_qk_norm > 0);
+    model->out_bias = type->qkv_bias == 4 ? c->out_bias : type->attention_bias && c->attention_bias;
+    model->qkv_bias = type->qkv_bias == 1 || (type->qkv_bias == 3 && c->qkv_bias != 0) ||
+                      ((type->qkv_bias == 2 || type->qkv_bias == 4 || type->attention_bias) && c->attention_bias);
+    model->qk_norm = type->qk_norm == 3 ? 2 : type->qk_norm == 1 || (type->qk_norm == 2 && c->use_qk_norm > 0) ||
+                                                  (type->qk_norm == 4 && c->use_qk_norm != 0);
     model->mlp_bias = type->mlp_bias == 1 || (type->mlp_bias == 2 && c->mlp_bias > 0);
     model->norms = type->norms;
     model->no_gate = type->alone;
@@ -578,7 +651,8 @@ static int refuse_model(const reading *r, const cf_error *error) {
                  {"model.heads", "num_attention_heads"}, {"model.kv_heads", "num_key_value_heads"},
                  {"model.head_dim", "head_dim"}, {"model.ffn", "intermediate_size"}, {"model.vocab", "vocab_size"},
                  {"kinds.heads", "linear_num_value_heads, mamba_num_heads"}, {"kinds.head_dim", "head_dim"},
-                 {"kinds.kv_heads", "linear_num_key_heads, n_groups"}, {"kinds.window", "sliding_window"},
+                 {"kinds.kv_heads", "linear_num_key_heads, n_groups, swa_num_key_value_heads"},
+                 {"kinds.window", "sliding_window"},
                  {"kinds.value_dim", "v_head_dim, linear_value_head_dim, mamba_head_dim"},
                  {"kinds.latent", "kv_lora_rank"}, {"kinds.q_latent", "q_lora_rank"},
                  {"kinds.rope_dim", "qk_rope_head_dim"}, {"kinds.tail", "linear_conv_kernel_dim, conv_kernel"},

@@ -403,6 +403,24 @@ static int read_count(const json_document *document, uint32_t node, const char *
     return json_wrong(document, node, "%s: wanted a whole number above 0", name);
 }
 
+static int read_each(const json_document *document, uint32_t node, const char *name, int64_t *out) {
+    const json_node *list = &document->nodes[node];
+    int64_t value = 0, before = 0;
+    uint32_t i;
+    int code;
+
+    if (list->kind != JSON_ARRAY) return read_count(document, node, name, out);
+    for (i = node + 1; i < list->next; i = document->nodes[i].next, before = value) {
+        code = read_count(document, i, name, &value);
+        if (code != CLI_OK) return code;
+        if (before > 0 && value != before)
+            return json_wrong(document, i, "%s: wanted the same number in all layers", name);
+    }
+    if (value == 0) return json_wrong(document, node, "%s: wanted a whole number above 0", name);
+    *out = value;
+    return CLI_OK;
+}
+
 static int read_int32(const json_document *document, uint32_t node, const char *name, int32_t *out) {
     int64_t whole;
     int code = json_read_int(document, node, name, &whole);
@@ -450,6 +468,7 @@ static int read_field(const json_document *document, uint32_t node, const json_f
     switch (field->type) {
     case JSON_INT: return json_read_int(document, node, field->name, (int64_t *)member);
     case JSON_COUNT: return read_count(document, node, field->name, (int64_t *)member);
+    case JSON_EACH: return read_each(document, node, field->name, (int64_t *)member);
     case JSON_INT32: return read_int32(document, node, field->name, (int32_t *)member);
     case JSON_REAL: return read_real(document, node, field->name, (double *)member);
     case JSON_WORD: return read_word(document, node, field, (int64_t *)member);
@@ -460,6 +479,7 @@ static int read_field(const json_document *document, uint32_t node, const json_f
         return CLI_OK;
     case JSON_TEXT_OF: return take_node(document, node, JSON_STRING, field->name, "a string", (uint32_t *)member);
     case JSON_OBJECT_OF: return take_node(document, node, JSON_OBJECT, field->name, "an object", (uint32_t *)member);
+    case JSON_NODE_OF: *(uint32_t *)member = node; return CLI_OK;
     case JSON_ARRAY_OF:
     default: return take_node(document, node, JSON_ARRAY, field->name, "an array", (uint32_t *)member);
     }

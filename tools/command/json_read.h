@@ -55,13 +55,15 @@ void json_copy_text(const json_document *document, uint32_t node, char *out, siz
 typedef enum json_type {
     JSON_INT,      /* int64_t: a whole number without point or exponent */
     JSON_COUNT,    /* int64_t: like JSON_INT, above 0 */
+    JSON_EACH,     /* int64_t: like JSON_COUNT, or an array that has one such number again and again */
     JSON_INT32,    /* int32_t: like JSON_INT */
     JSON_REAL,     /* double: any finite number */
     JSON_BOOL,     /* int */
     JSON_WORD,     /* int64_t: index of a string among those of `word`, from 0 */
     JSON_TEXT_OF,  /* uint32_t: the node of a string */
     JSON_ARRAY_OF, /* uint32_t: the node of an array, its elements unread */
-    JSON_OBJECT_OF /* uint32_t: the node of an object, its members unread */
+    JSON_OBJECT_OF,/* uint32_t: the node of an object, its members unread */
+    JSON_NODE_OF   /* uint32_t: the node of any value */
 } json_type;
 
 typedef struct json_field {
