@@ -3838,9 +3838,9 @@ static double cft__least_bound(const cft__tuner *t) {
 /* Returns the batches, as work, of families that may still be tried: one batch of each. Candidates count whose bound is
    below the best time or, as long as that is far from the least bound, within 10 % of it. */
 static double cft__look_ahead(const cft__tuner *t) {
-    double reach = cft__to_beat(t), near = cft__product(1.1, cft__least_bound(t)), sum = 0;
+    double reach = cft__to_beat(t), nearby = cft__product(1.1, cft__least_bound(t)), sum = 0;
     int64_t family = t->strides[CFT__KIND], first, id;
-    if (reach > near && t->desc.n_exact < t->tuning->n_candidates) reach = near;
+    if (reach > nearby && t->desc.n_exact < t->tuning->n_candidates) reach = nearby;
     for (first = 0; first < t->tuning->n_candidates; first += family) {
         int64_t k = cft__index(t, first, CFT__K);
         if (k > 0 && t->desc.ks[k - 1] >= cft__packing_of(t, first)->most_chunks) continue;
