@@ -82,7 +82,6 @@ static const model_type types[] = {
     {.name = "ministral3", .windowed = 1, .tied = 3, .kv_heads = 8, .head_dim = 128},
     {.name = "olmo3", .attention_bias = 1, .qk_norm = 3, .every = 4},
     {.name = "ernie4_5_moe", .experts = 1, .shared = 1, .tied = 1, .dense = 1, .kv_heads = 4},
-    {.name = "bailing_moe", .qkv_bias = 2, .qk_norm = 2, .experts = 1, .shared = 1},
     {.name = "bailing_moe_v2", .qkv_bias = 2, .qk_norm = 4, .experts = 1, .shared = 1, .dense = 1, .kv_heads = 4,
      .head_dim = 128},
     {.name = "hunyuan_v1_moe", .attention_bias = 1, .qk_norm = 1, .experts = 2, .shared = 2},
@@ -91,7 +90,7 @@ static const model_type types[] = {
 static const char known[] = "qwen2, qwen2_moe, qwen2_vl, qwen2_5_vl, qwen3, qwen3_moe, qwen3_vl, qwen3_next, qwen3_5, "
                             "llama, llama4, mistral, mixtral, gpt_oss, deepseek_v2, deepseek_v3, kimi_k2, kimi_linear, "
                             "glm4_moe, glm4_moe_lite, gemma, gemma2, gemma3, phi3, granite, granitemoe, smollm3, "
-                            "minimax_m2, mimo, mimo_v2_flash, seed_oss, ministral3, olmo3, ernie4_5_moe, bailing_moe, "
+                            "minimax_m2, mimo, mimo_v2_flash, seed_oss, ministral3, olmo3, ernie4_5_moe, "
                             "bailing_moe_v2, hunyuan_v1_moe or nemotron_h";
 
 /* All members that are read. A missing number is 0, a missing flag -1. */
