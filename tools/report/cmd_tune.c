@@ -283,17 +283,20 @@ static void note_answer(void) {
 enum { FIRST_LINE = 5, NEXT_LINE = 10 }; /* seconds until a line of progress, without a terminal */
 enum { BASELINE_PERCENT = 15 };          /* time of the baselines behind a search, which is not counted beforehand */
 
-/* Prints the state of the search on its own line, for the log of a job. */
-static void log_progress(tune_job *job, const cf_tune_progress *progress, const char *words) {
+/* Shows the state of the search: in a terminal beside the bar, in the log of a job on a line of its own. */
+static void say_progress(tune_job *job, const cf_tune_progress *progress, const char *words) {
     time_t now = time(NULL);
     double all = (double)progress->total * (1 + BASELINE_PERCENT / 100.0), part = (double)progress->done / all;
     double seconds = difftime(now, job->begun);
+    char left[48] = "", line[224];
 
+    if (part > 0.01 && seconds > 0) snprintf(left, sizeof left, "%.0f s to go; ", seconds * (1 - part) / part);
+    snprintf(line, sizeof line, "%s%s", left, words);
+    progress_set(progress->done, progress->total + progress->total / 100 * BASELINE_PERCENT, line);
     if (progress_is_terminal(STDERR_FILENO) || now < job->next_line) return;
     job->next_line = now + NEXT_LINE;
-    fprintf(stderr, "chunkflow tune: %.0f s, %.0f %%", seconds, 100 * part);
-    if (part > 0.01) fprintf(stderr, ", about %.0f s to go", seconds * (1 - part) / part);
-    fprintf(stderr, "; %s\n", words[0] ? words : "nothing that fits so far");
+    fprintf(stderr, "chunkflow tune: %.0f s, %.0f %%, %s%s\n", seconds, 100 * part, left,
+            words[0] ? words : "nothing that fits so far");
 }
 
 /* Several threads call it. */
@@ -309,8 +312,7 @@ static int show_progress(void *user, const cf_tune_progress *progress) {
                  cf_schedule_kind_name(progress->best->kind), modelling_gib(progress->best->bytes));
     if (progress->done >= job->done) {
         job->done = progress->done;
-        progress_set(progress->done, progress->total + progress->total / 100 * BASELINE_PERCENT, words);
-        log_progress(job, progress, words);
+        say_progress(job, progress, words);
     }
     workers_unlock();
     return interrupted;
@@ -798,7 +800,7 @@ static int print_frontier(const cf_tuning *tuning) {
     int code, rough = 0;
     table t;
 
-    puts("\ntime against memory: each is the fastest of those that need no more");
+    puts("\ntime against memory: each is the fastest tried of those that need no more");
     table_begin(&t, columns, sizeof columns / sizeof columns[0], 0, 0);
     while ((id = fastest_below(tuning, bytes)) >= 0) {
         bytes = tuning->candidates[id].bytes;
@@ -908,14 +910,19 @@ static int print_infeasible(const cf_tuning *tuning) {
 }
 
 /* Prints the answer in one line: whether chunks pay here. */
-static void print_verdict(const cf_tuning *tuning, const baseline_tuned *base) {
-    const cf_tune_candidate *c = &tuning->candidates[tuning->winner];
+static void print_verdict(const tune_outcome *o) {
+    const baseline_tuned *base = &o->base;
+    const cf_tune_candidate *c = &o->tuning->candidates[o->tuning->winner];
     double ratio = base->best.status == CF_TUNE_OK ? base->best.seconds / c->seconds : 0;
 
     fputs("verdict           ", stdout);
     if (ratio > 1.01) printf("chunks pay here: whole sequences take %.3g x as long", ratio);
     else if (ratio > 0.99) fputs("chunks and whole sequences take the same time here, within 1 %", stdout);
     else if (ratio > 0) printf("chunks do not pay here: they take %.0f %% longer than whole sequences", 100 / ratio - 100);
+    else if (o->offload > 0 && o->away.best.status == CF_TUNE_OK)
+        printf("whole sequences fit only with --offload %s (%s s; chunks take %s s without)",
+               o->offload > 1 ? "parameters" : "optimizer", pipeline_estimate(o->away.best.seconds),
+               pipeline_estimate(c->seconds));
     else if (base->least > 0) fputs("only chunks fit here", stdout);
     else fputs("chunks were compared with nothing", stdout);
     if (ratio > 0)
@@ -923,15 +930,17 @@ static void print_verdict(const cf_tuning *tuning, const baseline_tuned *base) {
     putchar('\n');
 }
 
-static int print_tuning(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base,
-                        const baseline_tuned *recipe) {
+static int print_tuning(const tune_outcome *o) {
+    const tune_job *job = o->job;
+    const cf_tuning *tuning = o->tuning;
+    const baseline_tuned *base = &o->base, *recipe = &o->recipe;
     int64_t same = 0;
     int code = CLI_OK;
 
     if (job->asked->tsv) return print_rows(job, tuning, base, &same);
     print_setting(job, tuning);
     if (tuning->winner >= 0) {
-        print_verdict(tuning, base);
+        print_verdict(o);
         print_winner(job, tuning);
         print_baseline(job, tuning, base);
         baseline_print_recipe(recipe, tuning->candidates[tuning->winner].seconds);
@@ -969,8 +978,26 @@ static void forget_baseline(baseline_tuned *base) {
     snprintf(base->why, sizeof base->why, "the search was interrupted before the baseline's was done");
 }
 
+/* Where no whole sequences fit: tries them with optimizer states in host memory, then with parameters as well, unless
+   the user has asked where these lie. */
+static cf_result try_away(tune_job *job, const cf_tune_desc *whole, tune_outcome *o, cf_error *error) {
+    cf_tune_desc desc = *whole;
+    cf_result result = CF_OK;
+
+    if (desc.memory.offload & (CF_OFFLOAD_OPTIMIZER | CF_OFFLOAD_PARAMETERS)) return CF_OK;
+    while (result == CF_OK && !interrupted && o->base.best.status != CF_TUNE_OK &&
+           o->base.least > 0 && o->away.best.status != CF_TUNE_OK && o->offload < 2) {
+        desc.memory.offload |= modelling_offload(++o->offload, 0);
+        result = baseline_tune(job->lengths, job->n, &desc, &o->away, error);
+        if (result == CF_OK && !job->asked->no_cp)
+            result = baseline_tune_context(job->lengths, job->n, &desc, &o->away, error);
+    }
+    return result;
+}
+
 /* Searches. Free the outcome with cf_tuning_free. */
-static int search(tune_job *job, cf_tuning **out, baseline_tuned *base, baseline_tuned *recipe) {
+static int search(tune_job *job, cf_tuning **out, tune_outcome *o) {
+    baseline_tuned *base = &o->base, *recipe = &o->recipe;
     cf_tune_desc whole;
     cf_error error;
     cf_result result;
@@ -996,6 +1023,7 @@ static int search(tune_job *job, cf_tuning **out, baseline_tuned *base, baseline
         result = baseline_tune_recipe(job->lengths, job->n, &whole, recipe, &error);
     if (recipe->best.status == CF_TUNE_OK && base->best.status != CF_TUNE_OK)
         *base = *recipe; /* in the requested splits nothing fits without chunks, but this does */
+    if (result == CF_OK && !job->asked->costs) result = try_away(job, &whole, o, &error);
     progress_end();
     cli_signals_restore();
     if (interrupted) forget_baseline(base);
@@ -1015,7 +1043,7 @@ static int write_files(const tune_outcome *o) {
     if (code == CLI_OK && json->stream) tune_write_json(o, json);
     if (code == CLI_OK && html->stream) code = tune_write_page(o, html);
     if (code == CLI_OK && json->stream != stdout && html->stream != stdout && batch->stream != stdout)
-        code = print_tuning(o->job, o->tuning, &o->base, &o->recipe);
+        code = print_tuning(o);
     code = cli_outputs_finish(outputs, 3, code);
     if (code != CLI_OK) return code;
     if (o->tuning->interrupted) return CLI_INTERRUPTED;
@@ -1030,7 +1058,7 @@ static int tune(tune_job *job, const char *path) {
     memset(&outcome, 0, sizeof outcome);
     outcome.job = job;
     if (code == CLI_OK) code = read_lengths(job, path);
-    if (code == CLI_OK) code = search(job, &tuning, &outcome.base, &outcome.recipe);
+    if (code == CLI_OK) code = search(job, &tuning, &outcome);
     outcome.tuning = tuning;
     if (code == CLI_OK) code = tune_map_make(tuning, &outcome.map);
     if (code == CLI_OK) code = write_files(&outcome);

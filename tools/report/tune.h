@@ -76,6 +76,8 @@ typedef struct tune_outcome {
     const tune_job *job;
     const cf_tuning *tuning;
     baseline_tuned base, recipe; /* recipe: baseline_tune_recipe's; all zero if it was not timed */
+    baseline_tuned away;         /* the base with more in host memory, if none fits otherwise; all zero if not tried */
+    int64_t offload;             /* that is what --offload asks for: 1 optimizer, 2 parameters */
     tune_map map;
 } tune_outcome;
 
