@@ -46,7 +46,7 @@ LIST, which is one batch, and settings are tuned to it:
     chunkflow tune LIST --batch N --batches 1 --tolerance 0 OPTIONS
 
 whole     the fastest of whole sequences: any split, context parallelism, recomputation, and checkpoints in host memory
-          where nothing else fits; on one GPU \`fsdp\`, which always has them there, is 0.1 to 0.5 % faster in two lines
+          where nothing else fits; on one GPU `fsdp`, which always has them there, is 0.1 to 0.5 % faster in two lines
 fsdp      the recipe that most trainers have: ZeRO 3, no tensor parallelism, no pipeline, full recomputation with
           checkpoints in host memory, the smallest context-parallel size that fits
 ratios    whole / chunks and fsdp / chunks; above 1 chunks are faster
