@@ -237,14 +237,15 @@ typedef struct cf_cost_desc {
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error);
 
-/* Sets the costs with which cf_pack lays out cp groups, each a third of a forward's and a backward's together. `cost` is
-   of the first stage's passes, `cp_row_seconds` of the exposed part of a row's gathers, and `cp_chunk_seconds` of a
+/* Sets the costs with which cf_pack lays out cp groups, each a third of a forward's and a backward's together. `cost`
+   is of the first stage's passes, `cp_row_seconds` of the exposed part of a row's gathers, and `cp_chunk_seconds` of a
    chunk's scans. timing: from cf_cost_estimate. */
 CHUNKFLOW_TUNE_API void cf_cp_costs(const cf_timing *timing, cf_pack_desc *pack);
 
-/* Returns the cost with which cf_tune makes columns: the first stage's forward. Parts of a cp group cost about the same,
-   but the last part has the most pairs. All ranks wait for it in the passes in which pairs weigh most, so with cp groups
-   this is the pass with the most seconds per pair for each second per token, on any of `count` virtual stages. */
+/* Returns the cost with which cf_tune makes columns: the first stage's forward. Parts of a cp group cost about the
+   same, but the last part has the most pairs. All ranks wait for it in the passes in which pairs weigh most. So with cp
+   groups this is the pass with the most seconds per pair for each second per token on any of `count` virtual
+   stages. */
 CHUNKFLOW_TUNE_API cf_pass_cost cf_column_cost(const cf_timing *timing, int64_t max_cp, int64_t count);
 
 /* Finds the peak memory of a schedule: each stage's report at its heaviest pass, from cf_schedule_loads and
@@ -445,13 +446,9 @@ typedef struct cf_tune_desc {
     double tolerance;               /* fraction by which the winner may be slower than the fastest, if it needs less
                                        memory or is simpler. 0: 0.01; negative: none */
     int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search early */
-    void (*run_tasks)(void *user, int64_t n, cf_tune_task task, void *context); /* calls task(context, i) for every i of
-                                                                                   0 .. n - 1, concurrently if it likes,
-                                                                                   and returns when all are done. The
-                                                                                   allocator and `progress` may then be
-                                                                                   called concurrently too. The answer
-                                                                                   is the same. NULL: one after the
-                                                                                   other */
+    /* Calls task(context, i) for every i of 0 .. n - 1, concurrently if it likes, and returns when all are done. The
+       allocator and `progress` may then be called concurrently too. The answer is the same. NULL: one after another */
+    void (*run_tasks)(void *user, int64_t n, cf_tune_task task, void *context);
     void *user;
     const cf_allocator *allocator;  /* of the outcome and of the working space */
 } cf_tune_desc;
@@ -1413,7 +1410,8 @@ static cf_result cft__check_gpu(const cf_gpu *gpu, cf_error *error) {
 static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf_error *error) {
     static const double bytes[] = {8, 6, 2, 0}; /* by ZeRO level; an all-reduce sends 4 bytes twice */
     const cf_parallel *parallel = &desc->parallel;
-    double rate = cft__data_rate(desc), host = cft__product(desc->gpu->pcie, desc->gpu->link), most = 0, experts = 0, owned, exchanged;
+    double rate = cft__data_rate(desc), host = cft__product(desc->gpu->pcie, desc->gpu->link);
+    double most = 0, experts = 0, owned, exchanged;
     int64_t s, v;
     for (s = 0; s < parallel->pp; s++) {
         double parameters = 0, routed = 0;
@@ -1697,7 +1695,8 @@ static const struct {
     int64_t part; /* recomputes 1 / part of a stage's layers */
     int offload;
 } cft__levels[] = {{CF_RECOMPUTE_NONE, 1, 0}, {CF_RECOMPUTE_ACT, 1, 0},  {CF_RECOMPUTE_MLP, 2, 0},
-                   {CF_RECOMPUTE_MLP, 1, 0},  {CF_RECOMPUTE_FULL, 1, 0}, {CF_RECOMPUTE_FULL, 1, CF_OFFLOAD_CHECKPOINTS}};
+                   {CF_RECOMPUTE_MLP, 1, 0},  {CF_RECOMPUTE_FULL, 1, 0},
+                   {CF_RECOMPUTE_FULL, 1, CF_OFFLOAD_CHECKPOINTS}};
 
 /* A stage of the current split. */
 typedef struct cft__stage {
@@ -2369,8 +2368,8 @@ static int cft__in_step(const cft__tuner *t, int64_t max_cp) {
     return max_cp > 1 || (t->desc.pack.lockstep && t->split.dp > 1) || cft__meets(&t->desc, &t->split);
 }
 
-/* Returns whether a candidate takes the schedules of paper, whatever kinds were asked for: cp groups on one stage, which
-   has no bubbles. */
+/* Returns whether a candidate takes the schedules of paper, whatever kinds were asked for: cp groups on one stage,
+   which has no bubbles. */
 static int cft__takes_paper(const cft__tuner *t, const cf_tune_candidate *c) {
     return c->max_cp > 1 && t->tuning->splits[c->split].pp == 1;
 }
@@ -2392,7 +2391,7 @@ static cf_result cft__pack_batch(cft__tuner *t, const cf_tune_candidate *c, int6
     desc.lockstep = c->in_step && desc.method != CF_PACK_NEXT_FIT;
     desc.n_ranks = t->split.dp;
     desc.allocator = &t->allocator;
-    if (t->tuning->shared_prefixes != NULL && c->in_step) { /* nothing is shared: trees only say what is drawn together */
+    if (t->tuning->shared_prefixes != NULL && c->in_step) { /* trees only say what is drawn together */
         desc.shared_prefixes = NULL;
         desc.min_shared_prefix = desc.no_copies = 0;
     } else if (t->tuning->shared_prefixes != NULL) {
@@ -2466,8 +2465,7 @@ static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__
     int away;
     CFT__TRY(cf_memory_token_bytes(memory, v, &bytes, error));
     loose = 100 + cf_memory_defaults(memory).fragmentation;
-    w->of[CFT__ACTIVATIONS] = cft__max(1, bytes.activations) * loose; /* limits are weighed in this, so it must not be
-                                                                         0 */
+    w->of[CFT__ACTIVATIONS] = cft__max(1, bytes.activations) * loose; /* limits are weighed in this: never 0 */
     w->of[CFT__STATE] = bytes.state * loose;
     w->of[CFT__GRADIENT] = bytes.state_gradient * loose;
     away = memory->state_window > 0 || memory->outputs > 1;
@@ -3273,8 +3271,8 @@ static void cft__bound_points(cft__tuner *t, int64_t first, int64_t batch, cft__
     }
 }
 
-/* Returns the candidate's `outputs`, as in cf_memory_desc: 0 none, 1 on the GPU, 2 in host memory. away: 1 if they do not
-   fit on the GPU. With a state_window it is 1, because streaming takes them to host memory anyway. */
+/* Returns the candidate's `outputs`, as in cf_memory_desc: 0 none, 1 on the GPU, 2 in host memory. away: 1 if they do
+   not fit on the GPU. With a state_window it is 1, because streaming takes them to host memory anyway. */
 static int cft__keeps(const cft__tuner *t, const cf_tune_candidate *c, int away) {
     int outputs = c->recompute != CF_RECOMPUTE_FULL && c->replay == CF_REPLAY_LOCAL ? t->outputs : 0;
     return outputs > 1 && (c->state_window > 0 || (t->moves && !away)) ? 1 : outputs;
@@ -3471,7 +3469,8 @@ static cf_result cft__run_round(cft__tuner *t, int64_t first, int64_t n) {
     t->first_index = first;
     for (i = 0; i < n; i++) {
         int64_t id = t->turns[first + i].first;
-        cft__hire(t, &t->workers[i], began, t->part == CFT__BOUNDS ? t->of_bounds : t->of_tries * cft__batch_work(t, id));
+        cft__hire(t, &t->workers[i], began,
+                  t->part == CFT__BOUNDS ? t->of_bounds : t->of_tries * cft__batch_work(t, id));
         began = t->workers[i].due;
     }
     if (t->desc.run_tasks != NULL) t->desc.run_tasks(t->desc.user, n, cft__work, t);
