@@ -978,8 +978,8 @@ static void forget_baseline(baseline_tuned *base) {
     snprintf(base->why, sizeof base->why, "the search was interrupted before the baseline's was done");
 }
 
-/* Where no whole sequences fit: tries them with optimizer states in host memory, then with parameters as well, unless
-   the user has asked where these lie. */
+/* Tries whole sequences with optimizer states in host memory, then with parameters as well, if none fit otherwise and
+   the user has not asked where these lie. */
 static cf_result try_away(tune_job *job, const cf_tune_desc *whole, tune_outcome *o, cf_error *error) {
     cf_tune_desc desc = *whole;
     cf_result result = CF_OK;
