@@ -51,7 +51,7 @@ extern "C" {
    >>checks    what a test says
    ================================================================================================================ */
 
-/* Each yields 1 if it held and 0 if not; REQUIRE leaves the test (a void function) as well. */
+/* Each yields 1 if its check held and 0 if not. REQUIRE also leaves the test, which must be a void function. */
 #define CHECK(condition) harness_check(!!(condition), __FILE__, __LINE__, #condition)
 #define CHECK_INT(got, wanted) \
     harness_check_int((int64_t)(got), (int64_t)(wanted), __FILE__, __LINE__, #got " == " #wanted)
@@ -69,7 +69,7 @@ extern "C" {
         harness_skip(why); \
         return;            \
     } while (0)
-/* A failure with a text of its own. */
+/* Fails the test with a message of your own. */
 #define FAIL(...) harness_fail(__FILE__, __LINE__, __VA_ARGS__)
 
 int harness_check(int ok, const char *file, int line, const char *text);
@@ -81,7 +81,7 @@ void harness_skip(const char *why);
 /* A note that is printed with each later failure of this test, such as the seed of the case at hand. "" ends it. */
 void harness_note(const char *format, ...) HARNESS__PRINTF(1, 2);
 
-/* Printed after the test's result: a measurement that no check covers. The last one counts. */
+/* Prints a measurement that no check covers, after the test's result. Only the last call of a test counts. */
 void harness_report(const char *format, ...) HARNESS__PRINTF(1, 2);
 
 /* ================================================================================================================
@@ -98,9 +98,9 @@ typedef struct harness_difference {
     char text[200];
 } harness_difference;
 
-/* Item i is good if |got - wanted| <= absolute + relative x |wanted|. Never good: a NaN or an infinity on either side
-   (memory filled with poison reads as NaN, so a stale output is one), another number of items, no items at all, a
-   tolerance that is negative or not finite. No average can outweigh a bad item. */
+/* Item i is good if |got - wanted| <= absolute + relative x |wanted|. These are never good: a NaN or an infinity on
+   either side (poisoned memory reads as NaN, so this finds stale outputs), different numbers of items, no items at all,
+   and a tolerance that is negative or not finite. One bad item fails the comparison, whatever the average. */
 harness_difference harness_compare(const double *got, size_t n_got, const double *wanted, size_t n_wanted,
                                    double relative, double absolute);
 harness_difference harness_compare_float(const float *got, size_t n_got, const double *wanted, size_t n_wanted,
@@ -116,8 +116,8 @@ int harness_check_near(harness_difference difference, const char *file, int line
 void harness_poison(void *memory, size_t bytes);
 int harness_is_poison(const void *memory, size_t bytes);
 
-/* Poisoned memory, aligned to 16, with a guard band before it and another right after its last byte. _ok says
-   whether both bands are whole; _free checks them too, and fails the test if they are not. */
+/* Returns poisoned memory, aligned to 16, with a guard band before it and another right after its last byte. _ok
+   returns whether both bands are intact. _free checks them as well, and fails the test if they are not. */
 void *harness_guard_new(size_t bytes);
 int harness_guard_ok(const void *memory);
 void harness_guard_free(void *memory);
@@ -126,9 +126,9 @@ void harness_guard_free(void *memory);
    >>heap    an allocator that counts, and fails when told to
    ================================================================================================================ */
 
-/* Hand harness_alloc and harness_release with `user` = a harness_heap to the library under test. New blocks are
-   poisoned, and so are released ones; a block released twice, foreign to the heap, or written to outside its bounds
-   fails the test. */
+/* Pass harness_alloc and harness_release, with `user` = a harness_heap, to the library under test. Blocks are poisoned
+   when allocated and when released. A block fails the test if it is released twice, does not belong to the heap, or was
+   written to outside its bounds. */
 typedef struct harness_heap {
     int64_t fail_at; /* this call to harness_alloc (from 1) and all later ones return NULL; 0: none does */
     int only_once;   /* 1: only call `fail_at` returns NULL */
@@ -147,16 +147,17 @@ void harness_release(void *memory, void *heap);
    ================================================================================================================ */
 
 typedef struct harness_text {
-    char *at;                   /* what was written, a zero byte behind it; NULL: nothing yet. To be freed with free */
+    /* the text so far, with a zero byte at its end; NULL if nothing was written. Release it with free */
+    char *at;
     size_t n, room;             /* bytes of it; bytes that there is room for */
     int64_t fail_at;            /* this call (from 1) is refused; 0: none is */
     int64_t calls;              /* the refused one included */
     int64_t calls_after_failure;
 } harness_text;
 
-#define HARNESS_REFUSAL 91 /* what harness_collect then returns, in place of 0 */
+#define HARNESS_REFUSAL 91 /* the result of harness_collect when it refuses a call */
 
-/* Appends a piece to a harness_text. A piece of no bytes fails the test, and so does a lack of memory. */
+/* Appends a piece to a harness_text. A piece of no bytes fails the test, and so does running out of memory. */
 int harness_collect(const char *piece, size_t bytes, void *text);
 
 /* ================================================================================================================
@@ -168,7 +169,7 @@ typedef struct harness_rng {
 } harness_rng;
 
 uint64_t harness_random(harness_rng *rng);
-int64_t harness_between(harness_rng *rng, int64_t low, int64_t high); /* both ends possible; low <= high */
+int64_t harness_between(harness_rng *rng, int64_t low, int64_t high); /* both ends included; low <= high */
 double harness_unit(harness_rng *rng);                                /* in [0, 1) */
 int harness_chance(harness_rng *rng, double probability);
 
@@ -176,8 +177,8 @@ int harness_chance(harness_rng *rng, double probability);
    >>rounds    how often a long test repeats
    ================================================================================================================ */
 
-/* `full` if the environment variable FULL is 1, and `quick` otherwise. Quick leaves out repetitions and never a kind of
-   case: what a test counts at its end must hold for both. */
+/* Returns `full` if the environment variable FULL is 1, and `quick` otherwise. A quick run leaves out repetitions, but
+   no kind of case: checks of the totals at a test's end must hold in both. */
 int harness_rounds(int full, int quick);
 
 /* ================================================================================================================
@@ -208,12 +209,13 @@ typedef struct harness_counts {
     int passed, failed, skipped;
 } harness_counts;
 
-/* Runs the suites and returns what main returns. The second takes the place of standard output and standard error. */
+/* Runs the suites and returns the exit status for main. harness_main_to writes to the given files instead of standard
+   output and standard error. */
 int harness_main(int argc, char **argv, const harness_suite *const *suites, size_t n_suites);
 int harness_main_to(int argc, char **argv, const harness_suite *const *suites, size_t n_suites, FILE *out,
                     FILE *errors);
 
-/* The heart of them: runs what the filters choose and writes to `out`. May be called inside a test. */
+/* Runs the tests that the filters choose and writes to `out`. May be called inside a test. */
 harness_counts harness_run(const harness_suite *const *suites, size_t n_suites, const char *const *filters,
                            size_t n_filters, FILE *out);
 
@@ -246,7 +248,7 @@ typedef struct harness__state {
     char report[200];
 } harness__state;
 
-static harness__state harness__outside; /* takes checks made outside any test */
+static harness__state harness__outside; /* counts checks made outside any test */
 static harness__state *harness__now = &harness__outside;
 
 static void harness__record(const char *file, int line, const char *text) {
@@ -409,7 +411,7 @@ int harness_is_poison(const void *memory, size_t bytes) {
 
 #define HARNESS__BAND 64 /* a multiple of 16, so that the memory behind the first band stays aligned */
 
-/* A block: header, band, the caller's bytes, band. The header takes a whole band's room. */
+/* A block: header, band, the caller's bytes, band. The header is padded to the size of a band. */
 typedef struct harness__block {
     size_t bytes;
     struct harness__block *next, *previous; /* live blocks of a heap */

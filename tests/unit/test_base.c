@@ -44,7 +44,7 @@ TEST(unknown_codes_have_a_name) {
     const int unknown[] = {-1, CF_RESULT_COUNT, CF_RESULT_COUNT + 1, 9999, INT32_MAX, INT32_MIN};
     size_t i, j;
     for (i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
-        /* Through memory: a conversion of such a number to the enum may not be defined in every language mode. */
+        /* Set through memory, because converting such a number to the enum is undefined in some language modes. */
         cf_result code = {0};
         const char *name;
         memcpy(&code, &unknown[i], sizeof code < sizeof unknown[i] ? sizeof code : sizeof unknown[i]);
@@ -75,7 +75,7 @@ TEST(names_of_passes_kinds_and_replays) {
     CHECK_STR(cf_replay_name(CF_REPLAY_COUNT), "?");
 }
 
-/* An action is written by the million; the header promises its size. */
+/* Schedules have millions of actions, and the header promises the size of one. */
 TEST(an_action_takes_12_bytes) {
     CHECK_INT(sizeof(cf_action), 12);
 }
@@ -211,7 +211,7 @@ TEST(memory_is_there_or_named) {
 int __asan_address_is_poisoned(void const volatile *address);
 void *__asan_region_is_poisoned(void *begin, size_t bytes);
 
-/* A write one past a carved array is caught, as it would be if the array were a block of its own. */
+/* The sanitizer catches a write one past an array inside a shared block, as it would if the array had its own block. */
 TEST(sanitizers_see_the_end_of_every_array) {
     static const int64_t lengths[] = {900, 14000, 350};
     cf_pack_desc pack;
@@ -227,7 +227,7 @@ TEST(sanitizers_see_the_end_of_every_array) {
     CHECK(__asan_address_is_poisoned(&plan->chains[plan->n_chains]));
     CHECK(__asan_address_is_poisoned(plan + 1));
     cf_plan_free(plan);
-    /* In the caller's memory the gaps are lifted when the object is given back, and when making it fails. */
+    /* In the caller's memory, the poisoned gaps are lifted when the object is released and when creating it fails. */
     REQUIRE(cf_pack_size(lengths, 3, &pack, &bytes, NULL) == CF_OK);
     memory = (unsigned char *)malloc(bytes);
     REQUIRE(memory != NULL);

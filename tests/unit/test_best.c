@@ -1,4 +1,4 @@
-/* best: against the exact solver, the fixed schedules and the bounds. */
+/* Tests the kind `best` against the exact solver, the fixed schedules and the bounds. */
 
 #include "chunkflow.h"
 #include "../reference/exact.h"
@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Makes, judges and simulates; returns the makespan. */
+/* Makes a schedule, validates it and simulates it. Returns the makespan. */
 static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc, double *bound) {
     cf_schedule *schedule = NULL;
     cf_timeline *timeline = NULL;
@@ -38,7 +38,7 @@ static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc, dou
     return makespan;
 }
 
-/* A batch of the suite, and what it asks of a schedule. */
+/* Draws batch i of the suite and the options of its schedule. */
 static cf_plan *draw_batch(int i, suite_batch *batch, cf_schedule_desc *desc) {
     cf_plan *plan = NULL;
     suite_draw(i, batch);
@@ -123,7 +123,7 @@ static void compare_all(int64_t limit, int split, tally *sum) {
             }
 }
 
-/* All are optimal without a limit, and nearly all with one. */
+/* All schedules are optimal without a limit, and nearly all with one. */
 static void check_small_pipelines(int64_t limit, int split_backward) {
     tally sum = {0, 0, 0};
     compare_all(limit, split_backward, &sum);
@@ -141,8 +141,8 @@ TEST(optimal_on_small_pipelines_with_split_backwards) { check_small_pipelines(0,
 
 static const cf_schedule_kind fixed_kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B};
 
-/* The longest path where the last K chunks of each chain are kept, as the fixed kinds have it. No bound on other
-   schedules, as they may drop other chunks, but for long chains hardly any is shorter. */
+/* Returns the length of the critical path if the last K chunks of each chain are kept, as the fixed kinds do. This does
+   not bound other schedules, which may drop other chunks. But for long chains hardly any schedule is shorter. */
 static double fixed_path(const cf_plan *plan, const cf_schedule_desc *desc) {
     cf_schedule_desc fixed = {0};
     cf_schedule *schedule = NULL;
@@ -163,8 +163,8 @@ static double fixed_path(const cf_plan *plan, const cf_schedule_desc *desc) {
     return length;
 }
 
-/* The geometric mean of makespan / bound, by class, or over that path where it is longer; few tries, so that the
-   test stays short. */
+/* Checks the geometric mean of makespan / bound, by class of batches. If the critical path of the fixed kinds is longer
+   than the bound, it is used instead. Few candidates are tried, so that the test stays short. */
 TEST(suite_is_near_the_bound) {
     double sum[SUITE_CLASSES] = {0};
     char text[200] = "";
@@ -194,8 +194,7 @@ TEST(suite_is_near_the_bound) {
     harness_report("%s", text);
 }
 
-/* Returns whether a fixed schedule keeps to what `best` keeps to where chunks are limited: as much state as by
-   default. */
+/* Returns whether a fixed schedule holds no more state than `best` may by default. */
 static int keeps_to_state(const cf_plan *plan, const cf_schedule_desc *desc) {
     cf_schedule *schedule = NULL;
     int keeps;
@@ -206,7 +205,7 @@ static int keeps_to_state(const cf_plan *plan, const cf_schedule_desc *desc) {
     return keeps;
 }
 
-/* Under the limits that each fixed schedule gets along with. */
+/* Gives `best` the limits that each fixed schedule keeps to. */
 TEST(suite_is_never_worse_than_a_fixed_schedule) {
     int i;
     for (i = 0; i < SUITE_BATCHES; i += harness_rounds(3, 11)) {
@@ -247,9 +246,9 @@ TEST(suite_is_never_worse_than_a_fixed_schedule) {
 
 /* ---- limits ---- */
 
-/* 16 equal chunks of one token whose backwards are cut, in a V of two rows, each half of a stage: what Qi et al.
-   (Pipeline Parallelism with Controllable Memory, 2024) show to be possible when half or three eighths of 1F1B's memory
-   is there. */
+/* 16 equal chunks of one token with split backwards, on a V of two virtual stages a stage. Qi et al. (Pipeline
+   Parallelism with Controllable Memory, 2024) show which makespans are possible with half, or three eighths, of 1F1B's
+   memory. */
 TEST(a_v_under_tight_limits) {
     static const struct {
         int64_t n_stages, limit; /* in halves of a chunk */
@@ -273,9 +272,9 @@ TEST(a_v_under_tight_limits) {
     cf_plan_free(plan);
 }
 
-/* If each stage keeps its inputs, room for one chunk is enough for any number of virtual stages and of tries. So are
-   the bytes that the refusal of too few wants, even if an input takes more than activations. 31 is what is possible for
-   four equal chunks on 2 x 2 virtual stages with room for two and one. */
+/* If each stage keeps its inputs, room for one chunk is enough for any number of virtual stages and of tries. The bytes
+   that a refusal asks for are enough as well, even if an input takes more than activations. 31 is the shortest possible
+   makespan of four equal chunks on 2 x 2 virtual stages, with room for two chunks on one stage and one on the other. */
 TEST(fewer_places_than_virtual_stages) {
     static const int64_t ones[] = {1, 1, 1, 1}, two_and_one[] = {2, 1};
     cf_schedule_desc desc = {0};
@@ -318,8 +317,9 @@ TEST(fewer_places_than_virtual_stages) {
     }
 }
 
-/* Nothing promises that a larger limit never hurts: luck plays its part. At all but one limit in thirty no smaller one
-   does better by more than half a percent. Every schedule is checked. */
+/* Nothing promises that a larger limit never makes a schedule longer, because the search is a heuristic. But for at
+   most one limit in thirty, a smaller limit gives a makespan shorter by more than half a percent. Every schedule is
+   validated. */
 TEST(a_larger_limit_is_hardly_ever_worse) {
     int64_t n_pairs = 0, n_worse = 0, n_much = 0, limit;
     double worst = 1;
@@ -330,7 +330,7 @@ TEST(a_larger_limit_is_hardly_ever_worse) {
         cf_plan *plan = NULL;
         double least = 1e300;
         REQUIRE((plan = draw_batch(i, &batch, &desc)) != NULL);
-        desc.max_tries = harness_rounds(0, 12); /* 0: as many as by default */
+        desc.max_tries = harness_rounds(0, 12); /* 0: the default number */
         for (limit = 1; limit <= 16 && plan->n_chunks <= 64; limit++) {
             double makespan;
             desc.limits.chunks = limit;
@@ -346,16 +346,16 @@ TEST(a_larger_limit_is_hardly_ever_worse) {
         cf_plan_free(plan);
     }
     CHECK(n_pairs > harness_rounds(250, 160));
-    CHECK(n_much * harness_rounds(30, 20) <= n_pairs); /* fewer limits: one more counts for more */
+    CHECK(n_much * harness_rounds(30, 20) <= n_pairs); /* with fewer limits, each exception weighs more */
     harness_report("of %d limits %d are worse than one below, %d by more than 0.5 %%, at worst by %.2f %%",
                    (int)n_pairs, (int)n_worse, (int)n_much, (worst - 1) * 100);
 }
 
-/* Whoever limits nothing gets what is best under the default limit, or hardly anything longer. */
+/* Without a limit, the schedule is hardly longer than under the default limit. */
 TEST(no_limit_is_hardly_worse_than_the_default_one) {
     static const int64_t found[] = {7, 42, 3, 25, 3, 6, 6, 2, 2, 3, 5, 5, 3, 3, 8, 1, 1, 5, 60, 6};
     int64_t n_compared = 0, n_shorter = 0, n_single = 0;
-    double ratios = 0; /* of those on one row */
+    double ratios = 0; /* sum over the schedules without virtual stages */
     int i;
     for (i = 0; i < harness_rounds(60, 12); i++) {
         static suite_batch batch;
@@ -394,8 +394,8 @@ TEST(no_limit_is_hardly_worse_than_the_default_one) {
                    (int)n_shorter, (int)n_compared, ratios / (double)n_single);
 }
 
-/* A limit beyond anything that a stage could hold gives what no limit gives, for as many candidates, however many these
-   are by default. */
+/* A limit larger than anything that a stage could hold gives the same schedule as no limit, if both try the same number
+   of candidates. */
 TEST(a_limit_beyond_all_chunks) {
     static const int64_t lengths[] = {7, 42, 3, 25, 3, 6};
     cf_plan *plan = naive_pack(lengths, 6, 8);
@@ -430,8 +430,8 @@ TEST(a_limit_beyond_all_chunks) {
     cf_plan_free(plan);
 }
 
-/* On so many stages that one dispatch takes as long as the whole search should, `best` tries the fixed schedules and,
-   as there is a limit, two dispatches. */
+/* On so many stages, one dispatch takes as long as the whole search should. `best` then tries only the fixed schedules
+   and, because there is a limit, two dispatches. */
 TEST(very_many_stages) {
     const int64_t lengths[] = {1, 2, 3};
     cf_plan *plan = naive_pack_alone(lengths, 3, 2);
@@ -454,10 +454,10 @@ TEST(very_many_stages) {
 
 /* ---- how good ---- */
 
-/* The outcome of a kind of small batches: the geometric mean of makespan / bound of 24 of them, `best` with one to
-   sixteen candidates, and the mean of the bytes that this asks for. They are as measured and may not rise: a policy
-   that makes schedules a little longer on the whole shows here and in no other test. Whoever changes the search or a
-   kind measures anew what it changed, and says why. */
+/* The quality of one kind of small batches. It has the geometric mean of makespan / bound of 24 batches, for `best`
+   with one to sixteen candidates, and the mean bytes allocated. The limits are measured and may not rise: a policy that
+   makes schedules a little longer on average is seen only here. If you change the search or a kind, measure again and
+   say why it changed. */
 typedef struct quality {
     const char *name;
     cf_schedule_kind kind; /* 0: best */
@@ -465,8 +465,8 @@ typedef struct quality {
     int64_t n_virtual;
     cf_placement placement;
     int split;
-    int64_t limit; /* chunks: CF_NO_LIMIT, 0: by default, more: this many halves of n_stages x n_virtual */
-    int by_bytes;  /* 1: some_bytes are the limit, instead of chunks */
+    int64_t limit; /* limits.chunks: CF_NO_LIMIT; 0: default; more: so many halves of n_stages x n_virtual */
+    int by_bytes;  /* 1: some_bytes is the limit, instead of chunks */
     int in_trees;  /* 1: sequences begin alike */
     double mean;
     int64_t bytes;
@@ -505,9 +505,9 @@ static const quality qualities[] = {
     {"zero-bubble in a V", CF_SCHEDULE_ZERO_BUBBLE, IN_A_V, 0, 2, 0, 0, 1.071166, 46562},
 };
 
-/* Lengths with one in five up to eight chunks long; every other batch with costs of pairs, every third with
-   transfers, and every fourth on a first stage that is slower than the others. In trees each sequence but the long ones
-   begins like the one before it. */
+/* Draws lengths, one in five of them up to eight chunks long. Every second batch has costs of pairs, every third has
+   transfers, and every fourth has a slower first stage. In trees, each sequence except the long ones begins like the
+   one before it. */
 static cf_plan *draw_quality(harness_rng *rng, int i, int in_trees, cf_schedule_desc *desc, cf_timing *timing,
                              cf_stage_cost *stages) {
     int64_t lengths[16], n = harness_between(rng, 6, 16), j;
@@ -541,8 +541,8 @@ static cf_plan *draw_quality(harness_rng *rng, int i, int in_trees, cf_schedule_
     return plan;
 }
 
-/* Room for the activations of two chunks more than half of the stages, and for what the longest chain hands on,
-   twice; in trees, for all that they hand on. */
+/* Returns bytes for the activations of n_stages / 2 + 2 chunks and twice the longest chain's state. In trees, it has
+   room for all state. */
 static int64_t some_bytes(const cf_plan *plan, const cf_schedule_desc *desc) {
     int64_t longest = 0, all = 0, i;
     for (i = 0; i < plan->n_chunks; i++) {
@@ -620,7 +620,7 @@ TEST(is_as_good_as_it_was) {
     for (i = 0; i < sizeof qualities / sizeof qualities[0]; i++) check_quality(&qualities[i]);
 }
 
-/* The default call is as near to its bound above 2^18 passes, where few candidates are tried, as below. */
+/* Above 2^18 passes few candidates are tried. The default call is then as near to its bound as below. */
 TEST(large_batches_lose_nothing) {
     static const int64_t n_lengths[] = {1300, 5000, 6500};
     double ratios[3];
@@ -675,7 +675,8 @@ TEST(report_says_what_was_done) {
             CHECK(report.bound <= report.makespan * (1 + 1e-12));
             CHECK(report.bound <= timeline->bound * (1 + 1e-12));
             if (!p.desc.split_backward)
-                CHECK(report.bound >= timeline->bound * (1 - 1e-12)); /* of all such schedules, and of this one */
+                CHECK(report.bound >= timeline->bound * (1 - 1e-12)); /* the bound for all such schedules, and the bound
+                                                                         for this one */
             CHECK(report.makespan <= report.fixed_makespan);
             CHECK(report.bound > 0 ? fabs(report.gap - (report.makespan / report.bound - 1)) < 1e-12 : report.gap <= 0);
             CHECK_INT(report.max_tries, p.desc.max_tries);
@@ -692,7 +693,7 @@ TEST(report_says_what_was_done) {
     }
 }
 
-/* A schedule that reaches a bound cannot be made shorter: equal chunks, which the fixed kinds are optimal for, take no
+/* A schedule that reaches a bound cannot be made shorter. Equal chunks, for which the fixed kinds are optimal, need no
    search. */
 TEST(a_search_ends_at_its_bound) {
     int64_t lengths[16], i;
@@ -734,8 +735,8 @@ TEST(more_tries_are_no_worse) {
     }
 }
 
-/* Two sequences of two chunks, in whole seconds, with little room: a stage that would stand idle has time for a replay
-   that has been called, but the chunk behind it still waits for its W. */
+/* Two sequences of two chunks, in whole seconds, with little room. An idle stage has time for a requested replay, but
+   the chunk after it still waits for its W. */
 TEST(replays_wait_for_the_place_that_a_weight_pass_frees) {
     static const struct {
         cf_placement placement;
@@ -830,8 +831,8 @@ static cf_plan *draw_trees(harness_rng *rng) {
     return plan;
 }
 
-/* Trees under limits of bytes: the least that is wanted is enough, one byte less is not, and whatever is given between
-   that and twice as much is kept, as the validator counts it. */
+/* Trees under byte limits. The least that a refusal asks for is enough and one byte less is not. Every limit between it
+   and twice as much is kept, as the validator counts bytes. */
 TEST(trees_keep_to_their_bytes) {
     int round, made = 0, dropped = 0;
     for (round = 0; round < harness_rounds(1500, 250); round++) {
@@ -877,8 +878,9 @@ TEST(trees_keep_to_their_bytes) {
     CHECK(dropped > made);
 }
 
-/* With several rows of virtual stages and few bytes, a unit of a tree leaves later rows the bytes of a path. Where
-   too few are left, dispatch comes to no end and units run one by one, which took 2.0 to 3.3 times the bound here. */
+/* With several virtual stages a stage and few bytes, a tree's sequences leave later virtual stages the bytes of a path.
+   If too little is left, dispatching cannot finish and sequences run one by one, which took 2.0 to 3.3 times the bound
+   here. */
 TEST(later_rows_have_the_bytes_of_a_path) {
     static const int seeds[] = {35, 119, 241, 264, 782, 839, 1019};
     int64_t i;
@@ -906,8 +908,8 @@ TEST(later_rows_have_the_bytes_of_a_path) {
     }
 }
 
-/* Each stage keeps the inputs of at most 2 x n_stages x n_virtual dropped standalone chunks, and of as many more as it
-   may keep whole. Any chunk may be dropped, so that a stage with fewer places than virtual stages can do with one. */
+/* Each stage keeps the inputs of at most 2 x n_stages x n_virtual dropped standalone chunks, plus as many as it may
+   keep whole. Any chunk may be dropped, so a stage with fewer places than virtual stages can work with one. */
 TEST(inputs_of_dropped_chunks_are_few) {
     int round, most_seen = 0;
     double sum = 0;
@@ -939,7 +941,7 @@ TEST(inputs_of_dropped_chunks_are_few) {
                 if (held > most_seen) most_seen = (int)held;
             }
         }
-        sum += ratio_to_bound(plan, schedule); /* fewer inputs than that would take time */
+        sum += ratio_to_bound(plan, schedule); /* keeping fewer inputs than that would cost time */
         cf_schedule_free(schedule);
         cf_plan_free(plan);
     }
@@ -948,7 +950,7 @@ TEST(inputs_of_dropped_chunks_are_few) {
     CHECK(sum / round < 1.17);
 }
 
-/* Bytes count as a limit that the caller has set: the search gets more candidates than under default limits. */
+/* A byte limit counts as set by the caller: the search tries more candidates than under default limits. */
 TEST(bytes_alone_are_a_given_limit) {
     int64_t lengths[48], i;
     cf_search_report plain, given;
@@ -967,7 +969,8 @@ TEST(bytes_alone_are_a_given_limit) {
     cf_plan_free(plan);
 }
 
-/* A caller who tries one kind after another reads each makespan in its report. A fixed kind has tried nothing. */
+/* A caller who tries one kind after the other finds each makespan in its report. A fixed kind has tried no
+   candidates. */
 TEST(every_kind_reports_its_makespan) {
     harness_rng rng = {4711};
     int round, kind, n_made = 0;
@@ -1018,7 +1021,7 @@ SUITE(best, CASE(bytes_alone_are_a_given_limit), CASE(every_kind_reports_its_mak
       CASE(inputs_of_dropped_chunks_are_few), CASE(report_says_what_was_done), CASE(a_search_ends_at_its_bound),
       CASE(more_tries_are_no_worse), CASE(replays_wait_for_the_place_that_a_weight_pass_frees));
 
-/* Searches long enough to be a program of its own, without sanitizers: see the Makefile. */
+/* These searches take so long that they are a program of their own, without sanitizers: see the Makefile. */
 SUITE(search, CASE(optimal_on_small_pipelines), CASE(optimal_on_small_pipelines_under_limits),
       CASE(optimal_on_small_pipelines_with_split_backwards), CASE(suite_is_near_the_bound),
       CASE(suite_is_never_worse_than_a_fixed_schedule), CASE(a_v_under_tight_limits),

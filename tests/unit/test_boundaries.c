@@ -1,10 +1,10 @@
-/* Boundary values: every number of every description, and every number among the arguments, is set to 0, 1, -1, the
-   documented limit, one past it, the limits of its type, NaN, infinities and denormals, one at a time in a description
-   that is sound otherwise. Each call must end soon and ask for little memory; it goes well, or it says which member is
-   at fault and leaves its outputs alone.
+/* Boundary values. Every number of every description and every numeric argument is set in turn to 0, 1, -1, the
+   documented limit, one past it, the limits of its type, NaN, infinities and denormals. All else in the description is
+   valid. Each call must end soon and ask for little memory. It succeeds, or names the member at fault and leaves its
+   outputs unchanged.
 
-   Which members there are is not written here: members.h, which tests/unit/members.awk takes from the declarations, has
-   all of them, and the test fails for one that it does not come to. */
+   The members are not listed here. members.h has all of them, generated from the declarations by
+   tests/unit/members.awk, and the test fails for a member that it does not reach. */
 
 #include "../harness.h"
 #include "../reference/naive.h"
@@ -44,7 +44,7 @@ enum { N_MEMBERS = sizeof members / sizeof members[0], N_ARGUMENTS = sizeof argu
 
 static unsigned char visited[N_MEMBERS];
 
-/* The structs that are not tried here. Objects are damaged by tests/fuzz/fuzz_hostile.c; a block's numbers say how much
+/* The structs that are not tried here. tests/fuzz/fuzz_hostile.c damages objects. A cf_memory_block says how much
    memory there is, which nobody can check. */
 static const char *const objects[] = {"cf_plan", "cf_chunk", "cf_slice", "cf_chain", "cf_schedule", "cf_action",
                                       "cf_graph", "cf_node", "cf_edge", "cf_block"};
@@ -58,11 +58,12 @@ static const char *const outputs[] = {
 /* ---- documented limits ---- */
 
 typedef struct bound {
-    const char *record, *member; /* member NULL: all those of the record that have no row */
-    int64_t limit;               /* the most that is allowed, where that is less than what fits into the type */
-    int counts;                  /* 1: says how long an array is that the caller gives, which nobody can check; 2: asks
-                                    for so much work, so that a large number takes long, as it should */
-    const char *also;            /* other members that may be blamed for a value of this one, between blanks; or NULL */
+    const char *record, *member; /* member NULL: all members of the record that have no entry of their own */
+    int64_t limit;               /* the largest allowed value, if it is less than the type's */
+    int counts;                  /* 1: the length of an array of the caller's, which nobody can check. 2: an amount of
+                                    work, so that a large number rightly takes long */
+    /* other members that an error may blame for a value of this one, between blanks; or NULL */
+    const char *also;
 } bound;
 
 static const bound bounds[] = {
@@ -157,7 +158,7 @@ static const bound *bound_of(const char *record, const char *member) {
 enum { MOST_BYTES = 1 << 28 };
 
 static int64_t live_blocks, refused;
-static harness_heap heap; /* in place of malloc, where allocations are to fail */
+static harness_heap heap; /* replaces malloc where allocations are to fail */
 static int starves;
 
 static void *small_alloc(size_t bytes, void *user) {
@@ -177,7 +178,7 @@ static void small_release(void *memory, void *user) {
 
 static const cf_allocator small = {small_alloc, small_release, NULL};
 
-/* ---- the descriptions, all of them sound, and what they are of ---- */
+/* ---- the descriptions, all of them valid, and the objects they describe ---- */
 
 enum { N = 5, STAGES = 2 };
 
@@ -191,7 +192,7 @@ static cf_memory_load loads[STAGES];
 static cf_sample samples[4];
 static cf_capacity capacity;
 static cf_model model;
-static cf_layer two_kinds[2]; /* windows, and experts behind latents */
+static cf_layer two_kinds[2]; /* a windowed layer, and experts with latent attention */
 static cf_gpu gpu;
 static cf_timing timing, plain_timing;
 static cf_pass_cost cost;
@@ -202,7 +203,7 @@ static cf_metadata_desc metadata;
 static cf_loss_weights_desc loss;
 static cf_parallel parallel, plain_parallel;
 static cf_memory_desc memory;
-static cf_schedule_desc order, plain_order; /* plain: without arrays that its counts speak of */
+static cf_schedule_desc order, plain_order; /* plain: without the arrays that its counts refer to */
 static cf_validate_desc validate;
 static cf_simulate_desc simulate;
 static cf_lower_desc lower;
@@ -295,7 +296,7 @@ static void set_orders(void) {
     plain_order = order;
     plain_order.timing = &plain_timing;
     plain_order.limits.chunks_by_stage = plain_order.limits.bytes_by_stage = NULL;
-    plain_order.kind = CF_SCHEDULE_1F1B; /* a search over 65,536 stages takes as long as it must */
+    plain_order.kind = CF_SCHEDULE_1F1B; /* a search over 65,536 stages rightly takes long */
     CLEAR(validate);
     validate.limits.chunks_by_stage = limits;
     validate.limits.bytes_by_stage = limits_bytes;
@@ -346,8 +347,8 @@ static void tear_down(void) {
 
 /* ---- the calls ----
 
-   Each returns what the library did, and has checked what came out if it went well. What a call writes is poisoned
-   before, and must be so after a failure. */
+   Each returns the library's result, and has checked the output of a success. The memory for outputs is poisoned first,
+   and must still be poisoned after a failure. */
 
 static unsigned char out[4096];
 
@@ -355,7 +356,7 @@ static unsigned char out[4096];
 
 static int untouched(cf_result result) { return result == CF_OK || CHECK_POISON(out, sizeof out); }
 
-/* Returns whether an object was made, which is one block beside those of set_up. */
+/* Returns whether an object was made: the heap then has one block more than after set_up. */
 static int is_made(cf_result result) {
     if (!untouched(result) || result != CF_OK) return 0;
     CHECK_INT(live_blocks, 1 + (plan != NULL) + (schedule != NULL));
@@ -421,7 +422,7 @@ static cf_result call_model(cf_error *error) {
     return result;
 }
 
-/* A model of two kinds: counted, sized and timed. Sizing knows products that counting parameters does not have. */
+/* Counts, sizes and times a model of two kinds. Sizing computes products that counting parameters does not. */
 static cf_result call_kinds(cf_error *error) {
     cf_memory_desc sizing;
     cf_token_bytes sized;
@@ -582,7 +583,7 @@ static const struct {
     const char *name, *record;
     void *root;
     cf_result (*call)(cf_error *error);
-    int plain; /* 1: there are no arrays that its counts speak of, so that these may be anything */
+    int plain; /* 1: without the arrays that its counts refer to, so that these may have any value */
 } calls[] = {
     {"pack", "cf_pack_desc", &pack, call_pack, 1},
     {"pack with shares", "cf_shared_prefix", &shares[1], call_shared_pack, 1},
@@ -612,7 +613,8 @@ static const struct {
 
 /* ---- memory that there is not ---- */
 
-/* Each allocation of a call fails in turn, and all after it: it says so, writes nothing and loses nothing. */
+/* Lets each allocation of a call fail in turn, together with all later ones. The call must say so, write nothing and
+   leak nothing. */
 static void starve(const char *name, cf_result (*call)(cf_error *error), int most) {
     int64_t fail_at;
     harness_note("%s", name);
@@ -629,7 +631,8 @@ static void starve(const char *name, cf_result (*call)(cf_error *error), int mos
         if (result == CF_OK) CHECK_POISON(&error, sizeof error);
         else CHECK(result == CF_ERROR_MEMORY && error.code == CF_ERROR_MEMORY);
         if (heap.failed == 0) break;
-        if (fail_at == 1) CHECK_INT(result, CF_ERROR_MEMORY); /* later on, a call may have had what it is about */
+        /* at later allocations the call may already have succeeded */
+        if (fail_at == 1) CHECK_INT(result, CF_ERROR_MEMORY);
         REQUIRE(fail_at < most);
     }
     harness_note("%s", "");
@@ -693,7 +696,7 @@ static int may_blame(const place *p, const char *field) {
 static void check_numbers(const cf_error *e, const char *name, int64_t value, int64_t limit) {
     CHECK_STR(oracle_error_fault(e), NULL);
     static const char *const others[] = {"is not that of", "must add up", " of chunk ", "bytes.held",
-                                         "the one before"}; /* what takes its place, a sum, a neighbour */
+                                         "the one before"}; /* the kind of value: its replacement, a sum, a neighbour */
     size_t i;
     if (strcmp(last_part(e->field), name) != 0 || strstr(e->text, "(wanted ") == NULL) return;
     for (i = 0; i < COUNT(others); i++)
@@ -704,7 +707,8 @@ static void check_numbers(const cf_error *e, const char *name, int64_t value, in
         CHECK(e->wanted == limit || (e->wanted < limit && strstr(" prefix head_dim n_virtual ep ", name) != NULL));
 }
 
-/* Asks again with the value that was wanted, if it is one of this member: something else may be wrong, but not it. */
+/* Calls again with the value that the error wanted, if it belongs to this member. Something else may then be wrong, but
+   not this member. */
 static void try_wanted(const place *p, const cf_error *e, const char *name, size_t size, int64_t value) {
     const bound *b = bound_of(p->record, p->member);
     int skips = b != NULL && (b->counts == 2 || (b->counts && !p->plain)) && e->wanted > 1;
@@ -712,7 +716,8 @@ static void try_wanted(const place *p, const cf_error *e, const char *name, size
     int32_t narrow = (int32_t)e->wanted;
     cf_error again = {0};
     cf_result result;
-    if (strcmp(p->record, "cf_capacity") == 0) return;                               /* each chunk has its own, */
+    /* each chunk has a different one, */
+    if (strcmp(p->record, "cf_capacity") == 0) return;
     if (strcmp(name, "align") == 0 && strncmp(p->call_name, "tune", 4) == 0) return; /* and so has each ChunkSize */
     if (skips || strcmp(last_part(e->field), name) != 0 || e->got != value) return;
     if (strstr(e->text, "(wanted ") == NULL) return;
@@ -726,7 +731,7 @@ static void try_wanted(const place *p, const cf_error *e, const char *name, size
         FAIL("%s, and with that: %s", e->text, again.text);
 }
 
-/* `size` bytes go to the place, and the call is made. whole: the number in them, if it is one. */
+/* Writes `size` bytes to the place and makes the call. whole: the integer in these bytes, if it is one. */
 static void try_value(const place *p, const void *value, size_t size, const char *text, const int64_t *whole) {
     const bound *b = bound_of(p->record, p->member);
     unsigned char before[8];
@@ -789,7 +794,7 @@ static int is_in(const char *name, const char *const *list, size_t n) {
 
 #define IS_IN(name, list) is_in(name, list, sizeof list / sizeof list[0])
 
-/* The record, between blanks and stars, that a type names: "const cf_timing *". */
+/* Writes the name of the record in a type, between blanks or stars, such as cf_timing in "const cf_timing *". */
 static void plain_type(const char *type, char plain[64]) {
     size_t n;
     if (strncmp(type, "const ", 6) == 0) type += 6;
@@ -811,7 +816,7 @@ static void try_number(place *p, const char *type) {
     else try_whole(p, sizeof(int)); /* int, and enums */
 }
 
-/* Goes through the members of a record, into the records in it and those that it points to. */
+/* Tries the members of a record, and those of the records that it contains or points to. */
 static void try_record(const char *record, unsigned char *at, place *p) {
     int i;
     for (i = 0; i < N_MEMBERS; i++) {
@@ -874,8 +879,8 @@ TEST(every_member_takes_any_number) {
 
 /* ---- arguments ----
 
-   function, argument, the number of items that exist (a larger count may be tried only if it also exceeds the
-   limit), that limit, and the call with `number`. */
+   function, argument, number of existing items, limit, and the call with `number`. A count above the existing items is
+   tried only if it also exceeds the limit. */
 
 static int64_t number;
 
@@ -886,7 +891,7 @@ static cf_result fine(int64_t any) {
 
 static cf_result named(const char *name) { return name != NULL && name[0] != '\0' ? CF_OK : CF_ERROR_TEXT; }
 
-/* For what makes an object. */
+/* Releases the object that a successful call has made. */
 static cf_result made(cf_result result, void (*release)(void)) {
     if (untouched(result) && result == CF_OK) release();
     return result;
@@ -899,7 +904,7 @@ static void release_timeline(void) { cf_timeline_free(*(cf_timeline **)(void *)o
 static void release_graph(void) { cf_graph_free(*(cf_graph **)(void *)out); }
 static void release_tuning(void) { cf_tuning_free(*(cf_tuning **)(void *)out); }
 
-/* The schedule that a candidate stands for, of a plan for the first of them. */
+/* Makes the schedule of a candidate, for a plan of the first candidate. */
 static cf_result tuned(int64_t candidate, int64_t rank, cf_error *error) {
     cf_schedule **chosen = (cf_schedule **)(void *)out;
     cf_tuning *tuning = NULL;
@@ -926,7 +931,7 @@ static cf_result allocate(cf_error *error) {
     return result;
 }
 
-/* With so many bytes of those that there are. */
+/* Makes an object in the caller's memory, given this size. */
 static cf_result into(cf_result (*call)(void *room, size_t room_bytes, cf_error *error), cf_error *error) {
     static double room[1 << 12];
     return number >= 0 && number <= (int64_t)sizeof room ? call(room, (size_t)number, error) : CF_OK;
@@ -972,14 +977,14 @@ static cf_result max_tries(int64_t got) {
     return CF_OK;
 }
 
-/* A backward in which pairs weigh more weighs the columns of cp groups. */
+/* Packs cp groups with a backward in which pairs cost more. */
 static cf_result column_cost(int64_t max_cp, int64_t count) {
     const cf_timing priced = {.all = {.forward = {1, 2, 3}, .backward = {2, 4, 9}}};
     CHECK(cf_column_cost(&priced, max_cp, count).constant == (max_cp > 1 ? 2 : 1));
     return CF_OK;
 }
 
-/* An index is asked for a pass and for an action. */
+/* Asks an index for a pass and for an action. */
 static cf_result asked(int64_t pass, int64_t chunk, int64_t stage, int64_t action) {
     cf_schedule_index *index = NULL;
     cf_need needs[CF_MAX_NEEDS];
@@ -993,7 +998,7 @@ static cf_result asked(int64_t pass, int64_t chunk, int64_t stage, int64_t actio
     return CF_OK;
 }
 
-/* Sequences of no tokens, and nodes of none. */
+/* Finds shared prefixes of sequences without tokens, and of nodes without tokens. */
 static cf_result find_shares(int64_t n, int64_t token_bytes, cf_error *error) {
     static const void *tokens[N];
     static int64_t nothing[N];
@@ -1159,7 +1164,8 @@ TEST(no_argument_is_forgotten) {
     CHECK((int)N_ARGUMENTS >= (int)N_TRIES);
 }
 
-/* A number that is none, of each virtual stage in turn: it is found there, and nothing is looked at behind the last. */
+/* An invalid number is set on each virtual stage in turn. It is found there, and nothing past the last stage is
+   read. */
 TEST(times_of_every_stage_are_looked_at) {
     cf_stage_cost *exact = (cf_stage_cost *)calloc(6, sizeof *exact);
     cf_schedule_desc loops = {0};
@@ -1198,7 +1204,7 @@ TEST(times_of_every_stage_are_looked_at) {
     tear_down();
 }
 
-/* Counts that a schedule only claims: what it takes to find that out is in proportion to what there is. */
+/* Counts that a schedule merely claims. Refusing them takes memory in proportion to what is there, not to the claim. */
 TEST(claims_take_no_memory) {
     static int64_t first[2] = {0, 2};
     static cf_action actions[2];
@@ -1228,7 +1234,7 @@ TEST(claims_take_no_memory) {
     tear_down();
 }
 
-/* Seconds that each fit into a double and together do not: graphs and simulations say so as schedules do. */
+/* Seconds that each fit into a double, but whose sum does not. Graphs and simulations refuse them as schedules do. */
 TEST(seconds_that_do_not_add_up) {
     cf_simulate_desc simulating = {0};
     cf_error error;
@@ -1247,7 +1253,7 @@ TEST(seconds_that_do_not_add_up) {
     tear_down();
 }
 
-/* A standalone chunk has no place in a chain; one that claims a far one would lead out of every array. */
+/* A standalone chunk has no index in a chain. A large index would lead outside every array. */
 TEST(a_standalone_chunk_with_an_index) {
     const int64_t places[] = {1, 1 << 20, INT64_MAX, -1, INT64_MIN};
     cf_error error;
@@ -1294,7 +1300,7 @@ TEST(tries_for_no_plan) {
     tear_down();
 }
 
-/* A search that reaches the bound stops, whatever it may try. */
+/* A search that reaches the bound stops, whatever max_tries is. */
 TEST(max_tries_takes_any_number) {
     const int64_t all_tries[] = {INT32_MAX, INT64_MAX - 1, INT64_MAX};
     size_t i;

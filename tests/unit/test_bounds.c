@@ -13,7 +13,7 @@
 
 #define MOST_STAGES 5
 
-/* A plan and what a schedule of it has to keep to. `desc` points into this struct. */
+/* A plan and the limits and options of its schedules. `desc` points into this struct. */
 typedef struct problem {
     cf_plan *plan;
     cf_schedule_desc desc;
@@ -25,7 +25,7 @@ typedef struct problem {
 
 /* ---- drawing ---- */
 
-/* Moves the borders between the slices of each chain, so that slices of all lengths follow each other. */
+/* Moves the borders between the slices of each chain, so that slices of varying length follow each other. */
 static void move_borders(harness_rng *rng, cf_plan *plan) {
     int64_t i, j;
     for (i = plan->n_chunks - 2; i >= 0; i--) {
@@ -93,7 +93,7 @@ static void draw_timing(harness_rng *rng, problem *p) {
     }
 }
 
-/* With pipeline replay a chunk may have to be kept on all virtual stages of a stage at once. */
+/* With pipeline replay, all virtual stages of a stage may have to keep a chunk at the same time. */
 static void draw_limits(harness_rng *rng, problem *p) {
     int64_t least = p->desc.shape.n_virtual, i;
     for (i = 0; i < MOST_STAGES; i++)
@@ -102,7 +102,7 @@ static void draw_limits(harness_rng *rng, problem *p) {
     if (harness_chance(rng, 0.2)) p->desc.limits.chunks_by_stage = p->limits;
 }
 
-/* some_split: backwards may be split one by one; otherwise all are, or none. */
+/* some_split: each backward may be split or not; otherwise all are split, or none. */
 static void draw_options(harness_rng *rng, problem *p, int64_t most_stages, int some_split) {
     memset(&p->desc, 0, sizeof p->desc);
     memset(&p->timing, 0, sizeof p->timing);
@@ -121,11 +121,11 @@ static void draw_options(harness_rng *rng, problem *p, int64_t most_stages, int 
 
 /* ---- judging ---- */
 
-/* Counts how often each bound was above a makespan. */
+/* Counts how often each bound exceeded a makespan. */
 typedef struct tally {
     int64_t n_schedules, n_problems, n_broken[CF_MAX_BOUNDS];
     const char *names[CF_MAX_BOUNDS];
-    double worst[CF_MAX_BOUNDS], log_ratio, bound; /* bound: of the last schedule */
+    double worst[CF_MAX_BOUNDS], log_ratio, bound; /* bound: that of the last schedule */
     char example[CF_MAX_BOUNDS][256]; /* the worst */
 } tally;
 
@@ -133,7 +133,7 @@ static exact_placement placement_of(const problem *p) {
     return p->desc.shape.placement == CF_PLACEMENT_V ? exact_v : exact_loop;
 }
 
-/* The problem at hand, for a report at the end. */
+/* Describes a problem, for a report at the end. */
 static void tell(char *text, size_t bytes, const problem *p) {
     const cf_schedule_desc *d = &p->desc;
     snprintf(text, bytes, "seed %d: %d chunks, %d stages x %d (%s), K %d, %s, limit %d%s, split %d, %s costs%s",
@@ -160,7 +160,7 @@ static void judge(tally *sum, const problem *p, const cf_bound *bounds, int64_t 
     }
 }
 
-/* The makespan of a schedule that has to be sound, or -1. Each of its bounds is judged. */
+/* Returns the makespan of a schedule that must be sound, or -1. Counts each bound that exceeds it. */
 static double try_schedule(const problem *p, const cf_schedule *schedule, tally *sum) {
     cf_validate_desc rules = {0};
     cf_simulate_desc simulate = {0};
@@ -183,7 +183,7 @@ static double try_schedule(const problem *p, const cf_schedule *schedule, tally 
     return makespan;
 }
 
-/* The shortest of n random schedules, of which at least half are greedy; -1: there is none. */
+/* Returns the shortest makespan of n random schedules, at least half of them greedy; -1 if there is none. */
 static double try_random_schedules(harness_rng *rng, const problem *p, int n, tally *sum) {
     double shortest = -1;
     int i;
@@ -220,7 +220,7 @@ static void report_broken(const tally *sum) {
 
 /* ---- tests ---- */
 
-/* The exact solver finds the optimum, as a schedule that is sound and takes so long, and no bound is above it. */
+/* Checks that the exact solver's optimum is a sound schedule of this makespan, and that no bound exceeds it. */
 static void check_optimum(problem *p, double optimum) {
     tally sum = {0};
     exact_answer exact = exact_optimum(p->plan, &p->desc, placement_of(p), EXACT_UNKNOWN, 100000);
@@ -232,7 +232,7 @@ static void check_optimum(problem *p, double optimum) {
     naive_free(schedule);
 }
 
-/* Four chunks of one token on three stages with room for one chunk each. Dropping them is what makes it short. */
+/* Four chunks of one token on three stages with room for one chunk each. The short schedule drops chunks. */
 TEST(four_standalone_chunks) {
     const int64_t lengths[] = {1, 1, 1, 1};
     cf_pack_desc pack = {0};
@@ -248,7 +248,7 @@ TEST(four_standalone_chunks) {
     cf_plan_free(p.plan);
 }
 
-/* Slices of 3, 1 and 1 tokens of which K allows to keep two: the last, which is needed first, and the long one. */
+/* Slices of 3, 1 and 1 tokens, of which K allows keeping two: the last, which is needed first, and the long one. */
 TEST(a_long_chunk_is_kept) {
     const int64_t lengths[] = {5};
     cf_pack_desc pack = {0};
@@ -265,8 +265,8 @@ TEST(a_long_chunk_is_kept) {
     cf_plan_free(p.plan);
 }
 
-/* A chunk of eight tokens needs 3 x 24 to go through three stages and back. A chunk of one token holds it up for a
-   forward, wherever that runs, while no stage has more than 27 to do. */
+/* A chunk of eight tokens needs 3 x 24 to go through three stages and back. A chunk of one token delays it by a
+   forward, wherever that runs, though no stage has more than 27 to do. */
 TEST(a_short_chunk_holds_up_a_long_one) {
     const int64_t lengths[] = {8, 1};
     cf_pack_desc pack = {0};
@@ -284,7 +284,7 @@ TEST(a_short_chunk_holds_up_a_long_one) {
     cf_plan_free(p.plan);
 }
 
-/* Random schedules of problems drawn from these seeds. */
+/* Tries random schedules of problems drawn from these seeds. */
 static void try_problems(uint64_t first, uint64_t last, int some_split) {
     tally sum = {0};
     uint64_t seed;
@@ -309,7 +309,7 @@ static void try_problems(uint64_t first, uint64_t last, int some_split) {
                    mean_ratio(&sum));
 }
 
-/* Tiny pipelines, where the optimum is known: it is not below a bound, sound as a schedule, and not beaten. */
+/* Tiny pipelines with a known optimum: no bound exceeds it, its schedule is sound, and none is shorter. */
 static void try_optima(uint64_t last, int some_split, int64_t most_nodes) {
     tally sum = {0};
     uint64_t seed;
@@ -346,9 +346,9 @@ static void try_optima(uint64_t last, int some_split, int64_t most_nodes) {
                    (int)last, mean_ratio(&sum), (int)reached);
 }
 
-/* A long sequence, and perhaps a short one. When the backwards of a chain begin, its last chunk is kept: the replays
-   are those of other chunks, which are whole ones. A bound that counted a short last chunk among them would be below
-   the optimum, which the search finds here. */
+/* A long sequence, and perhaps a short one. When the backwards of a chain begin, its last chunk is kept, so only full
+   chunks are replayed. A bound that counted the shorter last chunk as replayed would exceed the optimum, which the
+   search finds here. */
 TEST(a_chain_s_last_chunk_is_no_replay) {
     int64_t lengths[2], k;
     for (lengths[0] = 5; lengths[0] <= 24; lengths[0]++)
@@ -398,7 +398,7 @@ TEST(no_random_schedule_beats_a_bound) { try_problems(1, (uint64_t)harness_round
 TEST(nor_with_some_backwards_split) { try_problems(1, (uint64_t)harness_rounds(100, 40), 1); }
 TEST(no_bound_is_above_an_optimum) { try_optima(60, 0, 500); }
 
-/* The same on far more of them. */
+/* The same with far more schedules. */
 TEST(no_random_schedule_of_thousands_beats_a_bound) { try_problems(251, (uint64_t)harness_rounds(4000, 1250), 0); }
 TEST(nor_of_thousands_with_some_backwards_split) { try_problems(101, (uint64_t)harness_rounds(2000, 600), 1); }
 TEST(no_bound_is_above_an_optimum_of_hundreds) { try_optima(600, 0, 4000); }
@@ -408,7 +408,7 @@ SUITE(bounds, CASE(four_standalone_chunks), CASE(a_long_chunk_is_kept), CASE(a_s
       CASE(a_chain_s_last_chunk_is_no_replay), CASE(no_random_schedule_beats_a_bound),
       CASE(nor_with_some_backwards_split), CASE(no_bound_is_above_an_optimum));
 
-/* Part of the program without sanitizers: see the Makefile. */
+/* These belong to the program without sanitizers: see the Makefile. */
 SUITE(many_bounds, CASE(no_random_schedule_of_thousands_beats_a_bound),
       CASE(nor_of_thousands_with_some_backwards_split), CASE(no_bound_is_above_an_optimum_of_hundreds),
       CASE(nor_of_hundreds_with_some_backwards_split));

@@ -25,8 +25,7 @@ static cf_plan *plan_of(int64_t n_dependent, int64_t n_single) {
     return plan;
 }
 
-/* Writes a list such as "F0 F1* R0" ("*": the activations are dropped, "@2": virtual stage 2) behind those before
-   it. */
+/* Appends a list such as "F0 F1* R0" ("*": the activations are dropped, "@2": virtual stage 2) to those before it. */
 static cf_schedule *schedule_of(const cf_plan *plan, int64_t n_virtual, int64_t k, cf_replay replay,
                                 const char *const *lists, int64_t n_lists) {
     static const char *const names[CF_PASS_COUNT] = {"F",      "R",      "B",      "I",      "W",     "SEND_F",
@@ -61,7 +60,7 @@ static cf_schedule *schedule_of(const cf_plan *plan, int64_t n_virtual, int64_t 
     return s;
 }
 
-/* Returns what the validator says of such lists; NULL where it accepts them. */
+/* Returns the validator's message for such lists, or NULL if it accepts them. */
 static const char *verdict(const cf_plan *plan, int64_t n_virtual, int64_t k, cf_replay replay,
                            const char *const *lists, int64_t n_lists, cf_error *error) {
     cf_schedule *s = schedule_of(plan, n_virtual, k, replay, lists, n_lists);
@@ -96,7 +95,7 @@ static void refuses(const cf_plan *plan, int64_t k, const char *list, const char
 }
 
 TEST(one_stage_rules) {
-    cf_plan *plan = plan_of(3, 1); /* chunks 0 1 2 are a chain, 3 stands alone */
+    cf_plan *plan = plan_of(3, 1); /* chunks 0, 1, 2 form a chain; 3 is standalone */
     static const char *const good[] = {"F0* F1* F2 B2 R1 B1 R0 B0 F3 B3", "F3 F0* F1* F2 B2 R1 B1 R0 B0 B3",
                                        "F0* F1* F2 I2 W2 R1 I1 W1 R0 B0 F3 I3 W3",
                                        "F3* F0* F1* F2 B2 R3 R1 B1 B3 R0 B0"};
@@ -155,8 +154,8 @@ TEST(rules_between_stages) {
     cf_plan_free(plan);
 }
 
-/* Returns what the validator says of two lists of two virtual stages each, in a V: 0 and 3 on one stage, 1 and 2 on the
-   other. */
+/* Returns the validator's message for two lists of two virtual stages each, in a V: 0 and 3 on one stage, 1 and 2 on
+   the other. */
 static const char *verdict_of_v(const cf_plan *plan, cf_replay replay, const char *const *lists, cf_error *error) {
     cf_schedule *s = schedule_of(plan, 2, 2, replay, lists, 2);
     const char *fault;
@@ -169,7 +168,7 @@ static const char *verdict_of_v(const cf_plan *plan, cf_replay replay, const cha
     return result == CF_OK ? NULL : error->field;
 }
 
-/* On one stage every virtual stage lies beside the next one. */
+/* With one stage, all virtual stages are on the same stage as their successors. */
 TEST(rules_of_virtual_stages_on_one_stage) {
     cf_plan *plan = plan_of(1, 0);
     cf_schedule_desc desc = {0};
@@ -244,7 +243,7 @@ TEST(rules_where_a_v_turns) {
 }
 
 TEST(rules_of_lowered_lists) {
-    cf_plan *plan = plan_of(1, 1); /* two chunks that stand alone */
+    cf_plan *plan = plan_of(1, 1); /* two standalone chunks */
     static const char *const good[] = {"F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1",
                                        "RECV_F0 F0 B0 RECV_F1 SEND_B0 F1 B1 SEND_B1"};
     static const char *const order[] = {"F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1",
@@ -276,7 +275,7 @@ TEST(rules_of_lowered_lists) {
     CHECK(strstr(error.text, "SEND_R of chunk 0 on virtual stage 0 is missing") != NULL);
     CHECK_STR(verdict(chain, 1, 1, CF_REPLAY_LOCAL, both, 2, &error), "actions.pass");
     CHECK(strstr(error.text, "no place in local replay") != NULL);
-    /* Stage 1 keeps both chunks, so nobody waits for R on stage 0. */
+    /* Stage 1 keeps both chunks, so nothing waits for R on stage 0. */
     accepts(chain, 1, 2, CF_REPLAY_PIPELINE, replays, 2);
     CHECK_STR(verdict(chain, 1, 2, CF_REPLAY_PIPELINE, needless, 2, &error), "actions");
     CHECK(strstr(error.text, "R of chunk 0 on virtual stage 1 is missing") != NULL);
@@ -366,7 +365,7 @@ TEST(limits_bind_exactly) {
 
 /* ---- every sound schedule, and every damaged one ---- */
 
-/* Does one thing to a schedule, which it may replace. */
+/* Damages a schedule in one way. May replace the schedule. */
 static cf_schedule *damage(harness_rng *rng, cf_schedule *s) {
     int64_t i = harness_between(rng, 0, s->n_actions - 1), j, stage = 0;
     cf_action *a = &s->actions[i], swap;
@@ -399,12 +398,13 @@ static cf_schedule *damage(harness_rng *rng, cf_schedule *s) {
     return s;
 }
 
-/* Checks what an action's member should have been, where that is one number. */
+/* Checks the value that the error wanted of an action's member, if only one is right. */
 static void check_wanted(const cf_plan *plan, const cf_schedule *s, const cf_error *e) {
     const int64_t n_v = s->shape.n_stages * s->shape.n_virtual;
     const char *place = strstr(e->text, "]: stage ");
     const int64_t stage = place != NULL ? strtol(place + strlen("]: stage "), NULL, 10) : -1;
-    const cf_action *a = stage >= 0 ? &s->actions[s->first[stage] + e->item] : NULL; /* items are counted in its list */
+    /* the item of an error is an index in the stage's list */
+    const cf_action *a = stage >= 0 ? &s->actions[s->first[stage] + e->item] : NULL;
     CHECK_STR(oracle_error_fault(e), NULL);
     if (strstr(e->text, "no such virtual stage") != NULL) CHECK(a && e->wanted == n_v - 1 && e->got == a->stage);
     if (strstr(e->text, "another rank's") != NULL)
@@ -415,7 +415,8 @@ static void check_wanted(const cf_plan *plan, const cf_schedule *s, const cf_err
     if (strcmp(e->field, "shape.k") == 0) CHECK_INT(e->wanted, s->shape.k);
 }
 
-/* Whatever is in the lists: the simulation ends, steps are made or refused, and both take what the validator takes. */
+/* Whatever the lists contain, the simulation ends and steps are made or refused. Both accept exactly what the validator
+   accepts. */
 static void check_survivors(const cf_plan *plan, const cf_schedule *s, int sound) {
     cf_timeline *t = NULL;
     cf_result result = cf_simulate(plan, s, NULL, &t, NULL);
@@ -546,7 +547,7 @@ TEST(damaged_members_are_named) {
     cf_plan_free(plan);
 }
 
-/* A file may claim any shape. What it costs to look at one follows from its actions, and here there are none. */
+/* A file may claim any shape. The cost of checking it depends only on its actions, and here there are none. */
 static void *little_alloc(size_t bytes, void *user) {
     (void)user;
     return bytes <= 1 << 16 ? malloc(bytes) : NULL;
@@ -609,7 +610,7 @@ TEST(missing_arguments_are_named_by_validate) {
     cf_plan_free(plan);
 }
 
-/* ---- where passes stand, and what they wait for ---- */
+/* ---- places of passes, and the passes that they wait for ---- */
 
 static int64_t linear_find(const cf_schedule *s, int pass, int64_t chunk, int64_t stage) {
     int64_t i;
@@ -621,7 +622,8 @@ static int64_t linear_find(const cf_schedule *s, int pass, int64_t chunk, int64_
     return -1;
 }
 
-/* The place that an R takes: the n-th chunk that a chain keeps gets that which it has given back as (n - K)th. */
+/* Returns the place that an R takes: the n-th chunk that a chain keeps takes the place that its (n - K)-th has given
+   back. */
 static int64_t slot_by_hand(const cf_plan *plan, const cf_schedule *s, int64_t id) {
     const cf_action *a = &s->actions[id];
     int64_t i, chain = plan->chunks[a->chunk].chain, n_kept = 0, n_freed = 0;
@@ -638,7 +640,7 @@ static int64_t slot_by_hand(const cf_plan *plan, const cf_schedule *s, int64_t i
     return -1;
 }
 
-/* Lists what one action waits for, by the words of cf_edge_why. Returns how many there are. */
+/* Lists the passes that one action waits for, from the definitions of cf_edge_why. Returns their number. */
 static int needs_by_hand(const cf_plan *plan, const cf_schedule *s, int64_t id, cf_need *needs) {
     const cf_action *a = &s->actions[id];
     const cf_chunk *c = &plan->chunks[a->chunk];
@@ -734,7 +736,7 @@ TEST(needs_are_those_of_the_rules) {
     CHECK(n > 30);
 }
 
-/* An index is refused, and nothing leaks, whatever allocation fails and whatever is wrong with the schedule. */
+/* An index is refused without leaks, whichever allocation fails and whatever is wrong with the schedule. */
 TEST(an_index_that_cannot_be_made) {
     harness_rng rng = {7};
     problem p;

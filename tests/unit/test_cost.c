@@ -16,7 +16,7 @@ TEST(pairs_are_those_of_the_mask) {
     CHECK_INT(cf_slice_pairs(1000003, 99991), oracle_pairs(1000003, 99991));
 }
 
-/* Two neighbouring slices see exactly what one long slice sees. */
+/* Two neighbouring slices have as many pairs as one slice of both. */
 TEST(pairs_add_up_over_slices) {
     harness_rng rng = {11};
     int i;
@@ -35,7 +35,8 @@ TEST(pairs_at_the_edge_of_64_bits) {
     CHECK_INT(cf_slice_pairs(INT64_MAX, 1), -1);
     CHECK_INT(cf_slice_pairs((INT64_MAX - 3) / 2, 2), INT64_MAX - (INT64_MAX - 3) % 2);
     CHECK_INT(cf_slice_pairs((INT64_MAX - 3) / 2 + 1, 2), -1);
-    CHECK_INT(cf_slice_pairs(0, two32 - 1), (two32 - 1) * (two32 / 2)); /* odd and even length: which one is halved */
+    /* odd and even lengths, because the even factor is halved */
+    CHECK_INT(cf_slice_pairs(0, two32 - 1), (two32 - 1) * (two32 / 2));
     CHECK_INT(cf_slice_pairs(0, two32), -1);
     CHECK_INT(cf_slice_pairs(0, two32 - 2), (two32 - 1) * (two32 / 2 - 1));
     CHECK_INT(cf_slice_pairs(0, INT64_MAX), -1);
@@ -54,7 +55,7 @@ TEST(pairs_against_128_bit_sums) {
     harness_rng rng = {12};
     int i;
     for (i = 0; i < 100000; i++) {
-        /* exponents are drawn, so that results lie on both sides of the limit */
+        /* drawn exponents, so that results lie on both sides of the limit */
         int64_t prefix = (int64_t)(harness_random(&rng) >> harness_between(&rng, 1, 63));
         int64_t length = (int64_t)(harness_random(&rng) >> harness_between(&rng, 1, 63));
         wide exact = (wide)prefix * length + (wide)length * ((wide)length + 1) / 2;
@@ -71,7 +72,7 @@ static int same_bits(double a, double b) {
     return memcmp(&a, &b, sizeof a) == 0;
 }
 
-/* The products and the sums one by one, through memory, which rounds. */
+/* Forces the value through memory, which rounds it: the products and sums are made one by one. */
 static double rounded(volatile double x) {
     return x;
 }

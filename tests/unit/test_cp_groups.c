@@ -1,5 +1,5 @@
-/* CP groups: one sequence over several ranks. Damaged plans against the oracle, pieces and metadata against counting.
-   (Sound ones: test_problem.) */
+/* Tests cp groups: one sequence over several ranks. Damaged plans are compared with the oracle, rows and metadata with
+   counting. (test_problem has undamaged plans.) */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -63,7 +63,7 @@ static int64_t cp_of(const cf_plan *plan, int64_t chunk) {
     return plan->chunks[chunk].chain >= 0 ? plan->chains[plan->chunks[chunk].chain].cp : 0;
 }
 
-/* Makes the schedule of every rank, from one list of columns: lockstep, or by `paper` on one stage. */
+/* Makes the schedule of every rank from one list of columns: in lockstep, or by `paper` on one stage. */
 static int schedule(cp_groups *t, const cf_schedule_desc *lockstep) {
     const cf_schedule_desc plain = {.kind = CF_SCHEDULE_PAPER, .shape = {.k = 1 + t->n % 2}};
     cf_plan *columns = NULL;
@@ -92,7 +92,7 @@ TEST(packing_cp_groups_needs_what_pack_size_says) {
         void *memory;
         int64_t j;
         draw(&rng, &t);
-        if (i % 2) { /* some expensive ones, and so many cheap ones that one rank would have them all */
+        if (i % 2) { /* a few expensive sequences, and so many cheap ones that one rank would have them all */
             t.n = 24;
             t.pack.cost.per_token = 0;
             t.pack.cost.per_pair = 1;
@@ -113,7 +113,7 @@ TEST(packing_cp_groups_needs_what_pack_size_says) {
     }
 }
 
-/* A giant among short sequences: no rank has much more than the mean, and in each round no rank waits for another. */
+/* A giant among short sequences. No rank has much more than the mean, and in each column no rank waits for another. */
 TEST(cp_groups_even_out_giants) {
     static const int64_t giants[] = {131072, 262144, 1000000};
     int turn;
@@ -144,8 +144,8 @@ TEST(cp_groups_even_out_giants) {
     }
 }
 
-/* Returns the cost of a plan's columns. Those that are replayed where K is 1, all of a chain of columns but its last,
-   cost a third more. cf_pack weighs layouts by this. */
+/* Returns the cost of a plan's columns, by which cf_pack weighs layouts. A column replayed with K 1 costs a third more:
+   every column of a chain of columns except its last. */
 static double price_of(const cp_groups *t) {
     cf_plan *columns = NULL;
     double sum = 0;
@@ -168,7 +168,8 @@ static double price_of(const cp_groups *t) {
     return sum;
 }
 
-/* A larger bound is never worse than a smaller one, none included: what the smaller one allows is tried as well. */
+/* A larger max_cp is never worse than a smaller one, or than none, because the layouts of the smaller one are tried as
+   well. */
 TEST(larger_bounds_of_cp_groups_are_never_worse) {
     int i, better = 0;
     for (i = 0; i < harness_rounds(2000, 200); i++) {
@@ -195,7 +196,7 @@ TEST(larger_bounds_of_cp_groups_are_never_worse) {
     CHECK(better > 20);
 }
 
-/* Rows that come from other ranks cost something, and at a price nothing is spread any more. */
+/* Gathering rows from other ranks costs time. Above some price no sequence is spread any more. */
 TEST(dear_transfers_make_cp_groups_narrow) {
     const int64_t lengths[] = {8000, 900, 900, 900, 900, 900, 900, 900, 900};
     static const double prices[] = {0, 0.5, 100};
@@ -274,7 +275,7 @@ TEST(chunks_of_cp_groups_see_the_rows_of_all_ranks) {
     CHECK_INT(cf_kv_sources(NULL, 0, NULL), 0);
 }
 
-/* State counts a rank's own rows: those of all ranks together are the sequence's. */
+/* State counts a rank's own rows. Over all ranks these add up to the sequence's. */
 TEST(state_is_of_own_rows) {
     cp_groups t = {.lengths = {3000, 20, 30}, .n = 3, .pack = {.chunk_size = 100, .n_ranks = 4, .max_cp = 4}};
     cf_simulate_desc how = {0};
@@ -302,7 +303,7 @@ TEST(memory_has_the_gathered_layer) {
     REQUIRE(cf_memory_estimate(&desc, &load, 1, &with, 1, NULL) == CF_OK);
     CHECK_INT(with.buffers - without.buffers, 40000 * (int64_t)(2 * 4 * 128) * (2 + 4)); /* K, V, 4 heads of 128 */
     CHECK_INT(with.state, without.state);
-    desc.model = cf_model_find("qwen3.5-27b"); /* 48 heads of 128 x 128 scan; K and V have 4 heads of 256 */
+    desc.model = cf_model_find("qwen3.5-27b"); /* 48 heads of 128 x 128 are recurrent; K and V have 4 heads of 256 */
     REQUIRE(cf_memory_estimate(&desc, &load, 1, &with, 1, NULL) == CF_OK);
     desc.gathered = 0;
     REQUIRE(cf_memory_estimate(&desc, &load, 1, &without, 1, NULL) == CF_OK);
@@ -312,7 +313,8 @@ TEST(memory_has_the_gathered_layer) {
     CHECK_INT(cf_memory_estimate(&desc, &load, 1, &with, 1, NULL), CF_ERROR_ARGUMENT);
 }
 
-/* The widest cp group of a batch: one sequence of so many tokens, and n of `others`. */
+/* Returns the width of a batch's widest cp group. The batch has a sequence of `first` tokens and n sequences of
+   `others`. */
 static int64_t widest_of(cf_pack_desc desc, int64_t first, int64_t n, int64_t others, cf_plan **out) {
     int64_t lengths[4096], i, widest = 0;
     cf_plan *plan = NULL;
@@ -327,27 +329,27 @@ static int64_t widest_of(cf_pack_desc desc, int64_t first, int64_t n, int64_t ot
     return widest;
 }
 
-/* Widths are chosen as cf_pack says, worked out by hand. */
+/* Checks widths against cf_pack's rule, worked out by hand. */
 TEST(widths_are_what_they_cost) {
     cf_pack_desc thin = {.chunk_size = 8192, .n_ranks = 8, .max_cp = 8, .cost = {0, 1, 0}}, costly = thin;
     cf_pack_desc scanned = thin, chunky = thin;
     cf_plan *plan = NULL;
-    CHECK_INT(widest_of(thin, 8 * 512, 0, 0, NULL), 8); /* 512 tokens for each are enough */
+    CHECK_INT(widest_of(thin, 8 * 512, 0, 0, NULL), 8); /* 512 tokens a rank are enough */
     CHECK_INT(widest_of(thin, 8 * 511, 0, 0, NULL), 4);
-    /* Two ranks: 4 rounds, 5000 with replays, and 4000 x 2 rows gathered. One rank: 10333 with replays. */
+    /* Two ranks: 4 columns, 5000 with replays, plus 4000 x 2 for gathered rows. One rank: 10333 with replays. */
     costly.chunk_size = 1000;
     costly.cp_row_seconds = 0.6;
     CHECK(widest_of(costly, 8000, 8, 900, NULL) > 0);
     costly.cp_row_seconds = 0.75;
     CHECK_INT(widest_of(costly, 8000, 8, 900, NULL), 0);
-    /* One rank runs 8 chunks of 1000 each. Two ranks run 4 rounds, each of 1000 and a scan. */
+    /* One rank runs 8 chunks of 1000 each. Two ranks run 4 columns, each of 1000 plus a scan. */
     scanned.chunk_size = 1000;
     scanned.n_ranks = scanned.max_cp = 2;
     scanned.cp_chunk_seconds = 900;
     CHECK_INT(widest_of(scanned, 8000, 0, 0, NULL), 2);
     scanned.cp_chunk_seconds = 1100;
     CHECK_INT(widest_of(scanned, 8000, 0, 0, NULL), 0);
-    /* Short sequences pay their part of a chunk: all 90 of them as much as the one of 900. */
+    /* Short sequences pay their share of a chunk: all 90 of them together cost as much as the one of 900. */
     chunky.chunk_size = 1000;
     chunky.n_ranks = chunky.max_cp = 2;
     chunky.cost.constant = 1000;
@@ -357,7 +359,7 @@ TEST(widths_are_what_they_cost) {
     cf_plan_free(plan);
 }
 
-/* There are never more shares and rounds than there is room for, even where costs ask for more. */
+/* The numbers of shares and columns stay within their arrays, even if costs favour more. */
 TEST(cp_groups_stay_within_their_room) {
     cf_pack_desc many = {.chunk_size = 10, .n_ranks = 64, .max_cp = 64, .cost = {0, 1, 0}};
     cf_pack_desc steep = {.chunk_size = 2, .n_ranks = 4, .max_cp = 4, .cost = {0, 0, 1}}; /* one token for two */
@@ -419,7 +421,8 @@ static int is_third(cf_pass_cost cost, cf_pass_cost forward, cf_pass_cost backwa
            fabs(3 * cost.per_pair - forward.per_pair - backward.per_pair) <= 4e-15 * backward.per_pair;
 }
 
-/* A GPU's numbers price gathers, bytes over the link of so many GPUs, and so the widths that cf_pack chooses. */
+/* A GPU's numbers give the price of gathers, for the link between so many GPUs, and so the widths that cf_pack
+   chooses. */
 TEST(gathers_are_priced_by_model_and_gpu) {
     cf_cost_desc desc = {.chunk_size = 8192, .parallel = {.tp = 2, .dp = 16}};
     cf_stage_cost stage;
@@ -451,8 +454,8 @@ TEST(gathers_are_priced_by_model_and_gpu) {
     CHECK_STR(error.field, "max_cp");
 }
 
-/* Qwen3.5-27B on 8 H100, two GPUs a rank, by hand: 48 delta layers on a GPU with 24 heads of 128 x 128, of keys 8, and
-   3 rows of a convolution. Four ranks scan in two rounds. */
+/* Qwen3.5-27B on 8 H100, two GPUs a rank, by hand: 48 delta layers, each with 24 heads of 128 x 128 on a GPU, 8 heads
+   of keys, and 3 rows of a convolution. Four ranks scan in two rounds. */
 TEST(scans_of_recurrent_layers_are_priced) {
     const double state = 24.0 * 128 * 128, columns = 2 * 8.0 * 128 + 24 * 128, rate = 0.75 * 450e9;
     const double row = 2 * state + 6 * state + 256 * 128.0 * 24, rounds = 2;
@@ -516,7 +519,7 @@ TEST(cp_groups_that_cannot_be_are_named) {
     drop(&t);
 }
 
-/* Any number of a chain, chunk or slice is another one: the validator says what the oracle says. */
+/* Changes any number of a chain, chunk or slice: the validator and the oracle agree. */
 TEST(random_damage_to_cp_groups_is_judged_as_by_the_oracle) {
     int i, damaged = 0, sound = 0;
     for (i = 0; i < harness_rounds(3000, 300); i++) {
@@ -572,7 +575,7 @@ TEST(broken_cp_groups_are_refused) {
     g->tokens++;
     refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "chains.tokens");
     g->tokens--;
-    c = &t.plan->chunks[g->first_chunk]; /* a row is left out, and all sums agree; then the last one is */
+    c = &t.plan->chunks[g->first_chunk]; /* first a row is left out though all sums agree; then the last row is */
     c->pairs = cf_slice_pairs(++s->begin, s->length);
     refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "slices.begin");
     c->pairs = cf_slice_pairs(--s->begin, s->length);
@@ -583,7 +586,7 @@ TEST(broken_cp_groups_are_refused) {
     drop(&t);
 }
 
-/* A part is missing, or belongs to a narrower cp group, or is in two chains, and all else agrees. */
+/* A share is missing, belongs to a narrower cp group, or is in two chains. All other numbers agree. */
 TEST(parts_that_are_not_there_are_refused) {
     cp_groups t = {.lengths = {150}, .n = 1, .pack = {.chunk_size = 100, .n_ranks = 2, .max_cp = 2}};
     cp_groups u = {.lengths = {1500}, .n = 1, .pack = {.chunk_size = 100, .n_ranks = 4, .max_cp = 4}};
@@ -631,7 +634,7 @@ TEST(parts_that_are_not_there_are_refused) {
     drop(&u);
 }
 
-/* Two sequences of one length, each of which has the other's share on the second rank. */
+/* Two sequences of equal length, each with the other's share on the second rank. */
 TEST(shares_of_two_cp_groups_are_no_cp_group) {
     cp_groups t =
         {.lengths = {400, 400}, .n = 2, .pack = {.chunk_size = 100, .n_ranks = 2, .max_cp = 2, .cost = {0, 1, 0}}};
@@ -653,8 +656,8 @@ TEST(shares_of_two_cp_groups_are_no_cp_group) {
     drop(&t);
 }
 
-/* Two cp groups of the same ranks, in another order on one of them: all passes are of the same kinds, and still they
-   wait for each other for ever. */
+/* Two cp groups on the same ranks, in a different order on one of them. All passes are of the same kinds, but the
+   groups wait for each other forever. */
 TEST(cp_groups_that_do_not_meet_are_refused) {
     cp_groups t = {.lengths = {190, 190}, .n = 2, .pack = {.chunk_size = 50, .n_ranks = 2, .max_cp = 2}};
     cf_schedule *sound, *broken;
@@ -677,7 +680,7 @@ TEST(cp_groups_that_do_not_meet_are_refused) {
     drop(&t);
 }
 
-/* The JSON has the shares; a cp group that goes beyond the ranks, in a plan that nobody has validated, is survived. */
+/* The JSON has the shares. A plan that nobody has validated, with a cp group beyond the ranks, does no harm. */
 TEST(cp_groups_are_written_and_damaged_ones_survived) {
     cp_groups t = {.lengths = {300, 20, 30}, .n = 3, .pack = {.chunk_size = 16, .n_ranks = 4, .max_cp = 4}};
     harness_text json = {0};
@@ -690,7 +693,8 @@ TEST(cp_groups_are_written_and_damaged_ones_survived) {
     free(json.at);
     REQUIRE(schedule(&t, NULL));
     CHECK_INT(cf_lockstep_validate(t.plan, all(&t), NULL, NULL, &t.error), CF_OK);
-    slice = t.plan->chunks[3 * t.plan->chunks_per_rank].first_slice; /* a mate's, on which the pass depends */
+    /* the state of another rank of the cp group, on which the pass depends */
+    slice = t.plan->chunks[3 * t.plan->chunks_per_rank].first_slice;
     t.plan->chunks[3 * t.plan->chunks_per_rank].first_slice = INT64_MAX / 2;
     refused(cf_simulate(t.plan, t.schedules[0], NULL, &timeline, &t.error), &t.error, CF_ERROR_PLAN,
             "chunks.first_slice");

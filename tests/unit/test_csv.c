@@ -1,4 +1,4 @@
-/* tools/command/schedule_csv.h: schedules as CSV, out and in. */
+/* Tests tools/command/schedule_csv.h: schedules written to CSV and read back. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* n sequences that fill a chunk each, and before them a chain of n_dependent chunks (0: none). */
+/* Packs a chain of n_dependent chunks (0: none) and n sequences that fill a chunk each. */
 static cf_plan *plan_of(int64_t n_dependent, int64_t n) {
     int64_t lengths[40], i;
     cf_plan *plan = NULL;
@@ -30,7 +30,7 @@ static cf_schedule *read(const cf_plan *plan, const char *csv, const schedule_cs
     return s;
 }
 
-/* A list as "F0@0 B0*@2": pass, chunk, virtual stage; "*" where nothing is kept. */
+/* Compares a list with text such as "F0@0 B0*@2": pass, chunk, virtual stage; "*" if nothing is kept. */
 static void check_list(const cf_schedule *s, int64_t stage, const char *wanted) {
     char got[900];
     int64_t i, n = 0;
@@ -45,7 +45,7 @@ static void check_list(const cf_schedule *s, int64_t stage, const char *wanted) 
 
 /* ---- goldens ---- */
 
-/* As PyTorch's ZBV files have it: of 2 ranks, rank r has the virtual stages r and 3 - r, and nothing is sent where the
+/* Placement as in PyTorch's ZBV files: of 2 ranks, rank r has the virtual stages r and 3 - r. Nothing is sent where the
    V turns. */
 TEST(reads_and_writes_rows_in_a_v) {
     static const char csv[] = "0F0,0F1,3F0,3I0,3F1,3I1,0I0,3W0,3W1,0I1,0W0,0W1\r\n"
@@ -89,7 +89,7 @@ TEST(reads_and_writes_rows_in_a_v) {
     cf_plan_free(plan);
 }
 
-/* As PyTorch's zero-bubble files begin (two ranks, two stages each, empty cells), with B for the gradient of the
+/* The beginning of a PyTorch zero-bubble file (two ranks, two stages each, empty cells), with B for the gradient of the
    inputs. */
 TEST(reads_a_zero_bubble_file_of_the_older_kind) {
     static const char csv[] = "0F0,0F1,2F0,,2F1,2B0,2W0,2B1,0B0,0W0,2W1,0B1,0W1\r\n"
@@ -107,7 +107,7 @@ TEST(reads_a_zero_bubble_file_of_the_older_kind) {
     check_list(s, 1, "F0@1 F1@1 F0@3 I0@3 F1@3 I1@3 W0@3 I0@1 W0@1 W1@3 I1@1 W1@1");
     cf_schedule_free(s);
     s = NULL;
-    /* Today's B is whole, and a W after it is one too many. */
+    /* In today's dialect B is a whole backward, so a W after it is refused. */
     CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, NULL, &s, NULL, &error), CF_ERROR_SCHEDULE);
     CHECK_STR(error.field, "actions.pass");
     CHECK(s == NULL);
@@ -131,7 +131,7 @@ TEST(bw_is_the_whole_backward_of_older_files) {
     cf_plan_free(plan);
 }
 
-/* The same schedule in both dialects; the owner of a transfer is the stage that runs it. */
+/* Writes one schedule in both dialects. The owner of a transfer is the stage that runs it. */
 TEST(reads_and_writes_both_dialects) {
     static const char compute[] = "0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n";
     static const char comms[] = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\r\n"
@@ -198,7 +198,7 @@ TEST(replay_is_an_extension) {
     cf_plan_free(plan);
 }
 
-/* Forwards of the last stage in another order than the chunks. */
+/* The last stage runs its forwards in a different order from the chunks. */
 TEST(microbatches_are_numbered_as_the_last_stage_runs_them) {
     static const char csv[] = "0F1,0F0,0F2,0B0,0B1,0B2\r\n1F0,1B0,1F1,1B1,1F2,1B2\r\n";
     static const char mapping[] = "microbatch,chunk\r\n0,2\r\n1,0\r\n2,1\r\n";
@@ -229,7 +229,7 @@ TEST(microbatches_are_numbered_as_the_last_stage_runs_them) {
     memset(chunks, 0, sizeof chunks);
     CHECK_INT(schedule_csv_read_microbatches(mapping, strlen(mapping), plan, 0, chunks, &error), CF_OK);
     CHECK(memcmp(chunks, order, sizeof order) == 0);
-    { /* the plan in that order */
+    { /* the plan with its chunks in that order */
         const int64_t was[] = {plan->chunks[2].tokens, plan->chunks[0].tokens, plan->chunks[1].tokens};
         CHECK_INT(schedule_csv_renumber(plan, s, NULL, &error), CF_OK);
         CHECK(plan->chunks[0].tokens == was[0] && plan->chunks[1].tokens == was[1] && plan->chunks[2].tokens == was[2]);
@@ -281,7 +281,7 @@ TEST(bad_microbatches_are_refused_with_their_place) {
     cf_plan_free(plan);
 }
 
-/* Each version of PyTorch gets what it needs beside the transfers. */
+/* Each version of PyTorch gets the cells that it needs besides the transfers. */
 TEST(transfers_are_written_for_a_version) {
     static const char *const wanted[SCHEDULE_CSV_TORCH_COUNT] = {
         "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\r\n"
@@ -371,7 +371,8 @@ TEST(what_is_no_pass_here_is_kept) {
     CHECK_INT(extras->items[3].kind, SCHEDULE_CSV_REDUCE_GRAD);
     extras->items[3].chunk = 2;
     SPOILT(kind, SCHEDULE_CSV_WAIT_SEND_F);
-    for (extras->items[0].row = 0; extras->items[0].row < 2; extras->items[0].row++) { /* one alone: on its row, to its end */
+    /* an action alone: set on its row, which is run to its end */
+    for (extras->items[0].row = 0; extras->items[0].row < 2; extras->items[0].row++) {
         const int32_t row = extras->items[0].row;
         const int64_t n = extras->n;
         extras->n = 1;
@@ -387,7 +388,7 @@ TEST(what_is_no_pass_here_is_kept) {
     cf_plan_free(plan);
 }
 
-/* Only the rank's own chunks count: each of two ranks has a chain, or only one of them, or none. */
+/* Only the rank's own chunks count. Each of two ranks has a chain, or only one of them, or none. */
 TEST(chains_of_other_ranks_are_no_hindrance) {
     static const int64_t lengths[][4] = {{8, 8, 0, 0}, {8, 4, 4, 0}, {4, 4, 4, 4}};
     int which, rank, n_refused = 0;
@@ -452,7 +453,8 @@ TEST(what_pytorch_cannot_run_is_refused) {
 
 /* ---- what PyTorch writes ---- */
 
-/* tests/torch/dump.py made these with the two versions; what both write alike is kept once, with the later one. */
+/* Loads a file that tests/torch/dump.py made with the two versions. A file that both versions write alike is kept once,
+   with the later version. */
 static char *load_dump(const char *version, const char *kind, int ranks, int n, const char *what, size_t *bytes) {
     char path[160], *data;
     FILE *file;
@@ -472,8 +474,8 @@ static char *load_dump(const char *version, const char *kind, int ranks, int n, 
     return data;
 }
 
-/* Cells that only sharded parameters need, which are none of the writer's, and receives, beside which PyTorch puts the
-   rest as it comes. */
+/* Drops cells that the writer never makes, because only sharded parameters need them. Drops receives as well, around
+   which PyTorch places other cells without a fixed order. */
 static void drop_others(char *csv) {
     static const char *const words[] = {"UNSHARD", "RESHARD", "RECV_F", "RECV_B"};
     int i;
@@ -490,8 +492,8 @@ static void drop_others(char *csv) {
     }
 }
 
-/* Read, timed, written back cell for cell. Deferred receives deadlock where a send waits for its receiver. Of what the
-   lowering adds, the writer puts the same in the same places. */
+/* Reads a dump, times it, and writes it back cell for cell. Deferred receives deadlock if a send waits for its
+   receiver. The writer puts its added cells where PyTorch's lowering puts them. */
 static void replay_dump(const char *version, const char *kind, int ranks, int n, const char *what, int as_torch) {
     size_t bytes = 0;
     char *data = load_dump(version, kind, ranks, n, what, &bytes);
@@ -551,8 +553,8 @@ TEST(dumps_of_pytorch_are_taken_and_written_back) {
     harness_note("%s", "");
 }
 
-/* DualPipeV runs two passes as one. 1F1B's _get_pipeline_order numbers the last rank's forwards from 1: PyTorch's own
-   validation also refuses that. */
+/* DualPipeV runs two passes as one. 1F1B's _get_pipeline_order numbers the last rank's forwards from 1, which PyTorch's
+   own validation refuses as well. */
 TEST(dumps_of_pytorch_that_are_refused) {
     static const struct {
         const char *kind, *what, *words;
@@ -666,7 +668,7 @@ TEST(bad_text_is_refused_with_its_place) {
         cf_schedule *s = NULL;
         cf_error error;
         size_t n = strlen(bad[i].csv);
-        char *exact = (char *)malloc(n + 1); /* so that a read past the end is seen */
+        char *exact = (char *)malloc(n + 1); /* so that the sanitizer sees a read past the end */
         if (!exact) abort();
         memcpy(exact, bad[i].csv, n);
         memset(&error, 0, sizeof error);
@@ -683,7 +685,7 @@ TEST(bad_text_is_refused_with_its_place) {
     cf_plan_free(plan);
 }
 
-/* Whatever number stands for a virtual stage or a microbatch, it is taken as what it is, or refused. */
+/* Any number as a virtual stage or a microbatch is read correctly, or refused. */
 TEST(numbers_of_any_size) {
     static const char *const numbers[] = {"1073741823", "1073741824", "2147483646", "2147483647", "2147483648",
                                           "4294967295", "4294967296", "4294967297", "9223372036854775807",
@@ -708,7 +710,7 @@ TEST(numbers_of_any_size) {
     cf_plan_free(plan);
 }
 
-/* One empty cell more than there may be actions: 128 MiB of commas, so with FULL=1 only. */
+/* Has one empty cell more than there may be actions. It takes 128 MiB of commas, so it runs only with FULL=1. */
 TEST(more_cells_than_actions_are_refused) {
     const size_t n = (size_t)harness_rounds((int)CF_MAX_ACTIONS, 0);
     cf_plan *plan = plan_of(0, 2);
@@ -728,7 +730,7 @@ TEST(more_cells_than_actions_are_refused) {
 TEST(sound_text_of_an_unsound_schedule_is_refused) {
     static const struct {
         const char *csv, *field;
-        int64_t wanted, got; /* of a number of the whole schedule */
+        int64_t wanted, got; /* for a number of the whole schedule */
     } bad[] = {{"0F0,0B0,0F1", "n_actions", 4, 3},
                {"0F0,0B0,0F1,0F1", "actions.pass", 0, 0},
                {"0F0,0B0,0B1,0F1", "actions.pass", 0, 0},
@@ -783,7 +785,7 @@ TEST(formats_are_enforced_when_asked_for) {
     cf_plan_free(plan);
 }
 
-/* Chunks of the second of two ranks, which are numbered on from those of the first. */
+/* Chunks of the second of two ranks. Their numbers continue those of the first. */
 TEST(the_second_rank_has_its_own_chunks) {
     static const int64_t lengths[] = {4, 3, 2, 4, 3, 1};
     static const char *const other_rank[] = {"microbatch,chunk\n0,3\n1,4\n2,2\n", "microbatch,chunk\n0,3\n1,4\n2,6\n"};
@@ -823,7 +825,7 @@ TEST(the_second_rank_has_its_own_chunks) {
         CHECK_STR(twice.at, rows.at);
         cf_schedule_free(again);
         again = NULL;
-        desc.chunks = NULL; /* then they are numbered as the rank's chunks are, from 0 to 2 */
+        desc.chunks = NULL; /* without the list they get the rank's own numbers, 0 to 2 */
         CHECK_INT(schedule_csv_read("0F0,0B0,0F1,0B1,0F2,0B2", 23, plan, &desc, &again, NULL, &error), CF_OK);
         for (i = 0; again && i < 6; i++) CHECK_INT(again->actions[i].chunk, 3 * rank + (int64_t)i / 2);
         CHECK_INT(schedule_csv_read("0F0,0B0,0F1,0B1,0F3,0B3", 23, plan, &desc, &s, NULL, &error), CF_ERROR_TEXT);
@@ -837,7 +839,7 @@ TEST(the_second_rank_has_its_own_chunks) {
         cf_schedule_free(s);
         cf_schedule_free(again);
     }
-    for (i = 0; i < 4; i++) { /* what stands beside must lie on a row, and on one stage there is nothing to send */
+    for (i = 0; i < 4; i++) { /* extra cells must lie on a row, and with one stage there is nothing to send */
         static const int32_t rows[] = {-1, 1, 0, 0};
         cf_plan *own = plan_of(0, 2);
         cf_schedule *s = read(own, "0F0,0B0,0F1,0B1\n", NULL);
@@ -860,7 +862,8 @@ TEST(the_second_rank_has_its_own_chunks) {
     cf_plan_free(plan);
 }
 
-/* Counts, labels and all limits of a header, in one block of exactly the bytes that it says. */
+/* Makes a schedule from a header's counts, labels and limits, in one block of exactly the size that the header
+   gives. */
 TEST(a_new_schedule_has_what_its_header_says) {
     static const int64_t chunks[] = {1, 2, 3}, states[] = {4, 5, 6}, bytes[] = {7, 8, 9};
     harness_heap heap = {0};
@@ -909,7 +912,8 @@ static int count_pieces(const char *text, size_t bytes, void *user) {
     return counts[0] == counts[2] ? 77 : 0;
 }
 
-/* Nothing is no piece; long texts come in pieces, cut ones at 255 characters; after a refusal there are no more. */
+/* No text makes no piece. Long texts come in several pieces, and truncated ones have 255 characters. Nothing follows a
+   refusal. */
 TEST(text_goes_out_in_pieces) {
     char word[400];
     int fails, i;
@@ -992,7 +996,7 @@ TEST(csv_arguments_are_checked) {
     CHECK(s == NULL && extras == NULL);
     heap.fail_at = 0;
     CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, NULL, &error), CF_OK);
-    for (fail = 1; fail <= 2; fail++) { /* the validator's, as what is written is sound, and the writer's */
+    for (fail = 1; fail <= 2; fail++) { /* the validator's, because the output is valid, and the writer's */
         heap.fail_at = heap.calls + fail;
         CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_ERROR_MEMORY);
         heap.fail_at = heap.calls + fail;
@@ -1021,8 +1025,7 @@ static cf_schedule *draw(harness_rng *rng, int64_t sequences, int64_t ranks, pro
     return naive_copy(problem_own(p)->lowered);
 }
 
-/* Checks a schedule that PyTorch could run: the plan in the order of the microbatches is sound, and gives the same
-   text. */
+/* Checks a schedule that PyTorch could run: with its plan in microbatch order it is valid and gives the same text. */
 static int renumber(cf_plan *plan, cf_schedule *s, const schedule_csv_desc *desc, const char *wanted) {
     int64_t lengths[8] = {0}, i, first = s->shape.rank * plan->chunks_per_rank;
     int32_t chunks[64];
@@ -1069,7 +1072,7 @@ TEST(round_trips) {
         if (!CHECK_INT(schedule_csv_read(t.at, t.n, plan, &desc, &again, &extras, &error), CF_OK))
             FAIL("%s\n%s", error.text, t.at);
         REQUIRE(again != NULL);
-        { /* once more, with what was read beside the schedule */
+        { /* again, with the extras that were read with the schedule */
             harness_text twice = {NULL, 0, 0, 0, 0, 0};
             desc.extras = extras;
             CHECK_INT(schedule_csv_write(plan, again, &desc, harness_collect, &twice, &error), CF_OK);
@@ -1088,7 +1091,7 @@ TEST(round_trips) {
         CHECK(s->n_actions == 0 || memcmp(again->actions, s->actions, (size_t)s->n_actions * sizeof *s->actions) == 0);
         cf_schedule_free(again);
         again = NULL;
-        desc.k = 0; /* the least K that will do */
+        desc.k = 0; /* the smallest K that is enough */
         CHECK_INT(schedule_csv_read(t.at, t.n, plan, &desc, &again, NULL, &error), CF_OK);
         REQUIRE(again != NULL);
         CHECK(again->shape.k >= 1 && again->shape.k <= s->shape.k);
@@ -1144,7 +1147,8 @@ TEST(damaged_text_is_survived) {
         memcpy(exact, t.at, n);
         for (; edits > 0 && n > 0; edits--) {
             size_t at = (size_t)harness_between(&rng, 0, (int64_t)n - 1);
-            char letter = letters[harness_between(&rng, 0, (int64_t)sizeof letters - 1)]; /* the 0 at the end as well */
+            /* includes the 0 at the end */
+            char letter = letters[harness_between(&rng, 0, (int64_t)sizeof letters - 1)];
             switch (harness_between(&rng, 0, 3)) {
                 case 0: exact[at] = letter; break;
                 case 1: memmove(exact + at, exact + at + 1, n - at - 1), n--; break;
@@ -1152,7 +1156,7 @@ TEST(damaged_text_is_survived) {
                 default: n = at; break;
             }
         }
-        { /* a block that ends with the text */
+        { /* a block that ends with the text, so that the sanitizer sees a read past its end */
             char *cut = (char *)malloc(n > 0 ? n : 1);
             if (!cut) abort();
             memcpy(cut, exact, n);

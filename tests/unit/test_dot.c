@@ -1,4 +1,5 @@
-/* tools/command/graph_dot.h: what a drawing holds, and what is refused before anything of it is written. */
+/* Tests tools/command/graph_dot.h: the contents of a drawing, and inputs that are refused before anything is
+   written. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -14,7 +15,7 @@ static int64_t count(const char *in, const char *word) {
     return n;
 }
 
-/* The graph of zero-bubble on three stages. */
+/* Makes the graph of zero-bubble on three stages. */
 static cf_graph *graph_of(const int64_t *lengths, int64_t n, int64_t n_virtual) {
     cf_schedule_desc desc = {0};
     cf_plan *plan = naive_pack(lengths, n, 3);
@@ -30,7 +31,7 @@ static cf_graph *graph_of(const int64_t *lengths, int64_t n, int64_t n_virtual) 
     return graph;
 }
 
-/* A long sequence and three short ones: all kinds of passes but B, and all kinds of edges. */
+/* Makes a graph of a long sequence and three short ones, with all kinds of passes except B, and all kinds of edges. */
 static cf_graph *example(int64_t n_virtual) {
     static const int64_t lengths[] = {9, 2, 5, 1};
     return graph_of(lengths, 4, n_virtual);
@@ -69,7 +70,7 @@ TEST(virtual_stages_are_named_and_share_a_cluster) {
     REQUIRE(t.at != NULL);
     CHECK_INT(count(t.at, "subgraph cluster_s"), 3);
     CHECK_INT(count(t.at, " @ "), g->n_nodes);
-    for (stage = 0; stage < 3; stage++) { /* each has its own two of the six, and nothing else */
+    for (stage = 0; stage < 3; stage++) { /* each cluster has its own two of the six virtual stages, and nothing else */
         char own[2][16], *begin, *end = NULL;
         for (row = 0; row < 2; row++) snprintf(own[row], sizeof own[row], " @ %d\"", stage + 3 * row);
         snprintf(name, sizeof name, "label=\"stage %d\"", stage);
@@ -84,7 +85,7 @@ TEST(virtual_stages_are_named_and_share_a_cluster) {
     cf_graph_free(g);
 }
 
-/* A batch without tokens: no stage has anything in it. */
+/* A batch without tokens: no stage has a node. */
 TEST(an_empty_graph_has_no_clusters) {
     static const int64_t lengths[] = {0};
     cf_graph *g = graph_of(lengths, 1, 1);
@@ -134,7 +135,7 @@ TEST(a_failing_callback_ends_a_drawing) {
     REQUIRE(g != NULL);
     CHECK_INT(graph_dot_write(g, "s", 0, harness_collect, &t, NULL), CF_OK);
     n = t.calls;
-    CHECK(n >= 2); /* several pieces, or this shows little */
+    CHECK(n >= 2); /* with one piece this test would show nothing */
     for (at = 1; at <= n; at++) {
         cf_error error;
         t.calls = 0;

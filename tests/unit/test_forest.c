@@ -1,5 +1,6 @@
-/* Plans as one relation, `up`: a judge over it, a slow one that follows it token by token, and cf_plan_validate. Lists,
-   trees and cp groups, with ranks and in lockstep, of which a number was changed. (Sound ones: test_problem.) */
+/* Tests plans as a relation `up` between rows. A judge over it, a slow one that follows it token by token, and
+   cf_plan_validate must agree. Lists, trees and cp groups, with ranks and in lockstep, each have a number changed.
+   (test_problem has undamaged ones.) */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -26,7 +27,7 @@ static int64_t draw_value(harness_rng *rng, int64_t old, int64_t align) {
     }
 }
 
-/* A number of a plan and the same one of its forest. `ours` is NULL where only the forest has it. */
+/* The same number in a plan and in its forest. `ours` is NULL if only the forest has it. */
 typedef struct both {
     oracle_number ours;
     int64_t *theirs;
@@ -82,9 +83,9 @@ static both choose(harness_rng *rng, cf_plan *plan, forest_plan *f) {
     return what == 8 ? order : common;
 }
 
-/* One or two numbers of a sound plan are changed. The two judges of forests agree on every one. Where both have the
-   numbers, cf_plan_validate agrees, except where two sequences of a list that are equally long change places, of whom
-   only the forest says a second time which they are. */
+/* Changes one or two numbers of a valid plan. The two judges of forests always agree. If plan and forest both have the
+   numbers, cf_plan_validate agrees as well, with one exception: two equally long sequences of a list change places.
+   Only the forest records separately which sequences they are. */
 TEST(damaged_plans_are_judged_alike) {
     int64_t round, n = harness_rounds(200000, 12000), refused = 0, taken = 0, differ = 0, own = 0, i;
     problem_wants wants = {0};

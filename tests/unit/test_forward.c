@@ -1,4 +1,4 @@
-/* Schedules without backwards, of lists and trees: judged, and what their times, graphs and texts are. */
+/* Tests schedules without backwards, of lists and trees: their validity, times, graphs and texts. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -119,8 +119,8 @@ static int64_t root_of(const cf_plan *plan, int64_t chunk) {
     return chunk;
 }
 
-/* A list of forwards on one stage is sound, from the words: every chunk once, those of a chain or tree in the order of
-   the plan. */
+/* Checks a list of forwards on one stage by the definition: every chunk once, with those of a chain or tree in the
+   plan's order. */
 static int is_sound(const cf_plan *plan, const cf_action *list, int64_t n) {
     int64_t i, j;
     for (i = 0; i < n; i++)
@@ -162,7 +162,7 @@ TEST(the_validator_takes_sound_orders_of_forwards_and_no_others) {
     harness_report("%d sound, %d not", (int)sound, (int)unsound);
 }
 
-/* Forwards alone are refused beside anything that has no place among them. */
+/* Forward-only schedules are refused together with any option that does not apply to them. */
 TEST(forwards_alone_with_anything_else_are_refused) {
     const int64_t lengths[] = {40, 7};
     cf_pack_desc pack = {0};
@@ -199,7 +199,7 @@ TEST(forwards_alone_with_anything_else_are_refused) {
     CHECK(cf_schedule_validate(plan, s, NULL, NULL, &error) == CF_ERROR_SCHEDULE);
     CHECK_INT(error.wanted, 5);
     CHECK(strstr(error.text, "needs a pass") != NULL);
-    CHECK(cf_steps_make(plan, s, 0, 0, NULL, &steps, &error) == CF_ERROR_SCHEDULE); /* and a chunk is left out */
+    CHECK(cf_steps_make(plan, s, 0, 0, NULL, &steps, &error) == CF_ERROR_SCHEDULE); /* one chunk is left out */
     cf_schedule_free(s);
     s = NULL;
     desc.kind = CF_SCHEDULE_PAPER;
@@ -212,7 +212,7 @@ TEST(forwards_alone_with_anything_else_are_refused) {
     cf_plan_free(plan);
 }
 
-/* A refused limit comes with the least that would do, which is the state of the deepest path. */
+/* A refused limit comes with the smallest limit that is enough, which is the state of the deepest path. */
 TEST(forwards_alone_keep_to_limits_of_state_and_bytes) {
     harness_rng rng = {20261128};
     int64_t round, n = harness_rounds(400, 80), tight = 0;
@@ -234,7 +234,7 @@ TEST(forwards_alone_keep_to_limits_of_state_and_bytes) {
         cf_timeline_free(t);
         s = NULL;
         desc.limits.per_token.state = 3;
-        desc.limits.chunks = 1; /* which nothing is held against */
+        desc.limits.chunks = 1; /* which does not apply, because nothing is held */
         if (most > 1) {
             *(bytes ? &desc.limits.bytes : &desc.limits.state) = bytes ? 3 * most - 1 : most - 1;
             CHECK(cf_schedule_make(plan, &desc, &s, &error) == CF_ERROR_INFEASIBLE);
@@ -253,7 +253,7 @@ TEST(forwards_alone_keep_to_limits_of_state_and_bytes) {
     CHECK(tight > n / 8);
 }
 
-/* 16 answers of 2K to a prompt of 32K: eight forwards, and no more state than the prompt. */
+/* 16 answers of 2K to a prompt of 32K take eight forwards, and hold no more state than the prompt. */
 TEST(forwards_of_a_shared_prompt) {
     int64_t lengths[16], i;
     cf_shared_prefix shares[16];
@@ -281,8 +281,8 @@ TEST(forwards_of_a_shared_prompt) {
     cf_plan_free(plan);
 }
 
-/* In rounds of as many chunks as there are stages, each round through all rows of a stage. Chunks of chains count as
-   any other, and the last round may be smaller. */
+/* Forwards run in rounds of as many chunks as stages. Each round goes through all virtual stages of a stage. Chunks of
+   chains count like any other, and the last round may be smaller. */
 TEST(forwards_alone_go_in_rounds) {
     const int64_t lengths[] = {40, 8, 8, 24, 8, 8, 8, 8, 8};
     const cf_pack_desc pack = {.chunk_size = 8};

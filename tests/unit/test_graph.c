@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Draws what a random schedule is made for. */
+/* Draws the options of a random schedule. */
 static cf_schedule_desc draw_desc(harness_rng *rng, cf_timing *timing) {
     cf_schedule_desc desc = {0};
     desc.shape.n_stages = harness_between(rng, 1, 4);
@@ -51,7 +51,7 @@ static cf_graph *make(const cf_plan *plan, const cf_schedule *schedule, const cf
 
 /* ---- the definitions ---- */
 
-/* The action of a pass, -1: there is none. */
+/* Returns the action of a pass, or -1. */
 static int64_t find(const cf_schedule *s, int pass, int64_t chunk, int64_t v) {
     int64_t i;
     for (i = 0; i < s->n_actions; i++)
@@ -59,8 +59,8 @@ static int64_t find(const cf_schedule *s, int pass, int64_t chunk, int64_t v) {
     return -1;
 }
 
-/* Counts the passes of a chunk's chain on its virtual stage that stand before it in the list and take a place among K,
-   or give one back. */
+/* Counts the earlier passes of a chunk's chain on its virtual stage that take one of K places (`taken`), or that give
+   one back. */
 static int64_t n_before(const cf_plan *plan, const cf_schedule *s, const cf_action *a, int taken) {
     int64_t n = 0, i, end = find(s, a->pass, a->chunk, a->stage), chain = plan->chunks[a->chunk].chain;
     for (i = 0; i < end; i++) {
@@ -73,7 +73,7 @@ static int64_t n_before(const cf_plan *plan, const cf_schedule *s, const cf_acti
 
 static int is_back(const cf_action *a) { return a->pass == CF_B || a->pass == CF_I; }
 
-/* Why b waits for a; -1: it does not. */
+/* Returns why b waits for a, or -1 if it does not. */
 static int why(const cf_plan *plan, const cf_graph *g, const cf_schedule *s, const cf_action *a, const cf_action *b) {
     int same = a->chunk == b->chunk && a->stage == b->stage;
     int together = plan->chunks[a->chunk].chain >= 0 && plan->chunks[a->chunk].chain == plan->chunks[b->chunk].chain;
@@ -131,13 +131,14 @@ static void check_edges(const cf_plan *plan, const cf_graph *g, const cf_schedul
     CHECK_INT(g->n_edges, n);
 }
 
-/* A sound schedule that drops whatever it likes, on any stage. */
+/* Draws a valid schedule that may drop any chunk on any stage. */
 static cf_schedule *draw_schedule(harness_rng *rng, const cf_plan *plan, const cf_schedule_desc *desc) {
     return random_schedule(rng, plan, desc, desc->shape.placement == CF_PLACEMENT_V ? exact_v : exact_loop,
                            harness_chance(rng, 0.5));
 }
 
-/* The relaxer, which this and other tests measure by: chains of waits, the longest of two, and one without end. */
+/* Checks the longest-path function that this and other tests measure with: a chain, the longer of two paths, and a
+   cycle. */
 TEST(the_relaxer_relaxes) {
     const double seconds[] = {2, 3, 1};
     naive_wait waits[] = {{1, 2, 0}, {0, 1, 0.5}, {0, 2, 5}};
@@ -150,8 +151,8 @@ TEST(the_relaxer_relaxes) {
     CHECK(naive_relax(3, seconds, waits, 3, start) == -1);
 }
 
-/* Nodes are the schedule's passes and edges those of the definitions; what the simulator says of the schedule is the
-   longest path of graph and lists together, where transfers take no time and so do not queue. */
+/* The nodes are the schedule's passes, and the edges those of the definitions. The simulated makespan is the longest
+   path of graph and lists together, if transfers take no time and so never queue. */
 TEST(a_schedules_graph_has_its_passes) {
     harness_rng rng = {41};
     int round, n_partly = 0, n_timed = 0, n_pipeline = 0;
@@ -204,7 +205,7 @@ TEST(a_schedules_graph_has_its_passes) {
 
 /* ---- critical path ---- */
 
-/* A stage's cost of which all sums are exact: multiples of 2^-10. */
+/* Draws a stage's cost in multiples of 2^-10, so that all sums are exact. */
 static cf_pass_cost draw_cost(harness_rng *rng) {
     cf_pass_cost cost;
     cost.constant = (double)harness_between(rng, 0, 4000) / 1024;
@@ -220,9 +221,9 @@ static int64_t longest_chain(const cf_plan *plan) {
     return most;
 }
 
-/* The longest path of a graph is the simulator's bound "critical-path" where K leaves
-   no choice of what is dropped; elsewhere the graph drops more than the bound does. The schedule is `paper` or, to
-   split backwards or to have virtual stages, zero-bubble or interleaved. */
+/* If K leaves no choice of dropped chunks, the longest path of a graph is the simulator's bound "critical-path".
+   Otherwise the graph drops more than the bound does. The schedule is `paper`; with split backwards or virtual stages
+   it is zero-bubble or interleaved. */
 TEST(critical_path_is_the_simulators_bound) {
     harness_rng rng = {15};
     int round, n_slots = 0, n_equal = 0, n_below = 0;
@@ -263,7 +264,7 @@ TEST(critical_path_is_the_simulators_bound) {
         REQUIRE(cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK);
         CHECK_STR(timeline->bounds[0].name, "critical-path");
         if (plan->n_chunks > 0 && (order.shape.k == 1 || order.shape.k >= longest_chain(plan))) {
-            CHECK(length == timeline->bounds[0].value); /* nobody can choose what is dropped */
+            CHECK(length == timeline->bounds[0].value); /* there is no choice of dropped chunks */
             n_equal++;
         } else if (plan->n_chunks > 0) {
             CHECK(timeline->bounds[0].value <= length);
@@ -276,16 +277,16 @@ TEST(critical_path_is_the_simulators_bound) {
         problem_free(&p);
     }
     CHECK(n_equal > 1000 && n_below > 100);
-    CHECK(n_slots > 50); /* the edges of slots decide in many of them */
+    CHECK(n_slots > 50); /* edges for slots make the difference in many of them */
 }
 
-/* In chunks of two tokens. */
+/* Packs into chunks of two tokens. */
 static cf_plan *in_twos(const int64_t *lengths, int64_t n) {
     cf_plan *plan = naive_pack(lengths, n, 2);
     return plan;
 }
 
-/* K is a cap: a schedule that drops chunks though K would not is sound, and then no replay waits for a place that a
+/* K is a cap. A schedule that drops chunks although K would not is valid, and then no replay waits for a place that a
    backward gives back. */
 TEST(a_k_beyond_any_chain) {
     static const int64_t lengths[] = {10, 3, 6},
@@ -345,23 +346,23 @@ static double longest_path(const cf_plan *plan, int64_t k, cf_replay replay) {
     return length;
 }
 
-/* The paper's example cut into chunks of 2: {1, 1}, {2} and a chain of two; F = tokens, B = 2 x tokens, 4 stages. */
+/* The paper's example in chunks of 2: {1, 1}, {2} and a chain of two. F = tokens, B = 2 x tokens, 4 stages. */
 TEST(bounds_of_the_papers_example) {
     static const int64_t lengths[] = {1, 1, 2, 4};
     cf_plan *plan = in_twos(lengths, 4);
     REQUIRE(plan != NULL);
-    CHECK(longest_path(plan, 1, CF_REPLAY_PIPELINE) == 50); /* no order with K = 1 and pipeline replay takes less */
-    /* F1 down; F2 B2 R1 B1 on the last; B1 up */
+    CHECK(longest_path(plan, 1, CF_REPLAY_PIPELINE) == 50); /* no order with K = 1 and pipeline replay is shorter */
+    /* F1 down the stages; F2 B2 R1 B1 on the last; B1 up again */
     CHECK(longest_path(plan, 1, CF_REPLAY_LOCAL) == 4 * 2 + 2 + 4 + 2 + 4 + 3 * 4);
-    /* F1 down; F2 and B2 on the last; B1 up */
+    /* F1 down the stages; F2 and B2 on the last; B1 up again */
     CHECK(longest_path(plan, 2, CF_REPLAY_LOCAL) == 4 * 2 + 2 + 4 + 4 * 4);
     cf_plan_free(plan);
 }
 
 /* ---- executors ---- */
 
-/* Runs nodes in random order, as the comment of cf_graph has it, by how many each waits for alone; and checks K by
-   hand. */
+/* Runs ready nodes in random order, counting what each still waits for, as the comment of cf_graph describes. Checks K
+   separately. */
 TEST(an_executor_of_your_own) {
     harness_rng rng = {6};
     int round;
@@ -416,7 +417,7 @@ TEST(an_executor_of_your_own) {
 
 /* ---- options, memory, limits ---- */
 
-/* Schedules that cf_schedule_validate refuses, by their actions, counts and shape, and wrong times make no graph. */
+/* No graph is made from wrong times, or from a schedule whose actions, counts or shape cf_schedule_validate refuses. */
 TEST(a_wrong_schedule_makes_no_graph) {
     static const int64_t lengths[] = {7, 2};
     cf_schedule_desc order = {0};
@@ -460,7 +461,7 @@ TEST(a_wrong_schedule_makes_no_graph) {
     cf_plan_free(plan);
 }
 
-/* Whole and split backwards side by side. */
+/* Whole and split backwards in one graph. */
 TEST(a_graph_has_backwards_of_both_forms) {
     static const int64_t lengths[] = {2, 2};
     cf_action actions[] = {
@@ -483,8 +484,8 @@ TEST(a_graph_has_backwards_of_both_forms) {
     cf_plan_free(plan);
 }
 
-/* Times that are too long to be added up: by padding, pairs, a prefix or a transfer alone. The sequence has two chunks of
-   16 rows, one of them with 15 of padding. */
+/* Times whose sum overflows, because of padding, pairs, a prefix or a transfer alone. The sequence has two chunks of 16
+   rows, one of which has 15 rows of padding. */
 TEST(each_part_of_a_time_can_be_too_long) {
     const int64_t length = 17;
     cf_pack_desc pack = {0};
@@ -497,7 +498,7 @@ TEST(each_part_of_a_time_can_be_too_long) {
     REQUIRE(cf_pack(&length, 1, &pack, &plan, NULL) == CF_OK);
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
     for (i = 0; i < 10; i++) {
-        /* F, R, I and W once and B twice, a stream in F and R; three transfers of each chunk */
+        /* F, R, I and W once and B twice; a stream in F and R; three transfers of each chunk */
         static const double parts[] = {6 * 32, 6 * 17 * 18 / 2, 6 * 2, 2 * 16, 3 * 32};
         cf_timing timing = {0};
         cf_graph *g = NULL;

@@ -1,4 +1,4 @@
-/* The harness tested with itself: every way in which it can say "wrong" is shown to say so. */
+/* Tests the harness with itself: every check that can fail is shown to fail. */
 
 #include "../harness.h"
 
@@ -14,7 +14,8 @@ TEST(comparator_accepts_what_is_near) {
     const double near[] = {1.0 + 1e-12, -2.0 - 1e-12, 1e-13, 1e300 * (1 + 1e-13)};
     CHECK(harness_compare(same, 4, wanted, 4, 0.0, 0.0).ok);
     CHECK(harness_compare(near, 4, wanted, 4, 1e-11, 1e-12).ok);
-    CHECK(!harness_compare(near, 4, wanted, 4, 1e-11, 1e-14).ok); /* item 2 has no relative tolerance */
+    /* item 2 has a wanted value of 0, so only the absolute tolerance applies */
+    CHECK(!harness_compare(near, 4, wanted, 4, 1e-11, 1e-14).ok);
     CHECK(!harness_compare(near, 4, wanted, 4, 1e-14, 1e-12).ok);
     CHECK_INT(harness_compare(near, 4, wanted, 4, 1e-11, 1e-14).first_bad, 2);
 }
@@ -34,7 +35,8 @@ TEST(comparator_rejects_nan_and_infinity) {
             CHECK_INT(d.n_bad, 1);
             CHECK_INT(d.n_nonfinite, 1);
             CHECK_INT(d.first_bad, j);
-            CHECK(!harness_compare(wanted, 3, got, 3, 0.5, 1e30).ok); /* a broken reference is no reference */
+            /* a reference with a NaN or an infinity never agrees */
+            CHECK(!harness_compare(wanted, 3, got, 3, 0.5, 1e30).ok);
             CHECK(!harness_compare(got, 3, got, 3, 0.5, 1e30).ok);    /* nor do two equal infinities agree */
         }
     }
@@ -47,7 +49,7 @@ TEST(comparator_rejects_stale_poison) {
     harness_poison(got_float, sizeof got_float);
     CHECK_INT(harness_compare(got, 5, wanted, 5, 1.0, 1e300).n_bad, 5);
     CHECK_INT(harness_compare_float(got_float, 5, wanted, 5, 1.0, 1e300).n_bad, 5);
-    got[0] = got[1] = got[2] = got[3] = 0; /* all but the last one written */
+    got[0] = got[1] = got[2] = got[3] = 0; /* all items except the last are written */
     CHECK_INT(harness_compare(got, 5, wanted, 5, 0.0, 0.0).first_bad, 4);
 }
 
@@ -97,7 +99,7 @@ TEST(comparator_of_floats) {
     CHECK(!harness_compare_float(got, 2, wanted, 2, 1e-9, 0.0).ok);
 }
 
-/* ---- inner runs: a suite is run inside a test, with its output in a file ---- */
+/* ---- inner runs: a suite runs inside a test, and its output goes to a file ---- */
 
 static void inner_passes(void) { CHECK(1); }
 static void inner_fails_check(void) { CHECK(0 > 1); }
@@ -136,7 +138,7 @@ static void inner_fails_poison(void) {
 
 static char inner_output[8000];
 
-/* Runs one function as test "inner.one"; its output is in inner_output. */
+/* Runs one function as the test "inner.one". Its output is in inner_output. */
 static harness_counts run_inner(void (*function)(void), const char *const *filters, size_t n_filters) {
     harness_case one;
     harness_suite suite;
@@ -219,7 +221,7 @@ static void inner_notes(void) {
 TEST(a_note_is_printed_with_the_failure) {
     check_inner(inner_notes, 0, 1, 0, "\n0 passed, 1 failed\n");
     CHECK(strstr(inner_output, "seed 77") != NULL);
-    check_inner(inner_fails_check, 0, 1, 0, "\n0 passed, 1 failed\n"); /* a note dies with its test */
+    check_inner(inner_fails_check, 0, 1, 0, "\n0 passed, 1 failed\n"); /* a note ends with its test */
     CHECK(strstr(inner_output, "seed 77") == NULL);
 }
 
@@ -233,7 +235,7 @@ TEST(filters_choose) {
     CHECK(strstr(inner_output, "no test matches") != NULL);
 }
 
-/* The name must have left the program before the test runs, or a crash could not be put down to it. */
+/* The name must be flushed before the test runs, so that a crash shows which test it was. */
 static FILE *crash_out;
 static char crash_seen[64];
 static void inner_looks_at_the_output(void) {
@@ -262,7 +264,7 @@ TEST(the_name_is_out_before_the_test_runs) {
     CHECK(strncmp(crash_seen, "inner.looks", 11) == 0);
 }
 
-/* Runs a whole program of one passing and, if wanted, one failing test. Its output is in inner_output. */
+/* Runs a whole program with one passing test and, if wanted, a failing one. Its output is in inner_output. */
 static int run_program(int argc, char **argv, size_t n_cases) {
     static const harness_case cases[] = {{"good", inner_passes}, {"bad", inner_fails_check}};
     harness_suite suite;
@@ -290,9 +292,9 @@ TEST(exit_status) {
     CHECK_INT(run_program(1, arguments, 1), 0);
     CHECK_INT(run_program(1, arguments, 2), 1);
     CHECK(strstr(inner_output, "\n1 passed, 1 failed\n") != NULL);
-    arguments[1] = good; /* chooses the one that passes */
+    arguments[1] = good; /* chooses the passing test */
     CHECK_INT(run_program(2, arguments, 2), 0);
-    arguments[1] = none; /* a misspelt name is no success */
+    arguments[1] = none; /* a misspelt name is a failure */
     CHECK_INT(run_program(2, arguments, 2), 1);
     arguments[1] = unknown;
     CHECK_INT(run_program(2, arguments, 2), 2);
@@ -319,7 +321,7 @@ TEST(poison_is_told_from_data) {
     CHECK(number != number);
 }
 
-/* Frees a block whose bands are known to be broken, in an inner run that has to fail. */
+/* Frees a block whose guard bands are broken, in an inner run that must fail. */
 static void *broken_block;
 static void inner_frees_broken_block(void) {
     CHECK(1);

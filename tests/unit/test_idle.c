@@ -1,5 +1,5 @@
-/* tools/command/idle.h: the causes partition the idle time of every stage, each moment has the cause that the header's
-   words give it, and the critical path goes from the start to the end. */
+/* Tests tools/command/idle.h. The causes partition the idle time of every stage, each moment has its cause by the
+   header's definitions, and the critical path goes from the start to the end. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the causes once more: written from the words of idle.h, by looking at every pass for every moment ---- */
+/* ---- the causes again, from the definitions in idle.h, by looking at every pass for every moment ---- */
 
 typedef struct book {
     const cf_plan *plan;
@@ -40,7 +40,7 @@ static int64_t backward_of(const book *b, int64_t chunk, int64_t v) {
     return found >= 0 ? found : look_for(b, CF_I, chunk, v);
 }
 
-/* Returns whether what a pass makes goes to another stage. */
+/* Returns whether a pass sends its result to another stage. */
 static int goes(const book *b, int64_t id) {
     const cf_action *a = at(b, id);
     int64_t to = a->pass >= CF_B ? a->stage - 1 : a->stage + 1;
@@ -49,7 +49,8 @@ static int goes(const book *b, int64_t id) {
     return stage_of(b, to) != stage_of(b, a->stage) && (a->pass != CF_R || look_for(b, CF_R, a->chunk, to) >= 0);
 }
 
-/* When the queues of a stage have brought the result of `id` to its taker; in *sent, if it is not NULL, since when. */
+/* Returns when the queues of a stage have delivered the result of `id`. If sent is not NULL, *sent gets the time at
+   which sending began. */
 static double arrival_of(const book *b, int64_t id, double *sent) {
     int64_t s = stage_of(b, at(b, id)->stage), i;
     double free_at[2] = {0, 0}, begin = goes(b, id) && b->timing ? b->timeline->end[id] : -1;
@@ -67,7 +68,7 @@ static double arrival_of(const book *b, int64_t id, double *sent) {
     return arrived;
 }
 
-/* Chunks that are kept on a stage just before an action: all of them, or those of one chain on one virtual stage. */
+/* Counts the chunks kept on a stage just before an action: all of them, or those of one chain on one virtual stage. */
 static int64_t kept_before(const book *b, int64_t stage, int64_t id, int64_t chain, int64_t v) {
     int64_t i, n = 0;
     for (i = b->schedule->first[stage]; i < id; i++) {
@@ -78,8 +79,8 @@ static int64_t kept_before(const book *b, int64_t stage, int64_t id, int64_t cha
     return n;
 }
 
-/* When the place that a replay takes was given back, the first to be given back being taken first; 0 if there were
-   others. */
+/* Returns when the place that a replay takes was given back; 0 if other places were free. Places are taken in the order
+   in which they were given back. */
 static double place_of_replay(const book *b, int64_t stage, int64_t id) {
     const cf_action *a = at(b, id);
     int64_t chain = b->plan->chunks[a->chunk].chain, i, back = kept_before(b, stage, id, chain, a->stage);
@@ -131,7 +132,7 @@ static double mean_of(const book *b, int pass) {
     return sum / (double)n;
 }
 
-/* Returns whether any pass from `from` on could run at that moment in that way. */
+/* Returns whether any pass from `from` on could run at that moment, in the given sense. */
 static int some_could(const book *b, int64_t stage, int64_t from, double moment, int how, int only_takers) {
     int64_t i;
     for (i = from; i < b->schedule->first[stage + 1]; i++)
@@ -171,7 +172,7 @@ static idle_cause cause_of(const book *b, int64_t stage, double moment) {
     return at(b, next)->pass <= CF_R ? IDLE_ACTIVATION : IDLE_GRADIENT;
 }
 
-/* ---- what every report must keep ---- */
+/* ---- the properties of every report ---- */
 
 static double busy_of(const book *b, int64_t stage) {
     double busy = 0;
@@ -181,7 +182,7 @@ static double busy_of(const book *b, int64_t stage) {
     return busy;
 }
 
-/* By the pieces and by the causes, and no piece lies on a pass or on another piece. */
+/* Checks the idle time by intervals and by causes. No interval overlaps a pass or another interval. */
 static void check_sums(const book *b, const idle_report *r, int64_t stage) {
     double by_piece = 0, by_cause = 0, idle = b->timeline->makespan - busy_of(b, stage), at_most = 0;
     int64_t i, j = b->schedule->first[stage];
@@ -202,7 +203,7 @@ static void check_sums(const book *b, const idle_report *r, int64_t stage) {
 static void check_causes(const book *b, const idle_report *r, int64_t stage, int64_t seen[IDLE_CAUSE_COUNT]) {
     int64_t i;
     for (i = r->first[stage]; i < r->first[stage + 1]; i++) {
-        static const double parts[] = {0.001, 0.999}; /* just behind its begin and before its end */
+        static const double parts[] = {0.001, 0.999}; /* just after its beginning and before its end */
         const idle_piece *p = &r->pieces[i];
         int k;
         if (p->end - p->start < 1e-9 * b->timeline->makespan) continue; /* nothing but rounding */
@@ -213,7 +214,7 @@ static void check_causes(const book *b, const idle_report *r, int64_t stage, int
     }
 }
 
-/* Checks what goes to other stages, and when. */
+/* Checks the transfers to other stages, and their times. */
 static void check_transfers(const book *b, const idle_report *r) {
     int64_t i;
     CHECK(r->n_actions == b->schedule->n_actions && r->n_stages == b->schedule->shape.n_stages);
@@ -223,7 +224,7 @@ static void check_transfers(const book *b, const idle_report *r) {
     }
 }
 
-/* From 0 to the end, each pass bound by the one before it. */
+/* Checks that the path goes from 0 to the end, and that each pass on it waits for the one before. */
 static void check_path(const book *b, const idle_report *r) {
     int64_t i;
     REQUIRE(r->n_path > 0);
@@ -237,7 +238,7 @@ static void check_path(const book *b, const idle_report *r) {
     }
 }
 
-/* The same passes with transfers among them, at times that say nothing: nothing but the numbers of actions changes. */
+/* Adds transfers to the lists, at meaningless times: only the numbers of actions change. */
 static void check_lowered(const book *b, const idle_report *r) {
     cf_timeline moved = *b->timeline;
     cf_schedule *low = NULL;
@@ -294,7 +295,8 @@ TEST(causes_of_random_schedules) {
         cf_simulate_desc desc;
         book b;
         problem_draw(&rng, NULL, &p);
-        if (seed % 3 == 0) { /* slow links where rows turn, so that transfers wait for each other, and padding */
+        /* slow links between virtual stages of different rows, so that transfers queue, and padding */
+        if (seed % 3 == 0) {
             int64_t i;
             for (i = 0; i < p.plan->n_chunks; i++) p.plan->chunks[i].rows += i % 3;
             p.desc.kind = CF_SCHEDULE_BEST;
@@ -330,7 +332,7 @@ TEST(causes_of_random_schedules) {
                    (int)seen[IDLE_IMBALANCE]);
 }
 
-/* ---- examples that can be counted on paper ---- */
+/* ---- examples worked out on paper ---- */
 
 typedef struct example {
     cf_plan *plan;
@@ -360,8 +362,8 @@ static void example_free(example *e) {
     cf_plan_free(e->plan);
 }
 
-/* 1F1B, 4 stages, 4 equal chunks, F = 1 and B = 2: 21 long, of which 9 are idle on every stage. Stage s waits s before
-   its first forward and 2 s after its last backward; the rest lies in front of backwards. */
+/* 1F1B, 4 stages, 4 equal chunks, F = 1 and B = 2: the makespan is 21, and every stage idles for 9. Stage s waits s
+   before its first forward and 2 s after its last backward. The rest is before backwards. */
 TEST(equal_chunks_in_1f1b) {
     static const int64_t lengths[] = {1, 1, 1, 1};
     cf_schedule_desc desc = {0};
@@ -403,8 +405,8 @@ TEST(the_way_back_is_transfer) {
     example_free(&e);
 }
 
-/* Two chunks with room for one of them on each stage: the second forward waits for room while the first chunk is
-   away. */
+/* Two chunks, and room for one on each stage. The second forward waits for room while the first chunk is on the other
+   stage. */
 TEST(a_limit_is_memory) {
     static const int64_t lengths[] = {1, 1};
     cf_schedule_desc desc = {0};
@@ -421,8 +423,8 @@ TEST(a_limit_is_memory) {
     example_free(&e);
 }
 
-/* Two dependent chunks, the first stage three times as slow as the second: there the backward of the first chunk has
-   all that it needs but the gradients of K and V from the second, from 4 to 6. */
+/* Two dependent chunks; the first stage is three times as slow as the second. From 4 to 6, the backward of the first
+   chunk there only lacks the gradients of K and V from the second chunk. */
 TEST(a_chain_is_state) {
     static const int64_t lengths[] = {2};
     cf_stage_cost stages[2] = {0};
@@ -443,8 +445,8 @@ TEST(a_chain_is_state) {
     example_free(&e);
 }
 
-/* W of the second stage is the last to end but one: the path ends with what ends last. And what is no schedule is not
-   looked at. */
+/* W of the second stage ends second to last: the path ends with the pass that ends last. An invalid schedule is
+   refused. */
 TEST(the_path_ends_with_the_last) {
     static const int64_t lengths[] = {1, 1};
     cf_stage_cost stages[2] = {0};
@@ -457,7 +459,7 @@ TEST(the_path_ends_with_the_last) {
     stages[1] = stages[0];
     stages[0].backward.per_token = 2;
     stages[1].backward.per_token = 3;
-    stages[0].weight.per_token = 3; /* it starts before the other ends */
+    stages[0].weight.per_token = 3; /* it starts before the other pass ends */
     stages[1].weight.per_token = 2;
     timing.stages = stages;
     desc.shape.n_stages = 2;
@@ -478,7 +480,7 @@ TEST(the_path_ends_with_the_last) {
           strcmp(idle_cause_name(IDLE_WARM_UP), idle_cause_name(IDLE_DRAIN)) != 0);
 }
 
-/* Measured times: a pass that begins 2 later than it could. */
+/* Measured times, with a pass that begins 2 later than it could. */
 TEST(a_late_start_is_overhead) {
     static const int64_t lengths[] = {1};
     cf_schedule_desc desc = {0};
@@ -512,7 +514,8 @@ static void check_example(const cf_plan *plan, const cf_schedule *schedule, cons
     cf_timeline_free(timeline);
 }
 
-/* In a V a row goes the other way than the one above it, however many rows and stages there are. */
+/* In a V, each row of virtual stages runs in the opposite direction of the one before, for any number of rows and
+   stages. */
 TEST(transfers_in_a_v) {
     static const int64_t lengths[] = {3, 1, 2, 3, 2};
     cf_pack_desc pack = {0};

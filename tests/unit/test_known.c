@@ -1,4 +1,5 @@
-/* Schedules that are known to be possible: `best` and the fixed kinds reach them, and no bound is above them. */
+/* Tests schedules known from publications: `best` and the fixed kinds reach their makespans, and no bound exceeds
+   them. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -8,8 +9,8 @@
 
 #include <string.h>
 
-/* Makes a schedule, has it judged by the rules and by the validator, and times it without the library's simulator. The
-   bound that the library has for it may not be above that. */
+/* Makes a schedule, checks it against the rules and with the validator, and times it without the library's simulator.
+   The library's bound may not exceed the time. */
 static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc) {
     cf_schedule *schedule = NULL;
     cf_timeline *timeline = NULL;
@@ -33,7 +34,7 @@ static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc) {
     return makespan;
 }
 
-/* `n` lengths like those of a chat service, from one of the suite's batches, and one of 256K in place of the first. */
+/* Draws `n` lengths like those of a chat service, from one of the suite's batches, and replaces the first with 256K. */
 static void draw_chat(int batch, int64_t giant, int64_t *lengths) {
     static suite_batch suite;
     suite_draw(batch, &suite);
@@ -51,8 +52,8 @@ static cf_timing costs_of_7b(int64_t n_stages) {
     return timing;
 }
 
-/* A description that is all zero but for the stages, against 1F1B on unsplit sequences: with one long sequence among
-   short ones the latter waits for it on every stage in turn. */
+/* A description with only the stages set, against 1F1B on unsplit sequences. With one long sequence among short ones,
+   1F1B waits for the long one on every stage in turn. */
 TEST(defaults_beat_unsplit_sequences) {
     int64_t lengths[SUITE_MOST_SEQUENCES];
     cf_timing timing = costs_of_7b(4);
@@ -80,8 +81,8 @@ TEST(defaults_beat_unsplit_sequences) {
     harness_report("at least %.2f x as fast", least);
 }
 
-/* K is a cap, and not a quota: with room for four chunks on a stage more of it makes a schedule hardly longer. Being
-   allowed to cut backwards makes none longer. */
+/* K is a cap, not a quota: with room for four chunks on a stage, a larger K makes a schedule hardly longer. Allowing
+   split backwards makes none longer. */
 TEST(more_k_is_hardly_longer) {
     int64_t lengths[SUITE_MOST_SEQUENCES], k;
     int i;
@@ -108,8 +109,8 @@ TEST(more_k_is_hardly_longer) {
     }
 }
 
-/* Four chunks of one token on three stages with room for one: 18 takes replays of standalone chunks. A list that
-   replays all but the last stage's takes 19, and no bound may be above it. */
+/* Four chunks of one token on three stages with room for one. Replays of standalone chunks allow 18. Replaying every
+   chunk except on the last stage takes 19, and no bound may exceed that. */
 TEST(standalone_chunks_are_dropped) {
     const int64_t lengths[] = {1, 1, 1, 1};
     cf_plan *plan = naive_pack(lengths, 4, 1);
@@ -123,7 +124,7 @@ TEST(standalone_chunks_are_dropped) {
     cf_plan_free(plan);
 }
 
-/* Each stage keeps some inputs of many such chunks, but not all: pipeline_fault counts them. */
+/* Each stage keeps some inputs of many such chunks, but not all. pipeline_fault counts them. */
 TEST(inputs_of_many_chunks) {
     int64_t lengths[64], limit, i;
     cf_plan *plan;
@@ -139,9 +140,9 @@ TEST(inputs_of_many_chunks) {
     cf_plan_free(plan);
 }
 
-/* Lengths of a chat service in some 138 chunks on eight stages with room for four. A search that drops no standalone
-   chunk stays a quarter above what is possible on such a batch; `best` is within a tenth of a bound that holds whatever
-   is dropped. */
+/* Lengths of a chat service in some 138 chunks, on eight stages with room for four. Without dropping standalone chunks,
+   schedules stay a quarter above the possible. `best` is within a tenth of a bound that holds for any choice of dropped
+   chunks. */
 TEST(a_chat_service_in_138_chunks) {
     int64_t lengths[SUITE_MOST_SEQUENCES];
     cf_plan *plan;
@@ -160,8 +161,8 @@ TEST(a_chat_service_in_138_chunks) {
     cf_plan_free(plan);
 }
 
-/* Seq1F1B (Sun et al., 2024) runs equal splits with n_stages - 1 + splits chunks kept on the first stage, and no idle
-   time except while the pipeline fills and empties. So do `paper` and `best`. */
+/* Seq1F1B (Sun et al., 2024) runs equal splits, keeping n_stages - 1 + splits chunks on the first stage, with no idle
+   time except at fill and drain of the pipeline. So do `paper` and `best`. */
 TEST(equal_splits_of_seq1f1b) {
     static const struct {
         int64_t n_stages, sequences, splits, makespan;
@@ -186,7 +187,7 @@ TEST(equal_splits_of_seq1f1b) {
     }
 }
 
-/* 16 equal chunks in two rows of half a stage each: 48 of work and (n_stages - 1) x 1.5 of filling and emptying. */
+/* 16 equal chunks in two rows of half a stage each: 48 of work, and (n_stages - 1) x 1.5 of fill and drain. */
 TEST(interleaved_in_the_order_of_megatron) {
     cf_schedule_desc desc = {0};
     cf_timing timing;
@@ -199,7 +200,8 @@ TEST(interleaved_in_the_order_of_megatron) {
     cf_plan_free(plan);
 }
 
-/* The same chunks with cut backwards, in loops, as a crude search has them; search.a_v_under_tight_limits has the V. */
+/* The same chunks with split backwards, in a loop, as a crude search finds them. search.a_v_under_tight_limits has the
+   V. */
 TEST(loops_under_tight_limits) {
     static const struct {
         int64_t n_stages, limit; /* in halves of a chunk */
@@ -222,9 +224,10 @@ TEST(loops_under_tight_limits) {
     cf_plan_free(plan);
 }
 
-/* Small batches on virtual stages, and what 64 candidates find for them. The first takes replays that wait for the W of
-   their own chain's chunk K behind them: of K before them, it is 174, and an array is read in front of its start. The
-   second takes the beat of whole backwards, which last twice as long as forwards: with that of cut ones it is 95. */
+/* Small batches on virtual stages, and the makespans of 64 candidates. The first uses replays that wait for the W of
+   their own chain's chunk K behind them. Waiting for the chunk K before them instead gives 174 and reads in front of an
+   array. The second uses the rhythm of whole backwards, which take twice as long as forwards; the rhythm of split ones
+   gives 95. */
 TEST(virtual_stages_in_rhythm) {
     static const struct {
         int64_t lengths[5], n, chunk_size, n_stages, k;
@@ -246,9 +249,9 @@ TEST(virtual_stages_in_rhythm) {
     }
 }
 
-/* Equal chunks in a V of two rows where F, I and W take 1, 1.21 and 0.645 and a transfer 0.024: the makespans of ZB-V
-   (Qi et al., 2024) and, with less room, of their V-Half, and with whole backwards of their 1F1B-V. Orders that are good for
-   equal passes are also good for these. The last ones are ZB-H1's on one row, where passes take 1 and a transfer 0.2. */
+/* Equal chunks in a V of two rows, where F, I and W take 1, 1.21 and 0.645 and a transfer 0.024. The makespans are
+   those of ZB-V (Qi et al., 2024), of V-Half with less room, and of 1F1B-V with whole backwards. Orders that suit equal
+   passes also suit these. The last two are ZB-H1's on one row, where passes take 1 and a transfer 0.2. */
 TEST(a_v_of_unequal_passes) {
     static const struct {
         int64_t n_stages, n, limit;
@@ -283,7 +286,7 @@ TEST(a_v_of_unequal_passes) {
     }
 }
 
-/* The largest K there is replays nothing, as K of the longest chain does. */
+/* The largest possible K replays nothing, like K equal to the longest chain. */
 TEST(the_largest_k) {
     const int64_t lengths[] = {100, 900, 300, 200};
     static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_BEST};

@@ -1,5 +1,6 @@
-/* Every number that has a most is taken up to that, and refused one above by name, with the most in the record. Where
-   so much of something is more than a machine has, the call gets to what comes next and fails there instead. */
+/* Tests the limits of numbers. Every number with a largest value is accepted up to it. One above is refused by name,
+   with the largest value in the record. If so much of something would exceed a machine's memory, the call gets past
+   this check and fails at the next. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -17,11 +18,11 @@ static void no_release(void *memory, void *user) { (void)memory, (void)user; }
 
 static const cf_allocator nothing = {no_memory, no_release, NULL};
 
-/* A call with one value, all else being usual. */
+/* Calls with one value; all else is usual. */
 typedef cf_result (*limits_call)(int64_t value, cf_error *error);
 
-/* `most` is not what the call stumbles over, and one more is, which has the code `above`; `least` the same from below,
-   unless it is INT64_MIN. */
+/* Checks that the call accepts `most` for the field and refuses one more with the code `above`. Checks `least` and one
+   less in the same way, unless it is INT64_MIN. */
 static void check_range_as(limits_call call, const char *field, int64_t least, int64_t most, cf_result above) {
     cf_error error = {0};
     harness_note("%s", field);
@@ -46,7 +47,7 @@ static void check_range(limits_call call, const char *field, int64_t least, int6
     check_range_as(call, field, least, most, CF_ERROR_LIMIT);
 }
 
-/* Checks a member in which 0 is a default, which 1 is not. */
+/* Checks a member in which 0 means the default and 1 is another value. */
 static void check_default(limits_call call, const char *field, int64_t most) {
     cf_error error = {0};
     check_range(call, field, INT64_MIN, most);
@@ -83,7 +84,7 @@ static cf_result pack_length(int64_t value, cf_error *error) {
     return pack_one(value, error);
 }
 
-/* The first of them is looked at, and is below zero. */
+/* The first length is read, and is negative. */
 static cf_result pack_n(int64_t value, cf_error *error) {
     const int64_t bad = -1;
     cf_pack_desc desc = {0};
@@ -100,7 +101,7 @@ static cf_result weigh_n(int64_t value, cf_error *error) {
     return cf_loss_weights(&length, value, &desc, &weight, error);
 }
 
-/* The shares of so many are looked at first, and the first of them is bad. */
+/* Asks for the shares of so many sequences. The first length is bad. */
 static cf_result find_n(int64_t value, cf_error *error) {
     const int64_t bad = -1;
     const void *tokens = &bad;
@@ -202,7 +203,7 @@ MODEL_MEMBER(of_matrix_bytes, desc.matrix_bytes)
 MODEL_MEMBER(of_state_bytes, desc.state_bytes)
 MODEL_MEMBER(of_gradients_of_state, desc.state_gradient_bytes)
 
-/* The first letters of the alphabet: as many as there are kinds. */
+/* Returns the first n letters of the alphabet, one for each kind. */
 static const char *letters(int64_t n) {
     static char text[CF_MAX_KINDS + 2];
     int64_t i;
@@ -210,7 +211,7 @@ static const char *letters(int64_t n) {
     return text;
 }
 
-/* The same of the only kind of a model: `with` sets other members of it. */
+/* The same for the only kind of a model. `with` sets other members of it. */
 #define KIND_MEMBER(name, with, member)                                       \
     static cf_result kind_##name(int64_t value, cf_error *error) {            \
         static cf_layer kinds[CF_MAX_KINDS + 1];                              \
@@ -249,7 +250,7 @@ KIND_MEMBER(shared, kind->experts = kind->active = 1, kind->shared)
 
 TEST(of_kinds) {
     const cf_result bad = CF_ERROR_ARGUMENT;
-    const int64_t any = INT64_MIN; /* below is the default, or something else is named */
+    const int64_t any = INT64_MIN; /* values below mean the default, or the error names another member */
     check_range(kind_count, "model.n_kinds", 1, CF_MAX_KINDS);
     check_range_as(kind_heads, "kinds.heads", any, CF_MAX_WIDTH, bad);
     check_range_as(kind_kv_heads, "kinds.kv_heads", any, 12, bad);
@@ -311,7 +312,7 @@ TEST(of_models) {
 
 /* ---- schedules ---- */
 
-static cf_plan *plan; /* a standalone chunk, for as long as a test runs */
+static cf_plan *plan; /* a standalone chunk, kept while a test runs */
 
 static cf_result make_of(int64_t n_stages, int64_t n_virtual, int64_t k, int64_t max_tries, cf_error *error) {
     cf_schedule_desc desc = {0};
@@ -329,7 +330,7 @@ static cf_result make_virtual(int64_t value, cf_error *error) { return make_of(3
 static cf_result make_k(int64_t value, cf_error *error) { return make_of(1, 1, value, 0, error); }
 static cf_result make_max_tries(int64_t value, cf_error *error) { return make_of(1, 1, 1, value, error); }
 
-/* Claims: a schedule whose lists are empty but for what they say. */
+/* A schedule whose empty lists claim to have actions. */
 static cf_schedule claims;
 static int64_t claims_first[2];
 static cf_action claims_action;
@@ -357,13 +358,13 @@ static cf_result simulate_virtual(int64_t value, cf_error *error) {
 static cf_result simulate_actions(int64_t value, cf_error *error) {
     cf_simulate_desc desc = {0};
     cf_timeline *timeline = NULL;
-    desc.no_bounds = 1; /* for which all actions would be looked at */
+    desc.no_bounds = 1; /* which would look at all actions */
     desc.allocator = &nothing;
     claim(1, value);
     return cf_simulate(plan, &claims, &desc, &timeline, error);
 }
 
-/* Counts loads of the two virtual stages of a stage while its four actions run. */
+/* Counts loads of a stage's two virtual stages while its four actions run. */
 static cf_result count_loads(int64_t value, cf_error *error) {
     cf_memory_load loads[8];
     cf_schedule_desc desc = {0};
@@ -387,7 +388,7 @@ TEST(of_schedules) {
     check_range(make_virtual, "shape.n_virtual", INT64_MIN, CF_MAX_STAGES / 3);
     check_range(make_k, "shape.k", INT64_MIN, INT64_MAX);
     check_range(make_max_tries, "max_tries", 0, INT64_MAX);
-    /* With 32 bits, the times of so many fill more than could be pointed to. */
+    /* On 32-bit machines the times of so many actions would exceed the address space. */
     if (sizeof(size_t) >= 8) check_range(simulate_actions, "n_actions", INT64_MIN, CF_MAX_ACTIONS);
     check_range(count_loads, "count", 8, INT64_MAX);
     cf_plan_free(plan);
@@ -396,7 +397,7 @@ TEST(of_schedules) {
     cf_plan_free(plan);
 }
 
-/* Cells of a stage, of which each may have six tensors on their way: they are counted with 32 bits. */
+/* Counts the cells of a stage. Each may have six tensors on their way, and all are counted in 32 bits. */
 TEST(of_runs) {
     const int64_t one = 1, most = INT32_MAX / 6;
     int more;
@@ -412,7 +413,7 @@ TEST(of_runs) {
     cf_plan_free(plan);
 }
 
-/* A schedule of no passes has no loads, and nothing is written. */
+/* A schedule without passes has no loads, and nothing is written. */
 TEST(no_passes_have_no_loads) {
     cf_memory_load loads[3];
     cf_error error;

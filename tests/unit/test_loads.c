@@ -1,5 +1,5 @@
-/* The answers of >>simulate without a timeline: the load of every moment against counts made anew from the definitions,
-   and bounds against schedules. */
+/* Tests the functions of >>simulate that need no timeline. The load at every moment is compared with counts from the
+   definitions, and bounds with schedules. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -58,7 +58,7 @@ TEST(bad_loads_are_named) {
     s->actions[3].stage = 0;
     s->actions[3].pass = 99;
     refuse_loads(plan, s, 0, 1000, CF_ERROR_SCHEDULE, "actions.pass", 3);
-    s->actions[0].pass = CF_B; /* of what has had no forward */
+    s->actions[0].pass = CF_B; /* of a chunk that has had no forward */
     s->actions[3].pass = CF_F;
     refuse_loads(plan, s, 0, 1000, CF_ERROR_SCHEDULE, "actions", 0);
     naive_free(s);
@@ -67,7 +67,7 @@ TEST(bad_loads_are_named) {
 
 /* ---- bounds ---- */
 
-/* Returns the bound of a schedule of that description, by the simulator. */
+/* Returns the simulator's bound for a schedule of that description. */
 static double bound_of(const problem *p) {
     cf_schedule *schedule = NULL;
     cf_timeline *timeline = NULL;
@@ -82,8 +82,8 @@ static double bound_of(const problem *p) {
     return bound;
 }
 
-/* If backwards may be split or not, the weaker of both claims holds. If passes stream their state, a still weaker one
-   does, since then one chunk may take less time whole and another one split. */
+/* If backwards may be split or whole, the weaker of the two bounds holds. If passes stream their state, a still weaker
+   one does, because one chunk may be faster whole and another split. */
 TEST(bounds_of_either_form) {
     uint64_t seed;
     for (seed = 1; seed <= 40; seed++) {

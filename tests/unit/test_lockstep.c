@@ -1,5 +1,5 @@
-/* Ranks in step: plans laid out in columns, one list for all ranks, the validator over all of them. (Sound ones:
-   test_problem.) */
+/* Tests ranks in lockstep: plans in columns, one list for all ranks, and the validator over all of them. (test_problem
+   has undamaged ones.) */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -15,7 +15,7 @@
 
 /* ---- the judge ---- */
 
-/* Returns what is wrong with the schedules of all ranks, or NULL. */
+/* Returns the fault in the schedules of all ranks, or NULL. */
 static const char *fault(const cf_plan *plan, cf_schedule *const *schedules) {
     const char *own = NULL;
     int64_t rank;
@@ -73,7 +73,7 @@ static void draw(harness_rng *rng, in_step *t) {
     t->pack.cp_row_seconds = (double)harness_between(rng, 0, 1) / 100;
 }
 
-/* Makes all that can be made; `list` is NULL where the limits allow none. */
+/* Makes plan, list and schedules; `list` is NULL if the limits allow none. */
 static int make(in_step *t, int lowers) {
     cf_schedule *lowered = NULL;
     int64_t rank;
@@ -103,8 +103,8 @@ static const cf_schedule *const *all(const in_step *t) { return (const cf_schedu
 
 /* ---- sound ones ---- */
 
-/* A column costs what the most expensive of its chunks costs, has the most rows and tokens of them, and is in a chain
-   where a chain of any rank runs; columns that one of these runs through are one chain. All of it counted again. */
+/* A column's cost, rows and tokens are the largest of its chunks'. It is in a chain if any rank runs a chunk of a chain
+   in it, and columns joined by such a chain form one chain. All of this is counted again here. */
 TEST(columns_are_what_they_stand_for) {
     int i;
     for (i = 0; i < harness_rounds(2000, 400); i++) {
@@ -167,8 +167,9 @@ TEST(columns_are_what_they_stand_for) {
     }
 }
 
-/* The time of the columns is that of all ranks, which wait for the slowest in every pass: over several stages, with what
-   cp groups gather and scan. A column takes no less, and more only if one rank computes most and another gathers most. */
+/* The time of the columns is that of all ranks, which wait for the slowest rank in every pass. This includes several
+   stages, and the gathers and scans of cp groups. The estimate is never less. It is more only if one rank computes most
+   and another gathers most. */
 TEST(columns_take_as_long_as_all_ranks_in_step) {
     double worst = 1;
     int i, gathers = 0;
@@ -193,7 +194,7 @@ TEST(columns_take_as_long_as_all_ranks_in_step) {
         wanted = pipeline_in_step(t.plan, all(&t), t.plan->n_ranks, &timing, NULL, NULL);
         for (j = 0; j < t.plan->n_chains; j++) shared += t.plan->chains[j].cp > 0;
         harness_note("seed %d: %g for %g", 34000 + i, line->makespan, wanted);
-        /* pairs are whole: rounding takes less than one from each pass */
+        /* pairs are integers: rounding takes less than one pair from each pass */
         CHECK(line->makespan >= wanted * (1 - 1e-9) - 2 * t.pack.cost.per_pair * (double)t.list->n_actions);
         ratio = wanted > 0 ? line->makespan / wanted : 1;
         if (shared == 0 && i % 8 >= 2) CHECK(ratio <= 1 + 1e-9); /* a column streams what the longest chain has */
@@ -206,7 +207,7 @@ TEST(columns_take_as_long_as_all_ranks_in_step) {
     CHECK(gathers > i / 10 && worst < 1.15);
 }
 
-/* The five sequences: 32K and four of 8K on two ranks, K = 1. */
+/* The example of five sequences: 32K and four of 8K on two ranks, K = 1. */
 TEST(a_plain_plan_is_not_in_step) {
     in_step t = {.lengths = {32, 8, 8, 8, 8}, .n = 5, .pack = {.chunk_size = 8, .n_ranks = 2}};
     cf_error error = {0};
@@ -226,12 +227,12 @@ TEST(a_plain_plan_is_not_in_step) {
     t = (in_step){.lengths = {32, 8, 8, 8, 8}, .n = 5, .pack = {.chunk_size = 8, .n_ranks = 2, .lockstep = 1}};
     t.order.kind = CF_SCHEDULE_PAPER;
     REQUIRE(make(&t, 0));
-    CHECK_INT(t.plan->chunks_per_rank, 4); /* the four run beside the long one, and add no column */
+    CHECK_INT(t.plan->chunks_per_rank, 4); /* the four run beside the long one and add no columns */
     CHECK_INT(cf_lockstep_validate(t.plan, all(&t), NULL, NULL, &error), CF_OK);
     drop(&t);
 }
 
-/* Hardly costs more than ranks that run free do at best, which is their mean, or the most expensive chain. */
+/* In lockstep, ranks cost hardly more than their best without it: the mean rank, or the most expensive chain. */
 TEST(in_step_costs_little) {
     double sum = 0;
     int i, j;
@@ -274,7 +275,7 @@ TEST(in_step_costs_little) {
 
 /* ---- planted faults ---- */
 
-/* One rank takes another sound order of its own columns: whoever sees a difference, both see it. */
+/* One rank runs its columns in another valid order. The rules and the validator both see each difference. */
 TEST(ranks_out_of_step_are_refused) {
     int i, refused = 0;
     for (i = 0; i < harness_rounds(1000, 200); i++) {
@@ -283,7 +284,7 @@ TEST(ranks_out_of_step_are_refused) {
         const char *wrong;
         int64_t rank;
         draw(&rng, &t);
-        t.pack.max_cp = 0; /* its ranks would not take schedules of their own */
+        t.pack.max_cp = 0; /* ranks of cp groups would not accept schedules of their own */
         memset(&t.order.limits, 0, sizeof t.order.limits);
         t.order.shape.replay = CF_REPLAY_LOCAL;
         REQUIRE(make(&t, 0));
@@ -322,8 +323,8 @@ static cf_schedule *by_hand(int64_t rank, const char *const *stages) {
     return s;
 }
 
-/* Each rank ends by itself, and kinds are alike. But the first backward on stage 0 waits, on rank 0, for the second on
-   stage 1, which stands behind a forward that waits, on rank 1, for one behind that first backward. */
+/* Each rank by itself ends, and the kinds of passes agree. But the first backward on stage 0 waits, on rank 0, for the
+   second on stage 1. That one comes after a forward which waits, on rank 1, for a pass behind that first backward. */
 TEST(ranks_that_wait_for_each_other_in_a_circle_are_refused) {
     static const char *const rank0[] = {"F1F2B2F3B1B3", "F1B1F2B2F3B3"};
     static const char *const rank1[] = {"F1F2B1F3B3B2", "F1B1F3B3F2B2"};
@@ -420,8 +421,8 @@ TEST(what_cannot_be_in_step_is_named) {
     drop(&t);
 }
 
-/* Each rank's part, lowered by itself, has an order of its own: here each rank waits for the other one to receive. So
-   it is refused; lowered before the ranks take their parts, the list ends. */
+/* Each rank's schedule, lowered by itself, has its own order of transfers, and here each rank waits for the other to
+   receive. So lowering it is refused. If the list is lowered before it is divided among the ranks, it ends. */
 TEST(a_ranks_part_of_columns_is_not_lowered) {
     in_step t = {.lengths = {18}, .n = 1, .pack = {.chunk_size = 8, .n_ranks = 2, .lockstep = 1}};
     cf_schedule *lowered = NULL, *hidden[2];
@@ -436,7 +437,7 @@ TEST(a_ranks_part_of_columns_is_not_lowered) {
         CHECK_INT(t.schedules[rank]->lockstep, 1);
         refused(cf_schedule_lower(t.plan, t.schedules[rank], NULL, &lowered, &e), &e, CF_ERROR_ARGUMENT, "lockstep");
         CHECK(lowered == NULL);
-        t.schedules[rank]->lockstep = 0;   /* what it would come to */
+        t.schedules[rank]->lockstep = 0;   /* the schedules that lowering would give */
         CHECK_INT(cf_schedule_lower(t.plan, t.schedules[rank], NULL, &hidden[rank], &e), CF_OK);
         t.schedules[rank]->lockstep = 1;
         both[rank] = hidden[rank];
@@ -455,7 +456,7 @@ TEST(a_ranks_part_of_columns_is_not_lowered) {
     drop(&t);
 }
 
-/* One rank's schedule has another shape than rank 0's: each of them is sound, but together they are not run. */
+/* One rank's schedule has another shape than rank 0's. Each is valid, but together they cannot run. */
 TEST(ranks_of_different_shapes_are_refused) {
     static const cf_shape shapes[] = {
         {.n_stages = 2, .n_virtual = 2}, /* rank 0's */
@@ -486,8 +487,8 @@ TEST(ranks_of_different_shapes_are_refused) {
     for (i = 0; i < n; i++) drop(&t[i]);
 }
 
-/* Sequences of columns of their own are dealt out to the chunks that they need at least, most expensive first, each to
-   the cheapest. Here that fails (6 | 4 4, then 9 | 8, then a 3 fits nowhere) where best fit does not, whose chunks
+/* Sequences with columns of their own are distributed over the fewest possible chunks: most expensive first, each to
+   the cheapest chunk. Here that fails: 6 | 4 4, then 9 | 8, and a 3 fits nowhere. Best fit succeeds, so its chunks
    stay. */
 TEST(what_cannot_be_dealt_evenly_stays_where_it_fits) {
     in_step t = {.lengths = {6, 4, 4, 3, 3}, .n = 5, .pack = {.chunk_size = 10, .n_ranks = 2, .lockstep = 1}};
@@ -500,7 +501,7 @@ TEST(what_cannot_be_dealt_evenly_stays_where_it_fits) {
     drop(&t);
 }
 
-/* Without chunks there is a list without actions, for any rank. */
+/* Without chunks, each rank gets a list without actions. */
 TEST(an_empty_batch_has_empty_columns) {
     in_step t = {.n = 0, .pack = {.chunk_size = 8, .n_ranks = 2, .lockstep = 1}};
     cf_schedule without;
@@ -517,7 +518,7 @@ TEST(an_empty_batch_has_empty_columns) {
     drop(&t);
 }
 
-/* A step in which all ranks are idle costs nothing, whatever a chunk costs by itself. */
+/* A column in which all ranks idle costs nothing, even if a chunk has a constant cost. */
 TEST(columns_without_chunks_cost_nothing) {
     in_step t = {.lengths = {8, 8}, .n = 2, .pack = {.chunk_size = 8, .n_ranks = 2}};
     const cf_pass_cost cost = {.constant = 10};
@@ -547,8 +548,8 @@ TEST(columns_without_chunks_cost_nothing) {
     drop(&t);
 }
 
-/* If rows cost nothing, or more than a double has, layouts differ by their chunks alone: slices are whole, and all
-   sequences are there. */
+/* If rows cost nothing, or more than a double can hold, layouts differ only in their chunks. Slices are then full, and
+   all sequences are there. */
 TEST(in_step_without_costs) {
     in_step t = {.lengths = {20, 8, 8, 3, 30}, .n = 5, .pack = {.chunk_size = 8, .n_ranks = 3, .lockstep = 1}};
     int turn;
@@ -564,7 +565,7 @@ TEST(in_step_without_costs) {
     }
 }
 
-/* The last pair costs so much more than the first that targets end before they come to it. */
+/* The last pair costs so much more than the first that no slice reaches its target cost. */
 TEST(in_step_with_one_endless_sequence) {
     const int64_t length = 16000;
     const cf_pack_desc desc = {.chunk_size = 2, .n_ranks = 2, .lockstep = 1, .cost = {0, 0, 1}};

@@ -1,4 +1,4 @@
-/* >>lower: cf_schedule_lower. What it makes is run by a rendezvous executor that shares nothing with it (naive.c). */
+/* Tests >>lower: cf_schedule_lower. Its output runs on an independent rendezvous executor (naive.c). */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -48,7 +48,7 @@ TEST(a_small_example) {
     cf_plan *plan = pack(lengths, 2, 1);
     cf_schedule *s = lists(plan, 2, 1, actions, 8), *low = NULL;
     REQUIRE(cf_schedule_lower(plan, s, NULL, &low, NULL) == CF_OK);
-    /* Chunk 1's activations are made at 2, while stage 1 runs B0 from 2 to 4; B1 starts at 5. */
+    /* Chunk 1's activations are ready at 2, while stage 1 runs B0 from 2 to 4. B1 starts at 5. */
     check_list(low, 0, "F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1");
     check_list(low, 1, "RECV_F0 F0 RECV_F1 B0 SEND_B0 F1 B1 SEND_B1");
     cf_schedule_free(low);
@@ -56,7 +56,7 @@ TEST(a_small_example) {
     cf_plan_free(plan);
 }
 
-/* The gradient of chunk 0 is made at 4, when stage 0 begins F4: it is received first. */
+/* The gradient of chunk 0 is ready at 4, when stage 0 begins F4: it is received first. */
 TEST(a_transfer_comes_before_a_pass_that_begins_at_the_same_time) {
     static const int64_t lengths[] = {1, 1, 1, 1, 1};
     static const int8_t actions[][3] = {{0, CF_F, 0}, {0, CF_F, 1}, {0, CF_F, 2}, {0, CF_F, 3}, {0, CF_F, 4},
@@ -107,7 +107,7 @@ TEST(lower_refuses_what_is_not_sound) {
     allocator.release = harness_release;
     allocator.user = &heap;
     desc.allocator = &allocator;
-    for (fail = 1; fail <= 3; fail++) { /* the validator's scratch, its own, the result */
+    for (fail = 1; fail <= 3; fail++) { /* the validator's working space, the function's own, and the result */
         heap.calls = 0;
         heap.fail_at = fail;
         CHECK_INT(cf_schedule_lower(plan, s, &desc, &low, &error), CF_ERROR_MEMORY);

@@ -9,7 +9,7 @@
 
 #define GIB 1073741824.0
 
-/* Heads, widths and switches of every kind that the table has. */
+/* Heads, widths and switches of every kind in the table. */
 static const char *const models[] = {"qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b",   "qwen2.5-7b",  "qwen2.5-14b",
                                      "qwen2.5-32b",  "qwen2.5-72b",  "qwen3-0.6b",   "qwen3-1.7b",  "qwen3-4b",
                                      "qwen3-8b",     "qwen3-14b",    "qwen3-32b",    "llama-3-8b",  "llama-3-70b",
@@ -32,7 +32,7 @@ static cf_memory_load load_of(int64_t live, int64_t chunk, int64_t state, int64_
     return load;
 }
 
-/* One stage, no failure expected. */
+/* Returns the report of one stage; no failure is expected. */
 static cf_memory_report report_of(const cf_memory_desc *desc, const cf_memory_load *load) {
     cf_memory_report report = {0};
     cf_error error;
@@ -46,8 +46,8 @@ static double total_gib(const cf_memory_desc *desc, const cf_memory_load *load) 
 
 /* ---- kinds of layers ---- */
 
-/* Bytes of state a token in rows that grow, bytes of a border of chunks of 8K: snapshots, and rows of windows and of
-   tails, worked out by hand from published shapes. */
+/* State worked out by hand from published shapes: bytes a token of rows that grow, and bytes at a border of chunks of
+   8K. A border has snapshots, rows of windows, and tails. */
 static const struct {
     const char *name;
     int64_t rows, border, tails;
@@ -79,11 +79,11 @@ TEST(state_of_kinds_by_hand) {
         desc.chunk_size = 8192;
         REQUIRE(cf_memory_token_bytes(&desc, 0, &bytes, NULL) == CF_OK);
         share = (bytes.border + 8191) / 8192;
-        CHECK_INT(bytes.state_gradient, 2 * states[i].rows); /* float, and of rows alone */
+        CHECK_INT(bytes.state_gradient, 2 * states[i].rows); /* fp32, and only for rows */
         CHECK_INT(bytes.border, states[i].border + states[i].tails);
-        CHECK_INT(bytes.carry, states[i].border + 2 * states[i].tails); /* float, as all snapshots are */
+        CHECK_INT(bytes.carry, states[i].border + 2 * states[i].tails); /* fp32, like all snapshots */
         CHECK_INT(bytes.state, states[i].rows + share + bytes.routes);
-        desc.chunk_size = 16384; /* twice as long chunks have half as many borders, which are no larger */
+        desc.chunk_size = 16384; /* chunks twice as long have half as many borders, which are no larger */
         REQUIRE(cf_memory_token_bytes(&desc, 0, &longer, NULL) == CF_OK);
         CHECK_INT(longer.border, bytes.border);
         CHECK_INT(longer.carry, bytes.carry);
@@ -93,7 +93,8 @@ TEST(state_of_kinds_by_hand) {
     CHECK_INT(shard.elements, 2 * 128 * (192 + 128) + 1536 + 512 + 64); /* Q, K, V, output; both latents, rotated K */
 }
 
-/* Windows stop growing: a window as long as a sequence holds what full attention does, a short one next to nothing. */
+/* Windows stop growing. A window as long as the sequence holds as much as full attention, and a short one almost
+   nothing. */
 TEST(windows_stop_growing) {
     cf_model model = *cf_model_find("qwen3-8b");
     cf_layer kind = {0};
@@ -105,19 +106,20 @@ TEST(windows_stop_growing) {
     full = report_of(&desc, &load);
     model.kinds = &kind;
     model.n_kinds = 1;
-    CHECK_INT(report_of(&desc, &load).total, full.total); /* a kind that says nothing is the model's own */
+    CHECK_INT(report_of(&desc, &load).total, full.total); /* a kind without members of its own is the model's */
     kind.mixer = CF_MIXER_WINDOW;
     kind.window = 8193;
     wide = report_of(&desc, &load);
-    CHECK_INT(wide.state, full.state);                               /* every row is before some border */
-    CHECK_INT(wide.state_gradient, 8192LL * 36 * 2 * 8 * 128 * 4);   /* and one border is in backward */
+    CHECK_INT(wide.state, full.state);                               /* every row is in a window before some border */
+    CHECK_INT(wide.state_gradient, 8192LL * 36 * 2 * 8 * 128 * 4);   /* and one border is in its backward */
     kind.window = 129;
     narrow = report_of(&desc, &load);
     CHECK_INT(narrow.state, full.state * 128 / 8192);
     CHECK_INT(narrow.state_gradient, 128LL * 36 * 2 * 8 * 128 * 4);
     load.state_gradient_tokens = 0;
     CHECK_INT(report_of(&desc, &load).state_gradient, 0);
-    kind.mixer = CF_MIXER_CHUNKED; /* rows since the last multiple of 16K: each other border hands on 8K of them */
+    /* the rows since the last multiple of 16K: every second border hands on 8K of them */
+    kind.mixer = CF_MIXER_CHUNKED;
     kind.window = 16384;
     load.state_gradient_tokens = 1;
     CHECK_INT(report_of(&desc, &load).state, full.state);
@@ -125,7 +127,7 @@ TEST(windows_stop_growing) {
     CHECK_INT(report_of(&desc, &load).state, 0);
 }
 
-/* Experts lie on ep GPUs, whole; ZeRO divides them over the tp x dp / ep copies that there are. */
+/* Experts lie whole on ep GPUs. ZeRO divides them over their tp x dp / ep copies. */
 TEST(experts_are_divided) {
     cf_memory_desc desc = {0};
     cf_memory_load load = load_of(1000, 1000, 0, 0);
@@ -149,7 +151,7 @@ TEST(experts_are_divided) {
             CHECK_INT(report.gradients, zero >= 2 ? others * 4 / 32 + held * 4 / copies : 4 * (others + held));
             CHECK_INT(report.optimizer, zero >= 1 ? others * 12 / 32 + held * 12 / copies : 12 * (others + held));
         }
-    desc.parallel.ep = desc.parallel.zero = 0; /* cut by tp, each part of an expert lies on the dp GPUs of its rank */
+    desc.parallel.ep = desc.parallel.zero = 0; /* with tp, each part of an expert lies on the dp GPUs of its tp rank */
     desc.parallel.tp = 2;
     held = report_of(&desc, &load).optimizer;
     desc.parallel.zero = 1;
@@ -157,7 +159,7 @@ TEST(experts_are_divided) {
     CHECK(report.optimizer >= held / 32 && report.optimizer <= held / 32 + 2);
 }
 
-/* Moments of 8 bits; one moment for matrices; adapters alone. */
+/* 8-bit moments; one moment for matrices; adapters alone. */
 TEST(optimizers_by_hand) {
     cf_memory_desc desc = {0};
     cf_memory_load load = load_of(1000, 1000, 0, 0);
@@ -183,9 +185,10 @@ TEST(optimizers_by_hand) {
     desc.parallel.zero = 1;
     CHECK_INT(report_of(&desc, &load).optimizer, 12 * adapters / 8);
     desc.model = cf_model_find("qwen3-30b-a3b");
-    desc.parallel.ep = 4; /* 32 of 128 experts on each of four ranks; the other four have copies */
+    desc.parallel.ep = 4; /* 32 of 128 experts on each of four ranks; the other four hold copies */
     trained = report_of(&desc, &load);
-    adapters = (int64_t)16 * 48 * (4 * 2048 + 2 * 4096 + 2 * 512); /* of q, k, v and o alone: there is no other MLP */
+    /* for q, k, v and o alone: there is no MLP besides the experts */
+    adapters = (int64_t)16 * 48 * (4 * 2048 + 2 * 4096 + 2 * 512);
     CHECK_INT(trained.gradients, 4 * adapters);
     desc.lora_experts = 1;
     adapters = (int64_t)16 * 48 * 32 * 3 * (2048 + 768);
@@ -194,7 +197,7 @@ TEST(optimizers_by_hand) {
     CHECK_INT(report_of(&desc, &load).optimizer, trained.optimizer + 12 * adapters / 2);
 }
 
-/* Eight copies of a row, and three results of 768 for each; the fullest GPU has a quarter more. */
+/* Each row has eight copies, and three results of 768 for each. The fullest GPU has a quarter more. */
 TEST(rows_of_experts_by_hand) {
     cf_memory_desc desc = {0};
     cf_token_bytes dense, experts, uneven;
@@ -220,13 +223,13 @@ TEST(rows_of_experts_by_hand) {
     CHECK_INT(experts.activations - uneven.activations, 48 * (rows + 8 * 128 + 2 * 2 * 2048));
     desc.parallel.recompute = CF_RECOMPUTE_NONE;
     desc.parallel.imbalance = 0;
-    desc.parallel.tp = 4; /* with sequence parallelism a GPU sends a quarter of the rows, to whole experts */
+    desc.parallel.tp = 4; /* with sequence parallelism a GPU sends a quarter of the rows, each to a whole expert */
     REQUIRE(cf_memory_token_bytes(&desc, 0, &uneven, NULL) == CF_OK);
     CHECK_INT(uneven.routes, 48 * 4);
 }
 
-/* Bytes that are no whole number are rounded up: a border over its chunk's rows, and the fullest GPU's rows of experts,
-   of which there are 11 bytes in the mean, for any percentage beyond it. */
+/* Bytes that are not whole are rounded up: a border over its chunk's rows, and the expert rows of the fullest GPU.
+   These have 11 bytes on average, for any percentage of imbalance. */
 TEST(odd_bytes_are_rounded_up) {
     static const cf_layer kind = {.experts = 2, .active = 1, .ffn = 1};
     cf_memory_desc desc = {0};
@@ -257,7 +260,7 @@ TEST(odd_bytes_are_rounded_up) {
     }
 }
 
-/* A stage with layers of one kind takes what it takes in a model that has no other. */
+/* A stage whose layers are all of one kind takes as much as in a model that has only this kind. */
 TEST(kinds_of_other_stages_cost_nothing) {
     static const cf_layer kinds[] = {{.window = 0},
                                      {.mixer = CF_MIXER_WINDOW, .window = 64, .heads = 64, .ffn = 1 << 15},
@@ -291,8 +294,8 @@ TEST(kinds_of_other_stages_cost_nothing) {
 
 /* ---- activations ---- */
 
-/* Bytes of activations per token and layer of a middle stage, fused attention without its row statistics, and of K and
-   V in all layers. Worked out by hand from the models' shapes: 8 h + 4 q + 4 kv + 6 f and 4 kv L. */
+/* Worked out by hand from the models' shapes: activation bytes per token and layer of a middle stage, 8 h + 4 q + 4 kv
+   + 6 f, with fused attention but without its row statistics; and K and V of all layers, 4 kv L. */
 static const struct {
     const char *name;
     int64_t a_layer, state;
@@ -338,8 +341,9 @@ static double korthikanti(double h, double f, double t, int sequence) {
     return sequence ? h * (18 + 4 * f / h) / t : 10 * h + (8 * h + 4 * f) / t;
 }
 
-/* Ours on such a layer is the paper's less the masks. Then the terms that the formula does not know: a gate (2 f more),
-   grouped heads (K and V narrower: 4 (q - kv) less), heads that together are not the hidden size (4 (q - h) twice). */
+/* On such a layer our bytes are the paper's less the masks. Then come the terms that the formula lacks: a gate adds 2
+   f, grouped heads subtract 4 (q - kv) for narrower K and V, and heads whose total is not the hidden size add 4 (q - h)
+   twice. */
 TEST(korthikanti_table_2) {
     int64_t i, t;
     int sequence;
@@ -367,7 +371,7 @@ TEST(korthikanti_table_2) {
                     double terms = theirs - masks + 2 * f / tp - 4 * (q - kv) / tp + 8 * (q - h) / tp;
                     CHECK(fabs((double)bytes.activations / (double)shard.layers - terms) < 1e-6);
                 }
-                plain.no_gate = 1; /* now the layer of the paper: nothing but the masks is left over */
+                plain.no_gate = 1; /* now the layer of the paper: only the masks differ */
                 plain.kv_heads = plain.heads;
                 plain.head_dim = 0;
                 if (plain.hidden % plain.heads != 0) continue;
@@ -383,7 +387,7 @@ TEST(korthikanti_table_2) {
 static double megatron_activations(const cf_model *m, double s, double t) {
     double h = (double)m->hidden, bytes = s * h * (18 + 4 * (double)m->ffn / h) * (double)m->layers;
     bytes += 8 * s + s * h;                           /* token ids; dropout of the embedding */
-    bytes += s * h * 4 * (1 + (double)m->vocab / h);  /* input of head and loss */
+    bytes += s * h * 4 * (1 + (double)m->vocab / h);  /* inputs of head and loss */
     return bytes / t;
 }
 
@@ -426,7 +430,7 @@ TEST(unfused_operations_keep_more) {
     CHECK(report_of(&desc, &load).working >= load.chunk_scores * 4 * 7);
 }
 
-/* Only attention has scores: 12 of 48 layers, of 16 heads each where the others have 32. */
+/* Only attention layers have scores: 12 of 48 layers, each with 16 heads where the others have 32. */
 TEST(scores_are_those_of_attention_layers) {
     cf_memory_desc desc = sizing("qwen3-next-80b-a3b", 1, 1);
     cf_memory_load load = load_of(1000, 1000, 0, 0);
@@ -440,8 +444,8 @@ TEST(scores_are_those_of_attention_layers) {
     CHECK_INT(with.working - without.working, 1000000000LL * 2 * 16);
 }
 
-/* A row of one layer in backward, element by element: the residual and a norm's output, and the larger of the MLP
-   (three matrices) and attention (Q, output; K, V). */
+/* One layer's row in backward, element by element: the residual, a norm's output, and the larger of the MLP (three
+   matrices) and attention (Q, output; K, V). */
 TEST(working_rows_by_hand) {
     cf_memory_desc desc = sizing("qwen2.5-7b", 1, 2);
     const cf_memory_load one = load_of(1000, 1000, 0, 0), two = load_of(1000, 2000, 0, 0);
@@ -457,8 +461,8 @@ TEST(working_rows_by_hand) {
     CHECK_INT(reports[1][0].working - reports[0][0].working, 1000 * 2 * (mlp + residual));
 }
 
-/* Backward makes the activations of one layer again as a whole, with the row statistics of its attention's heads; by
-   hand as the table above has them. */
+/* Backward recomputes all activations of one layer at a time, including the row statistics of its attention. By hand,
+   as in the table above. */
 TEST(full_recompute_makes_all_of_a_layer) {
     cf_memory_desc desc = sizing("qwen2.5-7b", 1, 1);
     cf_token_bytes kept, made_again;
@@ -468,10 +472,10 @@ TEST(full_recompute_makes_all_of_a_layer) {
     CHECK_INT(made_again.working - kept.working, 158720 + 4 * 28);
 }
 
-/* Modules that run again leave out, in the layer of Korthikanti et al. (4 h of MLP, no gate; bytes by their section
-   4.1): the inputs of the two linear maps behind the norms, 2 h each; the input of the MLP's second, 8 h; and that of
-   its activation, 8 h. Then with a gate: 2 f of the product, 4 f of gate and up. Backward makes one layer's share
-   again, and layers that recompute nothing keep all. */
+/* Modules that are recomputed keep less. In the layer of Korthikanti et al. (4 h of MLP, no gate; bytes by their
+   section 4.1) this drops the inputs of the two linear maps behind the norms, 2 h each; the input of the MLP's second,
+   8 h; and that of its activation, 8 h. With a gate it drops 2 f of the product and 4 f of gate and up. Backward
+   recomputes one layer's share at a time, and layers without recomputation keep all. */
 TEST(modules_made_again) {
     static const cf_recompute whats[] = {CF_RECOMPUTE_LAYERNORM, CF_RECOMPUTE_ACT, CF_RECOMPUTE_MLP};
     cf_model gpt = {0};
@@ -504,8 +508,8 @@ TEST(modules_made_again) {
             }
 }
 
-/* Norms that run again leave nothing of their separate operations, nor the activation its gate; scores are kept, but in
-   layers that make them again. */
+/* Recomputed norms keep nothing of their separate operations, and a recomputed activation keeps no gate. Scores are
+   kept, except in layers that recompute them. */
 TEST(modules_of_unfused_operations) {
     cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
     cf_memory_load load = load_of(1000, 1000, 0, 0);
@@ -529,7 +533,7 @@ TEST(modules_of_unfused_operations) {
     CHECK_INT(scores - report_of(&desc, &load).activations, 1000 * 1000 * 2 * 7 * 8);
 }
 
-/* A trainer without mixed precision keeps, tensor by tensor: all in float, a row statistic for each norm. */
+/* A trainer without mixed precision keeps, tensor by tensor: everything in fp32, and a row statistic for each norm. */
 TEST(float_trainer) {
     const int64_t h = 64, heads = 4, kv = 2 * 16, f = 176, vocab = 256, layers = 3;
     cf_model small = {0};
@@ -554,8 +558,8 @@ TEST(float_trainer) {
     CHECK_INT(bytes.boundary, 4 * h);
 }
 
-/* Attention's outputs kind by kind, of heads x value_dim numbers of two bytes and a log-sum-exp of four a head. With 8
-   heads of 64: 1,056; V of 32: 544; on two GPUs half. Windows of fewer than 2,048 rows and recurrent layers keep
+/* Attention outputs by kind: heads x value_dim numbers of two bytes, and a log-sum-exp of four bytes a head. 8 heads of
+   64 take 1,056 bytes; with V of 32, 544; on two GPUs half. Windows of fewer than 2,048 rows and recurrent layers keep
    none. */
 TEST(outputs_of_kinds_by_hand) {
     static const struct {
@@ -600,11 +604,11 @@ TEST(outputs_of_kinds_by_hand) {
             CHECK(memcmp(&without, &bytes, sizeof bytes) == 0);
             desc.outputs = 2;
             REQUIRE(cf_memory_estimate(&desc, &load, 1, &report, 1, NULL) == CF_OK);
-            CHECK_INT(report.inputs, 2 * 64 * (1024 + kinds[i].outputs) / tp); /* of one layer at a time */
+            CHECK_INT(report.inputs, 2 * 64 * (1024 + kinds[i].outputs) / tp); /* for one layer at a time */
             CHECK_INT(report.host, 1000 * bytes.dropped);
             CHECK_INT(report.state, 0);
             desc.outputs = 1;
-            desc.state_window = 64; /* in host memory then, but for two chunks */
+            desc.state_window = 64; /* then in host memory, except for two chunks */
             REQUIRE(cf_memory_estimate(&desc, &load, 1, &report, 1, NULL) == CF_OK);
             CHECK_INT(report.inputs, 2 * 64 * (1024 + kinds[i].outputs) / tp);
             CHECK_INT(report.host, 1000 * bytes.dropped);
@@ -612,7 +616,7 @@ TEST(outputs_of_kinds_by_hand) {
         }
 }
 
-/* One layer of 7B, 32B, 72B and 30B-A3B: 2 x heads x 128 + 4 x heads. */
+/* One layer of 7B, 32B, 72B and 30B-A3B: 2 x heads x 128 + 4 x heads bytes. */
 TEST(outputs_of_models_by_hand) {
     static const struct {
         const char *name;
@@ -629,8 +633,8 @@ TEST(outputs_of_models_by_hand) {
     }
 }
 
-/* Each part that lies in host memory leaves the device, except what is on its way: two checkpoints of the chunk in a
-   pass, and gradients of two layers, which are twice the bytes of the two layers that ZeRO 3 gathers. */
+/* Each offloaded part leaves the device, except for the bytes in transit: two checkpoints of the current chunk, and
+   gradients of two layers. These take twice the bytes of the two layers that ZeRO 3 gathers. */
 TEST(offload_by_hand) {
     const int64_t row = 2 * 3584, all = 28 * row;
     cf_memory_desc desc = sizing("qwen2.5-7b", 1, 1);
@@ -666,7 +670,7 @@ TEST(offload_by_hand) {
     CHECK_INT(report.parameters, 0);
     CHECK_INT(report.host, whole.optimizer + whole.gradients + whole.parameters + 1000 * all);
     desc.offload = CF_OFFLOAD_OPTIMIZER;
-    desc.parallel.zero = 1; /* gradients are whole until the exchange */
+    desc.parallel.zero = 1; /* gradients are whole until they are reduced */
     REQUIRE(cf_memory_estimate(&desc, &load, 1, &report, 1, NULL) == CF_OK);
     CHECK_INT(report.gradients, 4 * whole.gradients);
     CHECK_INT(report.host, whole.optimizer);
@@ -703,9 +707,9 @@ TEST(losses_keep_what_they_say) {
     }
 }
 
-/* One row of hidden states for each neighbour and way: a stage in the middle receives and sends activations and
-   gradients, one at an end half of that, and one that has no neighbour nothing. With tensor parallelism the gathered
-   rows and their gradient come on top. */
+/* One row of hidden states for each neighbour and direction. A middle stage receives and sends activations and
+   gradients, one at an end half of that, and a single stage nothing. Tensor parallelism adds the gathered rows and
+   their gradient. */
 TEST(buffers_are_those_of_the_neighbours) {
     static const int64_t depths[] = {1, 2, 4};
     int64_t tp, virtual_stages;
@@ -728,7 +732,7 @@ TEST(buffers_are_those_of_the_neighbours) {
 
 /* ---- model states ---- */
 
-/* Bytes per parameter as the Megatron and ZeRO papers give them: 18; 6 + 12 / d; 2 + 16 / d; 18 / d. */
+/* Bytes per parameter as in the Megatron and ZeRO papers: 18; 6 + 12 / d; 2 + 16 / d; 18 / d. */
 TEST(zero_divides_states) {
     int64_t zero, d;
     for (zero = 0; zero <= 3; zero++) {
@@ -748,7 +752,7 @@ TEST(zero_divides_states) {
     }
 }
 
-/* A fifth of what is no multiple of five is too little on some rank if it is rounded down. */
+/* If a fifth of a number that is not a multiple of five is rounded down, some rank has too little. */
 TEST(shares_are_rounded_up) {
     cf_memory_desc desc = sizing("llama-3-8b", 1, 1);
     cf_memory_load load = load_of(0, 0, 0, 0);
@@ -761,8 +765,8 @@ TEST(shares_are_rounded_up) {
     CHECK_INT(report.optimizer, 19272626996);  /* 12 x: 19,272,626,995.2 */
 }
 
-/* Two layers are whole at a time, and no embedding or head is one. A layer of Llama 3 8B by hand: Q and output, K and
-   V, the MLP, two norms; the last norm may be spread over all layers. */
+/* Two layers are whole at a time; embedding and head are not layers. A layer of Llama 3 8B by hand: Q and output, K and
+   V, the MLP, two norms. The final norm may be spread over all layers. */
 TEST(zero_3_gathers_two_layers) {
     const int64_t layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096;
     cf_memory_desc desc = sizing("llama-3-8b", 1, 1);
@@ -772,7 +776,8 @@ TEST(zero_3_gathers_two_layers) {
     desc.parallel.dp = 2;
     gathered = report_of(&desc, &load).buffers;
     CHECK(gathered >= 2 * 2 * layer && gathered <= 2 * 2 * (layer + 4096));
-    desc.model = cf_model_find("llama-4-maverick"); /* each other layer has 128 experts: they lie in the largest */
+    /* every second layer has 128 experts, and the largest layer counts */
+    desc.model = cf_model_find("llama-4-maverick");
     CHECK(report_of(&desc, &load).buffers > 2 * 2 * 128LL * 3 * 5120 * 8192);
 }
 
@@ -786,7 +791,8 @@ static int64_t sum_of_terms(const cf_memory_report *report) {
     return sum;
 }
 
-/* Twice the load is twice each term that depends on it; terms add up; the runtime line is never empty. */
+/* Doubling the load doubles each term that depends on it. Terms add up to the total, and the runtime term is never
+   0. */
 TEST(reports_add_up) {
     harness_rng rng = {41};
     int round;
@@ -820,9 +826,9 @@ TEST(reports_add_up) {
     }
 }
 
-/* With a window the device has `window` rows of one layer, whatever the state is; the host has all of it. By hand for
-   Qwen2.5 7B on four GPUs: 28 layers, one K head of 128 on each, so that a row of a layer's K and V is 512 bytes and
-   that of their gradients 1024, and 3584 x 2 bytes of a stage input over four GPUs are 1792. */
+/* With a window the device holds `window` rows of one layer, however large the state is. The host holds all of it. By
+   hand for Qwen2.5 7B on four GPUs: 28 layers with one K head of 128 on each GPU. A layer's K and V take 512 bytes a
+   row, their gradients 1024, and a stage input 3584 x 2 / 4 = 1792. */
 TEST(a_window_of_the_state) {
     const int64_t context[] = {32768, 262144, 1048576};
     int64_t i, inputs;
@@ -848,8 +854,8 @@ TEST(a_window_of_the_state) {
     }
 }
 
-/* One ring for all virtual stages of a stage, and none where there is no state. Fewer inputs than two chunks stay as
-   they are. */
+/* All virtual stages of a stage share one ring, and without state there is none. Fewer inputs than two chunks stay on
+   the device. */
 TEST(a_window_is_a_stage_s) {
     cf_memory_desc desc = sizing("qwen2.5-7b", 1, 2);
     cf_memory_load loads[4];
@@ -858,7 +864,7 @@ TEST(a_window_is_a_stage_s) {
     desc.parallel.n_virtual = 2;
     desc.state_window = 100;
     for (s = 0; s < 4; s++) loads[s] = load_of(4096, 4096, 0, 0);
-    loads[0].state_tokens = 50; /* less than the ring has room for, which is there all the same */
+    loads[0].state_tokens = 50; /* less than the ring's size, which is allocated in full */
     loads[2].state_tokens = 10000;
     loads[2].state_gradient_tokens = 7000;
     loads[2].input_tokens = 5000;
@@ -874,8 +880,9 @@ TEST(a_window_is_a_stage_s) {
     CHECK_INT(reports[1].host, 30000 * 7168);
 }
 
-/* With a window no state grows by the token on the device. But the chunk in a pass has the fp32 sums that attention
-   carries from block to block: of each query head a row of the output or of dQ, and two numbers. Counted one by one. */
+/* With a window no state on the device grows with the tokens. But the current chunk holds the fp32 sums that attention
+   carries from block to block: for each query head a row of the output or of dQ, and two numbers. Counted one by
+   one. */
 TEST(a_window_leaves_no_token_bytes_of_state) {
     static const cf_layer near = {.mixer = CF_MIXER_WINDOW, .window = 64};
     cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
@@ -893,7 +900,7 @@ TEST(a_window_leaves_no_token_bytes_of_state) {
         without.working += 2 * (int64_t)sizeof(float);
     }
     CHECK(memcmp(&with, &without, sizeof with) == 0);
-    model.kinds = &near; /* whose rows stay on the device, however long a sequence is */
+    model.kinds = &near; /* whose rows stay on the device, for any length of the sequence */
     model.n_kinds = 1;
     desc.model = &model;
     REQUIRE(cf_memory_token_bytes(&desc, 0, &with, NULL) == CF_OK);
@@ -902,7 +909,7 @@ TEST(a_window_leaves_no_token_bytes_of_state) {
     CHECK(memcmp(&with, &without, sizeof with) == 0);
 }
 
-/* Each GPU needs at least one K head: past kv_heads, tensor parallelism does not make the state smaller. */
+/* Each GPU needs at least one K head. Beyond kv_heads, more tensor parallelism does not make the state smaller. */
 TEST(replicated_heads_keep_their_state) {
     cf_token_bytes four, eight, sixteen;
     cf_memory_desc desc = sizing("qwen2.5-3b", 2, 1); /* 16 heads, 2 K heads */
@@ -916,7 +923,7 @@ TEST(replicated_heads_keep_their_state) {
     CHECK_INT(sixteen.state, four.state);
 }
 
-/* A stage with two virtual stages holds what both hold, and works on one at a time. */
+/* A stage with two virtual stages holds the bytes of both, and works on one at a time. */
 TEST(virtual_stages_share_a_gpu) {
     cf_memory_desc looped = sizing("qwen2.5-32b", 8, 4), flat = sizing("qwen2.5-32b", 8, 8);
     cf_memory_load loads[8];
@@ -945,17 +952,20 @@ TEST(virtual_stages_share_a_gpu) {
 /* ---- what the paper measured ---- */
 
 /* Peak memory of Qwen2.5-7B, in GiB, by ChunkSize and context (Yuan et al. 2025), <TP 4, SP 4, PP 1, selective>, K = 1,
-   on four GPUs, so without data parallelism; and the peak of plain training at 32K in the same set-up (its Figure 1),
+   on four GPUs, so without data parallelism. Then the peak of plain training at 32K in the same setup (its Figure 1),
    75 GB.
 
-   One set of assumptions for all seven: every default of cf_memory_desc but the loss, which is fused. With the float
-   copies of CF_LOSS_PARALLEL the plain 32K sequence would not have fitted 80 GB, and with unfused operations even less.
-   Loads. Plain: the sequence. Chunked: the peak is the forward pass of the last chunk, where the state of the whole
-   sequence is there and its gradient is not yet, and where the chunk before it, whose forward is to be dropped, still
-   holds its activations until its loss variable is assigned again: so two chunks, not one. This is inferred, not
-   published: the table grows by 2.95 MiB a token, plain training by no more than 1.3, and one chunk's activations are
-   1.14 here. The model's own slope is 2.54 (two chunks, their gathered rows and 10 % lost in gaps), so its residuals
-   grow with ChunkSize. */
+   One set of assumptions serves all seven: the defaults of cf_memory_desc, except for the loss, which is fused. With
+   the fp32 copies of CF_LOSS_PARALLEL the plain 32K sequence would not have fitted into 80 GB, and with unfused
+   operations even less.
+
+   Plain load: the sequence. Chunked load: the peak is the forward of the last chunk. The state of the whole sequence is
+   there then, but its gradient is not. The chunk before it, whose forward will be dropped, still holds its activations
+   until its loss variable is assigned again: so two chunks, not one.
+
+   This is inferred, not published: the table grows by 2.95 MiB a token, plain training by at most 1.3, and one chunk's
+   activations by 1.14 here. The model's own slope is 2.54 (two chunks, their gathered rows and 10 % lost in gaps), so
+   its residuals grow with ChunkSize. */
 static double paper_gib(int64_t chunk, int64_t context, int64_t live) {
     cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
     cf_memory_load load = load_of(live, chunk, chunk < context ? context : 0, 0);

@@ -1,6 +1,6 @@
-/* >>metadata: what the kernels of a chunk and its loss are told. The mask that flash_attn_varlen_func builds from
-   cu_seqlens is simulated and compared with the mask that the definition gives: a token sees itself and all before it
-   in its sequence. Means of the loss are compared with plain sums over whole sequences. */
+/* Tests >>metadata: the arguments of a chunk's kernels and of its loss. The mask that flash_attn_varlen_func builds
+   from cu_seqlens is simulated and compared with the definition: a token sees itself and all earlier tokens of its
+   sequence. Loss means are compared with plain sums over whole sequences. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Memory on the stack, aligned as the library wants it, which few types are on every machine. */
+/* Stack memory, aligned as the library requires; few types guarantee that on every machine. */
 enum { MEMORY_BYTES = 512 };
 typedef struct stack_memory {
     unsigned char bytes[MEMORY_BYTES + CF_MEMORY_ALIGNMENT];
@@ -29,7 +29,7 @@ typedef struct token {
 #define MOST_ROWS 600
 #define MOST_KEYS 4000
 
-/* `n` rows of the chunk's tensors, written from its slices. */
+/* Writes the first `n` rows of the chunk's tensors, from its slices. */
 static void query_tokens(const cf_plan *plan, const cf_chunk *chunk, int64_t n, token *rows) {
     int64_t i, t;
     for (i = 0; i < n; i++) rows[i].sequence = -1, rows[i].position = 0;
@@ -42,7 +42,7 @@ static void query_tokens(const cf_plan *plan, const cf_chunk *chunk, int64_t n, 
     }
 }
 
-/* Keys: the prefix of the chain, then the chunk. */
+/* Writes the keys: the prefix of the chain, then the chunk. */
 static void key_tokens(const cf_plan *plan, const cf_chunk *chunk, int64_t n, token *keys) {
     int64_t i;
     for (i = 0; i < chunk->prefix; i++) {
@@ -52,9 +52,9 @@ static void key_tokens(const cf_plan *plan, const cf_chunk *chunk, int64_t n, to
     query_tokens(plan, chunk, n, keys + chunk->prefix);
 }
 
-/* Does what flash_attn_varlen_func does: sequence i has the rows from cu_seqlens[i] on, a grid as large as
-   max_seqlen covers all of them, and query a sees key b if b <= a + keys - queries. written: how often each row of
-   the result is. */
+/* Does what flash_attn_varlen_func does. Sequence i has the rows from cu_seqlens[i] on, and a grid as large as
+   max_seqlen covers all of them. Query a sees key b if b <= a + keys - queries. written: how often each row of the
+   result is written. */
 static void kernel_mask(unsigned char *mask, unsigned char *written, int64_t n_keys, const cf_metadata *m) {
     int64_t i, a, b;
     for (i = 0; i < m->n_seqs; i++) {
@@ -68,8 +68,8 @@ static void kernel_mask(unsigned char *mask, unsigned char *written, int64_t n_k
     }
 }
 
-/* Entry by entry, for the tokens; padding must be written, and see no token. The entries of tokens must also add up to
-   the chunk's attention pairs. */
+/* Compares entry by entry for the tokens. Padding must be written, and sees no token. The entries of tokens must also
+   add up to the chunk's attention pairs. */
 static void check_mask(const cf_plan *plan, const cf_chunk *chunk, const cf_metadata *m) {
     static unsigned char mask[MOST_ROWS * MOST_KEYS], written[MOST_ROWS];
     static token rows[MOST_ROWS], keys[MOST_KEYS];
@@ -100,7 +100,7 @@ static void check_mask(const cf_plan *plan, const cf_chunk *chunk, const cf_meta
     CHECK_INT(m->pairs, chunk->pairs);
 }
 
-/* Row by row, from the definition: the target of a token is the next one of its sequence. */
+/* Compares row by row with the definition: a token's target is the next token of its sequence. */
 static void check_rows(const cf_plan *plan, const cf_chunk *chunk, const cf_metadata *m, const int64_t *lengths) {
     static token rows[MOST_ROWS];
     int64_t i, n = 0;
@@ -116,7 +116,8 @@ static void check_rows(const cf_plan *plan, const cf_chunk *chunk, const cf_meta
     CHECK_INT(n, m->n_loss_rows);
 }
 
-/* cu_seqlens do not fall, and max_seqlen is the longest of them: no larger, for a kernel's grid is made from it. */
+/* Checks that cu_seqlens never decrease, and that max_seqlen is exactly the longest sequence, because a kernel's grid
+   is made from it. */
 static void check_lengths(const cf_metadata *m) {
     int64_t i, q = 0, k = 0;
     CHECK(m->cu_seqlens_q[0] == 0 && m->cu_seqlens_k[0] == 0);
@@ -130,8 +131,9 @@ static void check_lengths(const cf_metadata *m) {
     CHECK(m->max_seqlen_q == q && m->max_seqlen_k == k);
 }
 
-/* At need - 1 refused and untouched, at need and need + 1 the same arrays, inside guard bands. Every other chunk
-   also asks for the rows with a loss, every third for the ends of keys. */
+/* With one byte too few the call is refused and writes nothing. With the exact size and one more it gives the same
+   arrays, inside guard bands. Every second chunk also asks for the rows with a loss, every third for the ends of
+   keys. */
 static void check_chunk(const cf_plan *plan, int64_t id, const int64_t *lengths) {
     const cf_chunk *chunk = &plan->chunks[id];
     const cf_metadata_desc wants = {.wants_loss_rows = id % 2 == 1, .wants_key_ends = id % 3 == 1};
@@ -197,7 +199,7 @@ TEST(masks_rows_and_sizes_of_random_plans) {
 
 /* ---- alignment, and arrays of one size for all chunks ---- */
 
-/* A capacity for this plan, as tight as can be or with something to spare. */
+/* Returns a capacity for this plan, exact or with something to spare. */
 static cf_capacity some_capacity(harness_rng *rng, const cf_plan *plan) {
     cf_capacity most = {0, 0, 0, 0, 0, 0, 0};
     CHECK_INT(cf_steps_capacity(plan, NULL, &most, NULL), CF_OK);
@@ -208,7 +210,7 @@ static cf_capacity some_capacity(harness_rng *rng, const cf_plan *plan) {
     return most;
 }
 
-/* Everything that a graph of kernels was recorded with: addresses, counts, grids. */
+/* Checks everything that a graph of kernels was recorded with: addresses, counts, grids. */
 static void check_static(const cf_metadata *m, const cf_metadata *first, const cf_capacity *most) {
     int64_t i;
     CHECK(m->rows == most->rows && m->n_seqs == most->n_seqs);
@@ -221,7 +223,7 @@ static void check_static(const cf_metadata *m, const cf_metadata *first, const c
     CHECK_INT(m->cu_seqlens_q[m->n_seqs], most->rows);
 }
 
-/* One block, with the capacity's sizes, takes every chunk of a plan in turn. */
+/* Fills one block of the capacity's size with every chunk of a plan in turn. */
 static void check_capacity(harness_rng *rng, const cf_plan *plan, const int64_t *lengths) {
     const cf_capacity most = some_capacity(rng, plan);
     cf_metadata_desc desc = {&most, NULL, NULL, 0, 0, 1, 0};
@@ -297,7 +299,7 @@ TEST(a_capacity_that_is_too_small_is_refused) {
     cf_plan_free(plan);
 }
 
-/* Prefix and rows of a capacity are added up in 32 bits, in cu_seqlens_k and max_seqlen_k. */
+/* Prefix and rows of a capacity are added in 32 bits, in cu_seqlens_k and max_seqlen_k. */
 TEST(a_capacity_up_to_32_bits) {
     static const int64_t rows[] = {16, 17, 100, 4096};
     const int64_t lengths[] = {21, 3, 2};
@@ -332,7 +334,7 @@ TEST(a_capacity_up_to_32_bits) {
 
 /* ---- by hand ---- */
 
-/* Sequence 0 of 10 tokens in chunks of 4, its tail of 2 shares with sequence 1 of 2 tokens. */
+/* Sequence 0 of 10 tokens in chunks of 4; its last chunk of 2 also has sequence 1 of 2 tokens. */
 TEST(a_hybrid_chunk_by_hand) {
     const int64_t lengths[] = {10, 2};
     const int32_t q[] = {0, 2, 4}, k[] = {0, 10, 12}, positions[] = {8, 9, 0, 1}, sequences[] = {0, 0, 1, 1};
@@ -352,12 +354,12 @@ TEST(a_hybrid_chunk_by_hand) {
     CHECK(memcmp(m.sequence_ids, sequences, sizeof sequences) == 0);
     CHECK(memcmp(m.target_positions, targets, sizeof targets) == 0);
     REQUIRE(cf_metadata_fill(plan, 1, NULL, memory, MEMORY_BYTES, &m, NULL) == CF_OK);
-    CHECK(memcmp(m.target_positions, targets_before, sizeof targets_before) == 0); /* 8 is in the next chunk */
+    CHECK(memcmp(m.target_positions, targets_before, sizeof targets_before) == 0); /* position 8 is in the next chunk */
     cf_plan_free(plan);
 }
 
-/* Padding behind the slices of 5, 3 and 2 tokens; then the same in arrays of 20 rows and 8 sequences, with a prefix of
-   up to 30. Weights of 2, 3 and 4; the token at position 18 of sequence 0 is no target. */
+/* Padding after the slices of 5, 3 and 2 tokens; then the same in arrays of 20 rows and 8 sequences, with a prefix of
+   up to 30. Weights are 2, 3 and 4. The token at position 18 of sequence 0 is not a target. */
 TEST(padding_by_hand) {
     const int64_t lengths[] = {21, 3, 2};
     const int32_t q[] = {0, 5, 8, 11, 12, 14, 16, 16, 16}, k[] = {0, 21, 24, 27, 28, 30, 32};
@@ -395,7 +397,7 @@ TEST(padding_by_hand) {
         CHECK(memcmp(m.target_positions, targets, rows * sizeof *targets) == 0);
         CHECK(memcmp(m.loss_weights, row_weights, rows * sizeof *row_weights) == 0);
     }
-    how.weights = NULL; /* targets are the same without */
+    how.weights = NULL; /* targets are the same without weights */
     REQUIRE(cf_metadata_fill(plan, 1, &how, memory, MEMORY_BYTES, &m, NULL) == CF_OK);
     CHECK(memcmp(m.target_positions, targets, sizeof targets) == 0 && m.loss_weights == NULL);
     cf_plan_free(plan);
@@ -424,7 +426,7 @@ TEST(an_idle_chunk_has_empty_metadata) {
     how.capacity = NULL;
     how.weights = &weight;
     CHECK_INT(cf_metadata_fill(plan, 1, &how, memory, need, &m, NULL), CF_OK);
-    CHECK(m.loss_weights != NULL); /* wanted, and none: not the same as not wanted */
+    CHECK(m.loss_weights != NULL); /* requested but empty, which differs from not requested */
     how.capacity = &most;
     how.weights = NULL;
     CHECK_INT(cf_steps_capacity(plan, NULL, &most, NULL), CF_OK);
@@ -433,7 +435,7 @@ TEST(an_idle_chunk_has_empty_metadata) {
     cf_plan_free(plan);
 }
 
-/* Keys and positions are 32 bits wide. The first chunk that does not fit. */
+/* Keys and positions have 32 bits. This finds the first chunk that does not fit. */
 TEST(limits_of_32_bits) {
     const int64_t size = 1 << 30;
     const int64_t lengths[] = {2 * ((int64_t)1 << 30) + 5}, pair[] = {size, size};
@@ -449,7 +451,7 @@ TEST(limits_of_32_bits) {
         CHECK_INT(cf_metadata_size(plan, 0, NULL, &bytes, &error), CF_OK);
         CHECK_INT(bytes, (2 * 2 + 3 * size) * 4);
         CHECK_INT(cf_metadata_size(plan, -1, NULL, &bytes, &error), CF_ERROR_LIMIT);
-    } else { /* not even the first has room in memory */
+    } else { /* not even the first chunk fits into memory */
         CHECK_INT(cf_metadata_size(plan, 0, NULL, &bytes, &error), CF_ERROR_OVERFLOW);
     }
     harness_poison(&m, sizeof m);
@@ -489,7 +491,7 @@ TEST(exactly_32_bits_are_enough) {
     }
 }
 
-/* The last row of chunk 2^15 - 1 has the largest position that its target can follow: nothing may step past it. */
+/* The last row of chunk 2^15 - 1 has the largest position that a target can follow. Nothing may step past it. */
 TEST(the_last_position_of_32_bits) {
     const int64_t lengths[] = {2149580799}, chunk = 32767; /* 32,800 even chunks, of which 32,768 have 2^31 - 1 rows */
     cf_pack_desc desc = {0};
@@ -516,7 +518,7 @@ TEST(the_last_position_of_32_bits) {
 
 #define MOST_TOKENS 4000
 
-/* A batch with a mask and prompts, and its mean in the plain way. */
+/* A batch with a mask and prompts, and its mean loss computed plainly. */
 typedef struct loss_batch {
     const oracle_batch *batch;
     unsigned char bytes[MOST_TOKENS];
@@ -530,10 +532,10 @@ typedef struct loss_batch {
     size_t n_bytes;
     /* found by the passes */
     double sum;
-    int64_t n_targets, n_odd; /* targets; rows that are none and have a weight, or whose target is another one */
+    int64_t n_targets, n_odd; /* targets; rows without a target but with a weight, or with another target */
 } loss_batch;
 
-/* Any number for the loss of one target. */
+/* Returns some loss for one target. */
 static double loss_of(int64_t sequence, int64_t position) {
     harness_rng rng = {(uint64_t)(sequence * 100000 + position)};
     return harness_unit(&rng);
@@ -544,7 +546,7 @@ static int is_target(const loss_batch *b, int64_t sequence, int64_t position) {
     return b->how.ignored == NULL || b->ignored[sequence] == NULL || !b->ignored[sequence][position];
 }
 
-/* The mean of the losses of the sequences whose prompt is `prompt`, over targets; NaN if there is no target. */
+/* Returns the mean loss over the targets of the sequences whose prompt is `prompt`; NaN if there is no target. */
 static double mean_of_prompt(const loss_batch *b, int64_t prompt) {
     double sum = 0;
     int64_t i, t, n = 0;
@@ -554,8 +556,8 @@ static double mean_of_prompt(const loss_batch *b, int64_t prompt) {
     return sum / (double)n;
 }
 
-/* The definition of each mean, sequence by sequence: over all tokens is over those of one prompt, and every sequence is
-   a prompt of its own. */
+/* Computes each mean by its definition, sequence by sequence. The mean over all tokens treats them as one prompt; the
+   mean over sequences treats each as its own prompt. */
 static double plain_mean(loss_batch *b) {
     int64_t i, n = 0, kept[ORACLE_MOST_SEQUENCES];
     double sum = 0;
@@ -588,7 +590,7 @@ static void count_loss(loss_batch *b, const cf_plan *plan, const cf_step *step) 
     }
 }
 
-/* Draws a mask, prompts and a mean. 0 if the batch is too large for the arrays. */
+/* Draws a mask, prompts and a mean. Returns 0 if the batch is too large for the arrays. */
 static int draw_loss(harness_rng *rng, const oracle_batch *batch, loss_batch *b) {
     int64_t i, t, used = 0;
     int masked = harness_chance(rng, 0.6);
@@ -609,7 +611,7 @@ static int draw_loss(harness_rng *rng, const oracle_batch *batch, loss_batch *b)
     return 1;
 }
 
-/* A schedule of any kind for one rank, run stage by stage. */
+/* Runs a schedule of any kind for one rank, stage by stage. */
 static void run_loss(harness_rng *rng, const cf_plan *plan, int64_t rank, loss_batch *b) {
     cf_schedule_desc order = {0};
     cf_schedule *schedule = NULL, *lowered = NULL;
@@ -632,7 +634,7 @@ static void run_loss(harness_rng *rng, const cf_plan *plan, int64_t rank, loss_b
     cf_schedule_free(schedule);
 }
 
-/* However a batch is packed, split, spread over ranks and scheduled: the weighted losses add up to the mean. */
+/* However a batch is packed, split, distributed over ranks and scheduled, the weighted losses add up to the mean. */
 TEST(ten_thousand_ways_to_run_a_batch_have_the_same_loss) {
     static oracle_batch batch;
     static loss_batch b;
@@ -669,9 +671,9 @@ TEST(ten_thousand_ways_to_run_a_batch_have_the_same_loss) {
     }
 }
 
-/* Batches that people tried: empty sequences between others, a rank with one short sequence or without targets, no
-   target anywhere, and a rollout that is the beginning of another one, with an exact copy and weights of both signs.
-   Every target is in one row of one rank, a shared one with the sum of its weights. */
+/* Batches from practice: empty sequences between others, a rank with one short sequence or without targets, no target
+   at all, and a rollout that is the beginning of another, with an exact copy and weights of both signs. Every target is
+   in one row of one rank; a shared target has the sum of its weights. */
 TEST(batches_that_people_tried) {
     static unsigned char none[300];
     const unsigned char *const no_target[] = {none, none, none, none};
@@ -742,7 +744,7 @@ TEST(weights_by_hand) {
     how.prompts = prompts;
     how.ignored = ignored;
     CHECK_INT(cf_loss_weights(lengths, 5, &how, weights, NULL), CF_OK);
-    CHECK(memcmp(weights, by_prompt, sizeof weights) == 0); /* prompt 0 has lost its only targets */
+    CHECK(memcmp(weights, by_prompt, sizeof weights) == 0); /* prompt 0 loses its only targets */
     CHECK_INT(cf_loss_weights(NULL, 0, NULL, NULL, NULL), CF_OK);
 }
 
@@ -812,7 +814,7 @@ TEST(metadata_refuses_bad_arguments) {
         CHECK_INT(cf_metadata_fill(plan, bad_chunks[i], NULL, memory, MEMORY_BYTES, &m, &error), CF_ERROR_ARGUMENT);
         CHECK_STR(error.field, "chunk");
         CHECK_INT(error.got, bad_chunks[i]);
-        if (bad_chunks[i] == -1) continue; /* any chunk: a good argument for the size */
+        if (bad_chunks[i] == -1) continue; /* the size does not depend on the chunk's number */
         CHECK_INT(cf_metadata_size(plan, bad_chunks[i], NULL, &bytes, &error), CF_ERROR_ARGUMENT);
         CHECK_STR(error.field, "chunk");
         CHECK_INT(cf_metadata_size(plan, bad_chunks[i], NULL, &bytes, NULL), CF_ERROR_ARGUMENT);
@@ -836,7 +838,7 @@ TEST(metadata_refuses_bad_arguments) {
     cf_plan_free(plan);
 }
 
-/* Whatever takes a pointer survives NULL. */
+/* Every function that takes a pointer survives NULL. */
 TEST(questions_without_a_plan_have_answers) {
     const unsigned char zero[sizeof(cf_plan_stats)] = {0};
     cf_plan_stats stats;
@@ -858,7 +860,7 @@ TEST(questions_without_a_plan_have_answers) {
 static uint16_t short_tokens[MOST_TOKENS];
 static int32_t long_tokens[MOST_TOKENS];
 
-/* Any number for a token, the same in both widths. */
+/* Returns some token, the same in both widths. */
 static int32_t token_of(int64_t sequence, int64_t position) {
     return (int32_t)((sequence * 4099 + position * 13) % 65536);
 }
@@ -878,7 +880,7 @@ static int make_tokens(const oracle_batch *batch, const void **in_2, const void 
     return 1;
 }
 
-/* Fills in what each row of a plan without shares should be, slice by slice. */
+/* Writes the expected rows of a plan without shares, slice by slice. */
 static void expect_rows(const loss_batch *b, const cf_plan *plan, const cf_token_rows *rows, int32_t *targets) {
     static int32_t sequences[MOST_BATCH_ROWS], positions[MOST_BATCH_ROWS];
     int64_t i, t, row, n_targets = 0;
@@ -951,8 +953,8 @@ TEST(tokens_of_all_chunks) {
     }
 }
 
-/* Weights that are no numbers, or that the type of the result cannot hold, are refused by sequence, and nothing is
-   written. The first chunk has all three sequences. */
+/* Weights that are NaN, or too large for the type of the result, are refused by sequence, and nothing is written. The
+   first chunk has all three sequences. */
 static void expect_refused_weights(const cf_plan *plan, const cf_metadata_desc *given, const void *const *tokens,
                                    void *place, size_t bytes) {
     static const double bad[] = {NAN, INFINITY, -INFINITY, 1e300};
@@ -979,7 +981,8 @@ static void expect_refused_weights(const cf_plan *plan, const cf_metadata_desc *
     }
 }
 
-/* Three rollouts of a prompt of three tokens, the last of which two answers continue: that row has three targets. */
+/* Three rollouts of a prompt of three tokens. Two answers follow the prompt's last token, so its row has three
+   targets. */
 TEST(tokens_where_sequences_part) {
     static const int32_t a[] = {1, 2, 3, 10, 11}, c[] = {1, 2, 3, 20}, d[] = {1, 2, 3, 30, 31, 32};
     const void *tokens[] = {a, c, d};
@@ -997,7 +1000,8 @@ TEST(tokens_where_sequences_part) {
     void *place = (void *)(((uintptr_t)memory + CF_MEMORY_ALIGNMENT - 1) / CF_MEMORY_ALIGNMENT * CF_MEMORY_ALIGNMENT);
     REQUIRE(cf_pack(lengths, 3, &pack, &plan, NULL) == CF_OK);
     REQUIRE(cf_token_rows_fill(plan, &desc, tokens, 4, place, 3072, &rows, NULL) == CF_OK);
-    CHECK_INT(rows.n_targets, 2 + 3 + 6 - 3); /* the prompt's, where they part, and the answers' own */
+    /* the prompt's, those where the sequences diverge, and the answers' own */
+    CHECK_INT(rows.n_targets, 2 + 3 + 6 - 3);
     for (row = 0; row < rows.n_rows; row++) {
         CHECK_INT(rows.first_target[row + 1] - rows.first_target[row] == 3, rows.tokens[row] == 3);
         for (t = rows.first_target[row]; t < rows.first_target[row + 1]; t++) {

@@ -1,4 +1,4 @@
-/* >>model, and the tuner's >>fit and >>estimate: models, splits, GPUs, estimated and fitted costs. */
+/* Tests >>model, and the tuner's >>fit and >>estimate: models, splits, GPUs, estimated and fitted costs. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -18,7 +18,7 @@ static cf_parallel split(int64_t tp, int64_t pp, int64_t dp) {
 
 /* ---- parameter counts ---- */
 
-/* As published with the models. */
+/* Published with the models. */
 static const struct {
     const char *name;
     int64_t parameters;
@@ -72,7 +72,7 @@ TEST(export_versions_differ_in_nvlink_alone) {
     }
 }
 
-/* The tensors of a checkpoint, one after the other: the same count by another road. */
+/* Counts the parameters of a checkpoint, tensor by tensor, independently of the library. */
 static int64_t count_tensors(const cf_model *m) {
     int64_t dim = m->head_dim ? m->head_dim : m->hidden / m->heads, sum = m->vocab * m->hidden, layer;
     for (layer = 0; layer < m->layers; layer++) {
@@ -92,7 +92,7 @@ static int64_t count_tensors(const cf_model *m) {
     return sum;
 }
 
-/* Sizes that split many ways. */
+/* Draws sizes with many divisors. */
 static cf_model random_model(harness_rng *rng) {
     cf_model m = {0};
     m.name = "random";
@@ -124,7 +124,7 @@ TEST(counts_are_those_of_the_tensors) {
     }
 }
 
-/* The GPUs of all stages hold the model, beside what is there more than once. */
+/* The GPUs of all stages together hold the model, plus the parts that are replicated. */
 TEST(stages_add_up_to_the_model) {
     harness_rng rng = {22};
     int i, checked = 0;
@@ -155,8 +155,9 @@ TEST(stages_add_up_to_the_model) {
         CHECK_INT(layers, m.layers);
         CHECK(most - least <= 1);
         REQUIRE(cf_stage_shard(&m, &p, stages - 1, -1, &shard, NULL) == CF_OK);
-        CHECK_INT(shard.layers, least); /* the stage with the head never has more */
-        /* replicated: norms, biases that are added once, K and V heads beyond one each, rounding of the vocabulary */
+        CHECK_INT(shard.layers, least); /* the stage with the head never has more layers */
+        /* replicated: norms, biases that are added once, K and V heads if there are fewer than GPUs, padding of the
+           vocabulary */
         sum -= (tp - 1) * (m.layers * (2 * m.hidden + (m.qk_norm == 1 ? 2 * dim : 0)) + m.hidden);
         if (m.qk_norm == 2) sum -= (replicas - 1) * m.layers * m.kv_heads * dim;
         if (m.out_bias) sum -= (tp - 1) * m.layers * m.hidden;
@@ -172,7 +173,7 @@ TEST(stages_add_up_to_the_model) {
     CHECK(checked > 300);
 }
 
-/* Widths by hand: heads, vocabulary and MLP are cut, hidden is not, and K and V heads are never less than one. */
+/* Widths by hand: heads, vocabulary and MLP are divided, hidden is not, and K and V have at least one head. */
 TEST(shards_by_hand) {
     const cf_model *model = cf_model_find("qwen2.5-7b");
     cf_parallel p = split(4, 2, 1);
@@ -191,7 +192,7 @@ TEST(shards_by_hand) {
     CHECK(shard.first && shard.last && shard.heads == 8 && shard.kv == 128 && shard.layers == 80);
     p.tp = 16;
     REQUIRE(cf_stage_shard(cf_model_find("qwen2.5-72b"), &p, 0, -1, &shard, NULL) == CF_OK);
-    CHECK(shard.heads == 4 && shard.kv == 128); /* 8 heads of K and V on 16 GPUs */
+    CHECK(shard.heads == 4 && shard.kv == 128); /* 8 K and V heads on 16 GPUs */
     harness_poison(&shard, sizeof shard);
     CHECK_INT(cf_stage_shard(model, &p, 1, -1, &shard, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "parallel.tp");
@@ -247,8 +248,8 @@ static double megatron_shard(const cf_model *m, double tp, double pp) {
     return shard;
 }
 
-/* Ours is Megatron's plus what it leaves out, term by term: biases of Q, K and V, norms of Q and K; norms are not
-   divided over tp; and its block / pp spreads the final norm over the stages. */
+/* Our count is Megatron's plus the terms that it leaves out: biases of Q, K and V, and norms of Q and K. Norms are not
+   divided over tp, and Megatron's block / pp spreads the final norm over the stages. */
 TEST(megatron_parameter_formula) {
     int64_t i, tp, pp;
     for (i = 0; i < COUNT(published); i++) {
@@ -276,20 +277,23 @@ TEST(megatron_parameter_formula) {
 
 /* ---- kinds of layers ---- */
 
-/* As their makers say on model cards and in reports, in thousands of millions, with as many digits as they give;
-   active: with the embedding or not. Where the numbers of a checkpoint were found (Hugging Face counts them and
-   public lists repeat it; Keras' preset for Mixtral 8x7B, discussion 6 of Mixtral-8x22B-v0.1) they are all there:
-   less 871,932,416 of Llama 4's encoder of images, and GLM's less prediction layers, as in INTELLECT-3, which was
-   trained from Air. Biases of routers, a number for each expert, are no parameters here; of Kimi K2's other 3,416 it
-   is not known what they are. Published totals count differently: GLM's 355 with prediction layers and without
-   embedding and head, its 106 without all, Scout's 109 with the encoder, Kimi Linear's 48 without embedding and head,
-   Qwen3.5-35B's with an encoder and a prediction layer. */
+/* Parameters as published on model cards and in reports, in billions, with as many digits as given. active: with the
+   embedding or not.
+
+   If the numbers of a checkpoint were found, they match: Hugging Face counts them and public lists repeat it; Keras'
+   preset has Mixtral 8x7B, and discussion 6 has Mixtral-8x22B-v0.1. Two are adjusted: Llama 4's encoder of images has
+   871,932,416, and GLM's checkpoint is INTELLECT-3's, which was trained from Air without prediction layers. Router
+   biases, a number for each expert, are no parameters here. Kimi K2 has 3,416 others of unknown origin.
+
+   Published totals count differently: GLM's 355 is with prediction layers and without embedding and head, its 106
+   without all of these, Scout's 109 with the encoder, Kimi Linear's 48 without embedding and head, and Qwen3.5-35B's
+   with an encoder and a prediction layer. */
 static const struct {
     const char *name;
     double total, active;
     double digit; /* of `active` */
     int embedding;
-    int64_t checkpoint, biases; /* 0: not found; routers' biases among them */
+    int64_t checkpoint, biases; /* 0: not found; includes the routers' biases */
 } published_kinds[] = {
     {"qwen3-30b-a3b", 30.5, 3.3, 0.1, 1, 30532122624, 0},
     {"qwen3-235b-a22b", 235, 22, 1, 1, 235093634560, 0},
@@ -327,13 +331,13 @@ TEST(counts_of_kinds_are_the_published_ones) {
         if (published_kinds[i].checkpoint > 0)
             CHECK_INT(counted.total + published_kinds[i].biases, published_kinds[i].checkpoint);
         else CHECK(fabs(total / wanted - 1) < 0.005 || fabs(total - wanted) < 0.5);
-        /* Rounded to the last digit that was published, or cut off behind it. */
+        /* Rounded to the last published digit, or cut off after it. */
         CHECK(active > published_kinds[i].active - digit / 2 && active < published_kinds[i].active + digit);
         CHECK_INT(counted.embedding + counted.attention + counted.mlp + counted.norms + counted.head, counted.total);
     }
 }
 
-/* The tensors of one layer, named as in transformers' models; a mamba_ssm layer as in Nemotron-H's. */
+/* Counts the tensors of one layer, named as in transformers' models; a mamba_ssm layer as in Nemotron-H's. */
 static int64_t count_mixer_tensors(const cf_model *m, const cf_layer *k) {
     int64_t h = m->hidden, heads = k->heads ? k->heads : m->heads, groups = k->kv_heads ? k->kv_heads : m->kv_heads;
     int64_t dim = k->head_dim ? k->head_dim : m->head_dim, value = k->value_dim ? k->value_dim : dim, sum = 0;
@@ -421,7 +425,7 @@ static cf_layer random_kind(harness_rng *rng) {
     return k;
 }
 
-/* A model of up to three kinds; kinds and pattern are the caller's. */
+/* Draws a model of up to three kinds. `kinds` and `pattern` are the caller's arrays. */
 static cf_model random_kinds(harness_rng *rng, cf_layer *kinds, char *pattern) {
     cf_model m = {0};
     int64_t i, n = harness_between(rng, 1, 6);
@@ -439,7 +443,7 @@ static cf_model random_kinds(harness_rng *rng, cf_layer *kinds, char *pattern) {
     for (i = 0; i < 3; i++)
         if (kinds[i].no_ffn) kinds[i].experts = kinds[i].active = kinds[i].shared = kinds[i].shared_gate = 0;
     for (i = 0; i < n; i++) pattern[i] = (char)('a' + harness_between(rng, 0, 2));
-    for (i = 0; i < 3; i++) /* each of them in some layer */
+    for (i = 0; i < 3; i++) /* each kind occurs in some layer */
         if (memchr(pattern, (int)('a' + i), (size_t)n) == NULL) pattern[n++] = (char)('a' + i);
     pattern[n] = '\0';
     m.kinds = kinds;
@@ -453,7 +457,7 @@ static cf_model random_kinds(harness_rng *rng, cf_layer *kinds, char *pattern) {
         if (kinds[i].shared == 0) kinds[i].shared_gate = 0;
     if (kinds[0].experts + kinds[1].experts + kinds[2].experts == 0) m.first_dense = 0;
     for (i = 0; i < 3 && kinds[i].mixer > CF_MIXER_CHUNKED; i++) continue;
-    if (i == 3) m.qkv_bias = m.out_bias = m.qk_norm = 0; /* of Q, K and V, which none has */
+    if (i == 3) m.qkv_bias = m.out_bias = m.qk_norm = 0; /* of Q, K and V, which none of the kinds has */
     return m;
 }
 
@@ -472,7 +476,7 @@ TEST(counts_of_kinds_are_those_of_the_tensors) {
     }
 }
 
-/* Stages together have each layer once and each expert as often as there are copies of it. */
+/* All stages together have each layer once, and each expert as often as it has copies. */
 TEST(stages_of_kinds_add_up) {
     harness_rng rng = {24};
     cf_layer kinds[3];
@@ -506,7 +510,7 @@ TEST(stages_of_kinds_add_up) {
     CHECK(checked > 100);
 }
 
-/* A recurrent layer has as many queries as keys, each of head_dim columns, and this GPU's part of them. */
+/* A recurrent layer has as many queries as keys, each with head_dim columns, divided over the GPUs. */
 TEST(queries_of_recurrent_layers) {
     const cf_mixer mixers[] = {CF_MIXER_DELTA, CF_MIXER_KDA, CF_MIXER_MAMBA2};
     int64_t i, tp;
@@ -654,7 +658,7 @@ TEST(bad_models_are_named) {
         model.kv_heads = 3;
         model.hidden = 96;
         CHECK_INT(cf_model_validate(&model, &error), CF_ERROR_ARGUMENT);
-        CHECK_INT(error.wanted, 24); /* 16 and 32 are nearer, and no multiples of 3 */
+        CHECK_INT(error.wanted, 24); /* 16 and 32 are nearer, but not multiples of 3 */
         model.heads = 24;
         CHECK_INT(cf_model_validate(&model, &error), CF_OK);
         model.heads = model.kv_heads = 5;
@@ -664,7 +668,7 @@ TEST(bad_models_are_named) {
     }
 }
 
-/* The largest sizes that are allowed are counted without overflow, or refused. */
+/* The largest allowed sizes are counted without overflow, or refused. */
 TEST(huge_models_do_not_overflow) {
     cf_model model = *cf_model_find("qwen2.5-7b");
     cf_parameters out;
@@ -733,7 +737,7 @@ TEST(bad_splits_are_named) {
 
 /* ---- estimates ---- */
 
-/* A GPU on which nothing costs time but the FLOPs: 1 FLOP/s. */
+/* Returns a GPU on which only FLOPs cost time: 1 FLOP/s. */
 static cf_gpu only_flops(void) {
     cf_gpu gpu = {0};
     gpu.name = "flops";
@@ -747,7 +751,7 @@ static int near(double got, double wanted, double relative) {
     return fabs(got - wanted) <= relative * fabs(wanted);
 }
 
-/* Returns the cost of a model on one GPU of a split without pipeline: forward, and what its gradients take. */
+/* Returns the cost of a model on one GPU of a split without pipeline: the forward and the gradients. */
 static cf_stage_cost cost_of_model(const cf_model *model, const cf_gpu *gpu, cf_parallel parallel, int64_t chunk_size) {
     cf_stage_cost stage = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}};
     cf_cost_desc desc = {0};
@@ -761,7 +765,7 @@ static cf_stage_cost cost_of_model(const cf_model *model, const cf_gpu *gpu, cf_
     return stage;
 }
 
-/* The same of a model of the table, on one GPU or one of dp = ep of them. */
+/* The same for a model of the table, on one GPU or one of dp = ep GPUs. */
 static cf_stage_cost cost_of(const char *name, const cf_gpu *gpu, int64_t ep, int64_t imbalance, int64_t chunk_size) {
     cf_parallel parallel = split(1, 1, ep);
     parallel.ep = ep;
@@ -769,7 +773,8 @@ static cf_stage_cost cost_of(const char *name, const cf_gpu *gpu, int64_t ep, in
     return cost_of_model(cf_model_find(name), gpu, parallel, chunk_size);
 }
 
-/* A token goes through the active weights, wherever they lie; a pair is one in the layers that see all of a prefix. */
+/* A token costs the FLOPs of its active weights, wherever they are. A pair costs those of the layers that see all of a
+   prefix. */
 TEST(estimates_count_the_flops_of_kinds) {
     cf_gpu gpu = only_flops();
     cf_stage_cost cost = cost_of("qwen3-30b-a3b", &gpu, 1, 0, 0), spread = cost_of("qwen3-30b-a3b", &gpu, 8, 0, 0);
@@ -782,16 +787,17 @@ TEST(estimates_count_the_flops_of_kinds) {
     CHECK(near(uneven.forward.per_token, 2 * (weights + experts / 4), 1e-12));
     cost = cost_of("deepseek-v3", &gpu, 1, 0, 0); /* heads of 192 and 128 */
     CHECK(near(cost.forward.per_pair, 4.0 * 61 * 128 * 160, 1e-12));
-    expand = 61.0 * 512 * 128 * (128 + 128) / 4096; /* every chunk makes K and V of its whole prefix again */
+    expand = 61.0 * 512 * 128 * (128 + 128) / 4096; /* every chunk recomputes K and V of its whole prefix */
     gpu.processors = 1;
     cost = cost_of("deepseek-v3", &gpu, 1, 0, 4096);
     CHECK(near(cost.input.per_pair, 10.0 * 61 * 128 * 160 + 4 * expand, 1e-12));
     CHECK(near(cost.weight.per_pair, 2 * expand, 1e-12));
     cost = cost_of("gpt-oss-20b", &gpu, 1, 0, 0);
-    CHECK(near(cost.forward.per_pair, 4.0 * 12 * 4096, 1e-12)); /* and the other twelve layers see 128 rows each */
+    CHECK(near(cost.forward.per_pair, 4.0 * 12 * 4096, 1e-12)); /* the other twelve layers see 128 rows each */
     window = cost.input.per_token - cost.forward.per_token;
     CHECK(near(window, (10.0 - 4.0) * 12 * 4096 * 128, 1e-9));
-    gpu.flops = 256 * 28.8e9; /* an exponential takes as long as 64 columns forward and 25.6 backward; heads of 64 */
+    /* an exponential takes as long as 64 columns in forward and 25.6 in backward; heads of 64 */
+    gpu.flops = 256 * 28.8e9;
     cost = cost_of("llama-3.2-1b", &gpu, 1, 0, 0);
     CHECK(near(cost.forward.per_pair * gpu.flops, 4.0 * 16 * 32 * 128 * (64 + 64) / (128 + 64), 1e-12));
     CHECK(near(cost.input.per_pair * gpu.flops, 10.0 * 16 * 32 * 128 * (64 + 25.6) / (128 + 25.6), 1e-12));
@@ -802,8 +808,8 @@ TEST(estimates_count_the_flops_of_kinds) {
     CHECK(near(window, 1.5 * 48 * 48 * (6.0 * 128 * 128 + 128.0 * (3 * 128 + 2 * 128)), 1e-9));
 }
 
-/* Rows go to their experts and back in forward, and their gradients in backward; a replay is a forward. Weights that no
-   token goes through are also read. */
+/* Rows go to their experts and back in forward, and their gradients in backward. A replay costs as much as a forward.
+   Weights that no token uses are read all the same. */
 TEST(experts_send_and_are_read) {
     cf_gpu gpu = only_flops();
     cf_stage_cost cost, without;
@@ -814,17 +820,19 @@ TEST(experts_send_and_are_read) {
     gpu.nvlink = 100;
     gpu.network = 10;
     cost = cost_of("qwen3-30b-a3b", &gpu, 8, 0, 0);
-    /* A copy to each of seven GPUs that eight choices of eight meet, and back. */
+    /* A copy goes to each of the other seven GPUs that one of eight choices out of eight hits, and back. */
     CHECK(near(cost.forward.per_token, 48.0 * 2 * 2048 * 2 * 7 * (1 - pow(7.0 / 8, 8)) / 100, 1e-12));
     CHECK(near(cost.input.per_token, cost.forward.per_token, 1e-12) && cost.weight.per_token < 1e-9);
     CHECK(near(cost.replay.per_token, cost.forward.per_token, 1e-12));
-    cost = cost_of("qwen3-30b-a3b", &gpu, 16, 0, 0); /* two nodes: one copy to the other, if a choice lies there */
+    /* two nodes: one copy to the other node, if one of the choices is there */
+    cost = cost_of("qwen3-30b-a3b", &gpu, 16, 0, 0);
     CHECK(near(cost.forward.per_token, 48.0 * 2 * 2048 * 2 * (1 - pow(0.5, 8)) / 10, 1e-12));
     gpu.network = 99;
-    cost = cost_of("qwen3-30b-a3b", &gpu, 16, 0, 0); /* what the GPUs of a node hand on takes longer */
+    cost = cost_of("qwen3-30b-a3b", &gpu, 16, 0, 0); /* forwarding between the GPUs of a node takes longer */
     CHECK(near(cost.forward.per_token, 48.0 * 2 * 2048 * 2 * 15 * (1 - pow(15.0 / 16, 8)) / 100, 1e-12));
     gpu.nvlink = 1e9;
-    cost = cost_of("deepseek-v3", &gpu, 64, 0, 0); /* eight choices among the four of eight nodes that hold its groups */
+    /* eight choices among the four of eight nodes that have its groups */
+    cost = cost_of("deepseek-v3", &gpu, 64, 0, 0);
     CHECK(near(cost.forward.per_token, 58.0 * 2 * 7168 * 2 * 7 * 0.5 * (1 - pow(3.0 / 4, 8)) / 99, 1e-12));
     cost = cost_of("kimi-k2", &gpu, 64, 0, 0); /* which has no groups */
     CHECK(near(cost.forward.per_token, 60.0 * 2 * 7168 * 2 * 7 * (1 - pow(7.0 / 8, 8)) / 99, 1e-12));
@@ -835,14 +843,14 @@ TEST(experts_send_and_are_read) {
     bare = *cf_model_find("gpt-oss-20b");
     bare.mlp_bias = 0;
     without = cost_of_model(&bare, &gpu, split(1, 1, 1), 0);
-    /* Forward: bias times weight in float, its sum with the output, joined, cast; clamp of both halves, joined.
-       Backward: the cast's gradient and what splits it; bias and weight, two products and two sums; clamps, joins. */
+    /* Forward: bias times weight in fp32, sum with the output, join, cast; clamp of both halves, join. Backward:
+       gradient of the cast and its split; bias and weight, two products and two sums; clamps, joins. */
     CHECK(near(cost.forward.per_token + cost.input.per_token - without.forward.per_token - without.input.per_token,
                24.0 * 4 * 2880 * ((4 + (2 + 4 + 4) + 8 + (4 + 2)) + 2 * 8 + (6 + 6 + 4 + 2 * 12) + 2 * (6 + 4)), 1e-6));
     bare.mlp_bias = 0;
     fixed.model = &bare;
     fixed.gpu = &gpu;
-    fixed.unfused = 1; /* two norms of 36 bytes for 4, SwiGLU of 10 for 6, rotation of 20 for 4 */
+    fixed.unfused = 1; /* two norms of 36 bytes instead of 4, SwiGLU of 10 instead of 6, rotation of 20 instead of 4 */
     REQUIRE(cf_cost_estimate(&fixed, &cost, 1, &timing, NULL, NULL) == CF_OK);
     CHECK(near(cost.forward.per_token - without.forward.per_token,
                24.0 * (2 * 32 * 2880 + 4 * 4 * 2880 + 16 * 64 * (64 + 8)), 1e-9));
@@ -850,7 +858,7 @@ TEST(experts_send_and_are_read) {
                2 * (cost.forward.per_token - without.forward.per_token), 1e-9));
     gpu.bandwidth = 1e300;
     gpu.launch = 1;
-    cost = cost_of("gpt-oss-20b", &gpu, 1, 0, 0); /* an expert: two products, a bias of two kernels, six backward */
+    cost = cost_of("gpt-oss-20b", &gpu, 1, 0, 0); /* per expert: two products, a bias of two kernels, six in backward */
     CHECK(near(cost.forward.constant, 24 * (12 + 6 + 32 * 4) + 6, 1e-12));
     CHECK(near(cost.input.constant, 24 * (14 + 6 + 32 * 8) + 6, 1e-12));
     CHECK(near(cost_of("qwen3-30b-a3b", &gpu, 8, 0, 0).weight.constant, 48 * (7 + 6 + 16 * 2) + 6, 1e-12));
@@ -861,8 +869,8 @@ TEST(experts_send_and_are_read) {
                                              4096.0 * 32000), 1e-12));
 }
 
-/* Over all stages and GPUs the seconds of that GPU are the model's FLOPs: 2 a weight of the matrices forward, 4
-   backward; 4 q a pair and layer forward, 10 backward. */
+/* Over all stages and GPUs, the seconds of that GPU are the model's FLOPs: 2 per matrix weight in forward, 4 in
+   backward; 4 q per pair and layer in forward, 10 in backward. */
 TEST(estimates_count_the_flops) {
     cf_gpu gpu = only_flops();
     int64_t i, tp, pp, s;
@@ -922,13 +930,13 @@ TEST(recompute_adds_a_forward) {
     CHECK(near(selective[0].backward.per_token, none[0].backward.per_token, 0));
     CHECK(near(full[0].backward.per_pair, none[0].backward.per_pair + none[0].forward.per_pair, 1e-12));
     CHECK(near(full[0].backward.per_token, none[0].backward.per_token + none[0].forward.per_token, 1e-12));
-    /* the last stage does not run its head again */
+    /* the last stage does not recompute its head */
     CHECK(near(full[1].backward.per_token, none[1].backward.per_token + none[0].forward.per_token, 1e-12));
     CHECK(near(full[1].forward.per_token, none[1].forward.per_token, 0));
 }
 
-/* Modules that run again add to backward, term by term: the MLP its 2 FLOPs a weight and half of the collectives, norms
-   and the activation their traffic, each of them its kernels; in layers that make nothing again it is none of these. */
+/* Recomputed modules add to backward, term by term: the MLP its 2 FLOPs a weight and half of the collectives; norms and
+   the activation their memory traffic; and each its kernels. Layers without recomputation add none of these. */
 TEST(modules_add_what_they_run_again) {
     cf_gpu flops = only_flops(), bytes = only_flops();
     const double h = 4096, f = 12288, layers = 18, tp = 2;
@@ -961,7 +969,7 @@ TEST(modules_add_what_they_run_again) {
     REQUIRE(cf_cost_estimate(&desc, again, 2, &timing, NULL, NULL) == CF_OK);
     CHECK(near(again[1].input.per_token - none[1].input.per_token, layers * (8 * h + 6 * f) / tp, 1e-9));
     CHECK(near(again[1].weight.per_token, none[1].weight.per_token, 0));
-    desc.parallel.recompute = CF_RECOMPUTE_MLP; /* beside the traffic, a gather and a scatter of half a row */
+    desc.parallel.recompute = CF_RECOMPUTE_MLP; /* besides the memory traffic, a gather and a scatter of half a row */
     REQUIRE(cf_cost_estimate(&desc, again, 2, &timing, NULL, NULL) == CF_OK);
     CHECK(near(again[1].input.per_token - none[1].input.per_token, layers * ((8 * h + 6 * f) / tp + 2 * h), 1e-9));
     CHECK(near(again[1].input.constant - none[1].input.constant, layers * 2 * 3 * h * f / tp, 1e-9));
@@ -987,9 +995,9 @@ TEST(transfers_use_the_right_link) {
     CHECK(near(timing.seconds_per_token, 2 * 3584 / (300e9 * 0.75), 1e-12));
 }
 
-/* ZeRO 2 and 3 send, by hand: 7B over four stages and eight ranks, links of 1 GB/s. Long passes hide all but one
-   layer's bytes of a gather (2 bytes a parameter) and of a scatter (4); a pass that takes no time hides nothing, and
-   then an iteration of one chunk sends three times the parameters, where ZeRO 1 sends two. */
+/* ZeRO 2 and 3 by hand: 7B on four stages and eight ranks, with links of 1 GB/s. Long passes hide all transfers except
+   one layer's bytes of a gather (2 bytes a parameter) and of a scatter (4). A pass that takes no time hides nothing. An
+   iteration of one chunk then sends three times the parameters, where ZeRO 1 sends them twice. */
 TEST(zero_2_and_3_send_in_every_pass) {
     cf_gpu gpu = only_flops();
     cf_stage_cost cost[4][4];
@@ -1024,7 +1032,7 @@ TEST(zero_2_and_3_send_in_every_pass) {
     all = (double)counted.total * 7 / 8 / 1e9;
     CHECK(near(step[0], 8 * all, 1e-6) && near(step[1], 6 * all, 1e-6) && near(step[2], 2 * all, 1e-6));
     CHECK(step[3] < 1e-6 * step[2]);
-    desc.model = cf_model_find("qwen3-30b-a3b"); /* each expert lies on one GPU of eight, so nothing of it is sent */
+    desc.model = cf_model_find("qwen3-30b-a3b"); /* each expert is on one GPU of eight, so none of it is sent */
     desc.parallel = split(1, 1, 8);
     desc.parallel.ep = 8;
     desc.chunk_size = 0;
@@ -1038,8 +1046,8 @@ TEST(zero_2_and_3_send_in_every_pass) {
     CHECK(near(cost[2][0].weight.constant - cost[1][0].weight.constant, 4 * all, 1e-9));
 }
 
-/* Data-parallel ranks of a node share its ports: with a tensor-parallel half of each node, two ranks send side by side,
-   and no more than NVLink carries. */
+/* Data-parallel ranks of a node share its ports. If tensor parallelism takes half of each node, two ranks send at the
+   same time, limited by NVLink. */
 TEST(ranks_of_a_node_send_side_by_side) {
     cf_gpu gpu = only_flops();
     cf_stage_cost cost[1];
@@ -1060,8 +1068,8 @@ TEST(ranks_of_a_node_send_side_by_side) {
     }
 }
 
-/* A token of the prefix, 7B on four GPUs and four stages: 128 numbers of K and as many of V in 7 layers, and in
-   backward four bytes of the gradient of each, there and back. */
+/* A token of the prefix, 7B on four GPUs and four stages: 128 numbers of K and 128 of V in 7 layers. In backward, four
+   bytes of each gradient go there and back. */
 TEST(streams_cross_the_link_to_the_host) {
     cf_gpu gpu = *cf_gpu_find("h100-80g");
     cf_stage_cost stages[4], same[4];
@@ -1081,8 +1089,8 @@ TEST(streams_cross_the_link_to_the_host) {
     CHECK(memcmp(stages, same, sizeof same) == 0);
 }
 
-/* A replay with outputs leaves out pairs, rows of windows and one kernel a layer, in layers that keep outputs; and what
-   ZeRO 3 gathers has less to hide beside. All other costs stay. */
+/* A replay with outputs saves the pairs, the rows of windows and one kernel a layer, in layers that keep outputs. ZeRO
+   3's gathers have less compute to hide behind. All other costs stay. */
 TEST(replays_with_outputs_do_not_attend) {
     static const struct {
         cf_layer kind;
@@ -1125,9 +1133,9 @@ TEST(replays_with_outputs_do_not_attend) {
         }
 }
 
-/* Offloaded bytes are copied while a pass runs. On a fast link the pass waits for one layer's copy; on a slow one the copies
-   take longer than the pass, which waits for the rest of them. F, R and I copy checkpoints. W copies the gradients that ZeRO
-   scatters. The optimizer's parameters are copied once a step. */
+/* Offloaded bytes are copied while a pass runs. On a fast link the pass waits for one layer's copy. On a slow link the
+   copies take longer than the pass, which waits for the rest. F, R and I copy checkpoints. W copies the gradients that
+   ZeRO scatters. The optimizer's parameters are copied once a step. */
 TEST(what_is_offloaded_crosses_the_link_to_the_host) {
     static const double rates[] = {64e9, 1e9};
     const double row = 2 * 3584, owned = 7615616512.0 / 8, rows = 28 * row * 8192, link = 0.75;
@@ -1171,14 +1179,14 @@ TEST(what_is_offloaded_crosses_the_link_to_the_host) {
         desc.offload = 0;
         desc.parallel.zero = 0;
         desc.parallel.recompute = CF_RECOMPUTE_NONE;
-        desc.outputs = 1; /* 28 heads of 128 values in bf16, and a float */
+        desc.outputs = 1; /* 28 heads of 128 values in bf16, and one fp32 number */
         REQUIRE(cf_cost_estimate(&desc, without, 1, &timing, NULL, NULL) == CF_OK);
         all = 28 * 28.0 * (2 * 128 + 4) * 8192 / rates[i] / link;
         pass = cf_cost_seconds(&without->forward, 8192, cf_slice_pairs(0, 8192));
-        waits = all * 27 / 28 > pass ? all - pass : all / 28; /* on the way out, and in again */
+        waits = all * 27 / 28 > pass ? all - pass : all / 28; /* out to the host, and in again */
         pass = cf_cost_seconds(&without->replay, 8192, cf_slice_pairs(0, 8192));
         waits += all * 27 / 28 > pass ? all - pass : all / 28;
-        for (way = 0; way < 2; way++) { /* in host memory by themselves, and where the state streams */
+        for (way = 0; way < 2; way++) { /* in host memory on its own, and if the state streams */
             desc.outputs = way == 0 ? 2 : 1;
             desc.stream = way;
             REQUIRE(cf_cost_estimate(&desc, with, 1, &timing, NULL, NULL) == CF_OK);
@@ -1196,7 +1204,7 @@ typedef struct digest {
 
 static void add(digest *d, int64_t value) { d->sum = (d->sum ^ (uint64_t)value) * 0x100000001b3u + (d->sum >> 40); }
 
-/* Adds nine digits: compilers may round the last bits of an estimate in other ways. */
+/* Adds a number rounded to nine digits, because compilers may round the last bits of an estimate differently. */
 static void add_real(digest *d, double value) {
     char text[32];
     int i;
@@ -1229,7 +1237,8 @@ static void add_costs(digest *d, const cf_cost_desc *desc, cf_timing *timing, cf
     add_real(d, step);
 }
 
-/* Two chains and three standalone chunks on three stages, in every kind that takes one virtual stage. */
+/* Adds schedules of two chains and three standalone chunks on three stages, by every kind that takes one virtual
+   stage. */
 static void add_schedules(digest *d, const cf_timing *timing) {
     static const int64_t lengths[] = {30000, 700, 2000, 9000, 3500, 64, 4000};
     static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B,
@@ -1257,9 +1266,9 @@ static void add_schedules(digest *d, const cf_timing *timing) {
     cf_plan_free(plan);
 }
 
-/* With outputs off, bytes, seconds, schedules and timelines are those of before there were outputs. This test counts
-   the same number at 9cb596f, the last commit without them. If the search of `best` changes on purpose, leave `best`
-   out and take the number of that commit anew. */
+/* Without outputs, bytes, seconds, schedules and timelines are the same as before outputs existed. This test gives the
+   same digest at 9cb596f, the last commit without them. If the search of `best` changes on purpose, leave `best` out
+   and take the digest of that commit again. */
 TEST(without_outputs_everything_is_as_before) {
     static const char *const names[] = {"qwen2.5-7b",  "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v3",
                                         "llama-4-scout", "qwen3.5-27b",   "nemotron-3-nano-30b-a3b"};
@@ -1293,7 +1302,8 @@ TEST(without_outputs_everything_is_as_before) {
     CHECK_INT((int64_t)(d.sum & INT64_MAX), 6425800402803189481);
 }
 
-/* Half a wave: 7 heads x 16 blocks of 128 queries on 112 processors are one wave, so one and a half are paid. */
+/* Half a wave: 7 heads x 16 blocks of 128 queries are one wave on 112 processors, so the cost is one and a half
+   waves. */
 TEST(small_chunks_leave_processors_idle) {
     cf_gpu gpu = only_flops();
     cf_stage_cost many[4], small[4];
@@ -1312,7 +1322,7 @@ TEST(small_chunks_leave_processors_idle) {
     CHECK(near(small[0].forward.per_token, many[0].forward.per_token, 0));
 }
 
-/* A smaller chunk costs more for each token: constants, and state traffic. */
+/* A smaller chunk costs more per token: constants, and state traffic. */
 TEST(small_chunks_cost_more_a_token) {
     int64_t g, c;
     for (g = 0; g < COUNT(gpus); g++) {
@@ -1379,7 +1389,7 @@ TEST(bad_estimates_are_named) {
     CHECK_POISON(&timing, sizeof timing);
 }
 
-/* ---- state that leaves between passes, or streams ---- */
+/* ---- state that is moved between passes, or streams ---- */
 
 /* ---- fits ---- */
 
@@ -1393,7 +1403,7 @@ static cf_sample draw_sample(harness_rng *rng, int pass) {
     return sample;
 }
 
-/* Samples without noise give back the terms they were made with, whichever of these are 0. */
+/* Samples without noise give back the terms they were made from, even if some are 0. */
 TEST(fits_return_exact_terms) {
     harness_rng rng = {31};
     int round, i;
@@ -1427,8 +1437,8 @@ TEST(fits_return_exact_terms) {
     }
 }
 
-/* The conditions that hold at the optimum and nowhere else: with r = 1 - predicted / measured, the slope of the sum of
-   squares along a term is 0 where the term is above 0, and not downhill where it is 0. */
+/* Checks the conditions of the optimum. With r = 1 - predicted / measured, the slope of the sum of squares along a term
+   is 0 if the term is above 0, and not negative if it is 0. */
 static void check_optimum(const cf_sample *samples, int n, int pass, const cf_pass_cost *cost) {
     long double slope[3] = {0, 0, 0}, size[3] = {0, 0, 0};
     double term[3];
@@ -1487,7 +1497,7 @@ TEST(fits_are_optimal) {
         CHECK(near(fabs(fits[CF_W].worst_error), worst[1], 1e-12));
         CHECK(samples[fits[CF_F].worst_sample].pass == CF_F);
     }
-    CHECK(zeros > 10); /* the bound was at work */
+    CHECK(zeros > 10); /* the bound at 0 was reached */
 }
 
 static void check_bad_fit(const cf_sample *samples, int64_t n, cf_result code, const char *field, int64_t item) {
@@ -1533,7 +1543,7 @@ TEST(bad_samples_are_named) {
     samples[0].seconds = 5e-324; /* its inverse is infinite */
     check_bad_fit(samples, 4, CF_ERROR_OVERFLOW, "samples.seconds", CF_F);
     memcpy(samples, good, sizeof good);
-    for (i = 0; i < 4; i++) samples[i].rows = 4096; /* one chunk size cannot tell rows from the constant */
+    for (i = 0; i < 4; i++) samples[i].rows = 4096; /* one chunk size cannot distinguish rows from the constant */
     check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.rows", CF_F);
     memcpy(samples, good, sizeof good);
     for (i = 0; i < 4; i++) samples[i].pairs = 7 * samples[i].rows + 3;

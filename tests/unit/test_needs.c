@@ -1,5 +1,5 @@
-/* Members that mean something only beside another one. Alone each is refused by its name, and the message says what it
-   needs; with that other member it does. Prices and upper limits may stand alone. */
+/* Tests members that mean something only together with another one. Alone, each is refused by name, and the message
+   says what it needs. With that member it is accepted. Prices and upper limits may be set alone. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* The call is refused, blames this member, and speaks of `needs`. `error` is the caller's record. */
+/* The call is refused, blames this member, and mentions `needs`. `error` is the caller's record. */
 #define ALONE(call, name, needs)                                                          \
     do {                                                                                  \
         harness_poison(&error, sizeof error);                                             \
@@ -58,7 +58,7 @@ TEST(of_packing) {
     desc.min_shared_prefix = 0;
     desc.no_copies = 1;
     FINE(pack(&desc));
-    again = cf_pack_defaults(&desc); /* which are as good when they are written out */
+    again = cf_pack_defaults(&desc); /* defaults that are written out are accepted as well */
     CHECK_INT(again.min_shared_prefix, CF_MIN_SHARED_PREFIX);
     FINE(pack(&again));
     desc.shared_prefixes = NULL;
@@ -123,7 +123,7 @@ static cf_result split(const cf_model *model, const cf_parallel *parallel) {
     return result;
 }
 
-/* A kind with one member set to 1, refused, and fine with what it needs. */
+/* Checks a kind with one member set to 1: refused alone, and accepted with the members that it needs. */
 TEST(of_kinds_of_layers) {
     cf_model model = *cf_model_find("qwen3-8b");
     cf_layer plain = {0}, routed = {0}, kind;
@@ -361,7 +361,7 @@ TEST(of_timings) {
     cf_plan_free(plan);
 }
 
-/* Timings that cf_cost_estimate makes are accepted: with streams, without, and for models that have no state to stream. */
+/* Timings from cf_cost_estimate are accepted: with streams, without, and for models without state to stream. */
 TEST(of_estimates) {
     cf_plan *plan = plan_of();
     cf_layer recurrent = {0};

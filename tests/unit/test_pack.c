@@ -15,7 +15,7 @@ static cf_pack_desc with_chunk_size(int64_t chunk_size) {
     return desc;
 }
 
-/* Packs, and checks all that can be said of any plan. NULL after a failure, which has been counted. */
+/* Packs, and checks everything that holds for any plan. Returns NULL after a failure, which it has counted. */
 static cf_plan *pack(const int64_t *lengths, int64_t n, const cf_pack_desc *desc) {
     cf_plan *plan = NULL;
     cf_error error = {0};
@@ -65,8 +65,8 @@ static int64_t chunks_in_use(const cf_plan *plan) {
 
 /* ---- known answers ---- */
 
-/* The example of the ChunkFlow paper's figure 4: 16 sequences become 7 chunks; one is cut in four, the others fill
-   three. */
+/* The example of figure 4 of the ChunkFlow paper: 16 sequences become 7 chunks. One sequence is split into four chunks,
+   the others fill three. */
 TEST(paper_example_of_16_sequences) {
     const int64_t lengths[] = {1600, 300,  5200, 900, 2300, 200,  30000, 1100,
                                700,  3900, 400,  1900, 600,  2800, 800,  1300};
@@ -97,7 +97,7 @@ TEST(paper_example_of_four_sequences) {
     check_plan_text(lengths, 4, &desc, "3:0+4 | 0:0+1 1:0+1 2:0+2");
 }
 
-/* Bins that TRL's best fit decreasing with splitting documents and tests, as multisets; the order of bins is ours. */
+/* Bins that TRL documents and tests for best fit decreasing with splitting, as multisets; our order of bins differs. */
 TEST(known_answers_of_trl) {
     const int64_t readme[] = {5, 2, 3, 1};
     const int64_t simple[] = {3, 4, 1};
@@ -164,7 +164,7 @@ TEST(empty_batches) {
 TEST(largest_chunk_size) {
     const int64_t lengths[] = {CF_MAX_CHUNK_SIZE, 1, (int64_t)CF_MAX_CHUNK_SIZE - 1};
     cf_pack_desc desc = with_chunk_size(CF_MAX_CHUNK_SIZE);
-    cf_plan *plan = NULL; /* not by pack(): the oracle counts pairs one by one */
+    cf_plan *plan = NULL; /* cf_pack, not pack(), because the oracle counts pairs one by one */
     cf_error error;
     REQUIRE(cf_pack(lengths, 3, &desc, &plan, &error) == CF_OK);
     CHECK_STR(plan_text(plan), "0:0+2147483647 | 1:0+1 2:0+2147483646");
@@ -200,14 +200,15 @@ TEST(alignment) {
 
 /* ---- properties, over thousands of batches ---- */
 
-/* Bins of the plan that could still take short sequences: standalone chunks, and a chain's last chunk with tails on. */
+/* Counts the bins that could still take short sequences: standalone chunks and, if tails are filled, a chain's last
+   chunk. */
 static int64_t open_bins(const cf_plan *plan, const cf_pack_desc *desc) {
     int64_t i, dependent = 0;
     for (i = 0; i < plan->n_chains; i++) dependent += plan->chains[i].n_chunks;
     return chunks_in_use(plan) - dependent + (desc->no_tails ? 0 : plan->n_chains);
 }
 
-/* First fit decreasing is defined to the last slice: bin by bin the same tokens and the same count. */
+/* First fit decreasing is fully defined: each bin must have the same tokens and the same count. */
 static void check_first_fit_bins(const cf_plan *plan, const oracle_packing *naive) {
     int64_t i, bin = naive->n_tails;
     for (i = 0; i < plan->n_chunks; i++) {
@@ -227,7 +228,7 @@ static void check_packing(const cf_plan *plan, const oracle_batch *batch) {
     oracle_packing_of(plan, batch->lengths, desc, &first);
     best = first;
     CHECK_INT(plan->lower_bound, chunks_in_use(plan) - bins + oracle_bound(&first));
-    if (plan->n_ranks > 1) return; /* evening out the ranks may move items: see the tests of ranks */
+    if (plan->n_ranks > 1) return; /* balancing the ranks may move items: see the tests of ranks */
     if (desc->method == CF_PACK_NEXT_FIT) {
         if (plan->split == CF_SPLIT_FULL)
             CHECK_INT(chunks_in_use(plan), oracle_next_fit(batch->lengths, batch->n, desc));
@@ -295,11 +296,11 @@ TEST(no_packing_beats_the_optimum_and_the_bound_is_below_it) {
         cf_plan_free(plan);
     }
     harness_report("%d of %d plans optimal, lower bound tight for %d", optimal, judged, tight);
-    CHECK(optimal * 100 >= judged * 95); /* 11/9 is the promise of the method; the small ones are nearly all exact */
+    CHECK(optimal * 100 >= judged * 95); /* the method guarantees 11/9; small batches are nearly all exact */
 }
 
-/* If best fit loses to first fit, first fit's packing comes back. The batches are found by search: best fit decreasing
-   needs a chunk more for them. */
+/* If best fit loses to first fit, first fit's packing is returned. These batches were found by search: best fit
+   decreasing needs one chunk more for them. */
 TEST(best_fit_never_loses_to_first_fit) {
     static oracle_batch batch;
     static oracle_packing first, best;
@@ -331,7 +332,7 @@ TEST(best_fit_never_loses_to_first_fit) {
     CHECK(found > 0);
 }
 
-/* The same input, the same bytes: also into memory with other contents, and with an allocator of the caller's. */
+/* The same input gives the same bytes, in memory with other contents and with the caller's allocator as well. */
 static void check_equal_plans(const cf_plan *a, const cf_plan *b) {
     CHECK(a->chunk_size == b->chunk_size && a->align == b->align && a->max_slices == b->max_slices);
     CHECK(a->method == b->method && a->split == b->split && a->n_sequences == b->n_sequences);
@@ -382,7 +383,7 @@ static double cost_of_formula(int64_t begin, int64_t length, void *user) {
            f->cost.per_pair * (double)oracle_pairs(begin, length);
 }
 
-/* The default weights: all rows of the batch, padding included, weigh as much as all its attention pairs. */
+/* Returns the default weights: all rows of the batch, padding included, weigh as much as all its attention pairs. */
 static cf_pass_cost default_weights(const int64_t *lengths, int64_t n, int64_t align) {
     cf_pass_cost cost = {0.0, 1.0, 0.0};
     double rows = 0.0, pairs = 0.0;
@@ -405,7 +406,7 @@ static void check_dearest_slice(const cf_plan *plan, const cf_chain *chain, form
         if (c > dearest) dearest = c;
     }
     best = oracle_best_split(chain->tokens, chain->n_chunks, plan->chunk_size, plan->align, cost_of_formula, costs);
-    /* the weights of the library are rounded on their own way; 1e-9 is far below one token's cost */
+    /* the library's weights are rounded differently; 1e-9 is far below one token's cost */
     if (!CHECK(dearest <= best * (1.0 + 1e-9)))
         FAIL("sequence %lld: dearest slice %.17g, best possible with %lld slices %.17g", (long long)chain->sequence,
              dearest, (long long)chain->n_chunks, best);
@@ -440,9 +441,8 @@ TEST(cost_split_makes_the_dearest_slice_as_cheap_as_can_be) {
     CHECK(judged > 300);
 }
 
-/* Thousands of slices: the search must stay quick, and level the costs at least down to the mean of full slices (by
-   the default weights all slices together cost twice the tokens, and the last full slice half as much again as the
-   mean). */
+/* Thousands of slices. The search must stay quick, and even out the costs at least to the mean of full slices. By the
+   default weights all slices together cost twice the tokens, and the last full slice half as much again as the mean. */
 TEST(cost_split_of_a_long_sequence) {
     const int64_t size = 1 << 20, lengths[] = {((int64_t)1 << 32) + 999};
     cf_pack_desc desc = with_chunk_size(size);
@@ -452,7 +452,8 @@ TEST(cost_split_of_a_long_sequence) {
     int64_t i;
     double dearest = 0.0;
     desc.split = CF_SPLIT_COST;
-    REQUIRE(cf_pack(lengths, 1, &desc, &plan, &error) == CF_OK); /* not by pack(): it counts pairs one by one */
+    /* cf_pack, not pack(), which counts pairs one by one */
+    REQUIRE(cf_pack(lengths, 1, &desc, &plan, &error) == CF_OK);
     CHECK_INT(cf_plan_validate(plan, lengths, 1, NULL, &error), CF_OK);
     CHECK(plan->n_chunks >= 4097 && plan->n_chunks <= 2 * 4097);
     for (i = 0; i < plan->n_chunks; i++) {
@@ -464,8 +465,8 @@ TEST(cost_split_of_a_long_sequence) {
     cf_plan_free(plan);
 }
 
-/* A pass whose cost does not depend on its length gains nothing from shorter slices, whatever the sum of such costs
-   rounds to: ten times 0.1 is less than 1. */
+/* If a pass's cost does not depend on its length, shorter slices gain nothing, however sums of costs round: ten times
+   0.1 is less than 1. */
 TEST(cost_split_of_a_flat_cost_makes_full_slices) {
     const double flat[] = {1.0, 0.1, 0.3, 0.7, 1e-9, 1e300};
     int64_t i, n;
@@ -486,8 +487,8 @@ TEST(cost_split_of_a_flat_cost_makes_full_slices) {
     }
 }
 
-/* Padding costs what tokens cost. By rows the two ranks can get 300 each, by tokens they would get 200 and 103, which
-   is 200 and 400 rows. */
+/* Padding costs as much as tokens. By rows the two ranks can get 300 each. By tokens they would get 200 and 103, which
+   are 200 and 400 rows. */
 TEST(costs_count_padding) {
     const int64_t lengths[] = {200, 101, 1, 1};
     cf_pack_desc desc = with_chunk_size(600);
@@ -514,7 +515,7 @@ static double chunk_cost(const cf_plan *plan, int64_t chunk, const cf_pass_cost 
            weights->per_pair * (double)plan->chunks[chunk].pairs + weights->constant;
 }
 
-/* Costs of the ranks, and of the units that were spread over them. Returns the number of units. */
+/* Computes the costs of the ranks, and of the units that were distributed over them. Returns the number of units. */
 static int64_t rank_costs(const cf_plan *plan, const cf_pass_cost *weights, double *ranks, int64_t *unit_chunks,
                           double *unit_costs) {
     int64_t i, n_units = 0;
@@ -541,9 +542,9 @@ static double largest(const double *values, int64_t n) {
     return most;
 }
 
-/* Most expensive first and changes of places come near to what these units allow in so many steps: the most expensive
-   rank is never above 4/3 of the best of all assignments (Graham's bound for most expensive first alone), and on
-   average hardly above it. There are more steps than the fewest only where that makes it cheaper. */
+/* Most expensive first, followed by exchanges, comes near the optimum for these units in so many columns. The most
+   expensive rank is never above 4/3 of the best assignment (Graham's bound for most expensive first alone), and on
+   average hardly above it. More columns than the fewest are used only if that makes it cheaper. */
 TEST(ranks_are_balanced_against_every_assignment) {
     static oracle_batch batch;
     double worst = 1.0, sum = 0.0, without = 0.0;
@@ -572,8 +573,8 @@ TEST(ranks_are_balanced_against_every_assignment) {
             if (ratio > worst) worst = ratio;
             sum += ratio;
             CHECK((double)plan->chunks_per_rank >= best[0]);
-            if ((double)plan->chunks_per_rank > best[0]) { /* more steps make no rank more expensive than the fewest
-                                                              need */
+            if ((double)plan->chunks_per_rank > best[0]) { /* additional columns make no rank more expensive than the
+                                                              fewest columns do */
                 oracle_best_ranks(unit_chunks, unit_costs, n_units, plan->n_ranks, (int64_t)best[0], best);
                 without += largest(ranks, plan->n_ranks) / best[1];
                 n_extra++;
@@ -586,7 +587,7 @@ TEST(ranks_are_balanced_against_every_assignment) {
     harness_report("dearest rank / best possible: mean %.5f, worst %.3f of %d; in more steps %.4f of %d", sum / judged,
                    worst, judged, without / n_extra, n_extra);
     CHECK(worst <= 4.0 / 3.0);
-    CHECK(sum / judged <= 1.002); /* 1.0017 as measured: sequences, not chunks, are what ranks are given */
+    CHECK(sum / judged <= 1.002); /* 1.0017 as measured: ranks are given sequences, not chunks */
     CHECK(without / n_extra <= 1.0);
 }
 
@@ -616,8 +617,8 @@ TEST(a_hundred_ranks_are_evened_out) {
     }
 }
 
-/* No rank has more tokens than half as many again as the mean and the longest sequence, where a chain has as many as
-   its chunks could. Two chunks that a rank opens hold more than one, so that bounds its steps. */
+/* No rank has more tokens than 1.5 times the mean plus the longest sequence, counting a chain as full chunks. Any two
+   chunks that a rank opens hold more than one chunk's tokens, so this bounds its columns. */
 static void check_tokens_of_ranks(const cf_plan *plan, const oracle_batch *batch) {
     int64_t most = 0, sum = 0, fullest = 0, mean, rank, i, j, size = plan->chunk_size;
     int64_t least = batch->desc.max_slices > 0 ? oracle_divide_up(size, batch->desc.max_slices) : 0;
@@ -644,9 +645,9 @@ static void check_tokens_of_ranks(const cf_plan *plan, const oracle_batch *batch
     CHECK(plan->chunks_per_rank <= 2 * most / size + 1);
 }
 
-/* Ranks pack by themselves, and leave more chunks partly empty than one would. Where a chunk's cost follows its tokens,
-   steps are at most two more than those that the packing for one rank needs when it is dealt out. Where late chunks of
-   a long sequence cost many times what others do, ranks without one have as many more chunks as they are cheaper. */
+/* Ranks pack separately, and leave more chunks partly empty than one rank would. If a chunk's cost follows its tokens,
+   there are at most two columns more than the packing for one rank needs when its chunks are distributed. If late
+   chunks of a long sequence cost many times as much as others, ranks without one have correspondingly more chunks. */
 TEST(ranks_need_few_more_steps_than_the_packing_of_one_rank) {
     static oracle_batch batch;
     int i;
@@ -677,7 +678,7 @@ TEST(ranks_need_few_more_steps_than_the_packing_of_one_rank) {
     }
 }
 
-/* A chain of 8 chunks that costs what 24 others do: 16 steps would put 8 of these onto its rank, 24 put none there. */
+/* A chain of 8 chunks that costs as much as 24 others. With 16 columns its rank would get 8 of these, with 24 none. */
 TEST(a_dear_chain_is_not_burdened_to_save_steps) {
     int64_t lengths[25], i;
     cf_pack_desc desc = with_chunk_size(8);
@@ -692,7 +693,7 @@ TEST(a_dear_chain_is_not_burdened_to_save_steps) {
     CHECK(plan->chunks_per_rank >= 23 && plan->chunks_per_rank <= 24);
     cf_plan_measure(plan, &desc.cost, &stats);
     CHECK(stats.rank_imbalance < 25.0 / 24.0 + 1e-9);
-    for (i = 0; i < 25; i++) lengths[i] = 8; /* all alike: the fewest steps */
+    for (i = 0; i < 25; i++) lengths[i] = 8; /* all equal: the fewest columns */
     cf_plan_free(plan);
     plan = pack(lengths, 25, &desc);
     REQUIRE(plan != NULL);
@@ -700,7 +701,7 @@ TEST(a_dear_chain_is_not_burdened_to_save_steps) {
     cf_plan_free(plan);
 }
 
-/* All eight fit into one chunk, but three ranks would idle. */
+/* All eight fit into one chunk, but then three ranks would idle. */
 TEST(short_sequences_move_to_idle_ranks) {
     const int64_t lengths[] = {10, 10, 10, 10, 10, 10, 10, 10};
     cf_pack_desc desc = with_chunk_size(100);
@@ -729,7 +730,8 @@ TEST(as_many_ranks_as_there_can_be) {
     cf_plan_free(plan);
 }
 
-/* One chain of 40,000 chunks, and as many idle ones on each of 65,536 ranks: more than an action can name. */
+/* One chain of 40,000 chunks, and as many idle ones on each of 65,536 ranks: more chunks than an action can refer
+   to. */
 TEST(too_many_idle_chunks_are_refused) {
     const int64_t lengths[] = {40000};
     cf_pack_desc desc = with_chunk_size(1);
@@ -868,7 +870,8 @@ TEST(pack_into_needs_what_pack_size_says) {
     }
 }
 
-/* Lists that open as many chunks as there can be: sequences of two lengths in turn, one of which may be split. */
+/* Lists that open the largest possible number of chunks: sequences of two lengths in turn, one of which may be
+   split. */
 TEST(memory_for_the_most_chunks_there_can_be) {
     static const int64_t small[] = {1, 3, 50, 51}, large[] = {1, 49, 50, 51, 99, 100, 101, 150, 200, 201};
     static oracle_batch batch;
@@ -941,7 +944,7 @@ static void check_error_record(const cf_error *error, cf_result code, const char
     CHECK(strstr(error->text, field) != NULL);
 }
 
-/* All three functions that take lengths refuse these, with the same record, and touch nothing. */
+/* All three functions that take lengths refuse these with the same record, and write nothing. */
 static void check_refused(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, cf_result code,
                           const char *field, int64_t item, int64_t got) {
     cf_plan *plan;
@@ -971,7 +974,7 @@ static void check_refused(const int64_t *lengths, int64_t n, const cf_pack_desc 
     harness_guard_free(memory);
 }
 
-/* Bad options that are no limits; test_limits.c has those. */
+/* Bad options that are not limits; test_limits.c has the limits. */
 TEST(bad_options_are_named) {
     static const struct {
         size_t member;
@@ -1072,7 +1075,7 @@ TEST(missing_arguments_are_named) {
     check_error_record(&error, CF_ERROR_ARGUMENT, "out", -1);
 }
 
-/* Nothing of this may be allocated or looped over: it is refused from the numbers alone. */
+/* None of this may be allocated or looped over: it is refused from the numbers alone. */
 TEST(overflow_and_limits_are_refused) {
     const int64_t longest[] = {CF_MAX_LENGTH};
     const int64_t n = 32768; /* times 2^48 is 2^63 */
@@ -1128,17 +1131,17 @@ TEST(defaults_are_filled_in) {
 
 /* ---- how good ---- */
 
-/* The outcome of a kind of random batches: the geometric means of 40 of them of the most expensive rank's cost over the
-   mean one (in step: of all columns' most expensive chunks) and of chunks over their lower bound, and the mean of the
-   bytes that packing asks for. As measured, and they may not rise: what packs a little worse on the whole shows here
-   and in no other test. Whoever changes how batches are packed measures anew what it changed, and says why. */
+/* The quality of one kind of random batches, as geometric means of 40 batches: the most expensive rank's cost over the
+   mean (in lockstep: the sum of all columns' most expensive chunks), and chunks over their lower bound. Then the mean
+   bytes that packing allocates. The limits are measured and may not rise: packing a little worse on average is seen
+   only here. If you change how batches are packed, measure again and say why. */
 typedef struct quality {
     const char *name;
     cf_pack_desc desc;
     int in_trees;     /* 1: every third sequence begins a tree */
-    int64_t n, giant; /* sequences, of which every eighth has up to so many chunks */
+    int64_t n, giant; /* sequences; every eighth has up to so many chunks */
     double cost, chunks;
-    int64_t bytes, arrays; /* bytes without the gaps that sanitizer builds leave behind each array */
+    int64_t bytes, arrays; /* bytes without the gaps that sanitizer builds leave after each array */
 } quality;
 
 #define DEAR .cost = {2, 1, 1.0 / 16}
@@ -1204,8 +1207,8 @@ static double cost_of(const cf_plan *plan, const quality *q, const cf_chunk *c) 
     return own + q->desc.cp_chunk_seconds + q->desc.cp_row_seconds * (double)(plan->slices[c->first_slice].begin - c->prefix);
 }
 
-/* The most expensive rank over the mean, or in step all columns' most expensive chunks. A share also pays for what it
-   gathers. */
+/* Returns the most expensive rank's cost over the mean; in lockstep, the sum of all columns' most expensive chunks. A
+   cp group's share includes what it gathers. */
 static double unevenness(const cf_plan *plan, const quality *q) {
     double sum = 0, dearest = 0, all = 0;
     int64_t rank, i;
@@ -1225,7 +1228,7 @@ static double unevenness(const cf_plan *plan, const quality *q) {
     return (q->desc.lockstep || q->desc.max_cp > 1 ? all : dearest) * (double)plan->n_ranks / sum;
 }
 
-/* Bytes behind each array, by what nothing at all takes. */
+/* Returns the gap after each array, measured on an empty batch. */
 static int64_t gap_bytes(void) {
     const cf_pack_desc desc = {.chunk_size = 1};
     size_t bytes = 0;

@@ -1,5 +1,6 @@
-/* All that is drawn is judged, from lengths to steps: lists, trees, ranks in step and cp groups, all kinds of schedules
-   and random ones. The library's own judges agree. And the judge itself: whatever is broken, it says. */
+/* Tests everything that can be drawn, from lengths to steps: lists, trees, ranks in lockstep and cp groups, with all
+   kinds of schedules and random ones. The library's own validators must agree. The judge itself is tested with damage,
+   which it must name. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -11,7 +12,7 @@
 
 /* ---- all of it ---- */
 
-/* The same plan in memory of the caller's, as much as cf_pack_size says. */
+/* Makes the same plan in the caller's memory, of the size that cf_pack_size gives. */
 static void check_into(const problem *p) {
     cf_plan *same = NULL;
     size_t bytes = 0;
@@ -27,7 +28,7 @@ static void check_into(const problem *p) {
     harness_guard_free(memory);
 }
 
-/* Compares what a stage holds at each moment. */
+/* Compares the load of a stage at each moment. */
 static void check_loads(const problem *p, const cf_schedule *s) {
     int64_t stage;
     for (stage = 0; stage < s->shape.n_stages; stage++) {
@@ -46,7 +47,8 @@ static void check_loads(const problem *p, const cf_schedule *s) {
     }
 }
 
-/* No pass starts before what it waits for, slots and all. Transfers in the lists change only the numbers of nodes. */
+/* No pass starts before the passes that it waits for, including those for slots. Transfers in the lists change only the
+   numbers of nodes. */
 static void check_graph(const problem *p, const problem_rank *r) {
     cf_graph *g = NULL, *again = NULL;
     double *earliest;
@@ -70,7 +72,7 @@ static void check_graph(const problem *p, const problem_rank *r) {
     cf_graph_free(g);
 }
 
-/* Slots for all stages: of each kind the most that any of them has. */
+/* Checks the slots for all stages: of each kind, the largest number that any stage has. */
 static void check_capacity(const problem *p, cf_steps *const *steps) {
     cf_capacity most = {0, 0, 0, 0, 0, 0, 0};
     int64_t slots = 0, states = 0, boundaries = 0, stage;
@@ -83,7 +85,7 @@ static void check_capacity(const problem *p, cf_steps *const *steps) {
     CHECK(most.activations == slots && most.states == states && most.boundaries == boundaries);
 }
 
-/* The library's own judges, and what else it says of a schedule. */
+/* Checks the library's own validators, and its other answers about a schedule. */
 static void check_validators(const problem *p) {
     const cf_schedule *schedules[PROBLEM_MOST_RANKS], *lowered[PROBLEM_MOST_RANKS];
     cf_validate_desc rules = {0};
@@ -109,7 +111,7 @@ static void check_validators(const problem *p) {
     if (cf_lockstep_validate(p->plan, lowered, NULL, NULL, &error) != CF_OK) FAIL("lowered ranks: %s", error.text);
 }
 
-/* Counts of what was made, by kind of plan and of schedule. */
+/* Counts the plans and schedules that were made, by kind. */
 typedef struct tally {
     int made, refused, n_trees, n_step, n_cp_groups, n_forwards, kinds[CF_SCHEDULE_COUNT];
 } tally;
@@ -166,7 +168,7 @@ TEST(orders_of_no_kind) {
     CHECK(judge_all(2000, harness_rounds(4000, 300), &wants).made > 0);
 }
 
-/* Three tests, so that each is quick enough to be asked about planted faults. */
+/* Three tests, so that each is quick enough to run against planted faults. */
 TEST(lists_and_trees) {
     const int rounds = harness_rounds(3000, 200);
     problem_wants wants = {0};
@@ -192,7 +194,7 @@ TEST(ranks_that_share_sequences) {
 
 /* ---- the judge ---- */
 
-/* One thing is changed, the judge names the rule, and has nothing to say when the thing is as it was. */
+/* Changes one thing: the judge names the rule, and accepts the problem again once the thing is restored. */
 #define BREAK(thing, value, rule)                     \
     do {                                              \
         unsigned char was[sizeof(thing)];             \
@@ -216,7 +218,7 @@ static void pack_and_make(problem *p, int64_t n, int64_t n_stages, int64_t k) {
     CHECK_STR(problem_judge(p), NULL);
 }
 
-/* Exchanges two neighbours of a list, and again. */
+/* Exchanges two neighbours of a list, checks, and exchanges them back. */
 static void exchange(problem *p, cf_action *a, const char *rule) {
     const cf_action first = a[0];
     a[0] = a[1], a[1] = first;
@@ -224,7 +226,7 @@ static void exchange(problem *p, cf_action *a, const char *rule) {
     a[1] = a[0], a[0] = first;
 }
 
-/* The first action, or step, of a pass in a list of n. */
+/* Returns the first action, or step, of a pass in a list of n. */
 static int64_t first_of(const cf_action *actions, int64_t n, int pass) {
     int64_t i = 0;
     while (i < n && actions[i].pass != pass) i++;
@@ -363,7 +365,7 @@ TEST(broken_trees_are_seen) {
 
     p = (problem){.lengths = {40, 44, 38}, .shares = {{0, 0}, {0, 16}, {0, 16}}, .pack = {.min_shared_prefix = 1}};
     p.pack.shared_prefixes = p.shares;
-    pack_and_make(&p, 3, 1, 2); /* and three of several chunks, whose states go on from that of the prompt */
+    pack_and_make(&p, 3, 1, 2); /* and three answers of several chunks, whose state continues the prompt's */
     REQUIRE(p.ranks[0].steps[0] != NULL && p.ranks[0].steps[0]->n_paths > 1);
     BREAK(p.ranks[0].steps[0]->paths[1].up, -1, "a path leaves the tree");
     problem_free(&p);

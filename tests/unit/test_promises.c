@@ -1,4 +1,4 @@
-/* The promise of `best` for two searches: with less to choose from it finds nothing shorter. Small random problems. */
+/* Tests the promise of `best` on small random problems: with fewer choices a search finds nothing shorter. */
 
 #include "../harness.h"
 #include "../reference/naive.h"
@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-/* HUGE_VAL: there is no such schedule. */
+/* Returns HUGE_VAL if there is no such schedule. */
 static double makespan_of(const cf_plan *plan, cf_schedule_desc desc) {
     cf_search_report report = {0};
     cf_schedule *schedule = NULL;
@@ -18,7 +18,7 @@ static double makespan_of(const cf_plan *plan, cf_schedule_desc desc) {
     return report.makespan;
 }
 
-/* So few tries that a search misses what another one finds, unless it also looks there. */
+/* Tries so few candidates that one search would miss what another finds, unless it looks there as well. */
 static void draw(uint64_t seed, problem *p) {
     harness_rng rng = {seed};
     problem_draw(&rng, NULL, p);
@@ -30,13 +30,13 @@ static void draw(uint64_t seed, problem *p) {
         p->desc.limits.chunks = CF_NO_LIMIT;
 }
 
-/* Counts where more is of use: a test in which the two never differ would show nothing. */
+/* Counts cases in which more choices help: a test in which the two never differ would show nothing. */
 static void compare(double with_more, double with_less, int *n_better) {
     CHECK(with_more <= with_less * (1 + 1e-12));
     *n_better += with_more < with_less * (1 - 1e-12) && with_less < HUGE_VAL;
 }
 
-/* Makes a problem roomier, or the description that it is compared with poorer. 0: the two cannot be compared. */
+/* Gives the problem more room, or the other description fewer choices. Returns 0 if the two cannot be compared. */
 typedef int vary_fn(uint64_t seed, const cf_plan *plan, cf_schedule_desc *more, cf_schedule_desc *less);
 
 static void compare_all(vary_fn *vary) {
@@ -72,7 +72,8 @@ static int search_more(uint64_t seed, const cf_plan *plan, cf_schedule_desc *mor
 
 TEST(never_longer_than_with_fewer_tries) { compare_all(search_more); }
 
-/* A fixed kind of as many virtual stages, within the same limits; what holds by default for `best` alone is lifted. */
+/* Compares with a fixed kind of as many virtual stages, within the same limits. Defaults that bind only `best` are
+   lifted. */
 TEST(never_longer_than_a_fixed_kind) {
     uint64_t seed;
     int n_better = 0;
@@ -115,7 +116,7 @@ typedef struct alone {
     int64_t most_bytes, most_state;    /* most_state: of all virtual stages together */
 } alone;
 
-/* now: rows whose activations are there while a pass runs. */
+/* now: rows whose activations exist while a pass runs. */
 static void note_held(alone *a, int64_t now) {
     int64_t held = a->state * a->bytes->state + a->gradient * a->bytes->state_gradient +
                    a->inputs * a->bytes->boundary + now * a->bytes->activations;
@@ -123,8 +124,8 @@ static void note_held(alone *a, int64_t now) {
     if (a->state > a->most_state) a->most_state = a->state;
 }
 
-/* A chunk's forwards, then everything that continues it, then its replays and backwards. A chunk that nothing continues
-   turns round on the last virtual stage with its activations; all else is dropped and replayed. */
+/* Runs a chunk's forwards, then everything that continues it, then its replays and backwards. A chunk that nothing
+   continues keeps its activations on the last virtual stage. All else is dropped and replayed. */
 static void one_by_one(alone *a, int64_t id) {
     const cf_chunk *c = &a->plan->chunks[id];
     int64_t own = c->chain >= 0 ? c->state : 0, row, other, n_below = 0;
@@ -133,7 +134,7 @@ static void one_by_one(alone *a, int64_t id) {
         int kept = n_below == 0 && row + 1 == a->rows;
         a->state += own;
         if (!kept) a->inputs += c->rows;
-        /* The first chain that continues another makes the gradient of that chain's state begin. */
+        /* The first chain that continues another one allocates the gradient of that chain's state. */
         if (c->up >= 0 && c->up == id - 1 && a->plan->chunks[c->up].chain != c->chain)
             a->gradient += a->plan->chains[a->plan->chunks[c->up].chain].tokens;
         note_held(a, kept ? c->rows : 0);
@@ -167,8 +168,8 @@ static cf_plan *draw_tight(harness_rng *rng, int trees) {
     return plan;
 }
 
-/* Chains, standalone chunks and trees, every kind, with just the room that units one by one need. One byte less is
-   refused, and the error says how much that room is. */
+/* Chains, standalone chunks and trees, of every kind, with just the room for one sequence or tree at a time. One byte
+   less is refused, and the error gives that room. */
 TEST(where_one_chunk_fits_there_is_a_schedule) {
     uint64_t seed;
     for (seed = 1; seed <= (uint64_t)harness_rounds(500, 120); seed++) {
@@ -227,7 +228,7 @@ TEST(where_one_chunk_fits_there_is_a_schedule) {
     harness_note("%s", "");
 }
 
-/* A limit that everything fits into changes nothing: the schedule is the one without. */
+/* A limit within which everything fits changes nothing: the schedule equals the one without a limit. */
 TEST(a_limit_that_binds_nothing_changes_nothing) {
     uint64_t seed;
     for (seed = 1; seed <= (uint64_t)harness_rounds(200, 40); seed++) {
@@ -255,8 +256,8 @@ TEST(a_limit_that_binds_nothing_changes_nothing) {
 
 /* ---- state ---- */
 
-/* Batches of many chains, with and without virtual stages; in some so few candidates that only fixed schedules are
-   tried. Without the limit of state some batches must hold more, or the test would show nothing. */
+/* Batches of many chains, with and without virtual stages; some try so few candidates that only fixed schedules are
+   made. Without the limit of state some batches must hold more, or the test would show nothing. */
 TEST(state_does_not_grow_with_the_batch) {
     uint64_t seed;
     int n_extra = 0;
@@ -294,8 +295,8 @@ TEST(state_does_not_grow_with_the_batch) {
 
 /* ---- the fixed kinds that are dispatched ---- */
 
-/* Batches of chains under limits with several rows: a unit that waits for room never keeps one that has started from
-   going on, so that every schedule that is made goes to its end. */
+/* Batches of chains under limits, with several virtual stages a stage. A sequence that waits for room never blocks one
+   that has started, so every schedule reaches its end. */
 TEST(dispatched_kinds_come_to_an_end) {
     uint64_t seed;
     int n_made = 0;
@@ -328,9 +329,9 @@ TEST(dispatched_kinds_come_to_an_end) {
     CHECK(n_made > harness_rounds(1500, 400));
 }
 
-/* ---- how far interleaved runs ahead ---- */
+/* ---- the warm-up of interleaved ---- */
 
-/* Most forwards that a stage is ahead of its backwards. */
+/* Returns the largest number of forwards that a stage is ahead of its backwards. */
 static int64_t most_ahead(const cf_schedule *s, int64_t stage) {
     int64_t i, ahead = 0, most = 0;
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
@@ -340,8 +341,8 @@ static int64_t most_ahead(const cf_schedule *s, int64_t stage) {
     return most;
 }
 
-/* Megatron's warm-up and the forward after it, also if the chunks do not divide into rounds. A stage behind the
-   first whose backward is not there yet may take one more. */
+/* Megatron's warm-up plus one forward, also if the chunks do not divide into rounds. A stage after the first whose
+   backward is not there yet may run one more. */
 TEST(interleaved_runs_as_far_ahead_as_its_warm_up) {
     int64_t lengths[13], i, s;
     cf_schedule_desc desc;

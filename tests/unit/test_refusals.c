@@ -1,5 +1,5 @@
-/* Refusals of each section that no other suite brings about, and turns that ordinary batches do not take: found by
-   `make coverage`. Objects are made by the library and then damaged in one place. */
+/* Tests refusals that no other suite causes, and branches that ordinary batches do not take, as found by `make
+   coverage`. Objects are made by the library and then damaged in one place. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -72,7 +72,7 @@ TEST(every_item_has_its_name) {
 
 /* ---- packing ---- */
 
-/* A thousand short sequences fit into a chunk, beside a chain of nearly as many chunks as there may be. */
+/* A thousand short sequences fit into a chunk, next to a chain of nearly the largest number of chunks. */
 TEST(a_batch_of_too_many_slices) {
     int64_t lengths[1001], i;
     cf_pack_desc desc = {0};
@@ -100,7 +100,8 @@ TEST(a_batch_of_too_many_chunks) {
     REFUSED(cf_pack_size(giants, 2, &desc, &bytes, &error), CF_ERROR_LIMIT, "n_chunks");
     CHECK_INT(error.wanted, CF_MAX_CHUNKS);
     CHECK(error.got >= 2 * (int64_t)CF_MAX_CHUNKS);
-    /* A chain that long on as many ranks might need more idle chunks than there may be: no memory is asked for them. */
+    /* Such a long chain on as many ranks might need more idle chunks than are allowed. It is refused before memory is
+       allocated for them. */
     desc.n_ranks = CF_MAX_RANKS;
     REQUIRE(cf_pack_size(long_one, 1, &desc, &bytes, &error) == CF_OK);
     CHECK(bytes < (size_t)CF_MAX_CHUNKS * sizeof(cf_chunk) + ((size_t)1 << 26));
@@ -113,7 +114,7 @@ TEST(a_batch_of_too_many_chunks) {
     CHECK_POISON(&bytes, sizeof bytes);
 }
 
-/* The length of a shared prompt is known late, also in memory of the caller's. */
+/* The length of a shared prompt is known late. Tried in the caller's memory as well. */
 TEST(a_prompt_of_too_many_slices) {
     const int64_t lengths[] = {5000000, 5000000}, prompt = lengths[0] - 1000;
     const cf_shared_prefix shares[] = {{0, 0}, {0, prompt}};
@@ -136,7 +137,7 @@ TEST(a_prompt_of_too_many_slices) {
     free(memory);
 }
 
-/* With a chunk this large, rooms that differ share a bucket. */
+/* With chunks this large, bins with different room share a bucket. */
 TEST(best_fit_among_rooms_that_lie_close) {
     static oracle_packing first, best;
     static oracle_batch batch;
@@ -149,7 +150,7 @@ TEST(best_fit_among_rooms_that_lie_close) {
         batch.desc.chunk_size = 1 << 18;
         batch.desc.no_tails = round & 1;
         batch.n = 60;
-        for (i = 0; i < batch.n; i++) /* in rungs, each of which leaves rooms within a few tokens */
+        for (i = 0; i < batch.n; i++) /* in groups, each of which leaves rooms within a few tokens of each other */
             batch.lengths[i] = (batch.desc.chunk_size >> harness_between(&rng, 1, 4)) + harness_between(&rng, -3, 3);
         batch.lengths[7] = 3 * batch.desc.chunk_size + 5;
         harness_note("round %d", round);
@@ -165,8 +166,7 @@ TEST(best_fit_among_rooms_that_lie_close) {
     harness_note("%s", "");
 }
 
-/* Three tokens do not fit into any room of their bucket: 2 of the room left is too little, 4 in the next bucket are
-   enough. */
+/* Three tokens fit into no bin of their bucket: its bin has room for 2, and one in the next bucket has room for 4. */
 TEST(a_room_too_small_is_passed_by) {
     static const struct {
         int64_t n, lengths[3], n_chunks;
@@ -183,8 +183,8 @@ TEST(a_room_too_small_is_passed_by) {
     harness_note("%s", "");
 }
 
-/* Far more sequences than can be searched: placed by falling cost, they bring ranks as near to each other as the
-   cheapest of them allow. */
+/* Far more sequences than can be searched. Placed by falling cost, they balance the ranks as closely as the cheapest
+   ones allow. */
 TEST(ranks_of_many_sequences_are_even) {
     static int64_t lengths[1280];
     static const int64_t cases[][2] = {{2, 40}, {2, 80}, {2, 320}, {2, 1280}, {5, 160}, {5, 320}, {8, 160}, {8, 640}};
@@ -244,8 +244,8 @@ TEST(a_sequence_left_out_needs_no_record) {
     cf_plan_free(plan);
 }
 
-/* The third chunk of a sequence in chunks as large as can be: its pairs do not fit in 64 bits. Those of a slice that is
-   just short enough fit, and do not together with those of the sequence behind it. */
+/* The third chunk of a sequence in chunks of the largest size: its pairs do not fit in 64 bits. Those of a slightly
+   shorter slice fit, but not together with those of the next sequence. */
 TEST(pairs_that_do_not_fit) {
     const int32_t size = CF_MAX_CHUNK_SIZE;
     const int64_t before = 2 * (int64_t)size;
@@ -332,8 +332,8 @@ TEST(splits_and_outputs_of_models) {
     CHECK_POISON(&counted, sizeof counted);
 }
 
-/* Bytes a layer and token, by the header's words: with no gate 4 f, and unfused operations add 8 h and 2 f only where
-   there is a gate whose activation is kept. */
+/* Bytes per layer and token by the header: 4 f without a gate. Unfused operations add 8 h, and 2 f only if there is a
+   gate whose activation is kept. */
 TEST(unfused_operations_without_a_gate) {
     cf_model model = *cf_model_find("qwen2.5-7b");
     cf_memory_desc desc = {0};
@@ -352,7 +352,7 @@ TEST(unfused_operations_without_a_gate) {
 }
 
 /* A middle stage in bf16 sends and receives activations and gradients of 2 h / s bytes each. With sequence parallelism
-   it also gathers whole rows, and their gradient. */
+   it also gathers whole rows and their gradient. */
 TEST(buffers_of_tensor_parallelism) {
     cf_memory_desc desc = {0};
     cf_token_bytes bytes;
@@ -388,7 +388,7 @@ TEST(sums_of_memory_that_do_not_fit) {
     model.head_dim = 1;
     model.ffn = CF_MAX_FFN;
     REFUSED(cf_memory_estimate(&desc, &load, 1, &report, 1, &error), CF_ERROR_OVERFLOW, "loads");
-    model.kinds = &windows; /* what a border of all these rows takes */
+    model.kinds = &windows; /* the bytes of a border with all these rows */
     model.n_kinds = 1;
     desc.chunk_size = CF_MAX_CHUNK_SIZE;
     desc.state_bytes = 1024;
@@ -434,7 +434,7 @@ TEST(each_cost_is_named) {
     cf_plan_free(plan);
 }
 
-/* Everything that is given the plan and a schedule of it. */
+/* Calls everything that takes the plan and a schedule of it. */
 static void refuse_everywhere(const cf_plan *plan, const cf_schedule *schedule, cf_result code, const char *field) {
     cf_timeline *timeline = NULL;
     cf_memory_load loads[64];
@@ -475,7 +475,7 @@ TEST(plans_that_do_not_hold_together) {
     DAMAGE(1, state = 0, CF_ERROR_PLAN, "chunks.state");
     DAMAGE(1, state = plan->chunk_size + 1, CF_ERROR_PLAN, "chunks.state");
 #undef DAMAGE
-    plan->chains[0].tokens--; /* the last chunk has more than the chain has left */
+    plan->chains[0].tokens--; /* the last chunk has more tokens than the chain has left */
     refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
     plan->chains[0].tokens++;
     CHECK_INT(cf_schedule_validate(plan, schedule, NULL, NULL, NULL), CF_OK);
@@ -483,7 +483,7 @@ TEST(plans_that_do_not_hold_together) {
     cf_plan_free(plan);
 }
 
-/* Padded rows that are none, or that cannot be added up. */
+/* Padded rows that are negative, or whose sum overflows. */
 TEST(rows_that_cannot_be_added_up) {
     cf_plan *plan = plan_of_chains();
     cf_schedule *schedule = paper_of(plan, 2);
@@ -500,10 +500,10 @@ TEST(rows_that_cannot_be_added_up) {
     REFUSED(cf_simulate(plan, schedule, NULL, &timeline, &error), CF_ERROR_PLAN, "chunks.tokens");
     CHECK(timeline == NULL);
     plan->chunks[1].rows = 3;
-    for (most = INT64_MAX; most > INT64_MAX / 2; most -= most / 8) { /* of state, K and V and both gradients */
+    for (most = INT64_MAX; most > INT64_MAX / 2; most -= most / 8) { /* for state: K and V, and both gradients */
         plan->chains[0].tokens = most;
         refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
-        plan->chunks[0].state = most - 6; /* and is the first chunk's, all of it */
+        plan->chunks[0].state = most - 6; /* all of it on the first chunk */
         refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.state");
         plan->chunks[0].state = 3;
     }
@@ -511,7 +511,7 @@ TEST(rows_that_cannot_be_added_up) {
     cf_plan_free(plan);
 }
 
-/* A schedule is of one rank, and so are the chunks that it is checked against. */
+/* A schedule belongs to one rank, and is checked against this rank's chunks. */
 TEST(rows_of_another_rank) {
     static const int64_t lengths[] = {9, 9};
     cf_pack_desc pack = {0};
@@ -558,7 +558,7 @@ TEST(graphs_without_anything) {
 
 /* ---- schedules ---- */
 
-/* Each member alone is no negative number, and what all tokens take together passes 64 bits. */
+/* No member alone may be negative, and the bytes of all tokens may not exceed 64 bits. */
 TEST(bytes_that_cannot_be_added_up) {
     static const cf_held_bytes many[] = {{INT64_MAX, 1, 0, 0}, {INT64_MAX, 0, 1, 0}, {INT64_MAX, 0, 0, 1},
                                          {INT64_MAX, 0, 0, 0}, {INT64_MAX / 30, 0, 0, 0}};
@@ -585,14 +585,14 @@ TEST(bytes_that_cannot_be_added_up) {
     REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW,
             "limits.per_token"); /* twice as many */
     memset(&desc.limits.per_token, 0, sizeof desc.limits.per_token);
-    plan->chunks[0].rows = INT64_MAX - 100;   /* and so would be the rows themselves */
+    plan->chunks[0].rows = INT64_MAX - 100;   /* and so would the rows themselves */
     REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW, "limits.per_token");
     CHECK(schedule == NULL);
     cf_schedule_free(made);
     cf_plan_free(plan);
 }
 
-/* gpipe keeps all 16 tokens, unless bytes are limited: for all stages alike, for each of them, or in both ways. */
+/* gpipe keeps all 16 tokens, unless bytes are limited: for all stages alike, for each, or both. */
 TEST(limits_on_bytes_bind_in_either_form) {
     const int64_t each[] = {6, 6};
     const cf_held_bytes one_a_token = {1, 0, 0, 0};
@@ -617,7 +617,7 @@ TEST(limits_on_bytes_bind_in_either_form) {
     cf_plan_free(plan);
 }
 
-/* A limit of bytes says nothing without what it counts. It used to take all other limits away, and was kept by all. */
+/* A byte limit needs the bytes per token. Without them it used to lift all other limits and bind nothing. */
 TEST(bytes_need_what_they_count) {
     const int64_t each[] = {0, 6}, none[] = {CF_NO_LIMIT, 0};
     cf_plan *plan = plan_of_chains();
@@ -645,7 +645,7 @@ TEST(bytes_need_what_they_count) {
     cf_plan_free(plan);
 }
 
-/* A number past all choices is answered with one that this kind has, where only some kinds have it. */
+/* A number past all choices is answered with one that this kind has, if only some kinds have it. */
 TEST(what_is_wanted_would_do) {
     const struct {
         cf_schedule_kind kind;
@@ -681,7 +681,7 @@ TEST(what_is_wanted_would_do) {
             if (cf_pack_size(&length, 1, &pack, &bytes, &error) == CF_OK) CHECK_INT(nearest, align);
             else CHECK(strcmp(error.field, "align") == 0 && error.wanted == nearest && error.got == align);
         }
-    for (i = 0; i < COUNT(primes); i++) { /* without trying all of them */
+    for (i = 0; i < COUNT(primes); i++) { /* found without trying every divisor */
         pack.chunk_size = primes[i];
         pack.align = primes[i] - 1;
         REFUSED(cf_pack_size(&length, 1, &pack, &bytes, &error), CF_ERROR_ARGUMENT, "align");
@@ -690,7 +690,7 @@ TEST(what_is_wanted_would_do) {
     cf_plan_free(plan);
 }
 
-/* Adapters of experts are some of the adapters. */
+/* Adapters of experts need adapters at all. */
 TEST(adapters_of_experts_need_a_rank) {
     cf_memory_desc desc = {0};
     cf_token_bytes bytes;
@@ -702,7 +702,7 @@ TEST(adapters_of_experts_need_a_rank) {
     CHECK_INT(cf_memory_token_bytes(&desc, 0, &bytes, &error), CF_OK);
 }
 
-/* The first chain's 9 tokens of state must all be held at once, and nothing else is counted. */
+/* The first chain's 9 tokens of state must be held at the same time, and nothing else is counted. */
 TEST(the_state_of_the_first_chain_needs_its_bytes) {
     cf_plan *plan = plan_of_chains();
     cf_schedule_desc desc = {0};
@@ -743,7 +743,7 @@ TEST(placements_are_for_some_kinds) {
         CHECK_INT(cf_schedule_make(plan, &desc, &schedule, &error), cases[i].allowed ? CF_OK : CF_ERROR_ARGUMENT);
         if (!cases[i].allowed) CHECK_STR(error.field, "shape.placement");
         if (!cases[i].allowed) CHECK_STR(oracle_error_fault(&error), NULL);
-        desc.shape.placement = CF_PLACEMENT_DEFAULT; /* and rows: for those from interleaved on */
+        desc.shape.placement = CF_PLACEMENT_DEFAULT; /* and rows: the kinds from interleaved on have them */
         desc.shape.n_virtual = 3;
         if (desc.kind < CF_SCHEDULE_INTERLEAVED) {
             REFUSED(cf_schedule_size(plan, &desc, &bytes, &error), CF_ERROR_ARGUMENT, "shape.n_virtual");
@@ -757,7 +757,7 @@ TEST(placements_are_for_some_kinds) {
 
 /* ---- the validator ---- */
 
-/* Held bytes pass 64 bits, by each of the four terms: that is more than any limit. */
+/* Held bytes exceed 64 bits, by each of the four terms: that is above any limit. */
 TEST(bytes_past_64_bits_are_past_the_limit) {
     static const cf_held_bytes many[] = {{INT64_MAX, 0, 0, 0},         {0, INT64_MAX, 0, 0},
                                          {0, 0, INT64_MAX, 0},         {0, 0, 0, INT64_MAX},
@@ -770,7 +770,7 @@ TEST(bytes_past_64_bits_are_past_the_limit) {
     cf_validate_desc desc = {0};
     cf_error error;
     int64_t i;
-    order.kind = CF_SCHEDULE_PAPER; /* local replay, so that inputs are saved */
+    order.kind = CF_SCHEDULE_PAPER; /* local replay, which saves inputs */
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
     desc.limits.bytes = INT64_MAX - 1;
     for (i = 0; i < COUNT(many); i++) {
@@ -817,7 +817,7 @@ TEST(a_schedules_own_limits_bind) {
 
 /* ---- transfers that meet nobody ---- */
 
-/* Chunks that stage 1 keeps after all, so that no R takes what it receives. */
+/* Chunks that stage 1 keeps after all, so that no R uses what it receives. */
 TEST(what_is_received_and_not_read) {
     cf_plan *plan = plan_of_chains();
     cf_schedule *schedule = paper_of(plan, 2), *lowered = NULL, *copy;
@@ -843,7 +843,7 @@ TEST(what_is_received_and_not_read) {
     cf_plan_free(plan);
 }
 
-/* A list that ends before another stage's transfers have met their other ends. */
+/* A list that ends before another stage's transfers have found their counterparts. */
 TEST(a_list_that_ends_too_early) {
     cf_plan *plan = plan_of_chains();
     cf_schedule *schedule = paper_of(plan, 2), *lowered = NULL, *copy;
@@ -869,7 +869,7 @@ TEST(a_list_that_ends_too_early) {
 
 /* ---- loads ---- */
 
-/* A plan of one rank made by hand whose chunks, far behind in their sequence, have scores past what can be counted. */
+/* A hand-made plan of one rank whose chunks, late in their sequence, have more scores than can be counted. */
 TEST(scores_that_do_not_fit) {
     cf_plan *plan = plan_of_chains();
     cf_schedule_desc order = {0};
@@ -896,7 +896,7 @@ TEST(scores_that_do_not_fit) {
     cf_plan_free(plan);
 }
 
-/* A second backward gives back what the first one has given back already. */
+/* A second backward gives back what the first has already given back. */
 TEST(loads_of_what_is_given_back_twice) {
     cf_plan *plan = plan_of_chains(), *nothing = plan_of_nothing();
     cf_schedule *schedule = paper_of(plan, 1), *empty = paper_of(nothing, 1);
@@ -906,7 +906,7 @@ TEST(loads_of_what_is_given_back_twice) {
     harness_poison(loads, sizeof loads);
     while (schedule->actions[i].pass != CF_F && schedule->actions[i].pass != CF_R) i--;
     schedule->actions[i].keep = 0;
-    schedule->actions[i].pass = CF_B; /* of the chunk whose backward comes next */
+    schedule->actions[i].pass = CF_B; /* for the chunk whose backward comes next */
     REFUSED(cf_schedule_loads(plan, schedule, 0, loads, COUNT(loads), &error), CF_ERROR_SCHEDULE, "actions");
     CHECK_POISON(loads, sizeof loads);
     CHECK_INT(cf_schedule_loads(nothing, empty, 0, NULL, 0, &error), CF_OK);
@@ -918,7 +918,7 @@ TEST(loads_of_what_is_given_back_twice) {
 
 /* ---- writers ---- */
 
-/* Counts what it is given, and stops at a call. */
+/* Counts the calls, and stops at one of them. */
 typedef struct stopper {
     int64_t calls, stop_at, bytes;
 } stopper;
@@ -930,8 +930,8 @@ static int stop_writing(const char *text, size_t bytes, void *user) {
     return ++s->calls == s->stop_at ? 9 : 0;
 }
 
-/* Counts of many stages and rows of many tokens, which take more than one piece: after the call that failed there is no
-   other. */
+/* Counts of many stages and rows of many tokens, which take more than one piece. No call follows the one that
+   failed. */
 TEST(long_arrays_stop_where_they_are_told_to) {
     const int64_t lengths[] = {3000};
     const cf_write_desc with_rows = {1, NULL};

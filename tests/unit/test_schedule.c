@@ -1,5 +1,4 @@
-/* >>schedule: the order of passes on one stage, against Algorithm 2 written down a second time and against its
-   rules. */
+/* Tests >>schedule: the order of passes on one stage, against a second version of Algorithm 2 and against its rules. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -32,7 +31,7 @@ static cf_schedule *schedule_of(const cf_plan *plan, const cf_schedule_desc *des
     return schedule;
 }
 
-/* "F0 F1+ B1 R0+ B0": + where the activations are kept. */
+/* Returns text such as "F0 F1+ B1 R0+ B0"; + if the activations are kept. */
 static const char *schedule_text(const cf_schedule *schedule) {
     static char text[4000];
     size_t at = 0;
@@ -58,15 +57,16 @@ static void check_text(const int64_t *lengths, int64_t n, int64_t chunk_size, in
 /* ---- known answers ---- */
 
 TEST(paper_example_of_four_sequences) {
-    const int64_t lengths[] = {1, 1, 2, 4}; /* at ChunkSize 2: chunks 0, 1 are the long one, 2 and 3 standalone */
+    /* at ChunkSize 2: chunks 0 and 1 are the long sequence, 2 and 3 are standalone */
+    const int64_t lengths[] = {1, 1, 2, 4};
     check_text(lengths, 4, 2, 1, "F0 F1+ B1 R0+ B0 F2+ B2 F3+ B3");
     check_text(lengths, 4, 2, 2, "F0+ F1+ B1 B0 F2+ B2 F3+ B3");
 }
 
 /* ---- random plans ---- */
 
-/* Algorithm 2 in the words of its description: forward all, then walk back from the last chunk to the first, and
-   where a chunk is not among the last K its activations are gone, so forward it again before its backward. */
+/* Algorithm 2 from its description: run all forwards, then go back from the last chunk to the first. A chunk that is
+   not among the last K has lost its activations, so its forward runs again before its backward. */
 static int64_t naive_unit(int64_t first, int64_t n, int64_t k, cf_action *actions) {
     int64_t i, count = 0;
     for (i = 0; i < 2 * n; i++) {
@@ -96,9 +96,9 @@ static int64_t naive_schedule(const cf_plan *plan, int64_t rank, int64_t k, cf_a
     return count;
 }
 
-/* The rules of a schedule, counted action by action, without regard to how it was made. */
+/* Checks the rules of a schedule action by action, independently of how it was made. */
 static void check_rules(const cf_plan *plan, const cf_schedule *schedule, int64_t k) {
-    /* of each chain: chunks that hold activations, forwards and backwards that have run */
+    /* for each chain: chunks that hold activations, and forwards and backwards that have run */
     int64_t *kept = (int64_t *)calloc((size_t)plan->n_chains + 1, sizeof *kept);
     int64_t *forwards = (int64_t *)calloc((size_t)plan->n_chains + 1, sizeof *forwards);
     int64_t *backwards = (int64_t *)calloc((size_t)plan->n_chains + 1, sizeof *backwards);
@@ -128,7 +128,7 @@ static void check_rules(const cf_plan *plan, const cf_schedule *schedule, int64_
                 break;
             case CF_B:
                 CHECK(state[0] && !state[2] && state[3]);
-                if (chunk->chain >= 0) /* descending, and only after every forward of the chain */
+                if (chunk->chain >= 0) /* descending, and only after all forwards of the chain */
                     CHECK(chunk->index == plan->chains[chunk->chain].n_chunks - 1 - backwards[chunk->chain]++ &&
                           forwards[chunk->chain] == plan->chains[chunk->chain].n_chunks);
                 state[2] = 1;
@@ -150,7 +150,7 @@ static void check_rules(const cf_plan *plan, const cf_schedule *schedule, int64_
     free(done);
 }
 
-/* Whatever passes take: sums of such seconds differ by how they are rounded. */
+/* Passes take arbitrary seconds, whose sums differ by rounding. */
 TEST(random_plans_follow_algorithm_2) {
     static oracle_batch batch;
     static cf_action actions[20000];

@@ -1,4 +1,5 @@
-/* >>schedule for several stages: the fixed kinds. Lists are judged by pipeline.c, makespans by published numbers. */
+/* Tests >>schedule for several stages: the fixed kinds. pipeline.c judges the lists, and published numbers the
+   makespans. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -29,7 +30,7 @@ static cf_schedule_desc describe(cf_schedule_kind kind, int64_t n_stages, int64_
     return desc;
 }
 
-/* Makes and judges a schedule; NULL after a failure, which has been counted. */
+/* Makes and judges a schedule. Returns NULL after a failure, which it has counted. */
 static cf_schedule *make(const cf_plan *plan, const cf_schedule_desc *desc) {
     cf_schedule *schedule = NULL;
     cf_error error = {0};
@@ -51,7 +52,7 @@ static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc) {
     return makespan;
 }
 
-/* 1 - work / (stages x makespan), in hundredths of a percent, rounded. */
+/* Returns 1 - work / (stages x makespan), in hundredths of a percent, rounded. */
 static int64_t bubble(double work, int64_t n_stages, double makespan) {
     return (int64_t)((1 - work / ((double)n_stages * makespan)) * 10000 + 0.5);
 }
@@ -65,7 +66,7 @@ TEST(paper_example_of_1f1b) {
     cf_schedule_desc desc = describe(CF_SCHEDULE_1F1B, 4, 1);
     cf_plan *plan;
     int i;
-    for (i = 0; i < 2; i++) { /* unsplit micro-batches, whatever order they come in */
+    for (i = 0; i < 2; i++) { /* unsplit micro-batches, in any order */
         plan = pack(lengths, 4, 4, 1, methods[i]);
         CHECK_INT(bubble(4 * 24, 4, makespan_of(plan, &desc)), 5714);
         cf_plan_free(plan);
@@ -93,7 +94,7 @@ TEST(paper_example_of_state_aware_1f1b) {
     cf_plan_free(plan);
 }
 
-/* With m equal chunks on p stages the textbook gives each kind a closed form. */
+/* For m equal chunks on p stages the literature has a closed form for each kind. */
 TEST(closed_forms_for_equal_chunks) {
     int64_t lengths[64], p, m, i;
     for (i = 0; i < 64; i++) lengths[i] = 1;
@@ -118,7 +119,7 @@ TEST(closed_forms_for_equal_chunks) {
     }
 }
 
-/* Each kind keeps its number, with m equal chunks. */
+/* Each kind holds the number of chunks known from the literature, with m equal chunks. */
 TEST(memory_of_equal_chunks) {
     int64_t lengths[32], i, s;
     const int64_t p = 4, m = 16;
@@ -137,7 +138,7 @@ TEST(memory_of_equal_chunks) {
             harness_note("%s, stage %d", cf_schedule_kind_name((cf_schedule_kind)i), (int)s);
             if (i == CF_SCHEDULE_PAPER || i == CF_SCHEDULE_1F1B) CHECK_INT(peak, p - s);
             if (i == CF_SCHEDULE_GPIPE) CHECK_INT(peak, m);
-            /* Megatron's warm-up, and one for a pass of a later virtual stage that comes early */
+            /* Megatron's warm-up, plus one for a pass of a later virtual stage that runs early */
             if (i == CF_SCHEDULE_INTERLEAVED) CHECK(peak <= 2 * (p - 1 - s) + p + 2);
             if (i == CF_SCHEDULE_ZERO_BUBBLE) CHECK(peak <= p);
         }
@@ -154,8 +155,8 @@ static int has_limit(const cf_schedule_desc *desc) {
 }
 
 /* A refused limit comes with the smallest that would do: that one works, one less does not. */
-/* With forwards_first each list is all F, none of which keeps anything, and then R and B of one chunk after the
-   other. */
+/* With forwards_first each list is first all F, none of which keeps anything, and then R and B of one chunk after
+   another. */
 static void check_forwards_first(const problem *p, const cf_schedule *schedule, const cf_timeline *timeline) {
     int64_t n = p->plan->chunks_per_rank, state = 0, s, i;
     for (i = 0; i < n; i++) state += p->plan->chunks[p->desc.shape.rank * n + i].state;
@@ -234,7 +235,7 @@ TEST(refused_limits_say_what_would_do) {
             *limit = error.wanted;
             if (cf_schedule_make(p.plan, &desc, &schedule, &error) != CF_OK) {
                 CHECK_STR(error.field,
-                          in_bytes ? "limits.chunks" : "limits.bytes"); /* the other limit is also impossible */
+                          in_bytes ? "limits.chunks" : "limits.bytes"); /* the other limit is impossible as well */
             } else if (*limit > 1) {
                 cf_schedule_free(schedule);
                 schedule = NULL;
@@ -249,7 +250,7 @@ TEST(refused_limits_say_what_would_do) {
     CHECK(refused > harness_rounds(20, 3));
 }
 
-/* A plan whose chains have chunks that are not full before their last one, and last ones with padded rows. */
+/* Makes a plan whose chains have chunks that are not full before their last one, and last chunks with padded rows. */
 static cf_plan *uneven_plan(harness_rng *rng) {
     int64_t lengths[8], n = harness_between(rng, 2, 8), i;
     cf_pack_desc desc = {0};
@@ -264,8 +265,8 @@ static cf_plan *uneven_plan(harness_rng *rng) {
     return plan;
 }
 
-/* If a kept input costs more than the activations that it stands for, dropping a chunk saves nothing until it is
-   replayed: limits between what a chain needs and what there is without one are kept to or refused. */
+/* If a kept input costs more than the activations that it replaces, dropping a chunk saves nothing until its replay.
+   Limits between a chain's need and the unlimited peak are kept or refused. */
 TEST(inputs_that_cost_more_than_activations) {
     uint64_t seed;
     int64_t made = 0, dropped = 0;
@@ -301,7 +302,7 @@ TEST(inputs_that_cost_more_than_activations) {
         desc.limits.bytes = most * harness_between(&rng, 5, 20) / 20;
         memset(&error, 0, sizeof error);
         if (desc.limits.bytes > 0 && cf_schedule_make(p.plan, &desc, &schedule, &error) == CF_ERROR_INFEASIBLE) {
-            desc.limits.bytes = error.wanted; /* the smallest that would do */
+            desc.limits.bytes = error.wanted; /* the smallest limit that is enough */
             CHECK_INT(cf_schedule_make(p.plan, &desc, &schedule, NULL), CF_OK);
         }
         if (schedule != NULL) {
@@ -317,9 +318,8 @@ TEST(inputs_that_cost_more_than_activations) {
     harness_report("%d schedules, %d replays", (int)made, (int)dropped);
 }
 
-/* Every kind keeps to a limit of state, given for all stages or one by one, writes it down, and refuses one that the
-   longest chain does not fit into. The validator finds what a virtual stage holds beyond a limit, and nothing
-   sooner. */
+/* Every kind keeps to a limit of state, for all stages or for each, records it, and refuses one too small for the
+   longest chain. The validator reports a virtual stage that holds more, at the first action that does. */
 TEST(limits_of_state) {
     int64_t n_made = 0, n_refused = 0;
     uint64_t seed;
@@ -373,7 +373,7 @@ TEST(limits_of_state) {
     CHECK(n_made > 100 && n_refused > 10);
 }
 
-/* A byte limit that equals what the fixed schedule holds without one is kept to. */
+/* A byte limit equal to the fixed schedule's unlimited peak is kept. */
 TEST(limits_at_the_peak_and_below) {
     uint64_t seed;
     for (seed = 1; seed <= 300; seed++) {
@@ -447,7 +447,7 @@ TEST(bad_options_are_named) {
     REFUSED(bad.shape.n_stages = -1, CF_ERROR_ARGUMENT, "shape.n_stages");
     REFUSED(bad.shape.n_stages = CF_MAX_STAGES + 1, CF_ERROR_LIMIT, "shape.n_stages");
     REFUSED(bad.shape.n_virtual = 2, CF_ERROR_ARGUMENT, "shape.n_virtual");
-    for (bad = good; bad.kind < CF_SCHEDULE_BEST;) { /* good replays through the pipeline */
+    for (bad = good; bad.kind < CF_SCHEDULE_BEST;) { /* `good` replays through the pipeline */
         bad.kind = (cf_schedule_kind)((int)bad.kind + 1);
         check_refused(plan, &bad, CF_ERROR_ARGUMENT, "shape.replay");
     }
@@ -481,7 +481,8 @@ TEST(bad_options_are_named) {
     cf_plan_free(plan);
 }
 
-/* In the caller's memory: one byte less than asked is refused, as much is enough, and the schedule is the same. */
+/* In the caller's memory: one byte less than asked for is refused, the exact size is enough, and the schedule is the
+   same. */
 TEST(into_memory_of_the_size_asked) {
     uint64_t seed;
     for (seed = 1; seed <= (uint64_t)harness_rounds(200, 60); seed++) {
@@ -580,7 +581,7 @@ TEST(a_thousand_stages) {
     cf_plan_free(plan);
 }
 
-/* An order does not depend on the unit of time: all costs times a power of two, and the same passes come in the same
+/* An order does not depend on the unit of time. If all costs are multiplied by a power of two, all passes stay in their
    places, however small the seconds are. */
 TEST(order_is_that_of_any_unit_of_time) {
     const int64_t lengths[] = {3, 7, 1, 5, 2, 8, 4, 6, 21, 2, 13};
@@ -612,8 +613,7 @@ TEST(order_is_that_of_any_unit_of_time) {
     cf_plan_free(plan);
 }
 
-/* CF_MAX_ACTIONS of them are allowed, and then there is no memory for so many; one stage more is refused before any is
-   asked for. */
+/* CF_MAX_ACTIONS are allowed, and then memory fails. One stage more is refused before any memory is allocated. */
 TEST(just_as_many_passes_as_there_may_be) {
     enum { CHUNKS = 1 << 12 };
     static int64_t lengths[CHUNKS];
@@ -636,8 +636,8 @@ TEST(just_as_many_passes_as_there_may_be) {
     cf_plan_free(plan);
 }
 
-/* Counts in the last stage's list the passes before its first backward, and the most that any backward needs before it,
-   beyond those that earlier backwards have used up. In local replay an R belongs to its backward. */
+/* Counts the passes before the first backward in the last stage's list, and the most passes that any backward needs
+   before it, less those that earlier backwards have used. In local replay an R belongs to its backward. */
 static void count_ahead(const cf_schedule *s, int64_t *first, int64_t *most) {
     int64_t stage = s->shape.n_stages - 1, i, j, n, need, n_back = 0, local = s->shape.replay == CF_REPLAY_LOCAL;
     *first = *most = 0;
@@ -656,8 +656,8 @@ static void count_ahead(const cf_schedule *s, int64_t *first, int64_t *most) {
     }
 }
 
-/* Whichever of its two orders `paper` takes, the last stage starts with no more passes than any backward needs. It
-   starts with fewer where K or the other order holds it back. */
+/* Whichever of its two orders `paper` takes, the last stage starts with no more passes than some backward needs. It
+   starts with fewer if K or the other order limits it. */
 TEST(the_last_stage_of_paper_runs_no_further_ahead_than_needed) {
     uint64_t seed;
     int64_t fewer = 0, exactly = 0, first, most;

@@ -1,5 +1,5 @@
-/* >>simulate: times against a relaxation over an explicit list of edges, books against the steps, bounds against
-   the exact solver. */
+/* Tests >>simulate: times against a relaxation over explicit edges, memory counts against the steps, bounds against the
+   exact solver. */
 
 #include "chunkflow.h"
 #include "../reference/exact.h"
@@ -21,7 +21,7 @@ static cf_simulate_desc simulation_of(const cf_schedule_desc *desc) {
     return simulate;
 }
 
-/* The paper's example: lengths 1, 1, 2, 4 in chunks of 2. */
+/* Packs the paper's example: lengths 1, 1, 2, 4 in chunks of 2. */
 static cf_plan *example(void) {
     const int64_t lengths[] = {1, 1, 2, 4};
     cf_plan *plan = naive_pack(lengths, 4, 2);
@@ -41,8 +41,8 @@ static cf_schedule *schedule_of(const cf_plan *plan, cf_schedule_kind kind, int6
 
 /* ---- known answers ---- */
 
-/* 100, 37 and 61 tokens at multiples of 64 are 128 + 64 + 64 rows of one chunk, and 19 are 64 of another. A forward
-   over r rows takes 10 + 2 r and 1 / 16 for each pair, a backward twice as long. */
+/* 100, 37 and 61 tokens at multiples of 64 are 128 + 64 + 64 rows of one chunk, and 19 tokens are 64 rows of another. A
+   forward over r rows takes 10 + 2 r and 1 / 16 for each pair, a backward twice as long. */
 TEST(padded_rows_take_time) {
     const int64_t lengths[] = {100, 37, 61, 19};
     const double pairs = 5050 + 703 + 1891, large = 10 + 2 * 256 + pairs / 16, small = 10 + 2 * 64 + 190.0 / 16;
@@ -143,8 +143,8 @@ TEST(transfers_by_hand) {
     cf_plan_free(plan);
 }
 
-/* One sequence of four chunks of 4 tokens, K = 1, one stage: F F F F B, R B three times. F and R take 4, B 8. A token
-   of the prefix is on its way for 0.5 in F and 2 in B, a quarter of it exposed; prefixes are 0, 4, 8 and 12.
+/* One sequence of four chunks of 4 tokens, K = 1, one stage: F F F F B, then R B three times. F and R take 4, B takes
+   8. A token of the prefix streams for 0.5 in F and 2 in B, a quarter of it exposed. Prefixes are 0, 4, 8 and 12.
 
      prefix   F: stream  exposed  pass      B: stream  exposed  pass
      4              2     0.5    4.5              8      2      2 + 8 = 10
@@ -190,7 +190,7 @@ TEST(streams_by_hand) {
 
 /* ---- against the exact solver ---- */
 
-/* No bound passes the optimum, with and without split backwards and limits. */
+/* No bound exceeds the optimum, with and without split backwards and limits. */
 TEST(bounds_hold_against_the_exact_optimum) {
     uint64_t seed;
     int64_t solved = 0, tight = 0;
@@ -276,7 +276,7 @@ TEST(json_carries_the_timeline) {
     CHECK_INT(count(without.at, "\"start\""), 0);
     CHECK_INT(count(without.at, "makespan"), 0);
     CHECK_INT(count(with.at, "{"), count(with.at, "}"));
-    for (i = 0; i < 5; i++) { /* limits of the schedule, where there are any, and what streams have cost */
+    for (i = 0; i < 5; i++) { /* limits of the schedule, if any, and the cost of streams */
         static const int64_t by_stage[] = {9, 0, CF_NO_LIMIT, 7};
         static const char *const limits[] = {",\n  \"limits\": [3, 3, 3, 3]", ",\n  \"state_limits\": [50, 50, 50, 50]",
                                              ",\n  \"byte_limits\": [1000, 1000, 1000, 1000]",
@@ -313,7 +313,7 @@ TEST(json_carries_the_timeline) {
     cf_plan_free(plan);
 }
 
-/* Measured times of one pass, and of none, which have no ends. */
+/* Measured times of one pass, and of none, for which there are no times. */
 TEST(measured_times_of_few_passes) {
     const int64_t length = 7;
     const double start = 5, end = 7.5;
@@ -339,8 +339,8 @@ TEST(measured_times_of_few_passes) {
     }
 }
 
-/* The same four chunks with a pair of which F takes a sixteenth: 10, 26, 42 and 58 pairs. With outputs an R takes the 4
-   of its rows, whatever its prefix, and waits for no stream; where its own cost is given, that. */
+/* The same four chunks, with 10, 26, 42 and 58 pairs; F takes a sixteenth for a pair. With outputs an R takes the 4 of
+   its rows, whatever its prefix, and waits for no stream. If its own cost is given, it takes that. */
 TEST(replays_with_outputs_by_hand) {
     const int64_t length = 16;
     cf_schedule_desc order = {.kind = CF_SCHEDULE_PAPER};
@@ -381,8 +381,8 @@ TEST(replays_with_outputs_by_hand) {
     cf_plan_free(plan);
 }
 
-/* Chunks of 4, 4, 4 and 2 rows, of which a kept one has 1 byte a row and a dropped one 10. Without outputs the last F is the
-   peak, with the 12 dropped rows. With outputs the third chunk's replay is, which still has them all. */
+/* Chunks of 4, 4, 4 and 2 rows. A kept one has 1 byte a row and a dropped one 10. Without outputs the last F is the
+   peak, with the 12 dropped rows. With outputs the peak is the third chunk's replay, which still holds them all. */
 TEST(outputs_stay_until_a_replay_ends) {
     const int64_t length = 14;
     cf_plan *plan = naive_pack(&length, 1, 4);

@@ -1,4 +1,4 @@
-/* >>simulate: lowered schedules and measured times, against the slow simulator of pipeline.c. */
+/* Tests >>simulate: lowered schedules and measured times, against the slow simulator of pipeline.c. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -27,7 +27,7 @@ static int near(double a, double b) { return fabs(a - b) <= 1e-9 * (1 + fabs(b))
 
 /* ---- properties ---- */
 
-/* A lowered schedule in some order that the rules allow: neighbours in the lists change places. */
+/* Returns a lowered schedule in another order that the rules allow: neighbours in the lists change places. */
 static cf_schedule *shuffle(harness_rng *rng, const cf_plan *plan, const cf_schedule *low, int64_t *moved) {
     cf_schedule *s = naive_copy(low);
     int64_t round;
@@ -50,7 +50,7 @@ static cf_schedule *shuffle(harness_rng *rng, const cf_plan *plan, const cf_sche
     return s;
 }
 
-/* Lists in orders that cf_schedule_lower would not choose take as long as the slow simulator says. */
+/* Lists in orders that cf_schedule_lower would not choose take as long as in the slow simulator. */
 TEST(agrees_with_the_slow_simulator) {
     problem_wants wants = {0};
     int64_t moved = 0;
@@ -187,7 +187,7 @@ TEST(broken_lowered_lists_are_named) {
 
 /* ---- measured times ---- */
 
-/* Times that a clock might have shown: the simulated ones on another clock, and not quite so. */
+/* Disturbs times as measurements would: the simulated ones on another clock, and inexact. */
 static void disturb(harness_rng *rng, const cf_timeline *t, double *start, double *end) {
     int64_t i;
     for (i = 0; i < t->n_actions; i++) {
@@ -253,7 +253,7 @@ TEST(measured_times_are_added_up) {
     }
 }
 
-/* Without actions no times are missing. */
+/* Without actions there are no times to miss. */
 static void check_times_of_nothing(void) {
     cf_pack_desc pack = {0};
     cf_schedule_desc order = {0};

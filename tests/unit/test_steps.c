@@ -1,5 +1,5 @@
-/* >>steps: what a stage does, step by step. A second set of books is kept here, from the words of the header: damaged
-   schedules are refused where it says. What steps have in them, steps_fault judges. */
+/* Tests >>steps: the steps of a stage. A second set of books follows the header's definitions: damaged schedules are
+   refused at the same action. steps_fault judges the contents of steps. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -17,7 +17,7 @@
 /* ---- the second set of books ---- */
 
 typedef struct chunk_book {
-    int forwarded, kept, backward; /* backward: 0 none, 1 the half I, 2 whole */
+    int forwarded, kept, backward; /* backward: 0 none, 1 only I, 2 whole */
 } chunk_book;
 
 typedef struct books {
@@ -96,7 +96,7 @@ static books *new_books(const cf_plan *plan, int64_t rank) {
     return b;
 }
 
-/* Position of the first impossible action, or -1. Leaves the books as they stand there. */
+/* Returns the position of the first impossible action, or -1. The books stay as they are at this action. */
 static int64_t book_all(books *b, const cf_action *actions, int64_t n) {
     int64_t i;
     for (i = 0; i < n; i++) {
@@ -106,7 +106,7 @@ static int64_t book_all(books *b, const cf_action *actions, int64_t n) {
     return -1;
 }
 
-/* Some chunk of the rank has not been trained, or a slot is still in use. */
+/* Returns whether some chunk of the rank has not been trained, or a slot is still in use. */
 static int books_are_open(const books *b) {
     int64_t i;
     for (i = 0; i < b->plan->n_chunks; i++)
@@ -130,7 +130,7 @@ static void drop_fixture(fixture *f) {
     f->schedule = NULL;
 }
 
-/* NULL plan where the batch is too large for the books. */
+/* The plan is NULL if the batch is too large for the books. */
 static fixture draw_fixture(uint64_t seed, int64_t most_sequences) {
     static oracle_batch batch;
     harness_rng rng = {seed};
@@ -152,7 +152,7 @@ static fixture draw_fixture(uint64_t seed, int64_t most_sequences) {
     return f;
 }
 
-/* A chain of five chunks and two standalone ones. */
+/* Makes a chain of five chunks and two standalone ones. */
 static fixture known_fixture(int64_t k) {
     const int64_t lengths[] = {38, 8, 7, 2, 5};
     cf_pack_desc pack = {0};
@@ -170,7 +170,7 @@ static fixture known_fixture(int64_t k) {
 /* ---- good schedules ---- */
 
 TEST(counts_by_hand) {
-    /* 38 tokens in chunks of 8: 8 8 8 8 6, and 2 more in the last; then 8, 7, 5 alone */
+    /* 38 tokens in chunks of 8: 8 8 8 8 6, with 2 more in the last chunk; then 8, 7 and 5 alone */
     const int64_t slots[] = {1, 2, 3, 4, 5, 5};
     const int64_t tokens[] = {8, 16, 24, 32, 40, 40};
     int64_t k;
@@ -190,7 +190,7 @@ TEST(counts_by_hand) {
     }
 }
 
-/* Buffers for many batches: of each member the largest that any of them needs, found chunk by chunk. */
+/* Buffers for many batches: the largest of each member that any batch needs, found chunk by chunk. */
 TEST(capacities_are_high_water_marks) {
     static oracle_batch batch;
     cf_capacity most = {0, 0, 0, 0, 0, 0, 0}, wanted = {0, 0, 0, 0, 0, 0, 0};
@@ -211,10 +211,10 @@ TEST(capacities_are_high_water_marks) {
         REQUIRE(cf_steps_make(plan, schedule, 0, 0, NULL, &steps, NULL) == CF_OK);
         for (c = 0; c < plan->n_chunks; c++) {
             const cf_chunk *chunk = &plan->chunks[c];
-            int64_t n_seqs = chunk->n_slices + 1; /* there may be padding behind the last slice ... */
+            int64_t n_seqs = chunk->n_slices + 1; /* there may be padding after the last slice ... */
             for (j = 0; j + 1 < chunk->n_slices; j++) {
                 const cf_slice *s = &plan->slices[chunk->first_slice + j];
-                n_seqs += s->offset + s->length < s[1].offset; /* ... and there is padding behind this one */
+                n_seqs += s->offset + s->length < s[1].offset; /* ... and there is padding after this one */
             }
             raise_to(&wanted.rows, chunk->rows);
             raise_to(&wanted.prefix, chunk->prefix);
@@ -254,11 +254,11 @@ TEST(a_capacity_is_raised_only_where_all_is_well) {
     drop_fixture(&f);
 }
 
-/* Without steps nothing has looked at the plan before, and with them nobody at other ranks' chunks. */
+/* Without steps nothing has validated the plan before, and with steps nobody has validated other ranks' chunks. */
 TEST(a_capacity_is_not_read_past_the_plan) {
     static const struct {
         const char *field;
-        size_t offset; /* of the member that is damaged */
+        size_t offset; /* offset of the damaged member */
         int64_t value;
     } cases[] = {{"chunks.first_slice", offsetof(cf_chunk, first_slice), -1},
                  {"chunks.first_slice", offsetof(cf_chunk, first_slice), INT64_MAX},
@@ -302,7 +302,7 @@ TEST(a_seed_belongs_to_chunk_and_stage) {
         for (j = i + 1; j < n && j < i + 700; j++) repeated += seeds[i] == seeds[j];
     }
     CHECK_INT(repeated, 0);
-    CHECK(ones > n * 32 - n && ones < n * 32 + n); /* half the bits, give or take far more than chance would */
+    CHECK(ones > n * 32 - n && ones < n * 32 + n); /* half of the bits, within far more than chance would differ */
     CHECK(cf_chunk_seed(42, 7, 3) == cf_chunk_seed(42, 7, 3));
     CHECK(cf_chunk_seed(42, 7, 3) != cf_chunk_seed(43, 7, 3));
     CHECK(cf_chunk_seed(42, 7, 3) != cf_chunk_seed(42, 3, 7));
@@ -344,8 +344,8 @@ static cf_schedule wrap_actions(const cf_plan *plan, int64_t rank, cf_action *ac
     return schedule;
 }
 
-/* Makes the steps of a text for one chain of three chunks (0, 1, 2) and one standalone chunk (3). wanted_at: -2 good,
-   -1 refused at the end, else the position of the action that is refused. */
+/* Makes the steps of a text for one chain of three chunks (0, 1, 2) and one standalone chunk (3). wanted_at: -2 if
+   accepted, -1 if refused at the end, else the position of the refused action. */
 static void check_by_hand(const char *text, int64_t wanted_at) {
     const int64_t lengths[] = {12, 4};
     cf_plan *plan = NULL;
@@ -370,12 +370,12 @@ static void check_by_hand(const char *text, int64_t wanted_at) {
 
 TEST(backwards_may_be_split) {
     check_by_hand("F3+ I3 W3 F0 F1 F2+ I2 W2 R1+ B1 R0+ I0 W0", -2);
-    check_by_hand("F0+ F1+ F2+ I2 I1 I0 W0 W1 W2 F3+ B3", -2); /* weights in any order, after the state is gone */
+    check_by_hand("F0+ F1+ F2+ I2 I1 I0 W0 W1 W2 F3+ B3", -2); /* weights in any order, after the state is released */
     check_by_hand("F3+ F0+ F1+ F2+ I2 I1 B0 B3 W2 W1", -2);
 }
 
 TEST(other_orders_have_steps) {
-    check_by_hand("F0 F3+ F1 F2+ B3 B2 R1+ R0+ B1 B0", -2); /* units interleaved, two replays before a backward */
+    check_by_hand("F0 F3+ F1 F2+ B3 B2 R1+ R0+ B1 B0", -2); /* interleaved sequences; two replays before a backward */
 }
 
 TEST(impossible_actions_are_refused_where_they_stand) {
@@ -386,13 +386,14 @@ TEST(impossible_actions_are_refused_where_they_stand) {
     check_by_hand("F3+ B3 B3", 2);                            /* twice */
     check_by_hand("F3+ F3+", 1);
     check_by_hand("F3 F3+", 1);
-    check_by_hand("R3+ B3", 0);                               /* replay of what never ran */
-    check_by_hand("F3+ R3+ B3", 1);                           /* replay of what is kept */
+    check_by_hand("R3+ B3", 0);                               /* replay without a forward */
+    check_by_hand("F3+ R3+ B3", 1);                           /* replay of a kept chunk */
     check_by_hand("F3 R3 B3", 1);                             /* replay that keeps nothing */
     check_by_hand("F3+ B3 R3+", 2);                           /* replay after the backward */
     check_by_hand("F1+", 0);                                  /* no prefix */
     check_by_hand("F0+ F2+", 1);
-    check_by_hand("F0 F1 F2+ B2 R0+ B0", 5);                  /* ascending third pass, as printed in the paper */
+    /* third pass in ascending order, as printed in the paper */
+    check_by_hand("F0 F1 F2+ B2 R0+ B0", 5);
     check_by_hand("F0+ F1+ F2+ B1", 3);                       /* before the backward of a later chunk */
     check_by_hand("F0+ F1+ F2+ B0", 3);
     check_by_hand("F3+ W3", 1);                               /* W without I */
@@ -403,7 +404,7 @@ TEST(impossible_actions_are_refused_where_they_stand) {
     check_by_hand("F0+ F1+ F2+ W2", 3);
 }
 
-/* dK and dV of a chunk are not complete while a later chunk of its chain has not even run forward. */
+/* dK and dV of a chunk are not complete while a later chunk of its chain has not even run its forward. */
 TEST(a_backward_before_later_forwards_is_refused) {
     check_by_hand("F0+ B0", 1);
     check_by_hand("F0+ F1+ B1 B0", 2);
@@ -414,10 +415,10 @@ TEST(slots_left_in_use_are_an_error) {
     check_by_hand("F3+", -1);
     check_by_hand("F0 F1 F2", -1);
     check_by_hand("F3+ I3", -1);
-    check_by_hand("F0 F1 F2+ B2 R1+ B1 F3+ B3", -1); /* chunk 0 forgotten: its state is still held */
+    check_by_hand("F0 F1 F2+ B2 R1+ B1 F3+ B3", -1); /* chunk 0 is forgotten: its state is still held */
 }
 
-/* The record counts them: two chunks, and the state of the chain that one of them belongs to. */
+/* The record has their number: two chunks, and the state of the chain of one of them. */
 TEST(slots_left_in_use_are_counted) {
     const int64_t lengths[] = {12, 4};
     cf_plan *plan = NULL;
@@ -436,7 +437,7 @@ TEST(slots_left_in_use_are_counted) {
     cf_plan_free(plan);
 }
 
-/* A chunk that never ran its backward has not been trained; nothing may be dropped in silence. */
+/* A chunk without a backward has not been trained; no chunk may be left out silently. */
 TEST(a_chunk_left_out_is_an_error) {
     check_by_hand("", -1);
     check_by_hand("F3", -1);
@@ -493,7 +494,7 @@ TEST(damaged_schedules_are_judged_as_by_the_books) {
         n = f.schedule->n_actions;
         memcpy(actions, f.schedule->actions, (size_t)n * sizeof *actions);
         for (; count > 0 && n > 0; count--) damage_actions(&rng, f.plan, actions, &n);
-        exact = (cf_action *)malloc((size_t)n * sizeof *exact + 1); /* so that a read past the end is seen */
+        exact = (cf_action *)malloc((size_t)n * sizeof *exact + 1); /* so that the sanitizer sees a read past the end */
         judge = new_books(f.plan, f.schedule->shape.rank);
         REQUIRE(judge && exact);
         memcpy(exact, actions, (size_t)n * sizeof *exact);
@@ -633,7 +634,7 @@ TEST(steps_refuse_bad_arguments) {
 
 /* ---- standalone chunks that are replayed ---- */
 
-/* A replay has its forward's seed, so that it repeats it exactly. Returns how many there are. */
+/* Checks that a replay has its forward's seed, so that it repeats it exactly. Returns the number of replays. */
 static int64_t count_replays(const cf_steps *steps) {
     uint64_t seeds[16] = {0};
     int64_t slots[16], i, n = 0;
@@ -656,7 +657,7 @@ static int64_t count_replays(const cf_steps *steps) {
     return n;
 }
 
-/* `best` may drop any chunk on some of the stages only, and under a limit it pays. */
+/* `best` may drop any chunk on only some of the stages, which makes schedules shorter under a limit. */
 static void check_drops(int64_t n_stages, int64_t limit) {
     const int64_t lengths[] = {16, 9, 7, 16, 12, 15, 16, 14};
     cf_pack_desc pack = {0};
@@ -681,7 +682,7 @@ static void check_drops(int64_t n_stages, int64_t limit) {
         cf_steps_free(steps);
     }
     CHECK(all > 0);
-    CHECK_INT(last, 0); /* the last stage has nobody to wait for */
+    CHECK_INT(last, 0); /* the last stage waits for no other stage */
     harness_note("%s", "");
     drop_fixture(&f);
 }

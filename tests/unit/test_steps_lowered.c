@@ -1,4 +1,4 @@
-/* >>steps: lowered schedules. That every tensor is where it is read, problem_judge says (test_problem). */
+/* Tests >>steps of lowered schedules. problem_judge checks that every tensor is where it is read (test_problem). */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* Without transfers in the schedule nothing crosses between the stages, and the steps say so; all else is the same. */
+/* Without transfers in the schedule, steps say that nothing crosses between the stages; all else is the same. */
 TEST(without_transfers_nothing_crosses) {
     problem_wants wants = {0};
     int round, crossed = 0;

@@ -1,5 +1,5 @@
-/* >>tree and what follows from it: shares -> plan, metadata, schedules and runs of sequences that begin alike. Judged
-   by tokens: every sequence here has tokens of its own, equal to another one's only as far as it is said to share. */
+/* Tests >>tree and what depends on it: shares, plans, metadata, schedules and runs of sequences that begin alike.
+   Judged by tokens: every sequence has tokens of its own, equal to another's only as far as the two share. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -27,8 +27,8 @@ typedef struct forest {
 
 static int64_t below(harness_rng *random, int64_t n) { return harness_between(random, 0, n - 1); }
 
-/* Sequences that share with one before them, or with one behind where the order is turned round; of six, one more than
-   `apart` begin a tree. */
+/* Makes sequences that share with an earlier one, or with a later one if the order is reversed. One in apart + 1 of up
+   to six begins a tree. */
 static forest make_forest_of(harness_rng *random, int64_t apart, int64_t longest) {
     forest f;
     int64_t i, j, turned = below(random, 2);
@@ -60,7 +60,7 @@ static forest make_forest_of(harness_rng *random, int64_t apart, int64_t longest
 
 static forest make_forest(harness_rng *random) { return make_forest_of(random, 0, LONGEST); }
 
-/* Small trees, side by side in one chunk or two. */
+/* Makes small trees, next to each other in one or two chunks. */
 static forest make_grove(harness_rng *random) {
     forest f = make_forest_of(random, 2, 20);
     f.desc.chunk_size = f.desc.align * (12 + below(random, 60));
@@ -88,13 +88,13 @@ static int runs_through(const cf_plan *plan, int64_t slice, int64_t sequence) {
     return 0;
 }
 
-/* Each token of each sequence is on exactly one row, and that row has this token; no row is on no sequence. */
+/* Each token of each sequence is on exactly one row, which has this token. Every row belongs to a sequence. */
 static void check_cover(const forest *f, const cf_plan *plan) {
     static int seen[MOST][LONGEST];
     int64_t s, i, p, rows = 0, n_hybrid = 0;
     cf_plan_stats stats;
     memset(seen, 0, sizeof seen);
-    for (i = 0; i < plan->n_chunks; i++) { /* of a chain, with whole sequences behind what it has of that */
+    for (i = 0; i < plan->n_chunks; i++) { /* of a chain, followed by whole sequences */
         const cf_chunk *c = &plan->chunks[i];
         int whole = 0;
         for (s = c->first_slice + 1; s < c->first_slice + c->n_slices; s++) whole |= plan->slices[s].begin == 0;
@@ -121,14 +121,13 @@ static void check_cover(const forest *f, const cf_plan *plan) {
     CHECK(plan->n_chunks - plan->n_idle >= plan->lower_bound);
 }
 
-/* The chain that a chain goes on from; -1: none. */
+/* Returns the chain that this chain continues; -1: none. */
 static int64_t above(const cf_plan *plan, int64_t chain) {
     int64_t up = plan->chunks[plan->chains[chain].first_chunk].up;
     return up >= 0 ? plan->chunks[up].chain : -1;
 }
 
-/* Checks the order of a chain's children: the one with the longest path comes last, so that nothing waits for it when
-   all others are done. */
+/* Checks the order of a chain's children: the one with the longest path comes last, so that no other waits for it. */
 static void check_siblings(const cf_plan *plan) {
     int64_t id, up;
     for (id = 0; id < plan->n_chunks; id++)
@@ -138,7 +137,7 @@ static void check_siblings(const cf_plan *plan) {
 
 /* ---- metadata ---- */
 
-/* The slice of a path that has a row of it, among the chains from this one up. */
+/* Returns the slice that has a row of a path, among this chain and those above it. */
 static int64_t path_slice(const cf_plan *plan, int64_t chain, int64_t row) {
     const cf_chain *g = &plan->chains[chain];
     int64_t c, i;
@@ -150,7 +149,7 @@ static int64_t path_slice(const cf_plan *plan, int64_t chain, int64_t row) {
     return -1;
 }
 
-/* A key that a query sees: notes its position, and whether the query's sequences run through it. */
+/* Notes the position of a key that a query sees. Returns whether the query's sequences run through the key. */
 static int see(const cf_plan *plan, int64_t slice, int64_t position, int64_t query, unsigned char *seen) {
     int64_t i;
     if (slice < 0 || seen[position]++) return 0;
@@ -180,8 +179,8 @@ static int see_key(const cf_plan *plan, const cf_chunk *c, int64_t key, int64_t 
     return see(plan, plan->order ? path_slice(plan, chain, key) : c->first_slice, key, query, seen);
 }
 
-/* Lengths of a call of attention: none is empty, together they have all rows, and the longest are as is said. Returns
-   how many keys there are. */
+/* Checks the lengths of an attention call: none is empty, together they have all rows, and the maxima are right.
+   Returns the number of keys. */
 static int64_t check_lengths(const int32_t *cu_q, const int32_t *cu_k, int64_t n, int64_t rows, int64_t most_q,
                              int64_t most_k) {
     int64_t i, q = 0, k = 0;
@@ -196,10 +195,11 @@ static int64_t check_lengths(const int32_t *cu_q, const int32_t *cu_k, int64_t n
     return cu_k[n];
 }
 
-/* Every row sees the tokens of its sequences up to itself, each once, and nothing else: by calls and by key ends. */
+/* Every row sees the tokens of its sequences up to itself, each once, and nothing else: by the calls and by the key
+   ends. */
 static void check_mask(const cf_plan *plan, const cf_chunk *c, const cf_metadata *m) {
     int64_t row, i, k, level;
-    if (m->n_calls == 0 && c->prefix > 0 && plan->order)  /* the rows of other chains lie elsewhere */
+    if (m->n_calls == 0 && c->prefix > 0 && plan->order)  /* the rows of other chains are stored elsewhere */
         CHECK_INT(above(plan, c->chain), -1);
     for (level = 0; level < m->n_calls; level++) {
         const cf_attention_call *l = &m->calls[level];
@@ -243,13 +243,13 @@ static void check_mask(const cf_plan *plan, const cf_chunk *c, const cf_metadata
     }
 }
 
-/* Weights by token of what a row is to predict: by the metadata, less what its sequences say. */
+/* Compares the weights of a row's targets, by token: those of the metadata with those of its sequences. */
 static void check_targets(const forest *f, const cf_plan *plan, const cf_chunk *c, const cf_metadata *m,
                           int shared_mean) {
     int64_t row, i, at = 0, losses = 0;
     for (row = 0; row < m->rows; row++) {
         double wanted[MOST * LONGEST] = {0}, got[MOST * LONGEST] = {0};
-        int count[MOST * LONGEST] = {0}, any = 0; /* any: of its losses has a weight */
+        int count[MOST * LONGEST] = {0}, any = 0; /* any: one of its losses has a weight */
         int64_t slice = slice_of_row(plan, c, row), position;
         if (slice < 0) continue;
         position = plan->slices[slice].begin + row - plan->slices[slice].offset;
@@ -345,10 +345,10 @@ typedef struct trainer {
     const cf_steps *steps;
     const cf_chunk *chunk; /* at hand */
     parameters w, gradient;
-    rows_state states[SLOTS], own; /* own: of the chunk at hand */
+    rows_state states[SLOTS], own; /* own: that of the current chunk */
     matrix x[LAYERS + 1];
     double loss;
-    int forgets_targets, forgets_to_clear, sees_siblings; /* controls, which must be found out */
+    int forgets_targets, forgets_to_clear, sees_siblings; /* deliberate mistakes, which the test must detect */
     cf_metadata m;
 } trainer;
 
@@ -356,7 +356,7 @@ static int word_of(const trainer *t, int64_t row) {
     return t->f->tokens[t->m.sequence_ids[row]][t->m.position_ids[row]] % WORDS;
 }
 
-/* One key of a row: counted from the start of the prefix. Where it is: in the states on the path, or in the chunk. */
+/* Finds one key of a row, counted from the start of the prefix: in the states on the path, or in the chunk. */
 static rows_state *find_key(trainer *t, const cf_step *step, int64_t key, int64_t *row) {
     int32_t i = step->path;
     *row = key - t->chunk->prefix;
@@ -366,7 +366,7 @@ static rows_state *find_key(trainer *t, const cf_step *step, int64_t key, int64_
     return &t->states[t->steps->paths[i].state];
 }
 
-/* All keys of a row, as the calls of attention see them. */
+/* Lists all keys of a row, from the attention calls. */
 static int64_t keys_of(const trainer *t, int64_t row, int64_t *keys) {
     const cf_metadata *m = &t->m;
     int64_t n = 0, i, k, level;
@@ -404,7 +404,7 @@ static double dot(const double *a, const double *b) {
     return sum;
 }
 
-/* The weights of a row's keys. */
+/* Computes the weights of a row's keys. */
 static void attend(trainer *t, const cf_step *step, int layer, int64_t row, int64_t n, const int64_t *keys,
                    double *p) {
     double q[WIDTH] = {0}, sum = 0;
@@ -417,7 +417,7 @@ static void attend(trainer *t, const cf_step *step, int layer, int64_t row, int6
     for (i = 0; i < n; i++) p[i] /= sum;
 }
 
-/* Up to the last layer; K and V of the rows that are added to the chain go into its state. */
+/* Runs all layers. K and V of rows that are added to the chain go into its state. */
 static void run_layers(trainer *t, const cf_step *step, int appends) {
     int64_t row, i, at, n, keys[ROWS], added = t->plan->chunks[step->action.chunk].state, begin = 0;
     double p[ROWS], out[WIDTH];
@@ -548,11 +548,11 @@ static void model_step(trainer *t, const cf_step *step) {
     if (step->action.pass != CF_B) return;
     for (at = step->path; at >= 0 && paths[at].clear == step->position; at = paths[at].up)
         if (t->plan->order == NULL || !t->forgets_to_clear) clear(&t->states[paths[at].state]);
-    run_layers(t, step, 0); /* what was kept, once more */
+    run_layers(t, step, 0); /* recomputes what was kept */
     back_layers(t, step);
 }
 
-/* All ranks one after the other; returns whether all went well. */
+/* Runs all ranks one after another. Returns whether all succeeded. */
 static int train(trainer *t, const forest *f, const cf_plan *plan, cf_schedule_desc desc, int fault) {
     harness_rng random = {3};
     double *w = (double *)&t->w;
@@ -580,7 +580,7 @@ static int train(trainer *t, const forest *f, const cf_plan *plan, cf_schedule_d
     return 1;
 }
 
-/* The largest difference of any gradient, relative to the largest gradient. Not a number where one is none. */
+/* Returns the largest difference of any gradient, relative to the largest gradient; NaN if any is. */
 static double difference(const trainer *a, const trainer *b) {
     const double *x = (const double *)&a->gradient, *y = (const double *)&b->gradient;
     double most = 0, scale = 1e-300;
@@ -593,7 +593,7 @@ static double difference(const trainer *a, const trainer *b) {
     return most / scale;
 }
 
-/* A batch without shares, each sequence whole in a chunk of its own. */
+/* Trains a batch without shares, each sequence whole in its own chunk. */
 static int train_unshared(trainer *t, const forest *f) {
     cf_pack_desc desc = {0};
     cf_schedule_desc order = {0};
@@ -631,7 +631,7 @@ TEST(gradients_of_trees_are_those_of_their_sequences) {
     free(unshared);
 }
 
-/* Two trees in one state slot one after the other, whose prompts part at the end of a chunk. */
+/* Two trees use one state slot, one after the other. Their prompts end with a chunk, where the answers begin. */
 TEST(what_makes_gradients_wrong_is_seen) {
     trainer *shared = (trainer *)malloc(sizeof *shared), *unshared = (trainer *)malloc(sizeof *unshared);
     forest f;
@@ -665,7 +665,7 @@ TEST(what_makes_gradients_wrong_is_seen) {
 
 /* ---- cases that are known ---- */
 
-/* `n` answers of `answer` tokens to one prompt, `times` times over. */
+/* Packs `times` prompts, each with `n` answers of `answer` tokens. */
 static cf_plan *pack_prompts(int64_t times, int64_t prompt, int64_t n, int64_t answer, int64_t chunk_size) {
     static int64_t lengths[512];
     static cf_shared_prefix shares[512];
@@ -714,7 +714,7 @@ TEST(shared_prompts_are_computed_once) {
     cf_plan_free(plan);
 }
 
-/* The fewest bytes that one stage can be kept to. */
+/* Returns the fewest bytes to which one stage can be limited. */
 static int64_t least_bytes(const cf_plan *plan) {
     cf_schedule_desc desc = {.kind = CF_SCHEDULE_PAPER, .limits = {.per_token = {3, 2, 1, 1}}};
     cf_schedule *schedule = NULL;
@@ -724,7 +724,7 @@ static int64_t least_bytes(const cf_plan *plan) {
     return desc.limits.bytes;
 }
 
-/* A branch gives back its room when it ends, so that one more beside it needs nothing, nor does one more tree. */
+/* A branch gives back its room when it ends. So another branch needs nothing more, and neither does another tree. */
 TEST(siblings_take_turns_in_the_same_room) {
     cf_plan *two = pack_prompts(1, 32, 2, 64, 16), *many = pack_prompts(1, 32, 9, 64, 16);
     cf_plan *trees = pack_prompts(3, 32, 4, 64, 16);
@@ -737,7 +737,7 @@ TEST(siblings_take_turns_in_the_same_room) {
     cf_plan_free(trees);
 }
 
-/* 4K, four times 8K, six times 4K each. */
+/* A prompt of 4K, four branches of 8K, and below each six of 4K. */
 static cf_plan *pack_two_levels(void) {
     int64_t lengths[24], i;
     cf_shared_prefix shares[24];
@@ -788,8 +788,8 @@ TEST(bad_shares_are_refused_by_name) {
     const cf_shared_prefix none = {0, 0}, circle = {1, 50}, self = {0, 10}, nobody = {2, 1}, negative = {0, -1}, back =
         {0, 50};
     const cf_shared_prefix longer = {0, 81};
-    check_refused(circle, back, "shared_prefixes", 0); /* {1, 50}, {0, 50}: each with the other one, where one of them
-                                                          begins */
+    check_refused(circle, back, "shared_prefixes", 0); /* {1, 50}, {0, 50}: each claims to begin like the other, so
+                                                          neither comes first */
     check_refused(self, none, "shared_prefixes", 0);
     check_refused(none, nobody, "shared_prefixes.with", 1);
     check_refused(none, negative, "shared_prefixes.tokens", 1);
@@ -833,7 +833,7 @@ TEST(trees_too_large_for_a_plan_are_refused) {
     desc.shared_prefixes = shares;
     CHECK_INT(try_pack(lengths, 2, &desc, &error), CF_ERROR_LIMIT);
     CHECK_STR(error.field, "n_chunks");
-    desc.chunk_size = 1000; /* six chunks fewer than there may be, and two places where sequences part */
+    desc.chunk_size = 1000; /* six chunks fewer than allowed, and two places where sequences diverge */
     desc.shared_prefixes = parted;
     CHECK_INT(try_pack(parting, 3, &desc, &error), CF_ERROR_LIMIT);
     CHECK_STR(error.field, "n_slices");
@@ -851,7 +851,7 @@ TEST(trees_too_large_for_a_plan_are_refused) {
     free(none);
 }
 
-/* Shares of nothing, or too short ones, give the plan that there is without. */
+/* Empty or too short shares give the same plan as no shares. */
 TEST(without_shares_plans_are_as_ever) {
     int64_t lengths[] = {300, 90, 90, 700}, i;
     cf_shared_prefix shares[] = {{3, 0}, {0, 60}, {1, 127}, {0, 0}};
@@ -883,7 +883,7 @@ static void *fill_metadata(const cf_plan *plan, int64_t chunk, const cf_metadata
     return memory;
 }
 
-/* Weights of 1 and masks of nothing say what none of them say. */
+/* Weights of 1 and empty masks give the same metadata as none. */
 TEST(metadata_of_trees_without_weights_is_that_with_even_ones) {
     static const unsigned char nothing[LONGEST];
     const unsigned char *masks[MOST];
@@ -919,8 +919,8 @@ TEST(metadata_of_trees_without_weights_is_that_with_even_ones) {
 
 /* ---- plans from elsewhere ---- */
 
-/* Records that say what a number does not go with: of chains, sequences and slices above, which have no order, of
-   alignment, and of two numbers together. */
+/* Returns whether an error names what a number contradicts: chains, sequences and slices above, which have no order;
+   alignment; or two numbers together. */
 static int tells_otherwise(const cf_plan *plan, const cf_error *error) {
     return strcmp(error->field, "chunks.chain") == 0 || strcmp(error->field, "slices.sequence") == 0 ||
            strcmp(error->field, "chains.cp") == 0 || strcmp(error->field, "slices.up") == 0 ||
@@ -930,8 +930,8 @@ static int tells_otherwise(const cf_plan *plan, const cf_error *error) {
            strstr(error->text, "does not rise") || strstr(error->text, "another chunk");
 }
 
-/* A plan with one number changed is refused, or has every token of every sequence in its place all the same. Links
-   between chunks are written in two places, so any change there is refused. */
+/* A plan with one changed number is refused, or still has every token of every sequence in its place. Links between
+   chunks are stored twice, so any change to them is refused. */
 static int damage_number(const forest *f, cf_plan *plan, oracle_number number, int64_t value, const char *field,
                          int64_t item, int is_link) {
     const int64_t was = oracle_read(number);
@@ -965,7 +965,7 @@ static int damage(const forest *f, cf_plan *plan, int64_t *number, int64_t value
     return damage_number(f, plan, place, value, field, item, is_link);
 }
 
-/* Gives a number all kinds of values. */
+/* Tries many values of one number. */
 static int64_t damage_much(const forest *f, cf_plan *plan, oracle_number number, const char *field, int64_t item) {
     const int64_t values[] = {-2, -1, 0, 1, 3, plan->n_chunks, plan->n_chains, plan->n_slices, CF_MAX_LENGTH,
                               INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN};
@@ -993,7 +993,7 @@ static int64_t damage_slices(const forest *f, cf_plan *plan, const char *const *
     return refused;
 }
 
-/* Forests whose plans have chains with parents. */
+/* Draws forests whose plans have chains with parents. */
 static cf_plan *pack_small_tree(harness_rng *random, forest *f) {
     for (;;) {
         cf_plan *plan;
@@ -1025,7 +1025,7 @@ TEST(damaged_plans_of_trees_are_refused) {
         forest f;
         cf_plan *plan = pack_small_tree(&random, &f);
         CHECK(damage_slices(&f, plan, slices) > 0);
-        for (i = 0; i < plan->n_chunks; i++) { /* a chunk is of the chain that holds it */
+        for (i = 0; i < plan->n_chunks; i++) { /* a chunk belongs to the chain that holds it */
             int64_t *chain = &plan->chunks[i].chain;
             CHECK(damage(&f, plan, chain, -1, chunks[5], i, 0) || *chain < 0);
             for (j = 0; j < plan->n_chains; j++) CHECK(damage(&f, plan, chain, j, chunks[5], i, 0) || *chain == j);
@@ -1044,7 +1044,7 @@ TEST(damaged_plans_of_trees_are_refused) {
     }
 }
 
-/* A schedule of the plan as it was, for the plan as it is: whoever takes it makes of it something, or nothing. */
+/* Gives a plan that may be damaged, with a schedule of the original, to every function. Each must succeed or refuse. */
 static void walk(const cf_plan *plan, const cf_schedule *schedule) {
     cf_error error = {0};
     cf_timeline *timeline = NULL;
@@ -1084,7 +1084,7 @@ static void walk_damaged(cf_plan *plan, const cf_schedule *schedule, void *array
     }
 }
 
-/* The sanitizers see to it that nothing is read that is not there. */
+/* The sanitizers check that nothing outside the arrays is read. */
 TEST(plans_of_trees_that_nobody_has_validated_are_walked_safely) {
     harness_rng random = {20261126};
     int64_t round, n = harness_rounds(40, 6);
@@ -1110,7 +1110,7 @@ static void check_damaged(const forest *f, const cf_plan *plan, const char *fiel
     CHECK_INT(error.item, item);
 }
 
-/* Sequences of f.lengths, of which those with a share of some tokens have it with sequence 0. */
+/* Packs sequences of f.lengths; those with a share of some tokens share them with sequence 0. */
 static cf_plan *pack_star(forest *f, int64_t n, const int64_t *lengths, const int64_t *tokens, int64_t chunk_size) {
     int64_t i;
     memset(f, 0, sizeof *f);
@@ -1124,7 +1124,7 @@ static cf_plan *pack_star(forest *f, int64_t n, const int64_t *lengths, const in
     return pack(f);
 }
 
-/* A chain of the first rank that would reach into the second one. */
+/* A chain of the first rank that would extend into the second rank. */
 TEST(chains_of_trees_stay_on_their_rank) {
     const int64_t lengths[] = {32, 16, 4};
     forest f;
@@ -1144,8 +1144,7 @@ TEST(chains_of_trees_stay_on_their_rank) {
     cf_plan_free(plan);
 }
 
-/* cf_pack_size asks for enough room for the chunks of ranks that have less to do, and for trees in which every node is
-   a chunk. */
+/* cf_pack_size has enough room for the chunks of ranks with less work, and for trees in which every node is a chunk. */
 TEST(trees_fit_into_what_is_asked_for) {
     static const int64_t cases[][6] = {{4000, 4000, 3000, 16, 8, 0}, {42, 35, 28, 61, 1, 1}};
     static int64_t memory[1 << 17];
@@ -1165,7 +1164,7 @@ TEST(trees_fit_into_what_is_asked_for) {
     }
 }
 
-/* Adds up what is asked of an allocator. */
+/* Adds up the bytes requested from an allocator. */
 static void *add_up(size_t bytes, void *sum) {
     *(size_t *)sum += bytes;
     return malloc(bytes);
@@ -1176,8 +1175,8 @@ static void give_back(void *memory, void *sum) {
     free(memory);
 }
 
-/* cf_pack_size asks for at most four times what cf_pack takes for plan and working space. With cp groups, and if shares
-   go to several ranks, it packs to know, and asks for just that. */
+/* cf_pack_size returns at most four times the bytes that cf_pack takes for plan and working space. With cp groups, and
+   if a tree is split over several ranks, it packs to find the size, which is then exact. */
 static void check_asked(const char *name, const int64_t *lengths, int64_t n, cf_pack_desc desc) {
     const cf_allocator failing = {.alloc = harness_alloc, .release = harness_release,
                                   .user = &(harness_heap){.fail_at = 1}};
@@ -1214,8 +1213,8 @@ static void check_asked(const char *name, const int64_t *lengths, int64_t n, cf_
     harness_note("%s", "");
 }
 
-/* Combs, where each sequence leaves the one before; stars; chains, where each goes on from the whole of the one before;
-   pairs; long and short lists. No batch takes more than a few hundred megabytes. */
+/* Combs, in which each sequence diverges from the one before; stars; chains, in which each extends the whole one
+   before; pairs; long and short lists. No batch takes more than a few hundred megabytes. */
 TEST(what_is_asked_for_is_near_what_is_used) {
     static const int64_t ranks[] = {1, 64, 65536};
     static const char *const names[] = {"comb", "star", "chain", "pairs", "long list", "short list"};
@@ -1243,7 +1242,7 @@ TEST(what_is_asked_for_is_near_what_is_used) {
     }
 }
 
-/* The same for one long sequence among short ones in lockstep, with cp groups of up to 64 ranks and without. */
+/* The same for one long sequence among short ones in lockstep, with and without cp groups of up to 64 ranks. */
 TEST(what_cp_groups_ask_for_is_near_what_they_use) {
     static const struct {
         int64_t longest, ranks, max_cp;
@@ -1258,12 +1257,16 @@ TEST(what_cp_groups_ask_for_is_near_what_they_use) {
     }
 }
 
-/* Trees of 32 rows and 16 answers of 2, where a row costs 1 and a pair nothing. One on four ranks: the mean is 16, the
-   tree 64, and four parts of 4 answers 40 each. Four of them: each rank has one, and no copy pays. And a tree of two
-   levels, of 4 rows, four times 8 and below each of these six times 4, on eight ranks: 24 for each of eight parts. And
-   one with almost all at its end, 3 rows, in each of which one leaves it, and behind them eight times 10, on two ranks:
-   43 for four of those and the 3, and for those that left before 3, and 1 and 2 rows. And one row with 20 answers of one,
-   which fill less than a chunk, on two ranks: 11 for ten of them and the row. */
+/* Splits of expensive trees; a row costs 1 and a pair nothing.
+
+   - A tree of 32 rows and 16 answers of 2 on four ranks: the mean is 16, the tree costs 64, and four splits with 4
+     answers each cost 40.
+   - Four such trees: each rank has one, and no copy pays.
+   - A tree of two levels (4 rows, four times 8, and six times 4 below each of these) on eight ranks: eight splits of
+     24.
+   - A tree with almost everything at its end (3 rows, from each of which one sequence diverges, then eight times 10) on
+     two ranks: 43 for four of those and the 3 rows; and 3, with 1 and 2 rows, for the early ones.
+   - One row with 20 answers of one, which fill less than a chunk, on two ranks: 11 for ten of them and the row. */
 TEST(dear_trees_are_parted_over_ranks) {
     static const struct {
         int n_trees, no_copies, n_ranks;
@@ -1313,7 +1316,7 @@ TEST(dear_trees_are_parted_over_ranks) {
     }
 }
 
-/* Evening out the ranks takes all that a chunk has: it is none any more. */
+/* Balancing the ranks moves everything out of a chunk, which is then removed. */
 TEST(ranks_of_trees_have_no_chunks_without_anything) {
     const int64_t lengths[] = {2, 13, 13, 9};
     forest f;
@@ -1333,7 +1336,7 @@ TEST(ranks_of_trees_have_no_chunks_without_anything) {
     cf_plan_free(plan);
 }
 
-/* Damage that is not drawn at random: slices that change places, of one tree or of two. */
+/* Damage that is not drawn at random: slices of one or two trees change places. */
 TEST(damaged_slices_of_trees_are_refused_by_name) {
     const int64_t small[] = {20, 20, 20, 7, 7}, in_small[] = {0, 10, 10, 0, 0};
     const int64_t two[] = {16, 4}, in_two[] = {0, 2}, odd[] = {14, 10}, in_odd[] = {0, 7};
@@ -1342,7 +1345,7 @@ TEST(damaged_slices_of_trees_are_refused_by_name) {
     forest f;
     cf_plan *plan = pack_star(&f, 5, small, in_small, 64);
     REQUIRE(plan->n_chunks == 1 && plan->n_slices == 6 && plan->slices[2].up == 0 && plan->slices[3].up == 0);
-    plan->slices[3].up = 1; /* which it does begin behind */
+    plan->slices[3].up = 1; /* where it begins after another slice */
     check_damaged(&f, plan, "slices.up", 3);
     plan->slices[3].up = 0;
     plan->slices[5].first = plan->slices[4].first;
@@ -1351,7 +1354,7 @@ TEST(damaged_slices_of_trees_are_refused_by_name) {
     check_damaged(&f, plan, "slices.sequence", 5);
     cf_plan_free(plan);
 
-    plan = pack_star(&f, 4, deep, in_deep, 8); /* the three short ones are leaves of one chunk, of two tokens each */
+    plan = pack_star(&f, 4, deep, in_deep, 8); /* the three short ones are leaves in one chunk, with two tokens each */
     REQUIRE(plan->n_chains == 2 && plan->n_slices == 10 && plan->slices[8].begin == 11 && plan->slices[9].begin == 9);
     {
         const cf_slice slice = plan->slices[8];
@@ -1365,7 +1368,7 @@ TEST(damaged_slices_of_trees_are_refused_by_name) {
 
     plan = pack_star(&f, 4, deep, in_deep, 8);
     REQUIRE(plan->chains[0].n_chunks > 2);
-    plan->chunks[2].prefix = plan->chunks[1].prefix; /* so chunk 1 would add nothing */
+    plan->chunks[2].prefix = plan->chunks[1].prefix; /* so that chunk 1 adds nothing to the prefix */
     check_damaged(&f, plan, "chunks.prefix", 2);
     cf_plan_free(plan);
 
@@ -1381,21 +1384,22 @@ TEST(damaged_slices_of_trees_are_refused_by_name) {
 
     plan = pack_star(&f, 2, odd, in_odd, 7);
     REQUIRE(plan->n_chunks == 3 && plan->slices[1].begin == 7);
-    plan->chunk_size = 8; /* and 7 is not to begin at */
+    plan->chunk_size = 8; /* so that nothing may begin at 7 */
     plan->align = 2;
     plan->chunks[0].rows = plan->chunks[1].rows = 8;
     plan->chunks[2].rows = 4;
     check_damaged(&f, plan, "slices.begin", 1);
     cf_plan_free(plan);
 
-    plan = pack_star(&f, 2, two, in_two, 8); /* of two slices in the first chunk, one is not the chain's */
+    plan = pack_star(&f, 2, two, in_two, 8); /* of two slices in the first chunk, one is not in the chain */
     REQUIRE(plan->chunks[0].n_slices == 2 && plan->chains[0].n_chunks == 2);
     plan->chunks[1].prefix = plan->chunks[0].state = plan->slices[1].begin;
     plan->chains[0].tokens = plan->slices[1].begin + 8;
     check_damaged(&f, plan, "chunks.n_slices", 0);
     cf_plan_free(plan);
 
-    plan = pack_star(&f, 2, twice, in_twice, 64); /* a sequence has its first five tokens twice, and so as many */
+    /* a sequence has its first five tokens twice, so that the count agrees */
+    plan = pack_star(&f, 2, twice, in_twice, 64);
     REQUIRE(plan->n_slices == 3 && plan->slices[2].up == 0 && plan->slices[2].begin == 5);
     plan->slices[2].up = -1;
     plan->slices[2].begin = 0;
@@ -1411,9 +1415,9 @@ static void refused(const cf_plan *plan, const int64_t *lengths, const char *fie
     CHECK_INT(error.item, item);
 }
 
-/* Sequence 1 leaves sequence 0 after two tokens, and its last three are a leaf, which sees the chain of sequence 0. In
-   the end the first of the three lies behind the chain in chunk 0. Then all numbers agree, but the leaf cannot see this
-   row, because it is not in the state. */
+/* Sequence 1 diverges from sequence 0 after two tokens. Its last three are a leaf, which sees the chain of sequence 0.
+   At the end of the test, the first of these three is moved behind the chain in chunk 0. All numbers then agree, but
+   the leaf cannot see this row, because it is not in the state. */
 TEST(a_tree_made_by_hand_is_accepted_undamaged) {
     const int64_t lengths[] = {6, 5, 4};
     int64_t order[] = {0, 1, 2}, common[] = {0, 2, 0}, copies[] = {6, 5, 4};
@@ -1466,8 +1470,8 @@ TEST(a_tree_made_by_hand_is_accepted_undamaged) {
     refused(&plan, lengths, "slices.up", 3);
 }
 
-/* Rows of sequence 0 and rows of sequence 1 lie in the chain of chunk 0. The leaf of sequence 1 sees four rows of that
-   chain: by number it would see those of sequence 0. */
+/* Rows of sequence 0 and rows of sequence 1 are in the chain of chunk 0. The leaf of sequence 1 sees four rows of that
+   chain, which by their numbers would be sequence 0's. */
 TEST(a_chain_that_forks_is_refused) {
     const int64_t lengths[] = {4, 6};
     int64_t order[] = {0, 1}, common[] = {0, 2}, copies[] = {4, 6};
@@ -1484,7 +1488,7 @@ TEST(a_chain_that_forks_is_refused) {
     refused(&plan, lengths, "slices.up", 2);
 }
 
-/* Six times the first token of three have as many pairs as the three tokens. */
+/* The first token of three, six times, has as many pairs as the three tokens. */
 TEST(tokens_of_as_many_pairs_are_refused) {
     const int64_t lengths[] = {3};
     int64_t order[] = {0}, common[] = {0}, copies[] = {3};
@@ -1502,7 +1506,7 @@ TEST(tokens_of_as_many_pairs_are_refused) {
     refused(&plan, lengths, "slices.sequence", 5);
 }
 
-/* The pairs of 2^35 tokens take more than 64 bits, and so do products of their halves. */
+/* The pairs of 2^35 tokens exceed 64 bits, and so do products of their halves. */
 TEST(trees_of_very_long_sequences_are_accepted) {
     const int64_t lengths[] = {(int64_t)1 << 35, ((int64_t)1 << 35) + 3};
     const cf_shared_prefix shares[] = {{0, 0}, {0, (int64_t)1 << 34}};
@@ -1532,7 +1536,7 @@ TEST(plans_of_trees_have_all_arrays) {
     cf_plan_free(plan);
 }
 
-/* ---- a second validator: in trees F of ancestors, B of descendants and earlier siblings come first ---- */
+/* ---- a second validator: in trees, F of ancestors, and B of descendants and earlier siblings, come first ---- */
 
 enum { JUDGED_CHUNKS = 40, JUDGED_STAGES = 6 };
 
@@ -1542,7 +1546,7 @@ typedef struct judge {
     int done[CF_PASS_COUNT][JUDGED_STAGES][JUDGED_CHUNKS], kept[JUDGED_STAGES][JUDGED_CHUNKS];
 } judge;
 
-/* Returns whether the state that chunk b continues has rows of chunk a. */
+/* Returns whether the state that chunk b continues contains rows of chunk a. */
 static int is_above(const cf_plan *plan, int64_t a, int64_t b) {
     int64_t chain = plan->chunks[b].chain;
     if (a == b || plan->chunks[a].chain < 0) return 0;
@@ -1552,7 +1556,7 @@ static int is_above(const cf_plan *plan, int64_t a, int64_t b) {
     return 0;
 }
 
-/* Returns whether chunk a begins the sibling before the one that chunk b begins. */
+/* Returns whether chunk a begins the sibling just before the one that chunk b begins. */
 static int is_before(const cf_plan *plan, int64_t a, int64_t b) {
     int64_t up = plan->chunks[b].up, i;
     if (up < 0 || a >= b || plan->chunks[a].up != up) return 0;
@@ -1583,7 +1587,7 @@ static int may_run(const judge *j, const cf_action *a) {
     return kept <= j->schedule->shape.k;
 }
 
-/* Runs what can be run until nothing can be. */
+/* Runs every pass that is ready, until none is. */
 static int judge_accepts(const cf_plan *plan, const cf_schedule *schedule) {
     static judge j;
     int64_t at[JUDGED_STAGES] = {0}, left = schedule->n_actions, stage;
@@ -1613,7 +1617,7 @@ static void swap_actions(cf_action *two) {
     two[1] = was;
 }
 
-/* Sound schedules of random forests, in which neighbours change places. */
+/* Valid schedules of random forests, in which neighbours change places. */
 TEST(two_validators_agree_on_trees) {
     harness_rng random = {32};
     cf_validate_desc any = {0};
@@ -1646,7 +1650,7 @@ TEST(two_validators_agree_on_trees) {
                 CHECK_INT(ours, theirs);
                 accepted += ours;
                 refused += !theirs;
-                if (!theirs) swap_actions(&schedule->actions[i]); /* and on from one that is sound */
+                if (!theirs) swap_actions(&schedule->actions[i]); /* and continue from a valid one */
             }
         }
         cf_schedule_free(schedule);
@@ -1656,7 +1660,7 @@ TEST(two_validators_agree_on_trees) {
     printf("(%d sound, %d not) ", (int)accepted, (int)refused);
 }
 
-/* ---- a tree, beside its rows laid out as one chain ---- */
+/* ---- a tree compared with its rows laid out as one chain ---- */
 
 static double best_makespan(const cf_plan *plan, int64_t n_stages, int64_t n_virtual, int64_t k) {
     cf_schedule_desc desc = {0};
@@ -1680,9 +1684,8 @@ static double best_makespan(const cf_plan *plan, int64_t n_stages, int64_t n_vir
     return report.makespan;
 }
 
-/* Chains of answers to prompts of some chunks, as reinforcement learning has them. The chain is what one gets who lays
-   all rows of a tree one behind the other. The first few have a tree that is longer unless its prompt's last chunk is
-   filled before others are. */
+/* Chains of answers to prompts of several chunks, as in reinforcement learning. The alternative lays out all rows of a
+   tree as one chain. In the first few lists the tree is slower unless its prompt's last chunk is filled first. */
 TEST(trees_are_no_slower_than_their_rows_as_chains) {
     harness_rng random = {521};
     int64_t round, n = harness_rounds(400, 8), i, j;
@@ -1724,8 +1727,8 @@ TEST(trees_are_no_slower_than_their_rows_as_chains) {
     CHECK(sum <= 0.95 * count);
 }
 
-/* Two chunks of a prompt and one of answers run like three of one sequence: once the answers have gone back, the prompt
-   may keep two. */
+/* Two chunks of a prompt and one of answers run like three chunks of one sequence: once the answers' backwards are
+   done, the prompt may keep two. */
 TEST(a_prompt_keeps_more_once_its_answers_are_done) {
     const int64_t lengths[] = {18176, 17984}, tokens[] = {0, 16384}, chain[] = {19776}, none[] = {0};
     forest f;
@@ -1736,8 +1739,8 @@ TEST(a_prompt_keeps_more_once_its_answers_are_done) {
     cf_plan_free(plans[1]);
 }
 
-/* Replays of a prompt that ran before its answers needed no more places held those for ever: nothing that was
-   dispatched came to its end, and the fixed order was 1.77 times as long as that without virtual stages. */
+/* Replays of a prompt that ran before its answers needed no more places, but held those forever. Dispatching never
+   finished, and the fixed order took 1.77 times as long as without virtual stages. */
 TEST(virtual_stages_do_not_wait_for_places_of_prompts) {
     cf_plan *plan = pack_two_levels();
     double one = best_makespan(plan, 4, 1, 1), two = best_makespan(plan, 4, 2, 1);
@@ -1748,7 +1751,7 @@ TEST(virtual_stages_do_not_wait_for_places_of_prompts) {
 
 /* ---- shares of tokens, and of nodes ---- */
 
-/* Rows of a plan with these shares, none of which is too short. */
+/* Returns the rows of a plan with these shares, none of which is too short. */
 static int64_t rows_with(const int64_t *lengths, int64_t n, const cf_shared_prefix *shares) {
     cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
@@ -1763,7 +1766,8 @@ static int64_t rows_with(const int64_t *lengths, int64_t n, const cf_shared_pref
     return stats.rows;
 }
 
-/* All that any two sequences have in common is found: so many tokens are new in each, compared with all before it. */
+/* Everything that any two sequences have in common is found. So many tokens of each sequence are new, compared with all
+   earlier ones. */
 TEST(shares_are_found_in_tokens) {
     harness_rng random = {9};
     int64_t round, n = harness_rounds(2000, 300);
@@ -1786,7 +1790,7 @@ TEST(shares_are_found_in_tokens) {
         CHECK_INT(cf_shared_prefixes_find(tokens, sizeof(int32_t), f.lengths, f.n, shares, NULL, NULL), CF_OK);
         for (i = 0; i < f.n; i++)
             for (p = 0; p < shares[i].tokens; p++) CHECK_INT(f.tokens[i][p], f.tokens[shares[i].with][p]);
-        for (i = 0; i < f.n; i++) /* sequences that are alike keep their order */
+        for (i = 0; i < f.n; i++) /* equal sequences keep their order */
             CHECK(shares[i].tokens < f.lengths[i] || f.lengths[i] == 0 || shares[i].with < i);
         CHECK_INT(rows_with(f.lengths, f.n, shares), fresh);
     }
@@ -1815,7 +1819,8 @@ TEST(tokens_that_are_none_are_refused) {
 
 /* ---- large trees ---- */
 
-/* Each shares with the one before: a chain of shares, and of chains, which nothing follows by calling itself. */
+/* Each sequence shares with the one before: a long chain of shares, and of chains, which nothing follows
+   recursively. */
 TEST(long_chains_of_shares_need_no_stack) {
     const int64_t n = 100000;
     int64_t *lengths = (int64_t *)malloc((size_t)n * sizeof *lengths), i;
@@ -1845,8 +1850,8 @@ TEST(long_chains_of_shares_need_no_stack) {
     free(shares);
 }
 
-/* Processor time of describing all chunks of a comb, in which each sequence leaves the one before and then has a token
-   of its own: the least of five runs. */
+/* Returns the CPU time of describing all chunks of a comb, the least of five runs. In a comb each sequence diverges
+   from the one before and adds one token. */
 static double comb_seconds(int64_t n, int64_t chunk_size) {
     int64_t *lengths = (int64_t *)malloc((size_t)n * sizeof *lengths), i, run;
     cf_shared_prefix *shares = (cf_shared_prefix *)malloc((size_t)n * sizeof *shares);
@@ -1877,7 +1882,7 @@ static double comb_seconds(int64_t n, int64_t chunk_size) {
             CHECK_INT(cf_metadata_fill(plan, i, &wants, memory, bytes, &m, NULL), CF_OK);
             levels += m.n_calls;
         }
-        CHECK(levels >= n - 1); /* one for each place where sequences part */
+        CHECK(levels >= n - 1); /* one for each place where sequences diverge */
         best = fmin(best, (double)(clock() - start) / CLOCKS_PER_SEC);
     }
     free(memory);
@@ -1887,7 +1892,7 @@ static double comb_seconds(int64_t n, int64_t chunk_size) {
     return best;
 }
 
-/* 16 times as many slices take 16 times as long, and 256 times where a step for each pair of slices is taken. */
+/* 16 times as many slices take 16 times as long; a step for each pair of slices would take 256 times as long. */
 TEST(metadata_of_many_slices_takes_near_linear_time) {
     CHECK(comb_seconds(48000, 96000) < 80 * (comb_seconds(3000, 6000) + 1e-5)); /* one chunk */
     CHECK(comb_seconds(48000, 32000) < 80 * (comb_seconds(3000, 2000) + 1e-5)); /* several, which see a path */
@@ -1981,7 +1986,7 @@ TEST(plans_of_trees_are_written) {
     }
 }
 
-/* ---- what does not know trees ---- */
+/* ---- functions that do not support trees ---- */
 
 TEST(an_edge_between_siblings_has_a_name) {
     CHECK_STR(cf_edge_name(CF_EDGE_ORDER), "order");
@@ -1989,7 +1994,7 @@ TEST(an_edge_between_siblings_has_a_name) {
 
 /* ---- the validator, on all orders of one small tree ---- */
 
-/* A prompt with two answers, each a chunk of its own: forwards 0 to 2, backwards 3 to 5. Chunk 0 is the prompt. */
+/* A prompt with two answers, each one chunk: forwards 0 to 2, backwards 3 to 5. Chunk 0 is the prompt. */
 static int is_sound(const int64_t place[6]) {
     int64_t i;
     for (i = 0; i < 3; i++)

@@ -1,4 +1,5 @@
-/* >>tune: the search against brute force over the same candidates, with a sampler and a memory walk of their own. */
+/* Tests >>tune: the search against brute force over the same candidates, with an independent sampler and memory
+   count. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -12,7 +13,7 @@
 #define MOST_BATCHES 6
 #define MOST_STAGES 16
 
-/* A small model, so that a GPU's memory is a matter of chunks. */
+/* A model so small that chunks decide a GPU's memory. */
 static const cf_model small = {"small", 8, 256, 4, 2, 64, 512, 1000, 0, 0, 0, 0, 0, 0, NULL, 0, NULL, 0, 0, 0};
 
 static const int64_t sizes[] = {256, 512, 1024, 2048};
@@ -24,7 +25,8 @@ static const cf_replay both[] = {CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL};
 typedef struct fixture {
     int64_t lengths[100];
     cf_shared_prefix shares[100];
-    int64_t prompt[100], turn[100]; /* the sequence that a sequence's tree begins with, and that its part of it does */
+    /* the sequence that begins a sequence's tree, and the one that begins its branch of it */
+    int64_t prompt[100], turn[100];
     cf_gpu gpu;
     cf_tune_desc desc;
 } fixture;
@@ -57,7 +59,7 @@ static void fixture_fill(fixture *f, uint64_t seed) {
     f->desc.tolerance = -1;
 }
 
-/* Makes a forest of it: prompts with answers, some with a second turn, in the order in which trees are walked. */
+/* Makes a forest: prompts with answers, some with a second turn, in the order in which trees are walked. */
 static void fixture_plant(fixture *f, uint64_t seed) {
     harness_rng rng = {seed};
     int64_t i, end, prompt = 0, turn = 0, of_turn = 0;
@@ -86,7 +88,7 @@ static cf_tuning *tune(const fixture *f) {
 
 static cf_shared_prefix drawn_shares[MOST_BATCHES + 1][MOST_BATCH];
 
-/* Tokens that two sequences begin with alike. */
+/* Returns the number of tokens with which both sequences begin. */
 static int64_t common_tokens(const fixture *f, int64_t a, int64_t b) {
     int64_t other = f->turn[a] == f->prompt[a] ? f->turn[b] : f->turn[a], i;
     if (f->desc.pack.shared_prefixes == NULL || f->prompt[a] != f->prompt[b]) return 0;
@@ -95,8 +97,8 @@ static int64_t common_tokens(const fixture *f, int64_t a, int64_t b) {
     return f->shares[i].tokens;
 }
 
-/* Returns what the last of the sequences at places 0 .. i of a batch shares with the first of those that it shares most
-   with. A tree that is drawn once more is another one. */
+/* Returns the longest prefix that the last sequence at places 0 .. i of a batch shares with an earlier one; of several,
+   the first. A tree drawn a second time is another tree. */
 static cf_shared_prefix share_of(const fixture *f, const int64_t *ids, int64_t i) {
     cf_shared_prefix most = {0, 0};
     int64_t j = i;
@@ -109,9 +111,9 @@ static cf_shared_prefix share_of(const fixture *f, const int64_t *ids, int64_t i
     return most;
 }
 
-/* Draws batches as cf_tune's comment says, from splitmix64, which the harness also uses: a shuffled list, shuffled again
-   when it is through, tree by tree. Batch n_batches is the first one with the longest length of all in place of
-   its own. */
+/* Draws batches as cf_tune's comment describes, from splitmix64, which the harness uses as well: a shuffled list,
+   shuffled again when exhausted, tree by tree. Batch n_batches is the first one with the longest length of all in place
+   of its own. */
 static void draw(const fixture *f, int64_t batches[MOST_BATCHES + 1][MOST_BATCH]) {
     int64_t deck[100], ids[MOST_BATCHES * MOST_BATCH], n = 0, at = 0, b, i, id, longest = 0;
     const int64_t size = f->desc.batch, count = f->desc.n_batches * size;
@@ -146,8 +148,8 @@ static int64_t chain_after(const cf_plan *plan, const cf_chunk *c) {
     return c->chain < 0 ? 0 : plan->chains[c->chain].n_chunks - 1 - c->index;
 }
 
-/* Counts what one virtual stage holds while action `at` of the list runs, from the definitions: every chunk is looked
-   at anew. */
+/* Counts the load of one virtual stage while action `at` of the list runs, from the definitions: it looks at every
+   chunk. */
 static cf_memory_load held_at(const cf_plan *plan, const cf_schedule *schedule, int64_t first, int64_t at, int64_t v) {
     cf_memory_load load = {0};
     int64_t c, id;
@@ -180,7 +182,7 @@ static cf_memory_load held_at(const cf_plan *plan, const cf_schedule *schedule, 
     return load;
 }
 
-/* Most bytes on any stage at any action. */
+/* Returns the largest bytes on any stage at any action. */
 static int64_t peak_bytes(const fixture *f, const cf_parallel *split, const cf_tune_candidate *c, const cf_plan *plan,
                           const cf_schedule *schedule) {
     cf_memory_desc memory = f->desc.memory;
@@ -211,7 +213,8 @@ typedef struct outcome {
     int64_t bytes;
 } outcome;
 
-/* Pack, schedule, simulate, without a limit; in step the columns of all ranks. with_memory: also the slow walk. */
+/* Packs, schedules and simulates without a limit; in lockstep, the columns of all ranks. with_memory: also counts
+   memory slowly. */
 static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_tune_candidate *c,
                            int64_t batches[MOST_BATCHES + 1][MOST_BATCH], int with_memory) {
     const cf_parallel *split = &tuning->splits[c->split];
@@ -291,7 +294,7 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
 
 static int same(double a, double b) { return a >= b && a <= b; }
 
-/* Compares a whole search with all its candidates tried one by one; nothing is short of memory. */
+/* Compares a whole search with all its candidates, tried one by one with enough memory. */
 static void check_against_brute_force(const fixture *f) {
     static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
     cf_tuning *tuning = tune(f);
@@ -305,7 +308,7 @@ static void check_against_brute_force(const fixture *f) {
     for (i = 0; i < tuning->n_candidates; i++) {
         const cf_tune_candidate *c = &tuning->candidates[i];
         outcome o;
-        if (c->state_window > 0) { /* it fits without, so it can be no better */
+        if (c->state_window > 0) { /* it fits without a window, so a window can be no better */
             CHECK_INT(c->status, CF_TUNE_DOMINATED);
             continue;
         }
@@ -349,12 +352,12 @@ TEST(equals_brute_force) {
         check_against_brute_force(&f);
         f.desc.replays = both;
         f.desc.n_replays = 2;
-        f.desc.n_kinds = 1; /* paper, which alone has both */
+        f.desc.n_kinds = 1; /* paper, the only kind that has both */
         check_against_brute_force(&f);
     }
 }
 
-/* Lists whose sequences share rows: whole trees are drawn, but for one that a batch parts from the next. */
+/* Lists whose sequences share rows. Whole trees are drawn, except one that continues in the next batch. */
 TEST(equals_brute_force_on_trees) {
     uint64_t seed;
     for (seed = (uint64_t)harness_rounds(1, 3); seed <= 3; seed++) {
@@ -377,7 +380,7 @@ TEST(equals_brute_force_on_ranks) {
     f.desc.parallel.dp = 3;
     f.desc.batch = harness_rounds(30, 15);
     check_against_brute_force(&f);
-    for (i = 0; i < COUNT(f.lengths); i++) f.lengths[i] = f.lengths[0]; /* ranks alike: one of them speaks for all */
+    for (i = 0; i < COUNT(f.lengths); i++) f.lengths[i] = f.lengths[0]; /* equal ranks: one represents all */
     f.desc.batch = 12;
     check_against_brute_force(&f);
     f.desc.n_exact = CF_MAX_CANDIDATES;
@@ -388,9 +391,9 @@ TEST(equals_brute_force_on_ranks) {
     cf_tuning_free(tuning);
 }
 
-/* CP groups of each width that divides the ranks stand beside none, on one stage with the schedules of paper whatever
-   kind is asked for, on several with all kinds. The giants of the list are spread, and all of it is as by hand: times,
-   memory with the gathered layer, schedules. */
+/* Cp groups of each width that divides the ranks compete with none: on one stage with `paper` schedules for any
+   requested kind, on several with all kinds. The giants of the list are spread. Times, memory with the gathered layer,
+   and schedules match a count by hand. */
 TEST(equals_brute_force_with_cp_groups) {
     static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
     const cf_tune_candidate *c;
@@ -440,7 +443,7 @@ TEST(equals_brute_force_with_cp_groups) {
     c = &tuning->candidates[fast];
     CHECK_INT(c->bytes, brute_force(&f, tuning, c, batches, 1).bytes);
     cf_tuning_free(tuning);
-    f.desc.kinds = &kinds[2]; /* the first that is tried cuts backwards, as cp groups cannot */
+    f.desc.kinds = &kinds[2]; /* the first kind splits backwards, which cp groups cannot */
     tuning = tune(&f);
     REQUIRE(tuning != NULL && tuning->n_splits == 2);
     for (i = 0; i < tuning->n_candidates; i++) {
@@ -453,8 +456,8 @@ TEST(equals_brute_force_with_cp_groups) {
     CHECK_STR(error.field, "pack.max_cp");
 }
 
-/* If no ChunkSizes are given, the longest sequence is one of them, in its place and only once. With it nothing is
-   split, so the outcome is no slower than 1F1B on packed sequences. */
+/* If no ChunkSizes are given, the longest sequence is one of them, once and in order. With it nothing is split, so the
+   result is no slower than 1F1B on packed sequences. */
 TEST(the_longest_sequence_is_a_chunk_size) {
     static const int64_t longest[] = {4096, 12345, 4097, 131073, 700}, one_k = 1;
     static const int64_t wanted[] = {8, 9, 9, 9, 9}, place[] = {2, 4, 3, 8, 0};
@@ -514,7 +517,7 @@ TEST(equals_brute_force_on_virtual_stages) {
     f.desc.n_kinds = 2;
     f.desc.batch = harness_rounds(30, 15);
     check_against_brute_force(&f);
-    f.desc.kinds = turning_kinds; /* in a V, where the first stage also has the head */
+    f.desc.kinds = turning_kinds; /* in a V, whose first stage also has the head */
     f.desc.parallel.placement = CF_PLACEMENT_V;
     f.desc.split_backward = 1;
     f.desc.n_chunk_sizes = 2;
@@ -523,8 +526,8 @@ TEST(equals_brute_force_on_virtual_stages) {
 
 /* ---- memory ---- */
 
-/* The terms of a report add up to its total, which is the bytes of a candidate but for a byte that rounding may take from
-   each term. */
+/* The terms of a report add up to its total, and the total equals a candidate's bytes within one byte of rounding per
+   term. */
 static void check_terms(const cf_memory_report *memory, int64_t bytes) {
     int64_t sum = 0, n = 0;
 #define ADD_TERM(name, text) sum += memory->name, n++;
@@ -534,7 +537,7 @@ static void check_terms(const cf_memory_report *memory, int64_t bytes) {
     CHECK(memory->total <= bytes + n && memory->total >= bytes - n);
 }
 
-/* Every exact candidate's peak is that of the slow walk. */
+/* Compares every exact candidate's peak with the slow count. */
 static void check_peaks(const fixture *f) {
     static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
     cf_tuning *tuning = tune(f);
@@ -580,8 +583,8 @@ TEST(peak_is_the_walk_s) {
     check_peaks(&f);
 }
 
-/* From a limit at which all is well to one at which nothing is: what is called exact fits, what is called infeasible
-   needs more than there is, and what was exact without a limit and fits one is still there, unchanged. */
+/* Lowers the limit from one at which everything fits to one at which nothing does. An exact candidate fits, and an
+   infeasible one needs more than the limit. One that was exact without a limit and fits is unchanged. */
 static void check_limits(fixture *f, int64_t first) {
     cf_tuning *free_of_it, *held;
     int64_t most = 0, least = INT64_MAX, i, step, limited = 0, infeasible = 0;
@@ -642,7 +645,7 @@ TEST(limit_is_kept_by_trees) {
     check_limits(&f, 1);
 }
 
-/* If a limit is below the model's states nothing fits, and what is named would do. */
+/* If a limit is below the model's states, nothing fits, and the error names a limit that is enough. */
 TEST(limit_below_the_parameters) {
     fixture f;
     cf_tuning *tuning;
@@ -661,8 +664,8 @@ TEST(limit_below_the_parameters) {
     cf_tuning_free(tuning);
 }
 
-/* With a window every candidate holds the ring and no more of its state, however long the sequence (12,345 tokens); and
-   where memory forbids all candidates that keep it, there are some still. */
+/* With a window every candidate holds the ring and no other state, however long the sequence (12,345 tokens). If memory
+   forbids all candidates that keep the state, some with a window remain. */
 TEST(a_window_makes_room) {
     enum { WINDOW = 300 };
     static const cf_model heavy = {"heavy", 8, 64, 8, 8, 64, 128, 500, 0, 0, 0, 0, 0, 0, NULL, 0, NULL, 0, 0, 0};
@@ -708,7 +711,7 @@ TEST(a_window_makes_room) {
     cf_tuning_free(streamed);
 }
 
-/* Qwen2.5 7B on four GPUs of 80 GB, TP 2 and PP 2, with sequences of up to `longest` tokens. */
+/* Tunes Qwen2.5 7B on four GPUs of 80 GB, TP 2 and PP 2, with sequences of up to `longest` tokens. */
 static cf_tuning *tune_7b(int64_t longest, int64_t state_window, int no_stream) {
     static const int64_t two_sizes[] = {8192, 32768}, one_k[] = {1};
     static const cf_schedule_kind one_kind[] = {CF_SCHEDULE_PAPER};
@@ -737,8 +740,8 @@ static cf_tuning *tune_7b(int64_t longest, int64_t state_window, int no_stream) 
     return tuning;
 }
 
-/* A million tokens fit only streamed: without that nothing does, and what is found is what is found when all must
-   stream. At 32K everything fits, and nothing streams. */
+/* A million tokens fit only if state streams. Without streaming nothing fits, and the result equals that of a search in
+   which all must stream. At 32K everything fits, and nothing streams. */
 TEST(streams_where_memory_forbids_the_rest) {
     cf_tuning *stays = tune_7b(1 << 20, 0, 1), *streams = tune_7b(1 << 20, CF_TUNE_WINDOW, 0);
     cf_tuning *chosen = tune_7b(1 << 20, 0, 0), *shorter = tune_7b(1 << 15, 0, 0);
@@ -773,12 +776,12 @@ TEST(streams_where_memory_forbids_the_rest) {
     cf_tuning_free(stays);
 }
 
-/* The level of recomputation is searched for if it is not given, the cheapest first. A level is simulated only where
-   the one before does not fit or had to be held down, and then gives what it gives when asked for. */
+/* If the recomputation level is not given, the search tries the cheapest first. It simulates a level only if the one
+   before did not fit or needed a limit, with the same result as if the level was given. */
 TEST(recomputes_where_memory_forbids_the_rest) {
     static const cf_recompute whats[] = {CF_RECOMPUTE_NONE, CF_RECOMPUTE_ACT, CF_RECOMPUTE_MLP, CF_RECOMPUTE_MLP,
                                          CF_RECOMPUTE_FULL, CF_RECOMPUTE_FULL};
-    static const int64_t layers[] = {0, 0, 2, 0, 0, 0}; /* half of the four of a stage */
+    static const int64_t layers[] = {0, 0, 2, 0, 0, 0}; /* half of a stage's four layers */
     cf_tuning *found, *asked[COUNT(whats)];
     int64_t i, level, simulated = 0, spared = 0, fixed;
     fixture f;
@@ -826,9 +829,9 @@ TEST(recomputes_where_memory_forbids_the_rest) {
     cf_tuning_free(found);
 }
 
-/* Outputs are kept where they fit: a candidate is the one with outputs on the GPU if that fits without a limit on every
-   batch, else the one with outputs in host memory. Where nothing is replayed, none are reported. Whatever fits without
-   outputs fits with outputs in host memory, and is no faster. */
+/* Outputs are kept where they fit. A candidate keeps them on the GPU if every batch fits without a limit, else in host
+   memory. If nothing is replayed, none are reported. Whatever fits without outputs also fits with outputs in host
+   memory, and is no faster. */
 TEST(keeps_outputs_where_they_fit) {
     enum { GPU, HOST, NONE, WAYS };
     cf_tuning *found, *asked[WAYS];
@@ -892,13 +895,13 @@ TEST(keeps_outputs_where_they_fit) {
 
 /* ---- the race and the choice ---- */
 
-/* Runs the pieces of a round from the last to the first: what one finds out must not matter to another. */
+/* Runs the pieces of a round from last to first: the results of one must not affect another. */
 static void run_backwards(void *user, int64_t n, cf_tune_task task, void *context) {
     (void)user;
     while (n > 0) task(context, --n);
 }
 
-/* The sorted ChunkSizes of a tuning, without the even ones. */
+/* Returns the sorted ChunkSizes of a tuning, without the even ones. */
 static const int64_t *tuned_sizes_without(const cf_tuning *tuning, int64_t *n) {
     static int64_t sizes_found[32];
     int64_t i;
@@ -911,8 +914,8 @@ static const int64_t *tuned_sizes_without(const cf_tuning *tuning, int64_t *n) {
 
 static double fastest(const cf_tuning *tuning) { return tuning->candidates[tuning->ranking[0]].seconds; }
 
-/* A race finds the fastest of all in fewer simulations. What it says of the candidates that it has given up is not far
-   off. The answer does not depend on the order in which the pieces of a round are run. */
+/* A race finds the fastest candidate in fewer simulations. Its estimates for candidates that it gave up are close. The
+   answer does not depend on the order in which the pieces of a round run. */
 TEST(a_race_finds_the_fastest) {
     uint64_t seed;
     for (seed = (uint64_t)harness_rounds(1, 3); seed <= 3; seed++) {
@@ -953,7 +956,7 @@ TEST(a_race_finds_the_fastest) {
     }
 }
 
-/* Returns the time that a race finds, if any. */
+/* Returns the winner's time in a race, if there is a winner. */
 static double raced(const fixture *f) {
     cf_tuning *race = tune(f);
     double seconds = race != NULL && race->n_ranked > 0 ? fastest(race) : HUGE_VAL;
@@ -962,7 +965,7 @@ static double raced(const fixture *f) {
 }
 
 /* Only some batches have the long sequence, which takes most of the list's time. A candidate may be slow on the others
-   and still be the fastest. So more ChunkSizes and more memory never give a slower one. */
+   and still be the fastest. More ChunkSizes and more memory must never give a slower winner. */
 TEST(a_race_looks_at_long_sequences) {
     uint64_t seed;
     for (seed = 2; seed <= (uint64_t)harness_rounds(20, 2); seed++) {
@@ -996,8 +999,8 @@ TEST(a_race_looks_at_long_sequences) {
     }
 }
 
-/* If no ChunkSizes are given, a race also tries some between them for the best split: other multiples of 128, whose
-   times are those of a search that is given them. The fastest is no slower so. */
+/* If no ChunkSizes are given, a race also tries some intermediate ones for the best split: other multiples of 128.
+   Their times equal those of a search that is given them, and the winner is no slower. */
 TEST(even_sizes_are_tried) {
     cf_tuning *tuning;
     cf_tune_desc given;
@@ -1008,7 +1011,7 @@ TEST(even_sizes_are_tried) {
     f.desc.n_chunk_sizes = 0;
     f.desc.no_stream = 1;
     REQUIRE((tuning = tune(&f)) != NULL);
-    CHECK_INT(tuning->n_even, 0); /* n_exact promises something of a list */
+    CHECK_INT(tuning->n_even, 0); /* n_exact applies to the listed sizes */
     cf_tuning_free(tuning);
     f.desc.n_exact = 0;
     REQUIRE((tuning = tune(&f)) != NULL && tuning->winner >= 0 && CHECK(tuning->n_even > 0));
@@ -1069,9 +1072,8 @@ static int is_beaten(const cf_tuning *tuning, const cf_tune_candidate *c) {
     return 0;
 }
 
-/* With a tolerance the winner is none that takes longer than it allows, or that another one beats that is as good: with
-   more than a twentieth of the limit less memory, or simpler in as much memory as the thriftiest. None is both faster
-   and smaller. */
+/* With a tolerance the winner is not slower than it allows. No other candidate within it takes less memory by more than
+   a twentieth of the limit, or is simpler in as much memory as the smallest. None is both faster and smaller. */
 TEST(the_winner_is_thrifty_and_simple) {
     static const double tolerances[] = {0.002, 0.01, 0.1, 0.5};
     int64_t i, j, step, moved = 0, beaten = 0;
@@ -1112,7 +1114,7 @@ TEST(the_winner_is_thrifty_and_simple) {
     CHECK(moved > 0 && beaten > 0);
 }
 
-/* Nine per cent of a GPU stay free unless it is told otherwise, or told how many bytes there are. */
+/* Nine per cent of a GPU stay free, unless another reserve or a number of bytes is given. */
 TEST(a_reserve_stays_free) {
     fixture f;
     int64_t i;
@@ -1133,8 +1135,8 @@ TEST(a_reserve_stays_free) {
     }
 }
 
-/* A context is a promise of memory: every candidate that is exact fits with such a sequence, and so it is as if the
-   list had one; but times stay the list's. */
+/* A context is a promise of memory: every exact candidate fits with a sequence this long, as if the list had one. But
+   times are the list's. */
 TEST(a_context_is_a_promise_of_memory) {
     fixture f;
     cf_tuning *plain, *promised, *longer;
@@ -1157,7 +1159,7 @@ TEST(a_context_is_a_promise_of_memory) {
         checked++;
     }
     CHECK(checked > 5);
-    f.lengths[37] = 40000; /* never drawn into a batch of its own here, or it is: then only memory is compared */
+    f.lengths[37] = 40000; /* if the long sequence was drawn, only memory is compared */
     f.desc.context = 0;
     longer = tune(&f);
     REQUIRE(longer != NULL);
@@ -1186,7 +1188,7 @@ TEST(intervals) {
         fixture_fill(&f, 8);
         f.desc.n_batches = n;
         f.desc.batch = 8;
-        f.desc.n_chunk_sizes = f.desc.n_ks = 2; /* the statistics are those of all candidates alike */
+        f.desc.n_chunk_sizes = f.desc.n_ks = 2; /* the statistics cover all candidates */
         tuning = tune(&f);
         REQUIRE(tuning != NULL);
         for (c = 0; c < tuning->n_ranked; c++) {
@@ -1246,7 +1248,7 @@ TEST(same_seed_same_answer) {
     cf_tuning_free(c);
 }
 
-/* The number that must be exact changes neither who wins nor any time. */
+/* The required number of exact candidates changes neither the winner nor any time. */
 TEST(pruning_changes_nothing) {
     fixture f;
     cf_tuning *all, *few;
@@ -1282,8 +1284,8 @@ TEST(whole_list_as_a_batch) {
     cf_tuning_free(tuning);
 }
 
-/* Batches that are the whole list, each time in another order, take as long on one stage but for rounding: that is no
-   uncertainty, and shows as none. */
+/* If each batch is the whole list in another order, one stage takes equally long apart from rounding. That is no
+   uncertainty, and none is shown. */
 TEST(rounding_is_no_uncertainty) {
     fixture f;
     cf_tuning *tuning;
@@ -1325,7 +1327,8 @@ TEST(sequences_without_tokens) {
 
 typedef struct watcher {
     int64_t calls, stop_at, last, total;
-    int64_t third, done, left; /* the first call at `third` and above: what was done, and what was said to be left */
+    /* at the first call at or above `third`: the work done, and the work announced as left */
+    int64_t third, done, left;
     int ordered;
 } watcher;
 
@@ -1342,8 +1345,8 @@ static int watch(void *user, const cf_tune_progress *progress) {
     return w->calls == w->stop_at;
 }
 
-/* Work is counted. All of it is reported at the end, and nothing is left then. Where every candidate is simulated, what
-   is said to be left after a third is within 1.5 x of what is. */
+/* Progress counts work. At the end all of it is reported and nothing is left. If every candidate is simulated, the work
+   announced as left after a third is within 1.5 x of the true rest. */
 TEST(progress_ends_with_the_work) {
     int64_t seed, race, all = 0;
     for (seed = 1; seed <= 3; seed++)
@@ -1404,7 +1407,7 @@ TEST(interruption) {
         for (i = 0; i < part->n_candidates; i++)
             if (part->candidates[i].status == CF_TUNE_OK && full->candidates[i].status == CF_TUNE_OK)
                 CHECK(same(part->candidates[i].seconds, full->candidates[i].seconds));
-        REQUIRE(part->winner >= 0); /* there is an answer before it is asked for the first time */
+        REQUIRE(part->winner >= 0); /* a winner exists before the first call asks for one */
         CHECK_INT(part->candidates[part->winner].status, CF_TUNE_OK);
         CHECK_INT(part->ranking[0], part->winner);
         cf_tuning_free(part);
@@ -1414,7 +1417,7 @@ TEST(interruption) {
 
 /* ---- splits ---- */
 
-/* ZeRO is 1 to 3 where there is no pipeline, but ranks, and else 1; what is given stays. */
+/* Without a pipeline but with ranks, ZeRO is tried from 1 to 3, otherwise only 1. A given level stays. */
 TEST(splits_of_gpus) {
     static const int64_t given[] = {-1, 1, 2, 3};
     fixture f;
@@ -1455,7 +1458,7 @@ TEST(splits_of_gpus) {
         for (n = 0; n < tuning->n_splits; n++) CHECK_INT(tuning->splits[n].zero, given[i] > 0 ? given[i] : 0);
         cf_tuning_free(tuning);
     }
-    f.desc.parallel.zero = 0; /* parameters away from the GPU need ZeRO 3, also with a pipeline */
+    f.desc.parallel.zero = 0; /* parameters offloaded from the GPU need ZeRO 3, with a pipeline as well */
     f.desc.memory.offload = CF_OFFLOAD_PARAMETERS;
     tuning = tune(&f);
     REQUIRE(tuning != NULL);
@@ -1464,7 +1467,7 @@ TEST(splits_of_gpus) {
     cf_tuning_free(tuning);
 }
 
-/* Two sequences a batch may be on eight ranks if four share each; with groups of two on four. */
+/* Two sequences a batch may run on eight ranks if four ranks share each, and with groups of two on four. */
 TEST(more_ranks_than_sequences_where_groups_share_them) {
     fixture f;
     cf_tuning *tuning;
@@ -1489,7 +1492,7 @@ TEST(more_ranks_than_sequences_where_groups_share_them) {
     cf_tuning_free(tuning);
 }
 
-/* Measured costs take the place of a GPU's. */
+/* Measured costs replace a GPU's. */
 TEST(measured_costs) {
     static const int64_t one_size[] = {1000000}, one_k[] = {1};
     cf_timing timing;
@@ -1550,8 +1553,8 @@ static int measure(const fixture *f, measured *m) {
     return 1;
 }
 
-/* A search without a model comes to the same as one with a model that has the same bytes and seconds, at limits from
-   plenty to none. */
+/* A search without a model gives the same result as one with a model of the same bytes and seconds, at limits from
+   ample to none. */
 TEST(own_bytes_are_as_good_as_a_model) {
     int64_t step, i, limited = 0, infeasible = 0;
     for (step = 0; step < 6; step += harness_rounds(1, 4)) {
@@ -1592,8 +1595,8 @@ TEST(own_bytes_are_as_good_as_a_model) {
     CHECK(limited > 0 && infeasible > 0);
 }
 
-/* Stages that keep no state, several virtual ones on each, and a limit by hand: two chunks of 100 tokens of 10 bytes, 7
-   bytes a token for the one in the pass, and twice 1,000 bytes that are always there. */
+/* Stages that keep no state, several virtual stages on each, and a limit by hand: two chunks of 100 tokens of 10 bytes,
+   7 bytes a token for the current one, and twice 1,000 bytes that are always there. */
 TEST(own_bytes_by_hand) {
     static const int64_t one_size[] = {100}, one_k[] = {1};
     static const cf_schedule_kind one_kind[] = {CF_SCHEDULE_INTERLEAVED};
@@ -1843,7 +1846,7 @@ static double seconds_of(const fixture *f, const cf_plan *plan, const cf_schedul
     return seconds;
 }
 
-/* The times that the search found, batch by batch, are those of the schedules that are made for the same batches. */
+/* The times of the search, batch by batch, equal those of the schedules that are made for the same batches. */
 static void check_choice(const fixture *f, const cf_tuning *tuning, int64_t id, int64_t batch, const int64_t *lengths) {
     const cf_tune_candidate *c = &tuning->candidates[id];
     cf_pack_desc pack = f->desc.pack;
@@ -1899,7 +1902,8 @@ TEST(schedule_of_a_candidate) {
 
 enum { MOST_RANKS = 4 };
 
-/* Seconds of a batch whose ranks have one stage and run in step: pass by pass, those of the rank that takes longest. */
+/* Returns the seconds of a batch whose ranks have one stage and run in lockstep: the slowest rank's seconds in each
+   pass, added up. */
 static double seconds_in_step(const cf_plan *plan, cf_schedule *const *schedules, const cf_stage_cost *cost) {
     const cf_pass_cost *const of[] = {&cost->forward, &cost->replay, NULL, &cost->input, &cost->weight};
     double sum = 0;
@@ -1919,7 +1923,7 @@ static double seconds_in_step(const cf_plan *plan, cf_schedule *const *schedules
     return sum;
 }
 
-/* Packs a batch for a candidate in step, makes the schedules of all ranks, and returns the batch's seconds. */
+/* Packs a batch for a candidate in lockstep, makes the schedules of all ranks, and returns the batch's seconds. */
 static double batch_in_step(const fixture *f, const cf_tuning *tuning, int64_t id, const int64_t *batch) {
     const cf_tune_candidate *c = &tuning->candidates[id];
     cf_schedule *schedules[MOST_RANKS] = {NULL};
@@ -1948,9 +1952,9 @@ static double batch_in_step(const fixture *f, const cf_tuning *tuning, int64_t i
     return seconds;
 }
 
-/* With ZeRO 3, or if the packing asks for it, ranks meet in every pass, and are timed in step. Each pass then takes as long
-   as on its slowest rank, and a batch takes the sum. The search overstates that by a little, because it times one column
-   for all ranks: with the rows of a chunk, and with the pairs of the most expensive one. Otherwise ranks are timed one by
+/* With ZeRO 3, or if the packing requires it, ranks meet in every pass and are timed in lockstep. Each pass takes as
+   long as on its slowest rank, and a batch takes the sum. The search overestimates slightly, because it times one
+   column for all ranks, with a chunk's rows and the pairs of the most expensive chunk. Otherwise ranks are timed one by
    one. */
 TEST(ranks_run_in_step_where_they_meet) {
     static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
@@ -2001,8 +2005,8 @@ TEST(ranks_run_in_step_where_they_meet) {
 
 /* ---- the limits that make a schedule fit ---- */
 
-/* Makes a candidate's schedule by the public functions alone: without limits, and where that does not fit, under those
-   of cf_memory_limits. NULL: none fits. */
+/* Makes a candidate's schedule by public functions only: without limits and, if that does not fit, under those of
+   cf_memory_limits. Returns NULL if none fits. */
 static cf_schedule *make_fitting(const fixture *f, const cf_tune_candidate *c, const cf_plan *plan, int64_t limit) {
     int64_t by_stage[8];
     cf_memory_desc memory = f->desc.memory;
@@ -2043,7 +2047,7 @@ static cf_schedule *make_fitting(const fixture *f, const cf_tune_candidate *c, c
     return NULL;
 }
 
-/* Public functions alone make what cf_tune_schedule makes within a limit, action for action. */
+/* Public functions only make the schedule of cf_tune_schedule within a limit, action for action. */
 TEST(limits_of_memory_are_those_of_the_search) {
     static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
     fixture f;
@@ -2112,7 +2116,7 @@ TEST(limits_of_memory_refuse) {
     cf_plan_free(plan);
 }
 
-/* Arguments that do not belong together are refused by name, and the schedule is untouched. */
+/* Arguments that contradict each other are refused by name, and the schedule is unchanged. */
 TEST(schedule_of_no_candidate) {
     fixture f;
     cf_pack_desc pack;
@@ -2210,7 +2214,7 @@ TEST(no_memory) {
     CHECK_INT(heap.faults, 0);
 }
 
-/* cf_schedule_memory reports the largest of the estimates of all moments, stage by stage. */
+/* cf_schedule_memory reports the largest estimate over all moments, for each stage. */
 TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
     const int64_t lengths[] = {9000, 700, 4100, 300, 2500, 1200, 64};
     const cf_schedule_kind orders[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_ZERO_BUBBLE,
@@ -2267,7 +2271,7 @@ TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
     }
 }
 
-/* The same of random schedules of models of all sorts, whose state streams or does not: the worst moment is found. */
+/* The same for random schedules of many kinds of models, with and without streamed state: the worst moment is found. */
 TEST(no_moment_needs_more_than_is_reported) {
     static const char *const names[] = {"qwen2.5-7b", "gpt-oss-20b", "qwen3-next-80b-a3b", "deepseek-v3"};
     int64_t round, stage, i, j, least, most;
@@ -2302,7 +2306,7 @@ TEST(no_moment_needs_more_than_is_reported) {
             cf_memory_load all[6], peak = {0};
             int64_t count = schedule->first[stage + 1] - schedule->first[stage];
             REQUIRE(cf_schedule_loads(plan, schedule, stage, loads, COUNT(loads), NULL) == CF_OK);
-            for (most = 0, i = 0; i < count * n_virtual; i++) { /* the ring is there if there is ever anything in it */
+            for (most = 0, i = 0; i < count * n_virtual; i++) { /* the ring exists if it ever holds anything */
                 least = loads[i].state_tokens > 0;
                 for (j = i % n_virtual; j < count * n_virtual && least; j += n_virtual)
                     if (loads[j].state_tokens == 0) loads[j].state_tokens = memory.state_window > 0;
@@ -2327,8 +2331,8 @@ TEST(no_moment_needs_more_than_is_reported) {
     CHECK(streams > 100 && at_inputs > 20);
 }
 
-/* With n_gpus an ep of 0 is tried as 1, as the most of a node, of four GPUs here, and as that of all eight, where
-   there are experts; one that is given stays. A candidate's memory is its schedule's, recurrent borders included. */
+/* With n_gpus and experts, an ep of 0 is tried as 1, as the largest of a node of four GPUs, and as the largest of all
+   eight. A given ep stays. A candidate's memory is its schedule's, including recurrent borders. */
 TEST(experts_are_tried_where_a_node_allows) {
     static const char *const names[] = {"qwen3.5-35b-a3b", "qwen3-8b"};
     const int64_t lengths[] = {40000, 900, 3000, 5000, 800, 700, 16000, 200}, size = 8192, k = 1;
@@ -2336,7 +2340,7 @@ TEST(experts_are_tried_where_a_node_allows) {
     const cf_replay local = CF_REPLAY_LOCAL;
     int64_t given, i, m;
     for (m = 0; m < 2; m++)
-        for (given = 0; given <= 4 && (m == 0 || given == 0); given += 4) { /* 4 of no experts is refused */
+        for (given = 0; given <= 4 && (m == 0 || given == 0); given += 4) { /* an ep of 4 without experts is refused */
             cf_tune_desc desc = {0};
             cf_tuning *tuning = NULL;
             cf_error error;

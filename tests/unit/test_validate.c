@@ -1,4 +1,4 @@
-/* >>plan: cf_plan_validate, against damaged plans. That it accepts sound ones is checked wherever a plan is made. */
+/* Tests >>plan: cf_plan_validate, on damaged plans. Every test that makes a plan checks that it accepts sound ones. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A plan that may be damaged: every array is an allocation of its own, with one zeroed item to spare, so that a
-   count may be raised by one and a read past that is seen. */
+/* Copies an array of a plan that may be damaged. Every array is a separate allocation with one zeroed item to spare, so
+   that a count may be raised by one and reads past that are seen. */
 static void *copy_array(const void *from, int64_t count, size_t bytes) {
     char *copy = (char *)calloc((size_t)count + 1, bytes);
     if (copy && count > 0) memcpy(copy, from, (size_t)count * bytes);
@@ -33,9 +33,10 @@ static void drop_copy(cf_plan *copy) {
 
 /* ---- one known plan: each kind of damage is named ---- */
 
-/* 2 ranks x 4 steps, found below:
-     rank 0: sequence 0 in chunks 0 .. 2 (16, 16, 8 tokens; chunk 2 is hybrid), chunk 3 standalone
-     rank 1: sequence 5 in chunks 4, 5 (hybrid), chunk 6 standalone, chunk 7 idle */
+/* The plan has 2 ranks x 4 chunks, found below.
+
+   - rank 0: sequence 0 in chunks 0 .. 2 (16, 16, 8 tokens; chunk 2 is hybrid), chunk 3 standalone
+   - rank 1: sequence 5 in chunks 4, 5 (hybrid), chunk 6 standalone, chunk 7 idle */
 static const int64_t known_lengths[] = {40, 5, 3, 16, 0, 21, 7};
 #define N_KNOWN ((int64_t)(sizeof known_lengths / sizeof known_lengths[0]))
 
@@ -89,11 +90,11 @@ typedef enum where { HEADER, CHUNK, SLICE, CHAIN } where;
 
 typedef struct damage {
     where place;
-    int64_t index;      /* of the chunk, slice or chain */
+    int64_t index;      /* index of the chunk, slice or chain */
     size_t member;      /* offsetof */
     size_t bytes;       /* of the member */
     int64_t value;
-    const char *field;  /* what the error has to name */
+    const char *field;  /* the field that the error must name */
     int64_t item;
     const char *name;   /* of the member */
 } damage;
@@ -186,7 +187,7 @@ static const damage damages[] = {
     IN_SLICE(4, sequence, 7, "slices.sequence", 4),
     IN_SLICE(4, sequence, -1, "slices.sequence", 4),
     IN_SLICE(4, sequence, INT32_MAX, "slices.sequence", 4),
-    IN_SLICE(8, begin, 1, "slices.length", 8),  /* then it runs past the end of its sequence */
+    IN_SLICE(8, begin, 1, "slices.length", 8),  /* then it extends past the end of its sequence */
     IN_SLICE(8, begin, -1, "slices.begin", 8),
     IN_SLICE(8, begin, 3, "slices.begin", 8),
     IN_SLICE(1, begin, 15, "slices.begin", 1),
@@ -201,11 +202,11 @@ static const damage damages[] = {
 
     IN_CHAIN(0, sequence, 7, "chains.sequence", 0),
     IN_CHAIN(0, sequence, -1, "chains.sequence", 0),
-    IN_CHAIN(0, sequence, 5, "chains.sequence", 0), /* the first slice of the chain is another sequence's */
+    IN_CHAIN(0, sequence, 5, "chains.sequence", 0), /* the first slice of the chain belongs to another sequence */
     IN_CHAIN(1, first_chunk, 5, "chunks.chain", 4),
     IN_CHAIN(1, first_chunk, -1, "chains.first_chunk", 1),
     IN_CHAIN(1, first_chunk, INT64_MAX, "chains.first_chunk", 1),
-    IN_CHAIN(0, n_chunks, 2, "chunks.n_slices", -2), /* see below: a chunk too many or a sum too small */
+    IN_CHAIN(0, n_chunks, 2, "chunks.n_slices", -2), /* see below: one chunk too many, or a sum too small */
     IN_CHAIN(0, n_chunks, 4, "chunks.chain", 3),
     IN_CHAIN(0, n_chunks, 0, "chains.n_chunks", 0),
     IN_CHAIN(0, n_chunks, INT64_MIN, "chains.n_chunks", 0),
@@ -225,8 +226,8 @@ static int64_t apply(cf_plan *plan, const damage *d) {
     return was;
 }
 
-/* Returns whether the error names the member that was damaged, and its value. A chain, a sequence or an alignment that
-   does not go with the rest is told by what it does not go with. */
+/* Returns whether the error names the damaged member and its value. For a chain, a sequence or an alignment that
+   contradicts other numbers, it names those. */
 static int blames_member(const damage *d) {
     const char *dot = strchr(d->field, '.');
     if (strcmp(d->field, "chunks.chain") == 0 || strcmp(d->field, "slices.sequence") == 0) return 0;
@@ -250,7 +251,7 @@ TEST(each_kind_of_damage_is_named) {
         }
         CHECK_INT(error.code, CF_ERROR_PLAN);
         if (d->item == -2) {
-            CHECK_STR(error.field, "chunks.chain"); /* chunk 2 says chain 0, which now ends before it */
+            CHECK_STR(error.field, "chunks.chain"); /* chunk 2 claims chain 0, which now ends before it */
             CHECK_INT(error.item, 2);
         } else {
             CHECK_STR(error.field, d->field);
@@ -288,7 +289,7 @@ TEST(a_chain_without_slices) {
     CHECK_INT(error.item, 0);
 }
 
-/* 0 would be "default", which a plan made by hand may well say. */
+/* 0 would mean "default", which a hand-made plan may use. */
 TEST(impossible_methods_are_named) {
     const int bad[] = {-1, 4, 99};
     size_t i;
@@ -306,7 +307,7 @@ TEST(impossible_methods_are_named) {
     }
 }
 
-/* ---- random damage: the library and the oracle agree on what is sound ---- */
+/* ---- random damage: the library and the oracle agree on soundness ---- */
 
 static int64_t draw_value(harness_rng *rng, int64_t old, int64_t align) {
     static const int64_t far_out[] = {INT64_MAX, INT64_MIN, INT32_MAX, -1000000007, (int64_t)1 << 48};
@@ -322,7 +323,7 @@ static int64_t draw_value(harness_rng *rng, int64_t old, int64_t align) {
     }
 }
 
-/* A number of an item: of a chunk, a slice or a chain. */
+/* Returns a number of a chunk, a slice or a chain. */
 static oracle_number number_of(cf_plan *plan, int64_t what, int64_t item, int64_t member) {
     oracle_number number = {what == 0 ? &plan->chunks[item].first_slice + member : &plan->chains[item].sequence + member,
                             sizeof(int64_t)};
@@ -434,7 +435,7 @@ TEST(a_chain_that_ends_too_early) {
     drop_copy(&plan);
 }
 
-/* Each number of a slice or a chain agrees with all others, but for which sequence it is. */
+/* All numbers of a slice or a chain agree, except for the sequence that they name. */
 TEST(a_sequence_that_is_there_twice) {
     const int64_t lengths[] = {20, 5, 5, 20};
     const cf_pack_desc desc = {.chunk_size = 16, .no_tails = 1};
@@ -456,7 +457,7 @@ TEST(a_sequence_that_is_there_twice) {
     cf_plan_free(plan);
 }
 
-/* The first of two chunks ends one token before the place that is aligned, and all that follows from it agrees. */
+/* The first of two chunks ends one token before an aligned place, and all dependent numbers agree. */
 TEST(a_chunk_that_ends_between_two_places) {
     cf_plan copy = known_plan();
     cf_error error;
@@ -473,7 +474,7 @@ TEST(a_chunk_that_ends_between_two_places) {
     drop_copy(&copy);
 }
 
-/* Two sequences of three tokens lie in a chunk of six, and five are allowed. All other numbers agree. */
+/* Two sequences of three tokens are in a chunk of six, but five are allowed. All other numbers agree. */
 TEST(a_chunk_of_one_row_too_many) {
     const int64_t lengths[] = {3, 3};
     const cf_pack_desc desc = {.chunk_size = 6};
@@ -502,8 +503,8 @@ TEST(more_chains_than_sequences_are_refused) {
     cf_plan_free(plan);
 }
 
-/* The last chunk of rank 1's chain claims that a chunk of rank 0 continues it, and this chunk claims it as well. A
-   schedule of rank 1 walks no chunk of rank 0, and must not follow the link. */
+/* The last chunk of rank 1's chain claims that a chunk of rank 0 continues it, and that chunk agrees. A schedule of
+   rank 1 visits no chunk of rank 0, and must not follow the link. */
 TEST(no_chunk_of_another_rank_continues_a_chunk) {
     cf_plan plan = known_plan();
     cf_schedule_desc desc = {.shape = {.n_stages = 1, .rank = 1}};
@@ -533,7 +534,7 @@ static void release_bytes(void *memory, void *sum) {
     free(memory);
 }
 
-/* As the header says: 1 byte per sequence and 8 per chunk, with trees 33 and 16. Alignment, one sum more, and a
+/* As the header says: 1 byte per sequence and 8 per chunk, with trees 33 and 16. Alignment, one more sum, and a
    sanitizer's gaps between arrays take the rest. */
 TEST(validate_takes_the_scratch_that_it_says) {
     enum { N = 1000 };

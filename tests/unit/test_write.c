@@ -1,4 +1,5 @@
-/* >>write: JSON, read back by a strict reader that knows nothing of the writer, and compared number by number. */
+/* Tests >>write: JSON, read back by a strict reader that shares nothing with the writer, and compared number by
+   number. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -56,7 +57,7 @@ TEST(the_reader_finds_things) {
     CHECK(json_is_int(&j, json_get(&j, json_at(&j, a, 1), "b"), -7));
     CHECK(json_is_string(&j, json_at(&j, a, 2), "x"));
     CHECK(json_double(&j, json_get(&j, 0, "c")) == 0.25);
-    CHECK(!json_is_int(&j, json_get(&j, 0, "d"), 1)); /* not written as an integer */
+    CHECK(!json_is_int(&j, json_get(&j, 0, "d"), 1)); /* because it is not written as an integer */
     CHECK_INT(json_get(&j, 0, "b"), -1);
     CHECK_INT(json_at(&j, a, 3), -1);
     CHECK_INT(json_get(&j, -1, "a"), -1);
@@ -222,7 +223,7 @@ TEST(what_is_written_is_what_is_there) {
         if (well_formed(&s, &j)) check_schedule_json(&j, schedule);
         json_free(&j);
         free(s.at);
-        if (i % 4 == 0) { /* with times and bounds it is no less JSON */
+        if (i % 4 == 0) { /* JSON with times and bounds is valid as well */
             cf_timeline *timeline = NULL;
             REQUIRE(cf_simulate(plan, schedule, NULL, &timeline, NULL) == CF_OK);
             memset(&s, 0, sizeof s);
@@ -238,7 +239,7 @@ TEST(what_is_written_is_what_is_there) {
     }
 }
 
-/* Numbers near the limits of 64 bits, in a document of many pieces. */
+/* Numbers near the limits of 64 bits, in a document that takes many pieces. */
 TEST(large_numbers_are_written_whole) {
     const int64_t lengths[] = {((int64_t)1 << 36) + 12345};
     cf_pack_desc pack = {0};
@@ -263,13 +264,14 @@ TEST(large_numbers_are_written_whole) {
     cf_plan_free(plan);
 }
 
-/* ---- what a kernel and a loss are told ---- */
+/* ---- arguments of kernels and losses ---- */
 
 static int64_t row_of(const json_document *j, int64_t metadata, const char *key, int64_t row) {
     return (int64_t)json_double(j, json_at(j, json_get(j, metadata, key), row));
 }
 
-/* Row by row and not slice by slice: each row is looked up among the slices of the chunk, its target in the lengths. */
+/* Checks row by row, not slice by slice: each row is looked up among the slices of the chunk, and its target in the
+   lengths. */
 static void check_metadata_rows(const json_document *j, int64_t metadata, const cf_plan *plan, const cf_chunk *chunk,
                                 const int64_t *lengths) {
     int64_t row, i;
@@ -293,8 +295,8 @@ static void check_metadata_rows(const json_document *j, int64_t metadata, const 
 
 static const cf_write_desc with_metadata = {1, NULL};
 
-/* cu_seqlens cut the rows exactly where one belongs to another sequence than the row before, and the first has the
-   prefix as well. Sequences of one chunk are all different. */
+/* cu_seqlens split the rows exactly where the sequence changes, and the first also has the prefix. All sequences of one
+   chunk differ. */
 static void check_metadata_cuts(const json_document *j, int64_t metadata, const cf_chunk *chunk) {
     int64_t q = json_get(j, metadata, "cu_seqlens_q"), k = json_get(j, metadata, "cu_seqlens_k"), row, n = 0, begin = 0;
     int64_t most_q = 0, most_k = 0;
@@ -384,7 +386,7 @@ static void check_every_failure(write_any write, const void *object) {
         }
         free(s.at);
     }
-    CHECK(n_calls >= 3); /* several pieces, or this has shown little */
+    CHECK(n_calls >= 3); /* with one piece this would show nothing */
 }
 
 TEST(a_failing_callback_is_reported_at_every_call) {
