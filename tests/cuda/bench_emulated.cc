@@ -1,5 +1,5 @@
-/* Runs tools/bench/bench_attention.cu under the emulation: its main, renamed. CUDA_EMU_ARCH=90: another compute
-   capability. A fault that was counted turns success into failure. */
+/* Runs tools/bench/bench_attention.cu under the emulation: its main is renamed and called here. CUDA_EMU_ARCH=90 sets
+   another compute capability. A fault that the emulation has counted turns success into failure. */
 
 #define main bench_attention_main
 #include "../../tools/bench/bench_attention.cu"

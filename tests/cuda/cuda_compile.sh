@@ -20,7 +20,7 @@ out=$BUILD/cuda_compile
 command -v "$NVCC" >/dev/null 2>&1 || skip_all cuda_compile "there is no nvcc"
 mkdir -p "$out" || exit 1
 
-# The kernels of one ptxas -v log that have a stack frame.
+# Lists the kernels of a ptxas -v log that have a stack frame.
 with_stack() { # LOG
     awk '/Compiling entry function/ { kernel = $7 " for " $9; n_kernels++ }
         /bytes stack frame/ {
@@ -30,7 +30,7 @@ with_stack() { # LOG
         END { if (n_kernels == 0 || n_frames < n_kernels) print "the log names no kernels" }' "$1"
 }
 
-# Processor seconds of all commands so far: the second line of `times`, as in 1m2.34s 0m5.6s.
+# Prints the processor seconds of all commands so far, from the second line of `times`, such as 1m2.34s 0m5.6s.
 cpu_seconds() {
     times >"$out/times"
     seconds=$(awk 'NR == 2 {
@@ -39,7 +39,7 @@ cpu_seconds() {
         }' "$out/times")
 }
 
-# front_end OPTION...: warnings alone, and an object whose host part is whole
+# front_end OPTION...: compiles for warnings only, with the complete host code in the object
 front_end() {
     name="sm_90a: nvcc's front end has no warnings"
     if "$NVCC" -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra -fdevice-syntax-only \
@@ -73,7 +73,7 @@ compile() { # NAME SECONDS ARCHITECTURE CODES OPTION...: of compiler time at mos
     if [ -s "$out/why" ]; then fail "$name" "ptxas says so" "$out/why"; else ok "$name"; fi
     cpu_seconds
     seconds=$((seconds - before))
-    # One and the same compilation takes 42 to 56 s on a shared machine, so the least of up to three counts.
+    # The same compilation takes 42 to 56 s on a shared machine, so the least of up to three counts.
     for again in 2 3; do
         if [ "$most" = - ] || [ "$seconds" -le "$most" ]; then break; fi
         printf 'note: %s: %s s of compiler time; once more (%s of 3)\n' "$name_of" "$seconds" "$again"
@@ -89,8 +89,8 @@ compile() { # NAME SECONDS ARCHITECTURE CODES OPTION...: of compiler time at mos
     else fail "$name_of: compiler time" "$seconds s, $most allowed"; fi
 }
 
-# What code for sm_90a leaves out is empty, three shapes of tiles for two types each (see HAS_SMALL); with the variants
-# all of it is there.
+# Kernels that the code for sm_90a leaves out are empty: three shapes of tiles for two types each (see HAS_SMALL). With
+# the variants all kernels have code.
 check_left_out() {
     name="sm_90a leaves out the tiles that only devices with less memory run"
     for log in sm_90a sm_90a_variants; do
@@ -103,8 +103,8 @@ check_left_out() {
     else fail "$name" "$(cat "$out/n")kernels are empty, wanted 6, and 0 with the variants"; fi
 }
 
-# nvcc and ptxas may fuse a product and a sum in some rows of a tile and not in others. With and without leave to do so
-# nvcc must fuse as many, and it must leave ptxas no sum of a product without a rounding in its name.
+# nvcc and ptxas may fuse a product and a sum in some rows of a tile and not in others. With and without permission,
+# nvcc must fuse the same number. It must leave ptxas no sum of a product whose name lacks a rounding mode.
 check_products() {
     name="products are fused or kept apart by name"
     for may in true false; do
@@ -129,7 +129,7 @@ check_products() {
     if [ -s "$out/why" ]; then fail "$name" "some are not" "$out/why"; else ok "$name"; fi
 }
 
-# What only the machine code tells of the kernels with wgmma.
+# Checks of kernels with wgmma that only the machine code allows.
 check_overlap() {
     name="exponentials run beside the products of each turn"
     NVCC=$NVCC BUILD=$BUILD python3 -B tools/bench/count_instructions.py --overlap >"$out/overlap" 2>&1
@@ -140,14 +140,15 @@ check_overlap() {
     esac
 }
 
-# With NCCL, where its header is, for one of the two: which device it is for makes no difference to the host's code.
+# Compiled with NCCL for one of the two targets, if its header is there: the target makes no difference to the host's
+# code.
 nccl=
 if printf '#include <nccl.h>\n' | "$NVCC" -E -x cu - >/dev/null 2>&1; then nccl=-DCHUNKFLOW_NCCL
 else printf 'note: there is no nccl.h; NCCL is not compiled\n'; fi
 
-# What `make` builds for users is the first, the second and the PTX of the fourth, of which the driver of a later device
-# makes code as ptxas does here; devices of 8.6 and 8.9 run sm_80's. nvcc's -O is for the host's code only, where once is
-# enough for the warnings that an optimiser gives.
+# `make` builds the first, the second and the PTX of the fourth target for users. The driver of a later device compiles
+# that PTX, as ptxas does here; devices of 8.6 and 8.9 run the code of sm_80. nvcc's -O affects only host code, so one
+# optimised compilation is enough for the optimiser's warnings.
 object=$out/sm_80.o
 with_nccl=$out/sm_90a.o
 # shellcheck disable=SC2086
@@ -176,8 +177,8 @@ if [ -n "$nccl" ]; then
     else fail "compiles with CHUNKFLOW_NCCL" "it calls no ncclSend"; fi
 fi
 
-# The object offers the functions that are declared and nothing else (nvcc gives names without linkage a unique prefix),
-# and its host part works in a C program with no device.
+# The object exports only the declared functions (nvcc gives names without linkage a unique prefix). Its host code works
+# in a C program without a device.
 others=$(nm -g --defined-only "$object" 2>/dev/null | awk '$2 ~ /[TDBR]/ && $3 !~ /^cf_|_GLOBAL__N_/ { print $3 }')
 if [ -z "$others" ]; then ok "exports only cf_ names"; else fail "exports only cf_ names" "$others"; fi
 
@@ -204,7 +205,7 @@ int main(void) {
     return 0;
 }
 END
-# What is not called stands for NCCL.
+# Replaces NCCL by empty functions that are never called.
 nm -u "$object" | sed -n 's/^ *U \(nccl[A-Za-z]*\)$/void \1(void); void \1(void) {}/p' >"$out/no_nccl.c"
 if "$CC" -std=c99 -Wall -Wextra -Werror -I. -c "$out/use.c" -o "$out/use.o" &&
     "$CC" -c "$out/no_nccl.c" -o "$out/no_nccl.o" &&
@@ -217,7 +218,7 @@ else
     fail "links with C" "it does not" "$out/use.log"
 fi
 
-# The example as a trainer's author would build it, and what it says where it cannot run.
+# Builds the example as a trainer's author would, and checks its message on a machine that cannot run it.
 if ! full; then : # executor_check.sh has it compiled for the emulation
 elif "$NVCC" -O1 -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra -gencode arch=compute_80,code=sm_80 -I. \
         -c examples/executor_cuda.cu -o "$out/example.o" >"$out/example.log" 2>&1 &&

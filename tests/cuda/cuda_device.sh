@@ -27,7 +27,7 @@ if [ -z "$tests" ]; then
     }
 fi
 workplace "$BUILD/cuda_device.tmp"
-# What compute-sanitizer runs: every kind of kernel, with sizes that it gets through.
+# The tests that compute-sanitizer runs: every kind of kernel, with sizes that finish in time.
 watched='attention.prefixes attention.empty attention.groups attention.split attention.wgmma wgmma.
     state.appends_without_a_table state.backward_is_the_transpose
     blocks.fused_sums blocks.wgmma blocks.types

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Plants faults in chunkflow_cuda.cu and asks which test catches each; for those who change the tests or the kernels.
+"""Plants faults in chunkflow_cuda.cu and checks which test catches each. Use it when you change the tests or the
+kernels.
 
     make BUILD=build/nosan SANITIZE= build/nosan/cuda/tests      from the top of the tree
     BUILD=build/nosan python3 tests/cuda/cuda_faults.py [part of a fault's name ...]
     python3 tests/cuda/cuda_faults.py --ptx [part ...]   those of kernels, compiled by nvcc and run by tests/ptx, which
                                                          `make test-ptx` has built
 
-A copy of the file has all faults in it, each behind a number that the environment gives, so that one more compilation
-does for all. For each fault the test that should catch it runs under the emulation, and must fail; without a fault all
-of them must pass. No sanitizer is needed, so that all of it takes minutes. Prints a line for each fault, and "N caught,
-N missed"; the latter sets the exit status.
+All faults go into one copy of the file, each switched on by a number in the environment, so that one compilation serves
+all. For each fault the test that should catch it runs under the emulation and must fail. Without a fault all these
+tests must pass. Sanitizers are not needed, so everything takes minutes. Prints a line for each fault, and "N caught, N
+missed". The exit status is 1 if any was missed.
 """
 
 import os
@@ -20,7 +21,7 @@ import sys
 BUILD = os.environ.get("BUILD", "build" if "--ptx" in sys.argv else "build/nosan")
 CXX = os.environ.get("CXX", "c++")
 
-# Name, the text to be replaced (which must be there once), what a fault puts there ({n}: its number), and the tests.
+# Name, the text to replace (which must occur once), the faulty text ({n}: the fault's number), and the tests.
 FAULTS = (
     ("swizzle index",
      "(chunk ^ (row & 7)) << 4",
@@ -252,7 +253,7 @@ FAULTS = (
      "s->n_own = s->backward ? n_blocks_of(",
      "s->n_own = s->backward && planted != {n} ? n_blocks_of(",
      "blocks.prefixes"),
-    # The executor where the state streams.
+    # The executor with streamed state.
     ("a kept input that leaves before it is there",
      "order_streams(own_stream(s, p), input_event(s, INPUT_THERE), out);",
      "planted == {n} ? cudaSuccess : order_streams(own_stream(s, p), input_event(s, INPUT_THERE), out);",
@@ -413,7 +414,7 @@ FAULTS = (
      "(dp, v, dout_here, true);",
      "(dp, v, dout_here, planted != {n});",
      "wgmma.groups"),
-    # dQ by itself, of both fused paths.
+    # dQ in its own kernel, for both fused paths.
     ("barrier before the next keys of dQ by itself",
      "        copy_async_wait<0>();\n        __syncthreads();\n        if (n < end) {",
      "        copy_async_wait<0>();\n        if (planted != {n}) __syncthreads();\n        if (n < end) {",
@@ -476,7 +477,7 @@ FAULTS = (
      "tile_bytes + (of_dout ? 0 : layout::STATS_STAGE));",
      "tile_bytes + (of_dout || planted == {n} ? 0 : layout::STATS_STAGE));",
      "wgmma.shapes"),
-    # Its forward: turns, tiles that are taken, two stages of Q.
+    # The wgmma forward: turns, tiles that blocks take, two stages of Q.
     ("a turn that nobody waits for",
      "    named_barrier<HOPPER_CONSUMERS>(HOPPER_TURN + consumer);",
      "    if (planted != {n}) named_barrier<HOPPER_CONSUMERS>(HOPPER_TURN + consumer);",
@@ -632,12 +633,12 @@ FAULTS = (
 
 
 def plant(is_chosen=lambda right, wrong: True):
-    """The file with all faults in it, or those that are chosen."""
+    """Returns the file with all faults, or the chosen ones."""
     text = open("chunkflow_cuda.cu").read()
     for number, (name, right, wrong, _) in enumerate(FAULTS, 1):
         if not is_chosen(right, wrong):
             continue
-        if wrong is None:  # the first of two like lines: that of the forward
+        if wrong is None:  # the first of two equal lines: the forward's
             right = "const int full_end = key_end(p.visible, t, first_token) / KEYS;"
             at = text.index(right)
             text = text[:at] + right[:-1] + " + (planted == %d);" % number + text[at + len(right):]
@@ -650,8 +651,8 @@ def plant(is_chosen=lambda right, wrong: True):
 
 
 def plant_for_nvcc():
-    """The same with the faults in device code alone, and each of its waits to be left out; the number of a fault is a
-    variable of the device, which tests/ptx sets. Returns the text, and the faults: (number, name, tests)."""
+    """Returns the file with faults only in device code, including each wait of a kernel left out, and the faults as
+    (number, name, tests). The fault's number is a device variable, which tests/ptx sets."""
     text = plant(is_of_kernels)
     host = 'const int planted = getenv("PLANTED") ? atoi(getenv("PLANTED")) : 0;'
     text = text.replace(host, host.replace("planted =", "host_planted ="), 1)
@@ -665,7 +666,7 @@ def plant_for_nvcc():
 
 
 def leave_waits_out(lines):
-    """The lines with a number for each wait of a kernel, and the faults."""
+    """Returns the lines with a number for each wait of a kernel, and the faults."""
     wait = re.compile(r"^(\s+(?:if .*\) )?)((?:mbarrier_wait|named_barrier<.*>|__syncthreads|copy_async_wait<.>|"
                       r"wgmma_wait<.>|wgmma_fence|fence_proxy_async)\(.*?\);)")
     begin, end = (next(i for i, line in enumerate(lines) if line.startswith("   >>" + tag))
@@ -689,7 +690,7 @@ def leave_waits_out(lines):
 
 
 def is_of_kernels(right, wrong=""):
-    """Whether a fault stands before the launches of attention, or in the kernels of >>state."""
+    """Returns whether a fault is before the launches of attention, or in the kernels of >>state."""
     text = open("chunkflow_cuda.cu").read()
     if wrong is not None and right not in text:
         sys.exit("cuda_faults: its place is nowhere: " + right)
@@ -729,7 +730,7 @@ def build():
 
 
 def check_names(program, faults):
-    """Ends the run where a fault names a test that the program does not have."""
+    """Ends the run if a fault names a test that the program does not have."""
     listed = subprocess.run([program, "--list"], capture_output=True, text=True, check=True).stdout.split()
     absent = {test for _, _, tests in faults for test in tests.split() if not any(test in one for one in listed)}
     if absent:
@@ -737,13 +738,13 @@ def check_names(program, faults):
 
 
 def arch_of(tests):
-    """The device that these run as, where the code is compiled."""
+    """Returns the compute capability as which these tests run compiled code."""
     return "90" if "wgmma" in tests else "80"
 
 
 def failures(program, number, tests, arch, compiled):
-    """The tests that fail with that fault. A run in which no test ran says nothing, and ends this one; so does one of
-    compiled code that neither fails a test nor is ended by a check of tests/ptx, whose status is 70."""
+    """Returns the tests that fail with that fault. A run in which no test ran proves nothing and ends this program. So
+    does a run of compiled code that neither fails a test nor is stopped by a check of tests/ptx, whose status is 70."""
     try:
         run = subprocess.run([program, *tests.split()], capture_output=True, text=True, errors="replace",
                              env=dict(os.environ, PLANTED=str(number), PTX_PLANTED=str(number), PTX_ARCH=arch,
@@ -763,7 +764,7 @@ def failures(program, number, tests, arch, compiled):
     return failed or (["(stopped) " + stopped[0]] if run.returncode else [])
 
 
-# The tests of compiled code, for faults whose own test counts what only the emulation knows.
+# The tests of compiled code, for faults whose own test counts something that only the emulation knows.
 COMPILED_TESTS = {
     "swizzle index": "blocks.fused",
     "siblings that add to gradients at once": "blocks.trees blocks.random_trees blocks.fused_trees",
@@ -771,7 +772,7 @@ COMPILED_TESTS = {
     "a wait for dO that is left out": "wgmma.mask_edges wgmma.shapes",
 }
 
-# Faults that the run of compiled code cannot see, and why; the record says more.
+# Faults that a run of compiled code cannot detect, with reasons; the record has more.
 UNSEEN = {
     "siblings that add to gradients at once": "blocks add to memory one after the other",
     "places without a token are not cleared": "what they hold reaches nobody's rows",
@@ -807,7 +808,7 @@ def main():
         caught += bool(failed)
         wrong += bool(failed) == (compiled and name in UNSEEN)
     print("%d caught, %d missed" % (caught, len(chosen) - caught))
-    if compiled:  # in the form that tests/run.sh adds up
+    if compiled:  # in the format that tests/run.sh adds up
         print("%d passed, %d failed" % (len(chosen) - wrong, wrong))
     return wrong > 0
 

@@ -15,7 +15,7 @@ workplace "$build/cuda_record.tmp"
 here=$(pwd)
 case $build in /*) built=$build ;; *) built=$here/$build ;; esac
 
-# ---- tools that a machine with a device has, in $work/bin, and what stands for programs built for it ----
+# ---- tools of a machine with a device, in $work/bin, and replacements of programs built for it ----
 
 tool() { # NAME: the script is read
     { printf '#!/bin/sh\n' && cat; } >"$work/bin/$1" && chmod +x "$work/bin/$1"
@@ -45,7 +45,7 @@ program() { # NAME: the script is read
 ln -s "$built/cuda/executor_cuda" "$built/chunkflow" "$work/programs"
 echo 'abc123' >"$work/programs/commit"
 
-# FAKE=hang: whatever runs path 3 says what it begins, and never ends. SLOW: seconds that each takes.
+# FAKE=hang: a program that runs path 3 prints what it begins and never ends. SLOW: seconds that each program takes.
 program cuda_tests <<'END'
 if [ "$1" = --list ]; then
     for test in primitives.copies primitives.hangs primitives.warps state.bad_appends; do echo $test; done
@@ -112,7 +112,7 @@ holds() {
     if "$@" >"$work/said" 2>&1; then ok "$name"; else fail "$name" "$(tail -n 1 "$work/said")"; fi
 }
 
-# valid RECORD: every line is JSON with all that a line must have. Without python3 only its outside is looked at.
+# valid RECORD: every line is JSON with all required members. Without python3 only the braces are checked.
 valid() {
     if [ -z "$PYTHON" ]; then ! grep -qvE '^\{"part": [0-9], .*"device": "A \\"B\\\\C\\" 200", .*\}$' "$1"; return; fi
     python - "$1" <<'END'
@@ -127,7 +127,7 @@ assert any(line["clock_mhz"] for line in lines)
 END
 }
 
-# ended RECORD: the steps that are done, each once
+# ended RECORD: lists each finished step once
 ended() { grep '"done": true' "$1" | sed 's/.*"step": "\([^"]*\)".*/\1/'; }
 
 twice() { [ -z "$(ended "$1" | sort | uniq -d)" ]; }
@@ -156,7 +156,7 @@ expect "a second call" 0 'AUTO may take'
 holds "a second call runs nothing again" cmp "$all" "$work/second/record.jsonl"
 holds "a second call: the log is one" grep -q '==== part 7' "$work/second/log.txt"
 
-# judged NAME LINE SED: a line of the summary, by the record as it is edited
+# judged NAME LINE SED: the summary of the record, edited by SED, has this line
 judged() {
     sed "$3" "$all" >"$work/edited.jsonl"
     capture awk -v line=7 -v shapes=small-packed -v repeats=state.bad_appends -f tools/device/gpu_record.awk \
@@ -240,7 +240,7 @@ emulated() {
 }
 in_full emulated
 
-# ---- programs that do not start are built where they are needed ----
+# ---- programs that do not start are built on the device's machine ----
 
 tool make <<'END'
 printf '%s\n' "$@" >"$MAKE_SAID"
@@ -257,7 +257,7 @@ rm "$MAKE_SAID"
 record --out "$work/fourth" --resume "$work/fourth/record.jsonl" --limit 1 --minutes 0.2
 holds "and once more by the next call, which may be on another one" grep -qx gpu-programs "$MAKE_SAID"
 
-# Where none starts there is nothing to be recorded.
+# If none starts there is nothing to record.
 for none in bench_attention executor_cuda train_cuda; do
     program $none <<'END'
 exit 127
@@ -269,7 +269,7 @@ expect "no program starts" 1 "^gpu_record: no program starts here"
 holds "no program starts: they were to be built here" grep -qx gpu-programs "$MAKE_SAID"
 holds "no program starts: nothing is recorded" cmp "$work/fourth/record.jsonl" "$work/none/record.jsonl"
 
-# ---- all suites of a device are asked for ----
+# ---- all suites that can run on a device are requested ----
 
 sed '1,/^#else/d' tests/cuda/main.cc | grep -o '&suite_[a-z_]*' | sed 's/&suite_//' >"$work/suites"
 holds "there are suites of a device" [ "$(wc -l <"$work/suites")" -ge 7 ]
@@ -278,7 +278,7 @@ while read -r suite; do
         tools/device/gpu_record.sh
 done <"$work/suites"
 
-# ---- each planted fault has its place, and stands in the record of them ----
+# ---- each planted fault has its place, and is listed in the record of faults ----
 
 if [ -n "$PYTHON" ]; then
     holds "planted faults have their places, and are recorded" "$PYTHON" -B - <<'END'
@@ -305,7 +305,7 @@ sys.exit("not as in the record: " + ", ".join(wrong) if wrong or set(cuda_faults
 END
 fi
 
-# ---- a signal ends what runs, and the step is left for the next call ----
+# ---- a signal ends the running program, and the next call repeats the step ----
 
 for nothing in bench_attention executor_cuda train_cuda; do
     program $nothing <<'END'
@@ -358,9 +358,9 @@ record --out "$work/fifth"
 expect "no device" 0 'gpu_record: cuda: no device'
 holds "no device: no result" sh -c "! [ -s '$work/fifth/record.jsonl' ]"
 
-# ---- beside PyTorch, whatever either of them does ----
+# ---- comparison with PyTorch, when either of the two fails ----
 
-# A PyTorch of which every call fails, in words of several lines.
+# A fake PyTorch in which every call fails, with messages of several lines.
 compare() {
     mkdir -p "$work/torch/torch/nn/attention"
     cat >"$work/torch/torch/__init__.py" <<'END'

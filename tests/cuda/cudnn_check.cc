@@ -1,5 +1,6 @@
-/* The graphs of examples/cudnn_attention.h as the real cudnn-frontend and cuDNN see them, without a device: compiled
-   with their headers, and checked as a graph is before cuDNN makes a plan for it. cudnn_check.sh builds this. */
+/* Checks the graphs of examples/cudnn_attention.h with the real cudnn-frontend and cuDNN, without a device. They are
+   compiled with these libraries' headers, and validated as far as cuDNN does before it makes a plan. cudnn_check.sh
+   builds this. */
 
 #define CHUNKFLOW_IMPLEMENTATION
 #define CHUNKFLOW_CUDA_HEADER_ONLY
@@ -10,7 +11,7 @@
 
 extern "C" {
 
-/* A device as the checks ask for it. These definitions come before the CUDA runtime's own. */
+/* A fake device for the checks. These definitions take precedence over the CUDA runtime's own. */
 static int major_version = 9;
 cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *of, int) {
@@ -20,7 +21,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int) {
     return *value = what == cudaDevAttrComputeCapabilityMajor ? major_version : 0, cudaSuccess;
 }
 
-/* No kernel is run here. */
+/* No kernel runs here. */
 cf_result cf_attention_add(const cf_attention *, const cf_tensor *, const cf_tensor *, const cf_attention_tensors *,
                            cf_cuda_stream, cf_error *) {
     return CF_OK;
@@ -30,7 +31,7 @@ cf_result cf_attention_add(const cf_attention *, const cf_tensor *, const cf_ten
 
 static int left = 0; /* graphs that the adapter leaves to chunkflow_cuda.cu */
 
-/* Returns what is wrong with the graph, if anything. */
+/* Returns the fault of the graph; empty if there is none. */
 static std::string judge(int64_t head_size, int options, int64_t backward) {
     cf_attention_desc d = {};
     d.n_heads = 8, d.n_kv_heads = options & 1 ? 2 : 8, d.head_size = head_size, d.scale = 0.1;

@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
-/* ---- the host's view of 16-bit numbers; rounding is the reference's ---- */
+/* ---- the host's view of 16-bit numbers, rounded as in the reference ---- */
 
 uint16_t to_bits(cf_dtype dtype, float x) {
     uint32_t wide;
@@ -69,7 +69,7 @@ struct device_array {
     }
 };
 
-/* Every row of every slice of one side of the problem. */
+/* Visits every row of every slice on one side of the problem. */
 template <typename F> static void each_row(const host_problem &p, bool key_side, F visit) {
     for (int s = 0; s < p.n_slices(); s++) {
         const int n = key_side ? p.keys(s) : p.queries(s), start = key_side ? p.start_k(s) : p.start_q(s);
@@ -91,7 +91,7 @@ static void upload(const host_problem &p, const device_array &to, const std::vec
     CHECK(cudaMemcpy(to.data, bytes.data(), to.bytes, cudaMemcpyHostToDevice) == cudaSuccess);
 }
 
-/* Also checks that nothing but the rows of slices was written. */
+/* Copies an array back, and checks that only the rows of slices were written. */
 static std::vector<double> download(const host_problem &p, const device_array &from, bool key_side, const char *what,
                                     std::vector<unsigned char> *all_bits) {
     std::vector<unsigned char> bytes(from.bytes);
@@ -115,7 +115,7 @@ static std::vector<double> download(const host_problem &p, const device_array &f
     return to;
 }
 
-/* Memory on the device that is freed with its owner. */
+/* Memory on the device, freed with its owner. */
 struct device_memory {
     std::vector<void *> blocks;
     ~device_memory() {
@@ -158,8 +158,8 @@ int largest_mma_head() {
 #endif
 }
 
-/* With CHUNKFLOW_TEST_WGMMA in the environment, what is asked of one fused path is asked of the other, but where a test
-   counts a path's tiles and instructions, or compares with its bits: that one names the path. */
+/* CHUNKFLOW_TEST_WGMMA in the environment replaces one fused path by the other. Tests that count a path's tiles and
+   instructions, or compare its bits, name their path and are not affected. */
 static bool asks_for_wgmma(const run_options &o) {
     return o.path == CF_ATTENTION_MMA && !o.by_name && getenv("CHUNKFLOW_TEST_WGMMA") != NULL;
 }
@@ -187,7 +187,8 @@ static cf_attention_desc describe(const host_problem &p, const run_options &o) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     d.arch = d.path == CF_ATTENTION_WGMMA ? 90 : o.arch;
 #else
-    d.arch = o.arch == 86 && d.path == CF_ATTENTION_MMA ? 86 : 0; /* a device runs what is laid out for less memory */
+    d.arch = o.arch == 86 && d.path == CF_ATTENTION_MMA ? 86 : 0; /* a device can run tiles laid out for one with less
+                                                                     memory */
 #endif
     return d;
 }
@@ -282,7 +283,7 @@ bool run_on_device(const host_problem &p, const host_inputs &in, const run_optio
     x.dsinks = in.sinks.empty() ? nullptr : (float *)dsinks;
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     bool ok = call_ok(cf_attention_forward(a, &x, stream, &error), error);
-    /* The backward must not count on what the forward left in the workspace. */
+    /* The backward must not depend on what the forward left in the workspace. */
     if (ok && o.backward) {
         CHECK(cudaMemsetAsync(workspace, 0xFF, workspace_bytes + 1, stream) == cudaSuccess);
         ok = call_ok(cf_attention_backward(a, &x, stream, &error), error);
@@ -372,7 +373,8 @@ bool check_accuracy(const char *what, cf_dtype dtype, const std::vector<double> 
     const double rms = std::sqrt(squares / (double)(n + !n));
     const double rms_limit = factor * std::sqrt(squares_rounded / (double)(n + !n)) +
                              0.5 * half_unit * std::sqrt(size_squares / (double)(n + !n));
-    /* If the exact answer is 0 (the slope of a row with one key), fp32 sums of numbers near 1 are left. */
+    /* If the exact answer is 0 (the slope of a row with one key), sums in fp32 of numbers near 1 leave rounding
+       noise. */
     const double noise = dtype == CF_DTYPE_FP32 ? 1e-6 : 1e-5;
     if (most <= limit + noise && rms <= rms_limit + 0.1 * noise)
         return CHECK(n == got.size() || n == exact.size()) != 0;

@@ -20,7 +20,8 @@ workplace "$build/executor_check.$mode.tmp"
 # run OPTIONS...: as capture; status 124: it hung
 run() { capture timeout -k 5 "${LIMIT:-600}" "$program" "$@"; }
 
-# gradients NAME TEXT OPTIONS...: --check finds nothing wrong, and TEXT shows that the case was what it is meant to be
+# gradients NAME TEXT OPTIONS...: --check finds no difference, and TEXT in the output shows that the intended case
+# occurred
 gradients() {
     name="gradients: $1"
     said=$2
@@ -34,7 +35,7 @@ gradients() {
     else ok "$name"; fi
 }
 
-# rings NAME OPTIONS...: the state streams, and blocks in rings of three lengths give the same bits
+# rings NAME OPTIONS...: with streamed state, blocks in rings of three lengths give the same bits
 rings() {
     what=$1
     shift
@@ -52,7 +53,7 @@ refuse() {
     complained "refused: $*" 2 "executor_cuda: .*$said"
 }
 
-# timeline NAME OPTIONS...: what was measured passes the command's own check, and is drawn
+# timeline NAME OPTIONS...: the measured timeline passes the command's own check, and can be drawn
 skew=
 timeline() {
     name="timeline: $1"
@@ -78,7 +79,7 @@ learns() {
     else fail "$name" "losses: $(awk '/^step/ { printf "%s ", $4 }' "$work/out")"; fi
 }
 
-# The example for the device that is here, with NCCL where that is.
+# Builds the example for this machine's device, with NCCL if it is installed.
 build_for_device() {
     nvcc=${NVCC:-nvcc}
     command -v "$nvcc" >/dev/null 2>&1 || skip_all executor "no nvcc"
@@ -142,11 +143,11 @@ program=$build/cuda/executor_cuda
 if [ ! -x "$program" ]; then skip_all executor "built without a C++ compiler"; fi
 CUDA_EMU_DEVICES=2
 export CUDA_EMU_DEVICES
-# fp32, because the fused attention of 16-bit numbers takes five times as long at these sizes.
+# fp32, because attention of 16-bit numbers takes five times as long at these sizes.
 tiny="--type fp32 --layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --chunk-size 16"
 model="$tiny --synthetic 56,5,16,3,1,0,33" # chains of 4 and 3 chunks, some of them hybrid
 
-# ---- gradients: types and the float64 reference, which shares no line with the kernels ----
+# ---- gradients: types, against the float64 reference, which shares no line with the kernels ----
 
 for type in fp32 fp16 bf16; do
     case $type in *16) full || continue ;; esac # both come below
@@ -200,7 +201,7 @@ gradients "no hybrid chunks" '(0 hybrid)' --no-tails --stages 2
 in_full gradients "even slices, prompts" 'longest chain 4' --split even --prompt 7 --stages 2 --k 2 --reference
 model="$tiny --synthetic 16,9,3,0,1,16,12,5"
 in_full gradients "standalone chunks only" 'longest chain 0' --stages 2 --schedule 1f1b --align 4
-# best drops some of them on some stages, where there is little room
+# best drops some chunks on some stages if there is little room
 gradients "standalone chunks replayed" 'longest chain 0.* [1-9][0-9]* replays' --layers 3 --stages 3 --schedule best \
     --replay local --limit 1
 model="$tiny --synthetic 131"
@@ -213,7 +214,7 @@ in_full gradients "2 devices" '2 stages' --stages 2 --devices 2 --k 2
 in_full gradients "4 stages on 2 devices, interleaved" '4 stages x 2' --layers 8 --stages 4 --devices 2 --k 2 \
     --schedule interleaved
 
-# ---- a state that streams: blocks of 5 to 40 rows of a prefix of up to 48 ----
+# ---- streamed state: blocks of 5 to 40 rows of a prefix of up to 48 ----
 
 if ! full; then model="$tiny --synthetic 56,5,16,3,1,0"; fi # one chain and a hybrid chunk
 rings "one stage" --stream 4000 --reference
@@ -234,10 +235,10 @@ rings "2 ranks" --layers 4 --ranks 2 --schedule interleaved --k 2 --outputs gpu 
 unset RANKS
 model="$tiny --synthetic 56,5,16,3,1,0,33"
 
-# ---- trees: sequences that begin alike, against each of them by itself ----
+# ---- trees: sequences that begin alike, compared with each sequence on its own ----
 
-# A prompt of several chunks with answers in its tail and in leaves, one of them nested; small trees within a chunk; a
-# deep tree whose branches part in the middle of chunks; and what is no tree beside each.
+# Cases: a prompt of several chunks with answers in its last chunk and in leaves, one of them nested; small trees within
+# a chunk; a deep tree whose branches diverge in the middle of chunks. Each also has sequences outside trees.
 star="--synthetic 36,38,40,37,8,50 --with 0,0,0,1,0,5 --shared 0,34,34,35,0,0"
 small="--synthetic 9,8,7,5,7,6 --with 0,0,0,3,3,4 --shared 0,6,5,0,4,5"
 deep="--synthetic 40,43,45,48,50,6,17,66 --with 0,0,1,2,0,0,5,3 --shared 0,18,24,34,10,0,4,45"
@@ -273,9 +274,9 @@ LIMIT=300 in_full rings "trees, bf16 with wgmma" --type bf16 --attention wgmma -
 unset CUDA_EMU_ARCH CUDA_EMU_WGMMA
 model="$tiny --synthetic 56,5,16,3,1,0,33"
 
-# ---- a device that does its work in another order ----
+# ---- a device that runs its work in another order ----
 
-# orders NAME OPTIONS...: the same under every policy of the emulation, where everything runs; else under $some
+# orders NAME OPTIONS...: the results are the same under every policy of the emulation with FULL=1, else under $some
 some=random-1
 orders() {
     what=$1
@@ -316,9 +317,9 @@ timeline "1f1b on 2 devices" --stages 2 --devices 2 --schedule 1f1b --k 2
 in_full timeline "zero-bubble, local replay" --stages 2 --schedule zero-bubble --replay local --k 2
 in_full timeline "interleaved on 2 devices" --layers 4 --stages 2 --devices 2 --schedule interleaved --k 1
 
-# ---- memory: activations follow K x chunk size, and not the longest sequence; its state grows ----
+# ---- memory: activations follow K x chunk size, not the longest sequence; only its state grows ----
 
-# mebibytes OPTIONS...: of activations and of state, as one training step reports them
+# mebibytes OPTIONS...: prints the MiB of activations and of state that one training step reports
 mebibytes() {
     # shellcheck disable=SC2086
     run $tiny --chunk-size 32 --steps 1 "$@"
@@ -335,7 +336,7 @@ else
     fail "memory: 128 and $longest tokens with K 1, and K 4" "activations and state of each in MiB: $short, $long, $kept"
 fi
 
-# on_device OPTIONS...: of all but metadata, on each stage, where the state streams
+# on_device OPTIONS...: prints each stage's MiB of everything except metadata, with streamed state
 on_device() {
     # shellcheck disable=SC2086
     run $tiny --chunk-size 32 --steps 1 --stages 2 --replay local --k 1 --stream 24000 "$@"
@@ -346,7 +347,7 @@ long=$(on_device --synthetic $longest)
 if [ -n "$short" ] && [ "$short" = "$long" ]; then ok "memory: 128 and $longest tokens with a state that streams"
 else fail "memory: 128 and $longest tokens with a state that streams" "in MiB: $short, $long"; fi
 
-# ---- a process a stage: sends that wait for their receivers, and sends that do not ----
+# ---- one process a stage: sends that wait for their receivers, and sends that do not ----
 
 for sends in rendezvous buffered; do
     CUDA_EMU_NCCL=$sends
@@ -371,7 +372,7 @@ timeline "2 ranks" --ranks 2 --k 2 --schedule 1f1b
 
 # ---- failures ----
 
-# fails NAME TEXT OPTIONS...: one call, or one kernel, fails; the program ends and says so
+# fails NAME TEXT OPTIONS...: one call or one kernel fails; the program ends and reports it
 fails() {
     name="fails: $1"
     said=$2

@@ -1,5 +1,6 @@
-/* Runs examples/executor_cuda.cu under the emulation: its main, renamed, between what the environment asks of the
-   emulation and a look at what the emulation has seen. Before that, whether its --check can fail at all.
+/* Runs examples/executor_cuda.cu under the emulation. Its main is renamed and called here, after the environment has
+   set up the emulation, and before the emulation's counts are checked. First it checks that the example's --check can
+   fail.
 
        CUDA_EMU_DEVICES=N       so many devices
        CUDA_EMU_POLICY=NAME     the order of the device's work: in-order, immediate, lazy, newest-first, stream-late or
@@ -11,13 +12,13 @@
        CUDA_EMU_FAIL_CALL=N     the N-th call fails
        CUDA_EMU_FAIL_KERNEL=N   the N-th kernel fails
 
-   A fault that was counted, or something that was not given back, turns success into failure. */
+   A counted fault, or a resource that was not released, turns success into failure. */
 
 #define main executor_cuda_main
 #include "../../examples/executor_cuda.cu"
 #undef main
 
-/* Checks the comparison of --check: it finds a difference, or a number that is none, wherever it is. */
+/* Checks the comparison that --check uses: it finds a difference, or a NaN, at any place. */
 static bool comparison_finds_all() {
     const model_config config = {VOCABULARY, 1, 4, 1, 1, 4, 1, 0, 1e6, 1e-6};
     weights a = weights_new(&config), b = weights_new(&config);
@@ -57,8 +58,8 @@ static bool comparison_finds_all() {
     return ok;
 }
 
-/* Checks that one of a chunk's forwards and replays runs the head, and that its backward ends at the embedding. A
-   process that has only one end of the model cannot tell. */
+/* Checks that exactly one of a chunk's forwards and replays runs the head, and that its backward ends at the embedding.
+   A process with only one end of the model cannot check this. */
 template <typename T> static bool head_runs_once_a_chunk() {
     const int64_t losses = cuda_emu_launches((const void *)cross_entropy_kernel<T>);
     const int64_t ends = cuda_emu_launches((const void *)embed_backward_kernel<T>);

@@ -1,4 +1,4 @@
-/* The CUDA tests. Under the emulation everything runs on the host; built with nvcc, without it, on a device. */
+/* The CUDA tests. The emulation runs everything on the host; built with nvcc, they run on a device. */
 
 #define HARNESS_IMPLEMENTATION
 #include "../harness.h"
@@ -23,7 +23,7 @@ int main(int argc, char **argv) {
     return harness_main(argc, argv, suites, sizeof suites / sizeof suites[0]);
 }
 #else
-#ifndef CHUNKFLOW_PTX /* where the compiled code runs on a CPU, what is as large as a device is left out */
+#ifndef CHUNKFLOW_PTX /* compiled code on a CPU leaves out tests of a device's size */
 extern const harness_suite suite_device;
 #endif
 

@@ -5,7 +5,7 @@
 
 float round_to(cf_dtype dtype, float x) {
     if (dtype == CF_DTYPE_FP32 || x == 0.0f || !std::isfinite(x)) return x;
-    /* Keep 8 (bf16) or 11 (fp16) significant bits; fp16 has no exponents below -14. */
+    /* Keeps 8 (bf16) or 11 (fp16) significant bits; fp16 has no exponents below -14. */
     int exponent;
     std::frexp(x, &exponent);
     int bits = dtype == CF_DTYPE_FP16 ? 11 : 8;
@@ -16,7 +16,8 @@ float round_to(cf_dtype dtype, float x) {
     return rounded;
 }
 
-/* One query row of one slice and head. `real` is what sums are computed in; rounded: store as the type would. */
+/* One query row of one slice and head. `real` is the type of sums; rounded: rounds stored values to the problem's
+   type. */
 template <typename real> struct row_pass {
     const host_problem &p;
     const host_inputs &in;

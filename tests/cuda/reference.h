@@ -1,7 +1,8 @@
-/* reference.h - attention on the host, row by row, with none of the kernels' ideas - MIT or public domain
+/* reference.h - attention on the host, row by row, independent of the kernels' algorithms - MIT or public domain
 
-   Two of them: in double, which is the truth; and unfused in float with every intermediate rounded to the problem's
-   type where an unfused implementation would store it, which says how large an error that type excuses. */
+   There are two references. One computes in double and counts as exact. The other is unfused, in float, and rounds each
+   intermediate to the problem's type where an unfused implementation would store it: it shows which error that type
+   makes unavoidable. */
 
 #ifndef REFERENCE_H
 #define REFERENCE_H
@@ -37,17 +38,17 @@ struct host_problem {
     }
 };
 
-/* sinks: (n_heads), or empty where there are none. */
+/* sinks: (n_heads), or empty without sinks. */
 struct host_inputs {
     std::vector<float> q, k, v, dout, sinks;
 };
 
-/* lse is (n_heads, rows_q), dsinks (n_heads) where there are sinks. Rows outside every slice are 0 here. */
+/* lse is (n_heads, rows_q), dsinks (n_heads) if there are sinks. Rows outside every slice are 0 here. */
 struct host_results {
     std::vector<double> out, lse, dq, dk, dv, dsinks;
 };
 
-/* The number nearest to x among those of the type, as a float. */
+/* Returns the number of the type nearest to x, as a float. */
 float round_to(cf_dtype dtype, float x);
 
 host_results reference_exact(const host_problem &p, const host_inputs &in);

@@ -1,5 +1,5 @@
-/* Attention, forward and backward, against float64: every path, mask, type and kind of head; ragged, empty and carried
-   slices; outputs and workspace full of NaN at first. Runs under the emulation, and as it is on a device. */
+/* Tests attention, forward and backward, against float64: every path, mask, type and kind of head, with ragged, empty
+   and carried slices. Outputs and workspace are full of NaN at first. Runs under the emulation and on a device. */
 
 #include "../harness.h"
 #include "device.h"
@@ -53,7 +53,7 @@ static const int shapes[][2] = {{1, 1},     {1, 3},     {2, 1},     {511, 1},   
                                 {128, 217}, {113, 211}, {108, 256}, {256, 512}, {307, 256}, {640, 128}, {512, 256}};
 static const int n_shapes = (int)(sizeof shapes / sizeof shapes[0]);
 
-/* Options and types change from shape to shape, so that all pairs of them come up. */
+/* Options and types change from shape to shape, so that all pairs of them occur. */
 TEST(shapes_causal) {
     for (int i = harness_rounds(0, 1); i < n_shapes; i += harness_rounds(1, 5)) {
         host_problem p = problem_of(1, 1, 64);
@@ -80,7 +80,7 @@ TEST(shapes_full) {
     }
 }
 
-/* Long enough for many tiles, one off a multiple of each of them. */
+/* Long enough for many tiles, and one row off a multiple of each tile. */
 TEST(shapes_long) {
     const int lengths[][2] = {{511, 512}, {512, 511}};
     for (int i = 0; i < 2; i++) {
@@ -104,7 +104,7 @@ TEST(groups_of_heads) {
             p.add_slice(21, 90);
             o.deterministic = (i + size / 64) % 2 != 0;
             o.strided = i % 2 != 0;
-            o.arch = i % 3 ? 90 : 80; /* where the sums of dq lie in another order */
+            o.arch = i % 3 ? 90 : 80; /* where the sums of dq have another layout */
             check_problem(p, o, (uint64_t)(20 + i));
         }
 }
@@ -124,8 +124,8 @@ TEST(head_sizes) {
     }
 }
 
-/* Larger ones have tiles of their own: lengths around them, a window and a softcap, tiles in parts in both directions,
-   what a NaN in the next document reaches, both ways to dQ. */
+/* Larger heads have their own tiles: lengths around them, a window and a softcap, split tiles in both directions, NaNs
+   in the next document, both ways to dQ. */
 TEST(head_256) {
     if (largest_mma_head() < 256) SKIP("the path with mma ends at 128 here");
     for (int i = 0; i < harness_rounds(4, 1); i++) {
@@ -168,8 +168,8 @@ TEST(head_128) {
         }
 }
 
-/* Row tiles hold whole tokens: of 64 or 128 places some stay empty, up to one token to a tile. More heads than places
-   are the other path's. */
+/* Row tiles hold whole tokens: up to one token a tile, some of the 64 or 128 rows stay empty. Groups with more heads
+   than rows use the other path. */
 TEST(groups_that_do_not_fill_tiles) {
     const int heads[][3] = {{7, 1, 128}, {10, 2, 64}, {28, 1, 128}, {43, 1, 64}, {64, 1, 128}, {48, 1, 40}};
     for (int i = 0; i < 6; i += harness_rounds(1, 3)) {
@@ -190,8 +190,8 @@ TEST(groups_that_do_not_fill_tiles) {
     if (got.make(p, o)) CHECK_INT(got.a->path, CF_ATTENTION_UNFUSED);
 }
 
-/* Key heads in sections, the last one smaller: each head's tiles once, in the forward and in the backward. With room
-   behind what has heads on the outside, a head too many shows in values. */
+/* Key heads in sections, the last one smaller: each head's tiles run once, in the forward and in the backward. With
+   spare memory behind arrays that are ordered by head, a head too many shows as changed values. */
 TEST(sections_of_heads) {
     for (int i = harness_rounds(0, 1); i < harness_rounds(4, 3); i++) {
         host_problem p = problem_of(i % 2 ? 10 : 5, 5, i / 2 ? 128 : 64);
@@ -202,7 +202,7 @@ TEST(sections_of_heads) {
         o.deterministic = i == 1;
         o.room = true;
         o.processors = i == 3 ? 132 : 1;
-        o.cache = (int64_t)450 * p.head_size * 4; /* two heads of 183 keys; four, or two, of 103 or 206 rows */
+        o.cache = (int64_t)450 * p.head_size * 4; /* two heads of 183 keys; four or two heads of 103 or 206 rows */
         if (!made.make(p, o)) return;
         CHECK(made.a->forward_section > 1 && made.a->forward_section < 5);
         CHECK(made.a->backward_section > 1 && made.a->backward_section < 5);
@@ -211,7 +211,7 @@ TEST(sections_of_heads) {
     }
 }
 
-/* Parts with 99 KB of shared memory a block take smaller key tiles. */
+/* Split tiles on a device with 99 KB of shared memory a block, which takes smaller key tiles. */
 TEST(little_shared_memory) {
     for (int size = 64; size <= 128; size += 64) {
         host_problem p = problem_of(4, 2, size);
@@ -229,7 +229,7 @@ TEST(little_shared_memory) {
 
 /* ---- tiles in parts ---- */
 
-/* In units of the greatest number. */
+/* Returns the greatest gap, relative to the greatest number. */
 static double greatest_gap(const std::vector<double> &x, const std::vector<double> &y) {
     double gap = x.size() == y.size() ? 0.0 : 1.0, size = 0.0;
     for (size_t i = 0; i < x.size() && i < y.size(); i++) {
@@ -239,8 +239,8 @@ static double greatest_gap(const std::vector<double> &x, const std::vector<doubl
     return gap / size;
 }
 
-/* Few key tiles with many rows, on devices of different sizes: the same forward, the same gradients but for the order
-   of fp32 sums, and all of them right. */
+/* Few key tiles with many rows, on devices of different sizes. The forward is the same; the gradients are the same
+   except for the order of fp32 sums, and all are right. */
 TEST(split_key_tiles) {
     const int processors[] = {132, 7, 40}, sizes[] = {64, 128, 40, 128};
     for (int i = harness_rounds(0, 1); i < harness_rounds(4, 2); i++) {
@@ -255,7 +255,7 @@ TEST(split_key_tiles) {
         if (i == 1) p.window = 90;
         if (i == 2) p.softcap = 3.0;
         p.add_slice(37, 37);
-        p.add_slice(0, 20); /* nobody asks for these keys */
+        p.add_slice(0, 20); /* keys that no query sees */
         p.add_slice(131, 131 + 40 * i);
         whole = o;
         whole.processors = 1;
@@ -264,7 +264,7 @@ TEST(split_key_tiles) {
         if (!run_on_device(p, in, whole, &other)) return;
         CHECK(one.attention.n_split_key_tiles > 0);
         CHECK_INT(other.attention.n_split_key_tiles, 0);
-        CHECK(one.attention.backward_bytes - other.attention.backward_bytes <= /* at most 8 parts for each processor */
+        CHECK(one.attention.backward_bytes - other.attention.backward_bytes <= /* at most 8 splits for each processor */
               (size_t)(8 * o.processors * 2 * 128 * 128 * 4));
         CHECK(one.values.out == other.values.out);
         CHECK(one.values.lse == other.values.lse);
@@ -275,7 +275,7 @@ TEST(split_key_tiles) {
     }
 }
 
-/* Few queries with many keys: the parts' softmaxes are put together, whatever the mask hides of them. */
+/* Few queries with many keys: the softmaxes of the splits are combined, whatever the mask hides of them. */
 TEST(split_forward_tiles) {
     const int sizes[] = {64, 128, 40, 128};
     for (int i = 0; i < harness_rounds(4, 1); i++) {
@@ -298,7 +298,7 @@ TEST(split_forward_tiles) {
         if (!check_problem(p, o, (uint64_t)(400 + i), &one)) return;
         whole = o;
         whole.processors = 1;
-        whole.arch = 86; /* one or two blocks at a time: nothing to be gained from parts */
+        whole.arch = 86; /* one or two blocks of keys a split: splitting gains nothing */
         whole.backward = o.backward = false;
         const host_inputs in = random_inputs(p, (uint64_t)(400 + i));
         if (i == 0 && !run_on_device(p, in, o, &one)) return;
@@ -308,7 +308,7 @@ TEST(split_forward_tiles) {
         CHECK_INT(other.attention.forward_bytes, other.attention.path == CF_ATTENTION_WGMMA ? 256 : 0); /* a counter */
         CHECK(one.attention.forward_bytes > 0);
         CHECK(one.attention.forward_bytes <= (size_t)(4 * 3 * o.processors * (128 * 128 + 1024) * 4));
-        CHECK(greatest_gap(one.values.out, other.values.out) <= 0x1p-8); /* rounded after other sums of fp32 */
+        CHECK(greatest_gap(one.values.out, other.values.out) <= 0x1p-8); /* rounded after fp32 sums in another order */
         for (size_t j = 0; j < one.values.lse.size(); j++) {
             const double a = one.values.lse[j], b = other.values.lse[j];
             if (!CHECK(a == b || std::fabs(a - b) <= 0x1p-20 * std::fabs(b))) break;
@@ -327,7 +327,7 @@ TEST(split_forward_tiles) {
     }
 }
 
-/* Tiles in more than two parts. */
+/* Tiles split more than twice. */
 TEST(many_parts) {
     for (int i = 0; i < harness_rounds(4, 1); i++) {
         const bool forward = i < 2;
@@ -349,14 +349,14 @@ TEST(many_parts) {
             CHECK_INT(made.a->n_split_forward_tiles, 1);
             CHECK(made.a->n_forward_tiles >= 6);
         } else {
-            CHECK_INT(made.a->n_split_key_tiles, 2); /* of 2, or of 3 of which the last has few rows */
+            CHECK_INT(made.a->n_split_key_tiles, 2); /* split in 2, or in 3 of which the last has few rows */
             CHECK(made.a->n_all_key_tiles >= (i == 3 ? 3 + 2 : 4 + 2 + 1));
         }
         check_problem(p, o, (uint64_t)(600 + i));
     }
 }
 
-/* ---- what a prepared problem says; on the host alone ---- */
+/* ---- the members of a prepared problem; on the host alone ---- */
 
 /* Ragged slices of every kind: documents, prefixes, blind queries, keys without queries. */
 static host_problem mixed_problem(int n_heads, int n_kv_heads, int head_size) {
@@ -385,7 +385,7 @@ TEST(pairs_are_counted) {
     }
 }
 
-/* A tile in the list, as chunkflow_cuda.cu has it. */
+/* A tile in the list, as in chunkflow_cuda.cu. */
 struct listed_tile {
     int32_t q_start, q_length, k_start, k_length, block, begin, end, place, part, unused[3];
 };
@@ -426,9 +426,9 @@ TEST(longest_tiles_first) {
     }
 }
 
-/* The share of the time in which blocks run, if each takes its steps and `cost` more, blocks start in the order in
-   which the kernels take them from the list (sections of heads, in each longest first), and each of n_slots takes the
-   next one when it is free. */
+/* Returns the share of time in which blocks are busy. Each tile takes its steps plus `cost`. Blocks take tiles in the
+   kernels' order (by section of heads, longest first in each), and each of n_slots takes the next tile when it is
+   free. */
 static double busy_share(const listed_tile *tiles, int64_t n_tiles, int64_t n_heads, int64_t section, int64_t cost,
                          int n_slots) {
     std::vector<int64_t> end((size_t)n_slots, 0);
@@ -443,9 +443,9 @@ static double busy_share(const listed_tile *tiles, int64_t n_tiles, int64_t n_he
     return (double)work / (double)(*std::max_element(end.begin(), end.end()) * n_slots);
 }
 
-/* The backward of an H200: 132 multiprocessors with a block each, which takes 128 rows' time beside its row tiles. All
-   of it hangs on the order of issue: with heads in sections of 32 MB of cache the same lists leave up to a third of the
-   device idle. So for both paths, whose key tiles are the same. */
+/* The backward on an H200: 132 multiprocessors with one block each, where a tile takes 128 rows' time besides its row
+   tiles. Everything depends on the order of issue: with sections of heads for 32 MB of cache, the same lists leave up
+   to a third of the device idle. Both paths are tested; their key tiles are the same. */
 TEST(backward_keeps_the_device_busy) {
     const struct {
         int n_heads, n_kv_heads, length, head_size;
@@ -478,7 +478,7 @@ TEST(backward_keeps_the_device_busy) {
 
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-/* The workspace to the byte, from what the header says is in it. */
+/* Checks the workspace's size to the byte, from its contents as the header lists them. */
 TEST(workspace_is_what_it_holds) {
     for (int i = 0; i < 16; i++) {
         const bool deterministic = (i & 1) != 0, little = (i & 2) != 0, split = (i & 4) != 0;
@@ -506,12 +506,13 @@ TEST(workspace_is_what_it_holds) {
         CHECK_INT(key_parts > 0, split);
         CHECK(split || forward_parts == 0);
         CHECK(!split || i % 3 != 0 || forward_parts > 0);
-        CHECK(key_parts <= 8 * o.processors); /* 16 / least of choose_parts for each slot of the device, in all heads */
+        /* 16 / least of choose_parts for each slot of the device, over all heads */
+        CHECK(key_parts <= 8 * o.processors);
         CHECK_INT(a->forward_bytes, (size_t)(kv * forward_parts * (128 * head + 1024)) * 4);
         CHECK_INT(a->backward_bytes, round_up(2 * row_bytes, 256) + (deterministic ? 0 : row_bytes * (size_t)head) +
                                          (size_t)(kv * key_parts) * 2 * (size_t)(key_tile * head) * 4);
     }
-    /* Unfused: scores of some rows of a group, in fp32 and in the problem's type; for the backward twice that. */
+    /* Unfused: scores of some rows of a group, in fp32 and in the problem's type; the backward takes twice that. */
     for (int fp32 = 0; fp32 < 2; fp32++) {
         host_problem p = problem_of(6, 2, 72);
         prepared_problem got;
@@ -526,7 +527,7 @@ TEST(workspace_is_what_it_holds) {
     }
 }
 
-/* Tiles are split where the device would be idle otherwise, and only there. */
+/* Tiles are split only if the device would otherwise idle. */
 TEST(when_tiles_are_split) {
     const struct {
         int n_heads, n_kv_heads, queries, keys, documents, processors;
@@ -536,10 +537,10 @@ TEST(when_tiles_are_split) {
         {8, 1, 1024, 1024, 8, 132, false, true},           /* packed: 64 key tiles */
         {16, 2, 8192, 8192, 1, 132, false, true},          /* 128 key tiles */
         {64, 8, 8192, 8192, 1, 132, false, false},         /* 512 key tiles: the device is full */
-        {8, 1, 8192, 8192 + 262144, 1, 132, false, false}, /* a long prefix has key tiles enough */
+        {8, 1, 8192, 8192 + 262144, 1, 132, false, false}, /* a long prefix has enough key tiles */
         {7, 1, 2048, 2048 + 131072, 1, 132, true, false},  /* 112 forward tiles for 264 blocks */
         {8, 1, 100, 262144, 1, 132, true, false},          /* the last tokens of a long sequence */
-        {8, 8, 64, 64, 1, 132, false, false},              /* nothing that is worth it */
+        {8, 8, 64, 64, 1, 132, false, false},              /* too little work to split */
         {8, 1, 8192, 8192, 1, 1, false, false},
     };
     for (const auto &one : cases) {
@@ -578,7 +579,7 @@ TEST(prefixes) {
         host_problem p = problem_of(2, 1, i % 2 ? 128 : 64);
         run_options o = mma;
         p.add_slice(70, prefixes[i] + 70);
-        p.add_slice(9, 9); /* a whole short document in the free space of the chunk */
+        p.add_slice(9, 9); /* a whole short document in the chunk's free space */
         o.deterministic = i / 3 % 2 == 0;
         o.arch = i & 2 ? 90 : 80;
         check_problem(p, o, (uint64_t)(60 + i));
@@ -599,7 +600,7 @@ TEST(documents_packed_heads) {
     check_problem(p, o, 2);
 }
 
-/* Slices that start at multiples of 16, as in a chunk whose slices are aligned; what lies between is NaN. */
+/* Slices that start at multiples of 16, as in a chunk with aligned slices; the rows between are NaN. */
 TEST(padded_slices) {
     for (int path = CF_ATTENTION_UNFUSED; path <= last_path(); path++) {
         host_problem p = problem_of(2, 1, 64);
@@ -618,7 +619,7 @@ TEST(padded_slices) {
 
 /* ---- sinks ---- */
 
-/* Slices with rows between them, in more runs than one launch takes; the last sink does nothing. */
+/* Slices with rows between them, in more runs than one launch takes. The last sink has no effect. */
 static host_problem sinks_problem(cf_dtype dtype, int head_size) {
     host_problem p = problem_of(4, 2, head_size);
     p.dtype = dtype;
@@ -648,7 +649,7 @@ static void check_sinks(const host_problem &p, const run_options &o) {
         CHECK(with.values.lse[lse] == without.values.lse[lse]);
         CHECK(memcmp(&with.values.out[out], &without.values.out[out], (size_t)p.head_size * sizeof(double)) == 0);
     }
-    in.sinks.assign(4, INFINITY); /* nothing is left of the keys */
+    in.sinks.assign(4, INFINITY); /* the sink takes all the weight, the keys none */
     if (!run_on_device(p, in, o, &with)) return;
     for (const double x : with.values.out) CHECK(x == 0.0);
     for (const double x : with.values.dsinks) CHECK(x == 0.0);
@@ -667,7 +668,7 @@ TEST(sinks) {
     if (last_path() == CF_ATTENTION_WGMMA) check_sinks(sinks_problem(CF_DTYPE_BF16, 64), on(CF_ATTENTION_WGMMA));
 }
 
-/* The reference's gradients of sinks, against small steps of them. */
+/* Checks the reference's gradients of sinks against finite differences. */
 TEST(sinks_of_the_reference) {
     const host_problem p = sinks_problem(CF_DTYPE_FP32, 8);
     host_inputs in = random_inputs(p, 4);
@@ -705,8 +706,8 @@ TEST(masks) {
     }
 }
 
-/* The first row of a row tile sees all keys of a key tile but the last; with the window, the last row all but the
-   first: whether a tile needs its mask hangs on one key. */
+/* The first row of a row tile sees all keys of a key tile except the last; with the window, the last row sees all
+   except the first. So one key decides whether a tile needs its mask. */
 TEST(backward_mask_edges) {
     for (int i = 0; i < 6; i++) {
         host_problem p = problem_of(1, 1, i % 2 ? 128 : 64);
@@ -718,7 +719,7 @@ TEST(backward_mask_edges) {
     }
 }
 
-/* A window's last row of a key tile, or first key of a row tile, may lie alone in a tile of its own. */
+/* A window's last row of a key tile, or first key of a row tile, may be alone in a tile. */
 TEST(window_edges) {
     const int windows[] = {2, 65, 66, 67, 130};
     for (int i = 0; i < 5; i += harness_rounds(1, 3)) {
@@ -742,11 +743,11 @@ TEST(empty_slices) {
             run_options o = on((cf_attention_path)path);
             o.overwrite = overwrite != 0;
             p.add_slice(0, 0);
-            p.add_slice(0, 70); /* keys that nobody asks for: gradients 0, or untouched where added to */
+            p.add_slice(0, 70); /* unseen keys: gradients 0, or unchanged if added to */
             p.add_slice(20, 0); /* queries that see nothing */
             p.add_slice(30, 30);
             p.add_slice(0, 0);
-            p.add_slice(150, 20); /* causal: the first 130 see nothing */
+            p.add_slice(150, 20); /* causal: the first 130 rows see nothing */
             if (o.overwrite || harness_rounds(1, 0)) check_problem(p, o, 5);
             p.full = true;
             if (!o.overwrite || harness_rounds(1, 0)) check_problem(p, o, 6);
@@ -762,7 +763,7 @@ TEST(no_slices) {
     check_problem(queries_only, unfused, 1);
 }
 
-/* A row that sees nothing has gradient 0, whatever arrives there: 0 x NaN must not reach dk and dv. */
+/* A row that sees nothing has gradient 0, whatever its incoming gradient is: 0 x NaN must not reach dk and dv. */
 TEST(nan_in_blind_rows) {
     for (int path = CF_ATTENTION_UNFUSED; path <= last_path(); path++)
         for (int deterministic = 0; deterministic < 2; deterministic++) {
@@ -787,13 +788,13 @@ TEST(nan_in_blind_rows) {
         }
 }
 
-/* Fills rows first .. end - 1 of K and V with x. */
+/* Sets rows first .. end - 1 of K and V to x. */
 static void fill_keys(const host_problem &p, host_inputs *in, int first, int end, float x) {
     const size_t per_row = (size_t)(p.n_kv_heads * p.head_size);
     for (size_t i = (size_t)first * per_row; i < (size_t)end * per_row; i++) in->k[i] = in->v[i] = x;
 }
 
-/* Keys before all windows: whatever they hold reaches no output, and their gradients are 0, or as they were. */
+/* Keys before all windows: whatever they contain reaches no output, and their gradients are 0, or unchanged. */
 TEST(nan_in_unseen_keys) {
     const int sizes[][2] = {{20, 100}, {200, 300}};
     for (int i = 0; i < 16; i += harness_rounds(1, 3)) {
@@ -828,8 +829,8 @@ TEST(nan_in_unseen_keys) {
     }
 }
 
-/* A key that no row of a tile sees, though rows of another tile do: tokens 0 - 127 are two forward tiles and four of
-   the kernel for dq, and see keys up to 227; keys 228 on, and 0 - 90, hold NaN. */
+/* A key that no row of a tile sees, though rows of another tile do. Tokens 0 - 127 are two forward tiles and four of
+   the kernel for dq, and see keys up to 227. Keys from 228 on, and 0 - 90, are NaN. */
 TEST(nan_in_keys_of_other_tiles) {
     for (int deterministic = 0; deterministic < 2; deterministic++) {
         host_problem p = problem_of(2, 1, 64);
@@ -852,8 +853,8 @@ TEST(nan_in_keys_of_other_tiles) {
     }
 }
 
-/* Scores far from 0: exponentials must not overflow, in full and in part-filled tiles. Where all of them are far below
-   0, so are the log-sums, and with that of the next row the exponentials of a place without a row would be infinite. */
+/* Scores far from 0: exponentials must not overflow, in full and in partly filled tiles. If all scores are far below 0,
+   so are the log-sums. A row that does not exist would then have infinite exponentials with the next row's log-sum. */
 TEST(large_scores) {
     for (int path = CF_ATTENTION_UNFUSED; path <= last_path(); path++) {
         host_problem p = problem_of(1, 1, 64);
@@ -887,7 +888,7 @@ TEST(unfused_types_and_blocks) {
         p.window = 40;
         p.softcap = 5.0;
         check_problem(p, o, (uint64_t)(40 + i));
-        p = problem_of(2, 1, 136 + 40 * i); /* larger than the fused path has them */
+        p = problem_of(2, 1, 136 + 40 * i); /* larger than the fused path supports */
         p.dtype = types[i];
         p.softcap = 1.0;
         p.add_slice(40, 70);
@@ -897,8 +898,8 @@ TEST(unfused_types_and_blocks) {
 
 /* ---- chunks ---- */
 
-/* Runs a batch chunk by chunk, as a plan says: forwards in order, then backwards in reverse, state and its gradient
-   carried from call to call; against every sequence in one piece. */
+/* Runs a batch chunk by chunk, in a plan's order: all forwards, then backwards in reverse, with state and its gradient
+   carried from call to call. The result is compared with every sequence in one piece. */
 struct chunked_run {
     const cf_plan *plan;
     host_problem whole; /* one slice per sequence */
@@ -912,7 +913,7 @@ static size_t row_of(const chunked_run &r, int64_t sequence, int64_t token) {
     return (size_t)(r.whole.cu_q[(size_t)sequence] + token);
 }
 
-/* Rows of the batch that are the keys, or the queries, of a chunk. */
+/* Returns the rows of the batch that are the keys, or the queries, of a chunk. */
 static std::vector<size_t> rows_of_chunk(const chunked_run &r, int64_t chunk, bool key_side) {
     const cf_chunk *c = &r.plan->chunks[chunk];
     std::vector<size_t> rows;
@@ -1017,8 +1018,8 @@ static void check_chunked(cf_attention_path path, int head_size, int64_t chunk_s
 }
 
 TEST(chunks_equal_one_piece) {
-    check_chunked(CF_ATTENTION_MMA, 64, 61, false); /* no multiple of any tile */
-    if (!harness_rounds(1, 0)) return;              /* state.chunks_head_128 and chunks_unfused have these two */
+    check_chunked(CF_ATTENTION_MMA, 64, 61, false); /* not a multiple of any tile */
+    if (!harness_rounds(1, 0)) return;              /* state.chunks_head_128 and chunks_unfused test these two cases */
     check_chunked(CF_ATTENTION_MMA, 128, 64, true);
     check_chunked(CF_ATTENTION_UNFUSED, 64, 100, false);
 }
@@ -1029,7 +1030,7 @@ static bool same_part(const std::vector<double> &a, const std::vector<double> &b
     return a.size() == b.size() && (a.empty() || memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0);
 }
 
-/* Blocks run in another order: the forward and dk, dv never change; dq does not in the deterministic mode. */
+/* Blocks run in another order. The forward, dk and dv never change; dq does not change in deterministic mode. */
 TEST(determinism) {
     for (int deterministic = 0; deterministic < 2; deterministic++) {
         host_problem p = problem_of(2, 1, 64);
@@ -1037,7 +1038,7 @@ TEST(determinism) {
         device_results first, second;
         o.deterministic = deterministic != 0;
         o.processors = 132;
-        p = problem_of(12, 1, 64); /* enough rows for key tiles in parts */
+        p = problem_of(12, 1, 64); /* enough rows to split key tiles */
         p.add_slice(100, harness_rounds(400, 140));
         const host_inputs in = random_inputs(p, 9);
         if (!run_on_device(p, in, o, &first)) return;
@@ -1061,7 +1062,7 @@ TEST(determinism) {
 /* ---- work ---- */
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-/* Launched blocks are exactly the tiles with work, and shared memory is read and written without bank conflicts. */
+/* The launched blocks are exactly the tiles with work, and shared memory accesses have no bank conflicts. */
 TEST(no_empty_blocks_no_conflicts) {
     for (int size = 64; size <= 128; size += 64) {
         host_problem p = problem_of(4, 2, size);
@@ -1071,7 +1072,7 @@ TEST(no_empty_blocks_no_conflicts) {
         p.add_slice(0, 1000);
         run_options o = mma;
         o.by_name = true;
-        o.processors = 1; /* nothing to be gained from parts of key tiles */
+        o.processors = 1; /* splitting key tiles gains nothing */
         if (!run_on_device(p, random_inputs(p, 1), o, &got)) return;
         int64_t forward = 0, rows = 0, keys = 0;
         const int row_tile = size == 64 ? 128 : 64;
@@ -1098,7 +1099,7 @@ TEST(no_empty_blocks_no_conflicts) {
     }
 }
 
-/* The blocks of a split problem: parts, and one for each key tile that has some; no bank conflicts there either. */
+/* The blocks of a split problem: splits, and one more for each split key tile; again without bank conflicts. */
 TEST(split_blocks) {
     for (int arch = harness_rounds(80, 86); arch <= 86; arch += 6) {
         host_problem p = problem_of(16, 2, arch == 86 ? 128 : 64);
@@ -1117,7 +1118,8 @@ TEST(split_blocks) {
     }
 }
 
-/* A causal problem does about half the products of a full one, a window a part that does not grow with the keys. */
+/* A causal problem does about half the products of a full one. A window does a share that does not grow with the
+   keys. */
 TEST(masked_tiles_are_skipped) {
     host_problem p = problem_of(1, 1, 64);
     device_results got;
@@ -1133,7 +1135,7 @@ TEST(masked_tiles_are_skipped) {
         work[i] = cuda_emu_kernel("attention_forward").mma;
         CHECK_INT(got.attention.pairs, i == 0 ? 512 * 512 : i == 1 ? 512 * 513 / 2 : 100 * 101 / 2 + 412 * 100);
     }
-    CHECK_INT(work[0], 4 * 8 * 512);           /* 4 row tiles x 8 key blocks x instructions of one */
+    CHECK_INT(work[0], 4 * 8 * 512);           /* 4 row tiles x 8 key blocks x instructions for each pair */
     CHECK_INT(work[1], (2 + 8) * 4 / 2 * 512); /* 2, 4, 6 and 8 key blocks */
     CHECK(work[2] <= (2 + 4 + 4 + 4) * 512);
 }
@@ -1144,8 +1146,8 @@ TEST(masked_tiles_are_skipped) {
 #define NEEDS_WGMMA() \
     if (last_path() != CF_ATTENTION_WGMMA) SKIP("not of compute capability 9.0")
 
-/* Heads to 64 have tiles of 128 rows by 128 keys; groups that fill them and groups that do not, all kinds of masks,
-   around the edges of both. */
+/* Heads up to 64 have tiles of 128 rows by 128 keys. Groups that fill them and groups that do not, with all kinds of
+   masks, around the edges of both. */
 TEST(wgmma_small_heads) {
     const struct {
         int n_heads, n_kv_heads, head_size, queries, keys, window;
@@ -1171,8 +1173,8 @@ TEST(wgmma_small_heads) {
     }
 }
 
-/* One key at either end decides whether a warp's rows need their mask in the kernel for dq alone, or a warpgroup's keys
-   in the other one. */
+/* One key at either end decides whether a warp's rows need their mask in the kernel for dq, or a warpgroup's keys in
+   the other kernel. */
 TEST(wgmma_mask_edges) {
     NEEDS_WGMMA();
     for (int i = 0; i < 8; i++) {
@@ -1185,8 +1187,8 @@ TEST(wgmma_mask_edges) {
     }
 }
 
-/* dq by itself after dk and dv by wgmma: a block for each row tile, whose sums have one order, whatever runs first; the
-   workspace has no room for them, but for each row's two numbers and the parts of key tiles. */
+/* dq in its own kernel after dk and dv by wgmma. A block for each row tile adds in one order, whatever runs first. The
+   workspace has no room for dq's sums, only for each row's two numbers and the splits of key tiles. */
 TEST(wgmma_dq_by_itself) {
     const int heads[][3] = {{1, 1, 128}, {10, 2, 64}, {3, 1, 128}, {2, 1, 40}};
     NEEDS_WGMMA();
@@ -1198,7 +1200,7 @@ TEST(wgmma_dq_by_itself) {
         int64_t row_tiles = 0, key_tiles = 0;
         p.window = i == 1 ? 1300 : 0;
         p.softcap = i == 2 ? 3.0 : 0.0;
-        p.add_slice(70, 1400 + 63 * i); /* in three row tiles of 64, or two, of which one is short */
+        p.add_slice(70, 1400 + 63 * i); /* in three row tiles of 64 rows, or two with a short one */
         p.add_slice(9, 30);
         o.deterministic = true;
         o.processors = 100;
@@ -1231,12 +1233,12 @@ TEST(wgmma_dq_by_itself) {
 }
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-/* Counts what the backward with wgmma multiplies and loads, to the instruction and the byte, for head sizes 64 and 128:
-   dq by itself takes three products by mma.sync, of 64 keys at a time, and no bulk copy. */
+/* Counts the products and loads of the backward with wgmma, to the instruction and the byte, for head sizes 64 and 128.
+   The dq kernel takes three products by mma.sync, of 64 keys at a time, and no bulk copy. */
 TEST(wgmma_work_of_the_backward) {
     const int tiles = harness_rounds(4, 3);
     for (int size = 64; size <= 128; size += 64) {
-        const int64_t steps = size / 16, tile_bytes = 128 * size * 2; /* of 128 keys, or of 128 rows */
+        const int64_t steps = size / 16, tile_bytes = 128 * size * 2; /* tiles of 128 keys or of 128 rows */
         const int64_t rows = size == 64 ? 128 : 64;
         host_problem p = problem_of(1, 1, size);
         run_options o = on(CF_ATTENTION_WGMMA);
@@ -1246,7 +1248,8 @@ TEST(wgmma_work_of_the_backward) {
         for (int i = 0; i < 4; i++) {
             const int64_t blocks = i / 2 ? tiles * tiles : tiles * (tiles + 1) / 2; /* of 128 rows and 128 keys */
             const int64_t turns = blocks * (128 / rows);
-            /* By a warpgroup, 64 keys of each; of a tile of 64 rows on the diagonal one sees none of the others. */
+            /* Products of a warpgroup, each with 64 keys. For a tile of 64 rows on the diagonal, one warpgroup sees no
+               keys. */
             const int64_t halves = 2 * turns - (i / 2 == 0 && rows == 64 ? tiles : 0);
             p.full = i / 2;
             o.deterministic = i % 2 != 0;
@@ -1255,7 +1258,7 @@ TEST(wgmma_work_of_the_backward) {
             int64_t by_mma = 0;
             for (int64_t first = 0; o.deterministic && first < 128 * tiles; first += rows)
                 by_mma += (i / 2 ? 2 * tiles : (first + rows) / 64) * (rows / 16) * (size + size / 2);
-            /* Scores, dP; dV, dK; by two warpgroups dQ of 128 keys. */
+            /* Scores and dP; dV and dK; dQ of 128 keys by two warpgroups. */
             CHECK_INT(keys.wgmma, halves * (2 * steps + 2 * rows / 16) + (o.deterministic ? 0 : turns * 2 * 8));
             CHECK_INT(keys.bulk_bytes, tiles * 2 * tile_bytes + blocks * 2 * tile_bytes + turns * rows * 8);
             CHECK_INT(cuda_emu_kernel("attention_dq").bulk_bytes, 0);
@@ -1266,7 +1269,7 @@ TEST(wgmma_work_of_the_backward) {
     }
 }
 
-/* Rows 2^29 elements apart, so that the fifth is past 2^31: nothing may be computed in 32 bits on the way there. */
+/* Rows 2^29 elements apart, so that the fifth is past 2^31: no offset on the way may be computed in 32 bits. */
 static const int64_t FAR = (int64_t)1 << 29;
 
 struct far_arrays {
@@ -1302,7 +1305,7 @@ static std::vector<uint16_t> bits_of(const std::vector<float> &array) {
     return bits;
 }
 
-/* The outputs of a far run and of an ordinary one, row by row. */
+/* Compares the outputs of a run with distant rows and an ordinary run, row by row. */
 static void check_far(const cf_tensor &t, cf_dtype dtype, int64_t n_rows, int64_t row_size,
                       const std::vector<double> &wanted) {
     const size_t rows = (size_t)n_rows, per_row = (size_t)row_size;
@@ -1317,7 +1320,7 @@ static void check_far(const cf_tensor &t, cf_dtype dtype, int64_t n_rows, int64_
         }
 }
 
-/* Runs a problem with its rows `step` elements apart, and asks for the bits of an ordinary run. */
+/* Runs a problem with its rows `step` elements apart, and compares with the bits of an ordinary run. */
 static void check_far_run(const host_problem &p, const run_options &o, int64_t step, uint64_t seed) {
     const host_inputs in = random_inputs(p, seed);
     const int64_t q_row = p.n_heads * p.head_size, k_row = p.n_kv_heads * p.head_size;
@@ -1371,7 +1374,8 @@ TEST(rows_past_32_bits) {
         }
 }
 
-/* The same with tiles in parts: fewer elements between more rows, still past 2^31 where the parts are put together. */
+/* The same with split tiles: more rows with fewer elements between them, still past 2^31 where the splits are
+   combined. */
 TEST(parts_past_32_bits) {
     host_problem p = problem_of(4, 1, 64);
     run_options o = mma;
@@ -1396,7 +1400,8 @@ struct refusal {
     cf_error error;
     int32_t cu[3];
 
-    void set(void *member, int value) { memcpy(member, &value, sizeof value); } /* any value, as from a C caller */
+    /* any value, as a C caller could pass */
+    void set(void *member, int value) { memcpy(member, &value, sizeof value); }
 
     refusal() : memory(4096) {
         memset(&desc, 0, sizeof desc);
@@ -1445,7 +1450,7 @@ TEST(bad_descriptors) {
         refusal x;
         x.desc.scale = -1.0;
         x.expect(CF_ERROR_ARGUMENT, "scale");
-        CHECK_INT(x.error.got, 0); /* as everywhere where a number is no whole one: it stands in the text */
+        CHECK_INT(x.error.got, 0); /* 0 for any number that is not an integer: the text has the number */
         CHECK(strstr(x.error.text, "(got -1)") != NULL);
     }
     {
@@ -1486,7 +1491,7 @@ TEST(bad_descriptors) {
         int32_t starts[2] = {0, 9};
         x.desc.starts_q = starts;
         x.expect(CF_ERROR_ARGUMENT, "starts_q");
-        starts[0] = 40; /* apart, but in another order */
+        starts[0] = 40; /* disjoint, but in another order */
         x.expect(CF_ERROR_ARGUMENT, "starts_q");
         CHECK_INT(x.error.item, 1);
         CHECK(strstr(x.error.text, "ascending") != NULL);
@@ -1569,7 +1574,7 @@ TEST(automatic_choice) {
     CHECK_STR(cf_attention_path_name(CF_ATTENTION_WGMMA), "wgmma");
 }
 
-/* Calls that are refused before anything is launched; the addresses are never used. */
+/* Calls that are refused before a launch; the addresses are never used. */
 TEST(bad_calls) {
     refusal r;
     const cf_attention *a = NULL;
@@ -1616,7 +1621,7 @@ TEST(bad_calls) {
     r.clear();
     CHECK_INT(cf_attention_forward(a, &x, NULL, &r.error), CF_ERROR_ARGUMENT);
     CHECK_STR(r.error.field, "cublas");
-    r.cu[2] = 1 << 21; /* its last row would lie 2^61 numbers on */
+    r.cu[2] = 1 << 21; /* its last row would be 2^61 numbers away */
     REQUIRE(cf_attention_prepare(&r.desc, r.memory.data(), r.memory.size() * 8, &a, NULL) == CF_OK);
     x.workspace_bytes = a->forward_bytes;
     x.v.row_stride = (int64_t)1 << 40;
@@ -1625,8 +1630,7 @@ TEST(bad_calls) {
 }
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-/* A program whose code for this device leaves out the tiles of devices with less shared memory says so, and launches
-   nothing. */
+/* A program compiled without the tiles for devices with less shared memory says so, and launches nothing. */
 TEST(tiles_without_code) {
     for (int i = 0; i < 8; i++) {
         refusal r;
@@ -1669,7 +1673,7 @@ TEST(tiles_without_code) {
 }
 #endif
 
-/* The comparison itself: it must reject what it is there to reject. */
+/* Tests the comparison itself, which must reject bad results. */
 TEST(accuracy_rule_rejects) {
     const std::vector<double> exact = {1.0, -2.0, 3.0}, rounded = {1.001, -2.0, 3.0};
     harness_counts counts;

@@ -1,7 +1,7 @@
-/* Attention by blocks of keys, and the state that streams for it. A long sequence goes chunk by chunk through forward
-   and backward, its prefix on the device as a whole, or in host memory and block by block through a small ring: both
-   give the same bits, and what float64 gives for the sequence in one piece, whatever order the device takes. Runs under
-   the emulation, and as it is on a device. */
+/* Tests attention by blocks of keys, and the state that streams for it. A long sequence goes chunk by chunk through
+   forward and backward. Its prefix is either whole on the device, or in host memory and comes block by block through a
+   small ring. Both give the same bits and agree with float64 on the sequence in one piece, whatever order the device
+   chooses. Runs under the emulation and on a device. */
 
 #include "../harness.h"
 #include "device.h"
@@ -25,11 +25,11 @@ struct chain_setting {
     cf_attention_path path = getenv("CHUNKFLOW_TEST_WGMMA") != NULL ? CF_ATTENTION_WGMMA : CF_ATTENTION_MMA;
     bool deterministic = true;
     int arch = 80, processors = 0;
-    std::vector<int> own = {20, 20, 20}; /* rows of each chunk that are the sequence's */
-    std::vector<int> documents;          /* whole ones, in the last chunk, after the sequence's rows */
+    std::vector<int> own = {20, 20, 20}; /* the sequence's rows in each chunk */
+    std::vector<int> documents;          /* whole documents in the last chunk, after the sequence's rows */
     int block_rows = 16, n_slots = 2;
     bool streamed = true;
-    bool replays = false; /* every chunk's forward runs again before its backward */
+    bool replays = false; /* every chunk's forward is repeated before its backward */
 
     int length() const {
         int n = 0;
@@ -38,7 +38,7 @@ struct chain_setting {
     }
 };
 
-/* The sequence in one piece, then the documents. */
+/* Returns the sequence in one piece, followed by the documents. */
 static host_problem whole_problem(const chain_setting &g) {
     host_problem p;
     p.dtype = g.dtype;
@@ -49,7 +49,7 @@ static host_problem whole_problem(const chain_setting &g) {
     return p;
 }
 
-/* Bytes of an array as the device has them, and back. */
+/* Converts an array to the device's bytes, and back. */
 static std::vector<unsigned char> device_bytes(cf_dtype dtype, const float *from, size_t n) {
     const size_t number = dtype == CF_DTYPE_FP32 ? 4 : 2;
     std::vector<unsigned char> to(n * number);
@@ -77,7 +77,7 @@ static std::vector<double> numbers_of(cf_dtype dtype, const unsigned char *from,
     return to;
 }
 
-/* One array of the whole problem on the device, full of NaN at first: rows of `width` numbers. */
+/* An array of the whole problem on the device, full of NaN at first, with rows of `width` numbers. */
 struct rows_array {
     cf_dtype dtype = CF_DTYPE_BF16;
     int rows = 0, width = 0;
@@ -120,7 +120,7 @@ struct prepared_tiles {
     ~prepared_tiles() { cudaFree(tiles); }
 };
 
-/* A chunk: where its rows begin in the whole problem, its attention and that of its blocks. */
+/* A chunk: its first row in the whole problem, its attention and that of its blocks. */
 struct chunk_work {
     int row = 0, own = 0, rows = 0; /* rows: with documents */
     prepared_tiles chunk;
@@ -139,8 +139,8 @@ struct chain_run {
     int rows = 0;
     std::vector<chunk_work> chunks;
     std::vector<layer_arrays> layers;
-    rows_array resident, resident_gradient;        /* planes one after the other, where nothing streams */
-    rows_array ring, gradient_ring, scratch[2]; /* scratch: rows of K and V of a forward, packed, by layer */
+    rows_array resident, resident_gradient;        /* planes one after another, if nothing streams */
+    rows_array ring, gradient_ring, scratch[2]; /* scratch: packed rows of K and V of a forward, by layer */
     unsigned char *host = nullptr, *host_gradient = nullptr;
     void *workspace = nullptr;
     size_t workspace_bytes = 0;
@@ -309,7 +309,7 @@ cf_state_pass chain_run::pass_of(const chunk_work &c, bool backward, bool last) 
     return p;
 }
 
-/* The prefix from the ring. */
+/* Attends to the prefix in the ring. */
 void chain_run::walk_blocks(const chunk_work &c, cf_attention_tensors x, int layer, bool backward) {
     const cf_tensor dk = x.dk, dv = x.dv;
     cf_state_block b = {};
@@ -334,7 +334,7 @@ void chain_run::walk_blocks(const chunk_work &c, cf_attention_tensors x, int lay
     }
 }
 
-/* The same blocks, all of them on the device. */
+/* Attends to the same blocks, all on the device. */
 void chain_run::resident_blocks(const chunk_work &c, cf_attention_tensors x, int layer, bool backward) {
     const cf_state kv = state(resident.data, g.dtype), gradient = state(resident_gradient.data, CF_DTYPE_FP32);
     for (size_t i = 0; i < c.n.size() && ok; i++) {
@@ -349,7 +349,8 @@ void chain_run::copy_rows(void *to, size_t to_pitch, const void *from, size_t fr
     OK(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, (size_t)n, cudaMemcpyDeviceToDevice, compute));
 }
 
-/* K and V come into scratch memory that every second layer uses again, and that the pass leaves full of NaN. */
+/* Runs a forward. K and V go into scratch memory that every second layer reuses, and that the pass leaves full of
+   NaN. */
 void chain_run::forward(const chunk_work &c, bool sends) {
     const cf_state_pass pass = pass_of(c, false, false);
     const cf_state kv = state(resident.data, g.dtype);
@@ -376,7 +377,7 @@ void chain_run::forward(const chunk_work &c, bool sends) {
     for (rows_array &a : scratch) OK(cudaMemsetAsync(a.data, 0xFF, a.bytes(), compute));
 }
 
-/* Runs a backward. If nothing streams, what later chunks added to the chunk's own rows is added when all is done. */
+/* Runs a backward. If nothing streams, the gradients from later chunks are added to the chunk's own rows at the end. */
 void chain_run::backward(const chunk_work &c, bool last) {
     const cf_state_pass pass = pass_of(c, true, last);
     if (g.streamed) note(cf_state_stream_begin(stream, &pass, &error));
@@ -400,7 +401,7 @@ void chain_run::run() {
     }
 }
 
-/* All outputs of all layers. */
+/* The outputs of all layers. */
 struct chain_results {
     std::vector<host_results> layers;
     std::vector<unsigned char> bits;
@@ -461,10 +462,10 @@ static void note_chain(const chain_setting &g) {
     harness_note("%s", text);
 }
 
-/* Returns whether sums of dQ have one order: atomic ones only if deterministic. */
+/* Returns whether sums of dQ have a fixed order: atomic sums only if deterministic. */
 static bool has_one_order(const chain_setting &g) { return g.deterministic || g.path == CF_ATTENTION_UNFUSED; }
 
-/* Against float64; and the bits of the resident walk, where dQ has only one order. */
+/* Compares with float64, and with the bits of the resident prefix if dQ has a fixed order. */
 static bool check_chain(chain_setting g, uint64_t seed) {
     const std::vector<host_inputs> inputs = chain_inputs(g, seed);
     const host_problem whole = whole_problem(g);
@@ -522,7 +523,7 @@ TEST(types) {
     }
 }
 
-/* Prefixes of no rows, of one, of a block and one more or less; blocks larger than all of it. */
+/* Prefixes of no rows, of one, of a block and one more or less; blocks larger than the prefix. */
 TEST(prefixes) {
     const std::vector<int> own[] = {{5}, {1, 6, 9}, {7, 1, 1}, {8, 9}, {9, 8, 7, 1}, {15, 2, 16}};
     for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
@@ -535,7 +536,7 @@ TEST(prefixes) {
     }
 }
 
-/* Sliding windows, down to one that a chunk does not look out of: a window of 1 leaves no block at all. */
+/* Sliding windows, down to one that stays inside a chunk: a window of 1 leaves no block. */
 TEST(windows) {
     const int windows[] = {1, 2, 7, 9, 17, 30, 52, 53, 200};
     for (int window : windows) {
@@ -567,7 +568,7 @@ TEST(fused) {
     }
 }
 
-/* dQ from atomic sums: right, in any order. */
+/* dQ from atomic sums is right in any order. */
 TEST(fused_sums_in_memory) {
     chain_setting g;
     g.n_layers = 1;
@@ -579,7 +580,7 @@ TEST(fused_sums_in_memory) {
     check_chain(g, 81);
 }
 
-/* Tiles of a block, and of the chunk itself, in parts. */
+/* Split tiles, of a block and of the chunk itself. */
 TEST(fused_parts) {
     chain_setting g;
     g.n_layers = 1;
@@ -614,13 +615,13 @@ TEST(wgmma) {
 /* ---- in which order ---- */
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-/* Whatever the device does first, and whichever of the three streams is late: no bit changes. */
+/* Whatever the device runs first, and whichever of the three streams is late, no bit changes. */
 TEST(every_order) {
     for (int i = 0; i < 4; i++) {
         chain_setting g = unfused(CF_DTYPE_FP32);
         g.head_size = 8;
         g.own = i == 3 ? std::vector<int>{9, 7, 10, 6} : std::vector<int>{19, 6, 12};
-        g.block_rows = i == 1 ? 32 : 5; /* one block in a layer, or more than the ring has */
+        g.block_rows = i == 1 ? 32 : 5; /* one block a layer, or more blocks than ring slots */
         g.n_layers = 3;
         g.n_slots = i == 2 ? 0 : 2;
         g.window = i == 2 ? 14 : 0;
@@ -638,8 +639,8 @@ TEST(every_order) {
     cuda_emu_defaults();
 }
 
-/* A pass reads what the pass before sent out, however late that stream is: one layer and one block, so that nothing
-   else makes it wait. */
+/* A pass reads what the pass before sent out, however late that stream is. One layer and one block, so that nothing
+   else makes the pass wait. */
 TEST(what_was_sent_is_there) {
     chain_setting g = unfused(CF_DTYPE_FP32);
     g.head_size = 8;
@@ -660,7 +661,7 @@ TEST(what_was_sent_is_there) {
     cuda_emu_defaults();
 }
 
-/* A pass that is given up wherever it is, and then another one: nothing that was on its way does harm. */
+/* Abandons a pass at each point, then runs another one: nothing in transit does harm. */
 TEST(passes_that_are_given_up) {
     chain_setting g = unfused(CF_DTYPE_FP32);
     g.n_layers = 2;
@@ -696,7 +697,7 @@ TEST(passes_that_are_given_up) {
     cuda_emu_defaults();
 }
 
-/* From the first pass to the last: nothing is allocated, and the host waits for nothing. */
+/* Between the first and the last pass nothing is allocated, and the host never waits. */
 TEST(passes_allocate_nothing) {
     static const char *const names[] = {"cudaMalloc", "cudaFree", "cudaMallocHost", "cudaFreeHost", "cudaHostAlloc",
                                         "cudaEventCreate", "cudaEventCreateWithFlags", "cudaStreamCreateWithFlags",
@@ -721,7 +722,7 @@ TEST(passes_allocate_nothing) {
     OK(cudaDeviceSynchronize());
 }
 
-/* Each call of CUDA that begin, next and end make may fail: the error says so, and the stream can be freed. */
+/* Each CUDA call of begin, next and end fails in turn. The error says so, and the stream can be freed. */
 TEST(every_call_fails_once) {
     chain_setting g = unfused(CF_DTYPE_FP32);
     g.n_layers = 1;
@@ -758,8 +759,8 @@ TEST(every_call_fails_once) {
 
 /* ---- how long it takes ---- */
 
-/* The end of a pass on the compute stream, of 4 layers with 6 blocks each: seconds of compute before the blocks of a
-   layer and for each block, where K and V of one come in 1 s, its gradients in 2 s, and go in 2 s. */
+/* Returns the end of a pass on the compute stream, with 4 layers of 6 blocks. own and block_seconds: compute before a
+   layer's blocks and for each block. K and V of a block arrive in 1 s, its gradients in 2 s, and leave in 2 s. */
 static double pass_seconds(bool backward, int n_slots, double own, double block_seconds) {
     chain_setting g = unfused(CF_DTYPE_BF16);
     cf_state_block b = {};
@@ -795,7 +796,7 @@ static double pass_seconds(bool backward, int n_slots, double own, double block_
 
 static bool near(double x, double y) { return std::fabs(x - y) <= 1e-9 * y; }
 
-/* The larger of compute and stream, with what the first load leaves exposed. */
+/* Time is the larger of compute and stream, plus the exposed part of the first load. */
 TEST(copies_hide) {
     CHECK(near(pass_seconds(false, 2, 1.0, 1.5), 4 * (1.0 + 6 * 1.5)));
     CHECK(near(pass_seconds(false, 2, 0.25, 1.5), 0.75 + 4 * (0.25 + 6 * 1.5)));
@@ -810,8 +811,8 @@ TEST(copies_hide) {
 /* ---- any order of calls ---- */
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-/* Two layers of 30 rows of 2 heads of 8 numbers, of which a pass has `prefix` and `own`, in blocks of 10; and what must
-   be in host memory. */
+/* Two layers of 30 rows of 2 heads of 8 numbers; a pass has `prefix` and `own` rows, in blocks of 10. Also the expected
+   host memory. */
 struct any_order {
     enum { LAYERS = 2, ROWS = 30, WIDTH = 16 };
     cf_state_stream *stream = nullptr;
@@ -821,7 +822,7 @@ struct any_order {
     std::vector<float> wanted = std::vector<float>(LAYERS * 2 * ROWS * WIDTH);
     cf_state_pass pass = {};
     bool open = false, backward = false, may_add = false;
-    int64_t layer = 0, place = 0; /* layers done, blocks of this one that were handed out */
+    int64_t layer = 0, place = 0; /* finished layers, and blocks of the current layer that were handed out */
     cf_state_block held = {}, stale = {};
     cf_error error = {};
 
@@ -868,7 +869,7 @@ struct any_order {
         held = cf_state_block();
     }
 
-    /* The ring holds the host's numbers, and one is added to each gradient of a block of the prefix. */
+    /* Checks the ring against the host's numbers, and adds one to each gradient of a block of the prefix. */
     void use_held() {
         OK(cudaDeviceSynchronize());
         for (int plane = 0; plane < 2; plane++)
@@ -913,7 +914,7 @@ struct any_order {
             cuda_emu_fail_call(0, cudaSuccess);
             (void)cudaGetLastError();
             CHECK_INT(code, failed ? CF_ERROR_DEVICE : CF_OK);
-            may_add = may_add && !failed; /* the block may have been given back before */
+            may_add = may_add && !failed; /* the block may already have been returned */
             if (failed) return;
         } else {
             CHECK_INT(cf_state_stream_next(stream, nullptr, &block, &error), open && !done ? CF_OK : CF_ERROR_ARGUMENT);
@@ -971,8 +972,8 @@ struct any_order {
     }
 };
 
-/* Calls in an order that nobody would choose, with blocks of long ago and CUDA failing now and then: each does what it
-   says or is refused, and host memory holds what the blocks say. */
+/* Calls in an order that nobody would choose, with outdated blocks, and CUDA failing now and then. Each call succeeds
+   or is refused, and host memory holds what the blocks added. */
 TEST(any_order_of_calls) {
     int64_t n = 0;
     for (uint64_t seed = 1; seed <= (uint64_t)harness_rounds(200, 40); seed++) {
@@ -990,7 +991,7 @@ TEST(any_order_of_calls) {
         }
     }
     harness_note("%s", "");
-    CHECK(n > 20); /* some passes come to their end */
+    CHECK(n > 20); /* some passes reach their end */
 }
 #endif
 
@@ -1112,7 +1113,7 @@ TEST(passes_that_are_refused) {
     cudaFreeHost(host);
 }
 
-/* Prepared blocks: of what, and how many bytes. */
+/* Bad arguments of prepared blocks: their shapes and sizes. */
 TEST(blocks_that_are_refused) {
     const int32_t cu[] = {0, 20, 30};
     const int32_t fewer[] = {0, 19, 30};
@@ -1148,14 +1149,15 @@ TEST(blocks_that_are_refused) {
     REFUSED(cf_attention_block_prepare(chunk, 10, 90, at, bytes - 1, &block, &error), CF_ERROR_SPACE, "bytes");
     CHECK(block == NULL);
     CHECK_INT(cf_attention_block_prepare(chunk, 10, 90, at, bytes, &block, &error), CF_OK);
-    CHECK_INT(block->pairs, 20 * 90); /* of the first slice alone */
+    CHECK_INT(block->pairs, 20 * 90); /* pairs of the first slice only */
     REFUSED(cf_attention_block_size(block, 0, 1, &bytes, &error), CF_ERROR_ARGUMENT, "first");
     cf_attention_tensors x = {};
     x.finish = 1;
     REFUSED(cf_attention_forward(block, &x, NULL, &error), CF_ERROR_ARGUMENT, "finish");
 }
 
-/* The pairs of a chunk's own keys and of all blocks of its prefix are those of the whole slice, whatever the window. */
+/* The pairs of a chunk's own keys and of all blocks of its prefix add up to those of the whole slice, for any
+   window. */
 TEST(pairs) {
     for (int window = 0; window < 90; window += 1 + window / 8)
         for (int prefix = 1; prefix < 60; prefix += 7) {
@@ -1193,22 +1195,23 @@ TEST(pairs) {
 
 /* ---- trees ---- */
 
-/* The slices of one chunk of a tree, and the path before it. */
+/* The slices of one chunk of a tree, and the path above it. */
 struct tree_setting {
     cf_dtype dtype = CF_DTYPE_FP32;
     cf_attention_path path = CF_ATTENTION_UNFUSED;
     int n_heads = 2, n_kv_heads = 1, head_size = 16, window = 0, arch = 80, processors = 0;
     double softcap = 0.0;
     bool deterministic = true, overwrite = false;
-    int prefix = 0, gap = 0; /* gap: rows of padding behind each slice */
+    int prefix = 0, gap = 0; /* gap: rows of padding after each slice */
     std::vector<int32_t> length, parent, begin;
-    std::vector<int> blocks; /* of the path, in the order of their calls: first, n, first, n, ... */
+    std::vector<int> blocks; /* blocks of the path, in the order of their calls: first, n, first, n, ... */
 
     void add(int rows, int goes_on_from, int from_key) {
         length.push_back(rows), parent.push_back(goes_on_from), begin.push_back(from_key);
     }
     int n() const { return (int)length.size(); }
-    /* The key that key j of the path of slice s is, path rows first, then the slices' one after the other. */
+    /* Returns the key at place j of slice s's path: rows of the path come first, then those of the slices, one after
+       another. */
     int key(int s, int j) const {
         for (; s >= 0 && j < begin[(size_t)s]; s = parent[(size_t)s]) continue;
         if (s < 0) return j;
@@ -1218,11 +1221,11 @@ struct tree_setting {
     }
 };
 
-/* The same with all keys of each slice copied for it, which no tree is needed for. */
+/* The same problem with each slice's keys copied for it, so that no tree is needed. */
 struct tree_copies {
     host_problem problem;
     host_inputs inputs;
-    std::vector<int> key; /* of the tree: each row of the copied keys */
+    std::vector<int> key; /* for each copied key, its row in the tree */
     std::vector<float> k, v;
     int n_keys = 0;
 };
@@ -1258,7 +1261,7 @@ static tree_copies copy_tree(const tree_setting &t, uint64_t seed) {
     return to;
 }
 
-/* Sums what copies of a key have in the tree. */
+/* Adds up the values of each key's copies in the tree. */
 static std::vector<double> sum_copies(const tree_copies &c, const std::vector<double> &of_copies) {
     const size_t width = (size_t)(c.problem.n_kv_heads * c.problem.head_size);
     std::vector<double> sums((size_t)c.n_keys * width, 0.0);
@@ -1330,7 +1333,7 @@ void tree_run::prepare() {
     for (int64_t i = 0; i < chunk.a->n_levels && ok; i++) prepare_block(i, 0);
 }
 
-/* Rows of the slices, from row `first` on in `from`, where they lie in the chunk; NaN between them. */
+/* Places rows of the slices, from row `first` of `from`, where they are in the chunk; NaN between them. */
 std::vector<float> tree_run::spread(const std::vector<float> &from, int first, int width) const {
     std::vector<float> to((size_t)(rows() * width), NAN);
     for (int s = 0; s < t.n(); s++)
@@ -1339,7 +1342,7 @@ std::vector<float> tree_run::spread(const std::vector<float> &from, int first, i
     return to;
 }
 
-/* The way back. What lies between slices must be as it was: NaN. */
+/* The reverse of spread. The rows between slices must still be NaN. */
 std::vector<double> tree_run::gather(const rows_array &from) const {
     const std::vector<unsigned char> bits = from.get();
     const std::vector<double> all = numbers_of(from.dtype, bits.data(), (size_t)from.rows * (size_t)from.width);
@@ -1446,7 +1449,7 @@ static bool check_tree(const tree_setting &t, uint64_t seed) {
     return ok;
 }
 
-/* A tree of so many slices, whose path comes in some pieces. */
+/* Grows a tree of n slices, whose path comes in several pieces. */
 static void grow(tree_setting *t, harness_rng *rng, int n, int most_rows, int prefix) {
     t->prefix = prefix;
     t->length.clear(), t->parent.clear(), t->begin.clear(), t->blocks.clear();
@@ -1459,14 +1462,14 @@ static void grow(tree_setting *t, harness_rng *rng, int n, int most_rows, int pr
         t->add(1 + (int)harness_between(rng, 0, most_rows - 1), from,
                is_end ? last : first + (int)harness_between(rng, 0, (last - first + 1) - 1));
     }
-    if (n == 1 && t->begin[0] == 0) t->begin[0] = prefix; /* there is a path because somebody sees it */
+    if (n == 1 && t->begin[0] == 0) t->begin[0] = prefix; /* a path exists only if some slice sees it */
     for (int first = 0, rows; first < prefix; first += rows) {
         rows = std::min(prefix - first, 1 + (int)harness_between(rng, 0, prefix - 1));
         t->blocks.insert(harness_between(rng, 0, 1) == 0 ? t->blocks.begin() : t->blocks.end(), {first, rows});
     }
 }
 
-/* A prompt and its answers in one chunk; answers of a path; nested ones; a chain. */
+/* A prompt and its answers in one chunk; answers of a path; nested answers; a chain. */
 TEST(trees) {
     for (int i = 0; i < 4; i++) {
         tree_setting t;
@@ -1485,7 +1488,7 @@ TEST(trees) {
 }
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-/* Answers of one prompt add to its gradients one after the other, those of other prompts at the same time. */
+/* Answers of one prompt add to its gradients one after another; those of different prompts do so at the same time. */
 TEST(siblings_take_turns) {
     tree_setting t;
     t.path = CF_ATTENTION_MMA, t.dtype = CF_DTYPE_BF16, t.head_size = 64;
@@ -1512,7 +1515,7 @@ TEST(random_trees) {
     }
 }
 
-/* The fused paths, with tiles of every kind. */
+/* Trees on the fused paths, with tiles of every kind. */
 TEST(fused_trees) {
     harness_rng rng = {78};
     const int last = last_path() == CF_ATTENTION_WGMMA ? 2 : 1;
@@ -1534,7 +1537,7 @@ TEST(fused_trees) {
     }
 }
 
-/* No such tree, and no such blocks. */
+/* Trees and blocks that cannot be. */
 TEST(trees_that_are_refused) {
     static const struct {
         int32_t parents[3], begins[3], keys[4];

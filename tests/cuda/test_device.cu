@@ -1,5 +1,5 @@
-/* What only a device can show: full sizes, offsets past 32 bits, races and the same bits over many repeats. Not built
-   for the emulation. */
+/* Tests for a device only: full sizes, offsets past 32 bits, races, and equal bits over many repeats. Not built for the
+   emulation. */
 
 #include "../harness.h"
 #include "device.h"
@@ -30,7 +30,7 @@ __global__ static void fill_kernel(__nv_bfloat16 *to, uint64_t n, uint64_t seed)
         to[i] = __float2bfloat16_rn(number_at(i, seed));
 }
 
-/* A problem of one slice with arrays of its own on the device, too large to have on the host. */
+/* A problem of one slice with its arrays on the device, too large for the host. */
 struct large_problem {
     int64_t n_heads, n_kv_heads, head_size, queries, keys, window;
     cf_attention_path path;
@@ -119,7 +119,7 @@ struct large_problem {
         return window > 0 && own - window + 1 > 0 ? own - window + 1 : 0;
     }
 
-    /* P and dS of one row, from its first visible key on. Returns its log-sum. */
+    /* Computes P and dS of one row, from its first visible key on. Returns its log-sum. */
     double row_slopes(int64_t i, int64_t head, std::vector<double> *prob, std::vector<double> *slope) const {
         const int64_t first = first_key(i), n = i + keys - queries - first + 1;
         double top = -INFINITY, sum = 0.0, mean = 0.0;
@@ -136,7 +136,7 @@ struct large_problem {
         return top + std::log(sum);
     }
 
-    /* dq of one row in double: the error, as a part of the greatest number in it. */
+    /* Computes dq of one row in double. Returns the error relative to the row's greatest number. */
     double dq_error(int64_t i, int64_t head) const {
         const int64_t kv = head / (n_heads / n_kv_heads), first = first_key(i);
         std::vector<double> prob, slope, wanted((size_t)head_size, 0.0);
@@ -157,7 +157,7 @@ struct large_problem {
         return gap / size;
     }
 
-    /* dk and dv of one key, likewise; for problems with a window, so that few rows see it. */
+    /* Computes dk and dv of one key in the same way, for problems with a window, so that few rows see the key. */
     double dkv_error(int64_t key, int64_t kv) const {
         const int64_t chain = n_heads / n_kv_heads, begin = std::max((int64_t)0, key - (keys - queries));
         const int64_t end = std::min(queries, key + window - (keys - queries));
@@ -188,7 +188,7 @@ struct large_problem {
         return worst;
     }
 
-    /* One row of out and of LSE in double; the largest error of `out` in it. */
+    /* Computes one row of out and of LSE in double. Returns the largest error of `out` in it. */
     double row_error(int64_t i, int64_t head) const {
         const int64_t kv = head / (n_heads / n_kv_heads), first = first_key(i);
         std::vector<double> prob, slope, out((size_t)head_size, 0.0);
@@ -215,20 +215,20 @@ static void check_rows(const large_problem &p) {
     for (int64_t at : {(int64_t)0, p.queries / 2 + 17, p.queries - 1})
         for (int64_t head : {(int64_t)0, p.n_heads - 1}) {
             const double error = p.row_error(at, head);
-            CHECK(error <= 0.004); /* bf16 rounding of numbers below 1 */
+            CHECK(error <= 0.004); /* rounding of numbers below 1 to bf16 */
         }
 }
 
-/* A bf16 result takes P and dS as bf16 numbers: each is off by 2^-9 of itself, and their sum by less than this part. */
+/* With a bf16 result, P and dS are rounded to bf16: each is off by 2^-9 of itself, and their sum by less than this. */
 static void check_gradients(const large_problem &p) {
     for (int64_t at : {(int64_t)0, p.queries / 2 + 17, p.queries - 1}) {
-        if (at > 0) /* the first row sees one key, and its slope is 0 */
+        if (at > 0) /* the first row sees one key, so its slope is 0 */
             for (int64_t head : {(int64_t)0, p.n_heads - 1}) CHECK(p.dq_error(at, head) <= 0.03);
         for (int64_t kv : {(int64_t)0, p.n_kv_heads - 1}) CHECK(p.dkv_error(at + p.keys - p.queries, kv) <= 0.03);
     }
 }
 
-/* bf16 arrays of two paths, as compare_floats. */
+/* Compares bf16 arrays of two paths, like compare_floats. */
 static void compare_bf16(const void *a, const void *b, int64_t n, double relative) {
     std::vector<__nv_bfloat16> x((size_t)n), y((size_t)n);
     double gap = 0.0, size = 0.0;
@@ -242,7 +242,7 @@ static void compare_bf16(const void *a, const void *b, int64_t n, double relativ
     CHECK(size > 0.0 && std::sqrt(gap) <= relative * std::sqrt(size));
 }
 
-/* Two paths on the same inputs: nearly all bits of dk and dv come from different sums. */
+/* Compares two paths on the same inputs. Nearly all bits of dk and dv come from different sums. */
 static void compare_floats(const void *a, const void *b, int64_t n, double relative) {
     std::vector<float> x((size_t)n), y((size_t)n);
     double gap = 0.0, size = 0.0;
@@ -255,7 +255,7 @@ static void compare_floats(const void *a, const void *b, int64_t n, double relat
     CHECK(std::sqrt(gap) <= relative * std::sqrt(size));
 }
 
-/* The fused path that is asked for: with CHUNKFLOW_TEST_WGMMA in the environment it is path 3. */
+/* Returns the fused path to test: path 3 with CHUNKFLOW_TEST_WGMMA in the environment. */
 static cf_attention_path fused_path() {
     return getenv("CHUNKFLOW_TEST_WGMMA") != NULL ? CF_ATTENTION_WGMMA : CF_ATTENTION_MMA;
 }
@@ -267,7 +267,7 @@ TEST(chunk_of_8k_over_a_long_prefix) {
     oracle.path = CF_ATTENTION_UNFUSED;
     if (!p.make() || !p.run(true) || !oracle.make() || !oracle.run(true)) return;
     check_rows(p);
-    compare_bf16(p.x.dq.data, oracle.x.dq.data, (int64_t)16 * 8192 * 128, 0.02); /* each is rounded to bf16 */
+    compare_bf16(p.x.dq.data, oracle.x.dq.data, (int64_t)16 * 8192 * 128, 0.02); /* each path rounds to bf16 */
     compare_floats(p.x.dk.data, oracle.x.dk.data, 2 * 65536 * 128, 0.01);
     compare_floats(p.x.dv.data, oracle.x.dv.data, 2 * 65536 * 128, 0.01);
 }
@@ -277,7 +277,7 @@ TEST(offsets_past_32_bits) {
     large_problem p = {};
     p.n_heads = 64, p.n_kv_heads = 8, p.head_size = 128, p.queries = p.keys = 262144 + 77, p.window = 300;
     p.path = fused_path();
-    p.deterministic = 1; /* without the fp32 sums of dq, which would be 8.6 GB more */
+    p.deterministic = 1; /* without the fp32 sums of dq, which would take 8.6 GB more */
     if (!p.make() || !p.run(true)) return;
     check_rows(p);
     check_gradients(p);

@@ -1,4 +1,4 @@
-/* The emulation of CUDA itself: it computes what a device would, and each of its checkers fires. */
+/* Tests the emulation of CUDA itself: it computes what a device would, and each of its checks can fail. */
 
 #include "../harness.h"
 #include "reference.h"
@@ -37,7 +37,7 @@ static float load(uint32_t address) {
 
 static void store(uint32_t address, float x) { cuda_emu_shared_store(address, &x, 4); }
 
-/* Floats on the current device. */
+/* An array of floats on the current device. */
 struct device_floats {
     float *data = nullptr;
     size_t n;
@@ -59,7 +59,7 @@ struct device_floats {
     }
 };
 
-/* Exactly one kind of fault, at least once. */
+/* Checks that exactly one kind of fault was counted, at least once. */
 static void check_only(cuda_emu_fault kind) {
     CHECK(cuda_emu_faults(kind) > 0);
     CHECK_INT(cuda_emu_faults(), cuda_emu_faults(kind));
@@ -119,7 +119,7 @@ TEST(collectives) {
     CHECK_INT(cuda_emu_faults(), 0);
 }
 
-/* Row r of the 32 rows of 8 numbers holds 16 r + column. */
+/* Row r of the 32 rows of 8 numbers has 16 r + column. */
 static void ldmatrix_kernel(uint32_t *out, bool transposed) {
     uint16_t row[8];
     for (int c = 0; c < 8; c++) row[c] = (uint16_t)(16 * threadIdx.x + (unsigned)c);
@@ -155,7 +155,7 @@ static uint32_t pair_of(float low, float high, bool bf16) {
                 : cuda_emu_float_to_half(low) | (uint32_t)cuda_emu_float_to_half(high) << 16;
 }
 
-/* Fragments as the PTX manual has them, for m16n8k16 with 16-bit operands. */
+/* Fills fragments as the PTX manual lays them out for m16n8k16 with 16-bit operands. */
 static void mma_kernel(mma_data *m, bool bf16) {
     const unsigned g = threadIdx.x / 4, t = threadIdx.x % 4;
     const uint32_t a[4] = {pair_of(m->a[g][2 * t], m->a[g][2 * t + 1], bf16),
@@ -263,7 +263,7 @@ TEST(cublas) {
                                (double)b[(size_t)(169 * s + (ops & 2 ? j + p * ldb : p + j * ldb))];
                     const double got = (double)c[(size_t)(s * ldc * n + i + j * ldc)];
                     if (i < m) CHECK(std::fabs(got - 4.0 * sum) < 1e-4);
-                    else CHECK(got != got); /* rows past m are not touched */
+                    else CHECK(got != got); /* rows past m are unchanged */
                 }
     }
     cublasDestroy(handle);
@@ -319,7 +319,7 @@ TEST(uninitialised_read) {
     cuda_emu_reset();
     run(uninitialised_kernel, 1, 1, 8, 1);
     CHECK_INT(cuda_emu_faults(), 0);
-    run(uninitialised_kernel, 1, 1, 8, 0); /* what the launch before wrote does not count */
+    run(uninitialised_kernel, 1, 1, 8, 0); /* data that an earlier launch wrote does not count */
     check_only(CUDA_EMU_UNINITIALISED);
 }
 
@@ -341,7 +341,7 @@ TEST(read_of_a_copy_in_flight) {
     cudaFree(in);
 }
 
-/* how: 0 no barrier, 1 a block barrier, 2 a warp barrier */
+/* how: 0 no barrier, 1 block barrier, 2 warp barrier */
 static void exchange_kernel(int how) {
     store(4 * threadIdx.x, 1.0f);
     if (how == 1) __syncthreads();
@@ -386,7 +386,7 @@ TEST(barrier_not_reached) {
     run(missing_barrier_kernel, 2, 64, 0, 0);
     CHECK_INT(cuda_emu_faults(CUDA_EMU_BARRIER), 2);
     check_only(CUDA_EMU_BARRIER);
-    run(missing_barrier_kernel, 2, 64, 0, 1); /* the threads that were given up run again */
+    run(missing_barrier_kernel, 2, 64, 0, 1); /* the abandoned threads run again */
     CHECK_INT(cuda_emu_faults(), 0);
 }
 
@@ -467,11 +467,11 @@ TEST(bank_conflicts) {
         CHECK_INT(cuda_emu_total().conflicts, one.wavefronts - 1);
     }
     cuda_emu_reset();
-    run(wide_kernel, 1, 32, 8192, 1u); /* 512 bytes: four passes at best */
+    run(wide_kernel, 1, 32, 8192, 1u); /* 512 bytes take at least four passes */
     CHECK_INT(cuda_emu_total().wavefronts, 4);
     CHECK_INT(cuda_emu_total().conflicts, 0);
     cuda_emu_reset();
-    run(wide_kernel, 1, 32, 8192, 8u); /* all lanes in the same four banks */
+    run(wide_kernel, 1, 32, 8192, 8u); /* all lanes use the same four banks */
     CHECK_INT(cuda_emu_total().wavefronts, 32);
     CHECK_INT(cuda_emu_total().conflicts, 28);
     cuda_emu_reset();

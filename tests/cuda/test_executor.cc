@@ -1,8 +1,10 @@
-/* The executor under a model made of hashes: every pass mixes its input, its chain's state, its activations and what it
-   adds to gradients into numbers that any wrong order, overlap, stale or missing byte changes, and leaves poison behind
-   wherever its memory goes out of use. The same passes run one after the other on the host, each thing in an array of
-   its own; the numbers must agree. Under the emulation this is done for every order of streams that it knows. Runs as
-   it is on a device, but for what needs planned failures, other orders or virtual time. */
+/* Tests the executor with a model made of hashes. Every pass mixes its input, its chain's state, its activations and
+   its additions to gradients into numbers. A wrong order, an overlap, or a stale or missing byte changes them. A pass
+   leaves poison wherever memory goes out of use.
+
+   The same passes run one after another on the host, with a separate array for each tensor, and the numbers must agree.
+   The emulation repeats this for every order of streams that it knows. On a device everything runs except tests that
+   need planned failures, other orders or virtual time. */
 
 #include "../harness.h"
 
@@ -34,8 +36,8 @@ typedef uint32_t word;
 
 const word POISON = 0xDEADBEEFu;
 const int ROW = 64;  /* words in a row of K or V: a head of 64 fp32 numbers, so that a chain may start anywhere; or
-                        WIDTH, where only every eighth row is at a multiple of 256 bytes */
-const int WIDTH = 8; /* words that are used, as bits */
+                        WIDTH, with which only every eighth row is at a multiple of 256 bytes */
+const int WIDTH = 8; /* words in use, as bits */
 const int RESULTS = 4;
 
 __host__ __device__ static inline word mix(word h, word x) {
@@ -43,16 +45,16 @@ __host__ __device__ static inline word mix(word h, word x) {
     return h ^ h >> 15;
 }
 
-/* One pass, with pointers either to the device or to the host. */
+/* One pass, with pointers to either the device or the host. */
 struct pass_data {
     int pass, rows, prefix, n_layers, boundary_words, row_words;
     int first, last, keep_input, overwrite, one_layer;
-    int64_t first_seen; /* row of the chain: a window hides those before it */
+    int64_t first_seen; /* row of the chain: a window hides earlier rows */
     int64_t state_rows, gradient_rows, n_activations, n_work;
     word seed;
     const int32_t *positions;
     word *state, *gradient, *activations, *work, *input, *output, *result;
-    word *own;      /* where the state streams: K and V of the chunk's rows, or in a backward ... */
+    word *own;      /* with streamed state: K and V of the chunk's rows, or in a backward ... */
     float *own_gradient; /* ... their gradients of one layer */
     word *carry;    /* ... a hash, and the sum over rows */
 };
@@ -77,7 +79,7 @@ __host__ __device__ static inline word *row_of(const pass_data &p, const layer_r
     return x.data + (plane * x.rows + row - x.first) * p.row_words;
 }
 
-/* All rows of a layer; where the state streams, the chunk's own. */
+/* Returns all rows of a layer; with streamed state, the chunk's own. */
 __host__ __device__ static inline layer_rows state_rows(const pass_data &p, int layer) {
     if (p.own) return {p.own + 2 * layer * p.rows * p.row_words, p.rows, p.prefix, p.rows};
     return {p.state + 2 * layer * p.state_rows * p.row_words, p.state_rows, 0, p.prefix + p.rows};
@@ -89,7 +91,7 @@ __host__ __device__ static inline layer_rows gradient_rows(const pass_data &p, i
     return {p.gradient + 2 * at * p.gradient_rows * p.row_words, p.gradient_rows, 0, p.prefix + p.rows};
 }
 
-/* The rows that there are: the prefix, and the chunk's own without padding. */
+/* Returns whether a row exists: the prefix, and the chunk's own rows without padding. */
 __host__ __device__ static inline bool exists(const pass_data &p, int64_t row) {
     return row < p.prefix || p.positions[row - p.prefix] >= 0;
 }
@@ -99,7 +101,7 @@ __host__ __device__ static inline word fold_row(const pass_data &p, const layer_
     return fold(row_of(p, x, plane, row), WIDTH, mix(mix(p.seed, (word)(2 * layer + plane)), (word)row));
 }
 
-/* Blocks may come in any order, so that this is a sum. */
+/* A sum, because blocks may come in any order. */
 __host__ __device__ static inline word sum_rows(const pass_data &p, const layer_rows &x, int layer) {
     word sum = 0;
     for (int plane = 0; plane < 2; plane++)
@@ -108,7 +110,7 @@ __host__ __device__ static inline word sum_rows(const pass_data &p, const layer_
     return sum;
 }
 
-/* Returns a word of a pass's input: from the stage before (F, R) or behind (B, I), or the data itself. */
+/* Returns a word of a pass's input: from the previous stage (F, R), the next one (B, I), or the data itself. */
 __host__ __device__ static inline word input_word(const pass_data &p, int row, int i) {
     const int missing = p.pass == CF_F || p.pass == CF_R ? p.first : p.last;
     if (!missing) return p.input[row * p.boundary_words + i];
@@ -121,7 +123,7 @@ __host__ __device__ static inline word fold_input(const pass_data &p, word h) {
     return h;
 }
 
-/* F and R, first half: K and V of the chunk's rows, and a workspace. */
+/* F and R, first half: makes K and V of the chunk's rows, and fills a workspace. */
 __host__ __device__ static inline void forward_first(const pass_data &p) {
     const word h = fold_input(p, p.seed);
     for (int plane = 0; plane < 2 * p.n_layers; plane++)
@@ -133,7 +135,7 @@ __host__ __device__ static inline void forward_first(const pass_data &p) {
     if (p.carry) p.carry[1] = 0;
 }
 
-/* Second half: everything that was written, into the output and the activations. */
+/* Second half: mixes everything that was written into the output and the activations. */
 __host__ __device__ static inline void forward_second(const pass_data &p) {
     word sum = p.carry ? p.carry[1] : 0;
     for (int layer = 0; layer < p.n_layers; layer++) sum += sum_rows(p, state_rows(p, layer), layer);
@@ -152,7 +154,7 @@ __host__ __device__ static inline void backward_first(const pass_data &p) {
     if (p.carry) p.carry[0] = fold(p.work, p.n_work, p.seed);
 }
 
-/* Adds to the gradients of rows, by what is in them: whole numbers, so that no sum is rounded, in any order. */
+/* Adds to the gradients of rows, by their contents. The numbers are integers, so sums are exact in any order. */
 __host__ __device__ static inline void add_gradients(const pass_data &p, const layer_rows &x, const layer_rows &to,
                                                      int layer, bool overwrite, word h) {
     for (int plane = 0; plane < 2; plane++)
@@ -204,7 +206,7 @@ __host__ __device__ static inline void do_half(const pass_data &p, int half) {
     else half == 0 ? backward_first(p) : backward_second(p);
 }
 
-/* The parts of a layer where the state streams: it begins with the chunk's own rows, continues with each block, and
+/* The steps of a layer with streamed state: it begins with the chunk's own rows, continues with each block, and
    ends. */
 enum { LAYER_BEGINS, LAYER_BLOCK, LAYER_ENDS };
 
@@ -238,13 +240,13 @@ struct setting {
     std::vector<int> devices;
     int64_t boundary_words = 2;
     int row_words = ROW;
-    int is_lowered = 0, timeline = 0, blocking = 0; /* is_lowered: before it is loaded */
+    int is_lowered = 0, timeline = 0, blocking = 0; /* is_lowered: before loading */
     int64_t block_rows = 0, slots = 0, window = 0; /* the state streams */
     uint64_t seed = 0;
     std::string name;
 };
 
-/* The first row that a chunk sees. */
+/* Returns the first row that a chunk sees. */
 static int64_t first_seen(const setting &x, int64_t prefix) {
     return x.window > 0 ? std::max<int64_t>(0, prefix - x.window + 1) : 0;
 }
@@ -274,7 +276,7 @@ static bool make_batch(const setting &x, batch *b) {
 
 /* ---- the same on the host, one pass after the other ---- */
 
-/* The stage that a virtual stage lies on: a V turns after every row of them. */
+/* Returns the stage of a virtual stage: a V turns after every row of virtual stages. */
 static int64_t workspace_of(const cf_cuda_stage &d, int pass, int64_t rows) {
     if (pass == CF_F || pass == CF_R) return d.forward_bytes + d.forward_bytes_per_token * rows;
     return d.backward_bytes + d.backward_bytes_per_token * rows;
@@ -384,7 +386,7 @@ struct host_model {
 
 /* ---- the same through the executor ---- */
 
-/* A pass as the callback saw it. */
+/* A pass as the callback received it. */
 struct seen_pass {
     int64_t stage, position;
     cf_action action;
@@ -396,21 +398,21 @@ struct device_model {
     const batch &b;
     uint64_t seed;
     cf_executor *executor = nullptr;
-    std::vector<word *> results; /* by stage, on its device */
+    std::vector<word *> results; /* by stage, on that stage's device */
     std::vector<seen_pass> seen;
     bool note = false;
-    std::vector<int64_t> replayed; /* by virtual stage x chunk: has an R */
+    std::vector<int64_t> replayed; /* by virtual stage x chunk: 1 if it has an R */
 
     /* what tests change */
     int64_t fail_at = -1, n_passes = 0; /* this pass reports number 5 */
-    bool raises = false;                /* and says why, with this item */
+    bool raises = false;                /* and raises an error with this item */
     int64_t raised_item = 7;
-    int64_t fail_at_block = -1, n_blocks = 0; /* after this block of any pass it reports number 5 */
+    int64_t fail_at_block = -1, n_blocks = 0; /* reports error 5 after this block of any pass */
     int64_t cancel_at = -1, n_progress = 0;
     std::function<void(const cf_cuda_step *)> before;
     std::function<void(const cf_step *)> in_progress;
     mutable std::vector<cf_cuda_stage> own_stages; /* what a descriptor points to */
-    bool may_fail = false; /* CUDA calls of a pass fail in this test; it then reports number 6 */
+    bool may_fail = false; /* CUDA calls of a pass may fail in this test; it then reports error 6 */
 
     device_model(const setting &x_, const batch &b_, uint64_t seed_) : x(x_), b(b_), seed(seed_) {}
     ~device_model() {
@@ -493,7 +495,7 @@ struct device_model {
         return 0;
     }
 
-    /* With room for the chunk's own rows, where the state streams. */
+    /* Describes the stages, with room for the chunk's own rows if the state streams. */
     std::vector<cf_cuda_stage> stages() const {
         std::vector<cf_cuda_stage> all = x.stages;
         for (cf_cuda_stage &d : all) {
@@ -517,7 +519,7 @@ struct device_model {
         return cudaLaunchKernelEx(&config, kernel, arguments...) == cudaSuccess;
     }
 
-    /* One layer, with the blocks of its prefix. Other numbers than 0 are the callback's. */
+    /* Runs one layer with the blocks of its prefix. A result other than 0 is the callback's error. */
     int run_layer(const cf_cuda_step *step, const pass_data &p, int layer) {
         const bool forward = p.pass == CF_F || p.pass == CF_R;
         const layer_rows none = {}, own = state_rows(p, layer), g = forward ? none : gradient_rows(p, layer);
@@ -544,7 +546,8 @@ struct device_model {
         return cf_state_stream_append(step->walk->stream, step->stream, layer, &k, &v, &why) != CF_OK ? 6 : 0;
     }
 
-    /* The same pass, with the chunk's own rows behind its activations, or where nothing is kept, in the workspace. */
+    /* Runs the same pass with streamed state. The chunk's own rows are behind its activations or, if nothing is kept,
+       in the workspace. */
     int run_streamed(const cf_cuda_step *step, pass_data p) {
         const auto behind = [](word *array, int64_t n) { return array + (n + 3) / 4 * 4; };
         const bool forward = p.pass == CF_F || p.pass == CF_R, backward = p.pass == CF_B || p.pass == CF_I;
@@ -609,7 +612,7 @@ struct device_model {
                CHECK_INT(cf_executor_load(executor, b.plan, b.schedule(), error), CF_OK);
     }
 
-    /* Poisons the results, so that those of an earlier run do not count. */
+    /* Poisons the results, so that those of an earlier run are not mistaken for new ones. */
     void clear_results() {
         n_passes = n_progress = n_blocks = 0;
         seen.clear();
@@ -637,8 +640,8 @@ struct device_model {
     }
 };
 
-/* Compares with the host, number by number; of one stage only where one is given. An R must give what F gave; where
-   there was none its result is untouched. */
+/* Compares with the host, number by number; of one stage only if one is given. An R must give the same result as its F.
+   Without an R its result is unchanged. */
 static bool same_results(const std::vector<word> &got, const host_model &host, int64_t stage = -1) {
     const int64_t n = host.n * RESULTS;
     for (size_t i = 0; i < got.size(); i++) {
@@ -725,7 +728,7 @@ static setting random_setting(uint64_t seed, int n_devices) {
     return x;
 }
 
-/* The same with a state that streams. */
+/* Returns the same setting with streamed state. */
 static setting streamed(setting x) {
     harness_rng rng = {x.seed * 31 + 7};
     x.block_rows = harness_between(&rng, 1, 12);
@@ -746,7 +749,7 @@ static int devices_at_hand() {
 
 /* ---- tests ---- */
 
-/* Loads and runs a setting twice, with other seeds. */
+/* Loads and runs a setting twice, with different seeds. */
 static bool check_setting(const setting &x) {
     batch b;
     cf_error error = {};
@@ -796,9 +799,9 @@ TEST(random_batches_streamed) {
 
 /* ---- trees ---- */
 
-/* A model of owners: each row of K and V says which row of which chunk it is, every pass looks at all that is on its
-   path, and a backward adds its own number to all of that. So its own rows must have the sum of the numbers of all
-   chunks below them by then. Who is on whose path is worked out here from the plan alone. */
+/* A model of owners. Each row of K and V records its chunk and row. Every pass checks all rows on its path, and a
+   backward adds its own number to all of them. So by then its own rows must have the sum of the numbers of all chunks
+   below it. Paths are computed here from the plan alone. */
 struct tree_work {
     word *k;
     float *g;             /* NULL: a forward */
@@ -806,8 +809,8 @@ struct tree_work {
     int64_t first, n;     /* of the owners */
     int layer, row_words, writes, overwrite, takes;
     float number;         /* to be added */
-    const word *owners;   /* of the chunk's path, then of its own rows */
-    const float *sums;    /* likewise: what others add to its own rows */
+    const word *owners;   /* owners of the path's rows, then of its own */
+    const float *sums;    /* in the same order: sums that others add to its own rows */
     int *faults;
 };
 
@@ -831,9 +834,9 @@ __global__ static void tree_kernel(tree_work w) {
 struct tree_model {
     const setting &x;
     const batch &b;
-    std::vector<std::vector<word>> path; /* owners of each chunk's path and of its own rows */
+    std::vector<std::vector<word>> path; /* for each chunk: owners of its path's rows and of its own */
     std::vector<std::vector<float>> sums;
-    std::vector<int64_t> hidden; /* rows of its path that a window hides from all of a chunk */
+    std::vector<int64_t> hidden; /* for each chunk: rows of its path that a window hides completely */
     std::vector<word *> owners; /* on the device */
     std::vector<float *> expected;
     int *faults = nullptr;
@@ -878,7 +881,8 @@ struct tree_model {
             for (int64_t row = 0; row < c.rows; row++) all.push_back(mix((word)i, (word)row));
             path.push_back(all);
             sums.emplace_back(all.size(), number_of(i));
-            for (size_t j = 2 * (size_t)unseen; j < whose.size(); j += 2) { /* their rows come before, so are there */
+            /* chunks on the path run earlier, so their rows exist */
+            for (size_t j = 2 * (size_t)unseen; j < whose.size(); j += 2) {
                 const size_t owner = (size_t)whose[j];
                 sums[owner][(size_t)(p->chunks[owner].prefix + whose[j + 1])] += number_of(i);
             }
@@ -984,7 +988,7 @@ struct tree_model {
         return 0;
     }
 
-    /* Two runs: the second finds what the first left. */
+    /* Runs twice: the second run starts with the memory that the first left. */
     bool check() {
         cf_executor_desc d = {};
         d.user = this, d.forward = d.backward = pass;
@@ -996,7 +1000,7 @@ struct tree_model {
         faults = on_device(std::vector<int>{0});
         for (size_t i = 0; i < path.size(); i++)
             owners.push_back(on_device(path[i])), expected.push_back(on_device(sums[i]));
-        CHECK(cudaDeviceSynchronize() == cudaSuccess); /* a copy may return before it has come to its end */
+        CHECK(cudaDeviceSynchronize() == cudaSuccess); /* a copy may return before it has finished */
         cf_result code = cf_executor_create(&d, &executor, &error);
         if (code == CF_OK) code = cf_executor_load(executor, b.plan, b.schedule(), &error);
         for (int i = 0; i < 2 && code == CF_OK; i++) code = cf_executor_run(executor, &error);
@@ -1007,7 +1011,7 @@ struct tree_model {
     }
 };
 
-/* A forest: most sequences begin as an earlier one does. */
+/* Draws a forest: most sequences begin as an earlier one does. */
 static setting random_forest(uint64_t seed, std::vector<cf_shared_prefix> *shares) {
     static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B, CF_SCHEDULE_BEST};
     setting x;
@@ -1056,7 +1060,7 @@ TEST(trees) {
 }
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-/* Whatever the device does first. */
+/* Whatever the device runs first. */
 TEST(trees_in_every_order) {
     for (uint64_t seed = 500; seed < 500 + (uint64_t)harness_rounds(16, 3); seed++) {
         std::vector<cf_shared_prefix> shares;
@@ -1075,9 +1079,9 @@ TEST(trees_in_every_order) {
 }
 #endif
 
-/* ---- places, against a walk of its own ---- */
+/* ---- memory layout, against an independent walk ---- */
 
-/* A range of addresses that something uses in the actions begin .. end - 1 of a stage. */
+/* A range of addresses that is in use during the actions begin .. end - 1 of a stage. */
 struct claim {
     uintptr_t low, high;
     int64_t begin, end;
@@ -1122,7 +1126,7 @@ static int64_t at(const positions &p, int64_t pass, int64_t v, int64_t chunk) {
 
 static int64_t first_of(int64_t a, int64_t b) { return a >= 0 ? a : b; }
 
-/* The rows of every plane that belong to a chunk from action `begin` on. */
+/* Claims the rows of every plane that belong to a chunk from action `begin` on. */
 static void claim_rows(claims *to, const cf_state &s, int64_t first, int64_t n, int64_t begin, int64_t end,
                        const char *what, int64_t chunk) {
     const int64_t row = 4 * s.head_size;
@@ -1130,8 +1134,8 @@ static void claim_rows(claims *to, const cf_state &s, int64_t first, int64_t n, 
         to->add((const char *)s.data + (plane * s.rows + first) * row, n * row, begin, end, what, chunk);
 }
 
-/* A chunk's rows from its F, or of its gradient from its chain's first backward, to its own. Those of a chunk without a
-   chain from the pass that keeps its activations. */
+/* Claims a chunk's rows: from its F, or for gradients from its chain's first backward, to its own backward. The rows of
+   a chunk without a chain are claimed from the pass that keeps its activations. */
 static void claim_chunk_rows(claims *to, const device_model &m, const positions &p, const seen_pass &s) {
     const cf_chunk &c = m.b.plan->chunks[s.action.chunk];
     const int64_t v = s.action.stage, chunk = s.action.chunk;
@@ -1148,7 +1152,7 @@ static void claim_chunk_rows(claims *to, const device_model &m, const positions 
     claim_rows(to, s.step.gradient, c.prefix, rows, held_gradient, own + 1, c.chain < 0 ? "shared" : "gradient", chunk);
 }
 
-/* Returns whether two virtual stages hand tensors to each other on the spot. */
+/* Returns whether two virtual stages are on one stage, so that no transfer is needed. */
 static bool on_one_stage(const device_model &m, int64_t v, int64_t other) {
     return stage_of(m.b.made, v) == stage_of(m.b.made, other);
 }
@@ -1192,7 +1196,7 @@ static void claim_pass(claims *to, const device_model &m, const positions &p, co
             "attention workspace", a.chunk);
 }
 
-/* Asks for the memory of one stage for the batch that is loaded. */
+/* Returns the memory of one stage for the loaded batch. */
 static cf_result loaded_memory(const cf_executor *e, int64_t stage, cf_executor_memory *out, cf_error *error) {
     cf_executor_memory all[64];
     const cf_result code = cf_executor_memory_of(e, nullptr, nullptr, all, error);
@@ -1200,7 +1204,7 @@ static cf_result loaded_memory(const cf_executor *e, int64_t stage, cf_executor_
     return code;
 }
 
-/* The worst so far of what is laid out / live at most. */
+/* The worst ratios so far of memory laid out to memory in use. */
 struct losses {
     double arena = 1.0, state = 1.0, gradient = 1.0, all = 1.0;
 
@@ -1220,7 +1224,7 @@ struct losses {
 static bool check_stage_places(const device_model &m, int64_t stage, losses *worst) {
     const cf_schedule *s = cf_executor_schedule(m.executor);
     const int64_t n = s->first[stage + 1] - s->first[stage];
-    std::map<const void *, int64_t> made; /* which action made what lies there now */
+    std::map<const void *, int64_t> made; /* the action that made the tensor now at each address */
     positions p;
     claims all;
     for (int64_t i = 0; i < n; i++) {
@@ -1236,7 +1240,7 @@ static bool check_stage_places(const device_model &m, int64_t stage, losses *wor
         const cf_chunk &c = m.b.plan->chunks[x.action.chunk];
         if (x.action.pass == CF_F && !x.action.keep && c.chain < 0)
             claim_rows(&all, x.step.state, 0, c.rows, x.position, x.position + 1, "state", x.action.chunk);
-        if (x.action.pass == CF_F && x.action.stage == stage) /* its other virtual stages use the same */
+        if (x.action.pass == CF_F && x.action.stage == stage) /* its other virtual stages use the same workspace */
             all.add(x.step.positions, 4 * x.step.metadata->rows, 0, n, "positions", x.action.chunk);
     }
     cf_executor_memory memory = {};
@@ -1252,7 +1256,7 @@ static bool check_stage_places(const device_model &m, int64_t stage, losses *wor
     if (m.n_stages() > 1) ok = ok && CHECK_INT(memory.arena_live, all.peak("arena", n, 256));
     ok = ok && CHECK_INT(memory.state_live, all.peak("state", n, 1));
     ok = ok && CHECK_INT(memory.gradient_live, all.peak("gradient", n, 1));
-    int64_t workspace[2] = {0, 0}; /* forwards and backwards; without attention, and all passes run */
+    int64_t workspace[2] = {0, 0}; /* of forwards and of backwards; without attention, if all passes run */
     for (const seen_pass &x : m.seen) {
         const bool backward = x.action.pass != CF_F && x.action.pass != CF_R;
         if (x.stage == stage) workspace[backward] = std::max(workspace[backward], x.step.workspace_bytes);
@@ -1266,7 +1270,7 @@ static bool check_stage_places(const device_model &m, int64_t stage, losses *wor
                                              memory.metadata);
 }
 
-/* Checks that the executor counts what the steps do. */
+/* Checks that the executor's counts are those of the steps. */
 static bool check_books(const device_model &m, int64_t stage) {
     cf_steps *steps = nullptr;
     cf_executor_memory memory = {};
@@ -1302,7 +1306,7 @@ TEST(places) {
     worst.report();
 }
 
-/* State live is what the steps count where every chunk is in a chain and none is hybrid. */
+/* If every chunk is in a chain and none is hybrid, the live state equals the steps' count. */
 TEST(state_is_what_the_books_say) {
     setting x = random_setting(7, 1);
     x.pack = cf_pack_desc();
@@ -1332,9 +1336,9 @@ TEST(state_is_what_the_books_say) {
     }
 }
 
-/* Checks that a state that streams takes what the memory model says, to the byte, by the most of each count that a
-   virtual stage has at any moment. Only the first stage's input is left out: it is tokens, which are the
-   application's. */
+/* Checks that streamed state takes the bytes of the memory model exactly, given the largest of each count that a
+   virtual stage has at any moment. Only the first stage's input is excluded: it is tokens, which the application
+   holds. */
 static bool check_window(const setting &x, const batch &b, const cf_model &model, cf_executor *e, int64_t *inputs) {
     const int64_t n = b.made->shape.n_stages * b.made->shape.n_virtual;
     cf_memory_desc d = {};
@@ -1378,7 +1382,7 @@ static bool check_window(const setting &x, const batch &b, const cf_model &model
     return true;
 }
 
-/* Chunks of 16 rows of 64 bytes leave no gap to a multiple of 256, and one chain none in host memory. */
+/* Chunks of 16 rows of 64 bytes leave no gap to a multiple of 256, and one chain leaves none in host memory. */
 TEST(windows_are_the_models) {
     const cf_model model = {"tiny", 12, 32, 4, 2, 8, 48, 64, 0, 0, 0, 0, 0, 0, nullptr, 0, nullptr, 0, 0, 0};
     int64_t inputs = 0;
@@ -1422,8 +1426,8 @@ static std::vector<int64_t> long_tailed(int64_t n, int64_t longest, harness_rng 
     return lengths;
 }
 
-/* The most bytes of K and V, and of gradients, at once on a stage where a chain has all of its rows from the first pass
-   that needs any of them to the last, which is what a slot is: worked out from plan and schedule alone. A row is of 8
+/* Returns the largest bytes of K and V, and of gradients, on a stage at one moment. As in a slot, a chain has all of
+   its rows from the first pass that needs any of them to the last. Computed from plan and schedule alone; a row has 8
    fp32 numbers. */
 static void live_in_whole_chains(const device_model &m, int64_t stage, int64_t most[2]) {
     const cf_schedule *s = cf_executor_schedule(m.executor);
@@ -1447,11 +1451,10 @@ static void live_in_whole_chains(const device_model &m, int64_t stage, int64_t m
     }
 }
 
-/* Gaps on batches as they come: a long tail, four stages, activations of a 7B model's part of all. A slot is as large
-   as the largest that ever lies in it, and holds a chain as a whole, though its rows come into use chunk by chunk: so
-   rows are up to three times of what is in use at once where few chains are long, while activations and tensors, which
-   are most bytes, lose little. Bounds: on all bytes against all in use, which is what a device's memory is for, and of
-   each tensor against what slots can do at best. */
+/* Memory gaps on realistic batches: a long tail, four stages, activations with a 7B model's share of all. A slot is as
+   large as its largest tensor, and holds a chain as a whole, though its rows come into use chunk by chunk. So rows take
+   up to three times the bytes in use if few chains are long. Activations and tensors, which are most bytes, lose
+   little. The bounds are on all bytes against all in use, and on each tensor against the best that slots allow. */
 TEST(gaps_are_small) {
     static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_INTERLEAVED,
                                              CF_SCHEDULE_ZERO_BUBBLE};
@@ -1496,7 +1499,7 @@ TEST(gaps_are_small) {
     worst.report();
 }
 
-/* ---- a batch for all that follows ---- */
+/* ---- a batch for all following tests ---- */
 
 /* Two chains, one of them with a hybrid chunk, and standalone chunks; two stages. */
 static setting small_setting() {
@@ -1543,7 +1546,8 @@ static bool same_memory(const cf_executor_memory &a, const cf_executor_memory &b
            CHECK_INT(a.peak_state_tokens, b.peak_state_tokens);
 }
 
-/* A batch takes what was said before it was loaded; asking changes nothing and allocates nothing on the device. */
+/* A batch takes the memory that was announced before loading. Asking changes nothing and allocates nothing on the
+   device. */
 TEST(memory_before_loading) {
     const int n_devices = devices_at_hand();
     for (uint64_t seed = 1300; seed < (uint64_t)harness_rounds(1330, 1310); seed++) {
@@ -1573,7 +1577,7 @@ TEST(memory_before_loading) {
             REQUIRE(same_memory(asked[(size_t)stage], memory));
             CHECK_INT(then[(size_t)stage].allocated, memory.allocated);
         }
-        CHECK(run_and_compare(&m, host)); /* the loaded batch is whole */
+        CHECK(run_and_compare(&m, host)); /* the loaded batch still works */
         REQUIRE(CHECK_INT(cf_executor_load(m.executor, more.plan, more.schedule(), &error), CF_OK));
         for (int64_t stage = 0; stage < m.n_stages(); stage++) {
             cf_executor_memory memory = {};
@@ -1583,7 +1587,7 @@ TEST(memory_before_loading) {
     }
 }
 
-/* Bad arguments, a schedule for other stages, a limit that does not matter, and memory that is refused. */
+/* Bad arguments, a schedule for other stages, a limit that does not bind, and refused memory. */
 TEST(asking_for_memory_fails) {
     const setting x = small_setting();
     batch b;
@@ -1629,7 +1633,7 @@ TEST(asking_for_memory_fails) {
     CHECK_INT(heap.faults, 0);
 }
 
-/* ---- failures that an application makes ---- */
+/* ---- failures caused by an application ---- */
 
 static std::string action_text(const cf_schedule *s, int64_t stage, int64_t position) {
     const cf_action &a = s->actions[s->first[stage] + position];
@@ -1656,9 +1660,9 @@ TEST(a_failing_callback) {
         m.fail_at = i;
         REQUIRE(CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_CALLBACK));
         const seen_pass &last = m.seen.back();
-        CHECK_INT((int64_t)m.seen.size(), i + 1); /* nothing was issued after it */
+        CHECK_INT((int64_t)m.seen.size(), i + 1); /* nothing was issued after the failure */
 #ifdef CHUNKFLOW_CUDA_EMULATION
-        CHECK_INT(cuda_emu_pending(), 0); /* and what was has ended */
+        CHECK_INT(cuda_emu_pending(), 0); /* and everything issued has ended */
 #endif
         CHECK_INT(error.code, CF_ERROR_CALLBACK);
         CHECK_INT(error.got, 5);
@@ -1680,7 +1684,7 @@ TEST(a_failing_callback) {
     REQUIRE(run_and_compare(&m, host));
 }
 
-/* In the middle of a layer, with blocks on their way: the next run begins its passes all the same. */
+/* A callback fails in the middle of a layer, with blocks in transit. The next run starts its passes all the same. */
 TEST(a_callback_fails_between_blocks) {
     const setting x = small_streamed_setting();
     batch b;
@@ -1724,8 +1728,8 @@ TEST(cancelled) {
     REQUIRE(run_and_compare(&m, host));
 }
 
-/* A callback may ask whether its stream is idle; "not ready" stays behind in CUDA's last error. A launch that it does
-   not look after is found. */
+/* A callback may ask whether its stream is idle; "not ready" then stays in CUDA's last error. A failed launch that the
+   callback does not check is found. */
 TEST(errors_that_callbacks_leave) {
     const setting x = small_setting();
     batch b;
@@ -1743,7 +1747,7 @@ TEST(errors_that_callbacks_leave) {
     };
     REQUIRE(run_and_compare(&m, host));
 
-    /* Drivers differ in the name that they give to it. */
+    /* Drivers report it under different names. */
     cudaError_t left = cudaSuccess;
     const auto launch_badly = [&](cudaStream_t stream) {
         cudaLaunchConfig_t config = {};
@@ -1770,7 +1774,7 @@ TEST(errors_that_callbacks_leave) {
     m.before = nullptr;
     REQUIRE(run_and_compare(&m, host));
 
-    /* After an action, whichever it is, in its progress. */
+    /* Cancels after each action in turn, from its progress callback. */
     for (int64_t at = 0; at < 12; at++) {
         int64_t position = -1;
         m.clear_results();
@@ -1793,7 +1797,7 @@ TEST(errors_that_callbacks_leave) {
 #endif
 }
 
-/* An error that the application left before is neither taken away nor put down to a pass. */
+/* An error that the application left earlier is neither cleared nor attributed to a pass. */
 TEST(errors_from_before) {
     const setting x = small_setting();
     batch b;
@@ -1819,7 +1823,7 @@ TEST(errors_from_before) {
     REQUIRE(run_and_compare(&m, host));
 }
 
-/* A load or run from inside a callback is refused and does no harm. */
+/* A load or run inside a callback is refused and does no harm. */
 TEST(calls_from_callbacks) {
     const setting x = small_setting();
     batch b;
@@ -1958,7 +1962,7 @@ static void refuse_load(const batch &b, const cf_executor_desc &d, cf_result cod
     cf_executor_free(e);
 }
 
-/* Sizes that are in range by themselves, but not for a whole chunk or all of them. */
+/* Sizes within their ranges whose product with a chunk, or with all chunks, is too large. */
 TEST(items_that_are_too_large) {
     const setting x = small_setting();
     const int64_t most = (int64_t)1 << 46;
@@ -1987,7 +1991,7 @@ TEST(items_that_are_too_large) {
     y.order.shape.n_stages = 1;
     y.pack.chunk_size = 1;
     y.lengths.assign(16400, 1);
-    y.order.kind = CF_SCHEDULE_GPIPE; /* keeps them all at once */
+    y.order.kind = CF_SCHEDULE_GPIPE; /* keeps all chunks at once */
     y.stages.resize(1);
     y.stages[0].activation_bytes = most - 1024;
     batch many;
@@ -1996,7 +2000,7 @@ TEST(items_that_are_too_large) {
     refuse_load(many, of_many.desc(), CF_ERROR_OVERFLOW, "stages", 0);
 }
 
-/* Plans whose rows or positions cannot be. */
+/* Plans with impossible rows or positions. */
 TEST(damaged_plans) {
     const setting x = small_setting();
     batch b;
@@ -2049,7 +2053,7 @@ TEST(bad_loads) {
     CHECK(cf_executor_stream(nullptr, 0) == nullptr && cf_executor_schedule(nullptr) == nullptr);
     cf_executor_free(nullptr);
 
-    /* Schedules of other numbers of stages, of another plan, and one whose lists are out of order. */
+    /* Schedules for other numbers of stages, of another plan, and one whose lists are out of order. */
     setting y = x;
     y.order.shape.n_stages = 3;
     y.stages.push_back(y.stages[0]);
@@ -2085,14 +2089,14 @@ TEST(bad_loads) {
     CHECK_INT(cf_executor_load(e, b.plan, b.schedule(), &error), CF_OK);
     REQUIRE(run_and_compare(&m, host));
 
-    /* Whatever a load returns, the batch before it is gone: its plan may be freed. */
+    /* Whatever a load returns, the previous batch is gone: its plan may be freed. */
     CHECK_INT(cf_executor_load(e, nullptr, b.schedule(), &error), CF_ERROR_ARGUMENT);
     CHECK(cf_executor_schedule(e) == nullptr);
     CHECK_INT(cf_executor_run(e, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_executor_load(e, b.plan, b.schedule(), &error), CF_OK);
     CHECK_INT(cf_executor_load(e, b.plan, nullptr, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_executor_run(e, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_executor_load(e, b.plan, b.made, &error), CF_OK); /* lowers it, and keeps that */
+    CHECK_INT(cf_executor_load(e, b.plan, b.made, &error), CF_OK); /* lowers the schedule, and keeps the result */
     CHECK_INT(cf_executor_load(e, b.plan, cf_executor_schedule(e), &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "schedule");
     CHECK_INT(cf_executor_load(e, b.plan, b.schedule(), &error), CF_OK);
@@ -2106,7 +2110,7 @@ static int count_pass(void *user, const cf_cuda_step *step) {
     return 0;
 }
 
-/* A model that keeps its state itself. */
+/* A model that keeps its own state. */
 TEST(no_state) {
     setting x = small_setting();
     x.timeline = 1;
@@ -2135,7 +2139,7 @@ TEST(no_state) {
     cf_timeline_free(measured);
 }
 
-/* ---- memory from load to load ---- */
+/* ---- memory across loads ---- */
 
 TEST(loads_reuse_memory) {
     setting x = small_setting();
@@ -2165,7 +2169,7 @@ TEST(loads_reuse_memory) {
         CHECK_INT(memory.allocated, most); /* never shrinks, never grows past the largest */
         now->executor = nullptr;
     }
-    /* A limit between the two lets only the small one in, and says how much the other needs. */
+    /* A limit between the two needs admits only the small batch, and the error gives the large one's need. */
     cf_executor_memory memory = {};
     now = models[0];
     CHECK(cf_executor_load(e, small.plan, small.schedule(), &error) == CF_OK);
@@ -2188,7 +2192,7 @@ TEST(loads_reuse_memory) {
     delete models[1];
 }
 
-/* Batches of other lengths, one of them without a chain, one after the other: each has a ring of its own. */
+/* Batches of different lengths, one without a chain, one after another: each gets its own ring. */
 TEST(loads_stream_anew) {
     std::vector<setting> settings(3, small_streamed_setting());
     settings[1].lengths = {40, 3, 2, 29, 6};
@@ -2217,7 +2221,7 @@ TEST(loads_stream_anew) {
         now->executor = e;
         CHECK_INT(cf_executor_load(e, now->b.plan, now->b.schedule(), &error), CF_OK);
         CHECK(loaded_memory(e, 1, &memory, &error) == CF_OK);
-        CHECK_INT(memory.state, which == 2 ? 0 : 2 * 3 * 2 * 4 * ROW); /* the same for all lengths */
+        CHECK_INT(memory.state, which == 2 ? 0 : 2 * 3 * 2 * 4 * ROW); /* equal for all lengths */
         CHECK((memory.host > 0) == (which != 2));
         CHECK(run_and_compare(now, *hosts[which]));
         now->executor = nullptr;
@@ -2275,14 +2279,14 @@ TEST(attention_of_each_chunk) {
 }
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-/* All stages attend by one path. Devices that cannot start what the least of them can are refused when the executor is
-   made, and not at the first launch. */
+/* All stages use one attention path. Devices that cannot start what the least capable one can are refused when the
+   executor is made, not at the first launch. */
 TEST(devices_that_differ) {
     static const struct {
         int arch[2];
         cf_dtype dtype;
         cf_attention_path asked, wanted;
-        int64_t item; /* device that is refused; -1: none */
+        int64_t item; /* the refused device; -1: none */
     } cases[] = {{{90, 90}, CF_DTYPE_BF16, CF_ATTENTION_AUTO, CF_ATTENTION_WGMMA, -1},
                  {{90, 100}, CF_DTYPE_BF16, CF_ATTENTION_AUTO, CF_ATTENTION_MMA, -1},
                  {{100, 90}, CF_DTYPE_FP16, CF_ATTENTION_AUTO, CF_ATTENTION_MMA, -1},
@@ -2325,7 +2329,7 @@ TEST(devices_that_differ) {
 }
 #endif
 
-/* Pairs that the chunk's tokens and its own keys, then all keys, make under a window. */
+/* Counts the pairs under a window of the chunk's tokens with its own keys, then with all keys. */
 static int64_t count_pairs(const cf_plan *plan, const cf_chunk &c, int64_t window, bool with_prefix) {
     int64_t n = 0;
     for (int64_t i = 0; i < c.n_slices; i++)
@@ -2344,7 +2348,8 @@ static void check_tiles(const cf_attention *a, const void *tiles) {
     CHECK(memcmp(there.data(), a->tiles, a->tiles_bytes) == 0);
 }
 
-/* The objects of a chunk and of the blocks of its prefix hide and show what one object with all keys does. */
+/* The attention objects of a chunk and of its prefix's blocks together hide and show the same keys as one object with
+   all keys. */
 static int check_blocks(void *, const cf_cuda_step *step) {
     const cf_chunk &c = *step->chunk;
     const bool forward = step->step->action.pass == CF_F || step->step->action.pass == CF_R;
@@ -2399,8 +2404,8 @@ TEST(attention_of_each_block) {
     CHECK(cf_cuda_walk_block(nullptr, 0) == nullptr);
 }
 
-/* Attention of a layer is told which one, and where: what does not fit is refused before anything is put on the
-   stream. What it computes is checked by the examples, against unchunked training. */
+/* Attention gets a layer and its arrays: bad arguments are refused before anything is put on the stream. The examples
+   check its results against unchunked training. */
 static int one_layer(void *layer, const cf_cuda_step *step) {
     const int64_t bytes = step->chunk->rows * 256; /* two heads of 64 numbers */
     cf_layer_attention x = {};
@@ -2467,8 +2472,8 @@ TEST(layers_that_are_refused) {
     }
 }
 
-/* Lays out one sequence of a 7B shape on four stages, cut by TP 4: 28 layers, 7 query heads and a key head of 128,
-   hidden 3584. Replay is local; the state and its gradient lie in rings of three blocks or on the device. */
+/* Lays out one sequence of a 7B shape on four stages, divided by TP 4: 28 layers, 7 query heads and a key head of 128,
+   hidden 3584. Replay is local. The state and its gradient are in rings of three blocks, or on the device. */
 static bool lay_out_sequence(int64_t tokens, int64_t chunk_size, int64_t block_rows, cf_executor_memory *stages) {
     setting x;
     batch b;
@@ -2555,8 +2560,8 @@ TEST(every_order) {
     cuda_emu_defaults();
 }
 
-/* Inputs of very different chunks, kept at once, that come back one soon after the other through the same two slots.
-   Stages without layers have no state, so no other wait covers for those of inputs. */
+/* Inputs of chunks of very different sizes are kept at the same time, and return one soon after another through the
+   same two slots. Stages without layers have no state, so no other wait hides a missing one. */
 TEST(inputs_come_back) {
     setting x = small_streamed_setting();
     x.lengths = {36, 7, 30, 5, 3, 27};
@@ -2575,7 +2580,7 @@ TEST(inputs_come_back) {
     cuda_emu_defaults();
 }
 
-/* Devices that cannot reach each other's memory: copies between them are staged. */
+/* Devices that cannot access each other's memory: copies between them are staged. */
 TEST(without_peer_access) {
     devices_at_hand();
     cuda_emu_set_peer_access(false);
@@ -2589,7 +2594,7 @@ TEST(without_peer_access) {
     cuda_emu_defaults();
 }
 
-/* ---- what the loop may not do ---- */
+/* ---- calls that the loop may not make ---- */
 
 static int64_t costly_calls() {
     static const char *const names[] = {"cudaMalloc", "cudaFree", "cudaMallocHost", "cudaFreeHost", "cudaHostAlloc",
@@ -2640,7 +2645,7 @@ static bool nothing_left(const cuda_emu_live &before) {
            CHECK_INT(cuda_emu_pending(), 0);
 }
 
-/* Create, load, run, timeline. Whatever fails, a second try on the same executor must do. */
+/* Creates, loads, runs, and reads the timeline. After any failure, a second try on the same executor must succeed. */
 static bool survive(const setting &x, const batch &b, const host_model &host, device_model *m,
                     const cf_allocator *allocator, const std::function<void()> &arm,
                     const std::function<bool()> &disarm, cf_result other) {
@@ -2656,7 +2661,7 @@ static bool survive(const setting &x, const batch &b, const host_model &host, de
     if (code == CF_OK) code = cf_executor_timeline(m->executor, allocator, &timeline, &error);
     const bool failed = disarm();
     cf_timeline_free(timeline);
-    const bool own = code == CF_ERROR_CALLBACK && error.got == 6; /* the call that failed was one of a pass */
+    const bool own = code == CF_ERROR_CALLBACK && error.got == 6; /* the failed call belonged to a pass */
     bool ok = CHECK(code == CF_OK || failed) &&
               CHECK(code == CF_OK || code == CF_ERROR_MEMORY || code == other || own) &&
               CHECK(code == CF_OK || error.code == code);
@@ -2716,7 +2721,7 @@ static void check_every_allocation_fails(setting x) {
     device_model m(x, b, 5);
     REQUIRE(m.take_results());
     const cuda_emu_live before = cuda_emu_live_objects();
-    for (bool more = true; more; n += harness_rounds(1, 3)) { /* an odd number, for `only_once` */
+    for (bool more = true; more; n += harness_rounds(1, 3)) { /* odd, because of `only_once` */
         harness_heap heap = {};
         const cf_allocator failing = {harness_alloc, harness_release, &heap};
         harness_note("allocation %d fails", (int)n / 2 + 1);
@@ -2743,8 +2748,8 @@ TEST(every_allocation_fails) {
     check_every_allocation_fails(small_streamed_setting());
 }
 
-/* A kernel that fails while it runs takes its device with it. The first action that is not known to have ended is
-   named; with `blocking` that is the one. */
+/* A kernel that fails while it runs takes down its device. The error names the first action that is not known to have
+   ended; with `blocking` that is the failed one. */
 TEST(a_kernel_fails) {
     for (int blocking = 0; blocking < 2; blocking++) {
         setting x = small_setting();
@@ -2769,7 +2774,7 @@ TEST(a_kernel_fails) {
                 const std::string wanted =
                     action_text(cf_executor_schedule(m.executor), m.seen.back().stage, m.seen.back().position);
                 CHECK(strncmp(error.text, wanted.c_str(), wanted.size()) == 0);
-            } else { /* nothing behind it: what comes later cannot have ended, but cannot be the first either */
+            } else { /* a later action cannot have ended, but cannot be the first either */
                 const char *stage = strstr(error.text, "on stage ");
                 REQUIRE(CHECK(stage != nullptr));
                 for (size_t k = (size_t)i / 2 + 1; k < m.seen.size(); k++)
@@ -2786,7 +2791,7 @@ TEST(a_kernel_fails) {
     }
 }
 
-/* In front of pass number `at` of a run, an operation that never ends. */
+/* Puts an operation that never ends in front of pass number `at` of a run. */
 static void check_a_device_that_hangs(const setting &x, int64_t at) {
     batch b;
     cf_error error = {};
@@ -2804,7 +2809,7 @@ static void check_a_device_that_hangs(const setting &x, int64_t at) {
     CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_DEVICE);
     CHECK_STR(error.field, "timeout");
     CHECK(strstr(error.text, "no progress") != nullptr);
-    CHECK(m.n_passes <= at + 1 + 4 * 2); /* so many are put ahead, and no more */
+    CHECK(m.n_passes <= at + 1 + 4 * 2); /* so many passes may be issued ahead */
     m.before = nullptr;
     CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_DEVICE); /* still hanging */
     CHECK_STR(error.field, "timeout");
@@ -2816,7 +2821,7 @@ static void check_a_device_that_hangs(const setting &x, int64_t at) {
     CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_OK);
     REQUIRE(run_and_compare(&m, host));
 
-    /* A stream that the application has hung before a load. */
+    /* The application has blocked a stream before a load. */
     cuda_emu_hang(cf_executor_stream(m.executor, 1));
     CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_ERROR_DEVICE);
     CHECK_STR(error.field, "timeout");
@@ -2829,12 +2834,12 @@ static void check_a_device_that_hangs(const setting &x, int64_t at) {
 
 TEST(a_device_that_hangs) { check_a_device_that_hangs(small_setting(), 9); }
 
-/* Moves of the state's rows between host and device are behind the pass that hangs, whichever it is. */
+/* Transfers of the state's rows between host and device follow the pass that hangs, whichever pass that is. */
 TEST(a_device_that_hangs_while_a_state_streams) {
     for (int64_t at = 0; at < 20; at += harness_rounds(3, 9)) check_a_device_that_hangs(small_streamed_setting(), at);
 }
 
-/* A load lets the application's own work end first, and both functions leave the current device as it was. */
+/* A load lets the application's own work finish first. Both functions restore the current device. */
 TEST(what_a_call_leaves) {
     setting x = small_setting();
     batch b;
@@ -2894,8 +2899,8 @@ TEST(too_little_device_memory) {
 
 /* ---- measured times ---- */
 
-/* With passes and transfers that take what the simulator is told, the measured timeline is the simulated one. All times
-   are multiples of 1/64 s, so no rounding gets in the way. */
+/* If passes and transfers take the times given to the simulator, the measured timeline equals the simulated one. All
+   times are multiples of 1/64 s, so that nothing is rounded. */
 static void check_timeline(cf_schedule_kind kind, cf_replay replay, int64_t n_stages, int64_t n_virtual,
                            cf_placement placement, double seconds_per_token) {
     setting x;
@@ -2939,9 +2944,9 @@ static void check_timeline(cf_schedule_kind kind, cf_replay replay, int64_t n_st
     REQUIRE(CHECK_INT(cf_executor_run(m.executor, &error), CF_OK));
     REQUIRE(CHECK_INT(cf_executor_timeline(m.executor, nullptr, &measured, &error), CF_OK));
     REQUIRE(CHECK_INT(cf_simulate(b.plan, b.made, &simulate, &simulated, &error), CF_OK));
-    /* Both rows of a V send in both directions. Here each row has streams of its own, where the simulation has one
-       queue for each direction, and a tensor may take the place of one that is still being copied: where transfers
-       cost, a pass may come a transfer earlier or later. */
+    /* Both rows of a V send in both directions. Here each row has its own streams, where the simulation has one queue
+       for each direction. A tensor may also have to wait for a place that is still being copied. So if transfers take
+       time, a pass may start a transfer earlier or later. */
     const bool may_differ = placement == CF_PLACEMENT_V && seconds_per_token > 0;
     CHECK(std::fabs(measured->makespan - simulated->makespan) <= (may_differ ? 0.01 * simulated->makespan : 0.0));
     CHECK(measured->busy == simulated->busy && measured->replayed == simulated->replayed);
@@ -2974,8 +2979,8 @@ TEST(timelines_are_the_simulated_ones) {
             }
 }
 
-/* CUDA loads a kernel where it is first launched, and may wait for the device then. Of all that the tests before this
-   one have launched, a new executor has loaded every kernel of the library. */
+/* CUDA loads a kernel at its first launch, and may wait for the device then. A new executor has loaded every kernel
+   that the tests before this one launched. */
 TEST(kernels_are_loaded) {
     setting x = small_setting();
     batch b;
@@ -2987,7 +2992,7 @@ TEST(kernels_are_loaded) {
         CHECK_STR(cuda_emu_unloaded(prefix).c_str(), "");
 }
 
-/* ---- one stage in each process ---- */
+/* ---- one process a stage ---- */
 
 struct rank_context {
     int rank, n;
@@ -2999,7 +3004,7 @@ typedef std::function<bool(const rank_context &)> rank_body;
 #define RANK_CHECK(condition) \
     ((condition) ? true : (fprintf(stderr, "rank %d, line %d: %s\n", c.rank, __LINE__, #condition), false))
 
-/* Forks a process for each rank; whether all of them end well. The communicator blocks in the mode "buffered". */
+/* Forks a process for each rank. Returns whether all succeed. In the mode "buffered" the communicator blocks. */
 static bool run_ranks(int n, const char *mode, const rank_body &body) {
     ncclUniqueId id;
     std::vector<pid_t> children;
@@ -3084,8 +3089,8 @@ TEST(processes) {
     CHECK(run_ranks(2, "buffered", random_batches_of_rank));
 }
 
-/* If stages are processes, receives keep a few multiprocessors busy: attention's blocks are cut for the others, unless
-   the caller has said for how many. */
+/* If stages are processes, receives occupy a few multiprocessors. Attention's blocks are divided among the others,
+   unless the caller has set their number. */
 static bool processors_of_rank(const rank_context &c) {
     batch b;
     const setting x = rank_setting(3000, c.n);
@@ -3119,7 +3124,7 @@ static bool processors_of_rank(const rank_context &c) {
 
 TEST(processes_leave_a_margin) { CHECK(run_ranks(2, "rendezvous", processors_of_rank)); }
 
-/* The small batch with a stage for each rank, and what must come out of it; without m where it cannot be made. */
+/* The small batch with a stage for each rank, and its expected results; without m if it cannot be made. */
 struct small_run {
     setting x = small_setting();
     batch b;
@@ -3137,7 +3142,7 @@ struct small_run {
     }
 };
 
-/* A callback that fails, or a cancelled run, on one of three stages: all report it, and the next run is a good one. */
+/* A callback fails, or a run is cancelled, on one of three stages: all report it, and the next run succeeds. */
 static bool failing_rank(const rank_context &c) {
     small_run r(c);
     if (!r.m) return false;
@@ -3165,7 +3170,7 @@ static bool failing_rank(const rank_context &c) {
     return ok && RANK_CHECK(ncclCommDestroy(c.comm) == ncclSuccess);
 }
 
-/* The last pass of a list so long that its positions take more than 8 bits. */
+/* The last pass fails, in a list so long that positions need more than 8 bits. */
 static bool failing_late(const rank_context &c) {
     setting x = small_setting();
     batch b;
@@ -3188,7 +3193,7 @@ static bool failing_late(const rank_context &c) {
     return ok && (c.rank == 0 || (RANK_CHECK(error.got == 0) && RANK_CHECK(strcmp(error.field, "nccl") == 0)));
 }
 
-/* Raises an error in a callback. Its text is the callback's own: the other processes find the action without it. */
+/* Raises an error in a callback. Only its own process has the error's text; the others report the action. */
 static bool raising_rank(const rank_context &c) {
     small_run r(c);
     if (!r.m) return false;
@@ -3215,8 +3220,8 @@ static bool raising_rank(const rank_context &c) {
     return true;
 }
 
-/* Callbacks that only ask do no harm over NCCL either. An error that one leaves behind, or that was there before, stops
-   the run of all, and not the communicator: the next run is a good one. */
+/* Callbacks that only query do no harm with NCCL either. An error that one leaves, or that was there before, stops the
+   run of all ranks, but not the communicator: the next run succeeds. */
 static bool stained_rank(const rank_context &c) {
     small_run r(c);
     if (!r.m) return false;
@@ -3250,14 +3255,14 @@ static bool stained_rank(const rank_context &c) {
 }
 
 TEST(a_process_fails) {
-    REQUIRE(run_ranks(3, "rendezvous", stained_rank)); /* where they hang, one is enough to wait for */
+    REQUIRE(run_ranks(3, "rendezvous", stained_rank)); /* since all of them hang, waiting for one is enough */
     REQUIRE(run_ranks(2, "rendezvous", failing_late));
     REQUIRE(run_ranks(3, "rendezvous", raising_rank));
     REQUIRE(run_ranks(3, "rendezvous", failing_rank));
     CHECK(run_ranks(2, "buffered", failing_rank));
 }
 
-/* A device that dies takes its process out; the others find that out and give up too. */
+/* A device fails and ends its process; the others notice and give up as well. */
 static bool dying_rank(const rank_context &c) {
     small_run r(c);
     if (!r.m) return false;
@@ -3275,7 +3280,7 @@ static bool dying_rank(const rank_context &c) {
     return ok;
 }
 
-/* One is gone before its first transfer: nobody finds it, and the run ends after `timeout`. */
+/* One process ends before its first transfer. Nobody notices, and the run ends after `timeout`. */
 static bool dead_rank(const rank_context &c) {
     small_run r(c);
     cf_error error = {};
@@ -3292,8 +3297,8 @@ TEST(a_process_dies) {
     CHECK(run_ranks(2, "rendezvous", dead_rank));
 }
 
-/* A call of CUDA or NCCL that fails in one process: nobody hangs, and nobody crashes. Where the call was one that
-   nothing hangs on, the run is good. */
+/* A CUDA or NCCL call fails in one process: nobody hangs or crashes. If nothing depends on the call, the run
+   succeeds. */
 static int64_t failing_call;
 
 static bool stumbling_rank(const rank_context &c) {
@@ -3319,8 +3324,8 @@ TEST(a_process_stumbles) {
         if (!CHECK(run_ranks(3, "rendezvous", stumbling_rank))) harness_note("call %d", (int)failing_call);
 }
 
-/* Every process gets the times of all, and they are the simulated ones: with free transfers a single stream for them
-   holds nothing up. */
+/* Every process gets the times of all, which equal the simulated ones: with free transfers, one stream for them delays
+   nothing. */
 static bool timed_rank(const rank_context &c) {
     setting x;
     harness_rng rng = {17};

@@ -1,5 +1,5 @@
-/* The emulation of compute capability 9.0a: a small product by a producer warp and a warpgroup is right, whenever its
-   copies land, and each mistake that a device answers with wrong numbers is reported. */
+/* Tests the emulation of compute capability 9.0a. A small product by a producer warp and a warpgroup is right whenever
+   its copies land. Each mistake that a device answers with wrong numbers is reported. */
 
 #include "../harness.h"
 
@@ -20,24 +20,24 @@ enum mistake {
     NO_MISTAKE,
     SUMS_READ_EARLY,      /* before the wait for their group */
     SUMS_CHANGED,         /* likewise */
-    SUMS_SCALED,          /* likewise, by a factor that changes nothing */
+    SUMS_SCALED,          /* as above, by a factor that changes nothing */
     OPERAND_WRITTEN,      /* while the products read it */
-    REGISTERS_CHANGED,    /* of an A operand in flight */
+    REGISTERS_CHANGED,    /* of an A operand whose product is still running */
     NO_REGISTER_FENCE,    /* before the first product */
-    FENCE_TOO_EARLY,      /* before the A operand was put into its registers */
+    FENCE_TOO_EARLY,      /* before the A operand is in its registers */
     NO_GROUP_WAIT,        /* for the last group */
     NO_PROXY_FENCE,       /* between stores of threads and products */
-    PROXY_FENCE_TOO_LATE, /* after the barrier that tells the others */
+    PROXY_FENCE_TOO_LATE, /* after the barrier that signals the others */
     NO_FULL_WAIT,         /* the tile may not be there */
-    NO_EMPTY_WAIT,        /* the tile may be in use */
-    EMPTY_TOO_EARLY,      /* a warp says that the tile is free before its products are done */
-    HIDDEN_TOO_EARLY,     /* likewise, but the producer also waits for something that comes after them */
+    NO_EMPTY_WAIT,        /* the tile may still be in use */
+    EMPTY_TOO_EARLY,      /* a warp reports the tile as free before its products are done */
+    HIDDEN_TOO_EARLY,     /* as above, but the producer also waits for something later */
     ONE_WARP_RELEASES,    /* for all four */
-    SAME_PARITY,          /* the full barrier's, every time */
-    PRODUCER_PARITY, /* the empty barrier's, not inverted at first */
+    SAME_PARITY,          /* the full barrier's parity never changes */
+    PRODUCER_PARITY, /* the empty barrier's parity is not inverted at first */
     FEW_BYTES_EXPECTED,
     MANY_BYTES_EXPECTED,
-    NO_FENCE_OF_INIT, /* of the mbarriers, for the copies */
+    NO_FENCE_OF_INIT, /* of the mbarriers' initialisation, for the copies */
     NO_BARRIER_AFTER_INIT,
     COPY_SWIZZLE, /* other than the descriptor's */
     DESCRIPTOR_SWIZZLE,
@@ -62,7 +62,7 @@ static void wgmma(float *c, const uint32_t *registers, uint64_t a, uint64_t b, b
     cuda_emu_wgmma(o);
 }
 
-/* One warp: brings the tiles of each step, both with one stage. */
+/* The producer: one warp, which loads the tiles of each step; both matrices have one stage. */
 static void produce(const product_maps &p) {
     const mistake m = p.planted;
     for (int step = 0; step < STEPS + (m == COPY_AT_EXIT); step++) {
@@ -82,7 +82,8 @@ static void produce(const product_maps &p) {
     }
 }
 
-/* An A operand in registers: what lane and warp have of columns k .. k + 15 of the swizzled a in shared memory. */
+/* Loads an A operand into registers: this lane and warp's share of columns k .. k + 15 of the swizzled a in shared
+   memory. */
 static void load_fragment(uint32_t (&to)[4], int k) {
     for (int i = 0; i < 4; i++) {
         const uint32_t row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + (uint32_t)(i % 2) * 8;
@@ -91,8 +92,8 @@ static void load_fragment(uint32_t (&to)[4], int k) {
     }
 }
 
-/* Four warps: the first half of the steps with A from shared memory, the others with A from registers, doubled by way
-   of threads' own stores. */
+/* The consumer: four warps. The first half of the steps take A from shared memory; the others take A from registers,
+   doubled through the threads' own stores. */
 static void consume(const product_maps &p) {
     const mistake m = p.planted;
     const float one = 1.0f;
@@ -104,7 +105,7 @@ static void consume(const product_maps &p) {
         if (m == FENCE_TOO_EARLY) cuda_emu_wgmma_fence();
         if (from_registers)
             for (int k = 0; k < 4; k++) load_fragment(a[k], 16 * k);
-        if (step == 1) { /* a of the second step goes to another place by hand */
+        if (step == 1) { /* a of the second step is copied to another place by the threads */
             for (uint32_t i = 0; i < 4; i++) {
                 unsigned char bytes[16];
                 cuda_emu_shared_load(bytes, A + 16 * (threadIdx.x + 128 * i), 16);
@@ -159,7 +160,7 @@ static void product_kernel(product_maps p) {
     else produce(p);
 }
 
-/* Small whole numbers: all sums are exact. */
+/* Small integers, so that all sums are exact. */
 static float number_a(int i, int k) { return (float)((3 * i + 5 * k) % 7 - 3); }
 static float number_b(int k, int j) { return (float)((2 * k + 7 * j) % 5 - 2); }
 
@@ -173,7 +174,7 @@ static CUtensorMap encode(void *data, int columns, int rows, int box_rows, CUten
     return map;
 }
 
-/* Returns whether all numbers are right. */
+/* Runs the product. Returns whether all numbers are right. */
 static bool run_product(mistake planted) {
     const int depth = STEPS * DEPTH;
     std::vector<__nv_bfloat16> a((size_t)(ROWS * depth)), b((size_t)(depth * COLUMNS));
@@ -278,7 +279,7 @@ TEST(mistakes) {
 
 static void registers_kernel(int how) {
     const unsigned group = threadIdx.x / 128;
-    if (how == 3 && threadIdx.x < 32) return; /* a warp that takes no part */
+    if (how == 3 && threadIdx.x < 32) return; /* a warp that does not take part */
     if (group == 0) cuda_emu_setmaxnreg(how == 1 ? 56 : how == 2 ? 30 : 24, false);
     else cuda_emu_setmaxnreg(how == 4 ? 160 : 240, true);
 }
@@ -297,13 +298,14 @@ TEST(registers) {
     cuda_emu_reset();
 }
 
-/* Two warps write, two read; the barrier counts all of them, or has mistakes. */
+/* Two warps write, two read. The barrier counts all of them, or has a mistake. */
 static void named_barrier_kernel(int how, float *out) {
     const bool writer = threadIdx.x < 64;
     const uint32_t at = 4 * (threadIdx.x % 64);
     float x = (float)threadIdx.x;
     if (writer) cuda_emu_shared_store(at, &x, 4);
-    if (how == 4 && writer) cuda_emu_named_barrier(1, 128, false); /* once too often: complete without the readers */
+    /* one arrival too many: complete without the readers */
+    if (how == 4 && writer) cuda_emu_named_barrier(1, 128, false);
     if (how == 5 && writer) cuda_emu_named_barrier(3, 64, false);  /* nobody waits for these */
     if (how != 1 || writer) cuda_emu_named_barrier(how == 2 && writer ? 2 : 1, how == 3 ? 96 : 128, !writer);
     if (!writer) {

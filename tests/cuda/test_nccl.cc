@@ -1,4 +1,4 @@
-/* The emulation of NCCL: real processes, queued transfers, deadlocks that show and peers that die. */
+/* Tests the emulation of NCCL: real processes, queued transfers, deadlocks that are detected, and peers that die. */
 
 #include "../harness.h"
 
@@ -65,7 +65,7 @@ static void join(rank_context *c) {
     OK(launch(c->stream, set_kernel, c->buffer, 10.0 * c->rank));
 }
 
-/* Also that nothing is left and nothing was wrong. */
+/* Also checks that nothing is left and no fault was counted. */
 static void leave(rank_context *c) {
     NCCL_OK(ncclCommDestroy(c->comm));
     OK(cudaFree(c->buffer));
@@ -82,7 +82,7 @@ static std::vector<double> download(rank_context *c, const double *from) {
     return to;
 }
 
-/* Runs n processes, before any of them has made a CUDA call, and returns whether all ended well. */
+/* Runs n processes, before any of them makes a CUDA call. Returns whether all succeed. */
 static bool run_ranks(int n, const char *mode, rank_body *body) {
     rank_context context = {};
     std::vector<pid_t> children;
@@ -152,7 +152,8 @@ TEST(rings) {
     }
 }
 
-/* Down the line, in several messages of different sizes, larger than what a socket takes; the last rank checks. */
+/* Passes data down the line in several messages of different sizes, larger than a socket's buffer; the last rank
+   checks. */
 static void line(rank_context *c) {
     static const size_t sizes[] = {0, 1, 1000, 300000, 7};
     char *bytes;
@@ -365,7 +366,7 @@ TEST(peers_that_are_gone) {
     }
 }
 
-/* No directory is left by the tests above. */
+/* The tests above leave no directory. */
 TEST(nothing_is_left_behind) {
     const char *base = getenv("TMPDIR");
     ncclUniqueId id;
@@ -385,7 +386,7 @@ TEST(nothing_is_left_behind) {
 
 /* ---- time ---- */
 
-/* Rank 0 sends after 2 s, rank 1 receives after 5 s, both for 1 s; then the other way round. */
+/* Rank 0 sends after 2 s, rank 1 receives after 5 s, both for 1 s; then the reverse. */
 static void in_step(rank_context *c) {
     cudaEvent_t start, end;
     float ms = -1.0f;

@@ -1,7 +1,7 @@
-/* Replays that take attention's outputs from their forwards, beside replays that attend: all numbers have the same bits.
-   The model is attention alone. Q of a layer is what the layer before put out, K and V come from a table, and the
-   gradient that a layer hands down is that of its Q. All else is copies, so that it needs no kernels of its own. Cases
-   that count calls, plan failures or take other orders need the emulation; the others also run on a device. */
+/* Tests replays that take attention's outputs from their forwards against replays that attend: all numbers have the
+   same bits. The model is attention alone. Q of a layer is the previous layer's output, K and V come from a table, and
+   a layer passes the gradient of its Q to the layer below. Everything else is copies, so no other kernels are needed.
+   Cases that count calls, plan failures or use other orders need the emulation; the others also run on a device. */
 
 #include "device.h"
 
@@ -19,7 +19,7 @@ namespace {
 
 const int64_t HEADS = 2, KV_HEADS = 1, LAYERS = 3; /* layers of a stage */
 
-/* ---- a batch, and how its chunks are cut and run ---- */
+/* ---- a batch, and how its chunks are laid out and run ---- */
 
 struct setting {
     const char *name = "";
@@ -30,14 +30,14 @@ struct setting {
     cf_attention_path path = CF_ATTENTION_UNFUSED;
     int64_t head_size = 8, window = 0, block_rows = 0;
     double softcap = 0.0;
-    bool by_head = false; /* rows of a head of out lie together */
+    bool by_head = false; /* the rows of each head of out are contiguous */
     bool sinks = false;
 };
 
 struct batch {
     cf_plan *plan = nullptr;
     cf_schedule *schedule = nullptr;
-    std::vector<int64_t> first_row; /* of each chunk, and behind the last one */
+    std::vector<int64_t> first_row; /* of each chunk, and the end of the last one */
 
     ~batch() {
         cf_schedule_free(schedule);
@@ -75,7 +75,7 @@ struct model {
     /* what tests change */
     const cf_attention_backend *backend = nullptr;
     int64_t fail_at = -1, n_passes = 0;
-    int wrong = 0; /* 1: R finds a number of out off by one unit in 2^20, 2: of lse */
+    int wrong = 0; /* 1: R finds a number of out off by one unit in 2^20; 2: a number of lse */
 
     model(const setting &x_, const batch &b_, int outputs_) : x(x_), b(b_), outputs(outputs_) {}
     model(const model &) = delete;
@@ -90,7 +90,7 @@ struct model {
 
     int64_t number() const { return x.dtype == CF_DTYPE_FP32 ? 4 : 2; }
     int64_t row() const { return HEADS * x.head_size * number(); }
-    int64_t packed() const { return row() + 2 * KV_HEADS * x.head_size * number(); } /* bytes of q, k and v of a row */
+    int64_t packed() const { return row() + 2 * KV_HEADS * x.head_size * number(); } /* bytes of a row of q, k and v */
     int64_t kept_of_row() const { return packed() + row() + HEADS * 4; } /* bytes, in a layer */
     int64_t n_rows() const { return b.first_row.back(); }
 
@@ -149,7 +149,7 @@ struct model {
         return l;
     }
 
-    /* n rows of `width` bytes, `to_stride` and `from_stride` apart. */
+    /* Copies n rows of `width` bytes, `to_stride` and `from_stride` apart. */
     static bool copy(const cf_cuda_step *step, void *to, int64_t to_stride, const void *from, int64_t from_stride,
                      int64_t width, int64_t n) {
         return cudaMemcpy2DAsync(to, (size_t)to_stride, from, (size_t)from_stride, (size_t)width, (size_t)n,
@@ -159,7 +159,7 @@ struct model {
         return cudaMemsetAsync(to, 0xFF, (size_t)bytes, step->stream) == cudaSuccess;
     }
 
-    /* Copies what a layer put out to rows that lie one behind the other. */
+    /* Copies a layer's output into contiguous rows. */
     bool take_out(const cf_cuda_step *step, char *to, int64_t to_stride, const char *out) const {
         const int64_t n = step->chunk->rows, head = x.head_size * number();
         if (!x.by_head) return copy(step, to, to_stride, out, row(), row(), n);
@@ -178,7 +178,7 @@ struct model {
         return results + (plane * n_rows() + b.first_row[(size_t)step->step->action.chunk]) * kept_of_row();
     }
 
-    /* Changes a number that an R has found. */
+    /* Changes a number that an R reads. */
     bool spoil(const cf_cuda_step *step, const arrays &a) const {
         char *const at = wrong == 1 ? a.out : a.lse;
         float number_found = 0;
@@ -196,7 +196,7 @@ struct model {
 #endif
     }
 
-    /* One layer: its rows in, attention, and what a replay leaves alone is NaN before and after. */
+    /* Runs one layer: copies its rows in and attends. Arrays that a replay does not use are NaN before and after. */
     bool forward_layer(const cf_cuda_step *step, int64_t layer, const char *before) {
         const arrays a = arrays_at(step, layer);
         const int64_t n = step->chunk->rows, kv = packed() - row();
@@ -279,7 +279,7 @@ struct model {
         return call_ok(cf_executor_create(&d, &executor, &error), error);
     }
 
-    /* The tables, and an executor with the batch. */
+    /* Makes the tables, and an executor with the batch. */
     bool prepare() {
         const size_t planes = (size_t)(x.n_stages * LAYERS), bytes = planes * (size_t)(n_rows() * packed());
         std::vector<unsigned char> values(bytes);
@@ -336,7 +336,7 @@ static bool is_sane(const setting &x, const std::vector<unsigned char> &results)
            CHECK(x.lengths.size() > 0);
 }
 
-/* With outputs on the device and in host memory. Replays launch nothing but what appends their rows. */
+/* Tests outputs on the device and in host memory. Replays launch only what appends their rows. */
 static void check_setting(const setting &x) {
     batch b;
     std::vector<unsigned char> plain, got;
@@ -392,7 +392,7 @@ TEST(trees) {
     check_setting(x);
 }
 
-/* Sinks count once, also where keys come in blocks. */
+/* Sinks count once, even if keys come in blocks. */
 TEST(sinks_in_blocks) {
     setting x;
     batch b;
@@ -411,7 +411,7 @@ TEST(sinks_in_blocks) {
 
 /* ---- attention by another library ---- */
 
-/* Stands in for one: it takes some chunks, and has this one's functions attend. */
+/* A substitute for another library: it takes some chunks, and calls this library's functions. */
 struct other_library : cf_attention_backend {
     int64_t n_forwards = 0, n_backwards = 0, n_asked = 0;
     int64_t fail_at = -1;
@@ -434,7 +434,7 @@ struct other_library : cf_attention_backend {
     }
 };
 
-/* Both libraries' passes leave what one's leave; a replay takes the other's outputs. */
+/* Passes of both libraries together give the results of one; a replay takes the other library's outputs. */
 static void check_other(const setting &x, int outputs, bool is_asked, int64_t *n_left) {
     batch b;
     std::vector<unsigned char> plain, got;
@@ -456,14 +456,14 @@ TEST(another_library) {
     CHECK(n_left > 0);
     check_other(x, 1, true, &n_left);
     x.block_rows = 12;
-    check_other(x, 2, true, &n_left); /* the first chunk of a chain, whose prefix is none */
+    check_other(x, 2, true, &n_left); /* the first chunk of a chain, which has no prefix */
     x.sinks = true;
     check_other(x, 0, false, &n_left);
     x = setting();
     x.lengths = {52, 55, 60, 50, 20};
     x.shared = {{0, 0}, {0, 48}, {0, 48}, {1, 49}, {0, 0}};
     x.chunk_size = 24;
-    check_other(x, 0, true, &n_left); /* only the root's chunks and the rest */
+    check_other(x, 0, true, &n_left); /* only the root's chunks and the chunks outside trees */
 }
 
 TEST(another_library_that_fails) {
@@ -548,7 +548,7 @@ TEST(wrong_outputs_are_found) {
         model m(x, b, 1);
         m.wrong = wrong;
         REQUIRE(m.prepare() && m.run(&got));
-        int64_t n = 0; /* gradients that differ; the spoilt number itself is a fourth byte at most */
+        int64_t n = 0; /* gradients that differ; the changed number itself is at most a fourth byte */
         for (size_t i = 0; i < got.size(); i++) n += got[i] != plain[i];
         CHECK(n > 100);
     }
@@ -578,7 +578,7 @@ TEST(a_run_that_stops) {
         }
 }
 
-/* Bytes of a batch's outputs, by another walk through the steps. */
+/* Counts the bytes of a batch's outputs by another walk through the steps. */
 TEST(bytes) {
     setting x;
     batch b;
@@ -652,7 +652,7 @@ TEST(refusals) {
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 
-/* Whatever the device does first. */
+/* Whatever the device runs first. */
 TEST(every_order) {
     setting x;
     x.lengths = {40, 9};
@@ -671,7 +671,7 @@ TEST(every_order) {
     cuda_emu_defaults();
 }
 
-/* After a call that failed, the next run is right, and nothing is left when the executor is gone. */
+/* After a failed call the next run is right, and nothing remains when the executor is freed. */
 TEST(every_call_of_a_run_fails_once) {
     const cuda_emu_live before = cuda_emu_live_objects();
     for (int outputs = 1; outputs <= 2; outputs++) {

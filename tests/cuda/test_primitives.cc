@@ -1,6 +1,7 @@
-/* Each device function of chunkflow_cuda.cu's section >>device against known bits: what holds which number where. Other
-   tests cannot tell all of it apart, and the emulation is only as good as this says. Runs under it, and on a device
-   first of all. device_section.h is that section, as it stands (tests/cuda/device_section.sh). */
+/* Tests each device function of chunkflow_cuda.cu's section >>device against known bits: which register or address
+   holds which number. Other tests cannot distinguish all of this, and the emulation is only as good as these checks.
+   Runs under the emulation, but matters most on a device. device_section.h is a verbatim copy of that section
+   (tests/cuda/device_section.sh). */
 
 #include "../harness.h"
 
@@ -20,7 +21,7 @@ namespace {
 
 const int WARP = 32, SHARED_BYTES = 8192;
 
-/* Runs a kernel of one warp; its only argument is a zeroed array of n words, which comes back. */
+/* Runs a kernel of one warp. Its only argument is a zeroed array of n words, which is returned. */
 template <typename T> std::vector<T> run_warp(void (*kernel)(T *), size_t n, T first = T()) {
     std::vector<T> host(n, first);
     T *device = nullptr;
@@ -38,7 +39,7 @@ template <typename T> std::vector<T> run_warp(void (*kernel)(T *), size_t n, T f
 
 /* ---- shared memory ---- */
 
-/* Four 8 x 8 matrices, one after the other; number c of row r of matrix m is 64 m + 8 r + c. */
+/* Writes four 8 x 8 matrices, one after another; number c of row r of matrix m is 64 m + 8 r + c. */
 CF_DEVICE void write_matrices() {
     for (int i = (int)threadIdx.x; i < 128; i += WARP)
         shared_store_4(shared_start() + (shared_address)(4 * i), (uint32_t)(2 * i | (2 * i + 1) << 16));
@@ -93,7 +94,7 @@ TEST(shared_loads_and_stores) {
     }
 }
 
-/* The first half of `data` is copied in two groups, of which the second is waited for later; odd lanes want nothing. */
+/* Copies the first half of `data` in two groups, and waits for the second later. Odd lanes copy nothing. */
 __global__ void copies_kernel(uint32_t *data) {
     const int lane = (int)threadIdx.x;
     const shared_address first = shared_start() + (shared_address)(16 * lane), second = first + 16 * WARP;
@@ -124,8 +125,8 @@ TEST(copies) {
 __host__ __device__ inline float left(int row, int k) { return (float)((5 * row + 3 * k) % 11 - 5); }
 __host__ __device__ inline float right(int k, int column) { return (float)((7 * k + 2 * column) % 13 - 6); }
 
-/* c (16 x 8) = 1000 + a (16 x 16) b (16 x 8), all of it integers that every type has. Fragments are filled as the
-   comment at mma_16x8x16 says. */
+/* c (16 x 8) = 1000 + a (16 x 16) b (16 x 8), all integers that every type can represent. Fragments are filled as the
+   comment at mma_16x8x16 describes. */
 template <typename T> __global__ void product_kernel(float *to) {
     const int lane = (int)threadIdx.x, g = lane / 4, t = lane % 4;
     float c[4] = {1000.0f, 1000.0f, 1000.0f, 1000.0f};
@@ -224,7 +225,7 @@ TEST(warps) {
     }
 }
 
-/* Two quads of each thread, added twice; then what sum_index says of where number i of them is. */
+/* Adds two quads of each thread twice; then checks where sum_index places number i of them. */
 __global__ void quads_kernel(float *to) {
     const int lane = (int)threadIdx.x;
     for (int quad = 0; quad < 2; quad++) {
@@ -244,7 +245,7 @@ static void check_quads() {
             const int added = lane + (i % 4 > 0 ? 100 * (i % 4) : 1000 * (i / 4));
             CHECK(got[(size_t)(8 * WARP + 8 * lane + i)] == (float)(2 * added) + 0.5f);
         }
-        const float x = lane % 4 == 3 ? 0.5f : lane % 2 ? 1.5f : 1.0f; /* of four lanes the last one wants nothing */
+        const float x = lane % 4 == 3 ? 0.5f : lane % 2 ? 1.5f : 1.0f; /* the last of four lanes adds nothing */
         CHECK(got[(size_t)(16 * WARP + 2 * lane)] == x);
         CHECK(got[(size_t)(16 * WARP + 2 * lane + 1)] == (x == 0.5f ? x : x + 1.0f));
     }
@@ -279,8 +280,8 @@ bool has_hopper() {
 #endif
 }
 
-/* Runs a kernel of `threads` threads with 64 KB of shared memory; its first argument is an array of n numbers, -1 at
-   first, which comes back. */
+/* Runs a kernel of `threads` threads with 64 KB of shared memory. Its first argument is an array of n numbers, -1 at
+   first, which is returned. */
 template <typename... P, typename... A>
 std::vector<float> run_group(void (*kernel)(float *, P...), int threads, size_t n, const A &...arguments) {
     std::vector<float> host(n, -1.0f);
@@ -298,7 +299,7 @@ std::vector<float> run_group(void (*kernel)(float *, P...), int threads, size_t 
     return host;
 }
 
-/* Two neighbouring numbers of a matrix for wgmma; blocks of 64 columns are `rows` x 128 bytes apart. */
+/* Writes two neighbouring numbers of a matrix for wgmma; blocks of 64 columns are `rows` x 128 bytes apart. */
 CF_HOPPER_DEVICE void write_pair(shared_address matrix, int rows, int row, int column, uint32_t pair) {
     const int chunk = column % 64 / 8;
     shared_store_4(matrix + (shared_address)(column / 64 * rows * 128 + row * 128 + ((chunk ^ (row & 7)) << 4) +
@@ -306,7 +307,7 @@ CF_HOPPER_DEVICE void write_pair(shared_address matrix, int rows, int row, int c
                    pair);
 }
 
-/* c (64 x 8 N) = 3 + a (64 x 64) b (64 x 8 N); a from shared memory, both ways, or from registers. */
+/* c (64 x 8 N) = 3 + a (64 x 64) b (64 x 8 N); a comes from shared memory, in both orders, or from registers. */
 template <typename T, bool REGISTERS, bool A_TRANSPOSED, bool B_TRANSPOSED, int N>
 CF_HOPPER_DEVICE void multiply_group(float *to) {
     const int thread = (int)threadIdx.x, lane = thread % 32, columns = 8 * N;
@@ -389,8 +390,8 @@ TEST(products_of_a_warpgroup) {
     check_wgmma_layouts<__half, 16>();
 }
 
-/* Two halves of a group write and read by turns. Who has written arrives, who is to read waits; barriers of 64 threads
-   let a half write only when all of it have read. */
+/* Two halves of a group take turns to write and to read. Writers arrive at a barrier, readers wait. Barriers of 64
+   threads let a half write only after all of it have read. */
 __global__ void turns_kernel(float *to) {
     const int half = (int)threadIdx.x / 64, at = (int)threadIdx.x % 64;
     const shared_address start = shared_start();
@@ -419,8 +420,8 @@ TEST(turns) {
 #endif
 }
 
-/* stmatrix: registers hold numbers that say which; the sixteen bytes of each row come back. Number c of row r of matrix
-   m: 64 m + 8 r + c. */
+/* Tests stmatrix. Registers hold numbers that identify them, and the sixteen bytes of each row are returned. Number c
+   of row r of matrix m is 64 m + 8 r + c. */
 CF_HOPPER_DEVICE void store_matrices(float *to) {
     const int lane = (int)threadIdx.x;
     uint32_t from[4];
@@ -442,7 +443,7 @@ TEST(stored_matrices) {
     for (int i = 0; i < 8 * WARP; i++) CHECK(got[(size_t)i] == (float)i);
 }
 
-/* A box of 64 columns, 2 heads and 4 rows of a tensor (5 rows, 3 heads, 72 columns), and 32 bytes beside it. */
+/* Copies a box of 64 columns, 2 heads and 4 rows of a tensor (5 rows, 3 heads, 72 columns), and 32 separate bytes. */
 CF_HOPPER_DEVICE void copy_pieces(float *to, const CUtensorMap *map, const void *bytes, int x, int y, int z) {
     const shared_address box = shared_start(), beside = box + 1024, barrier = box + 2048;
     if (threadIdx.x == 0) {

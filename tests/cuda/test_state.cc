@@ -1,6 +1,6 @@
-/* The rows of K and V between projections and state, against float64: rotary positions, padding, planes.
-   And what all of it is for: a sequence that goes chunk by chunk through append, attention, its backward and back to
-   the projections gives what it gives in one piece. Runs under the emulation, and as it is on a device. */
+/* Tests the rows of K and V between projections and state, against float64: rotary positions, padding, planes. Then it
+   tests the whole: a sequence that goes chunk by chunk through append, attention, its backward and back to the
+   projections gives the same as in one piece. Runs under the emulation and on a device. */
 
 #include "../harness.h"
 #include "device.h"
@@ -19,8 +19,8 @@ static void start_clean() {
 #endif
 }
 
-/* Bytes from pageable memory may arrive after cudaMemcpy has returned, and streams of their own do not wait for them.
- */
+/* Bytes from pageable memory may arrive after cudaMemcpy has returned, and non-blocking streams do not wait for
+   them. */
 static void copy_in(void *to, const void *from, size_t bytes) {
     CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice) == cudaSuccess);
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
@@ -34,7 +34,7 @@ static void check_faults() {
 #endif
 }
 
-/* ---- arrays: a host copy and a device copy, NaN wherever nothing was put, guard bands on either side ---- */
+/* ---- arrays: a host copy and a device copy, NaN where nothing was written, guard bands on either side ---- */
 
 static const size_t BAND = 256;
 
@@ -85,7 +85,7 @@ struct array {
         CHECK(cudaMemcpy(host.data(), device, host.size(), cudaMemcpyDeviceToHost) == cudaSuccess);
     }
 
-    /* After a download: these numbers were checked and may differ from what was uploaded. */
+    /* Call after a download: these numbers were checked and may differ from the upload. */
     void forget(int r, int h) { memcpy(&host[at(r, h, 0)], &before[at(r, h, 0)], (size_t)size * number()); }
     bool unchanged() const { return host == before; }
 
@@ -141,7 +141,7 @@ struct rotary {
         return frequency * (long double)position;
     }
 
-    /* One head, forwards or back (way = -1). */
+    /* Rotates one head, forwards or back (way = -1). */
     std::vector<double> turn(const std::vector<double> &x, int64_t position, int way) const {
         const int size = (int)x.size(), n = pairs(size);
         std::vector<double> y = x;
@@ -185,14 +185,14 @@ struct rotary_table {
     ~rotary_table() { cudaFree(device); }
 };
 
-/* Half a unit of the type, and what cosines of fp32 excuse: each is off by at most 2.5 x 2^-24, as is shown below, and
-   each product and sum by half a unit more. */
+/* Half a unit of the type, plus the error of fp32 cosines. Each cosine is off by at most 2.5 x 2^-24, as is shown
+   below, and each product and sum by half a unit more. */
 static double tolerance(cf_dtype dtype, double wanted, double greatest) {
     const double half_unit = dtype == CF_DTYPE_FP32 ? 0x1p-24 : dtype == CF_DTYPE_FP16 ? 0x1p-11 : 0x1p-8;
     return half_unit * std::fabs(wanted) + (dtype == CF_DTYPE_FP16 ? 0x1p-25 : 0.0) + 8.0 * 0x1p-24 * greatest;
 }
 
-/* One head of an output against its input turned by the reference. Returns whether it fits. */
+/* Compares one head of an output with its input rotated by the reference. Returns whether they agree. */
 static bool check_head(const char *what, const array &out, int row, int head, const std::vector<double> &x,
                        const rotary *r, int64_t position, int way) {
     const std::vector<double> wanted = r ? r->turn(x, position, way) : x;
@@ -227,7 +227,7 @@ struct append_case {
     std::vector<int32_t> positions;
 };
 
-static const int STATE_ROW = 2; /* where the chunk starts in the state of these tests */
+static const int STATE_ROW = 2; /* where the chunk starts in these tests' state */
 
 static cf_append describe(const append_case &c, const rotary_table &table, const int_array &positions) {
     cf_append a;
@@ -249,7 +249,7 @@ static void note_case(const append_case &c) {
                  c.packed ? ", packed" : "", c.in_place ? ", in place" : "", (int)c.positions.size());
 }
 
-/* Forward into a state, twice: right numbers, the same bits again, and not a byte elsewhere. */
+/* Runs the forward into a state, twice: right numbers, the same bits again, and no other byte changed. */
 static void check_forward(const append_case &c, uint64_t seed) {
     harness_rng rng = {seed};
     const int rows = (int)c.positions.size(), kv = c.n_kv_heads;
@@ -310,7 +310,7 @@ static void check_forward(const append_case &c, uint64_t seed) {
     }
     for (array *one : {&qkv, &q_out, &k_state, &v_state, &out}) CHECK(one->unchanged());
 
-    qkv.host = inputs.host; /* as a replay's projections make them again */
+    qkv.host = inputs.host; /* as a replay's projections recompute them */
     qkv.upload();
     call_ok(cf_append_forward(&a, nullptr, &error), error);
     for (array *one : {&qkv, &q_out, &k_state, &v_state}) one->download();
@@ -318,7 +318,7 @@ static void check_forward(const append_case &c, uint64_t seed) {
     check_faults();
 }
 
-/* Backward from fp32 gradients of the state. */
+/* Runs the backward from fp32 gradients of the state. */
 static void check_backward(const append_case &c, uint64_t seed) {
     harness_rng rng = {seed};
     const int rows = (int)c.positions.size(), kv = c.n_kv_heads;
@@ -331,7 +331,7 @@ static void check_backward(const append_case &c, uint64_t seed) {
     for (array *one : {&dq, &k_gradient, &v_gradient}) fill_normal(one, &rng);
     for (int r = 0; r < rows; r++)
         for (int h = 0; h < c.n_heads && c.positions[(size_t)r] < 0; h++)
-            for (int i = 0; i < c.size; i++) { /* what attention leaves in padding is anything */
+            for (int i = 0; i < c.size; i++) { /* attention may leave anything in padding */
                 dq.put(r, h, i, INFINITY);
                 if (h < kv) k_gradient.put(r + STATE_ROW, h, i, NAN), v_gradient.put(r + STATE_ROW, h, i, NAN);
             }
@@ -415,7 +415,7 @@ TEST(appends) {
             }
 }
 
-/* Every remainder that the number of pairs leaves of an access: 16 bytes are used only where they come out even. */
+/* Numbers of pairs with every remainder of an access: 16-byte accesses are used only if the number divides evenly. */
 TEST(appends_any_number_of_pairs) {
     for (int pairs = 1; pairs <= 12; pairs++)
         for (int i = 0; i < 6; i++) {
@@ -448,7 +448,7 @@ TEST(appends_without_a_table) {
     }
 }
 
-/* More rows than a block, than a wave of the heads' slots, and none. */
+/* More rows than a block, more than a wave of the heads' slots, and none. */
 TEST(appends_many_rows) {
     append_case c;
     c.n_heads = 5;
@@ -463,8 +463,8 @@ TEST(appends_many_rows) {
     check_backward(c, 6);
 }
 
-/* <R q, g> = <q, R^T g>, and R^T R q = q: the backward is the forward's transpose and its inverse. In fp32 the sums
-   agree to its rounding. */
+/* <R q, g> = <q, R^T g>, and R^T R q = q: the backward is the forward's transpose and its inverse. The sums agree
+   within fp32 rounding. */
 TEST(backward_is_the_transpose) {
     for (int interleaved = 0; interleaved < 2; interleaved++) {
         const int rows = 23, heads = 3, size = 32;
@@ -490,7 +490,7 @@ TEST(backward_is_the_transpose) {
         cf_error error;
         memset(&error, 0, sizeof error);
         start_clean();
-        a.q = a.k = a.v = q.dense(); /* read only, so it may be all three */
+        a.q = a.k = a.v = q.dense(); /* read only, so that one array may be all three */
         a.q_out = rq.dense(), a.k_out = back.dense(), a.v_out = rg.dense();
         call_ok(cf_append_forward(&a, nullptr, &error), error);
         a.q = g.dense(), a.k = rq.dense(), a.v = other.dense();
@@ -512,9 +512,9 @@ TEST(backward_is_the_transpose) {
     }
 }
 
-/* The cosines and sines that the kernel sees, up to millions of positions: a head of (1, 0) pairs shows them. Both
-   tables are rounded to fp32, which is off by at most 2^-25 each; the greatest sum of the four products' errors is then
-   2 sqrt(2) 2^-25, and two roundings of fp32 add 2^-25 each: 2.42 x 2^-24 in all. */
+/* Checks the cosines and sines that the kernel sees, up to millions of positions: a head of (1, 0) pairs shows them.
+   Both tables are rounded to fp32, which is off by at most 2^-25 each. The errors of the four products then add up to
+   at most 2 sqrt(2) 2^-25, and two fp32 roundings add 2^-25 each: 2.42 x 2^-24 in all. */
 TEST(rope_accuracy) {
     const int64_t n_positions[] = {1, 2, 1000, (int64_t)1 << 18, 8000000};
     const int size = 64;
@@ -522,7 +522,7 @@ TEST(rope_accuracy) {
         for (int scaled = 0; scaled < 2; scaled++) {
             rotary r;
             r.base = scaled ? 500000.0 : 10000.0;
-            if (scaled) { /* Llama 3's: long wavelengths 8 times as long, those between blended */
+            if (scaled) { /* Llama 3's: long wavelengths are 8 times as long, those between are blended */
                 for (int pair = 0; pair < size / 2; pair++) {
                     const double f = std::pow(r.base, -2.0 * pair / size), wave = 6.283185307179586 / f;
                     const double blend = (8192.0 / wave - 1.0) / 3.0;
@@ -575,7 +575,7 @@ TEST(rope_accuracy) {
         }
 }
 
-/* A position past the table is taken for the last one: nothing outside of the table is read. */
+/* A position past the table counts as the last one: nothing outside the table is read. */
 TEST(positions_past_the_table) {
     append_case c;
     c.dtype = CF_DTYPE_FP32;
@@ -611,7 +611,7 @@ static cf_state state_of(void *data, int layers, int heads, int size, cf_dtype d
     return s;
 }
 
-/* cf_state_bytes says what the memory model counts, for real models, cut into stages and over GPUs. */
+/* cf_state_bytes returns what the memory model counts, for real models, divided into stages and over GPUs. */
 TEST(bytes_are_the_models) {
     const char *names[] = {"qwen2.5-7b", "qwen3-32b", "llama-3-8b"};
     int found = 0;
@@ -641,7 +641,7 @@ TEST(bytes_are_the_models) {
                 s.one_layer = 1;
                 CHECK_INT(cf_state_bytes(&s, n_rows, &bytes, nullptr), CF_OK);
                 CHECK_INT(bytes * (d.model->layers / 4), n_rows * tokens.state_gradient);
-                /* A row of the hidden size crosses a stage's edge, split with sequence parallelism. */
+                /* A row of the hidden size passes between stages, divided by sequence parallelism. */
                 CHECK_INT(tokens.boundary, 2 * d.model->hidden / tp);
             }
         }
@@ -712,16 +712,16 @@ struct plane_memory {
 
 /* ---- chunk by chunk ---- */
 
-/* One batch: sequence 0 is split into chunks, the others are whole and follow its last slice. Arrays are by token, the
-   sequences one after the other. */
+/* One batch. Sequence 0 is split into chunks; the others are whole and follow its last slice. Arrays are by token, one
+   sequence after another. */
 struct batch {
     cf_dtype dtype = CF_DTYPE_BF16;
     cf_attention_path path = CF_ATTENTION_MMA;
     int n_heads = 2, n_kv_heads = 1, size = 64;
     rotary rope;
     int align = 1;       /* slices start at multiples of this; rows between are padding */
-    bool replay = false; /* one chunk's activations at a time: each backward is preceded by its forward again */
-    bool add = false;    /* gradients are added to numbers that are there; otherwise the first backward overwrites */
+    bool replay = false; /* one chunk's activations at a time: its forward runs again just before each backward */
+    bool add = false;    /* gradients are added to existing numbers; otherwise the first backward overwrites */
     bool deterministic = false;
     std::vector<int> lengths;
     std::vector<float> q, k, v, dout;
@@ -748,7 +748,8 @@ struct batch {
     }
 };
 
-/* By token; q and k as attention got them, dk and dv as they reach the projections, `sums` as they lie in the state. */
+/* By token: q and k as attention received them, dk and dv as they reach the projections, `sums` as stored in the
+   state. */
 struct batch_results {
     std::vector<double> q, k, out, lse, dq, dk, dv, dk_sums, dv_sums;
 };
@@ -791,7 +792,7 @@ struct chunk_memory {
         memset(&error, 0, sizeof error);
         for (size_t i = 0; i < slices.size(); i++) {
             const slice &s = slices[i];
-            const bool carried = i == 0 && s.sequence == 0; /* this one sees the prefix */
+            const bool carried = i == 0 && s.sequence == 0; /* only this slice sees the prefix */
             cu_q.push_back(cu_q.back() + s.length);
             cu_k.push_back(cu_k.back() + s.length + (carried ? prefix : 0));
             starts_q.push_back(s.row);
@@ -828,7 +829,7 @@ struct chunk_memory {
         CHECK(cudaMalloc((void **)&lse, (size_t)(rows * b.n_heads + 1) * 4) == cudaSuccess);
     }
 
-    /* Makes the projections: the same for a forward and its replay. Padding rows are NaN. */
+    /* Makes the projections, equal for a forward and its replay. Padding rows are NaN. */
     void project(const batch &b) {
         const int kv = b.n_kv_heads;
         std::fill(qkv->host.begin(), qkv->host.end(), (unsigned char)0xFF);
@@ -853,7 +854,7 @@ struct chunk_memory {
     }
 };
 
-static const int LAYER = 1, N_LAYERS = 2, FIRST_ROW = 3; /* of the chain, in a state that it does not have alone */
+static const int LAYER = 1, N_LAYERS = 2, FIRST_ROW = 3; /* of the chain, in a state that it shares */
 
 struct chunked_batch {
     const batch &b;
@@ -979,7 +980,7 @@ struct chunked_batch {
         return call_ok(cf_append_backward(&a, stream, &error), error);
     }
 
-    /* Numbers that gradients are added to: in the rows of all sequences. */
+    /* Fills in the numbers to which gradients are added, in the rows of all sequences. */
     void fill_gradients() {
         std::vector<float> host(gradient_bytes / 4, NAN);
         for (const chunk_memory &c : chunks)
@@ -998,14 +999,14 @@ struct chunked_batch {
         return ((plane * (size_t)gradient.rows + row) * (size_t)b.n_kv_heads + (size_t)h) * (size_t)b.size + (size_t)n;
     }
 
-    /* Collects by token, and checks that padding is 0 and that rows of nobody are untouched. */
+    /* Collects the results by token. Checks that padding is 0 and that rows of no sequence are unchanged. */
     void collect(batch_results *to, const std::vector<unsigned char> &state_now) {
         const int kv = b.n_kv_heads, tokens = b.tokens();
         const size_t size = (size_t)b.size;
         std::vector<unsigned char> bytes = copy_of(gradient_memory, gradient_bytes);
         std::vector<float> sums(gradient_bytes / 4);
         memcpy(sums.data(), bytes.data(), gradient_bytes);
-        array rows(b.dtype, (int)state.rows, kv, b.size); /* K, as the state has it */
+        array rows(b.dtype, (int)state.rows, kv, b.size); /* K, as stored in the state */
         memcpy(&rows.host[BAND], &state_now[2 * LAYER * (state_now.size() / (2 * N_LAYERS))],
                state_now.size() / (2 * N_LAYERS));
         for (std::vector<double> *one : {&to->q, &to->out, &to->dq})
@@ -1052,7 +1053,7 @@ struct chunked_batch {
                         if (!CHECK(one == 0.0)) return;
         }
         if (!b.add)
-            CHECK(harness_is_poison(sums.data(), gradient_bytes)); /* with add, NaN in another form */
+            CHECK(harness_is_poison(sums.data(), gradient_bytes)); /* with `add`, another NaN */
         else
             for (float one : sums)
                 if (!CHECK(std::isnan(one))) return;
@@ -1078,7 +1079,7 @@ struct chunked_batch {
         return true;
     }
 
-    /* Rows of the state outside the sequences, and the other layer, are as they were. */
+    /* Checks that rows of the state outside the sequences, and the other layer, are unchanged. */
     void check_state_rows(std::vector<unsigned char> bytes) {
         const size_t row_bytes = (size_t)(b.n_kv_heads * b.size) * (b.dtype == CF_DTYPE_FP32 ? 4 : 2);
         for (const chunk_memory &c : chunks)
@@ -1091,7 +1092,7 @@ struct chunked_batch {
     }
 };
 
-/* Turns every head of a (tokens, heads, size) array, each token at its place in its sequence; stored as `dtype`. */
+/* Rotates every head of a (tokens, heads, size) array, each token by its place in its sequence. Stored as `dtype`. */
 template <typename From>
 static std::vector<double> turn_all(const batch &b, const std::vector<From> &x, int heads, int way, cf_dtype dtype,
                                     bool store) {
@@ -1110,7 +1111,8 @@ static std::vector<double> turn_all(const batch &b, const std::vector<From> &x, 
 
 static std::vector<float> as_floats(const std::vector<double> &x) { return std::vector<float>(x.begin(), x.end()); }
 
-/* q and k as they should be, but for the rounding to the type, where fp32 may fall on the other side of a half. */
+/* Compares q and k with the expected values, except for the rounding to the type, where fp32 may round a half
+   differently. */
 static void check_turned(const char *what, const batch &b, const std::vector<float> &x, const std::vector<double> &got,
                          int heads) {
     const std::vector<double> wanted = turn_all(b, x, heads, 1, b.dtype, false);
@@ -1122,8 +1124,7 @@ static void check_turned(const char *what, const batch &b, const std::vector<flo
         }
 }
 
-/* The batch in double, from q and k as attention got them, and as an unfused implementation in its type would have it.
- */
+/* Computes the batch in double from attention's q and k, and again as an unfused implementation in its type would. */
 static void reference_results(const batch &b, const batch_results &stored, batch_results *exact,
                               batch_results *rounded) {
     host_problem p;
@@ -1168,7 +1169,7 @@ static void check_results(const batch &b, const batch_results &got, const batch_
     check_accuracy("sums of dv", b.dtype, got.dv_sums, exact.dv_sums, rounded.dv_sums, 3.0);
 }
 
-/* Greatest gap between two results, in units of the greatest number. */
+/* Returns the greatest gap between two results, relative to the greatest number. */
 static double gap_of(const std::vector<double> &x, const std::vector<double> &y) {
     double gap = x.size() == y.size() ? 0.0 : 1.0, size = 0.0;
     for (size_t i = 0; i < x.size() && i < y.size(); i++) {
@@ -1204,15 +1205,15 @@ static void check_chunks(batch b, const std::vector<int> &sizes, const std::vect
     check_results(b, chunked, exact, rounded);
     check_results(b, whole, exact, rounded);
     if (b.path != CF_ATTENTION_MMA) return;
-    /* A row meets its keys in the same tiles and in the same order, however the sequence is cut: the forward's bits are
-       the same. The gradients' sums have the same hundreds of terms in another order, which only fp32 tells apart. */
+    /* A row meets its keys in the same tiles and order, however the sequence is split, so the forward's bits are the
+       same. The gradients' sums have the same hundreds of terms in another order, which changes only fp32 rounding. */
     CHECK(chunked.out == whole.out);
     CHECK(chunked.lse == whole.lse);
     CHECK(gap_of(chunked.dk_sums, whole.dk_sums) <= 0x1p-18);
     CHECK(gap_of(chunked.dv_sums, whole.dv_sums) <= 0x1p-18);
 }
 
-/* Chunks of sizes around tiles (64 and 128 rows), primes, and of one token. */
+/* Chunk sizes around tiles (64 and 128 rows), primes, and one token. */
 TEST(chunks_bf16) {
     batch b;
     check_chunks(b, {61, 63, 1, 64, 65, 37}, {}, 1);
@@ -1233,8 +1234,8 @@ TEST(chunks_fp16) {
     check_chunks(b, {1, 63, 33, 65, 2}, {}, 3);
 }
 
-/* The last chunk holds whole sequences too, every slice starts at a multiple of 16, and what lies between is NaN in all
-   that may hold anything. */
+/* The last chunk has whole sequences as well, and every slice starts at a multiple of 16. All rows between that may
+   contain anything are NaN. */
 TEST(chunks_hybrid_padded) {
     for (int add = harness_rounds(0, 1); add < 2; add++) {
         batch b;
@@ -1304,8 +1305,8 @@ TEST(rows_past_32_bits) {
     cudaFree(far);
 }
 
-/* Planes of host memory so far apart that CUDA refuses to copy them in one call: a block of the prefix comes in, and
-   the chunk's own rows go out. */
+/* Planes of host memory so far apart that CUDA refuses to copy them in one call. A block of the prefix is loaded, and
+   the chunk's own rows are sent out. */
 TEST(planes_past_the_pitch) {
     const int64_t rows = (int64_t)1 << 26, own = 4, prefix = rows - own; /* planes of 8 GiB */
     cf_state s = state_of(nullptr, 2, 1, 64, CF_DTYPE_BF16, rows);
@@ -1364,7 +1365,7 @@ TEST(planes_past_the_pitch) {
 
 /* ---- gradients of another library ---- */
 
-/* Slices without rows, with rows between them in more runs than one launch takes, or side by side. */
+/* Checks slices without rows, slices with rows between them in more runs than one launch takes, and adjacent slices. */
 static void check_added(cf_dtype dtype, int heads, int size, int overwrite) {
     std::vector<int32_t> lengths, starts, ends = {0};
     int32_t rows = 0;
@@ -1448,7 +1449,7 @@ TEST(adds_gradients) {
 
 static void set_bytes(void *member, int value) { memcpy(member, &value, sizeof value); } /* any value, as from C */
 
-/* Addresses are never used: everything is refused before. */
+/* Addresses are never used: everything is refused first. */
 TEST(bad_states) {
     const cf_state good = state_of((void *)(uintptr_t)4096, 2, 2, 64, CF_DTYPE_BF16, 100);
     cf_state x = good;
@@ -1512,7 +1513,7 @@ TEST(bad_ropes) {
     CHECK_INT(bytes, 777);
     for (float one : memory) CHECK(one == 5.0f);
     x = good;
-    x.n_positions = (int64_t)1 << 31; /* all that an int32_t can be */
+    x.n_positions = (int64_t)1 << 31; /* every value of an int32_t */
     CHECK_INT(cf_rope_size(&x, 64, &bytes, nullptr), CF_OK);
     CHECK_INT(bytes, ((1 << 16) + (1 << 15)) * 64 * 4);
 }
@@ -1557,7 +1558,7 @@ TEST(bad_appends) {
     BOTH(x.q_out.head_stride = 68, CF_ERROR_ARGUMENT, "q_out");
     BOTH(x.k_out.row_stride = INT64_MAX / 8 * 8, CF_ERROR_ARGUMENT, "k_out");
     BOTH((x.rows = (int64_t)1 << 30, x.v_out.row_stride = (int64_t)1 << 40), CF_ERROR_OVERFLOW, "v_out");
-    /* Addresses and strides that no access of 16 bytes could take, each alone, in every array. */
+    /* Addresses and strides that no 16-byte access could use, one at a time, in every array. */
     cf_tensor cf_append::*const members[] = {&cf_append::q,     &cf_append::k,     &cf_append::v,
                                              &cf_append::q_out, &cf_append::k_out, &cf_append::v_out};
     const char *const names[] = {"q", "k", "v", "q_out", "k_out", "v_out"};
@@ -1567,7 +1568,7 @@ TEST(bad_appends) {
         BOTH((x.*members[i]).head_stride = 66, CF_ERROR_ARGUMENT, names[i]);
     }
     REFUSED(x.out.data = odd, cf_append_forward(&x, nullptr, &error), CF_ERROR_ARGUMENT, "out");
-    /* Gradients are fp32, so a stride of 4 numbers is enough for them, and not for 16-bit rows. */
+    /* Gradients are fp32, so a stride of 4 numbers is enough for them, but not for 16-bit rows. */
     REFUSED(x.k.row_stride = 132, cf_append_forward(&x, nullptr, &error), CF_ERROR_ARGUMENT, "k");
 #undef BOTH
     x = good;

@@ -1,4 +1,5 @@
-/* The emulation of streams, memory and failures: what must be ordered is, and what is only ordered by chance shows. */
+/* Tests the emulation of streams, memory and failures. Required order is kept, and work ordered only by chance is
+   detected. */
 
 #include "../harness.h"
 
@@ -10,7 +11,7 @@
 #include <string>
 #include <vector>
 
-/* Every test begins with the machine as at the start of the program, and leaves nothing behind. */
+/* Every test starts with a machine as at the start of the program, and leaves nothing behind. */
 struct fresh_machine {
     fresh_machine() {
         cuda_emu_defaults();
@@ -80,7 +81,7 @@ TEST(nothing_runs_until_the_host_waits) {
     OK(cudaStreamDestroy(stream));
 }
 
-/* Two streams with two kernels each, with no order between them; then a wait for the first stream, then for both. */
+/* Issues two kernels on each of two unordered streams, waits for the first stream, then for both. */
 static std::string run_unordered(cuda_emu_policy policy, uint64_t choice, std::string *after_first) {
     cudaStream_t a = new_stream(), b = new_stream();
     cuda_emu_set_policy(policy, choice);
@@ -118,7 +119,7 @@ TEST(policies) {
         CHECK(order.find('a') < order.find('b') && order.find('x') < order.find('y'));
         seen.insert(order);
     }
-    CHECK_INT(seen.size(), 6); /* all that the two streams allow */
+    CHECK_INT(seen.size(), 6); /* every order that two streams allow */
 }
 
 TEST(random_devices_work_while_the_host_goes_on) {
@@ -145,9 +146,9 @@ TEST(events_order_streams) {
         OK(cudaEventRecord(event, a));
         note(a, 'b');
         OK(cudaStreamWaitEvent(b, event));
-        OK(cudaEventRecord(event, a)); /* the wait is for the record before */
+        OK(cudaEventRecord(event, a)); /* the wait is for the earlier record */
         note(b, 'x');
-        OK(cudaEventDestroy(event)); /* and needs the event no longer */
+        OK(cudaEventDestroy(event)); /* and no longer needs the event */
         OK(cudaStreamSynchronize(b));
         CHECK(trace.find('a') < trace.find('x') && trace.find('x') != std::string::npos);
         OK(cudaDeviceSynchronize());
@@ -155,12 +156,12 @@ TEST(events_order_streams) {
         OK(cudaStreamDestroy(a));
         OK(cudaStreamDestroy(b));
     });
-    /* The record that came after the wait does not hold b back. */
+    /* The record that was issued after the wait does not delay b. */
     cudaStream_t a = new_stream(), b = new_stream();
     cudaEvent_t event = new_event();
     cuda_emu_set_policy(CUDA_EMU_LAZY);
     trace.clear();
-    OK(cudaStreamWaitEvent(b, event)); /* never recorded: no wait at all */
+    OK(cudaStreamWaitEvent(b, event)); /* never recorded: nothing to wait for */
     OK(cudaEventRecord(event, a));
     OK(cudaStreamWaitEvent(b, event));
     note(a, 'a');
@@ -187,7 +188,7 @@ TEST(legacy_stream) {
     OK(cudaStreamSynchronize(blocking));
     CHECK_STR(trace.c_str(), "alb");
     note(blocking, 'c');
-    OK(cudaStreamSynchronize(cudaStreamLegacy)); /* waits for blocking streams too */
+    OK(cudaStreamSynchronize(cudaStreamLegacy)); /* waits for blocking streams as well */
     CHECK_STR(trace.c_str(), "albc");
     OK(cudaStreamSynchronize(other));
     CHECK_STR(trace.c_str(), "albco");
@@ -252,7 +253,8 @@ enum mistake {
     N_MISTAKES
 };
 
-/* Three rounds: pinned memory to the device on one stream, a kernel on another, the result back on a third. */
+/* Three rounds: pinned memory goes to the device on one stream, a kernel runs on another, and the result comes back on
+   a third. */
 static std::vector<unsigned char> pipeline(mistake m) {
     int *host, *in, *sum, *result;
     cudaStream_t up = new_stream(), compute = new_stream(), down = new_stream();
@@ -313,7 +315,7 @@ TEST(copies_and_the_host) {
     OK(cudaMalloc(&second, 8));
     OK(cudaMemcpyAsync(device, pageable, 8, cudaMemcpyHostToDevice, stream)); /* takes the bytes now */
     pageable[0] = 7;
-    OK(cudaMemcpyAsync(pageable, device, 8, cudaMemcpyDeviceToHost, stream)); /* returns when it has run */
+    OK(cudaMemcpyAsync(pageable, device, 8, cudaMemcpyDeviceToHost, stream)); /* returns after it has run */
     CHECK_INT(pageable[0], 1);
     pinned[0] = 3, pinned[1] = 4;
     OK(cudaMemcpyAsync(device, pinned, 8, cudaMemcpyHostToDevice, stream)); /* reads when it runs */
@@ -323,12 +325,12 @@ TEST(copies_and_the_host) {
     CHECK_INT(cuda_emu_pending(), 2);
     OK(cudaStreamSynchronize(stream));
     CHECK(pinned[0] == 5 && pinned[1] == 6);
-    OK(cudaMemset(second, 0, 8)); /* does not wait, nor does a copy within the device */
+    OK(cudaMemset(second, 0, 8)); /* does not wait; a copy within the device does not either */
     OK(cudaMemcpy(second, device, 8, cudaMemcpyDeviceToDevice));
     CHECK_INT(cuda_emu_pending(), 2);
     OK(cudaMemcpy(pageable, second, 8, cudaMemcpyDeviceToHost)); /* does */
     CHECK(pageable[0] == 5 && pageable[1] == 6 && cuda_emu_pending() == 0);
-    OK(cudaMemcpy(device, pageable, 8, cudaMemcpyHostToDevice)); /* the bytes are taken, but may not have arrived */
+    OK(cudaMemcpy(device, pageable, 8, cudaMemcpyHostToDevice)); /* the bytes are read, but may not have arrived */
     CHECK_INT(cuda_emu_pending(), 1);
     pinned[0] = -1;
     OK(cudaMemcpy(pinned, device, 8, cudaMemcpyDeviceToHost));
@@ -362,7 +364,7 @@ TEST(copies_in_two_dimensions) {
     OK(cudaStreamDestroy(stream));
 }
 
-/* Two rows, as far apart as a pitch can be, and a byte further. */
+/* Copies two rows at the largest allowed pitch, and one byte further. */
 TEST(pitches_have_a_limit) {
     fresh_machine machine;
     int most = 0;
@@ -513,7 +515,7 @@ TEST(contexts) {
     note(s1, 'b');
     CHECK(launch(s0, note_kernel, 1, 'x') == cudaErrorInvalidResourceHandle); /* of another device */
     CHECK(cudaEventRecord(e0, s1) == cudaErrorInvalidResourceHandle);
-    OK(cudaEventRecord(e0, s0)); /* both of device 0: whatever is current */
+    OK(cudaEventRecord(e0, s0)); /* both on device 0: the current device does not matter */
     OK(cudaStreamWaitEvent(s1, e0));
     OK(cudaDeviceSynchronize());
     CHECK_STR(trace.c_str(), "b");
@@ -541,7 +543,7 @@ TEST(peers) {
     OK(cudaMemcpyAsync(on_1, on_0, 16, cudaMemcpyDefault, stream));
     CHECK(cudaMemcpyPeerAsync(on_1, 0, on_0, 1, 16, stream) == cudaErrorInvalidValue);
     expect_fault(CUDA_EMU_COPY);
-    OK(launch(stream, check_kernel, 1, (const char *)on_0)); /* seen in the arguments, and when it is used */
+    OK(launch(stream, check_kernel, 1, (const char *)on_0)); /* detected in the arguments, and at its use */
     OK(cudaStreamSynchronize(stream));
     CHECK_INT(cuda_emu_faults(), 2);
     CHECK_INT(cuda_emu_faults(CUDA_EMU_PEER), 2);
@@ -575,7 +577,7 @@ TEST(peers) {
 
 /* ---- failures ---- */
 
-/* A program that gives everything back, whatever fails, and whether it came to the end. */
+/* A program that releases everything, whatever fails. Returns whether it reached its end. */
 static bool careful_program() {
     cudaStream_t stream = nullptr;
     cudaEvent_t event = nullptr;
@@ -647,7 +649,7 @@ TEST(kernels_fail_later) {
     CHECK(cudaMalloc(&more, 16) == cudaErrorIllegalAddress);
     CHECK(launch(stream, note_kernel, 1, 'd') == cudaErrorIllegalAddress);
     CHECK(cudaMemsetAsync(device, 0, 16, stream) == cudaErrorIllegalAddress);
-    OK(cudaSetDevice(1)); /* the other device goes on */
+    OK(cudaSetDevice(1)); /* the other device continues */
     note(nullptr, 'z');
     OK(cudaDeviceSynchronize());
     CHECK_STR(trace.c_str(), "az");
@@ -687,7 +689,7 @@ TEST(waits_that_cannot_end) {
     OK(cudaStreamDestroy(b));
 }
 
-/* The third launch waits until the first has run, on its own device only. */
+/* The third launch waits until the first has run, only on its own device. */
 TEST(launches_wait_for_room) {
     fresh_machine machine;
     cuda_emu_set_devices(2);
@@ -727,7 +729,7 @@ TEST(launches_wait_for_room) {
     trace.clear();
     cuda_emu_set_policy(CUDA_EMU_STREAM_LATE, 1);
     for (int i = 0; i < 2; i++) note(a, 'a');
-    note(b, 'b'); /* one of a's runs, as nothing else can */
+    note(b, 'b'); /* one of a's kernels runs, as nothing else can */
     note(b, 'b'); /* now b's does */
     CHECK_STR(trace.c_str(), "ab");
     OK(cudaDeviceSynchronize());
@@ -771,13 +773,13 @@ TEST(launches_that_wait_for_ever) {
         CHECK_INT(cuda_emu_pending(), 0);
         CHECK(strstr(cuda_emu_first_fault(), "a launch waits for ever") != nullptr);
         expect_fault(CUDA_EMU_DEADLOCK);
-        note(b, 'd'); /* what was dropped takes no room */
+        note(b, 'd'); /* dropped work takes no room */
         note(b, 'e');
         CHECK_STR(trace.c_str(), "");
         OK(cudaDeviceSynchronize());
         CHECK_STR(trace.c_str(), "de");
     }
-    /* A launch that waits for room finds that the work before it has failed. */
+    /* A launch that waits for room finds that earlier work has failed. */
     cuda_emu_fail_kernel(1, cudaErrorIllegalAddress);
     note(a, 'f');
     note(a, 'g');
@@ -825,7 +827,7 @@ static float milliseconds(cudaEvent_t from, cudaEvent_t to) {
     return ms;
 }
 
-/* a: 2 s, then 3 s; b: 1 s, then waits for the first of a, then 4 s. */
+/* a: 2 s, then 3 s. b: 1 s, then it waits for the first of a, then 4 s. */
 TEST(streams_run_side_by_side) {
     fresh_machine machine;
     cuda_emu_each_policy(10, [] {
@@ -860,7 +862,7 @@ TEST(streams_run_side_by_side) {
     });
 }
 
-/* Device 0 works 5 s, then device 1 for 2 s and again for 1 s; each has a first event that the host records at 0. */
+/* Device 0 works 5 s, then device 1 works 2 s and another 1 s. Each has a first event that the host records at 0. */
 TEST(clocks_that_start_apart) {
     fresh_machine machine;
     for (double latency : {0.0, 3.0, 6.0}) {
@@ -921,7 +923,7 @@ TEST(durations_by_rule) {
     OK(cudaEventRecord(to, stream));
     OK(cudaStreamSynchronize(stream));
     CHECK(milliseconds(from, to) == 3250.0f);
-    cuda_emu_set_rule(nullptr); /* the default: everything takes some time, large copies more */
+    cuda_emu_set_rule(nullptr); /* the default: everything takes some time, large copies longer */
     OK(cudaEventRecord(from, stream));
     OK(cudaMemcpyAsync(pinned, device, 1000, cudaMemcpyDeviceToHost, stream));
     OK(cudaEventRecord(to, stream));
@@ -981,7 +983,7 @@ TEST(products_are_queued) {
                             &beta, c, CUDA_R_32F, 2, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     };
     CHECK(multiply(a) == CUBLAS_STATUS_SUCCESS);
-    alpha = 100.0f; /* was read at the issue */
+    alpha = 100.0f; /* was read when issued */
     CHECK(c[0] != c[0]);
     OK(cudaStreamSynchronize(stream));
     CHECK(c[0] == 14.0f && c[1] == 20.0f && c[2] == 30.0f && c[3] == 44.0f);
@@ -989,7 +991,7 @@ TEST(products_are_queued) {
     OK(cudaStreamSynchronize(stream));
     expect_fault(CUDA_EMU_OUT_OF_BOUNDS);
     OK(cudaSetDevice(1));
-    CHECK(multiply(a) == CUBLAS_STATUS_EXECUTION_FAILED); /* the handle is of the other device */
+    CHECK(multiply(a) == CUBLAS_STATUS_EXECUTION_FAILED); /* the handle belongs to the other device */
     OK(cudaSetDevice(0));
     CHECK(multiply(a) == CUBLAS_STATUS_SUCCESS);
     CHECK(cublasDestroy(handle) == CUBLAS_STATUS_SUCCESS); /* waits */

@@ -1,6 +1,6 @@
-/* Attention on the path with wgmma, in what differs from the other fused path: larger steps, whole-token tiles, bulk
-   copies. test_attention.cc has more of what they share; with CHUNKFLOW_TEST_WGMMA in the environment all of it. Runs
-   under the emulation, and as it is on a device of compute capability 9.0. */
+/* Tests attention on the wgmma path where it differs from the other fused path: larger steps, whole-token tiles, bulk
+   copies. test_attention.cc tests more of what they share, and all of it with CHUNKFLOW_TEST_WGMMA in the environment.
+   Runs under the emulation and on a device of compute capability 9.0. */
 
 #include "../harness.h"
 #include "device.h"
@@ -30,7 +30,8 @@ static host_problem problem_of(int n_heads, int n_kv_heads, int head_size) {
     return p;
 }
 
-/* Around the edges of tiles of 128 rows and steps of 128 keys; types, masks and options change from shape to shape. */
+/* Shapes around the edges of tiles of 128 rows and steps of 128 keys. Types, masks and options change from shape to
+   shape. */
 TEST(shapes) {
     const int shapes[][2] = {{1, 1},     {1, 257},   {2, 1},     {127, 127}, {128, 128}, {129, 129}, {64, 128},
                              {113, 203}, {128, 385}, {130, 512}, {307, 256}, {257, 513}, {5, 640},   {200, 201}};
@@ -50,7 +51,7 @@ TEST(shapes) {
     }
 }
 
-/* Groups that fill tiles and groups that do not, up to one token to 64 rows; smaller heads, whose other columns are
+/* Groups that fill tiles and groups that do not, up to one token to 64 rows; smaller heads, whose remaining columns are
    past the end of the tensor. */
 TEST(groups) {
     const int heads[][3] = {{3, 1, 128}, {7, 1, 128}, {10, 2, 96}, {16, 2, 72}, {28, 1, 120}, {64, 1, 128}, {6, 3, 64}};
@@ -69,8 +70,9 @@ TEST(groups) {
     }
 }
 
-/* One key at either end decides whether a block of keys, or a warpgroup's keys, need their mask, and whether a row tile
-   sees any of a warpgroup's keys: the last tile of the second slice sees one, the first or last of 64. */
+/* One key at either end decides three things: whether a block of keys, or a warpgroup's keys, need their mask, and
+   whether a row tile sees any of a warpgroup's keys. The last tile of the second slice sees one key, the first or last
+   of 64. */
 TEST(mask_edges) {
     NEEDS_WGMMA();
     for (int i = 0; i < 4; i++) {
@@ -85,7 +87,7 @@ TEST(mask_edges) {
     }
 }
 
-/* Another document's keys lie behind a document's own in memory: infinite or no numbers, they reach nobody. */
+/* Another document's keys follow a document's own in memory. Infinities or NaNs in them reach no row of this one. */
 TEST(nan_in_the_next_document) {
     NEEDS_WGMMA();
     for (int i = 0; i < 4; i++) {
@@ -111,7 +113,7 @@ TEST(nan_in_the_next_document) {
     }
 }
 
-/* Parts of tiles: as whole ones but for the order of sums, and always the same bits. */
+/* Split tiles give the results of whole ones, except for the order of sums, and always the same bits. */
 TEST(parts) {
     NEEDS_WGMMA();
     for (int i = 0; i < harness_rounds(2, 1); i++) {
@@ -140,7 +142,7 @@ TEST(parts) {
     }
 }
 
-/* Parts of a forward in fp16, and of keys of small heads. */
+/* Splits of a forward in fp16, and of keys of small heads. */
 TEST(parts_of_other_shapes) {
     NEEDS_WGMMA();
     for (const bool of_keys : {false, true}) {
@@ -157,8 +159,8 @@ TEST(parts_of_other_shapes) {
     }
 }
 
-/* Late in the loop one row of a warp meets a greater score than before: its results so far are scaled down, on either
-   fused path, though nobody else's are. */
+/* Late in the loop one row of a warp meets a greater score than before. On either fused path its results so far are
+   scaled down, and no other row's are. */
 TEST(one_row_is_scaled_down) {
     for (int i = 0; i < 8; i++) {
         const int row = 5 + 8 * (i / 2), head_size = i % 2 ? 64 : 128;
@@ -170,7 +172,7 @@ TEST(one_row_is_scaled_down) {
         in.q.assign(in.q.size(), 0.0f);
         in.k.assign(in.k.size(), 0.0f);
         for (int j = 0; j < 40; j++) in.q[(size_t)(j * head_size)] = j == row ? 1.0f : -1.0f;
-        in.k[(size_t)(7 * head_size)] = 40.0f; /* keys are worked on from the last one to the first */
+        in.k[(size_t)(7 * head_size)] = 40.0f; /* keys are processed from last to first */
         const host_results exact = reference_exact(p, in), rounded = reference_rounded(p, in);
         for (cf_attention_path path : {CF_ATTENTION_MMA, CF_ATTENTION_WGMMA}) {
             device_results got;
@@ -191,8 +193,8 @@ static void emulate_order(int how) {
 #endif
 }
 
-/* The forward gives the same bits with every number of blocks to share the tiles, whenever copies land and in whatever
-   order warps run: each `how` is another. */
+/* Checks that the forward gives the same bits for any number of blocks that share the tiles, whenever copies land and
+   in any order of warps. Each `how` is another order. */
 static bool check_turns(const host_problem &p, run_options o, const host_inputs &in, int how,
                         std::initializer_list<int> processors, device_results *first) {
     device_results other;
@@ -210,8 +212,8 @@ static bool check_turns(const host_problem &p, run_options o, const host_inputs 
     return ok;
 }
 
-/* Documents of one block of keys and of several, tails, prefixes, groups, masks, NaNs that nobody may see. A block has
-   each tile to itself first; then few blocks share them, of which the last are short. */
+/* Documents of one block of keys and of several, tails, prefixes, groups, masks, and NaNs that no row may see. First
+   each tile has its own block; then few blocks share the tiles, and the last ones are short. */
 TEST(many_tiles) {
     const int heads[][3] = {{2, 1, 128}, {7, 1, 64}, {3, 3, 128}, {10, 2, 96}, {6, 2, 128}, {5, 1, 64}};
     NEEDS_WGMMA();
@@ -256,8 +258,8 @@ TEST(many_parts) {
 }
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-/* The same bits and no fault whenever copies land and in whatever order warps run; but dQ by atomic additions, whose
-   order is that of blocks. */
+/* The same bits and no fault whenever copies land and in any order of warps. The exception is dQ by atomic additions,
+   whose order is that of the blocks. */
 TEST(arrivals) {
     for (int deterministic = 0; deterministic < 2; deterministic++) {
         host_problem p = problem_of(harness_rounds(6, 3), harness_rounds(2, 1), 128);
@@ -282,8 +284,8 @@ TEST(arrivals) {
     }
 }
 
-/* A causal problem does about half the products of a full one, a window a part that does not grow with the keys; and
-   nothing is loaded that is not used. */
+/* A causal problem does about half the products of a full one. A window does a share that does not grow with the keys.
+   Nothing is loaded that is not used. */
 TEST(masked_blocks_are_skipped) {
     host_problem p = problem_of(1, 1, 128);
     run_options o = wgmma;
@@ -291,7 +293,7 @@ TEST(masked_blocks_are_skipped) {
     const int64_t tile_bytes = 128 * 256; /* of keys, or of two row tiles */
     p.add_slice(512, 512);
     const host_inputs in = random_inputs(p, 1);
-    const int64_t blocks[3] = {4 * 4, 1 + 2 + 3 + 4, 1 + 2 + 2 + 2}; /* by tile of 128 rows: blocks of keys */
+    const int64_t blocks[3] = {4 * 4, 1 + 2 + 3 + 4, 1 + 2 + 2 + 2}; /* blocks of keys for each tile of 128 rows */
     const int64_t row_tiles[3] = {4 * 8, 8 + 6 + 4 + 2, 4 + 4 + 4 + 2}; /* by key tile */
     const int64_t halves[3] = {2 * 4 * 8, 8 + 7 + 6 + 5 + 4 + 3 + 2 + 1, 6 * 3 + 2 + 1}; /* by 64 keys: row tiles */
     for (int i = 0; i < 3; i++) {
@@ -300,7 +302,7 @@ TEST(masked_blocks_are_skipped) {
         if (!run_on_device(p, in, o, &got)) return;
         const cuda_emu_counts forward = cuda_emu_kernel("attention_forward");
         const cuda_emu_counts backward = cuda_emu_kernel("attention_backward");
-        CHECK_INT(forward.wgmma, blocks[i] * 2 * (8 + 8)); /* by two warpgroups: scores, values */
+        CHECK_INT(forward.wgmma, blocks[i] * 2 * (8 + 8)); /* two warpgroups: scores, values */
         CHECK_INT(forward.bulk_bytes, (2 * blocks[i] + 4) * tile_bytes);
         CHECK_INT(backward.wgmma, halves[i] * (8 + 8 + 4 + 4) + row_tiles[i] * 2 * 8); /* scores, dP, dV, dK; dQ */
         CHECK_INT(backward.bulk_bytes, 4 * 2 * tile_bytes + row_tiles[i] * (tile_bytes + 512));
@@ -309,8 +311,8 @@ TEST(masked_blocks_are_skipped) {
     }
 }
 
-/* Blocks that share the tiles do what blocks of one tile do; in each step of a tile but the first both warpgroups wait
-   for their turn. */
+/* Blocks that share tiles do the same work as blocks with one tile each. In each step of a tile except the first, both
+   warpgroups wait for their turn. */
 TEST(turns) {
     host_problem p = problem_of(1, 1, 128);
     run_options o = wgmma;
@@ -324,14 +326,14 @@ TEST(turns) {
         if (!run_on_device(p, in, o, &got)) return;
         counts[i] = cuda_emu_kernel("attention_forward");
         CHECK_INT(counts[i].blocks, o.processors);
-        /* A barrier by block; by tile of 128 rows one, and those of its turns. */
+        /* A barrier for each block; for each tile of 128 rows one, and those of its turns. */
         CHECK_INT(counts[i].barriers, o.processors + 4 + 2 * (0 + 1 + 2 + 3));
     }
     CHECK_INT(counts[0].wgmma, counts[1].wgmma);
     CHECK_INT(counts[0].bulk_bytes, counts[1].bulk_bytes);
 }
 
-/* A driver without the function that makes tensor maps, and arrays that they cannot describe. */
+/* A driver without the function that makes tensor maps, and arrays that tensor maps cannot describe. */
 TEST(refused_calls) {
     const int32_t cu[2] = {0, 10};
     cf_attention_desc d;
@@ -368,7 +370,7 @@ TEST(refused_calls) {
 }
 #endif
 
-/* It is chosen where it can do the problem, and refuses by name what it cannot do. */
+/* The path is chosen if it supports the problem, and refuses by name what it does not support. */
 TEST(choice) {
     const struct {
         cf_dtype dtype;

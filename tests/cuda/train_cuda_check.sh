@@ -27,7 +27,7 @@ run() { capture timeout -k 5 "${LIMIT:-300}" "$program" "$@"; }
 
 tiny="--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 40 --vocabulary 48 --loss-rows 128"
 
-# gradients NAME OPTIONS...: --check finds nothing wrong, in gradients that are clipped and an update that decays much
+# gradients NAME OPTIONS...: --check finds no difference, with clipped gradients and an update with large decay
 gradients() {
     name="gradients: $1"
     shift
@@ -116,7 +116,7 @@ refuse "drops them again" --outputs gpu --recompute full --synthetic 9
 refuse "walks through the state once" --stream 65536 --recompute full --synthetic 9
 refuse "headless learns nothing" --headless --check --synthetic 9
 
-# times_of OPTIONS...: passes of two steps, of which the second one counts, without their seconds
+# times_of OPTIONS...: prints the passes of the second of two steps, without their seconds
 times_of() {
     # shellcheck disable=SC2086
     run $tiny --layers 1 --chunk-size 32 --steps 2 --synthetic 80,20 --times "$work/times" "$@"
@@ -133,10 +133,10 @@ name="times of passes without the head"
 said=$(times_of --headless)
 if [ "$said" = "F 32 528,F 32 1552,F 16 1160,$rest" ]; then ok "$name"; else fail "$name" "$said"; fi
 
-# ---- Hugging Face's files, made by nothing of ours ----
+# ---- Hugging Face's files, made by independent code ----
 
-# A folder with config.json and weights of a tiny model, laid out as Hugging Face's writer does it: in one file, and in
-# two with an index.
+# Makes a folder with config.json and weights of a tiny model, laid out as Hugging Face's writer does: in one file, and
+# in two with an index.
 make_folders() {
     "$PYTHON" - "$work" <<'PY'
 import json, os, random, struct, sys
@@ -199,8 +199,8 @@ same_files() { # NAME FILE FILE
 
 first_loss() { sed -n 's/^step .* loss \([^ ]*\) .*/\1/p' "$work/out" | head -n 1; }
 
-# Every tensor of a folder with an index, by nothing of ours: the index is as Hugging Face's writer prints it, no part
-# of several tensors is larger than the limit, and the tensors, their types and shapes are those of the other folder.
+# Compares every tensor of a folder with an index with another folder, by independent code. The index is as Hugging
+# Face's writer prints it, and no file of several tensors is larger than the limit. Tensors, types and shapes are equal.
 compare_parts() { # FOLDER WHOLE MOST_BYTES
     "$PYTHON" - "$@" <<'PY'
 import json, os, struct, sys
@@ -229,7 +229,7 @@ assert found == whole, "other tensors"
 PY
 }
 
-# index_refused NAME TEXT SED: the folder of parts with its index changed so
+# index_refused NAME TEXT SED: a folder whose index was edited by SED is refused with TEXT
 index_refused() {
     sed "$3" "$work/parts/model.safetensors.index.json" >"$work/hostile/model.safetensors.index.json"
     run --load "$work/hostile" --steps 0
@@ -324,7 +324,7 @@ tokens_refused() { # TEXT OPTIONS...
     complained "make_tokens refuses: $said" 2 "$said"
 }
 
-# damaged NAME TEXT BYTES AT: the token file with these bytes (octal) at this place
+# damaged NAME TEXT BYTES AT: a token file with these bytes (octal) at this place is refused with TEXT
 damaged() {
     cp "$work/ids.tokens" "$work/bad.tokens"
     # shellcheck disable=SC2059
@@ -385,7 +385,7 @@ data_files
 
 # ---- checkpoints, memory, failures ----
 
-# The lines of steps without their times.
+# Prints the lines of steps without their times.
 steps_of() { sed -n 's/\(^step .*\)  [0-9.]* tokens.*/\1/p; /^weights after/p' "$1"; }
 
 checkpoints() {
@@ -407,7 +407,7 @@ checkpoints() {
     # shellcheck disable=SC2086
     run $options --checkpoint "$work/run" --lr 0.5
     complained "refused: a checkpoint of another run" 2 "its lr is"
-    # As if another trainer held it: the lock of a process of its own, for as long as this one runs.
+    # Holds the lock in another process for as long as this one runs, as another trainer would.
     cp "$work/run" "$work/held"
     # shellcheck disable=SC2086
     (exec 9>"$work/run.chunkflow-lock" && flock 9 && run $options --checkpoint "$work/run" 9>&- &&
@@ -435,7 +435,7 @@ memory() {
     unset CUDA_EMU_MEMORY
 }
 
-# What would fit fits indeed: the run that ends for want of memory, with what its message names.
+# After a run that ends for lack of memory, the settings that its message suggests do fit.
 what_would_fit() {
     name="what would fit fits"
     CUDA_EMU_MEMORY=34600000
@@ -453,7 +453,7 @@ what_would_fit() {
     unset CUDA_EMU_MEMORY
 }
 
-# Where the state streams, no term but that of the tokens themselves grows with the longest document.
+# With streamed state, no memory term except that of the tokens themselves grows with the longest document.
 flat_memory() {
     name="memory of a state that streams is flat"
     longest=200
@@ -468,8 +468,8 @@ flat_memory() {
     else fail "$name" "it grows" "$work/terms.$longest"; fi
 }
 
-# Chunked and unchunked losses of the same documents: each step's to 1 %, the mean of the last 20 to 0.2 %. In fp32, for
-# at this rate the rounding of bf16 grows from step to step until the curves are some percent apart.
+# Compares chunked and unchunked losses of the same documents: each step's to 1 %, the mean of the last 20 to 0.2 %. In
+# fp32, because at this learning rate bf16 rounding grows from step to step until the curves are some percent apart.
 curves() { # STEPS
     name="losses of $1 steps, chunked and unchunked"
     printf '%s\n' 40 9 14 25 7 >"$work/curves"
@@ -497,8 +497,8 @@ if full; then curves 200; else curves 10; fi
 checkpoints
 if [ "$mode" = emulated ]; then memory; fi
 
-# A call that fails ends the program with a message, and with no crash. Only one that gives the caller back its device at
-# the end of a function cannot be reported; none of these is drawn.
+# A failed call ends the program with a message, and without a crash. Only one kind cannot be reported: the call that
+# restores the caller's device at the end of a function. None of these is drawn.
 failing_calls() {
     calls="5 90 260 400"
     if full; then calls=$(seq 2 23 500); fi
@@ -534,8 +534,7 @@ if full; then # the short run has the kernels of chunkflow_cuda.cu read, by cuda
     fi
 fi
 
-# Loss goes down on data that can be learnt.
-# shellcheck disable=SC2086
+# The loss falls on data that can be learnt. shellcheck disable=SC2086
 run $tiny --layers $layers --data "$work/ids.tokens" --batch 3 --chunk-size 8 --steps $steps --warmup 2 --lr 0.02
 if [ "$status" -eq 0 ] && awk -v steps=$steps '/^step/ { for (i = 1; i < NF; i++) if ($i == "loss") loss = $(i + 1)
         if (n++ == 0) first = loss } END { exit !(n == steps && loss < 0.8 * first) }' "$work/out"; then ok "training"

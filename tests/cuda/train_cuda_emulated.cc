@@ -1,5 +1,5 @@
-/* Runs examples/train_cuda.cu under the emulation: its main, renamed, between what the environment asks of the
-   emulation and a look at what that has seen.
+/* Runs examples/train_cuda.cu under the emulation. Its main is renamed and called here, after the environment has set
+   up the emulation, and before the emulation's counts are checked.
 
        CUDA_EMU_SEED=N          the device's work in a random order with this seed
        CUDA_EMU_ARCH=90         another architecture
@@ -8,7 +8,7 @@
        CUDA_EMU_FAIL_CALL=N     the N-th call fails
        CUDA_EMU_MEMORY=N        bytes that the device has
 
-   A fault that was counted, or something that was not given back, turns success into failure. */
+   A counted fault, or a resource that was not released, turns success into failure. */
 
 #define TRAIN_CUDNN /* tests/emulation/cudnn_frontend.h */
 #define main train_cuda_main

@@ -22,7 +22,8 @@ if [ "${1:-}" = rival ]; then
     finish
 fi
 
-# samples CONSTANT PER_TOKEN PER_PAIR BACKWARD: passes that take just so long, and backwards so many times as long
+# samples CONSTANT PER_TOKEN PER_PAIR BACKWARD: prints forwards that take exactly these times, and backwards that take
+# BACKWARD times as long
 samples() {
     awk -v c="$1" -v t="$2" -v p="$3" -v times="$4" 'BEGIN {
         n = split("512 1024 2048 4096", rows, " ")
@@ -34,8 +35,8 @@ samples() {
         } }'
 }
 
-# The paper's setting by the fits of such passes is that by the same numbers as options of plan, where all stages are
-# alike; with a head that costs as much again the last stage holds up the others.
+# Fits of such passes give the paper's setting the same result as the same numbers as options of plan, if all stages are
+# alike. With a head that doubles its cost, the last stage delays the others.
 paper() {
     name="the paper's setting"
     mkdir -p "$work/times"
@@ -72,7 +73,7 @@ paper() {
     else fail "the paper's setting without its passes" "status $status" "$work/out"; fi
 }
 
-# The rival is Python at least. `make test-torch`, which has its packages, runs it.
+# Checks only that the rival is valid Python. `make test-torch`, which has its packages, runs it.
 rival_parses() {
     if python -c "compile(open('$rival').read(), '$rival', 'exec')" 2>"$work/err"; then ok "the rival parses"
     else fail "the rival parses" "it does not" "$work/err"; fi

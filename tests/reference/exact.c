@@ -6,12 +6,12 @@
 #define MOST_MACHINES 8
 #define N_BUCKETS 65536
 
-/* The state of a chunk on a virtual stage. */
+/* The states of a chunk on a virtual stage. */
 enum {
     WAITING,
     DROPPED,        /* F has run and kept nothing */
-    REPLAYED,       /* R has run; with pipeline replay the next virtual stage replays too */
-    REPLAYED_ALONE, /* R has run, and the next virtual stage keeps */
+    REPLAYED,       /* R has run; with pipeline replay the next virtual stage also replays */
+    REPLAYED_ALONE, /* R has run, but the next virtual stage keeps the chunk */
     KEPT,           /* F has run and kept */
     RETURNED,       /* I has run */
     DONE
@@ -19,25 +19,25 @@ enum {
 
 typedef struct state {
     struct state *next;              /* in the same bucket */
-    double last;                     /* start of the latest pass; nothing starts earlier from here on */
+    double last;                     /* start of the latest pass; nothing may start earlier */
     double free_at[MOST_MACHINES];
-    double queue[MOST_MACHINES][2];  /* when the way to the next and to the previous stage is free */
-    double output[EXACT_MOST_CELLS]; /* when the activations of F are where they are needed */
+    double queue[MOST_MACHINES][2];  /* when the link to the next and to the previous stage is free */
+    double output[EXACT_MOST_CELLS]; /* when the activations of F arrive at their reader */
     double replay[EXACT_MOST_CELLS]; /* of R */
     double gradient[EXACT_MOST_CELLS];
     unsigned char progress[EXACT_MOST_CELLS];
-    uint32_t needless; /* dropped cells that could have been kept so far */
+    uint32_t needless; /* dropped cells that there was room to keep */
 } state;
 
 typedef struct cell {
     int chunk, v, machine;
-    int returns;            /* 1: in its row a V leads back, so that activations go to the previous stage */
+    int returns;            /* 1: in its row a V runs backwards, so that activations go to the previous stage */
     int index, size;        /* in its chain */
-    int twin;               /* the first chunk of a unit just like this one, whose F starts first; -1: none */
-    int free_to_keep;       /* nothing forbids to keep it, so it is never dropped */
+    int twin;               /* the first chunk of an identical sequence whose F starts first; -1: none */
+    int free_to_keep;       /* no limit prevents keeping it, so it is never dropped */
     double seconds[5];      /* F .. W */
     double forward_transfer, backward_transfer;
-    double tail;            /* longest way from the end of B or I to the end of all */
+    double tail;            /* longest path from the end of B or I to the end of the schedule */
 } cell;
 
 typedef struct move {
@@ -53,7 +53,7 @@ typedef struct solver {
     int64_t slots[MOST_MACHINES];            /* limits; 0: none */
     int64_t k;
     int local;
-    int fixed_rule, kept[EXACT_MOST_CELLS];  /* by chunk: how many chunks of its unit are kept */
+    int fixed_rule, kept[EXACT_MOST_CELLS];  /* by chunk: how many chunks of its chain are kept */
     int split;
     int n_path, gave_up;
     move path[EXACT_MOST_PASSES];
@@ -82,7 +82,7 @@ static double cost_of(const cf_pass_cost *cost, const cf_chunk *c) {
     return cost->constant + cost->per_token * (double)c->rows + cost->per_pair * (double)c->pairs;
 }
 
-/* F, R, B, I, W: from the costs given, as the comment of cf_stage_cost says. */
+/* Computes F, R, B, I and W from the given costs, as the comment of cf_stage_cost defines. */
 static void costs_of_chunk(const cf_timing *timing, int outputs, int64_t v, const cf_chunk *c, double out[5]) {
     static const cf_stage_cost unit = {{0, 1, 0}, {0, 1, 0}, {0, 2, 0}, {0, 1, 0}, {0, 1, 0}};
     cf_stage_cost s = timing == NULL ? unit : timing->stages != NULL ? timing->stages[v] : timing->all;
@@ -91,7 +91,7 @@ static void costs_of_chunk(const cf_timing *timing, int outputs, int64_t v, cons
     int pass;
     if (none) s = unit;
     out[CF_F] = cost_of(&s.forward, c);
-    if (timing != NULL && outputs && costs_nothing(&s.replay)) { /* a forward that does not attend */
+    if (timing != NULL && outputs && costs_nothing(&s.replay)) { /* a replay that does not attend */
         s.replay = s.forward;
         s.replay.per_pair = 0;
         out[CF_R] = cost_of(&s.replay, c);
@@ -113,7 +113,7 @@ static void costs_of_chunk(const cf_timing *timing, int outputs, int64_t v, cons
     }
 }
 
-/* The shortest time from the start of a backward until its gradient is there, and of all its work. */
+/* Returns the shortest time from the start of a backward to its gradient, and that of all its work. */
 static double shortest_backward(const solver *s, const cell *c) {
     if (s->split == 0) return c->seconds[CF_B];
     return s->split == 1 ? c->seconds[CF_I] : smaller(c->seconds[CF_B], c->seconds[CF_I]);
@@ -144,7 +144,7 @@ static int same_chunk(const cf_chunk *a, const cf_chunk *b) {
     return a->tokens == b->tokens && a->rows == b->rows && a->pairs == b->pairs;
 }
 
-/* The latest unit before the one that starts at chunk `first` with chunks like its own. */
+/* Returns the latest earlier sequence with chunks equal to those from `first` on. */
 static int twin_of(const solver *s, const cf_chunk *chunks, int first) {
     int size = s->cells[first].size, other, i;
     for (other = first - 1; other >= 0; other--) {
@@ -169,14 +169,15 @@ static void add_cell(solver *s, exact_placement placement, int v, int i) {
     c->size = chunk->chain >= 0 ? (int)s->plan->chains[chunk->chain].n_chunks : 1;
     c->index = chunk->chain >= 0 ? (int)chunk->index : 0;
     c->free_to_keep = !s->fixed_rule && s->slots[c->machine] == 0 && c->size <= s->k;
-    if (!s->local && v + 1 < s->n_v) c->free_to_keep &= (c + s->n)->free_to_keep; /* a replay behind needs one here */
+    /* a replay on the next stage needs one here */
+    if (!s->local && v + 1 < s->n_v) c->free_to_keep &= (c + s->n)->free_to_keep;
     costs_of_chunk(timing, s->desc->shape.outputs, v, chunk, c->seconds);
     if (v > 0 && placement(v - 1, s->n_machines) != c->machine) c->backward_transfer = transfer;
     if (v + 1 < s->n_v && placement(v + 1, s->n_machines) != c->machine) c->forward_transfer = transfer;
     c->twin = -1;
 }
 
-/* Returns 0 if there is too much of it. */
+/* Sets up the solver. Returns 0 if the problem is too large. */
 static int set_up(solver *s, const cf_plan *plan, const cf_schedule_desc *desc, exact_placement placement) {
     int64_t n_virtual = desc->shape.n_virtual > 0 ? desc->shape.n_virtual : 1,
             n_stages = desc->shape.n_stages > 0 ? desc->shape.n_stages : 1;
@@ -227,8 +228,8 @@ static int may_drop(const solver *s, const state *at, int i) {
     return !c->free_to_keep && (s->local || before == DROPPED || before == REPLAYED);
 }
 
-/* Returns whether the chunk's pass may keep. If the chunk was replayed before it came here, that pass was sent on or
-   not. */
+/* Returns whether the chunk's pass may keep. If the chunk was replayed on the previous stage, that replay was either
+   sent on or not. */
 static int may_keep(const solver *s, const state *at, int i) {
     const cell *c = &s->cells[i];
     if (s->fixed_rule) return c->index >= c->size - s->kept[c->chunk];
@@ -256,7 +257,7 @@ static int may_replay(const solver *s, const state *at, int i) {
     return has_room(s, at, i);
 }
 
-/* Keeping it would have done as well. */
+/* Returns whether keeping the cell would have been no worse. */
 static int is_needless(const solver *s, const state *at, int i) { return !s->fixed_rule && (at->needless & bit(i)); }
 
 static int may_go_backward(const solver *s, const state *at, int i) {
@@ -316,7 +317,7 @@ static double end_of_move(const solver *s, const move *m) {
     return m->start + s->cells[m->cell].seconds[m->pass];
 }
 
-/* When a tensor that is made at `now` and goes that way has arrived. */
+/* Returns when a tensor made at `now` arrives in that direction. */
 static double arrival(state *at, int machine, int way, double now, double transfer) {
     if (transfer <= 0) return now;
     at->queue[machine][way] = larger(at->queue[machine][way], now) + transfer;
@@ -329,7 +330,7 @@ static void raise_all(double *values, int n, double least) {
         if (values[i] < least) values[i] = least;
 }
 
-/* A dropped chunk is needlessly so until the stage or the chain is full. */
+/* A dropped chunk counts as needlessly dropped until the stage or the chain is full. */
 static void note_needs(const solver *s, state *at, const move *m) {
     int i;
     if (m->to == DROPPED) at->needless |= bit(m->cell);
@@ -339,7 +340,8 @@ static void note_needs(const solver *s, state *at, const move *m) {
     if (m->pass == CF_R) at->needless &= ~bit(m->cell);
 }
 
-/* Times that have passed are raised to the last start: they no longer matter, and so states compare better. */
+/* Runs a pass. Times in the past are raised to the last start: they no longer matter, and states then compare
+   better. */
 static void run(const solver *s, state *at, const move *m) {
     const cell *c = &s->cells[m->cell];
     double end = end_of_move(s, m);
@@ -365,7 +367,8 @@ typedef struct heads {
     double forward[EXACT_MOST_CELLS], ready[EXACT_MOST_CELLS], backward[EXACT_MOST_CELLS];
 } heads;
 
-/* Earliest starts of what is still to run, if no stage were ever in the way. ready: when the activations are there. */
+/* Finds the earliest starts of all remaining passes, if stages could run any number at once. ready: when the
+   activations arrive. */
 static void find_heads(const solver *s, const state *at, heads *h) {
     int i;
     for (i = 0; i < s->n_cells; i++) {
@@ -410,8 +413,9 @@ static void add_load(load *l, double head, double work, double tail) {
     l->work += work;
 }
 
-/* At the first backward of a chain all its forwards have run, and at most so many of them can be kept. Seconds of
-   replays that this forces on a virtual stage beyond those of the chunks dropped so far; the chain starts at cell i. */
+/* At the first backward of a chain all its forwards have run, and only a limited number of them are kept. Returns the
+   seconds of replays that this forces on a virtual stage, beyond those of the chunks dropped so far. The chain starts
+   at cell i. */
 static double forced_replays(const solver *s, const state *at, int i) {
     const cell *c = &s->cells[i];
     int64_t most = s->slots[c->machine] > 0 && s->slots[c->machine] < s->k ? s->slots[c->machine] : s->k;
@@ -426,7 +430,7 @@ static double forced_replays(const solver *s, const state *at, int i) {
     return more > 0 && at->progress[i + c->size - 1] == WAITING ? more * least : 0;
 }
 
-/* No completion of the state is shorter. */
+/* Returns a lower bound on every completion of the state. */
 static double bound_of(const solver *s, const state *at) {
     double bound = 0;
     load loads[MOST_MACHINES];
@@ -470,7 +474,7 @@ static int at_least_as_good(const solver *s, const state *a, const state *b) {
            none_later(a->replay, b->replay, s->n_cells) && none_later(a->gradient, b->gradient, s->n_cells);
 }
 
-/* Returns whether a state seen before, with the same passes done, is at least as good everywhere. If not, notes this
+/* Returns whether an earlier state with the same finished passes is at least as good in everything. If not, stores this
    one. */
 static int seen_better(solver *s, const state *at) {
     uint64_t hash = 0xcbf29ce484222325u;
@@ -503,9 +507,9 @@ static int seen_better(solver *s, const state *at) {
     return 0;
 }
 
-/* A backward takes no place, and a forward that nothing forbids to keep takes none that is missed: one of them that
-   would end before another pass starts may as well run first, unless its transfer then is in the way. Leaves out what
-   starts after such an end. */
+/* Leaves out moves that start late. A backward takes no place, and neither does a forward that no limit prevents from
+   being kept. If such a pass could end before another starts, it may as well run first, unless its transfer then delays
+   another. */
 static int leave_out_late(const solver *s, move *moves, int n) {
     double first_end = 1e300;
     int first = -1, i, m = 0;
@@ -608,7 +612,7 @@ static void search(solver *s) {
     forget(s);
 }
 
-/* An odometer over the numbers of chunks that the chains keep. Returns 0 after the last setting. */
+/* Counts through the numbers of chunks that the chains keep, like an odometer. Returns 0 after the last setting. */
 static int next_setting(solver *s) {
     int i, j;
     for (i = 0; i < s->n; i += s->cells[i].size) {

@@ -1,9 +1,9 @@
-/* exact.h - the shortest schedule of a tiny pipeline, by trying everything that matters. Shares no code with
-   chunkflow.h.
+/* exact.h - the shortest schedule of a tiny pipeline, by exhaustive search. Shares no code with chunkflow.h.
 
-   Branch and bound over the starts of passes in rising order of time: a state is what each chunk has got to on each
+   Branch and bound over the starts of passes in rising order of time. A state has the progress of each chunk on each
    virtual stage, and when each stage, transfer and tensor is ready. A forward keeps or drops as it runs, so all sets of
-   drops are tried. States that are nowhere better than one seen before, with the same passes done, are cut off. */
+   dropped chunks are tried. States are cut off that are nowhere better than an earlier one with the same finished
+   passes. */
 
 #ifndef EXACT_H
 #define EXACT_H
@@ -12,33 +12,34 @@
 
 #define EXACT_MOST_CELLS 32 /* chunks x virtual stages */
 #define EXACT_MOST_PASSES (4 * EXACT_MOST_CELLS)
-#define EXACT_UNKNOWN 1e300 /* for `known`, where no schedule is known */
+#define EXACT_UNKNOWN 1e300 /* value of `known` if no schedule is known */
 
-/* The stage on which a virtual stage lies: in loops, or in a V. */
+/* Returns the stage of a virtual stage: in loops, or in a V. */
 typedef int64_t (*exact_placement)(int64_t v, int64_t n_stages);
 int64_t exact_loop(int64_t v, int64_t n_stages);
 int64_t exact_v(int64_t v, int64_t n_stages);
 
 typedef struct exact_answer {
-    double makespan;   /* negative: the problem is too large, more than `most_nodes` states had to be seen, or no
+    double makespan;   /* negative if the problem is too large, more than `most_nodes` states were visited, or no
                           schedule is sound */
     int64_t n_nodes;   /* states seen */
-    int64_t n_actions; /* the schedule that was found, by rising start; 0 where `known` was not beaten */
+    int64_t n_actions; /* the schedule that was found, by rising start; 0 if none beat `known` */
     cf_action actions[EXACT_MOST_PASSES];
 } exact_answer;
 
-/* The optimum over everything that cf_schedule_validate accepts of the rank's chunks: any chunk may be dropped on any
-   virtual stage (with pipeline replay only on 0 .. d - 1), at most K of a chain are kept at once, and no stage keeps
-   more than its limit. Reads n_stages, n_virtual, k, replay, rank, timing, limit, limits and split_backward (0: no
-   backward is split, 1: every one, 2: any) from desc; zeros mean what they mean there. A transfer between virtual
-   stages of one stage takes no time. `known`: a makespan that some schedule reaches, or EXACT_UNKNOWN; the answer is at
-   most that. */
+/* Finds the optimum over every schedule of the rank's chunks that cf_schedule_validate accepts. Any chunk may be
+   dropped on any virtual stage (with pipeline replay only on 0 .. d - 1). At most K of a chain are kept at a time, and
+   no stage keeps more than its limit. A transfer between virtual stages of one stage takes no time.
+
+   Reads n_stages, n_virtual, k, replay, rank, timing, limit, limits and split_backward (0: no backward is split, 1:
+   every one, 2: any) from desc; zeros have their usual meaning. known: the makespan of some schedule, or EXACT_UNKNOWN;
+   the answer is at most that. */
 exact_answer exact_optimum(const cf_plan *plan, const cf_schedule_desc *desc, exact_placement placement, double known,
                            int64_t most_nodes);
 
-/* The optimum over the schedules in which each chain keeps its last chunks, as many on all stages, and replays fill
-   their places in falling order; standalone chunks are kept. Where there is a limit, every number of kept chunks up to
-   K is tried for each chain. Virtual stages lie in loops. */
+/* Finds the optimum over restricted schedules. Each chain keeps its last chunks, equally many on all stages, and
+   replays fill their places in falling order; standalone chunks are kept. With a limit, every number of kept chunks up
+   to K is tried for each chain. Virtual stages are placed in loops. */
 exact_answer exact_makespan(const cf_plan *plan, const cf_schedule_desc *desc, double known, int64_t most_nodes);
 
 #endif /* EXACT_H */

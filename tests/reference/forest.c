@@ -70,10 +70,10 @@ typedef struct judge {
     const int64_t *lengths;
     int64_t *ends;   /* (n_chunks) chunks c + 1 .. ends[c] - 1 are below chunk c */
     int64_t *chunk;  /* (n_slices) of each */
-    int64_t *tokens, *pairs, *shared; /* (n_sequences + 1) in order, as differences */
+    int64_t *tokens, *pairs, *shared; /* (n_sequences + 1) in the order, stored as differences */
 } judge;
 
-/* The chunk of a cp group's share beside the one on the rank before, whose sequence and place it must have. */
+/* Judges the chunk of a cp group's share against the one on the previous rank, whose sequence and place must match. */
 static const char *cp_rule(const forest_plan *f, int64_t id) {
     const forest_chunk *c = &f->chunks[id], *next, *up = c->up >= 0 ? &f->chunks[c->up] : NULL;
     RULE(c->cp == 0 || (c->cp >= 2 && c->cp <= f->n_ranks && f->n_ranks % c->cp == 0));
@@ -85,7 +85,8 @@ static const char *cp_rule(const forest_plan *f, int64_t id) {
     return NULL;
 }
 
-/* A chunk and what it continues. Chunks of a tree come in preorder, so `up` is the chunk before or one above that. */
+/* Judges a chunk and the chunk that it continues. Chunks of a tree are in preorder, so `up` is the previous chunk or
+   one above that. */
 static const char *chunk_rule(judge *j, int64_t id, int64_t *first) {
     const forest_plan *f = j->f;
     const forest_chunk *c = &f->chunks[id], *up = c->up >= 0 ? &f->chunks[c->up] : NULL;
@@ -107,8 +108,8 @@ static const char *chunk_rule(judge *j, int64_t id, int64_t *first) {
     return NULL;
 }
 
-/* Judges a slice and the slice that it continues: one of its own chunk, in which slices also come in preorder, or rows
-   that a chunk above has for others. *sees: rows of the path that the previous slice sees. */
+/* Judges a slice and the slice that it continues: one of its own chunk, in which slices are also in preorder, or rows
+   that a chunk above holds for others. *sees: rows of the path that the previous slice sees. */
 static const char *up_rule(const judge *j, int64_t chunk, int64_t id, int64_t *sees) {
     const forest_plan *f = j->f;
     const forest_slice *s = &f->slices[id], *up = s->up >= 0 ? &f->slices[s->up] : NULL;
@@ -119,7 +120,7 @@ static const char *up_rule(const judge *j, int64_t chunk, int64_t id, int64_t *s
     if (s->up >= 0 && j->chunk[s->up] == chunk) {
         RULE(s->up < id);
         while (before > s->up) before = f->slices[before].up;
-        RULE(before == s->up); /* it has not been left */
+        RULE(before == s->up); /* it has not been left yet */
         return NULL;
     }
     RULE(s->begin <= *sees);
@@ -135,7 +136,7 @@ static const char *up_rule(const judge *j, int64_t chunk, int64_t id, int64_t *s
     return NULL;
 }
 
-/* Checks who runs through a slice: some of those through the slice that it continues. */
+/* Judges the sequences that run through a slice: a subset of those through the slice that it continues. */
 static const char *through_rule(judge *j, int64_t id) {
     const forest_plan *f = j->f;
     const forest_slice *s = &f->slices[id];
@@ -153,7 +154,7 @@ static const char *through_rule(judge *j, int64_t id) {
     return NULL;
 }
 
-/* The slices of a chunk, and its sums. The first ones are its state, and go on from each other. */
+/* Judges the slices of a chunk, and its sums. Its first slices are its state, and continue each other. */
 static const char *slices_rule(judge *j, int64_t id) {
     const forest_plan *f = j->f;
     const forest_chunk *c = &f->chunks[id];
@@ -185,8 +186,9 @@ static const char *slices_rule(judge *j, int64_t id) {
     return NULL;
 }
 
-/* Each sequence has its tokens, once: slices that go on from each other leave no gap, so as many tokens and as many
-   pairs as it should have can only be one row of slices. Neighbours share what they both run through. */
+/* Checks that each sequence has its tokens once. Slices that continue each other leave no gap, so only one row of
+   slices can have both the right number of tokens and of pairs. Neighbours share exactly the slices that both run
+   through. */
 static const char *sums_rule(judge *j) {
     int64_t i, tokens = 0, pairs = 0, shared = 0, length;
     for (i = 0; i < j->f->n_sequences; i++) {
@@ -247,8 +249,8 @@ const char *forest_fault(const forest_plan *f, const int64_t *lengths) {
 
 /* ---- the slow judge ---- */
 
-/* The rows of slice `up` are there for those of slice `s`, of chunk c: in the chunk, before it, or among those rows of
-   a chunk on its path that are for others. */
+/* Returns whether the rows of slice `up` exist for those of slice `s`, of chunk c: earlier in the chunk, or among the
+   rows that a chunk on its path holds for others. */
 static int is_there(const forest_plan *f, int64_t c, int64_t s, int64_t up) {
     const forest_slice *above = &f->slices[up];
     int64_t at, steps = 0;
@@ -261,12 +263,12 @@ static int is_there(const forest_plan *f, int64_t c, int64_t s, int64_t up) {
     return 0;
 }
 
-/* Position `at` of the order is among those that run through a slice. */
+/* Returns whether the sequence at position `at` of the order runs through a slice. */
 static int runs_through(const forest_plan *f, int64_t slice, int64_t at) {
     return at >= f->slices[slice].first && at < f->slices[slice].first + f->slices[slice].n;
 }
 
-/* Returns whether what is below one of n things, by their ups, follows right behind it. */
+/* Returns whether everything below each of n things, by their ups, follows directly after it. */
 static int in_preorder(const int64_t *up, int64_t n) {
     int64_t i, j, at;
     for (i = 0; i < n; i++) {
@@ -313,7 +315,8 @@ static const char *slow_chunk(const forest_plan *f, int64_t id, int64_t *up) {
     return NULL;
 }
 
-/* All ranks of a cp group do the same: as many chunks, at the same steps, that continue each other in the same way. */
+/* Checks that all ranks of a cp group do the same: equally many chunks in the same columns, which continue each other
+   in the same way. */
 static const char *slow_cp_group(const forest_plan *f, int64_t id) {
     const forest_chunk *c = &f->chunks[id];
     int64_t part;
@@ -367,7 +370,7 @@ static const char *slow_all(const forest_plan *f, const int64_t *lengths, unsign
             fault = slow_slice(f, i, f->chunks[i].first_slice + j, lengths, seen);
     for (i = 0; i < f->n_sequences && fault == NULL; i++)
         for (j = 0; j < lengths[i]; j++) RULE(seen[i][j]);
-    for (i = 0; i < f->n_sequences && fault == NULL; i++) { /* rows that neighbours both run through */
+    for (i = 0; i < f->n_sequences && fault == NULL; i++) { /* rows through which both neighbours run */
         int64_t both = 0;
         for (j = 0; j < f->n_slices && i > 0; j++)
             if (runs_through(f, j, i) && runs_through(f, j, i - 1)) both += f->slices[j].length;

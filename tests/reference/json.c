@@ -36,7 +36,7 @@ static void skip_space(reader *r) {
     while (peek(r) == ' ' || peek(r) == '\t' || peek(r) == '\n' || peek(r) == '\r') r->at++;
 }
 
-/* A new node at the end, or -1. Nodes may move: keep indices. */
+/* Adds a node at the end; returns its index, or -1. Nodes may move: keep indices. */
 static int64_t add_node(reader *r, json_type type) {
     json_document *document = r->document;
     json_node *node;
@@ -53,7 +53,7 @@ static int64_t add_node(reader *r, json_type type) {
     return document->n_nodes++;
 }
 
-/* After the opening quote; leaves the reader after the closing one. */
+/* Starts after the opening quote and ends after the closing one. */
 static int read_string(reader *r, const char **text, size_t *bytes) {
     size_t start = ++r->at;
     for (;;) {

@@ -1,6 +1,6 @@
-/* json.h - a small strict JSON reader (RFC 8259), for checking what the library writes.
+/* json.h - a small strict JSON reader (RFC 8259), for checking the library's output.
 
-   A document is an array of nodes in the order of the text; node 0 is the root. Duplicate keys are a fault. */
+   A document is an array of nodes in the order of the text; node 0 is the root. Duplicate keys are an error. */
 
 #ifndef TEST_JSON_H
 #define TEST_JSON_H
@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 typedef enum json_type {
-    JSON_NONE = 0, /* of a node that is not there */
+    JSON_NONE = 0, /* type of a missing node */
     JSON_NULL,
     JSON_FALSE,
     JSON_TRUE,
@@ -26,28 +26,29 @@ typedef struct json_node {
     const char *text; /* numbers: as written; strings: between the quotes, escapes as written */
     size_t bytes;
     int64_t size; /* items of an array or object */
-    int64_t next; /* index of the node after this one and all that it holds */
+    int64_t next; /* index of the next node after this one and its contents */
 } json_node;
 
 typedef struct json_document {
     json_node *nodes;
     int64_t n_nodes;
-    const char *fault;  /* NULL, or what is wrong with the text */
-    size_t fault_at;    /* byte where it was noticed */
+    const char *fault;  /* NULL, or the fault in the text */
+    size_t fault_at;    /* byte at which it was found */
 } json_document;
 
-/* The text must outlive the document. Free with json_free, also after a fault. */
+/* Parses a text, which must outlive the document. Free with json_free, after a fault as well. */
 json_document json_parse(const char *text, size_t bytes);
 void json_free(json_document *document);
 
-/* The node's index, or -1 where there is none; -1 as a parent gives -1. */
+/* Returns the node's index, or -1 if there is none; -1 as a parent gives -1. */
 int64_t json_get(const json_document *document, int64_t parent, const char *key);
 int64_t json_at(const json_document *document, int64_t parent, int64_t index);
 
 json_type json_type_of(const json_document *document, int64_t node);
 int64_t json_size(const json_document *document, int64_t node); /* -1 if it is neither array nor object */
-int json_is_int(const json_document *document, int64_t node, int64_t value); /* an integer, written as one */
+/* 1 if the node is this integer, written as one */
+int json_is_int(const json_document *document, int64_t node, int64_t value);
 int json_is_string(const json_document *document, int64_t node, const char *value);
-double json_double(const json_document *document, int64_t node); /* NaN if it is no number */
+double json_double(const json_document *document, int64_t node); /* NaN if it is not a number */
 
 #endif /* TEST_JSON_H */

@@ -43,7 +43,7 @@ cf_schedule *naive_copy(const cf_schedule *schedule) {
     *s = *schedule;
     s->first = first;
     s->actions = actions;
-    s->limits.chunks_by_stage = NULL; /* they lie in the other's block, and no rule reads them */
+    s->limits.chunks_by_stage = NULL; /* they are in the other's block, and no rule reads them */
     memset(&s->block, 0, sizeof s->block);
     memcpy(first, schedule->first, ((size_t)schedule->shape.n_stages + 1) * sizeof *first);
     if (schedule->n_actions > 0) memcpy(actions, schedule->actions, (size_t)schedule->n_actions * sizeof *actions);
@@ -96,10 +96,11 @@ cf_schedule *naive_remove(cf_schedule *schedule, int64_t stage, int64_t position
 typedef struct maker {
     const cf_plan *plan;
     naive_shape shape;
-    int64_t v, n, first;            /* virtual stages, chunks of the rank, the first of them */
+    int64_t v, n, first;            /* virtual stages; chunks of the rank, and the first of them */
     unsigned char done[5][MOST_CELLS];
     unsigned char split[MOST_CELLS];
-    int64_t kept[MOST_CELLS];       /* in each chain's first chunk: how many of its last chunks keep on that stage */
+    /* for each chain's first chunk: how many of its last chunks are kept on that stage */
+    int64_t kept[MOST_CELLS];
 } maker;
 
 static int64_t chain_size(const cf_plan *plan, int64_t chunk) {
@@ -153,7 +154,7 @@ static void choose(harness_rng *rng, maker *m) {
             int64_t at = cell(m, chunk, v), low = v > 0 ? m->kept[cell(m, chunk, v - 1)] : 1;
             m->split[at] = (unsigned char)(m->shape.split == 2 ? harness_chance(rng, 0.5) : m->shape.split);
             if (m->plan->chunks[chunk].index > 0) continue;
-            /* Pipeline replay needs R on all stages before one that replays, so later stages keep no fewer. */
+            /* Pipeline replay needs R on all stages before one that replays, so later stages keep no fewer chunks. */
             if (m->shape.replay == CF_REPLAY_LOCAL) low = 1;
             m->kept[at] = m->shape.uneven ? harness_between(rng, low, m->shape.k) : m->shape.k;
         }
@@ -196,7 +197,7 @@ cf_schedule *naive_schedule(harness_rng *rng, const cf_plan *plan, const naive_s
     most = 4 * m.v * m.n;
     order = (cf_action *)calloc((size_t)most + 1, sizeof *order);
     if (!order) abort();
-    for (;;) { /* the last of all passes that may run now, each with the chance that makes them equal */
+    for (;;) { /* picks one of the passes that may run now, with equal chances */
         cf_action next = {0};
         int64_t ready = 0;
         for (pass = CF_F; pass <= CF_W; pass++)
@@ -238,17 +239,17 @@ cf_schedule *naive_schedule(harness_rng *rng, const cf_plan *plan, const naive_s
 
 /* ---- the judge ---- */
 
-/* Positions of the passes of one chunk on one virtual stage in its stage's list; -1: none, -2: more than one. */
+/* The positions of one chunk's passes on one virtual stage in its stage's list; -1: none, -2: more than one. */
 typedef struct places {
     int64_t at[CF_PASS_COUNT];
     int keep;
 } places;
 
-/* The place of every pass. Actions on a stage that is not theirs have none. */
+/* The position of every pass. Actions on a wrong stage have none. */
 typedef struct book {
     const cf_plan *plan;
     const cf_schedule *s;
-    int64_t n_v, first, n; /* virtual stages; the rank's first chunk, and how many it has */
+    int64_t n_v, first, n; /* virtual stages; the rank's first chunk, and its number of chunks */
     places *all;           /* (n_v x n) */
 } book;
 
@@ -294,14 +295,14 @@ static const char *fields_fault(const cf_plan *plan, const cf_schedule *s) {
     return NULL;
 }
 
-/* The chunk before this one among those that continue the same; -1: there is none. */
+/* Returns the previous chunk among those that continue the same chunk; -1: there is none. */
 static int64_t sibling_of(const cf_plan *plan, int64_t chunk) {
     int64_t up = plan->chunks[chunk].up, i = chunk - 1;
     while (up >= 0 && i > up && plan->chunks[i].up != up) i--;
     return up >= 0 && i > up ? i : -1;
 }
 
-/* Forwards run downwards and backwards upwards, and siblings take turns in both. */
+/* Checks that forwards run down the chain and backwards up, and that siblings run one after another in both. */
 static const char *order_fault(const book *b, int64_t chunk, int64_t v) {
     const places *p = find(b, chunk, v), *q;
     int64_t up = b->plan->chunks[chunk].up, sibling = sibling_of(b->plan, chunk);
@@ -309,7 +310,7 @@ static const char *order_fault(const book *b, int64_t chunk, int64_t v) {
     q = find(b, up, v);
     if (q->at[CF_F] < 0 || q->at[CF_F] > p->at[CF_F]) return "order of F";
     if (!b->s->shape.forward_only && backward_at(q) < backward_at(p)) return "order of B";
-    q = find(b, b->s->shape.forward_only ? chunk - 1 : sibling, v); /* alone, they run in the order of the plan */
+    q = find(b, b->s->shape.forward_only ? chunk - 1 : sibling, v); /* forwards alone run in the order of the plan */
     if (sibling < 0) return NULL;
     if (q->at[CF_F] < 0 || q->at[CF_F] > p->at[CF_F]) return "order of F of siblings";
     if (!b->s->shape.forward_only && backward_at(q) > backward_at(p)) return "order of B of siblings";
@@ -333,7 +334,7 @@ static const char *cell_fault(const book *b, int64_t chunk, int64_t v) {
     return order_fault(b, chunk, v);
 }
 
-/* Chunks of a chain with activations while action `at` runs. */
+/* Counts the chunks of a chain with activations while action `at` runs. */
 static int64_t held_at(const book *b, int64_t v, int64_t from, int64_t to, int64_t at) {
     int64_t chunk, n = 0;
     for (chunk = from; chunk < to; chunk++) {
@@ -360,7 +361,7 @@ static int done_on(const book *b, const int64_t *pc, int64_t chunk, int64_t v, i
     return at >= 0 && at < pc[naive_stage(b->s, v)];
 }
 
-/* Runs the lists with every finished pass visible everywhere, sweep after sweep. */
+/* Runs the lists in sweeps; every finished pass is visible to all stages. */
 static const char *progress_fault(const book *b) {
     const cf_schedule *s = b->s;
     int64_t pc[64], stage;
@@ -403,8 +404,7 @@ const char *naive_fault(const cf_plan *plan, const cf_schedule *s) {
 
 /* ---- rendezvous ---- */
 
-/* The tensors that a stage has of a chunk on a virtual stage: results not yet sent, inputs received and not yet
-   read. */
+/* A stage's tensors of a chunk on a virtual stage: results not yet sent, and inputs received but not yet read. */
 typedef struct tensors {
     unsigned char made[3], there[3]; /* by F, R, backward */
 } tensors;
@@ -414,7 +414,7 @@ static int kind_of(int pass) {
     return pass == CF_R || pass == CF_SEND_R || pass == CF_RECV_R ? 1 : 2;
 }
 
-/* Returns whether there is another virtual stage next to v, and on another stage. */
+/* Returns whether another virtual stage is next to v, on another stage. */
 static int leads_away(const cf_schedule *s, int64_t v, int64_t next) {
     return next >= 0 && next < s->shape.n_stages * s->shape.n_virtual && naive_stage(s, v) != naive_stage(s, next);
 }
@@ -422,11 +422,11 @@ static int leads_away(const cf_schedule *s, int64_t v, int64_t next) {
 static int is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
 static int is_receive(int pass) { return pass == CF_RECV_F || pass == CF_RECV_R || pass == CF_RECV_B; }
 
-/* A run of all lists at once. Each stage of each rank is a process. */
+/* A run of all lists at the same time. Each stage of each rank is a process. */
 typedef struct processes {
     const cf_plan *plan;
     const cf_schedule *const *schedules;
-    int64_t n_ranks, at[64][64]; /* at: by rank and stage, the position of what it does next */
+    int64_t n_ranks, at[64][64]; /* at: by rank and stage, the position of the next action */
     tensors *all;                /* by chunk and virtual stage */
     const char *fault;
     int moved;
@@ -436,14 +436,14 @@ static tensors *tensors_of(const processes *p, int64_t chunk, int64_t v) {
     return &p->all[chunk * p->schedules[0]->shape.n_stages * p->schedules[0]->shape.n_virtual + v];
 }
 
-/* Returns what a process does next; NULL: nothing. */
+/* Returns the next action of a process; NULL: none. */
 static const cf_action *next_of(const processes *p, int64_t rank, int64_t stage) {
     const cf_schedule *s = p->schedules[rank];
     return p->at[rank][stage] < s->first[stage + 1] ? &s->actions[p->at[rank][stage]] : NULL;
 }
 
-/* A send is received once the process at the other end waits for it. If that waits for another message from here, it
-   would get the wrong one. */
+/* A send completes when the process at the other end waits for it. If that process waits for another message from here,
+   it would get the wrong one. */
 static void send_one(processes *p, int64_t rank, int64_t stage) {
     const cf_schedule *s = p->schedules[rank];
     const cf_action *a = next_of(p, rank, stage), *b;
@@ -472,7 +472,8 @@ static void send_one(processes *p, int64_t rank, int64_t stage) {
     p->moved = 1;
 }
 
-/* Returns whether a pass has what it reads of other stages. Without transfers it waits for the pass that makes it. */
+/* Returns whether a pass has its inputs from other stages. Without transfers in the lists it waits for the pass that
+   makes them. */
 static int has_input(processes *p, int64_t rank, const cf_action *a) {
     const cf_schedule *s = p->schedules[rank];
     int64_t from = a->pass == CF_B || a->pass == CF_I ? a->stage + 1 : a->stage - 1;
@@ -484,8 +485,8 @@ static int has_input(processes *p, int64_t rank, const cf_action *a) {
     return 1;
 }
 
-/* Returns what is wrong if all ranks of a stage now run these passes together. They must be of one kind, and of a cp
-   group's ranks the same pass of the same round. */
+/* Returns the fault if all ranks of a stage now run these passes together. They must be of one kind, and the ranks of a
+   cp group must run the same pass of the same column. */
 static const char *together_fault(const processes *p, int64_t stage) {
     const cf_action *lead = next_of(p, 0, stage);
     int64_t rank, mate, cp, per_rank = p->plan->chunks_per_rank;
@@ -507,7 +508,7 @@ static const char *together_fault(const processes *p, int64_t stage) {
     return NULL;
 }
 
-/* All ranks of a stage run a pass once each of them can. */
+/* Runs a pass on all ranks of a stage once each of them can. */
 static void run_together(processes *p, int64_t stage) {
     int64_t rank;
     for (rank = 0; rank < p->n_ranks; rank++) {
@@ -546,7 +547,7 @@ const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *const *sche
     for (rank = 0; rank < n_ranks && !p.fault; rank++)
         for (stage = 0; stage < n_stages && !p.fault; stage++)
             if (next_of(&p, rank, stage) != NULL) p.fault = "the processes wait for each other for ever";
-    for (i = 0; i < n_tensors && !p.fault; i++) /* what is received, a pass has read */
+    for (i = 0; i < n_tensors && !p.fault; i++) /* a pass has read everything that was received */
         if (p.all[i].there[1] == 1) p.fault = "RECV_R without R";
     free(p.all);
     return p.fault;
@@ -554,13 +555,13 @@ const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *const *sche
 
 /* ---- memory ---- */
 
-/* 1 if a chunk reads or writes the state of a chain: its own, and those that it continues. */
+/* Returns 1 if a chunk reads or writes the state of a chain: its own, or one that it continues. */
 static int reads_chain(const cf_plan *plan, int64_t chunk, int64_t chain) {
     while (chunk >= 0 && plan->chunks[chunk].chain != chain) chunk = plan->chunks[chunk].up;
     return chunk >= 0;
 }
 
-/* The last F that reads the state of a chain, of forwards alone. */
+/* Returns the last F that reads the state of a chain, in a schedule of forwards alone. */
 static int64_t last_read(const book *b, int64_t chain, int64_t v) {
     int64_t chunk, last = -1;
     for (chunk = b->first; chunk < b->first + b->n; chunk++) {
@@ -570,8 +571,8 @@ static int64_t last_read(const book *b, int64_t chain, int64_t v) {
     return last;
 }
 
-/* Returns where gradients of a chain's K and V begin: at the backward of its last chunk or, where others continue that
-   one, at the F of the first of them. */
+/* Returns the action from which gradients of a chain's K and V exist: the backward of its last chunk or, if other
+   chains continue it, the F of the first of them. */
 static int64_t gradient_from(const book *b, const cf_chain *chain, int64_t v) {
     int64_t last = chain->first_chunk + chain->n_chunks - 1, i;
     for (i = last + 1; i < b->first + b->n; i++)
@@ -580,11 +581,11 @@ static int64_t gradient_from(const book *b, const cf_chain *chain, int64_t v) {
 }
 
 typedef struct span {
-    cf_memory_load *loads; /* of row j of a stage, at action 0 */
-    int64_t rows, n;       /* virtual stages of the stage, and actions */
+    cf_memory_load *loads; /* of row j of a stage's virtual stages, at action 0 */
+    int64_t rows, n;       /* virtual stages of the stage, and its actions */
 } span;
 
-/* Adds to a member, given by its place, while actions from .. to run. */
+/* Adds tokens to a member, given by its offset, during actions from .. to. */
 static void add_load(const span *s, size_t member, int64_t from, int64_t to, int64_t tokens) {
     int64_t i;
     for (i = from; i <= to && i < s->n; i++)
@@ -594,7 +595,7 @@ static void add_load(const span *s, size_t member, int64_t from, int64_t to, int
 static void add_cell(const book *b, const span *all, int64_t first, int64_t chunk, int64_t v, int64_t state) {
     const cf_chunk *c = &b->plan->chunks[chunk];
     const places *p = find(b, chunk, v);
-    int shared = c->chain >= 0 && b->plan->chains[c->chain].cp > 0;   /* it also sees the rows of other ranks */
+    int shared = c->chain >= 0 && b->plan->chains[c->chain].cp > 0;   /* it sees the rows of other ranks as well */
     int64_t scores = c->rows * ((shared ? b->plan->slices[c->first_slice].begin : c->prefix) + c->rows), i;
     int64_t f = p->at[CF_F] - first, back = backward_at(p) - first;
     int64_t kept = (p->keep ? p->at[CF_F] : p->at[CF_R]) - first, end = p->at[CF_W] - first;
@@ -681,7 +682,7 @@ int64_t naive_peak_bytes(const cf_plan *plan, const cf_schedule *s, int64_t stag
 
 /* ---- graphs ---- */
 
-/* Returns whether all nodes can run, one after the other. */
+/* Returns whether all nodes can run one after another. */
 static int all_run(const cf_graph *g) {
     int32_t *waiting = (int32_t *)calloc((size_t)g->n_nodes + 1, sizeof *waiting);
     int32_t *ready = (int32_t *)calloc((size_t)g->n_nodes + 1, sizeof *ready);

@@ -1,4 +1,4 @@
-/* oracle.c - see oracle.h. Simple on purpose: every function follows the words of a definition. */
+/* oracle.c - see oracle.h. Deliberately simple: every function follows a definition. */
 
 #include "oracle.h"
 
@@ -96,7 +96,7 @@ int64_t oracle_round_up(int64_t n, int64_t multiple) {
 
 int64_t oracle_pairs(int64_t prefix, int64_t length) {
     int64_t pairs = 0, query;
-    for (query = 0; query < length; query++) pairs += prefix + query + 1; /* all keys up to and with itself */
+    for (query = 0; query < length; query++) pairs += prefix + query + 1; /* all keys up to and including itself */
     return pairs;
 }
 
@@ -130,8 +130,8 @@ static const char *counts_fault(const cf_plan *p, const int64_t *lengths, int64_
     return NULL;
 }
 
-/* The chunk whose rows come right before those of chunk c, of a list: on the rank before in a cp group, or the last of
-   its round before. -1: none. */
+/* Returns the chunk of a list whose rows come directly before those of chunk c: in a cp group on the previous rank, or
+   the last of the previous column. -1: none. */
 static int64_t before_of(const cf_plan *p, int64_t c) {
     const cf_chunk *chunk = &p->chunks[c];
     int64_t cp = p->chains[chunk->chain].cp, before = chunk->index > 0 ? c - 1 : -1;
@@ -141,7 +141,7 @@ static int64_t before_of(const cf_plan *p, int64_t c) {
     return before < p->n_chunks ? before : -1;
 }
 
-/* A chunk by itself, its slices included. *next: the slice that must come next in the plan. */
+/* Judges a chunk by itself, including its slices. *next: the slice that must come next in the plan. */
 static const char *chunk_fault(const cf_plan *p, int64_t c, const int64_t *lengths, int64_t *next) {
     const cf_chunk *chunk = &p->chunks[c];
     int64_t tokens = 0, padded = 0, pairs = 0, before, i;
@@ -201,7 +201,7 @@ static const char *chain_fault(const cf_plan *p, int64_t g, const int64_t *lengt
         RULE(chunk->rank == p->chunks[chain->first_chunk].rank);
         RULE(i == chain->n_chunks - 1 || chunk->n_slices == 1); /* only the last one may be hybrid */
         RULE(chunk->n_slices >= 1);
-        /* An attention that is split over several devices wants the cuts on alignment units. */
+        /* Attention that is divided over several devices needs cuts at alignment units. */
         RULE((i == chain->n_chunks - 1 && chain->cp == 0) || p->slices[chunk->first_slice].length % p->align == 0 ||
              p->slices[chunk->first_slice].begin + p->slices[chunk->first_slice].length == lengths[chain->sequence]);
         prefix += p->slices[chunk->first_slice].length;
@@ -210,8 +210,8 @@ static const char *chain_fault(const cf_plan *p, int64_t g, const int64_t *lengt
     return NULL;
 }
 
-/* Chain g is a share of a cp group: all ranks of its block have one, beginning at the same step, and slice after slice,
-   by round and then by rank, they have the whole sequence. */
+/* Chain g is a share of a cp group. Checks that all ranks of its block have one, beginning in the same column, and that
+   their slices, by column and then by rank, have the whole sequence. */
 static const char *cp_fault(const cf_plan *p, int64_t g, const int64_t *lengths) {
     const cf_chain *share = &p->chains[g];
     int64_t step, first_rank, covered = 0, round, rank;
@@ -238,8 +238,8 @@ static int in_cp_group(const cf_plan *p, int64_t sequence) {
     return 0;
 }
 
-/* Every token of every sequence in exactly one slice, slices of a sequence in order; those of cp groups are not in that
-   of the plan. `covered`: n zeros. */
+/* Checks that every token of every sequence is in exactly one slice, and that slices of a sequence are in order, except
+   in cp groups. `covered`: n zeros. */
 static const char *cover_fault(const cf_plan *p, const int64_t *lengths, int64_t n, int64_t *covered) {
     int64_t i;
     for (i = 0; i < p->n_slices; i++) {
@@ -289,7 +289,7 @@ static const char *kinds_fault(const cf_plan *p, const cf_pack_desc *desc) {
     return NULL;
 }
 
-/* Chains first, then standalone chunks, then idle ones, on each rank; next fit keeps the order of the input. */
+/* Checks each rank's order: chains, then standalone chunks, then idle ones. Next fit keeps the order of the input. */
 static const char *order_fault(const cf_plan *p) {
     int64_t i, last_sequence = -1, last_kind = 0, last_chain_sequence = -1;
     for (i = 0; i < p->n_chunks; i++) {
@@ -315,7 +315,7 @@ static const char *order_fault(const cf_plan *p) {
     return NULL;
 }
 
-/* How one chain was cut. */
+/* Checks how one chain was split. */
 static const char *split_fault(const cf_plan *p, const cf_chain *chain) {
     int64_t fewest = oracle_divide_up(chain->tokens, p->chunk_size), least = INT64_MAX, most = 0, i;
     for (i = 0; i < chain->n_chunks; i++) {
@@ -354,7 +354,7 @@ const char *oracle_option_fault(const cf_plan *p, const int64_t *lengths, const 
 
 static int begins_with(const char *text, const char *begin) { return strncmp(text, begin, strlen(begin)) == 0; }
 
-/* A count, a shape, an option: there is one of it. */
+/* Returns whether the field is a count, a shape or an option, which has no items. */
 static int has_no_items(const cf_error *e) {
     static const char *const alone[] = {
         "n_", "model.", "gpu.", "capacity.", "allocator.", "limits.per_token.", "memory", "bytes", "align", "rank",
@@ -369,7 +369,7 @@ static int has_no_items(const cf_error *e) {
     return begins_with(e->field, "shape.") && strstr(e->text, " of chunk ") == NULL;
 }
 
-/* 1: what was found is more than what is wanted, -1: less, 2: another number, 0: nobody says. */
+/* Returns 1 if the found number must be more than the wanted one, -1: less, 2: different, 0: unknown. */
 static int way_of(const cf_error *e) {
     static const struct {
         const char *words;
@@ -481,7 +481,7 @@ static void put(oracle_packing *packing, int64_t item, int64_t bin) {
     packing->bin_of[item] = bin;
 }
 
-/* The longest item that has not been placed; of equals the first. */
+/* Returns the longest item that has not been placed; of equal ones the first. */
 static int64_t longest_left(const oracle_packing *packing, const char *placed) {
     int64_t longest = -1, i;
     for (i = 0; i < packing->n_items; i++)
@@ -538,8 +538,8 @@ int64_t oracle_optimum(const oracle_packing *packing) {
     return best;
 }
 
-/* Martello and Toth's L(alpha): items above capacity - alpha are alone in their bins; those above half the capacity
-   need a bin each; what the free space of the latter cannot take of the items down to alpha needs more. */
+/* Martello and Toth's bound L(alpha). Items above capacity - alpha are alone in their bins, and those above half the
+   capacity need a bin each. Items down to alpha that do not fit into the free space of the latter need further bins. */
 static int64_t bound_at(const int64_t *weights, int64_t n, int64_t capacity, int64_t alpha) {
     int64_t alone = 0, large = 0, free_space = 0, small = 0, i;
     for (i = 0; i < n; i++) {
@@ -600,7 +600,7 @@ int64_t oracle_next_fit(const int64_t *lengths, int64_t n, const cf_pack_desc *d
 #define SPLIT_CELLS 2000
 
 double oracle_best_split(int64_t length, int64_t parts, int64_t most, int64_t unit, oracle_cost cost, void *user) {
-    /* best[cell]: most expensive slice when the first `part` slices end at token min(cell x unit, length) */
+    /* best[cell]: cost of the most expensive slice if the first `part` slices end at token min(cell x unit, length) */
     static double best[SPLIT_CELLS + 1], next[SPLIT_CELLS + 1];
     int64_t cells = oracle_divide_up(length, unit), part, from, to;
     if (cells > SPLIT_CELLS) return (double)NAN;
@@ -658,7 +658,7 @@ static void try_all_ranks(rank_search *s, int64_t unit) {
         try_all_ranks(s, unit + 1);
         s->load[rank] -= s->chunks[unit];
         s->sum[rank] = before;
-        if (untouched) break; /* the other empty ranks are no different */
+        if (untouched) break; /* the other empty ranks are equivalent */
     }
 }
 

@@ -18,9 +18,9 @@ cf_plan *pipeline_sixteen(cf_timing *timing) {
     return plan;
 }
 
-/* ---- what a schedule was asked for ---- */
+/* ---- the options of a schedule ---- */
 
-/* Most chunks that a stage may keep, by the words of cf_schedule_desc; 0: any number. */
+/* Returns the largest number of chunks that a stage may keep, by cf_schedule_desc's comments; 0: any number. */
 static int64_t limit_of(const cf_plan *plan, const cf_schedule *s, const cf_schedule_desc *desc, int64_t stage) {
     int64_t limit = desc->limits.chunks, longest = 1, i, v;
     int by_bytes = desc->limits.bytes > 0 || desc->limits.bytes_by_stage;
@@ -39,7 +39,7 @@ static int64_t limit_of(const cf_plan *plan, const cf_schedule *s, const cf_sche
     return limit;
 }
 
-/* Counts what is kept along one stage's list. */
+/* Counts the kept chunks along one stage's list. */
 static const char *kept_fault(const cf_plan *plan, const cf_schedule *s, const cf_schedule_desc *desc, int64_t stage) {
     int64_t limit = limit_of(plan, s, desc, stage), live = 0, i;
     if ((s->limits.chunks_by_stage ? s->limits.chunks_by_stage[stage] : 0) != limit)
@@ -53,7 +53,7 @@ static const char *kept_fault(const cf_plan *plan, const cf_schedule *s, const c
     return live == 0 ? NULL : "chunks still kept at the end";
 }
 
-/* Most inputs of standalone chunks that a stage keeps for local replays. */
+/* Returns the largest number of inputs of standalone chunks that a stage keeps for local replays. */
 static int64_t most_inputs(const cf_plan *plan, const cf_schedule *s, int64_t stage) {
     int64_t held = 0, most = 0, i;
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
@@ -101,7 +101,7 @@ static int is_given(const cf_pass_cost *cost) {
     return cost->constant > 0 || cost->per_token > 0 || cost->per_pair > 0;
 }
 
-/* Seconds of a pass that waits for no stream, by the words of cf_stage_cost. */
+/* Returns the seconds of a pass that waits for no stream, as cf_stage_cost defines them. */
 static double compute_of(const cf_timing *timing, int outputs, int64_t v, const cf_chunk *c, int pass) {
     const cf_stage_cost *s = timing == NULL ? NULL : timing->stages ? &timing->stages[v] : &timing->all;
     double forward, backward, input, weight;
@@ -130,7 +130,7 @@ static int is_shared(const cf_plan *plan, const cf_chunk *c) {
     return c->chain >= 0 && plan->chains[c->chain].cp > 0;
 }
 
-/* Rows of a chunk's sequence that lie before it on other ranks. */
+/* Returns the rows of a chunk's sequence before it on other ranks. */
 static int64_t rows_of_others(const cf_plan *plan, const cf_chunk *c) {
     const cf_slice *own = &plan->slices[c->first_slice];
     int64_t i, rows = 0;
@@ -143,13 +143,13 @@ static int64_t rows_of_others(const cf_plan *plan, const cf_chunk *c) {
     return rows;
 }
 
-/* The exposed part of what moves, then the pass or the rest, whichever is done later. */
+/* Returns the exposed part of a transfer, plus the longer of the pass and the rest of the transfer. */
 static double beside(double pass, double moved, double part) {
     double exposed = moved * part;
     return pass > moved - exposed ? exposed + pass : moved;
 }
 
-/* And with what is moved and scanned, by those of cf_timing. */
+/* Adds transfers and scans, as cf_timing defines them. */
 static double alone_seconds(const cf_plan *plan, const cf_timing *timing, int outputs, int64_t v, const cf_chunk *c,
                             int pass) {
     double seconds = compute_of(timing, outputs, v, c, pass);
@@ -165,7 +165,7 @@ static double alone_seconds(const cf_plan *plan, const cf_timing *timing, int ou
     return seconds + (pass == CF_R ? 0 : forward ? timing->scan_forward : timing->scan_backward);
 }
 
-/* Returns the seconds of a pass, of all ranks that run it at once. */
+/* Returns the seconds of a pass, over all ranks that run it together. */
 double pipeline_seconds(const cf_plan *plan, const cf_timing *timing, int outputs, int64_t v, int64_t chunk,
                         int pass) {
     const cf_chunk *c = &plan->chunks[chunk], *mate;
@@ -180,18 +180,18 @@ double pipeline_seconds(const cf_plan *plan, const cf_timing *timing, int output
     return most;
 }
 
-/* The waits, as naive_relax wants them. Of n actions, action i is node i, and n + i is the transfer of its result,
-   if the pass that reads it is on another stage. In a lowered schedule a SEND says when; in any other it follows its
-   pass. */
+/* The waits in naive_relax's form. Of n actions, action i is node i, and node n + i is the transfer of its result if
+   its reader is on another stage. In a lowered schedule a SEND sets its time; otherwise it follows its pass. */
 typedef struct network {
     const cf_plan *plan;
-    const cf_schedule *s;            /* that of the first rank */
-    const cf_schedule *const *ranks; /* those of all that run in step */
+    const cf_schedule *s;            /* the first rank's schedule */
+    const cf_schedule *const *ranks; /* those of all ranks in lockstep */
     int64_t n_ranks;
     const cf_timing *timing;
     double *seconds;
     naive_wait *waits;
-    int64_t n_waits, *input, *reader; /* of a pass: whose result it reads, and who reads its own; -1: none */
+    /* for each pass: the pass whose result it reads, and the reader of its own; -1: none */
+    int64_t n_waits, *input, *reader;
 } network;
 
 int64_t pipeline_find(const cf_schedule *s, int pass, int64_t chunk, int64_t v) {
@@ -226,7 +226,7 @@ double pipeline_transfer(const cf_plan *plan, const cf_timing *timing, int64_t c
     return timing == NULL ? 0 : timing->latency + timing->seconds_per_token * (double)plan->chunks[chunk].rows;
 }
 
-/* Returns the most seconds that action i takes on any rank, or with `sends` the transfer of its result. */
+/* Returns the largest seconds of action i on any rank or, with `sends`, of the transfer of its result. */
 static double slowest(const network *w, int64_t i, int sends) {
     double most = 0, own;
     int64_t rank;
@@ -246,11 +246,11 @@ static void add_wait(network *w, int64_t from, int64_t to) {
     if (from >= 0) w->waits[w->n_waits++] = wait;
 }
 
-/* Sends what pass `maker` has made; last: the transfers before this one, down and up. */
+/* Sends the result of pass `maker`; last: the previous transfers, down and up. */
 static void send_on(network *w, int64_t maker, int64_t last[2]) {
     const cf_schedule *s = w->s;
     int64_t to = w->reader[maker], node = s->n_actions + maker;
-    /* In loops the stage above the last one is the first. */
+    /* In loops the stage after the last one is the first. */
     int up = s->shape.placement == CF_PLACEMENT_V ? stage_of(w, to) > stage_of(w, maker)
                                                   : s->actions[to].stage > s->actions[maker].stage;
     w->seconds[node] = slowest(w, maker, 1);
@@ -275,7 +275,7 @@ static void add_stage(network *w, int64_t stage) {
     }
 }
 
-/* The node of an action: of a SEND and its RECV, the transfer. */
+/* Returns the node of an action; a SEND and its RECV share the transfer's node. */
 static int64_t node_of(const cf_schedule *s, int64_t i) {
     const cf_action *a = &s->actions[i];
     int64_t other = a->pass == CF_RECV_B ? a->stage + 1 : a->stage - 1;
@@ -319,8 +319,8 @@ double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_tim
 static int near(double a, double b) { return fabs(a - b) <= 1e-9 * (1 + fabs(b)); }
 static int same(double a, double b) { return memcmp(&a, &b, sizeof a) == 0; }
 
-/* Passes that wait for what is moved, and how long, against the same passes without a stream. Not where ranks share
-   sequences: there a pass may wait for another rank. */
+/* Checks which passes wait for streamed bytes, and how long, against the same passes without a stream. Skipped if ranks
+   share sequences, because a pass may then wait for another rank. */
 static const char *streams_fault(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing,
                                  const cf_timeline *t) {
     cf_timing plain = {0};
@@ -408,13 +408,13 @@ const char *pipeline_same_times_fault(const cf_schedule *s, const cf_timeline *t
     return t->n_bounds == u->n_bounds && same(t->bound, u->bound) ? NULL : "transfers change a bound";
 }
 
-/* 1 if a tensor that goes so many virtual stages on goes to another stage. */
+/* Returns 1 if a tensor that moves `way` virtual stages goes to another stage. */
 static int leaves(const cf_schedule *s, const cf_action *a, int way) {
     int64_t to = a->stage + way;
     return to >= 0 && to < s->shape.n_stages * s->shape.n_virtual && naive_stage(s, to) != naive_stage(s, a->stage);
 }
 
-/* Counts transfers that there must be, less those that there are, by pass. */
+/* Counts required transfers less existing ones, by pass. */
 static const char *transfers_fault(const cf_schedule *s, const cf_schedule *low) {
     int64_t n[CF_PASS_COUNT] = {0}, i;
     for (i = 0; i < s->n_actions; i++) {

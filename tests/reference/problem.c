@@ -50,7 +50,7 @@ static void draw_ranks_in_step(harness_rng *rng, problem *p, int cp_groups) {
     if (cp_groups) p->pack.max_cp = 2 + below(rng, p->pack.n_ranks - 1);
 }
 
-/* A list, a tree, ranks in lockstep or cp groups, with all options of packing. */
+/* Draws a list, a tree, ranks in lockstep or cp groups, with all options of packing. */
 static void draw_wide(harness_rng *rng, const problem_wants *wants, problem *p) {
     int64_t kind, i;
     do kind = below(rng, 4);
@@ -78,7 +78,7 @@ static void draw_timing(harness_rng *rng, problem *p) {
     p->timing.seconds_per_token = harness_chance(rng, 0.5) ? 0.125 : 0;
     p->timing.all.forward.per_token = 1;
     p->timing.all.forward.per_pair = harness_chance(rng, 0.5) ? 0.0625 : 0;
-    if (harness_chance(rng, 0.3)) { /* no pass, some of them or all wait for their stream */
+    if (harness_chance(rng, 0.3)) { /* no passes wait for their stream, or some, or all */
         p->timing.stream_forward = (double)harness_between(rng, 0, 4) / 8;
         p->timing.stream_backward = (double)harness_between(rng, 0, 8) / 8;
         p->timing.stream_exposed = (double)harness_between(rng, 0, 4) / 4;
@@ -114,7 +114,7 @@ static void draw_limits(harness_rng *rng, problem *p) {
     if (harness_chance(rng, 0.2)) limits->bytes_by_stage = p->limits_bytes;
     if (limits->chunks == 0 && harness_chance(rng, 0.4)) limits->chunks = CF_NO_LIMIT;
     if (bytes->activations + bytes->state + bytes->state_gradient + bytes->boundary == 0)
-        bytes->activations = 1; /* a limit of bytes that nothing takes is refused */
+        bytes->activations = 1; /* a byte limit that counts nothing is refused */
 }
 
 static void draw_order(harness_rng *rng, problem *p) {
@@ -136,7 +136,7 @@ static void draw_order(harness_rng *rng, problem *p) {
     problem_settle(desc);
 }
 
-/* With forwards alone, or all of them first, now and then; ranks in step have one list, which is of rank 0. */
+/* Sometimes draws forwards alone, or all forwards first. Ranks in lockstep have one list, which is rank 0's. */
 static void draw_more(harness_rng *rng, problem *p) {
     cf_schedule_desc *desc = &p->desc;
     desc->shape.rank = p->pack.lockstep ? 0 : below(rng, p->plan->n_ranks);
@@ -169,7 +169,7 @@ static void note(const problem *p) {
 
 problem_rank *problem_own(problem *p) { return &p->ranks[p->desc.shape.rank]; }
 
-/* A small list: long and short sequences, hybrid and standalone chunks, idle ones on several ranks. */
+/* Draws a small list: long and short sequences, hybrid and standalone chunks, and idle ones on several ranks. */
 static void draw_small(harness_rng *rng, const problem_wants *wants, problem *p) {
     int64_t i;
     p->pack.n_ranks = harness_between(rng, 1, or_else(wants->ranks, 2));
@@ -181,8 +181,8 @@ static void draw_small(harness_rng *rng, const problem_wants *wants, problem *p)
         p->lengths[i] = harness_between(rng, 0, (harness_chance(rng, 0.4) ? 5 : 1) * p->pack.chunk_size);
 }
 
-/* Costs that are no short binary fractions, so that equal times are equal work in equal order. Where much begins at the
-   same time some passes take none. */
+/* Draws costs that are not short binary fractions, so that times are equal only for equal work in equal order. If many
+   passes begin at the same time, some take no time. */
 static void draw_uneven_timing(harness_rng *rng, problem *p) {
     cf_timing *timing = &p->timing;
     if (harness_chance(rng, 0.2)) return;
@@ -201,7 +201,7 @@ static void draw_uneven_timing(harness_rng *rng, problem *p) {
     timing->all.backward.per_token = (double)harness_between(rng, 0, 2);
 }
 
-/* A sound schedule of one rank, which keeps to no kind. */
+/* Makes a sound schedule of one rank that follows no kind. */
 static void draw_random(harness_rng *rng, problem *p) {
     cf_held_bytes *bytes = &p->desc.limits.per_token;
     naive_shape shape = naive_draw_shape(rng);
@@ -235,13 +235,14 @@ void problem_draw(harness_rng *rng, const problem_wants *wants, problem *p) {
     else draw_order(rng, p);
     if (wants->random) draw_uneven_timing(rng, p);
     if (wide) draw_more(rng, p);
-    p->desc.shape.outputs = p->desc.shape.replay != CF_REPLAY_PIPELINE && p->seed % 3 == 0; /* replays that do not attend */
+    /* replays that do not attend */
+    p->desc.shape.outputs = p->desc.shape.replay != CF_REPLAY_PIPELINE && p->seed % 3 == 0;
     note(p);
 }
 
 /* ---- making ---- */
 
-/* Times a rank's schedules and makes their steps. */
+/* Simulates a rank's schedules and makes their steps. */
 static cf_result make_rank(const problem *p, problem_rank *r, cf_error *error) {
     cf_simulate_desc how = {0};
     cf_result result;
@@ -336,7 +337,7 @@ static const char *plan_fault(const problem *p) {
     return fault;
 }
 
-/* Every rank keeps to the limits of the columns. */
+/* Checks that every rank keeps to the limits of the columns. */
 static const char *room_fault(const problem *p, const cf_schedule *s) {
     int64_t stage;
     for (stage = 0; stage < s->shape.n_stages; stage++) {
@@ -352,8 +353,8 @@ static const char *room_fault(const problem *p, const cf_schedule *s) {
     return NULL;
 }
 
-/* Transfers of idle chunks take no time and others do. In the lists of a lowered schedule one that takes none may stand
-   behind one that does, so that passes do not all keep their times. */
+/* Returns whether some transfers are free. Those of idle chunks take no time and others do. In a lowered list a free
+   one may come after another, so that passes do not all keep their times. */
 static int has_free_transfers(const problem *p) {
     const cf_timing *t = p->desc.timing;
     return p->plan->n_idle > 0 && t != NULL && !(t->latency > 0) && t->seconds_per_token > 0;

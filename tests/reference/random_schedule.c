@@ -6,16 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The way in which one schedule is made; each is drawn anew. */
+/* The style in which one schedule is made, drawn for each. */
 typedef struct style {
     double keep;       /* chance that a forward keeps although it may drop */
     int rule;          /* DROP_... */
-    double early;      /* chance that a replay may run before its backward could follow; 1: it goes before all else */
+    /* chance that a replay may run before its backward can follow; 1: it goes before everything else */
+    double early;
     double laziness;   /* chance that a pass is put off although it could run now */
-    double noise;      /* of the urgency, in seconds */
+    double noise;      /* noise added to the urgency, in seconds */
     int forward_first; /* forwards go before backwards */
-    int64_t ahead;     /* chunks that may be on their way on the last virtual stage; one more on each before it */
-    int safe;          /* replays only what can run backward at once, and keeps nothing at a forward */
+    int64_t ahead;     /* chunks that may be in progress on the last virtual stage; one more on each before it */
+    int safe;          /* replays only chunks whose backward can run at once, and keeps nothing at a forward */
 } style;
 
 enum { DROP_AT_RANDOM, DROP_IF_FULL, DROP_FIRST_OF_CHAIN, DROP_ON_SOME_STAGES, DROP_RULES };
@@ -31,11 +32,11 @@ typedef struct maker {
     int local;
     /* by cell, v x n + chunk */
     unsigned char *done;             /* a bit for each pass that has run */
-    unsigned char *kept, *dropped;   /* F has run and kept; has run and dropped */
-    unsigned char *split, *averse;   /* backwards to be split; rather dropped (DROP_ON_SOME_STAGES) */
+    unsigned char *kept, *dropped;   /* F has run and kept; F has run and dropped */
+    unsigned char *split, *averse;   /* backwards to be split; chunks rather dropped (DROP_ON_SOME_STAGES) */
     double *end;                     /* (5 x cells) of each pass */
-    double *tail;                    /* rough way to the end from the backward */
-    double *rank;                    /* by chunk: the order in which units are taken */
+    double *tail;                    /* rough length of the path from the backward to the end */
+    double *rank;                    /* by chunk: the order in which sequences are taken */
     double *now;                     /* (n_stages) */
     int64_t *held;                   /* (n_stages) chunks kept */
     int64_t *under_way;              /* (n_v) chunks between F and the backward, kept or not */
@@ -70,7 +71,7 @@ static double seconds_of(const maker *m, int64_t cell, int pass) {
     return pipeline_seconds(m->plan, m->desc->timing, m->desc->shape.outputs, cell / m->n, chunk_of(m, cell) - m->plan->chunks, pass);
 }
 
-/* Between two virtual stages that are neighbours. */
+/* Returns the transfer time between two neighbouring virtual stages. */
 static double transfer_of(const maker *m, int64_t cell, int64_t other) {
     const cf_timing *timing = m->desc->timing;
     if (timing == NULL || stage_of(m, cell) == stage_of(m, other)) return 0;
@@ -96,7 +97,7 @@ static int has_room(const maker *m, int64_t cell) {
     return held_of_chain(m, cell) < m->k && (limit == 0 || m->held[stage] < limit);
 }
 
-/* Returns whether the chunks that must go back before this one still find a place when it has taken one. */
+/* Returns whether the chunks whose backwards must come before this one's still find a place after it has taken one. */
 static int leaves_room(const maker *m, int64_t cell) {
     int64_t stage = stage_of(m, cell), limit = limit_of(m, stage);
     return held_of_chain(m, cell) + 1 < m->k && (limit == 0 || m->held[stage] + 1 < limit);
@@ -114,7 +115,7 @@ static int gradient_is_there(const maker *m, int64_t cell) {
     return index_of(m, cell) == size_of(m, cell) - 1 || returned(m, cell + 1);
 }
 
-/* Returns whether a chunk is the only one on its way back, in the whole pipeline. */
+/* Returns whether no other chunk in the whole pipeline is in its backward. */
 static int is_alone(const maker *m, int64_t cell) {
     int64_t i;
     for (i = 0; i < cells_of(m); i++)
@@ -129,14 +130,14 @@ static int replay_is_open(const maker *m, int64_t cell) {
     return 1;
 }
 
-/* The rules alone: with pipeline replay a chunk is dropped on the virtual stages 0 .. d - 1. */
+/* Checks the rules alone: with pipeline replay a chunk is dropped on the virtual stages 0 .. d - 1. */
 static int may_drop(const maker *m, int64_t cell) { return m->local || cell < m->n || m->dropped[cell - m->n]; }
 
 static int wants_to_drop(const maker *m, int64_t cell) {
     int64_t most = m->k;
     int is_last = index_of(m, cell) == size_of(m, cell) - 1;
     if (m->style.safe) return 1;
-    if (!is_last && held_of_chain(m, cell) + 1 >= m->k) return 1; /* or the last one could hardly be kept */
+    if (!is_last && held_of_chain(m, cell) + 1 >= m->k) return 1; /* otherwise the last one could hardly be kept */
     switch (m->style.rule) {
         case DROP_IF_FULL: return !has_room(m, cell);
         case DROP_FIRST_OF_CHAIN:
@@ -165,8 +166,8 @@ static double ready_at(const maker *m, int64_t cell, int pass) {
     return there > at ? there : at;
 }
 
-/* Larger is run first: backwards and replays before forwards, or the other way round; then the unit with the lower
-   rank, then the longer way. */
+/* Returns the urgency; the larger runs first. Backwards and replays come before forwards, or the reverse; then the
+   sequence with the lower rank; then the longer path. */
 static double urgency_of(const maker *m, int64_t cell, int pass) {
     double urgency = m->tail[cell] + m->style.noise * harness_unit(m->rng);
     int forward = pass == CF_F;
@@ -187,7 +188,7 @@ static void offer(const maker *m, candidate *best, int64_t cell, int pass, int k
     *best = c;
 }
 
-/* Chooses what to run next; `idle`: nothing else could run, so nothing is put off. */
+/* Chooses the next pass to run; `idle`: nothing else could run, so nothing is postponed. */
 static candidate choose(const maker *m, int idle) {
     candidate best = {-1, 0, 0, 0, 0};
     int64_t cell;
@@ -241,7 +242,7 @@ static void draw_style(maker *m, int greedy, int try) {
     if (greedy && harness_chance(rng, 0.5)) s->early = 0;
 }
 
-/* Draws each cell's and chunk's numbers, and notes the rough way that is left from each backward. */
+/* Draws each cell's and chunk's numbers, and estimates the path left after each backward. */
 static void draw_cells(maker *m) {
     int64_t cell, by_unit = harness_between(m->rng, 0, 2);
     for (cell = 0; cell < cells_of(m); cell++) {
@@ -274,7 +275,7 @@ static int all_done(const maker *m) {
     return 1;
 }
 
-/* Returns 0 where it got stuck: the places are taken by chunks that wait for others. */
+/* Returns 0 if no pass can run: the places are taken by chunks that wait for others. */
 static int make_one(maker *m) {
     start_over(m);
     draw_cells(m);

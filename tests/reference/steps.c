@@ -18,15 +18,15 @@ enum { ACTIVATIONS, STATES, BOUNDARIES, OUTPUTS, POOLS };
 /* ---- slots ---- */
 
 typedef struct slots {
-    int64_t owner[POOLS][MOST_SLOTS]; /* of each slot in use, a number; -1 where it is free */
-    int64_t freed[POOLS][MOST_SLOTS]; /* the step that gave it back, from 1; 0: it is in use, or never was */
+    int64_t owner[POOLS][MOST_SLOTS]; /* for each slot in use its owner; -1 if it is free */
+    int64_t freed[POOLS][MOST_SLOTS]; /* the step that released it, from 1; 0: it is in use, or was never used */
     int64_t now, live[POOLS], peak[POOLS], n_paths;
 } slots;
 
 static int is_back(const cf_action *a) { return a->pass == CF_B || a->pass == CF_I; }
 
-/* A slot is taken again before a new one is made, and of those that are free the one first that has been so longest.
-   Where one step gives back several, any of them. */
+/* A slot is reused before a new one is made, and the one that has been free longest comes first. If one step released
+   several, any of them. */
 static int is_next(const slots *all, int what, int64_t slot) {
     int64_t i, first = 0;
     for (i = 0; i < MOST_SLOTS && (all->owner[what][i] >= 0 || all->freed[what][i] > 0); i++)
@@ -56,8 +56,8 @@ static int has(const slots *all, int what, int64_t slot, int64_t owner) {
     return slot < 0 || (slot < MOST_SLOTS && all->owner[what][slot] == owner);
 }
 
-/* The virtual stage that fills the input of a pass: its own, by a receive, or where a V turns the one that makes the
-   tensor. */
+/* Returns the virtual stage that fills the input of a pass: its own, by a receive, or, where a V turns, the one that
+   makes the tensor. */
 static int64_t filler_of(const cf_schedule *s, const cf_step *step) {
     int64_t v = step->action.stage, from = is_back(&step->action) ? v + 1 : v - 1;
     return step->action.pass > CF_W || naive_stage(s, from) != naive_stage(s, v) ? v : from;
@@ -67,12 +67,12 @@ static int64_t tensor_of(const cf_schedule *s, const cf_action *a, int64_t v) {
     return a->chunk * s->shape.n_stages * s->shape.n_virtual + v;
 }
 
-/* Returns whether a pass leaves outputs for a replay on the same stage, or its input. */
+/* Returns whether a pass leaves outputs, or its input, for a replay on the same stage. */
 static int is_dropped(const cf_schedule *s, const cf_action *a) {
     return a->pass == CF_F && !a->keep && s->shape.replay == CF_REPLAY_LOCAL && !s->shape.forward_only;
 }
 
-/* Slots that come into use before a step. Each path is the next one that does. */
+/* Takes the slots that come into use before a step. Each new path takes the next number. */
 static const char *take_all(slots *all, const cf_schedule *s, const cf_steps *steps, const cf_step *step) {
     const int64_t own = tensor_of(s, &step->action, step->action.stage);
     const char *fault = NULL;
@@ -137,7 +137,7 @@ const char *steps_slots_fault(const cf_schedule *schedule, const cf_steps *steps
 
 /* ---- paths ---- */
 
-/* Passes that have run on a stage, by virtual stage and chunk, and which chains have added to their gradient. */
+/* The passes that have run on a stage, by virtual stage and chunk, and the chains that have added to their gradient. */
 typedef struct done {
     const cf_plan *plan;
     const cf_steps *steps;
@@ -149,7 +149,7 @@ static int64_t chain_above(const cf_plan *plan, int64_t chain) {
     return up >= 0 ? plan->chunks[up].chain : -1;
 }
 
-/* One of the states that a pass reads: its rows up to `end` of the path were computed. */
+/* Checks one of the states that a pass reads: its rows up to `end` of the path were computed. */
 static const char *path_fault(done *d, const cf_step *step, int32_t at, int64_t end) {
     const cf_plan *plan = d->plan;
     const cf_path *path = &d->steps->paths[at];
@@ -212,7 +212,7 @@ static const char *all_paths_fault(const cf_plan *plan, const cf_schedule *s, co
 
 /* ---- members ---- */
 
-/* Counts that each step says have been left when it has ended: what the next one holds, less what that one takes. */
+/* Checks the counts that each step leaves: the next step's load, less what that step takes. */
 static const char *left_fault(const cf_plan *plan, const cf_schedule *s, const cf_steps *steps,
                               const cf_memory_load *loads) {
     int64_t rows = s->shape.n_virtual, live = 0, i, j;
@@ -229,7 +229,7 @@ static const char *left_fault(const cf_plan *plan, const cf_schedule *s, const c
     return NULL;
 }
 
-/* The most tokens of dropped chunks that wait for a replay are those that limits of bytes count. */
+/* Checks that the most tokens of dropped chunks waiting for a replay are those that byte limits count. */
 static const char *dropped_fault(const cf_schedule *s, const cf_steps *steps, const cf_memory_load *loads) {
     int64_t rows = s->shape.n_virtual, most = 0, i, j;
     for (i = 0; i < steps->n; i++) {
@@ -241,8 +241,8 @@ static const char *dropped_fault(const cf_schedule *s, const cf_steps *steps, co
     return NULL;
 }
 
-/* Each chunk with tokens has one forward that takes the loss: on the last virtual stage, the one that keeps, or its
-   only one. The last backward of each virtual stage says so. */
+/* Checks flags. Each chunk with tokens has one forward that computes the loss: on the last virtual stage, the one that
+   keeps, or its only one. The last backward of each virtual stage is marked. */
 static const char *flags_fault(const cf_plan *plan, const cf_schedule *s, const cf_steps *steps, uint64_t seed) {
     int64_t last = s->shape.n_stages * s->shape.n_virtual - 1, i, j;
     for (i = 0; i < steps->n; i++) {
@@ -306,7 +306,7 @@ static int is_tensor(const tensor *t, int64_t chunk, int64_t stage, int kind) {
     return t->chunk == chunk && t->stage == stage && t->kind == kind;
 }
 
-/* Runs a pass: its input slot must have the right tensor, or be -1 where it reads none. */
+/* Runs a pass: its input slot must have the right tensor, or be -1 if it reads none. */
 static const char *play_pass(const cf_schedule *s, const cf_step *step, tensor *buffers) {
     const cf_action *a = &step->action;
     int64_t last = s->shape.n_stages * s->shape.n_virtual - 1;

@@ -17,18 +17,18 @@ static int64_t between(suite_random *random, int64_t low, int64_t high) {
     return low + (int64_t)(next_random(random) % (uint64_t)(high - low + 1));
 }
 
-/* 2^(x / 65536), straight between powers of two: close to exponential, and the same everywhere. */
+/* 2^(x / 65536), linear between powers of two: close to exponential, and equal on every machine. */
 static int64_t power_of_two(int64_t x) {
     int64_t whole = x >> 16, rest = x & 65535;
     return (((int64_t)1 << whole) * (65536 + rest)) >> 16;
 }
 
-/* Near log-uniform in [2^low, 2^high). */
+/* Draws nearly log-uniformly from [2^low, 2^high). */
 static int64_t log_uniform(suite_random *random, int64_t low, int64_t high) {
     return power_of_two(between(random, low << 16, (high << 16) - 1));
 }
 
-/* Bucket shares of Table 1 of the ChunkFlow paper, per 100,000. */
+/* Draws by the bucket shares of Table 1 of the ChunkFlow paper, per 100,000. */
 static int64_t draw_lmsys(suite_random *random) {
     int64_t x = between(random, 0, 99999);
     if (x < 90499) return log_uniform(random, 4, 10);
@@ -39,7 +39,8 @@ static int64_t draw_lmsys(suite_random *random) {
     return between(random, 131072, 303000);
 }
 
-/* Median 2^10.5 = 1448, a factor of about 3 for each standard deviation; the sum of twelve uniforms is near normal. */
+/* Median 2^10.5 = 1448, with a factor of about 3 for each standard deviation; the sum of twelve uniforms is nearly
+   normal. */
 static int64_t draw_log_normal(suite_random *random) {
     int64_t sum = 0, i;
     for (i = 0; i < 12; i++) sum += between(random, 0, 65535);
@@ -73,14 +74,15 @@ static void draw_lengths(suite_batch *batch, suite_random *random) {
         default:
             batch->n = between(random, 32, 128);
             for (i = 0; i < batch->n; i++) batch->lengths[i] = draw_lmsys(random) % size + 1;
-            at = between(random, 0, batch->n - 1); /* by itself: compilers differ in what they draw first */
+            /* a separate statement: compilers differ in which argument they draw first */
+            at = between(random, 0, batch->n - 1);
             batch->lengths[at] = between(random, 8 * size, 32 * size);
             break;
     }
 }
 
-/* Every other batch has attention costs: a full chunk's pairs weigh a tenth of its tokens, so the last chunk of a
-   chain of 20 costs three times the first. Every third has transfers, of a twentieth of a full chunk's forward. */
+/* Every second batch has attention costs: a full chunk's pairs weigh a tenth of its tokens, so the last chunk of a
+   chain of 20 costs three times the first. Every third has transfers of a twentieth of a full chunk's forward. */
 static void draw_costs(suite_batch *batch, int index) {
     double size = (double)batch->pack.chunk_size;
     memset(&batch->timing, 0, sizeof batch->timing);

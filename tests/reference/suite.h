@@ -1,9 +1,9 @@
-/* suite.h - the batches on which pipeline schedules are compared, made by code from fixed seeds.
+/* suite.h - batches for comparing pipeline schedules, generated from fixed seeds.
 
    Five classes of 50 batches: lengths like those of LMSys-Chat-1M, log-normal lengths, long sequences only, none longer
-   than a chunk, and one giant among short ones. Stages run through 2 .. 16, K through 1 .. 16, both forms of replay,
-   plain and attention-heavy costs, with and without transfer times. Integer arithmetic only, so every platform sees the
-   same. */
+   than a chunk, and one giant among short ones. Stages vary over 2 .. 16, K over 1 .. 16, with both forms of replay,
+   plain and attention-heavy costs, with and without transfer times. Integer arithmetic only, so every platform has the
+   same batches. */
 
 #ifndef SUITE_H
 #define SUITE_H
@@ -21,7 +21,7 @@ typedef struct suite_batch {
     int64_t lengths[SUITE_MOST_SEQUENCES];
     cf_pack_desc pack;
     cf_timing timing;
-    cf_schedule_desc schedule; /* stages, K and replay; its timing is NULL: point it at the member above */
+    cf_schedule_desc schedule; /* stages, K and replay; its timing is NULL: set it to the member above */
 } suite_batch;
 
 /* "lmsys", "lognormal", "all-long", "no-long", "one-giant". */

@@ -1,10 +1,12 @@
-"""Runs the command's CSV files in PyTorch's pipelining, for real: python check.py CHUNKFLOW [FILTER]
+"""Runs the command's CSV files in PyTorch's pipelining: python check.py CHUNKFLOW [FILTER]
 
-A small transformer in float64 is cut into stages, a process holds those of its rank (2 and 4 processes, gloo), and
-_PipelineScheduleRuntime runs what `chunkflow plan --csv` wrote. The gradients of every parameter are compared with
-those of the whole model on the unpacked sequences, one by one, and the losses with those of each microbatch's
-sequences. PyTorch divides gradients by the number of microbatches, which a file with transfers has to tell it. Then what
-is refused: by the command, and by PyTorch where it was written all the same; and what PyTorch dumps.
+A small transformer in float64 is divided into stages. A process holds the stages of its rank (2 and 4 processes, gloo),
+and _PipelineScheduleRuntime runs the file that `chunkflow plan --csv` wrote. The gradients of every parameter are
+compared with those of the whole model on the unpacked sequences, one by one, and the losses with those of each
+microbatch's sequences. PyTorch divides gradients by the number of microbatches; a file with transfers has to request
+that.
+
+Then come refusals, by the command and by PyTorch, and PyTorch's own dumps.
 """
 
 import csv
@@ -34,10 +36,10 @@ SEEDS = (1, 2, 3)
 COMPUTE, COMMS = "compute_only", "compute_comms"
 VERSION = ".".join(torch.__version__.split(".")[:2])
 MINOR = int(VERSION.split(".")[1])
-TORCH = "2.15" if MINOR >= 15 else "2.14" if MINOR >= 10 else "2.9"  # as the command's --torch has it
+TORCH = "2.15" if MINOR >= 15 else "2.14" if MINOR >= 10 else "2.9"  # the values of the command's --torch
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-# Every kind; the virtual stages of a rank, and where they lie.
+# Every kind, with the virtual stages of a rank and their placement.
 KINDS = {
     "paper": ("--schedule", "paper"),
     "gpipe": ("--schedule", "gpipe"),
@@ -54,7 +56,7 @@ KINDS = {
 # ---- the model ----
 
 class Block(nn.Module):
-    """Attention within each sequence of a row, and a feed-forward part."""
+    """Attention within each sequence of a row, and a feed-forward layer."""
 
     def __init__(self):
         super().__init__()
@@ -72,7 +74,7 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """A virtual stage: one block, the embedding before the first and the head behind the last."""
+    """A virtual stage: one block, with the embedding before the first and the head after the last."""
 
     def __init__(self, index, n_stages):
         super().__init__()
@@ -105,7 +107,7 @@ def targets_of(tokens):
 
 
 def rows_of(plan, chunk):
-    """Words, targets, sequences and places of a chunk's rows, padded to ChunkSize."""
+    """Returns words, targets, sequences and positions of a chunk's rows, padded to ChunkSize."""
     words, places = torch.zeros(CHUNK, dtype=torch.long), torch.zeros(CHUNK, dtype=torch.long)
     targets, sequences = torch.full((CHUNK,), -1), torch.full((CHUNK,), -1)
     for piece in plan["chunks"][chunk]["slices"]:
@@ -118,7 +120,7 @@ def rows_of(plan, chunk):
 
 
 def reference(plan, n_stages):
-    """Stages with the gradients of the whole model, and the loss of each sequence."""
+    """Returns stages with the gradients of the whole model, and the loss of each sequence."""
     stages = [Stage(i, n_stages) for i in range(n_stages)]
     losses = {}
     for chunk in plan["chunks"]:
@@ -136,7 +138,7 @@ def reference(plan, n_stages):
 # ---- one rank of one run ----
 
 def relative(got, wanted):
-    """The largest difference, measured by the largest value; infinite where there is nothing to compare."""
+    """Returns the largest difference relative to the largest value; infinite if there is nothing to compare."""
     if got is None or wanted is None or got.shape != wanted.shape or not torch.isfinite(got).all():
         return float("inf")
     most = wanted.abs().max().item()
@@ -202,7 +204,7 @@ def write_lengths(seed):
 
 
 def write_case(n_ranks, kind, seed, format):
-    """Passes with a mapping, transfers with the plan numbered so."""
+    """Passes come with a mapping; a file with transfers has the plan renumbered."""
     stem = f"{n_ranks}-{kind}-{seed}-{format}".replace(", ", "-")
     case = {"csv": stem + ".csv", "plan": stem + ".json", "map": None, "format": format}
     more = ["--torch", TORCH, "--microbatch-order"]
@@ -244,13 +246,13 @@ def run_all(n_ranks, wanted):
 def refused_by_torch(path, format, words, n_ranks, per_rank, n):
     try:
         pp._PipelineScheduleRuntime(dump.stages_of(n_ranks, per_rank), n)._load_csv(path, format=format)
-    except Exception as error:  # what PyTorch raises here has many types
+    except Exception as error:  # PyTorch raises many types here
         return words in str(error), str(error).split("\n")[0][:90]
     return False, "it was loaded"
 
 
 def step_alone(rows, n):
-    """Runs a file of one rank in this process. Returns what PyTorch says, and keeps its log off the screen."""
+    """Runs a file of one rank in this process. Returns PyTorch's error, and keeps its log off the screen."""
     logging.disable(logging.ERROR)
     with open("alone.csv", "w", newline="") as file:
         csv.writer(file).writerows(rows)
@@ -324,7 +326,7 @@ def check_dumps():
             makespan = [line for line in result.stdout.splitlines() if line.startswith("makespan")]
             check(name, result.returncode == 0 and makespan, (makespan or [result.stderr])[0])
     stored = {name: kept for name in os.listdir(kept)} if os.path.isdir(kept) else {}
-    if VERSION == "2.14":  # what both versions write alike is kept once, with the later one
+    if VERSION == "2.14":  # files that both versions write alike are kept once, with the later one
         later = os.path.join(HERE, "2.15")
         for name in os.listdir(later):
             if name.endswith(("_order.csv", "_mended.csv")): stored.setdefault(name, later)

@@ -1,9 +1,9 @@
-"""The command's counts of parameters beside Transformers' own: python tests/torch/counts.py COMMAND [KIND...]
+"""Compares the command's parameter counts with Transformers' own: python tests/torch/counts.py COMMAND [KIND...]
 
-Every family that the command reads, as Transformers saves it by default, and 250 tiny models whose flags and lists of
-layers are drawn; every second file then lacks members, for which Transformers has defaults. A count is that of the
-language model with its head, which Transformers makes on the meta device, less what has no gradient (the bias of
-ERNIE's router). What the command cannot describe it must refuse, by the name of a member.
+Covers every family that the command reads, as Transformers saves it by default, and 250 tiny models with drawn flags
+and lists of layers. Every second file then lacks members for which Transformers has defaults. A count is that of the
+language model with its head, which Transformers makes on the meta device, without parameters that have no gradient (the
+bias of ERNIE's router). The command must refuse what it cannot describe, by the name of a member.
 """
 
 import json
@@ -43,37 +43,37 @@ SIZES = {name: values for names, values in (
 # Lists with a word for each layer, or with numbers of layers.
 LISTS = {"mlp_layer_types": ("dense", "sparse"), "moe_layers": None, "mlp_only_layers": None,
          "layers_block_type": ("linear_attention", "full_attention", "moe", "mlp")}
-# Sizes of a published model, where the defaults make none: Hunyuan-A13B.
+# Sizes of a published model, if the defaults make no valid model: Hunyuan-A13B.
 PUBLISHED = {"hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": [8] * 32, "intermediate_size": 3072,
                                 "moe_intermediate_size": [3072] * 32, "num_key_value_heads": 8, "vocab_size": 128167,
                                 "tie_word_embeddings": True}}
-# Members that the defaults of a family lack, though published models have them.
+# Members that a family's defaults lack, though published models have them.
 LACKING = {"deepseek_v2": "num_experts_per_tok", "glm4_moe": "head_dim"}
 NO_FLAGS = {"return_dict", "output_hidden_states", "is_encoder_decoder"}
 
 
 def class_of(config):
-    """Returns Transformers' class for a configuration, that with images where there is one; or nothing."""
+    """Returns Transformers' class for a configuration, or None. Prefers the class with images."""
     makers = transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM
     return next((auto for auto in makers if type(config) in auto._model_mapping), None)
 
 
 def kinds_read():
-    """Returns the families in the command's table that Transformers has, and their language models alone."""
+    """Returns the families of the command's table that Transformers has, and their language models."""
     names = re.findall(r'\{\.name = "(\w+)", \.', READER.read_text())
     return [kind for name in names for kind in (name, name + "_text")
             if kind in transformers.CONFIG_MAPPING and class_of(transformers.CONFIG_MAPPING[kind]())]
 
 
 def counted(command, path):
-    """Returns the command's count for a file, or the sentence with which it refuses it."""
+    """Returns the command's count for a file, or the sentence of its refusal."""
     ran = subprocess.run([command, "memory", "--chunk-size", "1K", "--json", "-", "--config", path],
                          capture_output=True, text=True)
     return json.loads(ran.stdout)["parameters"] if ran.returncode == 0 else ran.stderr.strip()
 
 
 def built(folder):
-    """Counts the parameters of the language model and the head that Transformers makes of a file."""
+    """Counts the parameters of the language model and head that Transformers makes from a file."""
     config = transformers.AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model = class_of(config).from_config(config)
@@ -83,7 +83,7 @@ def built(folder):
 
 
 def members_of(make, rng):
-    """Draws sizes of SIZES, and some of the flags and lists that the class has."""
+    """Draws sizes of SIZES, and some of the class's flags and lists."""
     members = {}
     for name, field in make.__dataclass_fields__.items():
         if name in SIZES:
@@ -129,7 +129,8 @@ def test_all(command, *kinds):
             path = draw(kind, rng, folder)
             try:
                 wanted = built(folder)
-            except (AssertionError, StrictDataclassError, TypeError, ZeroDivisionError):  # sizes that no model has
+            # impossible combinations of sizes
+            except (AssertionError, StrictDataclassError, TypeError, ZeroDivisionError):
                 continue
             found.append(counted(command, path))
             holds = found[-1] == wanted or isinstance(found[-1], str) and re.search(r"json:1: .*_", found[-1])

@@ -1,8 +1,8 @@
-"""Writes the CSV that PyTorch's own schedules give, one file each: python dump.py FOLDER
+"""Writes the CSV of PyTorch's own schedules, one file each: python dump.py FOLDER
 
 A file is named KIND_pP_nN_WHAT.csv: P ranks, N microbatches. WHAT is `order` (passes, as the schedule makes them),
-`comms` (as _PipelineScheduleRuntime lowers them) or a variant of `comms`. The files of torch 2.14 and 2.15 that are
-beside this were made by it; the unit tests read them, time them and write them back.
+`comms` (as _PipelineScheduleRuntime lowers them) or a variant of `comms`. The files of torch 2.14 and 2.15 in this
+folder were made by it; the unit tests read them, time them and write them back.
 """
 
 import csv
@@ -16,7 +16,7 @@ from torch.distributed.pipelining import schedules as pp
 from torch.distributed.pipelining.stage import PipelineStage
 
 SIZES = ((2, 4), (4, 8))
-# What the runtime of this version can do beside the default; each gives another file.
+# Options of this version's runtime besides the default; each gives another file.
 VARIANTS = {
     "deferred-recv": {"defer_pp_recv": True},
     "deferred-wait": {"defer_reduce_grad_wait": True},
@@ -34,7 +34,7 @@ KINDS = {
 
 
 def stages_of(n_ranks, per_rank):
-    """Stages that are only asked how many there are."""
+    """Fake stages that only know their number."""
     stage = mock.create_autospec(PipelineStage, instance=True)
     stage.group_rank, stage.group_size, stage.submod = 0, n_ranks, None
     stage.num_stages = n_ranks * per_rank
@@ -50,8 +50,8 @@ def order_of(kind, n_ranks, n):
 
 
 def passes_of(kind, order, n_ranks):
-    """The order without what the lowering adds by itself, and with 1F1B's last rank mended: _get_pipeline_order numbers
-    its forwards from 1, and _validate_schedule refuses that."""
+    """Returns the order without the lowering's own additions, with 1F1B's last rank corrected: _get_pipeline_order
+    numbers its forwards from 1, and _validate_schedule refuses that."""
     last = n_ranks - 1
     passes = {}
     for rank, row in order.items():

@@ -1,9 +1,10 @@
-"""Every family of Transformers' causal language models, tiny and with random weights: right, or refused by name.
+"""Tests every family of Transformers' causal language models, tiny and with random weights: it trains correctly, or is
+refused by name.
 
     python tests/torch/families.py [KIND...]
 
-Gradients of chunks are compared with those of the plain model, which sees each sequence alone, in float64. What a model
-casts to float32 (norms, rotary embedding, routers, softmax) stays in float64 under Float64 below.
+Gradients of chunks are compared with those of the plain model, which sees each sequence alone, in float64. Casts to
+float32 in a model (norms, rotary embedding, routers, softmax) stay in float64 under Float64 below.
 """
 
 import pathlib
@@ -30,7 +31,7 @@ LENGTHS = (40, 7, 13, 1, 29, 0, 5)
 CHUNK = 16
 SECONDS = 2.0  # of a processor, for a family
 
-# What makes any model small, where its configuration has such a member.
+# Members that make any model small, if its configuration has them.
 TINY = {name: value for names, value in (
     ("vocab_size", 97), ("hidden_size n_embd d_model dim word_embed_proj_dim embedding_size", 32),
     ("intermediate_size n_inner ffn_dim decoder_ffn_dim ffn_hidden_size ffn_size hidden_dim", 48),
@@ -78,7 +79,7 @@ REFUSED = {kind: words for kinds, words in (
     ("moshi", "sliding windows that attention is not told of"),
 ) for kind in kinds.split()}
 
-# Where the common members are not enough.
+# Further members, where the common ones are not enough.
 MORE = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
@@ -86,7 +87,7 @@ MORE = {
     "nemotron": {"num_key_value_heads": 2},
 }
 
-# Where they are wrong, these are all.
+# Complete members, where the common ones are wrong.
 BASE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": 1,
         "eos_token_id": 2}
@@ -110,7 +111,7 @@ WHOLE = {
 
 
 class Float64(TorchFunctionMode):
-    """Casts to float32 become casts to float64."""
+    """Turns casts to float32 into casts to float64."""
 
     def __torch_function__(self, function, types, arguments=(), options=None):
         def real(x):
@@ -121,7 +122,7 @@ class Float64(TorchFunctionMode):
 
 
 def tiny(kind, **more):
-    """A model of this family. Kinds of layers that it mixes are there once each, or twice one."""
+    """Makes a model of this family. It has each kind of layer that the family mixes once, or its only kind twice."""
     make = transformers.CONFIG_MAPPING[kind]
     members = WHOLE.get(kind) or common_members(make)
     torch.manual_seed(1)
@@ -134,7 +135,7 @@ def tiny(kind, **more):
 
 
 def common_members(make):
-    """Of TINY what a configuration has."""
+    """Returns the members of TINY that a configuration has."""
     whole = make()
 
     def has(name):
@@ -159,7 +160,7 @@ def sequences_of(model, lengths=LENGTHS):
 
 
 def plain_step(model, sequences, ignored=None):
-    """What chunks are compared with: each sequence alone, the mean over all targets."""
+    """Computes the reference: each sequence alone, with the mean over all targets."""
     wanted = [np.ones(len(s) - 1, bool) if ignored is None or ignored[i] is None else ~np.asarray(ignored[i], bool)[1:]
               for i, s in enumerate(sequences) if len(s) > 1]
     n_targets, total = sum(int(w.sum()) for w in wanted), 0.0
@@ -180,7 +181,8 @@ def gradients(model):
 
 
 def differ(got, wanted):
-    """The largest relative difference of a tensor; one that is next to nothing is held to the largest of all."""
+    """Returns the largest relative difference of a tensor; a tensor of almost zeros is compared relative to the largest
+    of all."""
     most = max(float(g.norm()) for g in wanted.values())
     zero = torch.zeros(())
     return float(np.max([float((got.get(name, zero) - wanted.get(name, zero)).norm())
@@ -188,7 +190,7 @@ def differ(got, wanted):
 
 
 def chunked_against_plain(model, sequences=None, k=1, **options):
-    """How far loss and gradients are apart."""
+    """Returns the differences of loss and gradients."""
     sequences = sequences_of(model) if sequences is None else sequences
     loss = chunkflow.torch.Step(model, Causal(model), chunk_size=CHUNK, k=k, **options)(sequences)
     got = gradients(model)
@@ -205,8 +207,8 @@ def refused(call):
 
 
 class Watch:
-    """Counts replays, all calls that attend, those of replays, and those that take what was kept. Inside, short
-    windows also keep their outputs."""
+    """Counts replays, all attention calls, those of replays, and those that take kept outputs. Inside it, short windows
+    also keep their outputs."""
 
     def __init__(self):
         self.replays = self.calls = self.attends = self.taken = 0
@@ -260,13 +262,13 @@ def check_kind(kind):
             else:
                 what = refused(lambda: Causal(tiny(kind)))
                 holds = REFUSED[kind] in what and what.startswith(kind)
-    except Exception as error:  # of Transformers, of any type: the others are still to be tried
+    except Exception as error:  # Transformers raises any type: the other families still run
         holds, what = False, f"{type(error).__name__}: {error}"
     seconds = time.process_time() - began
     check(kind, holds and seconds <= SECONDS, f"{what[:140]} ({seconds:.2f} s)")
 
 
-# One family of each kind of layer, and what makes its state longer or shorter than a chunk.
+# One family for each kind of layer, and what makes its state longer or shorter than a chunk.
 KINDS = (("gemma3_text", "windows", {}), ("gpt_oss", "sinks", {}), ("deepseek_v3", "latents", {}),
          ("qwen3_moe", "experts", {}), ("llama4_text", "blocks", {"attention_chunk_size": 9}),
          ("qwen3_next", "gated delta", {}),
@@ -274,14 +276,15 @@ KINDS = (("gemma3_text", "windows", {}), ("gpt_oss", "sinks", {}), ("deepseek_v3
 
 
 def check_kinds():
-    """Each kind of layer with replays and without, in chunks that hold a sequence's last token alone."""
+    """Tests each kind of layer with replays and without, with some chunks that have only a sequence's last token."""
     for kind, what, more in KINDS:
         with Float64():
             model, worst = tiny(kind, **more), 0.0
             for k, lengths in ((2, LENGTHS), (99, LENGTHS), (1, (33, 2, 17, 3, 50))):
                 worst = max(worst, chunked_against_plain(model, sequences_of(model, lengths), k))
         check(f"{what} ({kind}), K and borders", worst <= TOLERANCE, f"{worst:.1e}")
-    with Float64():  # windows of a chunk and a bit less, which several even chunks lie in; and none, which keep nothing
+    # windows of a chunk and slightly less, which end in several even chunks; and no window, which keeps nothing
+    with Float64():
         model, worst = tiny("gemma3_text"), 0.0
         for window in (1, 2, 15, 16, 17, 30):
             for layer in model.modules():
@@ -303,7 +306,7 @@ def check_kinds():
 
 
 def rows_kept():
-    """Of five chunks in gpt-oss, whose every second layer has a window of nine: all rows, or eight a border."""
+    """Five chunks of gpt-oss, in which every second layer has a window of nine: all rows, or eight at a border."""
     model, most = tiny("gpt_oss"), {}
     run_forward = chunkflow.torch.Batch.run_forward
 
@@ -320,18 +323,18 @@ def rows_kept():
 
 
 def an_older_border(self, chunk, grad):
-    """Batch._prefix, but what lies behind a chunk's rows is what lay behind those of the chunk before."""
+    """Replaces Batch._prefix: a chunk's prefix is the one that the chunk before it had."""
     found, path = right_prefix(self, chunk, grad), self.path(chunk)
     for i, state in enumerate(self.rows[path[-1][0]] if path else ()):
         if isinstance(state, dict):
             found[i] = state[min(state)].detach().requires_grad_(grad)
         else:
-            found[i] = found[i].detach().roll(1, -2).requires_grad_(grad)  # of rows: a row too far
+            found[i] = found[i].detach().roll(1, -2).requires_grad_(grad)  # a prefix shifted by one row
     return found
 
 
 class NeighbourStates(chunkflow.huggingface._States):
-    """A slice that begins its sequence finds the states of the slice before it in the chunk."""
+    """A slice that begins its sequence gets the states of the previous slice in the chunk."""
 
     last = None
 
@@ -354,7 +357,8 @@ right_call = chunkflow.huggingface._Recurrent.__call__
 
 
 def check_faults():
-    """What must show: gradients of the prefix that are lost, a state of another border, a neighbour's state."""
+    """Deliberate mistakes that tests must detect: lost gradients of the prefix, a state of another border, a
+    neighbour's state."""
     batch, hugging = chunkflow.torch.Batch, chunkflow.huggingface
     faults = (("no carry backwards", [mock.patch.object(batch, "_hand_back", lambda *a: None)]),
               ("the state of another border", [mock.patch.object(batch, "_prefix", an_older_border)]),
@@ -380,7 +384,7 @@ def check_faults():
 
 
 def check_ropes():
-    """Frequencies that depend on the call are refused; pinned, they are right."""
+    """Frequencies that depend on the call are refused; with fixed ones results are right."""
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     long = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
             "original_max_position_embeddings": 16}
@@ -394,7 +398,7 @@ def check_ropes():
 
 
 def check_set_up():
-    """What a user may ask of a model that chunks cannot give."""
+    """Requests for features that chunks cannot support."""
     with Float64():
         mixture, llama = tiny("mixtral", output_router_logits=True), tiny("llama")
         check("balance losses", "load_balancing_loss_func" in refused(lambda: Causal(mixture)), "refused")

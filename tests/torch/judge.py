@@ -1,5 +1,5 @@
-"""What the programs beside this one judge by: a line for each check, and at the end how many held. By itself it runs its
-own test."""
+"""Checks for the programs in this folder: prints a line for each check, and at the end how many passed. Run directly,
+it tests itself."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ def skip(name, why):
 
 
 def run(test, *given):
-    """Runs a test. One that ends in an exception, or would end the program, has failed, and the others go on."""
+    """Runs a test. A test that raises, or would exit, has failed, and the others continue."""
     try:
         test(*given)
     except (Exception, SystemExit) as error:
@@ -37,7 +37,7 @@ def finish():
 
 
 def broken_tests_count():
-    """Tests that raise, or that leave with the status of a success, are counted as failed."""
+    """Tests that raise, or that exit with success, count as failed."""
     global passed, failed
     before = passed, failed
     with contextlib.redirect_stdout(io.StringIO()):

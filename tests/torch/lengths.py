@@ -1,6 +1,6 @@
-"""chunkflow.lengths with a tokenizer, against words that are counted by hand: python tests/torch/lengths.py
+"""Tests chunkflow.lengths with a tokenizer, against words counted by hand: python tests/torch/lengths.py
 
-The tokenizer is made here: a word is a token, and a text gets one more at its start. This Python has Transformers,
+The tokenizer is made here: each word is a token, and a text gets one more at its start. This Python has Transformers,
 jinja2 and pyarrow.
 """
 
@@ -43,7 +43,7 @@ def make_tokenizer(folder, template):
 
 
 def draw(rng):
-    """A document and its tokens, counted with no tokenizer."""
+    """Yields documents with their numbers of tokens, counted without a tokenizer."""
     def words():
         return ["w"] * int(rng.lognormvariate(3, 1.5))
 
@@ -77,7 +77,7 @@ def refused(*arguments):
 
 
 def test_files(folder, tokenizer):
-    """What is wrong with a file, or with a tokenizer's, is said in a sentence that begins with its name."""
+    """A fault of a file, or of a tokenizer's files, is reported in a sentence that begins with its name."""
     path = folder / "half.jsonl"
     for text, tools in (("t1 \\ud800 t2", ""), ("\\udc00", ""), ("", ', "tools": null')):
         said = f'"text": "{text}"' if text else '"messages": [{"role": "a\\ud800", "content": ""}]'

@@ -1,8 +1,8 @@
-"""Ranks in step under FSDP2, which gathers a layer's weights in every pass: python tests/torch/lockstep.py
+"""Tests ranks in lockstep under FSDP2, which gathers a layer's weights in every pass: python tests/torch/lockstep.py
 
 Two and four processes on a CPU (gloo), fully_shard(reshard_after_forward=True), float64. With schedules made for each
-rank alone the processes wait for each other until gloo gives up; in step they train, and gradients and loss are those
-of one process on whole sequences.
+rank alone the processes wait for each other until gloo gives up. In lockstep they train, with the gradients and loss of
+one process on whole sequences.
 """
 
 import datetime
@@ -25,7 +25,7 @@ import chunkflow.torch
 from chunkflow.torch import Step, attention
 
 TOLERANCE = 1e-12
-SECONDS = {0: 15, 1: 600}  # until gloo gives up; without lockstep, ranks that hang must
+SECONDS = {0: 15, 1: 600}  # until gloo gives up; without lockstep ranks must hang
 CHUNK = 16
 LENGTHS = (70, 12, 5, 33, 16, 9, 14, 1, 20)
 
@@ -69,7 +69,7 @@ def attend_to(x, i):
 
 
 def alone(net, sequences):
-    """Loss and gradients of whole sequences, one at a time."""
+    """Returns loss and gradients of whole sequences, one at a time."""
     n, total = sum(len(s) - 1 for s in sequences), 0.0
     for s in sequences:
         if len(s) < 2:
@@ -86,7 +86,7 @@ def work(rank, n_ranks, store, lockstep, results):
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    if not lockstep:  # what it says when gloo gives up is no news
+    if not lockstep:  # gloo's message when it gives up is expected
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     torch.set_default_dtype(torch.float64)
     dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=n_ranks,
@@ -102,7 +102,7 @@ def work(rank, n_ranks, store, lockstep, results):
                 lockstep=lockstep)
     if lockstep:
         loss = step(sequences)
-    else:  # as Step does in step, with a schedule that knows nothing of the other ranks
+    else:  # as Step does in lockstep, but with a schedule that ignores the other ranks
         _, schedule, batch = step._batch(sequences)
         net.set_requires_gradient_sync(False)
         batch.run(schedule, idle=True, before_last=lambda: net.set_requires_gradient_sync(True))
@@ -116,7 +116,7 @@ def work(rank, n_ranks, store, lockstep, results):
 
 
 def run(n_ranks, lockstep):
-    """Errors that the ranks found, and how long they took; fewer errors than ranks where some never came to an end."""
+    """Returns the errors that the ranks found, and the seconds taken; fewer errors than ranks if some never ended."""
     begin, found = time.time(), []
     with tempfile.TemporaryDirectory() as folder:
         results = mp.get_context("fork").SimpleQueue()

@@ -1,8 +1,10 @@
-"""chunkflow.megatron by the interface of Megatron-LM and verl: python tests/torch/microbatches.py [FOLDER...]
+"""Tests chunkflow.megatron against the interfaces of Megatron-LM and verl: python tests/torch/microbatches.py
+[FOLDER...]
 
-INTERFACE restates it as data, from Megatron-LM's public branches and from verl's package; schedulers are made here as
-those make them, of classes that have nothing but these members. A FOLDER is a clone of Megatron-LM: then its own
-classes are also tried, and its planner's figures stand beside. Without one neither PyTorch nor Megatron is needed.
+INTERFACE restates these interfaces as data, from Megatron-LM's public branches and verl's package. Fake classes with
+only these members create the schedulers as the real ones do. A FOLDER is a clone of Megatron-LM: its own classes are
+then tested as well, and its planner's figures are printed for comparison. Without one, neither PyTorch nor Megatron is
+needed.
 """
 
 import importlib
@@ -20,8 +22,9 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "pyt
 import chunkflow.megatron
 from chunkflow.megatron import Planned, microbatches
 
-# megatron/core/datasets/data_schedule.py: arguments of BasePackingScheduler, in order; scheduler_map by name or by the
-# word of an enumeration; and what the class that plans has beside. verl/utils/dynamic_cp_scheduler.py: its arguments.
+# megatron/core/datasets/data_schedule.py: the arguments of BasePackingScheduler, in order; scheduler_map, by name or by
+# an enumeration's word; and the other members of the class that plans. verl/utils/dynamic_cp_scheduler.py: its
+# arguments.
 INTERFACE = {
     "dev d48bd6be (2026-08-21)": {
         "arguments": ("max_seqlen_per_dp_cp_rank", "cp_size", "dp_size", "microbatch_group_size_per_vp_stage"),
@@ -35,7 +38,7 @@ VERL = ("max_seqlen_per_dp_cp_rank", "cp_size", "dp_size", "microbatch_group_siz
 
 
 def module_of(about):
-    """A data_schedule that has what is restated, and no planner."""
+    """Makes a fake data_schedule with the restated members, but no planner."""
     def init(self, *values, **options):
         assert set(options) <= {*about["arguments"], *about["more"]} and len(values) <= len(about["arguments"])
         self.__dict__.update({**about["more"], **about["members"], **dict(zip(about["arguments"], values)), **options})
@@ -48,7 +51,7 @@ def module_of(about):
 
 
 def fault(rows, samples, n_ranks, capacity, most=None):
-    """What verl or Megatron would refuse of these micro-batches, or would run twice; or nothing."""
+    """Returns the reason why verl or Megatron would refuse these micro-batches or run one twice; or nothing."""
     lengths, seen = dict(samples), []
     for row in rows:
         if len(row) != n_ranks or not all(row):
@@ -57,7 +60,7 @@ def fault(rows, samples, n_ranks, capacity, most=None):
             members = [peer for peer in range(n_ranks) if row[peer] == ids]
             if members != list(range(members[0], members[0] + len(members))) or members[0] % len(members):
                 return "ranks that are no block"
-            if sum(ids[0] in other for other in row) != len(members):  # Megatron counts its ranks so
+            if sum(ids[0] in other for other in row) != len(members):  # Megatron counts its ranks this way
                 return "a sequence on ranks that differ"
             if sum(lengths[i] for i in ids) > capacity * len(members) or most and len(ids) > most:
                 return "too much for a rank"
@@ -66,7 +69,7 @@ def fault(rows, samples, n_ranks, capacity, most=None):
 
 
 def dearest(rows, lengths):
-    """The time of the last rank beside the mean; ranks that share a sequence wait for each other."""
+    """Returns the time of the last rank relative to the mean; ranks that share a sequence wait for each other."""
     def cost(n):
         return Planned.cost["per_token"] * n + Planned.cost["per_pair"] * n * (n + 1) / 2
     times = [0.0] * len(rows[0])
@@ -81,7 +84,7 @@ def dearest(rows, lengths):
 
 
 def batches(longest=None):
-    """Five of 256 lengths like a chat's, and one long one among them."""
+    """Five lists of 256 lengths like a chat's, each with one long sequence."""
     for seed in range(5):
         lengths = np.exp(np.random.default_rng(seed).normal(6.3, 1.1, 256)).clip(16, 32768).astype(int).tolist()
         yield lengths if longest is None else [longest, *lengths[1:]]
@@ -105,14 +108,14 @@ def check_interface(name, module, dynamic):
             rows = scheduler.get_groups_and_subsamples(samples)
             what = fault(rows, samples, dp * cp, capacity, more.get("max_num_seqs"))
             what = what or "by stages" * bool(len(rows) % (of_stage or 1))
-        except ValueError as why:  # as Megatron: there are not enough to give each rank one
+        except ValueError as why:  # as in Megatron: too few to give each rank one
             what = "too few" if "too few" in str(why) and (of_stage or not dynamic) else str(why)
         wrong[what] = wrong.get(what, 0) + 1
     check(f"{name}: 400 batches", {*wrong} <= {"", "too few"} and wrong[""] > 250, f"{wrong}")
 
 
 def check_release():
-    """A release of Megatron-LM without such a scheduler is refused in words."""
+    """A release of Megatron-LM without such a scheduler is refused with a sentence."""
     for missing in ("scheduler_map", "DpBalancedScheduler"):
         module = module_of(next(about for about in INTERFACE.values() if not about["members"]))
         delattr(module, missing)

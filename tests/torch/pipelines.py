@@ -1,7 +1,7 @@
-"""Plans in PyTorch's own pipelines, by the step() that takes microbatches as they are: python pipelines.py CHUNKFLOW
+"""Runs plans in PyTorch's own pipelines, through the step() that takes microbatches: python pipelines.py CHUNKFLOW
 
 chunkflow.torch.microbatches makes arg_mbs, kwarg_mbs and target_mbs of a plan. PyTorch's schedules run them on two
-processes (gloo), and so does _PipelineScheduleRuntime with what `chunkflow plan --csv` wrote. Gradients are compared
+processes (gloo), and so does _PipelineScheduleRuntime with the file of `chunkflow plan --csv`. Gradients are compared
 with those of the whole model on each sequence alone, in float64.
 """
 
@@ -35,7 +35,7 @@ OWN = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "InterleavedZeroBubble": 2, 
 
 
 class Stage(nn.Module):
-    """A layer of attention; the first has the embedding before it, and the last the head behind it."""
+    """A layer of attention; the first also has the embedding, the last also the head."""
 
     def __init__(self, index, n_stages):
         super().__init__()
@@ -74,7 +74,7 @@ def reference(n_stages):
 
 
 def run(rank, name, path):
-    """How far this rank's gradients and losses are off."""
+    """Returns the errors of this rank's gradients and losses."""
     virtual = 1 if path else OWN[name]
     n_stages = RANKS * virtual
     mine = [rank, n_stages - 1 - rank] if name.startswith("ZBV") else [rank + v * RANKS for v in range(virtual)]

@@ -1,9 +1,9 @@
-"""torchtitan's Llama 3 in a pipeline that runs the command's CSV: python titan.py CHUNKFLOW
+"""Runs torchtitan's Llama 3 in a pipeline with the command's CSV: python titan.py CHUNKFLOW
 
-torchtitan 0.3.0 builds the model, cuts it into stages and makes the schedule (pipeline_llm, with
-pipeline_parallel_schedule_csv), on two processes (gloo). Its Trainer is left out, which wants an accelerator, and so is
-its attention, none of which has a backward for packed sequences on a CPU: the test brings its own, as a configuration
-of torchtitan's. Gradients are compared with those of the whole model on each sequence alone, in float64.
+torchtitan 0.3.0 builds the model, divides it into stages and makes the schedule (pipeline_llm, with
+pipeline_parallel_schedule_csv), on two processes (gloo). Its Trainer is not used, because it needs an accelerator. Nor
+is its attention, which has no backward for packed sequences on a CPU: the test supplies its own, as a configuration of
+torchtitan's. Gradients are compared with those of the whole model on each sequence alone, in float64.
 """
 
 import logging
@@ -45,7 +45,7 @@ SCHEDULES = {"1f1b": (1, "1F1B"), "best": (1, "1F1B"), "interleaved": (2, "Inter
 
 
 class Attention(Module):
-    """What torchtitan's layers call, on a CPU."""
+    """The attention that torchtitan's layers call, on a CPU."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):

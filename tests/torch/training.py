@@ -1,9 +1,14 @@
-"""chunkflow.torch, .huggingface and .trainer beside plain training, in float64: python tests/torch/training.py [WORDS]
+"""Compares chunkflow.torch, .huggingface and .trainer with plain training, in float64: python tests/torch/training.py
+[WORDS]
 
-Gradients and losses of chunks are those of the unpacked sequences, each alone through the same module: for a module of
-the test's own and for Transformers' models, with prompts that are no targets, other means, LoRA and dropout, on one
-rank, under DistributedDataParallel and under FSDP2 on two and three (gloo), where ranks have chunks to run and where
-they have none; one sequence on two and four ranks, each with rows of its own; and ten steps of Transformers' and TRL's trainers. WORDS choose the tests whose names hold them.
+Gradients and losses of chunks must equal those of the unpacked sequences, each run alone through the same module.
+
+- Models: the test's own and Transformers' models, with prompts that are no targets, other means, LoRA and dropout.
+- Ranks: one rank, and DistributedDataParallel and FSDP2 on two and three (gloo), with and without chunks to run.
+- One sequence on two and four ranks, each with its own rows.
+- Ten steps of Transformers' and TRL's trainers.
+
+WORDS choose the tests whose names contain one of them.
 """
 
 import contextlib
@@ -47,7 +52,7 @@ LONG = (150, 7, 33, 64, 1, 97, 12, 0, 61, 5, 130, 2)
 
 
 class Small(nn.Module):
-    """Two layers of attention with rotated keys and dropout; what a trainer that knows nothing of Transformers has."""
+    """Two layers of attention with rotated keys and dropout, like a trainer that does not use Transformers."""
 
     def __init__(self, drop=0.0):
         super().__init__()
@@ -58,7 +63,7 @@ class Small(nn.Module):
         self.drop = nn.Dropout(drop)
 
     def forward(self, x):
-        """A pass, as chunkflow.torch asks for it."""
+        """Runs a pass in the form that chunkflow.torch calls."""
         hidden, own = self.words(x.tokens), []
         turn = x.positions.double()[:, None] / torch.tensor([1.0, 10.0], dtype=torch.float64)
         for i, layer in enumerate(self.layers):
@@ -78,7 +83,7 @@ class Small(nn.Module):
 
 
 def small_losses(module, s):
-    """Cross entropies of a whole sequence's targets, with attention by scaled_dot_product_attention itself."""
+    """Returns the cross entropies of a whole sequence's targets, with scaled_dot_product_attention itself."""
     tokens, turn = torch.as_tensor(s), torch.arange(len(s)).double()[:, None] / torch.tensor([1.0, 10.0]).double()
     hidden = module.words(tokens)
     for layer in module.layers:
@@ -92,7 +97,7 @@ def small_losses(module, s):
 
 
 def small_alone(module, sequences, weights=None, ignored=None):
-    """The loss of whole sequences, one at a time, and its gradients."""
+    """Returns the loss of whole sequences, one at a time, and its gradients."""
     total = 0.0
     wanted = [np.ones(len(s), bool) if ignored is None or ignored[i] is None else ~np.asarray(ignored[i], bool)
               for i, s in enumerate(sequences)]
@@ -163,7 +168,7 @@ WRONG = (None, 3, 2.5, "x", [1], ["x"], {"a": 1}, object(), np.zeros(3), [None],
 
 
 def test_wrong_types():
-    """Whatever is given for whichever argument: it is taken, or what is raised names the argument."""
+    """Tries many values for each argument: the value is accepted, or the error names the argument."""
     module, sequences = Small().double(), [[3, 4, 5, 6, 7], [8, 9]]
     plan, own = chunkflow.pack([5, 2], 4), {"module": module, "forward": module, "chunk_size": 4}
     rows = torch.zeros(1, 2, 7, 4, dtype=torch.float64)
@@ -171,7 +176,7 @@ def test_wrong_types():
     model = tiny("llama")
 
     def of(name):
-        """A method of a new batch, whose first chunk has run where its backward is asked for."""
+        """Calls a method of a new batch; for a backward, the batch's first chunk has run."""
         def call(**given):
             batch = chunkflow.torch.Batch(module, plan, sequences)
             if name == "run_backward":
@@ -216,7 +221,7 @@ def test_wrong_types():
 
 
 def test_module_of_another_model():
-    """Prompts of peft's lie in the model around the one that forward runs, which would train without them."""
+    """peft's prompts are in a model around the one that forward runs, which would train without them."""
     import peft
 
     def said(outer, of):
@@ -266,7 +271,7 @@ ATTENDS = {  # what a call asks for
 
 
 def attend_densely(query, key, value, sees, scale=None, softcap=None, sinks=None):
-    """Softmax over all keys of a mask, as a textbook has it."""
+    """Computes softmax over all keys of a mask, as in a textbook."""
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     scores = torch.einsum("bhid,bhjd->bhij", query, key) * (query.shape[-1] ** -0.5 if scale is None else scale)
     scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
@@ -275,7 +280,7 @@ def attend_densely(query, key, value, sees, scale=None, softcap=None, sinks=None
 
 
 def rows_and_keys(window=None, block=None, tree=False):
-    """The mask of a case, and what tells attention of shared rows: a row's sequence ends where others begin."""
+    """Returns the mask of a case, and the ends of keys for shared rows: a row's sequence ends where others begin."""
     n, m = CU_Q[-1], CU_K[-1]
     sees, more = torch.zeros(n, m, dtype=torch.bool), {}
     if not tree:
@@ -287,7 +292,7 @@ def rows_and_keys(window=None, block=None, tree=False):
                 sees[i, low:at + 1] = True
         return sees, more
     prefix, ends = m - n, torch.full((m,), n, dtype=torch.int32)
-    ends[100:prefix], ends[prefix + 50:prefix + 200] = 120, 200  # two branches behind the trunk
+    ends[100:prefix], ends[prefix + 50:prefix + 200] = 120, 200  # two branches after the trunk
     positions = torch.cat([torch.arange(prefix, prefix + 200), torch.arange(prefix + 50, prefix + 250)])
     at, end = [*range(prefix), *positions.tolist()], ends.tolist()
     for i, own in enumerate(at[prefix:]):
@@ -297,7 +302,7 @@ def rows_and_keys(window=None, block=None, tree=False):
 
 
 def attend_both(case, road=None):
-    """How far rows and gradients of a call are from those of the textbook."""
+    """Returns how far rows and gradients of a call are from the textbook's."""
     asked, rng = dict(ATTENDS[case]), torch.Generator().manual_seed(6)
     heads, width, tree = asked.pop("heads", 2), asked.pop("value", 8), asked.pop("tree", False)
 
@@ -319,12 +324,12 @@ def attend_both(case, road=None):
         got = road(query, key, value, slices, asked.get("scale"), asked.get("window") or 1 << 62, asked.get("block"),
                    told.get("key_ends"), told.get("positions"))
     wanted, got = [wanted, *torch.autograd.grad(wanted, given, slope)], [got, *torch.autograd.grad(got, given, slope)]
-    least = 1e-3 * max(float(y.norm()) for y in wanted)  # a window of one has no gradient of Q and K
+    least = 1e-3 * max(float(y.norm()) for y in wanted)  # with a window of one, Q and K have no gradient
     return max(float((x - y).norm()) / max(float(y.norm()), least) for x, y in zip(got, wanted))
 
 
 def test_attention():
-    """By the CPU's kernel, by hand, and with masks as other devices have them."""
+    """Tests the CPU's kernel, the hand-written one, and masks as other devices have them."""
     found, whole = chunkflow.torch, {"heads", "scale", "value", "window", "block", "tree"}
     for case, asked in ATTENDS.items():
         ways = [attend_both(case)]
@@ -366,7 +371,7 @@ def test_attention():
 
 
 def test_outputs():
-    """Wrong outputs are seen, kept ones are let go, and a replay that is not its forward is refused."""
+    """Wrong outputs are detected, kept outputs are released, and a replay that differs from its forward is refused."""
     outputs, batch = chunkflow.torch._Outputs, chunkflow.torch.Batch
     with Float64():
         model = tiny("qwen2")
@@ -426,7 +431,7 @@ def test_outputs():
     run = Small.forward
 
     def early(x):
-        """Ends behind the last layer's K and V where nothing else is wanted."""
+        """Stops after the last layer's K and V if nothing else is needed."""
         calls = []
 
         def stop(*given, **more):
@@ -444,7 +449,7 @@ def test_outputs():
             return run(module, x)
 
     def own_random(x):
-        """Drops out by a generator of its own, which a replay finds further on."""
+        """Uses a generator of its own for dropout, which has advanced when a replay uses it."""
         def noisy(query, *given, **more):
             query = query * torch.rand(query.shape[:3] + (1,), generator=drawn).double()
             return chunkflow.torch.attention(query, *given, **more)
@@ -485,7 +490,7 @@ def test_models():
 
 
 class Doubled(transformers.LlamaForCausalLM):
-    """A forward of one's own around the family's, which embeds in its own way."""
+    """A user's forward around the family's, with its own embedding."""
 
     def forward(self, input_ids=None, labels=None, **others):
         return super().forward(inputs_embeds=2 * self.model.embed_tokens(input_ids), labels=labels, **others)
@@ -502,21 +507,21 @@ class Penalized(transformers.LlamaForCausalLM):
 
 
 class Deaf(transformers.LlamaForCausalLM):
-    """A forward that drops the cache that it is given."""
+    """A forward that ignores its cache."""
 
     def forward(self, input_ids=None, labels=None, **others):
         return super().forward(input_ids=input_ids, labels=labels)
 
 
 def of_class(cls):
-    """A tiny model of a class of the test's own."""
+    """Returns a tiny model of the test's own class."""
     model = tiny("llama")
     model.__class__ = cls
     return model
 
 
 def test_own_forwards():
-    """Passes that keep nothing take the model's own forward as well, with its hooks: replays see what they saw."""
+    """Passes that keep nothing also run the model's own forward with its hooks: replays see the same values."""
     def shifted(module, given, named):
         return given, {**named, "input_ids": None, "inputs_embeds": 3 * module.model.embed_tokens(named["input_ids"])}
 
@@ -532,7 +537,7 @@ def test_own_forwards():
 
 
 def test_own_losses():
-    """A loss that is not the cross entropy is refused with both numbers; the probe leaves no trace."""
+    """A loss other than the cross entropy is refused with both numbers. The probe leaves no trace."""
     import peft
 
     def tripled(logits, labels, vocab_size, **others):
@@ -611,8 +616,8 @@ def test_odd_batches():
 
 
 def test_neighbours():
-    """Qwen3.5, whose convolution sees four rows, in chunks that are shorter than that; and a sequence's
-    log-probabilities whatever lies behind it in its chunk."""
+    """Qwen3.5, whose convolution sees four rows, in shorter chunks; and a sequence's log-probabilities, which must not
+    depend on what follows it in its chunk."""
     with Float64():
         model = tiny("qwen3_5_text")
         forward = Causal(model)
@@ -634,7 +639,7 @@ def test_neighbours():
 
 
 def test_threads():
-    """Two models, each in a thread of its own."""
+    """Two models, each in its own thread."""
     model, losses = tiny("llama").float(), [[], []]
     long, short = sequences_of(model, (150, 7, 33)), sequences_of(model, (40, 9))
     wanted = [Step(model, Causal(model), chunk_size=CHUNK)(s) for s in (long, short)]
@@ -663,7 +668,8 @@ def test_lora():
 
 
 def answers(prompts, seed=3, words=97):
-    """For each (length of a prompt, lengths of its answers) the answers behind their prompt; each masks its prompt."""
+    """For each (length of a prompt, lengths of its answers), returns the answers after their prompt; each masks its
+    prompt."""
     rng, sequences, ignored, group = np.random.default_rng(seed), [], [], []
     for number, (length, answer_lengths) in enumerate(prompts):
         prompt = rng.integers(3, words, length)
@@ -674,7 +680,8 @@ def answers(prompts, seed=3, words=97):
     return sequences, ignored, np.array(group)
 
 
-# Prompts longer than a chunk and shorter, one that ends in the middle of a chunk, answers of one token and of chunks.
+# Prompts longer and shorter than a chunk, one that ends in the middle of a chunk, answers of one token and of several
+# chunks.
 GROUPS = [(41, (9, 3, 20, 1, 7)), (6, (4, 5)), (16, (2, 33, 2)), (70, (5, 5, 12))]
 
 
@@ -686,7 +693,8 @@ def log_prob_sum(model, tokens, ignored):
 
 
 def advantages_of(group, ignored, seed=4):
-    """GRPO: the rewards of a prompt's answers, less their mean, by their deviation; a mean over an answer's tokens."""
+    """GRPO: the rewards of a prompt's answers less their mean, divided by their deviation; the loss is a mean over an
+    answer's tokens."""
     rewards = np.random.default_rng(seed).random(len(group))
     out = np.zeros(len(group))
     for g in set(group.tolist()):
@@ -700,7 +708,7 @@ def shared_rows(step, sequences):
 
 
 def compare_grpo(model, sequences, ignored, weights, **options):
-    """How far loss and gradients of shared prompts are from those of each answer behind its own prompt."""
+    """Returns how far loss and gradients of shared prompts are from those of each answer after its own prompt."""
     step = Step(model, Causal(model), chunk_size=CHUNK, min_shared_prefix=1, **options)
     loss = step(sequences, ignored=ignored, weights=weights)
     got, wanted_loss = gradients(model), 0.0
@@ -750,7 +758,7 @@ def test_trees():
 
 
 class Lost:
-    """Keeps of the gradients of each state, where sequences part, those of the first way on."""
+    """Where sequences diverge, keeps only the first branch's gradient of each state: a deliberate mistake."""
 
     def __init__(self):
         self.found, self.right = set(), chunkflow.torch.Batch._hand_back
@@ -765,7 +773,7 @@ class Lost:
 
 
 def forget_tails(states, rows, layer_idx, state_idx=0, *, conv_kernel_size):
-    """_States.update_conv_state, but where sequences share rows each piece sees zeros before it."""
+    """Replaces _States.update_conv_state: where sequences share rows, each piece sees zeros before it."""
     if chunkflow.huggingface._running.passes[-1].tree and ("conv", state_idx) in states.now:
         states.now["conv", state_idx] = torch.zeros_like(states.now["conv", state_idx])
     return right_update(states, rows, layer_idx, state_idx, conv_kernel_size=conv_kernel_size)
@@ -775,8 +783,9 @@ right_update = chunkflow.huggingface._States.update_conv_state
 
 
 def test_rollouts():
-    """Rollouts that part at three depths, one of them a row behind another; one that begins another, a copy, weights of
-    both signs. Recurrent layers: gated delta rules and Mamba-2, each beside attention, and Mamba-2 alone."""
+    """Rollouts that diverge at three depths, one only a row after another; one that is the beginning of another; a
+    copy; weights of both signs. Recurrent layers: gated delta rules and Mamba-2, each with attention layers, and
+    Mamba-2 alone."""
     rng = np.random.default_rng(8)
     prompt, answer, other = rng.integers(3, 97, 37), rng.integers(3, 97, 25), rng.integers(3, 97, 9)
     whole = np.concatenate([prompt, answer])
@@ -803,7 +812,7 @@ def test_rollouts():
 
 
 def test_preferences():
-    """DPO: a loss of two sums of log-probabilities, whose slopes are the weights of the sequences."""
+    """DPO: a loss of two sums of log-probabilities, whose derivatives are the sequences' weights."""
     sequences, ignored, _ = answers([(41, (9, 14)), (6, (4, 5)), (16, (2, 33)), (70, (12, 5))])
     reference, beta = torch.linspace(-1, 1, len(sequences) // 2, dtype=torch.float64), 0.1
     with Float64():
@@ -822,7 +831,7 @@ def test_preferences():
 
 
 def test_trees_own_module():
-    """All tokens are targets, so that rows where sequences part have several, and sequences end within others."""
+    """All tokens are targets, so rows where sequences diverge have several, and some sequences end within others."""
     module = Small().double()
     sequences, _, _ = answers([(41, (9, 3, 20, 1, 7, 0)), (6, (4, 5)), (16, (2, 33, 2)), (70, (5, 5, 12))])
     sequences += [np.concatenate([sequences[2], [5, 6, 7]]), np.concatenate([sequences[2], [8, 9]]), sequences[0]]
@@ -838,7 +847,7 @@ def test_trees_own_module():
     once = Step(module, module, chunk_size=16, min_shared_prefix=1, shared_mean=True)
     once(sequences, weights=np.ones(len(sequences)))
     got = gradients(module)
-    for i, s in enumerate(sequences):  # a token that n sequences share has a part in n of each
+    for i, s in enumerate(sequences):  # a token that n sequences share counts 1 / n in each
         parts = [1 / sum(len(o) > t and (o[:t + 1] == s[:t + 1]).all() for o in sequences) for t in range(len(s))]
         for t in range(1, len(s)):
             small_alone(module, [s], [parts[t]], [np.arange(len(s)) != t])
@@ -889,7 +898,7 @@ def test_trees_own_module():
 
 
 def batches():
-    """Lengths with work for every rank, and with idle chunks; in trees sequences begin alike."""
+    """Returns lengths with work for every rank, and with idle chunks; in trees sequences begin alike."""
     return {"work for all": (40, 7, 13, 1, 29, 0, 5, 16, 16, 14), "idle chunks": (60, 3, 3), "one chunk": (9,),
             "recurrent layers": (60, 3, 3), "trees": (40, 45, 30, 16, 7, 50, 38, 12), "one tree": (40, 45)}
 
@@ -942,7 +951,7 @@ def test_ranks():
 
 
 class Routed(nn.Module):
-    """A layer of attention, and experts that tokens choose by their number."""
+    """A layer of attention, and experts chosen by token number."""
 
     def __init__(self):
         super().__init__()
@@ -983,7 +992,7 @@ def routed_alone(module, sequences):
     return total
 
 
-# Two ranks, one of which has next to nothing, no targets, or tokens for one expert alone.
+# Two ranks, one of which has almost nothing, no targets, or tokens for only one expert.
 UNEVEN = {"one short sequence": ((200, 2), None), "300 and 3": ((300, 3), None), "no targets": ((40, 40), 1),
           "a single sequence": ((90,), None)}
 
@@ -1048,7 +1057,7 @@ GANG = (150, 7, 33, 12, 5)
 OWN, DEAF = "a module of one's own", "a control: rows of one rank alone"
 GANGS = {  # a model, and how it is trained
     "qwen2": {"k": 1}, "qwen2, FSDP2": {"k": 1}, "qwen3_next": {"k": 1}, "qwen3_next, K 2": {"k": 2},
-    "mamba2": {"k": 1},  # up to here also on four ranks
+    "mamba2": {"k": 1},  # those above also run on four ranks
     "qwen2, in step by name": {"k": 1, "lockstep": 1}, "qwen3_next, FSDP2, K 2": {"k": 2}, "nemotron_h": {"k": 2},
     "kimi_linear": {"k": 1}, "lfm2, parts shorter than a convolution's tail": {"k": 1, "chunk_size": 2},
     "qwen2, slices in eights": {"k": 1, "align": 8}, "gemma3_text": {"k": 1}, "deepseek_v3": {"k": 2},
@@ -1063,7 +1072,7 @@ Gather = chunkflow.torch._Gather
 
 
 class Stay(Gather):
-    """Gives nothing back: what a rank found for its own rows is all that they get."""
+    """Returns no gradient to other ranks: a rank's rows get only what it found itself."""
 
     @staticmethod
     def backward(ctx, found):
@@ -1079,7 +1088,7 @@ class Turned(Gather):
 
 
 def nothing_before(method):
-    """CPGroup.scan or .tails, but no part gets what the parts before it have made."""
+    """Replaces CPGroup.scan or .tails: no share gets the results of earlier ones."""
     right = getattr(chunkflow.torch.CPGroup, method)
 
     def left_out(group, *given):
@@ -1129,7 +1138,7 @@ def share_own_module(rank, n_ranks, results):
         Step(module, lambda x: module(dataclasses.replace(x, cp_group=None)), chunk_size=CHUNK,
              max_cp=n_ranks)(sequences)
         error = 0.0
-    except (ValueError, RuntimeError) as why:  # attention lacks keys, but for the first rank
+    except (ValueError, RuntimeError) as why:  # attention lacks keys, except on the first rank
         error = float(rank > 0 or "did not ask CPGroup.rows" in str(why))
     results.put((DEAF, error, set(step.cp_groups)))
 
@@ -1146,7 +1155,7 @@ def test_cp_groups():
                 name, error, cp_groups = results.get()
                 found[name].append(error if n_ranks in cp_groups else float("nan"))
         for name, errors in found.items():
-            worst = float(np.max(errors, initial=0.0))  # which keeps what is no number
+            worst = float(np.max(errors, initial=0.0))  # keeps NaN
             holds = worst > 1e-3 if "control" in name else \
                 worst <= (families.TOLERANCE if "qwen3_next" in name else TOLERANCE)
             holds &= name != DEAF or min(errors) == 1
@@ -1170,7 +1179,7 @@ def test_cp_groups():
 
 
 def trained(make, **options):
-    """Losses and weights after ten steps."""
+    """Returns losses and weights after ten steps."""
     with Float64(), tempfile.TemporaryDirectory() as folder:
         model = tiny("llama")
         trainer = make(model, folder, **options)
@@ -1227,7 +1236,7 @@ def test_trainer():
 
 
 def test_evaluation():
-    """Its loss comes from chunks; what a collator must not make is refused, and so are noise and wrapped models."""
+    """Its loss comes from chunks. Wrong outputs of a collator are refused, and so are noise and wrapped models."""
     from chunkflow.trainer import Trainer, _rows
 
     seen = {}
@@ -1266,7 +1275,7 @@ def test_evaluation():
 
 
 def test_accumulation():
-    """Twelve micro-batches an epoch in steps of 5, 5 and 2; and again with a stop in the second epoch and a resume."""
+    """Twelve micro-batches an epoch in steps of 5, 5 and 2; then again with a stop in the second epoch and a resume."""
     from chunkflow.trainer import Trainer
 
     with Float64():
@@ -1282,7 +1291,7 @@ def test_accumulation():
                     trainer = cls(model=model, args=transformers.TrainingArguments(**options), data_collator=pad,
                                   train_dataset=data(True)[:23], **more)
                     trainer.remove_callback(transformers.PrinterCallback)
-                    if steps < 6:  # as if it had been stopped
+                    if steps < 6:  # simulates an interruption
                         trainer.add_callback(StopAt(steps))
                     trainer.train(resume_from_checkpoint=resume)
                     found = [x["loss"] for x in trainer.state.log_history if "loss" in x]
@@ -1294,14 +1303,14 @@ def test_accumulation():
                     losses[name], weights[name] = run(6)
     for name, beside in (("ours", "plain"), ("resumed", "ours")):
         off = max(float((p - q).norm() / q.norm()) for p, q in zip(weights[name], weights[beside]))
-        same = np.allclose(losses[name], losses[beside], rtol=1e-4, atol=0)  # they are logged with four digits
+        same = np.allclose(losses[name], losses[beside], rtol=1e-4, atol=0)  # logged with four digits
         check(f"accumulation of 5, 5 and 2, {name} beside {beside}", off <= (0 if name == "resumed" else 1e-10) and same
               and len(losses[name]) == 6, f"weights {off:.1e}, losses {losses[name]}")
 
 
 def test_divisors():
-    """The loss is divided as the plain trainer divides it, in training and evaluation. For GPT-2 that is by all labels. For
-    models that take no num_items_in_batch it is by the targets of each micro-batch."""
+    """The loss is divided as the plain trainer divides it, in training and evaluation: for GPT-2 by all labels, and for
+    models without num_items_in_batch by each micro-batch's targets."""
     from chunkflow.trainer import Trainer
 
     def run(cls, kind, accepts, **more):
@@ -1330,7 +1339,7 @@ def test_divisors():
 
 
 def test_refused_options():
-    """Options and data are refused by their own names, where the trainer is made."""
+    """Bad options and data are refused by name when the trainer is made."""
     from chunkflow.trainer import Chunked, Trainer, _rows
 
     class Doubling(transformers.Trainer):
@@ -1392,7 +1401,7 @@ class StopAt(transformers.TrainerCallback):
 
 
 def train_as_rank(rank, n_ranks, port, folder, results):
-    """A Trainer on each of two ranks: the sampler deals out the batch, the plan takes all of it."""
+    """A Trainer on each of two ranks: the sampler distributes the batch, and the plan takes all of it."""
     from chunkflow.trainer import Trainer
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(n_ranks), MASTER_ADDR="127.0.0.1",
                       MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
@@ -1453,8 +1462,8 @@ def test_trl():
 
 
 def test_trl_defaults():
-    """SFTConfig as it is, for a dense model and a mixture: what it switches on by itself is switched off with a
-    warning, what it cuts is warned of, and what was asked for in words is refused before training begins."""
+    """SFTConfig's defaults, for a dense model and a mixture. Options that it enables by itself are disabled with a
+    warning, truncation causes a warning, and options that the user set are refused before training begins."""
     import datasets
     import peft
     import trl

@@ -1,9 +1,9 @@
-"""The wheel: what it needs of a machine, what is in it, and the pages' programs with nothing else installed.
+"""Tests the wheel: its requirements, its contents, and the pages' programs with nothing else installed.
 
     python tests/torch/wheel.py
 
-This Python has torch, transformers, NumPy and cffi. The wheel is installed in a folder of its own, by pip as a user
-does it. An arm64 one is made and tried where there are aarch64-linux-gnu-gcc and qemu-aarch64.
+This Python has torch, transformers, NumPy and cffi. pip installs the wheel into a separate folder, as a user would. An
+arm64 wheel is made and tried if aarch64-linux-gnu-gcc and qemu-aarch64 are available.
 """
 
 import os
@@ -32,7 +32,7 @@ def check_symbols(name, library, objdump):
 
 
 def programs(page):
-    """The Python blocks of a page that use the package."""
+    """Returns the Python blocks of a page that use the package."""
     blocks = re.findall(r"(?:^(?:    .*)?\n)+", page.read_text(), re.MULTILINE)
     texts = [re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in blocks]
     return [text for text in texts if text.lstrip().startswith("import ") and "import chunkflow" in text]
@@ -60,7 +60,7 @@ def check_installed(folder):
             (folder / "program.py").write_text(program)
             ranks = (*RANKS, "--redirects", "1", "--log-dir", folder / "ranks") if "torchrun" in program else ()
             ran = run(sys.executable, "-B", *ranks, folder / "program.py", cwd=folder, env=environment)
-            if ranks:  # each writes into a file of its own: in one pipe, lines of two processes mix
+            if ranks:  # each rank writes its own file: in one pipe, lines of two processes mix
                 printed = [log.read_text() for log in (folder / "ranks").rglob("stdout.log")]
                 ran.stdout = "".join(printed)
                 check(f"{page}, program {number + 1}: one loss on both ranks",

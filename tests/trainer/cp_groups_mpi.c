@@ -2,13 +2,15 @@
 
        mpirun -n RANKS cp_groups_mpi [ring | stages | faults]
 
-   The model of examples/ in float64, in the passes of a stage (pipeline.h). Ranks of a cp group add up what their
-   layers exchange, by one sum of all, or with `ring` from neighbour to neighbour: rows that attention hands on and
-   their gradients; of recurrences, effects of parts on states, tails of convolutions, and gradients of both.
-   Gradients and loss are those of whole sequences in one process, for K = 1 and 2, with lists of columns by `paper` and
-   by `best`. All ranks meet in every pass, which must be of one kind, or they abort (exit code 3).
-   With `stages` every two processes are a pipeline, and half as many the ranks. With `faults` one rank does not get one
-   kind of message: each kind must be missed. */
+   The model of examples/ in float64, run by the passes of a stage (pipeline.h). The ranks of a cp group add up what
+   their layers exchange, by one sum over all or, with `ring`, from neighbour to neighbour: rows of attention and their
+   gradients; for recurrences, the effects of shares on states, tails of convolutions, and gradients of both.
+
+   Gradients and loss must equal those of whole sequences in one process, for K = 1 and 2, with lists of columns by
+   `paper` and by `best`. All ranks meet in every pass, which must be of one kind, or they abort (exit code 3).
+
+   With `stages` every two processes are a pipeline, and there are half as many ranks. With `faults` one rank does not
+   receive one kind of message, and the test must notice each. */
 
 #define TRAIN_FLOAT64
 #include "ranks_mpi.h"
@@ -37,7 +39,7 @@ static const problem turns[] = {
 enum { TURNS = sizeof turns / sizeof turns[0] };
 
 typedef struct trainer {
-    int rank, n_ranks, stage, n_stages; /* of a stage's processes those of all ranks stand behind each other */
+    int rank, n_ranks, stage, n_stages; /* processes are ordered by stage, then by rank */
     int ring, fault;                    /* fault: the message that rank 1 does not get; -1: none */
     MPI_Comm comms[16];                 /* of blocks of 2^i ranks */
     MPI_Comm all;                       /* all ranks of this stage */
@@ -49,7 +51,7 @@ typedef struct trainer {
     int64_t n_sums;
 } trainer;
 
-/* Counts of the parts that the turns have had. */
+/* Counts of the exchanges in each direction. */
 static struct {
     int64_t widest, rounds, of_one, short_ones, unequal, followed, padded, replays;
 } seen;
@@ -86,14 +88,14 @@ static void add_up(void *context, cp_message message, int64_t size, real *number
 
 /* ---- passes ---- */
 
-/* All ranks run a pass of this kind. */
+/* Checks that all ranks run a pass of this kind. */
 static void meet(const trainer *t, int kind) {
     int kinds[2] = {kind, -kind};
     MPI_Allreduce(MPI_IN_PLACE, kinds, 2, MPI_INT, MPI_MAX, t->all);
     if (kinds[0] != -kinds[1]) MPI_Abort(MPI_COMM_WORLD, 3);
 }
 
-/* Between the stages go activations, or their gradients. */
+/* Transfers activations, or their gradients, between stages. */
 static void transfer(const trainer *t, stage_runner *r, const cf_step *step) {
     const int what = step->action.pass, way = what == CF_SEND_B || what == CF_RECV_B;
     const int peer = step->peer * t->n_ranks + t->rank, count = (int)r->boundary_count;
@@ -102,7 +104,7 @@ static void transfer(const trainer *t, stage_runner *r, const cf_step *step) {
     else MPI_Recv(r->boundaries[step->input], count, MPI_DOUBLE, peer, way, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
-/* Returns 1 unless all that groups cannot do is refused by name. */
+/* Returns 1 unless everything that groups do not support is refused by name. */
 static int accepts_too_much(const trainer *t) {
     model_config config = t->config;
     cf_error error;
@@ -115,7 +117,7 @@ static int accepts_too_much(const trainer *t) {
     return failed;
 }
 
-/* Runs this rank's part of the batch. */
+/* Runs this rank's share of the batch. */
 static double run_stage(trainer *t, const weights *w, weights *gradient) {
     cf_schedule *schedule = schedule_of(t->plan, t->rank, t->n_stages, t->turn->k, 0, t->turn->kind);
     cf_steps *steps = NULL;
@@ -207,7 +209,7 @@ static double train(trainer *t) {
     return worst;
 }
 
-/* One message is lost: gradients are far off. Returns whether that was not seen. */
+/* Loses one message, so that gradients are far off. Returns whether that was missed. */
 static int misses_fault(trainer *t, int fault) {
     static const char *const names[FAULTS] = {"rows", "row gradients", "tails", "states", "state gradients",
                                               "tail gradients"};

@@ -2,9 +2,9 @@
 
        mpirun -n RANKS lockstep_mpi [plain]
 
-   A layer of linear attention, y(t) = V (sum of tanh(W x) over all positions up to t), in float64. Each rank has a part
-   of W and V: every pass gathers them by an all-reduce, which is told the kind of the pass, and only the last backward
-   reduces gradients. Ranks in step train, and their gradients are those of one process on whole sequences. With
+   A layer of linear attention, y(t) = V (sum of tanh(W x) over all positions up to t), in float64. Each rank has a
+   share of W and V. Every pass gathers them by an all-reduce that also compares the kind of pass, and only the last
+   backward reduces gradients. Ranks in lockstep train, with the gradients of one process on whole sequences. With
    `plain`, each rank's schedule is made alone: ranks find that they are out of step (exit code 3), or hang until the
    alarm (4). */
 
@@ -14,8 +14,8 @@ enum { D = 4, N = 9, CHUNK = 8, PARAMETERS = 2 * D * D };
 
 static const int64_t lengths[N] = {70, 5, 19, 3, 8, 8, 33, 2, 6};
 
-/* The largest difference of gradients from those wanted, against the largest of them, or that of the losses if it is
-   larger. What is not finite is infinitely far off. */
+/* Returns the larger of two relative errors: of gradients, against the largest wanted one, and of the loss. Infinite if
+   anything is not finite. */
 static double far_off(const double *got, const double *wanted, int n, double loss, double wanted_loss) {
     double worst = 0, most = 0, off = fabs(loss / wanted_loss - 1);
     int i;
@@ -27,7 +27,7 @@ static double far_off(const double *got, const double *wanted, int n, double los
     return isfinite(off) && most > 0 ? fmax(worst / most, off) : HUGE_VAL;
 }
 
-/* Numbers without a generator: the same on every rank. */
+/* Returns a number without a generator, the same on every rank. */
 static double number(int64_t a, int64_t b, int64_t c) {
     return sin(1.0 + 0.37 * (double)a + 1.3 * (double)b + 7.1 * (double)c);
 }
@@ -37,12 +37,12 @@ static double target(int64_t sequence, int64_t at, int i) { return number(at, se
 typedef struct trainer {
     int rank, n_ranks;
     const cf_plan *plan;
-    double own[PARAMETERS];     /* 0 but for this rank's part */
+    double own[PARAMETERS];     /* 0 except for this rank's share */
     double whole[PARAMETERS];   /* while a pass runs */
     double gradients[PARAMETERS];
     double loss;
-    double (*sums)[D];          /* (n_chunks) state: of tanh(W x) over the chain, at the end of each chunk */
-    double dsums[D];            /* state gradient of the chain whose backwards run */
+    double (*sums)[D];          /* (n_chunks) state: the sum of tanh(W x) over the chain, at the end of each chunk */
+    double dsums[D];            /* state gradient of the chain whose backwards are running */
     unsigned char *kept;        /* (n_chunks) has activations */
     int64_t n_passes, n_reduced;
 } trainer;
@@ -58,8 +58,8 @@ static void hidden(const double *p, int64_t sequence, int64_t at, double h[D]) {
     }
 }
 
-/* Rows [begin, begin + length) of a sequence. sum: of h before them, and then with them. With gradients also backwards;
-   dsum: of the sums behind them, and then of those before. */
+/* Runs rows [begin, begin + length) of a sequence. sum: the sum of h before them, updated to include them. With
+   gradients it also runs backwards; dsum: the gradient from the rows behind, updated for the rows before. */
 static double run_slice(const double *p, int64_t sequence, int64_t begin, int64_t length, double sum[D],
                         double *gradients, double dsum[D]) {
     double loss = 0, before[D], h[D], dy[D];
@@ -84,14 +84,14 @@ static double run_slice(const double *p, int64_t sequence, int64_t begin, int64_
             for (j = 0; j < D; j++) gradients[D * D + i * D + j] += dy[i] * now[j];
             for (j = 0; j < D; j++) dsum[j] += v_of(p)[i * D + j] * dy[i];
         }
-        for (i = 0; i < D; i++) /* h is that of row t: the inner loop ended there */
+        for (i = 0; i < D; i++) /* h is row t's, with which the inner loop ended */
             for (j = 0; j < D; j++)
                 gradients[i * D + j] += dsum[i] * (1 - h[i] * h[i]) * input(sequence, begin + t, j);
     }
     return loss;
 }
 
-/* The parameters of all ranks, for a pass of this kind. */
+/* Gathers the parameters of all ranks, for a pass of this kind. */
 static void gather(trainer *t, int kind) {
     double mine[PARAMETERS + 2], sum[PARAMETERS + 2];
     memcpy(mine, t->own, sizeof t->own);
@@ -105,7 +105,7 @@ static void gather(trainer *t, int kind) {
     MPI_Abort(MPI_COMM_WORLD, 3);
 }
 
-/* All slices of a chunk: its chain's first, on top of the state, and whole sequences. */
+/* Runs all slices of a chunk: first its chain's, which continues the state, then whole sequences. */
 static void run_chunk(trainer *t, const cf_step *step, double *gradients) {
     const cf_chunk *chunk = &t->plan->chunks[step->action.chunk];
     int64_t id = step->action.chunk, i;
@@ -140,7 +140,7 @@ static void backward(trainer *t, const cf_step *step) {
     MPI_Allreduce(MPI_IN_PLACE, &t->loss, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
 }
 
-/* Returns the largest difference from one process on whole sequences, against the largest gradient. */
+/* Returns the largest difference from one process on whole sequences, relative to the largest gradient. */
 static double train(trainer *t, int plain, int64_t k) {
     double parameters[PARAMETERS], wanted[PARAMETERS] = {0}, loss = 0, worst;
     cf_pack_desc pack = {0};

@@ -12,7 +12,7 @@
 . "$(dirname "$0")/../helpers.sh"
 
 build=${1:-build}
-# All processes are on this machine, perhaps in a container, where not every way to move memory is allowed.
+# All processes are on this machine, perhaps in a container that forbids some ways of moving memory.
 OMPI_MCA_btl=self,vader
 OMPI_MCA_btl_vader_single_copy_mechanism=none
 OMPI_MCA_btl_base_warn_component_unused=0
@@ -21,11 +21,11 @@ OMPI_ALLOW_RUN_AS_ROOT=1
 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_btl OMPI_MCA_btl_vader_single_copy_mechanism OMPI_MCA_btl_base_warn_component_unused
 export OMPI_MCA_plm_rsh_agent OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
-# A process that waits lets others run, also where there is a processor for each: of two, each waits most of the time.
+# A waiting process lets others run, even if each has its own processor: of two processes, each waits most of the time.
 OMPI_MCA_mpi_yield_when_idle=1
 OMPI_MCA_hwloc_base_binding_policy=none
 export OMPI_MCA_mpi_yield_when_idle OMPI_MCA_hwloc_base_binding_policy
-# MPI itself leaves memory behind at the end, and so do processes that are aborted.
+# MPI itself, and aborted processes, leak memory at the end.
 ASAN_OPTIONS=detect_leaks=0:${ASAN_OPTIONS:-}
 export ASAN_OPTIONS
 
@@ -49,7 +49,7 @@ run() {
 # alone PROGRAM OPTIONS...: as run, but one process without mpirun, which takes less time to start
 alone() { capture timeout -k 5 600 "$@"; }
 
-# expect_lines NAME COUNT: a sweep of as many schedules, every one of them all right
+# expect_lines NAME COUNT: the last run was a sweep over COUNT schedules, all successful
 expect_lines() {
     if [ "$status" -ne 0 ]; then fail "$1" "exit status $status: $(grep -v '^ok' "$work/out" "$work/err" | tail -n 1)"
     elif [ "$(grep -c '^ok ' "$work/out")" -ne "$2" ] || grep -q -e '^NOT OK' -e '^skipped' "$work/out"; then
@@ -59,12 +59,13 @@ expect_lines() {
 
 tiny="--hidden 16 --heads 4 --kv-heads 2 --ffn 24 --chunk-size 16"
 
-# ---- gradients: every schedule x K 1 .. 3, paper with both replays (6 kinds and two of them in a V: 9 x 3 runs each) ----
+# ---- gradients: every schedule x K 1 .. 3, paper with both replays (6 kinds, two of them also in a V: 9 x 3 runs each)
+# ----
 
 n_ks=3
 if ! full; then n_ks=2; fi
 
-# sweep NAME PROGRAM PROCESSES LONGEST_CHAIN OPTIONS...; with --outputs, paper has local replay alone
+# sweep NAME PROGRAM PROCESSES LONGEST_CHAIN OPTIONS...; with --outputs, paper has only local replay
 sweep() {
     name="gradients: $1, $3 processes"
     program=$2
@@ -86,7 +87,7 @@ for n in 2 4; do
     if [ $n = 2 ] && ! full; then continue; fi
     sweep "rendezvous, chains of 2, 5 and 3" "$exact" $n 5 --rendezvous --no-tails --synthetic 20,70,3,41,8
 done
-# Larger than what MPI buffers: a send that is not waited for ends only when it is received.
+# Makes messages exceed MPI's buffers, so that a send ends only when it is received.
 OMPI_MCA_btl_vader_eager_limit=256
 export OMPI_MCA_btl_vader_eager_limit
 sweep "messages that are not buffered" "$exact" 4 7 --synthetic 100,5,33,7,16,2
@@ -97,15 +98,15 @@ if full; then n=4; else n=2; fi
 sweep "standalone chunks only" "$exact" $n 0 --synthetic 16,9,3,0,1,16,12,5
 sweep "prompts, slices of equal cost, at most 2 chunks kept" "$exact" 2 5 --prompt 5 --split cost --limit 2 \
     --synthetic 61,40,3,12,9
-# `best` drops standalone chunks where a stage has little room: on some stages only.
-# shellcheck disable=SC2086
+# If a stage has little room, `best` drops standalone chunks, on some stages only. shellcheck disable=SC2086
 run 4 "$exact" $tiny --layers 8 --schedule best --replay local --limit 1 --dropout 0.2 --synthetic 16,9,3,0,1,16,12,5
 expect "gradients: standalone chunks replayed" 0 'limit 1e-10: ok'
 if [ "$longest_chain" != 0 ] || ! grep -q ' [1-9][0-9]* replays' "$work/out"; then
     fail "gradients: standalone chunks replayed" "no standalone chunk was"
 fi
 
-# ---- kinds of layers: each stage has others, and so other states; the last one has the module that looks further ----
+# ---- kinds of layers: stages differ in their layers, and so in their states; the last one has the extra prediction
+# module ----
 
 kinds="--window 20 --balance 0.1 --mtp 0.3 --kinds"
 # shellcheck disable=SC2086
@@ -119,7 +120,7 @@ kinds="--window 20 --balance 0.1 --mtp 0.3 --kinds"
     expect "gradients: standalone chunks with experts replayed" 0 'limit 1e-10: ok'
 }
 
-# ---- states and kept inputs in host memory, streamed: a ring and two slots, as the memory model has them ----
+# ---- streamed states and kept inputs in host memory: a ring and two slots, as in the memory model ----
 
 ring=16384 # two blocks of 32 rows in float64
 for n in 2 4; do
@@ -130,8 +131,8 @@ done
 run 2 "$checked" $tiny --layers 8 --schedule interleaved --virtual 2 --replay local --k 1 --stream $ring --dropout 0.2 \
     --synthetic 100,41,9
 expect "streamed from host memory: virtual stages, with sanitizers" 0 'limit 1e-10: ok'
-# In host memory: 3 layers' K, V, dK, dV of 8 numbers; and, where there is a stage before, all inputs but that of the
-# last chunk. Numbers have 8 bytes.
+# In host memory: 3 layers' K, V, dK, dV of 8 numbers and, except on the first stage, all inputs except the last
+# chunk's. Numbers have 8 bytes.
 for length in 112 448; do
     name="streamed from host memory: bytes for $length tokens"
     state=$((length * 3 * 4 * 8 * 8))
@@ -146,7 +147,7 @@ for length in 112 448; do
     done
 done
 
-# ---- attention's outputs of dropped chunks: replays do not attend, and slots in use are what the steps say ----
+# ---- attention's outputs of dropped chunks: replays do not attend, and slots in use match the steps ----
 
 in_full sweep "outputs kept" "$exact" 2 5 --outputs --dropout 0.2 --synthetic 70,41,16,9,66
 # shellcheck disable=SC2086
@@ -156,7 +157,7 @@ if full; then
     sweep "outputs kept, kinds of layers" "$exact" 2 5 --outputs $kinds delta+experts,latent,window+sinks,full+gate \
         --synthetic 70,41,16,9,66
 fi
-# In host memory: 3 layers' K, V, dK, dV; from each of 6 dropped chunks 16 + 4 numbers a row and layer, and inputs.
+# In host memory: 3 layers' K, V, dK, dV; for each of 6 dropped chunks 16 + 4 numbers a row and layer; and inputs.
 # shellcheck disable=SC2086
 run 2 "$checked" $tiny --layers 6 --schedule 1f1b --k 1 --stream $ring --outputs --synthetic 112
 expect "outputs kept in host memory: with sanitizers" 0 'limit 1e-10: ok'
@@ -168,7 +169,7 @@ for line in "stage 0 streams: a ring of $ring bytes, kept inputs in 0, $((state 
     else fail "outputs kept in host memory: bytes" "not \"$line\": $(grep streams "$work/out")"; fi
 done
 
-# ---- sequences that share rows: every schedule that is made for trees; the others say so ----
+# ---- sequences that share rows: every schedule that supports trees; the others say so ----
 
 # trees NAME PROGRAM PROCESSES OPTIONS...
 trees() {
@@ -221,9 +222,9 @@ expect "gradients: 4 virtual stages on each of 2" 0 'limit 1e-10: ok'
 run 2 "$exact" $common --schedule best --split-backward --rendezvous --repeat 3
 expect "gradients: best with I and W, three times" 0 'limit 1e-10: ok'
 
-# ---- what the check itself must see ----
+# ---- errors that the check itself must find ----
 
-# fault NAME PROGRAM STATUS TEXT OPTIONS...: it ends within seconds, with one message where there is one
+# fault NAME PROGRAM STATUS TEXT OPTIONS...: it ends within seconds, with the message TEXT unless that is empty
 fault() {
     name=$1
     program=$2
@@ -243,7 +244,7 @@ fault "a NaN in one gradient is seen" "$exact" 1 'difference inf.*NOT OK' --sche
 fault "a backward that was left out is seen" "$exact" 1 'difference [0-9.]*e[+-]0[0-4] .*NOT OK' \
     --schedule zero-bubble --fail 0:-1:skip
 
-# ---- failures: all stages come down, with one message ----
+# ---- failures: all stages end, with one message ----
 
 in_full fault "fails: first stage, first action" "$exact" 1 'stage 0 failed: F of chunk 0 .*action\[0\]: injected' \
     --fail 0:0
@@ -304,7 +305,7 @@ capture timeout -k 5 600 mpirun --oversubscribe -n 2 "$exact" $common --timeline
 if grep -q 'MPI_ABORT was invoked' "$work/err" "$work/out"; then fail "and nobody aborts" "somebody did"
 else expect "and nobody aborts" 1 'cannot be written'; fi
 
-# ---- ranks in step: an all-reduce in every pass ----
+# ---- ranks in lockstep: an all-reduce in every pass ----
 
 if [ -x "$build/test/lockstep_mpi" ]; then
     for processes in 1 2 4; do
@@ -335,7 +336,7 @@ else
     skip "cp groups" "build/test/cp_groups_mpi is not there"
 fi
 
-# ---- timelines: the measured one has the form of the simulated one, and keeps to the order of things ----
+# ---- timelines: the measured one has the format of the simulated one, and its order is possible ----
 
 # timeline NAME PROCESSES OPTIONS...
 timeline() {

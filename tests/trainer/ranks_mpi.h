@@ -1,4 +1,4 @@
-/* Errors and schedules of lockstep_mpi.c and cp_groups_mpi.c. */
+/* Errors and schedules for lockstep_mpi.c and cp_groups_mpi.c. */
 
 #ifndef RANKS_MPI_H
 #define RANKS_MPI_H
@@ -25,7 +25,8 @@ static void need(cf_result result, const cf_error *error) {
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-/* A rank's schedule: of columns by this kind, lowered where there are stages, or, alone, by `paper`. */
+/* Makes a rank's schedule: its part of the columns' list of this kind, lowered if there are stages; with `alone`, by
+   `paper` for this rank only. */
 static cf_schedule *schedule_of(const cf_plan *plan, int rank, int64_t stages, int64_t k, int alone,
                                 cf_schedule_kind kind) {
     cf_schedule_desc desc = {0};

@@ -3,8 +3,8 @@
        cc -std=c99 -O1 -g -fsanitize=address,undefined -DTRAIN_FLOAT64 tests/trainer/test_trainer.c \
            tests/implementation.c -lm
 
-   Gradients of chunks against those of whole sequences, memory, files, options and checkpoints, all with sanitizers.
-   test_trainer_whole.c has a second trainer to compare the numbers with, train_check.sh tests the programs. */
+   Tests gradients of chunks against those of whole sequences, and memory, files, options and checkpoints, all with
+   sanitizers. test_trainer_whole.c compares with a second trainer, and train_check.sh tests the programs. */
 
 #define _XOPEN_SOURCE 700
 
@@ -14,7 +14,7 @@
 
 #include "../../chunkflow.h"
 
-/* What is taken is counted. */
+/* Allocations are counted. */
 #include <stdlib.h>
 
 static int64_t bytes_taken;
@@ -43,8 +43,8 @@ static double counted_forward(const pass *p) {
 
 #include "../../examples/check.h"
 
-/* The writer of checkpoints calls these instead of the system: they note what is asked for, in its order, and say no,
-   or send a signal, where a test wants that. */
+/* The writer of checkpoints calls these instead of the system. They record the calls in order, and fail or send a
+   signal when a test requests it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -55,7 +55,7 @@ static double counted_forward(const pass *p) {
 static struct {
     char calls[16];     /* m: permissions, f: flushed, s: a file to the disk, d: a directory to it, r: renamed */
     int n, fails, signals;
-    int64_t synced;     /* bytes of the file that went to the disk */
+    int64_t synced;     /* bytes of the file that were synced to disk */
     struct stat folder; /* the directory that did */
 } asked;
 
@@ -120,8 +120,7 @@ static const char *in_folder(const char *name) {
     return paths[at];
 }
 
-/* The output of a call and its end, in a process of its own: the status with which it ended the program, 0 where it
-   came back. */
+/* The output of a call that runs in its own process, and its exit status; 0 if it returned. */
 typedef struct ending {
     int status;
     char out[16384], err[1100];
@@ -152,7 +151,7 @@ static ending ended(void (*call)(const void *user), const void *user) {
     return e;
 }
 
-/* It ends the program as bad input does, with one line that has this in it. */
+/* Checks that the call exits as for bad input, with one line that contains `why`. */
 static void check_ends(void (*call)(const void *user), const void *user, const char *why) {
     const ending e = ended(call, user);
     if (!CHECK(e.status == EXIT_BAD_INPUT && e.out[0] == 0 && strstr(e.err, why) && strchr(e.err, '\n') == strrchr(e.err, '\n')))
@@ -229,7 +228,7 @@ TEST(models_are_refused_by_what_is_wrong) {
     wide.hidden = 65536 + 512;
     CHECK(model_config_fault(&wide) && strstr(model_config_fault(&wide), "hidden must"));
     wide.hidden = 512;
-    model_config kinds = tiny_model(); /* what its loss is taken over says nothing of its layers */
+    model_config kinds = tiny_model(); /* the tokens of its loss do not depend on its layers */
     CHECK_STR(parse_pattern(&kinds.kinds, "full,window"), NULL);
     for (kinds.kinds.balance_over = 0; kinds.kinds.balance_over < 5; kinds.kinds.balance_over++) {
         static const char *const whys[] = {"window must", "window must", "over batch", "over call", "over call"};
@@ -279,8 +278,8 @@ TEST(any_chunking_gives_the_same_gradients) {
     }
 }
 
-/* Slots, scratch and state full of NaN before the passes: nothing stale is read, padding rows included. A second run
-   gives the same bits, so a replay repeats its forward. */
+/* Slots, scratch and state are full of NaN before the passes: no stale value is read, in padding rows either. A second
+   run gives the same bits, so a replay repeats its forward. */
 TEST(nothing_stale_is_read_and_runs_repeat_bit_by_bit) {
     const int64_t lengths[] = {90, 7, 3, 21, 5};
     world x;
@@ -310,7 +309,7 @@ TEST(nothing_stale_is_read_and_runs_repeat_bit_by_bit) {
     world_end(&x);
 }
 
-/* A later batch may need more slots and states than those before it, or fewer: each has the gradients that it has alone. */
+/* A later batch may need more or fewer slots and states than earlier ones: each has the gradients that it has alone. */
 TEST(a_runner_grows_from_batch_to_batch) {
     static const int64_t lengths[][3] = {{9, 5, 2}, {100, 70, 33}, {40, 3, 0}, {160, 90, 50}};
     const model_config c = tiny_model();
@@ -339,8 +338,8 @@ TEST(a_runner_grows_from_batch_to_batch) {
     for (int kind = 0; kind < MEMORY_KINDS; kind++) CHECK_INT(meter.held[kind], 0);
 }
 
-/* A replay is the same forward: dropping more activations changes no bit of the gradients. And of a chunk's forwards
-   only one runs the head. */
+/* A replay is the same forward: dropping more activations changes no bit of the gradients. Only one of a chunk's
+   forwards runs the head. */
 TEST(k_changes_no_bit) {
     const int64_t lengths[] = {100, 30};
     real *first = NULL;
@@ -369,7 +368,7 @@ TEST(k_changes_no_bit) {
     free(first);
 }
 
-/* Gradients of a pipeline of one stage, which sends nothing, added to those of x. Returns its loss. */
+/* Adds the gradients of a pipeline of one stage, which sends nothing, to those of x. Returns its loss. */
 static double stage_loss(world *x) {
     cf_plan *plan = NULL;
     cf_schedule *schedule = NULL;
@@ -402,7 +401,7 @@ static double stage_loss(world *x) {
     return loss;
 }
 
-/* The same of a stage of a pipeline; its dropped chunks keep outputs at times. */
+/* The same for a stage of a pipeline; some dropped chunks keep outputs. */
 TEST(a_stage_runs_the_head_once_a_chunk) {
     const int64_t lengths[] = {100, 30};
     model_config c = tiny_model();
@@ -447,8 +446,8 @@ TEST(memory_is_what_it_should_be) {
     world_end(&x);
 }
 
-/* The meter is told of as many bytes as are taken, but for the lists of pointers to the arrays of the layers: one that
-   is kept, and one that is laid out to find how much is needed. */
+/* The meter counts all allocated bytes except two lists of pointers to the layers' arrays: one that is kept, and one
+   used to find the size. */
 TEST(the_meter_counts_what_is_taken) {
     const model_config c = tiny_model();
     const stage all = stage_of(&c, 0, 1);
@@ -467,7 +466,7 @@ TEST(the_meter_counts_what_is_taken) {
     CHECK(meter.held[MEMORY_WORKSPACE] == 0 && meter.held[MEMORY_ACTIVATIONS] == 0);
 }
 
-/* The angles of rows stand in their own places of the scratch, and nothing else there is written. */
+/* The angles of rows have their own places in the scratch, and nothing else there is written. */
 TEST(angles_are_put_in_their_places) {
     enum { ROWS = 5 };
     for (int latent = 0; latent < 2; latent++) {
@@ -488,12 +487,12 @@ TEST(angles_are_put_in_their_places) {
         prepare_rows(&p);
         for (int64_t i = 0; i < n; i++) written += w.flat[i] != 7;
         CHECK_INT(written, angles);
-        for (int64_t i = 0; i < angles; i++) CHECK(fabs(w.rows.cosine[i]) <= 1); /* they stand one behind the other */
+        for (int64_t i = 0; i < angles; i++) CHECK(fabs(w.rows.cosine[i]) <= 1); /* they are contiguous */
         workspace_free(&w, &meter);
     }
 }
 
-/* Errors of a callback, and of a plan and a schedule that do not fit, come back. */
+/* Errors of a callback, and of a plan and a schedule that do not match, are returned. */
 TEST(errors_of_the_library_come_back) {
     const int64_t lengths[] = {50, 8, 8};
     world x, y;
@@ -545,7 +544,7 @@ static void run_check(const void *user) {
     exit(check_gradients(&x->runner, &other, &x->weights, &x->batch, 3, x->seed == 77) ? 0 : 3);
 }
 
-/* The check says so where both ways agree, and where they do not. */
+/* The check reports success if both ways agree, and failure if they do not. */
 TEST(the_check_tells_right_from_wrong) {
     const int64_t lengths[] = {50, 8, 9};
     model_config c = tiny_model();
@@ -567,7 +566,7 @@ TEST(the_check_tells_right_from_wrong) {
     world_end(&x);
 }
 
-/* Sequences that begin alike are computed once where that is asked for; chunks are counted over all ranks. */
+/* Sequences that begin alike are computed once only on request; chunks are counted over all ranks. */
 TEST(nothing_is_shared_unasked) {
     const int64_t lengths[] = {140, 135};
     for (int64_t share = 0; share <= CF_MIN_SHARED_PREFIX; share += CF_MIN_SHARED_PREFIX) {
@@ -633,15 +632,15 @@ TEST(a_stream_changes_no_bit) {
     }
 }
 
-/* Returns whether a query of a sequence sees a key of it. window 0: there is none. */
+/* Returns whether a query of a sequence sees a key of it. window 0: no window. */
 static int is_seen(int64_t key, int64_t query, int64_t window) {
     return key <= query && (window == 0 || query - key < window);
 }
 
-/* Compares what a training step has sent with a count from the rules: F and R read K and V of the prefix, B reads those
-   and the gradients of all rows so far, and sends those of the prefix; F alone sends its own K and V. Of all these only
-   what a query of a later chunk sees counts. If outputs are kept, F of a dropped chunk sends those of its rows, and R
-   reads those in place of the prefix. */
+/* Compares the transfers of a training step with a count from the rules. F and R read K and V of the prefix. B reads
+   those and the gradients of all rows so far, and sends the prefix's gradients. Only F sends its own K and V. Of all
+   these, only rows that a query of a later chunk sees count. If outputs are kept, F of a dropped chunk sends its
+   outputs, and R reads those instead of the prefix. */
 static void check_what_a_stream_sends(int64_t window, int keep_outputs) {
     enum { CHUNKS = 7, SIZE = 24, K = 2 };
     const int64_t length = CHUNKS * SIZE, n_layers = harness_rounds(6, 3);
@@ -656,7 +655,7 @@ static void check_what_a_stream_sends(int64_t window, int keep_outputs) {
     x.runner.keep_outputs = keep_outputs;
     chunked_loss(&x, &result);
     CHECK_INT(result.n_replays, CHUNKS - K);
-    keep_outputs = keep_outputs && window == 0; /* not in windows as short as these */
+    keep_outputs = keep_outputs && window == 0; /* windows as short as these keep none */
     for (int64_t chunk = 0; chunk < CHUNKS; chunk++) {
         int64_t prefix = 0, kept = 0, forwards = chunk < CHUNKS - K && !keep_outputs ? 2 : 1;
         for (int64_t row = 0; row < chunk * SIZE; row++) prefix += is_seen(row, chunk * SIZE, window);
@@ -678,8 +677,8 @@ TEST(a_stream_sends_what_is_needed_and_no_more) {
     check_what_a_stream_sends(61, 1);
 }
 
-/* Walks through a prefix of four blocks by hand, as a pass must and as it must not. tests/trainer/train_check.sh plants
-   the same faults in the trainer. */
+/* Walks through a prefix of four blocks by hand, correctly and then with mistakes. tests/trainer/train_check.sh plants
+   the same mistakes in the trainer. */
 TEST(the_ring_shows_a_wrong_order) {
     enum { WIDTH = 2, ROWS = 4 * KEY_BLOCK };
     memory_meter meter = {{0}, {0}};
@@ -703,7 +702,7 @@ TEST(the_ring_shows_a_wrong_order) {
         CHECK(b >= 2 || isnan((double)block.dk[0]));                   /* loaded anew */
         CHECK(b < 2 || isnan((double)prefix.dk[b * KEY_BLOCK * WIDTH])); /* on its way out */
     }
-    CHECK(stream_is_busy(&s)); /* gradients are on their way out, and nothing comes in any more */
+    CHECK(stream_is_busy(&s)); /* gradients are being sent, and nothing more is loaded */
     stream_end(&s);
     CHECK(!stream_is_busy(&s));
     copy_issue(&s.in, host, s.ring, 1);
@@ -739,7 +738,7 @@ TEST(a_batch_without_targets_has_no_loss_and_no_gradient) {
    >>ends
    ================================================================================================================ */
 
-/* Those of which a runner has no copy are freed here. */
+/* Frees the structs that no runner copies. */
 TEST(what_is_freed_is_empty) {
     const model_config c = tiny_model();
     const stage all = stage_of(&c, 0, 1);
@@ -756,7 +755,7 @@ TEST(what_is_freed_is_empty) {
     routing r = routing_new(&c, 1, 5, &length, 1);
     chunk_feed f;
     memset(&f, 0, sizeof f);
-    f.bytes = f.capacity = 7; /* as if there were something */
+    f.bytes = f.capacity = 7; /* as if it had contents */
     begin[1] = length;
     memory_count(&meter, MEMORY_WORKSPACE, 7);
     chain_state g = {0};
@@ -790,7 +789,7 @@ TEST(what_is_freed_is_empty) {
    >>data
    ================================================================================================================ */
 
-/* Around what is read at once; and what tells documents, batches and their targets apart. */
+/* File sizes around the buffer's; documents, batches and targets must differ between files. */
 TEST(long_files_are_whole_and_documents_differ) {
     static const size_t sizes[] = {0, 4095, 4096, 4097, 8192, 8193, 20000};
     static unsigned char bytes[20000];
@@ -806,7 +805,7 @@ TEST(long_files_are_whole_and_documents_differ) {
     documents d = {0};
     for (int64_t i = 0; i < 40; i++) add_synthetic(&d, i, 1 + (uint64_t)(i / 20));
     for (int64_t i = 0; i < d.first[40]; i++) CHECK(d.tokens[i] < VOCABULARY);
-    for (int64_t i = 12; i < 40; i++) /* of another number, or of another seed */
+    for (int64_t i = 12; i < 40; i++) /* with another number, or another seed */
         CHECK(memcmp(d.tokens + d.first[i], d.tokens + d.first[i - 1], 10 * sizeof *d.tokens) != 0);
     const uint64_t hash = documents_hash(&d);
     d.tokens[d.first[40] - 1] ^= 1;
@@ -847,7 +846,7 @@ static void stop_reading(const void *user) {
     fail_to_read("what");
 }
 
-/* No memory is the machine's fault, what cannot be read the input's. */
+/* Lack of memory is the machine's fault, an unreadable file the input's. */
 TEST(exit_statuses_say_whose_fault_it_is) {
     const int memory = ENOMEM, denied = EACCES;
     const ending a = ended(stop_reading, &memory), b = ended(stop_reading, &denied);
@@ -923,7 +922,7 @@ static void read_tokens(const void *user) {
     token_set_free(&s);
 }
 
-/* Three documents, written here by hand as tokens.h lays a file out. */
+/* Three documents, written here by hand in the layout of tokens.h. */
 typedef struct token_image {
     tokens_head head;
     int64_t first[4];
@@ -936,7 +935,7 @@ static const token_image tokens_image = {
     {1, 0, 0, 1, 0, 1}};
 enum { TOKENS_BYTES = 48 + 32 + 24 + 6 };
 
-/* The same without masks is shorter by 6 bytes. */
+/* The same file without masks is 6 bytes shorter. */
 TEST(token_files_are_as_described) {
     for (int masks = 0; masks < 2; masks++) {
         token_image image = tokens_image;
@@ -977,7 +976,7 @@ TEST(token_files_are_as_described) {
     if (access("/dev/full", F_OK) == 0) CHECK(full.status == EXIT_CHECK_FAILED && strstr(full.err, "it cannot be written"));
 }
 
-/* Each member that makes no sense is found, and so is every other length of the file. */
+/* Each impossible member is found, and so is every other length of the file. */
 TEST(token_files_that_make_no_sense_are_refused) {
     static const struct {
         size_t offset;
@@ -1023,7 +1022,8 @@ TEST(token_files_that_make_no_sense_are_refused) {
    >>options
    ================================================================================================================ */
 
-/* The options of --help, each with its default, the least and the most that are taken; LIMIT: nobody tries the most. */
+/* The options of --help, each with its default and its smallest and largest allowed values; LIMIT: the largest is not
+   tried. */
 #define LIMIT 1000000000000
 static const struct {
     const char *help;
@@ -1074,7 +1074,8 @@ static words words_of(const char *a, const char *b) {
     return w;
 }
 
-/* A line of the help for each option, which ends with a bracket if there is a default; `own` has another one. */
+/* Checks that the help has a line for each option, which ends with the default in brackets, if any; `own` has another
+   default. */
 static void check_help(const char *out, int own, const char *value) {
     const char *line = strstr(out, "\n  --");
     for (int i = 0; i < KNOWN_OPTIONS && CHECK(line != NULL); i++, line = strstr(line + 1, "\n  --")) {
@@ -1162,7 +1163,7 @@ TEST(options_with_words_and_lists) {
     check_ends(parse_and_print, &w, "not both");
     const words lists = {8, {"--synthetic", "9,9", "--with", "0,0", "--shared", "0,9", "--share", "1"}};
     const words twice = {4, {"--synthetic", "5", "--synthetic", "6,7"}};
-    CHECK_INT(ended(parse_and_print, &lists).status, 0); /* and nothing is left at its end */
+    CHECK_INT(ended(parse_and_print, &lists).status, 0); /* nothing is left after its end */
     const ending e = ended(parse_and_print, &twice);
     CHECK(e.status == 0 && strstr(e.out, "length 6\nlength 7\n") && !strstr(e.out, "length 5"));
 }
@@ -1175,7 +1176,7 @@ static void print_in_vain(const void *user) {
     _exit(77);
 }
 
-/* At the end, or earlier. */
+/* Writing fails at the end, or earlier. */
 TEST(what_cannot_be_printed_is_no_success) {
     if (access("/dev/full", F_OK) != 0) SKIP("there is no /dev/full");
     CHECK_INT(ended(print_in_vain, NULL).status, EXIT_CHECK_FAILED);
@@ -1210,7 +1211,7 @@ static void saved_run_init(saved_run *r, int fill) {
     r->c.count = 5;
 }
 
-/* The file is refused with a text that contains `reason`, nothing in memory changes and neither does the file. */
+/* Checks that the file is refused with a text that contains `reason`, and that neither memory nor the file changes. */
 static void check_refused(const char *path, const unsigned char *image, size_t bytes, const char *reason) {
     saved_run mine, before;
     char why[CHECKPOINT_WHY] = "";
@@ -1229,7 +1230,7 @@ static void check_refused(const char *path, const unsigned char *image, size_t b
 }
 
 static void use_checkpoint(const void *user) {
-    const char *const *asks = (const char *const *)user; /* what is done, and with which file */
+    const char *const *asks = (const char *const *)user; /* the operation, and its file */
     char why[CHECKPOINT_WHY] = "";
     saved_run run;
     saved_run_init(&run, 1);
@@ -1239,7 +1240,7 @@ static void use_checkpoint(const void *user) {
     exit(0);
 }
 
-/* A file that cannot be used ends the program, which says why. */
+/* An unusable file ends the program with a message. */
 TEST(checkpoint_that_cannot_be_used_ends_the_program) {
     static const struct {
         const char *what, *name, *why;
@@ -1267,7 +1268,7 @@ TEST(checkpoint_that_cannot_be_used_ends_the_program) {
     remove(in_folder("file"));
 }
 
-/* A checkpoint that cannot be written says why, as the system does, and leaves nothing. */
+/* A failure to write a checkpoint is reported with the system's reason, and leaves no file. */
 TEST(checkpoint_that_cannot_be_written) {
     saved_run run;
     char path[256];
@@ -1294,20 +1295,20 @@ TEST(checkpoint_comes_back_whole) {
     CHECK_INT(checkpoint_load(path, &read.c, why), 1);
     CHECK(memcmp(written.progress, read.progress, sizeof read.progress) == 0);
     CHECK(memcmp(written.arrays, read.arrays, sizeof read.arrays) == 0);
-    saved_run_init(&written, 3); /* the next one takes its place */
+    saved_run_init(&written, 3); /* the next one replaces it */
     checkpoint_save(path, &written.c);
     CHECK_INT(checkpoint_load(path, &read.c, why), 1);
     CHECK(memcmp(written.arrays, read.arrays, sizeof read.arrays) == 0);
     remove(path);
 }
 
-/* All of it goes to the disk before the name does, and the name's directory at the end. Whatever fails, the old one is
-   there, the system's reason comes back, and nothing else is left. */
+/* The data is synced to disk before the file is renamed, and the directory at the end. Whatever fails, the old file
+   remains, the system's reason is returned, and no other file is left. */
 TEST(checkpoint_is_on_the_disk_or_the_old_one_is) {
     const int here = open(".", O_RDONLY);
     struct stat status;
     REQUIRE(here >= 0 && stat(folder, &status) == 0);
-    for (int bare = 0; bare < 2; bare++) { /* by its path, and by its name in its folder */
+    for (int bare = 0; bare < 2; bare++) { /* by its path, and by its name within its folder */
         char path[256], temporary[300], why[CHECKPOINT_WHY] = "";
         if (bare) REQUIRE(chdir(folder) == 0);
         snprintf(path, sizeof path, "%s", bare ? "synced" : in_folder("synced"));
@@ -1322,7 +1323,7 @@ TEST(checkpoint_is_on_the_disk_or_the_old_one_is) {
             asked.fails = fails;
             const int code = replace_file(path, &new.c);
             asked.fails = 0;
-            CHECK_INT(code, fails == 0 || fails == 5 ? 0 : EIO); /* that a directory cannot be synced is no failure */
+            CHECK_INT(code, fails == 0 || fails == 5 ? 0 : EIO); /* failing to sync a directory is not an error */
             CHECK_STR(asked.calls, fails == 0 || fails == 5 ? "mfsrd" : fails == 1 ? "m" : fails == 2 ? "mf" :
                       fails == 3 ? "mfs" : "mfsr");
             if (fails == 0 || fails > 2) CHECK_INT(asked.synced, 48 + 3 * 40 + 16 + CHECKPOINT_ARRAYS * 5 * 8 + 8);
@@ -1342,7 +1343,7 @@ TEST(checkpoint_is_on_the_disk_or_the_old_one_is) {
     close(here);
 }
 
-/* Only the name of the file that is open leads to it; and no file stays open behind a checkpoint. */
+/* Only the open file's name leads to it, and no file stays open after a checkpoint. */
 TEST(checkpoint_names_and_files_belong_together) {
     char *path = joined_name(in_folder("checkpoint"), "", -1), *other = joined_name(path, ".other", -1);
     write_file(path, "a", 1);
@@ -1374,8 +1375,8 @@ TEST(checkpoint_names_and_files_belong_together) {
     free(path);
 }
 
-/* A link that leads elsewhere while a trainer runs: the lock goes with it, and where another trainer has that one, the
-   file there stays as it is. */
+/* A link changes its target while a trainer runs. The lock moves to the new target. If another trainer holds that lock,
+   its file is unchanged. */
 TEST(checkpoint_is_locked_where_its_link_leads_now) {
     char link_name[256], a[256], b[256], a_lock[300], b_lock[300], why[CHECKPOINT_WHY] = "";
     saved_run run;
@@ -1414,7 +1415,7 @@ TEST(checkpoint_is_locked_where_its_link_leads_now) {
 }
 
 static volatile sig_atomic_t signals_seen;
-static char renamed_before; /* whether the checkpoint had its name when the signal was handed on */
+static char renamed_before; /* whether the checkpoint was renamed before the signal was delivered */
 
 static void see_signal(int number) {
     (void)number;
@@ -1422,7 +1423,7 @@ static void see_signal(int number) {
     renamed_before = asked.calls[3];
 }
 
-/* A signal that comes while it is written comes once it has its name, and whoever handled signals handles them again. */
+/* A signal during writing is delivered after the rename, and the earlier signal handlers are restored. */
 TEST(checkpoint_is_finished_before_a_signal_comes) {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU};
     for (int i = 0; i < 5; i++) {
@@ -1445,8 +1446,8 @@ TEST(checkpoint_is_finished_before_a_signal_comes) {
     }
 }
 
-/* A new file has the permissions that the user wants for new files; one that is replaced keeps its own. Of a hundred
-   temporary names one must be free, and what has the others, here one file by many names, stays as it is. */
+/* A new file has the permissions of the user's umask; a replaced one keeps its own. One of a hundred temporary names
+   must be free. The files with the other names, here one file with many links, are unchanged. */
 TEST(checkpoint_has_its_permissions_and_a_name_of_its_own) {
     char path[256], name[300], taken[256], why[CHECKPOINT_WHY] = "";
     struct stat status;
@@ -1501,7 +1502,7 @@ static void make_piecewise(saved_run *r) {
     r->c.user = r;
 }
 
-/* Arrays that are not in memory as a whole make the same file. */
+/* Arrays that are written in pieces make the same file. */
 TEST(checkpoint_piece_by_piece) {
     saved_run written, read;
     char why[CHECKPOINT_WHY] = "", path[256];
@@ -1549,7 +1550,7 @@ TEST(checkpoint_damaged_anywhere_is_refused) {
     remove(path);
 }
 
-/* The same of an image in memory, which nobody has looked at before: within its bytes, and as many reasons. */
+/* The same for an unchecked image in memory: reads stay within its bytes, and the reasons are the same. */
 TEST(images_are_refused_within_their_bytes) {
     saved_run run, before;
     unsigned char *image;
@@ -1572,7 +1573,7 @@ TEST(images_are_refused_within_their_bytes) {
     CHECK(open_lock(folder) < 0 && errno == EISDIR);
 }
 
-/* A file with a hole may be larger than all memory: what it begins with is enough to refuse it. */
+/* A sparse file may be larger than all memory: its beginning is enough to refuse it. */
 TEST(checkpoint_of_many_terabytes_is_refused) {
     saved_run run;
     char path[256], why[CHECKPOINT_WHY];

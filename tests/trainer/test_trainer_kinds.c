@@ -3,10 +3,9 @@
        cc -std=c99 -O1 -g -fsanitize=address,undefined -DTRAIN_FLOAT64 tests/trainer/test_trainer_kinds.c \
            tests/implementation.c -lm
 
-   In float64. Each kind's gradients are compared with those of whole sequences, for any K, packing and stream; then
-   those of random forests, whose common rows are computed once, with those of their sequences, each by itself. Replays
-   attend, or take attention's outputs from their forwards. test_trainer_whole.c has all of it once more, from its
-   definitions. */
+   In float64. Each kind's gradients are compared with those of whole sequences, for any K, packing and stream. Then
+   random forests, whose common rows are computed once, are compared with their sequences on their own. Replays attend,
+   or take attention's outputs from their forwards. test_trainer_whole.c repeats everything from the definitions. */
 
 #define _XOPEN_SOURCE 700
 
@@ -18,7 +17,7 @@
 
 #include "../../examples/state_stream.h"
 
-/* Counts the calls of attention, each of which begins with this in the place of attention_forward_begin. */
+/* Counts attention calls: this replaces attention_forward_begin, with which each call begins. */
 static int64_t attention_calls;
 
 static void counted_begin(const attention_problem *p, const attention_results *r, int64_t rows) {
@@ -26,10 +25,11 @@ static void counted_begin(const attention_problem *p, const attention_results *r
     attention_forward_begin(p, r, rows);
 }
 
-/* Loses one of the borders that recurrences hand on, or only its tail: copies of as many numbers. */
+/* Loses one of the borders that recurrences pass on, or only its tail. Borders are recognised as copies of this many
+   numbers. */
 static struct {
-    int64_t numbers, heads; /* of a border, and before its tail */
-    int64_t left;           /* borders before the one that is lost */
+    int64_t numbers, heads; /* size of a border, and of its part before the tail */
+    int64_t left;           /* borders before the lost one */
     int only_tail;
 } lost = {-1, 0, 0, 0};
 
@@ -39,13 +39,13 @@ static void losing_send(state_stream *s, real *host, const real *device, int64_t
 }
 
 #define stream_send losing_send
-#define LEAST_OUTPUT_WINDOW 20 /* so that some windows keep outputs, and others do not */
+#define LEAST_OUTPUT_WINDOW 20 /* so that some windows keep outputs and others do not */
 #define attention_forward_begin counted_begin
 #include "../../examples/model.h"
 #undef attention_forward_begin
 #undef stream_send
 
-/* The chunk runner calls this instead of model_forward, to see what the passes have to do with. */
+/* The chunk runner calls this instead of model_forward, to count cases of passes. */
 static double watched_forward(const pass *p);
 
 #define model_forward watched_forward
@@ -59,7 +59,7 @@ static double watched_forward(const pass *p);
 
 #include "world.h"
 
-/* Each kind alone, and some together; those with sinks, gates, experts and the module are among them. */
+/* Each kind alone, and some together, including sinks, gates, experts and the prediction module. */
 static const char *const patterns[] = {"full+sinks+gate", "window+sinks,full", "chunked,full+gate", "latent",
                                        "full+experts", "delta", "kda", "mamba",
                                        "delta+experts,latent,window+sinks", "kda,chunked+experts,mamba"};
@@ -67,7 +67,7 @@ enum { PATTERNS = sizeof patterns / sizeof patterns[0] };
 
 static model_config model_of_kinds(const char *pattern, int64_t layers, double mtp) {
     model_config c = tiny_model();
-    c.hidden = 24; /* heads of 6, of which 2 are rotated by themselves in a latent layer */
+    c.hidden = 24; /* heads of 6; in a latent layer 2 separate numbers of each are rotated */
     c.heads = 4;
     c.kv_heads = 2;
     c.ffn = 18;
@@ -86,7 +86,7 @@ static model_config model_of_kinds(const char *pattern, int64_t layers, double m
    >>kinds
    ================================================================================================================ */
 
-/* Trains on the same batch with K, a stream or none, and slices as a generator says. */
+/* Trains on the same batch with random K and slices, with and without a stream. */
 TEST(any_chunking_gives_the_same_gradients) {
     harness_rng rng = {34};
     double worst = 0;
@@ -125,9 +125,13 @@ TEST(any_chunking_gives_the_same_gradients) {
     harness_report("at most %.1e off", worst);
 }
 
-/* Numbers of state that a chain of 5 chunks and 70 tokens has in one layer: K, V and gradients, with a window of 11 of
-   the last 10 rows of each chunk, with blocks of 11 of those from the last multiple of 11 on; latents, a rotated key,
-   and gradients; 4 snapshots and a carry of heads x 6 x 6, and 3 rows of Q, K and V. */
+/* The numbers of state in one layer for a chain of 5 chunks and 70 tokens.
+
+   - attention: K, V and their gradients
+   - a window of 11: of the last 10 rows of each chunk
+   - blocks of 11: of the rows from the last multiple of 11 on
+   - latents: a latent, a rotated key, and gradients
+   - recurrences: 4 snapshots and a carry of heads x 6 x 6, and 3 rows of Q, K and V */
 TEST(states_have_the_size_of_their_kind) {
     static const struct {
         const char *kind;
@@ -147,9 +151,9 @@ TEST(states_have_the_size_of_their_kind) {
     }
 }
 
-/* Five chunks, with K 1: F and R read a snapshot unless they begin the sequence, and F alone leaves one, unless it ends
-   it. B reads a snapshot twice, for the filter's gradient wants its tail once more. It reads a carry unless it ends the
-   sequence, and leaves one unless it begins it. */
+/* Five chunks with K 1. F and R read a snapshot unless they begin the sequence, and only F leaves one, unless it ends
+   the sequence. B reads a snapshot twice, because the filter's gradient needs its tail again. It reads a carry unless
+   it ends the sequence, and leaves one unless it begins it. */
 TEST(snapshots_travel_as_often_as_needed) {
     const int64_t length = 70, numbers = 4 * 36 + 3 * 72;
     world x;
@@ -168,7 +172,7 @@ TEST(snapshots_travel_as_often_as_needed) {
    >>forests
    ================================================================================================================ */
 
-/* A batch of documents some of which begin alike, among them such that end within others. */
+/* Makes a batch of documents, some of which begin alike, including some that end within others. */
 static void forest_begin(world *x, const model_config *c, const int64_t *lengths, int64_t n, int64_t chunk_size,
                          int64_t k, harness_rng *rng) {
     world_begin(x, c, lengths, n, chunk_size, k, 0);
@@ -180,7 +184,7 @@ static void forest_begin(world *x, const model_config *c, const int64_t *lengths
     x->runner.share = 1;
 }
 
-/* Layers of all kinds: those that hand on rows, or the others with some of those. */
+/* Returns a model with layers of all kinds: attention kinds only, or recurrent ones with some of those. */
 static model_config model_of_all(int64_t window, int recurrent) {
     model_config c = tiny_model();
     c.hidden = 16;
@@ -198,17 +202,17 @@ static model_config model_of_all(int64_t window, int recurrent) {
     return c;
 }
 
-/* Counts of what the passes of all forests so far had to do with. */
+/* Counts of the cases that the passes of all forests met. */
 static struct {
-    int64_t middle;  /* a branch in the middle of a chunk: not all rows of its state's chunk are seen */
+    int64_t middle;  /* a branch in the middle of a chunk: a continuation sees only some of its state's rows */
     int64_t depths;  /* leaves of different depth in one chunk */
-    int64_t states;  /* a path that lies in more than one state */
+    int64_t states;  /* a path in more than one state */
     int64_t nested;  /* slices with two others above them in the chunk */
-    int64_t hybrid;  /* sequences that have no path in a chunk with one */
+    int64_t hybrid;  /* sequences without a path, in a chunk with one */
     int64_t parting; /* more than one target */
     int64_t replays;
-    int64_t tails;   /* slices with fewer rows than a convolution's tail, which others in the chunk continue */
-    int64_t ways;    /* slices that begin from a snapshot, as another slice of the chunk does */
+    int64_t tails;   /* slices shorter than a convolution's tail that others in the chunk continue */
+    int64_t ways;    /* slices that begin from the same snapshot as another slice of the chunk */
 } seen;
 
 static void look_at(const pass *p) {
@@ -257,16 +261,16 @@ static int64_t numbers_kept(const model_config *c, int64_t *again) {
 
 typedef enum output_fault { RIGHT, WRONG_OUTPUT, WRONG_LOG_SUM } output_fault;
 
-/* The run in progress: outputs slots in use, replays that took outputs, and faults on purpose. */
+/* The current run: output slots in use, replays that took outputs, and deliberate faults. */
 static struct {
     int64_t live, most, replays;
-    int64_t forwards_left;       /* before the run is asked to stop; below 0: never */
+    int64_t forwards_left;       /* before the run is stopped; below 0: never */
     volatile sig_atomic_t stop;
     output_fault fault;
 } watch;
 
 /* Follows a dropped chunk. Its forward leaves outputs, perhaps with a wrong number in layer 0. Its replay does not
-   attend in layers that keep outputs, and after it nothing needs them. */
+   attend in layers that keep outputs, and then releases them. */
 static void watch_outputs(const pass *p, int64_t calls) {
     const layer_activations *first = &p->outputs->layers[0];
     const int64_t row = p->rows->rows / 2;
@@ -295,7 +299,7 @@ static void watch_begin(void) {
     watch.forwards_left = -1;
 }
 
-/* Trains with K of 1, 2 and all, packings and weights of all kinds, a stream or none. */
+/* Trains with K of 1, 2 and all, and packings and weights of all kinds, with and without a stream. */
 TEST(forests_have_the_gradients_of_their_sequences) {
     harness_rng rng = {71};
     double worst = 0;
@@ -316,9 +320,10 @@ TEST(forests_have_the_gradients_of_their_sequences) {
         p->n_ranks = harness_chance(&rng, 0.2) ? 2 : 1;
         x.runner.keep_outputs = trial % 2;
         x.batch.shared_mean = harness_chance(&rng, 0.4);
-        if (!x.batch.shared_mean) p->align = chunk_size % 4 == 0 ? 4 : 1; /* shares tokens down to a multiple */
+        if (!x.batch.shared_mean) p->align = chunk_size % 4 == 0 ? 4 : 1; /* tokens are shared down to a multiple */
         if (!x.batch.shared_mean && harness_chance(&rng, 0.3)) x.runner.share = harness_between(&rng, 2, 30);
-        for (int64_t i = 0; i < n && trial % 4 == 0; i++) { /* prompts that end anywhere, not all in the same place */
+        /* prompts of any length, which do not all end at the same place */
+        for (int64_t i = 0; i < n && trial % 4 == 0; i++) {
             const int64_t prompt = harness_between(&rng, 0, lengths[i]);
             memset((void *)x.batch.ignored[i], 1, (size_t)prompt);
             x.batch.n_targets -= max_of(0, lengths[i] - 1) - max_of(0, lengths[i] - max_of(1, prompt));
@@ -337,8 +342,8 @@ TEST(forests_have_the_gradients_of_their_sequences) {
     harness_report("at most %.1e off; %d branches in the middle of a chunk", worst, (int)seen.middle);
 }
 
-/* Loses one border after the other: a snapshot where sequences part, or the gradient of one of the ways on. Each has an
-   effect, and so has each tail. A snapshot that was never written is no number. */
+/* Loses one border at a time: a snapshot where sequences diverge, or one branch's gradient. Each loss has an effect,
+   and so has the loss of each tail. A snapshot that was never written is NaN. */
 TEST(each_border_that_is_lost_is_seen) {
     const int64_t lengths[] = {21, 17, 15, 12};
     const model_config c = model_of_kinds("delta", 1, 0);
@@ -417,7 +422,7 @@ TEST(replays_that_take_outputs_do_not_attend) {
         world_begin(&plain, &c, lengths, 5, chunk_size, 1 + trial / 2 % 2, 0);
         if (trial % 3 != 0) x.runner.stream_bytes = stream_ring_bytes(stream_width_of(&c), KEY_BLOCK);
         if (trial % 7 == 3 && trial % 5 != 2) x.runner.packing.n_ranks = 2;
-        if (trial % 5 == 2) x.runner.order.kind = CF_SCHEDULE_GPIPE; /* which may also drop chunks without a chain */
+        if (trial % 5 == 2) x.runner.order.kind = CF_SCHEDULE_GPIPE; /* gpipe may also drop chunks without a chain */
         x.runner.order.forwards_first = x.runner.packing.no_tails = trial % 5 == 2;
         plain.runner.order = x.runner.order;
         plain.runner.packing = x.runner.packing;
@@ -461,7 +466,7 @@ TEST(wrong_outputs_are_found) {
     harness_note("%s", "");
 }
 
-/* Stops a run after each of its forwards. All memory is given back in the end, and a later batch is not disturbed. */
+/* Stops a run after each of its forwards. All memory is released, and a later batch is unaffected. */
 TEST(a_run_that_stops_leaves_no_outputs) {
     const int64_t length = 90;
     const model_config c = model_of_kinds("full,latent", 2, 0);
@@ -528,14 +533,14 @@ TEST(what_no_chunk_could_have_is_refused) {
         const char *why = model_config_fault(&d);
         if (!CHECK(why && strstr(why, cases[i].why))) FAIL("case %d: %s", (int)i, why ? why : "accepted");
     }
-    d = model_of_kinds("full,latent+experts", 2, 0); /* what only experts need does not matter without them */
+    d = model_of_kinds("full,latent+experts", 2, 0); /* requirements of experts do not apply without experts */
     d.kinds.active = d.kinds.experts = 0;
     CHECK(model_config_fault(&d) && strstr(model_config_fault(&d), "experts must"));
     CHECK(parse_pattern(&d.kinds, "full,latent") == NULL && model_config_fault(&d) == NULL);
     CHECK(layer_kind_of(&d, 1).mixer == MIXER_LATENT && layer_kind_of(&d, 2).mixer == MIXER_LATENT); /* the module's */
 }
 
-/* Ranks of a cp group are processes; here all ranks run in turn. */
+/* Ranks of a cp group are processes; this program runs all ranks in turn. */
 TEST(cp_groups_are_refused_in_one_process) {
     const int64_t length = 90;
     const model_config c = model_of_kinds("delta", 1, 0);

@@ -2,9 +2,8 @@
 
        cc -std=c99 -O1 -g -fsanitize=address,undefined tests/trainer/test_trainer_model.c tests/implementation.c -lm
 
-   The trainer takes every large buffer through a meter. Here a batch is trained on, and what the meter has seen is
-   compared with what the library says of the same schedule without running anything. In float32 the terms are, with q =
-   hidden:
+   The trainer takes every large buffer through a meter. Here it trains on a batch, and the meter's counts are compared
+   with the library's figures for the same schedule. In float32 the terms are, with q = hidden:
 
      the model                                          the trainer, for each token
      8 h + .. (two bytes an element become four): 4 h   input, normed1, middle, normed2
@@ -15,10 +14,10 @@
      8 bytes of token ids                               lie with the batch, and are not counted as activations
      nothing                                            2 scales a layer and a last one: 4 bytes each
 
-   so that the two differ by 8 - 4 (2 layers + 1) bytes a token, known beforehand. State is K, V and their gradients,
-   all in float32: 4 kv numbers a token and layer. With a stream those lie in host memory, and on the device there is
-   the ring: state_window rows of one layer. Attention's outputs of dropped chunks have q numbers and heads statistics a
-   token and layer in both. */
+   So the two differ by 8 - 4 (2 layers + 1) bytes a token, known beforehand. State is K, V and their gradients, all in
+   float32: 4 kv numbers a token and layer. With a stream these are in host memory, and the device has the ring:
+   state_window rows of one layer. Attention's outputs of dropped chunks have q numbers and one statistic a head, per
+   token and layer, in both. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -76,13 +75,13 @@ static cf_memory_desc sizing_of(const cf_model *model) {
     return d;
 }
 
-/* The meter's figures while a batch was trained on. */
+/* The meter's counts while a batch was trained on. */
 typedef struct counted {
     chunked_result result;
     int64_t state, host, parameters;
 } counted;
 
-/* window: rows of the ring of a stream; 0: there is none. outputs: 1 if dropped chunks keep attention's. */
+/* window: rows of a stream's ring; 0: no stream. outputs: 1 if dropped chunks keep attention's outputs. */
 static counted train_batch(const shape *s, int64_t window, int outputs) {
     counted c = {0};
     documents d = {0};
@@ -113,8 +112,8 @@ static counted train_batch(const shape *s, int64_t window, int outputs) {
     return c;
 }
 
-/* The same batch on paper: the load of the one stage, from the simulated timeline. A slot of the trainer has room for a
-   whole chunk, so kept chunks count with ChunkSize tokens each. */
+/* Returns the load of the one stage for the same batch, from the simulated timeline. A slot of the trainer has room for
+   a full chunk, so kept chunks count ChunkSize tokens each. */
 static cf_memory_load simulate_batch(const shape *s) {
     cf_pack_desc pack = {0};
     cf_schedule_desc order = {0};
@@ -128,7 +127,7 @@ static cf_memory_load simulate_batch(const shape *s) {
     order.kind = CF_SCHEDULE_PAPER;
     order.shape.replay = CF_REPLAY_PIPELINE;
     order.shape.k = s->k;
-    simulate.limits.per_token.state_gradient = 1; /* peak_bytes then is tokens that have a gradient of state */
+    simulate.limits.per_token.state_gradient = 1; /* so that peak_bytes is the tokens with a state gradient */
     if (cf_pack(s->lengths, N_LENGTHS, &pack, &plan, &error) == CF_OK &&
         cf_schedule_make(plan, &order, &schedule, &error) == CF_OK &&
         cf_simulate(plan, schedule, &simulate, &timeline, &error) == CF_OK) {
@@ -165,7 +164,7 @@ TEST(activations_and_state) {
         error = off(report.activations, c.result.peak_activation_bytes);
         CHECK(error > -0.02 && error < 0.02);
         if (error * error > worst * worst) worst = error;
-        /* and all of the difference is what the table above says */
+        /* and the whole difference is as in the table above */
         CHECK_INT(report.activations + unmodelled * load.live_tokens, c.result.peak_activation_bytes);
         CHECK_INT(report.state + report.state_gradient, c.state);
         chains += c.state > 0;
@@ -177,7 +176,7 @@ TEST(activations_and_state) {
     harness_report("activations: at most %+.2f %% off; state, parameters and optimizer exact", 100 * worst);
 }
 
-/* K moves activations as the model says, and leaves state alone. */
+/* K changes activations as the model predicts, but not state. */
 TEST(k_moves_only_activations) {
     shape s = shapes[0];
     counted one, three;
@@ -194,8 +193,8 @@ TEST(k_moves_only_activations) {
     CHECK_INT(b.state_tokens, a.state_tokens);
 }
 
-/* The ring and the host's bytes, for a model of at least 6 layers, are what the model says, to the byte; and a longer
-   sequence moves nothing but the host's. */
+/* The ring and the host's bytes equal the model's to the byte, for a model of at least 6 layers. A longer sequence
+   changes only the host's bytes. */
 TEST(streamed_state) {
     int i, chains = 0;
     for (i = 0; i < N_SHAPES; i++) {
@@ -226,8 +225,8 @@ TEST(streamed_state) {
     CHECK(chains >= 3);
 }
 
-/* A chain drops all chunks but the last K, and its first replay comes after all its forwards. Their outputs are on the
-   device, or with a stream in host memory, beside everything else. */
+/* A chain drops all chunks except the last K, and its first replay comes after all its forwards. Their outputs are on
+   the device or, with a stream, in host memory, in addition to everything else. */
 TEST(kept_outputs) {
     int i, window, dropping = 0;
     for (i = 0; i < N_SHAPES; i++) {

@@ -1,7 +1,8 @@
-/* test_trainer_tensors.c - the reader and the writer of safetensors files: what is written comes back, files by another
-   writer are written again byte for byte, and damaged ones are refused or read within their bounds.
+/* test_trainer_tensors.c - tests the reader and the writer of safetensors files. Written tensors are read back, files
+   by another writer are reproduced byte for byte, and damaged files are refused or read within their bounds.
 
-       test_trainer_tensors DIRECTORY     for the files that it makes */
+       test_trainer_tensors DIRECTORY     for the files that it makes
+   */
 
 #define _XOPEN_SOURCE 700
 
@@ -22,7 +23,7 @@ static void expect(int holds, const char *what) {
 
 static char path[4096], again[4096], words[4096];
 
-/* Returns what was said on standard error, which goes to a file, since the last call. */
+/* Returns the text on standard error, which goes to a file, since the last call. */
 static const char *said(void) {
     static char text[4096];
     static long at;
@@ -39,13 +40,13 @@ static const char *said(void) {
 static void expect_said(const char *why) {
     const char *text = said();
     const char *end = strchr(text, '\n');
-    const int placed = strchr(why, '/') || strstr(text, ":1: ") != NULL; /* on the file, or on its first line */
+    const int placed = strchr(why, '/') || strstr(text, ":1: ") != NULL; /* names the file, or its first line */
     const int holds = strstr(text, why) != NULL && placed && end && end[1] == 0; /* in one line */
     expect(holds, why);
     if (!holds) printf("    it said: %s", text);
 }
 
-/* A file with this header and so many bytes of data: 0, 1, 2, ... */
+/* Makes a file with this header and so many bytes of data: 0, 1, 2, ... */
 static void make_file(const char *header, int64_t claimed, int64_t data_bytes) {
     FILE *file = fopen(path, "wb");
     if (!file) fail(EXIT_CHECK_FAILED, "%s cannot be written", path);
@@ -63,7 +64,7 @@ static int opens(const char *header, int64_t data_bytes) {
     return code;
 }
 
-/* ---- what is wrong, and where the message comes from: standard error, which the script looks at ---- */
+/* ---- faults, and the source of the message: standard error, which the script reads ---- */
 
 static void test_refusals(void) {
     static const char *const bad[] = {
@@ -190,7 +191,7 @@ static void test_numbers(void) {
     expect(safetensors_read(&s, &s.tensors[1], 1, 5, back) == CLI_OK, "read");
     expect(memcmp(back, numbers + 1, 20) == 0, "fp32 comes back");
     safetensors_close(&s);
-    tensor_source many[40]; /* given backwards, and some without data, where the next one begins */
+    tensor_source many[40]; /* given in reverse, and some without data, at the place where the next one begins */
     static char names[40][SAFETENSORS_NAME];
     const void *all[40];
     for (int64_t i = 0; i < 40; i++) {
@@ -228,7 +229,7 @@ static void test_numbers(void) {
     expect_said("/no/such/folder/file");
 }
 
-/* Every 16-bit number there is, against what its sign, exponent and fraction say. */
+/* Checks every 16-bit number against the value of its sign, exponent and fraction. */
 static void test_all_halves(void) {
     enum { ALL = 65536 };
     static uint16_t bits[ALL];
@@ -259,8 +260,8 @@ static void test_all_halves(void) {
     }
 }
 
-/* A file that has become shorter since it was opened: nothing of it is handed on. What is in front of the tensors is
-   more than is read at once when it is opened. */
+/* A file that was shortened after it was opened: none of its data is passed on. The bytes before the tensors are more
+   than one read at opening. */
 static void test_short_reads(void) {
     static const char header[] = "{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[80000,80012]},"
                                  "\"b\":{\"dtype\":\"F16\",\"shape\":[3],\"data_offsets\":[80012,80018]},"
@@ -282,7 +283,7 @@ static void test_short_reads(void) {
     }
 }
 
-/* ---- a good file, damaged in some hundred ways: read within its bounds or refused, never anything else ---- */
+/* ---- a good file, damaged in hundreds of ways: read within its bounds or refused ---- */
 
 static unsigned char *read_bytes(const char *from, int64_t *n) {
     FILE *file = fopen(from, "rb");

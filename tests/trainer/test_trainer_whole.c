@@ -1,11 +1,11 @@
-/* test_trainer_whole.c - the CPU trainer as a whole, against a second one that is written here - MIT or public domain
+/* test_trainer_whole.c - compares the CPU trainer as a whole with a second one written here - MIT or public domain
 
        cc -std=c99 -O2 tests/trainer/test_trainer_whole.c tests/implementation.c -lm
 
-   Nothing of examples/ is used. BUILD/train_cpu_f64 trains with some options; here the same options are read anew,
-   files become documents, weights are drawn, whole sequences go through the model one number at a time, gradients come
-   from a tape of those numbers, and the optimizer moves the weights. Then everything must be the same: what is printed,
-   every loss, and every number of the checkpoint. */
+   Nothing of examples/ is used. BUILD/train_cpu_f64 trains with some options. Here the same options are read
+   independently, files become documents, weights are drawn, and whole sequences go through the model one number at a
+   time. Gradients come from a tape of those numbers, and the optimizer updates the weights. Then the printed lines,
+   every loss, and every number of the checkpoint must be equal. */
 
 #define _XOPEN_SOURCE 700
 
@@ -22,7 +22,7 @@
 #include "../harness.h"
 
 /* ================================================================================================================
-   >>random    splitmix64, and what is drawn from it
+   >>random    splitmix64, and the numbers drawn from it
    ================================================================================================================ */
 
 static uint64_t mix(uint64_t x) {
@@ -43,7 +43,7 @@ static double normal(uint64_t key, int64_t i) {
     return sqrt(-2 * log(1 - u)) * cos(2 * acos(-1.0) * v);
 }
 
-/* Whole words, and then what is left, with its length in the last byte. */
+/* Hashes whole words, then the remaining bytes with their number in the last byte. */
 static uint64_t hash(uint64_t h, const void *bytes, size_t n) {
     const char *at = (const char *)bytes;
     for (;; at += 8, n -= 8) {
@@ -55,7 +55,7 @@ static uint64_t hash(uint64_t h, const void *bytes, size_t n) {
 }
 
 /* ================================================================================================================
-   >>setup    what the options say
+   >>setup    the options
    ================================================================================================================ */
 
 typedef struct setup {
@@ -69,7 +69,7 @@ typedef struct setup {
     double rate, decay, clip, prompt_fraction;
 } setup;
 
-/* The word behind an option's name where it is given last; NULL where it is not. */
+/* Returns the word after the last occurrence of an option's name; NULL if there is none. */
 static const char *word_of(const char *words, const char *name) {
     static char word[400];
     const size_t n = strlen(name);
@@ -90,7 +90,7 @@ static int64_t whole_of(const char *words, const char *name, int64_t otherwise) 
     return (int64_t)number_of(words, name, (double)otherwise);
 }
 
-/* Numbers with commas between; returns how many. */
+/* Reads numbers separated by commas; returns how many. */
 static int64_t numbers_of(const char *words, const char *name, int64_t *list) {
     const char *word = word_of(words, name);
     int64_t n = 0;
@@ -137,7 +137,7 @@ static setup setup_of(const char *words) {
     return s;
 }
 
-/* The words for a layer; the further module's is the last one's. */
+/* Returns the words for a layer; the prediction module has the last layer's. */
 static const char *kind_of(const setup *s, int64_t layer) {
     return s->kinds[(layer < s->layers ? layer : s->layers - 1) % s->n_kinds];
 }
@@ -149,7 +149,7 @@ static int is_recurrent(const setup *s, int64_t layer) {
 }
 
 /* ================================================================================================================
-   >>weights    one after the other, as the checkpoint has them
+   >>weights    one after another, in the checkpoint's order
    ================================================================================================================ */
 
 typedef struct part {
@@ -246,8 +246,8 @@ static weight_list weights_of(const setup *s) {
     return w;
 }
 
-/* Matrices are small, those that end a branch smaller by the number of branches, gains are 1, all else is 0 but for the
-   bias of a decay, which is -3. For a check all of them are spread. */
+/* Draws weights. Matrices are small, and those at the end of a branch are divided further, by the number of branches.
+   Gains are 1, biases of a decay -3, and all else 0. For a check all of them are spread. */
 static void draw_weights(double *to, const weight_list *w, const setup *s) {
     const int spread = word_of(s->words, "--check") != NULL;
     for (int64_t i = 0; i < w->n; i++) {
@@ -265,7 +265,7 @@ static void draw_weights(double *to, const weight_list *w, const setup *s) {
 }
 
 /* ================================================================================================================
-   >>tape    numbers that know of what they were made
+   >>tape    numbers that record how they were computed
    ================================================================================================================ */
 
 typedef int32_t num;
@@ -277,7 +277,7 @@ typedef struct edge {
 
 static struct {
     double *value, *slope;
-    int64_t *edges; /* the first of each number's; they end where the next one's begin */
+    int64_t *edges; /* index of each number's first edge; its edges end where the next number's begin */
     edge *all;
     int64_t n, n_edges, room, room_edges;
 } tape;
@@ -294,7 +294,7 @@ static num put(double value) {
     return (num)tape.n++;
 }
 
-/* The number that was put last depends on another one. */
+/* Records that the latest number depends on `a`. */
 static void from(num a, double slope) {
     if (tape.n_edges == tape.room_edges) {
         tape.room_edges = 2 * tape.room_edges + 4096;
@@ -328,7 +328,7 @@ static num times(num a, num b) {
 
 static num scaled(num a, double by) { return of_one(value_of(a) * by, a, by); }
 
-/* Sum of products, of every `step`th of the second ones. */
+/* Returns a sum of products, with every `step`th of the second numbers. */
 static num dot(const num *a, const num *b, int64_t step, int64_t n) {
     double sum = 0;
     for (int64_t i = 0; i < n; i++) sum += value_of(a[i]) * value_of(b[i * step]);
@@ -359,7 +359,7 @@ static num softplus(num a) {
     return of_one(fmax(x, 0) + log(1 + exp(-fabs(x))), a, 1 / (1 + exp(-x)));
 }
 
-/* Slopes of the last number by all others. */
+/* Computes the derivatives of the last number by all others. */
 static void run_back(void) {
     memset(tape.slope, 0, (size_t)tape.n * sizeof *tape.slope);
     tape.slope[tape.n - 1] = 1;
@@ -371,7 +371,7 @@ static void run_back(void) {
     }
 }
 
-/* Lists of numbers, all thrown away at once. */
+/* Lists of numbers, all released together. */
 static num *lists[100000];
 static int64_t n_lists;
 
@@ -398,7 +398,7 @@ static const num *weight_at(const model *m, int64_t layer, const char *name) {
     return m->weight + place_of(&m->w, layer, name);
 }
 
-/* Row times matrix (inputs, outputs). */
+/* Multiplies a row by a matrix (inputs, outputs). */
 static void multiply(num *out, const num *x, const num *matrix, int64_t inputs, int64_t outputs) {
     for (int64_t o = 0; o < outputs; o++) out[o] = dot(x, matrix + o, outputs, inputs);
 }
@@ -415,7 +415,7 @@ static void norm(num *out, const num *x, const num *gain, int64_t n) {
     for (int64_t i = 0; i < n; i++) out[i] = times(times(x[i], scale), gain[i]);
 }
 
-/* Pairs i and i + n / 2 turn by position / theta ^ (2 i / n). */
+/* Rotates pairs i and i + n / 2 by position / theta ^ (2 i / n). */
 static void turn(num *x, int64_t n, int64_t position) {
     for (int64_t i = 0; i < n / 2; i++) {
         const double angle = (double)position * pow(1e6, -2.0 * (double)i / (double)n);
@@ -425,7 +425,7 @@ static void turn(num *x, int64_t n, int64_t position) {
     }
 }
 
-/* One query and one head: K and V are rows `stride` apart. `sink`: a term of no value, -1 for none. */
+/* Attends for one query and one head; K and V are rows `stride` apart. `sink`: a term without a value, -1 for none. */
 static void attend(num *out, const num *q, const num *k, const num *v, int64_t stride, int64_t query, int64_t first,
                    int64_t hd, double scale, num sink) {
     num *share = list_of(query + 2);
@@ -474,7 +474,7 @@ static void mix_full(const model *m, int64_t layer, num *out, const num *x, int6
     }
 }
 
-/* Keys and values of all heads, made of each row's latent vector and its one turned key. */
+/* Computes keys and values of all heads from each row's latent vector and its one rotated key. */
 static void mix_latent(const model *m, int64_t layer, num *out, const num *x, int64_t n) {
     const setup *s = m->s;
     const int64_t h = s->hidden, hd = h / s->heads, latent = (h + 1) / 2, rope = hd / 4 * 2, plain = hd - rope;
@@ -501,7 +501,8 @@ static void mix_latent(const model *m, int64_t layer, num *out, const num *x, in
         }
 }
 
-/* Q, K and V of a row: filtered over the last four rows, silu, and for a delta rule of length 1, Q by sqrt(hd) less. */
+/* Computes Q, K and V of a row: filtered over the last four rows, then silu. For a delta rule they have length 1, and Q
+   is divided by sqrt(hd). */
 static void filter_row(const model *m, int64_t layer, num *qkv, const num *in, int64_t t) {
     const int64_t h = m->s->hidden, hd = h / m->s->heads, width = 3 * h;
     const num *filter = weight_at(m, layer, "conv");
@@ -518,7 +519,7 @@ static void filter_row(const model *m, int64_t layer, num *qkv, const num *in, i
     }
 }
 
-/* S = decay S, then S += beta k (v - S'k)', in Mamba-2 S += step k v'; out = S'q. */
+/* Updates S = decay S, then S += beta k (v - S'k)', in Mamba-2 S += step k v'; out = S'q. */
 static void mix_recurrent(const model *m, int64_t layer, num *out, const num *x, int64_t n) {
     const setup *s = m->s;
     const int is_mamba = is_kind(s, layer, "mamba");
@@ -566,7 +567,8 @@ static void feed(num *out, const num *x, int64_t h, int64_t f, const num *gate, 
     multiply(out, a, down, f, h);
 }
 
-/* Shares of the highest scores. `chosen` counts rows for each expert, `means` sums score / sum of scores. */
+/* Computes the weights of the highest scores. `chosen` counts rows for each expert, `means` sums score / sum of
+   scores. */
 static void feed_experts(const model *m, int64_t layer, num *out, const num *x, double *chosen, num *means) {
     const setup *s = m->s;
     const int64_t h = s->hidden, f = expert_width(s);
@@ -590,7 +592,7 @@ static void feed_experts(const model *m, int64_t layer, num *out, const num *x, 
     }
 }
 
-/* A number is dropped by where it stands; the others grow. */
+/* Drops a number depending on its place, or scales it up. */
 static num dropped(const model *m, num a, int64_t layer, int site, int64_t sequence, int64_t position,
                    int64_t feature) {
     const uint64_t seed = pair(m->dropout_seed, (uint64_t)(3 * layer + site));
@@ -644,7 +646,7 @@ static void add_text(text *d, const char *bytes, int64_t n) {
     d->first[++d->count] = at;
 }
 
-/* A block ends where two line ends or more do, or where it is as long as it may be. */
+/* A block ends at two or more line ends, or when it reaches the longest length. */
 static void add_bytes(text *d, const char *bytes, int64_t n, int64_t longest) {
     const int64_t most = longest == 0 || n + 2 <= longest ? n : longest - 2;
     int64_t begin = 0;
@@ -666,7 +668,7 @@ static void add_made_up(text *d, int64_t n, const setup *s) {
     d->first[++d->count] = at + n;
 }
 
-/* The files below a folder that count, in the order in which they are read, and what else lies there. */
+/* The files below a folder that count, in reading order, and other files there. */
 static const struct {
     const char *name, *bytes;
 } files[] = {{"A", "\n\nHow it begins\n\n\n\nand\n goes on,\nline by line.\n\nx"},
@@ -725,7 +727,8 @@ static void read_documents(text *d, const setup *s) {
         add_bytes(d, files[i].bytes, (int64_t)strlen(files[i].bytes), s->longest);
 }
 
-/* Document number `which` of all that are ever taken: in each epoch each of them once, in an order of its own. */
+/* Returns the document at position `which` of the whole training: each epoch has each document once, in an order of its
+   own. */
 static int64_t drawn_document(const setup *s, int64_t count, int64_t which) {
     const uint64_t key = pair(pair((uint64_t)s->seed, 2), (uint64_t)(which / count));
     int64_t order[300];
@@ -761,7 +764,7 @@ static sequences take_batch(const setup *s, const text *d, int64_t step) {
     return b;
 }
 
-/* A token that has to be predicted: there is one before it, and it is no prompt. */
+/* Returns whether a token is predicted: a token precedes it, and it is not part of a prompt. */
 static int is_target(const sequences *b, int64_t i, int64_t t) {
     return t >= 1 && t < b->length[i] && t >= b->ignored[i];
 }
@@ -773,8 +776,8 @@ static int64_t count_targets(const sequences *b, int64_t from_token) {
     return n;
 }
 
-/* Returns the weight of token t of sequence i in the loss. With --shared-mean, of all sequences that have it with
-   everything before it, as a target, each has its part of their mean. */
+/* Returns the weight of token t of sequence i in the loss. With --shared-mean, all sequences that have it as a target,
+   after the same tokens, share its mean equally. */
 static double weight_of(const setup *s, const sequences *b, int64_t i, int64_t t) {
     const double mean = 1 / (double)count_targets(b, 1);
     double sum = 0, n = 0;
@@ -788,7 +791,7 @@ static double weight_of(const setup *s, const sequences *b, int64_t i, int64_t t
     return sum / n / n;
 }
 
-/* -log of the probability of a token. */
+/* Returns -log of a token's probability. */
 static num surprise(const model *m, const num *row, const num *gain, int token) {
     const int64_t h = m->s->hidden;
     const num *head = weight_at(m, -1, m->s->untied ? "head" : "embedding");
@@ -803,7 +806,7 @@ static num surprise(const model *m, const num *row, const num *gain, int token) 
     return result;
 }
 
-/* The stream of the module that looks one token further. */
+/* Computes the residual stream of the module that predicts one token further. */
 static void look_further(const model *m, num *stream, const uint16_t *tokens, int64_t n) {
     const int64_t h = m->s->hidden;
     const num *gain = weight_at(m, -1, "mtp_norm"), *table = weight_at(m, -1, "embedding");
@@ -816,7 +819,7 @@ static void look_further(const model *m, num *stream, const uint16_t *tokens, in
     }
 }
 
-/* The loss of a batch; the tape then has what it is made of. */
+/* Returns the loss of a batch, whose computation is then on the tape. */
 static num loss_of(model *m, const sequences *b) {
     const setup *s = m->s;
     const int64_t h = s->hidden, further = count_targets(b, 2);
@@ -857,11 +860,11 @@ static double rate_at(const setup *s, int64_t step) {
 
 typedef struct run {
     weight_list list;
-    double *weights, *first, *second, *gradient; /* as the checkpoint has them; the last step's gradient */
+    double *weights, *first, *second, *gradient; /* in the checkpoint's order; the last step's gradient */
     double loss[20], length[20];                 /* of each step */
 } run;
 
-/* Adam, the decay of matrices apart from it; a gradient that is too long is made shorter. */
+/* Updates the weights by Adam, with decoupled decay of matrices and clipped gradients. */
 static void move_weights(run *r, const setup *s, int64_t step) {
     const weight_list *w = &r->list;
     double squares = 0;
@@ -913,7 +916,7 @@ static void run_free(run *r) {
 }
 
 /* ================================================================================================================
-   >>trainer    the program, and what it leaves
+   >>trainer    the program, and its output
    ================================================================================================================ */
 
 static char said[16384], complained[2000];
@@ -926,7 +929,7 @@ static void read_text(const char *name, char *to, size_t most) {
     fclose(file);
 }
 
-/* Returns its exit status. Without made-up documents it reads the folder's. */
+/* Runs the trainer. Returns its exit status. Without --synthetic it reads the folder's documents. */
 static int call_trainer(const char *words) {
     char command[3000];
     const char *own = getenv("TRAIN_CPU_F64"), *build = getenv("BUILD");
@@ -968,7 +971,7 @@ static cf_plan *plan_of(const setup *s, const sequences *b) {
     return plan;
 }
 
-/* The line that begins with these words; "" where there is none. */
+/* Returns the line that begins with these words; "" if there is none. */
 static const char *line_of(const char *begin) {
     static char line[400];
     const char *at = strncmp(said, begin, strlen(begin)) == 0 ? said : strstr(said, begin);
@@ -994,7 +997,7 @@ static void check_data_line(const setup *s, const text *d) {
     CHECK_STR(line_of("model: "), wanted);
 }
 
-/* A line for each step that is to be printed, and no other. */
+/* Checks that there is a line for each step that is to be printed, and no other. */
 static void check_steps(const setup *s, const text *d, const run *r, int64_t steps) {
     const int64_t every = whole_of(s->words, "--print-every", 1);
     int lines = 0;
@@ -1099,10 +1102,11 @@ static double check_numbers(const char *what, const char *image, const double *w
             double got, off;
             memcpy(&got, image + j * 8, 8);
             off = fabs(got - wanted[j]);
-            difference = isfinite(off) ? fmax(difference, off) : HUGE_VAL; /* no number after it makes up for that */
+            difference = isfinite(off) ? fmax(difference, off) : HUGE_VAL; /* a NaN or infinity decides the result */
             largest = fmax(largest, fabs(wanted[j]));
         }
-        if (!CHECK(isfinite(difference) && difference <= 1e-8 * largest + 1e-19)) /* of what is 0 but for rounding */
+        /* for tensors that are 0 apart from rounding */
+        if (!CHECK(isfinite(difference) && difference <= 1e-8 * largest + 1e-19))
             FAIL("%s of %s: %g off, largest %g", what, w->parts[i].name, difference, largest);
         worst = fmax(worst, largest > 0 ? difference / largest : 0);
     }
@@ -1123,7 +1127,7 @@ static double check_image(const char *name, const setup *s, const text *d, const
         const char *at = image + HEAD + SETTINGS * SETTING;
         CHECK_INT(word_at(at, 0), steps);
         CHECK_INT(word_at(at, 8) * d->count + word_at(at, 16),
-                  made_up ? 0 : taken); /* epochs, and documents of this one */
+                  made_up ? 0 : taken); /* epochs, and documents of the current one */
         CHECK(word_at(at, 16) <= d->count);
         at = image + ARRAYS_AT;
         worst = check_numbers("weights", at, r->weights, &r->list);
@@ -1140,7 +1144,7 @@ static double check_image(const char *name, const setup *s, const text *d, const
 #define BASE "--exact --layers 2 --hidden 8 --heads 2 --kv-heads 1 --ffn 6 --batch 3 --steps 3 --warmup 2 " \
              "--lr 0.01 --max-length 20 --chunk-size 16 --k 2 "
 
-/* Trains both ways and compares. */
+/* Trains with both and compares everything. Returns the largest difference. */
 static double compare(const char *options) {
     static text d;
     char words[1500], more[1800];
@@ -1238,7 +1242,7 @@ TEST(chunks_change_nothing) {
     COMPARE_ALL(all);
 }
 
-/* Logits of some thousands, which no exponential function takes as they are. */
+/* Logits of several thousand, for which a direct exponential would overflow. */
 TEST(large_numbers_are_no_trouble) {
     static const char *const all[] = {"--lr 40 --warmup 0 --clip 0 --steps 2",
                                       "--lr 300 --warmup 0 --steps 2 --untied --layers 1",
@@ -1247,7 +1251,7 @@ TEST(large_numbers_are_no_trouble) {
     COMPARE_ALL(all);
 }
 
-/* ---- the check of gradients: what it says of each tensor ---- */
+/* ---- the check of gradients: its verdict on each tensor ---- */
 
 static double largest_in(const double *x, const part *p) {
     double largest = 0;
@@ -1315,7 +1319,7 @@ TEST(a_check_says_what_the_gradients_are) {
     harness_note("%s", "");
 }
 
-/* ---- a checkpoint of which one number is another one, and which is whole again: its hash fits ---- */
+/* ---- a checkpoint with one changed number, whose hash is made to match again ---- */
 
 static void put_image(char *image, int64_t bytes) {
     const uint64_t h = hash(0, image, (size_t)bytes - 8);
@@ -1323,7 +1327,7 @@ static void put_image(char *image, int64_t bytes) {
     put_file(in_folder("bad"), image, (size_t)bytes);
 }
 
-/* The trainer says no, with these words, and leaves the file as it is; NULL: it goes on. */
+/* Checks that the trainer refuses the image with these words and leaves the file unchanged; NULL: it continues. */
 static void check_taken(const char *options, const char *image, int64_t bytes, const char *why) {
     char words[1500];
     int64_t after = 0;
@@ -1390,7 +1394,7 @@ TEST(a_checkpoint_is_refused_for_each_setting) {
     char *image = read_image("point", &bytes), why[100];
     for (int number = 0; number < SETTINGS; number++) {
         for (int64_t part_of = 0; part_of < SETTING;
-             part_of += 8) { /* name, name, name, value, whether it is a double */
+             part_of += 8) { /* name, name, name, value, and whether it is a double */
             const int64_t at = HEAD + number * SETTING + part_of, before = word_at(image, at), other = before ^ 1;
             if (part_of > 0 && part_of < 24 && number % 6 != 0) continue;
             memcpy(image + at, &other, 8);
@@ -1404,7 +1408,7 @@ TEST(a_checkpoint_is_refused_for_each_setting) {
             memcpy(image + at, &before, 8);
         }
     }
-    /* Steps, epochs, documents of this epoch, how the chunks are cut. */
+    /* Steps, epochs, documents of this epoch, the way chunks are split. */
     const int64_t goods[] = {0, 1, d.count, 3}, bads[][2] = {{-1, INT64_MIN}, {-1, INT64_MIN}, {-1, d.count + 1}};
     for (int i = 0; i < 4; i++) {
         const int64_t at = HEAD + SETTINGS * SETTING + i * 8, before = word_at(image, at), good = goods[i];

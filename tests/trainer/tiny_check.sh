@@ -25,7 +25,7 @@ holds() {
     fi
 }
 
-# The numbers of the output. The program's own limits are not looked at: a test has to say what it expects.
+# The numbers in the output. The program's own limits are ignored: a test must state what it expects.
 cat >"$work/read.awk" <<'AWK'
 / hybrid, and / { chunks = $4; hybrid = $6; replays = $(NF - 1) }
 /^longest sequence / { longest = $3; peak = $(NF - 3) }
@@ -35,7 +35,7 @@ cat >"$work/read.awk" <<'AWK'
 /^gradient, unchunked / { slope_off = $6 + 0; seen++ }
 AWK
 
-# lost PROGRAM: what it prints does not get out, and its status says so
+# lost PROGRAM: its output cannot be written, and its status says so
 lost() {
     [ -c /dev/full ] || return 0
     status=0
@@ -62,8 +62,8 @@ for program in train_tiny test/train_tiny; do
 done
 lost hello
 
-# Six answers of 1,000 tokens to a prompt of 9,000, in chunks of 4,096: the prompt's three chunks are replayed once, and its
-# last row has a target for each answer. Before that, forwards alone.
+# Six answers of 1,000 tokens to a prompt of 9,000, in chunks of 4,096. The prompt's three chunks are replayed once, and
+# its last row has a target for each answer. Before that, forwards alone.
 "$build/hello_tree" >"$work/out" 2>"$work/err"
 status=$?
 cat >"$work/read.awk" <<'AWK'

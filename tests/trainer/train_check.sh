@@ -9,7 +9,7 @@
 
 build=${1:-build}
 
-# Threads that spin while they wait are slow on a busy machine; results are the same either way.
+# Threads that spin while they wait are slow on a busy machine; results are the same.
 OMP_WAIT_POLICY=passive
 export OMP_WAIT_POLICY
 
@@ -38,7 +38,7 @@ tiny="--layers 2 --hidden 16 --heads 4 --kv-heads 2 --ffn 24"
 small="$tiny --batch 3 --max-length 100 --chunk-size 40 --k 2 --warmup 2 --lr 0.01"
 texts="examples/hello.c examples/base.h"
 
-# ---- gradients: the check that compares chunks with whole sequences; test_trainer_whole.c has an independent one ----
+# ---- gradients: the check compares chunks with whole sequences; test_trainer_whole.c has an independent one ----
 
 run train_cpu_f64 --check $tiny --synthetic 9,1,0,4 --prompt 9
 expect "gradients: a batch without targets is no check" 2 'nothing to check'
@@ -47,7 +47,7 @@ expect "gradients: real text" 0 'limit 1e-10: ok'
 run train_cpu --check $small $texts
 expect "gradients: float32" 0 'limit 1e-04: ok'
 
-# ---- kinds of layers, documents that begin alike, states in host memory: what is refused, and in float32 ----
+# ---- kinds of layers, documents that begin alike, states in host memory: refusals, and float32 ----
 
 ring=16384 # two blocks of 32 rows in float64
 run train_cpu_f64 --check $tiny --kinds experts --balance 1 --balance-over batch
@@ -103,7 +103,7 @@ if echo "$held" | awk '{ exit !($1 > 0 && $1 == $3 && $2 == 300 * 768 && $4 == 1
     ok "memory: four times as long, not a byte more on the device"
 else fail "memory: four times as long, not a byte more on the device" "$held"; fi
 
-# 4K and 64K tokens; a window, of which each chunk keeps 63 rows, and two layers, so that it takes seconds
+# 4K and 64K tokens. A window, of which each chunk keeps 63 rows, and two layers make it take only seconds.
 held=
 for length in 4096 65536; do
     run train_cpu $tiny --layers 2 --chunk-size 512 --k 1 --steps 1 --window 64 --stream 16384 --synthetic $length
@@ -167,10 +167,10 @@ done
 if [ "$(wc -l <"$work/whole")" -eq 10 ]; then ok "resume: nine losses and the weights were compared"
 else fail "resume: nine losses and the weights were compared" "$(wc -l <"$work/whole") lines"; fi
 
-# Whether a trainer has done so many steps.
+# Returns whether a trainer has done so many steps.
 steps() { [ "$(grep -c '^step' "$2")" -ge "$1" ]; } # N OUTPUT
 
-# Interrupted and killed runs go on as if nothing had been.
+# Interrupted and killed runs continue as if nothing had happened.
 long="$small --steps 100 --exact --checkpoint-every 1"
 run train_cpu $long $texts
 losses "$work/out" | tail -n 1 >"$work/whole"
@@ -210,7 +210,8 @@ esac
 run train_cpu $small --steps 6 --checkpoint "$work/private" $texts
 expect "checkpoint: what went through the link is there" 0 'going on from .*step 4'
 
-# One trainer at a time: the second ends at its start, whatever it calls the file, and goes on after the first.
+# One trainer at a time: the second ends at its start, whatever name it uses for the file, and continues after the first
+# has ended.
 own="$small --steps 1000 --checkpoint-every 1000"
 run train_cpu $own --stop-after 1 --checkpoint "$work/owned" $texts
 ln -s owned "$work/other-name"
@@ -230,9 +231,10 @@ run train_cpu $own --stop-after 1 --checkpoint "$work/owned" $texts
 expect "checkpoint: a killed trainer locks nothing" 0 'going on from .*owned, step 1'
 same_text "checkpoint: the lock goes in the end" "owned owned-before" "$(cd "$work" && echo owned*)"
 
-# What lies where the new file is written is nobody's to write to: a link to another file, or a pipe that nobody reads.
+# The trainer writes to nothing that already exists under the new file's name: a link to another file, or a pipe without
+# a reader.
 brief="timeout -k 1 600 $build/train_cpu $small --steps 2"
-# A file with a second name, or called .tmp, is somebody's own. What a killed trainer has left is taken over.
+# A file with a second link, or one named .tmp, may belong to a user. A file that a killed trainer left is reused.
 for kind in link pipe hard old; do
     rm -f "$work"/fresh*
     echo precious >"$work/other"
@@ -252,7 +254,7 @@ for kind in link pipe hard old; do
         "$(echo $(cat "$work/other" "$work/fresh.tmp") $(cd "$work" && echo fresh*) $(
             [ -f "$work/fresh" ] && ! [ -h "$work/fresh" ] && echo file))"
 done
-# Nor is what has the name of the lock removed, unless it is an empty file of that name alone, as a lock is.
+# A file with the lock's name is not removed either, unless it is an empty file with one link, as a lock is.
 for kind in pipe full hard link; do
     rm -f "$work"/held* "$work/empty"
     : >"$work/empty"
@@ -281,7 +283,7 @@ same_text "checkpoint: larger than a file may be leaves nothing" "large*" "$(cd 
 # shellcheck disable=SC2086
 full_output "output: train_cpu" $brief $texts
 
-# ---- checkpoints that do not fit; test_trainer_whole.c has one for every number in them ----
+# ---- checkpoints that do not match; test_trainer_whole.c has one for every number in them ----
 
 cp "$work/point.train_cpu_f64" "$work/bad"
 run train_cpu $small --steps 9 --dropout 0.1 --checkpoint "$work/bad" $texts
@@ -326,7 +328,7 @@ refuse "$work/nothing"
 run train_cpu --steps 1 --chunk-size 30 --align 7 --synthetic 9,8
 expect "refused: an alignment that does not divide the chunk" 2 'align'
 
-# A loss that is no longer a number ends the run, and the last good checkpoint stays.
+# A loss that is NaN or infinite ends the run, and the last good checkpoint stays.
 run train_cpu $small --steps 40 --lr 1e12 --clip 0 --checkpoint "$work/nan" --checkpoint-every 1 $texts
 expect "a loss that is not a number ends the run" 1 'not a finite number'
 

@@ -1,6 +1,7 @@
 /* world.h - a small model and a batch, for tests of the CPU trainer - MIT or public domain
 
-   A test includes examples/chunked.h, as it wants it, and examples/check.h before this, and then the harness. */
+   A test includes examples/chunked.h, with its settings, and examples/check.h before this file, and then the
+   harness. */
 
 #ifndef TESTS_TRAINER_WORLD_H
 #define TESTS_TRAINER_WORLD_H
@@ -10,7 +11,8 @@
    ================================================================================================================ */
 
 static model_config tiny_model(void) {
-    model_config c = {VOCABULARY, 2, 20, 2, 1, 34, 0, 0, 1e4, 1e-6, 0, {0}}; /* matrices of more than one GRADIENT_BLOCK */
+    /* matrices of more than one GRADIENT_BLOCK */
+    model_config c = {VOCABULARY, 2, 20, 2, 1, 34, 0, 0, 1e4, 1e-6, 0, {0}};
     return c;
 }
 
@@ -42,7 +44,7 @@ static void world_begin(world *x, const model_config *c, const int64_t *lengths,
     x->runner.meter = &x->meter;
 }
 
-/* Checks that what is freed is as it was before there was anything in it. */
+/* Checks that a freed struct is as it was when empty. */
 static void check_empty(const void *freed, size_t bytes, const char *what) {
     const char *at = (const char *)freed;
     size_t n = 0;
@@ -78,7 +80,7 @@ static double plain_loss(world *x, weights *gradient) {
     return unchunked_gradients(&x->config, &x->weights, gradient, &x->batch, x->seed, &meter);
 }
 
-/* The largest relative difference of two gradients' tensors. */
+/* Returns the largest relative difference of two gradients' tensors. */
 static double worst_difference(const weights *a, const weights *b) {
     double worst = 0;
     for (int64_t i = 0; i < b->n_tensors; i++) {
@@ -90,7 +92,7 @@ static double worst_difference(const weights *a, const weights *b) {
     return worst;
 }
 
-/* Gradients of both ways agree, tensor by tensor. Returns by how much they differ. */
+/* Checks that gradients of both ways agree, tensor by tensor. Returns the largest difference. */
 static double check_same_gradients(world *x) {
     chunked_result result;
     weights plain = weights_new(&x->config);
