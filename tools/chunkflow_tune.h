@@ -19,8 +19,8 @@
        estimate them from numbers       cf_cost_estimate, cf_cp_costs, cf_column_cost, cf_model_find, cf_gpu_find
        bytes that a schedule needs      cf_schedule_memory
        limits for given bytes           cf_memory_limits
-       choose ChunkSize and K           cf_tune, cf_tune_schedule, cf_tune_defaults, cf_tune_max_tries, cf_tuning_free,
-                                        cf_tune_status_name
+       choose ChunkSize and K           cf_tune, cf_tune_schedule, cf_tune_defaults, cf_tune_max_tries,
+                                        cf_tune_confidence, cf_tuning_free, cf_tune_status_name
 
    What it does not do. It measures nothing, reads no files and prints nothing. It knows decoders (cf_model); for other
    models give cf_tune your own timing and bytes per token. Estimated seconds are good enough to choose between
@@ -531,6 +531,10 @@ CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
    longer in proportion. Returns 0 without a plan, or if n_stages or n_virtual is below 1. Reads only
    chunks_per_rank of the plan. */
 CHUNKFLOW_TUNE_API int64_t cf_tune_max_tries(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
+
+/* Returns half of the 95 % confidence interval of the mean of n numbers that may be taken for normal (Student's t); 0
+   for fewer than two. minus (NULL is allowed): subtracted from `sample`, number by number. */
+CHUNKFLOW_TUNE_API double cf_tune_confidence(const double *sample, const double *minus, int64_t n);
 
 /* Frees a tuning made by cf_tune. NULL is allowed. */
 CHUNKFLOW_TUNE_API void cf_tuning_free(cf_tuning *tuning);
@@ -1652,9 +1656,7 @@ static double cft__square_root(double x) {
     }
 }
 
-/* Returns half of the 95 % confidence interval of the mean of n numbers that may be taken for normal. minus (NULL is
-   allowed): subtracted from `sample`, number by number. */
-static double cft__confidence(const double *sample, const double *minus, int64_t n) {
+CHUNKFLOW_TUNE_API double cf_tune_confidence(const double *sample, const double *minus, int64_t n) {
     static const double t[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
                                2.201,  2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
                                2.080,  2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042};
@@ -3654,7 +3656,7 @@ static cf_result cft__try_batches(cft__tuner *t, int64_t id, int forced) {
     c->status = CF_TUNE_OK;
     for (i = 0, sum = 0; i < n; i++) sum += seconds[i]; /* in one order for all, so that equal times are equal */
     c->seconds = sum / (double)n;
-    c->confidence = cft__confidence(seconds, NULL, n);
+    c->confidence = cf_tune_confidence(seconds, NULL, n);
     return CF_OK;
 }
 
@@ -3904,7 +3906,7 @@ static void cft__find_behind(cf_tuning *tuning, int64_t id) {
     cf_tune_candidate *c = &tuning->candidates[id];
     int64_t fastest = tuning->ranking[0], n = tuning->n_batches;
     c->behind = c->seconds - tuning->candidates[fastest].seconds;
-    c->behind_confidence = cft__confidence(&tuning->seconds[id * n], &tuning->seconds[fastest * n], n);
+    c->behind_confidence = cf_tune_confidence(&tuning->seconds[id * n], &tuning->seconds[fastest * n], n);
 }
 
 /* Returns whether a candidate is as fast as the fastest, within the tolerance. A difference above that counts even if

@@ -1009,6 +1009,7 @@ static cf_result find_shares(int64_t n, int64_t token_bytes, cf_error *error) {
 #define ROOM ((void *)out)
 
 static cf_limits scratch_limits;
+static const double three[3] = {1, 2, 4};
 #define ENUM(type) ((type)(int)number)
 
 #define TRY_ARGUMENTS(X) \
@@ -1102,6 +1103,7 @@ static cf_limits scratch_limits;
     X(cf_tune_schedule, rank, INT64_MAX, 0, tuned(0, number, error)) \
     X(cf_tune_max_tries, n_stages, INT64_MAX, 0, max_tries(cf_tune_max_tries(plan, number, 1))) \
     X(cf_tune_max_tries, n_virtual, INT64_MAX, 0, max_tries(cf_tune_max_tries(plan, 2, number))) \
+    X(cf_tune_confidence, n, 3, 0, fine((int64_t)cf_tune_confidence(three, NULL, number))) \
     X(cf_column_cost, max_cp, INT64_MAX, 0, column_cost(number, 2)) \
     X(cf_column_cost, count, INT64_MAX, 0, column_cost(2, number))
 

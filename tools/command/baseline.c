@@ -119,6 +119,13 @@ static void note_least(baseline_tuned *base, int64_t bytes) {
     if (bytes > 0 && (base->least == 0 || bytes < base->least)) base->least = bytes;
 }
 
+void baseline_take_times(baseline_tuned *base, const cf_tuning *tuning) {
+    int64_t n = tuning->n_batches;
+
+    base->best = tuning->candidates[tuning->winner];
+    memcpy(base->seconds, &tuning->seconds[tuning->winner * n], (size_t)n * sizeof *base->seconds);
+}
+
 static void note_form(const cf_tuning *tuning, int packed, baseline_tuned *base) {
     const cf_tune_candidate *c;
 
@@ -128,7 +135,7 @@ static void note_form(const cf_tuning *tuning, int packed, baseline_tuned *base)
     }
     c = &tuning->candidates[tuning->winner];
     if (base->best.status == CF_TUNE_OK && !(c->seconds < base->best.seconds)) return;
-    base->best = *c;
+    baseline_take_times(base, tuning);
     base->split = tuning->splits[c->split];
     base->split.recompute = c->recompute;
     base->packed = packed;

@@ -51,6 +51,7 @@ const char *baseline_name(int packed);
 /* The baseline of the batches of a search. */
 typedef struct baseline_tuned {
     cf_tune_candidate best; /* best.status is CF_TUNE_OK if some form fits */
+    double seconds[CF_MAX_TUNE_BATCHES]; /* of each batch, if it fits */
     cf_parallel split;
     int packed;
     int64_t ranks;          /* if one batch is dealt to several ranks: their number, because it runs on all their GPUs
@@ -93,6 +94,9 @@ cf_result baseline_find_context(const pipeline *p, const packing *list, const pa
    baseline. chunk_size must live as long as desc. */
 int64_t baseline_chunk_size(const int64_t *lengths, int64_t n, const cf_tune_desc *desc);
 void baseline_take_form(cf_tune_desc *desc, int packed, const int64_t *chunk_size);
+
+/* Takes best and seconds of the winner of a search. */
+void baseline_take_times(baseline_tuned *base, const cf_tuning *tuning);
 
 /* Write "1F1B on unsplit sequences, packed, with context parallelism of 4 (ring)" or the like. The second adds its
    split. */

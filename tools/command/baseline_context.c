@@ -351,11 +351,11 @@ static cf_result time_way(const context_search *s, context_way *way, cf_tuning *
     return CF_OK;
 }
 
-static void take_way(context_search *s, const context_way *way, const cf_tune_candidate *c, int ring) {
+static void take_way(context_search *s, const context_way *way, const cf_tuning *tuning, int ring) {
     baseline_tuned *out = s->out;
 
     s->best = *way;
-    out->best = *c;
+    baseline_take_times(out, tuning);
     out->split = s->desc->parallel;
     out->split.tp = way->tp;
     out->split.pp = way->pp;
@@ -382,7 +382,7 @@ static cf_result try_way(context_search *s, context_way *way, cf_recompute recom
     way->layers = layers;
     result = time_way(s, way, &tuning, &ring, error);
     if (way->seconds > 0 && (out->best.status != CF_TUNE_OK || way->seconds < out->best.seconds))
-        take_way(s, way, &tuning->candidates[tuning->winner], ring);
+        take_way(s, way, tuning, ring);
     if (!(way->seconds > 0) && way->needs > 0 && (out->least == 0 || way->needs < out->least)) out->least = way->needs;
     cf_tuning_free(tuning);
     return result;

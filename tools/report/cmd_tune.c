@@ -909,38 +909,19 @@ static int print_infeasible(const cf_tuning *tuning) {
     return code;
 }
 
-/* Prints the answer in one line: whether chunks pay here. */
-static void print_verdict(const tune_outcome *o) {
-    const baseline_tuned *base = &o->base;
-    const cf_tune_candidate *c = &o->tuning->candidates[o->tuning->winner];
-    double ratio = base->best.status == CF_TUNE_OK ? base->best.seconds / c->seconds : 0;
-
-    fputs("verdict           ", stdout);
-    if (ratio > 1.01) printf("chunks pay here: whole sequences take %.3g x as long", ratio);
-    else if (ratio > 0.99) fputs("chunks and whole sequences take the same time here, within 1 %", stdout);
-    else if (ratio > 0) printf("chunks do not pay here: they take %.0f %% longer than whole sequences", 100 / ratio - 100);
-    else if (o->offload > 0 && o->away.best.status == CF_TUNE_OK)
-        printf("whole sequences fit only with --offload %s (%s s; chunks take %s s without)",
-               o->offload > 1 ? "parameters" : "optimizer", pipeline_estimate(o->away.best.seconds),
-               pipeline_estimate(c->seconds));
-    else if (base->least > 0) fputs("only chunks fit here", stdout);
-    else fputs("chunks were compared with nothing", stdout);
-    if (ratio > 0)
-        printf(" (%s and %s s)", pipeline_estimate(c->seconds), pipeline_estimate(base->best.seconds));
-    putchar('\n');
-}
-
 static int print_tuning(const tune_outcome *o) {
     const tune_job *job = o->job;
     const cf_tuning *tuning = o->tuning;
     const baseline_tuned *base = &o->base, *recipe = &o->recipe;
     int64_t same = 0;
     int code = CLI_OK;
+    char verdict[256];
 
     if (job->asked->tsv) return print_rows(job, tuning, base, &same);
     print_setting(job, tuning);
     if (tuning->winner >= 0) {
-        print_verdict(o);
+        tune_say_verdict(o, verdict, sizeof verdict);
+        printf("verdict           %s\n", verdict);
         print_winner(job, tuning);
         print_baseline(job, tuning, base);
         baseline_print_recipe(recipe, tuning->candidates[tuning->winner].seconds);

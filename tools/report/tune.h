@@ -113,6 +113,13 @@ void tune_write_batch(const cf_tuning *tuning, cli_output *to);
    arguments. options: the command's; those that plan has too are repeated if they differ from the defaults. */
 void tune_print_commands(const tune_job *job, const cf_tuning *tuning, const cli_option *options, const void *defaults);
 
+/* Returns the time of whole sequences as a multiple of the winner's, and half of its 95 % confidence interval, from the
+   times of each batch. 0: there is no baseline; no interval: fewer than three batches. */
+double tune_ratio(const tune_outcome *o, double *confidence);
+
+/* Says in one sentence whether chunks pay here. */
+void tune_say_verdict(const tune_outcome *o, char *text, size_t size);
+
 /* Says why the winner is not the fastest: its place by time, what it is behind, and what for; "" if it is the fastest.
    line: put before each of the two parts. */
 void tune_say_reason(const cf_tuning *tuning, const char *line, char *text, size_t size);

@@ -17,7 +17,58 @@ static const char *gib_text(int64_t bytes) {
     return text;
 }
 
-static void say_baseline(const baseline_tuned *base, double seconds, char *text, size_t size) {
+double tune_ratio(const tune_outcome *o, double *confidence) {
+    const cf_tuning *tuning = o->tuning;
+    double scaled[CF_MAX_TUNE_BATCHES], ratio, seconds;
+    int64_t i, n = tuning->n_batches;
+
+    *confidence = 0;
+    if (tuning->winner < 0 || o->base.best.status != CF_TUNE_OK) return 0;
+    seconds = tuning->candidates[tuning->winner].seconds;
+    ratio = o->base.best.seconds / seconds;
+    for (i = 0; i < n; i++) scaled[i] = ratio * tuning->seconds[tuning->winner * n + i];
+    if (n > 2) *confidence = cf_tune_confidence(o->base.seconds, scaled, n) / seconds;
+    return ratio;
+}
+
+/* Says which takes how much longer, and whether the batches are enough to know it. half: of the ratio's interval. */
+static void say_ratio(const tune_outcome *o, double ratio, double half, char *text, size_t size) {
+    double gap = ratio < 1 ? 1 / ratio - 1 : ratio - 1, off = ratio < 1 ? half / (ratio * ratio) : half, needed;
+    const char *pay = ratio < 1 ? "chunks do not pay here" : "chunks pay here";
+    size_t n;
+
+    if (gap <= off && off > 0.01) pay = "not decided whether chunks pay here";
+    if (gap < 0.01 && off <= 0.01) snprintf(text, size, "chunks and whole sequences take the same time here, within 1 %%");
+    else if (ratio < 1) snprintf(text, size, "%s: they take %.*f %% longer than whole sequences", pay, gap < 0.01, 100 * gap);
+    else snprintf(text, size, "%s: whole sequences take %.3g x as long", pay, ratio);
+    n = strlen(text);
+    if (off > 0)
+        snprintf(text + n, size - n, ", +- %.2g%s over %s batches", ratio < 1 ? 100 * off : off, ratio < 1 ? " %" : "",
+                 cli_commas(o->tuning->n_batches));
+    n = strlen(text);
+    snprintf(text + n, size - n, " (%s and %s s)", pipeline_estimate(o->tuning->candidates[o->tuning->winner].seconds),
+             pipeline_estimate(o->base.best.seconds));
+    n = strlen(text);
+    if (pay[0] != 'n') return;
+    needed = off / (gap > 0.01 ? gap : 0.01);
+    needed = ceil(2 * (double)o->tuning->n_batches * needed * needed); /* twice: the interval varies, too */
+    snprintf(text + n, size - n, "; about --batches %.0f would decide",
+             needed < CF_MAX_TUNE_BATCHES ? needed : CF_MAX_TUNE_BATCHES);
+}
+
+void tune_say_verdict(const tune_outcome *o, char *text, size_t size) {
+    double seconds = o->tuning->candidates[o->tuning->winner].seconds, half, ratio = tune_ratio(o, &half);
+
+    if (ratio > 0) say_ratio(o, ratio, half, text, size);
+    else if (o->offload > 0 && o->away.best.status == CF_TUNE_OK)
+        snprintf(text, size, "whole sequences fit only with --offload %s (%s s; chunks take %s s without)",
+                 o->offload > 1 ? "parameters" : "optimizer", pipeline_estimate(o->away.best.seconds),
+                 pipeline_estimate(seconds));
+    else snprintf(text, size, o->base.least > 0 ? "only chunks fit here" : "chunks were compared with nothing");
+}
+
+/* Says what the baseline is, or why there is none. */
+static void say_baseline(const baseline_tuned *base, char *text, size_t size) {
     const cf_tune_candidate *b = &base->best;
     char words[128];
 
@@ -25,13 +76,9 @@ static void say_baseline(const baseline_tuned *base, double seconds, char *text,
     if (b->status != CF_TUNE_OK && base->least > 0)
         snprintf(text, size, "; %s does not fit: it needs %s at least", baseline_name(0), gib_text(base->least));
     else if (b->status != CF_TUNE_OK) snprintf(text, size, "; %s cannot be timed", baseline_name(0));
-    else {
-        char pace[64];
-        if (b->seconds < seconds) snprintf(pace, sizeof pace, "%.0f %% slower than", 100 * (seconds / b->seconds - 1));
-        else snprintf(pace, sizeof pace, "%s times as fast as", pipeline_estimate(b->seconds / seconds));
-        snprintf(text, size, ", %s %s (%s s, recompute %s, %s)", pace, words, pipeline_estimate(b->seconds),
+    else
+        snprintf(text, size, "; %s takes %s s (recompute %s, %s)", words, pipeline_estimate(b->seconds),
                  cf_recompute_name(base->split.recompute), gib_text(b->bytes));
-    }
 }
 
 void tune_say_reason(const cf_tuning *tuning, const char *line, char *text, size_t size) {
@@ -52,11 +99,11 @@ void tune_say_reason(const cf_tuning *tuning, const char *line, char *text, size
              modelling_gib(fastest->bytes), line, gain);
 }
 
-/* Says the outcome in one sentence and, if the winner is not the fastest, why in another. */
+/* Says whether chunks pay, the outcome in one sentence and, if the winner is not the fastest, why in another. */
 static void say_outcome(const tune_outcome *o, char *text, size_t size) {
     const cf_tuning *tuning = o->tuning;
     const cf_tune_candidate *c;
-    char base[256], reason[256];
+    char verdict[256], base[256], reason[256];
     size_t n;
 
     if (tuning->winner < 0) {
@@ -67,11 +114,12 @@ static void say_outcome(const tune_outcome *o, char *text, size_t size) {
         return;
     }
     c = &tuning->candidates[tuning->winner];
-    say_baseline(&o->base, c->seconds, base, sizeof base);
-    snprintf(text, size, "ChunkSize %s with K = %s takes an estimated %s s an iteration and %s of the %s that a "
+    tune_say_verdict(o, verdict, sizeof verdict);
+    say_baseline(&o->base, base, sizeof base);
+    snprintf(text, size, "%c%s. ChunkSize %s with K = %s takes an estimated %s s an iteration and %s of the %s that a "
                          "GPU may hold%s%s.",
-             cli_commas(c->chunk_size), cli_commas(c->k), pipeline_estimate(c->seconds), gib_text(c->bytes),
-             gib_text(tuning->limit_bytes), base,
+             verdict[0] - 'a' + 'A', verdict + 1, cli_commas(c->chunk_size), cli_commas(c->k),
+             pipeline_estimate(c->seconds), gib_text(c->bytes), gib_text(tuning->limit_bytes), base,
              tuning->interrupted ? "; the search was interrupted, so there may be better ones" : "");
     tune_say_reason(tuning, " ", reason, sizeof reason);
     n = strlen(text);
@@ -116,9 +164,16 @@ static void write_terms_of(json_writer *w, const cf_memory_report *memory) {
     json_close(w, '}');
 }
 
+static void write_times(json_writer *w, const char *key, const double *seconds, int64_t n) {
+    int64_t i;
+
+    json_open(w, key, '[');
+    for (i = 0; i < n; i++) json_number_member(w, NULL, seconds[i]);
+    json_close(w, ']');
+}
+
 static void write_exact(json_writer *w, const cf_tuning *tuning, int64_t id, int with_batches) {
     const cf_tune_candidate *c = &tuning->candidates[id];
-    int64_t i;
 
     json_integer_member(w, "limited", c->limited);
     json_integer_member(w, "in_step", c->in_step);
@@ -133,10 +188,7 @@ static void write_exact(json_writer *w, const cf_tuning *tuning, int64_t id, int
     json_integer_member(w, "bytes", c->bytes);
     json_integer_member(w, "stage", c->stage);
     write_terms_of(w, &c->memory);
-    if (!with_batches) return;
-    json_open(w, "batches", '[');
-    for (i = 0; i < tuning->n_batches; i++) json_number_member(w, NULL, tuning->seconds[id * tuning->n_batches + i]);
-    json_close(w, ']');
+    if (with_batches) write_times(w, "batches", &tuning->seconds[id * tuning->n_batches], tuning->n_batches);
 }
 
 static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id, int with_batches) {
@@ -172,10 +224,14 @@ static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id,
 static void write_setting(json_writer *w, const tune_outcome *o) {
     const cf_tuning *tuning = o->tuning;
     const tune_job *job = o->job;
-    char text[768];
+    double confidence;
+    char text[1024];
 
     say_outcome(o, text, sizeof text);
     json_text_member(w, "sentence", text);
+    json_number_member(w, "ratio", tune_ratio(o, &confidence));
+    json_number_member(w, "ratio_confidence", confidence);
+    if (o->base.best.status == CF_TUNE_OK) write_times(w, "baseline_batches", o->base.seconds, tuning->n_batches);
     json_text_member(w, "source", cli_base_name(job->list.path));
     json_text_member(w, "model", job->model.model.name);
     json_text_member(w, "gpu", job->gpu.name);
@@ -353,14 +409,17 @@ static int add_baseline(winner *w) {
     const baseline_tuned *base = &w->outcome->base;
     const cf_parallel *split = &w->pipe.model.parallel;
     baseline_rule rule;
+    char verdict[256];
 
     if (base->best.status != CF_TUNE_OK && base->least == 0) {
         snprintf(w->out.no_baseline, sizeof w->out.no_baseline, "it cannot be timed: %.200s", base->why);
         return CLI_OK;
     }
     if (base->best.status != CF_TUNE_OK) {
-        snprintf(w->out.no_baseline, sizeof w->out.no_baseline, "%s needs %s at least for the longest sequence of all",
-                 baseline_name(0), gib_text(base->least));
+        tune_say_verdict(w->outcome, verdict, sizeof verdict);
+        snprintf(w->out.no_baseline, sizeof w->out.no_baseline,
+                 "%s needs %s at least for the longest sequence of all; %.128s", baseline_name(0),
+                 gib_text(base->least), verdict);
         return CLI_OK;
     }
     memset(&rule, 0, sizeof rule);

@@ -46,7 +46,7 @@ function makeTuningPage(tuning) {
     const base = tuning.baseline, gain = byId("tuning-gain");
     if (!winner) return;
     const [number, words] = base.fits ? pace(base.seconds, winner.seconds, [base.bytes, winner.bytes])
-      : [milliseconds(winner.seconds), " an iteration" + (base.bytes ? ", where whole sequences do not fit" : "")];
+      : [milliseconds(winner.seconds), " an iteration"];
     gain.append(element("strong", {}, number), words + ", estimated");
   }
 
