@@ -3064,32 +3064,6 @@ static int cft__is_like_last(const cf_plan *plan, int64_t rank) {
     return 1;
 }
 
-/* Tries one batch of a candidate. *seconds: a whole iteration, at the speed of the slowest rank. */
-static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t batch, double *seconds) {
-    double slowest = 0, bubble = 0, waiting = 0;
-    int64_t rank;
-    CFT__TRY(cft__pack_batch(t, c, batch));
-    if (cft__needs_too_much(t, c)) {
-        c->status = CF_TUNE_INFEASIBLE; /* the bounds say what it needs */
-        return CF_OK;
-    }
-    for (rank = 0; rank < t->plan->n_ranks; rank++) {
-        if (rank > 0 && cft__is_like_last(t->plan, rank)) continue;
-        CFT__TRY(cft__fit_rank(t, c, batch, rank));
-        if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
-        if (rank > 0 && !(t->timeline->makespan > slowest)) continue;
-        slowest = t->timeline->makespan;
-        bubble = t->timeline->bubble_useful;
-        waiting = slowest > 0 ? t->timeline->stream_seconds / (slowest * (double)t->split.pp) : 0;
-    }
-    *seconds = slowest + t->step_seconds;
-    if (batch == t->desc.n_batches) return CF_OK;
-    c->bubble += bubble / (double)t->desc.n_batches;
-    c->waiting += waiting / (double)t->desc.n_batches;
-    c->chunks += (double)t->plan->chunks_per_rank / (double)t->desc.n_batches;
-    return CF_OK;
-}
-
 /* ---- bounds ---- */
 
 /* Amounts of chunks; cost x amount is seconds. */
@@ -3596,14 +3570,21 @@ static double cft__project(const cft__tuner *t, int64_t id, int64_t m, double su
     return cft__product(sum, all / first) / (double)t->desc.n_batches;
 }
 
-/* Returns why a candidate is given up whose first m batches take `sum` seconds, or NULL. at_least: lower bound of the
-   seconds of all its batches. A race gives it up for a projection only if that bound proves that it is not the fastest.
-   Even sizes are not of the caller's list, and a projection is enough. */
-static const char *cft__why_give_up(const cft__tuner *t, cf_tune_candidate *c, int64_t m, double sum,
-                                    double at_least) {
+/* The time of a candidate's tries so far. */
+typedef struct cft__lap {
+    int64_t m;       /* batches that are done */
+    double sum;      /* their seconds */
+    double at_least; /* their seconds, and the bounds of the other batches */
+} cft__lap;
+
+/* Returns why a candidate is given up if its next batch takes at least `seconds`, or NULL. A race gives it up for a
+   projection only if a lower bound of its time proves that it is not the fastest. Even sizes are not of the caller's
+   list, and a projection is enough. */
+static const char *cft__why_give_up(const cft__tuner *t, cf_tune_candidate *c, const cft__lap *lap, double seconds) {
     const cf_tuning *tuning = t->tuning;
-    int64_t id = c - tuning->candidates;
-    double mean = at_least / (double)t->desc.n_batches, best;
+    int64_t id = c - tuning->candidates, n = t->desc.n_batches;
+    double mean = (lap->at_least + (seconds - t->bounds[id * n + t->order[lap->m].first])) / (double)n, best;
+    if (lap->m == n - 1) return NULL; /* all is known then */
     if (mean > cft__to_beat(t)) {
         c->bound = mean;
         return "its first batches and bounds of the others are above the best";
@@ -3611,8 +3592,40 @@ static const char *cft__why_give_up(const cft__tuner *t, cf_tune_candidate *c, i
     if (t->desc.n_exact > 0 || tuning->n_ranked == 0) return NULL;
     best = tuning->candidates[tuning->ranking[0]].seconds;
     if (mean < best && id < tuning->n_candidates - tuning->n_even) return NULL;
-    if (cft__project(t, id, m, sum) <= cft__race_time(t, m, best)) return NULL;
+    if (cft__project(t, id, lap->m + 1, lap->sum + seconds) <= cft__race_time(t, lap->m + 1, best)) return NULL;
     return "its first batches take longer than the best's";
+}
+
+/* Tries one batch of a candidate. *seconds: a whole iteration, at the speed of the slowest rank. The rank with the
+   largest bound comes first: if its time alone gives the candidate up, the others are left out. lap: of the batches
+   before; NULL: no rank is left out. */
+static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t batch, const cft__lap *lap,
+                                double *seconds) {
+    double slowest = 0, bubble = 0, waiting = 0;
+    int64_t i, rank, first;
+    CFT__TRY(cft__pack_batch(t, c, batch));
+    if (cft__needs_too_much(t, c)) {
+        c->status = CF_TUNE_INFEASIBLE; /* the bounds say what it needs */
+        return CF_OK;
+    }
+    (void)cft__find_bound(t, c->k, &first);
+    for (i = -1; i < t->plan->n_ranks; i++) {
+        rank = i < 0 ? first : i;
+        if (i == first || (rank > 0 && cft__is_like_last(t->plan, rank))) continue;
+        CFT__TRY(cft__fit_rank(t, c, batch, rank));
+        if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
+        if (i >= 0 && !(t->timeline->makespan > slowest)) continue;
+        slowest = t->timeline->makespan;
+        bubble = t->timeline->bubble_useful;
+        waiting = slowest > 0 ? t->timeline->stream_seconds / (slowest * (double)t->split.pp) : 0;
+        if (lap != NULL && cft__why_give_up(t, c, lap, slowest + t->step_seconds) != NULL) break;
+    }
+    *seconds = slowest + t->step_seconds;
+    if (batch == t->desc.n_batches) return CF_OK;
+    c->bubble += bubble / (double)t->desc.n_batches;
+    c->waiting += waiting / (double)t->desc.n_batches;
+    c->chunks += (double)t->plan->chunks_per_rank / (double)t->desc.n_batches;
+    return CF_OK;
 }
 
 /* Resets a candidate to its beginning, in any status, and sets up its costs and memory. away: 1 if its outputs do not
@@ -3635,26 +3648,27 @@ static cf_result cft__begin(cft__tuner *t, int64_t id, int away) {
 static cf_result cft__try_batches(cft__tuner *t, int64_t id, int forced) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t i, batch, n = t->desc.n_batches;
-    double *seconds = &t->tuning->seconds[id * n], at_least = cft__product(c->bound, (double)n), sum = 0, unused;
-    const char *why;
-    for (i = 0; i < n; i++) {
+    double *seconds = &t->tuning->seconds[id * n], sum = 0, unused;
+    cft__lap lap = {0, 0, cft__product(c->bound, (double)n)};
+    for (; lap.m < n; lap.m++) {
+        const char *why = NULL;
         if (t->stop) return CF_OK;
-        batch = t->order[i].first;
-        CFT__TRY(cft__try_batch(t, c, batch, &seconds[batch]));
+        batch = t->order[lap.m].first;
+        CFT__TRY(cft__try_batch(t, c, batch, forced ? NULL : &lap, &seconds[batch]));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
-        sum += seconds[batch];
-        at_least += seconds[batch] - t->bounds[id * n + batch];
-        why = forced || i == n - 1 ? NULL : cft__why_give_up(t, c, i + 1, sum, at_least);
+        if (!forced) why = cft__why_give_up(t, c, &lap, seconds[batch]);
         if (why != NULL) {
             cft__give_up(c, why);
             return CF_OK;
         }
-        if (i == 0) CFT__TRY(cft__try_batch(t, c, n, &unused));
+        lap.sum += seconds[batch];
+        lap.at_least += seconds[batch] - t->bounds[id * n + batch];
+        if (lap.m == 0) CFT__TRY(cft__try_batch(t, c, n, NULL, &unused));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
-        if (i < n - 1) cft__report_done(t);
+        if (lap.m < n - 1) cft__report_done(t);
     }
     c->status = CF_TUNE_OK;
-    for (i = 0, sum = 0; i < n; i++) sum += seconds[i]; /* in one order for all, so that equal times are equal */
+    for (i = 0; i < n; i++) sum += seconds[i]; /* in one order for all, so that equal times are equal */
     c->seconds = sum / (double)n;
     c->confidence = cf_tune_confidence(seconds, NULL, n);
     return CF_OK;
