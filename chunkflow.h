@@ -6914,14 +6914,14 @@ typedef struct cf__memory_sums {
     int overflow;             /* 1: something does not fit */
 } cf__memory_sums;
 
-/* Returns the bytes of the largest scan of a recurrent layer in a cp group. It has states and effects of two parts, and
-   the state after the round. Each row of the chunk also has a row of keys per head, which reads the state before the
-   part. */
+/* Returns the bytes of the largest scan of a recurrent layer in a cp group. A rank scans its share of the heads over all
+   parts, so that it holds as much as of one part: an effect, and with what it receives and returns four states. Each row
+   of the chunk also has a row of keys per head, which reads the state before the part. */
 static int64_t cf__memory_scan(const cf_memory_desc *desc, int64_t stage, int64_t tokens, int *overflow) {
     int64_t k, most = 0;
     for (k = 0; k < cf__model_kinds(desc->model); k++) {
         cf_shard s = cf__model_shard(desc->model, &desc->parallel, stage, k);
-        int64_t bytes = 4 * (3 * s.snapshot + 2 * s.effect);
+        int64_t bytes = 4 * (4 * s.snapshot + s.effect);
         if (s.snapshot == 0 || s.layers == 0) continue;
         cf__add_product(&bytes, tokens, desc->activation_bytes * s.heads * (s.snapshot / s.out), overflow);
         most = cf__max(most, bytes);

@@ -350,6 +350,8 @@ static inline void run_heads(const pass *p, int64_t i, int64_t first, int64_t en
    state and outputs of the same recurrence with nothing to write, from before = 1. In Mamba-2 effect stays diagonal, so
    its diagonal is enough. All ranks run their parts at once, exchange effect and written, and go through the parts in
    order: up to their own for the state that they begin from, and on to the last for what the next round begins from.
+   That is simplest. With fewer bytes each rank goes through all parts for its share of the heads alone, as tools/python
+   does and `tune` counts.
 
    Backward goes from the last part to the first: d before = effect^T d after + reads^T d outputs. Tails go through the
    parts in the same way. With parts of 5, 1 and 7 rows, the last three rows before the third part are 3 and 4 of the

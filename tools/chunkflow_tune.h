@@ -197,9 +197,12 @@ typedef struct cf_cost_desc {
 
    A recurrent layer of a cp group runs each part from a zero state. Beside that it finds the effect of the part's rows
    on any state, and corrects the outputs by the state that a scan over the ranks gives (scan_forward). So a delta rule
-   has as many more columns as keys, and every row one more product with the state. The scan takes log2 max_cp rounds of
-   states and effects, one for the state after the round, and one for the convolution's rows. Backward has as much
-   again. No compute hides any of it. */
+   has as many more columns as keys, and every row one more product with the state. Each rank scans 1 / max_cp of the
+   heads: one exchange brings it states and effects of these heads from all parts, and a second one returns the states
+   before each part and after the round. A third exchange has the convolution's rows. With n ranks each sends (n - 1) / n
+   of an effect and three states: 2 states for two ranks with a delta rule, and 3.75 for 16. A prefix scan in log2 n
+   rounds would send 3 and 9 states, and a gather of all parts 2 and 30. Backward has as much again. No compute hides
+   any of it. */
 
 /* Estimates of passes that also move other bytes than state.
 
@@ -1146,18 +1149,18 @@ static double cft__row_flops(const cf_shard *shard) {
 static double cft__scan_seconds(const cf_cost_desc *desc, const cf_shard *shard) {
     const cf_gpu *gpu = desc->gpu;
     int delta = shard->mixer != CF_MIXER_MAMBA2;
-    double effect = (double)shard->effect, state = (double)shard->snapshot, rounds = 0, keys, flops, bytes, seconds;
-    int64_t ranks;
+    double effect = (double)shard->effect, state = (double)shard->snapshot, ranks = (double)desc->max_cp;
+    double share, keys, flops, bytes, seconds; /* share: of the heads, those that a rank scans */
     if (shard->snapshot == 0) return 0;
-    for (ranks = 1; ranks < desc->max_cp; ranks *= 2) rounds++;
+    share = (double)((shard->heads + desc->max_cp - 1) / desc->max_cp) / (double)shard->heads;
     keys = state / (double)shard->out; /* of a head */
     flops = 2 * state + (delta ? 6 * effect + 256 * keys * (double)shard->heads : 0); /* of a row: cft__row_flops */
     flops = cft__product(flops, (double)desc->chunk_size);
     seconds = flops / cft__product(gpu->flops, gpu->attention_forward);
-    if (delta) seconds += 2 * rounds * keys * (effect + state) / cft__product(gpu->flops, gpu->gemm);
-    bytes = 4 * (rounds * (state + effect) + state) + 2 * (double)(shard->tail * shard->tail_row);
-    seconds += bytes / cft__link_rate(desc, desc->parallel.tp * desc->max_cp);
-    seconds += (rounds + 2) * gpu->latency + (rounds + 3) * gpu->launch;
+    if (delta) seconds += 2 * ranks * share * keys * state / cft__product(gpu->flops, gpu->gemm);
+    bytes = 4 * share * (effect + 3 * state) + 2 * (double)(shard->tail * shard->tail_row);
+    seconds += (ranks - 1) * bytes / cft__link_rate(desc, desc->parallel.tp * desc->max_cp);
+    seconds += 3 * gpu->latency + (ranks + 3) * gpu->launch;
     return cft__product((double)shard->layers, seconds);
 }
 

@@ -1056,7 +1056,7 @@ def test_unused():
 GANG = (150, 7, 33, 12, 5)
 OWN, DEAF = "a module of one's own", "a control: rows of one rank alone"
 GANGS = {  # a model, and how it is trained
-    "qwen2": {"k": 1}, "qwen2, FSDP2": {"k": 1}, "qwen3_next": {"k": 1}, "qwen3_next, K 2": {"k": 2},
+    "qwen2": {"k": 1}, "qwen2, FSDP2": {"k": 1}, "qwen3_next": {"k": 1}, "qwen3_next, 6 heads": {"k": 2},
     "mamba2": {"k": 1},  # those above also run on four ranks
     "qwen2, in step by name": {"k": 1, "lockstep": 1}, "qwen3_next, FSDP2, K 2": {"k": 2}, "nemotron_h": {"k": 2},
     "kimi_linear": {"k": 1}, "lfm2, parts shorter than a convolution's tail": {"k": 1, "chunk_size": 2},
@@ -1107,7 +1107,8 @@ def share_sequence(rank, n_ranks, store, results):
         chunkflow.torch._Gather = Stay if "stay" in name else Turned if "order" in name else Gather
         with Float64(), contextlib.ExitStack() as stack:
             kind = "qwen3_next" if name in LEFT_OUT else "qwen2" if "control" in name else name.split(",")[0]
-            plain, model = tiny(kind), tiny(kind)
+            shape = {"linear_num_value_heads": 6} if "6 heads" in name else {}  # no multiple of 4 ranks
+            plain, model = tiny(kind, **shape), tiny(kind, **shape)
             sequences = sequences_of(plain, GANG)
             wanted_loss = plain_step(plain, sequences)
             for layer in [*model.model.layers, model] if "FSDP2" in name else []:

@@ -455,10 +455,11 @@ TEST(gathers_are_priced_by_model_and_gpu) {
 }
 
 /* Qwen3.5-27B on 8 H100, two GPUs a rank, by hand: 48 delta layers, each with 24 heads of 128 x 128 on a GPU, 8 heads
-   of keys, and 3 rows of a convolution. Four ranks scan in two rounds. */
+   of keys, and 3 rows of a convolution. Each of four ranks scans 6 heads. It sends an effect and a state of each of the
+   18 others, and two states of its own to each of three ranks. */
 TEST(scans_of_recurrent_layers_are_priced) {
     const double state = 24.0 * 128 * 128, columns = 2 * 8.0 * 128 + 24 * 128, rate = 0.75 * 450e9;
-    const double row = 2 * state + 6 * state + 256 * 128.0 * 24, rounds = 2;
+    const double row = 2 * state + 6 * state + 256 * 128.0 * 24;
     cf_cost_desc desc = {.chunk_size = 8192, .max_cp = 4, .parallel = {.tp = 2, .dp = 4}};
     cf_gpu gpu = *cf_gpu_find("h100-80g");
     cf_stage_cost stage, alone;
@@ -467,9 +468,8 @@ TEST(scans_of_recurrent_layers_are_priced) {
     double layer;
     desc.model = cf_model_find("qwen3.5-27b");
     desc.gpu = &gpu;
-    layer = 8192 * row / (gpu.flops * gpu.attention_forward) + rounds * 2 * 128 * 2 * state / (gpu.flops * gpu.gemm);
-    layer += (4 * (rounds * 2 * state + state) + 2 * 3 * columns) / rate;
-    layer += (rounds + 2) * gpu.latency + (rounds + 3) * gpu.launch;
+    layer = 8192 * row / (gpu.flops * gpu.attention_forward) + 4 * 6 * 2 * 128.0 * 128 * 128 / (gpu.flops * gpu.gemm);
+    layer += (4 * 18 * (2 + 2) * 128 * 128.0 + 3 * 2 * 3 * columns) / rate + 3 * gpu.latency + 7 * gpu.launch;
     REQUIRE(cf_cost_estimate(&desc, &stage, 1, &timing, NULL, NULL) == CF_OK);
     CHECK(fabs(timing.scan_forward - 48 * layer) <= 1e-12 * layer * 48);
     CHECK(fabs(timing.scan_backward - 48 * layer) <= 1e-12 * layer * 48);

@@ -90,6 +90,21 @@ class _Gather(torch.autograd.Function):
         return own.to(found.dtype), None
 
 
+class _Exchange(torch.autograd.Function):
+    """One entry to each rank, and one from each; backwards their gradients go the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        found = torch.empty_like(own, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(found, own.contiguous(), group=group)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, found: Tensor) -> tuple[Tensor, None]:
+        return _Exchange.apply(found, ctx.group), None
+
+
 class CPGroup:
     """The ranks that share the sequence of a pass. They run it at the same time, each with rows of its own."""
 
@@ -139,13 +154,21 @@ class CPGroup:
     def scan(self, before: Tensor, effect: Tensor, state: Tensor, apply: Callable[[Tensor, Tensor], Tensor]
              ) -> tuple[Tensor, Tensor]:
         """Returns the state that this rank's part begins from, and the one behind the last rank's. before: the state
-        before the pass. A part makes apply(effect, s) + state of a state s. All ranks call it as often."""
-        found, zero = self._all_of(torch.cat([effect.flatten(), state.flatten()]))
-        states = [before]
-        for x in found:
-            of, more = x.split([effect.numel(), state.numel()])
-            states.append(apply(of.view_as(effect), states[-1]) + more.view_as(state))
-        return states[self.part] + zero, states[-1]
+        before the pass. A part makes apply(effect, s) + state of a state s, each (1, heads, numbers, numbers). A rank
+        applies all parts to its share of the heads. All ranks call it as often."""
+        self.calls += 1
+        n, heads = len(self.shared), state.shape[1]
+        begins, effects, states = (F.pad(x[0], (0, 0, 0, 0, 0, -heads % n)).unflatten(0, (n, -1))
+                                   for x in (before, effect, state))
+        parts = _Exchange.apply(torch.cat([effects.flatten(2), states.flatten(2)], 2), self.group)
+        effects, states = (x.unflatten(2, of.shape[2:]) for x, of in zip(
+            parts.split([effects[0, 0].numel(), states[0, 0].numel()], 2), (effects, states)))
+        passed = [begins[self.part][None]]
+        for of, more in zip(effects, states):
+            passed.append(apply(of[None], passed[-1]) + more)
+        found = torch.stack([torch.cat([x, passed[-1]]) for x in passed[:-1]])
+        mine, last = _Exchange.apply(found, self.group).transpose(0, 1).flatten(1, 2)[:, None, :heads]
+        return mine, last
 
 
 class Targets(NamedTuple):
