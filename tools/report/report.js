@@ -37,9 +37,6 @@ function bytesOf(s) {
   return s.total || (s.memory ? s.memory[s.fullest].total : 0);
 }
 
-// Those of chunks: where their rank is the slowest, another may need more.
-const mostBytes = s => Math.max(bytesOf(s), ...(data.slowest && data.ranks || []).map(r => r.memory || 0));
-
 // ---- the first screen: one line that answers, one bar, one thing to do ----
 
 function fillGain() {
@@ -49,7 +46,7 @@ function fillGain() {
   if (run)
     big(time(run.makespan), ` measured, where ${shownTime(data.schedules[data.predicted].makespan)} were estimated`);
   else if (best && base && !tuning) {
-    const [number, words] = pace(base.makespan, best.makespan, [bytesOf(base), mostBytes(best)]);
+    const [number, words] = pace(base.makespan, best.makespan, [bytesOf(base), bytesOf(best)]);
     big(number, words + estimated);
   }
   else if (best)

@@ -28,21 +28,12 @@ const char *report_rank_words(const report *r) {
     return text;
 }
 
-/* Returns the bytes of the fullest GPU. Chunks are those of one rank, and if it is the slowest, others may need more. */
-static int64_t bytes_of(const report *r, const report_schedule *s) {
-    int64_t most = s->memory[s->fullest].total, i;
-
-    for (i = 0; i < r->n_ranks && r->slowest && !s->unsplit; i++)
-        if (r->ranks[i].memory > most) most = r->ranks[i].memory;
-    return most;
-}
-
-static void say_held(const report *r, const report_schedule *s, char *text, size_t size) {
+static void say_held(const report_schedule *s, char *text, size_t size) {
     int64_t stage, most = 0;
 
     for (stage = 0; s->timeline->peak_tokens && stage < s->timeline->n_stages; stage++)
         if (s->timeline->peak_tokens[stage] > most) most = s->timeline->peak_tokens[stage];
-    if (s->memory) snprintf(text, size, "%.2f GiB on the fullest GPU", modelling_gib(bytes_of(r, s)));
+    if (s->memory) snprintf(text, size, "%.2f GiB on the fullest GPU", modelling_gib(s->memory[s->fullest].total));
     else snprintf(text, size, "%s kept tokens on the fullest stage",
                   pipeline_share(most, s->schedule->shape.n_virtual));
 }
@@ -51,7 +42,7 @@ static void say_alone(const report *r, const report_schedule *ours, char *text, 
     char time[64], held[64];
 
     say_time(r, ours, time, sizeof time);
-    say_held(r, ours, held, sizeof held);
+    say_held(ours, held, sizeof held);
     snprintf(text, size, "In chunks this batch takes %s%s (%s) with %s; without them it cannot be run: %s.",
              estimated(r), time, ours->name, held, r->no_baseline);
 }
@@ -76,7 +67,7 @@ static double say_base(const report *r, char *text, size_t size) {
         return shared->seconds;
     }
     say_time(r, base, time, sizeof time);
-    say_held(r, base, held, sizeof held);
+    say_held(base, held, sizeof held);
     if (base->memory && base->recompute > CF_RECOMPUTE_NONE)
         snprintf(recompute, sizeof recompute, ", %s recomputation%s", cf_recompute_name(base->recompute),
                  modelling_offload_words(base->offload));
@@ -108,7 +99,7 @@ static void say_both(const report *r, const report_schedule *ours, char *text, s
     int advised = pays && pays->makespan < makespan;
 
     say_time(r, ours, time, sizeof time);
-    say_held(r, ours, held, sizeof held);
+    say_held(ours, held, sizeof held);
     if (r->part[0])
         snprintf(text, size, "This batch takes %s%s in chunks (%s, %s%s). The comparison above is of all batches.",
                  estimated(r), time, ours->name, held, report_rank_words(r));
